@@ -1,0 +1,227 @@
+// Moving elements: copies between strided layouts (rows, blocked transposes, single elements), framed copies, fills.
+
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "exec/strided.h"
+
+ORT_TRAIN_OPS_BEGIN
+
+namespace {
+
+constexpr int64_t kTile = 32;  // a transposed tile of 4-byte elements: 4 KB read, 4 KB written
+
+// out[r * out_pitch + c] = in[r + c * in_pitch], 8 x 8: out rows are in columns.
+void transpose_8x8(uint32_t* out, int64_t out_pitch, const uint32_t* in, int64_t in_pitch) {
+  const auto load = [&](int i) { return _mm256_loadu_ps(reinterpret_cast<const float*>(in + i * in_pitch)); };
+  const auto store = [&](int i, __m256 v) { _mm256_storeu_ps(reinterpret_cast<float*>(out + i * out_pitch), v); };
+  const __m256 a0 = load(0), a1 = load(1), a2 = load(2), a3 = load(3), a4 = load(4), a5 = load(5), a6 = load(6), a7 = load(7);
+  const __m256 b0 = _mm256_unpacklo_ps(a0, a1), b1 = _mm256_unpackhi_ps(a0, a1), b2 = _mm256_unpacklo_ps(a2, a3), b3 = _mm256_unpackhi_ps(a2, a3);
+  const __m256 b4 = _mm256_unpacklo_ps(a4, a5), b5 = _mm256_unpackhi_ps(a4, a5), b6 = _mm256_unpacklo_ps(a6, a7), b7 = _mm256_unpackhi_ps(a6, a7);
+  const __m256 c0 = _mm256_shuffle_ps(b0, b2, 0x44), c1 = _mm256_shuffle_ps(b0, b2, 0xee), c2 = _mm256_shuffle_ps(b1, b3, 0x44);
+  const __m256 c3 = _mm256_shuffle_ps(b1, b3, 0xee), c4 = _mm256_shuffle_ps(b4, b6, 0x44), c5 = _mm256_shuffle_ps(b4, b6, 0xee);
+  const __m256 c6 = _mm256_shuffle_ps(b5, b7, 0x44), c7 = _mm256_shuffle_ps(b5, b7, 0xee);
+  store(0, _mm256_permute2f128_ps(c0, c4, 0x20));
+  store(1, _mm256_permute2f128_ps(c1, c5, 0x20));
+  store(2, _mm256_permute2f128_ps(c2, c6, 0x20));
+  store(3, _mm256_permute2f128_ps(c3, c7, 0x20));
+  store(4, _mm256_permute2f128_ps(c0, c4, 0x31));
+  store(5, _mm256_permute2f128_ps(c1, c5, 0x31));
+  store(6, _mm256_permute2f128_ps(c2, c6, 0x31));
+  store(7, _mm256_permute2f128_ps(c3, c7, 0x31));
+}
+
+template <typename T>
+void transpose_tile(T* out, int64_t out_pitch, const T* in, int64_t in_pitch, int64_t rows, int64_t columns) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < columns; ++c) out[r * out_pitch + c] = in[r + c * in_pitch];
+  }
+}
+
+void transpose_tile(uint32_t* out, int64_t out_pitch, const uint32_t* in, int64_t in_pitch, int64_t rows, int64_t columns) {
+  const int64_t whole_rows = rows & ~int64_t{7}, whole_columns = columns & ~int64_t{7};
+  for (int64_t r = 0; r < whole_rows; r += 8) {
+    for (int64_t c = 0; c < whole_columns; c += 8) transpose_8x8(out + r * out_pitch + c, out_pitch, in + r + c * in_pitch, in_pitch);
+  }
+  transpose_tile<uint32_t>(out + whole_columns, out_pitch, in + whole_columns * in_pitch, in_pitch, whole_rows, columns - whole_columns);
+  transpose_tile<uint32_t>(out + whole_rows * out_pitch, out_pitch, in + whole_rows, in_pitch, rows - whole_rows, columns);
+}
+
+int64_t blocks_of(int64_t n, int64_t block) { return (n + block - 1) / block; }
+
+}  // namespace
+
+StridedCopy::StridedCopy(int64_t element_bytes, const Shape& dims, const std::vector<int64_t>& out_strides, const std::vector<int64_t>& in_strides,
+                         int64_t out_offset, int64_t in_offset)
+    : element_bytes_(element_bytes), out_offset_(out_offset), in_offset_(in_offset), loop_(dims, {out_strides, in_strides}) {
+  if (loop_.count == 0) return;
+  kind_ = Kind::elements;
+  if (loop_.inner_stride(0) != 1) return;
+  if (loop_.inner_stride(1) == 1) kind_ = Kind::rows;
+  if (loop_.inner_stride(1) <= 1) return;
+  for (int axis = 0; axis + 1 < loop_.rank; ++axis) {
+    if (loop_.strides[axis][1] != 1 || loop_.strides[axis][0] < 0) continue;
+    // The two axes of the matrix leave the loop; what remains runs around it.
+    kind_ = Kind::transpose;
+    rows_ = loop_.dims[axis];
+    out_pitch_ = loop_.strides[axis][0];
+    columns_ = loop_.inner();
+    in_pitch_ = loop_.inner_stride(1);
+    Shape around;
+    std::vector<int64_t> out_around, in_around;
+    for (int other = 0; other + 1 < loop_.rank; ++other) {
+      if (other == axis) continue;
+      around.push_back(loop_.dims[other]);
+      out_around.push_back(loop_.strides[other][0]);
+      in_around.push_back(loop_.strides[other][1]);
+    }
+    loop_ = StridedLoop<2>(around, {out_around, in_around});
+    return;
+  }
+}
+
+template <typename T>
+void StridedCopy::run_transpose(Workers& workers, T* out, const T* in) const {
+  // A unit is kTile rows of one matrix, a task some units.
+  const int64_t bands = blocks_of(rows_, kTile), units = loop_.count * bands;
+  const int64_t unit_bytes = std::min(rows_, kTile) * columns_ * static_cast<int64_t>(sizeof(T));
+  workers.parallel_blocks(units, std::max<int64_t>(1, kTaskBytes / unit_bytes), [&](int64_t begin, int64_t end) {
+    walk(loop_, begin / bands, (end - 1) / bands + 1, [&](const std::array<int64_t, 2>& offsets, int64_t first, int64_t run) {
+      for (int64_t i = 0; i < run; ++i) {
+        T* const matrix_out = out + offsets[0] + i * loop_.inner_stride(0);
+        const T* const matrix_in = in + offsets[1] + i * loop_.inner_stride(1);
+        const int64_t from = std::max(begin, (first + i) * bands) - (first + i) * bands;
+        const int64_t to = std::min(end, (first + i + 1) * bands) - (first + i) * bands;
+        for (int64_t band = from; band < to; ++band) {
+          const int64_t r = band * kTile, rows = std::min(kTile, rows_ - r);
+          for (int64_t c = 0; c < columns_; c += kTile) {
+            transpose_tile(matrix_out + r * out_pitch_ + c, out_pitch_, matrix_in + r + c * in_pitch_, in_pitch_, rows, std::min(kTile, columns_ - c));
+          }
+        }
+      }
+    });
+  });
+}
+
+template <typename T>
+void StridedCopy::run_elements(Workers& workers, T* out, const T* in) const {
+  const int64_t to_step = loop_.inner_stride(0), from_step = loop_.inner_stride(1);
+  workers.parallel_blocks(loop_.count, kTaskElements, [&](int64_t begin, int64_t end) {
+    walk(loop_, begin, end, [&](const std::array<int64_t, 2>& offsets, int64_t, int64_t run) {
+      T* const to = out + offsets[0];
+      const T* const from = in + offsets[1];
+      if (to_step == 1 && from_step == 0) {
+        std::fill_n(to, run, *from);
+      } else {
+        for (int64_t i = 0; i < run; ++i) to[i * to_step] = from[i * from_step];
+      }
+    });
+  });
+}
+
+void StridedCopy::run(Workers& workers, void* out, const void* in) const {
+  std::byte* const to = static_cast<std::byte*>(out) + out_offset_ * element_bytes_;
+  const std::byte* const from = static_cast<const std::byte*>(in) + in_offset_ * element_bytes_;
+  switch (kind_) {
+    case Kind::nothing: break;
+    case Kind::rows:
+      workers.parallel_blocks(loop_.count, std::max<int64_t>(1, kTaskBytes / element_bytes_), [&](int64_t begin, int64_t end) {
+        walk(loop_, begin, end, [&](const std::array<int64_t, 2>& offsets, int64_t, int64_t run) {
+          std::memcpy(to + offsets[0] * element_bytes_, from + offsets[1] * element_bytes_, static_cast<size_t>(run * element_bytes_));
+        });
+      });
+      break;
+    case Kind::transpose:
+      with_element_size(element_bytes_, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        run_transpose(workers, reinterpret_cast<T*>(to), reinterpret_cast<const T*>(from));
+      });
+      break;
+    case Kind::elements:
+      with_element_size(element_bytes_, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        run_elements(workers, reinterpret_cast<T*>(to), reinterpret_cast<const T*>(from));
+      });
+      break;
+  }
+}
+
+FramedCopy::FramedCopy(int64_t element_bytes, const Shape& in, const std::vector<int64_t>& before, const std::vector<int64_t>& after)
+    : element_bytes_(element_bytes) {
+  // Axes without a frame below the last one with a frame belong to the row.
+  size_t last = in.size();
+  while (last > 1 && before[last - 1] == 0 && after[last - 1] == 0) --last;
+  int64_t unit = 1;  // elements of one step along the last framed axis
+  for (size_t axis = last; axis < in.size(); ++axis) unit *= in[axis];
+  rows_ = 1;
+  const std::vector<int64_t> strides = strides_of(in);
+  for (size_t axis = 0; axis + 1 < last; ++axis) {
+    const int64_t dim = in[axis] + before[axis] + after[axis];
+    dims_.push_back(dim);
+    first_.push_back(before[axis]);
+    last_.push_back(before[axis] + in[axis]);
+    in_strides_.push_back(strides[axis]);
+    rows_ *= dim;
+  }
+  const int64_t inner = in.empty() ? 1 : in[last - 1], head = in.empty() ? 0 : before[last - 1], tail = in.empty() ? 0 : after[last - 1];
+  row_ = (inner + head + tail) * unit;
+  left_ = std::max<int64_t>(head, 0) * unit;
+  skip_ = std::max<int64_t>(-head, 0) * unit;
+  middle_ = std::max<int64_t>(inner - std::max<int64_t>(-head, 0) - std::max<int64_t>(-tail, 0), 0) * unit;
+  if (static_cast<int>(dims_.size()) > kMaxAxes) throw error(ErrorCode::unsupported, "the shape {} has more axes than are supported", to_string(in));
+}
+
+void FramedCopy::run(Workers& workers, void* out, const void* in, const void* value) const {
+  if (rows_ == 0 || row_ == 0) return;
+  std::byte* const to = static_cast<std::byte*>(out);
+  const std::byte* const from = static_cast<const std::byte*>(in);
+  workers.parallel_blocks(rows_, std::max<int64_t>(1, kTaskBytes / (row_ * element_bytes_)), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      bool inside = middle_ > 0;
+      int64_t offset = skip_, rest = row;
+      for (size_t axis = dims_.size(); axis-- > 0;) {
+        const int64_t index = rest % dims_[axis];
+        rest /= dims_[axis];
+        inside = inside && index >= first_[axis] && index < last_[axis];
+        offset += (index - first_[axis]) * in_strides_[axis];
+      }
+      std::byte* const line = to + row * row_ * element_bytes_;
+      if (!inside) {
+        fill_elements(line, row_, value, element_bytes_);
+        continue;
+      }
+      fill_elements(line, left_, value, element_bytes_);
+      std::memcpy(line + left_ * element_bytes_, from + offset * element_bytes_, static_cast<size_t>(middle_ * element_bytes_));
+      fill_elements(line + (left_ + middle_) * element_bytes_, row_ - left_ - middle_, value, element_bytes_);
+    }
+  });
+}
+
+void fill_elements(void* out, int64_t count, const void* value, int64_t element_bytes) {
+  if (count == 0) return;
+  if (!value) {
+    std::memset(out, 0, static_cast<size_t>(count * element_bytes));
+    return;
+  }
+  with_element_size(element_bytes, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    T element;
+    std::memcpy(&element, value, sizeof element);
+    std::fill_n(static_cast<T*>(out), count, element);
+  });
+}
+
+void fill_parallel(Workers& workers, void* out, int64_t count, const void* value, int64_t element_bytes) {
+  workers.parallel_blocks(count, kTaskBytes / element_bytes, [&](int64_t begin, int64_t end) {
+    fill_elements(static_cast<std::byte*>(out) + begin * element_bytes, end - begin, value, element_bytes);
+  });
+}
+
+void copy_parallel(Workers& workers, void* out, const void* in, int64_t bytes) {
+  workers.parallel_blocks(bytes, kTaskBytes, [&](int64_t begin, int64_t end) {
+    std::memcpy(static_cast<std::byte*>(out) + begin, static_cast<const std::byte*>(in) + begin, static_cast<size_t>(end - begin));
+  });
+}
+
+ORT_TRAIN_OPS_END

@@ -1,0 +1,92 @@
+// Program: what the planner decided, as data. A flat list of instructions with places, in one arena, with several entry points.
+//
+// A Program prints as text, is checked by verify() (exec/verify.cpp, written apart from the planner) and run by the Executor, which
+// decides nothing. It is a value; it refers to the entry graphs by index and never owns them.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "graph/graph.h"
+
+namespace ort_train {
+
+inline constexpr int64_t kPlaceAlignment = 64;  // bytes: a cache line, and the width of the widest vector
+
+// Bytes as the arena counts them.
+constexpr int64_t aligned(int64_t bytes) { return (bytes + kPlaceAlignment - 1) / kPlaceAlignment * kPlaceAlignment; }
+
+struct Place {
+  int64_t offset = 0;  // in the arena, a multiple of kPlaceAlignment
+  int64_t bytes = 0;   // 0: nothing there
+  int64_t end() const { return offset + bytes; }
+  bool operator==(const Place&) const = default;
+};
+
+// What a byte of the arena is for: the rows of the plan's table.
+enum class Purpose : uint8_t { weights, gradients, optimizer, activations, inputs, constants, workspace };
+inline constexpr size_t kPurposes = 7;
+std::string_view to_string(Purpose purpose);
+
+// An alias class of values, or a workspace: one piece of memory, one lifetime.
+struct Storage {
+  std::string name;                // of its first value; of the node, for a workspace
+  Purpose purpose = Purpose::activations;  // of its first value
+  Place place;
+  std::vector<ValueId> values;     // in the order in which they come to be; empty for a workspace
+  int32_t first = 0, last = 0;     // indices into the entry's code between which it is live, inclusive
+};
+
+// A value that lives across runs: the same bytes in every entry.
+struct Persistent {
+  std::string name;
+  Purpose purpose = Purpose::weights;  // weights, optimizer, constants, gradients (accumulators)
+  TensorType type;
+  Place place;
+  std::shared_ptr<const Tensor> initial;  // constants; null else (state starts at zero, weights are loaded)
+};
+
+struct Instruction {
+  NodeId node = kNone;          // in the entry's graph
+  std::vector<Place> inputs;    // by the node's inputs; bytes 0 where absent
+  std::vector<Place> outputs;   // by the node's outputs; bytes 0 where absent
+  Place workspace;              // bytes 0: none
+};
+
+struct Entry {
+  std::string name;  // "train", "train-remainder", "evaluate" …
+  std::vector<Instruction> code;      // every node of the graph, once
+  std::vector<Storage> storages;      // transient ones, workspaces included
+  std::vector<Place> value_places;    // by ValueId: where each value of the graph lives; bytes 0 where it has no place
+  std::vector<ValueId> keep;          // what must be intact after the last instruction, the graph's outputs included
+  int64_t peak_live_bytes = 0;        // the highest sum of live bytes after alignment, persistent ones included
+  int32_t peak_instruction = 0;       // where
+};
+
+struct Program {
+  int threads = 1;               // the workspaces are for so many workers
+  int64_t arena_bytes = 0;
+  int64_t persistent_bytes = 0;  // [0, persistent_bytes) of the arena
+  std::vector<Persistent> persistent;
+  std::vector<Entry> entries;
+
+  size_t entry_index(std::string_view name) const;  // throws Error(usage)
+  const Entry& entry(std::string_view name) const { return entries[entry_index(name)]; }
+  std::string to_text(const std::vector<const Graph*>& graphs) const;
+};
+
+// "Reshape": the node's only output is a view of an input; where both have one place there is nothing to run.
+bool is_view(const Node& node, const Instruction& instruction);
+
+// Replays every entry's instructions and throws Error(device) at the first violation: a read before its write or of bytes that another
+// storage has overwritten since, an output or workspace over something that its instruction reads, two live storages that overlap, a place
+// outside the arena or misaligned, a workspace smaller than the kernel wants, a node left out or run twice, a kept value that isn't intact
+// at the end, state not written by its writer or not in place, a peak that isn't the stated one. Written apart from the planner: it looks
+// at places and graphs only.
+void verify(const Program& program, const std::vector<const Graph*>& graphs);
+
+}  // namespace ort_train

@@ -1,0 +1,46 @@
+// Workers: the threads of one trainer. oneTBB underneath; the caller's own thread takes part.
+//
+// One Workers belongs to one trainer; parallel_for is called from one thread at a time and returns when all tasks are done.
+// The division into tasks never depends on the number of threads, so neither do results.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+namespace ort_train {
+
+class Workers {
+ public:
+  explicit Workers(int threads);
+  ~Workers();
+  Workers(const Workers&) = delete;
+  Workers& operator=(const Workers&) = delete;
+
+  int threads() const { return threads_; }
+
+  // body(task, worker) for each 0 <= task < tasks; 0 <= worker < threads() is never two tasks' at once. The first exception is rethrown.
+  template <typename Body>
+  void parallel_for(int64_t tasks, Body&& body) {
+    using Plain = std::remove_reference_t<Body>;
+    run(tasks, [](void* closure, int64_t task, int worker) { (*static_cast<Plain*>(closure))(task, worker); },
+        const_cast<void*>(static_cast<const void*>(&body)));
+  }
+  // body(begin, end) over [0, n) in blocks of `block` elements, fixed by the caller.
+  template <typename Body>
+  void parallel_blocks(int64_t n, int64_t block, Body&& body) {
+    parallel_for((n + block - 1) / block, [&](int64_t task, int) {
+      const int64_t begin = task * block;
+      body(begin, begin + block < n ? begin + block : n);
+    });
+  }
+
+ private:
+  void run(int64_t tasks, void (*call)(void*, int64_t, int), void* closure);
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+  int threads_;
+};
+
+}  // namespace ort_train

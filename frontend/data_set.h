@@ -1,0 +1,63 @@
+// DataSet: samples by index, read from disk when asked for.
+//
+// A sample has fields, one an array of numbers: "input_ids" of text and token files, one field an array of .npz and .safetensors files.
+// Nothing is held in memory but an index of 8 bytes a 4,096 characters of text, and compressed arrays, which `load` unpacks. A DataSet
+// belongs to one thread at a time.
+
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "frontend/element.h"
+#include "frontend/vocabulary.h"
+#include "graph/types.h"
+
+namespace ort_train {
+
+struct Field {
+  std::string name;
+  Element element = Element::int64;
+  Shape shape;  // of one sample
+  int64_t bytes() const { return element_count(shape) * size_of(element); }
+};
+
+class DataSet {
+ public:
+  virtual ~DataSet() = default;
+
+  const std::string& path() const { return path_; }
+  int64_t samples() const { return samples_; }
+  const std::vector<Field>& fields() const { return fields_; }
+  // Index of a field, -1 where there is none.
+  int find(std::string_view field) const;
+  // Text and tokens: a long row that has to be cut into samples. Throws Error(data) where not even one comes out.
+  virtual bool is_row() const { return false; }
+  virtual void cut(int64_t /*sample_length*/) {}
+
+  // One field of one sample, as the bytes of its elements.
+  virtual void read(size_t field, int64_t sample, std::span<std::byte> to) = 0;
+
+  // What it takes from memory once loaded.
+  virtual int64_t memory_bytes() const { return 0; }
+  virtual void load() {}
+
+ protected:
+  std::string path_;
+  int64_t samples_ = 0;
+  std::vector<Field> fields_;
+};
+
+struct DataSets {
+  std::unique_ptr<DataSet> train;
+  std::unique_ptr<DataSet> valid;  // null where the path is a single file
+  std::unique_ptr<Vocabulary> vocabulary;  // of text, else null
+};
+
+// Opens a file, or a folder with train.* and valid.* (val.*, validation.*). `model` says where the vocabulary of text lies; `token_type` is
+// uint16 or uint32. Throws Error(data).
+DataSets open_data(const std::string& path, const std::string& model, const std::string& token_type);
+
+}  // namespace ort_train

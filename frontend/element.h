@@ -1,0 +1,25 @@
+// Element: the number types of data files, which are more than the graph has, and their conversion to the graph's.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "graph/types.h"
+
+namespace ort_train {
+
+enum class Element : uint8_t { float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8, uint16, uint32, uint64, boolean };
+
+int64_t size_of(Element element);
+std::string_view to_string(Element element);
+Element element_of(DType dtype);
+
+// Integers and booleans become integers (or booleans, from 0 and 1) of any width, floats floats.
+bool converts(Element from, DType to);
+// Converts as many elements as `to` holds; -1, or the index of the first one whose value the wanted type can't hold.
+int64_t convert(Element from, std::span<const std::byte> bytes, DType to, std::span<std::byte> result);
+
+}  // namespace ort_train

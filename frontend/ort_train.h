@@ -1,0 +1,164 @@
+// ort-train's public C++ API: fine-tunes an exported ONNX model inside a hard limit of bytes.
+//
+//   ort_train::Options options{.model = "gpt2.onnx", .data = "wiki.bin", .task = "causal-lm", .budget = 4'000'000'000};
+//   ort_train::Trainer trainer(options);          // imports, plans, proves the peak; throws Error
+//   ort_train::Summary summary = trainer.train();  // until done or request_stop()
+//
+// The library never exits, prints, reads environment variables, installs handlers or touches global settings. A Trainer belongs to one
+// thread at a time, but for request_stop(), which any thread (and a signal handler) may call. Several Trainers may run at once.
+
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "graph/error.h"
+
+namespace ort_train {
+
+#if defined(__GNUC__)
+#define ORT_TRAIN_API __attribute__((visibility("default")))
+#else
+#define ORT_TRAIN_API
+#endif
+
+// Every option of the command line, by the same name and default (Hugging Face Trainer's where it has one).
+struct Options {
+  std::string model;                      // ONNX file
+  std::string data;                       // see README: .txt, .bin, .npz, .safetensors, or a folder with train and valid of one of these
+  std::string task;                       // "causal-lm" or empty
+  std::string loss = "cross_entropy";     // cross_entropy | mse | output
+  std::string output;                     // which model output the loss reads; empty: the first
+  std::string labels = "labels";          // array of the data set that holds the labels
+  std::string token_type = "uint16";      // of .bin files: uint16 | uint32
+  std::map<std::string, int64_t> shapes;  // dimension name -> size
+  int64_t batch_size = 0;                 // 0: what `shapes` says, else 8
+  int64_t seq_length = 0;                 // 0: what `shapes` says, else the model's own
+
+  int64_t budget = 0;                     // bytes, 0 = as much as it takes
+  bool budget_is_process = false;         // whole process's resident memory (command line) instead of what the library takes
+
+  double learning_rate = 5e-5;
+  std::string lr_scheduler_type = "linear";  // linear | cosine | constant | constant_with_warmup
+  double warmup_steps = 0;                   // below 1: a share of all steps
+  double weight_decay = 0;                   // on tensors of rank 2 and more
+  double adam_beta1 = 0.9, adam_beta2 = 0.999, adam_epsilon = 1e-8;
+  double max_grad_norm = 1.0;                // 0: no clipping
+  std::string optim = "adamw";               // adamw | sgd
+  double momentum = 0;                       // sgd
+  int64_t max_steps = -1;                    // wins over num_train_epochs where positive
+  double num_train_epochs = 3;
+  int64_t gradient_accumulation_steps = 1;
+  int64_t eval_steps = 0;                    // evaluate each so many steps and at the end; 0: never
+  int64_t eval_batches = 0;                  // at most so many batches an evaluation; 0: all
+  double validation_split = 0.1;             // of a single file's end, where eval_steps > 0 and there is no valid file
+  int64_t save_steps = 0;                    // checkpoint each so many steps; 0: at the end and when stopped only
+  uint64_t seed = 42;
+  bool shuffle = true;
+
+  int threads = 0;                           // 0: all cores; never changes a result
+  std::string output_dir = "out";
+  bool resume = false;                       // from the newest valid checkpoint in output_dir
+  std::string log_file, plan_json, plan_svg, save_gradients;
+  bool retie = true, untie = false;
+  std::vector<std::string> skip_passes;
+  std::map<std::string, std::string> dump_after;  // pass name -> .onnx file
+};
+
+// One row of the plan's table and of its JSON: bytes by purpose.
+struct MemoryTable {
+  int64_t program = 0, weights = 0, gradients = 0, optimizer = 0, activations = 0, workspace = 0, total = 0;
+};
+
+struct PlanReport {
+  int64_t budget = 0;          // as asked; 0 = none
+  int64_t minimum_budget = 0;  // the smallest that is accepted
+  int64_t arena_bytes = 0;
+  int64_t peak_live_bytes = 0;  // arena_bytes / peak_live_bytes is the fragmentation
+  MemoryTable at_peak;         // what the bytes are for, at the op at the peak
+  std::string peak_entry, peak_op;  // "train", "MatMul '/lm_head' backward"
+  int64_t parameters = 0, trainable_parameters = 0;
+  double flops_per_step = 0;
+  std::string text;            // the table as the command line prints it
+};
+
+struct StepReport {
+  int64_t step = 0, total_steps = 0;  // step counts from 1
+  double loss = 0, grad_norm = 0, learning_rate = 0, milliseconds = 0, tokens_per_second = 0;
+  double peak_share = 0;              // of the machine's measured product rate
+  int64_t resident_bytes = 0;
+  double seconds_left = 0;
+};
+
+struct EvalReport {
+  int64_t step = 0;
+  double loss = 0;
+  int64_t batches = 0;
+};
+
+struct Summary {
+  int64_t steps = 0;            // done in all, earlier runs included
+  bool stopped = false;         // by request_stop(); a checkpoint was saved
+  double first_loss = 0, last_loss = 0;  // mean of the first and the last 100 steps
+  double eval_loss = 0;         // of the last evaluation; NaN where there was none
+  double seconds = 0, milliseconds_per_step = 0;
+  int64_t planned_peak_bytes = 0, measured_peak_bytes = 0;  // of the arena
+  int64_t rss_peak_bytes = 0, minimum_budget_bytes = 0;
+  std::string weights_hash;     // xxh3 of the final parameters in import order, 16 hex digits
+  std::string model_path, checkpoint_path;
+};
+
+struct Callbacks {
+  std::function<void(const StepReport&)> on_step;
+  std::function<void(const EvalReport&)> on_eval;
+  std::function<void(const std::string&)> on_note;  // one sentence at a time: repairs, where a checkpoint went
+};
+
+// A node that can't be trained.
+struct CheckRow {
+  std::string node, reason, hint;
+  bool blocks = true;
+};
+struct CheckReport {
+  std::string text;             // as the command line prints it
+  std::vector<CheckRow> rows;
+  bool trainable = false;       // nothing blocks the way from a parameter to the loss
+};
+ORT_TRAIN_API CheckReport check(const Options& options);
+
+class ORT_TRAIN_API Trainer {
+ public:
+  // Imports the model, plans and proves the plan. Throws Error: unsupported, budget (naming the smallest that would do), data, io, usage.
+  // Memory for the arena is taken at the first step (or by prepare()).
+  explicit Trainer(const Options& options, Callbacks callbacks = {});
+  ~Trainer();
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
+  const PlanReport& plan() const;
+  // Trains until the last step or request_stop(), writes checkpoint and model into output_dir.
+  Summary train();
+  // Mean loss over the held-out data with the present weights.
+  double evaluate();
+  // Text that the model writes after `prompt` (causal-lm on .txt data): `length` characters, drawn at `temperature` (0: the likeliest).
+  std::string sample(const std::string& prompt, int64_t length, double temperature, uint64_t seed);
+  // The model's outputs for one batch of inputs: name -> float32 values. Inputs by name, as many samples as the batch size.
+  std::map<std::string, std::vector<float>> predict(const std::map<std::string, std::vector<int64_t>>& integers,
+                                                    const std::map<std::string, std::vector<float>>& reals);
+  // Finishes the step, saves, and makes train() return. Safe from other threads and from signal handlers.
+  void request_stop() noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// "12GB" -> 12e9, "12GiB", "300MB", plain bytes. Throws Error(usage).
+ORT_TRAIN_API int64_t parse_bytes(const std::string& text);
+ORT_TRAIN_API std::string version();
+
+}  // namespace ort_train

@@ -1,0 +1,131 @@
+#include "graph/autodiff.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "graph/builder.h"
+#include "graph/op_def.h"
+
+namespace ort_train {
+namespace {
+
+// wanted[v]: v depends on a trainable parameter; useful[v]: the loss depends on v. A gradient is needed where both hold.
+std::vector<bool> depends_on_parameters(const Graph& graph) {
+  std::vector<bool> wanted(graph.value_count());
+  for (ValueId id : graph.parameters()) wanted[id] = graph.value(id).trainable;
+  for (NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    const bool any = std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId v) { return v != kNone && wanted[v]; });
+    if (!any) continue;
+    for (ValueId output : node.outputs) {
+      if (output != kNone) wanted[output] = is_floating(graph.value(output).dtype);
+    }
+  }
+  return wanted;
+}
+
+std::vector<bool> reaches(const Graph& graph, ValueId loss) {
+  std::vector<bool> useful(graph.value_count());
+  useful[loss] = true;
+  for (auto at = graph.order().rbegin(); at != graph.order().rend(); ++at) {
+    const Node& node = graph.node(*at);
+    if (!std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId v) { return v != kNone && useful[v]; })) continue;
+    for (ValueId input : node.inputs) {
+      if (input != kNone) useful[input] = true;
+    }
+  }
+  return useful;
+}
+
+bool on_the_way(const Node& node, const std::vector<bool>& wanted, const std::vector<bool>& useful) {
+  return std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId v) { return v != kNone && useful[v] && wanted[v]; }) &&
+         std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId v) { return v != kNone && wanted[v]; });
+}
+
+}  // namespace
+
+ValueId add_up(Builder& builder, const std::vector<ValueId>& addends) {
+  if (addends.empty()) return kNone;
+  ValueId total = addends[0];
+  for (size_t i = 1; i < addends.size(); ++i) total = builder.emit("Add", {total, addends[i]});
+  return total;
+}
+
+std::vector<Blocker> find_blockers(const Graph& graph, ValueId loss) {
+  const std::vector<bool> wanted = depends_on_parameters(graph), useful = reaches(graph, loss);
+  std::vector<Blocker> blockers;
+  for (NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    if (node.op->gradient || !on_the_way(node, wanted, useful)) continue;
+    blockers.push_back({id, node.op->no_gradient.empty() ? "has no gradient" : std::string(node.op->no_gradient), std::string(node.op->hint)});
+  }
+  return blockers;
+}
+
+std::map<ValueId, std::vector<ValueId>> differentiate_uses(Graph& graph, ValueId loss, ValueId seed) {
+  if (element_count(graph.value(loss).shape) != 1 || !is_floating(graph.value(loss).dtype)) {
+    throw error(ErrorCode::unsupported, "the loss '{}' is {}, but must be one floating-point number", graph.value(loss).name,
+                to_string(graph.value(loss).type()));
+  }
+  const std::vector<Blocker> blockers = find_blockers(graph, loss);
+  if (!blockers.empty()) {
+    std::string list;
+    for (const Blocker& blocker : blockers) list += fmt::format("\n  {}: {}", describe(graph, blocker.node), blocker.reason);
+    throw error(ErrorCode::unsupported, "{} node{} between the parameters and the loss can't be differentiated:{}", blockers.size(),
+                blockers.size() == 1 ? "" : "s", list);
+  }
+  const std::vector<bool> wanted = depends_on_parameters(graph), useful = reaches(graph, loss);
+  const std::vector<NodeId> forward = graph.order();
+  // The addends of each value's gradient, last use first. Values that the backward pass adds need none.
+  std::vector<std::vector<ValueId>> sums(graph.value_count());
+
+  if (seed == kNone) {
+    Tensor one(graph.value(loss).dtype, graph.value(loss).shape);
+    if (one.dtype == DType::float32) one.data<float>()[0] = 1;
+    else one.data<double>()[0] = 1;
+    seed = graph.add_constant(std::move(one), "loss/seed");
+  }
+  sums[loss].push_back(Builder(graph, Stage::backward).named("loss").reshape(seed, graph.value(loss).shape));
+
+  for (size_t position = forward.size(); position-- > 0;) {
+    const NodeId id = forward[position];
+    const Node node = graph.node(id);  // a copy: emitting moves the nodes
+    if (!on_the_way(node, wanted, useful)) continue;
+    std::vector<ValueId> output_gradients;
+    for (ValueId output : node.outputs) {
+      Builder builder(graph, Stage::backward);
+      builder.named(node.name, node.ordinal);
+      output_gradients.push_back(output == kNone || !wanted[output] ? kNone : add_up(builder, sums[output]));
+    }
+    if (std::all_of(output_gradients.begin(), output_gradients.end(), [](ValueId v) { return v == kNone; })) continue;
+    std::vector<bool> wants;
+    for (ValueId input : node.inputs) wants.push_back(input != kNone && wanted[input]);
+    GradientBuilder builder(graph, id, std::move(output_gradients), wants);
+    node.op->gradient(node, builder);
+    for (size_t i = node.inputs.size(); i-- > 0;) {
+      const ValueId gradient = builder.input_gradients()[i];
+      if (gradient != kNone && wants[i]) sums[node.inputs[i]].push_back(gradient);
+    }
+  }
+
+  std::map<ValueId, std::vector<ValueId>> gradients;
+  for (ValueId id : graph.parameters()) {
+    if (!graph.value(id).trainable || sums[id].empty()) continue;
+    std::reverse(sums[id].begin(), sums[id].end());
+    gradients[id] = std::move(sums[id]);
+  }
+  return gradients;
+}
+
+std::map<ValueId, ValueId> differentiate(Graph& graph, ValueId loss, ValueId seed) {
+  std::map<ValueId, ValueId> gradients;
+  for (const auto& [parameter, uses] : differentiate_uses(graph, loss, seed)) {
+    Builder builder(graph, Stage::backward);
+    builder.named(graph.value(parameter).name);
+    gradients[parameter] = add_up(builder, uses);
+  }
+  return gradients;
+}
+
+}  // namespace ort_train

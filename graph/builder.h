@@ -1,0 +1,113 @@
+// How nodes come into being: Builder emits them for passes, Lowering for importers, GradientBuilder for autodiff.
+//
+// All three infer the types of what they emit. A builder refers to its graph and lives no longer.
+
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "graph/graph.h"
+
+namespace ort_train {
+
+// Evaluates a node whose inputs are all constants; empty where it must stay a node (too large, not evaluable).
+using Folder = std::function<std::vector<Tensor>(const Graph&, const Node&)>;
+
+class Builder {
+ public:
+  explicit Builder(Graph& graph, Stage stage = Stage::forward) : graph_(graph), stage_(stage) {}
+
+  // Where and as what the next nodes are emitted.
+  Builder& before(NodeId node) { before_ = node; return *this; }
+  Builder& named(std::string node_name, uint32_t ordinal = 0);
+  // Folds what is constant as soon as it is emitted.
+  Builder& folding(Folder folder) { folder_ = std::move(folder); return *this; }
+
+  // Emits one node; returns its outputs (of the kind that fits the stage).
+  std::vector<ValueId> emit_many(std::string_view op, std::vector<ValueId> inputs, Attributes attributes, size_t outputs);
+  ValueId emit(std::string_view op, std::vector<ValueId> inputs, Attributes attributes = {}) {
+    return emit_many(op, std::move(inputs), std::move(attributes), 1)[0];
+  }
+  ValueId constant(Tensor tensor);
+  // A scalar of the value's own element type, for arithmetic with it.
+  ValueId scalar_like(ValueId value, double number);
+
+  // Shorthands.
+  ValueId reshape(ValueId value, Shape shape);
+  ValueId transpose(ValueId value, std::vector<int64_t> permutation);
+  // Sums a broadcast gradient back to `shape` (itself where the shapes agree).
+  ValueId reduce_to(ValueId value, const Shape& shape);
+
+  Graph& graph() { return graph_; }
+  const Value& value(ValueId id) const { return graph_.value(id); }
+  const Shape& shape(ValueId id) const { return graph_.value(id).shape; }
+  DType dtype(ValueId id) const { return graph_.value(id).dtype; }
+
+ protected:
+  Graph& graph_;
+  Stage stage_;
+  NodeId before_ = kNone;
+  std::string node_name_;
+  uint32_t ordinal_ = 0;
+  Folder folder_;
+};
+
+// One node of the user's file, as an importer sees it: shapes are bound, what could be folded is constant.
+struct OnnxNode {
+  std::string domain, op_type, name;
+  int opset = 0;  // of its domain, where the node stands
+  Attributes attributes;
+  std::vector<ValueId> inputs;  // kNone where absent
+  size_t outputs = 1;
+};
+
+class Lowering : public Builder {
+ public:
+  Lowering(Graph& graph, const OnnxNode& node) : Builder(graph), node(node), results_(node.outputs, kNone) {}
+
+  const OnnxNode& node;
+
+  bool has(size_t i) const { return i < node.inputs.size() && node.inputs[i] != kNone; }
+  ValueId input(size_t i) const;                                        // throws Error(unsupported) where absent
+  const Tensor& constant_input(size_t i, std::string_view what) const;  // throws where its value is not known at compile time
+  std::vector<int64_t> ints(size_t i, std::string_view what) const { return constant_input(i, what).to_int64(); }
+  // Axes and the like: attribute `name` in old opsets, constant input i in new ones; `otherwise` where neither is there.
+  std::vector<int64_t> ints_from(std::string_view name, size_t i, std::vector<int64_t> otherwise) const;
+
+  // Says which value the i-th ONNX output is.
+  void output(size_t i, ValueId value) { results_.at(i) = value; }
+  const std::vector<ValueId>& results() const { return results_; }
+  // Emits the named op with the node's own inputs (or those given) and the attributes given, and binds all outputs.
+  void pass_on(std::string_view op, Attributes attributes);
+  void pass_on(std::string_view op, std::vector<ValueId> inputs, Attributes attributes);
+
+  [[noreturn]] void fail(const std::string& why) const;  // Error(unsupported), prefixed by the node's description
+
+ private:
+  std::vector<ValueId> results_;
+};
+
+class GradientBuilder : public Builder {
+ public:
+  GradientBuilder(Graph& graph, NodeId node, std::vector<ValueId> output_gradients, std::vector<bool> wanted);
+
+  // The gradient of output i; zeros (emitted on demand) where nothing downstream depends on it but another output's does.
+  ValueId output_gradient(size_t i);
+  bool has_output_gradient(size_t i) const { return output_gradients_[i] != kNone; }
+  // Whether anyone wants the gradient of input i; skip the work where not.
+  bool wants(size_t i) const { return i < wanted_.size() && wanted_[i]; }
+  // Says what the gradient of input i is; its shape must be the input's.
+  void input_gradient(size_t i, ValueId gradient);
+  const std::vector<ValueId>& input_gradients() const { return input_gradients_; }
+
+ private:
+  NodeId node_;
+  std::vector<ValueId> output_gradients_;
+  std::vector<bool> wanted_;
+  std::vector<ValueId> input_gradients_;
+};
+
+}  // namespace ort_train

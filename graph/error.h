@@ -1,0 +1,25 @@
+// The one error type. A message names the thing, what is wrong with it and what to do, in one sentence.
+
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+#include <utility>
+
+#include "graph/error_type.h"
+
+namespace ort_train {
+
+// throw error(ErrorCode::data, "{}: label {} is outside the {} classes", file, label, classes);
+template <typename... Args>
+Error error(ErrorCode code, fmt::format_string<Args...> format, Args&&... args) {
+  return Error(code, fmt::format(format, std::forward<Args>(args)...));
+}
+
+// An invariant of our own that guards the user's data: checked in release too.
+inline void require(bool holds, const char* what) {
+  if (!holds) throw Error(ErrorCode::device, std::string("internal error: ") + what + "; please report this");
+}
+
+}  // namespace ort_train

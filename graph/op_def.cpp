@@ -1,0 +1,51 @@
+#include "graph/op_def.h"
+
+namespace ort_train {
+
+const TensorType& InferContext::input(size_t i) const {
+  if (!has(i)) throw error(ErrorCode::unsupported, "input {} is missing", i);
+  return *inputs[i];
+}
+
+const OpDef& op_named(std::string_view name) {
+  const OpDef* op = find_op(name);
+  if (!op) throw error(ErrorCode::device, "internal error: there is no op '{}'; please report this", name);
+  return *op;
+}
+
+std::vector<TensorType> infer_types(const Graph& graph, const OpDef& op, const std::vector<ValueId>& inputs, const Attributes& attributes,
+                                    size_t outputs, std::string_view node_name) {
+  std::vector<TensorType> types(inputs.size());
+  InferContext context{.attributes = attributes, .inputs = {}, .constants = {}, .outputs = outputs};
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i] != kNone) types[i] = graph.value(inputs[i]).type();
+    context.inputs.push_back(inputs[i] == kNone ? nullptr : &types[i]);
+    context.constants.push_back(graph.constant(inputs[i]));
+  }
+  try {
+    return op.infer(context);
+  } catch (const Error& e) {
+    throw error(e.code(), "[{} '{}'] {}", op.name, node_name, e.what());
+  }
+}
+
+std::vector<TensorType> infer_same_as_input(const InferContext& context) { return std::vector<TensorType>(context.outputs, context.input(0)); }
+
+std::vector<TensorType> infer_broadcast(const InferContext& context) {
+  TensorType result = context.input(0);
+  for (size_t i = 1; i < context.inputs.size(); ++i) {
+    if (context.input(i).dtype != result.dtype) {
+      throw error(ErrorCode::unsupported, "input {} is {}, input 0 is {}", i, to_string(context.input(i).dtype), to_string(result.dtype));
+    }
+    result.shape = broadcast(result.shape, context.input(i).shape);
+  }
+  return {result};
+}
+
+std::vector<TensorType> infer_broadcast_bool(const InferContext& context) {
+  std::vector<TensorType> result = infer_broadcast(context);
+  result[0].dtype = DType::boolean;
+  return result;
+}
+
+}  // namespace ort_train

@@ -1,0 +1,96 @@
+// OpDef: everything the graph, autodiff, the planner and the devices need to know of one op.
+//
+// An op is one file under exec/ops: one OpDef (and those of its gradient helpers) plus a line in exec/op_list.cpp. An internal op has one
+// meaning whatever the opset: its name and attributes are those of the newest ONNX form where there is one, except that what ONNX passes
+// as a constant input (axes, shapes, pads) is an attribute here. Ops without an ONNX counterpart are written in the domain kOwnDomain.
+
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "graph/builder.h"
+#include "graph/graph.h"
+
+namespace ort_train {
+
+inline constexpr std::string_view kOwnDomain = "ort_train";
+
+struct KernelSpec;  // exec/kernel.h
+struct KernelArgs;
+using KernelRun = std::function<void(const KernelArgs&)>;
+
+// What a shape rule sees.
+struct InferContext {
+  const Attributes& attributes;
+  std::vector<const TensorType*> inputs;  // null where absent
+  std::vector<const Tensor*> constants;   // null where not known at compile time
+  size_t outputs = 1;                     // how many the node has
+
+  const TensorType& input(size_t i) const;  // throws Error(unsupported) where absent
+  bool has(size_t i) const { return i < inputs.size() && inputs[i] != nullptr; }
+};
+
+// One ONNX form of an op: (domain, name) at opsets since..(next form's since - 1). `lower` emits internal ops; where it is null, inputs,
+// outputs and attributes pass unchanged.
+struct OnnxForm {
+  std::string_view domain{};
+  std::string_view name{};
+  int since = 1;
+  void (*lower)(Lowering&) = nullptr;
+};
+
+struct Alias {
+  int output = 0;
+  int input = 0;
+};
+
+struct Cost {
+  double flops = 0;
+  double bytes = 0;  // read and written
+};
+
+struct Kernel {
+  // Chooses tiles, creates library primitives: everything slow. A fixed function of the spec; never of the budget.
+  KernelRun (*cpu)(const KernelSpec&) = nullptr;
+  int64_t (*workspace)(const KernelSpec&) = nullptr;  // bytes; null = none
+};
+
+struct OpDef {
+  std::string_view name{};
+  std::vector<OnnxForm> onnx{};
+  std::vector<TensorType> (*infer)(const InferContext&) = nullptr;
+  // Emits the gradient in graph ops. Null with `no_gradient` set, or for ops whose inputs are never differentiable.
+  void (*gradient)(const Node&, GradientBuilder&) = nullptr;
+  std::string_view no_gradient{};  // why there is none, in words, for `check`
+  std::string_view hint{};         // what the user can do about it
+
+  std::vector<Alias> alias{};     // output is a view of input: same bytes, same element order
+  std::vector<Alias> in_place{};  // output may overwrite input
+  std::vector<Alias> writes{};    // output IS input, changed: optimizer updates, accumulation. Never pure
+  bool random = false;
+  std::vector<int> host_inputs{};  // inputs whose values must be known at compile time
+
+  Cost (*cost)(const KernelSpec&) = nullptr;
+  Kernel kernel{};
+  int standard = 0;  // a node of this op is valid as ONNX's own op of that name at this opset, unchanged; 0: own domain
+};
+
+// All ops, by name; null where there is none. Defined by exec/ (the ops' kernels are built per instruction set, chosen once).
+const OpDef* find_op(std::string_view name);
+// The same, where the op must exist.
+const OpDef& op_named(std::string_view name);
+const std::vector<const OpDef*>& all_ops();
+
+// Runs the op's shape rule on a node's inputs. Errors are prefixed by the node's description.
+std::vector<TensorType> infer_types(const Graph& graph, const OpDef& op, const std::vector<ValueId>& inputs, const Attributes& attributes,
+                                    size_t outputs, std::string_view node_name);
+
+// Shape rules that many ops share.
+std::vector<TensorType> infer_same_as_input(const InferContext& context);   // outputs[i] like inputs[0]
+std::vector<TensorType> infer_broadcast(const InferContext& context);       // NumPy broadcasting over all inputs, dtype of the first
+std::vector<TensorType> infer_broadcast_bool(const InferContext& context);  // the same, boolean result
+
+}  // namespace ort_train

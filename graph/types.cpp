@@ -1,0 +1,157 @@
+#include "graph/types.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "graph/error.h"
+
+namespace ort_train {
+
+int64_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::float64:
+    case DType::int64: return 8;
+    case DType::float32:
+    case DType::int32: return 4;
+    case DType::float16:
+    case DType::bfloat16:
+    case DType::int16: return 2;
+    case DType::int8:
+    case DType::uint8:
+    case DType::boolean: return 1;
+  }
+  return 0;
+}
+
+std::string_view to_string(DType dtype) {
+  switch (dtype) {
+    case DType::float32: return "float32";
+    case DType::float64: return "float64";
+    case DType::float16: return "float16";
+    case DType::bfloat16: return "bfloat16";
+    case DType::int64: return "int64";
+    case DType::int32: return "int32";
+    case DType::int16: return "int16";
+    case DType::int8: return "int8";
+    case DType::uint8: return "uint8";
+    case DType::boolean: return "bool";
+  }
+  return "?";
+}
+
+bool is_floating(DType dtype) {
+  return dtype == DType::float32 || dtype == DType::float64 || dtype == DType::float16 || dtype == DType::bfloat16;
+}
+
+int64_t element_count(const Shape& shape) {
+  int64_t count = 1;
+  for (int64_t dim : shape) {
+    if (dim < 0 || __builtin_mul_overflow(count, dim, &count)) {
+      throw error(ErrorCode::unsupported, "the shape {} has a negative dimension or more elements than fit in 64 bits", to_string(shape));
+    }
+  }
+  return count;
+}
+
+std::string to_string(const Shape& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+
+std::vector<int64_t> strides_of(const Shape& shape) {
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
+  return strides;
+}
+
+int64_t normalize_axis(int64_t axis, int64_t rank, std::string_view what) {
+  if (axis < -rank || axis >= rank) {
+    throw error(ErrorCode::unsupported, "{} {} is outside a tensor of rank {}", what, axis, rank);
+  }
+  return axis < 0 ? axis + rank : axis;
+}
+
+Shape broadcast(const Shape& a, const Shape& b) {
+  Shape result(std::max(a.size(), b.size()));
+  for (size_t i = 0; i < result.size(); ++i) {  // from the last dimension
+    const int64_t da = i < a.size() ? a[a.size() - 1 - i] : 1;
+    const int64_t db = i < b.size() ? b[b.size() - 1 - i] : 1;
+    if (da != db && da != 1 && db != 1) {
+      throw error(ErrorCode::unsupported, "the shapes {} and {} can't be broadcast together", to_string(a), to_string(b));
+    }
+    result[result.size() - 1 - i] = da == 1 ? db : da;
+  }
+  return result;
+}
+
+std::string to_string(const TensorType& type) { return fmt::format("{} {}", to_string(type.dtype), to_string(type.shape)); }
+
+Tensor::Tensor(DType dtype_, Shape shape_) : dtype(dtype_), shape(std::move(shape_)) {
+  bytes.resize(static_cast<size_t>(element_count(shape) * size_of(dtype)));
+}
+
+void Tensor::check_dtype(DType wanted) const {
+  if (dtype != wanted) {
+    throw error(ErrorCode::unsupported, "a constant is {} where {} is expected", to_string(dtype), to_string(wanted));
+  }
+}
+
+namespace {
+
+float half_to_float(uint16_t half) {
+  const uint32_t sign = uint32_t{half & 0x8000u} << 16, exponent = (half >> 10) & 0x1f, mantissa = half & 0x3ff;
+  uint32_t bits;
+  if (exponent == 31) {
+    bits = sign | 0x7f800000u | (mantissa << 13);
+  } else if (exponent != 0) {
+    bits = sign | ((exponent + 112) << 23) | (mantissa << 13);
+  } else {
+    const float value = static_cast<float>(mantissa) * 0x1p-24f;
+    std::memcpy(&bits, &value, 4);
+    bits |= sign;
+  }
+  float result;
+  std::memcpy(&result, &bits, 4);
+  return result;
+}
+
+template <typename Result>
+std::vector<Result> converted(const Tensor& tensor, bool floats_too) {
+  std::vector<Result> result(static_cast<size_t>(tensor.size()));
+  const auto copy = [&](auto data) { std::transform(data.begin(), data.end(), result.begin(), [](auto v) { return static_cast<Result>(v); }); };
+  switch (tensor.dtype) {
+    case DType::int64: copy(tensor.data<int64_t>()); return result;
+    case DType::int32: copy(tensor.data<int32_t>()); return result;
+    case DType::int16: copy(tensor.data<int16_t>()); return result;
+    case DType::int8: copy(tensor.data<int8_t>()); return result;
+    case DType::uint8: copy(tensor.data<uint8_t>()); return result;
+    case DType::boolean: copy(tensor.data<bool>()); return result;
+    default: break;
+  }
+  if (!floats_too) throw error(ErrorCode::unsupported, "a constant is {} where integers are expected", to_string(tensor.dtype));
+  if (tensor.dtype == DType::float32) {
+    copy(tensor.data<float>());
+  } else if (tensor.dtype == DType::float64) {
+    copy(tensor.data<double>());
+  } else {
+    for (size_t i = 0; i < result.size(); ++i) {
+      uint16_t bits;
+      std::memcpy(&bits, tensor.bytes.data() + 2 * i, 2);
+      float value;
+      if (tensor.dtype == DType::float16) {
+        value = half_to_float(bits);
+      } else {
+        const uint32_t wide = uint32_t{bits} << 16;
+        std::memcpy(&value, &wide, 4);
+      }
+      result[i] = static_cast<Result>(value);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<int64_t> Tensor::to_int64() const { return converted<int64_t>(*this, false); }
+std::vector<double> Tensor::to_double() const { return converted<double>(*this, true); }
+
+}  // namespace ort_train

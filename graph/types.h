@@ -1,0 +1,99 @@
+// Element types, shapes and constant tensors: the vocabulary that every folder shares.
+//
+// All of these are values; none is synchronised.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ort_train {
+
+enum class DType : uint8_t { float32, float64, float16, bfloat16, int64, int32, int16, int8, uint8, boolean };
+
+// Bytes of one element; booleans take one byte.
+int64_t size_of(DType dtype);
+// "float32", "int64", "bool" …
+std::string_view to_string(DType dtype);
+bool is_floating(DType dtype);
+
+// DType of a C++ type: dtype_of<float>() == DType::float32. bool is DType::boolean.
+template <typename T>
+constexpr DType dtype_of();
+template <> constexpr DType dtype_of<float>() { return DType::float32; }
+template <> constexpr DType dtype_of<double>() { return DType::float64; }
+template <> constexpr DType dtype_of<int64_t>() { return DType::int64; }
+template <> constexpr DType dtype_of<int32_t>() { return DType::int32; }
+template <> constexpr DType dtype_of<int16_t>() { return DType::int16; }
+template <> constexpr DType dtype_of<int8_t>() { return DType::int8; }
+template <> constexpr DType dtype_of<uint8_t>() { return DType::uint8; }
+template <> constexpr DType dtype_of<bool>() { return DType::boolean; }
+
+// Fixed dimensions, row-major; empty for a scalar. Everything is bound at import, so there are no unknown ones.
+using Shape = std::vector<int64_t>;
+
+int64_t element_count(const Shape& shape);
+// "[8, 32, 64]"
+std::string to_string(const Shape& shape);
+// Row-major strides in elements.
+std::vector<int64_t> strides_of(const Shape& shape);
+// Axis in [-rank, rank) to [0, rank); throws Error(unsupported) that names `what`.
+int64_t normalize_axis(int64_t axis, int64_t rank, std::string_view what);
+// NumPy broadcasting; throws Error(unsupported) that names both shapes.
+Shape broadcast(const Shape& a, const Shape& b);
+
+struct TensorType {
+  DType dtype = DType::float32;
+  Shape shape;
+  int64_t bytes() const { return element_count(shape) * size_of(dtype); }
+  bool operator==(const TensorType&) const = default;
+};
+std::string to_string(const TensorType& type);  // "float32 [8, 32, 64]"
+
+// A constant that lives in ordinary memory: folded shapes, masks, scalars. Weights never do.
+struct Tensor {
+  DType dtype = DType::float32;
+  Shape shape;
+  std::vector<std::byte> bytes;  // element_count(shape) * size_of(dtype)
+
+  Tensor() = default;
+  Tensor(DType dtype_, Shape shape_);  // zeros
+
+  TensorType type() const { return {dtype, shape}; }
+  int64_t size() const { return element_count(shape); }
+  // Elements; T must be the C++ type of dtype (checked, Error(unsupported) else).
+  template <typename T> std::span<const T> data() const {
+    check_dtype(dtype_of<T>());
+    return {reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T)};
+  }
+  template <typename T> std::span<T> data() {
+    check_dtype(dtype_of<T>());
+    return {reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T)};
+  }
+  // Integers of whatever width, as int64; throws Error(unsupported) if it isn't an integer or boolean tensor.
+  std::vector<int64_t> to_int64() const;
+  // Numbers of whatever type, as double.
+  std::vector<double> to_double() const;
+  bool operator==(const Tensor&) const = default;
+
+ private:
+  void check_dtype(DType wanted) const;
+};
+
+template <typename T>
+Tensor make_tensor(Shape shape, const std::vector<T>& values) {
+  Tensor tensor(dtype_of<T>(), std::move(shape));
+  for (size_t i = 0; i < values.size(); ++i) tensor.data<T>()[i] = values[i];
+  return tensor;
+}
+template <typename T>
+Tensor scalar_tensor(T value) {
+  return make_tensor<T>({}, {value});
+}
+
+}  // namespace ort_train

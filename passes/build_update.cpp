@@ -1,0 +1,68 @@
+// build_update: the optimizer's nodes behind the gradients.
+//
+//   before   g1 … gn
+//   after    norm = GlobalNorm(SumSquares(g1) … SumSquares(gn)) ; c = ClipCoefficient(norm)
+//            p1', m1', v1' = AdamW(p1, g1, m1, v1, c, scalars) …                            in import order
+//
+// Weight decay is an attribute of each node: on parameters of rank 2 and more. The scalars (learning rate, bias corrections) are computed once
+// a step on the host, exec/ops/optimizer_scalars.h, and fed as a graph input. Without clipping c is the constant 1.
+
+#include "passes/build.h"
+
+#include "exec/ops/optimizer_scalars.h"
+#include "graph/builder.h"
+#include "graph/op_def.h"
+
+namespace ort_train {
+namespace {
+
+ValueId add_state(Graph& graph, ValueId parameter, const char* suffix) {
+  const Value& p = graph.value(parameter);
+  return graph.add_value({.name = p.name + suffix, .dtype = p.dtype, .shape = p.shape, .kind = ValueKind::optimizer_state});
+}
+
+// The outputs that are state changed in place keep the kind of what they change.
+void emit_writer(Builder& builder, const char* op, std::vector<ValueId> inputs, const Attributes& attributes, size_t outputs) {
+  const std::vector<ValueId> results = builder.emit_many(op, inputs, attributes, outputs);
+  for (const Alias& write : op_named(op).writes) {
+    if (static_cast<size_t>(write.output) >= results.size() || inputs[write.input] == kNone) continue;
+    builder.graph().value(results[write.output]).kind = builder.graph().value(inputs[write.input]).kind;
+  }
+}
+
+}  // namespace
+
+void build_update(JobGraph& job, const OptimizerSpec& spec) {
+  Graph& graph = job.graph;
+  Builder builder(graph, Stage::update);
+  builder.named("gradient norm");
+  std::vector<ValueId> squares;
+  for (const auto& [parameter, gradient] : job.gradients) squares.push_back(builder.emit("SumSquares", {gradient}));
+  job.grad_norm = builder.emit("GlobalNorm", squares);
+  const ValueId coefficient = spec.max_grad_norm > 0
+                                  ? builder.emit("ClipCoefficient", {job.grad_norm}, {{"max_norm", static_cast<float>(spec.max_grad_norm)}})
+                                  : builder.constant(scalar_tensor(1.0f));
+  job.scalars = graph.add_value({.name = kScalarsInput, .dtype = DType::float32, .shape = {kOptimizerScalars}, .kind = ValueKind::input});
+  graph.inputs.push_back(job.scalars);
+
+  for (const auto& [parameter, gradient] : job.gradients) {
+    const double decay = graph.value(parameter).shape.size() >= 2 ? spec.weight_decay : 0;
+    builder.named(graph.value(parameter).name);
+    if (spec.kind == "adamw") {
+      const Attributes attributes{{"beta1", static_cast<float>(spec.beta1)},
+                                  {"beta2", static_cast<float>(spec.beta2)},
+                                  {"epsilon", static_cast<float>(spec.epsilon)},
+                                  {"weight_decay", static_cast<float>(decay)}};
+      const ValueId m = add_state(graph, parameter, ".exp_avg"), v = add_state(graph, parameter, ".exp_avg_sq");
+      emit_writer(builder, "AdamW", {parameter, gradient, m, v, coefficient, job.scalars}, attributes, 3);
+    } else if (spec.kind == "sgd") {
+      const Attributes attributes{{"momentum", static_cast<float>(spec.momentum)}, {"weight_decay", static_cast<float>(decay)}};
+      const ValueId buffer = spec.momentum != 0 ? add_state(graph, parameter, ".momentum_buffer") : kNone;
+      emit_writer(builder, "SGD", {parameter, gradient, buffer, coefficient, job.scalars}, attributes, buffer == kNone ? 1 : 2);
+    } else {
+      throw error(ErrorCode::usage, "unknown optimizer '{}'; known: adamw, sgd", spec.kind);
+    }
+  }
+}
+
+}  // namespace ort_train

@@ -1,0 +1,24 @@
+// pack: offline address packing ("dynamic storage allocation"). Blocks that live at the same time get disjoint addresses.
+//
+// Deterministic: the same blocks give the same addresses on every machine; no clock, no thread count enters.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace ort_train {
+
+struct Block {
+  int64_t bytes = 0;            // rounded up to kPlaceAlignment here
+  int32_t first = 0, last = 0;  // when it is live, inclusive
+  int64_t offset = 0;           // the result, from 0
+};
+
+// The highest sum of live bytes (after alignment): no packing can be lower. `when`, if given, is the earliest time of it.
+int64_t max_live_bytes(const std::vector<Block>& blocks, int32_t* when = nullptr);
+
+// Sets every offset, to a multiple of kPlaceAlignment; returns the highest end.
+int64_t pack(std::vector<Block>& blocks);
+
+}  // namespace ort_train

@@ -1,0 +1,32 @@
+// The passes, each a function in a file of its own: bool name(Graph&, const PassOptions&), true if it changed anything.
+//
+// pipeline.cpp runs them in order; the order and its reasons stand there.
+
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "graph/builder.h"
+
+namespace ort_train {
+
+struct PassOptions {
+  std::vector<std::string> skip;                  // passes by name
+  std::map<std::string, std::string> dump_after;  // pass name -> .onnx file, written after that pass
+  std::function<void(const std::string& pass, double seconds, bool changed)> on_pass;  // null: nobody asks
+  Folder folder;                                  // folds what passes emit on constants; null: nothing is folded
+};
+
+bool simplify(Graph& graph, const PassOptions& options);
+bool fuse_normalization(Graph& graph, const PassOptions& options);
+bool fuse_gelu(Graph& graph, const PassOptions& options);
+bool fuse_attention(Graph& graph, const PassOptions& options);
+
+using Pass = bool (*)(Graph&, const PassOptions&);
+// Runs one pass unless skipped: times it, verifies the graph after it, dumps it where asked.
+bool run_pass(const char* name, Graph& graph, const PassOptions& options, const std::function<bool()>& pass);
+
+}  // namespace ort_train

@@ -1,0 +1,150 @@
+#include "passes/pipeline.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "graph/autodiff.h"
+#include "graph/onnx/writer.h"
+#include "graph/op_def.h"
+#include "passes/build.h"
+
+namespace ort_train {
+
+bool run_pass(const char* name, Graph& graph, const PassOptions& options, const std::function<bool()>& pass) {
+  if (std::find(options.skip.begin(), options.skip.end(), name) != options.skip.end()) return false;
+  const auto start = std::chrono::steady_clock::now();
+  const bool changed = pass();
+  graph.verify(name);
+  if (options.on_pass) options.on_pass(name, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), changed);
+  if (const auto dump = options.dump_after.find(name); dump != options.dump_after.end()) write_graph(graph, dump->second);
+  return changed;
+}
+
+void optimize_forward(Graph& forward, const PassOptions& options) {
+  const auto run = [&](const char* name, Pass pass) { run_pass(name, forward, options, [&] { return pass(forward, options); }); };
+  run("simplify", simplify);                      // first: the fusions know products with flags and biases, not what exporters spell out
+  run("fuse_normalization", fuse_normalization);  // before fuse_gelu: its Mul and Add are not a GELU's
+  run("fuse_gelu", fuse_gelu);
+  run("fuse_attention", fuse_attention);
+  run("simplify_again", simplify);                // fuse_attention leaves transposes that meet others
+}
+
+JobGraph build_predict_graph(const Graph& forward, const PassOptions& options) {
+  JobGraph job{.graph = forward};
+  job.graph.name = "predict";
+  job.outputs = forward.outputs;
+  run_pass("predict", job.graph, options, [&] { return job.graph.remove_dead_nodes(); });
+  return job;
+}
+
+JobGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const PassOptions& options) {
+  JobGraph job{.graph = forward};
+  job.graph.name = "evaluate";
+  job.outputs = forward.outputs;
+  run_pass("evaluate_loss", job.graph, options, [&] {
+    build_loss(job, loss);
+    job.graph.outputs = {job.loss_sum};
+    if (job.count != kNone) job.graph.outputs.push_back(job.count);
+    return job.graph.remove_dead_nodes() || true;
+  });
+  return job;
+}
+
+namespace {
+
+// Each use's gradient is added to an accumulator of its own, so that the order of the sums is fixed: over micro-batches, then over uses.
+void accumulate(JobGraph& job, const std::map<ValueId, std::vector<ValueId>>& uses) {
+  Graph& graph = job.graph;
+  Builder builder(graph, Stage::backward);
+  for (const auto& [parameter, gradients] : uses) {
+    builder.named(graph.value(parameter).name);
+    for (ValueId gradient : gradients) {
+      const Value& g = graph.value(gradient);
+      const ValueId sum = graph.add_value({.name = graph.value(parameter).name + ".grad", .dtype = g.dtype, .shape = g.shape, .kind = ValueKind::accumulator});
+      const ValueId result = builder.emit("Accumulate", {sum, gradient});
+      graph.value(result).kind = ValueKind::accumulator;
+      job.accumulators[parameter].push_back(sum);
+    }
+  }
+}
+
+}  // namespace
+
+JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const OptimizerSpec& optimizer, const PassOptions& options) {
+  JobGraph job{.graph = forward};
+  job.graph.name = "train";
+  job.outputs = forward.outputs;
+  const auto run = [&](const char* name, auto&& pass) {
+    run_pass(name, job.graph, options, [&] {
+      pass();
+      return true;
+    });
+  };
+  run("loss", [&] {
+    build_loss(job, loss);
+    job.graph.outputs = {job.loss_sum};
+    if (job.count != kNone) job.graph.outputs.push_back(job.count);
+    job.graph.remove_dead_nodes();
+  });
+  std::map<ValueId, std::vector<ValueId>> uses;
+  const std::vector<ValueId> results = job.graph.outputs;
+  run("autodiff", [&] {  // after the fusions: fused nodes have better gradients than their parts
+    Value seed{.name = kInverseCountInput, .dtype = job.graph.value(job.loss_sum).dtype, .kind = ValueKind::input};
+    job.inverse_count = job.graph.add_value(std::move(seed));
+    job.graph.inputs.push_back(job.inverse_count);
+    uses = differentiate_uses(job.graph, job.loss_sum, job.inverse_count);
+    if (uses.empty()) throw error(ErrorCode::unsupported, "the loss depends on no trainable parameter of the model");
+    // While they are outputs, simplifying keeps track of them.
+    for (const auto& [parameter, gradients] : uses) job.graph.outputs.insert(job.graph.outputs.end(), gradients.begin(), gradients.end());
+  });
+  run("backward_simplify", [&] { simplify(job.graph, options); });  // transposes of weights go into the products' flags
+  auto simplified = job.graph.outputs.begin() + static_cast<std::ptrdiff_t>(results.size());
+  for (auto& [parameter, gradients] : uses) {
+    for (ValueId& gradient : gradients) gradient = *simplified++;
+  }
+  job.graph.outputs = results;
+  if (optimizer.accumulate) {
+    run("accumulate", [&] { accumulate(job, uses); });
+    return job;
+  }
+  run("update", [&] {  // last: clipping needs every gradient
+    for (const auto& [parameter, gradients] : uses) {
+      Builder builder(job.graph, Stage::backward);
+      builder.named(job.graph.value(parameter).name);
+      job.gradients[parameter] = add_up(builder, gradients);
+    }
+    build_update(job, optimizer);
+    job.graph.outputs.push_back(job.grad_norm);
+  });
+  return job;
+}
+
+JobGraph build_update_graph(const JobGraph& train, const OptimizerSpec& optimizer, const PassOptions& options) {
+  JobGraph job;
+  job.graph.name = "update";
+  run_pass("update", job.graph, options, [&] {
+    Builder builder(job.graph, Stage::update);
+    std::vector<ValueId> all;
+    for (ValueId parameter : train.graph.parameters()) {  // all of them: same ids in, same order out
+      const ValueId copy = job.graph.add_value(train.graph.value(parameter));
+      const auto found = train.accumulators.find(parameter);
+      if (found == train.accumulators.end()) continue;
+      std::vector<ValueId> uses;
+      for (ValueId accumulator : found->second) uses.push_back(job.graph.add_value(train.graph.value(accumulator)));
+      all.insert(all.end(), uses.begin(), uses.end());
+      builder.named(job.graph.value(copy).name);
+      job.accumulators[copy] = uses;
+      job.gradients[copy] = add_up(builder, uses);
+    }
+    build_update(job, optimizer);
+    for (ValueId accumulator : all) {
+      const ValueId cleared = builder.named(job.graph.value(accumulator).name).emit("Clear", {accumulator});
+      job.graph.value(cleared).kind = ValueKind::accumulator;
+    }
+    job.graph.outputs = {job.grad_norm};
+    return true;
+  });
+  return job;
+}
+
+}  // namespace ort_train

@@ -1,0 +1,60 @@
+// From the imported forward graph to the graphs of a job's entry points.
+
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "graph/graph.h"
+#include "passes/passes.h"
+
+namespace ort_train {
+
+struct LossSpec {
+  std::string kind = "cross_entropy";  // cross_entropy | mse | output (the model's output is the loss)
+  std::string output;                  // model output that it reads; empty: the first
+  std::string labels = "labels";       // name of the graph input that it adds: int64 for cross_entropy, else the output's type
+  int64_t ignore_index = -100;         // cross_entropy: labels that don't count
+};
+
+struct OptimizerSpec {
+  std::string kind = "adamw";  // adamw | sgd
+  double weight_decay = 0;     // on parameters of rank 2 and more
+  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, momentum = 0;
+  double max_grad_norm = 1.0;  // 0: no clipping
+  bool accumulate = false;     // gradients are summed over micro-batches into accumulators: two graphs instead of one, see below
+};
+
+// Names of graph inputs that the pipeline adds.
+inline constexpr const char* kScalarsInput = "ort_train.scalars";            // float32 [n]: exec/ops/optimizer_scalars.h
+inline constexpr const char* kInverseCountInput = "ort_train.inverse_count"; // float32 []: 1 / counted labels (elements for mse) of the optimizer step's batch
+
+// A graph and the values of it that the trainer reads and writes. kNone where the graph has no such value.
+struct JobGraph {
+  Graph graph;
+  ValueId labels = kNone;         // input
+  ValueId scalars = kNone;        // input, see kScalarsInput
+  ValueId inverse_count = kNone;  // input, see kInverseCountInput; (batches for output)
+  ValueId loss_sum = kNone;       // float32 []: sum over counted labels or elements; for loss "output" the loss itself
+  ValueId count = kNone;          // float32 []: how many counted; kNone: one
+  ValueId grad_norm = kNone;      // float32 []: global norm before clipping
+  std::vector<ValueId> outputs;   // the model's outputs
+  std::map<ValueId, ValueId> gradients;  // parameter -> gradient, before clipping; of an accumulating step: in its update graph
+  std::map<ValueId, std::vector<ValueId>> accumulators;  // parameter -> one for each of its uses; persistent, named "NAME.grad"
+};
+
+// Simplifies and fuses an imported graph in place, once, before the job graphs are derived from it.
+void optimize_forward(Graph& forward, const PassOptions& options);
+
+// Forward only: the model's outputs.
+JobGraph build_predict_graph(const Graph& forward, const PassOptions& options);
+// Forward and loss, no gradients.
+JobGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const PassOptions& options);
+// Forward, loss, backward and update: one optimizer step of one batch. With optimizer.accumulate it ends in the accumulation of each
+// parameter's gradient (per use for shared ones) into persistent values "NAME.grad", and build_update_graph does the rest.
+JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const OptimizerSpec& optimizer, const PassOptions& options);
+// Reads the accumulators, clips, updates, and clears them. `train` is the graph of the accumulating step.
+JobGraph build_update_graph(const JobGraph& train, const OptimizerSpec& optimizer, const PassOptions& options);
+
+}  // namespace ort_train

@@ -67,6 +67,98 @@ extern const OpDef kReduceSumSquare;
 extern const OpDef kArgMax;
 extern const OpDef kArgMin;
 extern const OpDef kTopK;
+// arithmetic.cpp
+extern const OpDef kAdd;
+extern const OpDef kSub;
+extern const OpDef kMul;
+extern const OpDef kDiv;
+extern const OpDef kMin;
+extern const OpDef kMax;
+extern const OpDef kMaxSlope;
+// pow.cpp
+extern const OpDef kPow;
+extern const OpDef kPowSlope;
+extern const OpDef kPowExponentSlope;
+// unary.cpp
+extern const OpDef kNeg;
+extern const OpDef kAbs;
+extern const OpDef kSqrt;
+extern const OpDef kSqrtGrad;
+extern const OpDef kReciprocal;
+extern const OpDef kReciprocalGrad;
+extern const OpDef kExp;
+extern const OpDef kLog;
+extern const OpDef kErf;
+extern const OpDef kErfGrad;
+extern const OpDef kSign;
+extern const OpDef kFloor;
+extern const OpDef kCeil;
+extern const OpDef kRound;
+extern const OpDef kIsNaN;
+extern const OpDef kIsInf;
+// trigonometry.cpp
+extern const OpDef kSin;
+extern const OpDef kCos;
+extern const OpDef kTan;
+extern const OpDef kAsin;
+extern const OpDef kAcos;
+extern const OpDef kAtan;
+extern const OpDef kSinh;
+extern const OpDef kCosh;
+extern const OpDef kAsinh;
+extern const OpDef kAcosh;
+extern const OpDef kAtanh;
+// activation.cpp
+extern const OpDef kTanh;
+extern const OpDef kTanhGrad;
+extern const OpDef kSigmoid;
+extern const OpDef kSigmoidGrad;
+extern const OpDef kRelu;
+extern const OpDef kReluGrad;
+extern const OpDef kLeakyRelu;
+extern const OpDef kLeakyReluGrad;
+extern const OpDef kElu;
+extern const OpDef kEluGrad;
+extern const OpDef kSoftplus;
+extern const OpDef kSoftplusGrad;
+extern const OpDef kHardSigmoid;
+extern const OpDef kHardSigmoidGrad;
+extern const OpDef kHardSwish;
+extern const OpDef kHardSwishGrad;
+extern const OpDef kSwish;
+extern const OpDef kSwishGrad;
+// gelu.cpp
+extern const OpDef kGelu;
+extern const OpDef kGeluGrad;
+// clip.cpp
+extern const OpDef kClip;
+extern const OpDef kClipGrad;
+// softmax.cpp
+extern const OpDef kSoftmax;
+extern const OpDef kSoftmaxGrad;
+extern const OpDef kLogSoftmax;
+extern const OpDef kLogSoftmaxGrad;
+// layer_normalization.cpp
+extern const OpDef kLayerNormalization;
+extern const OpDef kLayerNormalizationGrad;
+// rms_normalization.cpp
+extern const OpDef kRMSNormalization;
+extern const OpDef kRMSNormalizationGrad;
+// dropout.cpp
+extern const OpDef kDropout;
+// cross_entropy.cpp, mean_squared_error.cpp
+extern const OpDef kSoftmaxCrossEntropy;
+extern const OpDef kSoftmaxCrossEntropyGrad;
+extern const OpDef kCountLabels;
+extern const OpDef kSquaredError;
+// optimizer.cpp
+extern const OpDef kSumSquares;
+extern const OpDef kGlobalNorm;
+extern const OpDef kClipCoefficient;
+extern const OpDef kAdamW;
+extern const OpDef kSGD;
+extern const OpDef kAccumulate;
+extern const OpDef kClear;
 
 const std::vector<const OpDef*>& ops();
 

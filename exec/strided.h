@@ -162,6 +162,13 @@ int64_t checked_index(Index index, int64_t size, const char* op) {
   return i;
 }
 
+// Calls body with a null pointer to the type of the elements of an index input.
+template <typename Body>
+void with_index(DType dtype, Body&& body) {
+  if (dtype == DType::int32) body(static_cast<int32_t*>(nullptr));
+  else body(static_cast<int64_t*>(nullptr));
+}
+
 // The type of an index input.
 inline void require_indices(const InferContext& context, size_t i) {
   const DType dtype = context.input(i).dtype;
@@ -183,6 +190,7 @@ inline Cost comparison_cost(const KernelSpec& spec) {
   return cost;
 }
 
+// Why ops that only gradients use have none of their own.
 inline constexpr std::string_view kNoSecondDerivative = "second derivatives are not trained";
 
 [[noreturn]] inline void no_kernel(std::string_view op, DType dtype) {

@@ -48,6 +48,7 @@ struct Obstacle {
 struct ModelInfo {
   std::string path, producer;   // "pytorch 2.13.0"
   int64_t opset = 0, nodes = 0;
+  std::vector<std::string> external_files;  // every file of external data, relative to the model's folder, each once: export copies them
   std::vector<std::string> notes;  // repairs and other things to tell: "tied 'lm_head.weight' with 'wte.weight' (stored twice, transposed)"
 };
 

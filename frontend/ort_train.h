@@ -1,11 +1,12 @@
 // ort-train's public C++ API: fine-tunes an exported ONNX model inside a hard limit of bytes.
 //
-//   ort_train::Options options{.model = "gpt2.onnx", .data = "wiki.bin", .task = "causal-lm", .budget = 4'000'000'000};
-//   ort_train::Trainer trainer(options);          // imports, plans, proves the peak; throws Error
+//   ort_train::Options options{.model = "gpt2.onnx", .data = "wiki.bin", .task = "causal-lm", .seq_length = 256, .budget = 4'000'000'000};
+//   ort_train::Trainer trainer(options);           // imports, plans, proves the peak; throws Error
 //   ort_train::Summary summary = trainer.train();  // until done or request_stop()
 //
 // The library never exits, prints, reads environment variables, installs handlers or touches global settings. A Trainer belongs to one
-// thread at a time, but for request_stop(), which any thread (and a signal handler) may call. Several Trainers may run at once.
+// thread at a time, but for request_stop(), which any thread (and a signal handler) may call. Several Trainers may run at once, each with
+// a budget and an output folder of its own.
 
 #pragma once
 
@@ -16,31 +17,25 @@
 #include <string>
 #include <vector>
 
-#include "graph/error.h"
+#include "graph/error_type.h"
 
 namespace ort_train {
 
-#if defined(__GNUC__)
-#define ORT_TRAIN_API __attribute__((visibility("default")))
-#else
-#define ORT_TRAIN_API
-#endif
-
 // Every option of the command line, by the same name and default (Hugging Face Trainer's where it has one).
 struct Options {
-  std::string model;                      // ONNX file
-  std::string data;                       // see README: .txt, .bin, .npz, .safetensors, or a folder with train and valid of one of these
-  std::string task;                       // "causal-lm" or empty
-  std::string loss = "cross_entropy";     // cross_entropy | mse | output
-  std::string output;                     // which model output the loss reads; empty: the first
-  std::string labels = "labels";          // array of the data set that holds the labels
-  std::string token_type = "uint16";      // of .bin files: uint16 | uint32
-  std::map<std::string, int64_t> shapes;  // dimension name -> size
-  int64_t batch_size = 0;                 // 0: what `shapes` says, else 8
-  int64_t seq_length = 0;                 // 0: what `shapes` says, else the model's own
+  std::string model{};                      // ONNX file
+  std::string data{};                       // .txt, .bin, .npz, .safetensors, or a folder with train and valid of one of these
+  std::string task{};                       // "causal-lm" or empty
+  std::string loss = "cross_entropy";       // cross_entropy | mse | output
+  std::string output{};                     // which model output the loss reads; empty: the first
+  std::string labels = "labels";            // array of the data set that holds the labels
+  std::string token_type = "uint16";        // of .bin files: uint16 | uint32
+  std::map<std::string, int64_t> shapes{};  // dimension name -> size
+  int64_t batch_size = 0;                   // 0: what the model or `shapes` says, else 8
+  int64_t seq_length = 0;                   // 0: what the model, `shapes` or the data says
 
-  int64_t budget = 0;                     // bytes, 0 = as much as it takes
-  bool budget_is_process = false;         // whole process's resident memory (command line) instead of what the library takes
+  int64_t budget = 0;                       // bytes, 0 = as much as it takes
+  bool budget_is_process = false;           // counts the whole process's resident memory (command line), not just what the library takes
 
   double learning_rate = 5e-5;
   std::string lr_scheduler_type = "linear";  // linear | cosine | constant | constant_with_warmup
@@ -63,10 +58,11 @@ struct Options {
   int threads = 0;                           // 0: all cores; never changes a result
   std::string output_dir = "out";
   bool resume = false;                       // from the newest valid checkpoint in output_dir
-  std::string log_file, plan_json, plan_svg, save_gradients;
+  int64_t predict_batch_size = 0;            // plans predict() for batches of this size; 0: not wanted
+  std::string log_file{}, plan_json{}, plan_svg{}, save_gradients{};
   bool retie = true, untie = false;
-  std::vector<std::string> skip_passes;
-  std::map<std::string, std::string> dump_after;  // pass name -> .onnx file
+  std::vector<std::string> skip_passes{};
+  std::map<std::string, std::string> dump_after{};  // pass name -> .onnx file
 };
 
 // One row of the plan's table and of its JSON: bytes by purpose.
@@ -75,22 +71,28 @@ struct MemoryTable {
 };
 
 struct PlanReport {
-  int64_t budget = 0;          // as asked; 0 = none
-  int64_t minimum_budget = 0;  // the smallest that is accepted
+  int64_t budget = 0;           // as asked; 0 = none
+  int64_t minimum_budget = 0;   // the smallest that is accepted: at_peak.program + the arena in whole pages
   int64_t arena_bytes = 0;
   int64_t peak_live_bytes = 0;  // arena_bytes / peak_live_bytes is the fragmentation
-  MemoryTable at_peak;         // what the bytes are for, at the op at the peak
+  MemoryTable at_peak;          // what the bytes are for, at the op at the peak
   std::string peak_entry, peak_op;  // "train", "MatMul '/lm_head' backward"
   int64_t parameters = 0, trainable_parameters = 0;
+  int64_t batch = 0, sequence = 0;  // as bound; sequence 0: the job knows none
+  int64_t train_samples = 0, valid_samples = 0, total_steps = 0;
   double flops_per_step = 0;
-  std::string text;            // the table as the command line prints it
+  double machine_flops = 0, machine_bytes_per_second = 0;  // measured: matrix products, memory traffic
+  double predicted_milliseconds = 0;
+  double seconds = 0;           // that import and planning took
+  std::string text;             // as the command line prints it
 };
 
 struct StepReport {
   int64_t step = 0, total_steps = 0;  // step counts from 1
-  double loss = 0, grad_norm = 0, learning_rate = 0, milliseconds = 0, tokens_per_second = 0;
+  double loss = 0, grad_norm = 0, learning_rate = 0, milliseconds = 0;
+  double tokens_per_second = 0;       // samples, where the job knows no sequence
   double peak_share = 0;              // of the machine's measured product rate
-  int64_t resident_bytes = 0;
+  int64_t resident_bytes = 0;         // of the process
   double seconds_left = 0;
 };
 
@@ -101,21 +103,22 @@ struct EvalReport {
 };
 
 struct Summary {
-  int64_t steps = 0;            // done in all, earlier runs included
+  int64_t steps = 0;            // done in all, earlier pieces of the run included
   bool stopped = false;         // by request_stop(); a checkpoint was saved
   double first_loss = 0, last_loss = 0;  // mean of the first and the last 100 steps
   double eval_loss = 0;         // of the last evaluation; NaN where there was none
-  double seconds = 0, milliseconds_per_step = 0;
+  double seconds = 0, milliseconds_per_step = 0;  // of this piece of the run
   int64_t planned_peak_bytes = 0, measured_peak_bytes = 0;  // of the arena
   int64_t rss_peak_bytes = 0, minimum_budget_bytes = 0;
   std::string weights_hash;     // xxh3 of the final parameters in import order, 16 hex digits
   std::string model_path, checkpoint_path;
 };
 
+// Called from the thread that trains. An exception that a callback throws ends the training and comes out of train().
 struct Callbacks {
-  std::function<void(const StepReport&)> on_step;
-  std::function<void(const EvalReport&)> on_eval;
-  std::function<void(const std::string&)> on_note;  // one sentence at a time: repairs, where a checkpoint went
+  std::function<void(const StepReport&)> on_step{};
+  std::function<void(const EvalReport&)> on_eval{};
+  std::function<void(const std::string&)> on_note{};  // one sentence at a time: repairs, where a checkpoint went
 };
 
 // A node that can't be trained.
@@ -133,20 +136,22 @@ ORT_TRAIN_API CheckReport check(const Options& options);
 class ORT_TRAIN_API Trainer {
  public:
   // Imports the model, plans and proves the plan. Throws Error: unsupported, budget (naming the smallest that would do), data, io, usage.
-  // Memory for the arena is taken at the first step (or by prepare()).
+  // The arena's memory is taken by the first of the calls below.
   explicit Trainer(const Options& options, Callbacks callbacks = {});
   ~Trainer();
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
   const PlanReport& plan() const;
-  // Trains until the last step or request_stop(), writes checkpoint and model into output_dir.
+  // Trains until the last step or request_stop(), writes checkpoint and model into output_dir. Once a Trainer.
   Summary train();
-  // Mean loss over the held-out data with the present weights.
+  // Mean loss over the held-out data with the present weights; NaN if request_stop() ended it.
   double evaluate();
-  // Text that the model writes after `prompt` (causal-lm on .txt data): `length` characters, drawn at `temperature` (0: the likeliest).
+  // Whether the data is text, so that sample() can write some.
+  bool can_sample() const;
+  // Text that the model writes after `prompt`: `length` characters, drawn at `temperature` (0: the likeliest).
   std::string sample(const std::string& prompt, int64_t length, double temperature, uint64_t seed);
-  // The model's outputs for one batch of inputs: name -> float32 values. Inputs by name, as many samples as the batch size.
+  // The model's floating-point outputs for a batch of Options::predict_batch_size: name -> values. Inputs by name.
   std::map<std::string, std::vector<float>> predict(const std::map<std::string, std::vector<int64_t>>& integers,
                                                     const std::map<std::string, std::vector<float>>& reals);
   // Finishes the step, saves, and makes train() return. Safe from other threads and from signal handlers.

@@ -2,6 +2,9 @@
 
 #pragma once
 
+#ifdef __CUDACC__
+#define FMT_USE_CONSTEXPR 1  // fmt 9 takes nvcc for a compiler without C++14's constexpr, and then doesn't compile as C++20
+#endif
 #include <fmt/format.h>
 
 #include <string>

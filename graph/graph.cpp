@@ -52,6 +52,13 @@ ValueId Graph::find_value(std::string_view name) const {
   return at == names_.end() ? kNone : at->second;
 }
 
+void Graph::rename(ValueId id, std::string name) {
+  names_.erase(values_[id].name);
+  std::string unique = name;
+  for (uint32_t suffix = id; !names_.emplace(unique, id).second; ++suffix) unique = fmt::format("{}.{}", name, suffix);
+  values_[id].name = std::move(unique);
+}
+
 NodeId Graph::add_node(Node node, NodeId before) {
   const auto id = static_cast<NodeId>(nodes_.size());
   for (ValueId output : node.outputs) {
@@ -123,7 +130,8 @@ std::vector<std::vector<NodeId>> Graph::readers() const {
 std::vector<ValueId> Graph::values_of(ValueKind kind) const {
   std::vector<ValueId> result;
   for (ValueId id = 0; id < values_.size(); ++id) {
-    if (values_[id].kind == kind) result.push_back(id);
+    const bool made = values_[id].producer != kNone;  // the state that an update leaves is not another piece of state
+    if (values_[id].kind == kind && (!made || kind == ValueKind::activation || kind == ValueKind::gradient)) result.push_back(id);
   }
   return result;
 }

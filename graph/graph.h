@@ -72,6 +72,7 @@ class Graph {
   Value& value(ValueId id) { return values_[id]; }
   size_t value_count() const { return values_.size(); }
   ValueId find_value(std::string_view name) const;  // kNone where there is none
+  void rename(ValueId id, std::string name);        // made unique as in add_value
   // The constant behind a value, or null.
   const Tensor* constant(ValueId id) const { return id == kNone ? nullptr : values_[id].constant.get(); }
 
@@ -93,7 +94,8 @@ class Graph {
   // What the graph is given and what it must leave, in the user's order.
   std::vector<ValueId> inputs;
   std::vector<ValueId> outputs;
-  // Parameters in import order, and optimizer state in the order of their parameters.
+  // Parameters in import order; any kind in the order of making. Of the kinds that live across steps only those that no node makes: what an
+  // update leaves has the kind of what it changed, but is the same memory.
   std::vector<ValueId> parameters() const;
   std::vector<ValueId> values_of(ValueKind kind) const;
 

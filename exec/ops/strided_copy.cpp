@@ -158,11 +158,18 @@ FramedCopy::FramedCopy(int64_t element_bytes, const Shape& in, const std::vector
   const std::vector<int64_t> strides = strides_of(in);
   for (size_t axis = 0; axis + 1 < last; ++axis) {
     const int64_t dim = in[axis] + before[axis] + after[axis];
+    const bool whole = before[axis] == 0 && after[axis] == 0;
+    rows_ *= dim;
+    if (whole && axis > 0 && before[axis - 1] == 0 && after[axis - 1] == 0) {  // one axis with the one before
+      dims_.back() *= dim;
+      last_.back() *= dim;
+      in_strides_.back() = strides[axis];
+      continue;
+    }
     dims_.push_back(dim);
     first_.push_back(before[axis]);
     last_.push_back(before[axis] + in[axis]);
     in_strides_.push_back(strides[axis]);
-    rows_ *= dim;
   }
   const int64_t inner = in.empty() ? 1 : in[last - 1], head = in.empty() ? 0 : before[last - 1], tail = in.empty() ? 0 : after[last - 1];
   row_ = (inner + head + tail) * unit;

@@ -1,0 +1,43 @@
+# What a person types; the build itself is CMake's. Each target first installs what it lacks (.ci/setup, silent when nothing is missing).
+
+export WERROR := $(if $(CI),ON,OFF)
+FORMATTED = $(shell find graph passes exec offload frontend tests -name '*.h' -o -name '*.cpp')
+
+.PHONY: build demo test sanitize cuda bench format check-format clean
+
+build:  # build/ort-train
+	@.ci/configure release
+	@cmake --build build --target ort-train
+
+demo: build  # trains a small character model on Shakespeare within 200 MB of memory, then lets it write
+	build/ort-train models/char-gpt.onnx --data models/tinyshakespeare.txt --task causal-lm --budget 200MB \
+	  --max-steps 1500 --learning-rate 1e-3 --warmup-steps 100 --eval-steps 500 --output-dir out/demo --sample 400
+
+test:  # everything, and ONNX Runtime as the judge of what comes out
+	@.ci/configure release
+	@cmake --build build
+	@.ci/test build judge
+
+sanitize:  # the same tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@.ci/configure sanitize
+	@cmake --build build-sanitize
+	@.ci/test build-sanitize
+
+cuda:  # the op files that both devices share, through nvcc; needs no GPU
+	@.ci/configure release -B build-cuda -DORT_TRAIN_CUDA=ON -DORT_TRAIN_TESTS=OFF
+	@cmake --build build-cuda --target ort_train_cuda_check
+
+bench:  # each benchmark prints its lines of JSON
+	@.ci/configure release
+	@cmake --build build
+	@for program in build/bench-*; do $$program || exit 1; done
+
+format:
+	@clang-format -i $(FORMATTED)
+
+check-format:
+	@bad=0; for file in $(FORMATTED); do \
+	  clang-format $$file | diff -u --label $$file --label "after make format" $$file - || bad=1; done; exit $$bad
+
+clean:
+	rm -rf build build-sanitize build-cuda

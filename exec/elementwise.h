@@ -1,0 +1,207 @@
+// Elementwise kernels from functors: unary<F>, unary_slope<F>, binary<F> (NumPy broadcasting), for the element types that the op names.
+//
+// A functor has `value(x)` (or `value(a, b)`) and, where unary_slope uses it, `slope(x)`: templates over the element type, HOST_DEVICE,
+// pure. It may be constructed from the node's Attributes. One functor serves both devices: with nvcc each is compiled into a CUDA kernel
+// as well (the same pragma-free loop body), so what the CPU tests prove about the arithmetic holds there.
+// Every element goes through the same operations whatever its position, so blocks and threads never show in a result. Outputs may alias
+// inputs exactly (in place), never partly.
+
+#pragma once
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include "exec/kernel.h"
+#include "exec/math.h"
+#include "exec/strided.h"
+#include "graph/error.h"
+#include "graph/op_def.h"
+
+ORT_TRAIN_OPS_BEGIN
+
+template <typename... T>
+struct Types {};
+using Floats = Types<float, double>;
+using Numbers = Types<float, double, int64_t, int32_t>;
+
+inline constexpr int64_t kElementBlock = 32768;  // elements a task
+
+using Prepare = KernelRun (*)(const KernelSpec&);
+
+// Calls make.operator()<T>() for the T among those listed that is `dtype`.
+template <typename... T, typename Make>
+KernelRun for_type(Types<T...>, DType dtype, Make&& make) {
+  KernelRun run;
+  const bool found = ((dtype == dtype_of<T>() && (run = make.template operator()<T>(), true)) || ...);
+  if (!found) throw error(ErrorCode::unsupported, "there is no kernel for elements of type {}; cast them to float32", to_string(dtype));
+  return run;
+}
+
+template <typename F>
+F make_functor(const Attributes& attributes) {
+  if constexpr (std::is_constructible_v<F, const Attributes&>) return F(attributes);
+  else return F{};
+}
+
+// One of two kernels, by the attributes: pick<tanh_form, unary<GeluTanh>, unary<GeluErf>>.
+template <bool (*choose)(const Attributes&), Prepare yes, Prepare no>
+KernelRun pick(const KernelSpec& spec) {
+  return choose(spec.attributes) ? yes(spec) : no(spec);
+}
+
+template <int flops_per_element>
+Cost elementwise_cost(const KernelSpec& spec) {
+  Cost cost;
+  for (size_t i = 0; i < spec.inputs.size(); ++i) cost.bytes += spec.has(i) ? double(spec.inputs[i].bytes()) : 0;
+  for (const TensorType& output : spec.outputs) cost.bytes += double(output.bytes());
+  cost.flops = double(flops_per_element) * double(element_count(spec.outputs[0].shape));
+  return cost;
+}
+
+// --- loops; `ivdep`: an output that aliases an input does so exactly ------------------------------------------------------------------
+
+template <typename F, typename T, typename R>
+void unary_loop(F f, const T* x, R* y, int64_t n) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) y[i] = f.value(x[i]);
+}
+
+template <typename F, typename T>
+void slope_loop(F f, const T* dy, const T* x, T* dx, int64_t n) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) dx[i] = dy[i] * f.slope(x[i]);
+}
+
+// A stride is 1 or 0 (one element for the whole row), known at compile time.
+template <int stride_a, int stride_b, typename F, typename T, typename R>
+void binary_loop(F f, const T* a, const T* b, R* y, int64_t n) {
+  const T a0 = *a, b0 = *b;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) y[i] = f.value(stride_a ? a[i] : a0, stride_b ? b[i] : b0);
+}
+
+// --- broadcasting ---------------------------------------------------------------------------------------------------------------------
+
+// Same shapes, a scalar and the rest are one loop, a row vector and a column two. After merging, the innermost strides are 1 or 0.
+inline StridedLoop<2> broadcast_loop(const Shape& a, const Shape& b, const Shape& to) {
+  return StridedLoop<2>(to, {broadcast_strides(a, to), broadcast_strides(b, to)});
+}
+
+template <typename F, typename T, typename R>
+void run_binary(const F& f, const StridedLoop<2>& loop, const T* a, const T* b, R* y, Workers& workers) {
+  const auto run = [&](auto stride_a, auto stride_b) {
+    workers.parallel_blocks(loop.count, kElementBlock, [&](int64_t begin, int64_t end) {
+      walk(loop, begin, end, [&](const std::array<int64_t, 2>& offsets, int64_t first, int64_t n) {
+        binary_loop<decltype(stride_a)::value, decltype(stride_b)::value>(f, a + offsets[0], b + offsets[1], y + first, n);
+      });
+    });
+  };
+  const std::integral_constant<int, 0> same{};
+  const std::integral_constant<int, 1> each{};
+  if (loop.inner_stride(0) && loop.inner_stride(1)) run(each, each);
+  else if (loop.inner_stride(0)) run(each, same);
+  else run(same, each);  // never both 0: an axis along which neither side moves has one element
+}
+
+// --- the same functors on CUDA --------------------------------------------------------------------------------------------------------
+
+#ifdef __CUDACC__
+template <typename F, typename T, typename R>
+__global__ void unary_kernel(F f, const T* x, R* y, int64_t n) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = f.value(x[i]);
+}
+template <typename F, typename T>
+__global__ void slope_kernel(F f, const T* dy, const T* x, T* dx, int64_t n) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < n) dx[i] = dy[i] * f.slope(x[i]);
+}
+template <typename F, typename T, typename R>
+__global__ void binary_kernel(F f, StridedLoop<2> loop, const T* a, const T* b, R* y) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= loop.count) return;
+  int64_t rest = i, at_a = 0, at_b = 0;
+  for (int axis = loop.rank - 1; axis >= 0; --axis) {
+    const int64_t index = rest % loop.dims[axis];
+    rest /= loop.dims[axis];
+    at_a += index * loop.strides[axis][0];
+    at_b += index * loop.strides[axis][1];
+  }
+  y[i] = f.value(a[at_a], b[at_b]);
+}
+// Naming a kernel makes nvcc compile it, though nothing in this file launches it.
+#define ORT_TRAIN_CUDA_KERNEL(...) [[maybe_unused]] const auto cuda_kernel = &__VA_ARGS__
+#else
+#define ORT_TRAIN_CUDA_KERNEL(...) static_cast<void>(0)
+#endif
+
+// --- kernels for OpDefs ---------------------------------------------------------------------------------------------------------------
+
+// y = F(x). The result's type is what `value` returns (bool for predicates).
+template <typename F, typename Supported = Floats>
+KernelRun unary(const KernelSpec& spec) {
+  return for_type(Supported{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    const F f = make_functor<F>(spec.attributes);
+    using R = decltype(f.value(T{}));
+    ORT_TRAIN_CUDA_KERNEL(unary_kernel<F, T, R>);
+    return [f, n = element_count(spec.outputs[0].shape)](const KernelArgs& args) {
+      const T* x = args.in<T>(0);
+      R* y = args.out<R>(0);
+      args.workers.parallel_blocks(n, kElementBlock, [&](int64_t begin, int64_t end) { unary_loop(f, x + begin, y + begin, end - begin); });
+    };
+  });
+}
+
+// dx = dy * F'(x), inputs (dy, x); where a functor's slope is a function of y instead, the second input is y.
+template <typename F, typename Supported = Floats>
+KernelRun unary_slope(const KernelSpec& spec) {
+  return for_type(Supported{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    const F f = make_functor<F>(spec.attributes);
+    ORT_TRAIN_CUDA_KERNEL(slope_kernel<F, T>);
+    return [f, n = element_count(spec.outputs[0].shape)](const KernelArgs& args) {
+      const T *dy = args.in<T>(0), *x = args.in<T>(1);
+      T* dx = args.out<T>(0);
+      args.workers.parallel_blocks(n, kElementBlock,
+                                   [&](int64_t begin, int64_t end) { slope_loop(f, dy + begin, x + begin, dx + begin, end - begin); });
+    };
+  });
+}
+
+// y = F(a, b), broadcast.
+template <typename F, typename Supported = Floats>
+KernelRun binary(const KernelSpec& spec) {
+  return for_type(Supported{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    const F f = make_functor<F>(spec.attributes);
+    using R = decltype(f.value(T{}, T{}));
+    ORT_TRAIN_CUDA_KERNEL(binary_kernel<F, T, R>);
+    return [f, loop = broadcast_loop(spec.inputs[0].shape, spec.inputs[1].shape, spec.outputs[0].shape)](const KernelArgs& args) {
+      run_binary(f, loop, args.in<T>(0), args.in<T>(1), args.out<R>(0), args.workers);
+    };
+  });
+}
+
+// --- OpDefs -----------------------------------------------------------------------------------------------------------------------------
+
+// The helper "NAMEGrad"(dy, x) -> dx of a unary op.
+inline OpDef slope_op(std::string_view name, Prepare cpu, Cost (*cost)(const KernelSpec&)) {
+  return {.name = name,
+          .infer = infer_same_as_input,
+          .no_gradient = kNoSecondDerivative,
+          .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
+          .cost = cost,
+          .kernel = {.cpu = cpu}};
+}
+
+// dx = NAMEGrad(dy, x), with the node's attributes.
+inline void gradient_from_input(const Node& node, GradientBuilder& g) {
+  g.input_gradient(0, g.emit(std::string(node.op->name) + "Grad", {g.output_gradient(0), node.inputs[0]}, node.attributes));
+}
+// dx = NAMEGrad(dy, y): x need not be kept.
+inline void gradient_from_output(const Node& node, GradientBuilder& g) {
+  g.input_gradient(0, g.emit(std::string(node.op->name) + "Grad", {g.output_gradient(0), node.outputs[0]}, node.attributes));
+}
+
+ORT_TRAIN_OPS_END

@@ -1,0 +1,65 @@
+#include <algorithm>
+
+#include "exec/kernel.h"
+
+namespace ort_train {
+
+KernelSpec make_spec(const Graph& graph, const Node& node, int threads) {
+  KernelSpec spec;
+  spec.attributes = node.attributes;
+  spec.threads = threads;
+  for (ValueId input : node.inputs) {
+    spec.present.push_back(input != kNone);
+    spec.inputs.push_back(input == kNone ? TensorType{} : graph.value(input).type());
+    spec.constants.push_back(graph.constant(input));
+  }
+  for (ValueId output : node.outputs) spec.outputs.push_back(output == kNone ? TensorType{} : graph.value(output).type());
+  return spec;
+}
+
+std::vector<Tensor> evaluate(const OpDef& op, const Attributes& attributes, const std::vector<const Tensor*>& inputs, size_t outputs, Workers& workers) {
+  KernelSpec spec;
+  spec.attributes = attributes;
+  spec.threads = workers.threads();
+  InferContext context{.attributes = attributes, .inputs = {}, .constants = inputs, .outputs = outputs};
+  for (const Tensor* input : inputs) {
+    spec.present.push_back(input != nullptr);
+    spec.inputs.push_back(input ? input->type() : TensorType{});
+    spec.constants.push_back(input);
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) context.inputs.push_back(inputs[i] ? &spec.inputs[i] : nullptr);
+  spec.outputs = op.infer(context);
+  if (!op.kernel.cpu) throw error(ErrorCode::unsupported, "the op {} has no CPU kernel", op.name);
+  const KernelRun run = op.kernel.cpu(spec);
+
+  std::vector<Tensor> results;
+  for (const TensorType& type : spec.outputs) results.emplace_back(type.dtype, type.shape);
+  for (const Alias& write : op.writes) {  // state: the result starts as a copy of what it changes
+    if (static_cast<size_t>(write.output) < results.size() && inputs[write.input]) results[write.output] = *inputs[write.input];
+  }
+  std::vector<const void*> in;
+  for (const Tensor* input : inputs) in.push_back(input ? input->bytes.data() : nullptr);
+  for (const Alias& write : op.writes) {
+    if (static_cast<size_t>(write.output) < results.size() && inputs[write.input]) in[write.input] = results[write.output].bytes.data();
+  }
+  std::vector<void*> out;
+  for (Tensor& result : results) out.push_back(result.bytes.data());
+  std::vector<std::byte> workspace(op.kernel.workspace ? static_cast<size_t>(op.kernel.workspace(spec)) + 64 : 64);
+  auto* aligned = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(workspace.data()) + 63) & ~uintptr_t{63});
+  run({.inputs = in, .outputs = out, .workspace = aligned, .workers = workers});
+  return results;
+}
+
+Folder make_folder(Workers& workers, int64_t max_bytes) {
+  return [&workers, max_bytes](const Graph& graph, const Node& node) -> std::vector<Tensor> {
+    if (!node.op->kernel.cpu) return {};
+    std::vector<const Tensor*> inputs;
+    for (ValueId input : node.inputs) inputs.push_back(graph.constant(input));
+    int64_t bytes = 0;
+    for (const TensorType& type : infer_types(graph, *node.op, node.inputs, node.attributes, node.outputs.size(), node.name)) bytes += type.bytes();
+    if (bytes > max_bytes) return {};
+    return evaluate(*node.op, node.attributes, inputs, node.outputs.size(), workers);
+  };
+}
+
+}  // namespace ort_train

@@ -1,0 +1,342 @@
+// Products of strided matrices on one thread: C = start + alpha * A B. What MatMul and Attention are made of.
+//
+// float: register-blocked micro-kernels in vectors (AVX-512: 8 x 48, AVX2: 6 x 16 elements of C), fused multiply-adds along the depth. A is
+// read in place; B goes panel by panel through a packed copy in the workspace, made while the first rows are multiplied. double: plain loops.
+//
+// The bits of an element depend on the depth alone: it is summed in blocks of depth_block(depth), each one chain of fused multiply-adds in
+// ascending order, the blocks in ascending order. How C is divided among tiles, tasks and threads, where it lies and which vectors
+// the processor has never shows. Nothing is allocated: the workspace is the caller's, one for each thread.
+
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "exec/kernel.h"
+
+ORT_TRAIN_OPS_BEGIN
+
+// Which part of a product is wanted, for causal attention; i, j, k count rows, columns and depth of the product at hand.
+enum class Triangle : uint8_t {
+  none,
+  result,   // C only where j <= i + diagonal; what lies beyond is left as it is or filled, as the tiles fall
+  a_lower,  // A is taken as 0 where k > i + diagonal, as far as the tiles allow: it must hold zeros next to the diagonal
+  a_upper,  // the same where k < i + diagonal
+};
+
+template <typename T>
+struct Product {
+  int64_t rows = 0, columns = 0, depth = 0;
+  const T* a = nullptr;  // rows x depth
+  int64_t a_row = 0, a_depth = 1;
+  const T* b = nullptr;  // depth x columns; one of the strides is 1
+  int64_t b_depth = 0, b_column = 1;
+  T* c = nullptr;  // rows x columns, columns dense
+  int64_t c_row = 0;
+  T alpha = 1;
+  const T* start = nullptr;  // what the product is added to: null: zero; c itself: accumulates; a bias has start_row 0
+  int64_t start_row = 0;
+  Triangle triangle = Triangle::none;
+  int64_t diagonal = 0;
+};
+
+inline constexpr int64_t kDepthBlock = 384;  // at most; a panel of 48 columns then takes 72 KiB of the second-level cache
+
+// Equal blocks, multiples of 8.
+inline int64_t depth_block(int64_t depth) {
+  const int64_t blocks = std::max<int64_t>(1, (depth + kDepthBlock - 1) / kDepthBlock);
+  return ((depth + blocks - 1) / blocks + 7) / 8 * 8;
+}
+
+namespace gemm {
+
+#ifdef __AVX512F__
+using Vector = __m512;
+inline constexpr int kWidth = 16, kRows = 8, kVectors = 3;
+inline Vector zero() { return _mm512_setzero_ps(); }
+inline Vector load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, Vector v) { _mm512_storeu_ps(p, v); }
+inline Vector broadcast(float x) { return _mm512_set1_ps(x); }
+inline Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
+#else
+using Vector = __m256;
+inline constexpr int kWidth = 8, kRows = 6, kVectors = 2;
+inline Vector zero() { return _mm256_setzero_ps(); }
+inline Vector load(const float* p) { return _mm256_loadu_ps(p); }
+inline void store(float* p, Vector v) { _mm256_storeu_ps(p, v); }
+inline Vector broadcast(float x) { return _mm256_set1_ps(x); }
+inline Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+inline Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
+#endif
+inline constexpr int kPanel = kVectors * kWidth;  // columns
+
+// What a micro-kernel computes: `rows` (its template argument) x (vectors * kWidth) elements of C.
+struct Micro {
+  int64_t depth;
+  const float* a;
+  int64_t a_row, a_depth;
+  const float* b;  // a packed panel, or B itself
+  int64_t b_depth;
+  float* panel;           // where the packing kernel leaves the panel
+  const float* prefetch;  // one line an iteration, far ahead; never faults
+  int64_t prefetch_step;
+  float* c;
+  int64_t c_row;
+  const float* start;  // null: zero
+  int64_t start_row;
+  float alpha;
+};
+
+// `packing`: b is B itself and is copied to the panel on the way, which hides the copy behind the arithmetic.
+template <int rows, int vectors, bool packing>
+__attribute__((noinline)) void micro(const Micro& m) {
+  Vector sum[rows][vectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 3
+    for (int v = 0; v < vectors; ++v) sum[r][v] = zero();
+  }
+  for (int r = 0; r < rows; ++r) {
+    for (int v = 0; v < vectors; ++v) __builtin_prefetch(m.c + r * m.c_row + v * kWidth, 1, 3);
+  }
+  const float *b = m.b, *prefetch = m.prefetch;
+  const int64_t a_depth = m.a_depth, b_depth = m.b_depth, prefetch_step = m.prefetch_step;
+  float* panel = m.panel;
+  const float* a[rows];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) a[r] = m.a + r * m.a_row;
+  for (int64_t k = m.depth, at = 0; k > 0; --k, at += a_depth) {
+    Vector row[vectors];
+#pragma GCC unroll 3
+    for (int v = 0; v < vectors; ++v) {
+      row[v] = load(b + v * kWidth);
+      if (packing) {
+        store(panel + v * kWidth, row[v]);
+        __builtin_prefetch(b + 8 * b_depth + v * kWidth, 0, 3);
+      }
+    }
+    __builtin_prefetch(prefetch, 0, 2);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) {
+      const Vector x = broadcast(a[r][at]);
+#pragma GCC unroll 3
+      for (int v = 0; v < vectors; ++v) sum[r][v] = multiply_add(x, row[v], sum[r][v]);
+    }
+    b += b_depth;
+    prefetch += prefetch_step;
+    if (packing) panel += vectors * kWidth;
+  }
+  const Vector alpha = broadcast(m.alpha);
+  float* c = m.c;
+  const int64_t c_row = m.c_row;
+  if (const float* start = m.start) {
+    const int64_t start_row = m.start_row;
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r, c += c_row, start += start_row) {
+#pragma GCC unroll 3
+      for (int v = 0; v < vectors; ++v) store(c + v * kWidth, multiply_add(alpha, sum[r][v], load(start + v * kWidth)));
+    }
+  } else {
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r, c += c_row) {
+#pragma GCC unroll 3
+      for (int v = 0; v < vectors; ++v) store(c + v * kWidth, multiply(alpha, sum[r][v]));
+    }
+  }
+}
+using MicroKernel = void (*)(const Micro&);
+
+template <int vectors, int... rows>
+const MicroKernel* micro_row(std::integer_sequence<int, rows...>) {
+  static constexpr MicroKernel table[] = {micro<rows + 1, vectors, false>...};
+  return table;
+}
+// The kernel for a number of rows (1 .. kRows) and vectors (1 .. kVectors).
+inline MicroKernel micro_kernel(int64_t rows, int64_t vectors) {
+  using Rows = std::make_integer_sequence<int, kRows>;
+  if (vectors == 1) return micro_row<1>(Rows{})[rows - 1];
+  if (vectors == 2) return micro_row<2>(Rows{})[rows - 1];
+  return micro_row<kVectors>(Rows{})[rows - 1];
+}
+inline MicroKernel packing_kernel(int64_t vectors) {
+  if (vectors == 1) return micro<kRows, 1, true>;
+  if (vectors == 2) return micro<kRows, 2, true>;
+  return micro<kRows, kVectors, true>;
+}
+
+// Transposes an 8 x 8 block: to[j][i] = from[i][j].
+inline void transpose8(const float* from, int64_t from_row, float* to, int64_t to_row) {
+  __m256 r[8], t[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(from + i * from_row);
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    _mm256_storeu_ps(to + i * to_row, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+    _mm256_storeu_ps(to + (i + 4) * to_row, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+  }
+}
+
+// Copies depth x columns of B to a panel of `width` columns, padded with zeros.
+inline void pack(const float* b, int64_t b_depth, int64_t b_column, int64_t depth, int64_t columns, int64_t width, float* panel) {
+  if (b_column == 1) {
+    for (int64_t k = 0; k < depth; ++k, b += b_depth, panel += width) {
+      std::copy_n(b, columns, panel);
+      std::fill(panel + columns, panel + width, 0.0f);
+    }
+    return;
+  }
+  for (int64_t k = 0; k < depth; k += 8) {  // depth outside: the lines of the panel are filled while they are near
+    const int64_t n = std::min<int64_t>(8, depth - k);
+    for (int64_t j = 0; j < width; j += 8) {
+      float* to = panel + k * width + j;
+      const float* from = b + j * b_column + k * b_depth;
+      if (n == 8 && j + 8 <= columns && b_depth == 1) {
+        transpose8(from, b_column, to, width);
+        continue;
+      }
+      for (int64_t x = 0; x < n; ++x) {
+        for (int64_t y = 0; y < 8; ++y) to[x * width + y] = j + y < columns ? from[x * b_depth + y * b_column] : 0.0f;
+      }
+    }
+  }
+}
+
+// How many vectors the next panel has: three, but four that remain are two and two.
+inline int64_t panel_vectors(int64_t columns_left) {
+  const int64_t left = (columns_left + kWidth - 1) / kWidth;
+  return left == kVectors + 1 && kVectors > 2 ? 2 : std::min<int64_t>(left, kVectors);
+}
+
+// One panel of one depth block, all rows.
+inline void multiply_panel(const Product<float>& p, int64_t depth0, int64_t depth, int64_t j, int64_t columns, int64_t vectors, float* panel) {
+  const int64_t width = vectors * kWidth;
+  const float* b = p.b + depth0 * p.b_depth + j * p.b_column;
+  const bool direct = p.b_column == 1 && columns == width;
+  const bool few = direct && p.rows <= kRows;                                               // B is read once: no copy
+  const bool packing = direct && !few && p.triangle == Triangle::none;  // the first rows copy
+  if (!few && !packing) pack(b, p.b_depth, p.b_column, depth, columns, width, panel);
+  float edge[kRows * kPanel];
+  // The next panel of a transposed B: its lines come into the second-level cache, a share of them before each kernel.
+  const int64_t kernels = (p.rows + kRows - 1) / kRows, lines = p.b_column == 1 ? 0 : (depth + 15) / 16;
+  const int64_t share = (width * lines + kernels - 1) / kernels;
+  const float* ahead = b + width * p.b_column;
+  int64_t line = 0;
+  for (int64_t i = 0; i < p.rows; i += kRows) {
+    const int64_t rows = std::min<int64_t>(kRows, p.rows - i);
+    int64_t begin = 0, end = depth;
+    if (p.triangle == Triangle::result && j > i + rows - 1 + p.diagonal) continue;
+    if (p.triangle == Triangle::a_lower) end = std::clamp<int64_t>(i + rows + p.diagonal - depth0, 0, depth);
+    if (p.triangle == Triangle::a_upper) begin = std::clamp<int64_t>(i + p.diagonal - depth0, 0, depth);
+    if (begin >= end && depth0 > 0) continue;
+    const bool copying = packing && i == 0;
+    for (int64_t x = 0; lines > 0 && x < share; ++x) {
+      __builtin_prefetch(ahead + line * 16, 0, 2);
+      if (++line == lines) {
+        line = 0;
+        ahead += p.b_column;
+      }
+    }
+    const bool source = few || copying;
+    Micro m{.depth = std::max<int64_t>(0, end - begin),
+            .a = p.a + i * p.a_row + (depth0 + begin) * p.a_depth,
+            .a_row = p.a_row,
+            .a_depth = p.a_depth,
+            .b = source ? b + begin * p.b_depth : panel + begin * width,
+            .b_depth = source ? p.b_depth : width,
+            .panel = panel,
+            .prefetch = p.a,
+            .prefetch_step = 0,
+            .c = p.c + i * p.c_row + j,
+            .c_row = p.c_row,
+            .start = depth0 > 0 ? p.c + i * p.c_row + j : p.start ? p.start + i * p.start_row + j : nullptr,
+            .start_row = depth0 > 0 ? p.c_row : p.start_row,
+            .alpha = p.alpha};
+    // The next panel's lines into the second-level cache, a quarter of them in each of the first four kernels; or the next rows of a transposed A.
+    if (direct && i < 4 * kRows) {
+      m.prefetch = b + width + i / kRows * 16;
+      m.prefetch_step = p.b_depth;
+    } else if (p.a_row == 1 && j == 0) {
+      m.prefetch = m.a + 2 * kRows;
+      m.prefetch_step = p.a_depth;
+    }
+    const MicroKernel kernel = copying ? packing_kernel(vectors) : micro_kernel(rows, vectors);
+    if (columns == width) {
+      kernel(m);
+      continue;
+    }
+    float *c = std::exchange(m.c, edge), *to = c;
+    const float* start = std::exchange(m.start, nullptr);
+    m.c_row = kPanel;
+    const float alpha = std::exchange(m.alpha, 1.0f);
+    kernel(m);
+    for (int64_t r = 0; r < rows; ++r, to += p.c_row) {
+      for (int64_t x = 0; x < columns; ++x) {
+        const float sum = edge[r * kPanel + x];
+        to[x] = start ? std::fma(alpha, sum, start[r * m.start_row + x]) : alpha * sum;
+      }
+    }
+  }
+}
+
+inline void multiply(const Product<float>& p, float* panel) {
+  const int64_t block = depth_block(p.depth);
+  int64_t depth0 = 0;
+  do {
+    const int64_t depth = std::min(block, p.depth - depth0);
+    for (int64_t j = 0, vectors; j < p.columns; j += vectors * kWidth) {
+      vectors = panel_vectors(p.columns - j);
+      multiply_panel(p, depth0, depth, j, std::min(vectors * kWidth, p.columns - j), vectors, panel);
+    }
+    depth0 += block;
+  } while (depth0 < p.depth);
+}
+
+// The reference: the same sums in the same order, one element after another.
+template <typename T>
+void multiply_plainly(const Product<T>& p) {
+  for (int64_t i = 0; i < p.rows; ++i) {
+    T* c = p.c + i * p.c_row;
+    for (int64_t j = 0; j < p.columns; ++j) {
+      const int64_t begin = p.triangle == Triangle::a_upper ? std::max<int64_t>(0, i + p.diagonal) : 0;
+      const int64_t end = p.triangle == Triangle::a_lower ? std::min(p.depth, i + p.diagonal + 1) : p.depth;
+      T sum = 0;
+      for (int64_t k = begin; k < end; ++k) sum += p.a[i * p.a_row + k * p.a_depth] * p.b[k * p.b_depth + j * p.b_column];
+      c[j] = p.alpha * sum + (p.start ? p.start[i * p.start_row + j] : T(0));
+    }
+  }
+}
+
+}  // namespace gemm
+
+// Bytes of the workspace of one thread; a multiple of 64.
+template <typename T>
+int64_t product_workspace(int64_t depth) {
+  if constexpr (std::is_same_v<T, float>) return (depth_block(depth) * gemm::kPanel * int64_t{sizeof(float)} + 63) / 64 * 64;
+  return 0;
+}
+
+template <typename T>
+void multiply(const Product<T>& product, std::byte* workspace) {
+  if constexpr (std::is_same_v<T, float>) gemm::multiply(product, reinterpret_cast<float*>(workspace));
+  else gemm::multiply_plainly(product);
+}
+
+ORT_TRAIN_OPS_END

@@ -1,0 +1,35 @@
+// KernelTable: the distinct (op, spec) pairs of a set of nodes, so that equal ones are prepared, or asked for their workspace, once.
+//
+// A prepared kernel of one pair serves every node of it, one at a time. Not thread-safe.
+
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "exec/kernel.h"
+
+namespace ort_train {
+
+class KernelTable {
+ public:
+  // The number of the pair: that of an equal one added before, or a new one. The constants that the spec refers to must outlive the table.
+  size_t add(const OpDef& op, KernelSpec spec);
+  size_t size() const { return kernels_.size(); }
+  const OpDef& op(size_t i) const { return *kernels_[i].op; }
+  const KernelSpec& spec(size_t i) const { return kernels_[i].spec; }
+  // Bytes of workspace that the kernel wants; asked once.
+  int64_t workspace(size_t i);
+
+ private:
+  struct Entry {
+    const OpDef* op;
+    KernelSpec spec;
+    int64_t workspace = -1;
+  };
+  std::vector<Entry> kernels_;
+  std::unordered_multimap<uint64_t, size_t> by_hash_;
+};
+
+}  // namespace ort_train

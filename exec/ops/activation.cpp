@@ -1,0 +1,163 @@
+// Tanh, Sigmoid, Relu, LeakyRelu, Elu, Softplus, HardSigmoid, HardSwish, Swish (SiLU), and what is made of them: Selu, Celu, Mish, Softsign,
+// ThresholdedRelu, PRelu, QuickGelu. Gelu has a file of its own.
+//
+// Each has one fused gradient node, which reads y where that suffices (Tanh, Sigmoid, Relu, HardSigmoid, LeakyRelu with alpha >= 0): then the
+// forward result may overwrite x. At a kink the gradient is that of the flatter side. NaN stays NaN.
+
+#include "exec/elementwise.h"
+#include "exec/op_list.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace {
+
+struct TanhOf {
+  template <typename T> HOST_DEVICE static T value(T x) { return math::tanh(x); }
+  template <typename T> HOST_DEVICE static T slope(T y) { return T(1) - y * y; }  // of the output
+};
+
+struct SigmoidOf {
+  template <typename T> HOST_DEVICE static T value(T x) { return math::sigmoid(x); }
+  template <typename T> HOST_DEVICE static T slope(T y) { return y * (T(1) - y); }  // of the output
+};
+
+struct ReluOf {
+  template <typename T> HOST_DEVICE static T value(T x) { return x < T(0) ? T(0) : x; }
+  template <typename T> HOST_DEVICE static T slope(T y) { return y > T(0) ? T(1) : T(0); }  // of the output
+};
+
+struct LeakyReluOf {
+  float alpha;
+  explicit LeakyReluOf(const Attributes& attributes) : alpha(attributes.get("alpha", 0.01f)) {}
+  template <typename T> HOST_DEVICE T value(T x) const { return x < T(0) ? T(alpha) * x : x; }
+  template <typename T> HOST_DEVICE T slope(T x) const { return x > T(0) ? T(1) : T(alpha); }  // of the input, or of an output of its sign
+};
+
+struct EluOf {
+  float alpha;
+  explicit EluOf(const Attributes& attributes) : alpha(attributes.get("alpha", 1.0f)) {}
+  template <typename T> HOST_DEVICE T value(T x) const { return x > T(0) ? x : T(alpha) * math::expm1(x > T(0) ? T(0) : x); }
+  template <typename T> HOST_DEVICE T slope(T x) const { return x > T(0) ? T(1) : T(alpha) * math::exp(x); }
+};
+
+struct SoftplusOf {
+  template <typename T> HOST_DEVICE static T value(T x) { return math::softplus(x); }
+  template <typename T> HOST_DEVICE static T slope(T x) { return math::sigmoid(x); }
+};
+
+struct HardSigmoidOf {
+  float alpha, beta;
+  explicit HardSigmoidOf(const Attributes& attributes) : alpha(attributes.get("alpha", 0.2f)), beta(attributes.get("beta", 0.5f)) {}
+  template <typename T> HOST_DEVICE T value(T x) const {
+    const T y = T(alpha) * x + T(beta);
+    return y < T(0) ? T(0) : (y > T(1) ? T(1) : y);
+  }
+  template <typename T> HOST_DEVICE T slope(T y) const { return y > T(0) && y < T(1) ? T(alpha) : T(0); }  // of the output
+};
+
+struct HardSwishOf {  // x * hard_sigmoid(x, 1/6, 1/2)
+  template <typename T> HOST_DEVICE static T value(T x) {
+    const T gate = x / T(6) + T(0.5);
+    return x * (gate < T(0) ? T(0) : (gate > T(1) ? T(1) : gate));
+  }
+  template <typename T> HOST_DEVICE static T slope(T x) { return x <= T(-3) ? T(0) : (x >= T(3) ? T(1) : x / T(3) + T(0.5)); }
+};
+
+struct SwishOf {  // x * sigmoid(alpha * x)
+  float alpha;
+  explicit SwishOf(const Attributes& attributes) : alpha(attributes.get("alpha", 1.0f)) {}
+  template <typename T> HOST_DEVICE T value(T x) const { return x * math::sigmoid(T(alpha) * x); }
+  template <typename T> HOST_DEVICE T slope(T x) const {
+    const T s = math::sigmoid(T(alpha) * x);
+    return s + T(alpha) * x * s * (T(1) - s);
+  }
+};
+
+void leaky_relu_gradient(const Node& node, GradientBuilder& g) {
+  // The output tells the input's sign, unless alpha turns it round.
+  if (node.attributes.get("alpha", 0.01f) >= 0) gradient_from_output(node, g);
+  else gradient_from_input(node, g);
+}
+
+// --- ONNX forms -----------------------------------------------------------------------------------------------------------------------
+
+void lower_selu(Lowering& l) {
+  const ValueId elu = l.emit("Elu", {l.input(0)}, {{"alpha", l.node.attributes.get("alpha", 1.67326319217681884765625f)}});
+  l.output(0, l.emit("Mul", {elu, l.scalar_like(elu, l.node.attributes.get("gamma", 1.05070102214813232421875f))}));
+}
+void lower_celu(Lowering& l) {  // alpha * elu(x / alpha)
+  const ValueId x = l.input(0), alpha = l.scalar_like(x, l.node.attributes.get("alpha", 1.0f));
+  l.output(0, l.emit("Mul", {l.emit("Elu", {l.emit("Div", {x, alpha})}), alpha}));
+}
+void lower_mish(Lowering& l) { l.output(0, l.emit("Mul", {l.input(0), l.emit("Tanh", {l.emit("Softplus", {l.input(0)})})})); }
+void lower_softsign(Lowering& l) {
+  const ValueId x = l.input(0);
+  l.output(0, l.emit("Div", {x, l.emit("Add", {l.emit("Abs", {x}), l.scalar_like(x, 1)})}));
+}
+void lower_thresholded_relu(Lowering& l) {
+  const ValueId x = l.input(0);
+  const ValueId above = l.emit("Greater", {x, l.scalar_like(x, l.node.attributes.get("alpha", 1.0f))});
+  l.output(0, l.emit("Where", {above, x, l.scalar_like(x, 0)}));
+}
+void lower_prelu(Lowering& l) {  // max(x, 0) - slope * max(-x, 0); the slope broadcasts to x
+  const ValueId x = l.input(0);
+  const ValueId below = l.emit("Relu", {l.emit("Neg", {x})});
+  l.output(0, l.emit("Sub", {l.emit("Relu", {x}), l.emit("Mul", {l.input(1), below})}));
+}
+void lower_quick_gelu(Lowering& l) { l.pass_on("Swish", {{"alpha", l.node.attributes.get("alpha", 1.702f)}}); }
+
+OpDef activation(std::string_view name, int standard, void (*gradient)(const Node&, GradientBuilder&), Cost (*cost)(const KernelSpec&), Prepare cpu,
+                 std::vector<OnnxForm> forms) {
+  return {.name = name,
+          .onnx = std::move(forms),
+          .infer = infer_same_as_input,
+          .gradient = gradient,
+          .in_place = {{.output = 0, .input = 0}},
+          .cost = cost,
+          .kernel = {.cpu = cpu},
+          .standard = standard};
+}
+
+}  // namespace
+
+const OpDef kTanh = activation("Tanh", 13, gradient_from_output, elementwise_cost<20>, unary<TanhOf>, {{.domain = "", .name = "Tanh", .since = 6}});
+const OpDef kTanhGrad = slope_op("TanhGrad", unary_slope<TanhOf>, elementwise_cost<3>);
+
+const OpDef kSigmoid =
+    activation("Sigmoid", 13, gradient_from_output, elementwise_cost<22>, unary<SigmoidOf>, {{.domain = "", .name = "Sigmoid", .since = 6}});
+const OpDef kSigmoidGrad = slope_op("SigmoidGrad", unary_slope<SigmoidOf>, elementwise_cost<3>);
+
+const OpDef kRelu = activation("Relu", 14, gradient_from_output, elementwise_cost<1>, unary<ReluOf, Numbers>,
+                               {{.domain = "", .name = "Relu", .since = 6}, {.domain = "", .name = "PRelu", .since = 7, .lower = lower_prelu}});
+const OpDef kReluGrad = slope_op("ReluGrad", unary_slope<ReluOf>, elementwise_cost<2>);
+
+const OpDef kLeakyRelu =
+    activation("LeakyRelu", 16, leaky_relu_gradient, elementwise_cost<2>, unary<LeakyReluOf>, {{.domain = "", .name = "LeakyRelu", .since = 6}});
+const OpDef kLeakyReluGrad = slope_op("LeakyReluGrad", unary_slope<LeakyReluOf>, elementwise_cost<2>);
+
+const OpDef kElu = activation("Elu", 22, gradient_from_input, elementwise_cost<20>, unary<EluOf>,
+                              {{.domain = "", .name = "Elu", .since = 6},
+                               {.domain = "", .name = "Selu", .since = 6, .lower = lower_selu},
+                               {.domain = "", .name = "Celu", .since = 12, .lower = lower_celu}});
+const OpDef kEluGrad = slope_op("EluGrad", unary_slope<EluOf>, elementwise_cost<20>);
+
+const OpDef kSoftplus = activation("Softplus", 22, gradient_from_input, elementwise_cost<45>, unary<SoftplusOf>,
+                                   {{.domain = "", .name = "Softplus", .since = 1},
+                                    {.domain = "", .name = "Mish", .since = 18, .lower = lower_mish},
+                                    {.domain = "", .name = "Softsign", .since = 1, .lower = lower_softsign},
+                                    {.domain = "", .name = "ThresholdedRelu", .since = 10, .lower = lower_thresholded_relu}});
+const OpDef kSoftplusGrad = slope_op("SoftplusGrad", unary_slope<SoftplusOf>, elementwise_cost<23>);
+
+const OpDef kHardSigmoid = activation("HardSigmoid", 22, gradient_from_output, elementwise_cost<4>, unary<HardSigmoidOf>,
+                                      {{.domain = "", .name = "HardSigmoid", .since = 6}});
+const OpDef kHardSigmoidGrad = slope_op("HardSigmoidGrad", unary_slope<HardSigmoidOf>, elementwise_cost<3>);
+
+const OpDef kHardSwish =
+    activation("HardSwish", 22, gradient_from_input, elementwise_cost<5>, unary<HardSwishOf>, {{.domain = "", .name = "HardSwish", .since = 14}});
+const OpDef kHardSwishGrad = slope_op("HardSwishGrad", unary_slope<HardSwishOf>, elementwise_cost<5>);
+
+const OpDef kSwish = activation("Swish", 24, gradient_from_input, elementwise_cost<24>, unary<SwishOf>,
+                                {{.domain = "", .name = "Swish", .since = 24},
+                                 {.domain = "com.microsoft", .name = "QuickGelu", .lower = lower_quick_gelu}});
+const OpDef kSwishGrad = slope_op("SwishGrad", unary_slope<SwishOf>, elementwise_cost<28>);
+
+ORT_TRAIN_OPS_END

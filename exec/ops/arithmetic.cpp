@@ -1,0 +1,187 @@
+// Add, Sub, Mul, Div, Min, Max with NumPy broadcasting, their variadic forms (Sum, Mean, Min, Max) as chains, for floating-point numbers and
+// integers (shape arithmetic is folded through these). Integers wrap; their division truncates, and by zero gives zero.
+//
+// Min and Max hand on NaN. Where both sides are equal, each gets half the gradient.
+
+#include "exec/elementwise.h"
+#include "exec/op_list.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace {
+
+// Signed overflow is undefined; unsigned arithmetic isn't, and gives the same bits.
+template <typename T>
+using Wrapping = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>, std::type_identity<T>>::type;
+
+struct AddOf {
+  template <typename T> HOST_DEVICE static T value(T a, T b) { return static_cast<T>(static_cast<Wrapping<T>>(a) + static_cast<Wrapping<T>>(b)); }
+};
+struct SubOf {
+  template <typename T> HOST_DEVICE static T value(T a, T b) { return static_cast<T>(static_cast<Wrapping<T>>(a) - static_cast<Wrapping<T>>(b)); }
+};
+struct MulOf {
+  template <typename T> HOST_DEVICE static T value(T a, T b) { return static_cast<T>(static_cast<Wrapping<T>>(a) * static_cast<Wrapping<T>>(b)); }
+};
+struct DivOf {
+  template <typename T> HOST_DEVICE static T value(T a, T b) {
+    if constexpr (std::is_integral_v<T>) {
+      if (b == 0) return 0;
+      return b == -1 ? SubOf::value(T(0), a) : a / b;  // the smallest number has no negative, and traps
+    } else {
+      return a / b;
+    }
+  }
+};
+struct MinOf {
+  template <typename T> HOST_DEVICE static T value(T a, T b) { return a < b || a != a ? a : b; }
+};
+struct MaxOf {
+  template <typename T> HOST_DEVICE static T value(T a, T b) { return a > b || a != a ? a : b; }
+};
+// d max(a, b) / da
+struct MaxSlopeOf {
+  template <typename T> HOST_DEVICE static T value(T a, T b) { return a > b ? T(1) : (a == b ? T(0.5) : T(0)); }
+};
+
+// --- gradients ------------------------------------------------------------------------------------------------------------------------
+
+void add_gradient(const Node& node, GradientBuilder& g) {
+  const ValueId dy = g.output_gradient(0);
+  for (size_t i = 0; i < 2; ++i) {
+    if (g.wants(i)) g.input_gradient(i, g.reduce_to(dy, g.shape(node.inputs[i])));
+  }
+}
+
+void sub_gradient(const Node& node, GradientBuilder& g) {
+  const ValueId dy = g.output_gradient(0);
+  if (g.wants(0)) g.input_gradient(0, g.reduce_to(dy, g.shape(node.inputs[0])));
+  if (g.wants(1)) g.input_gradient(1, g.emit("Neg", {g.reduce_to(dy, g.shape(node.inputs[1]))}));
+}
+
+void mul_gradient(const Node& node, GradientBuilder& g) {
+  const ValueId dy = g.output_gradient(0);
+  for (size_t i = 0; i < 2; ++i) {
+    if (g.wants(i)) g.input_gradient(i, g.reduce_to(g.emit("Mul", {dy, node.inputs[1 - i]}), g.shape(node.inputs[i])));
+  }
+}
+
+// d/da = dy / b; d/db = -dy * a / b^2 = -(dy / b) * y
+void div_gradient(const Node& node, GradientBuilder& g) {
+  const ValueId a = node.inputs[0], b = node.inputs[1];
+  const ValueId quotient = g.emit("Div", {g.output_gradient(0), b});
+  if (g.wants(0)) g.input_gradient(0, g.reduce_to(quotient, g.shape(a)));
+  if (g.wants(1)) g.input_gradient(1, g.emit("Neg", {g.reduce_to(g.emit("Mul", {quotient, node.outputs[0]}), g.shape(b))}));
+}
+
+// sign = 0: Max, 1: Min, whose slope is that of Max with its sides exchanged
+template <size_t sign>
+void extremum_gradient(const Node& node, GradientBuilder& g) {
+  for (size_t i = 0; i < 2; ++i) {
+    if (!g.wants(i)) continue;
+    const ValueId own = node.inputs[i], other = node.inputs[1 - i];
+    const ValueId slope = sign == 0 ? g.emit("MaxSlope", {own, other}) : g.emit("MaxSlope", {other, own});
+    g.input_gradient(i, g.reduce_to(g.emit("Mul", {g.output_gradient(0), slope}), g.shape(own)));
+  }
+}
+
+// --- ONNX forms -----------------------------------------------------------------------------------------------------------------------
+
+ValueId chain(Lowering& l, std::string_view op) {
+  ValueId total = l.input(0);
+  for (size_t i = 1; i < l.node.inputs.size(); ++i) total = l.emit(op, {total, l.input(i)});
+  return total;
+}
+void lower_sum(Lowering& l) { l.output(0, chain(l, "Add")); }
+void lower_min(Lowering& l) { l.output(0, chain(l, "Min")); }
+void lower_max(Lowering& l) { l.output(0, chain(l, "Max")); }
+void lower_mean(Lowering& l) {
+  const ValueId sum = chain(l, "Add");
+  l.output(0, l.node.inputs.size() == 1 ? sum : l.emit("Div", {sum, l.scalar_like(sum, double(l.node.inputs.size()))}));
+}
+
+std::vector<TensorType> infer_pair(const InferContext& context) {
+  if (context.inputs.size() != 2) throw error(ErrorCode::unsupported, "has {} inputs, not 2", context.inputs.size());
+  return infer_broadcast(context);
+}
+
+}  // namespace
+
+const OpDef kAdd{
+    .name = "Add",
+    .onnx = {{.domain = "", .name = "Add", .since = 7},
+             {.domain = "", .name = "Sum", .since = 6, .lower = lower_sum},
+             {.domain = "", .name = "Mean", .since = 6, .lower = lower_mean}},
+    .infer = infer_pair,
+    .gradient = add_gradient,
+    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
+    .cost = elementwise_cost<1>,
+    .kernel = {.cpu = binary<AddOf, Numbers>},
+    .standard = 14,
+};
+
+const OpDef kSub{
+    .name = "Sub",
+    .onnx = {{.domain = "", .name = "Sub", .since = 7}},
+    .infer = infer_pair,
+    .gradient = sub_gradient,
+    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
+    .cost = elementwise_cost<1>,
+    .kernel = {.cpu = binary<SubOf, Numbers>},
+    .standard = 14,
+};
+
+const OpDef kMul{
+    .name = "Mul",
+    .onnx = {{.domain = "", .name = "Mul", .since = 7}},
+    .infer = infer_pair,
+    .gradient = mul_gradient,
+    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
+    .cost = elementwise_cost<1>,
+    .kernel = {.cpu = binary<MulOf, Numbers>},
+    .standard = 14,
+};
+
+const OpDef kDiv{
+    .name = "Div",
+    .onnx = {{.domain = "", .name = "Div", .since = 7}},
+    .infer = infer_pair,
+    .gradient = div_gradient,
+    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
+    .cost = elementwise_cost<1>,
+    .kernel = {.cpu = binary<DivOf, Numbers>},
+    .standard = 14,
+};
+
+const OpDef kMin{
+    .name = "Min",
+    .onnx = {{.domain = "", .name = "Min", .since = 6, .lower = lower_min}},
+    .infer = infer_pair,
+    .gradient = extremum_gradient<1>,
+    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
+    .cost = elementwise_cost<1>,
+    .kernel = {.cpu = binary<MinOf, Numbers>},
+    .standard = 13,
+};
+
+const OpDef kMax{
+    .name = "Max",
+    .onnx = {{.domain = "", .name = "Max", .since = 6, .lower = lower_max}},
+    .infer = infer_pair,
+    .gradient = extremum_gradient<0>,
+    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
+    .cost = elementwise_cost<1>,
+    .kernel = {.cpu = binary<MaxOf, Numbers>},
+    .standard = 13,
+};
+
+// 1 where a > b, 1/2 where they are equal, else 0
+const OpDef kMaxSlope{
+    .name = "MaxSlope",
+    .infer = infer_pair,
+    .no_gradient = kNoSecondDerivative,
+    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
+    .cost = elementwise_cost<2>,
+    .kernel = {.cpu = binary<MaxSlopeOf>},
+};
+
+ORT_TRAIN_OPS_END

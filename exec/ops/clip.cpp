@@ -1,0 +1,55 @@
+// Clip (ONNX Clip-6..13): y = min(max(x, min), max), bounds known at compile time, of floating-point numbers. NaN stays. Computed bounds and
+// integers, whose bounds may be beyond what an attribute's float32 holds exactly, are lowered to Max and Min.
+//
+// The gradient passes where min <= x <= max. Saves x.
+
+#include "exec/elementwise.h"
+#include "exec/op_list.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace {
+
+struct ClipTo {
+  float low, high;
+  explicit ClipTo(const Attributes& attributes) : low(attributes.get("min", -HUGE_VALF)), high(attributes.get("max", HUGE_VALF)) {}
+  template <typename T> HOST_DEVICE T value(T x) const {
+    const T above = x < T(low) ? T(low) : x;
+    return above > T(high) ? T(high) : above;
+  }
+  template <typename T> HOST_DEVICE T slope(T x) const { return x >= T(low) && x <= T(high) ? T(1) : T(0); }
+};
+
+void lower(Lowering& l) {
+  const ValueId x = l.input(0);
+  ValueId bounds[2];  // inputs from opset 11 on, attributes before
+  Attributes attributes;
+  bool known = l.dtype(x) == DType::float32;
+  for (size_t i : {0, 1}) {
+    const char* name = i == 0 ? "min" : "max";
+    bounds[i] = l.has(i + 1) ? l.input(i + 1) : l.node.attributes.has(name) ? l.scalar_like(x, l.node.attributes.get(name, 0.0f)) : kNone;
+    if (bounds[i] == kNone) continue;
+    if (element_count(l.shape(bounds[i])) != 1) l.fail(fmt::format("{} is {}, but must be one number", name, to_string(l.value(bounds[i]).type())));
+    const Tensor* constant = l.graph().constant(bounds[i]);
+    known = known && constant != nullptr;
+    if (known) attributes.set(name, static_cast<float>(constant->to_double()[0]));
+  }
+  if (known) return l.output(0, l.emit("Clip", {x}, attributes));
+  const ValueId above = bounds[0] == kNone ? x : l.emit("Max", {x, bounds[0]});
+  l.output(0, bounds[1] == kNone ? above : l.emit("Min", {above, bounds[1]}));
+}
+
+}  // namespace
+
+const OpDef kClip{
+    .name = "Clip",
+    .onnx = {{.domain = "", .name = "Clip", .since = 6, .lower = lower}},
+    .infer = infer_same_as_input,
+    .gradient = gradient_from_input,
+    .in_place = {{.output = 0, .input = 0}},
+    .cost = elementwise_cost<2>,
+    .kernel = {.cpu = unary<ClipTo>},
+    .standard = 6,
+};
+const OpDef kClipGrad = slope_op("ClipGrad", unary_slope<ClipTo>, elementwise_cost<3>);
+
+ORT_TRAIN_OPS_END

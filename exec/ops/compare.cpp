@@ -1,0 +1,147 @@
+// Equal, Greater, GreaterOrEqual, Less, LessOrEqual, And, Or, Xor, Not -> bool, and Mod{fmod} (ONNX Equal-7, And-7, Not-1, Mod-10 and later).
+//
+// All broadcast as NumPy does. Booleans carry no gradient; comparisons with NaN are false. Mod takes the sign of the divisor for integers
+// (Python's %), of the dividend with fmod = 1 (C's fmod); an integer divisor of zero is an Error(data).
+
+#include <cmath>
+
+#include "exec/elementwise.h"
+#include "exec/op_list.h"
+
+ORT_TRAIN_OPS_BEGIN
+
+namespace {
+
+using Comparable = Types<float, double, int64_t, int32_t, int16_t, int8_t, uint8_t, bool>;
+using Integers = Types<int64_t, int32_t, int16_t, int8_t, uint8_t>;
+
+struct EqualTo {
+  template <typename T> HOST_DEVICE bool value(T a, T b) const { return a == b; }
+};
+struct GreaterThan {
+  template <typename T> HOST_DEVICE bool value(T a, T b) const { return a > b; }
+};
+struct AtLeast {
+  template <typename T> HOST_DEVICE bool value(T a, T b) const { return a >= b; }
+};
+struct LessThan {
+  template <typename T> HOST_DEVICE bool value(T a, T b) const { return a < b; }
+};
+struct AtMost {
+  template <typename T> HOST_DEVICE bool value(T a, T b) const { return a <= b; }
+};
+struct Both {
+  HOST_DEVICE bool value(bool a, bool b) const { return a & b; }
+};
+struct Either {
+  HOST_DEVICE bool value(bool a, bool b) const { return a | b; }
+};
+struct OneOf {
+  HOST_DEVICE bool value(bool a, bool b) const { return a != b; }
+};
+struct Negated {
+  HOST_DEVICE bool value(bool a) const { return !a; }
+};
+
+std::vector<TensorType> infer_logical(const InferContext& context) {
+  for (size_t i = 0; i < context.inputs.size(); ++i) {
+    if (context.input(i).dtype != DType::boolean) throw error(ErrorCode::unsupported, "input {} is {}, not bool", i, to_string(context.input(i).dtype));
+  }
+  return infer_broadcast(context);
+}
+
+// --- Mod ------------------------------------------------------------------------------------------------------------------------------
+
+struct FloatRemainder {
+  template <typename T> T value(T a, T b) const { return std::fmod(a, b); }
+};
+
+template <bool kSignOfDivisor>
+struct IntegerRemainder {
+  template <typename T> T value(T a, T b) const {
+    if (b == 0) [[unlikely]] throw error(ErrorCode::data, "Mod: the divisor is zero");
+    if (b == static_cast<T>(-1)) return static_cast<T>(std::is_signed_v<T> ? 0 : a % b);  // the least integer % -1 traps
+    const T remainder = static_cast<T>(a % b);
+    return kSignOfDivisor && remainder != 0 && (remainder < 0) != (b < 0) ? static_cast<T>(remainder + b) : remainder;
+  }
+};
+
+bool is_fmod(const Attributes& attributes) { return attributes.get("fmod", 0) != 0; }
+
+std::vector<TensorType> infer_mod(const InferContext& context) {
+  if (is_floating(context.input(0).dtype) && !is_fmod(context.attributes)) throw error(ErrorCode::unsupported, "floating-point numbers need fmod=1");
+  return infer_broadcast(context);
+}
+
+// y = a - n b, n = trunc(a / b): dy/da = 1, dy/db = -n = -(a - y) / b.
+void mod_gradient(const Node& node, GradientBuilder& g) {
+  const ValueId dy = g.output_gradient(0), a = node.inputs[0], b = node.inputs[1];
+  if (g.wants(0)) g.input_gradient(0, g.reduce_to(dy, g.shape(a)));
+  if (g.wants(1)) {
+    const ValueId quotient = g.emit("Div", {g.emit("Sub", {node.outputs[0], a}), b});
+    g.input_gradient(1, g.reduce_to(g.emit("Mul", {dy, quotient}), g.shape(b)));
+  }
+}
+
+KernelRun prepare_mod(const KernelSpec& spec) {
+  if (is_floating(spec.inputs[0].dtype)) return binary<FloatRemainder>(spec);
+  return is_fmod(spec.attributes) ? binary<IntegerRemainder<false>, Integers>(spec) : binary<IntegerRemainder<true>, Integers>(spec);
+}
+
+// --- OpDefs ---------------------------------------------------------------------------------------------------------------------------
+
+OpDef comparison(std::string_view name, int since, int standard, Prepare cpu) {
+  return {.name = name,
+          .onnx = {{.domain = "", .name = name, .since = since}},
+          .infer = infer_broadcast_bool,
+          .no_gradient = "comparisons have no gradient",
+          .cost = elementwise_cost<1>,
+          .kernel = {.cpu = cpu},
+          .standard = standard};
+}
+
+OpDef logical(std::string_view name, Prepare cpu) {
+  return {.name = name,
+          .onnx = {{.domain = "", .name = name, .since = 7}},
+          .infer = infer_logical,
+          .no_gradient = "booleans have no gradient",
+          .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
+          .cost = elementwise_cost<1>,
+          .kernel = {.cpu = cpu},
+          .standard = 7};
+}
+
+}  // namespace
+
+const OpDef kEqual = comparison("Equal", 7, 11, binary<EqualTo, Comparable>);
+const OpDef kGreater = comparison("Greater", 7, 9, binary<GreaterThan, Comparable>);
+const OpDef kGreaterOrEqual = comparison("GreaterOrEqual", 12, 12, binary<AtLeast, Comparable>);
+const OpDef kLess = comparison("Less", 7, 9, binary<LessThan, Comparable>);
+const OpDef kLessOrEqual = comparison("LessOrEqual", 12, 12, binary<AtMost, Comparable>);
+const OpDef kAnd = logical("And", binary<Both, Types<bool>>);
+const OpDef kOr = logical("Or", binary<Either, Types<bool>>);
+const OpDef kXor = logical("Xor", binary<OneOf, Types<bool>>);
+
+const OpDef kNot{
+    .name = "Not",
+    .onnx = {{.domain = "", .name = "Not", .since = 1}},
+    .infer = infer_logical,
+    .no_gradient = "booleans have no gradient",
+    .in_place = {{.output = 0, .input = 0}},
+    .cost = elementwise_cost<1>,
+    .kernel = {.cpu = unary<Negated, Types<bool>>},
+    .standard = 1,
+};
+
+const OpDef kMod{
+    .name = "Mod",
+    .onnx = {{.domain = "", .name = "Mod", .since = 10}},
+    .infer = infer_mod,
+    .gradient = mod_gradient,
+    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
+    .cost = elementwise_cost<10>,
+    .kernel = {.cpu = prepare_mod},
+    .standard = 13,
+};
+
+ORT_TRAIN_OPS_END

@@ -1,0 +1,277 @@
+// Gather{axis}, GatherElements{axis}, GatherND{batch_dims} (ONNX Gather-1, GatherElements-11, GatherND-11 and later): reading by index.
+//
+// Negative indices count from the end; one outside is an Error(data). Gradients add what was read back into zeros, in the order of the indices:
+// GatherGrad{axis, shape}(dy, indices), GatherNDGrad{batch_dims, shape}(dy, indices); GatherElements' is ScatterElements.
+//
+// GatherGrad serves embeddings: (2048 indices) x [50257, 768] is a matter of writing 154 MB of zeros, so each task clears a block of rows and
+// adds to it while it is in the cache.
+
+#include <cstring>
+
+#include "exec/op_list.h"
+#include "exec/scatter.h"
+
+ORT_TRAIN_OPS_BEGIN
+
+namespace {
+
+// --- Gather ---------------------------------------------------------------------------------------------------------------------------
+
+int64_t axis_of(const Attributes& attributes, const Shape& shape) {
+  return normalize_axis(attributes.get("axis", 0), static_cast<int64_t>(shape.size()), "axis");
+}
+
+void lower_gather(Lowering& l) { l.pass_on("Gather", {{"axis", axis_of(l.node.attributes, l.shape(l.input(0)))}}); }
+
+// data [outer..., n, inner...] and indices [...] -> [outer..., indices..., inner...]
+Shape gathered_shape(const Shape& data, const Shape& indices, int64_t axis) {
+  Shape shape(data.begin(), data.begin() + axis);
+  shape.insert(shape.end(), indices.begin(), indices.end());
+  shape.insert(shape.end(), data.begin() + axis + 1, data.end());
+  return shape;
+}
+
+struct GatherSizes {
+  int64_t outer, size, inner, indices;
+  GatherSizes(const Shape& data, const Shape& index_shape, int64_t axis)
+      : outer(element_count(Shape(data.begin(), data.begin() + axis))),
+        size(data[axis]),
+        inner(element_count(Shape(data.begin() + axis + 1, data.end()))),
+        indices(element_count(index_shape)) {}
+};
+
+std::vector<TensorType> infer_gather(const InferContext& context) {
+  const TensorType& data = context.input(0);
+  require_indices(context, 1);
+  return {{data.dtype, gathered_shape(data.shape, context.input(1).shape, axis_of(context.attributes, data.shape))}};
+}
+
+void gather_gradient(const Node& node, GradientBuilder& g) {
+  const Shape shape = g.shape(node.inputs[0]);
+  if (g.wants(0)) {
+    g.input_gradient(0, g.emit("GatherGrad", {g.output_gradient(0), node.inputs[1]}, {{"axis", axis_of(node.attributes, shape)}, {"shape", shape}}));
+  }
+}
+
+Cost gather_cost(const KernelSpec& spec) {
+  return {.flops = 0, .bytes = 2.0 * static_cast<double>(spec.outputs[0].bytes()) + static_cast<double>(spec.inputs[1].bytes())};
+}
+
+template <typename Index>
+void gather_rows(const KernelArgs& args, const GatherSizes& sizes, int64_t element_bytes) {
+  const std::byte* const data = args.in<std::byte>(0);
+  const Index* const indices = args.in<Index>(1);
+  std::byte* const out = args.out<std::byte>(0);
+  const int64_t bytes = sizes.inner * element_bytes;
+  if (bytes == 0) return;
+  args.workers.parallel_blocks(sizes.outer * sizes.indices, std::max<int64_t>(1, kTaskBytes / std::max<int64_t>(bytes, 16)), [&](int64_t begin, int64_t end) {
+    int64_t o = begin / sizes.indices, i = begin % sizes.indices;
+    for (int64_t r = begin; r < end; ++r) {
+      std::memcpy(out + r * bytes, data + (o * sizes.size + checked_index(indices[i], sizes.size, "Gather")) * bytes, static_cast<size_t>(bytes));
+      if (++i == sizes.indices) {
+        i = 0;
+        ++o;
+      }
+    }
+  });
+}
+
+KernelRun prepare_gather(const KernelSpec& spec) {
+  const Shape& data = spec.inputs[0].shape;
+  const GatherSizes sizes(data, spec.inputs[1].shape, axis_of(spec.attributes, data));
+  return [sizes, bytes = size_of(spec.inputs[0].dtype), dtype = spec.inputs[1].dtype](const KernelArgs& args) {
+    with_index(dtype, [&](auto* type) { gather_rows<std::remove_pointer_t<decltype(type)>>(args, sizes, bytes); });
+  };
+}
+
+std::vector<TensorType> infer_gather_grad(const InferContext& context) {
+  const Shape shape = context.attributes.get("shape", Shape{});
+  require_indices(context, 1);
+  if (gathered_shape(shape, context.input(1).shape, axis_of(context.attributes, shape)) != context.input(0).shape) {
+    throw error(ErrorCode::unsupported, "{} isn't what indices {} gather from {}", to_string(context.input(0).shape), to_string(context.input(1).shape),
+                to_string(shape));
+  }
+  return {{context.input(0).dtype, shape}};
+}
+
+template <typename T, typename Index>
+void gather_grad(const KernelArgs& args, const RowScatter& scatter) {
+  const Index* const indices = args.in<Index>(1);
+  for (int64_t i = 0; i < scatter.updates; ++i) checked_index(indices[i], scatter.rows, "Gather");
+  scatter.run<AddTo>(args.workers, args.out<T>(0), args.in<T>(0), [&](int64_t, int64_t i) {
+    const int64_t index = indices[i];
+    return index < 0 ? index + scatter.rows : index;
+  });
+}
+
+KernelRun prepare_gather_grad(const KernelSpec& spec) {
+  const Shape& shape = spec.outputs[0].shape;
+  const GatherSizes sizes(shape, spec.inputs[1].shape, axis_of(spec.attributes, shape));
+  const RowScatter scatter{.outer = sizes.outer, .rows = sizes.size, .row = sizes.inner, .updates = sizes.indices, .zeros_first = true};
+  const DType dtype = spec.outputs[0].dtype;
+  if (dtype != DType::float32 && dtype != DType::float64) no_kernel("GatherGrad", dtype);
+  return [scatter, dtype, index_dtype = spec.inputs[1].dtype](const KernelArgs& args) {
+    with_index(index_dtype, [&](auto* type) {
+      using Index = std::remove_pointer_t<decltype(type)>;
+      if (dtype == DType::float32) gather_grad<float, Index>(args, scatter);
+      else gather_grad<double, Index>(args, scatter);
+    });
+  };
+}
+
+// --- GatherElements -------------------------------------------------------------------------------------------------------------------
+
+void lower_gather_elements(Lowering& l) { l.pass_on("GatherElements", {{"axis", axis_of(l.node.attributes, l.shape(l.input(0)))}}); }
+
+std::vector<TensorType> infer_gather_elements(const InferContext& context) {
+  const TensorType &data = context.input(0), &indices = context.input(1);
+  require_indices(context, 1);
+  const int64_t axis = axis_of(context.attributes, data.shape);
+  bool valid = indices.shape.size() == data.shape.size();
+  for (int64_t i = 0; valid && i < static_cast<int64_t>(data.shape.size()); ++i) valid = i == axis || indices.shape[i] <= data.shape[i];
+  if (!valid) {
+    throw error(ErrorCode::unsupported, "indices of the shape {} don't fit data of the shape {}", to_string(indices.shape), to_string(data.shape));
+  }
+  return {{data.dtype, indices.shape}};
+}
+
+void gather_elements_gradient(const Node& node, GradientBuilder& g) {
+  if (!g.wants(0)) return;
+  const Shape shape = g.shape(node.inputs[0]);
+  const ValueId zeros = g.emit("ConstantOfShape", {}, {{"shape", shape}, {"value", Tensor(g.dtype(node.inputs[0]), {1})}});
+  g.input_gradient(0, g.emit("ScatterElements", {zeros, node.inputs[1], g.output_gradient(0)},
+                             {{"axis", axis_of(node.attributes, shape)}, {"reduction", std::string("add")}}));
+}
+
+KernelRun prepare_gather_elements(const KernelSpec& spec) {
+  const Shape &data = spec.inputs[0].shape, &shape = spec.outputs[0].shape;
+  const int64_t axis = axis_of(spec.attributes, data), size = data[axis], step = strides_of(data)[axis];
+  std::vector<int64_t> others = strides_of(data);
+  others[axis] = 0;  // along the axis the index says where
+  const StridedLoop<1> loop(shape, {others});
+  return [=, bytes = size_of(spec.inputs[0].dtype), index_dtype = spec.inputs[1].dtype](const KernelArgs& args) {
+    with_element_size(bytes, [&](auto* element) {
+      using T = std::remove_pointer_t<decltype(element)>;
+      with_index(index_dtype, [&](auto* index) {
+        const auto* const indices = args.in<std::remove_pointer_t<decltype(index)>>(1);
+        const T* const in = args.in<T>(0);
+        T* const out = args.out<T>(0);
+        args.workers.parallel_blocks(loop.count, kTaskElements, [&](int64_t begin, int64_t end) {
+          walk(loop, begin, end, [&](const std::array<int64_t, 1>& offsets, int64_t first, int64_t run) {
+            for (int64_t i = 0; i < run; ++i) {
+              out[first + i] = in[offsets[0] + i * loop.inner_stride(0) + checked_index(indices[first + i], size, "GatherElements") * step];
+            }
+          });
+        });
+      });
+    });
+  };
+}
+
+// --- GatherND -------------------------------------------------------------------------------------------------------------------------
+
+std::vector<TensorType> infer_gather_nd(const InferContext& context) {
+  require_indices(context, 1);
+  return {{context.input(0).dtype, tuples_shape(context.input(0).shape, context.input(1).shape, context.attributes.get("batch_dims", 0))}};
+}
+
+void gather_nd_gradient(const Node& node, GradientBuilder& g) {
+  if (!g.wants(0)) return;
+  g.input_gradient(0, g.emit("GatherNDGrad", {g.output_gradient(0), node.inputs[1]},
+                             {{"batch_dims", node.attributes.get("batch_dims", 0)}, {"shape", g.shape(node.inputs[0])}}));
+}
+
+KernelRun prepare_gather_nd(const KernelSpec& spec) {
+  const IndexTuples tuples(spec.inputs[0].shape, spec.inputs[1].shape, spec.attributes.get("batch_dims", 0));
+  return [tuples, bytes = tuples.row * size_of(spec.inputs[0].dtype), index_dtype = spec.inputs[1].dtype](const KernelArgs& args) {
+    if (bytes == 0) return;
+    with_index(index_dtype, [&](auto* type) {
+      const auto* const indices = args.in<std::remove_pointer_t<decltype(type)>>(1);
+      const int64_t length = static_cast<int64_t>(tuples.dims.size());
+      args.workers.parallel_blocks(tuples.batches * tuples.tuples, std::max<int64_t>(1, kTaskBytes / std::max<int64_t>(bytes, 16)), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t at = i / tuples.tuples * tuples.rows + tuples.position(indices + i * length, "GatherND");
+          std::memcpy(args.out<std::byte>(0) + i * bytes, args.in<std::byte>(0) + at * bytes, static_cast<size_t>(bytes));
+        }
+      });
+    });
+  };
+}
+
+std::vector<TensorType> infer_gather_nd_grad(const InferContext& context) {
+  const Shape shape = context.attributes.get("shape", Shape{});
+  require_indices(context, 1);
+  if (tuples_shape(shape, context.input(1).shape, context.attributes.get("batch_dims", 0)) != context.input(0).shape) {
+    throw error(ErrorCode::unsupported, "{} isn't what indices {} gather from {}", to_string(context.input(0).shape), to_string(context.input(1).shape),
+                to_string(shape));
+  }
+  return {{context.input(0).dtype, shape}};
+}
+
+int64_t gather_nd_grad_workspace(const KernelSpec& spec) { return positions_workspace(spec.inputs[1]); }
+
+KernelRun prepare_gather_nd_grad(const KernelSpec& spec) {
+  const IndexTuples tuples(spec.outputs[0].shape, spec.inputs[1].shape, spec.attributes.get("batch_dims", 0));
+  const RowScatter scatter{.outer = tuples.batches, .rows = tuples.rows, .row = tuples.row, .updates = tuples.tuples, .zeros_first = true};
+  const DType dtype = spec.outputs[0].dtype;
+  if (dtype != DType::float32 && dtype != DType::float64) no_kernel("GatherNDGrad", dtype);
+  return [tuples, scatter, dtype, index_dtype = spec.inputs[1].dtype](const KernelArgs& args) {
+    int64_t* const positions = reinterpret_cast<int64_t*>(args.workspace);
+    with_index(index_dtype, [&](auto* type) {
+      tuples.positions(args.workers, args.in<std::remove_pointer_t<decltype(type)>>(1), positions, "GatherND");
+    });
+    const auto position = [&](int64_t o, int64_t i) { return positions[o * scatter.updates + i]; };
+    if (dtype == DType::float32) scatter.run<AddTo>(args.workers, args.out<float>(0), args.in<float>(0), position);
+    else scatter.run<AddTo>(args.workers, args.out<double>(0), args.in<double>(0), position);
+  };
+}
+
+}  // namespace
+
+const OpDef kGather{
+    .name = "Gather",
+    .onnx = {{.domain = "", .name = "Gather", .since = 1, .lower = lower_gather}},
+    .infer = infer_gather,
+    .gradient = gather_gradient,
+    .cost = gather_cost,
+    .kernel = {.cpu = prepare_gather},
+    .standard = 13,
+};
+
+const OpDef kGatherGrad{
+    .name = "GatherGrad",
+    .infer = infer_gather_grad,
+    .no_gradient = kNoSecondDerivative,
+    .cost = comparison_cost,
+    .kernel = {.cpu = prepare_gather_grad},
+};
+
+const OpDef kGatherElements{
+    .name = "GatherElements",
+    .onnx = {{.domain = "", .name = "GatherElements", .since = 11, .lower = lower_gather_elements}},
+    .infer = infer_gather_elements,
+    .gradient = gather_elements_gradient,
+    .cost = gather_cost,
+    .kernel = {.cpu = prepare_gather_elements},
+    .standard = 13,
+};
+
+const OpDef kGatherND{
+    .name = "GatherND",
+    .onnx = {{.domain = "", .name = "GatherND", .since = 11}},
+    .infer = infer_gather_nd,
+    .gradient = gather_nd_gradient,
+    .cost = gather_cost,
+    .kernel = {.cpu = prepare_gather_nd},
+    .standard = 13,
+};
+
+const OpDef kGatherNDGrad{
+    .name = "GatherNDGrad",
+    .infer = infer_gather_nd_grad,
+    .no_gradient = kNoSecondDerivative,
+    .cost = comparison_cost,
+    .kernel = {.cpu = prepare_gather_nd_grad, .workspace = gather_nd_grad_workspace},
+};
+
+ORT_TRAIN_OPS_END

@@ -1,0 +1,363 @@
+// What makes tensors from sizes, and what looks at positions: Range, ConstantOfShape{shape, value} (with Shape and Size, which lower to
+// constants), OneHot{axis, depth}(indices, values), NonZero, Trilu{upper, k}, CumSum{axis, exclusive, reverse}.
+//
+// Range and NonZero have shapes that depend on values, so their inputs must be constant; they are folded as soon as they are read.
+
+#include <cmath>
+#include <cstring>
+
+#include "exec/op_list.h"
+#include "exec/scatter.h"
+
+ORT_TRAIN_OPS_BEGIN
+
+namespace {
+
+// --- Range ----------------------------------------------------------------------------------------------------------------------------
+
+// Calls body with a null pointer to the element type that Range makes.
+template <typename Body>
+void with_range_type(DType dtype, Body&& body) {
+  switch (dtype) {
+    case DType::float32: return body(static_cast<float*>(nullptr));
+    case DType::float64: return body(static_cast<double*>(nullptr));
+    case DType::int64: return body(static_cast<int64_t*>(nullptr));
+    case DType::int32: return body(static_cast<int32_t*>(nullptr));
+    case DType::int16: return body(static_cast<int16_t*>(nullptr));
+    default: no_kernel("Range", dtype);
+  }
+}
+
+void lower_range(Lowering& l) {
+  for (size_t i = 0; i < 3; ++i) l.constant_input(i, i == 0 ? "the start" : i == 1 ? "the limit" : "the step");
+  l.pass_on("Range", {});
+}
+
+// max(ceil((limit - start) / delta), 0) elements.
+std::vector<TensorType> infer_range(const InferContext& context) {
+  const DType dtype = context.input(0).dtype;
+  for (size_t i = 0; i < 3; ++i) {
+    const Tensor* tensor = i < context.constants.size() ? context.constants[i] : nullptr;
+    if (!tensor) throw error(ErrorCode::unsupported, "start, limit and step must be known before training");
+    if (tensor->dtype != dtype || tensor->size() != 1) throw error(ErrorCode::unsupported, "start, limit and step must be one number each, of one type");
+  }
+  int64_t count = 0;
+  with_range_type(dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    const T start = context.constants[0]->data<T>()[0], limit = context.constants[1]->data<T>()[0], delta = context.constants[2]->data<T>()[0];
+    if (delta == T(0)) throw error(ErrorCode::unsupported, "the step is zero");
+    const double steps = std::ceil((static_cast<double>(limit) - static_cast<double>(start)) / static_cast<double>(delta));
+    if (!(steps < 0x1p48)) throw error(ErrorCode::unsupported, "from {} to {} in steps of {} are too many elements", start, limit, delta);
+    count = steps > 0 ? static_cast<int64_t>(steps) : 0;
+  });
+  return {{dtype, {count}}};
+}
+
+KernelRun prepare_range(const KernelSpec& spec) {
+  const int64_t count = element_count(spec.outputs[0].shape);
+  KernelRun run;
+  with_range_type(spec.outputs[0].dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    run = [count](const KernelArgs& args) {
+      const T start = *args.in<T>(0), delta = *args.in<T>(2);
+      for (int64_t i = 0; i < count; ++i) args.out<T>(0)[i] = static_cast<T>(start + static_cast<T>(i) * delta);
+    };
+  });
+  return run;
+}
+
+// --- ConstantOfShape, Shape, Size -----------------------------------------------------------------------------------------------------
+
+Tensor value_of(const Attributes& attributes) {
+  const Attribute* value = attributes.find("value");
+  if (!value) return Tensor(DType::float32, {1});
+  const Tensor* tensor = std::get_if<Tensor>(value);
+  if (!tensor || tensor->size() != 1) throw error(ErrorCode::unsupported, "the value is not a tensor of one element");
+  return *tensor;
+}
+
+void lower_constant_of_shape(Lowering& l) { l.pass_on("ConstantOfShape", {}, {{"shape", l.ints(0, "the shape")}, {"value", value_of(l.node.attributes)}}); }
+
+void lower_shape(Lowering& l) {
+  const Shape shape = l.shape(l.input(0));
+  const int64_t rank = static_cast<int64_t>(shape.size());
+  const auto bound = [rank](int64_t axis) { return std::clamp<int64_t>(axis < 0 ? axis + rank : axis, 0, rank); };
+  const int64_t start = bound(l.node.attributes.get("start", 0)), end = std::max(start, bound(l.node.attributes.get("end", rank)));
+  l.output(0, l.constant(make_tensor<int64_t>({end - start}, {shape.begin() + start, shape.begin() + end})));
+}
+
+void lower_size(Lowering& l) { l.output(0, l.constant(scalar_tensor<int64_t>(element_count(l.shape(l.input(0)))))); }
+
+std::vector<TensorType> infer_constant_of_shape(const InferContext& context) {
+  const Shape shape = context.attributes.get("shape", Shape{});
+  element_count(shape);
+  return {{value_of(context.attributes).dtype, shape}};
+}
+
+KernelRun prepare_constant_of_shape(const KernelSpec& spec) {
+  const Tensor value = value_of(spec.attributes);
+  return [value, count = element_count(spec.outputs[0].shape)](const KernelArgs& args) {
+    fill_parallel(args.workers, args.outputs[0], count, value.bytes.data(), size_of(value.dtype));
+  };
+}
+
+// --- OneHot ---------------------------------------------------------------------------------------------------------------------------
+
+void lower_one_hot(Lowering& l) {
+  ValueId indices = l.input(0);
+  const Tensor& depth = l.constant_input(1, "the depth");
+  if (depth.size() != 1) l.fail("the depth is not one number");
+  const int64_t rank = static_cast<int64_t>(l.shape(indices).size());
+  const int64_t axis = normalize_axis(l.node.attributes.get("axis", -1), rank + 1, "axis"), classes = static_cast<int64_t>(depth.to_double()[0]);
+  if (l.dtype(indices) != DType::int64 && l.dtype(indices) != DType::int32) indices = l.emit("Cast", {indices}, {{"to", static_cast<int64_t>(DType::int64)}});
+  l.pass_on("OneHot", {indices, l.input(2)}, {{"axis", axis}, {"depth", classes}});
+}
+
+std::vector<TensorType> infer_one_hot(const InferContext& context) {
+  require_indices(context, 0);
+  Shape shape = context.input(0).shape;
+  const int64_t axis = normalize_axis(context.attributes.get("axis", -1), static_cast<int64_t>(shape.size()) + 1, "axis");
+  const int64_t depth = context.attributes.get("depth", 0);
+  if (depth <= 0) throw error(ErrorCode::unsupported, "the depth is {}, but must be positive", depth);
+  if (context.input(1).shape != Shape{2}) throw error(ErrorCode::unsupported, "the values have the shape {}, not [2]", to_string(context.input(1).shape));
+  shape.insert(shape.begin() + axis, depth);
+  element_count(shape);
+  return {{context.input(1).dtype, shape}};
+}
+
+KernelRun prepare_one_hot(const KernelSpec& spec) {
+  const Shape& shape = spec.outputs[0].shape;
+  const int64_t axis = normalize_axis(spec.attributes.get("axis", -1), static_cast<int64_t>(shape.size()), "axis"), depth = shape[axis];
+  const int64_t outer = element_count(Shape(shape.begin(), shape.begin() + axis)), inner = element_count(Shape(shape.begin() + axis + 1, shape.end()));
+  return [=, bytes = size_of(spec.outputs[0].dtype), index_dtype = spec.inputs[0].dtype](const KernelArgs& args) {
+    with_element_size(bytes, [&](auto* element) {
+      using T = std::remove_pointer_t<decltype(element)>;
+      with_index(index_dtype, [&](auto* index) {
+        const auto* const indices = args.in<std::remove_pointer_t<decltype(index)>>(0);
+        const T off = args.in<T>(1)[0], on = args.in<T>(1)[1];
+        const int64_t slab = depth * inner;
+        args.workers.parallel_blocks(outer, std::max<int64_t>(1, kTaskElements / std::max<int64_t>(slab, 1)), [&](int64_t begin, int64_t end) {
+          for (int64_t o = begin; o < end; ++o) {
+            T* const out = args.out<T>(0) + o * slab;
+            std::fill_n(out, slab, off);
+            for (int64_t i = 0; i < inner; ++i) {
+              int64_t at = indices[o * inner + i];
+              if (at < 0) at += depth;
+              if (at >= 0 && at < depth) out[at * inner + i] = on;  // outside: all off, says ONNX
+            }
+          }
+        });
+      });
+    });
+  };
+}
+
+// --- NonZero --------------------------------------------------------------------------------------------------------------------------
+
+// body(flat index) for each element that is not zero, ascending.
+template <typename Body>
+void each_nonzero(DType dtype, const void* data, int64_t count, Body&& body) {
+  const auto scan = [&](const auto* values) {
+    for (int64_t i = 0; i < count; ++i) {
+      if (values[i] != 0) body(i);
+    }
+  };
+  if (dtype == DType::float32) return scan(static_cast<const float*>(data));
+  if (dtype == DType::float64) return scan(static_cast<const double*>(data));
+  if (dtype == DType::float16 || dtype == DType::bfloat16) no_kernel("NonZero", dtype);
+  with_element_size(size_of(dtype), [&](auto* type) { scan(static_cast<const std::remove_pointer_t<decltype(type)>*>(data)); });
+}
+
+void lower_nonzero(Lowering& l) {
+  l.constant_input(0, "what NonZero looks at");
+  l.pass_on("NonZero", {});
+}
+
+std::vector<TensorType> infer_nonzero(const InferContext& context) {
+  const Tensor* tensor = context.constants.empty() ? nullptr : context.constants[0];
+  if (!tensor) throw error(ErrorCode::unsupported, "the number of nonzero elements must be known before training");
+  int64_t count = 0;
+  each_nonzero(tensor->dtype, tensor->bytes.data(), tensor->size(), [&](int64_t) { ++count; });
+  return {{DType::int64, {static_cast<int64_t>(tensor->shape.size()), count}}};
+}
+
+KernelRun prepare_nonzero(const KernelSpec& spec) {
+  const TensorType& input = spec.inputs[0];
+  return [dtype = input.dtype, shape = input.shape, size = element_count(input.shape), count = spec.outputs[0].shape[1]](const KernelArgs& args) {
+    int64_t* const out = args.out<int64_t>(0);
+    int64_t found = 0;
+    each_nonzero(dtype, args.inputs[0], size, [&](int64_t at) {
+      for (size_t axis = shape.size(); axis-- > 0; at /= shape[axis]) out[static_cast<int64_t>(axis) * count + found] = at % shape[axis];
+      ++found;
+    });
+  };
+}
+
+// --- Trilu ----------------------------------------------------------------------------------------------------------------------------
+
+void lower_trilu(Lowering& l) {
+  int64_t k = 0;
+  if (l.has(1)) {
+    const std::vector<int64_t> given = l.ints(1, "k");
+    if (given.size() != 1) l.fail("k is not one number");
+    k = given[0];
+  }
+  l.pass_on("Trilu", {l.input(0)}, {{"k", k}, {"upper", l.node.attributes.get("upper", 1)}});
+}
+
+std::vector<TensorType> infer_trilu(const InferContext& context) {
+  if (context.input(0).shape.size() < 2) throw error(ErrorCode::unsupported, "{} is no matrix", to_string(context.input(0).shape));
+  return {context.input(0)};
+}
+
+void trilu_gradient(const Node& node, GradientBuilder& g) { g.input_gradient(0, g.emit("Trilu", {g.output_gradient(0)}, node.attributes)); }
+
+KernelRun prepare_trilu(const KernelSpec& spec) {
+  const Shape& shape = spec.inputs[0].shape;
+  const int64_t columns = shape.back(), rows = shape[shape.size() - 2], all = element_count(Shape(shape.begin(), shape.end() - 1));
+  const int64_t k = std::clamp(spec.attributes.get("k", 0), -rows, columns), bytes = size_of(spec.inputs[0].dtype);
+  const bool upper = spec.attributes.get("upper", 1) != 0;
+  return [=](const KernelArgs& args) {
+    if (columns == 0) return;
+    args.workers.parallel_blocks(all, std::max<int64_t>(1, kTaskBytes / (columns * bytes)), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const int64_t edge = std::clamp<int64_t>(r % rows + k + (upper ? 0 : 1), 0, columns);  // upper keeps from it on, lower what is before
+        const int64_t keep = upper ? edge : 0, kept = upper ? columns - edge : edge, clear = upper ? 0 : edge;
+        const std::byte* const in = args.in<std::byte>(0) + r * columns * bytes;
+        std::byte* const out = args.out<std::byte>(0) + r * columns * bytes;
+        if (in != out) std::memcpy(out + keep * bytes, in + keep * bytes, static_cast<size_t>(kept * bytes));
+        std::memset(out + clear * bytes, 0, static_cast<size_t>((columns - kept) * bytes));
+      }
+    });
+  };
+}
+
+// --- CumSum ---------------------------------------------------------------------------------------------------------------------------
+
+void lower_cumsum(Lowering& l) {
+  const std::vector<int64_t> axis = l.ints(1, "the axis");
+  if (axis.size() != 1) l.fail("the axis is not one number");
+  const Attributes& given = l.node.attributes;
+  l.pass_on("CumSum", {l.input(0)},
+            {{"axis", normalize_axis(axis[0], static_cast<int64_t>(l.shape(l.input(0)).size()), "axis")},
+             {"exclusive", given.get("exclusive", 0)},
+             {"reverse", given.get("reverse", 0)}});
+}
+
+std::vector<TensorType> infer_cumsum(const InferContext& context) {
+  normalize_axis(context.attributes.get("axis", 0), static_cast<int64_t>(context.input(0).shape.size()), "axis");
+  return {context.input(0)};
+}
+
+void cumsum_gradient(const Node& node, GradientBuilder& g) {
+  Attributes attributes = node.attributes;
+  attributes.set("reverse", int64_t{node.attributes.get("reverse", 0) == 0});
+  g.input_gradient(0, g.emit("CumSum", {g.output_gradient(0)}, attributes));
+}
+
+// Sums of floats run in double.
+template <typename T>
+KernelRun prepare_cumsum_of(const KernelSpec& spec) {
+  using Sum = std::conditional_t<std::is_same_v<T, float>, double, T>;
+  constexpr int64_t kColumns = 128;
+  const Shape& shape = spec.inputs[0].shape;
+  const int64_t axis = normalize_axis(spec.attributes.get("axis", 0), static_cast<int64_t>(shape.size()), "axis"), length = shape[axis];
+  const int64_t outer = element_count(Shape(shape.begin(), shape.begin() + axis)), inner = element_count(Shape(shape.begin() + axis + 1, shape.end()));
+  const bool exclusive = spec.attributes.get("exclusive", 0) != 0, reverse = spec.attributes.get("reverse", 0) != 0;
+  const int64_t columns = std::max<int64_t>(1, std::min(inner, kColumns)), blocks = (inner + columns - 1) / columns;
+  return [=](const KernelArgs& args) {
+    args.workers.parallel_blocks(outer * blocks, std::max<int64_t>(1, kTaskElements / std::max<int64_t>(length * columns, 1)), [&](int64_t begin, int64_t end) {
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t left = task % blocks * columns, width = std::min(columns, inner - left), base = task / blocks * length * inner + left;
+        Sum sums[kColumns] = {};
+        for (int64_t k = 0; k < length; ++k) {
+          const int64_t row = base + (reverse ? length - 1 - k : k) * inner;
+          const T* const x = args.in<T>(0) + row;
+          T* const y = args.out<T>(0) + row;
+          for (int64_t c = 0; c < width; ++c) {
+            const Sum before = sums[c];
+            sums[c] = AddTo::combine(before, static_cast<Sum>(x[c]));
+            y[c] = static_cast<T>(exclusive ? before : sums[c]);
+          }
+        }
+      }
+    });
+  };
+}
+
+KernelRun prepare_cumsum(const KernelSpec& spec) {
+  switch (spec.inputs[0].dtype) {
+    case DType::float32: return prepare_cumsum_of<float>(spec);
+    case DType::float64: return prepare_cumsum_of<double>(spec);
+    case DType::int64: return prepare_cumsum_of<int64_t>(spec);
+    case DType::int32: return prepare_cumsum_of<int32_t>(spec);
+    default: no_kernel("CumSum", spec.inputs[0].dtype);
+  }
+}
+
+}  // namespace
+
+const OpDef kRange{
+    .name = "Range",
+    .onnx = {{.domain = "", .name = "Range", .since = 11, .lower = lower_range}},
+    .infer = infer_range,
+    .no_gradient = "its bounds are sizes",
+    .host_inputs = {0, 1, 2},
+    .cost = movement_cost,
+    .kernel = {.cpu = prepare_range},
+    .standard = 11,
+};
+
+const OpDef kConstantOfShape{
+    .name = "ConstantOfShape",
+    .onnx = {{.domain = "", .name = "ConstantOfShape", .since = 9, .lower = lower_constant_of_shape},
+             {.domain = "", .name = "Shape", .since = 1, .lower = lower_shape},
+             {.domain = "", .name = "Size", .since = 1, .lower = lower_size}},
+    .infer = infer_constant_of_shape,
+    .no_gradient = "it has no inputs",
+    .cost = movement_cost,
+    .kernel = {.cpu = prepare_constant_of_shape},
+};
+
+const OpDef kOneHot{
+    .name = "OneHot",
+    .onnx = {{.domain = "", .name = "OneHot", .since = 9, .lower = lower_one_hot}},
+    .infer = infer_one_hot,
+    .no_gradient = "the two values that OneHot chooses between are not trained",
+    .hint = "multiply its result instead",
+    .cost = movement_cost,
+    .kernel = {.cpu = prepare_one_hot},
+};
+
+const OpDef kNonZero{
+    .name = "NonZero",
+    .onnx = {{.domain = "", .name = "NonZero", .since = 9, .lower = lower_nonzero}},
+    .infer = infer_nonzero,
+    .no_gradient = "it finds positions",
+    .host_inputs = {0},
+    .cost = movement_cost,
+    .kernel = {.cpu = prepare_nonzero},
+    .standard = 13,
+};
+
+const OpDef kTrilu{
+    .name = "Trilu",
+    .onnx = {{.domain = "", .name = "Trilu", .since = 14, .lower = lower_trilu}},
+    .infer = infer_trilu,
+    .gradient = trilu_gradient,
+    .in_place = {{.output = 0, .input = 0}},
+    .cost = movement_cost,
+    .kernel = {.cpu = prepare_trilu},
+};
+
+const OpDef kCumSum{
+    .name = "CumSum",
+    .onnx = {{.domain = "", .name = "CumSum", .since = 11, .lower = lower_cumsum}},
+    .infer = infer_cumsum,
+    .gradient = cumsum_gradient,
+    .in_place = {{.output = 0, .input = 0}},
+    .cost = comparison_cost,
+    .kernel = {.cpu = prepare_cumsum},
+};
+
+ORT_TRAIN_OPS_END

@@ -1,0 +1,64 @@
+// SquaredError(prediction, target) -> loss_sum [] = sum of (prediction - target)^2; the mean is a division by the number of elements.
+//
+// Summed in fixed blocks, 16 lanes of double each, in ascending order. Saves both inputs.
+
+#include <algorithm>
+
+#include "exec/elementwise.h"
+#include "exec/op_list.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace {
+
+constexpr int64_t kBlock = 65536;
+
+std::vector<TensorType> infer_squared_error(const InferContext& context) {
+  if (context.input(0) != context.input(1)) {
+    throw error(ErrorCode::unsupported, "the prediction is {}, the target {}", to_string(context.input(0)), to_string(context.input(1)));
+  }
+  return {{context.input(0).dtype, {}}};
+}
+
+int64_t blocks(const KernelSpec& spec) { return (element_count(spec.inputs[0].shape) + kBlock - 1) / kBlock; }
+int64_t squared_error_workspace(const KernelSpec& spec) { return blocks(spec) * int64_t{sizeof(double)}; }
+
+KernelRun make_squared_error(const KernelSpec& spec) {
+  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    return [n = element_count(spec.inputs[0].shape), blocks = blocks(spec)](const KernelArgs& args) {
+      auto* partial = reinterpret_cast<double*>(args.workspace);
+      args.workers.parallel_for(blocks, [&](int64_t block, int) {
+        const T *a = args.in<T>(0), *b = args.in<T>(1);
+        double lanes[16] = {};
+        const int64_t begin = block * kBlock, end = std::min(begin + kBlock, n);
+        for (int64_t i = begin; i < end; ++i) {
+          const double d = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+          lanes[(i - begin) % 16] += d * d;
+        }
+        partial[block] = 0;
+        for (double lane : lanes) partial[block] += lane;
+      });
+      double sum = 0;
+      for (int64_t block = 0; block < blocks; ++block) sum += partial[block];
+      *args.out<T>(0) = static_cast<T>(sum);
+    };
+  });
+}
+
+void squared_error_gradient(const Node& node, GradientBuilder& g) {
+  const ValueId difference = g.emit("Sub", {node.inputs[0], node.inputs[1]});
+  const ValueId d = g.emit("Mul", {difference, g.emit("Mul", {g.output_gradient(0), g.scalar_like(difference, 2)})});
+  g.input_gradient(0, d);
+  if (g.wants(1)) g.input_gradient(1, g.emit("Neg", {d}));
+}
+
+}  // namespace
+
+const OpDef kSquaredError{
+    .name = "SquaredError",
+    .infer = infer_squared_error,
+    .gradient = squared_error_gradient,
+    .cost = elementwise_cost<3>,
+    .kernel = {.cpu = make_squared_error, .workspace = squared_error_workspace},
+};
+
+ORT_TRAIN_OPS_END

@@ -1,0 +1,229 @@
+// The update's ops. Each runs over fixed blocks of elements, so neither threads nor transfer chunks show in a result.
+//
+//   SumSquares(x) -> float64 []                    each block in 16 lanes of double, lanes then blocks in ascending order
+//   GlobalNorm(s...) -> float32 []                 sqrt of the sum, in the order of the inputs
+//   ClipCoefficient{max_norm}(norm) -> float32 []  min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_
+//   AdamW{weight_decay}(p, g, m, v, c, scalars)    torch.optim.AdamW (Loshchilov & Hutter, arXiv 1711.05101): p, m, v change in place
+//   SGD{weight_decay}(p, g, buffer?, c, scalars)   torch.optim.SGD with dampening 0: p and the momentum buffer change in place
+//   Accumulate(sum, x)                             sum += x in place
+//   Clear(sum)                                     sum = 0 in place
+//
+// c is the clipping coefficient, which multiplies the gradient; scalars are those of exec/ops/optimizer_scalars.h.
+
+#include "exec/ops/optimizer_scalars.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "exec/op_list.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace {
+
+constexpr int64_t kNormBlock = 65536, kUpdateBlock = 32768;
+constexpr const char* kNoSecondOrder = "updates are not differentiated";
+
+void check_same(const InferContext& context, size_t a, size_t b) {
+  if (context.input(a) != context.input(b)) {
+    throw error(ErrorCode::unsupported, "input {} is {}, input {} is {}", a, to_string(context.input(a)), b, to_string(context.input(b)));
+  }
+}
+
+template <template <typename> class Make>
+KernelRun for_floats(const KernelSpec& spec) {
+  if (spec.inputs[0].dtype == DType::float32) return Make<float>{}(spec);
+  if (spec.inputs[0].dtype == DType::float64) return Make<double>{}(spec);
+  throw error(ErrorCode::unsupported, "parameters of type {} can't be updated; float32 and float64 can", to_string(spec.inputs[0].dtype));
+}
+
+// --- norms ----------------------------------------------------------------------------------------------------------------------------
+
+std::vector<TensorType> infer_sum_squares(const InferContext& context) {
+  context.input(0);
+  return {{DType::float64, {}}};
+}
+
+int64_t norm_blocks(const KernelSpec& spec) { return (element_count(spec.inputs[0].shape) + kNormBlock - 1) / kNormBlock; }
+int64_t sum_squares_workspace(const KernelSpec& spec) { return norm_blocks(spec) * int64_t{sizeof(double)}; }
+
+template <typename T>
+double block_sum_squares(const T* __restrict x, int64_t n) {
+  double lanes[16] = {};
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    for (int lane = 0; lane < 16; ++lane) lanes[lane] += static_cast<double>(x[i + lane]) * static_cast<double>(x[i + lane]);
+  }
+  for (int lane = 0; i < n; ++i, ++lane) lanes[lane] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  double sum = 0;
+  for (double lane : lanes) sum += lane;
+  return sum;
+}
+
+template <typename T>
+struct MakeSumSquares {
+  KernelRun operator()(const KernelSpec& spec) const {
+    return [n = element_count(spec.inputs[0].shape), blocks = norm_blocks(spec)](const KernelArgs& args) {
+      auto* partial = reinterpret_cast<double*>(args.workspace);
+      args.workers.parallel_for(blocks, [&](int64_t block, int) {
+        const int64_t begin = block * kNormBlock;
+        partial[block] = block_sum_squares(args.in<T>(0) + begin, std::min(kNormBlock, n - begin));
+      });
+      double sum = 0;
+      for (int64_t block = 0; block < blocks; ++block) sum += partial[block];
+      *args.out<double>(0) = sum;
+    };
+  }
+};
+
+std::vector<TensorType> infer_global_norm(const InferContext& context) {
+  for (size_t i = 0; i < context.inputs.size(); ++i) {
+    if (context.input(i) != TensorType{DType::float64, {}}) throw error(ErrorCode::unsupported, "input {} is not a float64 scalar", i);
+  }
+  return {{DType::float32, {}}};
+}
+
+KernelRun make_global_norm(const KernelSpec& spec) {
+  return [n = spec.inputs.size()](const KernelArgs& args) {
+    double sum = 0;
+    for (size_t i = 0; i < n; ++i) sum += *args.in<double>(i);
+    *args.out<float>(0) = static_cast<float>(std::sqrt(sum));
+  };
+}
+
+KernelRun make_clip_coefficient(const KernelSpec& spec) {
+  return [max_norm = spec.attributes.get("max_norm", 1.0f)](const KernelArgs& args) {
+    *args.out<float>(0) = std::min(1.0f, max_norm / (*args.in<float>(0) + 1e-6f));
+  };
+}
+
+// --- updates --------------------------------------------------------------------------------------------------------------------------
+
+std::vector<TensorType> infer_adamw(const InferContext& context) {
+  for (size_t i : {1, 2, 3}) check_same(context, 0, i);
+  if (context.input(5) != TensorType{DType::float32, {kOptimizerScalars}}) throw error(ErrorCode::unsupported, "the scalars have the wrong type");
+  return {context.input(0), context.input(2), context.input(3)};
+}
+
+template <typename T>
+struct MakeAdamW {
+  KernelRun operator()(const KernelSpec& spec) const {
+    return [n = element_count(spec.inputs[0].shape), weight_decay = double{spec.attributes.get("weight_decay", 0.0f)}](const KernelArgs& args) {
+      const float* scalars = args.in<float>(5);
+      const T clip = *args.in<float>(4), keep = static_cast<T>(1 - double{scalars[kLearningRate]} * weight_decay), step = scalars[kStepSize];
+      const T inverse_root = scalars[kInverseRootBias], gain1 = scalars[kOneMinusBeta1], beta2 = scalars[kBeta2], gain2 = scalars[kOneMinusBeta2];
+      const T epsilon = scalars[kEpsilon];
+      args.workers.parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
+        T* __restrict p = args.out<T>(0);
+        T* __restrict m = args.out<T>(1);
+        T* __restrict v = args.out<T>(2);
+        const T* __restrict gradient = args.in<T>(1);
+        for (int64_t i = begin; i < end; ++i) {
+          const T g = gradient[i] * clip;
+          m[i] = m[i] + gain1 * (g - m[i]);
+          v[i] = beta2 * v[i] + gain2 * g * g;
+          p[i] = p[i] * keep - step * (m[i] / (std::sqrt(v[i]) * inverse_root + epsilon));
+        }
+      });
+    };
+  }
+};
+
+std::vector<TensorType> infer_sgd(const InferContext& context) {
+  check_same(context, 0, 1);
+  if (context.has(2)) check_same(context, 0, 2);
+  if (context.outputs != (context.has(2) ? 2u : 1u)) throw error(ErrorCode::unsupported, "there is one output for the parameter and one for its momentum buffer");
+  return std::vector<TensorType>(context.outputs, context.input(0));
+}
+
+template <typename T>
+struct MakeSgd {
+  KernelRun operator()(const KernelSpec& spec) const {
+    return [n = element_count(spec.inputs[0].shape), weight_decay = static_cast<T>(spec.attributes.get("weight_decay", 0.0f)),
+            buffered = spec.has(2)](const KernelArgs& args) {
+      const float* scalars = args.in<float>(4);
+      const T clip = *args.in<float>(3), rate = scalars[kLearningRate], momentum = scalars[kMomentum];
+      args.workers.parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
+        T* __restrict p = args.out<T>(0);
+        const T* __restrict gradient = args.in<T>(1);
+        if (!buffered) {
+          for (int64_t i = begin; i < end; ++i) p[i] = p[i] - rate * (gradient[i] * clip + weight_decay * p[i]);
+          return;
+        }
+        T* __restrict buffer = args.out<T>(1);  // zero at first, so that the first step's buffer is the gradient
+        for (int64_t i = begin; i < end; ++i) {
+          buffer[i] = momentum * buffer[i] + (gradient[i] * clip + weight_decay * p[i]);
+          p[i] = p[i] - rate * buffer[i];
+        }
+      });
+    };
+  }
+};
+
+std::vector<TensorType> infer_accumulate(const InferContext& context) {
+  check_same(context, 0, 1);
+  return {context.input(0)};
+}
+
+template <typename T>
+struct MakeAccumulate {
+  KernelRun operator()(const KernelSpec& spec) const {
+    return [n = element_count(spec.inputs[0].shape)](const KernelArgs& args) {
+      args.workers.parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
+        T* __restrict sum = args.out<T>(0);
+        const T* __restrict x = args.in<T>(1);
+        for (int64_t i = begin; i < end; ++i) sum[i] = sum[i] + x[i];
+      });
+    };
+  }
+};
+
+KernelRun make_clear(const KernelSpec& spec) {
+  return [n = spec.inputs[0].bytes()](const KernelArgs& args) {
+    args.workers.parallel_blocks(n, 4 * kUpdateBlock, [&](int64_t begin, int64_t end) {
+      std::memset(args.out<std::byte>(0) + begin, 0, static_cast<size_t>(end - begin));
+    });
+  };
+}
+
+template <int bytes_per_element, int flops_per_element>
+Cost per_element(const KernelSpec& spec) {
+  const auto n = static_cast<double>(element_count(spec.inputs[0].shape));
+  return {.flops = flops_per_element * n, .bytes = bytes_per_element * n};
+}
+
+}  // namespace
+
+const OpDef kSumSquares{.name = "SumSquares",
+                        .infer = infer_sum_squares,
+                        .no_gradient = kNoSecondOrder,
+                        .cost = per_element<4, 2>,
+                        .kernel = {.cpu = for_floats<MakeSumSquares>, .workspace = sum_squares_workspace}};
+const OpDef kGlobalNorm{.name = "GlobalNorm", .infer = infer_global_norm, .no_gradient = kNoSecondOrder, .kernel = {.cpu = make_global_norm}};
+const OpDef kClipCoefficient{.name = "ClipCoefficient", .infer = infer_same_as_input, .no_gradient = kNoSecondOrder, .kernel = {.cpu = make_clip_coefficient}};
+const OpDef kAdamW{.name = "AdamW",
+                   .infer = infer_adamw,
+                   .no_gradient = kNoSecondOrder,
+                   .writes = {{.output = 0, .input = 0}, {.output = 1, .input = 2}, {.output = 2, .input = 3}},
+                   .cost = per_element<28, 15>,
+                   .kernel = {.cpu = for_floats<MakeAdamW>}};
+const OpDef kSGD{.name = "SGD",
+                 .infer = infer_sgd,
+                 .no_gradient = kNoSecondOrder,
+                 .writes = {{.output = 0, .input = 0}, {.output = 1, .input = 2}},
+                 .cost = per_element<20, 6>,
+                 .kernel = {.cpu = for_floats<MakeSgd>}};
+const OpDef kAccumulate{.name = "Accumulate",
+                        .infer = infer_accumulate,
+                        .no_gradient = kNoSecondOrder,
+                        .writes = {{.output = 0, .input = 0}},
+                        .cost = per_element<12, 1>,
+                        .kernel = {.cpu = for_floats<MakeAccumulate>}};
+const OpDef kClear{.name = "Clear",
+                   .infer = infer_same_as_input,
+                   .no_gradient = kNoSecondOrder,
+                   .writes = {{.output = 0, .input = 0}},
+                   .cost = per_element<4, 0>,
+                   .kernel = {.cpu = make_clear}};
+
+ORT_TRAIN_OPS_END

@@ -1,0 +1,257 @@
+// ReduceSum, ReduceMean, ReduceMax, ReduceMin, ReduceProd, ReduceL2, ReduceSumSquare {axes, keepdims} (ONNX 1 and later of each).
+//
+// `axes` are normalised; none means that nothing is reduced (ONNX's "all" is resolved at import). ReduceL1, ReduceLogSum and ReduceLogSumExp
+// lower to these. The gradient of Max and Min is shared equally among the elements that are equal to the result. ReduceProd's is
+// ReduceProdGrad(dy, x): dy times the product of all other elements, right where elements are zero. Of ReduceL2 at the zero vector it is zero.
+
+#include "exec/op_list.h"
+#include "exec/reduce.h"
+
+ORT_TRAIN_OPS_BEGIN
+
+namespace {
+
+std::vector<int64_t> axes_of(const Attributes& attributes, const Shape& shape) {
+  std::vector<int64_t> axes = attributes.get("axes", std::vector<int64_t>{});
+  for (int64_t& axis : axes) axis = normalize_axis(axis, static_cast<int64_t>(shape.size()), "axis");
+  std::sort(axes.begin(), axes.end());
+  if (std::adjacent_find(axes.begin(), axes.end()) != axes.end()) throw error(ErrorCode::unsupported, "an axis of {} is named twice", to_string(axes));
+  return axes;
+}
+
+Shape reduced_shape(const Shape& from, const std::vector<int64_t>& axes, bool keep) {
+  Shape shape;
+  size_t next = 0;
+  for (size_t i = 0; i < from.size(); ++i) {
+    const bool drop = next < axes.size() && axes[next] == static_cast<int64_t>(i);
+    if (drop) ++next;
+    if (!drop) shape.push_back(from[i]);
+    else if (keep) shape.push_back(1);
+  }
+  return shape;
+}
+
+// --- import ---------------------------------------------------------------------------------------------------------------------------
+
+std::vector<int64_t> lowered_axes(Lowering& l) {
+  const Shape& shape = l.shape(l.input(0));
+  std::vector<int64_t> axes = l.ints_from("axes", 1, {});
+  if (axes.empty() && l.node.attributes.get("noop_with_empty_axes", 0) == 0) {
+    for (size_t i = 0; i < shape.size(); ++i) axes.push_back(static_cast<int64_t>(i));
+  }
+  return axes_of({{"axes", axes}}, shape);
+}
+
+ValueId emit_reduce(Builder& builder, std::string_view op, ValueId x, const std::vector<int64_t>& axes, bool keep) {
+  return builder.emit(op, {x}, {{"axes", axes}, {"keepdims", int64_t{keep}}});
+}
+
+bool keeps(const Attributes& attributes) { return attributes.get("keepdims", 1) != 0; }
+
+// Those that leave single elements as they are: over axes of one element they are a Reshape.
+void lower_plain(Lowering& l) {
+  const ValueId x = l.input(0);
+  const Shape shape = l.shape(x);
+  const std::vector<int64_t> axes = lowered_axes(l);
+  const bool keep = keeps(l.node.attributes);
+  if (std::all_of(axes.begin(), axes.end(), [&](int64_t axis) { return shape[axis] == 1; })) return l.output(0, l.reshape(x, reduced_shape(shape, axes, keep)));
+  l.output(0, emit_reduce(l, l.node.op_type, x, axes, keep));
+}
+
+void lower_norm(Lowering& l) { l.output(0, emit_reduce(l, l.node.op_type, l.input(0), lowered_axes(l), keeps(l.node.attributes))); }
+
+void lower_l1(Lowering& l) { l.output(0, emit_reduce(l, "ReduceSum", l.emit("Abs", {l.input(0)}), lowered_axes(l), keeps(l.node.attributes))); }
+
+void lower_log_sum(Lowering& l) { l.output(0, l.emit("Log", {emit_reduce(l, "ReduceSum", l.input(0), lowered_axes(l), keeps(l.node.attributes))})); }
+
+// log sum exp(x) = m + log sum exp(x - m), m the maximum.
+void lower_log_sum_exp(Lowering& l) {
+  const ValueId x = l.input(0);
+  const Shape shape = l.shape(x);
+  const std::vector<int64_t> axes = lowered_axes(l);
+  const ValueId maximum = emit_reduce(l, "ReduceMax", x, axes, true);
+  const ValueId sum = emit_reduce(l, "ReduceSum", l.emit("Exp", {l.emit("Sub", {x, maximum})}), axes, true);
+  l.output(0, l.reshape(l.emit("Add", {l.emit("Log", {sum}), maximum}), reduced_shape(shape, axes, keeps(l.node.attributes))));
+}
+
+std::vector<TensorType> infer(const InferContext& context) {
+  const TensorType& x = context.input(0);
+  return {{x.dtype, reduced_shape(x.shape, axes_of(context.attributes, x.shape), keeps(context.attributes))}};
+}
+
+// --- gradients ------------------------------------------------------------------------------------------------------------------------
+
+// A value of the reduced shape, with the reduced axes put back as axes of one element.
+ValueId with_axes(GradientBuilder& g, const Node& node, ValueId value) {
+  const Shape from = g.shape(node.inputs[0]);
+  return g.reshape(value, reduced_shape(from, axes_of(node.attributes, from), true));
+}
+
+ValueId spread(GradientBuilder& g, const Node& node, ValueId value) {
+  const Shape from = g.shape(node.inputs[0]);
+  value = with_axes(g, node, value);
+  return g.shape(value) == from ? value : g.emit("Expand", {value}, {{"shape", from}});
+}
+
+void sum_gradient(const Node& node, GradientBuilder& g) { g.input_gradient(0, spread(g, node, g.output_gradient(0))); }
+
+void mean_gradient(const Node& node, GradientBuilder& g) {
+  const Shape from = g.shape(node.inputs[0]);
+  double count = 1;
+  for (int64_t axis : axes_of(node.attributes, from)) count *= static_cast<double>(from[axis]);
+  const ValueId dy = g.output_gradient(0);
+  g.input_gradient(0, spread(g, node, g.emit("Div", {dy, g.scalar_like(dy, count)})));
+}
+
+void extreme_gradient(const Node& node, GradientBuilder& g) {
+  const ValueId x = node.inputs[0], dy = with_axes(g, node, g.output_gradient(0));
+  const ValueId equal = g.emit("Equal", {x, with_axes(g, node, node.outputs[0])});
+  const ValueId chosen = g.emit("Cast", {equal}, {{"to", static_cast<int64_t>(g.dtype(x))}});
+  const ValueId ties = emit_reduce(g, "ReduceSum", chosen, axes_of(node.attributes, g.shape(x)), true);
+  g.input_gradient(0, g.emit("Mul", {chosen, g.emit("Div", {dy, ties})}));
+}
+
+void sum_square_gradient(const Node& node, GradientBuilder& g) {
+  const ValueId dy = with_axes(g, node, g.output_gradient(0));
+  g.input_gradient(0, g.emit("Mul", {node.inputs[0], g.emit("Mul", {dy, g.scalar_like(dy, 2)})}));
+}
+
+// dx = x dy / y
+void l2_gradient(const Node& node, GradientBuilder& g) {
+  const ValueId y = node.outputs[0], zero = g.scalar_like(y, 0);
+  const ValueId ratio = g.emit("Where", {g.emit("Equal", {y, zero}), zero, g.emit("Div", {g.output_gradient(0), y})});
+  g.input_gradient(0, g.emit("Mul", {node.inputs[0], with_axes(g, node, ratio)}));
+}
+
+void prod_gradient(const Node& node, GradientBuilder& g) { g.input_gradient(0, g.emit("ReduceProdGrad", {g.output_gradient(0), node.inputs[0]}, node.attributes)); }
+
+// --- kernels --------------------------------------------------------------------------------------------------------------------------
+
+ReducePlan plan_of(const KernelSpec& spec) { return ReducePlan(spec.inputs[0].shape, axes_of(spec.attributes, spec.inputs[0].shape)); }
+
+int64_t workspace(const KernelSpec& spec) {
+  const ReducePlan plan = plan_of(spec);
+  return plan.pieces == 1 ? 0 : plan.pieces * plan.outputs() * static_cast<int64_t>(sizeof(double));  // no total is larger
+}
+
+Cost cost(const KernelSpec& spec) {
+  Cost cost = movement_cost(spec);
+  cost.flops = static_cast<double>(element_count(spec.inputs[0].shape));
+  return cost;
+}
+
+template <template <typename> class Kind, typename T>
+KernelRun prepare_of(const KernelSpec& spec) {
+  return [plan = plan_of(spec)](const KernelArgs& args) { run_reduce<Kind<T>, T>(plan, args); };
+}
+
+template <template <typename> class Kind>
+KernelRun prepare_arithmetic(const KernelSpec& spec) {
+  switch (spec.inputs[0].dtype) {
+    case DType::float32: return prepare_of<Kind, float>(spec);
+    case DType::float64: return prepare_of<Kind, double>(spec);
+    case DType::int64: return prepare_of<Kind, int64_t>(spec);
+    case DType::int32: return prepare_of<Kind, int32_t>(spec);
+    default: no_kernel("a sum or product", spec.inputs[0].dtype);
+  }
+}
+
+template <template <typename> class Kind>
+KernelRun prepare_extreme(const KernelSpec& spec) {
+  switch (spec.inputs[0].dtype) {
+    case DType::float32: return prepare_of<Kind, float>(spec);
+    case DType::float64: return prepare_of<Kind, double>(spec);
+    case DType::int64: return prepare_of<Kind, int64_t>(spec);
+    case DType::int32: return prepare_of<Kind, int32_t>(spec);
+    case DType::int16: return prepare_of<Kind, int16_t>(spec);
+    case DType::int8: return prepare_of<Kind, int8_t>(spec);
+    case DType::uint8: return prepare_of<Kind, uint8_t>(spec);
+    case DType::boolean: return prepare_of<Kind, bool>(spec);
+    default: no_kernel("a maximum or minimum", spec.inputs[0].dtype);
+  }
+}
+
+std::vector<TensorType> infer_prod_grad(const InferContext& context) { return {context.input(1)}; }
+
+// Forwards the product of all elements before, then backwards times that of all after: no division, so zeros are no exception.
+template <typename T>
+KernelRun prepare_prod_grad_of(const KernelSpec& spec) {
+  const Shape& shape = spec.inputs[1].shape;
+  const std::vector<int64_t> axes = axes_of(spec.attributes, shape), strides = strides_of(shape);
+  Shape kept_dims, reduced_dims;
+  std::vector<int64_t> kept_strides, reduced_strides, backward_strides;
+  int64_t last = 0;  // offset of the last element of a product
+  for (size_t axis = 0; axis < shape.size(); ++axis) {
+    if (std::binary_search(axes.begin(), axes.end(), static_cast<int64_t>(axis))) {
+      reduced_dims.push_back(shape[axis]);
+      reduced_strides.push_back(strides[axis]);
+      backward_strides.push_back(-strides[axis]);
+      last += (shape[axis] - 1) * strides[axis];
+    } else {
+      kept_dims.push_back(shape[axis]);
+      kept_strides.push_back(strides[axis]);
+    }
+  }
+  const StridedLoop<1> kept(kept_dims, {kept_strides}), forward(reduced_dims, {reduced_strides}), backward(reduced_dims, {backward_strides});
+  return [=](const KernelArgs& args) {
+    const T *const dy = args.in<T>(0), *const x = args.in<T>(1);
+    T* const dx = args.out<T>(0);
+    args.workers.parallel_blocks(kept.count, std::max<int64_t>(1, kTaskElements / std::max<int64_t>(forward.count, 1)), [&](int64_t begin, int64_t end) {
+      for (int64_t output = begin; output < end; ++output) {
+        const int64_t at = offset_at(kept, output);
+        double before = 1, after = static_cast<double>(dy[output]);
+        walk(forward, 0, forward.count, [&](const std::array<int64_t, 1>& offsets, int64_t, int64_t run) {
+          for (int64_t i = 0; i < run; ++i) {
+            const int64_t here = at + offsets[0] + i * forward.inner_stride(0);
+            dx[here] = static_cast<T>(before);
+            before *= static_cast<double>(x[here]);
+          }
+        });
+        walk(backward, 0, backward.count, [&](const std::array<int64_t, 1>& offsets, int64_t, int64_t run) {
+          for (int64_t i = 0; i < run; ++i) {
+            const int64_t here = at + last + offsets[0] + i * backward.inner_stride(0);
+            dx[here] = static_cast<T>(static_cast<double>(dx[here]) * after);
+            after *= static_cast<double>(x[here]);
+          }
+        });
+      }
+    });
+  };
+}
+
+KernelRun prepare_prod_grad(const KernelSpec& spec) {
+  if (spec.inputs[1].dtype == DType::float32) return prepare_prod_grad_of<float>(spec);
+  if (spec.inputs[1].dtype == DType::float64) return prepare_prod_grad_of<double>(spec);
+  no_kernel("ReduceProdGrad", spec.inputs[1].dtype);
+}
+
+OpDef reduction(std::string_view name, std::vector<OnnxForm> forms, void (*gradient)(const Node&, GradientBuilder&), KernelRun (*cpu)(const KernelSpec&)) {
+  return {.name = name, .onnx = std::move(forms), .infer = infer, .gradient = gradient, .cost = cost, .kernel = {.cpu = cpu, .workspace = workspace}};
+}
+
+}  // namespace
+
+const OpDef kReduceSum = reduction("ReduceSum",
+                                   {{.domain = "", .name = "ReduceSum", .since = 1, .lower = lower_plain},
+                                    {.domain = "", .name = "ReduceL1", .since = 1, .lower = lower_l1},
+                                    {.domain = "", .name = "ReduceLogSum", .since = 1, .lower = lower_log_sum},
+                                    {.domain = "", .name = "ReduceLogSumExp", .since = 1, .lower = lower_log_sum_exp}},
+                                   sum_gradient, prepare_arithmetic<SumKind>);
+const OpDef kReduceMean = reduction("ReduceMean", {{.domain = "", .name = "ReduceMean", .since = 1, .lower = lower_plain}}, mean_gradient, prepare_arithmetic<MeanKind>);
+const OpDef kReduceMax = reduction("ReduceMax", {{.domain = "", .name = "ReduceMax", .since = 1, .lower = lower_plain}}, extreme_gradient, prepare_extreme<MaxKind>);
+const OpDef kReduceMin = reduction("ReduceMin", {{.domain = "", .name = "ReduceMin", .since = 1, .lower = lower_plain}}, extreme_gradient, prepare_extreme<MinKind>);
+const OpDef kReduceProd = reduction("ReduceProd", {{.domain = "", .name = "ReduceProd", .since = 1, .lower = lower_plain}}, prod_gradient, prepare_arithmetic<ProdKind>);
+const OpDef kReduceL2 = reduction("ReduceL2", {{.domain = "", .name = "ReduceL2", .since = 1, .lower = lower_norm}}, l2_gradient, prepare_arithmetic<L2Kind>);
+const OpDef kReduceSumSquare =
+    reduction("ReduceSumSquare", {{.domain = "", .name = "ReduceSumSquare", .since = 1, .lower = lower_norm}}, sum_square_gradient, prepare_arithmetic<SumSquareKind>);
+
+// dx = dy times the product of the other elements
+const OpDef kReduceProdGrad{
+    .name = "ReduceProdGrad",
+    .infer = infer_prod_grad,
+    .no_gradient = kNoSecondDerivative,
+    .cost = cost,
+    .kernel = {.cpu = prepare_prod_grad},
+};
+
+ORT_TRAIN_OPS_END

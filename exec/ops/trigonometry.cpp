@@ -1,0 +1,90 @@
+// Sin, Cos, Tan, their inverses and their hyperbolic kin: libm's, in both types (a rotary table is small; nothing else uses them much).
+// Gradients in primitives.
+
+#include "exec/elementwise.h"
+#include "exec/op_list.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace {
+
+struct SinOf {
+  template <typename T> HOST_DEVICE static T value(T x) { return math::sin(x); }
+};
+struct CosOf {
+  template <typename T> HOST_DEVICE static T value(T x) { return math::cos(x); }
+};
+// The rest in double, rounded once.
+#define ORT_TRAIN_LIBM(name, function) \
+  struct name {                        \
+    template <typename T> HOST_DEVICE static T value(T x) { return static_cast<T>(function(static_cast<double>(x))); } \
+  }
+ORT_TRAIN_LIBM(TanOf, ::tan);
+ORT_TRAIN_LIBM(AsinOf, ::asin);
+ORT_TRAIN_LIBM(AcosOf, ::acos);
+ORT_TRAIN_LIBM(AtanOf, ::atan);
+ORT_TRAIN_LIBM(SinhOf, ::sinh);
+ORT_TRAIN_LIBM(CoshOf, ::cosh);
+ORT_TRAIN_LIBM(AsinhOf, ::asinh);
+ORT_TRAIN_LIBM(AcoshOf, ::acosh);
+ORT_TRAIN_LIBM(AtanhOf, ::atanh);
+
+ValueId product(GradientBuilder& g, ValueId a, ValueId b) { return g.emit("Mul", {a, b}); }
+// sign * x^2 + constant
+ValueId square_plus(GradientBuilder& g, ValueId x, double sign, double constant) {
+  return g.emit(sign > 0 ? "Add" : "Sub", {g.scalar_like(x, constant), product(g, x, x)});
+}
+
+void sin_gradient(const Node& node, GradientBuilder& g) { g.input_gradient(0, product(g, g.output_gradient(0), g.emit("Cos", {node.inputs[0]}))); }
+void cos_gradient(const Node& node, GradientBuilder& g) {
+  g.input_gradient(0, g.emit("Neg", {product(g, g.output_gradient(0), g.emit("Sin", {node.inputs[0]}))}));
+}
+void tan_gradient(const Node& node, GradientBuilder& g) {  // 1 + y^2
+  g.input_gradient(0, product(g, g.output_gradient(0), square_plus(g, node.outputs[0], 1, 1)));
+}
+void asin_gradient(const Node& node, GradientBuilder& g) {  // 1 / sqrt(1 - x^2)
+  g.input_gradient(0, g.emit("Div", {g.output_gradient(0), g.emit("Sqrt", {square_plus(g, node.inputs[0], -1, 1)})}));
+}
+void acos_gradient(const Node& node, GradientBuilder& g) {
+  g.input_gradient(0, g.emit("Neg", {g.emit("Div", {g.output_gradient(0), g.emit("Sqrt", {square_plus(g, node.inputs[0], -1, 1)})})}));
+}
+void atan_gradient(const Node& node, GradientBuilder& g) {  // 1 / (1 + x^2)
+  g.input_gradient(0, g.emit("Div", {g.output_gradient(0), square_plus(g, node.inputs[0], 1, 1)}));
+}
+void sinh_gradient(const Node& node, GradientBuilder& g) { g.input_gradient(0, product(g, g.output_gradient(0), g.emit("Cosh", {node.inputs[0]}))); }
+void cosh_gradient(const Node& node, GradientBuilder& g) { g.input_gradient(0, product(g, g.output_gradient(0), g.emit("Sinh", {node.inputs[0]}))); }
+void asinh_gradient(const Node& node, GradientBuilder& g) {  // 1 / sqrt(x^2 + 1)
+  g.input_gradient(0, g.emit("Div", {g.output_gradient(0), g.emit("Sqrt", {square_plus(g, node.inputs[0], 1, 1)})}));
+}
+void acosh_gradient(const Node& node, GradientBuilder& g) {  // 1 / sqrt(x^2 - 1)
+  g.input_gradient(0, g.emit("Div", {g.output_gradient(0), g.emit("Sqrt", {square_plus(g, node.inputs[0], 1, -1)})}));
+}
+void atanh_gradient(const Node& node, GradientBuilder& g) {  // 1 / (1 - x^2)
+  g.input_gradient(0, g.emit("Div", {g.output_gradient(0), square_plus(g, node.inputs[0], -1, 1)}));
+}
+
+OpDef function(std::string_view name, int since, int standard, void (*gradient)(const Node&, GradientBuilder&), Prepare cpu) {
+  return {.name = name,
+          .onnx = {{.domain = "", .name = name, .since = since}},
+          .infer = infer_same_as_input,
+          .gradient = gradient,
+          .in_place = {{.output = 0, .input = 0}},
+          .cost = elementwise_cost<30>,
+          .kernel = {.cpu = cpu},
+          .standard = standard};
+}
+
+}  // namespace
+
+const OpDef kSin = function("Sin", 7, 7, sin_gradient, unary<SinOf>);
+const OpDef kCos = function("Cos", 7, 7, cos_gradient, unary<CosOf>);
+const OpDef kTan = function("Tan", 7, 7, tan_gradient, unary<TanOf>);
+const OpDef kAsin = function("Asin", 7, 7, asin_gradient, unary<AsinOf>);
+const OpDef kAcos = function("Acos", 7, 7, acos_gradient, unary<AcosOf>);
+const OpDef kAtan = function("Atan", 7, 7, atan_gradient, unary<AtanOf>);
+const OpDef kSinh = function("Sinh", 9, 9, sinh_gradient, unary<SinhOf>);
+const OpDef kCosh = function("Cosh", 9, 9, cosh_gradient, unary<CoshOf>);
+const OpDef kAsinh = function("Asinh", 9, 9, asinh_gradient, unary<AsinhOf>);
+const OpDef kAcosh = function("Acosh", 9, 9, acosh_gradient, unary<AcoshOf>);
+const OpDef kAtanh = function("Atanh", 9, 9, atanh_gradient, unary<AtanhOf>);
+
+ORT_TRAIN_OPS_END

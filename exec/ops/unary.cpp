@@ -1,0 +1,125 @@
+// Functions of one number: Neg, Abs, Sign, Sqrt, Reciprocal, Exp, Log, Erf, Floor, Ceil, Round, IsNaN, IsInf.
+//
+// Gradients read whichever of x and y spares the other. Floor, Ceil, Round and Sign are steps: nothing can be learnt through them.
+
+#include "exec/elementwise.h"
+#include "exec/op_list.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace {
+
+struct NegOf {
+  template <typename T> HOST_DEVICE static T value(T x) {
+    if constexpr (std::is_integral_v<T>) return static_cast<T>(std::make_unsigned_t<T>(0) - static_cast<std::make_unsigned_t<T>>(x));
+    else return -x;
+  }
+};
+struct AbsOf {
+  template <typename T> HOST_DEVICE static T value(T x) {
+    if constexpr (std::is_integral_v<T>) return x < 0 ? NegOf::value(x) : x;
+    else return math::abs(x);
+  }
+};
+struct SignOf {  // NaN stays
+  template <typename T> HOST_DEVICE static T value(T x) { return x > T(0) ? T(1) : (x < T(0) ? T(-1) : x == T(0) ? T(0) : x); }
+};
+struct SqrtOf {
+  template <typename T> HOST_DEVICE static T value(T x) { return math::sqrt(x); }
+  template <typename T> HOST_DEVICE static T slope(T y) { return T(0.5) / y; }  // of the output
+};
+struct ReciprocalOf {
+  template <typename T> HOST_DEVICE static T value(T x) { return T(1) / x; }
+  template <typename T> HOST_DEVICE static T slope(T y) { return -y * y; }  // of the output
+};
+struct ExpOf {
+  template <typename T> HOST_DEVICE static T value(T x) { return math::exp(x); }
+};
+struct LogOf {
+  template <typename T> HOST_DEVICE static T value(T x) { return math::log(x); }
+};
+struct ErfOf {
+  template <typename T> HOST_DEVICE static T value(T x) { return math::erf(x); }
+  template <typename T> HOST_DEVICE static T slope(T x) { return T(math::kTwoOverSqrtPi) * math::exp(-x * x); }
+};
+struct FloorOf {
+  template <typename T> HOST_DEVICE static T value(T x) { return math::floor(x); }
+};
+struct CeilOf {
+  template <typename T> HOST_DEVICE static T value(T x) { return math::ceil(x); }
+};
+struct RoundOf {  // half to even
+  template <typename T> HOST_DEVICE static T value(T x) { return math::round_to_even(x); }
+};
+struct IsNaNOf {
+  template <typename T> HOST_DEVICE static bool value(T x) { return x != x; }
+};
+struct IsInfOf {
+  double highest, lowest;  // NaN where that infinity doesn't count
+  explicit IsInfOf(const Attributes& attributes)
+      : highest(attributes.get("detect_positive", 1) ? HUGE_VAL : NAN), lowest(attributes.get("detect_negative", 1) ? -HUGE_VAL : NAN) {}
+  template <typename T> HOST_DEVICE bool value(T x) const { return x == T(highest) || x == T(lowest); }
+};
+
+void neg_gradient(const Node&, GradientBuilder& g) { g.input_gradient(0, g.emit("Neg", {g.output_gradient(0)})); }
+void abs_gradient(const Node& node, GradientBuilder& g) {
+  g.input_gradient(0, g.emit("Mul", {g.output_gradient(0), g.emit("Sign", {node.inputs[0]})}));
+}
+void exp_gradient(const Node& node, GradientBuilder& g) { g.input_gradient(0, g.emit("Mul", {g.output_gradient(0), node.outputs[0]})); }
+void log_gradient(const Node& node, GradientBuilder& g) { g.input_gradient(0, g.emit("Div", {g.output_gradient(0), node.inputs[0]})); }
+
+constexpr std::string_view kStep = "is a step function: its derivative is zero";
+constexpr std::string_view kStepHint = "freeze the parameters before it with --freeze, or train without this branch";
+
+OpDef predicate(std::string_view name, int since, int standard, Prepare cpu) {
+  return {.name = name,
+          .onnx = {{.domain = "", .name = name, .since = since}},
+          .infer = [](const InferContext& context) { return std::vector<TensorType>{{DType::boolean, context.input(0).shape}}; },
+          .no_gradient = "the result is boolean",
+          .cost = elementwise_cost<1>,
+          .kernel = {.cpu = cpu},
+          .standard = standard};
+}
+
+OpDef step(std::string_view name, int since, Prepare cpu) {
+  return {.name = name,
+          .onnx = {{.domain = "", .name = name, .since = since}},
+          .infer = infer_same_as_input,
+          .no_gradient = kStep,
+          .hint = kStepHint,
+          .in_place = {{.output = 0, .input = 0}},
+          .cost = elementwise_cost<1>,
+          .kernel = {.cpu = cpu},
+          .standard = 13};
+}
+
+OpDef function(std::string_view name, void (*gradient)(const Node&, GradientBuilder&), Cost (*cost)(const KernelSpec&), Prepare cpu) {
+  return {.name = name,
+          .onnx = {{.domain = "", .name = name, .since = 6}},
+          .infer = infer_same_as_input,
+          .gradient = gradient,
+          .in_place = {{.output = 0, .input = 0}},
+          .cost = cost,
+          .kernel = {.cpu = cpu},
+          .standard = 13};
+}
+
+}  // namespace
+
+const OpDef kNeg = function("Neg", neg_gradient, elementwise_cost<1>, unary<NegOf, Numbers>);
+const OpDef kAbs = function("Abs", abs_gradient, elementwise_cost<1>, unary<AbsOf, Numbers>);
+const OpDef kSqrt = function("Sqrt", gradient_from_output, elementwise_cost<1>, unary<SqrtOf>);
+const OpDef kSqrtGrad = slope_op("SqrtGrad", unary_slope<SqrtOf>, elementwise_cost<2>);
+const OpDef kReciprocal = function("Reciprocal", gradient_from_output, elementwise_cost<1>, unary<ReciprocalOf>);
+const OpDef kReciprocalGrad = slope_op("ReciprocalGrad", unary_slope<ReciprocalOf>, elementwise_cost<3>);
+const OpDef kExp = function("Exp", exp_gradient, elementwise_cost<20>, unary<ExpOf>);
+const OpDef kLog = function("Log", log_gradient, elementwise_cost<20>, unary<LogOf>);
+const OpDef kErf = function("Erf", gradient_from_input, elementwise_cost<40>, unary<ErfOf>);  // since 9
+const OpDef kErfGrad = slope_op("ErfGrad", unary_slope<ErfOf>, elementwise_cost<22>);
+const OpDef kSign = step("Sign", 9, unary<SignOf, Numbers>);
+const OpDef kFloor = step("Floor", 6, unary<FloorOf>);
+const OpDef kCeil = step("Ceil", 6, unary<CeilOf>);
+const OpDef kRound = step("Round", 11, unary<RoundOf>);
+const OpDef kIsNaN = predicate("IsNaN", 9, 13, unary<IsNaNOf>);
+const OpDef kIsInf = predicate("IsInf", 10, 10, unary<IsInfOf>);
+
+ORT_TRAIN_OPS_END

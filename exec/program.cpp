@@ -1,0 +1,87 @@
+#include "exec/program.h"
+
+#include <algorithm>
+
+#include "graph/op_def.h"
+
+namespace ort_train {
+namespace {
+
+// 3,871.2: thousands separated, so that offsets of one column can be compared by eye.
+std::string grouped(double number, int decimals) {
+  std::string text = fmt::format("{:.{}f}", number, decimals);
+  for (auto at = static_cast<std::ptrdiff_t>(text.find('.') == std::string::npos ? text.size() : text.find('.')) - 3; at > 0; at -= 3) {
+    text.insert(static_cast<size_t>(at), ",");
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string_view to_string(Purpose purpose) {
+  switch (purpose) {
+    case Purpose::weights: return "weights";
+    case Purpose::gradients: return "gradients";
+    case Purpose::optimizer: return "optimizer";
+    case Purpose::activations: return "activations";
+    case Purpose::inputs: return "inputs";
+    case Purpose::constants: return "constants";
+    case Purpose::workspace: return "workspace";
+  }
+  return "?";
+}
+
+bool is_view(const Node& node, const Instruction& instruction) {
+  if (node.op->alias.empty() || node.outputs.size() != 1) return false;
+  const auto input = static_cast<size_t>(node.op->alias[0].input);
+  return input < instruction.inputs.size() && instruction.outputs.size() == 1 && instruction.inputs[input] == instruction.outputs[0];
+}
+
+size_t Program::entry_index(std::string_view name) const {
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (entries[i].name == name) return i;
+  }
+  std::string names;
+  for (const Entry& entry : entries) names += (names.empty() ? "" : ", ") + entry.name;
+  throw error(ErrorCode::usage, "the program has no entry point '{}'; it has {}", name, names);
+}
+
+std::string Program::to_text(const std::vector<const Graph*>& graphs) const {
+  require(graphs.size() == entries.size(), "a program is printed with a graph for each entry point");
+  const bool large = arena_bytes >= 100'000'000;
+  const double unit = large ? 1e6 : 1e3;
+  const auto show = [&](int64_t bytes) { return grouped(static_cast<double>(bytes) / unit, 1); };
+  std::string text = "program ";
+  for (size_t i = 0, at = 0; i < entries.size(); at += entries[i].code.size(), ++i) {
+    text += fmt::format("{}{}@{}", i ? ", " : "· entry points ", entries[i].name, grouped(static_cast<double>(at), 0));
+  }
+  text += fmt::format(" · offsets in {}\n  arena {}   persistent {} in {}", large ? "MB" : "kB", show(arena_bytes), show(persistent_bytes),
+                      persistent.size());
+  for (const Entry& entry : entries) text += fmt::format("   {} peak {} at {}", entry.name, show(entry.peak_live_bytes), entry.peak_instruction);
+  text += '\n';
+  for (const Persistent& value : persistent) {
+    text += fmt::format("         {:<11} {:>10} +{:<9} {} {}\n", to_string(value.purpose), show(value.place.offset), show(value.place.bytes), value.name,
+                        to_string(value.type));
+  }
+  int64_t number = 0;
+  for (size_t e = 0; e < entries.size(); ++e) {
+    for (const Instruction& instruction : entries[e].code) {
+      const Node& node = graphs[e]->node(instruction.node);
+      std::string inputs, outputs;
+      for (size_t i = 0; i < node.inputs.size(); ++i) {
+        inputs += (i ? ", " : "") + (node.inputs[i] == kNone ? "-" : show(instruction.inputs[i].offset));
+      }
+      for (size_t i = 0; i < node.outputs.size(); ++i) {
+        if (node.outputs[i] == kNone) continue;
+        outputs += fmt::format("{}{} {}", outputs.empty() ? "" : ", ", show(instruction.outputs[i].offset), to_string(graphs[e]->value(node.outputs[i]).type()));
+      }
+      text += fmt::format("{:>6}  {:<8} {:<46} in {:<28} out {}", grouped(static_cast<double>(number++), 0), is_view(node, instruction) ? "view" : "compute",
+                          describe(*graphs[e], instruction.node), inputs, outputs);
+      if (instruction.workspace.bytes > 0) text += fmt::format("   workspace {} +{}", show(instruction.workspace.offset), show(instruction.workspace.bytes));
+      text += '\n';
+    }
+  }
+  return text;
+}
+
+}  // namespace ort_train

@@ -1,0 +1,276 @@
+// Reductions over any axes in one canonical order, a fixed function of shape and type.
+//
+// A reduction is a Kind: what is loaded, combined and returned. Floats are summed in short float blocks whose results are added in double:
+//   rows     the innermost axis is reduced: 512 elements in 16 lanes make a block; lanes are combined as a tree, blocks in ascending order
+//   columns  the innermost axis stays: 32 rows make a block, for many columns at once (bias gradients: (N, C) -> (C))
+// Where few outputs are left, the reduced range is cut into pieces that are reduced in parallel and combined in ascending order; pieces are
+// cut by shape, never by the number of threads.
+
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "exec/strided.h"
+
+ORT_TRAIN_OPS_BEGIN
+
+// --- kinds ----------------------------------------------------------------------------------------------------------------------------
+
+// Integers wrap around, so they are summed without sign.
+template <typename T>
+using BlockOf = std::conditional_t<std::is_integral_v<T>, uint64_t, T>;
+template <typename T>
+using TotalOf = std::conditional_t<std::is_integral_v<T>, uint64_t, double>;
+
+template <typename T>
+struct SumKind {
+  using Block = BlockOf<T>;
+  using Total = TotalOf<T>;
+  static constexpr int kIdentity = 0;
+  static Block load(T x) { return static_cast<Block>(x); }
+  template <typename V> static V combine(V a, V b) { return a + b; }
+  static T finish(Total total, int64_t) { return static_cast<T>(total); }
+};
+
+template <typename T>
+struct MeanKind : SumKind<T> {
+  static T finish(TotalOf<T> total, int64_t count) {
+    if constexpr (std::is_integral_v<T>) return count == 0 ? T(0) : static_cast<T>(static_cast<int64_t>(total) / count);
+    else return static_cast<T>(total / static_cast<double>(count));
+  }
+};
+
+template <typename T>
+struct SumSquareKind : SumKind<T> {
+  static BlockOf<T> load(T x) { return static_cast<BlockOf<T>>(x) * static_cast<BlockOf<T>>(x); }
+};
+
+template <typename T>
+struct L2Kind : SumSquareKind<T> {
+  static T finish(TotalOf<T> total, int64_t) { return static_cast<T>(std::sqrt(static_cast<double>(total))); }
+};
+
+// In double throughout: a float product may leave the range on its way.
+template <typename T>
+struct ProdKind {
+  using Block = TotalOf<T>;
+  using Total = TotalOf<T>;
+  static constexpr int kIdentity = 1;
+  static Block load(T x) { return static_cast<Block>(x); }
+  template <typename V> static V combine(V a, V b) { return a * b; }
+  static T finish(Total total, int64_t) { return static_cast<T>(total); }
+};
+
+// NaN wins.
+template <typename T>
+struct MaxKind {
+  using Block = T;
+  using Total = T;
+  static constexpr T kIdentity = std::numeric_limits<T>::has_infinity ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::lowest();
+  static T load(T x) { return x; }
+  static T combine(T a, T b) { return b > a || b != b ? b : a; }
+  static T finish(T total, int64_t) { return total; }
+};
+
+template <typename T>
+struct MinKind {
+  using Block = T;
+  using Total = T;
+  static constexpr T kIdentity = std::numeric_limits<T>::has_infinity ? std::numeric_limits<T>::infinity() : std::numeric_limits<T>::max();
+  static T load(T x) { return x; }
+  static T combine(T a, T b) { return b < a || b != b ? b : a; }
+  static T finish(T total, int64_t) { return total; }
+};
+
+// --- the plan of one reduction --------------------------------------------------------------------------------------------------------
+
+struct ReducePlan {
+  static constexpr int64_t kColumns = 256;   // columns that are reduced together
+  static constexpr int64_t kTasks = 32;      // with as many outputs or blocks of columns, nothing is cut
+  static constexpr int64_t kPieces = 16;     // at most, of one output
+
+  bool columns = false;                      // the innermost axis stays
+  StridedLoop<1> kept, reduced;              // input strides; without the innermost run of axes
+  int64_t inner = 1;                         // elements of that run
+  int64_t count = 1;                         // elements reduced to one
+  int64_t pieces = 1, piece = 0;             // iterations of the reduced loop in a piece, or
+  bool cut_inner = false;                    // elements of the innermost run
+
+  ReducePlan() = default;
+  ReducePlan(const Shape& shape, const std::vector<int64_t>& axes) {
+    std::vector<bool> drops(shape.size());
+    for (int64_t axis : axes) drops[axis] = true;
+    const std::vector<int64_t> strides = strides_of(shape);
+    size_t end = shape.size();
+    while (end > 0 && shape[end - 1] == 1) --end;
+    const bool drop_inner = end > 0 && drops[end - 1];
+    columns = !drop_inner;
+    while (end > 0 && (shape[end - 1] == 1 || drops[end - 1] == drop_inner)) inner *= shape[--end];
+    Shape kept_dims, reduced_dims;
+    std::vector<int64_t> kept_strides, reduced_strides;
+    for (size_t axis = 0; axis < end; ++axis) {
+      (drops[axis] ? reduced_dims : kept_dims).push_back(shape[axis]);
+      (drops[axis] ? reduced_strides : kept_strides).push_back(strides[axis]);
+    }
+    kept = StridedLoop<1>(kept_dims, {kept_strides});
+    reduced = StridedLoop<1>(reduced_dims, {reduced_strides});
+    count = reduced.count * (columns ? 1 : inner);
+    cut();
+  }
+
+  int64_t outputs() const { return kept.count * (columns ? inner : 1); }
+  int64_t column_blocks() const { return (inner + kColumns - 1) / kColumns; }
+  int64_t unit_elements() const {  // what is read for one piece of one output or block of columns
+    return std::max<int64_t>(1, cut_inner ? piece : piece * (columns ? std::min(inner, kColumns) : inner));
+  }
+
+ private:
+  static int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+  void cut() {
+    piece = std::max<int64_t>(reduced.count, 1);
+    if (columns) {
+      if (kept.count * column_blocks() < kTasks) piece = std::max<int64_t>(256, round_up((reduced.count + kPieces - 1) / kPieces, 32));
+      pieces = std::max<int64_t>(1, (reduced.count + piece - 1) / piece);
+    } else if (kept.count < kTasks && count > 0) {
+      const int64_t elements = std::max<int64_t>(32768, round_up((count + kPieces - 1) / kPieces, 512));
+      cut_inner = reduced.count == 1;
+      piece = cut_inner ? elements : std::max<int64_t>(1, elements / inner);
+      const int64_t all = cut_inner ? inner : reduced.count;
+      pieces = (all + piece - 1) / piece;
+    }
+  }
+};
+
+// --- loops ----------------------------------------------------------------------------------------------------------------------------
+
+template <typename Kind, typename T>
+typename Kind::Total reduce_run(const T* x, int64_t n) {
+  using Block = typename Kind::Block;
+  using Total = typename Kind::Total;
+  constexpr int64_t kLanes = 16, kBlock = 512;
+  Total total = static_cast<Total>(Kind::kIdentity);
+  if (n < 2 * kLanes) {
+    for (int64_t i = 0; i < n; ++i) total = Kind::combine(total, static_cast<Total>(Kind::load(x[i])));
+    return total;
+  }
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t length = std::min(kBlock, n - begin), whole = length / kLanes * kLanes;
+    Block lanes[kLanes];
+    for (Block& lane : lanes) lane = static_cast<Block>(Kind::kIdentity);
+    for (int64_t i = begin; i < begin + whole; i += kLanes) {
+      for (int64_t l = 0; l < kLanes; ++l) lanes[l] = Kind::combine(lanes[l], Kind::load(x[i + l]));
+    }
+    for (int64_t l = 0; l < length - whole; ++l) lanes[l] = Kind::combine(lanes[l], Kind::load(x[begin + whole + l]));
+    Total tree[kLanes];
+    for (int64_t l = 0; l < kLanes; ++l) tree[l] = static_cast<Total>(lanes[l]);
+    for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+      for (int64_t l = 0; l < half; ++l) tree[l] = Kind::combine(tree[l], tree[l + half]);
+    }
+    total = Kind::combine(total, tree[0]);
+  }
+  return total;
+}
+
+// totals[c] of rows [begin, end) of the reduced loop, for `width` columns at x.
+template <typename Kind, typename T>
+void reduce_columns(const StridedLoop<1>& loop, int64_t begin, int64_t end, const T* x, int64_t width, typename Kind::Total* totals) {
+  using Block = typename Kind::Block;
+  using Total = typename Kind::Total;
+  constexpr int64_t kRows = 32;
+  Block block[ReducePlan::kColumns];
+  for (int64_t c = 0; c < width; ++c) totals[c] = static_cast<Total>(Kind::kIdentity);
+  const auto add_block = [&] {
+    for (int64_t c = 0; c < width; ++c) totals[c] = Kind::combine(totals[c], static_cast<Total>(block[c]));
+  };
+  int64_t rows = 0;  // in the block
+  walk(loop, begin, end, [&](const std::array<int64_t, 1>& offsets, int64_t, int64_t run) {
+    const int64_t step = loop.inner_stride(0);
+    const T* row = x + offsets[0];
+    for (int64_t r = 0; r < run;) {
+      if (rows == 0) {
+        for (int64_t c = 0; c < width; ++c) block[c] = static_cast<Block>(Kind::kIdentity);
+      }
+      if (run - r >= 4 && kRows - rows >= 4) {  // the same order, with a quarter of the block's loads and stores
+        const T *r0 = row, *r1 = row + step, *r2 = row + 2 * step, *r3 = row + 3 * step;
+#pragma GCC ivdep
+        for (int64_t c = 0; c < width; ++c) {
+          Block sum = Kind::combine(block[c], Kind::load(r0[c]));
+          sum = Kind::combine(sum, Kind::load(r1[c]));
+          sum = Kind::combine(sum, Kind::load(r2[c]));
+          block[c] = Kind::combine(sum, Kind::load(r3[c]));
+        }
+        row += 4 * step;
+        rows += 4;
+        r += 4;
+      } else {
+        for (int64_t c = 0; c < width; ++c) block[c] = Kind::combine(block[c], Kind::load(row[c]));
+        row += step;
+        ++rows;
+        ++r;
+      }
+      if (rows == kRows) {
+        add_block();
+        rows = 0;
+      }
+    }
+  });
+  if (rows > 0) add_block();
+}
+
+// The offset of an iteration of a loop.
+inline int64_t offset_at(const StridedLoop<1>& loop, int64_t index) {
+  int64_t offset = 0;
+  for (int axis = loop.rank - 1; axis >= 0; --axis) {
+    offset += index % loop.dims[axis] * loop.strides[axis][0];
+    index /= loop.dims[axis];
+  }
+  return offset;
+}
+
+template <typename Kind, typename T>
+void run_reduce(const ReducePlan& plan, const KernelArgs& args) {
+  using Total = typename Kind::Total;
+  const T* const x = args.in<T>(0);
+  T* const y = args.out<T>(0);
+  Total* const partials = reinterpret_cast<Total*>(args.workspace);  // (pieces, outputs), where there are several pieces
+  const int64_t outputs = plan.outputs(), blocks = plan.columns ? plan.column_blocks() : 1;
+  const auto store = [&](int64_t piece, int64_t output, Total total) {
+    if (plan.pieces == 1) y[output] = Kind::finish(total, plan.count);
+    else partials[piece * outputs + output] = total;
+  };
+  // A unit is one piece of one output, or of a block of columns; short ones share a task.
+  args.workers.parallel_blocks(plan.pieces * plan.kept.count * blocks, std::max<int64_t>(1, kTaskElements / plan.unit_elements()), [&](int64_t begin, int64_t end) {
+    Total totals[ReducePlan::kColumns];
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t piece = unit / (plan.kept.count * blocks), index = unit / blocks % plan.kept.count;
+      const int64_t first = piece * plan.piece, last = std::min(first + plan.piece, plan.cut_inner ? plan.inner : plan.reduced.count);
+      const T* const from = x + offset_at(plan.kept, index);
+      if (plan.columns) {
+        const int64_t left = unit % blocks * ReducePlan::kColumns, width = std::min(ReducePlan::kColumns, plan.inner - left);
+        reduce_columns<Kind>(plan.reduced, first, last, from + left, width, totals);
+        for (int64_t c = 0; c < width; ++c) store(piece, index * plan.inner + left + c, totals[c]);
+      } else if (plan.cut_inner) {
+        store(piece, index, reduce_run<Kind>(from + first, last - first));
+      } else {
+        Total total = static_cast<Total>(Kind::kIdentity);
+        walk(plan.reduced, first, last, [&](const std::array<int64_t, 1>& offsets, int64_t, int64_t run) {
+          for (int64_t i = 0; i < run; ++i) total = Kind::combine(total, reduce_run<Kind>(from + offsets[0] + i * plan.reduced.inner_stride(0), plan.inner));
+        });
+        store(piece, index, total);
+      }
+    }
+  });
+  if (plan.pieces == 1) return;
+  args.workers.parallel_blocks(outputs, 4096, [&](int64_t begin, int64_t end) {
+    for (int64_t output = begin; output < end; ++output) {
+      Total total = partials[output];
+      for (int64_t piece = 1; piece < plan.pieces; ++piece) total = Kind::combine(total, partials[piece * outputs + output]);
+      y[output] = Kind::finish(total, plan.count);
+    }
+  });
+}
+
+ORT_TRAIN_OPS_END

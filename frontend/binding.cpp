@@ -1,0 +1,275 @@
+#include "frontend/binding.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <set>
+
+#include "graph/error.h"
+
+namespace ort_train {
+namespace {
+
+constexpr int64_t kDefaultBatch = 8;
+
+std::optional<int64_t> fixed(const std::string& dim) {
+  int64_t size = 0;
+  const auto [end, code] = std::from_chars(dim.data(), dim.data() + dim.size(), size);
+  if (code != std::errc() || end != dim.data() + dim.size() || size <= 0) return std::nullopt;  // -1 and 0 mean "any" in some files
+  return size;
+}
+
+bool unnamed(const std::string& dim) { return dim.empty() || dim == "?" || dim == "-1" || dim == "0"; }
+
+std::string axis_name(const DeclaredInput& input, size_t axis) { return fmt::format("{}.{}", input.name, axis); }
+
+const DeclaredInput* find_input(const Declared& declared, std::string_view name) {
+  for (const DeclaredInput& input : declared.inputs) {
+    if (input.name == name) return &input;
+  }
+  return nullptr;
+}
+
+std::optional<ConstantInput::Kind> constant_kind(std::string_view name) {
+  if (name == "attention_mask") return ConstantInput::Kind::ones;
+  if (name == "position_ids") return ConstantInput::Kind::positions;
+  if (name == "token_type_ids") return ConstantInput::Kind::zeros;
+  return std::nullopt;
+}
+
+// The sizes of dynamic dimensions, and where each was learned.
+class Sizes {
+ public:
+  Sizes(const Declared& declared, const std::map<std::string, int64_t>& asked) : asked_(asked) {
+    std::set<std::string> known;
+    for (const DeclaredInput& input : declared.inputs) {
+      for (size_t axis = 0; axis < input.dims.size(); ++axis) {
+        if (fixed(input.dims[axis])) continue;
+        known.insert(axis_name(input, axis));
+        if (!unnamed(input.dims[axis])) known.insert(input.dims[axis]);
+      }
+    }
+    for (const auto& [name, size] : asked) {
+      if (size <= 0) throw error(ErrorCode::usage, "--shape {}={}: a dimension is at least 1", name, size);
+      if (!known.contains(name)) {
+        throw error(ErrorCode::usage, "--shape {}={}: the model has no free dimension of that name; it has {}", name, size,
+                    known.empty() ? "none" : fmt::format("{}", fmt::join(known, ", ")));
+      }
+    }
+  }
+
+  // What --shape or the file says of a dimension.
+  std::optional<int64_t> asked(const DeclaredInput& input, size_t axis) const {
+    if (const auto size = fixed(input.dims[axis])) return size;
+    for (const std::string& key : {axis_name(input, axis), input.dims[axis]}) {
+      if (const auto found = asked_.find(key); found != asked_.end()) return found->second;
+    }
+    return std::nullopt;
+  }
+
+  // Binds a dimension that isn't fixed; throws where it is bound to something else.
+  void bind(const DeclaredInput& input, size_t axis, int64_t size, std::string_view source) {
+    if (const auto is = fixed(input.dims[axis])) {
+      if (*is != size) {
+        throw error(ErrorCode::data, "input '{}' has {} as dimension {} in the model's file, {} gives {}", input.name, *is, axis, source, size);
+      }
+      return;
+    }
+    const auto wanted = asked(input, axis);
+    if (wanted && *wanted != size) throw error(ErrorCode::usage, "input '{}': --shape binds dimension {} to {}, {} gives {}", input.name, axis, *wanted, source, size);
+    const std::string key = unnamed(input.dims[axis]) ? axis_name(input, axis) : input.dims[axis];
+    const auto [place, added] = sizes.emplace(key, size);
+    if (!added && place->second != size) {
+      throw error(ErrorCode::data, "dimension '{}' of the model would be {} and {}: {} disagrees", key, place->second, size, source);
+    }
+  }
+
+  std::map<std::string, int64_t> sizes;
+
+ private:
+  const std::map<std::string, int64_t>& asked_;
+};
+
+// The input that a row of tokens feeds.
+const DeclaredInput& token_input(const Declared& declared) {
+  if (const DeclaredInput* input = find_input(declared, "input_ids")) return *input;
+  std::vector<const DeclaredInput*> others;
+  for (const DeclaredInput& input : declared.inputs) {
+    if (!constant_kind(input.name)) others.push_back(&input);
+  }
+  if (others.size() != 1 || is_floating(others[0]->dtype)) {
+    throw error(ErrorCode::data, "text gives 'input_ids', which the model does not have; its inputs are {}",
+                fmt::join([&] {
+                  std::vector<std::string> names;
+                  for (const DeclaredInput& input : declared.inputs) names.push_back("'" + input.name + "'");
+                  return names;
+                }(), ", "));
+  }
+  return *others[0];
+}
+
+// Says which inputs are fed and which are constants; refuses the rest.
+void divide(const Declared& declared, bool causal, const DataSet& data, Binding& binding, std::vector<const DeclaredInput*>& constants) {
+  const std::string token = data.is_row() ? token_input(declared).name : "";
+  for (const DeclaredInput& input : declared.inputs) {
+    if (data.is_row() ? input.name == token : data.find(input.name) >= 0) {
+      binding.fed.push_back({.input = input.name, .field = data.is_row() ? "input_ids" : input.name});
+    } else if (causal && constant_kind(input.name)) {
+      constants.push_back(&input);
+    } else if (data.is_row()) {
+      throw error(ErrorCode::data, "the model's input '{}' can't come from text: give the data as .npz or .safetensors with an array for each input", input.name);
+    } else {
+      std::vector<std::string> names;
+      for (const Field& field : data.fields()) names.push_back("'" + field.name + "'");
+      throw error(ErrorCode::data, "{}: has no array '{}', which the model wants as an input; it has {}", data.path(), input.name, fmt::join(names, ", "));
+    }
+  }
+  if (binding.fed.empty()) throw error(ErrorCode::data, "{}: feeds none of the model's inputs", data.path());
+}
+
+// The batch size, from the first of: the model's file, --shape, --batch-size, 8.
+int64_t find_batch(const Declared& declared, const Options& options, const Sizes& sizes, Binding& binding) {
+  std::optional<int64_t> batch;
+  std::string source;
+  for (const FedInput& fed : binding.fed) {
+    const DeclaredInput& input = *find_input(declared, fed.input);
+    if (input.dims.empty()) throw error(ErrorCode::unsupported, "input '{}' is a single number, which has no place for samples", input.name);
+    const auto size = sizes.asked(input, 0);
+    if (!size) continue;
+    if (fixed(input.dims[0])) binding.batch_is_fixed = true;
+    if (batch && *batch != *size) throw error(ErrorCode::usage, "inputs '{}' and '{}' have batches of {} and {}", source, input.name, *batch, *size);
+    batch = size;
+    source = input.name;
+  }
+  if (batch && options.batch_size > 0 && *batch != options.batch_size) {
+    throw error(ErrorCode::usage, "--batch-size {} contradicts the batch of {} that {} of input '{}'", options.batch_size, *batch,
+                binding.batch_is_fixed ? "the model's file fixes as first dimension" : "--shape gives as first dimension", source);
+  }
+  return batch ? *batch : options.batch_size > 0 ? options.batch_size : kDefaultBatch;
+}
+
+int64_t find_sequence(const DeclaredInput& input, const Options& options, const Sizes& sizes) {
+  if (input.dims.size() != 2) {
+    throw error(ErrorCode::data, "input '{}' has {} dimensions; token ids have two, batch and sequence", input.name, input.dims.size());
+  }
+  const auto size = sizes.asked(input, 1);
+  if (size && options.seq_length > 0 && *size != options.seq_length) {
+    throw error(ErrorCode::usage, "--seq-length {} contradicts the length {} that {} for input '{}'", options.seq_length, *size,
+                fixed(input.dims[1]) ? "the model's file fixes" : "--shape gives", input.name);
+  }
+  if (!size && options.seq_length <= 0) {
+    throw error(ErrorCode::usage, "the model leaves the length of a sample open (input '{}'): give --seq-length", input.name);
+  }
+  return size ? *size : options.seq_length;
+}
+
+ConstantInput constant_input(const DeclaredInput& input, const Binding& binding, Sizes& sizes) {
+  ConstantInput constant{.name = input.name, .kind = *constant_kind(input.name), .dtype = input.dtype, .shape = {}, .first_is_batch = false};
+  const size_t rank = input.dims.size();
+  const bool positions = constant.kind == ConstantInput::Kind::positions;
+  if (rank != 2 && !(rank == 1 && positions)) {
+    throw error(ErrorCode::data, "input '{}' has {} dimensions, not batch and sequence: give it as an array of .npz or .safetensors data", input.name, rank);
+  }
+  if (rank == 2) {
+    const auto size = fixed(input.dims[0]);
+    if (size && *size != 1 && *size != binding.batch) {
+      throw error(ErrorCode::usage, "input '{}' has a batch of {} in the model's file, the job has {}", input.name, *size, binding.batch);
+    }
+    constant.first_is_batch = !size;
+    constant.shape.push_back(size ? *size : binding.batch);
+  }
+  sizes.bind(input, rank - 1, binding.sequence, "the sequence length");
+  constant.shape.push_back(binding.sequence);
+  return constant;
+}
+
+template <typename T>
+Tensor filled(const ConstantInput& constant, int64_t batch) {
+  Shape shape = constant.shape;
+  if (constant.first_is_batch) shape[0] = batch;
+  Tensor tensor(dtype_of<T>(), shape);
+  const auto data = tensor.data<T>();
+  for (size_t i = 0; i < data.size(); ++i) {
+    switch (constant.kind) {
+      case ConstantInput::Kind::ones: data[i] = T(1); break;
+      case ConstantInput::Kind::zeros: data[i] = T(0); break;
+      case ConstantInput::Kind::positions: data[i] = static_cast<T>(static_cast<int64_t>(i) % shape.back()); break;
+    }
+  }
+  return tensor;
+}
+
+Tensor tensor_of(const ConstantInput& constant, int64_t batch) {
+  switch (constant.dtype) {
+    case DType::int64: return filled<int64_t>(constant, batch);
+    case DType::int32: return filled<int32_t>(constant, batch);
+    case DType::boolean: return filled<bool>(constant, batch);
+    case DType::float32: return filled<float>(constant, batch);
+    default: break;
+  }
+  throw error(ErrorCode::data, "input '{}' is {}: give it as an array of .npz or .safetensors data", constant.name, to_string(constant.dtype));
+}
+
+}  // namespace
+
+ImportOptions Binding::import_options(int64_t size, const Options& options) const {
+  ImportOptions result{.shapes = shapes, .bound_inputs = {}, .retie = options.retie, .untie = options.untie};
+  for (const std::string& name : batch_names) result.shapes[name] = size;
+  for (const ConstantInput& constant : constants) result.bound_inputs[constant.name] = tensor_of(constant, size);
+  return result;
+}
+
+Binding bind_inputs(const Declared& declared, const Options& options, DataSet& data) {
+  if (!options.task.empty() && options.task != "causal-lm") throw error(ErrorCode::usage, "--task {} is not known: causal-lm, or none", options.task);
+  if (options.batch_size < 0 || options.seq_length < 0) throw error(ErrorCode::usage, "--batch-size and --seq-length are at least 1");
+  const bool causal = options.task == "causal-lm";
+  if (data.is_row() && !causal) throw error(ErrorCode::usage, "{}: text and token files need --task causal-lm", data.path());
+  Binding binding;
+  std::vector<const DeclaredInput*> constants;
+  divide(declared, causal, data, binding, constants);
+  Sizes sizes(declared, options.shapes);
+
+  binding.batch = find_batch(declared, options, sizes, binding);
+  for (const FedInput& fed : binding.fed) {
+    const DeclaredInput& input = *find_input(declared, fed.input);
+    if (!fixed(input.dims[0])) binding.batch_names.push_back(unnamed(input.dims[0]) ? axis_name(input, 0) : input.dims[0]);
+  }
+  for (const DeclaredInput* input : constants) {
+    if (input->dims.size() == 2 && !fixed(input->dims[0])) binding.batch_names.push_back(unnamed(input->dims[0]) ? axis_name(*input, 0) : input->dims[0]);
+  }
+
+  if (data.is_row()) {
+    const DeclaredInput& input = *find_input(declared, binding.fed[0].input);
+    binding.sequence = find_sequence(input, options, sizes);
+    data.cut(binding.sequence);
+  } else if (const int tokens = data.find("input_ids"); tokens >= 0 && data.fields()[static_cast<size_t>(tokens)].shape.size() == 1) {
+    binding.sequence = data.fields()[static_cast<size_t>(tokens)].shape[0];
+    if (options.seq_length > 0 && options.seq_length != binding.sequence) {
+      throw error(ErrorCode::usage, "--seq-length {} contradicts {}, whose samples are {} tokens long", options.seq_length, data.path(), binding.sequence);
+    }
+  } else if (!constants.empty()) {
+    throw error(ErrorCode::data, "{}: input '{}' can't be filled in without an array 'input_ids' of tokens", data.path(), constants[0]->name);
+  }
+
+  for (const FedInput& fed : binding.fed) {
+    const DeclaredInput& input = *find_input(declared, fed.input);
+    const Field& field = data.fields()[static_cast<size_t>(data.find(fed.field))];
+    if (field.shape.size() + 1 != input.dims.size()) {
+      throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}, input '{}' wants {} dimensions after the batch", data.path(), field.name,
+                  to_string(field.shape), input.name, input.dims.size() - 1);
+    }
+    for (size_t axis = 1; axis < input.dims.size(); ++axis) {
+      sizes.bind(input, axis, field.shape[axis - 1], data.is_row() ? "--seq-length" : fmt::format("array '{}' of {}", field.name, data.path()));
+    }
+  }
+  for (const DeclaredInput* input : constants) binding.constants.push_back(constant_input(*input, binding, sizes));
+  binding.shapes = std::move(sizes.sizes);
+  for (const auto& [name, size] : options.shapes) {
+    if (std::find(binding.batch_names.begin(), binding.batch_names.end(), name) == binding.batch_names.end()) binding.shapes.emplace(name, size);
+  }
+  return binding;
+}
+
+}  // namespace ort_train

@@ -1,0 +1,49 @@
+// Binding: which of a model's inputs the data feeds, which are constants of the job, and what every dynamic dimension is.
+//
+// The first axis of what the data feeds is the batch, the second axis of token inputs the sequence. What the model's file fixes wins;
+// then --shape, --batch-size, --seq-length, the shapes of the data's arrays; two sources that disagree are an Error.
+
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "frontend/data_set.h"
+#include "frontend/import.h"
+#include "frontend/ort_train.h"
+
+namespace ort_train {
+
+struct FedInput {
+  std::string input;  // of the model
+  std::string field;  // of the data set
+};
+
+// An input that text doesn't give: attention_mask ones, position_ids 0..T-1, token_type_ids zeros.
+struct ConstantInput {
+  enum class Kind { ones, positions, zeros };
+  std::string name;
+  Kind kind = Kind::ones;
+  DType dtype = DType::int64;
+  Shape shape;               // with the batch of the binding
+  bool first_is_batch = false;
+};
+
+struct Binding {
+  int64_t batch = 0;
+  int64_t sequence = 0;         // 0 where the job knows none
+  bool batch_is_fixed = false;  // by the model's file: no other batch can be bound
+  std::vector<FedInput> fed;
+  std::vector<ConstantInput> constants;
+  std::map<std::string, int64_t> shapes;   // without the batch
+  std::vector<std::string> batch_names;    // dimensions that are the batch
+
+  // What import needs for a batch of this size.
+  ImportOptions import_options(int64_t batch, const Options& options) const;
+};
+
+// Cuts `data` into samples where it is one long row. Throws Error(usage) or Error(data).
+Binding bind_inputs(const Declared& declared, const Options& options, DataSet& data);
+
+}  // namespace ort_train

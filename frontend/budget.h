@@ -1,0 +1,31 @@
+// What the program itself needs beside the arena: the row "program" of the plan's table, called the reserve.
+//
+// It is a fixed function of the job, not a measurement, so that the smallest budget is the same from run to run and the one that is printed
+// is the one that works. It was fitted to measured peaks (the figures stand in budget.cpp) with headroom. At the start the resident size is
+// read; where it is above what the function says, as it may be inside another allocator or library, the reserve is raised.
+
+#pragma once
+
+#include <cstdint>
+
+namespace ort_train {
+
+inline constexpr int64_t kPage = 4096;
+constexpr int64_t whole_pages(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+struct JobSize {
+  bool whole_process = false;   // else only what the library adds to a process
+  int threads = 1;
+  int64_t instructions = 0;     // of all entries
+  int64_t kernels = 0;          // prepared
+  int64_t file_nodes = 0;       // in the user's file
+  int64_t parameters = 0;       // tensors
+  int64_t constant_bytes = 0;   // of the graphs: folded tensors, masks
+  int64_t data_bytes = 0;       // that the data sets hold in memory, and a sample's buffers
+};
+
+int64_t reserve_for(const JobSize& job);
+// The reserve, raised if the process is already larger than it allows. `resident` is without the arena.
+int64_t raised_reserve(int64_t reserve, int64_t resident);
+
+}  // namespace ort_train

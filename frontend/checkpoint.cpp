@@ -1,0 +1,232 @@
+#include "frontend/checkpoint.h"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "frontend/file.h"
+#include "frontend/safetensors.h"
+#include "graph/error.h"
+
+namespace ort_train {
+namespace {
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr int kFormat = 1;
+constexpr size_t kKept = 2;
+constexpr const char* kPrefix = "checkpoint-";
+constexpr const char* kManifest = "state.json";
+constexpr int64_t kManifestLimit = int64_t{256} << 20;
+
+std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+// Writes one file of tensors; returns what the manifest says of it.
+Json write_tensors(const std::string& path, const std::vector<StateTensor>& tensors) {
+  std::vector<SafetensorsWriter::Tensor> header;
+  for (const StateTensor& tensor : tensors) header.push_back({.name = tensor.name, .element = element_of(tensor.type.dtype), .shape = tensor.type.shape});
+  SafetensorsWriter writer(path, header, {{"format", "pt"}});
+  Json hashes = Json::object();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    writer.write(i, tensors[i].bytes);
+    hashes[tensors[i].name] = hex16(hash_bytes(tensors[i].bytes));
+  }
+  writer.sync();
+  return {{"bytes", writer.size()}, {"tensors", hashes}};
+}
+
+Error corrupt(const std::string& path, const std::string& why) { return error(ErrorCode::corrupt, "{}: {}", path, why); }
+
+void read_tensors(const std::string& path, const Json& manifest, const std::vector<StateTensor>& tensors) {
+  const File file = File::open(path);
+  if (file.size() != manifest.at("bytes").get<int64_t>()) throw corrupt(path, fmt::format("has {} bytes, {} were written", file.size(), manifest.at("bytes").get<int64_t>()));
+  const SafetensorsHeader header = read_safetensors_header(file, ErrorCode::corrupt);
+  const Json& hashes = manifest.at("tensors");
+  std::map<std::string_view, const SafetensorsEntry*> entries;
+  for (const SafetensorsEntry& entry : header.entries) entries[entry.name] = &entry;
+  for (const StateTensor& tensor : tensors) {
+    const auto found = entries.find(tensor.name);
+    if (found == entries.end() || !hashes.contains(tensor.name)) throw corrupt(path, fmt::format("has no tensor '{}'", tensor.name));
+    const SafetensorsEntry& entry = *found->second;
+    if (entry.element != element_of(tensor.type.dtype) || entry.shape != tensor.type.shape) {
+      throw corrupt(path, fmt::format("tensor '{}' is {} {}, not {}", tensor.name, to_string(entry.element), to_string(entry.shape), to_string(tensor.type)));
+    }
+    file.read(entry.offset, tensor.bytes);
+    if (hex16(hash_bytes(tensor.bytes)) != hashes.at(tensor.name).get<std::string>()) throw corrupt(path, fmt::format("tensor '{}' fails its checksum", tensor.name));
+  }
+}
+
+Json to_json(const RunState& state) {
+  return {{"run", state.run},     {"step", state.step},     {"epoch", state.epoch},     {"index", state.index},
+          {"seed", state.seed},   {"tokens", state.tokens}, {"seconds", state.seconds}, {"first_losses", state.first_losses},
+          {"last_losses", state.last_losses}};
+}
+
+RunState state_of(const Json& json) {
+  RunState state;
+  json.at("run").get_to(state.run);
+  json.at("step").get_to(state.step);
+  json.at("epoch").get_to(state.epoch);
+  json.at("index").get_to(state.index);
+  json.at("seed").get_to(state.seed);
+  json.at("tokens").get_to(state.tokens);
+  json.at("seconds").get_to(state.seconds);
+  json.at("first_losses").get_to(state.first_losses);
+  json.at("last_losses").get_to(state.last_losses);
+  if (state.step < 0 || state.epoch < 0 || state.index < 0) throw error(ErrorCode::corrupt, "a negative step");
+  return state;
+}
+
+Json read_manifest(const std::string& folder) {
+  const std::string path = (fs::path(folder) / kManifest).string();
+  const Json json = Json::parse(read_small_file(path, kManifestLimit), nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("body") || !json.contains("xxh3") || !json["xxh3"].is_string()) throw corrupt(path, "is not a manifest");
+  const std::string body = dump(json["body"]);
+  if (hex16(hash_bytes(std::as_bytes(std::span(body)))) != json["xxh3"].get<std::string>()) throw corrupt(path, "fails its checksum");
+  if (json["body"].value("format", 0) != kFormat) throw corrupt(path, fmt::format("has format {}, this version reads {}", json["body"].value("format", 0), kFormat));
+  return json["body"];
+}
+
+// checkpoint-STEP folders, the largest step first.
+std::vector<std::pair<int64_t, std::string>> find_checkpoints(const std::string& output_dir) {
+  std::vector<std::pair<int64_t, std::string>> found;
+  std::error_code code;
+  for (const auto& entry : fs::directory_iterator(output_dir, code)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(kPrefix)) continue;
+    int64_t step = 0;
+    const char* begin = name.data() + std::string_view(kPrefix).size();
+    const auto [end, bad] = std::from_chars(begin, name.data() + name.size(), step);
+    if (bad == std::errc() && end == name.data() + name.size() && step >= 0) found.emplace_back(step, entry.path().string());
+  }
+  std::sort(found.rbegin(), found.rend());
+  return found;
+}
+
+// Renames first: a crash leaves a leftover, never half a checkpoint under its name.
+void remove_folder(const std::string& path) {
+  const std::string temporary = (fs::path(folder_of(path)) / (".tmp-old-" + fs::path(path).filename().string())).string();
+  std::error_code code;
+  fs::remove_all(temporary, code);
+  fs::rename(path, temporary, code);
+  fs::remove_all(temporary, code);
+}
+
+void remove_leftovers(const std::string& output_dir) {
+  std::error_code code;
+  std::vector<fs::path> leftovers;
+  for (const auto& entry : fs::directory_iterator(output_dir, code)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(std::string(".tmp-") + kPrefix) || name.starts_with(std::string(".tmp-old-") + kPrefix)) leftovers.push_back(entry.path());
+  }
+  for (const fs::path& leftover : leftovers) fs::remove_all(leftover, code);
+}
+
+// Keeps the newest two of this run; those of earlier runs in the same folder go once this run has two of its own.
+void prune(const std::string& output_dir, int64_t run) {
+  size_t own = 0;
+  std::vector<std::string> others;
+  for (const auto& [step, path] : find_checkpoints(output_dir)) {
+    bool mine = false;
+    try {
+      mine = read_manifest(path).at("state").at("run").get<int64_t>() == run;
+    } catch (const std::exception&) {  // broken: nobody's
+    }
+    if (!mine) others.push_back(path);
+    else if (++own > kKept) remove_folder(path);
+  }
+  if (own < kKept) return;
+  for (const std::string& path : others) remove_folder(path);
+}
+
+}  // namespace
+
+std::string save_checkpoint(const std::string& output_dir, const RunState& state, const CheckpointContent& content) {
+  const std::string name = kPrefix + std::to_string(state.step);
+  const std::string path = (fs::path(output_dir) / name).string(), temporary = (fs::path(output_dir) / (".tmp-" + name)).string();
+  remove_leftovers(output_dir);
+  try {
+    make_folders(temporary);
+    Json body = {{"format", kFormat}, {"model", content.model}, {"settings", content.settings}, {"state", to_json(state)}};
+    body["files"]["weights.safetensors"] = write_tensors((fs::path(temporary) / "weights.safetensors").string(), content.weights);
+    body["files"]["optimizer.safetensors"] = write_tensors((fs::path(temporary) / "optimizer.safetensors").string(), content.optimizer);
+    const std::string text = dump(body);
+    {
+      File manifest = File::create((fs::path(temporary) / kManifest).string());
+      const std::string whole = fmt::format("{{\"body\":{},\"xxh3\":\"{}\"}}\n", text, hex16(hash_bytes(std::as_bytes(std::span(text)))));
+      manifest.write(0, std::as_bytes(std::span(whole)));
+      manifest.sync();
+    }
+    sync_folder(temporary);
+    if (exists(path)) remove_folder(path);  // of an earlier run, or broken
+    rename_synced(temporary, path);
+  } catch (...) {
+    std::error_code code;
+    fs::remove_all(temporary, code);
+    throw;
+  }
+  prune(output_dir, state.run);
+  return path;
+}
+
+Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& content, const Note& note) {
+  struct Candidate {
+    int64_t run, step;
+    std::string path;
+    Json manifest;
+  };
+  std::vector<Candidate> candidates;
+  bool broken = false;
+  const auto skip = [&](const std::string& path, const std::string& why) {
+    broken = true;
+    note(fmt::format("{} is skipped: {}", path, why));
+  };
+  for (const auto& [step, path] : find_checkpoints(output_dir)) {
+    try {
+      Json manifest = read_manifest(path);
+      const int64_t run = manifest.at("state").at("run").get<int64_t>();
+      candidates.push_back({run, step, path, std::move(manifest)});
+    } catch (const std::exception& problem) {
+      skip(path, problem.what());
+    }
+  }
+  if (candidates.empty() && !broken) throw error(ErrorCode::usage, "{}: there is no checkpoint to resume from", output_dir);
+  std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) { return a.run > b.run; });  // the latest run first
+  for (const Candidate& candidate : candidates) {
+    Loaded loaded{.state = {}, .path = candidate.path, .settings = {}};
+    try {
+      candidate.manifest.at("settings").get_to(loaded.settings);
+      const std::string optimizer = loaded.settings.contains("optim") ? loaded.settings.at("optim") : "";
+      if (candidate.manifest.at("model").get<std::string>() != content.model) {
+        throw error(ErrorCode::usage, "{}: is the checkpoint of another model: its parameters have other names, types or shapes", candidate.path);
+      }
+      if (const auto now = content.settings.find("optim"); now != content.settings.end() && now->second != optimizer) {
+        throw error(ErrorCode::usage, "{}: was saved with --optim {}, not {}: its optimizer state can't be used", candidate.path, optimizer, now->second);
+      }
+      loaded.state = state_of(candidate.manifest.at("state"));
+      if (loaded.state.step != candidate.step) throw error(ErrorCode::corrupt, "its manifest is that of step {}", loaded.state.step);
+      const Json& files = candidate.manifest.at("files");
+      read_tensors((fs::path(candidate.path) / "weights.safetensors").string(), files.at("weights.safetensors"), content.weights);
+      read_tensors((fs::path(candidate.path) / "optimizer.safetensors").string(), files.at("optimizer.safetensors"), content.optimizer);
+      return loaded;
+    } catch (const Error& problem) {
+      if (problem.code() == ErrorCode::usage) throw;
+      skip(candidate.path, problem.what());
+    } catch (const std::exception& problem) {
+      skip(candidate.path, problem.what());
+    }
+  }
+  throw error(ErrorCode::corrupt, "{}: none of its checkpoints is whole, so there is nothing to resume from", output_dir);
+}
+
+int64_t checkpoint_bytes(const CheckpointContent& content) {
+  int64_t bytes = int64_t{1} << 20;
+  for (const auto* list : {&content.weights, &content.optimizer}) {
+    for (const StateTensor& tensor : *list) bytes += static_cast<int64_t>(tensor.bytes.size()) + 256;
+  }
+  return bytes;
+}
+
+}  // namespace ort_train

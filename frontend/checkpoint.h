@@ -1,0 +1,64 @@
+// Checkpoints: OUTPUT_DIR/checkpoint-STEP with weights.safetensors, optimizer.safetensors and state.json.
+//
+// Written as .tmp-checkpoint-STEP: every file synced, then the manifest (state.json: run state, settings, a checksum of each tensor and of
+// itself), then the folder, then renamed, then the parent synced. A folder of the right name is therefore whole, unless the disk broke it
+// later, which the checksums show. Older ones are pruned only after that, never below two. Tensors go from the arena to the file and
+// back, without a copy.
+
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "graph/types.h"
+
+namespace ort_train {
+
+// Everything about a run that isn't a tensor.
+struct RunState {
+  int64_t run = 0;                // when it was begun, in nanoseconds: tells runs apart that share a folder
+  int64_t step = 0;               // optimizer steps done
+  int64_t epoch = 0, index = 0;   // the next sample: data cursor
+  uint64_t seed = 0;
+  int64_t tokens = 0;             // trained on so far
+  double seconds = 0;             // of training, earlier pieces of the run included
+  std::vector<double> first_losses, last_losses;  // at most 100 each
+};
+
+// A tensor that lives across steps.
+struct StateTensor {
+  std::string name;
+  TensorType type;
+  std::span<std::byte> bytes;
+};
+
+struct CheckpointContent {
+  std::vector<StateTensor> weights, optimizer;
+  std::string model;                            // hash of the parameters' names, types and order
+  std::map<std::string, std::string> settings;  // options that change numbers
+};
+
+struct Loaded {
+  RunState state;
+  std::string path;
+  std::map<std::string, std::string> settings;  // as they were when it was saved
+};
+
+using Note = std::function<void(const std::string&)>;
+
+// Returns the new folder's path. Throws Error(io); what was saved before stays as it is.
+std::string save_checkpoint(const std::string& output_dir, const RunState& state, const CheckpointContent& content);
+
+// Loads the newest valid checkpoint into content's tensors. Those that aren't valid are skipped, with a note each.
+// Throws Error(corrupt) where there are some and none is valid, Error(usage) where there is none, or none of this model.
+Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& content, const Note& note);
+
+// Bytes that one checkpoint takes on disk.
+int64_t checkpoint_bytes(const CheckpointContent& content);
+
+}  // namespace ort_train

@@ -1,0 +1,215 @@
+#include "frontend/export.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "frontend/file.h"
+#include "frontend/safetensors.h"
+#include "graph/error.h"
+
+namespace ort_train {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr const char* kMarker = ".ort-train-model.json";
+constexpr int64_t kMarkerLimit = int64_t{1} << 20;
+constexpr size_t kBlock = size_t{1} << 20;
+
+struct OutputFile {
+  std::string from, to;
+  std::string name;  // relative to the folders of both
+};
+
+std::vector<OutputFile> output_files(const ModelInfo& model, const std::string& output_dir) {
+  std::vector<OutputFile> files{{.from = model.path, .to = (fs::path(output_dir) / "model.onnx").string(), .name = "model.onnx"}};
+  for (const std::string& external : model.external_files) {
+    files.push_back({.from = (fs::path(folder_of(model.path)) / external).string(), .to = (fs::path(output_dir) / external).string(), .name = external});
+  }
+  return files;
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+  struct stat left, right;
+  return ::stat(a.c_str(), &left) == 0 && ::stat(b.c_str(), &right) == 0 && left.st_dev == right.st_dev && left.st_ino == right.st_ino;
+}
+
+struct Identity {
+  int64_t bytes = 0, modified = 0;  // nanoseconds
+};
+
+Identity identity(const std::string& path) {
+  struct stat status;
+  if (::stat(path.c_str(), &status) != 0) throw error(ErrorCode::io, "{}: {}", path, std::strerror(errno));
+  return {.bytes = status.st_size, .modified = int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
+}
+
+// {"model.onnx": [{"bytes", "modified", "xxh3"}, ...]}: what each file may be and still be ours. During an export there are two.
+Json read_marker(const std::string& output_dir) {
+  const std::string path = (fs::path(output_dir) / kMarker).string();
+  if (!exists(path)) return Json::object();
+  Json json = Json::parse(read_small_file(path, kMarkerLimit), nullptr, /*allow_exceptions=*/false);
+  return json.is_object() ? json : Json::object();
+}
+
+void write_marker(const std::string& output_dir, const Json& marker) {
+  replace_file((fs::path(output_dir) / kMarker).string(), marker.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+bool is_ours(const Json& marker, const OutputFile& file) {
+  const auto known = marker.find(file.name);
+  if (known == marker.end() || !known->is_array()) return false;
+  const Identity now = identity(file.to);
+  std::string hash;
+  for (const Json& entry : *known) {
+    if (!entry.is_object() || entry.value("bytes", int64_t{-1}) != now.bytes) continue;
+    if (entry.value("modified", int64_t{-1}) == now.modified) return true;
+    if (hash.empty()) hash = hex16(hash_file(File::open(file.to)));  // a copy, or touched: the content decides
+    if (entry.value("xxh3", std::string()) == hash) return true;
+  }
+  return false;
+}
+
+// A weight's bytes in one of the files.
+struct Patch {
+  int64_t offset, bytes;
+  const WeightPlace* place;
+  std::span<const std::byte> parameter;
+};
+
+void copy_range(const File& from, File& to, int64_t begin, int64_t end, std::vector<std::byte>& buffer) {
+  for (int64_t at = begin; at < end;) {
+    const auto piece = std::span(buffer).first(static_cast<size_t>(std::min<int64_t>(end - at, static_cast<int64_t>(buffer.size()))));
+    from.read(at, piece);
+    to.write(at, piece);
+    at += static_cast<int64_t>(piece.size());
+  }
+}
+
+void write_copy(const OutputFile& file, const std::string& temporary, std::vector<Patch>& patches) {
+  std::sort(patches.begin(), patches.end(), [](const Patch& a, const Patch& b) { return a.offset < b.offset; });
+  const File from = File::open(file.from);
+  const int64_t size = from.size();
+  File to = File::create(temporary);
+  to.reserve(size);
+  std::vector<std::byte> buffer(kBlock);
+  int64_t done = 0;
+  for (const Patch& patch : patches) {
+    if (patch.offset < done || patch.bytes > size - patch.offset) {
+      throw error(ErrorCode::io, "{}: was changed since it was imported: the bytes of '{}' are no longer where they were", file.from, patch.place->name);
+    }
+    copy_range(from, to, done, patch.offset, buffer);
+    in_layout(*patch.place, patch.parameter, [&](int64_t offset, std::span<const std::byte> bytes) { to.write(patch.offset + offset, bytes); });
+    done = patch.offset + patch.bytes;
+  }
+  copy_range(from, to, done, size, buffer);
+  to.sync();
+}
+
+}  // namespace
+
+void check_output(const ModelInfo& model, const std::string& output_dir) {
+  const Json marker = read_marker(output_dir);
+  for (const OutputFile& file : output_files(model, output_dir)) {
+    if (!exists(file.to)) continue;
+    if (same_file(file.from, file.to)) throw error(ErrorCode::usage, "{}: is the input, and would be overwritten: choose another --output-dir", file.to);
+    if (!is_ours(marker, file)) {
+      throw error(ErrorCode::usage, "{}: is there already and was not written by ort-train: move it away or choose another --output-dir", file.to);
+    }
+  }
+}
+
+std::string export_model(const ModelInfo& model, const std::vector<Weight>& weights, const WeightBytes& bytes_of, const std::string& output_dir) {
+  check_output(model, output_dir);
+  const std::vector<OutputFile> files = output_files(model, output_dir);
+  Json marker = read_marker(output_dir);
+  std::vector<std::string> temporaries;
+  try {
+    for (const OutputFile& file : files) {
+      std::vector<Patch> patches;
+      for (const Weight& weight : weights) {
+        for (const WeightPlace& place : weight.places) {
+          const std::string path = fs::path(place.bytes.path).lexically_normal().string();
+          if (path == fs::path(file.from).lexically_normal().string()) {
+            patches.push_back({place.bytes.offset, place.bytes.bytes, &place, bytes_of(weight.parameter)});
+          }
+        }
+      }
+      temporaries.push_back(file.to + ".tmp");
+      make_folders(folder_of(file.to));
+      write_copy(file, temporaries.back(), patches);
+    }
+    // Both the old and the new files are ours while they change places.
+    Json now = Json::object();
+    for (size_t i = 0; i < files.size(); ++i) {
+      const Identity is = identity(temporaries[i]);
+      const Json entry = {{"bytes", is.bytes}, {"modified", is.modified}, {"xxh3", hex16(hash_file(File::open(temporaries[i])))}};
+      now[files[i].name] = {entry};
+      marker[files[i].name].push_back(entry);
+    }
+    write_marker(output_dir, marker);
+    for (size_t i = files.size(); i-- > 0;) rename_synced(temporaries[i], files[i].to);  // the model after its data
+    write_marker(output_dir, now);
+  } catch (...) {
+    std::error_code code;
+    for (const std::string& temporary : temporaries) fs::remove(temporary, code);
+    throw;
+  }
+  return files[0].to;
+}
+
+int64_t export_bytes(const ModelInfo& model) {
+  int64_t bytes = 0;
+  for (const OutputFile& file : output_files(model, ".")) bytes += identity(file.from).bytes;
+  return bytes;
+}
+
+void in_layout(const WeightPlace& place, std::span<const std::byte> parameter, const std::function<void(int64_t, std::span<const std::byte>)>& sink) {
+  require(static_cast<int64_t>(parameter.size()) == place.bytes.bytes, "a weight whose size is not that of its place");
+  if (!place.transposed) {
+    sink(0, parameter);
+    return;
+  }
+  // Stored (rows, columns); the parameter is (columns, rows). Rows are gathered a block at a time.
+  const size_t rows = static_cast<size_t>(place.shape[0]), columns = static_cast<size_t>(place.shape[1]), width = static_cast<size_t>(size_of(place.dtype));
+  const size_t block = std::clamp<size_t>(kBlock / std::max<size_t>(1, columns * width), 1, std::max<size_t>(1, rows));
+  std::vector<std::byte> buffer(block * columns * width);
+  for (size_t first = 0; first < rows; first += block) {
+    const size_t count = std::min(block, rows - first);
+    for (size_t column = 0; column < columns; ++column) {
+      const std::byte* source = parameter.data() + (column * rows + first) * width;
+      for (size_t row = 0; row < count; ++row) std::memcpy(buffer.data() + (row * columns + column) * width, source + row * width, width);
+    }
+    sink(static_cast<int64_t>(first * columns * width), std::span(buffer).first(count * columns * width));
+  }
+}
+
+void write_layouts(const std::string& path, const std::vector<Weight>& weights, const WeightBytes& bytes_of) {
+  std::vector<SafetensorsWriter::Tensor> header;
+  std::vector<std::pair<const WeightPlace*, std::span<const std::byte>>> tensors;
+  for (const Weight& weight : weights) {
+    const auto bytes = bytes_of(weight.parameter);
+    if (bytes.empty()) continue;
+    for (const WeightPlace& place : weight.places) {
+      header.push_back({.name = place.name, .element = element_of(place.dtype), .shape = place.shape});
+      tensors.emplace_back(&place, bytes);
+    }
+  }
+  make_folders(folder_of(path));
+  const std::string temporary = path + ".tmp";
+  {
+    SafetensorsWriter writer(temporary, header, {{"format", "pt"}});
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      in_layout(*tensors[i].first, tensors[i].second, [&](int64_t offset, std::span<const std::byte> bytes) { writer.write(i, bytes, offset); });
+    }
+    writer.sync();
+  }
+  rename_synced(temporary, path);
+}
+
+}  // namespace ort_train

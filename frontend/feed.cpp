@@ -1,0 +1,171 @@
+#include "frontend/feed.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "graph/error.h"
+#include "graph/op_def.h"
+
+namespace ort_train {
+namespace {
+
+int64_t integer_at(DType dtype, const std::byte* bytes, int64_t i) {
+  const auto get = [&]<typename T>(T value) {
+    std::memcpy(&value, bytes + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    return static_cast<int64_t>(value);
+  };
+  switch (dtype) {
+    case DType::int64: return get(int64_t{});
+    case DType::int32: return get(int32_t{});
+    case DType::int16: return get(int16_t{});
+    case DType::int8: return get(int8_t{});
+    default: return get(uint8_t{});
+  }
+}
+
+}  // namespace
+
+int64_t index_limit(const Graph& graph, ValueId input) {
+  const auto readers = graph.readers();
+  int64_t limit = 0;
+  std::vector<ValueId> same{input};  // the input under other shapes and types
+  for (size_t i = 0; i < same.size(); ++i) {
+    for (NodeId id : readers[same[i]]) {
+      const Node& node = graph.node(id);
+      if (node.op->name == "Reshape" || node.op->name == "Cast") {
+        same.push_back(node.outputs[0]);
+      } else if (node.op->name == "Gather" && node.inputs[1] == same[i] && graph.value(node.inputs[0]).kind == ValueKind::parameter) {
+        const Shape& shape = graph.value(node.inputs[0]).shape;
+        const int64_t rows = shape[static_cast<size_t>(normalize_axis(node.attributes.get("axis", 0), static_cast<int64_t>(shape.size()), "axis"))];
+        limit = limit == 0 ? rows : std::min(limit, rows);
+      }
+    }
+  }
+  return limit;
+}
+
+Feed::Feed(DataSet& data, const Graph& graph, const Binding& binding, const LabelSpec& labels) : data_(data), graph_(graph), labels_(labels) {
+  for (const FedInput& fed : binding.fed) {
+    const ValueId value = graph.find_value(fed.input);
+    if (value == kNone || graph.value(value).kind != ValueKind::input) continue;  // nothing in the model reads it
+    add(fed.input, fed.field, value, false);
+  }
+  if (labels.value == kNone) return;
+  std::string field = labels.field;
+  if (labels.causal && data.find(field) < 0) {
+    field = binding.fed[0].field;
+    if (data.find("input_ids") >= 0) field = "input_ids";
+  }
+  add("labels", field, labels.value, true);
+}
+
+void Feed::add(const std::string& input, const std::string& field, ValueId value, bool labels) {
+  const int index = data_.find(field);
+  if (index < 0) throw error(ErrorCode::data, "{}: has no array '{}' for the labels: name it with --labels", data_.path(), field);
+  const Field& from = data_.fields()[static_cast<size_t>(index)];
+  const TensorType wanted = graph_.value(value).type();
+  const Shape sample = wanted.shape.empty() ? Shape{} : Shape(wanted.shape.begin() + 1, wanted.shape.end());
+  if (wanted.shape.empty() || from.shape != sample) {
+    throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}, {} wants {}", data_.path(), field, to_string(from.shape),
+                labels ? "the loss" : "input '" + input + "'", to_string(sample));
+  }
+  if (!converts(from.element, wanted.dtype)) {
+    throw error(ErrorCode::data, "{}: array '{}' is {}, {} wants {}", data_.path(), field, to_string(from.element), labels ? "the loss" : "input '" + input + "'",
+                to_string(wanted.dtype));
+  }
+  Slot slot{.value = value,
+            .field = static_cast<size_t>(index),
+            .dtype = wanted.dtype,
+            .elements = element_count(sample),
+            .limit = labels || is_floating(wanted.dtype) ? 0 : index_limit(graph_, value),
+            .shifted = labels && labels_.causal,
+            .labels = labels};
+  const size_t packed = static_cast<size_t>(from.bytes());
+  if (element_of(wanted.dtype) != from.element) buffer_.resize(std::max(buffer_.size(), packed));
+  if (labels) label_buffer_.resize(static_cast<size_t>(slot.elements * size_of(slot.dtype)));
+  slots_.push_back(slot);
+}
+
+void Feed::read(const Slot& slot, int64_t sample, std::span<std::byte> to) {
+  const Field& field = data_.fields()[slot.field];
+  if (element_of(slot.dtype) == field.element) {
+    data_.read(slot.field, sample, to);
+    return;
+  }
+  const auto packed = std::span(buffer_).first(static_cast<size_t>(field.bytes()));
+  data_.read(slot.field, sample, packed);
+  const int64_t bad = convert(field.element, packed, slot.dtype, to);
+  if (bad >= 0) {
+    throw error(ErrorCode::data, "{}: sample {}: element {} of array '{}' does not fit {}", data_.path(), sample, bad, field.name, to_string(slot.dtype));
+  }
+}
+
+void Feed::check_indices(const Slot& slot, int64_t sample, std::span<const std::byte> bytes) const {
+  if (slot.limit == 0) return;
+  const int64_t least = data_.is_row() ? 0 : -slot.limit;
+  for (int64_t i = 0; i < slot.elements; ++i) {
+    const int64_t index = integer_at(slot.dtype, bytes.data(), i);
+    if (index >= least && index < slot.limit) continue;
+    throw error(ErrorCode::data, "{}: sample {}: element {} of '{}' is {}, the model has {} rows for it (input '{}')", data_.path(), sample, i,
+                data_.fields()[slot.field].name, index, slot.limit, graph_.value(slot.value).name);
+  }
+}
+
+int64_t Feed::finish_labels(const Slot& slot, int64_t sample, std::span<std::byte> bytes) const {
+  if (!labels_.classes) return slot.elements;
+  if (slot.shifted) {
+    const size_t width = static_cast<size_t>(size_of(slot.dtype));
+    std::memmove(bytes.data(), bytes.data() + width, bytes.size() - width);
+    const auto put = [&](auto value) { std::memcpy(bytes.data() + bytes.size() - width, &value, width); };
+    if (slot.dtype == DType::int64) put(labels_.ignore_index);
+    else put(static_cast<int32_t>(labels_.ignore_index));
+  }
+  int64_t counted = 0;
+  for (int64_t i = 0; i < slot.elements; ++i) {
+    const int64_t label = integer_at(slot.dtype, bytes.data(), i);
+    if (label == labels_.ignore_index) continue;
+    if (label < 0 || label >= labels_.class_count) {
+      throw error(ErrorCode::data, "{}: sample {}: label {} is outside the {} classes of the loss (ignored ones are {})", data_.path(), sample, label,
+                  labels_.class_count, labels_.ignore_index);
+    }
+    ++counted;
+  }
+  return counted;
+}
+
+int64_t Feed::fill(std::span<const int64_t> samples, const Places& at) {
+  int64_t counted = 0;
+  for (const Slot& slot : slots_) {
+    const std::span<std::byte> place = at(slot.value);
+    const size_t bytes = static_cast<size_t>(slot.elements * size_of(slot.dtype));
+    require(place.empty() || place.size() == bytes * samples.size(), "a batch that is not the graph's");
+    for (size_t i = 0; i < samples.size(); ++i) {
+      if (place.empty() && !slot.labels) break;  // read by nobody
+      const auto to = place.empty() ? std::span(label_buffer_) : place.subspan(i * bytes, bytes);
+      read(slot, samples[i], to);
+      if (slot.labels) counted += finish_labels(slot, samples[i], to);
+      else check_indices(slot, samples[i], to);
+    }
+  }
+  return counted;
+}
+
+int64_t Feed::count(std::span<const int64_t> samples) {
+  int64_t counted = 0;
+  for (const Slot& slot : slots_) {
+    if (!slot.labels) continue;
+    for (const int64_t sample : samples) {
+      if (!labels_.classes) {
+        counted += slot.elements;
+        continue;
+      }
+      read(slot, sample, label_buffer_);
+      counted += finish_labels(slot, sample, label_buffer_);
+    }
+  }
+  return counted;
+}
+
+int64_t Feed::memory_bytes() const { return static_cast<int64_t>(buffer_.size() + label_buffer_.size()); }
+
+}  // namespace ort_train

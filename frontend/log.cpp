@@ -1,0 +1,76 @@
+#include "frontend/log.h"
+
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "frontend/file.h"
+#include "graph/error.h"
+
+namespace ort_train {
+namespace {
+
+using Json = nlohmann::ordered_json;  // numbers are written as the shortest text that reads back as the same double
+
+// Where the lines of the first `done` steps end.
+int64_t end_of_step(const std::string& path, int64_t done) {
+  std::ifstream file(path, std::ios::binary);
+  int64_t end = 0;
+  for (std::string line; std::getline(file, line) && !file.eof();) {
+    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const auto step = json.is_object() ? json.find("step") : json.end();
+    if (!json.is_object() || step == json.end() || !step->is_number_integer() || step->get<int64_t>() > done) break;
+    end += static_cast<int64_t>(line.size()) + 1;
+  }
+  return end;
+}
+
+}  // namespace
+
+StepLog::StepLog(const std::string& path, int64_t done) : path_(path) {
+  if (path.empty()) return;
+  make_folders(folder_of(path));
+  if (done > 0 && exists(path)) {
+    std::error_code code;
+    std::filesystem::resize_file(path, static_cast<uintmax_t>(end_of_step(path, done)), code);
+    if (code) throw error(ErrorCode::io, "{}: can't be shortened: {}", path, code.message());
+  }
+  file_.open(path, std::ios::binary | (done > 0 ? std::ios::app : std::ios::trunc));
+  if (!file_) throw error(ErrorCode::io, "{}: can't be written", path);
+}
+
+void StepLog::line(const std::string& text) {
+  if (path_.empty()) return;
+  file_ << text << '\n' << std::flush;
+  if (!file_) throw error(ErrorCode::io, "{}: writing failed", path_);
+}
+
+void StepLog::step(const StepReport& report, double eval_loss) {
+  Json json{{"step", report.step},
+            {"loss", report.loss},
+            {"grad_norm", report.grad_norm},
+            {"learning_rate", report.learning_rate},
+            {"ms", report.milliseconds},
+            {"tokens_per_second", report.tokens_per_second}};
+  if (std::isfinite(eval_loss)) json["eval_loss"] = eval_loss;
+  line(json.dump());
+}
+
+void StepLog::summary(const Summary& summary) {
+  line(Json{{"summary",
+             {{"planned_peak_bytes", {{"RAM", summary.planned_peak_bytes}}},
+              {"measured_peak_bytes", {{"RAM", summary.measured_peak_bytes}}},
+              {"rss_peak_bytes", summary.rss_peak_bytes},
+              {"minimum_budget_bytes", summary.minimum_budget_bytes},
+              {"weights_hash", summary.weights_hash},
+              {"steps", summary.steps},
+              {"stopped", summary.stopped},
+              {"first_loss", summary.first_loss},
+              {"last_loss", summary.last_loss},
+              {"eval_loss", summary.eval_loss},
+              {"seconds", summary.seconds},
+              {"ms_per_step", summary.milliseconds_per_step}}}}
+           .dump());
+}
+
+}  // namespace ort_train

@@ -1,0 +1,31 @@
+// StepLog: the JSON-lines file of a run, one object a step and one `summary` at the end; each line reaches the file at once.
+//
+// A resumed run goes on in the same file: what a stopped run had logged beyond its checkpoint is cut off first, so that each step stands
+// there once.
+
+#pragma once
+
+#include <fstream>
+#include <string>
+
+#include "frontend/ort_train.h"
+
+namespace ort_train {
+
+class StepLog {
+ public:
+  StepLog() = default;  // writes nothing
+  // `done`: steps that are done already; 0 begins a new file.
+  StepLog(const std::string& path, int64_t done);
+
+  // `eval_loss` is not finite where the step was not followed by an evaluation.
+  void step(const StepReport& report, double eval_loss);
+  void summary(const Summary& summary);
+
+ private:
+  void line(const std::string& text);
+  std::string path_;
+  std::ofstream file_;
+};
+
+}  // namespace ort_train

@@ -1,0 +1,126 @@
+// Trainer::Impl: what a trainer has decided and holds. Private to frontend/trainer*.cpp.
+//
+// Life: build() (constructor: import, plan, prove, budget), prepare() (memory, weights, checkpoint), then runs of entries.
+
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "exec/executor.h"
+#include "exec/program.h"
+#include "exec/workers.h"
+#include "frontend/binding.h"
+#include "frontend/calibrate.h"
+#include "frontend/checkpoint.h"
+#include "frontend/data_set.h"
+#include "frontend/feed.h"
+#include "frontend/import.h"
+#include "frontend/log.h"
+#include "frontend/ort_train.h"
+#include "frontend/schedule.h"
+#include "passes/pipeline.h"
+
+namespace ort_train {
+
+// One entry point: its graph, and what feeds it.
+struct JobEntry {
+  std::string name;
+  JobGraph job;
+  int64_t batch = 0;
+  std::unique_ptr<Feed> feed;
+};
+
+// Samples [begin, begin + count) of a data set.
+struct SampleRange {
+  DataSet* data = nullptr;
+  int64_t begin = 0, count = 0;
+};
+
+// The micro-batches of one optimizer step.
+struct Window {
+  std::vector<std::vector<int64_t>> batches;  // sample numbers
+  int64_t epoch = 0, index = 0;               // the cursor behind it
+  int64_t samples = 0;
+};
+
+struct StepResult {
+  double loss = 0, grad_norm = 0;
+};
+
+struct Trainer::Impl {
+  Impl(const Options& options, Callbacks callbacks);
+
+  Options options;
+  Callbacks callbacks;
+  std::atomic<bool> stop{false};
+  Workers workers;
+
+  // --- trainer_build.cpp: what is decided before any memory is taken
+  void build();
+  void check_options() const;
+  void divide_samples();
+  void build_entries();
+  JobEntry& add_entry(const std::string& name, JobGraph job, int64_t batch, SampleRange* range);
+  void plan_memory();
+  void settle_budget();
+  OptimizerSpec optimizer_spec() const;
+  LossSpec loss_spec() const;
+  int find_entry(std::string_view name) const;  // -1 where it isn't planned
+
+  DataSets data;
+  SampleRange train_range, valid_range;
+  Binding binding;
+  ModelInfo info;
+  std::vector<Weight> weights;
+  std::vector<std::unique_ptr<JobEntry>> entries;  // index = the program's entry
+  int64_t class_count = 0;
+  int64_t total_steps = 0;
+  Schedule schedule;
+  Program program;
+  std::unique_ptr<Executor> executor;
+  MachineRates machine;
+  int64_t reserve = 0;
+  PlanReport report;
+
+  // --- trainer_state.cpp: memory, weights, checkpoints
+  void prepare();  // once; takes the memory
+  void load_weights();
+  void resume();
+  void check_disk() const;
+  void save(bool note_it);
+  std::span<const std::byte> parameter(const std::string& name) const;  // empty where no entry holds it
+  std::string weights_hash() const;
+  std::map<std::string, std::string> settings() const;
+
+  std::optional<Arena> arena;
+  CheckpointContent content;
+  RunState state;
+  std::string checkpoint_path;
+
+  // --- trainer_loop.cpp
+  Summary train();
+  double evaluate();
+  Window next_window(int64_t epoch, int64_t index) const;
+  StepResult run_step(const Window& window, int64_t step, double learning_rate, bool save_gradients);
+  double run_batch(const char* full, const std::vector<int64_t>& samples, int64_t counted, int64_t* count);
+  void save_gradients();
+  void check_finite(const StepResult& result, int64_t step) const;
+  std::span<std::byte> place(size_t entry, ValueId value) const;
+  float scalar(size_t entry, ValueId value) const;
+  void note(const std::string& text) const;
+  std::vector<bool> entries_run;
+
+  // --- trainer_predict.cpp
+  std::string sample(const std::string& prompt, int64_t length, double temperature, uint64_t seed);
+  std::map<std::string, std::vector<float>> predict(const std::map<std::string, std::vector<int64_t>>& integers,
+                                                    const std::map<std::string, std::vector<float>>& reals);
+};
+
+// trainer_report.cpp: the plan as numbers and as text.
+void describe_plan(Trainer::Impl& impl);
+
+}  // namespace ort_train

@@ -1,0 +1,39 @@
+// Between ONNX protos and the types of graph/: element types, tensors, attributes. Private to graph/onnx.
+
+#pragma once
+
+#include <onnx/onnx_pb.h>
+
+#include "graph/onnx/model.h"
+
+namespace ort_train::onnx {
+
+namespace pb = ::ort_train_onnx;
+
+inline constexpr int kMaxRank = 64;
+
+// The TensorProto::DataType of an element type, and back.
+int to_onnx(DType dtype);
+std::optional<DType> from_onnx(int data_type);
+std::string type_in_words(int data_type);
+
+void set_type(const TensorType& type, pb::TypeProto& proto);
+ValueDef to_value(const pb::ValueInfoProto& proto);
+pb::TensorProto to_proto(const Tensor& tensor, const std::string& name);
+pb::AttributeProto to_proto(const std::string& name, const Attribute& attribute);
+
+// Where the reader found a tensor's bytes in the model file travels with the stripped proto, under this metadata key, as
+// "field offset length".
+inline constexpr const char* kBytesKey = "ort_train.bytes";
+
+// Throw Error(unsupported) for what contradicts itself, such as three elements of float32 [4].
+TensorDef to_tensor(const pb::TensorProto& proto);
+NodeDef to_node(const pb::NodeProto& proto, const std::shared_ptr<const void>& owner);
+GraphDef to_graph(const pb::GraphProto& proto, const std::shared_ptr<const void>& owner);
+Opsets to_opsets(const google::protobuf::RepeatedPtrField<pb::OperatorSetIdProto>& imports);
+
+// "ai.onnx" is "".
+std::string plain_domain(const std::string& domain);
+std::string function_key(const std::string& domain, const std::string& name, const std::string& overload);
+
+}  // namespace ort_train::onnx

@@ -1,0 +1,73 @@
+#include "graph/onnx/reader.h"
+
+#include <google/protobuf/io/coded_stream.h>
+
+#include "graph/error.h"
+#include "graph/onnx/convert.h"
+#include "graph/onnx/schema.h"
+#include "graph/onnx/wire.h"
+
+namespace ort_train::onnx {
+
+ModelDef read_model(const ByteSource& source) {
+  if (source.size == 0) throw error(ErrorCode::unsupported, "'{}' is empty, not an ONNX model", source.name);
+  auto proto = std::make_shared<pb::ModelProto>();
+  {
+    const std::string stripped = strip_model(source);
+    google::protobuf::io::CodedInputStream stream(reinterpret_cast<const uint8_t*>(stripped.data()), static_cast<int>(stripped.size()));
+    if (!proto->ParseFromCodedStream(&stream) || !stream.ConsumedEntireMessage()) {
+      throw error(ErrorCode::unsupported, "'{}' is not an ONNX model: its fields have the wrong types", source.name);
+    }
+  }
+  if (!proto->has_graph() || proto->ir_version() < 1 || proto->opset_import_size() == 0) {
+    throw error(ErrorCode::unsupported, "'{}' is not an ONNX model: it has no graph, no IR version or no operator set", source.name);
+  }
+  try {
+    ModelDef model;
+    model.ir_version = proto->ir_version();
+    model.producer = proto->producer_name();
+    model.producer_version = proto->producer_version();
+    model.opsets = to_opsets(proto->opset_import());
+    model.graph = to_graph(proto->graph(), proto);
+    for (const auto& function : proto->functions()) {
+      model.functions[function_key(function.domain(), function.name(), function.overload())] = std::shared_ptr<const pb::FunctionProto>(proto, &function);
+    }
+    return model;
+  } catch (const Error& e) {
+    throw error(e.code(), "'{}': {}", source.name, e.what());
+  }
+}
+
+Tensor decode_tensor(const TensorDef& def, std::span<const std::byte> bytes) {
+  require(def.dtype.has_value(), "only tensors of known type are decoded");
+  Tensor tensor(*def.dtype, def.shape);
+  const auto wrong = [&] {
+    return error(ErrorCode::unsupported, "tensor '{}' is {} {}, but the file holds another number of elements of it", def.name, def.type, to_string(def.shape));
+  };
+  if (!def.varints) {
+    if (bytes.size() != tensor.bytes.size()) throw wrong();
+    std::copy(bytes.begin(), bytes.end(), tensor.bytes.begin());
+    if (tensor.dtype == DType::boolean) {
+      for (std::byte& byte : tensor.bytes) byte = std::byte{byte != std::byte{0}};
+    }
+    return tensor;
+  }
+  const auto size = static_cast<size_t>(size_of(*def.dtype));
+  size_t element = 0, elements = tensor.bytes.size() / size;
+  for (size_t at = 0; at < bytes.size(); ++element) {
+    uint64_t value = 0;
+    for (int shift = 0;; shift += 7) {
+      if (at == bytes.size() || shift > 63) throw wrong();
+      const auto byte = static_cast<uint64_t>(bytes[at++]);
+      value |= (byte & 0x7f) << shift;
+      if (byte < 0x80) break;
+    }
+    if (element == elements) throw wrong();
+    if (tensor.dtype == DType::boolean) value = value != 0;
+    std::memcpy(tensor.bytes.data() + element * size, &value, size);  // little-endian: the low bytes come first
+  }
+  if (element != elements) throw wrong();
+  return tensor;
+}
+
+}  // namespace ort_train::onnx

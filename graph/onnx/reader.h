@@ -1,0 +1,29 @@
+// Reads an ONNX model file without its weights: what it says of them, and where they lie.
+//
+// A file is hostile until shown otherwise: every length is checked against the file, nothing is allocated because a number says so.
+
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <string>
+
+#include "graph/onnx/model.h"
+
+namespace ort_train::onnx {
+
+// Bytes to read from, wherever they come from.
+struct ByteSource {
+  std::string name;  // for messages
+  int64_t size = 0;
+  std::function<void(int64_t offset, std::span<std::byte> to)> read;  // [offset, offset + to.size()) is inside the source
+};
+
+// Throws Error(unsupported) for what isn't an ONNX model, in one sentence; what `source` throws goes through.
+ModelDef read_model(const ByteSource& source);
+
+// A tensor's elements from the bytes of its place in the file. Throws Error(unsupported) where they are too few or too many.
+Tensor decode_tensor(const TensorDef& tensor, std::span<const std::byte> bytes);
+
+}  // namespace ort_train::onnx

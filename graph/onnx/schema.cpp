@@ -1,0 +1,188 @@
+#include "graph/onnx/schema.h"
+
+#include <onnx/defs/schema.h>
+#include <onnx/shape_inference/implementation.h>
+
+#include "graph/error.h"
+#include "graph/onnx/convert.h"
+
+namespace ort_train::onnx {
+namespace {
+
+using FunctionProto = std::shared_ptr<pb::FunctionProto>;
+
+const pb::OpSchema* schema_of(const std::string& domain, const std::string& op_type, int opset) {
+  return pb::OpSchemaRegistry::Schema(op_type, opset, domain);
+}
+
+int opset_of(const Opsets& opsets, const std::string& domain) {
+  const auto found = opsets.find(domain);
+  return found == opsets.end() ? 0 : found->second;
+}
+
+std::string first_line(std::string text) {
+  text = text.substr(0, text.find('\n'));
+  while (!text.empty() && (text.back() == ' ' || text.back() == '.')) text.pop_back();
+  return text;
+}
+
+// References to the caller's attributes become their values; those that the caller leaves out, and that have no default, go.
+void fill_in(pb::NodeProto& node, const std::map<std::string, const pb::AttributeProto*>& given) {
+  google::protobuf::RepeatedPtrField<pb::AttributeProto> filled;
+  for (auto& attribute : *node.mutable_attribute()) {
+    if (attribute.ref_attr_name().empty()) {
+      if (attribute.has_g()) {
+        for (auto& inner : *attribute.mutable_g()->mutable_node()) fill_in(inner, given);
+      }
+      for (auto& graph : *attribute.mutable_graphs()) {
+        for (auto& inner : *graph.mutable_node()) fill_in(inner, given);
+      }
+      *filled.Add() = std::move(attribute);
+    } else if (const auto value = given.find(attribute.ref_attr_name()); value != given.end()) {
+      auto& copy = *filled.Add();
+      copy = *value->second;
+      copy.set_name(attribute.name());
+    }
+  }
+  node.mutable_attribute()->Swap(&filled);
+}
+
+FunctionDef instantiate(const FunctionProto& body, const pb::NodeProto& call, const pb::OpSchema* schema) {
+  std::map<std::string, const pb::AttributeProto*> given;
+  if (schema) {
+    for (const auto& [name, attribute] : schema->attributes()) {
+      if (attribute.default_value.type() != pb::AttributeProto::UNDEFINED) given[name] = &attribute.default_value;
+    }
+  }
+  const pb::FunctionProto defaults = *body;
+  for (const auto& attribute : defaults.attribute_proto()) given[attribute.name()] = &attribute;
+  for (const auto& attribute : call.attribute()) given[attribute.name()] = &attribute;
+  for (auto& node : *body->mutable_node()) fill_in(node, given);
+
+  FunctionDef def;
+  def.opsets = to_opsets(body->opset_import());
+  def.inputs.assign(body->input().begin(), body->input().end());
+  def.outputs.assign(body->output().begin(), body->output().end());
+  for (const auto& node : body->node()) def.nodes.push_back(to_node(node, body));
+  return def;
+}
+
+const pb::FunctionProto* local_function(const ModelDef& model, const NodeDef& node) {
+  auto found = model.functions.find(function_key(node.domain, node.op_type, node.overload));
+  return found == model.functions.end() ? nullptr : found->second.get();
+}
+
+// The newest of the opsets that a body was written for, at most `opset`; 0 where there is none.
+int newest_of(const std::vector<int>& versions, int opset) {
+  int newest = 0;
+  for (int version : versions) {
+    if (version <= opset && version > newest) newest = version;
+  }
+  return newest;
+}
+
+}  // namespace
+
+int newest_opset() { return pb::OpSchemaRegistry::DomainToVersionRange::Instance().Map().at("").second; }
+int64_t newest_ir_version() { return pb::IR_VERSION; }
+
+int since_version(const std::string& domain, const std::string& op_type, int opset) {
+  const pb::OpSchema* schema = schema_of(domain, op_type, opset);
+  return schema && !schema->Deprecated() ? schema->SinceVersion() : 0;
+}
+
+std::string violation(const NodeDef& node, int opset) {
+  const pb::OpSchema* schema = schema_of(node.domain, node.op_type, opset);
+  if (!schema) return "";
+  if (schema->Deprecated()) return fmt::format("is deprecated since opset {}", schema->SinceVersion());
+  try {
+    schema->Verify(*node.proto);
+    return "";
+  } catch (const std::exception& e) {
+    return first_line(e.what());
+  }
+}
+
+bool never_differentiable(const std::string& domain, const std::string& op_type, int opset, size_t input) {
+  const pb::OpSchema* schema = schema_of(domain, op_type, opset);
+  if (!schema || input >= schema->inputs().size()) return false;
+  return schema->inputs()[input].GetDifferentiationCategory() == pb::OpSchema::NonDifferentiable;
+}
+
+bool has_function_body(const ModelDef& model, const NodeDef& node, const Opsets& opsets) {
+  if (local_function(model, node)) return true;
+  const int opset = opset_of(opsets, node.domain);
+  const pb::OpSchema* schema = schema_of(node.domain, node.op_type, opset);
+  return schema && !schema->Deprecated() &&
+         (newest_of(schema->function_opset_versions(), opset) || newest_of(schema->context_dependent_function_opset_versions(), opset));
+}
+
+std::optional<FunctionDef> function_body(const ModelDef& model, const NodeDef& node, const Opsets& opsets, const std::vector<std::optional<TensorType>>& inputs) {
+  if (const pb::FunctionProto* local = local_function(model, node)) {
+    return instantiate(std::make_shared<pb::FunctionProto>(*local), *node.proto, nullptr);
+  }
+  const int opset = opset_of(opsets, node.domain);
+  const pb::OpSchema* schema = schema_of(node.domain, node.op_type, opset);
+  if (!schema || schema->Deprecated()) return std::nullopt;
+  if (newest_of(schema->function_opset_versions(), opset)) {
+    // A body is read at the opset that it was written for, whatever the model's.
+    return instantiate(std::make_shared<pb::FunctionProto>(*schema->GetFunction(opset)), *node.proto, schema);
+  }
+  const int version = newest_of(schema->context_dependent_function_opset_versions(), opset);
+  if (version == 0) return std::nullopt;
+  std::vector<pb::TypeProto> types(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i]) set_type(*inputs[i], types[i]);
+  }
+  const auto body = std::make_shared<pb::FunctionProto>();
+  try {
+    if (!schema->BuildContextDependentFunction(pb::FunctionBodyBuildContextImpl(*node.proto, types), *body, version)) return std::nullopt;
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+  return instantiate(body, *node.proto, schema);
+}
+
+std::vector<std::optional<TensorType>> infer_outputs(const NodeDef& node, int opset, const std::vector<std::optional<TensorType>>& inputs,
+                                                     const std::vector<const Tensor*>& constants) {
+  std::vector<std::optional<TensorType>> outputs(node.outputs.size());
+  const pb::OpSchema* schema = schema_of(node.domain, node.op_type, opset);
+  if (!schema || schema->Deprecated()) return outputs;
+  std::vector<pb::TypeProto> types(inputs.size());
+  std::vector<pb::TensorProto> data(inputs.size());
+  std::unordered_map<std::string, pb::TypeProto*> types_by_name;
+  std::unordered_map<std::string, const pb::TensorProto*> data_by_name;
+  for (size_t i = 0; i < inputs.size() && i < node.inputs.size(); ++i) {
+    if (!inputs[i]) continue;
+    set_type(*inputs[i], types[i]);
+    types_by_name[node.inputs[i]] = &types[i];
+    if (!constants[i]) continue;
+    data[i] = to_proto(*constants[i], node.inputs[i]);
+    data_by_name[node.inputs[i]] = &data[i];
+  }
+  pb::NodeProto copy = *node.proto;
+  try {
+    pb::shape_inference::InferenceContextImpl context(copy, types_by_name, data_by_name, {}, pb::ShapeInferenceOptions{});
+    schema->GetTypeAndShapeInferenceFunction()(context);
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const pb::TypeProto& type = *context.getOutputType(i);
+      if (!type.has_tensor_type() || !type.tensor_type().has_shape()) continue;
+      const auto dtype = from_onnx(type.tensor_type().elem_type());
+      if (!dtype) continue;
+      TensorType known{*dtype, {}};
+      bool fixed = true;
+      for (const auto& dim : type.tensor_type().shape().dim()) {
+        fixed &= dim.has_dim_value() && dim.dim_value() >= 0;
+        known.shape.push_back(dim.dim_value());
+      }
+      if (!fixed) continue;
+      element_count(known.shape);
+      outputs[i] = std::move(known);
+    }
+  } catch (const std::exception&) {
+    // Nothing is known of outputs whose rule fails; the node is reported anyway.
+  }
+  return outputs;
+}
+
+}  // namespace ort_train::onnx

@@ -1,0 +1,226 @@
+"""Writes tests/golden/: small models and what PyTorch computes with them.
+
+    python golden.py [--folder ../tests/golden] [NAME...]
+
+tests/golden/README.md says what is in the files. Gradients are computed in double; an initializer is matched with its
+parameter by content, so that one that the exporter renamed, transposed or stored twice gets its gradient under its own name
+and in its own layout.
+"""
+import argparse, os, tempfile, warnings
+import numpy as np
+import onnx
+import torch
+from safetensors.torch import save_file
+from transformers import get_scheduler
+from export_gpt2 import INPUTS, build, example, export
+
+STEPS, RATE, WARMUP = 10, 1e-3, 3
+
+# name: (model, export, batch, tokens, task, padded). causal-lm: labels are the inputs shifted by one.
+ODD = dict(layers=1, heads=3, width=48, vocabulary=101, positions=24)
+TWO = dict(layers=2, heads=2, width=32, vocabulary=61, positions=16)
+ONE = dict(layers=1, heads=2, width=32, vocabulary=61, positions=16)
+GPT2 = {
+    "gpt2-dynamo-17-eager": (dict(TWO, attention="eager"), dict(exporter="dynamo", opset=17), 2, 12, "cross_entropy", False),
+    "gpt2-dynamo-20-sdpa-odd": (dict(ODD, attention="sdpa"), dict(exporter="dynamo", opset=20), 3, 17, "causal-lm", False),
+    "gpt2-dynamo-20-folded": (dict(ONE, attention="eager"), dict(exporter="dynamo", opset=20, fold=True), 2, 16, "causal-lm", False),
+    "gpt2-dynamo-21-gelu": (dict(ONE, attention="sdpa", activation="gelu_pytorch_tanh"),
+                            dict(exporter="dynamo", opset=21, inputs=("input_ids",)), 2, 13, "cross_entropy", False),
+    "gpt2-dynamo-23-sdpa": (dict(TWO, attention="sdpa"), dict(exporter="dynamo", opset=23), 2, 12, "cross_entropy", True),
+    "gpt2-torchscript-17-sdpa": (dict(ONE, attention="sdpa"), dict(exporter="torchscript", opset=17), 2, 12, "cross_entropy", True),
+    "gpt2-torchscript-18-folded": (dict(ONE, attention="eager"), dict(exporter="torchscript", opset=18, fold=True), 2, 9, "causal-lm", False),
+    "gpt2-torchscript-20-untied": (dict(ONE, attention="eager", tied=False), dict(exporter="torchscript", opset=20), 3, 11, "cross_entropy", False),
+    "gpt2-torchscript-23-eager": (dict(ONE, attention="eager"), dict(exporter="torchscript", opset=23, inputs=INPUTS[:2]), 1, 16, "causal-lm", False),
+}
+
+
+class Regression(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = torch.nn.Linear(7, 24), torch.nn.Linear(24, 3)
+
+    def forward(self, x):
+        return self.out(torch.nn.functional.gelu(self.hidden(x)))
+
+
+class OwnLoss(torch.nn.Module):
+    """Its only output is a loss: the root of the mean squared error, weighted by a second output of the network."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.norm, self.mean, self.scale = torch.nn.Linear(6, 20), torch.nn.LayerNorm(20), torch.nn.Linear(20, 4), torch.nn.Linear(20, 4)
+
+    def forward(self, x, target):
+        h = self.norm(torch.tanh(self.body(x)))
+        scale = torch.sigmoid(self.scale(h)) + 0.1
+        error = (self.mean(h) - target) / scale
+        return torch.sqrt((error * error).mean() + 1e-3) + torch.log(scale).mean()
+
+
+def gpt2(name):
+    shape, options, batch, tokens, task, padded = GPT2[name]
+    model = build(**shape, seed=list(GPT2).index(name) + 1)
+    inputs = options.setdefault("inputs", INPUTS)
+    samples = STEPS * batch
+    data = dict(zip(inputs, example(inputs, model.config.vocab_size, samples, tokens)))
+    labels = torch.cat([data["input_ids"][:, 1:], torch.full((samples, 1), -100)], 1)
+    if task != "causal-lm":
+        labels[torch.rand(labels.shape) < 0.2] = -100
+        labels[:, 1] = data["input_ids"][:, 2]  # never none at all
+    if padded:
+        for row in range(0, samples, 2):  # every other sample ends early
+            end = tokens - 1 - row % 5
+            data["attention_mask"][row, end:] = 0
+            labels[row, end - 1:] = -100
+
+    def loss(m, batch):
+        output = m(**{k: batch[k] for k in inputs}).logits
+        return torch.nn.functional.cross_entropy(output.flatten(0, 1), batch["labels"].flatten(), ignore_index=-100), output
+
+    return model, lambda path: export(model, path, batch=batch, sequence=tokens, **options), dict(data, labels=labels), loss, batch, task, "logits"
+
+
+def regression(name):
+    torch.manual_seed(77)
+    model, batch = Regression().eval(), 5
+    data = dict(x=torch.randn(STEPS * batch, 7), y=torch.randn(STEPS * batch, 3))
+
+    def loss(m, batch):
+        output = m(batch["x"])
+        return torch.nn.functional.mse_loss(output, batch["y"]), output
+
+    return model, lambda path: export_plain(model, path, dict(x=data["x"][:batch]), "prediction", 18), data, loss, batch, "mse", "prediction"
+
+
+def own_loss(name):
+    torch.manual_seed(78)
+    model, batch = OwnLoss().eval(), 6
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    data = dict(x=torch.randn(STEPS * batch, 6), target=torch.randn(STEPS * batch, 4))
+
+    def loss(m, batch):
+        output = m(batch["x"], batch["target"])
+        return output, output
+
+    return model, lambda path: export_plain(model, path, {k: v[:batch] for k, v in data.items()}, "loss", 20), data, loss, batch, "output", "loss"
+
+
+def export_plain(model, path, arguments, output, opset):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, tuple(arguments.values()), path, dynamo=True, opset_version=opset, input_names=list(arguments), output_names=[output],
+                          dynamic_shapes=({0: torch.export.Dim("batch")},) * len(arguments), external_data=False, verbose=False)
+
+
+CASES = dict({name: gpt2 for name in GPT2}, **{"mlp-mse": regression, "mlp-own-loss": own_loss})
+
+
+def slim(graph):
+    """Drops what only people read: the files are committed."""
+    graph.doc_string = graph.graph.doc_string = ""
+    for message in (graph, graph.graph, *graph.graph.node, *graph.graph.initializer, *graph.graph.input, *graph.graph.output, *graph.graph.value_info):
+        message.ClearField("doc_string")
+        message.ClearField("metadata_props")
+    del graph.graph.value_info[:]
+    return graph
+
+
+def gradients(graph, model):
+    """Each parameter's gradient under the name and in the layout of every initializer that holds it."""
+    found, parameters = {}, {n: p.detach().float().numpy() for n, p in model.named_parameters()}
+    missing = set(parameters)
+    for tensor in graph.graph.initializer:
+        value = onnx.numpy_helper.to_array(tensor)
+        if value.dtype != np.float32 or value.ndim == 0:
+            continue
+        for name, parameter in parameters.items():
+            gradient = model.get_parameter(name).grad
+            if value.shape == parameter.shape and np.array_equal(value, parameter):
+                found[tensor.name] = gradient
+            elif value.ndim == 2 and value.shape == parameter.T.shape and np.array_equal(value, parameter.T):
+                found[tensor.name] = gradient.T
+            else:
+                continue
+            missing.discard(name)
+            break
+        else:
+            raise SystemExit(f"initializer {tensor.name} {value.shape} is no parameter of the model")
+    if missing:
+        raise SystemExit(f"no initializer holds {sorted(missing)}")
+    return found
+
+
+def train(model, loss, batches, schedule):
+    """Losses, gradient norms before clipping and learning rates of ten steps of AdamW."""
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW([dict(params=[p for p in parameters if p.dim() >= 2], weight_decay=0.01),
+                                   dict(params=[p for p in parameters if p.dim() < 2], weight_decay=0.0)], lr=RATE, betas=(0.9, 0.999), eps=1e-8)
+    scheduler = get_scheduler(schedule, optimizer, num_warmup_steps=WARMUP if schedule == "linear" else 0, num_training_steps=STEPS)
+    rows = []
+    for batch in batches:
+        optimizer.zero_grad()
+        value, _ = loss(model, batch)
+        value.backward()
+        norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        rows.append((value.item(), norm.item(), scheduler.get_last_lr()[0]))
+        optimizer.step()
+        scheduler.step()
+    return torch.tensor(rows, dtype=torch.float64).T.contiguous()
+
+
+def write(name, folder):
+    model, exporter, data, loss, batch_size, task, output = CASES[name](name)
+    path = os.path.join(folder, name + ".onnx")
+    with tempfile.TemporaryDirectory() as scratch:
+        raw = os.path.join(scratch, "model.onnx")
+        exporter(raw)
+        graph = slim(onnx.load(raw))
+    onnx.checker.check_model(graph, full_check=True)
+    onnx.save(graph, path)
+    data = {k: v[torch.arange(STEPS * batch_size) % (3 * batch_size)].contiguous() for k, v in data.items()}  # three batches, in turn
+    batches = [{k: v[i:i + batch_size] for k, v in data.items()} for i in range(0, STEPS * batch_size, batch_size)]
+    doubles = [{k: v.double() if v.is_floating_point() else v for k, v in b.items()} for b in batches]
+    start = {k: v.clone() for k, v in model.state_dict().items()}
+    with torch.no_grad():
+        value, result = loss(model, batches[0])
+    golden = {"loss": value.reshape(1)}
+    if output != "loss":
+        golden[output] = result
+    model.double()
+    value = loss(model, doubles[0])[0]
+    value.backward()
+    golden["loss/float64"] = value.detach().reshape(1)
+    for key, gradient in gradients(graph, model).items():
+        golden["gradient/" + key] = gradient.float()
+    for schedule in ("constant", "linear"):
+        for kind, list_ in (("float64", doubles), ("float32", batches)):
+            model.to(torch.float64 if kind == "float64" else torch.float32).load_state_dict(start)
+            rows = train(model, loss, list_, schedule)
+            golden[f"losses/{schedule}/{kind}"] = rows[0]
+            if kind == "float64":
+                golden[f"grad_norms/{schedule}"], golden[f"learning_rates/{schedule}"] = rows[1], rows[2]
+    metadata = dict(task=task, output=output, batch_size=str(batch_size), steps=str(STEPS), learning_rate=str(RATE), warmup_steps=str(WARMUP),
+                    weight_decay="0.01", betas="0.9,0.999", epsilon="1e-8", max_grad_norm="1.0", opset=str(graph.opset_import[0].version),
+                    producer=f"{graph.producer_name} {graph.producer_version}", labels={"mse": "y", "output": ""}.get(task, "labels"))
+    save_file(data, os.path.join(folder, name + ".data.safetensors"))
+    save_file({k: v.detach().contiguous() for k, v in golden.items()}, os.path.join(folder, name + ".golden.safetensors"), metadata)
+    gap = max(float((golden[f"losses/{s}/float64"] - golden[f"losses/{s}/float32"]).abs().max()) for s in ("constant", "linear"))
+    size = sum(os.path.getsize(os.path.join(folder, name + end)) for end in (".onnx", ".data.safetensors", ".golden.safetensors"))
+    losses = golden["losses/constant/float64"]
+    print(f"{name}: model {os.path.getsize(path):,} bytes, all {size:,}; loss {losses[0]:.4f} -> {losses[-1]:.4f}, float32 off by {gap:.1e}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "golden"))
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in options.names or CASES:
+        write(name, options.folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,286 @@
+// Two sweeps give candidates: `hoist` runs a node that frees more than it takes as soon as its inputs are there (an update right after its
+// gradient), `defer` runs one that takes more than it frees as late as its readers permit. Then a search at the peak: move the readers of
+// something that is live there to before it, or its producer to after it, with whatever has to move along.
+// Each candidate is simulated; the lowest peak wins, the graph's own order where nothing is gained: it has the better locality.
+
+#include "passes/schedule.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace ort_train {
+namespace {
+
+// What the search may cost: simulated steps (some ten nanoseconds each).
+constexpr int64_t kSearchSteps = 12'000'000;
+// A candidate must be this much better to leave the graph's own order.
+constexpr double kWorthwhile = 0.999;
+
+// Runs each step whose effect on live bytes is negative as soon as it can, the rest in the given order.
+class Hoister {
+ public:
+  explicit Hoister(const MemoryModel& model) : model_(model), waiting_(model.steps.size()), placed_(model.steps.size()), remaining_(model.classes.size()) {
+    for (size_t c = 0; c < model.classes.size(); ++c) remaining_[c] = model.classes[c].readers;
+    class_readers_.resize(model.classes.size());
+    for (uint32_t s = 0; s < model.steps.size(); ++s) {
+      waiting_[s] = static_cast<uint32_t>(model.steps[s].before.size());
+      for (uint32_t c : model.steps[s].reads) class_readers_[c].push_back(s);
+    }
+  }
+
+  StepOrder run(const StepOrder& order) {
+    for (uint32_t s : order) {
+      if (placed_[s]) continue;
+      place(s);
+      while (true) {
+        uint32_t best = kNone;
+        int64_t best_change = 0;
+        for (uint32_t candidate : candidates_) {
+          if (placed_[candidate] || waiting_[candidate] > 0) continue;
+          const int64_t change = change_of(candidate);
+          if (change < best_change || (change == best_change && best != kNone && candidate < best)) {
+            best = candidate;
+            best_change = change;
+          }
+        }
+        if (best == kNone) break;
+        place(best);
+      }
+      candidates_.clear();
+    }
+    return std::move(result_);
+  }
+
+ private:
+  void place(uint32_t s) {
+    placed_[s] = true;
+    result_.push_back(s);
+    for (uint32_t c : model_.steps[s].reads) {
+      // Only the last reader frees something, so only its turn to be the last makes a step a new candidate.
+      if (--remaining_[c] == 1) candidates_.insert(candidates_.end(), class_readers_[c].begin(), class_readers_[c].end());
+    }
+    for (uint32_t next : model_.steps[s].after) {
+      if (--waiting_[next] == 0) candidates_.push_back(next);
+    }
+  }
+
+  int64_t change_of(uint32_t s) const {
+    int64_t change = 0;
+    for (uint32_t c : model_.steps[s].defines) {
+      if (model_.classes[c].readers > 0 || model_.classes[c].kept) change += model_.classes[c].bytes;
+    }
+    for (uint32_t c : model_.steps[s].reads) {
+      if (remaining_[c] == 1 && !model_.classes[c].kept) change -= model_.classes[c].bytes;
+    }
+    return change;
+  }
+
+  const MemoryModel& model_;
+  std::vector<uint32_t> waiting_;
+  std::vector<bool> placed_;
+  std::vector<uint32_t> remaining_;
+  std::vector<std::vector<uint32_t>> class_readers_;
+  std::vector<uint32_t> candidates_;
+  StepOrder result_;
+};
+
+// The same from the end: each step that takes more than it frees runs as late as it can.
+class Deferrer {
+ public:
+  explicit Deferrer(const MemoryModel& model) : model_(model), waiting_(model.steps.size()), placed_(model.steps.size()), wanted_(model.classes.size()) {
+    for (size_t c = 0; c < model.classes.size(); ++c) wanted_[c] = model.classes[c].kept;
+    class_readers_.resize(model.classes.size());
+    for (uint32_t s = 0; s < model.steps.size(); ++s) {
+      waiting_[s] = static_cast<uint32_t>(model.steps[s].after.size());
+      for (uint32_t c : model.steps[s].reads) class_readers_[c].push_back(s);
+    }
+  }
+
+  StepOrder run(const StepOrder& order) {
+    for (auto at = order.rbegin(); at != order.rend(); ++at) {
+      if (placed_[*at]) continue;
+      place(*at);
+      while (true) {
+        uint32_t best = kNone;
+        int64_t best_change = 0;
+        for (uint32_t candidate : candidates_) {
+          if (placed_[candidate] || waiting_[candidate] > 0) continue;
+          const int64_t change = change_of(candidate);
+          if (change < best_change || (change == best_change && best != kNone && candidate > best)) {
+            best = candidate;
+            best_change = change;
+          }
+        }
+        if (best == kNone) break;
+        place(best);
+      }
+      candidates_.clear();
+    }
+    std::reverse(result_.begin(), result_.end());
+    return std::move(result_);
+  }
+
+ private:
+  void place(uint32_t s) {
+    placed_[s] = true;
+    result_.push_back(s);
+    for (uint32_t c : model_.steps[s].reads) {
+      if (wanted_[c]) continue;
+      wanted_[c] = true;  // its other readers keep nothing alive any more by reading it
+      candidates_.insert(candidates_.end(), class_readers_[c].begin(), class_readers_[c].end());
+    }
+    for (uint32_t previous : model_.steps[s].before) {
+      if (--waiting_[previous] == 0) candidates_.push_back(previous);
+    }
+  }
+
+  int64_t change_of(uint32_t s) const {
+    int64_t change = 0;
+    for (uint32_t c : model_.steps[s].reads) change += wanted_[c] ? 0 : model_.classes[c].bytes;
+    for (uint32_t c : model_.steps[s].defines) change -= wanted_[c] ? model_.classes[c].bytes : 0;
+    return change;
+  }
+
+  const MemoryModel& model_;
+  std::vector<uint32_t> waiting_;
+  std::vector<bool> placed_, wanted_;
+  std::vector<std::vector<uint32_t>> class_readers_;
+  std::vector<uint32_t> candidates_;
+  StepOrder result_;
+};
+
+// Moves around the peak of an order, until nothing helps or the search has cost enough.
+class PeakSearch {
+ public:
+  PeakSearch(const MemoryModel& model, StepOrder order) : model_(model), order_(std::move(order)), mark_(model.steps.size()), position_(model.steps.size()) {
+    peak_ = simulate(model_, order_);
+    producer_.assign(model.classes.size(), kNone);
+    readers_.resize(model.classes.size());
+    for (uint32_t s = 0; s < model.steps.size(); ++s) {
+      for (uint32_t c : model.steps[s].defines) producer_[c] = s;
+      for (uint32_t c : model.steps[s].reads) readers_[c].push_back(s);
+    }
+  }
+
+  StepOrder run() {
+    int64_t tries = kSearchSteps / (static_cast<int64_t>(order_.size()) + 1);
+    while (tries > 0 && improve(tries)) {
+    }
+    return std::move(order_);
+  }
+  const Peak& peak() const { return peak_; }
+
+ private:
+  bool improve(int64_t& tries) {
+    for (uint32_t at = 0; at < order_.size(); ++at) position_[order_[at]] = static_cast<int32_t>(at);
+    for (uint32_t c : live_at_peak()) {
+      for (bool earlier : {true, false}) {
+        if (tries <= 0) return false;
+        StepOrder moved = earlier ? readers_before_peak(c) : producer_after_peak(c);
+        if (moved.empty()) continue;
+        --tries;
+        const Peak peak = simulate(model_, moved);
+        if (!(peak < peak_)) continue;
+        order_ = std::move(moved);
+        peak_ = peak;
+        return true;
+      }
+    }
+    return false;
+  }
+
+  // Transient classes that exist at the peak, the largest first.
+  std::vector<uint32_t> live_at_peak() const {
+    std::vector<uint32_t> live;
+    for (uint32_t c = 0; c < model_.classes.size(); ++c) {
+      const MemoryClass& info = model_.classes[c];
+      if (info.persistent || info.bytes == 0) continue;
+      const int32_t first = producer_[c] == kNone ? 0 : position_[producer_[c]];
+      int32_t last = info.kept ? static_cast<int32_t>(order_.size()) - 1 : first;
+      for (uint32_t reader : readers_[c]) last = std::max(last, position_[reader]);
+      if (first <= peak_.at && peak_.at <= last) live.push_back(c);
+    }
+    std::stable_sort(live.begin(), live.end(), [&](uint32_t a, uint32_t b) { return model_.classes[a].bytes > model_.classes[b].bytes; });
+    return live;
+  }
+
+  StepOrder readers_before_peak(uint32_t c) {
+    if (model_.classes[c].kept) return {};
+    std::vector<uint32_t> seeds;
+    for (uint32_t reader : readers_[c]) {
+      if (position_[reader] == peak_.at) return {};
+      if (position_[reader] > peak_.at) seeds.push_back(reader);
+    }
+    return move(seeds, &MemoryStep::before, +1);
+  }
+  StepOrder producer_after_peak(uint32_t c) {
+    if (producer_[c] == kNone || position_[producer_[c]] >= peak_.at) return {};
+    return move({producer_[c]}, &MemoryStep::after, -1);
+  }
+
+  // The order with `seeds` and all that must move with them on the other side of the peak; empty where the peak's own step is among them.
+  // `side` is where they are now: +1 after the peak.
+  StepOrder move(std::vector<uint32_t> seeds, const std::vector<uint32_t> MemoryStep::*along, int side) {
+    if (seeds.empty()) return {};
+    std::fill(mark_.begin(), mark_.end(), false);
+    for (uint32_t s : seeds) mark_[s] = true;
+    while (!seeds.empty()) {
+      const uint32_t s = seeds.back();
+      seeds.pop_back();
+      for (uint32_t other : model_.steps[s].*along) {
+        if (position_[other] == peak_.at) return {};
+        if ((position_[other] > peak_.at) != (side > 0) || mark_[other]) continue;
+        mark_[other] = true;
+        seeds.push_back(other);
+      }
+    }
+    StepOrder result;
+    result.reserve(order_.size());
+    const auto moved = [&] {
+      for (uint32_t s : order_) {
+        if (mark_[s]) result.push_back(s);
+      }
+    };
+    for (uint32_t s : order_) {
+      if (position_[s] == peak_.at && side > 0) moved();
+      if (!mark_[s]) result.push_back(s);
+      if (position_[s] == peak_.at && side < 0) moved();
+    }
+    return result;
+  }
+
+  const MemoryModel& model_;
+  StepOrder order_;
+  Peak peak_;
+  std::vector<bool> mark_;
+  std::vector<int32_t> position_;
+  std::vector<uint32_t> producer_;
+  std::vector<std::vector<uint32_t>> readers_;
+};
+
+}  // namespace
+
+StepOrder schedule(const MemoryModel& model) {
+  StepOrder own(model.steps.size());
+  std::iota(own.begin(), own.end(), 0u);
+  const auto hoist = [&](const StepOrder& order) { return Hoister(model).run(order); };
+  const auto defer = [&](const StepOrder& order) { return Deferrer(model).run(order); };
+  std::vector<StepOrder> candidates = {own, hoist(own), defer(own)};
+  candidates.push_back(hoist(candidates[2]));
+  candidates.push_back(defer(candidates[1]));
+
+  StepOrder best = own;
+  int64_t best_bytes = simulate(model, own).bytes;
+  const auto consider = [&](StepOrder order, int64_t bytes) {
+    if (static_cast<double>(bytes) >= kWorthwhile * static_cast<double>(best_bytes)) return;
+    best = std::move(order);
+    best_bytes = bytes;
+  };
+  for (size_t i = 1; i < candidates.size(); ++i) consider(candidates[i], simulate(model, candidates[i]).bytes);
+  PeakSearch search(model, best);
+  StepOrder found = search.run();
+  consider(std::move(found), search.peak().bytes);
+  return best;
+}
+
+}  // namespace ort_train

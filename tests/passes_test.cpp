@@ -1,0 +1,275 @@
+// The rewriting passes: what a graph becomes, and that it still computes the same.
+
+#include "passes/passes.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include <fmt/printf.h>
+
+#include "exec/kernel.h"
+#include "graph/autodiff.h"
+#include "graph/onnx/writer.h"
+#include "graph/op_def.h"
+#include "passes/pipeline.h"
+
+namespace ort_train {
+namespace {
+
+std::vector<std::string> ops(const Graph& graph) {
+  std::vector<std::string> names;
+  for (NodeId id : graph.order()) names.emplace_back(graph.node(id).op->name);
+  return names;
+}
+
+const Node& only(const Graph& graph, std::string_view op) {
+  const Node* found = nullptr;
+  for (NodeId id : graph.order()) {
+    if (graph.node(id).op->name == op) {
+      EXPECT_EQ(found, nullptr) << "more than one " << op;
+      found = &graph.node(id);
+    }
+  }
+  if (!found) throw std::runtime_error("no " + std::string(op) + " in\n" + graph.to_text());
+  return *found;
+}
+
+// Every input and parameter gets numbers from its name; nodes run one by one.
+std::vector<std::vector<double>> run(const Graph& graph) {
+  Workers workers(1);
+  std::vector<Tensor> values(graph.value_count());
+  std::vector<const Tensor*> at(graph.value_count());
+  for (ValueId id = 0; id < graph.value_count(); ++id) {
+    const Value& value = graph.value(id);
+    if (value.constant) at[id] = value.constant.get();
+    if (value.kind != ValueKind::input && value.kind != ValueKind::parameter) continue;
+    std::mt19937 random(static_cast<unsigned>(std::hash<std::string>{}(value.name)));
+    values[id] = Tensor(value.dtype, value.shape);
+    if (value.dtype == DType::float32) {
+      for (float& x : values[id].data<float>()) x = std::uniform_real_distribution<float>(-1, 1)(random);
+    } else if (value.dtype == DType::boolean) {
+      for (bool& x : values[id].data<bool>()) x = random() % 4 != 0;
+    }
+    at[id] = &values[id];
+  }
+  for (NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    std::vector<const Tensor*> inputs;
+    for (ValueId input : node.inputs) inputs.push_back(input == kNone ? nullptr : at[input]);
+    std::vector<Tensor> results = evaluate(*node.op, node.attributes, inputs, node.outputs.size(), workers);
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (node.outputs[i] == kNone) continue;
+      values[node.outputs[i]] = std::move(results[i]);
+      at[node.outputs[i]] = &values[node.outputs[i]];
+    }
+  }
+  std::vector<std::vector<double>> outputs;
+  for (ValueId id : graph.outputs) outputs.push_back(at[id]->to_double());
+  return outputs;
+}
+
+// Applies the pass; the outputs must stay within 1e-5 of what they were.
+Graph after(std::string_view text, Pass pass, PassOptions options = {}) {
+  Graph graph = parse_graph(text);
+  const auto before = run(graph);
+  pass(graph, options);
+  graph.verify("the pass");
+  const auto now = run(graph);
+  EXPECT_EQ(before.size(), now.size());
+  for (size_t i = 0; i < std::min(before.size(), now.size()); ++i) {
+    EXPECT_EQ(before[i].size(), now[i].size());
+    for (size_t j = 0; j < std::min(before[i].size(), now[i].size()); ++j) EXPECT_NEAR(now[i][j], before[i][j], 1e-5) << graph.to_text();
+  }
+  EXPECT_FALSE(pass(graph, options)) << "not idempotent:\n" << graph.to_text();
+  return graph;
+}
+
+TEST(Simplify, ReshapesMergeAndVanish) {
+  const Graph graph = after(R"(g (float[2, 6] x) => (float[3, 4] y) {
+    a = Reshape<shape = [12]>(x)
+    b = Reshape<shape = [12]>(a)
+    c = Reshape<shape = [3, 4]>(b)
+    y = Neg(c)
+  })", simplify);
+  EXPECT_EQ(ops(graph), (std::vector<std::string>{"Reshape", "Neg"}));
+}
+
+TEST(Simplify, ProductsTakeTransposesAndBiases) {
+  const Graph graph = after(R"(g (float[4, 3] x) => (float[4, 5] y) <float[5, 3] w, float[5] b> {
+    t = Transpose<perm = [1, 0]>(w)
+    m = MatMul(x, t)
+    y = Add(m, b)
+  })", simplify);
+  const Node& product = only(graph, "MatMul");
+  EXPECT_EQ(ops(graph).size(), 1u);
+  EXPECT_EQ(product.attributes.get("trans_b", 0), 1);
+  EXPECT_EQ(product.inputs.size(), 3u);
+}
+
+TEST(Simplify, ABiasOfAnotherShapeStays) {
+  const Graph graph = after(R"(g (float[4, 3] x) => (float[4, 5] y) <float[3, 5] w, float[4, 1] b> {
+    m = MatMul(x, w)
+    y = Add(m, b)
+  })", simplify);
+  EXPECT_EQ(ops(graph), (std::vector<std::string>{"MatMul", "Add"}));
+}
+
+TEST(Simplify, AFlattenedTransposeOfTheLastAxesIsOne) {
+  const Graph graph = after(R"(g (float[2, 3, 4, 5] x) => (float[2, 3, 5, 4] y) {
+    a = Reshape<shape = [6, 4, 5]>(x)
+    b = Transpose<perm = [0, 2, 1]>(a)
+    c = Reshape<shape = [2, 3, 5, 4]>(b)
+    y = Neg(c)
+  })", simplify);
+  EXPECT_EQ(only(graph, "Transpose").attributes.get("perm", std::vector<int64_t>{}), (std::vector<int64_t>{0, 1, 3, 2}));
+  EXPECT_EQ(ops(graph).size(), 2u);
+}
+
+TEST(FuseGelu, TheTanhForm) {
+  const Graph graph = after(R"(g (float[40] x) => (float[40] y) <float half = {0.5}, float one = {1}, float three = {3}, float c = {0.044715}, float r = {0.7978845608}> {
+    h = Mul(x, half)
+    p = Pow(x, three)
+    q = Mul(p, c)
+    s = Add(x, q)
+    u = Mul(s, r)
+    t = Tanh(u)
+    o = Add(t, one)
+    y = Mul(h, o)
+  })", fuse_gelu);
+  EXPECT_EQ(ops(graph), std::vector<std::string>{"Gelu"});
+  EXPECT_EQ(only(graph, "Gelu").attributes.get("approximate", "none"), "tanh");
+}
+
+TEST(FuseGelu, TheErfFormInAnotherOrder) {
+  const Graph graph = after(R"(g (float[40] x) => (float[40] y) <float half = {0.5}, float one = {1}, float r = {1.41421356}> {
+    d = Div(x, r)
+    e = Erf(d)
+    o = Add(one, e)
+    m = Mul(x, o)
+    y = Mul(m, half)
+  })", fuse_gelu);
+  EXPECT_EQ(ops(graph), std::vector<std::string>{"Gelu"});
+}
+
+TEST(FuseGelu, AnotherConstantIsNotAGelu) {
+  const Graph graph = after(R"(g (float[40] x) => (float[40] y) <float half = {0.5}, float one = {1}, float r = {1.3}> {
+    d = Div(x, r)
+    e = Erf(d)
+    o = Add(one, e)
+    m = Mul(x, o)
+    y = Mul(m, half)
+  })", fuse_gelu);
+  EXPECT_EQ(ops(graph).size(), 5u);
+}
+
+TEST(FuseNormalization, LayerNormInPrimitives) {
+  const Graph graph = after(R"(g (float[5, 8] x) => (float[5, 8] y) <float[8] w, float[8] b, float two = {2}, float eps = {1e-5}> {
+    mean = ReduceMean<axes = [-1], keepdims = 1>(x)
+    d = Sub(x, mean)
+    q = Pow(d, two)
+    v = ReduceMean<axes = [-1], keepdims = 1>(q)
+    e = Add(v, eps)
+    r = Sqrt(e)
+    n = Div(d, r)
+    s = Mul(n, w)
+    y = Add(s, b)
+  })", fuse_normalization);
+  EXPECT_EQ(ops(graph), std::vector<std::string>{"LayerNormalization"});
+}
+
+constexpr const char* kAttention = R"(g (float[2, 3, 6, 4] q, float[2, 3, 6, 4] k, float[2, 3, 6, 4] v%s) => (float[2, 3, 6, 4] y) <float scale = {0.5}%s> {
+    s = MatMul<trans_b = 1>(q, k)
+    m = Mul(s, scale)
+    %s
+    p = Softmax<axis = -1>(b)
+    y = MatMul(p, v)
+  })";
+
+TEST(FuseAttention, AFutureMaskBecomesCausal) {
+  std::string mask;
+  for (int row = 0; row < 6; ++row) {
+    for (int column = 0; column < 6; ++column) mask += (mask.empty() ? "" : ", ") + std::string(column <= row ? "0" : "-3.4e38");
+  }
+  const Graph graph = after(fmt::sprintf(kAttention, "", ", float[1, 1, 6, 6] mask = {" + mask + "}", "b = Add(m, mask)"), fuse_attention);
+  const Node& attention = only(graph, "Attention");
+  EXPECT_EQ(ops(graph).size(), 1u);
+  EXPECT_EQ(attention.attributes.get("causal", 0), 1);
+  EXPECT_EQ(attention.attributes.get("scale", 1.0f), 0.5f);
+  EXPECT_EQ(attention.inputs.size(), 3u);
+}
+
+TEST(FuseAttention, AMaskThatIsComputedStaysAnInput) {
+  const Graph graph = after(fmt::sprintf(kAttention, ", float[2, 1, 6, 6] mask", "", "b = Add(m, mask)"), fuse_attention);
+  EXPECT_EQ(only(graph, "Attention").inputs.size(), 4u);
+  EXPECT_EQ(only(graph, "Attention").attributes.get("causal", 0), 0);
+}
+
+TEST(FuseAttention, WhereMasksToo) {
+  const Graph graph = after(fmt::sprintf(kAttention, ", bool[1, 1, 6, 6] allowed", ", float low = {-3.4e38}", "b = Where(allowed, m, low)"), fuse_attention);
+  EXPECT_EQ(only(graph, "Attention").inputs.size(), 4u);
+}
+
+TEST(FuseAttention, WeightsThatAreAnOutputStay) {
+  const Graph graph = after(R"(g (float[1, 2, 6, 4] q, float[1, 2, 6, 4] k, float[1, 2, 6, 4] v) => (float[1, 2, 6, 4] y, float[1, 2, 6, 6] p) {
+    s = MatMul<trans_b = 1>(q, k)
+    p = Softmax<axis = -1>(s)
+    y = MatMul(p, v)
+  })", fuse_attention);
+  EXPECT_EQ(ops(graph).size(), 3u);
+}
+
+// --- autodiff and the job graphs ------------------------------------------------------------------------------------------------------
+
+TEST(Autodiff, AWeightUsedTwiceIsSummedInImportOrder) {
+  Graph graph = parse_graph(R"(g (float[4, 3] x) => (float[4, 3] y) <float[3, 3] w> {
+    a = MatMul(x, w)
+    b = Tanh(a)
+    y = MatMul(b, w)
+  })");
+  const ValueId loss = Builder(graph).emit("SquaredError", {graph.outputs[0], graph.inputs[0]});
+  graph.outputs = {loss};
+  const auto uses = differentiate_uses(graph, loss);
+  graph.verify("autodiff");
+  ASSERT_EQ(uses.size(), 1u);
+  const std::vector<ValueId>& gradients = uses.begin()->second;
+  ASSERT_EQ(gradients.size(), 2u);
+  const auto position = [&](ValueId v) { return std::find(graph.order().begin(), graph.order().end(), graph.value(v).producer) - graph.order().begin(); };
+  EXPECT_GT(position(gradients[0]), position(gradients[1])) << "the first use's gradient is the last to be made";
+}
+
+TEST(Autodiff, NamesEveryNodeWithoutGradient) {
+  Graph graph = parse_graph(R"(g (float[4] x) => (float[4] y) <float[4] w> {
+    a = Mul(x, w)
+    b = CumSum<axis = 0>(a)
+    y = Neg(b)
+  })");
+  const ValueId loss = Builder(graph).emit("SquaredError", {graph.outputs[0], graph.inputs[0]});
+  EXPECT_EQ(find_blockers(graph, loss).size(), op_named("CumSum").gradient ? 0u : 1u);
+}
+
+TEST(Pipeline, AnAccumulatedStepComputesTheGradientsOfThePlainOne) {
+  const char* text = R"(g (float[4, 3] x) => (float[4, 2] y) <float[3, 3] w, float[3, 2] v> {
+    a = MatMul(x, w)
+    b = Tanh(a)
+    c = MatMul(b, w)
+    y = MatMul(c, v)
+  })";
+  const LossSpec loss{.kind = "mse"};
+  const Graph forward = parse_graph(text);
+  JobGraph plain = build_train_graph(forward, loss, {.max_grad_norm = 0}, {});
+  JobGraph micro = build_train_graph(forward, loss, {.max_grad_norm = 0, .accumulate = true}, {});
+  const JobGraph update = build_update_graph(micro, {.max_grad_norm = 0}, {});
+  plain.graph.verify("train");
+  update.graph.verify("update");
+  EXPECT_EQ(plain.gradients.size(), 2u);
+  EXPECT_EQ(micro.accumulators.size(), 2u);
+  size_t accumulators = 0;
+  for (const auto& [parameter, sums] : micro.accumulators) accumulators += sums.size();
+  EXPECT_EQ(accumulators, 3u) << "one for each use";
+  EXPECT_EQ(std::count_if(update.graph.order().begin(), update.graph.order().end(), [&](NodeId id) { return update.graph.node(id).op->name == "Clear"; }), 3);
+}
+
+}  // namespace
+}  // namespace ort_train

@@ -309,17 +309,24 @@ inline void multiply(const Product<float>& p, float* panel) {
   } while (depth0 < p.depth);
 }
 
-// The reference: the same sums in the same order, one element after another.
+// For other element types: sums in ascending order of the depth, columns side by side.
 template <typename T>
 void multiply_plainly(const Product<T>& p) {
+  constexpr int64_t kColumns = 64;
   for (int64_t i = 0; i < p.rows; ++i) {
+    const int64_t begin = p.triangle == Triangle::a_upper ? std::max<int64_t>(0, i + p.diagonal) : 0;
+    const int64_t end = p.triangle == Triangle::a_lower ? std::min(p.depth, i + p.diagonal + 1) : p.depth;
     T* c = p.c + i * p.c_row;
-    for (int64_t j = 0; j < p.columns; ++j) {
-      const int64_t begin = p.triangle == Triangle::a_upper ? std::max<int64_t>(0, i + p.diagonal) : 0;
-      const int64_t end = p.triangle == Triangle::a_lower ? std::min(p.depth, i + p.diagonal + 1) : p.depth;
-      T sum = 0;
-      for (int64_t k = begin; k < end; ++k) sum += p.a[i * p.a_row + k * p.a_depth] * p.b[k * p.b_depth + j * p.b_column];
-      c[j] = p.alpha * sum + (p.start ? p.start[i * p.start_row + j] : T(0));
+    const T* start = p.start ? p.start + i * p.start_row : nullptr;
+    for (int64_t j = 0; j < p.columns; j += kColumns) {
+      const int64_t n = std::min(kColumns, p.columns - j);
+      T sum[kColumns] = {};
+      for (int64_t k = begin; k < end; ++k) {
+        const T x = p.a[i * p.a_row + k * p.a_depth];
+        const T* b = p.b + k * p.b_depth + j * p.b_column;
+        for (int64_t y = 0; y < n; ++y) sum[y] += x * b[y * p.b_column];
+      }
+      for (int64_t y = 0; y < n; ++y) c[j + y] = p.alpha * sum[y] + (start ? start[j + y] : T(0));
     }
   }
 }

@@ -142,8 +142,11 @@ const std::vector<const OpDef*>& ops() {
       // rms_normalization.cpp
       &kRMSNormalization,
       &kRMSNormalizationGrad,
-      // dropout.cpp
-      &kDropout,
+      // matmul.cpp
+      &kMatMul,
+      // attention.cpp
+      &kAttention,
+      &kAttentionGrad,
       // cross_entropy.cpp, mean_squared_error.cpp
       &kSoftmaxCrossEntropy,
       &kSoftmaxCrossEntropyGrad,

@@ -144,8 +144,11 @@ extern const OpDef kLayerNormalizationGrad;
 // rms_normalization.cpp
 extern const OpDef kRMSNormalization;
 extern const OpDef kRMSNormalizationGrad;
-// dropout.cpp
-extern const OpDef kDropout;
+// matmul.cpp
+extern const OpDef kMatMul;
+// attention.cpp
+extern const OpDef kAttention;
+extern const OpDef kAttentionGrad;
 // cross_entropy.cpp, mean_squared_error.cpp
 extern const OpDef kSoftmaxCrossEntropy;
 extern const OpDef kSoftmaxCrossEntropyGrad;

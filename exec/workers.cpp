@@ -1,9 +1,13 @@
 #include "exec/workers.h"
 
 #include <tbb/parallel_for.h>
+#include <tbb/partitioner.h>
 #include <tbb/task_arena.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <thread>
 
 namespace ort_train {
 
@@ -13,20 +17,36 @@ struct Workers::Impl {
 };
 
 Workers::Workers(int threads) : impl_(std::make_unique<Impl>(std::max(threads, 1))), threads_(std::max(threads, 1)) {
-  impl_->arena.initialize();
-  parallel_for(threads_ * 4, [](int64_t, int) {});  // starts the threads
+  // Starts the threads now, so that what they cost is there before memory is counted: each task waits for the others, but not for threads
+  // that the machine or the program doesn't give.
+  std::atomic<int> arrived{0};
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+  parallel_for(threads_, [&](int64_t, int) {
+    arrived.fetch_add(1);
+    while (arrived.load() < threads_ && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
+  });
 }
 
 Workers::~Workers() = default;
 
+// Each thread takes the next task when it has done one: tasks begin in ascending order, and unequal ones balance.
 void Workers::run(int64_t tasks, void (*call)(void*, int64_t, int), void* closure) {
   if (tasks <= 1 || threads_ == 1) {
     for (int64_t task = 0; task < tasks; ++task) call(closure, task, 0);
     return;
   }
-  impl_->arena.execute([&] {
-    tbb::parallel_for(int64_t{0}, tasks, [&](int64_t task) { call(closure, task, tbb::this_task_arena::current_thread_index()); });
-  });
+  std::atomic<int64_t> next{0};
+  const auto take = [&](int) {
+    const int worker = tbb::this_task_arena::current_thread_index();
+    try {
+      for (int64_t task = next.fetch_add(1); task < tasks; task = next.fetch_add(1)) call(closure, task, worker);
+    } catch (...) {
+      next.store(tasks);  // the others stop after the task at hand
+      throw;
+    }
+  };
+  const int takers = static_cast<int>(std::min<int64_t>(tasks, threads_));
+  impl_->arena.execute([&] { tbb::parallel_for(0, takers, take, tbb::simple_partitioner{}); });
 }
 
 }  // namespace ort_train

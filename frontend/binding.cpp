@@ -215,7 +215,7 @@ Tensor tensor_of(const ConstantInput& constant, int64_t batch) {
 }  // namespace
 
 ImportOptions Binding::import_options(int64_t size, const Options& options) const {
-  ImportOptions result{.shapes = shapes, .bound_inputs = {}, .retie = options.retie, .untie = options.untie};
+  ImportOptions result{.shapes = shapes, .bound_inputs = {}, .retie = options.retie, .untie = options.untie, .output = options.output};
   for (const std::string& name : batch_names) result.shapes[name] = size;
   for (const ConstantInput& constant : constants) result.bound_inputs[constant.name] = tensor_of(constant, size);
   return result;

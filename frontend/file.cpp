@@ -1,6 +1,7 @@
 #include "frontend/file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -88,6 +89,16 @@ void File::reserve(int64_t bytes) {
 void File::sync() {
   if (::fsync(descriptor_) != 0) throw failed(path_, "fsync", errno);
 }
+
+FolderLock::FolderLock(const std::string& folder) : descriptor_(opened(folder + "/.ort-train-lock", O_RDWR | O_CREAT, "created")) {
+  if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return;
+  const int number = errno;
+  ::close(descriptor_);
+  if (number == EWOULDBLOCK) throw error(ErrorCode::usage, "{}: another run is writing into this folder: choose another --output-dir", folder);
+  throw failed(folder, "locking", number);
+}
+
+FolderLock::~FolderLock() { ::close(descriptor_); }
 
 void sync_folder(const std::string& folder) {
   const int descriptor = opened(folder, O_RDONLY | O_DIRECTORY, "opened");

@@ -37,6 +37,18 @@ class File {
   int descriptor_;
 };
 
+// Keeps a second run out of a folder, by a lock on FOLDER/.ort-train-lock that ends with its owner.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::string& folder);  // throws Error(usage) where another run has it
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  int descriptor_;
+};
+
 // Makes renames and new names in a folder survive a power loss.
 void sync_folder(const std::string& folder);
 // Renames over `to`, and syncs the folder that holds it.

@@ -21,6 +21,7 @@ struct ImportOptions {
   std::map<std::string, Tensor> bound_inputs;  // graph inputs that are constant in this job (attention_mask …): shapes bind too
   bool retie = true;
   bool untie = false;
+  std::string output{};  // which model output the loss reads, for Obstacle::blocks; empty: the first
 };
 
 // One tensor of the user's file that holds (a copy of) a parameter.
@@ -42,7 +43,7 @@ struct Obstacle {
   std::string node;    // "Resize 'upsample_3'"
   std::string reason;
   std::string hint;
-  bool blocks = true;  // false where it is not in the way of any parameter to the loss
+  bool blocks = true;  // false where the output that the loss reads does not depend on it
 };
 
 struct ModelInfo {

@@ -67,7 +67,12 @@ struct Options {
 
 // One row of the plan's table and of its JSON: bytes by purpose.
 struct MemoryTable {
-  int64_t program = 0, weights = 0, gradients = 0, optimizer = 0, activations = 0, workspace = 0, total = 0;
+  int64_t program = 0;  // the process itself (or what the library takes), without the arena
+  int64_t weights = 0, gradients = 0, optimizer = 0;
+  int64_t activations = 0;  // inputs and constants too
+  int64_t workspace = 0;
+  int64_t gaps = 0;         // between them in the arena
+  int64_t total = 0;
 };
 
 struct PlanReport {

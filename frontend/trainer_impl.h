@@ -49,6 +49,7 @@ struct Window {
 
 struct StepResult {
   double loss = 0, grad_norm = 0;
+  int64_t counted = 0;  // labels
 };
 
 struct Trainer::Impl {
@@ -69,6 +70,10 @@ struct Trainer::Impl {
   void settle_budget();
   OptimizerSpec optimizer_spec() const;
   LossSpec loss_spec() const;
+  // trainer_report.cpp: the plan as numbers and as text
+  void describe(double seconds);
+  void write_plan_json() const;
+  std::string describe_node(const Graph& graph, NodeId id) const;  // "MatMul '/lm_head' backward"
   int find_entry(std::string_view name) const;  // -1 where it isn't planned
 
   DataSets data;
@@ -103,24 +108,23 @@ struct Trainer::Impl {
 
   // --- trainer_loop.cpp
   Summary train();
-  double evaluate();
+  EvalReport evaluate();  // loss NaN where `stop` ended it
   Window next_window(int64_t epoch, int64_t index) const;
   StepResult run_step(const Window& window, int64_t step, double learning_rate, bool save_gradients);
-  double run_batch(const char* full, const std::vector<int64_t>& samples, int64_t counted, int64_t* count);
-  void save_gradients();
+  JobEntry& entry_for(const std::string& name, size_t samples, size_t* index) const;  // the entry itself, or that of the remainder
+  void run_entry(size_t index);
+  void set_scalars(size_t index, const JobEntry& entry, int64_t step, double learning_rate);
+  void save_gradients(size_t index, const JobEntry& entry);
   void check_finite(const StepResult& result, int64_t step) const;
   std::span<std::byte> place(size_t entry, ValueId value) const;
   float scalar(size_t entry, ValueId value) const;
   void note(const std::string& text) const;
-  std::vector<bool> entries_run;
+  bool trained = false;
 
   // --- trainer_predict.cpp
   std::string sample(const std::string& prompt, int64_t length, double temperature, uint64_t seed);
   std::map<std::string, std::vector<float>> predict(const std::map<std::string, std::vector<int64_t>>& integers,
                                                     const std::map<std::string, std::vector<float>>& reals);
 };
-
-// trainer_report.cpp: the plan as numbers and as text.
-void describe_plan(Trainer::Impl& impl);
 
 }  // namespace ort_train

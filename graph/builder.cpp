@@ -61,7 +61,7 @@ ValueId Builder::reshape(ValueId value, Shape shape) {
 
 ValueId Builder::transpose(ValueId value, std::vector<int64_t> permutation) { return emit("Transpose", {value}, {{"perm", std::move(permutation)}}); }
 
-ValueId Builder::reduce_to(ValueId value, const Shape& target) {
+ValueId Builder::reduce_to(ValueId value, Shape target) {
   const Shape from = shape(value);
   if (from == target) return value;
   const size_t extra = from.size() - target.size();

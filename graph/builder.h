@@ -39,7 +39,7 @@ class Builder {
   ValueId reshape(ValueId value, Shape shape);
   ValueId transpose(ValueId value, std::vector<int64_t> permutation);
   // Sums a broadcast gradient back to `shape` (itself where the shapes agree).
-  ValueId reduce_to(ValueId value, const Shape& shape);
+  ValueId reduce_to(ValueId value, Shape shape);
 
   Graph& graph() { return graph_; }
   const Value& value(ValueId id) const { return graph_.value(id); }

@@ -7,12 +7,6 @@ const TensorType& InferContext::input(size_t i) const {
   return *inputs[i];
 }
 
-const OpDef& op_named(std::string_view name) {
-  const OpDef* op = find_op(name);
-  if (!op) throw error(ErrorCode::device, "internal error: there is no op '{}'; please report this", name);
-  return *op;
-}
-
 std::vector<TensorType> infer_types(const Graph& graph, const OpDef& op, const std::vector<ValueId>& inputs, const Attributes& attributes,
                                     size_t outputs, std::string_view node_name) {
   std::vector<TensorType> types(inputs.size());

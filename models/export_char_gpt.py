@@ -55,7 +55,7 @@ def main():
     graph = onnx.load(path)
     retie_head(graph, folder)
     for message in (graph, graph.graph, *graph.graph.node, *graph.graph.input, *graph.graph.output, *graph.graph.value_info, *graph.graph.initializer):
-        message.ClearField("metadata_props")  # stack traces, with the paths of this machine
+        message.ClearField("metadata_props")  # stack traces with the exporting machine's paths
         message.ClearField("doc_string")
     onnx.checker.check_model(graph, full_check=True)
     onnx.save(graph, path)

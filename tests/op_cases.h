@@ -19,9 +19,9 @@ namespace ort_train::testing {
 
 struct OpInput {
   DType dtype = DType::float32;  // float32 stands for "floating": the double runs make float64 of it
-  Shape shape;
+  Shape shape = {};
   double low = -1, high = 1;   // uniform, where `values` is empty; integers: low .. high inclusive
-  std::vector<double> values;  // explicit elements, row-major; one value fills the shape
+  std::vector<double> values = {};  // explicit elements, row-major; one value fills the shape
   bool present = true;
   bool constant = false;       // known at compile time: for host_inputs
   bool differentiate = true;   // check the gradient with respect to it, where it is floating
@@ -30,8 +30,8 @@ struct OpInput {
 struct OpCase {
   std::string name;  // unique for its op: "same_shape"
   std::string op;
-  Attributes attributes;
-  std::vector<OpInput> inputs;
+  Attributes attributes = {};
+  std::vector<OpInput> inputs = {};
   size_t outputs = 1;
 
   double tolerance = 1e-6;           // |float32 - float64| <= tolerance * |float64|, in the 2-norm of each output

@@ -101,6 +101,13 @@ KernelRun forward(const KernelSpec& spec) {
   };
 }
 
+// dx = e^(x - lse) * scale; dx may be x.
+template <typename T>
+void scaled_softmax(const T* x, T* dx, int64_t n, T lse, T scale) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) dx[i] = math::exp(x[i] - lse) * scale;
+}
+
 template <typename T>
 KernelRun backward(const KernelSpec& spec) {
   return [n = classes(spec, 1), rows = rows(spec, 1), ignore = spec.attributes.get("ignore_index", kNothingIgnored)](const KernelArgs& args) {
@@ -116,8 +123,7 @@ KernelRun backward(const KernelSpec& spec) {
         }
         const T lse = args.in<T>(2)[row];
         const T at_label = (math::exp(x[labels[row]] - lse) - T(1)) * scale;
-#pragma GCC ivdep
-        for (int64_t i = 0; i < n; ++i) dx[i] = math::exp(x[i] - lse) * scale;
+        scaled_softmax(x, dx, n, lse, scale);
         dx[labels[row]] = at_label;
       }
     });

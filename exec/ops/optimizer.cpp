@@ -105,25 +105,36 @@ std::vector<TensorType> infer_adamw(const InferContext& context) {
   return {context.input(0), context.input(2), context.input(3)};
 }
 
+// Loops stand in functions of their own: the compiler believes __restrict of parameters, and then needs no checks to vectorise.
+template <typename T>
+struct AdamWNumbers {
+  T clip, keep, step, inverse_root, gain1, beta2, gain2, epsilon;
+};
+template <typename T>
+void adamw_loop(const AdamWNumbers<T> c, const T* __restrict gradient, T* __restrict p, T* __restrict m, T* __restrict v, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const T g = gradient[i] * c.clip;
+    m[i] = m[i] + c.gain1 * (g - m[i]);
+    v[i] = c.beta2 * v[i] + c.gain2 * g * g;
+    p[i] = p[i] * c.keep - c.step * (m[i] / (std::sqrt(v[i]) * c.inverse_root + c.epsilon));
+  }
+}
+
 template <typename T>
 struct MakeAdamW {
   KernelRun operator()(const KernelSpec& spec) const {
     return [n = element_count(spec.inputs[0].shape), weight_decay = double{spec.attributes.get("weight_decay", 0.0f)}](const KernelArgs& args) {
       const float* scalars = args.in<float>(5);
-      const T clip = *args.in<float>(4), keep = static_cast<T>(1 - double{scalars[kLearningRate]} * weight_decay), step = scalars[kStepSize];
-      const T inverse_root = scalars[kInverseRootBias], gain1 = scalars[kOneMinusBeta1], beta2 = scalars[kBeta2], gain2 = scalars[kOneMinusBeta2];
-      const T epsilon = scalars[kEpsilon];
+      const AdamWNumbers<T> numbers{.clip = *args.in<float>(4),
+                                    .keep = static_cast<T>(1 - double{scalars[kLearningRate]} * weight_decay),
+                                    .step = scalars[kStepSize],
+                                    .inverse_root = scalars[kInverseRootBias],
+                                    .gain1 = scalars[kOneMinusBeta1],
+                                    .beta2 = scalars[kBeta2],
+                                    .gain2 = scalars[kOneMinusBeta2],
+                                    .epsilon = scalars[kEpsilon]};
       args.workers.parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
-        T* __restrict p = args.out<T>(0);
-        T* __restrict m = args.out<T>(1);
-        T* __restrict v = args.out<T>(2);
-        const T* __restrict gradient = args.in<T>(1);
-        for (int64_t i = begin; i < end; ++i) {
-          const T g = gradient[i] * clip;
-          m[i] = m[i] + gain1 * (g - m[i]);
-          v[i] = beta2 * v[i] + gain2 * g * g;
-          p[i] = p[i] * keep - step * (m[i] / (std::sqrt(v[i]) * inverse_root + epsilon));
-        }
+        adamw_loop(numbers, args.in<T>(1) + begin, args.out<T>(0) + begin, args.out<T>(1) + begin, args.out<T>(2) + begin, end - begin);
       });
     };
   }
@@ -137,6 +148,19 @@ std::vector<TensorType> infer_sgd(const InferContext& context) {
 }
 
 template <typename T>
+void sgd_loop(T clip, T rate, T weight_decay, const T* __restrict gradient, T* __restrict p, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) p[i] = p[i] - rate * (gradient[i] * clip + weight_decay * p[i]);
+}
+// The buffer is zero at first, so that the first step's is the gradient.
+template <typename T>
+void momentum_loop(T clip, T rate, T weight_decay, T momentum, const T* __restrict gradient, T* __restrict p, T* __restrict buffer, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    buffer[i] = momentum * buffer[i] + (gradient[i] * clip + weight_decay * p[i]);
+    p[i] = p[i] - rate * buffer[i];
+  }
+}
+
+template <typename T>
 struct MakeSgd {
   KernelRun operator()(const KernelSpec& spec) const {
     return [n = element_count(spec.inputs[0].shape), weight_decay = static_cast<T>(spec.attributes.get("weight_decay", 0.0f)),
@@ -144,17 +168,10 @@ struct MakeSgd {
       const float* scalars = args.in<float>(4);
       const T clip = *args.in<float>(3), rate = scalars[kLearningRate], momentum = scalars[kMomentum];
       args.workers.parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
-        T* __restrict p = args.out<T>(0);
-        const T* __restrict gradient = args.in<T>(1);
-        if (!buffered) {
-          for (int64_t i = begin; i < end; ++i) p[i] = p[i] - rate * (gradient[i] * clip + weight_decay * p[i]);
-          return;
-        }
-        T* __restrict buffer = args.out<T>(1);  // zero at first, so that the first step's buffer is the gradient
-        for (int64_t i = begin; i < end; ++i) {
-          buffer[i] = momentum * buffer[i] + (gradient[i] * clip + weight_decay * p[i]);
-          p[i] = p[i] - rate * buffer[i];
-        }
+        const T* gradient = args.in<T>(1) + begin;
+        T* p = args.out<T>(0) + begin;
+        if (buffered) momentum_loop(clip, rate, weight_decay, momentum, gradient, p, args.out<T>(1) + begin, end - begin);
+        else sgd_loop(clip, rate, weight_decay, gradient, p, end - begin);
       });
     };
   }
@@ -166,13 +183,16 @@ std::vector<TensorType> infer_accumulate(const InferContext& context) {
 }
 
 template <typename T>
+void accumulate_loop(const T* __restrict x, T* __restrict sum, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) sum[i] = sum[i] + x[i];
+}
+
+template <typename T>
 struct MakeAccumulate {
   KernelRun operator()(const KernelSpec& spec) const {
     return [n = element_count(spec.inputs[0].shape)](const KernelArgs& args) {
       args.workers.parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
-        T* __restrict sum = args.out<T>(0);
-        const T* __restrict x = args.in<T>(1);
-        for (int64_t i = begin; i < end; ++i) sum[i] = sum[i] + x[i];
+        accumulate_loop(args.in<T>(1) + begin, args.out<T>(0) + begin, end - begin);
       });
     };
   }

@@ -9,23 +9,20 @@
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
-// By squaring, wrapping around; a negative exponent truncates.
-template <typename T>
-T integer_power(T base, T exponent) {
-  if (exponent < 0) return base == 1 ? 1 : (base == -1 ? (exponent % 2 ? -1 : 1) : 0);
-  using U = std::make_unsigned_t<T>;
-  U result = 1, square = static_cast<U>(base);
-  for (; exponent > 0; exponent >>= 1, square *= square) {
-    if (exponent & 1) result *= square;
-  }
-  return static_cast<T>(result);
-}
-
 struct PowOf {
-  template <typename T> HOST_DEVICE static T value(T a, T b) { return math::pow(a, b); }
-};
-struct IntegerPowOf {
-  template <typename T> static T value(T a, T b) { return integer_power(a, b); }
+  template <typename T> HOST_DEVICE static T value(T a, T b) {
+    if constexpr (std::is_integral_v<T>) {  // by squaring, wrapping around; a negative exponent truncates
+      if (b < 0) return a == 1 ? 1 : (a == -1 ? (b % 2 ? -1 : 1) : 0);
+      using U = std::make_unsigned_t<T>;
+      U result = 1, square = static_cast<U>(a);
+      for (; b > 0; b >>= 1, square *= square) {
+        if (b & 1) result *= square;
+      }
+      return static_cast<T>(result);
+    } else {
+      return math::pow(a, b);
+    }
+  }
 };
 struct PowSlopeOf {
   template <typename T> HOST_DEVICE static T value(T a, T b) { return b == T(0) ? T(0) : b * math::pow(a, b - T(1)); }
@@ -108,7 +105,7 @@ KernelRun power(const KernelSpec& spec) {
 
 KernelRun pow_kernel(const KernelSpec& spec) {
   if (is_floating(spec.inputs[0].dtype)) return power<PowOf, ValueOf>(spec);
-  return binary<IntegerPowOf, Types<int64_t, int32_t>>(spec);
+  return binary<PowOf, Types<int64_t, int32_t>>(spec);
 }
 
 void gradient(const Node& node, GradientBuilder& g) {

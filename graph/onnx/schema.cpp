@@ -109,6 +109,11 @@ bool never_differentiable(const std::string& domain, const std::string& op_type,
   return schema->inputs()[input].GetDifferentiationCategory() == pb::OpSchema::NonDifferentiable;
 }
 
+bool is_optional_output(const std::string& domain, const std::string& op_type, int opset, size_t output) {
+  const pb::OpSchema* schema = schema_of(domain, op_type, opset);
+  return schema && output < schema->outputs().size() && schema->outputs()[output].GetOption() == pb::OpSchema::Optional;
+}
+
 bool has_function_body(const ModelDef& model, const NodeDef& node, const Opsets& opsets) {
   if (local_function(model, node)) return true;
   const int opset = opset_of(opsets, node.domain);

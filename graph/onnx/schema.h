@@ -23,6 +23,9 @@ std::string violation(const NodeDef& node, int opset);
 // Whether the standard calls an input not differentiable: what stands there is no weight.
 bool never_differentiable(const std::string& domain, const std::string& op_type, int opset, size_t input);
 
+// Whether a node may leave this output out without meaning something else (the parts of Split are not such outputs).
+bool is_optional_output(const std::string& domain, const std::string& op_type, int opset, size_t output);
+
 // The body that a node stands for: the model's own function or else the standard's, which may depend on the types of the inputs (none:
 // absent or unknown). Its nodes have the caller's attributes filled in. Empty where there is none.
 std::optional<FunctionDef> function_body(const ModelDef& model, const NodeDef& node, const Opsets& opsets, const std::vector<std::optional<TensorType>>& inputs);

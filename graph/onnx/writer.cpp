@@ -144,7 +144,9 @@ Enum parse_enum(const std::string* text, const Enum (&values)[count], Enum other
 
 ValueKind kind_of(const pb::ValueInfoProto& proto, ValueKind otherwise) {
   return parse_enum(noted(proto, kKind),
-                    {ValueKind::input, ValueKind::parameter, ValueKind::activation, ValueKind::gradient, ValueKind::optimizer_state}, otherwise);
+                    {ValueKind::input, ValueKind::parameter, ValueKind::activation, ValueKind::gradient, ValueKind::optimizer_state,
+                     ValueKind::accumulator},
+                    otherwise);
 }
 
 TensorType type_of(const pb::ValueInfoProto& proto) {

@@ -1,0 +1,112 @@
+// What LayerNormalization and RMSNormalization share: x seen as rows of n elements (the axes from `axis` on), scales of n elements, and
+// gradients of scales, which are sums over rows.
+//
+// Such a sum is made in blocks of rows, a fixed function of n: each task adds its block's rows in ascending order in a partial sum of its
+// own, then the blocks are added in ascending order in double. So neither threads nor schedule show in the result.
+
+#pragma once
+
+#include <algorithm>
+
+#include "exec/elementwise.h"
+
+ORT_TRAIN_OPS_BEGIN
+
+struct RowLayout {
+  int64_t rows = 1, n = 1;
+
+  int64_t rows_per_task() const { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, n)); }  // where tasks share nothing
+  int64_t block_rows() const { return std::clamp<int64_t>(16384 / std::max<int64_t>(1, n), 64, 256); }  // of a partial sum
+  int64_t blocks() const { return (rows + block_rows() - 1) / block_rows(); }
+};
+
+inline int64_t normalized_axis(const Attributes& attributes, const Shape& shape) {
+  return normalize_axis(attributes.get("axis", -1), static_cast<int64_t>(shape.size()), "axis");
+}
+inline RowLayout row_layout(const Attributes& attributes, const Shape& shape) {
+  const int64_t axis = normalized_axis(attributes, shape);
+  RowLayout layout;
+  for (int64_t i = 0; i < static_cast<int64_t>(shape.size()); ++i) (i < axis ? layout.rows : layout.n) *= shape[i];
+  return layout;
+}
+
+// (x, scale, bias?) -> y like x, then `statistics` outputs of one number a row.
+inline std::vector<TensorType> infer_normalization(const InferContext& context, size_t statistics) {
+  const TensorType& x = context.input(0);
+  const int64_t axis = normalized_axis(context.attributes, x.shape);
+  const Shape normalized(x.shape.begin() + axis, x.shape.end());
+  for (size_t i = 1; i < context.inputs.size(); ++i) {
+    if (context.has(i) && (context.input(i).shape != normalized || context.input(i).dtype != x.dtype)) {
+      throw error(ErrorCode::unsupported, "input {} is {}, but must be {}", i, to_string(context.input(i)), to_string(TensorType{x.dtype, normalized}));
+    }
+  }
+  std::vector<TensorType> types(1 + statistics, x);
+  for (size_t i = 1; i < types.size(); ++i) std::fill(types[i].shape.begin() + axis, types[i].shape.end(), 1);
+  return types;
+}
+
+// (dy, x, scale, ...) -> dx, and the gradients of scale and bias where wanted.
+inline std::vector<TensorType> infer_normalization_gradient(const InferContext& context) {
+  std::vector<TensorType> types(context.outputs, context.input(2));
+  types[0] = context.input(1);
+  return types;
+}
+
+// A scale or bias as the op wants it, in the shape of the normalised axes; kNone where it varies over other axes too.
+inline ValueId to_normalized_shape(Lowering& l, ValueId value, const Shape& normalized) {
+  Shape shape = l.shape(value);
+  while (shape.size() > normalized.size() && shape[0] == 1) shape.erase(shape.begin());
+  if (shape.size() > normalized.size()) return kNone;
+  if (broadcast(shape, normalized) != normalized) return kNone;
+  shape.insert(shape.begin(), normalized.size() - shape.size(), 1);
+  const ValueId aligned = l.reshape(value, shape);
+  return shape == normalized ? aligned : l.emit("Expand", {aligned}, {{"shape", normalized}});
+}
+
+// Emits op(x, scale, bias?) with `outputs` outputs for an ONNX node whose scale and bias broadcast to x in whatever way.
+inline std::vector<ValueId> emit_normalization(Lowering& l, std::string_view op, ValueId x, ValueId scale, ValueId bias, int64_t axis, float epsilon,
+                                               size_t outputs) {
+  const Shape shape = l.shape(x);
+  axis = normalize_axis(axis, static_cast<int64_t>(shape.size()), "axis");
+  const Shape normalized(shape.begin() + axis, shape.end());
+  const Attributes attributes{{"axis", axis}, {"epsilon", epsilon}};
+  const ValueId plain_scale = to_normalized_shape(l, scale, normalized);
+  const ValueId plain_bias = bias == kNone ? kNone : to_normalized_shape(l, bias, normalized);
+  if (plain_scale != kNone && (bias == kNone || plain_bias != kNone)) {
+    std::vector<ValueId> inputs{x, plain_scale};
+    if (bias != kNone) inputs.push_back(plain_bias);
+    return l.emit_many(op, inputs, attributes, outputs);
+  }
+  const ValueId ones = l.emit("Expand", {l.scalar_like(x, 1)}, {{"shape", normalized}});
+  std::vector<ValueId> results = l.emit_many(op, {x, ones}, attributes, outputs);
+  results[0] = l.emit("Mul", {results[0], scale});
+  if (bias != kNone) results[0] = l.emit("Add", {results[0], bias});
+  return results;
+}
+
+// --- gradients of scales --------------------------------------------------------------------------------------------------------------
+
+// Bytes for `sums` partial sums of n elements a block.
+inline int64_t partial_bytes(const RowLayout& layout, DType dtype, int64_t sums) { return layout.blocks() * sums * layout.n * size_of(dtype); }
+
+// outputs[s][j] = the sum over blocks of partial[block][s][j]; an output that is null is left out.
+template <typename T>
+void add_partials(const RowLayout& layout, const T* partial, int sums, T* const* outputs, Workers& workers) {
+  constexpr int64_t kColumns = 64;
+  workers.parallel_blocks(layout.n, kColumns * 8, [&](int64_t begin, int64_t end) {
+    for (int s = 0; s < sums; ++s) {
+      if (outputs[s] == nullptr) continue;
+      for (int64_t first = begin; first < end; first += kColumns) {
+        const int64_t width = std::min(kColumns, end - first);
+        double total[kColumns] = {};
+        for (int64_t block = 0; block < layout.blocks(); ++block) {
+          const T* from = partial + (block * sums + s) * layout.n + first;
+          for (int64_t j = 0; j < width; ++j) total[j] += from[j];
+        }
+        for (int64_t j = 0; j < width; ++j) outputs[s][first + j] = static_cast<T>(total[j]);
+      }
+    }
+  });
+}
+
+ORT_TRAIN_OPS_END

@@ -1,0 +1,204 @@
+// ArgMax and ArgMin{axis, keepdims, select_last_index} -> int64, TopK{axis, k, largest, sorted}(x) -> values, indices (ONNX 1 and later of each).
+//
+// Of equal elements the first wins (the last with select_last_index); NaN wins over every number. TopK is always sorted; its gradient goes back
+// to where the values came from.
+
+#include <limits>
+
+#include "exec/op_list.h"
+#include "exec/strided.h"
+
+ORT_TRAIN_OPS_BEGIN
+
+namespace {
+
+int64_t axis_of(const Attributes& attributes, const Shape& shape, int otherwise) {
+  return normalize_axis(attributes.get("axis", otherwise), static_cast<int64_t>(shape.size()), "axis");
+}
+
+// A tensor as lines along an axis: line (o, i) begins at o * length * inner + i, in steps of inner.
+struct Lines {
+  int64_t outer, length, inner;
+  Lines(const Shape& shape, int64_t axis)
+      : outer(element_count(Shape(shape.begin(), shape.begin() + axis))),
+        length(shape[axis]),
+        inner(element_count(Shape(shape.begin() + axis + 1, shape.end()))) {}
+};
+
+template <bool kLargest, typename T>
+bool beats(T a, T b) {
+  return (kLargest ? a > b : a < b) || (a != a && b == b);
+}
+
+template <typename Make>
+KernelRun for_number(DType dtype, std::string_view op, Make&& make) {
+  switch (dtype) {
+    case DType::float32: return make(static_cast<float*>(nullptr));
+    case DType::float64: return make(static_cast<double*>(nullptr));
+    case DType::int64: return make(static_cast<int64_t*>(nullptr));
+    case DType::int32: return make(static_cast<int32_t*>(nullptr));
+    case DType::int8: return make(static_cast<int8_t*>(nullptr));
+    case DType::uint8: return make(static_cast<uint8_t*>(nullptr));
+    default: no_kernel(op, dtype);
+  }
+}
+
+// --- ArgMax, ArgMin -------------------------------------------------------------------------------------------------------------------
+
+void lower_arg(Lowering& l) {
+  const Attributes& given = l.node.attributes;
+  l.pass_on(l.node.op_type, {{"axis", axis_of(given, l.shape(l.input(0)), 0)},
+                             {"keepdims", given.get("keepdims", 1)},
+                             {"select_last_index", given.get("select_last_index", 0)}});
+}
+
+std::vector<TensorType> infer_arg(const InferContext& context) {
+  Shape shape = context.input(0).shape;
+  const int64_t axis = axis_of(context.attributes, shape, 0);
+  if (shape[axis] == 0) throw error(ErrorCode::unsupported, "axis {} of {} is empty", axis, to_string(shape));
+  if (context.attributes.get("keepdims", 1) != 0) shape[axis] = 1;
+  else shape.erase(shape.begin() + axis);
+  return {{DType::int64, shape}};
+}
+
+template <bool kLargest, bool kLast, typename T>
+void run_arg(const KernelArgs& args, const Lines& lines) {
+  constexpr int64_t kColumns = 128;
+  const int64_t columns = std::max<int64_t>(1, std::min(lines.inner, kColumns)), blocks = (lines.inner + columns - 1) / columns;
+  args.workers.parallel_blocks(lines.outer * blocks, std::max<int64_t>(1, kTaskElements / (lines.length * columns)), [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t left = task % blocks * columns, width = std::min(columns, lines.inner - left), o = task / blocks;
+      const T* const x = args.in<T>(0) + o * lines.length * lines.inner + left;
+      T best[kColumns];
+      int64_t at[kColumns] = {};
+      std::copy_n(x, width, best);
+      for (int64_t k = 1; k < lines.length; ++k) {
+        for (int64_t c = 0; c < width; ++c) {
+          const T here = x[k * lines.inner + c];
+          if (beats<kLargest>(here, best[c]) || (kLast && !beats<kLargest>(best[c], here))) {
+            best[c] = here;
+            at[c] = k;
+          }
+        }
+      }
+      std::copy_n(at, width, args.out<int64_t>(0) + o * lines.inner + left);
+    }
+  });
+}
+
+template <bool kLargest>
+KernelRun prepare_arg(const KernelSpec& spec) {
+  const Lines lines(spec.inputs[0].shape, axis_of(spec.attributes, spec.inputs[0].shape, 0));
+  return for_number(spec.inputs[0].dtype, "ArgMax", [&](auto* type) -> KernelRun {
+    using T = std::remove_pointer_t<decltype(type)>;
+    if (spec.attributes.get("select_last_index", 0) != 0) return [lines](const KernelArgs& args) { run_arg<kLargest, true, T>(args, lines); };
+    return [lines](const KernelArgs& args) { run_arg<kLargest, false, T>(args, lines); };
+  });
+}
+
+Cost arg_cost(const KernelSpec& spec) {
+  Cost cost = movement_cost(spec);
+  cost.flops = static_cast<double>(element_count(spec.inputs[0].shape));
+  return cost;
+}
+
+OpDef arg_op(std::string_view name, KernelRun (*cpu)(const KernelSpec&)) {
+  return {.name = name,
+          .onnx = {{.domain = "", .name = name, .since = 1, .lower = lower_arg}},
+          .infer = infer_arg,
+          .no_gradient = "positions have no gradient",
+          .cost = arg_cost,
+          .kernel = {.cpu = cpu},
+          .standard = 13};
+}
+
+// --- TopK -----------------------------------------------------------------------------------------------------------------------------
+
+void lower_topk(Lowering& l) {
+  const Attributes& given = l.node.attributes;
+  std::vector<int64_t> k;
+  if (given.has("k")) k = {given.get("k", 0)};
+  else k = l.ints(1, "k");
+  if (k.size() != 1) l.fail("k is not one number");
+  const std::vector<ValueId> results = l.emit_many("TopK", {l.input(0)},
+                                                   {{"axis", axis_of(given, l.shape(l.input(0)), -1)},
+                                                    {"k", k[0]},
+                                                    {"largest", given.get("largest", 1)},
+                                                    {"sorted", given.get("sorted", 1)}},
+                                                   2);
+  for (size_t i = 0; i < l.node.outputs; ++i) l.output(i, results.at(i));
+}
+
+std::vector<TensorType> infer_topk(const InferContext& context) {
+  TensorType type = context.input(0);
+  const int64_t axis = axis_of(context.attributes, type.shape, -1), k = context.attributes.get("k", 0);
+  if (k < 0 || k > type.shape[axis]) throw error(ErrorCode::unsupported, "the top {} of an axis of {} elements", k, type.shape[axis]);
+  type.shape[axis] = k;
+  return {type, {DType::int64, type.shape}};
+}
+
+void topk_gradient(const Node& node, GradientBuilder& g) {
+  const Shape shape = g.shape(node.inputs[0]);
+  const ValueId zeros = g.emit("ConstantOfShape", {}, {{"shape", shape}, {"value", Tensor(g.dtype(node.inputs[0]), {1})}});
+  g.input_gradient(0, g.emit("ScatterElements", {zeros, node.outputs[1], g.output_gradient(0)}, {{"axis", axis_of(node.attributes, shape, -1)}}));
+}
+
+int64_t topk_workspace(const KernelSpec& spec) {
+  return spec.threads * spec.inputs[0].shape[axis_of(spec.attributes, spec.inputs[0].shape, -1)] * static_cast<int64_t>(sizeof(int64_t));
+}
+
+template <bool kLargest, typename T>
+void run_topk(const KernelArgs& args, const Lines& lines, int64_t k) {
+  constexpr int64_t kTogether = 16;
+  const int64_t all = lines.outer * lines.inner;
+  args.workers.parallel_for((all + kTogether - 1) / kTogether, [&](int64_t task, int worker) {
+    int64_t* const order = reinterpret_cast<int64_t*>(args.workspace) + worker * lines.length;
+    for (int64_t line = task * kTogether; line < std::min(all, (task + 1) * kTogether); ++line) {
+      const int64_t o = line / lines.inner, i = line % lines.inner;
+      const T* const x = args.in<T>(0) + o * lines.length * lines.inner + i;
+      for (int64_t n = 0; n < lines.length; ++n) order[n] = n;
+      std::partial_sort(order, order + k, order + lines.length, [&](int64_t a, int64_t b) {
+        const T at_a = x[a * lines.inner], at_b = x[b * lines.inner];
+        if (beats<kLargest>(at_a, at_b)) return true;
+        return !beats<kLargest>(at_b, at_a) && a < b;
+      });
+      for (int64_t n = 0; n < k; ++n) {
+        const int64_t to = (o * k + n) * lines.inner + i;
+        if (args.outputs[0]) args.out<T>(0)[to] = x[order[n] * lines.inner];
+        if (args.outputs[1]) args.out<int64_t>(1)[to] = order[n];
+      }
+    }
+  });
+}
+
+KernelRun prepare_topk(const KernelSpec& spec) {
+  const Lines lines(spec.inputs[0].shape, axis_of(spec.attributes, spec.inputs[0].shape, -1));
+  const int64_t k = spec.attributes.get("k", 0);
+  return for_number(spec.inputs[0].dtype, "TopK", [&](auto* type) -> KernelRun {
+    using T = std::remove_pointer_t<decltype(type)>;
+    if (spec.attributes.get("largest", 1) != 0) return [lines, k](const KernelArgs& args) { run_topk<true, T>(args, lines, k); };
+    return [lines, k](const KernelArgs& args) { run_topk<false, T>(args, lines, k); };
+  });
+}
+
+Cost topk_cost(const KernelSpec& spec) {
+  Cost cost = arg_cost(spec);
+  cost.flops *= 10;
+  return cost;
+}
+
+}  // namespace
+
+const OpDef kArgMax = arg_op("ArgMax", prepare_arg<true>);
+const OpDef kArgMin = arg_op("ArgMin", prepare_arg<false>);
+
+const OpDef kTopK{
+    .name = "TopK",
+    .onnx = {{.domain = "", .name = "TopK", .since = 1, .lower = lower_topk}},
+    .infer = infer_topk,
+    .gradient = topk_gradient,
+    .cost = topk_cost,
+    .kernel = {.cpu = prepare_topk, .workspace = topk_workspace},
+};
+
+ORT_TRAIN_OPS_END

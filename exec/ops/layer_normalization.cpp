@@ -1,0 +1,172 @@
+// LayerNormalization (ONNX LayerNormalization-17; Ba et al., arXiv 1607.06450) over the axes from `axis` on:
+// y = (x - mean) / sqrt(variance + epsilon) * scale + bias, the variance from a second reading of the row.
+//
+// Outputs y, mean, inv_std_dev: always three here, whatever the ONNX node has. Saves x, mean and inv_std_dev (one number a row), not y.
+// With g = dy * scale and h = (x - mean) * inv_std_dev: dx = inv_std_dev * (g - mean(g) - h * mean(g * h)), dscale = sum over rows of dy * h,
+// dbias = sum over rows of dy.
+
+#include "exec/lanes.h"
+#include "exec/normalization.h"
+#include "exec/op_list.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace {
+
+template <typename T>
+struct RowMoments {
+  T mean, inv_std_dev;
+};
+
+template <typename T>
+RowMoments<T> moments(const T* x, int64_t n, T epsilon) {
+  const T mean = sum_row<T>(n, [&](T lane, int64_t i) { return lane + x[i]; }) / static_cast<T>(n);
+  const T squares = sum_row<T>(n, [&](T lane, int64_t i) {
+    const T d = x[i] - mean;
+    return math::fma(d, d, lane);
+  });
+  return {mean, T(1) / math::sqrt(squares / static_cast<T>(n) + epsilon)};
+}
+
+template <typename T>
+void normalize_row(const T* x, const T* scale, const T* bias, T* y, int64_t n, RowMoments<T> m) {
+  if (bias) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) y[i] = math::fma((x[i] - m.mean) * m.inv_std_dev, scale[i], bias[i]);
+  } else {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - m.mean) * m.inv_std_dev * scale[i];
+  }
+}
+
+KernelRun forward(const KernelSpec& spec) {
+  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    const RowLayout layout = row_layout(spec.attributes, spec.inputs[0].shape);
+    const T epsilon = spec.attributes.get("epsilon", 1e-5f);
+    const bool with_bias = spec.has(2);
+    return [layout, epsilon, with_bias](const KernelArgs& args) {
+      const int64_t n = layout.n;
+      const T *x = args.in<T>(0), *scale = args.in<T>(1), *bias = with_bias ? args.in<T>(2) : nullptr;
+      T *y = args.out<T>(0), *mean = args.out<T>(1), *inv_std_dev = args.out<T>(2);
+      args.workers.parallel_blocks(layout.rows, layout.rows_per_task(), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          const RowMoments<T> m = moments(x + r * n, n, epsilon);
+          normalize_row(x + r * n, scale, bias, y + r * n, n, m);
+          if (mean) mean[r] = m.mean;
+          if (inv_std_dev) inv_std_dev[r] = m.inv_std_dev;
+        }
+      });
+    };
+  });
+}
+
+// dx of one row; dscale and dbias (null or n partial sums) take in the row.
+template <bool with_scale, typename T>
+void gradient_row(const T* dy, const T* x, const T* scale, T* dx, T* dscale, T* dbias, int64_t n, RowMoments<T> m) {
+  const TwoSums<T> sums = sum_row_twice<T>(n, [&](T& of_g, T& of_gh, int64_t i) {
+    const T g = dy[i] * scale[i];
+    of_g += g;
+    of_gh = math::fma(g, (x[i] - m.mean) * m.inv_std_dev, of_gh);
+  });
+  const T mean_g = sums.first / static_cast<T>(n), mean_gh = sums.second / static_cast<T>(n);
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const T d = dy[i], h = (x[i] - m.mean) * m.inv_std_dev;
+    if (with_scale) {
+      dscale[i] = math::fma(d, h, dscale[i]);
+      dbias[i] += d;
+    }
+    dx[i] = m.inv_std_dev * (d * scale[i] - mean_g - h * mean_gh);
+  }
+}
+
+KernelRun backward(const KernelSpec& spec) {
+  return for_type(Floats{}, spec.inputs[1].dtype, [&]<typename T>() -> KernelRun {
+    const RowLayout layout = row_layout(spec.attributes, spec.inputs[1].shape);
+    const size_t outputs = spec.outputs.size();
+    return [layout, outputs](const KernelArgs& args) {
+      const int64_t n = layout.n;
+      const T *dy = args.in<T>(0), *x = args.in<T>(1), *scale = args.in<T>(2), *mean = args.in<T>(3), *inv_std_dev = args.in<T>(4);
+      T *dx = args.out<T>(0), *partial = outputs > 1 ? reinterpret_cast<T*>(args.workspace) : nullptr;
+      args.workers.parallel_for(layout.blocks(), [&](int64_t block, int) {
+        T* dscale = partial ? partial + block * 2 * n : nullptr;
+        if (dscale) std::fill(dscale, dscale + 2 * n, T(0));
+        const int64_t end = std::min(layout.rows, (block + 1) * layout.block_rows());
+        for (int64_t r = block * layout.block_rows(); r < end; ++r) {
+          const RowMoments<T> m{mean[r], inv_std_dev[r]};
+          if (dscale) gradient_row<true>(dy + r * n, x + r * n, scale, dx + r * n, dscale, dscale + n, n, m);
+          else gradient_row<false>(dy + r * n, x + r * n, scale, dx + r * n, dscale, dscale, n, m);
+        }
+      });
+      if (!partial) return;
+      T* const sums[2] = {args.out<T>(1), outputs > 2 ? args.out<T>(2) : nullptr};
+      add_partials(layout, partial, 2, sums, args.workers);
+    };
+  });
+}
+
+int64_t backward_workspace(const KernelSpec& spec) {
+  return spec.outputs.size() > 1 ? partial_bytes(row_layout(spec.attributes, spec.inputs[1].shape), spec.inputs[1].dtype, 2) : 0;
+}
+
+void gradient(const Node& node, GradientBuilder& g) {
+  const ValueId x = node.inputs[0], mean = node.outputs[1], inv_std_dev = node.outputs[2];
+  const bool with_bias = node.inputs.size() > 2 && node.inputs[2] != kNone;
+  const size_t outputs = with_bias && g.wants(2) ? 3 : g.wants(1) ? 2 : 1;
+  const std::vector<ValueId> gradients =
+      g.emit_many("LayerNormalizationGrad", {g.output_gradient(0), x, node.inputs[1], mean, inv_std_dev}, node.attributes, outputs);
+  if (g.wants(1)) g.input_gradient(1, gradients[1]);
+  if (g.wants(2)) g.input_gradient(2, gradients[2]);
+  if (!g.wants(0)) return;
+  // Rare: the model reads the statistics too. dmean/dx = 1/n, dinv_std_dev/dx = -inv_std_dev^3 * (x - mean) / n.
+  ValueId dx = gradients[0];
+  const ValueId per_element = g.scalar_like(x, 1.0 / static_cast<double>(row_layout(node.attributes, g.shape(x)).n));
+  if (g.has_output_gradient(1)) dx = g.emit("Add", {dx, g.emit("Mul", {g.output_gradient(1), per_element})});
+  if (g.has_output_gradient(2)) {
+    const ValueId cube = g.emit("Mul", {g.emit("Mul", {inv_std_dev, inv_std_dev}), inv_std_dev});
+    const ValueId slope = g.emit("Mul", {g.emit("Mul", {cube, per_element}), g.output_gradient(2)});
+    dx = g.emit("Sub", {dx, g.emit("Mul", {g.emit("Sub", {x, mean}), slope})});
+  }
+  g.input_gradient(0, dx);
+}
+
+void lower(Lowering& l) {
+  const std::vector<ValueId> results = emit_normalization(l, "LayerNormalization", l.input(0), l.input(1), l.has(2) ? l.input(2) : kNone,
+                                                          l.node.attributes.get("axis", -1), l.node.attributes.get("epsilon", 1e-5f), 3);
+  for (size_t i = 0; i < l.node.outputs; ++i) l.output(i, results[i]);
+}
+
+// com.microsoft SkipLayerNormalization(x, skip, scale, bias?, bias of the sum?) -> y, mean?, inv_std_dev?, sum?
+void lower_skip(Lowering& l) {
+  ValueId sum = l.emit("Add", {l.input(0), l.input(1)});
+  if (l.has(4)) sum = l.emit("Add", {sum, l.input(4)});
+  std::vector<ValueId> results = emit_normalization(l, "LayerNormalization", sum, l.input(2), l.has(3) ? l.input(3) : kNone, -1,
+                                                    l.node.attributes.get("epsilon", 1e-12f), 3);
+  results.push_back(sum);
+  for (size_t i = 0; i < l.node.outputs; ++i) l.output(i, results[i]);
+}
+
+}  // namespace
+
+const OpDef kLayerNormalization{
+    .name = "LayerNormalization",
+    .onnx = {{.domain = "", .name = "LayerNormalization", .since = 1, .lower = lower},  // before opset 17 a contributed op of that name
+             {.domain = "com.microsoft", .name = "SkipLayerNormalization", .lower = lower_skip}},
+    .infer = [](const InferContext& context) { return infer_normalization(context, 2); },
+    .gradient = gradient,
+    .in_place = {{.output = 0, .input = 0}},
+    .cost = elementwise_cost<8>,
+    .kernel = {.cpu = forward},
+    .standard = 17,
+};
+
+// (dy, x, scale, mean, inv_std_dev) -> dx, dscale?, dbias?
+const OpDef kLayerNormalizationGrad{
+    .name = "LayerNormalizationGrad",
+    .infer = infer_normalization_gradient,
+    .no_gradient = kNoSecondDerivative,
+    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
+    .cost = elementwise_cost<16>,
+    .kernel = {.cpu = backward, .workspace = backward_workspace},
+};
+
+ORT_TRAIN_OPS_END

@@ -1,0 +1,239 @@
+// MatMul{trans_a, trans_b, alpha}(a, b, bias?): y = alpha * op(a) op(b) + bias over the last two axes, op transposing them where asked; batch axes
+// broadcast (NumPy's matmul, ONNX MatMul, Gemm, com.microsoft FusedMatMul).
+//
+//   a (..., M, K), b (..., K, N), bias (N) -> y (..., M, N)
+//
+// Saves a and b. Where b is a matrix, the batch axes of a count as rows, so y, da and db are each one product.
+// The work is cut into tiles of y, each over the whole depth and made by one thread (exec/gemm.h): an element's bits depend on the depth alone.
+
+#include <algorithm>
+#include <array>
+
+#include "exec/gemm.h"
+#include "exec/op_list.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace {
+
+// One MatMul as so many equal products: rows x depth times depth x columns.
+struct Layout {
+  bool trans_a = false, trans_b = false;
+  int64_t items = 1, rows = 0, columns = 0, depth = 0;
+  Shape batch;                             // item -> indices
+  std::vector<int64_t> a_strides, b_strides;  // elements an index; 0 where broadcast
+};
+
+bool flag(const Attributes& attributes, std::string_view name) { return attributes.get(name, 0) != 0; }
+int64_t from_end(const Shape& shape, size_t i) { return shape[shape.size() - i]; }
+Shape batch_of(const Shape& shape) { return Shape(shape.begin(), shape.end() - 2); }
+
+std::vector<int64_t> batch_strides(const Shape& shape, const Shape& batch) {
+  std::vector<int64_t> strides(batch.size(), 0);
+  const std::vector<int64_t> own = strides_of(shape);
+  const size_t skipped = batch.size() + 2 - shape.size();
+  for (size_t i = 0; i + 2 < shape.size(); ++i) strides[skipped + i] = shape[i] == 1 ? 0 : own[i];
+  return strides;
+}
+
+Layout layout_of(const Shape& a, const Shape& b, const Attributes& attributes) {
+  Layout l{.trans_a = flag(attributes, "trans_a"), .trans_b = flag(attributes, "trans_b"), .batch = {}, .a_strides = {}, .b_strides = {}};
+  l.rows = from_end(a, l.trans_a ? 1 : 2);
+  l.depth = from_end(a, l.trans_a ? 2 : 1);
+  l.columns = from_end(b, l.trans_b ? 2 : 1);
+  const Shape a_batch = batch_of(a), b_batch = batch_of(b);
+  if (!l.trans_a && element_count(b_batch) == 1 && b_batch.size() <= a_batch.size()) {
+    l.rows *= element_count(a_batch);
+    return l;
+  }
+  l.batch = broadcast(a_batch, b_batch);
+  l.items = element_count(l.batch);
+  l.a_strides = batch_strides(a, l.batch);
+  l.b_strides = batch_strides(b, l.batch);
+  return l;
+}
+
+std::vector<TensorType> infer(const InferContext& context) {
+  const TensorType &a = context.input(0), &b = context.input(1);
+  if (a.shape.size() < 2 || b.shape.size() < 2 || a.dtype != b.dtype) {
+    throw error(ErrorCode::unsupported, "there is no product of {} and {}", to_string(a), to_string(b));
+  }
+  const bool trans_a = flag(context.attributes, "trans_a"), trans_b = flag(context.attributes, "trans_b");
+  if (from_end(a.shape, trans_a ? 2 : 1) != from_end(b.shape, trans_b ? 1 : 2)) {
+    throw error(ErrorCode::unsupported, "the inner dimensions of {}{} and {}{} differ", to_string(a.shape), trans_a ? " transposed" : "", to_string(b.shape),
+                trans_b ? " transposed" : "");
+  }
+  Shape shape = broadcast(batch_of(a.shape), batch_of(b.shape));
+  shape.push_back(from_end(a.shape, trans_a ? 1 : 2));
+  shape.push_back(from_end(b.shape, trans_b ? 2 : 1));
+  if (context.has(2) && context.input(2) != TensorType{a.dtype, {shape.back()}}) {
+    throw error(ErrorCode::unsupported, "the bias is {} instead of {}", to_string(context.input(2)), to_string(TensorType{a.dtype, {shape.back()}}));
+  }
+  return {{a.dtype, std::move(shape)}};
+}
+
+// --- kernel ---------------------------------------------------------------------------------------------------------------------------
+
+struct Tiles {
+  int64_t rows = 0, columns = 0;  // of one
+  int64_t down = 0, across = 0;   // how many
+};
+
+// The tile that does best on average with 1, 2, 4 and 8 threads. In units of a row of multiply-adds: copying a panel of b costs as much as
+// some five more rows (transposed: eleven), fetching a as three more columns, a task as 4096 vectors.
+Tiles choose_tiles(const Layout& l) {
+  Tiles best;
+  double best_cost = 0;
+  for (const int64_t most_rows : {512, 256, 128, 64, 32}) {
+    for (const int64_t most_columns : {768, 384, 192, 96, 48}) {
+      const int64_t rows = std::min(l.rows, most_rows), columns = std::min(l.columns, most_columns);
+      const int64_t down = (l.rows + rows - 1) / rows, across = (l.columns + columns - 1) / columns;
+      const double one = static_cast<double>(rows + (l.trans_b ? 11 : 5)) * static_cast<double>(columns + 3) * static_cast<double>(l.depth) + 65536;
+      double cost = 0;
+      for (const int64_t threads : {1, 2, 4, 8}) {
+        const int64_t rounds = (l.items * down * across + threads - 1) / threads;
+        cost += one * static_cast<double>(threads) * (static_cast<double>(rounds) + (threads > 1 ? 0.25 : 0));  // threads are never quite in step
+      }
+      if (best_cost == 0 || cost < best_cost) {
+        best = {rows, columns, down, across};
+        best_cost = cost;
+      }
+    }
+  }
+  return best;
+}
+
+int64_t batch_offset(int64_t item, const Shape& batch, const std::vector<int64_t>& strides) {
+  int64_t offset = 0;
+  for (size_t axis = batch.size(); axis-- > 0; item /= batch[axis]) offset += item % batch[axis] * strides[axis];
+  return offset;
+}
+
+template <typename T>
+KernelRun make_for(const KernelSpec& spec) {
+  const Layout l = layout_of(spec.inputs[0].shape, spec.inputs[1].shape, spec.attributes);
+  if (l.items * l.rows * l.columns == 0) return [](const KernelArgs&) {};
+  Product<T> whole{.rows = l.rows,
+                   .columns = l.columns,
+                   .depth = l.depth,
+                   .a_row = l.trans_a ? 1 : l.depth,
+                   .a_depth = l.trans_a ? l.rows : 1,
+                   .b_depth = l.trans_b ? 1 : l.columns,
+                   .b_column = l.trans_b ? l.depth : 1,
+                   .c_row = l.columns,
+                   .alpha = static_cast<T>(spec.attributes.get("alpha", 1.0f))};
+  return [whole, l, tiles = choose_tiles(l), workspace = product_workspace<T>(l.depth)](const KernelArgs& args) {
+    const T* bias = args.inputs.size() > 2 ? args.in<T>(2) : nullptr;
+    args.workers.parallel_for(l.items * tiles.down * tiles.across, [&](int64_t task, int worker) {
+      const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
+      const int64_t row = down * tiles.rows, column = across * tiles.columns;  // neighbours in time share b
+      Product<T> tile = whole;
+      tile.rows = std::min(tiles.rows, l.rows - row);
+      tile.columns = std::min(tiles.columns, l.columns - column);
+      tile.a = args.in<T>(0) + batch_offset(item, l.batch, l.a_strides) + row * tile.a_row;
+      tile.b = args.in<T>(1) + batch_offset(item, l.batch, l.b_strides) + column * tile.b_column;
+      tile.c = args.out<T>(0) + item * l.rows * l.columns + row * tile.c_row + column;
+      tile.start = bias ? bias + column : nullptr;
+      multiply(tile, args.workspace + worker * workspace);
+    });
+  };
+}
+
+KernelRun make(const KernelSpec& spec) {
+  const DType dtype = spec.inputs[0].dtype;
+  if (dtype == DType::float32) return make_for<float>(spec);
+  if (dtype == DType::float64) return make_for<double>(spec);
+  if (dtype == DType::int64) return make_for<int64_t>(spec);
+  if (dtype == DType::int32) return make_for<int32_t>(spec);
+  throw error(ErrorCode::unsupported, "there is no product of {} matrices; cast them to float32", to_string(dtype));
+}
+
+int64_t workspace(const KernelSpec& spec) {
+  if (spec.inputs[0].dtype != DType::float32) return 0;
+  return spec.threads * product_workspace<float>(layout_of(spec.inputs[0].shape, spec.inputs[1].shape, spec.attributes).depth);
+}
+
+Cost cost(const KernelSpec& spec) {
+  const Layout l = layout_of(spec.inputs[0].shape, spec.inputs[1].shape, spec.attributes);
+  Cost cost{.flops = 2.0 * static_cast<double>(l.items * l.rows) * static_cast<double>(l.columns) * static_cast<double>(l.depth)};
+  for (const TensorType& input : spec.inputs) cost.bytes += static_cast<double>(input.bytes());
+  cost.bytes += static_cast<double>(spec.outputs[0].bytes());
+  return cost;
+}
+
+// --- gradient -------------------------------------------------------------------------------------------------------------------------
+
+void gradient(const Node& node, GradientBuilder& g) {
+  const bool trans_a = flag(node.attributes, "trans_a"), trans_b = flag(node.attributes, "trans_b");
+  const float alpha = node.attributes.get("alpha", 1.0f);
+  const ValueId a = node.inputs[0], b = node.inputs[1], dy = g.output_gradient(0);
+  const auto product = [&](ValueId x, bool trans_x, ValueId y, bool trans_y) {
+    return g.emit("MatMul", {x, y}, {{"trans_a", int64_t{trans_x}}, {"trans_b", int64_t{trans_y}}, {"alpha", alpha}});
+  };
+  if (g.wants(0)) g.input_gradient(0, g.reduce_to(trans_a ? product(b, trans_b, dy, true) : product(dy, false, b, !trans_b), g.shape(a)));
+  if (g.wants(1)) {
+    ValueId rows = a, dy_rows = dy;
+    if (!trans_a && g.shape(b).size() == 2) {  // batches are rows: their sum is part of the product
+      const auto flat = [&](ValueId x) { return g.reshape(x, {element_count(batch_of(g.shape(x))) * from_end(g.shape(x), 2), g.shape(x).back()}); };
+      rows = flat(a);
+      dy_rows = flat(dy);
+    }
+    g.input_gradient(1, g.reduce_to(trans_b ? product(dy_rows, true, rows, trans_a) : product(rows, !trans_a, dy_rows, false), g.shape(b)));
+  }
+  if (g.wants(2)) g.input_gradient(2, g.reduce_to(dy, g.shape(node.inputs[2])));
+}
+
+// --- ONNX forms -----------------------------------------------------------------------------------------------------------------------
+
+// A vector on the left is a row, on the right a column; the axis goes again from the result.
+void lower_matmul(Lowering& l) {
+  ValueId a = l.input(0), b = l.input(1);
+  const Shape a_shape = l.shape(a), b_shape = l.shape(b);
+  if (a_shape.empty() || b_shape.empty()) l.fail("a scalar has no matrix product");
+  if (a_shape.size() == 1) a = l.reshape(a, {1, a_shape[0]});
+  if (b_shape.size() == 1) b = l.reshape(b, {b_shape[0], 1});
+  const ValueId y = l.emit("MatMul", {a, b});
+  Shape shape = l.shape(y);
+  if (b_shape.size() == 1) shape.pop_back();
+  if (a_shape.size() == 1) shape.erase(shape.end() - (b_shape.size() == 1 ? 1 : 2));
+  l.output(0, l.reshape(y, shape));
+}
+
+// y = alpha * A' B' + beta * C, C broadcast to (M, N).
+void lower_gemm(Lowering& l) {
+  const Attributes attributes{{"trans_a", l.node.attributes.get("transA", int64_t{0})},
+                              {"trans_b", l.node.attributes.get("transB", int64_t{0})},
+                              {"alpha", l.node.attributes.get("alpha", 1.0f)}};
+  if (l.shape(l.input(0)).size() != 2 || l.shape(l.input(1)).size() != 2) l.fail("A and B must be matrices");
+  const float beta = l.node.attributes.get("beta", 1.0f);
+  if (!l.has(2) || beta == 0) return l.output(0, l.emit("MatMul", {l.input(0), l.input(1)}, attributes));
+  const int64_t columns = l.shape(l.input(1))[l.node.attributes.get("transB", 0) ? 0 : 1];
+  ValueId c = l.input(2);
+  if (beta != 1) c = l.emit("Mul", {c, l.scalar_like(c, beta)});
+  if (element_count(l.shape(c)) == columns && (l.shape(c).size() == 1 || l.shape(c) == Shape{1, columns})) {
+    return l.output(0, l.emit("MatMul", {l.input(0), l.input(1), l.reshape(c, {columns})}, attributes));
+  }
+  l.output(0, l.emit("Add", {l.emit("MatMul", {l.input(0), l.input(1)}, attributes), c}));
+}
+
+void lower_fused(Lowering& l) {
+  if (l.node.attributes.get("transBatchA", 0) || l.node.attributes.get("transBatchB", 0)) l.fail("transBatchA and transBatchB are not supported");
+  l.pass_on("MatMul", {l.input(0), l.input(1)},
+            {{"trans_a", l.node.attributes.get("transA", int64_t{0})},
+             {"trans_b", l.node.attributes.get("transB", int64_t{0})},
+             {"alpha", l.node.attributes.get("alpha", 1.0f)}});
+}
+
+}  // namespace
+
+const OpDef kMatMul{
+    .name = "MatMul",
+    .onnx = {{.domain = "", .name = "MatMul", .lower = lower_matmul},
+             {.domain = "", .name = "Gemm", .lower = lower_gemm},
+             {.domain = "com.microsoft", .name = "FusedMatMul", .lower = lower_fused}},
+    .infer = infer,
+    .gradient = gradient,
+    .cost = cost,
+    .kernel = {.cpu = make, .workspace = workspace},
+};
+
+ORT_TRAIN_OPS_END

@@ -1,0 +1,133 @@
+// RMSNormalization (ONNX RMSNormalization-23; Zhang and Sennrich, arXiv 1910.07467) over the axes from `axis` on:
+// y = x / sqrt(mean(x^2) + epsilon) * scale.
+//
+// Outputs y and inv_rms (one number a row), which is saved beside x. With g = dy * scale and h = x * inv_rms:
+// dx = inv_rms * (g - h * mean(g * h)), dscale = sum over rows of dy * h.
+
+#include "exec/lanes.h"
+#include "exec/normalization.h"
+#include "exec/op_list.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace {
+
+KernelRun forward(const KernelSpec& spec) {
+  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    const RowLayout layout = row_layout(spec.attributes, spec.inputs[0].shape);
+    return [layout, epsilon = T(spec.attributes.get("epsilon", 1e-5f))](const KernelArgs& args) {
+      const int64_t n = layout.n;
+      const T* scale = args.in<T>(1);
+      T* inv_rms = args.out<T>(1);
+      args.workers.parallel_blocks(layout.rows, layout.rows_per_task(), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          const T* x = args.in<T>(0) + r * n;
+          T* y = args.out<T>(0) + r * n;
+          const T squares = sum_row<T>(n, [&](T lane, int64_t i) { return math::fma(x[i], x[i], lane); });
+          const T inverse = T(1) / math::sqrt(squares / static_cast<T>(n) + epsilon);
+#pragma GCC ivdep
+          for (int64_t i = 0; i < n; ++i) y[i] = x[i] * inverse * scale[i];
+          if (inv_rms) inv_rms[r] = inverse;
+        }
+      });
+    };
+  });
+}
+
+// dx of one row; dscale (null or n partial sums) takes in the row.
+template <bool with_scale, typename T>
+void gradient_row(const T* dy, const T* x, const T* scale, T* dx, T* dscale, int64_t n, T inv_rms) {
+  const T sum = sum_row<T>(n, [&](T lane, int64_t i) { return math::fma(dy[i] * scale[i], x[i] * inv_rms, lane); });
+  const T mean = sum / static_cast<T>(n);
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const T d = dy[i], h = x[i] * inv_rms;
+    if (with_scale) dscale[i] = math::fma(d, h, dscale[i]);
+    dx[i] = inv_rms * (d * scale[i] - h * mean);
+  }
+}
+
+KernelRun backward(const KernelSpec& spec) {
+  return for_type(Floats{}, spec.inputs[1].dtype, [&]<typename T>() -> KernelRun {
+    const RowLayout layout = row_layout(spec.attributes, spec.inputs[1].shape);
+    return [layout, with_scale = spec.outputs.size() > 1](const KernelArgs& args) {
+      const int64_t n = layout.n;
+      const T *dy = args.in<T>(0), *x = args.in<T>(1), *scale = args.in<T>(2), *inv_rms = args.in<T>(3);
+      T *dx = args.out<T>(0), *partial = with_scale ? reinterpret_cast<T*>(args.workspace) : nullptr;
+      args.workers.parallel_for(layout.blocks(), [&](int64_t block, int) {
+        T* dscale = partial ? partial + block * n : nullptr;
+        if (dscale) std::fill(dscale, dscale + n, T(0));
+        const int64_t end = std::min(layout.rows, (block + 1) * layout.block_rows());
+        for (int64_t r = block * layout.block_rows(); r < end; ++r) {
+          if (dscale) gradient_row<true>(dy + r * n, x + r * n, scale, dx + r * n, dscale, n, inv_rms[r]);
+          else gradient_row<false>(dy + r * n, x + r * n, scale, dx + r * n, dscale, n, inv_rms[r]);
+        }
+      });
+      if (!partial) return;
+      T* const sums[1] = {args.out<T>(1)};
+      add_partials(layout, partial, 1, sums, args.workers);
+    };
+  });
+}
+
+int64_t backward_workspace(const KernelSpec& spec) {
+  return spec.outputs.size() > 1 ? partial_bytes(row_layout(spec.attributes, spec.inputs[1].shape), spec.inputs[1].dtype, 1) : 0;
+}
+
+void gradient(const Node& node, GradientBuilder& g) {
+  const ValueId x = node.inputs[0], inv_rms = node.outputs[1];
+  const std::vector<ValueId> gradients =
+      g.emit_many("RMSNormalizationGrad", {g.output_gradient(0), x, node.inputs[1], inv_rms}, node.attributes, g.wants(1) ? 2 : 1);
+  if (g.wants(1)) g.input_gradient(1, gradients[1]);
+  if (!g.wants(0)) return;
+  ValueId dx = gradients[0];
+  if (g.has_output_gradient(1)) {  // rare: the model reads inv_rms too; dinv_rms/dx = -inv_rms^3 * x / n
+    const ValueId per_element = g.scalar_like(x, 1.0 / static_cast<double>(row_layout(node.attributes, g.shape(x)).n));
+    const ValueId cube = g.emit("Mul", {g.emit("Mul", {inv_rms, inv_rms}), inv_rms});
+    dx = g.emit("Sub", {dx, g.emit("Mul", {x, g.emit("Mul", {g.emit("Mul", {cube, per_element}), g.output_gradient(1)})})});
+  }
+  g.input_gradient(0, dx);
+}
+
+void lower(Lowering& l) {  // SimplifiedLayerNormalization has the second output too
+  const std::vector<ValueId> results = emit_normalization(l, "RMSNormalization", l.input(0), l.input(1), kNone, l.node.attributes.get("axis", -1),
+                                                          l.node.attributes.get("epsilon", 1e-5f), 2);
+  for (size_t i = 0; i < l.node.outputs; ++i) l.output(i, results.at(i));
+}
+
+// com.microsoft SkipSimplifiedLayerNormalization(x, skip, scale, bias of the sum?) -> y, (unused), inv_rms?, sum?
+void lower_skip(Lowering& l) {
+  ValueId sum = l.emit("Add", {l.input(0), l.input(1)});
+  if (l.has(3)) sum = l.emit("Add", {sum, l.input(3)});
+  const std::vector<ValueId> results =
+      emit_normalization(l, "RMSNormalization", sum, l.input(2), kNone, -1, l.node.attributes.get("epsilon", 1e-5f), 2);
+  l.output(0, results[0]);
+  if (l.node.outputs > 2) l.output(2, results[1]);
+  if (l.node.outputs > 3) l.output(3, sum);
+}
+
+}  // namespace
+
+const OpDef kRMSNormalization{
+    .name = "RMSNormalization",
+    .onnx = {{.domain = "", .name = "RMSNormalization", .since = 23, .lower = lower},
+             {.domain = "", .name = "SimplifiedLayerNormalization", .since = 1, .lower = lower},
+             {.domain = "com.microsoft", .name = "SimplifiedLayerNormalization", .lower = lower},
+             {.domain = "com.microsoft", .name = "SkipSimplifiedLayerNormalization", .lower = lower_skip}},
+    .infer = [](const InferContext& context) { return infer_normalization(context, 1); },
+    .gradient = gradient,
+    .in_place = {{.output = 0, .input = 0}},
+    .cost = elementwise_cost<6>,
+    .kernel = {.cpu = forward},
+};
+
+// (dy, x, scale, inv_rms) -> dx, dscale?
+const OpDef kRMSNormalizationGrad{
+    .name = "RMSNormalizationGrad",
+    .infer = infer_normalization_gradient,
+    .no_gradient = kNoSecondDerivative,
+    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
+    .cost = elementwise_cost<12>,
+    .kernel = {.cpu = backward, .workspace = backward_workspace},
+};
+
+ORT_TRAIN_OPS_END

@@ -1,0 +1,193 @@
+// Softmax and LogSoftmax along one axis: y = e^(x - m) / sum e^(x - m), m the row's largest number. Before opset 13 ONNX took all axes from
+// `axis` on as one: lowered to Reshape, Softmax along the last axis, Reshape.
+//
+// Saves y. A number of -infinity (a mask) gives 0; a row of nothing else gives NaN, as everywhere. Along the last axis a row is read from
+// cache three times; along another one, kColumns columns are worked on side by side.
+
+#include "exec/elementwise.h"
+#include "exec/lanes.h"
+#include "exec/op_list.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace {
+
+constexpr int64_t kColumns = 128;
+
+// x seen as (outer, n, inner), n the axis.
+struct Layout {
+  int64_t outer = 1, n = 1, inner = 1;
+};
+
+Layout layout_of(const KernelSpec& spec) {
+  const Shape& shape = spec.outputs[0].shape;
+  const int64_t axis = normalize_axis(spec.attributes.get("axis", -1), static_cast<int64_t>(shape.size()), "axis");
+  Layout layout;
+  for (int64_t i = 0; i < static_cast<int64_t>(shape.size()); ++i) (i < axis ? layout.outer : i == axis ? layout.n : layout.inner) *= shape[i];
+  return layout;
+}
+
+// --- one row, contiguous: (n) ---------------------------------------------------------------------------------------------------------
+
+struct SoftmaxRow {
+  template <typename T> static void run(const T* x, T* y, int64_t n) {
+    const T largest = max_row(x, n);
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) y[i] = math::exp(x[i] - largest);
+    const T sum = sum_row<T>(n, [&](T lane, int64_t i) { return lane + y[i]; });
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) y[i] = y[i] / sum;
+  }
+};
+
+struct LogSoftmaxRow {
+  template <typename T> static void run(const T* x, T* y, int64_t n) {
+    const T largest = max_row(x, n);
+    const T sum = sum_row<T>(n, [&](T lane, int64_t i) { return lane + math::exp(x[i] - largest); });
+    const T log_sum = math::log(sum);
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - largest) - log_sum;
+  }
+};
+
+// dx = y * (dy - sum(dy * y))
+struct SoftmaxGradRow {
+  template <typename T> static void run(const T* dy, const T* y, T* dx, int64_t n) {
+    const T sum = sum_row<T>(n, [&](T lane, int64_t i) { return math::fma(dy[i], y[i], lane); });
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) dx[i] = y[i] * (dy[i] - sum);
+  }
+};
+
+// dx = dy - e^y * sum(dy)
+struct LogSoftmaxGradRow {
+  template <typename T> static void run(const T* dy, const T* y, T* dx, int64_t n) {
+    const T sum = sum_row<T>(n, [&](T lane, int64_t i) { return lane + dy[i]; });
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) dx[i] = dy[i] - math::exp(y[i]) * sum;
+  }
+};
+
+// --- columns side by side: (n, inner), `width` of them from here on -------------------------------------------------------------------
+
+template <bool log_form, typename T>
+void softmax_columns(const T* x, T* y, const Layout& layout, int64_t width) {
+  T largest[kColumns], sum[kColumns];
+  for (int64_t c = 0; c < width; ++c) largest[c] = x[c], sum[c] = T(0);
+  for (int64_t i = 1; i < layout.n; ++i) {
+    for (int64_t c = 0; c < width; ++c) largest[c] = largest[c] > x[i * layout.inner + c] ? largest[c] : x[i * layout.inner + c];
+  }
+  for (int64_t i = 0; i < layout.n; ++i) {
+    const T* from = x + i * layout.inner;
+    T* to = y + i * layout.inner;
+#pragma GCC ivdep
+    for (int64_t c = 0; c < width; ++c) {
+      const T e = math::exp(from[c] - largest[c]);
+      sum[c] += e;
+      to[c] = log_form ? from[c] - largest[c] : e;
+    }
+  }
+  if (log_form) {
+    for (int64_t c = 0; c < width; ++c) sum[c] = math::log(sum[c]);
+  }
+  for (int64_t i = 0; i < layout.n; ++i) {
+    T* to = y + i * layout.inner;
+    for (int64_t c = 0; c < width; ++c) to[c] = log_form ? to[c] - sum[c] : to[c] / sum[c];
+  }
+}
+
+template <bool log_form, typename T>
+void gradient_columns(const T* dy, const T* y, T* dx, const Layout& layout, int64_t width) {
+  T sum[kColumns] = {};
+  for (int64_t i = 0; i < layout.n; ++i) {
+    const int64_t at = i * layout.inner;
+    for (int64_t c = 0; c < width; ++c) sum[c] = log_form ? sum[c] + dy[at + c] : math::fma(dy[at + c], y[at + c], sum[c]);
+  }
+  for (int64_t i = 0; i < layout.n; ++i) {
+    const int64_t at = i * layout.inner;
+#pragma GCC ivdep
+    for (int64_t c = 0; c < width; ++c) dx[at + c] = log_form ? dy[at + c] - math::exp(y[at + c]) * sum[c] : y[at + c] * (dy[at + c] - sum[c]);
+  }
+}
+
+// row(at) for each row of the last axis, or columns(at, width) for each group of columns: `at` is where it begins.
+template <typename Row, typename Columns>
+void run_layout(const Layout& layout, Workers& workers, Row&& row, Columns&& columns) {
+  if (layout.outer * layout.n * layout.inner == 0) return;
+  if (layout.inner == 1) {
+    const int64_t rows = layout.n < kElementBlock ? kElementBlock / layout.n : 1;
+    workers.parallel_blocks(layout.outer, rows, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) row(r * layout.n);
+    });
+    return;
+  }
+  const int64_t groups = (layout.inner + kColumns - 1) / kColumns;
+  workers.parallel_for(layout.outer * groups, [&](int64_t task, int) {
+    const int64_t first = task % groups * kColumns;
+    columns(task / groups * layout.n * layout.inner + first, first + kColumns < layout.inner ? kColumns : layout.inner - first);
+  });
+}
+
+template <bool log_form>
+KernelRun forward(const KernelSpec& spec) {
+  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    return [layout = layout_of(spec)](const KernelArgs& args) {
+      using Row = std::conditional_t<log_form, LogSoftmaxRow, SoftmaxRow>;
+      const T* x = args.in<T>(0);
+      T* y = args.out<T>(0);
+      run_layout(layout, args.workers, [&](int64_t at) { Row::run(x + at, y + at, layout.n); },
+                 [&](int64_t at, int64_t width) { softmax_columns<log_form>(x + at, y + at, layout, width); });
+    };
+  });
+}
+
+template <bool log_form>
+KernelRun backward(const KernelSpec& spec) {
+  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    return [layout = layout_of(spec)](const KernelArgs& args) {
+      using Row = std::conditional_t<log_form, LogSoftmaxGradRow, SoftmaxGradRow>;
+      const T *dy = args.in<T>(0), *y = args.in<T>(1);
+      T* dx = args.out<T>(0);
+      run_layout(layout, args.workers, [&](int64_t at) { Row::run(dy + at, y + at, dx + at, layout.n); },
+                 [&](int64_t at, int64_t width) { gradient_columns<log_form>(dy + at, y + at, dx + at, layout, width); });
+    };
+  });
+}
+
+std::vector<TensorType> infer(const InferContext& context) {
+  normalize_axis(context.attributes.get("axis", -1), static_cast<int64_t>(context.input(0).shape.size()), "axis");
+  return infer_same_as_input(context);
+}
+
+void lower(Lowering& l) {
+  const std::string_view op = l.node.op_type;
+  const ValueId x = l.input(0);
+  const Shape shape = l.shape(x);
+  const int64_t rank = static_cast<int64_t>(shape.size());
+  const int64_t axis = normalize_axis(l.node.attributes.get("axis", l.node.opset < 13 ? 1 : -1), rank, "axis");
+  if (l.node.opset >= 13 || axis == rank - 1) return l.output(0, l.emit(op, {x}, {{"axis", axis}}));
+  Shape flat{1, 1};
+  for (int64_t i = 0; i < rank; ++i) flat[i < axis ? 0 : 1] *= shape[i];
+  l.output(0, l.reshape(l.emit(op, {l.reshape(x, flat)}, {{"axis", int64_t{1}}}), shape));
+}
+
+OpDef definition(std::string_view name, Prepare cpu) {
+  return {.name = name,
+          .onnx = {{.domain = "", .name = name, .since = 1, .lower = lower}},
+          .infer = infer,
+          .gradient = gradient_from_output,
+          .in_place = {{.output = 0, .input = 0}},
+          .cost = elementwise_cost<24>,
+          .kernel = {.cpu = cpu},
+          .standard = 13};
+}
+
+}  // namespace
+
+const OpDef kSoftmax = definition("Softmax", forward<false>);
+const OpDef kLogSoftmax = definition("LogSoftmax", forward<true>);
+
+// (dy, y) -> dx
+const OpDef kSoftmaxGrad = slope_op("SoftmaxGrad", backward<false>, elementwise_cost<4>);
+const OpDef kLogSoftmaxGrad = slope_op("LogSoftmaxGrad", backward<true>, elementwise_cost<22>);
+
+ORT_TRAIN_OPS_END

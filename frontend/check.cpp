@@ -1,0 +1,234 @@
+// `check`: what of a model can be trained, and why not the rest, before anything runs.
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include "exec/workers.h"
+#include "frontend/importer.h"
+#include "frontend/ort_train.h"
+#include "graph/autodiff.h"
+#include "graph/error.h"
+#include "graph/op_def.h"
+
+namespace ort_train {
+namespace {
+
+constexpr size_t kLabelWidth = 12;
+
+std::string lower_case(std::string text) {
+  for (char& c : text) c = 'A' <= c && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return text;
+}
+
+// A size for a dimension that nobody has bound: large enough for usual models, small enough to be quick.
+int64_t assumed_size(const std::string& name, size_t axis, bool integers, const Options& options) {
+  const std::string lower = lower_case(name);
+  const auto has = [&](std::string_view part) { return lower.find(part) != std::string::npos; };
+  if (has("height") || has("width")) return 224;
+  if (has("batch") || (axis == 0 && !has("seq"))) return options.batch_size > 0 ? options.batch_size : 2;
+  if (has("seq") || has("len") || (axis == 1 && integers)) return options.seq_length > 0 ? options.seq_length : 8;
+  return axis >= 2 && !integers ? 224 : 8;
+}
+
+// Sizes for the dimensions that the options leave open; `assumed` says which.
+std::map<std::string, int64_t> complete_shapes(const onnx::GraphDef& graph, const Options& options, std::vector<std::string>& assumed) {
+  std::map<std::string, int64_t> shapes = options.shapes;
+  const std::set<std::string> initializers = importing::initializer_names(graph);
+  for (const onnx::ValueDef& input : graph.inputs) {
+    if (initializers.contains(input.name) || !input.dtype) continue;
+    for (size_t axis = 0; axis < input.dims.size(); ++axis) {
+      const onnx::DimDef& dim = input.dims[axis];
+      const std::string by_axis = fmt::format("{}.{}", input.name, axis);
+      if (dim.size >= 0 || shapes.contains(by_axis) || (!dim.name.empty() && shapes.contains(dim.name))) continue;
+      const std::string& key = dim.name.empty() ? by_axis : dim.name;
+      shapes[key] = assumed_size(dim.name, axis, !is_floating(*input.dtype), options);
+      assumed.push_back(fmt::format("{}={}", key, shapes[key]));
+    }
+  }
+  return shapes;
+}
+
+std::string in_words(const onnx::ValueDef& value) {
+  std::vector<std::string> dims;
+  for (const onnx::DimDef& dim : value.dims) dims.push_back(dim.size >= 0 ? std::to_string(dim.size) : dim.name.empty() ? "?" : dim.name);
+  return fmt::format("{} {} {}", value.name, value.type, value.has_shape ? fmt::format("[{}]", fmt::join(dims, ", ")) : "of unknown shape");
+}
+
+// 1,204
+std::string grouped(int64_t number) {
+  std::string digits = std::to_string(number);
+  for (size_t at = digits.size(); at > 3; at -= 3) digits.insert(at - 3, ",");
+  return digits;
+}
+
+// "28.3 M", "113 MB": three digits
+std::string rounded(double number, std::string_view unit) {
+  static constexpr const char* kPrefixes[] = {"", "k", "M", "G", "T"};
+  size_t prefix = 0;
+  for (; number >= 999.5 && prefix < 4; ++prefix) number /= 1000;
+  const int decimals = prefix == 0 || number >= 99.95 ? 0 : number >= 9.995 ? 1 : 2;
+  return fmt::format("{:.{}f} {}{}", number, decimals, kPrefixes[prefix], unit);
+}
+
+class Report {
+ public:
+  void line(std::string_view label, std::string_view text) { text_ += fmt::format("{:<{}}{}\n", label, std::max(kLabelWidth, label.size() + 2), text); }
+  void lines(std::string_view label, const std::vector<std::string>& texts) {
+    for (size_t i = 0; i < texts.size(); ++i) line(i == 0 ? label : "", texts[i]);
+  }
+  void add(std::string_view text) { text_ += text; }
+  void table(const std::vector<CheckRow>& rows) {
+    size_t node = 0, reason = 0;
+    for (const CheckRow& row : rows) {
+      node = std::clamp(row.node.size(), node, size_t{48});
+      reason = std::clamp(row.reason.size(), reason, size_t{64});
+    }
+    for (const CheckRow& row : rows) {
+      std::string text = fmt::format("  {:<{}}  {:<{}}  {}", row.node, node, row.reason, reason, row.hint);
+      text.erase(text.find_last_not_of(' ') + 1);
+      text_ += text + "\n";
+    }
+  }
+  std::string take() { return std::move(text_); }
+
+ private:
+  std::string text_;
+};
+
+std::string header(const Imported& model) {
+  int64_t elements = 0, bytes = 0;
+  std::set<std::string> types;
+  for (ValueId id : model.graph.parameters()) {
+    elements += element_count(model.graph.value(id).shape);
+    bytes += model.graph.value(id).bytes();
+    types.insert(std::string(to_string(model.graph.value(id).dtype)));
+  }
+  return fmt::format("opset {}{} · {} parameters in {} tensors, {} {}", model.info.opset, model.info.producer.empty() ? "" : " · " + model.info.producer,
+                     rounded(static_cast<double>(elements), ""), model.weights.size(), rounded(static_cast<double>(bytes), "B"), fmt::join(types, " and "));
+}
+
+// The parameters that a gradient reaches from `loss`, past no node without one.
+std::vector<bool> reached(const Graph& graph, ValueId loss) {
+  std::vector<bool> live(graph.value_count());
+  live[loss] = is_floating(graph.value(loss).dtype);
+  for (auto at = graph.order().rbegin(); at != graph.order().rend(); ++at) {
+    const Node& node = graph.node(*at);
+    if (!node.op->gradient || std::none_of(node.outputs.begin(), node.outputs.end(), [&](ValueId v) { return v != kNone && live[v]; })) continue;
+    for (ValueId input : node.inputs) {
+      if (input != kNone && is_floating(graph.value(input).dtype)) live[input] = true;
+    }
+  }
+  return live;
+}
+
+class Check {
+ public:
+  explicit Check(const Options& options) : options_(options), file_(importing::open_model(options.model)) {}
+
+  CheckReport run() {
+    if (file_.graph.outputs.empty()) throw error(ErrorCode::unsupported, "'{}': the model has no outputs, so there is nothing to train", options_.model);
+    find_output();
+    std::vector<std::string> assumed;
+    const ImportOptions import{.shapes = complete_shapes(file_.graph, options_, assumed), .bound_inputs = {}, .retie = options_.retie, .untie = options_.untie, .output = output_};
+    Workers workers(1);
+    model_ = import_model(options_.model, import, workers);
+
+    for (const Obstacle& obstacle : model_.obstacles) add_row({obstacle.node, obstacle.reason, obstacle.hint, obstacle.blocks});
+    find_nodes_without_gradient();
+    describe(assumed);
+    report_.text = text_.take();
+    return std::move(report_);
+  }
+
+ private:
+  void find_output() {
+    output_ = options_.output.empty() ? file_.graph.outputs[0].name : options_.output;
+    const std::vector<std::string> names = importing::output_names(file_.graph);
+    if (std::find(names.begin(), names.end(), output_) == names.end()) {
+      throw error(ErrorCode::usage, "the model has no output '{}'; it has {}", output_, fmt::join(names, ", "));
+    }
+  }
+
+  void add_row(CheckRow row) {
+    if (!row.blocks) row.hint = fmt::format("not in the way: the loss reads '{}'", output_);
+    report_.rows.push_back(std::move(row));
+  }
+
+  void find_nodes_without_gradient() {
+    const Graph& graph = model_.graph;
+    std::set<NodeId> listed;
+    // The loss's own output first: what stands in its way blocks.
+    std::vector<ValueId> outputs = graph.outputs;
+    std::stable_partition(outputs.begin(), outputs.end(), [&](ValueId id) { return graph.value(id).name == output_; });
+    for (ValueId id : outputs) {
+      const bool is_loss = graph.value(id).name == output_;
+      if (is_loss) loss_ = id;
+      for (const Blocker& blocker : find_blockers(graph, id)) {
+        if (listed.insert(blocker.node).second) add_row({ort_train::describe(graph, blocker.node), blocker.reason, blocker.hint, is_loss});
+      }
+    }
+  }
+
+  void describe(const std::vector<std::string>& assumed) {
+    const auto all = [](const std::vector<onnx::ValueDef>& values, const std::set<std::string>& but) {
+      std::vector<std::string> lines;
+      for (const onnx::ValueDef& value : values) {
+        if (!but.contains(value.name)) lines.push_back(in_words(value));
+      }
+      return lines;
+    };
+    text_.line(std::filesystem::path(options_.model).filename().string(), header(model_));
+    text_.lines("inputs", all(file_.graph.inputs, importing::initializer_names(file_.graph)));
+    text_.lines("outputs", all(file_.graph.outputs, {}));
+    if (!assumed.empty()) text_.line("assumed", fmt::format("{} (--shape binds others)", fmt::join(assumed, ", ")));
+    text_.lines("noted", model_.info.notes);
+    if (!report_.rows.empty()) {
+      text_.add(fmt::format("not trainable, {} of {} nodes:\n", grouped(static_cast<int64_t>(report_.rows.size())), grouped(model_.info.nodes)));
+      text_.table(report_.rows);
+    }
+    conclude();
+  }
+
+  void conclude() {
+    const std::vector<ValueId> parameters = model_.graph.parameters();
+    const auto blocking = std::count_if(report_.rows.begin(), report_.rows.end(), [](const CheckRow& row) { return row.blocks; });
+    std::vector<bool> live(model_.graph.value_count());
+    if (loss_ != kNone) live = reached(model_.graph, loss_);
+    std::vector<std::string> unreached;
+    for (ValueId id : parameters) {
+      if (!live[id]) unreached.push_back(model_.graph.value(id).name);
+    }
+    report_.trainable = blocking == 0 && unreached.size() < parameters.size();
+    const std::string count = fmt::format("{} of {} tensors", grouped(static_cast<int64_t>(unreached.size())), grouped(static_cast<int64_t>(parameters.size())));
+    if (parameters.empty()) {
+      text_.add("the model has no floating-point weights, so there is nothing to train\n");
+    } else if (blocking > 0 && loss_ == kNone) {
+      text_.add(fmt::format("the loss can't be computed: '{}' depends on {} that can't be imported\n", output_, blocking == 1 ? "a node" : "nodes"));
+    } else if (blocking > 0) {
+      text_.add(fmt::format("{} can't be reached from the loss\n", count));
+    } else if (unreached.empty()) {
+      text_.line("trainable", fmt::format("all {} tensors, by a loss on '{}'", grouped(static_cast<int64_t>(parameters.size())), output_));
+    } else {
+      const size_t shown = std::min<size_t>(unreached.size(), 4);
+      text_.line("trainable", fmt::format("{} have no influence on '{}' and stay as they are: {}{}", count, output_,
+                                          fmt::join(unreached.begin(), unreached.begin() + static_cast<ptrdiff_t>(shown), ", "), shown < unreached.size() ? ", …" : ""));
+    }
+  }
+
+  const Options& options_;
+  onnx::ModelDef file_;
+  std::string output_;
+  Imported model_;
+  ValueId loss_ = kNone;
+  CheckReport report_;
+  Report text_;
+};
+
+}  // namespace
+
+CheckReport check(const Options& options) { return Check(options).run(); }
+
+}  // namespace ort_train

@@ -1,0 +1,209 @@
+#include "frontend/cli_options.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+namespace ort_train {
+namespace {
+
+constexpr const char* kDescription =
+    "ort-train: fine-tunes an exported ONNX model within a hard limit of memory.\n\n"
+    "  ort-train MODEL.onnx --data PATH [--budget 12GB] [options]    train, write OUTPUT_DIR/model.onnx\n"
+    "  ort-train check MODEL.onnx [options]                          what can be trained, what can't, and why\n"
+    "  ort-train plan MODEL.onnx --data PATH [options]               show the plan, train nothing\n";
+
+constexpr const char* kFooter =
+    "\nExit codes: 0 done, 2 usage, 3 model not supported, 4 budget can't be met, 5 data, 6 input/output, 7 diverged,\n"
+    "8 corrupt checkpoint, 130 / 143 interrupted and saved.";
+
+Error usage(const std::string& text) { return Error(ErrorCode::usage, text); }
+
+// The number of letters to insert, delete or replace (Levenshtein).
+size_t distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({changed, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+std::string nearest(const CLI::App& app, const std::string& name) {
+  std::string best;
+  size_t least = ~size_t{0};
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& known : option->get_lnames()) {
+      const size_t far = distance(name, "--" + known);
+      if (far < least) {
+        least = far;
+        best = "--" + known;
+      }
+    }
+  }
+  return best;
+}
+
+// "batch=4,sequence=512"
+void add_shapes(const std::string& text, std::map<std::string, int64_t>& shapes) {
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    const std::string item = text.substr(at, end - at);
+    const size_t equals = item.rfind('=');
+    int64_t size = 0;
+    if (equals == std::string::npos || equals == 0 || !CLI::detail::lexical_cast(item.substr(equals + 1), size)) {
+      throw usage(fmt::format("--shape '{}' is not name=value", item));
+    }
+    shapes[item.substr(0, equals)] = size;
+    at = end + 1;
+  }
+}
+
+// What needs more than a conversion.
+struct Raw {
+  std::string budget;
+  std::vector<std::string> shapes, dump_after;
+  double warmup_ratio = 0;
+  bool no_shuffle = false, no_retie = false, plan = false, version = false;
+};
+
+void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
+  Options& o = line.options;
+  const auto add = [&](const char* group, const char* name, auto& value, const std::string& what) {
+    return app.add_option(name, value, what)->group(group)->capture_default_str();
+  };
+  app.add_option("model", o.model, "the model: an ONNX file")->type_name("MODEL.onnx");
+  app.set_help_flag("-h,--help", "this text");
+  app.add_flag("--version", raw.version, "the version");
+
+  constexpr const char* data = "Data";
+  add(data, "--data", o.data, ".txt, token .bin, .npz, .safetensors, or a folder with train and valid of one of these");
+  add(data, "--task", o.task, "causal-lm: labels are the inputs, shifted by one");
+  add(data, "--loss", o.loss, "cross_entropy, mse, or output (the model's output is the loss)");
+  add(data, "--output", o.output, "the model's output that the loss reads (default: the first)");
+  add(data, "--labels", o.labels, "the array that holds the labels");
+  add(data, "--token-type", o.token_type, "of .bin files: uint16 or uint32");
+  app.add_option("--shape", raw.shapes, "sizes of dynamic dimensions: name=value,...")->group(data);
+  app.add_option("--batch-size,--per-device-train-batch-size", o.batch_size, "samples of a batch (default: what the model fixes, else 8)")->group(data);
+  app.add_option("--seq-length", o.seq_length, "tokens of a sample of text")->group(data);
+  app.add_flag("--no-shuffle", raw.no_shuffle, "samples in file order")->group(data);
+  add(data, "--validation-split", o.validation_split, "share of a single file's end that is held out, with --eval-steps");
+
+  constexpr const char* memory = "Memory";
+  app.add_option("--budget", raw.budget, "hard limit of the whole process: 12GB, 300MiB (default: none)")->group(memory);
+  app.add_flag("--plan", raw.plan, "show the plan, train nothing")->group(memory);
+  add(memory, "--plan-json", o.plan_json, "write the plan for programs to this file");
+  add(memory, "--plan-svg", o.plan_svg, "draw the plan into this file");
+  app.add_option("--threads", o.threads, "default: all cores; never changes a result")->group(memory);
+
+  constexpr const char* optimizer = "Optimizer";
+  add(optimizer, "--optim", o.optim, "adamw or sgd");
+  add(optimizer, "--learning-rate", o.learning_rate, "");
+  add(optimizer, "--lr-scheduler-type", o.lr_scheduler_type, "linear, cosine, constant or constant_with_warmup");
+  add(optimizer, "--warmup-steps", o.warmup_steps, "below 1: a share of all steps");
+  app.add_option("--warmup-ratio", raw.warmup_ratio, "the same as --warmup-steps below 1")->group(optimizer);
+  add(optimizer, "--weight-decay", o.weight_decay, "on tensors of rank 2 and more");
+  add(optimizer, "--adam-beta1", o.adam_beta1, "");
+  add(optimizer, "--adam-beta2", o.adam_beta2, "");
+  add(optimizer, "--adam-epsilon", o.adam_epsilon, "");
+  add(optimizer, "--momentum", o.momentum, "of sgd");
+  add(optimizer, "--max-grad-norm", o.max_grad_norm, "0: no clipping");
+
+  constexpr const char* length = "Length";
+  app.add_option("--max-steps", o.max_steps, "wins over --num-train-epochs")->group(length);
+  add(length, "--num-train-epochs", o.num_train_epochs, "");
+  add(length, "--gradient-accumulation-steps", o.gradient_accumulation_steps, "");
+  app.add_option("--eval-steps", o.eval_steps, "evaluate each so many steps and at the end (default: never)")->group(length);
+  app.add_option("--eval-batches", o.eval_batches, "at most so many batches an evaluation (default: all)")->group(length);
+  add(length, "--seed", o.seed, "");
+
+  constexpr const char* files = "Files";
+  add(files, "--output-dir", o.output_dir, "");
+  app.add_flag("--resume", o.resume, "go on from the newest valid checkpoint in the output folder")->group(files);
+  app.add_option("--save-steps", o.save_steps, "checkpoint each so many steps (default: at the end and when stopped)")->group(files);
+  add(files, "--log-file", o.log_file, "a JSON object a step");
+  add(files, "--logging-steps", line.logging_steps, "steps between lines where the output is no terminal");
+  add(files, "--save-gradients", o.save_gradients, "write every gradient of the first step to this .safetensors file");
+  add(files, "--sample-length", line.sample_length, "characters that the model writes after training on text");
+
+  constexpr const char* graph = "Graph";
+  app.add_flag("--no-retie", raw.no_retie, "don't tie weights that were stored twice")->group(graph);
+  app.add_flag("--untie", o.untie, "one weight for each use")->group(graph);
+  app.add_option("--skip-pass", o.skip_passes, "leave a pass out")->group(graph);
+  app.add_option("--dump-after", raw.dump_after, "PASS FILE.onnx: write the graph as it is after a pass")->group(graph)->type_size(2);
+}
+
+// --learning_rate=1e-5 -> --learning-rate=1e-5
+std::string with_dashes(std::string argument) {
+  if (!argument.starts_with("--")) return argument;
+  const size_t end = std::min(argument.find('='), argument.size());
+  std::replace(argument.begin(), argument.begin() + static_cast<std::ptrdiff_t>(end), '_', '-');
+  return argument;
+}
+
+}  // namespace
+
+CommandLine parse_command_line(int argc, const char* const* argv) {
+  CommandLine line;
+  std::vector<std::string> arguments;
+  for (int i = 1; i < argc; ++i) arguments.push_back(with_dashes(argv[i]));
+  if (!arguments.empty() && (arguments[0] == "check" || arguments[0] == "plan" || arguments[0] == "train")) {
+    line.command = arguments[0] == "check" ? CommandLine::Command::check : arguments[0] == "plan" ? CommandLine::Command::plan : CommandLine::Command::train;
+    arguments.erase(arguments.begin());
+  }
+
+  CLI::App app(kDescription, "ort-train");
+  app.footer(kFooter);
+  app.allow_extras();
+  app.get_formatter()->column_width(40);
+  Raw raw;
+  add_options(app, line, raw);
+  std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants a vector
+  try {
+    app.parse(arguments);
+  } catch (const CLI::CallForHelp&) {
+    line.text = app.help();
+    return line;
+  } catch (const CLI::ParseError& problem) {
+    throw usage(problem.what());
+  }
+  if (raw.version) {
+    line.text = "ort-train " + version() + "\n";
+    return line;
+  }
+  for (const std::string& extra : app.remaining()) {
+    if (!extra.starts_with("-")) continue;
+    const std::string name = extra.substr(0, extra.find('='));
+    throw usage(fmt::format("unknown option {}; did you mean {}?", name, nearest(app, name)));
+  }
+  if (!app.remaining().empty()) throw usage(fmt::format("'{}' is one argument too many: there is one model, '{}'", app.remaining()[0], line.options.model));
+
+  Options& o = line.options;
+  if (o.model.empty()) throw usage("no model is given: ort-train MODEL.onnx --data PATH (--help shows all options)");
+  if (raw.plan && line.command == CommandLine::Command::train) line.command = CommandLine::Command::plan;
+  o.budget_is_process = true;
+  if (!raw.budget.empty()) {
+    o.budget = parse_bytes(raw.budget);
+    if (o.budget == 0) throw usage("--budget 0 holds nothing");
+  }
+  for (const std::string& shape : raw.shapes) add_shapes(shape, o.shapes);
+  for (size_t i = 0; i + 1 < raw.dump_after.size(); i += 2) o.dump_after[raw.dump_after[i]] = raw.dump_after[i + 1];
+  if (raw.warmup_ratio != 0) {
+    if (!(raw.warmup_ratio > 0 && raw.warmup_ratio < 1)) throw usage(fmt::format("--warmup-ratio {} has to lie between 0 and 1", raw.warmup_ratio));
+    if (o.warmup_steps == 0) o.warmup_steps = raw.warmup_ratio;
+  }
+  o.shuffle = !raw.no_shuffle;
+  o.retie = !raw.no_retie;
+  if (line.logging_steps < 1) throw usage("--logging-steps is at least 1");
+  return line;
+}
+
+}  // namespace ort_train

@@ -1,0 +1,24 @@
+// The command line's options: each a field of ort_train::Options by the same name.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "frontend/ort_train.h"
+
+namespace ort_train {
+
+struct CommandLine {
+  enum class Command { train, plan, check };
+  Command command = Command::train;
+  Options options;
+  int64_t logging_steps = 10;
+  int64_t sample_length = 200;
+  std::string text;  // of --help or --version: print it and leave
+};
+
+// Names may be written --like-this or --like_this. Throws Error(usage); an unknown name gets the nearest known one suggested.
+CommandLine parse_command_line(int argc, const char* const* argv);
+
+}  // namespace ort_train

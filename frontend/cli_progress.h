@@ -1,0 +1,31 @@
+// What a person sees while a run goes on: one line in place on a terminal, a line each so many steps elsewhere.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "frontend/ort_train.h"
+
+namespace ort_train {
+
+class Progress {
+ public:
+  Progress(int64_t budget, int64_t logging_steps);
+
+  void step(const StepReport& report);
+  void eval(const EvalReport& report);
+  void note(const std::string& text);
+  void line(const std::string& label, const std::string& text);  // "label       text"
+  void end();  // of the line in place
+
+ private:
+  int64_t budget_, logging_steps_;
+  bool terminal_;
+  bool open_ = false;  // a line in place that has no end yet
+};
+
+std::string grouped(int64_t number);     // 1,500
+std::string megabytes(int64_t bytes);    // "102 MB", "3.99 GB"
+
+}  // namespace ort_train

@@ -1,0 +1,186 @@
+#include "frontend/import.h"
+
+#include <algorithm>
+#include <set>
+
+#include "exec/kernel.h"
+#include "frontend/importer.h"
+#include "graph/error.h"
+#include "graph/op_def.h"
+
+namespace ort_train {
+namespace {
+
+using namespace importing;
+
+ModelInfo describe(const std::string& path, const onnx::ModelDef& model) {
+  ModelInfo info;
+  info.path = path;
+  info.producer = model.producer_version.empty() ? model.producer : fmt::format("{} {}", model.producer, model.producer_version);
+  const auto standard = model.opsets.find("");
+  info.opset = standard == model.opsets.end() ? 0 : standard->second;
+  info.nodes = static_cast<int64_t>(model.graph.nodes.size());
+  return info;
+}
+
+void find_external_files(const onnx::GraphDef& graph, std::set<std::string>& files) {
+  const auto add = [&](const onnx::TensorDef& tensor) {
+    if (tensor.external()) files.insert(tensor.location);
+  };
+  for (const onnx::TensorDef& tensor : graph.initializers) add(tensor);
+  for (const onnx::NodeDef& node : graph.nodes) {
+    for (const auto& [name, tensor] : node.tensors) add(tensor);
+    for (const auto& [name, nested] : node.graphs) find_external_files(*nested, files);
+  }
+}
+
+std::vector<DeclaredInput> declared_values(const std::vector<onnx::ValueDef>& values, const std::set<std::string>& initializers) {
+  std::vector<DeclaredInput> result;
+  for (const onnx::ValueDef& value : values) {
+    if (initializers.contains(value.name)) continue;
+    // Outputs that are no tensors can't be read by a loss; inputs of other types are obstacles, which import lists.
+    if (!value.dtype) continue;
+    DeclaredInput input{.name = value.name, .dtype = *value.dtype, .dims = {}};
+    for (const onnx::DimDef& dim : value.dims) input.dims.push_back(dim.size >= 0 ? std::to_string(dim.size) : dim.name);
+    result.push_back(std::move(input));
+  }
+  return result;
+}
+
+// The names that `output` depends on, and the nodes of the main graph between.
+struct Needed {
+  std::set<std::string> names;
+  std::vector<bool> nodes;
+};
+
+void add_reads(const onnx::NodeDef& node, std::set<std::string>& names) {
+  names.insert(node.inputs.begin(), node.inputs.end());
+  for (const auto& [name, graph] : node.graphs) {
+    for (const onnx::NodeDef& inner : graph->nodes) add_reads(inner, names);
+    for (const onnx::ValueDef& output : graph->outputs) names.insert(output.name);
+  }
+}
+
+Needed needed_for(const onnx::GraphDef& graph, const std::string& output) {
+  Needed needed{.names = {output}, .nodes = std::vector<bool>(graph.nodes.size())};
+  for (size_t i = graph.nodes.size(); i-- > 0;) {
+    const onnx::NodeDef& node = graph.nodes[i];
+    if (std::none_of(node.outputs.begin(), node.outputs.end(), [&](const std::string& name) { return needed.names.contains(name); })) continue;
+    needed.nodes[i] = true;
+    add_reads(node, needed.names);
+    needed.names.erase("");
+  }
+  return needed;
+}
+
+void note_modes(const onnx::GraphDef& graph, ModelInfo& info) {
+  int64_t dropout = 0, batch_norm = 0;
+  for (const onnx::NodeDef& node : graph.nodes) {
+    if (!node.domain.empty()) continue;
+    if (node.op_type == "Dropout" && node.inputs.size() < 3) ++dropout;
+    if (node.op_type == "BatchNormalization" && node.attributes.get("training_mode", 0) == 0) ++batch_norm;
+  }
+  if (dropout > 0) info.notes.push_back(fmt::format("{} Dropout node{} in evaluation mode: kept, dropping nothing", dropout, dropout == 1 ? " is" : "s are"));
+  if (batch_norm > 0) {
+    info.notes.push_back(fmt::format("{} BatchNormalization node{} in evaluation mode: kept frozen", batch_norm, batch_norm == 1 ? " is" : "s are"));
+  }
+}
+
+// Nodes that hang on placeholders go; the values that they would have made are not in the graph.
+std::vector<bool> remove_unknown(Graph& graph, const std::vector<ValueId>& placeholders) {
+  std::vector<bool> unknown(graph.value_count());
+  for (ValueId id : placeholders) unknown[id] = true;
+  std::vector<NodeId> removed;
+  for (NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    if (std::none_of(node.inputs.begin(), node.inputs.end(), [&](ValueId v) { return v != kNone && unknown[v]; })) continue;
+    for (ValueId output : node.outputs) {
+      if (output != kNone) unknown[output] = true;
+    }
+    removed.push_back(id);
+  }
+  for (NodeId id : removed) graph.remove_node(id);
+  return unknown;
+}
+
+// The model's outputs, each a value of its own under its own name.
+void add_outputs(Graph& graph, const std::vector<onnx::ValueDef>& outputs, const Walk& walk, const std::vector<bool>& unknown) {
+  std::set<ValueId> taken;
+  for (const onnx::ValueDef& output : outputs) {
+    ValueId value = walk.output(output.name).value;
+    if (value == kNone || unknown[value]) continue;
+    if (graph.value(value).producer == kNone || !taken.insert(value).second) {
+      value = Builder(graph).named(output.name).emit("Reshape", {value}, {{"shape", graph.value(value).shape}});
+      taken.insert(value);
+    }
+    if (graph.value(value).name != output.name) {
+      if (const ValueId other = graph.find_value(output.name); other != kNone) graph.rename(other, output.name + ".inner");
+      graph.rename(value, output.name);
+    }
+    graph.outputs.push_back(value);
+  }
+}
+
+// What folding left over would stay in memory for the graph's life.
+void drop_dead_constants(Graph& graph) {
+  std::vector<bool> read(graph.value_count());
+  for (NodeId id : graph.order()) {
+    for (ValueId input : graph.node(id).inputs) {
+      if (input != kNone) read[input] = true;
+    }
+  }
+  for (ValueId id : graph.values_of(ValueKind::constant)) {
+    if (read[id]) continue;
+    graph.value(id).constant = nullptr;
+    graph.value(id).kind = ValueKind::activation;
+  }
+}
+
+}  // namespace
+
+Declared declared(const std::string& path) {
+  const onnx::ModelDef model = open_model(path);
+  const std::set<std::string> initializers = initializer_names(model.graph);
+  Declared result{.inputs = declared_values(model.graph.inputs, initializers), .outputs = declared_values(model.graph.outputs, {}), .info = describe(path, model)};
+  return result;
+}
+
+Imported import_model(const std::string& path, const ImportOptions& options, Workers& workers) {
+  const onnx::ModelDef model = open_model(path);
+  Imported result;
+  result.info = describe(path, model);
+  result.graph.name = model.graph.name.empty() ? "graph" : model.graph.name;
+  std::set<std::string> external;
+  find_external_files(model.graph, external);
+  result.info.external_files.assign(external.begin(), external.end());
+  if (model.graph.outputs.empty()) throw error(ErrorCode::unsupported, "'{}': the model has no outputs, so there is nothing to train", path);
+  const std::string loss_output = options.output.empty() ? model.graph.outputs[0].name : options.output;
+
+  try {
+    const BoundInputs inputs = bind_dimensions(model.graph, options);
+    TensorFiles files(path);
+    WeightTable weights(result.graph, files, options, result);
+    Walk walk(model, result.graph, files, weights, inputs, make_folder(workers));
+    walk.run(options);
+    note_modes(model.graph, result.info);
+
+    const Needed needed = needed_for(model.graph, loss_output);
+    for (Walk::Found& found : walk.found) {
+      found.obstacle.blocks = found.tensor.empty() ? needed.nodes.at(found.node) : needed.names.contains(found.tensor);
+      result.obstacles.push_back(std::move(found.obstacle));
+    }
+    if (walk.skipped > 0) {
+      result.info.notes.push_back(fmt::format("{} node{} behind those that can't be imported could not be looked at closely", walk.skipped, walk.skipped == 1 ? "" : "s"));
+    }
+    const std::vector<bool> unknown = remove_unknown(result.graph, walk.placeholders);
+    add_outputs(result.graph, model.graph.outputs, walk, unknown);
+  } catch (const Error& e) {
+    throw error(e.code(), "'{}': {}", path, e.what());
+  }
+  result.graph.remove_dead_nodes();
+  drop_dead_constants(result.graph);
+  result.graph.verify("import");
+  return result;
+}
+
+}  // namespace ort_train

@@ -1,0 +1,74 @@
+#include <filesystem>
+
+#include "frontend/importer.h"
+#include "graph/error.h"
+#include "graph/onnx/reader.h"
+#include "graph/onnx/schema.h"
+
+namespace ort_train::importing {
+namespace {
+
+constexpr int64_t kMaxConstantBytes = int64_t{512} << 20;  // masks and tables of all kinds; weights are not read here
+
+}  // namespace
+
+onnx::ModelDef open_model(const std::string& path) {
+  const FileReader file(path);
+  onnx::ModelDef model = onnx::read_model(
+      {.name = path, .size = file.size(), .read = [&](int64_t offset, std::span<std::byte> to) { file.read(offset, to); }});
+  if (model.ir_version > onnx::newest_ir_version()) {
+    throw error(ErrorCode::unsupported, "'{}' has IR version {}, newer than the {} that is known here; save it with an older onnx package", path, model.ir_version,
+                onnx::newest_ir_version());
+  }
+  if (const auto standard = model.opsets.find(""); standard != model.opsets.end() && standard->second > onnx::newest_opset()) {
+    throw error(ErrorCode::unsupported, "'{}' has opset {}, newer than the {} that is known here; export it with opset_version={}", path, standard->second,
+                onnx::newest_opset(), onnx::newest_opset());
+  }
+  return model;
+}
+
+TensorFiles::TensorFiles(std::string model_path) : model_path_(std::move(model_path)), folder_(std::filesystem::path(model_path_).parent_path().string()) {
+  if (folder_.empty()) folder_ = ".";
+}
+
+const FileReader& TensorFiles::reader(const FileRange& range) {
+  auto found = readers_.find(range.path);
+  if (found == readers_.end()) found = readers_.emplace(range.path, FileReader(range.path, range.root)).first;
+  return found->second;
+}
+
+FileRange TensorFiles::locate(const onnx::TensorDef& tensor) {
+  if (tensor.offset < 0) {
+    throw error(ErrorCode::unsupported, "the elements of '{}' are not stored in one piece; load and save the model with the onnx package", tensor.name);
+  }
+  FileRange range{.path = model_path_, .offset = tensor.offset, .bytes = tensor.bytes};
+  if (tensor.external()) {
+    range.path = (folder_ == "/" ? "" : folder_) + "/" + tensor.location;
+    range.root = folder_;
+  }
+  try {
+    const int64_t size = reader(range).size();
+    if (range.offset > size || range.bytes > size - range.offset) {
+      throw error(ErrorCode::io, "'{}' has {} bytes, too few for {} at byte {}", range.path, size, range.bytes, range.offset);
+    }
+  } catch (const Error& e) {
+    throw error(e.code(), "tensor '{}': {}", tensor.name, e.what());
+  }
+  return range;
+}
+
+Tensor TensorFiles::read(const onnx::TensorDef& tensor) {
+  if (tensor.value) return *tensor.value;
+  if (!tensor.dtype) throw error(ErrorCode::unsupported, "'{}' is of type {}, which is not supported", tensor.name, tensor.type);
+  const FileRange range = locate(tensor);
+  // A varint takes one byte or more: what it stands for may be eight times as large.
+  read_bytes_ += std::max(range.bytes, element_count(tensor.shape) * size_of(*tensor.dtype));
+  if (read_bytes_ > kMaxConstantBytes) {
+    throw error(ErrorCode::unsupported, "with '{}' the model's constants take more than {} MiB; only weights may be that large", tensor.name, kMaxConstantBytes >> 20);
+  }
+  std::vector<std::byte> bytes(static_cast<size_t>(range.bytes));
+  reader(range).read(range.offset, bytes);
+  return onnx::decode_tensor(tensor, bytes);
+}
+
+}  // namespace ort_train::importing

@@ -1,0 +1,148 @@
+// Finds weights that exporters stored twice. Two tensors that agree in sixteen places are compared in full, the transposed ones block by
+// block, so that a model without such weights is not read at all, and one with them only where they are.
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <set>
+
+#include "frontend/importer.h"
+#include "graph/error.h"
+
+namespace ort_train::importing {
+namespace {
+
+constexpr int64_t kBlockBytes = 1 << 20;
+constexpr int kSamples = 16;
+constexpr int kMaxComparisons = 100'000;  // a model made to hold this up is left untied
+
+class TieFinder {
+ public:
+  TieFinder(const std::vector<Candidate>& candidates, TensorFiles& files) : candidates_(candidates), files_(files) {}
+
+  std::vector<Tie> find() {
+    std::map<std::string, int> group_sizes;
+    for (const Candidate& candidate : candidates_) {
+      if (eligible(candidate)) ++group_sizes[group(candidate)];
+    }
+    std::vector<Tie> ties;
+    for (size_t i = 0; i < candidates_.size(); ++i) {
+      const Candidate& candidate = candidates_[i];
+      if (!eligible(candidate) || group_sizes[group(candidate)] < 2) continue;
+      const std::string straight = group(candidate) + samples(candidate, false);
+      if (const auto tie = tie_to_earlier(i, straight)) {
+        ties.push_back(*tie);
+      } else {
+        kept_[straight].push_back(i);
+      }
+    }
+    return ties;
+  }
+
+ private:
+  static bool eligible(const Candidate& candidate) { return candidate.tensor->shape.size() >= 2 && element_count(candidate.tensor->shape) > 1; }
+
+  // Equal for tensors that could be tied: type and dimensions, those of matrices in falling order.
+  static std::string group(const Candidate& candidate) {
+    Shape shape = candidate.tensor->shape;
+    if (shape.size() == 2) std::sort(shape.rbegin(), shape.rend());
+    return to_string(TensorType{*candidate.tensor->dtype, shape});
+  }
+
+  std::optional<Tie> tie_to_earlier(size_t i, const std::string& straight) {
+    const Shape& shape = candidates_[i].tensor->shape;
+    for (size_t earlier : kept_[straight]) {
+      const bool transposed = candidates_[earlier].tensor->shape != shape;
+      if (transposed ? same_transposed(earlier, i) : same(earlier, i)) return Tie{earlier, i, transposed};
+    }
+    if (shape.size() != 2 || shape[0] != shape[1]) return std::nullopt;
+    for (size_t earlier : kept_[group(candidates_[i]) + samples(candidates_[i], true)]) {
+      if (same_transposed(earlier, i)) return Tie{earlier, i, true};
+    }
+    return std::nullopt;
+  }
+
+  void read(const Candidate& candidate, int64_t element, std::span<std::byte> to) {
+    files_.reader(candidate.bytes).read(candidate.bytes.offset + element * size_of(*candidate.tensor->dtype), to);
+  }
+
+  // Elements at fixed places; of a matrix and its transpose the same ones. `swapped` reads a square matrix as its transpose.
+  std::string samples(const Candidate& candidate, bool swapped) {
+    const Shape& shape = candidate.tensor->shape;
+    const int64_t size = size_of(*candidate.tensor->dtype);
+    std::string bytes(static_cast<size_t>(kSamples * size), '\0');
+    const int64_t count = element_count(shape);
+    const bool matrix = shape.size() == 2;
+    const int64_t rows = matrix ? std::max(shape[0], shape[1]) : count, columns = matrix ? std::min(shape[0], shape[1]) : 1;
+    const bool flipped = matrix && ((shape[0] < shape[1]) != swapped);
+    for (int64_t k = 0; k < kSamples; ++k) {
+      const int64_t row = k * rows / kSamples, column = (k * 7 + 3) % kSamples * columns / kSamples;
+      const int64_t element = flipped ? column * rows + row : row * columns + column;
+      read(candidate, element, std::as_writable_bytes(std::span(bytes)).subspan(static_cast<size_t>(k * size), static_cast<size_t>(size)));
+    }
+    return bytes;
+  }
+
+  bool same(size_t a, size_t b) {
+    if (++comparisons_ > kMaxComparisons) return false;
+    const int64_t size = size_of(*candidates_[a].tensor->dtype), count = element_count(candidates_[a].tensor->shape), block = kBlockBytes / size;
+    for (int64_t at = 0; at < count; at += block) {
+      const auto bytes = static_cast<size_t>(std::min(block, count - at) * size);
+      left_.resize(bytes);
+      right_.resize(bytes);
+      read(candidates_[a], at, left_);
+      read(candidates_[b], at, right_);
+      if (left_ != right_) return false;
+    }
+    return !all_equal(a);
+  }
+
+  // Element (i, j) of the one with (j, i) of the other: blocks of rows of the taller one, and the columns that belong to them of the other.
+  bool same_transposed(size_t a, size_t b) {
+    if (++comparisons_ > kMaxComparisons) return false;
+    const bool a_is_tall = candidates_[a].tensor->shape[0] >= candidates_[a].tensor->shape[1];
+    const Candidate &tall = candidates_[a_is_tall ? a : b], &wide = candidates_[a_is_tall ? b : a];
+    const int64_t size = size_of(*tall.tensor->dtype), rows = tall.tensor->shape[0], columns = tall.tensor->shape[1];
+    const int64_t block = std::max<int64_t>(1, kBlockBytes / (columns * size));
+    for (int64_t row = 0; row < rows; row += block) {
+      const int64_t height = std::min(block, rows - row);
+      left_.resize(static_cast<size_t>(height * columns * size));
+      right_.resize(static_cast<size_t>(height * size));
+      read(tall, row * columns, left_);
+      for (int64_t column = 0; column < columns; ++column) {
+        read(wide, column * rows + row, right_);
+        for (int64_t i = 0; i < height; ++i) {
+          if (std::memcmp(left_.data() + (i * columns + column) * size, right_.data() + i * size, static_cast<size_t>(size)) != 0) return false;
+        }
+      }
+    }
+    return !all_equal(a);
+  }
+
+  bool all_equal(size_t index) {
+    const Candidate& candidate = candidates_[index];
+    const int64_t size = size_of(*candidate.tensor->dtype), count = element_count(candidate.tensor->shape), block = kBlockBytes / size;
+    std::array<std::byte, 8> first{};
+    read(candidate, 0, std::span(first).first(static_cast<size_t>(size)));
+    for (int64_t at = 0; at < count; at += block) {
+      left_.resize(static_cast<size_t>(std::min(block, count - at) * size));
+      read(candidate, at, left_);
+      for (size_t i = 0; i < left_.size(); i += static_cast<size_t>(size)) {
+        if (std::memcmp(left_.data() + i, first.data(), static_cast<size_t>(size)) != 0) return false;
+      }
+    }
+    return true;
+  }
+
+  const std::vector<Candidate>& candidates_;
+  TensorFiles& files_;
+  std::map<std::string, std::vector<size_t>> kept_;
+  std::vector<std::byte> left_, right_;
+  int comparisons_ = 0;
+};
+
+}  // namespace
+
+std::vector<Tie> find_ties(const std::vector<Candidate>& candidates, TensorFiles& files) { return TieFinder(candidates, files).find(); }
+
+}  // namespace ort_train::importing

@@ -1,0 +1,406 @@
+#include <algorithm>
+
+#include "frontend/importer.h"
+#include "graph/error.h"
+#include "graph/onnx/schema.h"
+#include "graph/op_def.h"
+
+namespace ort_train::importing {
+namespace {
+
+constexpr int64_t kMaxNodes = 2'000'000;  // visited, bodies of functions and branches included
+constexpr int kMaxDepth = 32;             // of functions in functions
+constexpr int64_t kMaxGivenBytes = 1 << 16;  // constants that the standard's shape rules may look at
+
+// "[Resize 'up'] mode=cubic has no kernel" -> "mode=cubic has no kernel": the node is named beside it.
+std::string without_prefix(const std::string& message) {
+  const size_t end = message.find("] ");
+  return message.starts_with('[') && end != std::string::npos ? message.substr(end + 2) : message;
+}
+
+struct Reason {
+  std::string reason, hint;
+};
+
+// Why there is nothing to make of an op, and what to do.
+Reason why_not(const onnx::NodeDef& node, int opset, const FoundForm& form) {
+  const std::string& op = node.op_type;
+  const auto any = [&](std::initializer_list<std::string_view> names) { return std::find(names.begin(), names.end(), op) != names.end(); };
+  if (opset == 0) {
+    return {fmt::format("comes from the operator set '{}', which the model does not import", node.domain), "export the model again"};
+  }
+  if (any({"Loop", "Scan"})) return {"repeats a graph; loops are not supported", "export with fixed lengths, so that the loop is unrolled"};
+  if (op == "If") return {"its condition is computed from the model's inputs", "bind what it depends on with --shape, or export only the branch that is needed"};
+  if (op.find("Sequence") != std::string::npos || op.starts_with("Optional")) {
+    return {"works on sequences of tensors, which are not supported", "write the model with tensors (stack, cat) before exporting"};
+  }
+  if (op.find("QuantizeLinear") != std::string::npos || op.find("Integer") != std::string::npos || op.find("NBits") != std::string::npos || op.starts_with("QLinear")) {
+    return {"is quantized; integers can't be trained", "take the model from before quantization"};
+  }
+  if (form.oldest > opset) {
+    return {fmt::format("is of opset {}; it is supported from opset {}", opset, form.oldest),
+            fmt::format("export again with opset_version={} or newer, or convert with onnx.version_converter", form.oldest)};
+  }
+  if (node.domain == "com.microsoft") return {"is an operator of ONNX Runtime's graph optimizer that is not supported", "export without ONNX Runtime's graph optimization"};
+  if (!node.domain.empty()) {
+    return {fmt::format("is an operator of '{}', and the model has no function for it", node.domain), "export it as a function of standard operators"};
+  }
+  if (onnx::since_version(node.domain, op, opset) == 0) return {fmt::format("is no operator of opset {}", opset), "export the model again"};
+  return {"is not supported", "replace it by other operators before exporting, or cut the model before it"};
+}
+
+}  // namespace
+
+FoundForm find_form(const std::string& domain, const std::string& op_type, int opset) {
+  static const auto& table = *new std::unordered_map<std::string, std::vector<FoundForm>>([] {
+    std::unordered_map<std::string, std::vector<FoundForm>> forms;
+    for (const OpDef* op : all_ops()) {
+      for (const OnnxForm& form : op->onnx) forms[fmt::format("{}::{}", form.domain, form.name)].push_back({op, &form, form.since});
+    }
+    return forms;
+  }());
+  FoundForm found;
+  const auto forms = table.find(domain + "::" + op_type);
+  if (forms == table.end()) return found;
+  for (const FoundForm& form : forms->second) {
+    if (form.form->since <= opset && (!found.form || form.form->since > found.form->since)) found.op = form.op, found.form = form.form;
+    found.oldest = found.oldest == 0 ? form.oldest : std::min(found.oldest, form.oldest);
+  }
+  return found;
+}
+
+Walk::Walk(const onnx::ModelDef& model, Graph& graph, TensorFiles& files, WeightTable& weights, const BoundInputs& inputs, Folder folder)
+    : model_(model), graph_(graph), files_(files), weights_(weights), inputs_(inputs), folder_(std::move(folder)) {}
+
+Meaning* Walk::Scope::find(const std::string& name) {
+  for (Scope* scope = this; scope; scope = scope->outer) {
+    if (const auto found = scope->names.find(name); found != scope->names.end()) return &found->second;
+  }
+  return nullptr;
+}
+
+const Meaning& Walk::output(const std::string& name) const {
+  const auto found = main_.names.find(name);
+  if (found == main_.names.end()) throw error(ErrorCode::unsupported, "nothing gives the model's output '{}'", name);
+  return found->second;
+}
+
+void Walk::run(const ImportOptions& options) {
+  const Uses uses = find_uses(model_.graph.nodes, output_names(model_.graph), model_.opsets);
+  top_ = model_.graph.nodes.size();
+  add_inputs(options);
+  add_tensors(model_.graph, uses, main_);
+  list(model_.graph.nodes, main_, {.opsets = model_.opsets, .uses = uses});
+  // An output may be an initializer that no node reads.
+  for (const onnx::ValueDef& value : model_.graph.outputs) {
+    const auto found = main_.names.find(value.name);
+    if (found == main_.names.end() || found->second.value != kNone || !found->second.tensor) continue;
+    found->second.value = graph_.add_constant(files_.read(*found->second.tensor), value.name);
+  }
+}
+
+void Walk::add_inputs(const ImportOptions& options) {
+  const std::set<std::string> initializers = initializer_names(model_.graph);
+  for (size_t i = 0; i < model_.graph.inputs.size(); ++i) {
+    const onnx::ValueDef& input = model_.graph.inputs[i];
+    if (initializers.contains(input.name)) continue;
+    Meaning meaning;
+    if (const auto bound = options.bound_inputs.find(input.name); bound != options.bound_inputs.end()) {
+      meaning.value = graph_.add_constant(bound->second, input.name);
+    } else if (inputs_.types[i]) {
+      meaning.value = graph_.add_value({.name = input.name, .dtype = inputs_.types[i]->dtype, .shape = inputs_.types[i]->shape, .kind = ValueKind::input});
+      graph_.inputs.push_back(meaning.value);
+    } else {
+      found.push_back({{.node = fmt::format("input '{}'", input.name), .reason = fmt::format("is {}, which is not supported", input.type), .hint = "cut the model behind it"},
+                       top_,
+                       input.name});
+    }
+    if (!main_.names.emplace(input.name, meaning).second) throw error(ErrorCode::unsupported, "the model has two inputs '{}'", input.name);
+  }
+}
+
+// A graph's weights and its other initializers, which are read when a node asks for them.
+void Walk::add_tensors(const onnx::GraphDef& graph, const Uses& uses, Scope& scope) {
+  const size_t refused_before = weights_.refused().size();
+  for (auto& [name, meaning] : weights_.add(graph, uses)) scope.names.insert_or_assign(name, std::move(meaning));
+  for (const onnx::TensorDef& tensor : graph.initializers) scope.names.emplace(tensor.name, Meaning{.tensor = &tensor});
+  for (const std::string& name : graph.sparse_initializers) {
+    scope.names.insert_or_assign(name, Meaning{});
+    found.push_back({{.node = fmt::format("initializer '{}'", name), .reason = "is sparse, which is not supported", .hint = "store it as a dense tensor"}, top_, name});
+  }
+  // Their types are known, so that the walk goes on behind them.
+  std::map<std::string, const onnx::TensorDef*> tensors;
+  for (const onnx::TensorDef& tensor : graph.initializers) tensors[tensor.name] = &tensor;
+  for (size_t i = refused_before; i < weights_.refused().size(); ++i) {
+    const std::string& name = weights_.refused()[i];
+    Meaning meaning{.tainted = true};
+    std::string type = "a 16-bit type";
+    if (const auto tensor = tensors.find(name); tensor != tensors.end()) {
+      meaning.value = graph_.add_value({.name = name, .dtype = *tensor->second->dtype, .shape = tensor->second->shape});
+      placeholders.push_back(meaning.value);
+      type = tensor->second->type;
+    }
+    scope.names.insert_or_assign(name, meaning);
+    found.push_back({{.node = fmt::format("weight '{}'", name),
+                      .reason = fmt::format("is {}; float32 and float64 weights are trained", type),
+                      .hint = "convert the model to float32 before exporting it (model.float())"},
+                     top_,
+                     name});
+  }
+}
+
+void Walk::list(const std::vector<onnx::NodeDef>& nodes, Scope& scope, const Site& site) {
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (&scope == &main_) top_ = i;
+    node(nodes[i], scope, site);
+  }
+}
+
+size_t Walk::wanted_outputs(const onnx::NodeDef& node, int opset, const Uses& uses) const {
+  size_t wanted = node.outputs.size();
+  const auto is_read = [&](const std::string& name) { return !name.empty() && uses.contains(name); };
+  if (std::none_of(node.outputs.begin(), node.outputs.end(), is_read)) return 0;
+  while (wanted > 1 && !is_read(node.outputs[wanted - 1]) && onnx::is_optional_output(node.domain, node.op_type, opset, wanted - 1)) --wanted;
+  return wanted;
+}
+
+void Walk::node(const onnx::NodeDef& node, Scope& scope, const Site& site) {
+  if (++visited_ > kMaxNodes) throw error(ErrorCode::unsupported, "with the bodies of its functions the model has more than {} nodes", kMaxNodes);
+  const auto opset = site.opsets.find(node.domain);
+  Job job{.node = node, .scope = scope, .site = site, .name = node.name, .opset = opset == site.opsets.end() ? 0 : opset->second,
+          .ordinal = static_cast<uint32_t>(visited_)};
+  for (const std::string& output : node.outputs) {
+    if (job.name.empty()) job.name = output;
+  }
+  if (site.caller) job.name = *site.caller;
+  job.outputs = wanted_outputs(node, job.opset, site.uses);
+  if (job.outputs == 0) return leave_unknown(job);  // nobody wants to know
+  if (node.domain.empty() && node.op_type == "Constant") return constant(job);
+
+  // Every node that can't be imported is found, also behind others that can't.
+  const FoundForm form = find_form(node.domain, node.op_type, job.opset);
+  const bool has_body = !form.form && onnx::has_function_body(model_, node, site.opsets);
+  const bool is_branch = node.domain.empty() && node.op_type == "If";
+  if (!form.form && !has_body && !is_branch) {
+    resolve_inputs(job);
+    const auto [reason, hint] = why_not(node, job.opset, form);
+    return fail(job, reason, hint);
+  }
+  if (const std::string wrong = onnx::violation(node, job.opset); !wrong.empty()) {
+    resolve_inputs(job);
+    return fail(job, fmt::format("is not a valid node: {}", wrong), "check the model with onnx.checker, and export it again");
+  }
+  if (!resolve_inputs(job)) return;
+  if (job.unknown) {
+    ++skipped;
+    return leave_unknown(job);
+  }
+  if (is_branch) branch(job);
+  else if (form.form) lower(job, *form.op, *form.form);
+  else expand(job);
+}
+
+// The inputs' values; constants are read now. False where that failed (and the node with it).
+bool Walk::resolve_inputs(Job& job) {
+  for (const std::string& name : job.node.inputs) {
+    if (name.empty()) {
+      job.inputs.push_back({.absent = true});
+      continue;
+    }
+    Meaning* meaning = job.scope.find(name);
+    if (!meaning) {
+      throw error(ErrorCode::unsupported, "[{} '{}'] reads '{}', which nothing before it gives: the model's nodes are not in order, or one is missing", job.node.op_type,
+                  job.name, name);
+    }
+    if (!resolve(job, *meaning, name)) return false;
+    job.inputs.push_back(*meaning);
+    if (!meaning->copies.empty()) {
+      job.inputs.back().value = meaning->copies[std::min(meaning->next_copy++, meaning->copies.size() - 1)];
+      job.inputs.back().copies.clear();
+    }
+    job.unknown |= meaning->unknown();
+    job.tainted |= meaning->tainted;
+  }
+  return true;
+}
+
+bool Walk::resolve(Job& job, Meaning& meaning, const std::string& name) {
+  if (meaning.value != kNone || !meaning.tensor) return true;
+  try {
+    meaning.value = graph_.add_constant(files_.read(*meaning.tensor), name);
+    return true;
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::unsupported) throw;
+    job.unknown = true;
+    fail(job, fmt::format("can't be read: {}", e.what()), "store its input as another type");
+    return false;
+  }
+}
+
+void Walk::constant(Job& job) {
+  const onnx::NodeDef& node = job.node;
+  const std::string& name = node.outputs[0];
+  if (const auto known = job.scope.names.find(name); known != job.scope.names.end()) return;  // a weight
+  const auto make = [&](Tensor tensor) { bind(job, 0, {.value = graph_.add_constant(std::move(tensor), name)}); };
+  try {
+    if (const auto value = node.tensors.find("value"); value != node.tensors.end()) {
+      // The tensors of a function's body go with it; the model's own stay.
+      if (job.site.caller) return make(files_.read(value->second));
+      return bind(job, 0, {.tensor = &value->second});
+    }
+    if (node.attributes.has("value_float")) return make(scalar_tensor(node.attributes.get("value_float", 0.0f)));
+    if (node.attributes.has("value_int")) return make(scalar_tensor(node.attributes.get("value_int", int64_t{0})));
+    if (const Attribute* list = node.attributes.find("value_floats")) {
+      const auto& values = std::get<std::vector<float>>(*list);
+      return make(make_tensor({static_cast<int64_t>(values.size())}, values));
+    }
+    if (node.attributes.has("value_ints")) {
+      const std::vector<int64_t> values = node.attributes.get("value_ints", std::vector<int64_t>{});
+      return make(make_tensor({static_cast<int64_t>(values.size())}, values));
+    }
+  } catch (const std::exception& e) {
+    if (const auto* known = dynamic_cast<const Error*>(&e); known && known->code() == ErrorCode::io) throw;
+    return fail(job, e.what(), "export the model again");
+  }
+  fail(job, "is text or a sparse tensor, which is not supported", "replace it before exporting");
+}
+
+// An If whose condition is known is its branch.
+void Walk::branch(Job& job) {
+  const Tensor* condition = job.inputs.empty() ? nullptr : graph_.constant(job.inputs[0].value);
+  if (!condition || condition->dtype != DType::boolean || condition->size() != 1) {
+    if (job.tainted) return leave_unknown(job);
+    const auto [reason, hint] = why_not(job.node, job.opset, {});
+    return fail(job, reason, hint);
+  }
+  const auto graph = job.node.graphs.find(condition->data<bool>()[0] ? "then_branch" : "else_branch");
+  if (graph == job.node.graphs.end() || graph->second->outputs.size() < job.node.outputs.size()) {
+    return fail(job, "lacks a branch or one of its outputs", "check the model with onnx.checker, and export it again");
+  }
+  const onnx::GraphDef& taken = *graph->second;
+  const Uses uses = find_uses(taken.nodes, output_names(taken), job.site.opsets);
+  Scope scope{.outer = &job.scope};
+  add_tensors(taken, uses, scope);
+  list(taken.nodes, scope, {.opsets = job.site.opsets, .uses = uses, .caller = job.site.caller, .depth = job.site.depth});
+  for (size_t i = 0; i < job.node.outputs.size(); ++i) {
+    const std::string& name = taken.outputs[i].name;
+    Meaning* meaning = scope.find(name);
+    if (!meaning) throw error(ErrorCode::unsupported, "[If '{}'] nothing gives its branch's output '{}'", job.name, name);
+    if (!resolve(job, *meaning, name)) return;
+    bind(job, i, *meaning);
+  }
+}
+
+// A node that stands for a function is its body, read at the body's own opsets.
+void Walk::expand(Job& job) {
+  if (job.site.depth >= kMaxDepth) return fail(job, "is a function that calls itself, or is nested too deep", "export the model again");
+  std::vector<std::optional<TensorType>> types;
+  for (const Meaning& input : job.inputs) types.push_back(input.value == kNone ? std::nullopt : std::optional(graph_.value(input.value).type()));
+  std::optional<onnx::FunctionDef> body;
+  try {
+    body = onnx::function_body(model_, job.node, job.site.opsets, types);
+  } catch (const Error& e) {
+    return fail(job, e.what(), "export the model again");
+  }
+  if (!body) {
+    const auto [reason, hint] = why_not(job.node, job.opset, {});
+    return fail(job, reason, hint);
+  }
+  const Uses uses = find_uses(body->nodes, body->outputs, body->opsets);
+  Scope scope;
+  for (size_t i = 0; i < body->inputs.size(); ++i) {
+    scope.names.insert_or_assign(body->inputs[i], i < job.inputs.size() ? job.inputs[i] : Meaning{.absent = true});
+  }
+  list(body->nodes, scope, {.opsets = body->opsets, .uses = uses, .caller = &job.name, .depth = job.site.depth + 1});
+  for (size_t i = 0; i < job.outputs; ++i) {
+    if (job.node.outputs[i].empty()) continue;
+    Meaning* meaning = i < body->outputs.size() ? scope.find(body->outputs[i]) : nullptr;
+    if (!meaning) return fail(job, fmt::format("its body gives no output {}", i), "export the model again");
+    bind(job, i, *meaning);
+  }
+}
+
+void Walk::lower(Job& job, const OpDef& op, const OnnxForm& form) {
+  OnnxNode node{.domain = job.node.domain, .op_type = job.node.op_type, .name = job.name, .opset = job.opset, .attributes = job.node.attributes, .inputs = {},
+                .outputs = job.outputs};
+  for (const Meaning& input : job.inputs) node.inputs.push_back(input.value);
+  const size_t first_new = graph_.value_count();
+  std::vector<ValueId> results;
+  try {
+    if (!job.node.others.empty()) throw error(ErrorCode::unsupported, "its attribute '{}' is not supported", job.node.others[0]);
+    for (const auto& [name, tensor] : job.node.tensors) {
+      if (!node.attributes.has(name)) node.attributes.set(name, files_.read(tensor));
+    }
+    Lowering lowering(graph_, node);
+    lowering.named(job.name, job.ordinal).folding(folder_);
+    if (form.lower) form.lower(lowering);
+    else lowering.pass_on(op.name, node.attributes);
+    results = lowering.results();
+    for (ValueId result : results) {
+      if (result != kNone) element_count(graph_.value(result).shape);
+    }
+  } catch (const std::exception& e) {
+    if (const auto* known = dynamic_cast<const Error*>(&e); known && known->code() == ErrorCode::io) throw;
+    if (job.tainted) {
+      ++skipped;
+      return leave_unknown(job);
+    }
+    return fail(job, dynamic_cast<const std::bad_alloc*>(&e) ? "needs more memory than there is" : without_prefix(e.what()), std::string(op.hint));
+  }
+  for (size_t i = 0; i < job.outputs; ++i) {
+    const std::string& name = job.node.outputs[i];
+    if (name.empty()) continue;
+    if (i >= results.size() || results[i] == kNone) {
+      if (job.site.uses.contains(name)) return fail(job, fmt::format("its output '{}' is not supported", name), std::string(op.hint));
+      continue;
+    }
+    if (!job.site.caller && results[i] >= first_new) graph_.rename(results[i], name);
+    bind(job, i, {.value = results[i], .tainted = job.tainted});
+  }
+}
+
+void Walk::bind(Job& job, size_t output, Meaning meaning) {
+  const std::string& name = job.node.outputs[output];
+  if (name.empty()) return;
+  if (!job.scope.names.emplace(name, std::move(meaning)).second) {
+    throw error(ErrorCode::unsupported, "[{} '{}'] gives '{}', which something before it gives already", job.node.op_type, job.name, name);
+  }
+}
+
+void Walk::leave_unknown(Job& job) {
+  for (const std::string& name : job.node.outputs) {
+    if (!name.empty()) job.scope.names.emplace(name, Meaning{});
+  }
+}
+
+// Notes the obstacle. Where the outputs' types are known all the same, the walk goes on with placeholders.
+void Walk::fail(Job& job, std::string reason, std::string hint) {
+  if (job.site.caller) reason = fmt::format("{} in its body {}", job.node.op_type, reason);
+  const std::string& op_type = job.site.caller ? model_.graph.nodes[top_].op_type : job.node.op_type;
+  found.push_back({{.node = fmt::format("{} '{}'", op_type, job.name), .reason = std::move(reason), .hint = std::move(hint)}, top_, ""});
+  std::vector<std::optional<TensorType>> types(job.node.outputs.size());
+  if (!job.unknown && job.opset != 0 && job.inputs.size() == job.node.inputs.size()) {
+    std::vector<std::optional<TensorType>> inputs;
+    std::vector<const Tensor*> constants;
+    for (const Meaning& input : job.inputs) {
+      inputs.push_back(input.value == kNone ? std::nullopt : std::optional(graph_.value(input.value).type()));
+      const Tensor* constant = graph_.constant(input.value);
+      constants.push_back(constant && static_cast<int64_t>(constant->bytes.size()) <= kMaxGivenBytes ? constant : nullptr);
+    }
+    types = onnx::infer_outputs(job.node, job.opset, inputs, constants);
+  }
+  for (size_t i = 0; i < job.node.outputs.size(); ++i) {
+    const std::string& name = job.node.outputs[i];
+    if (name.empty()) continue;
+    const auto declared = model_.graph.declared.find(name);
+    if (!types[i] && !job.site.caller && declared != model_.graph.declared.end()) types[i] = bound_type(declared->second, inputs_.sizes);
+    Meaning meaning;
+    if (types[i]) {
+      meaning = {.value = graph_.add_value({.name = name, .dtype = types[i]->dtype, .shape = types[i]->shape}), .tainted = true};
+      placeholders.push_back(meaning.value);
+    }
+    job.scope.names.emplace(name, meaning);
+  }
+}
+
+}  // namespace ort_train::importing

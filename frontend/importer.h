@@ -1,0 +1,204 @@
+// The parts that import_model() is made of, in the order in which they work. Private to frontend/import*.cpp.
+
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "frontend/import.h"
+#include "graph/builder.h"
+#include "graph/onnx/model.h"
+#include "graph/op_def.h"
+
+namespace ort_train::importing {
+
+// --- the file -------------------------------------------------------------------------------------------------------------------------
+
+// Reads the model without its weights and checks what concerns the whole of it.
+onnx::ModelDef open_model(const std::string& path);
+
+// The folder of a model and the files in it: where tensors lie, and reading those that are constants.
+class TensorFiles {
+ public:
+  explicit TensorFiles(std::string model_path);
+
+  // Where the elements are; checks that the file is there, is one that may be read, and is long enough. Throws Error(io), Error(unsupported).
+  FileRange locate(const onnx::TensorDef& tensor);
+  // All elements, for constants; the total that may be read is limited.
+  Tensor read(const onnx::TensorDef& tensor);
+  const FileReader& reader(const FileRange& range);
+
+ private:
+  std::string model_path_, folder_;
+  std::map<std::string, FileReader> readers_;  // by path
+  int64_t read_bytes_ = 0;
+};
+
+// --- dimensions -----------------------------------------------------------------------------------------------------------------------
+
+struct BoundInputs {
+  std::map<std::string, int64_t> sizes;          // of named dimensions
+  std::vector<std::optional<TensorType>> types;  // of graph.inputs; none where the type is not known here, or an initializer gives the value
+};
+// Throws Error(usage) that names all dimensions without a size, or those that contradict.
+BoundInputs bind_dimensions(const onnx::GraphDef& graph, const ImportOptions& options);
+std::set<std::string> initializer_names(const onnx::GraphDef& graph);
+// The type that a file declares, with the named dimensions bound; none where something is missing.
+std::optional<TensorType> bound_type(const onnx::ValueDef& value, const std::map<std::string, int64_t>& sizes);
+
+// --- weights --------------------------------------------------------------------------------------------------------------------------
+
+// One reader of a value of the file. A graph's output reads with an empty op_type.
+struct Use {
+  std::string domain, op_type;
+  int opset = 0;
+  size_t input = 0;
+  std::string output;  // the first of the node
+};
+using Uses = std::unordered_map<std::string, std::vector<Use>>;
+// The readers of each name, in order, those in nested graphs included.
+Uses find_uses(const std::vector<onnx::NodeDef>& nodes, const std::vector<std::string>& outputs, const onnx::Opsets& opsets);
+std::vector<std::string> output_names(const onnx::GraphDef& graph);
+
+// What a name of the file stands for in the Graph: a value, a constant that nobody has read yet, nothing (an absent input), or something
+// unknown because a node before it could not be imported.
+struct Meaning {
+  ValueId value = kNone;
+  const onnx::TensorDef* tensor = nullptr;  // read when first asked for
+  std::vector<ValueId> copies{};            // --untie: one for each use, in order
+  size_t next_copy = 0;
+  bool absent = false;
+  bool tainted = false;                     // only its type is known, or it comes from such a value
+
+  bool unknown() const { return value == kNone && !tensor && !absent; }
+};
+
+// A tensor that may be a weight.
+struct Candidate {
+  std::string name;
+  const onnx::TensorDef* tensor = nullptr;
+  bool trainable = true;
+  size_t uses = 1;
+  FileRange bytes{};
+};
+
+struct Tie {
+  size_t kept = 0;  // indices of candidates; kept < tied
+  size_t tied = 0;
+  bool transposed = false;
+};
+// Candidates of rank 2 and more that hold the same elements as an earlier one, as they are or (rank 2) transposed; never where all elements
+// are equal. Reads a few elements of each, and all of those that agree in them.
+std::vector<Tie> find_ties(const std::vector<Candidate>& candidates, TensorFiles& files);
+
+// Decides which tensors of the file are parameters, and makes them.
+class WeightTable {
+ public:
+  WeightTable(Graph& graph, TensorFiles& files, const ImportOptions& options, Imported& result)
+      : graph_(graph), files_(files), options_(options), result_(result) {}
+
+  // Weights of a graph: initializers in the file's order, then Constant nodes in theirs. Returns what their names mean.
+  std::map<std::string, Meaning> add(const onnx::GraphDef& graph, const Uses& uses);
+  // The names of float16 and bfloat16 tensors that would have been weights.
+  const std::vector<std::string>& refused() const { return refused_; }
+
+ private:
+  std::vector<Candidate> candidates(const onnx::GraphDef& graph, const Uses& uses);
+  void check_overlaps(const onnx::GraphDef& graph);
+  Meaning add_parameter(const Candidate& candidate);
+  Meaning tie_to(const Candidate& kept, const Meaning& parameter, const Candidate& tied, bool transposed);
+
+  Graph& graph_;
+  TensorFiles& files_;
+  const ImportOptions& options_;
+  Imported& result_;
+  std::vector<std::string> refused_;
+  std::map<std::pair<std::string, int64_t>, std::pair<Candidate, Meaning>> by_place_;  // path, offset
+};
+
+// --- nodes ----------------------------------------------------------------------------------------------------------------------------
+
+// Walks the model's nodes and emits what they mean.
+class Walk {
+ public:
+  Walk(const onnx::ModelDef& model, Graph& graph, TensorFiles& files, WeightTable& weights, const BoundInputs& inputs, Folder folder);
+
+  struct Found {
+    Obstacle obstacle;
+    size_t node = 0;  // position of the node of the main graph that it belongs to; model.graph.nodes.size() for tensors
+    std::string tensor;
+  };
+
+  void run(const ImportOptions& options);
+  // What the model's outputs mean.
+  const Meaning& output(const std::string& name) const;
+
+  std::vector<Found> found;             // in the order of the nodes
+  std::vector<ValueId> placeholders;    // values of which only the type is known
+  int64_t skipped = 0;                  // nodes that read something unknown
+
+ private:
+  struct Scope {
+    Scope* outer = nullptr;
+    std::unordered_map<std::string, Meaning> names{};
+    Meaning* find(const std::string& name);
+  };
+  // Where a list of nodes stands.
+  struct Site {
+    const onnx::Opsets& opsets;
+    const Uses& uses;
+    const std::string* caller = nullptr;  // the user's node whose function body this is
+    int depth = 0;
+  };
+  // One node on its way.
+  struct Job {
+    const onnx::NodeDef& node;
+    Scope& scope;
+    const Site& site;
+    std::string name;       // as the user knows it
+    int opset = 0;
+    uint32_t ordinal = 0;
+    size_t outputs = 0;     // without trailing ones that nobody reads
+    std::vector<Meaning> inputs{};
+    bool unknown = false, tainted = false;
+  };
+
+  void add_inputs(const ImportOptions& options);
+  void add_tensors(const onnx::GraphDef& graph, const Uses& uses, Scope& scope);
+  void list(const std::vector<onnx::NodeDef>& nodes, Scope& scope, const Site& site);
+  void node(const onnx::NodeDef& node, Scope& scope, const Site& site);
+  void constant(Job& job);
+  void branch(Job& job);
+  void expand(Job& job);
+  void lower(Job& job, const OpDef& op, const OnnxForm& form);
+  bool resolve(Job& job, Meaning& meaning, const std::string& name);
+  bool resolve_inputs(Job& job);
+  size_t wanted_outputs(const onnx::NodeDef& node, int opset, const Uses& uses) const;
+  void bind(Job& job, size_t output, Meaning meaning);
+  void fail(Job& job, std::string reason, std::string hint);
+  void leave_unknown(Job& job);
+
+  const onnx::ModelDef& model_;
+  Graph& graph_;
+  TensorFiles& files_;
+  WeightTable& weights_;
+  const BoundInputs& inputs_;
+  Folder folder_;
+  Scope main_;
+  size_t top_ = 0;        // position of the main graph's node at work
+  int64_t visited_ = 0;
+};
+
+// The newest form of an op for this opset; null where there is none. `oldest`: the first opset that has one (0: none at all).
+struct FoundForm {
+  const OpDef* op = nullptr;
+  const OnnxForm* form = nullptr;
+  int oldest = 0;
+};
+FoundForm find_form(const std::string& domain, const std::string& op_type, int opset);
+
+}  // namespace ort_train::importing

@@ -1,0 +1,124 @@
+// The command line: a thin client of the public API.
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <tbb/global_control.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <optional>
+#include <thread>
+
+#include "frontend/cli_options.h"
+#include "frontend/cli_progress.h"
+
+namespace ort_train {
+namespace {
+
+std::atomic<Trainer*> running{nullptr};
+std::atomic<int> caught{0};
+
+// The first signal asks for an end, the second makes one; before there is anything to save the first does.
+extern "C" void on_signal(int number) {
+  Trainer* trainer = running.load();
+  if (caught.exchange(number) != 0 || trainer == nullptr) _exit(128 + number);
+  trainer->request_stop();
+}
+
+void catch_signals() {
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_RESTART;
+  for (const int number : {SIGINT, SIGTERM}) sigaction(number, &action, nullptr);
+}
+
+int check_model(const CommandLine& line) {
+  const CheckReport report = check(line.options);
+  fmt::print("{}", report.text);
+  return report.trainable ? 0 : static_cast<int>(ErrorCode::unsupported);
+}
+
+void show_short_plan(const PlanReport& plan, Progress& progress) {
+  progress.line("plan", fmt::format("{}{} (program {}, arena {}), everything resident · {:.3g} ms a step predicted", megabytes(plan.minimum_budget),
+                                    plan.budget > 0 ? " of " + megabytes(plan.budget) : "", megabytes(plan.at_peak.program), megabytes(plan.arena_bytes),
+                                    plan.predicted_milliseconds));
+}
+
+void show_summary(const CommandLine& line, const Summary& summary, const PlanReport& plan, Progress& progress) {
+  std::string done = fmt::format("{} steps in {:.1f} s · training loss {:.4g} -> {:.4g}", grouped(summary.steps), summary.seconds, summary.first_loss, summary.last_loss);
+  if (std::isfinite(summary.eval_loss)) done += fmt::format(", held-out {:.4g}", summary.eval_loss);
+  done += fmt::format(" · {:.3g} ms a step (predicted {:.3g})", summary.milliseconds_per_step, plan.predicted_milliseconds);
+  progress.line("done", done);
+  progress.line("memory", fmt::format("arena {} planned, {} used · process {}{}", megabytes(summary.planned_peak_bytes), megabytes(summary.measured_peak_bytes),
+                                      megabytes(summary.rss_peak_bytes), plan.budget > 0 ? " of " + megabytes(plan.budget) : ""));
+  progress.line("model", fmt::format("{} (same graph, names and layout as {})", summary.model_path, line.options.model));
+}
+
+int train_model(const CommandLine& line) {
+  Progress progress(line.options.budget, line.logging_steps);
+  // oneTBB's number of threads belongs to programs, not to libraries.
+  std::optional<tbb::global_control> threads;
+  if (line.options.threads > static_cast<int>(std::thread::hardware_concurrency())) {
+    threads.emplace(tbb::global_control::max_allowed_parallelism, static_cast<size_t>(line.options.threads));
+  }
+  catch_signals();
+  Trainer trainer(line.options, {.on_step = [&](const StepReport& report) { progress.step(report); },
+                                 .on_eval = [&](const EvalReport& report) { progress.eval(report); },
+                                 .on_note = [&](const std::string& text) { progress.note(text); }});
+  if (line.command == CommandLine::Command::plan) {
+    fmt::print("{}", trainer.plan().text);
+    if (!line.options.plan_svg.empty()) progress.line("picture", line.options.plan_svg);
+    return 0;
+  }
+  show_short_plan(trainer.plan(), progress);
+  running = &trainer;
+  try {
+    const Summary summary = trainer.train();
+    if (summary.stopped) {
+      progress.line("stopped", fmt::format("after step {}, saved {}; go on with --resume", summary.steps, summary.checkpoint_path));
+    } else {
+      show_summary(line, summary, trainer.plan(), progress);
+      if (trainer.can_sample() && line.sample_length > 0) {
+        progress.line("sample", "");
+        fmt::print("{}\n", trainer.sample("", line.sample_length, 0.8, line.options.seed));
+      }
+    }
+    running = nullptr;
+    return summary.stopped && caught != 0 ? 128 + caught : 0;
+  } catch (...) {
+    running = nullptr;
+    progress.end();
+    throw;
+  }
+}
+
+int run(int argc, const char* const* argv) {
+  const CommandLine line = parse_command_line(argc, argv);
+  if (!line.text.empty()) {
+    fmt::print("{}", line.text);
+    return 0;
+  }
+  return line.command == CommandLine::Command::check ? check_model(line) : train_model(line);
+}
+
+}  // namespace
+}  // namespace ort_train
+
+int main(int argc, char** argv) {
+  try {
+    return ort_train::run(argc, argv);
+  } catch (const ort_train::Error& problem) {
+    std::fflush(stdout);
+    fmt::print(stderr, "error: {}\n", problem.what());
+    return static_cast<int>(problem.code());
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "error: the machine is out of memory\n");
+    return static_cast<int>(ort_train::ErrorCode::budget);
+  } catch (const std::exception& problem) {
+    fmt::print(stderr, "error: {}\n", problem.what());
+    return 1;
+  }
+}

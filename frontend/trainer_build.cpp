@@ -1,0 +1,251 @@
+// From options to a proven plan: everything that is decided before memory is taken.
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "frontend/budget.h"
+#include "frontend/memory.h"
+#include "frontend/trainer_impl.h"
+#include "graph/error.h"
+#include "passes/plan.h"
+
+namespace ort_train {
+namespace {
+
+int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// All that stands in the way, at once.
+void refuse_obstacles(const Imported& imported) {
+  std::string list;
+  int64_t count = 0;
+  for (const Obstacle& obstacle : imported.obstacles) {
+    if (!obstacle.blocks) continue;
+    list += fmt::format("{}{}: {}{}", count++ ? "; " : "", obstacle.node, obstacle.reason, obstacle.hint.empty() ? "" : " (" + obstacle.hint + ")");
+  }
+  if (count > 0) throw error(ErrorCode::unsupported, "{} {} in the way of training: {}", count, count == 1 ? "node stands" : "nodes stand", list);
+}
+
+int64_t constant_bytes(const Graph& graph) {
+  int64_t bytes = 0;
+  for (ValueId id : graph.values_of(ValueKind::constant)) bytes += graph.value(id).bytes();
+  return bytes;
+}
+
+}  // namespace
+
+void Trainer::Impl::check_options() const {
+  const auto refuse = [](const char* name, auto value, const char* wanted) { return error(ErrorCode::usage, "--{} {}: {}", name, value, wanted); };
+  if (options.model.empty()) throw error(ErrorCode::usage, "no model is given");
+  if (options.data.empty()) throw error(ErrorCode::usage, "no data is given: --data PATH");
+  if (options.optim != "adamw" && options.optim != "sgd") throw refuse("optim", options.optim, "is not known: adamw or sgd");
+  if (options.loss != "cross_entropy" && options.loss != "mse" && options.loss != "output") {
+    throw refuse("loss", options.loss, "is not known: cross_entropy, mse or output");
+  }
+  if (options.task == "causal-lm" && options.loss == "mse") throw error(ErrorCode::usage, "--task causal-lm goes with --loss cross_entropy, not mse");
+  if (options.budget < 0) throw refuse("budget", options.budget, "is negative");
+  if (options.threads < 0) throw refuse("threads", options.threads, "is negative");
+  if (!(options.learning_rate >= 0)) throw refuse("learning-rate", options.learning_rate, "is negative");
+  if (!(options.weight_decay >= 0)) throw refuse("weight-decay", options.weight_decay, "is negative");
+  if (!(options.adam_beta1 >= 0 && options.adam_beta1 < 1)) throw refuse("adam-beta1", options.adam_beta1, "has to lie in [0, 1)");
+  if (!(options.adam_beta2 >= 0 && options.adam_beta2 < 1)) throw refuse("adam-beta2", options.adam_beta2, "has to lie in [0, 1)");
+  if (!(options.adam_epsilon >= 0)) throw refuse("adam-epsilon", options.adam_epsilon, "is negative");
+  if (!(options.max_grad_norm >= 0)) throw refuse("max-grad-norm", options.max_grad_norm, "is negative (0: no clipping)");
+  if (!(options.momentum >= 0 && options.momentum < 1)) throw refuse("momentum", options.momentum, "has to lie in [0, 1)");
+  if (options.gradient_accumulation_steps < 1) throw refuse("gradient-accumulation-steps", options.gradient_accumulation_steps, "is at least 1");
+  if (options.max_steps <= 0 && !(options.num_train_epochs > 0)) throw refuse("num-train-epochs", options.num_train_epochs, "is not positive");
+  if (options.eval_steps < 0) throw refuse("eval-steps", options.eval_steps, "is negative");
+  if (options.eval_batches < 0) throw refuse("eval-batches", options.eval_batches, "is negative");
+  if (options.save_steps < 0) throw refuse("save-steps", options.save_steps, "is negative");
+  if (options.predict_batch_size < 0) throw refuse("predict-batch-size", options.predict_batch_size, "is negative");
+  if (!(options.validation_split >= 0 && options.validation_split < 1)) throw refuse("validation-split", options.validation_split, "has to lie in [0, 1)");
+}
+
+OptimizerSpec Trainer::Impl::optimizer_spec() const {
+  return {.kind = options.optim,
+          .weight_decay = options.weight_decay,
+          .beta1 = options.adam_beta1,
+          .beta2 = options.adam_beta2,
+          .epsilon = options.adam_epsilon,
+          .momentum = options.momentum,
+          .max_grad_norm = options.max_grad_norm,
+          .accumulate = options.gradient_accumulation_steps > 1};
+}
+
+LossSpec Trainer::Impl::loss_spec() const { return {.kind = options.loss, .output = options.output, .labels = options.labels}; }
+
+int Trainer::Impl::find_entry(std::string_view name) const {
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (entries[i]->name == name) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+void Trainer::Impl::divide_samples() {
+  train_range = {.data = data.train.get(), .begin = 0, .count = data.train->samples()};
+  if (data.valid) {
+    valid_range = {.data = data.valid.get(), .begin = 0, .count = data.valid->samples()};
+  } else if (options.eval_steps > 0) {
+    const int64_t held_out = static_cast<int64_t>(std::ceil(static_cast<double>(train_range.count) * options.validation_split));
+    if (held_out == 0 || held_out >= train_range.count) {
+      throw error(ErrorCode::data, "{}: of its {} samples, none is left to evaluate or to train on: change --validation-split, or give a folder with train and valid",
+                  data.train->path(), train_range.count);
+    }
+    train_range.count -= held_out;
+    valid_range = {.data = data.train.get(), .begin = train_range.count, .count = held_out};
+    note(fmt::format("the last {} of {} samples are held out", held_out, train_range.count + held_out));
+  }
+  if (train_range.count < binding.batch) {
+    if (binding.batch_is_fixed) {
+      throw error(ErrorCode::data, "{}: has {} samples, fewer than the batch of {} that the model's file fixes", data.train->path(), train_range.count, binding.batch);
+    }
+    note(fmt::format("the batch is {}: the data has no more samples", train_range.count));
+    binding.batch = train_range.count;
+  }
+  const int64_t remainder = train_range.count % binding.batch;
+  if (remainder > 0 && binding.batch_is_fixed) {
+    note(fmt::format("the model's file fixes the batch at {}: {} of {} samples are left out in each epoch", binding.batch, remainder, train_range.count));
+  }
+  const int64_t batches = train_range.count / binding.batch + (remainder > 0 && !binding.batch_is_fixed ? 1 : 0);
+  const int64_t steps = divided_up(batches, options.gradient_accumulation_steps);  // an epoch
+  total_steps = options.max_steps > 0 ? options.max_steps : static_cast<int64_t>(std::ceil(options.num_train_epochs * static_cast<double>(steps)));
+  schedule = make_schedule(options.lr_scheduler_type, options.learning_rate, options.warmup_steps, total_steps);
+}
+
+JobEntry& Trainer::Impl::add_entry(const std::string& name, JobGraph job, int64_t batch, SampleRange* range) {
+  entries.push_back(std::make_unique<JobEntry>());
+  JobEntry& entry = *entries.back();
+  entry.name = name;
+  entry.job = std::move(job);
+  entry.batch = batch;
+  if (range != nullptr) {
+    const LabelSpec labels{.value = entry.job.labels,
+                           .field = options.labels,
+                           .causal = options.task == "causal-lm",
+                           .classes = options.loss == "cross_entropy",
+                           .class_count = class_count,
+                           .ignore_index = loss_spec().ignore_index};
+    entry.feed = std::make_unique<Feed>(*range->data, entry.job.graph, binding, labels);
+  }
+  return entry;
+}
+
+void Trainer::Impl::build_entries() {
+  const PassOptions quiet{.skip = options.skip_passes, .dump_after = {}, .on_pass = nullptr, .folder = make_folder(workers)};
+  PassOptions first = quiet;
+  first.dump_after = options.dump_after;
+  const LossSpec loss = loss_spec();
+  const OptimizerSpec optimizer = optimizer_spec();
+
+  // One import for each batch size.
+  std::map<int64_t, Graph> forwards;
+  const auto forward = [&](int64_t batch) -> const Graph& {
+    if (const auto found = forwards.find(batch); found != forwards.end()) return found->second;
+    Imported imported = import_model(options.model, binding.import_options(batch, options), workers);
+    refuse_obstacles(imported);
+    const bool is_first = forwards.empty();
+    if (is_first) {
+      weights = std::move(imported.weights);
+      info = std::move(imported.info);
+      for (const std::string& text : info.notes) note(text);
+    }
+    optimize_forward(imported.graph, is_first ? first : quiet);
+    return forwards.emplace(batch, std::move(imported.graph)).first->second;
+  };
+
+  const Graph& main = forward(binding.batch);
+  for (ValueId id : main.outputs) {
+    const Value& output = main.value(id);
+    if (!output.shape.empty() && (options.output.empty() ? id == main.outputs[0] : output.name == options.output)) class_count = output.shape.back();
+  }
+  const bool flexible = !binding.batch_is_fixed;
+  const int64_t remainder = train_range.count % binding.batch;
+  const int64_t epoch_steps = divided_up(divided_up(train_range.count, binding.batch), options.gradient_accumulation_steps);
+  add_entry("train", build_train_graph(main, loss, optimizer, first), binding.batch, &train_range);
+  if (flexible && remainder > 0 && total_steps >= epoch_steps) {
+    add_entry("train-remainder", build_train_graph(forward(remainder), loss, optimizer, quiet), remainder, &train_range);
+  }
+  if (optimizer.accumulate) add_entry("update", build_update_graph(entries[0]->job, optimizer, quiet), 0, nullptr);
+  if (valid_range.data != nullptr) {
+    const int64_t full = valid_range.count / binding.batch, rest = valid_range.count % binding.batch;
+    if (full == 0 && !flexible) {
+      throw error(ErrorCode::data, "{}: has {} samples, fewer than the batch of {} that the model's file fixes", valid_range.data->path(), valid_range.count, binding.batch);
+    }
+    if (full > 0) add_entry("evaluate", build_evaluate_graph(main, loss, quiet), binding.batch, &valid_range);
+    if (rest > 0 && flexible && (options.eval_batches == 0 || options.eval_batches > full)) {
+      add_entry("evaluate-remainder", build_evaluate_graph(forward(rest), loss, quiet), rest, &valid_range);
+    }
+  }
+  if (options.predict_batch_size > 0 || data.vocabulary) {
+    const int64_t batch = !flexible ? binding.batch : options.predict_batch_size > 0 ? options.predict_batch_size : 1;
+    if (options.predict_batch_size > 0 && options.predict_batch_size != batch) {
+      throw error(ErrorCode::usage, "a prediction for {} samples is wanted, the model's file fixes the batch at {}", options.predict_batch_size, batch);
+    }
+    add_entry("predict", build_predict_graph(forward(batch), quiet), batch, nullptr);
+  }
+}
+
+void Trainer::Impl::plan_memory() {
+  std::vector<PlanEntry> wanted;
+  std::vector<const Graph*> graphs;
+  for (const auto& entry : entries) {
+    std::vector<ValueId> keep;
+    if (!options.save_gradients.empty() && entry->name.starts_with("train")) {
+      for (const auto& [parameter, gradient] : entry->job.gradients) keep.push_back(gradient);
+    }
+    wanted.push_back({.name = entry->name, .graph = &entry->job.graph, .keep = std::move(keep)});
+    graphs.push_back(&entry->job.graph);
+  }
+  program = ort_train::plan(wanted, {.threads = workers.threads()});
+  verify(program, graphs);
+  executor = std::make_unique<Executor>(program, graphs, workers);
+}
+
+void Trainer::Impl::settle_budget() {
+  JobSize job{.whole_process = options.budget_is_process,
+              .threads = workers.threads(),
+              .instructions = 0,
+              .kernels = static_cast<int64_t>(executor->prepared_kernels()),
+              .file_nodes = info.nodes,
+              .parameters = static_cast<int64_t>(weights.size()),
+              .constant_bytes = 0,
+              .data_bytes = data.train->memory_bytes() + (data.valid ? data.valid->memory_bytes() : 0)};
+  for (const auto& entry : entries) {
+    job.instructions += static_cast<int64_t>(entry->job.graph.order().size());
+    job.constant_bytes += constant_bytes(entry->job.graph);
+    if (entry->feed) job.data_bytes += entry->feed->memory_bytes();
+  }
+  reserve = reserve_for(job);
+  const int64_t arena_bytes = whole_pages(program.arena_bytes);
+  machine = measure_machine(workers, arena_bytes);
+  if (options.budget_is_process) {
+    release_free_heap();
+    const ProcessMemory memory = process_memory();
+    const int64_t raised = raised_reserve(reserve, std::max(memory.resident + job.data_bytes, memory.peak - arena_bytes));
+    if (raised != reserve) note(fmt::format("the program takes more memory than foreseen: {} instead of {} bytes are set aside for it", raised, reserve));
+    reserve = raised;
+  }
+}
+
+void Trainer::Impl::build() {
+  const auto start = std::chrono::steady_clock::now();
+  check_options();
+  const Declared model = declared(options.model);
+  data = open_data(options.data, options.model, options.token_type);
+  binding = bind_inputs(model, options, *data.train);
+  if (data.valid && data.valid->is_row()) data.valid->cut(binding.sequence);
+  divide_samples();
+  build_entries();
+  plan_memory();
+  settle_budget();
+  describe(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  if (options.budget > 0 && options.budget < report.minimum_budget) {
+    const MemoryTable& peak = report.at_peak;
+    throw error(ErrorCode::budget,
+                "{} bytes can't hold this job: weights, gradients and optimizer state alone take {} bytes; the smallest budget that would do is {} bytes "
+                "(--budget {}), set by {} in '{}'",
+                options.budget, peak.weights + peak.gradients + peak.optimizer, report.minimum_budget, report.minimum_budget, report.peak_op, report.peak_entry);
+  }
+}
+
+}  // namespace ort_train

@@ -1,0 +1,262 @@
+// Steps: data in, one run of an entry or several, numbers out; and what happens between steps.
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "exec/ops/optimizer_scalars.h"
+#include "frontend/budget.h"
+#include "frontend/export.h"
+#include "frontend/file.h"
+#include "frontend/memory.h"
+#include "frontend/shuffle.h"
+#include "frontend/trainer_impl.h"
+#include "graph/error.h"
+
+namespace ort_train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kAveraged = 100;  // losses at either end of a run
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+double mean(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return values.empty() ? std::numeric_limits<double>::quiet_NaN() : sum / static_cast<double>(values.size());
+}
+
+void remember(RunState& state, double loss) {
+  if (state.first_losses.size() < kAveraged) state.first_losses.push_back(loss);
+  if (state.last_losses.size() == kAveraged) state.last_losses.erase(state.last_losses.begin());
+  state.last_losses.push_back(loss);
+}
+
+}  // namespace
+
+std::span<std::byte> Trainer::Impl::place(size_t entry, ValueId value) const {
+  const auto& places = program.entries[entry].value_places;
+  if (value >= places.size() || places[value].bytes == 0) return {};  // nobody reads it
+  return executor->bytes(entry, value);
+}
+
+float Trainer::Impl::scalar(size_t entry, ValueId value) const {
+  float number = 0;
+  const auto bytes = executor->bytes(entry, value);
+  require(bytes.size() >= sizeof(number), "a scalar that is none");
+  std::memcpy(&number, bytes.data(), sizeof(number));
+  return number;
+}
+
+JobEntry& Trainer::Impl::entry_for(const std::string& name, size_t samples, size_t* index) const {
+  int found = find_entry(name);
+  if (found < 0 || entries[static_cast<size_t>(found)]->batch != static_cast<int64_t>(samples)) found = find_entry(name + "-remainder");
+  require(found >= 0 && entries[static_cast<size_t>(found)]->batch == static_cast<int64_t>(samples), "no entry point for a batch");
+  *index = static_cast<size_t>(found);
+  return *entries[*index];
+}
+
+void Trainer::Impl::run_entry(size_t index) {
+  executor->run(index);
+}
+
+void Trainer::Impl::set_scalars(size_t index, const JobEntry& entry, int64_t step, double learning_rate) {
+  const auto scalars =
+      optimizer_scalars(step, learning_rate, options.adam_beta1, options.adam_beta2, options.adam_epsilon, options.momentum);
+  const auto to = place(index, entry.job.scalars);
+  if (!to.empty()) std::memcpy(to.data(), scalars.data(), to.size());
+}
+
+Window Trainer::Impl::next_window(int64_t epoch, int64_t index) const {
+  const int64_t samples = train_range.count;
+  const int64_t usable = binding.batch_is_fixed ? samples / binding.batch * binding.batch : samples;
+  if (index >= usable) return next_window(epoch + 1, 0);
+  const Shuffle shuffle(options.seed, epoch, samples);
+  Window window{.batches = {}, .epoch = epoch, .index = index, .samples = 0};
+  while (static_cast<int64_t>(window.batches.size()) < options.gradient_accumulation_steps && window.index < usable) {
+    std::vector<int64_t>& batch = window.batches.emplace_back();
+    for (; static_cast<int64_t>(batch.size()) < binding.batch && window.index < usable; ++window.index) {
+      batch.push_back(train_range.begin + (options.shuffle ? shuffle(window.index) : window.index));
+    }
+    window.samples += static_cast<int64_t>(batch.size());
+  }
+  if (window.index >= usable) {  // a window never crosses the end of an epoch
+    ++window.epoch;
+    window.index = 0;
+  }
+  return window;
+}
+
+StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double learning_rate, bool save) {
+  const bool accumulate = options.gradient_accumulation_steps > 1, own_loss = options.loss == "output";
+  StepResult result;
+  size_t index = 0;
+  if (own_loss) {
+    result.counted = static_cast<int64_t>(window.batches.size());  // the mean over batches of what the model says
+  } else if (accumulate) {
+    for (const auto& batch : window.batches) result.counted += entry_for("train", batch.size(), &index).feed->count(batch);
+  }
+  double sum = 0;
+  for (const auto& batch : window.batches) {
+    JobEntry& entry = entry_for("train", batch.size(), &index);
+    const int64_t here = entry.feed->fill(batch, [&](ValueId value) { return place(index, value); });
+    if (!own_loss && !accumulate) result.counted = here;
+    const float inverse = result.counted > 0 ? static_cast<float>(1.0 / static_cast<double>(result.counted)) : 0.0f;
+    const auto to = place(index, entry.job.inverse_count);
+    if (!to.empty()) std::memcpy(to.data(), &inverse, sizeof(inverse));
+    if (!accumulate) set_scalars(index, entry, step, learning_rate);
+    run_entry(index);
+    sum += static_cast<double>(scalar(index, entry.job.loss_sum));
+    if (entry.job.count != kNone) require(scalar(index, entry.job.count) == static_cast<float>(here), "labels were counted differently");
+  }
+  if (save && !accumulate) save_gradients(index, *entries[index]);
+  if (accumulate) {
+    if (save) save_gradients(index, *entries[index]);
+    index = static_cast<size_t>(find_entry("update"));
+    set_scalars(index, *entries[index], step, learning_rate);
+    run_entry(index);
+  }
+  result.grad_norm = static_cast<double>(scalar(index, entries[index]->job.grad_norm));
+  result.loss = result.counted > 0 ? sum / static_cast<double>(result.counted) : 0;
+  return result;
+}
+
+void Trainer::Impl::save_gradients(size_t index, const JobEntry& entry) {
+  const Graph& graph = entry.job.graph;
+  std::map<std::string, std::span<const std::byte>> gradients;
+  for (const auto& [parameter, gradient] : entry.job.gradients) gradients[graph.value(parameter).name] = executor->bytes(index, gradient);
+  for (const auto& [parameter, uses] : entry.job.accumulators) {
+    // Added up where they are: the first holds the sum, the others zero, which leaves the sum that the update makes what it is.
+    const auto sum = executor->bytes(index, uses[0]);
+    float* to = reinterpret_cast<float*>(sum.data());
+    for (size_t use = 1; use < uses.size(); ++use) {
+      const auto from = executor->bytes(index, uses[use]);
+      const float* more = reinterpret_cast<const float*>(from.data());
+      for (size_t i = 0; i < sum.size() / sizeof(float); ++i) to[i] += more[i];
+      std::memset(from.data(), 0, from.size());
+    }
+    gradients[graph.value(parameter).name] = sum;
+  }
+  write_layouts(options.save_gradients, weights, [&](const std::string& name) {
+    const auto found = gradients.find(name);
+    return found == gradients.end() ? std::span<const std::byte>() : found->second;
+  });
+  note(fmt::format("wrote the gradients of the first step to {}", options.save_gradients));
+}
+
+void Trainer::Impl::check_finite(const StepResult& result, int64_t step) const {
+  if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return;
+  throw error(ErrorCode::diverged, "step {}: the loss is {}, the gradient norm {}: lower --learning-rate, or warm up longer; {}", step, result.loss, result.grad_norm,
+              checkpoint_path.empty() ? "nothing was saved before" : "the last good state is " + checkpoint_path + " (--resume)");
+}
+
+EvalReport Trainer::Impl::evaluate() {
+  if (valid_range.data == nullptr) {
+    throw error(ErrorCode::usage, "there is no held-out data to evaluate on: give --eval-steps, or a folder with train and valid as data");
+  }
+  prepare();
+  EvalReport result{.step = state.step, .loss = std::numeric_limits<double>::quiet_NaN(), .batches = 0};
+  double sum = 0;
+  int64_t counted = 0;
+  const bool own_loss = options.loss == "output";
+  const int64_t usable = binding.batch_is_fixed ? valid_range.count / binding.batch * binding.batch : valid_range.count;
+  for (int64_t at = 0; at < usable && (options.eval_batches == 0 || result.batches < options.eval_batches); ++result.batches) {
+    std::vector<int64_t> batch;
+    for (; static_cast<int64_t>(batch.size()) < binding.batch && at < usable; ++at) batch.push_back(valid_range.begin + at);
+    size_t index = 0;
+    JobEntry& entry = entry_for("evaluate", batch.size(), &index);
+    const int64_t here = entry.feed->fill(batch, [&](ValueId value) { return place(index, value); });
+    if (!executor->run(index, &stop)) return result;
+    // The mean of a model's own loss is weighted by samples, so that a short last batch counts for what it is.
+    const int64_t weight = own_loss ? static_cast<int64_t>(batch.size()) : here;
+    sum += static_cast<double>(scalar(index, entry.job.loss_sum)) * (own_loss ? static_cast<double>(weight) : 1.0);
+    counted += weight;
+  }
+  if (counted > 0) result.loss = sum / static_cast<double>(counted);
+  return result;
+}
+
+Summary Trainer::Impl::train() {
+  if (trained) throw error(ErrorCode::usage, "this trainer has trained already: make another one, with resume to go on");
+  trained = true;
+  make_folders(options.output_dir);
+  const FolderLock lock(options.output_dir);
+  check_output(info, options.output_dir);
+  prepare();
+  check_disk();
+  StepLog log(options.log_file, state.step);
+
+  Summary summary;
+  summary.eval_loss = std::numeric_limits<double>::quiet_NaN();
+  const auto begin = Clock::now();
+  const double seconds_before = state.seconds;
+  const int64_t first_step = state.step;
+  int64_t saved_step = options.resume ? state.step : -1;
+  double step_seconds = 0;
+  while (state.step < total_steps && !stop.load(std::memory_order_relaxed)) {
+    const auto start = Clock::now();
+    const int64_t step = state.step + 1;
+    const double rate = schedule.at(step);
+    const Window window = next_window(state.epoch, state.index);
+    const StepResult result = run_step(window, step, rate, step == first_step + 1 && !options.save_gradients.empty());
+    const double seconds = seconds_since(start);
+    const int64_t tokens = window.samples * std::max<int64_t>(1, binding.sequence);
+    step_seconds += seconds;
+    StepReport step_report{.step = step,
+                           .total_steps = total_steps,
+                           .loss = result.loss,
+                           .grad_norm = result.grad_norm,
+                           .learning_rate = rate,
+                           .milliseconds = seconds * 1e3,
+                           .tokens_per_second = static_cast<double>(tokens) / seconds,
+                           .peak_share = machine.flops > 0 ? report.flops_per_step / seconds / machine.flops : 0,
+                           .resident_bytes = process_memory().resident,
+                           .seconds_left = step_seconds / static_cast<double>(step - first_step) * static_cast<double>(total_steps - step)};
+    if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) log.step(step_report, summary.eval_loss);
+    check_finite(result, step);
+    if (result.counted == 0) note(fmt::format("step {}: none of its labels counts, so nothing was learned from it", step));
+    state.step = step;
+    state.epoch = window.epoch;
+    state.index = window.index;
+    state.tokens += tokens;
+    state.seconds = seconds_before + seconds_since(begin);
+    remember(state, result.loss);
+    if (callbacks.on_step) callbacks.on_step(step_report);
+    double eval_loss = std::numeric_limits<double>::quiet_NaN();
+    if (options.eval_steps > 0 && (step % options.eval_steps == 0 || step == total_steps)) {
+      const EvalReport evaluated = evaluate();
+      eval_loss = evaluated.loss;
+      if (std::isfinite(eval_loss)) {
+        summary.eval_loss = eval_loss;
+        if (callbacks.on_eval) callbacks.on_eval(evaluated);
+      }
+    }
+    log.step(step_report, eval_loss);
+    if (options.save_steps > 0 && step % options.save_steps == 0) {
+      save(true);
+      saved_step = step;
+    }
+  }
+  summary.seconds = seconds_since(begin);
+  summary.steps = state.step;
+  summary.stopped = state.step < total_steps;
+  if (saved_step != state.step) save(true);
+  if (!summary.stopped) summary.model_path = export_model(info, weights, [&](const std::string& name) { return parameter(name); }, options.output_dir);
+  summary.first_loss = mean(state.first_losses);
+  summary.last_loss = mean(state.last_losses);
+  summary.milliseconds_per_step = state.step > first_step ? step_seconds * 1e3 / static_cast<double>(state.step - first_step) : 0;
+  summary.planned_peak_bytes = program.arena_bytes;
+  summary.measured_peak_bytes = executor->measured_peak_bytes();
+  summary.weights_hash = weights_hash();
+  summary.checkpoint_path = checkpoint_path;
+  summary.minimum_budget_bytes = report.minimum_budget;
+  summary.rss_peak_bytes = process_memory().peak;
+  log.summary(summary);
+  return summary;
+}
+
+}  // namespace ort_train

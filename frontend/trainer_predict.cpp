@@ -1,0 +1,124 @@
+// The forward pass alone: text from a character model, outputs for given inputs.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "frontend/element.h"
+#include "frontend/trainer_impl.h"
+#include "graph/error.h"
+
+namespace ort_train {
+namespace {
+
+// The next token: the likeliest, or drawn from the softmax of logits / temperature. Only tokens that have a text.
+int64_t choose(const float* logits, int64_t count, const Vocabulary& vocabulary, double temperature, double draw) {
+  int64_t best = -1;
+  for (int64_t i = 0; i < count; ++i) {
+    if (!vocabulary.text_of(i).empty() && (best < 0 || logits[i] > logits[best])) best = i;
+  }
+  if (temperature <= 0 || best < 0) return best;
+  const auto weight = [&](int64_t i) { return vocabulary.text_of(i).empty() ? 0.0 : std::exp((static_cast<double>(logits[i]) - logits[best]) / temperature); };
+  double total = 0;
+  for (int64_t i = 0; i < count; ++i) total += weight(i);
+  double left = draw * total;
+  for (int64_t i = 0; i < count; ++i) {
+    left -= weight(i);
+    if (left < 0) return i;
+  }
+  return best;
+}
+
+}  // namespace
+
+std::string Trainer::Impl::sample(const std::string& prompt, int64_t length, double temperature, uint64_t seed) {
+  if (!data.vocabulary) throw error(ErrorCode::usage, "text can be written only by a job whose data is text");
+  prepare();
+  const Vocabulary& vocabulary = *data.vocabulary;
+  const size_t index = static_cast<size_t>(find_entry("predict"));
+  const JobEntry& entry = *entries[index];
+  const Graph& graph = entry.job.graph;
+  ValueId logits = kNone;
+  for (ValueId output : entry.job.outputs) {
+    if (options.output.empty() ? logits == kNone : graph.value(output).name == options.output) logits = output;
+  }
+  const ValueId input = graph.find_value(binding.fed[0].input);
+  const TensorType wanted{DType::float32, {entry.batch, binding.sequence, graph.value(logits).shape.back()}};
+  if (input == kNone || graph.value(logits).type() != wanted) {
+    throw error(ErrorCode::unsupported, "output '{}' is {}, not {}: no text can be written with it", graph.value(logits).name, to_string(graph.value(logits).type()),
+                to_string(wanted));
+  }
+
+  std::vector<int64_t> tokens;
+  for (std::string_view text(prompt); !text.empty();) {
+    char32_t character = 0;
+    const int taken = decode_utf8(text, character);
+    const int64_t id = taken > 0 ? vocabulary.id_of(character) : -1;
+    if (id < 0) throw error(ErrorCode::data, "the prompt has a character that is not in {}: '{}'", vocabulary.path(), text.substr(0, taken > 0 ? static_cast<size_t>(taken) : 1));
+    tokens.push_back(id);
+    text.remove_prefix(static_cast<size_t>(taken));
+  }
+  if (tokens.empty()) tokens.push_back(std::max<int64_t>(0, vocabulary.id_of(U'\n')));
+
+  const DType dtype = graph.value(input).dtype;
+  const size_t row = static_cast<size_t>(binding.sequence * size_of(dtype));
+  std::mt19937_64 random(seed);
+  std::string written;
+  for (int64_t i = 0; i < length && !stop.load(std::memory_order_relaxed); ++i) {
+    // The last tokens, and zeros behind them that a causal model does not look at.
+    const size_t count = std::min(tokens.size(), static_cast<size_t>(binding.sequence));
+    std::vector<int64_t> window(static_cast<size_t>(binding.sequence), 0);
+    std::copy_n(tokens.end() - static_cast<std::ptrdiff_t>(count), count, window.begin());
+    const auto to = place(index, input);
+    for (int64_t sample = 0; sample < entry.batch; ++sample) {
+      convert(Element::int64, std::as_bytes(std::span(window)), dtype, to.subspan(static_cast<size_t>(sample) * row, row));
+    }
+    run_entry(index);
+    const float* last = reinterpret_cast<const float*>(executor->bytes(index, logits).data()) + static_cast<int64_t>(count - 1) * wanted.shape[2];
+    const double draw = static_cast<double>(random() >> 11) * 0x1p-53;
+    const int64_t token = choose(last, wanted.shape[2], vocabulary, temperature, draw);
+    if (token < 0) throw error(ErrorCode::data, "{}: has no text for any token of the model", vocabulary.path());
+    written += vocabulary.text_of(token);
+    tokens.push_back(token);
+  }
+  return written;
+}
+
+std::map<std::string, std::vector<float>> Trainer::Impl::predict(const std::map<std::string, std::vector<int64_t>>& integers,
+                                                                 const std::map<std::string, std::vector<float>>& reals) {
+  const int found = find_entry("predict");
+  if (found < 0 || options.predict_batch_size == 0) throw error(ErrorCode::usage, "predictions were not planned: set predict_batch_size");
+  prepare();
+  const size_t index = static_cast<size_t>(found);
+  const JobEntry& entry = *entries[index];
+  const Graph& graph = entry.job.graph;
+  for (ValueId id : graph.inputs) {
+    const Value& input = graph.value(id);
+    const auto whole = integers.find(input.name);
+    const auto real = reals.find(input.name);
+    if (whole == integers.end() && real == reals.end()) throw error(ErrorCode::usage, "input '{}' ({}) is not given", input.name, to_string(input.type()));
+    const bool is_real = whole == integers.end();
+    const int64_t count = static_cast<int64_t>(is_real ? real->second.size() : whole->second.size());
+    const Element from = is_real ? Element::float32 : Element::int64;
+    if (count != element_count(input.shape) || !converts(from, input.dtype)) {
+      throw error(ErrorCode::usage, "input '{}' is given {} {} numbers, {} is wanted", input.name, count, to_string(from), to_string(input.type()));
+    }
+    const auto to = place(index, id);
+    if (to.empty()) continue;
+    const int64_t bad = convert(from, is_real ? std::as_bytes(std::span(real->second)) : std::as_bytes(std::span(whole->second)), input.dtype, to);
+    if (bad >= 0) throw error(ErrorCode::usage, "input '{}': number {} does not fit {}", input.name, bad, to_string(input.dtype));
+  }
+  run_entry(index);
+  std::map<std::string, std::vector<float>> outputs;
+  for (ValueId id : entry.job.outputs) {
+    const Value& output = graph.value(id);
+    if (output.dtype != DType::float32) continue;
+    std::vector<float>& values = outputs[output.name];
+    values.resize(static_cast<size_t>(element_count(output.shape)));
+    std::memcpy(values.data(), executor->bytes(index, id).data(), values.size() * sizeof(float));
+  }
+  return outputs;
+}
+
+}  // namespace ort_train

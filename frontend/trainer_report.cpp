@@ -1,0 +1,175 @@
+// The plan as numbers, as text for people and as JSON for programs.
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "frontend/budget.h"
+#include "frontend/file.h"
+#include "frontend/trainer_impl.h"
+#include "graph/error.h"
+#include "graph/op_def.h"
+
+namespace ort_train {
+namespace {
+
+constexpr double kDispatch = 3e-6;  // seconds that an instruction takes, however small
+
+struct Work {
+  double flops = 0, seconds = 0;
+};
+
+// One run of an entry: each instruction is bound by its arithmetic or by its memory traffic.
+Work work_of(const Program& program, const Graph& graph, const Entry& entry, const MachineRates& machine) {
+  Work work;
+  for (const Instruction& instruction : entry.code) {
+    const Node& node = graph.node(instruction.node);
+    if (is_view(node, instruction)) continue;
+    Cost cost;
+    if (node.op->cost != nullptr) {
+      cost = node.op->cost(make_spec(graph, node, program.threads));
+    } else {
+      for (const auto* places : {&instruction.inputs, &instruction.outputs}) {
+        for (const Place& place : *places) cost.bytes += static_cast<double>(place.bytes);
+      }
+    }
+    work.flops += cost.flops;
+    work.seconds += kDispatch + std::max(cost.flops / machine.flops, cost.bytes / machine.bytes_per_second);
+  }
+  return work;
+}
+
+void add(MemoryTable& table, Purpose purpose, int64_t bytes) {
+  switch (purpose) {
+    case Purpose::weights: table.weights += bytes; break;
+    case Purpose::gradients: table.gradients += bytes; break;
+    case Purpose::optimizer: table.optimizer += bytes; break;
+    case Purpose::workspace: table.workspace += bytes; break;
+    default: table.activations += bytes; break;
+  }
+}
+
+std::string shown(double number) { return number >= 100 ? fmt::format("{:.0f}", number) : number >= 10 ? fmt::format("{:.1f}", number) : fmt::format("{:.2f}", number); }
+
+std::string table_text(const PlanReport& report) {
+  const bool large = report.minimum_budget >= 1'000'000'000;
+  const double unit = large ? 1e9 : 1e6;
+  const auto in_unit = [&](int64_t bytes) { return bytes == 0 ? std::string("-") : shown(static_cast<double>(bytes) / unit); };
+  const MemoryTable& peak = report.at_peak;
+  std::string text = "            program  weights  gradients  optimizer  activations  workspace   gaps   total\n";
+  text += fmt::format("  RAM     {:>9}{:>9}{:>11}{:>11}{:>13}{:>11}{:>7}{:>8} {}", in_unit(peak.program), in_unit(peak.weights), in_unit(peak.gradients),
+                      in_unit(peak.optimizer), in_unit(peak.activations), in_unit(peak.workspace), in_unit(peak.gaps), in_unit(peak.total), large ? "GB" : "MB");
+  if (report.budget > 0) text += fmt::format(" of {}", shown(static_cast<double>(report.budget) / unit));
+  return text + fmt::format(", at {} in '{}'\n", report.peak_op, report.peak_entry);
+}
+
+}  // namespace
+
+void Trainer::Impl::describe(double seconds) {
+  report = {};
+  report.budget = options.budget;
+  report.arena_bytes = program.arena_bytes;
+  report.minimum_budget = reserve + whole_pages(program.arena_bytes);
+  report.seconds = seconds;
+  report.batch = binding.batch;
+  report.sequence = binding.sequence;
+  report.train_samples = train_range.count;
+  report.valid_samples = valid_range.count;
+  report.total_steps = total_steps;
+  report.machine_flops = machine.flops;
+  report.machine_bytes_per_second = machine.bytes_per_second;
+
+  size_t at = 0;
+  for (size_t i = 0; i < program.entries.size(); ++i) {
+    if (program.entries[i].peak_live_bytes > program.entries[at].peak_live_bytes) at = i;
+  }
+  const Entry& entry = program.entries[at];
+  const Graph& graph = entries[at]->job.graph;
+  report.peak_live_bytes = entry.peak_live_bytes;
+  report.peak_entry = entry.name;
+  if (!entry.code.empty()) {
+    const NodeId node = entry.code[static_cast<size_t>(entry.peak_instruction)].node;
+    report.peak_op = describe_node(graph, node);
+  }
+  MemoryTable& peak = report.at_peak;
+  for (const Persistent& value : program.persistent) add(peak, value.purpose, aligned(value.place.bytes));
+  for (const Storage& storage : entry.storages) {
+    if (storage.first <= entry.peak_instruction && entry.peak_instruction <= storage.last) add(peak, storage.purpose, aligned(storage.place.bytes));
+  }
+  peak.program = reserve;
+  peak.total = report.minimum_budget;
+  peak.gaps = peak.total - peak.program - peak.weights - peak.gradients - peak.optimizer - peak.activations - peak.workspace;
+
+  const Graph& train = entries[0]->job.graph;
+  for (ValueId id : train.parameters()) {
+    report.parameters += element_count(train.value(id).shape);
+    if (train.value(id).trainable) report.trainable_parameters += element_count(train.value(id).shape);
+  }
+  const Work batch = work_of(program, train, program.entries[0], machine);
+  const double batches = static_cast<double>(options.gradient_accumulation_steps);
+  report.flops_per_step = batch.flops * batches;
+  report.predicted_milliseconds = batch.seconds * batches * 1e3;
+  if (const int update = find_entry("update"); update >= 0) {
+    const Work more = work_of(program, entries[static_cast<size_t>(update)]->job.graph, program.entries[static_cast<size_t>(update)], machine);
+    report.flops_per_step += more.flops;
+    report.predicted_milliseconds += more.seconds * 1e3;
+  }
+
+  report.text = fmt::format("machine     {} {} · {:.0f} GFLOP/s · {:.0f} GB/s\n", workers.threads(), workers.threads() == 1 ? "thread" : "threads", machine.flops / 1e9,
+                            machine.bytes_per_second / 1e9);
+  report.text += fmt::format("plan        in {:.1f} s · batch {}{} · {} entry points · smallest budget {} bytes\n", seconds, binding.batch,
+                             binding.sequence > 0 ? fmt::format(" x {}", binding.sequence) : "", entries.size(), report.minimum_budget);
+  report.text += table_text(report);
+  report.text += fmt::format("step        {} ms predicted, {:.3g} GFLOP · {} steps\n", shown(report.predicted_milliseconds), report.flops_per_step / 1e9, total_steps);
+  if (!options.plan_json.empty()) write_plan_json();
+}
+
+void Trainer::Impl::write_plan_json() const {
+  using Json = nlohmann::ordered_json;
+  const MemoryTable& peak = report.at_peak;
+  Json json{{"model", options.model},
+            {"budget_bytes", report.budget},
+            {"minimum_budget_bytes", report.minimum_budget},
+            {"planned_peak_bytes", {{"RAM", report.arena_bytes}}},
+            {"peak_live_bytes", report.peak_live_bytes},
+            {"peak",
+             {{"entry", report.peak_entry},
+              {"op", report.peak_op},
+              {"program", peak.program},
+              {"weights", peak.weights},
+              {"gradients", peak.gradients},
+              {"optimizer", peak.optimizer},
+              {"activations", peak.activations},
+              {"workspace", peak.workspace},
+              {"gaps", peak.gaps},
+              {"total", peak.total}}},
+            {"parameters", report.parameters},
+            {"trainable_parameters", report.trainable_parameters},
+            {"batch", report.batch},
+            {"sequence", report.sequence},
+            {"train_samples", report.train_samples},
+            {"valid_samples", report.valid_samples},
+            {"total_steps", report.total_steps},
+            {"flops_per_step", report.flops_per_step},
+            {"predicted_ms_per_step", report.predicted_milliseconds},
+            {"machine", {{"threads", workers.threads()}, {"flops", report.machine_flops}, {"bytes_per_second", report.machine_bytes_per_second}}},
+            {"entries", Json::array()}};
+  for (size_t i = 0; i < program.entries.size(); ++i) {
+    const Entry& entry = program.entries[i];
+    json["entries"].push_back({{"name", entry.name},
+                               {"batch", entries[i]->batch},
+                               {"instructions", entry.code.size()},
+                               {"storages", entry.storages.size()},
+                               {"peak_live_bytes", entry.peak_live_bytes},
+                               {"peak_op", entry.code.empty() ? "" : describe_node(entries[i]->job.graph, entry.code[static_cast<size_t>(entry.peak_instruction)].node)}});
+  }
+  make_folders(folder_of(options.plan_json));
+  replace_file(options.plan_json, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+std::string Trainer::Impl::describe_node(const Graph& graph, NodeId id) const {
+  const Stage stage = graph.node(id).stage;
+  return ort_train::describe(graph, id) + (stage == Stage::forward ? "" : " " + std::string(to_string(stage)));
+}
+
+}  // namespace ort_train

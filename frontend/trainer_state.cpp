@@ -1,0 +1,176 @@
+// What lives across steps: the arena, weights read into it, checkpoints out of it.
+
+#include <sys/statvfs.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+
+#include "frontend/budget.h"
+#include "frontend/export.h"
+#include "frontend/file.h"
+#include "frontend/memory.h"
+#include "frontend/trainer_impl.h"
+#include "graph/error.h"
+#include "graph/op_def.h"
+#include "offload/file_range.h"
+
+namespace ort_train {
+namespace {
+
+const Persistent* find_persistent(const Program& program, std::string_view name) {
+  for (const Persistent& value : program.persistent) {
+    if (value.name == name) return &value;
+  }
+  return nullptr;
+}
+
+// The constants are in the arena now; those that prepared kernels may look at stay.
+void release_constants(Graph& graph) {
+  constexpr size_t kSmall = 4096;
+  std::vector<bool> wanted(graph.value_count(), false);
+  for (NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    for (const int input : node.op->host_inputs) {
+      if (static_cast<size_t>(input) < node.inputs.size() && node.inputs[static_cast<size_t>(input)] != kNone) wanted[node.inputs[static_cast<size_t>(input)]] = true;
+    }
+  }
+  for (ValueId id = 0; id < graph.value_count(); ++id) {
+    if (!wanted[id] && graph.constant(id) != nullptr && graph.constant(id)->bytes.size() > kSmall) graph.value(id).constant.reset();
+  }
+}
+
+}  // namespace
+
+void Trainer::Impl::prepare() {
+  if (arena) return;
+  const int64_t available = available_memory();
+  if (program.arena_bytes > available) {
+    throw error(ErrorCode::budget, "the job's arena takes {} bytes, of which this machine has {} left", program.arena_bytes, available);
+  }
+  data.train->load();
+  if (data.valid) data.valid->load();
+  arena.emplace(program.arena_bytes);
+  executor->attach(*arena);
+  for (const auto& entry : entries) release_constants(entry->job.graph);
+  for (Persistent& value : program.persistent) value.initial.reset();
+  load_weights();
+  for (const Persistent& value : program.persistent) {
+    const StateTensor tensor{.name = value.name, .type = value.type, .bytes = executor->persistent(value.name)};
+    if (value.purpose == Purpose::weights) content.weights.push_back(tensor);
+    if (value.purpose == Purpose::optimizer) content.optimizer.push_back(tensor);
+  }
+  content.settings = settings();
+  std::string description;
+  for (const StateTensor& tensor : content.weights) description += fmt::format("{}: {}\n", tensor.name, to_string(tensor.type));
+  content.model = hex16(hash_bytes(std::as_bytes(std::span(description))));
+  state.run = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  state.seed = options.seed;
+  if (options.resume) resume();
+  if (options.budget_is_process) release_free_heap();
+}
+
+void Trainer::Impl::load_weights() {
+  for (const Weight& weight : weights) {
+    const Persistent* value = find_persistent(program, weight.parameter);
+    if (value == nullptr) continue;  // nothing reads it
+    const WeightPlace& from = weight.places.at(0);
+    require(!from.transposed && from.dtype == value->type.dtype && from.bytes.bytes == value->place.bytes, "a weight that is not stored as it is used");
+    read_range(from.bytes, executor->persistent(weight.parameter));
+  }
+}
+
+std::map<std::string, std::string> Trainer::Impl::settings() const {
+  const auto text = [](const auto& value) { return fmt::format("{}", value); };
+  std::map<std::string, std::string> result{
+      {"loss", options.loss},
+      {"output", options.output},
+      {"labels", options.labels},
+      {"task", options.task},
+      {"batch_size", text(binding.batch)},
+      {"seq_length", text(binding.sequence)},
+      {"learning_rate", text(options.learning_rate)},
+      {"lr_scheduler_type", options.lr_scheduler_type},
+      {"warmup_steps", text(schedule.warmup_steps)},
+      {"weight_decay", text(options.weight_decay)},
+      {"max_grad_norm", text(options.max_grad_norm)},
+      {"optim", options.optim == "sgd" && options.momentum > 0 ? "sgd with momentum" : options.optim},
+      {"total_steps", text(total_steps)},
+      {"gradient_accumulation_steps", text(options.gradient_accumulation_steps)},
+      {"seed", text(options.seed)},
+      {"shuffle", text(options.shuffle)},
+      {"train_samples", text(train_range.count)},
+      {"data", std::filesystem::path(data.train->path()).filename().string()},
+      {"instruction_set", __builtin_cpu_supports("x86-64-v4") ? "x86-64-v4" : "x86-64-v3"}};
+  if (options.optim == "adamw") {
+    result["adam_beta1"] = text(options.adam_beta1);
+    result["adam_beta2"] = text(options.adam_beta2);
+    result["adam_epsilon"] = text(options.adam_epsilon);
+  } else {
+    result["momentum"] = text(options.momentum);
+  }
+  for (const auto& [name, size] : binding.shapes) result["shape " + name] = text(size);
+  return result;
+}
+
+void Trainer::Impl::resume() {
+  const Loaded loaded = load_checkpoint(options.output_dir, content, [&](const std::string& text) { note(text); });
+  std::string changed;
+  for (const auto& [name, now] : content.settings) {
+    const auto then = loaded.settings.find(name);
+    if (then != loaded.settings.end() && then->second != now) changed += fmt::format("{}{} {} instead of {}", changed.empty() ? "" : ", ", name, now, then->second);
+  }
+  if (!changed.empty()) note(fmt::format("from here on the run differs from the one that was saved: {}", changed));
+  state = loaded.state;
+  checkpoint_path = loaded.path;
+  if (state.index >= train_range.count) {  // the data has become smaller
+    ++state.epoch;
+    state.index = 0;
+  }
+  note(fmt::format("resumed from {} after step {}", loaded.path, state.step));
+}
+
+void Trainer::Impl::check_disk() const {
+  struct statvfs status;
+  if (::statvfs(options.output_dir.c_str(), &status) != 0) return;
+  const int64_t free = static_cast<int64_t>(status.f_bavail) * static_cast<int64_t>(status.f_frsize);
+  const int64_t wanted = checkpoint_bytes(content) + export_bytes(info);
+  if (free < wanted) {
+    throw error(ErrorCode::io, "{}: the disk has {} bytes left; a checkpoint and the new model take {}", options.output_dir, free, wanted);
+  }
+}
+
+void Trainer::Impl::save(bool note_it) {
+  state.seed = options.seed;
+  checkpoint_path = save_checkpoint(options.output_dir, state, content);
+  if (note_it) note(fmt::format("saved {}", checkpoint_path));
+}
+
+std::span<const std::byte> Trainer::Impl::parameter(const std::string& name) const {
+  return find_persistent(program, name) == nullptr ? std::span<const std::byte>() : executor->persistent(name);
+}
+
+std::string Trainer::Impl::weights_hash() const {
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), XXH3_freeState);
+  require(hash != nullptr && XXH3_64bits_reset(hash.get()) == XXH_OK, "no hash state");
+  std::vector<std::byte> buffer;
+  for (const Weight& weight : weights) {
+    const auto bytes = parameter(weight.parameter);
+    if (!bytes.empty()) {
+      XXH3_64bits_update(hash.get(), bytes.data(), bytes.size());
+      continue;
+    }
+    FileRange range = weight.places.at(0).bytes;  // as in the file: nothing reads it
+    const int64_t end = range.offset + range.bytes;
+    for (; range.offset < end; range.offset += range.bytes) {
+      range.bytes = std::min<int64_t>(end - range.offset, int64_t{1} << 20);
+      buffer.resize(static_cast<size_t>(range.bytes));
+      read_range(range, buffer);
+      XXH3_64bits_update(hash.get(), buffer.data(), buffer.size());
+    }
+  }
+  return hex16(XXH3_64bits_digest(hash.get()));
+}
+
+}  // namespace ort_train

@@ -1,0 +1,482 @@
+// Every op case (op_cases.h): float32 against double, guard bytes around outputs and workspace, in place, 1, 2, 3 and 8 threads and shifted
+// addresses to the bit, and the gradient in double: graph ops against central differences of a random projection of the outputs.
+// A walk over the op list: each op has a case, a kernel, and a gradient or a reason for none.
+
+#include <gtest/gtest.h>
+#include <tbb/global_control.h>
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "exec/kernel.h"
+#include "graph/autodiff.h"
+#include "graph/builder.h"
+#include "graph/op_def.h"
+#include "tests/op_cases.h"
+
+namespace ort_train::testing {
+
+void PrintTo(const OpCase& op_case, std::ostream* out) { *out << op_case.op << " " << op_case.name; }
+
+namespace {
+
+// --- numbers --------------------------------------------------------------------------------------------------------------------------
+
+// SplitMix64: the same numbers everywhere.
+class Numbers {
+ public:
+  explicit Numbers(std::string_view name, uint64_t salt) : state_(salt) {
+    for (char c : name) state_ = (state_ ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  }
+  double uniform() {  // in [0, 1)
+    state_ += 0x9e3779b97f4a7c15u;
+    uint64_t z = state_;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
+  }
+
+ private:
+  uint64_t state_;
+};
+
+template <typename Body>
+void with_type(DType dtype, Body&& body) {
+  switch (dtype) {
+    case DType::float32: return body(float{});
+    case DType::float64: return body(double{});
+    case DType::int64: return body(int64_t{});
+    case DType::int32: return body(int32_t{});
+    case DType::int16: return body(int16_t{});
+    case DType::int8: return body(int8_t{});
+    case DType::uint8: return body(uint8_t{});
+    case DType::boolean: return body(bool{});
+    default: FAIL() << "no numbers of type " << to_string(dtype);
+  }
+}
+
+Tensor tensor_of(DType dtype, const Shape& shape, const std::vector<double>& values) {
+  Tensor tensor(dtype, shape);
+  with_type(dtype, [&]<typename T>(T) {
+    for (int64_t i = 0; i < tensor.size(); ++i) tensor.data<T>()[i] = static_cast<T>(values[values.size() == 1 ? 0 : static_cast<size_t>(i)]);
+  });
+  return tensor;
+}
+
+// The numbers of an input, as both precisions see them.
+std::vector<double> values_of(const OpCase& op_case, size_t index) {
+  const OpInput& input = op_case.inputs[index];
+  std::vector<double> values = input.values;
+  const size_t n = static_cast<size_t>(element_count(input.shape));
+  if (values.size() == 1) values.assign(n, values[0]);
+  if (input.values.empty()) {
+    Numbers numbers(op_case.op + "/" + op_case.name, index);
+    for (size_t i = 0; i < n; ++i) {
+      const double u = numbers.uniform();
+      values.push_back(is_floating(input.dtype) ? input.low + u * (input.high - input.low) : std::floor(input.low + u * (input.high - input.low + 1)));
+    }
+  }
+  if (values.size() != n) throw error(ErrorCode::usage, "{} {}: input {} has {} values for {}", op_case.op, op_case.name, index, values.size(), to_string(input.shape));
+  if (is_floating(input.dtype)) {
+    for (double& value : values) value = static_cast<float>(value);
+  }
+  return values;
+}
+
+std::vector<Tensor> inputs_of(const OpCase& op_case, DType floating) {
+  std::vector<Tensor> tensors;
+  for (size_t i = 0; i < op_case.inputs.size(); ++i) {
+    const OpInput& input = op_case.inputs[i];
+    tensors.push_back(input.present ? tensor_of(is_floating(input.dtype) ? floating : input.dtype, input.shape, values_of(op_case, i)) : Tensor{});
+  }
+  return tensors;
+}
+
+// --- running --------------------------------------------------------------------------------------------------------------------------
+
+Workers& workers(int threads) {
+  static tbb::global_control allow(tbb::global_control::max_allowed_parallelism, 8);
+  static std::map<int, std::unique_ptr<Workers>> all;
+  std::unique_ptr<Workers>& one = all[threads];
+  if (!one) one = std::make_unique<Workers>(threads);
+  return *one;
+}
+
+// Bytes at a chosen distance from a 64-byte line, between guards, filled with nonsense.
+class Guarded {
+ public:
+  Guarded(int64_t bytes, int64_t shift) : bytes_(bytes), memory_(static_cast<size_t>(bytes) + 4 * kGuard, std::byte{0xa5}) {
+    const auto address = reinterpret_cast<uintptr_t>(memory_.data());
+    data_ = memory_.data() + (kGuard - address % kGuard) + kGuard + shift;
+    std::memset(data_, 0xcd, static_cast<size_t>(bytes));
+  }
+  std::byte* data() const { return data_; }
+  bool intact() const {
+    for (const std::byte* at = memory_.data(); at < memory_.data() + memory_.size(); ++at) {
+      if ((at < data_ || at >= data_ + bytes_) && *at != std::byte{0xa5}) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr int64_t kGuard = 64;
+  int64_t bytes_;
+  std::vector<std::byte> memory_;
+  std::byte* data_;
+};
+
+struct How {
+  int threads = 1;
+  int64_t shift = 0;                 // bytes from a 64-byte line, in elements of each tensor
+  std::optional<Alias> in_place = {};
+};
+
+// An op on tensors, prepared once for any number of runs.
+class Prepared {
+ public:
+  Prepared(const OpDef& op, const Attributes& attributes, const std::vector<const Tensor*>& inputs, const std::vector<bool>& constant, size_t outputs, int threads)
+      : op_(op), threads_(threads) {
+    spec_.attributes = attributes;
+    spec_.threads = threads;
+    InferContext context{.attributes = spec_.attributes, .inputs = {}, .constants = {}, .outputs = outputs};
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      spec_.present.push_back(inputs[i] != nullptr);
+      spec_.inputs.push_back(inputs[i] ? inputs[i]->type() : TensorType{});
+      spec_.constants.push_back(constant[i] ? inputs[i] : nullptr);
+    }
+    for (size_t i = 0; i < inputs.size(); ++i) context.inputs.push_back(inputs[i] ? &spec_.inputs[i] : nullptr);
+    context.constants = spec_.constants;
+    spec_.outputs = op.infer(context);
+    run_ = op.kernel.cpu(spec_);
+    workspace_ = op.kernel.workspace ? op.kernel.workspace(spec_) : 0;
+  }
+
+  const KernelSpec& spec() const { return spec_; }
+
+  std::vector<Tensor> run(const std::vector<const Tensor*>& inputs, const How& how = {}) const {
+    std::vector<Guarded> in, out;
+    in.reserve(inputs.size()), out.reserve(spec_.outputs.size());
+    std::vector<const void*> in_places;
+    std::vector<void*> out_places;
+    for (const Tensor* input : inputs) {
+      in.emplace_back(input ? input->type().bytes() : 0, input ? how.shift * size_of(input->dtype) : 0);
+      if (input && !input->bytes.empty()) std::memcpy(in.back().data(), input->bytes.data(), input->bytes.size());
+      in_places.push_back(input ? in.back().data() : nullptr);
+    }
+    for (const TensorType& type : spec_.outputs) {
+      out.emplace_back(type.bytes(), how.shift * size_of(type.dtype));
+      out_places.push_back(out.back().data());
+    }
+    std::vector<Alias> shared = op_.writes;
+    if (how.in_place) shared.push_back(*how.in_place);
+    for (const Alias& alias : shared) {
+      if (static_cast<size_t>(alias.output) < out.size() && in_places[alias.input]) out_places[alias.output] = const_cast<void*>(in_places[alias.input]);
+    }
+    const Guarded workspace(workspace_, 0);
+    run_({.inputs = in_places, .outputs = out_places, .workspace = workspace.data(), .workers = workers(threads_)});
+
+    std::vector<Tensor> results;
+    for (size_t i = 0; i < spec_.outputs.size(); ++i) {
+      results.emplace_back(spec_.outputs[i].dtype, spec_.outputs[i].shape);
+      if (!results[i].bytes.empty()) std::memcpy(results[i].bytes.data(), out_places[i], results[i].bytes.size());
+    }
+    for (const Guarded& guarded : out) EXPECT_TRUE(guarded.intact()) << "wrote beside an output";
+    for (const Guarded& guarded : in) EXPECT_TRUE(guarded.intact()) << "wrote beside an input";
+    EXPECT_TRUE(workspace.intact()) << "wrote beside its workspace";
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const bool overwritten = std::any_of(shared.begin(), shared.end(), [&](const Alias& alias) { return static_cast<size_t>(alias.input) == i; });
+      if (inputs[i] && !overwritten && !inputs[i]->bytes.empty()) {
+        EXPECT_EQ(std::memcmp(in[i].data(), inputs[i]->bytes.data(), inputs[i]->bytes.size()), 0) << "changed input " << i;
+      }
+    }
+    return results;
+  }
+
+ private:
+  const OpDef& op_;
+  int threads_;
+  KernelSpec spec_;
+  KernelRun run_;
+  int64_t workspace_ = 0;
+};
+
+std::vector<const Tensor*> pointers(const OpCase& op_case, const std::vector<Tensor>& tensors) {
+  std::vector<const Tensor*> result;
+  for (size_t i = 0; i < tensors.size(); ++i) result.push_back(op_case.inputs[i].present ? &tensors[i] : nullptr);
+  return result;
+}
+std::vector<bool> constant_flags(const OpCase& op_case) {
+  std::vector<bool> flags;
+  for (const OpInput& input : op_case.inputs) flags.push_back(input.constant);
+  return flags;
+}
+Prepared prepare(const OpCase& op_case, DType floating, const std::vector<Tensor>& inputs, int threads) {
+  const Attributes& attributes = floating == DType::float64 && op_case.attributes64 ? *op_case.attributes64 : op_case.attributes;
+  return Prepared(op_named(op_case.op), attributes, pointers(op_case, inputs), constant_flags(op_case), op_case.outputs, threads);
+}
+
+void expect_same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b, const std::string& what) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(a[i] == b[i]) << "output " << i << " differs " << what;
+}
+
+// |a - b| and |b| in the 2-norm; positions that are NaN or the same infinity in both agree.
+std::pair<double, double> distance(const Tensor& a, const Tensor& b) {
+  const std::vector<double> x = a.to_double(), y = b.to_double();
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (x[i] == y[i] || (std::isnan(x[i]) && std::isnan(y[i]))) {
+      if (std::isfinite(y[i])) norm += y[i] * y[i];
+      continue;
+    }
+    if (std::isinf(x[i]) && std::abs(y[i]) > 3.4e38) continue;  // float32 ends there
+    difference += (x[i] - y[i]) * (x[i] - y[i]);
+    norm += y[i] * y[i];
+  }
+  return {std::sqrt(difference), std::sqrt(norm)};
+}
+
+double steps_between(float a, float b) {  // units in the last place
+  if (a == b || (std::isnan(a) && std::isnan(b))) return 0;
+  if (!std::isfinite(a) || !std::isfinite(b)) return HUGE_VAL;
+  return std::abs(a - b) / (std::nextafter(std::abs(b), HUGE_VALF) - std::abs(b));
+}
+
+class OpTest : public ::testing::TestWithParam<OpCase> {};
+
+TEST_P(OpTest, Kernel) {
+  const OpCase& op_case = GetParam();
+  const OpDef& op = op_named(op_case.op);
+  ASSERT_TRUE(op.kernel.cpu);
+  const std::vector<Tensor> inputs = inputs_of(op_case, DType::float32);
+  const std::vector<const Tensor*> views = pointers(op_case, inputs);
+  const Prepared prepared = prepare(op_case, DType::float32, inputs, 1);
+  const std::vector<Tensor> results = prepared.run(views);
+
+  for (int threads : {2, 3, 8}) {
+    const std::vector<Tensor> again = prepare(op_case, DType::float32, inputs, threads).run(views);
+    expect_same_bits(again, results, "with " + std::to_string(threads) + " threads");
+  }
+  expect_same_bits(prepared.run(views), results, "in a second run");
+  expect_same_bits(prepared.run(views, {.shift = 1}), results, "at another address");
+  for (const Alias& alias : op.in_place) {
+    const size_t input = static_cast<size_t>(alias.input), output = static_cast<size_t>(alias.output);
+    if (input >= views.size() || !views[input] || output >= results.size()) continue;
+    if (views[input]->type().bytes() != results[output].type().bytes()) continue;  // the planner asks this too
+    expect_same_bits(prepared.run(views, {.in_place = alias}), results, fmt::format("over input {}", alias.input));
+  }
+
+  for (size_t i = 0; i < op_case.expected.size(); ++i) {
+    if (op_case.expected[i].empty()) continue;
+    ASSERT_EQ(static_cast<size_t>(results.at(i).size()), op_case.expected[i].size());
+    const std::vector<double> actual = results[i].to_double();
+    for (size_t j = 0; j < actual.size(); ++j) {
+      const double wanted = op_case.expected[i][j];
+      if (!is_floating(results[i].dtype)) EXPECT_EQ(actual[j], wanted) << "output " << i << ", element " << j;
+      else EXPECT_LE(steps_between(static_cast<float>(actual[j]), static_cast<float>(wanted)), op_case.ulps)
+          << "output " << i << ", element " << j << ": " << actual[j] << ", should be " << wanted;
+    }
+  }
+
+  if (!op_case.float64) return;
+  const std::vector<Tensor> wide = inputs_of(op_case, DType::float64);
+  const std::vector<Tensor> exact = prepare(op_case, DType::float64, wide, 1).run(pointers(op_case, wide));
+  for (size_t i = 0; i < results.size(); ++i) {
+    ASSERT_EQ(results[i].shape, exact[i].shape);
+    if (!is_floating(results[i].dtype)) {
+      EXPECT_EQ(results[i].to_double(), exact[i].to_double()) << "output " << i;
+      continue;
+    }
+    const auto [difference, norm] = distance(results[i], exact[i]);
+    EXPECT_LE(difference, op_case.tolerance * norm) << "output " << i << " is " << difference / norm << " of its norm away from double";
+  }
+}
+
+// --- gradients ------------------------------------------------------------------------------------------------------------------------
+
+bool differentiated(const OpInput& input) { return input.present && input.differentiate && is_floating(input.dtype); }
+
+bool checks_gradient(const OpCase& op_case) {
+  const OpDef* op = find_op(op_case.op);
+  return op && op->gradient && op_case.gradient && op_case.float64 && std::any_of(op_case.inputs.begin(), op_case.inputs.end(), differentiated);
+}
+
+// The weights with which the outputs are summed: none for those that are left out.
+std::vector<Tensor> projection(const OpCase& op_case, const std::vector<TensorType>& outputs) {
+  std::vector<Tensor> weights(outputs.size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const bool wanted = op_case.project.empty() || std::count(op_case.project.begin(), op_case.project.end(), i) > 0;
+    if (!wanted || !is_floating(outputs[i].dtype)) continue;
+    Numbers numbers(op_case.op + "/" + op_case.name, 1000 + i);
+    std::vector<double> values(static_cast<size_t>(element_count(outputs[i].shape)));
+    for (double& value : values) value = numbers.uniform() * 2 - 1;
+    weights[i] = tensor_of(DType::float64, outputs[i].shape, values);
+  }
+  return weights;
+}
+
+// The analytic gradients: a graph of the op, the projection of its outputs, autodiff, each node in turn. By input; empty where there is none.
+std::vector<Tensor> graph_gradients(const OpCase& op_case, const std::vector<Tensor>& inputs) {
+  Graph graph;
+  std::vector<ValueId> ids;
+  std::map<ValueId, Tensor> values;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const OpInput& input = op_case.inputs[i];
+    if (!input.present) {
+      ids.push_back(kNone);
+    } else if (input.constant) {
+      ids.push_back(graph.add_constant(inputs[i]));
+    } else {
+      const bool wanted = differentiated(input);
+      ids.push_back(graph.add_value({.name = fmt::format("input{}", i),
+                                     .dtype = inputs[i].dtype,
+                                     .shape = inputs[i].shape,
+                                     .kind = wanted ? ValueKind::parameter : ValueKind::input,
+                                     .trainable = wanted}));
+      values[ids.back()] = inputs[i];
+      if (!wanted) graph.inputs.push_back(ids.back());
+    }
+  }
+  Builder builder(graph);
+  builder.named("tested");
+  const std::vector<ValueId> outputs = builder.emit_many(op_case.op, ids, op_case.attributes64.value_or(op_case.attributes), op_case.outputs);
+  std::vector<TensorType> types;
+  for (ValueId output : outputs) types.push_back(graph.value(output).type());
+  const std::vector<Tensor> weights = projection(op_case, types);
+  ValueId loss = kNone;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (weights[i].bytes.empty()) continue;
+    const ValueId product = builder.emit("Mul", {outputs[i], builder.constant(weights[i])});
+    const ValueId flat = builder.reshape(product, {weights[i].size()});
+    const ValueId sum = builder.emit("ReduceSum", {flat}, {{"axes", std::vector<int64_t>{0}}, {"keepdims", int64_t{0}}});
+    loss = loss == kNone ? sum : builder.emit("Add", {loss, sum});
+  }
+  std::vector<Tensor> gradients(inputs.size());
+  if (loss == kNone) return gradients;  // all outputs are empty
+  const std::map<ValueId, ValueId> by_parameter = differentiate(graph, loss);
+  graph.verify("differentiate");
+
+  for (NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    std::vector<const Tensor*> in;
+    for (ValueId input : node.inputs) in.push_back(input == kNone ? nullptr : graph.constant(input) ? graph.constant(input) : &values.at(input));
+    std::vector<Tensor> out = evaluate(*node.op, node.attributes, in, node.outputs.size(), workers(1));
+    for (size_t i = 0; i < out.size(); ++i) {
+      if (node.outputs[i] == kNone) continue;
+      EXPECT_EQ(out[i].type(), graph.value(node.outputs[i]).type());
+      values[node.outputs[i]] = std::move(out[i]);
+    }
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!differentiated(op_case.inputs[i]) || ids[i] == kNone) continue;
+    const auto found = by_parameter.find(ids[i]);
+    gradients[i] = found == by_parameter.end() ? Tensor(inputs[i].dtype, inputs[i].shape)
+                   : graph.constant(found->second) ? *graph.constant(found->second) : values.at(found->second);
+    EXPECT_EQ(gradients[i].shape, inputs[i].shape);
+  }
+  return gradients;
+}
+
+// Central differences along each of up to 48 axes and along one random direction, against the analytic gradient.
+TEST_P(OpTest, Gradient) {
+  const OpCase& op_case = GetParam();
+  if (!checks_gradient(op_case)) return;
+  std::vector<Tensor> inputs = inputs_of(op_case, DType::float64);
+  const Prepared prepared = prepare(op_case, DType::float64, inputs, 1);
+  const std::vector<Tensor> weights = projection(op_case, prepared.spec().outputs);
+  const std::vector<Tensor> gradients = graph_gradients(op_case, inputs);
+
+  const auto loss = [&] {
+    const std::vector<Tensor> outputs = prepared.run(pointers(op_case, inputs));
+    long double sum = 0;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (weights[i].bytes.empty()) continue;
+      const auto w = weights[i].data<double>(), y = outputs[i].data<double>();
+      for (size_t j = 0; j < w.size(); ++j) sum += static_cast<long double>(w[j]) * y[j];
+    }
+    return sum;
+  };
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!differentiated(op_case.inputs[i]) || inputs[i].size() == 0 || gradients[i].bytes.empty()) continue;
+    const std::vector<double> start = inputs[i].to_double(), analytic = gradients[i].to_double();
+    const size_t n = start.size(), checked = std::min<size_t>(n, 48);
+    const auto slope = [&](const std::vector<double>& direction) {  // of the loss
+      long double ends[2];
+      for (int end : {0, 1}) {
+        for (size_t j = 0; j < n; ++j) inputs[i].data<double>()[j] = start[j] + (end ? op_case.step : -op_case.step) * direction[j];
+        ends[end] = loss();
+      }
+      std::copy(start.begin(), start.end(), inputs[i].data<double>().begin());
+      return static_cast<double>((ends[1] - ends[0]) / (2 * op_case.step));
+    };
+    double difference = 0, norm = 0;
+    std::vector<double> direction(n);
+    for (size_t k = 0; k < checked; ++k) {
+      const size_t j = checked == n ? k : k * (n - 1) / (checked - 1);  // the first and the last too
+      direction[j] = 1;
+      const double numeric = slope(direction);
+      direction[j] = 0;
+      difference += (numeric - analytic[j]) * (numeric - analytic[j]);
+      norm += numeric * numeric;
+    }
+    EXPECT_LE(std::sqrt(difference), op_case.gradient_tolerance * std::max(1.0, std::sqrt(norm))) << "input " << i << " of norm " << std::sqrt(norm);
+
+    if (checked == n) continue;
+    Numbers numbers(op_case.op + "/" + op_case.name, 2000 + i);
+    double along = 0, scale = 0;
+    for (size_t j = 0; j < n; ++j) {
+      direction[j] = (numbers.uniform() * 2 - 1) / std::sqrt(static_cast<double>(n));
+      along += analytic[j] * direction[j];
+      scale += std::abs(analytic[j] * direction[j]);
+    }
+    EXPECT_NEAR(slope(direction), along, op_case.gradient_tolerance * std::max(1.0, scale)) << "input " << i << ", along a random direction";
+  }
+}
+
+std::string case_name(const ::testing::TestParamInfo<OpCase>& info) {
+  std::string name = info.param.op + "_" + info.param.name;
+  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Ops, OpTest, ::testing::ValuesIn(all_op_cases()), case_name);
+
+// --- the op list ----------------------------------------------------------------------------------------------------------------------
+
+TEST(OpList, EveryOpIsTestedAndComplete) {
+  std::set<std::string> names, tested, gradient_tested;
+  std::map<std::string, bool> floating;  // whether any case has an input that could be differentiated
+  for (const OpCase& op_case : all_op_cases()) {
+    tested.insert(op_case.op);
+    if (checks_gradient(op_case)) gradient_tested.insert(op_case.op);
+    floating[op_case.op] |= std::any_of(op_case.inputs.begin(), op_case.inputs.end(), [](const OpInput& input) { return is_floating(input.dtype); });
+    EXPECT_NE(find_op(op_case.op), nullptr) << op_case.op;
+  }
+  for (const OpDef* op : all_ops()) {
+    const std::string name(op->name);
+    EXPECT_TRUE(names.insert(name).second) << name << " is there twice";
+    EXPECT_TRUE(tested.contains(name)) << name << " has no case";
+    EXPECT_NE(op->kernel.cpu, nullptr) << name << " has no CPU kernel";
+    EXPECT_NE(op->infer, nullptr) << name << " has no shape rule";
+    EXPECT_NE(op->cost, nullptr) << name << " has no cost";
+    EXPECT_TRUE(op->gradient || !op->no_gradient.empty() || !floating[name]) << name << " has neither a gradient nor a reason for none";
+    EXPECT_FALSE(op->gradient && !op->no_gradient.empty()) << name << " has both a gradient and a reason for none";
+    if (op->gradient) EXPECT_TRUE(gradient_tested.contains(name)) << "no case checks the gradient of " << name;
+  }
+  std::set<std::tuple<std::string, std::string, int>> forms;
+  for (const OpDef* op : all_ops()) {
+    for (const OnnxForm& form : op->onnx) {
+      EXPECT_TRUE(forms.emplace(form.domain, form.name, form.since).second) << form.domain << " " << form.name << " is claimed twice";
+    }
+  }
+}
+
+TEST(OpList, CaseNamesAreUnique) {
+  std::set<std::string> names;
+  for (const OpCase& op_case : all_op_cases()) EXPECT_TRUE(names.insert(op_case.op + " " + op_case.name).second) << op_case.op << " " << op_case.name;
+}
+
+}  // namespace
+}  // namespace ort_train::testing

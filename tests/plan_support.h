@@ -1,0 +1,46 @@
+// Graphs and references for the tests of planner, verifier and executor.
+
+#pragma once
+
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "exec/kernel.h"
+#include "exec/program.h"
+#include "graph/graph.h"
+#include "passes/pipeline.h"
+
+namespace ort_train::testing {
+
+// A graph of `nodes` random ops over small tensors: views, in-place ops, several outputs, broadcasting, products, workspaces, state that is
+// changed in the middle and read before and after (through views that are wanted later, too), updates at the end, random outputs.
+// The same seed gives the same graph.
+Graph random_graph(uint32_t seed, int nodes);
+
+// GPT-2's forward graph: tokens (batch, length) -> logits (batch, length, vocabulary), head tied to the embedding.
+struct GptShape {
+  int64_t layers = 12, heads = 12, width = 768, vocabulary = 50257, batch = 1, length = 256;
+};
+Graph gpt_forward(const GptShape& shape);
+// … and its training step: loss, backward, clipping, AdamW. As the job of a trainer.
+JobGraph gpt_training(const GptShape& shape, OptimizerSpec optimizer = {});
+
+// Numbers for a value, the same for the same seed: tokens and labels below `limit`, small floats.
+Tensor random_tensor(const TensorType& type, uint32_t seed, int64_t limit = 2);
+
+// Evaluates graphs node by node, each value in memory of its own, and carries state from run to run.
+class Reference {
+ public:
+  explicit Reference(Workers& workers) : workers_(workers) {}
+  std::map<std::string, Tensor> state;  // by name: parameters (set these first), optimizer state and accumulators (zero at first)
+
+  // Every value of the graph that came to be, by id.
+  std::map<ValueId, Tensor> run(const Graph& graph, const std::map<ValueId, Tensor>& inputs);
+
+ private:
+  Workers& workers_;
+};
+
+}  // namespace ort_train::testing

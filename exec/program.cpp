@@ -11,7 +11,7 @@ namespace {
 std::string grouped(double number, int decimals) {
   std::string text = fmt::format("{:.{}f}", number, decimals);
   for (auto at = static_cast<std::ptrdiff_t>(text.find('.') == std::string::npos ? text.size() : text.find('.')) - 3; at > 0; at -= 3) {
-    text.insert(static_cast<size_t>(at), ",");
+    text.insert(static_cast<size_t>(at), 1, ',');
   }
   return text;
 }

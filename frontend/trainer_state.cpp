@@ -57,6 +57,7 @@ void Trainer::Impl::prepare() {
   for (Persistent& value : program.persistent) value.initial.reset();
   load_weights();
   for (const Persistent& value : program.persistent) {
+    if (value.purpose != Purpose::weights && value.purpose != Purpose::optimizer) continue;
     const StateTensor tensor{.name = value.name, .type = value.type, .bytes = executor->persistent(value.name)};
     if (value.purpose == Purpose::weights) content.weights.push_back(tensor);
     if (value.purpose == Purpose::optimizer) content.optimizer.push_back(tensor);

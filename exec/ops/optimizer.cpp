@@ -219,8 +219,16 @@ const OpDef kSumSquares{.name = "SumSquares",
                         .no_gradient = kNoSecondOrder,
                         .cost = per_element<4, 2>,
                         .kernel = {.cpu = for_floats<MakeSumSquares>, .workspace = sum_squares_workspace}};
-const OpDef kGlobalNorm{.name = "GlobalNorm", .infer = infer_global_norm, .no_gradient = kNoSecondOrder, .kernel = {.cpu = make_global_norm}};
-const OpDef kClipCoefficient{.name = "ClipCoefficient", .infer = infer_same_as_input, .no_gradient = kNoSecondOrder, .kernel = {.cpu = make_clip_coefficient}};
+const OpDef kGlobalNorm{.name = "GlobalNorm",
+                        .infer = infer_global_norm,
+                        .no_gradient = kNoSecondOrder,
+                        .cost = per_element<8, 1>,
+                        .kernel = {.cpu = make_global_norm}};
+const OpDef kClipCoefficient{.name = "ClipCoefficient",
+                             .infer = infer_same_as_input,
+                             .no_gradient = kNoSecondOrder,
+                             .cost = per_element<8, 3>,
+                             .kernel = {.cpu = make_clip_coefficient}};
 const OpDef kAdamW{.name = "AdamW",
                    .infer = infer_adamw,
                    .no_gradient = kNoSecondOrder,

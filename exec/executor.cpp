@@ -119,6 +119,7 @@ struct Executor::Impl {
   std::vector<Step> make_steps(size_t entry, const std::vector<size_t>& numbers) const {
     std::vector<Step> steps;
     int64_t highest = 0;
+    for (ValueId input : graphs[entry]->inputs) highest = std::max(highest, program.entries[entry].value_places[input].end());
     for (const Instruction& instruction : program.entries[entry].code) {
       const Node& node = graphs[entry]->node(instruction.node);
       Step step{.kernel = is_view(node, instruction) ? nullptr : &kernels[numbers[steps.size()]],

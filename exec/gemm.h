@@ -170,27 +170,22 @@ inline MicroKernel packing_kernel(int64_t vectors) {
   return micro<kRows, kVectors, true>;
 }
 
-// Transposes an 8 x 8 block: to[j][i] = from[i][j].
+// Transposes an 8 x 8 block: to[j][i] = from[i][j]. Rows i and i + 4 share a register from the load on, so that no shuffle crosses lanes.
 inline void transpose8(const float* from, int64_t from_row, float* to, int64_t to_row) {
-  __m256 r[8], t[8];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(from + i * from_row);
-#pragma GCC unroll 4
-  for (int i = 0; i < 8; i += 2) {
-    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-  }
 #pragma GCC unroll 2
-  for (int i = 0; i < 8; i += 4) {
-    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-  }
+  for (int half = 0; half < 2; ++half, from += 4, to += 4 * to_row) {
+    __m256 r[4], t[4];
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    _mm256_storeu_ps(to + i * to_row, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
-    _mm256_storeu_ps(to + (i + 4) * to_row, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+    for (int i = 0; i < 4; ++i) r[i] = _mm256_loadu2_m128(from + (i + 4) * from_row, from + i * from_row);
+#pragma GCC unroll 2
+    for (int i = 0; i < 4; i += 2) {
+      t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+      t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    _mm256_storeu_ps(to, _mm256_shuffle_ps(t[0], t[2], 0x44));
+    _mm256_storeu_ps(to + to_row, _mm256_shuffle_ps(t[0], t[2], 0xee));
+    _mm256_storeu_ps(to + 2 * to_row, _mm256_shuffle_ps(t[1], t[3], 0x44));
+    _mm256_storeu_ps(to + 3 * to_row, _mm256_shuffle_ps(t[1], t[3], 0xee));
   }
 }
 
@@ -203,17 +198,22 @@ inline void pack(const float* b, int64_t b_depth, int64_t b_column, int64_t dept
     }
     return;
   }
-  for (int64_t k = 0; k < depth; k += 8) {  // depth outside: the lines of the panel are filled while they are near
-    const int64_t n = std::min<int64_t>(8, depth - k);
-    for (int64_t j = 0; j < width; j += 8) {
+  // Blocks of 16 x 16: a line of each column is read, a line of each row of the panel written, in one go and once.
+  for (int64_t j = 0; j < width; j += 16) {
+    const int64_t block = std::min<int64_t>(16, width - j);
+    for (int64_t k = 0; k < depth; k += 16) {
+      const int64_t n = std::min<int64_t>(16, depth - k);
       float* to = panel + k * width + j;
       const float* from = b + j * b_column + k * b_depth;
-      if (n == 8 && j + 8 <= columns && b_depth == 1) {
-        transpose8(from, b_column, to, width);
+      if (n == 16 && j + block <= columns && b_depth == 1) {
+        for (int64_t y = 0; y < block; y += 8) {
+          transpose8(from + y * b_column, b_column, to + y, width);
+          transpose8(from + y * b_column + 8, b_column, to + y + 8 * width, width);
+        }
         continue;
       }
       for (int64_t x = 0; x < n; ++x) {
-        for (int64_t y = 0; y < 8; ++y) to[x * width + y] = j + y < columns ? from[x * b_depth + y * b_column] : 0.0f;
+        for (int64_t y = 0; y < block; ++y) to[x * width + y] = j + y < columns ? from[x * b_depth + y * b_column] : 0.0f;
       }
     }
   }

@@ -70,7 +70,7 @@ struct MaxKind {
   using Total = T;
   static constexpr T kIdentity = std::numeric_limits<T>::has_infinity ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::lowest();
   static T load(T x) { return x; }
-  static T combine(T a, T b) { return b > a || b != b ? b : a; }
+  static T combine(T a, T b) { return (b > a) | (b != b) ? b : a; }
   static T finish(T total, int64_t) { return total; }
 };
 
@@ -80,7 +80,7 @@ struct MinKind {
   using Total = T;
   static constexpr T kIdentity = std::numeric_limits<T>::has_infinity ? std::numeric_limits<T>::infinity() : std::numeric_limits<T>::max();
   static T load(T x) { return x; }
-  static T combine(T a, T b) { return b < a || b != b ? b : a; }
+  static T combine(T a, T b) { return (b < a) | (b != b) ? b : a; }
   static T finish(T total, int64_t) { return total; }
 };
 

@@ -28,10 +28,10 @@ struct MultiplyBy {
   }
 };
 struct MaximumOf {
-  template <typename T> static T combine(T old, T update) { return update > old || update != update ? update : old; }
+  template <typename T> static T combine(T old, T update) { return (update > old) | (update != update) ? update : old; }
 };
 struct MinimumOf {
-  template <typename T> static T combine(T old, T update) { return update < old || update != update ? update : old; }
+  template <typename T> static T combine(T old, T update) { return (update < old) | (update != update) ? update : old; }
 };
 
 // `outer` tables of `rows` rows of `row` elements; `updates` rows for each of them.
@@ -50,11 +50,14 @@ struct RowScatter {
     const int64_t row_blocks = std::clamp<int64_t>(rows * row * static_cast<int64_t>(sizeof(T)) / (2 * kTaskBytes), 1, std::min<int64_t>(rows, 256));
     const int64_t block_rows = (rows + row_blocks - 1) / row_blocks;
     const int64_t columns = outer * row_blocks >= 16 ? row : std::min(row, kColumns), column_blocks = (row + columns - 1) / columns;
+    const bool large = outer * rows > 8 * updates && rows * row * static_cast<int64_t>(sizeof(T)) > kLargeTable;  // most of it stays zero
     workers.parallel_for(outer * row_blocks * column_blocks, [&](int64_t task, int) {
       const int64_t o = task / (row_blocks * column_blocks), begin = task / column_blocks % row_blocks * block_rows;
       const int64_t end = std::min(rows, begin + block_rows), left = task % column_blocks * columns, width = std::min(columns, row - left);
       T* const table = out + o * rows * row + left;
-      if (zeros_first) {
+      if (zeros_first && large && width == row && begin < end) {
+        stream_zeros(table + begin * row, (end - begin) * row * static_cast<int64_t>(sizeof(T)));
+      } else if (zeros_first) {
         for (int64_t r = begin; r < end; ++r) std::fill_n(table + r * row, width, T(0));
       }
       for (int64_t i = 0; i < updates; ++i) {
@@ -68,7 +71,7 @@ struct RowScatter {
   }
 
  private:
-  static constexpr int64_t kColumns = 64, kWideRows = 128;
+  static constexpr int64_t kColumns = 64, kWideRows = 128, kLargeTable = int64_t{1} << 24;
 
   // Few rows, of which each gets many updates (characters, token types): sums in double, on the stack.
   template <typename Position>

@@ -140,6 +140,8 @@ void fill_elements(void* out, int64_t count, const void* value, int64_t element_
 // The same, or a copy, in parallel.
 void fill_parallel(Workers& workers, void* out, int64_t count, const void* value, int64_t element_bytes);
 void copy_parallel(Workers& workers, void* out, const void* in, int64_t bytes);
+// Zeros that go past the caches: for what is too large to be found there later.
+void stream_zeros(void* out, int64_t bytes);
 
 // Calls body with a null pointer to an unsigned integer of the size of an element.
 template <typename Body>

@@ -251,7 +251,8 @@ class EntryVerifier {
   void check_end() {
     for (const auto* values : {&graph_.outputs, &entry_.keep}) {
       for (ValueId value : *values) {
-        if (value >= graph_.value_count() || content_[value] == kUnknown) fail("it is to keep a value that nothing makes");
+        if (value >= graph_.value_count()) fail("it is to keep a value that isn't there");
+        if (content_[value] == kUnknown && graph_.value(value).bytes() > 0) fail("it is to keep '{}', which nothing makes", graph_.value(value).name);
         check_holds(value, "isn't intact at the end");
         touch(value, std::max(at_ - 1, 0));
       }

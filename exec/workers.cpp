@@ -1,5 +1,6 @@
 #include "exec/workers.h"
 
+#include <tbb/global_control.h>
 #include <tbb/parallel_for.h>
 #include <tbb/partitioner.h>
 #include <tbb/task_arena.h>
@@ -13,7 +14,9 @@ namespace ort_train {
 
 struct Workers::Impl {
   tbb::task_arena arena;
-  explicit Impl(int threads) : arena(threads) {}
+  // No more than oneTBB allows at the moment: it would print a warning and give as many anyway.
+  explicit Impl(int threads)
+      : arena(std::min(threads, static_cast<int>(tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism)))) {}
 };
 
 Workers::Workers(int threads) : impl_(std::make_unique<Impl>(std::max(threads, 1))), threads_(std::max(threads, 1)) {

@@ -110,7 +110,7 @@ struct EvalReport {
 struct Summary {
   int64_t steps = 0;            // done in all, earlier pieces of the run included
   bool stopped = false;         // by request_stop(); a checkpoint was saved
-  double first_loss = 0, last_loss = 0;  // mean of the first and the last 100 steps
+  double first_loss = 0, last_loss = 0;  // means of the first and the last tenth, of 100 steps at most
   double eval_loss = 0;         // of the last evaluation; NaN where there was none
   double seconds = 0, milliseconds_per_step = 0;  // of this piece of the run
   int64_t planned_peak_bytes = 0, measured_peak_bytes = 0;  // of the arena

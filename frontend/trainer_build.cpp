@@ -26,6 +26,12 @@ void refuse_obstacles(const Imported& imported) {
   if (count > 0) throw error(ErrorCode::unsupported, "{} {} in the way of training: {}", count, count == 1 ? "node stands" : "nodes stand", list);
 }
 
+std::string grouped(int64_t number) {  // 45,326,336
+  std::string text = std::to_string(number);
+  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), ",");
+  return text;
+}
+
 int64_t constant_bytes(const Graph& graph) {
   int64_t bytes = 0;
   for (ValueId id : graph.values_of(ValueKind::constant)) bytes += graph.value(id).bytes();
@@ -218,9 +224,11 @@ void Trainer::Impl::settle_budget() {
   reserve = reserve_for(job);
   const int64_t arena_bytes = whole_pages(program.arena_bytes);
   machine = measure_machine(workers, arena_bytes);
+  job_size = job;
   if (options.budget_is_process) {
     release_free_heap();
     const ProcessMemory memory = process_memory();
+    resident_planned = memory.resident;
     const int64_t raised = raised_reserve(reserve, std::max(memory.resident + job.data_bytes, memory.peak - arena_bytes));
     if (raised != reserve) note(fmt::format("the program takes more memory than foreseen: {} instead of {} bytes are set aside for it", raised, reserve));
     reserve = raised;
@@ -242,9 +250,10 @@ void Trainer::Impl::build() {
   if (options.budget > 0 && options.budget < report.minimum_budget) {
     const MemoryTable& peak = report.at_peak;
     throw error(ErrorCode::budget,
-                "{} bytes can't hold this job: weights, gradients and optimizer state alone take {} bytes; the smallest budget that would do is {} bytes "
-                "(--budget {}), set by {} in '{}'",
-                options.budget, peak.weights + peak.gradients + peak.optimizer, report.minimum_budget, report.minimum_budget, report.peak_op, report.peak_entry);
+                "{} bytes can't hold this job: at its peak weights, gradients and optimizer state alone take {} bytes; the smallest budget that would do is {} "
+                "bytes (--budget {}), set by {} in '{}'",
+                grouped(options.budget), grouped(peak.weights + peak.gradients + peak.optimizer), grouped(report.minimum_budget), report.minimum_budget,
+                report.peak_op, report.peak_entry);
   }
 }
 

@@ -14,6 +14,7 @@
 #include "exec/program.h"
 #include "exec/workers.h"
 #include "frontend/binding.h"
+#include "frontend/budget.h"
 #include "frontend/calibrate.h"
 #include "frontend/checkpoint.h"
 #include "frontend/data_set.h"
@@ -73,7 +74,6 @@ struct Trainer::Impl {
   // trainer_report.cpp: the plan as numbers and as text
   void describe(double seconds);
   void write_plan_json() const;
-  std::string describe_node(const Graph& graph, NodeId id) const;  // "MatMul '/lm_head' backward"
   int find_entry(std::string_view name) const;  // -1 where it isn't planned
 
   DataSets data;
@@ -88,7 +88,8 @@ struct Trainer::Impl {
   Program program;
   std::unique_ptr<Executor> executor;
   MachineRates machine;
-  int64_t reserve = 0;
+  JobSize job_size;
+  int64_t reserve = 0, resident_planned = 0;  // resident: when everything is planned, without the arena
   PlanReport report;
 
   // --- trainer_state.cpp: memory, weights, checkpoints

@@ -20,15 +20,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kAveraged = 100;  // losses at either end of a run
+constexpr size_t kAveraged = 100;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-double mean(const std::vector<double>& values) {
+double mean(std::span<const double> values) {
   double sum = 0;
   for (const double value : values) sum += value;
   return values.empty() ? std::numeric_limits<double>::quiet_NaN() : sum / static_cast<double>(values.size());
 }
+
+// How many losses stand for the beginning and the end of a run: a tenth, a hundred at most.
+size_t averaged(int64_t steps) { return std::clamp<size_t>(static_cast<size_t>(steps) / 10, 1, kAveraged); }
 
 void remember(RunState& state, double loss) {
   if (state.first_losses.size() < kAveraged) state.first_losses.push_back(loss);
@@ -246,8 +249,9 @@ Summary Trainer::Impl::train() {
   summary.stopped = state.step < total_steps;
   if (saved_step != state.step) save(true);
   if (!summary.stopped) summary.model_path = export_model(info, weights, [&](const std::string& name) { return parameter(name); }, options.output_dir);
-  summary.first_loss = mean(state.first_losses);
-  summary.last_loss = mean(state.last_losses);
+  const size_t window = std::min(averaged(state.step), state.last_losses.size());
+  summary.first_loss = mean(std::span(state.first_losses).first(std::min(window, state.first_losses.size())));
+  summary.last_loss = mean(std::span(state.last_losses).last(window));
   summary.milliseconds_per_step = state.step > first_step ? step_seconds * 1e3 / static_cast<double>(state.step - first_step) : 0;
   summary.planned_peak_bytes = program.arena_bytes;
   summary.measured_peak_bytes = executor->measured_peak_bytes();

@@ -66,8 +66,9 @@ std::string Trainer::Impl::sample(const std::string& prompt, int64_t length, dou
   std::mt19937_64 random(seed);
   std::string written;
   for (int64_t i = 0; i < length && !stop.load(std::memory_order_relaxed); ++i) {
-    // The last tokens, and zeros behind them that a causal model does not look at.
-    const size_t count = std::min(tokens.size(), static_cast<size_t>(binding.sequence));
+    // The last tokens, and zeros behind them that a causal model does not look at. A sample's last position has no label and so never
+    // learned to predict: the window ends before it.
+    const size_t count = std::min(tokens.size(), static_cast<size_t>(std::max<int64_t>(binding.sequence - 1, 1)));
     std::vector<int64_t> window(static_cast<size_t>(binding.sequence), 0);
     std::copy_n(tokens.end() - static_cast<std::ptrdiff_t>(count), count, window.begin());
     const auto to = place(index, input);

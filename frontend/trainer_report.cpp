@@ -89,7 +89,7 @@ void Trainer::Impl::describe(double seconds) {
   report.peak_entry = entry.name;
   if (!entry.code.empty()) {
     const NodeId node = entry.code[static_cast<size_t>(entry.peak_instruction)].node;
-    report.peak_op = describe_node(graph, node);
+    report.peak_op = ort_train::describe(graph, node);
   }
   MemoryTable& peak = report.at_peak;
   for (const Persistent& value : program.persistent) add(peak, value.purpose, aligned(value.place.bytes));
@@ -143,6 +143,15 @@ void Trainer::Impl::write_plan_json() const {
               {"workspace", peak.workspace},
               {"gaps", peak.gaps},
               {"total", peak.total}}},
+            {"program",
+             {{"resident_when_planned", resident_planned},
+              {"threads", job_size.threads},
+              {"instructions", job_size.instructions},
+              {"kernels", job_size.kernels},
+              {"file_nodes", job_size.file_nodes},
+              {"tensors", job_size.parameters},
+              {"constant_bytes", job_size.constant_bytes},
+              {"data_bytes", job_size.data_bytes}}},
             {"parameters", report.parameters},
             {"trainable_parameters", report.trainable_parameters},
             {"batch", report.batch},
@@ -161,15 +170,10 @@ void Trainer::Impl::write_plan_json() const {
                                {"instructions", entry.code.size()},
                                {"storages", entry.storages.size()},
                                {"peak_live_bytes", entry.peak_live_bytes},
-                               {"peak_op", entry.code.empty() ? "" : describe_node(entries[i]->job.graph, entry.code[static_cast<size_t>(entry.peak_instruction)].node)}});
+                               {"peak_op", entry.code.empty() ? "" : ort_train::describe(entries[i]->job.graph, entry.code[static_cast<size_t>(entry.peak_instruction)].node)}});
   }
   make_folders(folder_of(options.plan_json));
   replace_file(options.plan_json, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
-}
-
-std::string Trainer::Impl::describe_node(const Graph& graph, NodeId id) const {
-  const Stage stage = graph.node(id).stage;
-  return ort_train::describe(graph, id) + (stage == Stage::forward ? "" : " " + std::string(to_string(stage)));
 }
 
 }  // namespace ort_train

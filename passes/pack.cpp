@@ -12,8 +12,8 @@
 namespace ort_train {
 namespace {
 
-// What the rounds may cost, in steps of the inner loop (about a nanosecond each): fixed, so that the result is.
-constexpr int64_t kRoundSteps = 400'000'000;
+// What the rounds may cost, in steps of the inner loop (a nanosecond or two each): fixed, so that the result is.
+constexpr int64_t kRoundSteps = 100'000'000;
 constexpr int64_t kMaxRounds = 600;
 
 int64_t align_up(int64_t bytes) { return (bytes + kPlaceAlignment - 1) / kPlaceAlignment * kPlaceAlignment; }

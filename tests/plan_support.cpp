@@ -71,7 +71,7 @@ class RandomGraph {
       case 5:
       case 6: return binary(x);
       case 7: return emit("Reshape", {x}, {{"shape", Shape{element_count(s)}}});
-      case 8: return emit("Reshape", {x}, {{"shape", Shape{element_count(s) / 4, 4}}});
+      case 8: return element_count(s) % 4 == 0 ? emit("Reshape", {x}, {{"shape", Shape{element_count(s) / 4, 4}}}) : emit("Exp", {x});
       case 9: return rank == 2 ? emit("Transpose", {x}, {{"perm", Shape{1, 0}}}) : emit("Sigmoid", {x});
       case 10: return emit("Softmax", {x}, {{"axis", int64_t{-1}}});
       case 11: return last_is_4(x) ? emit("MatMul", {x, weight_}) : emit("Relu", {x});
@@ -129,7 +129,7 @@ class RandomGraph {
     if (pick(2)) return emit("Reshape", {x}, {{"shape", Shape{element_count(shape(x))}}});
     emit("Tanh", {x});
   }
-  ValueId pool_like(const Shape& wanted) {
+  ValueId pool_like(Shape wanted) {  // a copy: new values move the old ones
     for (int tries = 0; tries < 20; ++tries) {
       if (const ValueId y = any(); shape(y) == wanted) return y;
     }

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "exec/op_list.h"
+#include "exec/reduce.h"
 #include "exec/strided.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -61,8 +62,25 @@ std::vector<TensorType> infer_arg(const InferContext& context) {
   return {{DType::int64, shape}};
 }
 
+// Contiguous lines: the extreme in vectors, then where it is.
+template <bool kLargest, bool kLast, typename T>
+void run_arg_rows(const KernelArgs& args, const Lines& lines) {
+  using Kind = std::conditional_t<kLargest, MaxKind<T>, MinKind<T>>;
+  args.workers.parallel_blocks(lines.outer, std::max<int64_t>(1, kTaskElements / lines.length), [&](int64_t begin, int64_t end) {
+    for (int64_t o = begin; o < end; ++o) {
+      const T* const x = args.in<T>(0) + o * lines.length;
+      const T best = reduce_run<Kind>(x, lines.length);
+      const auto is_best = [best](T here) { return here == best || (here != here && best != best); };
+      int64_t at = kLast ? lines.length - 1 : 0;
+      while (!is_best(x[at])) at += kLast ? -1 : 1;
+      args.out<int64_t>(0)[o] = at;
+    }
+  });
+}
+
 template <bool kLargest, bool kLast, typename T>
 void run_arg(const KernelArgs& args, const Lines& lines) {
+  if (lines.inner == 1) return run_arg_rows<kLargest, kLast, T>(args, lines);
   constexpr int64_t kColumns = 128;
   const int64_t columns = std::max<int64_t>(1, std::min(lines.inner, kColumns)), blocks = (lines.inner + columns - 1) / columns;
   args.workers.parallel_blocks(lines.outer * blocks, std::max<int64_t>(1, kTaskElements / (lines.length * columns)), [&](int64_t begin, int64_t end) {

@@ -10,7 +10,7 @@ ORT_TRAIN_OPS_BEGIN
 
 namespace {
 
-constexpr int64_t kTile = 32;  // a transposed tile of 4-byte elements: 4 KB read, 4 KB written
+constexpr int64_t kTile = 64;  // a transposed tile of 4-byte elements takes 16 KB on its way
 
 // out[r * out_pitch + c] = in[r + c * in_pitch], 8 x 8: out rows are in columns.
 void transpose_8x8(uint32_t* out, int64_t out_pitch, const uint32_t* in, int64_t in_pitch) {
@@ -39,13 +39,17 @@ void transpose_tile(T* out, int64_t out_pitch, const T* in, int64_t in_pitch, in
   }
 }
 
+// By way of a buffer: pitches are often multiples of 4 KB, where the lines of a tile push each other out of the cache.
 void transpose_tile(uint32_t* out, int64_t out_pitch, const uint32_t* in, int64_t in_pitch, int64_t rows, int64_t columns) {
+  constexpr int64_t kPitch = kTile + 8;
+  uint32_t buffer[kTile * kPitch];
   const int64_t whole_rows = rows & ~int64_t{7}, whole_columns = columns & ~int64_t{7};
-  for (int64_t r = 0; r < whole_rows; r += 8) {
-    for (int64_t c = 0; c < whole_columns; c += 8) transpose_8x8(out + r * out_pitch + c, out_pitch, in + r + c * in_pitch, in_pitch);
+  for (int64_t c = 0; c < whole_columns; c += 8) {
+    for (int64_t r = 0; r < whole_rows; r += 8) transpose_8x8(buffer + r * kPitch + c, kPitch, in + r + c * in_pitch, in_pitch);
   }
-  transpose_tile<uint32_t>(out + whole_columns, out_pitch, in + whole_columns * in_pitch, in_pitch, whole_rows, columns - whole_columns);
-  transpose_tile<uint32_t>(out + whole_rows * out_pitch, out_pitch, in + whole_rows, in_pitch, rows - whole_rows, columns);
+  transpose_tile<uint32_t>(buffer + whole_columns, kPitch, in + whole_columns * in_pitch, in_pitch, whole_rows, columns - whole_columns);
+  transpose_tile<uint32_t>(buffer + whole_rows * kPitch, kPitch, in + whole_rows, in_pitch, rows - whole_rows, columns);
+  for (int64_t r = 0; r < rows; ++r) std::memcpy(out + r * out_pitch, buffer + r * kPitch, static_cast<size_t>(columns) * sizeof(uint32_t));
 }
 
 int64_t blocks_of(int64_t n, int64_t block) { return (n + block - 1) / block; }
@@ -223,6 +227,16 @@ void fill_parallel(Workers& workers, void* out, int64_t count, const void* value
   workers.parallel_blocks(count, kTaskBytes / element_bytes, [&](int64_t begin, int64_t end) {
     fill_elements(static_cast<std::byte*>(out) + begin * element_bytes, end - begin, value, element_bytes);
   });
+}
+
+void stream_zeros(void* out, int64_t bytes) {
+  std::byte* to = static_cast<std::byte*>(out);
+  std::byte* const end = to + bytes;
+  const int64_t head = std::min<int64_t>(bytes, -reinterpret_cast<intptr_t>(to) & 31);
+  std::memset(to, 0, static_cast<size_t>(head));
+  for (to += head; to + 32 <= end; to += 32) _mm256_stream_si256(reinterpret_cast<__m256i*>(to), _mm256_setzero_si256());
+  std::memset(to, 0, static_cast<size_t>(end - to));
+  _mm_sfence();
 }
 
 void copy_parallel(Workers& workers, void* out, const void* in, int64_t bytes) {

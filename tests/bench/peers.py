@@ -43,7 +43,7 @@ def export(work, batch, tokens):
     import torch
     sys.path.insert(0, os.path.join(ROOT, "models"))
     import export_gpt2
-    model = export_gpt2.build(*export_gpt2.SIZES["124M"], attention="eager", noise=0.0)
+    model = export_gpt2.build(*export_gpt2.SIZES["124M"], attention="eager")
     export_gpt2.export(model, os.path.join(work, "gpt2.onnx"), "dynamo", 20)
     torch.save(model.state_dict(), os.path.join(work, "gpt2.pt"))
 

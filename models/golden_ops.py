@@ -1,0 +1,241 @@
+"""Writes tests/golden/ops.safetensors: single-node ONNX models, their inputs and what the standard says comes out.
+
+    python golden_ops.py [FILE]
+
+Three sources: the standard's own node tests (outputs by its authors); the forms that ops had in older opsets, where
+onnxruntime computes the outputs; com.microsoft ops, likewise. For case NAME the file holds NAME/model (the bytes of an ONNX
+file), NAME/input/I (NAME/constant/I where the importer must know the value) and NAME/output/I. tests/ops_onnx_test.cpp imports
+and runs each. Only types that ort-train computes with; cases of more than 8 kB are left out.
+"""
+import os, sys, warnings
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+from onnx.backend.test.case.node import collect_testcases
+from safetensors.numpy import save
+
+warnings.filterwarnings("ignore")
+MAX_BYTES = 8000
+TYPES = (np.float32, np.float64, np.int64, np.int32, np.int16, np.int8, np.uint8, np.bool_)
+OPS = """Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh Attention Cast CastLike Ceil Celu Clip Concat ConstantOfShape Cos Cosh CumSum
+DepthToSpace Div Dropout Elu Equal Erf Exp Expand Flatten Floor Gather GatherElements GatherND Gelu Gemm Greater GreaterOrEqual HardSigmoid HardSwish
+Identity IsInf IsNaN LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax MatMul Max Mean Min Mish Mod Mul Neg NonZero Not OneHot Or PRelu
+Pad Pow RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
+ReduceSumSquare Relu Reshape Round ScatterElements ScatterND Selu Shape Sigmoid Sign Sin Sinh Size Slice Softmax SoftmaxCrossEntropyLoss Softplus
+Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Swish Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Where Xor""".split()
+# Inputs whose values an importer must know: shapes, axes and the like. {-1}: all.
+KNOWN = {"Reshape": {1}, "Expand": {1}, "Slice": {1, 2, 3, 4}, "Pad": {1, 3}, "Squeeze": {1}, "Unsqueeze": {1}, "Tile": {1}, "Split": {1}, "TopK": {1},
+         "Range": {-1}, "ConstantOfShape": {-1}, "OneHot": {1}, "CumSum": {1}, "Trilu": {1}, "Dropout": {1, 2}, "NonZero": {-1},
+         **{f"Reduce{kind}": {1} for kind in "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()}}
+
+arrays = {}
+
+
+def add(name, model, inputs, outputs):
+    node = model.graph.node[0]
+    known = KNOWN.get(node.op_type, set())
+    arrays[f"{name}/model"] = np.frombuffer(model.SerializeToString(), np.uint8)
+    for i, (value, array) in enumerate(zip(model.graph.input, inputs)):
+        at = list(node.input).index(value.name)
+        arrays[f"{name}/{'constant' if at in known or -1 in known else 'input'}/{i}"] = np.ascontiguousarray(array).reshape(np.shape(array))
+    for i, array in enumerate(outputs):
+        arrays[f"{name}/output/{i}"] = np.ascontiguousarray(array).reshape(np.shape(array))
+
+
+def official():
+    for case in collect_testcases(None):
+        graph = case.model.graph
+        if len(graph.node) != 1 or graph.node[0].op_type not in OPS or graph.node[0].domain not in ("", "ai.onnx"):
+            continue
+        inputs, outputs = ([np.asarray(a) if not isinstance(a, list) and a is not None else None for a in side] for side in case.data_sets[0])
+        if any(a is None or a.dtype.type not in TYPES for a in inputs + outputs) or sum(a.nbytes for a in inputs + outputs) > MAX_BYTES:
+            continue
+        add(case.name.removeprefix("test_"), case.model, inputs, outputs)
+
+
+# --- older forms, and com.microsoft ---------------------------------------------------------------------------------------------------
+
+random = np.random.default_rng(7)
+
+
+def floats(*shape, low=-2, high=2):
+    return random.uniform(low, high, shape).astype(np.float32)
+
+
+def scalar(value, dtype=np.float32):
+    return np.array(value, dtype)
+
+
+def ints(*values, dtype=np.int64):
+    return np.array(values, dtype)
+
+
+def form(name, op, opset, inputs, outputs=1, domain="", initializers=None, **attributes):
+    """inputs: arrays, None where absent; initializers: which of them stand in the file instead of being fed."""
+    initializers = initializers or []
+    names = ["" if a is None else f"x{i}" for i, a in enumerate(inputs)]
+    node = helper.make_node(op, names, [f"y{i}" for i in range(outputs)], name="tested", domain=domain, **attributes)
+    values = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+              for i, (n, a) in enumerate(zip(names, inputs)) if a is not None and i not in initializers]
+    tensors = [numpy_helper.from_array(inputs[i], names[i]) for i in initializers]
+    opsets = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    graph = helper.make_graph([node], "g", values, [helper.make_empty_tensor_value_info(o) for o in node.output], tensors)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8 if opset < 21 else 10)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    fed = {n: a for i, (n, a) in enumerate(zip(names, inputs)) if a is not None and i not in initializers}
+    results = session.run(None, fed)
+    kept = onnx.ModelProto()
+    kept.CopyFrom(model)
+    for value, array in zip(kept.graph.output, results):
+        value.CopyFrom(helper.make_tensor_value_info(value.name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape))
+    add(name, kept, list(fed.values()), results)
+
+
+def each_version(op, first=7, last=24):
+    """The opsets at which the standard's text of an op changed, from 7 on."""
+    since = sorted({s.since_version for s in onnx.defs.get_all_schemas_with_history() if s.name == op and s.domain == ""})
+    begin = [v for v in since if v <= first][-1:] or since[:1]
+    return [max(first, v) for v in begin + [v for v in since if first < v <= last]]
+
+
+def older_forms():
+    # The same node at every opset that had a text of its own (onnxruntime may lack the newest).
+    x = floats(3, 5)
+    positive = floats(3, 5, low=0.2, high=3)
+    unary = {"Abs": x, "Neg": x, "Sqrt": positive, "Reciprocal": positive, "Exp": x, "Log": positive, "Erf": x, "Floor": x, "Ceil": x, "Round": x, "Sign": x,
+             "IsNaN": x, "IsInf": x, "Sin": x, "Cos": x, "Tan": x, "Atan": x, "Sinh": x, "Tanh": x, "Sigmoid": x, "Relu": x, "LeakyRelu": x, "Elu": x, "Selu": x,
+             "Celu": x, "Softplus": x, "Softsign": x, "HardSigmoid": x, "HardSwish": x, "ThresholdedRelu": x, "Mish": x, "Gelu": x, "Identity": x}
+    binary = {"Add": x, "Sub": x, "Mul": x, "Div": positive, "Pow": positive, "Min": x, "Max": x, "Sum": x, "Mean": x}
+    for op, data in unary.items():
+        for opset in each_version(op, last=22):
+            form(f"{op}_opset{opset}", op, opset, [data])
+    for op, data in binary.items():
+        for opset in each_version(op, last=22):
+            broadcasts = opset >= 8 or op not in ("Min", "Max", "Sum", "Mean")
+            form(f"{op}_opset{opset}", op, opset, [data, floats(5, low=0.5) if broadcasts else floats(3, 5)])
+    for opset in each_version("PRelu"):
+        form(f"PRelu_opset{opset}", "PRelu", opset, [floats(2, 3, 4), floats(3, 1)])
+    # Pow with an exponent of another type.
+    form("Pow_integer_exponent", "Pow", 12, [floats(2, 3), ints(2)], initializers=[1])
+    form("Pow_integer_base", "Pow", 15, [ints(2, 3, 9, dtype=np.int32), np.array([0.5], np.float32)], initializers=[1])
+    form("Sum_three", "Sum", 8, [floats(3, 4), floats(4), floats(3, 1)])
+    form("Mean_three", "Mean", 13, [floats(3, 4), floats(4), floats(3, 1)])
+    form("Max_one", "Max", 8, [x])
+    # Clip: attributes, then inputs.
+    form("Clip_attributes", "Clip", 6, [x], min=-0.5, max=1.0)
+    form("Clip_max_attribute", "Clip", 6, [x], max=1.0)
+    for opset in (11, 12, 13):
+        form(f"Clip_constants_opset{opset}", "Clip", opset, [x, scalar(-0.5), scalar(1)], initializers=[1, 2])
+    form("Clip_only_max", "Clip", 13, [x, None, scalar(0.25)], initializers=[2])
+    form("Clip_computed", "Clip", 13, [x, scalar(-0.25), scalar(0.5)])
+    form("Clip_integers", "Clip", 12, [ints(-9, 3, 9), scalar(-2, np.int64), scalar(5, np.int64)], initializers=[1, 2])
+    # Softmax: all axes from `axis` on before 13.
+    for op in ("Softmax", "LogSoftmax"):
+        for opset in (7, 11, 13):
+            for axis in (0, 1, 2, None) + ((-2,) if opset >= 11 else ()):
+                attributes = {} if axis is None else {"axis": axis}
+                form(f"{op}_opset{opset}_axis_{axis}", op, opset, [floats(2, 3, 4)], **attributes)
+    # Dropout in evaluation mode.
+    form("Dropout_opset7", "Dropout", 7, [x], ratio=0.3)
+    form("Dropout_opset10_mask", "Dropout", 10, [x], outputs=2, ratio=0.3)
+    form("Dropout_opset12_mask", "Dropout", 12, [x, scalar(0.3)], outputs=2, initializers=[1])
+    form("Dropout_opset13_false", "Dropout", 13, [x, scalar(0.3), np.array(False)], initializers=[1, 2])
+    # Normalisation.
+    for axis in (-1, 1, 0):
+        shape = (2, 3, 4)[axis:]
+        form(f"LayerNormalization_axis_{axis}", "LayerNormalization", 17, [floats(2, 3, 4), floats(*shape), floats(*shape)], outputs=3, axis=axis)
+    form("LayerNormalization_no_bias", "LayerNormalization", 17, [floats(2, 3, 4), floats(4)], epsilon=0.01)
+    form("LayerNormalization_scale_broadcast", "LayerNormalization", 17, [floats(2, 3, 4), floats(1, 4), floats(4)], axis=1)
+    for opset in (12, 16):
+        form(f"SimplifiedLayerNormalization_opset{opset}", "SimplifiedLayerNormalization", opset, [floats(2, 3, 4), floats(4)], axis=-1, epsilon=1e-6)
+    # com.microsoft
+    ms = dict(domain="com.microsoft")
+    form("ms_Gelu", "Gelu", 17, [x], **ms)
+    form("ms_BiasGelu", "BiasGelu", 17, [x, floats(5)], **ms)
+    form("ms_FastGelu", "FastGelu", 17, [x], **ms)
+    form("ms_FastGelu_bias", "FastGelu", 17, [x, floats(5)], **ms)
+    form("ms_QuickGelu", "QuickGelu", 17, [x], alpha=1.5, **ms)
+    form("ms_SkipLayerNormalization", "SkipLayerNormalization", 17, [floats(2, 3, 8), floats(2, 3, 8), floats(8), floats(8), floats(8)], epsilon=1e-5, **ms)
+    form("ms_SkipLayerNormalization_plain", "SkipLayerNormalization", 17, [floats(2, 3, 8), floats(2, 3, 8), floats(8)], epsilon=1e-5, **ms)
+    form("ms_SkipSimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", 17, [floats(2, 3, 8), floats(2, 3, 8), floats(8), floats(8)], epsilon=1e-5, **ms)
+    form("ms_FusedMatMul", "FusedMatMul", 17, [floats(2, 4, 3), floats(2, 5, 4)], transA=1, transB=1, alpha=0.5, **ms)
+    # Axes, shapes and pads: attributes before they were inputs.
+    y = floats(2, 1, 3, 1)
+    form("Squeeze_attribute", "Squeeze", 7, [y], axes=[1, 3])
+    form("Squeeze_all", "Squeeze", 11, [y])
+    form("Squeeze_negative", "Squeeze", 11, [y], axes=[-1])
+    form("Unsqueeze_attribute", "Unsqueeze", 7, [x], axes=[0, 2])
+    form("Unsqueeze_negative", "Unsqueeze", 11, [x], axes=[-1])
+    for kind in "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split():
+        op = "Reduce" + kind
+        for opset in each_version(op, last=20):
+            by_input = opset >= (13 if kind == "Sum" else 18)
+            data = floats(2, 3, 4, low=0.3)
+            axes = [1] if opset < 11 else [-2]
+            if by_input:
+                form(f"{op}_opset{opset}", op, opset, [data, ints(*axes)], initializers=[1])
+            else:
+                form(f"{op}_opset{opset}", op, opset, [data], axes=axes)
+                form(f"{op}_opset{opset}_all", op, opset, [data], keepdims=0)
+    form("Slice_attributes", "Slice", 7, [floats(4, 5)], starts=[1, 0], ends=[-1, 1000], axes=[0, 1])
+    form("Slice_opset10", "Slice", 10, [floats(4, 5), ints(3, 0), ints(0, 4), ints(0, 1), ints(-1, 2)], initializers=[1, 2, 3, 4])
+    form("Slice_negative_axis", "Slice", 13, [floats(4, 5), ints(1), ints(3), ints(-1)], initializers=[1, 2, 3])
+    form("Pad_attributes", "Pad", 7, [floats(3, 4)], pads=[1, 0, 0, 2], value=1.5)
+    form("Pad_opset11", "Pad", 11, [floats(3, 4), ints(0, 1, 2, 0), scalar(0.5)], initializers=[1, 2])
+    form("Pad_axes", "Pad", 18, [floats(3, 4), ints(1, 2), None, ints(-1)], initializers=[1, 3])
+    form("Split_attribute", "Split", 7, [floats(6, 2)], outputs=3, axis=0, split=[1, 2, 3])
+    form("Split_equal", "Split", 11, [floats(2, 6)], outputs=3, axis=-1)
+    form("Split_input", "Split", 13, [floats(6, 2), ints(4, 2)], outputs=2, initializers=[1])
+    form("Split_num_outputs", "Split", 18, [floats(7, 2)], outputs=3, num_outputs=3)
+    form("Reshape_zero_and_minus_one", "Reshape", 7, [floats(2, 3, 4), ints(0, -1)], initializers=[1])
+    form("Expand_opset8", "Expand", 8, [floats(3, 1), ints(2, 1, 4)], initializers=[1])
+    form("Tile_opset7", "Tile", 7, [floats(2, 3), ints(2, 2)], initializers=[1])
+    form("Flatten_opset9", "Flatten", 9, [floats(2, 3, 4)], axis=2)
+    for opset in (7, 11, 13):
+        form(f"Transpose_opset{opset}", "Transpose", opset, [floats(2, 3, 4)], perm=[2, 0, 1])
+        form(f"Concat_opset{opset}", "Concat", opset, [floats(2, 3), floats(1, 3)], axis=0)
+        form(f"Gather_opset{opset}", "Gather", opset, [floats(5, 3), ints(4, 0, 4)], axis=0)
+    form("Cast_opset9", "Cast", 9, [floats(2, 3)], to=TensorProto.INT64)
+    form("Cast_to_bool", "Cast", 13, [ints(0, 2, -1)], to=TensorProto.BOOL)
+    form("Where_opset9", "Where", 9, [np.array([[True], [False]]), floats(2, 3), floats(3)])
+    for op in ("Greater", "Less", "Equal"):
+        for opset in (7, 9, 13):
+            if op == "Equal" or opset >= 9:
+                same = ints(1, 2, 3, dtype=np.int32) if op == "Equal" and opset < 11 else x
+                form(f"{op}_opset{opset}", op, opset, [same, same[..., :1]])
+    for op in ("ArgMax", "ArgMin"):
+        for opset in (7, 11, 12, 13):
+            form(f"{op}_opset{opset}", op, opset, [floats(3, 4)], axis=1, keepdims=0)
+    form("TopK_opset10", "TopK", 10, [floats(3, 6), ints(2)], outputs=2, axis=1, initializers=[1])
+    form("TopK_smallest", "TopK", 11, [floats(3, 6), ints(3)], outputs=2, axis=0, largest=0, initializers=[1])
+    form("CumSum_reverse", "CumSum", 14, [floats(3, 4), scalar(1, np.int32)], exclusive=1, reverse=1, initializers=[1])
+    form("Trilu_lower", "Trilu", 14, [floats(2, 4, 4), scalar(-1, np.int64)], upper=0, initializers=[1])
+    form("GatherElements_opset11", "GatherElements", 11, [floats(3, 4), ints(0, 2, 1, 1).reshape(1, 4)], axis=0)
+    form("GatherND_batch", "GatherND", 12, [floats(2, 3, 4), ints(1, 2).reshape(2, 1)], batch_dims=1)
+    form("ScatterND_add", "ScatterND", 16, [floats(5, 2), ints(1, 1, 4).reshape(3, 1), floats(3, 2)], reduction="add")
+    form("ScatterElements_opset11", "ScatterElements", 11, [floats(3, 4), ints(0, 2, 1, 0).reshape(1, 4), floats(1, 4)], axis=0)
+    form("ScatterElements_add", "ScatterElements", 16, [floats(3, 4), ints(0, 0, 1, 1).reshape(2, 2), floats(2, 2)], axis=0, reduction="add")
+    form("OneHot_opset9", "OneHot", 9, [ints(0, 2, 1), ints(4), floats(2)], initializers=[1])
+    # Products.
+    for opset in (7, 9, 11, 13):
+        form(f"Gemm_opset{opset}", "Gemm", opset, [floats(4, 3), floats(5, 4), floats(5)], transA=1, transB=1, alpha=0.5, beta=2.0)
+        form(f"MatMul_opset{opset}", "MatMul", opset, [floats(2, 3, 4), floats(4, 5)])
+    form("Gemm_no_bias", "Gemm", 11, [floats(3, 4), floats(4, 5)])
+    form("MatMul_batches", "MatMul", 13, [floats(2, 1, 3, 4), floats(3, 4, 2)])
+    form("MatMul_vector", "MatMul", 13, [floats(4), floats(3, 4, 2)])
+
+
+if __name__ == "__main__":
+    default = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "golden", "ops.safetensors")
+    official()
+    count = len({name.split("/")[0] for name in arrays})
+    older_forms()
+    path = sys.argv[1] if len(sys.argv) > 1 else default
+    with open(path, "wb") as file:
+        file.write(save(arrays))
+    total = len({name.split("/")[0] for name in arrays})
+    print(f"{path}: {count} of the standard's node tests, {total - count} other forms, {os.path.getsize(path):,} bytes")

@@ -1,0 +1,393 @@
+// What the op table can't say: that the threads are there and change nothing, which chain of additions a product is, losses and updates
+// against PyTorch's numbers, attention against its parts, the ONNX forms.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <tbb/global_control.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "exec/kernel.h"
+#include "exec/ops/optimizer_scalars.h"
+#include "graph/builder.h"
+
+namespace ort_train {
+namespace {
+
+class KernelsTest : public ::testing::Test {
+ protected:
+  tbb::global_control allow_{tbb::global_control::max_allowed_parallelism, 8};
+};
+using WorkersTest = KernelsTest;
+using MatMulTest = KernelsTest;
+using AttentionTest = KernelsTest;
+using LossTest = KernelsTest;
+using OptimizerTest = KernelsTest;
+using OnnxFormsTest = KernelsTest;
+
+// The numbers of ANSI C's rand, in [-1, 1).
+Tensor numbers(Shape shape, uint32_t seed, DType dtype = DType::float32) {
+  Tensor tensor(dtype, std::move(shape));
+  for (int64_t i = 0; i < tensor.size(); ++i) {
+    seed = seed * 1664525 + 1013904223;
+    const float x = static_cast<float>(seed >> 8) * 0x1p-23f - 1;
+    if (dtype == DType::float32) tensor.data<float>()[i] = x;
+    else tensor.data<double>()[i] = x;
+  }
+  return tensor;
+}
+
+std::vector<Tensor> run(const char* op, const Attributes& attributes, const std::vector<const Tensor*>& inputs, size_t outputs = 1, int threads = 1) {
+  Workers workers(threads);
+  return evaluate(op_named(op), attributes, inputs, outputs, workers);
+}
+
+double distance(const Tensor& a, const Tensor& b) {
+  const std::vector<double> x = a.to_double(), y = b.to_double();
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    difference += (x[i] - y[i]) * (x[i] - y[i]);
+    norm += y[i] * y[i];
+  }
+  return std::sqrt(difference / norm);
+}
+
+void expect_close(const Tensor& actual, const std::vector<float>& expected, float relative = 5e-7f) {
+  ASSERT_EQ(static_cast<size_t>(actual.size()), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(actual.data<float>()[i], expected[i], relative * std::abs(expected[i])) << "element " << i;
+}
+
+// --- workers --------------------------------------------------------------------------------------------------------------------------
+
+TEST_F(WorkersTest, AllThreadsTakePart) {
+  for (const int threads : {1, 2, 3, 8}) {
+    Workers workers(threads);
+    std::set<std::thread::id> ids;
+    std::set<int> indices;
+    std::mutex mutex;
+    std::atomic<int> arrived{0};
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    workers.parallel_for(threads, [&](int64_t, int worker) {
+      {
+        const std::lock_guard lock(mutex);
+        ids.insert(std::this_thread::get_id());
+        indices.insert(worker);
+      }
+      ++arrived;
+      while (arrived < threads && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
+    });
+    EXPECT_EQ(ids.size(), static_cast<size_t>(threads));
+    EXPECT_EQ(indices.size(), static_cast<size_t>(threads));
+    EXPECT_EQ(*indices.begin(), 0);
+    EXPECT_EQ(*indices.rbegin(), threads - 1);
+  }
+}
+
+TEST_F(WorkersTest, EachTaskOnceAndNoWorkerTwiceAtATime) {
+  Workers workers(3);
+  std::vector<std::atomic<int>> done(5000), busy(3);
+  std::atomic<int> clashes{0};
+  workers.parallel_for(5000, [&](int64_t task, int worker) {
+    if (busy[worker]++ != 0) ++clashes;
+    ++done[task];
+    --busy[worker];
+  });
+  EXPECT_EQ(clashes, 0);
+  EXPECT_TRUE(std::all_of(done.begin(), done.end(), [](const std::atomic<int>& n) { return n == 1; }));
+}
+
+TEST_F(WorkersTest, AnExceptionComesThroughAndTheWorkersGoOn) {
+  for (const int threads : {1, 3}) {
+    Workers workers(threads);
+    EXPECT_THROW(workers.parallel_for(100, [](int64_t task, int) { if (task == 40) throw error(ErrorCode::data, "forty"); }), Error);
+    std::atomic<int> count{0};
+    workers.parallel_for(100, [&](int64_t, int) { ++count; });
+    EXPECT_EQ(count, 100);
+  }
+}
+
+// --- threads change nothing -----------------------------------------------------------------------------------------------------------
+
+struct Job {
+  const char* op;
+  Attributes attributes;
+  std::vector<Tensor> inputs;
+  size_t outputs = 1;
+};
+
+TEST_F(KernelsTest, ThreadsChangeNoBit) {
+  Tensor labels(DType::int64, {300});
+  for (int64_t i = 0; i < 300; ++i) labels.data<int64_t>()[i] = i * 17 % 2001;
+  const auto scalars = optimizer_scalars(3, 1e-3, 0.9, 0.999, 1e-8, 0.9);
+  const Tensor numbers_of_step = make_tensor<float>({kOptimizerScalars}, {scalars.begin(), scalars.end()}), half = scalar_tensor(0.5f);
+  const Tensor large = numbers({700001}, 4);
+  const std::vector<Job> jobs{
+      {"MatMul", {}, {numbers({600, 401}, 1), numbers({401, 900}, 2), numbers({900}, 3)}},
+      {"MatMul", {{"trans_a", int64_t{1}}}, {numbers({129, 777}, 1), numbers({129, 301}, 2)}},
+      {"MatMul", {{"trans_b", int64_t{1}}}, {numbers({9, 65, 33}, 1), numbers({9, 70, 33}, 2)}},
+      {"Attention", {{"causal", int64_t{1}}}, {numbers({2, 3, 300, 20}, 1), numbers({2, 3, 300, 20}, 2), numbers({2, 3, 300, 20}, 3)}, 2},
+      {"AttentionGrad", {{"causal", int64_t{1}}},
+       {numbers({2, 3, 300, 20}, 1), numbers({2, 3, 300, 20}, 2), numbers({2, 3, 300, 20}, 3), numbers({2, 3, 300, 20}, 4), numbers({2, 3, 300, 20}, 5), numbers({2, 3, 300}, 6)}, 3},
+      {"SoftmaxCrossEntropy", {}, {numbers({300, 2001}, 1), labels}, 2},
+      {"SoftmaxCrossEntropyGrad", {}, {half, numbers({300, 2001}, 1), numbers({300}, 2), labels}},
+      {"SquaredError", {}, {large, numbers({700001}, 5)}},
+      {"SumSquares", {}, {large}},
+      {"AdamW", {{"weight_decay", 0.1f}}, {large, numbers({700001}, 5), numbers({700001}, 6), Tensor(DType::float32, {700001}), half, numbers_of_step}, 3},
+  };
+  for (const Job& job : jobs) {
+    std::vector<const Tensor*> inputs;
+    for (const Tensor& input : job.inputs) inputs.push_back(&input);
+    const std::vector<Tensor> one = run(job.op, job.attributes, inputs, job.outputs);
+    for (const int threads : {2, 3, 8}) {
+      for (int again = 0; again < 3; ++again) EXPECT_EQ(run(job.op, job.attributes, inputs, job.outputs, threads), one) << job.op << " on " << threads << " threads";
+    }
+  }
+}
+
+// --- products -------------------------------------------------------------------------------------------------------------------------
+
+// An element is one chain of fused multiply-adds a block of depth: the same on every processor, wherever the element lies.
+TEST_F(MatMulTest, AnElementIsAFixedChain) {
+  struct Form {
+    int64_t rows, columns, depth, block;
+  };
+  for (const Form f : {Form{21, 61, 50, 56}, Form{13, 50, 384, 384}, Form{9, 33, 385, 200}, Form{300, 7, 1000, 336}}) {
+    for (const bool trans : {false, true}) {
+      const Tensor a = numbers(trans ? Shape{f.depth, f.rows} : Shape{f.rows, f.depth}, 1), b = numbers(trans ? Shape{f.columns, f.depth} : Shape{f.depth, f.columns}, 2);
+      const Tensor bias = numbers({f.columns}, 3);
+      const Tensor y = run("MatMul", {{"trans_a", int64_t{trans}}, {"trans_b", int64_t{trans}}, {"alpha", 0.3f}}, {&a, &b, &bias})[0];
+      int64_t wrong = 0;
+      for (int64_t i = 0; i < f.rows; ++i) {
+        for (int64_t j = 0; j < f.columns; ++j) {
+          float result = bias.data<float>()[j];
+          for (int64_t begin = 0; begin < f.depth; begin += f.block) {
+            float sum = 0;
+            for (int64_t k = begin; k < std::min(begin + f.block, f.depth); ++k) {
+              sum = std::fma(a.data<float>()[trans ? k * f.rows + i : i * f.depth + k], b.data<float>()[trans ? j * f.depth + k : k * f.columns + j], sum);
+            }
+            result = std::fma(0.3f, sum, result);
+          }
+          wrong += y.data<float>()[i * f.columns + j] != result;
+        }
+      }
+      EXPECT_EQ(wrong, 0) << f.rows << " x " << f.columns << " x " << f.depth << (trans ? " transposed" : "");
+    }
+  }
+}
+
+TEST_F(MatMulTest, NamesWhatDoesNotFit) {
+  const Tensor a(DType::float32, {2, 3}), b(DType::float32, {4, 5}), bias(DType::float32, {4});
+  try {
+    run("MatMul", {{"trans_b", int64_t{1}}}, {&a, &b});
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "the inner dimensions of [2, 3] and [4, 5] transposed differ");
+  }
+  const Tensor fitting(DType::float32, {3, 5});
+  EXPECT_THROW(run("MatMul", {}, {&a, &fitting, &bias}), Error);
+}
+
+// --- attention ------------------------------------------------------------------------------------------------------------------------
+
+// In double, so that only the order of summation differs: products, softmax and their gradients one by one.
+TEST_F(AttentionTest, EqualsItsParts) {
+  constexpr int64_t kRows = 300, kColumns = 600, kDepth = 12, kWidth = 10;
+  const Tensor q = numbers({1, 2, kRows, kDepth}, 1, DType::float64), k = numbers({1, 2, kColumns, kDepth}, 2, DType::float64);
+  const Tensor v = numbers({1, 2, kColumns, kWidth}, 3, DType::float64), dy = numbers({1, 2, kRows, kWidth}, 4, DType::float64);
+  const Attributes scaled{{"trans_b", int64_t{1}}, {"alpha", 1.5f}}, trans_b{{"trans_b", int64_t{1}}}, trans_a{{"trans_a", int64_t{1}}};
+  for (const bool causal : {false, true}) {
+    const Tensor bias = numbers({kRows, kColumns}, 5, DType::float64);
+    Tensor hiding = bias;
+    for (int64_t i = 0; i < kRows * kColumns; ++i) {
+      if (causal && i % kColumns > i / kColumns) hiding.data<double>()[i] = -HUGE_VAL;
+    }
+    const Tensor scores = run("Add", {}, {&run("MatMul", scaled, {&q, &k})[0], &hiding})[0];
+    const Tensor weights = run("Softmax", {{"axis", int64_t{-1}}}, {&scores})[0];
+    const Tensor o = run("MatMul", {}, {&weights, &v})[0];
+    const Tensor dv = run("MatMul", trans_a, {&weights, &dy})[0], dweights = run("MatMul", trans_b, {&dy, &v})[0];
+    const Tensor dscores = run("SoftmaxGrad", {{"axis", int64_t{-1}}}, {&dweights, &weights})[0];
+    const Tensor dq = run("MatMul", {{"alpha", 1.5f}}, {&dscores, &k})[0];
+    const Tensor dk = run("MatMul", {{"trans_a", int64_t{1}}, {"alpha", 1.5f}}, {&dscores, &q})[0];
+
+    const Attributes attributes{{"scale", 1.5f}, {"causal", int64_t{causal}}};
+    const std::vector<Tensor> fused = run("Attention", attributes, {&q, &k, &v, &bias}, 2);
+    const std::vector<Tensor> gradients = run("AttentionGrad", attributes, {&dy, &q, &k, &v, &fused[0], &fused[1], &bias}, 3);
+    EXPECT_LT(distance(fused[0], o), 1e-14);
+    EXPECT_LT(distance(gradients[0], dq), 1e-14);
+    EXPECT_LT(distance(gradients[1], dk), 1e-14);
+    EXPECT_LT(distance(gradients[2], dv), 1e-14);
+  }
+}
+
+// --- losses ---------------------------------------------------------------------------------------------------------------------------
+
+TEST_F(LossTest, ALabelOutsideTheClassesIsNamed) {
+  const Tensor logits = numbers({4, 10}, 1);
+  for (const int64_t wrong : {int64_t{10}, int64_t{-1}}) {
+    const Tensor labels = make_tensor<int64_t>({4}, {1, 2, wrong, 3});
+    for (const int threads : {1, 3}) {
+      try {
+        run("SoftmaxCrossEntropy", {{"ignore_index", int64_t{-100}}}, {&logits, &labels}, 2, threads);
+        FAIL();
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), ErrorCode::data);
+        EXPECT_THAT(e.what(), ::testing::HasSubstr("label " + std::to_string(wrong) + " at position 2"));
+        EXPECT_THAT(e.what(), ::testing::HasSubstr("10 classes"));
+      }
+    }
+  }
+}
+
+TEST_F(LossTest, LargeLogitsOverflowNothing) {
+  const Tensor logits = make_tensor<float>({2, 3}, {3e38f, -3e38f, 0, -2e38f, -2e38f, -2e38f}), labels = make_tensor<int64_t>({2}, {0, 1});
+  const std::vector<Tensor> loss = run("SoftmaxCrossEntropy", {}, {&logits, &labels}, 2);
+  EXPECT_TRUE(std::isfinite(loss[0].data<float>()[0]));
+  const Tensor one = scalar_tensor(1.0f);
+  const Tensor gradient = run("SoftmaxCrossEntropyGrad", {}, {&one, &logits, &loss[1], &labels})[0];
+  for (const float g : gradient.data<float>()) EXPECT_TRUE(std::isfinite(g));
+  EXPECT_EQ(gradient.data<float>()[0], 0);
+}
+
+// --- optimizers: four steps of torch 2.13 with clip_grad_norm_(1.0) ---------------------------------------------------------------------
+
+const std::vector<float> kStart{0.5f, -1.25f, 2.0f, 1e-3f, -3e-2f, 0.75f, -0.5f};
+const std::vector<std::vector<float>> kGradients{
+    {0.100000001f, -0.200000003f, 0.300000012f, -9.99999975e-05f, 0.0500000007f, 0.0f, 1.5f},
+    {0.137000009f, -0.274000019f, 0.411000013f, -0.000136999995f, 0.0685000047f, 0.0f, 2.05500007f},
+    {-0.17400001f, 0.34800002f, -0.522000015f, 0.000174000001f, -0.0870000049f, -0.0f, -2.61000013f},
+    {-0.210999995f, 0.421999991f, -0.633000016f, 0.000210999991f, -0.105499998f, -0.0f, -3.16499996f},
+};
+
+Tensor coefficient(const Tensor& gradient, float norm) {
+  const Tensor sum = run("SumSquares", {}, {&gradient})[0], global = run("GlobalNorm", {}, {&sum})[0];
+  EXPECT_NEAR(global.data<float>()[0], norm, 2e-7f * norm);
+  return run("ClipCoefficient", {{"max_norm", 1.0f}}, {&global})[0];
+}
+constexpr float kNorms[] = {1.54677081f, 2.11907625f, 2.69138145f, 3.26368642f};
+
+TEST_F(OptimizerTest, AdamWIsTorchs) {
+  Tensor p = make_tensor<float>({7}, kStart), m(DType::float32, {7}), v(DType::float32, {7});
+  for (int64_t step = 1; step <= 4; ++step) {
+    const Tensor gradient = make_tensor<float>({7}, kGradients[step - 1]), clip = coefficient(gradient, kNorms[step - 1]);
+    const auto scalars = optimizer_scalars(step, 3e-3, 0.9, 0.99, 1e-8, 0);
+    const Tensor of_step = make_tensor<float>({kOptimizerScalars}, {scalars.begin(), scalars.end()});
+    std::vector<Tensor> next = run("AdamW", {{"weight_decay", 0.1f}}, {&p, &gradient, &m, &v, &clip, &of_step}, 3);
+    p = next[0], m = next[1], v = next[2];
+  }
+  expect_close(p, {0.492933989f, -1.24203432f, 1.99113488f, 0.00746412575f, -0.0364303403f, 0.749100447f, -0.505866706f}, 2e-7f);
+  expect_close(m, {-0.00233389623f, 0.00466779247f, -0.00700168591f, 2.33389665e-06f, -0.00116694812f, 0.0f, -0.0350084379f}, 2e-6f);  // differences of larger numbers
+  expect_close(v, {0.00016469782f, 0.000658791279f, 0.00148228055f, 1.64697811e-10f, 4.1174455e-05f, 0.0f, 0.0370570086f});
+}
+
+TEST_F(OptimizerTest, SgdIsTorchs) {
+  Tensor p = make_tensor<float>({7}, kStart), buffer(DType::float32, {7}), plain = p;
+  for (int64_t step = 1; step <= 4; ++step) {
+    const Tensor gradient = make_tensor<float>({7}, kGradients[step - 1]), clip = coefficient(gradient, kNorms[step - 1]);
+    const auto scalars = optimizer_scalars(step, 0.1, 0.9, 0.999, 1e-8, 0.9);
+    const Tensor of_step = make_tensor<float>({kOptimizerScalars}, {scalars.begin(), scalars.end()});
+    std::vector<Tensor> next = run("SGD", {{"weight_decay", 0.01f}}, {&p, &gradient, &buffer, &clip, &of_step}, 2);
+    p = next[0], buffer = next[1];
+    plain = run("SGD", {{"weight_decay", 0.01f}}, {&plain, &gradient, nullptr, &clip, &of_step})[0];
+  }
+  expect_close(p, {0.474553823f, -1.19684887f, 1.91914392f, 0.0010118935f, -0.0401932448f, 0.743223608f, -0.809411347f}, 2e-7f);
+  expect_close(buffer, {-0.00664320216f, 0.00471144915f, -0.00277976692f, 5.80928463e-05f, -0.0129255373f, 0.0257248152f, -0.374046266f}, 2e-5f);
+  expect_close(plain, {0.498028815f, -1.24505913f, 1.99208951f, 0.000995980343f, -0.0298672635f, 0.747004509f, -0.497615427f}, 2e-7f);
+}
+
+// --- ONNX forms -----------------------------------------------------------------------------------------------------------------------
+
+// The first output of a node in its ONNX form, lowered and run.
+Tensor lowered(const char* domain, const char* name, Attributes attributes, const std::vector<const Tensor*>& inputs, size_t outputs = 1) {
+  Graph graph;
+  std::map<ValueId, Tensor> values;
+  OnnxNode node{.domain = domain, .op_type = name, .name = "tested", .opset = 24, .attributes = std::move(attributes), .inputs = {}, .outputs = outputs};
+  for (const Tensor* input : inputs) {
+    node.inputs.push_back(input ? graph.add_value({.name = "x", .dtype = input->dtype, .shape = input->shape, .kind = ValueKind::input}) : kNone);
+    if (input) values[node.inputs.back()] = *input;
+  }
+  Lowering lowering(graph, node);
+  for (const OpDef* op : all_ops()) {
+    for (const OnnxForm& form : op->onnx) {
+      if (form.domain == domain && form.name == name) form.lower(lowering);
+    }
+  }
+  graph.verify("lowering");
+  Workers workers(1);
+  for (NodeId id : graph.order()) {
+    std::vector<const Tensor*> in;
+    for (ValueId input : graph.node(id).inputs) in.push_back(input == kNone ? nullptr : graph.constant(input) ? graph.constant(input) : &values.at(input));
+    std::vector<Tensor> out = evaluate(*graph.node(id).op, graph.node(id).attributes, in, graph.node(id).outputs.size(), workers);
+    for (size_t i = 0; i < out.size(); ++i) values[graph.node(id).outputs[i]] = std::move(out[i]);
+  }
+  return values.at(lowering.results().at(0));
+}
+
+const Tensor kA = make_tensor<float>({2, 3}, {1, 2, 3, 4, 5, 6}), kB = make_tensor<float>({3, 2}, {1, 0, 2, 1, 0, 3});  // A B = {5, 11, 14, 23}
+
+TEST_F(OnnxFormsTest, MatMulOfVectors) {
+  const Tensor three = make_tensor<float>({3}, {1, -1, 2}), two = make_tensor<float>({2}, {1, 10}), batch = make_tensor<float>({2, 1, 3}, {1, 2, 3, 4, 5, 6});
+  EXPECT_EQ(lowered("", "MatMul", {}, {&kA, &kB}), make_tensor<float>({2, 2}, {5, 11, 14, 23}));
+  EXPECT_EQ(lowered("", "MatMul", {}, {&kA, &three}), make_tensor<float>({2}, {5, 11}));
+  EXPECT_EQ(lowered("", "MatMul", {}, {&two, &kA}), make_tensor<float>({3}, {41, 52, 63}));
+  EXPECT_EQ(lowered("", "MatMul", {}, {&three, &three}), make_tensor<float>({}, {6}));
+  EXPECT_EQ(lowered("", "MatMul", {}, {&batch, &three}), make_tensor<float>({2, 1}, {5, 11}));
+}
+
+TEST_F(OnnxFormsTest, Gemm) {
+  const Tensor row = make_tensor<float>({2}, {1, 2}), matrix_row = make_tensor<float>({1, 2}, {1, 2}), column = make_tensor<float>({2, 1}, {1, 2});
+  const Tensor matrix = make_tensor<float>({2, 2}, {1, 2, 3, 4}), scalar = scalar_tensor(1.0f);
+  const Attributes twice{{"alpha", 2.0f}, {"beta", 3.0f}};
+  EXPECT_EQ(lowered("", "Gemm", {}, {&kA, &kB}), make_tensor<float>({2, 2}, {5, 11, 14, 23}));
+  EXPECT_EQ(lowered("", "Gemm", {}, {&kA, &kB, &row}), make_tensor<float>({2, 2}, {6, 13, 15, 25}));
+  EXPECT_EQ(lowered("", "Gemm", twice, {&kA, &kB, &row}), make_tensor<float>({2, 2}, {13, 28, 31, 52}));
+  EXPECT_EQ(lowered("", "Gemm", twice, {&kA, &kB, &matrix_row}), make_tensor<float>({2, 2}, {13, 28, 31, 52}));
+  EXPECT_EQ(lowered("", "Gemm", twice, {&kA, &kB, &column}), make_tensor<float>({2, 2}, {13, 25, 34, 52}));
+  EXPECT_EQ(lowered("", "Gemm", twice, {&kA, &kB, &matrix}), make_tensor<float>({2, 2}, {13, 28, 37, 58}));
+  EXPECT_EQ(lowered("", "Gemm", twice, {&kA, &kB, &scalar}), make_tensor<float>({2, 2}, {13, 25, 31, 49}));
+  EXPECT_EQ(lowered("", "Gemm", {{"beta", 0.0f}}, {&kA, &kB, &matrix}), make_tensor<float>({2, 2}, {5, 11, 14, 23}));
+  const Tensor a = make_tensor<float>({3, 2}, {1, 4, 2, 5, 3, 6}), b = make_tensor<float>({2, 3}, {1, 2, 0, 0, 1, 3});
+  EXPECT_EQ(lowered("", "Gemm", {{"transA", int64_t{1}}, {"transB", int64_t{1}}}, {&a, &b, &row}), make_tensor<float>({2, 2}, {6, 13, 15, 25}));
+  EXPECT_EQ(lowered("com.microsoft", "FusedMatMul", {{"transA", int64_t{1}}, {"transB", int64_t{1}}, {"alpha", 2.0f}}, {&a, &b}),
+            make_tensor<float>({2, 2}, {10, 22, 28, 46}));
+}
+
+// onnx 1.23's reference: two key heads serve four query heads, causal, a boolean mask whose last row hides everything.
+TEST_F(OnnxFormsTest, Attention) {
+  const Tensor q = numbers({1, 3, 8}, 1), k = numbers({1, 4, 4}, 2), v = numbers({1, 4, 6}, 3);
+  const Tensor mask = [] {
+    Tensor tensor(DType::boolean, {3, 4});
+    for (size_t i : {0, 2, 3, 4, 5, 6}) tensor.data<bool>()[i] = true;
+    return tensor;
+  }();
+  const Attributes attributes{{"q_num_heads", int64_t{4}}, {"kv_num_heads", int64_t{2}}, {"is_causal", int64_t{1}}};
+  const Tensor y = lowered("", "Attention", attributes, {&q, &k, &v, &mask});
+  EXPECT_EQ(y.shape, (Shape{1, 3, 12}));
+  expect_close(y,
+               {-0.525538802f, 0.101356387f,    0.747317076f, -0.525538802f, 0.101356387f,   0.747317076f,  0.557831883f, -0.233047724f, 0.729880095f,
+                0.557831883f,  -0.233047724f,   0.729880095f, -0.276332289f, 0.000213782609f, 0.223633155f, -0.178310901f, -0.0395690575f, 0.0176504403f,
+                0.536170781f,  -0.430285931f,   0.666104257f, 0.537700772f,  -0.41635406f,   0.670608997f,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+               1e-4f);
+  EXPECT_THROW(lowered("", "Attention", attributes, {&q, &k, &v}, 3), Error);
+  EXPECT_THROW(lowered("", "Attention", {{"q_num_heads", int64_t{4}}, {"kv_num_heads", int64_t{2}}, {"softcap", 30.0f}}, {&q, &k, &v}), Error);
+}
+
+// torch's cross_entropy of (N, C, d) logits with ignore_index=2.
+TEST_F(OnnxFormsTest, SoftmaxCrossEntropyLoss) {
+  const Tensor x = numbers({2, 3, 2}, 4), labels = make_tensor<int64_t>({2, 2}, {0, 2, 1, 1});
+  const auto loss = [&](const char* reduction) {
+    return lowered("", "SoftmaxCrossEntropyLoss", {{"reduction", reduction}, {"ignore_index", int64_t{2}}}, {&x, &labels});
+  };
+  expect_close(loss("mean"), {0.945251942f});
+  expect_close(loss("sum"), {2.83575583f});
+  EXPECT_THROW(loss("none"), Error);
+}
+
+}  // namespace
+}  // namespace ort_train

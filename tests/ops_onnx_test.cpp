@@ -1,0 +1,169 @@
+// Forward values against the standard: each model of tests/golden/ops.safetensors (one node; written by models/golden_ops.py) is imported
+// and its graph evaluated node by node.
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "exec/kernel.h"
+#include "frontend/file.h"
+#include "frontend/import.h"
+#include "frontend/safetensors.h"
+#include "graph/op_def.h"
+
+namespace ort_train {
+namespace {
+
+// What ort-train refuses, by the beginning of the case's name, and what its message must say.
+const std::vector<std::pair<std::string, std::string>> kRefused{
+};
+
+struct Archive {
+  Archive() : file(File::open(std::string(ORT_TRAIN_SOURCE_DIR) + "/tests/golden/ops.safetensors")) {
+    for (const SafetensorsEntry& entry : read_safetensors_header(file, ErrorCode::data).entries) entries.emplace(entry.name, entry);
+  }
+  std::vector<std::byte> bytes(const std::string& name) const {
+    const SafetensorsEntry& entry = entries.at(name);
+    std::vector<std::byte> result(static_cast<size_t>(entry.bytes));
+    file.read(entry.offset, result);
+    return result;
+  }
+  Tensor tensor(const std::string& name) const {
+    static const std::map<Element, DType> types{{Element::float32, DType::float32}, {Element::float64, DType::float64}, {Element::int64, DType::int64},
+                                                {Element::int32, DType::int32},     {Element::int16, DType::int16},     {Element::int8, DType::int8},
+                                                {Element::uint8, DType::uint8},     {Element::boolean, DType::boolean}};
+    const SafetensorsEntry& entry = entries.at(name);
+    Tensor result(types.at(entry.element), entry.shape);
+    result.bytes = bytes(name);
+    return result;
+  }
+  File file;
+  std::map<std::string, SafetensorsEntry> entries;
+};
+
+const Archive& archive() {
+  static const Archive all;
+  return all;
+}
+
+std::vector<std::string> case_names() {
+  std::set<std::string> names;
+  for (const auto& [name, entry] : archive().entries) names.insert(name.substr(0, name.find('/')));
+  return {names.begin(), names.end()};
+}
+
+Workers& workers() {
+  static Workers two(2);
+  return two;
+}
+
+// All values of an imported graph, its weights read from the model's file.
+std::map<ValueId, Tensor> run(const Imported& imported, std::map<ValueId, Tensor> values) {
+  const Graph& graph = imported.graph;
+  for (const Weight& weight : imported.weights) {
+    const ValueId id = graph.find_value(weight.parameter);
+    Tensor& tensor = values[id] = Tensor(graph.value(id).dtype, graph.value(id).shape);
+    const FileRange& range = weight.places.at(0).bytes;
+    File::open(range.path).read(range.offset, tensor.bytes);
+  }
+  for (NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    std::vector<const Tensor*> inputs;
+    for (ValueId input : node.inputs) inputs.push_back(input == kNone ? nullptr : graph.constant(input) ? graph.constant(input) : &values.at(input));
+    std::vector<Tensor> outputs = evaluate(*node.op, node.attributes, inputs, node.outputs.size(), workers());
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (node.outputs[i] != kNone) values[node.outputs[i]] = std::move(outputs[i]);
+    }
+  }
+  return values;
+}
+
+void expect_close(const Tensor& actual, const Tensor& wanted, size_t output) {
+  ASSERT_EQ(to_string(actual.type()), to_string(wanted.type())) << "output " << output;
+  const std::vector<double> a = actual.to_double(), b = wanted.to_double();
+  double largest = 0;
+  for (double x : b) largest = std::isfinite(x) ? std::max(largest, std::abs(x)) : largest;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]))) continue;
+    ASSERT_TRUE(is_floating(actual.dtype)) << "output " << output << ", element " << i << ": " << a[i] << ", should be " << b[i];
+    ASSERT_LE(std::abs(a[i] - b[i]), 1e-5 * std::abs(b[i]) + 1e-6 * largest) << "output " << output << ", element " << i << ": " << a[i] << ", should be " << b[i];
+  }
+}
+
+class OnnxOps : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(OnnxOps, GivesWhatTheStandardSays) {
+  const std::string name = GetParam();
+  const std::string path = (std::filesystem::temp_directory_path() / fmt::format("ort-train-{}-{}.onnx", name, ::getpid())).string();
+  {
+    File file = File::create(path);
+    file.write(0, archive().bytes(name + "/model"));
+  }
+  struct Remove {
+    std::string path;
+    ~Remove() { std::filesystem::remove(path); }
+  } remove{path};
+
+  ImportOptions options;
+  std::map<std::string, Tensor> fed;
+  const Declared model = declared(path);
+  for (size_t i = 0, at = 0; at < model.inputs.size(); ++i, ++at) {
+    const std::string input = fmt::format("{}/input/{}", name, i), constant = fmt::format("{}/constant/{}", name, i);
+    if (archive().entries.contains(constant)) options.bound_inputs[model.inputs[at].name] = archive().tensor(constant);
+    else fed[model.inputs[at].name] = archive().tensor(input);
+  }
+  const Imported imported = import_model(path, options, workers());
+
+  std::string refusal;
+  for (const Obstacle& obstacle : imported.obstacles) refusal += obstacle.node + ": " + obstacle.reason + "\n";
+  for (const auto& [begin, reason] : kRefused) {
+    if (!name.starts_with(begin)) continue;
+    EXPECT_NE(refusal.find(reason), std::string::npos) << refusal;
+    return;
+  }
+  ASSERT_EQ(refusal, "");
+
+  std::map<ValueId, Tensor> values;
+  for (ValueId input : imported.graph.inputs) values[input] = fed.at(imported.graph.value(input).name);
+  values = run(imported, std::move(values));
+  size_t outputs = 0;
+  for (; archive().entries.contains(fmt::format("{}/output/{}", name, outputs)); ++outputs) {
+    const ValueId id = imported.graph.outputs.at(outputs);
+    const Tensor* constant = imported.graph.constant(id);
+    expect_close(constant ? *constant : values.at(id), archive().tensor(fmt::format("{}/output/{}", name, outputs)), outputs);
+  }
+  EXPECT_EQ(outputs, imported.graph.outputs.size());
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, OnnxOps, ::testing::ValuesIn(case_names()), [](const auto& info) {
+  std::string name = info.param;
+  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+  return name;
+});
+
+// Each form of each op stands in some model of the file, at or after the opset from which the form counts.
+TEST(OnnxOpsList, EveryFormHasAModel) {
+  std::map<std::pair<std::string, std::string>, int> newest;  // (domain, op) -> how many models
+  for (const std::string& name : case_names()) {
+    const std::vector<std::byte> bytes = archive().bytes(name + "/model");
+    const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    for (const OpDef* op : all_ops()) {
+      for (const OnnxForm& form : op->onnx) {
+        // NodeProto.op_type is field 4: tag 0x22, length, name.
+        const std::string field = std::string("\x22") + static_cast<char>(form.name.size()) + std::string(form.name);
+        if (text.find(field) != std::string::npos) ++newest[{std::string(form.domain), std::string(form.name)}];
+      }
+    }
+  }
+  for (const OpDef* op : all_ops()) {
+    for (const OnnxForm& form : op->onnx) EXPECT_GT(newest.count({std::string(form.domain), std::string(form.name)}), 0u) << form.domain << " " << form.name;
+  }
+}
+
+}  // namespace
+}  // namespace ort_train

@@ -1,8 +1,8 @@
 // Elementwise kernels from functors: unary<F>, unary_slope<F>, binary<F> (NumPy broadcasting), for the element types that the op names.
 //
 // A functor has `value(x)` (or `value(a, b)`) and, where unary_slope uses it, `slope(x)`: templates over the element type, HOST_DEVICE,
-// pure. It may be constructed from the node's Attributes. One functor serves both devices: with nvcc each is compiled into a CUDA kernel
-// as well (the same pragma-free loop body), so what the CPU tests prove about the arithmetic holds there.
+// pure. It may be constructed from the node's Attributes. One functor serves both devices: nvcc compiles each into a CUDA kernel as well,
+// from the same lines of arithmetic that the CPU tests check.
 // Every element goes through the same operations whatever its position, so blocks and threads never show in a result. Outputs may alias
 // inputs exactly (in place), never partly.
 
@@ -22,8 +22,7 @@
 
 ORT_TRAIN_OPS_BEGIN
 
-template <typename... T>
-struct Types {};
+template <typename... T> struct Types {};
 using Floats = Types<float, double>;
 using Numbers = Types<float, double, int64_t, int32_t>;
 
@@ -32,28 +31,26 @@ inline constexpr int64_t kElementBlock = 32768;  // elements a task
 using Prepare = KernelRun (*)(const KernelSpec&);
 
 // Calls make.operator()<T>() for the T among those listed that is `dtype`.
-template <typename... T, typename Make>
-KernelRun for_type(Types<T...>, DType dtype, Make&& make) {
+template <typename... T, typename Make> KernelRun for_type(Types<T...>, DType dtype, Make&& make) {
   KernelRun run;
   const bool found = ((dtype == dtype_of<T>() && (run = make.template operator()<T>(), true)) || ...);
   if (!found) throw error(ErrorCode::unsupported, "there is no kernel for elements of type {}; cast them to float32", to_string(dtype));
   return run;
 }
 
-template <typename F>
-F make_functor(const Attributes& attributes) {
-  if constexpr (std::is_constructible_v<F, const Attributes&>) return F(attributes);
-  else return F{};
+template <typename F> F make_functor(const Attributes& attributes) {
+  if constexpr (std::is_constructible_v<F, const Attributes&>)
+    return F(attributes);
+  else
+    return F{};
 }
 
 // One of two kernels, by the attributes: pick<tanh_form, unary<GeluTanh>, unary<GeluErf>>.
-template <bool (*choose)(const Attributes&), Prepare yes, Prepare no>
-KernelRun pick(const KernelSpec& spec) {
+template <bool (*choose)(const Attributes&), Prepare yes, Prepare no> KernelRun pick(const KernelSpec& spec) {
   return choose(spec.attributes) ? yes(spec) : no(spec);
 }
 
-template <int flops_per_element>
-Cost elementwise_cost(const KernelSpec& spec) {
+template <int flops_per_element> Cost elementwise_cost(const KernelSpec& spec) {
   Cost cost;
   for (size_t i = 0; i < spec.inputs.size(); ++i) cost.bytes += spec.has(i) ? double(spec.inputs[i].bytes()) : 0;
   for (const TensorType& output : spec.outputs) cost.bytes += double(output.bytes());
@@ -63,21 +60,18 @@ Cost elementwise_cost(const KernelSpec& spec) {
 
 // --- loops; `ivdep`: an output that aliases an input does so exactly ------------------------------------------------------------------
 
-template <typename F, typename T, typename R>
-void unary_loop(F f, const T* x, R* y, int64_t n) {
+template <typename F, typename T, typename R> void unary_loop(F f, const T* x, R* y, int64_t n) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) y[i] = f.value(x[i]);
 }
 
-template <typename F, typename T>
-void slope_loop(F f, const T* dy, const T* x, T* dx, int64_t n) {
+template <typename F, typename T> void slope_loop(F f, const T* dy, const T* x, T* dx, int64_t n) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) dx[i] = dy[i] * f.slope(x[i]);
 }
 
 // A stride is 1 or 0 (one element for the whole row), known at compile time.
-template <int stride_a, int stride_b, typename F, typename T, typename R>
-void binary_loop(F f, const T* a, const T* b, R* y, int64_t n) {
+template <int stride_a, int stride_b, typename F, typename T, typename R> void binary_loop(F f, const T* a, const T* b, R* y, int64_t n) {
   const T a0 = *a, b0 = *b;
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) y[i] = f.value(stride_a ? a[i] : a0, stride_b ? b[i] : b0);
@@ -101,26 +95,26 @@ void run_binary(const F& f, const StridedLoop<2>& loop, const T* a, const T* b, 
   };
   const std::integral_constant<int, 0> same{};
   const std::integral_constant<int, 1> each{};
-  if (loop.inner_stride(0) && loop.inner_stride(1)) run(each, each);
-  else if (loop.inner_stride(0)) run(each, same);
-  else run(same, each);  // never both 0: an axis along which neither side moves has one element
+  if (loop.inner_stride(0) && loop.inner_stride(1))
+    run(each, each);
+  else if (loop.inner_stride(0))
+    run(each, same);
+  else
+    run(same, each);  // never both 0: an axis along which neither side moves has one element
 }
 
 // --- the same functors on CUDA --------------------------------------------------------------------------------------------------------
 
 #ifdef __CUDACC__
-template <typename F, typename T, typename R>
-__global__ void unary_kernel(F f, const T* x, R* y, int64_t n) {
+template <typename F, typename T, typename R> __global__ void unary_kernel(F f, const T* x, R* y, int64_t n) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i < n) y[i] = f.value(x[i]);
 }
-template <typename F, typename T>
-__global__ void slope_kernel(F f, const T* dy, const T* x, T* dx, int64_t n) {
+template <typename F, typename T> __global__ void slope_kernel(F f, const T* dy, const T* x, T* dx, int64_t n) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i < n) dx[i] = dy[i] * f.slope(x[i]);
 }
-template <typename F, typename T, typename R>
-__global__ void binary_kernel(F f, StridedLoop<2> loop, const T* a, const T* b, R* y) {
+template <typename F, typename T, typename R> __global__ void binary_kernel(F f, StridedLoop<2> loop, const T* a, const T* b, R* y) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= loop.count) return;
   int64_t rest = i, at_a = 0, at_b = 0;
@@ -141,8 +135,7 @@ __global__ void binary_kernel(F f, StridedLoop<2> loop, const T* a, const T* b, 
 // --- kernels for OpDefs ---------------------------------------------------------------------------------------------------------------
 
 // y = F(x). The result's type is what `value` returns (bool for predicates).
-template <typename F, typename Supported = Floats>
-KernelRun unary(const KernelSpec& spec) {
+template <typename F, typename Supported = Floats> KernelRun unary(const KernelSpec& spec) {
   return for_type(Supported{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     const F f = make_functor<F>(spec.attributes);
     using R = decltype(f.value(T{}));
@@ -156,8 +149,7 @@ KernelRun unary(const KernelSpec& spec) {
 }
 
 // dx = dy * F'(x), inputs (dy, x); where a functor's slope is a function of y instead, the second input is y.
-template <typename F, typename Supported = Floats>
-KernelRun unary_slope(const KernelSpec& spec) {
+template <typename F, typename Supported = Floats> KernelRun unary_slope(const KernelSpec& spec) {
   return for_type(Supported{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     const F f = make_functor<F>(spec.attributes);
     ORT_TRAIN_CUDA_KERNEL(slope_kernel<F, T>);
@@ -171,8 +163,7 @@ KernelRun unary_slope(const KernelSpec& spec) {
 }
 
 // y = F(a, b), broadcast.
-template <typename F, typename Supported = Floats>
-KernelRun binary(const KernelSpec& spec) {
+template <typename F, typename Supported = Floats> KernelRun binary(const KernelSpec& spec) {
   return for_type(Supported{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     const F f = make_functor<F>(spec.attributes);
     using R = decltype(f.value(T{}, T{}));

@@ -1,7 +1,8 @@
 // Products of strided matrices on one thread: C = start + alpha * A B. What MatMul and Attention are made of.
 //
 // float: register-blocked micro-kernels in vectors (AVX-512: 8 x 48, AVX2: 6 x 16 elements of C), fused multiply-adds along the depth. A is
-// read in place; B goes panel by panel through a packed copy in the workspace, made while the first rows are multiplied. double: plain loops.
+// read in place; B goes panel by panel through a packed copy in the workspace, made while the first rows are multiplied. double: plain
+// loops.
 //
 // The bits of an element depend on the depth alone: it is summed in blocks of depth_block(depth), each one chain of fused multiply-adds in
 // ascending order, the blocks in ascending order. How C is divided among tiles, tasks and threads, where it lies and which vectors
@@ -29,18 +30,20 @@ enum class Triangle : uint8_t {
   a_upper,  // the same where k < i + diagonal
 };
 
-template <typename T>
-struct Product {
+// A matrix somewhere in memory: element (i, j) at data[i * row + j * column].
+template <typename T> struct Matrix {
+  T* data = nullptr;
+  int64_t row = 0, column = 1;
+  Matrix from(int64_t i, int64_t j) const { return {data + i * row + j * column, row, column}; }
+};
+
+template <typename T> struct Product {
   int64_t rows = 0, columns = 0, depth = 0;
-  const T* a = nullptr;  // rows x depth
-  int64_t a_row = 0, a_depth = 1;
-  const T* b = nullptr;  // depth x columns; one of the strides is 1
-  int64_t b_depth = 0, b_column = 1;
-  T* c = nullptr;  // rows x columns, columns dense
-  int64_t c_row = 0;
+  Matrix<const T> a{};  // rows x depth
+  Matrix<const T> b{};  // depth x columns; one of its strides is 1
+  Matrix<T> c{};        // rows x columns, columns dense
   T alpha = 1;
-  const T* start = nullptr;  // what the product is added to: null: zero; c itself: accumulates; a bias has start_row 0
-  int64_t start_row = 0;
+  Matrix<const T> start{};  // what the product is added to, columns dense: none: zero; c itself: accumulates; a bias has row 0
   Triangle triangle = Triangle::none;
   int64_t diagonal = 0;
 };
@@ -94,8 +97,7 @@ struct Micro {
 };
 
 // `packing`: b is B itself and is copied to the panel on the way, which hides the copy behind the arithmetic.
-template <int rows, int vectors, bool packing>
-__attribute__((noinline)) void micro(const Micro& m) {
+template <int rows, int vectors, bool packing> __attribute__((noinline)) void micro(const Micro& m) {
   Vector sum[rows][vectors];
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
@@ -152,8 +154,7 @@ __attribute__((noinline)) void micro(const Micro& m) {
 }
 using MicroKernel = void (*)(const Micro&);
 
-template <int vectors, int... rows>
-const MicroKernel* micro_row(std::integer_sequence<int, rows...>) {
+template <int vectors, int... rows> const MicroKernel* micro_row(std::integer_sequence<int, rows...>) {
   static constexpr MicroKernel table[] = {micro<rows + 1, vectors, false>...};
   return table;
 }
@@ -170,22 +171,27 @@ inline MicroKernel packing_kernel(int64_t vectors) {
   return micro<kRows, kVectors, true>;
 }
 
-// Transposes an 8 x 8 block: to[j][i] = from[i][j]. Rows i and i + 4 share a register from the load on, so that no shuffle crosses lanes.
+// Transposes an 8 x 8 block: to[j][i] = from[i][j].
 inline void transpose8(const float* from, int64_t from_row, float* to, int64_t to_row) {
-#pragma GCC unroll 2
-  for (int half = 0; half < 2; ++half, from += 4, to += 4 * to_row) {
-    __m256 r[4], t[4];
+  __m256 r[8], t[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(from + i * from_row);
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) r[i] = _mm256_loadu2_m128(from + (i + 4) * from_row, from + i * from_row);
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
 #pragma GCC unroll 2
-    for (int i = 0; i < 4; i += 2) {
-      t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-      t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-    }
-    _mm256_storeu_ps(to, _mm256_shuffle_ps(t[0], t[2], 0x44));
-    _mm256_storeu_ps(to + to_row, _mm256_shuffle_ps(t[0], t[2], 0xee));
-    _mm256_storeu_ps(to + 2 * to_row, _mm256_shuffle_ps(t[1], t[3], 0x44));
-    _mm256_storeu_ps(to + 3 * to_row, _mm256_shuffle_ps(t[1], t[3], 0xee));
+  for (int i = 0; i < 8; i += 4) {
+    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    _mm256_storeu_ps(to + i * to_row, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+    _mm256_storeu_ps(to + (i + 4) * to_row, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
   }
 }
 
@@ -226,18 +232,19 @@ inline int64_t panel_vectors(int64_t columns_left) {
 }
 
 // One panel of one depth block, all rows.
-inline void multiply_panel(const Product<float>& p, int64_t depth0, int64_t depth, int64_t j, int64_t columns, int64_t vectors, float* panel) {
+inline void multiply_panel(const Product<float>& p, int64_t depth0, int64_t depth, int64_t j, int64_t columns, int64_t vectors,
+                           float* panel) {
   const int64_t width = vectors * kWidth;
-  const float* b = p.b + depth0 * p.b_depth + j * p.b_column;
-  const bool direct = p.b_column == 1 && columns == width;
-  const bool few = direct && p.rows <= kRows;                                               // B is read once: no copy
+  const float* b = p.b.data + depth0 * p.b.row + j * p.b.column;
+  const bool direct = p.b.column == 1 && columns == width;
+  const bool few = direct && p.rows <= kRows;                           // B is read once: no copy
   const bool packing = direct && !few && p.triangle == Triangle::none;  // the first rows copy
-  if (!few && !packing) pack(b, p.b_depth, p.b_column, depth, columns, width, panel);
+  if (!few && !packing) pack(b, p.b.row, p.b.column, depth, columns, width, panel);
   float edge[kRows * kPanel];
   // The next panel of a transposed B: its lines come into the second-level cache, a share of them before each kernel.
-  const int64_t kernels = (p.rows + kRows - 1) / kRows, lines = p.b_column == 1 ? 0 : (depth + 15) / 16;
+  const int64_t kernels = (p.rows + kRows - 1) / kRows, lines = p.b.column == 1 ? 0 : (depth + 15) / 16;
   const int64_t share = (width * lines + kernels - 1) / kernels;
-  const float* ahead = b + width * p.b_column;
+  const float* ahead = b + width * p.b.column;
   int64_t line = 0;
   for (int64_t i = 0; i < p.rows; i += kRows) {
     const int64_t rows = std::min<int64_t>(kRows, p.rows - i);
@@ -251,31 +258,34 @@ inline void multiply_panel(const Product<float>& p, int64_t depth0, int64_t dept
       __builtin_prefetch(ahead + line * 16, 0, 2);
       if (++line == lines) {
         line = 0;
-        ahead += p.b_column;
+        ahead += p.b.column;
       }
     }
     const bool source = few || copying;
     Micro m{.depth = std::max<int64_t>(0, end - begin),
-            .a = p.a + i * p.a_row + (depth0 + begin) * p.a_depth,
-            .a_row = p.a_row,
-            .a_depth = p.a_depth,
-            .b = source ? b + begin * p.b_depth : panel + begin * width,
-            .b_depth = source ? p.b_depth : width,
+            .a = p.a.data + i * p.a.row + (depth0 + begin) * p.a.column,
+            .a_row = p.a.row,
+            .a_depth = p.a.column,
+            .b = source ? b + begin * p.b.row : panel + begin * width,
+            .b_depth = source ? p.b.row : width,
             .panel = panel,
-            .prefetch = p.a,
+            .prefetch = p.a.data,
             .prefetch_step = 0,
-            .c = p.c + i * p.c_row + j,
-            .c_row = p.c_row,
-            .start = depth0 > 0 ? p.c + i * p.c_row + j : p.start ? p.start + i * p.start_row + j : nullptr,
-            .start_row = depth0 > 0 ? p.c_row : p.start_row,
+            .c = p.c.data + i * p.c.row + j,
+            .c_row = p.c.row,
+            .start = depth0 > 0     ? p.c.data + i * p.c.row + j
+                     : p.start.data ? p.start.data + i * p.start.row + j
+                                    : nullptr,
+            .start_row = depth0 > 0 ? p.c.row : p.start.row,
             .alpha = p.alpha};
-    // The next panel's lines into the second-level cache, a quarter of them in each of the first four kernels; or the next rows of a transposed A.
+    // The next panel's lines into the second-level cache, a quarter of them in each of the first four kernels; or the next rows of a
+    // transposed A.
     if (direct && i < 4 * kRows) {
       m.prefetch = b + width + i / kRows * 16;
-      m.prefetch_step = p.b_depth;
-    } else if (p.a_row == 1 && j == 0) {
+      m.prefetch_step = p.b.row;
+    } else if (p.a.row == 1 && j == 0) {
       m.prefetch = m.a + 2 * kRows;
-      m.prefetch_step = p.a_depth;
+      m.prefetch_step = p.a.column;
     }
     const MicroKernel kernel = copying ? packing_kernel(vectors) : micro_kernel(rows, vectors);
     if (columns == width) {
@@ -287,7 +297,7 @@ inline void multiply_panel(const Product<float>& p, int64_t depth0, int64_t dept
     m.c_row = kPanel;
     const float alpha = std::exchange(m.alpha, 1.0f);
     kernel(m);
-    for (int64_t r = 0; r < rows; ++r, to += p.c_row) {
+    for (int64_t r = 0; r < rows; ++r, to += p.c.row) {
       for (int64_t x = 0; x < columns; ++x) {
         const float sum = edge[r * kPanel + x];
         to[x] = start ? std::fma(alpha, sum, start[r * m.start_row + x]) : alpha * sum;
@@ -310,21 +320,20 @@ inline void multiply(const Product<float>& p, float* panel) {
 }
 
 // For other element types: sums in ascending order of the depth, columns side by side.
-template <typename T>
-void multiply_plainly(const Product<T>& p) {
+template <typename T> void multiply_plainly(const Product<T>& p) {
   constexpr int64_t kColumns = 64;
   for (int64_t i = 0; i < p.rows; ++i) {
     const int64_t begin = p.triangle == Triangle::a_upper ? std::max<int64_t>(0, i + p.diagonal) : 0;
     const int64_t end = p.triangle == Triangle::a_lower ? std::min(p.depth, i + p.diagonal + 1) : p.depth;
-    T* c = p.c + i * p.c_row;
-    const T* start = p.start ? p.start + i * p.start_row : nullptr;
+    T* c = p.c.data + i * p.c.row;
+    const T* start = p.start.data ? p.start.data + i * p.start.row : nullptr;
     for (int64_t j = 0; j < p.columns; j += kColumns) {
       const int64_t n = std::min(kColumns, p.columns - j);
       T sum[kColumns] = {};
       for (int64_t k = begin; k < end; ++k) {
-        const T x = p.a[i * p.a_row + k * p.a_depth];
-        const T* b = p.b + k * p.b_depth + j * p.b_column;
-        for (int64_t y = 0; y < n; ++y) sum[y] += x * b[y * p.b_column];
+        const T x = p.a.data[i * p.a.row + k * p.a.column];
+        const T* b = p.b.data + k * p.b.row + j * p.b.column;
+        for (int64_t y = 0; y < n; ++y) sum[y] += x * b[y * p.b.column];
       }
       for (int64_t y = 0; y < n; ++y) c[j + y] = p.alpha * sum[y] + (start ? start[j + y] : T(0));
     }
@@ -334,16 +343,16 @@ void multiply_plainly(const Product<T>& p) {
 }  // namespace gemm
 
 // Bytes of the workspace of one thread; a multiple of 64.
-template <typename T>
-int64_t product_workspace(int64_t depth) {
+template <typename T> int64_t product_workspace(int64_t depth) {
   if constexpr (std::is_same_v<T, float>) return (depth_block(depth) * gemm::kPanel * int64_t{sizeof(float)} + 63) / 64 * 64;
   return 0;
 }
 
-template <typename T>
-void multiply(const Product<T>& product, std::byte* workspace) {
-  if constexpr (std::is_same_v<T, float>) gemm::multiply(product, reinterpret_cast<float*>(workspace));
-  else gemm::multiply_plainly(product);
+template <typename T> void multiply(const Product<T>& product, std::byte* workspace) {
+  if constexpr (std::is_same_v<T, float>)
+    gemm::multiply(product, reinterpret_cast<float*>(workspace));
+  else
+    gemm::multiply_plainly(product);
 }
 
 ORT_TRAIN_OPS_END

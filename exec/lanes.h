@@ -28,18 +28,13 @@ __attribute__((always_inline)) inline T fold_row(int64_t n, T start, const Step&
 }
 
 // step(sum, i) returns the sum with element i added.
-template <typename T, typename Step>
-__attribute__((always_inline)) inline T sum_row(int64_t n, const Step& step) {
+template <typename T, typename Step> __attribute__((always_inline)) inline T sum_row(int64_t n, const Step& step) {
   return fold_row(n, T(0), step, [](T a, T b) { return a + b; });
 }
 
-template <typename T>
-struct TwoSums {
-  T first, second;
-};
+template <typename T> struct TwoSums { T first, second; };
 // Two sums in one reading: step(first, second, i) adds element i to both.
-template <typename T, typename Step>
-__attribute__((always_inline)) inline TwoSums<T> sum_row_twice(int64_t n, const Step& step) {
+template <typename T, typename Step> __attribute__((always_inline)) inline TwoSums<T> sum_row_twice(int64_t n, const Step& step) {
   T first[kLanes] = {}, second[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
@@ -52,10 +47,10 @@ __attribute__((always_inline)) inline TwoSums<T> sum_row_twice(int64_t n, const 
   return {first[0], second[0]};
 }
 
-template <typename T>
-__attribute__((always_inline)) inline T max_row(const T* x, int64_t n) {
+template <typename T> __attribute__((always_inline)) inline T max_row(const T* x, int64_t n) {
   const auto larger = [](T a, T b) { return a > b ? a : b; };
-  return fold_row(n, x[0], [&](T lane, int64_t i) { return larger(lane, x[i]); }, larger);
+  return fold_row(
+      n, x[0], [&](T lane, int64_t i) { return larger(lane, x[i]); }, larger);
 }
 
 ORT_TRAIN_OPS_END

@@ -1,9 +1,10 @@
-// exp, expm1, log, tanh, erf, sigmoid, softplus: branch-free, so that the compiler vectorises the loops that call them (GCC calls libm once an element
-// otherwise, some 40 times slower) and an element has the same bits in a vector body, in its tail and at any address.
+// exp, expm1, log, tanh, erf, sigmoid, softplus: branch-free, so that the compiler vectorises the loops that call them (GCC calls libm once
+// an element otherwise, some 40 times slower) and an element has the same bits in a vector body, in its tail and at any address.
 //
 // float: polynomials, at most 1.01 (exp, log, erf), 2 (softplus) and 2.6 (tanh, sigmoid, expm1) units in the last place from the true value
-// over all floats (tests/math_test.cpp); NaN, infinities and denormals as in libm. double: libm itself. Every fused multiply-add is written as one. What is rare (sin, cos, pow …) is libm in both.
-// The polynomials are minimax fits of the functions named beside them, coefficients rounded to float one after another.
+// over all floats (tests/math_test.cpp); NaN, infinities and denormals as in libm. double: libm itself. Every fused multiply-add is written
+// as one. What is rare (sin, cos, pow …) is libm in both. The polynomials are minimax fits of the functions named beside them, coefficients
+// rounded to float one after another.
 
 #pragma once
 
@@ -146,15 +147,13 @@ HOST_DEVICE inline float erf(float x) {
 HOST_DEVICE inline double erf(double x) { return ::erf(x); }
 
 // 1 / (1 + e^-x), from e^-|x| so that nothing overflows and the far left keeps its denormals.
-template <typename T>
-HOST_DEVICE inline T sigmoid(T x) {
+template <typename T> HOST_DEVICE inline T sigmoid(T x) {
   const T e = exp(-abs(x));
   return (x >= T(0) ? T(1) : e) / (T(1) + e);
 }
 
 // log(1 + e^x), with the rounding of 1 + e^-|x| made good.
-template <typename T>
-HOST_DEVICE inline T softplus(T x) {
+template <typename T> HOST_DEVICE inline T softplus(T x) {
   const T e = exp(-abs(x));
   const T one_plus = T(1) + e;
   const T rest = e - (one_plus - T(1));

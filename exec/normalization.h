@@ -15,7 +15,7 @@ ORT_TRAIN_OPS_BEGIN
 struct RowLayout {
   int64_t rows = 1, n = 1;
 
-  int64_t rows_per_task() const { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, n)); }  // where tasks share nothing
+  int64_t rows_per_task() const { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, n)); }       // where tasks share nothing
   int64_t block_rows() const { return std::clamp<int64_t>(16384 / std::max<int64_t>(1, n), 64, 256); }  // of a partial sum
   int64_t blocks() const { return (rows + block_rows() - 1) / block_rows(); }
 };
@@ -37,7 +37,8 @@ inline std::vector<TensorType> infer_normalization(const InferContext& context, 
   const Shape normalized(x.shape.begin() + axis, x.shape.end());
   for (size_t i = 1; i < context.inputs.size(); ++i) {
     if (context.has(i) && (context.input(i).shape != normalized || context.input(i).dtype != x.dtype)) {
-      throw error(ErrorCode::unsupported, "input {} is {}, but must be {}", i, to_string(context.input(i)), to_string(TensorType{x.dtype, normalized}));
+      throw error(ErrorCode::unsupported, "input {} is {}, but must be {}", i, to_string(context.input(i)),
+                  to_string(TensorType{x.dtype, normalized}));
     }
   }
   std::vector<TensorType> types(1 + statistics, x);
@@ -64,8 +65,8 @@ inline ValueId to_normalized_shape(Lowering& l, ValueId value, const Shape& norm
 }
 
 // Emits op(x, scale, bias?) with `outputs` outputs for an ONNX node whose scale and bias broadcast to x in whatever way.
-inline std::vector<ValueId> emit_normalization(Lowering& l, std::string_view op, ValueId x, ValueId scale, ValueId bias, int64_t axis, float epsilon,
-                                               size_t outputs) {
+inline std::vector<ValueId> emit_normalization(Lowering& l, std::string_view op, ValueId x, ValueId scale, ValueId bias, int64_t axis,
+                                               float epsilon, size_t outputs) {
   const Shape shape = l.shape(x);
   axis = normalize_axis(axis, static_cast<int64_t>(shape.size()), "axis");
   const Shape normalized(shape.begin() + axis, shape.end());
@@ -87,11 +88,12 @@ inline std::vector<ValueId> emit_normalization(Lowering& l, std::string_view op,
 // --- gradients of scales --------------------------------------------------------------------------------------------------------------
 
 // Bytes for `sums` partial sums of n elements a block.
-inline int64_t partial_bytes(const RowLayout& layout, DType dtype, int64_t sums) { return layout.blocks() * sums * layout.n * size_of(dtype); }
+inline int64_t partial_bytes(const RowLayout& layout, DType dtype, int64_t sums) {
+  return layout.blocks() * sums * layout.n * size_of(dtype);
+}
 
 // outputs[s][j] = the sum over blocks of partial[block][s][j]; an output that is null is left out.
-template <typename T>
-void add_partials(const RowLayout& layout, const T* partial, int sums, T* const* outputs, Workers& workers) {
+template <typename T> void add_partials(const RowLayout& layout, const T* partial, int sums, T* const* outputs, Workers& workers) {
   constexpr int64_t kColumns = 64;
   workers.parallel_blocks(layout.n, kColumns * 8, [&](int64_t begin, int64_t end) {
     for (int s = 0; s < sums; ++s) {

@@ -49,13 +49,12 @@ size_t Program::entry_index(std::string_view name) const {
 std::string Program::to_text(const std::vector<const Graph*>& graphs) const {
   require(graphs.size() == entries.size(), "a program is printed with a graph for each entry point");
   const bool large = arena_bytes >= 100'000'000;
-  const double unit = large ? 1e6 : 1e3;
-  const auto show = [&](int64_t bytes) { return grouped(static_cast<double>(bytes) / unit, 1); };
+  const auto show = [&](int64_t bytes) { return large ? grouped(static_cast<double>(bytes) / 1e6, 1) : grouped(static_cast<double>(bytes), 0); };
   std::string text = "program ";
   for (size_t i = 0, at = 0; i < entries.size(); at += entries[i].code.size(), ++i) {
     text += fmt::format("{}{}@{}", i ? ", " : "· entry points ", entries[i].name, grouped(static_cast<double>(at), 0));
   }
-  text += fmt::format(" · offsets in {}\n  arena {}   persistent {} in {}", large ? "MB" : "kB", show(arena_bytes), show(persistent_bytes),
+  text += fmt::format(" · offsets in {}\n  arena {}   persistent {} in {}", large ? "MB" : "bytes", show(arena_bytes), show(persistent_bytes),
                       persistent.size());
   for (const Entry& entry : entries) text += fmt::format("   {} peak {} at {}", entry.name, show(entry.peak_live_bytes), entry.peak_instruction);
   text += '\n';

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -19,13 +20,10 @@ ORT_TRAIN_OPS_BEGIN
 // --- kinds ----------------------------------------------------------------------------------------------------------------------------
 
 // Integers wrap around, so they are summed without sign.
-template <typename T>
-using BlockOf = std::conditional_t<std::is_integral_v<T>, uint64_t, T>;
-template <typename T>
-using TotalOf = std::conditional_t<std::is_integral_v<T>, uint64_t, double>;
+template <typename T> using BlockOf = std::conditional_t<std::is_integral_v<T>, uint64_t, T>;
+template <typename T> using TotalOf = std::conditional_t<std::is_integral_v<T>, uint64_t, double>;
 
-template <typename T>
-struct SumKind {
+template <typename T> struct SumKind {
   using Block = BlockOf<T>;
   using Total = TotalOf<T>;
   static constexpr int kIdentity = 0;
@@ -34,27 +32,25 @@ struct SumKind {
   static T finish(Total total, int64_t) { return static_cast<T>(total); }
 };
 
-template <typename T>
-struct MeanKind : SumKind<T> {
+template <typename T> struct MeanKind : SumKind<T> {
   static T finish(TotalOf<T> total, int64_t count) {
-    if constexpr (std::is_integral_v<T>) return count == 0 ? T(0) : static_cast<T>(static_cast<int64_t>(total) / count);
-    else return static_cast<T>(total / static_cast<double>(count));
+    if constexpr (std::is_integral_v<T>)
+      return count == 0 ? T(0) : static_cast<T>(static_cast<int64_t>(total) / count);
+    else
+      return static_cast<T>(total / static_cast<double>(count));
   }
 };
 
-template <typename T>
-struct SumSquareKind : SumKind<T> {
+template <typename T> struct SumSquareKind : SumKind<T> {
   static BlockOf<T> load(T x) { return static_cast<BlockOf<T>>(x) * static_cast<BlockOf<T>>(x); }
 };
 
-template <typename T>
-struct L2Kind : SumSquareKind<T> {
+template <typename T> struct L2Kind : SumSquareKind<T> {
   static T finish(TotalOf<T> total, int64_t) { return static_cast<T>(std::sqrt(static_cast<double>(total))); }
 };
 
 // In double throughout: a float product may leave the range on its way.
-template <typename T>
-struct ProdKind {
+template <typename T> struct ProdKind {
   using Block = TotalOf<T>;
   using Total = TotalOf<T>;
   static constexpr int kIdentity = 1;
@@ -64,39 +60,42 @@ struct ProdKind {
 };
 
 // NaN wins.
-template <typename T>
-struct MaxKind {
+template <typename T> struct MaxKind {
   using Block = T;
   using Total = T;
-  static constexpr T kIdentity = std::numeric_limits<T>::has_infinity ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::lowest();
+  static constexpr T kIdentity =
+      std::numeric_limits<T>::has_infinity ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::lowest();
   static T load(T x) { return x; }
-  static T combine(T a, T b) { return (b > a) | (b != b) ? b : a; }
+  template <typename V> static V combine(V a, V b) { return (b > a) | (b != b) ? b : a; }
   static T finish(T total, int64_t) { return total; }
 };
 
-template <typename T>
-struct MinKind {
+template <typename T> struct MinKind {
   using Block = T;
   using Total = T;
   static constexpr T kIdentity = std::numeric_limits<T>::has_infinity ? std::numeric_limits<T>::infinity() : std::numeric_limits<T>::max();
   static T load(T x) { return x; }
-  static T combine(T a, T b) { return (b < a) | (b != b) ? b : a; }
+  template <typename V> static V combine(V a, V b) { return (b < a) | (b != b) ? b : a; }
   static T finish(T total, int64_t) { return total; }
 };
+
+template <typename Kind> inline constexpr bool is_extreme = false;
+template <typename T> inline constexpr bool is_extreme<MaxKind<T>> = true;
+template <typename T> inline constexpr bool is_extreme<MinKind<T>> = true;
 
 // --- the plan of one reduction --------------------------------------------------------------------------------------------------------
 
 struct ReducePlan {
-  static constexpr int64_t kColumns = 256;   // columns that are reduced together
-  static constexpr int64_t kTasks = 32;      // with as many outputs or blocks of columns, nothing is cut
-  static constexpr int64_t kPieces = 16;     // at most, of one output
+  static constexpr int64_t kColumns = 256;  // columns that are reduced together
+  static constexpr int64_t kTasks = 32;     // with as many outputs or blocks of columns, nothing is cut
+  static constexpr int64_t kPieces = 16;    // at most, of one output
 
-  bool columns = false;                      // the innermost axis stays
-  StridedLoop<1> kept, reduced;              // input strides; without the innermost run of axes
-  int64_t inner = 1;                         // elements of that run
-  int64_t count = 1;                         // elements reduced to one
-  int64_t pieces = 1, piece = 0;             // iterations of the reduced loop in a piece, or
-  bool cut_inner = false;                    // elements of the innermost run
+  bool columns = false;           // the innermost axis stays
+  StridedLoop<1> kept, reduced;   // input strides; without the innermost run of axes
+  int64_t inner = 1;              // elements of that run
+  int64_t count = 1;              // elements reduced to one
+  int64_t pieces = 1, piece = 0;  // iterations of the reduced loop in a piece, or
+  bool cut_inner = false;         // elements of the innermost run
 
   ReducePlan() = default;
   ReducePlan(const Shape& shape, const std::vector<int64_t>& axes) {
@@ -146,8 +145,23 @@ struct ReducePlan {
 
 // --- loops ----------------------------------------------------------------------------------------------------------------------------
 
-template <typename Kind, typename T>
-typename Kind::Total reduce_run(const T* x, int64_t n) {
+// The compiler leaves conditional lanes scalar; vectors of 32 bytes suit both instruction sets.
+template <typename Kind, typename T, int64_t kLanes> void extreme_lanes(const T* x, int64_t n, T* lanes) {
+  typedef T Vector __attribute__((vector_size(32)));
+  constexpr int64_t kWidth = 32 / sizeof(T), kVectors = kLanes / kWidth;
+  Vector best[kVectors];
+  std::memcpy(best, lanes, sizeof best);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    for (int64_t v = 0; v < kVectors; ++v) {
+      Vector here;
+      std::memcpy(&here, x + i + v * kWidth, sizeof here);
+      best[v] = Kind::combine(best[v], here);
+    }
+  }
+  std::memcpy(lanes, best, sizeof best);
+}
+
+template <typename Kind, typename T> typename Kind::Total reduce_run(const T* x, int64_t n) {
   using Block = typename Kind::Block;
   using Total = typename Kind::Total;
   constexpr int64_t kLanes = 16, kBlock = 512;
@@ -160,8 +174,12 @@ typename Kind::Total reduce_run(const T* x, int64_t n) {
     const int64_t length = std::min(kBlock, n - begin), whole = length / kLanes * kLanes;
     Block lanes[kLanes];
     for (Block& lane : lanes) lane = static_cast<Block>(Kind::kIdentity);
-    for (int64_t i = begin; i < begin + whole; i += kLanes) {
-      for (int64_t l = 0; l < kLanes; ++l) lanes[l] = Kind::combine(lanes[l], Kind::load(x[i + l]));
+    if constexpr (is_extreme<Kind> && std::is_floating_point_v<T>) {
+      extreme_lanes<Kind, T, kLanes>(x + begin, whole, lanes);
+    } else {
+      for (int64_t i = begin; i < begin + whole; i += kLanes) {
+        for (int64_t l = 0; l < kLanes; ++l) lanes[l] = Kind::combine(lanes[l], Kind::load(x[i + l]));
+      }
     }
     for (int64_t l = 0; l < length - whole; ++l) lanes[l] = Kind::combine(lanes[l], Kind::load(x[begin + whole + l]));
     Total tree[kLanes];
@@ -230,39 +248,42 @@ inline int64_t offset_at(const StridedLoop<1>& loop, int64_t index) {
   return offset;
 }
 
-template <typename Kind, typename T>
-void run_reduce(const ReducePlan& plan, const KernelArgs& args) {
+template <typename Kind, typename T> void run_reduce(const ReducePlan& plan, const KernelArgs& args) {
   using Total = typename Kind::Total;
   const T* const x = args.in<T>(0);
   T* const y = args.out<T>(0);
   Total* const partials = reinterpret_cast<Total*>(args.workspace);  // (pieces, outputs), where there are several pieces
   const int64_t outputs = plan.outputs(), blocks = plan.columns ? plan.column_blocks() : 1;
   const auto store = [&](int64_t piece, int64_t output, Total total) {
-    if (plan.pieces == 1) y[output] = Kind::finish(total, plan.count);
-    else partials[piece * outputs + output] = total;
+    if (plan.pieces == 1)
+      y[output] = Kind::finish(total, plan.count);
+    else
+      partials[piece * outputs + output] = total;
   };
   // A unit is one piece of one output, or of a block of columns; short ones share a task.
-  args.workers.parallel_blocks(plan.pieces * plan.kept.count * blocks, std::max<int64_t>(1, kTaskElements / plan.unit_elements()), [&](int64_t begin, int64_t end) {
-    Total totals[ReducePlan::kColumns];
-    for (int64_t unit = begin; unit < end; ++unit) {
-      const int64_t piece = unit / (plan.kept.count * blocks), index = unit / blocks % plan.kept.count;
-      const int64_t first = piece * plan.piece, last = std::min(first + plan.piece, plan.cut_inner ? plan.inner : plan.reduced.count);
-      const T* const from = x + offset_at(plan.kept, index);
-      if (plan.columns) {
-        const int64_t left = unit % blocks * ReducePlan::kColumns, width = std::min(ReducePlan::kColumns, plan.inner - left);
-        reduce_columns<Kind>(plan.reduced, first, last, from + left, width, totals);
-        for (int64_t c = 0; c < width; ++c) store(piece, index * plan.inner + left + c, totals[c]);
-      } else if (plan.cut_inner) {
-        store(piece, index, reduce_run<Kind>(from + first, last - first));
-      } else {
-        Total total = static_cast<Total>(Kind::kIdentity);
-        walk(plan.reduced, first, last, [&](const std::array<int64_t, 1>& offsets, int64_t, int64_t run) {
-          for (int64_t i = 0; i < run; ++i) total = Kind::combine(total, reduce_run<Kind>(from + offsets[0] + i * plan.reduced.inner_stride(0), plan.inner));
-        });
-        store(piece, index, total);
-      }
-    }
-  });
+  args.workers.parallel_blocks(
+      plan.pieces * plan.kept.count * blocks, per_task(kTaskElements, plan.unit_elements()), [&](int64_t begin, int64_t end) {
+        Total totals[ReducePlan::kColumns];
+        for (int64_t unit = begin; unit < end; ++unit) {
+          const int64_t piece = unit / (plan.kept.count * blocks), index = unit / blocks % plan.kept.count;
+          const int64_t first = piece * plan.piece, last = std::min(first + plan.piece, plan.cut_inner ? plan.inner : plan.reduced.count);
+          const T* const from = x + offset_at(plan.kept, index);
+          if (plan.columns) {
+            const int64_t left = unit % blocks * ReducePlan::kColumns, width = std::min(ReducePlan::kColumns, plan.inner - left);
+            reduce_columns<Kind>(plan.reduced, first, last, from + left, width, totals);
+            for (int64_t c = 0; c < width; ++c) store(piece, index * plan.inner + left + c, totals[c]);
+          } else if (plan.cut_inner) {
+            store(piece, index, reduce_run<Kind>(from + first, last - first));
+          } else {
+            Total total = static_cast<Total>(Kind::kIdentity);
+            walk(plan.reduced, first, last, [&](const std::array<int64_t, 1>& offsets, int64_t, int64_t run) {
+              for (int64_t i = 0; i < run; ++i)
+                total = Kind::combine(total, reduce_run<Kind>(from + offsets[0] + i * plan.reduced.inner_stride(0), plan.inner));
+            });
+            store(piece, index, total);
+          }
+        }
+      });
   if (plan.pieces == 1) return;
   args.workers.parallel_blocks(outputs, 4096, [&](int64_t begin, int64_t end) {
     for (int64_t output = begin; output < end; ++output) {

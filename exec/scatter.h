@@ -1,11 +1,12 @@
 // Scattering rows: what the gradients of Gather and GatherND and the ops ScatterND and ScatterElements have in common.
 //
 // Updates that meet in one place are combined in the order in which they are given, for any number of threads: a task owns a part of the
-// output and looks through all positions for those that are its own.
+// output and takes the updates that fall into it.
 
 #pragma once
 
 #include <type_traits>
+#include <utility>
 
 #include "exec/strided.h"
 
@@ -17,14 +18,18 @@ struct Replace {
 };
 struct AddTo {
   template <typename T> static T combine(T old, T update) {
-    if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<std::make_unsigned_t<T>>(old) + static_cast<std::make_unsigned_t<T>>(update));
-    else return old + update;
+    if constexpr (std::is_integral_v<T>)
+      return static_cast<T>(static_cast<std::make_unsigned_t<T>>(old) + static_cast<std::make_unsigned_t<T>>(update));
+    else
+      return old + update;
   }
 };
 struct MultiplyBy {
   template <typename T> static T combine(T old, T update) {
-    if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<std::make_unsigned_t<T>>(old) * static_cast<std::make_unsigned_t<T>>(update));
-    else return old * update;
+    if constexpr (std::is_integral_v<T>)
+      return static_cast<T>(static_cast<std::make_unsigned_t<T>>(old) * static_cast<std::make_unsigned_t<T>>(update));
+    else
+      return old * update;
   }
 };
 struct MaximumOf {
@@ -35,37 +40,63 @@ struct MinimumOf {
 };
 
 // `outer` tables of `rows` rows of `row` elements; `updates` rows for each of them.
-struct RowScatter {
-  int64_t outer = 1, rows = 0, row = 1, updates = 0;
-  bool zeros_first = false;  // the tables start from zeros, which it writes
+class RowScatter {
+ public:
+  struct Sizes {
+    int64_t outer = 1, rows = 0, row = 1, updates = 0;
+    bool zeros_first = false;  // the tables start from zeros, which it writes
+  };
+  RowScatter(const Sizes& sizes, int64_t element_bytes) : sizes_(sizes) {
+    const int64_t row_bytes = std::max<int64_t>(1, sizes.row * element_bytes);
+    while (row_bytes << (block_shift_ + 1) <= kTaskBytes && int64_t{1} << block_shift_ < sizes.rows) ++block_shift_;
+    blocks_ = (sizes.rows + (int64_t{1} << block_shift_) - 1) >> block_shift_;
+    columns_ = sizes.outer * blocks_ >= 16 ? sizes.row : std::min(sizes.row, kColumns);
+    together_ = per_task(kTaskBytes, row_bytes << block_shift_);
+    large_ = sizes.outer * sizes.rows > 8 * sizes.updates && sizes.rows * row_bytes > kLargeTable;
+  }
+
+  const Sizes& sizes() const { return sizes_; }
+  // Room for the order in which the updates are taken, bytes.
+  int64_t workspace() const { return (sizes_.outer * (sizes_.updates + blocks_) + 1) * static_cast<int64_t>(sizeof(int64_t)); }
 
   // out[o, position(o, i), :] = combine(out[o, position(o, i), :], from[o, i, :]) for ascending i.
   template <typename Combine, typename T, typename Position>
-  void run(Workers& workers, T* out, const T* from, Position&& position) const {
-    constexpr bool sums = std::is_same_v<Combine, AddTo> && std::is_same_v<T, float>;
+  void run(Workers& workers, T* out, const T* from, std::byte* workspace, Position&& position) const {
+    const auto [outer, rows, row, updates, zeros_first] = sizes_;
     if (outer == 0 || rows == 0 || row == 0) return;
-    if constexpr (sums) {
+    if constexpr (std::is_same_v<Combine, AddTo> && std::is_same_v<T, float>) {
       if (zeros_first && rows <= kWideRows && updates >= 2 * rows) return run_wide(workers, out, from, position);
     }
-    const int64_t row_blocks = std::clamp<int64_t>(rows * row * static_cast<int64_t>(sizeof(T)) / (2 * kTaskBytes), 1, std::min<int64_t>(rows, 256));
-    const int64_t block_rows = (rows + row_blocks - 1) / row_blocks;
-    const int64_t columns = outer * row_blocks >= 16 ? row : std::min(row, kColumns), column_blocks = (row + columns - 1) / columns;
-    const bool large = outer * rows > 8 * updates && rows * row * static_cast<int64_t>(sizeof(T)) > kLargeTable;  // most of it stays zero
-    workers.parallel_for(outer * row_blocks * column_blocks, [&](int64_t task, int) {
-      const int64_t o = task / (row_blocks * column_blocks), begin = task / column_blocks % row_blocks * block_rows;
-      const int64_t end = std::min(rows, begin + block_rows), left = task % column_blocks * columns, width = std::min(columns, row - left);
-      T* const table = out + o * rows * row + left;
-      if (zeros_first && large && width == row && begin < end) {
-        stream_zeros(table + begin * row, (end - begin) * row * static_cast<int64_t>(sizeof(T)));
-      } else if (zeros_first) {
-        for (int64_t r = begin; r < end; ++r) std::fill_n(table + r * row, width, T(0));
-      }
-      for (int64_t i = 0; i < updates; ++i) {
-        const int64_t r = position(o, i);
-        if (r < begin || r >= end) continue;
-        T* const to = table + r * row;
-        const T* const update = from + (o * updates + i) * row + left;
-        for (int64_t c = 0; c < width; ++c) to[c] = Combine::combine(to[c], update[c]);
+    // Sorted by block of rows, the updates of each ascending: starts[b] is where block b's begin.
+    int64_t* const starts = reinterpret_cast<int64_t*>(workspace);
+    int64_t* const order = starts + outer * blocks_ + 1;
+    std::fill_n(starts, outer * blocks_ + 1, 0);
+    const auto block_of = [&](int64_t o, int64_t i) { return o * blocks_ + (position(o, i) >> block_shift_); };
+    for (int64_t o = 0; o < outer; ++o) {
+      for (int64_t i = 0; i < updates; ++i) ++starts[block_of(o, i)];
+    }
+    for (int64_t b = 0, sum = 0; b <= outer * blocks_; ++b) sum += std::exchange(starts[b], sum);
+    for (int64_t o = 0; o < outer; ++o) {
+      for (int64_t i = 0; i < updates; ++i) order[starts[block_of(o, i)]++] = i;
+    }
+    // Now starts[b] is where block b's end.
+    const int64_t parts = (row + columns_ - 1) / columns_;
+    workers.parallel_blocks(outer * blocks_ * parts, together_, [&](int64_t first, int64_t last) {
+      for (int64_t unit = first; unit < last; ++unit) {
+        const int64_t block = unit / parts, o = block / blocks_, left = unit % parts * columns_, width = std::min(columns_, row - left);
+        const int64_t begin = block % blocks_ << block_shift_, end = std::min(rows, begin + (int64_t{1} << block_shift_));
+        T* const table = out + o * rows * row + left;
+        if (zeros_first && large_ && width == row) {
+          stream_zeros(table + begin * row, (end - begin) * row * static_cast<int64_t>(sizeof(T)));
+        } else if (zeros_first) {
+          for (int64_t r = begin; r < end; ++r) std::fill_n(table + r * row, width, T(0));
+        }
+        for (int64_t n = block == 0 ? 0 : starts[block - 1]; n < starts[block]; ++n) {
+          T* const to = table + position(o, order[n]) * row;
+          const T* const update = from + (o * updates + order[n]) * row + left;
+#pragma GCC ivdep
+          for (int64_t c = 0; c < width; ++c) to[c] = Combine::combine(to[c], update[c]);
+        }
       }
     });
   }
@@ -74,11 +105,11 @@ struct RowScatter {
   static constexpr int64_t kColumns = 64, kWideRows = 128, kLargeTable = int64_t{1} << 24;
 
   // Few rows, of which each gets many updates (characters, token types): sums in double, on the stack.
-  template <typename Position>
-  void run_wide(Workers& workers, float* out, const float* from, Position&& position) const {
-    const int64_t column_blocks = (row + kColumns - 1) / kColumns;
-    workers.parallel_for(outer * column_blocks, [&](int64_t task, int) {
-      const int64_t o = task / column_blocks, left = task % column_blocks * kColumns, width = std::min(kColumns, row - left);
+  template <typename Position> void run_wide(Workers& workers, float* out, const float* from, Position&& position) const {
+    const auto [outer, rows, row, updates, zeros_first] = sizes_;
+    const int64_t parts = (row + kColumns - 1) / kColumns;
+    workers.parallel_for(outer * parts, [&](int64_t task, int) {
+      const int64_t o = task / parts, left = task % parts * kColumns, width = std::min(kColumns, row - left);
       double sums[kWideRows * kColumns];
       std::fill_n(sums, rows * kColumns, 0.0);
       for (int64_t i = 0; i < updates; ++i) {
@@ -91,6 +122,13 @@ struct RowScatter {
       }
     });
   }
+
+  Sizes sizes_;
+  int block_shift_ = 0;   // rows of a block, which one task at a time owns: a power of two
+  int64_t blocks_ = 1;    // of a table
+  int64_t columns_ = 1;   // that a task takes of each row
+  int64_t together_ = 1;  // blocks in a task
+  bool large_ = false;    // most of a table stays zero and it is larger than caches
 };
 
 // Index tuples, as GatherND and ScatterND have them: the last axis of the indices addresses a row in the leading axes of the data.
@@ -108,16 +146,17 @@ struct IndexTuples {
     row = element_count(Shape(data.begin() + first + length, data.end()));
   }
 
-  template <typename Index>
-  int64_t position(const Index* tuple, const char* op) const {
+  template <typename Index> int64_t position(const Index* tuple, const char* op) const {
     int64_t at = 0;
     for (size_t i = 0; i < dims.size(); ++i) at = at * dims[i] + checked_index(tuple[i], dims[i], op);
     return at;
   }
 
+  // Room for the position of every tuple, bytes.
+  int64_t positions_bytes() const { return batches * tuples * static_cast<int64_t>(sizeof(int64_t)); }
+
   // Writes the position of every tuple of every batch.
-  template <typename Index>
-  void positions(Workers& workers, const Index* indices, int64_t* to, const char* op) const {
+  template <typename Index> void positions(Workers& workers, const Index* indices, int64_t* to, const char* op) const {
     const int64_t length = static_cast<int64_t>(dims.size());
     workers.parallel_blocks(batches * tuples, kTaskElements, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) to[i] = position(indices + i * length, op);
@@ -130,15 +169,11 @@ inline Shape tuples_shape(const Shape& data, const Shape& indices, int64_t batch
   const int64_t rank = static_cast<int64_t>(data.size()), index_rank = static_cast<int64_t>(indices.size());
   bool valid = index_rank >= 1 && rank >= 1 && batch_dims >= 0 && batch_dims < std::min(rank, index_rank) && indices.back() >= 0 &&
                indices.back() <= rank - batch_dims && std::equal(data.begin(), data.begin() + batch_dims, indices.begin());
-  if (!valid) throw error(ErrorCode::unsupported, "indices of the shape {} don't fit data of the shape {}", to_string(indices), to_string(data));
+  if (!valid)
+    throw error(ErrorCode::unsupported, "indices of the shape {} don't fit data of the shape {}", to_string(indices), to_string(data));
   Shape shape(indices.begin(), indices.end() - 1);
   shape.insert(shape.end(), data.begin() + batch_dims + indices.back(), data.end());
   return shape;
-}
-
-// Room for the position of each tuple.
-inline int64_t positions_workspace(const TensorType& indices) {
-  return element_count(Shape(indices.shape.begin(), indices.shape.end() - 1)) * static_cast<int64_t>(sizeof(int64_t));
 }
 
 ORT_TRAIN_OPS_END

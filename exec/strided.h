@@ -13,14 +13,15 @@
 
 ORT_TRAIN_OPS_BEGIN
 
-inline constexpr int kMaxAxes = 16;                    // that are left when what can be merged is merged
+inline constexpr int kMaxAxes = 16;                      // that are left when what can be merged is merged
 inline constexpr int64_t kTaskBytes = int64_t{1} << 17;  // what one task moves, about
 inline constexpr int64_t kTaskElements = int64_t{1} << 14;
+// How many items that take `each` make a task.
+inline int64_t per_task(int64_t task, int64_t each) { return std::max<int64_t>(1, task / std::max<int64_t>(1, each)); }
 
 // A loop nest over K operands, outermost axis first; axes of one element are dropped, adjacent ones merged where every operand allows it.
 // There is always an innermost axis, maybe of one element.
-template <int K>
-struct StridedLoop {
+template <int K> struct StridedLoop {
   int rank = 0;
   int64_t count = 1;  // iterations in all
   std::array<int64_t, kMaxAxes> dims{};
@@ -62,8 +63,7 @@ struct StridedLoop {
 };
 
 // body(offsets, first, run): iterations [first, first + run) lie along the innermost axis, their first elements at `offsets`.
-template <int K, typename Body>
-void walk(const StridedLoop<K>& loop, int64_t begin, int64_t end, Body&& body) {
+template <int K, typename Body> void walk(const StridedLoop<K>& loop, int64_t begin, int64_t end, Body&& body) {
   if (begin >= end) return;
   std::array<int64_t, kMaxAxes> index{};
   std::array<int64_t, K> offsets{};
@@ -109,10 +109,8 @@ class StridedCopy {
 
  private:
   enum class Kind { nothing, rows, transpose, elements };
-  template <typename T>
-  void run_transpose(Workers& workers, T* out, const T* in) const;
-  template <typename T>
-  void run_elements(Workers& workers, T* out, const T* in) const;
+  template <typename T> void run_transpose(Workers& workers, T* out, const T* in) const;
+  template <typename T> void run_elements(Workers& workers, T* out, const T* in) const;
 
   Kind kind_ = Kind::nothing;
   int64_t element_bytes_ = 0, out_offset_ = 0, in_offset_ = 0;
@@ -144,19 +142,25 @@ void copy_parallel(Workers& workers, void* out, const void* in, int64_t bytes);
 void stream_zeros(void* out, int64_t bytes);
 
 // Calls body with a null pointer to an unsigned integer of the size of an element.
-template <typename Body>
-void with_element_size(int64_t bytes, Body&& body) {
+template <typename Body> void with_element_size(int64_t bytes, Body&& body) {
   switch (bytes) {
-    case 1: body(static_cast<uint8_t*>(nullptr)); break;
-    case 2: body(static_cast<uint16_t*>(nullptr)); break;
-    case 4: body(static_cast<uint32_t*>(nullptr)); break;
-    default: body(static_cast<uint64_t*>(nullptr)); break;
+    case 1:
+      body(static_cast<uint8_t*>(nullptr));
+      break;
+    case 2:
+      body(static_cast<uint16_t*>(nullptr));
+      break;
+    case 4:
+      body(static_cast<uint32_t*>(nullptr));
+      break;
+    default:
+      body(static_cast<uint64_t*>(nullptr));
+      break;
   }
 }
 
 // Reads an index that may count from the end.
-template <typename Index>
-int64_t checked_index(Index index, int64_t size, const char* op) {
+template <typename Index> int64_t checked_index(Index index, int64_t size, const char* op) {
   const int64_t i = index < 0 ? int64_t{index} + size : int64_t{index};
   if (static_cast<uint64_t>(i) >= static_cast<uint64_t>(size)) [[unlikely]] {
     throw error(ErrorCode::data, "{}: index {} is outside an axis of {} elements", op, int64_t{index}, size);
@@ -165,10 +169,11 @@ int64_t checked_index(Index index, int64_t size, const char* op) {
 }
 
 // Calls body with a null pointer to the type of the elements of an index input.
-template <typename Body>
-void with_index(DType dtype, Body&& body) {
-  if (dtype == DType::int32) body(static_cast<int32_t*>(nullptr));
-  else body(static_cast<int64_t*>(nullptr));
+template <typename Body> void with_index(DType dtype, Body&& body) {
+  if (dtype == DType::int32)
+    body(static_cast<int32_t*>(nullptr));
+  else
+    body(static_cast<int64_t*>(nullptr));
 }
 
 // The type of an index input.

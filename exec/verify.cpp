@@ -128,7 +128,12 @@ class EntryVerifier {
     for (ValueId id = 0; id < graph_.value_count(); ++id) {
       const Value& value = graph_.value(id);
       const Place& place = entry_.value_places[id];
-      if (value.producer != kNone || value.kind == ValueKind::input || place.bytes == 0) continue;
+      if (value.producer != kNone || value.kind == ValueKind::input) continue;
+      if (place.bytes == 0) {  // constants that only rules of shape read need none; weights and state are saved
+        const bool state = value.kind == ValueKind::parameter || value.kind == ValueKind::optimizer_state || value.kind == ValueKind::accumulator;
+        if (state && value.bytes() > 0) fail("'{}' has no place", value.name);
+        continue;
+      }
       size_t found = program_.persistent.size();
       if (value.constant) {
         const auto at = constant_at.find(place.offset);

@@ -11,6 +11,7 @@
 #include "frontend/ort_train.h"
 #include "graph/autodiff.h"
 #include "graph/error.h"
+#include "graph/onnx/reader.h"
 #include "graph/op_def.h"
 
 namespace ort_train {
@@ -54,7 +55,7 @@ std::map<std::string, int64_t> complete_shapes(const onnx::GraphDef& graph, cons
 std::string in_words(const onnx::ValueDef& value) {
   std::vector<std::string> dims;
   for (const onnx::DimDef& dim : value.dims) dims.push_back(dim.size >= 0 ? std::to_string(dim.size) : dim.name.empty() ? "?" : dim.name);
-  return fmt::format("{} {} {}", value.name, value.type, value.has_shape ? fmt::format("[{}]", fmt::join(dims, ", ")) : "of unknown shape");
+  return onnx::printable(fmt::format("{} {} {}", value.name, value.type, value.has_shape ? fmt::format("[{}]", fmt::join(dims, ", ")) : "of unknown shape"));
 }
 
 // 1,204
@@ -70,7 +71,7 @@ std::string rounded(double number, std::string_view unit) {
   size_t prefix = 0;
   for (; number >= 999.5 && prefix < 4; ++prefix) number /= 1000;
   const int decimals = prefix == 0 || number >= 99.95 ? 0 : number >= 9.995 ? 1 : 2;
-  return fmt::format("{:.{}f} {}{}", number, decimals, kPrefixes[prefix], unit);
+  return fmt::format("{:.{}f}{}{}{}", number, decimals, prefix == 0 && unit.empty() ? "" : " ", kPrefixes[prefix], unit);
 }
 
 class Report {
@@ -98,6 +99,11 @@ class Report {
   std::string text_;
 };
 
+std::string producer_in_words(std::string producer) {
+  if (producer.starts_with("pytorch")) producer.replace(0, 7, "PyTorch");
+  return onnx::printable(std::move(producer));
+}
+
 std::string header(const Imported& model) {
   int64_t elements = 0, bytes = 0;
   std::set<std::string> types;
@@ -106,7 +112,7 @@ std::string header(const Imported& model) {
     bytes += model.graph.value(id).bytes();
     types.insert(std::string(to_string(model.graph.value(id).dtype)));
   }
-  return fmt::format("opset {}{} · {} parameters in {} tensors, {} {}", model.info.opset, model.info.producer.empty() ? "" : " · " + model.info.producer,
+  return fmt::format("opset {}{} · {} parameters in {} tensors, {} {}", model.info.opset, model.info.producer.empty() ? "" : " · " + producer_in_words(model.info.producer),
                      rounded(static_cast<double>(elements), ""), model.weights.size(), rounded(static_cast<double>(bytes), "B"), fmt::join(types, " and "));
 }
 
@@ -167,7 +173,7 @@ class Check {
       const bool is_loss = graph.value(id).name == output_;
       if (is_loss) loss_ = id;
       for (const Blocker& blocker : find_blockers(graph, id)) {
-        if (listed.insert(blocker.node).second) add_row({ort_train::describe(graph, blocker.node), blocker.reason, blocker.hint, is_loss});
+        if (listed.insert(blocker.node).second) add_row({onnx::printable(ort_train::describe(graph, blocker.node)), blocker.reason, blocker.hint, is_loss});
       }
     }
   }
@@ -199,11 +205,13 @@ class Check {
     if (loss_ != kNone) live = reached(model_.graph, loss_);
     std::vector<std::string> unreached;
     for (ValueId id : parameters) {
-      if (!live[id]) unreached.push_back(model_.graph.value(id).name);
+      if (!live[id]) unreached.push_back(onnx::printable(model_.graph.value(id).name));
     }
     report_.trainable = blocking == 0 && unreached.size() < parameters.size();
     const std::string count = fmt::format("{} of {} tensors", grouped(static_cast<int64_t>(unreached.size())), grouped(static_cast<int64_t>(parameters.size())));
-    if (parameters.empty()) {
+    if (loss_ != kNone && !is_floating(model_.graph.value(loss_).dtype)) {
+      text_.add(fmt::format("'{}' is {}: a loss needs an output of floating-point numbers (--output)\n", output_, to_string(model_.graph.value(loss_).dtype)));
+    } else if (parameters.empty()) {
       text_.add("the model has no floating-point weights, so there is nothing to train\n");
     } else if (blocking > 0 && loss_ == kNone) {
       text_.add(fmt::format("the loss can't be computed: '{}' depends on {} that can't be imported\n", output_, blocking == 1 ? "a node" : "nodes"));

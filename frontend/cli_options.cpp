@@ -77,6 +77,7 @@ struct Raw {
 
 void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   Options& o = line.options;
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // so that a script's options can be overridden
   const auto add = [&](const char* group, const char* name, auto& value, const std::string& what) {
     return app.add_option(name, value, what)->group(group)->capture_default_str();
   };
@@ -91,7 +92,7 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(data, "--output", o.output, "the model's output that the loss reads (default: the first)");
   add(data, "--labels", o.labels, "the array that holds the labels");
   add(data, "--token-type", o.token_type, "of .bin files: uint16 or uint32");
-  app.add_option("--shape", raw.shapes, "sizes of dynamic dimensions: name=value,...")->group(data);
+  app.add_option("--shape", raw.shapes, "sizes of dynamic dimensions: name=value,...")->group(data)->take_all();
   app.add_option("--batch-size,--per-device-train-batch-size", o.batch_size, "samples of a batch (default: what the model fixes, else 8)")->group(data);
   app.add_option("--seq-length", o.seq_length, "tokens of a sample of text")->group(data);
   app.add_flag("--no-shuffle", raw.no_shuffle, "samples in file order")->group(data);
@@ -137,8 +138,8 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   constexpr const char* graph = "Graph";
   app.add_flag("--no-retie", raw.no_retie, "don't tie weights that were stored twice")->group(graph);
   app.add_flag("--untie", o.untie, "one weight for each use")->group(graph);
-  app.add_option("--skip-pass", o.skip_passes, "leave a pass out")->group(graph);
-  app.add_option("--dump-after", raw.dump_after, "PASS FILE.onnx: write the graph as it is after a pass")->group(graph)->type_size(2);
+  app.add_option("--skip-pass", o.skip_passes, "leave a pass out")->group(graph)->take_all();
+  app.add_option("--dump-after", raw.dump_after, "PASS FILE.onnx: write the graph as it is after a pass")->group(graph)->type_size(2)->take_all();
 }
 
 // --learning_rate=1e-5 -> --learning-rate=1e-5

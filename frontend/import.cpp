@@ -6,6 +6,7 @@
 #include "exec/kernel.h"
 #include "frontend/importer.h"
 #include "graph/error.h"
+#include "graph/onnx/reader.h"
 #include "graph/op_def.h"
 
 namespace ort_train {
@@ -167,6 +168,7 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
     const Needed needed = needed_for(model.graph, loss_output);
     for (Walk::Found& found : walk.found) {
       found.obstacle.blocks = found.tensor.empty() ? needed.nodes.at(found.node) : needed.names.contains(found.tensor);
+      for (std::string* text : {&found.obstacle.node, &found.obstacle.reason, &found.obstacle.hint}) *text = onnx::printable(std::move(*text));
       result.obstacles.push_back(std::move(found.obstacle));
     }
     if (walk.skipped > 0) {
@@ -174,8 +176,9 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
     }
     const std::vector<bool> unknown = remove_unknown(result.graph, walk.placeholders);
     add_outputs(result.graph, model.graph.outputs, walk, unknown);
+    for (std::string& note : result.info.notes) note = onnx::printable(std::move(note));
   } catch (const Error& e) {
-    throw error(e.code(), "'{}': {}", path, e.what());
+    throw error(e.code(), "'{}': {}", path, onnx::printable(e.what()));
   }
   result.graph.remove_dead_nodes();
   drop_dead_constants(result.graph);

@@ -8,7 +8,7 @@
 namespace ort_train::importing {
 namespace {
 
-constexpr int64_t kMaxNodes = 2'000'000;  // visited, bodies of functions and branches included
+constexpr int64_t kMaxNodes = 1'000'000;  // visited, bodies of functions and branches included
 constexpr int kMaxDepth = 32;             // of functions in functions
 constexpr int64_t kMaxGivenBytes = 1 << 16;  // constants that the standard's shape rules may look at
 
@@ -189,6 +189,14 @@ void Walk::node(const onnx::NodeDef& node, Scope& scope, const Site& site) {
   if (const std::string wrong = onnx::violation(node, job.opset); !wrong.empty()) {
     resolve_inputs(job);
     return fail(job, fmt::format("is not a valid node: {}", wrong), "check the model with onnx.checker, and export it again");
+  }
+  // The forms were written for opset 24: what a newer one has added must not be overlooked.
+  constexpr int kNewestForms = 24;
+  if (form.form && node.domain.empty() && job.opset > kNewestForms) {
+    if (const std::string newer = onnx::violation(node, kNewestForms); !newer.empty()) {
+      resolve_inputs(job);
+      return fail(job, fmt::format("uses what came after opset {}: {}", kNewestForms, newer), fmt::format("export the model with opset {}", kNewestForms));
+    }
   }
   if (!resolve_inputs(job)) return;
   if (job.unknown) {

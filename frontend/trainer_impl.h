@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -73,7 +74,7 @@ struct Trainer::Impl {
   LossSpec loss_spec() const;
   // trainer_report.cpp: the plan as numbers and as text
   void describe(double seconds);
-  void write_plan_json() const;
+  void write_plan_json(const nlohmann::ordered_json& memory) const;
   int find_entry(std::string_view name) const;  // -1 where it isn't planned
 
   DataSets data;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "frontend/budget.h"
@@ -9,6 +10,7 @@
 #include "frontend/trainer_impl.h"
 #include "graph/error.h"
 #include "graph/op_def.h"
+#include "passes/plan_report.h"
 
 namespace ort_train {
 namespace {
@@ -39,29 +41,7 @@ Work work_of(const Program& program, const Graph& graph, const Entry& entry, con
   return work;
 }
 
-void add(MemoryTable& table, Purpose purpose, int64_t bytes) {
-  switch (purpose) {
-    case Purpose::weights: table.weights += bytes; break;
-    case Purpose::gradients: table.gradients += bytes; break;
-    case Purpose::optimizer: table.optimizer += bytes; break;
-    case Purpose::workspace: table.workspace += bytes; break;
-    default: table.activations += bytes; break;
-  }
-}
-
 std::string shown(double number) { return number >= 100 ? fmt::format("{:.0f}", number) : number >= 10 ? fmt::format("{:.1f}", number) : fmt::format("{:.2f}", number); }
-
-std::string table_text(const PlanReport& report) {
-  const bool large = report.minimum_budget >= 1'000'000'000;
-  const double unit = large ? 1e9 : 1e6;
-  const auto in_unit = [&](int64_t bytes) { return bytes == 0 ? std::string("-") : shown(static_cast<double>(bytes) / unit); };
-  const MemoryTable& peak = report.at_peak;
-  std::string text = "            program  weights  gradients  optimizer  activations  workspace   gaps   total\n";
-  text += fmt::format("  RAM     {:>9}{:>9}{:>11}{:>11}{:>13}{:>11}{:>7}{:>8} {}", in_unit(peak.program), in_unit(peak.weights), in_unit(peak.gradients),
-                      in_unit(peak.optimizer), in_unit(peak.activations), in_unit(peak.workspace), in_unit(peak.gaps), in_unit(peak.total), large ? "GB" : "MB");
-  if (report.budget > 0) text += fmt::format(" of {}", shown(static_cast<double>(report.budget) / unit));
-  return text + fmt::format(", at {} in '{}'\n", report.peak_op, report.peak_entry);
-}
 
 }  // namespace
 
@@ -79,26 +59,21 @@ void Trainer::Impl::describe(double seconds) {
   report.machine_flops = machine.flops;
   report.machine_bytes_per_second = machine.bytes_per_second;
 
-  size_t at = 0;
-  for (size_t i = 0; i < program.entries.size(); ++i) {
-    if (program.entries[i].peak_live_bytes > program.entries[at].peak_live_bytes) at = i;
-  }
-  const Entry& entry = program.entries[at];
-  const Graph& graph = entries[at]->job.graph;
-  report.peak_live_bytes = entry.peak_live_bytes;
-  report.peak_entry = entry.name;
-  if (!entry.code.empty()) {
-    const NodeId node = entry.code[static_cast<size_t>(entry.peak_instruction)].node;
-    report.peak_op = ort_train::describe(graph, node);
-  }
-  MemoryTable& peak = report.at_peak;
-  for (const Persistent& value : program.persistent) add(peak, value.purpose, aligned(value.place.bytes));
-  for (const Storage& storage : entry.storages) {
-    if (storage.first <= entry.peak_instruction && entry.peak_instruction <= storage.last) add(peak, storage.purpose, aligned(storage.place.bytes));
-  }
-  peak.program = reserve;
-  peak.total = report.minimum_budget;
-  peak.gaps = peak.total - peak.program - peak.weights - peak.gradients - peak.optimizer - peak.activations - peak.workspace;
+  std::vector<const Graph*> graphs;
+  for (const auto& entry : entries) graphs.push_back(&entry->job.graph);
+  const MemoryPeak peak = memory_peak(program, graphs);
+  const auto bytes = [&](Purpose purpose) { return peak.bytes[static_cast<size_t>(purpose)]; };
+  report.peak_live_bytes = peak.live;
+  report.peak_entry = program.entries[peak.entry].name;
+  report.peak_op = peak.op;
+  report.at_peak = {.program = reserve,
+                    .weights = bytes(Purpose::weights),
+                    .gradients = bytes(Purpose::gradients),
+                    .optimizer = bytes(Purpose::optimizer),
+                    .activations = bytes(Purpose::activations) + bytes(Purpose::inputs) + bytes(Purpose::constants),
+                    .workspace = bytes(Purpose::workspace),
+                    .gaps = whole_pages(program.arena_bytes) - peak.live,
+                    .total = report.minimum_budget};
 
   const Graph& train = entries[0]->job.graph;
   for (ValueId id : train.parameters()) {
@@ -119,12 +94,17 @@ void Trainer::Impl::describe(double seconds) {
                             machine.bytes_per_second / 1e9);
   report.text += fmt::format("plan        in {:.1f} s · batch {}{} · {} entry points · smallest budget {} bytes\n", seconds, binding.batch,
                              binding.sequence > 0 ? fmt::format(" x {}", binding.sequence) : "", entries.size(), report.minimum_budget);
-  report.text += table_text(report);
+  const MemoryFrame frame{.title = std::filesystem::path(options.model).filename().string(), .reserve = reserve, .budget = options.budget};
+  report.text += memory_table(program, graphs, frame);
   report.text += fmt::format("step        {} ms predicted, {:.3g} GFLOP · {} steps\n", shown(report.predicted_milliseconds), report.flops_per_step / 1e9, total_steps);
-  if (!options.plan_json.empty()) write_plan_json();
+  if (!options.plan_json.empty()) write_plan_json(memory_json(program, graphs));
+  if (!options.plan_svg.empty()) {
+    make_folders(folder_of(options.plan_svg));
+    replace_file(options.plan_svg, memory_svg(program, graphs, frame));
+  }
 }
 
-void Trainer::Impl::write_plan_json() const {
+void Trainer::Impl::write_plan_json(const nlohmann::ordered_json& memory) const {
   using Json = nlohmann::ordered_json;
   const MemoryTable& peak = report.at_peak;
   Json json{{"model", options.model},
@@ -162,16 +142,7 @@ void Trainer::Impl::write_plan_json() const {
             {"flops_per_step", report.flops_per_step},
             {"predicted_ms_per_step", report.predicted_milliseconds},
             {"machine", {{"threads", workers.threads()}, {"flops", report.machine_flops}, {"bytes_per_second", report.machine_bytes_per_second}}},
-            {"entries", Json::array()}};
-  for (size_t i = 0; i < program.entries.size(); ++i) {
-    const Entry& entry = program.entries[i];
-    json["entries"].push_back({{"name", entry.name},
-                               {"batch", entries[i]->batch},
-                               {"instructions", entry.code.size()},
-                               {"storages", entry.storages.size()},
-                               {"peak_live_bytes", entry.peak_live_bytes},
-                               {"peak_op", entry.code.empty() ? "" : ort_train::describe(entries[i]->job.graph, entry.code[static_cast<size_t>(entry.peak_instruction)].node)}});
-  }
+            {"memory", memory}};
   make_folders(folder_of(options.plan_json));
   replace_file(options.plan_json, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }

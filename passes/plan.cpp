@@ -58,7 +58,10 @@ class PersistentValues {
   }
 
   const Place& place(size_t i) const { return values_[i].place; }
-  std::vector<Persistent> take() { return std::move(values_); }
+  std::vector<Persistent> take() {  // by address
+    std::stable_sort(values_.begin(), values_.end(), [](const Persistent& a, const Persistent& b) { return a.place.offset < b.place.offset; });
+    return std::move(values_);
+  }
 
  private:
   size_t add_constant(const Value& value) {

@@ -1,6 +1,6 @@
-// Two sweeps give candidates: `hoist` runs a node that frees more than it takes as soon as its inputs are there (an update right after its
-// gradient), `defer` runs one that takes more than it frees as late as its readers permit. Then a search at the peak: move the readers of
-// something that is live there to before it, or its producer to after it, with whatever has to move along.
+// Two sweeps give candidates: `hoist` runs the last readers of something as soon as they can where that frees more than it takes (an update
+// right after its gradient), `defer` runs what takes more than it frees as late as its readers permit. Then a search at the peak: move the
+// readers of something that is live there to before it, or its producer to after it, with whatever has to move along or profits from it.
 // Each candidate is simulated; the lowest peak wins, the graph's own order where nothing is gained: it has the better locality.
 
 #include "passes/schedule.h"
@@ -16,7 +16,7 @@ constexpr int64_t kSearchSteps = 12'000'000;
 // A candidate must be this much better to leave the graph's own order.
 constexpr double kWorthwhile = 0.999;
 
-// Runs each step whose effect on live bytes is negative as soon as it can, the rest in the given order.
+// Runs the last readers of something together as soon as they can, where that leaves fewer live bytes; the rest in the given order.
 class Hoister {
  public:
   explicit Hoister(const MemoryModel& model) : model_(model), waiting_(model.steps.size()), placed_(model.steps.size()), remaining_(model.classes.size()) {
@@ -32,19 +32,7 @@ class Hoister {
     for (uint32_t s : order) {
       if (placed_[s]) continue;
       place(s);
-      while (true) {
-        uint32_t best = kNone;
-        int64_t best_change = 0;
-        for (uint32_t candidate : candidates_) {
-          if (placed_[candidate] || waiting_[candidate] > 0) continue;
-          const int64_t change = change_of(candidate);
-          if (change < best_change || (change == best_change && best != kNone && candidate < best)) {
-            best = candidate;
-            best_change = change;
-          }
-        }
-        if (best == kNone) break;
-        place(best);
+      while (hoist_one()) {
       }
       candidates_.clear();
     }
@@ -52,35 +40,68 @@ class Hoister {
   }
 
  private:
+  // Of the classes that the last steps touched, the one whose end gains most.
+  bool hoist_one() {
+    uint32_t best = kNone;
+    int64_t best_change = 0;
+    for (uint32_t c : candidates_) {
+      const int64_t change = change_of_ending(c);
+      if (change < best_change || (change == best_change && best != kNone && c < best)) {
+        best = c;
+        best_change = change;
+      }
+    }
+    if (best == kNone) return false;
+    for (uint32_t s : class_readers_[best]) {
+      if (!placed_[s]) place(s);
+    }
+    return true;
+  }
+
   void place(uint32_t s) {
     placed_[s] = true;
     result_.push_back(s);
     for (uint32_t c : model_.steps[s].reads) {
-      // Only the last reader frees something, so only its turn to be the last makes a step a new candidate.
-      if (--remaining_[c] == 1) candidates_.insert(candidates_.end(), class_readers_[c].begin(), class_readers_[c].end());
+      --remaining_[c];
+      candidates_.push_back(c);
     }
     for (uint32_t next : model_.steps[s].after) {
-      if (--waiting_[next] == 0) candidates_.push_back(next);
+      if (--waiting_[next] == 0) candidates_.insert(candidates_.end(), model_.steps[next].reads.begin(), model_.steps[next].reads.end());
     }
   }
 
-  int64_t change_of(uint32_t s) const {
+  // What running all readers that `c` still has does to live bytes; 0 where that can't be done now.
+  int64_t change_of_ending(uint32_t c) {
+    if (remaining_[c] == 0 || remaining_[c] > kTogether || model_.classes[c].kept) return 0;
     int64_t change = 0;
-    for (uint32_t c : model_.steps[s].defines) {
-      if (model_.classes[c].readers > 0 || model_.classes[c].kept) change += model_.classes[c].bytes;
+    ended_.clear();
+    for (uint32_t s : class_readers_[c]) {
+      if (placed_[s]) continue;
+      if (waiting_[s] > 0) return 0;
+      for (uint32_t d : model_.steps[s].defines) {
+        if (model_.classes[d].readers > 0 || model_.classes[d].kept) change += model_.classes[d].bytes;
+      }
+      ended_.insert(ended_.end(), model_.steps[s].reads.begin(), model_.steps[s].reads.end());
     }
-    for (uint32_t c : model_.steps[s].reads) {
-      if (remaining_[c] == 1 && !model_.classes[c].kept) change -= model_.classes[c].bytes;
+    std::sort(ended_.begin(), ended_.end());
+    for (size_t i = 0; i < ended_.size();) {
+      size_t end = i;
+      while (end < ended_.size() && ended_[end] == ended_[i]) ++end;
+      if (end - i == remaining_[ended_[i]] && !model_.classes[ended_[i]].kept) change -= model_.classes[ended_[i]].bytes;
+      i = end;
     }
     return change;
   }
+
+  static constexpr uint32_t kTogether = 4;  // readers
 
   const MemoryModel& model_;
   std::vector<uint32_t> waiting_;
   std::vector<bool> placed_;
   std::vector<uint32_t> remaining_;
   std::vector<std::vector<uint32_t>> class_readers_;
-  std::vector<uint32_t> candidates_;
+  std::vector<uint32_t> candidates_;  // classes
+  std::vector<uint32_t> ended_;
   StepOrder result_;
 };
 
@@ -174,9 +195,9 @@ class PeakSearch {
   bool improve(int64_t& tries) {
     for (uint32_t at = 0; at < order_.size(); ++at) position_[order_[at]] = static_cast<int32_t>(at);
     for (uint32_t c : live_at_peak()) {
-      for (bool earlier : {true, false}) {
+      for (const auto& [earlier, company] : {std::pair(true, false), {true, true}, {false, false}, {false, true}}) {
         if (tries <= 0) return false;
-        StepOrder moved = earlier ? readers_before_peak(c) : producer_after_peak(c);
+        StepOrder moved = earlier ? readers_before_peak(c, company) : producer_after_peak(c, company);
         if (moved.empty()) continue;
         --tries;
         const Peak peak = simulate(model_, moved);
@@ -204,47 +225,95 @@ class PeakSearch {
     return live;
   }
 
-  StepOrder readers_before_peak(uint32_t c) {
+  StepOrder readers_before_peak(uint32_t c, bool company) {
     if (model_.classes[c].kept) return {};
     std::vector<uint32_t> seeds;
     for (uint32_t reader : readers_[c]) {
       if (position_[reader] == peak_.at) return {};
       if (position_[reader] > peak_.at) seeds.push_back(reader);
     }
-    return move(seeds, &MemoryStep::before, +1);
+    if (seeds.empty() || !mark(seeds, &MemoryStep::before, +1)) return {};
+    if (company && !mark_enders()) return {};
+    return moved(+1);
   }
-  StepOrder producer_after_peak(uint32_t c) {
+  StepOrder producer_after_peak(uint32_t c, bool company) {
     if (producer_[c] == kNone || position_[producer_[c]] >= peak_.at) return {};
-    return move({producer_[c]}, &MemoryStep::after, -1);
+    if (!mark({producer_[c]}, &MemoryStep::after, -1)) return {};
+    if (company && !mark_feeders()) return {};
+    return moved(-1);
   }
 
-  // The order with `seeds` and all that must move with them on the other side of the peak; empty where the peak's own step is among them.
+  // Marks `seeds` and all that must move with them to the other side of the peak; false where the peak's own step is among them.
   // `side` is where they are now: +1 after the peak.
-  StepOrder move(std::vector<uint32_t> seeds, const std::vector<uint32_t> MemoryStep::*along, int side) {
-    if (seeds.empty()) return {};
+  bool mark(std::vector<uint32_t> seeds, const std::vector<uint32_t> MemoryStep::*along, int side) {
     std::fill(mark_.begin(), mark_.end(), false);
+    marked_ = seeds;
     for (uint32_t s : seeds) mark_[s] = true;
     while (!seeds.empty()) {
       const uint32_t s = seeds.back();
       seeds.pop_back();
       for (uint32_t other : model_.steps[s].*along) {
-        if (position_[other] == peak_.at) return {};
+        if (position_[other] == peak_.at) return false;
         if ((position_[other] > peak_.at) != (side > 0) || mark_[other]) continue;
         mark_[other] = true;
+        marked_.push_back(other);
         seeds.push_back(other);
       }
     }
+    return true;
+  }
+
+  // Marks, too, the readers of what the marked steps (on their way to before the peak) make, where all of them can come along: a gradient
+  // moves with its update. False where there are none.
+  bool mark_enders() {
+    const size_t before = marked_.size();
+    const auto can_move = [&](uint32_t s) {
+      return mark_[s] || position_[s] < peak_.at || std::all_of(model_.steps[s].before.begin(), model_.steps[s].before.end(), [&](uint32_t p) {
+               return mark_[p] || position_[p] < peak_.at;
+             });
+    };
+    for (size_t i = 0; i < marked_.size(); ++i) {
+      for (uint32_t c : model_.steps[marked_[i]].defines) {
+        if (model_.classes[c].kept || !std::all_of(readers_[c].begin(), readers_[c].end(), can_move)) continue;
+        for (uint32_t s : readers_[c]) {
+          if (mark_[s] || position_[s] <= peak_.at) continue;
+          mark_[s] = true;
+          marked_.push_back(s);
+        }
+      }
+    }
+    return marked_.size() > before;
+  }
+
+  // The same for the other direction: producers of what only marked steps read.
+  bool mark_feeders() {
+    const size_t before = marked_.size();
+    for (size_t i = 0; i < marked_.size(); ++i) {
+      for (uint32_t c : model_.steps[marked_[i]].reads) {
+        const uint32_t s = producer_[c];
+        if (s == kNone || mark_[s] || position_[s] >= peak_.at || model_.classes[c].kept) continue;
+        const auto& after = model_.steps[s].after;
+        if (!std::all_of(after.begin(), after.end(), [&](uint32_t next) { return mark_[next] || position_[next] > peak_.at; })) continue;
+        mark_[s] = true;
+        marked_.push_back(s);
+      }
+    }
+    return marked_.size() > before;
+  }
+
+  // The order with the marked steps right on the other side of the peak, among themselves as they were.
+  StepOrder moved(int side) const {
     StepOrder result;
     result.reserve(order_.size());
-    const auto moved = [&] {
+    const auto put_marked = [&] {
       for (uint32_t s : order_) {
         if (mark_[s]) result.push_back(s);
       }
     };
     for (uint32_t s : order_) {
-      if (position_[s] == peak_.at && side > 0) moved();
+      if (position_[s] == peak_.at && side > 0) put_marked();
       if (!mark_[s]) result.push_back(s);
-      if (position_[s] == peak_.at && side < 0) moved();
+      if (position_[s] == peak_.at && side < 0) put_marked();
     }
     return result;
   }
@@ -253,6 +322,7 @@ class PeakSearch {
   StepOrder order_;
   Peak peak_;
   std::vector<bool> mark_;
+  std::vector<uint32_t> marked_;
   std::vector<int32_t> position_;
   std::vector<uint32_t> producer_;
   std::vector<std::vector<uint32_t>> readers_;

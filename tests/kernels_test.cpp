@@ -38,13 +38,16 @@ Tensor numbers(Shape shape, uint32_t seed, DType dtype = DType::float32) {
   for (int64_t i = 0; i < tensor.size(); ++i) {
     seed = seed * 1664525 + 1013904223;
     const float x = static_cast<float>(seed >> 8) * 0x1p-23f - 1;
-    if (dtype == DType::float32) tensor.data<float>()[i] = x;
-    else tensor.data<double>()[i] = x;
+    if (dtype == DType::float32)
+      tensor.data<float>()[i] = x;
+    else
+      tensor.data<double>()[i] = x;
   }
   return tensor;
 }
 
-std::vector<Tensor> run(const char* op, const Attributes& attributes, const std::vector<const Tensor*>& inputs, size_t outputs = 1, int threads = 1) {
+std::vector<Tensor> run(const char* op, const Attributes& attributes, const std::vector<const Tensor*>& inputs, size_t outputs = 1,
+                        int threads = 1) {
   Workers workers(threads);
   return evaluate(op_named(op), attributes, inputs, outputs, workers);
 }
@@ -61,7 +64,8 @@ double distance(const Tensor& a, const Tensor& b) {
 
 void expect_close(const Tensor& actual, const std::vector<float>& expected, float relative = 5e-7f) {
   ASSERT_EQ(static_cast<size_t>(actual.size()), expected.size());
-  for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(actual.data<float>()[i], expected[i], relative * std::abs(expected[i])) << "element " << i;
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_NEAR(actual.data<float>()[i], expected[i], relative * std::abs(expected[i])) << "element " << i;
 }
 
 // --- workers --------------------------------------------------------------------------------------------------------------------------
@@ -106,7 +110,11 @@ TEST_F(WorkersTest, EachTaskOnceAndNoWorkerTwiceAtATime) {
 TEST_F(WorkersTest, AnExceptionComesThroughAndTheWorkersGoOn) {
   for (const int threads : {1, 3}) {
     Workers workers(threads);
-    EXPECT_THROW(workers.parallel_for(100, [](int64_t task, int) { if (task == 40) throw error(ErrorCode::data, "forty"); }), Error);
+    EXPECT_THROW(workers.parallel_for(100,
+                                      [](int64_t task, int) {
+                                        if (task == 40) throw error(ErrorCode::data, "forty");
+                                      }),
+                 Error);
     std::atomic<int> count{0};
     workers.parallel_for(100, [&](int64_t, int) { ++count; });
     EXPECT_EQ(count, 100);
@@ -133,20 +141,27 @@ TEST_F(KernelsTest, ThreadsChangeNoBit) {
       {"MatMul", {{"trans_a", int64_t{1}}}, {numbers({129, 777}, 1), numbers({129, 301}, 2)}},
       {"MatMul", {{"trans_b", int64_t{1}}}, {numbers({9, 65, 33}, 1), numbers({9, 70, 33}, 2)}},
       {"Attention", {{"causal", int64_t{1}}}, {numbers({2, 3, 300, 20}, 1), numbers({2, 3, 300, 20}, 2), numbers({2, 3, 300, 20}, 3)}, 2},
-      {"AttentionGrad", {{"causal", int64_t{1}}},
-       {numbers({2, 3, 300, 20}, 1), numbers({2, 3, 300, 20}, 2), numbers({2, 3, 300, 20}, 3), numbers({2, 3, 300, 20}, 4), numbers({2, 3, 300, 20}, 5), numbers({2, 3, 300}, 6)}, 3},
+      {"AttentionGrad",
+       {{"causal", int64_t{1}}},
+       {numbers({2, 3, 300, 20}, 1), numbers({2, 3, 300, 20}, 2), numbers({2, 3, 300, 20}, 3), numbers({2, 3, 300, 20}, 4),
+        numbers({2, 3, 300, 20}, 5), numbers({2, 3, 300}, 6)},
+       3},
       {"SoftmaxCrossEntropy", {}, {numbers({300, 2001}, 1), labels}, 2},
       {"SoftmaxCrossEntropyGrad", {}, {half, numbers({300, 2001}, 1), numbers({300}, 2), labels}},
       {"SquaredError", {}, {large, numbers({700001}, 5)}},
       {"SumSquares", {}, {large}},
-      {"AdamW", {{"weight_decay", 0.1f}}, {large, numbers({700001}, 5), numbers({700001}, 6), Tensor(DType::float32, {700001}), half, numbers_of_step}, 3},
+      {"AdamW",
+       {{"weight_decay", 0.1f}},
+       {large, numbers({700001}, 5), numbers({700001}, 6), Tensor(DType::float32, {700001}), half, numbers_of_step},
+       3},
   };
   for (const Job& job : jobs) {
     std::vector<const Tensor*> inputs;
     for (const Tensor& input : job.inputs) inputs.push_back(&input);
     const std::vector<Tensor> one = run(job.op, job.attributes, inputs, job.outputs);
     for (const int threads : {2, 3, 8}) {
-      for (int again = 0; again < 3; ++again) EXPECT_EQ(run(job.op, job.attributes, inputs, job.outputs, threads), one) << job.op << " on " << threads << " threads";
+      for (int again = 0; again < 3; ++again)
+        EXPECT_EQ(run(job.op, job.attributes, inputs, job.outputs, threads), one) << job.op << " on " << threads << " threads";
     }
   }
 }
@@ -160,7 +175,8 @@ TEST_F(MatMulTest, AnElementIsAFixedChain) {
   };
   for (const Form f : {Form{21, 61, 50, 56}, Form{13, 50, 384, 384}, Form{9, 33, 385, 200}, Form{300, 7, 1000, 336}}) {
     for (const bool trans : {false, true}) {
-      const Tensor a = numbers(trans ? Shape{f.depth, f.rows} : Shape{f.rows, f.depth}, 1), b = numbers(trans ? Shape{f.columns, f.depth} : Shape{f.depth, f.columns}, 2);
+      const Tensor a = numbers(trans ? Shape{f.depth, f.rows} : Shape{f.rows, f.depth}, 1),
+                   b = numbers(trans ? Shape{f.columns, f.depth} : Shape{f.depth, f.columns}, 2);
       const Tensor bias = numbers({f.columns}, 3);
       const Tensor y = run("MatMul", {{"trans_a", int64_t{trans}}, {"trans_b", int64_t{trans}}, {"alpha", 0.3f}}, {&a, &b, &bias})[0];
       int64_t wrong = 0;
@@ -170,7 +186,8 @@ TEST_F(MatMulTest, AnElementIsAFixedChain) {
           for (int64_t begin = 0; begin < f.depth; begin += f.block) {
             float sum = 0;
             for (int64_t k = begin; k < std::min(begin + f.block, f.depth); ++k) {
-              sum = std::fma(a.data<float>()[trans ? k * f.rows + i : i * f.depth + k], b.data<float>()[trans ? j * f.depth + k : k * f.columns + j], sum);
+              sum = std::fma(a.data<float>()[trans ? k * f.rows + i : i * f.depth + k],
+                             b.data<float>()[trans ? j * f.depth + k : k * f.columns + j], sum);
             }
             result = std::fma(0.3f, sum, result);
           }
@@ -282,7 +299,8 @@ TEST_F(OptimizerTest, AdamWIsTorchs) {
     p = next[0], m = next[1], v = next[2];
   }
   expect_close(p, {0.492933989f, -1.24203432f, 1.99113488f, 0.00746412575f, -0.0364303403f, 0.749100447f, -0.505866706f}, 2e-7f);
-  expect_close(m, {-0.00233389623f, 0.00466779247f, -0.00700168591f, 2.33389665e-06f, -0.00116694812f, 0.0f, -0.0350084379f}, 2e-6f);  // differences of larger numbers
+  expect_close(m, {-0.00233389623f, 0.00466779247f, -0.00700168591f, 2.33389665e-06f, -0.00116694812f, 0.0f, -0.0350084379f},
+               2e-6f);  // differences of larger numbers
   expect_close(v, {0.00016469782f, 0.000658791279f, 0.00148228055f, 1.64697811e-10f, 4.1174455e-05f, 0.0f, 0.0370570086f});
 }
 
@@ -297,7 +315,8 @@ TEST_F(OptimizerTest, SgdIsTorchs) {
     plain = run("SGD", {{"weight_decay", 0.01f}}, {&plain, &gradient, nullptr, &clip, &of_step})[0];
   }
   expect_close(p, {0.474553823f, -1.19684887f, 1.91914392f, 0.0010118935f, -0.0401932448f, 0.743223608f, -0.809411347f}, 2e-7f);
-  expect_close(buffer, {-0.00664320216f, 0.00471144915f, -0.00277976692f, 5.80928463e-05f, -0.0129255373f, 0.0257248152f, -0.374046266f}, 2e-5f);
+  expect_close(buffer, {-0.00664320216f, 0.00471144915f, -0.00277976692f, 5.80928463e-05f, -0.0129255373f, 0.0257248152f, -0.374046266f},
+               2e-5f);
   expect_close(plain, {0.498028815f, -1.24505913f, 1.99208951f, 0.000995980343f, -0.0298672635f, 0.747004509f, -0.497615427f}, 2e-7f);
 }
 
@@ -307,9 +326,16 @@ TEST_F(OptimizerTest, SgdIsTorchs) {
 Tensor lowered(const char* domain, const char* name, Attributes attributes, const std::vector<const Tensor*>& inputs, size_t outputs = 1) {
   Graph graph;
   std::map<ValueId, Tensor> values;
-  OnnxNode node{.domain = domain, .op_type = name, .name = "tested", .opset = 24, .attributes = std::move(attributes), .inputs = {}, .outputs = outputs};
+  OnnxNode node{.domain = domain,
+                .op_type = name,
+                .name = "tested",
+                .opset = 24,
+                .attributes = std::move(attributes),
+                .inputs = {},
+                .outputs = outputs};
   for (const Tensor* input : inputs) {
-    node.inputs.push_back(input ? graph.add_value({.name = "x", .dtype = input->dtype, .shape = input->shape, .kind = ValueKind::input}) : kNone);
+    node.inputs.push_back(input ? graph.add_value({.name = "x", .dtype = input->dtype, .shape = input->shape, .kind = ValueKind::input})
+                                : kNone);
     if (input) values[node.inputs.back()] = *input;
   }
   Lowering lowering(graph, node);
@@ -322,17 +348,20 @@ Tensor lowered(const char* domain, const char* name, Attributes attributes, cons
   Workers workers(1);
   for (NodeId id : graph.order()) {
     std::vector<const Tensor*> in;
-    for (ValueId input : graph.node(id).inputs) in.push_back(input == kNone ? nullptr : graph.constant(input) ? graph.constant(input) : &values.at(input));
+    for (ValueId input : graph.node(id).inputs)
+      in.push_back(input == kNone ? nullptr : graph.constant(input) ? graph.constant(input) : &values.at(input));
     std::vector<Tensor> out = evaluate(*graph.node(id).op, graph.node(id).attributes, in, graph.node(id).outputs.size(), workers);
     for (size_t i = 0; i < out.size(); ++i) values[graph.node(id).outputs[i]] = std::move(out[i]);
   }
   return values.at(lowering.results().at(0));
 }
 
-const Tensor kA = make_tensor<float>({2, 3}, {1, 2, 3, 4, 5, 6}), kB = make_tensor<float>({3, 2}, {1, 0, 2, 1, 0, 3});  // A B = {5, 11, 14, 23}
+const Tensor kA = make_tensor<float>({2, 3}, {1, 2, 3, 4, 5, 6}),
+             kB = make_tensor<float>({3, 2}, {1, 0, 2, 1, 0, 3});  // A B = {5, 11, 14, 23}
 
 TEST_F(OnnxFormsTest, MatMulOfVectors) {
-  const Tensor three = make_tensor<float>({3}, {1, -1, 2}), two = make_tensor<float>({2}, {1, 10}), batch = make_tensor<float>({2, 1, 3}, {1, 2, 3, 4, 5, 6});
+  const Tensor three = make_tensor<float>({3}, {1, -1, 2}), two = make_tensor<float>({2}, {1, 10}),
+               batch = make_tensor<float>({2, 1, 3}, {1, 2, 3, 4, 5, 6});
   EXPECT_EQ(lowered("", "MatMul", {}, {&kA, &kB}), make_tensor<float>({2, 2}, {5, 11, 14, 23}));
   EXPECT_EQ(lowered("", "MatMul", {}, {&kA, &three}), make_tensor<float>({2}, {5, 11}));
   EXPECT_EQ(lowered("", "MatMul", {}, {&two, &kA}), make_tensor<float>({3}, {41, 52, 63}));
@@ -341,7 +370,8 @@ TEST_F(OnnxFormsTest, MatMulOfVectors) {
 }
 
 TEST_F(OnnxFormsTest, Gemm) {
-  const Tensor row = make_tensor<float>({2}, {1, 2}), matrix_row = make_tensor<float>({1, 2}, {1, 2}), column = make_tensor<float>({2, 1}, {1, 2});
+  const Tensor row = make_tensor<float>({2}, {1, 2}), matrix_row = make_tensor<float>({1, 2}, {1, 2}),
+               column = make_tensor<float>({2, 1}, {1, 2});
   const Tensor matrix = make_tensor<float>({2, 2}, {1, 2, 3, 4}), scalar = scalar_tensor(1.0f);
   const Attributes twice{{"alpha", 2.0f}, {"beta", 3.0f}};
   EXPECT_EQ(lowered("", "Gemm", {}, {&kA, &kB}), make_tensor<float>({2, 2}, {5, 11, 14, 23}));
@@ -353,7 +383,8 @@ TEST_F(OnnxFormsTest, Gemm) {
   EXPECT_EQ(lowered("", "Gemm", twice, {&kA, &kB, &scalar}), make_tensor<float>({2, 2}, {13, 25, 31, 49}));
   EXPECT_EQ(lowered("", "Gemm", {{"beta", 0.0f}}, {&kA, &kB, &matrix}), make_tensor<float>({2, 2}, {5, 11, 14, 23}));
   const Tensor a = make_tensor<float>({3, 2}, {1, 4, 2, 5, 3, 6}), b = make_tensor<float>({2, 3}, {1, 2, 0, 0, 1, 3});
-  EXPECT_EQ(lowered("", "Gemm", {{"transA", int64_t{1}}, {"transB", int64_t{1}}}, {&a, &b, &row}), make_tensor<float>({2, 2}, {6, 13, 15, 25}));
+  EXPECT_EQ(lowered("", "Gemm", {{"transA", int64_t{1}}, {"transB", int64_t{1}}}, {&a, &b, &row}),
+            make_tensor<float>({2, 2}, {6, 13, 15, 25}));
   EXPECT_EQ(lowered("com.microsoft", "FusedMatMul", {{"transA", int64_t{1}}, {"transB", int64_t{1}}, {"alpha", 2.0f}}, {&a, &b}),
             make_tensor<float>({2, 2}, {10, 22, 28, 46}));
 }
@@ -370,12 +401,46 @@ TEST_F(OnnxFormsTest, Attention) {
   const Tensor y = lowered("", "Attention", attributes, {&q, &k, &v, &mask});
   EXPECT_EQ(y.shape, (Shape{1, 3, 12}));
   expect_close(y,
-               {-0.525538802f, 0.101356387f,    0.747317076f, -0.525538802f, 0.101356387f,   0.747317076f,  0.557831883f, -0.233047724f, 0.729880095f,
-                0.557831883f,  -0.233047724f,   0.729880095f, -0.276332289f, 0.000213782609f, 0.223633155f, -0.178310901f, -0.0395690575f, 0.0176504403f,
-                0.536170781f,  -0.430285931f,   0.666104257f, 0.537700772f,  -0.41635406f,   0.670608997f,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+               {-0.525538802f,
+                0.101356387f,
+                0.747317076f,
+                -0.525538802f,
+                0.101356387f,
+                0.747317076f,
+                0.557831883f,
+                -0.233047724f,
+                0.729880095f,
+                0.557831883f,
+                -0.233047724f,
+                0.729880095f,
+                -0.276332289f,
+                0.000213782609f,
+                0.223633155f,
+                -0.178310901f,
+                -0.0395690575f,
+                0.0176504403f,
+                0.536170781f,
+                -0.430285931f,
+                0.666104257f,
+                0.537700772f,
+                -0.41635406f,
+                0.670608997f,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0},
                1e-4f);
   EXPECT_THROW(lowered("", "Attention", attributes, {&q, &k, &v}, 3), Error);
-  EXPECT_THROW(lowered("", "Attention", {{"q_num_heads", int64_t{4}}, {"kv_num_heads", int64_t{2}}, {"softcap", 30.0f}}, {&q, &k, &v}), Error);
+  EXPECT_THROW(lowered("", "Attention", {{"q_num_heads", int64_t{4}}, {"kv_num_heads", int64_t{2}}, {"softcap", 30.0f}}, {&q, &k, &v}),
+               Error);
 }
 
 // torch's cross_entropy of (N, C, d) logits with ignore_index=2.

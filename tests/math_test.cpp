@@ -73,17 +73,20 @@ TEST_P(Functions, SameBitsInEveryPosition) {
   for (float x : numbers) alone.push_back(apply(f.op, make_tensor<float>({1}, {x})).data<float>()[0]);
   for (int64_t length = 1; length <= kLongest; ++length) {
     for (int64_t first : {int64_t{0}, kLongest - length}) {
-      const Tensor y = apply(f.op, make_tensor<float>({length}, std::vector<float>(numbers.begin() + first, numbers.begin() + first + length)));
+      const Tensor y =
+          apply(f.op, make_tensor<float>({length}, std::vector<float>(numbers.begin() + first, numbers.begin() + first + length)));
       ASSERT_EQ(std::memcmp(y.bytes.data(), alone.data() + first, y.bytes.size()), 0) << length << " elements from " << first;
     }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Math, Functions,
-                         ::testing::Values(Function{"Exp", std::exp, 1.01}, Function{"Log", std::log, 0.9}, Function{"Tanh", std::tanh, 2.6},
-                                           Function{"Erf", std::erf, 1.01}, Function{"Sigmoid", sigmoid, 2.6}, Function{"Softplus", log1p_exp, 2.0},
+                         ::testing::Values(Function{"Exp", std::exp, 1.01}, Function{"Log", std::log, 0.9},
+                                           Function{"Tanh", std::tanh, 2.6}, Function{"Erf", std::erf, 1.01},
+                                           Function{"Sigmoid", sigmoid, 2.6}, Function{"Softplus", log1p_exp, 2.0},
                                            Function{"Elu", [](double x) { return x > 0 ? x : std::expm1(x); }, 2.6},
-                                           Function{"Sqrt", std::sqrt, 0.5001}, Function{"Reciprocal", [](double x) { return 1 / x; }, 0.5001}),
+                                           Function{"Sqrt", std::sqrt, 0.5001},
+                                           Function{"Reciprocal", [](double x) { return 1 / x; }, 0.5001}),
                          [](const auto& info) { return std::string(info.param.op); });
 
 }  // namespace

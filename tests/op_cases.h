@@ -20,11 +20,11 @@ namespace ort_train::testing {
 struct OpInput {
   DType dtype = DType::float32;  // float32 stands for "floating": the double runs make float64 of it
   Shape shape = {};
-  double low = -1, high = 1;   // uniform, where `values` is empty; integers: low .. high inclusive
+  double low = -1, high = 1;        // uniform, where `values` is empty; integers: low .. high inclusive
   std::vector<double> values = {};  // explicit elements, row-major; one value fills the shape
   bool present = true;
-  bool constant = false;       // known at compile time: for host_inputs
-  bool differentiate = true;   // check the gradient with respect to it, where it is floating
+  bool constant = false;      // known at compile time: for host_inputs
+  bool differentiate = true;  // check the gradient with respect to it, where it is floating
 };
 
 struct OpCase {
@@ -39,8 +39,8 @@ struct OpCase {
   double step = 1e-5;                // of the central differences
   // Outputs that the gradient check's scalar depends on; empty: all floating ones.
   std::vector<size_t> project = {};
-  bool gradient = true;  // false: no gradient check (the point is not differentiable, or another case does it)
-  bool float64 = true;   // false: the op has no float64 kernel and no gradient (optimizers, quantized forms)
+  bool gradient = true;                         // false: no gradient check (the point is not differentiable, or another case does it)
+  bool float64 = true;                          // false: the op has no float64 kernel and no gradient (optimizers, quantized forms)
   std::optional<Attributes> attributes64 = {};  // where the attributes differ in double (Cast's `to`)
   // The right outputs where they are easily written down, compared exactly in float32 and integers; an empty list is not compared.
   std::vector<std::vector<double>> expected = {};
@@ -61,12 +61,18 @@ inline OpInput bools(Shape shape, std::vector<double> values) {
   return {.dtype = DType::boolean, .shape = std::move(shape), .values = std::move(values)};
 }
 inline OpInput absent() { return {.present = false}; }
-inline OpInput constant(OpInput input) { input.constant = true; return input; }
-inline OpInput fixed(OpInput input) { input.differentiate = false; return input; }  // not differentiated
+inline OpInput constant(OpInput input) {
+  input.constant = true;
+  return input;
+}
+inline OpInput fixed(OpInput input) {
+  input.differentiate = false;
+  return input;
+}  // not differentiated
 
 // The families, each in tests/op_cases_FAMILY.cpp.
 std::vector<OpCase> elementwise_op_cases();    // arithmetic, unary functions, activations
-std::vector<OpCase> normalization_op_cases();  // softmax, layer and RMS normalisation, dropout
+std::vector<OpCase> normalization_op_cases();  // softmax, layer and RMS normalisation
 std::vector<OpCase> shape_op_cases();          // data movement, indexing, reductions, comparisons, integer ops
 std::vector<OpCase> nn_op_cases();             // MatMul, attention, losses, optimizers
 

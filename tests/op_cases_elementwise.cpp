@@ -11,7 +11,8 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// What can go wrong in any function of one number: a length that is no multiple of a vector, more than a task's elements, one element, none.
+// What can go wrong in any function of one number: a length that is no multiple of a vector, more than a task's elements, one element,
+// none.
 struct Unary {
   const char* op;
   double low, high;
@@ -21,15 +22,43 @@ struct Unary {
 
 void unary_cases(std::vector<OpCase>& cases) {
   const std::vector<Unary> functions{
-      {"Neg", -3, 3}, {"Abs", -3, 3}, {"Sqrt", 0.1, 9}, {"Reciprocal", 0.2, 5}, {"Exp", -5, 5}, {"Log", 0.01, 20}, {"Erf", -4, 4},
-      {"Sin", -20, 20}, {"Cos", -20, 20}, {"Tan", -1.4, 1.4}, {"Asin", -0.95, 0.95}, {"Acos", -0.95, 0.95}, {"Atan", -9, 9}, {"Sinh", -4, 4},
-      {"Cosh", -4, 4}, {"Asinh", -9, 9}, {"Acosh", 1.1, 9}, {"Atanh", -0.95, 0.95},
-      {"Tanh", -5, 5}, {"Sigmoid", -9, 9}, {"Relu", -3, 3}, {"LeakyRelu", -3, 3}, {"Elu", -4, 4}, {"Softplus", -9, 9}, {"HardSigmoid", -4, 4},
-      {"HardSwish", -5, 5}, {"Swish", -8, 8}, {"Gelu", -5, 5}, {"Clip", -3, 3, {{"min", -1.5f}, {"max", 2.0f}}},
+      {"Neg", -3, 3},
+      {"Abs", -3, 3},
+      {"Sqrt", 0.1, 9},
+      {"Reciprocal", 0.2, 5},
+      {"Exp", -5, 5},
+      {"Log", 0.01, 20},
+      {"Erf", -4, 4},
+      {"Sin", -20, 20},
+      {"Cos", -20, 20},
+      {"Tan", -1.4, 1.4},
+      {"Asin", -0.95, 0.95},
+      {"Acos", -0.95, 0.95},
+      {"Atan", -9, 9},
+      {"Sinh", -4, 4},
+      {"Cosh", -4, 4},
+      {"Asinh", -9, 9},
+      {"Acosh", 1.1, 9},
+      {"Atanh", -0.95, 0.95},
+      {"Tanh", -5, 5},
+      {"Sigmoid", -9, 9},
+      {"Relu", -3, 3},
+      {"LeakyRelu", -3, 3},
+      {"Elu", -4, 4},
+      {"Softplus", -9, 9},
+      {"HardSigmoid", -4, 4},
+      {"HardSwish", -5, 5},
+      {"Swish", -8, 8},
+      {"Gelu", -5, 5},
+      {"Clip", -3, 3, {{"min", -1.5f}, {"max", 2.0f}}},
   };
   for (const Unary& f : functions) {
     const auto add = [&](const char* name, Shape shape) {
-      cases.push_back({.name = name, .op = f.op, .attributes = f.attributes, .inputs = {random(std::move(shape), f.low, f.high)}, .tolerance = f.tolerance});
+      cases.push_back({.name = name,
+                       .op = f.op,
+                       .attributes = f.attributes,
+                       .inputs = {random(std::move(shape), f.low, f.high)},
+                       .tolerance = f.tolerance});
     };
     add("tails", {7, 29});
     add("one", {});
@@ -51,7 +80,12 @@ void unary_cases(std::vector<OpCase>& cases) {
   for (const char* op : {"Floor", "Ceil", "Round"}) cases.push_back({.name = "tails", .op = op, .inputs = {random({7, 29}, -9, 9)}});
   const auto exact = [&](const char* name, const char* op, std::vector<double> x, std::vector<double> y, Attributes attributes = {}) {
     const int64_t n = static_cast<int64_t>(x.size());
-    cases.push_back({.name = name, .op = op, .attributes = std::move(attributes), .inputs = {floats({n}, std::move(x))}, .gradient = false, .expected = {std::move(y)}});
+    cases.push_back({.name = name,
+                     .op = op,
+                     .attributes = std::move(attributes),
+                     .inputs = {floats({n}, std::move(x))},
+                     .gradient = false,
+                     .expected = {std::move(y)}});
   };
   exact("halves", "Floor", {-1.5, -0.5, 0.5, 1.5, 2}, {-2, -1, 0, 1, 2});
   exact("halves", "Ceil", {-1.5, -0.5, 0.5, 1.5, 2}, {-1, -0.0, 1, 2, 2});
@@ -108,8 +142,11 @@ void gradient_op_cases(std::vector<OpCase>& cases) {
   slope("GeluGrad", -5, 5, {{"approximate", std::string("tanh")}});
   cases.back().name = "tanh_tasks";
   cases[cases.size() - 2].name = "tanh_tails";
-  cases.push_back({.name = "at_bounds", .op = "ClipGrad", .attributes = {{"min", 0.0f}, {"max", 6.0f}},
-                   .inputs = {floats({4}, {1}), floats({4}, {0, 6, -1, 7})}, .expected = {{1, 1, 0, 0}}});
+  cases.push_back({.name = "at_bounds",
+                   .op = "ClipGrad",
+                   .attributes = {{"min", 0.0f}, {"max", 6.0f}},
+                   .inputs = {floats({4}, {1}), floats({4}, {0, 6, -1, 7})},
+                   .expected = {{1, 1, 0, 0}}});
   cases.push_back({.name = "at_zero", .op = "ReluGrad", .inputs = {floats({3}, {2}), floats({3}, {0, 1, 3})}, .expected = {{0, 2, 2}}});
 }
 
@@ -119,15 +156,18 @@ void binary_cases(std::vector<OpCase>& cases) {
     Shape a, b;
   };
   const std::vector<Form> forms{
-      {"same_shape", {7, 29}, {7, 29}},        {"tasks", {3, 22003}, {3, 22003}},       {"scalar_right", {7, 29}, {}},       {"scalar_left", {}, {7, 29}},
-      {"bias", {37, 41}, {41}},                {"bias_left", {41}, {37, 41}},           {"column", {37, 41}, {37, 1}},       {"outer_product", {5, 1}, {1, 7}},
-      {"channels", {2, 3, 5, 7}, {3, 1, 1}},   {"mask", {2, 3, 5, 7}, {2, 1, 1, 7}},    {"ranks", {4, 1, 3}, {2, 1, 5, 1}},  {"long_rows", {2, 33001}, {33001}},
-      {"one_element", {1, 1}, {1}},            {"none", {2, 0, 3}, {3}},                {"many_rows", {9001, 5}, {5}},       {"middle", {3, 1, 4}, {3, 50, 4}},
+      {"same_shape", {7, 29}, {7, 29}},     {"tasks", {3, 22003}, {3, 22003}},  {"scalar_right", {7, 29}, {}},
+      {"scalar_left", {}, {7, 29}},         {"bias", {37, 41}, {41}},           {"bias_left", {41}, {37, 41}},
+      {"column", {37, 41}, {37, 1}},        {"outer_product", {5, 1}, {1, 7}},  {"channels", {2, 3, 5, 7}, {3, 1, 1}},
+      {"mask", {2, 3, 5, 7}, {2, 1, 1, 7}}, {"ranks", {4, 1, 3}, {2, 1, 5, 1}}, {"long_rows", {2, 33001}, {33001}},
+      {"one_element", {1, 1}, {1}},         {"none", {2, 0, 3}, {3}},           {"many_rows", {9001, 5}, {5}},
+      {"middle", {3, 1, 4}, {3, 50, 4}},
   };
   for (const char* op : {"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max"}) {
     const bool positive = std::string_view(op) == "Pow", apart = std::string_view(op) == "Div";
     for (const Form& form : forms) {
-      cases.push_back({.name = form.name, .op = op,
+      cases.push_back({.name = form.name,
+                       .op = op,
                        .inputs = {random(form.a, positive ? 0.3 : -2, 2), random(form.b, positive || apart ? 0.4 : -2, 2)}});
       // Moving one of these by the step would take some of its many partners across the kink.
       if (std::string_view(op).starts_with("M") && element_count(form.a) > 9000) cases.back().inputs[1].differentiate = form.a == form.b;
@@ -139,7 +179,8 @@ void binary_cases(std::vector<OpCase>& cases) {
     cases.push_back({.name = "channels", .op = op, .inputs = {random({2, 3, 5, 7}, 0.2, 2), random({3, 1, 1}, 0.2, 2)}});
   }
   const auto exact = [&](const char* name, const char* op, OpInput a, OpInput b, std::vector<double> y, int ulps = 0) {
-    cases.push_back({.name = name, .op = op, .inputs = {std::move(a), std::move(b)}, .gradient = false, .expected = {std::move(y)}, .ulps = ulps});
+    cases.push_back(
+        {.name = name, .op = op, .inputs = {std::move(a), std::move(b)}, .gradient = false, .expected = {std::move(y)}, .ulps = ulps});
   };
   exact("ties", "MaxSlope", floats({4}, {1, 2, 3, -0.0}), floats({4}, {2, 2, 2, 0}), {0, 0.5, 1, 0.5});
   exact("nan", "Max", floats({3}, {kNaN, 1, 2}), floats({3}, {1, kNaN, -kInfinity}), {kNaN, kNaN, 2});
@@ -151,7 +192,10 @@ void binary_cases(std::vector<OpCase>& cases) {
     const double lowest = dtype == DType::int64 ? -9223372036854775808.0 : -2147483648.0;
     const auto whole = [&](const char* op, std::vector<double> a, std::vector<double> b, std::vector<double> y, const char* what = "") {
       const int64_t n = static_cast<int64_t>(a.size()), m = static_cast<int64_t>(b.size());
-      cases.push_back({.name = name + what, .op = op, .inputs = {ints({n}, std::move(a), dtype), ints({m}, std::move(b), dtype)}, .expected = {std::move(y)}});
+      cases.push_back({.name = name + what,
+                       .op = op,
+                       .inputs = {ints({n}, std::move(a), dtype), ints({m}, std::move(b), dtype)},
+                       .expected = {std::move(y)}});
     };
     whole("Add", {1, -5, 7}, {3}, {4, -2, 10});
     whole("Sub", {1, -5, 7}, {3, 4, 5}, {-2, -9, 2});
@@ -181,10 +225,16 @@ void pow_cases(std::vector<OpCase>& cases) {
   exponent("odd", 1.7, 0.1, 3);
   const auto exact = [&](const char* name, const char* op, std::vector<double> a, double b, std::vector<double> y, int ulps = 0) {
     const int64_t n = static_cast<int64_t>(a.size());
-    cases.push_back({.name = name, .op = op, .inputs = {floats({n}, std::move(a)), floats({1}, {b})}, .gradient = false, .expected = {std::move(y)}, .ulps = ulps});
+    cases.push_back({.name = name,
+                     .op = op,
+                     .inputs = {floats({n}, std::move(a)), floats({1}, {b})},
+                     .gradient = false,
+                     .expected = {std::move(y)},
+                     .ulps = ulps});
   };
   exact("square_exact", "Pow", {0, -0.0, 3, -1.5, kInfinity, kNaN, 1e-30, 1e20}, 2, {0, 0, 9, 2.25, kInfinity, kNaN, 0, kInfinity});
-  exact("cube_exact", "Pow", {0, 3, -1.5, kInfinity, -kInfinity, 16777215}, 3, {0, 27, -3.375, kInfinity, -kInfinity, 16777215.0 * 16777215.0 * 16777215.0});
+  exact("cube_exact", "Pow", {0, 3, -1.5, kInfinity, -kInfinity, 16777215}, 3,
+        {0, 27, -3.375, kInfinity, -kInfinity, 16777215.0 * 16777215.0 * 16777215.0});
   exact("root_exact", "Pow", {0, -0.0, 4, 2.25, kInfinity, -kInfinity, -1}, 0.5, {0, 0, 2, 1.5, kInfinity, kInfinity, kNaN});
   exact("zero_exact", "Pow", {0, kNaN, kInfinity, -2}, 0, {1, 1, 1, 1});
   exact("negative_base", "Pow", {-2, -3, -0.5}, 5, {-32, -243, -0.03125});

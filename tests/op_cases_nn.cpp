@@ -53,7 +53,8 @@ void matmul_cases(std::vector<OpCase>& cases) {
       {"heads", {1, 12, 64, 32}, {1, 12, 64, 32}, false, true},
   };
   for (const Form& form : forms) {
-    OpCase op_case{.name = form.name, .op = "MatMul",
+    OpCase op_case{.name = form.name,
+                   .op = "MatMul",
                    .attributes = {{"trans_a", int64_t{form.trans_a}}, {"trans_b", int64_t{form.trans_b}}, {"alpha", form.alpha}},
                    .inputs = {random(form.a), random(form.b)}};
     if (form.bias) op_case.inputs.push_back(random({form.b[form.b.size() - (form.trans_b ? 2 : 1)]}));
@@ -61,11 +62,17 @@ void matmul_cases(std::vector<OpCase>& cases) {
     cases.push_back(std::move(op_case));
   }
   for (const DType dtype : {DType::int64, DType::int32}) {
-    cases.push_back({.name = "integers_" + std::string(to_string(dtype)), .op = "MatMul", .attributes = {{"trans_b", int64_t{1}}},
-                     .inputs = {ints({2, 3}, {1, 2, 3, 4, 5, 6}, dtype), ints({2, 3}, {1, 0, -1, 2, 2, 2}, dtype)}, .expected = {{-2, 12, -2, 30}}});
+    cases.push_back({.name = "integers_" + std::string(to_string(dtype)),
+                     .op = "MatMul",
+                     .attributes = {{"trans_b", int64_t{1}}},
+                     .inputs = {ints({2, 3}, {1, 2, 3, 4, 5, 6}, dtype), ints({2, 3}, {1, 0, -1, 2, 2, 2}, dtype)},
+                     .expected = {{-2, 12, -2, 30}}});
   }
-  cases.push_back({.name = "infinite", .op = "MatMul", .inputs = {floats({1, 2}, {1, 1}), floats({2, 3}, {kInfinity, kInfinity, 1, 1, -kInfinity, 2})},
-                   .gradient = false, .expected = {{kInfinity, kNaN, 3}}});
+  cases.push_back({.name = "infinite",
+                   .op = "MatMul",
+                   .inputs = {floats({1, 2}, {1, 1}), floats({2, 3}, {kInfinity, kInfinity, 1, 1, -kInfinity, 2})},
+                   .gradient = false,
+                   .expected = {{kInfinity, kNaN, 3}}});
 }
 
 void attention_cases(std::vector<OpCase>& cases) {
@@ -101,8 +108,12 @@ void attention_cases(std::vector<OpCase>& cases) {
     const Shape q{f.batch, f.heads, f.rows, f.depth}, k{f.batch, f.heads, f.columns, f.depth}, v{f.batch, f.heads, f.columns, f.width};
     const Shape o{f.batch, f.heads, f.rows, f.width};
     OpCase forward{.name = f.name, .op = "Attention", .attributes = attributes, .inputs = {random(q), random(k), random(v)}, .outputs = 2};
-    OpCase backward{.name = f.name, .op = "AttentionGrad", .attributes = attributes,
-                    .inputs = {random(o), random(q), random(k), random(v), random(o), random({f.batch, f.heads, f.rows}, 5, 6)}, .outputs = 3, .tolerance = 2e-6};
+    OpCase backward{.name = f.name,
+                    .op = "AttentionGrad",
+                    .attributes = attributes,
+                    .inputs = {random(o), random(q), random(k), random(v), random(o), random({f.batch, f.heads, f.rows}, 5, 6)},
+                    .outputs = 3,
+                    .tolerance = 2e-6};
     if (!f.bias.empty()) {
       forward.inputs.push_back(f.trained ? random(f.bias) : fixed(random(f.bias)));
       backward.inputs.push_back(random(f.bias));
@@ -113,20 +124,31 @@ void attention_cases(std::vector<OpCase>& cases) {
     cases.push_back(std::move(backward));
   }
   // Without scores the weights are equal among what is seen: lse is the log of how many.
-  const auto uniform = [&](const char* name, int64_t causal, int64_t safe, std::vector<double> bias, std::vector<double> o, std::vector<double> lse) {
-    cases.push_back({.name = name, .op = "Attention", .attributes = {{"scale", 1.0f}, {"causal", causal}, {"safe", safe}},
-                     .inputs = {floats({1, 1, 2, 1}, {0}), floats({1, 1, 3, 1}, {0}), floats({1, 1, 3, 1}, {1, 2, 6}), floats({2, 3}, std::move(bias))}, .outputs = 2,
-                     .gradient = false, .expected = {std::move(o), std::move(lse)}, .ulps = 2});
+  const auto uniform = [&](const char* name, int64_t causal, int64_t safe, std::vector<double> bias, std::vector<double> o,
+                           std::vector<double> lse) {
+    cases.push_back(
+        {.name = name,
+         .op = "Attention",
+         .attributes = {{"scale", 1.0f}, {"causal", causal}, {"safe", safe}},
+         .inputs = {floats({1, 1, 2, 1}, {0}), floats({1, 1, 3, 1}, {0}), floats({1, 1, 3, 1}, {1, 2, 6}), floats({2, 3}, std::move(bias))},
+         .outputs = 2,
+         .gradient = false,
+         .expected = {std::move(o), std::move(lse)},
+         .ulps = 2});
   };
   uniform("seen", 0, 0, {0, 0, 0, 0, -kInfinity, 0}, {3, 3.5}, {std::log(3), std::log(2)});
   uniform("seen_causal", 1, 0, {0, 0, 0, 0, 0, 0}, {1, 1.5}, {0, std::log(2)});
   uniform("hidden", 0, 0, {0, 0, -kInfinity, -kInfinity, -kInfinity, -kInfinity}, {1.5, kNaN}, {std::log(2), -kInfinity});
   uniform("hidden_safe", 0, 1, {0, 0, -kInfinity, -kInfinity, -kInfinity, -kInfinity}, {1.5, 0}, {std::log(2), kInfinity});
   // A hidden row gives no gradient.
-  cases.push_back({.name = "hidden_safe", .op = "AttentionGrad", .attributes = {{"scale", 1.0f}, {"safe", int64_t{1}}},
-                   .inputs = {floats({1, 1, 1, 1}, {5}), floats({1, 1, 1, 1}, {2}), floats({1, 1, 2, 1}, {1, 3}), floats({1, 1, 2, 1}, {7, 4}), floats({1, 1, 1, 1}, {0}),
-                              floats({1, 1, 1}, {kInfinity}), floats({2}, {-kInfinity, -kInfinity})},
-                   .outputs = 3, .expected = {{0}, {0, 0}, {0, 0}}});
+  cases.push_back(
+      {.name = "hidden_safe",
+       .op = "AttentionGrad",
+       .attributes = {{"scale", 1.0f}, {"safe", int64_t{1}}},
+       .inputs = {floats({1, 1, 1, 1}, {5}), floats({1, 1, 1, 1}, {2}), floats({1, 1, 2, 1}, {1, 3}), floats({1, 1, 2, 1}, {7, 4}),
+                  floats({1, 1, 1, 1}, {0}), floats({1, 1, 1}, {kInfinity}), floats({2}, {-kInfinity, -kInfinity})},
+       .outputs = 3,
+       .expected = {{0}, {0, 0}, {0, 0}}});
 }
 
 void loss_cases(std::vector<OpCase>& cases) {
@@ -135,25 +157,47 @@ void loss_cases(std::vector<OpCase>& cases) {
     Shape labels;
     int64_t classes;
   };
-  for (const Form& f : {Form{"rows", {5}, 7}, Form{"sequences", {2, 3}, 17}, Form{"one_row", {}, 4}, Form{"many_rows", {3001}, 5}, Form{"many_classes", {3}, 50257}}) {
+  for (const Form& f : {Form{"rows", {5}, 7}, Form{"sequences", {2, 3}, 17}, Form{"one_row", {}, 4}, Form{"many_rows", {3001}, 5},
+                        Form{"many_classes", {3}, 50257}}) {
     Shape logits = f.labels;
     logits.push_back(f.classes);
     const Attributes attributes{{"ignore_index", int64_t{3}}};
-    cases.push_back({.name = f.name, .op = "SoftmaxCrossEntropy", .attributes = attributes, .inputs = {random(logits, -3, 3), random_ints(f.labels, 0, f.classes - 1)},
-                     .outputs = 2, .project = {0}, .gradient = f.classes < 100 && element_count(f.labels) < 100});
-    cases.push_back({.name = f.name, .op = "SoftmaxCrossEntropyGrad", .attributes = attributes,
-                     .inputs = {floats({}, {0.3}), random(logits, -3, 3), random(f.labels, 3, 5), random_ints(f.labels, 0, f.classes - 1)}, .tolerance = 2e-6});
+    cases.push_back({.name = f.name,
+                     .op = "SoftmaxCrossEntropy",
+                     .attributes = attributes,
+                     .inputs = {random(logits, -3, 3), random_ints(f.labels, 0, f.classes - 1)},
+                     .outputs = 2,
+                     .project = {0},
+                     .gradient = f.classes < 100 && element_count(f.labels) < 100});
+    cases.push_back({.name = f.name,
+                     .op = "SoftmaxCrossEntropyGrad",
+                     .attributes = attributes,
+                     .inputs = {floats({}, {0.3}), random(logits, -3, 3), random(f.labels, 3, 5), random_ints(f.labels, 0, f.classes - 1)},
+                     .tolerance = 2e-6});
     cases.push_back({.name = f.name, .op = "CountLabels", .attributes = attributes, .inputs = {random_ints(f.labels, 0, 4)}});
   }
-  cases.push_back({.name = "ignored", .op = "SoftmaxCrossEntropy", .attributes = {{"ignore_index", int64_t{-100}}},
-                   .inputs = {floats({3, 2}, {0, 0, 0, 0, 1000, 0}), ints({3}, {1, -100, 0})}, .outputs = 2, .gradient = false,
-                   .expected = {{std::log(2)}, {std::log(2), std::log(2), 1000}}, .ulps = 1});
-  cases.push_back({.name = "ignored", .op = "SoftmaxCrossEntropyGrad", .attributes = {{"ignore_index", int64_t{-100}}},
+  cases.push_back({.name = "ignored",
+                   .op = "SoftmaxCrossEntropy",
+                   .attributes = {{"ignore_index", int64_t{-100}}},
+                   .inputs = {floats({3, 2}, {0, 0, 0, 0, 1000, 0}), ints({3}, {1, -100, 0})},
+                   .outputs = 2,
+                   .gradient = false,
+                   .expected = {{std::log(2)}, {std::log(2), std::log(2), 1000}},
+                   .ulps = 1});
+  cases.push_back({.name = "ignored",
+                   .op = "SoftmaxCrossEntropyGrad",
+                   .attributes = {{"ignore_index", int64_t{-100}}},
                    .inputs = {floats({}, {2}), floats({2, 2}, {0, 0, 0, 0}), floats({2}, {std::log(2)}), ints({2}, {1, -100})},
-                   .expected = {{1, -1, 0, 0}}, .ulps = 1});
-  cases.push_back({.name = "ignored", .op = "CountLabels", .attributes = {{"ignore_index", int64_t{-100}}}, .inputs = {ints({4}, {1, -100, 0, -100})}, .expected = {{2}}});
+                   .expected = {{1, -1, 0, 0}},
+                   .ulps = 1});
+  cases.push_back({.name = "ignored",
+                   .op = "CountLabels",
+                   .attributes = {{"ignore_index", int64_t{-100}}},
+                   .inputs = {ints({4}, {1, -100, 0, -100})},
+                   .expected = {{2}}});
   cases.push_back({.name = "matrix", .op = "SquaredError", .inputs = {random({5, 7}), random({5, 7})}});
-  cases.push_back({.name = "numbers", .op = "SquaredError", .inputs = {floats({3}, {1, 2, 3}), floats({3}, {1, 4, 0})}, .expected = {{13}}});
+  cases.push_back(
+      {.name = "numbers", .op = "SquaredError", .inputs = {floats({3}, {1, 2, 3}), floats({3}, {1, 4, 0})}, .expected = {{13}}});
   cases.push_back({.name = "blocks", .op = "SquaredError", .inputs = {random({3, 50021}), random({3, 50021})}, .gradient = false});
 }
 
@@ -161,13 +205,23 @@ void optimizer_cases(std::vector<OpCase>& cases) {
   for (const int64_t n : {1, 17, 65536, 200003}) {
     const std::string name = std::to_string(n);
     cases.push_back({.name = name, .op = "SumSquares", .inputs = {random({n})}});
-    cases.push_back({.name = name, .op = "AdamW", .attributes = {{"weight_decay", 0.1f}},
-                     .inputs = {random({n}), random({n}), random({n}), random({n}, 0, 1), floats({}, {0.5}), random({kOptimizerScalars}, 0.001, 0.1)},
-                     .outputs = 3, .float64 = false});
-    cases.push_back({.name = name, .op = "SGD", .attributes = {{"weight_decay", 0.1f}},
-                     .inputs = {random({n}), random({n}), random({n}), floats({}, {0.5}), random({kOptimizerScalars}, 0.001, 0.1)}, .outputs = 2, .float64 = false});
-    cases.push_back({.name = "plain_" + name, .op = "SGD",
-                     .inputs = {random({n}), random({n}), absent(), floats({}, {0.5}), random({kOptimizerScalars}, 0.001, 0.1)}, .float64 = false});
+    cases.push_back(
+        {.name = name,
+         .op = "AdamW",
+         .attributes = {{"weight_decay", 0.1f}},
+         .inputs = {random({n}), random({n}), random({n}), random({n}, 0, 1), floats({}, {0.5}), random({kOptimizerScalars}, 0.001, 0.1)},
+         .outputs = 3,
+         .float64 = false});
+    cases.push_back({.name = name,
+                     .op = "SGD",
+                     .attributes = {{"weight_decay", 0.1f}},
+                     .inputs = {random({n}), random({n}), random({n}), floats({}, {0.5}), random({kOptimizerScalars}, 0.001, 0.1)},
+                     .outputs = 2,
+                     .float64 = false});
+    cases.push_back({.name = "plain_" + name,
+                     .op = "SGD",
+                     .inputs = {random({n}), random({n}), absent(), floats({}, {0.5}), random({kOptimizerScalars}, 0.001, 0.1)},
+                     .float64 = false});
     cases.push_back({.name = name, .op = "Accumulate", .inputs = {random({n}), random({n})}});
     cases.push_back({.name = name, .op = "Clear", .inputs = {random({n})}, .expected = {std::vector<double>(static_cast<size_t>(n))}});
   }
@@ -176,8 +230,13 @@ void optimizer_cases(std::vector<OpCase>& cases) {
   cases.push_back({.name = "two", .op = "GlobalNorm", .inputs = {nine, sixteen}, .float64 = false, .expected = {{5}}});
   cases.push_back({.name = "one", .op = "GlobalNorm", .inputs = {nine}, .float64 = false, .expected = {{3}}});
   const auto clip = [&](const char* name, double norm, double coefficient) {
-    cases.push_back({.name = name, .op = "ClipCoefficient", .attributes = {{"max_norm", 2.0f}}, .inputs = {floats({}, {norm})}, .float64 = false,
-                     .expected = {{coefficient}}, .ulps = 1});
+    cases.push_back({.name = name,
+                     .op = "ClipCoefficient",
+                     .attributes = {{"max_norm", 2.0f}},
+                     .inputs = {floats({}, {norm})},
+                     .float64 = false,
+                     .expected = {{coefficient}},
+                     .ulps = 1});
   };
   clip("above", 8, 2 / (8 + 1e-6));
   clip("below", 1.5, 1);

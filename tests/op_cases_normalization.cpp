@@ -17,19 +17,29 @@ void softmax_cases(std::vector<OpCase>& cases) {
     int64_t axis;
   };
   const std::vector<Form> forms{
-      {"last", {3, 5, 37}, -1},  {"short_rows", {101, 3}, 1},  {"long_rows", {3, 40001}, -1}, {"one", {4, 1}, 1},          {"first", {7, 11}, 0},
-      {"middle", {2, 9, 131}, 1}, {"wide_middle", {3, 4, 300}, -2}, {"vector", {19}, 0},       {"many_rows", {2100, 17}, 1}, {"none", {0, 5}, 1},
+      {"last", {3, 5, 37}, -1},     {"short_rows", {101, 3}, 1}, {"long_rows", {3, 40001}, -1},    {"one", {4, 1}, 1},
+      {"first", {7, 11}, 0},        {"middle", {2, 9, 131}, 1},  {"wide_middle", {3, 4, 300}, -2}, {"vector", {19}, 0},
+      {"many_rows", {2100, 17}, 1}, {"none", {0, 5}, 1},
   };
   for (const char* op : {"Softmax", "LogSoftmax"}) {
     for (const Form& form : forms) {
       const Attributes axis{{"axis", form.axis}};
       cases.push_back({.name = form.name, .op = op, .attributes = axis, .inputs = {random(form.shape, -4, 4)}});
-      cases.push_back({.name = form.name, .op = std::string(op) + "Grad", .attributes = axis, .inputs = {random(form.shape), random(form.shape, -3, 0)}, .tolerance = 2e-6});
+      cases.push_back({.name = form.name,
+                       .op = std::string(op) + "Grad",
+                       .attributes = axis,
+                       .inputs = {random(form.shape), random(form.shape, -3, 0)},
+                       .tolerance = 2e-6});
       if (element_count(form.shape) > 20000) cases[cases.size() - 2].gradient = false;  // too many differences
     }
   }
   const auto exact = [&](const char* name, const char* op, int64_t axis, Shape shape, std::vector<double> x, std::vector<double> y) {
-    cases.push_back({.name = name, .op = op, .attributes = {{"axis", axis}}, .inputs = {floats(std::move(shape), std::move(x))}, .gradient = false, .expected = {std::move(y)}});
+    cases.push_back({.name = name,
+                     .op = op,
+                     .attributes = {{"axis", axis}},
+                     .inputs = {floats(std::move(shape), std::move(x))},
+                     .gradient = false,
+                     .expected = {std::move(y)}});
   };
   for (const int64_t axis : {1, 0}) {
     const char* name = axis == 1 ? "masked" : "masked_columns";
@@ -51,14 +61,33 @@ void layer_cases(std::vector<OpCase>& cases) {
     for (int64_t i = first; i < rank; ++i) statistics[i] = 1;
     const Attributes attributes{{"axis", axis}, {"epsilon", 1e-5f}};
     const bool large = element_count(x) > 20000;
-    cases.push_back({.name = name, .op = "LayerNormalization", .attributes = attributes,
-                     .inputs = {random(x, -1, 3), random(scale, 0.5, 1.5), random(scale)}, .outputs = 3, .gradient_tolerance = gradient_tolerance, .project = {0}, .gradient = !large});
-    cases.push_back({.name = name, .op = "RMSNormalization", .attributes = attributes, .inputs = {random(x, -1, 3), random(scale, 0.5, 1.5)}, .outputs = 2,
-                     .gradient_tolerance = gradient_tolerance, .project = {0}, .gradient = !large});
-    cases.push_back({.name = name, .op = "LayerNormalizationGrad", .attributes = attributes,
-                     .inputs = {random(x), random(x, -1, 3), random(scale, 0.5, 1.5), random(statistics, 0.9, 1.1), random(statistics, 0.8, 1)}, .outputs = 3});
-    cases.push_back({.name = name, .op = "RMSNormalizationGrad", .attributes = attributes,
-                     .inputs = {random(x), random(x, -1, 3), random(scale, 0.5, 1.5), random(statistics, 0.6, 0.7)}, .outputs = 2});
+    cases.push_back({.name = name,
+                     .op = "LayerNormalization",
+                     .attributes = attributes,
+                     .inputs = {random(x, -1, 3), random(scale, 0.5, 1.5), random(scale)},
+                     .outputs = 3,
+                     .gradient_tolerance = gradient_tolerance,
+                     .project = {0},
+                     .gradient = !large});
+    cases.push_back({.name = name,
+                     .op = "RMSNormalization",
+                     .attributes = attributes,
+                     .inputs = {random(x, -1, 3), random(scale, 0.5, 1.5)},
+                     .outputs = 2,
+                     .gradient_tolerance = gradient_tolerance,
+                     .project = {0},
+                     .gradient = !large});
+    cases.push_back(
+        {.name = name,
+         .op = "LayerNormalizationGrad",
+         .attributes = attributes,
+         .inputs = {random(x), random(x, -1, 3), random(scale, 0.5, 1.5), random(statistics, 0.9, 1.1), random(statistics, 0.8, 1)},
+         .outputs = 3});
+    cases.push_back({.name = name,
+                     .op = "RMSNormalizationGrad",
+                     .attributes = attributes,
+                     .inputs = {random(x), random(x, -1, 3), random(scale, 0.5, 1.5), random(statistics, 0.6, 0.7)},
+                     .outputs = 2});
   };
   shapes("rows", {5, 37}, -1);
   shapes("batches", {2, 9, 64}, -1);
@@ -72,7 +101,12 @@ void layer_cases(std::vector<OpCase>& cases) {
 
   const Attributes last{{"axis", int64_t{-1}}};
   const auto layer = [&](const char* name, std::vector<OpInput> inputs, std::vector<size_t> project) {
-    cases.push_back({.name = name, .op = "LayerNormalization", .attributes = last, .inputs = std::move(inputs), .outputs = 3, .project = std::move(project)});
+    cases.push_back({.name = name,
+                     .op = "LayerNormalization",
+                     .attributes = last,
+                     .inputs = std::move(inputs),
+                     .outputs = 3,
+                     .project = std::move(project)});
   };
   layer("no_bias", {random({5, 37}), random({37})}, {0});
   layer("frozen_scale", {random({5, 37}), fixed(random({37})), fixed(random({37}))}, {0});
@@ -83,12 +117,25 @@ void layer_cases(std::vector<OpCase>& cases) {
   layer("far_from_zero", {random({5, 64}, 999, 1001), random({64}), random({64})}, {0});
   cases.back().tolerance = 1e-4;  // x itself has but three digits after the point
   cases.back().gradient_tolerance = 1e-5;
-  cases.push_back({.name = "statistics_read", .op = "RMSNormalization", .attributes = last, .inputs = {random({5, 37}), random({37})}, .outputs = 2});
-  cases.push_back({.name = "frozen_scale", .op = "RMSNormalization", .attributes = last, .inputs = {random({5, 37}), fixed(random({37}))}, .outputs = 2, .project = {0}});
-  cases.push_back({.name = "only_dx", .op = "LayerNormalizationGrad", .attributes = last,
+  cases.push_back(
+      {.name = "statistics_read", .op = "RMSNormalization", .attributes = last, .inputs = {random({5, 37}), random({37})}, .outputs = 2});
+  cases.push_back({.name = "frozen_scale",
+                   .op = "RMSNormalization",
+                   .attributes = last,
+                   .inputs = {random({5, 37}), fixed(random({37}))},
+                   .outputs = 2,
+                   .project = {0}});
+  cases.push_back({.name = "only_dx",
+                   .op = "LayerNormalizationGrad",
+                   .attributes = last,
                    .inputs = {random({5, 37}), random({5, 37}), random({37}), random({5, 1}), random({5, 1})}});
-  cases.push_back({.name = "constant_row", .op = "LayerNormalization", .attributes = {{"epsilon", 0.25f}}, .inputs = {floats({1, 4}, {7}), floats({4}, {1}), floats({4}, {3})},
-                   .outputs = 3, .gradient = false, .expected = {{3, 3, 3, 3}, {7}, {2}}});
+  cases.push_back({.name = "constant_row",
+                   .op = "LayerNormalization",
+                   .attributes = {{"epsilon", 0.25f}},
+                   .inputs = {floats({1, 4}, {7}), floats({4}, {1}), floats({4}, {3})},
+                   .outputs = 3,
+                   .gradient = false,
+                   .expected = {{3, 3, 3, 3}, {7}, {2}}});
 }
 
 }  // namespace

@@ -19,8 +19,17 @@
 namespace ort_train {
 namespace {
 
-// What ort-train refuses, by the beginning of the case's name, and what its message must say.
+// What may be refused: the beginning of a case's name, and the reason. Everything else must run.
 const std::vector<std::pair<std::string, std::string>> kRefused{
+    {"attention_", "outputs other than Y are not supported"},
+    {"attention_", "past keys and values and nonpad_kv_seqlen are not supported"},
+    {"attention_", "softcap is not supported"},
+    {"attention_", "uses what came after opset 24"},
+    {"mod_float", "floating-point numbers need fmod=1"},
+    {"sce_", "class weights are not supported"},
+    {"sce_none", "reduction=none leaves no single loss"},
+    {"spacetodepth_", "uses what came after opset 24"},
+    {"training_dropout", "random masks are not drawn"},
 };
 
 struct Archive {
@@ -34,8 +43,9 @@ struct Archive {
     return result;
   }
   Tensor tensor(const std::string& name) const {
-    static const std::map<Element, DType> types{{Element::float32, DType::float32}, {Element::float64, DType::float64}, {Element::int64, DType::int64},
-                                                {Element::int32, DType::int32},     {Element::int16, DType::int16},     {Element::int8, DType::int8},
+    static const std::map<Element, DType> types{{Element::float32, DType::float32}, {Element::float64, DType::float64},
+                                                {Element::int64, DType::int64},     {Element::int32, DType::int32},
+                                                {Element::int16, DType::int16},     {Element::int8, DType::int8},
                                                 {Element::uint8, DType::uint8},     {Element::boolean, DType::boolean}};
     const SafetensorsEntry& entry = entries.at(name);
     Tensor result(types.at(entry.element), entry.shape);
@@ -74,7 +84,8 @@ std::map<ValueId, Tensor> run(const Imported& imported, std::map<ValueId, Tensor
   for (NodeId id : graph.order()) {
     const Node& node = graph.node(id);
     std::vector<const Tensor*> inputs;
-    for (ValueId input : node.inputs) inputs.push_back(input == kNone ? nullptr : graph.constant(input) ? graph.constant(input) : &values.at(input));
+    for (ValueId input : node.inputs)
+      inputs.push_back(input == kNone ? nullptr : graph.constant(input) ? graph.constant(input) : &values.at(input));
     std::vector<Tensor> outputs = evaluate(*node.op, node.attributes, inputs, node.outputs.size(), workers());
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (node.outputs[i] != kNone) values[node.outputs[i]] = std::move(outputs[i]);
@@ -91,7 +102,8 @@ void expect_close(const Tensor& actual, const Tensor& wanted, size_t output) {
   for (size_t i = 0; i < a.size(); ++i) {
     if (a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]))) continue;
     ASSERT_TRUE(is_floating(actual.dtype)) << "output " << output << ", element " << i << ": " << a[i] << ", should be " << b[i];
-    ASSERT_LE(std::abs(a[i] - b[i]), 1e-5 * std::abs(b[i]) + 1e-6 * largest) << "output " << output << ", element " << i << ": " << a[i] << ", should be " << b[i];
+    ASSERT_LE(std::abs(a[i] - b[i]), 1e-5 * std::abs(b[i]) + 1e-6 * largest)
+        << "output " << output << ", element " << i << ": " << a[i] << ", should be " << b[i];
   }
 }
 
@@ -114,17 +126,17 @@ TEST_P(OnnxOps, GivesWhatTheStandardSays) {
   const Declared model = declared(path);
   for (size_t i = 0, at = 0; at < model.inputs.size(); ++i, ++at) {
     const std::string input = fmt::format("{}/input/{}", name, i), constant = fmt::format("{}/constant/{}", name, i);
-    if (archive().entries.contains(constant)) options.bound_inputs[model.inputs[at].name] = archive().tensor(constant);
-    else fed[model.inputs[at].name] = archive().tensor(input);
+    if (archive().entries.contains(constant))
+      options.bound_inputs[model.inputs[at].name] = archive().tensor(constant);
+    else
+      fed[model.inputs[at].name] = archive().tensor(input);
   }
   const Imported imported = import_model(path, options, workers());
 
   std::string refusal;
   for (const Obstacle& obstacle : imported.obstacles) refusal += obstacle.node + ": " + obstacle.reason + "\n";
   for (const auto& [begin, reason] : kRefused) {
-    if (!name.starts_with(begin)) continue;
-    EXPECT_NE(refusal.find(reason), std::string::npos) << refusal;
-    return;
+    if (name.starts_with(begin) && refusal.find(reason) != std::string::npos) return;
   }
   ASSERT_EQ(refusal, "");
 
@@ -146,22 +158,18 @@ INSTANTIATE_TEST_SUITE_P(Golden, OnnxOps, ::testing::ValuesIn(case_names()), [](
   return name;
 });
 
-// Each form of each op stands in some model of the file, at or after the opset from which the form counts.
 TEST(OnnxOpsList, EveryFormHasAModel) {
-  std::map<std::pair<std::string, std::string>, int> newest;  // (domain, op) -> how many models
+  std::string models;
   for (const std::string& name : case_names()) {
     const std::vector<std::byte> bytes = archive().bytes(name + "/model");
-    const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    for (const OpDef* op : all_ops()) {
-      for (const OnnxForm& form : op->onnx) {
-        // NodeProto.op_type is field 4: tag 0x22, length, name.
-        const std::string field = std::string("\x22") + static_cast<char>(form.name.size()) + std::string(form.name);
-        if (text.find(field) != std::string::npos) ++newest[{std::string(form.domain), std::string(form.name)}];
-      }
-    }
+    models.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   }
   for (const OpDef* op : all_ops()) {
-    for (const OnnxForm& form : op->onnx) EXPECT_GT(newest.count({std::string(form.domain), std::string(form.name)}), 0u) << form.domain << " " << form.name;
+    for (const OnnxForm& form : op->onnx) {
+      // NodeProto.op_type is field 4: tag, length, name.
+      const std::string field = std::string("\x22") + static_cast<char>(form.name.size()) + std::string(form.name);
+      EXPECT_NE(models.find(field), std::string::npos) << form.domain << " " << form.name;
+    }
   }
 }
 

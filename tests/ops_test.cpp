@@ -42,25 +42,34 @@ class Numbers {
   uint64_t state_;
 };
 
-template <typename Body>
-void with_type(DType dtype, Body&& body) {
+template <typename Body> void with_type(DType dtype, Body&& body) {
   switch (dtype) {
-    case DType::float32: return body(float{});
-    case DType::float64: return body(double{});
-    case DType::int64: return body(int64_t{});
-    case DType::int32: return body(int32_t{});
-    case DType::int16: return body(int16_t{});
-    case DType::int8: return body(int8_t{});
-    case DType::uint8: return body(uint8_t{});
-    case DType::boolean: return body(bool{});
-    default: FAIL() << "no numbers of type " << to_string(dtype);
+    case DType::float32:
+      return body(float{});
+    case DType::float64:
+      return body(double{});
+    case DType::int64:
+      return body(int64_t{});
+    case DType::int32:
+      return body(int32_t{});
+    case DType::int16:
+      return body(int16_t{});
+    case DType::int8:
+      return body(int8_t{});
+    case DType::uint8:
+      return body(uint8_t{});
+    case DType::boolean:
+      return body(bool{});
+    default:
+      FAIL() << "no numbers of type " << to_string(dtype);
   }
 }
 
 Tensor tensor_of(DType dtype, const Shape& shape, const std::vector<double>& values) {
   Tensor tensor(dtype, shape);
   with_type(dtype, [&]<typename T>(T) {
-    for (int64_t i = 0; i < tensor.size(); ++i) tensor.data<T>()[i] = static_cast<T>(values[values.size() == 1 ? 0 : static_cast<size_t>(i)]);
+    for (int64_t i = 0; i < tensor.size(); ++i)
+      tensor.data<T>()[i] = static_cast<T>(values[values.size() == 1 ? 0 : static_cast<size_t>(i)]);
   });
   return tensor;
 }
@@ -75,10 +84,13 @@ std::vector<double> values_of(const OpCase& op_case, size_t index) {
     Numbers numbers(op_case.op + "/" + op_case.name, index);
     for (size_t i = 0; i < n; ++i) {
       const double u = numbers.uniform();
-      values.push_back(is_floating(input.dtype) ? input.low + u * (input.high - input.low) : std::floor(input.low + u * (input.high - input.low + 1)));
+      values.push_back(is_floating(input.dtype) ? input.low + u * (input.high - input.low)
+                                                : std::floor(input.low + u * (input.high - input.low + 1)));
     }
   }
-  if (values.size() != n) throw error(ErrorCode::usage, "{} {}: input {} has {} values for {}", op_case.op, op_case.name, index, values.size(), to_string(input.shape));
+  if (values.size() != n)
+    throw error(ErrorCode::usage, "{} {}: input {} has {} values for {}", op_case.op, op_case.name, index, values.size(),
+                to_string(input.shape));
   if (is_floating(input.dtype)) {
     for (double& value : values) value = static_cast<float>(value);
   }
@@ -89,7 +101,8 @@ std::vector<Tensor> inputs_of(const OpCase& op_case, DType floating) {
   std::vector<Tensor> tensors;
   for (size_t i = 0; i < op_case.inputs.size(); ++i) {
     const OpInput& input = op_case.inputs[i];
-    tensors.push_back(input.present ? tensor_of(input.dtype == DType::float32 ? floating : input.dtype, input.shape, values_of(op_case, i)) : Tensor{});
+    tensors.push_back(input.present ? tensor_of(input.dtype == DType::float32 ? floating : input.dtype, input.shape, values_of(op_case, i))
+                                    : Tensor{});
   }
   return tensors;
 }
@@ -129,14 +142,15 @@ class Guarded {
 
 struct How {
   int threads = 1;
-  int64_t shift = 0;                 // bytes from a 64-byte line, in elements of each tensor
+  int64_t shift = 0;  // bytes from a 64-byte line, in elements of each tensor
   std::optional<Alias> in_place = {};
 };
 
 // An op on tensors, prepared once for any number of runs.
 class Prepared {
  public:
-  Prepared(const OpDef& op, const Attributes& attributes, const std::vector<const Tensor*>& inputs, const std::vector<bool>& constant, size_t outputs, int threads)
+  Prepared(const OpDef& op, const Attributes& attributes, const std::vector<const Tensor*>& inputs, const std::vector<bool>& constant,
+           size_t outputs, int threads)
       : op_(op), threads_(threads) {
     spec_.attributes = attributes;
     spec_.threads = threads;
@@ -172,7 +186,8 @@ class Prepared {
     std::vector<Alias> shared = op_.writes;
     if (how.in_place) shared.push_back(*how.in_place);
     for (const Alias& alias : shared) {
-      if (static_cast<size_t>(alias.output) < out.size() && in_places[alias.input]) out_places[alias.output] = const_cast<void*>(in_places[alias.input]);
+      if (static_cast<size_t>(alias.output) < out.size() && in_places[alias.input])
+        out_places[alias.output] = const_cast<void*>(in_places[alias.input]);
     }
     const Guarded workspace(workspace_, 0);
     run_({.inputs = in_places, .outputs = out_places, .workspace = workspace.data(), .workers = workers(threads_)});
@@ -186,7 +201,8 @@ class Prepared {
     for (const Guarded& guarded : in) EXPECT_TRUE(guarded.intact()) << "wrote beside an input";
     EXPECT_TRUE(workspace.intact()) << "wrote beside its workspace";
     for (size_t i = 0; i < inputs.size(); ++i) {
-      const bool overwritten = std::any_of(shared.begin(), shared.end(), [&](const Alias& alias) { return static_cast<size_t>(alias.input) == i; });
+      const bool overwritten =
+          std::any_of(shared.begin(), shared.end(), [&](const Alias& alias) { return static_cast<size_t>(alias.input) == i; });
       if (inputs[i] && !overwritten && !inputs[i]->bytes.empty()) {
         EXPECT_EQ(std::memcmp(in[i].data(), inputs[i]->bytes.data(), inputs[i]->bytes.size()), 0) << "changed input " << i;
       }
@@ -274,9 +290,11 @@ TEST_P(OpTest, Kernel) {
     const std::vector<double> actual = results[i].to_double();
     for (size_t j = 0; j < actual.size(); ++j) {
       const double wanted = op_case.expected[i][j];
-      if (!is_floating(results[i].dtype)) EXPECT_EQ(actual[j], wanted) << "output " << i << ", element " << j;
-      else EXPECT_LE(steps_between(static_cast<float>(actual[j]), static_cast<float>(wanted)), op_case.ulps)
-          << "output " << i << ", element " << j << ": " << actual[j] << ", should be " << wanted;
+      if (!is_floating(results[i].dtype))
+        EXPECT_EQ(actual[j], wanted) << "output " << i << ", element " << j;
+      else
+        EXPECT_LE(steps_between(static_cast<float>(actual[j]), static_cast<float>(wanted)), op_case.ulps)
+            << "output " << i << ", element " << j << ": " << actual[j] << ", should be " << wanted;
     }
   }
 
@@ -300,7 +318,8 @@ bool differentiated(const OpInput& input) { return input.present && input.differ
 
 bool checks_gradient(const OpCase& op_case) {
   const OpDef* op = find_op(op_case.op);
-  return op && op->gradient && op_case.gradient && op_case.float64 && std::any_of(op_case.inputs.begin(), op_case.inputs.end(), differentiated);
+  return op && op->gradient && op_case.gradient && op_case.float64 &&
+         std::any_of(op_case.inputs.begin(), op_case.inputs.end(), differentiated);
 }
 
 // The weights with which the outputs are summed: none for those that are left out.
@@ -317,7 +336,8 @@ std::vector<Tensor> projection(const OpCase& op_case, const std::vector<TensorTy
   return weights;
 }
 
-// The analytic gradients: a graph of the op, the projection of its outputs, autodiff, each node in turn. By input; empty where there is none.
+// The analytic gradients: a graph of the op, the projection of its outputs, autodiff, each node in turn. By input; empty where there is
+// none.
 std::vector<Tensor> graph_gradients(const OpCase& op_case, const std::vector<Tensor>& inputs) {
   Graph graph;
   std::vector<ValueId> ids;
@@ -341,7 +361,8 @@ std::vector<Tensor> graph_gradients(const OpCase& op_case, const std::vector<Ten
   }
   Builder builder(graph);
   builder.named("tested");
-  const std::vector<ValueId> outputs = builder.emit_many(op_case.op, ids, op_case.attributes64.value_or(op_case.attributes), op_case.outputs);
+  const std::vector<ValueId> outputs =
+      builder.emit_many(op_case.op, ids, op_case.attributes64.value_or(op_case.attributes), op_case.outputs);
   std::vector<TensorType> types;
   for (ValueId output : outputs) types.push_back(graph.value(output).type());
   const std::vector<Tensor> weights = projection(op_case, types);
@@ -361,7 +382,8 @@ std::vector<Tensor> graph_gradients(const OpCase& op_case, const std::vector<Ten
   for (NodeId id : graph.order()) {
     const Node& node = graph.node(id);
     std::vector<const Tensor*> in;
-    for (ValueId input : node.inputs) in.push_back(input == kNone ? nullptr : graph.constant(input) ? graph.constant(input) : &values.at(input));
+    for (ValueId input : node.inputs)
+      in.push_back(input == kNone ? nullptr : graph.constant(input) ? graph.constant(input) : &values.at(input));
     std::vector<Tensor> out = evaluate(*node.op, node.attributes, in, node.outputs.size(), workers(1));
     for (size_t i = 0; i < out.size(); ++i) {
       if (node.outputs[i] == kNone) continue;
@@ -372,8 +394,9 @@ std::vector<Tensor> graph_gradients(const OpCase& op_case, const std::vector<Ten
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!differentiated(op_case.inputs[i]) || ids[i] == kNone) continue;
     const auto found = by_parameter.find(ids[i]);
-    gradients[i] = found == by_parameter.end() ? Tensor(inputs[i].dtype, inputs[i].shape)
-                   : graph.constant(found->second) ? *graph.constant(found->second) : values.at(found->second);
+    gradients[i] = found == by_parameter.end()     ? Tensor(inputs[i].dtype, inputs[i].shape)
+                   : graph.constant(found->second) ? *graph.constant(found->second)
+                                                   : values.at(found->second);
     EXPECT_EQ(gradients[i].shape, inputs[i].shape);
   }
   return gradients;
@@ -421,7 +444,8 @@ TEST_P(OpTest, Gradient) {
       difference += (numeric - analytic[j]) * (numeric - analytic[j]);
       norm += numeric * numeric;
     }
-    EXPECT_LE(std::sqrt(difference), op_case.gradient_tolerance * std::max(1.0, std::sqrt(norm))) << "input " << i << " of norm " << std::sqrt(norm);
+    EXPECT_LE(std::sqrt(difference), op_case.gradient_tolerance * std::max(1.0, std::sqrt(norm)))
+        << "input " << i << " of norm " << std::sqrt(norm);
 
     if (checked == n) continue;
     Numbers numbers(op_case.op + "/" + op_case.name, 2000 + i);
@@ -431,7 +455,8 @@ TEST_P(OpTest, Gradient) {
       along += analytic[j] * direction[j];
       scale += std::abs(analytic[j] * direction[j]);
     }
-    EXPECT_NEAR(slope(direction), along, op_case.gradient_tolerance * std::max(1.0, scale)) << "input " << i << ", along a random direction";
+    EXPECT_NEAR(slope(direction), along, op_case.gradient_tolerance * std::max(1.0, scale))
+        << "input " << i << ", along a random direction";
   }
 }
 
@@ -451,7 +476,8 @@ TEST(OpList, EveryOpIsTestedAndComplete) {
   for (const OpCase& op_case : all_op_cases()) {
     tested.insert(op_case.op);
     if (checks_gradient(op_case)) gradient_tested.insert(op_case.op);
-    floating[op_case.op] |= std::any_of(op_case.inputs.begin(), op_case.inputs.end(), [](const OpInput& input) { return is_floating(input.dtype); });
+    floating[op_case.op] |=
+        std::any_of(op_case.inputs.begin(), op_case.inputs.end(), [](const OpInput& input) { return is_floating(input.dtype); });
     EXPECT_NE(find_op(op_case.op), nullptr) << op_case.op;
   }
   for (const OpDef* op : all_ops()) {
@@ -463,7 +489,8 @@ TEST(OpList, EveryOpIsTestedAndComplete) {
     EXPECT_NE(op->cost, nullptr) << name << " has no cost";
     EXPECT_TRUE(op->gradient || !op->no_gradient.empty() || !floating[name]) << name << " has neither a gradient nor a reason for none";
     EXPECT_FALSE(op->gradient && !op->no_gradient.empty()) << name << " has both a gradient and a reason for none";
-    EXPECT_EQ(op->gradient != nullptr, gradient_tested.contains(name)) << "the cases must check the gradient of " << name << " if it has one";
+    EXPECT_EQ(op->gradient != nullptr, gradient_tested.contains(name))
+        << "the cases must check the gradient of " << name << " if it has one";
   }
   std::set<std::tuple<std::string, std::string, int>> forms;
   for (const OpDef* op : all_ops()) {
@@ -475,7 +502,8 @@ TEST(OpList, EveryOpIsTestedAndComplete) {
 
 TEST(OpList, CaseNamesAreUnique) {
   std::set<std::string> names;
-  for (const OpCase& op_case : all_op_cases()) EXPECT_TRUE(names.insert(op_case.op + " " + op_case.name).second) << op_case.op << " " << op_case.name;
+  for (const OpCase& op_case : all_op_cases())
+    EXPECT_TRUE(names.insert(op_case.op + " " + op_case.name).second) << op_case.op << " " << op_case.name;
 }
 
 }  // namespace

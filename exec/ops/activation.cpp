@@ -1,8 +1,8 @@
-// Tanh, Sigmoid, Relu, LeakyRelu, Elu, Softplus, HardSigmoid, HardSwish, Swish (SiLU), and what is made of them: Selu, Celu, Mish, Softsign,
-// ThresholdedRelu, PRelu, QuickGelu. Gelu has a file of its own.
+// Tanh, Sigmoid, Relu, LeakyRelu, Elu, Softplus, HardSigmoid, HardSwish, Swish (SiLU), and what is made of them: Selu, Celu, Mish,
+// Softsign, ThresholdedRelu, PRelu, QuickGelu. Gelu has a file of its own.
 //
-// Each has one fused gradient node, which reads y where that suffices (Tanh, Sigmoid, Relu, HardSigmoid, LeakyRelu with alpha >= 0): then the
-// forward result may overwrite x. At a kink the gradient is that of the flatter side. NaN stays NaN.
+// Each has one fused gradient node, which reads y where that suffices (Tanh, Sigmoid, Relu, HardSigmoid, LeakyRelu with alpha >= 0): then
+// the forward result may overwrite x. At a kink the gradient is that of the flatter side. NaN stays NaN.
 
 #include "exec/elementwise.h"
 #include "exec/op_list.h"
@@ -74,8 +74,10 @@ struct SwishOf {  // x * sigmoid(alpha * x)
 
 void leaky_relu_gradient(const Node& node, GradientBuilder& g) {
   // The output tells the input's sign, unless alpha turns it round.
-  if (node.attributes.get("alpha", 0.01f) >= 0) gradient_from_output(node, g);
-  else gradient_from_input(node, g);
+  if (node.attributes.get("alpha", 0.01f) >= 0)
+    gradient_from_output(node, g);
+  else
+    gradient_from_input(node, g);
 }
 
 // --- ONNX forms -----------------------------------------------------------------------------------------------------------------------
@@ -105,8 +107,8 @@ void lower_prelu(Lowering& l) {  // max(x, 0) - slope * max(-x, 0); the slope br
 }
 void lower_quick_gelu(Lowering& l) { l.pass_on("Swish", {{"alpha", l.node.attributes.get("alpha", 1.702f)}}); }
 
-OpDef activation(std::string_view name, int standard, void (*gradient)(const Node&, GradientBuilder&), Cost (*cost)(const KernelSpec&), Prepare cpu,
-                 std::vector<OnnxForm> forms) {
+OpDef activation(std::string_view name, int standard, void (*gradient)(const Node&, GradientBuilder&), Cost (*cost)(const KernelSpec&),
+                 Prepare cpu, std::vector<OnnxForm> forms) {
   return {.name = name,
           .onnx = std::move(forms),
           .infer = infer_same_as_input,
@@ -119,19 +121,21 @@ OpDef activation(std::string_view name, int standard, void (*gradient)(const Nod
 
 }  // namespace
 
-const OpDef kTanh = activation("Tanh", 13, gradient_from_output, elementwise_cost<20>, unary<TanhOf>, {{.domain = "", .name = "Tanh", .since = 6}});
+const OpDef kTanh =
+    activation("Tanh", 13, gradient_from_output, elementwise_cost<20>, unary<TanhOf>, {{.domain = "", .name = "Tanh", .since = 6}});
 const OpDef kTanhGrad = slope_op("TanhGrad", unary_slope<TanhOf>, elementwise_cost<3>);
 
-const OpDef kSigmoid =
-    activation("Sigmoid", 13, gradient_from_output, elementwise_cost<22>, unary<SigmoidOf>, {{.domain = "", .name = "Sigmoid", .since = 6}});
+const OpDef kSigmoid = activation("Sigmoid", 13, gradient_from_output, elementwise_cost<22>, unary<SigmoidOf>,
+                                  {{.domain = "", .name = "Sigmoid", .since = 6}});
 const OpDef kSigmoidGrad = slope_op("SigmoidGrad", unary_slope<SigmoidOf>, elementwise_cost<3>);
 
-const OpDef kRelu = activation("Relu", 14, gradient_from_output, elementwise_cost<1>, unary<ReluOf, Numbers>,
-                               {{.domain = "", .name = "Relu", .since = 6}, {.domain = "", .name = "PRelu", .since = 7, .lower = lower_prelu}});
+const OpDef kRelu =
+    activation("Relu", 14, gradient_from_output, elementwise_cost<1>, unary<ReluOf, Numbers>,
+               {{.domain = "", .name = "Relu", .since = 6}, {.domain = "", .name = "PRelu", .since = 7, .lower = lower_prelu}});
 const OpDef kReluGrad = slope_op("ReluGrad", unary_slope<ReluOf>, elementwise_cost<2>);
 
-const OpDef kLeakyRelu =
-    activation("LeakyRelu", 16, leaky_relu_gradient, elementwise_cost<2>, unary<LeakyReluOf>, {{.domain = "", .name = "LeakyRelu", .since = 6}});
+const OpDef kLeakyRelu = activation("LeakyRelu", 16, leaky_relu_gradient, elementwise_cost<2>, unary<LeakyReluOf>,
+                                    {{.domain = "", .name = "LeakyRelu", .since = 6}});
 const OpDef kLeakyReluGrad = slope_op("LeakyReluGrad", unary_slope<LeakyReluOf>, elementwise_cost<2>);
 
 const OpDef kElu = activation("Elu", 22, gradient_from_input, elementwise_cost<20>, unary<EluOf>,
@@ -151,13 +155,13 @@ const OpDef kHardSigmoid = activation("HardSigmoid", 22, gradient_from_output, e
                                       {{.domain = "", .name = "HardSigmoid", .since = 6}});
 const OpDef kHardSigmoidGrad = slope_op("HardSigmoidGrad", unary_slope<HardSigmoidOf>, elementwise_cost<3>);
 
-const OpDef kHardSwish =
-    activation("HardSwish", 22, gradient_from_input, elementwise_cost<5>, unary<HardSwishOf>, {{.domain = "", .name = "HardSwish", .since = 14}});
+const OpDef kHardSwish = activation("HardSwish", 22, gradient_from_input, elementwise_cost<5>, unary<HardSwishOf>,
+                                    {{.domain = "", .name = "HardSwish", .since = 14}});
 const OpDef kHardSwishGrad = slope_op("HardSwishGrad", unary_slope<HardSwishOf>, elementwise_cost<5>);
 
-const OpDef kSwish = activation("Swish", 24, gradient_from_input, elementwise_cost<24>, unary<SwishOf>,
-                                {{.domain = "", .name = "Swish", .since = 24},
-                                 {.domain = "com.microsoft", .name = "QuickGelu", .lower = lower_quick_gelu}});
+const OpDef kSwish =
+    activation("Swish", 24, gradient_from_input, elementwise_cost<24>, unary<SwishOf>,
+               {{.domain = "", .name = "Swish", .since = 24}, {.domain = "com.microsoft", .name = "QuickGelu", .lower = lower_quick_gelu}});
 const OpDef kSwishGrad = slope_op("SwishGrad", unary_slope<SwishOf>, elementwise_cost<28>);
 
 ORT_TRAIN_OPS_END

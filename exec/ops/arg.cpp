@@ -1,7 +1,8 @@
-// ArgMax and ArgMin{axis, keepdims, select_last_index} -> int64, TopK{axis, k, largest, sorted}(x) -> values, indices (ONNX 1 and later of each).
+// ArgMax and ArgMin{axis, keepdims, select_last_index} -> int64, TopK{axis, k, largest, sorted}(x) -> values, indices (ONNX 1 and later of
+// each).
 //
-// Of equal elements the first wins (the last with select_last_index); NaN wins over every number. TopK is always sorted; its gradient goes back
-// to where the values came from.
+// Of equal elements the first wins (the last with select_last_index); NaN wins over every number. TopK is always sorted; its gradient goes
+// back to where the values came from.
 
 #include <limits>
 
@@ -26,21 +27,24 @@ struct Lines {
         inner(element_count(Shape(shape.begin() + axis + 1, shape.end()))) {}
 };
 
-template <bool kLargest, typename T>
-bool beats(T a, T b) {
-  return (kLargest ? a > b : a < b) || (a != a && b == b);
-}
+template <bool kLargest, typename T> bool beats(T a, T b) { return (kLargest ? a > b : a < b) || (a != a && b == b); }
 
-template <typename Make>
-KernelRun for_number(DType dtype, std::string_view op, Make&& make) {
+template <typename Make> KernelRun for_number(DType dtype, std::string_view op, Make&& make) {
   switch (dtype) {
-    case DType::float32: return make(static_cast<float*>(nullptr));
-    case DType::float64: return make(static_cast<double*>(nullptr));
-    case DType::int64: return make(static_cast<int64_t*>(nullptr));
-    case DType::int32: return make(static_cast<int32_t*>(nullptr));
-    case DType::int8: return make(static_cast<int8_t*>(nullptr));
-    case DType::uint8: return make(static_cast<uint8_t*>(nullptr));
-    default: no_kernel(op, dtype);
+    case DType::float32:
+      return make(static_cast<float*>(nullptr));
+    case DType::float64:
+      return make(static_cast<double*>(nullptr));
+    case DType::int64:
+      return make(static_cast<int64_t*>(nullptr));
+    case DType::int32:
+      return make(static_cast<int32_t*>(nullptr));
+    case DType::int8:
+      return make(static_cast<int8_t*>(nullptr));
+    case DType::uint8:
+      return make(static_cast<uint8_t*>(nullptr));
+    default:
+      no_kernel(op, dtype);
   }
 }
 
@@ -57,16 +61,17 @@ std::vector<TensorType> infer_arg(const InferContext& context) {
   Shape shape = context.input(0).shape;
   const int64_t axis = axis_of(context.attributes, shape, 0);
   if (shape[axis] == 0) throw error(ErrorCode::unsupported, "axis {} of {} is empty", axis, to_string(shape));
-  if (context.attributes.get("keepdims", 1) != 0) shape[axis] = 1;
-  else shape.erase(shape.begin() + axis);
+  if (context.attributes.get("keepdims", 1) != 0)
+    shape[axis] = 1;
+  else
+    shape.erase(shape.begin() + axis);
   return {{DType::int64, shape}};
 }
 
 // Contiguous lines: the extreme in vectors, then where it is.
-template <bool kLargest, bool kLast, typename T>
-void run_arg_rows(const KernelArgs& args, const Lines& lines) {
+template <bool kLargest, bool kLast, typename T> void run_arg_rows(const KernelArgs& args, const Lines& lines) {
   using Kind = std::conditional_t<kLargest, MaxKind<T>, MinKind<T>>;
-  args.workers.parallel_blocks(lines.outer, std::max<int64_t>(1, kTaskElements / lines.length), [&](int64_t begin, int64_t end) {
+  args.workers.parallel_blocks(lines.outer, per_task(kTaskElements, lines.length), [&](int64_t begin, int64_t end) {
     for (int64_t o = begin; o < end; ++o) {
       const T* const x = args.in<T>(0) + o * lines.length;
       const T best = reduce_run<Kind>(x, lines.length);
@@ -78,12 +83,11 @@ void run_arg_rows(const KernelArgs& args, const Lines& lines) {
   });
 }
 
-template <bool kLargest, bool kLast, typename T>
-void run_arg(const KernelArgs& args, const Lines& lines) {
+template <bool kLargest, bool kLast, typename T> void run_arg(const KernelArgs& args, const Lines& lines) {
   if (lines.inner == 1) return run_arg_rows<kLargest, kLast, T>(args, lines);
   constexpr int64_t kColumns = 128;
   const int64_t columns = std::max<int64_t>(1, std::min(lines.inner, kColumns)), blocks = (lines.inner + columns - 1) / columns;
-  args.workers.parallel_blocks(lines.outer * blocks, std::max<int64_t>(1, kTaskElements / (lines.length * columns)), [&](int64_t begin, int64_t end) {
+  args.workers.parallel_blocks(lines.outer * blocks, per_task(kTaskElements, lines.length * columns), [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t left = task % blocks * columns, width = std::min(columns, lines.inner - left), o = task / blocks;
       const T* const x = args.in<T>(0) + o * lines.length * lines.inner + left;
@@ -104,12 +108,12 @@ void run_arg(const KernelArgs& args, const Lines& lines) {
   });
 }
 
-template <bool kLargest>
-KernelRun prepare_arg(const KernelSpec& spec) {
+template <bool kLargest> KernelRun prepare_arg(const KernelSpec& spec) {
   const Lines lines(spec.inputs[0].shape, axis_of(spec.attributes, spec.inputs[0].shape, 0));
   return for_number(spec.inputs[0].dtype, "ArgMax", [&](auto* type) -> KernelRun {
     using T = std::remove_pointer_t<decltype(type)>;
-    if (spec.attributes.get("select_last_index", 0) != 0) return [lines](const KernelArgs& args) { run_arg<kLargest, true, T>(args, lines); };
+    if (spec.attributes.get("select_last_index", 0) != 0)
+      return [lines](const KernelArgs& args) { run_arg<kLargest, true, T>(args, lines); };
     return [lines](const KernelArgs& args) { run_arg<kLargest, false, T>(args, lines); };
   });
 }
@@ -135,8 +139,10 @@ OpDef arg_op(std::string_view name, KernelRun (*cpu)(const KernelSpec&)) {
 void lower_topk(Lowering& l) {
   const Attributes& given = l.node.attributes;
   std::vector<int64_t> k;
-  if (given.has("k")) k = {given.get("k", 0)};
-  else k = l.ints(1, "k");
+  if (given.has("k"))
+    k = {given.get("k", 0)};
+  else
+    k = l.ints(1, "k");
   if (k.size() != 1) l.fail("k is not one number");
   const std::vector<ValueId> results = l.emit_many("TopK", {l.input(0)},
                                                    {{"axis", axis_of(given, l.shape(l.input(0)), -1)},
@@ -158,15 +164,15 @@ std::vector<TensorType> infer_topk(const InferContext& context) {
 void topk_gradient(const Node& node, GradientBuilder& g) {
   const Shape shape = g.shape(node.inputs[0]);
   const ValueId zeros = g.emit("ConstantOfShape", {}, {{"shape", shape}, {"value", Tensor(g.dtype(node.inputs[0]), {1})}});
-  g.input_gradient(0, g.emit("ScatterElements", {zeros, node.outputs[1], g.output_gradient(0)}, {{"axis", axis_of(node.attributes, shape, -1)}}));
+  g.input_gradient(
+      0, g.emit("ScatterElements", {zeros, node.outputs[1], g.output_gradient(0)}, {{"axis", axis_of(node.attributes, shape, -1)}}));
 }
 
 int64_t topk_workspace(const KernelSpec& spec) {
   return spec.threads * spec.inputs[0].shape[axis_of(spec.attributes, spec.inputs[0].shape, -1)] * static_cast<int64_t>(sizeof(int64_t));
 }
 
-template <bool kLargest, typename T>
-void run_topk(const KernelArgs& args, const Lines& lines, int64_t k) {
+template <bool kLargest, typename T> void run_topk(const KernelArgs& args, const Lines& lines, int64_t k) {
   constexpr int64_t kTogether = 16;
   const int64_t all = lines.outer * lines.inner;
   args.workers.parallel_for((all + kTogether - 1) / kTogether, [&](int64_t task, int worker) {

@@ -1,5 +1,5 @@
-// Add, Sub, Mul, Div, Min, Max with NumPy broadcasting, their variadic forms (Sum, Mean, Min, Max) as chains, for floating-point numbers and
-// integers (shape arithmetic is folded through these). Integers wrap; their division truncates, and by zero gives zero.
+// Add, Sub, Mul, Div, Min, Max with NumPy broadcasting, their variadic forms (Sum, Mean, Min, Max) as chains, for floating-point numbers
+// and integers (shape arithmetic is folded through these). Integers wrap; their division truncates, and by zero gives zero.
 //
 // Min and Max hand on NaN. Where both sides are equal, each gets half the gradient.
 
@@ -9,24 +9,33 @@
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
+using AllNumbers = Types<float, double, int64_t, int32_t, int16_t, int8_t, uint8_t>;
+
 // Signed overflow is undefined; unsigned arithmetic isn't, and gives the same bits.
 template <typename T>
 using Wrapping = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>, std::type_identity<T>>::type;
 
 struct AddOf {
-  template <typename T> HOST_DEVICE static T value(T a, T b) { return static_cast<T>(static_cast<Wrapping<T>>(a) + static_cast<Wrapping<T>>(b)); }
+  template <typename T> HOST_DEVICE static T value(T a, T b) {
+    return static_cast<T>(static_cast<Wrapping<T>>(a) + static_cast<Wrapping<T>>(b));
+  }
 };
 struct SubOf {
-  template <typename T> HOST_DEVICE static T value(T a, T b) { return static_cast<T>(static_cast<Wrapping<T>>(a) - static_cast<Wrapping<T>>(b)); }
+  template <typename T> HOST_DEVICE static T value(T a, T b) {
+    return static_cast<T>(static_cast<Wrapping<T>>(a) - static_cast<Wrapping<T>>(b));
+  }
 };
 struct MulOf {
-  template <typename T> HOST_DEVICE static T value(T a, T b) { return static_cast<T>(static_cast<Wrapping<T>>(a) * static_cast<Wrapping<T>>(b)); }
+  template <typename T> HOST_DEVICE static T value(T a, T b) {
+    return static_cast<T>(static_cast<Wrapping<T>>(a) * static_cast<Wrapping<T>>(b));
+  }
 };
 struct DivOf {
   template <typename T> HOST_DEVICE static T value(T a, T b) {
     if constexpr (std::is_integral_v<T>) {
       if (b == 0) return 0;
-      return b == -1 ? SubOf::value(T(0), a) : a / b;  // the smallest number has no negative, and traps
+      return b == T(-1) && std::is_signed_v<T> ? SubOf::value(T(0), a)
+                                               : static_cast<T>(a / b);  // the smallest number has no negative, and traps
     } else {
       return a / b;
     }
@@ -74,8 +83,7 @@ void div_gradient(const Node& node, GradientBuilder& g) {
 }
 
 // sign = 0: Max, 1: Min, whose slope is that of Max with its sides exchanged
-template <size_t sign>
-void extremum_gradient(const Node& node, GradientBuilder& g) {
+template <size_t sign> void extremum_gradient(const Node& node, GradientBuilder& g) {
   for (size_t i = 0; i < 2; ++i) {
     if (!g.wants(i)) continue;
     const ValueId own = node.inputs[i], other = node.inputs[1 - i];
@@ -115,7 +123,7 @@ const OpDef kAdd{
     .gradient = add_gradient,
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<1>,
-    .kernel = {.cpu = binary<AddOf, Numbers>},
+    .kernel = {.cpu = binary<AddOf, AllNumbers>},
     .standard = 14,
 };
 
@@ -126,7 +134,7 @@ const OpDef kSub{
     .gradient = sub_gradient,
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<1>,
-    .kernel = {.cpu = binary<SubOf, Numbers>},
+    .kernel = {.cpu = binary<SubOf, AllNumbers>},
     .standard = 14,
 };
 
@@ -137,7 +145,7 @@ const OpDef kMul{
     .gradient = mul_gradient,
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<1>,
-    .kernel = {.cpu = binary<MulOf, Numbers>},
+    .kernel = {.cpu = binary<MulOf, AllNumbers>},
     .standard = 14,
 };
 
@@ -148,7 +156,7 @@ const OpDef kDiv{
     .gradient = div_gradient,
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<1>,
-    .kernel = {.cpu = binary<DivOf, Numbers>},
+    .kernel = {.cpu = binary<DivOf, AllNumbers>},
     .standard = 14,
 };
 
@@ -159,7 +167,7 @@ const OpDef kMin{
     .gradient = extremum_gradient<1>,
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<1>,
-    .kernel = {.cpu = binary<MinOf, Numbers>},
+    .kernel = {.cpu = binary<MinOf, AllNumbers>},
     .standard = 13,
 };
 
@@ -170,7 +178,7 @@ const OpDef kMax{
     .gradient = extremum_gradient<0>,
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<1>,
-    .kernel = {.cpu = binary<MaxOf, Numbers>},
+    .kernel = {.cpu = binary<MaxOf, AllNumbers>},
     .standard = 13,
 };
 

@@ -54,8 +54,7 @@ Problem problem_of(const KernelSpec& spec, size_t first, size_t bias) {
 }
 
 // One thread's share of the workspace.
-template <typename T>
-struct Scratch {
+template <typename T> struct Scratch {
   std::byte* panel;
   T *scores, *gradients;  // kQueries x stride each
   T *largest, *sum;       // a number a row
@@ -76,14 +75,18 @@ struct Scratch {
 
 // scores = scale * q k^T + bias for `rows` x `n` of them from (row, column) of one head on.
 template <typename T>
-void block_scores(const Problem& p, const T* q, const T* k, const T* bias, int64_t row, int64_t rows, int64_t column, int64_t n, const Scratch<T>& scratch) {
-  multiply(Product<T>{.rows = rows, .columns = n, .depth = p.depth,
-                      .a = q + row * p.depth, .a_row = p.depth,
-                      .b = k + column * p.depth, .b_depth = 1, .b_column = p.depth,
-                      .c = scratch.scores, .c_row = p.stride,
-                      .alpha = static_cast<T>(p.scale),
-                      .triangle = p.causal ? Triangle::result : Triangle::none, .diagonal = row - column},
-           scratch.panel);
+void block_scores(const Problem& p, const T* q, const T* k, const T* bias, int64_t row, int64_t rows, int64_t column, int64_t n,
+                  const Scratch<T>& scratch) {
+  multiply<T>({.rows = rows,
+               .columns = n,
+               .depth = p.depth,
+               .a = {q + row * p.depth, p.depth},
+               .b = {k + column * p.depth, 1, p.depth},
+               .c = {scratch.scores, p.stride},
+               .alpha = static_cast<T>(p.scale),
+               .triangle = p.causal ? Triangle::result : Triangle::none,
+               .diagonal = row - column},
+              scratch.panel);
   if (!bias) return;
   for (int64_t i = 0; i < rows; ++i) {
     T* scores = scratch.scores + i * p.stride;
@@ -97,14 +100,15 @@ void block_scores(const Problem& p, const T* q, const T* k, const T* bias, int64
 }
 
 // How many of a block's n columns row `row` sees; the rest of its scores are hidden up to where products and lanes read.
-int64_t seen(const Problem& p, int64_t row, int64_t column, int64_t n) { return p.causal ? std::clamp<int64_t>(row - column + 1, 0, n) : n; }
+int64_t seen(const Problem& p, int64_t row, int64_t column, int64_t n) {
+  return p.causal ? std::clamp<int64_t>(row - column + 1, 0, n) : n;
+}
 int64_t padded(const Problem& p, int64_t seen) { return std::min(p.stride, (seen + gemm::kRows + kLanes - 1) / kLanes * kLanes); }
 
 // --- forward --------------------------------------------------------------------------------------------------------------------------
 
 // Scores become weights relative to the row's largest score so far; what was summed under a smaller one is rescaled. o: (rows, E)
-template <typename T>
-void weigh_row(const Problem& p, T* scores, int64_t n, T& largest, T& sum, T* o, bool first) {
+template <typename T> void weigh_row(const Problem& p, T* scores, int64_t n, T& largest, T& sum, T* o, bool first) {
   const int64_t end = padded(p, n);
   std::fill(scores + n, scores + end, -std::numeric_limits<T>::infinity());
   const T block_largest = max_row(scores, end);
@@ -132,15 +136,20 @@ void attend(const Problem& p, const T* q, const T* k, const T* v, const T* bias,
     const int64_t n = p.block_columns(column, row + rows);
     block_scores(p, q, k, bias, row, rows, column, n, scratch);
     for (int64_t i = 0; i < rows; ++i) {
-      weigh_row(p, scratch.scores + i * p.stride, seen(p, row + i, column, n), scratch.largest[i], scratch.sum[i], o + (row + i) * p.width, column == 0);
+      weigh_row(p, scratch.scores + i * p.stride, seen(p, row + i, column, n), scratch.largest[i], scratch.sum[i], o + (row + i) * p.width,
+                column == 0);
     }
-    multiply(Product<T>{.rows = rows, .columns = p.width, .depth = n,
-                        .a = scratch.scores, .a_row = p.stride,
-                        .b = v + column * p.width, .b_depth = p.width,
-                        .c = o + row * p.width, .c_row = p.width,
-                        .start = column > 0 ? o + row * p.width : nullptr, .start_row = p.width,
-                        .triangle = p.causal ? Triangle::a_lower : Triangle::none, .diagonal = row - column},
-             scratch.panel);
+    T* sum = o + row * p.width;
+    multiply<T>({.rows = rows,
+                 .columns = p.width,
+                 .depth = n,
+                 .a = {scratch.scores, p.stride},
+                 .b = {v + column * p.width, p.width},
+                 .c = {sum, p.width},
+                 .start = {column > 0 ? sum : nullptr, p.width},
+                 .triangle = p.causal ? Triangle::a_lower : Triangle::none,
+                 .diagonal = row - column},
+                scratch.panel);
   }
   for (int64_t i = 0; i < rows; ++i) {
     const T sum = scratch.sum[i];
@@ -154,15 +163,16 @@ void attend(const Problem& p, const T* q, const T* k, const T* v, const T* bias,
 
 int64_t bias_offset(const Problem& p, int64_t item) { return item / p.heads * p.bias[0] + item % p.heads * p.bias[1]; }
 
-template <typename T>
-KernelRun make_attention(const KernelSpec& spec) {
+template <typename T> KernelRun make_attention(const KernelSpec& spec) {
   return [p = problem_of(spec, 0, 3)](const KernelArgs& args) {
     const T* bias = args.inputs.size() > 3 ? args.in<T>(3) : nullptr;
     const int64_t blocks = p.query_blocks(), tasks = p.items() * blocks;
     args.workers.parallel_for(tasks, [&](int64_t task, int worker) {
-      const int64_t block = blocks - 1 - task / p.items(), item = task % p.items();  // where causal, the last rows have most to do: they begin
-      attend(p, args.in<T>(0) + item * p.rows * p.depth, args.in<T>(1) + item * p.columns * p.depth, args.in<T>(2) + item * p.columns * p.width,
-             bias ? bias + bias_offset(p, item) : nullptr, args.out<T>(0) + item * p.rows * p.width, args.out<T>(1) + item * p.rows, block * kQueries,
+      const int64_t block = blocks - 1 - task / p.items(),
+                    item = task % p.items();  // where causal, the last rows have most to do: they begin
+      attend(p, args.in<T>(0) + item * p.rows * p.depth, args.in<T>(1) + item * p.columns * p.depth,
+             args.in<T>(2) + item * p.columns * p.width, bias ? bias + bias_offset(p, item) : nullptr,
+             args.out<T>(0) + item * p.rows * p.width, args.out<T>(1) + item * p.rows, block * kQueries,
              Scratch<T>(p, 1, args.workspace, worker));
     });
   };
@@ -171,15 +181,13 @@ KernelRun make_attention(const KernelSpec& spec) {
 // --- backward -------------------------------------------------------------------------------------------------------------------------
 
 // Pointers to one head.
-template <typename T>
-struct Head {
+template <typename T> struct Head {
   const T *dy, *q, *k, *v, *o, *lse, *bias;
   T *dq, *dk, *dv;
 };
 
 // Scores become weights p, their gradients dp become ds = scale * p * (dp - delta), delta = dy . o of the row.
-template <typename T>
-void differentiate_row(const Problem& p, T* scores, T* gradients, int64_t n, T lse, T delta) {
+template <typename T> void differentiate_row(const Problem& p, T* scores, T* gradients, int64_t n, T lse, T delta) {
   const int64_t end = padded(p, n);
   std::fill(scores + n, scores + end, -std::numeric_limits<T>::infinity());
   std::fill(gradients + n, gradients + end, T(0));
@@ -191,8 +199,7 @@ void differentiate_row(const Problem& p, T* scores, T* gradients, int64_t n, T l
   }
 }
 
-template <typename T>
-void attend_backward(const Problem& p, const Head<T>& h, int64_t row, const Scratch<T>& scratch) {
+template <typename T> void attend_backward(const Problem& p, const Head<T>& h, int64_t row, const Scratch<T>& scratch) {
   const int64_t rows = std::min(kQueries, p.rows - row), columns = p.causal ? std::min(p.columns, row + rows) : p.columns;
   T* delta = scratch.sum;
   for (int64_t i = 0; i < rows; ++i) {
@@ -202,43 +209,53 @@ void attend_backward(const Problem& p, const Head<T>& h, int64_t row, const Scra
   for (int64_t column = 0; column < columns; column += kKeys) {
     const int64_t n = p.block_columns(column, row + rows), diagonal = row - column;
     block_scores(p, h.q, h.k, h.bias, row, rows, column, n, scratch);
-    multiply(Product<T>{.rows = rows, .columns = n, .depth = p.width,  // dp = dy v^T
-                        .a = h.dy + row * p.width, .a_row = p.width,
-                        .b = h.v + column * p.width, .b_depth = 1, .b_column = p.width,
-                        .c = scratch.gradients, .c_row = p.stride,
-                        .triangle = p.causal ? Triangle::result : Triangle::none, .diagonal = diagonal},
-             scratch.panel);
+    multiply<T>({.rows = rows,  // dp = dy v^T
+                 .columns = n,
+                 .depth = p.width,
+                 .a = {h.dy + row * p.width, p.width},
+                 .b = {h.v + column * p.width, 1, p.width},
+                 .c = {scratch.gradients, p.stride},
+                 .triangle = p.causal ? Triangle::result : Triangle::none,
+                 .diagonal = diagonal},
+                scratch.panel);
     for (int64_t i = 0; i < rows; ++i) {
-      differentiate_row(p, scratch.scores + i * p.stride, scratch.gradients + i * p.stride, seen(p, row + i, column, n), h.lse[row + i], delta[i]);
+      differentiate_row(p, scratch.scores + i * p.stride, scratch.gradients + i * p.stride, seen(p, row + i, column, n), h.lse[row + i],
+                        delta[i]);
     }
     T *dq = h.dq + row * p.depth, *dk = h.dk + column * p.depth, *dv = h.dv + column * p.width;
-    multiply(Product<T>{.rows = rows, .columns = p.depth, .depth = n,  // dq += ds k
-                        .a = scratch.gradients, .a_row = p.stride,
-                        .b = h.k + column * p.depth, .b_depth = p.depth,
-                        .c = dq, .c_row = p.depth,
-                        .start = column > 0 ? dq : nullptr, .start_row = p.depth,
-                        .triangle = p.causal ? Triangle::a_lower : Triangle::none, .diagonal = diagonal},
-             scratch.panel);
+    multiply<T>({.rows = rows,  // dq += ds k
+                 .columns = p.depth,
+                 .depth = n,
+                 .a = {scratch.gradients, p.stride},
+                 .b = {h.k + column * p.depth, p.depth},
+                 .c = {dq, p.depth},
+                 .start = {column > 0 ? dq : nullptr, p.depth},
+                 .triangle = p.causal ? Triangle::a_lower : Triangle::none,
+                 .diagonal = diagonal},
+                scratch.panel);
     const auto down = [&](const T* weights, const T* b, T* c, int64_t width) {  // c += weights^T b
-      multiply(Product<T>{.rows = n, .columns = width, .depth = rows,
-                          .a = weights, .a_row = 1, .a_depth = p.stride,
-                          .b = b, .b_depth = width,
-                          .c = c, .c_row = width,
-                          .start = c, .start_row = width,
-                          .triangle = p.causal ? Triangle::a_upper : Triangle::none, .diagonal = -diagonal},
-               scratch.panel);
+      multiply<T>({.rows = n,
+                   .columns = width,
+                   .depth = rows,
+                   .a = {weights, 1, p.stride},
+                   .b = {b, width},
+                   .c = {c, width},
+                   .start = {c, width},
+                   .triangle = p.causal ? Triangle::a_upper : Triangle::none,
+                   .diagonal = -diagonal},
+                  scratch.panel);
     };
     down(scratch.scores, h.dy + row * p.width, dv, p.width);
     down(scratch.gradients, h.q + row * p.depth, dk, p.depth);
   }
 }
 
-template <typename T>
-KernelRun make_attention_grad(const KernelSpec& spec) {
+template <typename T> KernelRun make_attention_grad(const KernelSpec& spec) {
   return [p = problem_of(spec, 1, 6)](const KernelArgs& args) {
     const T* bias = args.inputs.size() > 6 ? args.in<T>(6) : nullptr;
     args.workers.parallel_for(p.items(), [&](int64_t item, int worker) {
-      const int64_t of_q = item * p.rows * p.depth, of_o = item * p.rows * p.width, of_k = item * p.columns * p.depth, of_v = item * p.columns * p.width;
+      const int64_t of_q = item * p.rows * p.depth, of_o = item * p.rows * p.width, of_k = item * p.columns * p.depth,
+                    of_v = item * p.columns * p.width;
       const Head<T> head{.dy = args.in<T>(0) + of_o,
                          .q = args.in<T>(1) + of_q,
                          .k = args.in<T>(2) + of_k,
@@ -256,15 +273,13 @@ KernelRun make_attention_grad(const KernelSpec& spec) {
   };
 }
 
-template <KernelRun (*narrow)(const KernelSpec&), KernelRun (*wide)(const KernelSpec&)>
-KernelRun by_type(const KernelSpec& spec) {
+template <KernelRun (*narrow)(const KernelSpec&), KernelRun (*wide)(const KernelSpec&)> KernelRun by_type(const KernelSpec& spec) {
   if (spec.inputs[0].dtype == DType::float32) return narrow(spec);
   if (spec.inputs[0].dtype == DType::float64) return wide(spec);
   throw error(ErrorCode::unsupported, "there is no attention of {}; cast q, k and v to float32", to_string(spec.inputs[0].dtype));
 }
 
-template <size_t first, size_t bias, int64_t blocks>
-int64_t workspace(const KernelSpec& spec) {
+template <size_t first, size_t bias, int64_t blocks> int64_t workspace(const KernelSpec& spec) {
   const Problem p = problem_of(spec, first, bias);
   return spec.threads * (spec.inputs[0].dtype == DType::float64 ? Scratch<double>::bytes(p, blocks) : Scratch<float>::bytes(p, blocks));
 }
@@ -274,14 +289,15 @@ int64_t workspace(const KernelSpec& spec) {
 std::vector<TensorType> infer_attention(const InferContext& context) {
   const TensorType &q = context.input(0), &k = context.input(1), &v = context.input(2);
   const bool fit = q.shape.size() == 4 && k.shape.size() == 4 && v.shape.size() == 4 && q.dtype == k.dtype && q.dtype == v.dtype &&
-                   std::equal(q.shape.begin(), q.shape.begin() + 2, k.shape.begin()) && std::equal(k.shape.begin(), k.shape.begin() + 3, v.shape.begin()) &&
-                   q.shape[3] == k.shape[3];
+                   std::equal(q.shape.begin(), q.shape.begin() + 2, k.shape.begin()) &&
+                   std::equal(k.shape.begin(), k.shape.begin() + 3, v.shape.begin()) && q.shape[3] == k.shape[3];
   if (!fit) throw error(ErrorCode::unsupported, "q {}, k {} and v {} don't fit each other", to_string(q), to_string(k), to_string(v));
   if (k.shape[2] == 0) throw error(ErrorCode::unsupported, "there are no keys to attend to: k is {}", to_string(k));
   if (context.has(3)) {
     const Shape scores{q.shape[0], q.shape[1], q.shape[2], k.shape[2]};
     if (context.input(3).dtype != q.dtype || context.input(3).shape.size() > 4 || broadcast(scores, context.input(3).shape) != scores) {
-      throw error(ErrorCode::unsupported, "the mask is {}, which can't be added to scores {}", to_string(context.input(3)), to_string(scores));
+      throw error(ErrorCode::unsupported, "the mask is {}, which can't be added to scores {}", to_string(context.input(3)),
+                  to_string(scores));
     }
   }
   Shape o = q.shape;
@@ -300,7 +316,9 @@ void gradient(const Node& node, GradientBuilder& g) {
   }
   if (!g.wants(3)) return;
   // A trained bias needs the T x S matrices: p * (dp - delta).
-  const auto product = [&](ValueId a, ValueId b, float alpha) { return g.emit("MatMul", {a, b}, {{"trans_b", int64_t{1}}, {"alpha", alpha}}); };
+  const auto product = [&](ValueId a, ValueId b, float alpha) {
+    return g.emit("MatMul", {a, b}, {{"trans_b", int64_t{1}}, {"alpha", alpha}});
+  };
   Shape column = g.shape(q);
   column[3] = 1;
   const ValueId scores = g.emit("Add", {product(q, k, node.attributes.get("scale", 1.0f)), bias});
@@ -310,8 +328,7 @@ void gradient(const Node& node, GradientBuilder& g) {
   g.input_gradient(3, g.reduce_to(g.emit("Mul", {weights, g.emit("Sub", {product(dy, v, 1), delta})}), g.shape(bias)));
 }
 
-template <size_t first, size_t bias, int products>
-Cost cost(const KernelSpec& spec) {
+template <size_t first, size_t bias, int products> Cost cost(const KernelSpec& spec) {
   const Problem p = problem_of(spec, first, bias);
   const double scores = static_cast<double>(p.items() * p.rows) * static_cast<double>(p.columns) * (p.causal ? 0.5 : 1);
   Cost cost{.flops = scores * (static_cast<double>(products * (p.depth + p.width)) + 25)};
@@ -389,7 +406,10 @@ const OpDef kAttention{
 
 const OpDef kAttentionGrad{
     .name = "AttentionGrad",
-    .infer = [](const InferContext& context) { return std::vector<TensorType>{context.input(1), context.input(2), context.input(3)}; },
+    .infer =
+        [](const InferContext& context) {
+          return std::vector<TensorType>{context.input(1), context.input(2), context.input(3)};
+        },
     .no_gradient = "second derivatives are not trained",
     .cost = cost<1, 6, 5>,
     .kernel = {.cpu = by_type<make_attention_grad<float>, make_attention_grad<double>>, .workspace = workspace<1, 6, 2>},

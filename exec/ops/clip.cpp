@@ -1,5 +1,5 @@
-// Clip (ONNX Clip-6..13): y = min(max(x, min), max), bounds known at compile time, of floating-point numbers. NaN stays. Computed bounds and
-// integers, whose bounds may be beyond what an attribute's float32 holds exactly, are lowered to Max and Min.
+// Clip (ONNX Clip-6..13): y = min(max(x, min), max), bounds known at compile time, of floating-point numbers. NaN stays. Computed bounds
+// and integers, whose bounds may be beyond what an attribute's float32 holds exactly, are lowered to Max and Min.
 //
 // The gradient passes where min <= x <= max. Saves x.
 
@@ -28,7 +28,8 @@ void lower(Lowering& l) {
     const char* name = i == 0 ? "min" : "max";
     bounds[i] = l.has(i + 1) ? l.input(i + 1) : l.node.attributes.has(name) ? l.scalar_like(x, l.node.attributes.get(name, 0.0f)) : kNone;
     if (bounds[i] == kNone) continue;
-    if (element_count(l.shape(bounds[i])) != 1) l.fail(fmt::format("{} is {}, but must be one number", name, to_string(l.value(bounds[i]).type())));
+    if (element_count(l.shape(bounds[i])) != 1)
+      l.fail(fmt::format("{} is {}, but must be one number", name, to_string(l.value(bounds[i]).type())));
     const Tensor* constant = l.graph().constant(bounds[i]);
     known = known && constant != nullptr;
     if (known) attributes.set(name, static_cast<float>(constant->to_double()[0]));

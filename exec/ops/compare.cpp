@@ -1,4 +1,5 @@
-// Equal, Greater, GreaterOrEqual, Less, LessOrEqual, And, Or, Xor, Not -> bool, and Mod{fmod} (ONNX Equal-7, And-7, Not-1, Mod-10 and later).
+// Equal, Greater, GreaterOrEqual, Less, LessOrEqual, And, Or, Xor, Not -> bool, and Mod{fmod} (ONNX Equal-7, And-7, Not-1, Mod-10 and
+// later).
 //
 // All broadcast as NumPy does. Booleans carry no gradient; comparisons with NaN are false. Mod takes the sign of the divisor for integers
 // (Python's %), of the dividend with fmod = 1 (C's fmod); an integer divisor of zero is an Error(data).
@@ -45,7 +46,8 @@ struct Negated {
 
 std::vector<TensorType> infer_logical(const InferContext& context) {
   for (size_t i = 0; i < context.inputs.size(); ++i) {
-    if (context.input(i).dtype != DType::boolean) throw error(ErrorCode::unsupported, "input {} is {}, not bool", i, to_string(context.input(i).dtype));
+    if (context.input(i).dtype != DType::boolean)
+      throw error(ErrorCode::unsupported, "input {} is {}, not bool", i, to_string(context.input(i).dtype));
   }
   return infer_broadcast(context);
 }
@@ -56,10 +58,10 @@ struct FloatRemainder {
   template <typename T> T value(T a, T b) const { return std::fmod(a, b); }
 };
 
-template <bool kSignOfDivisor>
-struct IntegerRemainder {
+template <bool kSignOfDivisor> struct IntegerRemainder {
   template <typename T> T value(T a, T b) const {
-    if (b == 0) [[unlikely]] throw error(ErrorCode::data, "Mod: the divisor is zero");
+    if (b == 0) [[unlikely]]
+      throw error(ErrorCode::data, "Mod: the divisor is zero");
     if (b == static_cast<T>(-1)) return static_cast<T>(std::is_signed_v<T> ? 0 : a % b);  // the least integer % -1 traps
     const T remainder = static_cast<T>(a % b);
     return kSignOfDivisor && remainder != 0 && (remainder < 0) != (b < 0) ? static_cast<T>(remainder + b) : remainder;
@@ -69,7 +71,8 @@ struct IntegerRemainder {
 bool is_fmod(const Attributes& attributes) { return attributes.get("fmod", 0) != 0; }
 
 std::vector<TensorType> infer_mod(const InferContext& context) {
-  if (is_floating(context.input(0).dtype) && !is_fmod(context.attributes)) throw error(ErrorCode::unsupported, "floating-point numbers need fmod=1");
+  if (is_floating(context.input(0).dtype) && !is_fmod(context.attributes))
+    throw error(ErrorCode::unsupported, "floating-point numbers need fmod=1");
   return infer_broadcast(context);
 }
 

@@ -38,7 +38,8 @@ std::vector<TensorType> infer_concat(const InferContext& context) {
       other.shape[axis] = result.shape[axis];
     }
     if (other != result) {
-      throw error(ErrorCode::unsupported, "input {}, {}, can't be joined to input 0, {}, along axis {}", i, to_string(context.input(i)), to_string(result), axis);
+      throw error(ErrorCode::unsupported, "input {}, {}, can't be joined to input 0, {}, along axis {}", i, to_string(context.input(i)),
+                  to_string(result), axis);
     }
   }
   result.shape[axis] = total;
@@ -62,7 +63,10 @@ void concat_gradient(const Node& node, GradientBuilder& g) {
   for (size_t i = 0; i < node.inputs.size(); begin += sizes[i++]) {
     if (!g.wants(i)) continue;
     g.input_gradient(i, g.emit("Slice", {g.output_gradient(0)},
-                               {{"starts", std::vector{begin}}, {"ends", std::vector{begin + sizes[i]}}, {"axes", std::vector{axis}}, {"steps", std::vector{int64_t{1}}}}));
+                               {{"starts", std::vector{begin}},
+                                {"ends", std::vector{begin + sizes[i]}},
+                                {"axes", std::vector{axis}},
+                                {"steps", std::vector{int64_t{1}}}}));
   }
 }
 

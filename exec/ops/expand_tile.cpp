@@ -25,7 +25,9 @@ std::vector<TensorType> infer_expand(const InferContext& context) {
   return {{context.input(0).dtype, shape}};
 }
 
-void expand_gradient(const Node& node, GradientBuilder& g) { g.input_gradient(0, g.reduce_to(g.output_gradient(0), g.shape(node.inputs[0]))); }
+void expand_gradient(const Node& node, GradientBuilder& g) {
+  g.input_gradient(0, g.reduce_to(g.output_gradient(0), g.shape(node.inputs[0])));
+}
 
 KernelRun prepare_expand(const KernelSpec& spec) {
   const Shape &from = spec.inputs[0].shape, &to = spec.outputs[0].shape;
@@ -44,7 +46,8 @@ std::vector<TensorType> infer_tile(const InferContext& context) {
   TensorType type = context.input(0);
   const std::vector<int64_t> repeats = context.attributes.get("repeats", std::vector<int64_t>{});
   bool valid = repeats.size() == type.shape.size();
-  for (size_t i = 0; valid && i < repeats.size(); ++i) valid = repeats[i] >= 0 && !__builtin_mul_overflow(type.shape[i], repeats[i], &type.shape[i]);
+  for (size_t i = 0; valid && i < repeats.size(); ++i)
+    valid = repeats[i] >= 0 && !__builtin_mul_overflow(type.shape[i], repeats[i], &type.shape[i]);
   if (!valid) throw error(ErrorCode::unsupported, "the repeats {} don't fit {}", to_string(repeats), to_string(context.input(0).shape));
   element_count(type.shape);
   return {type};

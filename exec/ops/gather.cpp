@@ -1,10 +1,10 @@
 // Gather{axis}, GatherElements{axis}, GatherND{batch_dims} (ONNX Gather-1, GatherElements-11, GatherND-11 and later): reading by index.
 //
-// Negative indices count from the end; one outside is an Error(data). Gradients add what was read back into zeros, in the order of the indices:
-// GatherGrad{axis, shape}(dy, indices), GatherNDGrad{batch_dims, shape}(dy, indices); GatherElements' is ScatterElements.
+// Negative indices count from the end; one outside is an Error(data). Gradients add what was read back into zeros, in the order of the
+// indices: GatherGrad{axis, shape}(dy, indices), GatherNDGrad{batch_dims, shape}(dy, indices); GatherElements' is ScatterElements.
 //
-// GatherGrad serves embeddings: (2048 indices) x [50257, 768] is a matter of writing 154 MB of zeros, so each task clears a block of rows and
-// adds to it while it is in the cache.
+// GatherGrad serves embeddings: (2048 indices) x [50257, 768] is a matter of writing 154 MB of zeros, so each task clears a block of rows
+// and adds to it while it is in the cache.
 
 #include <cstring>
 
@@ -49,7 +49,8 @@ std::vector<TensorType> infer_gather(const InferContext& context) {
 void gather_gradient(const Node& node, GradientBuilder& g) {
   const Shape shape = g.shape(node.inputs[0]);
   if (g.wants(0)) {
-    g.input_gradient(0, g.emit("GatherGrad", {g.output_gradient(0), node.inputs[1]}, {{"axis", axis_of(node.attributes, shape)}, {"shape", shape}}));
+    g.input_gradient(
+        0, g.emit("GatherGrad", {g.output_gradient(0), node.inputs[1]}, {{"axis", axis_of(node.attributes, shape)}, {"shape", shape}}));
   }
 }
 
@@ -57,23 +58,24 @@ Cost gather_cost(const KernelSpec& spec) {
   return {.flops = 0, .bytes = 2.0 * static_cast<double>(spec.outputs[0].bytes()) + static_cast<double>(spec.inputs[1].bytes())};
 }
 
-template <typename Index>
-void gather_rows(const KernelArgs& args, const GatherSizes& sizes, int64_t element_bytes) {
+template <typename Index> void gather_rows(const KernelArgs& args, const GatherSizes& sizes, int64_t element_bytes) {
   const std::byte* const data = args.in<std::byte>(0);
   const Index* const indices = args.in<Index>(1);
   std::byte* const out = args.out<std::byte>(0);
   const int64_t bytes = sizes.inner * element_bytes;
   if (bytes == 0) return;
-  args.workers.parallel_blocks(sizes.outer * sizes.indices, std::max<int64_t>(1, kTaskBytes / std::max<int64_t>(bytes, 16)), [&](int64_t begin, int64_t end) {
-    int64_t o = begin / sizes.indices, i = begin % sizes.indices;
-    for (int64_t r = begin; r < end; ++r) {
-      std::memcpy(out + r * bytes, data + (o * sizes.size + checked_index(indices[i], sizes.size, "Gather")) * bytes, static_cast<size_t>(bytes));
-      if (++i == sizes.indices) {
-        i = 0;
-        ++o;
-      }
-    }
-  });
+  args.workers.parallel_blocks(
+      sizes.outer * sizes.indices, per_task(kTaskBytes, std::max<int64_t>(bytes, 16)), [&](int64_t begin, int64_t end) {
+        int64_t o = begin / sizes.indices, i = begin % sizes.indices;
+        for (int64_t r = begin; r < end; ++r) {
+          std::memcpy(out + r * bytes, data + (o * sizes.size + checked_index(indices[i], sizes.size, "Gather")) * bytes,
+                      static_cast<size_t>(bytes));
+          if (++i == sizes.indices) {
+            i = 0;
+            ++o;
+          }
+        }
+      });
 }
 
 KernelRun prepare_gather(const KernelSpec& spec) {
@@ -88,33 +90,41 @@ std::vector<TensorType> infer_gather_grad(const InferContext& context) {
   const Shape shape = context.attributes.get("shape", Shape{});
   require_indices(context, 1);
   if (gathered_shape(shape, context.input(1).shape, axis_of(context.attributes, shape)) != context.input(0).shape) {
-    throw error(ErrorCode::unsupported, "{} isn't what indices {} gather from {}", to_string(context.input(0).shape), to_string(context.input(1).shape),
-                to_string(shape));
+    throw error(ErrorCode::unsupported, "{} isn't what indices {} gather from {}", to_string(context.input(0).shape),
+                to_string(context.input(1).shape), to_string(shape));
   }
   return {{context.input(0).dtype, shape}};
 }
 
-template <typename T, typename Index>
-void gather_grad(const KernelArgs& args, const RowScatter& scatter) {
+RowScatter gather_grad_scatter(const KernelSpec& spec) {
+  const Shape& shape = spec.outputs[0].shape;
+  const GatherSizes sizes(shape, spec.inputs[1].shape, axis_of(spec.attributes, shape));
+  return RowScatter({.outer = sizes.outer, .rows = sizes.size, .row = sizes.inner, .updates = sizes.indices, .zeros_first = true},
+                    size_of(spec.outputs[0].dtype));
+}
+
+int64_t gather_grad_workspace(const KernelSpec& spec) { return gather_grad_scatter(spec).workspace(); }
+
+template <typename T, typename Index> void gather_grad(const KernelArgs& args, const RowScatter& scatter) {
   const Index* const indices = args.in<Index>(1);
-  for (int64_t i = 0; i < scatter.updates; ++i) checked_index(indices[i], scatter.rows, "Gather");
-  scatter.run<AddTo>(args.workers, args.out<T>(0), args.in<T>(0), [&](int64_t, int64_t i) {
+  const int64_t rows = scatter.sizes().rows;
+  for (int64_t i = 0; i < scatter.sizes().updates; ++i) checked_index(indices[i], rows, "Gather");
+  scatter.run<AddTo>(args.workers, args.out<T>(0), args.in<T>(0), args.workspace, [&](int64_t, int64_t i) {
     const int64_t index = indices[i];
-    return index < 0 ? index + scatter.rows : index;
+    return index < 0 ? index + rows : index;
   });
 }
 
 KernelRun prepare_gather_grad(const KernelSpec& spec) {
-  const Shape& shape = spec.outputs[0].shape;
-  const GatherSizes sizes(shape, spec.inputs[1].shape, axis_of(spec.attributes, shape));
-  const RowScatter scatter{.outer = sizes.outer, .rows = sizes.size, .row = sizes.inner, .updates = sizes.indices, .zeros_first = true};
   const DType dtype = spec.outputs[0].dtype;
   if (dtype != DType::float32 && dtype != DType::float64) no_kernel("GatherGrad", dtype);
-  return [scatter, dtype, index_dtype = spec.inputs[1].dtype](const KernelArgs& args) {
+  return [scatter = gather_grad_scatter(spec), dtype, index_dtype = spec.inputs[1].dtype](const KernelArgs& args) {
     with_index(index_dtype, [&](auto* type) {
       using Index = std::remove_pointer_t<decltype(type)>;
-      if (dtype == DType::float32) gather_grad<float, Index>(args, scatter);
-      else gather_grad<double, Index>(args, scatter);
+      if (dtype == DType::float32)
+        gather_grad<float, Index>(args, scatter);
+      else
+        gather_grad<double, Index>(args, scatter);
     });
   };
 }
@@ -130,7 +140,8 @@ std::vector<TensorType> infer_gather_elements(const InferContext& context) {
   bool valid = indices.shape.size() == data.shape.size();
   for (int64_t i = 0; valid && i < static_cast<int64_t>(data.shape.size()); ++i) valid = i == axis || indices.shape[i] <= data.shape[i];
   if (!valid) {
-    throw error(ErrorCode::unsupported, "indices of the shape {} don't fit data of the shape {}", to_string(indices.shape), to_string(data.shape));
+    throw error(ErrorCode::unsupported, "indices of the shape {} don't fit data of the shape {}", to_string(indices.shape),
+                to_string(data.shape));
   }
   return {{data.dtype, indices.shape}};
 }
@@ -188,12 +199,13 @@ KernelRun prepare_gather_nd(const KernelSpec& spec) {
     with_index(index_dtype, [&](auto* type) {
       const auto* const indices = args.in<std::remove_pointer_t<decltype(type)>>(1);
       const int64_t length = static_cast<int64_t>(tuples.dims.size());
-      args.workers.parallel_blocks(tuples.batches * tuples.tuples, std::max<int64_t>(1, kTaskBytes / std::max<int64_t>(bytes, 16)), [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          const int64_t at = i / tuples.tuples * tuples.rows + tuples.position(indices + i * length, "GatherND");
-          std::memcpy(args.out<std::byte>(0) + i * bytes, args.in<std::byte>(0) + at * bytes, static_cast<size_t>(bytes));
-        }
-      });
+      args.workers.parallel_blocks(
+          tuples.batches * tuples.tuples, per_task(kTaskBytes, std::max<int64_t>(bytes, 16)), [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) {
+              const int64_t at = i / tuples.tuples * tuples.rows + tuples.position(indices + i * length, "GatherND");
+              std::memcpy(args.out<std::byte>(0) + i * bytes, args.in<std::byte>(0) + at * bytes, static_cast<size_t>(bytes));
+            }
+          });
     });
   };
 }
@@ -202,27 +214,42 @@ std::vector<TensorType> infer_gather_nd_grad(const InferContext& context) {
   const Shape shape = context.attributes.get("shape", Shape{});
   require_indices(context, 1);
   if (tuples_shape(shape, context.input(1).shape, context.attributes.get("batch_dims", 0)) != context.input(0).shape) {
-    throw error(ErrorCode::unsupported, "{} isn't what indices {} gather from {}", to_string(context.input(0).shape), to_string(context.input(1).shape),
-                to_string(shape));
+    throw error(ErrorCode::unsupported, "{} isn't what indices {} gather from {}", to_string(context.input(0).shape),
+                to_string(context.input(1).shape), to_string(shape));
   }
   return {{context.input(0).dtype, shape}};
 }
 
-int64_t gather_nd_grad_workspace(const KernelSpec& spec) { return positions_workspace(spec.inputs[1]); }
+IndexTuples gather_nd_grad_tuples(const KernelSpec& spec) {
+  return IndexTuples(spec.outputs[0].shape, spec.inputs[1].shape, spec.attributes.get("batch_dims", 0));
+}
+
+RowScatter gather_nd_grad_scatter(const KernelSpec& spec) {
+  const IndexTuples tuples = gather_nd_grad_tuples(spec);
+  return RowScatter({.outer = tuples.batches, .rows = tuples.rows, .row = tuples.row, .updates = tuples.tuples, .zeros_first = true},
+                    size_of(spec.outputs[0].dtype));
+}
+
+// The positions, then what the scatter wants.
+int64_t gather_nd_grad_workspace(const KernelSpec& spec) {
+  return gather_nd_grad_tuples(spec).positions_bytes() + gather_nd_grad_scatter(spec).workspace();
+}
 
 KernelRun prepare_gather_nd_grad(const KernelSpec& spec) {
-  const IndexTuples tuples(spec.outputs[0].shape, spec.inputs[1].shape, spec.attributes.get("batch_dims", 0));
-  const RowScatter scatter{.outer = tuples.batches, .rows = tuples.rows, .row = tuples.row, .updates = tuples.tuples, .zeros_first = true};
   const DType dtype = spec.outputs[0].dtype;
   if (dtype != DType::float32 && dtype != DType::float64) no_kernel("GatherNDGrad", dtype);
-  return [tuples, scatter, dtype, index_dtype = spec.inputs[1].dtype](const KernelArgs& args) {
+  return [tuples = gather_nd_grad_tuples(spec), scatter = gather_nd_grad_scatter(spec), dtype,
+          index_dtype = spec.inputs[1].dtype](const KernelArgs& args) {
     int64_t* const positions = reinterpret_cast<int64_t*>(args.workspace);
+    std::byte* const rest = args.workspace + tuples.positions_bytes();
     with_index(index_dtype, [&](auto* type) {
       tuples.positions(args.workers, args.in<std::remove_pointer_t<decltype(type)>>(1), positions, "GatherND");
     });
-    const auto position = [&](int64_t o, int64_t i) { return positions[o * scatter.updates + i]; };
-    if (dtype == DType::float32) scatter.run<AddTo>(args.workers, args.out<float>(0), args.in<float>(0), position);
-    else scatter.run<AddTo>(args.workers, args.out<double>(0), args.in<double>(0), position);
+    const auto position = [&](int64_t o, int64_t i) { return positions[o * tuples.tuples + i]; };
+    if (dtype == DType::float32)
+      scatter.run<AddTo>(args.workers, args.out<float>(0), args.in<float>(0), rest, position);
+    else
+      scatter.run<AddTo>(args.workers, args.out<double>(0), args.in<double>(0), rest, position);
   };
 }
 
@@ -243,7 +270,7 @@ const OpDef kGatherGrad{
     .infer = infer_gather_grad,
     .no_gradient = kNoSecondDerivative,
     .cost = comparison_cost,
-    .kernel = {.cpu = prepare_gather_grad},
+    .kernel = {.cpu = prepare_gather_grad, .workspace = gather_grad_workspace},
 };
 
 const OpDef kGatherElements{

@@ -16,15 +16,20 @@ namespace {
 // --- Range ----------------------------------------------------------------------------------------------------------------------------
 
 // Calls body with a null pointer to the element type that Range makes.
-template <typename Body>
-void with_range_type(DType dtype, Body&& body) {
+template <typename Body> void with_range_type(DType dtype, Body&& body) {
   switch (dtype) {
-    case DType::float32: return body(static_cast<float*>(nullptr));
-    case DType::float64: return body(static_cast<double*>(nullptr));
-    case DType::int64: return body(static_cast<int64_t*>(nullptr));
-    case DType::int32: return body(static_cast<int32_t*>(nullptr));
-    case DType::int16: return body(static_cast<int16_t*>(nullptr));
-    default: no_kernel("Range", dtype);
+    case DType::float32:
+      return body(static_cast<float*>(nullptr));
+    case DType::float64:
+      return body(static_cast<double*>(nullptr));
+    case DType::int64:
+      return body(static_cast<int64_t*>(nullptr));
+    case DType::int32:
+      return body(static_cast<int32_t*>(nullptr));
+    case DType::int16:
+      return body(static_cast<int16_t*>(nullptr));
+    default:
+      no_kernel("Range", dtype);
   }
 }
 
@@ -39,12 +44,14 @@ std::vector<TensorType> infer_range(const InferContext& context) {
   for (size_t i = 0; i < 3; ++i) {
     const Tensor* tensor = i < context.constants.size() ? context.constants[i] : nullptr;
     if (!tensor) throw error(ErrorCode::unsupported, "start, limit and step must be known before training");
-    if (tensor->dtype != dtype || tensor->size() != 1) throw error(ErrorCode::unsupported, "start, limit and step must be one number each, of one type");
+    if (tensor->dtype != dtype || tensor->size() != 1)
+      throw error(ErrorCode::unsupported, "start, limit and step must be one number each, of one type");
   }
   int64_t count = 0;
   with_range_type(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    const T start = context.constants[0]->data<T>()[0], limit = context.constants[1]->data<T>()[0], delta = context.constants[2]->data<T>()[0];
+    const T start = context.constants[0]->data<T>()[0], limit = context.constants[1]->data<T>()[0],
+            delta = context.constants[2]->data<T>()[0];
     if (delta == T(0)) throw error(ErrorCode::unsupported, "the step is zero");
     const double steps = std::ceil((static_cast<double>(limit) - static_cast<double>(start)) / static_cast<double>(delta));
     if (!(steps < 0x1p48)) throw error(ErrorCode::unsupported, "from {} to {} in steps of {} are too many elements", start, limit, delta);
@@ -76,7 +83,9 @@ Tensor value_of(const Attributes& attributes) {
   return *tensor;
 }
 
-void lower_constant_of_shape(Lowering& l) { l.pass_on("ConstantOfShape", {}, {{"shape", l.ints(0, "the shape")}, {"value", value_of(l.node.attributes)}}); }
+void lower_constant_of_shape(Lowering& l) {
+  l.pass_on("ConstantOfShape", {}, {{"shape", l.ints(0, "the shape")}, {"value", value_of(l.node.attributes)}});
+}
 
 void lower_shape(Lowering& l) {
   const Shape shape = l.shape(l.input(0));
@@ -108,8 +117,10 @@ void lower_one_hot(Lowering& l) {
   const Tensor& depth = l.constant_input(1, "the depth");
   if (depth.size() != 1) l.fail("the depth is not one number");
   const int64_t rank = static_cast<int64_t>(l.shape(indices).size());
-  const int64_t axis = normalize_axis(l.node.attributes.get("axis", -1), rank + 1, "axis"), classes = static_cast<int64_t>(depth.to_double()[0]);
-  if (l.dtype(indices) != DType::int64 && l.dtype(indices) != DType::int32) indices = l.emit("Cast", {indices}, {{"to", static_cast<int64_t>(DType::int64)}});
+  const int64_t axis = normalize_axis(l.node.attributes.get("axis", -1), rank + 1, "axis"),
+                classes = static_cast<int64_t>(depth.to_double()[0]);
+  if (l.dtype(indices) != DType::int64 && l.dtype(indices) != DType::int32)
+    indices = l.emit("Cast", {indices}, {{"to", static_cast<int64_t>(DType::int64)}});
   l.pass_on("OneHot", {indices, l.input(2)}, {{"axis", axis}, {"depth", classes}});
 }
 
@@ -119,7 +130,8 @@ std::vector<TensorType> infer_one_hot(const InferContext& context) {
   const int64_t axis = normalize_axis(context.attributes.get("axis", -1), static_cast<int64_t>(shape.size()) + 1, "axis");
   const int64_t depth = context.attributes.get("depth", 0);
   if (depth <= 0) throw error(ErrorCode::unsupported, "the depth is {}, but must be positive", depth);
-  if (context.input(1).shape != Shape{2}) throw error(ErrorCode::unsupported, "the values have the shape {}, not [2]", to_string(context.input(1).shape));
+  if (context.input(1).shape != Shape{2})
+    throw error(ErrorCode::unsupported, "the values have the shape {}, not [2]", to_string(context.input(1).shape));
   shape.insert(shape.begin() + axis, depth);
   element_count(shape);
   return {{context.input(1).dtype, shape}};
@@ -128,7 +140,8 @@ std::vector<TensorType> infer_one_hot(const InferContext& context) {
 KernelRun prepare_one_hot(const KernelSpec& spec) {
   const Shape& shape = spec.outputs[0].shape;
   const int64_t axis = normalize_axis(spec.attributes.get("axis", -1), static_cast<int64_t>(shape.size()), "axis"), depth = shape[axis];
-  const int64_t outer = element_count(Shape(shape.begin(), shape.begin() + axis)), inner = element_count(Shape(shape.begin() + axis + 1, shape.end()));
+  const int64_t outer = element_count(Shape(shape.begin(), shape.begin() + axis)),
+                inner = element_count(Shape(shape.begin() + axis + 1, shape.end()));
   return [=, bytes = size_of(spec.outputs[0].dtype), index_dtype = spec.inputs[0].dtype](const KernelArgs& args) {
     with_element_size(bytes, [&](auto* element) {
       using T = std::remove_pointer_t<decltype(element)>;
@@ -136,7 +149,7 @@ KernelRun prepare_one_hot(const KernelSpec& spec) {
         const auto* const indices = args.in<std::remove_pointer_t<decltype(index)>>(0);
         const T off = args.in<T>(1)[0], on = args.in<T>(1)[1];
         const int64_t slab = depth * inner;
-        args.workers.parallel_blocks(outer, std::max<int64_t>(1, kTaskElements / std::max<int64_t>(slab, 1)), [&](int64_t begin, int64_t end) {
+        args.workers.parallel_blocks(outer, per_task(kTaskElements, slab), [&](int64_t begin, int64_t end) {
           for (int64_t o = begin; o < end; ++o) {
             T* const out = args.out<T>(0) + o * slab;
             std::fill_n(out, slab, off);
@@ -155,8 +168,7 @@ KernelRun prepare_one_hot(const KernelSpec& spec) {
 // --- NonZero --------------------------------------------------------------------------------------------------------------------------
 
 // body(flat index) for each element that is not zero, ascending.
-template <typename Body>
-void each_nonzero(DType dtype, const void* data, int64_t count, Body&& body) {
+template <typename Body> void each_nonzero(DType dtype, const void* data, int64_t count, Body&& body) {
   const auto scan = [&](const auto* values) {
     for (int64_t i = 0; i < count; ++i) {
       if (values[i] != 0) body(i);
@@ -183,7 +195,8 @@ std::vector<TensorType> infer_nonzero(const InferContext& context) {
 
 KernelRun prepare_nonzero(const KernelSpec& spec) {
   const TensorType& input = spec.inputs[0];
-  return [dtype = input.dtype, shape = input.shape, size = element_count(input.shape), count = spec.outputs[0].shape[1]](const KernelArgs& args) {
+  return [dtype = input.dtype, shape = input.shape, size = element_count(input.shape),
+          count = spec.outputs[0].shape[1]](const KernelArgs& args) {
     int64_t* const out = args.out<int64_t>(0);
     int64_t found = 0;
     each_nonzero(dtype, args.inputs[0], size, [&](int64_t at) {
@@ -219,9 +232,10 @@ KernelRun prepare_trilu(const KernelSpec& spec) {
   const bool upper = spec.attributes.get("upper", 1) != 0;
   return [=](const KernelArgs& args) {
     if (columns == 0) return;
-    args.workers.parallel_blocks(all, std::max<int64_t>(1, kTaskBytes / (columns * bytes)), [&](int64_t begin, int64_t end) {
+    args.workers.parallel_blocks(all, per_task(kTaskBytes, columns * bytes), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        const int64_t edge = std::clamp<int64_t>(r % rows + k + (upper ? 0 : 1), 0, columns);  // upper keeps from it on, lower what is before
+        const int64_t edge =
+            std::clamp<int64_t>(r % rows + k + (upper ? 0 : 1), 0, columns);  // upper keeps from it on, lower what is before
         const int64_t keep = upper ? edge : 0, kept = upper ? columns - edge : edge, clear = upper ? 0 : edge;
         const std::byte* const in = args.in<std::byte>(0) + r * columns * bytes;
         std::byte* const out = args.out<std::byte>(0) + r * columns * bytes;
@@ -256,17 +270,17 @@ void cumsum_gradient(const Node& node, GradientBuilder& g) {
 }
 
 // Sums of floats run in double.
-template <typename T>
-KernelRun prepare_cumsum_of(const KernelSpec& spec) {
+template <typename T> KernelRun prepare_cumsum_of(const KernelSpec& spec) {
   using Sum = std::conditional_t<std::is_same_v<T, float>, double, T>;
   constexpr int64_t kColumns = 128;
   const Shape& shape = spec.inputs[0].shape;
   const int64_t axis = normalize_axis(spec.attributes.get("axis", 0), static_cast<int64_t>(shape.size()), "axis"), length = shape[axis];
-  const int64_t outer = element_count(Shape(shape.begin(), shape.begin() + axis)), inner = element_count(Shape(shape.begin() + axis + 1, shape.end()));
+  const int64_t outer = element_count(Shape(shape.begin(), shape.begin() + axis)),
+                inner = element_count(Shape(shape.begin() + axis + 1, shape.end()));
   const bool exclusive = spec.attributes.get("exclusive", 0) != 0, reverse = spec.attributes.get("reverse", 0) != 0;
   const int64_t columns = std::max<int64_t>(1, std::min(inner, kColumns)), blocks = (inner + columns - 1) / columns;
   return [=](const KernelArgs& args) {
-    args.workers.parallel_blocks(outer * blocks, std::max<int64_t>(1, kTaskElements / std::max<int64_t>(length * columns, 1)), [&](int64_t begin, int64_t end) {
+    args.workers.parallel_blocks(outer * blocks, per_task(kTaskElements, length * columns), [&](int64_t begin, int64_t end) {
       for (int64_t task = begin; task < end; ++task) {
         const int64_t left = task % blocks * columns, width = std::min(columns, inner - left), base = task / blocks * length * inner + left;
         Sum sums[kColumns] = {};
@@ -287,11 +301,16 @@ KernelRun prepare_cumsum_of(const KernelSpec& spec) {
 
 KernelRun prepare_cumsum(const KernelSpec& spec) {
   switch (spec.inputs[0].dtype) {
-    case DType::float32: return prepare_cumsum_of<float>(spec);
-    case DType::float64: return prepare_cumsum_of<double>(spec);
-    case DType::int64: return prepare_cumsum_of<int64_t>(spec);
-    case DType::int32: return prepare_cumsum_of<int32_t>(spec);
-    default: no_kernel("CumSum", spec.inputs[0].dtype);
+    case DType::float32:
+      return prepare_cumsum_of<float>(spec);
+    case DType::float64:
+      return prepare_cumsum_of<double>(spec);
+    case DType::int64:
+      return prepare_cumsum_of<int64_t>(spec);
+    case DType::int32:
+      return prepare_cumsum_of<int32_t>(spec);
+    default:
+      no_kernel("CumSum", spec.inputs[0].dtype);
   }
 }
 

@@ -2,8 +2,8 @@
 // y = (x - mean) / sqrt(variance + epsilon) * scale + bias, the variance from a second reading of the row.
 //
 // Outputs y, mean, inv_std_dev: always three here, whatever the ONNX node has. Saves x, mean and inv_std_dev (one number a row), not y.
-// With g = dy * scale and h = (x - mean) * inv_std_dev: dx = inv_std_dev * (g - mean(g) - h * mean(g * h)), dscale = sum over rows of dy * h,
-// dbias = sum over rows of dy.
+// With g = dy * scale and h = (x - mean) * inv_std_dev: dx = inv_std_dev * (g - mean(g) - h * mean(g * h)), dscale = sum over rows of dy *
+// h, dbias = sum over rows of dy.
 
 #include "exec/lanes.h"
 #include "exec/normalization.h"
@@ -12,13 +12,9 @@
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
-template <typename T>
-struct RowMoments {
-  T mean, inv_std_dev;
-};
+template <typename T> struct RowMoments { T mean, inv_std_dev; };
 
-template <typename T>
-RowMoments<T> moments(const T* x, int64_t n, T epsilon) {
+template <typename T> RowMoments<T> moments(const T* x, int64_t n, T epsilon) {
   const T mean = sum_row<T>(n, [&](T lane, int64_t i) { return lane + x[i]; }) / static_cast<T>(n);
   const T squares = sum_row<T>(n, [&](T lane, int64_t i) {
     const T d = x[i] - mean;
@@ -27,8 +23,7 @@ RowMoments<T> moments(const T* x, int64_t n, T epsilon) {
   return {mean, T(1) / math::sqrt(squares / static_cast<T>(n) + epsilon)};
 }
 
-template <typename T>
-void normalize_row(const T* x, const T* scale, const T* bias, T* y, int64_t n, RowMoments<T> m) {
+template <typename T> void normalize_row(const T* x, const T* scale, const T* bias, T* y, int64_t n, RowMoments<T> m) {
   if (bias) {
 #pragma GCC ivdep
     for (int64_t i = 0; i < n; ++i) y[i] = math::fma((x[i] - m.mean) * m.inv_std_dev, scale[i], bias[i]);
@@ -93,8 +88,10 @@ KernelRun backward(const KernelSpec& spec) {
         const int64_t end = std::min(layout.rows, (block + 1) * layout.block_rows());
         for (int64_t r = block * layout.block_rows(); r < end; ++r) {
           const RowMoments<T> m{mean[r], inv_std_dev[r]};
-          if (dscale) gradient_row<true>(dy + r * n, x + r * n, scale, dx + r * n, dscale, dscale + n, n, m);
-          else gradient_row<false>(dy + r * n, x + r * n, scale, dx + r * n, dscale, dscale, n, m);
+          if (dscale)
+            gradient_row<true>(dy + r * n, x + r * n, scale, dx + r * n, dscale, dscale + n, n, m);
+          else
+            gradient_row<false>(dy + r * n, x + r * n, scale, dx + r * n, dscale, dscale, n, m);
         }
       });
       if (!partial) return;

@@ -1,10 +1,11 @@
-// MatMul{trans_a, trans_b, alpha}(a, b, bias?): y = alpha * op(a) op(b) + bias over the last two axes, op transposing them where asked; batch axes
-// broadcast (NumPy's matmul, ONNX MatMul, Gemm, com.microsoft FusedMatMul).
+// MatMul{trans_a, trans_b, alpha}(a, b, bias?): y = alpha * op(a) op(b) + bias over the last two axes, op transposing them where asked;
+// batch axes broadcast (NumPy's matmul, ONNX MatMul, Gemm, com.microsoft FusedMatMul).
 //
 //   a (..., M, K), b (..., K, N), bias (N) -> y (..., M, N)
 //
 // Saves a and b. Where b is a matrix, the batch axes of a count as rows, so y, da and db are each one product.
-// The work is cut into tiles of y, each over the whole depth and made by one thread (exec/gemm.h): an element's bits depend on the depth alone.
+// The work is cut into tiles of y, each over the whole depth and made by one thread (exec/gemm.h): an element's bits depend on the depth
+// alone.
 
 #include <algorithm>
 #include <array>
@@ -19,7 +20,7 @@ namespace {
 struct Layout {
   bool trans_a = false, trans_b = false;
   int64_t items = 1, rows = 0, columns = 0, depth = 0;
-  Shape batch;                             // item -> indices
+  Shape batch;                                // item -> indices
   std::vector<int64_t> a_strides, b_strides;  // elements an index; 0 where broadcast
 };
 
@@ -59,14 +60,15 @@ std::vector<TensorType> infer(const InferContext& context) {
   }
   const bool trans_a = flag(context.attributes, "trans_a"), trans_b = flag(context.attributes, "trans_b");
   if (from_end(a.shape, trans_a ? 2 : 1) != from_end(b.shape, trans_b ? 1 : 2)) {
-    throw error(ErrorCode::unsupported, "the inner dimensions of {}{} and {}{} differ", to_string(a.shape), trans_a ? " transposed" : "", to_string(b.shape),
-                trans_b ? " transposed" : "");
+    throw error(ErrorCode::unsupported, "the inner dimensions of {}{} and {}{} differ", to_string(a.shape), trans_a ? " transposed" : "",
+                to_string(b.shape), trans_b ? " transposed" : "");
   }
   Shape shape = broadcast(batch_of(a.shape), batch_of(b.shape));
   shape.push_back(from_end(a.shape, trans_a ? 1 : 2));
   shape.push_back(from_end(b.shape, trans_b ? 2 : 1));
   if (context.has(2) && context.input(2) != TensorType{a.dtype, {shape.back()}}) {
-    throw error(ErrorCode::unsupported, "the bias is {} instead of {}", to_string(context.input(2)), to_string(TensorType{a.dtype, {shape.back()}}));
+    throw error(ErrorCode::unsupported, "the bias is {} instead of {}", to_string(context.input(2)),
+                to_string(TensorType{a.dtype, {shape.back()}}));
   }
   return {{a.dtype, std::move(shape)}};
 }
@@ -78,20 +80,23 @@ struct Tiles {
   int64_t down = 0, across = 0;   // how many
 };
 
-// The tile that does best on average with 1, 2, 4 and 8 threads. In units of a row of multiply-adds: copying a panel of b costs as much as
-// some five more rows (transposed: eleven), fetching a as three more columns, a task as 4096 vectors.
+// The tile that does best on average with 1, 2, 4 and 8 threads, by measured costs: copying a panel of b takes as long as some five more
+// rows of multiply-adds (transposed: eleven), fetching a as three more columns (from memory: eight), a task as 65,536 more of them.
 Tiles choose_tiles(const Layout& l) {
+  const double copying = l.trans_b ? 11 : 5, fetching = l.rows * l.depth > (int64_t{2} << 20) ? 8 : 3;
   Tiles best;
   double best_cost = 0;
   for (const int64_t most_rows : {512, 256, 128, 64, 32}) {
     for (const int64_t most_columns : {768, 384, 192, 96, 48}) {
       const int64_t rows = std::min(l.rows, most_rows), columns = std::min(l.columns, most_columns);
       const int64_t down = (l.rows + rows - 1) / rows, across = (l.columns + columns - 1) / columns;
-      const double one = static_cast<double>(rows + (l.trans_b ? 11 : 5)) * static_cast<double>(columns + 3) * static_cast<double>(l.depth) + 65536;
+      const double one =
+          (static_cast<double>(rows) + copying) * (static_cast<double>(columns) + fetching) * static_cast<double>(l.depth) + 65536;
       double cost = 0;
       for (const int64_t threads : {1, 2, 4, 8}) {
         const int64_t rounds = (l.items * down * across + threads - 1) / threads;
-        cost += one * static_cast<double>(threads) * (static_cast<double>(rounds) + (threads > 1 ? 0.25 : 0));  // threads are never quite in step
+        cost += one * static_cast<double>(threads) *
+                (static_cast<double>(rounds) + (threads > 1 ? 0.25 : 0));  // threads are never quite in step
       }
       if (best_cost == 0 || cost < best_cost) {
         best = {rows, columns, down, across};
@@ -108,32 +113,30 @@ int64_t batch_offset(int64_t item, const Shape& batch, const std::vector<int64_t
   return offset;
 }
 
-template <typename T>
-KernelRun make_for(const KernelSpec& spec) {
+template <typename T> KernelRun make_for(const KernelSpec& spec) {
   const Layout l = layout_of(spec.inputs[0].shape, spec.inputs[1].shape, spec.attributes);
   if (l.items * l.rows * l.columns == 0) return [](const KernelArgs&) {};
-  Product<T> whole{.rows = l.rows,
-                   .columns = l.columns,
-                   .depth = l.depth,
-                   .a_row = l.trans_a ? 1 : l.depth,
-                   .a_depth = l.trans_a ? l.rows : 1,
-                   .b_depth = l.trans_b ? 1 : l.columns,
-                   .b_column = l.trans_b ? l.depth : 1,
-                   .c_row = l.columns,
-                   .alpha = static_cast<T>(spec.attributes.get("alpha", 1.0f))};
-  return [whole, l, tiles = choose_tiles(l), workspace = product_workspace<T>(l.depth)](const KernelArgs& args) {
+  const Matrix<const T> a = l.trans_a ? Matrix<const T>{nullptr, 1, l.rows} : Matrix<const T>{nullptr, l.depth};
+  const Matrix<const T> b = l.trans_b ? Matrix<const T>{nullptr, 1, l.depth} : Matrix<const T>{nullptr, l.columns};
+  const T alpha = static_cast<T>(spec.attributes.get("alpha", 1.0f));
+  return [a, b, alpha, l, tiles = choose_tiles(l), workspace = product_workspace<T>(l.depth)](const KernelArgs& args) {
     const T* bias = args.inputs.size() > 2 ? args.in<T>(2) : nullptr;
     args.workers.parallel_for(l.items * tiles.down * tiles.across, [&](int64_t task, int worker) {
       const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
       const int64_t row = down * tiles.rows, column = across * tiles.columns;  // neighbours in time share b
-      Product<T> tile = whole;
-      tile.rows = std::min(tiles.rows, l.rows - row);
-      tile.columns = std::min(tiles.columns, l.columns - column);
-      tile.a = args.in<T>(0) + batch_offset(item, l.batch, l.a_strides) + row * tile.a_row;
-      tile.b = args.in<T>(1) + batch_offset(item, l.batch, l.b_strides) + column * tile.b_column;
-      tile.c = args.out<T>(0) + item * l.rows * l.columns + row * tile.c_row + column;
-      tile.start = bias ? bias + column : nullptr;
-      multiply(tile, args.workspace + worker * workspace);
+      Matrix<const T> a_item = a, b_item = b;
+      a_item.data = args.in<T>(0) + batch_offset(item, l.batch, l.a_strides);
+      b_item.data = args.in<T>(1) + batch_offset(item, l.batch, l.b_strides);
+      const Matrix<T> y{args.out<T>(0) + item * l.rows * l.columns, l.columns};
+      multiply<T>({.rows = std::min(tiles.rows, l.rows - row),
+                   .columns = std::min(tiles.columns, l.columns - column),
+                   .depth = l.depth,
+                   .a = a_item.from(row, 0),
+                   .b = b_item.from(0, column),
+                   .c = y.from(row, column),
+                   .alpha = alpha,
+                   .start = {bias ? bias + column : nullptr}},
+                  args.workspace + worker * workspace);
     });
   };
 }
@@ -173,7 +176,9 @@ void gradient(const Node& node, GradientBuilder& g) {
   if (g.wants(1)) {
     ValueId rows = a, dy_rows = dy;
     if (!trans_a && g.shape(b).size() == 2) {  // batches are rows: their sum is part of the product
-      const auto flat = [&](ValueId x) { return g.reshape(x, {element_count(batch_of(g.shape(x))) * from_end(g.shape(x), 2), g.shape(x).back()}); };
+      const auto flat = [&](ValueId x) {
+        return g.reshape(x, {element_count(batch_of(g.shape(x))) * from_end(g.shape(x), 2), g.shape(x).back()});
+      };
       rows = flat(a);
       dy_rows = flat(dy);
     }
@@ -216,7 +221,8 @@ void lower_gemm(Lowering& l) {
 }
 
 void lower_fused(Lowering& l) {
-  if (l.node.attributes.get("transBatchA", 0) || l.node.attributes.get("transBatchB", 0)) l.fail("transBatchA and transBatchB are not supported");
+  if (l.node.attributes.get("transBatchA", 0) || l.node.attributes.get("transBatchB", 0))
+    l.fail("transBatchA and transBatchB are not supported");
   l.pass_on("MatMul", {l.input(0), l.input(1)},
             {{"trans_a", l.node.attributes.get("transA", int64_t{0})},
              {"trans_b", l.node.attributes.get("transB", int64_t{0})},

@@ -1,5 +1,5 @@
-// Pow (ONNX Pow-7..15): y = a^b, broadcast; the result has a's type. The exponents 2, 3, 1/2, 1, 0, -1 and -1/2 that fill a whole tensor are
-// products, square roots and quotients: quick, and rounded like libm's pow or better.
+// Pow (ONNX Pow-7..15): y = a^b, broadcast; the result has a's type. The exponents 2, 3, 1/2, 1, 0, -1 and -1/2 that fill a whole tensor
+// are products, square roots and quotients: quick, and rounded like libm's pow or better.
 //
 //   d/da = b * a^(b-1), which is 0 where b is 0 whatever a is; d/db = a^b * log(a), which is 0 where a is 0 and b isn't negative.
 
@@ -63,30 +63,34 @@ struct InverseRoot {  // in double: rounded once
   }
 };
 
-template <typename F>
-struct SlopeOf {
+template <typename F> struct SlopeOf {
   template <typename T> HOST_DEVICE static T value(T x) { return F::slope(x); }
 };
-template <typename F>
-struct ValueOf : F {};
+template <typename F> struct ValueOf : F {};
 
 // body(f): f is the functor for a^b with this b; false where there is none.
-template <typename T, typename Body>
-bool with_exponent(T b, Body&& body) {
-  if (b == T(2)) body(Square{});
-  else if (b == T(3)) body(Cube{});
-  else if (b == T(0.5)) body(Root{});
-  else if (b == T(1)) body(Identity{});
-  else if (b == T(0)) body(One{});
-  else if (b == T(-1)) body(Inverse{});
-  else if (b == T(-0.5)) body(InverseRoot{});
-  else return false;
+template <typename T, typename Body> bool with_exponent(T b, Body&& body) {
+  if (b == T(2))
+    body(Square{});
+  else if (b == T(3))
+    body(Cube{});
+  else if (b == T(0.5))
+    body(Root{});
+  else if (b == T(1))
+    body(Identity{});
+  else if (b == T(0))
+    body(One{});
+  else if (b == T(-1))
+    body(Inverse{});
+  else if (b == T(-0.5))
+    body(InverseRoot{});
+  else
+    return false;
   return true;
 }
 
 // General is binary; Part<F> is what a special exponent computes of its functor F.
-template <typename General, template <typename> typename Part>
-KernelRun power(const KernelSpec& spec) {
+template <typename General, template <typename> typename Part> KernelRun power(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     const Shape& y = spec.outputs[0].shape;
     ORT_TRAIN_CUDA_KERNEL(binary_kernel<General, T, T>);
@@ -95,7 +99,8 @@ KernelRun power(const KernelSpec& spec) {
       const T* x = args.in<T>(0);
       T* out = args.out<T>(0);
       const auto run = [&]<typename F>(F) {
-        args.workers.parallel_blocks(n, kElementBlock, [&](int64_t begin, int64_t end) { unary_loop(Part<F>{}, x + begin, out + begin, end - begin); });
+        args.workers.parallel_blocks(n, kElementBlock,
+                                     [&](int64_t begin, int64_t end) { unary_loop(Part<F>{}, x + begin, out + begin, end - begin); });
       };
       if (special && with_exponent(*args.in<T>(1), run)) return;
       run_binary(General{}, loop, x, args.in<T>(1), out, args.workers);

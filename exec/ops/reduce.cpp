@@ -1,11 +1,13 @@
 // ReduceSum, ReduceMean, ReduceMax, ReduceMin, ReduceProd, ReduceL2, ReduceSumSquare {axes, keepdims} (ONNX 1 and later of each).
 //
-// `axes` are normalised; none means that nothing is reduced (ONNX's "all" is resolved at import). ReduceL1, ReduceLogSum and ReduceLogSumExp
-// lower to these. The gradient of Max and Min is shared equally among the elements that are equal to the result. ReduceProd's is
-// ReduceProdGrad(dy, x): dy times the product of all other elements, right where elements are zero. Of ReduceL2 at the zero vector it is zero.
+// `axes` are normalised; none means that nothing is reduced (ONNX's "all" is resolved at import). ReduceL1, ReduceLogSum and
+// ReduceLogSumExp lower to these. The gradient of Max and Min is shared equally among the elements that are equal to the result.
+// ReduceProd's is ReduceProdGrad(dy, x): dy times the product of all other elements, right where elements are zero. Of ReduceL2 at the zero
+// vector it is zero.
+
+#include "exec/reduce.h"
 
 #include "exec/op_list.h"
-#include "exec/reduce.h"
 
 ORT_TRAIN_OPS_BEGIN
 
@@ -15,7 +17,8 @@ std::vector<int64_t> axes_of(const Attributes& attributes, const Shape& shape) {
   std::vector<int64_t> axes = attributes.get("axes", std::vector<int64_t>{});
   for (int64_t& axis : axes) axis = normalize_axis(axis, static_cast<int64_t>(shape.size()), "axis");
   std::sort(axes.begin(), axes.end());
-  if (std::adjacent_find(axes.begin(), axes.end()) != axes.end()) throw error(ErrorCode::unsupported, "an axis of {} is named twice", to_string(axes));
+  if (std::adjacent_find(axes.begin(), axes.end()) != axes.end())
+    throw error(ErrorCode::unsupported, "an axis of {} is named twice", to_string(axes));
   return axes;
 }
 
@@ -25,8 +28,10 @@ Shape reduced_shape(const Shape& from, const std::vector<int64_t>& axes, bool ke
   for (size_t i = 0; i < from.size(); ++i) {
     const bool drop = next < axes.size() && axes[next] == static_cast<int64_t>(i);
     if (drop) ++next;
-    if (!drop) shape.push_back(from[i]);
-    else if (keep) shape.push_back(1);
+    if (!drop)
+      shape.push_back(from[i]);
+    else if (keep)
+      shape.push_back(1);
   }
   return shape;
 }
@@ -54,15 +59,20 @@ void lower_plain(Lowering& l) {
   const Shape shape = l.shape(x);
   const std::vector<int64_t> axes = lowered_axes(l);
   const bool keep = keeps(l.node.attributes);
-  if (std::all_of(axes.begin(), axes.end(), [&](int64_t axis) { return shape[axis] == 1; })) return l.output(0, l.reshape(x, reduced_shape(shape, axes, keep)));
+  if (std::all_of(axes.begin(), axes.end(), [&](int64_t axis) { return shape[axis] == 1; }))
+    return l.output(0, l.reshape(x, reduced_shape(shape, axes, keep)));
   l.output(0, emit_reduce(l, l.node.op_type, x, axes, keep));
 }
 
 void lower_norm(Lowering& l) { l.output(0, emit_reduce(l, l.node.op_type, l.input(0), lowered_axes(l), keeps(l.node.attributes))); }
 
-void lower_l1(Lowering& l) { l.output(0, emit_reduce(l, "ReduceSum", l.emit("Abs", {l.input(0)}), lowered_axes(l), keeps(l.node.attributes))); }
+void lower_l1(Lowering& l) {
+  l.output(0, emit_reduce(l, "ReduceSum", l.emit("Abs", {l.input(0)}), lowered_axes(l), keeps(l.node.attributes)));
+}
 
-void lower_log_sum(Lowering& l) { l.output(0, l.emit("Log", {emit_reduce(l, "ReduceSum", l.input(0), lowered_axes(l), keeps(l.node.attributes))})); }
+void lower_log_sum(Lowering& l) {
+  l.output(0, l.emit("Log", {emit_reduce(l, "ReduceSum", l.input(0), lowered_axes(l), keeps(l.node.attributes))}));
+}
 
 // log sum exp(x) = m + log sum exp(x - m), m the maximum.
 void lower_log_sum_exp(Lowering& l) {
@@ -123,7 +133,9 @@ void l2_gradient(const Node& node, GradientBuilder& g) {
   g.input_gradient(0, g.emit("Mul", {node.inputs[0], with_axes(g, node, ratio)}));
 }
 
-void prod_gradient(const Node& node, GradientBuilder& g) { g.input_gradient(0, g.emit("ReduceProdGrad", {g.output_gradient(0), node.inputs[0]}, node.attributes)); }
+void prod_gradient(const Node& node, GradientBuilder& g) {
+  g.input_gradient(0, g.emit("ReduceProdGrad", {g.output_gradient(0), node.inputs[0]}, node.attributes));
+}
 
 // --- kernels --------------------------------------------------------------------------------------------------------------------------
 
@@ -140,42 +152,52 @@ Cost cost(const KernelSpec& spec) {
   return cost;
 }
 
-template <template <typename> class Kind, typename T>
-KernelRun prepare_of(const KernelSpec& spec) {
+template <template <typename> class Kind, typename T> KernelRun prepare_of(const KernelSpec& spec) {
   return [plan = plan_of(spec)](const KernelArgs& args) { run_reduce<Kind<T>, T>(plan, args); };
 }
 
-template <template <typename> class Kind>
-KernelRun prepare_arithmetic(const KernelSpec& spec) {
+template <template <typename> class Kind> KernelRun prepare_arithmetic(const KernelSpec& spec) {
   switch (spec.inputs[0].dtype) {
-    case DType::float32: return prepare_of<Kind, float>(spec);
-    case DType::float64: return prepare_of<Kind, double>(spec);
-    case DType::int64: return prepare_of<Kind, int64_t>(spec);
-    case DType::int32: return prepare_of<Kind, int32_t>(spec);
-    default: no_kernel("a sum or product", spec.inputs[0].dtype);
+    case DType::float32:
+      return prepare_of<Kind, float>(spec);
+    case DType::float64:
+      return prepare_of<Kind, double>(spec);
+    case DType::int64:
+      return prepare_of<Kind, int64_t>(spec);
+    case DType::int32:
+      return prepare_of<Kind, int32_t>(spec);
+    default:
+      no_kernel("a sum or product", spec.inputs[0].dtype);
   }
 }
 
-template <template <typename> class Kind>
-KernelRun prepare_extreme(const KernelSpec& spec) {
+template <template <typename> class Kind> KernelRun prepare_extreme(const KernelSpec& spec) {
   switch (spec.inputs[0].dtype) {
-    case DType::float32: return prepare_of<Kind, float>(spec);
-    case DType::float64: return prepare_of<Kind, double>(spec);
-    case DType::int64: return prepare_of<Kind, int64_t>(spec);
-    case DType::int32: return prepare_of<Kind, int32_t>(spec);
-    case DType::int16: return prepare_of<Kind, int16_t>(spec);
-    case DType::int8: return prepare_of<Kind, int8_t>(spec);
-    case DType::uint8: return prepare_of<Kind, uint8_t>(spec);
-    case DType::boolean: return prepare_of<Kind, bool>(spec);
-    default: no_kernel("a maximum or minimum", spec.inputs[0].dtype);
+    case DType::float32:
+      return prepare_of<Kind, float>(spec);
+    case DType::float64:
+      return prepare_of<Kind, double>(spec);
+    case DType::int64:
+      return prepare_of<Kind, int64_t>(spec);
+    case DType::int32:
+      return prepare_of<Kind, int32_t>(spec);
+    case DType::int16:
+      return prepare_of<Kind, int16_t>(spec);
+    case DType::int8:
+      return prepare_of<Kind, int8_t>(spec);
+    case DType::uint8:
+      return prepare_of<Kind, uint8_t>(spec);
+    case DType::boolean:
+      return prepare_of<Kind, bool>(spec);
+    default:
+      no_kernel("a maximum or minimum", spec.inputs[0].dtype);
   }
 }
 
 std::vector<TensorType> infer_prod_grad(const InferContext& context) { return {context.input(1)}; }
 
 // Forwards the product of all elements before, then backwards times that of all after: no division, so zeros are no exception.
-template <typename T>
-KernelRun prepare_prod_grad_of(const KernelSpec& spec) {
+template <typename T> KernelRun prepare_prod_grad_of(const KernelSpec& spec) {
   const Shape& shape = spec.inputs[1].shape;
   const std::vector<int64_t> axes = axes_of(spec.attributes, shape), strides = strides_of(shape);
   Shape kept_dims, reduced_dims;
@@ -192,11 +214,12 @@ KernelRun prepare_prod_grad_of(const KernelSpec& spec) {
       kept_strides.push_back(strides[axis]);
     }
   }
-  const StridedLoop<1> kept(kept_dims, {kept_strides}), forward(reduced_dims, {reduced_strides}), backward(reduced_dims, {backward_strides});
+  const StridedLoop<1> kept(kept_dims, {kept_strides}), forward(reduced_dims, {reduced_strides}),
+      backward(reduced_dims, {backward_strides});
   return [=](const KernelArgs& args) {
     const T *const dy = args.in<T>(0), *const x = args.in<T>(1);
     T* const dx = args.out<T>(0);
-    args.workers.parallel_blocks(kept.count, std::max<int64_t>(1, kTaskElements / std::max<int64_t>(forward.count, 1)), [&](int64_t begin, int64_t end) {
+    args.workers.parallel_blocks(kept.count, per_task(kTaskElements, forward.count), [&](int64_t begin, int64_t end) {
       for (int64_t output = begin; output < end; ++output) {
         const int64_t at = offset_at(kept, output);
         double before = 1, after = static_cast<double>(dy[output]);
@@ -225,8 +248,14 @@ KernelRun prepare_prod_grad(const KernelSpec& spec) {
   no_kernel("ReduceProdGrad", spec.inputs[1].dtype);
 }
 
-OpDef reduction(std::string_view name, std::vector<OnnxForm> forms, void (*gradient)(const Node&, GradientBuilder&), KernelRun (*cpu)(const KernelSpec&)) {
-  return {.name = name, .onnx = std::move(forms), .infer = infer, .gradient = gradient, .cost = cost, .kernel = {.cpu = cpu, .workspace = workspace}};
+OpDef reduction(std::string_view name, std::vector<OnnxForm> forms, void (*gradient)(const Node&, GradientBuilder&),
+                KernelRun (*cpu)(const KernelSpec&)) {
+  return {.name = name,
+          .onnx = std::move(forms),
+          .infer = infer,
+          .gradient = gradient,
+          .cost = cost,
+          .kernel = {.cpu = cpu, .workspace = workspace}};
 }
 
 }  // namespace
@@ -237,13 +266,18 @@ const OpDef kReduceSum = reduction("ReduceSum",
                                     {.domain = "", .name = "ReduceLogSum", .since = 1, .lower = lower_log_sum},
                                     {.domain = "", .name = "ReduceLogSumExp", .since = 1, .lower = lower_log_sum_exp}},
                                    sum_gradient, prepare_arithmetic<SumKind>);
-const OpDef kReduceMean = reduction("ReduceMean", {{.domain = "", .name = "ReduceMean", .since = 1, .lower = lower_plain}}, mean_gradient, prepare_arithmetic<MeanKind>);
-const OpDef kReduceMax = reduction("ReduceMax", {{.domain = "", .name = "ReduceMax", .since = 1, .lower = lower_plain}}, extreme_gradient, prepare_extreme<MaxKind>);
-const OpDef kReduceMin = reduction("ReduceMin", {{.domain = "", .name = "ReduceMin", .since = 1, .lower = lower_plain}}, extreme_gradient, prepare_extreme<MinKind>);
-const OpDef kReduceProd = reduction("ReduceProd", {{.domain = "", .name = "ReduceProd", .since = 1, .lower = lower_plain}}, prod_gradient, prepare_arithmetic<ProdKind>);
-const OpDef kReduceL2 = reduction("ReduceL2", {{.domain = "", .name = "ReduceL2", .since = 1, .lower = lower_norm}}, l2_gradient, prepare_arithmetic<L2Kind>);
-const OpDef kReduceSumSquare =
-    reduction("ReduceSumSquare", {{.domain = "", .name = "ReduceSumSquare", .since = 1, .lower = lower_norm}}, sum_square_gradient, prepare_arithmetic<SumSquareKind>);
+const OpDef kReduceMean = reduction("ReduceMean", {{.domain = "", .name = "ReduceMean", .since = 1, .lower = lower_plain}}, mean_gradient,
+                                    prepare_arithmetic<MeanKind>);
+const OpDef kReduceMax = reduction("ReduceMax", {{.domain = "", .name = "ReduceMax", .since = 1, .lower = lower_plain}}, extreme_gradient,
+                                   prepare_extreme<MaxKind>);
+const OpDef kReduceMin = reduction("ReduceMin", {{.domain = "", .name = "ReduceMin", .since = 1, .lower = lower_plain}}, extreme_gradient,
+                                   prepare_extreme<MinKind>);
+const OpDef kReduceProd = reduction("ReduceProd", {{.domain = "", .name = "ReduceProd", .since = 1, .lower = lower_plain}}, prod_gradient,
+                                    prepare_arithmetic<ProdKind>);
+const OpDef kReduceL2 =
+    reduction("ReduceL2", {{.domain = "", .name = "ReduceL2", .since = 1, .lower = lower_norm}}, l2_gradient, prepare_arithmetic<L2Kind>);
+const OpDef kReduceSumSquare = reduction("ReduceSumSquare", {{.domain = "", .name = "ReduceSumSquare", .since = 1, .lower = lower_norm}},
+                                         sum_square_gradient, prepare_arithmetic<SumSquareKind>);
 
 // dx = dy times the product of the other elements
 const OpDef kReduceProdGrad{

@@ -1,7 +1,7 @@
 // Reshape{shape} (ONNX Reshape-5 and later): the same elements under another shape, a view of its input.
 //
-// Squeeze, Unsqueeze, Flatten and Identity lower to it, and Dropout in evaluation mode. The attribute holds the final dimensions: ONNX's 0, -1 and allowzero are resolved
-// at import. The planner gives output and input the same bytes; the kernel copies where it did not.
+// Squeeze, Unsqueeze, Flatten and Identity lower to it, and Dropout in evaluation mode. The attribute holds the final dimensions: ONNX's 0,
+// -1 and allowzero are resolved at import. The planner gives output and input the same bytes; the kernel copies where it did not.
 
 #include <numeric>
 
@@ -20,7 +20,9 @@ void lower_reshape(Lowering& l) {
   int64_t known = 1, unknown = -1;
   for (size_t i = 0; i < shape.size(); ++i) {
     if (shape[i] == 0 && !zero_is_zero) {
-      if (i >= from.size()) l.fail(fmt::format("dimension {} of the shape {} copies one that the input, {}, doesn't have", i, to_string(shape), to_string(from)));
+      if (i >= from.size())
+        l.fail(
+            fmt::format("dimension {} of the shape {} copies one that the input, {}, doesn't have", i, to_string(shape), to_string(from)));
       shape[i] = from[i];
     }
     if (shape[i] == -1) {
@@ -85,7 +87,9 @@ void lower_identity(Lowering& l) { l.output(0, l.input(0)); }
 // In evaluation mode: nothing is dropped, the mask is true everywhere.
 void lower_dropout(Lowering& l) {
   const bool draws = l.has(2) && l.ints(2, "training_mode")[0] != 0 && (!l.has(1) || l.constant_input(1, "ratio").to_double()[0] != 0);
-  if (draws) l.fail("training_mode is true, but random masks are not drawn: export the model in evaluation mode (model.eval(), training_mode false)");
+  if (draws)
+    l.fail(
+        "training_mode is true, but random masks are not drawn: export the model in evaluation mode (model.eval(), training_mode false)");
   l.output(0, l.input(0));
   if (l.node.outputs < 2) return;
   const ValueId kept = l.node.opset < 10 ? l.scalar_like(l.input(0), 1) : l.constant(scalar_tensor(true));
@@ -96,7 +100,8 @@ std::vector<TensorType> infer(const InferContext& context) {
   const TensorType& from = context.input(0);
   const Shape shape = context.attributes.get("shape", Shape{});
   if (element_count(shape) != element_count(from.shape)) {
-    throw error(ErrorCode::unsupported, "{} can't be reshaped to {}: the numbers of elements differ", to_string(from.shape), to_string(shape));
+    throw error(ErrorCode::unsupported, "{} can't be reshaped to {}: the numbers of elements differ", to_string(from.shape),
+                to_string(shape));
   }
   return {{from.dtype, shape}};
 }

@@ -34,8 +34,7 @@ KernelRun forward(const KernelSpec& spec) {
 }
 
 // dx of one row; dscale (null or n partial sums) takes in the row.
-template <bool with_scale, typename T>
-void gradient_row(const T* dy, const T* x, const T* scale, T* dx, T* dscale, int64_t n, T inv_rms) {
+template <bool with_scale, typename T> void gradient_row(const T* dy, const T* x, const T* scale, T* dx, T* dscale, int64_t n, T inv_rms) {
   const T sum = sum_row<T>(n, [&](T lane, int64_t i) { return math::fma(dy[i] * scale[i], x[i] * inv_rms, lane); });
   const T mean = sum / static_cast<T>(n);
 #pragma GCC ivdep
@@ -58,8 +57,10 @@ KernelRun backward(const KernelSpec& spec) {
         if (dscale) std::fill(dscale, dscale + n, T(0));
         const int64_t end = std::min(layout.rows, (block + 1) * layout.block_rows());
         for (int64_t r = block * layout.block_rows(); r < end; ++r) {
-          if (dscale) gradient_row<true>(dy + r * n, x + r * n, scale, dx + r * n, dscale, n, inv_rms[r]);
-          else gradient_row<false>(dy + r * n, x + r * n, scale, dx + r * n, dscale, n, inv_rms[r]);
+          if (dscale)
+            gradient_row<true>(dy + r * n, x + r * n, scale, dx + r * n, dscale, n, inv_rms[r]);
+          else
+            gradient_row<false>(dy + r * n, x + r * n, scale, dx + r * n, dscale, n, inv_rms[r]);
         }
       });
       if (!partial) return;
@@ -89,8 +90,8 @@ void gradient(const Node& node, GradientBuilder& g) {
 }
 
 void lower(Lowering& l) {  // SimplifiedLayerNormalization has the second output too
-  const std::vector<ValueId> results = emit_normalization(l, "RMSNormalization", l.input(0), l.input(1), kNone, l.node.attributes.get("axis", -1),
-                                                          l.node.attributes.get("epsilon", 1e-5f), 2);
+  const std::vector<ValueId> results = emit_normalization(l, "RMSNormalization", l.input(0), l.input(1), kNone,
+                                                          l.node.attributes.get("axis", -1), l.node.attributes.get("epsilon", 1e-5f), 2);
   for (size_t i = 0; i < l.node.outputs; ++i) l.output(i, results.at(i));
 }
 

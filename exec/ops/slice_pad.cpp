@@ -1,9 +1,11 @@
-// Slice{starts, ends, axes, steps} (ONNX Slice-1 and later) and Pad{pads, mode}(x, value?) (ONNX Pad-2 and later), with what their gradients need.
+// Slice{starts, ends, axes, steps} (ONNX Slice-1 and later) and Pad{pads, mode}(x, value?) (ONNX Pad-2 and later), with what their
+// gradients need.
 //
-// Slice's attributes are normalised: they name the axes that are cut, each once; 0 <= start, end <= dim, or end = -1 for a negative step that
-// reaches element 0 (-1 is not "counted from the end" here). Pad has a number before and after each axis; negative ones crop. So the gradient
-// of a constant Pad is a Pad with the opposite signs; the other modes have PadGrad{pads, mode, shape}, which adds up what an element was
-// copied to, in the order of the output. SliceGrad{starts, ends, axes, steps, shape} puts the slice's gradient back among zeros.
+// Slice's attributes are normalised: they name the axes that are cut, each once; 0 <= start, end <= dim, or end = -1 for a negative step
+// that reaches element 0 (-1 is not "counted from the end" here). Pad has a number before and after each axis; negative ones crop. So the
+// gradient of a constant Pad is a Pad with the opposite signs; the other modes have PadGrad{pads, mode, shape}, which adds up what an
+// element was copied to, in the order of the output. SliceGrad{starts, ends, axes, steps, shape} puts the slice's gradient back among
+// zeros.
 
 #include <numeric>
 
@@ -24,7 +26,8 @@ struct AxisSlice {
 std::vector<AxisSlice> slices_of(const Attributes& attributes, const Shape& shape) {
   std::vector<AxisSlice> slices;
   for (int64_t dim : shape) slices.push_back({0, 1, dim});
-  const std::vector<int64_t> starts = attributes.get("starts", std::vector<int64_t>{}), ends = attributes.get("ends", std::vector<int64_t>{});
+  const std::vector<int64_t> starts = attributes.get("starts", std::vector<int64_t>{}),
+                             ends = attributes.get("ends", std::vector<int64_t>{});
   const std::vector<int64_t> steps = attributes.get("steps", std::vector<int64_t>(starts.size(), 1));
   std::vector<int64_t> all(starts.size());
   std::iota(all.begin(), all.end(), 0);
@@ -36,13 +39,14 @@ std::vector<AxisSlice> slices_of(const Attributes& attributes, const Shape& shap
     if (!valid) break;
     seen[axes[i]] = true;
     const int64_t dim = shape[axes[i]], span = steps[i] > 0 ? ends[i] - starts[i] : starts[i] - ends[i];
-    valid = starts[i] >= 0 && starts[i] <= dim && ends[i] >= -1 && ends[i] <= dim && (steps[i] > 0 ? ends[i] >= 0 : starts[i] < dim || span <= 0);
+    valid = starts[i] >= 0 && starts[i] <= dim && ends[i] >= -1 && ends[i] <= dim &&
+            (steps[i] > 0 ? ends[i] >= 0 : starts[i] < dim || span <= 0);
     const int64_t stride = steps[i] > 0 ? steps[i] : -std::max(steps[i], -INT64_MAX);
     slices[axes[i]] = {starts[i], steps[i], span <= 0 ? 0 : (span - 1) / stride + 1};
   }
   if (!valid) {
-    throw error(ErrorCode::unsupported, "the slice starts {}, ends {}, axes {}, steps {} doesn't fit {}", to_string(starts), to_string(ends), to_string(axes),
-                to_string(steps), to_string(shape));
+    throw error(ErrorCode::unsupported, "the slice starts {}, ends {}, axes {}, steps {} doesn't fit {}", to_string(starts),
+                to_string(ends), to_string(axes), to_string(steps), to_string(shape));
   }
   return slices;
 }
@@ -106,9 +110,8 @@ struct SlicedView {
 KernelRun prepare_slice(const KernelSpec& spec) {
   const Shape& from = spec.inputs[0].shape;
   const SlicedView view(slices_of(spec.attributes, from), from);
-  return [copy = StridedCopy(size_of(spec.inputs[0].dtype), view.dims, strides_of(view.dims), view.strides, 0, view.offset)](const KernelArgs& args) {
-    copy.run(args.workers, args.outputs[0], args.inputs[0]);
-  };
+  return [copy = StridedCopy(size_of(spec.inputs[0].dtype), view.dims, strides_of(view.dims), view.strides, 0, view.offset)](
+             const KernelArgs& args) { copy.run(args.workers, args.outputs[0], args.inputs[0]); };
 }
 
 std::vector<TensorType> infer_slice_grad(const InferContext& context) {
@@ -116,7 +119,8 @@ std::vector<TensorType> infer_slice_grad(const InferContext& context) {
   const std::vector<AxisSlice> slices = slices_of(context.attributes, shape);
   Shape part;
   for (const AxisSlice& slice : slices) part.push_back(slice.count);
-  if (part != context.input(0).shape) throw error(ErrorCode::unsupported, "the slice has the shape {}, not {}", to_string(part), to_string(context.input(0).shape));
+  if (part != context.input(0).shape)
+    throw error(ErrorCode::unsupported, "the slice has the shape {}, not {}", to_string(part), to_string(context.input(0).shape));
   return {{context.input(0).dtype, shape}};
 }
 
@@ -147,7 +151,8 @@ void lower_pad(Lowering& l) {
   const ValueId x = l.input(0);
   const size_t rank = l.shape(x).size();
   const Attributes& attributes = l.node.attributes;
-  const std::vector<int64_t> given = attributes.has("paddings") ? attributes.get("paddings", std::vector<int64_t>{}) : l.ints_from("pads", 1, {});
+  const std::vector<int64_t> given =
+      attributes.has("paddings") ? attributes.get("paddings", std::vector<int64_t>{}) : l.ints_from("pads", 1, {});
   std::vector<int64_t> axes(rank);
   std::iota(axes.begin(), axes.end(), 0);
   if (l.has(3)) axes = l.ints(3, "axes");
@@ -162,8 +167,10 @@ void lower_pad(Lowering& l) {
   const std::string mode = attributes.get("mode", "constant");
   std::vector<ValueId> inputs{x};
   if (mode == "constant") {
-    if (l.has(2)) inputs.push_back(l.input(2));
-    else if (attributes.get("value", 0.0f) != 0.0f) inputs.push_back(l.scalar_like(x, attributes.get("value", 0.0f)));
+    if (l.has(2))
+      inputs.push_back(l.input(2));
+    else if (attributes.get("value", 0.0f) != 0.0f)
+      inputs.push_back(l.scalar_like(x, attributes.get("value", 0.0f)));
   }
   l.pass_on("Pad", inputs, {{"pads", pads}, {"mode", mode}});
 }
@@ -171,15 +178,17 @@ void lower_pad(Lowering& l) {
 Shape padded_shape(const Attributes& attributes, const Shape& from) {
   const std::vector<int64_t> pads = attributes.get("pads", std::vector<int64_t>{});
   const std::string mode = attributes.get("mode", "constant");
-  if (mode != "constant" && mode != "reflect" && mode != "edge" && mode != "wrap") throw error(ErrorCode::unsupported, "the mode '{}' is unknown", mode);
+  if (mode != "constant" && mode != "reflect" && mode != "edge" && mode != "wrap")
+    throw error(ErrorCode::unsupported, "the mode '{}' is unknown", mode);
   const size_t rank = from.size();
   Shape shape = from;
   bool valid = pads.size() == 2 * rank;
   for (size_t i = 0; valid && i < rank; ++i) {
     // What is left when both ends are cropped must be there.
     const int64_t kept = from[i] + std::min<int64_t>(pads[i], 0) + std::min<int64_t>(pads[rank + i], 0);
-    valid = pads[i] > -(int64_t{1} << 48) && pads[rank + i] > -(int64_t{1} << 48) && kept >= 0 && !__builtin_add_overflow(shape[i], pads[i], &shape[i]) &&
-            !__builtin_add_overflow(shape[i], pads[rank + i], &shape[i]) && (kept > 0 || shape[i] == 0 || mode == "constant");
+    valid = pads[i] > -(int64_t{1} << 48) && pads[rank + i] > -(int64_t{1} << 48) && kept >= 0 &&
+            !__builtin_add_overflow(shape[i], pads[i], &shape[i]) && !__builtin_add_overflow(shape[i], pads[rank + i], &shape[i]) &&
+            (kept > 0 || shape[i] == 0 || mode == "constant");
   }
   if (!valid) throw error(ErrorCode::unsupported, "the pads {} don't fit {}", to_string(pads), to_string(from));
   return shape;
@@ -190,7 +199,9 @@ std::vector<TensorType> infer_pad(const InferContext& context) {
   if (context.has(1) && (context.input(1).dtype != from.dtype || element_count(context.input(1).shape) != 1)) {
     throw error(ErrorCode::unsupported, "the value, {}, is not one element of {}", to_string(context.input(1)), to_string(from.dtype));
   }
-  return {{from.dtype, padded_shape(context.attributes, from.shape)}};
+  const Shape shape = padded_shape(context.attributes, from.shape);
+  element_count(shape);
+  return {{from.dtype, shape}};
 }
 
 void pad_gradient(const Node& node, GradientBuilder& g) {
@@ -253,16 +264,14 @@ struct Slabs {
     row = static_cast<int64_t>(last.size());
   }
 
-  template <typename Body>
-  void each(Workers& workers, Body&& body) const {
-    workers.parallel_blocks(slabs, std::max<int64_t>(1, kTaskElements / std::max<int64_t>(out, 1)), [&](int64_t begin, int64_t end) {
+  template <typename Body> void each(Workers& workers, Body&& body) const {
+    workers.parallel_blocks(slabs, per_task(kTaskElements, out), [&](int64_t begin, int64_t end) {
       for (int64_t slab = begin; slab < end; ++slab) body(slab);
     });
   }
 
   // body(output offset, input offset) for each row of a slab, offsets within the slab.
-  template <typename Body>
-  void rows(Body&& body) const {
+  template <typename Body> void rows(Body&& body) const {
     if (out == 0) return;
     for (int64_t r = 0; r < out / row; ++r) {
       int64_t offset = 0, rest = r;
@@ -309,8 +318,7 @@ std::vector<TensorType> infer_pad_grad(const InferContext& context) {
   return {{context.input(0).dtype, shape}};
 }
 
-template <typename T>
-KernelRun prepare_pad_grad_of(const KernelSpec& spec) {
+template <typename T> KernelRun prepare_pad_grad_of(const KernelSpec& spec) {
   return [slabs = Slabs(spec.attributes, spec.outputs[0].shape)](const KernelArgs& args) {
     slabs.each(args.workers, [&](int64_t slab) {
       const T* const dy = args.in<T>(0) + slab * slabs.out;

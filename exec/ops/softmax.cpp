@@ -22,7 +22,8 @@ Layout layout_of(const KernelSpec& spec) {
   const Shape& shape = spec.outputs[0].shape;
   const int64_t axis = normalize_axis(spec.attributes.get("axis", -1), static_cast<int64_t>(shape.size()), "axis");
   Layout layout;
-  for (int64_t i = 0; i < static_cast<int64_t>(shape.size()); ++i) (i < axis ? layout.outer : i == axis ? layout.n : layout.inner) *= shape[i];
+  for (int64_t i = 0; i < static_cast<int64_t>(shape.size()); ++i)
+    (i < axis ? layout.outer : i == axis ? layout.n : layout.inner) *= shape[i];
   return layout;
 }
 
@@ -69,8 +70,7 @@ struct LogSoftmaxGradRow {
 
 // --- columns side by side: (n, inner), `width` of them from here on -------------------------------------------------------------------
 
-template <bool log_form, typename T>
-void softmax_columns(const T* x, T* y, const Layout& layout, int64_t width) {
+template <bool log_form, typename T> void softmax_columns(const T* x, T* y, const Layout& layout, int64_t width) {
   T largest[kColumns], sum[kColumns];
   for (int64_t c = 0; c < width; ++c) largest[c] = x[c], sum[c] = T(0);
   for (int64_t i = 1; i < layout.n; ++i) {
@@ -95,8 +95,7 @@ void softmax_columns(const T* x, T* y, const Layout& layout, int64_t width) {
   }
 }
 
-template <bool log_form, typename T>
-void gradient_columns(const T* dy, const T* y, T* dx, const Layout& layout, int64_t width) {
+template <bool log_form, typename T> void gradient_columns(const T* dy, const T* y, T* dx, const Layout& layout, int64_t width) {
   T sum[kColumns] = {};
   for (int64_t i = 0; i < layout.n; ++i) {
     const int64_t at = i * layout.inner;
@@ -105,13 +104,13 @@ void gradient_columns(const T* dy, const T* y, T* dx, const Layout& layout, int6
   for (int64_t i = 0; i < layout.n; ++i) {
     const int64_t at = i * layout.inner;
 #pragma GCC ivdep
-    for (int64_t c = 0; c < width; ++c) dx[at + c] = log_form ? dy[at + c] - math::exp(y[at + c]) * sum[c] : y[at + c] * (dy[at + c] - sum[c]);
+    for (int64_t c = 0; c < width; ++c)
+      dx[at + c] = log_form ? dy[at + c] - math::exp(y[at + c]) * sum[c] : y[at + c] * (dy[at + c] - sum[c]);
   }
 }
 
 // row(at) for each row of the last axis, or columns(at, width) for each group of columns: `at` is where it begins.
-template <typename Row, typename Columns>
-void run_layout(const Layout& layout, Workers& workers, Row&& row, Columns&& columns) {
+template <typename Row, typename Columns> void run_layout(const Layout& layout, Workers& workers, Row&& row, Columns&& columns) {
   if (layout.outer * layout.n * layout.inner == 0) return;
   if (layout.inner == 1) {
     const int64_t rows = layout.n < kElementBlock ? kElementBlock / layout.n : 1;
@@ -127,28 +126,28 @@ void run_layout(const Layout& layout, Workers& workers, Row&& row, Columns&& col
   });
 }
 
-template <bool log_form>
-KernelRun forward(const KernelSpec& spec) {
+template <bool log_form> KernelRun forward(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     return [layout = layout_of(spec)](const KernelArgs& args) {
       using Row = std::conditional_t<log_form, LogSoftmaxRow, SoftmaxRow>;
       const T* x = args.in<T>(0);
       T* y = args.out<T>(0);
-      run_layout(layout, args.workers, [&](int64_t at) { Row::run(x + at, y + at, layout.n); },
-                 [&](int64_t at, int64_t width) { softmax_columns<log_form>(x + at, y + at, layout, width); });
+      run_layout(
+          layout, args.workers, [&](int64_t at) { Row::run(x + at, y + at, layout.n); },
+          [&](int64_t at, int64_t width) { softmax_columns<log_form>(x + at, y + at, layout, width); });
     };
   });
 }
 
-template <bool log_form>
-KernelRun backward(const KernelSpec& spec) {
+template <bool log_form> KernelRun backward(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     return [layout = layout_of(spec)](const KernelArgs& args) {
       using Row = std::conditional_t<log_form, LogSoftmaxGradRow, SoftmaxGradRow>;
       const T *dy = args.in<T>(0), *y = args.in<T>(1);
       T* dx = args.out<T>(0);
-      run_layout(layout, args.workers, [&](int64_t at) { Row::run(dy + at, y + at, dx + at, layout.n); },
-                 [&](int64_t at, int64_t width) { gradient_columns<log_form>(dy + at, y + at, dx + at, layout, width); });
+      run_layout(
+          layout, args.workers, [&](int64_t at) { Row::run(dy + at, y + at, dx + at, layout.n); },
+          [&](int64_t at, int64_t width) { gradient_columns<log_form>(dy + at, y + at, dx + at, layout, width); });
     };
   });
 }

@@ -11,14 +11,17 @@ ORT_TRAIN_OPS_BEGIN
 namespace {
 
 constexpr int64_t kTile = 64;  // a transposed tile of 4-byte elements takes 16 KB on its way
+constexpr int64_t kSquare = 256;
 
 // out[r * out_pitch + c] = in[r + c * in_pitch], 8 x 8: out rows are in columns.
 void transpose_8x8(uint32_t* out, int64_t out_pitch, const uint32_t* in, int64_t in_pitch) {
   const auto load = [&](int i) { return _mm256_loadu_ps(reinterpret_cast<const float*>(in + i * in_pitch)); };
   const auto store = [&](int i, __m256 v) { _mm256_storeu_ps(reinterpret_cast<float*>(out + i * out_pitch), v); };
   const __m256 a0 = load(0), a1 = load(1), a2 = load(2), a3 = load(3), a4 = load(4), a5 = load(5), a6 = load(6), a7 = load(7);
-  const __m256 b0 = _mm256_unpacklo_ps(a0, a1), b1 = _mm256_unpackhi_ps(a0, a1), b2 = _mm256_unpacklo_ps(a2, a3), b3 = _mm256_unpackhi_ps(a2, a3);
-  const __m256 b4 = _mm256_unpacklo_ps(a4, a5), b5 = _mm256_unpackhi_ps(a4, a5), b6 = _mm256_unpacklo_ps(a6, a7), b7 = _mm256_unpackhi_ps(a6, a7);
+  const __m256 b0 = _mm256_unpacklo_ps(a0, a1), b1 = _mm256_unpackhi_ps(a0, a1), b2 = _mm256_unpacklo_ps(a2, a3),
+               b3 = _mm256_unpackhi_ps(a2, a3);
+  const __m256 b4 = _mm256_unpacklo_ps(a4, a5), b5 = _mm256_unpackhi_ps(a4, a5), b6 = _mm256_unpacklo_ps(a6, a7),
+               b7 = _mm256_unpackhi_ps(a6, a7);
   const __m256 c0 = _mm256_shuffle_ps(b0, b2, 0x44), c1 = _mm256_shuffle_ps(b0, b2, 0xee), c2 = _mm256_shuffle_ps(b1, b3, 0x44);
   const __m256 c3 = _mm256_shuffle_ps(b1, b3, 0xee), c4 = _mm256_shuffle_ps(b4, b6, 0x44), c5 = _mm256_shuffle_ps(b4, b6, 0xee);
   const __m256 c6 = _mm256_shuffle_ps(b5, b7, 0x44), c7 = _mm256_shuffle_ps(b5, b7, 0xee);
@@ -32,8 +35,7 @@ void transpose_8x8(uint32_t* out, int64_t out_pitch, const uint32_t* in, int64_t
   store(7, _mm256_permute2f128_ps(c3, c7, 0x31));
 }
 
-template <typename T>
-void transpose_tile(T* out, int64_t out_pitch, const T* in, int64_t in_pitch, int64_t rows, int64_t columns) {
+template <typename T> void transpose_tile(T* out, int64_t out_pitch, const T* in, int64_t in_pitch, int64_t rows, int64_t columns) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < columns; ++c) out[r * out_pitch + c] = in[r + c * in_pitch];
   }
@@ -56,8 +58,8 @@ int64_t blocks_of(int64_t n, int64_t block) { return (n + block - 1) / block; }
 
 }  // namespace
 
-StridedCopy::StridedCopy(int64_t element_bytes, const Shape& dims, const std::vector<int64_t>& out_strides, const std::vector<int64_t>& in_strides,
-                         int64_t out_offset, int64_t in_offset)
+StridedCopy::StridedCopy(int64_t element_bytes, const Shape& dims, const std::vector<int64_t>& out_strides,
+                         const std::vector<int64_t>& in_strides, int64_t out_offset, int64_t in_offset)
     : element_bytes_(element_bytes), out_offset_(out_offset), in_offset_(in_offset), loop_(dims, {out_strides, in_strides}) {
   if (loop_.count == 0) return;
   kind_ = Kind::elements;
@@ -85,22 +87,24 @@ StridedCopy::StridedCopy(int64_t element_bytes, const Shape& dims, const std::ve
   }
 }
 
-template <typename T>
-void StridedCopy::run_transpose(Workers& workers, T* out, const T* in) const {
-  // A unit is kTile rows of one matrix, a task some units.
-  const int64_t bands = blocks_of(rows_, kTile), units = loop_.count * bands;
-  const int64_t unit_bytes = std::min(rows_, kTile) * columns_ * static_cast<int64_t>(sizeof(T));
-  workers.parallel_blocks(units, std::max<int64_t>(1, kTaskBytes / unit_bytes), [&](int64_t begin, int64_t end) {
-    walk(loop_, begin / bands, (end - 1) / bands + 1, [&](const std::array<int64_t, 2>& offsets, int64_t first, int64_t run) {
+template <typename T> void StridedCopy::run_transpose(Workers& workers, T* out, const T* in) const {
+  // A unit is a square of kSquare x kSquare of one matrix, few enough pages for the address translation; a task is some units.
+  const int64_t down = blocks_of(rows_, kSquare), across = blocks_of(columns_, kSquare), squares = down * across;
+  const int64_t unit_bytes = std::min(rows_, kSquare) * std::min(columns_, kSquare) * static_cast<int64_t>(sizeof(T));
+  workers.parallel_blocks(loop_.count * squares, per_task(kTaskBytes, unit_bytes), [&](int64_t begin, int64_t end) {
+    walk(loop_, begin / squares, (end - 1) / squares + 1, [&](const std::array<int64_t, 2>& offsets, int64_t first, int64_t run) {
       for (int64_t i = 0; i < run; ++i) {
-        T* const matrix_out = out + offsets[0] + i * loop_.inner_stride(0);
-        const T* const matrix_in = in + offsets[1] + i * loop_.inner_stride(1);
-        const int64_t from = std::max(begin, (first + i) * bands) - (first + i) * bands;
-        const int64_t to = std::min(end, (first + i + 1) * bands) - (first + i) * bands;
-        for (int64_t band = from; band < to; ++band) {
-          const int64_t r = band * kTile, rows = std::min(kTile, rows_ - r);
-          for (int64_t c = 0; c < columns_; c += kTile) {
-            transpose_tile(matrix_out + r * out_pitch_ + c, out_pitch_, matrix_in + r + c * in_pitch_, in_pitch_, rows, std::min(kTile, columns_ - c));
+        T* const to = out + offsets[0] + i * loop_.inner_stride(0);
+        const T* const from = in + offsets[1] + i * loop_.inner_stride(1);
+        const int64_t matrix = (first + i) * squares;  // its first unit
+        for (int64_t unit = std::max(begin, matrix) - matrix; unit < std::min(end - matrix, squares); ++unit) {
+          const int64_t top = unit / across * kSquare, left = unit % across * kSquare;
+          const int64_t bottom = std::min(rows_, top + kSquare), right = std::min(columns_, left + kSquare);
+          for (int64_t r = top; r < bottom; r += kTile) {
+            for (int64_t c = left; c < right; c += kTile) {
+              transpose_tile(to + r * out_pitch_ + c, out_pitch_, from + r + c * in_pitch_, in_pitch_, std::min(kTile, bottom - r),
+                             std::min(kTile, right - c));
+            }
           }
         }
       }
@@ -108,8 +112,7 @@ void StridedCopy::run_transpose(Workers& workers, T* out, const T* in) const {
   });
 }
 
-template <typename T>
-void StridedCopy::run_elements(Workers& workers, T* out, const T* in) const {
+template <typename T> void StridedCopy::run_elements(Workers& workers, T* out, const T* in) const {
   const int64_t to_step = loop_.inner_stride(0), from_step = loop_.inner_stride(1);
   workers.parallel_blocks(loop_.count, kTaskElements, [&](int64_t begin, int64_t end) {
     walk(loop_, begin, end, [&](const std::array<int64_t, 2>& offsets, int64_t, int64_t run) {
@@ -128,9 +131,10 @@ void StridedCopy::run(Workers& workers, void* out, const void* in) const {
   std::byte* const to = static_cast<std::byte*>(out) + out_offset_ * element_bytes_;
   const std::byte* const from = static_cast<const std::byte*>(in) + in_offset_ * element_bytes_;
   switch (kind_) {
-    case Kind::nothing: break;
+    case Kind::nothing:
+      break;
     case Kind::rows:
-      workers.parallel_blocks(loop_.count, std::max<int64_t>(1, kTaskBytes / element_bytes_), [&](int64_t begin, int64_t end) {
+      workers.parallel_blocks(loop_.count, per_task(kTaskBytes, element_bytes_), [&](int64_t begin, int64_t end) {
         walk(loop_, begin, end, [&](const std::array<int64_t, 2>& offsets, int64_t, int64_t run) {
           std::memcpy(to + offsets[0] * element_bytes_, from + offsets[1] * element_bytes_, static_cast<size_t>(run * element_bytes_));
         });
@@ -180,14 +184,15 @@ FramedCopy::FramedCopy(int64_t element_bytes, const Shape& in, const std::vector
   left_ = std::max<int64_t>(head, 0) * unit;
   skip_ = std::max<int64_t>(-head, 0) * unit;
   middle_ = std::max<int64_t>(inner - std::max<int64_t>(-head, 0) - std::max<int64_t>(-tail, 0), 0) * unit;
-  if (static_cast<int>(dims_.size()) > kMaxAxes) throw error(ErrorCode::unsupported, "the shape {} has more axes than are supported", to_string(in));
+  if (static_cast<int>(dims_.size()) > kMaxAxes)
+    throw error(ErrorCode::unsupported, "the shape {} has more axes than are supported", to_string(in));
 }
 
 void FramedCopy::run(Workers& workers, void* out, const void* in, const void* value) const {
   if (rows_ == 0 || row_ == 0) return;
   std::byte* const to = static_cast<std::byte*>(out);
   const std::byte* const from = static_cast<const std::byte*>(in);
-  workers.parallel_blocks(rows_, std::max<int64_t>(1, kTaskBytes / (row_ * element_bytes_)), [&](int64_t begin, int64_t end) {
+  workers.parallel_blocks(rows_, per_task(kTaskBytes, row_ * element_bytes_), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       bool inside = middle_ > 0;
       int64_t offset = skip_, rest = row;

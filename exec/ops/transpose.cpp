@@ -1,8 +1,8 @@
 // Transpose{perm} (ONNX Transpose-1 and later): output axis i is input axis perm[i].
 //
-// The kernel is a StridedCopy: rows by memcpy where the last axis stays last (attention's [B, T, H, D] <-> [B, H, T, D]), blocked transposes
-// of matrices where another axis becomes last. One that only moves axes of one element is a Reshape, a view. DepthToSpace and SpaceToDepth
-// lower to Reshape - Transpose - Reshape.
+// The kernel is a StridedCopy: rows by memcpy where the last axis stays last (attention's [B, T, H, D] <-> [B, H, T, D]), blocked
+// transposes of matrices where another axis becomes last. One that only moves axes of one element is a Reshape, a view. DepthToSpace and
+// SpaceToDepth lower to Reshape - Transpose - Reshape.
 
 #include <numeric>
 
@@ -64,7 +64,8 @@ void lower_space_to_depth(Lowering& l) {
   const ValueId x = l.input(0);
   const Shape from = l.shape(x);
   const int64_t b = l.node.attributes.get("blocksize", 0);
-  if (from.size() != 4 || b <= 0 || from[2] % b != 0 || from[3] % b != 0) l.fail(fmt::format("blocks of {} don't fit {}", b, to_string(from)));
+  if (from.size() != 4 || b <= 0 || from[2] % b != 0 || from[3] % b != 0)
+    l.fail(fmt::format("blocks of {} don't fit {}", b, to_string(from)));
   const int64_t n = from[0], c = from[1], h = from[2] / b, w = from[3] / b;
   const ValueId split = l.reshape(x, {n, c, h, b, w, b});
   l.output(0, l.reshape(transposed(l, split, {0, 3, 5, 1, 2, 4}), {n, c * b * b, h, w}));

@@ -14,8 +14,8 @@ struct CosOf {
   template <typename T> HOST_DEVICE static T value(T x) { return math::cos(x); }
 };
 // The rest in double, rounded once.
-#define ORT_TRAIN_LIBM(name, function) \
-  struct name {                        \
+#define ORT_TRAIN_LIBM(name, function)                                                                                 \
+  struct name {                                                                                                        \
     template <typename T> HOST_DEVICE static T value(T x) { return static_cast<T>(function(static_cast<double>(x))); } \
   }
 ORT_TRAIN_LIBM(TanOf, ::tan);
@@ -34,7 +34,9 @@ ValueId square_plus(GradientBuilder& g, ValueId x, double sign, double constant)
   return g.emit(sign > 0 ? "Add" : "Sub", {g.scalar_like(x, constant), product(g, x, x)});
 }
 
-void sin_gradient(const Node& node, GradientBuilder& g) { g.input_gradient(0, product(g, g.output_gradient(0), g.emit("Cos", {node.inputs[0]}))); }
+void sin_gradient(const Node& node, GradientBuilder& g) {
+  g.input_gradient(0, product(g, g.output_gradient(0), g.emit("Cos", {node.inputs[0]})));
+}
 void cos_gradient(const Node& node, GradientBuilder& g) {
   g.input_gradient(0, g.emit("Neg", {product(g, g.output_gradient(0), g.emit("Sin", {node.inputs[0]}))}));
 }
@@ -50,8 +52,12 @@ void acos_gradient(const Node& node, GradientBuilder& g) {
 void atan_gradient(const Node& node, GradientBuilder& g) {  // 1 / (1 + x^2)
   g.input_gradient(0, g.emit("Div", {g.output_gradient(0), square_plus(g, node.inputs[0], 1, 1)}));
 }
-void sinh_gradient(const Node& node, GradientBuilder& g) { g.input_gradient(0, product(g, g.output_gradient(0), g.emit("Cosh", {node.inputs[0]}))); }
-void cosh_gradient(const Node& node, GradientBuilder& g) { g.input_gradient(0, product(g, g.output_gradient(0), g.emit("Sinh", {node.inputs[0]}))); }
+void sinh_gradient(const Node& node, GradientBuilder& g) {
+  g.input_gradient(0, product(g, g.output_gradient(0), g.emit("Cosh", {node.inputs[0]})));
+}
+void cosh_gradient(const Node& node, GradientBuilder& g) {
+  g.input_gradient(0, product(g, g.output_gradient(0), g.emit("Sinh", {node.inputs[0]})));
+}
 void asinh_gradient(const Node& node, GradientBuilder& g) {  // 1 / sqrt(x^2 + 1)
   g.input_gradient(0, g.emit("Div", {g.output_gradient(0), g.emit("Sqrt", {square_plus(g, node.inputs[0], 1, 1)})}));
 }

@@ -10,14 +10,18 @@ namespace {
 
 struct NegOf {
   template <typename T> HOST_DEVICE static T value(T x) {
-    if constexpr (std::is_integral_v<T>) return static_cast<T>(std::make_unsigned_t<T>(0) - static_cast<std::make_unsigned_t<T>>(x));
-    else return -x;
+    if constexpr (std::is_integral_v<T>)
+      return static_cast<T>(std::make_unsigned_t<T>(0) - static_cast<std::make_unsigned_t<T>>(x));
+    else
+      return -x;
   }
 };
 struct AbsOf {
   template <typename T> HOST_DEVICE static T value(T x) {
-    if constexpr (std::is_integral_v<T>) return x < 0 ? NegOf::value(x) : x;
-    else return math::abs(x);
+    if constexpr (std::is_integral_v<T>)
+      return x < 0 ? NegOf::value(x) : x;
+    else
+      return math::abs(x);
   }
 };
 struct SignOf {  // NaN stays
@@ -73,7 +77,10 @@ constexpr std::string_view kStepHint = "freeze the parameters before it with --f
 OpDef predicate(std::string_view name, int since, int standard, Prepare cpu) {
   return {.name = name,
           .onnx = {{.domain = "", .name = name, .since = since}},
-          .infer = [](const InferContext& context) { return std::vector<TensorType>{{DType::boolean, context.input(0).shape}}; },
+          .infer =
+              [](const InferContext& context) {
+                return std::vector<TensorType>{{DType::boolean, context.input(0).shape}};
+              },
           .no_gradient = "the result is boolean",
           .cost = elementwise_cost<1>,
           .kernel = {.cpu = cpu},

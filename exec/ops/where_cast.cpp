@@ -1,7 +1,7 @@
 // Where(condition, x, y) (ONNX Where-9 and later) and Cast{to} (ONNX Cast-6, CastLike-15 and later; `to` is a DType).
 //
-// Where broadcasts; its gradient is a Where for each side, with zeros where the other side was chosen. Cast rounds to nearest even, to integers
-// towards zero; its gradient casts back.
+// Where broadcasts; its gradient is a Where for each side, with zeros where the other side was chosen. Cast rounds to nearest even, to
+// integers towards zero; its gradient casts back.
 
 #include <immintrin.h>
 
@@ -39,8 +39,7 @@ void where_loop(const uint8_t* condition, const T* x, const T* y, T* out, int64_
   }
 }
 
-template <typename T>
-void run_where(const StridedLoop<3>& loop, const KernelArgs& args) {
+template <typename T> void run_where(const StridedLoop<3>& loop, const KernelArgs& args) {
   const auto run = [&](auto stride_c, auto stride_x, auto stride_y) {
     args.workers.parallel_blocks(loop.count, kElementBlock, [&](int64_t begin, int64_t end) {
       walk(loop, begin, end, [&](const std::array<int64_t, 3>& offsets, int64_t first, int64_t n) {
@@ -58,7 +57,8 @@ void run_where(const StridedLoop<3>& loop, const KernelArgs& args) {
 
 KernelRun prepare_where(const KernelSpec& spec) {
   const Shape& to = spec.outputs[0].shape;
-  const StridedLoop<3> loop(to, {broadcast_strides(spec.inputs[0].shape, to), broadcast_strides(spec.inputs[1].shape, to), broadcast_strides(spec.inputs[2].shape, to)});
+  const StridedLoop<3> loop(to, {broadcast_strides(spec.inputs[0].shape, to), broadcast_strides(spec.inputs[1].shape, to),
+                                 broadcast_strides(spec.inputs[2].shape, to)});
   return [loop, bytes = size_of(spec.outputs[0].dtype)](const KernelArgs& args) {
     with_element_size(bytes, [&](auto* type) { run_where<std::remove_pointer_t<decltype(type)>>(loop, args); });
   };
@@ -67,11 +67,14 @@ KernelRun prepare_where(const KernelSpec& spec) {
 // --- Cast -----------------------------------------------------------------------------------------------------------------------------
 
 // float16 and bfloat16 in memory.
-struct Half { uint16_t bits; };
-struct BrainFloat { uint16_t bits; };
+struct Half {
+  uint16_t bits;
+};
+struct BrainFloat {
+  uint16_t bits;
+};
 
-template <typename To, typename From>
-To converted(From value) {
+template <typename To, typename From> To converted(From value) {
   if constexpr (std::is_same_v<From, Half>) {
     return converted<To>(_cvtsh_ss(value.bits));
   } else if constexpr (std::is_same_v<From, BrainFloat>) {
@@ -91,31 +94,40 @@ To converted(From value) {
   }
 }
 
-template <typename To, typename From>
-void cast_loop(const From* in, To* out, int64_t n) {
+template <typename To, typename From> void cast_loop(const From* in, To* out, int64_t n) {
   int64_t i = 0;
   if constexpr (std::is_same_v<From, Half> && std::is_same_v<To, float>) {
     for (; i + 8 <= n; i += 8) _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
   } else if constexpr (std::is_same_v<From, float> && std::is_same_v<To, Half>) {
-    for (; i + 8 <= n; i += 8) _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT));
+    for (; i + 8 <= n; i += 8)
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT));
   }
 #pragma GCC ivdep
   for (int64_t j = i; j < n; ++j) out[j] = converted<To>(in[j]);
 }
 
-template <typename Body>
-void with_type(DType dtype, Body&& body) {
+template <typename Body> void with_type(DType dtype, Body&& body) {
   switch (dtype) {
-    case DType::float32: return body(static_cast<float*>(nullptr));
-    case DType::float64: return body(static_cast<double*>(nullptr));
-    case DType::float16: return body(static_cast<Half*>(nullptr));
-    case DType::bfloat16: return body(static_cast<BrainFloat*>(nullptr));
-    case DType::int64: return body(static_cast<int64_t*>(nullptr));
-    case DType::int32: return body(static_cast<int32_t*>(nullptr));
-    case DType::int16: return body(static_cast<int16_t*>(nullptr));
-    case DType::int8: return body(static_cast<int8_t*>(nullptr));
-    case DType::uint8: return body(static_cast<uint8_t*>(nullptr));
-    case DType::boolean: return body(static_cast<bool*>(nullptr));
+    case DType::float32:
+      return body(static_cast<float*>(nullptr));
+    case DType::float64:
+      return body(static_cast<double*>(nullptr));
+    case DType::float16:
+      return body(static_cast<Half*>(nullptr));
+    case DType::bfloat16:
+      return body(static_cast<BrainFloat*>(nullptr));
+    case DType::int64:
+      return body(static_cast<int64_t*>(nullptr));
+    case DType::int32:
+      return body(static_cast<int32_t*>(nullptr));
+    case DType::int16:
+      return body(static_cast<int16_t*>(nullptr));
+    case DType::int8:
+      return body(static_cast<int8_t*>(nullptr));
+    case DType::uint8:
+      return body(static_cast<uint8_t*>(nullptr));
+    case DType::boolean:
+      return body(static_cast<bool*>(nullptr));
   }
 }
 
@@ -133,17 +145,28 @@ void lower_to(Lowering& l, DType to) {
 // ONNX numbers element types as TensorProto.DataType does.
 void lower_cast(Lowering& l) {
   switch (const int64_t to = l.node.attributes.get("to", 0)) {
-    case 1: return lower_to(l, DType::float32);
-    case 2: return lower_to(l, DType::uint8);
-    case 3: return lower_to(l, DType::int8);
-    case 5: return lower_to(l, DType::int16);
-    case 6: return lower_to(l, DType::int32);
-    case 7: return lower_to(l, DType::int64);
-    case 9: return lower_to(l, DType::boolean);
-    case 10: return lower_to(l, DType::float16);
-    case 11: return lower_to(l, DType::float64);
-    case 16: return lower_to(l, DType::bfloat16);
-    default: l.fail(fmt::format("it casts to ONNX's element type {}, which is not supported", to));
+    case 1:
+      return lower_to(l, DType::float32);
+    case 2:
+      return lower_to(l, DType::uint8);
+    case 3:
+      return lower_to(l, DType::int8);
+    case 5:
+      return lower_to(l, DType::int16);
+    case 6:
+      return lower_to(l, DType::int32);
+    case 7:
+      return lower_to(l, DType::int64);
+    case 9:
+      return lower_to(l, DType::boolean);
+    case 10:
+      return lower_to(l, DType::float16);
+    case 11:
+      return lower_to(l, DType::float64);
+    case 16:
+      return lower_to(l, DType::bfloat16);
+    default:
+      l.fail(fmt::format("it casts to ONNX's element type {}, which is not supported", to));
   }
 }
 
@@ -191,7 +214,8 @@ const OpDef kWhere{
 
 const OpDef kCast{
     .name = "Cast",
-    .onnx = {{.domain = "", .name = "Cast", .since = 6, .lower = lower_cast}, {.domain = "", .name = "CastLike", .since = 15, .lower = lower_cast_like}},
+    .onnx = {{.domain = "", .name = "Cast", .since = 6, .lower = lower_cast},
+             {.domain = "", .name = "CastLike", .since = 15, .lower = lower_cast_like}},
     .infer = infer_cast,
     .gradient = cast_gradient,
     .cost = elementwise_cost<1>,

@@ -34,8 +34,13 @@ ModelDef read_model(const ByteSource& source) {
     }
     return model;
   } catch (const Error& e) {
-    throw error(e.code(), "'{}': {}", source.name, e.what());
+    throw error(e.code(), "'{}': {}", source.name, printable(e.what()));
   }
+}
+
+std::string printable(std::string text) {
+  for (char& c : text) c = static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
+  return text;
 }
 
 Tensor decode_tensor(const TensorDef& def, std::span<const std::byte> bytes) {

@@ -5,7 +5,6 @@
 // Prints one JSON line a shape (GFLOP/s, best of the run) and one for the whole step; checks each result against oneDNN's. Operands are
 // rotated through 160 MB of copies, so that weights come from memory as they do in a step.
 
-#include <dnnl.hpp>
 #include <omp.h>
 #include <tbb/global_control.h>
 
@@ -14,6 +13,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <dnnl.hpp>
 #include <memory>
 #include <vector>
 
@@ -31,11 +31,11 @@ struct Shape3 {
 
 // 12 layers; dX and dW of each product; the head shares its weight with the embedding, stored (vocabulary, 768).
 constexpr Shape3 kShapes[] = {
-    {"qkv", 12, 256, 2304, 768, false, false},     {"qkv dX", 12, 256, 768, 2304, false, true},     {"qkv dW", 12, 768, 2304, 256, true, false},
-    {"proj", 12, 256, 768, 768, false, false},     {"proj dX", 12, 256, 768, 768, false, true},     {"proj dW", 12, 768, 768, 256, true, false},
-    {"fc", 12, 256, 3072, 768, false, false},      {"fc dX", 12, 256, 768, 3072, false, true},      {"fc dW", 12, 768, 3072, 256, true, false},
-    {"fc2", 12, 256, 768, 3072, false, false},     {"fc2 dX", 12, 256, 3072, 768, false, true},     {"fc2 dW", 12, 3072, 768, 256, true, false},
-    {"head", 1, 256, 50257, 768, false, true},     {"head dX", 1, 256, 768, 50257, false, false},   {"head dW", 1, 50257, 768, 256, true, false},
+    {"qkv", 12, 256, 2304, 768, false, false}, {"qkv dX", 12, 256, 768, 2304, false, true},   {"qkv dW", 12, 768, 2304, 256, true, false},
+    {"proj", 12, 256, 768, 768, false, false}, {"proj dX", 12, 256, 768, 768, false, true},   {"proj dW", 12, 768, 768, 256, true, false},
+    {"fc", 12, 256, 3072, 768, false, false},  {"fc dX", 12, 256, 768, 3072, false, true},    {"fc dW", 12, 768, 3072, 256, true, false},
+    {"fc2", 12, 256, 768, 3072, false, false}, {"fc2 dX", 12, 256, 3072, 768, false, true},   {"fc2 dW", 12, 3072, 768, 256, true, false},
+    {"head", 1, 256, 50257, 768, false, true}, {"head dX", 1, 256, 768, 50257, false, false}, {"head dW", 1, 50257, 768, 256, true, false},
 };
 
 struct Free {
@@ -130,17 +130,21 @@ int run(int threads, double limit) {
   for (const Shape3& s : kShapes) {
     const Result r = measure(s, workers, limit);
     const double one = 2e-9 * static_cast<double>(s.rows) * static_cast<double>(s.columns) * static_cast<double>(s.depth);
-    std::printf("{\"product\": \"%s\", \"rows\": %ld, \"columns\": %ld, \"depth\": %ld, \"threads\": %d, \"gflops\": %.1f, \"onednn_gflops\": %.1f, "
-                "\"ratio\": %.3f, \"difference\": %.1e}\n",
-                s.name, s.rows, s.columns, s.depth, threads, one / r.ours, one / r.onednn, r.onednn / r.ours, r.difference);
+    std::printf(
+        "{\"product\": \"%s\", \"rows\": %ld, \"columns\": %ld, \"depth\": %ld, \"threads\": %d, \"gflops\": %.1f, \"onednn_gflops\": "
+        "%.1f, "
+        "\"ratio\": %.3f, \"difference\": %.1e}\n",
+        s.name, s.rows, s.columns, s.depth, threads, one / r.ours, one / r.onednn, r.onednn / r.ours, r.difference);
     std::fflush(stdout);
     right &= r.difference < 1e-6;
     flops += s.count * one;
     ours += s.count * r.ours;
     onednn += s.count * r.onednn;
   }
-  std::printf("{\"product\": \"step\", \"gflop\": %.1f, \"threads\": %d, \"gflops\": %.1f, \"onednn_gflops\": %.1f, \"ratio\": %.3f, \"right\": %s}\n", flops, threads,
-              flops / ours, flops / onednn, onednn / ours, right ? "true" : "false");
+  std::printf(
+      "{\"product\": \"step\", \"gflop\": %.1f, \"threads\": %d, \"gflops\": %.1f, \"onednn_gflops\": %.1f, \"ratio\": %.3f, \"right\": "
+      "%s}\n",
+      flops, threads, flops / ours, flops / onednn, onednn / ours, right ? "true" : "false");
   return right ? 0 : 1;
 }
 

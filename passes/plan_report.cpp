@@ -1,0 +1,117 @@
+#include "passes/plan_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "graph/op_def.h"
+
+namespace ort_train {
+namespace {
+
+int64_t sum(const PurposeBytes& bytes) { return std::accumulate(bytes.begin(), bytes.end(), int64_t{0}); }
+
+std::string op_at(const Entry& entry, const Graph& graph) {
+  return entry.code.empty() ? std::string() : describe(graph, entry.code[static_cast<size_t>(entry.peak_instruction)].node);
+}
+
+}  // namespace
+
+std::vector<PurposeBytes> live_bytes(const Program& program, const Entry& entry) {
+  std::vector<PurposeBytes> live(entry.code.size() + 1);
+  for (const Persistent& value : program.persistent) live[0][static_cast<size_t>(value.purpose)] += aligned(value.place.bytes);
+  for (const Storage& storage : entry.storages) {
+    const auto purpose = static_cast<size_t>(storage.purpose);
+    live[static_cast<size_t>(storage.first)][purpose] += aligned(storage.place.bytes);
+    if (static_cast<size_t>(storage.last) + 1 < live.size()) live[static_cast<size_t>(storage.last) + 1][purpose] -= aligned(storage.place.bytes);
+  }
+  for (size_t at = 1; at < live.size(); ++at) {
+    for (size_t purpose = 0; purpose < kPurposes; ++purpose) live[at][purpose] += live[at - 1][purpose];
+  }
+  if (live.size() > 1) live.pop_back();
+  return live;
+}
+
+MemoryPeak memory_peak(const Program& program, const std::vector<const Graph*>& graphs) {
+  MemoryPeak peak;
+  if (program.entries.empty()) return peak;
+  for (size_t i = 1; i < program.entries.size(); ++i) {
+    if (program.entries[i].peak_live_bytes > program.entries[peak.entry].peak_live_bytes) peak.entry = i;
+  }
+  const Entry& entry = program.entries[peak.entry];
+  peak.instruction = entry.peak_instruction;
+  peak.op = op_at(entry, *graphs[peak.entry]);
+  peak.bytes = live_bytes(program, entry)[static_cast<size_t>(peak.instruction)];
+  peak.live = sum(peak.bytes);
+  peak.gaps = program.arena_bytes - peak.live;
+  return peak;
+}
+
+std::string memory_table(const Program& program, const std::vector<const Graph*>& graphs, const MemoryFrame& frame) {
+  const MemoryPeak peak = memory_peak(program, graphs);
+  const int64_t total = frame.reserve + program.arena_bytes;
+  const double unit = total >= 1'000'000'000 ? 1e9 : 1e6;
+  const auto show = [&](int64_t bytes) { return fmt::format("{:.{}f}", static_cast<double>(bytes) / unit, unit > 1e6 || total < 10'000'000 ? 2 : 1); };
+  std::string head = "          ", row = "  RAM     ";
+  const auto column = [&](std::string_view name, int64_t bytes) {
+    if (bytes == 0) return;
+    const size_t width = std::max<size_t>(name.size(), 6) + 2;
+    head += fmt::format("{:>{}}", name, width);
+    row += fmt::format("{:>{}}", show(bytes), width);
+  };
+  column("program", frame.reserve);
+  for (Purpose purpose : {Purpose::weights, Purpose::gradients, Purpose::optimizer, Purpose::activations, Purpose::inputs, Purpose::constants, Purpose::workspace})
+    column(to_string(purpose), peak.bytes[static_cast<size_t>(purpose)]);
+  column("gaps", peak.gaps);
+  column("total", total);
+  row += unit > 1e6 ? " GB" : " MB";
+  if (frame.budget > 0) row += " of " + show(frame.budget);
+  if (!peak.op.empty()) row += fmt::format(", at {} in '{}'", peak.op, program.entries[peak.entry].name);
+  return head + "\n" + row + "\n";
+}
+
+nlohmann::ordered_json memory_json(const Program& program, const std::vector<const Graph*>& graphs) {
+  using Json = nlohmann::ordered_json;
+  const auto by_purpose = [](const PurposeBytes& bytes) {
+    Json json;
+    for (size_t purpose = 0; purpose < kPurposes; ++purpose) json[std::string(to_string(static_cast<Purpose>(purpose)))] = bytes[purpose];
+    return json;
+  };
+  Json persistent = Json::array(), entries = Json::array();
+  for (const Persistent& value : program.persistent) {
+    persistent.push_back({{"name", value.name},
+                          {"purpose", to_string(value.purpose)},
+                          {"dtype", to_string(value.type.dtype)},
+                          {"shape", value.type.shape},
+                          {"offset", value.place.offset},
+                          {"bytes", value.place.bytes}});
+  }
+  for (size_t i = 0; i < program.entries.size(); ++i) {
+    const Entry& entry = program.entries[i];
+    Json storages = Json::array();
+    for (const Storage& storage : entry.storages) {
+      storages.push_back({{"name", storage.name},
+                          {"purpose", to_string(storage.purpose)},
+                          {"offset", storage.place.offset},
+                          {"bytes", storage.place.bytes},
+                          {"first", storage.first},
+                          {"last", storage.last}});
+    }
+    entries.push_back({{"name", entry.name},
+                       {"instructions", entry.code.size()},
+                       {"peak_live_bytes", entry.peak_live_bytes},
+                       {"peak_instruction", entry.peak_instruction},
+                       {"peak_op", op_at(entry, *graphs[i])},
+                       {"at_peak", by_purpose(live_bytes(program, entry)[static_cast<size_t>(entry.peak_instruction)])},
+                       {"storages", std::move(storages)}});
+  }
+  return {{"arena_bytes", program.arena_bytes},
+          {"persistent_bytes", program.persistent_bytes},
+          {"threads", program.threads},
+          {"persistent", std::move(persistent)},
+          {"entries", std::move(entries)}};
+}
+
+}  // namespace ort_train

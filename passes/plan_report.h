@@ -1,0 +1,49 @@
+// What a plan does with memory: as numbers, as a line of text, as JSON for programs and as a picture for people.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "exec/program.h"
+
+namespace ort_train {
+
+using PurposeBytes = std::array<int64_t, kPurposes>;  // by Purpose
+
+// The fullest moment of a program.
+struct MemoryPeak {
+  size_t entry = 0;         // index
+  int32_t instruction = 0;
+  std::string op;           // "MatMul '/lm_head' backward"
+  PurposeBytes bytes{};     // live then, as the arena counts them
+  int64_t live = 0;         // their sum
+  int64_t gaps = 0;         // what the arena has beyond that
+};
+MemoryPeak memory_peak(const Program& program, const std::vector<const Graph*>& graphs);
+
+// Live bytes by purpose at each instruction of an entry, persistent ones included.
+std::vector<PurposeBytes> live_bytes(const Program& program, const Entry& entry);
+
+// What the memory stands in: the job's name, what the process takes beside the arena, what it may take in all.
+struct MemoryFrame {
+  std::string title;
+  int64_t reserve = 0;  // 0: not counted
+  int64_t budget = 0;   // 0: none
+};
+
+//             program  weights  gradients  optimizer  activations  inputs  workspace   gaps   total
+//   RAM          0.07     0.71       0.42       0.64         1.77    0.00       0.38   0.01    4.00 GB of 4.00, at MatMul '/h.47/mlp/c_fc' backward
+// Purposes of which there is nothing have no column.
+std::string memory_table(const Program& program, const std::vector<const Graph*>& graphs, const MemoryFrame& frame);
+
+// Every persistent value and every storage with offset, bytes and lifetime; each entry's peak; the arena.
+nlohmann::ordered_json memory_json(const Program& program, const std::vector<const Graph*>& graphs);
+
+// Live bytes by purpose over the instructions of the entry with the peak, and the map of the arena's addresses.
+std::string memory_svg(const Program& program, const std::vector<const Graph*>& graphs, const MemoryFrame& frame);
+
+}  // namespace ort_train

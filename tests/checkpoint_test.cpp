@@ -1,0 +1,260 @@
+// Checkpoints: what was saved comes back bit for bit; a failure or a kill at any moment leaves the last good one; damage is noticed.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <optional>
+
+#include "frontend/checkpoint.h"
+#include "graph/error.h"
+#include "tests/io_faults.h"
+#include "tests/test_files.h"
+
+namespace ort_train {
+namespace {
+
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+struct CheckpointTest : testing::Test {
+  TestFolder folder;
+  std::vector<float> weight = std::vector<float>(3000), moment = std::vector<float>(3000), bias = std::vector<float>(5);
+  CheckpointContent content;
+  std::vector<std::string> notes;
+  const std::string out = folder.path.string();
+
+  CheckpointTest() {
+    content.weights = {{.name = "w", .type = {DType::float32, {30, 100}}, .bytes = std::as_writable_bytes(std::span(weight))},
+                       {.name = "b", .type = {DType::float32, {5}}, .bytes = std::as_writable_bytes(std::span(bias))}};
+    content.optimizer = {{.name = "w.exp_avg", .type = {DType::float32, {30, 100}}, .bytes = std::as_writable_bytes(std::span(moment))}};
+    content.model = "0123456789abcdef";
+    content.settings = {{"optim", "adamw"}, {"learning_rate", "0.001"}};
+  }
+
+  // Values that tell the step.
+  void fill(int64_t step) {
+    for (size_t i = 0; i < weight.size(); ++i) weight[i] = static_cast<float>(step) + static_cast<float>(i) / 7;
+    for (size_t i = 0; i < moment.size(); ++i) moment[i] = -weight[i];
+    for (float& b : bias) b = static_cast<float>(step);
+  }
+  static RunState state(int64_t step, int64_t run = 7) {
+    return {.run = run, .step = step, .epoch = 3, .index = 17 * step, .seed = ~uint64_t{0}, .tokens = 99, .seconds = 0.1, .first_losses = {1.0 / 3}, .last_losses = {2.5, 1e-17}};
+  }
+  void save(int64_t step, int64_t run = 7) {
+    fill(step);
+    save_checkpoint(out, state(step, run), content);
+  }
+  // The step of what is loaded, whose tensors must be that step's.
+  int64_t load() {
+    std::memset(weight.data(), 0xff, weight.size() * 4);
+    std::memset(moment.data(), 0xff, moment.size() * 4);
+    notes.clear();
+    const Loaded loaded = load_checkpoint(out, content, [&](const std::string& text) { notes.push_back(text); });
+    const auto w = weight, m = moment, b = bias;
+    fill(loaded.state.step);
+    EXPECT_EQ(w, weight);
+    EXPECT_EQ(m, moment);
+    EXPECT_EQ(b, bias);
+    return loaded.state.step;
+  }
+  std::vector<std::string> names() const {
+    std::vector<std::string> result;
+    for (const auto& entry : fs::directory_iterator(folder.path)) result.push_back(entry.path().filename().string());
+    std::sort(result.begin(), result.end());
+    return result;
+  }
+  ErrorCode load_error(std::string* message = nullptr) {
+    try {
+      load();
+    } catch (const Error& problem) {
+      if (message != nullptr) *message = problem.what();
+      return problem.code();
+    }
+    ADD_FAILURE() << "loaded";
+    return ErrorCode::device;
+  }
+};
+
+TEST_F(CheckpointTest, EverythingComesBack) {
+  save(12);
+  EXPECT_EQ(load(), 12);
+  const Loaded loaded = load_checkpoint(out, content, [](const std::string&) {});
+  const RunState wanted = state(12), got = loaded.state;
+  EXPECT_EQ(got.run, wanted.run);
+  EXPECT_EQ(got.epoch, wanted.epoch);
+  EXPECT_EQ(got.index, wanted.index);
+  EXPECT_EQ(got.seed, wanted.seed);
+  EXPECT_EQ(got.tokens, wanted.tokens);
+  EXPECT_EQ(got.seconds, wanted.seconds);
+  EXPECT_EQ(got.first_losses, wanted.first_losses);
+  EXPECT_EQ(got.last_losses, wanted.last_losses);
+  EXPECT_EQ(loaded.settings, content.settings);
+}
+
+TEST_F(CheckpointTest, TheNewestTwoAreKept) {
+  for (const int64_t step : {5, 10, 100, 20}) save(step);
+  EXPECT_EQ(names(), (std::vector<std::string>{"checkpoint-100", "checkpoint-20"}));
+  EXPECT_EQ(load(), 100);
+}
+
+TEST_F(CheckpointTest, AnotherRunInTheFolderComesFirstAndReplacesTheOldOneOnceItHasTwo) {
+  save(500, /*run=*/1);
+  save(10, /*run=*/2);
+  EXPECT_EQ(load(), 10);
+  EXPECT_EQ(names(), (std::vector<std::string>{"checkpoint-10", "checkpoint-500"}));
+  save(20, /*run=*/2);
+  EXPECT_EQ(names(), (std::vector<std::string>{"checkpoint-10", "checkpoint-20"}));
+}
+
+TEST_F(CheckpointTest, WithoutOneItIsUsage) {
+  EXPECT_EQ(load_error(), ErrorCode::usage);
+  fs::create_directory(folder.path / ".tmp-checkpoint-3");
+  EXPECT_EQ(load_error(), ErrorCode::usage);
+}
+
+TEST_F(CheckpointTest, ThatOfAnotherModelOrOptimizerIsRefused) {
+  save(3);
+  std::string message;
+  content.settings["optim"] = "sgd";
+  EXPECT_EQ(load_error(&message), ErrorCode::usage);
+  EXPECT_THAT(message, HasSubstr("--optim adamw, not sgd"));
+  content.model = "another";
+  EXPECT_EQ(load_error(&message), ErrorCode::usage);
+  EXPECT_THAT(message, HasSubstr("another model"));
+}
+
+// Each file of the newest: cut, longer, missing, every 97th bit flipped. The one before is used; without it, it is an error.
+TEST_F(CheckpointTest, DamageIsNoticed) {
+  save(1);
+  save(2);
+  for (const char* name : {"weights.safetensors", "optimizer.safetensors", "state.json"}) {
+    const std::string path = folder / ("checkpoint-2/" + std::string(name)), whole = read_file(path);
+    const auto damaged = [&](const std::string& bytes, const std::string& what) {
+      write_file(path, bytes);
+      EXPECT_EQ(load(), 1) << name << " " << what;
+      EXPECT_EQ(notes.size(), 1u) << what;
+    };
+    damaged("", "empty");
+    damaged(whole.substr(0, whole.size() / 2), "half");
+    damaged(whole.substr(0, whole.size() - 2), "cut");  // state.json ends in a line break
+    if (std::string(name) != "state.json") damaged(whole + "x", "longer");
+    for (size_t bit = 0; bit < whole.size() * 8; bit += whole.size() > 8000 ? 7919 : 97) {
+      std::string bytes = whole;
+      bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << bit % 8));
+      damaged(bytes, "bit " + std::to_string(bit));
+    }
+    fs::remove(path);
+    EXPECT_EQ(load(), 1);
+    write_file(path, whole);
+    EXPECT_EQ(load(), 2);
+  }
+  write_file(folder / "checkpoint-2/state.json", "{}");
+  write_file(folder / "checkpoint-1/state.json", std::string(100'000, '['));
+  EXPECT_EQ(load_error(), ErrorCode::corrupt);
+}
+
+// The n-th write, fsync, reservation or rename fails, for every n.
+TEST_F(CheckpointTest, AFailedCallLeavesTheLastOneGood) {
+  for (const Fault fault : {Fault::error, Fault::full}) {
+    for (int64_t n = 1;; ++n) {
+      save(1);
+      fill(2);
+      std::optional<Error> problem;
+      bool happened = false;
+      {
+        const IoFaults faults(fault, n);
+        try {
+          save_checkpoint(out, state(2), content);
+        } catch (const Error& caught) {
+          problem = caught;
+        }
+        happened = faults.happened();
+      }
+      if (!happened) {
+        EXPECT_FALSE(problem);
+        EXPECT_GT(n, 10);
+        EXPECT_EQ(load(), 2);
+        break;
+      }
+      const int64_t loaded = load();
+      if (problem) {
+        EXPECT_EQ(problem->code(), ErrorCode::io);
+        EXPECT_THAT(notes, testing::IsEmpty());
+      } else {
+        EXPECT_EQ(loaded, 2) << "call " << n;  // it came after the new one was there
+      }
+      for (const std::string& name : names()) fs::remove_all(folder.path / name);
+    }
+  }
+}
+
+TEST_F(CheckpointTest, AKillAtAnyCallLeavesAGoodOne) {
+  for (int64_t n = 1;; ++n) {
+    save(1);
+    fill(2);
+    const pid_t child = fork();
+    if (child == 0) {
+      const IoFaults faults(Fault::kill, n);
+      save_checkpoint(out, state(2), content);
+      _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    const int64_t loaded = load();
+    EXPECT_TRUE(loaded == 1 || loaded == 2);
+    EXPECT_THAT(notes, testing::IsEmpty()) << "call " << n;
+    save(3);  // what the killed one left is no obstacle
+    EXPECT_EQ(load(), 3);
+    for (const std::string& name : names()) EXPECT_THAT(name, testing::StartsWith("checkpoint-"));
+    for (const std::string& name : names()) fs::remove_all(folder.path / name);
+    if (WEXITSTATUS(status) == 0) {
+      EXPECT_EQ(loaded, 2);
+      EXPECT_GT(n, 10);
+      break;
+    }
+  }
+}
+
+TEST_F(CheckpointTest, ShortAndInterruptedCallsGoOn) {
+  for (const Fault fault : {Fault::short_write, Fault::interrupt}) {
+    for (int64_t n = 1; n <= 12; ++n) {
+      fill(n);
+      {
+        const IoFaults faults(fault, n);
+        save_checkpoint(out, state(n), content);
+        EXPECT_TRUE(faults.happened());
+      }
+      EXPECT_EQ(load(), n);
+    }
+    for (const std::string& name : names()) fs::remove_all(folder.path / name);
+  }
+}
+
+// Against power loss: everything is synced before the rename that publishes it, the folder above after it.
+TEST_F(CheckpointTest, NothingIsPublishedBeforeItIsOnDisk) {
+  fill(1);
+  const IoFaults faults(Fault::none, 0);
+  save_checkpoint(out, state(1), content);
+  const std::vector<std::string> trace = IoFaults::trace();
+  const auto at = [&](const std::string& call) {
+    const auto found = std::find(trace.rbegin(), trace.rend(), call);
+    EXPECT_NE(found, trace.rend()) << call;
+    return trace.rend() - found;
+  };
+  const std::string temporary = out + "/.tmp-checkpoint-1", manifest = temporary + "/state.json";
+  const auto published = at("rename " + temporary + " " + out + "/checkpoint-1");
+  for (const char* name : {"/weights.safetensors", "/optimizer.safetensors"}) {
+    EXPECT_LT(at("write " + temporary + name), at("fsync " + temporary + name));
+    EXPECT_LT(at("fsync " + temporary + name), at("write " + manifest));
+  }
+  EXPECT_LT(at("write " + manifest), at("fsync " + manifest));
+  EXPECT_LT(at("fsync " + manifest), at("fsync " + temporary));
+  EXPECT_LT(at("fsync " + temporary), published);
+  EXPECT_GT(at("fsync " + out), published);
+}
+
+}  // namespace
+}  // namespace ort_train

@@ -1,0 +1,356 @@
+// The command line as scripts use it: names, exit codes, files, budgets, interruption and resumption. Runs the built program.
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "tests/test_files.h"
+
+namespace ort_train {
+namespace {
+
+using testing::HasSubstr;
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+const std::string kProgram = std::string(ORT_TRAIN_BINARY_DIR) + "/ort-train";
+const std::string kGolden = std::string(ORT_TRAIN_SOURCE_DIR) + "/tests/golden/";
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kSanitized = true;  // the sanitizer's memory is not the program's
+#else
+constexpr bool kSanitized = false;
+#endif
+
+struct Result {
+  int code = -1;
+  std::string out, err;
+  int64_t peak = 0;  // VmHWM as last seen from outside
+};
+
+int64_t peak_of(pid_t process) {
+  std::ifstream status("/proc/" + std::to_string(process) + "/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmHWM:")) return std::stoll(line.substr(6)) * 1024;
+  }
+  return 0;
+}
+
+struct CommandLineTest : testing::Test {
+  TestFolder folder;
+
+  // `meanwhile(process)` is called again and again while the program runs.
+  Result run(const std::vector<std::string>& arguments, const std::function<void(pid_t)>& meanwhile = {}) {
+    const std::string out = folder / "stdout", err = folder / "stderr";
+    std::vector<std::string> all{kProgram};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    std::vector<char*> pointers;
+    for (std::string& argument : all) pointers.push_back(argument.data());
+    pointers.push_back(nullptr);
+    const pid_t process = fork();
+    if (process == 0) {
+      const int out_file = ::open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666), err_file = ::open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+      dup2(out_file, 1);
+      dup2(err_file, 2);
+      execv(pointers[0], pointers.data());
+      _exit(126);
+    }
+    Result result;
+    int status = 0;
+    while (waitpid(process, &status, WNOHANG) == 0) {
+      if (const int64_t peak = peak_of(process); peak > 0) result.peak = peak;
+      if (meanwhile) meanwhile(process);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    result.code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+    result.out = read_file(out);
+    result.err = read_file(err);
+    return result;
+  }
+
+  // A small GPT-2 on tokens from a file: 40 samples of 8.
+  std::vector<std::string> gpt(const std::string& out, const std::vector<std::string>& more = {}) {
+    const std::string tokens = folder / "tokens.bin";
+    if (!fs::exists(tokens)) {
+      std::vector<uint16_t> ids;
+      for (int i = 0; i < 326; ++i) ids.push_back(static_cast<uint16_t>(i * i * 7 % 61));
+      write_file(tokens, bytes_of(ids));
+    }
+    std::vector<std::string> arguments{kGolden + "gpt2-dynamo-20-folded.onnx", "--data", tokens, "--task", "causal-lm", "--seq-length", "8", "--batch-size", "3",
+                                       "--learning-rate", "1e-3", "--output-dir", folder / out, "--log-file", folder / (out + ".jsonl")};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  }
+  std::vector<Json> log(const std::string& out) const {
+    std::vector<Json> lines;
+    std::ifstream file(folder / (out + ".jsonl"));
+    for (std::string line; std::getline(file, line);) lines.push_back(Json::parse(line));
+    return lines;
+  }
+  // Losses and norms of a log, and the hash of its summary.
+  static std::vector<std::string> numbers(const std::vector<Json>& lines) {
+    std::vector<std::string> result;
+    for (const Json& line : lines) {
+      if (line.contains("summary")) result.push_back(line["summary"]["weights_hash"]);
+      else result.push_back(line["step"].dump() + " " + line["loss"].dump() + " " + line["grad_norm"].dump() + " " + line["learning_rate"].dump());
+    }
+    return result;
+  }
+  size_t lines_of(const std::string& out) const {
+    const std::string text = read_file(folder / (out + ".jsonl"));
+    return static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
+  }
+};
+
+TEST_F(CommandLineTest, HelpShowsGroupsAndDefaults) {
+  const Result help = run({"--help"});
+  EXPECT_EQ(help.code, 0);
+  for (const char* text : {"ort-train check", "Data:", "Memory:", "Optimizer:", "--learning-rate FLOAT=5e-05", "--adam-beta2 FLOAT=0.999", "--output-dir TEXT=out", "Exit codes"}) {
+    EXPECT_THAT(help.out, HasSubstr(text));
+  }
+  const Result version = run({"--version"});
+  EXPECT_EQ(version.code, 0);
+  EXPECT_THAT(version.out, testing::StartsWith("ort-train 0."));
+}
+
+TEST_F(CommandLineTest, ExitCodes) {
+  const auto expect = [&](const std::vector<std::string>& arguments, int code, const std::string& text) {
+    const Result result = run(arguments);
+    EXPECT_EQ(result.code, code) << result.err;
+    EXPECT_THAT(result.err, testing::StartsWith("error: "));
+    EXPECT_THAT(result.err, HasSubstr(text));
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  };
+  expect({}, 2, "no model");
+  expect(gpt("o", {"--lerning_rate", "1"}), 2, "did you mean --learning-rate?");
+  expect(gpt("o", {"--max-stepz=3"}), 2, "did you mean --max-steps?");
+  expect(gpt("o", {"--max-steps", "many"}), 2, "max-steps");
+  expect(gpt("o", {"another.onnx"}), 2, "one model");
+  expect(gpt("o", {"--optim", "lion"}), 2, "adamw or sgd");
+  expect(gpt("o", {"--shape", "batch"}), 2, "name=value");
+  expect(gpt("o", {"--budget", "12 apples"}), 2, "no number of bytes");
+  expect({kGolden + "mlp-mse.onnx"}, 2, "--data");
+  expect({folder / "missing.onnx", "--data", "x.npz"}, 6, "missing.onnx");
+  expect({write_file(folder / "bad.onnx", "this is no model"), "--data", "x.npz"}, 3, "bad.onnx");
+  expect({kGolden + "mlp-mse.onnx", "--data", folder / "none.npz"}, 5, "none.npz");
+  expect({kGolden + "mlp-own-loss.onnx", "--data", kGolden + "mlp-mse.data.safetensors", "--loss", "output"}, 5, "no array 'target'");
+  expect({kGolden + "mlp-mse.onnx", "--data", kGolden + "mlp-mse.data.safetensors", "--loss", "mse"}, 5, "'labels'");
+  expect({kGolden + "gpt2-dynamo-20-folded.onnx", "--data", write_file(folder / "t.txt", "abc"), "--task", "causal-lm", "--seq-length", "2"}, 5, "vocabulary");
+  expect(gpt("o", {"--budget", "1MB"}), 4, "smallest budget");
+  std::vector<uint16_t> wild(64, 60000);
+  std::vector<std::string> arguments = gpt("o");
+  arguments[2] = write_file(folder / "wild.bin", bytes_of(wild));
+  expect(arguments, 5, "60000");
+  expect(gpt("o", {"--resume"}), 2, "no checkpoint");
+  EXPECT_FALSE(fs::exists(folder / "o/model.onnx"));
+}
+
+TEST_F(CommandLineTest, CheckSaysWhatCanBeTrained) {
+  const Result result = run({"check", kGolden + "mlp-mse.onnx"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("prediction"));
+}
+
+TEST_F(CommandLineTest, PlanShowsThePlanAndTrainsNothing) {
+  for (const bool word : {true, false}) {
+    std::vector<std::string> arguments = gpt("o", {"--plan-json", folder / "plan.json", "--plan-svg", folder / "plan.svg"});
+    if (word) arguments.insert(arguments.begin(), "plan");
+    else arguments.push_back("--plan");
+    const Result result = run(arguments);
+    EXPECT_EQ(result.code, 0) << result.err;
+    for (const char* text : {"program", "weights", "optimizer", "smallest budget", "predicted"}) EXPECT_THAT(result.out, HasSubstr(text));
+    const Json plan = Json::parse(read_file(folder / "plan.json"));
+    EXPECT_GT(plan.at("minimum_budget_bytes").get<int64_t>(), plan.at("planned_peak_bytes").at("RAM").get<int64_t>());
+    EXPECT_EQ(plan.at("peak").at("total"), plan.at("minimum_budget_bytes"));
+    EXPECT_THAT(read_file(folder / "plan.svg"), HasSubstr("<svg"));
+    EXPECT_FALSE(fs::exists(folder / "o"));
+  }
+}
+
+TEST_F(CommandLineTest, TheLogHasALineAStepAndASummary) {
+  const Result result = run(gpt("a", {"--max_steps=5", "--lr_scheduler_type", "cosine", "--warmup_steps", "0.4"}));
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  EXPECT_THAT(result.out, HasSubstr("step 5/5"));
+  const std::vector<Json> lines = log("a");
+  ASSERT_EQ(lines.size(), 6u);
+  for (size_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(lines[i].at("step"), i + 1);
+    for (const char* key : {"loss", "grad_norm", "learning_rate", "ms", "tokens_per_second"}) EXPECT_TRUE(lines[i].at(key).is_number()) << key;
+  }
+  EXPECT_EQ(lines[0].at("learning_rate"), 0.0);
+  EXPECT_EQ(lines[2].at("learning_rate"), 1e-3);
+  const Json& summary = lines[5].at("summary");
+  EXPECT_EQ(summary.at("weights_hash").get<std::string>().size(), 16u);
+  EXPECT_EQ(summary.at("measured_peak_bytes").at("RAM").is_number(), true);
+  EXPECT_LE(summary.at("measured_peak_bytes").at("RAM").get<int64_t>(), summary.at("planned_peak_bytes").at("RAM").get<int64_t>());
+  EXPECT_GT(summary.at("minimum_budget_bytes").get<int64_t>(), summary.at("planned_peak_bytes").at("RAM").get<int64_t>());
+  EXPECT_TRUE(fs::exists(folder / "a/model.onnx"));
+  EXPECT_TRUE(fs::exists(folder / "a/checkpoint-5"));
+}
+
+TEST_F(CommandLineTest, ALearningRateOfZeroGivesTheSameFileBack) {
+  for (const char* model : {"gpt2-dynamo-20-folded", "gpt2-torchscript-18-folded", "mlp-mse"}) {
+    const std::string data = kGolden + model + ".data.safetensors";
+    std::vector<std::string> arguments{kGolden + model + ".onnx", "--data", data, "--max-steps", "2", "--batch-size", "2", "--learning-rate", "0", "--output-dir", folder / model};
+    if (std::string(model) == "mlp-mse") arguments.insert(arguments.end(), {"--loss", "mse", "--labels", "y"});
+    const Result result = run(arguments);
+    ASSERT_EQ(result.code, 0) << result.err;
+    EXPECT_TRUE(read_file(folder / (std::string(model) + "/model.onnx")) == read_file(kGolden + model + ".onnx")) << model;
+  }
+}
+
+// One epoch of 40 samples in windows of two batches of three: the last window is short, and so is its last batch.
+TEST_F(CommandLineTest, RemaindersAccumulationAndEvaluation) {
+  const Result plain = run(gpt("a", {"--num-train-epochs", "2", "--batch-size", "6", "--no-shuffle"}));
+  ASSERT_EQ(plain.code, 0) << plain.err;
+  ASSERT_EQ(log("a").size(), 15u);
+  const Result result = run(gpt("b", {"--num-train-epochs", "2", "--gradient-accumulation-steps", "2", "--no-shuffle"}));
+  ASSERT_EQ(result.code, 0) << result.err;
+  ASSERT_EQ(log("b").size(), 15u);  // 2 x 3 is 6: the same batches, summed in another order
+  for (size_t i = 0; i < 14; ++i) EXPECT_NEAR(log("a")[i]["loss"].get<double>(), log("b")[i]["loss"].get<double>(), 2e-5) << i;
+  const Result evaluated = run(gpt("c", {"--max-steps", "10", "--eval-steps", "4"}));
+  ASSERT_EQ(evaluated.code, 0) << evaluated.err;
+  EXPECT_THAT(evaluated.out, HasSubstr("held-out"));
+  std::vector<bool> has;
+  for (const Json& line : log("c")) has.push_back(line.contains("eval_loss"));
+  EXPECT_EQ(has, (std::vector<bool>{false, false, false, true, false, false, false, true, false, true, false}));
+}
+
+TEST_F(CommandLineTest, NamesSpellingThreadsAndBudgetsChangeNoBit) {
+  ASSERT_EQ(run(gpt("a", {"--max-steps", "6", "--threads", "1"})).code, 0);
+  ASSERT_EQ(run(gpt("b", {"--max_steps", "6", "--threads", "3", "--budget", "1GiB"})).code, 0);
+  EXPECT_EQ(numbers(log("a")), numbers(log("b")));
+}
+
+TEST_F(CommandLineTest, TheSmallestBudgetIsExact) {
+  if (kSanitized) GTEST_SKIP() << "memory is the sanitizer's here";
+  const Result refused = run(gpt("o", {"--max-steps", "30", "--budget", "1MB"}));
+  ASSERT_EQ(refused.code, 4);
+  const size_t at = refused.err.find("(--budget ");
+  ASSERT_NE(at, std::string::npos);
+  const int64_t least = std::stoll(refused.err.substr(at + 10));
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    EXPECT_EQ(run(gpt("o", {"--max-steps", "30", "--budget", std::to_string(least - 4096)})).code, 4);
+    const Result result = run(gpt("o", {"--max-steps", "30", "--save-steps", "10", "--budget", std::to_string(least)}));
+    ASSERT_EQ(result.code, 0) << result.err;
+    EXPECT_GT(result.peak, 0);
+    EXPECT_LE(result.peak, least);
+    const Json summary = log("o").back().at("summary");
+    EXPECT_LE(summary.at("rss_peak_bytes").get<int64_t>(), least);
+    EXPECT_EQ(summary.at("minimum_budget_bytes").get<int64_t>(), least);
+    // Resident memory is flat: the budget is not merely generous.
+    EXPECT_GT(result.peak, least - (16 << 20));
+  }
+}
+
+TEST_F(CommandLineTest, AKilledRunGoesOnBitForBit) {
+  const std::vector<std::string> more{"--max-steps", "60", "--save-steps", "7", "--gradient-accumulation-steps", "2"};
+  ASSERT_EQ(run(gpt("whole", more)).code, 0);
+  // Killed again and again, wherever it happens to be.
+  std::vector<std::string> resumed = more;
+  int killed = 0;
+  for (const size_t lines : {9, 17, 23, 40}) {
+    const Result result = run(gpt("pieces", resumed), [&](pid_t process) {
+      if (lines_of("pieces") >= lines) kill(process, SIGKILL);
+    });
+    killed += result.code == -SIGKILL;
+    if (killed == 1) resumed.push_back("--resume");
+    if (result.code == 0) break;
+    ASSERT_EQ(result.code, -SIGKILL) << result.err;
+  }
+  ASSERT_GE(killed, 1);
+  const Result last = run(gpt("pieces", resumed));
+  ASSERT_EQ(last.code, 0) << last.err;
+  EXPECT_EQ(numbers(log("pieces")), numbers(log("whole")));
+  EXPECT_TRUE(read_file(folder / "pieces/model.onnx") == read_file(folder / "whole/model.onnx"));
+}
+
+TEST_F(CommandLineTest, ASignalSavesAndTheRunGoesOn) {
+  const std::vector<std::string> more{"--max-steps", "4000", "--lr-scheduler-type", "constant"};
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const std::string out = "signal-" + std::to_string(signal);
+    bool sent = false;
+    const Result result = run(gpt(out, more), [&](pid_t process) {
+      if (!sent && lines_of(out) >= 3) {
+        sent = true;
+        kill(process, signal);
+      }
+    });
+    ASSERT_EQ(result.code, 128 + signal) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("--resume"));
+    const std::vector<Json> lines = log(out);
+    const int64_t steps = lines.back().at("summary").at("steps").get<int64_t>();
+    EXPECT_EQ(lines.back().at("summary").at("stopped"), true);
+    EXPECT_EQ(static_cast<int64_t>(lines.size()), steps + 1);
+    EXPECT_TRUE(fs::exists(folder / (out + "/checkpoint-" + std::to_string(steps))));
+    EXPECT_FALSE(fs::exists(folder / (out + "/model.onnx")));
+    // Two steps more, against a run that was never stopped.
+    const std::string total = std::to_string(steps + 2);
+    ASSERT_EQ(run(gpt(out, {"--max-steps", total, "--lr-scheduler-type", "constant", "--resume"})).code, 0);
+    ASSERT_EQ(run(gpt(out + "-whole", {"--max-steps", total, "--lr-scheduler-type", "constant"})).code, 0);
+    EXPECT_EQ(numbers(log(out)), numbers(log(out + "-whole")));
+  }
+}
+
+TEST_F(CommandLineTest, ABrokenCheckpointIsSkippedAndNoneLeftIsCorrupt) {
+  ASSERT_EQ(run(gpt("a", {"--max-steps", "8", "--save-steps", "5"})).code, 0);
+  const auto flip = [&](const std::string& path) {
+    std::string bytes = read_file(path);
+    bytes[bytes.size() - 9] = static_cast<char>(bytes[bytes.size() - 9] ^ 4);
+    write_file(path, bytes);
+  };
+  const std::string hash = log("a").back().at("summary").at("weights_hash");
+  flip(folder / "a/checkpoint-8/weights.safetensors");
+  const Result resumed = run(gpt("a", {"--max-steps", "8", "--save-steps", "5", "--resume"}));
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_THAT(resumed.out, testing::AllOf(HasSubstr("checkpoint-8 is skipped"), HasSubstr("checkpoint-5 after step 5")));
+  EXPECT_EQ(log("a").back().at("summary").at("weights_hash"), hash);
+  flip(folder / "a/checkpoint-8/optimizer.safetensors");
+  flip(folder / "a/checkpoint-5/weights.safetensors");
+  const Result corrupt = run(gpt("a", {"--max-steps", "8", "--resume"}));
+  EXPECT_EQ(corrupt.code, 8) << corrupt.out;
+}
+
+TEST_F(CommandLineTest, DivergenceEndsTheRunAndSparesWhatWasSaved) {
+  const Result result = run(gpt("a", {"--max-steps", "50", "--save-steps", "1", "--learning-rate", "1e30", "--lr-scheduler-type", "constant", "--max-grad-norm", "0"}));
+  ASSERT_EQ(result.code, 7) << result.err;
+  EXPECT_THAT(result.err, testing::AllOf(HasSubstr("step "), HasSubstr("--learning-rate")));
+  ASSERT_FALSE(log("a").empty());
+  EXPECT_TRUE(log("a").back().at("loss").is_null() || log("a").back().at("grad_norm").is_null());  // JSON has no infinity
+  EXPECT_FALSE(fs::exists(folder / "a/checkpoint-" + std::to_string(log("a").size())));
+}
+
+TEST_F(CommandLineTest, AForeignModelIsNeverOverwritten) {
+  fs::create_directory(folder / "o");
+  write_file(folder / "o/model.onnx", "precious");
+  const Result result = run(gpt("o", {"--max-steps", "1"}));
+  EXPECT_EQ(result.code, 2);
+  EXPECT_EQ(read_file(folder / "o/model.onnx"), "precious");
+  EXPECT_FALSE(fs::exists(folder / "o/checkpoint-1"));
+}
+
+TEST_F(CommandLineTest, TextIsTrainedOnAndWritten) {
+  fs::copy_file(kGolden + "gpt2-dynamo-20-folded.onnx", folder / "m.onnx");
+  write_file(folder / "m.vocab.json", R"({"tokens": ["\n", " ", "a", "b", "c", "d", "é"]})");
+  std::string text;
+  for (int i = 0; i < 400; ++i) text += i % 5 == 4 ? "é\n" : "abc d ";
+  fs::create_directory(folder / "data");
+  write_file(folder / "data/train.txt", text);
+  write_file(folder / "data/valid.txt", text.substr(0, 300));
+  const Result result = run({folder / "m.onnx", "--data", folder / "data", "--task", "causal-lm", "--seq-length", "8", "--max-steps", "30", "--learning-rate", "3e-3", "--eval-steps",
+                             "10", "--output-dir", folder / "o", "--sample-length", "20"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, testing::AllOf(HasSubstr("held-out"), HasSubstr("sample")));
+}
+
+}  // namespace
+}  // namespace ort_train

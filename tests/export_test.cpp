@@ -1,0 +1,181 @@
+// Export: the user's bytes with the weights replaced, in their layouts; nothing else is ever overwritten.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+
+#include "frontend/export.h"
+#include "frontend/file.h"
+#include "frontend/safetensors.h"
+#include "graph/error.h"
+#include "tests/io_faults.h"
+#include "tests/test_files.h"
+
+namespace ort_train {
+namespace {
+
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+// A model file and two of external data; to export, a file is bytes with places in it.
+struct ExportTest : testing::Test {
+  TestFolder folder;
+  const std::string in = folder / "in", out = folder / "out";
+  std::vector<float> w{1, 2, 3, 4, 5, 6}, b{7, 8};
+  ModelInfo model;
+  std::vector<Weight> weights;
+
+  ExportTest() {
+    fs::create_directories(in + "/parts");
+    model.path = write_file(in + "/m.onnx", "head" + std::string(24, 'w') + "middle" + std::string(8, 'b') + "tail");
+    write_file(in + "/m.data", std::string(5, '.') + std::string(24, 't') + "end");
+    write_file(in + "/parts/other", "untouched");
+    model.external_files = {"m.data", "parts/other"};
+    weights = {{.parameter = "w",
+                .places = {{.name = "w", .bytes = {.path = model.path, .offset = 4, .bytes = 24}, .dtype = DType::float32, .shape = {2, 3}, .transposed = false},
+                           {.name = "w.t", .bytes = {.path = in + "/m.data", .offset = 5, .bytes = 24}, .dtype = DType::float32, .shape = {3, 2}, .transposed = true}}},
+               {.parameter = "b",
+                .places = {{.name = "b", .bytes = {.path = model.path, .offset = 34, .bytes = 8}, .dtype = DType::float32, .shape = {2}, .transposed = false}}}};
+  }
+
+  std::span<const std::byte> bytes(const std::string& name) const { return std::as_bytes(std::span(name == "w" ? w : b)); }
+  std::string run() {
+    return export_model(model, weights, [this](const std::string& name) { return bytes(name); }, out);
+  }
+  void expect_written() const {
+    EXPECT_EQ(read_file(out + "/model.onnx"), "head" + bytes_of(w) + "middle" + bytes_of(b) + "tail");
+    const std::vector<float> transposed{w[0], w[3], w[1], w[4], w[2], w[5]};
+    EXPECT_EQ(read_file(out + "/m.data"), std::string(5, '.') + bytes_of(transposed) + "end");
+    EXPECT_EQ(read_file(out + "/parts/other"), "untouched");
+  }
+  std::string refusal() {
+    try {
+      run();
+    } catch (const Error& problem) {
+      EXPECT_EQ(problem.code(), ErrorCode::usage) << problem.what();
+      return problem.what();
+    }
+    ADD_FAILURE() << "written";
+    return "";
+  }
+};
+
+TEST_F(ExportTest, WeightsAreReplacedInTheirLayouts) {
+  fs::create_directory(out);
+  EXPECT_EQ(run(), out + "/model.onnx");
+  expect_written();
+  EXPECT_EQ(export_bytes(model), 46 + 32 + 9);
+}
+
+TEST_F(ExportTest, WhatItWroteItMayOverwrite) {
+  fs::create_directory(out);
+  run();
+  w[1] = 50;
+  run();
+  expect_written();
+  // Touched, and copied from elsewhere: the content is what counts.
+  fs::last_write_time(out + "/model.onnx", fs::last_write_time(out + "/model.onnx") + std::chrono::seconds(5));
+  fs::copy_file(out + "/m.data", folder / "copy");
+  fs::rename(folder / "copy", out + "/m.data");
+  w[2] = 60;
+  run();
+  expect_written();
+}
+
+TEST_F(ExportTest, WhatItDidNotWriteStays) {
+  fs::create_directory(out);
+  write_file(out + "/model.onnx", "mine");
+  EXPECT_THAT(refusal(), HasSubstr("was not written by ort-train"));
+  EXPECT_EQ(read_file(out + "/model.onnx"), "mine");
+  fs::remove(out + "/model.onnx");
+  run();
+  write_file(out + "/parts/other", "changed since");
+  EXPECT_THAT(refusal(), HasSubstr("parts/other"));
+  EXPECT_EQ(read_file(out + "/parts/other"), "changed since");
+}
+
+TEST_F(ExportTest, TheInputIsNeverTheOutput) {
+  fs::rename(model.path, in + "/model.onnx");
+  model.path = in + "/model.onnx";
+  weights[0].places[0].bytes.path = weights[1].places[0].bytes.path = model.path;
+  const std::string before = read_file(model.path);
+  try {
+    check_output(model, in);
+    FAIL();
+  } catch (const Error& problem) {
+    EXPECT_THAT(problem.what(), HasSubstr("is the input"));
+  }
+  fs::create_directory(out);
+  fs::create_hard_link(in + "/m.data", out + "/m.data");
+  EXPECT_THAT(refusal(), HasSubstr("is the input"));
+  EXPECT_EQ(read_file(model.path), before);
+}
+
+TEST_F(ExportTest, AModelThatChangedSinceImportIsNotCopied) {
+  fs::create_directory(out);
+  write_file(model.path, "short");
+  EXPECT_THROW(run(), Error);
+  EXPECT_FALSE(fs::exists(out + "/model.onnx"));
+}
+
+// The n-th write, fsync or rename fails: the next run may overwrite what is there, and nothing of it is half.
+TEST_F(ExportTest, AFailureAnywhereIsNoObstacleForTheNext) {
+  fs::create_directory(out);
+  run();
+  const std::string old_model = read_file(out + "/model.onnx"), old_data = read_file(out + "/m.data");
+  bool happened = true;
+  for (int64_t n = 1; happened; ++n) {
+    w[0] = static_cast<float>(100 + n);
+    std::optional<Error> problem;
+    {
+      const IoFaults faults(Fault::full, n);
+      try {
+        run();
+      } catch (const Error& caught) {
+        problem = caught;
+      }
+      happened = faults.happened();
+    }
+    if (problem) {
+      EXPECT_EQ(problem->code(), ErrorCode::io) << n;
+    }
+    EXPECT_EQ(read_file(out + "/model.onnx").size(), old_model.size());
+    EXPECT_EQ(read_file(out + "/m.data").size(), old_data.size());
+    run();
+    expect_written();
+    EXPECT_FALSE(fs::exists(out + "/model.onnx.tmp"));
+  }
+}
+
+TEST_F(ExportTest, LargeTransposesGoInBlocks) {
+  const int64_t rows = 700, columns = 900;
+  std::vector<float> parameter(static_cast<size_t>(rows * columns)), result(parameter.size());
+  for (size_t i = 0; i < parameter.size(); ++i) parameter[i] = static_cast<float>(i);
+  const WeightPlace place{.name = "t", .bytes = {.path = "", .offset = 0, .bytes = 4 * rows * columns}, .dtype = DType::float32, .shape = {rows, columns}, .transposed = true};
+  int pieces = 0;
+  in_layout(place, std::as_bytes(std::span(parameter)), [&](int64_t offset, std::span<const std::byte> bytes) {
+    std::memcpy(reinterpret_cast<std::byte*>(result.data()) + offset, bytes.data(), bytes.size());
+    ++pieces;
+  });
+  EXPECT_GT(pieces, 1);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t column = 0; column < columns; ++column) {
+      ASSERT_EQ(result[static_cast<size_t>(row * columns + column)], parameter[static_cast<size_t>(column * rows + row)]);
+    }
+  }
+}
+
+TEST_F(ExportTest, GradientsAreWrittenUnderEveryNameInItsLayout) {
+  const std::string path = folder / "g.safetensors";
+  write_layouts(path, weights, [this](const std::string& name) { return name == "w" ? bytes(name) : std::span<const std::byte>(); });
+  const SafetensorsHeader header = read_safetensors_header(File::open(path), ErrorCode::data);
+  ASSERT_EQ(header.entries.size(), 2u);
+  EXPECT_EQ(header.find("w.t")->shape, (Shape{3, 2}));
+  const std::string file = read_file(path);
+  EXPECT_EQ(file.substr(static_cast<size_t>(header.find("w")->offset), 24), bytes_of(w));
+  EXPECT_EQ(file.substr(static_cast<size_t>(header.find("w.t")->offset), 24), bytes_of(std::vector<float>{1, 4, 2, 5, 3, 6}));
+}
+
+}  // namespace
+}  // namespace ort_train

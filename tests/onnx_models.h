@@ -1,0 +1,111 @@
+// Small ONNX models for tests, written in ONNX's text syntax, and running what import makes of them.
+
+#pragma once
+
+#include <gtest/gtest.h>
+#include <onnx/defs/parser.h>
+#include <onnx/onnx_pb.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "exec/kernel.h"
+#include "frontend/import.h"
+#include "graph/op_def.h"
+#include "tests/test_files.h"
+
+namespace ort_train::testing {
+
+inline ort_train_onnx::ModelProto model_of(const std::string& text) {
+  ort_train_onnx::ModelProto model;
+  ort_train_onnx::OnnxParser parser(text);
+  const auto status = parser.Parse(model);
+  if (!status.IsOK()) throw std::runtime_error(status.ErrorMessage());
+  return model;
+}
+
+// The way exporters store tensors: bytes instead of numbers.
+inline void store_raw(ort_train_onnx::TensorProto& tensor) {
+  if (tensor.data_type() != ort_train_onnx::TensorProto::FLOAT) return;
+  const std::vector<float> values(tensor.float_data().begin(), tensor.float_data().end());
+  tensor.clear_float_data();
+  tensor.set_raw_data(values.data(), values.size() * sizeof(float));
+}
+
+inline ort_train_onnx::TensorProto tensor_of(const std::string& name, const std::vector<int64_t>& dims, const std::vector<float>& values) {
+  ort_train_onnx::TensorProto tensor;
+  tensor.set_name(name);
+  tensor.set_data_type(ort_train_onnx::TensorProto::FLOAT);
+  for (int64_t dim : dims) tensor.add_dims(dim);
+  tensor.set_raw_data(values.data(), values.size() * sizeof(float));
+  return tensor;
+}
+
+inline void store_externally(ort_train_onnx::TensorProto& tensor, const std::string& location, int64_t offset, int64_t length) {
+  tensor.clear_raw_data();
+  tensor.clear_float_data();
+  tensor.clear_external_data();
+  tensor.set_data_location(ort_train_onnx::TensorProto::EXTERNAL);
+  for (const auto& [key, value] : {std::pair<std::string, std::string>{"location", location}, {"offset", std::to_string(offset)}, {"length", std::to_string(length)}}) {
+    auto& entry = *tensor.add_external_data();
+    entry.set_key(key);
+    entry.set_value(value);
+  }
+}
+
+inline std::string write_model(const TestFolder& folder, const ort_train_onnx::ModelProto& model, const std::string& name = "model.onnx") {
+  return write_file(folder / name, model.SerializeAsString());
+}
+inline std::string write_model(const TestFolder& folder, const std::string& text, const std::string& name = "model.onnx") {
+  return write_model(folder, model_of(text), name);
+}
+
+inline Imported import_file(const std::string& path, const ImportOptions& options = {}) {
+  Workers workers(1);
+  return import_model(path, options, workers);
+}
+
+inline Tensor weight_tensor(const Imported& imported, const Weight& weight) {
+  const Value& value = imported.graph.value(imported.graph.find_value(weight.parameter));
+  Tensor tensor(value.dtype, value.shape);
+  read_range(weight.places.at(0).bytes, tensor.bytes);
+  return tensor;
+}
+
+// The model's outputs, by name; weights come from the file.
+inline std::map<std::string, Tensor> run_imported(const Imported& imported, const std::map<std::string, Tensor>& inputs) {
+  Workers workers(1);
+  const Graph& graph = imported.graph;
+  std::map<ValueId, Tensor> values;
+  for (const auto& [name, tensor] : inputs) values[graph.find_value(name)] = tensor;
+  for (const Weight& weight : imported.weights) values[graph.find_value(weight.parameter)] = weight_tensor(imported, weight);
+  for (NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    std::vector<const Tensor*> read;
+    for (ValueId input : node.inputs) read.push_back(input == kNone ? nullptr : graph.constant(input) ? graph.constant(input) : &values.at(input));
+    std::vector<Tensor> outputs = evaluate(*node.op, node.attributes, read, node.outputs.size(), workers);
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (node.outputs[i] != kNone) values[node.outputs[i]] = std::move(outputs[i]);
+    }
+  }
+  std::map<std::string, Tensor> results;
+  for (ValueId output : graph.outputs) results[graph.value(output).name] = values.at(output);
+  return results;
+}
+
+// What a call throws; fails the test where it throws nothing.
+template <typename Call>
+Error error_of(Call&& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    return e;
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return Error(ErrorCode::device, "");
+}
+
+#define EXPECT_HAS(text, part) EXPECT_NE(std::string(text).find(part), std::string::npos) << (text)
+
+}  // namespace ort_train::testing

@@ -8,11 +8,11 @@
 #include "graph/error.h"
 #include "graph/op_def.h"
 
-#define ORT_TRAIN_DECLARE_ISA(isa)                                                                             \
-  extern "C" __attribute__((weak, visibility("hidden"))) void (*const __start_ort_train_init_##isa[])();             \
-  extern "C" __attribute__((weak, visibility("hidden"))) void (*const __stop_ort_train_init_##isa[])();              \
-  namespace ort_train::isa_##isa {                                                                             \
-  const std::vector<const OpDef*>& ops(); /* exec/op_list.cpp */                                               \
+#define ORT_TRAIN_DECLARE_ISA(isa)                                                                       \
+  extern "C" __attribute__((weak, visibility("hidden"))) void (*const __start_ort_train_init_##isa[])(); \
+  extern "C" __attribute__((weak, visibility("hidden"))) void (*const __stop_ort_train_init_##isa[])();  \
+  namespace ort_train::isa_##isa {                                                                       \
+    const std::vector<const OpDef*>& ops(); /* exec/op_list.cpp */                                       \
   }
 #ifdef ORT_TRAIN_HAS_v3
 ORT_TRAIN_DECLARE_ISA(v3)

@@ -17,7 +17,8 @@ KernelSpec make_spec(const Graph& graph, const Node& node, int threads) {
   return spec;
 }
 
-std::vector<Tensor> evaluate(const OpDef& op, const Attributes& attributes, const std::vector<const Tensor*>& inputs, size_t outputs, Workers& workers) {
+std::vector<Tensor> evaluate(const OpDef& op, const Attributes& attributes, const std::vector<const Tensor*>& inputs, size_t outputs,
+                             Workers& workers) {
   KernelSpec spec;
   spec.attributes = attributes;
   spec.threads = workers.threads();
@@ -56,7 +57,8 @@ Folder make_folder(Workers& workers, int64_t max_bytes) {
     std::vector<const Tensor*> inputs;
     for (ValueId input : node.inputs) inputs.push_back(graph.constant(input));
     int64_t bytes = 0;
-    for (const TensorType& type : infer_types(graph, *node.op, node.inputs, node.attributes, node.outputs.size(), node.name)) bytes += type.bytes();
+    for (const TensorType& type : infer_types(graph, *node.op, node.inputs, node.attributes, node.outputs.size(), node.name))
+      bytes += type.bytes();
     if (bytes > max_bytes) return {};
     return evaluate(*node.op, node.attributes, inputs, node.outputs.size(), workers);
   };

@@ -20,12 +20,12 @@ namespace {
 
 // An instruction, ready to run: pointers are made once, by attach().
 struct Step {
-  const KernelRun* kernel = nullptr;     // null for a view: nothing to run
+  const KernelRun* kernel = nullptr;  // null for a view: nothing to run
   const Instruction* instruction = nullptr;
-  std::vector<const void*> inputs;       // null where absent
+  std::vector<const void*> inputs;  // null where absent
   std::vector<void*> outputs;
   std::byte* workspace = nullptr;
-  int64_t highest = 0;                   // end of the highest place that this step or one before it uses
+  int64_t highest = 0;  // end of the highest place that this step or one before it uses
 };
 
 [[noreturn]] void rethrow_named(const Graph& graph, NodeId node) {
@@ -52,8 +52,7 @@ class Fence {
   }
 
  private:
-  template <typename Body>
-  void each(const Instruction& instruction, Body body) const {
+  template <typename Body> void each(const Instruction& instruction, Body body) const {
     for (const Place& place : instruction.inputs) body(place);
     for (const Place& place : instruction.outputs) body(place);
     body(instruction.workspace);
@@ -108,7 +107,8 @@ struct Executor::Impl {
   }
 
   static KernelRun prepare(const Graph& graph, NodeId node, const KernelSpec& spec) {
-    if (!graph.node(node).op->kernel.cpu) throw error(ErrorCode::unsupported, "[{}] can't be run: its op has no kernel", describe(graph, node));
+    if (!graph.node(node).op->kernel.cpu)
+      throw error(ErrorCode::unsupported, "[{}] can't be run: its op has no kernel", describe(graph, node));
     try {
       return graph.node(node).op->kernel.cpu(spec);
     } catch (...) {
@@ -142,8 +142,10 @@ struct Executor::Impl {
     for (size_t e = 0; e < entries.size(); ++e) {
       for (Step& step : entries[e]) {
         const Node& node = graphs[e]->node(step.instruction->node);
-        for (size_t i = 0; i < step.inputs.size(); ++i) step.inputs[i] = node.inputs[i] == kNone ? nullptr : data + step.instruction->inputs[i].offset;
-        for (size_t i = 0; i < step.outputs.size(); ++i) step.outputs[i] = node.outputs[i] == kNone ? nullptr : data + step.instruction->outputs[i].offset;
+        for (size_t i = 0; i < step.inputs.size(); ++i)
+          step.inputs[i] = node.inputs[i] == kNone ? nullptr : data + step.instruction->inputs[i].offset;
+        for (size_t i = 0; i < step.outputs.size(); ++i)
+          step.outputs[i] = node.outputs[i] == kNone ? nullptr : data + step.instruction->outputs[i].offset;
         if (step.instruction->workspace.bytes > 0) step.workspace = data + step.instruction->workspace.offset;
       }
     }
@@ -151,8 +153,10 @@ struct Executor::Impl {
       if (value.place.bytes == 0) continue;
       measured = std::max(measured, value.place.end());
       std::byte* const place = data + value.place.offset;
-      if (value.initial) std::memcpy(place, value.initial->bytes.data(), static_cast<size_t>(value.place.bytes));
-      else if (value.purpose != Purpose::weights) std::memset(place, 0, static_cast<size_t>(value.place.bytes));
+      if (value.initial)
+        std::memcpy(place, value.initial->bytes.data(), static_cast<size_t>(value.place.bytes));
+      else if (value.purpose != Purpose::weights)
+        std::memset(place, 0, static_cast<size_t>(value.place.bytes));
     }
   }
 
@@ -203,14 +207,16 @@ std::span<std::byte> Executor::bytes(size_t entry, ValueId value) const {
   const Graph& graph = *impl_->graphs.at(entry);
   const Place& place = impl_->program.entries[entry].value_places.at(value);
   if (place.bytes == 0 && graph.value(value).bytes() > 0) {
-    throw error(ErrorCode::device, "internal error: '{}' has no place in entry '{}'; please report this", graph.value(value).name, impl_->program.entries[entry].name);
+    throw error(ErrorCode::device, "internal error: '{}' has no place in entry '{}'; please report this", graph.value(value).name,
+                impl_->program.entries[entry].name);
   }
   return {at(place), static_cast<size_t>(place.bytes)};
 }
 
 std::span<std::byte> Executor::persistent(std::string_view name) const {
   const auto found = impl_->persistents.find(name);
-  if (found == impl_->persistents.end()) throw error(ErrorCode::device, "internal error: nothing named '{}' lives across runs; please report this", name);
+  if (found == impl_->persistents.end())
+    throw error(ErrorCode::device, "internal error: nothing named '{}' lives across runs; please report this", name);
   return {at(found->second->place), static_cast<size_t>(found->second->place.bytes)};
 }
 

@@ -15,18 +15,22 @@
 #ifndef ORT_TRAIN_ISA
 #define ORT_TRAIN_ISA isa_v3
 #endif
-#define ORT_TRAIN_OPS_BEGIN namespace ort_train { inline namespace ORT_TRAIN_ISA {
-#define ORT_TRAIN_OPS_END } }
+#define ORT_TRAIN_OPS_BEGIN \
+  namespace ort_train {     \
+  inline namespace ORT_TRAIN_ISA {
+#define ORT_TRAIN_OPS_END \
+  }                       \
+  }
 
 namespace ort_train {
 
 struct KernelSpec {
   Attributes attributes;
-  std::vector<TensorType> inputs;         // dtype float32, shape {} where absent: ask has()
-  std::vector<bool> present;              // inputs that are there
+  std::vector<TensorType> inputs;  // dtype float32, shape {} where absent: ask has()
+  std::vector<bool> present;       // inputs that are there
   std::vector<TensorType> outputs;
-  std::vector<const Tensor*> constants;   // of host_inputs; null else
-  int threads = 1;                        // for workspaces per worker; never for choices that touch results
+  std::vector<const Tensor*> constants;  // of host_inputs; null else
+  int threads = 1;                       // for workspaces per worker; never for choices that touch results
 
   bool has(size_t i) const { return i < present.size() && present[i]; }
 };
@@ -45,7 +49,8 @@ struct KernelArgs {
 KernelSpec make_spec(const Graph& graph, const Node& node, int threads);
 
 // Runs one node on constants, with ordinary memory: for folding and for tests. Throws where the op has no kernel.
-std::vector<Tensor> evaluate(const OpDef& op, const Attributes& attributes, const std::vector<const Tensor*>& inputs, size_t outputs, Workers& workers);
+std::vector<Tensor> evaluate(const OpDef& op, const Attributes& attributes, const std::vector<const Tensor*>& inputs, size_t outputs,
+                             Workers& workers);
 // A Folder (graph/builder.h) on top of it: leaves results above `max_bytes` as nodes.
 Folder make_folder(Workers& workers, int64_t max_bytes = int64_t{256} << 20);
 

@@ -7,7 +7,10 @@ namespace {
 
 class Hash {
  public:
-  void add(uint64_t word) { state_ = (state_ ^ word) * 0x9e3779b97f4a7c15u; state_ ^= state_ >> 29; }
+  void add(uint64_t word) {
+    state_ = (state_ ^ word) * 0x9e3779b97f4a7c15u;
+    state_ ^= state_ >> 29;
+  }
   void add(std::string_view text) { add(std::hash<std::string_view>{}(text)); }
   void add(const TensorType& type) {
     add(static_cast<uint64_t>(type.dtype) << 32 | type.shape.size());
@@ -17,11 +20,16 @@ class Hash {
     std::visit(
         [this](const auto& value) {
           using T = std::decay_t<decltype(value)>;
-          if constexpr (std::is_same_v<T, int64_t>) add(static_cast<uint64_t>(value));
-          else if constexpr (std::is_same_v<T, float>) add(static_cast<uint64_t>(std::hash<float>{}(value)));
-          else if constexpr (std::is_same_v<T, std::string>) add(std::string_view(value));
-          else if constexpr (std::is_same_v<T, Tensor>) add(value.type());
-          else for (const auto element : value) add(static_cast<uint64_t>(std::hash<std::decay_t<decltype(element)>>{}(element)));
+          if constexpr (std::is_same_v<T, int64_t>)
+            add(static_cast<uint64_t>(value));
+          else if constexpr (std::is_same_v<T, float>)
+            add(static_cast<uint64_t>(std::hash<float>{}(value)));
+          else if constexpr (std::is_same_v<T, std::string>)
+            add(std::string_view(value));
+          else if constexpr (std::is_same_v<T, Tensor>)
+            add(value.type());
+          else
+            for (const auto element : value) add(static_cast<uint64_t>(std::hash<std::decay_t<decltype(element)>>{}(element)));
         },
         attribute);
   }

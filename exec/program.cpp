@@ -20,13 +20,20 @@ std::string grouped(double number, int decimals) {
 
 std::string_view to_string(Purpose purpose) {
   switch (purpose) {
-    case Purpose::weights: return "weights";
-    case Purpose::gradients: return "gradients";
-    case Purpose::optimizer: return "optimizer";
-    case Purpose::activations: return "activations";
-    case Purpose::inputs: return "inputs";
-    case Purpose::constants: return "constants";
-    case Purpose::workspace: return "workspace";
+    case Purpose::weights:
+      return "weights";
+    case Purpose::gradients:
+      return "gradients";
+    case Purpose::optimizer:
+      return "optimizer";
+    case Purpose::activations:
+      return "activations";
+    case Purpose::inputs:
+      return "inputs";
+    case Purpose::constants:
+      return "constants";
+    case Purpose::workspace:
+      return "workspace";
   }
   return "?";
 }
@@ -49,18 +56,21 @@ size_t Program::entry_index(std::string_view name) const {
 std::string Program::to_text(const std::vector<const Graph*>& graphs) const {
   require(graphs.size() == entries.size(), "a program is printed with a graph for each entry point");
   const bool large = arena_bytes >= 100'000'000;
-  const auto show = [&](int64_t bytes) { return large ? grouped(static_cast<double>(bytes) / 1e6, 1) : grouped(static_cast<double>(bytes), 0); };
+  const auto show = [&](int64_t bytes) {
+    return large ? grouped(static_cast<double>(bytes) / 1e6, 1) : grouped(static_cast<double>(bytes), 0);
+  };
   std::string text = "program ";
   for (size_t i = 0, at = 0; i < entries.size(); at += entries[i].code.size(), ++i) {
     text += fmt::format("{}{}@{}", i ? ", " : "· entry points ", entries[i].name, grouped(static_cast<double>(at), 0));
   }
-  text += fmt::format(" · offsets in {}\n  arena {}   persistent {} in {}", large ? "MB" : "bytes", show(arena_bytes), show(persistent_bytes),
-                      persistent.size());
-  for (const Entry& entry : entries) text += fmt::format("   {} peak {} at {}", entry.name, show(entry.peak_live_bytes), entry.peak_instruction);
+  text += fmt::format(" · offsets in {}\n  arena {}   persistent {} in {}", large ? "MB" : "bytes", show(arena_bytes),
+                      show(persistent_bytes), persistent.size());
+  for (const Entry& entry : entries)
+    text += fmt::format("   {} peak {} at {}", entry.name, show(entry.peak_live_bytes), entry.peak_instruction);
   text += '\n';
   for (const Persistent& value : persistent) {
-    text += fmt::format("         {:<11} {:>10} +{:<9} {} {}\n", to_string(value.purpose), show(value.place.offset), show(value.place.bytes), value.name,
-                        to_string(value.type));
+    text += fmt::format("         {:<11} {:>10} +{:<9} {} {}\n", to_string(value.purpose), show(value.place.offset),
+                        show(value.place.bytes), value.name, to_string(value.type));
   }
   int64_t number = 0;
   for (size_t e = 0; e < entries.size(); ++e) {
@@ -72,11 +82,13 @@ std::string Program::to_text(const std::vector<const Graph*>& graphs) const {
       }
       for (size_t i = 0; i < node.outputs.size(); ++i) {
         if (node.outputs[i] == kNone) continue;
-        outputs += fmt::format("{}{} {}", outputs.empty() ? "" : ", ", show(instruction.outputs[i].offset), to_string(graphs[e]->value(node.outputs[i]).type()));
+        outputs += fmt::format("{}{} {}", outputs.empty() ? "" : ", ", show(instruction.outputs[i].offset),
+                               to_string(graphs[e]->value(node.outputs[i]).type()));
       }
-      text += fmt::format("{:>6}  {:<8} {:<46} in {:<28} out {}", grouped(static_cast<double>(number++), 0), is_view(node, instruction) ? "view" : "compute",
-                          describe(*graphs[e], instruction.node), inputs, outputs);
-      if (instruction.workspace.bytes > 0) text += fmt::format("   workspace {} +{}", show(instruction.workspace.offset), show(instruction.workspace.bytes));
+      text += fmt::format("{:>6}  {:<8} {:<46} in {:<28} out {}", grouped(static_cast<double>(number++), 0),
+                          is_view(node, instruction) ? "view" : "compute", describe(*graphs[e], instruction.node), inputs, outputs);
+      if (instruction.workspace.bytes > 0)
+        text += fmt::format("   workspace {} +{}", show(instruction.workspace.offset), show(instruction.workspace.bytes));
       text += '\n';
     }
   }

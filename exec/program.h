@@ -34,11 +34,11 @@ std::string_view to_string(Purpose purpose);
 
 // An alias class of values, or a workspace: one piece of memory, one lifetime.
 struct Storage {
-  std::string name;                // of its first value; of the node, for a workspace
+  std::string name;                        // of its first value; of the node, for a workspace
   Purpose purpose = Purpose::activations;  // of its first value
   Place place;
-  std::vector<ValueId> values;     // in the order in which they come to be; empty for a workspace
-  int32_t first = 0, last = 0;     // indices into the entry's code between which it is live, inclusive
+  std::vector<ValueId> values;  // in the order in which they come to be; empty for a workspace
+  int32_t first = 0, last = 0;  // indices into the entry's code between which it is live, inclusive
 };
 
 // A value that lives across runs: the same bytes in every entry.
@@ -51,24 +51,24 @@ struct Persistent {
 };
 
 struct Instruction {
-  NodeId node = kNone;          // in the entry's graph
-  std::vector<Place> inputs;    // by the node's inputs; bytes 0 where absent
-  std::vector<Place> outputs;   // by the node's outputs; bytes 0 where absent
-  Place workspace;              // bytes 0: none
+  NodeId node = kNone;         // in the entry's graph
+  std::vector<Place> inputs;   // by the node's inputs; bytes 0 where absent
+  std::vector<Place> outputs;  // by the node's outputs; bytes 0 where absent
+  Place workspace;             // bytes 0: none
 };
 
 struct Entry {
-  std::string name;  // "train", "train-remainder", "evaluate" …
-  std::vector<Instruction> code;      // every node of the graph, once
-  std::vector<Storage> storages;      // transient ones, workspaces included
-  std::vector<Place> value_places;    // by ValueId: where each value of the graph lives; bytes 0 where it has no place
-  std::vector<ValueId> keep;          // what must be intact after the last instruction, the graph's outputs included
-  int64_t peak_live_bytes = 0;        // the highest sum of live bytes after alignment, persistent ones included
-  int32_t peak_instruction = 0;       // where
+  std::string name;                 // "train", "train-remainder", "evaluate" …
+  std::vector<Instruction> code;    // every node of the graph, once
+  std::vector<Storage> storages;    // transient ones, workspaces included
+  std::vector<Place> value_places;  // by ValueId: where each value of the graph lives; bytes 0 where it has no place
+  std::vector<ValueId> keep;        // what must be intact after the last instruction, the graph's outputs included
+  int64_t peak_live_bytes = 0;      // the highest sum of live bytes after alignment, persistent ones included
+  int32_t peak_instruction = 0;     // where
 };
 
 struct Program {
-  int threads = 1;               // the workspaces are for so many workers
+  int threads = 1;  // the workspaces are for so many workers
   int64_t arena_bytes = 0;
   int64_t persistent_bytes = 0;  // [0, persistent_bytes) of the arena
   std::vector<Persistent> persistent;

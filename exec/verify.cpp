@@ -22,9 +22,9 @@ constexpr Content kGarbage = -1, kUnknown = -2;
 
 bool overlap(const Place& a, const Place& b) { return a.bytes > 0 && b.bytes > 0 && a.offset < b.end() && b.offset < a.end(); }
 
-template <typename... Args>
-[[noreturn]] void fail_program(fmt::format_string<Args...> format, Args&&... args) {
-  throw error(ErrorCode::device, "internal error: the plan is wrong: {}; please report this", fmt::format(format, std::forward<Args>(args)...));
+template <typename... Args> [[noreturn]] void fail_program(fmt::format_string<Args...> format, Args&&... args) {
+  throw error(ErrorCode::device, "internal error: the plan is wrong: {}; please report this",
+              fmt::format(format, std::forward<Args>(args)...));
 }
 
 // What the arena's bytes hold.
@@ -85,8 +85,7 @@ class EntryVerifier {
   }
 
  private:
-  template <typename... Args>
-  [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
+  template <typename... Args> [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
     const std::string what = fmt::format(format, std::forward<Args>(args)...);
     const bool within = at_ >= 0 && at_ < static_cast<int32_t>(entry_.code.size()) && entry_.code[at_].node < graph_.node_count();
     if (within) fail_program("entry '{}', instruction {}, {}: {}", entry_.name, at_, describe(graph_, entry_.code[at_].node), what);
@@ -95,7 +94,8 @@ class EntryVerifier {
 
   // Every node once.
   void check_code() {
-    if (entry_.value_places.size() != graph_.value_count()) fail("it has places for {} values, the graph has {}", entry_.value_places.size(), graph_.value_count());
+    if (entry_.value_places.size() != graph_.value_count())
+      fail("it has places for {} values, the graph has {}", entry_.value_places.size(), graph_.value_count());
     const std::unordered_set<NodeId> wanted(graph_.order().begin(), graph_.order().end());
     std::unordered_set<NodeId> seen;
     for (const Instruction& instruction : entry_.code) {
@@ -111,7 +111,8 @@ class EntryVerifier {
     if (place.bytes != bytes) fail("{} has {} bytes of memory, but needs {}", what, place.bytes, bytes);
     if (bytes == 0) return;
     if (place.offset % kPlaceAlignment != 0) fail("{} is misaligned at {}", what, place.offset);
-    if (place.offset < 0 || place.end() > program_.arena_bytes) fail("{} lies at {} to {}, outside the arena of {} bytes", what, place.offset, place.end(), program_.arena_bytes);
+    if (place.offset < 0 || place.end() > program_.arena_bytes)
+      fail("{} lies at {} to {}, outside the arena of {} bytes", what, place.offset, place.end(), program_.arena_bytes);
   }
 
   // All of them are there before the first instruction, also those that this entry has no use for.
@@ -122,15 +123,18 @@ class EntryVerifier {
       const Persistent& value = program_.persistent[i];
       state_.push_back(next_++);
       bytes_.write(value.place, state_[i]);
-      if (!value.initial) by_name.emplace(value.name, i);
-      else if (value.place.bytes > 0) constant_at.emplace(value.place.offset, i);
+      if (!value.initial)
+        by_name.emplace(value.name, i);
+      else if (value.place.bytes > 0)
+        constant_at.emplace(value.place.offset, i);
     }
     for (ValueId id = 0; id < graph_.value_count(); ++id) {
       const Value& value = graph_.value(id);
       const Place& place = entry_.value_places[id];
       if (value.producer != kNone || value.kind == ValueKind::input) continue;
       if (place.bytes == 0) {  // constants that only rules of shape read need none; weights and state are saved
-        const bool state = value.kind == ValueKind::parameter || value.kind == ValueKind::optimizer_state || value.kind == ValueKind::accumulator;
+        const bool state =
+            value.kind == ValueKind::parameter || value.kind == ValueKind::optimizer_state || value.kind == ValueKind::accumulator;
         if (state && value.bytes() > 0) fail("'{}' has no place", value.name);
         continue;
       }
@@ -144,7 +148,8 @@ class EntryVerifier {
       if (found == program_.persistent.size()) fail("'{}' has no memory that lives across runs", value.name);
       const Persistent& persistent = program_.persistent[found];
       if (persistent.place != place || persistent.type != value.type()) fail("'{}' isn't where it lives across runs", value.name);
-      if (value.constant && value.constant != persistent.initial && *value.constant != *persistent.initial) fail("'{}' is where another constant lives", value.name);
+      if (value.constant && value.constant != persistent.initial && *value.constant != *persistent.initial)
+        fail("'{}' is where another constant lives", value.name);
       content_[id] = state_[found];
       persistent_of_.emplace(place.offset, found);
     }
@@ -179,13 +184,15 @@ class EntryVerifier {
 
   void replay(const Instruction& instruction) {
     const Node& node = graph_.node(instruction.node);
-    if (instruction.inputs.size() != node.inputs.size() || instruction.outputs.size() != node.outputs.size()) fail("it has not as many places as its node has inputs and outputs");
+    if (instruction.inputs.size() != node.inputs.size() || instruction.outputs.size() != node.outputs.size())
+      fail("it has not as many places as its node has inputs and outputs");
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       const ValueId value = node.inputs[i];
       check_place(instruction.inputs[i], value == kNone ? 0 : graph_.value(value).bytes(), "an input");
       if (value == kNone) continue;
       if (instruction.inputs[i] != entry_.value_places[value]) fail("'{}' isn't read where it lives", graph_.value(value).name);
-      if (content_[value] == kUnknown && graph_.value(value).bytes() > 0) fail("'{}' is read before it is written", graph_.value(value).name);
+      if (content_[value] == kUnknown && graph_.value(value).bytes() > 0)
+        fail("'{}' is read before it is written", graph_.value(value).name);
       check_holds(value, "was overwritten before it is read");
       touch(value, at_);
     }
@@ -210,7 +217,8 @@ class EntryVerifier {
   }
 
   static bool declared(const std::vector<Alias>& pairs, size_t output, size_t input) {
-    return std::any_of(pairs.begin(), pairs.end(), [&](const Alias& a) { return static_cast<size_t>(a.output) == output && static_cast<size_t>(a.input) == input; });
+    return std::any_of(pairs.begin(), pairs.end(),
+                       [&](const Alias& a) { return static_cast<size_t>(a.output) == output && static_cast<size_t>(a.input) == input; });
   }
 
   void check_output(const Node& node, const Instruction& instruction, size_t i) const {
@@ -233,10 +241,12 @@ class EntryVerifier {
       if (!overlap(place, instruction.inputs[j])) continue;
       ++shared;
       const bool allowed = changes || declared(node.op->in_place, i, j) || is_view(node, instruction);
-      if (!allowed || place != instruction.inputs[j]) fail("'{}' lies over the input '{}'", graph_.value(value).name, graph_.value(node.inputs[j]).name);
+      if (!allowed || place != instruction.inputs[j])
+        fail("'{}' lies over the input '{}'", graph_.value(value).name, graph_.value(node.inputs[j]).name);
     }
     if (shared > 1) fail("'{}' lies over more than one input", graph_.value(value).name);
-    if (place.bytes > 0 && !state && !is_view(node, instruction) && place.offset < program_.persistent_bytes) fail("'{}' lies over what lives across runs", graph_.value(value).name);
+    if (place.bytes > 0 && !state && !is_view(node, instruction) && place.offset < program_.persistent_bytes)
+      fail("'{}' lies over what lives across runs", graph_.value(value).name);
   }
 
   void write_output(const Node& node, const Instruction& instruction, size_t i) {
@@ -248,23 +258,27 @@ class EntryVerifier {
     }
     content_[value] = next_++;
     bytes_.write(instruction.outputs[i], content_[value]);
-    const bool state = std::any_of(node.op->writes.begin(), node.op->writes.end(), [&](const Alias& a) { return static_cast<size_t>(a.output) == i; });
+    const bool state =
+        std::any_of(node.op->writes.begin(), node.op->writes.end(), [&](const Alias& a) { return static_cast<size_t>(a.output) == i; });
     if (!state) return;
-    if (const auto at = persistent_of_.find(instruction.outputs[i].offset); at != persistent_of_.end()) state_[at->second] = content_[value];
+    if (const auto at = persistent_of_.find(instruction.outputs[i].offset); at != persistent_of_.end())
+      state_[at->second] = content_[value];
   }
 
   void check_end() {
     for (const auto* values : {&graph_.outputs, &entry_.keep}) {
       for (ValueId value : *values) {
         if (value >= graph_.value_count()) fail("it is to keep a value that isn't there");
-        if (content_[value] == kUnknown && graph_.value(value).bytes() > 0) fail("it is to keep '{}', which nothing makes", graph_.value(value).name);
+        if (content_[value] == kUnknown && graph_.value(value).bytes() > 0)
+          fail("it is to keep '{}', which nothing makes", graph_.value(value).name);
         check_holds(value, "isn't intact at the end");
         touch(value, std::max(at_ - 1, 0));
       }
     }
     for (size_t i = 0; i < program_.persistent.size(); ++i) {
       const Persistent& value = program_.persistent[i];
-      if (value.place.bytes > 0 && !bytes_.holds(value.place, state_[i])) fail("'{}', which lives across runs, was overwritten", value.name);
+      if (value.place.bytes > 0 && !bytes_.holds(value.place, state_[i]))
+        fail("'{}', which lives across runs, was overwritten", value.name);
     }
   }
 
@@ -274,22 +288,27 @@ class EntryVerifier {
     const auto end = static_cast<int32_t>(entry_.code.size());
     for (int32_t s = 0; s < static_cast<int32_t>(entry_.storages.size()); ++s) {
       const Storage& storage = entry_.storages[s];
-      if (storage.first < 0 || storage.last < storage.first || storage.last >= std::max(end, 1)) fail("the storage '{}' lives from {} to {}", storage.name, storage.first, storage.last);
+      if (storage.first < 0 || storage.last < storage.first || storage.last >= std::max(end, 1))
+        fail("the storage '{}' lives from {} to {}", storage.name, storage.first, storage.last);
       check_place(storage.place, storage.place.bytes, "a storage");
-      if (storage.place.bytes > 0 && storage.place.offset < program_.persistent_bytes) fail("the storage '{}' lies over what lives across runs", storage.name);
+      if (storage.place.bytes > 0 && storage.place.offset < program_.persistent_bytes)
+        fail("the storage '{}' lies over what lives across runs", storage.name);
       for (ValueId value : storage.values) {
         if (value >= graph_.value_count() || storage_of[value] >= 0) fail("the storage '{}' has a value that isn't its own", storage.name);
         storage_of[value] = s;
-        if (touched_first_[value] < storage.first || touched_last_[value] > storage.last) fail("'{}' is used outside the life of its storage", graph_.value(value).name);
+        if (touched_first_[value] < storage.first || touched_last_[value] > storage.last)
+          fail("'{}' is used outside the life of its storage", graph_.value(value).name);
         if (entry_.value_places[value] != storage.place) fail("'{}' isn't where its storage is", graph_.value(value).name);
       }
       if (storage.purpose != Purpose::workspace) continue;
-      if (storage.first != storage.last || workspace_of[storage.first] >= 0 || entry_.code[storage.first].workspace != storage.place) fail("the storage '{}' isn't its instruction's workspace", storage.name);
+      if (storage.first != storage.last || workspace_of[storage.first] >= 0 || entry_.code[storage.first].workspace != storage.place)
+        fail("the storage '{}' isn't its instruction's workspace", storage.name);
       workspace_of[storage.first] = s;
     }
     for (ValueId value = 0; value < graph_.value_count(); ++value) {
       const Place& place = entry_.value_places[value];
-      if (place.bytes > 0 && place.offset >= program_.persistent_bytes && storage_of[value] < 0) fail("'{}' has a place but no storage", graph_.value(value).name);
+      if (place.bytes > 0 && place.offset >= program_.persistent_bytes && storage_of[value] < 0)
+        fail("'{}' has a place but no storage", graph_.value(value).name);
     }
     for (int32_t at = 0; at < end; ++at) {
       if (entry_.code[at].workspace.bytes > 0 && workspace_of[at] < 0) fail("the workspace of instruction {} has no storage", at);
@@ -309,7 +328,8 @@ class EntryVerifier {
       for (int32_t s : opening[at]) {
         const auto [place, is_new] = live.emplace(entry_.storages[s].place.offset, s);
         const auto clash = [&](int32_t other) { return overlap(entry_.storages[s].place, entry_.storages[other].place); };
-        if (!is_new || (place != live.begin() && clash(std::prev(place)->second)) || (std::next(place) != live.end() && clash(std::next(place)->second)))
+        if (!is_new || (place != live.begin() && clash(std::prev(place)->second)) ||
+            (std::next(place) != live.end() && clash(std::next(place)->second)))
           fail("the storage '{}' overlaps another that lives at instruction {}", entry_.storages[s].name, at);
       }
       for (int32_t s : closing[at]) live.erase(entry_.storages[s].place.offset);
@@ -328,7 +348,8 @@ class EntryVerifier {
       peak = std::max(peak, live);
       if (static_cast<int32_t>(at) == entry_.peak_instruction) stated = live;
     }
-    if (peak != entry_.peak_live_bytes || stated != peak) fail("its peak is {} bytes, not {} at instruction {}", peak, entry_.peak_live_bytes, entry_.peak_instruction);
+    if (peak != entry_.peak_live_bytes || stated != peak)
+      fail("its peak is {} bytes, not {} at instruction {}", peak, entry_.peak_live_bytes, entry_.peak_instruction);
   }
 
   const Program& program_;
@@ -336,29 +357,33 @@ class EntryVerifier {
   const Graph& graph_;
   KernelTable& kernels_;
   ByteMap bytes_;
-  std::vector<Content> content_;                        // by ValueId: what its place must hold for its readers
-  std::vector<Content> state_;                          // by persistent: what its place must hold at the end
-  std::unordered_map<int64_t, size_t> persistent_of_;   // by offset
-  std::vector<int32_t> touched_first_, touched_last_;   // by ValueId
+  std::vector<Content> content_;                       // by ValueId: what its place must hold for its readers
+  std::vector<Content> state_;                         // by persistent: what its place must hold at the end
+  std::unordered_map<int64_t, size_t> persistent_of_;  // by offset
+  std::vector<int32_t> touched_first_, touched_last_;  // by ValueId
   Content next_ = 0;
   int32_t at_ = -1;
 };
 
 void check_persistents(const Program& program) {
-  if (program.persistent_bytes < 0 || program.persistent_bytes > program.arena_bytes) fail_program("what lives across runs is larger than the arena");
+  if (program.persistent_bytes < 0 || program.persistent_bytes > program.arena_bytes)
+    fail_program("what lives across runs is larger than the arena");
   std::vector<const Persistent*> by_offset;
   std::unordered_set<std::string_view> names;
   for (const Persistent& value : program.persistent) {
     const Place& place = value.place;
-    if (place.bytes != value.type.bytes() || (value.initial && value.initial->type() != value.type)) fail_program("'{}' has not the memory of its type", value.name);
+    if (place.bytes != value.type.bytes() || (value.initial && value.initial->type() != value.type))
+      fail_program("'{}' has not the memory of its type", value.name);
     if (!value.initial && !names.insert(value.name).second) fail_program("'{}' lives across runs twice", value.name);
     if (place.bytes == 0) continue;
-    if (place.offset % kPlaceAlignment != 0 || place.offset < 0 || place.end() > program.persistent_bytes) fail_program("'{}' is misaligned or outside the arena's persistent part", value.name);
+    if (place.offset % kPlaceAlignment != 0 || place.offset < 0 || place.end() > program.persistent_bytes)
+      fail_program("'{}' is misaligned or outside the arena's persistent part", value.name);
     by_offset.push_back(&value);
   }
   std::sort(by_offset.begin(), by_offset.end(), [](const auto* a, const auto* b) { return a->place.offset < b->place.offset; });
   for (size_t i = 1; i < by_offset.size(); ++i) {
-    if (overlap(by_offset[i - 1]->place, by_offset[i]->place)) fail_program("'{}' and '{}' overlap", by_offset[i - 1]->name, by_offset[i]->name);
+    if (overlap(by_offset[i - 1]->place, by_offset[i]->place))
+      fail_program("'{}' and '{}' overlap", by_offset[i - 1]->name, by_offset[i]->name);
   }
 }
 

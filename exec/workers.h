@@ -21,15 +21,14 @@ class Workers {
   int threads() const { return threads_; }
 
   // body(task, worker) for each 0 <= task < tasks; 0 <= worker < threads() is never two tasks' at once. The first exception is rethrown.
-  template <typename Body>
-  void parallel_for(int64_t tasks, Body&& body) {
+  template <typename Body> void parallel_for(int64_t tasks, Body&& body) {
     using Plain = std::remove_reference_t<Body>;
-    run(tasks, [](void* closure, int64_t task, int worker) { (*static_cast<Plain*>(closure))(task, worker); },
+    run(
+        tasks, [](void* closure, int64_t task, int worker) { (*static_cast<Plain*>(closure))(task, worker); },
         const_cast<void*>(static_cast<const void*>(&body)));
   }
   // body(begin, end) over [0, n) in blocks of `block` elements, fixed by the caller.
-  template <typename Body>
-  void parallel_blocks(int64_t n, int64_t block, Body&& body) {
+  template <typename Body> void parallel_blocks(int64_t n, int64_t block, Body&& body) {
     parallel_for((n + block - 1) / block, [&](int64_t task, int) {
       const int64_t begin = task * block;
       body(begin, begin + block < n ? begin + block : n);

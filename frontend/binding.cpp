@@ -73,12 +73,14 @@ class Sizes {
   void bind(const DeclaredInput& input, size_t axis, int64_t size, std::string_view source) {
     if (const auto is = fixed(input.dims[axis])) {
       if (*is != size) {
-        throw error(ErrorCode::data, "input '{}' has {} as dimension {} in the model's file, {} gives {}", input.name, *is, axis, source, size);
+        throw error(ErrorCode::data, "input '{}' has {} as dimension {} in the model's file, {} gives {}", input.name, *is, axis, source,
+                    size);
       }
       return;
     }
     const auto wanted = asked(input, axis);
-    if (wanted && *wanted != size) throw error(ErrorCode::usage, "input '{}': --shape binds dimension {} to {}, {} gives {}", input.name, axis, *wanted, source, size);
+    if (wanted && *wanted != size)
+      throw error(ErrorCode::usage, "input '{}': --shape binds dimension {} to {}, {} gives {}", input.name, axis, *wanted, source, size);
     const std::string key = unnamed(input.dims[axis]) ? axis_name(input, axis) : input.dims[axis];
     const auto [place, added] = sizes.emplace(key, size);
     if (!added && place->second != size) {
@@ -101,11 +103,13 @@ const DeclaredInput& token_input(const Declared& declared) {
   }
   if (others.size() != 1 || is_floating(others[0]->dtype)) {
     throw error(ErrorCode::data, "text gives 'input_ids', which the model does not have; its inputs are {}",
-                fmt::join([&] {
-                  std::vector<std::string> names;
-                  for (const DeclaredInput& input : declared.inputs) names.push_back("'" + input.name + "'");
-                  return names;
-                }(), ", "));
+                fmt::join(
+                    [&] {
+                      std::vector<std::string> names;
+                      for (const DeclaredInput& input : declared.inputs) names.push_back("'" + input.name + "'");
+                      return names;
+                    }(),
+                    ", "));
   }
   return *others[0];
 }
@@ -119,11 +123,14 @@ void divide(const Declared& declared, bool causal, const DataSet& data, Binding&
     } else if (causal && constant_kind(input.name)) {
       constants.push_back(&input);
     } else if (data.is_row()) {
-      throw error(ErrorCode::data, "the model's input '{}' can't come from text: give the data as .npz or .safetensors with an array for each input", input.name);
+      throw error(ErrorCode::data,
+                  "the model's input '{}' can't come from text: give the data as .npz or .safetensors with an array for each input",
+                  input.name);
     } else {
       std::vector<std::string> names;
       for (const Field& field : data.fields()) names.push_back("'" + field.name + "'");
-      throw error(ErrorCode::data, "{}: has no array '{}', which the model wants as an input; it has {}", data.path(), input.name, fmt::join(names, ", "));
+      throw error(ErrorCode::data, "{}: has no array '{}', which the model wants as an input; it has {}", data.path(), input.name,
+                  fmt::join(names, ", "));
     }
   }
   if (binding.fed.empty()) throw error(ErrorCode::data, "{}: feeds none of the model's inputs", data.path());
@@ -135,11 +142,13 @@ int64_t find_batch(const Declared& declared, const Options& options, const Sizes
   std::string source;
   for (const FedInput& fed : binding.fed) {
     const DeclaredInput& input = *find_input(declared, fed.input);
-    if (input.dims.empty()) throw error(ErrorCode::unsupported, "input '{}' is a single number, which has no place for samples", input.name);
+    if (input.dims.empty())
+      throw error(ErrorCode::unsupported, "input '{}' is a single number, which has no place for samples", input.name);
     const auto size = sizes.asked(input, 0);
     if (!size) continue;
     if (fixed(input.dims[0])) binding.batch_is_fixed = true;
-    if (batch && *batch != *size) throw error(ErrorCode::usage, "inputs '{}' and '{}' have batches of {} and {}", source, input.name, *batch, *size);
+    if (batch && *batch != *size)
+      throw error(ErrorCode::usage, "inputs '{}' and '{}' have batches of {} and {}", source, input.name, *batch, *size);
     batch = size;
     source = input.name;
   }
@@ -166,11 +175,13 @@ int64_t find_sequence(const DeclaredInput& input, const Options& options, const 
 }
 
 ConstantInput constant_input(const DeclaredInput& input, const Binding& binding, Sizes& sizes) {
-  ConstantInput constant{.name = input.name, .kind = *constant_kind(input.name), .dtype = input.dtype, .shape = {}, .first_is_batch = false};
+  ConstantInput constant{
+      .name = input.name, .kind = *constant_kind(input.name), .dtype = input.dtype, .shape = {}, .first_is_batch = false};
   const size_t rank = input.dims.size();
   const bool positions = constant.kind == ConstantInput::Kind::positions;
   if (rank != 2 && !(rank == 1 && positions)) {
-    throw error(ErrorCode::data, "input '{}' has {} dimensions, not batch and sequence: give it as an array of .npz or .safetensors data", input.name, rank);
+    throw error(ErrorCode::data, "input '{}' has {} dimensions, not batch and sequence: give it as an array of .npz or .safetensors data",
+                input.name, rank);
   }
   if (rank == 2) {
     const auto size = fixed(input.dims[0]);
@@ -185,17 +196,22 @@ ConstantInput constant_input(const DeclaredInput& input, const Binding& binding,
   return constant;
 }
 
-template <typename T>
-Tensor filled(const ConstantInput& constant, int64_t batch) {
+template <typename T> Tensor filled(const ConstantInput& constant, int64_t batch) {
   Shape shape = constant.shape;
   if (constant.first_is_batch) shape[0] = batch;
   Tensor tensor(dtype_of<T>(), shape);
   const auto data = tensor.data<T>();
   for (size_t i = 0; i < data.size(); ++i) {
     switch (constant.kind) {
-      case ConstantInput::Kind::ones: data[i] = T(1); break;
-      case ConstantInput::Kind::zeros: data[i] = T(0); break;
-      case ConstantInput::Kind::positions: data[i] = static_cast<T>(static_cast<int64_t>(i) % shape.back()); break;
+      case ConstantInput::Kind::ones:
+        data[i] = T(1);
+        break;
+      case ConstantInput::Kind::zeros:
+        data[i] = T(0);
+        break;
+      case ConstantInput::Kind::positions:
+        data[i] = static_cast<T>(static_cast<int64_t>(i) % shape.back());
+        break;
     }
   }
   return tensor;
@@ -203,13 +219,19 @@ Tensor filled(const ConstantInput& constant, int64_t batch) {
 
 Tensor tensor_of(const ConstantInput& constant, int64_t batch) {
   switch (constant.dtype) {
-    case DType::int64: return filled<int64_t>(constant, batch);
-    case DType::int32: return filled<int32_t>(constant, batch);
-    case DType::boolean: return filled<bool>(constant, batch);
-    case DType::float32: return filled<float>(constant, batch);
-    default: break;
+    case DType::int64:
+      return filled<int64_t>(constant, batch);
+    case DType::int32:
+      return filled<int32_t>(constant, batch);
+    case DType::boolean:
+      return filled<bool>(constant, batch);
+    case DType::float32:
+      return filled<float>(constant, batch);
+    default:
+      break;
   }
-  throw error(ErrorCode::data, "input '{}' is {}: give it as an array of .npz or .safetensors data", constant.name, to_string(constant.dtype));
+  throw error(ErrorCode::data, "input '{}' is {}: give it as an array of .npz or .safetensors data", constant.name,
+              to_string(constant.dtype));
 }
 
 }  // namespace
@@ -222,7 +244,8 @@ ImportOptions Binding::import_options(int64_t size, const Options& options) cons
 }
 
 Binding bind_inputs(const Declared& declared, const Options& options, DataSet& data) {
-  if (!options.task.empty() && options.task != "causal-lm") throw error(ErrorCode::usage, "--task {} is not known: causal-lm, or none", options.task);
+  if (!options.task.empty() && options.task != "causal-lm")
+    throw error(ErrorCode::usage, "--task {} is not known: causal-lm, or none", options.task);
   if (options.batch_size < 0 || options.seq_length < 0) throw error(ErrorCode::usage, "--batch-size and --seq-length are at least 1");
   const bool causal = options.task == "causal-lm";
   if (data.is_row() && !causal) throw error(ErrorCode::usage, "{}: text and token files need --task causal-lm", data.path());
@@ -237,7 +260,8 @@ Binding bind_inputs(const Declared& declared, const Options& options, DataSet& d
     if (!fixed(input.dims[0])) binding.batch_names.push_back(unnamed(input.dims[0]) ? axis_name(input, 0) : input.dims[0]);
   }
   for (const DeclaredInput* input : constants) {
-    if (input->dims.size() == 2 && !fixed(input->dims[0])) binding.batch_names.push_back(unnamed(input->dims[0]) ? axis_name(*input, 0) : input->dims[0]);
+    if (input->dims.size() == 2 && !fixed(input->dims[0]))
+      binding.batch_names.push_back(unnamed(input->dims[0]) ? axis_name(*input, 0) : input->dims[0]);
   }
 
   if (data.is_row()) {
@@ -247,27 +271,31 @@ Binding bind_inputs(const Declared& declared, const Options& options, DataSet& d
   } else if (const int tokens = data.find("input_ids"); tokens >= 0 && data.fields()[static_cast<size_t>(tokens)].shape.size() == 1) {
     binding.sequence = data.fields()[static_cast<size_t>(tokens)].shape[0];
     if (options.seq_length > 0 && options.seq_length != binding.sequence) {
-      throw error(ErrorCode::usage, "--seq-length {} contradicts {}, whose samples are {} tokens long", options.seq_length, data.path(), binding.sequence);
+      throw error(ErrorCode::usage, "--seq-length {} contradicts {}, whose samples are {} tokens long", options.seq_length, data.path(),
+                  binding.sequence);
     }
   } else if (!constants.empty()) {
-    throw error(ErrorCode::data, "{}: input '{}' can't be filled in without an array 'input_ids' of tokens", data.path(), constants[0]->name);
+    throw error(ErrorCode::data, "{}: input '{}' can't be filled in without an array 'input_ids' of tokens", data.path(),
+                constants[0]->name);
   }
 
   for (const FedInput& fed : binding.fed) {
     const DeclaredInput& input = *find_input(declared, fed.input);
     const Field& field = data.fields()[static_cast<size_t>(data.find(fed.field))];
     if (field.shape.size() + 1 != input.dims.size()) {
-      throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}, input '{}' wants {} dimensions after the batch", data.path(), field.name,
-                  to_string(field.shape), input.name, input.dims.size() - 1);
+      throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}, input '{}' wants {} dimensions after the batch", data.path(),
+                  field.name, to_string(field.shape), input.name, input.dims.size() - 1);
     }
     for (size_t axis = 1; axis < input.dims.size(); ++axis) {
-      sizes.bind(input, axis, field.shape[axis - 1], data.is_row() ? "--seq-length" : fmt::format("array '{}' of {}", field.name, data.path()));
+      sizes.bind(input, axis, field.shape[axis - 1],
+                 data.is_row() ? "--seq-length" : fmt::format("array '{}' of {}", field.name, data.path()));
     }
   }
   for (const DeclaredInput* input : constants) binding.constants.push_back(constant_input(*input, binding, sizes));
   binding.shapes = std::move(sizes.sizes);
   for (const auto& [name, size] : options.shapes) {
-    if (std::find(binding.batch_names.begin(), binding.batch_names.end(), name) == binding.batch_names.end()) binding.shapes.emplace(name, size);
+    if (std::find(binding.batch_names.begin(), binding.batch_names.end(), name) == binding.batch_names.end())
+      binding.shapes.emplace(name, size);
   }
   return binding;
 }

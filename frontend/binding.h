@@ -26,7 +26,7 @@ struct ConstantInput {
   std::string name;
   Kind kind = Kind::ones;
   DType dtype = DType::int64;
-  Shape shape;               // with the batch of the binding
+  Shape shape;  // with the batch of the binding
   bool first_is_batch = false;
 };
 
@@ -36,8 +36,8 @@ struct Binding {
   bool batch_is_fixed = false;  // by the model's file: no other batch can be bound
   std::vector<FedInput> fed;
   std::vector<ConstantInput> constants;
-  std::map<std::string, int64_t> shapes;   // without the batch
-  std::vector<std::string> batch_names;    // dimensions that are the batch
+  std::map<std::string, int64_t> shapes;  // without the batch
+  std::vector<std::string> batch_names;   // dimensions that are the batch
 
   // What import needs for a batch of this size.
   ImportOptions import_options(int64_t batch, const Options& options) const;

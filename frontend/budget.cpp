@@ -19,15 +19,15 @@ constexpr int64_t whole(int64_t bytes, int64_t unit) { return (bytes + unit - 1)
 // 18.3 of it is there before a model is read, 13 are pages of code, of which another kernel may map more at a time; 1.5 come after the
 // plan is made.
 int64_t reserve_for(const JobSize& job) {
-  constexpr int64_t kProcess = 20 * kMB;        // code and data of the program and its libraries
-  constexpr int64_t kLibrary = 5 * kMB;         // what a first trainer adds to a process; buffers of checkpoint and export; headroom
-  constexpr int64_t kThread = kMB / 2;          // stack, allocator arena, scheduler
-  constexpr int64_t kInstruction = 3 << 10;     // nodes, values, instructions, places
-  constexpr int64_t kKernel = 8 << 10;          // prepared: generated code and descriptions
-  constexpr int64_t kFileNode = 1 << 10;        // while importing
-  constexpr int64_t kTensor = 2 << 10;          // places in files, headers of checkpoints
-  const int64_t bytes = (job.whole_process ? kProcess : 0) + kLibrary + kThread * job.threads + kInstruction * job.instructions + kKernel * job.kernels +
-                        kFileNode * job.file_nodes + kTensor * job.parameters + job.constant_bytes + job.data_bytes;
+  constexpr int64_t kProcess = 20 * kMB;     // code and data of the program and its libraries
+  constexpr int64_t kLibrary = 5 * kMB;      // what a first trainer adds to a process; buffers of checkpoint and export; headroom
+  constexpr int64_t kThread = kMB / 2;       // stack, allocator arena, scheduler
+  constexpr int64_t kInstruction = 3 << 10;  // nodes, values, instructions, places
+  constexpr int64_t kKernel = 8 << 10;       // prepared: generated code and descriptions
+  constexpr int64_t kFileNode = 1 << 10;     // while importing
+  constexpr int64_t kTensor = 2 << 10;       // places in files, headers of checkpoints
+  const int64_t bytes = (job.whole_process ? kProcess : 0) + kLibrary + kThread * job.threads + kInstruction * job.instructions +
+                        kKernel * job.kernels + kFileNode * job.file_nodes + kTensor * job.parameters + job.constant_bytes + job.data_bytes;
   return whole(bytes, kMB);
 }
 

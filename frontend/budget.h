@@ -14,14 +14,14 @@ inline constexpr int64_t kPage = 4096;
 constexpr int64_t whole_pages(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 struct JobSize {
-  bool whole_process = false;   // else only what the library adds to a process
+  bool whole_process = false;  // else only what the library adds to a process
   int threads = 1;
-  int64_t instructions = 0;     // of all entries
-  int64_t kernels = 0;          // prepared
-  int64_t file_nodes = 0;       // in the user's file
-  int64_t parameters = 0;       // tensors
-  int64_t constant_bytes = 0;   // of the graphs: folded tensors, masks
-  int64_t data_bytes = 0;       // that the data sets hold in memory, and a sample's buffers
+  int64_t instructions = 0;    // of all entries
+  int64_t kernels = 0;         // prepared
+  int64_t file_nodes = 0;      // in the user's file
+  int64_t parameters = 0;      // tensors
+  int64_t constant_bytes = 0;  // of the graphs: folded tensors, masks
+  int64_t data_bytes = 0;      // that the data sets hold in memory, and a sample's buffers
 };
 
 int64_t reserve_for(const JobSize& job);

@@ -13,8 +13,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Seconds of the fastest of several runs, in all about `seconds`.
-template <typename Run>
-double fastest(double seconds, Run run) {
+template <typename Run> double fastest(double seconds, Run run) {
   double best = 0;
   const auto begin = Clock::now();
   for (int i = 0; i < 2 || std::chrono::duration<double>(Clock::now() - begin).count() < seconds; ++i) {
@@ -28,7 +27,8 @@ double fastest(double seconds, Run run) {
 
 double product_rate(Workers& workers, int64_t n) {
   Graph graph;
-  for (const char* name : {"a", "b"}) graph.inputs.push_back(graph.add_value({.name = name, .dtype = DType::float32, .shape = {n, n}, .kind = ValueKind::input}));
+  for (const char* name : {"a", "b"})
+    graph.inputs.push_back(graph.add_value({.name = name, .dtype = DType::float32, .shape = {n, n}, .kind = ValueKind::input}));
   graph.outputs = {Builder(graph).emit("MatMul", graph.inputs)};
   const Program program = plan({{.name = "product", .graph = &graph, .keep = {}}}, {.threads = workers.threads()});
   Executor executor(program, {&graph}, workers);
@@ -56,7 +56,8 @@ double memory_rate(Workers& workers, int64_t bytes) {
 MachineRates measure_machine(Workers& workers, int64_t memory) {
   int64_t n = 1024;
   while (n > 64 && 4 * n * n * static_cast<int64_t>(sizeof(float)) > memory) n /= 2;  // a quarter for the workspace
-  return {.flops = product_rate(workers, n), .bytes_per_second = memory_rate(workers, std::clamp<int64_t>(memory, 3 << 12, int64_t{48} << 20))};
+  return {.flops = product_rate(workers, n),
+          .bytes_per_second = memory_rate(workers, std::clamp<int64_t>(memory, 3 << 12, int64_t{48} << 20))};
 }
 
 }  // namespace ort_train

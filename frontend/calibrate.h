@@ -1,5 +1,5 @@
-// How fast this machine multiplies matrices and moves memory: for the share of peak in reports, and for predicted times. Never for decisions
-// that touch results.
+// How fast this machine multiplies matrices and moves memory: for the share of peak in reports, and for predicted times. Never for
+// decisions that touch results.
 
 #pragma once
 

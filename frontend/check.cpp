@@ -55,7 +55,8 @@ std::map<std::string, int64_t> complete_shapes(const onnx::GraphDef& graph, cons
 std::string in_words(const onnx::ValueDef& value) {
   std::vector<std::string> dims;
   for (const onnx::DimDef& dim : value.dims) dims.push_back(dim.size >= 0 ? std::to_string(dim.size) : dim.name.empty() ? "?" : dim.name);
-  return onnx::printable(fmt::format("{} {} {}", value.name, value.type, value.has_shape ? fmt::format("[{}]", fmt::join(dims, ", ")) : "of unknown shape"));
+  return onnx::printable(
+      fmt::format("{} {} {}", value.name, value.type, value.has_shape ? fmt::format("[{}]", fmt::join(dims, ", ")) : "of unknown shape"));
 }
 
 // 1,204
@@ -76,7 +77,9 @@ std::string rounded(double number, std::string_view unit) {
 
 class Report {
  public:
-  void line(std::string_view label, std::string_view text) { text_ += fmt::format("{:<{}}{}\n", label, std::max(kLabelWidth, label.size() + 2), text); }
+  void line(std::string_view label, std::string_view text) {
+    text_ += fmt::format("{:<{}}{}\n", label, std::max(kLabelWidth, label.size() + 2), text);
+  }
   void lines(std::string_view label, const std::vector<std::string>& texts) {
     for (size_t i = 0; i < texts.size(); ++i) line(i == 0 ? label : "", texts[i]);
   }
@@ -112,8 +115,10 @@ std::string header(const Imported& model) {
     bytes += model.graph.value(id).bytes();
     types.insert(std::string(to_string(model.graph.value(id).dtype)));
   }
-  return fmt::format("opset {}{} · {} parameters in {} tensors, {} {}", model.info.opset, model.info.producer.empty() ? "" : " · " + producer_in_words(model.info.producer),
-                     rounded(static_cast<double>(elements), ""), model.weights.size(), rounded(static_cast<double>(bytes), "B"), fmt::join(types, " and "));
+  return fmt::format("opset {}{} · {} parameters in {} tensors, {} {}", model.info.opset,
+                     model.info.producer.empty() ? "" : " · " + producer_in_words(model.info.producer),
+                     rounded(static_cast<double>(elements), ""), model.weights.size(), rounded(static_cast<double>(bytes), "B"),
+                     fmt::join(types, " and "));
 }
 
 // The parameters that a gradient reaches from `loss`, past no node without one.
@@ -122,7 +127,8 @@ std::vector<bool> reached(const Graph& graph, ValueId loss) {
   live[loss] = is_floating(graph.value(loss).dtype);
   for (auto at = graph.order().rbegin(); at != graph.order().rend(); ++at) {
     const Node& node = graph.node(*at);
-    if (!node.op->gradient || std::none_of(node.outputs.begin(), node.outputs.end(), [&](ValueId v) { return v != kNone && live[v]; })) continue;
+    if (!node.op->gradient || std::none_of(node.outputs.begin(), node.outputs.end(), [&](ValueId v) { return v != kNone && live[v]; }))
+      continue;
     for (ValueId input : node.inputs) {
       if (input != kNone && is_floating(graph.value(input).dtype)) live[input] = true;
     }
@@ -135,10 +141,15 @@ class Check {
   explicit Check(const Options& options) : options_(options), file_(importing::open_model(options.model)) {}
 
   CheckReport run() {
-    if (file_.graph.outputs.empty()) throw error(ErrorCode::unsupported, "'{}': the model has no outputs, so there is nothing to train", options_.model);
+    if (file_.graph.outputs.empty())
+      throw error(ErrorCode::unsupported, "'{}': the model has no outputs, so there is nothing to train", options_.model);
     find_output();
     std::vector<std::string> assumed;
-    const ImportOptions import{.shapes = complete_shapes(file_.graph, options_, assumed), .bound_inputs = {}, .retie = options_.retie, .untie = options_.untie, .output = output_};
+    const ImportOptions import{.shapes = complete_shapes(file_.graph, options_, assumed),
+                               .bound_inputs = {},
+                               .retie = options_.retie,
+                               .untie = options_.untie,
+                               .output = output_};
     Workers workers(1);
     model_ = import_model(options_.model, import, workers);
 
@@ -165,6 +176,14 @@ class Check {
 
   void find_nodes_without_gradient() {
     const Graph& graph = model_.graph;
+    std::map<std::string, std::string> ops;  // the file's own op types
+    for (const onnx::NodeDef& node : file_.graph.nodes) {
+      if (!node.name.empty() || !node.outputs.empty()) ops.emplace(node.name.empty() ? node.outputs[0] : node.name, node.op_type);
+    }
+    const auto describe_node = [&](NodeId id) {
+      const auto op = ops.find(graph.node(id).name);
+      return onnx::printable(op == ops.end() ? ort_train::describe(graph, id) : fmt::format("{} '{}'", op->second, op->first));
+    };
     std::set<NodeId> listed;
     // The loss's own output first: what stands in its way blocks.
     std::vector<ValueId> outputs = graph.outputs;
@@ -173,7 +192,7 @@ class Check {
       const bool is_loss = graph.value(id).name == output_;
       if (is_loss) loss_ = id;
       for (const Blocker& blocker : find_blockers(graph, id)) {
-        if (listed.insert(blocker.node).second) add_row({onnx::printable(ort_train::describe(graph, blocker.node)), blocker.reason, blocker.hint, is_loss});
+        if (listed.insert(blocker.node).second) add_row({describe_node(blocker.node), blocker.reason, blocker.hint, is_loss});
       }
     }
   }
@@ -192,7 +211,8 @@ class Check {
     if (!assumed.empty()) text_.line("assumed", fmt::format("{} (--shape binds others)", fmt::join(assumed, ", ")));
     text_.lines("noted", model_.info.notes);
     if (!report_.rows.empty()) {
-      text_.add(fmt::format("not trainable, {} of {} nodes:\n", grouped(static_cast<int64_t>(report_.rows.size())), grouped(model_.info.nodes)));
+      text_.add(
+          fmt::format("not trainable, {} of {} nodes:\n", grouped(static_cast<int64_t>(report_.rows.size())), grouped(model_.info.nodes)));
       text_.table(report_.rows);
     }
     conclude();
@@ -208,13 +228,16 @@ class Check {
       if (!live[id]) unreached.push_back(onnx::printable(model_.graph.value(id).name));
     }
     report_.trainable = blocking == 0 && unreached.size() < parameters.size();
-    const std::string count = fmt::format("{} of {} tensors", grouped(static_cast<int64_t>(unreached.size())), grouped(static_cast<int64_t>(parameters.size())));
+    const std::string count =
+        fmt::format("{} of {} tensors", grouped(static_cast<int64_t>(unreached.size())), grouped(static_cast<int64_t>(parameters.size())));
     if (loss_ != kNone && !is_floating(model_.graph.value(loss_).dtype)) {
-      text_.add(fmt::format("'{}' is {}: a loss needs an output of floating-point numbers (--output)\n", output_, to_string(model_.graph.value(loss_).dtype)));
+      text_.add(fmt::format("'{}' is {}: a loss needs an output of floating-point numbers (--output)\n", output_,
+                            to_string(model_.graph.value(loss_).dtype)));
     } else if (parameters.empty()) {
       text_.add("the model has no floating-point weights, so there is nothing to train\n");
     } else if (blocking > 0 && loss_ == kNone) {
-      text_.add(fmt::format("the loss can't be computed: '{}' depends on {} that can't be imported\n", output_, blocking == 1 ? "a node" : "nodes"));
+      text_.add(fmt::format("the loss can't be computed: '{}' depends on {} that can't be imported\n", output_,
+                            blocking == 1 ? "a node" : "nodes"));
     } else if (blocking > 0) {
       text_.add(fmt::format("{} can't be reached from the loss\n", count));
     } else if (unreached.empty()) {
@@ -222,7 +245,8 @@ class Check {
     } else {
       const size_t shown = std::min<size_t>(unreached.size(), 4);
       text_.line("trainable", fmt::format("{} have no influence on '{}' and stay as they are: {}{}", count, output_,
-                                          fmt::join(unreached.begin(), unreached.begin() + static_cast<ptrdiff_t>(shown), ", "), shown < unreached.size() ? ", …" : ""));
+                                          fmt::join(unreached.begin(), unreached.begin() + static_cast<ptrdiff_t>(shown), ", "),
+                                          shown < unreached.size() ? ", …" : ""));
     }
   }
 

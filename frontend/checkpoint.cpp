@@ -26,7 +26,8 @@ std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::erro
 // Writes one file of tensors; returns what the manifest says of it.
 Json write_tensors(const std::string& path, const std::vector<StateTensor>& tensors) {
   std::vector<SafetensorsWriter::Tensor> header;
-  for (const StateTensor& tensor : tensors) header.push_back({.name = tensor.name, .element = element_of(tensor.type.dtype), .shape = tensor.type.shape});
+  for (const StateTensor& tensor : tensors)
+    header.push_back({.name = tensor.name, .element = element_of(tensor.type.dtype), .shape = tensor.type.shape});
   SafetensorsWriter writer(path, header, {{"format", "pt"}});
   Json hashes = Json::object();
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -41,7 +42,8 @@ Error corrupt(const std::string& path, const std::string& why) { return error(Er
 
 void read_tensors(const std::string& path, const Json& manifest, const std::vector<StateTensor>& tensors) {
   const File file = File::open(path);
-  if (file.size() != manifest.at("bytes").get<int64_t>()) throw corrupt(path, fmt::format("has {} bytes, {} were written", file.size(), manifest.at("bytes").get<int64_t>()));
+  if (file.size() != manifest.at("bytes").get<int64_t>())
+    throw corrupt(path, fmt::format("has {} bytes, {} were written", file.size(), manifest.at("bytes").get<int64_t>()));
   const SafetensorsHeader header = read_safetensors_header(file, ErrorCode::corrupt);
   const Json& hashes = manifest.at("tensors");
   std::map<std::string_view, const SafetensorsEntry*> entries;
@@ -51,16 +53,24 @@ void read_tensors(const std::string& path, const Json& manifest, const std::vect
     if (found == entries.end() || !hashes.contains(tensor.name)) throw corrupt(path, fmt::format("has no tensor '{}'", tensor.name));
     const SafetensorsEntry& entry = *found->second;
     if (entry.element != element_of(tensor.type.dtype) || entry.shape != tensor.type.shape) {
-      throw corrupt(path, fmt::format("tensor '{}' is {} {}, not {}", tensor.name, to_string(entry.element), to_string(entry.shape), to_string(tensor.type)));
+      throw corrupt(path, fmt::format("tensor '{}' is {} {}, not {}", tensor.name, to_string(entry.element), to_string(entry.shape),
+                                      to_string(tensor.type)));
     }
     file.read(entry.offset, tensor.bytes);
-    if (hex16(hash_bytes(tensor.bytes)) != hashes.at(tensor.name).get<std::string>()) throw corrupt(path, fmt::format("tensor '{}' fails its checksum", tensor.name));
+    if (hex16(hash_bytes(tensor.bytes)) != hashes.at(tensor.name).get<std::string>())
+      throw corrupt(path, fmt::format("tensor '{}' fails its checksum", tensor.name));
   }
 }
 
 Json to_json(const RunState& state) {
-  return {{"run", state.run},     {"step", state.step},     {"epoch", state.epoch},     {"index", state.index},
-          {"seed", state.seed},   {"tokens", state.tokens}, {"seconds", state.seconds}, {"first_losses", state.first_losses},
+  return {{"run", state.run},
+          {"step", state.step},
+          {"epoch", state.epoch},
+          {"index", state.index},
+          {"seed", state.seed},
+          {"tokens", state.tokens},
+          {"seconds", state.seconds},
+          {"first_losses", state.first_losses},
           {"last_losses", state.last_losses}};
 }
 
@@ -82,10 +92,12 @@ RunState state_of(const Json& json) {
 Json read_manifest(const std::string& folder) {
   const std::string path = (fs::path(folder) / kManifest).string();
   const Json json = Json::parse(read_small_file(path, kManifestLimit), nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("body") || !json.contains("xxh3") || !json["xxh3"].is_string()) throw corrupt(path, "is not a manifest");
+  if (!json.is_object() || !json.contains("body") || !json.contains("xxh3") || !json["xxh3"].is_string())
+    throw corrupt(path, "is not a manifest");
   const std::string body = dump(json["body"]);
   if (hex16(hash_bytes(std::as_bytes(std::span(body)))) != json["xxh3"].get<std::string>()) throw corrupt(path, "fails its checksum");
-  if (json["body"].value("format", 0) != kFormat) throw corrupt(path, fmt::format("has format {}, this version reads {}", json["body"].value("format", 0), kFormat));
+  if (json["body"].value("format", 0) != kFormat)
+    throw corrupt(path, fmt::format("has format {}, this version reads {}", json["body"].value("format", 0), kFormat));
   return json["body"];
 }
 
@@ -119,7 +131,8 @@ void remove_leftovers(const std::string& output_dir) {
   std::vector<fs::path> leftovers;
   for (const auto& entry : fs::directory_iterator(output_dir, code)) {
     const std::string name = entry.path().filename().string();
-    if (name.starts_with(std::string(".tmp-") + kPrefix) || name.starts_with(std::string(".tmp-old-") + kPrefix)) leftovers.push_back(entry.path());
+    if (name.starts_with(std::string(".tmp-") + kPrefix) || name.starts_with(std::string(".tmp-old-") + kPrefix))
+      leftovers.push_back(entry.path());
   }
   for (const fs::path& leftover : leftovers) fs::remove_all(leftover, code);
 }
@@ -134,8 +147,10 @@ void prune(const std::string& output_dir, int64_t run) {
       mine = read_manifest(path).at("state").at("run").get<int64_t>() == run;
     } catch (const std::exception&) {  // broken: nobody's
     }
-    if (!mine) others.push_back(path);
-    else if (++own > kKept) remove_folder(path);
+    if (!mine)
+      others.push_back(path);
+    else if (++own > kKept)
+      remove_folder(path);
   }
   if (own < kKept) return;
   for (const std::string& path : others) remove_folder(path);
@@ -193,17 +208,20 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
     }
   }
   if (candidates.empty() && !broken) throw error(ErrorCode::usage, "{}: there is no checkpoint to resume from", output_dir);
-  std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) { return a.run > b.run; });  // the latest run first
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const auto& a, const auto& b) { return a.run > b.run; });  // the latest run first
   for (const Candidate& candidate : candidates) {
     Loaded loaded{.state = {}, .path = candidate.path, .settings = {}};
     try {
       candidate.manifest.at("settings").get_to(loaded.settings);
       const std::string optimizer = loaded.settings.contains("optim") ? loaded.settings.at("optim") : "";
       if (candidate.manifest.at("model").get<std::string>() != content.model) {
-        throw error(ErrorCode::usage, "{}: is the checkpoint of another model: its parameters have other names, types or shapes", candidate.path);
+        throw error(ErrorCode::usage, "{}: is the checkpoint of another model: its parameters have other names, types or shapes",
+                    candidate.path);
       }
       if (const auto now = content.settings.find("optim"); now != content.settings.end() && now->second != optimizer) {
-        throw error(ErrorCode::usage, "{}: was saved with --optim {}, not {}: its optimizer state can't be used", candidate.path, optimizer, now->second);
+        throw error(ErrorCode::usage, "{}: was saved with --optim {}, not {}: its optimizer state can't be used", candidate.path, optimizer,
+                    now->second);
       }
       loaded.state = state_of(candidate.manifest.at("state"));
       if (loaded.state.step != candidate.step) throw error(ErrorCode::corrupt, "its manifest is that of step {}", loaded.state.step);

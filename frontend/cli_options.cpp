@@ -93,7 +93,8 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(data, "--labels", o.labels, "the array that holds the labels");
   add(data, "--token-type", o.token_type, "of .bin files: uint16 or uint32");
   app.add_option("--shape", raw.shapes, "sizes of dynamic dimensions: name=value,...")->group(data)->take_all();
-  app.add_option("--batch-size,--per-device-train-batch-size", o.batch_size, "samples of a batch (default: what the model fixes, else 8)")->group(data);
+  app.add_option("--batch-size,--per-device-train-batch-size", o.batch_size, "samples of a batch (default: what the model fixes, else 8)")
+      ->group(data);
   app.add_option("--seq-length", o.seq_length, "tokens of a sample of text")->group(data);
   app.add_flag("--no-shuffle", raw.no_shuffle, "samples in file order")->group(data);
   add(data, "--validation-split", o.validation_split, "share of a single file's end that is held out, with --eval-steps");
@@ -139,7 +140,10 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   app.add_flag("--no-retie", raw.no_retie, "don't tie weights that were stored twice")->group(graph);
   app.add_flag("--untie", o.untie, "one weight for each use")->group(graph);
   app.add_option("--skip-pass", o.skip_passes, "leave a pass out")->group(graph)->take_all();
-  app.add_option("--dump-after", raw.dump_after, "PASS FILE.onnx: write the graph as it is after a pass")->group(graph)->type_size(2)->take_all();
+  app.add_option("--dump-after", raw.dump_after, "PASS FILE.onnx: write the graph as it is after a pass")
+      ->group(graph)
+      ->type_size(2)
+      ->take_all();
 }
 
 // --learning_rate=1e-5 -> --learning-rate=1e-5
@@ -157,7 +161,9 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   std::vector<std::string> arguments;
   for (int i = 1; i < argc; ++i) arguments.push_back(with_dashes(argv[i]));
   if (!arguments.empty() && (arguments[0] == "check" || arguments[0] == "plan" || arguments[0] == "train")) {
-    line.command = arguments[0] == "check" ? CommandLine::Command::check : arguments[0] == "plan" ? CommandLine::Command::plan : CommandLine::Command::train;
+    line.command = arguments[0] == "check"  ? CommandLine::Command::check
+                   : arguments[0] == "plan" ? CommandLine::Command::plan
+                                            : CommandLine::Command::train;
     arguments.erase(arguments.begin());
   }
 
@@ -185,7 +191,8 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     const std::string name = extra.substr(0, extra.find('='));
     throw usage(fmt::format("unknown option {}; did you mean {}?", name, nearest(app, name)));
   }
-  if (!app.remaining().empty()) throw usage(fmt::format("'{}' is one argument too many: there is one model, '{}'", app.remaining()[0], line.options.model));
+  if (!app.remaining().empty())
+    throw usage(fmt::format("'{}' is one argument too many: there is one model, '{}'", app.remaining()[0], line.options.model));
 
   Options& o = line.options;
   if (o.model.empty()) throw usage("no model is given: ort-train MODEL.onnx --data PATH (--help shows all options)");
@@ -198,7 +205,8 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   for (const std::string& shape : raw.shapes) add_shapes(shape, o.shapes);
   for (size_t i = 0; i + 1 < raw.dump_after.size(); i += 2) o.dump_after[raw.dump_after[i]] = raw.dump_after[i + 1];
   if (raw.warmup_ratio != 0) {
-    if (!(raw.warmup_ratio > 0 && raw.warmup_ratio < 1)) throw usage(fmt::format("--warmup-ratio {} has to lie between 0 and 1", raw.warmup_ratio));
+    if (!(raw.warmup_ratio > 0 && raw.warmup_ratio < 1))
+      throw usage(fmt::format("--warmup-ratio {} has to lie between 0 and 1", raw.warmup_ratio));
     if (o.warmup_steps == 0) o.warmup_steps = raw.warmup_ratio;
   }
   o.shuffle = !raw.no_shuffle;

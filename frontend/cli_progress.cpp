@@ -21,14 +21,16 @@ std::string bar(double share) {
 
 std::string clock(double seconds) {
   const int64_t whole = static_cast<int64_t>(std::llround(std::max(0.0, seconds)));
-  return whole >= 3600 ? fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60) : fmt::format("{}:{:02}", whole / 60, whole % 60);
+  return whole >= 3600 ? fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60)
+                       : fmt::format("{}:{:02}", whole / 60, whole % 60);
 }
 
 }  // namespace
 
 std::string grouped(int64_t number) {
   std::string text = std::to_string(number);
-  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > (number < 0 ? 1 : 0); at -= 3) text.insert(static_cast<size_t>(at), ",");
+  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > (number < 0 ? 1 : 0); at -= 3)
+    text.insert(static_cast<size_t>(at), ",");
   return text;
 }
 
@@ -38,17 +40,19 @@ std::string megabytes(int64_t bytes) {
   return megabytes >= 10 ? fmt::format("{:.0f} MB", megabytes) : fmt::format("{:.1f} MB", megabytes);
 }
 
-Progress::Progress(int64_t budget, int64_t logging_steps) : budget_(budget), logging_steps_(logging_steps), terminal_(::isatty(STDOUT_FILENO) == 1) {}
+Progress::Progress(int64_t budget, int64_t logging_steps)
+    : budget_(budget), logging_steps_(logging_steps), terminal_(::isatty(STDOUT_FILENO) == 1) {}
 
 void Progress::step(const StepReport& report) {
   if (!terminal_ && report.step % logging_steps_ != 0 && report.step != 1 && report.step != report.total_steps) return;
   const int width = static_cast<int>(std::to_string(report.total_steps).size());
   std::string text = fmt::format("step {:>{}}/{}", report.step, width, report.total_steps);
   if (terminal_) text += " " + bar(static_cast<double>(report.step) / static_cast<double>(report.total_steps));
-  text += fmt::format(" loss {:.4g}  |g| {:.3g}  lr {:.1e}  {:.4g} ms  {} tok/s", report.loss, report.grad_norm, report.learning_rate, report.milliseconds,
-                      grouped(static_cast<int64_t>(std::llround(report.tokens_per_second))));
+  text += fmt::format(" loss {:.4g}  |g| {:.3g}  lr {:.1e}  {:.4g} ms  {} tok/s", report.loss, report.grad_norm, report.learning_rate,
+                      report.milliseconds, grouped(static_cast<int64_t>(std::llround(report.tokens_per_second))));
   if (report.peak_share > 0) text += fmt::format("  {:.0f} % of peak", 100 * report.peak_share);
-  text += "  RAM " + (budget_ > 0 ? fmt::format("{} of {}", megabytes(report.resident_bytes), megabytes(budget_)) : megabytes(report.resident_bytes));
+  text += "  RAM " +
+          (budget_ > 0 ? fmt::format("{} of {}", megabytes(report.resident_bytes), megabytes(budget_)) : megabytes(report.resident_bytes));
   text += fmt::format("  {} left", clock(report.seconds_left));
   if (terminal_) {
     fmt::print("\r\033[K{}", text);

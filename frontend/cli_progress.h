@@ -17,7 +17,7 @@ class Progress {
   void eval(const EvalReport& report);
   void note(const std::string& text);
   void line(const std::string& label, const std::string& text);  // "label       text"
-  void end();  // of the line in place
+  void end();                                                    // of the line in place
 
  private:
   int64_t budget_, logging_steps_;
@@ -25,7 +25,7 @@ class Progress {
   bool open_ = false;  // a line in place that has no end yet
 };
 
-std::string grouped(int64_t number);     // 1,500
-std::string megabytes(int64_t bytes);    // "102 MB", "3.99 GB"
+std::string grouped(int64_t number);   // 1,500
+std::string megabytes(int64_t bytes);  // "102 MB", "3.99 GB"
 
 }  // namespace ort_train

@@ -21,7 +21,9 @@ class Row : public DataSet {
   void cut(int64_t sample_length) override {
     length_ = sample_length;
     samples_ = tokens_ / sample_length;
-    if (samples_ == 0) throw error(ErrorCode::data, "{}: has {} {}, fewer than one sample of {}: shorten --seq-length", path_, tokens_, unit_, sample_length);
+    if (samples_ == 0)
+      throw error(ErrorCode::data, "{}: has {} {}, fewer than one sample of {}: shorten --seq-length", path_, tokens_, unit_,
+                  sample_length);
     fields_ = {{.name = "input_ids", .element = Element::int64, .shape = {sample_length}}};
   }
 
@@ -36,7 +38,8 @@ class TokenFile : public Row {
     path_ = path;
     const int64_t size = file_.size();
     if (size % width != 0) {
-      throw error(ErrorCode::data, "{}: has {} bytes, which is no whole number of {}-byte tokens: is --token-type right?", path, size, width);
+      throw error(ErrorCode::data, "{}: has {} bytes, which is no whole number of {}-byte tokens: is --token-type right?", path, size,
+                  width);
     }
     tokens_ = size / width;
   }
@@ -75,8 +78,8 @@ class TextFile : public Row {
       while (!text.empty() && (length = decode_utf8(text, character)) > 0) {
         if (tokens_ % kStride == 0) offsets_.push_back(at);
         if (vocabulary.id_of(character) < 0) {
-          throw error(ErrorCode::data, "{}: line {}: the character '{}' (U+{:04X}) is not in {}", path, line, text.substr(0, static_cast<size_t>(length)),
-                      static_cast<uint32_t>(character), vocabulary.path());
+          throw error(ErrorCode::data, "{}: line {}: the character '{}' (U+{:04X}) is not in {}", path, line,
+                      text.substr(0, static_cast<size_t>(length)), static_cast<uint32_t>(character), vocabulary.path());
         }
         if (character == U'\n') ++line;
         ++tokens_;
@@ -141,9 +144,11 @@ class ArrayFile : public DataSet {
     }
     if (arrays_.empty()) throw error(ErrorCode::data, "{}: holds no arrays", path);
     for (const NpyArray& array : arrays_) {
-      if (array.shape.empty()) throw error(ErrorCode::data, "{}: array '{}' is a single number; its first axis should be the samples", path, array.name);
+      if (array.shape.empty())
+        throw error(ErrorCode::data, "{}: array '{}' is a single number; its first axis should be the samples", path, array.name);
       if (array.shape[0] != arrays_[0].shape[0]) {
-        throw error(ErrorCode::data, "{}: array '{}' has {} samples, '{}' has {}", path, arrays_[0].name, arrays_[0].shape[0], array.name, array.shape[0]);
+        throw error(ErrorCode::data, "{}: array '{}' has {} samples, '{}' has {}", path, arrays_[0].name, arrays_[0].shape[0], array.name,
+                    array.shape[0]);
       }
       fields_.push_back({.name = array.name, .element = array.element, .shape = Shape(array.shape.begin() + 1, array.shape.end())});
     }
@@ -155,8 +160,10 @@ class ArrayFile : public DataSet {
   void read(size_t field, int64_t sample, std::span<std::byte> to) override {
     const NpyArray& array = arrays_[field];
     const int64_t bytes = static_cast<int64_t>(to.size());
-    if (array.deflated) std::memcpy(to.data(), unpacked_[field].data() + sample * bytes, to.size());
-    else file_.read(array.offset + sample * bytes, to);
+    if (array.deflated)
+      std::memcpy(to.data(), unpacked_[field].data() + sample * bytes, to.size());
+    else
+      file_.read(array.offset + sample * bytes, to);
   }
 
   int64_t memory_bytes() const override {
@@ -179,7 +186,8 @@ class ArrayFile : public DataSet {
 
 constexpr const char* kEndings[] = {".txt", ".bin", ".npz", ".safetensors"};
 
-std::unique_ptr<DataSet> open_file(const std::string& path, const std::string& model, const std::string& token_type, std::unique_ptr<Vocabulary>& vocabulary) {
+std::unique_ptr<DataSet> open_file(const std::string& path, const std::string& model, const std::string& token_type,
+                                   std::unique_ptr<Vocabulary>& vocabulary) {
   const std::string ending = std::filesystem::path(path).extension().string();
   if (ending == ".txt") {
     if (!vocabulary) vocabulary = std::make_unique<Vocabulary>(Vocabulary::beside(model));
@@ -214,7 +222,8 @@ int DataSet::find(std::string_view field) const {
 }
 
 DataSets open_data(const std::string& path, const std::string& model, const std::string& token_type) {
-  if (token_type != "uint16" && token_type != "uint32") throw error(ErrorCode::usage, "--token-type {} is not known: uint16 or uint32", token_type);
+  if (token_type != "uint16" && token_type != "uint32")
+    throw error(ErrorCode::usage, "--token-type {} is not known: uint16 or uint32", token_type);
   if (!exists(path)) throw error(ErrorCode::data, "{}: there is no such file or folder", path);
   DataSets sets;
   std::error_code code;

@@ -52,7 +52,7 @@ class DataSet {
 
 struct DataSets {
   std::unique_ptr<DataSet> train;
-  std::unique_ptr<DataSet> valid;  // null where the path is a single file
+  std::unique_ptr<DataSet> valid;          // null where the path is a single file
   std::unique_ptr<Vocabulary> vocabulary;  // of text, else null
 };
 

@@ -9,8 +9,12 @@
 namespace ort_train {
 namespace {
 
-struct Half { uint16_t bits; };
-struct BFloat { uint16_t bits; };
+struct Half {
+  uint16_t bits;
+};
+struct BFloat {
+  uint16_t bits;
+};
 
 bool is_float(Element element) {
   return element == Element::float16 || element == Element::bfloat16 || element == Element::float32 || element == Element::float64;
@@ -38,9 +42,9 @@ float widen(Half value) {
 double widen(double value) { return value; }
 float widen(float value) { return value; }
 
-template <typename To, typename From>
-bool fits(From value) {
-  if constexpr (std::is_same_v<To, bool>) return value == From{0} || value == From{1};
+template <typename To, typename From> bool fits(From value) {
+  if constexpr (std::is_same_v<To, bool>)
+    return value == From{0} || value == From{1};
   else if constexpr (std::is_signed_v<From>) {
     return static_cast<int64_t>(value) >= static_cast<int64_t>(std::numeric_limits<To>::min()) &&
            (value < 0 || static_cast<uint64_t>(value) <= static_cast<uint64_t>(std::numeric_limits<To>::max()));
@@ -49,8 +53,7 @@ bool fits(From value) {
   }
 }
 
-template <typename From, typename To>
-int64_t convert_all(const std::byte* from, std::byte* to, int64_t count) {
+template <typename From, typename To> int64_t convert_all(const std::byte* from, std::byte* to, int64_t count) {
   constexpr bool floats = std::is_floating_point_v<To>;
   for (int64_t i = 0; i < count; ++i) {
     From value;  // neither side need be aligned
@@ -67,22 +70,27 @@ int64_t convert_all(const std::byte* from, std::byte* to, int64_t count) {
   return -1;
 }
 
-template <typename From>
-int64_t integers(const std::byte* from, DType to, std::byte* result, int64_t count) {
+template <typename From> int64_t integers(const std::byte* from, DType to, std::byte* result, int64_t count) {
   switch (to) {
-    case DType::int64: return convert_all<From, int64_t>(from, result, count);
-    case DType::int32: return convert_all<From, int32_t>(from, result, count);
-    case DType::int16: return convert_all<From, int16_t>(from, result, count);
-    case DType::int8: return convert_all<From, int8_t>(from, result, count);
-    case DType::uint8: return convert_all<From, uint8_t>(from, result, count);
-    case DType::boolean: return convert_all<From, bool>(from, result, count);
-    default: break;
+    case DType::int64:
+      return convert_all<From, int64_t>(from, result, count);
+    case DType::int32:
+      return convert_all<From, int32_t>(from, result, count);
+    case DType::int16:
+      return convert_all<From, int16_t>(from, result, count);
+    case DType::int8:
+      return convert_all<From, int8_t>(from, result, count);
+    case DType::uint8:
+      return convert_all<From, uint8_t>(from, result, count);
+    case DType::boolean:
+      return convert_all<From, bool>(from, result, count);
+    default:
+      break;
   }
   throw error(ErrorCode::data, "integers can't become {}", to_string(to));
 }
 
-template <typename From>
-int64_t floats(const std::byte* from, DType to, std::byte* result, int64_t count) {
+template <typename From> int64_t floats(const std::byte* from, DType to, std::byte* result, int64_t count) {
   if (to == DType::float32) return convert_all<From, float>(from, result, count);
   if (to == DType::float64) return convert_all<From, double>(from, result, count);
   throw error(ErrorCode::data, "floating-point numbers can't become {}", to_string(to));
@@ -94,39 +102,53 @@ int64_t size_of(Element element) {
   switch (element) {
     case Element::float64:
     case Element::int64:
-    case Element::uint64: return 8;
+    case Element::uint64:
+      return 8;
     case Element::float32:
     case Element::int32:
-    case Element::uint32: return 4;
+    case Element::uint32:
+      return 4;
     case Element::float16:
     case Element::bfloat16:
     case Element::int16:
-    case Element::uint16: return 2;
+    case Element::uint16:
+      return 2;
     case Element::int8:
     case Element::uint8:
-    case Element::boolean: return 1;
+    case Element::boolean:
+      return 1;
   }
   return 0;
 }
 
 std::string_view to_string(Element element) {
-  constexpr std::string_view names[] = {"float16", "bfloat16", "float32", "float64", "int8", "int16", "int32",
+  constexpr std::string_view names[] = {"float16", "bfloat16", "float32", "float64", "int8",   "int16", "int32",
                                         "int64",   "uint8",    "uint16",  "uint32",  "uint64", "bool"};
   return names[static_cast<size_t>(element)];
 }
 
 Element element_of(DType dtype) {
   switch (dtype) {
-    case DType::float32: return Element::float32;
-    case DType::float64: return Element::float64;
-    case DType::float16: return Element::float16;
-    case DType::bfloat16: return Element::bfloat16;
-    case DType::int64: return Element::int64;
-    case DType::int32: return Element::int32;
-    case DType::int16: return Element::int16;
-    case DType::int8: return Element::int8;
-    case DType::uint8: return Element::uint8;
-    case DType::boolean: return Element::boolean;
+    case DType::float32:
+      return Element::float32;
+    case DType::float64:
+      return Element::float64;
+    case DType::float16:
+      return Element::float16;
+    case DType::bfloat16:
+      return Element::bfloat16;
+    case DType::int64:
+      return Element::int64;
+    case DType::int32:
+      return Element::int32;
+    case DType::int16:
+      return Element::int16;
+    case DType::int8:
+      return Element::int8;
+    case DType::uint8:
+      return Element::uint8;
+    case DType::boolean:
+      return Element::boolean;
   }
   return Element::float32;
 }
@@ -144,19 +166,31 @@ int64_t convert(Element from, std::span<const std::byte> bytes, DType to, std::s
     return -1;
   }
   switch (from) {
-    case Element::int8: return integers<int8_t>(bytes.data(), to, result.data(), count);
-    case Element::int16: return integers<int16_t>(bytes.data(), to, result.data(), count);
-    case Element::int32: return integers<int32_t>(bytes.data(), to, result.data(), count);
-    case Element::int64: return integers<int64_t>(bytes.data(), to, result.data(), count);
+    case Element::int8:
+      return integers<int8_t>(bytes.data(), to, result.data(), count);
+    case Element::int16:
+      return integers<int16_t>(bytes.data(), to, result.data(), count);
+    case Element::int32:
+      return integers<int32_t>(bytes.data(), to, result.data(), count);
+    case Element::int64:
+      return integers<int64_t>(bytes.data(), to, result.data(), count);
     case Element::boolean:
-    case Element::uint8: return integers<uint8_t>(bytes.data(), to, result.data(), count);
-    case Element::uint16: return integers<uint16_t>(bytes.data(), to, result.data(), count);
-    case Element::uint32: return integers<uint32_t>(bytes.data(), to, result.data(), count);
-    case Element::uint64: return integers<uint64_t>(bytes.data(), to, result.data(), count);
-    case Element::float16: return floats<Half>(bytes.data(), to, result.data(), count);
-    case Element::bfloat16: return floats<BFloat>(bytes.data(), to, result.data(), count);
-    case Element::float32: return floats<float>(bytes.data(), to, result.data(), count);
-    case Element::float64: return floats<double>(bytes.data(), to, result.data(), count);
+    case Element::uint8:
+      return integers<uint8_t>(bytes.data(), to, result.data(), count);
+    case Element::uint16:
+      return integers<uint16_t>(bytes.data(), to, result.data(), count);
+    case Element::uint32:
+      return integers<uint32_t>(bytes.data(), to, result.data(), count);
+    case Element::uint64:
+      return integers<uint64_t>(bytes.data(), to, result.data(), count);
+    case Element::float16:
+      return floats<Half>(bytes.data(), to, result.data(), count);
+    case Element::bfloat16:
+      return floats<BFloat>(bytes.data(), to, result.data(), count);
+    case Element::float32:
+      return floats<float>(bytes.data(), to, result.data(), count);
+    case Element::float64:
+      return floats<double>(bytes.data(), to, result.data(), count);
   }
   return -1;
 }

@@ -29,7 +29,9 @@ struct OutputFile {
 std::vector<OutputFile> output_files(const ModelInfo& model, const std::string& output_dir) {
   std::vector<OutputFile> files{{.from = model.path, .to = (fs::path(output_dir) / "model.onnx").string(), .name = "model.onnx"}};
   for (const std::string& external : model.external_files) {
-    files.push_back({.from = (fs::path(folder_of(model.path)) / external).string(), .to = (fs::path(output_dir) / external).string(), .name = external});
+    files.push_back({.from = (fs::path(folder_of(model.path)) / external).string(),
+                     .to = (fs::path(output_dir) / external).string(),
+                     .name = external});
   }
   return files;
 }
@@ -101,10 +103,12 @@ void write_copy(const OutputFile& file, const std::string& temporary, std::vecto
   int64_t done = 0;
   for (const Patch& patch : patches) {
     if (patch.offset < done || patch.bytes > size - patch.offset) {
-      throw error(ErrorCode::io, "{}: was changed since it was imported: the bytes of '{}' are no longer where they were", file.from, patch.place->name);
+      throw error(ErrorCode::io, "{}: was changed since it was imported: the bytes of '{}' are no longer where they were", file.from,
+                  patch.place->name);
     }
     copy_range(from, to, done, patch.offset, buffer);
-    in_layout(*patch.place, patch.parameter, [&](int64_t offset, std::span<const std::byte> bytes) { to.write(patch.offset + offset, bytes); });
+    in_layout(*patch.place, patch.parameter,
+              [&](int64_t offset, std::span<const std::byte> bytes) { to.write(patch.offset + offset, bytes); });
     done = patch.offset + patch.bytes;
   }
   copy_range(from, to, done, size, buffer);
@@ -117,14 +121,17 @@ void check_output(const ModelInfo& model, const std::string& output_dir) {
   const Json marker = read_marker(output_dir);
   for (const OutputFile& file : output_files(model, output_dir)) {
     if (!exists(file.to)) continue;
-    if (same_file(file.from, file.to)) throw error(ErrorCode::usage, "{}: is the input, and would be overwritten: choose another --output-dir", file.to);
+    if (same_file(file.from, file.to))
+      throw error(ErrorCode::usage, "{}: is the input, and would be overwritten: choose another --output-dir", file.to);
     if (!is_ours(marker, file)) {
-      throw error(ErrorCode::usage, "{}: is there already and was not written by ort-train: move it away or choose another --output-dir", file.to);
+      throw error(ErrorCode::usage, "{}: is there already and was not written by ort-train: move it away or choose another --output-dir",
+                  file.to);
     }
   }
 }
 
-std::string export_model(const ModelInfo& model, const std::vector<Weight>& weights, const WeightBytes& bytes_of, const std::string& output_dir) {
+std::string export_model(const ModelInfo& model, const std::vector<Weight>& weights, const WeightBytes& bytes_of,
+                         const std::string& output_dir) {
   check_output(model, output_dir);
   const std::vector<OutputFile> files = output_files(model, output_dir);
   Json marker = read_marker(output_dir);
@@ -169,14 +176,16 @@ int64_t export_bytes(const ModelInfo& model) {
   return bytes;
 }
 
-void in_layout(const WeightPlace& place, std::span<const std::byte> parameter, const std::function<void(int64_t, std::span<const std::byte>)>& sink) {
+void in_layout(const WeightPlace& place, std::span<const std::byte> parameter,
+               const std::function<void(int64_t, std::span<const std::byte>)>& sink) {
   require(static_cast<int64_t>(parameter.size()) == place.bytes.bytes, "a weight whose size is not that of its place");
   if (!place.transposed) {
     sink(0, parameter);
     return;
   }
   // Stored (rows, columns); the parameter is (columns, rows). Rows are gathered a block at a time.
-  const size_t rows = static_cast<size_t>(place.shape[0]), columns = static_cast<size_t>(place.shape[1]), width = static_cast<size_t>(size_of(place.dtype));
+  const size_t rows = static_cast<size_t>(place.shape[0]), columns = static_cast<size_t>(place.shape[1]),
+               width = static_cast<size_t>(size_of(place.dtype));
   const size_t block = std::clamp<size_t>(kBlock / std::max<size_t>(1, columns * width), 1, std::max<size_t>(1, rows));
   std::vector<std::byte> buffer(block * columns * width);
   for (size_t first = 0; first < rows; first += block) {
@@ -205,7 +214,8 @@ void write_layouts(const std::string& path, const std::vector<Weight>& weights, 
   {
     SafetensorsWriter writer(temporary, header, {{"format", "pt"}});
     for (size_t i = 0; i < tensors.size(); ++i) {
-      in_layout(*tensors[i].first, tensors[i].second, [&](int64_t offset, std::span<const std::byte> bytes) { writer.write(i, bytes, offset); });
+      in_layout(*tensors[i].first, tensors[i].second,
+                [&](int64_t offset, std::span<const std::byte> bytes) { writer.write(i, bytes, offset); });
     }
     writer.sync();
   }

@@ -22,13 +22,15 @@ using WeightBytes = std::function<std::span<const std::byte>(const std::string& 
 void check_output(const ModelInfo& model, const std::string& output_dir);
 
 // Returns the path of the new model, OUTPUT_DIR/model.onnx.
-std::string export_model(const ModelInfo& model, const std::vector<Weight>& weights, const WeightBytes& bytes_of, const std::string& output_dir);
+std::string export_model(const ModelInfo& model, const std::vector<Weight>& weights, const WeightBytes& bytes_of,
+                         const std::string& output_dir);
 
 // Bytes that the exported files take.
 int64_t export_bytes(const ModelInfo& model);
 
 // Hands a parameter-shaped tensor to `sink(offset, bytes)` in the layout of one of its places.
-void in_layout(const WeightPlace& place, std::span<const std::byte> parameter, const std::function<void(int64_t, std::span<const std::byte>)>& sink);
+void in_layout(const WeightPlace& place, std::span<const std::byte> parameter,
+               const std::function<void(int64_t, std::span<const std::byte>)>& sink);
 
 // One tensor for each place of each parameter that `bytes_of` knows (empty span: skipped), in a safetensors file.
 void write_layouts(const std::string& path, const std::vector<Weight>& weights, const WeightBytes& bytes_of);

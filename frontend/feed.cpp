@@ -15,11 +15,16 @@ int64_t integer_at(DType dtype, const std::byte* bytes, int64_t i) {
     return static_cast<int64_t>(value);
   };
   switch (dtype) {
-    case DType::int64: return get(int64_t{});
-    case DType::int32: return get(int32_t{});
-    case DType::int16: return get(int16_t{});
-    case DType::int8: return get(int8_t{});
-    default: return get(uint8_t{});
+    case DType::int64:
+      return get(int64_t{});
+    case DType::int32:
+      return get(int32_t{});
+    case DType::int16:
+      return get(int16_t{});
+    case DType::int8:
+      return get(int8_t{});
+    default:
+      return get(uint8_t{});
   }
 }
 
@@ -36,7 +41,8 @@ int64_t index_limit(const Graph& graph, ValueId input) {
         same.push_back(node.outputs[0]);
       } else if (node.op->name == "Gather" && node.inputs[1] == same[i] && graph.value(node.inputs[0]).kind == ValueKind::parameter) {
         const Shape& shape = graph.value(node.inputs[0]).shape;
-        const int64_t rows = shape[static_cast<size_t>(normalize_axis(node.attributes.get("axis", 0), static_cast<int64_t>(shape.size()), "axis"))];
+        const int64_t rows =
+            shape[static_cast<size_t>(normalize_axis(node.attributes.get("axis", 0), static_cast<int64_t>(shape.size()), "axis"))];
         limit = limit == 0 ? rows : std::min(limit, rows);
       }
     }
@@ -44,7 +50,8 @@ int64_t index_limit(const Graph& graph, ValueId input) {
   return limit;
 }
 
-Feed::Feed(DataSet& data, const Graph& graph, const Binding& binding, const LabelSpec& labels) : data_(data), graph_(graph), labels_(labels) {
+Feed::Feed(DataSet& data, const Graph& graph, const Binding& binding, const LabelSpec& labels)
+    : data_(data), graph_(graph), labels_(labels) {
   for (const FedInput& fed : binding.fed) {
     const ValueId value = graph.find_value(fed.input);
     if (value == kNone || graph.value(value).kind != ValueKind::input) continue;  // nothing in the model reads it
@@ -70,8 +77,8 @@ void Feed::add(const std::string& input, const std::string& field, ValueId value
                 labels ? "the loss" : "input '" + input + "'", to_string(sample));
   }
   if (!converts(from.element, wanted.dtype)) {
-    throw error(ErrorCode::data, "{}: array '{}' is {}, {} wants {}", data_.path(), field, to_string(from.element), labels ? "the loss" : "input '" + input + "'",
-                to_string(wanted.dtype));
+    throw error(ErrorCode::data, "{}: array '{}' is {}, {} wants {}", data_.path(), field, to_string(from.element),
+                labels ? "the loss" : "input '" + input + "'", to_string(wanted.dtype));
   }
   Slot slot{.value = value,
             .field = static_cast<size_t>(index),
@@ -96,7 +103,8 @@ void Feed::read(const Slot& slot, int64_t sample, std::span<std::byte> to) {
   data_.read(slot.field, sample, packed);
   const int64_t bad = convert(field.element, packed, slot.dtype, to);
   if (bad >= 0) {
-    throw error(ErrorCode::data, "{}: sample {}: element {} of array '{}' does not fit {}", data_.path(), sample, bad, field.name, to_string(slot.dtype));
+    throw error(ErrorCode::data, "{}: sample {}: element {} of array '{}' does not fit {}", data_.path(), sample, bad, field.name,
+                to_string(slot.dtype));
   }
 }
 
@@ -106,8 +114,8 @@ void Feed::check_indices(const Slot& slot, int64_t sample, std::span<const std::
   for (int64_t i = 0; i < slot.elements; ++i) {
     const int64_t index = integer_at(slot.dtype, bytes.data(), i);
     if (index >= least && index < slot.limit) continue;
-    throw error(ErrorCode::data, "{}: sample {}: element {} of '{}' is {}, the model has {} rows for it (input '{}')", data_.path(), sample, i,
-                data_.fields()[slot.field].name, index, slot.limit, graph_.value(slot.value).name);
+    throw error(ErrorCode::data, "{}: sample {}: element {} of '{}' is {}, the model has {} rows for it (input '{}')", data_.path(), sample,
+                i, data_.fields()[slot.field].name, index, slot.limit, graph_.value(slot.value).name);
   }
 }
 
@@ -117,16 +125,18 @@ int64_t Feed::finish_labels(const Slot& slot, int64_t sample, std::span<std::byt
     const size_t width = static_cast<size_t>(size_of(slot.dtype));
     std::memmove(bytes.data(), bytes.data() + width, bytes.size() - width);
     const auto put = [&](auto value) { std::memcpy(bytes.data() + bytes.size() - width, &value, width); };
-    if (slot.dtype == DType::int64) put(labels_.ignore_index);
-    else put(static_cast<int32_t>(labels_.ignore_index));
+    if (slot.dtype == DType::int64)
+      put(labels_.ignore_index);
+    else
+      put(static_cast<int32_t>(labels_.ignore_index));
   }
   int64_t counted = 0;
   for (int64_t i = 0; i < slot.elements; ++i) {
     const int64_t label = integer_at(slot.dtype, bytes.data(), i);
     if (label == labels_.ignore_index) continue;
     if (label < 0 || label >= labels_.class_count) {
-      throw error(ErrorCode::data, "{}: sample {}: label {} is outside the {} classes of the loss (ignored ones are {})", data_.path(), sample, label,
-                  labels_.class_count, labels_.ignore_index);
+      throw error(ErrorCode::data, "{}: sample {}: label {} is outside the {} classes of the loss (ignored ones are {})", data_.path(),
+                  sample, label, labels_.class_count, labels_.ignore_index);
     }
     ++counted;
   }
@@ -143,8 +153,10 @@ int64_t Feed::fill(std::span<const int64_t> samples, const Places& at) {
       if (place.empty() && !slot.labels) break;  // read by nobody
       const auto to = place.empty() ? std::span(label_buffer_) : place.subspan(i * bytes, bytes);
       read(slot, samples[i], to);
-      if (slot.labels) counted += finish_labels(slot, samples[i], to);
-      else check_indices(slot, samples[i], to);
+      if (slot.labels)
+        counted += finish_labels(slot, samples[i], to);
+      else
+        check_indices(slot, samples[i], to);
     }
   }
   return counted;

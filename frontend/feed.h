@@ -17,10 +17,10 @@
 namespace ort_train {
 
 struct LabelSpec {
-  ValueId value = kNone;           // input of the graph; kNone: the loss needs no labels
+  ValueId value = kNone;  // input of the graph; kNone: the loss needs no labels
   std::string field = "labels";
   bool causal = false;
-  bool classes = true;             // class numbers: below class_count, or ignore_index
+  bool classes = true;  // class numbers: below class_count, or ignore_index
   int64_t class_count = 0;
   int64_t ignore_index = -100;
 };

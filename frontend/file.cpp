@@ -94,7 +94,8 @@ FolderLock::FolderLock(const std::string& folder) : descriptor_(opened(folder + 
   if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return;
   const int number = errno;
   ::close(descriptor_);
-  if (number == EWOULDBLOCK) throw error(ErrorCode::usage, "{}: another run is writing into this folder: choose another --output-dir", folder);
+  if (number == EWOULDBLOCK)
+    throw error(ErrorCode::usage, "{}: another run is writing into this folder: choose another --output-dir", folder);
   throw failed(folder, "locking", number);
 }
 

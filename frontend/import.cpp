@@ -66,7 +66,8 @@ Needed needed_for(const onnx::GraphDef& graph, const std::string& output) {
   Needed needed{.names = {output}, .nodes = std::vector<bool>(graph.nodes.size())};
   for (size_t i = graph.nodes.size(); i-- > 0;) {
     const onnx::NodeDef& node = graph.nodes[i];
-    if (std::none_of(node.outputs.begin(), node.outputs.end(), [&](const std::string& name) { return needed.names.contains(name); })) continue;
+    if (std::none_of(node.outputs.begin(), node.outputs.end(), [&](const std::string& name) { return needed.names.contains(name); }))
+      continue;
     needed.nodes[i] = true;
     add_reads(node, needed.names);
     needed.names.erase("");
@@ -81,9 +82,12 @@ void note_modes(const onnx::GraphDef& graph, ModelInfo& info) {
     if (node.op_type == "Dropout" && node.inputs.size() < 3) ++dropout;
     if (node.op_type == "BatchNormalization" && node.attributes.get("training_mode", 0) == 0) ++batch_norm;
   }
-  if (dropout > 0) info.notes.push_back(fmt::format("{} Dropout node{} in evaluation mode: kept, dropping nothing", dropout, dropout == 1 ? " is" : "s are"));
+  if (dropout > 0)
+    info.notes.push_back(
+        fmt::format("{} Dropout node{} in evaluation mode: kept, dropping nothing", dropout, dropout == 1 ? " is" : "s are"));
   if (batch_norm > 0) {
-    info.notes.push_back(fmt::format("{} BatchNormalization node{} in evaluation mode: kept frozen", batch_norm, batch_norm == 1 ? " is" : "s are"));
+    info.notes.push_back(
+        fmt::format("{} BatchNormalization node{} in evaluation mode: kept frozen", batch_norm, batch_norm == 1 ? " is" : "s are"));
   }
 }
 
@@ -142,7 +146,9 @@ void drop_dead_constants(Graph& graph) {
 Declared declared(const std::string& path) {
   const onnx::ModelDef model = open_model(path);
   const std::set<std::string> initializers = initializer_names(model.graph);
-  Declared result{.inputs = declared_values(model.graph.inputs, initializers), .outputs = declared_values(model.graph.outputs, {}), .info = describe(path, model)};
+  Declared result{.inputs = declared_values(model.graph.inputs, initializers),
+                  .outputs = declared_values(model.graph.outputs, {}),
+                  .info = describe(path, model)};
   return result;
 }
 
@@ -154,7 +160,8 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
   std::set<std::string> external;
   find_external_files(model.graph, external);
   result.info.external_files.assign(external.begin(), external.end());
-  if (model.graph.outputs.empty()) throw error(ErrorCode::unsupported, "'{}': the model has no outputs, so there is nothing to train", path);
+  if (model.graph.outputs.empty())
+    throw error(ErrorCode::unsupported, "'{}': the model has no outputs, so there is nothing to train", path);
   const std::string loss_output = options.output.empty() ? model.graph.outputs[0].name : options.output;
 
   try {
@@ -168,11 +175,13 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
     const Needed needed = needed_for(model.graph, loss_output);
     for (Walk::Found& found : walk.found) {
       found.obstacle.blocks = found.tensor.empty() ? needed.nodes.at(found.node) : needed.names.contains(found.tensor);
-      for (std::string* text : {&found.obstacle.node, &found.obstacle.reason, &found.obstacle.hint}) *text = onnx::printable(std::move(*text));
+      for (std::string* text : {&found.obstacle.node, &found.obstacle.reason, &found.obstacle.hint})
+        *text = onnx::printable(std::move(*text));
       result.obstacles.push_back(std::move(found.obstacle));
     }
     if (walk.skipped > 0) {
-      result.info.notes.push_back(fmt::format("{} node{} behind those that can't be imported could not be looked at closely", walk.skipped, walk.skipped == 1 ? "" : "s"));
+      result.info.notes.push_back(fmt::format("{} node{} behind those that can't be imported could not be looked at closely", walk.skipped,
+                                              walk.skipped == 1 ? "" : "s"));
     }
     const std::vector<bool> unknown = remove_unknown(result.graph, walk.placeholders);
     add_outputs(result.graph, model.graph.outputs, walk, unknown);

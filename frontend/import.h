@@ -1,4 +1,5 @@
-// Import: an ONNX file becomes a forward Graph whose dimensions are bound and whose shape arithmetic is folded, plus the places of its weights.
+// Import: an ONNX file becomes a forward Graph whose dimensions are bound and whose shape arithmetic is folded, plus the places of its
+// weights.
 //
 // One walk in topological order: each node's inputs have known types (and values, where constant) when its turn comes, so binding, folding,
 // opset differences, function expansion and `If` on a constant are settled on the way. Weights are never read here, only located
@@ -17,7 +18,7 @@
 namespace ort_train {
 
 struct ImportOptions {
-  std::map<std::string, int64_t> shapes;     // dimension name -> size; also "input.axis" (input_ids.0) for unnamed ones
+  std::map<std::string, int64_t> shapes;       // dimension name -> size; also "input.axis" (input_ids.0) for unnamed ones
   std::map<std::string, Tensor> bound_inputs;  // graph inputs that are constant in this job (attention_mask …): shapes bind too
   bool retie = true;
   bool untie = false;
@@ -26,36 +27,36 @@ struct ImportOptions {
 
 // One tensor of the user's file that holds (a copy of) a parameter.
 struct WeightPlace {
-  std::string name;        // initializer or Constant output in the user's file
-  FileRange bytes;         // where its bytes are, in the layout and type below
+  std::string name;  // initializer or Constant output in the user's file
+  FileRange bytes;   // where its bytes are, in the layout and type below
   DType dtype = DType::float32;
-  Shape shape;             // as stored in the file
-  bool transposed = false; // stored transposed against the parameter (rank 2)
+  Shape shape;              // as stored in the file
+  bool transposed = false;  // stored transposed against the parameter (rank 2)
 };
 
 struct Weight {
-  std::string parameter;             // name of the Graph's parameter value
-  std::vector<WeightPlace> places;   // the first is the one it is read from; more than one where tied weights were stored twice
+  std::string parameter;            // name of the Graph's parameter value
+  std::vector<WeightPlace> places;  // the first is the one it is read from; more than one where tied weights were stored twice
 };
 
 // A node (or tensor) that stands in the way of training, for `check`.
 struct Obstacle {
-  std::string node;    // "Resize 'upsample_3'"
+  std::string node;  // "Resize 'upsample_3'"
   std::string reason;
   std::string hint;
   bool blocks = true;  // false where the output that the loss reads does not depend on it
 };
 
 struct ModelInfo {
-  std::string path, producer;   // "pytorch 2.13.0"
+  std::string path, producer;  // "pytorch 2.13.0"
   int64_t opset = 0, nodes = 0;
   std::vector<std::string> external_files;  // every file of external data, relative to the model's folder, each once: export copies them
   std::vector<std::string> notes;  // repairs and other things to tell: "tied 'lm_head.weight' with 'wte.weight' (stored twice, transposed)"
 };
 
 struct Imported {
-  Graph graph;                    // forward; inputs/outputs as in the file (bound_inputs are gone)
-  std::vector<Weight> weights;    // in import order, one for each parameter
+  Graph graph;                  // forward; inputs/outputs as in the file (bound_inputs are gone)
+  std::vector<Weight> weights;  // in import order, one for each parameter
   std::vector<Obstacle> obstacles;
   ModelInfo info;
 };

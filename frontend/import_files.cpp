@@ -17,17 +17,18 @@ onnx::ModelDef open_model(const std::string& path) {
   onnx::ModelDef model = onnx::read_model(
       {.name = path, .size = file.size(), .read = [&](int64_t offset, std::span<std::byte> to) { file.read(offset, to); }});
   if (model.ir_version > onnx::newest_ir_version()) {
-    throw error(ErrorCode::unsupported, "'{}' has IR version {}, newer than the {} that is known here; save it with an older onnx package", path, model.ir_version,
-                onnx::newest_ir_version());
+    throw error(ErrorCode::unsupported, "'{}' has IR version {}, newer than the {} that is known here; save it with an older onnx package",
+                path, model.ir_version, onnx::newest_ir_version());
   }
   if (const auto standard = model.opsets.find(""); standard != model.opsets.end() && standard->second > onnx::newest_opset()) {
-    throw error(ErrorCode::unsupported, "'{}' has opset {}, newer than the {} that is known here; export it with opset_version={}", path, standard->second,
-                onnx::newest_opset(), onnx::newest_opset());
+    throw error(ErrorCode::unsupported, "'{}' has opset {}, newer than the {} that is known here; export it with opset_version={}", path,
+                standard->second, onnx::newest_opset(), onnx::newest_opset());
   }
   return model;
 }
 
-TensorFiles::TensorFiles(std::string model_path) : model_path_(std::move(model_path)), folder_(std::filesystem::path(model_path_).parent_path().string()) {
+TensorFiles::TensorFiles(std::string model_path)
+    : model_path_(std::move(model_path)), folder_(std::filesystem::path(model_path_).parent_path().string()) {
   if (folder_.empty()) folder_ = ".";
 }
 
@@ -39,7 +40,8 @@ const FileReader& TensorFiles::reader(const FileRange& range) {
 
 FileRange TensorFiles::locate(const onnx::TensorDef& tensor) {
   if (tensor.offset < 0) {
-    throw error(ErrorCode::unsupported, "the elements of '{}' are not stored in one piece; load and save the model with the onnx package", tensor.name);
+    throw error(ErrorCode::unsupported, "the elements of '{}' are not stored in one piece; load and save the model with the onnx package",
+                tensor.name);
   }
   FileRange range{.path = model_path_, .offset = tensor.offset, .bytes = tensor.bytes};
   if (tensor.external()) {
@@ -64,7 +66,8 @@ Tensor TensorFiles::read(const onnx::TensorDef& tensor) {
   // A varint takes one byte or more: what it stands for may be eight times as large.
   read_bytes_ += std::max(range.bytes, element_count(tensor.shape) * size_of(*tensor.dtype));
   if (read_bytes_ > kMaxConstantBytes) {
-    throw error(ErrorCode::unsupported, "with '{}' the model's constants take more than {} MiB; only weights may be that large", tensor.name, kMaxConstantBytes >> 20);
+    throw error(ErrorCode::unsupported, "with '{}' the model's constants take more than {} MiB; only weights may be that large",
+                tensor.name, kMaxConstantBytes >> 20);
   }
   std::vector<std::byte> bytes(static_cast<size_t>(range.bytes));
   reader(range).read(range.offset, bytes);

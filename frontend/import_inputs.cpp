@@ -46,7 +46,8 @@ class Dimensions {
     for (const onnx::ValueDef& input : graph_.inputs) {
       if (initializers.contains(input.name) || !input.dtype) continue;
       if (!input.has_shape) {
-        throw error(ErrorCode::unsupported, "the model declares no shape for its input '{}', not even a rank; export it with dynamic axes instead", input.name);
+        throw error(ErrorCode::unsupported,
+                    "the model declares no shape for its input '{}', not even a rank; export it with dynamic axes instead", input.name);
       }
       if (!inputs_.emplace(input.name, &input).second) throw error(ErrorCode::unsupported, "the model has two inputs '{}'", input.name);
       for (size_t axis = 0; axis < input.dims.size(); ++axis) {
@@ -73,13 +74,15 @@ class Dimensions {
 
   void bind_to(const onnx::ValueDef& input, const Tensor& tensor) {
     if (tensor.dtype != *input.dtype || tensor.shape.size() != input.dims.size()) {
-      throw error(ErrorCode::usage, "input '{}' can't be {}: the model wants {} of rank {}", input.name, to_string(tensor.type()), input.type, input.dims.size());
+      throw error(ErrorCode::usage, "input '{}' can't be {}: the model wants {} of rank {}", input.name, to_string(tensor.type()),
+                  input.type, input.dims.size());
     }
     for (size_t axis = 0; axis < input.dims.size(); ++axis) {
       const onnx::DimDef& dim = input.dims[axis];
       if (dim.size >= 0) {
         if (dim.size != tensor.shape[axis]) {
-          throw error(ErrorCode::usage, "input '{}' can't be {}: its dimension {} is {}", input.name, to_string(tensor.type()), axis, dim.size);
+          throw error(ErrorCode::usage, "input '{}' can't be {}: its dimension {} is {}", input.name, to_string(tensor.type()), axis,
+                      dim.size);
         }
         continue;
       }
@@ -87,7 +90,8 @@ class Dimensions {
         if (key.empty()) continue;
         const auto [at, added] = sizes_.emplace(key, tensor.shape[axis]);
         if (!added && at->second != tensor.shape[axis]) {
-          throw error(ErrorCode::usage, "dimension '{}' is {}, but input '{}' is bound to {}", key, at->second, input.name, to_string(tensor.type()));
+          throw error(ErrorCode::usage, "dimension '{}' is {}, but input '{}' is bound to {}", key, at->second, input.name,
+                      to_string(tensor.type()));
         }
       }
     }
@@ -124,7 +128,8 @@ class Dimensions {
       listed.push_back(fmt::format("'{}' of {}", name, fmt::join(readers, ", ")));
       proposed.push_back(fmt::format("{}={}", name, proposal(name)));
     }
-    return error(ErrorCode::usage, "the model leaves dimensions open: {}; bind them, for example --shape {}", fmt::join(listed, "; "), fmt::join(proposed, ","));
+    return error(ErrorCode::usage, "the model leaves dimensions open: {}; bind them, for example --shape {}", fmt::join(listed, "; "),
+                 fmt::join(proposed, ","));
   }
 
   const onnx::GraphDef& graph_;

@@ -40,7 +40,9 @@ class TieFinder {
   }
 
  private:
-  static bool eligible(const Candidate& candidate) { return candidate.tensor->shape.size() >= 2 && element_count(candidate.tensor->shape) > 1; }
+  static bool eligible(const Candidate& candidate) {
+    return candidate.tensor->shape.size() >= 2 && element_count(candidate.tensor->shape) > 1;
+  }
 
   // Equal for tensors that could be tied: type and dimensions, those of matrices in falling order.
   static std::string group(const Candidate& candidate) {
@@ -85,7 +87,8 @@ class TieFinder {
 
   bool same(size_t a, size_t b) {
     if (++comparisons_ > kMaxComparisons) return false;
-    const int64_t size = size_of(*candidates_[a].tensor->dtype), count = element_count(candidates_[a].tensor->shape), block = kBlockBytes / size;
+    const int64_t size = size_of(*candidates_[a].tensor->dtype), count = element_count(candidates_[a].tensor->shape),
+                  block = kBlockBytes / size;
     for (int64_t at = 0; at < count; at += block) {
       const auto bytes = static_cast<size_t>(std::min(block, count - at) * size);
       left_.resize(bytes);
@@ -112,7 +115,8 @@ class TieFinder {
       for (int64_t column = 0; column < columns; ++column) {
         read(wide, column * rows + row, right_);
         for (int64_t i = 0; i < height; ++i) {
-          if (std::memcmp(left_.data() + (i * columns + column) * size, right_.data() + i * size, static_cast<size_t>(size)) != 0) return false;
+          if (std::memcmp(left_.data() + (i * columns + column) * size, right_.data() + i * size, static_cast<size_t>(size)) != 0)
+            return false;
         }
       }
     }

@@ -8,14 +8,15 @@
 namespace ort_train::importing {
 namespace {
 
-constexpr int64_t kMaxNodes = 1'000'000;  // visited, bodies of functions and branches included
-constexpr int kMaxDepth = 32;             // of functions in functions
+constexpr int64_t kMaxNodes = 1'000'000;     // visited, bodies of functions and branches included
+constexpr int kMaxDepth = 32;                // of functions in functions
 constexpr int64_t kMaxGivenBytes = 1 << 16;  // constants that the standard's shape rules may look at
 
-// "[Resize 'up'] mode=cubic has no kernel" -> "mode=cubic has no kernel": the node is named beside it.
+// "[Resize 'up'] mode=cubic has no kernel" -> "mode=cubic has no kernel": the node is named beside it. Never empty.
 std::string without_prefix(const std::string& message) {
   const size_t end = message.find("] ");
-  return message.starts_with('[') && end != std::string::npos ? message.substr(end + 2) : message;
+  const std::string rest = message.starts_with('[') && end != std::string::npos ? message.substr(end + 2) : message;
+  return rest.empty() ? "is not supported" : rest;
 }
 
 struct Reason {
@@ -30,20 +31,25 @@ Reason why_not(const onnx::NodeDef& node, int opset, const FoundForm& form) {
     return {fmt::format("comes from the operator set '{}', which the model does not import", node.domain), "export the model again"};
   }
   if (any({"Loop", "Scan"})) return {"repeats a graph; loops are not supported", "export with fixed lengths, so that the loop is unrolled"};
-  if (op == "If") return {"its condition is computed from the model's inputs", "bind what it depends on with --shape, or export only the branch that is needed"};
+  if (op == "If")
+    return {"its condition is computed from the model's inputs",
+            "bind what it depends on with --shape, or export only the branch that is needed"};
   if (op.find("Sequence") != std::string::npos || op.starts_with("Optional")) {
     return {"works on sequences of tensors, which are not supported", "write the model with tensors (stack, cat) before exporting"};
   }
-  if (op.find("QuantizeLinear") != std::string::npos || op.find("Integer") != std::string::npos || op.find("NBits") != std::string::npos || op.starts_with("QLinear")) {
+  if (op.find("QuantizeLinear") != std::string::npos || op.find("Integer") != std::string::npos || op.find("NBits") != std::string::npos ||
+      op.starts_with("QLinear")) {
     return {"is quantized; integers can't be trained", "take the model from before quantization"};
   }
   if (form.oldest > opset) {
     return {fmt::format("is of opset {}; it is supported from opset {}", opset, form.oldest),
             fmt::format("export again with opset_version={} or newer, or convert with onnx.version_converter", form.oldest)};
   }
-  if (node.domain == "com.microsoft") return {"is an operator of ONNX Runtime's graph optimizer that is not supported", "export without ONNX Runtime's graph optimization"};
+  if (node.domain == "com.microsoft")
+    return {"is an operator of ONNX Runtime's graph optimizer that is not supported", "export without ONNX Runtime's graph optimization"};
   if (!node.domain.empty()) {
-    return {fmt::format("is an operator of '{}', and the model has no function for it", node.domain), "export it as a function of standard operators"};
+    return {fmt::format("is an operator of '{}', and the model has no function for it", node.domain),
+            "export it as a function of standard operators"};
   }
   if (onnx::since_version(node.domain, op, opset) == 0) return {fmt::format("is no operator of opset {}", opset), "export the model again"};
   return {"is not supported", "replace it by other operators before exporting, or cut the model before it"};
@@ -108,10 +114,13 @@ void Walk::add_inputs(const ImportOptions& options) {
     if (const auto bound = options.bound_inputs.find(input.name); bound != options.bound_inputs.end()) {
       meaning.value = graph_.add_constant(bound->second, input.name);
     } else if (inputs_.types[i]) {
-      meaning.value = graph_.add_value({.name = input.name, .dtype = inputs_.types[i]->dtype, .shape = inputs_.types[i]->shape, .kind = ValueKind::input});
+      meaning.value = graph_.add_value(
+          {.name = input.name, .dtype = inputs_.types[i]->dtype, .shape = inputs_.types[i]->shape, .kind = ValueKind::input});
       graph_.inputs.push_back(meaning.value);
     } else {
-      found.push_back({{.node = fmt::format("input '{}'", input.name), .reason = fmt::format("is {}, which is not supported", input.type), .hint = "cut the model behind it"},
+      found.push_back({{.node = fmt::format("input '{}'", input.name),
+                        .reason = fmt::format("is {}, which is not supported", input.type),
+                        .hint = "cut the model behind it"},
                        top_,
                        input.name});
     }
@@ -126,7 +135,11 @@ void Walk::add_tensors(const onnx::GraphDef& graph, const Uses& uses, Scope& sco
   for (const onnx::TensorDef& tensor : graph.initializers) scope.names.emplace(tensor.name, Meaning{.tensor = &tensor});
   for (const std::string& name : graph.sparse_initializers) {
     scope.names.insert_or_assign(name, Meaning{});
-    found.push_back({{.node = fmt::format("initializer '{}'", name), .reason = "is sparse, which is not supported", .hint = "store it as a dense tensor"}, top_, name});
+    found.push_back({{.node = fmt::format("initializer '{}'", name),
+                      .reason = "is sparse, which is not supported",
+                      .hint = "store it as a dense tensor"},
+                     top_,
+                     name});
   }
   // Their types are known, so that the walk goes on behind them.
   std::map<std::string, const onnx::TensorDef*> tensors;
@@ -160,14 +173,20 @@ size_t Walk::wanted_outputs(const onnx::NodeDef& node, int opset, const Uses& us
   size_t wanted = node.outputs.size();
   const auto is_read = [&](const std::string& name) { return !name.empty() && uses.contains(name); };
   if (std::none_of(node.outputs.begin(), node.outputs.end(), is_read)) return 0;
-  while (wanted > 1 && !is_read(node.outputs[wanted - 1]) && onnx::is_optional_output(node.domain, node.op_type, opset, wanted - 1)) --wanted;
+  while (wanted > 1 && !is_read(node.outputs[wanted - 1]) && onnx::is_optional_output(node.domain, node.op_type, opset, wanted - 1))
+    --wanted;
   return wanted;
 }
 
 void Walk::node(const onnx::NodeDef& node, Scope& scope, const Site& site) {
-  if (++visited_ > kMaxNodes) throw error(ErrorCode::unsupported, "with the bodies of its functions the model has more than {} nodes", kMaxNodes);
+  if (++visited_ > kMaxNodes)
+    throw error(ErrorCode::unsupported, "with the bodies of its functions the model has more than {} nodes", kMaxNodes);
   const auto opset = site.opsets.find(node.domain);
-  Job job{.node = node, .scope = scope, .site = site, .name = node.name, .opset = opset == site.opsets.end() ? 0 : opset->second,
+  Job job{.node = node,
+          .scope = scope,
+          .site = site,
+          .name = node.name,
+          .opset = opset == site.opsets.end() ? 0 : opset->second,
           .ordinal = static_cast<uint32_t>(visited_)};
   for (const std::string& output : node.outputs) {
     if (job.name.empty()) job.name = output;
@@ -179,7 +198,7 @@ void Walk::node(const onnx::NodeDef& node, Scope& scope, const Site& site) {
 
   // Every node that can't be imported is found, also behind others that can't.
   const FoundForm form = find_form(node.domain, node.op_type, job.opset);
-  const bool has_body = !form.form && onnx::has_function_body(model_, node, site.opsets);
+  const bool has_body = onnx::has_function_body(model_, node, site.opsets);
   const bool is_branch = node.domain.empty() && node.op_type == "If";
   if (!form.form && !has_body && !is_branch) {
     resolve_inputs(job);
@@ -195,7 +214,8 @@ void Walk::node(const onnx::NodeDef& node, Scope& scope, const Site& site) {
   if (form.form && node.domain.empty() && job.opset > kNewestForms) {
     if (const std::string newer = onnx::violation(node, kNewestForms); !newer.empty()) {
       resolve_inputs(job);
-      return fail(job, fmt::format("uses what came after opset {}: {}", kNewestForms, newer), fmt::format("export the model with opset {}", kNewestForms));
+      return fail(job, fmt::format("uses what came after opset {}: {}", kNewestForms, newer),
+                  fmt::format("export the model with opset {}", kNewestForms));
     }
   }
   if (!resolve_inputs(job)) return;
@@ -203,9 +223,25 @@ void Walk::node(const onnx::NodeDef& node, Scope& scope, const Site& site) {
     ++skipped;
     return leave_unknown(job);
   }
-  if (is_branch) branch(job);
-  else if (form.form) lower(job, *form.op, *form.form);
-  else expand(job);
+  if (is_branch) return branch(job);
+  if (!form.form) return expand(job);
+  const std::string why = lower(job, *form.op, *form.form);
+  if (why.empty()) return;
+  if (job.tainted) {
+    ++skipped;
+    return leave_unknown(job);
+  }
+  if (!has_body || !expand_instead(job)) fail(job, why, std::string(form.op->hint));
+}
+
+// Where our own form of an op lacks something, its body may still do; if not, it is the form's complaint that is told.
+bool Walk::expand_instead(Job& job) {
+  const size_t found_before = found.size();
+  expand(job);
+  if (found.size() == found_before) return true;
+  found.erase(found.begin() + static_cast<ptrdiff_t>(found_before), found.end());
+  for (const std::string& name : job.node.outputs) job.scope.names.erase(name);
+  return false;
 }
 
 // The inputs' values; constants are read now. False where that failed (and the node with it).
@@ -217,8 +253,9 @@ bool Walk::resolve_inputs(Job& job) {
     }
     Meaning* meaning = job.scope.find(name);
     if (!meaning) {
-      throw error(ErrorCode::unsupported, "[{} '{}'] reads '{}', which nothing before it gives: the model's nodes are not in order, or one is missing", job.node.op_type,
-                  job.name, name);
+      throw error(ErrorCode::unsupported,
+                  "[{} '{}'] reads '{}', which nothing before it gives: the model's nodes are not in order, or one is missing",
+                  job.node.op_type, job.name, name);
     }
     if (!resolve(job, *meaning, name)) return false;
     job.inputs.push_back(*meaning);
@@ -303,7 +340,8 @@ void Walk::branch(Job& job) {
 void Walk::expand(Job& job) {
   if (job.site.depth >= kMaxDepth) return fail(job, "is a function that calls itself, or is nested too deep", "export the model again");
   std::vector<std::optional<TensorType>> types;
-  for (const Meaning& input : job.inputs) types.push_back(input.value == kNone ? std::nullopt : std::optional(graph_.value(input.value).type()));
+  for (const Meaning& input : job.inputs)
+    types.push_back(input.value == kNone ? std::nullopt : std::optional(graph_.value(input.value).type()));
   std::optional<onnx::FunctionDef> body;
   try {
     body = onnx::function_body(model_, job.node, job.site.opsets, types);
@@ -314,6 +352,7 @@ void Walk::expand(Job& job) {
     const auto [reason, hint] = why_not(job.node, job.opset, {});
     return fail(job, reason, hint);
   }
+  body->opsets.insert(job.site.opsets.begin(), job.site.opsets.end());  // for domains that the body does not mention
   const Uses uses = find_uses(body->nodes, body->outputs, body->opsets);
   Scope scope;
   for (size_t i = 0; i < body->inputs.size(); ++i) {
@@ -328,8 +367,14 @@ void Walk::expand(Job& job) {
   }
 }
 
-void Walk::lower(Job& job, const OpDef& op, const OnnxForm& form) {
-  OnnxNode node{.domain = job.node.domain, .op_type = job.node.op_type, .name = job.name, .opset = job.opset, .attributes = job.node.attributes, .inputs = {},
+// Emits what a form makes of a node; returns why not where it can't.
+std::string Walk::lower(Job& job, const OpDef& op, const OnnxForm& form) {
+  OnnxNode node{.domain = job.node.domain,
+                .op_type = job.node.op_type,
+                .name = job.name,
+                .opset = job.opset,
+                .attributes = job.node.attributes,
+                .inputs = {},
                 .outputs = job.outputs};
   for (const Meaning& input : job.inputs) node.inputs.push_back(input.value);
   const size_t first_new = graph_.value_count();
@@ -341,30 +386,31 @@ void Walk::lower(Job& job, const OpDef& op, const OnnxForm& form) {
     }
     Lowering lowering(graph_, node);
     lowering.named(job.name, job.ordinal).folding(folder_);
-    if (form.lower) form.lower(lowering);
-    else lowering.pass_on(op.name, node.attributes);
+    if (form.lower)
+      form.lower(lowering);
+    else
+      lowering.pass_on(op.name, node.attributes);
     results = lowering.results();
     for (ValueId result : results) {
       if (result != kNone) element_count(graph_.value(result).shape);
     }
   } catch (const std::exception& e) {
     if (const auto* known = dynamic_cast<const Error*>(&e); known && known->code() == ErrorCode::io) throw;
-    if (job.tainted) {
-      ++skipped;
-      return leave_unknown(job);
-    }
-    return fail(job, dynamic_cast<const std::bad_alloc*>(&e) ? "needs more memory than there is" : without_prefix(e.what()), std::string(op.hint));
+    return dynamic_cast<const std::bad_alloc*>(&e) ? "needs more memory than there is" : without_prefix(e.what());
+  }
+  for (size_t i = 0; i < job.outputs; ++i) {
+    const std::string& name = job.node.outputs[i];
+    const bool missing = i >= results.size() || results[i] == kNone;
+    if (!name.empty() && missing && job.site.uses.contains(name)) return fmt::format("its output '{}' is not supported", name);
   }
   for (size_t i = 0; i < job.outputs; ++i) {
     const std::string& name = job.node.outputs[i];
     if (name.empty()) continue;
-    if (i >= results.size() || results[i] == kNone) {
-      if (job.site.uses.contains(name)) return fail(job, fmt::format("its output '{}' is not supported", name), std::string(op.hint));
-      continue;
-    }
+    if (i >= results.size() || results[i] == kNone) continue;
     if (!job.site.caller && results[i] >= first_new) graph_.rename(results[i], name);
     bind(job, i, {.value = results[i], .tainted = job.tainted});
   }
+  return "";
 }
 
 void Walk::bind(Job& job, size_t output, Meaning meaning) {

@@ -33,7 +33,8 @@ bool feeds_weighted_op(const std::string& name, const Uses& uses, int depth = 0)
   if (readers == uses.end() || depth > 8) return false;
   return std::any_of(readers->second.begin(), readers->second.end(), [&](const Use& use) {
     static constexpr std::array kWeighted{"Conv", "ConvTranspose", "MatMul", "Gemm", "Add", "Mul"};
-    if (std::find(kWeighted.begin(), kWeighted.end(), use.op_type) != kWeighted.end() || use.op_type.ends_with("Normalization")) return true;
+    if (std::find(kWeighted.begin(), kWeighted.end(), use.op_type) != kWeighted.end() || use.op_type.ends_with("Normalization"))
+      return true;
     return only_moves(use) && feeds_weighted_op(use.output, uses, depth + 1);
   });
 }
@@ -89,10 +90,13 @@ std::vector<Candidate> WeightTable::candidates(const onnx::GraphDef& graph, cons
   };
   int64_t unused = 0;
   for (const onnx::TensorDef& tensor : graph.initializers) {
-    if (!uses.contains(tensor.name)) ++unused;
-    else if (tensor.dtype) consider(tensor.name, tensor);
+    if (!uses.contains(tensor.name))
+      ++unused;
+    else if (tensor.dtype)
+      consider(tensor.name, tensor);
   }
-  if (unused > 0) result_.info.notes.push_back(fmt::format("{} initializer{} nothing reads: left as they are", unused, unused == 1 ? "" : "s"));
+  if (unused > 0)
+    result_.info.notes.push_back(fmt::format("{} initializer{} nothing reads: left as they are", unused, unused == 1 ? "" : "s"));
   for (const onnx::NodeDef& node : graph.nodes) {
     if (node.op_type != "Constant" || !node.domain.empty() || node.outputs.size() != 1) continue;
     const auto tensor = node.tensors.find("value");
@@ -120,7 +124,8 @@ void WeightTable::check_overlaps(const onnx::GraphDef& graph) {
     const auto& [range, second] = ranges[i];
     if (range.path != before.path || range.offset >= before.offset + before.bytes) continue;
     if (range != before || first->dtype != second->dtype || first->shape != second->shape) {
-      throw error(ErrorCode::unsupported, "'{}' and '{}' share bytes of '{}' without being the same tensor; save the model again", first->name, second->name, range.path);
+      throw error(ErrorCode::unsupported, "'{}' and '{}' share bytes of '{}' without being the same tensor; save the model again",
+                  first->name, second->name, range.path);
     }
   }
 }
@@ -134,8 +139,9 @@ Meaning WeightTable::add_parameter(const Candidate& candidate) {
     const ValueId id = graph_.add_value(
         {.name = name, .dtype = type.dtype, .shape = type.shape, .kind = ValueKind::parameter, .trainable = candidate.trainable});
     meaning.copies.push_back(id);
-    result_.weights.push_back({.parameter = graph_.value(id).name,
-                               .places = {{.name = candidate.name, .bytes = candidate.bytes, .dtype = type.dtype, .shape = type.shape, .transposed = false}}});
+    result_.weights.push_back(
+        {.parameter = graph_.value(id).name,
+         .places = {{.name = candidate.name, .bytes = candidate.bytes, .dtype = type.dtype, .shape = type.shape, .transposed = false}}});
   }
   meaning.value = meaning.copies[0];
   if (copies == 1) meaning.copies.clear();
@@ -186,9 +192,10 @@ std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, con
   }
   if (!shared.empty()) {
     const size_t shown = std::min<size_t>(shared.size(), 4);
-    result_.info.notes.push_back(fmt::format("{} weight{} used in several places, {}{}: {}", shared.size(), shared.size() == 1 ? " is" : "s are",
-                                             fmt::join(shared.begin(), shared.begin() + static_cast<ptrdiff_t>(shown), ", "), shown < shared.size() ? ", …" : "",
-                                             options_.untie ? "each use has its own copy" : "their gradients are summed (--untie splits them)"));
+    result_.info.notes.push_back(
+        fmt::format("{} weight{} used in several places, {}{}: {}", shared.size(), shared.size() == 1 ? " is" : "s are",
+                    fmt::join(shared.begin(), shared.begin() + static_cast<ptrdiff_t>(shown), ", "), shown < shared.size() ? ", …" : "",
+                    options_.untie ? "each use has its own copy" : "their gradients are summed (--untie splits them)"));
   }
   return meanings;
 }

@@ -26,7 +26,8 @@ class TensorFiles {
  public:
   explicit TensorFiles(std::string model_path);
 
-  // Where the elements are; checks that the file is there, is one that may be read, and is long enough. Throws Error(io), Error(unsupported).
+  // Where the elements are; checks that the file is there, is one that may be read, and is long enough. Throws Error(io),
+  // Error(unsupported).
   FileRange locate(const onnx::TensorDef& tensor);
   // All elements, for constants; the total that may be read is limited.
   Tensor read(const onnx::TensorDef& tensor);
@@ -41,8 +42,9 @@ class TensorFiles {
 // --- dimensions -----------------------------------------------------------------------------------------------------------------------
 
 struct BoundInputs {
-  std::map<std::string, int64_t> sizes;          // of named dimensions
-  std::vector<std::optional<TensorType>> types;  // of graph.inputs; none where the type is not known here, or an initializer gives the value
+  std::map<std::string, int64_t> sizes;  // of named dimensions
+  std::vector<std::optional<TensorType>>
+      types;  // of graph.inputs; none where the type is not known here, or an initializer gives the value
 };
 // Throws Error(usage) that names all dimensions without a size, or those that contradict.
 BoundInputs bind_dimensions(const onnx::GraphDef& graph, const ImportOptions& options);
@@ -72,7 +74,7 @@ struct Meaning {
   std::vector<ValueId> copies{};            // --untie: one for each use, in order
   size_t next_copy = 0;
   bool absent = false;
-  bool tainted = false;                     // only its type is known, or it comes from such a value
+  bool tainted = false;  // only its type is known, or it comes from such a value
 
   bool unknown() const { return value == kNone && !tensor && !absent; }
 };
@@ -137,9 +139,9 @@ class Walk {
   // What the model's outputs mean.
   const Meaning& output(const std::string& name) const;
 
-  std::vector<Found> found;             // in the order of the nodes
-  std::vector<ValueId> placeholders;    // values of which only the type is known
-  int64_t skipped = 0;                  // nodes that read something unknown
+  std::vector<Found> found;           // in the order of the nodes
+  std::vector<ValueId> placeholders;  // values of which only the type is known
+  int64_t skipped = 0;                // nodes that read something unknown
 
  private:
   struct Scope {
@@ -159,10 +161,10 @@ class Walk {
     const onnx::NodeDef& node;
     Scope& scope;
     const Site& site;
-    std::string name;       // as the user knows it
+    std::string name;  // as the user knows it
     int opset = 0;
     uint32_t ordinal = 0;
-    size_t outputs = 0;     // without trailing ones that nobody reads
+    size_t outputs = 0;  // without trailing ones that nobody reads
     std::vector<Meaning> inputs{};
     bool unknown = false, tainted = false;
   };
@@ -174,7 +176,8 @@ class Walk {
   void constant(Job& job);
   void branch(Job& job);
   void expand(Job& job);
-  void lower(Job& job, const OpDef& op, const OnnxForm& form);
+  bool expand_instead(Job& job);
+  std::string lower(Job& job, const OpDef& op, const OnnxForm& form);
   bool resolve(Job& job, Meaning& meaning, const std::string& name);
   bool resolve_inputs(Job& job);
   size_t wanted_outputs(const onnx::NodeDef& node, int opset, const Uses& uses) const;
@@ -189,7 +192,7 @@ class Walk {
   const BoundInputs& inputs_;
   Folder folder_;
   Scope main_;
-  size_t top_ = 0;        // position of the main graph's node at work
+  size_t top_ = 0;  // position of the main graph's node at work
   int64_t visited_ = 0;
 };
 

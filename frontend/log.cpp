@@ -46,12 +46,9 @@ void StepLog::line(const std::string& text) {
 }
 
 void StepLog::step(const StepReport& report, double eval_loss) {
-  Json json{{"step", report.step},
-            {"loss", report.loss},
-            {"grad_norm", report.grad_norm},
-            {"learning_rate", report.learning_rate},
-            {"ms", report.milliseconds},
-            {"tokens_per_second", report.tokens_per_second}};
+  Json json{{"step", report.step},           {"loss", report.loss},
+            {"grad_norm", report.grad_norm}, {"learning_rate", report.learning_rate},
+            {"ms", report.milliseconds},     {"tokens_per_second", report.tokens_per_second}};
   if (std::isfinite(eval_loss)) json["eval_loss"] = eval_loss;
   line(json.dump());
 }

@@ -42,18 +42,20 @@ int check_model(const CommandLine& line) {
 }
 
 void show_short_plan(const PlanReport& plan, Progress& progress) {
-  progress.line("plan", fmt::format("{}{} (program {}, arena {}), everything resident · {:.3g} ms a step predicted", megabytes(plan.minimum_budget),
-                                    plan.budget > 0 ? " of " + megabytes(plan.budget) : "", megabytes(plan.at_peak.program), megabytes(plan.arena_bytes),
-                                    plan.predicted_milliseconds));
+  progress.line("plan", fmt::format("{}{} (program {}, arena {}), everything resident · {:.3g} ms a step predicted",
+                                    megabytes(plan.minimum_budget), plan.budget > 0 ? " of " + megabytes(plan.budget) : "",
+                                    megabytes(plan.at_peak.program), megabytes(plan.arena_bytes), plan.predicted_milliseconds));
 }
 
 void show_summary(const CommandLine& line, const Summary& summary, const PlanReport& plan, Progress& progress) {
-  std::string done = fmt::format("{} steps in {:.1f} s · training loss {:.4g} -> {:.4g}", grouped(summary.steps), summary.seconds, summary.first_loss, summary.last_loss);
+  std::string done = fmt::format("{} steps in {:.1f} s · training loss {:.4g} -> {:.4g}", grouped(summary.steps), summary.seconds,
+                                 summary.first_loss, summary.last_loss);
   if (std::isfinite(summary.eval_loss)) done += fmt::format(", held-out {:.4g}", summary.eval_loss);
   done += fmt::format(" · {:.3g} ms a step (predicted {:.3g})", summary.milliseconds_per_step, plan.predicted_milliseconds);
   progress.line("done", done);
-  progress.line("memory", fmt::format("arena {} planned, {} used · process {}{}", megabytes(summary.planned_peak_bytes), megabytes(summary.measured_peak_bytes),
-                                      megabytes(summary.rss_peak_bytes), plan.budget > 0 ? " of " + megabytes(plan.budget) : ""));
+  progress.line("memory", fmt::format("arena {} planned, {} used · process {}{}", megabytes(summary.planned_peak_bytes),
+                                      megabytes(summary.measured_peak_bytes), megabytes(summary.rss_peak_bytes),
+                                      plan.budget > 0 ? " of " + megabytes(plan.budget) : ""));
   progress.line("model", fmt::format("{} (same graph, names and layout as {})", summary.model_path, line.options.model));
 }
 

@@ -20,8 +20,7 @@ constexpr int64_t kDirectoryLimit = int64_t{64} << 20;
 constexpr int64_t kNpyHeaderLimit = int64_t{1} << 20;
 constexpr size_t kRankLimit = 64;
 
-template <typename T>
-T number_at(std::span<const std::byte> bytes, size_t offset) {
+template <typename T> T number_at(std::span<const std::byte> bytes, size_t offset) {
   T value;
   std::memcpy(&value, bytes.data() + offset, sizeof(T));
   return value;
@@ -55,14 +54,18 @@ class Inflater {  // raw deflate, as zip has it
       stream_.avail_out = static_cast<uInt>(room);
       const int result = inflate(&stream_, Z_NO_FLUSH);
       done += room - stream_.avail_out;
-      if (result == Z_STREAM_END) ended_ = true;
-      else if (result != Z_OK && result != Z_BUF_ERROR) throw failed("is damaged");
+      if (result == Z_STREAM_END)
+        ended_ = true;
+      else if (result != Z_OK && result != Z_BUF_ERROR)
+        throw failed("is damaged");
     }
     return done;
   }
 
  private:
-  Error failed(const char* how) const { return error(ErrorCode::data, "{}: the compressed array {} {}", file_.path(), quoted(array_.name), how); }
+  Error failed(const char* how) const {
+    return error(ErrorCode::data, "{}: the compressed array {} {}", file_.path(), quoted(array_.name), how);
+  }
 
   const File& file_;
   const NpyArray& array_;
@@ -161,9 +164,10 @@ class NpyHeader {
     return shape;
   }
   Element type(std::string_view text) const {
-    constexpr std::pair<std::string_view, Element> types[] = {
-        {"f2", Element::float16}, {"f4", Element::float32}, {"f8", Element::float64}, {"i1", Element::int8},   {"i2", Element::int16},   {"i4", Element::int32},
-        {"i8", Element::int64},   {"u1", Element::uint8},   {"u2", Element::uint16},  {"u4", Element::uint32}, {"u8", Element::uint64}, {"b1", Element::boolean}};
+    constexpr std::pair<std::string_view, Element> types[] = {{"f2", Element::float16}, {"f4", Element::float32}, {"f8", Element::float64},
+                                                              {"i1", Element::int8},    {"i2", Element::int16},   {"i4", Element::int32},
+                                                              {"i8", Element::int64},   {"u1", Element::uint8},   {"u2", Element::uint16},
+                                                              {"u4", Element::uint32},  {"u8", Element::uint64},  {"b1", Element::boolean}};
     if (text.size() == 3 && (text[0] == '<' || text[0] == '|' || text[0] == '=')) {
       for (const auto& [name, element] : types) {
         if (text.substr(1) == name && (text[0] != '|' || size_of(element) == 1)) return element;
@@ -178,8 +182,7 @@ class NpyHeader {
 };
 
 // Fills in what the .npy header says. `read(offset, to)` gives bytes of the unpacked member and returns how many there are.
-template <typename Read>
-void read_npy_header(const std::string& where, int64_t member_bytes, NpyArray& array, Read read) {
+template <typename Read> void read_npy_header(const std::string& where, int64_t member_bytes, NpyArray& array, Read read) {
   const auto refuse = [&](const char* why) { return error(ErrorCode::data, "{}: {}", where, why); };
   std::byte front[12];
   if (member_bytes < 12 || read(0, std::span(front)) != 12) throw refuse("it is shorter than a .npy header");
@@ -197,8 +200,8 @@ void read_npy_header(const std::string& where, int64_t member_bytes, NpyArray& a
   for (int64_t dim : array.shape) overflow |= __builtin_mul_overflow(bytes, dim, &bytes);
   array.header_bytes = prefix + length;
   if (overflow || bytes != member_bytes - array.header_bytes) {
-    throw error(ErrorCode::data, "{}: it has {} bytes of elements, not those of {} {}", where, member_bytes - array.header_bytes, to_string(array.element),
-                to_string(array.shape));
+    throw error(ErrorCode::data, "{}: it has {} bytes of elements, not those of {} {}", where, member_bytes - array.header_bytes,
+                to_string(array.element), to_string(array.shape));
   }
   array.bytes = bytes;
 }
@@ -217,7 +220,8 @@ Directory find_directory(const File& file, int64_t size) {
   while (at >= 0 && number_at<uint32_t>(tail, static_cast<size_t>(at)) != 0x06054b50) --at;
   if (at < 0) throw refuse("it has no end record");
   const auto record = std::span(tail).subspan(static_cast<size_t>(at));
-  Directory directory{.offset = number_at<uint32_t>(record, 16), .bytes = number_at<uint32_t>(record, 12), .entries = number_at<uint16_t>(record, 10)};
+  Directory directory{
+      .offset = number_at<uint32_t>(record, 16), .bytes = number_at<uint32_t>(record, 12), .entries = number_at<uint16_t>(record, 10)};
   const int64_t end = size - tail_bytes + at;
   if (directory.offset == 0xffffffff || directory.bytes == 0xffffffff || directory.entries == 0xffff) {
     std::byte locator[kEnd64Locator], record64[kEnd64Record];
@@ -227,11 +231,13 @@ Directory find_directory(const File& file, int64_t size) {
     if (number_at<uint32_t>(locator, 0) == 0x07064b50 && where <= static_cast<uint64_t>(size - kEnd64Record)) {
       file.read(static_cast<int64_t>(where), record64);
       if (number_at<uint32_t>(record64, 0) != 0x06064b50) throw refuse("its 64-bit end record is damaged");
-      directory = {.offset = number_at<int64_t>(record64, 48), .bytes = number_at<int64_t>(record64, 40), .entries = number_at<int64_t>(record64, 32)};
+      directory = {.offset = number_at<int64_t>(record64, 48),
+                   .bytes = number_at<int64_t>(record64, 40),
+                   .entries = number_at<int64_t>(record64, 32)};
     }
   }
-  if (directory.offset < 0 || directory.bytes < 0 || directory.bytes > kDirectoryLimit || directory.offset > end - directory.bytes || directory.entries < 0 ||
-      directory.entries > directory.bytes / kCentralHeader) {
+  if (directory.offset < 0 || directory.bytes < 0 || directory.bytes > kDirectoryLimit || directory.offset > end - directory.bytes ||
+      directory.entries < 0 || directory.entries > directory.bytes / kCentralHeader) {
     throw refuse("its directory lies outside the file");
   }
   return directory;
@@ -266,8 +272,10 @@ std::optional<NpyArray> read_member(const File& file, const Member& member, int6
   const auto refuse = [&](const char* why) { return error(ErrorCode::data, "{}: {}", where, why); };
   if (!member.name.ends_with(".npy")) return std::nullopt;
   if (member.flags & 1) throw refuse("it is encrypted");
-  if (member.method != 0 && member.method != 8) throw refuse("it is compressed in another way than deflate: use numpy.savez or numpy.savez_compressed");
-  if (member.header < 0 || member.header > directory - kLocalHeader || member.packed < 0 || member.unpacked < 0) throw refuse("it lies outside the file");
+  if (member.method != 0 && member.method != 8)
+    throw refuse("it is compressed in another way than deflate: use numpy.savez or numpy.savez_compressed");
+  if (member.header < 0 || member.header > directory - kLocalHeader || member.packed < 0 || member.unpacked < 0)
+    throw refuse("it lies outside the file");
   std::byte local[kLocalHeader];
   file.read(member.header, local);
   if (number_at<uint32_t>(local, 0) != 0x04034b50) throw refuse("its local header is damaged");
@@ -339,7 +347,9 @@ std::vector<NpyArray> read_npz_directory(const File& file) {
 }
 
 std::vector<std::byte> unpack(const File& file, const NpyArray& array) {
-  const auto refuse = [&](const char* how) { return error(ErrorCode::data, "{}: the compressed array {} {}", file.path(), quoted(array.name), how); };
+  const auto refuse = [&](const char* how) {
+    return error(ErrorCode::data, "{}: the compressed array {} {}", file.path(), quoted(array.name), how);
+  };
   Inflater inflater(file, array);
   std::vector<std::byte> header(static_cast<size_t>(array.header_bytes)), elements(static_cast<size_t>(array.bytes));
   if (inflater.read(header) != header.size() || inflater.read(elements) != elements.size()) throw refuse("ends early");

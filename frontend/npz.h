@@ -1,7 +1,7 @@
 // .npz and .npy (NumPy's enhancement proposal 1, format versions 1 to 3): the arrays of a zip archive, located without reading them.
 //
-// Stored members are read in place; deflated ones (numpy.savez_compressed) have to be unpacked to memory. Refused: Fortran order, big-endian
-// and structured types, encrypted members, ranges outside the file, sizes that disagree.
+// Stored members are read in place; deflated ones (numpy.savez_compressed) have to be unpacked to memory. Refused: Fortran order,
+// big-endian and structured types, encrypted members, ranges outside the file, sizes that disagree.
 
 #pragma once
 
@@ -18,8 +18,8 @@ struct NpyArray {
   std::string name;  // without ".npy"
   Element element = Element::float32;
   Shape shape;
-  int64_t bytes = 0;     // of its elements
-  int64_t offset = 0;    // stored: where in the file its elements begin
+  int64_t bytes = 0;   // of its elements
+  int64_t offset = 0;  // stored: where in the file its elements begin
   bool deflated = false;
   int64_t packed_offset = 0, packed_bytes = 0;  // deflated: the member's data
   int64_t header_bytes = 0;                     // deflated: the .npy header in front of the elements

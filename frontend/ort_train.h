@@ -34,31 +34,31 @@ struct Options {
   int64_t batch_size = 0;                   // 0: what the model or `shapes` says, else 8
   int64_t seq_length = 0;                   // 0: what the model, `shapes` or the data says
 
-  int64_t budget = 0;                       // bytes, 0 = as much as it takes
-  bool budget_is_process = false;           // counts the whole process's resident memory (command line), not just what the library takes
+  int64_t budget = 0;              // bytes, 0 = as much as it takes
+  bool budget_is_process = false;  // counts the whole process's resident memory (command line), not just what the library takes
 
   double learning_rate = 5e-5;
   std::string lr_scheduler_type = "linear";  // linear | cosine | constant | constant_with_warmup
   double warmup_steps = 0;                   // below 1: a share of all steps
   double weight_decay = 0;                   // on tensors of rank 2 and more
   double adam_beta1 = 0.9, adam_beta2 = 0.999, adam_epsilon = 1e-8;
-  double max_grad_norm = 1.0;                // 0: no clipping
-  std::string optim = "adamw";               // adamw | sgd
-  double momentum = 0;                       // sgd
-  int64_t max_steps = -1;                    // wins over num_train_epochs where positive
+  double max_grad_norm = 1.0;   // 0: no clipping
+  std::string optim = "adamw";  // adamw | sgd
+  double momentum = 0;          // sgd
+  int64_t max_steps = -1;       // wins over num_train_epochs where positive
   double num_train_epochs = 3;
   int64_t gradient_accumulation_steps = 1;
-  int64_t eval_steps = 0;                    // evaluate each so many steps and at the end; 0: never
-  int64_t eval_batches = 0;                  // at most so many batches an evaluation; 0: all
-  double validation_split = 0.1;             // of a single file's end, where eval_steps > 0 and there is no valid file
-  int64_t save_steps = 0;                    // checkpoint each so many steps; 0: at the end and when stopped only
+  int64_t eval_steps = 0;         // evaluate each so many steps and at the end; 0: never
+  int64_t eval_batches = 0;       // at most so many batches an evaluation; 0: all
+  double validation_split = 0.1;  // of a single file's end, where eval_steps > 0 and there is no valid file
+  int64_t save_steps = 0;         // checkpoint each so many steps; 0: at the end and when stopped only
   uint64_t seed = 42;
   bool shuffle = true;
 
-  int threads = 0;                           // 0: all cores; never changes a result
+  int threads = 0;  // 0: all cores; never changes a result
   std::string output_dir = "out";
-  bool resume = false;                       // from the newest valid checkpoint in output_dir
-  int64_t predict_batch_size = 0;            // plans predict() for batches of this size; 0: not wanted
+  bool resume = false;             // from the newest valid checkpoint in output_dir
+  int64_t predict_batch_size = 0;  // plans predict() for batches of this size; 0: not wanted
   std::string log_file{}, plan_json{}, plan_svg{}, save_gradients{};
   bool retie = true, untie = false;
   std::vector<std::string> skip_passes{};
@@ -71,16 +71,16 @@ struct MemoryTable {
   int64_t weights = 0, gradients = 0, optimizer = 0;
   int64_t activations = 0;  // inputs and constants too
   int64_t workspace = 0;
-  int64_t gaps = 0;         // between them in the arena
+  int64_t gaps = 0;  // between them in the arena
   int64_t total = 0;
 };
 
 struct PlanReport {
-  int64_t budget = 0;           // as asked; 0 = none
-  int64_t minimum_budget = 0;   // the smallest that is accepted: at_peak.program + the arena in whole pages
+  int64_t budget = 0;          // as asked; 0 = none
+  int64_t minimum_budget = 0;  // the smallest that is accepted: at_peak.program + the arena in whole pages
   int64_t arena_bytes = 0;
-  int64_t peak_live_bytes = 0;  // arena_bytes / peak_live_bytes is the fragmentation
-  MemoryTable at_peak;          // what the bytes are for, at the op at the peak
+  int64_t peak_live_bytes = 0;      // arena_bytes / peak_live_bytes is the fragmentation
+  MemoryTable at_peak;              // what the bytes are for, at the op at the peak
   std::string peak_entry, peak_op;  // "train", "MatMul '/lm_head' backward"
   int64_t parameters = 0, trainable_parameters = 0;
   int64_t batch = 0, sequence = 0;  // as bound; sequence 0: the job knows none
@@ -88,16 +88,16 @@ struct PlanReport {
   double flops_per_step = 0;
   double machine_flops = 0, machine_bytes_per_second = 0;  // measured: matrix products, memory traffic
   double predicted_milliseconds = 0;
-  double seconds = 0;           // that import and planning took
-  std::string text;             // as the command line prints it
+  double seconds = 0;  // that import and planning took
+  std::string text;    // as the command line prints it
 };
 
 struct StepReport {
   int64_t step = 0, total_steps = 0;  // step counts from 1
   double loss = 0, grad_norm = 0, learning_rate = 0, milliseconds = 0;
-  double tokens_per_second = 0;       // samples, where the job knows no sequence
-  double peak_share = 0;              // of the machine's measured product rate
-  int64_t resident_bytes = 0;         // of the process
+  double tokens_per_second = 0;  // samples, where the job knows no sequence
+  double peak_share = 0;         // of the machine's measured product rate
+  int64_t resident_bytes = 0;    // of the process
   double seconds_left = 0;
 };
 
@@ -108,14 +108,14 @@ struct EvalReport {
 };
 
 struct Summary {
-  int64_t steps = 0;            // done in all, earlier pieces of the run included
-  bool stopped = false;         // by request_stop(); a checkpoint was saved
-  double first_loss = 0, last_loss = 0;  // means of the first and the last tenth, of 100 steps at most
-  double eval_loss = 0;         // of the last evaluation; NaN where there was none
-  double seconds = 0, milliseconds_per_step = 0;  // of this piece of the run
+  int64_t steps = 0;                                        // done in all, earlier pieces of the run included
+  bool stopped = false;                                     // by request_stop(); a checkpoint was saved
+  double first_loss = 0, last_loss = 0;                     // means of the first and the last tenth, of 100 steps at most
+  double eval_loss = 0;                                     // of the last evaluation; NaN where there was none
+  double seconds = 0, milliseconds_per_step = 0;            // of this piece of the run
   int64_t planned_peak_bytes = 0, measured_peak_bytes = 0;  // of the arena
   int64_t rss_peak_bytes = 0, minimum_budget_bytes = 0;
-  std::string weights_hash;     // xxh3 of the final parameters in import order, 16 hex digits
+  std::string weights_hash;  // xxh3 of the final parameters in import order, 16 hex digits
   std::string model_path, checkpoint_path;
 };
 
@@ -132,9 +132,9 @@ struct CheckRow {
   bool blocks = true;
 };
 struct CheckReport {
-  std::string text;             // as the command line prints it
+  std::string text;  // as the command line prints it
   std::vector<CheckRow> rows;
-  bool trainable = false;       // nothing blocks the way from a parameter to the loss
+  bool trainable = false;  // nothing blocks the way from a parameter to the loss
 };
 ORT_TRAIN_API CheckReport check(const Options& options);
 

@@ -43,7 +43,9 @@ class Reader : public nlohmann::json_sax<Json> {
   bool boolean(bool) override { return fail("a boolean"); }
   bool number_float(number_float_t, const string_t&) override { return fail("a fractional number"); }
   bool binary(binary_t&) override { return fail("binary data"); }
-  bool number_integer(number_integer_t value) override { return value < 0 ? fail("a negative number") : number(static_cast<uint64_t>(value)); }
+  bool number_integer(number_integer_t value) override {
+    return value < 0 ? fail("a negative number") : number(static_cast<uint64_t>(value));
+  }
   bool number_unsigned(number_unsigned_t value) override { return number(value); }
 
   bool string(string_t& value) override {
@@ -84,7 +86,8 @@ class Reader : public nlohmann::json_sax<Json> {
 
   bool end_object() override {
     if (--depth_ == 1 && !metadata_) {
-      if (!has_type_ || !has_shape_ || offsets_.size() != 2 || offsets_[1] < offsets_[0]) return fail("the incomplete tensor '" + tensor_ + "'");
+      if (!has_type_ || !has_shape_ || offsets_.size() != 2 || offsets_[1] < offsets_[0])
+        return fail("the incomplete tensor '" + tensor_ + "'");
       header.entries.back().offset = offsets_[0];
       header.entries.back().bytes = offsets_[1] - offsets_[0];
     }
@@ -169,9 +172,11 @@ SafetensorsHeader read_safetensors_header(const File& file, ErrorCode code) {
   for (SafetensorsEntry& entry : header.entries) {
     const std::optional<int64_t> wanted = bytes_of(entry.element, entry.shape);
     if (!wanted || *wanted != entry.bytes) {
-      throw refuse(fmt::format("tensor '{}' has {} bytes, not those of {} {}", entry.name, entry.bytes, to_string(entry.element), to_string(entry.shape)));
+      throw refuse(fmt::format("tensor '{}' has {} bytes, not those of {} {}", entry.name, entry.bytes, to_string(entry.element),
+                               to_string(entry.shape)));
     }
-    if (entry.offset != expected) throw refuse(fmt::format("tensor '{}' begins at {}, not at {} where the one before ends", entry.name, entry.offset, expected));
+    if (entry.offset != expected)
+      throw refuse(fmt::format("tensor '{}' begins at {}, not at {} where the one before ends", entry.name, entry.offset, expected));
     if (entry.bytes > data - entry.offset) throw refuse(fmt::format("tensor '{}' ends beyond the file", entry.name));
     expected += entry.bytes;
     entry.offset += start;
@@ -180,7 +185,8 @@ SafetensorsHeader read_safetensors_header(const File& file, ErrorCode code) {
   return header;
 }
 
-SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<Tensor>& tensors, const std::map<std::string, std::string>& metadata)
+SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<Tensor>& tensors,
+                                     const std::map<std::string, std::string>& metadata)
     : file_(File::create(path)) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;

@@ -17,7 +17,8 @@ uint64_t mix(uint64_t x) {  // splitmix64 (Steele, Lea & Flood 2014)
 Shuffle::Shuffle(uint64_t seed, int64_t epoch, int64_t n) : n_(static_cast<uint64_t>(n)) {
   require(n > 0, "a shuffle of nothing");
   while (half_bits_ < 32 && (uint64_t{1} << (2 * half_bits_)) < n_) ++half_bits_;
-  for (int round = 0; round < kRounds; ++round) keys_[round] = mix(mix(mix(seed) ^ static_cast<uint64_t>(epoch)) + static_cast<uint64_t>(round));
+  for (int round = 0; round < kRounds; ++round)
+    keys_[round] = mix(mix(mix(seed) ^ static_cast<uint64_t>(epoch)) + static_cast<uint64_t>(round));
 }
 
 int64_t Shuffle::operator()(int64_t index) const {

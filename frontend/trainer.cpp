@@ -40,7 +40,8 @@ int64_t parse_bytes(const std::string& text) {
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
   std::string unit(end, text.data() + text.size());
   std::erase(unit, ' ');
-  std::transform(unit.begin(), unit.end(), unit.begin(), [](char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; });
+  std::transform(unit.begin(), unit.end(), unit.begin(),
+                 [](char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; });
   double factor = 0;
   if (unit.empty() || unit == "B") factor = 1;
   constexpr const char* letters = "KMGT";

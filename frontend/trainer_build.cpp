@@ -1,5 +1,7 @@
 // From options to a proven plan: everything that is decided before memory is taken.
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -21,9 +23,11 @@ void refuse_obstacles(const Imported& imported) {
   int64_t count = 0;
   for (const Obstacle& obstacle : imported.obstacles) {
     if (!obstacle.blocks) continue;
-    list += fmt::format("{}{}: {}{}", count++ ? "; " : "", obstacle.node, obstacle.reason, obstacle.hint.empty() ? "" : " (" + obstacle.hint + ")");
+    list += fmt::format("{}{}: {}{}", count++ ? "; " : "", obstacle.node, obstacle.reason,
+                        obstacle.hint.empty() ? "" : " (" + obstacle.hint + ")");
   }
-  if (count > 0) throw error(ErrorCode::unsupported, "{} {} in the way of training: {}", count, count == 1 ? "node stands" : "nodes stand", list);
+  if (count > 0)
+    throw error(ErrorCode::unsupported, "{} {} in the way of training: {}", count, count == 1 ? "node stands" : "nodes stand", list);
 }
 
 std::string grouped(int64_t number) {  // 45,326,336
@@ -41,14 +45,17 @@ int64_t constant_bytes(const Graph& graph) {
 }  // namespace
 
 void Trainer::Impl::check_options() const {
-  const auto refuse = [](const char* name, auto value, const char* wanted) { return error(ErrorCode::usage, "--{} {}: {}", name, value, wanted); };
+  const auto refuse = [](const char* name, auto value, const char* wanted) {
+    return error(ErrorCode::usage, "--{} {}: {}", name, value, wanted);
+  };
   if (options.model.empty()) throw error(ErrorCode::usage, "no model is given");
   if (options.data.empty()) throw error(ErrorCode::usage, "no data is given: --data PATH");
   if (options.optim != "adamw" && options.optim != "sgd") throw refuse("optim", options.optim, "is not known: adamw or sgd");
   if (options.loss != "cross_entropy" && options.loss != "mse" && options.loss != "output") {
     throw refuse("loss", options.loss, "is not known: cross_entropy, mse or output");
   }
-  if (options.task == "causal-lm" && options.loss == "mse") throw error(ErrorCode::usage, "--task causal-lm goes with --loss cross_entropy, not mse");
+  if (options.task == "causal-lm" && options.loss == "mse")
+    throw error(ErrorCode::usage, "--task causal-lm goes with --loss cross_entropy, not mse");
   if (options.budget < 0) throw refuse("budget", options.budget, "is negative");
   if (options.threads < 0) throw refuse("threads", options.threads, "is negative");
   if (!(options.learning_rate >= 0)) throw refuse("learning-rate", options.learning_rate, "is negative");
@@ -58,13 +65,16 @@ void Trainer::Impl::check_options() const {
   if (!(options.adam_epsilon >= 0)) throw refuse("adam-epsilon", options.adam_epsilon, "is negative");
   if (!(options.max_grad_norm >= 0)) throw refuse("max-grad-norm", options.max_grad_norm, "is negative (0: no clipping)");
   if (!(options.momentum >= 0 && options.momentum < 1)) throw refuse("momentum", options.momentum, "has to lie in [0, 1)");
-  if (options.gradient_accumulation_steps < 1) throw refuse("gradient-accumulation-steps", options.gradient_accumulation_steps, "is at least 1");
-  if (options.max_steps <= 0 && !(options.num_train_epochs > 0)) throw refuse("num-train-epochs", options.num_train_epochs, "is not positive");
+  if (options.gradient_accumulation_steps < 1)
+    throw refuse("gradient-accumulation-steps", options.gradient_accumulation_steps, "is at least 1");
+  if (options.max_steps <= 0 && !(options.num_train_epochs > 0))
+    throw refuse("num-train-epochs", options.num_train_epochs, "is not positive");
   if (options.eval_steps < 0) throw refuse("eval-steps", options.eval_steps, "is negative");
   if (options.eval_batches < 0) throw refuse("eval-batches", options.eval_batches, "is negative");
   if (options.save_steps < 0) throw refuse("save-steps", options.save_steps, "is negative");
   if (options.predict_batch_size < 0) throw refuse("predict-batch-size", options.predict_batch_size, "is negative");
-  if (!(options.validation_split >= 0 && options.validation_split < 1)) throw refuse("validation-split", options.validation_split, "has to lie in [0, 1)");
+  if (!(options.validation_split >= 0 && options.validation_split < 1))
+    throw refuse("validation-split", options.validation_split, "has to lie in [0, 1)");
 }
 
 OptimizerSpec Trainer::Impl::optimizer_spec() const {
@@ -94,7 +104,9 @@ void Trainer::Impl::divide_samples() {
   } else if (options.eval_steps > 0) {
     const int64_t held_out = static_cast<int64_t>(std::ceil(static_cast<double>(train_range.count) * options.validation_split));
     if (held_out == 0 || held_out >= train_range.count) {
-      throw error(ErrorCode::data, "{}: of its {} samples, none is left to evaluate or to train on: change --validation-split, or give a folder with train and valid",
+      throw error(ErrorCode::data,
+                  "{}: of its {} samples, none is left to evaluate or to train on: change --validation-split, or give a folder with train "
+                  "and valid",
                   data.train->path(), train_range.count);
     }
     train_range.count -= held_out;
@@ -103,18 +115,21 @@ void Trainer::Impl::divide_samples() {
   }
   if (train_range.count < binding.batch) {
     if (binding.batch_is_fixed) {
-      throw error(ErrorCode::data, "{}: has {} samples, fewer than the batch of {} that the model's file fixes", data.train->path(), train_range.count, binding.batch);
+      throw error(ErrorCode::data, "{}: has {} samples, fewer than the batch of {} that the model's file fixes", data.train->path(),
+                  train_range.count, binding.batch);
     }
     note(fmt::format("the batch is {}: the data has no more samples", train_range.count));
     binding.batch = train_range.count;
   }
   const int64_t remainder = train_range.count % binding.batch;
   if (remainder > 0 && binding.batch_is_fixed) {
-    note(fmt::format("the model's file fixes the batch at {}: {} of {} samples are left out in each epoch", binding.batch, remainder, train_range.count));
+    note(fmt::format("the model's file fixes the batch at {}: {} of {} samples are left out in each epoch", binding.batch, remainder,
+                     train_range.count));
   }
   const int64_t batches = train_range.count / binding.batch + (remainder > 0 && !binding.batch_is_fixed ? 1 : 0);
   const int64_t steps = divided_up(batches, options.gradient_accumulation_steps);  // an epoch
-  total_steps = options.max_steps > 0 ? options.max_steps : static_cast<int64_t>(std::ceil(options.num_train_epochs * static_cast<double>(steps)));
+  total_steps =
+      options.max_steps > 0 ? options.max_steps : static_cast<int64_t>(std::ceil(options.num_train_epochs * static_cast<double>(steps)));
   schedule = make_schedule(options.lr_scheduler_type, options.learning_rate, options.warmup_steps, total_steps);
 }
 
@@ -140,6 +155,8 @@ void Trainer::Impl::build_entries() {
   const PassOptions quiet{.skip = options.skip_passes, .dump_after = {}, .on_pass = nullptr, .folder = make_folder(workers)};
   PassOptions first = quiet;
   first.dump_after = options.dump_after;
+  std::vector<std::string> passes;
+  first.on_pass = [&](const std::string& pass, double, bool) { passes.push_back(pass); };
   const LossSpec loss = loss_spec();
   const OptimizerSpec optimizer = optimizer_spec();
 
@@ -162,12 +179,17 @@ void Trainer::Impl::build_entries() {
   const Graph& main = forward(binding.batch);
   for (ValueId id : main.outputs) {
     const Value& output = main.value(id);
-    if (!output.shape.empty() && (options.output.empty() ? id == main.outputs[0] : output.name == options.output)) class_count = output.shape.back();
+    if (!output.shape.empty() && (options.output.empty() ? id == main.outputs[0] : output.name == options.output))
+      class_count = output.shape.back();
   }
   const bool flexible = !binding.batch_is_fixed;
   const int64_t remainder = train_range.count % binding.batch;
   const int64_t epoch_steps = divided_up(divided_up(train_range.count, binding.batch), options.gradient_accumulation_steps);
   add_entry("train", build_train_graph(main, loss, optimizer, first), binding.batch, &train_range);
+  for (const auto& [pass, file] : options.dump_after) {
+    if (std::find(passes.begin(), passes.end(), pass) != passes.end()) continue;
+    throw error(ErrorCode::usage, "--dump-after {}: no such pass ran; these did: {}", pass, fmt::join(passes, ", "));
+  }
   if (flexible && remainder > 0 && total_steps >= epoch_steps) {
     add_entry("train-remainder", build_train_graph(forward(remainder), loss, optimizer, quiet), remainder, &train_range);
   }
@@ -175,7 +197,8 @@ void Trainer::Impl::build_entries() {
   if (valid_range.data != nullptr) {
     const int64_t full = valid_range.count / binding.batch, rest = valid_range.count % binding.batch;
     if (full == 0 && !flexible) {
-      throw error(ErrorCode::data, "{}: has {} samples, fewer than the batch of {} that the model's file fixes", valid_range.data->path(), valid_range.count, binding.batch);
+      throw error(ErrorCode::data, "{}: has {} samples, fewer than the batch of {} that the model's file fixes", valid_range.data->path(),
+                  valid_range.count, binding.batch);
     }
     if (full > 0) add_entry("evaluate", build_evaluate_graph(main, loss, quiet), binding.batch, &valid_range);
     if (rest > 0 && flexible && (options.eval_batches == 0 || options.eval_batches > full)) {
@@ -185,7 +208,8 @@ void Trainer::Impl::build_entries() {
   if (options.predict_batch_size > 0 || data.vocabulary) {
     const int64_t batch = !flexible ? binding.batch : options.predict_batch_size > 0 ? options.predict_batch_size : 1;
     if (options.predict_batch_size > 0 && options.predict_batch_size != batch) {
-      throw error(ErrorCode::usage, "a prediction for {} samples is wanted, the model's file fixes the batch at {}", options.predict_batch_size, batch);
+      throw error(ErrorCode::usage, "a prediction for {} samples is wanted, the model's file fixes the batch at {}",
+                  options.predict_batch_size, batch);
     }
     add_entry("predict", build_predict_graph(forward(batch), quiet), batch, nullptr);
   }
@@ -230,7 +254,8 @@ void Trainer::Impl::settle_budget() {
     const ProcessMemory memory = process_memory();
     resident_planned = memory.resident;
     const int64_t raised = raised_reserve(reserve, std::max(memory.resident + job.data_bytes, memory.peak - arena_bytes));
-    if (raised != reserve) note(fmt::format("the program takes more memory than foreseen: {} instead of {} bytes are set aside for it", raised, reserve));
+    if (raised != reserve)
+      note(fmt::format("the program takes more memory than foreseen: {} instead of {} bytes are set aside for it", raised, reserve));
     reserve = raised;
   }
 }
@@ -250,10 +275,11 @@ void Trainer::Impl::build() {
   if (options.budget > 0 && options.budget < report.minimum_budget) {
     const MemoryTable& peak = report.at_peak;
     throw error(ErrorCode::budget,
-                "{} bytes can't hold this job: at its peak weights, gradients and optimizer state alone take {} bytes; the smallest budget that would do is {} "
+                "{} bytes can't hold this job: at its peak weights, gradients and optimizer state alone take {} bytes; the smallest budget "
+                "that would do is {} "
                 "bytes (--budget {}), set by {} in '{}'",
-                grouped(options.budget), grouped(peak.weights + peak.gradients + peak.optimizer), grouped(report.minimum_budget), report.minimum_budget,
-                report.peak_op, report.peak_entry);
+                grouped(options.budget), grouped(peak.weights + peak.gradients + peak.optimizer), grouped(report.minimum_budget),
+                report.minimum_budget, report.peak_op, report.peak_entry);
   }
 }
 

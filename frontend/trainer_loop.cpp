@@ -63,9 +63,7 @@ JobEntry& Trainer::Impl::entry_for(const std::string& name, size_t samples, size
   return *entries[*index];
 }
 
-void Trainer::Impl::run_entry(size_t index) {
-  executor->run(index);
-}
+void Trainer::Impl::run_entry(size_t index) { executor->run(index); }
 
 void Trainer::Impl::set_scalars(size_t index, const JobEntry& entry, int64_t step, double learning_rate) {
   const auto scalars =
@@ -153,7 +151,8 @@ void Trainer::Impl::save_gradients(size_t index, const JobEntry& entry) {
 
 void Trainer::Impl::check_finite(const StepResult& result, int64_t step) const {
   if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return;
-  throw error(ErrorCode::diverged, "step {}: the loss is {}, the gradient norm {}: lower --learning-rate, or warm up longer; {}", step, result.loss, result.grad_norm,
+  throw error(ErrorCode::diverged, "step {}: the loss is {}, the gradient norm {}: lower --learning-rate, or warm up longer; {}", step,
+              result.loss, result.grad_norm,
               checkpoint_path.empty() ? "nothing was saved before" : "the last good state is " + checkpoint_path + " (--resume)");
 }
 
@@ -217,7 +216,7 @@ Summary Trainer::Impl::train() {
                            .milliseconds = seconds * 1e3,
                            .tokens_per_second = static_cast<double>(tokens) / seconds,
                            .peak_share = machine.flops > 0 ? report.flops_per_step / seconds / machine.flops : 0,
-                           .resident_bytes = process_memory().resident,
+                           .resident_bytes = callbacks.on_step ? process_memory().resident : 0,
                            .seconds_left = step_seconds / static_cast<double>(step - first_step) * static_cast<double>(total_steps - step)};
     if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) log.step(step_report, summary.eval_loss);
     check_finite(result, step);
@@ -248,7 +247,9 @@ Summary Trainer::Impl::train() {
   summary.steps = state.step;
   summary.stopped = state.step < total_steps;
   if (saved_step != state.step) save(true);
-  if (!summary.stopped) summary.model_path = export_model(info, weights, [&](const std::string& name) { return parameter(name); }, options.output_dir);
+  if (!summary.stopped)
+    summary.model_path = export_model(
+        info, weights, [&](const std::string& name) { return parameter(name); }, options.output_dir);
   const size_t window = std::min(averaged(state.step), state.last_losses.size());
   summary.first_loss = mean(std::span(state.first_losses).first(std::min(window, state.first_losses.size())));
   summary.last_loss = mean(std::span(state.last_losses).last(window));

@@ -19,7 +19,9 @@ int64_t choose(const float* logits, int64_t count, const Vocabulary& vocabulary,
     if (!vocabulary.text_of(i).empty() && (best < 0 || logits[i] > logits[best])) best = i;
   }
   if (temperature <= 0 || best < 0) return best;
-  const auto weight = [&](int64_t i) { return vocabulary.text_of(i).empty() ? 0.0 : std::exp((static_cast<double>(logits[i]) - logits[best]) / temperature); };
+  const auto weight = [&](int64_t i) {
+    return vocabulary.text_of(i).empty() ? 0.0 : std::exp((static_cast<double>(logits[i]) - logits[best]) / temperature);
+  };
   double total = 0;
   for (int64_t i = 0; i < count; ++i) total += weight(i);
   double left = draw * total;
@@ -46,8 +48,8 @@ std::string Trainer::Impl::sample(const std::string& prompt, int64_t length, dou
   const ValueId input = graph.find_value(binding.fed[0].input);
   const TensorType wanted{DType::float32, {entry.batch, binding.sequence, graph.value(logits).shape.back()}};
   if (input == kNone || graph.value(logits).type() != wanted) {
-    throw error(ErrorCode::unsupported, "output '{}' is {}, not {}: no text can be written with it", graph.value(logits).name, to_string(graph.value(logits).type()),
-                to_string(wanted));
+    throw error(ErrorCode::unsupported, "output '{}' is {}, not {}: no text can be written with it", graph.value(logits).name,
+                to_string(graph.value(logits).type()), to_string(wanted));
   }
 
   std::vector<int64_t> tokens;
@@ -55,7 +57,9 @@ std::string Trainer::Impl::sample(const std::string& prompt, int64_t length, dou
     char32_t character = 0;
     const int taken = decode_utf8(text, character);
     const int64_t id = taken > 0 ? vocabulary.id_of(character) : -1;
-    if (id < 0) throw error(ErrorCode::data, "the prompt has a character that is not in {}: '{}'", vocabulary.path(), text.substr(0, taken > 0 ? static_cast<size_t>(taken) : 1));
+    if (id < 0)
+      throw error(ErrorCode::data, "the prompt has a character that is not in {}: '{}'", vocabulary.path(),
+                  text.substr(0, taken > 0 ? static_cast<size_t>(taken) : 1));
     tokens.push_back(id);
     text.remove_prefix(static_cast<size_t>(taken));
   }
@@ -76,7 +80,8 @@ std::string Trainer::Impl::sample(const std::string& prompt, int64_t length, dou
       convert(Element::int64, std::as_bytes(std::span(window)), dtype, to.subspan(static_cast<size_t>(sample) * row, row));
     }
     run_entry(index);
-    const float* last = reinterpret_cast<const float*>(executor->bytes(index, logits).data()) + static_cast<int64_t>(count - 1) * wanted.shape[2];
+    const float* last =
+        reinterpret_cast<const float*>(executor->bytes(index, logits).data()) + static_cast<int64_t>(count - 1) * wanted.shape[2];
     const double draw = static_cast<double>(random() >> 11) * 0x1p-53;
     const int64_t token = choose(last, wanted.shape[2], vocabulary, temperature, draw);
     if (token < 0) throw error(ErrorCode::data, "{}: has no text for any token of the model", vocabulary.path());
@@ -98,16 +103,19 @@ std::map<std::string, std::vector<float>> Trainer::Impl::predict(const std::map<
     const Value& input = graph.value(id);
     const auto whole = integers.find(input.name);
     const auto real = reals.find(input.name);
-    if (whole == integers.end() && real == reals.end()) throw error(ErrorCode::usage, "input '{}' ({}) is not given", input.name, to_string(input.type()));
+    if (whole == integers.end() && real == reals.end())
+      throw error(ErrorCode::usage, "input '{}' ({}) is not given", input.name, to_string(input.type()));
     const bool is_real = whole == integers.end();
     const int64_t count = static_cast<int64_t>(is_real ? real->second.size() : whole->second.size());
     const Element from = is_real ? Element::float32 : Element::int64;
     if (count != element_count(input.shape) || !converts(from, input.dtype)) {
-      throw error(ErrorCode::usage, "input '{}' is given {} {} numbers, {} is wanted", input.name, count, to_string(from), to_string(input.type()));
+      throw error(ErrorCode::usage, "input '{}' is given {} {} numbers, {} is wanted", input.name, count, to_string(from),
+                  to_string(input.type()));
     }
     const auto to = place(index, id);
     if (to.empty()) continue;
-    const int64_t bad = convert(from, is_real ? std::as_bytes(std::span(real->second)) : std::as_bytes(std::span(whole->second)), input.dtype, to);
+    const int64_t bad =
+        convert(from, is_real ? std::as_bytes(std::span(real->second)) : std::as_bytes(std::span(whole->second)), input.dtype, to);
     if (bad >= 0) throw error(ErrorCode::usage, "input '{}': number {} does not fit {}", input.name, bad, to_string(input.dtype));
   }
   run_entry(index);

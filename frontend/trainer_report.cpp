@@ -41,7 +41,9 @@ Work work_of(const Program& program, const Graph& graph, const Entry& entry, con
   return work;
 }
 
-std::string shown(double number) { return number >= 100 ? fmt::format("{:.0f}", number) : number >= 10 ? fmt::format("{:.1f}", number) : fmt::format("{:.2f}", number); }
+std::string shown(double number) {
+  return number >= 100 ? fmt::format("{:.0f}", number) : number >= 10 ? fmt::format("{:.1f}", number) : fmt::format("{:.2f}", number);
+}
 
 }  // namespace
 
@@ -85,18 +87,20 @@ void Trainer::Impl::describe(double seconds) {
   report.flops_per_step = batch.flops * batches;
   report.predicted_milliseconds = batch.seconds * batches * 1e3;
   if (const int update = find_entry("update"); update >= 0) {
-    const Work more = work_of(program, entries[static_cast<size_t>(update)]->job.graph, program.entries[static_cast<size_t>(update)], machine);
+    const Work more =
+        work_of(program, entries[static_cast<size_t>(update)]->job.graph, program.entries[static_cast<size_t>(update)], machine);
     report.flops_per_step += more.flops;
     report.predicted_milliseconds += more.seconds * 1e3;
   }
 
-  report.text = fmt::format("machine     {} {} · {:.0f} GFLOP/s · {:.0f} GB/s\n", workers.threads(), workers.threads() == 1 ? "thread" : "threads", machine.flops / 1e9,
-                            machine.bytes_per_second / 1e9);
+  report.text = fmt::format("machine     {} {} · {:.0f} GFLOP/s · {:.0f} GB/s\n", workers.threads(),
+                            workers.threads() == 1 ? "thread" : "threads", machine.flops / 1e9, machine.bytes_per_second / 1e9);
   report.text += fmt::format("plan        in {:.1f} s · batch {}{} · {} entry points · smallest budget {} bytes\n", seconds, binding.batch,
                              binding.sequence > 0 ? fmt::format(" x {}", binding.sequence) : "", entries.size(), report.minimum_budget);
   const MemoryFrame frame{.title = std::filesystem::path(options.model).filename().string(), .reserve = reserve, .budget = options.budget};
   report.text += memory_table(program, graphs, frame);
-  report.text += fmt::format("step        {} ms predicted, {:.3g} GFLOP · {} steps\n", shown(report.predicted_milliseconds), report.flops_per_step / 1e9, total_steps);
+  report.text += fmt::format("step        {} ms predicted, {:.3g} GFLOP · {} steps\n", shown(report.predicted_milliseconds),
+                             report.flops_per_step / 1e9, total_steps);
   if (!options.plan_json.empty()) write_plan_json(memory_json(program, graphs));
   if (!options.plan_svg.empty()) {
     make_folders(folder_of(options.plan_svg));
@@ -107,42 +111,43 @@ void Trainer::Impl::describe(double seconds) {
 void Trainer::Impl::write_plan_json(const nlohmann::ordered_json& memory) const {
   using Json = nlohmann::ordered_json;
   const MemoryTable& peak = report.at_peak;
-  Json json{{"model", options.model},
-            {"budget_bytes", report.budget},
-            {"minimum_budget_bytes", report.minimum_budget},
-            {"planned_peak_bytes", {{"RAM", report.arena_bytes}}},
-            {"peak_live_bytes", report.peak_live_bytes},
-            {"peak",
-             {{"entry", report.peak_entry},
-              {"op", report.peak_op},
-              {"program", peak.program},
-              {"weights", peak.weights},
-              {"gradients", peak.gradients},
-              {"optimizer", peak.optimizer},
-              {"activations", peak.activations},
-              {"workspace", peak.workspace},
-              {"gaps", peak.gaps},
-              {"total", peak.total}}},
-            {"program",
-             {{"resident_when_planned", resident_planned},
-              {"threads", job_size.threads},
-              {"instructions", job_size.instructions},
-              {"kernels", job_size.kernels},
-              {"file_nodes", job_size.file_nodes},
-              {"tensors", job_size.parameters},
-              {"constant_bytes", job_size.constant_bytes},
-              {"data_bytes", job_size.data_bytes}}},
-            {"parameters", report.parameters},
-            {"trainable_parameters", report.trainable_parameters},
-            {"batch", report.batch},
-            {"sequence", report.sequence},
-            {"train_samples", report.train_samples},
-            {"valid_samples", report.valid_samples},
-            {"total_steps", report.total_steps},
-            {"flops_per_step", report.flops_per_step},
-            {"predicted_ms_per_step", report.predicted_milliseconds},
-            {"machine", {{"threads", workers.threads()}, {"flops", report.machine_flops}, {"bytes_per_second", report.machine_bytes_per_second}}},
-            {"memory", memory}};
+  Json json{
+      {"model", options.model},
+      {"budget_bytes", report.budget},
+      {"minimum_budget_bytes", report.minimum_budget},
+      {"planned_peak_bytes", {{"RAM", report.arena_bytes}}},
+      {"peak_live_bytes", report.peak_live_bytes},
+      {"peak",
+       {{"entry", report.peak_entry},
+        {"op", report.peak_op},
+        {"program", peak.program},
+        {"weights", peak.weights},
+        {"gradients", peak.gradients},
+        {"optimizer", peak.optimizer},
+        {"activations", peak.activations},
+        {"workspace", peak.workspace},
+        {"gaps", peak.gaps},
+        {"total", peak.total}}},
+      {"program",
+       {{"resident_when_planned", resident_planned},
+        {"threads", job_size.threads},
+        {"instructions", job_size.instructions},
+        {"kernels", job_size.kernels},
+        {"file_nodes", job_size.file_nodes},
+        {"tensors", job_size.parameters},
+        {"constant_bytes", job_size.constant_bytes},
+        {"data_bytes", job_size.data_bytes}}},
+      {"parameters", report.parameters},
+      {"trainable_parameters", report.trainable_parameters},
+      {"batch", report.batch},
+      {"sequence", report.sequence},
+      {"train_samples", report.train_samples},
+      {"valid_samples", report.valid_samples},
+      {"total_steps", report.total_steps},
+      {"flops_per_step", report.flops_per_step},
+      {"predicted_ms_per_step", report.predicted_milliseconds},
+      {"machine", {{"threads", workers.threads()}, {"flops", report.machine_flops}, {"bytes_per_second", report.machine_bytes_per_second}}},
+      {"memory", memory}};
   make_folders(folder_of(options.plan_json));
   replace_file(options.plan_json, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }

@@ -33,7 +33,8 @@ void release_constants(Graph& graph) {
   for (NodeId id : graph.order()) {
     const Node& node = graph.node(id);
     for (const int input : node.op->host_inputs) {
-      if (static_cast<size_t>(input) < node.inputs.size() && node.inputs[static_cast<size_t>(input)] != kNone) wanted[node.inputs[static_cast<size_t>(input)]] = true;
+      if (static_cast<size_t>(input) < node.inputs.size() && node.inputs[static_cast<size_t>(input)] != kNone)
+        wanted[node.inputs[static_cast<size_t>(input)]] = true;
     }
   }
   for (ValueId id = 0; id < graph.value_count(); ++id) {
@@ -77,33 +78,33 @@ void Trainer::Impl::load_weights() {
     const Persistent* value = find_persistent(program, weight.parameter);
     if (value == nullptr) continue;  // nothing reads it
     const WeightPlace& from = weight.places.at(0);
-    require(!from.transposed && from.dtype == value->type.dtype && from.bytes.bytes == value->place.bytes, "a weight that is not stored as it is used");
+    require(!from.transposed && from.dtype == value->type.dtype && from.bytes.bytes == value->place.bytes,
+            "a weight that is not stored as it is used");
     read_range(from.bytes, executor->persistent(weight.parameter));
   }
 }
 
 std::map<std::string, std::string> Trainer::Impl::settings() const {
   const auto text = [](const auto& value) { return fmt::format("{}", value); };
-  std::map<std::string, std::string> result{
-      {"loss", options.loss},
-      {"output", options.output},
-      {"labels", options.labels},
-      {"task", options.task},
-      {"batch_size", text(binding.batch)},
-      {"seq_length", text(binding.sequence)},
-      {"learning_rate", text(options.learning_rate)},
-      {"lr_scheduler_type", options.lr_scheduler_type},
-      {"warmup_steps", text(schedule.warmup_steps)},
-      {"weight_decay", text(options.weight_decay)},
-      {"max_grad_norm", text(options.max_grad_norm)},
-      {"optim", options.optim == "sgd" && options.momentum > 0 ? "sgd with momentum" : options.optim},
-      {"total_steps", text(total_steps)},
-      {"gradient_accumulation_steps", text(options.gradient_accumulation_steps)},
-      {"seed", text(options.seed)},
-      {"shuffle", text(options.shuffle)},
-      {"train_samples", text(train_range.count)},
-      {"data", std::filesystem::path(data.train->path()).filename().string()},
-      {"instruction_set", __builtin_cpu_supports("x86-64-v4") ? "x86-64-v4" : "x86-64-v3"}};
+  std::map<std::string, std::string> result{{"loss", options.loss},
+                                            {"output", options.output},
+                                            {"labels", options.labels},
+                                            {"task", options.task},
+                                            {"batch_size", text(binding.batch)},
+                                            {"seq_length", text(binding.sequence)},
+                                            {"learning_rate", text(options.learning_rate)},
+                                            {"lr_scheduler_type", options.lr_scheduler_type},
+                                            {"warmup_steps", text(schedule.warmup_steps)},
+                                            {"weight_decay", text(options.weight_decay)},
+                                            {"max_grad_norm", text(options.max_grad_norm)},
+                                            {"optim", options.optim == "sgd" && options.momentum > 0 ? "sgd with momentum" : options.optim},
+                                            {"total_steps", text(total_steps)},
+                                            {"gradient_accumulation_steps", text(options.gradient_accumulation_steps)},
+                                            {"seed", text(options.seed)},
+                                            {"shuffle", text(options.shuffle)},
+                                            {"train_samples", text(train_range.count)},
+                                            {"data", std::filesystem::path(data.train->path()).filename().string()},
+                                            {"instruction_set", __builtin_cpu_supports("x86-64-v4") ? "x86-64-v4" : "x86-64-v3"}};
   if (options.optim == "adamw") {
     result["adam_beta1"] = text(options.adam_beta1);
     result["adam_beta2"] = text(options.adam_beta2);
@@ -120,7 +121,8 @@ void Trainer::Impl::resume() {
   std::string changed;
   for (const auto& [name, now] : content.settings) {
     const auto then = loaded.settings.find(name);
-    if (then != loaded.settings.end() && then->second != now) changed += fmt::format("{}{} {} instead of {}", changed.empty() ? "" : ", ", name, now, then->second);
+    if (then != loaded.settings.end() && then->second != now)
+      changed += fmt::format("{}{} {} instead of {}", changed.empty() ? "" : ", ", name, now, then->second);
   }
   if (!changed.empty()) note(fmt::format("from here on the run differs from the one that was saved: {}", changed));
   state = loaded.state;

@@ -43,7 +43,8 @@ Vocabulary Vocabulary::beside(const std::string& model) {
   const std::string shared = (path.parent_path() / "vocab.json").string();
   if (exists(own)) return read(own);
   if (exists(shared)) return read(shared);
-  throw error(ErrorCode::data, "text needs a vocabulary: write {} with {{\"tokens\": [\"a\", \"b\", ...]}}, the characters in order of their ids", own);
+  throw error(ErrorCode::data,
+              "text needs a vocabulary: write {} with {{\"tokens\": [\"a\", \"b\", ...]}}, the characters in order of their ids", own);
 }
 
 Vocabulary Vocabulary::read(const std::string& path) {
@@ -82,8 +83,10 @@ void Vocabulary::add(const std::string& token, int64_t id) {
   char32_t character = 0;
   if (decode_utf8(token, character) != static_cast<int>(token.size())) return;
   if (id_of(character) >= 0) throw error(ErrorCode::data, "{}: the character '{}' comes twice", path_, token);
-  if (character < 128) ascii_[character] = id;
-  else others_.emplace(character, id);
+  if (character < 128)
+    ascii_[character] = id;
+  else
+    others_.emplace(character, id);
 }
 
 std::string Vocabulary::text_of(int64_t id) const { return id >= 0 && id < size() ? tokens_[static_cast<size_t>(id)] : ""; }

@@ -7,8 +7,7 @@
 namespace ort_train {
 namespace {
 
-template <typename T, typename Entries>
-T typed(const Entries* found, std::string_view name, T otherwise, const char* what) {
+template <typename T, typename Entries> T typed(const Entries* found, std::string_view name, T otherwise, const char* what) {
   if (!found) return otherwise;
   if (const T* value = std::get_if<T>(found)) return *value;
   throw error(ErrorCode::unsupported, "attribute '{}' is not {}", name, what);
@@ -21,7 +20,8 @@ Attributes::Attributes(std::initializer_list<std::pair<std::string, Attribute>> 
 }
 
 void Attributes::set(std::string name, Attribute value) {
-  const auto at = std::lower_bound(entries_.begin(), entries_.end(), name, [](const auto& entry, const std::string& n) { return entry.first < n; });
+  const auto at =
+      std::lower_bound(entries_.begin(), entries_.end(), name, [](const auto& entry, const std::string& n) { return entry.first < n; });
   if (at != entries_.end() && at->first == name) {
     at->second = std::move(value);
   } else {

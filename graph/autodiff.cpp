@@ -58,7 +58,8 @@ std::vector<Blocker> find_blockers(const Graph& graph, ValueId loss) {
   for (NodeId id : graph.order()) {
     const Node& node = graph.node(id);
     if (node.op->gradient || !on_the_way(node, wanted, useful)) continue;
-    blockers.push_back({id, node.op->no_gradient.empty() ? "has no gradient" : std::string(node.op->no_gradient), std::string(node.op->hint)});
+    blockers.push_back(
+        {id, node.op->no_gradient.empty() ? "has no gradient" : std::string(node.op->no_gradient), std::string(node.op->hint)});
   }
   return blockers;
 }
@@ -82,8 +83,10 @@ std::map<ValueId, std::vector<ValueId>> differentiate_uses(Graph& graph, ValueId
 
   if (seed == kNone) {
     Tensor one(graph.value(loss).dtype, graph.value(loss).shape);
-    if (one.dtype == DType::float32) one.data<float>()[0] = 1;
-    else one.data<double>()[0] = 1;
+    if (one.dtype == DType::float32)
+      one.data<float>()[0] = 1;
+    else
+      one.data<double>()[0] = 1;
     seed = graph.add_constant(std::move(one), "loss/seed");
   }
   sums[loss].push_back(Builder(graph, Stage::backward).named("loss").reshape(seed, graph.value(loss).shape));

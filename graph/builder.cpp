@@ -16,7 +16,13 @@ Builder& Builder::named(std::string node_name, uint32_t ordinal) {
 
 std::vector<ValueId> Builder::emit_many(std::string_view op_name, std::vector<ValueId> inputs, Attributes attributes, size_t outputs) {
   const OpDef& op = op_named(op_name);
-  Node node{.op = &op, .inputs = std::move(inputs), .outputs = {}, .attributes = std::move(attributes), .stage = stage_, .name = node_name_, .ordinal = ordinal_};
+  Node node{.op = &op,
+            .inputs = std::move(inputs),
+            .outputs = {},
+            .attributes = std::move(attributes),
+            .stage = stage_,
+            .name = node_name_,
+            .ordinal = ordinal_};
   const std::vector<TensorType> types = infer_types(graph_, op, node.inputs, node.attributes, outputs, node.name);
   const bool constant = folder_ && op.writes.empty() && !op.random &&
                         std::all_of(node.inputs.begin(), node.inputs.end(), [&](ValueId v) { return v == kNone || graph_.constant(v); });
@@ -42,15 +48,22 @@ std::vector<ValueId> Builder::emit_many(std::string_view op_name, std::vector<Va
   return results;
 }
 
-ValueId Builder::constant(Tensor tensor) { return graph_.add_constant(std::move(tensor), node_name_.empty() ? "constant" : node_name_ + "/constant"); }
+ValueId Builder::constant(Tensor tensor) {
+  return graph_.add_constant(std::move(tensor), node_name_.empty() ? "constant" : node_name_ + "/constant");
+}
 
 ValueId Builder::scalar_like(ValueId value, double number) {
   switch (dtype(value)) {
-    case DType::float32: return constant(scalar_tensor(static_cast<float>(number)));
-    case DType::float64: return constant(scalar_tensor(number));
-    case DType::int64: return constant(scalar_tensor(static_cast<int64_t>(number)));
-    case DType::int32: return constant(scalar_tensor(static_cast<int32_t>(number)));
-    default: throw error(ErrorCode::unsupported, "[{}] arithmetic on {} is not supported", node_name_, to_string(dtype(value)));
+    case DType::float32:
+      return constant(scalar_tensor(static_cast<float>(number)));
+    case DType::float64:
+      return constant(scalar_tensor(number));
+    case DType::int64:
+      return constant(scalar_tensor(static_cast<int64_t>(number)));
+    case DType::int32:
+      return constant(scalar_tensor(static_cast<int32_t>(number)));
+    default:
+      throw error(ErrorCode::unsupported, "[{}] arithmetic on {} is not supported", node_name_, to_string(dtype(value)));
   }
 }
 
@@ -59,7 +72,9 @@ ValueId Builder::reshape(ValueId value, Shape shape) {
   return emit("Reshape", {value}, {{"shape", shape}});
 }
 
-ValueId Builder::transpose(ValueId value, std::vector<int64_t> permutation) { return emit("Transpose", {value}, {{"perm", std::move(permutation)}}); }
+ValueId Builder::transpose(ValueId value, std::vector<int64_t> permutation) {
+  return emit("Transpose", {value}, {{"perm", std::move(permutation)}});
+}
 
 ValueId Builder::reduce_to(ValueId value, Shape target) {
   const Shape from = shape(value);
@@ -80,7 +95,8 @@ ValueId Lowering::input(size_t i) const {
 
 const Tensor& Lowering::constant_input(size_t i, std::string_view what) const {
   const Tensor* tensor = graph_.constant(input(i));
-  if (!tensor) fail(fmt::format("{} must be known before training, but '{}' is computed from the model's inputs", what, value(input(i)).name));
+  if (!tensor)
+    fail(fmt::format("{} must be known before training, but '{}' is computed from the model's inputs", what, value(input(i)).name));
   return *tensor;
 }
 

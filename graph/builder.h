@@ -21,10 +21,16 @@ class Builder {
   explicit Builder(Graph& graph, Stage stage = Stage::forward) : graph_(graph), stage_(stage) {}
 
   // Where and as what the next nodes are emitted.
-  Builder& before(NodeId node) { before_ = node; return *this; }
+  Builder& before(NodeId node) {
+    before_ = node;
+    return *this;
+  }
   Builder& named(std::string node_name, uint32_t ordinal = 0);
   // Folds what is constant as soon as it is emitted.
-  Builder& folding(Folder folder) { folder_ = std::move(folder); return *this; }
+  Builder& folding(Folder folder) {
+    folder_ = std::move(folder);
+    return *this;
+  }
 
   // Emits one node; returns its outputs (of the kind that fits the stage).
   std::vector<ValueId> emit_many(std::string_view op, std::vector<ValueId> inputs, Attributes attributes, size_t outputs);

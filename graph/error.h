@@ -15,8 +15,7 @@
 namespace ort_train {
 
 // throw error(ErrorCode::data, "{}: label {} is outside the {} classes", file, label, classes);
-template <typename... Args>
-Error error(ErrorCode code, fmt::format_string<Args...> format, Args&&... args) {
+template <typename... Args> Error error(ErrorCode code, fmt::format_string<Args...> format, Args&&... args) {
   return Error(code, fmt::format(format, std::forward<Args>(args)...));
 }
 

@@ -11,22 +11,32 @@ namespace ort_train {
 
 std::string_view to_string(ValueKind kind) {
   switch (kind) {
-    case ValueKind::input: return "input";
-    case ValueKind::parameter: return "parameter";
-    case ValueKind::activation: return "activation";
-    case ValueKind::gradient: return "gradient";
-    case ValueKind::optimizer_state: return "optimizer_state";
-    case ValueKind::accumulator: return "accumulator";
-    case ValueKind::constant: return "constant";
+    case ValueKind::input:
+      return "input";
+    case ValueKind::parameter:
+      return "parameter";
+    case ValueKind::activation:
+      return "activation";
+    case ValueKind::gradient:
+      return "gradient";
+    case ValueKind::optimizer_state:
+      return "optimizer_state";
+    case ValueKind::accumulator:
+      return "accumulator";
+    case ValueKind::constant:
+      return "constant";
   }
   return "?";
 }
 
 std::string_view to_string(Stage stage) {
   switch (stage) {
-    case Stage::forward: return "forward";
-    case Stage::backward: return "backward";
-    case Stage::update: return "update";
+    case Stage::forward:
+      return "forward";
+    case Stage::backward:
+      return "backward";
+    case Stage::update:
+      return "update";
   }
   return "?";
 }
@@ -92,8 +102,8 @@ bool Graph::remove_dead_nodes() {
   std::vector<NodeId> kept;
   for (auto at = order_.rbegin(); at != order_.rend(); ++at) {
     Node& node = nodes_[*at];
-    const bool wanted = !node.op->writes.empty() ||
-                        std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId v) { return v != kNone && live[v]; });
+    const bool wanted =
+        !node.op->writes.empty() || std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId v) { return v != kNone && live[v]; });
     if (wanted) {
       for (ValueId input : node.inputs) {
         if (input != kNone) live[input] = true;
@@ -146,28 +156,34 @@ void Graph::verify(std::string_view after) const {
   for (ValueId id = 0; id < values_.size(); ++id) {
     const Value& value = values_[id];
     const bool stored = value.kind != ValueKind::activation && value.kind != ValueKind::gradient;
-    if ((value.kind == ValueKind::constant) != (value.constant != nullptr)) fail(fmt::format("'{}' is a constant without a value", value.name));
-    if (value.constant && value.constant->type() != value.type()) fail(fmt::format("the constant '{}' has another type than its value", value.name));
+    if ((value.kind == ValueKind::constant) != (value.constant != nullptr))
+      fail(fmt::format("'{}' is a constant without a value", value.name));
+    if (value.constant && value.constant->type() != value.type())
+      fail(fmt::format("the constant '{}' has another type than its value", value.name));
     known[id] = stored && value.producer == kNone;
   }
   for (ValueId input : inputs) {
-    if (values_[input].kind != ValueKind::input) fail(fmt::format("'{}' is fed but is of kind {}", values_[input].name, to_string(values_[input].kind)));
+    if (values_[input].kind != ValueKind::input)
+      fail(fmt::format("'{}' is fed but is of kind {}", values_[input].name, to_string(values_[input].kind)));
   }
   for (NodeId id : order_) {
     const Node& node = nodes_[id];
     if (!node.op) fail("a removed node is still in the order");
     for (ValueId input : node.inputs) {
-      if (input != kNone && !known[input]) fail(fmt::format("{} reads '{}' before it is written", describe(*this, id), values_[input].name));
+      if (input != kNone && !known[input])
+        fail(fmt::format("{} reads '{}' before it is written", describe(*this, id), values_[input].name));
     }
     std::vector<TensorType> types = infer_types(*this, *node.op, node.inputs, node.attributes, node.outputs.size(), node.name);
-    if (types.size() != node.outputs.size()) fail(fmt::format("{} has {} outputs, its op gives {}", describe(*this, id), node.outputs.size(), types.size()));
+    if (types.size() != node.outputs.size())
+      fail(fmt::format("{} has {} outputs, its op gives {}", describe(*this, id), node.outputs.size(), types.size()));
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       const ValueId output = node.outputs[i];
       if (output == kNone) continue;
       if (known[output]) fail(fmt::format("'{}' is written twice", values_[output].name));
       if (values_[output].producer != id) fail(fmt::format("'{}' has another producer than {}", values_[output].name, describe(*this, id)));
       if (values_[output].type() != types[i]) {
-        fail(fmt::format("'{}' is {}, but {} gives {}", values_[output].name, to_string(values_[output].type()), describe(*this, id), to_string(types[i])));
+        fail(fmt::format("'{}' is {}, but {} gives {}", values_[output].name, to_string(values_[output].type()), describe(*this, id),
+                         to_string(types[i])));
       }
       known[output] = true;
     }
@@ -211,9 +227,12 @@ std::string Graph::to_text() const {
       const auto shown = std::visit(
           [](const auto& v) -> std::string {
             using T = std::decay_t<decltype(v)>;
-            if constexpr (std::is_same_v<T, Tensor>) return to_string(v.type());
-            else if constexpr (std::is_same_v<T, std::vector<int64_t>> || std::is_same_v<T, std::vector<float>>) return fmt::format("[{}]", fmt::join(v, ", "));
-            else return fmt::format("{}", v);
+            if constexpr (std::is_same_v<T, Tensor>)
+              return to_string(v.type());
+            else if constexpr (std::is_same_v<T, std::vector<int64_t>> || std::is_same_v<T, std::vector<float>>)
+              return fmt::format("[{}]", fmt::join(v, ", "));
+            else
+              return fmt::format("{}", v);
           },
           value);
       attributes += fmt::format(" {}={}", key, shown);

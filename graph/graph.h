@@ -43,9 +43,9 @@ struct Value {
   DType dtype = DType::float32;
   Shape shape{};
   ValueKind kind = ValueKind::activation;
-  NodeId producer = kNone;                 // kNone for inputs, parameters, state and constants
+  NodeId producer = kNone;                   // kNone for inputs, parameters, state and constants
   std::shared_ptr<const Tensor> constant{};  // set exactly where kind is constant
-  bool trainable = false;                  // parameters only: false where frozen
+  bool trainable = false;                    // parameters only: false where frozen
 
   TensorType type() const { return {dtype, shape}; }
   int64_t bytes() const { return element_count(shape) * size_of(dtype); }
@@ -57,7 +57,7 @@ struct Node {
   std::vector<ValueId> outputs{};  // kNone where an optional output is absent
   Attributes attributes{};
   Stage stage = Stage::forward;
-  std::string name{};      // the user's node this came from, for messages: "/h.0/attn/Softmax"
+  std::string name{};    // the user's node this came from, for messages: "/h.0/attn/Softmax"
   uint32_t ordinal = 0;  // of the user's node in the model file: the address of its random numbers
 };
 

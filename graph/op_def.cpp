@@ -23,7 +23,9 @@ std::vector<TensorType> infer_types(const Graph& graph, const OpDef& op, const s
   }
 }
 
-std::vector<TensorType> infer_same_as_input(const InferContext& context) { return std::vector<TensorType>(context.outputs, context.input(0)); }
+std::vector<TensorType> infer_same_as_input(const InferContext& context) {
+  return std::vector<TensorType>(context.outputs, context.input(0));
+}
 
 std::vector<TensorType> infer_broadcast(const InferContext& context) {
   TensorType result = context.input(0);

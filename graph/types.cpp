@@ -12,31 +12,45 @@ namespace ort_train {
 int64_t size_of(DType dtype) {
   switch (dtype) {
     case DType::float64:
-    case DType::int64: return 8;
+    case DType::int64:
+      return 8;
     case DType::float32:
-    case DType::int32: return 4;
+    case DType::int32:
+      return 4;
     case DType::float16:
     case DType::bfloat16:
-    case DType::int16: return 2;
+    case DType::int16:
+      return 2;
     case DType::int8:
     case DType::uint8:
-    case DType::boolean: return 1;
+    case DType::boolean:
+      return 1;
   }
   return 0;
 }
 
 std::string_view to_string(DType dtype) {
   switch (dtype) {
-    case DType::float32: return "float32";
-    case DType::float64: return "float64";
-    case DType::float16: return "float16";
-    case DType::bfloat16: return "bfloat16";
-    case DType::int64: return "int64";
-    case DType::int32: return "int32";
-    case DType::int16: return "int16";
-    case DType::int8: return "int8";
-    case DType::uint8: return "uint8";
-    case DType::boolean: return "bool";
+    case DType::float32:
+      return "float32";
+    case DType::float64:
+      return "float64";
+    case DType::float16:
+      return "float16";
+    case DType::bfloat16:
+      return "bfloat16";
+    case DType::int64:
+      return "int64";
+    case DType::int32:
+      return "int32";
+    case DType::int16:
+      return "int16";
+    case DType::int8:
+      return "int8";
+    case DType::uint8:
+      return "uint8";
+    case DType::boolean:
+      return "bool";
   }
   return "?";
 }
@@ -114,18 +128,32 @@ float half_to_float(uint16_t half) {
   return result;
 }
 
-template <typename Result>
-std::vector<Result> converted(const Tensor& tensor, bool floats_too) {
+template <typename Result> std::vector<Result> converted(const Tensor& tensor, bool floats_too) {
   std::vector<Result> result(static_cast<size_t>(tensor.size()));
-  const auto copy = [&](auto data) { std::transform(data.begin(), data.end(), result.begin(), [](auto v) { return static_cast<Result>(v); }); };
+  const auto copy = [&](auto data) {
+    std::transform(data.begin(), data.end(), result.begin(), [](auto v) { return static_cast<Result>(v); });
+  };
   switch (tensor.dtype) {
-    case DType::int64: copy(tensor.data<int64_t>()); return result;
-    case DType::int32: copy(tensor.data<int32_t>()); return result;
-    case DType::int16: copy(tensor.data<int16_t>()); return result;
-    case DType::int8: copy(tensor.data<int8_t>()); return result;
-    case DType::uint8: copy(tensor.data<uint8_t>()); return result;
-    case DType::boolean: copy(tensor.data<bool>()); return result;
-    default: break;
+    case DType::int64:
+      copy(tensor.data<int64_t>());
+      return result;
+    case DType::int32:
+      copy(tensor.data<int32_t>());
+      return result;
+    case DType::int16:
+      copy(tensor.data<int16_t>());
+      return result;
+    case DType::int8:
+      copy(tensor.data<int8_t>());
+      return result;
+    case DType::uint8:
+      copy(tensor.data<uint8_t>());
+      return result;
+    case DType::boolean:
+      copy(tensor.data<bool>());
+      return result;
+    default:
+      break;
   }
   if (!floats_too) throw error(ErrorCode::unsupported, "a constant is {} where integers are expected", to_string(tensor.dtype));
   if (tensor.dtype == DType::float32) {

@@ -23,8 +23,7 @@ std::string_view to_string(DType dtype);
 bool is_floating(DType dtype);
 
 // DType of a C++ type: dtype_of<float>() == DType::float32. bool is DType::boolean.
-template <typename T>
-constexpr DType dtype_of();
+template <typename T> constexpr DType dtype_of();
 template <> constexpr DType dtype_of<float>() { return DType::float32; }
 template <> constexpr DType dtype_of<double>() { return DType::float64; }
 template <> constexpr DType dtype_of<int64_t>() { return DType::int64; }
@@ -85,15 +84,11 @@ struct Tensor {
   void check_dtype(DType wanted) const;
 };
 
-template <typename T>
-Tensor make_tensor(Shape shape, const std::vector<T>& values) {
+template <typename T> Tensor make_tensor(Shape shape, const std::vector<T>& values) {
   Tensor tensor(dtype_of<T>(), std::move(shape));
   for (size_t i = 0; i < values.size(); ++i) tensor.data<T>()[i] = values[i];
   return tensor;
 }
-template <typename T>
-Tensor scalar_tensor(T value) {
-  return make_tensor<T>({}, {value});
-}
+template <typename T> Tensor scalar_tensor(T value) { return make_tensor<T>({}, {value}); }
 
 }  // namespace ort_train

@@ -86,15 +86,18 @@ Descriptor open_file(const std::string& path, const std::string& root, int acces
   const int flags = access | O_CLOEXEC | O_NONBLOCK;
   Descriptor file(beneath ? open_beneath(root, path.substr(root.size() + 1), flags) : ::open(path.c_str(), flags));
   if (file.get() < 0) {
-    if (beneath && errno == ELOOP) throw error(ErrorCode::io, "'{}' is a symbolic link, or lies behind one, and such are not followed; put the file itself there", path);
-    if (beneath && errno == EXDEV) throw error(ErrorCode::io, "'{}' lies outside the model's folder '{}'; put it there and correct the model", path, root);
+    if (beneath && errno == ELOOP)
+      throw error(ErrorCode::io, "'{}' is a symbolic link, or lies behind one, and such are not followed; put the file itself there", path);
+    if (beneath && errno == EXDEV)
+      throw error(ErrorCode::io, "'{}' lies outside the model's folder '{}'; put it there and correct the model", path, root);
     throw error(ErrorCode::io, "can't open '{}': {}", path, reason(errno));
   }
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) throw error(ErrorCode::io, "can't look at '{}': {}", path, reason(errno));
   if (S_ISDIR(status.st_mode)) throw error(ErrorCode::io, "'{}' is a folder, not a file", path);
   if (!S_ISREG(status.st_mode)) throw error(ErrorCode::io, "'{}' is not a regular file", path);
-  if (beneath && status.st_nlink > 1) throw error(ErrorCode::io, "'{}' has {} names (hard links), so it may be someone else's; put a copy there", path, status.st_nlink);
+  if (beneath && status.st_nlink > 1)
+    throw error(ErrorCode::io, "'{}' has {} names (hard links), so it may be someone else's; put a copy there", path, status.st_nlink);
   size = status.st_size;
   return file;
 }
@@ -105,7 +108,8 @@ void read_all(int fd, const std::string& path, int64_t offset, std::span<std::by
     const ssize_t n = ::pread(fd, to.data() + done, to.size() - done, offset + static_cast<int64_t>(done));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) throw error(ErrorCode::io, "can't read '{}' at byte {}: {}", path, offset + static_cast<int64_t>(done), reason(errno));
-    if (n == 0) throw error(ErrorCode::io, "'{}' ends at byte {}: {} bytes are missing", path, offset + static_cast<int64_t>(done), to.size() - done);
+    if (n == 0)
+      throw error(ErrorCode::io, "'{}' ends at byte {}: {} bytes are missing", path, offset + static_cast<int64_t>(done), to.size() - done);
     done += static_cast<size_t>(n);
   }
 }
@@ -132,20 +136,23 @@ void write_range(const FileRange& range, std::span<const std::byte> from) {
     const ssize_t n = ::pwrite(file.get(), from.data() + done, from.size() - done, range.offset + static_cast<int64_t>(done));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
-      throw error(ErrorCode::io, "can't write {} bytes of '{}' at byte {}: {}", from.size() - done, range.path, range.offset + static_cast<int64_t>(done),
-                  n < 0 ? reason(errno) : "nothing was taken");
+      throw error(ErrorCode::io, "can't write {} bytes of '{}' at byte {}: {}", from.size() - done, range.path,
+                  range.offset + static_cast<int64_t>(done), n < 0 ? reason(errno) : "nothing was taken");
     }
     done += static_cast<size_t>(n);
   }
 }
 
-FileReader::FileReader(std::string path, const std::string& root) : path_(std::move(path)) { fd_ = open_file(path_, root, O_RDONLY, size_).release(); }
+FileReader::FileReader(std::string path, const std::string& root) : path_(std::move(path)) {
+  fd_ = open_file(path_, root, O_RDONLY, size_).release();
+}
 
 FileReader::~FileReader() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-FileReader::FileReader(FileReader&& other) noexcept : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
+FileReader::FileReader(FileReader&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
 
 void FileReader::read(int64_t offset, std::span<std::byte> to) const { read_all(fd_, path_, offset, to); }
 

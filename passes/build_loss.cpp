@@ -2,15 +2,14 @@
 //
 //   before   logits: (…, V)
 //   after    loss_sum, lse = SoftmaxCrossEntropy(logits, labels) ; count = CountLabels(labels)          cross_entropy
-//            loss_sum = SquaredError(prediction, labels)                                                mse; count is the number of elements
-//            loss_sum = the output itself                                                               output
+//            loss_sum = SquaredError(prediction, labels)                                                mse; count is the number of
+//            elements loss_sum = the output itself                                                               output
 //
 // The loss of a batch is loss_sum / count; backward starts from 1 / (the count of the whole optimizer step), an input.
 
-#include "passes/build.h"
-
 #include "graph/builder.h"
 #include "graph/op_def.h"
+#include "passes/build.h"
 
 namespace ort_train {
 
@@ -28,7 +27,9 @@ void build_loss(JobGraph& job, const LossSpec& spec) {
     if (read == kNone) throw error(ErrorCode::usage, "the model has no output '{}'; it has: {} (--output NAME)", spec.output, names);
   }
   const TensorType type = graph.value(read).type();
-  if (!is_floating(type.dtype)) throw error(ErrorCode::unsupported, "the output '{}' is {}; a loss needs floating-point numbers", graph.value(read).name, to_string(type));
+  if (!is_floating(type.dtype))
+    throw error(ErrorCode::unsupported, "the output '{}' is {}; a loss needs floating-point numbers", graph.value(read).name,
+                to_string(type));
   Builder builder(graph);
   builder.named("loss");
   const auto add_labels = [&](DType dtype, Shape shape) {
@@ -36,7 +37,10 @@ void build_loss(JobGraph& job, const LossSpec& spec) {
     graph.inputs.push_back(job.labels);
   };
   if (spec.kind == "cross_entropy") {
-    if (type.shape.empty()) throw error(ErrorCode::unsupported, "the output '{}' is a scalar; cross_entropy needs an axis of classes (--loss output if it is the loss)", graph.value(read).name);
+    if (type.shape.empty())
+      throw error(ErrorCode::unsupported,
+                  "the output '{}' is a scalar; cross_entropy needs an axis of classes (--loss output if it is the loss)",
+                  graph.value(read).name);
     add_labels(DType::int64, Shape(type.shape.begin(), type.shape.end() - 1));
     const Attributes attributes{{"ignore_index", spec.ignore_index}};
     job.loss_sum = builder.emit_many("SoftmaxCrossEntropy", {read, job.labels}, attributes, 2)[0];
@@ -45,7 +49,8 @@ void build_loss(JobGraph& job, const LossSpec& spec) {
     add_labels(type.dtype, type.shape);
     job.loss_sum = builder.emit("SquaredError", {read, job.labels});
   } else if (spec.kind == "output") {
-    if (element_count(type.shape) != 1) throw error(ErrorCode::unsupported, "the output '{}' is {}; --loss output needs one number", graph.value(read).name, to_string(type));
+    if (element_count(type.shape) != 1)
+      throw error(ErrorCode::unsupported, "the output '{}' is {}; --loss output needs one number", graph.value(read).name, to_string(type));
     job.loss_sum = builder.reshape(read, {});
   } else {
     throw error(ErrorCode::usage, "unknown loss '{}'; known: cross_entropy, mse, output", spec.kind);

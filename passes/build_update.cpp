@@ -4,14 +4,13 @@
 //   after    norm = GlobalNorm(SumSquares(g1) … SumSquares(gn)) ; c = ClipCoefficient(norm)
 //            p1', m1', v1' = AdamW(p1, g1, m1, v1, c, scalars) …                            in import order
 //
-// Weight decay is an attribute of each node: on parameters of rank 2 and more. The scalars (learning rate, bias corrections) are computed once
-// a step on the host, exec/ops/optimizer_scalars.h, and fed as a graph input. Without clipping c is the constant 1.
-
-#include "passes/build.h"
+// Weight decay is an attribute of each node: on parameters of rank 2 and more. The scalars (learning rate, bias corrections) are computed
+// once a step on the host, exec/ops/optimizer_scalars.h, and fed as a graph input. Without clipping c is the constant 1.
 
 #include "exec/ops/optimizer_scalars.h"
 #include "graph/builder.h"
 #include "graph/op_def.h"
+#include "passes/build.h"
 
 namespace ort_train {
 namespace {

@@ -1,12 +1,12 @@
-// fuse_attention: scaled dot-product attention becomes one node, which never keeps a T x S matrix: it saves q, k, v, the result and one number
-// a row, and computes the weights again in the backward pass.
+// fuse_attention: scaled dot-product attention becomes one node, which never keeps a T x S matrix: it saves q, k, v, the result and one
+// number a row, and computes the weights again in the backward pass.
 //
 //   before   s = MatMul(q, k, trans_b) * scale [+ mask] ; p = Softmax(s) [; p = Where(IsNaN(p), 0, p)] ; y = MatMul(p, v)
 //   after    y, lse = Attention(q, k, v [, mask], scale, causal, safe)
 //
-// q, k, v: (B, H, T, D); rank 3 is read as one batch. The scale may stand at the scores, at q, at k, or half at each. A constant mask that hides exactly what lies
-// after each position becomes causal=1; other masks stay an input, as long as no parameter reaches them. Masks given as Where(condition, scores, low) become
-// Where(condition, 0, low).
+// q, k, v: (B, H, T, D); rank 3 is read as one batch. The scale may stand at the scores, at q, at k, or half at each. A constant mask that
+// hides exactly what lies after each position becomes causal=1; other masks stay an input, as long as no parameter reaches them. Masks
+// given as Where(condition, scores, low) become Where(condition, 0, low).
 //
 // Needs: simplify (products have taken their transposes). Leaves: softmaxes over other things, and attention whose weights are an output.
 
@@ -51,7 +51,7 @@ struct Match {
   bool v_transposed = false;
   double scale = 1;
   bool safe = false;
-  std::vector<ValueId> masks;  // added to the scores
+  std::vector<ValueId> masks;              // added to the scores
   ValueId condition = kNone, low = kNone;  // Where(condition, scores, low), before the masks are added; kept is condition
   bool keep_where_true = true;
 };
@@ -64,7 +64,8 @@ bool match_scores(const View& view, ValueId scores, Match& match) {
     if (node->op->name == "Add" && match.condition == kNone) {
       int mask = 1;
       if (view.trainable(node->inputs[1])) mask = 0;
-      if (view.trainable(node->inputs[mask]) || view.graph().value(node->inputs[1 - mask]).shape != view.graph().value(scores).shape) return false;
+      if (view.trainable(node->inputs[mask]) || view.graph().value(node->inputs[1 - mask]).shape != view.graph().value(scores).shape)
+        return false;
       match.masks.push_back(node->inputs[mask]);
       scores = node->inputs[1 - mask];
     } else if (node->op->name == "Where" && match.condition == kNone && match.masks.empty()) {
@@ -80,7 +81,8 @@ bool match_scores(const View& view, ValueId scores, Match& match) {
     }
   }
   const Node* product = view.made_by(strip_scale(view, scores, match.scale), "MatMul");
-  if (!product || product->inputs.size() != 2 || product->attributes.get("trans_a", 0) || view.only_reader(product->outputs[0]) == kNone) return false;
+  if (!product || product->inputs.size() != 2 || product->attributes.get("trans_a", 0) || view.only_reader(product->outputs[0]) == kNone)
+    return false;
   match.scale *= product->attributes.get("alpha", 1.0f);
   match.q = strip_scale(view, product->inputs[0], match.scale);
   match.k = strip_scale(view, product->inputs[1], match.scale);
@@ -97,7 +99,8 @@ bool match_result(const View& view, ValueId weights, Match& match) {
     const NodeId test = is(readers[0], "IsNaN") ? readers[0] : readers[1], where = test == readers[0] ? readers[1] : readers[0];
     if (!is(test, "IsNaN") || !is(where, "Where")) return false;
     const Node& node = view.graph().node(where);
-    if (node.inputs[0] != view.graph().node(test).outputs[0] || node.inputs[2] != weights || view.number(node.inputs[1]) != 0.0) return false;
+    if (node.inputs[0] != view.graph().node(test).outputs[0] || node.inputs[2] != weights || view.number(node.inputs[1]) != 0.0)
+      return false;
     match.safe = true;
     weights = node.outputs[0];
   }
@@ -134,7 +137,8 @@ ValueId combined_mask(Builder& builder, const Match& match, bool& causal) {
   if (match.condition != kNone) {
     const ValueId zero = builder.scalar_like(match.low, 0);
     const ValueId low = builder.reshape(match.low, {});
-    masks.push_back(match.keep_where_true ? builder.emit("Where", {match.condition, zero, low}) : builder.emit("Where", {match.condition, low, zero}));
+    masks.push_back(match.keep_where_true ? builder.emit("Where", {match.condition, zero, low})
+                                          : builder.emit("Where", {match.condition, low, zero}));
   }
   ValueId total = kNone;
   for (ValueId mask : masks) {
@@ -179,8 +183,8 @@ bool fuse_one(Graph& graph, NodeId softmax_id, const Folder& folder) {
   }
   std::vector<ValueId> inputs{as_heads(match.q, false), as_heads(match.k, match.k_transposed), as_heads(match.v, match.v_transposed)};
   if (mask != kNone) inputs.push_back(mask);
-  const ValueId y = builder.emit_many("Attention", inputs,
-                                      {{"scale", static_cast<float>(match.scale)}, {"causal", int64_t{causal}}, {"safe", int64_t{match.safe}}}, 2)[0];
+  const ValueId y = builder.emit_many(
+      "Attention", inputs, {{"scale", static_cast<float>(match.scale)}, {"causal", int64_t{causal}}, {"safe", int64_t{match.safe}}}, 2)[0];
   graph.replace_uses(match.result, builder.reshape(y, graph.value(match.result).shape));
   graph.remove_dead_nodes();
   return true;

@@ -1,4 +1,5 @@
-// fuse_gelu: the primitives that exporters write for GELU become one node, which keeps x alone for the backward pass instead of five tensors.
+// fuse_gelu: the primitives that exporters write for GELU become one node, which keeps x alone for the backward pass instead of five
+// tensors.
 //
 //   before   y = x * 0.5 * (1 + Tanh(0.7978845608 * (x + 0.044715 * Pow(x, 3))))      products in any order
 //   after    y = Gelu(x, approximate="tanh")
@@ -96,7 +97,8 @@ bool fuse_one(Graph& graph, NodeId id) {
   const ValueId x = tanh ? tanh_argument(view, node.inputs[0]) : scaled(view, node.inputs[0], 1 / kSqrt2);
   if (x == kNone) return false;
   const NodeId add_id = view.only_reader(node.outputs[0]);
-  if (add_id == kNone || graph.node(add_id).op->name != "Add" || !view.is_number(other_input(graph.node(add_id), node.outputs[0]), 1)) return false;
+  if (add_id == kNone || graph.node(add_id).op->name != "Add" || !view.is_number(other_input(graph.node(add_id), node.outputs[0]), 1))
+    return false;
   const ValueId one_plus = graph.node(add_id).outputs[0];
   ValueId top = one_plus;
   for (int climbed = 0; climbed < 2; ++climbed) {

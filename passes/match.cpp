@@ -26,9 +26,7 @@ const Node* View::made_by(ValueId value, std::string_view op) const {
   return node.op && (op.empty() || node.op->name == op) ? &node : nullptr;
 }
 
-NodeId View::only_reader(ValueId value) const {
-  return readers_[value].size() == 1 && !output_[value] ? readers_[value][0] : kNone;
-}
+NodeId View::only_reader(ValueId value) const { return readers_[value].size() == 1 && !output_[value] ? readers_[value][0] : kNone; }
 
 std::optional<double> View::number(ValueId value) const {
   const Tensor* tensor = graph_.constant(value);

@@ -107,7 +107,8 @@ class ModelMaker {
       const bool fed = value.kind == ValueKind::input;
       const bool declared = std::find(graph_.inputs.begin(), graph_.inputs.end(), id) != graph_.inputs.end();
       // Parameters and state have a place even where this entry has no use for them: they are saved and exported.
-      const bool state = value.kind == ValueKind::parameter || value.kind == ValueKind::optimizer_state || value.kind == ValueKind::accumulator;
+      const bool state =
+          value.kind == ValueKind::parameter || value.kind == ValueKind::optimizer_state || value.kind == ValueKind::accumulator;
       if (!declared && !state && last_use_[id] < 0) continue;
       model_.class_of[id] = add_class(id, /*persistent=*/!fed, fed);
     }
@@ -153,7 +154,8 @@ class ModelMaker {
       model_.class_of[output] = c;
       step.defines.push_back(c);
       for (const Alias& alias : node.op->in_place) {
-        if (static_cast<size_t>(alias.output) == i && fits_in_place(node, alias)) step.in_place.emplace_back(c, model_.class_of[node.inputs[alias.input]]);
+        if (static_cast<size_t>(alias.output) == i && fits_in_place(node, alias))
+          step.in_place.emplace_back(c, model_.class_of[node.inputs[alias.input]]);
       }
     }
   }
@@ -163,7 +165,8 @@ class ModelMaker {
     if (static_cast<size_t>(alias.input) >= node.inputs.size() || node.inputs[alias.input] == kNone) return false;
     const ValueId input = node.inputs[alias.input], output = node.outputs[alias.output];
     const uint32_t c = model_.class_of[input];
-    if (model_.classes[c].persistent || graph_.value(input).bytes() != graph_.value(output).bytes() || graph_.value(input).bytes() == 0) return false;
+    if (model_.classes[c].persistent || graph_.value(input).bytes() != graph_.value(output).bytes() || graph_.value(input).bytes() == 0)
+      return false;
     for (size_t j = 0; j < node.inputs.size(); ++j) {
       if (j != static_cast<size_t>(alias.input) && node.inputs[j] != kNone && model_.class_of[node.inputs[j]] == c) return false;
     }
@@ -189,12 +192,12 @@ class ModelMaker {
   const Graph& graph_;
   const std::vector<ValueId>& keep_;
   MemoryModel model_;
-  std::vector<int32_t> last_use_;                // by ValueId; -1: none
-  std::vector<bool> copy_;                       // by ValueId: a view that must be a copy
-  std::vector<int32_t> version_;                 // by ValueId: which state of its class it is
-  std::vector<int32_t> current_;                 // by class
-  std::vector<std::vector<uint32_t>> readers_;   // by class: of its current state
-  std::vector<uint32_t> producer_step_;          // by ValueId
+  std::vector<int32_t> last_use_;               // by ValueId; -1: none
+  std::vector<bool> copy_;                      // by ValueId: a view that must be a copy
+  std::vector<int32_t> version_;                // by ValueId: which state of its class it is
+  std::vector<int32_t> current_;                // by class
+  std::vector<std::vector<uint32_t>> readers_;  // by class: of its current state
+  std::vector<uint32_t> producer_step_;         // by ValueId
 };
 
 }  // namespace

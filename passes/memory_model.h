@@ -15,12 +15,12 @@
 namespace ort_train {
 
 struct MemoryClass {
-  ValueId root = kNone;      // its first value
-  int64_t bytes = 0;         // as the arena counts them
-  bool persistent = false;   // lives across runs: not the schedule's business
-  bool fed = false;          // a graph input: there from the start
-  bool kept = false;         // must be intact at the end
-  uint32_t readers = 0;      // distinct steps that read it, views of it included
+  ValueId root = kNone;     // its first value
+  int64_t bytes = 0;        // as the arena counts them
+  bool persistent = false;  // lives across runs: not the schedule's business
+  bool fed = false;         // a graph input: there from the start
+  bool kept = false;        // must be intact at the end
+  uint32_t readers = 0;     // distinct steps that read it, views of it included
 };
 
 // One node, with what it does to memory. Classes are named by their index.
@@ -34,9 +34,9 @@ struct MemoryStep {
 };
 
 struct MemoryModel {
-  std::vector<MemoryStep> steps;         // by position in the graph's own order, which is one that obeys before and after
+  std::vector<MemoryStep> steps;  // by position in the graph's own order, which is one that obeys before and after
   std::vector<MemoryClass> classes;
-  std::vector<uint32_t> class_of;        // by ValueId; kNone for values that need no place
+  std::vector<uint32_t> class_of;  // by ValueId; kNone for values that need no place
 };
 
 // `workspaces`: bytes by position in the graph's order. Throws Error(device) where the graph reads state after it was changed.
@@ -47,7 +47,7 @@ using StepOrder = std::vector<uint32_t>;  // a permutation of the steps
 // The live bytes of an order's peak, persistent ones left out, and how many steps reach it.
 struct Peak {
   int64_t bytes = 0;
-  int32_t at = 0;     // the first step that reaches it, as a position in the order
+  int32_t at = 0;  // the first step that reaches it, as a position in the order
   int32_t times = 0;
   bool operator<(const Peak& other) const { return bytes != other.bytes ? bytes < other.bytes : times < other.times; }
 };

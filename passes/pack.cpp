@@ -49,7 +49,8 @@ class Packer {
       offsets_[index] = offset;
       height = std::max(height, offset + block.bytes);
       const Placed placed{offset, offset + block.bytes, block.first, block.last};
-      placed_.insert(std::upper_bound(placed_.begin(), placed_.end(), offset, [](int64_t at, const Placed& p) { return at < p.offset; }), placed);
+      placed_.insert(std::upper_bound(placed_.begin(), placed_.end(), offset, [](int64_t at, const Placed& p) { return at < p.offset; }),
+                     placed);
     }
     if (height < best_) {
       best_ = height;
@@ -89,8 +90,7 @@ class Packer {
     int32_t first, last;
   };
 
-  template <bool tightest>
-  int64_t find_gap(const Block& block) const {
+  template <bool tightest> int64_t find_gap(const Block& block) const {
     int64_t cursor = 0, chosen = -1, chosen_room = INT64_MAX;
     for (const Placed& other : placed_) {  // in the order of their offsets
       if (other.first > block.last || block.first > other.last) continue;
@@ -113,8 +113,7 @@ class Packer {
   bool best_tightest_ = false;
 };
 
-template <typename Key>
-Order sorted_by(const std::vector<Block>& blocks, Key key) {
+template <typename Key> Order sorted_by(const std::vector<Block>& blocks, Key key) {
   Order order(blocks.size());
   std::iota(order.begin(), order.end(), 0u);
   std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return key(blocks[a]) > key(blocks[b]); });

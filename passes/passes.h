@@ -14,10 +14,10 @@
 namespace ort_train {
 
 struct PassOptions {
-  std::vector<std::string> skip;                  // passes by name
-  std::map<std::string, std::string> dump_after;  // pass name -> .onnx file, written after that pass
+  std::vector<std::string> skip;                                                       // passes by name
+  std::map<std::string, std::string> dump_after;                                       // pass name -> .onnx file, written after that pass
   std::function<void(const std::string& pass, double seconds, bool changed)> on_pass;  // null: nobody asks
-  Folder folder;                                  // folds what passes emit on constants; null: nothing is folded
+  Folder folder;  // folds what passes emit on constants; null: nothing is folded
 };
 
 bool simplify(Graph& graph, const PassOptions& options);

@@ -26,7 +26,7 @@ void optimize_forward(Graph& forward, const PassOptions& options) {
   run("fuse_normalization", fuse_normalization);  // before fuse_gelu: its Mul and Add are not a GELU's
   run("fuse_gelu", fuse_gelu);
   run("fuse_attention", fuse_attention);
-  run("simplify_again", simplify);                // fuse_attention leaves transposes that meet others
+  run("simplify_again", simplify);  // fuse_attention leaves transposes that meet others
 }
 
 JobGraph build_predict_graph(const Graph& forward, const PassOptions& options) {
@@ -60,7 +60,10 @@ void accumulate(JobGraph& job, const std::map<ValueId, std::vector<ValueId>>& us
     builder.named(graph.value(parameter).name);
     for (ValueId gradient : gradients) {
       const Value& g = graph.value(gradient);
-      const ValueId sum = graph.add_value({.name = graph.value(parameter).name + ".grad", .dtype = g.dtype, .shape = g.shape, .kind = ValueKind::accumulator});
+      // The same name in every entry's graph: memory is matched by it.
+      const size_t use = job.accumulators[parameter].size();
+      const std::string name = graph.value(parameter).name + (use == 0 ? ".grad" : fmt::format(".grad.use{}", use + 1));
+      const ValueId sum = graph.add_value({.name = name, .dtype = g.dtype, .shape = g.shape, .kind = ValueKind::accumulator});
       const ValueId result = builder.emit("Accumulate", {sum, gradient});
       graph.value(result).kind = ValueKind::accumulator;
       job.accumulators[parameter].push_back(sum);

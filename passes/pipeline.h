@@ -27,19 +27,20 @@ struct OptimizerSpec {
 };
 
 // Names of graph inputs that the pipeline adds.
-inline constexpr const char* kScalarsInput = "ort_train.scalars";            // float32 [n]: exec/ops/optimizer_scalars.h
-inline constexpr const char* kInverseCountInput = "ort_train.inverse_count"; // float32 []: 1 / counted labels (elements for mse) of the optimizer step's batch
+inline constexpr const char* kScalarsInput = "ort_train.scalars";  // float32 [n]: exec/ops/optimizer_scalars.h
+inline constexpr const char* kInverseCountInput =
+    "ort_train.inverse_count";  // float32 []: 1 / counted labels (elements for mse) of the optimizer step's batch
 
 // A graph and the values of it that the trainer reads and writes. kNone where the graph has no such value.
 struct JobGraph {
   Graph graph;
-  ValueId labels = kNone;         // input
-  ValueId scalars = kNone;        // input, see kScalarsInput
-  ValueId inverse_count = kNone;  // input, see kInverseCountInput; (batches for output)
-  ValueId loss_sum = kNone;       // float32 []: sum over counted labels or elements; for loss "output" the loss itself
-  ValueId count = kNone;          // float32 []: how many counted; kNone: one
-  ValueId grad_norm = kNone;      // float32 []: global norm before clipping
-  std::vector<ValueId> outputs;   // the model's outputs
+  ValueId labels = kNone;                // input
+  ValueId scalars = kNone;               // input, see kScalarsInput
+  ValueId inverse_count = kNone;         // input, see kInverseCountInput; (batches for output)
+  ValueId loss_sum = kNone;              // float32 []: sum over counted labels or elements; for loss "output" the loss itself
+  ValueId count = kNone;                 // float32 []: how many counted; kNone: one
+  ValueId grad_norm = kNone;             // float32 []: global norm before clipping
+  std::vector<ValueId> outputs;          // the model's outputs
   std::map<ValueId, ValueId> gradients;  // parameter -> gradient, before clipping; of an accumulating step: in its update graph
   std::map<ValueId, std::vector<ValueId>> accumulators;  // parameter -> one for each of its uses; persistent, named "NAME.grad"
 };

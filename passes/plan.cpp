@@ -17,13 +17,19 @@ namespace {
 
 Purpose purpose_of(ValueKind kind) {
   switch (kind) {
-    case ValueKind::input: return Purpose::inputs;
-    case ValueKind::parameter: return Purpose::weights;
-    case ValueKind::activation: return Purpose::activations;
+    case ValueKind::input:
+      return Purpose::inputs;
+    case ValueKind::parameter:
+      return Purpose::weights;
+    case ValueKind::activation:
+      return Purpose::activations;
     case ValueKind::gradient:
-    case ValueKind::accumulator: return Purpose::gradients;
-    case ValueKind::optimizer_state: return Purpose::optimizer;
-    case ValueKind::constant: return Purpose::constants;
+    case ValueKind::accumulator:
+      return Purpose::gradients;
+    case ValueKind::optimizer_state:
+      return Purpose::optimizer;
+    case ValueKind::constant:
+      return Purpose::constants;
   }
   return Purpose::activations;
 }
@@ -38,8 +44,9 @@ class PersistentValues {
     if (is_new) {
       values_.push_back({.name = value.name, .purpose = purpose_of(value.kind), .type = value.type(), .place = {}, .initial = nullptr});
     } else if (const Persistent& known = values_[at->second]; known.type != value.type() || known.purpose != purpose_of(value.kind)) {
-      throw error(ErrorCode::device, "internal error: '{}' is {} ({}) in entry '{}' but {} ({}) in one before it; please report this", value.name,
-                  to_string(value.type()), to_string(purpose_of(value.kind)), entry, to_string(known.type), to_string(known.purpose));
+      throw error(ErrorCode::device, "internal error: '{}' is {} ({}) in entry '{}' but {} ({}) in one before it; please report this",
+                  value.name, to_string(value.type()), to_string(purpose_of(value.kind)), entry, to_string(known.type),
+                  to_string(known.purpose));
     }
     return at->second;
   }
@@ -59,7 +66,8 @@ class PersistentValues {
 
   const Place& place(size_t i) const { return values_[i].place; }
   std::vector<Persistent> take() {  // by address
-    std::stable_sort(values_.begin(), values_.end(), [](const Persistent& a, const Persistent& b) { return a.place.offset < b.place.offset; });
+    std::stable_sort(values_.begin(), values_.end(),
+                     [](const Persistent& a, const Persistent& b) { return a.place.offset < b.place.offset; });
     return std::move(values_);
   }
 
@@ -95,10 +103,12 @@ Draft make_draft(const PlanEntry& entry, const std::vector<ValueId>& keep, Kerne
   std::vector<int64_t> workspaces;
   for (NodeId id : graph.order()) {
     const Node& node = graph.node(id);
-    if (!node.op->kernel.cpu) throw error(ErrorCode::unsupported, "[{}] can't be run: the op {} has no kernel", describe(graph, id), node.op->name);
+    if (!node.op->kernel.cpu)
+      throw error(ErrorCode::unsupported, "[{}] can't be run: the op {} has no kernel", describe(graph, id), node.op->name);
     workspaces.push_back(kernels.workspace(kernels.add(*node.op, make_spec(graph, node, threads))));
   }
-  Draft draft{.graph = &graph, .model = make_memory_model(graph, keep, workspaces), .chains = {}, .workspaces = {}, .persistent_of_class = {}};
+  Draft draft{
+      .graph = &graph, .model = make_memory_model(graph, keep, workspaces), .chains = {}, .workspaces = {}, .persistent_of_class = {}};
   const StepOrder order = schedule(draft.model);
   simulate(draft.model, order, &draft.chains);
   std::vector<NodeId> nodes;
@@ -130,7 +140,12 @@ void pack_storages(const Draft& draft, Entry& entry) {
   const auto values = values_by_class(graph, draft.model);
   for (const Chain& chain : draft.chains) {
     const Value& first = graph.value(draft.model.classes[chain.classes[0]].root);
-    Storage storage{.name = first.name, .purpose = purpose_of(first.kind), .place = {.bytes = first.bytes()}, .values = {}, .first = chain.first, .last = chain.last};
+    Storage storage{.name = first.name,
+                    .purpose = purpose_of(first.kind),
+                    .place = {.bytes = first.bytes()},
+                    .values = {},
+                    .first = chain.first,
+                    .last = chain.last};
     for (uint32_t c : chain.classes) storage.values.insert(storage.values.end(), values[c].begin(), values[c].end());
     entry.storages.push_back(std::move(storage));
   }
@@ -144,15 +159,18 @@ void pack_storages(const Draft& draft, Entry& entry) {
                               .last = at});
   }
   std::vector<Block> blocks;
-  for (const Storage& storage : entry.storages) blocks.push_back({.bytes = storage.place.bytes, .first = storage.first, .last = storage.last});
+  for (const Storage& storage : entry.storages)
+    blocks.push_back({.bytes = storage.place.bytes, .first = storage.first, .last = storage.last});
   entry.peak_live_bytes = max_live_bytes(blocks, &entry.peak_instruction);
   pack(blocks);
   for (size_t i = 0; i < blocks.size(); ++i) entry.storages[i].place.offset = blocks[i].offset;
 }
 
-Entry finish_entry(const PlanEntry& from, std::vector<ValueId> keep, const Draft& draft, const PersistentValues& persistents, int64_t persistent_bytes) {
+Entry finish_entry(const PlanEntry& from, std::vector<ValueId> keep, const Draft& draft, const PersistentValues& persistents,
+                   int64_t persistent_bytes) {
   const Graph& graph = *draft.graph;
-  Entry entry{.name = from.name, .code = {}, .storages = {}, .value_places = std::vector<Place>(graph.value_count()), .keep = std::move(keep)};
+  Entry entry{
+      .name = from.name, .code = {}, .storages = {}, .value_places = std::vector<Place>(graph.value_count()), .keep = std::move(keep)};
   pack_storages(draft, entry);
   entry.peak_live_bytes += persistent_bytes;
   std::vector<Place> workspaces(graph.order().size());
@@ -200,7 +218,8 @@ Program plan(const std::vector<PlanEntry>& entries, const PlanOptions& options) 
   program.arena_bytes = program.persistent_bytes;
   for (size_t i = 0; i < entries.size(); ++i) {
     program.entries.push_back(finish_entry(entries[i], std::move(keeps[i]), drafts[i], persistents, program.persistent_bytes));
-    for (const Storage& storage : program.entries.back().storages) program.arena_bytes = std::max(program.arena_bytes, aligned(storage.place.end()));
+    for (const Storage& storage : program.entries.back().storages)
+      program.arena_bytes = std::max(program.arena_bytes, aligned(storage.place.end()));
   }
   program.persistent = persistents.take();
   return program;

@@ -1,8 +1,8 @@
 // The planner: from entry graphs to a Program.
 //
-// For each entry: workspaces (exec/kernel_table.h), what the values ask of memory (memory_model.h), an order of low peak (schedule.h); then the
-// persistent values of all entries get the bottom of the arena, and each entry's transient storages are packed above them (pack.h).
-// A fixed function of the graphs: nothing of the machine enters but the number of threads, which sizes workspaces.
+// For each entry: workspaces (exec/kernel_table.h), what the values ask of memory (memory_model.h), an order of low peak (schedule.h); then
+// the persistent values of all entries get the bottom of the arena, and each entry's transient storages are packed above them (pack.h). A
+// fixed function of the graphs: nothing of the machine enters but the number of threads, which sizes workspaces.
 
 #pragma once
 
@@ -15,8 +15,8 @@ namespace ort_train {
 
 struct PlanEntry {
   std::string name;
-  Graph* graph;                   // gets the planned order (order() is the schedule in the end)
-  std::vector<ValueId> keep;      // must be intact when the entry has run, besides graph->outputs
+  Graph* graph;               // gets the planned order (order() is the schedule in the end)
+  std::vector<ValueId> keep;  // must be intact when the entry has run, besides graph->outputs
 };
 
 struct PlanOptions {

@@ -25,7 +25,8 @@ std::vector<PurposeBytes> live_bytes(const Program& program, const Entry& entry)
   for (const Storage& storage : entry.storages) {
     const auto purpose = static_cast<size_t>(storage.purpose);
     live[static_cast<size_t>(storage.first)][purpose] += aligned(storage.place.bytes);
-    if (static_cast<size_t>(storage.last) + 1 < live.size()) live[static_cast<size_t>(storage.last) + 1][purpose] -= aligned(storage.place.bytes);
+    if (static_cast<size_t>(storage.last) + 1 < live.size())
+      live[static_cast<size_t>(storage.last) + 1][purpose] -= aligned(storage.place.bytes);
   }
   for (size_t at = 1; at < live.size(); ++at) {
     for (size_t purpose = 0; purpose < kPurposes; ++purpose) live[at][purpose] += live[at - 1][purpose];
@@ -53,7 +54,9 @@ std::string memory_table(const Program& program, const std::vector<const Graph*>
   const MemoryPeak peak = memory_peak(program, graphs);
   const int64_t total = frame.reserve + program.arena_bytes;
   const double unit = total >= 1'000'000'000 ? 1e9 : 1e6;
-  const auto show = [&](int64_t bytes) { return fmt::format("{:.{}f}", static_cast<double>(bytes) / unit, unit > 1e6 || total < 10'000'000 ? 2 : 1); };
+  const auto show = [&](int64_t bytes) {
+    return fmt::format("{:.{}f}", static_cast<double>(bytes) / unit, unit > 1e6 || total < 10'000'000 ? 2 : 1);
+  };
   std::string head = "          ", row = "  RAM     ";
   const auto column = [&](std::string_view name, int64_t bytes) {
     if (bytes == 0) return;
@@ -62,7 +65,8 @@ std::string memory_table(const Program& program, const std::vector<const Graph*>
     row += fmt::format("{:>{}}", show(bytes), width);
   };
   column("program", frame.reserve);
-  for (Purpose purpose : {Purpose::weights, Purpose::gradients, Purpose::optimizer, Purpose::activations, Purpose::inputs, Purpose::constants, Purpose::workspace})
+  for (Purpose purpose : {Purpose::weights, Purpose::gradients, Purpose::optimizer, Purpose::activations, Purpose::inputs,
+                          Purpose::constants, Purpose::workspace})
     column(to_string(purpose), peak.bytes[static_cast<size_t>(purpose)]);
   column("gaps", peak.gaps);
   column("total", total);

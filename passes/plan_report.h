@@ -16,12 +16,12 @@ using PurposeBytes = std::array<int64_t, kPurposes>;  // by Purpose
 
 // The fullest moment of a program.
 struct MemoryPeak {
-  size_t entry = 0;         // index
+  size_t entry = 0;  // index
   int32_t instruction = 0;
-  std::string op;           // "MatMul '/lm_head' backward"
-  PurposeBytes bytes{};     // live then, as the arena counts them
-  int64_t live = 0;         // their sum
-  int64_t gaps = 0;         // what the arena has beyond that
+  std::string op;        // "MatMul '/lm_head' backward"
+  PurposeBytes bytes{};  // live then, as the arena counts them
+  int64_t live = 0;      // their sum
+  int64_t gaps = 0;      // what the arena has beyond that
 };
 MemoryPeak memory_peak(const Program& program, const std::vector<const Graph*>& graphs);
 
@@ -36,7 +36,8 @@ struct MemoryFrame {
 };
 
 //             program  weights  gradients  optimizer  activations  inputs  workspace   gaps   total
-//   RAM          0.07     0.71       0.42       0.64         1.77    0.00       0.38   0.01    4.00 GB of 4.00, at MatMul '/h.47/mlp/c_fc' backward
+//   RAM          0.07     0.71       0.42       0.64         1.77    0.00       0.38   0.01    4.00 GB of 4.00, at MatMul '/h.47/mlp/c_fc'
+//   backward
 // Purposes of which there is nothing have no column.
 std::string memory_table(const Program& program, const std::vector<const Graph*>& graphs, const MemoryFrame& frame);
 

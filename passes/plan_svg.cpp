@@ -25,19 +25,29 @@ struct Style {
   const char* colour;
 };
 // From the bottom of the stack to its top.
-constexpr Style kStack[] = {{Purpose::weights, "#0072b2"},   {Purpose::optimizer, "#56b4e9"},   {Purpose::constants, "#8c8c8c"}, {Purpose::inputs, "#cc79a7"},
-                            {Purpose::gradients, "#e69f00"}, {Purpose::activations, "#009e73"}, {Purpose::workspace, "#d55e00"}};
+constexpr Style kStack[] = {{Purpose::weights, "#0072b2"},  {Purpose::optimizer, "#56b4e9"}, {Purpose::constants, "#8c8c8c"},
+                            {Purpose::inputs, "#cc79a7"},   {Purpose::gradients, "#e69f00"}, {Purpose::activations, "#009e73"},
+                            {Purpose::workspace, "#d55e00"}};
 constexpr const char* kReserveColour = "#d5d5d5";
 
 std::string escaped(std::string_view text) {
   std::string result;
   for (const char c : text) {
     switch (c) {
-      case '&': result += "&amp;"; break;
-      case '<': result += "&lt;"; break;
-      case '>': result += "&gt;"; break;
-      case '"': result += "&quot;"; break;
-      default: result += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+      case '&':
+        result += "&amp;";
+        break;
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      case '"':
+        result += "&quot;";
+        break;
+      default:
+        result += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
     }
   }
   return result;
@@ -58,7 +68,7 @@ std::string shortened(const std::string& text, size_t length) {
 std::string megabytes(int64_t bytes) {
   const double mb = static_cast<double>(bytes) / 1e6;
   if (bytes == 0) return "0";
-  if (mb >= 10'000) return fmt::format("{:.2f} GB", mb / 1e3);
+  if (mb >= 1000) return fmt::format("{:.2f} GB", mb / 1e3);
   return mb >= 100 ? fmt::format("{:.0f} MB", mb) : mb >= 1 ? fmt::format("{:.1f} MB", mb) : fmt::format("{:.1f} kB", mb * 1e3);
 }
 
@@ -74,7 +84,11 @@ double tick_of(double range) {
 class Picture {
  public:
   Picture(const Program& program, const std::vector<const Graph*>& graphs, const MemoryFrame& frame)
-      : program_(program), frame_(frame), peak_(memory_peak(program, graphs)), entry_(program.entries[peak_.entry]), graph_(*graphs[peak_.entry]) {
+      : program_(program),
+        frame_(frame),
+        peak_(memory_peak(program, graphs)),
+        entry_(program.entries[peak_.entry]),
+        graph_(*graphs[peak_.entry]) {
     instructions_ = std::max<double>(1, static_cast<double>(entry_.code.size()));
     const auto arena = static_cast<double>(std::max<int64_t>({program_.arena_bytes, peak_.live, 1}));
     const auto allowed = static_cast<double>(frame_.budget - frame_.reserve);
@@ -101,8 +115,7 @@ class Picture {
   }
 
  private:
-  template <typename... Args>
-  void put(fmt::format_string<Args...> format, Args&&... args) {
+  template <typename... Args> void put(fmt::format_string<Args...> format, Args&&... args) {
     fmt::format_to(std::back_inserter(svg_), format, std::forward<Args>(args)...);
     svg_ += '\n';
   }
@@ -116,9 +129,11 @@ class Picture {
 
   void draw_title() {
     const double gaps = peak_.live > 0 ? 100.0 * static_cast<double>(peak_.gaps) / static_cast<double>(peak_.live) : 0;
-    put(R"(<text x="{}" y="30" font-size="20" font-weight="600">{}</text>)", kLeft, escaped(shortened(frame_.title.empty() ? graph_.name : frame_.title, 80)));
-    std::string line = fmt::format("arena {} · lives across steps {} · peak of '{}' at instruction {} of {} · gaps {:.1f} %", megabytes(program_.arena_bytes),
-                                   megabytes(program_.persistent_bytes), entry_.name, peak_.instruction, entry_.code.size(), gaps);
+    put(R"(<text x="{}" y="30" font-size="20" font-weight="600">{}</text>)", kLeft,
+        escaped(shortened(frame_.title.empty() ? graph_.name : frame_.title, 80)));
+    std::string line = fmt::format("arena {} · lives across steps {} · peak of '{}' at instruction {} of {} · gaps {:.1f} %",
+                                   megabytes(program_.arena_bytes), megabytes(program_.persistent_bytes), entry_.name, peak_.instruction,
+                                   entry_.code.size(), gaps);
     for (const Entry& other : program_.entries) {
       if (&other != &entry_ && line.size() < 150) line += fmt::format(" · {} {}", other.name, megabytes(other.peak_live_bytes));
     }
@@ -138,7 +153,8 @@ class Picture {
     for (size_t at = 0; at < n; ++at) {
       const auto stage = static_cast<size_t>(graph_.node(entry_.code[at].node).stage);
       const auto main_stage = [](const Band& b) { return std::max_element(b.count, b.count + 3) - b.count; };
-      if (bands.empty() || (main_stage(bands.back()) != static_cast<std::ptrdiff_t>(stage) && run_length(at) >= shortest)) bands.push_back({at, at, {}});
+      if (bands.empty() || (main_stage(bands.back()) != static_cast<std::ptrdiff_t>(stage) && run_length(at) >= shortest))
+        bands.push_back({at, at, {}});
       bands.back().end = at + 1;
       ++bands.back().count[stage];
     }
@@ -149,9 +165,12 @@ class Picture {
       for (size_t stage = 0; stage < 3; ++stage) {
         if (band.count[stage] * 20 >= band.end - band.begin) label += (label.empty() ? "" : " + ") + std::string(kNames[stage]);
       }
-      for (const double y : {kTop, kMapTop}) put(R"(<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{}" fill="{}"/>)", left, y, width, kPanel, i % 2 ? "#f0f2f5" : "#f8f9fb");
+      for (const double y : {kTop, kMapTop})
+        put(R"(<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{}" fill="{}"/>)", left, y, width, kPanel, i % 2 ? "#f0f2f5" : "#f8f9fb");
       put(R"(<text x="{:.1f}" y="{:.1f}" text-anchor="middle" fill="#555" font-weight="600">{}</text>)", left + width / 2, kTop - 8, label);
-      if (i > 0) put(R"(<path d="M{0:.1f} {1:.1f}V{2:.1f}M{0:.1f} {3:.1f}V{4:.1f}" stroke="#b8bec6" stroke-dasharray="3 3"/>)", left, kTop - 20, kTop + kPanel, kMapTop, kMapTop + kPanel);
+      if (i > 0)
+        put(R"(<path d="M{0:.1f} {1:.1f}V{2:.1f}M{0:.1f} {3:.1f}V{4:.1f}" stroke="#b8bec6" stroke-dasharray="3 3"/>)", left, kTop - 20,
+            kTop + kPanel, kMapTop, kMapTop + kPanel);
     }
   }
   size_t run_length(size_t at) const {
@@ -163,13 +182,16 @@ class Picture {
 
   // Ticks from `first` bytes at y0 upwards to `range` more.
   void draw_axis(double first, double range, double y0, double y1, double middle, const char* title) {
-    const bool kilo = first + range < 2e6, giga = first + range >= 2e10;
+    const bool kilo = first + range < 2e6, giga = first + range >= 5e9;
     const double unit = kilo ? 1e3 : giga ? 1e9 : 1e6;
     const double tick = tick_of(range / unit) * unit;
     for (double value = std::ceil(first / tick) * tick; value <= first + range; value += tick) {
       const double y = y0 + (y1 - y0) * (value - first) / range;
-      put(R"(<path d="M{} {:.1f}H{}" stroke="#dfe3e8" stroke-width="0.8"/><text x="{}" y="{:.1f}" text-anchor="end" fill="#555">{:g} {}</text>)", kLeft, y, kRight, kLeft - 8, y + 4,
-          value / unit, kilo ? "kB" : giga ? "GB" : "MB");
+      put(R"(<path d="M{} {:.1f}H{}" stroke="#dfe3e8" stroke-width="0.8"/><text x="{}" y="{:.1f}" text-anchor="end" fill="#555">{:g} {}</text>)",
+          kLeft, y, kRight, kLeft - 8, y + 4, value / unit,
+          kilo   ? "kB"
+          : giga ? "GB"
+                 : "MB");
     }
     put(R"svg(<text x="18" y="{0:.1f}" transform="rotate(-90 18 {0:.1f})" text-anchor="middle" fill="#555">{1}</text>)svg", middle, title);
   }
@@ -177,8 +199,8 @@ class Picture {
   void draw_stack() {
     draw_axis(0, top_, floor_, kTop, kTop + kPanel / 2, "live bytes in the arena");
     if (frame_.reserve > 0) {
-      put(R"(<rect x="{0}" y="{1:.1f}" width="{2}" height="{3}" fill="{4}"/><text x="{5}" y="{6:.1f}" font-size="11" fill="#444">program {7} (not to scale)</text>)", kLeft, floor_, kRight - kLeft,
-          kReserveBand, kReserveColour, kLeft + 6, floor_ + 15, megabytes(frame_.reserve));
+      put(R"(<rect x="{0}" y="{1:.1f}" width="{2}" height="{3}" fill="{4}"/><text x="{5}" y="{6:.1f}" font-size="11" fill="#444">program {7} (not to scale)</text>)",
+          kLeft, floor_, kRight - kLeft, kReserveBand, kReserveColour, kLeft + 6, floor_ + 15, megabytes(frame_.reserve));
     }
     const std::vector<PurposeBytes> live = live_bytes(program_, entry_);
     // At most one column a pixel: the fullest instruction of those that share one.
@@ -196,7 +218,8 @@ class Picture {
     for (const Style& style : kStack) {
       std::vector<double> above = below;
       for (size_t i = 0; i < columns; ++i) above[i] += static_cast<double>(live[shown[i]][static_cast<size_t>(style.purpose)]);
-      if (above != below) put(R"(<path d="{}" fill="{}"><title>{}</title></path>)", area(below, above), style.colour, to_string(style.purpose));
+      if (above != below)
+        put(R"(<path d="{}" fill="{}"><title>{}</title></path>)", area(below, above), style.colour, to_string(style.purpose));
       below = std::move(above);
     }
     draw_budget();
@@ -209,7 +232,9 @@ class Picture {
   std::string area(const std::vector<double>& below, const std::vector<double>& above) const {
     const double width = (kRight - kLeft) / static_cast<double>(below.size());
     std::string path = fmt::format("M{} {:.1f}", kLeft, stack_y(above[0]));
-    const auto step_to = [&](size_t i, double bytes) { fmt::format_to(std::back_inserter(path), "H{:.1f}V{:.1f}", kLeft + width * static_cast<double>(i), stack_y(bytes)); };
+    const auto step_to = [&](size_t i, double bytes) {
+      fmt::format_to(std::back_inserter(path), "H{:.1f}V{:.1f}", kLeft + width * static_cast<double>(i), stack_y(bytes));
+    };
     for (size_t i = 1; i < above.size(); ++i) {
       if (above[i] != above[i - 1]) step_to(i, above[i]);
     }
@@ -224,24 +249,28 @@ class Picture {
     if (frame_.budget <= 0) return;
     const double y = budget_in_sight_ ? stack_y(static_cast<double>(frame_.budget - frame_.reserve)) : kTop;
     if (budget_in_sight_) put(R"(<path d="M{} {:.1f}H{}" stroke="#b00020" stroke-width="1.6" stroke-dasharray="7 4"/>)", kLeft, y, kRight);
-    put(R"(<text x="{}" y="{:.1f}" fill="#b00020" font-weight="600">{}budget {}</text>)", kRight + 10, y + 4, budget_in_sight_ ? "" : "↑ ", megabytes(frame_.budget));
+    put(R"(<text x="{}" y="{:.1f}" fill="#b00020" font-weight="600">{}budget {}</text>)", kRight + 10, y + 4, budget_in_sight_ ? "" : "↑ ",
+        megabytes(frame_.budget));
   }
 
   void draw_peak() {
     const double x = x_of(peak_.instruction + 0.5), y = stack_y(static_cast<double>(peak_.live));
     const bool to_left = x > (kLeft + kRight) / 2;
-    const std::string label = fmt::format("peak {} at {}", megabytes(frame_.reserve + peak_.live), shortened(peak_.op, 52));
+    const std::string label = fmt::format("peak {} at {}", megabytes(peak_.live), shortened(peak_.op, 52));
     const double width = 7.6 * static_cast<double>(label.size()) + 12, box_y = std::min(y + 16, floor_ - 34);
     const double box_x = to_left ? std::max(kLeft + 2, x - width - 10) : std::min(x + 10, kRight - width - 2);
-    put(R"(<path d="M{0:.1f} {1:.1f}V{2:.1f}" stroke="#222" stroke-width="1.2"/><circle cx="{0:.1f}" cy="{1:.1f}" r="4" fill="#fff" stroke="#222" stroke-width="1.6"/>)", x, y, floor_);
-    put(R"(<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="23" rx="3" fill="#fff" fill-opacity="0.93" stroke="#222" stroke-width="0.8"/>)", box_x, box_y, width);
+    put(R"(<path d="M{0:.1f} {1:.1f}V{2:.1f}" stroke="#222" stroke-width="1.2"/><circle cx="{0:.1f}" cy="{1:.1f}" r="4" fill="#fff" stroke="#222" stroke-width="1.6"/>)",
+        x, y, floor_);
+    put(R"(<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="23" rx="3" fill="#fff" fill-opacity="0.93" stroke="#222" stroke-width="0.8"/>)",
+        box_x, box_y, width);
     put(R"(<text x="{:.1f}" y="{:.1f}" text-anchor="middle" font-weight="600">{}</text>)", box_x + width / 2, box_y + 16, escaped(label));
   }
 
   void draw_instruction_axis(double y) {
     const double tick = std::max(1.0, tick_of(instructions_));
     for (double at = 0; at <= instructions_; at += tick)
-      put(R"(<path d="M{0:.1f} {1:.1f}v5" stroke="#555"/><text x="{0:.1f}" y="{2:.1f}" text-anchor="middle" fill="#555">{3:.0f}</text>)", x_of(at), y, y + 18, at);
+      put(R"(<path d="M{0:.1f} {1:.1f}v5" stroke="#555"/><text x="{0:.1f}" y="{2:.1f}" text-anchor="middle" fill="#555">{3:.0f}</text>)",
+          x_of(at), y, y + 18, at);
     put(R"(<text x="{}" y="{:.1f}" text-anchor="middle" fill="#555">instruction</text>)", (kLeft + kRight) / 2, y + 33);
   }
 
@@ -259,7 +288,8 @@ class Picture {
   }
 
   void draw_map() {
-    draw_axis(static_cast<double>(program_.persistent_bytes), map_top_, kMapTop + kPanel - persistent_band_, kMapTop, kMapTop + kPanel / 2, "address in the arena");
+    draw_axis(static_cast<double>(program_.persistent_bytes), map_top_, kMapTop + kPanel - persistent_band_, kMapTop, kMapTop + kPanel / 2,
+              "address in the arena");
     const auto end = static_cast<int32_t>(entry_.code.size()) - 1;
     std::vector<Rectangle> all;
     draw_persistent_band();
@@ -267,15 +297,18 @@ class Picture {
       const Rectangle r = rectangle(value.name, value.purpose, value.place, 0, std::max(end, 0));
       if (r.height >= 14) all.push_back(r);  // the rest has no room for a name of its own
     }
-    for (const Storage& storage : entry_.storages) all.push_back(rectangle(storage.name, storage.purpose, storage.place, storage.first, storage.last));
+    for (const Storage& storage : entry_.storages)
+      all.push_back(rectangle(storage.name, storage.purpose, storage.place, storage.first, storage.last));
     std::stable_sort(all.begin(), all.end(), [](const Rectangle& a, const Rectangle& b) { return a.area() > b.area(); });
     if (all.size() > kMaxRectangles) all.resize(kMaxRectangles);
     for (size_t i = 0; i < all.size(); ++i) draw_rectangle(all[i], i < kMaxTooltips);
     for (const Rectangle& r : all) name_rectangle(r);
     const double x = x_of(peak_.instruction + 0.5);
     put(R"(<path d="M{0:.1f} {1:.1f}V{2:.1f}" stroke="#222" stroke-width="1.2"/>)", x, kMapTop, kMapTop + kPanel);
-    put(R"(<path d="M{0} {1:.1f}H{2}" stroke="#222" stroke-width="1.2"/>)", kLeft, map_y(static_cast<double>(program_.arena_bytes)), kRight);
-    put(R"(<text x="{}" y="{:.1f}" font-weight="600">arena {}</text>)", kRight + 10, map_y(static_cast<double>(program_.arena_bytes)) + 4, megabytes(program_.arena_bytes));
+    put(R"(<path d="M{0} {1:.1f}H{2}" stroke="#222" stroke-width="1.2"/>)", kLeft, map_y(static_cast<double>(program_.arena_bytes)),
+        kRight);
+    put(R"(<text x="{}" y="{:.1f}" font-weight="600">arena {}</text>)", kRight + 10, map_y(static_cast<double>(program_.arena_bytes)) + 4,
+        megabytes(program_.arena_bytes));
     put(R"(<path d="M{0} {1:.1f}H{2}" stroke="#555"/>)", kLeft, kMapTop + kPanel, kRight);
     draw_instruction_axis(kMapTop + kPanel);
   }
@@ -285,19 +318,22 @@ class Picture {
     const auto& values = program_.persistent;
     for (size_t begin = 0, end = 0; begin < values.size(); begin = end) {
       while (end < values.size() && values[end].purpose == values[begin].purpose) ++end;
-      const double top = map_y(static_cast<double>(values[end - 1].place.end())), bottom = map_y(static_cast<double>(values[begin].place.offset));
-      put(R"(<rect x="{}" y="{:.1f}" width="{}" height="{:.1f}" fill="{}"/>)", kLeft, top, kRight - kLeft, bottom - top, colour_of(values[begin].purpose));
+      const double top = map_y(static_cast<double>(values[end - 1].place.end())),
+                   bottom = map_y(static_cast<double>(values[begin].place.offset));
+      put(R"(<rect x="{}" y="{:.1f}" width="{}" height="{:.1f}" fill="{}"/>)", kLeft, top, kRight - kLeft, bottom - top,
+          colour_of(values[begin].purpose));
       if (bottom - top < 11) continue;
       int64_t bytes = 0;
       for (size_t i = begin; i < end; ++i) bytes += aligned(values[i].place.bytes);
-      put(R"(<text x="{}" y="{:.1f}" text-anchor="end" font-size="11" fill="{}">{} {} in {}</text>)", kRight - 6, (top + bottom) / 2 + 4, values[begin].purpose == Purpose::weights ? "#fff" : "#111",
-          to_string(values[begin].purpose), megabytes(bytes), end - begin);
+      put(R"(<text x="{}" y="{:.1f}" text-anchor="end" font-size="11" fill="{}">{} {} in {}</text>)", kRight - 6, (top + bottom) / 2 + 4,
+          values[begin].purpose == Purpose::weights ? "#fff" : "#111", to_string(values[begin].purpose), megabytes(bytes), end - begin);
     }
     const double y = kMapTop + kPanel - persistent_band_;
     const bool compressed = persistent_band_ < (kPanel - persistent_band_) * static_cast<double>(program_.persistent_bytes) / map_top_;
     if (persistent_band_ < 4) return;
     put(R"(<path d="M{0} {1:.1f}H{2}" stroke="#555" stroke-dasharray="2 3"/>)", kLeft, y, kRight);
-    put(R"(<text x="{0}" y="{1:.1f}" fill="#555">lives across steps: {2}</text>)", kRight + 10, y + 14, megabytes(program_.persistent_bytes));
+    put(R"(<text x="{0}" y="{1:.1f}" fill="#555">lives across steps: {2}</text>)", kRight + 10, y + 14,
+        megabytes(program_.persistent_bytes));
     if (compressed) put(R"(<text x="{}" y="{:.1f}" fill="#555">(not to scale)</text>)", kRight + 10, y + 30);
   }
 
@@ -312,25 +348,29 @@ class Picture {
     if (r.height < 0.02) return;  // thousands of scalars that nobody could see
     // Hairlines between neighbours, where there is room for them.
     const char* outline = r.height >= 5 && r.width >= 6 ? R"( stroke="#fff" stroke-width="0.6")" : "";
-    fmt::format_to(std::back_inserter(svg_), R"(<rect x="{:.1f}" y="{:.2f}" width="{:.1f}" height="{:.2f}" fill="{}"{})", r.x, r.y, std::max(r.width, 0.2), std::max(r.height, 0.1),
-                   colour_of(r.purpose), outline);
+    fmt::format_to(std::back_inserter(svg_), R"(<rect x="{:.1f}" y="{:.2f}" width="{:.1f}" height="{:.2f}" fill="{}"{})", r.x, r.y,
+                   std::max(r.width, 0.2), std::max(r.height, 0.1), colour_of(r.purpose), outline);
     if (!with_tooltip) {
       svg_ += "/>\n";
       return;
     }
-    put("><title>{} · {} · {} at {} · instructions {} to {}</title></rect>", escaped(shortened(*r.name, 60)), to_string(r.purpose), megabytes(r.place.bytes), r.place.offset, r.first, r.last);
+    put("><title>{} · {} · {} at {} · instructions {} to {}</title></rect>", escaped(shortened(*r.name, 60)), to_string(r.purpose),
+        megabytes(r.place.bytes), r.place.offset, r.first, r.last);
   }
 
   void name_rectangle(const Rectangle& r) {
-    if (r.height < 9.5 || r.width < 40) return;
+    if (r.height < 8 || r.width < 40) return;
     const std::string size = "  " + megabytes(r.place.bytes);
     const auto room = static_cast<size_t>((r.width - 8) / 5.6);
     std::string label = shortened(*r.name, 40);
-    if (label.size() + size.size() <= room) label += size;
-    else if (label.size() > room) label = room > 6 ? shortened(*r.name, room - 1) : "";
+    if (label.size() + size.size() <= room)
+      label += size;
+    else if (label.size() > room)
+      label = room > 6 ? shortened(*r.name, room - 1) : "";
     if (label.empty()) return;
-    put(R"(<text x="{:.1f}" y="{:.1f}" font-size="10" fill="{}">{}</text>)", r.x + 4, r.y + r.height / 2 + 3.5, r.purpose == Purpose::weights || r.purpose == Purpose::workspace ? "#fff" : "#111",
-        escaped(label));
+    const double font = std::min(10.0, r.height - 1);
+    put(R"(<text x="{:.1f}" y="{:.1f}" font-size="{:.1f}" fill="{}">{}</text>)", r.x + 4, r.y + r.height / 2 + 0.35 * font, font,
+        r.purpose == Purpose::weights || r.purpose == Purpose::workspace ? "#fff" : "#111", escaped(label));
   }
 
   void draw_legend() {
@@ -340,8 +380,8 @@ class Picture {
     const auto row = [&](std::string_view name, const char* colour, int64_t bytes) {
       y += 21;
       if (colour) put(R"(<rect x="{}" y="{:.1f}" width="13" height="13" rx="2" fill="{}"/>)", x, y - 11, colour);
-      put(R"(<text x="{}" y="{:.1f}"{}>{}</text><text x="{}" y="{:.1f}" text-anchor="end"{}>{}</text>)", x + (colour ? 20 : 0), y, colour ? "" : R"( font-weight="600")", name, kWidth - 22, y,
-          colour ? "" : R"( font-weight="600")", megabytes(bytes));
+      put(R"(<text x="{}" y="{:.1f}"{}>{}</text><text x="{}" y="{:.1f}" text-anchor="end"{}>{}</text>)", x + (colour ? 20 : 0), y,
+          colour ? "" : R"( font-weight="600")", name, kWidth - 22, y, colour ? "" : R"( font-weight="600")", megabytes(bytes));
     };
     for (size_t i = std::size(kStack); i-- > 0;) {
       const int64_t bytes = peak_.bytes[static_cast<size_t>(kStack[i].purpose)];
@@ -357,8 +397,8 @@ class Picture {
   const Entry& entry_;
   const Graph& graph_;
   double instructions_ = 1;
-  double top_ = 1, floor_ = 0;                     // of the stack: bytes at its upper edge, y of its lower
-  double map_top_ = 1, persistent_band_ = 0;       // of the map: bytes of its upper piece, height of its lower
+  double top_ = 1, floor_ = 0;                // of the stack: bytes at its upper edge, y of its lower
+  double map_top_ = 1, persistent_band_ = 0;  // of the map: bytes of its upper piece, height of its lower
   bool budget_in_sight_ = false;
   std::string svg_;
 };

@@ -19,7 +19,8 @@ constexpr double kWorthwhile = 0.999;
 // Runs the last readers of something together as soon as they can, where that leaves fewer live bytes; the rest in the given order.
 class Hoister {
  public:
-  explicit Hoister(const MemoryModel& model) : model_(model), waiting_(model.steps.size()), placed_(model.steps.size()), remaining_(model.classes.size()) {
+  explicit Hoister(const MemoryModel& model)
+      : model_(model), waiting_(model.steps.size()), placed_(model.steps.size()), remaining_(model.classes.size()) {
     for (size_t c = 0; c < model.classes.size(); ++c) remaining_[c] = model.classes[c].readers;
     class_readers_.resize(model.classes.size());
     for (uint32_t s = 0; s < model.steps.size(); ++s) {
@@ -108,7 +109,8 @@ class Hoister {
 // The same from the end: each step that takes more than it frees runs as late as it can.
 class Deferrer {
  public:
-  explicit Deferrer(const MemoryModel& model) : model_(model), waiting_(model.steps.size()), placed_(model.steps.size()), wanted_(model.classes.size()) {
+  explicit Deferrer(const MemoryModel& model)
+      : model_(model), waiting_(model.steps.size()), placed_(model.steps.size()), wanted_(model.classes.size()) {
     for (size_t c = 0; c < model.classes.size(); ++c) wanted_[c] = model.classes[c].kept;
     class_readers_.resize(model.classes.size());
     for (uint32_t s = 0; s < model.steps.size(); ++s) {
@@ -173,7 +175,8 @@ class Deferrer {
 // Moves around the peak of an order, until nothing helps or the search has cost enough.
 class PeakSearch {
  public:
-  PeakSearch(const MemoryModel& model, StepOrder order) : model_(model), order_(std::move(order)), mark_(model.steps.size()), position_(model.steps.size()) {
+  PeakSearch(const MemoryModel& model, StepOrder order)
+      : model_(model), order_(std::move(order)), mark_(model.steps.size()), position_(model.steps.size()) {
     peak_ = simulate(model_, order_);
     producer_.assign(model.classes.size(), kNone);
     readers_.resize(model.classes.size());
@@ -268,9 +271,9 @@ class PeakSearch {
   bool mark_enders() {
     const size_t before = marked_.size();
     const auto can_move = [&](uint32_t s) {
-      return mark_[s] || position_[s] < peak_.at || std::all_of(model_.steps[s].before.begin(), model_.steps[s].before.end(), [&](uint32_t p) {
-               return mark_[p] || position_[p] < peak_.at;
-             });
+      return mark_[s] || position_[s] < peak_.at ||
+             std::all_of(model_.steps[s].before.begin(), model_.steps[s].before.end(),
+                         [&](uint32_t p) { return mark_[p] || position_[p] < peak_.at; });
     };
     for (size_t i = 0; i < marked_.size(); ++i) {
       for (uint32_t c : model_.steps[marked_[i]].defines) {

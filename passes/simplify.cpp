@@ -3,8 +3,9 @@
 //   before   r = Reshape(x) ; s = Reshape(r) ; t = Transpose(w, [1, 0]) ; m = MatMul(s, t) ; y = Add(m, b)
 //   after    s = Reshape(x) ; y = MatMul(s, w, b, trans_b=1)
 //
-// Needs: types bound. Leaves: no Reshape, Cast or Expand that changes nothing, no Reshape of a Reshape, no Transpose that a product can take
-// as a flag, rank-1 biases inside products. Runs its rules until none applies. Idempotent; changes no number's meaning, only its route.
+// Needs: types bound. Leaves: no Reshape, Cast or Expand that changes nothing, no Reshape of a Reshape, no Transpose that a product can
+// take as a flag, rank-1 biases inside products. Runs its rules until none applies. Idempotent; changes no number's meaning, only its
+// route.
 
 #include <algorithm>
 #include <numeric>
@@ -99,7 +100,8 @@ bool absorb_transpose(Graph& graph, NodeId id) {
     if (rank < 2 || p[rank - 2] != static_cast<int64_t>(rank) - 1) continue;
     std::swap(p[rank - 2], p[rank - 1]);
     ValueId source = transpose.inputs[0];
-    if (!is_identity(p)) source = Builder(graph, transpose.stage).before(transpose_id).named(transpose.name, transpose.ordinal).transpose(source, p);
+    if (!is_identity(p))
+      source = Builder(graph, transpose.stage).before(transpose_id).named(transpose.name, transpose.ordinal).transpose(source, p);
     const char* flag = operand == 0 ? "trans_a" : "trans_b";
     Node& changed = graph.node(id);
     changed.inputs[operand] = source;

@@ -1,5 +1,7 @@
 // Checkpoints: what was saved comes back bit for bit; a failure or a kill at any moment leaves the last good one; damage is noticed.
 
+#include "frontend/checkpoint.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -8,7 +10,6 @@
 #include <cstring>
 #include <optional>
 
-#include "frontend/checkpoint.h"
 #include "graph/error.h"
 #include "tests/io_faults.h"
 #include "tests/test_files.h"
@@ -41,7 +42,15 @@ struct CheckpointTest : testing::Test {
     for (float& b : bias) b = static_cast<float>(step);
   }
   static RunState state(int64_t step, int64_t run = 7) {
-    return {.run = run, .step = step, .epoch = 3, .index = 17 * step, .seed = ~uint64_t{0}, .tokens = 99, .seconds = 0.1, .first_losses = {1.0 / 3}, .last_losses = {2.5, 1e-17}};
+    return {.run = run,
+            .step = step,
+            .epoch = 3,
+            .index = 17 * step,
+            .seed = ~uint64_t{0},
+            .tokens = 99,
+            .seconds = 0.1,
+            .first_losses = {1.0 / 3},
+            .last_losses = {2.5, 1e-17}};
   }
   void save(int64_t step, int64_t run = 7) {
     fill(step);
@@ -141,7 +150,7 @@ TEST_F(CheckpointTest, DamageIsNoticed) {
     damaged(whole.substr(0, whole.size() / 2), "half");
     damaged(whole.substr(0, whole.size() - 2), "cut");  // state.json ends in a line break
     if (std::string(name) != "state.json") damaged(whole + "x", "longer");
-    for (size_t bit = 0; bit < whole.size() * 8; bit += whole.size() > 8000 ? 7919 : 97) {
+    for (size_t bit = 0; bit<whole.size() * 8; bit += whole.size()> 8000 ? 7919 : 97) {
       std::string bytes = whole;
       bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << bit % 8));
       damaged(bytes, "bit " + std::to_string(bit));

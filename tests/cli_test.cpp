@@ -57,7 +57,8 @@ struct CommandLineTest : testing::Test {
     pointers.push_back(nullptr);
     const pid_t process = fork();
     if (process == 0) {
-      const int out_file = ::open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666), err_file = ::open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+      const int out_file = ::open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666),
+                err_file = ::open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
       dup2(out_file, 1);
       dup2(err_file, 2);
       execv(pointers[0], pointers.data());
@@ -84,8 +85,21 @@ struct CommandLineTest : testing::Test {
       for (int i = 0; i < 326; ++i) ids.push_back(static_cast<uint16_t>(i * i * 7 % 61));
       write_file(tokens, bytes_of(ids));
     }
-    std::vector<std::string> arguments{kGolden + "gpt2-dynamo-20-folded.onnx", "--data", tokens, "--task", "causal-lm", "--seq-length", "8", "--batch-size", "3",
-                                       "--learning-rate", "1e-3", "--output-dir", folder / out, "--log-file", folder / (out + ".jsonl")};
+    std::vector<std::string> arguments{kGolden + "gpt2-dynamo-20-folded.onnx",
+                                       "--data",
+                                       tokens,
+                                       "--task",
+                                       "causal-lm",
+                                       "--seq-length",
+                                       "8",
+                                       "--batch-size",
+                                       "3",
+                                       "--learning-rate",
+                                       "1e-3",
+                                       "--output-dir",
+                                       folder / out,
+                                       "--log-file",
+                                       folder / (out + ".jsonl")};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return arguments;
   }
@@ -99,8 +113,11 @@ struct CommandLineTest : testing::Test {
   static std::vector<std::string> numbers(const std::vector<Json>& lines) {
     std::vector<std::string> result;
     for (const Json& line : lines) {
-      if (line.contains("summary")) result.push_back(line["summary"]["weights_hash"]);
-      else result.push_back(line["step"].dump() + " " + line["loss"].dump() + " " + line["grad_norm"].dump() + " " + line["learning_rate"].dump());
+      if (line.contains("summary"))
+        result.push_back(line["summary"]["weights_hash"]);
+      else
+        result.push_back(line["step"].dump() + " " + line["loss"].dump() + " " + line["grad_norm"].dump() + " " +
+                         line["learning_rate"].dump());
     }
     return result;
   }
@@ -113,7 +130,8 @@ struct CommandLineTest : testing::Test {
 TEST_F(CommandLineTest, HelpShowsGroupsAndDefaults) {
   const Result help = run({"--help"});
   EXPECT_EQ(help.code, 0);
-  for (const char* text : {"ort-train check", "Data:", "Memory:", "Optimizer:", "--learning-rate FLOAT=5e-05", "--adam-beta2 FLOAT=0.999", "--output-dir TEXT=out", "Exit codes"}) {
+  for (const char* text : {"ort-train check", "Data:", "Memory:", "Optimizer:", "--learning-rate FLOAT=5e-05", "--adam-beta2 FLOAT=0.999",
+                           "--output-dir TEXT=out", "Exit codes"}) {
     EXPECT_THAT(help.out, HasSubstr(text));
   }
   const Result version = run({"--version"});
@@ -143,7 +161,9 @@ TEST_F(CommandLineTest, ExitCodes) {
   expect({kGolden + "mlp-mse.onnx", "--data", folder / "none.npz"}, 5, "none.npz");
   expect({kGolden + "mlp-own-loss.onnx", "--data", kGolden + "mlp-mse.data.safetensors", "--loss", "output"}, 5, "no array 'target'");
   expect({kGolden + "mlp-mse.onnx", "--data", kGolden + "mlp-mse.data.safetensors", "--loss", "mse"}, 5, "'labels'");
-  expect({kGolden + "gpt2-dynamo-20-folded.onnx", "--data", write_file(folder / "t.txt", "abc"), "--task", "causal-lm", "--seq-length", "2"}, 5, "vocabulary");
+  expect(
+      {kGolden + "gpt2-dynamo-20-folded.onnx", "--data", write_file(folder / "t.txt", "abc"), "--task", "causal-lm", "--seq-length", "2"},
+      5, "vocabulary");
   expect(gpt("o", {"--budget", "1MB"}), 4, "smallest budget");
   std::vector<uint16_t> wild(64, 60000);
   std::vector<std::string> arguments = gpt("o");
@@ -162,8 +182,10 @@ TEST_F(CommandLineTest, CheckSaysWhatCanBeTrained) {
 TEST_F(CommandLineTest, PlanShowsThePlanAndTrainsNothing) {
   for (const bool word : {true, false}) {
     std::vector<std::string> arguments = gpt("o", {"--plan-json", folder / "plan.json", "--plan-svg", folder / "plan.svg"});
-    if (word) arguments.insert(arguments.begin(), "plan");
-    else arguments.push_back("--plan");
+    if (word)
+      arguments.insert(arguments.begin(), "plan");
+    else
+      arguments.push_back("--plan");
     const Result result = run(arguments);
     EXPECT_EQ(result.code, 0) << result.err;
     for (const char* text : {"program", "weights", "optimizer", "smallest budget", "predicted"}) EXPECT_THAT(result.out, HasSubstr(text));
@@ -184,7 +206,8 @@ TEST_F(CommandLineTest, TheLogHasALineAStepAndASummary) {
   ASSERT_EQ(lines.size(), 6u);
   for (size_t i = 0; i < 5; ++i) {
     EXPECT_EQ(lines[i].at("step"), i + 1);
-    for (const char* key : {"loss", "grad_norm", "learning_rate", "ms", "tokens_per_second"}) EXPECT_TRUE(lines[i].at(key).is_number()) << key;
+    for (const char* key : {"loss", "grad_norm", "learning_rate", "ms", "tokens_per_second"})
+      EXPECT_TRUE(lines[i].at(key).is_number()) << key;
   }
   EXPECT_EQ(lines[0].at("learning_rate"), 0.0);
   EXPECT_EQ(lines[2].at("learning_rate"), 1e-3);
@@ -200,7 +223,8 @@ TEST_F(CommandLineTest, TheLogHasALineAStepAndASummary) {
 TEST_F(CommandLineTest, ALearningRateOfZeroGivesTheSameFileBack) {
   for (const char* model : {"gpt2-dynamo-20-folded", "gpt2-torchscript-18-folded", "mlp-mse"}) {
     const std::string data = kGolden + model + ".data.safetensors";
-    std::vector<std::string> arguments{kGolden + model + ".onnx", "--data", data, "--max-steps", "2", "--batch-size", "2", "--learning-rate", "0", "--output-dir", folder / model};
+    std::vector<std::string> arguments{kGolden + model + ".onnx", "--data", data,           "--max-steps", "2", "--batch-size", "2",
+                                       "--learning-rate",         "0",      "--output-dir", folder / model};
     if (std::string(model) == "mlp-mse") arguments.insert(arguments.end(), {"--loss", "mse", "--labels", "y"});
     const Result result = run(arguments);
     ASSERT_EQ(result.code, 0) << result.err;
@@ -321,7 +345,8 @@ TEST_F(CommandLineTest, ABrokenCheckpointIsSkippedAndNoneLeftIsCorrupt) {
 }
 
 TEST_F(CommandLineTest, DivergenceEndsTheRunAndSparesWhatWasSaved) {
-  const Result result = run(gpt("a", {"--max-steps", "50", "--save-steps", "1", "--learning-rate", "1e30", "--lr-scheduler-type", "constant", "--max-grad-norm", "0"}));
+  const Result result = run(gpt("a", {"--max-steps", "50", "--save-steps", "1", "--learning-rate", "1e30", "--lr-scheduler-type",
+                                      "constant", "--max-grad-norm", "0"}));
   ASSERT_EQ(result.code, 7) << result.err;
   EXPECT_THAT(result.err, testing::AllOf(HasSubstr("step "), HasSubstr("--learning-rate")));
   ASSERT_FALSE(log("a").empty());
@@ -346,8 +371,8 @@ TEST_F(CommandLineTest, TextIsTrainedOnAndWritten) {
   fs::create_directory(folder / "data");
   write_file(folder / "data/train.txt", text);
   write_file(folder / "data/valid.txt", text.substr(0, 300));
-  const Result result = run({folder / "m.onnx", "--data", folder / "data", "--task", "causal-lm", "--seq-length", "8", "--max-steps", "30", "--learning-rate", "3e-3", "--eval-steps",
-                             "10", "--output-dir", folder / "o", "--sample-length", "20"});
+  const Result result = run({folder / "m.onnx", "--data", folder / "data", "--task", "causal-lm", "--seq-length", "8", "--max-steps", "30",
+                             "--learning-rate", "3e-3", "--eval-steps", "10", "--output-dir", folder / "o", "--sample-length", "20"});
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, testing::AllOf(HasSubstr("held-out"), HasSubstr("sample")));
 }

@@ -29,8 +29,7 @@ std::string error_of(ErrorCode code, const std::function<void()>& call) {
   return "";
 }
 
-template <typename T>
-std::vector<T> field_of(DataSet& data, const std::string& name, int64_t sample) {
+template <typename T> std::vector<T> field_of(DataSet& data, const std::string& name, int64_t sample) {
   const size_t field = static_cast<size_t>(data.find(name));
   std::vector<T> values(static_cast<size_t>(element_count(data.fields()[field].shape)));
   data.read(field, sample, std::as_writable_bytes(std::span(values)));
@@ -43,7 +42,8 @@ const std::string kY = npy(npy_description("<i8", "(3,)"), bytes_of(std::vector<
 TEST(Npz, StoredAndDeflatedArraysAreRead) {
   TestFolder folder;
   for (const bool deflate : {false, true}) {
-    const std::string path = write_file(folder / "data.npz", zip({{"x.npy", kX, deflate}, {"notes.txt", "hello", deflate}, {"y.npy", kY, deflate}}));
+    const std::string path =
+        write_file(folder / "data.npz", zip({{"x.npy", kX, deflate}, {"notes.txt", "hello", deflate}, {"y.npy", kY, deflate}}));
     const DataSets sets = open_data(path, "m.onnx", "uint16");
     DataSet& data = *sets.train;
     ASSERT_EQ(data.fields().size(), 2u);
@@ -57,11 +57,13 @@ TEST(Npz, StoredAndDeflatedArraysAreRead) {
 
 TEST(Npz, EveryVersionAndTypeOfHeader) {
   TestFolder folder;
-  const std::pair<const char*, Element> types[] = {{"<f2", Element::float16}, {"<f8", Element::float64}, {"|i1", Element::int8},   {"<u2", Element::uint16},
-                                                   {"<u4", Element::uint32},  {"<u8", Element::uint64},  {"|b1", Element::boolean}, {"|u1", Element::uint8}};
+  const std::pair<const char*, Element> types[] = {{"<f2", Element::float16}, {"<f8", Element::float64}, {"|i1", Element::int8},
+                                                   {"<u2", Element::uint16},  {"<u4", Element::uint32},  {"<u8", Element::uint64},
+                                                   {"|b1", Element::boolean}, {"|u1", Element::uint8}};
   for (const int version : {1, 2, 3}) {
     for (const auto& [text, element] : types) {
-      const std::string content = npy(npy_description(text, "(2, 1, 3)"), std::string(static_cast<size_t>(6 * size_of(element)), '\1'), version);
+      const std::string content =
+          npy(npy_description(text, "(2, 1, 3)"), std::string(static_cast<size_t>(6 * size_of(element)), '\1'), version);
       const File file = File::open(write_file(folder / "data.npz", zip({{"a.npy", content}})));
       const auto arrays = read_npz_directory(file);
       ASSERT_EQ(arrays.size(), 1u);
@@ -80,13 +82,15 @@ TEST(Npz, WhatCantBeReadIsNamed) {
   EXPECT_THAT(refusal(npy("{'descr': '<f4', 'fortran_order': True, 'shape': (1, 2), }", std::string(8, '\0'))), HasSubstr("Fortran order"));
   EXPECT_THAT(refusal(npy(npy_description(">f4", "(2,)"), std::string(8, '\0'))), HasSubstr("big-endian"));
   EXPECT_THAT(refusal(npy(npy_description("<U4", "(2,)"), std::string(32, '\0'))), HasSubstr("'<U4'"));
-  EXPECT_THAT(refusal(npy("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,), }", std::string(4, '\0'))), HasSubstr("structured"));
+  EXPECT_THAT(refusal(npy("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,), }", std::string(4, '\0'))),
+              HasSubstr("structured"));
   EXPECT_THAT(refusal(npy(npy_description("<f4", "(3,)"), std::string(8, '\0'))), HasSubstr("float32 [3]"));
   EXPECT_THAT(refusal(npy(npy_description("<f4", "(4611686018427387904, 4)"), std::string(8, '\0'))), HasSubstr("not those of"));
   EXPECT_THAT(refusal(npy(npy_description("<f4", "(-1,)"), "")), HasSubstr("shape"));
   EXPECT_THAT(refusal("no array"), HasSubstr("shorter"));
   EXPECT_THAT(refusal("no array at all"), HasSubstr("not a .npy array"));
-  EXPECT_THAT(error_of(ErrorCode::data, [&] { read_npz_directory(File::open(write_file(folder / "data.npz", "PK"))); }), HasSubstr("shorter than a zip"));
+  EXPECT_THAT(error_of(ErrorCode::data, [&] { read_npz_directory(File::open(write_file(folder / "data.npz", "PK"))); }),
+              HasSubstr("shorter than a zip"));
 }
 
 // Every truncation, and every byte changed: an Error or the true values, never a crash. Sanitizers watch.
@@ -98,7 +102,8 @@ TEST(Npz, DamageIsNeverMoreThanAnError) {
       const File file = File::open(write_file(folder / "data.npz", bytes));
       try {
         for (const NpyArray& array : read_npz_directory(file)) {
-          if (array.deflated) unpack(file, array);
+          if (array.deflated)
+            unpack(file, array);
           else {
             std::vector<std::byte> elements(static_cast<size_t>(array.bytes));
             file.read(array.offset, elements);
@@ -135,7 +140,8 @@ TEST(Safetensors, WritesWhatItReads) {
   TestFolder folder;
   const std::string path = folder / "t.safetensors";
   {
-    SafetensorsWriter writer(path, {{"b", Element::float32, {2, 1}}, {"none", Element::int64, {0, 3}}, {"a", Element::uint8, {3}}}, {{"k", "v"}});
+    SafetensorsWriter writer(path, {{"b", Element::float32, {2, 1}}, {"none", Element::int64, {0, 3}}, {"a", Element::uint8, {3}}},
+                             {{"k", "v"}});
     writer.write(2, std::as_bytes(std::span("xyz", 3)));
     const std::vector<float> numbers{1.5f, -2};
     writer.write(0, std::as_bytes(std::span(numbers)).subspan(4), 4);
@@ -157,7 +163,8 @@ TEST(Safetensors, WritesWhatItReads) {
 
 TEST(Safetensors, ReadsArraysAsData) {
   TestFolder folder;
-  const std::string path = write_file(folder / "d.safetensors", safetensors(R"({"x":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}})", std::string(8, '\0')));
+  const std::string path = write_file(folder / "d.safetensors",
+                                      safetensors(R"({"x":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}})", std::string(8, '\0')));
   const DataSets sets = open_data(path, "m.onnx", "uint16");
   EXPECT_EQ(sets.train->samples(), 2);
   EXPECT_EQ(sets.train->fields()[0].element, Element::bfloat16);
@@ -170,7 +177,8 @@ TEST(Safetensors, RefusesWhatTheFormatForbids) {
     return error_of(ErrorCode::corrupt, [&] { read_safetensors_header(File::open(path), ErrorCode::corrupt); });
   };
   const auto tensor = [](const std::string& name, const std::string& shape, int begin, int end) {
-    return "\"" + name + "\":{\"dtype\":\"F32\",\"shape\":" + shape + ",\"data_offsets\":[" + std::to_string(begin) + "," + std::to_string(end) + "]}";
+    return "\"" + name + "\":{\"dtype\":\"F32\",\"shape\":" + shape + ",\"data_offsets\":[" + std::to_string(begin) + "," +
+           std::to_string(end) + "]}";
   };
   const std::string eight(8, '\0');
   EXPECT_THAT(refusal("1234567"), HasSubstr("7 bytes"));
@@ -181,7 +189,8 @@ TEST(Safetensors, RefusesWhatTheFormatForbids) {
   EXPECT_THAT(refusal(safetensors("{" + tensor("a", "[2]", 0, 8) + "}", eight + "x")), HasSubstr("1 bytes follow"));
   EXPECT_THAT(refusal(safetensors("{" + tensor("a", "[2]", 0, 8) + "}", "1234")), HasSubstr("beyond"));
   EXPECT_THAT(refusal(safetensors("{" + tensor("a", "[1]", 0, 8) + "}", eight)), HasSubstr("not those of float32 [1]"));
-  EXPECT_THAT(refusal(safetensors("{" + tensor("a", "[1]", 0, 4) + "," + tensor("b", "[1]", 0, 4) + "}", "1234")), HasSubstr("begins at 0, not at 4"));
+  EXPECT_THAT(refusal(safetensors("{" + tensor("a", "[1]", 0, 4) + "," + tensor("b", "[1]", 0, 4) + "}", "1234")),
+              HasSubstr("begins at 0, not at 4"));
   EXPECT_THAT(refusal(safetensors("{" + tensor("a", "[1]", 4, 8) + "}", eight)), HasSubstr("begins at 4"));
   EXPECT_THAT(refusal(safetensors("{" + tensor("a", "[1]", 0, 4) + "," + tensor("a", "[1]", 4, 8) + "}", eight)), HasSubstr("twice"));
   EXPECT_THAT(refusal(safetensors("{" + tensor("a", "[-1]", 0, 4) + "}", "1234")), HasSubstr("negative"));
@@ -194,7 +203,8 @@ TEST(Safetensors, RefusesWhatTheFormatForbids) {
 
 TEST(Safetensors, DamageIsNeverMoreThanAnError) {
   TestFolder folder;
-  const std::string whole = safetensors(R"({"__metadata__":{"a":"b"},"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", std::string(8, '\0'));
+  const std::string whole =
+      safetensors(R"({"__metadata__":{"a":"b"},"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", std::string(8, '\0'));
   const auto attempt = [&](const std::string& bytes) {
     try {
       read_safetensors_header(File::open(write_file(folder / "t.safetensors", bytes)), ErrorCode::corrupt);
@@ -221,7 +231,8 @@ TEST(Element, ConvertsWithinWhatFits) {
     const int64_t bad = convert(from, std::as_bytes(std::span(values)), to, std::as_writable_bytes(std::span(results)));
     return std::pair(bad, results);
   };
-  EXPECT_EQ(converted(Element::int64, std::vector<int64_t>{-128, 127}, DType::int8, int8_t{}), std::pair(int64_t{-1}, std::vector<int8_t>{-128, 127}));
+  EXPECT_EQ(converted(Element::int64, std::vector<int64_t>{-128, 127}, DType::int8, int8_t{}),
+            std::pair(int64_t{-1}, std::vector<int8_t>{-128, 127}));
   EXPECT_EQ(converted(Element::int64, std::vector<int64_t>{1, 128}, DType::int8, int8_t{}).first, 1);
   EXPECT_EQ(converted(Element::uint64, std::vector<uint64_t>{~uint64_t{0}}, DType::int64, int64_t{}).first, 0);
   EXPECT_EQ(converted(Element::uint16, std::vector<uint16_t>{65535}, DType::int64, int64_t{}).second[0], 65535);
@@ -248,7 +259,8 @@ TEST(Vocabulary, BothForms) {
     EXPECT_EQ(vocabulary.text_of(2), "<s>");
     EXPECT_EQ(vocabulary.text_of(9), "");
   }
-  for (const char* text : {"", "[]", "{}", R"({"tokens": [1]})", R"({"a": -1})", R"({"a": 0, "b": 0})", R"({"tokens": ["a", "a"]})", R"({"a": 99999999999})"}) {
+  for (const char* text : {"", "[]", "{}", R"({"tokens": [1]})", R"({"a": -1})", R"({"a": 0, "b": 0})", R"({"tokens": ["a", "a"]})",
+                           R"({"a": 99999999999})"}) {
     error_of(ErrorCode::data, [&] { Vocabulary::read(write_file(folder / "v.json", text)); });
   }
 }
@@ -271,7 +283,9 @@ TEST(Utf8, RefusesWhatIsNot) {
   EXPECT_EQ(decoded("a"), std::pair(1, 0x61u));
   EXPECT_EQ(decoded("\xc3\xa4"), std::pair(2, 0xe4u));
   EXPECT_EQ(decoded("\xf4\x8f\xbf\xbf"), std::pair(4, 0x10ffffu));
-  for (const char* bad : {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xf8\x88\x80\x80", "\xc3\x28"}) EXPECT_EQ(decoded(bad).first, -1);
+  for (const char* bad :
+       {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xf8\x88\x80\x80", "\xc3\x28"})
+    EXPECT_EQ(decoded(bad).first, -1);
   for (const char* cut : {"", "\xc3", "\xe2\x82", "\xf0\x9d\x84"}) EXPECT_EQ(decoded(cut).first, 0);
 }
 

@@ -117,7 +117,9 @@ struct BindingTest : testing::Test {
     return bind_inputs(model, options, *sets.train);
   }
   Binding bind_array(const std::string& name, const std::string& shape, size_t elements) {
-    sets = open_data(write_file(folder / "a.npz", zip({{name + ".npy", npy(npy_description("<f4", shape), std::string(4 * elements, '\0'))}})), "m.onnx", "uint16");
+    sets =
+        open_data(write_file(folder / "a.npz", zip({{name + ".npy", npy(npy_description("<f4", shape), std::string(4 * elements, '\0'))}})),
+                  "m.onnx", "uint16");
     return bind_inputs(model, options, *sets.train);
   }
 };
@@ -185,7 +187,8 @@ TEST_F(BindingTest, ArraysGiveTheirShapes) {
   EXPECT_EQ(binding.batch_names, std::vector<std::string>{"N"});
   EXPECT_THAT(error_of(ErrorCode::data, [&] { bind_array("x", "(5, 4, 4, 2)", 160); }), HasSubstr("has 3 as dimension 1"));
   EXPECT_THAT(error_of(ErrorCode::data, [&] { bind_array("x", "(5, 3)", 15); }), HasSubstr("3 dimensions after the batch"));
-  EXPECT_THAT(error_of(ErrorCode::data, [&] { bind_array("y", "(5, 3)", 15); }), testing::AllOf(HasSubstr("no array 'x'"), HasSubstr("'y'")));
+  EXPECT_THAT(error_of(ErrorCode::data, [&] { bind_array("y", "(5, 3)", 15); }),
+              testing::AllOf(HasSubstr("no array 'x'"), HasSubstr("'y'")));
 }
 
 struct FeedTest : testing::Test {
@@ -204,8 +207,7 @@ struct FeedTest : testing::Test {
   Feed::Places places() {
     return [this](ValueId id) { return std::span(memory[id]); };
   }
-  template <typename T>
-  std::vector<T> values(ValueId id) const {
+  template <typename T> std::vector<T> values(ValueId id) const {
     std::vector<T> result(memory[id].size() / sizeof(T));
     std::memcpy(result.data(), memory[id].data(), memory[id].size());
     return result;
@@ -249,7 +251,8 @@ TEST_F(FeedTest, WrongArraysAreNamed) {
   Feed feed(*sets.train, graph, binding, {.value = labels, .field = "y", .class_count = 5});
   const int64_t samples[] = {0};
   EXPECT_THAT(error_of(ErrorCode::data, [&] { feed.fill(samples, places()); }), HasSubstr("label 5 is outside the 5 classes"));
-  EXPECT_THAT(error_of(ErrorCode::data, [&] { Feed(*sets.train, graph, binding, {.value = labels, .field = "x"}); }), HasSubstr("samples of shape [3]"));
+  EXPECT_THAT(error_of(ErrorCode::data, [&] { Feed(*sets.train, graph, binding, {.value = labels, .field = "x"}); }),
+              HasSubstr("samples of shape [3]"));
   const ValueId whole = add("z", DType::int64, {1, 3});
   binding.fed = {{.input = "z", .field = "x"}};
   EXPECT_THAT(error_of(ErrorCode::data, [&] { Feed(*sets.train, graph, binding, {.value = whole}); }), HasSubstr("is float32"));
@@ -290,19 +293,28 @@ TEST(Schedule, IsHuggingFaces) {
     double warmup;
     std::vector<double> rates;
   };
-  const Case cases[] = {
-      {"linear", 0, {0.0003, 0.00027, 0.00023999999999999998, 0.00020999999999999998, 0.00017999999999999998, 0.00015, 0.00011999999999999999, 8.999999999999999e-05,
-                     5.9999999999999995e-05, 2.9999999999999997e-05}},
-      {"linear", 3, {0.0, 9.999999999999999e-05, 0.00019999999999999998, 0.0003, 0.0002571428571428571, 0.00021428571428571427, 0.0001714285714285714,
-                     0.00012857142857142855, 8.57142857142857e-05, 4.285714285714285e-05}},
-      {"cosine", 0, {0.0003, 0.0002851453301853628, 0.00024352347027881003, 0.00018337814009344714, 0.00011662185990655284, 5.6476529721189974e-05, 1.4854669814637143e-05}},
-      {"cosine", 2, {0.0, 0.00015, 0.0003, 0.0002851453301853628, 0.00024352347027881003, 0.00018337814009344714, 0.00011662185990655284, 5.6476529721189974e-05,
-                     1.4854669814637143e-05}},
-      {"constant", 3, {0.0003, 0.0003, 0.0003, 0.0003, 0.0003}},
-      {"constant_with_warmup", 4, {0.0, 7.5e-05, 0.00015, 0.000225, 0.0003, 0.0003, 0.0003, 0.0003}}};
+  const Case cases[] = {{"linear",
+                         0,
+                         {0.0003, 0.00027, 0.00023999999999999998, 0.00020999999999999998, 0.00017999999999999998, 0.00015,
+                          0.00011999999999999999, 8.999999999999999e-05, 5.9999999999999995e-05, 2.9999999999999997e-05}},
+                        {"linear",
+                         3,
+                         {0.0, 9.999999999999999e-05, 0.00019999999999999998, 0.0003, 0.0002571428571428571, 0.00021428571428571427,
+                          0.0001714285714285714, 0.00012857142857142855, 8.57142857142857e-05, 4.285714285714285e-05}},
+                        {"cosine",
+                         0,
+                         {0.0003, 0.0002851453301853628, 0.00024352347027881003, 0.00018337814009344714, 0.00011662185990655284,
+                          5.6476529721189974e-05, 1.4854669814637143e-05}},
+                        {"cosine",
+                         2,
+                         {0.0, 0.00015, 0.0003, 0.0002851453301853628, 0.00024352347027881003, 0.00018337814009344714,
+                          0.00011662185990655284, 5.6476529721189974e-05, 1.4854669814637143e-05}},
+                        {"constant", 3, {0.0003, 0.0003, 0.0003, 0.0003, 0.0003}},
+                        {"constant_with_warmup", 4, {0.0, 7.5e-05, 0.00015, 0.000225, 0.0003, 0.0003, 0.0003, 0.0003}}};
   for (const Case& c : cases) {
     const Schedule schedule = make_schedule(c.type, 3e-4, c.warmup, static_cast<int64_t>(c.rates.size()));
-    for (size_t i = 0; i < c.rates.size(); ++i) EXPECT_DOUBLE_EQ(schedule.at(static_cast<int64_t>(i) + 1), c.rates[i]) << c.type << " step " << i + 1;
+    for (size_t i = 0; i < c.rates.size(); ++i)
+      EXPECT_DOUBLE_EQ(schedule.at(static_cast<int64_t>(i) + 1), c.rates[i]) << c.type << " step " << i + 1;
   }
   EXPECT_EQ(make_schedule("linear", 1, 0.1, 95).warmup_steps, 10);  // TrainingArguments.get_warmup_steps: rounded up
   EXPECT_EQ(make_schedule("linear", 1, 5.9, 95).warmup_steps, 5);

@@ -47,13 +47,15 @@ void set_parameters(const Graph& graph, Machine& machine, Reference& reference) 
   for (ValueId id : graph.parameters()) {
     const Value& value = graph.value(id);
     reference.state[value.name] = random_tensor(value.type(), 1000 + id);
-    std::memcpy(machine.executor.persistent(value.name).data(), reference.state[value.name].bytes.data(), static_cast<size_t>(value.bytes()));
+    std::memcpy(machine.executor.persistent(value.name).data(), reference.state[value.name].bytes.data(),
+                static_cast<size_t>(value.bytes()));
   }
 }
 
 void expect_state(const Machine& machine, const Reference& reference, uint32_t seed) {
   for (const auto& [name, tensor] : reference.state) {
-    EXPECT_EQ(0, std::memcmp(machine.executor.persistent(name).data(), tensor.bytes.data(), tensor.bytes.size())) << name << ", seed " << seed;
+    EXPECT_EQ(0, std::memcmp(machine.executor.persistent(name).data(), tensor.bytes.data(), tensor.bytes.size()))
+        << name << ", seed " << seed;
   }
 }
 
@@ -76,7 +78,8 @@ TEST(Executor, RandomGraphsGiveTheBitsOfPlainEvaluation) {
       const auto inputs = random_inputs(graph, seed * 7 + run);
       const auto values = reference.run(own, inputs);  // in the graph's own order
       ASSERT_TRUE(machine.run(0, inputs));
-      for (ValueId id : program.entries[0].keep) ASSERT_TRUE(machine.holds(0, id, values.at(id))) << graph.value(id).name << ", seed " << seed << ", run " << run;
+      for (ValueId id : program.entries[0].keep)
+        ASSERT_TRUE(machine.holds(0, id, values.at(id))) << graph.value(id).name << ", seed " << seed << ", run " << run;
       expect_state(machine, reference, seed);
     }
     EXPECT_LE(machine.executor.measured_peak_bytes(), program.arena_bytes);
@@ -85,10 +88,14 @@ TEST(Executor, RandomGraphsGiveTheBitsOfPlainEvaluation) {
     for (const Instruction& instruction : program.entries[0].code) {
       const Node& node = graph.node(instruction.node);
       workspaces += instruction.workspace.bytes > 0;
-      if (is_view(node, instruction)) ++views;
-      else if (!node.op->alias.empty()) ++copies;
-      else if (!node.op->writes.empty()) ++changes;
-      else for (const Place& input : instruction.inputs) in_place += input == instruction.outputs[0];
+      if (is_view(node, instruction))
+        ++views;
+      else if (!node.op->alias.empty())
+        ++copies;
+      else if (!node.op->writes.empty())
+        ++changes;
+      else
+        for (const Place& input : instruction.inputs) in_place += input == instruction.outputs[0];
     }
   }
   EXPECT_GT(views, 500);  // each mechanism really occurred
@@ -126,7 +133,8 @@ TEST(Executor, TrainingStepsGiveTheBitsOfPlainEvaluation) {
           const auto inputs = random_inputs(jobs[entry].graph, step * 10 + micro * 5, shape.vocabulary);
           const auto values = reference.run(own[entry].graph, inputs);
           ASSERT_TRUE(machine.run(entry, inputs));
-          for (ValueId id : jobs[entry].graph.outputs) EXPECT_TRUE(machine.holds(entry, id, values.at(id))) << jobs[entry].graph.value(id).name;
+          for (ValueId id : jobs[entry].graph.outputs)
+            EXPECT_TRUE(machine.holds(entry, id, values.at(id))) << jobs[entry].graph.value(id).name;
           expect_state(machine, reference, step);
         }
       }

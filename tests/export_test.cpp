@@ -1,11 +1,12 @@
 // Export: the user's bytes with the weights replaced, in their layouts; nothing else is ever overwritten.
 
+#include "frontend/export.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <optional>
 
-#include "frontend/export.h"
 #include "frontend/file.h"
 #include "frontend/safetensors.h"
 #include "graph/error.h"
@@ -33,15 +34,28 @@ struct ExportTest : testing::Test {
     write_file(in + "/parts/other", "untouched");
     model.external_files = {"m.data", "parts/other"};
     weights = {{.parameter = "w",
-                .places = {{.name = "w", .bytes = {.path = model.path, .offset = 4, .bytes = 24}, .dtype = DType::float32, .shape = {2, 3}, .transposed = false},
-                           {.name = "w.t", .bytes = {.path = in + "/m.data", .offset = 5, .bytes = 24}, .dtype = DType::float32, .shape = {3, 2}, .transposed = true}}},
+                .places = {{.name = "w",
+                            .bytes = {.path = model.path, .offset = 4, .bytes = 24},
+                            .dtype = DType::float32,
+                            .shape = {2, 3},
+                            .transposed = false},
+                           {.name = "w.t",
+                            .bytes = {.path = in + "/m.data", .offset = 5, .bytes = 24},
+                            .dtype = DType::float32,
+                            .shape = {3, 2},
+                            .transposed = true}}},
                {.parameter = "b",
-                .places = {{.name = "b", .bytes = {.path = model.path, .offset = 34, .bytes = 8}, .dtype = DType::float32, .shape = {2}, .transposed = false}}}};
+                .places = {{.name = "b",
+                            .bytes = {.path = model.path, .offset = 34, .bytes = 8},
+                            .dtype = DType::float32,
+                            .shape = {2},
+                            .transposed = false}}}};
   }
 
   std::span<const std::byte> bytes(const std::string& name) const { return std::as_bytes(std::span(name == "w" ? w : b)); }
   std::string run() {
-    return export_model(model, weights, [this](const std::string& name) { return bytes(name); }, out);
+    return export_model(
+        model, weights, [this](const std::string& name) { return bytes(name); }, out);
   }
   void expect_written() const {
     EXPECT_EQ(read_file(out + "/model.onnx"), "head" + bytes_of(w) + "middle" + bytes_of(b) + "tail");
@@ -152,7 +166,11 @@ TEST_F(ExportTest, LargeTransposesGoInBlocks) {
   const int64_t rows = 700, columns = 900;
   std::vector<float> parameter(static_cast<size_t>(rows * columns)), result(parameter.size());
   for (size_t i = 0; i < parameter.size(); ++i) parameter[i] = static_cast<float>(i);
-  const WeightPlace place{.name = "t", .bytes = {.path = "", .offset = 0, .bytes = 4 * rows * columns}, .dtype = DType::float32, .shape = {rows, columns}, .transposed = true};
+  const WeightPlace place{.name = "t",
+                          .bytes = {.path = "", .offset = 0, .bytes = 4 * rows * columns},
+                          .dtype = DType::float32,
+                          .shape = {rows, columns},
+                          .transposed = true};
   int pieces = 0;
   in_layout(place, std::as_bytes(std::span(parameter)), [&](int64_t offset, std::span<const std::byte> bytes) {
     std::memcpy(reinterpret_cast<std::byte*>(result.data()) + offset, bytes.data(), bytes.size());

@@ -114,9 +114,12 @@ TEST(Hostile, PiecesExchanged) {
   for (int round = 0; round < 500; ++round) {
     std::string damaged = bytes;
     const size_t length = 1 + random() % 64, from = random() % (bytes.size() - length), to = random() % (bytes.size() - length);
-    if (round % 3 == 0) damaged.replace(to, length, bytes, from, length);
-    else if (round % 3 == 1) damaged.erase(from, length);
-    else damaged.insert(to, bytes, from, length);
+    if (round % 3 == 0)
+      damaged.replace(to, length, bytes, from, length);
+    else if (round % 3 == 1)
+      damaged.erase(from, length);
+    else
+      damaged.insert(to, bytes, from, length);
     survives(folder, damaged);
   }
 }
@@ -125,8 +128,9 @@ TEST(Hostile, WhatIsNoModel) {
   const TestFolder folder;
   const auto refused = [&](const std::string& bytes) { return error_of([&] { import_file(write_file(folder / "model.onnx", bytes)); }); };
   EXPECT_HAS(refused("").what(), "is empty");
-  for (const std::string& bytes : {std::string("\x89PNG\r\n\x1a\n") + std::string(100, '\0'), std::string("hello, I am a text\n"), std::string(5000, '\0'),
-                                   std::string(5000, '\xff'), std::string("\x08\x07"), std::string("\x08\x07\x3a\x00", 4)}) {
+  for (const std::string& bytes :
+       {std::string("\x89PNG\r\n\x1a\n") + std::string(100, '\0'), std::string("hello, I am a text\n"), std::string(5000, '\0'),
+        std::string(5000, '\xff'), std::string("\x08\x07"), std::string("\x08\x07\x3a\x00", 4)}) {
     const Error e = refused(bytes);
     EXPECT_EQ(e.code(), ErrorCode::unsupported) << e.what();
     EXPECT_HAS(e.what(), "not an ONNX model");
@@ -140,21 +144,22 @@ TEST(Hostile, WhatIsNoModel) {
 
 TEST(Hostile, WireFormat) {
   const auto refused = [](const std::string& bytes) {
-    const onnx::ByteSource source{.name = "m", .size = static_cast<int64_t>(bytes.size()), .read = [&](int64_t offset, std::span<std::byte> to) {
-                                    ASSERT_LE(offset + static_cast<int64_t>(to.size()), static_cast<int64_t>(bytes.size()));
-                                    std::memcpy(to.data(), bytes.data() + offset, to.size());
-                                  }};
+    const onnx::ByteSource source{
+        .name = "m", .size = static_cast<int64_t>(bytes.size()), .read = [&](int64_t offset, std::span<std::byte> to) {
+          ASSERT_LE(offset + static_cast<int64_t>(to.size()), static_cast<int64_t>(bytes.size()));
+          std::memcpy(to.data(), bytes.data() + offset, to.size());
+        }};
     const Error e = error_of([&] { onnx::read_model(source); });
     EXPECT_EQ(e.code(), ErrorCode::unsupported);
     return std::string(e.what());
   };
   EXPECT_HAS(refused("\x3a\xff\xff\xff\xff\x0f"), "needs 4294967295 bytes, 0 are left");
   EXPECT_HAS(refused("\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"), "cut short");
-  EXPECT_HAS(refused("\x3b\x3c"), "no protobuf field");                                               // a group
+  EXPECT_HAS(refused("\x3b\x3c"), "no protobuf field");                                                           // a group
   EXPECT_HAS(refused(std::string("\x08\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x00", 12)), "no protobuf field");  // a varint without end
-  EXPECT_HAS(refused(std::string("\x00\x01", 2)), "no protobuf field");                               // field 0
-  EXPECT_HAS(refused(std::string("\x3a\x00\x3a\x00", 4)), "no protobuf field");                       // two graphs
-  EXPECT_HAS(refused("\x3a\x02\x08\x01"), "not an ONNX model");                                       // a graph whose nodes are numbers
+  EXPECT_HAS(refused(std::string("\x00\x01", 2)), "no protobuf field");                                           // field 0
+  EXPECT_HAS(refused(std::string("\x3a\x00\x3a\x00", 4)), "no protobuf field");                                   // two graphs
+  EXPECT_HAS(refused("\x3a\x02\x08\x01"), "not an ONNX model");  // a graph whose nodes are numbers
   // Graphs in nodes in graphs …
   std::string nested;
   for (int depth = 0; depth < 400; ++depth) {
@@ -246,22 +251,30 @@ TEST(Hostile, FoldingIsBounded) {
            "s = Constant <value_ints = [1099511627776]> () c = ConstantOfShape (s) y = ReduceSum <keepdims = 0> (c)",
            "s = Constant <value_ints = [3037000500, 3037000500, 4]> () c = ConstantOfShape (s) y = ReduceSum <keepdims = 0> (c)",
            "s = Constant <value_ints = [-5]> () c = ConstantOfShape (s) y = ReduceSum <keepdims = 0> (c)",
-           "a = Constant <value_int = 0> () b = Constant <value_int = 9223372036854775807> () d = Constant <value_int = 1> () c = Range (a, b, d) f = Cast <to = 1> (c) y = "
+           "a = Constant <value_int = 0> () b = Constant <value_int = 9223372036854775807> () d = Constant <value_int = 1> () c = Range "
+           "(a, b, d) f = Cast <to = 1> (c) y = "
            "ReduceSum <keepdims = 0> (f)",
-           "a = Constant <value_int = 0> () d = Constant <value_int = 0> () c = Range (a, d, d) f = Cast <to = 1> (c) y = ReduceSum <keepdims = 0> (f)",
-           "k = Constant <value = float[1] {1}> () s = Constant <value_ints = [1000000, 1000000]> () c = Expand (k, s) t = Expand (c, s) y = ReduceSum <keepdims = 0> (t)",
-           "k = Constant <value = float[2] {1, 2}> () s = Constant <value_ints = [4611686018427387904]> () c = Tile (k, s) y = ReduceSum <keepdims = 0> (c)",
-           "k = Constant <value = float[2] {1, 2}> () s = Constant <value_ints = [9223372036854775807, 9223372036854775807]> () c = Pad (k, s) y = ReduceSum <keepdims = 0> (c)",
-           "k = Constant <value = int64[1] {1}> () n = Constant <value_int = 1000000000000> () v = Constant <value = float[2] {0, 1}> () c = OneHot (k, n, v) y = ReduceSum "
+           "a = Constant <value_int = 0> () d = Constant <value_int = 0> () c = Range (a, d, d) f = Cast <to = 1> (c) y = ReduceSum "
+           "<keepdims = 0> (f)",
+           "k = Constant <value = float[1] {1}> () s = Constant <value_ints = [1000000, 1000000]> () c = Expand (k, s) t = Expand (c, s) y "
+           "= ReduceSum <keepdims = 0> (t)",
+           "k = Constant <value = float[2] {1, 2}> () s = Constant <value_ints = [4611686018427387904]> () c = Tile (k, s) y = ReduceSum "
+           "<keepdims = 0> (c)",
+           "k = Constant <value = float[2] {1, 2}> () s = Constant <value_ints = [9223372036854775807, 9223372036854775807]> () c = Pad "
+           "(k, s) y = ReduceSum <keepdims = 0> (c)",
+           "k = Constant <value = int64[1] {1}> () n = Constant <value_int = 1000000000000> () v = Constant <value = float[2] {0, 1}> () c "
+           "= OneHot (k, n, v) y = ReduceSum "
            "<keepdims = 0> (c)",
            "s = Constant <value_ints = [-9223372036854775808]> () c = Reshape (x, s) y = ReduceSum <keepdims = 0> (c)",
            "s = Constant <value_ints = [4611686018427387904, 4]> () c = Reshape (x, s) y = ReduceSum <keepdims = 0> (c)",
        }) {
-    const std::string path =
-        write_model(folder, fmt::format("<ir_version: 8, opset_import: [\"\" : 17]> g (float[2] x) => (float y, float z) <float[2] w = {{1, 2}}> {{ z = Add (x, w) {} }}", nodes));
+    const std::string path = write_model(folder, fmt::format("<ir_version: 8, opset_import: [\"\" : 17]> g (float[2] x) => (float y, float "
+                                                             "z) <float[2] w = {{1, 2}}> {{ z = Add (x, w) {} }}",
+                                                             nodes));
     try {
       const Imported imported = import_file(path);
-      for (ValueId id : imported.graph.values_of(ValueKind::constant)) EXPECT_LE(imported.graph.value(id).bytes(), int64_t{256} << 20) << nodes;
+      for (ValueId id : imported.graph.values_of(ValueKind::constant))
+        EXPECT_LE(imported.graph.value(id).bytes(), int64_t{256} << 20) << nodes;
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), ErrorCode::unsupported) << e.what();
     }
@@ -275,8 +288,8 @@ TEST(Hostile, FunctionsThatMultiply) {
   const TestFolder folder;
   std::string text = "<ir_version: 9, opset_import: [\"\" : 17, \"m\" : 1]> g (float[1] x) => (float[1] y) { y = m.F30 (x) }\n";
   for (int i = 1; i <= 30; ++i) {
-    text += fmt::format("<domain: \"m\", opset_import: [\"\" : 17, \"m\" : 1]> F{} (p) => (q) {{ r = {} (p) q = {} (r) }}\n", i, i == 1 ? "Identity" : fmt::format("m.F{}", i - 1),
-                        i == 1 ? "Identity" : fmt::format("m.F{}", i - 1));
+    text += fmt::format("<domain: \"m\", opset_import: [\"\" : 17, \"m\" : 1]> F{} (p) => (q) {{ r = {} (p) q = {} (r) }}\n", i,
+                        i == 1 ? "Identity" : fmt::format("m.F{}", i - 1), i == 1 ? "Identity" : fmt::format("m.F{}", i - 1));
   }
   EXPECT_HAS(error_of([&] { import_file(write_model(folder, text)); }).what(), "nodes");
 }
@@ -291,14 +304,16 @@ class ExternalData : public ::testing::Test {
     write_file(folder_ / "model/w.bin", std::string(16, 'w'));
     write_file(folder_ / "model/sub/w.bin", std::string(16, 's'));
   }
-  Imported import(const std::string& location, int64_t offset = 0, int64_t length = 16, const std::function<void(pb::TensorProto&)>& change = {}) {
+  Imported import(const std::string& location, int64_t offset = 0, int64_t length = 16,
+                  const std::function<void(pb::TensorProto&)>& change = {}) {
     pb::ModelProto model = model_of(R"(<ir_version: 8, opset_import: ["" : 17]> g (float[1, 4] x) => (float[1, 4] y) { y = Add (x, w) })");
     pb::TensorProto& w = *model.mutable_graph()->add_initializer() = tensor_of("w", {4}, {1, 2, 3, 4});
     store_externally(w, location, offset, length);
     if (change) change(w);
     return import_file(write_file(folder_ / "model/model.onnx", model.SerializeAsString()));
   }
-  std::string refused(const std::string& location, int64_t offset = 0, int64_t length = 16, const std::function<void(pb::TensorProto&)>& change = {}) {
+  std::string refused(const std::string& location, int64_t offset = 0, int64_t length = 16,
+                      const std::function<void(pb::TensorProto&)>& change = {}) {
     const Error e = error_of([&] { import(location, offset, length, change); });
     EXPECT_TRUE(e.code() == ErrorCode::io || e.code() == ErrorCode::unsupported) << e.what();
     EXPECT_HAS(e.what(), "'w'");
@@ -343,7 +358,8 @@ TEST_F(ExternalData, IsARegularFileOfEnoughBytes) {
   EXPECT_HAS(refused("w.bin", 0, INT64_MAX), "needs 16 bytes");
   EXPECT_HAS(refused("w.bin", -8), "not a number of bytes");
   EXPECT_HAS(refused("w.bin", 0, 16, [](auto& w) { w.mutable_external_data(1)->set_value("0x10"); }), "not a number of bytes");
-  EXPECT_HAS(refused("w.bin", 0, 16, [](auto& w) { w.mutable_external_data(1)->set_value("99999999999999999999"); }), "not a number of bytes");
+  EXPECT_HAS(refused("w.bin", 0, 16, [](auto& w) { w.mutable_external_data(1)->set_value("99999999999999999999"); }),
+             "not a number of bytes");
 }
 
 // What is swapped between import and training is refused when it is read.
@@ -370,7 +386,8 @@ TEST_F(ExternalData, IsOpenedComponentByComponentWithoutOpenat2) {
     const sock_fprog program{.len = 4, .filter = code};
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) _exit(77);
     int opened = 0;
-    const char* const locations[] = {"w.bin", "sub/w.bin", ".//sub/./w.bin", "../outside.bin", "sub/../w.bin", "link.bin", "up/outside.bin", "missing.bin", "sub"};
+    const char* const locations[] = {
+        "w.bin", "sub/w.bin", ".//sub/./w.bin", "../outside.bin", "sub/../w.bin", "link.bin", "up/outside.bin", "missing.bin", "sub"};
     for (size_t i = 0; i < std::size(locations); ++i) {
       try {
         FileReader reader(root + "/" + locations[i], root);
@@ -398,7 +415,8 @@ TEST(FileRange, ReadsAndWritesExactly) {
   const Error past = error_of([&] { read_range({.path = path, .offset = 10, .bytes = 4}, std::as_writable_bytes(std::span(text))); });
   EXPECT_EQ(past.code(), ErrorCode::io);
   EXPECT_HAS(past.what(), "2 bytes are missing");
-  EXPECT_HAS(error_of([&] { write_range({.path = folder / "new", .offset = 0, .bytes = 4}, std::as_bytes(std::span(text))); }).what(), "new");
+  EXPECT_HAS(error_of([&] { write_range({.path = folder / "new", .offset = 0, .bytes = 4}, std::as_bytes(std::span(text))); }).what(),
+             "new");
 }
 
 }  // namespace

@@ -32,10 +32,7 @@ bool strikes(const std::string& call) {
   return true;
 }
 
-template <typename Function>
-Function* real(const char* name) {
-  return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
-}
+template <typename Function> Function* real(const char* name) { return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name)); }
 
 }  // namespace
 
@@ -70,7 +67,8 @@ ssize_t pwrite(int descriptor, const void* from, size_t bytes, off_t offset) {
 
 int fsync(int descriptor) {
   static auto* const call = ort_train::real<decltype(fsync)>("fsync");
-  if (ort_train::strikes("fsync " + ort_train::path_of(descriptor)) && ort_train::fault != ort_train::Fault::interrupt && ort_train::fault != ort_train::Fault::short_write) {
+  if (ort_train::strikes("fsync " + ort_train::path_of(descriptor)) && ort_train::fault != ort_train::Fault::interrupt &&
+      ort_train::fault != ort_train::Fault::short_write) {
     return -1;
   }
   return call(descriptor);
@@ -78,7 +76,8 @@ int fsync(int descriptor) {
 
 int rename(const char* from, const char* to) noexcept {
   static auto* const call = ort_train::real<int(const char*, const char*)>("rename");
-  if (ort_train::strikes(std::string("rename ") + from + " " + to) && ort_train::fault != ort_train::Fault::interrupt && ort_train::fault != ort_train::Fault::short_write) {
+  if (ort_train::strikes(std::string("rename ") + from + " " + to) && ort_train::fault != ort_train::Fault::interrupt &&
+      ort_train::fault != ort_train::Fault::short_write) {
     return -1;
   }
   return call(from, to);

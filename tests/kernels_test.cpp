@@ -443,15 +443,30 @@ TEST_F(OnnxFormsTest, Attention) {
                Error);
 }
 
-// torch's cross_entropy of (N, C, d) logits with ignore_index=2.
-TEST_F(OnnxFormsTest, SoftmaxCrossEntropyLoss) {
-  const Tensor x = numbers({2, 3, 2}, 4), labels = make_tensor<int64_t>({2, 2}, {0, 2, 1, 1});
-  const auto loss = [&](const char* reduction) {
-    return lowered("", "SoftmaxCrossEntropyLoss", {{"reduction", reduction}, {"ignore_index", int64_t{2}}}, {&x, &labels});
+// torch's cross_entropy and nll_loss of (N, C, d).
+TEST_F(OnnxFormsTest, Losses) {
+  const Tensor x = numbers({2, 3, 2}, 4), labels = make_tensor<int64_t>({2, 2}, {0, 2, 1, 1}),
+               weights = make_tensor<float>({3}, {0.5f, 2, 1.25f});
+  const auto loss = [&](const char* op, const char* reduction, bool ignoring, bool weighted, size_t outputs = 1) {
+    Attributes attributes{{"reduction", reduction}};
+    if (ignoring) attributes.set("ignore_index", int64_t{2});
+    return lowered("", op, attributes, {&x, &labels, weighted ? &weights : nullptr}, outputs);
   };
-  expect_close(loss("mean"), {0.945251942f});
-  expect_close(loss("sum"), {2.83575583f});
-  EXPECT_THROW(loss("none"), Error);
+  const char *cross_entropy = "SoftmaxCrossEntropyLoss", *likelihood = "NegativeLogLikelihoodLoss";
+  expect_close(loss(cross_entropy, "mean", true, false), {0.945251942f});
+  expect_close(loss(cross_entropy, "sum", true, false), {2.83575583f});
+  expect_close(loss(cross_entropy, "mean", true, false, 2), {0.945251942f});
+  expect_close(loss(cross_entropy, "none", true, true), {0.638570309f, 0, 1.86028814f, 1.25694239f});
+  expect_close(loss(cross_entropy, "sum", true, true), {3.75580072f});
+  expect_close(loss(cross_entropy, "mean", true, true), {0.834622383f});
+  const Tensor none = loss(likelihood, "none", false, false);
+  EXPECT_EQ(none.shape, (Shape{2, 2}));
+  expect_close(none, {0.524763703f, -0.225301862f, -0.0852771997f, -0.623183012f});
+  expect_close(loss(likelihood, "none", false, true), {0.262381852f, -0.281627327f, -0.170554399f, -1.24636602f});
+  expect_close(loss(likelihood, "mean", false, false), {-0.102249593f});
+  expect_close(loss(likelihood, "mean", false, true), {-0.249767974f});
+  expect_close(loss(likelihood, "sum", true, false), {-0.183696508f});
+  expect_close(loss(likelihood, "mean", true, false), {-0.0612321682f});
 }
 
 }  // namespace

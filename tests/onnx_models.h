@@ -47,7 +47,9 @@ inline void store_externally(ort_train_onnx::TensorProto& tensor, const std::str
   tensor.clear_float_data();
   tensor.clear_external_data();
   tensor.set_data_location(ort_train_onnx::TensorProto::EXTERNAL);
-  for (const auto& [key, value] : {std::pair<std::string, std::string>{"location", location}, {"offset", std::to_string(offset)}, {"length", std::to_string(length)}}) {
+  for (const auto& [key, value] : {std::pair<std::string, std::string>{"location", location},
+                                   {"offset", std::to_string(offset)},
+                                   {"length", std::to_string(length)}}) {
     auto& entry = *tensor.add_external_data();
     entry.set_key(key);
     entry.set_value(value);
@@ -83,7 +85,8 @@ inline std::map<std::string, Tensor> run_imported(const Imported& imported, cons
   for (NodeId id : graph.order()) {
     const Node& node = graph.node(id);
     std::vector<const Tensor*> read;
-    for (ValueId input : node.inputs) read.push_back(input == kNone ? nullptr : graph.constant(input) ? graph.constant(input) : &values.at(input));
+    for (ValueId input : node.inputs)
+      read.push_back(input == kNone ? nullptr : graph.constant(input) ? graph.constant(input) : &values.at(input));
     std::vector<Tensor> outputs = evaluate(*node.op, node.attributes, read, node.outputs.size(), workers);
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (node.outputs[i] != kNone) values[node.outputs[i]] = std::move(outputs[i]);
@@ -95,8 +98,7 @@ inline std::map<std::string, Tensor> run_imported(const Imported& imported, cons
 }
 
 // What a call throws; fails the test where it throws nothing.
-template <typename Call>
-Error error_of(Call&& call) {
+template <typename Call> Error error_of(Call&& call) {
   try {
     call();
   } catch (const Error& e) {

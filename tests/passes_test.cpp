@@ -2,12 +2,11 @@
 
 #include "passes/passes.h"
 
+#include <fmt/printf.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <random>
-
-#include <fmt/printf.h>
 
 #include "exec/kernel.h"
 #include "graph/autodiff.h"
@@ -92,7 +91,8 @@ TEST(Simplify, ReshapesMergeAndVanish) {
     b = Reshape<shape = [12]>(a)
     c = Reshape<shape = [3, 4]>(b)
     y = Neg(c)
-  })", simplify);
+  })",
+                            simplify);
   EXPECT_EQ(ops(graph), (std::vector<std::string>{"Reshape", "Neg"}));
 }
 
@@ -101,7 +101,8 @@ TEST(Simplify, ProductsTakeTransposesAndBiases) {
     t = Transpose<perm = [1, 0]>(w)
     m = MatMul(x, t)
     y = Add(m, b)
-  })", simplify);
+  })",
+                            simplify);
   const Node& product = only(graph, "MatMul");
   EXPECT_EQ(ops(graph).size(), 1u);
   EXPECT_EQ(product.attributes.get("trans_b", 0), 1);
@@ -112,7 +113,8 @@ TEST(Simplify, ABiasOfAnotherShapeStays) {
   const Graph graph = after(R"(g (float[4, 3] x) => (float[4, 5] y) <float[3, 5] w, float[4, 1] b> {
     m = MatMul(x, w)
     y = Add(m, b)
-  })", simplify);
+  })",
+                            simplify);
   EXPECT_EQ(ops(graph), (std::vector<std::string>{"MatMul", "Add"}));
 }
 
@@ -122,13 +124,15 @@ TEST(Simplify, AFlattenedTransposeOfTheLastAxesIsOne) {
     b = Transpose<perm = [0, 2, 1]>(a)
     c = Reshape<shape = [2, 3, 5, 4]>(b)
     y = Neg(c)
-  })", simplify);
+  })",
+                            simplify);
   EXPECT_EQ(only(graph, "Transpose").attributes.get("perm", std::vector<int64_t>{}), (std::vector<int64_t>{0, 1, 3, 2}));
   EXPECT_EQ(ops(graph).size(), 2u);
 }
 
 TEST(FuseGelu, TheTanhForm) {
-  const Graph graph = after(R"(g (float[40] x) => (float[40] y) <float half = {0.5}, float one = {1}, float three = {3}, float c = {0.044715}, float r = {0.7978845608}> {
+  const Graph graph = after(
+      R"(g (float[40] x) => (float[40] y) <float half = {0.5}, float one = {1}, float three = {3}, float c = {0.044715}, float r = {0.7978845608}> {
     h = Mul(x, half)
     p = Pow(x, three)
     q = Mul(p, c)
@@ -137,7 +141,8 @@ TEST(FuseGelu, TheTanhForm) {
     t = Tanh(u)
     o = Add(t, one)
     y = Mul(h, o)
-  })", fuse_gelu);
+  })",
+      fuse_gelu);
   EXPECT_EQ(ops(graph), std::vector<std::string>{"Gelu"});
   EXPECT_EQ(only(graph, "Gelu").attributes.get("approximate", "none"), "tanh");
 }
@@ -149,7 +154,8 @@ TEST(FuseGelu, TheErfFormInAnotherOrder) {
     o = Add(one, e)
     m = Mul(x, o)
     y = Mul(m, half)
-  })", fuse_gelu);
+  })",
+                            fuse_gelu);
   EXPECT_EQ(ops(graph), std::vector<std::string>{"Gelu"});
 }
 
@@ -160,7 +166,8 @@ TEST(FuseGelu, AnotherConstantIsNotAGelu) {
     o = Add(one, e)
     m = Mul(x, o)
     y = Mul(m, half)
-  })", fuse_gelu);
+  })",
+                            fuse_gelu);
   EXPECT_EQ(ops(graph).size(), 5u);
 }
 
@@ -175,11 +182,13 @@ TEST(FuseNormalization, LayerNormInPrimitives) {
     n = Div(d, r)
     s = Mul(n, w)
     y = Add(s, b)
-  })", fuse_normalization);
+  })",
+                            fuse_normalization);
   EXPECT_EQ(ops(graph), std::vector<std::string>{"LayerNormalization"});
 }
 
-constexpr const char* kAttention = R"(g (float[2, 3, 6, 4] q, float[2, 3, 6, 4] k, float[2, 3, 6, 4] v%s) => (float[2, 3, 6, 4] y) <float scale = {0.5}%s> {
+constexpr const char* kAttention =
+    R"(g (float[2, 3, 6, 4] q, float[2, 3, 6, 4] k, float[2, 3, 6, 4] v%s) => (float[2, 3, 6, 4] y) <float scale = {0.5}%s> {
     s = MatMul<trans_b = 1>(q, k)
     m = Mul(s, scale)
     %s
@@ -207,16 +216,19 @@ TEST(FuseAttention, AMaskThatIsComputedStaysAnInput) {
 }
 
 TEST(FuseAttention, WhereMasksToo) {
-  const Graph graph = after(fmt::sprintf(kAttention, ", bool[1, 1, 6, 6] allowed", ", float low = {-3.4e38}", "b = Where(allowed, m, low)"), fuse_attention);
+  const Graph graph = after(fmt::sprintf(kAttention, ", bool[1, 1, 6, 6] allowed", ", float low = {-3.4e38}", "b = Where(allowed, m, low)"),
+                            fuse_attention);
   EXPECT_EQ(only(graph, "Attention").inputs.size(), 4u);
 }
 
 TEST(FuseAttention, WeightsThatAreAnOutputStay) {
-  const Graph graph = after(R"(g (float[1, 2, 6, 4] q, float[1, 2, 6, 4] k, float[1, 2, 6, 4] v) => (float[1, 2, 6, 4] y, float[1, 2, 6, 6] p) {
+  const Graph graph =
+      after(R"(g (float[1, 2, 6, 4] q, float[1, 2, 6, 4] k, float[1, 2, 6, 4] v) => (float[1, 2, 6, 4] y, float[1, 2, 6, 6] p) {
     s = MatMul<trans_b = 1>(q, k)
     p = Softmax<axis = -1>(s)
     y = MatMul(p, v)
-  })", fuse_attention);
+  })",
+            fuse_attention);
   EXPECT_EQ(ops(graph).size(), 3u);
 }
 
@@ -235,7 +247,9 @@ TEST(Autodiff, AWeightUsedTwiceIsSummedInImportOrder) {
   ASSERT_EQ(uses.size(), 1u);
   const std::vector<ValueId>& gradients = uses.begin()->second;
   ASSERT_EQ(gradients.size(), 2u);
-  const auto position = [&](ValueId v) { return std::find(graph.order().begin(), graph.order().end(), graph.value(v).producer) - graph.order().begin(); };
+  const auto position = [&](ValueId v) {
+    return std::find(graph.order().begin(), graph.order().end(), graph.value(v).producer) - graph.order().begin();
+  };
   EXPECT_GT(position(gradients[0]), position(gradients[1])) << "the first use's gradient is the last to be made";
 }
 
@@ -268,7 +282,9 @@ TEST(Pipeline, AnAccumulatedStepComputesTheGradientsOfThePlainOne) {
   size_t accumulators = 0;
   for (const auto& [parameter, sums] : micro.accumulators) accumulators += sums.size();
   EXPECT_EQ(accumulators, 3u) << "one for each use";
-  EXPECT_EQ(std::count_if(update.graph.order().begin(), update.graph.order().end(), [&](NodeId id) { return update.graph.node(id).op->name == "Clear"; }), 3);
+  EXPECT_EQ(std::count_if(update.graph.order().begin(), update.graph.order().end(),
+                          [&](NodeId id) { return update.graph.node(id).op->name == "Clear"; }),
+            3);
 }
 
 }  // namespace

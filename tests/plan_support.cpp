@@ -56,30 +56,48 @@ class RandomGraph {
     b.named("n" + std::to_string(graph_.order().size()));
     return b;
   }
-  void emit(std::string_view op, std::vector<ValueId> inputs, Attributes attributes = {}) { pool_.push_back(builder().emit(op, std::move(inputs), std::move(attributes))); }
+  void emit(std::string_view op, std::vector<ValueId> inputs, Attributes attributes = {}) {
+    pool_.push_back(builder().emit(op, std::move(inputs), std::move(attributes)));
+  }
 
   void step() {
     const ValueId x = any();
     const Shape s = shape(x);
     const auto rank = static_cast<int64_t>(s.size());
     switch (pick(18)) {
-      case 0: return emit("Tanh", {x});
-      case 1: return emit("Gelu", {x});
-      case 2: return emit("Neg", {x});
-      case 3: return emit("Add", {x, x});
+      case 0:
+        return emit("Tanh", {x});
+      case 1:
+        return emit("Gelu", {x});
+      case 2:
+        return emit("Neg", {x});
+      case 3:
+        return emit("Add", {x, x});
       case 4:
       case 5:
-      case 6: return binary(x);
-      case 7: return emit("Reshape", {x}, {{"shape", Shape{element_count(s)}}});
-      case 8: return element_count(s) % 4 == 0 ? emit("Reshape", {x}, {{"shape", Shape{element_count(s) / 4, 4}}}) : emit("Exp", {x});
-      case 9: return rank == 2 ? emit("Transpose", {x}, {{"perm", Shape{1, 0}}}) : emit("Sigmoid", {x});
-      case 10: return emit("Softmax", {x}, {{"axis", int64_t{-1}}});
-      case 11: return last_is_4(x) ? emit("MatMul", {x, weight_}) : emit("Relu", {x});
-      case 12: return rank == 2 && last_is_4(x) ? normalize(x) : emit("Tanh", {x});
-      case 13: return element_count(s) <= 128 ? emit("Concat", {x, x}, {{"axis", int64_t{0}}}) : emit("ReduceSum", {x}, {{"axes", Shape{0}}, {"keepdims", int64_t{1}}});
-      case 14: return s[0] % 2 == 0 ? split(x) : emit("Abs", {x});
-      case 15: return change_state();
-      default: return read_state();
+      case 6:
+        return binary(x);
+      case 7:
+        return emit("Reshape", {x}, {{"shape", Shape{element_count(s)}}});
+      case 8:
+        return element_count(s) % 4 == 0 ? emit("Reshape", {x}, {{"shape", Shape{element_count(s) / 4, 4}}}) : emit("Exp", {x});
+      case 9:
+        return rank == 2 ? emit("Transpose", {x}, {{"perm", Shape{1, 0}}}) : emit("Sigmoid", {x});
+      case 10:
+        return emit("Softmax", {x}, {{"axis", int64_t{-1}}});
+      case 11:
+        return last_is_4(x) ? emit("MatMul", {x, weight_}) : emit("Relu", {x});
+      case 12:
+        return rank == 2 && last_is_4(x) ? normalize(x) : emit("Tanh", {x});
+      case 13:
+        return element_count(s) <= 128 ? emit("Concat", {x, x}, {{"axis", int64_t{0}}})
+                                       : emit("ReduceSum", {x}, {{"axes", Shape{0}}, {"keepdims", int64_t{1}}});
+      case 14:
+        return s[0] % 2 == 0 ? split(x) : emit("Abs", {x});
+      case 15:
+        return change_state();
+      default:
+        return read_state();
     }
   }
 
@@ -98,7 +116,8 @@ class RandomGraph {
   void normalize(ValueId x) {
     const auto outputs = builder().emit_many("LayerNormalization", {x, scale_}, {{"axis", int64_t{-1}}, {"epsilon", 1e-5f}}, 3);
     pool_.push_back(outputs[0]);
-    if (pick(2)) pool_.push_back(builder().emit("LayerNormalizationGrad", {any_like(x), x, scale_, outputs[1], outputs[2]}, {{"axis", int64_t{-1}}}));
+    if (pick(2))
+      pool_.push_back(builder().emit("LayerNormalizationGrad", {any_like(x), x, scale_, outputs[1], outputs[2]}, {{"axis", int64_t{-1}}}));
   }
   ValueId any_like(ValueId x) {
     for (int tries = 0; tries < 8; ++tries) {
@@ -134,7 +153,8 @@ class RandomGraph {
       if (const ValueId y = any(); shape(y) == wanted) return y;
     }
     const ValueId x = any();
-    const ValueId sum = builder().emit("ReduceSum", {x}, {{"axes", shape(x).size() == 1 ? Shape{0} : Shape{0, 1}}, {"keepdims", int64_t{0}}});
+    const ValueId sum =
+        builder().emit("ReduceSum", {x}, {{"axes", shape(x).size() == 1 ? Shape{0} : Shape{0, 1}}, {"keepdims", int64_t{0}}});
     const ValueId one = builder().emit("Reshape", {sum}, {{"shape", Shape(wanted.size(), 1)}});
     return builder().emit("Expand", {one}, {{"shape", wanted}});
   }
@@ -154,7 +174,8 @@ class RandomGraph {
         state_[i] = b.emit("SGD", {state_[i], gradients[i], kNone, clip, scalars_});
         continue;
       }
-      const ValueId m = add(graph_, name + ".m", ValueKind::optimizer_state, shape(state_[i])), v = add(graph_, name + ".v", ValueKind::optimizer_state, shape(state_[i]));
+      const ValueId m = add(graph_, name + ".m", ValueKind::optimizer_state, shape(state_[i])),
+                    v = add(graph_, name + ".v", ValueKind::optimizer_state, shape(state_[i]));
       state_[i] = b.emit_many("AdamW", {state_[i], gradients[i], m, v, clip, scalars_}, {{"weight_decay", 0.1f}}, 3)[0];
     }
     for (int i = 0; i < 3; ++i) graph_.value(state_[i]).kind = ValueKind::parameter;
@@ -204,7 +225,8 @@ Graph gpt_forward(const GptShape& shape) {
     b.named("/" + h + "/attn");
     std::vector<ValueId> heads = b.emit_many("Split", {qkv}, {{"axis", int64_t{2}}, {"split", Shape{width, width, width}}}, 3);
     for (ValueId& part : heads) part = b.transpose(b.reshape(part, {shape.batch, shape.length, shape.heads, depth}), {0, 2, 1, 3});
-    const ValueId scores = b.emit("MatMul", {heads[0], heads[1]}, {{"trans_b", int64_t{1}}, {"alpha", 1.0f / std::sqrt(static_cast<float>(depth))}});
+    const ValueId scores =
+        b.emit("MatMul", {heads[0], heads[1]}, {{"trans_b", int64_t{1}}, {"alpha", 1.0f / std::sqrt(static_cast<float>(depth))}});
     const ValueId shares = b.emit("Softmax", {b.emit("Add", {scores, mask})}, {{"axis", int64_t{-1}}});
     const ValueId mixed = b.reshape(b.transpose(b.emit("MatMul", {shares, heads[2]}), {0, 2, 1, 3}), {shape.batch, shape.length, width});
     const ValueId attention = linear(h + ".attn.c_proj", mixed, width, width);
@@ -219,9 +241,7 @@ Graph gpt_forward(const GptShape& shape) {
   return graph;
 }
 
-JobGraph gpt_training(const GptShape& shape, OptimizerSpec optimizer) {
-  return build_train_graph(gpt_forward(shape), {}, optimizer, {});
-}
+JobGraph gpt_training(const GptShape& shape, OptimizerSpec optimizer) { return build_train_graph(gpt_forward(shape), {}, optimizer, {}); }
 
 Tensor random_tensor(const TensorType& type, uint32_t seed, int64_t limit) {
   std::mt19937 random(seed);

@@ -21,7 +21,9 @@ namespace {
 using testing::gpt_training;
 using testing::random_graph;
 
-double seconds_since(std::chrono::steady_clock::time_point start) { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); }
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 ValueId input(Graph& graph, const char* name, Shape shape) {
   graph.inputs.push_back(graph.add_value({.name = name, .shape = std::move(shape), .kind = ValueKind::input}));
@@ -35,7 +37,8 @@ void expect_valid(const std::vector<Block>& blocks, int64_t height) {
     ASSERT_LE(blocks[i].offset + blocks[i].bytes, height);
     for (size_t j = 0; j < i; ++j) {
       const bool together = blocks[i].first <= blocks[j].last && blocks[j].first <= blocks[i].last;
-      ASSERT_TRUE(!together || blocks[i].offset + blocks[i].bytes <= blocks[j].offset || blocks[j].offset + blocks[j].bytes <= blocks[i].offset);
+      ASSERT_TRUE(!together || blocks[i].offset + blocks[i].bytes <= blocks[j].offset ||
+                  blocks[j].offset + blocks[j].bytes <= blocks[i].offset);
     }
   }
 }
@@ -208,7 +211,8 @@ TEST(Plan, UpdatesRunAsSoonAsTheyCan) {
   Builder b(graph, Stage::update);
   std::vector<ValueId> parameters, gradients;
   for (int i = 0; i < 8; ++i) {
-    parameters.push_back(graph.add_value({.name = fmt::format("p{}", i), .shape = {64, 256}, .kind = ValueKind::parameter, .trainable = true}));
+    parameters.push_back(
+        graph.add_value({.name = fmt::format("p{}", i), .shape = {64, 256}, .kind = ValueKind::parameter, .trainable = true}));
     gradients.push_back(b.emit("Expand", {small}, {{"shape", Shape{64, 256}}}));
   }
   for (int i = 0; i < 8; ++i) graph.value(b.emit("SGD", {parameters[i], gradients[i], kNone, one, scalars})).kind = ValueKind::parameter;
@@ -296,11 +300,14 @@ TEST_P(GptPlan, IsTight) {
 
   const Entry& entry = program.entries[0];
   const double ratio = static_cast<double>(program.arena_bytes) / static_cast<double>(entry.peak_live_bytes);
-  const double transient = static_cast<double>(program.arena_bytes - program.persistent_bytes) / static_cast<double>(entry.peak_live_bytes - program.persistent_bytes);
-  std::printf("%s: %zu instructions, %zu storages, arena %.1f MB (persistent %.1f), ratio %.5f (transient %.5f), order %.1f -> %.1f MB, plan %.2f s, verify %.1f ms\n",
-              GetParam().name, entry.code.size(), entry.storages.size(), static_cast<double>(program.arena_bytes) / 1e6, static_cast<double>(program.persistent_bytes) / 1e6,
-              ratio, transient, static_cast<double>(before) / 1e6, static_cast<double>(entry.peak_live_bytes - program.persistent_bytes) / 1e6, plan_seconds,
-              verify_seconds * 1e3);
+  const double transient = static_cast<double>(program.arena_bytes - program.persistent_bytes) /
+                           static_cast<double>(entry.peak_live_bytes - program.persistent_bytes);
+  std::printf(
+      "%s: %zu instructions, %zu storages, arena %.1f MB (persistent %.1f), ratio %.5f (transient %.5f), order %.1f -> %.1f MB, plan %.2f "
+      "s, verify %.1f ms\n",
+      GetParam().name, entry.code.size(), entry.storages.size(), static_cast<double>(program.arena_bytes) / 1e6,
+      static_cast<double>(program.persistent_bytes) / 1e6, ratio, transient, static_cast<double>(before) / 1e6,
+      static_cast<double>(entry.peak_live_bytes - program.persistent_bytes) / 1e6, plan_seconds, verify_seconds * 1e3);
   EXPECT_LE(transient, 1.02);
 #if !defined(__SANITIZE_ADDRESS__)
   EXPECT_LT(plan_seconds, 5);
@@ -308,11 +315,13 @@ TEST_P(GptPlan, IsTight) {
 #endif
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, GptPlan,
-                         ::testing::Values(GptCase{"gpt2_256", {}, 1.0}, GptCase{"gpt2_256_unclipped", {}, 0}, GptCase{"gpt2_4x1024", {.batch = 4, .length = 1024}, 1.0},
-                                           GptCase{"char_gpt", {.layers = 6, .heads = 6, .width = 384, .vocabulary = 65, .batch = 16, .length = 256}, 1.0},
-                                           GptCase{"deep", {.layers = 48, .heads = 25, .width = 1600, .batch = 1, .length = 1024}, 1.0}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, GptPlan,
+    ::testing::Values(GptCase{"gpt2_256", {}, 1.0}, GptCase{"gpt2_256_unclipped", {}, 0},
+                      GptCase{"gpt2_4x1024", {.batch = 4, .length = 1024}, 1.0},
+                      GptCase{"char_gpt", {.layers = 6, .heads = 6, .width = 384, .vocabulary = 65, .batch = 16, .length = 256}, 1.0},
+                      GptCase{"deep", {.layers = 48, .heads = 25, .width = 1600, .batch = 1, .length = 1024}, 1.0}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace ort_train

@@ -35,14 +35,10 @@ inline std::string read_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-template <typename T>
-std::string bytes_of(const std::vector<T>& values) {
+template <typename T> std::string bytes_of(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
-template <typename T>
-std::string bytes_of(T value) {
-  return {reinterpret_cast<const char*>(&value), sizeof(T)};
-}
+template <typename T> std::string bytes_of(T value) { return {reinterpret_cast<const char*>(&value), sizeof(T)}; }
 
 // {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), } behind the magic number, padded as NumPy does.
 inline std::string npy(const std::string& description, const std::string& elements, int version = 1) {
@@ -83,18 +79,23 @@ inline std::string zip(const std::vector<ZipMember>& members) {
       deflateEnd(&stream);
     }
     const uint32_t crc = static_cast<uint32_t>(crc32_z(0, reinterpret_cast<const Bytef*>(member.content.data()), member.content.size()));
-    const std::string common = bytes_of(uint16_t{20}) + bytes_of(uint16_t{0}) + bytes_of(static_cast<uint16_t>(member.deflate ? 8 : 0)) + std::string(4, '\0') +
-                               bytes_of(crc) + bytes_of(static_cast<uint32_t>(packed.size())) + bytes_of(static_cast<uint32_t>(member.content.size())) +
+    const std::string common = bytes_of(uint16_t{20}) + bytes_of(uint16_t{0}) + bytes_of(static_cast<uint16_t>(member.deflate ? 8 : 0)) +
+                               std::string(4, '\0') + bytes_of(crc) + bytes_of(static_cast<uint32_t>(packed.size())) +
+                               bytes_of(static_cast<uint32_t>(member.content.size())) +
                                bytes_of(static_cast<uint16_t>(member.name.size())) + bytes_of(uint16_t{0});
-    directory += std::string("PK\1\2") + bytes_of(uint16_t{20}) + common + std::string(10, '\0') + bytes_of(static_cast<uint32_t>(file.size())) + member.name;
+    directory += std::string("PK\1\2") + bytes_of(uint16_t{20}) + common + std::string(10, '\0') +
+                 bytes_of(static_cast<uint32_t>(file.size())) + member.name;
     file += std::string("PK\3\4") + common + member.name + packed;
   }
   const size_t count = members.size(), start = file.size();
-  return file + directory + std::string("PK\5\6") + std::string(4, '\0') + bytes_of(static_cast<uint16_t>(count)) + bytes_of(static_cast<uint16_t>(count)) +
-         bytes_of(static_cast<uint32_t>(directory.size())) + bytes_of(static_cast<uint32_t>(start)) + std::string(2, '\0');
+  return file + directory + std::string("PK\5\6") + std::string(4, '\0') + bytes_of(static_cast<uint16_t>(count)) +
+         bytes_of(static_cast<uint16_t>(count)) + bytes_of(static_cast<uint32_t>(directory.size())) +
+         bytes_of(static_cast<uint32_t>(start)) + std::string(2, '\0');
 }
 
 // A safetensors file from its JSON header and data.
-inline std::string safetensors(const std::string& header, const std::string& data) { return bytes_of(static_cast<uint64_t>(header.size())) + header + data; }
+inline std::string safetensors(const std::string& header, const std::string& data) {
+  return bytes_of(static_cast<uint64_t>(header.size())) + header + data;
+}
 
 }  // namespace ort_train

@@ -1,5 +1,5 @@
-// Training against PyTorch: loss, every gradient, ten steps of losses, the model's outputs, for every golden model (tests/golden/README.md),
-// and promise 2 on them: threads change no bit.
+// Training against PyTorch: loss, every gradient, ten steps of losses, the model's outputs, for every golden model
+// (tests/golden/README.md), and promise 2 on them: threads change no bit.
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -52,7 +52,9 @@ struct Tensors {
         return result;
       };
       shapes[entry.name] = entry.shape;
-      values[entry.name] = entry.element == Element::float32 ? read(0.0f) : entry.element == Element::float64 ? read(0.0) : read(int64_t{0});
+      values[entry.name] = entry.element == Element::float32   ? read(0.0f)
+                           : entry.element == Element::float64 ? read(0.0)
+                                                               : read(int64_t{0});
     }
   }
   const std::vector<double>& operator[](const std::string& name) const { return values.at(name); }
@@ -161,8 +163,10 @@ TEST_P(Golden, OutputsAreThoseOfPyTorch) {
   for (const auto& [input, values] : data.values) {
     if (input == o.labels) continue;
     const auto batch = static_cast<std::ptrdiff_t>(values.size() / data.shapes.at(input)[0]) * o.batch_size;
-    if (o.loss == "cross_entropy") integers[input].assign(values.begin(), values.begin() + batch);
-    else reals[input].assign(values.begin(), values.begin() + batch);
+    if (o.loss == "cross_entropy")
+      integers[input].assign(values.begin(), values.begin() + batch);
+    else
+      reals[input].assign(values.begin(), values.begin() + batch);
   }
   const auto outputs = trainer.predict(integers, reals);
   const std::vector<double> ours(outputs.at(output).begin(), outputs.at(output).end());

@@ -66,8 +66,10 @@ void refresh_instructions(Program& program, const Graph& graph) {
   Entry& entry = program.entries[0];
   for (Instruction& instruction : entry.code) {
     const Node& node = graph.node(instruction.node);
-    for (size_t i = 0; i < node.inputs.size(); ++i) instruction.inputs[i] = node.inputs[i] == kNone ? Place{} : entry.value_places[node.inputs[i]];
-    for (size_t i = 0; i < node.outputs.size(); ++i) instruction.outputs[i] = node.outputs[i] == kNone ? Place{} : entry.value_places[node.outputs[i]];
+    for (size_t i = 0; i < node.inputs.size(); ++i)
+      instruction.inputs[i] = node.inputs[i] == kNone ? Place{} : entry.value_places[node.inputs[i]];
+    for (size_t i = 0; i < node.outputs.size(); ++i)
+      instruction.outputs[i] = node.outputs[i] == kNone ? Place{} : entry.value_places[node.outputs[i]];
   }
 }
 
@@ -81,22 +83,28 @@ TEST_P(VerifyEachInstruction, CatchesEveryKindOfDamage) {
   for (size_t i = 0; i < code.size(); ++i) {
     for (int64_t by : {-64, 64, 1, 32}) {
       for (size_t k = 0; k < code[i].inputs.size(); ++k) {
-        if (code[i].inputs[k].bytes > 0) expect_caught(planned, "a shifted input", [&](Program& p) { return at(p, i).inputs[k].offset += by, true; });
+        if (code[i].inputs[k].bytes > 0)
+          expect_caught(planned, "a shifted input", [&](Program& p) { return at(p, i).inputs[k].offset += by, true; });
       }
       for (size_t k = 0; k < code[i].outputs.size(); ++k) {
-        if (code[i].outputs[k].bytes > 0) expect_caught(planned, "a shifted output", [&](Program& p) { return at(p, i).outputs[k].offset += by, true; });
+        if (code[i].outputs[k].bytes > 0)
+          expect_caught(planned, "a shifted output", [&](Program& p) { return at(p, i).outputs[k].offset += by, true; });
       }
-      if (code[i].workspace.bytes > 0) expect_caught(planned, "a shifted workspace", [&](Program& p) { return at(p, i).workspace.offset += by, true; });
+      if (code[i].workspace.bytes > 0)
+        expect_caught(planned, "a shifted workspace", [&](Program& p) { return at(p, i).workspace.offset += by, true; });
     }
     if (code[i].workspace.bytes > 0) {
       expect_caught(planned, "a shrunk workspace", [&](Program& p) { return at(p, i).workspace.bytes -= 1, true; });
       expect_caught(planned, "a missing workspace", [&](Program& p) { return at(p, i).workspace = {}, true; });
-      expect_caught(planned, "a workspace over the output", [&](Program& p) { return at(p, i).workspace.offset = code[i].outputs[0].offset, true; });
+      expect_caught(planned, "a workspace over the output",
+                    [&](Program& p) { return at(p, i).workspace.offset = code[i].outputs[0].offset, true; });
       expect_caught(planned, "a workspace over the weights", [&](Program& p) { return at(p, i).workspace.offset = 0, true; });
     }
-    expect_caught(planned, "a dropped instruction", [&](Program& p) { return p.entries[0].code.erase(p.entries[0].code.begin() + static_cast<std::ptrdiff_t>(i)), true; });
+    expect_caught(planned, "a dropped instruction",
+                  [&](Program& p) { return p.entries[0].code.erase(p.entries[0].code.begin() + static_cast<std::ptrdiff_t>(i)), true; });
     expect_caught(planned, "a repeated instruction", [&](Program& p) { return p.entries[0].code.push_back(code[i]), true; });
-    expect_caught(planned, "another instruction's node", [&](Program& p) { return at(p, i).node = code[(i + 1) % code.size()].node, true; });
+    expect_caught(planned, "another instruction's node",
+                  [&](Program& p) { return at(p, i).node = code[(i + 1) % code.size()].node, true; });
     expect_caught(planned, "a node that isn't there", [&](Program& p) { return at(p, i).node = 1'000'000, true; });
     expect_caught(planned, "a missing output", [&](Program& p) { return at(p, i).outputs.pop_back(), true; });
     expect_caught(planned, "an output with fewer bytes", [&](Program& p) { return at(p, i).outputs[0].bytes -= 4, true; });
@@ -121,9 +129,11 @@ TEST_P(VerifyEachInstruction, CatchesBrokenOrders) {
   const auto readers = graph.readers();
   for (ValueId value = 0; value < graph.value_count(); ++value) {
     for (NodeId reader : readers[value]) {
-      if (graph.value(value).producer != kNone && graph.value(value).bytes() > 0) swap(graph.value(value).producer, reader, "a read before its write");
+      if (graph.value(value).producer != kNone && graph.value(value).bytes() > 0)
+        swap(graph.value(value).producer, reader, "a read before its write");
       for (NodeId other : readers[value]) {
-        const bool changes = std::any_of(graph.node(other).op->writes.begin(), graph.node(other).op->writes.end(), [&](const Alias& w) { return graph.node(other).inputs[w.input] == value; });
+        const bool changes = std::any_of(graph.node(other).op->writes.begin(), graph.node(other).op->writes.end(),
+                                         [&](const Alias& w) { return graph.node(other).inputs[w.input] == value; });
         if (changes && other != reader) swap(reader, other, "a read after the change");
       }
     }
@@ -144,10 +154,13 @@ TEST_P(VerifyEachInstruction, CatchesWrongStatements) {
   expect_caught(planned, "a persistent part beyond the arena", [&](Program& p) { return p.persistent_bytes = p.arena_bytes + 64, true; });
   expect_caught(planned, "no entry", [&](Program& p) { return p.entries.clear(), true; });
   for (size_t i = 0; i < program.persistent.size(); ++i) {
-    expect_caught(planned, "a persistent value that is gone", [&](Program& p) { return p.persistent.erase(p.persistent.begin() + static_cast<std::ptrdiff_t>(i)), true; });
+    expect_caught(planned, "a persistent value that is gone",
+                  [&](Program& p) { return p.persistent.erase(p.persistent.begin() + static_cast<std::ptrdiff_t>(i)), true; });
     expect_caught(planned, "a persistent value elsewhere", [&](Program& p) { return p.persistent[i].place.offset += 64, true; });
     expect_caught(planned, "a persistent value misaligned", [&](Program& p) { return p.persistent[i].place.offset += 4, true; });
-    expect_caught(planned, "two persistent values in one place", [&](Program& p) { return p.persistent[i].place.offset = p.persistent[(i + 1) % p.persistent.size()].place.offset, true; });
+    expect_caught(planned, "two persistent values in one place", [&](Program& p) {
+      return p.persistent[i].place.offset = p.persistent[(i + 1) % p.persistent.size()].place.offset, true;
+    });
     expect_caught(planned, "a persistent value of another type", [&](Program& p) { return p.persistent[i].type.shape = {1, 2, 3}, true; });
     if (program.persistent[i].initial) {
       expect_caught(planned, "another constant", [&](Program& p) {
@@ -161,13 +174,17 @@ TEST_P(VerifyEachInstruction, CatchesWrongStatements) {
   const auto last = static_cast<int32_t>(program.entries[0].code.size()) - 1;
   for (size_t s = 0; s < program.entries[0].storages.size(); ++s) {
     const Storage& storage = program.entries[0].storages[s];
-    expect_caught(planned, "a storage that begins too late", [&](Program& p) { return storage.first < storage.last ? entry(p).storages[s].first++, true : false; });
+    expect_caught(planned, "a storage that begins too late",
+                  [&](Program& p) { return storage.first < storage.last ? entry(p).storages[s].first++, true : false; });
     // One that lives a moment longer is a harmless statement unless it changes the peak or overlaps; one that lives shorter is wrong.
-    expect_caught(planned, "a storage that ends too early", [&](Program& p) { return storage.first < storage.last ? entry(p).storages[s].last--, true : false; });
+    expect_caught(planned, "a storage that ends too early",
+                  [&](Program& p) { return storage.first < storage.last ? entry(p).storages[s].last--, true : false; });
     expect_caught(planned, "a storage beyond the end", [&](Program& p) { return entry(p).storages[s].last = last + 1, true; });
-    expect_caught(planned, "a storage that is gone", [&](Program& p) { return entry(p).storages.erase(entry(p).storages.begin() + static_cast<std::ptrdiff_t>(s)), true; });
+    expect_caught(planned, "a storage that is gone",
+                  [&](Program& p) { return entry(p).storages.erase(entry(p).storages.begin() + static_cast<std::ptrdiff_t>(s)), true; });
     expect_caught(planned, "a storage elsewhere", [&](Program& p) { return entry(p).storages[s].place.offset += 64, true; });
-    expect_caught(planned, "a storage over the weights", [&](Program& p) { return shift_storage(p, s, -storage.place.offset), refresh_instructions(p, planned.graph), true; });
+    expect_caught(planned, "a storage over the weights",
+                  [&](Program& p) { return shift_storage(p, s, -storage.place.offset), refresh_instructions(p, planned.graph), true; });
   }
   for (ValueId value = 0; value < planned.graph.value_count(); ++value) {
     if (program.entries[0].value_places[value].bytes == 0) continue;
@@ -188,7 +205,9 @@ std::vector<std::byte> result_of(const Program& program, const Graph& graph, Wor
   std::memset(arena.data() + program.persistent_bytes, 0xcd, static_cast<size_t>(program.arena_bytes - program.persistent_bytes));
   uint32_t seed = 1;
   std::vector<std::span<std::byte>> left;
-  const auto fill = [&](std::span<std::byte> place, const Value& value) { std::memcpy(place.data(), random_tensor(value.type(), seed++).bytes.data(), place.size()); };
+  const auto fill = [&](std::span<std::byte> place, const Value& value) {
+    std::memcpy(place.data(), random_tensor(value.type(), seed++).bytes.data(), place.size());
+  };
   for (ValueId id = 0; id < graph.value_count(); ++id) {
     const Value& value = graph.value(id);
     if (value.producer != kNone || value.kind == ValueKind::constant) continue;
@@ -238,7 +257,8 @@ void recompute_lifetimes(Program& program, const Graph& graph) {
   }
   for (ValueId value : entry.keep) last[value] = end;
   for (ValueId value = 0; value < graph.value_count(); ++value) {
-    if (graph.value(value).kind == ValueKind::input && graph.value(value).producer == kNone) first[value] = 0, last[value] = std::max(last[value], 0);
+    if (graph.value(value).kind == ValueKind::input && graph.value(value).producer == kNone)
+      first[value] = 0, last[value] = std::max(last[value], 0);
   }
   size_t workspace = 0;
   for (Storage& storage : entry.storages) {
@@ -287,7 +307,8 @@ TEST(VerifySoundness, WhatIsAcceptedComputesTheSameBits) {
       }
       ++harmless;
       moved_harmless += !address;
-      ASSERT_EQ(result_of(mutant, planned.graph, workers), wanted) << "seed " << seed << ", mutation " << mutation << (address ? " (address)" : " (order)");
+      ASSERT_EQ(result_of(mutant, planned.graph, workers), wanted)
+          << "seed " << seed << ", mutation " << mutation << (address ? " (address)" : " (order)");
     }
   }
   EXPECT_GT(caught, 1000);  // and the test is not vacuous either way

@@ -1,12 +1,13 @@
-// Softmax and cross-entropy of class labels in one op (ONNX SoftmaxCrossEntropyLoss-13 with the classes last): never writes the probabilities.
+// Softmax and cross-entropy of class labels in one op (ONNX SoftmaxCrossEntropyLoss-13 with the classes last): never writes the
+// probabilities.
 //
 //   SoftmaxCrossEntropy{ignore_index}(logits (..., V), labels int64 (...)) -> loss_sum [], lse (...)
 //     lse = log sum exp of a row; loss_sum = sum over rows whose label isn't ignore_index of lse - logits[label]
-//   SoftmaxCrossEntropyGrad{ignore_index}(d_loss_sum [], logits, lse, labels) -> dlogits = (exp(logits - lse) - [class = label]) * d_loss_sum
-//   CountLabels{ignore_index}(labels) -> float32 [], the rows that count
+//   SoftmaxCrossEntropyGrad{ignore_index}(d_loss_sum [], logits, lse, labels) -> dlogits = (exp(logits - lse) - [class = label]) *
+//   d_loss_sum CountLabels{ignore_index}(labels) -> float32 [], the rows that count
 //
-// Saves the logits, which the gradient overwrites, and lse. A row is summed in fixed chunks of 16 lanes, rows in ascending order in double. A label outside
-// the classes is the data's fault and throws Error(data).
+// Saves the logits, which the gradient overwrites, and lse. A row is summed in fixed chunks of 16 lanes, rows in ascending order in double.
+// A label outside the classes is the data's fault and throws Error(data).
 
 #include <algorithm>
 #include <cmath>
@@ -21,30 +22,32 @@ namespace {
 constexpr int64_t kChunk = 1024, kTaskElements = 32768, kNothingIgnored = std::numeric_limits<int64_t>::min();
 
 int64_t classes(const KernelSpec& spec, size_t logits) { return spec.inputs[logits].shape.back(); }
-int64_t rows(const KernelSpec& spec, size_t logits) { return element_count(spec.inputs[logits].shape) / std::max<int64_t>(classes(spec, logits), 1); }
+int64_t rows(const KernelSpec& spec, size_t logits) {
+  return element_count(spec.inputs[logits].shape) / std::max<int64_t>(classes(spec, logits), 1);
+}
 int64_t rows_per_task(int64_t classes) { return std::max<int64_t>(1, kTaskElements / std::max<int64_t>(classes, 1)); }
 
 std::vector<TensorType> infer(const InferContext& context) {
   const TensorType &logits = context.input(0), &labels = context.input(1);
-  if (!is_floating(logits.dtype) || logits.shape.empty()) throw error(ErrorCode::unsupported, "logits are {}; they need a last axis of classes", to_string(logits));
+  if (!is_floating(logits.dtype) || logits.shape.empty())
+    throw error(ErrorCode::unsupported, "logits are {}; they need a last axis of classes", to_string(logits));
   const Shape leading(logits.shape.begin(), logits.shape.end() - 1);
   if (labels.dtype != DType::int64 || labels.shape != leading) {
-    throw error(ErrorCode::unsupported, "labels are {}, but logits {} need int64 {}", to_string(labels), to_string(logits), to_string(leading));
+    throw error(ErrorCode::unsupported, "labels are {}, but logits {} need int64 {}", to_string(labels), to_string(logits),
+                to_string(leading));
   }
   return {{logits.dtype, {}}, {logits.dtype, leading}};
 }
 
 // lanes[i] combined with what stands i + width further, down to one: a fixed tree.
-template <typename T, typename Combine>
-T fold_lanes(T (&lanes)[16], Combine combine) {
+template <typename T, typename Combine> T fold_lanes(T (&lanes)[16], Combine combine) {
   for (int width = 8; width > 0; width /= 2) {
     for (int i = 0; i < width; ++i) lanes[i] = combine(lanes[i], lanes[i + width]);
   }
   return lanes[0];
 }
 
-template <typename T>
-T row_max(const T* __restrict x, int64_t n) {
+template <typename T> T row_max(const T* __restrict x, int64_t n) {
   T lanes[16];
   std::fill(std::begin(lanes), std::end(lanes), -std::numeric_limits<T>::infinity());
   int64_t i = 0;
@@ -55,8 +58,7 @@ T row_max(const T* __restrict x, int64_t n) {
   return fold_lanes(lanes, [](T a, T b) { return a > b ? a : b; });
 }
 
-template <typename T>
-double row_sum_exp(const T* __restrict x, int64_t n, T max) {
+template <typename T> double row_sum_exp(const T* __restrict x, int64_t n, T max) {
   double sum = 0;
   for (int64_t begin = 0; begin < n; begin += kChunk) {
     const int64_t end = std::min(begin + kChunk, n);
@@ -72,62 +74,62 @@ double row_sum_exp(const T* __restrict x, int64_t n, T max) {
 }
 
 [[noreturn]] void fail_label(int64_t label, int64_t position, int64_t classes) {
-  throw error(ErrorCode::data, "label {} at position {} of the batch is outside the {} classes that the model gives (0 to {})", label, position, classes, classes - 1);
+  throw error(ErrorCode::data, "label {} at position {} of the batch is outside the {} classes that the model gives (0 to {})", label,
+              position, classes, classes - 1);
 }
 
-template <typename T>
-KernelRun forward(const KernelSpec& spec) {
-  return [n = classes(spec, 0), rows = rows(spec, 0), ignore = spec.attributes.get("ignore_index", kNothingIgnored)](const KernelArgs& args) {
-    auto* losses = reinterpret_cast<double*>(args.workspace);
-    const auto* labels = args.in<int64_t>(1);
-    const int64_t block = rows_per_task(n);
-    args.workers.parallel_blocks(rows, block, [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        const T* x = args.in<T>(0) + row * n;
-        const T max = row_max(x, n);
-        const double lse = static_cast<double>(max) + std::log(row_sum_exp(x, n, max));
-        args.out<T>(1)[row] = static_cast<T>(lse);
-        if (labels[row] == ignore) {
-          losses[row] = 0;
-          continue;
-        }
-        if (labels[row] < 0 || labels[row] >= n) fail_label(labels[row], row, n);
-        losses[row] = lse - static_cast<double>(x[labels[row]]);
-      }
-    });
-    double sum = 0;
-    for (int64_t row = 0; row < rows; ++row) sum += losses[row];
-    *args.out<T>(0) = static_cast<T>(sum);
-  };
+template <typename T> KernelRun forward(const KernelSpec& spec) {
+  return
+      [n = classes(spec, 0), rows = rows(spec, 0), ignore = spec.attributes.get("ignore_index", kNothingIgnored)](const KernelArgs& args) {
+        auto* losses = reinterpret_cast<double*>(args.workspace);
+        const auto* labels = args.in<int64_t>(1);
+        const int64_t block = rows_per_task(n);
+        args.workers.parallel_blocks(rows, block, [&](int64_t begin, int64_t end) {
+          for (int64_t row = begin; row < end; ++row) {
+            const T* x = args.in<T>(0) + row * n;
+            const T max = row_max(x, n);
+            const double lse = static_cast<double>(max) + std::log(row_sum_exp(x, n, max));
+            args.out<T>(1)[row] = static_cast<T>(lse);
+            if (labels[row] == ignore) {
+              losses[row] = 0;
+              continue;
+            }
+            if (labels[row] < 0 || labels[row] >= n) fail_label(labels[row], row, n);
+            losses[row] = lse - static_cast<double>(x[labels[row]]);
+          }
+        });
+        double sum = 0;
+        for (int64_t row = 0; row < rows; ++row) sum += losses[row];
+        *args.out<T>(0) = static_cast<T>(sum);
+      };
 }
 
 // dx = e^(x - lse) * scale; dx may be x.
-template <typename T>
-void scaled_softmax(const T* x, T* dx, int64_t n, T lse, T scale) {
+template <typename T> void scaled_softmax(const T* x, T* dx, int64_t n, T lse, T scale) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) dx[i] = math::exp(x[i] - lse) * scale;
 }
 
-template <typename T>
-KernelRun backward(const KernelSpec& spec) {
-  return [n = classes(spec, 1), rows = rows(spec, 1), ignore = spec.attributes.get("ignore_index", kNothingIgnored)](const KernelArgs& args) {
-    const T scale = *args.in<T>(0);
-    const auto* labels = args.in<int64_t>(3);
-    args.workers.parallel_blocks(rows, rows_per_task(n), [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        const T* x = args.in<T>(1) + row * n;  // may be dx itself
-        T* dx = args.out<T>(0) + row * n;
-        if (labels[row] == ignore) {
-          std::fill(dx, dx + n, T(0));
-          continue;
-        }
-        const T lse = args.in<T>(2)[row];
-        const T at_label = (math::exp(x[labels[row]] - lse) - T(1)) * scale;
-        scaled_softmax(x, dx, n, lse, scale);
-        dx[labels[row]] = at_label;
-      }
-    });
-  };
+template <typename T> KernelRun backward(const KernelSpec& spec) {
+  return
+      [n = classes(spec, 1), rows = rows(spec, 1), ignore = spec.attributes.get("ignore_index", kNothingIgnored)](const KernelArgs& args) {
+        const T scale = *args.in<T>(0);
+        const auto* labels = args.in<int64_t>(3);
+        args.workers.parallel_blocks(rows, rows_per_task(n), [&](int64_t begin, int64_t end) {
+          for (int64_t row = begin; row < end; ++row) {
+            const T* x = args.in<T>(1) + row * n;  // may be dx itself
+            T* dx = args.out<T>(0) + row * n;
+            if (labels[row] == ignore) {
+              std::fill(dx, dx + n, T(0));
+              continue;
+            }
+            const T lse = args.in<T>(2)[row];
+            const T at_label = (math::exp(x[labels[row]] - lse) - T(1)) * scale;
+            scaled_softmax(x, dx, n, lse, scale);
+            dx[labels[row]] = at_label;
+          }
+        });
+      };
 }
 
 template <KernelRun (*narrow)(const KernelSpec&), KernelRun (*wide)(const KernelSpec&), size_t typed>
@@ -140,11 +142,13 @@ KernelRun by_type(const KernelSpec& spec) {
 int64_t workspace(const KernelSpec& spec) { return rows(spec, 0) * int64_t{sizeof(double)}; }
 
 void gradient(const Node& node, GradientBuilder& g) {
-  g.input_gradient(0, g.emit("SoftmaxCrossEntropyGrad", {g.output_gradient(0), node.inputs[0], node.outputs[1], node.inputs[1]}, node.attributes));
+  g.input_gradient(
+      0, g.emit("SoftmaxCrossEntropyGrad", {g.output_gradient(0), node.inputs[0], node.outputs[1], node.inputs[1]}, node.attributes));
 }
 
 std::vector<TensorType> infer_count(const InferContext& context) {
-  if (context.input(0).dtype != DType::int64) throw error(ErrorCode::unsupported, "labels are {} instead of int64", to_string(context.input(0)));
+  if (context.input(0).dtype != DType::int64)
+    throw error(ErrorCode::unsupported, "labels are {} instead of int64", to_string(context.input(0)));
   return {{DType::float32, {}}};
 }
 
@@ -155,19 +159,61 @@ KernelRun make_count(const KernelSpec& spec) {
   };
 }
 
-void lower(Lowering& l) {
-  if (l.has(2)) l.fail("class weights are not supported: leave the third input out");
+ValueId labels_of(Lowering& l) {
+  const ValueId labels = l.input(1);
+  return l.dtype(labels) == DType::int64 ? labels : l.emit("Cast", {labels}, {{"to", static_cast<int64_t>(DType::int64)}});
+}
+
+ValueId sum_of(Lowering& l, ValueId x) {
+  const int64_t n = element_count(l.shape(x));
+  return l.emit("ReduceSum", {l.reshape(x, {n})}, {{"axes", std::vector<int64_t>{0}}, {"keepdims", int64_t{0}}});
+}
+
+// Losses from logarithms of probabilities (N, C, d...): each row's at its label, weighted by the label's class.
+ValueId picked_loss(Lowering& l, ValueId logarithms) {
+  const ValueId labels = labels_of(l), zero = l.scalar_like(logarithms, 0);
+  const Shape shape = l.shape(labels);
+  ValueId ignored = kNone, safe = labels;
+  if (l.node.attributes.has("ignore_index")) {
+    ignored = l.emit("Equal", {labels, l.constant(scalar_tensor(l.node.attributes.get("ignore_index", kNothingIgnored)))});
+    safe = l.emit("Where", {ignored, l.constant(scalar_tensor(int64_t{0})), labels});
+  }
+  Shape column = shape;
+  column.insert(column.begin() + 1, 1);
+  ValueId loss = l.emit("Neg", {l.reshape(l.emit("GatherElements", {logarithms, l.reshape(safe, column)}, {{"axis", int64_t{1}}}), shape)});
+  ValueId weights = l.has(2) ? l.emit("Gather", {l.input(2), safe}, {{"axis", int64_t{0}}}) : kNone;
+  if (weights != kNone) loss = l.emit("Mul", {loss, weights});
+  if (ignored != kNone) {
+    loss = l.emit("Where", {ignored, zero, loss});
+    if (weights == kNone) weights = l.emit("Expand", {l.scalar_like(logarithms, 1)}, {{"shape", shape}});
+    weights = l.emit("Where", {ignored, zero, weights});
+  }
   const std::string reduction = l.node.attributes.get("reduction", "mean");
-  if (reduction == "none") l.fail("reduction=none leaves no single loss: export with reduction=mean or sum");
-  ValueId scores = l.input(0), labels = l.input(1);
+  if (reduction == "none") return loss;
+  const ValueId sum = sum_of(l, loss);
+  if (reduction == "sum") return sum;
+  return l.emit("Div", {sum, weights == kNone ? l.scalar_like(sum, static_cast<double>(element_count(shape))) : sum_of(l, weights)});
+}
+
+void lower_negative_log_likelihood(Lowering& l) { l.output(0, picked_loss(l, l.input(0))); }
+
+void lower(Lowering& l) {
+  const std::string reduction = l.node.attributes.get("reduction", "mean");
+  ValueId scores = l.input(0);
   const size_t rank = l.shape(scores).size();
+  if (l.node.outputs > 1 || l.has(2) || reduction == "none") {  // needs the logarithms themselves
+    const ValueId logarithms = l.emit("LogSoftmax", {scores}, {{"axis", int64_t{1}}});
+    l.output(0, picked_loss(l, logarithms));
+    if (l.node.outputs > 1) l.output(1, logarithms);
+    return;
+  }
   if (rank > 2) {  // (N, C, d...) -> (N, d..., C)
     std::vector<int64_t> permutation{0};
     for (size_t i = 2; i < rank; ++i) permutation.push_back(static_cast<int64_t>(i));
     permutation.push_back(1);
     scores = l.transpose(scores, permutation);
   }
-  if (l.dtype(labels) == DType::int32) labels = l.emit("Cast", {labels}, {{"to", static_cast<int64_t>(DType::int64)}});
+  const ValueId labels = labels_of(l);
   const Attributes attributes{{"ignore_index", l.node.attributes.get("ignore_index", kNothingIgnored)}};
   ValueId loss = l.emit_many("SoftmaxCrossEntropy", {scores, labels}, attributes, 2)[0];
   if (reduction == "mean") {
@@ -176,7 +222,6 @@ void lower(Lowering& l) {
     loss = l.emit("Div", {loss, count});
   }
   l.output(0, loss);
-  if (l.node.outputs > 1) l.output(1, l.emit("LogSoftmax", {l.input(0)}, {{"axis", int64_t{1}}}));
 }
 
 Cost cost(const KernelSpec& spec) {
@@ -189,7 +234,8 @@ Cost cost(const KernelSpec& spec) {
 
 const OpDef kSoftmaxCrossEntropy{
     .name = "SoftmaxCrossEntropy",
-    .onnx = {{.domain = "", .name = "SoftmaxCrossEntropyLoss", .since = 12, .lower = lower}},
+    .onnx = {{.domain = "", .name = "SoftmaxCrossEntropyLoss", .since = 12, .lower = lower},
+             {.domain = "", .name = "NegativeLogLikelihoodLoss", .since = 12, .lower = lower_negative_log_likelihood}},
     .infer = infer,
     .gradient = gradient,
     .cost = cost,

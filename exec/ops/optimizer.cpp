@@ -10,13 +10,12 @@
 //
 // c is the clipping coefficient, which multiplies the gradient; scalars are those of exec/ops/optimizer_scalars.h.
 
-#include "exec/ops/optimizer_scalars.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "exec/op_list.h"
+#include "exec/ops/optimizer_scalars.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -30,8 +29,7 @@ void check_same(const InferContext& context, size_t a, size_t b) {
   }
 }
 
-template <template <typename> class Make>
-KernelRun for_floats(const KernelSpec& spec) {
+template <template <typename> class Make> KernelRun for_floats(const KernelSpec& spec) {
   if (spec.inputs[0].dtype == DType::float32) return Make<float>{}(spec);
   if (spec.inputs[0].dtype == DType::float64) return Make<double>{}(spec);
   throw error(ErrorCode::unsupported, "parameters of type {} can't be updated; float32 and float64 can", to_string(spec.inputs[0].dtype));
@@ -47,8 +45,7 @@ std::vector<TensorType> infer_sum_squares(const InferContext& context) {
 int64_t norm_blocks(const KernelSpec& spec) { return (element_count(spec.inputs[0].shape) + kNormBlock - 1) / kNormBlock; }
 int64_t sum_squares_workspace(const KernelSpec& spec) { return norm_blocks(spec) * int64_t{sizeof(double)}; }
 
-template <typename T>
-double block_sum_squares(const T* __restrict x, int64_t n) {
+template <typename T> double block_sum_squares(const T* __restrict x, int64_t n) {
   double lanes[16] = {};
   int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
@@ -60,8 +57,7 @@ double block_sum_squares(const T* __restrict x, int64_t n) {
   return sum;
 }
 
-template <typename T>
-struct MakeSumSquares {
+template <typename T> struct MakeSumSquares {
   KernelRun operator()(const KernelSpec& spec) const {
     return [n = element_count(spec.inputs[0].shape), blocks = norm_blocks(spec)](const KernelArgs& args) {
       auto* partial = reinterpret_cast<double*>(args.workspace);
@@ -101,15 +97,13 @@ KernelRun make_clip_coefficient(const KernelSpec& spec) {
 
 std::vector<TensorType> infer_adamw(const InferContext& context) {
   for (size_t i : {1, 2, 3}) check_same(context, 0, i);
-  if (context.input(5) != TensorType{DType::float32, {kOptimizerScalars}}) throw error(ErrorCode::unsupported, "the scalars have the wrong type");
+  if (context.input(5) != TensorType{DType::float32, {kOptimizerScalars}})
+    throw error(ErrorCode::unsupported, "the scalars have the wrong type");
   return {context.input(0), context.input(2), context.input(3)};
 }
 
 // Loops stand in functions of their own: the compiler believes __restrict of parameters, and then needs no checks to vectorise.
-template <typename T>
-struct AdamWNumbers {
-  T clip, keep, step, inverse_root, gain1, beta2, gain2, epsilon;
-};
+template <typename T> struct AdamWNumbers { T clip, keep, step, inverse_root, gain1, beta2, gain2, epsilon; };
 template <typename T>
 void adamw_loop(const AdamWNumbers<T> c, const T* __restrict gradient, T* __restrict p, T* __restrict m, T* __restrict v, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
@@ -120,10 +114,10 @@ void adamw_loop(const AdamWNumbers<T> c, const T* __restrict gradient, T* __rest
   }
 }
 
-template <typename T>
-struct MakeAdamW {
+template <typename T> struct MakeAdamW {
   KernelRun operator()(const KernelSpec& spec) const {
-    return [n = element_count(spec.inputs[0].shape), weight_decay = double{spec.attributes.get("weight_decay", 0.0f)}](const KernelArgs& args) {
+    return [n = element_count(spec.inputs[0].shape),
+            weight_decay = double{spec.attributes.get("weight_decay", 0.0f)}](const KernelArgs& args) {
       const float* scalars = args.in<float>(5);
       const AdamWNumbers<T> numbers{.clip = *args.in<float>(4),
                                     .keep = static_cast<T>(1 - double{scalars[kLearningRate]} * weight_decay),
@@ -143,25 +137,25 @@ struct MakeAdamW {
 std::vector<TensorType> infer_sgd(const InferContext& context) {
   check_same(context, 0, 1);
   if (context.has(2)) check_same(context, 0, 2);
-  if (context.outputs != (context.has(2) ? 2u : 1u)) throw error(ErrorCode::unsupported, "there is one output for the parameter and one for its momentum buffer");
+  if (context.outputs != (context.has(2) ? 2u : 1u))
+    throw error(ErrorCode::unsupported, "there is one output for the parameter and one for its momentum buffer");
   return std::vector<TensorType>(context.outputs, context.input(0));
 }
 
-template <typename T>
-void sgd_loop(T clip, T rate, T weight_decay, const T* __restrict gradient, T* __restrict p, int64_t n) {
+template <typename T> void sgd_loop(T clip, T rate, T weight_decay, const T* __restrict gradient, T* __restrict p, int64_t n) {
   for (int64_t i = 0; i < n; ++i) p[i] = p[i] - rate * (gradient[i] * clip + weight_decay * p[i]);
 }
 // The buffer is zero at first, so that the first step's is the gradient.
 template <typename T>
-void momentum_loop(T clip, T rate, T weight_decay, T momentum, const T* __restrict gradient, T* __restrict p, T* __restrict buffer, int64_t n) {
+void momentum_loop(T clip, T rate, T weight_decay, T momentum, const T* __restrict gradient, T* __restrict p, T* __restrict buffer,
+                   int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     buffer[i] = momentum * buffer[i] + (gradient[i] * clip + weight_decay * p[i]);
     p[i] = p[i] - rate * buffer[i];
   }
 }
 
-template <typename T>
-struct MakeSgd {
+template <typename T> struct MakeSgd {
   KernelRun operator()(const KernelSpec& spec) const {
     return [n = element_count(spec.inputs[0].shape), weight_decay = static_cast<T>(spec.attributes.get("weight_decay", 0.0f)),
             buffered = spec.has(2)](const KernelArgs& args) {
@@ -170,8 +164,10 @@ struct MakeSgd {
       args.workers.parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
         const T* gradient = args.in<T>(1) + begin;
         T* p = args.out<T>(0) + begin;
-        if (buffered) momentum_loop(clip, rate, weight_decay, momentum, gradient, p, args.out<T>(1) + begin, end - begin);
-        else sgd_loop(clip, rate, weight_decay, gradient, p, end - begin);
+        if (buffered)
+          momentum_loop(clip, rate, weight_decay, momentum, gradient, p, args.out<T>(1) + begin, end - begin);
+        else
+          sgd_loop(clip, rate, weight_decay, gradient, p, end - begin);
       });
     };
   }
@@ -182,13 +178,11 @@ std::vector<TensorType> infer_accumulate(const InferContext& context) {
   return {context.input(0)};
 }
 
-template <typename T>
-void accumulate_loop(const T* __restrict x, T* __restrict sum, int64_t n) {
+template <typename T> void accumulate_loop(const T* __restrict x, T* __restrict sum, int64_t n) {
   for (int64_t i = 0; i < n; ++i) sum[i] = sum[i] + x[i];
 }
 
-template <typename T>
-struct MakeAccumulate {
+template <typename T> struct MakeAccumulate {
   KernelRun operator()(const KernelSpec& spec) const {
     return [n = element_count(spec.inputs[0].shape)](const KernelArgs& args) {
       args.workers.parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
@@ -206,8 +200,7 @@ KernelRun make_clear(const KernelSpec& spec) {
   };
 }
 
-template <int bytes_per_element, int flops_per_element>
-Cost per_element(const KernelSpec& spec) {
+template <int bytes_per_element, int flops_per_element> Cost per_element(const KernelSpec& spec) {
   const auto n = static_cast<double>(element_count(spec.inputs[0].shape));
   return {.flops = flops_per_element * n, .bytes = bytes_per_element * n};
 }

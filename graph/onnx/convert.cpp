@@ -11,23 +11,33 @@ static_assert(std::endian::native == std::endian::little, "tensors are stored li
 
 int to_onnx(DType dtype) {
   switch (dtype) {
-    case DType::float32: return pb::TensorProto::FLOAT;
-    case DType::float64: return pb::TensorProto::DOUBLE;
-    case DType::float16: return pb::TensorProto::FLOAT16;
-    case DType::bfloat16: return pb::TensorProto::BFLOAT16;
-    case DType::int64: return pb::TensorProto::INT64;
-    case DType::int32: return pb::TensorProto::INT32;
-    case DType::int16: return pb::TensorProto::INT16;
-    case DType::int8: return pb::TensorProto::INT8;
-    case DType::uint8: return pb::TensorProto::UINT8;
-    case DType::boolean: return pb::TensorProto::BOOL;
+    case DType::float32:
+      return pb::TensorProto::FLOAT;
+    case DType::float64:
+      return pb::TensorProto::DOUBLE;
+    case DType::float16:
+      return pb::TensorProto::FLOAT16;
+    case DType::bfloat16:
+      return pb::TensorProto::BFLOAT16;
+    case DType::int64:
+      return pb::TensorProto::INT64;
+    case DType::int32:
+      return pb::TensorProto::INT32;
+    case DType::int16:
+      return pb::TensorProto::INT16;
+    case DType::int8:
+      return pb::TensorProto::INT8;
+    case DType::uint8:
+      return pb::TensorProto::UINT8;
+    case DType::boolean:
+      return pb::TensorProto::BOOL;
   }
   return pb::TensorProto::UNDEFINED;
 }
 
 std::optional<DType> from_onnx(int data_type) {
-  for (DType dtype : {DType::float32, DType::float64, DType::float16, DType::bfloat16, DType::int64, DType::int32, DType::int16, DType::int8,
-                      DType::uint8, DType::boolean}) {
+  for (DType dtype : {DType::float32, DType::float64, DType::float16, DType::bfloat16, DType::int64, DType::int32, DType::int16,
+                      DType::int8, DType::uint8, DType::boolean}) {
     if (to_onnx(dtype) == data_type) return dtype;
   }
   return std::nullopt;
@@ -35,8 +45,9 @@ std::optional<DType> from_onnx(int data_type) {
 
 std::string type_in_words(int data_type) {
   if (const auto dtype = from_onnx(data_type)) return std::string(to_string(*dtype));
-  std::string name = pb::TensorProto::DataType_IsValid(data_type) ? pb::TensorProto::DataType_Name(static_cast<pb::TensorProto::DataType>(data_type))
-                                                                  : fmt::format("type {}", data_type);
+  std::string name = pb::TensorProto::DataType_IsValid(data_type)
+                         ? pb::TensorProto::DataType_Name(static_cast<pb::TensorProto::DataType>(data_type))
+                         : fmt::format("type {}", data_type);
   for (char& c : name) c = 'A' <= c && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   return name;
 }
@@ -63,7 +74,8 @@ ValueDef to_value(const pb::ValueInfoProto& proto) {
   value.type = type_in_words(tensor.elem_type());
   value.dtype = from_onnx(tensor.elem_type());
   value.has_shape = tensor.has_shape();
-  if (tensor.shape().dim_size() > kMaxRank) throw error(ErrorCode::unsupported, "'{}' has {} dimensions; at most {} are", value.name, tensor.shape().dim_size(), kMaxRank);
+  if (tensor.shape().dim_size() > kMaxRank)
+    throw error(ErrorCode::unsupported, "'{}' has {} dimensions; at most {} are", value.name, tensor.shape().dim_size(), kMaxRank);
   for (const auto& dim : tensor.shape().dim()) {
     DimDef def;
     // Exporters write 0, -1 and '?' for a dimension that they don't know.
@@ -123,7 +135,8 @@ Opsets to_opsets(const google::protobuf::RepeatedPtrField<pb::OperatorSetIdProto
   Opsets opsets;
   for (const auto& import : imports) {
     if (import.version() < 1 || import.version() > 10'000) {
-      throw error(ErrorCode::unsupported, "the model imports version {} of the operator set '{}', which can't be", import.version(), import.domain());
+      throw error(ErrorCode::unsupported, "the model imports version {} of the operator set '{}', which can't be", import.version(),
+                  import.domain());
     }
     opsets[plain_domain(import.domain())] = static_cast<int>(import.version());
   }
@@ -142,8 +155,7 @@ int64_t number(const std::string& text, const std::string& what) {
 }
 
 // The elements that a repeated field of 32- or 64-bit integers stands for.
-template <typename Field>
-void narrow(const Field& field, Tensor& tensor) {
+template <typename Field> void narrow(const Field& field, Tensor& tensor) {
   const auto fill = [&]<typename T>(T) {
     for (size_t i = 0; i < static_cast<size_t>(field.size()); ++i) {
       const T element = static_cast<T>(field[static_cast<int>(i)]);
@@ -151,14 +163,21 @@ void narrow(const Field& field, Tensor& tensor) {
     }
   };
   switch (tensor.dtype) {
-    case DType::int64: return fill(int64_t{});
-    case DType::int32: return fill(int32_t{});
-    case DType::int16: return fill(int16_t{});
+    case DType::int64:
+      return fill(int64_t{});
+    case DType::int32:
+      return fill(int32_t{});
+    case DType::int16:
+      return fill(int16_t{});
     case DType::float16:
-    case DType::bfloat16: return fill(uint16_t{});
-    case DType::int8: return fill(int8_t{});
-    case DType::uint8: return fill(uint8_t{});
-    default: break;
+    case DType::bfloat16:
+      return fill(uint16_t{});
+    case DType::int8:
+      return fill(int8_t{});
+    case DType::uint8:
+      return fill(uint8_t{});
+    default:
+      break;
   }
   for (int i = 0; i < field.size(); ++i) tensor.bytes[static_cast<size_t>(i)] = std::byte{field[i] != 0};
 }
@@ -166,10 +185,14 @@ void narrow(const Field& field, Tensor& tensor) {
 // The field that holds the elements of this type where they aren't in raw_data.
 int field_of(DType dtype) {
   switch (dtype) {
-    case DType::float32: return pb::TensorProto::kFloatDataFieldNumber;
-    case DType::float64: return pb::TensorProto::kDoubleDataFieldNumber;
-    case DType::int64: return pb::TensorProto::kInt64DataFieldNumber;
-    default: return pb::TensorProto::kInt32DataFieldNumber;
+    case DType::float32:
+      return pb::TensorProto::kFloatDataFieldNumber;
+    case DType::float64:
+      return pb::TensorProto::kDoubleDataFieldNumber;
+    case DType::int64:
+      return pb::TensorProto::kInt64DataFieldNumber;
+    default:
+      return pb::TensorProto::kInt32DataFieldNumber;
   }
 }
 
@@ -177,7 +200,8 @@ int field_of(DType dtype) {
 std::shared_ptr<const Tensor> elements(const pb::TensorProto& proto, const TensorDef& def, int64_t count) {
   auto tensor = std::make_shared<Tensor>();
   const auto wrong = [&](int64_t have) {
-    return error(ErrorCode::unsupported, "tensor '{}' is {} {}, but the file holds {} elements of it", def.name, def.type, to_string(def.shape), have);
+    return error(ErrorCode::unsupported, "tensor '{}' is {} {}, but the file holds {} elements of it", def.name, def.type,
+                 to_string(def.shape), have);
   };
   const auto allocate = [&](int64_t have) {
     if (have != count) throw wrong(have);
@@ -228,10 +252,11 @@ void read_external(const pb::TensorProto& proto, TensorDef& def, int64_t need) {
     if (entry.key() == "offset") def.offset = number(entry.value(), fmt::format("'{}': its offset", def.name));
     if (entry.key() == "length") length = number(entry.value(), fmt::format("'{}': its length", def.name));
   }
-  if (def.location.empty()) throw error(ErrorCode::unsupported, "tensor '{}' is stored in another file, but the model doesn't say in which", def.name);
+  if (def.location.empty())
+    throw error(ErrorCode::unsupported, "tensor '{}' is stored in another file, but the model doesn't say in which", def.name);
   if (def.dtype && length != need) {
-    throw error(ErrorCode::unsupported, "tensor '{}' is {} {} and needs {} bytes, but {} are said to be in '{}'", def.name, def.type, to_string(def.shape), need,
-                length, def.location);
+    throw error(ErrorCode::unsupported, "tensor '{}' is {} {} and needs {} bytes, but {} are said to be in '{}'", def.name, def.type,
+                to_string(def.shape), need, length, def.location);
   }
   def.bytes = length;
 }
@@ -244,15 +269,18 @@ TensorDef to_tensor(const pb::TensorProto& proto) {
   def.type = type_in_words(proto.data_type());
   def.dtype = from_onnx(proto.data_type());
   def.shape.assign(proto.dims().begin(), proto.dims().end());
-  if (def.shape.size() > kMaxRank) throw error(ErrorCode::unsupported, "tensor '{}' has {} dimensions; at most {} are", def.name, def.shape.size(), kMaxRank);
-  if (proto.has_segment()) throw error(ErrorCode::unsupported, "tensor '{}' is stored in segments, which nothing writes; save the model again", def.name);
+  if (def.shape.size() > kMaxRank)
+    throw error(ErrorCode::unsupported, "tensor '{}' has {} dimensions; at most {} are", def.name, def.shape.size(), kMaxRank);
+  if (proto.has_segment())
+    throw error(ErrorCode::unsupported, "tensor '{}' is stored in segments, which nothing writes; save the model again", def.name);
   int64_t count = 0, need = 0;
   try {
     count = element_count(def.shape);
   } catch (const Error& e) {
     throw error(ErrorCode::unsupported, "tensor '{}': {}", def.name, e.what());
   }
-  if (__builtin_mul_overflow(count, int64_t{16}, &need)) throw error(ErrorCode::unsupported, "tensor '{}' has more bytes than fit in 64 bits", def.name);
+  if (__builtin_mul_overflow(count, int64_t{16}, &need))
+    throw error(ErrorCode::unsupported, "tensor '{}' has more bytes than fit in 64 bits", def.name);
   need = def.dtype ? count * size_of(*def.dtype) : 0;
 
   if (proto.data_location() == pb::TensorProto::EXTERNAL) {
@@ -267,19 +295,25 @@ TensorDef to_tensor(const pb::TensorProto& proto) {
     const char* at = std::from_chars(text.data(), text.data() + text.size(), field).ptr;
     at = std::from_chars(at + 1, text.data() + text.size(), def.offset).ptr;
     std::from_chars(at + 1, text.data() + text.size(), def.bytes);
-    if (field == pb::TensorProto::kRawDataFieldNumber || field == pb::TensorProto::kFloatDataFieldNumber || field == pb::TensorProto::kDoubleDataFieldNumber) {
+    if (field == pb::TensorProto::kRawDataFieldNumber || field == pb::TensorProto::kFloatDataFieldNumber ||
+        field == pb::TensorProto::kDoubleDataFieldNumber) {
       if (def.bytes != need || (field != pb::TensorProto::kRawDataFieldNumber && field != field_of(*def.dtype))) {
-        throw error(ErrorCode::unsupported, "tensor '{}' is {} {} and needs {} bytes, but the file holds {}", def.name, def.type, to_string(def.shape), need, def.bytes);
+        throw error(ErrorCode::unsupported, "tensor '{}' is {} {} and needs {} bytes, but the file holds {}", def.name, def.type,
+                    to_string(def.shape), need, def.bytes);
       }
     } else if (field == field_of(*def.dtype)) {
       def.varints = true;
-      if (def.bytes < count) throw error(ErrorCode::unsupported, "tensor '{}' is {} {}, but the file holds fewer elements of it", def.name, def.type, to_string(def.shape));
+      if (def.bytes < count)
+        throw error(ErrorCode::unsupported, "tensor '{}' is {} {}, but the file holds fewer elements of it", def.name, def.type,
+                    to_string(def.shape));
     } else {
       throw error(ErrorCode::unsupported, "tensor '{}' is {}, but its elements are stored as another type", def.name, def.type);
     }
   }
   def.value = elements(proto, def, count);
-  if (!def.value && def.offset < 0) throw error(ErrorCode::unsupported, "tensor '{}' is {} {}, but the file holds no elements of it", def.name, def.type, to_string(def.shape));
+  if (!def.value && def.offset < 0)
+    throw error(ErrorCode::unsupported, "tensor '{}' is {} {}, but the file holds no elements of it", def.name, def.type,
+                to_string(def.shape));
   return def;
 }
 
@@ -295,19 +329,32 @@ NodeDef to_node(const pb::NodeProto& proto, const std::shared_ptr<const void>& o
   for (const auto& attribute : proto.attribute()) {
     const std::string& name = attribute.name();
     switch (attribute.type()) {
-      case pb::AttributeProto::FLOAT: node.attributes.set(name, attribute.f()); break;
-      case pb::AttributeProto::INT: node.attributes.set(name, int64_t{attribute.i()}); break;
-      case pb::AttributeProto::STRING: node.attributes.set(name, attribute.s()); break;
-      case pb::AttributeProto::FLOATS: node.attributes.set(name, std::vector<float>(attribute.floats().begin(), attribute.floats().end())); break;
-      case pb::AttributeProto::INTS: node.attributes.set(name, std::vector<int64_t>(attribute.ints().begin(), attribute.ints().end())); break;
+      case pb::AttributeProto::FLOAT:
+        node.attributes.set(name, attribute.f());
+        break;
+      case pb::AttributeProto::INT:
+        node.attributes.set(name, int64_t{attribute.i()});
+        break;
+      case pb::AttributeProto::STRING:
+        node.attributes.set(name, attribute.s());
+        break;
+      case pb::AttributeProto::FLOATS:
+        node.attributes.set(name, std::vector<float>(attribute.floats().begin(), attribute.floats().end()));
+        break;
+      case pb::AttributeProto::INTS:
+        node.attributes.set(name, std::vector<int64_t>(attribute.ints().begin(), attribute.ints().end()));
+        break;
       case pb::AttributeProto::TENSOR: {
         TensorDef tensor = to_tensor(attribute.t());
         if (tensor.value) node.attributes.set(name, *tensor.value);
         node.tensors[name] = std::move(tensor);
         break;
       }
-      case pb::AttributeProto::GRAPH: node.graphs[name] = std::make_shared<const GraphDef>(to_graph(attribute.g(), owner)); break;
-      default: node.others.push_back(name);
+      case pb::AttributeProto::GRAPH:
+        node.graphs[name] = std::make_shared<const GraphDef>(to_graph(attribute.g(), owner));
+        break;
+      default:
+        node.others.push_back(name);
     }
   }
   return node;

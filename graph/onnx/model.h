@@ -27,14 +27,14 @@ using Opsets = std::map<std::string, int>;
 // A tensor of the file: an initializer, or the value of a Constant node.
 struct TensorDef {
   std::string name;
-  std::string type;              // in words: "float32", "uint64", "string"
-  std::optional<DType> dtype;    // none for types that ort-train doesn't know
+  std::string type;            // in words: "float32", "uint64", "string"
+  std::optional<DType> dtype;  // none for types that ort-train doesn't know
   Shape shape;
 
   // Its elements in a file: one after the other, little-endian. offset < 0: nowhere in that form.
-  std::string location;          // of external data, relative to the model's folder; empty: in the model file itself
+  std::string location;  // of external data, relative to the model's folder; empty: in the model file itself
   int64_t offset = -1, bytes = 0;
-  bool varints = false;          // bytes hold protobuf varints instead of elements: decode_varints()
+  bool varints = false;  // bytes hold protobuf varints instead of elements: decode_varints()
 
   std::shared_ptr<const Tensor> value;  // in memory, where small; else read it from the file
 
@@ -49,7 +49,7 @@ struct NodeDef {
   Attributes attributes;                     // those of the kinds that a Graph knows
   std::map<std::string, TensorDef> tensors;  // tensor attributes, the large ones included
   std::map<std::string, std::shared_ptr<const GraphDef>> graphs;
-  std::vector<std::string> others;           // names of attributes of kinds that a Graph doesn't know
+  std::vector<std::string> others;  // names of attributes of kinds that a Graph doesn't know
   std::shared_ptr<const ort_train_onnx::NodeProto> proto;
 };
 
@@ -69,7 +69,7 @@ struct ValueDef {
 struct GraphDef {
   std::string name;
   std::vector<ValueDef> inputs, outputs;
-  std::map<std::string, ValueDef> declared;      // what the file says of other values
+  std::map<std::string, ValueDef> declared;  // what the file says of other values
   std::vector<TensorDef> initializers;
   std::vector<std::string> sparse_initializers;  // names only
   std::vector<NodeDef> nodes;                    // in the file's order

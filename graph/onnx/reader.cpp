@@ -30,7 +30,8 @@ ModelDef read_model(const ByteSource& source) {
     model.opsets = to_opsets(proto->opset_import());
     model.graph = to_graph(proto->graph(), proto);
     for (const auto& function : proto->functions()) {
-      model.functions[function_key(function.domain(), function.name(), function.overload())] = std::shared_ptr<const pb::FunctionProto>(proto, &function);
+      model.functions[function_key(function.domain(), function.name(), function.overload())] =
+          std::shared_ptr<const pb::FunctionProto>(proto, &function);
     }
     return model;
   } catch (const Error& e) {
@@ -47,7 +48,8 @@ Tensor decode_tensor(const TensorDef& def, std::span<const std::byte> bytes) {
   require(def.dtype.has_value(), "only tensors of known type are decoded");
   Tensor tensor(*def.dtype, def.shape);
   const auto wrong = [&] {
-    return error(ErrorCode::unsupported, "tensor '{}' is {} {}, but the file holds another number of elements of it", def.name, def.type, to_string(def.shape));
+    return error(ErrorCode::unsupported, "tensor '{}' is {} {}, but the file holds another number of elements of it", def.name, def.type,
+                 to_string(def.shape));
   };
   if (!def.varints) {
     if (bytes.size() != tensor.bytes.size()) throw wrong();

@@ -122,7 +122,8 @@ bool has_function_body(const ModelDef& model, const NodeDef& node, const Opsets&
          (newest_of(schema->function_opset_versions(), opset) || newest_of(schema->context_dependent_function_opset_versions(), opset));
 }
 
-std::optional<FunctionDef> function_body(const ModelDef& model, const NodeDef& node, const Opsets& opsets, const std::vector<std::optional<TensorType>>& inputs) {
+std::optional<FunctionDef> function_body(const ModelDef& model, const NodeDef& node, const Opsets& opsets,
+                                         const std::vector<std::optional<TensorType>>& inputs) {
   if (const pb::FunctionProto* local = local_function(model, node)) {
     return instantiate(std::make_shared<pb::FunctionProto>(*local), *node.proto, nullptr);
   }

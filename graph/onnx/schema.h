@@ -17,7 +17,8 @@ int64_t newest_ir_version();
 // Whether the standard knows the op at this opset, and since which one it has meant what it means there (0: unknown).
 int since_version(const std::string& domain, const std::string& op_type, int opset);
 
-// What is wrong with a node by the standard's own check (inputs, outputs, attributes); empty where nothing is or where it doesn't know the op.
+// What is wrong with a node by the standard's own check (inputs, outputs, attributes); empty where nothing is or where it doesn't know the
+// op.
 std::string violation(const NodeDef& node, int opset);
 
 // Whether the standard calls an input not differentiable: what stands there is no weight.
@@ -28,7 +29,8 @@ bool is_optional_output(const std::string& domain, const std::string& op_type, i
 
 // The body that a node stands for: the model's own function or else the standard's, which may depend on the types of the inputs (none:
 // absent or unknown). Its nodes have the caller's attributes filled in. Empty where there is none.
-std::optional<FunctionDef> function_body(const ModelDef& model, const NodeDef& node, const Opsets& opsets, const std::vector<std::optional<TensorType>>& inputs);
+std::optional<FunctionDef> function_body(const ModelDef& model, const NodeDef& node, const Opsets& opsets,
+                                         const std::vector<std::optional<TensorType>>& inputs);
 // Whether there could be one.
 bool has_function_body(const ModelDef& model, const NodeDef& node, const Opsets& opsets);
 

@@ -12,10 +12,10 @@ namespace ort_train::onnx {
 namespace {
 
 constexpr int64_t kBufferBytes = 64 << 10;
-constexpr int64_t kInlineBytes = 1 << 10;      // tensor data up to here are copied too
-constexpr int64_t kMaxCopied = 64 << 20;       // bytes of everything that is not tensor data
+constexpr int64_t kInlineBytes = 1 << 10;  // tensor data up to here are copied too
+constexpr int64_t kMaxCopied = 64 << 20;   // bytes of everything that is not tensor data
 constexpr int64_t kMaxFields = 8 << 20;
-constexpr int kMaxDepth = 90;                  // protobuf's own parser stops at 100
+constexpr int kMaxDepth = 90;  // protobuf's own parser stops at 100
 
 enum class Message { model, graph, function, node, attribute, value, tensor, sparse_tensor };
 
@@ -60,23 +60,32 @@ std::span<const Rule> rules_of(Message message) {
                                        {pb::AttributeProto::kSparseTensorFieldNumber, A::descend_once, M::sparse_tensor},
                                        {pb::AttributeProto::kSparseTensorsFieldNumber, A::descend, M::sparse_tensor},
                                        {pb::AttributeProto::kDocStringFieldNumber, A::drop}};
-  static constexpr Rule value[] = {{pb::ValueInfoProto::kMetadataPropsFieldNumber, A::drop}, {pb::ValueInfoProto::kDocStringFieldNumber, A::drop}};
+  static constexpr Rule value[] = {{pb::ValueInfoProto::kMetadataPropsFieldNumber, A::drop},
+                                   {pb::ValueInfoProto::kDocStringFieldNumber, A::drop}};
   static constexpr Rule tensor[] = {
-      {pb::TensorProto::kRawDataFieldNumber, A::data},    {pb::TensorProto::kFloatDataFieldNumber, A::data},
-      {pb::TensorProto::kInt32DataFieldNumber, A::data},  {pb::TensorProto::kInt64DataFieldNumber, A::data},
-      {pb::TensorProto::kDoubleDataFieldNumber, A::data}, {pb::TensorProto::kUint64DataFieldNumber, A::data},
+      {pb::TensorProto::kRawDataFieldNumber, A::data},       {pb::TensorProto::kFloatDataFieldNumber, A::data},
+      {pb::TensorProto::kInt32DataFieldNumber, A::data},     {pb::TensorProto::kInt64DataFieldNumber, A::data},
+      {pb::TensorProto::kDoubleDataFieldNumber, A::data},    {pb::TensorProto::kUint64DataFieldNumber, A::data},
       {pb::TensorProto::kMetadataPropsFieldNumber, A::drop}, {pb::TensorProto::kDocStringFieldNumber, A::drop}};
   static constexpr Rule sparse_tensor[] = {{pb::SparseTensorProto::kValuesFieldNumber, A::descend_once, M::tensor},
                                            {pb::SparseTensorProto::kIndicesFieldNumber, A::descend_once, M::tensor}};
   switch (message) {
-    case M::model: return model;
-    case M::graph: return graph;
-    case M::function: return function;
-    case M::node: return node;
-    case M::attribute: return attribute;
-    case M::value: return value;
-    case M::tensor: return tensor;
-    case M::sparse_tensor: return sparse_tensor;
+    case M::model:
+      return model;
+    case M::graph:
+      return graph;
+    case M::function:
+      return function;
+    case M::node:
+      return node;
+    case M::attribute:
+      return attribute;
+    case M::value:
+      return value;
+    case M::tensor:
+      return tensor;
+    case M::sparse_tensor:
+      return sparse_tensor;
   }
   return {};
 }
@@ -98,12 +107,14 @@ class Stripper {
 
   // Copies the message in [at, end) to `out`.
   void message(Message kind, int64_t at, int64_t end, int depth, std::string& out) {
-    if (depth > kMaxDepth) throw error(ErrorCode::unsupported, "'{}' nests messages more than {} deep, which no model does", source_.name, kMaxDepth);
+    if (depth > kMaxDepth)
+      throw error(ErrorCode::unsupported, "'{}' nests messages more than {} deep, which no model does", source_.name, kMaxDepth);
     std::vector<int> seen;  // of the fields that may come once
     int64_t data_field = 0, data_offset = 0, data_bytes = 0, pieces = 0;
     bool left_out = false;
     while (at < end) {
-      if (++fields_ > kMaxFields) throw error(ErrorCode::unsupported, "'{}' has more than {} fields, which no model has", source_.name, kMaxFields);
+      if (++fields_ > kMaxFields)
+        throw error(ErrorCode::unsupported, "'{}' has more than {} fields, which no model has", source_.name, kMaxFields);
       const int64_t start = at;
       const uint64_t tag = varint(at, end);
       const int field = static_cast<int>(std::min<uint64_t>(tag >> 3, INT32_MAX)), wire_type = static_cast<int>(tag & 7);
@@ -135,7 +146,8 @@ class Stripper {
       at += length;
     }
     if (pieces > 1 && left_out) {
-      throw error(ErrorCode::unsupported, "'{}' stores a tensor's elements in several pieces; load and save it with the onnx package", source_.name);
+      throw error(ErrorCode::unsupported, "'{}' stores a tensor's elements in several pieces; load and save it with the onnx package",
+                  source_.name);
     }
     if (pieces == 1) {
       std::string entry;
@@ -154,7 +166,8 @@ class Stripper {
   }
 
   Error broken(int64_t at) const {
-    return error(ErrorCode::unsupported, "'{}' is not an ONNX model, or it is damaged: at byte {} of {} stands no protobuf field", source_.name, at, source_.size);
+    return error(ErrorCode::unsupported, "'{}' is not an ONNX model, or it is damaged: at byte {} of {} stands no protobuf field",
+                 source_.name, at, source_.size);
   }
 
   // The bytes of a field's content, which begins at `at` (moved past the length prefix where there is one).
@@ -171,8 +184,8 @@ class Stripper {
     } else if (wire_type == 2) {
       const uint64_t prefix = varint(at, end);
       if (prefix > static_cast<uint64_t>(end - at)) {
-        throw error(ErrorCode::unsupported, "'{}' is cut short or is not an ONNX model: the field at byte {} needs {} bytes, {} are left", source_.name, start, prefix,
-                    end - at);
+        throw error(ErrorCode::unsupported, "'{}' is cut short or is not an ONNX model: the field at byte {} needs {} bytes, {} are left",
+                    source_.name, start, prefix, end - at);
       }
       length = static_cast<int64_t>(prefix);
     } else {
@@ -210,7 +223,8 @@ class Stripper {
   void copy(int64_t at, int64_t end, std::string& out) {
     copied_ += end - at;
     if (copied_ > kMaxCopied) {
-      throw error(ErrorCode::unsupported, "'{}' has more than {} MiB besides its tensors' data, which no model has", source_.name, kMaxCopied >> 20);
+      throw error(ErrorCode::unsupported, "'{}' has more than {} MiB besides its tensors' data, which no model has", source_.name,
+                  kMaxCopied >> 20);
     }
     while (at < end) {
       byte_at(at);

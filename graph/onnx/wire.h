@@ -9,8 +9,8 @@
 
 namespace ort_train::onnx {
 
-// The ModelProto of `source`, serialised, without large tensor data, doc strings and the nodes' own metadata; each tensor's metadata say where its data
-// are (convert.h, kBytesKey). Throws Error(unsupported) where the bytes are no protobuf message or are cut short.
+// The ModelProto of `source`, serialised, without large tensor data, doc strings and the nodes' own metadata; each tensor's metadata say
+// where its data are (convert.h, kBytesKey). Throws Error(unsupported) where the bytes are no protobuf message or are cut short.
 std::string strip_model(const ByteSource& source);
 
 }  // namespace ort_train::onnx

@@ -25,15 +25,13 @@ constexpr const char* kOrdinal = "ort_train.ordinal";
 constexpr const char* kIndex = "ort_train.index";  // the order of the values
 constexpr const char* kTrainable = "ort_train.trainable";
 
-template <typename Proto>
-void note(Proto& proto, const char* key, std::string value) {
+template <typename Proto> void note(Proto& proto, const char* key, std::string value) {
   auto& entry = *proto.add_metadata_props();
   entry.set_key(key);
   entry.set_value(std::move(value));
 }
 
-template <typename Proto>
-const std::string* noted(const Proto& proto, std::string_view key) {
+template <typename Proto> const std::string* noted(const Proto& proto, std::string_view key) {
   for (const auto& entry : proto.metadata_props()) {
     if (entry.key() == key) return &entry.value();
   }
@@ -134,8 +132,7 @@ pb::ModelProto to_model(const Graph& graph) {
 
 // --- reading --------------------------------------------------------------------------------------------------------------------------
 
-template <typename Enum, size_t count>
-Enum parse_enum(const std::string* text, const Enum (&values)[count], Enum otherwise) {
+template <typename Enum, size_t count> Enum parse_enum(const std::string* text, const Enum (&values)[count], Enum otherwise) {
   for (Enum value : values) {
     if (text && to_string(value) == *text) return value;
   }
@@ -155,7 +152,8 @@ TensorType type_of(const pb::ValueInfoProto& proto) {
   if (!dtype || !tensor.has_shape()) throw error(ErrorCode::unsupported, "'{}' has no element type or no shape", proto.name());
   TensorType type{*dtype, {}};
   for (const auto& dim : tensor.shape().dim()) {
-    if (!dim.has_dim_value() || dim.dim_value() < 0) throw error(ErrorCode::unsupported, "'{}' has a dimension that isn't fixed", proto.name());
+    if (!dim.has_dim_value() || dim.dim_value() < 0)
+      throw error(ErrorCode::unsupported, "'{}' has a dimension that isn't fixed", proto.name());
     type.shape.push_back(dim.dim_value());
   }
   element_count(type.shape);
@@ -165,7 +163,7 @@ TensorType type_of(const pb::ValueInfoProto& proto) {
 // Values of a file in the order of their indices, which is that of the original graph.
 struct Incoming {
   uint64_t index = 0;
-  const pb::ValueInfoProto* value = nullptr;    // or
+  const pb::ValueInfoProto* value = nullptr;  // or
   const pb::TensorProto* constant = nullptr;
   ValueKind kind = ValueKind::input;
 };
@@ -192,8 +190,10 @@ class GraphReader {
     const auto add = [&](const auto& proto, ValueKind kind) {
       const std::string* index = noted(proto, kIndex);
       Incoming source{.index = index ? std::strtoull(index->c_str(), nullptr, 10) : sources.size(), .kind = kind};
-      if constexpr (std::is_same_v<std::decay_t<decltype(proto)>, pb::TensorProto>) source.constant = &proto;
-      else source.value = &proto;
+      if constexpr (std::is_same_v<std::decay_t<decltype(proto)>, pb::TensorProto>)
+        source.constant = &proto;
+      else
+        source.value = &proto;
       sources.push_back(source);
     };
     for (const auto& input : proto_.input()) add(input, kind_of(input, ValueKind::input));
@@ -213,7 +213,8 @@ class GraphReader {
   void add_source(const Incoming& source) {
     if (source.constant) {
       const onnx::TensorDef tensor = onnx::to_tensor(*source.constant);
-      if (!tensor.value) throw error(ErrorCode::unsupported, "the constant '{}' is {}, which ort-train does not write", tensor.name, tensor.type);
+      if (!tensor.value)
+        throw error(ErrorCode::unsupported, "the constant '{}' is {}, which ort-train does not write", tensor.name, tensor.type);
       bind(tensor.name, graph_.add_constant(*tensor.value, tensor.name));
       return;
     }
@@ -221,7 +222,8 @@ class GraphReader {
     // In text a parameter is trainable; in a written file the metadata say so.
     const bool trainable = source.kind == ValueKind::parameter && (noted(*source.value, kTrainable) || !noted(*source.value, kKind));
     bind(source.value->name(),
-         graph_.add_value({.name = source.value->name(), .dtype = type.dtype, .shape = type.shape, .kind = source.kind, .trainable = trainable}));
+         graph_.add_value(
+             {.name = source.value->name(), .dtype = type.dtype, .shape = type.shape, .kind = source.kind, .trainable = trainable}));
   }
 
   void add_node(const pb::NodeProto& proto) {
@@ -229,12 +231,15 @@ class GraphReader {
     if (!op) throw error(ErrorCode::unsupported, "there is no op '{}'; graphs are written in internal ops", proto.op_type());
     Node node{.op = op, .name = proto.name()};
     node.stage = parse_enum(noted(proto, kStage), {Stage::forward, Stage::backward, Stage::update}, Stage::forward);
-    if (const std::string* ordinal = noted(proto, kOrdinal)) node.ordinal = static_cast<uint32_t>(std::strtoul(ordinal->c_str(), nullptr, 10));
+    if (const std::string* ordinal = noted(proto, kOrdinal))
+      node.ordinal = static_cast<uint32_t>(std::strtoul(ordinal->c_str(), nullptr, 10));
     for (const auto& input : proto.input()) node.inputs.push_back(input.empty() ? kNone : find(input, proto.name()));
     const onnx::NodeDef plain = onnx::to_node(proto, nullptr);
-    if (!plain.others.empty() || !plain.graphs.empty()) throw error(ErrorCode::unsupported, "[{} '{}'] has an attribute that no op has", proto.op_type(), proto.name());
+    if (!plain.others.empty() || !plain.graphs.empty())
+      throw error(ErrorCode::unsupported, "[{} '{}'] has an attribute that no op has", proto.op_type(), proto.name());
     node.attributes = plain.attributes;
-    const std::vector<TensorType> types = infer_types(graph_, *op, node.inputs, node.attributes, static_cast<size_t>(proto.output_size()), proto.name());
+    const std::vector<TensorType> types =
+        infer_types(graph_, *op, node.inputs, node.attributes, static_cast<size_t>(proto.output_size()), proto.name());
     for (int i = 0; i < proto.output_size(); ++i) {
       const std::string& name = proto.output(i);
       node.outputs.push_back(name.empty() ? kNone : add_result(name, types.at(static_cast<size_t>(i)), node.stage));
@@ -247,7 +252,8 @@ class GraphReader {
     bool trainable = false;
     if (const auto declared = declared_.find(name); declared != declared_.end()) {
       if (type_of(*declared->second) != type) {
-        throw error(ErrorCode::unsupported, "'{}' is declared {}, but its node gives {}", name, to_string(type_of(*declared->second)), to_string(type));
+        throw error(ErrorCode::unsupported, "'{}' is declared {}, but its node gives {}", name, to_string(type_of(*declared->second)),
+                    to_string(type));
       }
       kind = kind_of(*declared->second, kind);
       trainable = noted(*declared->second, kTrainable) != nullptr;

@@ -18,8 +18,8 @@ void write_graph(const Graph& graph, const std::string& path);
 // Reads what write_graph wrote: the same Graph, by to_text(). Throws Error(io), Error(unsupported) for other files.
 Graph read_graph(const std::string& path);
 
-// A graph in ONNX's text syntax, with internal ops by name whatever their domain; types of intermediate values are inferred. A value that is
-// declared between < and > without data is a trainable parameter:
+// A graph in ONNX's text syntax, with internal ops by name whatever their domain; types of intermediate values are inferred. A value that
+// is declared between < and > without data is a trainable parameter:
 //
 //   layer (float[8, 32] x) => (float[8, 16] y) <float[32, 16] w, float[16] b = {0, …}> {
 //     [projection] y = MatMul<trans_a = 0>(x, w, b)

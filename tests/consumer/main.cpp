@@ -1,6 +1,7 @@
 // A program that embeds ort-train, against the installed library: consumer MODELS_FOLDER OUTPUT_FOLDER.
 //
-// Trains two models in two threads with two budgets, stops one of them from outside, and catches an Error; the library itself prints nothing.
+// Trains two models in two threads with two budgets, stops one of them from outside, and catches an Error; the library itself prints
+// nothing.
 
 #include <fcntl.h>
 #include <ort_train/ort_train.h>

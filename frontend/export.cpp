@@ -84,40 +84,70 @@ struct Patch {
   std::span<const std::byte> parameter;
 };
 
-void copy_range(const File& from, File& to, int64_t begin, int64_t end, std::vector<std::byte>& buffer) {
+// The model's file, or what --untie makes of it.
+std::vector<onnx::Piece> pieces_of(const File& from, const ModelInfo& model) {
+  if (model.edits.empty()) return {{.kind = onnx::Piece::Kind::source, .begin = 0, .end = from.size()}};
+  const onnx::ByteSource source{
+      .name = from.path(), .size = from.size(), .read = [&](int64_t offset, std::span<std::byte> to) { from.read(offset, to); }};
+  return onnx::edit_model(source, model.edits, model.added);
+}
+
+// [begin, end) of one file to begin + shift of the other.
+void copy_range(const File& from, File& to, int64_t begin, int64_t end, int64_t shift, std::vector<std::byte>& buffer) {
   for (int64_t at = begin; at < end;) {
     const auto piece = std::span(buffer).first(static_cast<size_t>(std::min<int64_t>(end - at, static_cast<int64_t>(buffer.size()))));
     from.read(at, piece);
-    to.write(at, piece);
+    to.write(at + shift, piece);
     at += static_cast<int64_t>(piece.size());
   }
 }
 
-void write_copy(const OutputFile& file, const std::string& temporary, std::vector<Patch>& patches) {
+// `added`: the elements of the pieces that are new tensors.
+void write_copy(const OutputFile& file, const std::string& temporary, const std::vector<onnx::Piece>& pieces, std::vector<Patch>& patches,
+                const std::vector<std::span<const std::byte>>& added) {
   std::sort(patches.begin(), patches.end(), [](const Patch& a, const Patch& b) { return a.offset < b.offset; });
   const File from = File::open(file.from);
-  const int64_t size = from.size();
   File to = File::create(temporary);
+  int64_t size = 0;
+  for (const onnx::Piece& piece : pieces) {
+    size += piece.end - piece.begin + static_cast<int64_t>(piece.literal.size());
+    if (piece.kind == onnx::Piece::Kind::tensor) size += static_cast<int64_t>(added.at(piece.tensor).size());
+  }
   to.reserve(size);
   std::vector<std::byte> buffer(kBlock);
-  int64_t done = 0;
-  for (const Patch& patch : patches) {
-    if (patch.offset < done || patch.bytes > size - patch.offset) {
-      throw error(ErrorCode::io, "{}: was changed since it was imported: the bytes of '{}' are no longer where they were", file.from,
-                  patch.place->name);
+  int64_t written = 0;
+  const auto append = [&](std::span<const std::byte> bytes) {
+    to.write(written, bytes);
+    written += static_cast<int64_t>(bytes.size());
+  };
+  auto patch = patches.begin();
+  for (const onnx::Piece& piece : pieces) {
+    if (piece.kind == onnx::Piece::Kind::literal) append(std::as_bytes(std::span(piece.literal)));
+    if (piece.kind == onnx::Piece::Kind::tensor) append(added.at(piece.tensor));
+    if (piece.kind != onnx::Piece::Kind::source) continue;
+    const int64_t shift = written - piece.begin;
+    int64_t done = piece.begin;
+    for (; patch != patches.end() && patch->offset < piece.end; ++patch) {
+      if (patch->offset < done || patch->bytes > piece.end - patch->offset) {
+        throw error(ErrorCode::io, "{}: was changed since it was imported: the bytes of '{}' are no longer where they were", file.from,
+                    patch->place->name);
+      }
+      copy_range(from, to, done, patch->offset, shift, buffer);
+      in_layout(*patch->place, patch->parameter,
+                [&](int64_t offset, std::span<const std::byte> bytes) { to.write(patch->offset + shift + offset, bytes); });
+      done = patch->offset + patch->bytes;
     }
-    copy_range(from, to, done, patch.offset, buffer);
-    in_layout(*patch.place, patch.parameter,
-              [&](int64_t offset, std::span<const std::byte> bytes) { to.write(patch.offset + offset, bytes); });
-    done = patch.offset + patch.bytes;
+    copy_range(from, to, done, piece.end, shift, buffer);
+    written = piece.end + shift;
   }
-  copy_range(from, to, done, size, buffer);
+  if (patch != patches.end()) throw error(ErrorCode::io, "{}: was changed since it was imported: it is shorter now", file.from);
   to.sync();
 }
 
 }  // namespace
 
 void check_output(const ModelInfo& model, const std::string& output_dir) {
+  if (!model.edits.empty()) pieces_of(File::open(model.path), model);  // it may become too large
   const Json marker = read_marker(output_dir);
   for (const OutputFile& file : output_files(model, output_dir)) {
     if (!exists(file.to)) continue;
@@ -139,8 +169,15 @@ std::string export_model(const ModelInfo& model, const std::vector<Weight>& weig
   try {
     for (const OutputFile& file : files) {
       std::vector<Patch> patches;
+      std::vector<std::span<const std::byte>> added(model.added.size());
       for (const Weight& weight : weights) {
         for (const WeightPlace& place : weight.places) {
+          if (place.added) {
+            const auto at =
+                std::find_if(model.added.begin(), model.added.end(), [&](const auto& tensor) { return tensor.name == place.name; });
+            added.at(static_cast<size_t>(at - model.added.begin())) = bytes_of(weight.parameter);
+            continue;
+          }
           const std::string path = fs::path(place.bytes.path).lexically_normal().string();
           if (path == fs::path(file.from).lexically_normal().string()) {
             patches.push_back({place.bytes.offset, place.bytes.bytes, &place, bytes_of(weight.parameter)});
@@ -149,7 +186,8 @@ std::string export_model(const ModelInfo& model, const std::vector<Weight>& weig
       }
       temporaries.push_back(file.to + ".tmp");
       make_folders(folder_of(file.to));
-      write_copy(file, temporaries.back(), patches);
+      const bool is_model = &file == &files.front();
+      write_copy(file, temporaries.back(), pieces_of(File::open(file.from), is_model ? model : ModelInfo{}), patches, added);
     }
     // Both the old and the new files are ours while they change places.
     Json now = Json::object();
@@ -173,6 +211,7 @@ std::string export_model(const ModelInfo& model, const std::vector<Weight>& weig
 int64_t export_bytes(const ModelInfo& model) {
   int64_t bytes = 0;
   for (const OutputFile& file : output_files(model, ".")) bytes += identity(file.from).bytes;
+  for (const onnx::NewInitializer& tensor : model.added) bytes += tensor.type.bytes();
   return bytes;
 }
 

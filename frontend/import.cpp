@@ -21,18 +21,8 @@ ModelInfo describe(const std::string& path, const onnx::ModelDef& model) {
   const auto standard = model.opsets.find("");
   info.opset = standard == model.opsets.end() ? 0 : standard->second;
   info.nodes = static_cast<int64_t>(model.graph.nodes.size());
+  info.external_files.assign(model.external_files.begin(), model.external_files.end());
   return info;
-}
-
-void find_external_files(const onnx::GraphDef& graph, std::set<std::string>& files) {
-  const auto add = [&](const onnx::TensorDef& tensor) {
-    if (tensor.external()) files.insert(tensor.location);
-  };
-  for (const onnx::TensorDef& tensor : graph.initializers) add(tensor);
-  for (const onnx::NodeDef& node : graph.nodes) {
-    for (const auto& [name, tensor] : node.tensors) add(tensor);
-    for (const auto& [name, nested] : node.graphs) find_external_files(*nested, files);
-  }
 }
 
 std::vector<DeclaredInput> declared_values(const std::vector<onnx::ValueDef>& values, const std::set<std::string>& initializers) {
@@ -157,9 +147,6 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
   Imported result;
   result.info = describe(path, model);
   result.graph.name = model.graph.name.empty() ? "graph" : model.graph.name;
-  std::set<std::string> external;
-  find_external_files(model.graph, external);
-  result.info.external_files.assign(external.begin(), external.end());
   if (model.graph.outputs.empty())
     throw error(ErrorCode::unsupported, "'{}': the model has no outputs, so there is nothing to train", path);
   const std::string loss_output = options.output.empty() ? model.graph.outputs[0].name : options.output;
@@ -170,6 +157,8 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
     WeightTable weights(result.graph, files, options, result);
     Walk walk(model, result.graph, files, weights, inputs, make_folder(workers));
     walk.run(options);
+    // Also those that only an untaken branch mentions: export copies them all.
+    for (const std::string& location : model.external_files) files.reader(files.external(location));
     note_modes(model.graph, result.info);
 
     const Needed needed = needed_for(model.graph, loss_output);

@@ -13,6 +13,7 @@
 
 #include "exec/workers.h"
 #include "graph/graph.h"
+#include "graph/onnx/edit.h"
 #include "offload/file_range.h"
 
 namespace ort_train {
@@ -32,6 +33,7 @@ struct WeightPlace {
   DType dtype = DType::float32;
   Shape shape;              // as stored in the file
   bool transposed = false;  // stored transposed against the parameter (rank 2)
+  bool added = false;       // --untie: a copy that the file does not have yet; `bytes` is what it is a copy of
 };
 
 struct Weight {
@@ -51,6 +53,9 @@ struct ModelInfo {
   std::string path, producer;  // "pytorch 2.13.0"
   int64_t opset = 0, nodes = 0;
   std::vector<std::string> external_files;  // every file of external data, relative to the model's folder, each once: export copies them
+  // --untie: what the file lacks of being that model. The initializers have the names of the places that are `added`.
+  std::vector<onnx::InputEdit> edits;
+  std::vector<onnx::NewInitializer> added;
   std::vector<std::string> notes;  // repairs and other things to tell: "tied 'lm_head.weight' with 'wte.weight' (stored twice, transposed)"
 };
 

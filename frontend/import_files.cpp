@@ -38,16 +38,16 @@ const FileReader& TensorFiles::reader(const FileRange& range) {
   return found->second;
 }
 
+FileRange TensorFiles::external(const std::string& location) const { return {.path = folder_ + "/" + location, .root = folder_}; }
+
 FileRange TensorFiles::locate(const onnx::TensorDef& tensor) {
   if (tensor.offset < 0) {
     throw error(ErrorCode::unsupported, "the elements of '{}' are not stored in one piece; load and save the model with the onnx package",
                 tensor.name);
   }
-  FileRange range{.path = model_path_, .offset = tensor.offset, .bytes = tensor.bytes};
-  if (tensor.external()) {
-    range.path = (folder_ == "/" ? "" : folder_) + "/" + tensor.location;
-    range.root = folder_;
-  }
+  FileRange range = tensor.external() ? external(tensor.location) : FileRange{.path = model_path_};
+  range.offset = tensor.offset;
+  range.bytes = tensor.bytes;
   try {
     const int64_t size = reader(range).size();
     if (range.offset > size || range.bytes > size - range.offset) {

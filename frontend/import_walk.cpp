@@ -131,7 +131,7 @@ void Walk::add_inputs(const ImportOptions& options) {
 // A graph's weights and its other initializers, which are read when a node asks for them.
 void Walk::add_tensors(const onnx::GraphDef& graph, const Uses& uses, Scope& scope) {
   const size_t refused_before = weights_.refused().size();
-  for (auto& [name, meaning] : weights_.add(graph, uses)) scope.names.insert_or_assign(name, std::move(meaning));
+  for (auto& [name, meaning] : weights_.add(graph, uses, &scope == &main_)) scope.names.insert_or_assign(name, std::move(meaning));
   for (const onnx::TensorDef& tensor : graph.initializers) scope.names.emplace(tensor.name, Meaning{.tensor = &tensor});
   for (const std::string& name : graph.sparse_initializers) {
     scope.names.insert_or_assign(name, Meaning{});
@@ -259,9 +259,9 @@ bool Walk::resolve_inputs(Job& job) {
     }
     if (!resolve(job, *meaning, name)) return false;
     job.inputs.push_back(*meaning);
-    if (!meaning->copies.empty()) {
-      job.inputs.back().value = meaning->copies[std::min(meaning->next_copy++, meaning->copies.size() - 1)];
-      job.inputs.back().copies.clear();
+    job.inputs.back().copies.clear();
+    if (const auto copy = meaning->copies.find({top_, job.inputs.size() - 1}); &job.scope == &main_ && copy != meaning->copies.end()) {
+      job.inputs.back().value = copy->second;
     }
     job.unknown |= meaning->unknown();
     job.tainted |= meaning->tainted;

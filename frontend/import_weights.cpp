@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "frontend/importer.h"
 #include "graph/error.h"
@@ -39,8 +40,9 @@ bool feeds_weighted_op(const std::string& name, const Uses& uses, int depth = 0)
   });
 }
 
-void count_uses(const std::vector<onnx::NodeDef>& nodes, const onnx::Opsets& opsets, Uses& uses) {
-  for (const onnx::NodeDef& node : nodes) {
+void count_uses(const std::vector<onnx::NodeDef>& nodes, const onnx::Opsets& opsets, bool nested, Uses& uses) {
+  for (size_t at = 0; at < nodes.size(); ++at) {
+    const onnx::NodeDef& node = nodes[at];
     const auto opset = opsets.find(node.domain);
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       if (node.inputs[i].empty()) continue;
@@ -48,13 +50,25 @@ void count_uses(const std::vector<onnx::NodeDef>& nodes, const onnx::Opsets& ops
                                       .op_type = node.op_type,
                                       .opset = opset == opsets.end() ? 0 : opset->second,
                                       .input = i,
-                                      .output = node.outputs.empty() ? "" : node.outputs[0]});
+                                      .output = node.outputs.empty() ? "" : node.outputs[0],
+                                      .node = nested ? ~size_t{0} : at});
     }
     for (const auto& [name, graph] : node.graphs) {
-      count_uses(graph->nodes, opsets, uses);
+      count_uses(graph->nodes, opsets, true, uses);
       for (const std::string& output : output_names(*graph)) uses[output].push_back({});
     }
   }
+}
+
+// Every name that a graph gives to a value.
+std::set<std::string> names_of(const onnx::GraphDef& graph) {
+  std::set<std::string> names = initializer_names(graph);
+  for (const onnx::ValueDef& input : graph.inputs) names.insert(input.name);
+  for (const onnx::NodeDef& node : graph.nodes) {
+    names.insert(node.outputs.begin(), node.outputs.end());
+    for (const auto& [attribute, nested] : node.graphs) names.merge(names_of(*nested));
+  }
+  return names;
 }
 
 }  // namespace
@@ -67,7 +81,7 @@ std::vector<std::string> output_names(const onnx::GraphDef& graph) {
 
 Uses find_uses(const std::vector<onnx::NodeDef>& nodes, const std::vector<std::string>& outputs, const onnx::Opsets& opsets) {
   Uses uses;
-  count_uses(nodes, opsets, uses);
+  count_uses(nodes, opsets, false, uses);
   for (const std::string& output : outputs) uses[output].push_back({});
   return uses;
 }
@@ -85,7 +99,7 @@ std::vector<Candidate> WeightTable::candidates(const onnx::GraphDef& graph, cons
     found.push_back({.name = name,
                      .tensor = &tensor,
                      .trainable = !std::all_of(readers.begin(), readers.end(), is_running_statistic),
-                     .uses = readers.size(),
+                     .uses = readers,
                      .bytes = files_.locate(tensor)});
   };
   int64_t unused = 0;
@@ -130,22 +144,32 @@ void WeightTable::check_overlaps(const onnx::GraphDef& graph) {
   }
 }
 
-Meaning WeightTable::add_parameter(const Candidate& candidate) {
+ValueId WeightTable::make_parameter(const Candidate& candidate, const std::string& name, bool added) {
   const TensorType type{*candidate.tensor->dtype, candidate.tensor->shape};
-  const size_t copies = options_.untie && candidate.uses > 1 ? candidate.uses : 1;
-  Meaning meaning;
-  for (size_t copy = 0; copy < copies; ++copy) {
-    const std::string name = copy == 0 ? candidate.name : fmt::format("{}.use{}", candidate.name, copy + 1);
-    const ValueId id = graph_.add_value(
-        {.name = name, .dtype = type.dtype, .shape = type.shape, .kind = ValueKind::parameter, .trainable = candidate.trainable});
-    meaning.copies.push_back(id);
-    result_.weights.push_back(
-        {.parameter = graph_.value(id).name,
-         .places = {{.name = candidate.name, .bytes = candidate.bytes, .dtype = type.dtype, .shape = type.shape, .transposed = false}}});
+  const ValueId id = graph_.add_value(
+      {.name = name, .dtype = type.dtype, .shape = type.shape, .kind = ValueKind::parameter, .trainable = candidate.trainable});
+  result_.weights.push_back(
+      {.parameter = graph_.value(id).name,
+       .places = {{.name = name, .bytes = candidate.bytes, .dtype = type.dtype, .shape = type.shape, .added = added}}});
+  if (added) result_.info.added.push_back({name, type});
+  return id;
+}
+
+Meaning WeightTable::add_parameter(const Candidate& candidate) { return {.value = make_parameter(candidate, candidate.name, false)}; }
+
+// --untie: every node of the main graph that reads the weight gets a copy, but for the first; what nested graphs read stays the weight
+// itself.
+void WeightTable::split(const Candidate& candidate, Meaning& meaning, std::set<std::string>& names) {
+  bool first = true;
+  int64_t number = 2;
+  for (const Use& use : candidate.uses) {
+    if (use.node == ~size_t{0} || std::exchange(first, false)) continue;
+    std::string name;
+    do name = fmt::format("{}.use{}", candidate.name, number++);
+    while (!names.insert(name).second);
+    meaning.copies[{use.node, use.input}] = make_parameter(candidate, name, true);
+    result_.info.edits.push_back({.node = use.node, .input = use.input, .name = name});
   }
-  meaning.value = meaning.copies[0];
-  if (copies == 1) meaning.copies.clear();
-  return meaning;
 }
 
 Meaning WeightTable::tie_to(const Candidate& kept, const Meaning& parameter, const Candidate& tied, bool transposed) {
@@ -165,7 +189,7 @@ Meaning WeightTable::tie_to(const Candidate& kept, const Meaning& parameter, con
   return {.value = Builder(graph_).named(tied.name).transpose(parameter.value, {1, 0})};
 }
 
-std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, const Uses& uses) {
+std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, const Uses& uses, bool is_main) {
   check_overlaps(graph);
   const std::vector<Candidate> found = candidates(graph, uses);
   std::vector<Tie> ties;
@@ -175,20 +199,22 @@ std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, con
 
   std::map<std::string, Meaning> meanings;
   std::vector<Meaning> by_index;
+  std::set<std::string> names = names_of(graph);
   std::vector<std::string> shared;
   for (size_t i = 0; i < found.size(); ++i) {
     const Candidate& candidate = found[i];
     const auto place = by_place_.find({candidate.bytes.path, candidate.bytes.offset});
-    if (place != by_place_.end() && place->second.first.tensor->shape == candidate.tensor->shape && !options_.untie) {
+    if (place != by_place_.end() && place->second.first.tensor->shape == candidate.tensor->shape) {
       by_index.push_back(tie_to(place->second.first, place->second.second, candidate, false));
     } else if (const auto tie = tie_of.find(i); tie != tie_of.end()) {
       by_index.push_back(tie_to(found[tie->second.kept], by_index[tie->second.kept], candidate, tie->second.transposed));
     } else {
       by_index.push_back(add_parameter(candidate));
+      if (options_.untie && is_main) split(candidate, by_index.back(), names);
       by_place_.insert_or_assign({candidate.bytes.path, candidate.bytes.offset}, std::pair(candidate, by_index.back()));
     }
     meanings[candidate.name] = by_index.back();
-    if (candidate.uses > 1) shared.push_back(fmt::format("'{}' ({})", candidate.name, candidate.uses));
+    if (candidate.uses.size() > 1) shared.push_back(fmt::format("'{}' ({})", candidate.name, candidate.uses.size()));
   }
   if (!shared.empty()) {
     const size_t shown = std::min<size_t>(shared.size(), 4);

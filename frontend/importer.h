@@ -32,6 +32,7 @@ class TensorFiles {
   // All elements, for constants; the total that may be read is limited.
   Tensor read(const onnx::TensorDef& tensor);
   const FileReader& reader(const FileRange& range);
+  FileRange external(const std::string& location) const;  // of no bytes
 
  private:
   std::string model_path_, folder_;
@@ -59,7 +60,8 @@ struct Use {
   std::string domain, op_type;
   int opset = 0;
   size_t input = 0;
-  std::string output;  // the first of the node
+  std::string output{};      // the first of the node
+  size_t node = ~size_t{0};  // position in the list, where it isn't in a nested graph
 };
 using Uses = std::unordered_map<std::string, std::vector<Use>>;
 // The readers of each name, in order, those in nested graphs included.
@@ -70,9 +72,8 @@ std::vector<std::string> output_names(const onnx::GraphDef& graph);
 // unknown because a node before it could not be imported.
 struct Meaning {
   ValueId value = kNone;
-  const onnx::TensorDef* tensor = nullptr;  // read when first asked for
-  std::vector<ValueId> copies{};            // --untie: one for each use, in order
-  size_t next_copy = 0;
+  const onnx::TensorDef* tensor = nullptr;                // read when first asked for
+  std::map<std::pair<size_t, size_t>, ValueId> copies{};  // --untie: what (node, input) of the main graph reads instead
   bool absent = false;
   bool tainted = false;  // only its type is known, or it comes from such a value
 
@@ -84,7 +85,7 @@ struct Candidate {
   std::string name;
   const onnx::TensorDef* tensor = nullptr;
   bool trainable = true;
-  size_t uses = 1;
+  std::vector<Use> uses{};
   FileRange bytes{};
 };
 
@@ -104,7 +105,7 @@ class WeightTable {
       : graph_(graph), files_(files), options_(options), result_(result) {}
 
   // Weights of a graph: initializers in the file's order, then Constant nodes in theirs. Returns what their names mean.
-  std::map<std::string, Meaning> add(const onnx::GraphDef& graph, const Uses& uses);
+  std::map<std::string, Meaning> add(const onnx::GraphDef& graph, const Uses& uses, bool is_main);
   // The names of float16 and bfloat16 tensors that would have been weights.
   const std::vector<std::string>& refused() const { return refused_; }
 
@@ -112,6 +113,8 @@ class WeightTable {
   std::vector<Candidate> candidates(const onnx::GraphDef& graph, const Uses& uses);
   void check_overlaps(const onnx::GraphDef& graph);
   Meaning add_parameter(const Candidate& candidate);
+  ValueId make_parameter(const Candidate& candidate, const std::string& name, bool added);
+  void split(const Candidate& candidate, Meaning& meaning, std::set<std::string>& names);
   Meaning tie_to(const Candidate& kept, const Meaning& parameter, const Candidate& tied, bool transposed);
 
   Graph& graph_;

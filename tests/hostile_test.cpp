@@ -344,6 +344,23 @@ TEST_F(ExternalData, NeverLeavesTheFolder) {
   EXPECT_HAS(refused("hard.bin"), "hard links");
 }
 
+// Export copies every file that the model mentions, so a branch that is never taken must not name another's.
+TEST_F(ExternalData, IsCheckedInUntakenBranchesToo) {
+  pb::ModelProto model = model_of(R"(<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) <float[2] w = {1, 2}> {
+    yes = Constant <value = bool {1}> ()
+    y = If (yes) <
+      then_branch = a () => (float[2] t) { t = Add (x, w) },
+      else_branch = b () => (float[2] u) <float[2] v = {1, 2}> { u = Add (x, v) }
+    >
+  })");
+  for (auto& attribute : *model.mutable_graph()->mutable_node(1)->mutable_attribute()) {
+    if (attribute.name() == "else_branch") store_externally(*attribute.mutable_g()->mutable_initializer(0), "../outside.bin", 0, 8);
+  }
+  const Error e = error_of([&] { import_file(write_file(folder_ / "model/model.onnx", model.SerializeAsString())); });
+  EXPECT_EQ(e.code(), ErrorCode::io);
+  EXPECT_HAS(e.what(), "outside the model's folder");
+}
+
 TEST_F(ExternalData, IsARegularFileOfEnoughBytes) {
   EXPECT_HAS(refused("missing.bin"), "missing.bin': No such file");
   EXPECT_HAS(refused("sub"), "is a folder");

@@ -3,12 +3,13 @@
 #include "frontend/import.h"
 
 #include <gtest/gtest.h>
+#include <onnx/checker.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
-#include "frontend/ort_train.h"
+#include "frontend/export.h"
 #include "tests/onnx_models.h"
 
 namespace ort_train {
@@ -240,21 +241,50 @@ TEST(Import, TiesLargeTransposedMatricesBlockByBlock) {
   EXPECT_TRUE(imported.weights[0].places.at(1).transposed);
 }
 
+const char* const kShared = R"(<ir_version: 3, opset_import: ["" : 17]>
+  g (float[2, 2] x, float[2] b) => (float[2, 2] y) <float[2] b = {1, 2}> {
+    p = Add (x, b)
+    [branch] q = Mul (p, b)
+    y = Sub (q, b)
+  })";
+
 TEST(Import, UntieGivesEachUseItsOwnCopy) {
   const TestFolder folder;
-  const std::string path = write_model(folder, R"(<ir_version: 8, opset_import: ["" : 17]>
-    g (float[2, 2] x) => (float[2, 2] y) <float[2] b = {1, 2}> {
-      p = Add (x, b)
-      y = Mul (p, b)
-    })");
+  const std::string path = write_model(folder, kShared);
   const Imported together = import_file(path);
   EXPECT_EQ(parameter_names(together), (Names{"b"}));
+  EXPECT_TRUE(together.info.edits.empty());
   ASSERT_EQ(together.info.notes.size(), 1u);
-  EXPECT_HAS(together.info.notes[0], "'b' (2)");
+  EXPECT_HAS(together.info.notes[0], "'b' (3)");
   const Imported apart = import_file(path, {.shapes = {}, .bound_inputs = {}, .retie = true, .untie = true});
-  EXPECT_EQ(parameter_names(apart), (Names{"b", "b.use2"}));
-  EXPECT_EQ(apart.weights[1].places[0].name, "b");
+  EXPECT_EQ(parameter_names(apart), (Names{"b", "b.use2", "b.use3"}));
+  EXPECT_FALSE(apart.weights[0].places[0].added);
+  EXPECT_TRUE(apart.weights[1].places[0].added);
+  EXPECT_EQ(floats(weight_tensor(apart, apart.weights[2])), (std::vector<float>{1, 2}));
   EXPECT_EQ(apart.graph.node(apart.graph.order()[1]).inputs[1], apart.graph.find_value("b.use2"));
+  EXPECT_EQ(apart.graph.node(apart.graph.order()[2]).inputs[1], apart.graph.find_value("b.use3"));
+}
+
+// The file that an untied model becomes: ONNX's checker accepts it, and it is the same model with weights of its own for each use.
+TEST(Import, AnUntiedModelIsExportedWithItsCopies) {
+  const TestFolder folder;
+  const std::string path = write_model(folder, kShared);
+  const Imported apart = import_file(path, {.shapes = {}, .bound_inputs = {}, .retie = true, .untie = true});
+  const std::map<std::string, std::vector<float>> trained{{"b", {0, 1}}, {"b.use2", {10, 0}}, {"b.use3", {20, 3}}};
+  std::filesystem::create_directory(folder / "out");
+  const std::string written = export_model(
+      apart.info, apart.weights, [&](const std::string& name) { return std::as_bytes(std::span(trained.at(name))); }, folder / "out");
+  const std::string bytes = read_file(written);
+  pb::ModelProto model;
+  ASSERT_TRUE(model.ParseFromString(bytes));
+  pb::checker::check_model(model);
+  EXPECT_EQ(model.graph().node(1).name(), "branch");
+  EXPECT_EQ(model.graph().node(1).input(1), "b.use2");
+  const Imported imported = import_file(written);
+  EXPECT_EQ(parameter_names(imported), (Names{"b", "b.use2", "b.use3"}));
+  for (const Weight& weight : imported.weights) EXPECT_EQ(floats(weight_tensor(imported, weight)), trained.at(weight.parameter));
+  const auto y = run_imported(imported, {{"x", make_tensor<float>({2, 2}, {1, 2, 3, 4})}}).at("y");
+  EXPECT_EQ(floats(y), (std::vector<float>{-10, -3, 10, -3}));
 }
 
 TEST(Import, OnePlaceInAFileIsOneParameter) {
@@ -551,74 +581,6 @@ TEST(Import, CoreOperatorsHaveAForm) {
     })"));
   ASSERT_TRUE(imported.obstacles.empty()) << imported.obstacles[0].node << ": " << imported.obstacles[0].reason;
   EXPECT_EQ(imported.info.notes, (Names{"1 Dropout node is in evaluation mode: kept, dropping nothing"}));
-}
-
-// --- check ----------------------------------------------------------------------------------------------------------------------------
-
-TEST(Check, SaysThatAModelIsTrainable) {
-  const TestFolder folder;
-  Options options;
-  options.model = write_model(folder, kLayer);
-  const CheckReport report = check(options);
-  EXPECT_TRUE(report.trainable);
-  EXPECT_TRUE(report.rows.empty());
-  EXPECT_EQ(report.text,
-            "model.onnx  opset 17 · pen 2 · 8 parameters in 2 tensors, 32 B float32\n"
-            "inputs      x float32 [batch, 3]\n"
-            "outputs     y float32 [batch, 2]\n"
-            "assumed     batch=2 (--shape binds others)\n"
-            "trainable   all 2 tensors, by a loss on 'y'\n");
-  options.output = "nothing";
-  EXPECT_HAS(error_of([&] { check(options); }).what(), "has no output 'nothing'; it has y");
-}
-
-TEST(Check, ListsWhatIsInTheWayAndWhatIsNot) {
-  const TestFolder folder;
-  Options options;
-  options.model = write_model(folder, kObstacles);
-  const CheckReport blocked = check(options);
-  EXPECT_FALSE(blocked.trainable);
-  ASSERT_EQ(blocked.rows.size(), 3u);
-  EXPECT_HAS(blocked.text, "not trainable, 3 of 10 nodes:");
-  EXPECT_HAS(blocked.text, "'y' depends on nodes that can't be imported");
-  options.output = "z";
-  const CheckReport free = check(options);
-  EXPECT_TRUE(free.trainable);
-  EXPECT_EQ(free.rows[2].hint, "not in the way: the loss reads 'z'");
-  EXPECT_HAS(free.text, "1 of 2 tensors have no influence on 'z' and stay as they are: v");
-}
-
-TEST(Check, FindsNodesWithoutGradient) {
-  const TestFolder folder;
-  Options options;
-  options.model = write_model(folder, R"(<ir_version: 8, opset_import: ["" : 18]>
-    g (float[2, 3] x) => (float[2, 3] y, int64[2] best, float[2, 3] z)
-    <float[3] w = {1, 2, 3}, float[3] v = {3, 2, 1}, int64[1, 3] rows = {0, 1, 0}, float[1, 3] factors = {1, 2, 3}> {
-      a = Mul (x, w)
-      [stairs] c = ScatterElements <axis = 0, reduction = "mul"> (a, rows, factors)
-      d = Add (c, v)
-      y = Mul (d, v)
-      best = ArgMax <axis = 1, keepdims = 0> (a)
-      z = Add (a, w)
-    })");
-  const CheckReport report = check(options);
-  EXPECT_FALSE(report.trainable);
-  ASSERT_EQ(report.rows.size(), 1u);
-  EXPECT_EQ(report.rows[0].node, "ScatterElements 'stairs'");
-  EXPECT_TRUE(report.rows[0].blocks);
-  EXPECT_FALSE(report.rows[0].reason.empty());
-  EXPECT_HAS(report.text, "2 of 3 tensors can't be reached from the loss");
-  options.output = "z";
-  const CheckReport other = check(options);
-  EXPECT_TRUE(other.trainable);
-  ASSERT_EQ(other.rows.size(), 1u);
-  EXPECT_FALSE(other.rows[0].blocks);
-  EXPECT_EQ(other.rows[0].hint, "not in the way: the loss reads 'z'");
-  // An output of integers can't be trained at all.
-  options.output = "best";
-  const CheckReport integers = check(options);
-  EXPECT_FALSE(integers.trainable);
-  EXPECT_HAS(integers.text, "'best' is int64");
 }
 
 }  // namespace

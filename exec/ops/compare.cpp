@@ -2,7 +2,7 @@
 // later).
 //
 // All broadcast as NumPy does. Booleans carry no gradient; comparisons with NaN are false. Mod takes the sign of the divisor for integers
-// (Python's %), of the dividend with fmod = 1 (C's fmod); an integer divisor of zero is an Error(data).
+// (Python's %), of the dividend with fmod = 1 (C's fmod); an integer divisor of zero gives zero, as NumPy does and Div here.
 
 #include <cmath>
 
@@ -55,13 +55,13 @@ std::vector<TensorType> infer_logical(const InferContext& context) {
 // --- Mod ------------------------------------------------------------------------------------------------------------------------------
 
 struct FloatRemainder {
-  template <typename T> T value(T a, T b) const { return std::fmod(a, b); }
+  template <typename T> HOST_DEVICE T value(T a, T b) const { return ::fmod(a, b); }
+  HOST_DEVICE float value(float a, float b) const { return ::fmodf(a, b); }
 };
 
 template <bool kSignOfDivisor> struct IntegerRemainder {
-  template <typename T> T value(T a, T b) const {
-    if (b == 0) [[unlikely]]
-      throw error(ErrorCode::data, "Mod: the divisor is zero");
+  template <typename T> HOST_DEVICE T value(T a, T b) const {
+    if (b == 0) return 0;
     if (b == static_cast<T>(-1)) return static_cast<T>(std::is_signed_v<T> ? 0 : a % b);  // the least integer % -1 traps
     const T remainder = static_cast<T>(a % b);
     return kSignOfDivisor && remainder != 0 && (remainder < 0) != (b < 0) ? static_cast<T>(remainder + b) : remainder;

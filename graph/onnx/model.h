@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -87,6 +88,7 @@ struct ModelDef {
   std::string producer, producer_version;
   Opsets opsets;
   GraphDef graph;
+  std::set<std::string> external_files;  // every location of external data, those in branches and functions included
   std::map<std::string, std::shared_ptr<const ort_train_onnx::FunctionProto>> functions;  // by function_key()
 };
 

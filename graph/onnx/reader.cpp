@@ -9,6 +9,28 @@
 
 namespace ort_train::onnx {
 
+namespace {
+
+void find_external_files(const std::vector<NodeDef>& nodes, std::set<std::string>& files);
+
+void find_external_files(const GraphDef& graph, std::set<std::string>& files) {
+  for (const TensorDef& tensor : graph.initializers) {
+    if (tensor.external()) files.insert(tensor.location);
+  }
+  find_external_files(graph.nodes, files);
+}
+
+void find_external_files(const std::vector<NodeDef>& nodes, std::set<std::string>& files) {
+  for (const NodeDef& node : nodes) {
+    for (const auto& [name, tensor] : node.tensors) {
+      if (tensor.external()) files.insert(tensor.location);
+    }
+    for (const auto& [name, graph] : node.graphs) find_external_files(*graph, files);
+  }
+}
+
+}  // namespace
+
 ModelDef read_model(const ByteSource& source) {
   if (source.size == 0) throw error(ErrorCode::unsupported, "'{}' is empty, not an ONNX model", source.name);
   auto proto = std::make_shared<pb::ModelProto>();
@@ -29,7 +51,11 @@ ModelDef read_model(const ByteSource& source) {
     model.producer_version = proto->producer_version();
     model.opsets = to_opsets(proto->opset_import());
     model.graph = to_graph(proto->graph(), proto);
+    find_external_files(model.graph, model.external_files);
     for (const auto& function : proto->functions()) {
+      std::vector<NodeDef> nodes;
+      for (const auto& node : function.node()) nodes.push_back(to_node(node, proto));
+      find_external_files(nodes, model.external_files);
       model.functions[function_key(function.domain(), function.name(), function.overload())] =
           std::shared_ptr<const pb::FunctionProto>(proto, &function);
     }

@@ -90,60 +90,44 @@ std::span<const Rule> rules_of(Message message) {
   return {};
 }
 
-void put_varint(uint64_t value, std::string& out) {
-  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
-  out.push_back(static_cast<char>(value));
-}
-
-void put_bytes(int field, std::string_view bytes, std::string& out) {
-  put_varint(static_cast<uint64_t>(field) << 3 | 2, out);
-  put_varint(bytes.size(), out);
-  out.append(bytes);
-}
-
 class Stripper {
  public:
-  explicit Stripper(const ByteSource& source) : source_(source) {}
+  explicit Stripper(const ByteSource& source) : source_(source), reader_(source) {}
 
   // Copies the message in [at, end) to `out`.
   void message(Message kind, int64_t at, int64_t end, int depth, std::string& out) {
-    if (depth > kMaxDepth)
+    if (depth > kMaxDepth) {
       throw error(ErrorCode::unsupported, "'{}' nests messages more than {} deep, which no model does", source_.name, kMaxDepth);
+    }
     std::vector<int> seen;  // of the fields that may come once
-    int64_t data_field = 0, data_offset = 0, data_bytes = 0, pieces = 0;
+    WireField data;
+    int64_t pieces = 0;
     bool left_out = false;
-    while (at < end) {
-      if (++fields_ > kMaxFields)
+    for (; at < end;) {
+      if (++fields_ > kMaxFields) {
         throw error(ErrorCode::unsupported, "'{}' has more than {} fields, which no model has", source_.name, kMaxFields);
-      const int64_t start = at;
-      const uint64_t tag = varint(at, end);
-      const int field = static_cast<int>(std::min<uint64_t>(tag >> 3, INT32_MAX)), wire_type = static_cast<int>(tag & 7);
-      if (field == 0 || (tag >> 3) > (1u << 29)) throw broken(start);
-      const Rule* rule = find(kind, field);
-      const int64_t length = length_of(wire_type, at, end, start);
-      if (rule && rule->action == Action::drop) {
-        // left out
-      } else if (rule && rule->action == Action::data) {
+      }
+      const WireField field = reader_.field(at, end);
+      at = field.end;
+      const Rule* rule = find(kind, field.number);
+      if (!rule) {
+        copy(field, out);
+      } else if (rule->action == Action::data) {
         ++pieces;
-        data_field = field, data_offset = at, data_bytes = length;
-        if (wire_type == 2 && length > kInlineBytes) {
-          left_out = true;
-        } else {
-          copy(start, at + length, out);
-        }
-      } else if (rule && rule->action != Action::copy) {
-        if (wire_type != 2) throw broken(start);
+        data = field;
+        const bool large = field.wire_type == 2 && field.end - field.content > kInlineBytes;
+        left_out |= large;
+        if (!large) copy(field, out);
+      } else if (rule->action != Action::drop) {
+        if (field.wire_type != 2) throw reader_.broken(field.start);
         if (rule->action == Action::descend_once) {
-          if (std::find(seen.begin(), seen.end(), field) != seen.end()) throw broken(start);
-          seen.push_back(field);
+          if (std::find(seen.begin(), seen.end(), field.number) != seen.end()) throw reader_.broken(field.start);
+          seen.push_back(field.number);
         }
         std::string nested;
-        message(rule->message, at, at + length, depth + 1, nested);
-        put_bytes(field, nested, out);
-      } else {
-        copy(start, at + length, out);
+        message(rule->message, field.content, field.end, depth + 1, nested);
+        put_bytes(field.number, nested, out);
       }
-      at += length;
     }
     if (pieces > 1 && left_out) {
       throw error(ErrorCode::unsupported, "'{}' stores a tensor's elements in several pieces; load and save it with the onnx package",
@@ -152,7 +136,8 @@ class Stripper {
     if (pieces == 1) {
       std::string entry;
       put_bytes(pb::StringStringEntryProto::kKeyFieldNumber, kBytesKey, entry);
-      put_bytes(pb::StringStringEntryProto::kValueFieldNumber, fmt::format("{} {} {}", data_field, data_offset, data_bytes), entry);
+      put_bytes(pb::StringStringEntryProto::kValueFieldNumber, fmt::format("{} {} {}", data.number, data.content, data.end - data.content),
+                entry);
       put_bytes(pb::TensorProto::kMetadataPropsFieldNumber, entry, out);
     }
   }
@@ -165,82 +150,106 @@ class Stripper {
     return nullptr;
   }
 
-  Error broken(int64_t at) const {
-    return error(ErrorCode::unsupported, "'{}' is not an ONNX model, or it is damaged: at byte {} of {} stands no protobuf field",
-                 source_.name, at, source_.size);
-  }
-
-  // The bytes of a field's content, which begins at `at` (moved past the length prefix where there is one).
-  int64_t length_of(int wire_type, int64_t& at, int64_t end, int64_t start) {
-    int64_t length = 0;
-    if (wire_type == 0) {
-      int64_t after = at;
-      varint(after, end);
-      length = after - at;
-    } else if (wire_type == 1) {
-      length = 8;
-    } else if (wire_type == 5) {
-      length = 4;
-    } else if (wire_type == 2) {
-      const uint64_t prefix = varint(at, end);
-      if (prefix > static_cast<uint64_t>(end - at)) {
-        throw error(ErrorCode::unsupported, "'{}' is cut short or is not an ONNX model: the field at byte {} needs {} bytes, {} are left",
-                    source_.name, start, prefix, end - at);
-      }
-      length = static_cast<int64_t>(prefix);
-    } else {
-      throw broken(start);
-    }
-    if (length > end - at) throw broken(start);
-    return length;
-  }
-
-  uint64_t varint(int64_t& at, int64_t end) {
-    const int64_t start = at;
-    uint64_t value = 0;
-    for (int shift = 0; shift < 70; shift += 7) {
-      if (at >= end) throw broken(start);
-      const auto byte = static_cast<uint64_t>(byte_at(at++));
-      if (shift == 63 && byte > 1) throw broken(start);
-      value |= (byte & 0x7f) << shift;
-      if (byte < 0x80) return value;
-    }
-    throw broken(start);
-  }
-
-  uint8_t byte_at(int64_t at) {
-    if (at < begin_ || at >= begin_ + filled_) fill(at);
-    return static_cast<uint8_t>(buffer_[static_cast<size_t>(at - begin_)]);
-  }
-
-  void fill(int64_t at) {
-    begin_ = at;
-    filled_ = std::min(kBufferBytes, source_.size - at);
-    buffer_.resize(static_cast<size_t>(kBufferBytes));
-    source_.read(begin_, std::span(buffer_).first(static_cast<size_t>(filled_)));
-  }
-
-  void copy(int64_t at, int64_t end, std::string& out) {
-    copied_ += end - at;
+  void copy(const WireField& field, std::string& out) {
+    copied_ += field.end - field.start;
     if (copied_ > kMaxCopied) {
       throw error(ErrorCode::unsupported, "'{}' has more than {} MiB besides its tensors' data, which no model has", source_.name,
                   kMaxCopied >> 20);
     }
-    while (at < end) {
-      byte_at(at);
-      const int64_t n = std::min(end, begin_ + filled_) - at;
-      out.append(reinterpret_cast<const char*>(buffer_.data()) + (at - begin_), static_cast<size_t>(n));
-      at += n;
-    }
+    reader_.copy(field.start, field.end, out);
   }
 
   const ByteSource& source_;
-  std::vector<std::byte> buffer_;
-  int64_t begin_ = 0, filled_ = 0;  // what of the file the buffer holds
+  WireReader reader_;
   int64_t copied_ = 0, fields_ = 0;
 };
 
 }  // namespace
+
+void put_varint(uint64_t value, std::string& out) {
+  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
+  out.push_back(static_cast<char>(value));
+}
+
+void put_header(int field, uint64_t bytes, std::string& out) {
+  put_varint(static_cast<uint64_t>(field) << 3 | 2, out);
+  put_varint(bytes, out);
+}
+
+void put_bytes(int field, std::string_view bytes, std::string& out) {
+  put_header(field, bytes.size(), out);
+  out.append(bytes);
+}
+
+Error WireReader::broken(int64_t at) const {
+  return error(ErrorCode::unsupported, "'{}' is not an ONNX model, or it is damaged: at byte {} of {} stands no protobuf field",
+               source_.name, at, source_.size);
+}
+
+WireField WireReader::field(int64_t at, int64_t end) {
+  WireField field{.start = at};
+  const uint64_t tag = varint(at, end);
+  if (tag >> 3 == 0 || tag >> 3 > 1u << 29) throw broken(field.start);
+  field.number = static_cast<int>(tag >> 3);
+  field.wire_type = static_cast<int>(tag & 7);
+  field.content = at;
+  int64_t length = 0;
+  if (field.wire_type == 0) {
+    varint(at, end);
+    length = at - field.content;
+  } else if (field.wire_type == 1) {
+    length = 8;
+  } else if (field.wire_type == 5) {
+    length = 4;
+  } else if (field.wire_type == 2) {
+    const uint64_t prefix = varint(at, end);
+    field.content = at;
+    if (prefix > static_cast<uint64_t>(end - at)) {
+      throw error(ErrorCode::unsupported, "'{}' is cut short or is not an ONNX model: the field at byte {} needs {} bytes, {} are left",
+                  source_.name, field.start, prefix, end - at);
+    }
+    length = static_cast<int64_t>(prefix);
+  } else {
+    throw broken(field.start);
+  }
+  if (length > end - field.content) throw broken(field.start);
+  field.end = field.content + length;
+  return field;
+}
+
+uint64_t WireReader::varint(int64_t& at, int64_t end) {
+  const int64_t start = at;
+  uint64_t value = 0;
+  for (int shift = 0; shift < 70; shift += 7) {
+    if (at >= end) throw broken(start);
+    const auto byte = static_cast<uint64_t>(byte_at(at++));
+    if (shift == 63 && byte > 1) throw broken(start);
+    value |= (byte & 0x7f) << shift;
+    if (byte < 0x80) return value;
+  }
+  throw broken(start);
+}
+
+uint8_t WireReader::byte_at(int64_t at) {
+  if (at < begin_ || at >= begin_ + filled_) fill(at);
+  return static_cast<uint8_t>(buffer_[static_cast<size_t>(at - begin_)]);
+}
+
+void WireReader::fill(int64_t at) {
+  begin_ = at;
+  filled_ = std::min(kBufferBytes, source_.size - at);
+  buffer_.resize(static_cast<size_t>(kBufferBytes));
+  source_.read(begin_, std::span(buffer_).first(static_cast<size_t>(filled_)));
+}
+
+void WireReader::copy(int64_t at, int64_t end, std::string& out) {
+  while (at < end) {
+    byte_at(at);
+    const int64_t n = std::min(end, begin_ + filled_) - at;
+    out.append(reinterpret_cast<const char*>(buffer_.data()) + (at - begin_), static_cast<size_t>(n));
+    at += n;
+  }
+}
 
 std::string strip_model(const ByteSource& source) {
   std::string out;

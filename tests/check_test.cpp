@@ -1,0 +1,100 @@
+// check(): what a user is told of a model before anything runs.
+
+#include <gtest/gtest.h>
+
+#include "frontend/ort_train.h"
+#include "tests/onnx_models.h"
+
+namespace ort_train {
+namespace {
+
+using namespace testing;
+
+const char* const kLayer = R"(<ir_version: 8, opset_import: ["" : 17], producer_name: "pen", producer_version: "2">
+layer (float[batch, 3] x) => (float[batch, 2] y)
+<float[3, 2] w = {1, 2, 3, 4, 5, 6}, float[2] b = {0.5, -0.5}> {
+  [fc] y = Gemm (x, w, b)
+})";
+
+const char* const kObstacles = R"(<ir_version: 8, opset_import: ["" : 17, "their.ops" : 1]>
+  g (float[2, 3, 3] x, float[4, 4] boxes) => (float[2] y, float[2, 3, 3] z, int64[n, 3] picked) <float[3] w = {1, 2, 3}, float[2] v = {1, 2}> {
+    a = Add (x, w)
+    [det] d = Det (a)
+    e = Add (d, v)
+    [spectral] f = their.ops.Spectral (e)
+    y = Add (f, v)
+    z = Mul (a, w)
+    shape = Constant <value_ints = [1, 4, 4]> ()
+    three = Reshape (boxes, shape)
+    scores = Constant <value = float[1, 1, 4] {1, 2, 3, 4}> ()
+    [nms] picked = NonMaxSuppression (three, scores)
+  })";
+
+TEST(Check, SaysThatAModelIsTrainable) {
+  const TestFolder folder;
+  Options options;
+  options.model = write_model(folder, kLayer);
+  const CheckReport report = check(options);
+  EXPECT_TRUE(report.trainable);
+  EXPECT_TRUE(report.rows.empty());
+  EXPECT_EQ(report.text,
+            "model.onnx  opset 17 · pen 2 · 8 parameters in 2 tensors, 32 B float32\n"
+            "inputs      x float32 [batch, 3]\n"
+            "outputs     y float32 [batch, 2]\n"
+            "assumed     batch=2 (--shape binds others)\n"
+            "trainable   all 2 tensors, by a loss on 'y'\n");
+  options.output = "nothing";
+  EXPECT_HAS(error_of([&] { check(options); }).what(), "has no output 'nothing'; it has y");
+}
+
+TEST(Check, ListsWhatIsInTheWayAndWhatIsNot) {
+  const TestFolder folder;
+  Options options;
+  options.model = write_model(folder, kObstacles);
+  const CheckReport blocked = check(options);
+  EXPECT_FALSE(blocked.trainable);
+  ASSERT_EQ(blocked.rows.size(), 3u);
+  EXPECT_HAS(blocked.text, "not trainable, 3 of 10 nodes:");
+  EXPECT_HAS(blocked.text, "'y' depends on nodes that can't be imported");
+  options.output = "z";
+  const CheckReport free = check(options);
+  EXPECT_TRUE(free.trainable);
+  EXPECT_EQ(free.rows[2].hint, "not in the way: the loss reads 'z'");
+  EXPECT_HAS(free.text, "1 of 2 tensors have no influence on 'z' and stay as they are: v");
+}
+
+TEST(Check, FindsNodesWithoutGradient) {
+  const TestFolder folder;
+  Options options;
+  options.model = write_model(folder, R"(<ir_version: 8, opset_import: ["" : 18]>
+    g (float[2, 3] x) => (float[2, 3] y, int64[2] best, float[2, 3] z)
+    <float[3] w = {1, 2, 3}, float[3] v = {3, 2, 1}, int64[1, 3] rows = {0, 1, 0}, float[1, 3] factors = {1, 2, 3}> {
+      a = Mul (x, w)
+      [stairs] c = ScatterElements <axis = 0, reduction = "mul"> (a, rows, factors)
+      d = Add (c, v)
+      y = Mul (d, v)
+      best = ArgMax <axis = 1, keepdims = 0> (a)
+      z = Add (a, w)
+    })");
+  const CheckReport report = check(options);
+  EXPECT_FALSE(report.trainable);
+  ASSERT_EQ(report.rows.size(), 1u);
+  EXPECT_EQ(report.rows[0].node, "ScatterElements 'stairs'");
+  EXPECT_TRUE(report.rows[0].blocks);
+  EXPECT_FALSE(report.rows[0].reason.empty());
+  EXPECT_HAS(report.text, "2 of 3 tensors can't be reached from the loss");
+  options.output = "z";
+  const CheckReport other = check(options);
+  EXPECT_TRUE(other.trainable);
+  ASSERT_EQ(other.rows.size(), 1u);
+  EXPECT_FALSE(other.rows[0].blocks);
+  EXPECT_EQ(other.rows[0].hint, "not in the way: the loss reads 'z'");
+  // An output of integers can't be trained at all.
+  options.output = "best";
+  const CheckReport integers = check(options);
+  EXPECT_FALSE(integers.trainable);
+  EXPECT_HAS(integers.text, "'best' is int64");
+}
+
+}  // namespace
+}  // namespace ort_train

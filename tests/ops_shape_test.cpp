@@ -301,9 +301,9 @@ TEST(ShapeOps, NameAnIndexThatIsOutside) {
   fails("GatherNDGrad", {{"shape", Shape{5, 2}}}, {counting({1, 2}), make_tensor<int64_t>({1, 1}, {9})}, "9", "5 elements");
   fails("ScatterND", {}, {data, make_tensor<int64_t>({1, 1}, {8}), counting({1, 2})}, "8", "5 elements");
   fails("ScatterElements", {}, {data, make_tensor<int64_t>({1, 1}, {-7}), counting({1, 1})}, "-7", "5 elements");
-  EXPECT_NE(message(ErrorCode::data, [] { evaluated("Mod", {}, {integers({1}), integers({0})}); }).find("zero"), std::string::npos);
   const int64_t least = std::numeric_limits<int64_t>::min();
   expect_tensor(evaluated("Mod", {}, {integers({least}), integers({-1})}), {1}, {0});
+  expect_tensor(evaluated("Mod", {}, {integers({1}), integers({0})}), {1}, {0});
 }
 
 TEST(ShapeOps, TiesShareTheGradient) {

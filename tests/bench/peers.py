@@ -75,6 +75,17 @@ def artifacts(work):
     weights = [i.name for i in model.graph.initializer if i.data_type == 1 and len(i.dims) > 0]
     a.generate_artifacts(model, requires_grad=weights, frozen_params=[i.name for i in model.graph.initializer if i.name not in weights],
                          loss=a.LossType.CrossEntropyLoss, optimizer=a.OptimType.AdamW, artifact_directory=work)
+    # Its default is another formula (epsilon 1e-6, added before the bias correction): here PyTorch's.
+    path = os.path.join(work, "optimizer_model.onnx")
+    optimizer = onnx.load(path)
+    for node in optimizer.graph.node:
+        if node.op_type == "AdamWOptimizer":
+            for attribute in node.attribute:
+                if attribute.name == "epsilon":
+                    attribute.f = 1e-8
+                elif attribute.name == "adam_mode":
+                    attribute.i = 0
+    onnx.save(optimizer, path)
 
 
 def report(peer, losses, seconds):

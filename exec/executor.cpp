@@ -20,11 +20,12 @@ namespace {
 
 // An instruction, ready to run: pointers are made once, by attach().
 struct Step {
-  const KernelRun* kernel = nullptr;  // null for a view: nothing to run
+  const KernelRun* kernel = nullptr;  // null for a view (nothing to run) and for transfers
   const Instruction* instruction = nullptr;
   std::vector<const void*> inputs;  // null where absent
   std::vector<void*> outputs;
   std::byte* workspace = nullptr;
+  int64_t ticket = 0;   // of the transfer that it started
   int64_t highest = 0;  // end of the highest place that this step or one before it uses
 };
 
@@ -45,11 +46,13 @@ class Fence {
   Fence(std::byte* data, int64_t bytes) : data_(data), bytes_(bytes) { ASAN_POISON_MEMORY_REGION(data_, bytes_); }
   ~Fence() { ASAN_UNPOISON_MEMORY_REGION(data_, bytes_); }
   void open(const Instruction& instruction) const {
-    each(instruction, [&](const Place& place) { ASAN_UNPOISON_MEMORY_REGION(data_ + place.offset, place.bytes); });
+    each(instruction, [&](const Place& place) { open(place); });
   }
   void close(const Instruction& instruction) const {
-    each(instruction, [&](const Place& place) { ASAN_POISON_MEMORY_REGION(data_ + place.offset, aligned(place.bytes)); });
+    each(instruction, [&](const Place& place) { close(place); });
   }
+  void open(const Place& place) const { ASAN_UNPOISON_MEMORY_REGION(data_ + place.offset, place.bytes); }
+  void close(const Place& place) const { ASAN_POISON_MEMORY_REGION(data_ + place.offset, aligned(place.bytes)); }
 
  private:
   template <typename Body> void each(const Instruction& instruction, Body body) const {
@@ -62,8 +65,8 @@ class Fence {
 #else
   Fence(std::byte*, int64_t) {}
   ~Fence() {}
-  void open(const Instruction&) const {}
-  void close(const Instruction&) const {}
+  template <typename What> void open(const What&) const {}
+  template <typename What> void close(const What&) const {}
 #endif
 };
 
@@ -77,6 +80,7 @@ struct Executor::Impl {
   std::vector<std::vector<Step>> entries;
   std::map<std::string, const Persistent*, std::less<>> persistents;
   std::byte* data = nullptr;
+  Disk* disk = nullptr;
   int64_t measured = 0;
   bool profiling = false;
   std::vector<std::vector<double>> seconds;
@@ -89,11 +93,11 @@ struct Executor::Impl {
     for (size_t e = 0; e < graphs.size(); ++e) {
       numbers.emplace_back();
       for (const Instruction& instruction : program.entries[e].code) {
-        const Node& node = graphs[e]->node(instruction.node);
-        if (is_view(node, instruction)) {
+        if (!runs_kernel(*graphs[e], instruction)) {
           numbers[e].push_back(0);
           continue;
         }
+        const Node& node = graphs[e]->node(instruction.node);
         const size_t number = table.add(*node.op, make_spec(*graphs[e], node, program.threads));
         if (number == kernels.size()) kernels.push_back(prepare(*graphs[e], instruction.node, table.spec(number)));
         numbers[e].push_back(number);
@@ -104,6 +108,10 @@ struct Executor::Impl {
     for (const Persistent& value : program.persistent) {
       if (!value.initial) persistents.emplace(value.name, &value);
     }
+  }
+
+  static bool runs_kernel(const Graph& graph, const Instruction& instruction) {
+    return instruction.action == Action::compute && !is_view(graph.node(instruction.node), instruction);
   }
 
   static KernelRun prepare(const Graph& graph, NodeId node, const KernelSpec& spec) {
@@ -121,26 +129,29 @@ struct Executor::Impl {
     int64_t highest = 0;
     for (ValueId input : graphs[entry]->inputs) highest = std::max(highest, program.entries[entry].value_places[input].end());
     for (const Instruction& instruction : program.entries[entry].code) {
-      const Node& node = graphs[entry]->node(instruction.node);
-      Step step{.kernel = is_view(node, instruction) ? nullptr : &kernels[numbers[steps.size()]],
+      Step step{.kernel = runs_kernel(*graphs[entry], instruction) ? &kernels[numbers[steps.size()]] : nullptr,
                 .instruction = &instruction,
-                .inputs = std::vector<const void*>(node.inputs.size()),
-                .outputs = std::vector<void*>(node.outputs.size())};
+                .inputs = std::vector<const void*>(instruction.inputs.size()),
+                .outputs = std::vector<void*>(instruction.outputs.size())};
       const auto use = [&](const Place& place) { highest = place.bytes > 0 ? std::max(highest, place.end()) : highest; };
       std::for_each(instruction.inputs.begin(), instruction.inputs.end(), use);
       std::for_each(instruction.outputs.begin(), instruction.outputs.end(), use);
       use(instruction.workspace);
+      use({.offset = instruction.memory.offset, .bytes = whole_sectors(instruction.memory.bytes)});
       step.highest = highest;
       steps.push_back(std::move(step));
     }
     return steps;
   }
 
-  void attach(Arena& arena) {
+  void attach(Arena& arena, Disk* tier) {
     require(arena.bytes() >= program.arena_bytes, "the arena is smaller than the program's");
+    require(tier != nullptr || program.disk_bytes == 0, "the program needs a disk");
     data = arena.data();
+    disk = tier;
     for (size_t e = 0; e < entries.size(); ++e) {
       for (Step& step : entries[e]) {
+        if (step.instruction->action != Action::compute) continue;
         const Node& node = graphs[e]->node(step.instruction->node);
         for (size_t i = 0; i < step.inputs.size(); ++i)
           step.inputs[i] = node.inputs[i] == kNone ? nullptr : data + step.instruction->inputs[i].offset;
@@ -164,12 +175,15 @@ struct Executor::Impl {
     using Clock = std::chrono::steady_clock;
     require(data != nullptr || program.arena_bytes == 0, "an executor needs its arena before it runs");
     const Fence fence(data, program.arena_bytes);
+    const Drained drained{disk};
     Clock::time_point before = profiling ? Clock::now() : Clock::time_point{};
     for (size_t i = 0; i < entries[entry].size(); ++i) {
       Step& step = entries[entry][i];
       if (stop && stop->load(std::memory_order_relaxed)) return false;
       if (step.highest > measured) measured = step.highest;
-      if (step.kernel) {
+      if (step.instruction->action != Action::compute) {
+        transfer(entries[entry], step, fence);
+      } else if (step.kernel) {
         fence.open(*step.instruction);
         try {
           (*step.kernel)({.inputs = step.inputs, .outputs = step.outputs, .workspace = step.workspace, .workers = workers});
@@ -186,6 +200,61 @@ struct Executor::Impl {
     }
     return true;
   }
+
+  // However a run ends, nothing writes to the arena after it.
+  struct Drained {
+    Disk* disk;
+    ~Drained() {
+      if (disk != nullptr) disk->drain();
+    }
+  };
+
+  void transfer(std::vector<Step>& steps, Step& step, const Fence& fence) {
+    const Instruction& instruction = *step.instruction;
+    if (instruction.action == Action::wait) {
+      const Step& begun = steps[static_cast<size_t>(instruction.transfer)];
+      disk->wait(begun.ticket);
+      fence.close(moved(begun.instruction->memory));
+      return;
+    }
+    const Place memory = moved(instruction.memory);
+    fence.open(memory);
+    step.ticket = instruction.action == Action::read ? disk->read(instruction.disk.offset, data + memory.offset, memory.bytes)
+                                                     : disk->write(instruction.disk.offset, data + memory.offset, memory.bytes);
+  }
+
+  static Place moved(const Place& place) { return {.offset = place.offset, .bytes = whole_sectors(place.bytes)}; }
+
+  const Persistent& find(std::string_view name) const {
+    const auto found = persistents.find(name);
+    if (found == persistents.end())
+      throw error(ErrorCode::device, "internal error: nothing named '{}' lives across runs; please report this", name);
+    return *found->second;
+  }
+
+  // Where a persistent value of the disk is while nothing runs.
+  Place desk(const Persistent& value, int number) const {
+    const Place place{.offset = whole_sectors(program.persistent_bytes) + number * whole_sectors(value.disk.bytes),
+                      .bytes = value.disk.bytes};
+    require(moved(place).end() <= program.arena_bytes,
+            "a tensor of the disk that is larger than the memory beside what always stays there");
+    return place;
+  }
+
+  std::span<std::byte> persistent(const Persistent& value, int number, bool read) {
+    require(data != nullptr || value.place.bytes == 0, "an executor has no memory yet");
+    if (value.disk.bytes == 0) return {data + value.place.offset, static_cast<size_t>(value.place.bytes)};
+    const Place place = desk(value, number);
+    if (read) disk->wait(disk->read(value.disk.offset, data + place.offset, moved(place).bytes));
+    measured = std::max(measured, moved(place).end());
+    return {data + place.offset, static_cast<size_t>(place.bytes)};
+  }
+
+  void changed(const Persistent& value, int number) {
+    if (value.disk.bytes == 0) return;
+    const Place place = desk(value, number);
+    disk->wait(disk->write(value.disk.offset, data + place.offset, moved(place).bytes));
+  }
 };
 
 Executor::Executor(const Program& program, std::vector<const Graph*> graphs, Workers& workers)
@@ -193,7 +262,7 @@ Executor::Executor(const Program& program, std::vector<const Graph*> graphs, Wor
 Executor::~Executor() = default;
 
 size_t Executor::prepared_kernels() const { return impl_->kernels.size(); }
-void Executor::attach(Arena& arena) { impl_->attach(arena); }
+void Executor::attach(Arena& arena, Disk* disk) { impl_->attach(arena, disk); }
 bool Executor::run(size_t entry, const std::atomic<bool>* stop) { return impl_->run(entry, stop); }
 int64_t Executor::measured_peak_bytes() const { return impl_->measured; }
 const std::vector<double>& Executor::seconds(size_t entry) const { return impl_->seconds.at(entry); }
@@ -213,12 +282,9 @@ std::span<std::byte> Executor::bytes(size_t entry, ValueId value) const {
   return {at(place), static_cast<size_t>(place.bytes)};
 }
 
-std::span<std::byte> Executor::persistent(std::string_view name) const {
-  const auto found = impl_->persistents.find(name);
-  if (found == impl_->persistents.end())
-    throw error(ErrorCode::device, "internal error: nothing named '{}' lives across runs; please report this", name);
-  return {at(found->second->place), static_cast<size_t>(found->second->place.bytes)};
-}
+std::span<std::byte> Executor::persistent(std::string_view name, int desk) { return impl_->persistent(impl_->find(name), desk, true); }
+std::span<std::byte> Executor::blank(std::string_view name) { return impl_->persistent(impl_->find(name), 0, false); }
+void Executor::changed(std::string_view name, int desk) { impl_->changed(impl_->find(name), desk); }
 
 void Executor::profile(bool on) {
   impl_->profiling = on;

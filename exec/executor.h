@@ -1,6 +1,6 @@
 // Executor: a dumb loop over a Program's instructions. It prepares every kernel when it is made, and decides nothing.
 //
-// It refers to the Program, the graphs, the arena and the workers; all must outlive it. One thread at a time, but for `stop`.
+// It refers to the Program, the graphs, the arena, the disk and the workers; all must outlive it. One thread at a time, but for `stop`.
 
 #pragma once
 
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "exec/arena.h"
+#include "exec/disk.h"
 #include "exec/kernel.h"
 #include "exec/program.h"
 
@@ -24,14 +25,20 @@ class Executor {
 
   size_t prepared_kernels() const;
   // Gives it its memory: copies constants to their places, zeroes optimizer state and accumulators. Before the first run.
-  // Throws Error(device) if the arena is smaller than the program's.
-  void attach(Arena& arena);
+  // Throws Error(device) if the arena is smaller than the program's, or if the program needs a disk (fresh, so full of zeros) and has none.
+  void attach(Arena& arena, Disk* disk = nullptr);
 
   std::byte* at(const Place& place) const;
   // The bytes of a value in an entry; throws Error(device) for a value without a place.
   std::span<std::byte> bytes(size_t entry, ValueId value) const;
-  // The bytes of a persistent value that isn't a constant, by name; throws Error(device) where there is none.
-  std::span<std::byte> persistent(std::string_view name) const;
+  // The bytes of a persistent value that isn't a constant, by name; throws Error(device) where there is none. One that lives on the disk is
+  // first read into the arena, over what the last run left there (`desk` 1: beside the one before): its bytes are good until the next run
+  // or call for that desk. Desk 1 is for accumulators.
+  std::span<std::byte> persistent(std::string_view name, int desk = 0);
+  // The same without reading it from the disk: its bytes are about to be written whole.
+  std::span<std::byte> blank(std::string_view name);
+  // The bytes that persistent() or blank() gave for that desk have been changed: brings them to the disk, where they live there.
+  void changed(std::string_view name, int desk = 0);
 
   // Runs an entry from first to last instruction; its inputs must have been filled since its last run. `stop`, polled between
   // instructions, abandons the run (returns false): state that it had changed by then stays changed. Allocates nothing itself.

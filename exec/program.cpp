@@ -44,6 +44,16 @@ bool is_view(const Node& node, const Instruction& instruction) {
   return input < instruction.inputs.size() && instruction.outputs.size() == 1 && instruction.inputs[input] == instruction.outputs[0];
 }
 
+NodeId node_at(const Entry& entry, size_t at) {
+  for (size_t i = at; i < entry.code.size(); ++i) {
+    if (entry.code[i].action == Action::compute) return entry.code[i].node;
+  }
+  for (size_t i = std::min(at, entry.code.size()); i-- > 0;) {
+    if (entry.code[i].action == Action::compute) return entry.code[i].node;
+  }
+  return kNone;
+}
+
 size_t Program::entry_index(std::string_view name) const {
   for (size_t i = 0; i < entries.size(); ++i) {
     if (entries[i].name == name) return i;
@@ -69,12 +79,24 @@ std::string Program::to_text(const std::vector<const Graph*>& graphs) const {
     text += fmt::format("   {} peak {} at {}", entry.name, show(entry.peak_live_bytes), entry.peak_instruction);
   text += '\n';
   for (const Persistent& value : persistent) {
-    text += fmt::format("         {:<11} {:>10} +{:<9} {} {}\n", to_string(value.purpose), show(value.place.offset),
-                        show(value.place.bytes), value.name, to_string(value.type));
+    const bool on_disk = value.disk.bytes > 0;
+    const Place& place = on_disk ? value.disk : value.place;
+    text += fmt::format("         {:<11} {}{:>10} +{:<9} {} {}\n", to_string(value.purpose), on_disk ? "disk " : "", show(place.offset),
+                        show(place.bytes), value.name, to_string(value.type));
   }
+  const auto transfer_text = [&](const Instruction& i) {
+    if (i.action == Action::wait) return fmt::format("wait     {}", i.transfer);
+    const bool read = i.action == Action::read;
+    return fmt::format("{:<8} {} {} {} +{}", read ? "read" : "write", show(i.memory.offset), read ? "<- disk" : "-> disk",
+                       show(i.disk.offset), show(i.memory.bytes));
+  };
   int64_t number = 0;
   for (size_t e = 0; e < entries.size(); ++e) {
     for (const Instruction& instruction : entries[e].code) {
+      if (instruction.action != Action::compute) {
+        text += fmt::format("{:>6}  {}\n", grouped(static_cast<double>(number++), 0), transfer_text(instruction));
+        continue;
+      }
       const Node& node = graphs[e]->node(instruction.node);
       std::string inputs, outputs;
       for (size_t i = 0; i < node.inputs.size(); ++i) {

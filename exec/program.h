@@ -16,12 +16,15 @@
 namespace ort_train {
 
 inline constexpr int64_t kPlaceAlignment = 64;  // bytes: a cache line, and the width of the widest vector
+inline constexpr int64_t kSector = 4096;        // bytes: what goes to or comes from the disk begins at a multiple of it, in memory too
 
 // Bytes as the arena counts them.
 constexpr int64_t aligned(int64_t bytes) { return (bytes + kPlaceAlignment - 1) / kPlaceAlignment * kPlaceAlignment; }
+// Bytes that a transfer moves.
+constexpr int64_t whole_sectors(int64_t bytes) { return (bytes + kSector - 1) / kSector * kSector; }
 
 struct Place {
-  int64_t offset = 0;  // in the arena, a multiple of kPlaceAlignment
+  int64_t offset = 0;  // in the arena, a multiple of kPlaceAlignment; on the disk, of kSector
   int64_t bytes = 0;   // 0: nothing there
   int64_t end() const { return offset + bytes; }
   bool operator==(const Place&) const = default;
@@ -32,36 +35,48 @@ enum class Purpose : uint8_t { weights, gradients, optimizer, activations, input
 inline constexpr size_t kPurposes = 7;
 std::string_view to_string(Purpose purpose);
 
-// An alias class of values, or a workspace: one piece of memory, one lifetime.
+// An alias class of values, or a workspace: one piece of memory, one lifetime. What goes to the disk and comes back has a storage for each
+// of its stays in memory.
 struct Storage {
   std::string name;                        // of its first value; of the node, for a workspace
   Purpose purpose = Purpose::activations;  // of its first value
-  Place place;
-  std::vector<ValueId> values;  // in the order in which they come to be; empty for a workspace
-  int32_t first = 0, last = 0;  // indices into the entry's code between which it is live, inclusive
+  Place place;                             // in whole sectors where transfers use it
+  std::vector<ValueId> values;             // in the order in which they come to be; empty for a workspace
+  int32_t first = 0, last = 0;             // indices into the entry's code between which it is live, inclusive
 };
 
-// A value that lives across runs: the same bytes in every entry.
+// A value that lives across runs: the same bytes in every entry, of the arena or of the disk.
 struct Persistent {
   std::string name;
   Purpose purpose = Purpose::weights;  // weights, optimizer, constants, gradients (accumulators)
   TensorType type;
   Place place;
+  Place disk{};                           // bytes 0: it lives in the arena
   std::shared_ptr<const Tensor> initial;  // constants; null else (state starts at zero, weights are loaded)
 };
 
+enum class Action : uint8_t {
+  compute,  // runs the node
+  read,     // starts to copy `disk` to `memory`
+  write,    // starts to copy `memory` to `disk`
+  wait,     // until the transfer that instruction `transfer` started is complete
+};
+
 struct Instruction {
-  NodeId node = kNone;         // in the entry's graph
-  std::vector<Place> inputs;   // by the node's inputs; bytes 0 where absent
-  std::vector<Place> outputs;  // by the node's outputs; bytes 0 where absent
-  Place workspace;             // bytes 0: none
+  Action action = Action::compute;
+  NodeId node = kNone;           // compute: in the entry's graph
+  std::vector<Place> inputs{};   // by the node's inputs; bytes 0 where absent
+  std::vector<Place> outputs{};  // by the node's outputs; bytes 0 where absent
+  Place workspace{};             // bytes 0: none
+  Place memory{}, disk{};        // read, write: as many bytes as the tensor has; whole sectors are moved
+  int32_t transfer = -1;         // wait
 };
 
 struct Entry {
   std::string name;                 // "train", "train-remainder", "evaluate" …
-  std::vector<Instruction> code;    // every node of the graph, once
+  std::vector<Instruction> code;    // every node of the graph, once; transfers between them
   std::vector<Storage> storages;    // transient ones, workspaces included
-  std::vector<Place> value_places;  // by ValueId: where each value of the graph lives; bytes 0 where it has no place
+  std::vector<Place> value_places;  // by ValueId: where each value of the graph is in the end (inputs: in the beginning), or was last
   std::vector<ValueId> keep;        // what must be intact after the last instruction, the graph's outputs included
   int64_t peak_live_bytes = 0;      // the highest sum of live bytes after alignment, persistent ones included
   int32_t peak_instruction = 0;     // where
@@ -71,6 +86,7 @@ struct Program {
   int threads = 1;  // the workspaces are for so many workers
   int64_t arena_bytes = 0;
   int64_t persistent_bytes = 0;  // [0, persistent_bytes) of the arena
+  int64_t disk_bytes = 0;        // 0: no disk
   std::vector<Persistent> persistent;
   std::vector<Entry> entries;
 
@@ -82,11 +98,15 @@ struct Program {
 // "Reshape": the node's only output is a view of an input; where both have one place there is nothing to run.
 bool is_view(const Node& node, const Instruction& instruction);
 
+// The node that instruction `at` runs; of a transfer, the next one that is run, or the last. kNone where the entry runs none.
+NodeId node_at(const Entry& entry, size_t at);
+
 // Replays every entry's instructions and throws Error(device) at the first violation: a read before its write or of bytes that another
 // storage has overwritten since, an output or workspace over something that its instruction reads, two live storages that overlap, a place
-// outside the arena or misaligned, a workspace smaller than the kernel wants, a node left out or run twice, a kept value that isn't intact
-// at the end, state not written by its writer or not in place, a peak that isn't the stated one. Written apart from the planner: it looks
-// at places and graphs only.
+// outside the arena or the disk or misaligned, memory touched while a transfer uses it, a transfer that nobody waits for, a workspace
+// smaller than the kernel wants, a node left out or run twice, a kept value that isn't intact at the end, state not written by its writer,
+// not in place or not brought back to where it lives, a peak that isn't the stated one. Written apart from the planner: it looks at places
+// and graphs only.
 void verify(const Program& program, const std::vector<const Graph*>& graphs);
 
 }  // namespace ort_train

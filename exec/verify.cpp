@@ -1,8 +1,9 @@
 // verify: the proof that a Program does what its graphs say, made by replaying it over a map of the arena's bytes.
 //
-// The map says of each range which content it holds: a number that is new for each value made or changed, and the same for a view. A read
-// must find its value's content, whole and in place. What the planner thinks of lifetimes enters nowhere in the replay; the stated
-// storages, from which reports are made, are checked against it afterwards.
+// The map says of each range which content it holds: a number that is new for each value made or changed, and the same for a view. A node
+// must find its input's content, whole, wherever it reads it. The disk has a map of its own: transfers carry contents from one to the
+// other, and until one is waited for, what it touches is out of bounds. What the planner thinks of lifetimes enters nowhere in the replay;
+// the stated storages, from which reports are made, are checked against it afterwards.
 
 #include <algorithm>
 #include <iterator>
@@ -38,10 +39,10 @@ class ByteMap {
     const auto hint = ranges_.erase(begin, end);
     ranges_.emplace_hint(hint, place.offset, Range{place.end(), content});
   }
-  // Whether the place holds that content from its first byte to its last.
-  bool holds(const Place& place, Content content) const {
+  // What the place holds as a whole; kGarbage where that is nothing or pieces.
+  Content content(const Place& place) const {
     const auto at = ranges_.find(place.offset);
-    return at != ranges_.end() && at->second.end == place.end() && at->second.content == content;
+    return at != ranges_.end() && at->second.end == place.end() ? at->second.content : kGarbage;
   }
   bool is_free(const Place& place) const {
     auto at = ranges_.lower_bound(place.end());
@@ -69,16 +70,27 @@ class ByteMap {
 class EntryVerifier {
  public:
   EntryVerifier(const Program& program, const Entry& entry, const Graph& graph, KernelTable& kernels)
-      : program_(program), entry_(entry), graph_(graph), kernels_(kernels), content_(graph.value_count(), kUnknown) {
-    touched_first_.assign(graph.value_count(), -1);
-    touched_last_.assign(graph.value_count(), -1);
-  }
+      : program_(program),
+        entry_(entry),
+        graph_(graph),
+        kernels_(kernels),
+        content_(graph.value_count(), kUnknown),
+        persistent_of_(graph.value_count(), -1),
+        last_place_(graph.value_count()) {}
 
   void run() {
     check_code();
     place_persistents();
     place_inputs();
-    for (at_ = 0; at_ < static_cast<int32_t>(entry_.code.size()); ++at_) replay(entry_.code[at_]);
+    for (at_ = 0; at_ < static_cast<int32_t>(entry_.code.size()); ++at_) {
+      const Instruction& instruction = entry_.code[at_];
+      if (instruction.action == Action::compute)
+        replay(instruction);
+      else if (instruction.action == Action::wait)
+        finish(instruction.transfer);
+      else
+        start(instruction);
+    }
     check_end();
     check_storages();
     check_peak();
@@ -87,8 +99,12 @@ class EntryVerifier {
  private:
   template <typename... Args> [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
     const std::string what = fmt::format(format, std::forward<Args>(args)...);
-    const bool within = at_ >= 0 && at_ < static_cast<int32_t>(entry_.code.size()) && entry_.code[at_].node < graph_.node_count();
-    if (within) fail_program("entry '{}', instruction {}, {}: {}", entry_.name, at_, describe(graph_, entry_.code[at_].node), what);
+    const bool within = at_ >= 0 && at_ < static_cast<int32_t>(entry_.code.size());
+    if (within) {
+      const NodeId node = entry_.code[at_].node;
+      fail_program("entry '{}', instruction {}, {}: {}", entry_.name, at_, node < graph_.node_count() ? describe(graph_, node) : "transfer",
+                   what);
+    }
     fail_program("entry '{}': {}", entry_.name, what);
   }
 
@@ -99,6 +115,7 @@ class EntryVerifier {
     const std::unordered_set<NodeId> wanted(graph_.order().begin(), graph_.order().end());
     std::unordered_set<NodeId> seen;
     for (const Instruction& instruction : entry_.code) {
+      if (instruction.action != Action::compute) continue;
       if (!wanted.count(instruction.node)) fail("it runs node {}, which isn't in the graph's order", instruction.node);
       if (!seen.insert(instruction.node).second) fail("{} runs twice", describe(graph_, instruction.node));
     }
@@ -122,7 +139,7 @@ class EntryVerifier {
     for (size_t i = 0; i < program_.persistent.size(); ++i) {
       const Persistent& value = program_.persistent[i];
       state_.push_back(next_++);
-      bytes_.write(value.place, state_[i]);
+      (value.disk.bytes > 0 ? disk_ : bytes_).write(home(value), state_[i]);
       if (!value.initial)
         by_name.emplace(value.name, i);
       else if (value.place.bytes > 0)
@@ -131,13 +148,10 @@ class EntryVerifier {
     for (ValueId id = 0; id < graph_.value_count(); ++id) {
       const Value& value = graph_.value(id);
       const Place& place = entry_.value_places[id];
-      if (value.producer != kNone || value.kind == ValueKind::input) continue;
-      if (place.bytes == 0) {  // constants that only rules of shape read need none; weights and state are saved
-        const bool state =
-            value.kind == ValueKind::parameter || value.kind == ValueKind::optimizer_state || value.kind == ValueKind::accumulator;
-        if (state && value.bytes() > 0) fail("'{}' has no place", value.name);
-        continue;
-      }
+      if (value.producer != kNone || value.kind == ValueKind::input || value.bytes() == 0) continue;
+      const bool state =
+          value.kind == ValueKind::parameter || value.kind == ValueKind::optimizer_state || value.kind == ValueKind::accumulator;
+      if (place.bytes == 0 && !state) continue;  // nobody reads it, or only rules of shape
       size_t found = program_.persistent.size();
       if (value.constant) {
         const auto at = constant_at.find(place.offset);
@@ -147,11 +161,12 @@ class EntryVerifier {
       }
       if (found == program_.persistent.size()) fail("'{}' has no memory that lives across runs", value.name);
       const Persistent& persistent = program_.persistent[found];
-      if (persistent.place != place || persistent.type != value.type()) fail("'{}' isn't where it lives across runs", value.name);
+      if (persistent.type != value.type() || (persistent.disk.bytes == 0 && persistent.place != place))
+        fail("'{}' isn't where it lives across runs", value.name);
       if (value.constant && value.constant != persistent.initial && *value.constant != *persistent.initial)
         fail("'{}' is where another constant lives", value.name);
       content_[id] = state_[found];
-      persistent_of_.emplace(place.offset, found);
+      persistent_of_[id] = static_cast<int32_t>(found);
     }
   }
 
@@ -165,21 +180,56 @@ class EntryVerifier {
       if (!bytes_.is_free(place)) fail("the input '{}' lies over something else", value.name);
       content_[id] = next_++;
       bytes_.write(place, content_[id]);
-      touch(id, 0);
     }
     for (ValueId id : graph_.inputs) {
       if (graph_.value(id).bytes() > 0 && entry_.value_places[id].bytes == 0) fail("the input '{}' has no place", graph_.value(id).name);
     }
   }
 
-  void touch(ValueId value, int32_t at) {
-    if (touched_first_[value] < 0) touched_first_[value] = at;
-    touched_last_[value] = at;
+  // Memory that a transfer uses: nobody may write it, and what is being read from the disk isn't there yet.
+  void check_still(const Place& place, bool written) const {
+    for (const auto& [number, transfer] : in_flight_) {
+      if ((written || transfer->action == Action::read) && overlap(place, moved(transfer->memory)))
+        fail("instruction {} is still moving the bytes at {}", number, place.offset);
+    }
   }
 
-  void check_holds(ValueId value, const char* what) const {
-    if (graph_.value(value).bytes() == 0) return;
-    if (!bytes_.holds(entry_.value_places[value], content_[value])) fail("'{}' {}", graph_.value(value).name, what);
+  static Place moved(const Place& place) { return {.offset = place.offset, .bytes = whole_sectors(place.bytes)}; }
+
+  void start(const Instruction& instruction) {
+    const Place memory = moved(instruction.memory), disk = moved(instruction.disk);
+    if (instruction.memory.bytes <= 0 || instruction.disk.bytes != instruction.memory.bytes)
+      fail("it moves {} bytes to or from {}", instruction.memory.bytes, instruction.disk.bytes);
+    if (memory.offset % kSector != 0 || disk.offset % kSector != 0) fail("it begins at {} and {}", memory.offset, disk.offset);
+    check_place(memory, memory.bytes, "what it moves");
+    if (memory.offset < program_.persistent_bytes) fail("it moves what lives across runs");
+    if (disk.offset < 0 || disk.end() > program_.disk_bytes)
+      fail("it ends at {}, outside the disk's {} bytes", disk.end(), program_.disk_bytes);
+    const bool reads = instruction.action == Action::read;
+    check_still(memory, reads);
+    for (const auto& [number, transfer] : in_flight_) {
+      const bool both_read = reads && transfer->action == Action::read;
+      if (!both_read && overlap(disk, moved(transfer->disk))) fail("instruction {} is still busy with the same place of the disk", number);
+    }
+    if (reads) {
+      if (disk_.content(instruction.disk) == kGarbage) fail("the disk has nothing whole at {}", disk.offset);
+      bytes_.write(memory, kGarbage);
+    } else {
+      if (bytes_.content(instruction.memory) == kGarbage) fail("there is nothing whole at {}", memory.offset);
+      disk_.write(disk, kGarbage);
+    }
+    in_flight_.emplace(at_, &instruction);
+  }
+
+  void finish(int32_t number) {
+    const auto found = in_flight_.find(number);
+    if (found == in_flight_.end()) fail("it waits for instruction {}, which moves nothing now", number);
+    const Instruction& transfer = *found->second;
+    in_flight_.erase(found);
+    if (transfer.action == Action::read)
+      bytes_.write(transfer.memory, disk_.content(transfer.disk));
+    else
+      disk_.write(transfer.disk, bytes_.content(transfer.memory));
   }
 
   void replay(const Instruction& instruction) {
@@ -189,12 +239,12 @@ class EntryVerifier {
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       const ValueId value = node.inputs[i];
       check_place(instruction.inputs[i], value == kNone ? 0 : graph_.value(value).bytes(), "an input");
-      if (value == kNone) continue;
-      if (instruction.inputs[i] != entry_.value_places[value]) fail("'{}' isn't read where it lives", graph_.value(value).name);
-      if (content_[value] == kUnknown && graph_.value(value).bytes() > 0)
-        fail("'{}' is read before it is written", graph_.value(value).name);
-      check_holds(value, "was overwritten before it is read");
-      touch(value, at_);
+      if (instruction.inputs[i].bytes == 0) continue;
+      if (content_[value] == kUnknown) fail("'{}' is read before it is written", graph_.value(value).name);
+      check_still(instruction.inputs[i], false);
+      last_place_[value] = instruction.inputs[i];
+      if (bytes_.content(instruction.inputs[i]) != content_[value])
+        fail("'{}' was overwritten before it is read, or is elsewhere", graph_.value(value).name);
     }
     check_workspace(node, instruction);
     for (size_t i = 0; i < node.outputs.size(); ++i) check_output(node, instruction, i);
@@ -209,6 +259,7 @@ class EntryVerifier {
     const Place& workspace = instruction.workspace;
     check_place(workspace, wanted, "the workspace");
     if (wanted > 0 && workspace.offset < program_.persistent_bytes) fail("the workspace lies over what lives across runs");
+    check_still(workspace, true);
     for (const auto* places : {&instruction.inputs, &instruction.outputs}) {
       for (const Place& place : *places) {
         if (overlap(workspace, place)) fail("the workspace lies over an input or output");
@@ -226,7 +277,6 @@ class EntryVerifier {
     const Place& place = instruction.outputs[i];
     check_place(place, value == kNone ? 0 : graph_.value(value).bytes(), "an output");
     if (value == kNone) return;
-    if (place != entry_.value_places[value]) fail("'{}' isn't written where it lives", graph_.value(value).name);
     if (content_[value] != kUnknown) fail("'{}' is written twice", graph_.value(value).name);
     for (size_t j = 0; j < i; ++j) {
       if (overlap(place, instruction.outputs[j])) fail("outputs {} and {} overlap", j, i);
@@ -245,47 +295,57 @@ class EntryVerifier {
         fail("'{}' lies over the input '{}'", graph_.value(value).name, graph_.value(node.inputs[j]).name);
     }
     if (shared > 1) fail("'{}' lies over more than one input", graph_.value(value).name);
+    if (!is_view(node, instruction)) check_still(place, true);
     if (place.bytes > 0 && !state && !is_view(node, instruction) && place.offset < program_.persistent_bytes)
       fail("'{}' lies over what lives across runs", graph_.value(value).name);
   }
 
   void write_output(const Node& node, const Instruction& instruction, size_t i) {
     const ValueId value = node.outputs[i];
-    touch(value, at_);
+    last_place_[value] = instruction.outputs[i];
     if (is_view(node, instruction)) {
       content_[value] = content_[node.inputs[node.op->alias[0].input]];
       return;
     }
     content_[value] = next_++;
     bytes_.write(instruction.outputs[i], content_[value]);
-    const bool state =
-        std::any_of(node.op->writes.begin(), node.op->writes.end(), [&](const Alias& a) { return static_cast<size_t>(a.output) == i; });
-    if (!state) return;
-    if (const auto at = persistent_of_.find(instruction.outputs[i].offset); at != persistent_of_.end())
-      state_[at->second] = content_[value];
+    for (const Alias& write : node.op->writes) {
+      if (static_cast<size_t>(write.output) != i || node.inputs[write.input] == kNone) continue;
+      persistent_of_[value] = persistent_of_[node.inputs[write.input]];
+      if (persistent_of_[value] >= 0) state_[static_cast<size_t>(persistent_of_[value])] = content_[value];
+    }
   }
 
   void check_end() {
+    for (ValueId value = 0; value < graph_.value_count(); ++value) {
+      if (last_place_[value].bytes > 0 && entry_.value_places[value] != last_place_[value])
+        fail("'{}' isn't where it is said to be", graph_.value(value).name);
+    }
+    if (!in_flight_.empty()) fail("nobody waits for the transfer of instruction {}", in_flight_.begin()->first);
     for (const auto* values : {&graph_.outputs, &entry_.keep}) {
       for (ValueId value : *values) {
         if (value >= graph_.value_count()) fail("it is to keep a value that isn't there");
-        if (content_[value] == kUnknown && graph_.value(value).bytes() > 0)
-          fail("it is to keep '{}', which nothing makes", graph_.value(value).name);
-        check_holds(value, "isn't intact at the end");
-        touch(value, std::max(at_ - 1, 0));
+        if (graph_.value(value).bytes() == 0) continue;
+        if (content_[value] == kUnknown) fail("it is to keep '{}', which nothing makes", graph_.value(value).name);
+        if (bytes_.content(entry_.value_places[value]) != content_[value]) fail("'{}' isn't intact at the end", graph_.value(value).name);
       }
     }
     for (size_t i = 0; i < program_.persistent.size(); ++i) {
       const Persistent& value = program_.persistent[i];
-      if (value.place.bytes > 0 && !bytes_.holds(value.place, state_[i]))
+      const ByteMap& map = value.disk.bytes > 0 ? disk_ : bytes_;
+      if (value.type.bytes() > 0 && map.content(home(value)) != state_[i])
         fail("'{}', which lives across runs, was overwritten", value.name);
     }
   }
 
-  // The stated storages: each transient value in one that covers its uses, each workspace in one, no two that live at once overlap.
+  static const Place& home(const Persistent& value) { return value.disk.bytes > 0 ? value.disk : value.place; }
+
+  // The stated storages: whatever an instruction touches lies in one that is live then and has that value, workspaces and transfers
+  // included; no two that live at once overlap.
   void check_storages() {
-    std::vector<int32_t> storage_of(graph_.value_count(), -1), workspace_of(entry_.code.size(), -1);
     const auto end = static_cast<int32_t>(entry_.code.size());
+    opening_.resize(static_cast<size_t>(std::max(end, 1)));
+    closing_.resize(opening_.size());
     for (int32_t s = 0; s < static_cast<int32_t>(entry_.storages.size()); ++s) {
       const Storage& storage = entry_.storages[s];
       if (storage.first < 0 || storage.last < storage.first || storage.last >= std::max(end, 1))
@@ -293,46 +353,75 @@ class EntryVerifier {
       check_place(storage.place, storage.place.bytes, "a storage");
       if (storage.place.bytes > 0 && storage.place.offset < program_.persistent_bytes)
         fail("the storage '{}' lies over what lives across runs", storage.name);
-      for (ValueId value : storage.values) {
-        if (value >= graph_.value_count() || storage_of[value] >= 0) fail("the storage '{}' has a value that isn't its own", storage.name);
-        storage_of[value] = s;
-        if (touched_first_[value] < storage.first || touched_last_[value] > storage.last)
-          fail("'{}' is used outside the life of its storage", graph_.value(value).name);
-        if (entry_.value_places[value] != storage.place) fail("'{}' isn't where its storage is", graph_.value(value).name);
-      }
-      if (storage.purpose != Purpose::workspace) continue;
-      if (storage.first != storage.last || workspace_of[storage.first] >= 0 || entry_.code[storage.first].workspace != storage.place)
+      if (storage.purpose == Purpose::workspace && (storage.first != storage.last || entry_.code[storage.first].workspace != storage.place))
         fail("the storage '{}' isn't its instruction's workspace", storage.name);
-      workspace_of[storage.first] = s;
+      if (storage.place.bytes == 0) continue;
+      opening_[storage.first].push_back(s);
+      closing_[storage.last].push_back(s);
     }
-    for (ValueId value = 0; value < graph_.value_count(); ++value) {
-      const Place& place = entry_.value_places[value];
-      if (place.bytes > 0 && place.offset >= program_.persistent_bytes && storage_of[value] < 0)
-        fail("'{}' has a place but no storage", graph_.value(value).name);
+    for (at_ = 0; at_ < std::max(end, 1); ++at_) {
+      for (int32_t s : opening_[at_]) open(s);
+      if (at_ == 0) check_given();
+      if (at_ < end) check_touched(entry_.code[at_]);
+      if (at_ + 1 >= end) check_kept();
+      for (int32_t s : closing_[at_]) live_.erase(entry_.storages[s].place.offset);
     }
-    for (int32_t at = 0; at < end; ++at) {
-      if (entry_.code[at].workspace.bytes > 0 && workspace_of[at] < 0) fail("the workspace of instruction {} has no storage", at);
-    }
-    check_overlaps();
+    at_ = -1;
   }
 
-  void check_overlaps() const {
-    std::vector<std::vector<int32_t>> opening(entry_.code.size() + 1), closing(entry_.code.size() + 1);
-    for (int32_t s = 0; s < static_cast<int32_t>(entry_.storages.size()); ++s) {
-      if (entry_.storages[s].place.bytes == 0) continue;
-      opening[entry_.storages[s].first].push_back(s);
-      closing[entry_.storages[s].last].push_back(s);
-    }
-    std::map<int64_t, int32_t> live;  // offset -> storage
-    for (size_t at = 0; at < opening.size(); ++at) {
-      for (int32_t s : opening[at]) {
-        const auto [place, is_new] = live.emplace(entry_.storages[s].place.offset, s);
-        const auto clash = [&](int32_t other) { return overlap(entry_.storages[s].place, entry_.storages[other].place); };
-        if (!is_new || (place != live.begin() && clash(std::prev(place)->second)) ||
-            (std::next(place) != live.end() && clash(std::next(place)->second)))
-          fail("the storage '{}' overlaps another that lives at instruction {}", entry_.storages[s].name, at);
+  void open(int32_t s) {
+    const auto [place, is_new] = live_.emplace(entry_.storages[s].place.offset, s);
+    const auto clash = [&](int32_t other) { return overlap(entry_.storages[s].place, entry_.storages[other].place); };
+    if (!is_new || (place != live_.begin() && clash(std::prev(place)->second)) ||
+        (std::next(place) != live_.end() && clash(std::next(place)->second)))
+      fail("the storage '{}' overlaps another that lives then", entry_.storages[s].name);
+  }
+
+  const Storage& storage_at(const Place& place, const char* what) const {
+    const auto found = live_.find(place.offset);
+    if (found == live_.end() || entry_.storages[found->second].place.bytes < place.bytes)
+      fail("{} at {} has no storage", what, place.offset);
+    return entry_.storages[found->second];
+  }
+
+  void check_value(ValueId value, const Place& place) const {
+    if (place.bytes == 0 || place.offset < program_.persistent_bytes) return;
+    const Storage& storage = storage_at(place, graph_.value(value).name.c_str());
+    if (std::find(storage.values.begin(), storage.values.end(), value) == storage.values.end())
+      fail("the storage '{}' isn't that of '{}'", storage.name, graph_.value(value).name);
+  }
+
+  void check_touched(const Instruction& instruction) {
+    switch (instruction.action) {
+      case Action::compute: {
+        const Node& node = graph_.node(instruction.node);
+        for (size_t i = 0; i < node.inputs.size(); ++i) check_value(node.inputs[i], instruction.inputs[i]);
+        for (size_t i = 0; i < node.outputs.size(); ++i) check_value(node.outputs[i], instruction.outputs[i]);
+        if (instruction.workspace.bytes == 0) break;
+        if (storage_at(instruction.workspace, "the workspace").purpose != Purpose::workspace) fail("the workspace is another's storage");
+        break;
       }
-      for (int32_t s : closing[at]) live.erase(entry_.storages[s].place.offset);
+      case Action::read:
+      case Action::write:
+        moving_[at_] = &storage_at(moved(instruction.memory), "what it moves");
+        break;
+      case Action::wait:
+        if (&storage_at(moved(entry_.code[instruction.transfer].memory), "what it waits for") != moving_[instruction.transfer])
+          fail("the storage of instruction {} ends before its transfer", instruction.transfer);
+        break;
+    }
+  }
+
+  void check_given() const {
+    for (ValueId value = 0; value < graph_.value_count(); ++value) {
+      if (graph_.value(value).producer == kNone && graph_.value(value).kind == ValueKind::input)
+        check_value(value, entry_.value_places[value]);
+    }
+  }
+
+  void check_kept() const {
+    for (const auto* values : {&graph_.outputs, &entry_.keep}) {
+      for (ValueId value : *values) check_value(value, entry_.value_places[value]);
     }
   }
 
@@ -357,10 +446,15 @@ class EntryVerifier {
   const Graph& graph_;
   KernelTable& kernels_;
   ByteMap bytes_;
-  std::vector<Content> content_;                       // by ValueId: what its place must hold for its readers
-  std::vector<Content> state_;                         // by persistent: what its place must hold at the end
-  std::unordered_map<int64_t, size_t> persistent_of_;  // by offset
-  std::vector<int32_t> touched_first_, touched_last_;  // by ValueId
+  ByteMap disk_;
+  std::vector<Content> content_;                         // by ValueId: what its place must hold for its readers
+  std::vector<Content> state_;                           // by persistent: what its home must hold at the end
+  std::vector<int32_t> persistent_of_;                   // by ValueId; -1: of none
+  std::vector<Place> last_place_;                        // by ValueId: where an instruction met it last
+  std::map<int32_t, const Instruction*> in_flight_;      // transfers that were started and not waited for, by number
+  std::vector<std::vector<int32_t>> opening_, closing_;  // storages by instruction
+  std::map<int64_t, int32_t> live_;                      // offset -> storage
+  std::map<int32_t, const Storage*> moving_;             // by transfer
   Content next_ = 0;
   int32_t at_ = -1;
 };
@@ -368,10 +462,20 @@ class EntryVerifier {
 void check_persistents(const Program& program) {
   if (program.persistent_bytes < 0 || program.persistent_bytes > program.arena_bytes)
     fail_program("what lives across runs is larger than the arena");
-  std::vector<const Persistent*> by_offset;
+  std::vector<const Persistent*> by_offset, on_disk;
   std::unordered_set<std::string_view> names;
   for (const Persistent& value : program.persistent) {
     const Place& place = value.place;
+    if (value.disk.bytes > 0) {
+      if (place.bytes != 0 || value.disk.bytes != value.type.bytes() || value.initial)
+        fail_program("'{}' lives in two places, or in one that is not of its size", value.name);
+      if (!names.insert(value.name).second) fail_program("'{}' lives across runs twice", value.name);
+      if (value.disk.offset < 0 || value.disk.offset % kSector != 0 ||
+          value.disk.offset + whole_sectors(value.disk.bytes) > program.disk_bytes)
+        fail_program("'{}' is misaligned or outside the disk", value.name);
+      on_disk.push_back(&value);
+      continue;
+    }
     if (place.bytes != value.type.bytes() || (value.initial && value.initial->type() != value.type))
       fail_program("'{}' has not the memory of its type", value.name);
     if (!value.initial && !names.insert(value.name).second) fail_program("'{}' lives across runs twice", value.name);
@@ -384,6 +488,11 @@ void check_persistents(const Program& program) {
   for (size_t i = 1; i < by_offset.size(); ++i) {
     if (overlap(by_offset[i - 1]->place, by_offset[i]->place))
       fail_program("'{}' and '{}' overlap", by_offset[i - 1]->name, by_offset[i]->name);
+  }
+  std::sort(on_disk.begin(), on_disk.end(), [](const auto* a, const auto* b) { return a->disk.offset < b->disk.offset; });
+  for (size_t i = 1; i < on_disk.size(); ++i) {
+    if (on_disk[i - 1]->disk.offset + whole_sectors(on_disk[i - 1]->disk.bytes) > on_disk[i]->disk.offset)
+      fail_program("'{}' and '{}' overlap on the disk", on_disk[i - 1]->name, on_disk[i]->name);
   }
 }
 

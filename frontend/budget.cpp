@@ -27,7 +27,8 @@ int64_t reserve_for(const JobSize& job) {
   constexpr int64_t kFileNode = 1 << 10;     // while importing
   constexpr int64_t kTensor = 2 << 10;       // places in files, headers of checkpoints
   const int64_t bytes = (job.whole_process ? kProcess : 0) + kLibrary + kThread * job.threads + kInstruction * job.instructions +
-                        kKernel * job.kernels + kFileNode * job.file_nodes + kTensor * job.parameters + job.constant_bytes + job.data_bytes;
+                        kKernel * job.kernels + kFileNode * job.file_nodes + kTensor * job.parameters + job.constant_bytes +
+                        job.data_bytes + (job.disk ? kDiskReserve : 0);
   return whole(bytes, kMB);
 }
 

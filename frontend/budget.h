@@ -15,6 +15,7 @@ constexpr int64_t whole_pages(int64_t bytes) { return (bytes + kPage - 1) / kPag
 
 struct JobSize {
   bool whole_process = false;  // else only what the library adds to a process
+  bool disk = false;           // with a disk
   int threads = 1;
   int64_t instructions = 0;    // of all entries
   int64_t kernels = 0;         // prepared
@@ -23,6 +24,9 @@ struct JobSize {
   int64_t constant_bytes = 0;  // of the graphs: folded tensors, masks
   int64_t data_bytes = 0;      // that the data sets hold in memory, and a sample's buffers
 };
+
+// What a disk adds: an engine with its threads and rings, checksums, a longer program.
+inline constexpr int64_t kDiskReserve = int64_t{8} << 20;
 
 int64_t reserve_for(const JobSize& job);
 // The reserve, raised if the process is already larger than it allows. `resident` is without the arena.

@@ -53,7 +53,7 @@ double memory_rate(Workers& workers, int64_t bytes) {
 
 }  // namespace
 
-MachineRates measure_machine(Workers& workers, int64_t memory) {
+ComputeRates measure_machine(Workers& workers, int64_t memory) {
   int64_t n = 1024;
   while (n > 64 && 4 * n * n * static_cast<int64_t>(sizeof(float)) > memory) n /= 2;  // a quarter for the workspace
   return {.flops = product_rate(workers, n),

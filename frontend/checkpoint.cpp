@@ -31,8 +31,9 @@ Json write_tensors(const std::string& path, const std::vector<StateTensor>& tens
   SafetensorsWriter writer(path, header, {{"format", "pt"}});
   Json hashes = Json::object();
   for (size_t i = 0; i < tensors.size(); ++i) {
-    writer.write(i, tensors[i].bytes);
-    hashes[tensors[i].name] = hex16(hash_bytes(tensors[i].bytes));
+    const std::span<const std::byte> bytes = tensors[i].bytes(/*overwrite=*/false);
+    writer.write(i, bytes);
+    hashes[tensors[i].name] = hex16(hash_bytes(bytes));
   }
   writer.sync();
   return {{"bytes", writer.size()}, {"tensors", hashes}};
@@ -56,9 +57,11 @@ void read_tensors(const std::string& path, const Json& manifest, const std::vect
       throw corrupt(path, fmt::format("tensor '{}' is {} {}, not {}", tensor.name, to_string(entry.element), to_string(entry.shape),
                                       to_string(tensor.type)));
     }
-    file.read(entry.offset, tensor.bytes);
-    if (hex16(hash_bytes(tensor.bytes)) != hashes.at(tensor.name).get<std::string>())
+    const std::span<std::byte> bytes = tensor.bytes(/*overwrite=*/true);
+    file.read(entry.offset, bytes);
+    if (hex16(hash_bytes(bytes)) != hashes.at(tensor.name).get<std::string>())
       throw corrupt(path, fmt::format("tensor '{}' fails its checksum", tensor.name));
+    tensor.changed();
   }
 }
 
@@ -242,7 +245,7 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
 int64_t checkpoint_bytes(const CheckpointContent& content) {
   int64_t bytes = int64_t{1} << 20;
   for (const auto* list : {&content.weights, &content.optimizer}) {
-    for (const StateTensor& tensor : *list) bytes += static_cast<int64_t>(tensor.bytes.size()) + 256;
+    for (const StateTensor& tensor : *list) bytes += tensor.type.bytes() + 256;
   }
   return bytes;
 }

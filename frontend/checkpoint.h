@@ -3,7 +3,7 @@
 // Written as .tmp-checkpoint-STEP: every file synced, then the manifest (state.json: run state, settings, a checksum of each tensor and of
 // itself), then the folder, then renamed, then the parent synced. A folder of the right name is therefore whole, unless the disk broke it
 // later, which the checksums show. Older ones are pruned only after that, never below two. Tensors go from the arena to the file and
-// back, without a copy.
+// back, without a copy; those that live on a disk by way of the arena.
 
 #pragma once
 
@@ -34,7 +34,10 @@ struct RunState {
 struct StateTensor {
   std::string name;
   TensorType type;
-  std::span<std::byte> bytes;
+  // Where it is in memory; one that lives on a disk is brought there first, unless it is about to be overwritten as a whole. Good until
+  // another tensor is asked for.
+  std::function<std::span<std::byte>(bool overwrite)> bytes;
+  std::function<void()> changed;  // after what bytes() gave was written to
 };
 
 struct CheckpointContent {

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 #include <vector>
 
@@ -69,10 +70,10 @@ void add_shapes(const std::string& text, std::map<std::string, int64_t>& shapes)
 
 // What needs more than a conversion.
 struct Raw {
-  std::string budget;
+  std::string budget, host_budget, nvme_budget;
   std::vector<std::string> shapes, dump_after;
   double warmup_ratio = 0;
-  bool no_shuffle = false, no_retie = false, plan = false, version = false;
+  bool no_checksums = false, no_shuffle = false, no_retie = false, plan = false, version = false;
 };
 
 void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
@@ -101,6 +102,13 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
 
   constexpr const char* memory = "Memory";
   app.add_option("--budget", raw.budget, "hard limit of the whole process: 12GB, 300MiB (default: none)")->group(memory);
+  app.add_option("--host-budget", raw.host_budget, "of pinned memory beside a GPU; on the CPU device there is only --budget")
+      ->group(memory);
+  add(memory, "--nvme-path", o.nvme_path, "a folder on a disk for what doesn't fit into the budget");
+  app.add_option("--nvme-budget", raw.nvme_budget, "bytes there (default: as many as it takes)")->group(memory);
+  app.add_flag("--no-nvme-checksums", raw.no_checksums, "don't check what is read back from there")->group(memory);
+  add(memory, "--profile", o.profile, "the file that keeps what was measured of this machine");
+  app.add_flag("--recalibrate", o.recalibrate, "measure the machine again")->group(memory);
   app.add_flag("--plan", raw.plan, "show the plan, train nothing")->group(memory);
   add(memory, "--plan-json", o.plan_json, "write the plan for programs to this file");
   add(memory, "--plan-svg", o.plan_svg, "draw the plan into this file");
@@ -144,6 +152,15 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
       ->group(graph)
       ->type_size(2)
       ->take_all();
+}
+
+// Where programs keep what they can find out again; empty where there is no such place.
+std::string default_profile() {
+  const char* const cache = std::getenv("XDG_CACHE_HOME");
+  const char* const home = std::getenv("HOME");
+  if (cache != nullptr && *cache == '/') return std::string(cache) + "/ort-train/machine.json";
+  if (home != nullptr && *home == '/') return std::string(home) + "/.cache/ort-train/machine.json";
+  return {};
 }
 
 // --learning_rate=1e-5 -> --learning-rate=1e-5
@@ -202,6 +219,10 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     o.budget = parse_bytes(raw.budget);
     if (o.budget == 0) throw usage("--budget 0 holds nothing");
   }
+  if (!raw.host_budget.empty()) parse_bytes(raw.host_budget);  // the CPU device's memory is --budget's
+  if (!raw.nvme_budget.empty()) o.nvme_budget = parse_bytes(raw.nvme_budget);
+  o.nvme_checksums = !raw.no_checksums;
+  if (o.profile.empty()) o.profile = default_profile();
   for (const std::string& shape : raw.shapes) add_shapes(shape, o.shapes);
   for (size_t i = 0; i + 1 < raw.dump_after.size(); i += 2) o.dump_after[raw.dump_after[i]] = raw.dump_after[i + 1];
   if (raw.warmup_ratio != 0) {

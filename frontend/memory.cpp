@@ -20,39 +20,46 @@ int64_t number_in(std::string_view text) {
   return value;
 }
 
-// "VmHWM:     1234 kB" -> 1234 * 1024
-int64_t kilobytes_after(const char* path, std::string_view key) {
+// The number in the line that begins with `key`, 0 where there is none.
+int64_t number_after(const char* path, std::string_view key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
-    if (line.starts_with(key)) return number_in(line) * 1024;
+    if (line.starts_with(key)) return number_in(line);
   }
   return 0;
 }
 
-// What the limits of a cgroup (version 2) and those above it leave; the largest number where there are none.
-int64_t left_in_cgroups() {
+// "VmHWM:     1234 kB" -> 1234 * 1024
+int64_t kilobytes_after(const char* path, std::string_view key) { return number_after(path, key) * 1024; }
+
+// A hierarchy of memory cgroups: where this process's line in /proc/self/cgroup has its path, and what version 1 and 2 call things.
+struct Hierarchy {
+  const char *line, *root, *limit, *used, *cache;
+};
+constexpr Hierarchy kHierarchies[] = {
+    {"0::", "/sys/fs/cgroup", "/memory.max", "/memory.current", "file "},
+    {":memory:", "/sys/fs/cgroup/memory", "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_cache "},
+};
+
+// What the limits of this process's group and of those above it leave; the largest number where there are none.
+int64_t left_in(const Hierarchy& names) {
   int64_t left = std::numeric_limits<int64_t>::max();
   std::ifstream file("/proc/self/cgroup");
-  std::string group;
   for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("0::")) group = line.substr(3);
-  }
-  for (; !group.empty(); group = group.substr(0, group.rfind('/'))) {
-    const std::string folder = "/sys/fs/cgroup" + group;
-    std::ifstream maximum(folder + "/memory.max"), current(folder + "/memory.current");
-    std::string limit, used;
-    if (std::getline(maximum, limit) && std::getline(current, used) && limit != "max") {
-      // The page cache counts as used and is given back when memory is wanted.
-      const int64_t cache = [&] {
-        std::ifstream statistics(folder + "/memory.stat");
-        for (std::string line; std::getline(statistics, line);) {
-          if (line.starts_with("file ")) return number_in(line);
-        }
-        return int64_t{0};
-      }();
-      left = std::min(left, number_in(limit) - std::max<int64_t>(0, number_in(used) - cache));
+    const size_t at = line.find(names.line);
+    if (at == std::string::npos) continue;
+    // In a container the path may be the host's, which is not there, and the root is the container's own.
+    for (std::string group = line.substr(at + std::string_view(names.line).size());; group.resize(group.rfind('/'))) {
+      const std::string folder = names.root + group;
+      std::ifstream maximum(folder + names.limit), current(folder + names.used);
+      std::string limit, used;
+      if (std::getline(maximum, limit) && std::getline(current, used) && limit != "max") {
+        // The page cache counts as used and is given back when memory is wanted.
+        const int64_t cache = number_after((folder + "/memory.stat").c_str(), names.cache);
+        left = std::min(left, number_in(limit) - std::max<int64_t>(0, number_in(used) - cache));
+      }
+      if (group.rfind('/') == std::string::npos) break;
     }
-    if (group == "/") break;
   }
   return left;
 }
@@ -69,7 +76,11 @@ ProcessMemory process_memory() {
   return memory;
 }
 
-int64_t available_memory() { return std::min(kilobytes_after("/proc/meminfo", "MemAvailable:"), left_in_cgroups()); }
+int64_t available_memory() {
+  int64_t available = kilobytes_after("/proc/meminfo", "MemAvailable:");
+  for (const Hierarchy& hierarchy : kHierarchies) available = std::min(available, left_in(hierarchy));
+  return available;
+}
 
 void release_free_heap() { malloc_trim(0); }
 

@@ -36,6 +36,11 @@ struct Options {
 
   int64_t budget = 0;              // bytes, 0 = as much as it takes
   bool budget_is_process = false;  // counts the whole process's resident memory (command line), not just what the library takes
+  std::string nvme_path{};         // a folder on a disk for what doesn't fit into the budget; empty: there is none
+  int64_t nvme_budget = 0;         // bytes there, 0 = as much as it takes
+  bool nvme_checksums = true;      // what is read back from there is checked
+  std::string profile{};           // file that keeps what was measured of this machine; empty: measured each time
+  bool recalibrate = false;        // measure again
 
   double learning_rate = 5e-5;
   std::string lr_scheduler_type = "linear";  // linear | cosine | constant | constant_with_warmup
@@ -87,6 +92,9 @@ struct PlanReport {
   int64_t train_samples = 0, valid_samples = 0, total_steps = 0;
   double flops_per_step = 0;
   double machine_flops = 0, machine_bytes_per_second = 0;  // measured: matrix products, memory traffic
+  int64_t disk_bytes = 0;                                  // that the job takes on the disk
+  int64_t disk_read_per_step = 0, disk_written_per_step = 0;
+  double stalled_milliseconds = 0;  // of the predicted, waiting for the disk
   double predicted_milliseconds = 0;
   double seconds = 0;  // that import and planning took
   std::string text;    // as the command line prints it
@@ -115,6 +123,7 @@ struct Summary {
   double seconds = 0, milliseconds_per_step = 0;            // of this piece of the run
   int64_t planned_peak_bytes = 0, measured_peak_bytes = 0;  // of the arena
   int64_t rss_peak_bytes = 0, minimum_budget_bytes = 0;
+  int64_t planned_disk_bytes = 0, disk_bytes_read = 0, disk_bytes_written = 0;
   std::string weights_hash;  // xxh3 of the final parameters in import order, 16 hex digits
   std::string model_path, checkpoint_path;
 };

@@ -7,10 +7,11 @@
 #include <cmath>
 
 #include "frontend/budget.h"
+#include "frontend/file.h"
 #include "frontend/memory.h"
 #include "frontend/trainer_impl.h"
 #include "graph/error.h"
-#include "passes/plan.h"
+#include "passes/plan_report.h"
 
 namespace ort_train {
 namespace {
@@ -57,8 +58,21 @@ void Trainer::Impl::check_options() const {
   if (options.task == "causal-lm" && options.loss == "mse")
     throw error(ErrorCode::usage, "--task causal-lm goes with --loss cross_entropy, not mse");
   if (options.budget < 0) throw refuse("budget", options.budget, "is negative");
+  if (options.nvme_budget < 0) throw refuse("nvme-budget", options.nvme_budget, "is negative");
+  if (options.nvme_budget > 0 && options.nvme_path.empty())
+    throw error(ErrorCode::usage, "--nvme-budget {} goes with --nvme-path, the folder on a disk", options.nvme_budget);
   if (options.threads < 0) throw refuse("threads", options.threads, "is negative");
-  if (!(options.learning_rate >= 0)) throw refuse("learning-rate", options.learning_rate, "is negative");
+  constexpr int kMostThreads = 1024;
+  if (options.threads > kMostThreads) throw refuse("threads", options.threads, "is more than 1,024");
+  constexpr int64_t kMostSteps = int64_t{1} << 53;  // counted in double too
+  if (options.max_steps > kMostSteps) throw refuse("max-steps", options.max_steps, "is more than can be counted");
+  constexpr std::string_view kOptional[] = {"simplify",       "fuse_normalization", "fuse_gelu",
+                                            "fuse_attention", "simplify_again",     "backward_simplify"};
+  for (const std::string& pass : options.skip_passes) {
+    if (std::find(std::begin(kOptional), std::end(kOptional), pass) == std::end(kOptional))
+      throw error(ErrorCode::usage, "--skip-pass {}: no such pass can be left out; these can: {}", pass, fmt::join(kOptional, ", "));
+  }
+  if (!(options.learning_rate >= 0)) throw refuse("learning-rate", options.learning_rate, "has to be 0 or more");
   if (!(options.weight_decay >= 0)) throw refuse("weight-decay", options.weight_decay, "is negative");
   if (!(options.adam_beta1 >= 0 && options.adam_beta1 < 1)) throw refuse("adam-beta1", options.adam_beta1, "has to lie in [0, 1)");
   if (!(options.adam_beta2 >= 0 && options.adam_beta2 < 1)) throw refuse("adam-beta2", options.adam_beta2, "has to lie in [0, 1)");
@@ -217,22 +231,112 @@ void Trainer::Impl::build_entries() {
 
 void Trainer::Impl::plan_memory() {
   std::vector<PlanEntry> wanted;
-  std::vector<const Graph*> graphs;
   for (const auto& entry : entries) {
     std::vector<ValueId> keep;
     if (!options.save_gradients.empty() && entry->name.starts_with("train")) {
       for (const auto& [parameter, gradient] : entry->job.gradients) keep.push_back(gradient);
     }
-    wanted.push_back({.name = entry->name, .graph = &entry->job.graph, .keep = std::move(keep)});
-    graphs.push_back(&entry->job.graph);
+    // Batches of an optimizer step; what runs now and then hardly counts.
+    const double runs = entry->name == "train"    ? static_cast<double>(options.gradient_accumulation_steps)
+                        : entry->name == "update" ? 1
+                                                  : 1e-2;
+    wanted.push_back({.name = entry->name, .graph = &entry->job.graph, .keep = std::move(keep), .weight = runs});
   }
-  program = ort_train::plan(wanted, {.threads = workers.threads()});
+  const Planner planner(wanted, {.threads = workers.threads()});
+  use(planner.resident());
+  settle_reserve();
+  measure(whole_pages(program.arena_bytes));
+  least_arena = whole_pages(program.arena_bytes);
+  if (!options.nvme_path.empty()) stream(planner);
+  if (options.budget > 0 && options.budget < reserve + least_arena) refuse_budget(planner);
+}
+
+void Trainer::Impl::use(Program made) {
+  std::vector<const Graph*> graphs;
+  for (const auto& entry : entries) graphs.push_back(&entry->job.graph);
+  executor.reset();  // it refers to the program
+  program = std::move(made);
   verify(program, graphs);
   executor = std::make_unique<Executor>(program, graphs, workers);
 }
 
-void Trainer::Impl::settle_budget() {
+// A smaller arena, and a disk for the rest, where the budget asks for it.
+void Trainer::Impl::stream(const Planner& planner) {
+  settle_reserve(/*with_disk=*/true);
+  const StreamRates rates{.read = disk_rates.read, .write = disk_rates.write};
+  StreamedProgram least = planner.streamed(0, machine, rates);
+  least_arena = std::min(least_arena, whole_pages(least.program.arena_bytes));
+  const int64_t limit = options.budget - reserve;
+  if (options.budget == 0 || limit >= program.arena_bytes || limit < least_arena) return;
+  StreamedProgram streamed = planner.streamed(limit, machine, rates);
+  if (streamed.program.arena_bytes > limit) streamed = std::move(least);
+  if (options.nvme_budget > 0 && streamed.program.disk_bytes > options.nvme_budget) {
+    throw error(ErrorCode::budget, "within {} bytes of memory this job takes {} bytes on the disk, more than --nvme-budget {}",
+                grouped(options.budget), grouped(streamed.program.disk_bytes), options.nvme_budget);
+  }
+  forecasts = std::move(streamed.forecasts);
+  use(std::move(streamed.program));
+}
+
+void Trainer::Impl::refuse_budget(const Planner& planner) const {
+  std::vector<const Graph*> graphs;
+  for (const auto& entry : entries) graphs.push_back(&entry->job.graph);
+  const MemoryPeak peak = memory_peak(program, graphs);
+  const auto bytes = [&](Purpose purpose) { return peak.bytes[static_cast<size_t>(purpose)]; };
+  std::string more;
+  if (options.nvme_path.empty()) {
+    const int64_t with_disk = reserve + kDiskReserve + whole_pages(planner.streamed(0, machine, {}).program.arena_bytes);
+    if (with_disk < reserve + least_arena)
+      more = fmt::format("; with --nvme-path on a disk, {} (--budget {})", grouped(with_disk), with_disk);
+  }
+  throw error(ErrorCode::budget,
+              "{} bytes can't hold this job: at its peak weights, gradients and optimizer state alone take {} bytes; the smallest budget "
+              "that would do is {} bytes (--budget {}), set by {} in '{}'{}",
+              grouped(options.budget), grouped(bytes(Purpose::weights) + bytes(Purpose::gradients) + bytes(Purpose::optimizer)),
+              grouped(reserve + least_arena), reserve + least_arena, peak.op, program.entries[peak.entry].name, more);
+}
+
+void Trainer::Impl::measure(int64_t memory) {
+  if (options.budget > 0) memory = std::clamp<int64_t>(options.budget - reserve, kPage, memory);
+  std::optional<MachineProfile> profile;
+  if (!options.profile.empty() && !options.recalibrate) profile = load_profile(options.profile);
+  bool is_new = !profile;
+  if (is_new) {
+    machine = measure_machine(workers, memory);
+    profile = MachineProfile{.flops = machine.flops, .bytes_per_second = machine.bytes_per_second};
+  }
+  machine = {.flops = profile->flops, .bytes_per_second = profile->bytes_per_second};
+  if (!options.nvme_path.empty()) {
+    const std::string key = disk_key(options.nvme_path);
+    auto known = profile->disks.find(key);
+    if (known == profile->disks.end()) {
+      note(fmt::format("measuring the disk of {} (a few seconds)", options.nvme_path));
+      const int64_t buffer = std::clamp<int64_t>(memory / 2 / kPage * kPage, int64_t{1} << 20, int64_t{64} << 20);
+      known = profile->disks.emplace(key, measure_disk(options.nvme_path, {.buffer_bytes = buffer})).first;
+      is_new = true;
+    }
+    disk_rates = known->second;
+  }
+  if (is_new && !options.profile.empty()) {
+    try {
+      make_folders(folder_of(options.profile));
+      save_profile(options.profile, *profile);
+    } catch (const Error& problem) {  // measured again the next time
+      note(problem.what());
+    }
+  }
+}
+
+DiskOptions Trainer::Impl::disk_engine() const {
+  DiskOptions engine;
+  if (disk_rates.block_bytes > 0) engine.block_bytes = disk_rates.block_bytes;
+  if (disk_rates.depth > 0) engine.depth = disk_rates.depth;
+  return engine;
+}
+
+void Trainer::Impl::settle_reserve(bool with_disk) {
   JobSize job{.whole_process = options.budget_is_process,
+              .disk = with_disk,
               .threads = workers.threads(),
               .instructions = 0,
               .kernels = static_cast<int64_t>(executor->prepared_kernels()),
@@ -246,14 +350,13 @@ void Trainer::Impl::settle_budget() {
     if (entry->feed) job.data_bytes += entry->feed->memory_bytes();
   }
   reserve = reserve_for(job);
-  const int64_t arena_bytes = whole_pages(program.arena_bytes);
-  machine = measure_machine(workers, arena_bytes);
   job_size = job;
   if (options.budget_is_process) {
     release_free_heap();
     const ProcessMemory memory = process_memory();
     resident_planned = memory.resident;
-    const int64_t raised = raised_reserve(reserve, std::max(memory.resident + job.data_bytes, memory.peak - arena_bytes));
+    const int64_t raised =
+        raised_reserve(reserve, std::max(memory.resident + job.data_bytes, memory.peak - whole_pages(program.arena_bytes)));
     if (raised != reserve)
       note(fmt::format("the program takes more memory than foreseen: {} instead of {} bytes are set aside for it", raised, reserve));
     reserve = raised;
@@ -270,17 +373,7 @@ void Trainer::Impl::build() {
   divide_samples();
   build_entries();
   plan_memory();
-  settle_budget();
   describe(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  if (options.budget > 0 && options.budget < report.minimum_budget) {
-    const MemoryTable& peak = report.at_peak;
-    throw error(ErrorCode::budget,
-                "{} bytes can't hold this job: at its peak weights, gradients and optimizer state alone take {} bytes; the smallest budget "
-                "that would do is {} "
-                "bytes (--budget {}), set by {} in '{}'",
-                grouped(options.budget), grouped(peak.weights + peak.gradients + peak.optimizer), grouped(report.minimum_budget),
-                report.minimum_budget, report.peak_op, report.peak_entry);
-  }
 }
 
 }  // namespace ort_train

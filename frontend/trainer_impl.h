@@ -24,7 +24,10 @@
 #include "frontend/log.h"
 #include "frontend/ort_train.h"
 #include "frontend/schedule.h"
+#include "offload/calibration.h"
+#include "offload/spill_disk.h"
 #include "passes/pipeline.h"
+#include "passes/plan.h"
 
 namespace ort_train {
 
@@ -69,7 +72,12 @@ struct Trainer::Impl {
   void build_entries();
   JobEntry& add_entry(const std::string& name, JobGraph job, int64_t batch, SampleRange* range);
   void plan_memory();
-  void settle_budget();
+  void settle_reserve(bool with_disk = false);
+  void use(Program made);
+  void stream(const Planner& planner);
+  void measure(int64_t memory);
+  DiskOptions disk_engine() const;
+  [[noreturn]] void refuse_budget(const Planner& planner) const;
   OptimizerSpec optimizer_spec() const;
   LossSpec loss_spec() const;
   // trainer_report.cpp: the plan as numbers and as text
@@ -88,7 +96,10 @@ struct Trainer::Impl {
   Schedule schedule;
   Program program;
   std::unique_ptr<Executor> executor;
-  MachineRates machine;
+  ComputeRates machine;
+  DiskRates disk_rates;                   // zero where there is no disk
+  std::vector<StreamForecast> forecasts;  // by entry; empty where everything is in memory
+  int64_t least_arena = 0;                // bytes of the smallest that would do
   JobSize job_size;
   int64_t reserve = 0, resident_planned = 0;  // resident: when everything is planned, without the arena
   PlanReport report;
@@ -104,6 +115,7 @@ struct Trainer::Impl {
   std::map<std::string, std::string> settings() const;
 
   std::optional<Arena> arena;
+  std::unique_ptr<SpillDisk> disk;
   CheckpointContent content;
   RunState state;
   std::string checkpoint_path;

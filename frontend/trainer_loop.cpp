@@ -129,20 +129,26 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
 void Trainer::Impl::save_gradients(size_t index, const JobEntry& entry) {
   const Graph& graph = entry.job.graph;
   std::map<std::string, std::span<const std::byte>> gradients;
+  std::map<std::string, std::string> accumulated;  // parameter -> accumulator
   for (const auto& [parameter, gradient] : entry.job.gradients) gradients[graph.value(parameter).name] = executor->bytes(index, gradient);
   for (const auto& [parameter, uses] : entry.job.accumulators) {
     // Added up where they are: the first holds the sum, the others zero, which leaves the sum that the update makes what it is.
-    const auto sum = executor->bytes(index, uses[0]);
-    float* to = reinterpret_cast<float*>(sum.data());
+    const std::string& first = graph.value(uses[0]).name;
     for (size_t use = 1; use < uses.size(); ++use) {
-      const auto from = executor->bytes(index, uses[use]);
+      const std::string& other = graph.value(uses[use]).name;
+      const auto sum = executor->persistent(first), from = executor->persistent(other, 1);
+      float* to = reinterpret_cast<float*>(sum.data());
       const float* more = reinterpret_cast<const float*>(from.data());
       for (size_t i = 0; i < sum.size() / sizeof(float); ++i) to[i] += more[i];
       std::memset(from.data(), 0, from.size());
+      executor->changed(first);
+      executor->changed(other, 1);
     }
-    gradients[graph.value(parameter).name] = sum;
+    accumulated[graph.value(parameter).name] = first;
   }
   write_layouts(options.save_gradients, weights, [&](const std::string& name) {
+    if (const auto sum = accumulated.find(name); sum != accumulated.end())
+      return std::span<const std::byte>(executor->persistent(sum->second));
     const auto found = gradients.find(name);
     return found == gradients.end() ? std::span<const std::byte>() : found->second;
   });
@@ -255,6 +261,11 @@ Summary Trainer::Impl::train() {
   summary.last_loss = mean(std::span(state.last_losses).last(window));
   summary.milliseconds_per_step = state.step > first_step ? step_seconds * 1e3 / static_cast<double>(state.step - first_step) : 0;
   summary.planned_peak_bytes = program.arena_bytes;
+  summary.planned_disk_bytes = program.disk_bytes;
+  if (disk) {
+    summary.disk_bytes_read = disk->bytes_read();
+    summary.disk_bytes_written = disk->bytes_written();
+  }
   summary.measured_peak_bytes = executor->measured_peak_bytes();
   summary.weights_hash = weights_hash();
   summary.checkpoint_path = checkpoint_path;

@@ -10,35 +10,22 @@
 #include "frontend/trainer_impl.h"
 #include "graph/error.h"
 #include "graph/op_def.h"
+#include "passes/cost.h"
 #include "passes/plan_report.h"
 
 namespace ort_train {
 namespace {
 
-constexpr double kDispatch = 3e-6;  // seconds that an instruction takes, however small
-
-struct Work {
-  double flops = 0, seconds = 0;
-};
-
-// One run of an entry: each instruction is bound by its arithmetic or by its memory traffic.
-Work work_of(const Program& program, const Graph& graph, const Entry& entry, const MachineRates& machine) {
-  Work work;
+// One run of an entry, everything in memory.
+NodeWork entry_work(const Graph& graph, const Entry& entry, int threads, const ComputeRates& machine) {
+  NodeWork sum;
   for (const Instruction& instruction : entry.code) {
-    const Node& node = graph.node(instruction.node);
-    if (is_view(node, instruction)) continue;
-    Cost cost;
-    if (node.op->cost != nullptr) {
-      cost = node.op->cost(make_spec(graph, node, program.threads));
-    } else {
-      for (const auto* places : {&instruction.inputs, &instruction.outputs}) {
-        for (const Place& place : *places) cost.bytes += static_cast<double>(place.bytes);
-      }
-    }
-    work.flops += cost.flops;
-    work.seconds += kDispatch + std::max(cost.flops / machine.flops, cost.bytes / machine.bytes_per_second);
+    if (instruction.action != Action::compute || is_view(graph.node(instruction.node), instruction)) continue;
+    const NodeWork work = work_of(graph, graph.node(instruction.node), threads, machine);
+    sum.flops += work.flops;
+    sum.seconds += work.seconds;
   }
-  return work;
+  return sum;
 }
 
 std::string shown(double number) {
@@ -51,7 +38,7 @@ void Trainer::Impl::describe(double seconds) {
   report = {};
   report.budget = options.budget;
   report.arena_bytes = program.arena_bytes;
-  report.minimum_budget = reserve + whole_pages(program.arena_bytes);
+  report.minimum_budget = reserve + least_arena;
   report.seconds = seconds;
   report.batch = binding.batch;
   report.sequence = binding.sequence;
@@ -75,22 +62,36 @@ void Trainer::Impl::describe(double seconds) {
                     .activations = bytes(Purpose::activations) + bytes(Purpose::inputs) + bytes(Purpose::constants),
                     .workspace = bytes(Purpose::workspace),
                     .gaps = whole_pages(program.arena_bytes) - peak.live,
-                    .total = report.minimum_budget};
+                    .total = reserve + whole_pages(program.arena_bytes)};
 
   const Graph& train = entries[0]->job.graph;
   for (ValueId id : train.parameters()) {
     report.parameters += element_count(train.value(id).shape);
     if (train.value(id).trainable) report.trainable_parameters += element_count(train.value(id).shape);
   }
-  const Work batch = work_of(program, train, program.entries[0], machine);
+  const NodeWork batch = entry_work(train, program.entries[0], program.threads, machine);
   const double batches = static_cast<double>(options.gradient_accumulation_steps);
   report.flops_per_step = batch.flops * batches;
   report.predicted_milliseconds = batch.seconds * batches * 1e3;
   if (const int update = find_entry("update"); update >= 0) {
-    const Work more =
-        work_of(program, entries[static_cast<size_t>(update)]->job.graph, program.entries[static_cast<size_t>(update)], machine);
+    const auto index = static_cast<size_t>(update);
+    const NodeWork more = entry_work(entries[index]->job.graph, program.entries[index], program.threads, machine);
     report.flops_per_step += more.flops;
     report.predicted_milliseconds += more.seconds * 1e3;
+  }
+
+  report.disk_bytes = program.disk_bytes;
+  if (!forecasts.empty()) {
+    const auto add = [&](int entry, double times) {
+      if (entry < 0) return;
+      const StreamForecast& forecast = forecasts[static_cast<size_t>(entry)];
+      report.disk_read_per_step += static_cast<int64_t>(times * static_cast<double>(forecast.bytes_read));
+      report.disk_written_per_step += static_cast<int64_t>(times * static_cast<double>(forecast.bytes_written));
+      report.stalled_milliseconds += times * forecast.stalled * 1e3;
+    };
+    add(0, batches);
+    add(find_entry("update"), 1);
+    report.predicted_milliseconds += report.stalled_milliseconds;
   }
 
   report.text = fmt::format("machine     {} {} · {:.0f} GFLOP/s · {:.0f} GB/s\n", workers.threads(),
@@ -99,6 +100,14 @@ void Trainer::Impl::describe(double seconds) {
                              binding.sequence > 0 ? fmt::format(" x {}", binding.sequence) : "", entries.size(), report.minimum_budget);
   const MemoryFrame frame{.title = std::filesystem::path(options.model).filename().string(), .reserve = reserve, .budget = options.budget};
   report.text += memory_table(program, graphs, frame);
+  if (report.disk_bytes > 0) {
+    const auto gigabytes = [](double bytes) { return fmt::format("{:.3g} GB", bytes / 1e9); };
+    report.text +=
+        fmt::format("disk        {} on {} · {} read, {} written a step ({} in all)\n", gigabytes(static_cast<double>(report.disk_bytes)),
+                    options.nvme_path, gigabytes(static_cast<double>(report.disk_read_per_step)),
+                    gigabytes(static_cast<double>(report.disk_written_per_step)),
+                    gigabytes(static_cast<double>(report.disk_written_per_step) * static_cast<double>(total_steps)));
+  }
   report.text += fmt::format("step        {} ms predicted, {:.3g} GFLOP · {} steps\n", shown(report.predicted_milliseconds),
                              report.flops_per_step / 1e9, total_steps);
   if (!options.plan_json.empty()) write_plan_json(memory_json(program, graphs));
@@ -115,7 +124,10 @@ void Trainer::Impl::write_plan_json(const nlohmann::ordered_json& memory) const 
       {"model", options.model},
       {"budget_bytes", report.budget},
       {"minimum_budget_bytes", report.minimum_budget},
-      {"planned_peak_bytes", {{"RAM", report.arena_bytes}}},
+      {"planned_peak_bytes", {{"RAM", report.arena_bytes}, {"NVMe", report.disk_bytes}}},
+      {"disk_read_per_step", report.disk_read_per_step},
+      {"disk_written_per_step", report.disk_written_per_step},
+      {"stalled_ms_per_step", report.stalled_milliseconds},
       {"peak_live_bytes", report.peak_live_bytes},
       {"peak",
        {{"entry", report.peak_entry},

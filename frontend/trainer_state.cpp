@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <sstream>
 
 #include "frontend/budget.h"
 #include "frontend/export.h"
@@ -53,13 +54,23 @@ void Trainer::Impl::prepare() {
   data.train->load();
   if (data.valid) data.valid->load();
   arena.emplace(program.arena_bytes);
-  executor->attach(*arena);
+  if (program.disk_bytes > 0) {
+    disk = std::make_unique<SpillDisk>(
+        SpillOptions{.folder = options.nvme_path, .engine = disk_engine(), .checksums = options.nvme_checksums}, program.disk_bytes);
+    std::istringstream lines(disk->note());
+    for (std::string line; std::getline(lines, line);) note(line);
+  }
+  executor->attach(*arena, disk.get());
   for (const auto& entry : entries) release_constants(entry->job.graph);
   for (Persistent& value : program.persistent) value.initial.reset();
   load_weights();
   for (const Persistent& value : program.persistent) {
     if (value.purpose != Purpose::weights && value.purpose != Purpose::optimizer) continue;
-    const StateTensor tensor{.name = value.name, .type = value.type, .bytes = executor->persistent(value.name)};
+    const StateTensor tensor{
+        .name = value.name,
+        .type = value.type,
+        .bytes = [this, &value](bool overwrite) { return overwrite ? executor->blank(value.name) : executor->persistent(value.name); },
+        .changed = [this, &value] { executor->changed(value.name); }};
     if (value.purpose == Purpose::weights) content.weights.push_back(tensor);
     if (value.purpose == Purpose::optimizer) content.optimizer.push_back(tensor);
   }
@@ -78,9 +89,10 @@ void Trainer::Impl::load_weights() {
     const Persistent* value = find_persistent(program, weight.parameter);
     if (value == nullptr) continue;  // nothing reads it
     const WeightPlace& from = weight.places.at(0);
-    require(!from.transposed && from.dtype == value->type.dtype && from.bytes.bytes == value->place.bytes,
+    require(!from.transposed && from.dtype == value->type.dtype && from.bytes.bytes == value->type.bytes(),
             "a weight that is not stored as it is used");
-    read_range(from.bytes, executor->persistent(weight.parameter));
+    read_range(from.bytes, executor->blank(weight.parameter));
+    executor->changed(weight.parameter);
   }
 }
 

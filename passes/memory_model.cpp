@@ -129,7 +129,10 @@ class ModelMaker {
       if (std::find(readers_[c].begin(), readers_[c].end(), at) != readers_[c].end()) continue;
       readers_[c].push_back(at);
       ++model_.classes[c].readers;
-      if (!model_.classes[c].persistent) step.reads.push_back(c);
+      if (model_.classes[c].persistent)
+        step.persistents.emplace_back(c, false);
+      else
+        step.reads.push_back(c);
     }
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       if (node.outputs[i] != kNone) add_output(node, i, at);
@@ -146,6 +149,7 @@ class ModelMaker {
       version_[output] = ++current_[c];
       for (uint32_t reader : readers_[c]) link(reader, at);  // whoever reads the old value goes first
       readers_[c] = {at};
+      for (auto& [used, changed] : step.persistents) changed |= used == c;
     } else if (viewed(node) != kNone && !copy_[output]) {
       model_.class_of[output] = model_.class_of[viewed(node)];
       version_[output] = version_[viewed(node)];

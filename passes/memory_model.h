@@ -29,6 +29,7 @@ struct MemoryStep {
   int64_t workspace = 0;                                // as the arena counts it
   std::vector<uint32_t> defines;                        // transient classes that come to be here
   std::vector<uint32_t> reads;                          // transient classes that are read here, each once
+  std::vector<std::pair<uint32_t, bool>> persistents;   // persistent classes that are used here, each once, and whether they are changed
   std::vector<std::pair<uint32_t, uint32_t>> in_place;  // (defined class, read class) that the op allows and the sizes fit
   std::vector<uint32_t> before, after;                  // steps that must run before and after this one: data, and reads before a change
 };

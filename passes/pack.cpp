@@ -7,8 +7,6 @@
 #include <numeric>
 #include <utility>
 
-#include "exec/program.h"
-
 namespace ort_train {
 namespace {
 
@@ -16,7 +14,7 @@ namespace {
 constexpr int64_t kRoundSteps = 100'000'000;
 constexpr int64_t kMaxRounds = 600;
 
-int64_t align_up(int64_t bytes) { return (bytes + kPlaceAlignment - 1) / kPlaceAlignment * kPlaceAlignment; }
+int64_t align_up(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
 
 // Live bytes at each time, from the first to the last that occurs.
 std::vector<int64_t> live_profile(const std::vector<Block>& blocks) {
@@ -24,8 +22,8 @@ std::vector<int64_t> live_profile(const std::vector<Block>& blocks) {
   for (const Block& block : blocks) end = std::max(end, block.last + 1);
   std::vector<int64_t> live(static_cast<size_t>(end) + 1);
   for (const Block& block : blocks) {
-    live[block.first] += align_up(block.bytes);
-    live[block.last + 1] -= align_up(block.bytes);
+    live[block.first] += align_up(block.bytes, block.alignment);
+    live[block.last + 1] -= align_up(block.bytes, block.alignment);
   }
   std::partial_sum(live.begin(), live.end(), live.begin());
   return live;
@@ -100,7 +98,7 @@ class Packer {
         chosen_room = room;
         if (!tightest || room == block.bytes) break;
       }
-      cursor = std::max(cursor, other.end);
+      cursor = std::max(cursor, align_up(other.end, block.alignment));
     }
     return chosen >= 0 ? chosen : cursor;
   }
@@ -145,7 +143,7 @@ int64_t max_live_bytes(const std::vector<Block>& blocks, int32_t* when) {
 
 int64_t pack(std::vector<Block>& blocks) {
   if (blocks.empty()) return 0;
-  for (Block& block : blocks) block.bytes = align_up(block.bytes);
+  for (Block& block : blocks) block.bytes = align_up(block.bytes, block.alignment);
   const int64_t bound = max_live_bytes(blocks);
   const auto lifetime = [](const Block& b) { return int64_t{b.last} - b.first + 1; };
   const std::vector<Order> starts = {

@@ -7,18 +7,21 @@
 #include <cstdint>
 #include <vector>
 
+#include "exec/program.h"
+
 namespace ort_train {
 
 struct Block {
-  int64_t bytes = 0;            // rounded up to kPlaceAlignment here
+  int64_t bytes = 0;            // rounded up to the alignment here
   int32_t first = 0, last = 0;  // when it is live, inclusive
-  int64_t offset = 0;           // the result, from 0
+  int64_t alignment = kPlaceAlignment;
+  int64_t offset = 0;  // the result, from 0
 };
 
 // The highest sum of live bytes (after alignment): no packing can be lower. `when`, if given, is the earliest time of it.
 int64_t max_live_bytes(const std::vector<Block>& blocks, int32_t* when = nullptr);
 
-// Sets every offset, to a multiple of kPlaceAlignment; returns the highest end.
+// Sets every offset, to a multiple of the block's alignment; returns the highest end.
 int64_t pack(std::vector<Block>& blocks);
 
 }  // namespace ort_train

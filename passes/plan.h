@@ -1,15 +1,19 @@
 // The planner: from entry graphs to a Program.
 //
-// For each entry: workspaces (exec/kernel_table.h), what the values ask of memory (memory_model.h), an order of low peak (schedule.h); then
-// the persistent values of all entries get the bottom of the arena, and each entry's transient storages are packed above them (pack.h). A
-// fixed function of the graphs: nothing of the machine enters but the number of threads, which sizes workspaces.
+// For each entry: workspaces (exec/kernel_table.h), what the values ask of memory (memory_model.h), an order of low peak (schedule.h). Then
+// the persistent values of all entries get the bottom of the arena, and each entry's transient storages are packed above them (pack.h).
+// Where memory is short and there is a disk, stream.h says what leaves the arena and when. Orders and kernels are a fixed function of the
+// graphs and the number of threads, which sizes workspaces; the machine's rates and the limit decide where bytes are, and when.
 
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "exec/program.h"
+#include "passes/cost.h"
+#include "passes/stream.h"
 
 namespace ort_train {
 
@@ -17,14 +21,36 @@ struct PlanEntry {
   std::string name;
   Graph* graph;               // gets the planned order (order() is the schedule in the end)
   std::vector<ValueId> keep;  // must be intact when the entry has run, besides graph->outputs
+  double weight = 1;          // how often it runs, for an optimizer step
 };
 
 struct PlanOptions {
   int threads = 1;  // for workspaces per worker
 };
 
-// Persistent values are matched across entries by name and type, constants by content. Throws Error(unsupported) for a node whose op has no
-// kernel, Error(device) for entries that contradict each other.
+struct StreamedProgram {
+  Program program;
+  std::vector<StreamForecast> forecasts;  // by entry
+};
+
+class Planner {
+ public:
+  // Persistent values are matched across entries by name and type, constants by content. Throws Error(unsupported) for a node whose op has
+  // no kernel, Error(device) for entries that contradict each other. The graphs must outlive it.
+  Planner(const std::vector<PlanEntry>& entries, const PlanOptions& options);
+  ~Planner();
+
+  // Everything in memory.
+  Program resident() const;
+  // The fastest that it finds in an arena of `limit` bytes with a disk; the one of least memory where that is larger.
+  StreamedProgram streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Planner(entries, options).resident().
 Program plan(const std::vector<PlanEntry>& entries, const PlanOptions& options);
 
 }  // namespace ort_train

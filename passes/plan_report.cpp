@@ -14,7 +14,8 @@ namespace {
 int64_t sum(const PurposeBytes& bytes) { return std::accumulate(bytes.begin(), bytes.end(), int64_t{0}); }
 
 std::string op_at(const Entry& entry, const Graph& graph) {
-  return entry.code.empty() ? std::string() : describe(graph, entry.code[static_cast<size_t>(entry.peak_instruction)].node);
+  const NodeId node = node_at(entry, static_cast<size_t>(entry.peak_instruction));
+  return node == kNone ? std::string() : describe(graph, node);
 }
 
 }  // namespace

@@ -151,7 +151,7 @@ class Picture {
     const size_t n = entry_.code.size();
     const size_t shortest = std::max<size_t>(1, n / 14);  // room for a label
     for (size_t at = 0; at < n; ++at) {
-      const auto stage = static_cast<size_t>(graph_.node(entry_.code[at].node).stage);
+      const auto stage = static_cast<size_t>(stage_at(at));
       const auto main_stage = [](const Band& b) { return std::max_element(b.count, b.count + 3) - b.count; };
       if (bands.empty() || (main_stage(bands.back()) != static_cast<std::ptrdiff_t>(stage) && run_length(at) >= shortest))
         bands.push_back({at, at, {}});
@@ -173,10 +173,11 @@ class Picture {
             kTop + kPanel, kMapTop, kMapTop + kPanel);
     }
   }
+  Stage stage_at(size_t at) const { return graph_.node(node_at(entry_, at)).stage; }
   size_t run_length(size_t at) const {
-    const Stage stage = graph_.node(entry_.code[at].node).stage;
+    const Stage stage = stage_at(at);
     size_t end = at;
-    while (end < entry_.code.size() && graph_.node(entry_.code[end].node).stage == stage) ++end;
+    while (end < entry_.code.size() && stage_at(end) == stage) ++end;
     return end - at;
   }
 

@@ -28,9 +28,14 @@ struct CheckpointTest : testing::Test {
   const std::string out = folder.path.string();
 
   CheckpointTest() {
-    content.weights = {{.name = "w", .type = {DType::float32, {30, 100}}, .bytes = std::as_writable_bytes(std::span(weight))},
-                       {.name = "b", .type = {DType::float32, {5}}, .bytes = std::as_writable_bytes(std::span(bias))}};
-    content.optimizer = {{.name = "w.exp_avg", .type = {DType::float32, {30, 100}}, .bytes = std::as_writable_bytes(std::span(moment))}};
+    const auto tensor = [](const char* name, const Shape& shape, std::vector<float>& values) {
+      return StateTensor{.name = name,
+                         .type = {DType::float32, shape},
+                         .bytes = [&values](bool) { return std::as_writable_bytes(std::span(values)); },
+                         .changed = [] {}};
+    };
+    content.weights = {tensor("w", {30, 100}, weight), tensor("b", {5}, bias)};
+    content.optimizer = {tensor("w.exp_avg", {30, 100}, moment)};
     content.model = "0123456789abcdef";
     content.settings = {{"optim", "adamw"}, {"learning_rate", "0.001"}};
   }

@@ -52,7 +52,7 @@ void set_parameters(const Graph& graph, Machine& machine, Reference& reference) 
   }
 }
 
-void expect_state(const Machine& machine, const Reference& reference, uint32_t seed) {
+void expect_state(Machine& machine, const Reference& reference, uint32_t seed) {
   for (const auto& [name, tensor] : reference.state) {
     EXPECT_EQ(0, std::memcmp(machine.executor.persistent(name).data(), tensor.bytes.data(), tensor.bytes.size()))
         << name << ", seed " << seed;

@@ -3,28 +3,38 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <liburing.h>
 #include <stdio.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
+#include <map>
+#include <mutex>
 
 namespace ort_train {
 namespace {
 
-Fault fault = Fault::none;
+std::atomic<Fault> fault = Fault::none;
+std::atomic<bool> armed = false, done = false;
+std::mutex mutex;  // of what follows
 int64_t left = 0;
-bool armed = false, done = false;
 std::vector<std::string> calls;
+std::map<std::pair<io_uring*, uint64_t>, int> spoilt;  // completions to come, by user data: what they shall say
+std::atomic<int> uring_refused = 0;
 
 std::string path_of(int descriptor) {
   std::error_code code;
   return std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(descriptor), code).string();
 }
 
+bool of_reads(Fault which) { return which == Fault::read_error || which == Fault::short_read; }
+
 // Whether this call is the one; what fails sets errno.
-bool strikes(const std::string& call) {
-  if (!armed) return false;
-  calls.push_back(call);
+bool strikes(const char* what, const std::string& where, bool read = false) {
+  if (!armed || read != of_reads(fault)) return false;
+  const std::lock_guard lock(mutex);
+  calls.push_back(std::string(what) + " " + where);
   if (fault == Fault::none || --left != 0) return false;
   done = true;
   if (fault == Fault::kill) _exit(77);
@@ -32,15 +42,48 @@ bool strikes(const std::string& call) {
   return true;
 }
 
+// Reads and writes that are about to go into the ring: short ones really are; those that fail are carried out and then say that they
+// failed.
+void spoil_submissions(io_uring* ring) {
+  if (!armed) return;
+  for (unsigned at = ring->sq.sqe_head; at != ring->sq.sqe_tail; ++at) {
+    io_uring_sqe& entry = ring->sq.sqes[at & ring->sq.ring_mask];
+    const bool read = entry.opcode == IORING_OP_READ;
+    const std::string path = path_of(entry.fd);
+    if (!path.starts_with('/') || !strikes(read ? "read" : "write", path, read)) continue;  // events have no path
+    if (fault == Fault::short_write || fault == Fault::short_read) {
+      entry.len = entry.len / 2 / 4096 * 4096;
+    } else {
+      const std::lock_guard lock(mutex);
+      spoilt[{ring, entry.user_data}] = -errno;
+    }
+  }
+}
+
+void spoil_completions(io_uring* ring) {
+  if (!armed) return;
+  const std::lock_guard lock(mutex);
+  unsigned head;
+  io_uring_cqe* entry;
+  io_uring_for_each_cqe(ring, head, entry) {
+    const auto found = spoilt.find({ring, entry->user_data});
+    if (found == spoilt.end()) continue;
+    entry->res = found->second;
+    spoilt.erase(found);
+  }
+}
+
 template <typename Function> Function* real(const char* name) { return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name)); }
 
 }  // namespace
 
 IoFaults::IoFaults(Fault which, int64_t n) {
+  const std::lock_guard lock(mutex);
   fault = which;
   left = n;
   done = false;
   calls.clear();
+  spoilt.clear();
   armed = true;
 }
 
@@ -52,22 +95,34 @@ IoFaults::~IoFaults() {
 bool IoFaults::happened() const { return done; }
 const std::vector<std::string>& IoFaults::trace() { return calls; }
 
+UringRefused::UringRefused(int code) { uring_refused = code; }
+UringRefused::~UringRefused() { uring_refused = 0; }
+
 }  // namespace ort_train
 
 extern "C" {
 
 ssize_t pwrite(int descriptor, const void* from, size_t bytes, off_t offset) {
   static auto* const call = ort_train::real<decltype(pwrite)>("pwrite");
-  if (ort_train::strikes("write " + ort_train::path_of(descriptor))) {
+  if (ort_train::armed && ort_train::strikes("write", ort_train::path_of(descriptor))) {
     if (ort_train::fault != ort_train::Fault::short_write) return -1;
     bytes = (bytes + 1) / 2;
   }
   return call(descriptor, from, bytes, offset);
 }
 
+ssize_t pread(int descriptor, void* to, size_t bytes, off_t offset) {
+  static auto* const call = ort_train::real<decltype(pread)>("pread");
+  if (ort_train::armed && ort_train::strikes("read", ort_train::path_of(descriptor), true)) {
+    if (ort_train::fault != ort_train::Fault::short_read) return -1;
+    bytes = (bytes + 1) / 2;
+  }
+  return call(descriptor, to, bytes, offset);
+}
+
 int fsync(int descriptor) {
   static auto* const call = ort_train::real<decltype(fsync)>("fsync");
-  if (ort_train::strikes("fsync " + ort_train::path_of(descriptor)) && ort_train::fault != ort_train::Fault::interrupt &&
+  if (ort_train::strikes("fsync", ort_train::path_of(descriptor)) && ort_train::fault != ort_train::Fault::interrupt &&
       ort_train::fault != ort_train::Fault::short_write) {
     return -1;
   }
@@ -76,7 +131,7 @@ int fsync(int descriptor) {
 
 int rename(const char* from, const char* to) noexcept {
   static auto* const call = ort_train::real<int(const char*, const char*)>("rename");
-  if (ort_train::strikes(std::string("rename ") + from + " " + to) && ort_train::fault != ort_train::Fault::interrupt &&
+  if (ort_train::strikes("rename", std::string(from) + " " + to) && ort_train::fault != ort_train::Fault::interrupt &&
       ort_train::fault != ort_train::Fault::short_write) {
     return -1;
   }
@@ -85,8 +140,36 @@ int rename(const char* from, const char* to) noexcept {
 
 int posix_fallocate(int descriptor, off_t offset, off_t bytes) {
   static auto* const call = ort_train::real<decltype(posix_fallocate)>("posix_fallocate");
-  if (ort_train::strikes("reserve " + ort_train::path_of(descriptor)) && ort_train::fault != ort_train::Fault::short_write) return errno;
+  if (ort_train::strikes("reserve", ort_train::path_of(descriptor)) && ort_train::fault != ort_train::Fault::short_write) return errno;
   return call(descriptor, offset, bytes);
+}
+
+int fallocate(int descriptor, int mode, off_t offset, off_t bytes) {
+  static auto* const call = ort_train::real<decltype(fallocate)>("fallocate");
+  if (ort_train::strikes("reserve", ort_train::path_of(descriptor)) && ort_train::fault != ort_train::Fault::short_write) return -1;
+  return call(descriptor, mode, offset, bytes);
+}
+
+int io_uring_queue_init(unsigned entries, io_uring* ring, unsigned flags) {
+  static auto* const call = ort_train::real<decltype(io_uring_queue_init)>("io_uring_queue_init");
+  if (ort_train::uring_refused != 0) return -ort_train::uring_refused;
+  return call(entries, ring, flags);
+}
+
+int io_uring_submit(io_uring* ring) {
+  static auto* const call = ort_train::real<decltype(io_uring_submit)>("io_uring_submit");
+  ort_train::spoil_submissions(ring);
+  const int result = call(ring);
+  ort_train::spoil_completions(ring);
+  return result;
+}
+
+int io_uring_submit_and_wait(io_uring* ring, unsigned count) {
+  static auto* const call = ort_train::real<decltype(io_uring_submit_and_wait)>("io_uring_submit_and_wait");
+  ort_train::spoil_submissions(ring);
+  const int result = call(ring, count);
+  ort_train::spoil_completions(ring);
+  return result;
 }
 
 }  // extern "C"

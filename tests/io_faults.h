@@ -1,5 +1,5 @@
 // Faults in file operations, for tests of what must survive them: the calls of the library to libc go through here (io_faults.cpp), as the
-// test program's own pwrite, fsync, rename ... come before libc's.
+// test program's own pwrite, fsync, rename ... come before libc's. What goes through io_uring is caught on its way into the ring and out.
 
 #pragma once
 
@@ -16,19 +16,30 @@ enum class Fault {
   kill,         // the process ends, as by kill -9
   short_write,  // a write moves half of its bytes
   interrupt,    // the call fails with EINTR, once
+  read_error,   // these two count reads in place of changes: a read fails with EIO
+  short_read,   // a read moves half of its bytes
 };
 
 class IoFaults {
  public:
-  // From now on the n-th call (from 1) that changes something on disk has this fault; later ones are well again.
+  // From now on the n-th call (from 1) that changes something on disk has this fault; later ones are well again. Any thread's calls.
   IoFaults(Fault fault, int64_t n);
   ~IoFaults();  // all is well again
   IoFaults(const IoFaults&) = delete;
   IoFaults& operator=(const IoFaults&) = delete;
 
   bool happened() const;
-  // "write PATH", "fsync PATH", "rename FROM TO": since this object was made.
+  // "write PATH", "fsync PATH", "rename FROM TO", "read PATH" where reads count: since this object was made.
   static const std::vector<std::string>& trace();
+};
+
+// While it lives, the kernel refuses io_uring with this errno.
+class UringRefused {
+ public:
+  explicit UringRefused(int code);
+  ~UringRefused();
+  UringRefused(const UringRefused&) = delete;
+  UringRefused& operator=(const UringRefused&) = delete;
 };
 
 }  // namespace ort_train

@@ -1,0 +1,117 @@
+#include "offload/calibration.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <vector>
+
+#include "exec/arena.h"
+#include "graph/error.h"
+#include "offload/spill_file.h"
+
+namespace ort_train {
+namespace {
+
+constexpr int64_t kRequest = int64_t{8} << 20;  // longer than any block tried
+
+struct Setting {
+  int64_t block_bytes;
+  int depth;
+};
+// From modest to large: what costs least memory and queue wins a draw.
+constexpr Setting kSettings[] = {{1 << 20, 4}, {1 << 20, 8}, {4 << 20, 4}, {1 << 20, 16}, {4 << 20, 8}};
+
+struct Rates {
+  double read = 0, write = 0;
+  double sum() const { return read + write; }
+};
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// Goes round the file in requests, each buffer in use by one request at a time.
+class Trial {
+ public:
+  Trial(const SpillFile& spill, const Arena& buffers) : spill_(spill), buffers_(buffers) {}
+
+  Rates run(DiskEngine& engine, bool read, bool write, double seconds) {
+    const int64_t pieces = spill_.bytes() / kRequest;
+    const size_t count = static_cast<size_t>(buffers_.bytes() / kRequest);
+    std::vector<DiskTicket> tickets(count);
+    std::vector<int64_t> at(2, 0);
+    at[0] = pieces / 2;  // a read is far from the writes
+    int64_t bytes[2] = {0, 0};
+    const double begin = now();
+    double end = begin;
+    for (size_t i = 0; end - begin < seconds || i < 2 * count; ++i) {
+      const size_t buffer = i % count;
+      if (tickets[buffer] != 0) engine.wait(tickets[buffer]);
+      const bool writes = write && (!read || buffer % 2 == 1);
+      tickets[buffer] = engine.submit({.write = writes,
+                                       .file = &spill_.file(),
+                                       .offset = at[writes]++ % pieces * kRequest,
+                                       .data = buffers_.data() + static_cast<int64_t>(buffer) * kRequest,
+                                       .bytes = kRequest});
+      bytes[writes] += kRequest;
+      end = now();
+    }
+    engine.drain();
+    const double took = now() - begin;
+    return {.read = static_cast<double>(bytes[0]) / took, .write = static_cast<double>(bytes[1]) / took};
+  }
+
+ private:
+  const SpillFile& spill_;
+  const Arena& buffers_;
+};
+
+// Bytes that no drive can shorten.
+void scramble(const Arena& arena) {
+  uint64_t state = 0x9e3779b97f4a7c15;
+  for (int64_t i = 0; i < arena.bytes(); i += 8) {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    std::memcpy(arena.data() + i, &state, sizeof state);
+  }
+}
+
+}  // namespace
+
+DiskRates measure_disk(const std::string& folder, const DiskTrial& trial) {
+  const int64_t requests = std::max<int64_t>(4, trial.buffer_bytes / kRequest / 2 * 2);
+  const Arena buffers(requests * kRequest);
+  scramble(buffers);
+  const SpillFile spill(folder, std::max(trial.file_bytes / kRequest, requests) * kRequest);
+  Trial run(spill, buffers);
+  const auto options = [&](const Setting& setting) {
+    return DiskOptions{.method = trial.method, .block_bytes = setting.block_bytes, .depth = setting.depth};
+  };
+  {
+    // Space that was only reserved reads as zeros, which cost nothing.
+    DiskEngine engine(options(kSettings[1]));
+    for (int64_t at = 0; at < spill.bytes(); at += kRequest)
+      engine.submit({.write = true, .file = &spill.file(), .offset = at, .data = buffers.data() + at % buffers.bytes(), .bytes = kRequest});
+    engine.drain();
+  }
+  // Half of the time to choose by the sum of both directions, half to measure what was chosen.
+  const double turn = trial.seconds / 2 / static_cast<double>(std::size(kSettings));
+  Setting best = kSettings[0];
+  double best_sum = 0;
+  for (const Setting& setting : kSettings) {
+    DiskEngine engine(options(setting));
+    const double sum = run.run(engine, true, true, turn).sum();
+    if (sum > 1.05 * best_sum) {
+      best = setting;
+      best_sum = sum;
+    }
+  }
+  DiskEngine engine(options(best));
+  const Rates read = run.run(engine, true, false, trial.seconds / 6), write = run.run(engine, false, true, trial.seconds / 6),
+              mixed = run.run(engine, true, true, trial.seconds / 6);
+  return {.read = read.read,
+          .write = write.write,
+          .mixed_read = mixed.read,
+          .mixed_write = mixed.write,
+          .block_bytes = best.block_bytes,
+          .depth = best.depth};
+}
+
+}  // namespace ort_train

@@ -1,0 +1,54 @@
+// How fast this machine is, and a small file that remembers it: for predicted times and for the planner's choices of where bytes live.
+// Never for anything that touches results.
+//
+// Plain values; the functions may be called from any thread.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "offload/disk_engine.h"
+
+namespace ort_train {
+
+// Bytes a second of direct I/O on one disk, and what reached them. A drive with a fast cache in front writes slower than this in the long
+// run.
+struct DiskRates {
+  double read = 0, write = 0;              // alone
+  double mixed_read = 0, mixed_write = 0;  // both at the same time, as much of one as of the other
+  int64_t block_bytes = 0;                 // for DiskOptions
+  int depth = 0;
+  bool operator==(const DiskRates&) const = default;
+};
+
+struct DiskTrial {
+  double seconds = 3;  // in all, besides writing the file once
+  int64_t file_bytes = int64_t{512} << 20;
+  int64_t buffer_bytes = int64_t{64} << 20;  // of memory, which is given back
+  DiskMethod method = DiskMethod::automatic;
+};
+
+// Tries block sizes and depths on a file of its own in `folder`, which it removes. Throws Error(io).
+DiskRates measure_disk(const std::string& folder, const DiskTrial& trial = {});
+
+// The disk that a folder is on: device, kind of file system, its id. Another after a change of disk.
+std::string disk_key(const std::string& folder);
+// What a profile goes with: processor, cores that we may use, memory.
+std::string machine_key();
+
+struct MachineProfile {
+  double flops = 0;                          // of a float32 matrix product, a second
+  double bytes_per_second = 0;               // of memory
+  std::map<std::string, DiskRates> disks{};  // by disk_key
+  bool operator==(const MachineProfile&) const = default;
+};
+
+// Nothing where there is no such file, or it is of another machine, or is not one of ours: then one measures again.
+std::optional<MachineProfile> load_profile(const std::string& path);
+// Readers see the old file or the new. Throws Error(io).
+void save_profile(const std::string& path, const MachineProfile& profile);
+
+}  // namespace ort_train

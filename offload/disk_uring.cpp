@@ -1,0 +1,196 @@
+// io_uring: one thread owns the ring, and sleeps in the kernel until a block is done or the queue has a new request.
+//
+// Measured and left out: registered buffers and polling by the kernel win nothing for blocks of this size.
+
+#include <liburing.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "graph/error.h"
+#include "offload/disk_queue.h"
+
+namespace ort_train {
+namespace {
+
+constexpr uint64_t kWake = ~uint64_t{0};
+
+// Indices, first in, first out; room for all blocks.
+class Fifo {
+ public:
+  explicit Fifo(size_t room) : ring_(room) {}
+  bool empty() const { return count_ == 0; }
+  void push(size_t index) { ring_[(first_ + count_++) % ring_.size()] = index; }
+  size_t pop() {
+    const size_t index = ring_[first_];
+    first_ = (first_ + 1) % ring_.size();
+    --count_;
+    return index;
+  }
+
+ private:
+  std::vector<size_t> ring_;
+  size_t first_ = 0, count_ = 0;
+};
+
+class Uring final : public DiskWorker {
+ public:
+  // Those that are hashed don't hold up the ring until there are as many as may be in flight.
+  Uring(DiskQueue& queue, const DiskOptions& options)
+      : queue_(queue),
+        depth_(options.depth),
+        blocks_(4 * static_cast<size_t>(depth_)),
+        free_(blocks_.size()),
+        again_(blocks_.size()),
+        over_(blocks_.size()) {
+    for (size_t i = 0; i < blocks_.size(); ++i) free_.push(i);
+  }
+  ~Uring() override {
+    if (thread_.joinable()) thread_.join();
+    if (event_ >= 0) ::close(event_);
+    if (open_) io_uring_queue_exit(&ring_);
+  }
+
+  // 0, or the errno of why not.
+  int start() {
+    if (const int result = io_uring_queue_init(2 * static_cast<unsigned>(depth_) + 1, &ring_, 0); result < 0) return -result;
+    open_ = true;
+    io_uring_probe* probe = io_uring_get_probe_ring(&ring_);
+    const bool able =
+        probe != nullptr && io_uring_opcode_supported(probe, IORING_OP_READ) && io_uring_opcode_supported(probe, IORING_OP_WRITE);
+    io_uring_free_probe(probe);
+    if (!able) return EOPNOTSUPP;
+    event_ = ::eventfd(0, EFD_CLOEXEC);
+    if (event_ < 0) return errno;
+    // A sandbox may permit the set-up and nothing else.
+    arm();
+    wake();
+    if (const int result = io_uring_submit_and_wait(&ring_, 1); result < 0) return -result;
+    reap();
+    if (armed_) return EIO;
+    const SignalsBlocked blocked;
+    thread_ = std::thread([this] { run(); });
+    return 0;
+  }
+
+  void wake() override {
+    const uint64_t one = 1;
+    while (::write(event_, &one, sizeof one) < 0 && errno == EINTR) {
+    }
+  }
+
+ private:
+  void run() {
+    for (;;) {
+      const bool stopped = queue_.stopped();
+      if (stopped && in_flight_[0] + in_flight_[1] == 0 && over_.empty() && again_.empty() && !armed_) return;
+      if (!stopped) arm();
+      refill();
+      // Checksums are computed one at a time, while the drive has work.
+      const bool hash = !over_.empty();
+      const int result = hash ? io_uring_submit(&ring_) : io_uring_submit_and_wait(&ring_, 1);
+      if (result < 0 && result != -EINTR) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the kernel is short of memory
+      reap();
+      if (hash) finish(over_.pop());
+    }
+  }
+
+  void refill() {
+    while (!again_.empty()) prepare(again_.pop());
+    for (const bool write : {false, true}) {
+      while (in_flight_[write] < depth_ && !free_.empty()) {
+        const size_t index = free_.pop();
+        if (!queue_.take(write, blocks_[index])) {
+          free_.push(index);
+          break;
+        }
+        ++in_flight_[write];
+        prepare(index);
+      }
+    }
+  }
+
+  void prepare(size_t index) {
+    const DiskBlock& block = blocks_[index];
+    io_uring_sqe* entry = next_entry();
+    const unsigned rest = static_cast<unsigned>(block.bytes - block.done);
+    const uint64_t offset = static_cast<uint64_t>(block.offset + block.done);
+    if (block.write) {
+      io_uring_prep_write(entry, block.descriptor, block.data + block.done, rest, offset);
+    } else {
+      io_uring_prep_read(entry, block.descriptor, block.data + block.done, rest, offset);
+    }
+    io_uring_sqe_set_data64(entry, index);
+  }
+
+  void arm() {
+    if (armed_) return;
+    io_uring_sqe* entry = next_entry();
+    io_uring_prep_read(entry, event_, &events_, sizeof events_, 0);
+    io_uring_sqe_set_data64(entry, kWake);
+    armed_ = true;
+  }
+
+  io_uring_sqe* next_entry() {
+    io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+    require(entry != nullptr, "an io_uring has room for all blocks in flight");
+    return entry;
+  }
+
+  void reap() {
+    unsigned head, count = 0;
+    io_uring_cqe* entry;
+    io_uring_for_each_cqe(&ring_, head, entry) {
+      ++count;
+      const uint64_t index = io_uring_cqe_get_data64(entry);
+      if (index == kWake) {
+        armed_ = false;
+        continue;
+      }
+      DiskBlock& block = blocks_[index];
+      if (!DiskQueue::advance(block, entry->res)) {
+        again_.push(index);
+        continue;
+      }
+      --in_flight_[block.write];
+      if (block.hashed && !block.failed) {
+        over_.push(index);
+      } else {
+        finish(index);
+      }
+    }
+    io_uring_cq_advance(&ring_, count);
+  }
+
+  void finish(size_t index) {
+    queue_.finish(blocks_[index]);
+    free_.push(index);
+  }
+
+  DiskQueue& queue_;
+  const int depth_;
+  std::vector<DiskBlock> blocks_;
+  Fifo free_, again_, over_;
+  int in_flight_[2] = {0, 0};  // reads, writes
+  io_uring ring_{};
+  bool open_ = false;
+  int event_ = -1;
+  bool armed_ = false;
+  uint64_t events_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace
+
+std::unique_ptr<DiskWorker> start_uring(DiskQueue& queue, const DiskOptions& options, int& code) {
+  auto worker = std::make_unique<Uring>(queue, options);
+  code = worker->start();
+  if (code != 0) return nullptr;
+  return worker;
+}
+
+}  // namespace ort_train

@@ -1,0 +1,129 @@
+// The profile file, and what it goes with.
+
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "graph/error.h"
+#include "offload/calibration.h"
+
+namespace ort_train {
+namespace {
+
+constexpr int kVersion = 1;
+constexpr size_t kLargest = size_t{1} << 20;  // a profile has a few hundred bytes
+
+std::string reason(int code) { return std::generic_category().message(code); }
+
+std::string processor() {
+  std::ifstream in("/proc/cpuinfo");
+  for (std::string line; std::getline(in, line);) {
+    const size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "unknown processor";
+}
+
+double rate(const nlohmann::json& json, const char* name) {
+  const double value = json.at(name).get<double>();
+  if (!(value >= 0 && value < 1e18)) throw std::out_of_range(name);
+  return value;
+}
+
+DiskRates disk_of(const nlohmann::json& json) {
+  DiskRates rates{.read = rate(json, "read"),
+                  .write = rate(json, "write"),
+                  .mixed_read = rate(json, "mixed_read"),
+                  .mixed_write = rate(json, "mixed_write"),
+                  .block_bytes = json.at("block_bytes").get<int64_t>(),
+                  .depth = json.at("depth").get<int>()};
+  // Whoever edits the file can make us slow, not break us.
+  const int64_t piece = int64_t{256} << 10;
+  if (rates.block_bytes < piece || rates.block_bytes > (int64_t{64} << 20) || rates.block_bytes % piece != 0 || rates.depth < 1 ||
+      rates.depth > 256)
+    throw std::out_of_range("block_bytes, depth");
+  return rates;
+}
+
+}  // namespace
+
+std::string disk_key(const std::string& folder) {
+  struct stat status {};
+  struct statfs system {};
+  if (::stat(folder.c_str(), &status) != 0 || ::statfs(folder.c_str(), &system) != 0)
+    throw error(ErrorCode::io, "can't look at '{}': {}", folder, reason(errno));
+  return fmt::format("device {:x}, file system {:x}, id {:08x}{:08x}", status.st_dev, static_cast<unsigned long>(system.f_type),
+                     static_cast<unsigned>(system.f_fsid.__val[0]), static_cast<unsigned>(system.f_fsid.__val[1]));
+}
+
+std::string machine_key() {
+  cpu_set_t set;
+  const int cores = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+  const int64_t memory = int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
+  // Kernels differ by a few MB in what they keep for themselves.
+  return fmt::format("{}, {} cores, {} GiB", processor(), cores, (memory + (int64_t{1} << 29)) >> 30);
+}
+
+std::optional<MachineProfile> load_profile(const std::string& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (descriptor < 0) return std::nullopt;
+  std::string text(kLargest, '\0');
+  const ssize_t bytes = ::read(descriptor, text.data(), text.size());
+  ::close(descriptor);
+  if (bytes < 0 || static_cast<size_t>(bytes) == kLargest) return std::nullopt;
+  text.resize(static_cast<size_t>(bytes));
+  try {
+    const nlohmann::json json = nlohmann::json::parse(text);
+    if (json.at("version").get<int>() != kVersion || json.at("machine").get<std::string>() != machine_key()) return std::nullopt;
+    MachineProfile profile{.flops = rate(json, "flops"), .bytes_per_second = rate(json, "bytes_per_second")};
+    for (const auto& [key, disk] : json.at("disks").items()) profile.disks.emplace(key, disk_of(disk));
+    return profile;
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+void save_profile(const std::string& path, const MachineProfile& profile) {
+  nlohmann::ordered_json json{{"version", kVersion},
+                              {"machine", machine_key()},
+                              {"flops", profile.flops},
+                              {"bytes_per_second", profile.bytes_per_second},
+                              {"disks", nlohmann::ordered_json::object()}};
+  for (const auto& [key, rates] : profile.disks) {
+    json["disks"][key] = {{"read", rates.read},
+                          {"write", rates.write},
+                          {"mixed_read", rates.mixed_read},
+                          {"mixed_write", rates.mixed_write},
+                          {"block_bytes", rates.block_bytes},
+                          {"depth", rates.depth}};
+  }
+  const std::string text = json.dump(2) + "\n";
+  std::string temporary = path + ".XXXXXX";  // two programs may save at once
+  const int descriptor = ::mkostemp(temporary.data(), O_CLOEXEC);
+  if (descriptor < 0) throw error(ErrorCode::io, "can't write '{}': {}", path, reason(errno));
+  int code = 0;
+  for (size_t done = 0; code == 0 && done < text.size();) {
+    const ssize_t n = ::pwrite(descriptor, text.data() + done, text.size() - done, static_cast<off_t>(done));
+    if (n > 0) {
+      done += static_cast<size_t>(n);
+    } else if (n == 0 || errno != EINTR) {
+      code = n == 0 ? ENOSPC : errno;
+    }
+  }
+  if (code == 0 && ::fsync(descriptor) != 0) code = errno;
+  ::close(descriptor);
+  if (code == 0 && ::rename(temporary.c_str(), path.c_str()) != 0) code = errno;
+  if (code != 0) {
+    ::unlink(temporary.c_str());
+    throw error(ErrorCode::io, "can't write '{}': {}", path, reason(code));
+  }
+}
+
+}  // namespace ort_train

@@ -1,0 +1,20 @@
+// What a node is expected to take on this machine: bound by its arithmetic or by its memory traffic. Steers plans, never results.
+
+#pragma once
+
+#include "exec/kernel.h"
+
+namespace ort_train {
+
+struct ComputeRates {
+  double flops = 1e11;             // of matrix products, per second
+  double bytes_per_second = 1e10;  // of memory
+};
+
+struct NodeWork {
+  double flops = 0, seconds = 0;
+};
+
+NodeWork work_of(const Graph& graph, const Node& node, int threads, const ComputeRates& rates);
+
+}  // namespace ort_train

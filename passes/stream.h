@@ -1,0 +1,69 @@
+// stream: what stays in memory and what waits on the disk, where the arena is smaller than what a job holds at its peak.
+//
+// A piece is memory that may leave the arena: a weight, its optimizer state or accumulator, or a chain of activations. Between two of its
+// uses it is held, or it goes to the disk and comes back; a persistent piece may be resident: held through all runs of all entries. Choices
+// fill the memory greedily, by the transfers that they save for the memory that they take; what is left of it lets reads begin ahead of
+// their use and writes end behind it. How much is left free for that is tried out, on a simulation of the run.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace ort_train {
+
+struct StreamUse {
+  int32_t step = 0;
+  bool changes = false;
+};
+
+struct StreamPiece {
+  int64_t bytes = 0;            // of the arena
+  std::vector<StreamUse> uses;  // ascending, each step once; at least one
+  int32_t persistent =
+      -1;  // number of the persistent value: its content is on the disk before and after the run; -1: made by the first use
+};
+
+// What one entry asks, in the order of its steps.
+struct StreamEntry {
+  std::vector<StreamPiece> pieces;
+  std::vector<int64_t> fixed;   // live bytes of all else, by step
+  std::vector<double> seconds;  // that each step computes
+  double weight = 1;            // how often it runs, for an optimizer step
+};
+
+// A stay of a piece in memory.
+struct Visit {
+  uint32_t piece = 0;
+  int32_t first = 0, last = 0;  // steps of its first and last use
+  int32_t issue = -1;           // the step before which its read begins; -1: it is made here
+  int32_t written = -1;         // the step before which its write, begun after `last`, is waited for; -1: not written
+};
+
+struct StreamRates {
+  double read = 2e9, write = 2e9;  // bytes per second
+};
+
+// What a run is expected to take.
+struct StreamForecast {
+  double seconds = 0;          // the whole
+  double compute = 0;          // of these, in steps
+  double stalled = 0;          // of these, waiting for the disk
+  double read = 0, write = 0;  // seconds that the disk is busy
+  int64_t bytes_read = 0, bytes_written = 0;
+};
+
+struct StreamPlan {
+  std::vector<bool> resident;              // by persistent number
+  std::vector<std::vector<Visit>> visits;  // by entry; of pieces that aren't resident, by first use
+  std::vector<StreamForecast> forecasts;   // by entry
+};
+
+// The least bytes that will do: at every step what it uses.
+int64_t stream_floor(const std::vector<StreamEntry>& entries);
+
+// `limit` is at least the floor. `persistents`: how many there are.
+StreamPlan plan_streams(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates);
+
+}  // namespace ort_train

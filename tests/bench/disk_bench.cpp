@@ -1,0 +1,182 @@
+// The disk tier against fio: reading, writing and both at once, in turns in the same run.
+//
+//   bench-disk_bench [folder] [rounds] [gigabytes] [uring|threads] [block KiB] [depth]
+//
+// Prints one JSON line: GB/s of each by chunk size, and of fio (io_uring, O_DIRECT) with the same blocks, depth and file size; and the
+// ratio of each run to the run of fio after it. All are medians. Every chunk carries its place and is checked after it was read back. Run
+// it on a drive that does nothing else.
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "exec/arena.h"
+#include "graph/error.h"
+#include "offload/disk_engine.h"
+#include "offload/spill_file.h"
+
+namespace ort_train {
+namespace {
+
+constexpr int64_t kMega = int64_t{1} << 20;
+constexpr int64_t kBuffers = 128 * kMega;  // of memory; each chunk in flight has its own place in it
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// One word at the head of each 4 KiB, over a filling that drives can't compress: marking costs next to nothing.
+void mark(std::byte* data, int64_t bytes, int64_t offset, uint64_t version) {
+  for (int64_t at = 0; at < bytes; at += kDiskAlignment) {
+    const uint64_t word = (static_cast<uint64_t>(offset + at) ^ version << 56) * 0x9e3779b97f4a7c15;
+    std::memcpy(data + at, &word, sizeof word);
+  }
+}
+bool marked(const std::byte* data, int64_t bytes, int64_t offset, uint64_t version) {
+  for (int64_t at = 0; at < bytes; at += kDiskAlignment) {
+    const uint64_t word = (static_cast<uint64_t>(offset + at) ^ version << 56) * 0x9e3779b97f4a7c15;
+    if (std::memcmp(data + at, &word, sizeof word) != 0) return false;
+  }
+  return true;
+}
+
+class Ours {
+ public:
+  Ours(const std::string& folder, int64_t bytes, const DiskOptions& options)
+      : spill_(folder, bytes), buffers_(kBuffers), sums_(static_cast<size_t>(bytes / kMega)), engine_(options) {
+    uint64_t state = 1;
+    for (int64_t i = 0; i < buffers_.bytes(); i += 8) {
+      state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+      std::memcpy(buffers_.data() + i, &state, sizeof state);
+    }
+    run("write", 16 * kMega, false);  // what was only reserved reads as zeros, for nothing
+  }
+
+  // GB/s of the whole file; mixed reads one half and writes the other. Checksums of a read are those of the last write, which had them too.
+  double run(const std::string& mode, int64_t chunk, bool checksums) {
+    const int64_t chunks = spill_.bytes() / chunk, half = chunks / 2;
+    const bool mixed = mode == "mixed";
+    if (mode != "read") versions_[1] = ++version_;
+    if (mode == "write") versions_[0] = version_;
+    std::vector<Turn> ring(static_cast<size_t>(std::max<int64_t>(2, 16 * kMega / chunk)));
+    const double begin = now();
+    for (int64_t n = 0; n < chunks; ++n) {
+      const size_t i = static_cast<size_t>(n) % ring.size();
+      settle(ring[i], at(i, chunk), chunk);
+      const bool write = mode == "write" || (mixed && n % 2 == 1);
+      const int64_t place = mixed ? n % 2 * half + n / 2 : n;
+      Turn& turn = ring[i] = {.write = write, .offset = place * chunk, .version = versions_[place >= half]};
+      if (write) mark(at(i, chunk), chunk, turn.offset, turn.version);
+      turn.ticket = engine_.submit({.write = write,
+                                    .file = &spill_.file(),
+                                    .offset = turn.offset,
+                                    .data = at(i, chunk),
+                                    .bytes = chunk,
+                                    .checksum = checksums ? &sums_[static_cast<size_t>(place)] : nullptr});
+    }
+    for (size_t i = 0; i < ring.size(); ++i) settle(ring[i], at(i, chunk), chunk);
+    return static_cast<double>(chunks * chunk) / (now() - begin) / 1e9;
+  }
+
+  std::string note() const { return spill_.note() + engine_.note(); }
+  const char* method() const { return engine_.method() == DiskMethod::uring ? "io_uring" : "threads"; }
+
+ private:
+  struct Turn {
+    DiskTicket ticket = 0;
+    bool write = false;
+    int64_t offset = 0;
+    uint64_t version = 0;
+  };
+
+  std::byte* at(size_t i, int64_t chunk) const { return buffers_.data() + static_cast<int64_t>(i) * chunk; }
+  void settle(const Turn& turn, const std::byte* data, int64_t chunk) {
+    if (turn.ticket == 0) return;
+    engine_.wait(turn.ticket);
+    if (!turn.write) require(marked(data, chunk, turn.offset, turn.version), "the disk returns what was written");
+  }
+
+  SpillFile spill_;
+  Arena buffers_;
+  std::vector<uint64_t> sums_;
+  uint64_t version_ = 0, versions_[2] = {0, 0};  // of what was written last, by half of the file
+  DiskEngine engine_;
+};
+
+// GB/s, both directions together; 0 where there is no fio.
+double fio(const std::string& folder, const std::string& mode, int64_t bytes, const DiskOptions& options) {
+  // Ours has its depth each way.
+  const int depth = mode == "mixed" ? 2 * options.depth : options.depth;
+  // In huge pages at their boundaries, as ours: with small pages it has half of this speed on some drives.
+  const std::string command = fmt::format(
+      "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 fio --name=peer --filename='{}/ort-train-bench-fio' --size={} --rw={} --bs={} --iodepth={} "
+      "--ioengine=io_uring --direct=1 --mem=malloc --iomem_align=2m --output-format=json 2>/dev/null",
+      folder, bytes, mode == "mixed" ? "rw" : mode, options.block_bytes, depth);
+  FILE* const pipe = popen(command.c_str(), "r");
+  std::string text;
+  char piece[4096];
+  for (size_t n; pipe != nullptr && (n = fread(piece, 1, sizeof piece, pipe)) > 0;) text.append(piece, n);
+  if (pipe == nullptr || pclose(pipe) != 0) return 0;
+  const nlohmann::json job = nlohmann::json::parse(text.substr(text.find('{'))).at("jobs").at(0);
+  const double moved = job["read"]["io_bytes"].get<double>() + job["write"]["io_bytes"].get<double>();
+  return moved / std::max(job["read"]["runtime"].get<double>(), job["write"]["runtime"].get<double>()) / 1e6;
+}
+
+double rounded(double value) { return std::round(value * 1000) / 1000; }
+
+int run(const std::string& folder, int rounds, int64_t bytes, const DiskOptions& options) {
+  Ours ours(folder, bytes, options);
+  const bool peer = fio(folder, "write", bytes, options) > 0;
+  nlohmann::ordered_json line{{"folder", folder},       {"file_bytes", bytes},     {"block_bytes", options.block_bytes},
+                              {"depth", options.depth}, {"method", ours.method()}, {"rounds", rounds}};
+  if (!ours.note().empty()) line["note"] = ours.note();
+  if (!peer) line["fio"] = "missing: apt-get install fio";
+  for (const std::string mode : {"write", "read", "mixed"}) {
+    std::map<std::string, std::vector<double>> rates, ratios;
+    for (int round = 0; round < rounds; ++round) {
+      const auto pair = [&](const std::string& name, int64_t chunk, bool checksums) {
+        const double mine = ours.run(mode, chunk, checksums), theirs = peer ? fio(folder, mode, bytes, options) : 0;
+        rates[name].push_back(mine);
+        if (!peer) return;
+        rates["fio"].push_back(theirs);
+        ratios[name].push_back(mine / theirs);
+      };
+      for (const int64_t mega : {1, 4, 16, 64}) pair(std::to_string(mega) + "MB", mega * kMega, false);
+      if (mode != "mixed") pair("16MB checked", 16 * kMega, true);
+    }
+    for (const auto& [name, values] : rates) line[mode]["GB/s"][name] = rounded(median(values));
+    for (const auto& [name, values] : ratios) line[mode]["to fio"][name] = rounded(median(values));
+  }
+  std::printf("%s\n", line.dump().c_str());
+  std::remove((folder + "/ort-train-bench-fio").c_str());
+  return 0;
+}
+
+}  // namespace
+}  // namespace ort_train
+
+int main(int argc, char** argv) {
+  try {
+    const std::string folder = argc > 1 ? argv[1] : ".";
+    const int rounds = argc > 2 ? std::max(1, std::atoi(argv[2])) : 3;
+    const int64_t bytes = (argc > 3 ? std::max(1, std::atoi(argv[3])) : 4) * int64_t{1024} * ort_train::kMega;
+    const ort_train::DiskOptions options{
+        .method = argc > 4 && std::string(argv[4]) == "threads" ? ort_train::DiskMethod::threads : ort_train::DiskMethod::automatic,
+        .block_bytes = (argc > 5 ? std::atoi(argv[5]) : 1024) * int64_t{1024},
+        .depth = argc > 6 ? std::atoi(argv[6]) : 8};
+    return ort_train::run(folder, rounds, bytes, options);
+  } catch (const std::exception& failure) {
+    std::fprintf(stderr, "%s\n", failure.what());
+    return 1;
+  }
+}

@@ -1,0 +1,173 @@
+"""The budget is a hard limit of the whole process: what the kernel counts stays inside, from the first byte of import on.
+
+Each job's smallest budget is exact: it runs, and one page less is refused. Arenas are 200 MB and more where noise could hide something.
+"""
+import os
+import pathlib
+import subprocess
+import uuid
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from program import CHAR_GPT, GOLDEN, PROGRAM, TEXT, log, run, smallest_budget
+
+PAGE = 4096
+MB = 10**6
+GROUPS = pathlib.Path("/sys/fs/cgroup")
+
+
+def text(batch, *more, model=CHAR_GPT):
+    return [model, "--data", TEXT, "--task", "causal-lm", "--seq-length", 256, "--batch-size", batch, "--max-steps", 2, *more]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Models whose weights are large: wide.onnx, and external.onnx, the same with external data; arrays.npz, compressed, and arrays.safetensors."""
+    folder = tmp_path_factory.mktemp("made")
+    random = np.random.default_rng(1)
+    names, shapes = ["w1", "b1", "w2"], [(1024, 12288), (12288,), (12288, 1024)]
+    weights = [helper.make_tensor(name, TensorProto.FLOAT, shape, random.standard_normal(shape, np.float32) / 100, raw=True)
+               for name, shape in zip(names, shapes)]
+    nodes = [helper.make_node("MatMul", ["x", "w1"], ["h"]), helper.make_node("Add", ["h", "b1"], ["a"]), helper.make_node("Relu", ["a"], ["r"]),
+             helper.make_node("MatMul", ["r", "w2"], ["out"])]
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 1024]) for name in ("x", "out")]
+    model = helper.make_model(helper.make_graph(nodes, "wide", value[:1], value[1:], weights), opset_imports=[helper.make_opsetid("", 18)])
+    model.ir_version = 10
+    onnx.save(model, folder / "wide.onnx")
+    onnx.save(model, folder / "external.onnx", save_as_external_data=True, location="external.data")
+    x = random.standard_normal((64, 1024), np.float32)
+    np.savez(folder / "small.npz", x=x, labels=x[:, ::-1])
+    zeros = np.zeros((12000, 1024), np.float32)
+    zeros[::100] = 1
+    np.savez_compressed(folder / "packed.npz", x=zeros, labels=zeros)  # 98 MB unpacked
+    return folder
+
+
+def wide(folder, model="wide.onnx", data="small.npz", *more):
+    return [folder / model, "--data", folder / data, "--loss", "mse", "--batch-size", 4, "--max-steps", 2, *more]
+
+
+SGD = ["--optim", "sgd", "--learning-rate", 1e-3]
+JOBS = {
+    "200 MB": (200, lambda made: text(24)),
+    "600 MB": (560, lambda made: text(64)),
+    "accumulation and evaluation": (
+        200, lambda made: text(24, "--gradient-accumulation-steps", 2, "--eval-steps", 1, "--eval-batches", 2, "--save-steps", 1)),
+    "gradients and pictures": (200, lambda made: text(24, "--save-gradients", "gradients.safetensors", "--plan-svg", "plan.svg")),
+    "one thread": (200, lambda made: text(24, "--threads", 1)),
+    "eight threads": (200, lambda made: text(24, "--threads", 8)),
+    "large weights": (200, lambda made: wide(made, "wide.onnx", "small.npz", *SGD)),
+    "large weights, external": (200, lambda made: wide(made, "external.onnx", "small.npz", *SGD)),
+    "large optimizer state": (400, lambda made: wide(made, "wide.onnx", "small.npz", "--eval-steps", 1)),
+    "compressed data": (200, lambda made: wide(made, "wide.onnx", "packed.npz", *SGD)),
+    "a small one": (0, lambda made: [GOLDEN / "gpt2-dynamo-20-folded.onnx", "--data", GOLDEN / "gpt2-dynamo-20-folded.data.safetensors",
+                                     "--num-train-epochs", 30]),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_smallest_budget_is_exact_and_holds(tmp_path, made, name):
+    arena, job = JOBS[name]
+    job = [*job(made), "--log-file", "log"]
+    refused = run(tmp_path, *job, "--budget", "1MB", code=4)
+    smallest = smallest_budget(refused)
+    assert refused.peak <= smallest
+    assert smallest_budget(run(tmp_path, *job, "--budget", smallest - PAGE, code=4)) == smallest
+    result = run(tmp_path, *job, "--budget", smallest)
+    summary = log(tmp_path / "log")[1]
+    assert summary["minimum_budget_bytes"] == smallest
+    assert result.peak <= smallest
+    assert abs(summary["rss_peak_bytes"] - result.peak) <= MB
+    assert arena * MB <= summary["measured_peak_bytes"]["RAM"] <= summary["planned_peak_bytes"]["RAM"] < result.peak
+    assert result.peak >= smallest - 16 * MB  # the budget is not merely generous
+    print(f"{name}: smallest {smallest}, peak {result.peak}, {smallest - result.peak} below; refusal took {refused.peak}")
+
+
+def test_a_resumed_run_stays_inside_the_smallest_budget(tmp_path, made):
+    job = [*wide(made, "external.onnx", "small.npz"), "--log-file", "log"]
+    smallest = smallest_budget(run(tmp_path, *job, "--budget", "1MB", code=4))
+    run(tmp_path, *job, "--budget", smallest)
+    result = run(tmp_path, *job, "--max-steps", 4, "--resume", "--budget", smallest)
+    assert log(tmp_path / "log")[1]["steps"] == 4
+    assert result.peak <= smallest
+
+
+def test_a_larger_budget_changes_neither_memory_nor_result(tmp_path):
+    job = [*text(8), "--log-file", "log"]
+    smallest = smallest_budget(run(tmp_path, *job, "--budget", "1MB", code=4))
+    hashes = set()
+    for budget in [smallest], [2 * smallest], []:
+        result = run(tmp_path, *job, *(["--budget", *budget] if budget else []))
+        assert result.peak <= smallest
+        hashes.add(log(tmp_path / "log")[1]["weights_hash"])
+    assert len(hashes) == 1
+
+
+# --- cgroups --------------------------------------------------------------------------------------------------------------------------
+
+
+def own_group():
+    """The memory cgroup of this process: its folder and its version."""
+    for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(",") and (GROUPS / "memory").is_dir():
+            return GROUPS / "memory" / path.lstrip("/"), 1
+    for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines():
+        if line.startswith("0::") and (GROUPS / "cgroup.controllers").exists():
+            return GROUPS / line[3:].lstrip("/"), 2
+    return None, 0
+
+
+@pytest.fixture
+def limited(tmp_path):
+    """Runs the program in a memory cgroup of its own, below that of this process: call with a limit in bytes."""
+    parent, version = own_group()
+    if parent is None:
+        pytest.skip("this machine has no memory cgroups")
+    kind = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True).stdout.strip()
+    if kind in ("tmpfs", "ramfs"):
+        pytest.skip(f"{tmp_path} is in memory, so that files count as the program's")
+    group = parent / f"ort-train-{uuid.uuid4().hex[:8]}"
+    try:
+        if version == 2 and "memory" not in (parent / "cgroup.subtree_control").read_text().split():
+            (parent / "cgroup.subtree_control").write_text("+memory")
+        group.mkdir()
+    except OSError as problem:
+        pytest.skip(f"no memory cgroup can be made here: {problem}")
+    try:
+        yield lambda limit, *arguments: run_limited(group, version, tmp_path, limit, arguments)
+    finally:
+        group.rmdir()
+
+
+def run_limited(group, version, folder, limit, arguments):
+    names = ("memory.limit_in_bytes", "memory.max_usage_in_bytes") if version == 1 else ("memory.max", "memory.peak")
+    (group / names[0]).write_text(str(limit))
+    swap = group / ("memory.memsw.limit_in_bytes" if version == 1 else "memory.swap.max")
+    if swap.exists():
+        swap.write_text(str(limit if version == 1 else 0))
+    enter = f"echo $$ > '{group}/cgroup.procs' && exec \"$@\""
+    done = subprocess.run([str(part) for part in ("sh", "-c", enter, "sh", PROGRAM, *arguments)], cwd=folder, capture_output=True, text=True)
+    peak = group / names[1]
+    return done, int(peak.read_text()) if peak.exists() else 0
+
+
+@pytest.mark.parametrize("name", ["accumulation and evaluation", "large weights", "large weights, external", "large optimizer state"])
+def test_a_cgroup_of_the_smallest_budget_is_enough(tmp_path, made, limited, name):
+    job = [*JOBS[name][1](made), "--log-file", "log"]
+    smallest = smallest_budget(run(tmp_path, *job, "--budget", "1MB", code=4))
+    done, peak = limited(smallest, *job, "--budget", smallest)
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
+    assert log(tmp_path / "log")[1]["steps"] == 2
+    assert peak <= smallest
+    if peak:
+        assert peak > JOBS[name][0] * MB  # it was in there
+
+
+def test_a_cgroup_that_is_too_small_is_an_error_not_a_kill(tmp_path, limited):
+    done, _ = limited(150 * MB // PAGE * PAGE, *text(24))
+    assert done.returncode == 4, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
+    assert "this machine has" in done.stderr

@@ -160,6 +160,7 @@ const std::vector<const OpDef*>& ops() {
       &kSGD,
       &kAccumulate,
       &kClear,
+      &kStore,
   };
   return table;
 }

@@ -162,6 +162,7 @@ extern const OpDef kAdamW;
 extern const OpDef kSGD;
 extern const OpDef kAccumulate;
 extern const OpDef kClear;
+extern const OpDef kStore;
 
 const std::vector<const OpDef*>& ops();
 

@@ -70,6 +70,7 @@ struct OpDef {
   std::vector<Alias> alias{};     // output is a view of input: same bytes, same element order
   std::vector<Alias> in_place{};  // output may overwrite input
   std::vector<Alias> writes{};    // output IS input, changed: optimizer updates, accumulation. Never pure
+  bool overwrites = false;        // what it writes is not read before: the old content may be anything
   bool random = false;
   std::vector<int> host_inputs{};  // inputs whose values must be known at compile time
 

@@ -8,7 +8,11 @@ namespace ort_train {
 
 // Adds labels, loss_sum and count. Throws Error(usage | unsupported) for a loss that the model's outputs can't give.
 void build_loss(JobGraph& job, const LossSpec& spec);
-// Adds the norm, clipping and one optimizer node for each gradient; job.gradients must be set.
-void build_update(JobGraph& job, const OptimizerSpec& spec);
+// Adds the norm of job.gradients as job.grad_norm.
+void build_norm(JobGraph& job, Stage stage);
+// Adds clipping by `norm` and one optimizer node for each gradient; job.gradients must be set. `before`, where given, says the node that a
+// parameter's optimizer node stands before (kNone: behind all), and clipping stands before the first node.
+using UpdatePlaces = std::function<NodeId(ValueId parameter)>;
+void build_update(JobGraph& job, const OptimizerSpec& spec, ValueId norm, const UpdatePlaces& before = nullptr);
 
 }  // namespace ort_train

@@ -31,22 +31,28 @@ void emit_writer(Builder& builder, const char* op, std::vector<ValueId> inputs, 
 
 }  // namespace
 
-void build_update(JobGraph& job, const OptimizerSpec& spec) {
-  Graph& graph = job.graph;
-  Builder builder(graph, Stage::update);
+void build_norm(JobGraph& job, Stage stage) {
+  Builder builder(job.graph, stage);
   builder.named("gradient norm");
   std::vector<ValueId> squares;
   for (const auto& [parameter, gradient] : job.gradients) squares.push_back(builder.emit("SumSquares", {gradient}));
   job.grad_norm = builder.emit("GlobalNorm", squares);
+}
+
+void build_update(JobGraph& job, const OptimizerSpec& spec, ValueId norm, const UpdatePlaces& before) {
+  Graph& graph = job.graph;
+  Builder builder(graph, Stage::update);
+  builder.named("gradient norm");
+  if (before && !graph.order().empty()) builder.before(graph.order().front());
   const ValueId coefficient = spec.max_grad_norm > 0
-                                  ? builder.emit("ClipCoefficient", {job.grad_norm}, {{"max_norm", static_cast<float>(spec.max_grad_norm)}})
+                                  ? builder.emit("ClipCoefficient", {norm}, {{"max_norm", static_cast<float>(spec.max_grad_norm)}})
                                   : builder.constant(scalar_tensor(1.0f));
   job.scalars = graph.add_value({.name = kScalarsInput, .dtype = DType::float32, .shape = {kOptimizerScalars}, .kind = ValueKind::input});
   graph.inputs.push_back(job.scalars);
 
   for (const auto& [parameter, gradient] : job.gradients) {
     const double decay = graph.value(parameter).shape.size() >= 2 ? spec.weight_decay : 0;
-    builder.named(graph.value(parameter).name);
+    builder.named(graph.value(parameter).name).before(before ? before(parameter) : kNone);
     if (spec.kind == "adamw") {
       const Attributes attributes{{"beta1", static_cast<float>(spec.beta1)},
                                   {"beta2", static_cast<float>(spec.beta2)},

@@ -126,17 +126,25 @@ class ModelMaker {
       check_version(input, "is read");
       if (producer_step_[input] != kNone) link(producer_step_[input], at);
       const uint32_t c = model_.class_of[input];
+      if (model_.classes[c].persistent) use_persistent(step, c, !is_overwritten(node, input));
       if (std::find(readers_[c].begin(), readers_[c].end(), at) != readers_[c].end()) continue;
       readers_[c].push_back(at);
       ++model_.classes[c].readers;
-      if (model_.classes[c].persistent)
-        step.persistents.emplace_back(c, false);
-      else
-        step.reads.push_back(c);
+      if (!model_.classes[c].persistent) step.reads.push_back(c);
     }
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       if (node.outputs[i] != kNone) add_output(node, i, at);
     }
+  }
+
+  static bool is_overwritten(const Node& node, ValueId input) {
+    return node.op->overwrites && written(node, 0) == input && std::count(node.inputs.begin(), node.inputs.end(), input) == 1;
+  }
+
+  static void use_persistent(MemoryStep& step, uint32_t c, bool reads) {
+    auto use = std::find_if(step.persistents.begin(), step.persistents.end(), [&](const PersistentUse& u) { return u.of == c; });
+    if (use == step.persistents.end()) use = step.persistents.insert(use, {.of = c});
+    use->reads |= reads;
   }
 
   void add_output(const Node& node, size_t i, uint32_t at) {
@@ -149,7 +157,7 @@ class ModelMaker {
       version_[output] = ++current_[c];
       for (uint32_t reader : readers_[c]) link(reader, at);  // whoever reads the old value goes first
       readers_[c] = {at};
-      for (auto& [used, changed] : step.persistents) changed |= used == c;
+      for (PersistentUse& use : step.persistents) use.changes |= use.of == c;
     } else if (viewed(node) != kNone && !copy_[output]) {
       model_.class_of[output] = model_.class_of[viewed(node)];
       version_[output] = version_[viewed(node)];

@@ -23,13 +23,19 @@ struct MemoryClass {
   uint32_t readers = 0;     // distinct steps that read it, views of it included
 };
 
+struct PersistentUse {
+  uint32_t of = 0;       // the class
+  bool reads = false;    // its content as it was before
+  bool changes = false;  // leaves another one
+};
+
 // One node, with what it does to memory. Classes are named by their index.
 struct MemoryStep {
   NodeId node = kNone;
   int64_t workspace = 0;                                // as the arena counts it
   std::vector<uint32_t> defines;                        // transient classes that come to be here
   std::vector<uint32_t> reads;                          // transient classes that are read here, each once
-  std::vector<std::pair<uint32_t, bool>> persistents;   // persistent classes that are used here, each once, and whether they are changed
+  std::vector<PersistentUse> persistents;               // persistent classes that are used here, each once
   std::vector<std::pair<uint32_t, uint32_t>> in_place;  // (defined class, read class) that the op allows and the sizes fit
   std::vector<uint32_t> before, after;                  // steps that must run before and after this one: data, and reads before a change
 };

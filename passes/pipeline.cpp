@@ -71,6 +71,22 @@ void accumulate(JobGraph& job, const std::map<ValueId, std::vector<ValueId>>& us
   }
 }
 
+// The gradients and their norm, kept for a later run.
+void store(JobGraph& job) {
+  Graph& graph = job.graph;
+  build_norm(job, Stage::backward);
+  Builder builder(graph, Stage::backward);
+  const auto keep = [&](const std::string& name, ValueId value) {
+    const Value& v = graph.value(value);
+    const ValueId place = graph.add_value({.name = name, .dtype = v.dtype, .shape = v.shape, .kind = ValueKind::accumulator});
+    graph.value(builder.named(name).emit("Store", {place, value})).kind = ValueKind::accumulator;
+    return place;
+  };
+  for (const auto& [parameter, gradient] : job.gradients)
+    job.accumulators[parameter] = {keep(graph.value(parameter).name + ".grad", gradient)};
+  job.stored_norm = keep("ort_train.grad_norm", job.grad_norm);
+}
+
 }  // namespace
 
 JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const OptimizerSpec& optimizer, const PassOptions& options) {
@@ -116,8 +132,37 @@ JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const Opt
       builder.named(job.graph.value(parameter).name);
       job.gradients[parameter] = add_up(builder, gradients);
     }
-    build_update(job, optimizer);
+    if (optimizer.deferred) {
+      store(job);
+    } else {
+      build_norm(job, Stage::update);
+      build_update(job, optimizer, job.grad_norm);
+    }
     job.graph.outputs.push_back(job.grad_norm);
+  });
+  return job;
+}
+
+JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimizer, const PassOptions& options) {
+  JobGraph job = train;
+  job.graph.name = "train-pending";
+  run_pass("pending_update", job.graph, options, [&] {
+    Graph& graph = job.graph;
+    const auto readers = graph.readers();
+    for (auto& [parameter, gradient] : job.gradients) gradient = job.accumulators.at(parameter).front();
+    build_update(job, optimizer, job.stored_norm, [&](ValueId parameter) { return readers[parameter].front(); });
+    // From the update on, everything reads what it leaves.
+    for (const auto& [parameter, gradient] : train.gradients) {
+      const auto update = std::find_if(graph.order().begin(), graph.order().end(), [&, p = parameter](NodeId id) {
+        return graph.node(id).stage == Stage::update && graph.node(id).inputs[0] == p;
+      });
+      require(update != graph.order().end(), "a parameter without its update");
+      const NodeId node = *update;
+      graph.replace_uses(parameter, graph.node(node).outputs[0]);
+      graph.node(node).inputs[0] = parameter;
+    }
+    job.gradients = train.gradients;
+    return true;
   });
   return job;
 }
@@ -139,7 +184,13 @@ JobGraph build_update_graph(const JobGraph& train, const OptimizerSpec& optimize
       job.accumulators[copy] = uses;
       job.gradients[copy] = add_up(builder, uses);
     }
-    build_update(job, optimizer);
+    if (optimizer.deferred) {
+      job.stored_norm = job.graph.add_value(train.graph.value(train.stored_norm));
+      build_update(job, optimizer, job.stored_norm);
+      return true;
+    }
+    build_norm(job, Stage::update);
+    build_update(job, optimizer, job.grad_norm);
     for (ValueId accumulator : all) {
       const ValueId cleared = builder.named(job.graph.value(accumulator).name).emit("Clear", {accumulator});
       job.graph.value(cleared).kind = ValueKind::accumulator;

@@ -24,6 +24,7 @@ struct OptimizerSpec {
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, momentum = 0;
   double max_grad_norm = 1.0;  // 0: no clipping
   bool accumulate = false;     // gradients are summed over micro-batches into accumulators: two graphs instead of one, see below
+  bool deferred = false;  // an update waits for the next step, where it runs before the first use of its weight: three graphs, see below
 };
 
 // Names of graph inputs that the pipeline adds.
@@ -40,6 +41,7 @@ struct JobGraph {
   ValueId loss_sum = kNone;              // float32 []: sum over counted labels or elements; for loss "output" the loss itself
   ValueId count = kNone;                 // float32 []: how many counted; kNone: one
   ValueId grad_norm = kNone;             // float32 []: global norm before clipping
+  ValueId stored_norm = kNone;           // float32 []: the same where an update is deferred; persistent
   std::vector<ValueId> outputs;          // the model's outputs
   std::map<ValueId, ValueId> gradients;  // parameter -> gradient, before clipping; of an accumulating step: in its update graph
   std::map<ValueId, std::vector<ValueId>> accumulators;  // parameter -> one for each of its uses; persistent, named "NAME.grad"
@@ -53,9 +55,13 @@ JobGraph build_predict_graph(const Graph& forward, const PassOptions& options);
 // Forward and loss, no gradients.
 JobGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const PassOptions& options);
 // Forward, loss, backward and update: one optimizer step of one batch. With optimizer.accumulate it ends in the accumulation of each
-// parameter's gradient (per use for shared ones) into persistent values "NAME.grad", and build_update_graph does the rest.
+// parameter's gradient (per use for shared ones) into persistent values "NAME.grad", and build_update_graph does the rest. With
+// optimizer.deferred it ends in the gradients stored there, and the norm.
 JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const OptimizerSpec& optimizer, const PassOptions& options);
-// Reads the accumulators, clips, updates, and clears them. `train` is the graph of the accumulating step.
+// Deferred: the update that `train` left behind, each weight's before its first use, then what `train` does.
+JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimizer, const PassOptions& options);
+// Reads the accumulators, clips, updates, and clears them; or, deferred, makes the update that was left behind. `train` is the graph of the
+// accumulating or deferring step.
 JobGraph build_update_graph(const JobGraph& train, const OptimizerSpec& optimizer, const PassOptions& options);
 
 }  // namespace ort_train

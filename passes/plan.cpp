@@ -170,16 +170,17 @@ StreamDraft make_stream_draft(const Draft& draft, const PersistentValues& persis
     }
   }
   std::vector<std::vector<StreamUse>> chain_uses(draft.chains.size()), class_uses(model.classes.size());
-  const auto use = [](std::vector<StreamUse>& uses, int32_t step, bool changes) {
-    if (uses.empty() || uses.back().step != step) uses.push_back({step, false});
+  const auto use = [](std::vector<StreamUse>& uses, int32_t step, bool reads, bool changes) {
+    if (uses.empty() || uses.back().step != step) uses.push_back({.step = step, .reads = false, .changes = false});
+    uses.back().reads |= reads;
     uses.back().changes |= changes;
   };
   StreamDraft result;
   for (int32_t at = 0; at < steps; ++at) {
     const MemoryStep& step = model.steps[draft.order[static_cast<size_t>(at)]];
-    for (uint32_t c : step.reads) use(chain_uses[chain_of[c]], at, false);
-    for (uint32_t c : step.defines) use(chain_uses[chain_of[c]], at, true);
-    for (const auto& [c, changed] : step.persistents) use(class_uses[c], at, changed);
+    for (uint32_t c : step.reads) use(chain_uses[chain_of[c]], at, true, false);
+    for (uint32_t c : step.defines) use(chain_uses[chain_of[c]], at, false, true);
+    for (const PersistentUse& u : step.persistents) use(class_uses[u.of], at, u.reads, u.changes);
     result.entry.seconds.push_back(work_of(*draft.graph, draft.graph->node(step.node), threads, rates).seconds);
   }
   result.entry.weight = draft.weight;

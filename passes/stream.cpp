@@ -94,6 +94,7 @@ class Holder {
         bool changed = piece.persistent < 0;
         for (size_t u = 0; u + 1 < piece.uses.size(); ++u) {
           changed |= piece.uses[u].changes;
+          if (!piece.uses[u + 1].reads) continue;  // nothing would come back
           const double saved = 1 / rates_.read + (changed ? 1 / rates_.write : 0);
           const double steps = span(e, piece.uses[u].step, piece.uses[u + 1].step);
           candidates_.push_back({e, p, static_cast<int32_t>(u), saved / std::max(steps, 1e-6)});
@@ -106,7 +107,8 @@ class Holder {
       for (const Owner& owner : owners) {
         const StreamPiece& piece = entries_[owner.entry].pieces[owner.piece];
         const bool changed = std::any_of(piece.uses.begin(), piece.uses.end(), [](const StreamUse& use) { return use.changes; });
-        saved += entries_[owner.entry].weight * (1 / rates_.read + (changed ? 1 / rates_.write : 0));
+        const bool reads = piece.uses.front().reads;
+        saved += entries_[owner.entry].weight * ((reads ? 1 / rates_.read : 0) + (changed ? 1 / rates_.write : 0));
         steps += entries_[owner.entry].weight *
                  (contended_[owner.entry].back() - span(owner.entry, piece.uses.front().step, piece.uses.back().step));
       }
@@ -169,6 +171,7 @@ std::vector<Visit> make_visits(const StreamEntry& entry, size_t number, const Ho
     if (holder.is_resident(piece)) continue;
     bool changed = false, first_visit = true;
     for (size_t u = 0; u < piece.uses.size(); ++u) {
+      const bool reads = piece.uses[u].reads;
       Visit visit{.piece = p, .first = piece.uses[u].step, .last = piece.uses[u].step};
       changed |= piece.uses[u].changes;
       // Uses in neighbouring steps have nothing between them.
@@ -176,8 +179,8 @@ std::vector<Visit> make_visits(const StreamEntry& entry, size_t number, const Ho
         visit.last = piece.uses[++u].step;
         changed |= piece.uses[u].changes;
       }
-      const bool comes_back = u + 1 < piece.uses.size() || piece.persistent >= 0;
-      visit.issue = first_visit && piece.persistent < 0 ? -1 : visit.first;
+      const bool comes_back = u + 1 < piece.uses.size() ? piece.uses[u + 1].reads : piece.persistent >= 0;
+      visit.issue = (first_visit && piece.persistent < 0) || !reads ? -1 : visit.first;
       visit.written = changed && comes_back ? visit.last + 1 : -1;
       if (visit.written >= 0) changed = false;
       first_visit = false;

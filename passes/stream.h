@@ -15,6 +15,7 @@ namespace ort_train {
 
 struct StreamUse {
   int32_t step = 0;
+  bool reads = true;  // needs the content as it was; else it writes all of it anew
   bool changes = false;
 };
 

@@ -109,6 +109,10 @@ def test_data_files(tmp_path):
     (["--dump-after", "nothing", "x.onnx"], "no such pass ran; these did: simplify"),
     (["--task", "chat"], "--task chat is not known"),
     (["--data"], "--data"),
+    (["--max-steps", "99999999999999999999"], "is more than can be counted"),
+    (["--threads", 100000], "is more than 1,024"),
+    (["--skip-pass", "nothing"], "--skip-pass nothing: no such pass can be left out; these can: simplify"),
+    (["--skip-pass", "autodiff"], "--skip-pass autodiff: no such pass can be left out"),
 ])
 def test_options(tmp_path, arguments, sentence):
     job = [PERCEPTRON, "--data", PERCEPTRON.with_suffix(".data.safetensors"), "--loss", "mse", "--labels", "y", "--max-steps", 1]

@@ -223,6 +223,7 @@ void optimizer_cases(std::vector<OpCase>& cases) {
                      .inputs = {random({n}), random({n}), absent(), floats({}, {0.5}), random({kOptimizerScalars}, 0.001, 0.1)},
                      .float64 = false});
     cases.push_back({.name = name, .op = "Accumulate", .inputs = {random({n}), random({n})}});
+    cases.push_back({.name = name, .op = "Store", .inputs = {floats({n}, std::vector<double>(static_cast<size_t>(n))), random({n})}});
     cases.push_back({.name = name, .op = "Clear", .inputs = {random({n})}, .expected = {std::vector<double>(static_cast<size_t>(n))}});
   }
   cases.push_back({.name = "numbers", .op = "SumSquares", .inputs = {floats({2, 2}, {1, -2, 3, 4})}, .expected = {{30}}});

@@ -7,6 +7,7 @@
 //   SGD{weight_decay}(p, g, buffer?, c, scalars)   torch.optim.SGD with dampening 0: p and the momentum buffer change in place
 //   Accumulate(sum, x)                             sum += x in place
 //   Clear(sum)                                     sum = 0 in place
+//   Store(place, x)                                place = x, in its place: what a later run of an entry reads
 //
 // c is the clipping coefficient, which multiplies the gradient; scalars are those of exec/ops/optimizer_scalars.h.
 
@@ -192,6 +193,14 @@ template <typename T> struct MakeAccumulate {
   }
 };
 
+KernelRun make_store(const KernelSpec& spec) {
+  return [n = spec.inputs[0].bytes()](const KernelArgs& args) {
+    args.workers.parallel_blocks(n, 4 * kUpdateBlock, [&](int64_t begin, int64_t end) {
+      std::memcpy(args.out<std::byte>(0) + begin, args.in<std::byte>(1) + begin, static_cast<size_t>(end - begin));
+    });
+  };
+}
+
 KernelRun make_clear(const KernelSpec& spec) {
   return [n = spec.inputs[0].bytes()](const KernelArgs& args) {
     args.workers.parallel_blocks(n, 4 * kUpdateBlock, [&](int64_t begin, int64_t end) {
@@ -244,7 +253,15 @@ const OpDef kClear{.name = "Clear",
                    .infer = infer_same_as_input,
                    .no_gradient = kNoSecondOrder,
                    .writes = {{.output = 0, .input = 0}},
+                   .overwrites = true,
                    .cost = per_element<4, 0>,
                    .kernel = {.cpu = make_clear}};
+const OpDef kStore{.name = "Store",
+                   .infer = infer_accumulate,
+                   .no_gradient = kNoSecondOrder,
+                   .writes = {{.output = 0, .input = 0}},
+                   .overwrites = true,
+                   .cost = per_element<8, 0>,
+                   .kernel = {.cpu = make_store}};
 
 ORT_TRAIN_OPS_END

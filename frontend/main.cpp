@@ -42,9 +42,12 @@ int check_model(const CommandLine& line) {
 }
 
 void show_short_plan(const PlanReport& plan, Progress& progress) {
-  progress.line("plan", fmt::format("{}{} (program {}, arena {}), everything resident · {:.3g} ms a step predicted",
-                                    megabytes(plan.minimum_budget), plan.budget > 0 ? " of " + megabytes(plan.budget) : "",
-                                    megabytes(plan.at_peak.program), megabytes(plan.arena_bytes), plan.predicted_milliseconds));
+  const std::string where = plan.disk_bytes == 0 ? "everything resident"
+                                                 : fmt::format("disk {}: {} read, {} written a step", megabytes(plan.disk_bytes),
+                                                               megabytes(plan.disk_read_per_step), megabytes(plan.disk_written_per_step));
+  progress.line("plan", fmt::format("{}{} (program {}, arena {}), {} · {:.3g} ms a step predicted", megabytes(plan.at_peak.total),
+                                    plan.budget > 0 ? " of " + megabytes(plan.budget) : "", megabytes(plan.at_peak.program),
+                                    megabytes(plan.arena_bytes), where, plan.predicted_milliseconds));
 }
 
 void show_summary(const CommandLine& line, const Summary& summary, const PlanReport& plan, Progress& progress) {

@@ -99,7 +99,8 @@ OptimizerSpec Trainer::Impl::optimizer_spec() const {
           .epsilon = options.adam_epsilon,
           .momentum = options.momentum,
           .max_grad_norm = options.max_grad_norm,
-          .accumulate = options.gradient_accumulation_steps > 1};
+          .accumulate = options.gradient_accumulation_steps > 1,
+          .deferred = deferred};
 }
 
 LossSpec Trainer::Impl::loss_spec() const { return {.kind = options.loss, .output = options.output, .labels = options.labels}; }
@@ -165,10 +166,12 @@ JobEntry& Trainer::Impl::add_entry(const std::string& name, JobGraph job, int64_
   return entry;
 }
 
-void Trainer::Impl::build_entries() {
+void Trainer::Impl::build_entries(bool defer) {
+  entries.clear();
+  deferred = defer;
   const PassOptions quiet{.skip = options.skip_passes, .dump_after = {}, .on_pass = nullptr, .folder = make_folder(workers)};
   PassOptions first = quiet;
-  first.dump_after = options.dump_after;
+  if (!defer) first.dump_after = options.dump_after;
   std::vector<std::string> passes;
   first.on_pass = [&](const std::string& pass, double, bool) { passes.push_back(pass); };
   const LossSpec loss = loss_spec();
@@ -181,7 +184,7 @@ void Trainer::Impl::build_entries() {
     Imported imported = import_model(options.model, binding.import_options(batch, options), workers);
     refuse_obstacles(imported);
     const bool is_first = forwards.empty();
-    if (is_first) {
+    if (is_first && !defer) {
       weights = std::move(imported.weights);
       info = std::move(imported.info);
       for (const std::string& text : info.notes) note(text);
@@ -199,15 +202,28 @@ void Trainer::Impl::build_entries() {
   const bool flexible = !binding.batch_is_fixed;
   const int64_t remainder = train_range.count % binding.batch;
   const int64_t epoch_steps = divided_up(divided_up(train_range.count, binding.batch), options.gradient_accumulation_steps);
-  add_entry("train", build_train_graph(main, loss, optimizer, first), binding.batch, &train_range);
+  // Deferred: "train" makes the update that a step before it left behind, "train-first" has none before it.
+  const auto add_train = [&](const Graph& graph, int64_t batch, const std::string& suffix, const PassOptions& passes_of) {
+    JobGraph train = build_train_graph(graph, loss, optimizer, passes_of);
+    if (!defer) {
+      add_entry("train" + suffix, std::move(train), batch, &train_range);
+      return;
+    }
+    add_entry("train" + suffix, build_pending_graph(train, optimizer, passes_of), batch, &train_range);
+    add_entry("train-first" + suffix, std::move(train), batch, &train_range);
+  };
+  add_train(main, binding.batch, "", first);
   for (const auto& [pass, file] : options.dump_after) {
     if (std::find(passes.begin(), passes.end(), pass) != passes.end()) continue;
     throw error(ErrorCode::usage, "--dump-after {}: no such pass ran; these did: {}", pass, fmt::join(passes, ", "));
   }
   if (flexible && remainder > 0 && total_steps >= epoch_steps) {
-    add_entry("train-remainder", build_train_graph(forward(remainder), loss, optimizer, quiet), remainder, &train_range);
+    add_train(forward(remainder), remainder, "-remainder", quiet);
   }
-  if (optimizer.accumulate) add_entry("update", build_update_graph(entries[0]->job, optimizer, quiet), 0, nullptr);
+  if (optimizer.accumulate || defer) {
+    const int source = find_entry(defer ? "train-first" : "train");
+    add_entry("update", build_update_graph(entries[static_cast<size_t>(source)]->job, optimizer, quiet), 0, nullptr);
+  }
   if (valid_range.data != nullptr) {
     const int64_t full = valid_range.count / binding.batch, rest = valid_range.count % binding.batch;
     if (full == 0 && !flexible) {
@@ -229,20 +245,24 @@ void Trainer::Impl::build_entries() {
   }
 }
 
-void Trainer::Impl::plan_memory() {
+std::vector<PlanEntry> Trainer::Impl::wanted_entries() const {
   std::vector<PlanEntry> wanted;
   for (const auto& entry : entries) {
     std::vector<ValueId> keep;
-    if (!options.save_gradients.empty() && entry->name.starts_with("train")) {
+    if (!options.save_gradients.empty() && entry->name.starts_with("train") && !deferred) {
       for (const auto& [parameter, gradient] : entry->job.gradients) keep.push_back(gradient);
     }
     // Batches of an optimizer step; what runs now and then hardly counts.
-    const double runs = entry->name == "train"    ? static_cast<double>(options.gradient_accumulation_steps)
-                        : entry->name == "update" ? 1
-                                                  : 1e-2;
+    double runs = 1e-2;
+    if (entry->name == "train") runs = static_cast<double>(options.gradient_accumulation_steps);
+    if (entry->name == "update" && !deferred) runs = 1;
     wanted.push_back({.name = entry->name, .graph = &entry->job.graph, .keep = std::move(keep), .weight = runs});
   }
-  const Planner planner(wanted, {.threads = workers.threads()});
+  return wanted;
+}
+
+void Trainer::Impl::plan_memory() {
+  const Planner planner(wanted_entries(), {.threads = workers.threads()});
   use(planner.resident());
   settle_reserve();
   measure(whole_pages(program.arena_bytes));
@@ -270,10 +290,27 @@ void Trainer::Impl::stream(const Planner& planner) {
   if (options.budget == 0 || limit >= program.arena_bytes || limit < least_arena) return;
   StreamedProgram streamed = planner.streamed(limit, machine, rates);
   if (streamed.program.arena_bytes > limit) streamed = std::move(least);
-  if (options.nvme_budget > 0 && streamed.program.disk_bytes > options.nvme_budget) {
+  const auto fits_on_disk = [&](const StreamedProgram& made) {
+    return options.nvme_budget == 0 || made.program.disk_bytes <= options.nvme_budget;
+  };
+  if (!fits_on_disk(streamed)) {
     throw error(ErrorCode::budget, "within {} bytes of memory this job takes {} bytes on the disk, more than --nvme-budget {}",
                 grouped(options.budget), grouped(streamed.program.disk_bytes), options.nvme_budget);
   }
+  // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
+  auto resident = std::move(entries);
+  if (options.gradient_accumulation_steps == 1) {
+    build_entries(/*defer=*/true);
+    StreamedProgram other = Planner(wanted_entries(), {.threads = workers.threads()}).streamed(limit, machine, rates);
+    if (other.program.arena_bytes <= limit && fits_on_disk(other) && other.forecasts[0].seconds < streamed.forecasts[0].seconds) {
+      forecasts = std::move(other.forecasts);
+      use(std::move(other.program));
+      return;
+    }
+  }
+  executor.reset();
+  entries = std::move(resident);
+  deferred = false;
   forecasts = std::move(streamed.forecasts);
   use(std::move(streamed.program));
 }
@@ -371,7 +408,7 @@ void Trainer::Impl::build() {
   binding = bind_inputs(model, options, *data.train);
   if (data.valid && data.valid->is_row()) data.valid->cut(binding.sequence);
   divide_samples();
-  build_entries();
+  build_entries(/*defer=*/false);
   plan_memory();
   describe(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }

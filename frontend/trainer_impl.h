@@ -69,7 +69,8 @@ struct Trainer::Impl {
   void build();
   void check_options() const;
   void divide_samples();
-  void build_entries();
+  void build_entries(bool defer);
+  std::vector<PlanEntry> wanted_entries() const;
   JobEntry& add_entry(const std::string& name, JobGraph job, int64_t batch, SampleRange* range);
   void plan_memory();
   void settle_reserve(bool with_disk = false);
@@ -98,6 +99,7 @@ struct Trainer::Impl {
   std::unique_ptr<Executor> executor;
   ComputeRates machine;
   DiskRates disk_rates;                   // zero where there is no disk
+  bool deferred = false;                  // an update waits for the next step
   std::vector<StreamForecast> forecasts;  // by entry; empty where everything is in memory
   int64_t least_arena = 0;                // bytes of the smallest that would do
   JobSize job_size;
@@ -127,6 +129,7 @@ struct Trainer::Impl {
   StepResult run_step(const Window& window, int64_t step, double learning_rate, bool save_gradients);
   JobEntry& entry_for(const std::string& name, size_t samples, size_t* index) const;  // the entry itself, or that of the remainder
   void run_entry(size_t index);
+  void flush();  // makes the update that waits, if one does
   void set_scalars(size_t index, const JobEntry& entry, int64_t step, double learning_rate);
   void save_gradients(size_t index, const JobEntry& entry);
   void check_finite(const StepResult& result, int64_t step) const;
@@ -134,6 +137,11 @@ struct Trainer::Impl {
   float scalar(size_t entry, ValueId value) const;
   void note(const std::string& text) const;
   bool trained = false;
+  struct Pending {
+    int64_t step = 0;
+    double learning_rate = 0;
+  };
+  std::optional<Pending> pending;  // the update that waits
 
   // --- trainer_predict.cpp
   std::string sample(const std::string& prompt, int64_t length, double temperature, uint64_t seed);

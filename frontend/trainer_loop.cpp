@@ -65,6 +65,14 @@ JobEntry& Trainer::Impl::entry_for(const std::string& name, size_t samples, size
 
 void Trainer::Impl::run_entry(size_t index) { executor->run(index); }
 
+void Trainer::Impl::flush() {
+  if (!pending) return;
+  const auto index = static_cast<size_t>(find_entry("update"));
+  set_scalars(index, *entries[index], pending->step, pending->learning_rate);
+  run_entry(index);
+  pending.reset();
+}
+
 void Trainer::Impl::set_scalars(size_t index, const JobEntry& entry, int64_t step, double learning_rate) {
   const auto scalars =
       optimizer_scalars(step, learning_rate, options.adam_beta1, options.adam_beta2, options.adam_epsilon, options.momentum);
@@ -94,34 +102,37 @@ Window Trainer::Impl::next_window(int64_t epoch, int64_t index) const {
 
 StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double learning_rate, bool save) {
   const bool accumulate = options.gradient_accumulation_steps > 1, own_loss = options.loss == "output";
+  const std::string kind = deferred && !pending ? "train-first" : "train";
   StepResult result;
   size_t index = 0;
   if (own_loss) {
     result.counted = static_cast<int64_t>(window.batches.size());  // the mean over batches of what the model says
   } else if (accumulate) {
-    for (const auto& batch : window.batches) result.counted += entry_for("train", batch.size(), &index).feed->count(batch);
+    for (const auto& batch : window.batches) result.counted += entry_for(kind, batch.size(), &index).feed->count(batch);
   }
   double sum = 0;
   for (const auto& batch : window.batches) {
-    JobEntry& entry = entry_for("train", batch.size(), &index);
+    JobEntry& entry = entry_for(kind, batch.size(), &index);
     const int64_t here = entry.feed->fill(batch, [&](ValueId value) { return place(index, value); });
     if (!own_loss && !accumulate) result.counted = here;
     const float inverse = result.counted > 0 ? static_cast<float>(1.0 / static_cast<double>(result.counted)) : 0.0f;
     const auto to = place(index, entry.job.inverse_count);
     if (!to.empty()) std::memcpy(to.data(), &inverse, sizeof(inverse));
-    if (!accumulate) set_scalars(index, entry, step, learning_rate);
+    if (deferred && pending) set_scalars(index, entry, pending->step, pending->learning_rate);
+    if (!accumulate && !deferred) set_scalars(index, entry, step, learning_rate);
     run_entry(index);
+    if (deferred) pending = Pending{.step = step, .learning_rate = learning_rate};
     sum += static_cast<double>(scalar(index, entry.job.loss_sum));
     if (entry.job.count != kNone) require(scalar(index, entry.job.count) == static_cast<float>(here), "labels were counted differently");
   }
-  if (save && !accumulate) save_gradients(index, *entries[index]);
+  if (save && accumulate) save_gradients(index, *entries[index]);
   if (accumulate) {
-    if (save) save_gradients(index, *entries[index]);
     index = static_cast<size_t>(find_entry("update"));
     set_scalars(index, *entries[index], step, learning_rate);
     run_entry(index);
   }
   result.grad_norm = static_cast<double>(scalar(index, entries[index]->job.grad_norm));
+  if (save && !accumulate) save_gradients(index, *entries[index]);  // after the norm: it may use the memory
   result.loss = result.counted > 0 ? sum / static_cast<double>(result.counted) : 0;
   return result;
 }
@@ -130,7 +141,9 @@ void Trainer::Impl::save_gradients(size_t index, const JobEntry& entry) {
   const Graph& graph = entry.job.graph;
   std::map<std::string, std::span<const std::byte>> gradients;
   std::map<std::string, std::string> accumulated;  // parameter -> accumulator
-  for (const auto& [parameter, gradient] : entry.job.gradients) gradients[graph.value(parameter).name] = executor->bytes(index, gradient);
+  for (const auto& [parameter, gradient] : entry.job.gradients) {
+    if (entry.job.accumulators.empty()) gradients[graph.value(parameter).name] = executor->bytes(index, gradient);
+  }
   for (const auto& [parameter, uses] : entry.job.accumulators) {
     // Added up where they are: the first holds the sum, the others zero, which leaves the sum that the update makes what it is.
     const std::string& first = graph.value(uses[0]).name;
@@ -167,6 +180,7 @@ EvalReport Trainer::Impl::evaluate() {
     throw error(ErrorCode::usage, "there is no held-out data to evaluate on: give --eval-steps, or a folder with train and valid as data");
   }
   prepare();
+  flush();
   EvalReport result{.step = state.step, .loss = std::numeric_limits<double>::quiet_NaN(), .batches = 0};
   double sum = 0;
   int64_t counted = 0;

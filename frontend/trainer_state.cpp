@@ -157,6 +157,7 @@ void Trainer::Impl::check_disk() const {
 }
 
 void Trainer::Impl::save(bool note_it) {
+  flush();
   state.seed = options.seed;
   checkpoint_path = save_checkpoint(options.output_dir, state, content);
   if (note_it) note(fmt::format("saved {}", checkpoint_path));

@@ -9,6 +9,8 @@
 namespace ort_train {
 namespace {
 
+constexpr size_t kCompared = 64;  // groups
+
 // The input of which a node's only output is a view; kNone where the op makes none.
 ValueId viewed(const Node& node) {
   if (node.op->alias.empty() || node.outputs.size() != 1 || node.outputs[0] == kNone) return kNone;
@@ -22,6 +24,7 @@ SavedTensors::SavedTensors(const Graph& graph) : graph_(graph) {
   for (ValueId value = 0; value < base_.size(); ++value) base_[value] = value;
   position_.assign(graph.node_count(), -1);
   seconds_.assign(graph.node_count(), 0);
+  met_.assign(graph.node_count(), 0);
   const auto& order = graph.order();
   for (size_t at = 0; at < order.size(); ++at) {
     const Node& node = graph.node(order[at]);
@@ -109,12 +112,15 @@ std::vector<bool> SavedTensors::all_saved() const {
 }
 
 bool SavedTensors::closure(ValueId value, const std::vector<bool>& there, std::vector<NodeId>& nodes) const {
+  ++round_;
+  for (NodeId id : nodes) met_[id] = round_;
   std::vector<NodeId> open{graph_.value(value).producer};
   while (!open.empty()) {
     const NodeId id = open.back();
     open.pop_back();
-    if (std::find(nodes.begin(), nodes.end(), id) != nodes.end()) continue;
+    if (met_[id] == round_) continue;
     if (fixed_[id]) return false;
+    met_[id] = round_;
     nodes.push_back(id);
     for (ValueId input : graph_.node(id).inputs) {
       if (input != kNone && is_forward(base_[input]) && !there[base_[input]]) open.push_back(graph_.value(input).producer);
@@ -226,7 +232,7 @@ void SavedTensors::find_groups() {
   std::stable_sort(groups_.begin(), groups_.end(), [](const SavedGroup& a, const SavedGroup& b) { return a.cost < b.cost; });
 }
 
-// Again and again the one that costs least a byte, given those before it.
+// Again and again the one that costs least a byte, given those before it. In very large segments, of the first few only.
 std::vector<SavedGroup> SavedTensors::order_segment(std::vector<SavedGroup> groups, const std::vector<bool>& saved) const {
   std::vector<bool> there = saved;
   std::vector<NodeId> again;  // what is computed again so far
@@ -236,7 +242,7 @@ std::vector<SavedGroup> SavedTensors::order_segment(std::vector<SavedGroup> grou
     size_t best = 0;
     double best_cost = 0;
     std::vector<NodeId> best_nodes;
-    for (size_t g = 0; g < groups.size(); ++g) {
+    for (size_t g = 0; g < std::min(groups.size(), kCompared); ++g) {
       std::vector<NodeId> nodes = again;
       for (ValueId value : groups[g].values) there[value] = false;
       for (ValueId value : groups[g].values) closure(value, there, nodes);

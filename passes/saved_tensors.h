@@ -73,6 +73,8 @@ class SavedTensors {
   std::vector<double> seconds_;        // by NodeId, nominal
   std::vector<bool> fixed_;            // by NodeId: can't be run again
   std::vector<int32_t> last_forward_;  // by ValueId (base): the last forward node that reads it; -1: none
+  mutable std::vector<uint32_t> met_;  // by NodeId: in which round of closure() it was met
+  mutable uint32_t round_ = 0;
   std::vector<SavedTensor> tensors_;
   std::vector<int32_t> cuts_;  // positions: a segment ends with this node
   std::vector<SavedGroup> groups_;

@@ -20,17 +20,23 @@ ValueId add(Graph& graph, const std::string& name, ValueKind kind, Shape shape, 
 
 class RandomGraph {
  public:
-  RandomGraph(uint32_t seed, int nodes) : random_(seed), nodes_(nodes) { graph_.name = "random"; }
+  RandomGraph(uint32_t seed, int nodes, const RandomSize& size)
+      : width_(size.width), shape_{1, 4 * size.rows, 8 * size.rows}, state_seed_(size.state), random_(seed), nodes_(nodes) {
+    graph_.name = "random";
+  }
 
   Graph make() {
     scalars_ = add(graph_, "scalars", ValueKind::input, {kOptimizerScalars});
     one_ = graph_.add_constant(scalar_tensor(1.0f), "one");
-    for (int i = 0; i < 3; ++i) pool_.push_back(add(graph_, "x" + std::to_string(i), ValueKind::input, {shape_[pick(3)], 4}));
-    for (int i = 0; i < 3; ++i) state_.push_back(add(graph_, "p" + std::to_string(i), ValueKind::parameter, {shape_[pick(3)], 4}));
-    for (int i = 0; i < 2; ++i) state_.push_back(add(graph_, "s" + std::to_string(i), ValueKind::accumulator, {shape_[pick(3)], 4}));
-    weight_ = add(graph_, "weight", ValueKind::parameter, {4, 4});
-    scale_ = add(graph_, "scale", ValueKind::parameter, {4});
-    pool_.push_back(graph_.add_constant(random_tensor({DType::float32, {2, 4}}, 99), "c"));
+    for (int i = 0; i < 3; ++i) pool_.push_back(add(graph_, "x" + std::to_string(i), ValueKind::input, {shape_[pick(3)], width_}));
+    const std::mt19937 before = random_;
+    if (state_seed_ >= 0) random_.seed(static_cast<uint32_t>(state_seed_));
+    for (int i = 0; i < 3; ++i) state_.push_back(add(graph_, "p" + std::to_string(i), ValueKind::parameter, {shape_[pick(3)], width_}));
+    for (int i = 0; i < 2; ++i) state_.push_back(add(graph_, "s" + std::to_string(i), ValueKind::accumulator, {shape_[pick(3)], width_}));
+    if (state_seed_ >= 0) random_ = before;
+    weight_ = add(graph_, "weight", ValueKind::parameter, {width_, width_});
+    scale_ = add(graph_, "scale", ValueKind::parameter, {width_});
+    pool_.push_back(graph_.add_constant(random_tensor({DType::float32, {2, width_}}, 99), "c"));
     while (static_cast<int>(graph_.order().size()) < nodes_) step();
     update();
     for (ValueId value : pool_) {
@@ -80,18 +86,19 @@ class RandomGraph {
       case 7:
         return emit("Reshape", {x}, {{"shape", Shape{element_count(s)}}});
       case 8:
-        return element_count(s) % 4 == 0 ? emit("Reshape", {x}, {{"shape", Shape{element_count(s) / 4, 4}}}) : emit("Exp", {x});
+        return element_count(s) % width_ == 0 ? emit("Reshape", {x}, {{"shape", Shape{element_count(s) / width_, width_}}})
+                                              : emit("Exp", {x});
       case 9:
         return rank == 2 ? emit("Transpose", {x}, {{"perm", Shape{1, 0}}}) : emit("Sigmoid", {x});
       case 10:
         return emit("Softmax", {x}, {{"axis", int64_t{-1}}});
       case 11:
-        return last_is_4(x) ? emit("MatMul", {x, weight_}) : emit("Relu", {x});
+        return last_is_width(x) ? emit("MatMul", {x, weight_}) : emit("Relu", {x});
       case 12:
-        return rank == 2 && last_is_4(x) ? normalize(x) : emit("Tanh", {x});
+        return rank == 2 && last_is_width(x) ? normalize(x) : emit("Tanh", {x});
       case 13:
-        return element_count(s) <= 128 ? emit("Concat", {x, x}, {{"axis", int64_t{0}}})
-                                       : emit("ReduceSum", {x}, {{"axes", Shape{0}}, {"keepdims", int64_t{1}}});
+        return element_count(s) <= 4 * shape_[2] * width_ ? emit("Concat", {x, x}, {{"axis", int64_t{0}}})
+                                                          : emit("ReduceSum", {x}, {{"axes", Shape{0}}, {"keepdims", int64_t{1}}});
       case 14:
         return s[0] % 2 == 0 ? split(x) : emit("Abs", {x});
       case 15:
@@ -101,12 +108,12 @@ class RandomGraph {
     }
   }
 
-  bool last_is_4(ValueId x) const { return shape(x).size() == 2 && shape(x)[1] == 4; }
+  bool last_is_width(ValueId x) const { return shape(x).size() == 2 && shape(x)[1] == width_; }
 
   void binary(ValueId x) {
     for (int tries = 0; tries < 8; ++tries) {
       const ValueId y = any();
-      if (shape(y) != shape(x) && !(last_is_4(x) && last_is_4(y) && (shape(x)[0] == 1 || shape(y)[0] == 1))) continue;
+      if (shape(y) != shape(x) && !(last_is_width(x) && last_is_width(y) && (shape(x)[0] == 1 || shape(y)[0] == 1))) continue;
       const char* ops[] = {"Add", "Sub", "Mul", "Max"};
       return emit(ops[pick(4)], {x, y});
     }
@@ -181,7 +188,9 @@ class RandomGraph {
     for (int i = 0; i < 3; ++i) graph_.value(state_[i]).kind = ValueKind::parameter;
   }
 
-  const std::vector<int64_t> shape_ = {1, 4, 8};
+  const int64_t width_;
+  const std::vector<int64_t> shape_;
+  const int state_seed_;
   std::mt19937 random_;
   int nodes_;
   Graph graph_;
@@ -191,7 +200,7 @@ class RandomGraph {
 
 }  // namespace
 
-Graph random_graph(uint32_t seed, int nodes) { return RandomGraph(seed, nodes).make(); }
+Graph random_graph(uint32_t seed, int nodes, const RandomSize& size) { return RandomGraph(seed, nodes, size).make(); }
 
 Graph gpt_forward(const GptShape& shape) {
   Graph graph;

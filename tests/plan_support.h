@@ -17,7 +17,11 @@ namespace ort_train::testing {
 // A graph of `nodes` random ops over small tensors: views, in-place ops, several outputs, broadcasting, products, workspaces, state that is
 // changed in the middle and read before and after (through views that are wanted later, too), updates at the end, random outputs.
 // The same seed gives the same graph.
-Graph random_graph(uint32_t seed, int nodes);
+struct RandomSize {
+  int64_t rows = 1, width = 4;  // tensors have 1, 4 * rows or 8 * rows rows, and more where some are joined
+  int state = -1;               // graphs with the same number, from 0 on, can be entries of one job: their state has the same types
+};
+Graph random_graph(uint32_t seed, int nodes, const RandomSize& size = {});
 
 // GPT-2's forward graph: tokens (batch, length) -> logits (batch, length, vocabulary), head tied to the embedding.
 struct GptShape {

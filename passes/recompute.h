@@ -1,0 +1,44 @@
+// recompute: computes again in the backward pass what the forward pass would otherwise have to keep for it.
+//
+// How much is a choice on a ladder, whose rungs trade seconds for bytes. Whatever the choice, the same bits come out: what is computed
+// again is the same node with the same inputs.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "graph/graph.h"
+#include "passes/cost.h"
+
+namespace ort_train {
+
+inline constexpr size_t kAllGroups = ~size_t{0};
+
+// Fits graphs of one model with other batches, too.
+struct RecomputeChoice {
+  size_t groups = 0;  // so many groups of saved tensors are recomputed, the cheapest first (passes/saved_tensors.h)
+  size_t every = 1;   // with kAllGroups: of the boundaries between segments each so-manieth is kept; 0: about the square root of them
+
+  bool operator==(const RecomputeChoice&) const = default;
+};
+
+// "none", "sqrt", "all".
+RecomputeChoice recompute_mode(const std::string& mode);
+
+// What became of the tensors that the backward pass reads of the forward pass.
+struct Recomputed {
+  int64_t kept = 0, kept_bytes = 0;
+  int64_t again = 0, again_bytes = 0;
+  double seconds = 0;  // that it adds to a run
+};
+
+// The pass, on a train graph with its updates; graphs are not simplified after it. False where nothing is recomputed.
+bool recompute(Graph& graph, const RecomputeChoice& choice, const ComputeRates& rates = {}, int threads = 1, Recomputed* result = nullptr);
+
+// The rungs: nothing, one group more each, everything between boundaries; then fewer and fewer boundaries, down to their square root.
+std::vector<RecomputeChoice> recompute_ladder(const Graph& graph);
+
+}  // namespace ort_train

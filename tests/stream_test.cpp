@@ -1,0 +1,185 @@
+// Streaming: whatever the arena's limit, a program computes the bits of the one that has everything in memory; and what the planner says
+// of itself holds: limits, forecasts, packing, and the same plan every time.
+
+#include "passes/stream.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "offload/spill_disk.h"
+#include "passes/plan.h"
+#include "tests/plan_support.h"
+#include "tests/stream_support.h"
+#include "tests/test_files.h"
+
+namespace ort_train {
+namespace {
+
+using testing::gpt_forward;
+using testing::GptShape;
+using testing::LazyDisk;
+using testing::Moves;
+using testing::moves_of;
+using testing::random_graph;
+using testing::StreamMachine;
+
+using Bytes = std::vector<std::byte>;
+
+// Entry graphs that share state, and how they are planned and run.
+struct Job {
+  std::vector<Graph> graphs;
+  std::vector<std::vector<ValueId>> keep;
+  std::vector<size_t> runs;  // entries, in the order in which they run
+  uint32_t seed = 0;
+  int64_t limit = 2;  // of tokens and labels
+
+  std::vector<PlanEntry> entries() {
+    std::vector<PlanEntry> entries;
+    for (size_t i = 0; i < graphs.size(); ++i) {
+      entries.push_back({.name = graphs[i].name + std::to_string(i),
+                         .graph = &graphs[i],
+                         .keep = i < keep.size() ? keep[i] : std::vector<ValueId>{},
+                         .weight = 1.0 / static_cast<double>(i + 1)});
+    }
+    return entries;
+  }
+  std::vector<const Graph*> pointers() const {
+    std::vector<const Graph*> all;
+    for (const Graph& graph : graphs) all.push_back(&graph);
+    return all;
+  }
+};
+
+struct Count {
+  int64_t runs = 0, state = 0, activations = 0, resident = 0, chains = 0, real_disk = 0, programs = 0, several = 0;
+  double worst_packing = 0;
+};
+
+// Everything that the job's runs leave: what each keeps, and the state in the end. Checks what was moved against the forecasts.
+Bytes result_of(const Job& job, const Program& program, Workers& workers, LazyDisk* lazy, Disk* disk,
+                const std::vector<StreamForecast>& forecasts, Count* count) {
+  StreamMachine machine(program, job.pointers(), workers, disk);
+  machine.set_parameters(job.seed);
+  Bytes left;
+  for (size_t i = 0; i < job.runs.size(); ++i) {
+    const size_t entry = job.runs[i];
+    const int64_t read = lazy ? lazy->bytes_read() : 0, written = lazy ? lazy->bytes_written() : 0;
+    machine.run(entry, job.seed * 31 + static_cast<uint32_t>(i) * 7, job.limit, left);
+    if (lazy) {
+      EXPECT_EQ(lazy->bytes_read() - read, forecasts[entry].bytes_read);
+      EXPECT_EQ(lazy->bytes_written() - written, forecasts[entry].bytes_written);
+      EXPECT_EQ(lazy->in_flight(), 0u);
+    }
+    if (!count) continue;
+    const Moves moves = moves_of(program, entry, job.graphs[entry]);
+    EXPECT_EQ(moves.read, forecasts[entry].bytes_read);
+    EXPECT_EQ(moves.written, forecasts[entry].bytes_written);
+    ++count->runs;
+    count->state += moves.state > 0;
+    count->activations += moves.activations > 0;
+    count->chains += moves.chains > 0;
+    count->resident += moves.read + moves.written == 0;
+    count->real_disk += !lazy;
+  }
+  machine.append_state(left);
+  EXPECT_LE(machine.executor().measured_peak_bytes(), program.arena_bytes);
+  return left;
+}
+
+// What must be there at once: the entries' peaks, and between runs the tensors of the disk that are looked at.
+int64_t needed(const Program& program) {
+  int64_t bytes = program.persistent_bytes;
+  for (const Entry& entry : program.entries) bytes = std::max(bytes, entry.peak_live_bytes);
+  for (const Persistent& value : program.persistent) {
+    const int64_t desks = value.purpose == Purpose::gradients ? 2 : 1;
+    if (value.disk.bytes > 0) bytes = std::max(bytes, program.persistent_bytes + desks * whole_sectors(value.disk.bytes));
+  }
+  return bytes;
+}
+
+void expect_same_plan(const StreamedProgram& a, const StreamedProgram& b, const std::vector<const Graph*>& graphs) {
+  EXPECT_EQ(a.program.to_text(graphs), b.program.to_text(graphs));
+  EXPECT_EQ(a.program.arena_bytes, b.program.arena_bytes);
+  EXPECT_EQ(a.program.disk_bytes, b.program.disk_bytes);
+}
+
+// Plans and runs the job at `limits` limits from the least to more than enough.
+void check_job(Job job, int limits, Workers& workers, Count& count) {
+  const Planner planner(job.entries(), {.threads = workers.threads()});
+  const auto graphs = job.pointers();
+  const Program resident = planner.resident();
+  const StreamedProgram least = planner.streamed(0, {}, {});
+  const Bytes wanted = result_of(job, resident, workers, nullptr, nullptr, {}, nullptr);
+  std::mt19937 random(job.seed);
+  count.several += job.graphs.size() > 1;
+  for (int i = 0; i < limits; ++i) {
+    const int64_t from = least.program.arena_bytes, room = std::max<int64_t>(0, resident.arena_bytes - from);
+    const int64_t parts = limits - 2;  // the last but one has room for all, the last more
+    const int64_t limit = i == limits - 1 ? 2 * resident.arena_bytes + (1 << 20)
+                          : i == 0 || i == parts
+                              ? from + room * i / parts
+                              : from + room * i / parts - static_cast<int64_t>(random() % static_cast<uint32_t>(room / parts + 1));
+    const StreamedProgram made = planner.streamed(limit, {}, {});
+    const Program& program = made.program;
+    ASSERT_NO_THROW(verify(program, graphs)) << "seed " << job.seed << ", limit " << limit;
+    EXPECT_LE(program.arena_bytes, limit) << "seed " << job.seed;
+    EXPECT_GE(program.arena_bytes, least.program.arena_bytes) << "seed " << job.seed << ", limit " << limit;
+    EXPECT_GE(program.arena_bytes, needed(program));
+    if (i % 4 == 0) expect_same_plan(made, planner.streamed(limit, {}, {}), graphs);
+    count.worst_packing = std::max(count.worst_packing, static_cast<double>(program.arena_bytes) / static_cast<double>(needed(program)));
+    ++count.programs;
+    Bytes left;
+    if (random() % 16 == 0 && program.disk_bytes > 0) {
+      const TestFolder folder;
+      SpillDisk disk({.folder = folder.path.string()}, program.disk_bytes);
+      left = result_of(job, program, workers, nullptr, &disk, made.forecasts, &count);
+    } else {
+      LazyDisk disk(program.disk_bytes, random());
+      left = result_of(job, program, workers, &disk, &disk, made.forecasts, &count);
+    }
+    ASSERT_EQ(left.size(), wanted.size());
+    ASSERT_TRUE(left == wanted) << "seed " << job.seed << ", limit " << limit << " of " << resident.arena_bytes;
+  }
+}
+
+Job random_job(uint32_t seed) {
+  Job job{.seed = seed};
+  const size_t entries = seed % 3 == 0 ? 2 : 1;
+  for (uint32_t i = 0; i < entries; ++i) {
+    job.graphs.push_back(random_graph(seed + 10'000 * i, 16 + static_cast<int>((seed + i) % 5) * 12,
+                                      {.rows = 32, .width = 192, .state = entries > 1 ? static_cast<int>(seed) : -1}));
+    std::vector<ValueId>& keep = job.keep.emplace_back();
+    for (ValueId id = seed % 7; id < job.graphs.back().value_count(); id += 29) {
+      const Value& value = job.graphs.back().value(id);
+      if (value.producer != kNone && value.kind == ValueKind::activation) keep.push_back(id);
+    }
+  }
+  for (size_t run = 0; run < 2 + entries; ++run) job.runs.push_back((run + seed) % entries);
+  return job;
+}
+
+TEST(Stream, RandomGraphsGiveTheBitsOfTheResidentPlan) {
+  Count count;
+  for (uint32_t seed = 0; seed < 200; ++seed) {
+    Workers workers(1 + static_cast<int>(seed % 3));
+    check_job(random_job(seed), 9, workers, count);
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+  const auto share = [&](int64_t of) { return 100.0 * static_cast<double>(of) / static_cast<double>(count.runs); };
+  std::printf(
+      "%ld runs of %ld programs: state streamed in %.1f %%, activations in %.1f %%, chains in %.1f %%, all resident in %.1f %%; real disk "
+      "%ld, worst packing %.4f\n",
+      count.runs, count.programs, share(count.state), share(count.activations), share(count.chains), share(count.resident), count.real_disk,
+      count.worst_packing);
+  EXPECT_GE(share(count.state), 25);
+  EXPECT_GE(share(count.activations), 25);
+  EXPECT_GE(share(count.chains), 5);
+  EXPECT_GE(share(count.resident), 5);
+  EXPECT_GE(count.several, 60);
+  EXPECT_GE(count.real_disk, 100);
+}
+
+}  // namespace
+}  // namespace ort_train

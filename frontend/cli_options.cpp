@@ -73,6 +73,7 @@ struct Raw {
   std::string budget, host_budget, nvme_budget;
   std::vector<std::string> shapes, dump_after;
   double warmup_ratio = 0;
+  bool gradient_checkpointing = false;
   bool no_checksums = false, no_shuffle = false, no_retie = false, plan = false, version = false;
 };
 
@@ -104,6 +105,8 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   app.add_option("--budget", raw.budget, "hard limit of the whole process: 12GB, 300MiB (default: none)")->group(memory);
   app.add_option("--host-budget", raw.host_budget, "of pinned memory beside a GPU; on the CPU device there is only --budget")
       ->group(memory);
+  add(memory, "--recompute", o.recompute, "instead of keeping it for the backward pass: auto (as the budget asks), none, sqrt or all");
+  app.add_flag("--gradient-checkpointing", raw.gradient_checkpointing, "the same as --recompute auto: the budget decides")->group(memory);
   add(memory, "--nvme-path", o.nvme_path, "a folder on a disk for what doesn't fit into the budget");
   app.add_option("--nvme-budget", raw.nvme_budget, "bytes there (default: as many as it takes)")->group(memory);
   app.add_flag("--no-nvme-checksums", raw.no_checksums, "don't check what is read back from there")->group(memory);
@@ -222,6 +225,8 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   if (!raw.host_budget.empty()) parse_bytes(raw.host_budget);  // the CPU device's memory is --budget's
   if (!raw.nvme_budget.empty()) o.nvme_budget = parse_bytes(raw.nvme_budget);
   o.nvme_checksums = !raw.no_checksums;
+  if (raw.gradient_checkpointing && o.recompute != "auto")
+    throw usage(fmt::format("--gradient-checkpointing leaves it to the budget, --recompute {} does not: give one of them", o.recompute));
   if (o.profile.empty()) o.profile = default_profile();
   for (const std::string& shape : raw.shapes) add_shapes(shape, o.shapes);
   for (size_t i = 0; i + 1 < raw.dump_after.size(); i += 2) o.dump_after[raw.dump_after[i]] = raw.dump_after[i + 1];

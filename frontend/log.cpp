@@ -55,8 +55,10 @@ void StepLog::step(const StepReport& report, double eval_loss) {
 
 void StepLog::summary(const Summary& summary) {
   line(Json{{"summary",
-             {{"planned_peak_bytes", {{"RAM", summary.planned_peak_bytes}}},
+             {{"planned_peak_bytes", {{"RAM", summary.planned_peak_bytes}, {"NVMe", summary.planned_disk_bytes}}},
               {"measured_peak_bytes", {{"RAM", summary.measured_peak_bytes}}},
+              {"disk_bytes_read", summary.disk_bytes_read},
+              {"disk_bytes_written", summary.disk_bytes_written},
               {"rss_peak_bytes", summary.rss_peak_bytes},
               {"minimum_budget_bytes", summary.minimum_budget_bytes},
               {"weights_hash", summary.weights_hash},

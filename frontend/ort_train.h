@@ -36,11 +36,14 @@ struct Options {
 
   int64_t budget = 0;              // bytes, 0 = as much as it takes
   bool budget_is_process = false;  // counts the whole process's resident memory (command line), not just what the library takes
-  std::string nvme_path{};         // a folder on a disk for what doesn't fit into the budget; empty: there is none
-  int64_t nvme_budget = 0;         // bytes there, 0 = as much as it takes
-  bool nvme_checksums = true;      // what is read back from there is checked
-  std::string profile{};           // file that keeps what was measured of this machine; empty: measured each time
-  bool recalibrate = false;        // measure again
+  // What of the forward pass is computed again for the backward pass instead of kept: auto (what the budget asks for) | none | sqrt (the
+  // square root of the boundaries between blocks is kept) | all (all boundaries are). Changes no result.
+  std::string recompute = "auto";
+  std::string nvme_path{};     // a folder on a disk for what doesn't fit into the budget; empty: there is none
+  int64_t nvme_budget = 0;     // bytes there, 0 = as much as it takes
+  bool nvme_checksums = true;  // what is read back from there is checked
+  std::string profile{};       // file that keeps what was measured of this machine; empty: measured each time
+  bool recalibrate = false;    // measure again
 
   double learning_rate = 5e-5;
   std::string lr_scheduler_type = "linear";  // linear | cosine | constant | constant_with_warmup
@@ -94,7 +97,10 @@ struct PlanReport {
   double machine_flops = 0, machine_bytes_per_second = 0;  // measured: matrix products, memory traffic
   int64_t disk_bytes = 0;                                  // that the job takes on the disk
   int64_t disk_read_per_step = 0, disk_written_per_step = 0;
-  double stalled_milliseconds = 0;  // of the predicted, waiting for the disk
+  double stalled_milliseconds = 0;               // of the predicted, waiting for the disk
+  int64_t saved_kept = 0, saved_recomputed = 0;  // tensors of the forward pass that the backward pass reads
+  int64_t saved_kept_bytes = 0, saved_recomputed_bytes = 0;
+  double recompute_milliseconds = 0;  // of the predicted
   double predicted_milliseconds = 0;
   double seconds = 0;  // that import and planning took
   std::string text;    // as the command line prints it

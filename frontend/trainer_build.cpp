@@ -1,17 +1,15 @@
-// From options to a proven plan: everything that is decided before memory is taken.
+// From options to the graphs of a job's entries. What memory they get: trainer_plan.cpp.
 
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 
-#include "frontend/budget.h"
 #include "frontend/file.h"
-#include "frontend/memory.h"
 #include "frontend/trainer_impl.h"
 #include "graph/error.h"
-#include "passes/plan_report.h"
 
 namespace ort_train {
 namespace {
@@ -31,18 +29,6 @@ void refuse_obstacles(const Imported& imported) {
     throw error(ErrorCode::unsupported, "{} {} in the way of training: {}", count, count == 1 ? "node stands" : "nodes stand", list);
 }
 
-std::string grouped(int64_t number) {  // 45,326,336
-  std::string text = std::to_string(number);
-  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), ",");
-  return text;
-}
-
-int64_t constant_bytes(const Graph& graph) {
-  int64_t bytes = 0;
-  for (ValueId id : graph.values_of(ValueKind::constant)) bytes += graph.value(id).bytes();
-  return bytes;
-}
-
 }  // namespace
 
 void Trainer::Impl::check_options() const {
@@ -57,8 +43,11 @@ void Trainer::Impl::check_options() const {
   }
   if (options.task == "causal-lm" && options.loss == "mse")
     throw error(ErrorCode::usage, "--task causal-lm goes with --loss cross_entropy, not mse");
+  if (options.recompute != "auto") recompute_mode(options.recompute);
   if (options.budget < 0) throw refuse("budget", options.budget, "is negative");
   if (options.nvme_budget < 0) throw refuse("nvme-budget", options.nvme_budget, "is negative");
+  if (!options.nvme_path.empty() && !std::filesystem::is_directory(options.nvme_path))
+    throw error(ErrorCode::io, "--nvme-path {}: is no folder", options.nvme_path);
   if (options.nvme_budget > 0 && options.nvme_path.empty())
     throw error(ErrorCode::usage, "--nvme-budget {} goes with --nvme-path, the folder on a disk", options.nvme_budget);
   if (options.threads < 0) throw refuse("threads", options.threads, "is negative");
@@ -214,7 +203,7 @@ void Trainer::Impl::build_entries(bool defer) {
   };
   add_train(main, binding.batch, "", first);
   for (const auto& [pass, file] : options.dump_after) {
-    if (std::find(passes.begin(), passes.end(), pass) != passes.end()) continue;
+    if (pass == "recompute" || std::find(passes.begin(), passes.end(), pass) != passes.end()) continue;  // that one comes with the plan
     throw error(ErrorCode::usage, "--dump-after {}: no such pass ran; these did: {}", pass, fmt::join(passes, ", "));
   }
   if (flexible && remainder > 0 && total_steps >= epoch_steps) {
@@ -242,161 +231,6 @@ void Trainer::Impl::build_entries(bool defer) {
                   options.predict_batch_size, batch);
     }
     add_entry("predict", build_predict_graph(forward(batch), quiet), batch, nullptr);
-  }
-}
-
-std::vector<PlanEntry> Trainer::Impl::wanted_entries() const {
-  std::vector<PlanEntry> wanted;
-  for (const auto& entry : entries) {
-    std::vector<ValueId> keep;
-    if (!options.save_gradients.empty() && entry->name.starts_with("train") && !deferred) {
-      for (const auto& [parameter, gradient] : entry->job.gradients) keep.push_back(gradient);
-    }
-    // Batches of an optimizer step; what runs now and then hardly counts.
-    double runs = 1e-2;
-    if (entry->name == "train") runs = static_cast<double>(options.gradient_accumulation_steps);
-    if (entry->name == "update" && !deferred) runs = 1;
-    wanted.push_back({.name = entry->name, .graph = &entry->job.graph, .keep = std::move(keep), .weight = runs});
-  }
-  return wanted;
-}
-
-void Trainer::Impl::plan_memory() {
-  const Planner planner(wanted_entries(), {.threads = workers.threads()});
-  use(planner.resident());
-  settle_reserve();
-  measure(whole_pages(program.arena_bytes));
-  least_arena = whole_pages(program.arena_bytes);
-  if (!options.nvme_path.empty()) stream(planner);
-  if (options.budget > 0 && options.budget < reserve + least_arena) refuse_budget(planner);
-}
-
-void Trainer::Impl::use(Program made) {
-  std::vector<const Graph*> graphs;
-  for (const auto& entry : entries) graphs.push_back(&entry->job.graph);
-  executor.reset();  // it refers to the program
-  program = std::move(made);
-  verify(program, graphs);
-  executor = std::make_unique<Executor>(program, graphs, workers);
-}
-
-// A smaller arena, and a disk for the rest, where the budget asks for it.
-void Trainer::Impl::stream(const Planner& planner) {
-  settle_reserve(/*with_disk=*/true);
-  const StreamRates rates{.read = disk_rates.read, .write = disk_rates.write};
-  StreamedProgram least = planner.streamed(0, machine, rates);
-  least_arena = std::min(least_arena, whole_pages(least.program.arena_bytes));
-  const int64_t limit = options.budget - reserve;
-  if (options.budget == 0 || limit >= program.arena_bytes || limit < least_arena) return;
-  StreamedProgram streamed = planner.streamed(limit, machine, rates);
-  if (streamed.program.arena_bytes > limit) streamed = std::move(least);
-  const auto fits_on_disk = [&](const StreamedProgram& made) {
-    return options.nvme_budget == 0 || made.program.disk_bytes <= options.nvme_budget;
-  };
-  if (!fits_on_disk(streamed)) {
-    throw error(ErrorCode::budget, "within {} bytes of memory this job takes {} bytes on the disk, more than --nvme-budget {}",
-                grouped(options.budget), grouped(streamed.program.disk_bytes), options.nvme_budget);
-  }
-  // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
-  auto resident = std::move(entries);
-  if (options.gradient_accumulation_steps == 1) {
-    build_entries(/*defer=*/true);
-    StreamedProgram other = Planner(wanted_entries(), {.threads = workers.threads()}).streamed(limit, machine, rates);
-    if (other.program.arena_bytes <= limit && fits_on_disk(other) && other.forecasts[0].seconds < streamed.forecasts[0].seconds) {
-      forecasts = std::move(other.forecasts);
-      use(std::move(other.program));
-      return;
-    }
-  }
-  executor.reset();
-  entries = std::move(resident);
-  deferred = false;
-  forecasts = std::move(streamed.forecasts);
-  use(std::move(streamed.program));
-}
-
-void Trainer::Impl::refuse_budget(const Planner& planner) const {
-  std::vector<const Graph*> graphs;
-  for (const auto& entry : entries) graphs.push_back(&entry->job.graph);
-  const MemoryPeak peak = memory_peak(program, graphs);
-  const auto bytes = [&](Purpose purpose) { return peak.bytes[static_cast<size_t>(purpose)]; };
-  std::string more;
-  if (options.nvme_path.empty()) {
-    const int64_t with_disk = reserve + kDiskReserve + whole_pages(planner.streamed(0, machine, {}).program.arena_bytes);
-    if (with_disk < reserve + least_arena)
-      more = fmt::format("; with --nvme-path on a disk, {} (--budget {})", grouped(with_disk), with_disk);
-  }
-  throw error(ErrorCode::budget,
-              "{} bytes can't hold this job: at its peak weights, gradients and optimizer state alone take {} bytes; the smallest budget "
-              "that would do is {} bytes (--budget {}), set by {} in '{}'{}",
-              grouped(options.budget), grouped(bytes(Purpose::weights) + bytes(Purpose::gradients) + bytes(Purpose::optimizer)),
-              grouped(reserve + least_arena), reserve + least_arena, peak.op, program.entries[peak.entry].name, more);
-}
-
-void Trainer::Impl::measure(int64_t memory) {
-  if (options.budget > 0) memory = std::clamp<int64_t>(options.budget - reserve, kPage, memory);
-  std::optional<MachineProfile> profile;
-  if (!options.profile.empty() && !options.recalibrate) profile = load_profile(options.profile);
-  bool is_new = !profile;
-  if (is_new) {
-    machine = measure_machine(workers, memory);
-    profile = MachineProfile{.flops = machine.flops, .bytes_per_second = machine.bytes_per_second};
-  }
-  machine = {.flops = profile->flops, .bytes_per_second = profile->bytes_per_second};
-  if (!options.nvme_path.empty()) {
-    const std::string key = disk_key(options.nvme_path);
-    auto known = profile->disks.find(key);
-    if (known == profile->disks.end()) {
-      note(fmt::format("measuring the disk of {} (a few seconds)", options.nvme_path));
-      const int64_t buffer = std::clamp<int64_t>(memory / 2 / kPage * kPage, int64_t{1} << 20, int64_t{64} << 20);
-      known = profile->disks.emplace(key, measure_disk(options.nvme_path, {.buffer_bytes = buffer})).first;
-      is_new = true;
-    }
-    disk_rates = known->second;
-  }
-  if (is_new && !options.profile.empty()) {
-    try {
-      make_folders(folder_of(options.profile));
-      save_profile(options.profile, *profile);
-    } catch (const Error& problem) {  // measured again the next time
-      note(problem.what());
-    }
-  }
-}
-
-DiskOptions Trainer::Impl::disk_engine() const {
-  DiskOptions engine;
-  if (disk_rates.block_bytes > 0) engine.block_bytes = disk_rates.block_bytes;
-  if (disk_rates.depth > 0) engine.depth = disk_rates.depth;
-  return engine;
-}
-
-void Trainer::Impl::settle_reserve(bool with_disk) {
-  JobSize job{.whole_process = options.budget_is_process,
-              .disk = with_disk,
-              .threads = workers.threads(),
-              .instructions = 0,
-              .kernels = static_cast<int64_t>(executor->prepared_kernels()),
-              .file_nodes = info.nodes,
-              .parameters = static_cast<int64_t>(weights.size()),
-              .constant_bytes = 0,
-              .data_bytes = data.train->memory_bytes() + (data.valid ? data.valid->memory_bytes() : 0)};
-  for (const auto& entry : entries) {
-    job.instructions += static_cast<int64_t>(entry->job.graph.order().size());
-    job.constant_bytes += constant_bytes(entry->job.graph);
-    if (entry->feed) job.data_bytes += entry->feed->memory_bytes();
-  }
-  reserve = reserve_for(job);
-  job_size = job;
-  if (options.budget_is_process) {
-    release_free_heap();
-    const ProcessMemory memory = process_memory();
-    resident_planned = memory.resident;
-    const int64_t raised =
-        raised_reserve(reserve, std::max(memory.resident + job.data_bytes, memory.peak - whole_pages(program.arena_bytes)));
-    if (raised != reserve)
-      note(fmt::format("the program takes more memory than foreseen: {} instead of {} bytes are set aside for it", raised, reserve));
-    reserve = raised;
   }
 }
 

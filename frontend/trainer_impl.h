@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -28,6 +29,7 @@
 #include "offload/spill_disk.h"
 #include "passes/pipeline.h"
 #include "passes/plan.h"
+#include "passes/recompute.h"
 
 namespace ort_train {
 
@@ -70,17 +72,33 @@ struct Trainer::Impl {
   void check_options() const;
   void divide_samples();
   void build_entries(bool defer);
-  std::vector<PlanEntry> wanted_entries() const;
   JobEntry& add_entry(const std::string& name, JobGraph job, int64_t batch, SampleRange* range);
-  void plan_memory();
-  void settle_reserve(bool with_disk = false);
-  void use(Program made);
-  void stream(const Planner& planner);
-  void measure(int64_t memory);
-  DiskOptions disk_engine() const;
-  [[noreturn]] void refuse_budget(const Planner& planner) const;
   OptimizerSpec optimizer_spec() const;
   LossSpec loss_spec() const;
+  // trainer_plan.cpp: what is recomputed, and where every byte lives
+  struct Trial {
+    std::vector<std::unique_ptr<Graph>> graphs;  // of the entries, with what is recomputed
+    std::unique_ptr<Planner> planner;
+    int64_t instructions = 0;
+    double seconds = 0;  // of computing, for an optimizer step
+  };
+  std::vector<PlanEntry> wanted_entries() const;
+  void plan_memory();
+  std::unique_ptr<Planner> adopt(const RecomputeChoice& choice);  // on the entries' own graphs
+  Trial try_out(const RecomputeChoice& choice) const;             // on copies
+  void recompute_to_fit(std::unique_ptr<Planner> planner);
+  void stream(std::unique_ptr<Planner> planner);
+  int64_t least_with_disk() const;
+  RecomputeChoice fastest_on_disk(const StreamRates& rates, const std::function<bool(const StreamedProgram&)>& fits_on_disk) const;
+  void use(Program made);
+  [[noreturn]] void refuse_budget();
+  void measure(int64_t memory);
+  void measure_disk_of_job();
+  void keep_profile() const;
+  DiskOptions disk_engine() const;
+  void settle_reserve(bool with_disk = false);
+  int64_t reserve_with(int64_t instructions) const;  // what it would be
+  int64_t instructions() const;                      // of all entries
   // trainer_report.cpp: the plan as numbers and as text
   void describe(double seconds);
   void write_plan_json(const nlohmann::ordered_json& memory) const;
@@ -97,11 +115,15 @@ struct Trainer::Impl {
   Schedule schedule;
   Program program;
   std::unique_ptr<Executor> executor;
+  MachineProfile profile;
   ComputeRates machine;
   DiskRates disk_rates;                   // zero where there is no disk
   bool deferred = false;                  // an update waits for the next step
   std::vector<StreamForecast> forecasts;  // by entry; empty where everything is in memory
-  int64_t least_arena = 0;                // bytes of the smallest that would do
+  int64_t least_budget = 0;               // the smallest that would do
+  std::vector<Graph> drafts;              // the entries' graphs before recompute; while planning
+  RecomputeChoice recompute_choice;
+  Recomputed recomputed;  // of the first entry
   JobSize job_size;
   int64_t reserve = 0, resident_planned = 0;  // resident: when everything is planned, without the arena
   PlanReport report;

@@ -38,7 +38,7 @@ void Trainer::Impl::describe(double seconds) {
   report = {};
   report.budget = options.budget;
   report.arena_bytes = program.arena_bytes;
-  report.minimum_budget = reserve + least_arena;
+  report.minimum_budget = least_budget;
   report.seconds = seconds;
   report.batch = binding.batch;
   report.sequence = binding.sequence;
@@ -73,7 +73,7 @@ void Trainer::Impl::describe(double seconds) {
   const double batches = static_cast<double>(options.gradient_accumulation_steps);
   report.flops_per_step = batch.flops * batches;
   report.predicted_milliseconds = batch.seconds * batches * 1e3;
-  if (const int update = find_entry("update"); update >= 0) {
+  if (const int update = find_entry("update"); update >= 0 && !deferred) {
     const auto index = static_cast<size_t>(update);
     const NodeWork more = entry_work(entries[index]->job.graph, program.entries[index], program.threads, machine);
     report.flops_per_step += more.flops;
@@ -90,8 +90,17 @@ void Trainer::Impl::describe(double seconds) {
       report.stalled_milliseconds += times * forecast.stalled * 1e3;
     };
     add(0, batches);
-    add(find_entry("update"), 1);
+    if (!deferred) add(find_entry("update"), 1);
     report.predicted_milliseconds += report.stalled_milliseconds;
+  }
+
+  report.saved_kept = recomputed.kept;
+  report.saved_kept_bytes = recomputed.kept_bytes;
+  report.saved_recomputed = recomputed.again;
+  report.saved_recomputed_bytes = recomputed.again_bytes;
+  for (NodeId id : recomputed.nodes) {
+    if (train.node(id).op->alias.empty())
+      report.recompute_milliseconds += work_of(train, train.node(id), program.threads, machine).seconds * batches * 1e3;
   }
 
   report.text = fmt::format("machine     {} {} · {:.0f} GFLOP/s · {:.0f} GB/s\n", workers.threads(),
@@ -107,6 +116,12 @@ void Trainer::Impl::describe(double seconds) {
                     options.nvme_path, gigabytes(static_cast<double>(report.disk_read_per_step)),
                     gigabytes(static_cast<double>(report.disk_written_per_step)),
                     gigabytes(static_cast<double>(report.disk_written_per_step) * static_cast<double>(total_steps)));
+  }
+  if (report.saved_recomputed > 0) {
+    report.text += fmt::format("recompute   {} of {} saved tensors ({:.2f} of {:.2f} GB) · {} ms a step\n", report.saved_recomputed,
+                               report.saved_recomputed + report.saved_kept, static_cast<double>(report.saved_recomputed_bytes) / 1e9,
+                               static_cast<double>(report.saved_recomputed_bytes + report.saved_kept_bytes) / 1e9,
+                               shown(report.recompute_milliseconds));
   }
   report.text += fmt::format("step        {} ms predicted, {:.3g} GFLOP · {} steps\n", shown(report.predicted_milliseconds),
                              report.flops_per_step / 1e9, total_steps);
@@ -128,6 +143,12 @@ void Trainer::Impl::write_plan_json(const nlohmann::ordered_json& memory) const 
       {"disk_read_per_step", report.disk_read_per_step},
       {"disk_written_per_step", report.disk_written_per_step},
       {"stalled_ms_per_step", report.stalled_milliseconds},
+      {"recompute",
+       {{"kept", report.saved_kept},
+        {"kept_bytes", report.saved_kept_bytes},
+        {"recomputed", report.saved_recomputed},
+        {"recomputed_bytes", report.saved_recomputed_bytes},
+        {"ms_per_step", report.recompute_milliseconds}}},
       {"peak_live_bytes", report.peak_live_bytes},
       {"peak",
        {{"entry", report.peak_entry},

@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "exec/arena.h"
+#include "exec/program.h"
 #include "graph/error.h"
 #include "offload/spill_file.h"
 
 namespace ort_train {
 namespace {
 
-constexpr int64_t kRequest = int64_t{8} << 20;  // longer than any block tried
+constexpr int64_t kRequest = int64_t{8} << 20;  // longer than any block tried; less where four buffers of it are too much
 
 struct Setting {
   int64_t block_bytes;
@@ -31,11 +32,11 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 // Goes round the file in requests, each buffer in use by one request at a time.
 class Trial {
  public:
-  Trial(const SpillFile& spill, const Arena& buffers) : spill_(spill), buffers_(buffers) {}
+  Trial(const SpillFile& spill, const Arena& buffers, int64_t request) : spill_(spill), buffers_(buffers), request_(request) {}
 
   Rates run(DiskEngine& engine, bool read, bool write, double seconds) {
-    const int64_t pieces = spill_.bytes() / kRequest;
-    const size_t count = static_cast<size_t>(buffers_.bytes() / kRequest);
+    const int64_t pieces = spill_.bytes() / request_;
+    const size_t count = static_cast<size_t>(buffers_.bytes() / request_);
     std::vector<DiskTicket> tickets(count);
     std::vector<int64_t> at(2, 0);
     at[0] = pieces / 2;  // a read is far from the writes
@@ -48,10 +49,10 @@ class Trial {
       const bool writes = write && (!read || buffer % 2 == 1);
       tickets[buffer] = engine.submit({.write = writes,
                                        .file = &spill_.file(),
-                                       .offset = at[writes]++ % pieces * kRequest,
-                                       .data = buffers_.data() + static_cast<int64_t>(buffer) * kRequest,
-                                       .bytes = kRequest});
-      bytes[writes] += kRequest;
+                                       .offset = at[writes]++ % pieces * request_,
+                                       .data = buffers_.data() + static_cast<int64_t>(buffer) * request_,
+                                       .bytes = request_});
+      bytes[writes] += request_;
       end = now();
     }
     engine.drain();
@@ -62,6 +63,7 @@ class Trial {
  private:
   const SpillFile& spill_;
   const Arena& buffers_;
+  const int64_t request_;
 };
 
 // Bytes that no drive can shorten.
@@ -76,19 +78,21 @@ void scramble(const Arena& arena) {
 }  // namespace
 
 DiskRates measure_disk(const std::string& folder, const DiskTrial& trial) {
-  const int64_t requests = std::max<int64_t>(4, trial.buffer_bytes / kRequest / 2 * 2);
-  const Arena buffers(requests * kRequest);
+  constexpr int64_t kBuffers = 4;
+  const int64_t request = std::clamp(trial.buffer_bytes / kBuffers / kSector * kSector, kSector, kRequest);
+  const int64_t requests = std::max(kBuffers, trial.buffer_bytes / request / 2 * 2);
+  const Arena buffers(requests * request);
   scramble(buffers);
-  const SpillFile spill(folder, std::max(trial.file_bytes / kRequest, requests) * kRequest);
-  Trial run(spill, buffers);
+  const SpillFile spill(folder, std::max(trial.file_bytes / request, requests) * request);
+  Trial run(spill, buffers, request);
   const auto options = [&](const Setting& setting) {
     return DiskOptions{.method = trial.method, .block_bytes = setting.block_bytes, .depth = setting.depth};
   };
   {
     // Space that was only reserved reads as zeros, which cost nothing.
     DiskEngine engine(options(kSettings[1]));
-    for (int64_t at = 0; at < spill.bytes(); at += kRequest)
-      engine.submit({.write = true, .file = &spill.file(), .offset = at, .data = buffers.data() + at % buffers.bytes(), .bytes = kRequest});
+    for (int64_t at = 0; at < spill.bytes(); at += request)
+      engine.submit({.write = true, .file = &spill.file(), .offset = at, .data = buffers.data() + at % buffers.bytes(), .bytes = request});
     engine.drain();
   }
   // Half of the time to choose by the sum of both directions, half to measure what was chosen.

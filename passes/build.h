@@ -8,6 +8,8 @@ namespace ort_train {
 
 // Adds labels, loss_sum and count. Throws Error(usage | unsupported) for a loss that the model's outputs can't give.
 void build_loss(JobGraph& job, const LossSpec& spec);
+// Makes a builder emit right behind the node that makes `value`, while it is still at hand; at the end where no node makes it.
+void emit_behind(Builder& builder, ValueId value);
 // Adds the norm of job.gradients as job.grad_norm.
 void build_norm(JobGraph& job, Stage stage);
 // Adds clipping by `norm` and one optimizer node for each gradient; job.gradients must be set. `before`, where given, says the node that a

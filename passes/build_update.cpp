@@ -7,6 +7,8 @@
 // Weight decay is an attribute of each node: on parameters of rank 2 and more. The scalars (learning rate, bias corrections) are computed
 // once a step on the host, exec/ops/optimizer_scalars.h, and fed as a graph input. Without clipping c is the constant 1.
 
+#include <algorithm>
+
 #include "exec/ops/optimizer_scalars.h"
 #include "graph/builder.h"
 #include "graph/op_def.h"
@@ -31,12 +33,21 @@ void emit_writer(Builder& builder, const char* op, std::vector<ValueId> inputs, 
 
 }  // namespace
 
+void emit_behind(Builder& builder, ValueId value) {
+  const std::vector<NodeId>& order = builder.graph().order();
+  const auto producer = std::find(order.begin(), order.end(), builder.value(value).producer);
+  builder.before(producer == order.end() || std::next(producer) == order.end() ? kNone : *std::next(producer));
+}
+
 void build_norm(JobGraph& job, Stage stage) {
   Builder builder(job.graph, stage);
   builder.named("gradient norm");
   std::vector<ValueId> squares;
-  for (const auto& [parameter, gradient] : job.gradients) squares.push_back(builder.emit("SumSquares", {gradient}));
-  job.grad_norm = builder.emit("GlobalNorm", squares);
+  for (const auto& [parameter, gradient] : job.gradients) {
+    emit_behind(builder, gradient);
+    squares.push_back(builder.emit("SumSquares", {gradient}));
+  }
+  job.grad_norm = builder.before(kNone).emit("GlobalNorm", squares);
 }
 
 void build_update(JobGraph& job, const OptimizerSpec& spec, ValueId norm, const UpdatePlaces& before) {

@@ -79,6 +79,7 @@ void store(JobGraph& job) {
   const auto keep = [&](const std::string& name, ValueId value) {
     const Value& v = graph.value(value);
     const ValueId place = graph.add_value({.name = name, .dtype = v.dtype, .shape = v.shape, .kind = ValueKind::accumulator});
+    emit_behind(builder, value);
     graph.value(builder.named(name).emit("Store", {place, value})).kind = ValueKind::accumulator;
     return place;
   };
@@ -135,7 +136,7 @@ JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const Opt
     if (optimizer.deferred) {
       store(job);
     } else {
-      build_norm(job, Stage::update);
+      build_norm(job, Stage::backward);
       build_update(job, optimizer, job.grad_norm);
     }
     job.graph.outputs.push_back(job.grad_norm);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -34,6 +35,8 @@ Purpose purpose_of(ValueKind kind) {
   return Purpose::activations;
 }
 
+constexpr int64_t kMovable = int64_t{64} << 10;  // bytes: what is smaller always stays in memory
+
 // What lives across runs, collected from all entries and then laid at the bottom of the arena.
 class PersistentValues {
  public:
@@ -50,6 +53,10 @@ class PersistentValues {
     }
     return at->second;
   }
+
+  // What a caller looks at after a run is where the run left it: it never moves.
+  void keep(size_t i) { kept_.insert(i); }
+  bool movable(size_t i) const { return !values_[i].initial && values_[i].type.bytes() >= kMovable && !kept_.count(i); }
 
   size_t size() const { return values_.size(); }
   const Persistent& operator[](size_t i) const { return values_[i]; }
@@ -87,11 +94,10 @@ class PersistentValues {
   }
 
   std::vector<Persistent> values_;
+  std::set<size_t> kept_;
   std::map<std::string, size_t, std::less<>> by_name_;
   std::unordered_multimap<size_t, size_t> constants_;
 };
-
-constexpr int64_t kMovable = int64_t{64} << 10;  // bytes: what is smaller always stays in memory
 
 // One entry on its way: what is known before addresses are.
 struct Draft {
@@ -199,11 +205,11 @@ StreamDraft make_stream_draft(const Draft& draft, const PersistentValues& persis
   }
   for (uint32_t c = 0; c < model.classes.size(); ++c) {
     if (!model.classes[c].persistent || class_uses[c].empty()) continue;
-    const Persistent& value = persistents[draft.persistent_of_class[c]];
-    if (value.initial || value.type.bytes() < kMovable) continue;
-    result.entry.pieces.push_back({.bytes = whole_sectors(value.type.bytes()),
+    const size_t number = draft.persistent_of_class[c];
+    if (!persistents.movable(number)) continue;
+    result.entry.pieces.push_back({.bytes = whole_sectors(persistents[number].type.bytes()),
                                    .uses = std::move(class_uses[c]),
-                                   .persistent = static_cast<int32_t>(draft.persistent_of_class[c])});
+                                   .persistent = static_cast<int32_t>(number)});
     result.pieces.push_back({.is_chain = false, .index = c});
   }
   return result;
@@ -372,6 +378,7 @@ class EntryMaker {
     int64_t end = 0;
     for (const Persistent& value : persistents_) end = std::max(end, value.disk.offset + whole_sectors(value.disk.bytes));
     for (size_t v = 0; visits_ && v < visits_->size(); ++v) {
+      if (read_at_[v] < 0 && write_at_[v] < 0) continue;  // it never leaves
       const PieceOf& piece = stream_->pieces[(*visits_)[v].piece];
       const Storage& storage = entry_.storages[storage_of_visit_[v]];
       Place disk;
@@ -448,6 +455,7 @@ Planner::Planner(const std::vector<PlanEntry>& entries, const PlanOptions& optio
     Draft draft = make_draft(entry, impl_->kernels, options.threads);
     for (const MemoryClass& c : draft.model.classes) {
       draft.persistent_of_class.push_back(c.persistent ? impl_->persistents.add(entry.name, entry.graph->value(c.root)) : 0);
+      if (c.persistent && c.kept) impl_->persistents.keep(draft.persistent_of_class.back());
     }
     impl_->drafts.push_back(std::move(draft));
   }

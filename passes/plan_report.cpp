@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -16,6 +17,23 @@ int64_t sum(const PurposeBytes& bytes) { return std::accumulate(bytes.begin(), b
 std::string op_at(const Entry& entry, const Graph& graph) {
   const NodeId node = node_at(entry, static_cast<size_t>(entry.peak_instruction));
   return node == kNone ? std::string() : describe(graph, node);
+}
+
+// Bytes that a run reads and writes, by what they are for.
+nlohmann::ordered_json disk_traffic(const Entry& entry) {
+  std::map<int64_t, const Storage*> live;  // by offset
+  std::multimap<int32_t, const Storage*> begins;
+  for (const Storage& storage : entry.storages) begins.emplace(storage.first, &storage);
+  nlohmann::ordered_json traffic = {{"read", nlohmann::ordered_json::object()}, {"written", nlohmann::ordered_json::object()}};
+  for (int32_t at = 0; at < static_cast<int32_t>(entry.code.size()); ++at) {
+    for (auto [begin, end] = begins.equal_range(at); begin != end; ++begin) live[begin->second->place.offset] = begin->second;
+    const Instruction& instruction = entry.code[static_cast<size_t>(at)];
+    if (instruction.action != Action::read && instruction.action != Action::write) continue;
+    const std::string purpose(to_string(live.at(instruction.memory.offset)->purpose));
+    auto& sum = traffic[instruction.action == Action::read ? "read" : "written"][purpose];
+    sum = (sum.is_null() ? int64_t{0} : sum.get<int64_t>()) + whole_sectors(instruction.memory.bytes);
+  }
+  return traffic;
 }
 
 }  // namespace
@@ -106,6 +124,7 @@ nlohmann::ordered_json memory_json(const Program& program, const std::vector<con
     }
     entries.push_back({{"name", entry.name},
                        {"instructions", entry.code.size()},
+                       {"disk", disk_traffic(entry)},
                        {"peak_live_bytes", entry.peak_live_bytes},
                        {"peak_instruction", entry.peak_instruction},
                        {"peak_op", op_at(entry, *graphs[i])},

@@ -55,8 +55,11 @@ class Cloner {
   const std::vector<NodeId>& clones() const { return clones_; }
 
  private:
+  // Made by the forward pass (a view made by the backward pass reads what it views as anyone does), and not kept for the backward pass.
   bool is_gone(ValueId value) const {
-    return value != kNone && value < again_.size() && saved_.is_forward(saved_.base(value)) && !split_.there[saved_.base(value)];
+    if (value == kNone || value >= again_.size() || !saved_.is_forward(saved_.base(value)) || split_.there[saved_.base(value)])
+      return false;
+    return graph_.node(graph_.value(value).producer).stage == Stage::forward;
   }
   ValueId read(ValueId value) const { return is_gone(value) ? again_[value] : value; }
 
@@ -107,7 +110,8 @@ class Cloner {
     }
     for (auto at = order.rbegin(); at != order.rend(); ++at) {
       const Node& node = graph_.node(*at);
-      if (!cloned_[*at] || std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId v) { return v != kNone && read[v]; })) continue;
+      if (!cloned_[*at] || std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId v) { return v != kNone && read[v]; }))
+        continue;
       graph_.remove_node(*at);
     }
   }
@@ -129,7 +133,7 @@ RecomputeChoice recompute_mode(const std::string& mode) {
   throw error(ErrorCode::usage, "--recompute {}: is not known: auto, none, sqrt or all", mode);
 }
 
-bool recompute(Graph& graph, const RecomputeChoice& choice, const ComputeRates& rates, int threads, Recomputed* result) {
+bool recompute(Graph& graph, const RecomputeChoice& choice, Recomputed* result) {
   const SavedTensors saved(graph);
   const SavedTensors::Split split = split_of(saved, choice);
   Recomputed counted;
@@ -140,12 +144,11 @@ bool recompute(Graph& graph, const RecomputeChoice& choice, const ComputeRates& 
   if (counted.again > 0) {
     Cloner cloner(graph, saved, split);
     cloner.run();
-    for (NodeId id : cloner.clones()) {
-      if (graph.node(id).op->alias.empty()) counted.seconds += work_of(graph, graph.node(id), threads, rates).seconds;
-    }
+    counted.nodes = cloner.clones();
   }
-  if (result != nullptr) *result = counted;
-  return counted.again > 0;
+  const bool any = counted.again > 0;
+  if (result != nullptr) *result = std::move(counted);
+  return any;
 }
 
 std::vector<RecomputeChoice> recompute_ladder(const Graph& graph) {

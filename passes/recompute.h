@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "graph/graph.h"
-#include "passes/cost.h"
 
 namespace ort_train {
 
@@ -32,11 +31,11 @@ RecomputeChoice recompute_mode(const std::string& mode);
 struct Recomputed {
   int64_t kept = 0, kept_bytes = 0;
   int64_t again = 0, again_bytes = 0;
-  double seconds = 0;  // that it adds to a run
+  std::vector<NodeId> nodes{};  // that run again
 };
 
 // The pass, on a train graph with its updates; graphs are not simplified after it. False where nothing is recomputed.
-bool recompute(Graph& graph, const RecomputeChoice& choice, const ComputeRates& rates = {}, int threads = 1, Recomputed* result = nullptr);
+bool recompute(Graph& graph, const RecomputeChoice& choice, Recomputed* result = nullptr);
 
 // The rungs: nothing, one group more each, everything between boundaries; then fewer and fewer boundaries, down to their square root.
 std::vector<RecomputeChoice> recompute_ladder(const Graph& graph);

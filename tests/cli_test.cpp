@@ -153,6 +153,8 @@ TEST_F(CommandLineTest, ExitCodes) {
   expect(gpt("o", {"--max-steps", "many"}), 2, "max-steps");
   expect(gpt("o", {"another.onnx"}), 2, "one model");
   expect(gpt("o", {"--optim", "lion"}), 2, "adamw or sgd");
+  expect(gpt("o", {"--recompute", "most"}), 2, "auto, none, sqrt or all");
+  expect(gpt("o", {"--gradient-checkpointing", "--recompute", "none"}), 2, "give one of them");
   expect(gpt("o", {"--shape", "batch"}), 2, "name=value");
   expect(gpt("o", {"--budget", "12 apples"}), 2, "no number of bytes");
   expect({kGolden + "mlp-mse.onnx"}, 2, "--data");
@@ -181,7 +183,8 @@ TEST_F(CommandLineTest, CheckSaysWhatCanBeTrained) {
 
 TEST_F(CommandLineTest, PlanShowsThePlanAndTrainsNothing) {
   for (const bool word : {true, false}) {
-    std::vector<std::string> arguments = gpt("o", {"--plan-json", folder / "plan.json", "--plan-svg", folder / "plan.svg"});
+    std::vector<std::string> arguments =
+        gpt("o", {"--plan-json", folder / "plan.json", "--plan-svg", folder / "plan.svg", "--recompute", "none"});
     if (word)
       arguments.insert(arguments.begin(), "plan");
     else
@@ -192,6 +195,8 @@ TEST_F(CommandLineTest, PlanShowsThePlanAndTrainsNothing) {
     const Json plan = Json::parse(read_file(folder / "plan.json"));
     EXPECT_GT(plan.at("minimum_budget_bytes").get<int64_t>(), plan.at("planned_peak_bytes").at("RAM").get<int64_t>());
     EXPECT_EQ(plan.at("peak").at("total"), plan.at("minimum_budget_bytes"));
+    EXPECT_GT(plan.at("recompute").at("kept"), 0);
+    EXPECT_EQ(plan.at("recompute").at("recomputed"), 0);
     EXPECT_THAT(read_file(folder / "plan.svg"), HasSubstr("<svg"));
     EXPECT_FALSE(fs::exists(folder / "o"));
   }

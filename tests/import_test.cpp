@@ -77,6 +77,21 @@ TEST(Import, LocatesWeightsInTheFile) {
   }
 }
 
+// As PyTorch's dynamo exporter writes opset 17.
+TEST(Import, ToleratesASpareCountOnSplit) {
+  const TestFolder folder;
+  const auto model = [&](int count) {
+    return write_model(folder, fmt::format(R"(<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2, 6] x) => (float[2, 3] b) {{ a, b = Split <axis = 1, num_outputs = {}> (x) }})",
+                                           count));
+  };
+  const Imported imported = import_file(model(2));
+  EXPECT_TRUE(imported.obstacles.empty());
+  EXPECT_EQ(floats(run_imported(imported, {{"x", make_tensor<float>({2, 6}, counted(12))}}).at("b")),
+            (std::vector<float>{counted(12)[3], counted(12)[4], counted(12)[5], counted(12)[9], counted(12)[10], counted(12)[11]}));
+  EXPECT_EQ(import_file(model(3)).obstacles.size(), 1u);
+}
+
 TEST(Import, ReadsExternalData) {
   const TestFolder folder;
   std::filesystem::create_directory(folder / "data");

@@ -2,6 +2,7 @@
 
 Each job's smallest budget is exact: it runs, and one page less is refused. Arenas are 200 MB and more where noise could hide something.
 """
+import json
 import os
 import pathlib
 import subprocess
@@ -21,6 +22,11 @@ GROUPS = pathlib.Path("/sys/fs/cgroup")
 
 def text(batch, *more, model=CHAR_GPT):
     return [model, "--data", TEXT, "--task", "causal-lm", "--seq-length", 256, "--batch-size", batch, "--max-steps", 2, *more]
+
+
+def kept(batch, *more):
+    """Nothing is computed again, so that the arena is large."""
+    return text(batch, "--recompute", "none", *more)
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +58,17 @@ def wide(folder, model="wide.onnx", data="small.npz", *more):
 
 SGD = ["--optim", "sgd", "--learning-rate", 1e-3]
 JOBS = {
-    "200 MB": (200, lambda made: text(24)),
-    "600 MB": (560, lambda made: text(64)),
+    "200 MB": (200, lambda made: kept(24)),
+    "600 MB": (560, lambda made: kept(64)),
     "accumulation and evaluation": (
-        200, lambda made: text(24, "--gradient-accumulation-steps", 2, "--eval-steps", 1, "--eval-batches", 2, "--save-steps", 1)),
-    "gradients and pictures": (200, lambda made: text(24, "--save-gradients", "gradients.safetensors", "--plan-svg", "plan.svg")),
-    "one thread": (200, lambda made: text(24, "--threads", 1)),
-    "eight threads": (200, lambda made: text(24, "--threads", 8)),
+        200, lambda made: kept(24, "--gradient-accumulation-steps", 2, "--eval-steps", 1, "--eval-batches", 2, "--save-steps", 1)),
+    "gradients and pictures": (200, lambda made: kept(24, "--save-gradients", "gradients.safetensors", "--plan-svg", "plan.svg")),
+    "one thread": (200, lambda made: kept(24, "--threads", 1)),
+    "eight threads": (200, lambda made: kept(24, "--threads", 8)),
+    "recompute": (120, lambda made: text(64)),
+    "recompute, accumulation and evaluation": (
+        50, lambda made: text(24, "--gradient-accumulation-steps", 2, "--eval-steps", 1, "--eval-batches", 2, "--save-steps", 1)),
+    "recompute, half as many boundaries": (120, lambda made: text(64, "--recompute", "sqrt")),
     "large weights": (200, lambda made: wide(made, "wide.onnx", "small.npz", *SGD)),
     "large weights, external": (200, lambda made: wide(made, "external.onnx", "small.npz", *SGD)),
     "large optimizer state": (400, lambda made: wide(made, "wide.onnx", "small.npz", "--eval-steps", 1)),
@@ -96,7 +106,7 @@ def test_a_resumed_run_stays_inside_the_smallest_budget(tmp_path, made):
 
 
 def test_a_larger_budget_changes_neither_memory_nor_result(tmp_path):
-    job = [*text(8), "--log-file", "log"]
+    job = [*kept(8), "--log-file", "log"]
     smallest = smallest_budget(run(tmp_path, *job, "--budget", "1MB", code=4))
     hashes = set()
     for budget in [smallest], [2 * smallest], []:
@@ -104,6 +114,23 @@ def test_a_larger_budget_changes_neither_memory_nor_result(tmp_path):
         assert result.peak <= smallest
         hashes.add(log(tmp_path / "log")[1]["weights_hash"])
     assert len(hashes) == 1
+
+
+def test_a_budget_says_what_is_computed_again(tmp_path):
+    job = [*text(64), "--log-file", "log", "--plan-json", "plan.json"]
+    smallest = smallest_budget(run(tmp_path, *job, "--budget", "1MB", code=4))
+    most = smallest_budget(run(tmp_path, *kept(64), "--budget", "1MB", code=4))
+    assert 3 * smallest < most
+    hashes, counts = set(), []
+    for budget in smallest, (smallest + most) // 2, most - PAGE, most:
+        result = run(tmp_path, *job, "--budget", budget)
+        assert result.peak <= budget
+        summary = log(tmp_path / "log")[1]
+        assert summary["minimum_budget_bytes"] == smallest
+        hashes.add(summary["weights_hash"])
+        counts.append(json.loads((tmp_path / "plan.json").read_text())["recompute"]["recomputed"])
+    assert len(hashes) == 1
+    assert counts == sorted(set(counts), reverse=True) and counts[-1] == 0, counts
 
 
 # --- cgroups --------------------------------------------------------------------------------------------------------------------------
@@ -155,7 +182,7 @@ def run_limited(group, version, folder, limit, arguments):
     return done, int(peak.read_text()) if peak.exists() else 0
 
 
-@pytest.mark.parametrize("name", ["accumulation and evaluation", "large weights", "large weights, external", "large optimizer state"])
+@pytest.mark.parametrize("name", ["accumulation and evaluation", "recompute", "large weights", "large weights, external", "large optimizer state"])
 def test_a_cgroup_of_the_smallest_budget_is_enough(tmp_path, made, limited, name):
     job = [*JOBS[name][1](made), "--log-file", "log"]
     smallest = smallest_budget(run(tmp_path, *job, "--budget", "1MB", code=4))
@@ -168,6 +195,6 @@ def test_a_cgroup_of_the_smallest_budget_is_enough(tmp_path, made, limited, name
 
 
 def test_a_cgroup_that_is_too_small_is_an_error_not_a_kill(tmp_path, limited):
-    done, _ = limited(150 * MB // PAGE * PAGE, *text(24))
+    done, _ = limited(150 * MB // PAGE * PAGE, *kept(24))
     assert done.returncode == 4, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
     assert "this machine has" in done.stderr

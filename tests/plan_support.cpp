@@ -21,23 +21,24 @@ ValueId add(Graph& graph, const std::string& name, ValueKind kind, Shape shape, 
 class RandomGraph {
  public:
   RandomGraph(uint32_t seed, int nodes, const RandomSize& size)
-      : width_(size.width), shape_{1, 4 * size.rows, 8 * size.rows}, state_seed_(size.state), random_(seed), nodes_(nodes) {
+      : size_(size), shape_{1, 4 * size.rows, 8 * size.rows}, random_(seed), nodes_(nodes) {
     graph_.name = "random";
   }
 
   Graph make() {
     scalars_ = add(graph_, "scalars", ValueKind::input, {kOptimizerScalars});
     one_ = graph_.add_constant(scalar_tensor(1.0f), "one");
-    for (int i = 0; i < 3; ++i) pool_.push_back(add(graph_, "x" + std::to_string(i), ValueKind::input, {shape_[pick(3)], width_}));
+    for (int i = 0; i < 3; ++i) pool_.push_back(add(graph_, "x" + std::to_string(i), ValueKind::input, {shape_[pick(3)], size_.width}));
     const std::mt19937 before = random_;
-    if (state_seed_ >= 0) random_.seed(static_cast<uint32_t>(state_seed_));
-    for (int i = 0; i < 3; ++i) state_.push_back(add(graph_, "p" + std::to_string(i), ValueKind::parameter, {shape_[pick(3)], width_}));
-    for (int i = 0; i < 2; ++i) state_.push_back(add(graph_, "s" + std::to_string(i), ValueKind::accumulator, {shape_[pick(3)], width_}));
-    if (state_seed_ >= 0) random_ = before;
-    weight_ = add(graph_, "weight", ValueKind::parameter, {width_, width_});
-    scale_ = add(graph_, "scale", ValueKind::parameter, {width_});
-    pool_.push_back(graph_.add_constant(random_tensor({DType::float32, {2, width_}}, 99), "c"));
+    if (size_.state >= 0) random_.seed(static_cast<uint32_t>(size_.state));
+    for (int i = 0; i < 3; ++i) state_.push_back(add(graph_, "p" + std::to_string(i), ValueKind::parameter, {state_rows(), size_.width}));
+    for (int i = 0; i < 2; ++i) state_.push_back(add(graph_, "s" + std::to_string(i), ValueKind::accumulator, {state_rows(), size_.width}));
+    if (size_.state >= 0) random_ = before;
+    weight_ = add(graph_, "weight", ValueKind::parameter, {size_.width, size_.width});
+    scale_ = add(graph_, "scale", ValueKind::parameter, {size_.width});
+    pool_.push_back(graph_.add_constant(random_tensor({DType::float32, {2, size_.width}}, 99), "c"));
     while (static_cast<int>(graph_.order().size()) < nodes_) step();
+    if (size_.saved) read_saved();
     update();
     for (ValueId value : pool_) {
       if (pick(6) == 0) graph_.outputs.push_back(value);
@@ -50,11 +51,15 @@ class RandomGraph {
 
  private:
   size_t pick(size_t n) { return random_() % n; }
+  int64_t state_rows() {
+    const size_t picked = pick(3);
+    return size_.small_state ? shape_[0] : shape_[picked];
+  }
   const Shape& shape(ValueId value) const { return graph_.value(value).shape; }
   // Mostly what was made last, so that lifetimes are short as in real graphs; sometimes anything.
   ValueId any() {
     const size_t recent = std::min<size_t>(pool_.size(), 6);
-    return pick(4) ? pool_[pool_.size() - 1 - pick(recent)] : pool_[pick(pool_.size())];
+    return pick(size_.near) ? pool_[pool_.size() - 1 - pick(recent)] : pool_[pick(pool_.size())];
   }
   Builder builder() {
     const Stage stage = static_cast<int>(graph_.order().size()) * 2 < nodes_ ? Stage::forward : Stage::backward;
@@ -86,8 +91,8 @@ class RandomGraph {
       case 7:
         return emit("Reshape", {x}, {{"shape", Shape{element_count(s)}}});
       case 8:
-        return element_count(s) % width_ == 0 ? emit("Reshape", {x}, {{"shape", Shape{element_count(s) / width_, width_}}})
-                                              : emit("Exp", {x});
+        return element_count(s) % size_.width == 0 ? emit("Reshape", {x}, {{"shape", Shape{element_count(s) / size_.width, size_.width}}})
+                                                   : emit("Exp", {x});
       case 9:
         return rank == 2 ? emit("Transpose", {x}, {{"perm", Shape{1, 0}}}) : emit("Sigmoid", {x});
       case 10:
@@ -97,8 +102,8 @@ class RandomGraph {
       case 12:
         return rank == 2 && last_is_width(x) ? normalize(x) : emit("Tanh", {x});
       case 13:
-        return element_count(s) <= 4 * shape_[2] * width_ ? emit("Concat", {x, x}, {{"axis", int64_t{0}}})
-                                                          : emit("ReduceSum", {x}, {{"axes", Shape{0}}, {"keepdims", int64_t{1}}});
+        return element_count(s) <= 4 * shape_[2] * size_.width ? emit("Concat", {x, x}, {{"axis", int64_t{0}}})
+                                                               : emit("ReduceSum", {x}, {{"axes", Shape{0}}, {"keepdims", int64_t{1}}});
       case 14:
         return s[0] % 2 == 0 ? split(x) : emit("Abs", {x});
       case 15:
@@ -108,7 +113,7 @@ class RandomGraph {
     }
   }
 
-  bool last_is_width(ValueId x) const { return shape(x).size() == 2 && shape(x)[1] == width_; }
+  bool last_is_width(ValueId x) const { return shape(x).size() == 2 && shape(x)[1] == size_.width; }
 
   void binary(ValueId x) {
     for (int tries = 0; tries < 8; ++tries) {
@@ -166,6 +171,24 @@ class RandomGraph {
     return builder().emit("Expand", {one}, {{"shape", wanted}});
   }
 
+  // One after the other: each takes part in what the next begins with.
+  void read_saved() {
+    const std::vector<ValueId> saved = pool_;
+    ValueId carried = sum(saved.back());
+    for (size_t i = saved.size(); i-- > 0;) {
+      if (pick(3) == 0 || element_count(shape(saved[i])) < shape_[1]) continue;
+      emit("Mul", {saved[i], carried});
+      emit("Tanh", {pool_.back()});
+      carried = sum(pool_.back());
+    }
+    pool_.push_back(carried);
+  }
+  ValueId sum(ValueId x) {
+    const Shape axes = shape(x).size() == 1 ? Shape{0} : Shape{0, 1};
+    const ValueId one = builder().emit("ReduceSum", {x}, {{"axes", axes}, {"keepdims", int64_t{0}}});
+    return builder().emit("Reshape", {one}, {{"shape", Shape{1}}});
+  }
+
   void update() {
     Builder b(graph_, Stage::update);
     b.named("update");
@@ -188,9 +211,8 @@ class RandomGraph {
     for (int i = 0; i < 3; ++i) graph_.value(state_[i]).kind = ValueKind::parameter;
   }
 
-  const int64_t width_;
+  const RandomSize size_;
   const std::vector<int64_t> shape_;
-  const int state_seed_;
   std::mt19937 random_;
   int nodes_;
   Graph graph_;

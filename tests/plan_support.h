@@ -19,6 +19,9 @@ namespace ort_train::testing {
 // The same seed gives the same graph.
 struct RandomSize {
   int64_t rows = 1, width = 4;  // tensors have 1, 4 * rows or 8 * rows rows, and more where some are joined
+  size_t near = 4;              // of so many inputs one may be any value, the others are recent ones
+  bool small_state = false;     // of one row
+  bool saved = false;           // in the end many values are read again, the last first, as a backward pass does
   int state = -1;               // graphs with the same number, from 0 on, can be entries of one job: their state has the same types
 };
 Graph random_graph(uint32_t seed, int nodes, const RandomSize& size = {});

@@ -18,6 +18,7 @@ namespace ort_train {
 namespace {
 
 using testing::gpt_forward;
+using testing::gpt_training;
 using testing::GptShape;
 using testing::LazyDisk;
 using testing::Moves;
@@ -53,7 +54,8 @@ struct Job {
 };
 
 struct Count {
-  int64_t runs = 0, state = 0, activations = 0, resident = 0, chains = 0, real_disk = 0, programs = 0, several = 0;
+  int64_t runs = 0, state = 0, activations = 0, resident = 0, chains = 0, real_disk = 0, programs = 0, several = 0, luckier = 0, arena = 0,
+          needed = 0;
   double worst_packing = 0;
 };
 
@@ -117,17 +119,20 @@ void check_job(Job job, int limits, Workers& workers, Count& count) {
   for (int i = 0; i < limits; ++i) {
     const int64_t from = least.program.arena_bytes, room = std::max<int64_t>(0, resident.arena_bytes - from);
     const int64_t parts = limits - 2;  // the last but one has room for all, the last more
-    const int64_t limit = i == limits - 1 ? 2 * resident.arena_bytes + (1 << 20)
-                          : i == 0 || i == parts
-                              ? from + room * i / parts
-                              : from + room * i / parts - static_cast<int64_t>(random() % static_cast<uint32_t>(room / parts + 1));
+    const auto share = [&](int64_t part) { return from + room * part * part / (parts * parts); };  // many small ones
+    const int64_t below = i == 0 || i == parts ? 0 : static_cast<int64_t>(random()) % (share(i) - share(i - 1) + 1);
+    const int64_t limit = i == limits - 1 ? 2 * resident.arena_bytes + (1 << 20) : share(i) - below;
     const StreamedProgram made = planner.streamed(limit, {}, {});
     const Program& program = made.program;
     ASSERT_NO_THROW(verify(program, graphs)) << "seed " << job.seed << ", limit " << limit;
     EXPECT_LE(program.arena_bytes, limit) << "seed " << job.seed;
-    EXPECT_GE(program.arena_bytes, least.program.arena_bytes) << "seed " << job.seed << ", limit " << limit;
+    // Addresses now and then come out better for another plan: by little.
+    EXPECT_GE(program.arena_bytes * 100, least.program.arena_bytes * 95) << "seed " << job.seed << ", limit " << limit;
+    count.luckier += program.arena_bytes < least.program.arena_bytes;
     EXPECT_GE(program.arena_bytes, needed(program));
     if (i % 4 == 0) expect_same_plan(made, planner.streamed(limit, {}, {}), graphs);
+    count.arena += program.arena_bytes;
+    count.needed += needed(program);
     count.worst_packing = std::max(count.worst_packing, static_cast<double>(program.arena_bytes) / static_cast<double>(needed(program)));
     ++count.programs;
     Bytes left;
@@ -148,15 +153,20 @@ Job random_job(uint32_t seed) {
   Job job{.seed = seed};
   const size_t entries = seed % 3 == 0 ? 2 : 1;
   for (uint32_t i = 0; i < entries; ++i) {
-    job.graphs.push_back(random_graph(seed + 10'000 * i, 16 + static_cast<int>((seed + i) % 5) * 12,
-                                      {.rows = 32, .width = 192, .state = entries > 1 ? static_cast<int>(seed) : -1}));
+    job.graphs.push_back(random_graph(seed + 10'000 * i, 16 + static_cast<int>((seed + i) % 3) * 12,
+                                      {.rows = 32,
+                                       .width = 128,
+                                       .near = seed % 4 == 0 ? size_t{4} : size_t{1},
+                                       .small_state = seed % 5 < 3,
+                                       .saved = seed % 16 != 1,
+                                       .state = entries > 1 ? static_cast<int>(seed) : -1}));
     std::vector<ValueId>& keep = job.keep.emplace_back();
     for (ValueId id = seed % 7; id < job.graphs.back().value_count(); id += 29) {
       const Value& value = job.graphs.back().value(id);
       if (value.producer != kNone && value.kind == ValueKind::activation) keep.push_back(id);
     }
   }
-  for (size_t run = 0; run < 2 + entries; ++run) job.runs.push_back((run + seed) % entries);
+  for (size_t run = 0; run < 1 + entries; ++run) job.runs.push_back((run + seed) % entries);
   return job;
 }
 
@@ -164,21 +174,82 @@ TEST(Stream, RandomGraphsGiveTheBitsOfTheResidentPlan) {
   Count count;
   for (uint32_t seed = 0; seed < 200; ++seed) {
     Workers workers(1 + static_cast<int>(seed % 3));
-    check_job(random_job(seed), 9, workers, count);
+    check_job(random_job(seed), 8, workers, count);
     if (::testing::Test::HasFatalFailure()) return;
   }
   const auto share = [&](int64_t of) { return 100.0 * static_cast<double>(of) / static_cast<double>(count.runs); };
+  const double packing = static_cast<double>(count.arena) / static_cast<double>(count.needed);
   std::printf(
-      "%ld runs of %ld programs: state streamed in %.1f %%, activations in %.1f %%, chains in %.1f %%, all resident in %.1f %%; real disk "
-      "%ld, worst packing %.4f\n",
-      count.runs, count.programs, share(count.state), share(count.activations), share(count.chains), share(count.resident), count.real_disk,
-      count.worst_packing);
+      "%ld runs of %ld programs: state streamed in %.1f %%, activations in %.1f %%, in-place chains in %.1f %%, all resident in %.1f %%, "
+      "on "
+      "a real disk %.1f %%; packing %.4f, at worst %.4f; %ld below the least\n",
+      count.runs, count.programs, share(count.state), share(count.activations), share(count.chains), share(count.resident),
+      share(count.real_disk), packing, count.worst_packing, count.luckier);
   EXPECT_GE(share(count.state), 25);
   EXPECT_GE(share(count.activations), 25);
-  EXPECT_GE(share(count.chains), 5);
-  EXPECT_GE(share(count.resident), 5);
+  EXPECT_GE(share(count.chains), 15);
+  EXPECT_GE(share(count.resident), 10);
+  EXPECT_GE(share(count.real_disk), 2);
   EXPECT_GE(count.several, 60);
-  EXPECT_GE(count.real_disk, 100);
+  EXPECT_LE(count.luckier * 50, count.programs);
+  EXPECT_LE(packing, 1.02);
+}
+
+// Training steps as a trainer runs them: micro-batches that accumulate, the update apart, evaluation between.
+TEST(Stream, TrainingGivesTheBitsOfTheResidentPlan) {
+  const GptShape shape{.layers = 2, .heads = 4, .width = 128, .vocabulary = 150, .batch = 2, .length = 32};
+  for (const bool accumulate : {false, true}) {
+    for (const int threads : {1, 2}) {
+      const OptimizerSpec optimizer{.weight_decay = 0.1, .accumulate = accumulate};
+      const JobGraph train = gpt_training(shape, optimizer);
+      Job job{.seed = 5, .limit = shape.vocabulary};
+      job.graphs.push_back(train.graph);
+      job.graphs.push_back(build_evaluate_graph(gpt_forward(shape), {}, {}).graph);
+      if (accumulate) job.graphs.push_back(build_update_graph(train, optimizer, {}).graph);
+      job.runs = accumulate ? std::vector<size_t>{0, 0, 2, 1, 0, 0, 2, 1} : std::vector<size_t>{0, 0, 1, 0, 1};
+      Workers workers(threads);
+      Count count;
+      check_job(job, 8, workers, count);
+      if (HasFatalFailure()) return;
+      EXPECT_GE(count.state * 4, count.runs);
+      EXPECT_GT(count.activations, 0);
+    }
+  }
+}
+
+struct LargeCase {
+  const char* name;
+  GptShape shape;
+  double packing;
+};
+
+// Jobs of real size, planned only: what the arena has beyond the bytes that must be there at once. A few tensors fill it,
+// each a good part of it, so that some of it is too small for any.
+TEST(Stream, LargePlansAreTight) {
+  for (const auto& [name, shape, packing] :
+       {LargeCase{"gpt2_256", {}, 1.05},
+        LargeCase{"char_gpt", {.layers = 6, .heads = 6, .width = 384, .vocabulary = 65, .batch = 16, .length = 256}, 1.25}}) {
+    JobGraph job = gpt_training(shape);
+    const Planner planner({{.name = "train", .graph = &job.graph, .keep = {}}}, {.threads = 2});
+    const int64_t most = planner.resident().arena_bytes, least = planner.streamed(0, {}, {}).program.arena_bytes;
+    EXPECT_LE(least * 3, most) << name;
+    double worst = 1;
+    for (int i = 0; i < 8; ++i) {
+      const int64_t limit = least + (most - least) * i / 8;
+      const StreamedProgram made = planner.streamed(limit, {}, {});
+      verify(made.program, {&job.graph});
+      EXPECT_LE(made.program.arena_bytes, limit) << name;
+      EXPECT_GE(made.program.arena_bytes * 100, least * 97) << name;
+      const Moves moves = moves_of(made.program, 0, job.graph);
+      EXPECT_EQ(moves.read, made.forecasts[0].bytes_read) << name;
+      EXPECT_EQ(moves.written, made.forecasts[0].bytes_written) << name;
+      EXPECT_GT(moves.read, 0) << name;
+      worst = std::max(worst, static_cast<double>(made.program.arena_bytes) / static_cast<double>(needed(made.program)));
+    }
+    std::printf("%s: from %.1f to %.1f MB, worst packing %.4f\n", name, static_cast<double>(least) / 1e6, static_cast<double>(most) / 1e6,
+                worst);
+    EXPECT_LE(worst, packing) << name;
+  }
 }
 
 }  // namespace

@@ -31,6 +31,11 @@ struct TemporaryFolder {
   fs::path path;
 };
 
+std::string read_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
 // All of a safetensors file, as double.
 struct Tensors {
   std::map<std::string, std::vector<double>> values;
@@ -38,8 +43,7 @@ struct Tensors {
   std::map<std::string, std::string> metadata;
 
   explicit Tensors(const std::string& path) {
-    std::ifstream in(path, std::ios::binary);
-    const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+    const std::string bytes = read_file(path);
     const SafetensorsHeader header = read_safetensors_header(File::open(path), ErrorCode::data);
     metadata = header.metadata;
     for (const SafetensorsEntry& entry : header.entries) {
@@ -189,6 +193,29 @@ TEST_P(Golden, ThreadsChangeNoBit) {
     }
     EXPECT_EQ(this_hash, hash) << threads << " threads";
     EXPECT_EQ(these, losses) << threads << " threads";
+  }
+}
+
+TEST_P(Golden, RecomputeChangesNoBit) {
+  std::string hash, gradients;
+  std::vector<double> losses;
+  for (const char* mode : {"none", "sqrt", "all", "auto"}) {
+    Options o = options();
+    o.recompute = mode;
+    o.output_dir = folder / mode;
+    o.save_gradients = folder / (std::string(mode) + ".safetensors");
+    std::vector<double> these;
+    Trainer trainer(o, {.on_step = [&](const StepReport& report) { these.push_back(report.loss); }});
+    const std::string this_hash = trainer.train().weights_hash, bytes = read_file(o.save_gradients);
+    EXPECT_EQ(trainer.plan().saved_recomputed > 0, std::string(mode) == "sqrt" || std::string(mode) == "all") << mode;
+    if (hash.empty()) {
+      hash = this_hash;
+      gradients = bytes;
+      losses = these;
+    }
+    EXPECT_EQ(this_hash, hash) << mode;
+    EXPECT_EQ(these, losses) << mode;
+    EXPECT_TRUE(bytes == gradients) << mode;
   }
 }
 

@@ -1,0 +1,353 @@
+// From a job's graphs to a proven plan: what is recomputed, where every byte lives, what of the budget is the program's own.
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+
+#include "frontend/budget.h"
+#include "frontend/file.h"
+#include "frontend/memory.h"
+#include "frontend/trainer_impl.h"
+#include "graph/error.h"
+#include "passes/plan_report.h"
+
+namespace ort_train {
+namespace {
+
+std::string grouped(int64_t number) {  // 45,326,336
+  std::string text = std::to_string(number);
+  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), ",");
+  return text;
+}
+
+int64_t constant_bytes(const Graph& graph) {
+  int64_t bytes = 0;
+  for (ValueId id : graph.values_of(ValueKind::constant)) bytes += graph.value(id).bytes();
+  return bytes;
+}
+
+// Rungs of a ladder, as indices: `parts` + 1 of those that keep all boundaries, evenly, and those behind them.
+std::vector<size_t> sampled(const std::vector<RecomputeChoice>& ladder, size_t parts) {
+  const auto all = std::find(ladder.begin(), ladder.end(), RecomputeChoice{.groups = kAllGroups, .every = 1});
+  const auto end = static_cast<size_t>(all - ladder.begin());
+  std::vector<size_t> rungs;
+  for (size_t part = 0; part <= parts; ++part) {
+    if (rungs.empty() || rungs.back() != end * part / parts) rungs.push_back(end * part / parts);
+  }
+  return rungs;
+}
+
+// The plan of least memory knows nothing of the machine: the smallest budget is the same everywhere.
+StreamedProgram least_streamed(const Planner& planner) { return planner.streamed(0, ComputeRates{}, StreamRates{}); }
+
+}  // namespace
+
+std::vector<PlanEntry> Trainer::Impl::wanted_entries() const {
+  std::vector<PlanEntry> wanted;
+  for (const auto& entry : entries) {
+    std::vector<ValueId> keep;
+    if (!options.save_gradients.empty() && entry->name.starts_with("train") && !deferred) {
+      for (const auto& [parameter, gradient] : entry->job.gradients) keep.push_back(gradient);
+    }
+    // Batches of an optimizer step; what runs now and then hardly counts.
+    double runs = 1e-2;
+    if (entry->name == "train") runs = static_cast<double>(options.gradient_accumulation_steps);
+    if (entry->name == "update" && !deferred) runs = 1;
+    wanted.push_back({.name = entry->name, .graph = &entry->job.graph, .keep = std::move(keep), .weight = runs});
+  }
+  return wanted;
+}
+
+void Trainer::Impl::plan_memory() {
+  for (const auto& entry : entries) drafts.push_back(entry->job.graph);
+  const bool choose = options.recompute == "auto";
+  std::unique_ptr<Planner> planner = adopt(choose ? RecomputeChoice{} : recompute_mode(options.recompute));
+  use(planner->resident());
+  settle_reserve();
+  measure(whole_pages(program.arena_bytes));
+  least_budget = reserve + whole_pages(program.arena_bytes);
+  if (!options.nvme_path.empty())
+    stream(std::move(planner));
+  else if (choose)
+    recompute_to_fit(std::move(planner));
+  if (options.budget > 0 && options.budget < least_budget) refuse_budget();
+  drafts.clear();
+}
+
+// --- recompute ------------------------------------------------------------------------------------------------------------------------
+
+std::unique_ptr<Planner> Trainer::Impl::adopt(const RecomputeChoice& choice) {
+  recompute_choice = choice;
+  executor.reset();  // it refers to the graphs
+  PassOptions dump;
+  if (!deferred) dump.dump_after = options.dump_after;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    Graph& graph = entries[i]->job.graph;
+    graph = drafts[i];
+    if (!entries[i]->name.starts_with("train")) continue;
+    run_pass("recompute", graph, i == 0 ? dump : PassOptions{}, [&] { return recompute(graph, choice, i == 0 ? &recomputed : nullptr); });
+  }
+  return std::make_unique<Planner>(wanted_entries(), PlanOptions{.threads = workers.threads()});
+}
+
+Trainer::Impl::Trial Trainer::Impl::try_out(const RecomputeChoice& choice) const {
+  Trial trial;
+  std::vector<PlanEntry> wanted = wanted_entries();
+  for (size_t i = 0; i < entries.size(); ++i) {
+    trial.graphs.push_back(std::make_unique<Graph>(drafts[i]));
+    wanted[i].graph = trial.graphs.back().get();
+    if (entries[i]->name.starts_with("train")) recompute(*wanted[i].graph, choice);
+    trial.instructions += static_cast<int64_t>(wanted[i].graph->order().size());
+    for (NodeId id : wanted[i].graph->order()) {
+      trial.seconds += wanted[i].weight * work_of(*wanted[i].graph, wanted[i].graph->node(id), workers.threads(), machine).seconds;
+    }
+  }
+  trial.planner = std::make_unique<Planner>(wanted, PlanOptions{.threads = workers.threads()});
+  return trial;
+}
+
+int64_t Trainer::Impl::reserve_with(int64_t instructions) const {
+  JobSize other = job_size;
+  other.instructions = instructions;
+  return reserve + reserve_for(other) - reserve_for(job_size);
+}
+
+// The cheapest rung that fits. The smallest budget is that of the rung that takes least.
+void Trainer::Impl::recompute_to_fit(std::unique_ptr<Planner> planner) {
+  const std::vector<RecomputeChoice> ladder = recompute_ladder(drafts[0]);
+  std::map<size_t, int64_t> known{{0, least_budget}};
+  const auto budget_of = [&](size_t rung) {
+    if (const auto found = known.find(rung); found != known.end()) return found->second;
+    const Trial trial = try_out(ladder[rung]);
+    return known[rung] = reserve_with(trial.instructions) + whole_pages(trial.planner->resident().arena_bytes);
+  };
+  planner.reset();
+  constexpr size_t kParts = 8;
+  std::vector<size_t> rungs = sampled(ladder, kParts);
+  const size_t all = rungs.back();
+  for (size_t rung = all + 1; rung < ladder.size(); ++rung) rungs.push_back(rung);
+  if (budget_of(all) >= budget_of(0)) rungs.clear();  // activations don't make the peak
+  size_t least = 0;
+  for (size_t rung : rungs) {
+    if (budget_of(rung) < budget_of(least)) least = rung;
+  }
+  const bool fits = options.budget == 0 || options.budget >= budget_of(0);
+  least_budget = budget_of(least);
+  if (fits || least == 0) return;
+  size_t below = 0, chosen = least;  // one that doesn't fit, one that does
+  while (options.budget >= least_budget && chosen - below > 1) {
+    const size_t between = below + (chosen - below) / 2;
+    (budget_of(between) <= options.budget ? chosen : below) = between;
+  }
+  const int64_t foreseen = budget_of(chosen);
+  use(adopt(ladder[chosen])->resident());
+  settle_reserve();
+  least_budget +=
+      std::max<int64_t>(0, reserve + whole_pages(program.arena_bytes) - foreseen);  // the process has grown beyond what was foreseen
+}
+
+// --- the disk -------------------------------------------------------------------------------------------------------------------------
+
+// A smaller arena, and a disk for the rest, where the budget asks for it.
+void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
+  settle_reserve(/*with_disk=*/true);
+  const auto fits_on_disk = [&](const StreamedProgram& made) {
+    return options.nvme_budget == 0 || made.program.disk_bytes <= options.nvme_budget;
+  };
+  least_budget = std::min(reserve + whole_pages(program.arena_bytes), least_with_disk());
+  if (options.budget == 0 || options.budget - reserve >= program.arena_bytes || options.budget < least_budget) return;
+  measure_disk_of_job();
+  const StreamRates rates{.read = disk_rates.read, .write = disk_rates.write};
+
+  if (options.recompute == "auto") {
+    planner.reset();
+    const RecomputeChoice best = fastest_on_disk(rates, fits_on_disk);
+    planner = adopt(best);
+    reserve = reserve_with(instructions());
+  }
+  const int64_t limit = options.budget - reserve;
+  if (Program resident = planner->resident(); resident.arena_bytes <= limit) {
+    use(std::move(resident));
+    return;
+  }
+  StreamedProgram streamed = planner->streamed(limit, machine, rates);
+  if (streamed.program.arena_bytes > limit) streamed = least_streamed(*planner);
+  if (!fits_on_disk(streamed)) {
+    throw error(ErrorCode::budget, "within {} bytes of memory this job takes {} bytes on the disk, more than --nvme-budget {}",
+                grouped(options.budget), grouped(streamed.program.disk_bytes), options.nvme_budget);
+  }
+  planner.reset();
+  // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
+  if (options.gradient_accumulation_steps == 1) {
+    executor.reset();
+    auto plain = std::move(entries);
+    auto plain_recomputed = recomputed;
+    build_entries(/*defer=*/true);
+    auto plain_drafts = std::exchange(drafts, {});
+    for (const auto& entry : entries) drafts.push_back(entry->job.graph);
+    StreamedProgram other = adopt(recompute_choice)->streamed(limit, machine, rates);
+    if (other.program.arena_bytes <= limit && fits_on_disk(other) && other.forecasts[0].seconds < streamed.forecasts[0].seconds) {
+      forecasts = std::move(other.forecasts);
+      use(std::move(other.program));
+      return;
+    }
+    entries = std::move(plain);
+    drafts = std::move(plain_drafts);
+    recomputed = std::move(plain_recomputed);
+    deferred = false;
+  }
+  forecasts = std::move(streamed.forecasts);
+  use(std::move(streamed.program));
+}
+
+// The smallest budget, but for what the disk itself takes.
+int64_t Trainer::Impl::least_with_disk() const {
+  std::vector<RecomputeChoice> choices{recompute_choice};
+  if (options.recompute == "auto") choices = {recompute_mode("none"), recompute_mode("all")};
+  int64_t least = INT64_MAX;
+  for (const RecomputeChoice& choice : choices) {
+    const Trial trial = try_out(choice);
+    least = std::min(least, reserve_with(trial.instructions) + whole_pages(least_streamed(*trial.planner).program.arena_bytes));
+  }
+  return least;
+}
+
+// What is recomputed needn't be moved: of a few rungs the one whose step is expected to take least.
+RecomputeChoice Trainer::Impl::fastest_on_disk(const StreamRates& rates,
+                                               const std::function<bool(const StreamedProgram&)>& fits_on_disk) const {
+  constexpr size_t kParts = 4;
+  const std::vector<RecomputeChoice> ladder = recompute_ladder(drafts[0]);
+  RecomputeChoice best;
+  double least = INFINITY;
+  for (size_t rung : sampled(ladder, kParts)) {
+    const Trial trial = try_out(ladder[rung]);
+    const int64_t limit = options.budget - reserve_with(trial.instructions);
+    double seconds = trial.seconds;
+    if (trial.planner->resident().arena_bytes > limit) {
+      StreamedProgram streamed = trial.planner->streamed(limit, machine, rates);
+      if (streamed.program.arena_bytes > limit) streamed = least_streamed(*trial.planner);
+      if (streamed.program.arena_bytes > limit || !fits_on_disk(streamed)) continue;
+      const std::vector<PlanEntry> wanted = wanted_entries();
+      seconds = 0;
+      for (size_t i = 0; i < wanted.size(); ++i) seconds += wanted[i].weight * streamed.forecasts[i].seconds;
+    }
+    if (seconds >= least) continue;
+    least = seconds;
+    best = ladder[rung];
+  }
+  return best;
+}
+
+// --- programs and budgets -------------------------------------------------------------------------------------------------------------
+
+void Trainer::Impl::use(Program made) {
+  std::vector<const Graph*> graphs;
+  for (const auto& entry : entries) graphs.push_back(&entry->job.graph);
+  executor.reset();  // it refers to the program
+  program = std::move(made);
+  verify(program, graphs);
+  executor = std::make_unique<Executor>(program, graphs, workers);
+}
+
+void Trainer::Impl::refuse_budget() {
+  std::vector<const Graph*> graphs;
+  for (const auto& entry : entries) graphs.push_back(&entry->job.graph);
+  const MemoryPeak peak = memory_peak(program, graphs);
+  const auto bytes = [&](Purpose purpose) { return peak.bytes[static_cast<size_t>(purpose)]; };
+  std::string more;
+  if (options.nvme_path.empty()) {
+    const int64_t with_disk = least_with_disk() + kDiskReserve;
+    if (with_disk < least_budget) more = fmt::format("; with --nvme-path on a disk, {} (--budget {})", grouped(with_disk), with_disk);
+  }
+  throw error(ErrorCode::budget,
+              "{} bytes can't hold this job: at its peak weights, gradients and optimizer state alone take {} bytes; the smallest budget "
+              "that would do is {} bytes (--budget {}), set by {} in '{}'{}",
+              grouped(options.budget), grouped(bytes(Purpose::weights) + bytes(Purpose::gradients) + bytes(Purpose::optimizer)),
+              grouped(least_budget), least_budget, peak.op, program.entries[peak.entry].name, more);
+}
+
+// What the profile says of the machine, or what is measured now.
+void Trainer::Impl::measure(int64_t memory) {
+  if (options.budget > 0) memory = std::clamp<int64_t>(options.budget - reserve, kPage, memory);
+  if (!options.profile.empty() && !options.recalibrate) profile = load_profile(options.profile).value_or(MachineProfile{});
+  machine = {.flops = profile.flops, .bytes_per_second = profile.bytes_per_second};
+  if (profile.flops > 0) return;
+  machine = measure_machine(workers, memory);
+  constexpr int64_t kEnough = int64_t{64} << 20;  // in less, everything is in the cache: no figure to remember
+  if (memory < kEnough) return;
+  profile.flops = machine.flops;
+  profile.bytes_per_second = machine.bytes_per_second;
+  keep_profile();
+}
+
+void Trainer::Impl::measure_disk_of_job() {
+  const std::string key = disk_key(options.nvme_path);
+  auto known = profile.disks.find(key);
+  if (known == profile.disks.end()) {
+    note(fmt::format("measuring the disk of {} (a few seconds)", options.nvme_path));
+    constexpr int64_t kMB = int64_t{1} << 20, kEnough = 32 * kMB;
+    DiskTrial trial;
+    // Within the budget, and within half of what a small disk has left.
+    trial.buffer_bytes = std::clamp<int64_t>(options.budget - reserve, kSector, trial.buffer_bytes);
+    const std::filesystem::space_info space = std::filesystem::space(options.nvme_path);
+    trial.file_bytes = std::clamp<int64_t>(static_cast<int64_t>(space.available) / 2 / kMB * kMB, kMB, trial.file_bytes);
+    known = profile.disks.emplace(key, measure_disk(options.nvme_path, trial)).first;
+    if (trial.buffer_bytes >= kEnough) keep_profile();  // small requests are slower: no figure to remember
+  }
+  disk_rates = known->second;
+}
+
+void Trainer::Impl::keep_profile() const {
+  if (options.profile.empty()) return;
+  try {
+    make_folders(folder_of(options.profile));
+    save_profile(options.profile, profile);
+  } catch (const Error& problem) {  // measured again the next time
+    note(problem.what());
+  }
+}
+
+DiskOptions Trainer::Impl::disk_engine() const {
+  DiskOptions engine;
+  if (disk_rates.block_bytes > 0) engine.block_bytes = disk_rates.block_bytes;
+  if (disk_rates.depth > 0) engine.depth = disk_rates.depth;
+  return engine;
+}
+
+void Trainer::Impl::settle_reserve(bool with_disk) {
+  JobSize job{.whole_process = options.budget_is_process,
+              .disk = with_disk,
+              .threads = workers.threads(),
+              .instructions = 0,
+              .kernels = static_cast<int64_t>(executor->prepared_kernels()),
+              .file_nodes = info.nodes,
+              .parameters = static_cast<int64_t>(weights.size()),
+              .constant_bytes = 0,
+              .data_bytes = data.train->memory_bytes() + (data.valid ? data.valid->memory_bytes() : 0)};
+  for (const auto& entry : entries) {
+    job.instructions += static_cast<int64_t>(entry->job.graph.order().size());
+    job.constant_bytes += constant_bytes(entry->job.graph);
+    if (entry->feed) job.data_bytes += entry->feed->memory_bytes();
+  }
+  reserve = reserve_for(job);
+  job_size = job;
+  if (options.budget_is_process) {
+    release_free_heap();
+    const ProcessMemory memory = process_memory();
+    resident_planned = memory.resident;
+    const int64_t raised =
+        raised_reserve(reserve, std::max(memory.resident + job.data_bytes, memory.peak - whole_pages(program.arena_bytes)));
+    if (raised != reserve)
+      note(fmt::format("the program takes more memory than foreseen: {} instead of {} bytes are set aside for it", raised, reserve));
+    reserve = raised;
+  }
+}
+
+int64_t Trainer::Impl::instructions() const {
+  int64_t count = 0;
+  for (const auto& entry : entries) count += static_cast<int64_t>(entry->job.graph.order().size());
+  return count;
+}
+
+}  // namespace ort_train

@@ -283,17 +283,17 @@ void Trainer::Impl::measure(int64_t memory) {
 
 void Trainer::Impl::measure_disk_of_job() {
   const std::string key = disk_key(options.nvme_path);
+  constexpr int64_t kMB = int64_t{1} << 20;
+  DiskTrial trial;
+  // Within the budget, and within half of what a small disk has left.
+  trial.buffer_bytes = std::clamp<int64_t>(options.budget - reserve, kSector, trial.buffer_bytes);
   auto known = profile.disks.find(key);
-  if (known == profile.disks.end()) {
+  if (known == profile.disks.end() || known->second.buffer_bytes < trial.buffer_bytes / 2) {
     note(fmt::format("measuring the disk of {} (a few seconds)", options.nvme_path));
-    constexpr int64_t kMB = int64_t{1} << 20, kEnough = 32 * kMB;
-    DiskTrial trial;
-    // Within the budget, and within half of what a small disk has left.
-    trial.buffer_bytes = std::clamp<int64_t>(options.budget - reserve, kSector, trial.buffer_bytes);
     const std::filesystem::space_info space = std::filesystem::space(options.nvme_path);
     trial.file_bytes = std::clamp<int64_t>(static_cast<int64_t>(space.available) / 2 / kMB * kMB, kMB, trial.file_bytes);
-    known = profile.disks.emplace(key, measure_disk(options.nvme_path, trial)).first;
-    if (trial.buffer_bytes >= kEnough) keep_profile();  // small requests are slower: no figure to remember
+    known = profile.disks.insert_or_assign(key, measure_disk(options.nvme_path, trial)).first;
+    keep_profile();
   }
   disk_rates = known->second;
 }

@@ -115,7 +115,8 @@ DiskRates measure_disk(const std::string& folder, const DiskTrial& trial) {
           .mixed_read = mixed.read,
           .mixed_write = mixed.write,
           .block_bytes = best.block_bytes,
-          .depth = best.depth};
+          .depth = best.depth,
+          .buffer_bytes = trial.buffer_bytes};
 }
 
 }  // namespace ort_train

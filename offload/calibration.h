@@ -21,6 +21,7 @@ struct DiskRates {
   double mixed_read = 0, mixed_write = 0;  // both at the same time, as much of one as of the other
   int64_t block_bytes = 0;                 // for DiskOptions
   int depth = 0;
+  int64_t buffer_bytes = 0;  // of memory, in which this was measured: little of it makes small requests, which are slower
   bool operator==(const DiskRates&) const = default;
 };
 

@@ -43,7 +43,8 @@ DiskRates disk_of(const nlohmann::json& json) {
                   .mixed_read = rate(json, "mixed_read"),
                   .mixed_write = rate(json, "mixed_write"),
                   .block_bytes = json.at("block_bytes").get<int64_t>(),
-                  .depth = json.at("depth").get<int>()};
+                  .depth = json.at("depth").get<int>(),
+                  .buffer_bytes = json.at("buffer_bytes").get<int64_t>()};
   // Whoever edits the file can make us slow, not break us.
   const int64_t piece = int64_t{256} << 10;
   if (rates.block_bytes < piece || rates.block_bytes > (int64_t{64} << 20) || rates.block_bytes % piece != 0 || rates.depth < 1 ||
@@ -102,7 +103,8 @@ void save_profile(const std::string& path, const MachineProfile& profile) {
                           {"mixed_read", rates.mixed_read},
                           {"mixed_write", rates.mixed_write},
                           {"block_bytes", rates.block_bytes},
-                          {"depth", rates.depth}};
+                          {"depth", rates.depth},
+                          {"buffer_bytes", rates.buffer_bytes}};
   }
   const std::string text = json.dump(2) + "\n";
   std::string temporary = path + ".XXXXXX";  // two programs may save at once

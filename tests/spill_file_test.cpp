@@ -176,7 +176,8 @@ TEST(MachineProfile, ComesBackOnTheSameMachineOnly) {
       .flops = 1.25e11,
       .bytes_per_second = 2.1e10,
       .disks = {
-          {disk_key(folder.path), {.read = 1e9, .write = 2e9, .mixed_read = 5e8, .mixed_write = 6e8, .block_bytes = 1 << 20, .depth = 8}}}};
+          {disk_key(folder.path),
+           {.read = 1e9, .write = 2e9, .mixed_read = 5e8, .mixed_write = 6e8, .block_bytes = 1 << 20, .depth = 8, .buffer_bytes = 4096}}}};
   save_profile(path, profile);
   save_profile(path, profile);
   EXPECT_EQ(names_in(folder).size(), 1u);

@@ -106,6 +106,8 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   app.add_option("--host-budget", raw.host_budget, "of pinned memory beside a GPU; on the CPU device there is only --budget")
       ->group(memory);
   add(memory, "--recompute", o.recompute, "instead of keeping it for the backward pass: auto (as the budget asks), none, sqrt or all");
+  add(memory, "--micro-batches", o.micro_batches,
+      "the order of an accumulating step: horizontal (one by one), vertical (together, block by block) or auto (what is faster)");
   app.add_flag("--gradient-checkpointing", raw.gradient_checkpointing, "the same as --recompute auto: the budget decides")->group(memory);
   add(memory, "--nvme-path", o.nvme_path, "a folder on a disk for what doesn't fit into the budget");
   app.add_option("--nvme-budget", raw.nvme_budget, "bytes there (default: as many as it takes)")->group(memory);

@@ -39,6 +39,9 @@ struct Options {
   // What of the forward pass is computed again for the backward pass instead of kept: auto (what the budget asks for) | none | sqrt (the
   // square root of the boundaries between blocks is kept) | all (all boundaries are). Changes no result.
   std::string recompute = "auto";
+  // How the micro-batches of an accumulating step go through the model: horizontal (one after the other) | vertical (together from block to
+  // block, so that what a block needs is brought once for all) | auto (vertical where that is faster). Changes no result.
+  std::string micro_batches = "auto";
   std::string nvme_path{};     // a folder on a disk for what doesn't fit into the budget; empty: there is none
   int64_t nvme_budget = 0;     // bytes there, 0 = as much as it takes
   bool nvme_checksums = true;  // what is read back from there is checked
@@ -95,6 +98,7 @@ struct PlanReport {
   int64_t train_samples = 0, valid_samples = 0, total_steps = 0;
   double flops_per_step = 0;
   double machine_flops = 0, machine_bytes_per_second = 0;  // measured: matrix products, memory traffic
+  int64_t micro_batches_together = 1;                      // of an accumulating step
   int64_t disk_bytes = 0;                                  // that the job takes on the disk
   int64_t disk_read_per_step = 0, disk_written_per_step = 0;
   double stalled_milliseconds = 0;               // of the predicted, waiting for the disk

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
@@ -27,6 +28,7 @@
 #include "frontend/schedule.h"
 #include "offload/calibration.h"
 #include "offload/spill_disk.h"
+#include "passes/micro_batches.h"
 #include "passes/pipeline.h"
 #include "passes/plan.h"
 #include "passes/recompute.h"
@@ -39,6 +41,7 @@ struct JobEntry {
   JobGraph job;
   int64_t batch = 0;
   std::unique_ptr<Feed> feed;
+  MicroBatches together{};  // of "train-together": each micro-batch's values, by those of "train"
 };
 
 // Samples [begin, begin + count) of a data set.
@@ -89,7 +92,15 @@ struct Trainer::Impl {
   void recompute_to_fit(std::unique_ptr<Planner> planner);
   void stream(std::unique_ptr<Planner> planner);
   int64_t least_with_disk() const;
-  RecomputeChoice fastest_on_disk(const StreamRates& rates, const std::function<bool(const StreamedProgram&)>& fits_on_disk) const;
+  struct Fastest {
+    RecomputeChoice recompute;
+    double seconds = INFINITY;  // of an optimizer step
+  };
+  Fastest fastest_on_disk(const StreamRates& rates, const std::function<bool(const StreamedProgram&)>& fits_on_disk) const;
+  MicroBatches finish_train(const JobEntry& entry, Graph& graph, const RecomputeChoice& choice, Recomputed* counted,
+                            const PassOptions& passes) const;
+  int64_t most_together() const;
+  void add_together(int64_t count);
   void use(Program made);
   [[noreturn]] void refuse_budget();
   void measure(int64_t memory);
@@ -118,6 +129,7 @@ struct Trainer::Impl {
   MachineProfile profile;
   ComputeRates machine;
   DiskRates disk_rates;                   // zero where there is no disk
+  int64_t together = 1;                   // micro-batches that go through the model together
   bool deferred = false;                  // an update waits for the next step
   std::vector<StreamForecast> forecasts;  // by entry; empty where everything is in memory
   int64_t least_budget = 0;               // the smallest that would do
@@ -151,6 +163,9 @@ struct Trainer::Impl {
   StepResult run_step(const Window& window, int64_t step, double learning_rate, bool save_gradients);
   JobEntry& entry_for(const std::string& name, size_t samples, size_t* index) const;  // the entry itself, or that of the remainder
   void run_entry(size_t index);
+  // Micro-batches of an accumulating step, together. Returns `sum` with their losses added.
+  double run_together(std::span<const std::vector<int64_t>> batches, int64_t counted, double sum, size_t* index);
+  void set_inverse_count(size_t index, const JobEntry& entry, int64_t counted);
   void flush();  // makes the update that waits, if one does
   void set_scalars(size_t index, const JobEntry& entry, int64_t step, double learning_rate);
   void save_gradients(size_t index, const JobEntry& entry);

@@ -15,6 +15,8 @@
 namespace ort_train {
 namespace {
 
+constexpr const char* kTogether = "train-together";
+
 std::string grouped(int64_t number) {  // 45,326,336
   std::string text = std::to_string(number);
   for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), ",");
@@ -48,13 +50,15 @@ std::vector<PlanEntry> Trainer::Impl::wanted_entries() const {
   for (const auto& entry : entries) {
     std::vector<ValueId> keep;
     if (!options.save_gradients.empty() && entry->name.starts_with("train") && !deferred) {
-      for (const auto& [parameter, gradient] : entry->job.gradients) keep.push_back(gradient);
+      for (const auto& [parameter, gradients] : entry->job.gradients) keep.push_back(gradients.at(0));
     }
     // Batches of an optimizer step; what runs now and then hardly counts.
     double runs = 1e-2;
-    if (entry->name == "train") runs = static_cast<double>(options.gradient_accumulation_steps);
+    if (entry->name == "train" && together == 1) runs = static_cast<double>(options.gradient_accumulation_steps);
+    if (entry->name == kTogether) runs = static_cast<double>(options.gradient_accumulation_steps / together);
     if (entry->name == "update" && !deferred) runs = 1;
-    wanted.push_back({.name = entry->name, .graph = &entry->job.graph, .keep = std::move(keep), .weight = runs});
+    wanted.push_back(
+        {.name = entry->name, .graph = &entry->job.graph, .keep = std::move(keep), .weight = runs, .ordered = entry->name == kTogether});
   }
   return wanted;
 }
@@ -85,10 +89,26 @@ std::unique_ptr<Planner> Trainer::Impl::adopt(const RecomputeChoice& choice) {
   for (size_t i = 0; i < entries.size(); ++i) {
     Graph& graph = entries[i]->job.graph;
     graph = drafts[i];
-    if (!entries[i]->name.starts_with("train")) continue;
-    run_pass("recompute", graph, i == 0 ? dump : PassOptions{}, [&] { return recompute(graph, choice, i == 0 ? &recomputed : nullptr); });
+    entries[i]->together = finish_train(*entries[i], graph, choice, i == 0 ? &recomputed : nullptr,
+                                        i == 0 || entries[i]->name == kTogether ? dump : PassOptions{});
   }
   return std::make_unique<Planner>(wanted_entries(), PlanOptions{.threads = workers.threads()});
+}
+
+// What an entry's graph still needs: what is recomputed, then micro-batches side by side.
+MicroBatches Trainer::Impl::finish_train(const JobEntry& entry, Graph& graph, const RecomputeChoice& choice, Recomputed* counted,
+                                         const PassOptions& passes) const {
+  MicroBatches batches;
+  if (!entry.name.starts_with("train")) return batches;
+  const bool joined = entry.name == kTogether;
+  run_pass("recompute", graph, joined ? PassOptions{} : passes, [&] { return recompute(graph, choice, counted); });
+  if (joined) {
+    run_pass("micro_batches", graph, passes, [&] {
+      batches = join_micro_batches(graph, static_cast<size_t>(together), {entry.job.inverse_count});
+      return true;
+    });
+  }
+  return batches;
 }
 
 Trainer::Impl::Trial Trainer::Impl::try_out(const RecomputeChoice& choice) const {
@@ -97,7 +117,7 @@ Trainer::Impl::Trial Trainer::Impl::try_out(const RecomputeChoice& choice) const
   for (size_t i = 0; i < entries.size(); ++i) {
     trial.graphs.push_back(std::make_unique<Graph>(drafts[i]));
     wanted[i].graph = trial.graphs.back().get();
-    if (entries[i]->name.starts_with("train")) recompute(*wanted[i].graph, choice);
+    finish_train(*entries[i], *wanted[i].graph, choice, nullptr, {});
     trial.instructions += static_cast<int64_t>(wanted[i].graph->order().size());
     for (NodeId id : wanted[i].graph->order()) {
       trial.seconds += wanted[i].weight * work_of(*wanted[i].graph, wanted[i].graph->node(id), workers.threads(), machine).seconds;
@@ -160,10 +180,24 @@ void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
   measure_disk_of_job();
   const StreamRates rates{.read = disk_rates.read, .write = disk_rates.write};
 
-  if (options.recompute == "auto") {
+  const bool joins = options.micro_batches == "auto" && most_together() > 1;
+  if (options.recompute == "auto" || joins) {
     planner.reset();
-    const RecomputeChoice best = fastest_on_disk(rates, fits_on_disk);
-    planner = adopt(best);
+    Fastest best = fastest_on_disk(rates, fits_on_disk);
+    if (joins) {
+      executor.reset();
+      entries[0]->job.graph = drafts[0];
+      add_together(most_together());
+      drafts.push_back(drafts[0]);
+      if (const Fastest joined = fastest_on_disk(rates, fits_on_disk); joined.seconds < best.seconds) {
+        best = joined;
+      } else {
+        together = 1;
+        entries.pop_back();
+        drafts.pop_back();
+      }
+    }
+    planner = adopt(best.recompute);
     reserve = reserve_with(instructions());
   }
   const int64_t limit = options.budget - reserve;
@@ -214,14 +248,19 @@ int64_t Trainer::Impl::least_with_disk() const {
 }
 
 // What is recomputed needn't be moved: of a few rungs the one whose step is expected to take least.
-RecomputeChoice Trainer::Impl::fastest_on_disk(const StreamRates& rates,
-                                               const std::function<bool(const StreamedProgram&)>& fits_on_disk) const {
+Trainer::Impl::Fastest Trainer::Impl::fastest_on_disk(const StreamRates& rates,
+                                                      const std::function<bool(const StreamedProgram&)>& fits_on_disk) const {
   constexpr size_t kParts = 4;
-  const std::vector<RecomputeChoice> ladder = recompute_ladder(drafts[0]);
-  RecomputeChoice best;
-  double least = INFINITY;
-  for (size_t rung : sampled(ladder, kParts)) {
-    const Trial trial = try_out(ladder[rung]);
+  std::vector<RecomputeChoice> choices;
+  if (options.recompute == "auto") {
+    const std::vector<RecomputeChoice> ladder = recompute_ladder(drafts[0]);
+    for (size_t rung : sampled(ladder, kParts)) choices.push_back(ladder[rung]);
+  } else {
+    choices.push_back(recompute_mode(options.recompute));
+  }
+  Fastest best{.recompute = choices[0]};
+  for (const RecomputeChoice& choice : choices) {
+    const Trial trial = try_out(choice);
     const int64_t limit = options.budget - reserve_with(trial.instructions);
     double seconds = trial.seconds;
     if (trial.planner->resident().arena_bytes > limit) {
@@ -232,9 +271,7 @@ RecomputeChoice Trainer::Impl::fastest_on_disk(const StreamRates& rates,
       seconds = 0;
       for (size_t i = 0; i < wanted.size(); ++i) seconds += wanted[i].weight * streamed.forecasts[i].seconds;
     }
-    if (seconds >= least) continue;
-    least = seconds;
-    best = ladder[rung];
+    if (seconds < best.seconds) best = {.recompute = choice, .seconds = seconds};
   }
   return best;
 }

@@ -80,6 +80,7 @@ void Trainer::Impl::describe(double seconds) {
     report.predicted_milliseconds += more.seconds * 1e3;
   }
 
+  report.micro_batches_together = together;
   report.disk_bytes = program.disk_bytes;
   if (!forecasts.empty()) {
     const auto add = [&](int entry, double times) {
@@ -89,7 +90,7 @@ void Trainer::Impl::describe(double seconds) {
       report.disk_written_per_step += static_cast<int64_t>(times * static_cast<double>(forecast.bytes_written));
       report.stalled_milliseconds += times * forecast.stalled * 1e3;
     };
-    add(0, batches);
+    add(together > 1 ? find_entry("train-together") : 0, batches / static_cast<double>(together));
     if (!deferred) add(find_entry("update"), 1);
     report.predicted_milliseconds += report.stalled_milliseconds;
   }
@@ -123,6 +124,9 @@ void Trainer::Impl::describe(double seconds) {
                                static_cast<double>(report.saved_recomputed_bytes + report.saved_kept_bytes) / 1e9,
                                shown(report.recompute_milliseconds));
   }
+  if (together > 1)
+    report.text += fmt::format("order       vertical: {} micro-batches of {} go through the model together\n", together,
+                               options.gradient_accumulation_steps);
   report.text += fmt::format("step        {} ms predicted, {:.3g} GFLOP · {} steps\n", shown(report.predicted_milliseconds),
                              report.flops_per_step / 1e9, total_steps);
   if (!options.plan_json.empty()) write_plan_json(memory_json(program, graphs));
@@ -149,6 +153,7 @@ void Trainer::Impl::write_plan_json(const nlohmann::ordered_json& memory) const 
         {"recomputed", report.saved_recomputed},
         {"recomputed_bytes", report.saved_recomputed_bytes},
         {"ms_per_step", report.recompute_milliseconds}}},
+      {"micro_batches", {{"of_step", options.gradient_accumulation_steps}, {"together", report.micro_batches_together}}},
       {"peak_live_bytes", report.peak_live_bytes},
       {"peak",
        {{"entry", report.peak_entry},

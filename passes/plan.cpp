@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string_view>
 #include <unordered_map>
@@ -127,7 +128,12 @@ Draft make_draft(const PlanEntry& entry, KernelTable& kernels, int threads) {
   keep.erase(std::unique(keep.begin(), keep.end()), keep.end());
   Draft draft{
       .name = entry.name, .graph = &graph, .keep = keep, .weight = entry.weight, .model = make_memory_model(graph, keep, workspaces)};
-  draft.order = schedule(draft.model);
+  if (entry.ordered) {
+    draft.order.resize(draft.model.steps.size());
+    std::iota(draft.order.begin(), draft.order.end(), 0u);
+  } else {
+    draft.order = schedule(draft.model);
+  }
   simulate(draft.model, draft.order, &draft.chains);
   std::vector<NodeId> nodes;
   for (uint32_t step : draft.order) {

@@ -22,6 +22,7 @@ struct PlanEntry {
   Graph* graph;               // gets the planned order (order() is the schedule in the end)
   std::vector<ValueId> keep;  // must be intact when the entry has run, besides graph->outputs
   double weight = 1;          // how often it runs, for an optimizer step
+  bool ordered = false;       // the graph's own order stays
 };
 
 struct PlanOptions {

@@ -264,6 +264,8 @@ void Trainer::Impl::build() {
   build_entries(/*defer=*/false);
   if (options.micro_batches == "vertical" && most_together() > 1) add_together(most_together());
   plan_memory();
+  if (together == 1 && options.dump_after.count("micro_batches") > 0)
+    throw error(ErrorCode::usage, "--dump-after micro_batches: this job's micro-batches go one after the other (--micro-batches vertical)");
   describe(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
+#include <cmath>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -81,6 +81,20 @@ struct Trainer::Impl {
     std::unique_ptr<Planner> planner;
     int64_t instructions = 0;
     double seconds = 0;  // of computing, for an optimizer step
+    std::vector<const Graph*> pointers() const {
+      std::vector<const Graph*> all;
+      for (const auto& graph : graphs) all.push_back(graph.get());
+      return all;
+    }
+  };
+  struct Least {
+    int64_t budget = 0;
+    std::string op{}, entry{};  // that sets it
+  };
+  struct StreamChoice {
+    double seconds = INFINITY;  // of an optimizer step
+    RecomputeChoice recompute;
+    int64_t disk_bytes = 0;  // the least that was found where none fits on the disk
   };
   std::vector<PlanEntry> wanted_entries() const;
   void plan_memory();
@@ -88,8 +102,10 @@ struct Trainer::Impl {
   Trial try_out(const RecomputeChoice& choice) const;             // on copies
   void recompute_to_fit(std::unique_ptr<Planner> planner);
   void stream(std::unique_ptr<Planner> planner);
-  int64_t least_with_disk() const;
-  RecomputeChoice fastest_on_disk(const StreamRates& rates, const std::function<bool(const StreamedProgram&)>& fits_on_disk) const;
+  Least least_with_disk() const;
+  StreamChoice fastest_on_disk(const StreamRates& rates, double beat = INFINITY) const;
+  std::vector<const Graph*> graph_pointers() const;
+  Least least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs) const;
   void use(Program made);
   [[noreturn]] void refuse_budget();
   void measure(int64_t memory);
@@ -101,6 +117,9 @@ struct Trainer::Impl {
   int64_t instructions() const;                      // of all entries
   // trainer_report.cpp: the plan as numbers and as text
   void describe(double seconds);
+  void describe_step();
+  void describe_moves();
+  std::string plan_text(const std::string& memory) const;
   void write_plan_json(const nlohmann::ordered_json& memory) const;
   int find_entry(std::string_view name) const;  // -1 where it isn't planned
 
@@ -120,7 +139,8 @@ struct Trainer::Impl {
   DiskRates disk_rates;                   // zero where there is no disk
   bool deferred = false;                  // an update waits for the next step
   std::vector<StreamForecast> forecasts;  // by entry; empty where everything is in memory
-  int64_t least_budget = 0;               // the smallest that would do
+  double bound = 0;                       // seconds of an optimizer step, with the disk
+  Least least;                            // the smallest budget that would do
   std::vector<Graph> drafts;              // the entries' graphs before recompute; while planning
   RecomputeChoice recompute_choice;
   Recomputed recomputed;  // of the first entry

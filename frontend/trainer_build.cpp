@@ -247,6 +247,8 @@ int64_t Trainer::Impl::most_together() const {
   return most;
 }
 
+size_t Trainer::Impl::main_entry() const { return together > 1 ? static_cast<size_t>(find_entry("train-together")) : 0; }
+
 // "train-together" runs so many micro-batches as "train" runs one; a step's rest is for that one.
 void Trainer::Impl::add_together(int64_t count) {
   together = count;

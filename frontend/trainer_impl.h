@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <cmath>
-#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -84,6 +83,20 @@ struct Trainer::Impl {
     std::unique_ptr<Planner> planner;
     int64_t instructions = 0;
     double seconds = 0;  // of computing, for an optimizer step
+    std::vector<const Graph*> pointers() const {
+      std::vector<const Graph*> all;
+      for (const auto& graph : graphs) all.push_back(graph.get());
+      return all;
+    }
+  };
+  struct Least {
+    int64_t budget = 0;
+    std::string op{}, entry{};  // that sets it
+  };
+  struct StreamChoice {
+    double seconds = INFINITY;  // of an optimizer step
+    RecomputeChoice recompute;
+    int64_t disk_bytes = 0;  // the least that was found where none fits on the disk
   };
   std::vector<PlanEntry> wanted_entries() const;
   void plan_memory();
@@ -91,12 +104,10 @@ struct Trainer::Impl {
   Trial try_out(const RecomputeChoice& choice) const;             // on copies
   void recompute_to_fit(std::unique_ptr<Planner> planner);
   void stream(std::unique_ptr<Planner> planner);
-  int64_t least_with_disk() const;
-  struct Fastest {
-    RecomputeChoice recompute;
-    double seconds = INFINITY;  // of an optimizer step
-  };
-  Fastest fastest_on_disk(const StreamRates& rates, const std::function<bool(const StreamedProgram&)>& fits_on_disk) const;
+  Least least_with_disk() const;
+  StreamChoice fastest_on_disk(const StreamRates& rates, double beat = INFINITY) const;
+  std::vector<const Graph*> graph_pointers() const;
+  Least least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs) const;
   MicroBatches finish_train(const JobEntry& entry, Graph& graph, const RecomputeChoice& choice, Recomputed* counted,
                             const PassOptions& passes) const;
   int64_t most_together() const;
@@ -112,8 +123,12 @@ struct Trainer::Impl {
   int64_t instructions() const;                      // of all entries
   // trainer_report.cpp: the plan as numbers and as text
   void describe(double seconds);
+  void describe_step();
+  void describe_moves();
+  std::string plan_text(const std::string& memory) const;
   void write_plan_json(const nlohmann::ordered_json& memory) const;
   int find_entry(std::string_view name) const;  // -1 where it isn't planned
+  size_t main_entry() const;                    // of most steps
 
   DataSets data;
   SampleRange train_range, valid_range;
@@ -132,7 +147,8 @@ struct Trainer::Impl {
   int64_t together = 1;                   // micro-batches that go through the model together
   bool deferred = false;                  // an update waits for the next step
   std::vector<StreamForecast> forecasts;  // by entry; empty where everything is in memory
-  int64_t least_budget = 0;               // the smallest that would do
+  double bound = 0;                       // seconds of an optimizer step, with the disk
+  Least least;                            // the smallest budget that would do
   std::vector<Graph> drafts;              // the entries' graphs before recompute; while planning
   RecomputeChoice recompute_choice;
   Recomputed recomputed;  // of the first entry

@@ -30,6 +30,12 @@ double mean(std::span<const double> values) {
   return values.empty() ? std::numeric_limits<double>::quiet_NaN() : sum / static_cast<double>(values.size());
 }
 
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
+}
+
 // How many losses stand for the beginning and the end of a run: a tenth, a hundred at most.
 size_t averaged(int64_t steps) { return std::clamp<size_t>(static_cast<size_t>(steps) / 10, 1, kAveraged); }
 
@@ -247,13 +253,24 @@ Summary Trainer::Impl::train() {
   const int64_t first_step = state.step;
   int64_t saved_step = options.resume ? state.step : -1;
   double step_seconds = 0;
+  std::vector<double> last_times;  // the ring of the last steps'
+  last_times.reserve(kAveraged);
   while (state.step < total_steps && !stop.load(std::memory_order_relaxed)) {
     const auto start = Clock::now();
     const int64_t step = state.step + 1;
     const double rate = schedule.at(step);
     const Window window = next_window(state.epoch, state.index);
+    const int64_t read_before = disk ? disk->bytes_read() : 0, written_before = disk ? disk->bytes_written() : 0;
     const StepResult result = run_step(window, step, rate, step == first_step + 1 && !options.save_gradients.empty());
     const double seconds = seconds_since(start);
+    if (disk) {
+      summary.read_per_step = disk->bytes_read() - read_before;
+      summary.written_per_step = disk->bytes_written() - written_before;
+    }
+    if (last_times.size() < kAveraged)
+      last_times.push_back(seconds * 1e3);
+    else
+      last_times[static_cast<size_t>(step) % kAveraged] = seconds * 1e3;
     const int64_t tokens = window.samples * std::max<int64_t>(1, binding.sequence);
     step_seconds += seconds;
     StepReport step_report{.step = step,
@@ -302,6 +319,10 @@ Summary Trainer::Impl::train() {
   summary.first_loss = mean(std::span(state.first_losses).first(std::min(window, state.first_losses.size())));
   summary.last_loss = mean(std::span(state.last_losses).last(window));
   summary.milliseconds_per_step = state.step > first_step ? step_seconds * 1e3 / static_cast<double>(state.step - first_step) : 0;
+  summary.median_milliseconds = median(last_times);
+  summary.predicted_milliseconds = report.predicted_milliseconds;
+  summary.planned_read_per_step = report.disk_read_per_step;
+  summary.planned_written_per_step = report.disk_written_per_step;
   summary.planned_peak_bytes = program.arena_bytes;
   summary.planned_disk_bytes = program.disk_bytes;
   if (disk) {

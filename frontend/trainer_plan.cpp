@@ -40,8 +40,12 @@ std::vector<size_t> sampled(const std::vector<RecomputeChoice>& ladder, size_t p
   return rungs;
 }
 
-// The plan of least memory knows nothing of the machine: the smallest budget is the same everywhere.
-StreamedProgram least_streamed(const Planner& planner) { return planner.streamed(0, ComputeRates{}, StreamRates{}); }
+// Of an optimizer step.
+double step_seconds(const std::vector<PlanEntry>& entries, const std::vector<StreamForecast>& forecasts) {
+  double seconds = 0;
+  for (size_t i = 0; i < entries.size(); ++i) seconds += entries[i].weight < kRarely ? 0 : entries[i].weight * forecasts[i].seconds;
+  return seconds;
+}
 
 }  // namespace
 
@@ -70,12 +74,12 @@ void Trainer::Impl::plan_memory() {
   use(planner->resident());
   settle_reserve();
   measure(whole_pages(program.arena_bytes));
-  least_budget = reserve + whole_pages(program.arena_bytes);
+  least = least_of(reserve + whole_pages(program.arena_bytes), program, graph_pointers());
   if (!options.nvme_path.empty())
     stream(std::move(planner));
   else if (choose)
     recompute_to_fit(std::move(planner));
-  if (options.budget > 0 && options.budget < least_budget) refuse_budget();
+  if (options.budget > 0 && options.budget < least.budget) refuse_budget();
   drafts.clear();
 }
 
@@ -119,6 +123,7 @@ Trainer::Impl::Trial Trainer::Impl::try_out(const RecomputeChoice& choice) const
     wanted[i].graph = trial.graphs.back().get();
     finish_train(*entries[i], *wanted[i].graph, choice, nullptr, {});
     trial.instructions += static_cast<int64_t>(wanted[i].graph->order().size());
+    if (wanted[i].weight < kRarely) continue;
     for (NodeId id : wanted[i].graph->order()) {
       trial.seconds += wanted[i].weight * work_of(*wanted[i].graph, wanted[i].graph->node(id), workers.threads(), machine).seconds;
     }
@@ -136,11 +141,13 @@ int64_t Trainer::Impl::reserve_with(int64_t instructions) const {
 // The cheapest rung that fits. The smallest budget is that of the rung that takes least.
 void Trainer::Impl::recompute_to_fit(std::unique_ptr<Planner> planner) {
   const std::vector<RecomputeChoice> ladder = recompute_ladder(drafts[0]);
-  std::map<size_t, int64_t> known{{0, least_budget}};
+  std::map<size_t, Least> known{{0, least}};
   const auto budget_of = [&](size_t rung) {
-    if (const auto found = known.find(rung); found != known.end()) return found->second;
+    if (const auto found = known.find(rung); found != known.end()) return found->second.budget;
     const Trial trial = try_out(ladder[rung]);
-    return known[rung] = reserve_with(trial.instructions) + whole_pages(trial.planner->resident().arena_bytes);
+    const Program made = trial.planner->resident();
+    known[rung] = least_of(reserve_with(trial.instructions) + whole_pages(made.arena_bytes), made, trial.pointers());
+    return known[rung].budget;
   };
   planner.reset();
   constexpr size_t kParts = 8;
@@ -148,22 +155,22 @@ void Trainer::Impl::recompute_to_fit(std::unique_ptr<Planner> planner) {
   const size_t all = rungs.back();
   for (size_t rung = all + 1; rung < ladder.size(); ++rung) rungs.push_back(rung);
   if (budget_of(all) >= budget_of(0)) rungs.clear();  // activations don't make the peak
-  size_t least = 0;
+  size_t smallest = 0;
   for (size_t rung : rungs) {
-    if (budget_of(rung) < budget_of(least)) least = rung;
+    if (budget_of(rung) < budget_of(smallest)) smallest = rung;
   }
   const bool fits = options.budget == 0 || options.budget >= budget_of(0);
-  least_budget = budget_of(least);
-  if (fits || least == 0) return;
-  size_t below = 0, chosen = least;  // one that doesn't fit, one that does
-  while (options.budget >= least_budget && chosen - below > 1) {
+  least = known[smallest];
+  if (fits || smallest == 0) return;
+  size_t below = 0, chosen = smallest;  // one that doesn't fit, one that does
+  while (options.budget >= least.budget && chosen - below > 1) {
     const size_t between = below + (chosen - below) / 2;
     (budget_of(between) <= options.budget ? chosen : below) = between;
   }
   const int64_t foreseen = budget_of(chosen);
   use(adopt(ladder[chosen])->resident());
   settle_reserve();
-  least_budget +=
+  least.budget +=
       std::max<int64_t>(0, reserve + whole_pages(program.arena_bytes) - foreseen);  // the process has grown beyond what was foreseen
 }
 
@@ -172,115 +179,122 @@ void Trainer::Impl::recompute_to_fit(std::unique_ptr<Planner> planner) {
 // A smaller arena, and a disk for the rest, where the budget asks for it.
 void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
   settle_reserve(/*with_disk=*/true);
-  const auto fits_on_disk = [&](const StreamedProgram& made) {
-    return options.nvme_budget == 0 || made.program.disk_bytes <= options.nvme_budget;
-  };
-  least_budget = std::min(reserve + whole_pages(program.arena_bytes), least_with_disk());
-  if (options.budget == 0 || options.budget - reserve >= program.arena_bytes || options.budget < least_budget) return;
+  least.budget = reserve + whole_pages(program.arena_bytes);
+  planner.reset();
+  if (Least with_disk = least_with_disk(); with_disk.budget < least.budget) least = std::move(with_disk);
+  if (options.budget == 0 || options.budget - reserve >= program.arena_bytes || options.budget < least.budget) return;
   measure_disk_of_job();
   const StreamRates rates{.read = disk_rates.read, .write = disk_rates.write};
 
-  const bool joins = options.micro_batches == "auto" && most_together() > 1;
-  if (options.recompute == "auto" || joins) {
-    planner.reset();
-    Fastest best = fastest_on_disk(rates, fits_on_disk);
-    if (joins) {
-      executor.reset();
-      entries[0]->job.graph = drafts[0];
-      add_together(most_together());
-      drafts.push_back(drafts[0]);
-      if (const Fastest joined = fastest_on_disk(rates, fits_on_disk); joined.seconds < best.seconds) {
-        best = joined;
-      } else {
-        together = 1;
-        entries.pop_back();
-        drafts.pop_back();
-      }
+  StreamChoice best = fastest_on_disk(rates);
+  if (options.gradient_accumulation_steps == 1) {
+    // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
+    executor.reset();
+    auto plain = std::move(entries);
+    build_entries(/*defer=*/true);
+    auto plain_drafts = std::exchange(drafts, {});
+    for (const auto& entry : entries) drafts.push_back(entry->job.graph);
+    const StreamChoice other = fastest_on_disk(rates, best.seconds);
+    if (other.seconds < best.seconds) {
+      best = other;
+    } else {
+      entries = std::move(plain);
+      drafts = std::move(plain_drafts);
+      deferred = false;
     }
-    planner = adopt(best.recompute);
-    reserve = reserve_with(instructions());
+  } else if (options.micro_batches == "auto" && most_together() > 1) {
+    executor.reset();
+    add_together(most_together());
+    drafts.push_back(drafts[0]);
+    const StreamChoice other = fastest_on_disk(rates, best.seconds);
+    if (other.seconds < best.seconds) {
+      best = other;
+    } else {
+      entries.pop_back();
+      drafts.pop_back();
+      together = 1;
+    }
   }
+  if (!(best.seconds < INFINITY)) {
+    throw error(ErrorCode::budget, "within {} bytes of memory this job takes {} bytes on the disk, more than --nvme-budget {}",
+                grouped(options.budget), grouped(best.disk_bytes), options.nvme_budget);
+  }
+  planner = adopt(best.recompute);
+  reserve = reserve_with(instructions());
   const int64_t limit = options.budget - reserve;
   if (Program resident = planner->resident(); resident.arena_bytes <= limit) {
     use(std::move(resident));
     return;
   }
   StreamedProgram streamed = planner->streamed(limit, machine, rates);
-  if (streamed.program.arena_bytes > limit) streamed = least_streamed(*planner);
-  if (!fits_on_disk(streamed)) {
-    throw error(ErrorCode::budget, "within {} bytes of memory this job takes {} bytes on the disk, more than --nvme-budget {}",
-                grouped(options.budget), grouped(streamed.program.disk_bytes), options.nvme_budget);
-  }
-  planner.reset();
-  // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
-  if (options.gradient_accumulation_steps == 1) {
-    executor.reset();
-    auto plain = std::move(entries);
-    auto plain_recomputed = recomputed;
-    build_entries(/*defer=*/true);
-    auto plain_drafts = std::exchange(drafts, {});
-    for (const auto& entry : entries) drafts.push_back(entry->job.graph);
-    StreamedProgram other = adopt(recompute_choice)->streamed(limit, machine, rates);
-    if (other.program.arena_bytes <= limit && fits_on_disk(other) && other.forecasts[0].seconds < streamed.forecasts[0].seconds) {
-      forecasts = std::move(other.forecasts);
-      use(std::move(other.program));
-      return;
-    }
-    entries = std::move(plain);
-    drafts = std::move(plain_drafts);
-    recomputed = std::move(plain_recomputed);
-    deferred = false;
-  }
   forecasts = std::move(streamed.forecasts);
+  bound = streamed.bound;
   use(std::move(streamed.program));
 }
 
 // The smallest budget, but for what the disk itself takes.
-int64_t Trainer::Impl::least_with_disk() const {
+Trainer::Impl::Least Trainer::Impl::least_with_disk() const {
   std::vector<RecomputeChoice> choices{recompute_choice};
   if (options.recompute == "auto") choices = {recompute_mode("none"), recompute_mode("all")};
-  int64_t least = INT64_MAX;
+  Least smallest{.budget = INT64_MAX};
   for (const RecomputeChoice& choice : choices) {
     const Trial trial = try_out(choice);
-    least = std::min(least, reserve_with(trial.instructions) + whole_pages(least_streamed(*trial.planner).program.arena_bytes));
+    // Knows nothing of the machine: the smallest budget is the same everywhere.
+    const Program made = trial.planner->streamed(0, ComputeRates{}, StreamRates{}).program;
+    const int64_t budget = reserve_with(trial.instructions) + whole_pages(made.arena_bytes);
+    if (budget < smallest.budget) smallest = least_of(budget, made, trial.pointers());
   }
-  return least;
+  return smallest;
 }
 
-// What is recomputed needn't be moved: of a few rungs the one whose step is expected to take least.
-Trainer::Impl::Fastest Trainer::Impl::fastest_on_disk(const StreamRates& rates,
-                                                      const std::function<bool(const StreamedProgram&)>& fits_on_disk) const {
+// What is recomputed needn't be moved: of a few rungs the one whose step is expected to take least. Those that can't take less than `beat`
+// seconds are left out.
+Trainer::Impl::StreamChoice Trainer::Impl::fastest_on_disk(const StreamRates& rates, double beat) const {
   constexpr size_t kParts = 4;
-  std::vector<RecomputeChoice> choices;
+  std::vector<RecomputeChoice> choices{recompute_choice};
   if (options.recompute == "auto") {
+    choices.clear();
     const std::vector<RecomputeChoice> ladder = recompute_ladder(drafts[0]);
-    for (size_t rung : sampled(ladder, kParts)) choices.push_back(ladder[rung]);
-  } else {
-    choices.push_back(recompute_mode(options.recompute));
+    for (const size_t rung : sampled(ladder, kParts)) choices.push_back(ladder[rung]);
   }
-  Fastest best{.recompute = choices[0]};
+  StreamChoice best;
   for (const RecomputeChoice& choice : choices) {
     const Trial trial = try_out(choice);
     const int64_t limit = options.budget - reserve_with(trial.instructions);
+    const double known = std::min(best.seconds, beat);
     double seconds = trial.seconds;
+    if (seconds >= known) continue;
     if (trial.planner->resident().arena_bytes > limit) {
-      StreamedProgram streamed = trial.planner->streamed(limit, machine, rates);
-      if (streamed.program.arena_bytes > limit) streamed = least_streamed(*trial.planner);
-      if (streamed.program.arena_bytes > limit || !fits_on_disk(streamed)) continue;
-      const std::vector<PlanEntry> wanted = wanted_entries();
-      seconds = 0;
-      for (size_t i = 0; i < wanted.size(); ++i) seconds += wanted[i].weight * streamed.forecasts[i].seconds;
+      const StreamedProgram streamed = trial.planner->streamed(limit, machine, rates, known);
+      if (streamed.program.entries.empty() || streamed.program.arena_bytes > limit) continue;
+      if (options.nvme_budget > 0 && streamed.program.disk_bytes > options.nvme_budget) {
+        best.disk_bytes = best.disk_bytes > 0 ? std::min(best.disk_bytes, streamed.program.disk_bytes) : streamed.program.disk_bytes;
+        continue;
+      }
+      seconds = step_seconds(wanted_entries(), streamed.forecasts);
     }
-    if (seconds < best.seconds) best = {.recompute = choice, .seconds = seconds};
+    if (seconds >= known) continue;
+    best.seconds = seconds;
+    best.recompute = choice;
   }
   return best;
 }
 
 // --- programs and budgets -------------------------------------------------------------------------------------------------------------
 
-void Trainer::Impl::use(Program made) {
+std::vector<const Graph*> Trainer::Impl::graph_pointers() const {
   std::vector<const Graph*> graphs;
   for (const auto& entry : entries) graphs.push_back(&entry->job.graph);
+  return graphs;
+}
+
+Trainer::Impl::Least Trainer::Impl::least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs) const {
+  const MemoryPeak peak = memory_peak(made, graphs);
+  return {.budget = budget, .op = peak.op, .entry = made.entries[peak.entry].name};
+}
+
+void Trainer::Impl::use(Program made) {
+  const std::vector<const Graph*> graphs = graph_pointers();
   executor.reset();  // it refers to the program
   program = std::move(made);
   verify(program, graphs);
@@ -288,20 +302,18 @@ void Trainer::Impl::use(Program made) {
 }
 
 void Trainer::Impl::refuse_budget() {
-  std::vector<const Graph*> graphs;
-  for (const auto& entry : entries) graphs.push_back(&entry->job.graph);
-  const MemoryPeak peak = memory_peak(program, graphs);
+  const MemoryPeak peak = memory_peak(program, graph_pointers());
   const auto bytes = [&](Purpose purpose) { return peak.bytes[static_cast<size_t>(purpose)]; };
   std::string more;
   if (options.nvme_path.empty()) {
-    const int64_t with_disk = least_with_disk() + kDiskReserve;
-    if (with_disk < least_budget) more = fmt::format("; with --nvme-path on a disk, {} (--budget {})", grouped(with_disk), with_disk);
+    const int64_t with_disk = least_with_disk().budget + kDiskReserve;
+    if (with_disk < least.budget) more = fmt::format("; with --nvme-path on a disk, {} (--budget {})", grouped(with_disk), with_disk);
   }
   throw error(ErrorCode::budget,
               "{} bytes can't hold this job: at its peak weights, gradients and optimizer state alone take {} bytes; the smallest budget "
               "that would do is {} bytes (--budget {}), set by {} in '{}'{}",
               grouped(options.budget), grouped(bytes(Purpose::weights) + bytes(Purpose::gradients) + bytes(Purpose::optimizer)),
-              grouped(least_budget), least_budget, peak.op, program.entries[peak.entry].name, more);
+              grouped(least.budget), least.budget, least.op, least.entry, more);
 }
 
 // What the profile says of the machine, or what is measured now.

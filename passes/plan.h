@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,6 +33,7 @@ struct PlanOptions {
 struct StreamedProgram {
   Program program;
   std::vector<StreamForecast> forecasts;  // by entry
+  double bound = 0;  // seconds: no plan in this memory takes less for an optimizer step; 0: none holds what must be there at once
 };
 
 class Planner {
@@ -44,7 +46,9 @@ class Planner {
   // Everything in memory.
   Program resident() const;
   // The fastest that it finds in an arena of `limit` bytes with a disk; the one of least memory where that is larger.
-  StreamedProgram streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const;
+  // Where none takes less than `beat` seconds for an optimizer step, it makes none: a program without entries.
+  StreamedProgram streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk,
+                           double beat = std::numeric_limits<double>::infinity()) const;
 
  private:
   struct Impl;

@@ -163,7 +163,7 @@ void Trainer::Impl::build_entries(bool defer) {
   deferred = defer;
   const PassOptions quiet{.skip = options.skip_passes, .dump_after = {}, .on_pass = nullptr, .folder = make_folder(workers)};
   PassOptions first = quiet;
-  if (!defer) first.dump_after = options.dump_after;
+  if (!model_read) first.dump_after = options.dump_after;
   std::vector<std::string> passes;
   first.on_pass = [&](const std::string& pass, double, bool) { passes.push_back(pass); };
   const LossSpec loss = loss_spec();
@@ -176,10 +176,11 @@ void Trainer::Impl::build_entries(bool defer) {
     Imported imported = import_model(options.model, binding.import_options(batch, options), workers);
     refuse_obstacles(imported);
     const bool is_first = forwards.empty();
-    if (is_first && !defer) {
+    if (is_first && !model_read) {
       weights = std::move(imported.weights);
       info = std::move(imported.info);
       for (const std::string& text : info.notes) note(text);
+      model_read = true;
     }
     optimize_forward(imported.graph, is_first ? first : quiet);
     return forwards.emplace(batch, std::move(imported.graph)).first->second;

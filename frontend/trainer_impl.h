@@ -79,6 +79,7 @@ struct Trainer::Impl {
   LossSpec loss_spec() const;
   // trainer_plan.cpp: what is recomputed, and where every byte lives
   struct Trial {
+    RecomputeChoice recompute{};
     std::vector<std::unique_ptr<Graph>> graphs;  // of the entries, with what is recomputed
     std::unique_ptr<Planner> planner;
     int64_t instructions = 0;
@@ -94,18 +95,29 @@ struct Trainer::Impl {
     std::string op{}, entry{};  // that sets it
   };
   struct StreamChoice {
-    double seconds = INFINITY;  // of an optimizer step
-    RecomputeChoice recompute;
-    int64_t disk_bytes = 0;  // the least that was found where none fits on the disk
+    bool deferred = false;
+    int64_t together = 1;
+    Trial trial;
+    double seconds = INFINITY;  // of an optimizer step; infinite where it takes too much of the disk
+    int64_t disk_bytes = 0;
+  };
+  struct Variant {
+    std::vector<std::unique_ptr<JobEntry>> entries{};
+    std::vector<Graph> drafts{};
+    bool deferred = false;
+    int64_t together = 1;
   };
   std::vector<PlanEntry> wanted_entries() const;
   void plan_memory();
+  void recompute_entries(const RecomputeChoice& choice);
   std::unique_ptr<Planner> adopt(const RecomputeChoice& choice);  // on the entries' own graphs
-  Trial try_out(const RecomputeChoice& choice) const;             // on copies
+  void adopt_as(const Trial& trial);
+  Trial try_out(const RecomputeChoice& choice, double beat = INFINITY) const;  // on copies; no planner if it can't take less than `beat`
   void recompute_to_fit(std::unique_ptr<Planner> planner);
   void stream(std::unique_ptr<Planner> planner);
   Least least_with_disk() const;
-  StreamChoice fastest_on_disk(const StreamRates& rates, double beat = INFINITY) const;
+  void add_choices(const StreamRates& rates, std::vector<StreamChoice>& choices) const;
+  void exchange(Variant& other);
   std::vector<const Graph*> graph_pointers() const;
   Least least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs) const;
   MicroBatches finish_train(const JobEntry& entry, Graph& graph, const RecomputeChoice& choice, Recomputed* counted,
@@ -136,6 +148,7 @@ struct Trainer::Impl {
   ModelInfo info;
   std::vector<Weight> weights;
   std::vector<std::unique_ptr<JobEntry>> entries;  // index = the program's entry
+  bool model_read = false;  // weights and info are there
   int64_t class_count = 0;
   int64_t total_steps = 0;
   Schedule schedule;

@@ -40,12 +40,8 @@ std::vector<size_t> sampled(const std::vector<RecomputeChoice>& ladder, size_t p
   return rungs;
 }
 
-// Of an optimizer step.
-double step_seconds(const std::vector<PlanEntry>& entries, const std::vector<StreamForecast>& forecasts) {
-  double seconds = 0;
-  for (size_t i = 0; i < entries.size(); ++i) seconds += entries[i].weight < kRarely ? 0 : entries[i].weight * forecasts[i].seconds;
-  return seconds;
-}
+// Of what was found: another that can't take less than this has to be better by too little to be looked at.
+constexpr double kClose = 0.998;
 
 }  // namespace
 
@@ -85,7 +81,7 @@ void Trainer::Impl::plan_memory() {
 
 // --- recompute ------------------------------------------------------------------------------------------------------------------------
 
-std::unique_ptr<Planner> Trainer::Impl::adopt(const RecomputeChoice& choice) {
+void Trainer::Impl::recompute_entries(const RecomputeChoice& choice) {
   recompute_choice = choice;
   executor.reset();  // it refers to the graphs
   PassOptions dump;
@@ -96,6 +92,10 @@ std::unique_ptr<Planner> Trainer::Impl::adopt(const RecomputeChoice& choice) {
     entries[i]->together = finish_train(*entries[i], graph, choice, i == 0 ? &recomputed : nullptr,
                                         i == 0 || entries[i]->name == kTogether ? dump : PassOptions{});
   }
+}
+
+std::unique_ptr<Planner> Trainer::Impl::adopt(const RecomputeChoice& choice) {
+  recompute_entries(choice);
   return std::make_unique<Planner>(wanted_entries(), PlanOptions{.threads = workers.threads()});
 }
 
@@ -115,8 +115,15 @@ MicroBatches Trainer::Impl::finish_train(const JobEntry& entry, Graph& graph, co
   return batches;
 }
 
-Trainer::Impl::Trial Trainer::Impl::try_out(const RecomputeChoice& choice) const {
-  Trial trial;
+// The trial's graphs become those of the entries.
+void Trainer::Impl::adopt_as(const Trial& trial) {
+  recompute_entries(trial.recompute);
+  for (size_t i = 0; i < entries.size(); ++i) entries[i]->job.graph.set_order(trial.graphs[i]->order());
+  reserve = reserve_with(instructions());
+}
+
+Trainer::Impl::Trial Trainer::Impl::try_out(const RecomputeChoice& choice, double beat) const {
+  Trial trial{.recompute = choice};
   std::vector<PlanEntry> wanted = wanted_entries();
   for (size_t i = 0; i < entries.size(); ++i) {
     trial.graphs.push_back(std::make_unique<Graph>(drafts[i]));
@@ -128,7 +135,7 @@ Trainer::Impl::Trial Trainer::Impl::try_out(const RecomputeChoice& choice) const
       trial.seconds += wanted[i].weight * work_of(*wanted[i].graph, wanted[i].graph->node(id), workers.threads(), machine).seconds;
     }
   }
-  trial.planner = std::make_unique<Planner>(wanted, PlanOptions{.threads = workers.threads()});
+  if (trial.seconds < beat) trial.planner = std::make_unique<Planner>(wanted, PlanOptions{.threads = workers.threads()});
   return trial;
 }
 
@@ -179,57 +186,88 @@ void Trainer::Impl::recompute_to_fit(std::unique_ptr<Planner> planner) {
 // A smaller arena, and a disk for the rest, where the budget asks for it.
 void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
   settle_reserve(/*with_disk=*/true);
-  least.budget = reserve + whole_pages(program.arena_bytes);
   planner.reset();
+  least.budget = reserve + whole_pages(program.arena_bytes);
   if (Least with_disk = least_with_disk(); with_disk.budget < least.budget) least = std::move(with_disk);
   if (options.budget == 0 || options.budget - reserve >= program.arena_bytes || options.budget < least.budget) return;
   measure_disk_of_job();
   const StreamRates rates{.read = disk_rates.read, .write = disk_rates.write};
 
-  StreamChoice best = fastest_on_disk(rates);
-  if (options.gradient_accumulation_steps == 1) {
+  executor.reset();
+  std::vector<StreamChoice> choices;
+  Variant other;
+  add_choices(rates, choices);
+  const bool defers = options.gradient_accumulation_steps == 1, joins = options.micro_batches == "auto" && most_together() > 1;
+  if (defers || joins) {
+    const int64_t most = most_together();
+    exchange(other);
     // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
-    executor.reset();
-    auto plain = std::move(entries);
-    build_entries(/*defer=*/true);
-    auto plain_drafts = std::exchange(drafts, {});
+    build_entries(/*defer=*/defers);
+    if (joins) add_together(most);
     for (const auto& entry : entries) drafts.push_back(entry->job.graph);
-    const StreamChoice other = fastest_on_disk(rates, best.seconds);
-    if (other.seconds < best.seconds) {
-      best = other;
-    } else {
-      entries = std::move(plain);
-      drafts = std::move(plain_drafts);
-      deferred = false;
+    add_choices(rates, choices);
+    exchange(other);
+  }
+  std::stable_sort(choices.begin(), choices.end(), [](const StreamChoice& a, const StreamChoice& b) { return a.seconds < b.seconds; });
+  // With addresses: the first that finds room.
+  int64_t disk_bytes = 0;
+  for (StreamChoice& choice : choices) {
+    if (choice.seconds < INFINITY) {
+      const int64_t limit = options.budget - reserve_with(choice.trial.instructions);
+      StreamedProgram made;
+      if (choice.trial.planner->resident_bytes() <= limit) made.program = choice.trial.planner->resident();
+      if (made.program.entries.empty() || made.program.arena_bytes > limit) made = choice.trial.planner->streamed(limit, machine, rates);
+      if (made.program.arena_bytes > limit) continue;
+      choice.disk_bytes = made.program.disk_bytes;
+      if (options.nvme_budget == 0 || choice.disk_bytes <= options.nvme_budget) {
+        if (choice.deferred != deferred || choice.together != together) exchange(other);
+        adopt_as(choice.trial);
+        forecasts = std::move(made.forecasts);
+        bound = made.bound;
+        use(std::move(made.program));
+        return;
+      }
     }
-  } else if (options.micro_batches == "auto" && most_together() > 1) {
-    executor.reset();
-    add_together(most_together());
-    drafts.push_back(drafts[0]);
-    const StreamChoice other = fastest_on_disk(rates, best.seconds);
-    if (other.seconds < best.seconds) {
-      best = other;
+    disk_bytes = disk_bytes > 0 ? std::min(disk_bytes, choice.disk_bytes) : choice.disk_bytes;
+  }
+  throw error(ErrorCode::budget, "within {} bytes of memory this job takes {} bytes on the disk, more than --nvme-budget {}",
+              grouped(options.budget), grouped(disk_bytes), options.nvme_budget);
+}
+
+// The entries and their drafts against others.
+void Trainer::Impl::exchange(Variant& other) {
+  std::swap(entries, other.entries);
+  std::swap(drafts, other.drafts);
+  std::swap(deferred, other.deferred);
+  std::swap(together, other.together);
+}
+
+// What is recomputed needn't be moved: of a few rungs those whose step may take less than that of all choices so far. Where the bound says
+// that it can't, or the disk has no room, a choice's time is infinite.
+void Trainer::Impl::add_choices(const StreamRates& rates, std::vector<StreamChoice>& choices) const {
+  constexpr size_t kParts = 4;
+  std::vector<RecomputeChoice> rungs{recompute_choice};
+  if (options.recompute == "auto") {
+    rungs.clear();
+    const std::vector<RecomputeChoice> ladder = recompute_ladder(drafts[0]);
+    for (const size_t rung : sampled(ladder, kParts)) rungs.push_back(ladder[rung]);
+  }
+  for (const RecomputeChoice& rung : rungs) {
+    double beat = INFINITY;  // what is better by less than that isn't worth looking at
+    for (const StreamChoice& other : choices) beat = std::min(beat, kClose * other.seconds);
+    StreamChoice choice{.deferred = deferred, .together = together, .trial = try_out(rung, beat)};
+    if (!choice.trial.planner) continue;
+    const int64_t limit = options.budget - reserve_with(choice.trial.instructions);
+    if (choice.trial.planner->resident_bytes() <= limit) {
+      choice.seconds = choice.trial.seconds;
     } else {
-      entries.pop_back();
-      drafts.pop_back();
-      together = 1;
+      const StreamOutlook outlook = choice.trial.planner->outlook(limit, machine, rates, beat);
+      if (!(outlook.seconds < beat)) continue;
+      choice.disk_bytes = outlook.disk_bytes;
+      if (options.nvme_budget == 0 || outlook.disk_bytes <= options.nvme_budget) choice.seconds = outlook.seconds;
     }
+    choices.push_back(std::move(choice));
   }
-  if (!(best.seconds < INFINITY)) {
-    throw error(ErrorCode::budget, "within {} bytes of memory this job takes {} bytes on the disk, more than --nvme-budget {}",
-                grouped(options.budget), grouped(best.disk_bytes), options.nvme_budget);
-  }
-  planner = adopt(best.recompute);
-  reserve = reserve_with(instructions());
-  const int64_t limit = options.budget - reserve;
-  if (Program resident = planner->resident(); resident.arena_bytes <= limit) {
-    use(std::move(resident));
-    return;
-  }
-  StreamedProgram streamed = planner->streamed(limit, machine, rates);
-  forecasts = std::move(streamed.forecasts);
-  bound = streamed.bound;
-  use(std::move(streamed.program));
 }
 
 // The smallest budget, but for what the disk itself takes.
@@ -245,39 +283,6 @@ Trainer::Impl::Least Trainer::Impl::least_with_disk() const {
     if (budget < smallest.budget) smallest = least_of(budget, made, trial.pointers());
   }
   return smallest;
-}
-
-// What is recomputed needn't be moved: of a few rungs the one whose step is expected to take least. Those that can't take less than `beat`
-// seconds are left out.
-Trainer::Impl::StreamChoice Trainer::Impl::fastest_on_disk(const StreamRates& rates, double beat) const {
-  constexpr size_t kParts = 4;
-  std::vector<RecomputeChoice> choices{recompute_choice};
-  if (options.recompute == "auto") {
-    choices.clear();
-    const std::vector<RecomputeChoice> ladder = recompute_ladder(drafts[0]);
-    for (const size_t rung : sampled(ladder, kParts)) choices.push_back(ladder[rung]);
-  }
-  StreamChoice best;
-  for (const RecomputeChoice& choice : choices) {
-    const Trial trial = try_out(choice);
-    const int64_t limit = options.budget - reserve_with(trial.instructions);
-    const double known = std::min(best.seconds, beat);
-    double seconds = trial.seconds;
-    if (seconds >= known) continue;
-    if (trial.planner->resident().arena_bytes > limit) {
-      const StreamedProgram streamed = trial.planner->streamed(limit, machine, rates, known);
-      if (streamed.program.entries.empty() || streamed.program.arena_bytes > limit) continue;
-      if (options.nvme_budget > 0 && streamed.program.disk_bytes > options.nvme_budget) {
-        best.disk_bytes = best.disk_bytes > 0 ? std::min(best.disk_bytes, streamed.program.disk_bytes) : streamed.program.disk_bytes;
-        continue;
-      }
-      seconds = step_seconds(wanted_entries(), streamed.forecasts);
-    }
-    if (seconds >= known) continue;
-    best.seconds = seconds;
-    best.recompute = choice;
-  }
-  return best;
 }
 
 // --- programs and budgets -------------------------------------------------------------------------------------------------------------

@@ -18,8 +18,10 @@ namespace {
 // From a draft (and what stream.h decided of it) to an entry of a program whose persistent values have their places.
 class EntryMaker {
  public:
-  EntryMaker(const Draft& draft, const std::vector<Persistent>& persistents, const StreamDraft* stream, const std::vector<Visit>* visits)
-      : draft_(draft), graph_(*draft.graph), persistents_(persistents), stream_(stream), visits_(visits) {}
+  // `enough`: bytes of the arena that it may take without looking for less.
+  EntryMaker(const Draft& draft, const std::vector<Persistent>& persistents, const StreamDraft* stream, const std::vector<Visit>* visits,
+             int64_t enough)
+      : draft_(draft), graph_(*draft.graph), persistents_(persistents), stream_(stream), visits_(visits), enough_(enough) {}
 
   Entry make(Program& program) {
     entry_ = {.name = draft_.name, .value_places = std::vector<Place>(graph_.value_count()), .keep = draft_.keep};
@@ -130,7 +132,7 @@ class EntryMaker {
       blocks.push_back({.bytes = storage.place.bytes, .first = storage.first, .last = storage.last});
     for (size_t storage : storage_of_visit_) blocks[storage].alignment = kSector;
     entry_.peak_live_bytes = max_live_bytes(blocks, &entry_.peak_instruction) + persistent_bytes;
-    pack(blocks);
+    pack(blocks, enough_ - persistent_bytes);
     for (size_t i = 0; i < blocks.size(); ++i) entry_.storages[i].place.offset = blocks[i].offset + persistent_bytes;
   }
 
@@ -207,6 +209,7 @@ class EntryMaker {
   const std::vector<Persistent>& persistents_;
   const StreamDraft* stream_;  // null: everything is in memory
   const std::vector<Visit>* visits_;
+  const int64_t enough_;
   Entry entry_;
   std::vector<int32_t> step_at_;                                            // instruction of each step
   std::vector<int32_t> read_at_, read_wait_at_, write_at_, write_wait_at_;  // instructions of each visit; -1: none
@@ -248,35 +251,58 @@ struct Planner::Impl {
     return result;
   }
 
-  Program make(const Streams& streams, const StreamPlan& plan) const {
-    std::vector<bool> on_disk(streams.movable.size());
-    for (size_t i = 0; i < on_disk.size(); ++i) on_disk[i] = streams.movable[i] && !plan.resident[i];
-    return make(on_disk, &streams.drafts, &plan);
+  std::vector<bool> on_disk(const Streams& streams, const StreamPlan& plan) const {
+    std::vector<bool> result(streams.movable.size());
+    for (size_t i = 0; i < result.size(); ++i) result[i] = streams.movable[i] && !plan.resident[i];
+    return result;
+  }
+
+  Program make(const Streams& streams, const StreamPlan& plan, int64_t enough) const {
+    return make(on_disk(streams, plan), &streams.drafts, &plan, enough);
+  }
+
+  // Bytes on the disk.
+  int64_t spilled(const Streams& streams, const StreamPlan& plan) const {
+    int64_t state = 0, most = 0;
+    const std::vector<bool> moved = on_disk(streams, plan);
+    for (size_t i = 0; i < moved.size(); ++i) state += moved[i] ? whole_sectors(persistents[i].type.bytes()) : 0;
+    for (size_t e = 0; e < streams.entries.size(); ++e) {
+      std::set<uint32_t> pieces;
+      for (const Visit& visit : plan.visits[e]) {
+        if (visit.written >= 0 && streams.entries[e].pieces[visit.piece].persistent < 0) pieces.insert(visit.piece);
+      }
+      int64_t bytes = 0;
+      for (const uint32_t piece : pieces) bytes += streams.entries[e].pieces[piece].bytes;
+      most = std::max(most, bytes);
+    }
+    return state + most;
   }
 
   // Of a few plans that hold little the one whose addresses take least.
   Program least(const Streams& streams, StreamPlan& plan) const {
-    constexpr int64_t kMore[] = {-1, 0, 2, 5};  // percent above the floor; -1: nothing is held
+    constexpr int64_t kMore[] = {-1, 0, 2};  // percent above the floor; -1: nothing is held
     const int64_t floor = stream_floor(streams.entries);
     Program best;
     for (const int64_t more : kMore) {
+      if (!best.entries.empty() && best.arena_bytes <= floor) break;  // there is no less
       StreamPlan other = least_streams(streams.entries, streams.movable.size(), more < 0 ? 0 : floor + floor * more / 100);
-      Program program = make(streams, other);
-      if (best.arena_bytes > 0 && program.arena_bytes >= best.arena_bytes) continue;
+      Program program = make(streams, other, 0);
+      if (!best.entries.empty() && program.arena_bytes >= best.arena_bytes) continue;
       best = std::move(program);
       plan = std::move(other);
     }
     return best;
   }
 
-  Program make(const std::vector<bool>& on_disk, const std::vector<StreamDraft>* streams, const StreamPlan* streamed) const {
+  Program make(const std::vector<bool>& on_disk, const std::vector<StreamDraft>* streams, const StreamPlan* streamed,
+               int64_t enough) const {
     Program program;
     program.threads = options.threads;
     std::vector<Persistent> values = persistents.lay_out(on_disk, program);
     if (streams) program.persistent_bytes = whole_sectors(program.persistent_bytes);
     program.arena_bytes = program.persistent_bytes;
     for (size_t i = 0; i < drafts.size(); ++i) {
-      EntryMaker maker(drafts[i], values, streams ? &(*streams)[i] : nullptr, streamed ? &streamed->visits[i] : nullptr);
+      EntryMaker maker(drafts[i], values, streams ? &(*streams)[i] : nullptr, streamed ? &streamed->visits[i] : nullptr, enough);
       program.entries.push_back(maker.make(program));
       for (const Storage& storage : program.entries.back().storages)
         program.arena_bytes = std::max(program.arena_bytes, aligned(storage.place.end()));
@@ -307,9 +333,35 @@ Planner::Planner(const std::vector<PlanEntry>& entries, const PlanOptions& optio
 }
 Planner::~Planner() = default;
 
-Program Planner::resident() const { return impl_->make(std::vector<bool>(impl_->persistents.size(), false), nullptr, nullptr); }
+Program Planner::resident() const { return impl_->make(std::vector<bool>(impl_->persistents.size(), false), nullptr, nullptr, 0); }
 
-StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk, double beat) const {
+int64_t Planner::resident_bytes() const {
+  int64_t persistent = 0, most = 0;
+  for (size_t i = 0; i < impl_->persistents.size(); ++i) persistent += aligned(impl_->persistents[i].type.bytes());
+  for (const Draft& draft : impl_->drafts) most = std::max(most, simulate(draft.model, draft.order).bytes);
+  return persistent + most;
+}
+
+StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const StreamRates& disk, double beat) const {
+  constexpr double kPacked = 0.98;  // of the limit, that live bytes can have: addresses take a little more
+  const Impl::Streams streams = impl_->streams(compute);
+  const int64_t floor = stream_floor(streams.entries);
+  StreamOutlook result;
+  if (limit < floor) return result;
+  Streamer streamer(streams.entries, streams.movable.size(), limit, disk);
+  result.bound = streamer.bound();
+  if (result.bound >= beat) return result;
+  result.seconds = 0;
+  const StreamPlan plan = streamer.plan(std::max(floor, static_cast<int64_t>(kPacked * static_cast<double>(limit))), /*thorough=*/false);
+  for (size_t e = 0; e < streams.entries.size(); ++e) {
+    const double weight = streams.entries[e].weight;
+    if (weight >= kRarely) result.seconds += weight * plan.forecasts[e].seconds;
+  }
+  result.disk_bytes = impl_->spilled(streams, plan);
+  return result;
+}
+
+StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
   constexpr int kTries = 12;
   const Impl::Streams streams = impl_->streams(compute);
   const int64_t floor = stream_floor(streams.entries);
@@ -317,11 +369,10 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
   if (limit >= floor) {
     Streamer streamer(streams.entries, streams.movable.size(), limit, disk);
     result.bound = streamer.bound();
-    if (result.bound >= beat) return result;
     int64_t target = limit;
     for (int round = 0; round < kTries; ++round) {
       StreamPlan plan = streamer.plan(target);
-      result.program = impl_->make(streams, plan);
+      result.program = impl_->make(streams, plan, limit);
       result.forecasts = std::move(plan.forecasts);
       if (result.program.arena_bytes <= limit) return result;
       // Addresses took more than live bytes: aim lower by as much.

@@ -36,6 +36,12 @@ struct StreamedProgram {
   double bound = 0;  // seconds: no plan in this memory takes less for an optimizer step; 0: none holds what must be there at once
 };
 
+struct StreamOutlook {
+  double bound = 0;                                          // as above
+  double seconds = std::numeric_limits<double>::infinity();  // of an optimizer step; infinite where there is no such plan
+  int64_t disk_bytes = 0;
+};
+
 class Planner {
  public:
   // Persistent values are matched across entries by name and type, constants by content. Throws Error(unsupported) for a node whose op has
@@ -45,10 +51,13 @@ class Planner {
 
   // Everything in memory.
   Program resident() const;
+  // The least that it could take.
+  int64_t resident_bytes() const;
   // The fastest that it finds in an arena of `limit` bytes with a disk; the one of least memory where that is larger.
-  // Where none takes less than `beat` seconds for an optimizer step, it makes none: a program without entries.
-  StreamedProgram streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk,
-                           double beat = std::numeric_limits<double>::infinity()) const;
+  StreamedProgram streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const;
+  // What streamed() can be expected to lead to, without addresses. Where nothing takes less than `beat` seconds it says so at once, by the
+  // bound.
+  StreamOutlook outlook(int64_t limit, const ComputeRates& compute, const StreamRates& disk, double beat) const;
 
  private:
   struct Impl;

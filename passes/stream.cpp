@@ -12,11 +12,13 @@ namespace {
 
 // Shares of the memory above the floor that choices leave free for transfers ahead of and behind their steps.
 constexpr double kFree[] = {0, 0.03, 0.06, 0.1, 0.15, 0.22, 0.32, 0.45, 0.6, 0.8, 1};
+constexpr double kFewFree[] = {0.06, 0.22};
 // Of these, what the linear program is solved for.
 constexpr double kFreeOfBound[] = {0, 0.1, 0.32};
 // Seconds of transfers that may wait for the disk when a read is begun ahead, as shares of the entry's time.
 constexpr double kAhead[] = {1, 0.02, 0};
-constexpr size_t kBest = 4;  // ways to plan that are tried again for another target
+constexpr double kNoGap = 2e-4;  // of the bound: no other way is looked for
+constexpr size_t kBest = 4;      // ways to plan that are tried again for another target
 
 // The stays that the choices lead to, without transfers.
 std::vector<Visit> make_visits(const StreamEntry& entry, size_t number, const Holder& holder) {
@@ -94,23 +96,26 @@ struct Streamer::Impl {
 
   const std::vector<StreamEntry>& entries;
   const StreamRates rates;
-  const int64_t floor;
+  const int64_t limit, floor;
   Holder holder;
   StreamBound bound;
   std::vector<HoldOrder> orders;
   std::vector<Way> best;  // of the first plan, fastest first
 
-  Impl(const std::vector<StreamEntry>& e, size_t persistents, int64_t limit, const StreamRates& r)
-      : entries(e), rates(r), floor(stream_floor(e)), holder(e, persistents, limit, r), bound(e, persistents, limit, r) {
+  Impl(const std::vector<StreamEntry>& e, size_t persistents, int64_t l, const StreamRates& r)
+      : entries(e), rates(r), limit(l), floor(stream_floor(e)), holder(e, persistents, l, r), bound(e, persistents, l, r) {
     orders.push_back(holder.greedy());
-    for (const double share : kFreeOfBound) {
-      if (bound.settle(static_cast<int64_t>(share * static_cast<double>(limit - floor)))) orders.push_back(holder.like(bound));
-    }
   }
 
-  double seconds_of(const StreamPlan& plan) const {
+  void find_order(double share) {
+    if (bound.settle(static_cast<int64_t>(share * static_cast<double>(limit - floor)))) orders.push_back(holder.like(bound));
+  }
+
+  double seconds_of(const StreamPlan& plan, double least_weight) const {
     double seconds = 0;
-    for (size_t e = 0; e < entries.size(); ++e) seconds += entries[e].weight * plan.forecasts[e].seconds;
+    for (size_t e = 0; e < entries.size(); ++e) {
+      if (entries[e].weight >= least_weight) seconds += entries[e].weight * plan.forecasts[e].seconds;
+    }
     return seconds;
   }
 
@@ -124,10 +129,13 @@ struct Streamer::Impl {
         holder.choose(orders[way.order], target, static_cast<int64_t>(way.free * static_cast<double>(target - floor)));
       chosen = &way;
       StreamPlan plan = make_plan(entries, holder, target, rates, way.ahead);
-      way.seconds = seconds_of(plan);
+      way.seconds = seconds_of(plan, 0);
       if (way.seconds >= least) continue;
       least = way.seconds;
       result = std::move(plan);
+      if (seconds_of(result, kRarely) > bound.seconds() * (1 + kNoGap)) continue;
+      ways.resize(static_cast<size_t>(&way - ways.data()) + 1);
+      break;
     }
     std::stable_sort(ways.begin(), ways.end(), [](const Way& a, const Way& b) { return a.seconds < b.seconds; });
     return result;
@@ -140,10 +148,23 @@ Streamer::~Streamer() = default;
 
 double Streamer::bound() const { return impl_->bound.seconds(); }
 
-StreamPlan Streamer::plan(int64_t target) {
+StreamPlan Streamer::plan(int64_t target, bool thorough) {
   if (!impl_->best.empty()) return impl_->fastest(impl_->best, target);
   std::vector<Impl::Way> ways;
-  for (size_t order = 0; order < impl_->orders.size(); ++order) {
+  if (impl_->orders.size() == 1) {
+    if (!thorough) {
+      impl_->find_order(kFewFree[0]);
+    } else {
+      for (const double share : kFreeOfBound) impl_->find_order(share);
+    }
+  }
+  if (!thorough) {
+    for (size_t order = impl_->orders.size(); order-- > 0;) {
+      for (const double free : kFewFree) ways.push_back({.order = order, .free = free, .ahead = kAhead[0]});
+    }
+    return impl_->fastest(ways, target);
+  }
+  for (size_t order = impl_->orders.size(); order-- > 0;) {
     for (const double free : kFree) {
       for (const double ahead : kAhead) ways.push_back({.order = order, .free = free, .ahead = ahead});
     }

@@ -82,8 +82,8 @@ class Streamer {
 
   // No plan within the limit takes less, for an optimizer step: entries that run rarely left out.
   double bound() const;
-  // The fastest that is found within `target` bytes, between the floor and the limit.
-  StreamPlan plan(int64_t target);
+  // The fastest that is found within `target` bytes, between the floor and the limit. Not thorough: of fewer ways to plan.
+  StreamPlan plan(int64_t target, bool thorough = true);
 
  private:
   struct Impl;

@@ -10,11 +10,25 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kUnit = 1e6;           // bytes of a row of memory
-constexpr int kRounds = 24;             // of rows of time
-constexpr size_t kRowsARound = 6;       // an entry
-constexpr double kTolerance = 1e-4;     // of an entry's time, that a row of time may be violated
+constexpr int kRounds = 12;             // of rows of time
+constexpr size_t kRowsARound = 12;      // an entry
+constexpr double kTolerance = 3e-4;     // of an entry's time, that a row of time may be violated
 constexpr double kLeast = 0.5;          // of the limit: steps at which less can be there need no row
 constexpr double kTransferCost = 1e-4;  // of a second of transfers, of those that take the same time
+
+// Of the marked moments all of the first and the last, and evenly of those between.
+std::vector<int32_t> thinned(const std::vector<bool>& marked) {
+  constexpr size_t kEnds = 64, kBetween = 256;
+  std::vector<int32_t> all, result;
+  for (size_t m = 0; m < marked.size(); ++m) {
+    if (marked[m]) all.push_back(static_cast<int32_t>(m));
+  }
+  const size_t stride = all.size() / kBetween + 1;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (i < kEnds || i + kEnds >= all.size() || i % stride == 0) result.push_back(all[i]);
+  }
+  return result;
+}
 
 }  // namespace
 
@@ -235,15 +249,13 @@ void StreamBound::add_time(EntryRows& rows, int32_t begin, int32_t end) {
 // Makes the rows of time that the solution violates most, of stretches that don't meet.
 bool StreamBound::add_violated(EntryRows& rows) {
   const size_t moments = rows.begin.size();
+  std::vector<bool> begins(moments), ends(moments);
+  for (const Job& job : rows.jobs) begins[static_cast<size_t>(job.begin)] = ends[static_cast<size_t>(job.end)] = true;
+  const std::vector<int32_t> first = thinned(begins), last = thinned(ends);
   std::vector<std::vector<const Job*>> beginning(moments);
-  std::vector<bool> ends(moments);
   for (const Job& job : rows.jobs) {
-    beginning[static_cast<size_t>(job.begin)].push_back(&job);
-    ends[static_cast<size_t>(job.end)] = true;
-  }
-  std::vector<int32_t> last;  // moments with which a job ends
-  for (size_t m = 0; m < moments; ++m) {
-    if (ends[m]) last.push_back(static_cast<int32_t>(m));
+    const auto after = std::upper_bound(first.begin(), first.end(), job.begin);
+    if (after != first.begin()) beginning[static_cast<size_t>(*std::prev(after))].push_back(&job);
   }
   // Where a moment has no column yet, the last before it (for beginnings) or the first behind it stands for it: never more violated.
   std::vector<double> early(moments), late(moments);
@@ -265,8 +277,8 @@ bool StreamBound::add_violated(EntryRows& rows) {
       double seconds = job->constant;
       for (const LinearTerm& term : job->terms) seconds += term.factor * program_.value(term.column);
       if (seconds < 1e-12) continue;
-      const auto first = std::lower_bound(last.begin(), last.end(), job->end) - last.begin();
-      for (size_t i = static_cast<size_t>(first); i < last.size(); ++i) inside[i] += seconds;
+      const auto from = std::lower_bound(last.begin(), last.end(), job->end) - last.begin();
+      for (size_t i = static_cast<size_t>(from); i < last.size(); ++i) inside[i] += seconds;
     }
     Stretch most{0, static_cast<int32_t>(begin), 0};
     for (size_t i = 0; i < last.size(); ++i) {

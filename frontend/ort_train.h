@@ -95,6 +95,7 @@ struct PlanReport {
   int64_t train_samples = 0, valid_samples = 0, total_steps = 0;
   double flops_per_step = 0;
   double machine_flops = 0, machine_bytes_per_second = 0;  // measured: matrix products, memory traffic
+  int64_t state_bytes = 0;                                 // of disk_bytes: the state file, two slots for each weight and optimizer tensor
   int64_t disk_bytes = 0;                                  // that the job takes on the disk
   int64_t disk_read_per_step = 0, disk_written_per_step = 0;
   double stalled_milliseconds = 0;               // of the predicted, waiting for the disk

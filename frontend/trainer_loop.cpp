@@ -208,6 +208,7 @@ Summary Trainer::Impl::train() {
   make_folders(options.output_dir);
   const FolderLock lock(options.output_dir);
   check_output(info, options.output_dir);
+  remove_checkpoint_leftovers(options.output_dir);
   prepare();
   check_disk();
   StepLog log(options.log_file, state.step);
@@ -275,7 +276,7 @@ Summary Trainer::Impl::train() {
   summary.last_loss = mean(std::span(state.last_losses).last(window));
   summary.milliseconds_per_step = state.step > first_step ? step_seconds * 1e3 / static_cast<double>(state.step - first_step) : 0;
   summary.planned_peak_bytes = program.arena_bytes;
-  summary.planned_disk_bytes = program.disk_bytes;
+  summary.planned_disk_bytes = report.disk_bytes;
   if (disk) {
     summary.disk_bytes_read = disk->bytes_read();
     summary.disk_bytes_written = disk->bytes_written();

@@ -153,7 +153,7 @@ void Trainer::Impl::recompute_to_fit(std::unique_ptr<Planner> planner) {
 void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
   settle_reserve(/*with_disk=*/true);
   const auto fits_on_disk = [&](const StreamedProgram& made) {
-    return options.nvme_budget == 0 || made.program.disk_bytes <= options.nvme_budget;
+    return options.nvme_budget == 0 || disk_need(made.program).total() <= options.nvme_budget;
   };
   least_budget = std::min(reserve + whole_pages(program.arena_bytes), least_with_disk());
   if (options.budget == 0 || options.budget - reserve >= program.arena_bytes || options.budget < least_budget) return;
@@ -175,7 +175,7 @@ void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
   if (streamed.program.arena_bytes > limit) streamed = least_streamed(*planner);
   if (!fits_on_disk(streamed)) {
     throw error(ErrorCode::budget, "within {} bytes of memory this job takes {} bytes on the disk, more than --nvme-budget {}",
-                grouped(options.budget), grouped(streamed.program.disk_bytes), options.nvme_budget);
+                grouped(options.budget), grouped(disk_need(streamed.program).total()), options.nvme_budget);
   }
   planner.reset();
   // An update behind its step waits for the disk; before the next step's uses it hides behind computing.

@@ -80,7 +80,9 @@ void Trainer::Impl::describe(double seconds) {
     report.predicted_milliseconds += more.seconds * 1e3;
   }
 
-  report.disk_bytes = program.disk_bytes;
+  const DiskNeed disk_bytes = disk_need(program);
+  report.disk_bytes = disk_bytes.total();
+  report.state_bytes = disk_bytes.state;
   if (!forecasts.empty()) {
     const auto add = [&](int entry, double times) {
       if (entry < 0) return;
@@ -111,11 +113,14 @@ void Trainer::Impl::describe(double seconds) {
   report.text += memory_table(program, graphs, frame);
   if (report.disk_bytes > 0) {
     const auto gigabytes = [](double bytes) { return fmt::format("{:.3g} GB", bytes / 1e9); };
-    report.text +=
-        fmt::format("disk        {} on {} · {} read, {} written a step ({} in all)\n", gigabytes(static_cast<double>(report.disk_bytes)),
-                    options.nvme_path, gigabytes(static_cast<double>(report.disk_read_per_step)),
-                    gigabytes(static_cast<double>(report.disk_written_per_step)),
-                    gigabytes(static_cast<double>(report.disk_written_per_step) * static_cast<double>(total_steps)));
+    report.text += fmt::format(
+        "disk        {} on {}{} · {} read, {} written a step ({} in all)\n", gigabytes(static_cast<double>(report.disk_bytes)),
+        options.nvme_path,
+        report.state_bytes > 0
+            ? fmt::format(" ({} are two slots for all weights and optimizer state)", gigabytes(static_cast<double>(report.state_bytes)))
+            : "",
+        gigabytes(static_cast<double>(report.disk_read_per_step)), gigabytes(static_cast<double>(report.disk_written_per_step)),
+        gigabytes(static_cast<double>(report.disk_written_per_step) * static_cast<double>(total_steps)));
   }
   if (report.saved_recomputed > 0) {
     report.text += fmt::format("recompute   {} of {} saved tensors ({:.2f} of {:.2f} GB) · {} ms a step\n", report.saved_recomputed,
@@ -140,6 +145,7 @@ void Trainer::Impl::write_plan_json(const nlohmann::ordered_json& memory) const 
       {"budget_bytes", report.budget},
       {"minimum_budget_bytes", report.minimum_budget},
       {"planned_peak_bytes", {{"RAM", report.arena_bytes}, {"NVMe", report.disk_bytes}}},
+      {"disk", {{"state_file_bytes", report.state_bytes}, {"spill_bytes", report.disk_bytes - report.state_bytes}}},
       {"disk_read_per_step", report.disk_read_per_step},
       {"disk_written_per_step", report.disk_written_per_step},
       {"stalled_ms_per_step", report.stalled_milliseconds},

@@ -170,6 +170,15 @@ void prune(const std::string& output_dir, const std::string& saved, int64_t run,
 
 }  // namespace
 
+void remove_superseded(const std::string& output_dir, const std::string& path) {
+  const std::optional<SlotTable> table = table_in(path);
+  bool before = false;
+  for (const auto& [step, other] : find_checkpoints(output_dir)) {
+    if (before && table && table_in(other).value_or(SlotTable{}).id == table->id) remove_folder(other);
+    before |= other == path;
+  }
+}
+
 void remove_checkpoint_leftovers(const std::string& output_dir) {
   std::error_code code;
   std::vector<std::string> leftovers;

@@ -74,6 +74,9 @@ using BeforeLoad = std::function<bool(const SlotTable* table, const std::string&
 Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& content, const Note& note, const std::string& nvme_path = {},
                        const BeforeLoad& before = nullptr);
 
+// Removes the checkpoints before `path` that refer to its state file: what a run that was killed before it came to that has left.
+void remove_superseded(const std::string& output_dir, const std::string& path);
+
 // Removes what a killed run has left of checkpoints that were on their way in or out.
 void remove_checkpoint_leftovers(const std::string& output_dir);
 

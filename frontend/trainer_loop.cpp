@@ -210,6 +210,7 @@ Summary Trainer::Impl::train() {
   check_output(info, options.output_dir);
   remove_checkpoint_leftovers(options.output_dir);
   prepare();
+  if (options.resume) remove_superseded(options.output_dir, checkpoint_path);
   check_disk();
   StepLog log(options.log_file, state.step);
 

@@ -209,6 +209,8 @@ TEST_P(SlotCheckpointTest, AKillAtAnyCallLosesNothing) {
       EXPECT_TRUE(found == 2 || (found == 1 && !ended && !first)) << "call " << n;
       EXPECT_THAT(notes, testing::IsEmpty()) << "call " << n;
       EXPECT_EQ(state_files(), 1u) << "call " << n;
+      remove_superseded(out, out + "/checkpoint-" + std::to_string(found));
+      EXPECT_THAT(names_in(out), testing::ElementsAre("checkpoint-" + std::to_string(found)));
       step(3);  // what the killed one left is no obstacle
       save(3);
       EXPECT_EQ(resume(), 3);

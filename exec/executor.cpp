@@ -286,6 +286,14 @@ std::span<std::byte> Executor::persistent(std::string_view name, int desk) { ret
 std::span<std::byte> Executor::blank(std::string_view name) { return impl_->persistent(impl_->find(name), 0, false); }
 void Executor::changed(std::string_view name, int desk) { impl_->changed(impl_->find(name), desk); }
 
+std::span<std::byte> Executor::spare(int64_t most) {
+  const int64_t begin = whole_sectors(impl_->program.persistent_bytes);
+  const int64_t bytes = std::max<int64_t>(0, std::min(most, impl_->program.arena_bytes - begin)) / kSector * kSector;
+  require(impl_->data != nullptr, "an executor has no memory yet");
+  if (bytes > 0) impl_->measured = std::max(impl_->measured, begin + bytes);
+  return {impl_->data + begin, static_cast<size_t>(bytes)};
+}
+
 void Executor::profile(bool on) {
   impl_->profiling = on;
   for (size_t e = 0; e < impl_->entries.size(); ++e) impl_->seconds[e].assign(on ? impl_->entries[e].size() : 0, 0);

@@ -39,6 +39,9 @@ class Executor {
   std::span<std::byte> blank(std::string_view name);
   // The bytes that persistent() or blank() gave for that desk have been changed: brings them to the disk, where they live there.
   void changed(std::string_view name, int desk = 0);
+  // Memory that nothing lives in between runs, for a caller that copies: at most `most` bytes, whole sectors, aligned. What the last run or
+  // persistent() left there is gone.
+  std::span<std::byte> spare(int64_t most);
 
   // Runs an entry from first to last instruction; its inputs must have been filled since its last run. `stop`, polled between
   // instructions, abandons the run (returns false): state that it had changed by then stays changed. Allocates nothing itself.

@@ -4,7 +4,9 @@
 #include <charconv>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
+#include "frontend/checkpoint_slots.h"
 #include "frontend/file.h"
 #include "frontend/safetensors.h"
 #include "graph/error.h"
@@ -16,9 +18,8 @@ using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
 constexpr int kFormat = 1;
-constexpr size_t kKept = 2;
+constexpr size_t kKept = 2, kKeptInSlots = 1;
 constexpr const char* kPrefix = "checkpoint-";
-constexpr const char* kManifest = "state.json";
 constexpr int64_t kManifestLimit = int64_t{256} << 20;
 
 std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
@@ -120,31 +121,39 @@ std::vector<std::pair<int64_t, std::string>> find_checkpoints(const std::string&
   return found;
 }
 
+// The table of a folder whose tensors are in a state file, if it can be read.
+std::optional<SlotTable> table_in(const std::string& folder) {
+  try {
+    return slots_of(read_manifest(folder).at("slots"));
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+void remove_with_state(const std::string& output_dir, const std::string& folder) {
+  const std::optional<SlotTable> table = table_in(folder);
+  std::error_code code;
+  fs::remove(fs::path(folder) / kStateLink, code);
+  if (table) release_state(output_dir, *table);
+  fs::remove_all(folder, code);  // last: what is killed before it is done again
+}
+
 // Renames first: a crash leaves a leftover, never half a checkpoint under its name.
 void remove_folder(const std::string& path) {
-  const std::string temporary = (fs::path(folder_of(path)) / (".tmp-old-" + fs::path(path).filename().string())).string();
+  const std::string output_dir = folder_of(path);
+  const std::string temporary = (fs::path(output_dir) / (".tmp-old-" + fs::path(path).filename().string())).string();
   std::error_code code;
   fs::remove_all(temporary, code);
   fs::rename(path, temporary, code);
-  fs::remove_all(temporary, code);
+  remove_with_state(output_dir, temporary);
 }
 
-void remove_leftovers(const std::string& output_dir) {
-  std::error_code code;
-  std::vector<fs::path> leftovers;
-  for (const auto& entry : fs::directory_iterator(output_dir, code)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with(std::string(".tmp-") + kPrefix) || name.starts_with(std::string(".tmp-old-") + kPrefix))
-      leftovers.push_back(entry.path());
-  }
-  for (const fs::path& leftover : leftovers) fs::remove_all(leftover, code);
-}
-
-// Keeps the newest two of this run; those of earlier runs in the same folder go once this run has two of its own.
-void prune(const std::string& output_dir, int64_t run) {
-  size_t own = 0;
+// Keeps `saved`, which is new, and the newest of this run; those of earlier runs in the same folder go once this run has as many.
+void prune(const std::string& output_dir, const std::string& saved, int64_t run, size_t kept) {
+  size_t own = 1;
   std::vector<std::string> others;
   for (const auto& [step, path] : find_checkpoints(output_dir)) {
+    if (path == saved) continue;
     bool mine = false;
     try {
       mine = read_manifest(path).at("state").at("run").get<int64_t>() == run;
@@ -152,24 +161,48 @@ void prune(const std::string& output_dir, int64_t run) {
     }
     if (!mine)
       others.push_back(path);
-    else if (++own > kKept)
+    else if (++own > kept)
       remove_folder(path);
   }
-  if (own < kKept) return;
+  if (own < kept) return;
   for (const std::string& path : others) remove_folder(path);
 }
 
 }  // namespace
 
-std::string save_checkpoint(const std::string& output_dir, const RunState& state, const CheckpointContent& content) {
+void remove_superseded(const std::string& output_dir, const std::string& path) {
+  const std::optional<SlotTable> table = table_in(path);
+  bool before = false;
+  for (const auto& [step, other] : find_checkpoints(output_dir)) {
+    if (before && table && table_in(other).value_or(SlotTable{}).id == table->id) remove_folder(other);
+    before |= other == path;
+  }
+}
+
+void remove_checkpoint_leftovers(const std::string& output_dir) {
+  std::error_code code;
+  std::vector<std::string> leftovers;
+  for (const auto& entry : fs::directory_iterator(output_dir, code)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(std::string(".tmp-") + kPrefix) || name.starts_with(std::string(".tmp-old-") + kPrefix))
+      leftovers.push_back(entry.path().string());
+  }
+  for (const std::string& leftover : leftovers) remove_with_state(output_dir, leftover);
+}
+
+std::string save_checkpoint(const std::string& output_dir, const RunState& state, const CheckpointContent& content, StateFile* slots) {
   const std::string name = kPrefix + std::to_string(state.step);
   const std::string path = (fs::path(output_dir) / name).string(), temporary = (fs::path(output_dir) / (".tmp-" + name)).string();
-  remove_leftovers(output_dir);
+  remove_checkpoint_leftovers(output_dir);
   try {
     make_folders(temporary);
     Json body = {{"format", kFormat}, {"model", content.model}, {"settings", content.settings}, {"state", to_json(state)}};
-    body["files"]["weights.safetensors"] = write_tensors((fs::path(temporary) / "weights.safetensors").string(), content.weights);
-    body["files"]["optimizer.safetensors"] = write_tensors((fs::path(temporary) / "optimizer.safetensors").string(), content.optimizer);
+    if (slots != nullptr) {
+      body["slots"] = slots_to_json(slots->sync(), content);
+    } else {
+      body["files"]["weights.safetensors"] = write_tensors((fs::path(temporary) / "weights.safetensors").string(), content.weights);
+      body["files"]["optimizer.safetensors"] = write_tensors((fs::path(temporary) / "optimizer.safetensors").string(), content.optimizer);
+    }
     const std::string text = dump(body);
     {
       File manifest = File::create((fs::path(temporary) / kManifest).string());
@@ -177,6 +210,7 @@ std::string save_checkpoint(const std::string& output_dir, const RunState& state
       manifest.write(0, std::as_bytes(std::span(whole)));
       manifest.sync();
     }
+    if (slots != nullptr) slots->name_for((fs::path(temporary) / kStateLink).string());  // behind the manifest, which says whose it is
     sync_folder(temporary);
     if (exists(path)) remove_folder(path);  // of an earlier run, or broken
     rename_synced(temporary, path);
@@ -185,20 +219,22 @@ std::string save_checkpoint(const std::string& output_dir, const RunState& state
     fs::remove_all(temporary, code);
     throw;
   }
-  prune(output_dir, state.run);
+  if (slots != nullptr) slots->published();
+  prune(output_dir, path, state.run, slots != nullptr ? kKeptInSlots : kKept);
   return path;
 }
 
-Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& content, const Note& note) {
+Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& content, const Note& note, const std::string& nvme_path,
+                       const BeforeLoad& before) {
   struct Candidate {
     int64_t run, step;
     std::string path;
     Json manifest;
   };
   std::vector<Candidate> candidates;
-  bool broken = false;
+  std::string broken;  // why the newest of them is
   const auto skip = [&](const std::string& path, const std::string& why) {
-    broken = true;
+    if (broken.empty()) broken = path + ": " + why;
     note(fmt::format("{} is skipped: {}", path, why));
   };
   for (const auto& [step, path] : find_checkpoints(output_dir)) {
@@ -210,11 +246,18 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
       skip(path, problem.what());
     }
   }
-  if (candidates.empty() && !broken) throw error(ErrorCode::usage, "{}: there is no checkpoint to resume from", output_dir);
+  if (candidates.empty() && broken.empty()) throw error(ErrorCode::usage, "{}: there is no checkpoint to resume from", output_dir);
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const auto& a, const auto& b) { return a.run > b.run; });  // the latest run first
   for (const Candidate& candidate : candidates) {
     Loaded loaded{.state = {}, .path = candidate.path, .settings = {}};
+    bool preparing = false;
+    const auto prepare = [&](const SlotTable* table, const std::string& file) {
+      preparing = true;
+      const bool in_place = before && before(table, file);
+      preparing = false;
+      return in_place;
+    };
     try {
       candidate.manifest.at("settings").get_to(loaded.settings);
       const std::string optimizer = loaded.settings.contains("optim") ? loaded.settings.at("optim") : "";
@@ -228,24 +271,33 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
       }
       loaded.state = state_of(candidate.manifest.at("state"));
       if (loaded.state.step != candidate.step) throw error(ErrorCode::corrupt, "its manifest is that of step {}", loaded.state.step);
+      if (candidate.manifest.contains("slots")) {
+        const Json& slots = candidate.manifest.at("slots");
+        const SlotTable table = slots_of(slots);
+        const std::string file = find_state_file(table, candidate.path, nvme_path);
+        const bool in_place = prepare(&table, file);
+        read_slots(file, table, slots, content, in_place);
+        return loaded;
+      }
+      prepare(nullptr, {});
       const Json& files = candidate.manifest.at("files");
       read_tensors((fs::path(candidate.path) / "weights.safetensors").string(), files.at("weights.safetensors"), content.weights);
       read_tensors((fs::path(candidate.path) / "optimizer.safetensors").string(), files.at("optimizer.safetensors"), content.optimizer);
       return loaded;
     } catch (const Error& problem) {
-      if (problem.code() == ErrorCode::usage) throw;
+      if (problem.code() == ErrorCode::usage || (preparing && problem.code() != ErrorCode::corrupt)) throw;
       skip(candidate.path, problem.what());
     } catch (const std::exception& problem) {
       skip(candidate.path, problem.what());
     }
   }
-  throw error(ErrorCode::corrupt, "{}: none of its checkpoints is whole, so there is nothing to resume from", output_dir);
+  throw error(ErrorCode::corrupt, "{}: none of its checkpoints is whole, so there is nothing to resume from ({})", output_dir, broken);
 }
 
-int64_t checkpoint_bytes(const CheckpointContent& content) {
+int64_t checkpoint_bytes(const CheckpointContent& content, bool in_slots) {
   int64_t bytes = int64_t{1} << 20;
   for (const auto* list : {&content.weights, &content.optimizer}) {
-    for (const StateTensor& tensor : *list) bytes += tensor.type.bytes() + 256;
+    for (const StateTensor& tensor : *list) bytes += in_slots ? 512 : tensor.type.bytes() + 256;
   }
   return bytes;
 }

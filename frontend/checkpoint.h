@@ -4,6 +4,9 @@
 // itself), then the folder, then renamed, then the parent synced. A folder of the right name is therefore whole, unless the disk broke it
 // later, which the checksums show. Older ones are pruned only after that, never below two. Tensors go from the arena to the file and
 // back, without a copy; those that live on a disk by way of the arena.
+//
+// A streamed run's tensors stay where they are, in its state file (offload/state_file.h), whose current slots the manifest writes down in
+// place of the two files. The next checkpoint's slots are those that this one leaves free, so only the last one is kept.
 
 #pragma once
 
@@ -16,6 +19,7 @@
 #include <vector>
 
 #include "graph/types.h"
+#include "offload/state_file.h"
 
 namespace ort_train {
 
@@ -38,6 +42,7 @@ struct StateTensor {
   // another tensor is asked for.
   std::function<std::span<std::byte>(bool overwrite)> bytes;
   std::function<void()> changed;  // after what bytes() gave was written to
+  bool on_disk = false;           // it lives in the run's state file
 };
 
 struct CheckpointContent {
@@ -54,14 +59,28 @@ struct Loaded {
 
 using Note = std::function<void(const std::string&)>;
 
-// Returns the new folder's path. Throws Error(io); what was saved before stays as it is.
-std::string save_checkpoint(const std::string& output_dir, const RunState& state, const CheckpointContent& content);
+// Returns the new folder's path. Throws Error(io); what was saved before stays as it is. `slots`: where all tensors are already, in place
+// of being written.
+std::string save_checkpoint(const std::string& output_dir, const RunState& state, const CheckpointContent& content,
+                            StateFile* slots = nullptr);
 
-// Loads the newest valid checkpoint into content's tensors. Those that aren't valid are skipped, with a note each.
-// Throws Error(corrupt) where there are some and none is valid, Error(usage) where there is none, or none of this model.
-Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& content, const Note& note);
+// Called before the tensors of a checkpoint are read, for what they are read into. Where they are in a state file, that is `table`'s, found
+// at `path` (else null); true says that the run goes on with this file.
+using BeforeLoad = std::function<bool(const SlotTable* table, const std::string& path)>;
 
-// Bytes that one checkpoint takes on disk.
-int64_t checkpoint_bytes(const CheckpointContent& content);
+// Loads the newest valid checkpoint into content's tensors. Those that aren't valid are skipped, with a note each. `nvme_path`: where else
+// a state file may be. Throws Error(corrupt) where there are some and none is valid, Error(usage) where there is none, or none of this
+// model.
+Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& content, const Note& note, const std::string& nvme_path = {},
+                       const BeforeLoad& before = nullptr);
+
+// Removes the checkpoints before `path` that refer to its state file: what a run that was killed before it came to that has left.
+void remove_superseded(const std::string& output_dir, const std::string& path);
+
+// Removes what a killed run has left of checkpoints that were on their way in or out.
+void remove_checkpoint_leftovers(const std::string& output_dir);
+
+// Bytes that one checkpoint takes on disk, without a state file.
+int64_t checkpoint_bytes(const CheckpointContent& content, bool in_slots = false);
 
 }  // namespace ort_train

@@ -61,6 +61,14 @@ struct StepResult {
   int64_t counted = 0;  // labels
 };
 
+// What a program takes on the disk.
+struct DiskNeed {
+  int64_t state = 0;  // the state file: two slots for each tensor that survives; 0 where none of them lives on the disk
+  int64_t spill = 0;  // the rest
+  int64_t total() const { return state + spill; }
+};
+DiskNeed disk_need(const Program& program);
+
 struct Trainer::Impl {
   Impl(const Options& options, Callbacks callbacks);
 
@@ -148,7 +156,7 @@ struct Trainer::Impl {
   ModelInfo info;
   std::vector<Weight> weights;
   std::vector<std::unique_ptr<JobEntry>> entries;  // index = the program's entry
-  bool model_read = false;  // weights and info are there
+  bool model_read = false;                         // weights and info are there
   int64_t class_count = 0;
   int64_t total_steps = 0;
   Schedule schedule;
@@ -178,6 +186,12 @@ struct Trainer::Impl {
   std::span<const std::byte> parameter(const std::string& name) const;  // empty where no entry holds it
   std::string weights_hash() const;
   std::map<std::string, std::string> settings() const;
+  // trainer_disk.cpp: files on the disk
+  void tidy_disk() const;
+  // Makes them and gives the executor its memory; true where the run goes on with the state file of the checkpoint that has `table`.
+  bool start_disk(const SlotTable* table, const std::string& path);
+  std::unique_ptr<StateFile> take_over(const SlotTable& table, const std::string& path) const;
+  StateFile* fill_slots();
 
   std::optional<Arena> arena;
   std::unique_ptr<SpillDisk> disk;

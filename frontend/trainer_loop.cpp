@@ -242,7 +242,9 @@ Summary Trainer::Impl::train() {
   make_folders(options.output_dir);
   const FolderLock lock(options.output_dir);
   check_output(info, options.output_dir);
+  remove_checkpoint_leftovers(options.output_dir);
   prepare();
+  if (options.resume) remove_superseded(options.output_dir, checkpoint_path);
   check_disk();
   StepLog log(options.log_file, state.step);
 
@@ -324,7 +326,7 @@ Summary Trainer::Impl::train() {
   summary.planned_read_per_step = report.disk_read_per_step;
   summary.planned_written_per_step = report.disk_written_per_step;
   summary.planned_peak_bytes = program.arena_bytes;
-  summary.planned_disk_bytes = program.disk_bytes;
+  summary.planned_disk_bytes = report.disk_bytes;
   if (disk) {
     summary.disk_bytes_read = disk->bytes_read();
     summary.disk_bytes_written = disk->bytes_written();

@@ -218,7 +218,7 @@ void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
       if (choice.trial.planner->resident_bytes() <= limit) made.program = choice.trial.planner->resident();
       if (made.program.entries.empty() || made.program.arena_bytes > limit) made = choice.trial.planner->streamed(limit, machine, rates);
       if (made.program.arena_bytes > limit) continue;
-      choice.disk_bytes = made.program.disk_bytes;
+      choice.disk_bytes = disk_need(made.program).total();
       if (options.nvme_budget == 0 || choice.disk_bytes <= options.nvme_budget) {
         if (choice.deferred != deferred || choice.together != together) exchange(other);
         adopt_as(choice.trial);

@@ -122,7 +122,9 @@ void Trainer::Impl::describe_step() {
   report.bounded_by = step.compute >= step.read + step.write ? "compute" : "disk";
   report.bound_milliseconds = forecasts.empty() ? report.computing_milliseconds : bound * 1e3;
   report.micro_batches_together = together;
-  report.disk_bytes = program.disk_bytes;
+  const DiskNeed need = disk_need(program);
+  report.disk_bytes = need.total();
+  report.state_bytes = need.state;
   if (program.disk_bytes > 0) {
     for (size_t i = 0; i < program.entries.size(); ++i) {
       const DiskPeak peak = disk_peak(program, program.entries[i], entries[i]->job.graph);
@@ -193,6 +195,9 @@ std::string Trainer::Impl::plan_text(const std::string& memory) const {
   if (report.disk_bytes > 0) {
     text += fmt::format("  NVMe    {} on {}, in use at once {}{}\n", shown(report.disk_bytes), options.nvme_path,
                         shown(report.disk_peak_bytes), report.disk_peak_op.empty() ? "" : ", at " + report.disk_peak_op);
+    if (report.state_bytes > 0)
+      text += fmt::format("          of these {} for two slots of each weight and its optimizer state, so that checkpoints copy nothing\n",
+                          shown(report.state_bytes));
   }
   text += shown_moves(report.moves);
   if (together > 1)
@@ -244,6 +249,7 @@ void Trainer::Impl::write_plan_json(const nlohmann::ordered_json& memory) const 
       {"minimum_budget_bytes", report.minimum_budget},
       {"minimum", {{"op", report.minimum_op}, {"entry", report.minimum_entry}}},
       {"planned_peak_bytes", {{"RAM", report.arena_bytes}, {"NVMe", report.disk_bytes}}},
+      {"disk", {{"state_file_bytes", report.state_bytes}, {"spill_bytes", report.disk_bytes - report.state_bytes}}},
       {"disk_read_per_step", report.disk_read_per_step},
       {"disk_written_per_step", report.disk_written_per_step},
       {"disk_peak", {{"bytes", report.disk_peak_bytes}, {"op", report.disk_peak_op}}},

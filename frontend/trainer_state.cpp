@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
-#include <sstream>
 
 #include "frontend/budget.h"
 #include "frontend/export.h"
@@ -54,33 +53,34 @@ void Trainer::Impl::prepare() {
   data.train->load();
   if (data.valid) data.valid->load();
   arena.emplace(program.arena_bytes);
-  if (program.disk_bytes > 0) {
-    disk = std::make_unique<SpillDisk>(
-        SpillOptions{.folder = options.nvme_path, .engine = disk_engine(), .checksums = options.nvme_checksums}, program.disk_bytes);
-    std::istringstream lines(disk->note());
-    for (std::string line; std::getline(lines, line);) note(line);
-  }
-  executor->attach(*arena, disk.get());
-  for (const auto& entry : entries) release_constants(entry->job.graph);
-  for (Persistent& value : program.persistent) value.initial.reset();
-  load_weights();
+  tidy_disk();
   for (const Persistent& value : program.persistent) {
     if (value.purpose != Purpose::weights && value.purpose != Purpose::optimizer) continue;
     const StateTensor tensor{
         .name = value.name,
         .type = value.type,
         .bytes = [this, &value](bool overwrite) { return overwrite ? executor->blank(value.name) : executor->persistent(value.name); },
-        .changed = [this, &value] { executor->changed(value.name); }};
+        .changed = [this, &value] { executor->changed(value.name); },
+        .on_disk = value.disk.bytes > 0};
     if (value.purpose == Purpose::weights) content.weights.push_back(tensor);
     if (value.purpose == Purpose::optimizer) content.optimizer.push_back(tensor);
   }
+  for (auto* list : {&content.weights, &content.optimizer})  // the plan has an order of its own
+    std::sort(list->begin(), list->end(), [](const StateTensor& a, const StateTensor& b) { return a.name < b.name; });
   content.settings = settings();
   std::string description;
   for (const StateTensor& tensor : content.weights) description += fmt::format("{}: {}\n", tensor.name, to_string(tensor.type));
   content.model = hex16(hash_bytes(std::as_bytes(std::span(description))));
   state.run = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
   state.seed = options.seed;
-  if (options.resume) resume();
+  if (options.resume) {
+    resume();
+  } else {
+    start_disk(nullptr, {});
+    load_weights();
+  }
+  for (const auto& entry : entries) release_constants(entry->job.graph);
+  for (Persistent& value : program.persistent) value.initial.reset();
   if (options.budget_is_process) release_free_heap();
 }
 
@@ -129,7 +129,9 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
 }
 
 void Trainer::Impl::resume() {
-  const Loaded loaded = load_checkpoint(options.output_dir, content, [&](const std::string& text) { note(text); });
+  const Loaded loaded = load_checkpoint(
+      options.output_dir, content, [&](const std::string& text) { note(text); }, options.nvme_path,
+      [&](const SlotTable* table, const std::string& path) { return start_disk(table, path); });
   std::string changed;
   for (const auto& [name, now] : content.settings) {
     const auto then = loaded.settings.find(name);
@@ -150,7 +152,7 @@ void Trainer::Impl::check_disk() const {
   struct statvfs status;
   if (::statvfs(options.output_dir.c_str(), &status) != 0) return;
   const int64_t free = static_cast<int64_t>(status.f_bavail) * static_cast<int64_t>(status.f_frsize);
-  const int64_t wanted = checkpoint_bytes(content) + export_bytes(info);
+  const int64_t wanted = checkpoint_bytes(content, /*in_slots=*/disk && disk->state() != nullptr) + export_bytes(info);
   if (free < wanted) {
     throw error(ErrorCode::io, "{}: the disk has {} bytes left; a checkpoint and the new model take {}", options.output_dir, free, wanted);
   }
@@ -159,7 +161,7 @@ void Trainer::Impl::check_disk() const {
 void Trainer::Impl::save(bool note_it) {
   flush();
   state.seed = options.seed;
-  checkpoint_path = save_checkpoint(options.output_dir, state, content);
+  checkpoint_path = save_checkpoint(options.output_dir, state, content, fill_slots());
   if (note_it) note(fmt::format("saved {}", checkpoint_path));
 }
 

@@ -15,5 +15,7 @@ inline constexpr int64_t kChecksumPiece = int64_t{256} << 10;
 
 // Adds up over parts: `first_piece` is the index of the first piece in the whole; only the last part may end within a piece.
 uint64_t checksum(std::span<const std::byte> bytes, uint64_t first_piece = 0);
+// That of the bytes with zeros behind them, `whole` in all.
+uint64_t checksum_with_zeros(std::span<const std::byte> bytes, int64_t whole);
 
 }  // namespace ort_train

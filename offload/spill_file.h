@@ -1,8 +1,8 @@
-// SpillFile: the file of one run on the disk tier, in a folder that the user names. All its space is taken when it is made, and it is
-// removed with the object.
+// SpillFile: what of a run lies on the disk tier and ends with it, in a folder that the user names. All its space is taken when it is made,
+// and it is removed with the object.
 //
-// What a killed run left in the folder is removed when the next SpillFile is made there: a live owner holds a lock (flock) on its file, a
-// dead one does not. Whoever deletes the file during the run only takes its name: the space stays until the object ends.
+// What a killed run left in the folder is removed when the next SpillFile is made there. Whoever deletes the file during the run only takes
+// its name: the space stays until the object ends.
 //
 // Requests on file() may come from any thread; the rest belongs to one.
 
@@ -29,16 +29,10 @@ class SpillFile {
   std::string note() const;
 
  private:
-  void reserve(const std::string& folder);
-  void remove() const;
-
   int64_t bytes_;
   int64_t removed_ = 0;  // bytes of leftovers
   bool reserved_ = true;
   DiskFile file_;
 };
-
-// Removes spill files in `folder` whose owners are dead; returns the bytes that they held. Touches nothing else.
-int64_t remove_spill_leftovers(const std::string& folder);
 
 }  // namespace ort_train

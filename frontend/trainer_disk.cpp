@@ -1,0 +1,134 @@
+// What of a streamed job lies on the disk: the state file, which outlives the process, and the spill file, which doesn't.
+
+#include <algorithm>
+#include <filesystem>
+#include <sstream>
+
+#include "frontend/checkpoint_slots.h"
+#include "frontend/trainer_impl.h"
+#include "graph/error.h"
+#include "offload/disk_folder.h"
+
+namespace ort_train {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool survives(const Persistent& value) { return value.purpose == Purpose::weights || value.purpose == Purpose::optimizer; }
+
+// Bytes at the front of the program's disk that belong to tensors which survive; 0: none is there.
+int64_t homes_end(const Program& program) {
+  int64_t end = 0, others = program.disk_bytes;
+  for (const Persistent& value : program.persistent) {
+    if (value.disk.bytes == 0) continue;
+    if (survives(value))
+      end = std::max(end, value.disk.offset + whole_sectors(value.disk.bytes));
+    else
+      others = std::min(others, value.disk.offset);
+  }
+  require(end <= others, "what survives a run lies at the front of its disk");
+  return end;
+}
+
+// By name: the same file whatever the plan.
+std::vector<StateFile::Tensor> tensors_of(const Program& program) {
+  std::vector<StateFile::Tensor> tensors;
+  for (const Persistent& value : program.persistent) {
+    if (survives(value)) tensors.push_back({.name = value.name, .bytes = value.type.bytes()});
+  }
+  std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  return tensors;
+}
+
+bool has_tensors(const SlotTable& table, const std::vector<StateFile::Tensor>& tensors) {
+  return table.entries.size() == tensors.size() && std::all_of(tensors.begin(), tensors.end(), [&](const StateFile::Tensor& tensor) {
+           const SlotEntry* const entry = table.find(tensor.name);
+           return entry != nullptr && entry->bytes == tensor.bytes;
+         });
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+  std::error_code code;
+  return fs::equivalent(a, b, code);
+}
+
+}  // namespace
+
+DiskNeed disk_need(const Program& program) {
+  DiskNeed need;
+  const int64_t end = homes_end(program);
+  if (end > 0) need.state = StateFile::file_bytes(tensors_of(program));
+  need.spill = program.disk_bytes - end;
+  return need;
+}
+
+// Goes on with the state file of a checkpoint where it lies in this run's folder, has this run's tensors, and is no other folder's too.
+std::unique_ptr<StateFile> Trainer::Impl::take_over(const SlotTable& table, const std::string& path) const {
+  const fs::path here = fs::path(options.nvme_path) / fs::path(table.path).filename();
+  std::error_code code;
+  if (!fs::exists(here, code) && !fs::exists(table.path, code))
+    fs::create_hard_link(path, here, code);  // only the checkpoint has a name of it
+  if (!same_file(here, path) || !has_tensors(table, tensors_of(program))) return nullptr;
+  const std::string owner = read_state_header(here.string()).owner;
+  if (!same_file(owner, options.output_dir) && !owner.empty() && refers_to_state(owner, table.id)) return nullptr;  // this is its copy
+  return std::make_unique<StateFile>(here.string(), table, fs::absolute(options.output_dir).lexically_normal().string());
+}
+
+bool Trainer::Impl::start_disk(const SlotTable* table, const std::string& path) {
+  disk.reset();
+  bool in_place = false;
+  if (program.disk_bytes > 0) {
+    std::unique_ptr<StateFile> file;
+    std::vector<StateHome> homes;
+    if (disk_need(program).state > 0) {
+      if (table != nullptr) file = take_over(*table, path);
+      in_place = file != nullptr;
+      if (!file) {
+        file = std::make_unique<StateFile>(options.nvme_path, tensors_of(program),
+                                           fs::absolute(options.output_dir).lexically_normal().string());
+      }
+      for (const Persistent& value : program.persistent) {
+        if (survives(value) && value.disk.bytes > 0) homes.push_back({.offset = value.disk.offset, .name = value.name});
+      }
+    }
+    disk =
+        std::make_unique<SpillDisk>(SpillOptions{.folder = options.nvme_path, .engine = disk_engine(), .checksums = options.nvme_checksums},
+                                    program.disk_bytes, homes_end(program), std::move(file), homes);
+    std::istringstream lines(disk->note());
+    for (std::string line; std::getline(lines, line);) note(line);
+  }
+  executor->attach(*arena, disk.get());
+  return in_place;
+}
+
+// What runs before this one have left in the folder of the disk tier.
+void Trainer::Impl::tidy_disk() const {
+  if (options.nvme_path.empty()) return;
+  if (const int64_t bytes = remove_leftovers(options.nvme_path); bytes > 0)
+    note(fmt::format("{} bytes that runs before had left in '{}' were removed", bytes, options.nvme_path));
+  for (const KeptFile& kept : kept_state_files(options.nvme_path)) {
+    if (refers_to_state(kept.header.owner, kept.header.id) || refers_to_state(options.output_dir, kept.header.id)) continue;
+    note(fmt::format("'{}' takes {} bytes for checkpoints that are not in '{}' any more: remove it, unless they were moved", kept.path,
+                     kept.bytes, kept.header.owner));
+  }
+}
+
+// Brings to the state file what lives in memory; the rest is there. Null where the run has none.
+StateFile* Trainer::Impl::fill_slots() {
+  if (!disk || disk->state() == nullptr) return nullptr;
+  if (disk->state()->gone()) {
+    note(fmt::format("'{}' was deleted, so the checkpoint is written out as a whole", disk->state()->file().path()));
+    return nullptr;
+  }
+  constexpr int64_t kStaging = int64_t{8} << 20;
+  const std::span<std::byte> staging = executor->spare(kStaging);
+  for (const auto* list : {&content.weights, &content.optimizer}) {
+    for (const StateTensor& tensor : *list) {
+      if (!tensor.on_disk) disk->write_state(tensor.name, tensor.bytes(/*overwrite=*/false), staging);
+    }
+  }
+  disk->finish();
+  return disk->state();
+}
+
+}  // namespace ort_train

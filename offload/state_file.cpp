@@ -1,0 +1,330 @@
+#include "offload/state_file.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <thread>
+
+#include "graph/error.h"
+#include "offload/checksum.h"
+#include "offload/disk_folder.h"
+
+namespace ort_train {
+namespace {
+
+// The first block of the file: this, the id, "kept" or "free", the owner, a line each; zeros.
+constexpr std::string_view kMagic = "ort-train state 1";
+constexpr int64_t kBlock = kDiskAlignment;
+
+std::string reason(int code) { return std::generic_category().message(code); }
+
+constexpr int64_t whole_blocks(int64_t bytes) { return (bytes + kBlock - 1) / kBlock * kBlock; }
+
+std::string id_of(const std::string& path) { return path.substr(path.size() - kNameDigits); }
+
+SlotTable lay_out(const std::vector<StateFile::Tensor>& tensors) {
+  SlotTable table{.bytes = kBlock};
+  for (const StateFile::Tensor& tensor : tensors) {
+    const int64_t slot = whole_blocks(tensor.bytes);
+    table.entries.push_back({.name = tensor.name, .bytes = tensor.bytes, .slots = {table.bytes, table.bytes + slot}});
+    table.bytes += 2 * slot;
+  }
+  return table;
+}
+
+Error foreign(const std::string& path) {
+  return error(ErrorCode::corrupt, "'{}' is not the state file to which the checkpoint refers", path);
+}
+
+int open_regular(const std::string& path, int flags) {
+  const int descriptor = ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);  // O_NONBLOCK: a pipe must not make us wait
+  struct stat status {};
+  if (descriptor >= 0 && ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode)) return descriptor;
+  const int code = descriptor >= 0 ? EINVAL : errno;
+  if (descriptor >= 0) ::close(descriptor);
+  errno = code;
+  return -1;
+}
+
+// The file that a checkpoint refers to.
+int open_state(const std::string& path, const SlotTable& table, int flags) {
+  const int descriptor = open_regular(path, flags);
+  if (descriptor < 0) {
+    if (errno == ENOENT) throw error(ErrorCode::corrupt, "'{}', the state file to which the checkpoint refers, is missing", path);
+    throw error(ErrorCode::corrupt, "'{}', the state file to which the checkpoint refers, can't be opened: {}", path, reason(errno));
+  }
+  struct stat status {};
+  if (::fstat(descriptor, &status) == 0 && status.st_size == table.bytes && read_state_header(descriptor).id == table.id) return descriptor;
+  ::close(descriptor);
+  throw foreign(path);
+}
+
+// Others look at it for a moment only, unless they use it.
+bool lock(int descriptor) {
+  for (int tries = 0; tries < 50; ++tries) {
+    if (::flock(descriptor, LOCK_EX | LOCK_NB) == 0) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return false;
+}
+
+DiskFile open_locked(const std::string& path, const SlotTable& table, Direct direct) {
+  const int descriptor = open_state(path, table, O_RDWR);
+  if (!lock(descriptor)) {
+    ::close(descriptor);
+    throw error(ErrorCode::usage, "'{}': another run uses this state file: wait for its end", path);
+  }
+  return DiskFile(path, descriptor, direct);
+}
+
+}  // namespace
+
+const SlotEntry* SlotTable::find(std::string_view name) const {
+  const auto found = std::find_if(entries.begin(), entries.end(), [&](const SlotEntry& entry) { return entry.name == name; });
+  return found == entries.end() ? nullptr : &*found;
+}
+
+void check_table(const SlotTable& table) {
+  const auto refuse = [&](const SlotEntry& entry, const char* what) {
+    return error(ErrorCode::corrupt, "the table of slots is wrong: '{}' {}", entry.name, what);
+  };
+  std::vector<std::pair<int64_t, int64_t>> places;
+  for (const SlotEntry& entry : table.entries) {
+    if (entry.bytes < 0 || entry.bytes > table.bytes) throw refuse(entry, "has no size");
+    if (entry.current < -1 || entry.current > 1) throw refuse(entry, "is in no slot");
+    for (const int64_t slot : entry.slots) {
+      if (slot < kBlock || slot % kBlock != 0 || slot > table.bytes - whole_blocks(entry.bytes))
+        throw refuse(entry, "lies outside the file");
+      if (entry.bytes > 0) places.emplace_back(slot, slot + whole_blocks(entry.bytes));
+    }
+  }
+  std::sort(places.begin(), places.end());
+  for (size_t i = 1; i < places.size(); ++i) {
+    if (places[i].first < places[i - 1].second) throw error(ErrorCode::corrupt, "the table of slots is wrong: two of them overlap");
+  }
+}
+
+StateHeader read_state_header(int descriptor) {
+  alignas(kBlock) char block[kBlock];
+  if (::pread(descriptor, block, sizeof block, 0) != static_cast<ssize_t>(sizeof block)) return {};
+  std::string_view text(block, ::strnlen(block, sizeof block));
+  const auto line = [&] {
+    const size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view result = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    return result;
+  };
+  if (line() != kMagic) return {};
+  StateHeader header;
+  header.id = line();
+  header.kept = line() == "kept";
+  header.owner = text.empty() ? text : text.substr(0, text.size() - 1);  // it may hold line breaks
+  return header;
+}
+
+StateHeader read_state_header(const std::string& path) {
+  const int descriptor = open_regular(path, O_RDONLY);
+  if (descriptor < 0) return {};
+  StateHeader header = read_state_header(descriptor);
+  ::close(descriptor);
+  return header;
+}
+
+int64_t StateFile::file_bytes(const std::vector<Tensor>& tensors) { return lay_out(tensors).bytes; }
+
+StateFile::StateFile(const std::string& folder, const std::vector<Tensor>& tensors, const std::string& owner, Direct direct)
+    : table_(lay_out(tensors)),
+      published_(tensors.size(), -1),
+      owner_(owner),
+      removed_(remove_leftovers(folder)),
+      file_(create_disk_file(folder, kStatePrefix, direct)) {
+  try {
+    table_.path = std::filesystem::absolute(file_.path()).lexically_normal().string();
+    table_.id = id_of(file_.path());
+    reserved_ = reserve_space(file_, folder, table_.bytes);
+    file_.probe(direct);
+    write_header(false);
+  } catch (...) {
+    remove_name(file_);
+    throw;
+  }
+}
+
+StateFile::StateFile(const std::string& path, const SlotTable& table, const std::string& owner, Direct direct)
+    : table_(table), owner_(owner), referred_(true), file_(open_locked(path, table, direct)) {
+  check_table(table_);
+  for (const SlotEntry& entry : table_.entries) published_.push_back(entry.current);
+  table_.path = std::filesystem::absolute(path).lexically_normal().string();
+  const StateHeader header = read_state_header(file_.descriptor());
+  kept_ = header.kept;
+  const std::string folder = std::filesystem::path(table_.path).parent_path().string();
+  removed_ = remove_leftovers(folder);
+  reserved_ = reserve_space(file_, folder, table_.bytes);
+  file_.probe(direct);
+  if (header.owner != owner_) write_header(kept_);
+}
+
+StateFile::~StateFile() {
+  struct stat status {};
+  if (referred_) {
+    if (latest_ && !publishing_) free_unused();
+  } else if (::fstat(file_.descriptor(), &status) == 0 && status.st_nlink == 1 && !kept_) {
+    remove_name(file_);
+  }
+}
+
+size_t StateFile::number_of(std::string_view name) const {
+  const SlotEntry* const entry = table_.find(name);
+  if (entry == nullptr) throw error(ErrorCode::device, "internal error: '{}' has no slots; please report this", name);
+  return static_cast<size_t>(entry - table_.entries.data());
+}
+
+int64_t StateFile::write_to(size_t number, uint64_t*& sum) {
+  if (publishing_) throw error(ErrorCode::io, "'{}': the last checkpoint failed, so its slots are left as they are", file_.path());
+  SlotEntry& entry = table_.entries[number];
+  entry.current = published_[number] == 0 ? 1 : 0;
+  sum = &entry.sum;
+  return entry.slots[static_cast<size_t>(entry.current)];
+}
+
+const SlotTable& StateFile::sync() {
+  publishing_ = true;
+  if (::fsync(file_.descriptor()) != 0)  // never tried again: the kernel may have dropped what it could not write
+    throw error(ErrorCode::io, "'{}': fsync failed: {}", file_.path(), reason(errno));
+  return table_;
+}
+
+void StateFile::name_for(const std::string& path) {
+  // By the descriptor: its own name may be gone, or be another file's.
+  const std::string self = fmt::format("/proc/self/fd/{}", file_.descriptor());
+  if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) return;
+  if (kept_) return;
+  write_header(true);
+  sync();
+}
+
+void StateFile::published() {
+  for (size_t i = 0; i < published_.size(); ++i) published_[i] = table_.entries[i].current;
+  referred_ = latest_ = true;
+  publishing_ = false;
+}
+
+bool StateFile::gone() const {
+  struct stat status {};
+  return ::fstat(file_.descriptor(), &status) == 0 && status.st_nlink == 0;
+}
+
+void StateFile::write_header(bool kept) {
+  alignas(kBlock) char block[kBlock] = {};
+  std::string text = fmt::format("{}\n{}\n{}\n{}\n", kMagic, table_.id, kept ? "kept" : "free", owner_);
+  if (text.size() >= sizeof block) text = fmt::format("{}\n{}\n{}\n\n", kMagic, table_.id, kept ? "kept" : "free");
+  std::memcpy(block, text.data(), text.size());
+  ssize_t put;
+  do put = ::pwrite(file_.descriptor(), block, sizeof block, 0);
+  while (put < 0 && errno == EINTR);
+  if (put != static_cast<ssize_t>(sizeof block))
+    throw error(ErrorCode::io, "'{}': the header can't be written: {}", file_.path(), reason(put < 0 ? errno : ENOSPC));
+  kept_ = kept;
+}
+
+// Between runs the file takes what its checkpoint needs; the space comes back when a run goes on with it.
+void StateFile::free_unused() noexcept {
+  for (size_t i = 0; i < published_.size(); ++i) {
+    const SlotEntry& entry = table_.entries[i];
+    for (int slot = 0; slot < 2; ++slot) {
+      if (slot == published_[i] || entry.bytes == 0) continue;
+      if (::fallocate(file_.descriptor(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, entry.slots[static_cast<size_t>(slot)],
+                      whole_blocks(entry.bytes)) != 0 &&
+          errno == EOPNOTSUPP)
+        return;
+    }
+  }
+}
+
+std::string StateFile::note() const {
+  std::string note = file_.note();
+  const auto add = [&](const std::string& sentence) { note += (note.empty() ? "" : "\n") + sentence; };
+  if (!reserved_)
+    add(fmt::format("'{}': the file system can't reserve space, so a disk that fills up will show during the run", file_.path()));
+  if (removed_ > 0) add(fmt::format("{} bytes that a killed run had left beside '{}' were removed", removed_, file_.path()));
+  return note;
+}
+
+SlotReader::SlotReader(const std::string& path, const SlotTable& table) : path_(path), descriptor_(open_state(path, table, O_RDONLY)) {}
+
+SlotReader::~SlotReader() { ::close(descriptor_); }
+
+void SlotReader::each_piece(const SlotEntry& entry, const std::function<void(int64_t, std::span<const std::byte>)>& body) const {
+  if (entry.current < 0) return;
+  const int64_t start = entry.slots[static_cast<size_t>(entry.current)], end = whole_blocks(entry.bytes);
+  std::vector<std::byte> buffer(static_cast<size_t>(std::min(end, kChecksumPiece)));
+  uint64_t sum = 0;
+  for (int64_t at = 0; at < end; at += kChecksumPiece) {
+    const auto piece = std::span(buffer).first(static_cast<size_t>(std::min(end - at, kChecksumPiece)));
+    for (size_t done = 0; done < piece.size();) {
+      const ssize_t got = ::pread(descriptor_, piece.data() + done, piece.size() - done, start + at + static_cast<int64_t>(done));
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0)
+        throw error(ErrorCode::io, "'{}': '{}' can't be read: {}", path_, entry.name, got < 0 ? reason(errno) : "the file ends");
+      done += static_cast<size_t>(got);
+    }
+    sum += checksum(piece, static_cast<uint64_t>(at / kChecksumPiece));
+    body(at, piece);
+  }
+  ::posix_fadvise(descriptor_, start, end, POSIX_FADV_DONTNEED);
+  if (sum != entry.sum) throw error(ErrorCode::corrupt, "'{}': '{}' fails its checksum", path_, entry.name);
+}
+
+void SlotReader::read(const SlotEntry& entry, std::span<std::byte> to) const {
+  require(static_cast<int64_t>(to.size()) == entry.bytes, "a tensor is read into a place of its size");
+  if (entry.current < 0) std::fill(to.begin(), to.end(), std::byte{0});
+  each_piece(entry, [&](int64_t at, std::span<const std::byte> piece) {
+    const auto place = to.subspan(static_cast<size_t>(at));
+    std::memcpy(place.data(), piece.data(), std::min(place.size(), piece.size()));
+  });
+}
+
+void SlotReader::check(const SlotEntry& entry) const {
+  each_piece(entry, [](int64_t, std::span<const std::byte>) {});
+}
+
+void remove_state_file(const std::string& path, const std::string& id, const std::function<bool(const std::string&)>& referred) {
+  const int descriptor = open_regular(path, O_RDWR);
+  if (descriptor < 0) return;
+  const StateHeader header = read_state_header(descriptor);
+  struct stat opened {
+  }, named{};
+  if (header.id == id && ::flock(descriptor, LOCK_EX | LOCK_NB) == 0 && ::fstat(descriptor, &opened) == 0 && opened.st_nlink == 1 &&
+      ::lstat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev && opened.st_ino == named.st_ino &&
+      !(header.kept && referred(header.owner))) {
+    ::unlink(path.c_str());
+  }
+  ::close(descriptor);
+}
+
+std::vector<KeptFile> kept_state_files(const std::string& folder) {
+  std::vector<KeptFile> files;
+  std::error_code code;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, code)) {
+    const std::string path = entry.path().string();
+    if (!entry.path().filename().string().starts_with(kStatePrefix)) continue;
+    const int descriptor = open_regular(path, O_RDONLY);
+    if (descriptor < 0) continue;
+    struct stat status {};
+    StateHeader header = read_state_header(descriptor);
+    if (header.kept && ::fstat(descriptor, &status) == 0 && status.st_nlink == 1 && ::flock(descriptor, LOCK_EX | LOCK_NB) == 0)
+      files.push_back({.path = path, .bytes = static_cast<int64_t>(status.st_blocks) * 512, .header = std::move(header)});
+    ::close(descriptor);
+  }
+  return files;
+}
+
+}  // namespace ort_train

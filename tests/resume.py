@@ -1,0 +1,256 @@
+"""A crash loses nothing that was saved: runs that stream, killed at random moments or stopped, and resumed as they were or otherwise, end with
+the bits of the run that nobody disturbed; and what they leave on the disk doesn't pile up.
+"""
+import functools
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import time
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from program import PROGRAM, log, run
+
+CORRUPT = 8
+KILLS = 54
+STEPS = 4 * KILLS
+# The checkpoints' file system is the disk tier's, or another; gradients live through a step, or through several batches.
+pytestmark = pytest.mark.parametrize("out, job", [("one file system", "a batch a step"), ("two file systems", "three batches a step")], indirect=True)
+
+
+@functools.cache
+def make_job(folder, *more):
+    """A job whose weights and optimizer state are most of its memory; what the run leaves that nobody disturbs, its smallest budget, the bytes
+    of its state file."""
+    folder.mkdir()
+    numbers = np.random.default_rng(1)
+    shapes = {"w1": (128, 512), "b1": (512,), "w2": (512, 512), "w3": (512, 128)}
+    weights = [helper.make_tensor(name, TensorProto.FLOAT, shape, numbers.standard_normal(shape, np.float32) / 20, raw=True)
+               for name, shape in shapes.items()]
+    nodes = [helper.make_node("MatMul", ["x", "w1"], ["h"]), helper.make_node("Add", ["h", "b1"], ["a"]), helper.make_node("Relu", ["a"], ["r"]),
+             helper.make_node("MatMul", ["r", "w2"], ["s"]), helper.make_node("Relu", ["s"], ["t"]), helper.make_node("MatMul", ["t", "w3"], ["out"])]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 128]) for name in ("x", "out")]
+    model = helper.make_model(helper.make_graph(nodes, "perceptron", ends[:1], ends[1:], weights), opset_imports=[helper.make_opsetid("", 18)])
+    model.ir_version = 10
+    onnx.save(model, folder / "perceptron.onnx")
+    x = numbers.standard_normal((60, 128), np.float32)
+    np.savez(folder / "data.npz", x=x, labels=x[:, ::-1])
+    arguments = [folder / "perceptron.onnx", "--data", folder / "data.npz", "--loss", "mse", "--batch-size", 8, "--max-steps", STEPS,
+                 "--save-steps", 2, "--threads", 2, "--log-file", "log", "--profile", folder / "machine.json",
+                 *more]
+    (folder / "nvme").mkdir()
+    run(folder, "plan", *arguments, "--nvme-path", "nvme", "--plan-json", "plan.json")
+    least = json.loads((folder / "plan.json").read_text())["minimum_budget_bytes"]
+    run(folder, "plan", *arguments, "--nvme-path", "nvme", "--budget", least, "--plan-json", "plan.json")
+    plan = json.loads((folder / "plan.json").read_text())
+    state = sum(np.prod(shape) * 4 for shape in shapes.values()) * 3  # weights and two moments
+    assert 2 * state <= plan["disk"]["state_file_bytes"] <= 2 * state + 30 * 4096
+    assert plan["planned_peak_bytes"]["NVMe"] == plan["disk"]["state_file_bytes"] + plan["disk"]["spill_bytes"]
+    run(folder, *arguments)
+    return arguments, result(folder), least, plan["disk"]["state_file_bytes"]
+
+
+@pytest.fixture
+def job(request, tmp_path_factory):
+    accumulating = request.param.startswith("three")
+    return make_job(tmp_path_factory.getbasetemp() / f"resume-{accumulating}", *(["--gradient-accumulation-steps", 3] if accumulating else []))
+
+
+def result(folder):
+    steps, summary = log(folder / "log")
+    assert summary["steps"] == STEPS
+    return [(step["step"], step["loss"], step["grad_norm"]) for step in steps], summary["weights_hash"]
+
+
+def written(folder):
+    return (folder / "log").read_bytes() if (folder / "log").exists() else b""
+
+
+def lines(folder):
+    return written(folder).count(b"\n")
+
+
+def checkpoints(folder, out="out"):
+    return sorted(int(path.name.split("-")[1]) for path in (folder / out).glob("checkpoint-*"))
+
+
+def half_made(folder, out="out"):
+    return [path.name for path in (folder / out).glob(".tmp-checkpoint-*")]
+
+
+def start(folder, *arguments):
+    return subprocess.Popen([str(part) for part in (PROGRAM, *arguments)], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def wait_for(process, condition):
+    while process.poll() is None and not condition():
+        time.sleep(0.0002)
+
+
+def end(process, number):
+    """Whether the signal hit it alive."""
+    process.send_signal(number)
+    code = process.wait()
+    error = process.stderr.read().decode()
+    process.stderr.close()
+    assert code in (-number, 128 + number, 0), error
+    return code != 0
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def out(request, tmp_path):
+    """A folder for checkpoints, on the disk tier's file system or on another: with and without a name of the state file of their own."""
+    if request.param == "one file system":
+        yield tmp_path / "out"
+        return
+    other = pathlib.Path("/dev/shm") / f"ort-train-{os.getpid()}"
+    if not other.parent.is_dir() or other.parent.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system here")
+    try:
+        yield other
+    finally:
+        shutil.rmtree(other, ignore_errors=True)
+
+
+def test_a_run_that_is_killed_again_and_again(tmp_path, job, out):
+    arguments, wanted, least, state_bytes = job
+    nvme = tmp_path / "nvme"
+    nvme.mkdir()
+    command = [*arguments, "--budget", least, "--nvme-path", nvme, "--output-dir", out]
+    moments = random.Random(str(out.parent == tmp_path))
+    killed = early = training = saving = spilled = 0
+    while killed < KILLS:
+        before = checkpoints(tmp_path, out)
+        target, kind, text = STEPS * killed // KILLS, killed % 3, written(tmp_path)
+        process = start(tmp_path, *command, *(["--resume"] if before else []))
+        if kind == 0:
+            there = names(nvme)
+            if killed % 2:
+                time.sleep(moments.uniform(0, 0.2))
+            else:
+                wait_for(process, lambda: set(names(nvme)) - set(there))  # it has begun to take its space
+        else:
+            wait_for(process, lambda: lines(tmp_path) > target)
+            if kind == 1:
+                time.sleep(moments.uniform(0, 0.02))
+            else:
+                wait_for(process, lambda: half_made(tmp_path, out))
+                time.sleep(moments.choice((0, 0, 0.0005, 0.001)))
+        assert end(process, signal.SIGKILL), "it ended before all the kills"
+        killed += 1
+        after = checkpoints(tmp_path, out)
+        assert not before or after and after[-1] >= before[-1]  # what was saved is not lost
+        stepped = lines(tmp_path) > (before[-1] if before else 0) and written(tmp_path) != text
+        training += stepped
+        early += not stepped
+        saving += bool(half_made(tmp_path, out)) or len(after) > 1
+        left = names(nvme)
+        spilled += any(name.startswith("ort-train-spill-") for name in left)
+        assert sum(name.startswith("ort-train-state-") for name in left) <= 1 and len(left) <= 2, left
+        assert len(after) <= 2
+    print(f"{killed} kills: {early} before a step, {training} after some, {saving} while a checkpoint was made; {spilled} left a spill file")
+    finished = run(tmp_path, *command, "--resume")
+    assert result(tmp_path) == wanted
+    assert finished.peak <= least
+    assert early >= 5 and training >= 20 and saving >= 5 and spilled >= 20
+    (state,) = nvme.iterdir()
+    assert checkpoints(tmp_path, out) == [STEPS] and not half_made(tmp_path, out)
+    assert state.stat().st_size == state_bytes and state.stat().st_blocks * 512 < 0.6 * state_bytes  # one copy, when nobody runs
+    assert (out / f"checkpoint-{STEPS}" / "state.bin").exists() == (out.parent == tmp_path)
+    # The job is begun anew beside it, and in its place: one state file stays.
+    run(tmp_path, *command)
+    assert result(tmp_path) == wanted
+    assert len(names(nvme)) == 1 and names(nvme) != [state.name]
+
+
+def test_it_resumes_under_other_budgets_folders_and_threads(tmp_path, job, out):
+    arguments, wanted, least, _ = job
+    a, b, c = (tmp_path / name for name in "abc")
+    a.mkdir()
+    b.mkdir()
+    disk = lambda folder, budget=least: ["--budget", budget, "--nvme-path", folder]
+    stages = [  # options, folder to move before, what lies in the folders afterwards
+        (disk(a), None, {a: 1}),
+        (disk(a) + ["--threads", 1], None, {a: 1}),
+        (disk(b, least + 300_000), None, {a: 0, b: 1}),
+        ([], None, {b: 0}),  # everything in memory: two checkpoints later nobody needs the state file
+        (disk(a), None, {a: 1}),
+        (disk(c, least + 100_000), (a, c), {c: 1}),
+        (["--nvme-path", c, "--threads", 8], None, {}),  # as much memory as it takes
+    ]
+    for number, (options, move, files) in enumerate(stages):
+        last = number == len(stages) - 1
+        if move:
+            move[0].rename(move[1])
+            a.mkdir()
+        target = STEPS * (number + 1) // (len(stages) + 1)
+        command = [*arguments, *options, "--output-dir", out, *(["--resume"] if number else [])]
+        if last:
+            run(tmp_path, *command)
+            break
+        process = start(tmp_path, *command)
+        wait_for(process, lambda: lines(tmp_path) > target)
+        assert end(process, signal.SIGKILL if number % 2 else signal.SIGINT)
+        for folder, count in files.items():
+            assert sum(name.startswith("ort-train-state-") for name in names(folder)) == count, (number, names(folder))
+    assert result(tmp_path) == wanted
+    assert checkpoints(tmp_path, out) == [STEPS - 2, STEPS]  # whole ones
+    assert names(a) == names(b) == names(c) == []
+
+
+def test_a_state_file_that_is_lost_or_damaged_is_one_sentence(tmp_path, job, out):
+    arguments, _, least, _ = job
+    nvme = tmp_path / "nvme"
+    nvme.mkdir()
+    command = [*arguments, "--budget", least, "--nvme-path", nvme, "--output-dir", out]
+    process = start(tmp_path, *command)
+    wait_for(process, lambda: lines(tmp_path) > 5)
+    assert end(process, signal.SIGINT)
+    (state,) = nvme.iterdir()
+    (step,) = checkpoints(tmp_path, out)
+    table = json.loads((out / f"checkpoint-{step}" / "state.json").read_text())["body"]["slots"]
+    for name in "w2", "w1.exp_avg":
+        with open(state, "r+b") as file:
+            file.seek(table["tensors"][name]["slots"][table["tensors"][name]["current"]] + 1000)
+            byte = file.read(1)
+            file.seek(-1, 1)
+            file.write(bytes([byte[0] ^ 4]))
+        for options in command, [*arguments, "--output-dir", out]:
+            assert f"'{name}' fails its checksum" in run(tmp_path, *options, "--resume", code=CORRUPT).err
+        with open(state, "r+b") as file:
+            file.seek(table["tensors"][name]["slots"][table["tensors"][name]["current"]] + 1000)
+            file.write(byte)
+    assert names(nvme) == [state.name]
+    for path in state, out / f"checkpoint-{step}" / "state.bin":
+        path.unlink(missing_ok=True)
+    assert f"{state.name}', the state file to which the checkpoint refers, is missing" in run(tmp_path, *command, "--resume", code=CORRUPT).err
+    assert names(nvme) == [] and checkpoints(tmp_path, out) == [step]
+
+
+def test_a_state_file_that_is_deleted_during_the_run(tmp_path, job, out):
+    arguments, wanted, least, _ = job
+    nvme = tmp_path / "nvme"
+    nvme.mkdir()
+    command = [*arguments, "--budget", least, "--nvme-path", nvme, "--output-dir", out]
+    process = start(tmp_path, *command)
+    wait_for(process, lambda: lines(tmp_path) > 5)
+    process.send_signal(signal.SIGSTOP)
+    for path in [*nvme.iterdir(), *out.glob("*/state.bin")]:
+        path.unlink()
+    process.send_signal(signal.SIGCONT)
+    wait_for(process, lambda: lines(tmp_path) > 20)
+    assert end(process, signal.SIGKILL)  # the checkpoints are whole by now
+    run(tmp_path, *command, "--resume")
+    assert result(tmp_path) == wanted
+    assert len(names(nvme)) == 1

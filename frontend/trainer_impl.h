@@ -153,6 +153,7 @@ struct Trainer::Impl {
   void run_entry(size_t index);
   void flush();  // makes the update that waits, if one does
   void set_scalars(size_t index, const JobEntry& entry, int64_t step, double learning_rate);
+  void set_random(size_t index, const JobEntry& entry, int64_t step, int64_t first, int64_t samples);
   void save_gradients(size_t index, const JobEntry& entry);
   void check_finite(const StepResult& result, int64_t step) const;
   std::span<std::byte> place(size_t entry, ValueId value) const;

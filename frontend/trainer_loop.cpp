@@ -1,12 +1,14 @@
 // Steps: data in, one run of an entry or several, numbers out; and what happens between steps.
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "exec/ops/optimizer_scalars.h"
+#include "exec/random.h"
 #include "frontend/budget.h"
 #include "frontend/export.h"
 #include "frontend/file.h"
@@ -80,6 +82,15 @@ void Trainer::Impl::set_scalars(size_t index, const JobEntry& entry, int64_t ste
   if (!to.empty()) std::memcpy(to.data(), scalars.data(), to.size());
 }
 
+// Where this run's random numbers are found: exec/random.h.
+void Trainer::Impl::set_random(size_t index, const JobEntry& entry, int64_t step, int64_t first, int64_t samples) {
+  const ValueId input = entry.job.graph.find_value(kRandomInput);
+  const auto to = input == kNone ? std::span<std::byte>() : place(index, input);
+  if (to.empty()) return;
+  const std::array<int64_t, kRandomNumbers> numbers{static_cast<int64_t>(options.seed), step, first, samples};
+  std::memcpy(to.data(), numbers.data(), to.size());
+}
+
 Window Trainer::Impl::next_window(int64_t epoch, int64_t index) const {
   const int64_t samples = train_range.count;
   const int64_t usable = binding.batch_is_fixed ? samples / binding.batch * binding.batch : samples;
@@ -111,6 +122,7 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
     for (const auto& batch : window.batches) result.counted += entry_for(kind, batch.size(), &index).feed->count(batch);
   }
   double sum = 0;
+  int64_t first = 0;  // samples of the window before this batch
   for (const auto& batch : window.batches) {
     JobEntry& entry = entry_for(kind, batch.size(), &index);
     const int64_t here = entry.feed->fill(batch, [&](ValueId value) { return place(index, value); });
@@ -118,6 +130,8 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
     const float inverse = result.counted > 0 ? static_cast<float>(1.0 / static_cast<double>(result.counted)) : 0.0f;
     const auto to = place(index, entry.job.inverse_count);
     if (!to.empty()) std::memcpy(to.data(), &inverse, sizeof(inverse));
+    set_random(index, entry, step, first, static_cast<int64_t>(batch.size()));
+    first += static_cast<int64_t>(batch.size());
     if (deferred && pending) set_scalars(index, entry, pending->step, pending->learning_rate);
     if (!accumulate && !deferred) set_scalars(index, entry, step, learning_rate);
     run_entry(index);

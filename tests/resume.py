@@ -174,6 +174,28 @@ def test_a_run_that_is_killed_again_and_again(tmp_path, job, out):
     assert len(names(nvme)) == 1 and names(nvme) != [state.name]
 
 
+def test_a_checkpoint_writes_only_what_lives_in_memory(tmp_path, job, out):
+    arguments, wanted, least, state_bytes = job
+    (tmp_path / "nvme").mkdir()
+    where = ["--nvme-path", "nvme", "--output-dir", out]
+    refusal = run(tmp_path, *arguments, *where, "--budget", least, "--nvme-budget", state_bytes - 1, code=4).err
+    assert f"more than --nvme-budget {state_bytes - 1}" in refusal
+    run(tmp_path, "plan", *arguments, *where, "--budget", least, "--plan-json", "plan.json")
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    state = [value for value in plan["memory"]["persistent"] if value["purpose"] in ("weights", "optimizer")]
+    resident = sum(-(-value["bytes"] // 4096) * 4096 for value in state)
+    assert any(value["bytes"] == 0 for value in state) and 0 < resident < state_bytes / 4
+    traffic = []
+    for steps in 0, 4:
+        run(tmp_path, *arguments, *where, "--budget", least, "--save-steps", steps)
+        assert result(tmp_path) == wanted
+        summary = log(tmp_path / "log")[1]
+        traffic.append((summary["disk_bytes_read"], summary["disk_bytes_written"]))
+    # An update that waits for the next step is made before a checkpoint, which moves what it needs; without such, nothing is read.
+    if all(entry["name"] != "train-first" for entry in plan["memory"]["entries"]):
+        assert traffic[1] == (traffic[0][0], traffic[0][1] + (STEPS // 4 - 1) * resident)
+
+
 def test_it_resumes_under_other_budgets_folders_and_threads(tmp_path, job, out):
     arguments, wanted, least, _ = job
     a, b, c = (tmp_path / name for name in "abc")

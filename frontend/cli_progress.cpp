@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "frontend/units.h"
+
 namespace ort_train {
 namespace {
 
@@ -48,8 +50,8 @@ void Progress::step(const StepReport& report) {
   const int width = static_cast<int>(std::to_string(report.total_steps).size());
   std::string text = fmt::format("step {:>{}}/{}", report.step, width, report.total_steps);
   if (terminal_) text += " " + bar(static_cast<double>(report.step) / static_cast<double>(report.total_steps));
-  text += fmt::format(" loss {:.4g}  |g| {:.3g}  lr {:.1e}  {:.4g} ms  {} tok/s", report.loss, report.grad_norm, report.learning_rate,
-                      report.milliseconds, grouped(static_cast<int64_t>(std::llround(report.tokens_per_second))));
+  text += fmt::format(" loss {:.4g}  |g| {:.3g}  lr {:.1e}  {}  {} tok/s", report.loss, report.grad_norm, report.learning_rate,
+                      shown_duration(report.milliseconds), grouped(static_cast<int64_t>(std::llround(report.tokens_per_second))));
   if (report.peak_share > 0) text += fmt::format("  {:.0f} % of peak", 100 * report.peak_share);
   text += "  RAM " +
           (budget_ > 0 ? fmt::format("{} of {}", megabytes(report.resident_bytes), megabytes(budget_)) : megabytes(report.resident_bytes));

@@ -81,7 +81,7 @@ bool is_ours(const Json& marker, const OutputFile& file) {
 struct Patch {
   int64_t offset, bytes;
   const WeightPlace* place;
-  std::span<const std::byte> parameter;
+  std::string parameter;
 };
 
 // The model's file, or what --untie makes of it.
@@ -102,16 +102,16 @@ void copy_range(const File& from, File& to, int64_t begin, int64_t end, int64_t 
   }
 }
 
-// `added`: the elements of the pieces that are new tensors.
+// `added`: the parameters that the pieces which are new tensors hold.
 void write_copy(const OutputFile& file, const std::string& temporary, const std::vector<onnx::Piece>& pieces, std::vector<Patch>& patches,
-                const std::vector<std::span<const std::byte>>& added) {
+                const ModelInfo& model, const std::vector<std::string>& added, const WeightBytes& bytes_of) {
   std::sort(patches.begin(), patches.end(), [](const Patch& a, const Patch& b) { return a.offset < b.offset; });
   const File from = File::open(file.from);
   File to = File::create(temporary);
   int64_t size = 0;
   for (const onnx::Piece& piece : pieces) {
     size += piece.end - piece.begin + static_cast<int64_t>(piece.literal.size());
-    if (piece.kind == onnx::Piece::Kind::tensor) size += static_cast<int64_t>(added.at(piece.tensor).size());
+    if (piece.kind == onnx::Piece::Kind::tensor) size += model.added.at(piece.tensor).type.bytes();
   }
   to.reserve(size);
   std::vector<std::byte> buffer(kBlock);
@@ -123,7 +123,7 @@ void write_copy(const OutputFile& file, const std::string& temporary, const std:
   auto patch = patches.begin();
   for (const onnx::Piece& piece : pieces) {
     if (piece.kind == onnx::Piece::Kind::literal) append(std::as_bytes(std::span(piece.literal)));
-    if (piece.kind == onnx::Piece::Kind::tensor) append(added.at(piece.tensor));
+    if (piece.kind == onnx::Piece::Kind::tensor) append(bytes_of(added.at(piece.tensor)));
     if (piece.kind != onnx::Piece::Kind::source) continue;
     const int64_t shift = written - piece.begin;
     int64_t done = piece.begin;
@@ -133,7 +133,7 @@ void write_copy(const OutputFile& file, const std::string& temporary, const std:
                     patch->place->name);
       }
       copy_range(from, to, done, patch->offset, shift, buffer);
-      in_layout(*patch->place, patch->parameter,
+      in_layout(*patch->place, bytes_of(patch->parameter),
                 [&](int64_t offset, std::span<const std::byte> bytes) { to.write(patch->offset + shift + offset, bytes); });
       done = patch->offset + patch->bytes;
     }
@@ -169,25 +169,26 @@ std::string export_model(const ModelInfo& model, const std::vector<Weight>& weig
   try {
     for (const OutputFile& file : files) {
       std::vector<Patch> patches;
-      std::vector<std::span<const std::byte>> added(model.added.size());
+      std::vector<std::string> added(model.added.size());
       for (const Weight& weight : weights) {
         for (const WeightPlace& place : weight.places) {
           if (place.added) {
             const auto at =
                 std::find_if(model.added.begin(), model.added.end(), [&](const auto& tensor) { return tensor.name == place.name; });
-            added.at(static_cast<size_t>(at - model.added.begin())) = bytes_of(weight.parameter);
+            added.at(static_cast<size_t>(at - model.added.begin())) = weight.parameter;
             continue;
           }
           const std::string path = fs::path(place.bytes.path).lexically_normal().string();
           if (path == fs::path(file.from).lexically_normal().string()) {
-            patches.push_back({place.bytes.offset, place.bytes.bytes, &place, bytes_of(weight.parameter)});
+            patches.push_back({place.bytes.offset, place.bytes.bytes, &place, weight.parameter});
           }
         }
       }
       temporaries.push_back(file.to + ".tmp");
       make_folders(folder_of(file.to));
       const bool is_model = &file == &files.front();
-      write_copy(file, temporaries.back(), pieces_of(File::open(file.from), is_model ? model : ModelInfo{}), patches, added);
+      write_copy(file, temporaries.back(), pieces_of(File::open(file.from), is_model ? model : ModelInfo{}), patches, model, added,
+                 bytes_of);
     }
     // Both the old and the new files are ours while they change places.
     Json now = Json::object();
@@ -239,13 +240,12 @@ void in_layout(const WeightPlace& place, std::span<const std::byte> parameter,
 
 void write_layouts(const std::string& path, const std::vector<Weight>& weights, const WeightBytes& bytes_of) {
   std::vector<SafetensorsWriter::Tensor> header;
-  std::vector<std::pair<const WeightPlace*, std::span<const std::byte>>> tensors;
+  std::vector<std::pair<const WeightPlace*, const std::string*>> tensors;
   for (const Weight& weight : weights) {
-    const auto bytes = bytes_of(weight.parameter);
-    if (bytes.empty()) continue;
+    if (bytes_of(weight.parameter).empty()) continue;
     for (const WeightPlace& place : weight.places) {
       header.push_back({.name = place.name, .element = element_of(place.dtype), .shape = place.shape});
-      tensors.emplace_back(&place, bytes);
+      tensors.emplace_back(&place, &weight.parameter);
     }
   }
   make_folders(folder_of(path));
@@ -253,7 +253,7 @@ void write_layouts(const std::string& path, const std::vector<Weight>& weights, 
   {
     SafetensorsWriter writer(temporary, header, {{"format", "pt"}});
     for (size_t i = 0; i < tensors.size(); ++i) {
-      in_layout(*tensors[i].first, tensors[i].second,
+      in_layout(*tensors[i].first, bytes_of(*tensors[i].second),
                 [&](int64_t offset, std::span<const std::byte> bytes) { writer.write(i, bytes, offset); });
     }
     writer.sync();

@@ -16,6 +16,7 @@
 
 namespace ort_train {
 
+// Good until the next call: one that lives on a disk is brought into memory for it.
 using WeightBytes = std::function<std::span<const std::byte>(const std::string& parameter)>;
 
 // Throws Error(usage) if the output would be the input, or would overwrite files that no run of ours wrote. Called before any work.

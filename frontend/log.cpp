@@ -57,6 +57,9 @@ void StepLog::summary(const Summary& summary) {
   line(Json{{"summary",
              {{"planned_peak_bytes", {{"RAM", summary.planned_peak_bytes}, {"NVMe", summary.planned_disk_bytes}}},
               {"measured_peak_bytes", {{"RAM", summary.measured_peak_bytes}}},
+              {"planned_ms_per_step", summary.predicted_milliseconds},
+              {"planned_disk_per_step", {{"read", summary.planned_read_per_step}, {"written", summary.planned_written_per_step}}},
+              {"disk_per_step", {{"read", summary.read_per_step}, {"written", summary.written_per_step}}},
               {"disk_bytes_read", summary.disk_bytes_read},
               {"disk_bytes_written", summary.disk_bytes_written},
               {"rss_peak_bytes", summary.rss_peak_bytes},
@@ -68,7 +71,8 @@ void StepLog::summary(const Summary& summary) {
               {"last_loss", summary.last_loss},
               {"eval_loss", summary.eval_loss},
               {"seconds", summary.seconds},
-              {"ms_per_step", summary.milliseconds_per_step}}}}
+              {"ms_per_step", summary.milliseconds_per_step},
+              {"median_ms_per_step", summary.median_milliseconds}}}}
            .dump());
 }
 

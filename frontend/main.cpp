@@ -13,6 +13,7 @@
 
 #include "frontend/cli_options.h"
 #include "frontend/cli_progress.h"
+#include "frontend/units.h"
 
 namespace ort_train {
 namespace {
@@ -45,20 +46,30 @@ void show_short_plan(const PlanReport& plan, Progress& progress) {
   const std::string where = plan.disk_bytes == 0 ? "everything resident"
                                                  : fmt::format("disk {}: {} read, {} written a step", megabytes(plan.disk_bytes),
                                                                megabytes(plan.disk_read_per_step), megabytes(plan.disk_written_per_step));
-  progress.line("plan", fmt::format("{}{} (program {}, arena {}), {} · {:.3g} ms a step predicted", megabytes(plan.at_peak.total),
+  progress.line("plan", fmt::format("{}{} (program {}, arena {}), {} · {} a step predicted", megabytes(plan.at_peak.total),
                                     plan.budget > 0 ? " of " + megabytes(plan.budget) : "", megabytes(plan.at_peak.program),
-                                    megabytes(plan.arena_bytes), where, plan.predicted_milliseconds));
+                                    megabytes(plan.arena_bytes), where, shown_duration(plan.predicted_milliseconds)));
 }
 
 void show_summary(const CommandLine& line, const Summary& summary, const PlanReport& plan, Progress& progress) {
   std::string done = fmt::format("{} steps in {:.1f} s · training loss {:.4g} -> {:.4g}", grouped(summary.steps), summary.seconds,
                                  summary.first_loss, summary.last_loss);
   if (std::isfinite(summary.eval_loss)) done += fmt::format(", held-out {:.4g}", summary.eval_loss);
-  done += fmt::format(" · {:.3g} ms a step (predicted {:.3g})", summary.milliseconds_per_step, plan.predicted_milliseconds);
+  done += fmt::format(" · {} a step (predicted {}, median {})", shown_duration(summary.milliseconds_per_step),
+                      shown_duration(summary.predicted_milliseconds), shown_duration(summary.median_milliseconds));
   progress.line("done", done);
   progress.line("memory", fmt::format("arena {} planned, {} used · process {}{}", megabytes(summary.planned_peak_bytes),
                                       megabytes(summary.measured_peak_bytes), megabytes(summary.rss_peak_bytes),
                                       plan.budget > 0 ? " of " + megabytes(plan.budget) : ""));
+  if (summary.planned_disk_bytes > 0) {
+    progress.line("disk", fmt::format("{} read and {} written a step (planned {} and {}) · in all {} and {}",
+                                      shown_bytes(static_cast<double>(summary.read_per_step)),
+                                      shown_bytes(static_cast<double>(summary.written_per_step)),
+                                      shown_bytes(static_cast<double>(summary.planned_read_per_step)),
+                                      shown_bytes(static_cast<double>(summary.planned_written_per_step)),
+                                      shown_bytes(static_cast<double>(summary.disk_bytes_read)),
+                                      shown_bytes(static_cast<double>(summary.disk_bytes_written))));
+  }
   progress.line("model", fmt::format("{} (same graph, names and layout as {})", summary.model_path, line.options.model));
 }
 

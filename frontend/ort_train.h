@@ -39,9 +39,13 @@ struct Options {
   // What of the forward pass is computed again for the backward pass instead of kept: auto (what the budget asks for) | none | sqrt (the
   // square root of the boundaries between blocks is kept) | all (all boundaries are). Changes no result.
   std::string recompute = "auto";
+  // How the micro-batches of an accumulating step go through the model: horizontal (one after the other) | vertical (together from block to
+  // block, so that what a block needs is brought once for all) | auto (vertical where that is faster). Changes no result.
+  std::string micro_batches = "auto";
   std::string nvme_path{};     // a folder on a disk for what doesn't fit into the budget; empty: there is none
   int64_t nvme_budget = 0;     // bytes there, 0 = as much as it takes
   bool nvme_checksums = true;  // what is read back from there is checked
+  int64_t nvme_endurance = 0;  // bytes that the drive is rated to be written in its life; 0: not known
   std::string profile{};       // file that keeps what was measured of this machine; empty: measured each time
   bool recalibrate = false;    // measure again
 
@@ -83,9 +87,20 @@ struct MemoryTable {
   int64_t total = 0;
 };
 
+// What becomes of the tensors of one kind: weights, gradients (those that wait for something), optimizer, activations (those that the
+// backward pass reads of the forward pass).
+struct PlanMoves {
+  std::string kind;
+  int64_t kept = 0, kept_bytes = 0;
+  int64_t moved = 0, moved_bytes = 0;  // to the disk and back
+  int64_t recomputed = 0, recomputed_bytes = 0;
+  int64_t read = 0, written = 0;  // bytes a step
+};
+
 struct PlanReport {
-  int64_t budget = 0;          // as asked; 0 = none
-  int64_t minimum_budget = 0;  // the smallest that is accepted: at_peak.program + the arena in whole pages
+  int64_t budget = 0;                     // as asked; 0 = none
+  int64_t minimum_budget = 0;             // the smallest that is accepted: at_peak.program + the arena in whole pages
+  std::string minimum_op, minimum_entry;  // that sets it
   int64_t arena_bytes = 0;
   int64_t peak_live_bytes = 0;      // arena_bytes / peak_live_bytes is the fragmentation
   MemoryTable at_peak;              // what the bytes are for, at the op at the peak
@@ -95,10 +110,18 @@ struct PlanReport {
   int64_t train_samples = 0, valid_samples = 0, total_steps = 0;
   double flops_per_step = 0;
   double machine_flops = 0, machine_bytes_per_second = 0;  // measured: matrix products, memory traffic
+  int64_t micro_batches_together = 1;                      // of an accumulating step
   int64_t state_bytes = 0;                                 // of disk_bytes: the state file, two slots for each weight and optimizer tensor
   int64_t disk_bytes = 0;                                  // that the job takes on the disk
+  int64_t disk_peak_bytes = 0;                             // of these, in use at once
+  std::string disk_peak_op;                                // empty: the same all the time
   int64_t disk_read_per_step = 0, disk_written_per_step = 0;
-  double stalled_milliseconds = 0;               // of the predicted, waiting for the disk
+  double computing_milliseconds = 0, stalled_milliseconds = 0;  // of the predicted: in steps, and waiting for the disk
+  double reading_milliseconds = 0, writing_milliseconds = 0;    // that the disk is busy; reads and writes share it
+  std::string bounded_by;                                       // "compute" or "disk": what takes longer
+  double bound_milliseconds = 0;  // no plan in this memory takes less, with these entry points and what they recompute
+  double endurance_share = 0;     // of the drive's, that the whole run takes; 0 where it isn't known
+  std::vector<PlanMoves> moves;
   int64_t saved_kept = 0, saved_recomputed = 0;  // tensors of the forward pass that the backward pass reads
   int64_t saved_kept_bytes = 0, saved_recomputed_bytes = 0;
   double recompute_milliseconds = 0;  // of the predicted
@@ -123,15 +146,19 @@ struct EvalReport {
 };
 
 struct Summary {
-  int64_t steps = 0;                                        // done in all, earlier pieces of the run included
-  bool stopped = false;                                     // by request_stop(); a checkpoint was saved
-  double first_loss = 0, last_loss = 0;                     // means of the first and the last tenth, of 100 steps at most
-  double eval_loss = 0;                                     // of the last evaluation; NaN where there was none
-  double seconds = 0, milliseconds_per_step = 0;            // of this piece of the run
+  int64_t steps = 0;                              // done in all, earlier pieces of the run included
+  bool stopped = false;                           // by request_stop(); a checkpoint was saved
+  double first_loss = 0, last_loss = 0;           // means of the first and the last tenth, of 100 steps at most
+  double eval_loss = 0;                           // of the last evaluation; NaN where there was none
+  double seconds = 0, milliseconds_per_step = 0;  // of this piece of the run
+  double median_milliseconds = 0;                 // of its last 100 steps
+  double predicted_milliseconds = 0;
   int64_t planned_peak_bytes = 0, measured_peak_bytes = 0;  // of the arena
   int64_t rss_peak_bytes = 0, minimum_budget_bytes = 0;
-  int64_t planned_disk_bytes = 0, disk_bytes_read = 0, disk_bytes_written = 0;
-  std::string weights_hash;  // xxh3 of the final parameters in import order, 16 hex digits
+  int64_t planned_disk_bytes = 0, disk_bytes_read = 0, disk_bytes_written = 0;  // in all
+  int64_t planned_read_per_step = 0, planned_written_per_step = 0;
+  int64_t read_per_step = 0, written_per_step = 0;  // by the last step
+  std::string weights_hash;                         // xxh3 of the final parameters in import order, 16 hex digits
   std::string model_path, checkpoint_path;
 };
 

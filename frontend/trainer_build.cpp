@@ -44,6 +44,8 @@ void Trainer::Impl::check_options() const {
   if (options.task == "causal-lm" && options.loss == "mse")
     throw error(ErrorCode::usage, "--task causal-lm goes with --loss cross_entropy, not mse");
   if (options.recompute != "auto") recompute_mode(options.recompute);
+  if (options.micro_batches != "auto" && options.micro_batches != "horizontal" && options.micro_batches != "vertical")
+    throw refuse("micro-batches", options.micro_batches, "is not known: auto, horizontal or vertical");
   if (options.budget < 0) throw refuse("budget", options.budget, "is negative");
   if (options.nvme_budget < 0) throw refuse("nvme-budget", options.nvme_budget, "is negative");
   if (!options.nvme_path.empty() && !std::filesystem::is_directory(options.nvme_path))
@@ -89,6 +91,7 @@ OptimizerSpec Trainer::Impl::optimizer_spec() const {
           .momentum = options.momentum,
           .max_grad_norm = options.max_grad_norm,
           .accumulate = options.gradient_accumulation_steps > 1,
+          .whole_sums = !options.save_gradients.empty(),
           .deferred = deferred};
 }
 
@@ -160,7 +163,7 @@ void Trainer::Impl::build_entries(bool defer) {
   deferred = defer;
   const PassOptions quiet{.skip = options.skip_passes, .dump_after = {}, .on_pass = nullptr, .folder = make_folder(workers)};
   PassOptions first = quiet;
-  if (!defer) first.dump_after = options.dump_after;
+  if (!model_read) first.dump_after = options.dump_after;
   std::vector<std::string> passes;
   first.on_pass = [&](const std::string& pass, double, bool) { passes.push_back(pass); };
   const LossSpec loss = loss_spec();
@@ -173,10 +176,11 @@ void Trainer::Impl::build_entries(bool defer) {
     Imported imported = import_model(options.model, binding.import_options(batch, options), workers);
     refuse_obstacles(imported);
     const bool is_first = forwards.empty();
-    if (is_first && !defer) {
+    if (is_first && !model_read) {
       weights = std::move(imported.weights);
       info = std::move(imported.info);
       for (const std::string& text : info.notes) note(text);
+      model_read = true;
     }
     optimize_forward(imported.graph, is_first ? first : quiet);
     return forwards.emplace(batch, std::move(imported.graph)).first->second;
@@ -203,7 +207,8 @@ void Trainer::Impl::build_entries(bool defer) {
   };
   add_train(main, binding.batch, "", first);
   for (const auto& [pass, file] : options.dump_after) {
-    if (pass == "recompute" || std::find(passes.begin(), passes.end(), pass) != passes.end()) continue;  // that one comes with the plan
+    if (pass == "recompute" || pass == "micro_batches" || std::find(passes.begin(), passes.end(), pass) != passes.end())
+      continue;  // that one comes with the plan
     throw error(ErrorCode::usage, "--dump-after {}: no such pass ran; these did: {}", pass, fmt::join(passes, ", "));
   }
   if (flexible && remainder > 0 && total_steps >= epoch_steps) {
@@ -234,6 +239,23 @@ void Trainer::Impl::build_entries(bool defer) {
   }
 }
 
+// How many micro-batches may share a graph: a divisor of the step's, as long as planning takes seconds.
+int64_t Trainer::Impl::most_together() const {
+  constexpr int64_t kMostNodes = 20'000;
+  const auto nodes = static_cast<int64_t>(entries[0]->job.graph.order().size());
+  int64_t most = options.gradient_accumulation_steps;
+  while (most > 1 && (most * nodes > kMostNodes || options.gradient_accumulation_steps % most != 0)) --most;
+  return most;
+}
+
+size_t Trainer::Impl::main_entry() const { return together > 1 ? static_cast<size_t>(find_entry("train-together")) : 0; }
+
+// "train-together" runs so many micro-batches as "train" runs one; a step's rest is for that one.
+void Trainer::Impl::add_together(int64_t count) {
+  together = count;
+  add_entry("train-together", entries[0]->job, binding.batch, nullptr);
+}
+
 void Trainer::Impl::build() {
   const auto start = std::chrono::steady_clock::now();
   check_options();
@@ -243,7 +265,10 @@ void Trainer::Impl::build() {
   if (data.valid && data.valid->is_row()) data.valid->cut(binding.sequence);
   divide_samples();
   build_entries(/*defer=*/false);
+  if (options.micro_batches == "vertical" && most_together() > 1) add_together(most_together());
   plan_memory();
+  if (together == 1 && options.dump_after.count("micro_batches") > 0)
+    throw error(ErrorCode::usage, "--dump-after micro_batches: this job's micro-batches go one after the other (--micro-batches vertical)");
   describe(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
+#include <cmath>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -27,6 +27,7 @@
 #include "frontend/schedule.h"
 #include "offload/calibration.h"
 #include "offload/spill_disk.h"
+#include "passes/micro_batches.h"
 #include "passes/pipeline.h"
 #include "passes/plan.h"
 #include "passes/recompute.h"
@@ -39,6 +40,7 @@ struct JobEntry {
   JobGraph job;
   int64_t batch = 0;
   std::unique_ptr<Feed> feed;
+  MicroBatches together{};  // of "train-together": each micro-batch's values, by those of "train"
 };
 
 // Samples [begin, begin + count) of a data set.
@@ -66,6 +68,8 @@ struct DiskNeed {
   int64_t total() const { return state + spill; }
 };
 DiskNeed disk_need(const Program& program);
+// Of a plan without addresses; `other` is any program of the job.
+DiskNeed disk_need(const StreamOutlook& outlook, const Program& other);
 
 struct Trainer::Impl {
   Impl(const Options& options, Callbacks callbacks);
@@ -85,19 +89,51 @@ struct Trainer::Impl {
   LossSpec loss_spec() const;
   // trainer_plan.cpp: what is recomputed, and where every byte lives
   struct Trial {
+    RecomputeChoice recompute{};
     std::vector<std::unique_ptr<Graph>> graphs;  // of the entries, with what is recomputed
     std::unique_ptr<Planner> planner;
     int64_t instructions = 0;
     double seconds = 0;  // of computing, for an optimizer step
+    std::vector<const Graph*> pointers() const {
+      std::vector<const Graph*> all;
+      for (const auto& graph : graphs) all.push_back(graph.get());
+      return all;
+    }
+  };
+  struct Least {
+    int64_t budget = 0;
+    std::string op{}, entry{};  // that sets it
+  };
+  struct StreamChoice {
+    bool deferred = false;
+    int64_t together = 1;
+    Trial trial;
+    double seconds = INFINITY;  // of an optimizer step; infinite where it takes too much of the disk
+    int64_t disk_bytes = 0;
+  };
+  struct Variant {
+    std::vector<std::unique_ptr<JobEntry>> entries{};
+    std::vector<Graph> drafts{};
+    bool deferred = false;
+    int64_t together = 1;
   };
   std::vector<PlanEntry> wanted_entries() const;
   void plan_memory();
+  void recompute_entries(const RecomputeChoice& choice);
   std::unique_ptr<Planner> adopt(const RecomputeChoice& choice);  // on the entries' own graphs
-  Trial try_out(const RecomputeChoice& choice) const;             // on copies
+  void adopt_as(const Trial& trial);
+  Trial try_out(const RecomputeChoice& choice, double beat = INFINITY) const;  // on copies; no planner if it can't take less than `beat`
   void recompute_to_fit(std::unique_ptr<Planner> planner);
   void stream(std::unique_ptr<Planner> planner);
-  int64_t least_with_disk() const;
-  RecomputeChoice fastest_on_disk(const StreamRates& rates, const std::function<bool(const StreamedProgram&)>& fits_on_disk) const;
+  Least least_with_disk() const;
+  void add_choices(const StreamRates& rates, std::vector<StreamChoice>& choices) const;
+  void exchange(Variant& other);
+  std::vector<const Graph*> graph_pointers() const;
+  Least least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs) const;
+  MicroBatches finish_train(const JobEntry& entry, Graph& graph, const RecomputeChoice& choice, Recomputed* counted,
+                            const PassOptions& passes) const;
+  int64_t most_together() const;
+  void add_together(int64_t count);
   void use(Program made);
   [[noreturn]] void refuse_budget();
   void measure(int64_t memory);
@@ -109,8 +145,12 @@ struct Trainer::Impl {
   int64_t instructions() const;                      // of all entries
   // trainer_report.cpp: the plan as numbers and as text
   void describe(double seconds);
+  void describe_step();
+  void describe_moves();
+  std::string plan_text(const std::string& memory) const;
   void write_plan_json(const nlohmann::ordered_json& memory) const;
   int find_entry(std::string_view name) const;  // -1 where it isn't planned
+  size_t main_entry() const;                    // of most steps
 
   DataSets data;
   SampleRange train_range, valid_range;
@@ -118,6 +158,7 @@ struct Trainer::Impl {
   ModelInfo info;
   std::vector<Weight> weights;
   std::vector<std::unique_ptr<JobEntry>> entries;  // index = the program's entry
+  bool model_read = false;                         // weights and info are there
   int64_t class_count = 0;
   int64_t total_steps = 0;
   Schedule schedule;
@@ -126,9 +167,11 @@ struct Trainer::Impl {
   MachineProfile profile;
   ComputeRates machine;
   DiskRates disk_rates;                   // zero where there is no disk
+  int64_t together = 1;                   // micro-batches that go through the model together
   bool deferred = false;                  // an update waits for the next step
   std::vector<StreamForecast> forecasts;  // by entry; empty where everything is in memory
-  int64_t least_budget = 0;               // the smallest that would do
+  double bound = 0;                       // seconds of an optimizer step, with the disk
+  Least least;                            // the smallest budget that would do
   std::vector<Graph> drafts;              // the entries' graphs before recompute; while planning
   RecomputeChoice recompute_choice;
   Recomputed recomputed;  // of the first entry
@@ -165,6 +208,9 @@ struct Trainer::Impl {
   StepResult run_step(const Window& window, int64_t step, double learning_rate, bool save_gradients);
   JobEntry& entry_for(const std::string& name, size_t samples, size_t* index) const;  // the entry itself, or that of the remainder
   void run_entry(size_t index);
+  // Micro-batches of an accumulating step, together. Returns `sum` with their losses added.
+  double run_together(std::span<const std::vector<int64_t>> batches, int64_t counted, double sum, size_t* index);
+  void set_inverse_count(size_t index, const JobEntry& entry, int64_t counted);
   void flush();  // makes the update that waits, if one does
   void set_scalars(size_t index, const JobEntry& entry, int64_t step, double learning_rate);
   void save_gradients(size_t index, const JobEntry& entry);

@@ -30,6 +30,12 @@ double mean(std::span<const double> values) {
   return values.empty() ? std::numeric_limits<double>::quiet_NaN() : sum / static_cast<double>(values.size());
 }
 
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
+}
+
 // How many losses stand for the beginning and the end of a run: a tenth, a hundred at most.
 size_t averaged(int64_t steps) { return std::clamp<size_t>(static_cast<size_t>(steps) / 10, 1, kAveraged); }
 
@@ -111,13 +117,18 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
     for (const auto& batch : window.batches) result.counted += entry_for(kind, batch.size(), &index).feed->count(batch);
   }
   double sum = 0;
-  for (const auto& batch : window.batches) {
+  std::span<const std::vector<int64_t>> left = window.batches;
+  const auto full = [&](const std::vector<int64_t>& batch) { return static_cast<int64_t>(batch.size()) == binding.batch; };
+  for (const auto many = static_cast<size_t>(together); many > 1 && left.size() >= many; left = left.subspan(many)) {
+    const auto batches = left.first(many);
+    if (!std::all_of(batches.begin(), batches.end(), full)) break;
+    sum = run_together(batches, result.counted, sum, &index);
+  }
+  for (const auto& batch : left) {
     JobEntry& entry = entry_for(kind, batch.size(), &index);
     const int64_t here = entry.feed->fill(batch, [&](ValueId value) { return place(index, value); });
     if (!own_loss && !accumulate) result.counted = here;
-    const float inverse = result.counted > 0 ? static_cast<float>(1.0 / static_cast<double>(result.counted)) : 0.0f;
-    const auto to = place(index, entry.job.inverse_count);
-    if (!to.empty()) std::memcpy(to.data(), &inverse, sizeof(inverse));
+    set_inverse_count(index, entry, result.counted);
     if (deferred && pending) set_scalars(index, entry, pending->step, pending->learning_rate);
     if (!accumulate && !deferred) set_scalars(index, entry, step, learning_rate);
     run_entry(index);
@@ -137,18 +148,41 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
   return result;
 }
 
+double Trainer::Impl::run_together(std::span<const std::vector<int64_t>> batches, int64_t counted, double sum, size_t* index) {
+  *index = static_cast<size_t>(find_entry("train-together"));
+  const JobEntry& entry = *entries[*index];
+  Feed& feed = *entries[static_cast<size_t>(find_entry("train"))]->feed;
+  std::vector<int64_t> here;
+  for (size_t i = 0; i < batches.size(); ++i)
+    here.push_back(feed.fill(batches[i], [&](ValueId value) { return place(*index, entry.together[i][value]); }));
+  set_inverse_count(*index, entry, counted);
+  run_entry(*index);
+  for (size_t i = 0; i < batches.size(); ++i) {
+    sum += static_cast<double>(scalar(*index, entry.together[i][entry.job.loss_sum]));
+    if (entry.job.count != kNone)
+      require(scalar(*index, entry.together[i][entry.job.count]) == static_cast<float>(here[i]), "labels were counted differently");
+  }
+  return sum;
+}
+
+void Trainer::Impl::set_inverse_count(size_t index, const JobEntry& entry, int64_t counted) {
+  const float inverse = counted > 0 ? static_cast<float>(1.0 / static_cast<double>(counted)) : 0.0f;
+  const auto to = place(index, entry.job.inverse_count);
+  if (!to.empty()) std::memcpy(to.data(), &inverse, sizeof(inverse));
+}
+
 void Trainer::Impl::save_gradients(size_t index, const JobEntry& entry) {
   const Graph& graph = entry.job.graph;
   std::map<std::string, std::span<const std::byte>> gradients;
   std::map<std::string, std::string> accumulated;  // parameter -> accumulator
-  for (const auto& [parameter, gradient] : entry.job.gradients) {
-    if (entry.job.accumulators.empty()) gradients[graph.value(parameter).name] = executor->bytes(index, gradient);
+  for (const auto& [parameter, whole] : entry.job.gradients) {
+    if (entry.job.accumulators.empty()) gradients[graph.value(parameter).name] = executor->bytes(index, whole.at(0));
   }
   for (const auto& [parameter, uses] : entry.job.accumulators) {
     // Added up where they are: the first holds the sum, the others zero, which leaves the sum that the update makes what it is.
-    const std::string& first = graph.value(uses[0]).name;
+    const std::string& first = graph.value(uses[0].at(0)).name;
     for (size_t use = 1; use < uses.size(); ++use) {
-      const std::string& other = graph.value(uses[use]).name;
+      const std::string& other = graph.value(uses[use].at(0)).name;
       const auto sum = executor->persistent(first), from = executor->persistent(other, 1);
       float* to = reinterpret_cast<float*>(sum.data());
       const float* more = reinterpret_cast<const float*>(from.data());
@@ -221,13 +255,24 @@ Summary Trainer::Impl::train() {
   const int64_t first_step = state.step;
   int64_t saved_step = options.resume ? state.step : -1;
   double step_seconds = 0;
+  std::vector<double> last_times;  // the ring of the last steps'
+  last_times.reserve(kAveraged);
   while (state.step < total_steps && !stop.load(std::memory_order_relaxed)) {
     const auto start = Clock::now();
     const int64_t step = state.step + 1;
     const double rate = schedule.at(step);
     const Window window = next_window(state.epoch, state.index);
+    const int64_t read_before = disk ? disk->bytes_read() : 0, written_before = disk ? disk->bytes_written() : 0;
     const StepResult result = run_step(window, step, rate, step == first_step + 1 && !options.save_gradients.empty());
     const double seconds = seconds_since(start);
+    if (disk) {
+      summary.read_per_step = disk->bytes_read() - read_before;
+      summary.written_per_step = disk->bytes_written() - written_before;
+    }
+    if (last_times.size() < kAveraged)
+      last_times.push_back(seconds * 1e3);
+    else
+      last_times[static_cast<size_t>(step) % kAveraged] = seconds * 1e3;
     const int64_t tokens = window.samples * std::max<int64_t>(1, binding.sequence);
     step_seconds += seconds;
     StepReport step_report{.step = step,
@@ -276,6 +321,10 @@ Summary Trainer::Impl::train() {
   summary.first_loss = mean(std::span(state.first_losses).first(std::min(window, state.first_losses.size())));
   summary.last_loss = mean(std::span(state.last_losses).last(window));
   summary.milliseconds_per_step = state.step > first_step ? step_seconds * 1e3 / static_cast<double>(state.step - first_step) : 0;
+  summary.median_milliseconds = median(last_times);
+  summary.predicted_milliseconds = report.predicted_milliseconds;
+  summary.planned_read_per_step = report.disk_read_per_step;
+  summary.planned_written_per_step = report.disk_written_per_step;
   summary.planned_peak_bytes = program.arena_bytes;
   summary.planned_disk_bytes = report.disk_bytes;
   if (disk) {

@@ -15,6 +15,8 @@
 namespace ort_train {
 namespace {
 
+constexpr const char* kTogether = "train-together";
+
 std::string grouped(int64_t number) {  // 45,326,336
   std::string text = std::to_string(number);
   for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), ",");
@@ -38,8 +40,8 @@ std::vector<size_t> sampled(const std::vector<RecomputeChoice>& ladder, size_t p
   return rungs;
 }
 
-// The plan of least memory knows nothing of the machine: the smallest budget is the same everywhere.
-StreamedProgram least_streamed(const Planner& planner) { return planner.streamed(0, ComputeRates{}, StreamRates{}); }
+// Of what was found: another that can't take less than this has to be better by too little to be looked at.
+constexpr double kClose = 0.998;
 
 }  // namespace
 
@@ -48,13 +50,15 @@ std::vector<PlanEntry> Trainer::Impl::wanted_entries() const {
   for (const auto& entry : entries) {
     std::vector<ValueId> keep;
     if (!options.save_gradients.empty() && entry->name.starts_with("train") && !deferred) {
-      for (const auto& [parameter, gradient] : entry->job.gradients) keep.push_back(gradient);
+      for (const auto& [parameter, gradients] : entry->job.gradients) keep.push_back(gradients.at(0));
     }
     // Batches of an optimizer step; what runs now and then hardly counts.
     double runs = 1e-2;
-    if (entry->name == "train") runs = static_cast<double>(options.gradient_accumulation_steps);
+    if (entry->name == "train" && together == 1) runs = static_cast<double>(options.gradient_accumulation_steps);
+    if (entry->name == kTogether) runs = static_cast<double>(options.gradient_accumulation_steps / together);
     if (entry->name == "update" && !deferred) runs = 1;
-    wanted.push_back({.name = entry->name, .graph = &entry->job.graph, .keep = std::move(keep), .weight = runs});
+    wanted.push_back(
+        {.name = entry->name, .graph = &entry->job.graph, .keep = std::move(keep), .weight = runs, .ordered = entry->name == kTogether});
   }
   return wanted;
 }
@@ -66,18 +70,18 @@ void Trainer::Impl::plan_memory() {
   use(planner->resident());
   settle_reserve();
   measure(whole_pages(program.arena_bytes));
-  least_budget = reserve + whole_pages(program.arena_bytes);
+  least = least_of(reserve + whole_pages(program.arena_bytes), program, graph_pointers());
   if (!options.nvme_path.empty())
     stream(std::move(planner));
   else if (choose)
     recompute_to_fit(std::move(planner));
-  if (options.budget > 0 && options.budget < least_budget) refuse_budget();
+  if (options.budget > 0 && options.budget < least.budget) refuse_budget();
   drafts.clear();
 }
 
 // --- recompute ------------------------------------------------------------------------------------------------------------------------
 
-std::unique_ptr<Planner> Trainer::Impl::adopt(const RecomputeChoice& choice) {
+void Trainer::Impl::recompute_entries(const RecomputeChoice& choice) {
   recompute_choice = choice;
   executor.reset();  // it refers to the graphs
   PassOptions dump;
@@ -85,25 +89,53 @@ std::unique_ptr<Planner> Trainer::Impl::adopt(const RecomputeChoice& choice) {
   for (size_t i = 0; i < entries.size(); ++i) {
     Graph& graph = entries[i]->job.graph;
     graph = drafts[i];
-    if (!entries[i]->name.starts_with("train")) continue;
-    run_pass("recompute", graph, i == 0 ? dump : PassOptions{}, [&] { return recompute(graph, choice, i == 0 ? &recomputed : nullptr); });
+    entries[i]->together = finish_train(*entries[i], graph, choice, i == 0 ? &recomputed : nullptr,
+                                        i == 0 || entries[i]->name == kTogether ? dump : PassOptions{});
   }
+}
+
+std::unique_ptr<Planner> Trainer::Impl::adopt(const RecomputeChoice& choice) {
+  recompute_entries(choice);
   return std::make_unique<Planner>(wanted_entries(), PlanOptions{.threads = workers.threads()});
 }
 
-Trainer::Impl::Trial Trainer::Impl::try_out(const RecomputeChoice& choice) const {
-  Trial trial;
+// What an entry's graph still needs: what is recomputed, then micro-batches side by side.
+MicroBatches Trainer::Impl::finish_train(const JobEntry& entry, Graph& graph, const RecomputeChoice& choice, Recomputed* counted,
+                                         const PassOptions& passes) const {
+  MicroBatches batches;
+  if (!entry.name.starts_with("train")) return batches;
+  const bool joined = entry.name == kTogether;
+  run_pass("recompute", graph, joined ? PassOptions{} : passes, [&] { return recompute(graph, choice, counted); });
+  if (joined) {
+    run_pass("micro_batches", graph, passes, [&] {
+      batches = join_micro_batches(graph, static_cast<size_t>(together), {entry.job.inverse_count});
+      return true;
+    });
+  }
+  return batches;
+}
+
+// The trial's graphs become those of the entries.
+void Trainer::Impl::adopt_as(const Trial& trial) {
+  recompute_entries(trial.recompute);
+  for (size_t i = 0; i < entries.size(); ++i) entries[i]->job.graph.set_order(trial.graphs[i]->order());
+  reserve = reserve_with(instructions());
+}
+
+Trainer::Impl::Trial Trainer::Impl::try_out(const RecomputeChoice& choice, double beat) const {
+  Trial trial{.recompute = choice};
   std::vector<PlanEntry> wanted = wanted_entries();
   for (size_t i = 0; i < entries.size(); ++i) {
     trial.graphs.push_back(std::make_unique<Graph>(drafts[i]));
     wanted[i].graph = trial.graphs.back().get();
-    if (entries[i]->name.starts_with("train")) recompute(*wanted[i].graph, choice);
+    finish_train(*entries[i], *wanted[i].graph, choice, nullptr, {});
     trial.instructions += static_cast<int64_t>(wanted[i].graph->order().size());
+    if (wanted[i].weight < kRarely) continue;
     for (NodeId id : wanted[i].graph->order()) {
       trial.seconds += wanted[i].weight * work_of(*wanted[i].graph, wanted[i].graph->node(id), workers.threads(), machine).seconds;
     }
   }
-  trial.planner = std::make_unique<Planner>(wanted, PlanOptions{.threads = workers.threads()});
+  if (trial.seconds < beat) trial.planner = std::make_unique<Planner>(wanted, PlanOptions{.threads = workers.threads()});
   return trial;
 }
 
@@ -116,11 +148,13 @@ int64_t Trainer::Impl::reserve_with(int64_t instructions) const {
 // The cheapest rung that fits. The smallest budget is that of the rung that takes least.
 void Trainer::Impl::recompute_to_fit(std::unique_ptr<Planner> planner) {
   const std::vector<RecomputeChoice> ladder = recompute_ladder(drafts[0]);
-  std::map<size_t, int64_t> known{{0, least_budget}};
+  std::map<size_t, Least> known{{0, least}};
   const auto budget_of = [&](size_t rung) {
-    if (const auto found = known.find(rung); found != known.end()) return found->second;
+    if (const auto found = known.find(rung); found != known.end()) return found->second.budget;
     const Trial trial = try_out(ladder[rung]);
-    return known[rung] = reserve_with(trial.instructions) + whole_pages(trial.planner->resident().arena_bytes);
+    const Program made = trial.planner->resident();
+    known[rung] = least_of(reserve_with(trial.instructions) + whole_pages(made.arena_bytes), made, trial.pointers());
+    return known[rung].budget;
   };
   planner.reset();
   constexpr size_t kParts = 8;
@@ -128,22 +162,22 @@ void Trainer::Impl::recompute_to_fit(std::unique_ptr<Planner> planner) {
   const size_t all = rungs.back();
   for (size_t rung = all + 1; rung < ladder.size(); ++rung) rungs.push_back(rung);
   if (budget_of(all) >= budget_of(0)) rungs.clear();  // activations don't make the peak
-  size_t least = 0;
+  size_t smallest = 0;
   for (size_t rung : rungs) {
-    if (budget_of(rung) < budget_of(least)) least = rung;
+    if (budget_of(rung) < budget_of(smallest)) smallest = rung;
   }
   const bool fits = options.budget == 0 || options.budget >= budget_of(0);
-  least_budget = budget_of(least);
-  if (fits || least == 0) return;
-  size_t below = 0, chosen = least;  // one that doesn't fit, one that does
-  while (options.budget >= least_budget && chosen - below > 1) {
+  least = known[smallest];
+  if (fits || smallest == 0) return;
+  size_t below = 0, chosen = smallest;  // one that doesn't fit, one that does
+  while (options.budget >= least.budget && chosen - below > 1) {
     const size_t between = below + (chosen - below) / 2;
     (budget_of(between) <= options.budget ? chosen : below) = between;
   }
   const int64_t foreseen = budget_of(chosen);
   use(adopt(ladder[chosen])->resident());
   settle_reserve();
-  least_budget +=
+  least.budget +=
       std::max<int64_t>(0, reserve + whole_pages(program.arena_bytes) - foreseen);  // the process has grown beyond what was foreseen
 }
 
@@ -152,98 +186,120 @@ void Trainer::Impl::recompute_to_fit(std::unique_ptr<Planner> planner) {
 // A smaller arena, and a disk for the rest, where the budget asks for it.
 void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
   settle_reserve(/*with_disk=*/true);
-  const auto fits_on_disk = [&](const StreamedProgram& made) {
-    return options.nvme_budget == 0 || disk_need(made.program).total() <= options.nvme_budget;
-  };
-  least_budget = std::min(reserve + whole_pages(program.arena_bytes), least_with_disk());
-  if (options.budget == 0 || options.budget - reserve >= program.arena_bytes || options.budget < least_budget) return;
+  planner.reset();
+  least.budget = reserve + whole_pages(program.arena_bytes);
+  if (Least with_disk = least_with_disk(); with_disk.budget < least.budget) least = std::move(with_disk);
+  if (options.budget == 0 || options.budget - reserve >= program.arena_bytes || options.budget < least.budget) return;
   measure_disk_of_job();
   const StreamRates rates{.read = disk_rates.read, .write = disk_rates.write};
 
-  if (options.recompute == "auto") {
-    planner.reset();
-    const RecomputeChoice best = fastest_on_disk(rates, fits_on_disk);
-    planner = adopt(best);
-    reserve = reserve_with(instructions());
-  }
-  const int64_t limit = options.budget - reserve;
-  if (Program resident = planner->resident(); resident.arena_bytes <= limit) {
-    use(std::move(resident));
-    return;
-  }
-  StreamedProgram streamed = planner->streamed(limit, machine, rates);
-  if (streamed.program.arena_bytes > limit) streamed = least_streamed(*planner);
-  if (!fits_on_disk(streamed)) {
-    throw error(ErrorCode::budget, "within {} bytes of memory this job takes {} bytes on the disk, more than --nvme-budget {}",
-                grouped(options.budget), grouped(disk_need(streamed.program).total()), options.nvme_budget);
-  }
-  planner.reset();
-  // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
-  if (options.gradient_accumulation_steps == 1) {
-    executor.reset();
-    auto plain = std::move(entries);
-    auto plain_recomputed = recomputed;
-    build_entries(/*defer=*/true);
-    auto plain_drafts = std::exchange(drafts, {});
+  executor.reset();
+  std::vector<StreamChoice> choices;
+  Variant other;
+  add_choices(rates, choices);
+  const bool defers = options.gradient_accumulation_steps == 1, joins = options.micro_batches == "auto" && most_together() > 1;
+  if (defers || joins) {
+    const int64_t most = most_together();
+    exchange(other);
+    // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
+    build_entries(/*defer=*/defers);
+    if (joins) add_together(most);
     for (const auto& entry : entries) drafts.push_back(entry->job.graph);
-    StreamedProgram other = adopt(recompute_choice)->streamed(limit, machine, rates);
-    if (other.program.arena_bytes <= limit && fits_on_disk(other) && other.forecasts[0].seconds < streamed.forecasts[0].seconds) {
-      forecasts = std::move(other.forecasts);
-      use(std::move(other.program));
-      return;
-    }
-    entries = std::move(plain);
-    drafts = std::move(plain_drafts);
-    recomputed = std::move(plain_recomputed);
-    deferred = false;
+    add_choices(rates, choices);
+    exchange(other);
   }
-  forecasts = std::move(streamed.forecasts);
-  use(std::move(streamed.program));
+  std::stable_sort(choices.begin(), choices.end(), [](const StreamChoice& a, const StreamChoice& b) { return a.seconds < b.seconds; });
+  // With addresses: the first that finds room.
+  int64_t disk_bytes = 0;
+  for (StreamChoice& choice : choices) {
+    if (choice.seconds < INFINITY) {
+      const int64_t limit = options.budget - reserve_with(choice.trial.instructions);
+      StreamedProgram made;
+      if (choice.trial.planner->resident_bytes() <= limit) made.program = choice.trial.planner->resident();
+      if (made.program.entries.empty() || made.program.arena_bytes > limit) made = choice.trial.planner->streamed(limit, machine, rates);
+      if (made.program.arena_bytes > limit) continue;
+      choice.disk_bytes = disk_need(made.program).total();
+      if (options.nvme_budget == 0 || choice.disk_bytes <= options.nvme_budget) {
+        if (choice.deferred != deferred || choice.together != together) exchange(other);
+        adopt_as(choice.trial);
+        forecasts = std::move(made.forecasts);
+        bound = made.bound;
+        use(std::move(made.program));
+        return;
+      }
+    }
+    disk_bytes = disk_bytes > 0 ? std::min(disk_bytes, choice.disk_bytes) : choice.disk_bytes;
+  }
+  throw error(ErrorCode::budget, "within {} bytes of memory this job takes {} bytes on the disk, more than --nvme-budget {}",
+              grouped(options.budget), grouped(disk_bytes), options.nvme_budget);
+}
+
+// The entries and their drafts against others.
+void Trainer::Impl::exchange(Variant& other) {
+  std::swap(entries, other.entries);
+  std::swap(drafts, other.drafts);
+  std::swap(deferred, other.deferred);
+  std::swap(together, other.together);
+}
+
+// What is recomputed needn't be moved: of a few rungs those whose step may take less than that of all choices so far. Where the bound says
+// that it can't, or the disk has no room, a choice's time is infinite.
+void Trainer::Impl::add_choices(const StreamRates& rates, std::vector<StreamChoice>& choices) const {
+  constexpr size_t kParts = 4;
+  std::vector<RecomputeChoice> rungs{recompute_choice};
+  if (options.recompute == "auto") {
+    rungs.clear();
+    const std::vector<RecomputeChoice> ladder = recompute_ladder(drafts[0]);
+    for (const size_t rung : sampled(ladder, kParts)) rungs.push_back(ladder[rung]);
+  }
+  for (const RecomputeChoice& rung : rungs) {
+    double beat = INFINITY;  // what is better by less than that isn't worth looking at
+    for (const StreamChoice& other : choices) beat = std::min(beat, kClose * other.seconds);
+    StreamChoice choice{.deferred = deferred, .together = together, .trial = try_out(rung, beat)};
+    if (!choice.trial.planner) continue;
+    const int64_t limit = options.budget - reserve_with(choice.trial.instructions);
+    if (choice.trial.planner->resident_bytes() <= limit) {
+      choice.seconds = choice.trial.seconds;
+    } else {
+      const StreamOutlook outlook = choice.trial.planner->outlook(limit, machine, rates, beat);
+      if (!(outlook.seconds < beat)) continue;
+      choice.disk_bytes = disk_need(outlook, program).total();
+      if (options.nvme_budget == 0 || choice.disk_bytes <= options.nvme_budget) choice.seconds = outlook.seconds;
+    }
+    choices.push_back(std::move(choice));
+  }
 }
 
 // The smallest budget, but for what the disk itself takes.
-int64_t Trainer::Impl::least_with_disk() const {
+Trainer::Impl::Least Trainer::Impl::least_with_disk() const {
   std::vector<RecomputeChoice> choices{recompute_choice};
   if (options.recompute == "auto") choices = {recompute_mode("none"), recompute_mode("all")};
-  int64_t least = INT64_MAX;
+  Least smallest{.budget = INT64_MAX};
   for (const RecomputeChoice& choice : choices) {
     const Trial trial = try_out(choice);
-    least = std::min(least, reserve_with(trial.instructions) + whole_pages(least_streamed(*trial.planner).program.arena_bytes));
+    // Knows nothing of the machine: the smallest budget is the same everywhere.
+    const Program made = trial.planner->streamed(0, ComputeRates{}, StreamRates{}).program;
+    const int64_t budget = reserve_with(trial.instructions) + whole_pages(made.arena_bytes);
+    if (budget < smallest.budget) smallest = least_of(budget, made, trial.pointers());
   }
-  return least;
-}
-
-// What is recomputed needn't be moved: of a few rungs the one whose step is expected to take least.
-RecomputeChoice Trainer::Impl::fastest_on_disk(const StreamRates& rates,
-                                               const std::function<bool(const StreamedProgram&)>& fits_on_disk) const {
-  constexpr size_t kParts = 4;
-  const std::vector<RecomputeChoice> ladder = recompute_ladder(drafts[0]);
-  RecomputeChoice best;
-  double least = INFINITY;
-  for (size_t rung : sampled(ladder, kParts)) {
-    const Trial trial = try_out(ladder[rung]);
-    const int64_t limit = options.budget - reserve_with(trial.instructions);
-    double seconds = trial.seconds;
-    if (trial.planner->resident().arena_bytes > limit) {
-      StreamedProgram streamed = trial.planner->streamed(limit, machine, rates);
-      if (streamed.program.arena_bytes > limit) streamed = least_streamed(*trial.planner);
-      if (streamed.program.arena_bytes > limit || !fits_on_disk(streamed)) continue;
-      const std::vector<PlanEntry> wanted = wanted_entries();
-      seconds = 0;
-      for (size_t i = 0; i < wanted.size(); ++i) seconds += wanted[i].weight * streamed.forecasts[i].seconds;
-    }
-    if (seconds >= least) continue;
-    least = seconds;
-    best = ladder[rung];
-  }
-  return best;
+  return smallest;
 }
 
 // --- programs and budgets -------------------------------------------------------------------------------------------------------------
 
-void Trainer::Impl::use(Program made) {
+std::vector<const Graph*> Trainer::Impl::graph_pointers() const {
   std::vector<const Graph*> graphs;
   for (const auto& entry : entries) graphs.push_back(&entry->job.graph);
+  return graphs;
+}
+
+Trainer::Impl::Least Trainer::Impl::least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs) const {
+  const MemoryPeak peak = memory_peak(made, graphs);
+  return {.budget = budget, .op = peak.op, .entry = made.entries[peak.entry].name};
+}
+
+void Trainer::Impl::use(Program made) {
+  const std::vector<const Graph*> graphs = graph_pointers();
   executor.reset();  // it refers to the program
   program = std::move(made);
   verify(program, graphs);
@@ -251,20 +307,18 @@ void Trainer::Impl::use(Program made) {
 }
 
 void Trainer::Impl::refuse_budget() {
-  std::vector<const Graph*> graphs;
-  for (const auto& entry : entries) graphs.push_back(&entry->job.graph);
-  const MemoryPeak peak = memory_peak(program, graphs);
+  const MemoryPeak peak = memory_peak(program, graph_pointers());
   const auto bytes = [&](Purpose purpose) { return peak.bytes[static_cast<size_t>(purpose)]; };
   std::string more;
   if (options.nvme_path.empty()) {
-    const int64_t with_disk = least_with_disk() + kDiskReserve;
-    if (with_disk < least_budget) more = fmt::format("; with --nvme-path on a disk, {} (--budget {})", grouped(with_disk), with_disk);
+    const int64_t with_disk = least_with_disk().budget + kDiskReserve;
+    if (with_disk < least.budget) more = fmt::format("; with --nvme-path on a disk, {} (--budget {})", grouped(with_disk), with_disk);
   }
   throw error(ErrorCode::budget,
               "{} bytes can't hold this job: at its peak weights, gradients and optimizer state alone take {} bytes; the smallest budget "
               "that would do is {} bytes (--budget {}), set by {} in '{}'{}",
               grouped(options.budget), grouped(bytes(Purpose::weights) + bytes(Purpose::gradients) + bytes(Purpose::optimizer)),
-              grouped(least_budget), least_budget, peak.op, program.entries[peak.entry].name, more);
+              grouped(least.budget), least.budget, least.op, least.entry, more);
 }
 
 // What the profile says of the machine, or what is measured now.

@@ -8,6 +8,7 @@
 #include "frontend/budget.h"
 #include "frontend/file.h"
 #include "frontend/trainer_impl.h"
+#include "frontend/units.h"
 #include "graph/error.h"
 #include "graph/op_def.h"
 #include "passes/cost.h"
@@ -28,8 +29,20 @@ NodeWork entry_work(const Graph& graph, const Entry& entry, int threads, const C
   return sum;
 }
 
-std::string shown(double number) {
-  return number >= 100 ? fmt::format("{:.0f}", number) : number >= 10 ? fmt::format("{:.1f}", number) : fmt::format("{:.2f}", number);
+std::string shown(int64_t bytes) { return shown_bytes(static_cast<double>(bytes)); }
+
+std::string shown_moves(const std::vector<PlanMoves>& rows) {
+  std::string text;
+  const auto cell = [](int64_t count, int64_t bytes) { return count == 0 ? std::string("-") : fmt::format("{}, {}", count, shown(bytes)); };
+  const auto amount = [](int64_t bytes) { return bytes == 0 ? std::string("-") : shown(bytes); };
+  text += fmt::format("{:12}{:>18}{:>18}{:>18}{:>12}{:>12} a step\n", "tensors", "kept", "recomputed", "on the disk", "read", "written");
+  for (const PlanMoves& row : rows) {
+    if (row.kept + row.moved + row.recomputed == 0) continue;
+    text +=
+        fmt::format("  {:10}{:>18}{:>18}{:>18}{:>12}{:>12}\n", row.kind, cell(row.kept, row.kept_bytes),
+                    cell(row.recomputed, row.recomputed_bytes), cell(row.moved, row.moved_bytes), amount(row.read), amount(row.written));
+  }
+  return text;
 }
 
 }  // namespace
@@ -38,7 +51,9 @@ void Trainer::Impl::describe(double seconds) {
   report = {};
   report.budget = options.budget;
   report.arena_bytes = program.arena_bytes;
-  report.minimum_budget = least_budget;
+  report.minimum_budget = least.budget;
+  report.minimum_op = least.op;
+  report.minimum_entry = least.entry;
   report.seconds = seconds;
   report.batch = binding.batch;
   report.sequence = binding.sequence;
@@ -69,33 +84,65 @@ void Trainer::Impl::describe(double seconds) {
     report.parameters += element_count(train.value(id).shape);
     if (train.value(id).trainable) report.trainable_parameters += element_count(train.value(id).shape);
   }
-  const NodeWork batch = entry_work(train, program.entries[0], program.threads, machine);
+  describe_step();
+  describe_moves();
+  const MemoryFrame frame{.title = std::filesystem::path(options.model).filename().string(), .reserve = reserve, .budget = options.budget};
+  report.text = plan_text(memory_table(program, graphs, frame));
+  if (!options.plan_json.empty()) write_plan_json(memory_json(program, graphs));
+  if (!options.plan_svg.empty()) {
+    make_folders(folder_of(options.plan_svg));
+    replace_file(options.plan_svg, memory_svg(program, graphs, frame));
+  }
+}
+
+// What an optimizer step takes, and what bounds it.
+void Trainer::Impl::describe_step() {
+  StreamForecast step;
+  const auto add = [&](int found, double times) {
+    if (found < 0) return;
+    const auto index = static_cast<size_t>(found);
+    const NodeWork work = entry_work(entries[index]->job.graph, program.entries[index], program.threads, machine);
+    report.flops_per_step += times * work.flops;
+    step.compute += times * work.seconds;
+    if (forecasts.empty()) return;
+    const StreamForecast& forecast = forecasts[index];
+    step.stalled += times * forecast.stalled;
+    step.read += times * forecast.read;
+    step.write += times * forecast.write;
+    report.disk_read_per_step += static_cast<int64_t>(times * static_cast<double>(forecast.bytes_read));
+    report.disk_written_per_step += static_cast<int64_t>(times * static_cast<double>(forecast.bytes_written));
+  };
+  add(static_cast<int>(main_entry()), static_cast<double>(options.gradient_accumulation_steps / together));
+  if (!deferred) add(find_entry("update"), 1);
+  report.computing_milliseconds = step.compute * 1e3;
+  report.stalled_milliseconds = step.stalled * 1e3;
+  report.reading_milliseconds = step.read * 1e3;
+  report.writing_milliseconds = step.write * 1e3;
+  report.predicted_milliseconds = report.computing_milliseconds + report.stalled_milliseconds;
+  report.bounded_by = step.compute >= step.read + step.write ? "compute" : "disk";
+  report.bound_milliseconds = forecasts.empty() ? report.computing_milliseconds : bound * 1e3;
+  report.micro_batches_together = together;
+  const DiskNeed need = disk_need(program);
+  report.disk_bytes = need.total();
+  report.state_bytes = need.state;
+  if (program.disk_bytes > 0) {
+    for (size_t i = 0; i < program.entries.size(); ++i) {
+      const DiskPeak peak = disk_peak(program, program.entries[i], entries[i]->job.graph);
+      if (peak.bytes <= report.disk_peak_bytes) continue;
+      report.disk_peak_bytes = peak.bytes;
+      report.disk_peak_op = peak.op.empty() ? "" : fmt::format("{} in '{}'", peak.op, program.entries[i].name);
+    }
+  }
+  if (options.nvme_endurance > 0) {
+    report.endurance_share =
+        static_cast<double>(report.disk_written_per_step) * static_cast<double>(total_steps) / static_cast<double>(options.nvme_endurance);
+  }
+}
+
+// What is kept, moved and computed again.
+void Trainer::Impl::describe_moves() {
+  const Graph& train = entries[0]->job.graph;
   const double batches = static_cast<double>(options.gradient_accumulation_steps);
-  report.flops_per_step = batch.flops * batches;
-  report.predicted_milliseconds = batch.seconds * batches * 1e3;
-  if (const int update = find_entry("update"); update >= 0 && !deferred) {
-    const auto index = static_cast<size_t>(update);
-    const NodeWork more = entry_work(entries[index]->job.graph, program.entries[index], program.threads, machine);
-    report.flops_per_step += more.flops;
-    report.predicted_milliseconds += more.seconds * 1e3;
-  }
-
-  const DiskNeed disk_bytes = disk_need(program);
-  report.disk_bytes = disk_bytes.total();
-  report.state_bytes = disk_bytes.state;
-  if (!forecasts.empty()) {
-    const auto add = [&](int entry, double times) {
-      if (entry < 0) return;
-      const StreamForecast& forecast = forecasts[static_cast<size_t>(entry)];
-      report.disk_read_per_step += static_cast<int64_t>(times * static_cast<double>(forecast.bytes_read));
-      report.disk_written_per_step += static_cast<int64_t>(times * static_cast<double>(forecast.bytes_written));
-      report.stalled_milliseconds += times * forecast.stalled * 1e3;
-    };
-    add(0, batches);
-    if (!deferred) add(find_entry("update"), 1);
-    report.predicted_milliseconds += report.stalled_milliseconds;
-  }
-
   report.saved_kept = recomputed.kept;
   report.saved_kept_bytes = recomputed.kept_bytes;
   report.saved_recomputed = recomputed.again;
@@ -104,57 +151,124 @@ void Trainer::Impl::describe(double seconds) {
     if (train.node(id).op->alias.empty())
       report.recompute_milliseconds += work_of(train, train.node(id), program.threads, machine).seconds * batches * 1e3;
   }
+  std::array<DiskTraffic, kPurposes> traffic = disk_traffic(program, program.entries[main_entry()]);
+  for (DiskTraffic& of : traffic) {
+    of.read *= options.gradient_accumulation_steps / together;
+    of.written *= options.gradient_accumulation_steps / together;
+  }
+  if (const int update = find_entry("update"); update >= 0 && !deferred) {
+    const auto more = disk_traffic(program, program.entries[static_cast<size_t>(update)]);
+    for (size_t i = 0; i < kPurposes; ++i) {
+      traffic[i].read += more[i].read;
+      traffic[i].written += more[i].written;
+    }
+  }
+  for (const Purpose purpose : {Purpose::weights, Purpose::gradients, Purpose::optimizer, Purpose::activations}) {
+    const DiskTraffic& of = traffic[static_cast<size_t>(purpose)];
+    PlanMoves row{
+        .kind = std::string(to_string(purpose)), .moved = of.tensors, .moved_bytes = of.bytes, .read = of.read, .written = of.written};
+    for (const Persistent& value : program.persistent) {
+      if (value.purpose != purpose || value.disk.bytes > 0) continue;
+      ++row.kept;
+      row.kept_bytes += value.place.bytes;
+    }
+    if (purpose == Purpose::activations) {
+      row.kept = std::max<int64_t>(0, recomputed.kept - of.tensors);
+      row.kept_bytes = std::max<int64_t>(0, recomputed.kept_bytes - of.bytes);
+      row.recomputed = recomputed.again;
+      row.recomputed_bytes = recomputed.again_bytes;
+    }
+    report.moves.push_back(std::move(row));
+  }
+}
 
-  report.text = fmt::format("machine     {} {} · {:.0f} GFLOP/s · {:.0f} GB/s\n", workers.threads(),
-                            workers.threads() == 1 ? "thread" : "threads", machine.flops / 1e9, machine.bytes_per_second / 1e9);
-  report.text += fmt::format("plan        in {:.1f} s · batch {}{} · {} entry points · smallest budget {} bytes\n", seconds, binding.batch,
-                             binding.sequence > 0 ? fmt::format(" x {}", binding.sequence) : "", entries.size(), report.minimum_budget);
-  const MemoryFrame frame{.title = std::filesystem::path(options.model).filename().string(), .reserve = reserve, .budget = options.budget};
-  report.text += memory_table(program, graphs, frame);
+// For people.
+std::string Trainer::Impl::plan_text(const std::string& memory) const {
+  std::string text = fmt::format("machine     {} {} · {:.0f} GFLOP/s · {:.0f} GB/s", workers.threads(),
+                                 workers.threads() == 1 ? "thread" : "threads", machine.flops / 1e9, machine.bytes_per_second / 1e9);
+  if (report.disk_bytes > 0)
+    text += fmt::format(" · disk {}/s read, {}/s written", shown_bytes(disk_rates.read), shown_bytes(disk_rates.write));
+  text += fmt::format("\nplan        in {:.1f} s · batch {}{} · {} entry points · smallest budget {} bytes", report.seconds, binding.batch,
+                      binding.sequence > 0 ? fmt::format(" x {}", binding.sequence) : "", entries.size(), report.minimum_budget);
+  if (!report.minimum_op.empty()) text += fmt::format(", set by {} in '{}'", report.minimum_op, report.minimum_entry);
+  text += "\n" + memory;
   if (report.disk_bytes > 0) {
-    const auto gigabytes = [](double bytes) { return fmt::format("{:.3g} GB", bytes / 1e9); };
-    report.text += fmt::format(
-        "disk        {} on {}{} · {} read, {} written a step ({} in all)\n", gigabytes(static_cast<double>(report.disk_bytes)),
-        options.nvme_path,
-        report.state_bytes > 0
-            ? fmt::format(" ({} are two slots for all weights and optimizer state)", gigabytes(static_cast<double>(report.state_bytes)))
-            : "",
-        gigabytes(static_cast<double>(report.disk_read_per_step)), gigabytes(static_cast<double>(report.disk_written_per_step)),
-        gigabytes(static_cast<double>(report.disk_written_per_step) * static_cast<double>(total_steps)));
+    text += fmt::format("  NVMe    {} on {}, in use at once {}{}\n", shown(report.disk_bytes), options.nvme_path,
+                        shown(report.disk_peak_bytes), report.disk_peak_op.empty() ? "" : ", at " + report.disk_peak_op);
+    if (report.state_bytes > 0) {
+      text += fmt::format("          {} of it: the state file, two slots for all weights and optimizer state; one between runs\n",
+                          shown(report.state_bytes));
+    }
   }
-  if (report.saved_recomputed > 0) {
-    report.text += fmt::format("recompute   {} of {} saved tensors ({:.2f} of {:.2f} GB) · {} ms a step\n", report.saved_recomputed,
-                               report.saved_recomputed + report.saved_kept, static_cast<double>(report.saved_recomputed_bytes) / 1e9,
-                               static_cast<double>(report.saved_recomputed_bytes + report.saved_kept_bytes) / 1e9,
-                               shown(report.recompute_milliseconds));
+  text += shown_moves(report.moves);
+  if (together > 1)
+    text += fmt::format("order       vertical: {} micro-batches of {} go through the model together\n", together,
+                        options.gradient_accumulation_steps);
+  text += fmt::format("step        {} predicted, {:.3g} GFLOP · {} steps\n", shown_duration(report.predicted_milliseconds),
+                      report.flops_per_step / 1e9, total_steps);
+  const std::string disk =
+      fmt::format("reads {} + writes {}", shown_duration(report.reading_milliseconds), shown_duration(report.writing_milliseconds));
+  text += fmt::format("            bounded by {}", report.bounded_by == "compute"
+                                                       ? fmt::format("compute: {}", shown_duration(report.computing_milliseconds))
+                                                       : "the disk: " + disk);
+  if (report.saved_recomputed > 0) text += fmt::format(", of these {} computing again", shown_duration(report.recompute_milliseconds));
+  if (report.disk_bytes > 0) {
+    text += report.bounded_by == "compute" ? " · the disk: " + disk
+                                           : fmt::format(" · compute: {}", shown_duration(report.computing_milliseconds));
+    text += fmt::format(" · waiting {}\n", shown_duration(report.stalled_milliseconds));
+    if (report.bound_milliseconds > 0) {
+      text += fmt::format("            lower bound {}: the plan is {:.1f} % above it\n", shown_duration(report.bound_milliseconds),
+                          100 * (report.predicted_milliseconds / report.bound_milliseconds - 1));
+    }
+    const double run = static_cast<double>(report.disk_written_per_step) * static_cast<double>(total_steps);
+    text += fmt::format("disk        {} read, {} written a step · {} written in all", shown(report.disk_read_per_step),
+                        shown(report.disk_written_per_step), shown_bytes(run));
+    if (report.endurance_share > 0)
+      text += fmt::format(", {:.2g} % of the drive's {}", 100 * report.endurance_share, shown(options.nvme_endurance));
   }
-  report.text += fmt::format("step        {} ms predicted, {:.3g} GFLOP · {} steps\n", shown(report.predicted_milliseconds),
-                             report.flops_per_step / 1e9, total_steps);
-  if (!options.plan_json.empty()) write_plan_json(memory_json(program, graphs));
-  if (!options.plan_svg.empty()) {
-    make_folders(folder_of(options.plan_svg));
-    replace_file(options.plan_svg, memory_svg(program, graphs, frame));
-  }
+  return text + "\n";
 }
 
 void Trainer::Impl::write_plan_json(const nlohmann::ordered_json& memory) const {
   using Json = nlohmann::ordered_json;
   const MemoryTable& peak = report.at_peak;
+  Json moves = Json::array();
+  for (const PlanMoves& row : report.moves) {
+    moves.push_back({{"kind", row.kind},
+                     {"kept", row.kept},
+                     {"kept_bytes", row.kept_bytes},
+                     {"moved", row.moved},
+                     {"moved_bytes", row.moved_bytes},
+                     {"recomputed", row.recomputed},
+                     {"recomputed_bytes", row.recomputed_bytes},
+                     {"read", row.read},
+                     {"written", row.written}});
+  }
   Json json{
       {"model", options.model},
       {"budget_bytes", report.budget},
       {"minimum_budget_bytes", report.minimum_budget},
+      {"minimum", {{"op", report.minimum_op}, {"entry", report.minimum_entry}}},
       {"planned_peak_bytes", {{"RAM", report.arena_bytes}, {"NVMe", report.disk_bytes}}},
       {"disk", {{"state_file_bytes", report.state_bytes}, {"spill_bytes", report.disk_bytes - report.state_bytes}}},
       {"disk_read_per_step", report.disk_read_per_step},
       {"disk_written_per_step", report.disk_written_per_step},
+      {"disk_peak", {{"bytes", report.disk_peak_bytes}, {"op", report.disk_peak_op}}},
+      {"disk_written_per_run", static_cast<double>(report.disk_written_per_step) * static_cast<double>(report.total_steps)},
+      {"disk_endurance_share", report.endurance_share},
       {"stalled_ms_per_step", report.stalled_milliseconds},
+      {"computing_ms_per_step", report.computing_milliseconds},
+      {"disk_ms_per_step", {{"read", report.reading_milliseconds}, {"write", report.writing_milliseconds}}},
+      {"bounded_by", report.bounded_by},
+      {"lower_bound_ms_per_step", report.bound_milliseconds},
+      {"moves", moves},
       {"recompute",
        {{"kept", report.saved_kept},
         {"kept_bytes", report.saved_kept_bytes},
         {"recomputed", report.saved_recomputed},
         {"recomputed_bytes", report.saved_recomputed_bytes},
         {"ms_per_step", report.recompute_milliseconds}}},
+      {"micro_batches", {{"of_step", options.gradient_accumulation_steps}, {"together", report.micro_batches_together}}},
       {"peak_live_bytes", report.peak_live_bytes},
       {"peak",
        {{"entry", report.peak_entry},

@@ -141,10 +141,10 @@ int64_t max_live_bytes(const std::vector<Block>& blocks, int32_t* when) {
   return *peak;
 }
 
-int64_t pack(std::vector<Block>& blocks) {
+int64_t pack(std::vector<Block>& blocks, int64_t enough) {
   if (blocks.empty()) return 0;
   for (Block& block : blocks) block.bytes = align_up(block.bytes, block.alignment);
-  const int64_t bound = max_live_bytes(blocks);
+  const int64_t bound = std::max(max_live_bytes(blocks), enough);
   const auto lifetime = [](const Block& b) { return int64_t{b.last} - b.first + 1; };
   const std::vector<Order> starts = {
       sorted_by(blocks, [](const Block& b) { return std::pair(b.bytes, int64_t{-b.first}); }),

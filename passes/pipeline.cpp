@@ -52,40 +52,50 @@ JobGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const 
 
 namespace {
 
-// Each use's gradient is added to an accumulator of its own, so that the order of the sums is fixed: over micro-batches, then over uses.
-void accumulate(JobGraph& job, const std::map<ValueId, std::vector<ValueId>>& uses) {
-  Graph& graph = job.graph;
-  Builder builder(graph, Stage::backward);
+// Hands `value`, of the parameter's type, to persistent values in the parameter's parts, each by one node of the op. Returns what they
+// were.
+std::vector<ValueId> add_to_state(Builder& builder, const char* op, const std::string& name, ValueId parameter, ValueId value,
+                                  const OptimizerSpec& optimizer) {
+  Graph& graph = builder.graph();
+  std::vector<Part> parts = parts_of(graph.value(parameter), optimizer);
+  if (optimizer.whole_sums) parts.resize(1);
+  std::vector<ValueId> places;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    Value place = part_value(graph.value(value), parts, i);
+    place.name = part_name(name, parts, i);
+    place.kind = ValueKind::accumulator;
+    places.push_back(graph.add_value(std::move(place)));
+    graph.value(builder.emit(op, {places.back(), value}, part_attributes(parts, i))).kind = ValueKind::accumulator;
+  }
+  return places;
+}
+
+// Each use's gradient is added to accumulators of its own, so that the order of the sums is fixed: over micro-batches, then over uses.
+void accumulate(JobGraph& job, const OptimizerSpec& optimizer, const std::map<ValueId, std::vector<ValueId>>& uses) {
+  Builder builder(job.graph, Stage::backward);
   for (const auto& [parameter, gradients] : uses) {
-    builder.named(graph.value(parameter).name);
-    for (ValueId gradient : gradients) {
-      const Value& g = graph.value(gradient);
+    builder.named(job.graph.value(parameter).name);
+    for (size_t use = 0; use < gradients.size(); ++use) {
       // The same name in every entry's graph: memory is matched by it.
-      const size_t use = job.accumulators[parameter].size();
-      const std::string name = graph.value(parameter).name + (use == 0 ? ".grad" : fmt::format(".grad.use{}", use + 1));
-      const ValueId sum = graph.add_value({.name = name, .dtype = g.dtype, .shape = g.shape, .kind = ValueKind::accumulator});
-      const ValueId result = builder.emit("Accumulate", {sum, gradient});
-      graph.value(result).kind = ValueKind::accumulator;
-      job.accumulators[parameter].push_back(sum);
+      const std::string name = job.graph.value(parameter).name + (use == 0 ? ".grad" : fmt::format(".grad.use{}", use + 1));
+      emit_behind(builder, gradients[use]);
+      job.accumulators[parameter].push_back(add_to_state(builder, "Accumulate", name, parameter, gradients[use], optimizer));
     }
   }
 }
 
 // The gradients and their norm, kept for a later run.
-void store(JobGraph& job) {
-  Graph& graph = job.graph;
-  build_norm(job, Stage::backward);
-  Builder builder(graph, Stage::backward);
-  const auto keep = [&](const std::string& name, ValueId value) {
-    const Value& v = graph.value(value);
-    const ValueId place = graph.add_value({.name = name, .dtype = v.dtype, .shape = v.shape, .kind = ValueKind::accumulator});
-    emit_behind(builder, value);
-    graph.value(builder.named(name).emit("Store", {place, value})).kind = ValueKind::accumulator;
-    return place;
-  };
-  for (const auto& [parameter, gradient] : job.gradients)
-    job.accumulators[parameter] = {keep(graph.value(parameter).name + ".grad", gradient)};
-  job.stored_norm = keep("ort_train.grad_norm", job.grad_norm);
+void store(JobGraph& job, const OptimizerSpec& optimizer) {
+  build_norm(job, optimizer, Stage::backward);
+  Builder builder(job.graph, Stage::backward);
+  for (const auto& [parameter, gradients] : job.gradients) {
+    const std::string name = job.graph.value(parameter).name + ".grad";
+    emit_behind(builder, gradients[0]);
+    job.accumulators[parameter] = {add_to_state(builder.named(name), "Store", name, parameter, gradients[0], optimizer)};
+  }
+  emit_behind(builder, job.grad_norm);
+  const char* const norm = "ort_train.grad_norm";
+  job.stored_norm = add_to_state(builder.named(norm), "Store", norm, job.grad_norm, job.grad_norm, optimizer)[0];
 }
 
 }  // namespace
@@ -124,19 +134,19 @@ JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const Opt
   }
   job.graph.outputs = results;
   if (optimizer.accumulate) {
-    run("accumulate", [&] { accumulate(job, uses); });
+    run("accumulate", [&] { accumulate(job, optimizer, uses); });
     return job;
   }
   run("update", [&] {  // last: clipping needs every gradient
     for (const auto& [parameter, gradients] : uses) {
       Builder builder(job.graph, Stage::backward);
       builder.named(job.graph.value(parameter).name);
-      job.gradients[parameter] = add_up(builder, gradients);
+      job.gradients[parameter] = {add_up(builder, gradients)};
     }
     if (optimizer.deferred) {
-      store(job);
+      store(job, optimizer);
     } else {
-      build_norm(job, Stage::backward);
+      build_norm(job, optimizer, Stage::backward);
       build_update(job, optimizer, job.grad_norm);
     }
     job.graph.outputs.push_back(job.grad_norm);
@@ -150,16 +160,16 @@ JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimiz
   run_pass("pending_update", job.graph, options, [&] {
     Graph& graph = job.graph;
     const auto readers = graph.readers();
-    for (auto& [parameter, gradient] : job.gradients) gradient = job.accumulators.at(parameter).front();
-    build_update(job, optimizer, job.stored_norm, [&](ValueId parameter) { return readers[parameter].front(); });
+    for (auto& [parameter, gradients] : job.gradients) gradients = job.accumulators.at(parameter).front();
+    const auto updated = build_update(job, optimizer, job.stored_norm, [&](ValueId parameter) { return readers[parameter].front(); });
     // From the update on, everything reads what it leaves.
-    for (const auto& [parameter, gradient] : train.gradients) {
-      const auto update = std::find_if(graph.order().begin(), graph.order().end(), [&, p = parameter](NodeId id) {
+    for (const auto& [parameter, result] : updated) {
+      const auto first = std::find_if(graph.order().begin(), graph.order().end(), [&, p = parameter](NodeId id) {
         return graph.node(id).stage == Stage::update && graph.node(id).inputs[0] == p;
       });
-      require(update != graph.order().end(), "a parameter without its update");
-      const NodeId node = *update;
-      graph.replace_uses(parameter, graph.node(node).outputs[0]);
+      require(first != graph.order().end(), "a parameter without its update");
+      const NodeId node = *first;
+      graph.replace_uses(parameter, result);
       graph.node(node).inputs[0] = parameter;
     }
     job.gradients = train.gradients;
@@ -178,19 +188,25 @@ JobGraph build_update_graph(const JobGraph& train, const OptimizerSpec& optimize
       const ValueId copy = job.graph.add_value(train.graph.value(parameter));
       const auto found = train.accumulators.find(parameter);
       if (found == train.accumulators.end()) continue;
-      std::vector<ValueId> uses;
-      for (ValueId accumulator : found->second) uses.push_back(job.graph.add_value(train.graph.value(accumulator)));
-      all.insert(all.end(), uses.begin(), uses.end());
       builder.named(job.graph.value(copy).name);
-      job.accumulators[copy] = uses;
-      job.gradients[copy] = add_up(builder, uses);
+      std::vector<std::vector<ValueId>>& uses = job.accumulators[copy];
+      for (const std::vector<ValueId>& parts : found->second) {
+        std::vector<ValueId>& copies = uses.emplace_back();
+        for (ValueId accumulator : parts) copies.push_back(job.graph.add_value(train.graph.value(accumulator)));
+        all.insert(all.end(), copies.begin(), copies.end());
+      }
+      for (size_t part = 0; part < uses[0].size(); ++part) {
+        std::vector<ValueId> addends;
+        for (const std::vector<ValueId>& use : uses) addends.push_back(use[part]);
+        job.gradients[copy].push_back(add_up(builder, addends));
+      }
     }
     if (optimizer.deferred) {
       job.stored_norm = job.graph.add_value(train.graph.value(train.stored_norm));
       build_update(job, optimizer, job.stored_norm);
       return true;
     }
-    build_norm(job, Stage::update);
+    build_norm(job, optimizer, Stage::update);
     build_update(job, optimizer, job.grad_norm);
     for (ValueId accumulator : all) {
       const ValueId cleared = builder.named(job.graph.value(accumulator).name).emit("Clear", {accumulator});

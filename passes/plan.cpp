@@ -8,218 +8,20 @@
 #include <unordered_map>
 #include <utility>
 
-#include "exec/kernel_table.h"
-#include "passes/memory_model.h"
 #include "passes/pack.h"
-#include "passes/schedule.h"
+#include "passes/plan_draft.h"
+#include "passes/stream_spread.h"
 
 namespace ort_train {
 namespace {
 
-Purpose purpose_of(ValueKind kind) {
-  switch (kind) {
-    case ValueKind::input:
-      return Purpose::inputs;
-    case ValueKind::parameter:
-      return Purpose::weights;
-    case ValueKind::activation:
-      return Purpose::activations;
-    case ValueKind::gradient:
-    case ValueKind::accumulator:
-      return Purpose::gradients;
-    case ValueKind::optimizer_state:
-      return Purpose::optimizer;
-    case ValueKind::constant:
-      return Purpose::constants;
-  }
-  return Purpose::activations;
-}
-
-constexpr int64_t kMovable = int64_t{64} << 10;  // bytes: what is smaller always stays in memory
-
-// What lives across runs, collected from all entries and then laid at the bottom of the arena.
-class PersistentValues {
- public:
-  // The number of the value, known already or new.
-  size_t add(const std::string& entry, const Value& value) {
-    if (value.constant) return add_constant(value);
-    const auto [at, is_new] = by_name_.emplace(value.name, values_.size());
-    if (is_new) {
-      values_.push_back({.name = value.name, .purpose = purpose_of(value.kind), .type = value.type(), .place = {}, .initial = nullptr});
-    } else if (const Persistent& known = values_[at->second]; known.type != value.type() || known.purpose != purpose_of(value.kind)) {
-      throw error(ErrorCode::device, "internal error: '{}' is {} ({}) in entry '{}' but {} ({}) in one before it; please report this",
-                  value.name, to_string(value.type()), to_string(purpose_of(value.kind)), entry, to_string(known.type),
-                  to_string(known.purpose));
-    }
-    return at->second;
-  }
-
-  // What a caller looks at after a run is where the run left it: it never moves.
-  void keep(size_t i) { kept_.insert(i); }
-  bool movable(size_t i) const { return !values_[i].initial && values_[i].type.bytes() >= kMovable && !kept_.count(i); }
-
-  size_t size() const { return values_.size(); }
-  const Persistent& operator[](size_t i) const { return values_[i]; }
-
-  // Gives each its place: in the arena, or on the disk where `on_disk` says so. Sets the bytes that they take there.
-  std::vector<Persistent> lay_out(const std::vector<bool>& on_disk, Program& program) const {
-    std::vector<Persistent> values = values_;
-    for (Purpose purpose : {Purpose::weights, Purpose::optimizer, Purpose::gradients, Purpose::constants}) {
-      for (size_t i = 0; i < values.size(); ++i) {
-        if (values[i].purpose != purpose) continue;
-        const int64_t bytes = values[i].type.bytes();
-        if (on_disk[i]) {
-          values[i].disk = {.offset = program.disk_bytes, .bytes = bytes};
-          program.disk_bytes += whole_sectors(bytes);
-        } else {
-          values[i].place = {.offset = program.persistent_bytes, .bytes = bytes};
-          program.persistent_bytes += aligned(bytes);
-        }
-      }
-    }
-    return values;
-  }
-
- private:
-  size_t add_constant(const Value& value) {
-    const auto& bytes = value.constant->bytes;
-    const size_t hash = std::hash<std::string_view>{}({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-    const auto [begin, end] = constants_.equal_range(hash);
-    for (auto at = begin; at != end; ++at) {
-      if (*values_[at->second].initial == *value.constant) return at->second;
-    }
-    constants_.emplace(hash, values_.size());
-    values_.push_back({.name = value.name, .purpose = Purpose::constants, .type = value.type(), .place = {}, .initial = value.constant});
-    return values_.size() - 1;
-  }
-
-  std::vector<Persistent> values_;
-  std::set<size_t> kept_;
-  std::map<std::string, size_t, std::less<>> by_name_;
-  std::unordered_multimap<size_t, size_t> constants_;
-};
-
-// One entry on its way: what is known before addresses are.
-struct Draft {
-  std::string name;
-  const Graph* graph = nullptr;
-  std::vector<ValueId> keep;
-  double weight = 1;
-  MemoryModel model;
-  StepOrder order;
-  std::vector<Chain> chains;                // transient storages, by step of the order
-  std::vector<int64_t> workspaces;          // by position in the order, as the kernels want them
-  std::vector<size_t> persistent_of_class;  // by class; meaningful where the class is persistent
-};
-
-Draft make_draft(const PlanEntry& entry, KernelTable& kernels, int threads) {
-  Graph& graph = *entry.graph;
-  std::vector<int64_t> workspaces;
-  for (NodeId id : graph.order()) {
-    const Node& node = graph.node(id);
-    if (!node.op->kernel.cpu)
-      throw error(ErrorCode::unsupported, "[{}] can't be run: the op {} has no kernel", describe(graph, id), node.op->name);
-    workspaces.push_back(kernels.workspace(kernels.add(*node.op, make_spec(graph, node, threads))));
-  }
-  std::vector<ValueId> keep = graph.outputs;
-  keep.insert(keep.end(), entry.keep.begin(), entry.keep.end());
-  std::sort(keep.begin(), keep.end());
-  keep.erase(std::unique(keep.begin(), keep.end()), keep.end());
-  Draft draft{
-      .name = entry.name, .graph = &graph, .keep = keep, .weight = entry.weight, .model = make_memory_model(graph, keep, workspaces)};
-  draft.order = schedule(draft.model);
-  simulate(draft.model, draft.order, &draft.chains);
-  std::vector<NodeId> nodes;
-  for (uint32_t step : draft.order) {
-    nodes.push_back(draft.model.steps[step].node);
-    draft.workspaces.push_back(workspaces[step]);
-  }
-  graph.set_order(std::move(nodes));
-  return draft;
-}
-
-// Values by class, in the order in which they come to be.
-std::vector<std::vector<ValueId>> values_by_class(const Graph& graph, const MemoryModel& model) {
-  std::vector<std::vector<ValueId>> values(model.classes.size());
-  for (ValueId value = 0; value < graph.value_count(); ++value) {
-    if (model.class_of[value] != kNone && graph.value(value).producer == kNone) values[model.class_of[value]].push_back(value);
-  }
-  for (NodeId id : graph.order()) {
-    for (ValueId value : graph.node(id).outputs) {
-      if (value != kNone) values[model.class_of[value]].push_back(value);
-    }
-  }
-  return values;
-}
-
-// A piece's memory in terms of the draft: a chain, or a persistent class.
-struct PieceOf {
-  bool is_chain = true;
-  uint32_t index = 0;
-};
-
-struct StreamDraft {
-  StreamEntry entry;
-  std::vector<PieceOf> pieces;
-};
-
-StreamDraft make_stream_draft(const Draft& draft, const PersistentValues& persistents, int threads, const ComputeRates& rates) {
-  const MemoryModel& model = draft.model;
-  const auto steps = static_cast<int32_t>(draft.order.size());
-  std::vector<uint32_t> chain_of(model.classes.size(), kNone);
-  std::vector<bool> stays(draft.chains.size(), false);
-  for (uint32_t i = 0; i < draft.chains.size(); ++i) {
-    stays[i] = draft.chains[i].bytes < kMovable;
-    for (uint32_t c : draft.chains[i].classes) {
-      chain_of[c] = i;
-      if (model.classes[c].fed || model.classes[c].kept) stays[i] = true;
-    }
-  }
-  std::vector<std::vector<StreamUse>> chain_uses(draft.chains.size()), class_uses(model.classes.size());
-  const auto use = [](std::vector<StreamUse>& uses, int32_t step, bool reads, bool changes) {
-    if (uses.empty() || uses.back().step != step) uses.push_back({.step = step, .reads = false, .changes = false});
-    uses.back().reads |= reads;
-    uses.back().changes |= changes;
-  };
-  StreamDraft result;
-  for (int32_t at = 0; at < steps; ++at) {
-    const MemoryStep& step = model.steps[draft.order[static_cast<size_t>(at)]];
-    for (uint32_t c : step.reads) use(chain_uses[chain_of[c]], at, true, false);
-    for (uint32_t c : step.defines) use(chain_uses[chain_of[c]], at, false, true);
-    for (const PersistentUse& u : step.persistents) use(class_uses[u.of], at, u.reads, u.changes);
-    result.entry.seconds.push_back(work_of(*draft.graph, draft.graph->node(step.node), threads, rates).seconds);
-  }
-  result.entry.weight = draft.weight;
-  result.entry.fixed.assign(static_cast<size_t>(steps), 0);
-  for (int32_t at = 0; at < steps; ++at) result.entry.fixed[static_cast<size_t>(at)] = aligned(draft.workspaces[static_cast<size_t>(at)]);
-  for (uint32_t i = 0; i < draft.chains.size(); ++i) {
-    const Chain& chain = draft.chains[i];
-    const bool has_gap = std::any_of(chain_uses[i].begin(), chain_uses[i].end(),
-                                     [&](const StreamUse& u) { return &u != chain_uses[i].data() && u.step > (&u - 1)->step + 1; });
-    if (!stays[i] && has_gap) {
-      result.entry.pieces.push_back({.bytes = whole_sectors(chain.bytes), .uses = std::move(chain_uses[i])});
-      result.pieces.push_back({.is_chain = true, .index = i});
-      continue;
-    }
-    for (int32_t at = chain.first; at <= chain.last && at < steps; ++at) result.entry.fixed[static_cast<size_t>(at)] += chain.bytes;
-  }
-  for (uint32_t c = 0; c < model.classes.size(); ++c) {
-    if (!model.classes[c].persistent || class_uses[c].empty()) continue;
-    const size_t number = draft.persistent_of_class[c];
-    if (!persistents.movable(number)) continue;
-    result.entry.pieces.push_back({.bytes = whole_sectors(persistents[number].type.bytes()),
-                                   .uses = std::move(class_uses[c]),
-                                   .persistent = static_cast<int32_t>(number)});
-    result.pieces.push_back({.is_chain = false, .index = c});
-  }
-  return result;
-}
-
 // From a draft (and what stream.h decided of it) to an entry of a program whose persistent values have their places.
 class EntryMaker {
  public:
-  EntryMaker(const Draft& draft, const std::vector<Persistent>& persistents, const StreamDraft* stream, const std::vector<Visit>* visits)
-      : draft_(draft), graph_(*draft.graph), persistents_(persistents), stream_(stream), visits_(visits) {}
+  // `enough`: bytes of the arena that it may take without looking for less.
+  EntryMaker(const Draft& draft, const std::vector<Persistent>& persistents, const StreamDraft* stream, const std::vector<Visit>* visits,
+             int64_t enough)
+      : draft_(draft), graph_(*draft.graph), persistents_(persistents), stream_(stream), visits_(visits), enough_(enough) {}
 
   Entry make(Program& program) {
     entry_ = {.name = draft_.name, .value_places = std::vector<Place>(graph_.value_count()), .keep = draft_.keep};
@@ -330,7 +132,7 @@ class EntryMaker {
       blocks.push_back({.bytes = storage.place.bytes, .first = storage.first, .last = storage.last});
     for (size_t storage : storage_of_visit_) blocks[storage].alignment = kSector;
     entry_.peak_live_bytes = max_live_bytes(blocks, &entry_.peak_instruction) + persistent_bytes;
-    pack(blocks);
+    pack(blocks, enough_ - persistent_bytes);
     for (size_t i = 0; i < blocks.size(); ++i) entry_.storages[i].place.offset = blocks[i].offset + persistent_bytes;
   }
 
@@ -407,6 +209,7 @@ class EntryMaker {
   const std::vector<Persistent>& persistents_;
   const StreamDraft* stream_;  // null: everything is in memory
   const std::vector<Visit>* visits_;
+  const int64_t enough_;
   Entry entry_;
   std::vector<int32_t> step_at_;                                            // instruction of each step
   std::vector<int32_t> read_at_, read_wait_at_, write_at_, write_wait_at_;  // instructions of each visit; -1: none
@@ -424,14 +227,87 @@ struct Planner::Impl {
   PersistentValues persistents;
   std::vector<Draft> drafts;
 
-  Program make(const std::vector<bool>& on_disk, const std::vector<StreamDraft>* streams, const StreamPlan* streamed) const {
+  // What may move, and what each entry asks of the memory.
+  struct Streams {
+    std::vector<StreamDraft> drafts;
+    std::vector<StreamEntry> entries;
+    std::vector<bool> movable;  // by persistent value
+  };
+  Streams streams(const ComputeRates& compute) const {
+    Streams result;
+    result.movable.assign(persistents.size(), false);
+    for (const Draft& draft : drafts) {
+      result.drafts.push_back(make_stream_draft(draft, persistents, options.threads, compute));
+      for (const StreamPiece& piece : result.drafts.back().entry.pieces) {
+        if (piece.persistent >= 0) result.movable[static_cast<size_t>(piece.persistent)] = true;
+      }
+      result.entries.push_back(result.drafts.back().entry);
+    }
+    int64_t always = 0;  // persistent values that never leave
+    for (size_t i = 0; i < result.movable.size(); ++i) always += result.movable[i] ? 0 : aligned(persistents[i].type.bytes());
+    for (StreamEntry& entry : result.entries) {
+      for (int64_t& bytes : entry.fixed) bytes += whole_sectors(always);
+    }
+    return result;
+  }
+
+  std::vector<bool> on_disk(const Streams& streams, const StreamPlan& plan) const {
+    std::vector<bool> result(streams.movable.size());
+    for (size_t i = 0; i < result.size(); ++i) result[i] = streams.movable[i] && !plan.resident[i];
+    return result;
+  }
+
+  Program make(const Streams& streams, const StreamPlan& plan, int64_t enough) const {
+    return make(on_disk(streams, plan), &streams.drafts, &plan, enough);
+  }
+
+  // Sets the bytes on the disk.
+  void count_disk(const Streams& streams, const StreamPlan& plan, StreamOutlook& result) const {
+    int64_t most = 0;
+    const std::vector<bool> moved = on_disk(streams, plan);
+    for (size_t i = 0; i < moved.size(); ++i) {
+      if (!moved[i]) continue;
+      const int64_t bytes = whole_sectors(persistents[i].type.bytes());
+      result.disk_bytes += bytes;
+      if (persistents[i].purpose == Purpose::weights || persistents[i].purpose == Purpose::optimizer) result.state_bytes += bytes;
+    }
+    for (size_t e = 0; e < streams.entries.size(); ++e) {
+      std::set<uint32_t> pieces;
+      for (const Visit& visit : plan.visits[e]) {
+        if (visit.written >= 0 && streams.entries[e].pieces[visit.piece].persistent < 0) pieces.insert(visit.piece);
+      }
+      int64_t bytes = 0;
+      for (const uint32_t piece : pieces) bytes += streams.entries[e].pieces[piece].bytes;
+      most = std::max(most, bytes);
+    }
+    result.disk_bytes += most;
+  }
+
+  // Of a few plans that hold little the one whose addresses take least.
+  Program least(const Streams& streams, StreamPlan& plan) const {
+    constexpr int64_t kMore[] = {-1, 0, 2};  // percent above the floor; -1: nothing is held
+    const int64_t floor = stream_floor(streams.entries);
+    Program best;
+    for (const int64_t more : kMore) {
+      if (!best.entries.empty() && best.arena_bytes <= floor) break;  // there is no less
+      StreamPlan other = least_streams(streams.entries, streams.movable.size(), more < 0 ? 0 : floor + floor * more / 100);
+      Program program = make(streams, other, 0);
+      if (!best.entries.empty() && program.arena_bytes >= best.arena_bytes) continue;
+      best = std::move(program);
+      plan = std::move(other);
+    }
+    return best;
+  }
+
+  Program make(const std::vector<bool>& on_disk, const std::vector<StreamDraft>* streams, const StreamPlan* streamed,
+               int64_t enough) const {
     Program program;
     program.threads = options.threads;
     std::vector<Persistent> values = persistents.lay_out(on_disk, program);
     if (streams) program.persistent_bytes = whole_sectors(program.persistent_bytes);
     program.arena_bytes = program.persistent_bytes;
     for (size_t i = 0; i < drafts.size(); ++i) {
-      EntryMaker maker(drafts[i], values, streams ? &(*streams)[i] : nullptr, streamed ? &streamed->visits[i] : nullptr);
+      EntryMaker maker(drafts[i], values, streams ? &(*streams)[i] : nullptr, streamed ? &streamed->visits[i] : nullptr, enough);
       program.entries.push_back(maker.make(program));
       for (const Storage& storage : program.entries.back().storages)
         program.arena_bytes = std::max(program.arena_bytes, aligned(storage.place.end()));
@@ -462,37 +338,59 @@ Planner::Planner(const std::vector<PlanEntry>& entries, const PlanOptions& optio
 }
 Planner::~Planner() = default;
 
-Program Planner::resident() const { return impl_->make(std::vector<bool>(impl_->persistents.size(), false), nullptr, nullptr); }
+Program Planner::resident() const { return impl_->make(std::vector<bool>(impl_->persistents.size(), false), nullptr, nullptr, 0); }
+
+int64_t Planner::resident_bytes() const {
+  int64_t persistent = 0, most = 0;
+  for (size_t i = 0; i < impl_->persistents.size(); ++i) persistent += aligned(impl_->persistents[i].type.bytes());
+  for (const Draft& draft : impl_->drafts) most = std::max(most, simulate(draft.model, draft.order).bytes);
+  return persistent + most;
+}
+
+StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const StreamRates& disk, double beat) const {
+  constexpr double kPacked = 0.98;  // of the limit, that live bytes can have: addresses take a little more
+  const Impl::Streams streams = impl_->streams(compute);
+  const int64_t floor = stream_floor(streams.entries);
+  StreamOutlook result;
+  if (limit < floor) return result;
+  Streamer streamer(streams.entries, streams.movable.size(), limit, disk);
+  result.bound = streamer.bound();
+  if (result.bound >= beat) return result;
+  result.seconds = 0;
+  const StreamPlan plan = streamer.plan(std::max(floor, static_cast<int64_t>(kPacked * static_cast<double>(limit))), /*thorough=*/false);
+  for (size_t e = 0; e < streams.entries.size(); ++e) {
+    const double weight = streams.entries[e].weight;
+    if (weight >= kRarely) result.seconds += weight * plan.forecasts[e].seconds;
+  }
+  impl_->count_disk(streams, plan, result);
+  return result;
+}
 
 StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
   constexpr int kTries = 12;
-  std::vector<StreamDraft> streams;
-  std::vector<StreamEntry> entries;
-  std::vector<bool> movable(impl_->persistents.size(), false);
-  for (const Draft& draft : impl_->drafts) {
-    streams.push_back(make_stream_draft(draft, impl_->persistents, impl_->options.threads, compute));
-    for (const StreamPiece& piece : streams.back().entry.pieces) {
-      if (piece.persistent >= 0) movable[static_cast<size_t>(piece.persistent)] = true;
+  const Impl::Streams streams = impl_->streams(compute);
+  const int64_t floor = stream_floor(streams.entries);
+  StreamedProgram result;
+  if (limit >= floor) {
+    Streamer streamer(streams.entries, streams.movable.size(), limit, disk);
+    result.bound = streamer.bound();
+    int64_t target = limit;
+    for (int round = 0; round < kTries; ++round) {
+      StreamPlan plan = streamer.plan(target);
+      result.program = impl_->make(streams, plan, limit);
+      result.forecasts = std::move(plan.forecasts);
+      if (result.program.arena_bytes <= limit) return result;
+      // Addresses took more than live bytes: aim lower by as much.
+      if (target == floor) break;
+      const int64_t over = result.program.arena_bytes - limit;
+      target = std::max(floor, target - over - over / 8 - kSector);
     }
-    entries.push_back(streams.back().entry);
   }
-  int64_t always = 0;  // persistent values that never leave
-  for (size_t i = 0; i < movable.size(); ++i) always += movable[i] ? 0 : aligned(impl_->persistents[i].type.bytes());
-  for (StreamEntry& entry : entries) {
-    for (int64_t& bytes : entry.fixed) bytes += whole_sectors(always);
-  }
-  const int64_t floor = stream_floor(entries);
-  int64_t target = std::max(limit, floor);
-  for (int round = 0;; ++round) {
-    StreamPlan plan = plan_streams(entries, movable.size(), target, disk);
-    std::vector<bool> on_disk(movable.size());
-    for (size_t i = 0; i < movable.size(); ++i) on_disk[i] = movable[i] && !plan.resident[i];
-    StreamedProgram result{.program = impl_->make(on_disk, &streams, &plan), .forecasts = std::move(plan.forecasts)};
-    // Addresses took more than live bytes: aim lower by as much.
-    if (result.program.arena_bytes <= limit || target == floor) return result;
-    const int64_t over = result.program.arena_bytes - limit;
-    target = round + 1 >= kTries ? floor : std::max(floor, target - over - over / 8 - kSector);
-  }
+  StreamPlan plan;
+  result.program = impl_->least(streams, plan);
+  result.forecasts.clear();
+  for (size_t e = 0; e < streams.entries.size(); ++e) result.forecasts.push_back(simulate(streams.entries[e], plan.visits[e], disk));
+  return result;
 }
 
 Program plan(const std::vector<PlanEntry>& entries, const PlanOptions& options) { return Planner(entries, options).resident(); }

@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@ struct PlanEntry {
   Graph* graph;               // gets the planned order (order() is the schedule in the end)
   std::vector<ValueId> keep;  // must be intact when the entry has run, besides graph->outputs
   double weight = 1;          // how often it runs, for an optimizer step
+  bool ordered = false;       // the graph's own order stays
 };
 
 struct PlanOptions {
@@ -31,6 +33,14 @@ struct PlanOptions {
 struct StreamedProgram {
   Program program;
   std::vector<StreamForecast> forecasts;  // by entry
+  double bound = 0;  // seconds: no plan in this memory takes less for an optimizer step; 0: none holds what must be there at once
+};
+
+struct StreamOutlook {
+  double bound = 0;                                          // as above
+  double seconds = std::numeric_limits<double>::infinity();  // of an optimizer step; infinite where there is no such plan
+  int64_t disk_bytes = 0;
+  int64_t state_bytes = 0;  // of these, of weights and optimizer state
 };
 
 class Planner {
@@ -42,8 +52,13 @@ class Planner {
 
   // Everything in memory.
   Program resident() const;
+  // The least that it could take.
+  int64_t resident_bytes() const;
   // The fastest that it finds in an arena of `limit` bytes with a disk; the one of least memory where that is larger.
   StreamedProgram streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const;
+  // What streamed() can be expected to lead to, without addresses. Where nothing takes less than `beat` seconds it says so at once, by the
+  // bound.
+  StreamOutlook outlook(int64_t limit, const ComputeRates& compute, const StreamRates& disk, double beat) const;
 
  private:
   struct Impl;

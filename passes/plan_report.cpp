@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <set>
 
 #include "graph/op_def.h"
 
@@ -19,21 +20,27 @@ std::string op_at(const Entry& entry, const Graph& graph) {
   return node == kNone ? std::string() : describe(graph, node);
 }
 
-// Bytes that a run reads and writes, by what they are for.
-nlohmann::ordered_json disk_traffic(const Entry& entry) {
+// Calls body(instruction, at, purpose) for each read and write of a run.
+template <typename Body> void each_transfer(const Entry& entry, Body body) {
   std::map<int64_t, const Storage*> live;  // by offset
   std::multimap<int32_t, const Storage*> begins;
   for (const Storage& storage : entry.storages) begins.emplace(storage.first, &storage);
-  nlohmann::ordered_json traffic = {{"read", nlohmann::ordered_json::object()}, {"written", nlohmann::ordered_json::object()}};
   for (int32_t at = 0; at < static_cast<int32_t>(entry.code.size()); ++at) {
     for (auto [begin, end] = begins.equal_range(at); begin != end; ++begin) live[begin->second->place.offset] = begin->second;
     const Instruction& instruction = entry.code[static_cast<size_t>(at)];
-    if (instruction.action != Action::read && instruction.action != Action::write) continue;
-    const std::string purpose(to_string(live.at(instruction.memory.offset)->purpose));
-    auto& sum = traffic[instruction.action == Action::read ? "read" : "written"][purpose];
-    sum = (sum.is_null() ? int64_t{0} : sum.get<int64_t>()) + whole_sectors(instruction.memory.bytes);
+    if (instruction.action == Action::read || instruction.action == Action::write)
+      body(instruction, at, live.at(instruction.memory.offset)->purpose);
   }
-  return traffic;
+}
+
+nlohmann::ordered_json traffic_json(const std::array<DiskTraffic, kPurposes>& traffic) {
+  nlohmann::ordered_json json = {{"read", nlohmann::ordered_json::object()}, {"written", nlohmann::ordered_json::object()}};
+  for (size_t purpose = 0; purpose < kPurposes; ++purpose) {
+    const std::string name(to_string(static_cast<Purpose>(purpose)));
+    if (traffic[purpose].read > 0) json["read"][name] = traffic[purpose].read;
+    if (traffic[purpose].written > 0) json["written"][name] = traffic[purpose].written;
+  }
+  return json;
 }
 
 }  // namespace
@@ -67,6 +74,58 @@ MemoryPeak memory_peak(const Program& program, const std::vector<const Graph*>& 
   peak.live = sum(peak.bytes);
   peak.gaps = program.arena_bytes - peak.live;
   return peak;
+}
+
+DiskPeak disk_peak(const Program& program, const Entry& entry, const Graph& graph) {
+  DiskPeak peak;
+  int64_t state_end = 0;
+  for (const Persistent& value : program.persistent) {
+    peak.bytes += whole_sectors(value.disk.bytes);
+    state_end = std::max(state_end, value.disk.offset + whole_sectors(value.disk.bytes));
+  }
+  struct Stay {
+    int64_t bytes;
+    int32_t first, last;
+  };
+  std::map<int64_t, Stay> stays;  // of what doesn't live across runs, by its place on the disk
+  each_transfer(entry, [&](const Instruction& instruction, int32_t at, Purpose) {
+    if (instruction.disk.offset < state_end) return;
+    stays.emplace(instruction.disk.offset, Stay{whole_sectors(instruction.disk.bytes), at, at}).first->second.last = at;
+  });
+  std::map<int32_t, int64_t> changes;
+  for (const auto& [offset, stay] : stays) {
+    changes[stay.first] += stay.bytes;
+    changes[stay.last + 1] -= stay.bytes;
+  }
+  int64_t bytes = peak.bytes;
+  for (const auto& [at, change] : changes) {
+    bytes += change;
+    if (bytes <= peak.bytes) continue;
+    peak.bytes = bytes;
+    peak.instruction = at;
+    peak.op = describe(graph, node_at(entry, static_cast<size_t>(at)));
+  }
+  return peak;
+}
+
+std::array<DiskTraffic, kPurposes> disk_traffic(const Program& program, const Entry& entry) {
+  std::array<DiskTraffic, kPurposes> traffic{};
+  std::set<int64_t> known;
+  for (const Persistent& value : program.persistent) {
+    if (value.disk.bytes == 0) continue;
+    DiskTraffic& of = traffic[static_cast<size_t>(value.purpose)];
+    ++of.tensors;
+    of.bytes += value.disk.bytes;
+    known.insert(value.disk.offset);
+  }
+  each_transfer(entry, [&](const Instruction& instruction, int32_t, Purpose purpose) {
+    DiskTraffic& of = traffic[static_cast<size_t>(purpose)];
+    (instruction.action == Action::read ? of.read : of.written) += whole_sectors(instruction.memory.bytes);
+    if (!known.insert(instruction.disk.offset).second) return;
+    ++of.tensors;
+    of.bytes += instruction.disk.bytes;
+  });
+  return traffic;
 }
 
 std::string memory_table(const Program& program, const std::vector<const Graph*>& graphs, const MemoryFrame& frame) {
@@ -124,7 +183,7 @@ nlohmann::ordered_json memory_json(const Program& program, const std::vector<con
     }
     entries.push_back({{"name", entry.name},
                        {"instructions", entry.code.size()},
-                       {"disk", disk_traffic(entry)},
+                       {"disk", traffic_json(disk_traffic(program, entry))},
                        {"peak_live_bytes", entry.peak_live_bytes},
                        {"peak_instruction", entry.peak_instruction},
                        {"peak_op", op_at(entry, *graphs[i])},

@@ -28,6 +28,21 @@ MemoryPeak memory_peak(const Program& program, const std::vector<const Graph*>& 
 // Live bytes by purpose at each instruction of an entry, persistent ones included.
 std::vector<PurposeBytes> live_bytes(const Program& program, const Entry& entry);
 
+// The fullest moment of the disk in an entry: what lives there across runs, and activations that are to be read again.
+struct DiskPeak {
+  int64_t bytes = 0;
+  int32_t instruction = 0;
+  std::string op;  // empty where it is the same all the time
+};
+DiskPeak disk_peak(const Program& program, const Entry& entry, const Graph& graph);
+
+// What a run of an entry moves of one purpose.
+struct DiskTraffic {
+  int64_t tensors = 0, bytes = 0;  // that have a place on the disk
+  int64_t read = 0, written = 0;   // bytes
+};
+std::array<DiskTraffic, kPurposes> disk_traffic(const Program& program, const Entry& entry);
+
 // What the memory stands in: the job's name, what the process takes beside the arena, what it may take in all.
 struct MemoryFrame {
   std::string title;

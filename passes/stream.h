@@ -2,13 +2,15 @@
 //
 // A piece is memory that may leave the arena: a weight, its optimizer state or accumulator, or a chain of activations. Between two of its
 // uses it is held, or it goes to the disk and comes back; a persistent piece may be resident: held through all runs of all entries. Choices
-// fill the memory greedily, by the transfers that they save for the memory that they take; what is left of it lets reads begin ahead of
-// their use and writes end behind it. How much is left free for that is tried out, on a simulation of the run.
+// fill the memory in an order of preference: the greedy one, by the transfers that they save for the memory that they take, and that of the
+// linear program (stream_bound.h), which says as well how fast a plan could be at best. What is left of the memory lets reads begin ahead
+// of their use and writes end behind it. Which order, and how much is left free for that, is tried out on a simulation of the run.
 
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace ort_train {
@@ -33,6 +35,7 @@ struct StreamEntry {
   std::vector<double> seconds;  // that each step computes
   double weight = 1;            // how often it runs, for an optimizer step
 };
+inline constexpr double kRarely = 0.1;  // entries of less weight are no part of an optimizer step
 
 // A stay of a piece in memory.
 struct Visit {
@@ -61,10 +64,30 @@ struct StreamPlan {
   std::vector<StreamForecast> forecasts;   // by entry
 };
 
+// Bytes at each step if every piece is there only while it is used.
+std::vector<int64_t> least_load(const StreamEntry& entry);
 // The least bytes that will do: at every step what it uses.
 int64_t stream_floor(const std::vector<StreamEntry>& entries);
+// A plan that holds only what takes no more than `limit`, at least the floor; the same whatever the rates.
+StreamPlan least_streams(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit);
 
-// `limit` is at least the floor. `persistents`: how many there are.
-StreamPlan plan_streams(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates);
+class StreamBound;
+
+// Plans for one memory and one disk. Refers to the entries.
+class Streamer {
+ public:
+  // `limit` is at least the floor. `persistents`: how many there are.
+  Streamer(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates);
+  ~Streamer();
+
+  // No plan within the limit takes less, for an optimizer step: entries that run rarely left out.
+  double bound() const;
+  // The fastest that is found within `target` bytes, between the floor and the limit. Not thorough: of fewer ways to plan.
+  StreamPlan plan(int64_t target, bool thorough = true);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 }  // namespace ort_train

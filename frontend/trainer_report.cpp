@@ -195,10 +195,9 @@ std::string Trainer::Impl::plan_text(const std::string& memory) const {
   if (report.disk_bytes > 0) {
     text += fmt::format("  NVMe    {} on {}, in use at once {}{}\n", shown(report.disk_bytes), options.nvme_path,
                         shown(report.disk_peak_bytes), report.disk_peak_op.empty() ? "" : ", at " + report.disk_peak_op);
-    if (report.state_bytes > 0) {
-      text += fmt::format("          {} of it: the state file, two slots for all weights and optimizer state; one between runs\n",
+    if (report.state_bytes > 0)
+      text += fmt::format("          of these {} for two slots of each weight and its optimizer state, so that checkpoints copy nothing\n",
                           shown(report.state_bytes));
-    }
   }
   text += shown_moves(report.moves);
   if (together > 1)

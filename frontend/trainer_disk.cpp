@@ -62,6 +62,11 @@ DiskNeed disk_need(const Program& program) {
   return need;
 }
 
+DiskNeed disk_need(const StreamOutlook& outlook, const Program& other) {
+  return {.state = outlook.state_bytes > 0 ? StateFile::file_bytes(tensors_of(other)) : 0,
+          .spill = outlook.disk_bytes - outlook.state_bytes};
+}
+
 // Goes on with the state file of a checkpoint where it lies in this run's folder, has this run's tensors, and is no other folder's too.
 std::unique_ptr<StateFile> Trainer::Impl::take_over(const SlotTable& table, const std::string& path) const {
   const fs::path here = fs::path(options.nvme_path) / fs::path(table.path).filename();

@@ -68,6 +68,8 @@ struct DiskNeed {
   int64_t total() const { return state + spill; }
 };
 DiskNeed disk_need(const Program& program);
+// Of a plan without addresses; `other` is any program of the job.
+DiskNeed disk_need(const StreamOutlook& outlook, const Program& other);
 
 struct Trainer::Impl {
   Impl(const Options& options, Callbacks callbacks);

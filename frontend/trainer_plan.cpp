@@ -263,8 +263,8 @@ void Trainer::Impl::add_choices(const StreamRates& rates, std::vector<StreamChoi
     } else {
       const StreamOutlook outlook = choice.trial.planner->outlook(limit, machine, rates, beat);
       if (!(outlook.seconds < beat)) continue;
-      choice.disk_bytes = outlook.disk_bytes;
-      if (options.nvme_budget == 0 || outlook.disk_bytes <= options.nvme_budget) choice.seconds = outlook.seconds;
+      choice.disk_bytes = disk_need(outlook, program).total();
+      if (options.nvme_budget == 0 || choice.disk_bytes <= options.nvme_budget) choice.seconds = outlook.seconds;
     }
     choices.push_back(std::move(choice));
   }

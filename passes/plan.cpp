@@ -261,11 +261,16 @@ struct Planner::Impl {
     return make(on_disk(streams, plan), &streams.drafts, &plan, enough);
   }
 
-  // Bytes on the disk.
-  int64_t spilled(const Streams& streams, const StreamPlan& plan) const {
-    int64_t state = 0, most = 0;
+  // Sets the bytes on the disk.
+  void count_disk(const Streams& streams, const StreamPlan& plan, StreamOutlook& result) const {
+    int64_t most = 0;
     const std::vector<bool> moved = on_disk(streams, plan);
-    for (size_t i = 0; i < moved.size(); ++i) state += moved[i] ? whole_sectors(persistents[i].type.bytes()) : 0;
+    for (size_t i = 0; i < moved.size(); ++i) {
+      if (!moved[i]) continue;
+      const int64_t bytes = whole_sectors(persistents[i].type.bytes());
+      result.disk_bytes += bytes;
+      if (persistents[i].purpose == Purpose::weights || persistents[i].purpose == Purpose::optimizer) result.state_bytes += bytes;
+    }
     for (size_t e = 0; e < streams.entries.size(); ++e) {
       std::set<uint32_t> pieces;
       for (const Visit& visit : plan.visits[e]) {
@@ -275,7 +280,7 @@ struct Planner::Impl {
       for (const uint32_t piece : pieces) bytes += streams.entries[e].pieces[piece].bytes;
       most = std::max(most, bytes);
     }
-    return state + most;
+    result.disk_bytes += most;
   }
 
   // Of a few plans that hold little the one whose addresses take least.
@@ -357,7 +362,7 @@ StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const
     const double weight = streams.entries[e].weight;
     if (weight >= kRarely) result.seconds += weight * plan.forecasts[e].seconds;
   }
-  result.disk_bytes = impl_->spilled(streams, plan);
+  impl_->count_disk(streams, plan, result);
   return result;
 }
 

@@ -40,6 +40,7 @@ struct StreamOutlook {
   double bound = 0;                                          // as above
   double seconds = std::numeric_limits<double>::infinity();  // of an optimizer step; infinite where there is no such plan
   int64_t disk_bytes = 0;
+  int64_t state_bytes = 0;  // of these, of weights and optimizer state
 };
 
 class Planner {

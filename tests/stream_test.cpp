@@ -253,7 +253,7 @@ struct LargeCase {
 };
 
 // Jobs of real size, planned only: what the arena has beyond the bytes that must be there at once. A few tensors fill it,
-// each a good part of it, so that some of it is too small for any.
+// each a good part of it, so that some of it is too small for any; and what fits into the limit isn't packed any tighter.
 TEST(Stream, LargePlansAreTight) {
   for (const auto& [name, shape, packing] :
        {LargeCase{"gpt2_256", {}, 1.12},

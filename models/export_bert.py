@@ -133,7 +133,7 @@ def main():
     parser.add_argument("--sequence", type=int, default=8)
     parser.add_argument("--activation", default="gelu", help="gelu: Erf in primitives, or the Gelu op from opset 20")
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--training", action="store_true", help="leave the Dropout nodes in training mode")
+    parser.add_argument("--training", action="store_true", help="leave the Dropout nodes in training mode (attention's own only with --attention eager)")
     parser.add_argument("--fold", action="store_true", help="leave the tied head stored twice, once transposed, as the exporters fold it")
     parser.add_argument("--external", action="store_true", help="weights in PATH.data (always so over 1.9 GB)")
     parser.add_argument("--seed", type=int, default=0)

@@ -158,7 +158,7 @@ def test_every_budget_gives_the_same_bits(tmp_path, profile, made, name):
     _, wanted, _ = job.run("--threads", 1)
     here = []
     for number, share in enumerate(SHARES):
-        for turn, on in enumerate((True, False, True)):  # most of what can go wrong needs a disk
+        for turn, on in enumerate((True, False, True)[:3 - number % 2]):  # most of what can go wrong needs a disk
             threads, recompute = THREADS[(number + turn) % len(THREADS)], RECOMPUTE[(number + number // 4 + 2 * turn + on) % len(RECOMPUTE)]
             order = ORDERS[(number + turn) % len(ORDERS)]
             least = job.plan(threads, on, recompute, order)["minimum_budget_bytes"]

@@ -131,6 +131,8 @@ const std::vector<const OpDef*>& ops() {
       // clip.cpp
       &kClip,
       &kClipGrad,
+      // dropout.cpp
+      &kDropout,
       // softmax.cpp
       &kSoftmax,
       &kSoftmaxGrad,

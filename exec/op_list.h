@@ -133,6 +133,8 @@ extern const OpDef kGeluGrad;
 // clip.cpp
 extern const OpDef kClip;
 extern const OpDef kClipGrad;
+// dropout.cpp
+extern const OpDef kDropout;
 // softmax.cpp
 extern const OpDef kSoftmax;
 extern const OpDef kSoftmaxGrad;

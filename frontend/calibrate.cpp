@@ -4,7 +4,9 @@
 #include <chrono>
 
 #include "exec/executor.h"
+#include "exec/kernel.h"
 #include "graph/builder.h"
+#include "graph/op_def.h"
 #include "passes/plan.h"
 
 namespace ort_train {
@@ -38,6 +40,19 @@ double product_rate(Workers& workers, int64_t n) {
   return 2 * size * size * size / fastest(0.06, [&] { executor.run(0); });
 }
 
+double element_rate(Workers& workers, int64_t n) {
+  Graph graph;
+  graph.inputs = {graph.add_value({.name = "x", .dtype = DType::float32, .shape = {n}, .kind = ValueKind::input})};
+  const ValueId y = Builder(graph).emit("Gelu", graph.inputs);
+  graph.outputs = {y};
+  const Program program = plan({{.name = "gelu", .graph = &graph, .keep = {}}}, {.threads = workers.threads()});
+  Executor executor(program, {&graph}, workers);
+  Arena arena(program.arena_bytes);
+  executor.attach(arena);
+  const Node& node = graph.node(graph.value(y).producer);
+  return node.op->cost(make_spec(graph, node, workers.threads())).flops / fastest(0.03, [&] { executor.run(0); });
+}
+
 double memory_rate(Workers& workers, int64_t bytes) {
   const int64_t n = bytes / 3 / static_cast<int64_t>(sizeof(float));
   Arena arena(3 * n * static_cast<int64_t>(sizeof(float)));
@@ -56,8 +71,13 @@ double memory_rate(Workers& workers, int64_t bytes) {
 ComputeRates measure_machine(Workers& workers, int64_t memory) {
   int64_t n = 1024;
   while (n > 64 && 4 * n * n * static_cast<int64_t>(sizeof(float)) > memory) n /= 2;  // a quarter for the workspace
-  return {.flops = product_rate(workers, n),
-          .bytes_per_second = memory_rate(workers, std::clamp<int64_t>(memory, 3 << 12, int64_t{48} << 20))};
+  constexpr int64_t kNear = int64_t{48} << 20, kFar = int64_t{256} << 20;
+  constexpr int64_t kElements = int64_t{1} << 20, kLeast = 3 << 12;
+  ComputeRates rates{.flops = product_rate(workers, n),
+                     .element_flops = element_rate(workers, std::clamp<int64_t>(memory / 16, 1 << 10, kElements)),
+                     .bytes_per_second = memory_rate(workers, std::clamp(memory, kLeast, kNear))};
+  rates.far_bytes_per_second = memory > kNear ? memory_rate(workers, std::min(memory, kFar)) : rates.bytes_per_second;
+  return rates;
 }
 
 }  // namespace ort_train

@@ -10,7 +10,7 @@
 
 namespace ort_train {
 
-// Takes a tenth of a second, and memory below `memory` bytes, which it gives back.
+// Takes a fifth of a second, and memory below `memory` bytes, which it gives back.
 ComputeRates measure_machine(Workers& workers, int64_t memory);
 
 }  // namespace ort_train

@@ -65,12 +65,22 @@ Needed needed_for(const onnx::GraphDef& graph, const std::string& output) {
   return needed;
 }
 
-void note_modes(const onnx::GraphDef& graph, ModelInfo& info) {
+void note_modes(const onnx::GraphDef& graph, const Graph& imported, ModelInfo& info) {
+  std::set<int64_t> drawing;  // Dropout nodes in training mode
+  for (NodeId id : imported.order()) {
+    const Node& node = imported.node(id);
+    if (node.op->name == "Dropout") drawing.insert(node.attributes.get("ordinal", 0));
+  }
   int64_t dropout = 0, batch_norm = 0;
   for (const onnx::NodeDef& node : graph.nodes) {
     if (!node.domain.empty()) continue;
-    if (node.op_type == "Dropout" && node.inputs.size() < 3) ++dropout;
+    if (node.op_type == "Dropout") ++dropout;
     if (node.op_type == "BatchNormalization" && node.attributes.get("training_mode", 0) == 0) ++batch_norm;
+  }
+  dropout -= static_cast<int64_t>(drawing.size());  // those of function bodies are in no list: then it says too little
+  if (!drawing.empty()) {
+    info.notes.push_back(fmt::format("{} Dropout node{} in training mode: what is dropped follows from --seed", drawing.size(),
+                                     drawing.size() == 1 ? " is" : "s are"));
   }
   if (dropout > 0)
     info.notes.push_back(
@@ -159,7 +169,7 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
     walk.run(options);
     // Also those that only an untaken branch mentions: export copies them all.
     for (const std::string& location : model.external_files) files.reader(files.external(location));
-    note_modes(model.graph, result.info);
+    note_modes(model.graph, result.graph, result.info);
 
     const Needed needed = needed_for(model.graph, loss_output);
     for (Walk::Found& found : walk.found) {

@@ -209,10 +209,11 @@ struct Trainer::Impl {
   JobEntry& entry_for(const std::string& name, size_t samples, size_t* index) const;  // the entry itself, or that of the remainder
   void run_entry(size_t index);
   // Micro-batches of an accumulating step, together. Returns `sum` with their losses added.
-  double run_together(std::span<const std::vector<int64_t>> batches, int64_t counted, double sum, size_t* index);
+  double run_together(std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first, int64_t counted, double sum);
   void set_inverse_count(size_t index, const JobEntry& entry, int64_t counted);
   void flush();  // makes the update that waits, if one does
   void set_scalars(size_t index, const JobEntry& entry, int64_t step, double learning_rate);
+  void set_random(size_t index, ValueId input, int64_t step, int64_t first, int64_t samples);
   void save_gradients(size_t index, const JobEntry& entry);
   void check_finite(const StepResult& result, int64_t step) const;
   std::span<std::byte> place(size_t entry, ValueId value) const;

@@ -1,12 +1,14 @@
 // Steps: data in, one run of an entry or several, numbers out; and what happens between steps.
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "exec/ops/optimizer_scalars.h"
+#include "exec/random.h"
 #include "frontend/budget.h"
 #include "frontend/export.h"
 #include "frontend/file.h"
@@ -86,6 +88,14 @@ void Trainer::Impl::set_scalars(size_t index, const JobEntry& entry, int64_t ste
   if (!to.empty()) std::memcpy(to.data(), scalars.data(), to.size());
 }
 
+// Where this run's random numbers are found: exec/random.h.
+void Trainer::Impl::set_random(size_t index, ValueId input, int64_t step, int64_t first, int64_t samples) {
+  const auto to = input == kNone ? std::span<std::byte>() : place(index, input);
+  if (to.empty()) return;
+  const std::array<int64_t, kRandomNumbers> numbers{static_cast<int64_t>(options.seed), step, first, samples};
+  std::memcpy(to.data(), numbers.data(), to.size());
+}
+
 Window Trainer::Impl::next_window(int64_t epoch, int64_t index) const {
   const int64_t samples = train_range.count;
   const int64_t usable = binding.batch_is_fixed ? samples / binding.batch * binding.batch : samples;
@@ -117,18 +127,23 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
     for (const auto& batch : window.batches) result.counted += entry_for(kind, batch.size(), &index).feed->count(batch);
   }
   double sum = 0;
+  int64_t first = 0;  // samples of the window before this batch
   std::span<const std::vector<int64_t>> left = window.batches;
   const auto full = [&](const std::vector<int64_t>& batch) { return static_cast<int64_t>(batch.size()) == binding.batch; };
   for (const auto many = static_cast<size_t>(together); many > 1 && left.size() >= many; left = left.subspan(many)) {
     const auto batches = left.first(many);
     if (!std::all_of(batches.begin(), batches.end(), full)) break;
-    sum = run_together(batches, result.counted, sum, &index);
+    index = main_entry();
+    sum = run_together(batches, step, first, result.counted, sum);
+    first += together * binding.batch;
   }
   for (const auto& batch : left) {
     JobEntry& entry = entry_for(kind, batch.size(), &index);
     const int64_t here = entry.feed->fill(batch, [&](ValueId value) { return place(index, value); });
     if (!own_loss && !accumulate) result.counted = here;
     set_inverse_count(index, entry, result.counted);
+    set_random(index, entry.job.graph.find_value(kRandomInput), step, first, static_cast<int64_t>(batch.size()));
+    first += static_cast<int64_t>(batch.size());
     if (deferred && pending) set_scalars(index, entry, pending->step, pending->learning_rate);
     if (!accumulate && !deferred) set_scalars(index, entry, step, learning_rate);
     run_entry(index);
@@ -148,19 +163,23 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
   return result;
 }
 
-double Trainer::Impl::run_together(std::span<const std::vector<int64_t>> batches, int64_t counted, double sum, size_t* index) {
-  *index = static_cast<size_t>(find_entry("train-together"));
-  const JobEntry& entry = *entries[*index];
+double Trainer::Impl::run_together(std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first, int64_t counted, double sum) {
+  const size_t index = main_entry();
+  const JobEntry& entry = *entries[index];
   Feed& feed = *entries[static_cast<size_t>(find_entry("train"))]->feed;
+  const ValueId random = entry.job.graph.find_value(kRandomInput);
   std::vector<int64_t> here;
-  for (size_t i = 0; i < batches.size(); ++i)
-    here.push_back(feed.fill(batches[i], [&](ValueId value) { return place(*index, entry.together[i][value]); }));
-  set_inverse_count(*index, entry, counted);
-  run_entry(*index);
   for (size_t i = 0; i < batches.size(); ++i) {
-    sum += static_cast<double>(scalar(*index, entry.together[i][entry.job.loss_sum]));
+    const auto samples = static_cast<int64_t>(batches[i].size());
+    here.push_back(feed.fill(batches[i], [&](ValueId value) { return place(index, entry.together[i][value]); }));
+    if (random != kNone) set_random(index, entry.together[i][random], step, first + static_cast<int64_t>(i) * samples, samples);
+  }
+  set_inverse_count(index, entry, counted);
+  run_entry(index);
+  for (size_t i = 0; i < batches.size(); ++i) {
+    sum += static_cast<double>(scalar(index, entry.together[i][entry.job.loss_sum]));
     if (entry.job.count != kNone)
-      require(scalar(*index, entry.together[i][entry.job.count]) == static_cast<float>(here[i]), "labels were counted differently");
+      require(scalar(index, entry.together[i][entry.job.count]) == static_cast<float>(here[i]), "labels were counted differently");
   }
   return sum;
 }

@@ -91,7 +91,11 @@ void Trainer::Impl::describe(double seconds) {
   if (!options.plan_json.empty()) write_plan_json(memory_json(program, graphs));
   if (!options.plan_svg.empty()) {
     make_folders(folder_of(options.plan_svg));
-    replace_file(options.plan_svg, memory_svg(program, graphs, frame));
+    const StreamRates rates{.read = disk_rates.read, .write = disk_rates.write};
+    MemoryFrame picture = frame;
+    std::optional<Timeline> timeline;
+    if (program.disk_bytes > 0) picture.timeline = &timeline.emplace(make_timeline(program, program.entries[0], train, machine, rates));
+    replace_file(options.plan_svg, memory_svg(program, graphs, picture));
   }
 }
 

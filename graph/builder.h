@@ -76,6 +76,7 @@ class Lowering : public Builder {
 
   const OnnxNode& node;
 
+  uint32_t ordinal() const { return ordinal_; }  // of the node in the user's file
   bool has(size_t i) const { return i < node.inputs.size() && node.inputs[i] != kNone; }
   ValueId input(size_t i) const;                                        // throws Error(unsupported) where absent
   const Tensor& constant_input(size_t i, std::string_view what) const;  // throws where its value is not known at compile time

@@ -49,7 +49,8 @@ struct Alias {
 
 struct Cost {
   double flops = 0;
-  double bytes = 0;  // read and written
+  double bytes = 0;       // read and written
+  double efficiency = 0;  // of the rate of large matrix products, that its products reach; 0: it has none
 };
 
 struct Kernel {

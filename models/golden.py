@@ -12,6 +12,7 @@ import onnx
 import torch
 from safetensors.torch import save
 from transformers import get_scheduler
+import export_bert
 from export_gpt2 import INPUTS, build, example, export
 
 STEPS, RATE, WARMUP = 10, 1e-3, 3
@@ -31,6 +32,19 @@ GPT2 = {
     "gpt2-torchscript-18-folded": (dict(ONE, attention="eager"), dict(exporter="torchscript", opset=18, fold=True), 2, 9, "causal-lm", False),
     "gpt2-torchscript-20-untied": (dict(ONE, attention="eager", tied=False), dict(exporter="torchscript", opset=20), 3, 11, "cross_entropy", False),
     "gpt2-torchscript-23-eager": (dict(ONE, attention="eager"), dict(exporter="torchscript", opset=23, inputs=INPUTS[:2]), 1, 16, "causal-lm", False),
+}
+
+# name: (model, export, batch, tokens). Some positions of each sample have labels; every other sample is padded.
+BERT = {
+    "bert-dynamo-18-masked": (dict(TWO, attention="sdpa"), dict(exporter="dynamo", opset=18), 3, 12),
+    "bert-dynamo-20-classes": (dict(ONE, head="classification", attention="eager"), dict(exporter="dynamo", opset=20), 4, 10),
+    "bert-torchscript-17-masked": (dict(ONE, attention="eager"), dict(exporter="torchscript", opset=17), 2, 14),
+    "bert-torchscript-20-classes": (dict(ONE, head="classification", attention="sdpa"), dict(exporter="torchscript", opset=20), 3, 9),
+}
+# Models in training mode, whose masks are ours: the file alone, in the folder `dropout`.
+DROPOUT = {
+    "bert-torchscript-17": (dict(TWO, attention="eager", dropout=0.1), dict(exporter="torchscript", opset=17, training=True)),
+    "bert-dynamo-20": (dict(ONE, head="classification", attention="sdpa", dropout=0.2), dict(exporter="dynamo", opset=20, training=True)),
 }
 
 
@@ -80,6 +94,26 @@ def gpt2(name):
     return model, lambda path: export(model, path, batch=batch, sequence=tokens, **options), dict(data, labels=labels), loss, batch, task, "logits"
 
 
+def bert(name):
+    shape, options, batch, tokens = BERT[name]
+    model = export_bert.build(**shape, seed=list(BERT).index(name) + 101)
+    samples = STEPS * batch
+    data = dict(zip(export_bert.INPUTS, export_bert.example(export_bert.INPUTS, model.config.vocab_size, samples, tokens)))
+    for row in range(0, samples, 2):
+        data["attention_mask"][row, tokens - 1 - row % 5:] = 0
+    if shape.get("head") == "classification":
+        labels = torch.randint(0, model.config.num_labels, (samples,))
+    else:
+        labels = torch.where((torch.rand(samples, tokens) < 0.3) & (data["attention_mask"] > 0), data["input_ids"], -100)
+        labels[:, 1] = data["input_ids"][:, 1]  # never none at all
+
+    def loss(m, batch):
+        output = m(**{k: batch[k] for k in export_bert.INPUTS}).logits
+        return torch.nn.functional.cross_entropy(output.flatten(0, -2), batch["labels"].flatten(), ignore_index=-100), output
+
+    return model, lambda path: export_bert.export(model, path, batch=batch, sequence=tokens, **options), dict(data, labels=labels), loss, batch, "cross_entropy", "logits"
+
+
 def regression(name):
     torch.manual_seed(77)
     model, batch = Regression().eval(), 5
@@ -114,7 +148,7 @@ def export_plain(model, path, arguments, output, opset):
                           dynamic_shapes=({0: torch.export.Dim("batch")},) * len(arguments), external_data=False, verbose=False)
 
 
-CASES = dict({name: gpt2 for name in GPT2}, **{"mlp-mse": regression, "mlp-own-loss": own_loss})
+CASES = dict({name: gpt2 for name in GPT2}, **{name: bert for name in BERT}, **{"mlp-mse": regression, "mlp-own-loss": own_loss})
 
 
 def slim(graph):
@@ -225,14 +259,27 @@ def write(name, folder):
     print(f"{name}: model {os.path.getsize(path):,} bytes, all {size:,}; loss {losses[0]:.4f} -> {losses[-1]:.4f}, float32 off by {gap:.1e}", flush=True)
 
 
+def write_dropout(name, folder):
+    shape, options = DROPOUT[name]
+    path = os.path.join(folder, "dropout", name + ".onnx")
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        raw = os.path.join(scratch, "model.onnx")
+        export_bert.export(export_bert.build(**shape, seed=201), raw, **options)
+        graph = slim(onnx.load(raw))
+    onnx.checker.check_model(graph, full_check=True)
+    onnx.save(graph, path)
+    print(f"dropout/{name}: model {os.path.getsize(path):,} bytes, {sum(n.op_type == 'Dropout' for n in graph.graph.node)} Dropout nodes", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "golden"))
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    for name in options.names or CASES:
-        write(name, options.folder)
+    for name in options.names or [*CASES, *DROPOUT]:
+        (write_dropout if name in DROPOUT else write)(name, options.folder)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,9 @@ std::string machine_key();
 
 struct MachineProfile {
   double flops = 0;                          // of a float32 matrix product, a second
-  double bytes_per_second = 0;               // of memory
+  double element_flops = 0;                  // of elementwise functions
+  double bytes_per_second = 0;               // of memory, some of it in caches
+  double far_bytes_per_second = 0;           // of much memory
   std::map<std::string, DiskRates> disks{};  // by disk_key
   bool operator==(const MachineProfile&) const = default;
 };

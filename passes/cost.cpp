@@ -6,6 +6,8 @@ namespace ort_train {
 namespace {
 
 constexpr double kDispatch = 3e-6;  // seconds that an instruction takes, however small
+constexpr double kFar = 96e6;       // bytes that no cache holds
+constexpr double kMovement = 2;     // times as long as arithmetic on as many bytes takes what only moves them: in strides, mostly
 
 }  // namespace
 
@@ -18,7 +20,9 @@ NodeWork work_of(const Graph& graph, const Node& node, int threads, const Comput
       for (ValueId value : *values) cost.bytes += value == kNone ? 0 : static_cast<double>(graph.value(value).bytes());
     }
   }
-  return {.flops = cost.flops, .seconds = kDispatch + std::max(cost.flops / rates.flops, cost.bytes / rates.bytes_per_second)};
+  const double flops = cost.efficiency > 0 ? cost.efficiency * rates.flops : rates.element_flops;
+  const double bytes = cost.bytes > kFar ? rates.far_bytes_per_second : rates.bytes_per_second;
+  return {.flops = cost.flops, .seconds = kDispatch + std::max(cost.flops / flops, (cost.flops > 0 ? 1 : kMovement) * cost.bytes / bytes)};
 }
 
 }  // namespace ort_train

@@ -7,8 +7,11 @@
 namespace ort_train {
 
 struct ComputeRates {
-  double flops = 1e11;             // of matrix products, per second
-  double bytes_per_second = 1e10;  // of memory
+  double flops = 1e11;                 // of matrix products, per second
+  double element_flops = 5e10;         // of exp, tanh, erf and the like
+  double bytes_per_second = 1e10;      // of memory that is in the cache, in part
+  double far_bytes_per_second = 1e10;  // of more memory than any cache holds
+  bool operator==(const ComputeRates&) const = default;
 };
 
 struct NodeWork {

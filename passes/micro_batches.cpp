@@ -97,7 +97,6 @@ MicroBatches join_micro_batches(Graph& graph, size_t batches, const std::vector<
   };
   const auto copy_node = [&](size_t batch, NodeId id) {
     Node node = graph.node(id);
-    require(!node.op->random, "random numbers of micro-batches that run together");
     for (ValueId& input : node.inputs) input = input == kNone ? kNone : copies[batch][input];
     for (const Alias& write : node.op->writes)  // a sum goes from batch to batch
       node.inputs[static_cast<size_t>(write.input)] = copies[batch - 1][node.outputs[static_cast<size_t>(write.output)]];

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 
 #include "graph/autodiff.h"
 #include "graph/onnx/writer.h"
@@ -20,20 +21,45 @@ bool run_pass(const char* name, Graph& graph, const PassOptions& options, const 
   return changed;
 }
 
+namespace {
+
+// Rewriting replaces values; the model's outputs keep the names that the user knows, each a value of its own.
+void rename_outputs(Graph& graph, const std::vector<std::string>& names) {
+  std::set<ValueId> taken;
+  for (size_t i = 0; i < names.size(); ++i) {
+    ValueId& output = graph.outputs[i];
+    if (graph.value(output).producer == kNone || !taken.insert(output).second) {
+      output = Builder(graph).named(names[i]).emit("Reshape", {output}, {{"shape", graph.value(output).shape}});
+      taken.insert(output);
+    }
+    if (graph.value(output).name == names[i]) continue;
+    if (const ValueId other = graph.find_value(names[i]); other != kNone) graph.rename(other, names[i] + ".inner");
+    graph.rename(output, names[i]);
+  }
+}
+
+}  // namespace
+
 void optimize_forward(Graph& forward, const PassOptions& options) {
+  std::vector<std::string> names;
+  for (ValueId output : forward.outputs) names.push_back(forward.value(output).name);
   const auto run = [&](const char* name, Pass pass) { run_pass(name, forward, options, [&] { return pass(forward, options); }); };
   run("simplify", simplify);                      // first: the fusions know products with flags and biases, not what exporters spell out
   run("fuse_normalization", fuse_normalization);  // before fuse_gelu: its Mul and Add are not a GELU's
   run("fuse_gelu", fuse_gelu);
   run("fuse_attention", fuse_attention);
   run("simplify_again", simplify);  // fuse_attention leaves transposes that meet others
+  rename_outputs(forward, names);
 }
 
 JobGraph build_predict_graph(const Graph& forward, const PassOptions& options) {
   JobGraph job{.graph = forward};
   job.graph.name = "predict";
   job.outputs = forward.outputs;
-  run_pass("predict", job.graph, options, [&] { return job.graph.remove_dead_nodes(); });
+  run_pass("predict", job.graph, options, [&] {
+    const bool dropped = drop_dropout(job.graph, options);
+    return job.graph.remove_dead_nodes() || dropped;
+  });
   return job;
 }
 
@@ -42,6 +68,7 @@ JobGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const 
   job.graph.name = "evaluate";
   job.outputs = forward.outputs;
   run_pass("evaluate_loss", job.graph, options, [&] {
+    drop_dropout(job.graph, options);
     build_loss(job, loss);
     job.graph.outputs = {job.loss_sum};
     if (job.count != kNone) job.graph.outputs.push_back(job.count);

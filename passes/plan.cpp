@@ -251,6 +251,26 @@ struct Planner::Impl {
     return result;
   }
 
+  // What was found out for one memory and one disk: outlook() and streamed() of these share it.
+  struct Search {
+    int64_t limit;
+    ComputeRates compute;
+    StreamRates disk;
+    Streams streams;
+    int64_t floor = 0;
+    std::unique_ptr<Streamer> streamer;  // null where the limit is below the floor
+  };
+  std::unique_ptr<Search> last_search;
+
+  Search& search(int64_t limit, const ComputeRates& compute, const StreamRates& disk) {
+    if (last_search && last_search->limit == limit && last_search->compute == compute && last_search->disk == disk) return *last_search;
+    last_search = std::make_unique<Search>(Search{.limit = limit, .compute = compute, .disk = disk, .streams = streams(compute)});
+    Search& made = *last_search;
+    made.floor = stream_floor(made.streams.entries);
+    if (limit >= made.floor) made.streamer = std::make_unique<Streamer>(made.streams.entries, made.streams.movable.size(), limit, disk);
+    return made;
+  }
+
   std::vector<bool> on_disk(const Streams& streams, const StreamPlan& plan) const {
     std::vector<bool> result(streams.movable.size());
     for (size_t i = 0; i < result.size(); ++i) result[i] = streams.movable[i] && !plan.resident[i];
@@ -349,47 +369,44 @@ int64_t Planner::resident_bytes() const {
 
 StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const StreamRates& disk, double beat) const {
   constexpr double kPacked = 0.98;  // of the limit, that live bytes can have: addresses take a little more
-  const Impl::Streams streams = impl_->streams(compute);
-  const int64_t floor = stream_floor(streams.entries);
+  Impl::Search& search = impl_->search(limit, compute, disk);
   StreamOutlook result;
-  if (limit < floor) return result;
-  Streamer streamer(streams.entries, streams.movable.size(), limit, disk);
-  result.bound = streamer.bound();
+  if (!search.streamer) return result;
+  result.bound = search.streamer->bound();
   if (result.bound >= beat) return result;
+  const StreamPlan plan =
+      search.streamer->plan(std::max(search.floor, static_cast<int64_t>(kPacked * static_cast<double>(limit))), /*thorough=*/false);
   result.seconds = 0;
-  const StreamPlan plan = streamer.plan(std::max(floor, static_cast<int64_t>(kPacked * static_cast<double>(limit))), /*thorough=*/false);
-  for (size_t e = 0; e < streams.entries.size(); ++e) {
-    const double weight = streams.entries[e].weight;
+  for (size_t e = 0; e < search.streams.entries.size(); ++e) {
+    const double weight = search.streams.entries[e].weight;
     if (weight >= kRarely) result.seconds += weight * plan.forecasts[e].seconds;
   }
-  impl_->count_disk(streams, plan, result);
+  impl_->count_disk(search.streams, plan, result);
   return result;
 }
 
 StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
   constexpr int kTries = 12;
-  const Impl::Streams streams = impl_->streams(compute);
-  const int64_t floor = stream_floor(streams.entries);
+  const Impl::Search& search = impl_->search(limit, compute, disk);
   StreamedProgram result;
-  if (limit >= floor) {
-    Streamer streamer(streams.entries, streams.movable.size(), limit, disk);
-    result.bound = streamer.bound();
+  if (search.streamer) {
+    result.bound = search.streamer->bound();
     int64_t target = limit;
     for (int round = 0; round < kTries; ++round) {
-      StreamPlan plan = streamer.plan(target);
-      result.program = impl_->make(streams, plan, limit);
+      StreamPlan plan = search.streamer->plan(target);
+      result.program = impl_->make(search.streams, plan, limit);
       result.forecasts = std::move(plan.forecasts);
       if (result.program.arena_bytes <= limit) return result;
-      // Addresses took more than live bytes: aim lower by as much.
-      if (target == floor) break;
+      // Addresses took more than live bytes: aim lower, by less than that at first: another plan may be packed better.
+      if (target == search.floor) break;
       const int64_t over = result.program.arena_bytes - limit;
-      target = std::max(floor, target - over - over / 8 - kSector);
+      target = std::max(search.floor, target - std::max(over / 2, limit / 200));
     }
   }
   StreamPlan plan;
-  result.program = impl_->least(streams, plan);
+  result.program = impl_->least(search.streams, plan);
   result.forecasts.clear();
-  for (size_t e = 0; e < streams.entries.size(); ++e) result.forecasts.push_back(simulate(streams.entries[e], plan.visits[e], disk));
+  for (size_t e = 0; e < plan.visits.size(); ++e) result.forecasts.push_back(simulate(search.streams.entries[e], plan.visits[e], disk));
   return result;
 }
 

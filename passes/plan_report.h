@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "exec/program.h"
+#include "passes/timeline.h"
 
 namespace ort_train {
 
@@ -46,8 +47,9 @@ std::array<DiskTraffic, kPurposes> disk_traffic(const Program& program, const En
 // What the memory stands in: the job's name, what the process takes beside the arena, what it may take in all.
 struct MemoryFrame {
   std::string title;
-  int64_t reserve = 0;  // 0: not counted
-  int64_t budget = 0;   // 0: none
+  int64_t reserve = 0;                 // 0: not counted
+  int64_t budget = 0;                  // 0: none
+  const Timeline* timeline = nullptr;  // of the first entry: the picture then is of it, over its seconds; null: over its instructions
 };
 
 //             program  weights  gradients  optimizer  activations  inputs  workspace   gaps   total
@@ -59,7 +61,8 @@ std::string memory_table(const Program& program, const std::vector<const Graph*>
 // Every persistent value and every storage with offset, bytes and lifetime; each entry's peak; the arena.
 nlohmann::ordered_json memory_json(const Program& program, const std::vector<const Graph*>& graphs);
 
-// Live bytes by purpose over the instructions of the entry with the peak, and the map of the arena's addresses.
+// Live bytes by purpose over the instructions of the entry with the peak, and the map of the arena's addresses. With a timeline: over the
+// first entry's seconds, and between them what it computes, waits, reads and writes when.
 std::string memory_svg(const Program& program, const std::vector<const Graph*>& graphs, const MemoryFrame& frame);
 
 }  // namespace ort_train

@@ -1,9 +1,11 @@
-// The picture of a plan. Above: live bytes by purpose, stacked, over the instructions of the entry with the peak; below: who has which
-// addresses of the arena when. Colours are Okabe and Ito's, which people with any colour vision can tell apart.
+// The picture of a plan. Above: live bytes by purpose, stacked, over the instructions of the entry with the peak, or the seconds of the
+// first one where it has a timeline; then, with a disk, when it computes, waits, reads and writes; below: who has which addresses of the
+// arena when. Colours are Okabe and Ito's, which people with any colour vision can tell apart.
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <iterator>
 #include <numeric>
@@ -14,8 +16,8 @@ namespace ort_train {
 namespace {
 
 constexpr double kWidth = 1240, kLeft = 92, kRight = 1004, kTop = 96, kPanel = 340, kGap = 72;
-constexpr double kMapTop = kTop + kPanel + kGap;
-constexpr double kHeight = kMapTop + kPanel + 46;
+constexpr double kLaneTop = kTop + kPanel + kGap;  // of the disk's, where there is one
+constexpr double kLane = 46, kLaneGap = 14, kLanes = 3;
 // What doesn't change over a run is drawn as bands of at most this height, not to scale: the rest is what one looks at.
 constexpr double kReserveBand = 22, kPersistentBand = 92;
 constexpr size_t kMaxRectangles = 6000, kMaxTooltips = 1200;
@@ -86,10 +88,13 @@ class Picture {
   Picture(const Program& program, const std::vector<const Graph*>& graphs, const MemoryFrame& frame)
       : program_(program),
         frame_(frame),
-        peak_(memory_peak(program, graphs)),
+        time_(frame.timeline),
+        peak_(frame.timeline ? peak_of_first(program, graphs) : memory_peak(program, graphs)),
         entry_(program.entries[peak_.entry]),
         graph_(*graphs[peak_.entry]) {
     instructions_ = std::max<double>(1, static_cast<double>(entry_.code.size()));
+    map_at_ = kLaneTop + (time_ ? kLanes * (kLane + kLaneGap) + kGap - kLaneGap : 0);
+    height_ = map_at_ + kPanel + 46;
     const auto arena = static_cast<double>(std::max<int64_t>({program_.arena_bytes, peak_.live, 1}));
     const auto allowed = static_cast<double>(frame_.budget - frame_.reserve);
     budget_in_sight_ = frame_.budget > 0 && allowed < 1.5 * arena;
@@ -103,11 +108,12 @@ class Picture {
 
   std::string draw() {
     put(R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {1}" width="{0}" height="{1}" font-family="'Helvetica Neue',Helvetica,Arial,'DejaVu Sans',sans-serif" font-size="12" fill="#222">)",
-        kWidth, kHeight);
-    put(R"(<rect width="{}" height="{}" fill="#fff"/>)", kWidth, kHeight);
+        kWidth, height_);
+    put(R"(<rect width="{}" height="{}" fill="#fff"/>)", kWidth, height_);
     draw_title();
     draw_stages();
     draw_stack();
+    if (time_) draw_lanes();
     draw_map();
     draw_legend();
     svg_ += "</svg>\n";
@@ -119,12 +125,23 @@ class Picture {
     fmt::format_to(std::back_inserter(svg_), format, std::forward<Args>(args)...);
     svg_ += '\n';
   }
-  double x_of(double instruction) const { return kLeft + (kRight - kLeft) * instruction / instructions_; }
+  // The entry's own peak as one of a program that has no other.
+  static MemoryPeak peak_of_first(const Program& program, const std::vector<const Graph*>& graphs) {
+    Program alone = program;
+    alone.entries.resize(1);
+    return memory_peak(alone, {graphs[0]});
+  }
+  double x_at(double seconds) const { return kLeft + (kRight - kLeft) * seconds / std::max(time_->seconds(), 1e-9); }
+  double x_of(double instruction) const {
+    if (!time_) return kLeft + (kRight - kLeft) * instruction / instructions_;
+    const auto at = std::min(static_cast<size_t>(std::max(0.0, instruction)), time_->begin.size() - 1);
+    return x_at(time_->begin[at]);
+  }
   double stack_y(double bytes) const { return floor_ - (floor_ - kTop) * bytes / top_; }
   double map_y(double offset) const {
     const auto persistent = static_cast<double>(program_.persistent_bytes);
-    if (offset < persistent) return kMapTop + kPanel - persistent_band_ * offset / persistent;
-    return kMapTop + (kPanel - persistent_band_) * (1 - (offset - persistent) / map_top_);
+    if (offset < persistent) return map_at_ + kPanel - persistent_band_ * offset / persistent;
+    return map_at_ + (kPanel - persistent_band_) * (1 - (offset - persistent) / map_top_);
   }
 
   void draw_title() {
@@ -165,12 +182,14 @@ class Picture {
       for (size_t stage = 0; stage < 3; ++stage) {
         if (band.count[stage] * 20 >= band.end - band.begin) label += (label.empty() ? "" : " + ") + std::string(kNames[stage]);
       }
-      for (const double y : {kTop, kMapTop})
+      for (const double y : {kTop, map_at_})
         put(R"(<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{}" fill="{}"/>)", left, y, width, kPanel, i % 2 ? "#f0f2f5" : "#f8f9fb");
-      put(R"(<text x="{:.1f}" y="{:.1f}" text-anchor="middle" fill="#555" font-weight="600">{}</text>)", left + width / 2, kTop - 8, label);
+      if (width > 7.5 * static_cast<double>(label.size()))
+        put(R"(<text x="{:.1f}" y="{:.1f}" text-anchor="middle" fill="#555" font-weight="600">{}</text>)", left + width / 2, kTop - 8,
+            label);
       if (i > 0)
         put(R"(<path d="M{0:.1f} {1:.1f}V{2:.1f}M{0:.1f} {3:.1f}V{4:.1f}" stroke="#b8bec6" stroke-dasharray="3 3"/>)", left, kTop - 20,
-            kTop + kPanel, kMapTop, kMapTop + kPanel);
+            kTop + kPanel, map_at_, map_at_ + kPanel);
     }
   }
   Stage stage_at(size_t at) const { return graph_.node(node_at(entry_, at)).stage; }
@@ -205,13 +224,17 @@ class Picture {
     }
     const std::vector<PurposeBytes> live = live_bytes(program_, entry_);
     // At most one column a pixel: the fullest instruction of those that share one.
-    const size_t columns = std::min<size_t>(live.size(), static_cast<size_t>(kRight - kLeft));
+    const auto total = [&](size_t i) { return std::accumulate(live[i].begin(), live[i].end(), int64_t{0}); };
+    const size_t columns = time_ ? static_cast<size_t>(kRight - kLeft) : std::min(live.size(), static_cast<size_t>(kRight - kLeft));
     std::vector<size_t> shown;
+    size_t next = 0;
     for (size_t column = 0; column < columns; ++column) {
-      size_t best = column * live.size() / columns;
-      for (size_t at = best; at < (column + 1) * live.size() / columns; ++at) {
-        const auto total = [&](size_t i) { return std::accumulate(live[i].begin(), live[i].end(), int64_t{0}); };
-        if (total(at) > total(best)) best = at;
+      const double end = kLeft + (kRight - kLeft) * static_cast<double>(column + 1) / static_cast<double>(columns);
+      size_t best = std::min(next > 0 ? next - 1 : 0, live.size() - 1);  // that which is still running, or the first
+      for (bool first = !time_;
+           next < live.size() && (time_ ? x_of(static_cast<double>(next)) < end : next < (column + 1) * live.size() / columns);
+           ++next, first = false) {
+        if (first || total(next) > total(best)) best = next;
       }
       shown.push_back(best);
     }
@@ -226,7 +249,7 @@ class Picture {
     draw_budget();
     draw_peak();
     put(R"(<path d="M{0} {1:.1f}H{2}" stroke="#555"/>)", kLeft, kTop + kPanel, kRight);
-    draw_instruction_axis(kTop + kPanel);
+    draw_axis_below(kTop + kPanel);
   }
 
   // The outline between two heights, each a step function over the columns.
@@ -267,12 +290,80 @@ class Picture {
     put(R"(<text x="{:.1f}" y="{:.1f}" text-anchor="middle" font-weight="600">{}</text>)", box_x + width / 2, box_y + 16, escaped(label));
   }
 
-  void draw_instruction_axis(double y) {
-    const double tick = std::max(1.0, tick_of(instructions_));
-    for (double at = 0; at <= instructions_; at += tick)
-      put(R"(<path d="M{0:.1f} {1:.1f}v5" stroke="#555"/><text x="{0:.1f}" y="{2:.1f}" text-anchor="middle" fill="#555">{3:.0f}</text>)",
-          x_of(at), y, y + 18, at);
-    put(R"(<text x="{}" y="{:.1f}" text-anchor="middle" fill="#555">instruction</text>)", (kLeft + kRight) / 2, y + 33);
+  void draw_axis_below(double y) {
+    const auto mark = [&](double x, const std::string& text) {
+      put(R"(<path d="M{0:.1f} {1:.1f}v5" stroke="#555"/><text x="{0:.1f}" y="{2:.1f}" text-anchor="middle" fill="#555">{3}</text>)", x, y,
+          y + 18, text);
+    };
+    if (time_) {
+      const double unit = time_->seconds() < 2 ? 1e-3 : 1, tick = tick_of(time_->seconds() / unit);
+      for (double at = 0; at * unit <= time_->seconds(); at += tick) mark(x_at(at * unit), fmt::format("{:g}", at));
+    } else {
+      const double tick = std::max(1.0, tick_of(instructions_));
+      for (double at = 0; at <= instructions_; at += tick) mark(x_of(at), fmt::format("{:.0f}", at));
+    }
+    put(R"(<text x="{}" y="{:.1f}" text-anchor="middle" fill="#555">{}</text>)", (kLeft + kRight) / 2, y + 33,
+        !time_                 ? "instruction"
+        : time_->seconds() < 2 ? "milliseconds"
+                               : "seconds");
+  }
+
+  // What is under way when: of each stretch of time its share, by what it is for.
+  void draw_lanes() {
+    const size_t bins = static_cast<size_t>(kRight - kLeft) / 2;
+    const double width = time_->seconds() / static_cast<double>(bins);
+    using Bins = std::vector<std::array<double, kPurposes>>;
+    const auto spread = [&](Bins& to, double begin, double end, size_t row) {
+      for (auto bin = static_cast<size_t>(begin / width); bin < bins && static_cast<double>(bin) * width < end; ++bin) {
+        const double from = std::max(begin, static_cast<double>(bin) * width), upto = std::min(end, static_cast<double>(bin + 1) * width);
+        if (upto > from) to[bin][row] += (upto - from) / width;
+      }
+    };
+    Bins computes(bins), lanes[2] = {Bins(bins), Bins(bins)};
+    double waited = 0, busy[2] = {0, 0};
+    int64_t bytes[2] = {0, 0};
+    for (const auto& [begin, end] : time_->waits) {
+      spread(computes, begin, end, 0);
+      waited += end - begin;
+    }
+    for (const TimelineTransfer& transfer : time_->transfers) {
+      spread(lanes[transfer.write], transfer.begin, transfer.end, static_cast<size_t>(transfer.purpose));
+      busy[transfer.write] += transfer.end - transfer.begin;
+      bytes[transfer.write] += transfer.bytes;
+    }
+    const auto lane = [&](int number, const char* name, const std::string& first, const std::string& second) {
+      const double y = kLaneTop + number * (kLane + kLaneGap);
+      put(R"(<rect x="{}" y="{:.1f}" width="{}" height="{}" fill="#f5f6f8"/>)", kLeft, y, kRight - kLeft, kLane);
+      put(R"(<text x="{}" y="{:.1f}" text-anchor="end" fill="#555">{}</text>)", kLeft - 8, y + kLane / 2 + 4, name);
+      put(R"(<text x="{}" y="{:.1f}" font-weight="600">{}</text><text x="{}" y="{:.1f}" fill="#555">{}</text>)", kRight + 10,
+          y + kLane / 2 - 4, first, kRight + 10, y + kLane / 2 + 13, second);
+      return y;
+    };
+    const auto bar = [&](size_t bin, double y, double below, double share, const char* colour) {
+      if (share * kLane < 0.05) return;
+      put(R"(<rect x="{}" y="{:.1f}" width="2" height="{:.1f}" fill="{}"/>)", kLeft + 2 * static_cast<double>(bin),
+          y + kLane * (1 - std::min(1.0, below + share)), kLane * std::min(share, 1 - below), colour);
+    };
+    put(R"(<text x="{}" y="{:.1f}" fill="#555">share of the time in which</text>)", kLeft, kLaneTop - 8);
+    const auto seconds = [](double s) { return s < 2 ? fmt::format("{:.3g} ms", s * 1e3) : fmt::format("{:.3g} s", s); };
+    double y = lane(0, "it computes", "waits " + seconds(waited), "computes " + seconds(time_->seconds() - waited));
+    for (size_t bin = 0; bin < bins; ++bin) {
+      bar(bin, y, 0, 1 - computes[bin][0], "#bcc6d2");
+      bar(bin, y, 1 - computes[bin][0], computes[bin][0], "#b00020");
+    }
+    for (int write = 0; write < 2; ++write) {
+      y = lane(1 + write, write ? "it writes" : "it reads", fmt::format("{} {}", write ? "writes" : "reads", megabytes(bytes[write])),
+               "in " + seconds(busy[write]));
+      for (size_t bin = 0; bin < bins; ++bin) {
+        double below = 0;
+        for (const Style& style : kStack) {
+          const double share = lanes[write][bin][static_cast<size_t>(style.purpose)];
+          bar(bin, y, below, share, style.colour);
+          below += share;
+        }
+      }
+    }
+    draw_axis_below(kLaneTop + kLanes * (kLane + kLaneGap) - kLaneGap);
   }
 
   struct Rectangle {
@@ -289,7 +380,7 @@ class Picture {
   }
 
   void draw_map() {
-    draw_axis(static_cast<double>(program_.persistent_bytes), map_top_, kMapTop + kPanel - persistent_band_, kMapTop, kMapTop + kPanel / 2,
+    draw_axis(static_cast<double>(program_.persistent_bytes), map_top_, map_at_ + kPanel - persistent_band_, map_at_, map_at_ + kPanel / 2,
               "address in the arena");
     const auto end = static_cast<int32_t>(entry_.code.size()) - 1;
     std::vector<Rectangle> all;
@@ -305,13 +396,13 @@ class Picture {
     for (size_t i = 0; i < all.size(); ++i) draw_rectangle(all[i], i < kMaxTooltips);
     for (const Rectangle& r : all) name_rectangle(r);
     const double x = x_of(peak_.instruction + 0.5);
-    put(R"(<path d="M{0:.1f} {1:.1f}V{2:.1f}" stroke="#222" stroke-width="1.2"/>)", x, kMapTop, kMapTop + kPanel);
+    put(R"(<path d="M{0:.1f} {1:.1f}V{2:.1f}" stroke="#222" stroke-width="1.2"/>)", x, map_at_, map_at_ + kPanel);
     put(R"(<path d="M{0} {1:.1f}H{2}" stroke="#222" stroke-width="1.2"/>)", kLeft, map_y(static_cast<double>(program_.arena_bytes)),
         kRight);
     put(R"(<text x="{}" y="{:.1f}" font-weight="600">arena {}</text>)", kRight + 10, map_y(static_cast<double>(program_.arena_bytes)) + 4,
         megabytes(program_.arena_bytes));
-    put(R"(<path d="M{0} {1:.1f}H{2}" stroke="#555"/>)", kLeft, kMapTop + kPanel, kRight);
-    draw_instruction_axis(kMapTop + kPanel);
+    put(R"(<path d="M{0} {1:.1f}H{2}" stroke="#555"/>)", kLeft, map_at_ + kPanel, kRight);
+    draw_axis_below(map_at_ + kPanel);
   }
 
   // Neighbours of one purpose as one rectangle.
@@ -329,7 +420,7 @@ class Picture {
       put(R"(<text x="{}" y="{:.1f}" text-anchor="end" font-size="11" fill="{}">{} {} in {}</text>)", kRight - 6, (top + bottom) / 2 + 4,
           values[begin].purpose == Purpose::weights ? "#fff" : "#111", to_string(values[begin].purpose), megabytes(bytes), end - begin);
     }
-    const double y = kMapTop + kPanel - persistent_band_;
+    const double y = map_at_ + kPanel - persistent_band_;
     const bool compressed = persistent_band_ < (kPanel - persistent_band_) * static_cast<double>(program_.persistent_bytes) / map_top_;
     if (persistent_band_ < 4) return;
     put(R"(<path d="M{0} {1:.1f}H{2}" stroke="#555" stroke-dasharray="2 3"/>)", kLeft, y, kRight);
@@ -394,10 +485,12 @@ class Picture {
 
   const Program& program_;
   const MemoryFrame& frame_;
+  const Timeline* time_;  // null: over instructions
   const MemoryPeak peak_;
   const Entry& entry_;
   const Graph& graph_;
   double instructions_ = 1;
+  double map_at_ = 0, height_ = 0;            // y of the map, and of the picture's lower edge
   double top_ = 1, floor_ = 0;                // of the stack: bytes at its upper edge, y of its lower
   double map_top_ = 1, persistent_band_ = 0;  // of the map: bytes of its upper piece, height of its lower
   bool budget_in_sight_ = false;

@@ -12,9 +12,9 @@ namespace {
 
 // Shares of the memory above the floor that choices leave free for transfers ahead of and behind their steps.
 constexpr double kFree[] = {0, 0.03, 0.06, 0.1, 0.15, 0.22, 0.32, 0.45, 0.6, 0.8, 1};
-constexpr double kFewFree[] = {0.06, 0.22};
+constexpr double kFewFree[] = {0.06, 0.22};  // and a solution for the first
 // Of these, what the linear program is solved for.
-constexpr double kFreeOfBound[] = {0, 0.1, 0.32};
+constexpr double kFreeOfBound[] = {0, 0.22};
 // Seconds of transfers that may wait for the disk when a read is begun ahead, as shares of the entry's time.
 constexpr double kAhead[] = {1, 0.02, 0};
 constexpr double kNoGap = 2e-4;  // of the bound: no other way is looked for
@@ -149,21 +149,16 @@ Streamer::~Streamer() = default;
 double Streamer::bound() const { return impl_->bound.seconds(); }
 
 StreamPlan Streamer::plan(int64_t target, bool thorough) {
-  if (!impl_->best.empty()) return impl_->fastest(impl_->best, target);
-  std::vector<Impl::Way> ways;
-  if (impl_->orders.size() == 1) {
-    if (!thorough) {
-      impl_->find_order(kFewFree[0]);
-    } else {
-      for (const double share : kFreeOfBound) impl_->find_order(share);
-    }
-  }
+  std::vector<Impl::Way> ways = impl_->best;
+  if (!ways.empty()) return impl_->fastest(ways, target);
+  if (impl_->orders.size() == 1) impl_->find_order(kFewFree[0]);
   if (!thorough) {
     for (size_t order = impl_->orders.size(); order-- > 0;) {
       for (const double free : kFewFree) ways.push_back({.order = order, .free = free, .ahead = kAhead[0]});
     }
     return impl_->fastest(ways, target);
   }
+  for (const double share : kFreeOfBound) impl_->find_order(share);
   for (size_t order = impl_->orders.size(); order-- > 0;) {
     for (const double free : kFree) {
       for (const double ahead : kAhead) ways.push_back({.order = order, .free = free, .ahead = ahead});

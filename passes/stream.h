@@ -47,6 +47,7 @@ struct Visit {
 
 struct StreamRates {
   double read = 2e9, write = 2e9;  // bytes per second
+  bool operator==(const StreamRates&) const = default;
 };
 
 // What a run is expected to take.

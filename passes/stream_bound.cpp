@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kUnit = 1e6;           // bytes of a row of memory
-constexpr int kRounds = 12;             // of rows of time
+constexpr int kRounds = 16;             // of rows of time
 constexpr size_t kRowsARound = 12;      // an entry
 constexpr double kTolerance = 3e-4;     // of an entry's time, that a row of time may be violated
 constexpr double kLeast = 0.5;          // of the limit: steps at which less can be there need no row
@@ -50,7 +50,7 @@ StreamBound::StreamBound(const std::vector<StreamEntry>& entries, size_t persist
       for (const LinearTerm& term : job.terms) rows.work += std::max(0.0, term.factor);
     }
     const auto end = static_cast<int32_t>(entries[e].seconds.size());
-    rows.waited[0] = program_.add_column(0, 0, 0);
+    rows.waited[-1] = program_.add_column(0, 0, 0);
     rows.waited[end] = program_.add_column(entries[e].weight < kRarely ? 0 : entries[e].weight, 0, rows.work);
     add_time(rows, 0, end);
   }
@@ -134,10 +134,11 @@ void StreamBound::add_member(const Group& group, Group::Member& member) {
   bool changed = false;
   int32_t change_over = 0;      // the moment from which it can be written
   std::vector<int32_t> unless;  // if all of these are 1, it need not be
+  int32_t until = 0;            // the moment until which it must be written, if it is
   for (size_t u = 0; u < piece.uses.size(); ++u) {
     const int32_t step = piece.uses[u].step;
     if (piece.uses[u].changes || (u == 0 && !group.persistent)) {
-      add_write(rows, change_over, step, write, unless);
+      add_write(rows, change_over, until, write, unless);
       unless.clear();
       changed = true;
       change_over = step + 1;
@@ -153,13 +154,16 @@ void StreamBound::add_member(const Group& group, Group::Member& member) {
     if (group.persistent) program_.add_row(0, kInfinity, {{held, 1}, {resident, -1}});
     occupy(rows, step + 1, next, held, group.bytes);
     rows.jobs.push_back({step + 1, next, read, {{held, -read}}});
-    if (changed) unless.push_back(held);
+    if (!changed) continue;
+    unless.push_back(held);
+    until = next;
   }
   if (group.persistent) {
     occupy(rows, piece.uses.back().step + 1, steps, resident, group.bytes);
     if (changed) unless.push_back(resident);
+    until = steps;
   }
-  add_write(rows, change_over, steps, write, unless);
+  add_write(rows, change_over, until, write, unless);
 }
 
 void StreamBound::add_write(EntryRows& rows, int32_t begin, int32_t end, double seconds, const std::vector<int32_t>& unless) {
@@ -230,9 +234,10 @@ int32_t StreamBound::waited_until(EntryRows& rows, int32_t moment) {
   return column;
 }
 
-// From moment `begin` to `end` all the transfers take place that can't be outside.
+// From moment `begin` to `end` all the transfers take place that can't be outside. They may begin before one waits at the first moment, and
+// are over after one has waited at the last.
 void StreamBound::add_time(EntryRows& rows, int32_t begin, int32_t end) {
-  const int32_t from = waited_until(rows, begin), to = waited_until(rows, end);
+  const int32_t from = waited_until(rows, begin - 1), to = waited_until(rows, end);
   const double computing = rows.begin[static_cast<size_t>(end)] - rows.begin[static_cast<size_t>(begin)];
   std::map<int32_t, double> sums;
   double constant = 0;
@@ -257,13 +262,12 @@ bool StreamBound::add_violated(EntryRows& rows) {
     const auto after = std::upper_bound(first.begin(), first.end(), job.begin);
     if (after != first.begin()) beginning[static_cast<size_t>(*std::prev(after))].push_back(&job);
   }
-  // Where a moment has no column yet, the last before it (for beginnings) or the first behind it stands for it: never more violated.
-  std::vector<double> early(moments), late(moments);
+  // Until a moment that has no column yet as much was waited as until the last before it that has one. Shifted by one: the first is 0.
+  std::vector<double> waited(moments + 1);
   for (auto at = rows.waited.begin(); at != rows.waited.end(); ++at) {
     const auto next = std::next(at);
     const auto end = next == rows.waited.end() ? at->first + 1 : next->first;
-    for (int32_t m = at->first; m < end; ++m) early[static_cast<size_t>(m)] = program_.value(at->second);
-    for (int32_t m = at->first + 1; next != rows.waited.end() && m <= end; ++m) late[static_cast<size_t>(m)] = program_.value(next->second);
+    std::fill(waited.begin() + at->first + 1, waited.begin() + end + 1, program_.value(at->second));
   }
   struct Stretch {
     double violation;
@@ -284,7 +288,7 @@ bool StreamBound::add_violated(EntryRows& rows) {
     for (size_t i = 0; i < last.size(); ++i) {
       const auto end = static_cast<size_t>(last[i]);
       if (end < begin) continue;
-      const double violation = inside[i] - (rows.begin[end] - rows.begin[begin]) - (late[end] - early[begin]);
+      const double violation = inside[i] - (rows.begin[end] - rows.begin[begin]) - (waited[end + 1] - waited[begin]);
       if (violation > most.violation) most = {violation, static_cast<int32_t>(begin), last[i]};
     }
     if (most.violation > kTolerance * rows.begin.back()) worst.push_back(most);

@@ -8,9 +8,9 @@
 //   time       between any two moments as much passes as the steps between them compute, and as the transfers take that can happen only
 //              between them
 //
-// Of the rows of time those are made that a solution violates, until none is or the rounds are over: each of them is true, so fewer make a
-// lower bound as well. Every plan of stream.h satisfies all of it, so none is faster. Left out is that transfers under way take memory too,
-// and that a write begins when a step has ended: by about the time of one block of fill and drain real plans are slower.
+// Of the rows of time those are made that a solution violates, until there are none or the rounds are over: each of them is true, so fewer
+// make a lower bound as well. Every plan of stream.h satisfies all of it, so none is faster. Left out is that transfers under way take
+// memory too, and that a write begins when a step has ended: by about the time of one block of fill and drain real plans are slower.
 //
 // The bound is for the given entries: with their order of steps, and what they recompute. Entries that run rarely (kRarely) don't count.
 
@@ -65,7 +65,7 @@ class StreamBound {
     std::vector<double> begin;  // seconds until each step, if nothing waits
     std::vector<Job> jobs;
     std::vector<Row> memory;
-    std::map<int32_t, int32_t> waited;               // column of the seconds waited until a moment
+    std::map<int32_t, int32_t> waited;               // column of the seconds waited until a moment and at it
     double work = 0;                                 // of all jobs at most
     std::vector<std::map<int32_t, double>> changes;  // of the load, by step and column; while it is built
   };

@@ -196,6 +196,12 @@ TEST_F(CommandLineTest, PlanShowsThePlanAndTrainsNothing) {
     EXPECT_GT(plan.at("minimum_budget_bytes").get<int64_t>(), plan.at("planned_peak_bytes").at("RAM").get<int64_t>());
     EXPECT_EQ(plan.at("peak").at("total"), plan.at("minimum_budget_bytes"));
     EXPECT_GT(plan.at("recompute").at("kept"), 0);
+    EXPECT_THAT(plan.at("minimum").at("op").get<std::string>(), HasSubstr("'"));
+    EXPECT_EQ(plan.at("bounded_by"), "compute");
+    EXPECT_EQ(plan.at("lower_bound_ms_per_step"), plan.at("predicted_ms_per_step"));  // everything is in memory
+    int64_t weights = 0;
+    for (const Json& row : plan.at("moves")) weights += row.at("kind") == "weights" ? row.at("kept_bytes").get<int64_t>() : 0;
+    EXPECT_EQ(weights, plan.at("peak").at("weights"));
     EXPECT_EQ(plan.at("recompute").at("recomputed"), 0);
     EXPECT_THAT(read_file(folder / "plan.svg"), HasSubstr("<svg"));
     EXPECT_FALSE(fs::exists(folder / "o"));
@@ -209,6 +215,8 @@ TEST_F(CommandLineTest, TheLogHasALineAStepAndASummary) {
   EXPECT_THAT(result.out, HasSubstr("step 5/5"));
   const std::vector<Json> lines = log("a");
   ASSERT_EQ(lines.size(), 6u);
+  for (const char* key : {"planned_ms_per_step", "ms_per_step", "median_ms_per_step"}) EXPECT_GT(lines[5].at("summary").at(key), 0) << key;
+  EXPECT_EQ(lines[5].at("summary").at("disk_per_step"), lines[5].at("summary").at("planned_disk_per_step"));
   for (size_t i = 0; i < 5; ++i) {
     EXPECT_EQ(lines[i].at("step"), i + 1);
     for (const char* key : {"loss", "grad_norm", "learning_rate", "ms", "tokens_per_second"})

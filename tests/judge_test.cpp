@@ -83,6 +83,8 @@ Inputs inputs_for(const std::string& model, int64_t sequence) {
         inputs.integers[input.name].push_back(i / width == 1 && i % width >= width - 2 ? 0 : 1);
       else if (input.name == "position_ids")
         inputs.integers[input.name].push_back(i % width);
+      else if (input.name == "token_type_ids")
+        inputs.integers[input.name].push_back(i % 2);
       else
         inputs.integers[input.name].push_back((i * i * 7 + 5 * i + 3) % 61);
     }

@@ -74,7 +74,7 @@ inline OpInput fixed(OpInput input) {
 std::vector<OpCase> elementwise_op_cases();    // arithmetic, unary functions, activations
 std::vector<OpCase> normalization_op_cases();  // softmax, layer and RMS normalisation
 std::vector<OpCase> shape_op_cases();          // data movement, indexing, reductions, comparisons, integer ops
-std::vector<OpCase> nn_op_cases();             // MatMul, attention, losses, optimizers
+std::vector<OpCase> nn_op_cases();             // MatMul, attention, losses, optimizers, dropout
 
 std::vector<OpCase> all_op_cases();
 

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "exec/ops/optimizer_scalars.h"
+#include "exec/random.h"
 #include "tests/op_cases.h"
 
 namespace ort_train::testing {
@@ -245,6 +246,21 @@ void optimizer_cases(std::vector<OpCase>& cases) {
   clip("infinite", kInfinity, 0);
 }
 
+void dropout_cases(std::vector<OpCase>& cases) {
+  const auto add = [&](const char* name, Shape shape, float ratio, std::vector<double> random_numbers, int64_t shared = 0) {
+    cases.push_back({.name = name,
+                     .op = "Dropout",
+                     .attributes = {{"ratio", ratio}, {"ordinal", int64_t{17}}, {"shared", shared}},
+                     .inputs = {random(std::move(shape)), ints({kRandomNumbers}, std::move(random_numbers))}});
+  };
+  add("tenth", {3, 7, 11}, 0.1f, {42, 1, 0, 3});
+  add("half", {2, 32771}, 0.5f, {42, 900000, 0, 2});
+  add("most", {5, 13}, 0.9f, {-1, 1, 6, 5});
+  add("later", {3, 50021}, 0.25f, {7, 3, 1000000, 3});
+  add("shared", {4, 9}, 0.3f, {7, 3, 5, 2}, 1);
+  add("empty", {0, 9}, 0.3f, {7, 3, 0, 1});
+}
+
 }  // namespace
 
 std::vector<OpCase> nn_op_cases() {
@@ -253,6 +269,7 @@ std::vector<OpCase> nn_op_cases() {
   attention_cases(cases);
   loss_cases(cases);
   optimizer_cases(cases);
+  dropout_cases(cases);
   return cases;
 }
 

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "exec/kernel.h"
+#include "exec/random.h"
 #include "frontend/file.h"
 #include "frontend/import.h"
 #include "frontend/safetensors.h"
@@ -29,7 +30,6 @@ const std::vector<std::pair<std::string, std::string>> kRefused{
     {"sce_", "class weights are not supported"},
     {"sce_none", "reduction=none leaves no single loss"},
     {"spacetodepth_", "uses what came after opset 24"},
-    {"training_dropout", "random masks are not drawn"},
 };
 
 struct Archive {
@@ -107,6 +107,26 @@ void expect_close(const Tensor& actual, const Tensor& wanted, size_t output) {
   }
 }
 
+// A mask that is drawn: what is kept is scaled, and about as much is kept as should be.
+void expect_dropped(const Imported& imported, const std::map<ValueId, Tensor>& values) {
+  const Graph& graph = imported.graph;
+  const auto node =
+      std::find_if(graph.order().begin(), graph.order().end(), [&](NodeId id) { return graph.node(id).op->name == "Dropout"; });
+  ASSERT_NE(node, graph.order().end());
+  const double keep = 1 - static_cast<double>(graph.node(*node).attributes.get("ratio", 0.5f));
+  const std::vector<double> x = values.at(graph.inputs[0]).to_double(), y = values.at(graph.outputs[0]).to_double();
+  double kept = 0;
+  for (size_t i = 0; i < y.size(); ++i) {
+    kept += y[i] != 0;
+    ASSERT_TRUE(y[i] == 0 || std::abs(y[i] - x[i] / keep) <= 1e-6 * std::abs(y[i])) << "element " << i;
+  }
+  const auto n = static_cast<double>(y.size());
+  EXPECT_LE(std::abs(kept - n * keep), 4 * std::sqrt(n * keep * (1 - keep)));
+  if (graph.outputs.size() < 2) return;
+  const std::vector<double> mask = values.at(graph.outputs[1]).to_double();
+  for (size_t i = 0; i < y.size(); ++i) EXPECT_EQ(mask[i] != 0, y[i] != 0) << "element " << i;
+}
+
 class OnnxOps : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(OnnxOps, GivesWhatTheStandardSays) {
@@ -141,8 +161,11 @@ TEST_P(OnnxOps, GivesWhatTheStandardSays) {
   ASSERT_EQ(refusal, "");
 
   std::map<ValueId, Tensor> values;
+  const ValueId random = imported.graph.find_value(kRandomInput);
+  if (random != kNone) fed[kRandomInput] = make_tensor<int64_t>({kRandomNumbers}, {7, 1, 0, 1});
   for (ValueId input : imported.graph.inputs) values[input] = fed.at(imported.graph.value(input).name);
   values = run(imported, std::move(values));
+  if (random != kNone) return expect_dropped(imported, values);
   size_t outputs = 0;
   for (; archive().entries.contains(fmt::format("{}/output/{}", name, outputs)); ++outputs) {
     const ValueId id = imported.graph.outputs.at(outputs);

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "exec/kernel.h"
+#include "exec/random.h"
 #include "graph/autodiff.h"
 #include "graph/onnx/writer.h"
 #include "graph/op_def.h"
@@ -251,6 +252,44 @@ TEST(Autodiff, AWeightUsedTwiceIsSummedInImportOrder) {
     return std::find(graph.order().begin(), graph.order().end(), graph.value(v).producer) - graph.order().begin();
   };
   EXPECT_GT(position(gradients[0]), position(gradients[1])) << "the first use's gradient is the last to be made";
+}
+
+TEST(Pipeline, OutputsKeepTheirNames) {
+  Graph graph = parse_graph(R"(g (float[4, 3] x) => (float[4, 5] y, float[4, 5] z, float[4, 3] w) <float[3, 5] p, float[5] b> {
+    m = MatMul(x, p)
+    y = Add(m, b)
+    z = Reshape<shape = [4, 5]>(y)
+    w = Reshape<shape = [4, 3]>(x)
+  })");
+  const auto before = run(graph);
+  optimize_forward(graph, {});
+  graph.verify("optimize_forward");
+  EXPECT_EQ(run(graph), before);
+  std::vector<std::string> names;
+  for (ValueId output : graph.outputs) names.push_back(graph.value(output).name);
+  EXPECT_EQ(names, (std::vector<std::string>{"y", "z", "w"}));
+  EXPECT_EQ(only(graph, "MatMul").inputs.size(), 3u);
+}
+
+TEST(DropDropout, OutsideTrainingNothingIsDropped) {
+  Graph graph = parse_graph(R"(g (float[2, 6] x) => (float[2, 6] y) {
+    y = Neg(x)
+  })");
+  const ValueId random =
+      graph.add_value({.name = kRandomInput, .dtype = DType::int64, .shape = {kRandomNumbers}, .kind = ValueKind::input});
+  graph.inputs.push_back(random);
+  const ValueId dropped = Builder(graph).emit("Dropout", {graph.outputs[0], random}, {{"ratio", 0.5f}});
+  graph.outputs = {dropped};
+  EXPECT_TRUE(drop_dropout(graph, {}));
+  graph.verify("the pass");
+  EXPECT_EQ(ops(graph), (std::vector<std::string>{"Neg", "Reshape"}));
+  EXPECT_EQ(graph.inputs.size(), 1u);
+  EXPECT_EQ(graph.outputs[0], dropped);  // under its own name
+  std::vector<double> negated = run(graph)[0], x = run(parse_graph(R"(g (float[2, 6] x) => (float[2, 6] y) {
+    y = Reshape<shape = [2, 6]>(x)
+  })"))[0];
+  for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(negated[i], -x[i]);
+  EXPECT_FALSE(drop_dropout(graph, {}));
 }
 
 TEST(Autodiff, NamesEveryNodeWithoutGradient) {

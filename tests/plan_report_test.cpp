@@ -113,6 +113,43 @@ TEST(PlanReport, PictureIsSound) {
   }
 }
 
+// The timeline is made from the program alone: it says what the planner's simulation said.
+TEST(PlanReport, TimelineIsTheForecast) {
+  Job job(kSmall);
+  const Planner planner({{.name = "train", .graph = &job.train.graph, .keep = {}}}, {.threads = 2});
+  const int64_t most = planner.resident().arena_bytes, least = planner.streamed(0, {}, {}).program.arena_bytes;
+  const ComputeRates compute{.flops = 1e11, .element_flops = 5e10, .bytes_per_second = 4e10, .far_bytes_per_second = 2e10};
+  const StreamRates disk{.read = 3e8, .write = 2e8};
+  const StreamedProgram made = planner.streamed((most + least) / 2, compute, disk);
+  const Timeline timeline = make_timeline(made.program, made.program.entries[0], job.train.graph, compute, disk);
+  const StreamForecast& forecast = made.forecasts[0];
+  EXPECT_NEAR(timeline.seconds(), forecast.seconds, 1e-9);
+  EXPECT_GE(timeline.seconds(), made.bound * (1 - 1e-9));
+  double waited = 0;
+  for (const auto& [begin, end] : timeline.waits) waited += end - begin;
+  EXPECT_NEAR(waited, forecast.stalled, 1e-9);
+  EXPECT_GT(waited, 0);
+  int64_t read = 0, written = 0, read_by_purpose = 0, written_by_purpose = 0;
+  for (const TimelineTransfer& transfer : timeline.transfers) (transfer.write ? written : read) += transfer.bytes;
+  EXPECT_EQ(read, forecast.bytes_read);
+  EXPECT_EQ(written, forecast.bytes_written);
+  for (const DiskTraffic& of : disk_traffic(made.program, made.program.entries[0])) {
+    read_by_purpose += of.read;
+    written_by_purpose += of.written;
+  }
+  EXPECT_EQ(read_by_purpose, read);
+  EXPECT_EQ(written_by_purpose, written);
+  const DiskPeak peak = disk_peak(made.program, made.program.entries[0], job.train.graph);
+  EXPECT_GT(peak.bytes, 0);
+  EXPECT_LE(peak.bytes, made.program.disk_bytes);
+
+  const std::string svg = memory_svg(made.program, job.graphs(), {.title = "streamed", .reserve = 0, .budget = 0, .timeline = &timeline});
+  expect_sound(svg);
+  for (const char* wanted : {"it computes", "it reads", "it writes", "waits ", "milliseconds"})
+    EXPECT_NE(svg.find(wanted), std::string::npos) << wanted;
+  EXPECT_EQ(svg.find(">instruction<"), std::string::npos);
+}
+
 TEST(PlanReport, PictureOfManyStoragesStaysSmall) {
   const Job job({.layers = 48, .heads = 25, .width = 1600, .batch = 1, .length = 1024});
   EXPECT_GT(job.program.entries[0].storages.size(), 4000u);

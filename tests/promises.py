@@ -1,8 +1,8 @@
 """The budget changes where bytes live, never what is computed: one plain run of each job, and many with budgets from the smallest up, with a
-disk and without, on 1, 2, 3 and 8 threads. Losses and weights are the same bits in all of them, and each stays inside
-its budget. Counted: how often the disk really was in use.
+disk and without, on 1, 2, 3 and 8 threads, with each choice of recompute and order of micro-batches. Losses, weights and the
+model that is written are the same bits in all of them, and each stays inside its budget. Counted: how often each mechanism really was in use.
 """
-import itertools
+import hashlib
 import json
 import subprocess
 
@@ -17,9 +17,12 @@ IO = 6
 PAGE = 4096
 MB = 10**6
 THREADS = 1, 2, 3, 8
-BUDGETS = 8
-RECOMPUTE = "auto", "none"
-runs, streamed = [], []  # of the matrix
+SHARES = 0, 0.02, 0.05, 0.1, 0.18, 0.3, 0.55, 1  # of what lies between the smallest budget and all that a job takes
+RECOMPUTE = "auto", "none", "sqrt", "all"
+MECHANISMS = "recompute", "streamed state", "streamed activations", "vertical"
+ORDERS = "vertical", "auto", "vertical", "horizontal"
+STATE = {"weights", "gradients", "optimizer"}
+seen = []  # of each run of the matrix: its mechanisms
 
 
 @pytest.fixture(scope="session")
@@ -28,23 +31,34 @@ def profile(tmp_path_factory):
     return tmp_path_factory.mktemp("profile") / "machine.json"
 
 
-@pytest.fixture(scope="module")
-def perceptron(tmp_path_factory):
-    """A model whose weights and optimizer state are most of its memory: perceptron.onnx and data.npz; tokens.bin for the golden GPT-2s."""
-    folder = tmp_path_factory.mktemp("made")
-    numbers = np.random.default_rng(1)
-    shapes = {"w1": (512, 2048), "b1": (2048,), "w2": (2048, 512)}
+def write_perceptron(folder, name, width, inner, samples, numbers):
+    """A model whose weights and optimizer state are most of its memory, and its data: NAME.onnx, NAME.npz."""
+    shapes = {"w1": (width, inner), "b1": (inner,), "w2": (inner, width)}
     weights = [helper.make_tensor(name, TensorProto.FLOAT, shape, numbers.standard_normal(shape, np.float32) / 30, raw=True)
                for name, shape in shapes.items()]
     nodes = [helper.make_node("MatMul", ["x", "w1"], ["h"]), helper.make_node("Add", ["h", "b1"], ["a"]), helper.make_node("Relu", ["a"], ["r"]),
              helper.make_node("MatMul", ["r", "w2"], ["out"])]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 512]) for name in ("x", "out")]
-    model = helper.make_model(helper.make_graph(nodes, "perceptron", ends[:1], ends[1:], weights), opset_imports=[helper.make_opsetid("", 18)])
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", width]) for name in ("x", "out")]
+    model = helper.make_model(helper.make_graph(nodes, name, ends[:1], ends[1:], weights), opset_imports=[helper.make_opsetid("", 18)])
     model.ir_version = 10
-    onnx.save(model, folder / "perceptron.onnx")
-    x = numbers.standard_normal((60, 512), np.float32)
-    np.savez(folder / "data.npz", x=x, labels=x[:, ::-1])
+    onnx.save(model, folder / f"{name}.onnx")
+    x = numbers.standard_normal((samples, width), np.float32)
+    np.savez(folder / f"{name}.npz", x=x, labels=x[:, ::-1])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Perceptrons; data for the golden models: tokens.bin, and masked.npz and classes.npz with samples of all lengths."""
+    folder = tmp_path_factory.mktemp("made")
+    numbers = np.random.default_rng(1)
+    write_perceptron(folder, "perceptron", 512, 2048, 60, numbers)
+    write_perceptron(folder, "large", 1024, 8192, 20, numbers)
     numbers.integers(0, 50, 8000, np.uint16).tofile(folder / "tokens.bin")
+    tokens, ends = numbers.integers(1, 61, (150, 16)), numbers.integers(5, 17, 150)
+    inside = np.arange(16) < ends[:, None]
+    arrays = dict(input_ids=tokens, attention_mask=inside.astype(np.int64), token_type_ids=numbers.integers(0, 2, (150, 16)))
+    np.savez(folder / "masked.npz", **arrays, labels=np.where(inside & (numbers.random((150, 16)) < 0.3), tokens, -100))
+    np.savez(folder / "classes.npz", **arrays, labels=tokens[:, 1] % 3)
     return folder
 
 
@@ -57,11 +71,15 @@ ACCUMULATING = ["--gradient-accumulation-steps", 3]
 
 
 def perceptron_job(made, batch, *more):
-    return [made / "perceptron.onnx", "--data", made / "data.npz", "--loss", "mse", "--batch-size", batch, *more]
+    return [made / "perceptron.onnx", "--data", made / "perceptron.npz", "--loss", "mse", "--batch-size", batch, *more]
 
 
 def gpt2_job(made, name, *more):
     return [GOLDEN / f"{name}.onnx", "--data", made / "tokens.bin", "--task", "causal-lm", "--seq-length", 16, "--batch-size", 64, *more]
+
+
+def bert_job(made, name, data, batch, *more):
+    return [GOLDEN / f"{name}.onnx", "--data", made / f"{data}.npz", "--batch-size", batch, "--learning-rate", 1e-3, *more]
 
 
 JOBS = {
@@ -72,6 +90,10 @@ JOBS = {
     "gpt2 of dynamo": lambda made: gpt2_job(made, "gpt2-dynamo-20-folded", "--max-steps", 4, *EVALUATED),
     "gpt2 of torchscript": lambda made: gpt2_job(made, "gpt2-torchscript-18-folded", "--max-steps", 3),
     "gpt2 of torchscript, accumulating": lambda made: gpt2_job(made, "gpt2-torchscript-23-eager", "--max-steps", 2, *ACCUMULATING),
+    "bert of dynamo": lambda made: bert_job(made, "bert-dynamo-18-masked", "masked", 64, "--max-steps", 3, *EVALUATED),
+    "bert of torchscript, accumulating": lambda made: bert_job(made, "bert-torchscript-20-classes", "classes", 48, "--max-steps", 2, *ACCUMULATING),
+    "bert of torchscript, dropout": lambda made: bert_job(made, "dropout/bert-torchscript-17", "masked", 64, "--max-steps", 4, *EVALUATED),
+    "bert of dynamo, dropout, accumulating": lambda made: bert_job(made, "dropout/bert-dynamo-20", "classes", 32, "--max-steps", 3, *ACCUMULATING),
 }
 
 
@@ -87,10 +109,10 @@ class Job:
     def disk(self, on):
         return ["--nvme-path", self.nvme] if on else []
 
-    def plan(self, threads, on, recompute="auto"):
-        key = threads, on, recompute
+    def plan(self, threads, on, recompute="auto", order="auto"):
+        key = threads, on, recompute, order
         if key not in self.plans:
-            how = ["--threads", threads, "--recompute", recompute, *self.disk(on)]
+            how = ["--threads", threads, "--recompute", recompute, "--micro-batches", order, *self.disk(on)]
             run(self.folder, "plan", *self.arguments, "--plan-json", "plan.json", *how)
             self.plans[key] = json.loads((self.folder / "plan.json").read_text())
             assert self.plans[key]["machine"]["threads"] == threads
@@ -98,14 +120,25 @@ class Job:
 
     def run(self, *more):
         subprocess.run(["rm", "-rf", self.folder / "out", self.folder / "log", *self.nvme.iterdir()], check=True)
-        result = run(self.folder, *self.arguments, "--log-file", "log", *more)
+        result = run(self.folder, *self.arguments, "--log-file", "log", "--plan-json", "planned.json", *more)
         return result, *self.result()
+
+    def mechanisms(self):
+        """What the last run did, by its plan."""
+        plan = json.loads((self.folder / "planned.json").read_text())
+        steps = [entry for entry in plan["memory"]["entries"] if entry["name"].startswith(("train", "update"))]
+        together = plan["micro_batches"]["together"] > 1  # then "train" is for what is left of an epoch
+        moved = [entry["disk"][way] for entry in steps for way in ("read", "written") if not (together and entry["name"] == "train")]
+        used = {name for entry in moved for name, size in entry.items() if size > 0}
+        return {name for name, there in (("recompute", plan["recompute"]["recomputed"] > 0), ("streamed state", used & STATE),
+                                         ("streamed activations", "activations" in used), ("vertical", together)) if there}
 
     def result(self):
         """What must be the same bits, and the summary."""
         steps, summary = log(self.folder / "log")
         numbers = [(step["step"], step["loss"], step["grad_norm"], step.get("eval_loss")) for step in steps]
-        return (numbers, summary["eval_loss"], summary["weights_hash"]), summary
+        model = hashlib.sha256((self.folder / "out" / "model.onnx").read_bytes()).hexdigest()
+        return (numbers, summary["eval_loss"], summary["weights_hash"], model), summary
 
     def leftovers(self):
         """What lies on the disk beside the state file that the checkpoint refers to."""
@@ -120,48 +153,60 @@ def uses_disk(summary):
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_every_budget_gives_the_same_bits(tmp_path, profile, perceptron, name):
-    job = Job(tmp_path, profile, JOBS[name](perceptron))
+def test_every_budget_gives_the_same_bits(tmp_path, profile, made, name):
+    job = Job(tmp_path, profile, JOBS[name](made))
     _, wanted, _ = job.run("--threads", 1)
-    with_disk = []
-    for number, on in itertools.product(range(BUDGETS), (True, False)):
-        threads, recompute = THREADS[(number + on) % len(THREADS)], RECOMPUTE[number % len(RECOMPUTE)]
-        plan = job.plan(threads, on, recompute)
-        least, most = plan["minimum_budget_bytes"], job.plan(threads, on, "none")["peak"]["total"] + MB
-        budget = (least + (most - least) * number // (BUDGETS - 1)) // PAGE * PAGE if number else least
-        result, left, summary = job.run("--threads", threads, "--recompute", recompute, "--budget", budget, *job.disk(on))
-        where = f"{threads} threads, {budget} bytes from {least} to {most}, {'with' if on else 'without'} a disk, recompute {recompute}"
-        assert left == wanted, where
-        assert result.peak <= budget, where
-        assert summary["measured_peak_bytes"]["RAM"] <= summary["planned_peak_bytes"]["RAM"], where
-        assert uses_disk(summary) <= on, where
-        assert job.leftovers() == [], where
-        runs.append(name)
-        if on:
-            with_disk.append(uses_disk(summary))
-            if with_disk[-1]:
-                streamed.append(name)
-    print(f"{name}: {sum(with_disk)} of {len(with_disk)} runs with a disk streamed")
-    assert with_disk[0] and 4 * sum(with_disk) >= len(with_disk)
+    here = []
+    for number, share in enumerate(SHARES):
+        for turn, on in enumerate((True, False, True)[:3 - number % 2]):  # most of what can go wrong needs a disk
+            threads, recompute = THREADS[(number + turn) % len(THREADS)], RECOMPUTE[(number + number // 4 + 2 * turn + on) % len(RECOMPUTE)]
+            order = ORDERS[(number + turn) % len(ORDERS)]
+            least = job.plan(threads, on, recompute, order)["minimum_budget_bytes"]
+            most = max(least, job.plan(threads, on, "none")["peak"]["total"] + MB)
+            budget = least + int(share * (most - least)) // PAGE * PAGE
+            result, left, summary = job.run("--threads", threads, "--recompute", recompute, "--micro-batches", order, "--budget", budget, *job.disk(on))
+            where = f"{threads} threads, {budget} bytes from {least} to {most}, {'with' if on else 'without'} a disk, recompute {recompute}, {order}"
+            assert left == wanted, where
+            assert result.peak <= budget, where
+            assert summary["measured_peak_bytes"]["RAM"] <= summary["planned_peak_bytes"]["RAM"], where
+            assert uses_disk(summary) <= on, where
+            assert job.leftovers() == [], where
+            used = job.mechanisms()
+            assert uses_disk(summary) >= bool(used - {"recompute", "vertical"}), where
+            assert ("recompute" in used) == (recompute in ("sqrt", "all")) or recompute == "auto", where
+            here.append(used)
+    print(f"{name}: of {len(here)} runs", ", ".join(f"{sum(mechanism in used for used in here)} with {mechanism}" for mechanism in MECHANISMS))
+    seen.extend(here)
 
 
-def test_large_arenas_too(tmp_path, profile):
-    job = Job(tmp_path, profile, text(24, 256, 2, "--recompute", "none"))
-    _, wanted, summary = job.run("--threads", 2)
-    assert summary["planned_peak_bytes"]["RAM"] >= 200 * MB
-    least, most = (job.plan(2, on, "none")["minimum_budget_bytes"] for on in (True, False))
-    for budget in least, (least + most) // 2 // PAGE * PAGE, most + 180 * MB:
-        result, left, summary = job.run("--threads", 2, "--budget", budget, *job.disk(True))
-        assert left == wanted
-        assert result.peak <= budget
-        runs.append("large")
-        if uses_disk(summary):
-            streamed.append("large")
-    assert "large" in streamed
+LARGE = {
+    "char-gpt": lambda made: text(32, 256, 2),
+    "perceptron": lambda made: [made / "large.onnx", "--data", made / "large.npz", "--loss", "mse", "--batch-size", 4, "--max-steps", 3],
+}
 
 
-def test_below_the_smallest_budget_is_refused(tmp_path, profile, perceptron):
-    job = Job(tmp_path, profile, JOBS["perceptron"](perceptron))
+def test_large_arenas_too(tmp_path, profile, made):
+    large = set()
+    for name, arguments in LARGE.items():
+        (tmp_path / name).mkdir()
+        job = Job(tmp_path / name, profile, arguments(made))
+        _, wanted, summary = job.run("--threads", 2, "--recompute", "none")
+        assert summary["planned_peak_bytes"]["RAM"] >= 200 * MB
+        for recompute, share in ("none", 0), ("none", 0.4), ("none", 0.9), ("auto", 0.5), ("all", 0):
+            least, most = job.plan(2, True, recompute)["minimum_budget_bytes"], job.plan(2, False, "none")["peak"]["total"]
+            budget = least + int(share * (most - least)) // PAGE * PAGE
+            result, left, summary = job.run("--threads", 2, "--budget", budget, "--recompute", recompute, *job.disk(True))
+            assert left == wanted
+            assert result.peak <= budget
+            used = job.mechanisms()
+            seen.append(used)
+            if summary["measured_peak_bytes"]["RAM"] >= 200 * MB:
+                large |= used
+    assert large >= {"streamed state", "streamed activations"}
+
+
+def test_below_the_smallest_budget_is_refused(tmp_path, profile, made):
+    job = Job(tmp_path, profile, JOBS["perceptron"](made))
     for threads in THREADS:
         least = job.plan(threads, True)["minimum_budget_bytes"]
         assert least < job.plan(threads, False)["minimum_budget_bytes"]
@@ -170,15 +215,16 @@ def test_below_the_smallest_budget_is_refused(tmp_path, profile, perceptron):
         assert job.leftovers() == []
 
 
-def test_streaming_really_occurred():
-    if len(runs) < 50:
+def test_each_mechanism_really_occurred():
+    if len(seen) < 8 * len(JOBS):
         pytest.skip("only a part of the matrix was run")
-    print(f"{len(streamed)} of {len(runs)} runs streamed")
-    assert 4 * len(streamed) >= len(runs)
+    count = {mechanism: sum(mechanism in used for used in seen) for mechanism in MECHANISMS}
+    print(f"of {len(seen)} runs", ", ".join(f"{number} with {mechanism}" for mechanism, number in count.items()))
+    assert all(4 * number >= len(seen) for number in count.values()), count
 
 
-def test_a_full_disk_is_one_sentence(tmp_path, profile, perceptron):
-    job = Job(tmp_path, profile, JOBS["perceptron"](perceptron))
+def test_a_full_disk_is_one_sentence(tmp_path, profile, made):
+    job = Job(tmp_path, profile, JOBS["perceptron"](made))
     least = job.plan(2, True)["minimum_budget_bytes"]
     small = tmp_path / "small"
     small.mkdir()

@@ -1,5 +1,5 @@
-// Streaming: whatever the arena's limit, a program computes the bits of the one that has everything in memory; and what the planner says
-// of itself holds: limits, forecasts, packing, and the same plan every time.
+// Streaming and recompute: whatever the arena's limit and whatever is computed again, a program computes the bits of the one that has
+// everything in memory; and what the planner says of itself holds: limits, forecasts, packing, and the same plan every time.
 
 #include "passes/stream.h"
 
@@ -10,6 +10,7 @@
 
 #include "offload/spill_disk.h"
 #include "passes/plan.h"
+#include "passes/recompute.h"
 #include "tests/plan_support.h"
 #include "tests/stream_support.h"
 #include "tests/test_files.h"
@@ -34,7 +35,9 @@ struct Job {
   std::vector<std::vector<ValueId>> keep;
   std::vector<size_t> runs;  // entries, in the order in which they run
   uint32_t seed = 0;
-  int64_t limit = 2;  // of tokens and labels
+  int64_t limit = 2;                          // of tokens and labels
+  std::vector<RecomputeChoice> recomputed{};  // by entry; where it is empty, nothing is
+  std::vector<size_t> again{};                // by entry: nodes that run again
 
   std::vector<PlanEntry> entries() {
     std::vector<PlanEntry> entries;
@@ -51,11 +54,20 @@ struct Job {
     for (const Graph& graph : graphs) all.push_back(&graph);
     return all;
   }
+  void recompute_chosen() {
+    again.assign(graphs.size(), 0);
+    for (size_t i = 0; i < recomputed.size(); ++i) {
+      Recomputed made;
+      recompute(graphs[i], recomputed[i], &made);
+      graphs[i].verify("recompute");
+      again[i] = made.nodes.size();
+    }
+  }
 };
 
 struct Count {
-  int64_t runs = 0, state = 0, activations = 0, resident = 0, chains = 0, real_disk = 0, programs = 0, several = 0, luckier = 0, arena = 0,
-          needed = 0;
+  int64_t runs = 0, state = 0, activations = 0, recomputed = 0, all_three = 0, resident = 0, chains = 0, real_disk = 0, programs = 0,
+          several = 0, luckier = 0, arena = 0, needed = 0;
   double worst_packing = 0;
 };
 
@@ -81,6 +93,8 @@ Bytes result_of(const Job& job, const Program& program, Workers& workers, LazyDi
     ++count->runs;
     count->state += moves.state > 0;
     count->activations += moves.activations > 0;
+    count->recomputed += job.again[entry] > 0;
+    count->all_three += moves.state > 0 && moves.activations > 0 && job.again[entry] > 0;
     count->chains += moves.chains > 0;
     count->resident += moves.read + moves.written == 0;
     count->real_disk += !lazy;
@@ -109,11 +123,14 @@ void expect_same_plan(const StreamedProgram& a, const StreamedProgram& b, const 
 
 // Plans and runs the job at `limits` limits from the least to more than enough.
 void check_job(Job job, int limits, Workers& workers, Count& count) {
+  Job plain = job;  // planning puts graphs in order
+  const Bytes wanted =
+      result_of(plain, Planner(plain.entries(), {.threads = workers.threads()}).resident(), workers, nullptr, nullptr, {}, nullptr);
+  job.recompute_chosen();
   const Planner planner(job.entries(), {.threads = workers.threads()});
   const auto graphs = job.pointers();
   const Program resident = planner.resident();
   const StreamedProgram least = planner.streamed(0, {}, {});
-  const Bytes wanted = result_of(job, resident, workers, nullptr, nullptr, {}, nullptr);
   std::mt19937 random(job.seed);
   count.several += job.graphs.size() > 1;
   for (int i = 0; i < limits; ++i) {
@@ -160,13 +177,21 @@ Job random_job(uint32_t seed) {
                                        .small_state = seed % 5 < 3,
                                        .saved = seed % 16 != 1,
                                        .state = entries > 1 ? static_cast<int>(seed) : -1}));
-    std::vector<ValueId>& keep = job.keep.emplace_back();
+    // What is wanted of the forward pass is an output where something is recomputed: a value that is only kept has no reader.
+    Graph& graph = job.graphs.back();
+    std::vector<ValueId>& keep = seed % 2 == 0 ? job.keep.emplace_back() : graph.outputs;
     for (ValueId id = seed % 7; id < job.graphs.back().value_count(); id += 29) {
       const Value& value = job.graphs.back().value(id);
       if (value.producer != kNone && value.kind == ValueKind::activation) keep.push_back(id);
     }
   }
   for (size_t run = 0; run < 1 + entries; ++run) job.runs.push_back((run + seed) % entries);
+  if (seed % 2 == 0) return job;
+  std::mt19937 random(seed);
+  for (const Graph& graph : job.graphs) {
+    const std::vector<RecomputeChoice> ladder = recompute_ladder(graph);
+    job.recomputed.push_back(ladder[ladder.size() == 1 ? 0 : 1 + random() % (ladder.size() - 1)]);
+  }
   return job;
 }
 
@@ -180,13 +205,14 @@ TEST(Stream, RandomGraphsGiveTheBitsOfTheResidentPlan) {
   const auto share = [&](int64_t of) { return 100.0 * static_cast<double>(of) / static_cast<double>(count.runs); };
   const double packing = static_cast<double>(count.arena) / static_cast<double>(count.needed);
   std::printf(
-      "%ld runs of %ld programs: state streamed in %.1f %%, activations in %.1f %%, in-place chains in %.1f %%, all resident in %.1f %%, "
-      "on "
-      "a real disk %.1f %%; packing %.4f, at worst %.4f; %ld below the least\n",
-      count.runs, count.programs, share(count.state), share(count.activations), share(count.chains), share(count.resident),
-      share(count.real_disk), packing, count.worst_packing, count.luckier);
+      "%ld runs of %ld programs: state streamed in %.1f %%, activations in %.1f %%, recompute in %.1f %%, all three in %.1f %%; in-place "
+      "chains in %.1f %%, all resident in %.1f %%, on a real disk %.1f %%; packing %.4f, at worst %.4f; %ld below the least\n",
+      count.runs, count.programs, share(count.state), share(count.activations), share(count.recomputed), share(count.all_three),
+      share(count.chains), share(count.resident), share(count.real_disk), packing, count.worst_packing, count.luckier);
   EXPECT_GE(share(count.state), 25);
   EXPECT_GE(share(count.activations), 25);
+  EXPECT_GE(share(count.recomputed), 25);
+  EXPECT_GE(share(count.all_three), 5);
   EXPECT_GE(share(count.chains), 15);
   EXPECT_GE(share(count.resident), 10);
   EXPECT_GE(share(count.real_disk), 2);
@@ -199,7 +225,8 @@ TEST(Stream, RandomGraphsGiveTheBitsOfTheResidentPlan) {
 TEST(Stream, TrainingGivesTheBitsOfTheResidentPlan) {
   const GptShape shape{.layers = 2, .heads = 4, .width = 128, .vocabulary = 150, .batch = 2, .length = 32};
   for (const bool accumulate : {false, true}) {
-    for (const int threads : {1, 2}) {
+    for (const char* mode : {"none", "sqrt", "all"}) {
+      const int threads = std::string(mode) == "sqrt" ? 1 : 2;
       const OptimizerSpec optimizer{.weight_decay = 0.1, .accumulate = accumulate};
       const JobGraph train = gpt_training(shape, optimizer);
       Job job{.seed = 5, .limit = shape.vocabulary};
@@ -207,12 +234,14 @@ TEST(Stream, TrainingGivesTheBitsOfTheResidentPlan) {
       job.graphs.push_back(build_evaluate_graph(gpt_forward(shape), {}, {}).graph);
       if (accumulate) job.graphs.push_back(build_update_graph(train, optimizer, {}).graph);
       job.runs = accumulate ? std::vector<size_t>{0, 0, 2, 1, 0, 0, 2, 1} : std::vector<size_t>{0, 0, 1, 0, 1};
+      job.recomputed = {recompute_mode(mode)};
       Workers workers(threads);
       Count count;
       check_job(job, 8, workers, count);
       if (HasFatalFailure()) return;
       EXPECT_GE(count.state * 4, count.runs);
-      EXPECT_GT(count.activations, 0);
+      EXPECT_TRUE(count.activations > 0 || count.recomputed > 0);  // what is computed again need not wait on the disk
+      EXPECT_EQ(count.recomputed > 0, std::string(mode) != "none");
     }
   }
 }
@@ -224,7 +253,7 @@ struct LargeCase {
 };
 
 // Jobs of real size, planned only: what the arena has beyond the bytes that must be there at once. A few tensors fill it,
-// each a good part of it, so that some of it is too small for any.
+// each a good part of it, so that some of it is too small for any; and what fits into the limit isn't packed any tighter.
 TEST(Stream, LargePlansAreTight) {
   for (const auto& [name, shape, packing] :
        {LargeCase{"gpt2_256", {}, 1.12},

@@ -332,6 +332,7 @@ template <size_t first, size_t bias, int products> Cost cost(const KernelSpec& s
   const Problem p = problem_of(spec, first, bias);
   const double scores = static_cast<double>(p.items() * p.rows) * static_cast<double>(p.columns) * (p.causal ? 0.5 : 1);
   Cost cost{.flops = scores * (static_cast<double>(products * (p.depth + p.width)) + 25)};
+  cost.efficiency = 0.5;  // small products between exponentials
   for (const TensorType& input : spec.inputs) cost.bytes += static_cast<double>(input.bytes());
   for (const TensorType& output : spec.outputs) cost.bytes += static_cast<double>(output.bytes());
   return cost;

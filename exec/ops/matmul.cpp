@@ -82,24 +82,29 @@ struct Tiles {
 
 // The tile that does best on average with 1, 2, 4 and 8 threads, by measured costs: copying a panel of b takes as long as some five more
 // rows of multiply-adds (transposed: eleven), fetching a as three more columns (from memory: eight), a task as 65,536 more of them.
-Tiles choose_tiles(const Layout& l) {
+double tile_cost(const Layout& l, int64_t rows, int64_t columns) {
   const double copying = l.trans_b ? 11 : 5, fetching = l.rows * l.depth > (int64_t{2} << 20) ? 8 : 3;
+  return (static_cast<double>(rows) + copying) * (static_cast<double>(columns) + fetching) * static_cast<double>(l.depth) + 65536;
+}
+
+// Of all tiles, in multiply-adds of one thread. Threads are never quite in step.
+double cost_of(const Layout& l, const Tiles& tiles, int64_t threads) {
+  const int64_t rounds = (l.items * tiles.down * tiles.across + threads - 1) / threads;
+  return tile_cost(l, tiles.rows, tiles.columns) * (static_cast<double>(rounds) + (threads > 1 ? 0.25 : 0));
+}
+
+Tiles choose_tiles(const Layout& l) {
   Tiles best;
   double best_cost = 0;
   for (const int64_t most_rows : {512, 256, 128, 64, 32}) {
     for (const int64_t most_columns : {768, 384, 192, 96, 48}) {
       const int64_t rows = std::min(l.rows, most_rows), columns = std::min(l.columns, most_columns);
       const int64_t down = (l.rows + rows - 1) / rows, across = (l.columns + columns - 1) / columns;
-      const double one =
-          (static_cast<double>(rows) + copying) * (static_cast<double>(columns) + fetching) * static_cast<double>(l.depth) + 65536;
+      const Tiles tiles{rows, columns, down, across};
       double cost = 0;
-      for (const int64_t threads : {1, 2, 4, 8}) {
-        const int64_t rounds = (l.items * down * across + threads - 1) / threads;
-        cost += one * static_cast<double>(threads) *
-                (static_cast<double>(rounds) + (threads > 1 ? 0.25 : 0));  // threads are never quite in step
-      }
+      for (const int64_t threads : {1, 2, 4, 8}) cost += cost_of(l, tiles, threads) * static_cast<double>(threads);
       if (best_cost == 0 || cost < best_cost) {
-        best = {rows, columns, down, across};
+        best = tiles;
         best_cost = cost;
       }
     }
@@ -160,6 +165,12 @@ Cost cost(const KernelSpec& spec) {
   Cost cost{.flops = 2.0 * static_cast<double>(l.items * l.rows) * static_cast<double>(l.columns) * static_cast<double>(l.depth)};
   for (const TensorType& input : spec.inputs) cost.bytes += static_cast<double>(input.bytes());
   cost.bytes += static_cast<double>(spec.outputs[0].bytes());
+  const auto share = [&](const Layout& of) {  // of the multiply-adds that the threads have time for
+    const double useful = static_cast<double>(of.items * of.rows) * static_cast<double>(of.columns) * static_cast<double>(of.depth);
+    return useful / (cost_of(of, choose_tiles(of), spec.threads) * static_cast<double>(spec.threads));
+  };
+  static const Layout large = layout_of({1024, 1024}, {1024, 1024}, {});
+  if (cost.flops > 0) cost.efficiency = std::min(1.0, share(l) / share(large));
   return cost;
 }
 

@@ -1,6 +1,6 @@
 // Reshape{shape} (ONNX Reshape-5 and later): the same elements under another shape, a view of its input.
 //
-// Squeeze, Unsqueeze, Flatten and Identity lower to it, and Dropout in evaluation mode. The attribute holds the final dimensions: ONNX's 0,
+// Squeeze, Unsqueeze, Flatten and Identity lower to it. The attribute holds the final dimensions: ONNX's 0,
 // -1 and allowzero are resolved at import. The planner gives output and input the same bytes; the kernel copies where it did not.
 
 #include <numeric>
@@ -84,18 +84,6 @@ void lower_flatten(Lowering& l) {
 
 void lower_identity(Lowering& l) { l.output(0, l.input(0)); }
 
-// In evaluation mode: nothing is dropped, the mask is true everywhere.
-void lower_dropout(Lowering& l) {
-  const bool draws = l.has(2) && l.ints(2, "training_mode")[0] != 0 && (!l.has(1) || l.constant_input(1, "ratio").to_double()[0] != 0);
-  if (draws)
-    l.fail(
-        "training_mode is true, but random masks are not drawn: export the model in evaluation mode (model.eval(), training_mode false)");
-  l.output(0, l.input(0));
-  if (l.node.outputs < 2) return;
-  const ValueId kept = l.node.opset < 10 ? l.scalar_like(l.input(0), 1) : l.constant(scalar_tensor(true));
-  l.output(1, l.emit("Expand", {kept}, {{"shape", l.shape(l.input(0))}}));
-}
-
 std::vector<TensorType> infer(const InferContext& context) {
   const TensorType& from = context.input(0);
   const Shape shape = context.attributes.get("shape", Shape{});
@@ -125,8 +113,7 @@ const OpDef kReshape{
              {.domain = "", .name = "Squeeze", .since = 1, .lower = lower_squeeze},
              {.domain = "", .name = "Unsqueeze", .since = 1, .lower = lower_unsqueeze},
              {.domain = "", .name = "Flatten", .since = 1, .lower = lower_flatten},
-             {.domain = "", .name = "Identity", .since = 1, .lower = lower_identity},
-             {.domain = "", .name = "Dropout", .since = 7, .lower = lower_dropout}},
+             {.domain = "", .name = "Identity", .since = 1, .lower = lower_identity}},
     .infer = infer,
     .gradient = gradient,
     .alias = {{.output = 0, .input = 0}},

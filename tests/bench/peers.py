@@ -28,24 +28,37 @@ def environment(work, name, *packages_in_turn):
     return python
 
 
-def environments(work):
-    modern = environment(work, "modern", ["torch==2.13.0"], ["transformers==5.23.0", "onnx==1.23.2", "onnxscript==0.7.2", "onnxruntime", "numpy", "safetensors"])
-    peer = environment(work, "peer", ["onnxruntime-training==1.19.2", "numpy<2", "onnx==1.16.2", "cerberus", "h5py", "setuptools"],
+def modern_environment(work):
+    return environment(work, "modern", ["torch==2.13.0"], ["transformers==5.23.0", "onnx==1.23.2", "onnxscript==0.7.2", "onnxruntime", "numpy", "safetensors"])
+
+
+def peer_environment(work):
+    return environment(work, "peer", ["onnxruntime-training==1.19.2", "numpy<2", "onnx==1.16.2", "cerberus", "h5py", "setuptools"],
                        ["--no-deps", "torch==2.13.0"], ["filelock", "typing-extensions", "jinja2", "networkx", "fsspec", "sympy", "mpmath"])
-    return modern, peer
 
 
 # --- run inside the environments ------------------------------------------------------------------------------------------------------
 
-def export(work, batch, tokens):
-    """The same weights as gpt2.onnx for ort-train (dynamo, opset 20) and peer.onnx for ONNX Runtime Training (opset 16, logits of labelled positions)."""
-    import numpy as np
+def export_model(work):
+    """The same weights as gpt2.onnx for ort-train (dynamo, opset 20) and gpt2.pt for PyTorch."""
     import torch
     sys.path.insert(0, os.path.join(ROOT, "models"))
     import export_gpt2
     model = export_gpt2.build(*export_gpt2.SIZES["124M"], attention="eager")
     export_gpt2.export(model, os.path.join(work, "gpt2.onnx"), "dynamo", 20)
     torch.save(model.state_dict(), os.path.join(work, "gpt2.pt"))
+    return model
+
+
+def write_tokens(work, batch, tokens):
+    import numpy as np
+    np.random.default_rng(0).integers(0, VOCABULARY, batch * tokens).astype("uint16").tofile(os.path.join(work, "tokens.bin"))
+
+
+def export(work, batch, tokens):
+    """Besides: peer.onnx for ONNX Runtime Training (opset 16, logits of labelled positions)."""
+    import torch
+    model = export_model(work)
 
     class Logits(torch.nn.Module):
         def __init__(self):
@@ -65,7 +78,7 @@ def export(work, batch, tokens):
     graph = onnx.load(path)
     graph.ir_version = 8  # the last that the peer reads
     onnx.save(graph, path)
-    np.random.default_rng(0).integers(0, VOCABULARY, batch * tokens).astype("uint16").tofile(os.path.join(work, "tokens.bin"))
+    write_tokens(work, batch, tokens)
 
 
 def artifacts(work):
@@ -170,6 +183,11 @@ def run_ours(build, work, batch, tokens, steps):
     return line
 
 
+def call(python, action, work, batch, tokens, steps, **options):
+    """An action inside an environment."""
+    return sh(python, os.path.abspath(__file__), "--inside", action, "--work", work, "--batch", str(batch), "--tokens", str(tokens), "--steps", str(steps), **options)
+
+
 def product_flops(batch, tokens):
     """Of GPT-2 124M's products in one step, forward and backward, causal attention counted in full. (The first layer's products give no input gradient less than this.)"""
     width, layers, rows = 768, 12, batch * tokens
@@ -188,20 +206,18 @@ def main():
     parser.add_argument("--only", default="ort-train,eager,compile,ort-training")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     o = parser.parse_args()
-    inside = dict(export=lambda: export(o.work, o.batch, o.tokens), artifacts=lambda: artifacts(o.work),
+    inside = dict(export=lambda: export(o.work, o.batch, o.tokens), model=lambda: export_model(o.work), tokens=lambda: write_tokens(o.work, o.batch, o.tokens), artifacts=lambda: artifacts(o.work),
                   eager=lambda: run_torch(o.work, o.batch, o.tokens, o.steps, "eager"), compile=lambda: run_torch(o.work, o.batch, o.tokens, o.steps, "compile"),
                   ort_training=lambda: run_ort_training(o.work, o.batch, o.tokens, o.steps))
     if o.inside:
         return inside[o.inside]()
 
     os.makedirs(o.work, exist_ok=True)
-    modern, peer = environments(o.work)
-    def call(python, action, **options):
-        return sh(python, os.path.abspath(__file__), "--inside", action, "--work", o.work, "--batch", str(o.batch), "--tokens", str(o.tokens), "--steps", str(o.steps), **options)
+    modern, peer = modern_environment(o.work), peer_environment(o.work)
     made_for = os.path.join(o.work, f"exported-{o.batch}x{o.tokens}")
     if not os.path.exists(made_for):
         sh("rm", "-f", os.path.join(o.work, "training_model.onnx"))
-        call(modern, "export", stdout=subprocess.DEVNULL)
+        call(modern, "export", o.work, o.batch, o.tokens, o.steps, stdout=subprocess.DEVNULL)
         open(made_for, "w").close()
     runners = {"ort-train": None, "eager": modern, "compile": modern, "ort-training": peer}
     results = {}
@@ -210,7 +226,7 @@ def main():
             if name == "ort-train":
                 line = run_ours(o.build, o.work, o.batch, o.tokens, o.steps)
             else:
-                out = call(runners[name], name.replace("-", "_"), capture_output=True, text=True).stdout
+                out = call(runners[name], name.replace("-", "_"), o.work, o.batch, o.tokens, o.steps, capture_output=True, text=True).stdout
                 line = json.loads([l for l in out.splitlines() if l.startswith("{")][-1])
                 print(json.dumps(line), flush=True)
             results.setdefault(line["peer"], []).append(line)

@@ -1,0 +1,113 @@
+// Dropout (ONNX Dropout-7..22): y = x / (1 - ratio) where a random number is at least ratio, else 0. In evaluation mode it is x itself.
+//
+// Inputs x and kRandomInput (exec/random.h). No mask is kept: the gradient, Dropout of dy, draws it again, and so does a recomputed copy.
+// Attributes: ratio; ordinal, the node's number in the user's file; shared, 1 where x depends on no input of the model and so is the same
+// in every micro-batch. An element's address counts samples along the first axis, as exporters lay batches out. ONNX's own attribute `seed`
+// is left aside: the run's seed is the user's.
+
+#include <algorithm>
+
+#include "exec/elementwise.h"
+#include "exec/op_list.h"
+#include "exec/random.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace {
+
+constexpr float kUsualRatio = 0.5f;
+
+bool depends_on_an_input(const Graph& graph, ValueId value) {
+  std::vector<bool> seen(graph.value_count());
+  std::vector<ValueId> open{value};
+  while (!open.empty()) {
+    const ValueId at = open.back();
+    open.pop_back();
+    if (at == kNone || seen[at]) continue;
+    seen[at] = true;
+    const Value& v = graph.value(at);
+    if (v.kind == ValueKind::input && v.name != kRandomInput) return true;
+    if (v.producer == kNone) continue;
+    const std::vector<ValueId>& inputs = graph.node(v.producer).inputs;
+    open.insert(open.end(), inputs.begin(), inputs.end());
+  }
+  return false;
+}
+
+ValueId random_input(Graph& graph) {
+  if (const ValueId known = graph.find_value(kRandomInput); known != kNone) return known;
+  const ValueId made = graph.add_value({.name = kRandomInput, .dtype = DType::int64, .shape = {kRandomNumbers}, .kind = ValueKind::input});
+  graph.inputs.push_back(made);
+  return made;
+}
+
+void lower(Lowering& l) {
+  const ValueId x = l.input(0);
+  const bool training = l.has(2) && l.ints(2, "training_mode")[0] != 0;
+  const float ratio = !training ? 0 : l.has(1) ? static_cast<float>(l.constant_input(1, "ratio").to_double()[0]) : kUsualRatio;
+  if (!(ratio >= 0 && ratio < 1)) l.fail(fmt::format("its ratio is {}, but must lie in [0, 1)", ratio));
+  const bool with_mask = l.node.outputs > 1;
+  const auto ones = [&](ValueId one) { return l.emit("Expand", {one}, {{"shape", l.shape(x)}}); };
+  if (ratio == 0) {
+    l.output(0, x);
+    if (with_mask) l.output(1, ones(l.node.opset < 10 ? l.scalar_like(x, 1) : l.constant(scalar_tensor(true))));
+    return;
+  }
+  const Attributes attributes{{"ratio", ratio}, {"ordinal", int64_t{l.ordinal()}}, {"shared", int64_t{!depends_on_an_input(l.graph(), x)}}};
+  const ValueId random = random_input(l.graph());
+  l.output(0, l.emit("Dropout", {x, random}, attributes));
+  if (!with_mask) return;
+  const ValueId drawn = l.emit("Dropout", {ones(l.scalar_like(x, 1)), random}, attributes);
+  l.output(1, l.emit("Greater", {drawn, l.scalar_like(x, 0)}));
+}
+
+void gradient(const Node& node, GradientBuilder& g) {
+  if (g.wants(0)) g.input_gradient(0, g.emit("Dropout", {g.output_gradient(0), node.inputs[1]}, node.attributes));
+}
+
+KernelRun prepare(const KernelSpec& spec) {
+  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    const float ratio = spec.attributes.get("ratio", kUsualRatio);
+    const auto least = static_cast<uint32_t>(static_cast<double>(ratio) * 0x1p32);  // of the numbers that keep an element
+    const T scale = T(1) / (T(1) - T(ratio));
+    const auto ordinal = static_cast<uint32_t>(spec.attributes.get("ordinal", 0));
+    const bool shared = spec.attributes.get("shared", 0) != 0;
+    return [=, n = element_count(spec.outputs[0].shape)](const KernelArgs& args) {
+      const T* const x = args.in<T>(0);
+      const int64_t* const random = args.in<int64_t>(1);
+      T* const y = args.out<T>(0);
+      const auto seed = static_cast<uint64_t>(random[kRandomSeed]), step = static_cast<uint64_t>(random[kRandomStep]);
+      const int64_t samples = std::max<int64_t>(random[kRandomSamples], 1);
+      const int64_t before = shared ? 0 : random[kRandomFirst] * ((n + samples - 1) / samples);
+      const PhiloxKey key{static_cast<uint32_t>(seed), ordinal};
+      args.workers.parallel_blocks(n, kElementBlock, [&](int64_t begin, int64_t end) {
+        constexpr int64_t kNumbers = 4 * kPhiloxLanes;
+        uint32_t numbers[kNumbers];
+        for (int64_t at = begin; at < end;) {
+          const int64_t element = before + at, group = element / kNumbers, skip = element % kNumbers;
+          const auto block = static_cast<uint64_t>(group) * kPhiloxLanes;
+          philox({static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), static_cast<uint32_t>(step),
+                  static_cast<uint32_t>(step >> 32) ^ static_cast<uint32_t>(seed >> 32)},
+                 key, numbers);
+          const int64_t count = std::min(kNumbers - skip, end - at);
+          for (int64_t i = 0; i < count; ++i) y[at + i] = numbers[skip + i] >= least ? x[at + i] * scale : T(0);
+          at += count;
+        }
+      });
+    };
+  });
+}
+
+}  // namespace
+
+const OpDef kDropout{
+    .name = "Dropout",
+    .onnx = {{.domain = "", .name = "Dropout", .since = 7, .lower = lower}},
+    .infer = infer_same_as_input,
+    .gradient = gradient,
+    .in_place = {{.output = 0, .input = 0}},
+    .random = true,
+    .cost = elementwise_cost<12>,
+    .kernel = {.cpu = prepare},
+};
+
+ORT_TRAIN_OPS_END

@@ -1,0 +1,187 @@
+"""What a budget costs: GPT-2 124M within less memory than it takes, against the bound, and the disk against fio.
+
+    python3 tests/bench/streaming.py [--build build] [--work build/streaming] [--nvme FOLDER] [--steps 12] [--rounds 3] [--only disk,budgets,half]
+
+disk      reading and writing through our engine against fio on the same disk, in turns (bench-disk_bench).
+budgets   1 x 256 tokens at 90 % and 60 % of what the job takes and at the smallest budget + 10 %: the step beside its prediction and beside
+          bounds.py's max(compute, channels), with the compute of the run that has everything in memory and fio's rates, all of this run.
+half      4 x 512 tokens in half of the memory that PyTorch takes for it, against the same without a budget.
+
+Needs fio (apt-get install fio). Makes a virtual environment with PyTorch below --work at the first run, as peers.py does, and exports the
+model there. Prints one line of JSON a run, then a table. Exits 1 where losses or weights differ, or where a process took more than its
+budget; never because of a time. Run it on a machine that does nothing else.
+"""
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+
+import bounds
+import peers
+
+ROOT = peers.ROOT
+WARM = 2  # steps that don't count
+problems = []
+
+
+def show(**line):
+    print(json.dumps(line), flush=True)
+    return line
+
+
+class Job:
+    """GPT-2 124M on tokens that repeat."""
+
+    def __init__(self, options, batch, tokens, clip):
+        self.o, self.batch, self.tokens = options, batch, tokens
+        self.arguments = [os.path.join(options.build, "ort-train"), os.path.join(options.work, "gpt2.onnx"), "--task", "causal-lm",
+                          "--data", os.path.join(options.work, f"tokens-{batch}x{tokens}.bin"), "--batch-size", str(batch), "--seq-length", str(tokens),
+                          "--learning-rate", "1e-4", "--lr-scheduler-type", "constant", "--weight-decay", "0", "--max-grad-norm", str(clip),
+                          "--profile", os.path.join(options.work, "machine.json")]
+        self.first = None
+
+    def plan(self, *more):
+        path = os.path.join(self.o.work, "plan.json")
+        peers.sh(*self.arguments, "--max-steps", str(self.o.steps), "--plan", "--plan-json", path, *more, stdout=subprocess.DEVNULL)
+        with open(path) as file:
+            return json.load(file)
+
+    def run(self, name, budget, *more):
+        """Trains; compares with the first run of this job."""
+        log, output, plan_path = (os.path.join(self.o.work, part) for part in ("log.jsonl", "out", "plan.json"))
+        shutil.rmtree(output, ignore_errors=True)
+        limit = ["--budget", str(budget)] if budget else []
+        peers.sh(*self.arguments, "--max-steps", str(self.o.steps), "--log-file", log, "--output-dir", output, "--plan-json", plan_path, *limit, *more,
+                 stdout=subprocess.DEVNULL)
+        shutil.rmtree(output, ignore_errors=True)
+        with open(log) as file:
+            lines = [json.loads(line) for line in file]
+        with open(plan_path) as file:
+            plan = json.load(file)
+        steps, summary = lines[:-1], lines[-1]["summary"]
+        milliseconds = [step["ms"] for step in steps[WARM:]]
+        result = ([(step["loss"], step["grad_norm"]) for step in steps], summary["weights_hash"])
+        self.first = self.first or result
+        line = show(run=name, budget_bytes=budget, rss_peak_bytes=summary["rss_peak_bytes"], ms=round(statistics.median(milliseconds), 1),
+                    best_ms=round(min(milliseconds), 1), predicted_ms=round(plan["predicted_ms_per_step"], 1),
+                    planned_arena_bytes=summary["planned_peak_bytes"]["RAM"], measured_arena_bytes=summary["measured_peak_bytes"]["RAM"],
+                    disk_bytes=summary["planned_peak_bytes"]["NVMe"], read_per_step=plan["disk_read_per_step"], written_per_step=plan["disk_written_per_step"],
+                    recomputed=plan["recompute"]["recomputed"], takes=plan["peak"]["total"], minimum=plan["minimum_budget_bytes"],
+                    parameters=plan["parameters"], weights_hash=summary["weights_hash"], same=result == self.first, losses=[step["loss"] for step in steps])
+        if not line["same"]:
+            problems.append(f"{name}: other losses or weights than without a budget")
+        if budget and line["rss_peak_bytes"] > budget:
+            problems.append(f"{name}: took {line['rss_peak_bytes']:,} bytes of {budget:,}")
+        return line
+
+
+def disk(o):
+    """Rates of fio, in bytes a second, and of ours against them."""
+    out = peers.sh(os.path.join(o.build, "bench-disk_bench"), o.nvme, str(o.rounds), str(o.gigabytes), capture_output=True, text=True).stdout
+    line = json.loads(out.splitlines()[-1])
+    print(json.dumps(line), flush=True)
+    if "fio" in line:
+        sys.exit("fio is missing: apt-get install fio")
+    return line
+
+
+def table(rows):
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))))
+
+
+def gb(number):
+    return f"{number / 1e9:.2f}"
+
+
+def budgets(o, fio):
+    job = Job(o, 1, 256, 1.0)
+    resident = job.run("all in memory", 0)
+    least = job.plan("--nvme-path", o.nvme)["minimum_budget_bytes"]
+    rates = fio["read"]["GB/s"]["fio"] * 1e9, fio["write"]["GB/s"]["fio"] * 1e9
+    rows = [["budget", "GB", "arena", "measured", "read", "written", "again", "compute", "channels", "bound", "step ms", "/ bound", "predicted", "/ step", "forced"]]
+    for name, budget in (("all in memory", 0), ("90 %", int(0.9 * resident["takes"])), ("60 %", int(0.6 * resident["takes"])), ("minimum + 10 %", int(1.1 * least))):
+        line = job.run(name, budget, "--nvme-path", o.nvme) if budget else resident
+        channels = bounds.channel_seconds(line["read_per_step"], line["written_per_step"], *rates)
+        bound = bounds.bound_seconds(resident["ms"] / 1e3, line["read_per_step"], line["written_per_step"], *rates)
+        forced = bounds.forced_bytes(line["parameters"], line["planned_arena_bytes"])
+        least_bound = bounds.bound_seconds(resident["ms"] / 1e3, forced, forced, *rates)
+        show(bound_of=name, compute_ms=resident["ms"], channels_ms=round(1e3 * channels, 1), bound_ms=round(1e3 * bound, 1),
+             step_to_bound=round(line["ms"] / 1e3 / bound, 3), predicted_to_step=round(line["predicted_ms"] / line["ms"], 3), forced_bytes=int(forced),
+             step_to_forced_bound=round(line["ms"] / 1e3 / least_bound, 3))
+        rows.append([name, gb(budget or line["takes"]), gb(line["planned_arena_bytes"]), gb(line["measured_arena_bytes"]), gb(line["read_per_step"]),
+                     gb(line["written_per_step"]), str(line["recomputed"]), f"{resident['ms']:.0f}", f"{1e3 * channels:.0f}", f"{1e3 * bound:.0f}",
+                     f"{line['ms']:.0f}", f"{line['ms'] / 1e3 / bound:.3f}", f"{line['predicted_ms']:.0f}", f"{line['predicted_ms'] / line['ms']:.3f}",
+                     f"{line['ms'] / 1e3 / least_bound:.3f}"])
+    return rows
+
+
+def half(o, python):
+    """The same losses as PyTorch's, to rounding; the same bits as our own without a budget."""
+    tokens = os.path.join(o.work, "tokens-4x512.bin")
+    shutil.copyfile(tokens, os.path.join(o.work, "tokens.bin"))
+    out = peers.call(python, "eager", o.work, 4, 512, o.steps, capture_output=True, text=True).stdout
+    torch = json.loads([line for line in out.splitlines() if line.startswith("{")][-1])
+    print(json.dumps(torch), flush=True)
+    budget = torch["peak_mb"] * (1 << 20) // 2
+    job = Job(o, 4, 512, 0)
+    rows = [["4 x 512 tokens", "GB", "arena", "read", "written", "again", "step ms", "/ without", "predicted"],
+            ["PyTorch eager", gb(torch["peak_mb"] * (1 << 20)), "", "", "", "", f"{torch['ms']:.0f}", "", ""]]
+    plain = None
+    for name, limit, more in (("no budget", 0, []), ("half of it, no disk", budget, []), ("half of it, a disk", budget, ["--nvme-path", o.nvme])):
+        line = job.run(name, limit, *more)
+        plain = plain or line
+        worst = max(abs(a - b) for a, b in zip(line["losses"], torch["losses"]))
+        if worst > 1e-4:
+            problems.append(f"{name}: the losses are {worst:.1e} from PyTorch's")
+        rows.append([name, gb(line["rss_peak_bytes"]), gb(line["planned_arena_bytes"]), gb(line["read_per_step"]), gb(line["written_per_step"]),
+                     str(line["recomputed"]), f"{line['ms']:.0f}", f"{line['ms'] / plain['ms']:.3f}", f"{line['predicted_ms']:.0f}"])
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default=os.path.join(ROOT, "build"))
+    parser.add_argument("--work", default=os.path.join(ROOT, "build", "streaming"))
+    parser.add_argument("--nvme", help="a folder on the disk (default: --work)")
+    parser.add_argument("--python", help="of an environment with PyTorch and transformers, instead of making one")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=3, help="of the disk's benchmark")
+    parser.add_argument("--gigabytes", type=int, default=4, help="of its file")
+    parser.add_argument("--only", default="disk,budgets,half")
+    o = parser.parse_args()
+    parts = o.only.split(",")
+    o.nvme = o.nvme or o.work
+    os.makedirs(o.work, exist_ok=True)
+    python = o.python or peers.modern_environment(o.work)
+    if not os.path.exists(os.path.join(o.work, "gpt2.pt")):
+        peers.call(python, "model", o.work, 1, 256, o.steps, stdout=subprocess.DEVNULL)
+    for batch, tokens in ((1, 256), (4, 512)):
+        peers.call(python, "tokens", o.work, batch, tokens, o.steps)
+        os.replace(os.path.join(o.work, "tokens.bin"), os.path.join(o.work, f"tokens-{batch}x{tokens}.bin"))
+    if os.path.exists(os.path.join(o.work, "machine.json")):
+        os.remove(os.path.join(o.work, "machine.json"))  # measured anew: prediction and measurement are of one day
+
+    tables = []
+    if "disk" in parts or "budgets" in parts:
+        fio = disk(o)
+        tables.append([["GB/s", "16 MB", "16 MB checked", "fio", "to fio"]] + [
+            [mode, *(f"{fio[mode]['GB/s'].get(of, float('nan')):.2f}" for of in ("16MB", "16MB checked", "fio")), f"{fio[mode]['to fio']['16MB']:.3f}"]
+            for mode in ("read", "write", "mixed")])
+    if "budgets" in parts:
+        tables.append(budgets(o, fio))
+    if "half" in parts:
+        tables.append(half(o, python))
+    for rows in tables:
+        print()
+        table(rows)
+    if problems:
+        sys.exit("\n".join(problems))
+
+
+if __name__ == "__main__":
+    main()

@@ -70,7 +70,7 @@ int open_state(const std::string& path, const SlotTable& table, int flags) {
 // Others look at it for a moment only, unless they use it; and the kernel lets go of a killed process's files when their requests have
 // ended.
 bool lock(int descriptor) {
-  for (int tries = 0; tries < 2000; ++tries) {
+  for (int tries = 0; tries < 1000; ++tries) {
     if (::flock(descriptor, LOCK_EX | LOCK_NB) == 0) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }

@@ -163,7 +163,8 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
   return result;
 }
 
-double Trainer::Impl::run_together(std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first, int64_t counted, double sum) {
+double Trainer::Impl::run_together(std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first, int64_t counted,
+                                   double sum) {
   const size_t index = main_entry();
   const JobEntry& entry = *entries[index];
   Feed& feed = *entries[static_cast<size_t>(find_entry("train"))]->feed;

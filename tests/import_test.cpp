@@ -80,11 +80,9 @@ TEST(Import, LocatesWeightsInTheFile) {
 // As PyTorch's dynamo exporter writes opset 17.
 TEST(Import, ToleratesASpareCountOnSplit) {
   const TestFolder folder;
-  const auto model = [&](int count) {
-    return write_model(folder, fmt::format(R"(<ir_version: 8, opset_import: ["" : 17]>
-        g (float[2, 6] x) => (float[2, 3] b) {{ a, b = Split <axis = 1, num_outputs = {}> (x) }})",
-                                           count));
-  };
+  constexpr const char* text = R"(<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2, 6] x) => (float[2, 3] b) {{ a, b = Split <axis = 1, num_outputs = {}> (x) }})";
+  const auto model = [&](int count) { return write_model(folder, fmt::format(text, count)); };
   const Imported imported = import_file(model(2));
   EXPECT_TRUE(imported.obstacles.empty());
   EXPECT_EQ(floats(run_imported(imported, {{"x", make_tensor<float>({2, 6}, counted(12))}}).at("b")),

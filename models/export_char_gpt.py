@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
-from export_gpt2 import Logits, retie_head
+from export_gpt2 import Logits
+from exporting import retie_head
 
 LAYERS, HEADS, WIDTH, POSITIONS, OPSET = 4, 4, 128, 256, 20
 

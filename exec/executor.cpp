@@ -39,7 +39,8 @@ struct Step {
   }
 }
 
-// In sanitized builds the whole arena is out of bounds during a run, but for what the present instruction was given.
+// In sanitized builds the whole arena is out of bounds during a run, but for what the present instruction was given and what transfers that
+// are under way read or fill.
 class Fence {
  public:
 #if ORT_TRAIN_POISON
@@ -50,11 +51,21 @@ class Fence {
   }
   void close(const Instruction& instruction) const {
     each(instruction, [&](const Place& place) { close(place); });
+    for (const Place& place : moving_) open(place);
   }
-  void open(const Place& place) const { ASAN_UNPOISON_MEMORY_REGION(data_ + place.offset, place.bytes); }
-  void close(const Place& place) const { ASAN_POISON_MEMORY_REGION(data_ + place.offset, aligned(place.bytes)); }
+  void begin(const Place& transfer) {
+    moving_.push_back(transfer);
+    open(transfer);
+  }
+  void end(const Place& transfer) {
+    moving_.erase(std::find(moving_.begin(), moving_.end(), transfer));
+    close(transfer);
+    for (const Place& place : moving_) open(place);
+  }
 
  private:
+  void open(const Place& place) const { ASAN_UNPOISON_MEMORY_REGION(data_ + place.offset, place.bytes); }
+  void close(const Place& place) const { ASAN_POISON_MEMORY_REGION(data_ + place.offset, aligned(place.bytes)); }
   template <typename Body> void each(const Instruction& instruction, Body body) const {
     for (const Place& place : instruction.inputs) body(place);
     for (const Place& place : instruction.outputs) body(place);
@@ -62,11 +73,14 @@ class Fence {
   }
   std::byte* data_;
   int64_t bytes_;
+  std::vector<Place> moving_;
 #else
   Fence(std::byte*, int64_t) {}
   ~Fence() {}
-  template <typename What> void open(const What&) const {}
-  template <typename What> void close(const What&) const {}
+  void open(const Instruction&) const {}
+  void close(const Instruction&) const {}
+  void begin(const Place&) {}
+  void end(const Place&) {}
 #endif
 };
 
@@ -174,7 +188,7 @@ struct Executor::Impl {
   bool run(size_t entry, const std::atomic<bool>* stop) {
     using Clock = std::chrono::steady_clock;
     require(data != nullptr || program.arena_bytes == 0, "an executor needs its arena before it runs");
-    const Fence fence(data, program.arena_bytes);
+    Fence fence(data, program.arena_bytes);
     const Drained drained{disk};
     Clock::time_point before = profiling ? Clock::now() : Clock::time_point{};
     for (size_t i = 0; i < entries[entry].size(); ++i) {
@@ -209,16 +223,16 @@ struct Executor::Impl {
     }
   };
 
-  void transfer(std::vector<Step>& steps, Step& step, const Fence& fence) {
+  void transfer(std::vector<Step>& steps, Step& step, Fence& fence) {
     const Instruction& instruction = *step.instruction;
     if (instruction.action == Action::wait) {
       const Step& begun = steps[static_cast<size_t>(instruction.transfer)];
       disk->wait(begun.ticket);
-      fence.close(moved(begun.instruction->memory));
+      fence.end(moved(begun.instruction->memory));
       return;
     }
     const Place memory = moved(instruction.memory);
-    fence.open(memory);
+    fence.begin(memory);
     step.ticket = instruction.action == Action::read ? disk->read(instruction.disk.offset, data + memory.offset, memory.bytes)
                                                      : disk->write(instruction.disk.offset, data + memory.offset, memory.bytes);
   }

@@ -52,6 +52,14 @@ void Trainer::Impl::prepare() {
   }
   data.train->load();
   if (data.valid) data.valid->load();
+  if (options.budget_is_process) {
+    release_free_heap();  // what planning took
+    const int64_t taken = process_memory().resident + whole_pages(program.arena_bytes);
+    if (options.budget > 0 && taken > options.budget) {
+      throw error(ErrorCode::budget, "the program takes more memory than foreseen: with the job's arena {} bytes, more than --budget {}",
+                  taken, options.budget);
+    }
+  }
   arena.emplace(program.arena_bytes);
   tidy_disk();
   for (const Persistent& value : program.persistent) {

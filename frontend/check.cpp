@@ -9,6 +9,7 @@
 #include "exec/workers.h"
 #include "frontend/importer.h"
 #include "frontend/ort_train.h"
+#include "frontend/units.h"
 #include "graph/autodiff.h"
 #include "graph/error.h"
 #include "graph/onnx/reader.h"
@@ -57,13 +58,6 @@ std::string in_words(const onnx::ValueDef& value) {
   for (const onnx::DimDef& dim : value.dims) dims.push_back(dim.size >= 0 ? std::to_string(dim.size) : dim.name.empty() ? "?" : dim.name);
   return onnx::printable(
       fmt::format("{} {} {}", value.name, value.type, value.has_shape ? fmt::format("[{}]", fmt::join(dims, ", ")) : "of unknown shape"));
-}
-
-// 1,204
-std::string grouped(int64_t number) {
-  std::string digits = std::to_string(number);
-  for (size_t at = digits.size(); at > 3; at -= 3) digits.insert(at - 3, ",");
-  return digits;
 }
 
 // "28.3 M", "113 MB": three digits

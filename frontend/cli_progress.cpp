@@ -29,13 +29,6 @@ std::string clock(double seconds) {
 
 }  // namespace
 
-std::string grouped(int64_t number) {
-  std::string text = std::to_string(number);
-  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > (number < 0 ? 1 : 0); at -= 3)
-    text.insert(static_cast<size_t>(at), ",");
-  return text;
-}
-
 std::string megabytes(int64_t bytes) {
   const double megabytes = static_cast<double>(bytes) / 1e6;
   if (megabytes >= 1000) return fmt::format("{:.2f} GB", megabytes / 1000);

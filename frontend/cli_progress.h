@@ -25,7 +25,6 @@ class Progress {
   bool open_ = false;  // a line in place that has no end yet
 };
 
-std::string grouped(int64_t number);   // 1,500
 std::string megabytes(int64_t bytes);  // "102 MB", "3.99 GB"
 
 }  // namespace ort_train

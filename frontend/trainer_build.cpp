@@ -248,12 +248,12 @@ int64_t Trainer::Impl::most_together() const {
   return most;
 }
 
-size_t Trainer::Impl::main_entry() const { return together > 1 ? static_cast<size_t>(find_entry("train-together")) : 0; }
+size_t Trainer::Impl::main_entry() const { return together > 1 ? static_cast<size_t>(find_entry(kTogether)) : 0; }
 
-// "train-together" runs so many micro-batches as "train" runs one; a step's rest is for that one.
+// `count` micro-batches go together; a step's rest is for "train".
 void Trainer::Impl::add_together(int64_t count) {
   together = count;
-  add_entry("train-together", entries[0]->job, binding.batch, nullptr);
+  add_entry(kTogether, entries[0]->job, binding.batch, nullptr);
 }
 
 void Trainer::Impl::build() {

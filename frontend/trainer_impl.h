@@ -34,13 +34,16 @@
 
 namespace ort_train {
 
+// The entry point that runs several micro-batches as "train" runs one.
+inline constexpr const char* kTogether = "train-together";
+
 // One entry point: its graph, and what feeds it.
 struct JobEntry {
   std::string name;
   JobGraph job;
   int64_t batch = 0;
   std::unique_ptr<Feed> feed;
-  MicroBatches together{};  // of "train-together": each micro-batch's values, by those of "train"
+  MicroBatches together{};  // of kTogether: each micro-batch's values, by those of "train"
 };
 
 // Samples [begin, begin + count) of a data set.

@@ -9,19 +9,12 @@
 #include "frontend/file.h"
 #include "frontend/memory.h"
 #include "frontend/trainer_impl.h"
+#include "frontend/units.h"
 #include "graph/error.h"
 #include "passes/plan_report.h"
 
 namespace ort_train {
 namespace {
-
-constexpr const char* kTogether = "train-together";
-
-std::string grouped(int64_t number) {  // 45,326,336
-  std::string text = std::to_string(number);
-  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), ",");
-  return text;
-}
 
 int64_t constant_bytes(const Graph& graph) {
   int64_t bytes = 0;

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -25,6 +26,14 @@ inline std::string shown_bytes(double bytes) {
   int unit = 0;
   for (; scaled >= 999.5 && unit < 3; ++unit) scaled /= 1e3;
   return fmt::format("{:.{}f} {}", scaled, scaled < 9.995 ? 2 : scaled < 99.95 ? 1 : 0, kUnits[unit]);
+}
+
+// "-1,500".
+inline std::string grouped(int64_t number) {
+  std::string text = std::to_string(number);
+  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > (number < 0 ? 1 : 0); at -= 3)
+    text.insert(static_cast<size_t>(at), ",");
+  return text;
 }
 
 }  // namespace ort_train

@@ -23,14 +23,10 @@ HEADS = {"masked-lm": BertForMaskedLM, "classification": BertForSequenceClassifi
 def build(layers, heads, width, vocabulary, positions, head="masked-lm", labels=3, attention="eager", dropout=0.0, activation="gelu", noise=0.02, seed=0):
     """A BERT in evaluation mode, no two of its parameters alike."""
     torch.manual_seed(seed)
-    model = HEADS[head](BertConfig(
+    return exporting.perturbed(HEADS[head](BertConfig(
         num_hidden_layers=layers, num_attention_heads=heads, hidden_size=width, intermediate_size=4 * width, vocab_size=vocabulary,
         max_position_embeddings=positions, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, hidden_act=activation,
-        attn_implementation=attention, num_labels=labels, pad_token_id=0)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():  # a tied parameter comes once
-            parameter.add_(torch.randn_like(parameter), alpha=noise)
-    return model
+        attn_implementation=attention, num_labels=labels, pad_token_id=0)), noise)
 
 
 def example(inputs, vocabulary, batch, sequence):

@@ -21,14 +21,10 @@ INPUTS = ("input_ids", "attention_mask", "position_ids")
 def build(layers, heads, width, vocabulary, positions, attention="eager", tied=True, dropout=0.0, activation="gelu_new", noise=0.02, seed=0):
     """A GPT-2 in evaluation mode, no two of its parameters alike."""
     torch.manual_seed(seed)
-    model = GPT2LMHeadModel(GPT2Config(
+    return exporting.perturbed(GPT2LMHeadModel(GPT2Config(
         n_layer=layers, n_head=heads, n_embd=width, vocab_size=vocabulary, n_positions=positions, tie_word_embeddings=tied,
         resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, use_cache=False, attn_implementation=attention,
-        activation_function=activation, bos_token_id=0, eos_token_id=0)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():  # a tied parameter comes once
-            parameter.add_(torch.randn_like(parameter), alpha=noise)
-    return model
+        activation_function=activation, bos_token_id=0, eos_token_id=0)), noise)
 
 
 def example(inputs, vocabulary, batch, sequence):

@@ -7,6 +7,14 @@ import torch
 EMBEDDED_LIMIT = 1_900_000_000  # a protobuf message ends at 2 GiB
 
 
+def perturbed(model, noise):
+    """In evaluation mode, no two of its parameters alike."""
+    with torch.no_grad():
+        for parameter in model.parameters():  # a tied parameter comes once
+            parameter.add_(torch.randn_like(parameter), alpha=noise)
+    return model.eval()
+
+
 def export_module(module, arguments, path, inputs, exporter, opset, static, external, fold, tied, training=False, axes=("batch", "sequence")):
     """Writes `path`; with external data, `path`.data beside it. The module gives `logits`, whose first dimensions are the axes."""
     size = 4 * sum(p.numel() for p in module.parameters())

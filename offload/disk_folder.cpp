@@ -93,6 +93,15 @@ bool reserve_space(const DiskFile& file, const std::string& folder, int64_t byte
   return reserved;
 }
 
+std::string note_of(const DiskFile& file, bool reserved, int64_t removed) {
+  std::string note = file.note();
+  const auto add = [&](const std::string& sentence) { note += (note.empty() ? "" : "\n") + sentence; };
+  if (!reserved)
+    add(fmt::format("'{}': the file system can't reserve space, so a disk that fills up will show during the run", file.path()));
+  if (removed > 0) add(fmt::format("{} bytes that a killed run had left beside '{}' were removed", removed, file.path()));
+  return note;
+}
+
 void remove_name(const DiskFile& file) {
   struct stat opened {
   }, named{};

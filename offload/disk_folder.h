@@ -25,6 +25,10 @@ DiskFile create_disk_file(const std::string& folder, std::string_view prefix, Di
 // Takes the space of the whole file. False where the file system can't reserve any. Throws Error(io), on a full disk with the free bytes.
 bool reserve_space(const DiskFile& file, const std::string& folder, int64_t bytes);
 
+// What the user should know of a new file: no direct I/O, space that could not be reserved, bytes of leftovers that were removed. One
+// sentence a line; mostly empty.
+std::string note_of(const DiskFile& file, bool reserved, int64_t removed);
+
 // Removes the file's name, if that is still this file's.
 void remove_name(const DiskFile& file);
 

@@ -19,13 +19,6 @@ SpillFile::SpillFile(const std::string& folder, int64_t bytes, Direct direct)
 
 SpillFile::~SpillFile() { remove_name(file_); }
 
-std::string SpillFile::note() const {
-  std::string note = file_.note();
-  const auto add = [&](const std::string& sentence) { note += (note.empty() ? "" : "\n") + sentence; };
-  if (!reserved_)
-    add(fmt::format("'{}': the file system can't reserve space, so a disk that fills up will show during the run", file_.path()));
-  if (removed_ > 0) add(fmt::format("{} bytes that a killed run had left beside '{}' were removed", removed_, file_.path()));
-  return note;
-}
+std::string SpillFile::note() const { return note_of(file_, reserved_, removed_); }
 
 }  // namespace ort_train

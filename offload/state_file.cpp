@@ -250,14 +250,7 @@ void StateFile::free_unused() noexcept {
   }
 }
 
-std::string StateFile::note() const {
-  std::string note = file_.note();
-  const auto add = [&](const std::string& sentence) { note += (note.empty() ? "" : "\n") + sentence; };
-  if (!reserved_)
-    add(fmt::format("'{}': the file system can't reserve space, so a disk that fills up will show during the run", file_.path()));
-  if (removed_ > 0) add(fmt::format("{} bytes that a killed run had left beside '{}' were removed", removed_, file_.path()));
-  return note;
-}
+std::string StateFile::note() const { return note_of(file_, reserved_, removed_); }
 
 SlotReader::SlotReader(const std::string& path, const SlotTable& table) : path_(path), descriptor_(open_state(path, table, O_RDONLY)) {}
 

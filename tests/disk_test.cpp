@@ -20,6 +20,7 @@
 #include "offload/checksum.h"
 #include "offload/disk_engine.h"
 #include "offload/spill_file.h"
+#include "tests/failures.h"
 #include "tests/io_faults.h"
 #include "tests/test_files.h"
 
@@ -43,16 +44,6 @@ void fill(std::byte* data, int64_t bytes, int64_t offset, uint64_t version) {
     const uint64_t word = (static_cast<uint64_t>(offset + i) + version * 0x10001) * 0x9e3779b97f4a7c15;
     std::memcpy(data + i, &word, static_cast<size_t>(std::min<int64_t>(8, bytes - i)));
   }
-}
-
-std::string message_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& failure) {
-    EXPECT_EQ(failure.code(), ErrorCode::io) << failure.what();
-    return failure.what();
-  }
-  return "no error";
 }
 
 class DiskEngines : public ::testing::TestWithParam<Way> {

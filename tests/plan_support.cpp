@@ -1,5 +1,7 @@
 #include "tests/plan_support.h"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -283,6 +285,16 @@ Tensor random_tensor(const TensorType& type, uint32_t seed, int64_t limit) {
     for (int64_t& x : tensor.data<int64_t>()) x = static_cast<int64_t>(random() % static_cast<uint32_t>(limit));
   }
   return tensor;
+}
+
+std::string complaint(const Program& program, const Graph& graph) {
+  try {
+    verify(program, {&graph});
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::device);
+    return e.what();
+  }
+  return {};
 }
 
 std::map<ValueId, Tensor> Reference::run(const Graph& graph, const std::map<ValueId, Tensor>& inputs) {

@@ -37,6 +37,9 @@ JobGraph gpt_training(const GptShape& shape, OptimizerSpec optimizer = {});
 // Numbers for a value, the same for the same seed: tokens and labels below `limit`, small floats.
 Tensor random_tensor(const TensorType& type, uint32_t seed, int64_t limit = 2);
 
+// The sentence with which verify() refuses a program of one entry; empty where it accepts.
+std::string complaint(const Program& program, const Graph& graph);
+
 // Evaluates graphs node by node, each value in memory of its own, and carries state from run to run.
 class Reference {
  public:

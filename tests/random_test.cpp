@@ -12,8 +12,8 @@
 #include "frontend/ort_train.h"
 #include "graph/op_def.h"
 #include "tests/onnx_models.h"
-#include "tests/test_files.h"
 #include "tests/token_data.h"
+#include "tests/trainer_runs.h"
 
 namespace ort_train {
 namespace {
@@ -125,8 +125,7 @@ TEST(Dropout, ImportTellsTheModes) {
   EXPECT_EQ(ordinals.size(), 3u);
 }
 
-struct DropoutTraining : ::testing::Test {
-  TestFolder folder;
+struct DropoutTraining : TrainerRuns {
   const std::string model = std::string(ORT_TRAIN_SOURCE_DIR) + "/tests/golden/dropout/bert-torchscript-17.onnx";
 
   Options options() {
@@ -139,20 +138,6 @@ struct DropoutTraining : ::testing::Test {
     o.shuffle = false;
     return o;
   }
-  struct Run {
-    PlanReport plan;
-    Summary summary;
-    std::vector<double> losses;
-  };
-  Run train(Options o) {
-    Run run;
-    o.output_dir = folder / ("out" + std::to_string(count_++));
-    Trainer trainer(o, {.on_step = [&](const StepReport& step) { run.losses.insert(run.losses.end(), {step.loss, step.grad_norm}); }});
-    run.plan = trainer.plan();
-    run.summary = trainer.train();
-    return run;
-  }
-  int count_ = 0;
 };
 
 TEST_F(DropoutTraining, TheSeedDecidesAndNothingElseDoes) {

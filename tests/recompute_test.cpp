@@ -17,7 +17,7 @@
 #include "passes/plan.h"
 #include "passes/saved_tensors.h"
 #include "tests/plan_support.h"
-#include "tests/test_files.h"
+#include "tests/trainer_runs.h"
 
 namespace ort_train {
 namespace {
@@ -237,9 +237,7 @@ TEST(RecomputePlan, DeepAndNarrow) {
 
 const std::string kGolden = std::string(ORT_TRAIN_SOURCE_DIR) + "/tests/golden/";
 
-struct RecomputeTraining : ::testing::Test {
-  TestFolder folder;
-
+struct RecomputeTraining : TrainerRuns {
   // 4,096 tokens a batch: more activations than anything else.
   Options options(const std::string& model = "gpt2-dynamo-20-folded") {
     std::vector<uint16_t> tokens;
@@ -253,21 +251,6 @@ struct RecomputeTraining : ::testing::Test {
     o.profile = folder / "machine.json";
     return o;
   }
-  struct Run {
-    PlanReport plan;
-    Summary summary;
-    std::vector<double> losses;
-  };
-  Run train(Options o) {
-    Run run;
-    o.output_dir = folder / ("out" + std::to_string(count_++));
-    Trainer trainer(o, {.on_step = [&](const StepReport& step) { run.losses.insert(run.losses.end(), {step.loss, step.grad_norm}); }});
-    run.plan = trainer.plan();
-    run.summary = trainer.train();
-    EXPECT_LE(run.summary.measured_peak_bytes, run.summary.planned_peak_bytes);
-    return run;
-  }
-  int count_ = 0;
 };
 
 TEST_F(RecomputeTraining, NoModeChangesABit) {

@@ -231,13 +231,19 @@ def test_it_resumes_under_other_budgets_folders_and_threads(tmp_path, job, out):
     assert names(a) == names(b) == names(c) == []
 
 
-def test_a_state_file_that_is_lost_or_damaged_is_one_sentence(tmp_path, job, out):
-    arguments, _, least, _ = job
+def begun(tmp_path, arguments, least, out):
+    """A run that streams, after a few steps: the folder of the disk tier, the command, the process."""
     nvme = tmp_path / "nvme"
     nvme.mkdir()
     command = [*arguments, "--budget", least, "--nvme-path", nvme, "--output-dir", out]
     process = start(tmp_path, *command)
     wait_for(process, lambda: lines(tmp_path) > 5)
+    return nvme, command, process
+
+
+def test_a_state_file_that_is_lost_or_damaged_is_one_sentence(tmp_path, job, out):
+    arguments, _, least, _ = job
+    nvme, command, process = begun(tmp_path, arguments, least, out)
     assert end(process, signal.SIGINT)
     (state,) = nvme.iterdir()
     (step,) = checkpoints(tmp_path, out)
@@ -262,11 +268,7 @@ def test_a_state_file_that_is_lost_or_damaged_is_one_sentence(tmp_path, job, out
 
 def test_a_state_file_that_is_deleted_during_the_run(tmp_path, job, out):
     arguments, wanted, least, _ = job
-    nvme = tmp_path / "nvme"
-    nvme.mkdir()
-    command = [*arguments, "--budget", least, "--nvme-path", nvme, "--output-dir", out]
-    process = start(tmp_path, *command)
-    wait_for(process, lambda: lines(tmp_path) > 5)
+    nvme, command, process = begun(tmp_path, arguments, least, out)
     process.send_signal(signal.SIGSTOP)
     for path in [*nvme.iterdir(), *out.glob("*/state.bin")]:
         path.unlink()

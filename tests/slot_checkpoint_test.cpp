@@ -18,6 +18,7 @@
 #include "offload/disk_folder.h"
 #include "offload/spill_disk.h"
 #include "offload/state_file.h"
+#include "tests/failures.h"
 #include "tests/io_faults.h"
 #include "tests/test_files.h"
 
@@ -28,24 +29,6 @@ using testing::HasSubstr;
 namespace fs = std::filesystem;
 
 constexpr int64_t kBlock = kDiskAlignment;
-
-std::vector<std::string> names_in(const fs::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
-ErrorCode code_of(const std::function<void()>& body, std::string* message = nullptr) {
-  try {
-    body();
-  } catch (const Error& failure) {
-    if (message != nullptr) *message = failure.what();
-    return failure.code();
-  }
-  ADD_FAILURE() << "no error";
-  return ErrorCode::device;
-}
 
 // A job of three tensors, of which one is on the disk between steps; its folder of checkpoints on the same file system, or on another.
 struct SlotCheckpointTest : testing::TestWithParam<bool> {
@@ -64,10 +47,11 @@ struct SlotCheckpointTest : testing::TestWithParam<bool> {
       std::string pattern = "/dev/shm/ort-train-XXXXXX";
       struct stat here {
       }, there{};
-      if (mkdtemp(pattern.data()) == nullptr) GTEST_SKIP() << "no /dev/shm";
+      if (mkdtemp(pattern.data()) == nullptr) GTEST_SKIP() << "/dev/shm, the second file system of this test, can't be written here";
       out = pattern;
       ASSERT_EQ(::stat(nvme.path.c_str(), &here) + ::stat(out.c_str(), &there), 0);
-      if (here.st_dev == there.st_dev) GTEST_SKIP() << "one file system only";
+      if (here.st_dev == there.st_dev)
+        GTEST_SKIP() << "/dev/shm is on the file system of temporary files here, and the test is about two of them";
     }
     const auto tensor = [](const char* name, const Shape& shape, std::vector<float>& values) {
       return StateTensor{.name = name,

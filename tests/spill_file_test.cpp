@@ -11,6 +11,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -18,6 +20,7 @@
 #include "exec/arena.h"
 #include "graph/error.h"
 #include "offload/calibration.h"
+#include "tests/failures.h"
 #include "tests/io_faults.h"
 #include "tests/test_files.h"
 
@@ -28,42 +31,25 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kPage = kDiskAlignment, kBlock = int64_t{256} << 10;
 
-std::string message_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& failure) {
-    EXPECT_EQ(failure.code(), ErrorCode::io) << failure.what();
-    return failure.what();
-  }
-  return "no error";
-}
-
-std::vector<std::string> names_in(const TestFolder& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder.path)) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 TEST(SpillFile, IsThereAndThenGone) {
   const TestFolder folder;
   {
     const SpillFile spill(folder.path, 1 << 20);
-    EXPECT_THAT(names_in(folder), ::testing::ElementsAre(::testing::StartsWith("ort-train-spill-")));
+    EXPECT_THAT(names_in(folder.path), ::testing::ElementsAre(::testing::StartsWith("ort-train-spill-")));
     EXPECT_EQ(std::filesystem::file_size(spill.file().path()), uint64_t{1} << 20);
     struct stat status {};
     ASSERT_EQ(::fstat(spill.file().descriptor(), &status), 0);
     EXPECT_GE(status.st_blocks * 512, 1 << 20);  // the space is taken
     EXPECT_EQ(spill.note(), spill.file().note());
   }
-  EXPECT_THAT(names_in(folder), ::testing::IsEmpty());
+  EXPECT_THAT(names_in(folder.path), ::testing::IsEmpty());
   EXPECT_THROW(
       {
         const SpillFile spill(folder.path, 1 << 20);
         throw std::runtime_error("something");
       },
       std::runtime_error);
-  EXPECT_THAT(names_in(folder), ::testing::IsEmpty());
+  EXPECT_THAT(names_in(folder.path), ::testing::IsEmpty());
 }
 
 TEST(SpillFile, LeftoversOfTheDeadAreRemovedAndNothingElse) {
@@ -84,10 +70,10 @@ TEST(SpillFile, LeftoversOfTheDeadAreRemovedAndNothingElse) {
     ASSERT_EQ(::read(pipes[0], &x, 1), 1);
     if (!lives) {
       ASSERT_EQ(::waitpid(children[0], nullptr, 0), children[0]);
-      EXPECT_EQ(names_in(folder).size(), 1u);
+      EXPECT_EQ(names_in(folder.path).size(), 1u);
     }
   }
-  EXPECT_EQ(names_in(folder).size(), 1u);  // the second child removed what the first had left
+  EXPECT_EQ(names_in(folder.path).size(), 1u);  // the second child removed what the first had left
   write_file(folder / "ort-train-spill-notours", "x");
   write_file(folder / "ort-train-spill-0123456789abcdef0", "x");
   write_file(folder / "elsewhere", "x");
@@ -98,16 +84,16 @@ TEST(SpillFile, LeftoversOfTheDeadAreRemovedAndNothingElse) {
   {
     const SpillFile spill(folder.path, 1 << 20);
     EXPECT_EQ(spill.note(), spill.file().note());
-    EXPECT_EQ(names_in(folder).size(), 9u);
+    EXPECT_EQ(names_in(folder.path).size(), 9u);
   }
-  EXPECT_EQ(names_in(folder).size(), 8u);
+  EXPECT_EQ(names_in(folder.path).size(), 8u);
   ::kill(children[1], SIGKILL);
   ASSERT_EQ(::waitpid(children[1], nullptr, 0), children[1]);
   {
     const SpillFile spill(folder.path, 1 << 20);
     EXPECT_THAT(spill.note(), HasSubstr("1048576 bytes that a killed run had left"));
   }
-  EXPECT_EQ(names_in(folder).size(), 7u);
+  EXPECT_EQ(names_in(folder.path).size(), 7u);
   ::close(pipes[0]);
   ::close(pipes[1]);
 }
@@ -123,7 +109,7 @@ TEST(SpillFile, ManyAtOnceKeepTheirNames) {
       }
     });
   for (std::thread& thread : threads) thread.join();
-  EXPECT_THAT(names_in(folder), ::testing::IsEmpty());
+  EXPECT_THAT(names_in(folder.path), ::testing::IsEmpty());
 }
 
 TEST(SpillFile, AFolderThatCannotBeUsedSaysWhy) {
@@ -144,16 +130,17 @@ TEST(SpillFile, ADiskThatIsTooSmallSaysHowMuchIsFree) {
                 ::testing::MatchesRegex(
                     ".*: the disk tier needs 1048576 bytes there, and [0-9]+ bytes are free: free some, or name another folder"));
   }
-  EXPECT_THAT(names_in(folder), ::testing::IsEmpty());
+  EXPECT_THAT(names_in(folder.path), ::testing::IsEmpty());
 }
 
 TEST(SpillFile, OnASmallTmpfs) {
   const TestFolder folder;
-  if (::mount("none", folder.path.c_str(), "tmpfs", 0, "size=4m") != 0) GTEST_SKIP() << "only root may mount a tmpfs";
+  if (::mount("none", folder.path.c_str(), "tmpfs", 0, "size=4m") != 0)
+    GTEST_SKIP() << "a disk that fills up for real is a small tmpfs, which can't be mounted here (only root may): " << std::strerror(errno);
   const std::unique_ptr<const char, int (*)(const char*)> mounted(folder.path.c_str(), ::umount);
   EXPECT_THAT(message_of([&] { SpillFile(folder.path, 8 << 20); }),
               HasSubstr("the disk tier needs 8388608 bytes there, and 4194304 bytes are free"));
-  EXPECT_THAT(names_in(folder), ::testing::IsEmpty());
+  EXPECT_THAT(names_in(folder.path), ::testing::IsEmpty());
   for (const DiskMethod method : {DiskMethod::uring, DiskMethod::threads}) {
     // A disk that fills up in the middle of a write, for real.
     const SpillFile spill(folder.path, 1 << 20);
@@ -182,7 +169,7 @@ TEST(MachineProfile, ComesBackOnTheSameMachineOnly) {
            {.read = 1e9, .write = 2e9, .mixed_read = 5e8, .mixed_write = 6e8, .block_bytes = 1 << 20, .depth = 8, .buffer_bytes = 4096}}}};
   save_profile(path, profile);
   save_profile(path, profile);
-  EXPECT_EQ(names_in(folder).size(), 1u);
+  EXPECT_EQ(names_in(folder.path).size(), 1u);
   EXPECT_EQ(load_profile(path), profile);
   const std::string text = read_file(path);
   const auto with = [&](const std::string& from, const std::string& to) {
@@ -212,7 +199,7 @@ TEST(MeasureDisk, GivesRatesAndLeavesNothing) {
     EXPECT_GE(rates.depth, 4);
     EXPECT_GE(rates.block_bytes, 1 << 20);
   }
-  EXPECT_THAT(names_in(folder), ::testing::IsEmpty());
+  EXPECT_THAT(names_in(folder.path), ::testing::IsEmpty());
   EXPECT_THAT(message_of([&] { measure_disk(folder / "none"); }), HasSubstr("can't be used"));
 }
 

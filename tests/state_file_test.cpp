@@ -21,6 +21,7 @@
 #include "offload/checksum.h"
 #include "offload/disk_folder.h"
 #include "offload/spill_disk.h"
+#include "tests/failures.h"
 #include "tests/io_faults.h"
 #include "tests/test_files.h"
 
@@ -32,27 +33,9 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kBlock = kDiskAlignment;
 
-std::vector<std::string> names_in(const fs::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 int64_t bytes_held(const std::string& path) {
   struct stat status {};
   return ::stat(path.c_str(), &status) == 0 ? int64_t{status.st_blocks} * 512 : -1;
-}
-
-ErrorCode code_of(const std::function<void()>& body, std::string* message = nullptr) {
-  try {
-    body();
-  } catch (const Error& failure) {
-    if (message != nullptr) *message = failure.what();
-    return failure.code();
-  }
-  ADD_FAILURE() << "no error";
-  return ErrorCode::device;
 }
 
 void publish(StateFile& file, const std::string& name) {

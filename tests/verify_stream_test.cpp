@@ -31,15 +31,7 @@ struct Streamed {
   Graph graph;
   Program program;
 
-  std::string complaint(const Program& p) const {
-    try {
-      verify(p, {&graph});
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), ErrorCode::device);
-      return e.what();
-    }
-    return {};
-  }
+  std::string complaint(const Program& p) const { return testing::complaint(p, graph); }
   std::vector<std::byte> result(const Program& p, uint32_t disk_seed) const {
     Workers workers(1);
     LazyDisk disk(p.disk_bytes, disk_seed);

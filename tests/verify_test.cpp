@@ -25,15 +25,7 @@ struct Planned {
   Graph graph;
   Program program;
 
-  // The sentence that verify() throws; empty where it accepts.
-  std::string complaint(const Program& p) const {
-    try {
-      verify(p, {&graph});
-    } catch (const Error& e) {
-      return e.what();
-    }
-    return {};
-  }
+  std::string complaint(const Program& p) const { return testing::complaint(p, graph); }
 };
 
 // Each of these changes must be caught wherever it is made.

@@ -106,6 +106,7 @@ struct Trainer::Impl {
   struct Least {
     int64_t budget = 0;
     std::string op{}, entry{};  // that sets it
+    RecomputeChoice recompute{};
   };
   struct StreamChoice {
     bool deferred = false;
@@ -138,6 +139,7 @@ struct Trainer::Impl {
   int64_t most_together() const;
   void add_together(int64_t count);
   void use(Program made);
+  void use(StreamedProgram made);
   [[noreturn]] void refuse_budget();
   void measure(int64_t memory);
   void measure_disk_of_job();

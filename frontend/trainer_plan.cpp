@@ -215,13 +215,20 @@ void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
       if (options.nvme_budget == 0 || choice.disk_bytes <= options.nvme_budget) {
         if (choice.deferred != deferred || choice.together != together) exchange(other);
         adopt_as(choice.trial);
-        forecasts = std::move(made.forecasts);
-        bound = made.bound;
-        use(std::move(made.program));
+        use(std::move(made));
         return;
       }
     }
     disk_bytes = disk_bytes > 0 ? std::min(disk_bytes, choice.disk_bytes) : choice.disk_bytes;
+  }
+  if (disk_bytes == 0) {  // none found room in memory; what the smallest budget was computed from does
+    StreamedProgram made = adopt(least.recompute)->streamed(0, machine, rates);
+    disk_bytes = disk_need(made.program).total();
+    if (options.nvme_budget == 0 || disk_bytes <= options.nvme_budget) {
+      reserve = reserve_with(instructions());
+      use(std::move(made));
+      return;
+    }
   }
   throw error(ErrorCode::budget, "within {} bytes of memory this job takes {} bytes on the disk, more than --nvme-budget {}",
               grouped(options.budget), grouped(disk_bytes), options.nvme_budget);
@@ -273,7 +280,9 @@ Trainer::Impl::Least Trainer::Impl::least_with_disk() const {
     // Knows nothing of the machine: the smallest budget is the same everywhere.
     const Program made = trial.planner->streamed(0, ComputeRates{}, StreamRates{}).program;
     const int64_t budget = reserve_with(trial.instructions) + whole_pages(made.arena_bytes);
-    if (budget < smallest.budget) smallest = least_of(budget, made, trial.pointers());
+    if (budget >= smallest.budget) continue;
+    smallest = least_of(budget, made, trial.pointers());
+    smallest.recompute = choice;
   }
   return smallest;
 }
@@ -289,6 +298,12 @@ std::vector<const Graph*> Trainer::Impl::graph_pointers() const {
 Trainer::Impl::Least Trainer::Impl::least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs) const {
   const MemoryPeak peak = memory_peak(made, graphs);
   return {.budget = budget, .op = peak.op, .entry = made.entries[peak.entry].name};
+}
+
+void Trainer::Impl::use(StreamedProgram made) {
+  forecasts = std::move(made.forecasts);
+  bound = made.bound;
+  use(std::move(made.program));
 }
 
 void Trainer::Impl::use(Program made) {

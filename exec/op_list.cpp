@@ -22,6 +22,7 @@ const std::vector<const OpDef*>& ops() {
       &kTile,
       // gather.cpp
       &kGather,
+      &kGatherPart,
       &kGatherGrad,
       &kGatherElements,
       &kGatherND,
@@ -146,6 +147,7 @@ const std::vector<const OpDef*>& ops() {
       &kRMSNormalizationGrad,
       // matmul.cpp
       &kMatMul,
+      &kMatMulPart,
       // attention.cpp
       &kAttention,
       &kAttentionGrad,

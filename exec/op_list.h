@@ -24,6 +24,7 @@ extern const OpDef kExpand;
 extern const OpDef kTile;
 // gather.cpp
 extern const OpDef kGather;
+extern const OpDef kGatherPart;
 extern const OpDef kGatherGrad;
 extern const OpDef kGatherElements;
 extern const OpDef kGatherND;
@@ -148,6 +149,7 @@ extern const OpDef kRMSNormalization;
 extern const OpDef kRMSNormalizationGrad;
 // matmul.cpp
 extern const OpDef kMatMul;
+extern const OpDef kMatMulPart;
 // attention.cpp
 extern const OpDef kAttention;
 extern const OpDef kAttentionGrad;

@@ -59,7 +59,7 @@ class RowScatter {
   // Room for the order in which the updates are taken, bytes.
   int64_t workspace() const { return (sizes_.outer * (sizes_.updates + blocks_) + 1) * static_cast<int64_t>(sizeof(int64_t)); }
 
-  // out[o, position(o, i), :] = combine(out[o, position(o, i), :], from[o, i, :]) for ascending i.
+  // out[o, position(o, i), :] = combine(out[o, position(o, i), :], from[o, i, :]) for ascending i; a negative position: nowhere.
   template <typename Combine, typename T, typename Position>
   void run(Workers& workers, T* out, const T* from, std::byte* workspace, Position&& position) const {
     const auto [outer, rows, row, updates, zeros_first] = sizes_;
@@ -71,14 +71,16 @@ class RowScatter {
     int64_t* const starts = reinterpret_cast<int64_t*>(workspace);
     int64_t* const order = starts + outer * blocks_ + 1;
     std::fill_n(starts, outer * blocks_ + 1, 0);
-    const auto block_of = [&](int64_t o, int64_t i) { return o * blocks_ + (position(o, i) >> block_shift_); };
-    for (int64_t o = 0; o < outer; ++o) {
-      for (int64_t i = 0; i < updates; ++i) ++starts[block_of(o, i)];
-    }
+    const auto for_each = [&](auto&& body) {  // update, with its block
+      for (int64_t o = 0; o < outer; ++o) {
+        for (int64_t i = 0; i < updates; ++i) {
+          if (const int64_t at = position(o, i); at >= 0) body(i, o * blocks_ + (at >> block_shift_));
+        }
+      }
+    };
+    for_each([&](int64_t, int64_t block) { ++starts[block]; });
     for (int64_t b = 0, sum = 0; b <= outer * blocks_; ++b) sum += std::exchange(starts[b], sum);
-    for (int64_t o = 0; o < outer; ++o) {
-      for (int64_t i = 0; i < updates; ++i) order[starts[block_of(o, i)]++] = i;
-    }
+    for_each([&](int64_t i, int64_t block) { order[starts[block]++] = i; });
     // Now starts[b] is where block b's end.
     const int64_t parts = (row + columns_ - 1) / columns_;
     workers.parallel_blocks(outer * blocks_ * parts, together_, [&](int64_t first, int64_t last) {
@@ -113,7 +115,9 @@ class RowScatter {
       double sums[kWideRows * kColumns];
       std::fill_n(sums, rows * kColumns, 0.0);
       for (int64_t i = 0; i < updates; ++i) {
-        double* const sum = sums + position(o, i) * kColumns;
+        const int64_t at = position(o, i);
+        if (at < 0) continue;
+        double* const sum = sums + at * kColumns;
         const float* const update = from + (o * updates + i) * row + left;
         for (int64_t c = 0; c < width; ++c) sum[c] += static_cast<double>(update[c]);
       }

@@ -102,6 +102,15 @@ void copy_range(const File& from, File& to, int64_t begin, int64_t end, int64_t 
   }
 }
 
+void write_parameter(const WeightPlace& place, const std::string& parameter, const WeightBytes& bytes_of, const ByteSink& sink) {
+  int64_t bytes = 0;
+  bytes_of(parameter, [&](int64_t first, std::span<const std::byte> piece) {
+    in_layout(place, first, piece, sink);
+    bytes += static_cast<int64_t>(piece.size());
+  });
+  require(bytes == place.bytes.bytes, "a weight whose size is not that of its place");
+}
+
 // `added`: the parameters that the pieces which are new tensors hold.
 void write_copy(const OutputFile& file, const std::string& temporary, const std::vector<onnx::Piece>& pieces, std::vector<Patch>& patches,
                 const ModelInfo& model, const std::vector<std::string>& added, const WeightBytes& bytes_of) {
@@ -123,7 +132,7 @@ void write_copy(const OutputFile& file, const std::string& temporary, const std:
   auto patch = patches.begin();
   for (const onnx::Piece& piece : pieces) {
     if (piece.kind == onnx::Piece::Kind::literal) append(std::as_bytes(std::span(piece.literal)));
-    if (piece.kind == onnx::Piece::Kind::tensor) append(bytes_of(added.at(piece.tensor)));
+    if (piece.kind == onnx::Piece::Kind::tensor) bytes_of(added.at(piece.tensor), [&](int64_t, std::span<const std::byte> bytes) { append(bytes); });
     if (piece.kind != onnx::Piece::Kind::source) continue;
     const int64_t shift = written - piece.begin;
     int64_t done = piece.begin;
@@ -133,8 +142,8 @@ void write_copy(const OutputFile& file, const std::string& temporary, const std:
                     patch->place->name);
       }
       copy_range(from, to, done, patch->offset, shift, buffer);
-      in_layout(*patch->place, bytes_of(patch->parameter),
-                [&](int64_t offset, std::span<const std::byte> bytes) { to.write(patch->offset + shift + offset, bytes); });
+      write_parameter(*patch->place, patch->parameter, bytes_of,
+                      [&](int64_t offset, std::span<const std::byte> bytes) { to.write(patch->offset + shift + offset, bytes); });
       done = patch->offset + patch->bytes;
     }
     copy_range(from, to, done, piece.end, shift, buffer);
@@ -216,25 +225,29 @@ int64_t export_bytes(const ModelInfo& model) {
   return bytes;
 }
 
-void in_layout(const WeightPlace& place, std::span<const std::byte> parameter,
-               const std::function<void(int64_t, std::span<const std::byte>)>& sink) {
-  require(static_cast<int64_t>(parameter.size()) == place.bytes.bytes, "a weight whose size is not that of its place");
-  if (!place.transposed) {
-    sink(0, parameter);
+void in_layout(const WeightPlace& place, int64_t first, std::span<const std::byte> piece, const ByteSink& sink) {
+  if (!place.transposed || piece.empty()) {
+    if (!piece.empty()) sink(first, piece);
     return;
   }
-  // Stored (rows, columns); the parameter is (columns, rows). Rows are gathered a block at a time.
+  // Stored (rows, columns); the parameter is (columns, rows), and the piece has some of its rows. They are gathered a block at a time.
   const size_t rows = static_cast<size_t>(place.shape[0]), columns = static_cast<size_t>(place.shape[1]),
                width = static_cast<size_t>(size_of(place.dtype));
-  const size_t block = std::clamp<size_t>(kBlock / std::max<size_t>(1, columns * width), 1, std::max<size_t>(1, rows));
-  std::vector<std::byte> buffer(block * columns * width);
-  for (size_t first = 0; first < rows; first += block) {
-    const size_t count = std::min(block, rows - first);
-    for (size_t column = 0; column < columns; ++column) {
-      const std::byte* source = parameter.data() + (column * rows + first) * width;
-      for (size_t row = 0; row < count; ++row) std::memcpy(buffer.data() + (row * columns + column) * width, source + row * width, width);
+  const size_t first_column = static_cast<size_t>(first) / (rows * width), own = piece.size() / (rows * width);
+  const size_t block = std::clamp<size_t>(kBlock / (own * width), 1, rows);
+  std::vector<std::byte> buffer(block * own * width);
+  for (size_t begin = 0; begin < rows; begin += block) {
+    const size_t count = std::min(block, rows - begin);
+    for (size_t column = 0; column < own; ++column) {
+      const std::byte* source = piece.data() + (column * rows + begin) * width;
+      for (size_t row = 0; row < count; ++row) std::memcpy(buffer.data() + (row * own + column) * width, source + row * width, width);
     }
-    sink(static_cast<int64_t>(first * columns * width), std::span(buffer).first(count * columns * width));
+    const auto to = [&](size_t row) { return static_cast<int64_t>(((begin + row) * columns + first_column) * width); };
+    if (own == columns) {
+      sink(to(0), std::span(buffer).first(count * own * width));
+      continue;
+    }
+    for (size_t row = 0; row < count; ++row) sink(to(row), std::span(buffer).subspan(row * own * width, own * width));
   }
 }
 
@@ -242,7 +255,7 @@ void write_layouts(const std::string& path, const std::vector<Weight>& weights, 
   std::vector<SafetensorsWriter::Tensor> header;
   std::vector<std::pair<const WeightPlace*, const std::string*>> tensors;
   for (const Weight& weight : weights) {
-    if (bytes_of(weight.parameter).empty()) continue;
+    if (!bytes_of(weight.parameter, nullptr)) continue;
     for (const WeightPlace& place : weight.places) {
       header.push_back({.name = place.name, .element = element_of(place.dtype), .shape = place.shape});
       tensors.emplace_back(&place, &weight.parameter);
@@ -253,8 +266,8 @@ void write_layouts(const std::string& path, const std::vector<Weight>& weights, 
   {
     SafetensorsWriter writer(temporary, header, {{"format", "pt"}});
     for (size_t i = 0; i < tensors.size(); ++i) {
-      in_layout(*tensors[i].first, bytes_of(*tensors[i].second),
-                [&](int64_t offset, std::span<const std::byte> bytes) { writer.write(i, bytes, offset); });
+      write_parameter(*tensors[i].first, *tensors[i].second, bytes_of,
+                      [&](int64_t offset, std::span<const std::byte> bytes) { writer.write(i, bytes, offset); });
     }
     writer.sync();
   }

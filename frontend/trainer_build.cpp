@@ -91,7 +91,6 @@ OptimizerSpec Trainer::Impl::optimizer_spec() const {
           .momentum = options.momentum,
           .max_grad_norm = options.max_grad_norm,
           .accumulate = options.gradient_accumulation_steps > 1,
-          .whole_sums = !options.save_gradients.empty(),
           .deferred = deferred};
 }
 

@@ -20,6 +20,7 @@
 #include "frontend/calibrate.h"
 #include "frontend/checkpoint.h"
 #include "frontend/data_set.h"
+#include "frontend/export.h"
 #include "frontend/feed.h"
 #include "frontend/import.h"
 #include "frontend/log.h"
@@ -190,7 +191,8 @@ struct Trainer::Impl {
   void resume();
   void check_disk() const;
   void save(bool note_it);
-  std::span<const std::byte> parameter(const std::string& name) const;  // empty where no entry holds it
+  std::vector<std::string> parts_of(const std::string& parameter) const;      // its name, or its parts' in order
+  bool read_parameter(const std::string& name, const ByteSink& sink) const;  // as WeightBytes; false where no entry holds it
   std::string weights_hash() const;
   std::map<std::string, std::string> settings() const;
   // trainer_disk.cpp: files on the disk

@@ -196,13 +196,13 @@ void Trainer::Impl::save_gradients(size_t index, const JobEntry& entry) {
   std::map<std::string, std::span<const std::byte>> gradients;
   std::map<std::string, std::string> accumulated;  // parameter -> accumulator
   for (const auto& [parameter, whole] : entry.job.gradients) {
-    if (entry.job.accumulators.empty()) gradients[graph.value(parameter).name] = executor->bytes(index, whole.at(0));
+    if (entry.job.accumulators.empty()) gradients[graph.value(parameter).name] = executor->bytes(index, whole);
   }
   for (const auto& [parameter, uses] : entry.job.accumulators) {
     // Added up where they are: the first holds the sum, the others zero, which leaves the sum that the update makes what it is.
-    const std::string& first = graph.value(uses[0].at(0)).name;
+    const std::string& first = graph.value(uses[0]).name;
     for (size_t use = 1; use < uses.size(); ++use) {
-      const std::string& other = graph.value(uses[use].at(0)).name;
+      const std::string& other = graph.value(uses[use]).name;
       const auto sum = executor->persistent(first), from = executor->persistent(other, 1);
       float* to = reinterpret_cast<float*>(sum.data());
       const float* more = reinterpret_cast<const float*>(from.data());
@@ -213,11 +213,18 @@ void Trainer::Impl::save_gradients(size_t index, const JobEntry& entry) {
     }
     accumulated[graph.value(parameter).name] = first;
   }
-  write_layouts(options.save_gradients, weights, [&](const std::string& name) {
-    if (const auto sum = accumulated.find(name); sum != accumulated.end())
-      return std::span<const std::byte>(executor->persistent(sum->second));
-    const auto found = gradients.find(name);
-    return found == gradients.end() ? std::span<const std::byte>() : found->second;
+  write_layouts(options.save_gradients, weights, [&](const std::string& name, const ByteSink& sink) {
+    int64_t offset = 0;
+    for (const std::string& part : parts_of(name)) {
+      const auto sum = accumulated.find(part);
+      const auto found = gradients.find(part);
+      if (sum == accumulated.end() && found == gradients.end()) return false;
+      if (!sink) continue;
+      const std::span<const std::byte> bytes = sum != accumulated.end() ? executor->persistent(sum->second) : found->second;
+      sink(offset, bytes);
+      offset += static_cast<int64_t>(bytes.size());
+    }
+    return true;
   });
   note(fmt::format("wrote the gradients of the first step to {}", options.save_gradients));
 }
@@ -336,7 +343,7 @@ Summary Trainer::Impl::train() {
   if (saved_step != state.step) save(true);
   if (!summary.stopped)
     summary.model_path = export_model(
-        info, weights, [&](const std::string& name) { return parameter(name); }, options.output_dir);
+        info, weights, [&](const std::string& name, const ByteSink& sink) { return read_parameter(name, sink); }, options.output_dir);
   const size_t window = std::min(averaged(state.step), state.last_losses.size());
   summary.first_loss = mean(std::span(state.first_losses).first(std::min(window, state.first_losses.size())));
   summary.last_loss = mean(std::span(state.last_losses).last(window));

@@ -43,7 +43,7 @@ std::vector<PlanEntry> Trainer::Impl::wanted_entries() const {
   for (const auto& entry : entries) {
     std::vector<ValueId> keep;
     if (!options.save_gradients.empty() && entry->name.starts_with("train") && !deferred) {
-      for (const auto& [parameter, gradients] : entry->job.gradients) keep.push_back(gradients.at(0));
+      for (const auto& [parameter, gradient] : entry->job.gradients) keep.push_back(gradient);
     }
     // Batches of an optimizer step; what runs now and then hardly counts.
     double runs = 1e-2;

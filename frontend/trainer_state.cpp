@@ -92,15 +92,26 @@ void Trainer::Impl::prepare() {
   if (options.budget_is_process) release_free_heap();
 }
 
+std::vector<std::string> Trainer::Impl::parts_of(const std::string& parameter) const {
+  const auto& divided = entries[0]->job.parts;
+  const auto found = divided.find(parameter);
+  return found == divided.end() ? std::vector<std::string>{parameter} : found->second;
+}
+
 void Trainer::Impl::load_weights() {
   for (const Weight& weight : weights) {
-    const Persistent* value = find_persistent(program, weight.parameter);
-    if (value == nullptr) continue;  // nothing reads it
     const WeightPlace& from = weight.places.at(0);
-    require(!from.transposed && from.dtype == value->type.dtype && from.bytes.bytes == value->type.bytes(),
-            "a weight that is not stored as it is used");
-    read_range(from.bytes, executor->blank(weight.parameter));
-    executor->changed(weight.parameter);
+    FileRange range = from.bytes;
+    for (const std::string& name : parts_of(weight.parameter)) {
+      const Persistent* value = find_persistent(program, name);
+      if (value == nullptr) continue;  // nothing reads it
+      range.bytes = value->type.bytes();
+      require(!from.transposed && from.dtype == value->type.dtype && range.offset + range.bytes <= from.bytes.offset + from.bytes.bytes,
+              "a weight that is not stored as it is used");
+      read_range(range, executor->blank(name));
+      executor->changed(name);
+      range.offset += range.bytes;
+    }
   }
 }
 
@@ -173,8 +184,16 @@ void Trainer::Impl::save(bool note_it) {
   if (note_it) note(fmt::format("saved {}", checkpoint_path));
 }
 
-std::span<const std::byte> Trainer::Impl::parameter(const std::string& name) const {
-  return find_persistent(program, name) == nullptr ? std::span<const std::byte>() : executor->persistent(name);
+bool Trainer::Impl::read_parameter(const std::string& name, const ByteSink& sink) const {
+  int64_t offset = 0;
+  for (const std::string& part : parts_of(name)) {
+    if (find_persistent(program, part) == nullptr) return false;
+    if (!sink) continue;
+    const auto bytes = executor->persistent(part);
+    sink(offset, bytes);
+    offset += static_cast<int64_t>(bytes.size());
+  }
+  return true;
 }
 
 std::string Trainer::Impl::weights_hash() const {
@@ -182,11 +201,8 @@ std::string Trainer::Impl::weights_hash() const {
   require(hash != nullptr && XXH3_64bits_reset(hash.get()) == XXH_OK, "no hash state");
   std::vector<std::byte> buffer;
   for (const Weight& weight : weights) {
-    const auto bytes = parameter(weight.parameter);
-    if (!bytes.empty()) {
-      XXH3_64bits_update(hash.get(), bytes.data(), bytes.size());
-      continue;
-    }
+    const auto update = [&](int64_t, std::span<const std::byte> bytes) { XXH3_64bits_update(hash.get(), bytes.data(), bytes.size()); };
+    if (read_parameter(weight.parameter, update)) continue;
     FileRange range = weight.places.at(0).bytes;  // as in the file: nothing reads it
     const int64_t end = range.offset + range.bytes;
     for (; range.offset < end; range.offset += range.bytes) {

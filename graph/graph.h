@@ -46,6 +46,7 @@ struct Value {
   NodeId producer = kNone;                   // kNone for inputs, parameters, state and constants
   std::shared_ptr<const Tensor> constant{};  // set exactly where kind is constant
   bool trainable = false;                    // parameters only: false where frozen
+  int64_t part_rows = 0;                     // parameters only: so many rows go by themselves (passes/split_weights.h); 0: it is one piece
 
   TensorType type() const { return {dtype, shape}; }
   int64_t bytes() const { return element_count(shape) * size_of(dtype); }

@@ -11,19 +11,8 @@ void build_loss(JobGraph& job, const LossSpec& spec);
 // Makes a builder emit right behind the node that makes `value`, while it is still at hand; at the end where no node makes it.
 void emit_behind(Builder& builder, ValueId value);
 
-// A large parameter is updated in parts, of so many elements from an offset on in memory order. It depends on the parameter alone.
-struct Part {
-  int64_t offset = 0, elements = 0;
-};
-std::vector<Part> parts_of(const Value& parameter, const OptimizerSpec& spec);
-// What a node on one of several parts is told, and how what belongs to the part is named.
-Attributes part_attributes(const std::vector<Part>& parts, size_t i);
-std::string part_name(const std::string& name, const std::vector<Part>& parts, size_t i);
-// The type of what belongs to the part.
-Value part_value(const Value& whole, const std::vector<Part>& parts, size_t i);
-
 // Adds the norm of job.gradients as job.grad_norm.
-void build_norm(JobGraph& job, const OptimizerSpec& spec, Stage stage);
+void build_norm(JobGraph& job, Stage stage);
 // Adds clipping by `norm` and the optimizer nodes of each gradient; job.gradients must be set. `before`, where given, says the node that a
 // parameter's optimizer nodes stand before (kNone: behind all), and clipping stands before the first node. Returns what each parameter is
 // after its update.

@@ -17,7 +17,8 @@ struct PassOptions {
   std::vector<std::string> skip;                                                       // passes by name
   std::map<std::string, std::string> dump_after;                                       // pass name -> .onnx file, written after that pass
   std::function<void(const std::string& pass, double seconds, bool changed)> on_pass;  // null: nobody asks
-  Folder folder;  // folds what passes emit on constants; null: nothing is folded
+  int64_t part_bytes = int64_t{16} << 20;  // of a weight: from twice as many on it is divided (passes/split_weights.h)
+  Folder folder;                           // folds what passes emit on constants; null: nothing is folded
 };
 
 bool simplify(Graph& graph, const PassOptions& options);

@@ -8,6 +8,7 @@
 #include "graph/onnx/writer.h"
 #include "graph/op_def.h"
 #include "passes/build.h"
+#include "passes/split_weights.h"
 
 namespace ort_train {
 
@@ -49,8 +50,22 @@ void optimize_forward(Graph& forward, const PassOptions& options) {
   run("fuse_gelu", fuse_gelu);
   run("fuse_attention", fuse_attention);
   run("simplify_again", simplify);  // fuse_attention leaves transposes that meet others
+  run("mark_parts", mark_parts);                  // last: it asks what the uses of a weight are
   rename_outputs(forward, names);
 }
+
+namespace {
+
+// Behind all that makes or changes nodes by what they mean.
+void divide(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients, const PassOptions& options) {
+  run_pass("split_weights", job.graph, options, [&] { return split_weights(job, gradients); });
+}
+void divide(JobGraph& job, const PassOptions& options) {
+  std::map<ValueId, std::vector<ValueId>> none;
+  divide(job, none, options);
+}
+
+}  // namespace
 
 JobGraph build_predict_graph(const Graph& forward, const PassOptions& options) {
   JobGraph job{.graph = forward};
@@ -60,6 +75,7 @@ JobGraph build_predict_graph(const Graph& forward, const PassOptions& options) {
     const bool dropped = drop_dropout(job.graph, options);
     return job.graph.remove_dead_nodes() || dropped;
   });
+  divide(job, options);
   return job;
 }
 
@@ -74,31 +90,23 @@ JobGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const 
     if (job.count != kNone) job.graph.outputs.push_back(job.count);
     return job.graph.remove_dead_nodes() || true;
   });
+  divide(job, options);
   return job;
 }
 
 namespace {
 
-// Hands `value`, of the parameter's type, to persistent values in the parameter's parts, each by one node of the op. Returns what they
-// were.
-std::vector<ValueId> add_to_state(Builder& builder, const char* op, const std::string& name, ValueId parameter, ValueId value,
-                                  const OptimizerSpec& optimizer) {
+// Hands `value` to a persistent value of its type, by one node of the op. Returns what it was.
+ValueId add_to_state(Builder& builder, const char* op, const std::string& name, ValueId value) {
   Graph& graph = builder.graph();
-  std::vector<Part> parts = parts_of(graph.value(parameter), optimizer);
-  if (optimizer.whole_sums) parts.resize(1);
-  std::vector<ValueId> places;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    Value place = part_value(graph.value(value), parts, i);
-    place.name = part_name(name, parts, i);
-    place.kind = ValueKind::accumulator;
-    places.push_back(graph.add_value(std::move(place)));
-    graph.value(builder.emit(op, {places.back(), value}, part_attributes(parts, i))).kind = ValueKind::accumulator;
-  }
-  return places;
+  const Value& from = graph.value(value);
+  const ValueId place = graph.add_value({.name = name, .dtype = from.dtype, .shape = from.shape, .kind = ValueKind::accumulator});
+  graph.value(builder.emit(op, {place, value})).kind = ValueKind::accumulator;
+  return place;
 }
 
 // Each use's gradient is added to accumulators of its own, so that the order of the sums is fixed: over micro-batches, then over uses.
-void accumulate(JobGraph& job, const OptimizerSpec& optimizer, const std::map<ValueId, std::vector<ValueId>>& uses) {
+void accumulate(JobGraph& job, const std::map<ValueId, std::vector<ValueId>>& uses) {
   Builder builder(job.graph, Stage::backward);
   for (const auto& [parameter, gradients] : uses) {
     builder.named(job.graph.value(parameter).name);
@@ -106,23 +114,23 @@ void accumulate(JobGraph& job, const OptimizerSpec& optimizer, const std::map<Va
       // The same name in every entry's graph: memory is matched by it.
       const std::string name = job.graph.value(parameter).name + (use == 0 ? ".grad" : fmt::format(".grad.use{}", use + 1));
       emit_behind(builder, gradients[use]);
-      job.accumulators[parameter].push_back(add_to_state(builder, "Accumulate", name, parameter, gradients[use], optimizer));
+      job.accumulators[parameter].push_back(add_to_state(builder, "Accumulate", name, gradients[use]));
     }
   }
 }
 
 // The gradients and their norm, kept for a later run.
-void store(JobGraph& job, const OptimizerSpec& optimizer) {
-  build_norm(job, optimizer, Stage::backward);
+void store(JobGraph& job) {
+  build_norm(job, Stage::backward);
   Builder builder(job.graph, Stage::backward);
-  for (const auto& [parameter, gradients] : job.gradients) {
+  for (const auto& [parameter, gradient] : job.gradients) {
     const std::string name = job.graph.value(parameter).name + ".grad";
-    emit_behind(builder, gradients[0]);
-    job.accumulators[parameter] = {add_to_state(builder.named(name), "Store", name, parameter, gradients[0], optimizer)};
+    emit_behind(builder, gradient);
+    job.accumulators[parameter] = {add_to_state(builder.named(name), "Store", name, gradient)};
   }
   emit_behind(builder, job.grad_norm);
   const char* const norm = "ort_train.grad_norm";
-  job.stored_norm = add_to_state(builder.named(norm), "Store", norm, job.grad_norm, job.grad_norm, optimizer)[0];
+  job.stored_norm = add_to_state(builder.named(norm), "Store", norm, job.grad_norm);
 }
 
 }  // namespace
@@ -160,20 +168,21 @@ JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const Opt
     for (ValueId& gradient : gradients) gradient = *simplified++;
   }
   job.graph.outputs = results;
+  divide(job, uses, options);
   if (optimizer.accumulate) {
-    run("accumulate", [&] { accumulate(job, optimizer, uses); });
+    run("accumulate", [&] { accumulate(job, uses); });
     return job;
   }
   run("update", [&] {  // last: clipping needs every gradient
     for (const auto& [parameter, gradients] : uses) {
       Builder builder(job.graph, Stage::backward);
       builder.named(job.graph.value(parameter).name);
-      job.gradients[parameter] = {add_up(builder, gradients)};
+      job.gradients[parameter] = add_up(builder, gradients);
     }
     if (optimizer.deferred) {
-      store(job, optimizer);
+      store(job);
     } else {
-      build_norm(job, optimizer, Stage::backward);
+      build_norm(job, Stage::backward);
       build_update(job, optimizer, job.grad_norm);
     }
     job.graph.outputs.push_back(job.grad_norm);
@@ -187,7 +196,7 @@ JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimiz
   run_pass("pending_update", job.graph, options, [&] {
     Graph& graph = job.graph;
     const auto readers = graph.readers();
-    for (auto& [parameter, gradients] : job.gradients) gradients = job.accumulators.at(parameter).front();
+    for (auto& [parameter, gradient] : job.gradients) gradient = job.accumulators.at(parameter).front();
     const auto updated = build_update(job, optimizer, job.stored_norm, [&](ValueId parameter) { return readers[parameter].front(); });
     // From the update on, everything reads what it leaves.
     for (const auto& [parameter, result] : updated) {
@@ -208,6 +217,7 @@ JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimiz
 JobGraph build_update_graph(const JobGraph& train, const OptimizerSpec& optimizer, const PassOptions& options) {
   JobGraph job;
   job.graph.name = "update";
+  job.parts = train.parts;
   run_pass("update", job.graph, options, [&] {
     Builder builder(job.graph, Stage::update);
     std::vector<ValueId> all;
@@ -216,24 +226,17 @@ JobGraph build_update_graph(const JobGraph& train, const OptimizerSpec& optimize
       const auto found = train.accumulators.find(parameter);
       if (found == train.accumulators.end()) continue;
       builder.named(job.graph.value(copy).name);
-      std::vector<std::vector<ValueId>>& uses = job.accumulators[copy];
-      for (const std::vector<ValueId>& parts : found->second) {
-        std::vector<ValueId>& copies = uses.emplace_back();
-        for (ValueId accumulator : parts) copies.push_back(job.graph.add_value(train.graph.value(accumulator)));
-        all.insert(all.end(), copies.begin(), copies.end());
-      }
-      for (size_t part = 0; part < uses[0].size(); ++part) {
-        std::vector<ValueId> addends;
-        for (const std::vector<ValueId>& use : uses) addends.push_back(use[part]);
-        job.gradients[copy].push_back(add_up(builder, addends));
-      }
+      std::vector<ValueId>& uses = job.accumulators[copy];
+      for (ValueId accumulator : found->second) uses.push_back(job.graph.add_value(train.graph.value(accumulator)));
+      all.insert(all.end(), uses.begin(), uses.end());
+      job.gradients[copy] = add_up(builder, uses);
     }
     if (optimizer.deferred) {
       job.stored_norm = job.graph.add_value(train.graph.value(train.stored_norm));
       build_update(job, optimizer, job.stored_norm);
       return true;
     }
-    build_norm(job, optimizer, Stage::update);
+    build_norm(job, Stage::update);
     build_update(job, optimizer, job.grad_norm);
     for (ValueId accumulator : all) {
       const ValueId cleared = builder.named(job.graph.value(accumulator).name).emit("Clear", {accumulator});

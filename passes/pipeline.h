@@ -24,8 +24,6 @@ struct OptimizerSpec {
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, momentum = 0;
   double max_grad_norm = 1.0;  // 0: no clipping
   bool accumulate = false;     // gradients are summed over micro-batches into accumulators: two graphs instead of one, see below
-  int64_t part_bytes = int64_t{16} << 20;  // of a parameter: larger ones are updated in parts, each with state and sums of its own
-  bool whole_sums = false;                 // the sums are not in parts: somebody wants to see gradients
   bool deferred = false;  // an update waits for the next step, where it runs before the first use of its weight: three graphs, see below
 };
 
@@ -45,10 +43,9 @@ struct JobGraph {
   ValueId grad_norm = kNone;      // float32 []: global norm before clipping
   ValueId stored_norm = kNone;    // float32 []: the same where an update is deferred; persistent
   std::vector<ValueId> outputs;   // the model's outputs
-  // parameter -> gradient, before clipping: whole, or one for each part; of an accumulating step: in its update graph
-  std::map<ValueId, std::vector<ValueId>> gradients;
-  // parameter -> for each of its uses the parts' sums; persistent, named "NAME.grad"
-  std::map<ValueId, std::vector<std::vector<ValueId>>> accumulators;
+  std::map<ValueId, ValueId> gradients;                  // parameter -> gradient, before clipping; of an accumulating step: in its update graph
+  std::map<ValueId, std::vector<ValueId>> accumulators;  // parameter -> the sum for each of its uses; persistent, named "NAME.grad"
+  std::map<std::string, std::vector<std::string>> parts;  // the model's parameters that are divided: name -> those of the parts, in order
 };
 
 // Simplifies and fuses an imported graph in place, once, before the job graphs are derived from it.

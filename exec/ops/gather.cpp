@@ -3,6 +3,10 @@
 // Negative indices count from the end; one outside is an Error(data). Gradients add what was read back into zeros, in the order of the
 // indices: GatherGrad{axis, shape}(dy, indices), GatherNDGrad{batch_dims, shape}(dy, indices); GatherElements' is ScatterElements.
 //
+// Where a table is in parts, each a range of its rows (passes/split_weights.h), GatherPart{first, total}(part, indices, base?) puts the rows
+// that lie in it into the base, in place; without one, what other parts hold is left to the nodes that fill it next. GatherGrad with
+// `first` and `total` makes the part's gradient.
+//
 // GatherGrad serves embeddings: (2048 indices) x [50257, 768] is a matter of writing 154 MB of zeros, so each task clears a block of rows
 // and adds to it while it is in the cache.
 
@@ -86,6 +90,62 @@ KernelRun prepare_gather(const KernelSpec& spec) {
   };
 }
 
+// --- parts of tables ------------------------------------------------------------------------------------------------------------------
+
+// Rows [first, first + rows) of a table of `total` rows.
+struct TablePart {
+  int64_t first = 0, rows = 0, total = 0;
+  // Where in the part the row of an index is; negative: in another one.
+  int64_t position(int64_t index) const {
+    const int64_t at = checked_index(index, total, "Gather") - first;
+    return at < rows ? at : -1;
+  }
+};
+
+TablePart part_of(const Attributes& attributes, int64_t rows) {
+  const TablePart part{.first = attributes.get("first", int64_t{0}), .rows = rows, .total = attributes.get("total", rows)};
+  if (part.first < 0 || part.first > part.total - rows)
+    throw error(ErrorCode::unsupported, "rows {} to {} are no part of {}", part.first, part.first + rows, part.total);
+  return part;
+}
+
+std::vector<TensorType> infer_gather_part(const InferContext& context) {
+  const TensorType& data = context.input(0);
+  require_indices(context, 1);
+  if (data.shape.empty()) throw error(ErrorCode::unsupported, "a scalar has no rows");
+  part_of(context.attributes, data.shape[0]);
+  const TensorType y{data.dtype, gathered_shape(data.shape, context.input(1).shape, 0)};
+  if (context.has(2) && context.input(2) != y)
+    throw error(ErrorCode::unsupported, "{} is no base for {}", to_string(context.input(2)), to_string(y));
+  return {y};
+}
+
+Cost gather_part_cost(const KernelSpec& spec) {
+  const int64_t rows = spec.inputs[0].shape[0], total = std::max<int64_t>(1, part_of(spec.attributes, rows).total);
+  return {.flops = 0, .bytes = gather_cost(spec).bytes * static_cast<double>(rows) / static_cast<double>(total)};
+}
+
+KernelRun prepare_gather_part(const KernelSpec& spec) {
+  const Shape& data = spec.inputs[0].shape;
+  const int64_t count = element_count(spec.inputs[1].shape), bytes = data[0] == 0 ? 0 : spec.inputs[0].bytes() / data[0];
+  return [part = part_of(spec.attributes, data[0]), count, bytes, index_dtype = spec.inputs[1].dtype](const KernelArgs& args) {
+    const auto* const base = args.inputs.size() > 2 ? args.in<std::byte>(2) : nullptr;
+    std::byte* const out = args.out<std::byte>(0);
+    if (base && base != out) copy_parallel(args.workers, out, base, count * bytes);
+    with_index(index_dtype, [&](auto* type) {
+      const auto* const indices = args.in<std::remove_pointer_t<decltype(type)>>(1);
+      args.workers.parallel_blocks(count, per_task(kTaskBytes, std::max<int64_t>(bytes, 16)), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t at = part.position(indices[i]);
+          if (at >= 0) std::memcpy(out + i * bytes, args.in<std::byte>(0) + at * bytes, static_cast<size_t>(bytes));
+        }
+      });
+    });
+  };
+}
+
+// --- its gradient ---------------------------------------------------------------------------------------------------------------------
+
 std::vector<TensorType> infer_gather_grad(const InferContext& context) {
   const Shape shape = context.attributes.get("shape", Shape{});
   require_indices(context, 1);
@@ -93,6 +153,7 @@ std::vector<TensorType> infer_gather_grad(const InferContext& context) {
     throw error(ErrorCode::unsupported, "{} isn't what indices {} gather from {}", to_string(context.input(0).shape),
                 to_string(context.input(1).shape), to_string(shape));
   }
+  part_of(context.attributes, shape[static_cast<size_t>(axis_of(context.attributes, shape))]);
   return {{context.input(0).dtype, shape}};
 }
 
@@ -105,26 +166,26 @@ RowScatter gather_grad_scatter(const KernelSpec& spec) {
 
 int64_t gather_grad_workspace(const KernelSpec& spec) { return gather_grad_scatter(spec).workspace(); }
 
-template <typename T, typename Index> void gather_grad(const KernelArgs& args, const RowScatter& scatter) {
+template <typename T, typename Index> void gather_grad(const KernelArgs& args, const RowScatter& scatter, const TablePart& part) {
   const Index* const indices = args.in<Index>(1);
-  const int64_t rows = scatter.sizes().rows;
-  for (int64_t i = 0; i < scatter.sizes().updates; ++i) checked_index(indices[i], rows, "Gather");
+  for (int64_t i = 0; i < scatter.sizes().updates; ++i) checked_index(indices[i], part.total, "Gather");
   scatter.run<AddTo>(args.workers, args.out<T>(0), args.in<T>(0), args.workspace, [&](int64_t, int64_t i) {
-    const int64_t index = indices[i];
-    return index < 0 ? index + rows : index;
+    const int64_t index = indices[i], at = (index < 0 ? index + part.total : index) - part.first;
+    return at < part.rows ? at : -1;
   });
 }
 
 KernelRun prepare_gather_grad(const KernelSpec& spec) {
   const DType dtype = spec.outputs[0].dtype;
   if (dtype != DType::float32 && dtype != DType::float64) no_kernel("GatherGrad", dtype);
-  return [scatter = gather_grad_scatter(spec), dtype, index_dtype = spec.inputs[1].dtype](const KernelArgs& args) {
+  const RowScatter scatter = gather_grad_scatter(spec);
+  return [scatter, part = part_of(spec.attributes, scatter.sizes().rows), dtype, index_dtype = spec.inputs[1].dtype](const KernelArgs& args) {
     with_index(index_dtype, [&](auto* type) {
       using Index = std::remove_pointer_t<decltype(type)>;
       if (dtype == DType::float32)
-        gather_grad<float, Index>(args, scatter);
+        gather_grad<float, Index>(args, scatter, part);
       else
-        gather_grad<double, Index>(args, scatter);
+        gather_grad<double, Index>(args, scatter, part);
     });
   };
 }
@@ -263,6 +324,15 @@ const OpDef kGather{
     .cost = gather_cost,
     .kernel = {.cpu = prepare_gather},
     .standard = 13,
+};
+
+const OpDef kGatherPart{
+    .name = "GatherPart",
+    .infer = infer_gather_part,
+    .no_gradient = "tables are divided behind the gradients",
+    .in_place = {{.output = 0, .input = 2}},
+    .cost = gather_part_cost,
+    .kernel = {.cpu = prepare_gather_part},
 };
 
 const OpDef kGatherGrad{

@@ -3,6 +3,14 @@
 //
 //   a (..., M, K), b (..., K, N), bias (N) -> y (..., M, N)
 //
+// MatMulPart{trans_a, trans_b, alpha, a_from, a_width, y_from, y_columns}(a, b, bias?, base?): one of the products that a product falls
+// into where b or y is in parts; b is a matrix. Made behind the gradients, from MatMul (passes/split_weights.h).
+//
+//   a_width > 0    of a, as it is stored, columns [a_from, a_from + a_width) are read
+//   y_columns > 0  y has so many columns, the product goes to those from y_from on; the others are the base's, in place, or are left to the
+//                  nodes that fill them next; the bias is that of all columns
+//   else           y = base + product
+//
 // Saves a and b. Where b is a matrix, the batch axes of a count as rows, so y, da and db are each one product.
 // The work is cut into tiles of y, each over the whole depth and made by one thread (exec/gemm.h): an element's bits depend on the depth
 // alone.
@@ -12,6 +20,7 @@
 
 #include "exec/gemm.h"
 #include "exec/op_list.h"
+#include "exec/strided.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -73,6 +82,50 @@ std::vector<TensorType> infer(const InferContext& context) {
   return {{a.dtype, std::move(shape)}};
 }
 
+// What of a and y a MatMulPart deals with.
+struct Window {
+  int64_t a_from = 0, a_width = 0;    // width 0: all columns
+  int64_t y_from = 0, y_columns = 0;  // columns 0: y is the product
+};
+
+Window window_of(const Attributes& attributes) {
+  return {.a_from = attributes.get("a_from", int64_t{0}),
+          .a_width = attributes.get("a_width", int64_t{0}),
+          .y_from = attributes.get("y_from", int64_t{0}),
+          .y_columns = attributes.get("y_columns", int64_t{0})};
+}
+
+Shape windowed(Shape a, const Window& window) {
+  if (window.a_width > 0) a.back() = window.a_width;
+  return a;
+}
+
+std::vector<TensorType> infer_part(const InferContext& context) {
+  const TensorType &a = context.input(0), &b = context.input(1);
+  const Window window = window_of(context.attributes);
+  if (a.shape.size() < 2 || b.shape.size() != 2 || a.dtype != b.dtype || (flag(context.attributes, "trans_a") && a.shape.size() > 2))
+    throw error(ErrorCode::unsupported, "there is no part of a product of {} and {}", to_string(a), to_string(b));
+  if (window.a_from < 0 || window.a_width < 0 || window.a_from + window.a_width > a.shape.back())
+    throw error(ErrorCode::unsupported, "{} has no columns {} to {}", to_string(a), window.a_from, window.a_from + window.a_width);
+  Shape shape = windowed(a.shape, window);
+  if (flag(context.attributes, "trans_a")) std::swap(shape[0], shape[1]);
+  const bool trans_b = flag(context.attributes, "trans_b");
+  if (shape.back() != b.shape[trans_b ? 1 : 0])
+    throw error(ErrorCode::unsupported, "the inner dimensions of the part and {} differ", to_string(b));
+  shape.back() = b.shape[trans_b ? 0 : 1];
+  if (window.y_columns > 0) {
+    if (window.y_from < 0 || window.y_from + shape.back() > window.y_columns)
+      throw error(ErrorCode::unsupported, "{} columns from {} on don't fit among {}", shape.back(), window.y_from, window.y_columns);
+    shape.back() = window.y_columns;
+  }
+  const TensorType y{a.dtype, std::move(shape)};
+  if (context.has(2) && context.input(2) != TensorType{a.dtype, {y.shape.back()}})
+    throw error(ErrorCode::unsupported, "the bias is {} instead of {} numbers", to_string(context.input(2)), y.shape.back());
+  if (context.has(3) && (context.input(3) != y || (context.has(2) && window.y_columns == 0)))
+    throw error(ErrorCode::unsupported, "{} is no base for {}", to_string(context.input(3)), to_string(y));
+  return {y};
+}
+
 // --- kernel ---------------------------------------------------------------------------------------------------------------------------
 
 struct Tiles {
@@ -118,21 +171,37 @@ int64_t batch_offset(int64_t item, const Shape& batch, const std::vector<int64_t
   return offset;
 }
 
+// A part's columns of a alone.
+Layout part_layout(const KernelSpec& spec) {
+  return layout_of(windowed(spec.inputs[0].shape, window_of(spec.attributes)), spec.inputs[1].shape, spec.attributes);
+}
+
+bool adds_to_base(const KernelSpec& spec) { return spec.has(3) && window_of(spec.attributes).y_columns == 0; }
+
 template <typename T> KernelRun make_for(const KernelSpec& spec) {
-  const Layout l = layout_of(spec.inputs[0].shape, spec.inputs[1].shape, spec.attributes);
+  const Window window = window_of(spec.attributes);
+  const Layout l = part_layout(spec);
   if (l.items * l.rows * l.columns == 0) return [](const KernelArgs&) {};
-  const Matrix<const T> a = l.trans_a ? Matrix<const T>{nullptr, 1, l.rows} : Matrix<const T>{nullptr, l.depth};
+  const int64_t a_row = spec.inputs[0].shape.back(), y_row = window.y_columns > 0 ? window.y_columns : l.columns;
+  const Matrix<const T> a = l.trans_a ? Matrix<const T>{nullptr, 1, a_row} : Matrix<const T>{nullptr, a_row};
   const Matrix<const T> b = l.trans_b ? Matrix<const T>{nullptr, 1, l.depth} : Matrix<const T>{nullptr, l.columns};
   const T alpha = static_cast<T>(spec.attributes.get("alpha", 1.0f));
-  return [a, b, alpha, l, tiles = choose_tiles(l), workspace = product_workspace<T>(l.depth)](const KernelArgs& args) {
-    const T* bias = args.inputs.size() > 2 ? args.in<T>(2) : nullptr;
+  return [a, b, alpha, l, window, y_row, y_bytes = spec.outputs[0].bytes(), tiles = choose_tiles(l),
+          workspace = product_workspace<T>(l.depth)](const KernelArgs& args) {
+    const T* const bias = args.inputs.size() > 2 ? args.in<T>(2) : nullptr;
+    const T* const base = args.inputs.size() > 3 ? args.in<T>(3) : nullptr;
+    const bool placed = window.y_columns > 0;
+    if (placed && base && base != args.out<T>(0)) copy_parallel(args.workers, args.outputs[0], args.inputs[3], y_bytes);
     args.workers.parallel_for(l.items * tiles.down * tiles.across, [&](int64_t task, int worker) {
       const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
       const int64_t row = down * tiles.rows, column = across * tiles.columns;  // neighbours in time share b
       Matrix<const T> a_item = a, b_item = b;
-      a_item.data = args.in<T>(0) + batch_offset(item, l.batch, l.a_strides);
+      a_item.data = args.in<T>(0) + batch_offset(item, l.batch, l.a_strides) + window.a_from;
       b_item.data = args.in<T>(1) + batch_offset(item, l.batch, l.b_strides);
-      const Matrix<T> y{args.out<T>(0) + item * l.rows * l.columns, l.columns};
+      const Matrix<T> y{args.out<T>(0) + item * l.rows * l.columns + window.y_from, y_row};
+      Matrix<const T> start;
+      if (bias) start = {bias + window.y_from + column};
+      if (base && !placed) start = Matrix<const T>{base, y_row}.from(row, column);
       multiply<T>({.rows = std::min(tiles.rows, l.rows - row),
                    .columns = std::min(tiles.columns, l.columns - column),
                    .depth = l.depth,
@@ -140,7 +209,7 @@ template <typename T> KernelRun make_for(const KernelSpec& spec) {
                    .b = b_item.from(0, column),
                    .c = y.from(row, column),
                    .alpha = alpha,
-                   .start = {bias ? bias + column : nullptr}},
+                   .start = start},
                   args.workspace + worker * workspace);
     });
   };
@@ -157,14 +226,15 @@ KernelRun make(const KernelSpec& spec) {
 
 int64_t workspace(const KernelSpec& spec) {
   if (spec.inputs[0].dtype != DType::float32) return 0;
-  return spec.threads * product_workspace<float>(layout_of(spec.inputs[0].shape, spec.inputs[1].shape, spec.attributes).depth);
+  return spec.threads * product_workspace<float>(part_layout(spec).depth);
 }
 
 Cost cost(const KernelSpec& spec) {
-  const Layout l = layout_of(spec.inputs[0].shape, spec.inputs[1].shape, spec.attributes);
+  const Layout l = part_layout(spec);
   Cost cost{.flops = 2.0 * static_cast<double>(l.items * l.rows) * static_cast<double>(l.columns) * static_cast<double>(l.depth)};
-  for (const TensorType& input : spec.inputs) cost.bytes += static_cast<double>(input.bytes());
-  cost.bytes += static_cast<double>(spec.outputs[0].bytes());
+  const int64_t size = size_of(spec.inputs[0].dtype), y_bytes = l.items * l.rows * l.columns * size;
+  cost.bytes = static_cast<double>(std::min(l.items * l.rows * l.depth * size, spec.inputs[0].bytes())) +
+               static_cast<double>(spec.inputs[1].bytes()) + static_cast<double>(y_bytes) * (adds_to_base(spec) ? 2 : 1);
   const auto share = [&](const Layout& of) {  // of the multiply-adds that the threads have time for
     const double useful = static_cast<double>(of.items * of.rows) * static_cast<double>(of.columns) * static_cast<double>(of.depth);
     return useful / (cost_of(of, choose_tiles(of), spec.threads) * static_cast<double>(spec.threads));
@@ -249,6 +319,15 @@ const OpDef kMatMul{
              {.domain = "com.microsoft", .name = "FusedMatMul", .lower = lower_fused}},
     .infer = infer,
     .gradient = gradient,
+    .cost = cost,
+    .kernel = {.cpu = make, .workspace = workspace},
+};
+
+const OpDef kMatMulPart{
+    .name = "MatMulPart",
+    .infer = infer_part,
+    .no_gradient = "products are divided behind the gradients",
+    .in_place = {{.output = 0, .input = 3}},
     .cost = cost,
     .kernel = {.cpu = make, .workspace = workspace},
 };

@@ -10,10 +10,6 @@
 //   Store(place, x)                                place = x, in its place: what a later run of an entry reads
 //
 // c is the clipping coefficient, which multiplies the gradient; scalars are those of exec/ops/optimizer_scalars.h.
-//
-// With the attributes `offset` and `elements`, a node does its work for that part of a large tensor in memory order: p of AdamW and SGD, x
-// of the others. What else is as large as that tensor (the gradient of an update, mostly) is read from the offset on; what has just so many
-// elements (state, sums) belongs to the part.
 
 #include <algorithm>
 #include <cmath>
@@ -27,28 +23,6 @@ namespace {
 
 constexpr int64_t kNormBlock = 65536, kUpdateBlock = 32768;
 constexpr const char* kNoSecondOrder = "updates are not differentiated";
-
-// What of a tensor a node deals with.
-struct Part {
-  int64_t offset = 0, elements = 0;
-  // Where it begins in another tensor, which has all or the part alone.
-  int64_t begin_in(const TensorType& type) const { return element_count(type.shape) == elements ? 0 : offset; }
-};
-
-Part part_of(const Attributes& attributes, const TensorType& whole) {
-  const int64_t all = element_count(whole.shape);
-  return {.offset = attributes.get("offset", 0), .elements = attributes.get("elements", all)};
-}
-
-// Input `i` is of the type of input `whole`, or has the elements of its part.
-void check_part(const InferContext& context, size_t whole, size_t i) {
-  const TensorType &all = context.input(whole), &type = context.input(i);
-  const Part part = part_of(context.attributes, all);
-  if (part.offset < 0 || part.elements < 0 || part.offset > element_count(all.shape) - part.elements)
-    throw error(ErrorCode::unsupported, "elements {} to {} are no part of {}", part.offset, part.offset + part.elements, to_string(all));
-  if (type == all || type == TensorType{all.dtype, {part.elements}}) return;
-  throw error(ErrorCode::unsupported, "input {} is {}, input {} is {}", whole, to_string(all), i, to_string(type));
-}
 
 void check_same(const InferContext& context, size_t a, size_t b) {
   if (context.input(a) != context.input(b)) {
@@ -65,11 +39,11 @@ template <template <typename> class Make> KernelRun for_floats(const KernelSpec&
 // --- norms ----------------------------------------------------------------------------------------------------------------------------
 
 std::vector<TensorType> infer_sum_squares(const InferContext& context) {
-  check_part(context, 0, 0);
+  context.input(0);
   return {{DType::float64, {}}};
 }
 
-int64_t norm_blocks(const KernelSpec& spec) { return (part_of(spec.attributes, spec.inputs[0]).elements + kNormBlock - 1) / kNormBlock; }
+int64_t norm_blocks(const KernelSpec& spec) { return (element_count(spec.inputs[0].shape) + kNormBlock - 1) / kNormBlock; }
 int64_t sum_squares_workspace(const KernelSpec& spec) { return norm_blocks(spec) * int64_t{sizeof(double)}; }
 
 template <typename T> double block_sum_squares(const T* __restrict x, int64_t n) {
@@ -86,11 +60,11 @@ template <typename T> double block_sum_squares(const T* __restrict x, int64_t n)
 
 template <typename T> struct MakeSumSquares {
   KernelRun operator()(const KernelSpec& spec) const {
-    return [part = part_of(spec.attributes, spec.inputs[0]), blocks = norm_blocks(spec)](const KernelArgs& args) {
+    return [n = element_count(spec.inputs[0].shape), blocks = norm_blocks(spec)](const KernelArgs& args) {
       auto* partial = reinterpret_cast<double*>(args.workspace);
       args.workers.parallel_for(blocks, [&](int64_t block, int) {
         const int64_t begin = block * kNormBlock;
-        partial[block] = block_sum_squares(args.in<T>(0) + part.offset + begin, std::min(kNormBlock, part.elements - begin));
+        partial[block] = block_sum_squares(args.in<T>(0) + begin, std::min(kNormBlock, n - begin));
       });
       double sum = 0;
       for (int64_t block = 0; block < blocks; ++block) sum += partial[block];
@@ -123,8 +97,7 @@ KernelRun make_clip_coefficient(const KernelSpec& spec) {
 // --- updates --------------------------------------------------------------------------------------------------------------------------
 
 std::vector<TensorType> infer_adamw(const InferContext& context) {
-  for (size_t i : {1, 2, 3}) check_part(context, 0, i);
-  check_same(context, 2, 3);
+  for (size_t i : {1, 2, 3}) check_same(context, 0, i);
   if (context.input(5) != TensorType{DType::float32, {kOptimizerScalars}})
     throw error(ErrorCode::unsupported, "the scalars have the wrong type");
   return {context.input(0), context.input(2), context.input(3)};
@@ -144,8 +117,7 @@ void adamw_loop(const AdamWNumbers<T> c, const T* __restrict gradient, T* __rest
 
 template <typename T> struct MakeAdamW {
   KernelRun operator()(const KernelSpec& spec) const {
-    const Part part = part_of(spec.attributes, spec.inputs[0]);
-    return [part, gradient = part.begin_in(spec.inputs[1]), state = part.begin_in(spec.inputs[2]),
+    return [n = element_count(spec.inputs[0].shape),
             weight_decay = double{spec.attributes.get("weight_decay", 0.0f)}](const KernelArgs& args) {
       const float* scalars = args.in<float>(5);
       const AdamWNumbers<T> numbers{.clip = *args.in<float>(4),
@@ -156,22 +128,19 @@ template <typename T> struct MakeAdamW {
                                     .beta2 = scalars[kBeta2],
                                     .gain2 = scalars[kOneMinusBeta2],
                                     .epsilon = scalars[kEpsilon]};
-      args.workers.parallel_blocks(part.elements, kUpdateBlock, [&](int64_t begin, int64_t end) {
-        adamw_loop(numbers, args.in<T>(1) + gradient + begin, args.out<T>(0) + part.offset + begin, args.out<T>(1) + state + begin,
-                   args.out<T>(2) + state + begin, end - begin);
+      args.workers.parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
+        adamw_loop(numbers, args.in<T>(1) + begin, args.out<T>(0) + begin, args.out<T>(1) + begin, args.out<T>(2) + begin, end - begin);
       });
     };
   }
 };
 
 std::vector<TensorType> infer_sgd(const InferContext& context) {
-  check_part(context, 0, 1);
-  if (context.has(2)) check_part(context, 0, 2);
+  check_same(context, 0, 1);
+  if (context.has(2)) check_same(context, 0, 2);
   if (context.outputs != (context.has(2) ? 2u : 1u))
     throw error(ErrorCode::unsupported, "there is one output for the parameter and one for its momentum buffer");
-  std::vector<TensorType> outputs{context.input(0)};
-  if (context.has(2)) outputs.push_back(context.input(2));
-  return outputs;
+  return std::vector<TensorType>(context.outputs, context.input(0));
 }
 
 template <typename T> void sgd_loop(T clip, T rate, T weight_decay, const T* __restrict gradient, T* __restrict p, int64_t n) {
@@ -189,16 +158,15 @@ void momentum_loop(T clip, T rate, T weight_decay, T momentum, const T* __restri
 
 template <typename T> struct MakeSgd {
   KernelRun operator()(const KernelSpec& spec) const {
-    const Part part = part_of(spec.attributes, spec.inputs[0]);
-    return [part, gradient_begin = part.begin_in(spec.inputs[1]), buffer_begin = spec.has(2) ? part.begin_in(spec.inputs[2]) : 0,
-            weight_decay = static_cast<T>(spec.attributes.get("weight_decay", 0.0f)), buffered = spec.has(2)](const KernelArgs& args) {
+    return [n = element_count(spec.inputs[0].shape), weight_decay = static_cast<T>(spec.attributes.get("weight_decay", 0.0f)),
+            buffered = spec.has(2)](const KernelArgs& args) {
       const float* scalars = args.in<float>(4);
       const T clip = *args.in<float>(3), rate = scalars[kLearningRate], momentum = scalars[kMomentum];
-      args.workers.parallel_blocks(part.elements, kUpdateBlock, [&](int64_t begin, int64_t end) {
-        const T* gradient = args.in<T>(1) + gradient_begin + begin;
-        T* p = args.out<T>(0) + part.offset + begin;
+      args.workers.parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
+        const T* gradient = args.in<T>(1) + begin;
+        T* p = args.out<T>(0) + begin;
         if (buffered)
-          momentum_loop(clip, rate, weight_decay, momentum, gradient, p, args.out<T>(1) + buffer_begin + begin, end - begin);
+          momentum_loop(clip, rate, weight_decay, momentum, gradient, p, args.out<T>(1) + begin, end - begin);
         else
           sgd_loop(clip, rate, weight_decay, gradient, p, end - begin);
       });
@@ -207,11 +175,8 @@ template <typename T> struct MakeSgd {
 };
 
 std::vector<TensorType> infer_accumulate(const InferContext& context) {
-  check_part(context, 1, 0);
-  const TensorType &sum = context.input(0), &x = context.input(1);
-  if (element_count(sum.shape) != part_of(context.attributes, x).elements)
-    throw error(ErrorCode::unsupported, "{} has no place in {}", to_string(x), to_string(sum));
-  return {sum};
+  check_same(context, 0, 1);
+  return {context.input(0)};
 }
 
 template <typename T> void accumulate_loop(const T* __restrict x, T* __restrict sum, int64_t n) {
@@ -220,21 +185,18 @@ template <typename T> void accumulate_loop(const T* __restrict x, T* __restrict 
 
 template <typename T> struct MakeAccumulate {
   KernelRun operator()(const KernelSpec& spec) const {
-    const Part part = part_of(spec.attributes, spec.inputs[1]);
-    return [part](const KernelArgs& args) {
-      args.workers.parallel_blocks(part.elements, kUpdateBlock, [&](int64_t begin, int64_t end) {
-        accumulate_loop(args.in<T>(1) + part.offset + begin, args.out<T>(0) + begin, end - begin);
+    return [n = element_count(spec.inputs[0].shape)](const KernelArgs& args) {
+      args.workers.parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
+        accumulate_loop(args.in<T>(1) + begin, args.out<T>(0) + begin, end - begin);
       });
     };
   }
 };
 
 KernelRun make_store(const KernelSpec& spec) {
-  const Part part = part_of(spec.attributes, spec.inputs[1]);
-  const int64_t size = size_of(spec.inputs[1].dtype);
-  return [from = part.offset * size, n = part.elements * size](const KernelArgs& args) {
+  return [n = spec.inputs[0].bytes()](const KernelArgs& args) {
     args.workers.parallel_blocks(n, 4 * kUpdateBlock, [&](int64_t begin, int64_t end) {
-      std::memcpy(args.out<std::byte>(0) + begin, args.in<std::byte>(1) + from + begin, static_cast<size_t>(end - begin));
+      std::memcpy(args.out<std::byte>(0) + begin, args.in<std::byte>(1) + begin, static_cast<size_t>(end - begin));
     });
   };
 }
@@ -247,9 +209,8 @@ KernelRun make_clear(const KernelSpec& spec) {
   };
 }
 
-// Of the part of input `whole` that the node deals with.
-template <int bytes_per_element, int flops_per_element, size_t whole = 0> Cost per_element(const KernelSpec& spec) {
-  const auto n = static_cast<double>(part_of(spec.attributes, spec.inputs[whole]).elements);
+template <int bytes_per_element, int flops_per_element> Cost per_element(const KernelSpec& spec) {
+  const auto n = static_cast<double>(element_count(spec.inputs[0].shape));
   return {.flops = flops_per_element * n, .bytes = bytes_per_element * n};
 }
 
@@ -286,7 +247,7 @@ const OpDef kAccumulate{.name = "Accumulate",
                         .infer = infer_accumulate,
                         .no_gradient = kNoSecondOrder,
                         .writes = {{.output = 0, .input = 0}},
-                        .cost = per_element<12, 1, 1>,
+                        .cost = per_element<12, 1>,
                         .kernel = {.cpu = for_floats<MakeAccumulate>}};
 const OpDef kClear{.name = "Clear",
                    .infer = infer_same_as_input,
@@ -300,7 +261,7 @@ const OpDef kStore{.name = "Store",
                    .no_gradient = kNoSecondOrder,
                    .writes = {{.output = 0, .input = 0}},
                    .overwrites = true,
-                   .cost = per_element<8, 0, 1>,
+                   .cost = per_element<8, 0>,
                    .kernel = {.cpu = make_store}};
 
 ORT_TRAIN_OPS_END

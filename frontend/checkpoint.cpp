@@ -260,14 +260,18 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
     };
     try {
       candidate.manifest.at("settings").get_to(loaded.settings);
-      const std::string optimizer = loaded.settings.contains("optim") ? loaded.settings.at("optim") : "";
+      const auto saved_with = [&](const char* name) { return loaded.settings.contains(name) ? loaded.settings.at(name) : ""; };
+      if (const auto now = content.settings.find("part_size"); now != content.settings.end() && now->second != saved_with("part_size")) {
+        throw error(ErrorCode::usage, "{}: was saved with --part-size {}, not {}: its weights are in other parts", candidate.path,
+                    saved_with("part_size"), now->second);
+      }
       if (candidate.manifest.at("model").get<std::string>() != content.model) {
         throw error(ErrorCode::usage, "{}: is the checkpoint of another model: its parameters have other names, types or shapes",
                     candidate.path);
       }
-      if (const auto now = content.settings.find("optim"); now != content.settings.end() && now->second != optimizer) {
-        throw error(ErrorCode::usage, "{}: was saved with --optim {}, not {}: its optimizer state can't be used", candidate.path, optimizer,
-                    now->second);
+      if (const auto now = content.settings.find("optim"); now != content.settings.end() && now->second != saved_with("optim")) {
+        throw error(ErrorCode::usage, "{}: was saved with --optim {}, not {}: its optimizer state can't be used", candidate.path,
+                    saved_with("optim"), now->second);
       }
       loaded.state = state_of(candidate.manifest.at("state"));
       if (loaded.state.step != candidate.step) throw error(ErrorCode::corrupt, "its manifest is that of step {}", loaded.state.step);

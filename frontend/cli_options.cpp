@@ -70,7 +70,7 @@ void add_shapes(const std::string& text, std::map<std::string, int64_t>& shapes)
 
 // What needs more than a conversion.
 struct Raw {
-  std::string budget, host_budget, nvme_budget, nvme_endurance;
+  std::string budget, host_budget, nvme_budget, nvme_endurance, part_size;
   std::vector<std::string> shapes, dump_after;
   double warmup_ratio = 0;
   bool gradient_checkpointing = false;
@@ -108,6 +108,8 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(memory, "--recompute", o.recompute, "instead of keeping it for the backward pass: auto (as the budget asks), none, sqrt or all");
   add(memory, "--micro-batches", o.micro_batches,
       "the order of an accumulating step: horizontal (one by one), vertical (together, block by block) or auto (what is faster)");
+  app.add_option("--part-size", raw.part_size, "weights of at least twice as many bytes are divided into parts by rows (default: 16MiB)")
+      ->group(memory);
   app.add_flag("--gradient-checkpointing", raw.gradient_checkpointing, "the same as --recompute auto: the budget decides")->group(memory);
   add(memory, "--nvme-path", o.nvme_path, "a folder on a disk for what doesn't fit into the budget");
   app.add_option("--nvme-budget", raw.nvme_budget, "bytes there (default: as many as it takes)")->group(memory);
@@ -229,6 +231,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   if (!raw.host_budget.empty()) parse_bytes(raw.host_budget);  // the CPU device's memory is --budget's
   if (!raw.nvme_budget.empty()) o.nvme_budget = parse_bytes(raw.nvme_budget);
   if (!raw.nvme_endurance.empty()) o.nvme_endurance = parse_bytes(raw.nvme_endurance);
+  if (!raw.part_size.empty()) o.part_size = parse_bytes(raw.part_size);
   o.nvme_checksums = !raw.no_checksums;
   if (raw.gradient_checkpointing && o.recompute != "auto")
     throw usage(fmt::format("--gradient-checkpointing leaves it to the budget, --recompute {} does not: give one of them", o.recompute));

@@ -132,7 +132,8 @@ void write_copy(const OutputFile& file, const std::string& temporary, const std:
   auto patch = patches.begin();
   for (const onnx::Piece& piece : pieces) {
     if (piece.kind == onnx::Piece::Kind::literal) append(std::as_bytes(std::span(piece.literal)));
-    if (piece.kind == onnx::Piece::Kind::tensor) bytes_of(added.at(piece.tensor), [&](int64_t, std::span<const std::byte> bytes) { append(bytes); });
+    if (piece.kind == onnx::Piece::Kind::tensor)
+      bytes_of(added.at(piece.tensor), [&](int64_t, std::span<const std::byte> bytes) { append(bytes); });
     if (piece.kind != onnx::Piece::Kind::source) continue;
     const int64_t shift = written - piece.begin;
     int64_t done = piece.begin;

@@ -18,8 +18,8 @@ namespace ort_train {
 
 // Where bytes go: a piece and its place, in bytes from the beginning.
 using ByteSink = std::function<void(int64_t offset, std::span<const std::byte> bytes)>;
-// Hands over a parameter's bytes, from the first to the last, in pieces of whole rows: those that live on a disk are brought into memory one
-// by one. False where there is no such parameter. An empty sink only asks.
+// Hands over a parameter's bytes, from the first to the last, in pieces of whole rows: those that live on a disk are brought into memory
+// one by one. False where there is no such parameter. An empty sink only asks.
 using WeightBytes = std::function<bool(const std::string& parameter, const ByteSink& sink)>;
 
 // Throws Error(usage) if the output would be the input, or would overwrite files that no run of ours wrote. Called before any work.

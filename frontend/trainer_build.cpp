@@ -46,6 +46,8 @@ void Trainer::Impl::check_options() const {
   if (options.recompute != "auto") recompute_mode(options.recompute);
   if (options.micro_batches != "auto" && options.micro_batches != "horizontal" && options.micro_batches != "vertical")
     throw refuse("micro-batches", options.micro_batches, "is not known: auto, horizontal or vertical");
+  constexpr int64_t kLeastPart = 64;
+  if (options.part_size < kLeastPart) throw refuse("part-size", options.part_size, "is less than 64 bytes");
   if (options.budget < 0) throw refuse("budget", options.budget, "is negative");
   if (options.nvme_budget < 0) throw refuse("nvme-budget", options.nvme_budget, "is negative");
   if (!options.nvme_path.empty() && !std::filesystem::is_directory(options.nvme_path))
@@ -160,7 +162,8 @@ JobEntry& Trainer::Impl::add_entry(const std::string& name, JobGraph job, int64_
 void Trainer::Impl::build_entries(bool defer) {
   entries.clear();
   deferred = defer;
-  const PassOptions quiet{.skip = options.skip_passes, .dump_after = {}, .on_pass = nullptr, .folder = make_folder(workers)};
+  const PassOptions quiet{
+      .skip = options.skip_passes, .dump_after = {}, .on_pass = nullptr, .part_bytes = options.part_size, .folder = make_folder(workers)};
   PassOptions first = quiet;
   if (!model_read) first.dump_after = options.dump_after;
   std::vector<std::string> passes;

@@ -133,6 +133,7 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
                                             {"gradient_accumulation_steps", text(options.gradient_accumulation_steps)},
                                             {"seed", text(options.seed)},
                                             {"shuffle", text(options.shuffle)},
+                                            {"part_size", text(options.part_size)},
                                             {"train_samples", text(train_range.count)},
                                             {"data", std::filesystem::path(data.train->path()).filename().string()},
                                             {"instruction_set", __builtin_cpu_supports("x86-64-v4") ? "x86-64-v4" : "x86-64-v3"}};

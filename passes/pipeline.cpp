@@ -50,7 +50,7 @@ void optimize_forward(Graph& forward, const PassOptions& options) {
   run("fuse_gelu", fuse_gelu);
   run("fuse_attention", fuse_attention);
   run("simplify_again", simplify);  // fuse_attention leaves transposes that meet others
-  run("mark_parts", mark_parts);                  // last: it asks what the uses of a weight are
+  run("mark_parts", mark_parts);    // last: it asks what the uses of a weight are
   rename_outputs(forward, names);
 }
 

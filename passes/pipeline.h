@@ -35,16 +35,16 @@ inline constexpr const char* kInverseCountInput =
 // A graph and the values of it that the trainer reads and writes. kNone where the graph has no such value.
 struct JobGraph {
   Graph graph;
-  ValueId labels = kNone;         // input
-  ValueId scalars = kNone;        // input, see kScalarsInput
-  ValueId inverse_count = kNone;  // input, see kInverseCountInput; (batches for output)
-  ValueId loss_sum = kNone;       // float32 []: sum over counted labels or elements; for loss "output" the loss itself
-  ValueId count = kNone;          // float32 []: how many counted; kNone: one
-  ValueId grad_norm = kNone;      // float32 []: global norm before clipping
-  ValueId stored_norm = kNone;    // float32 []: the same where an update is deferred; persistent
-  std::vector<ValueId> outputs;   // the model's outputs
-  std::map<ValueId, ValueId> gradients;                  // parameter -> gradient, before clipping; of an accumulating step: in its update graph
-  std::map<ValueId, std::vector<ValueId>> accumulators;  // parameter -> the sum for each of its uses; persistent, named "NAME.grad"
+  ValueId labels = kNone;                // input
+  ValueId scalars = kNone;               // input, see kScalarsInput
+  ValueId inverse_count = kNone;         // input, see kInverseCountInput; (batches for output)
+  ValueId loss_sum = kNone;              // float32 []: sum over counted labels or elements; for loss "output" the loss itself
+  ValueId count = kNone;                 // float32 []: how many counted; kNone: one
+  ValueId grad_norm = kNone;             // float32 []: global norm before clipping
+  ValueId stored_norm = kNone;           // float32 []: the same where an update is deferred; persistent
+  std::vector<ValueId> outputs;          // the model's outputs
+  std::map<ValueId, ValueId> gradients;  // parameter -> gradient, before clipping; of an accumulating step: in its update graph
+  std::map<ValueId, std::vector<ValueId>> accumulators;   // parameter -> the sum for each of its uses; persistent, named "NAME.grad"
   std::map<std::string, std::vector<std::string>> parts;  // the model's parameters that are divided: name -> those of the parts, in order
 };
 

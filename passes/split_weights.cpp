@@ -160,9 +160,8 @@ bool mark_parts(Graph& graph, const PassOptions& options) {
     Value& weight = graph.value(id);
     if (!weight.trainable || weight.shape.size() != 2) continue;
     if (std::find(graph.outputs.begin(), graph.outputs.end(), id) != graph.outputs.end()) continue;
-    const bool fits = std::all_of(readers[id].begin(), readers[id].end(), [&](NodeId reader) {
-      return is_product(graph.node(reader), id) || is_lookup(graph.node(reader), id);
-    });
+    const bool fits = std::all_of(readers[id].begin(), readers[id].end(),
+                                  [&](NodeId reader) { return is_product(graph.node(reader), id) || is_lookup(graph.node(reader), id); });
     if (!fits || readers[id].empty()) continue;
     weight.part_rows = rows_of_part(weight, options.part_bytes);
     changed |= weight.part_rows > 0;

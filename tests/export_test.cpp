@@ -52,11 +52,18 @@ struct ExportTest : testing::Test {
                             .transposed = false}}}};
   }
 
-  std::span<const std::byte> bytes(const std::string& name) const { return std::as_bytes(std::span(name == "w" ? w : b)); }
-  std::string run() {
-    return export_model(
-        model, weights, [this](const std::string& name) { return bytes(name); }, out);
+  // In one piece, or row by row.
+  bool hand_over(const std::string& name, const ByteSink& sink) const {
+    const auto bytes = std::as_bytes(std::span(name == "w" ? w : b));
+    const size_t piece = name == "w" && by_rows ? bytes.size() / 2 : bytes.size();
+    for (size_t at = 0; sink && at < bytes.size(); at += piece) sink(static_cast<int64_t>(at), bytes.subspan(at, piece));
+    return true;
   }
+  WeightBytes weight_bytes() const {
+    return [this](const std::string& name, const ByteSink& sink) { return hand_over(name, sink); };
+  }
+  bool by_rows = false;
+  std::string run() { return export_model(model, weights, weight_bytes(), out); }
   void expect_written() const {
     EXPECT_EQ(read_file(out + "/model.onnx"), "head" + bytes_of(w) + "middle" + bytes_of(b) + "tail");
     const std::vector<float> transposed{w[0], w[3], w[1], w[4], w[2], w[5]};
@@ -171,22 +178,29 @@ TEST_F(ExportTest, LargeTransposesGoInBlocks) {
                           .dtype = DType::float32,
                           .shape = {rows, columns},
                           .transposed = true};
-  int pieces = 0;
-  in_layout(place, std::as_bytes(std::span(parameter)), [&](int64_t offset, std::span<const std::byte> bytes) {
-    std::memcpy(reinterpret_cast<std::byte*>(result.data()) + offset, bytes.data(), bytes.size());
-    ++pieces;
-  });
-  EXPECT_GT(pieces, 1);
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t column = 0; column < columns; ++column) {
-      ASSERT_EQ(result[static_cast<size_t>(row * columns + column)], parameter[static_cast<size_t>(column * rows + row)]);
+  for (const int64_t parts : {1, 3}) {  // ranges of the parameter's rows
+    std::fill(result.begin(), result.end(), -1.0f);
+    int pieces = 0;
+    for (int64_t part = 0; part < parts; ++part) {
+      const auto begin = static_cast<size_t>(columns / parts * part * rows), end = static_cast<size_t>(columns / parts * (part + 1) * rows);
+      in_layout(place, static_cast<int64_t>(4 * begin), std::as_bytes(std::span(parameter).subspan(begin, end - begin)),
+                [&](int64_t offset, std::span<const std::byte> bytes) {
+                  std::memcpy(reinterpret_cast<std::byte*>(result.data()) + offset, bytes.data(), bytes.size());
+                  ++pieces;
+                });
+    }
+    EXPECT_GT(pieces, parts);
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t column = 0; column < columns; ++column) {
+        ASSERT_EQ(result[static_cast<size_t>(row * columns + column)], parameter[static_cast<size_t>(column * rows + row)]);
+      }
     }
   }
 }
 
 TEST_F(ExportTest, GradientsAreWrittenUnderEveryNameInItsLayout) {
   const std::string path = folder / "g.safetensors";
-  write_layouts(path, weights, [this](const std::string& name) { return name == "w" ? bytes(name) : std::span<const std::byte>(); });
+  write_layouts(path, weights, [this](const std::string& name, const ByteSink& sink) { return name == "w" && hand_over(name, sink); });
   const SafetensorsHeader header = read_safetensors_header(File::open(path), ErrorCode::data);
   ASSERT_EQ(header.entries.size(), 2u);
   EXPECT_EQ(header.find("w.t")->shape, (Shape{3, 2}));

@@ -286,7 +286,12 @@ TEST(Import, AnUntiedModelIsExportedWithItsCopies) {
   const std::map<std::string, std::vector<float>> trained{{"b", {0, 1}}, {"b.use2", {10, 0}}, {"b.use3", {20, 3}}};
   std::filesystem::create_directory(folder / "out");
   const std::string written = export_model(
-      apart.info, apart.weights, [&](const std::string& name) { return std::as_bytes(std::span(trained.at(name))); }, folder / "out");
+      apart.info, apart.weights,
+      [&](const std::string& name, const ByteSink& sink) {
+        sink(0, std::as_bytes(std::span(trained.at(name))));
+        return true;
+      },
+      folder / "out");
   const std::string bytes = read_file(written);
   pb::ModelProto model;
   ASSERT_TRUE(model.ParseFromString(bytes));

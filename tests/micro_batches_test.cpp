@@ -1,4 +1,4 @@
-// Micro-batches that go through the model together, and updates in parts: the same bits as one after the other and in one piece.
+// Micro-batches that go through the model together: the same bits as one after the other.
 
 #include "passes/micro_batches.h"
 
@@ -42,7 +42,7 @@ std::map<std::string, std::vector<double>> numbers(const Reference& reference) {
 }
 
 TEST(MicroBatches, TogetherGiveTheBitsOfOneByOne) {
-  const JobGraph job = gpt_training(kTiny, {.accumulate = true, .part_bytes = 64});
+  const JobGraph job = gpt_training(kTiny, {.accumulate = true}, /*part_bytes=*/64);
   for (const RecomputeChoice& choice : {RecomputeChoice{}, RecomputeChoice{.groups = 5}, recompute_mode("sqrt")}) {
     Graph graph = job.graph;
     recompute(graph, choice);
@@ -104,47 +104,6 @@ TEST(MicroBatches, MoveLessThanOneByOne) {
   const int64_t one = moved(apart, false, kLimit), all = moved(together, true, kLimit);
   EXPECT_GT(one, int64_t{100} << 20);
   EXPECT_LT(all * 5, one * 4 * 2) << all << " instead of 4 x " << one;
-}
-
-TEST(Parts, GiveTheBitsOfOnePiece) {
-  for (const char* const kind : {"adamw", "sgd", "momentum"}) {
-    for (const int mode : {0, 1, 2}) {  // plain, accumulating, deferred
-      std::vector<std::map<std::string, std::vector<double>>> weights;
-      for (const int64_t part_bytes : {int64_t{1} << 30, int64_t{200}, int64_t{64}}) {
-        const OptimizerSpec optimizer{.kind = std::string(kind) == "adamw" ? "adamw" : "sgd",
-                                      .weight_decay = 0.1,
-                                      .momentum = std::string(kind) == "momentum" ? 0.9 : 0,
-                                      .max_grad_norm = 0,  // a norm is a sum over parts
-                                      .accumulate = mode == 1,
-                                      .part_bytes = part_bytes,
-                                      .deferred = mode == 2};
-        const JobGraph train = gpt_training(kTiny, optimizer);
-        std::vector<JobGraph> jobs{train};
-        if (mode == 2) jobs.push_back(build_pending_graph(train, optimizer, {}));
-        if (mode != 0) jobs.push_back(build_update_graph(train, optimizer, {}));
-        Workers workers(1);
-        Reference reference(workers);
-        set_parameters(train.graph, reference);
-        for (const JobGraph& job : jobs) {
-          job.graph.verify("building");
-          std::map<ValueId, Tensor> inputs;
-          for (ValueId id : job.graph.inputs) inputs[id] = input_of(job.graph, id, static_cast<uint32_t>(job.graph.value(id).name.size()));
-          reference.run(job.graph, inputs);
-        }
-        size_t state = 0;
-        auto& after = weights.emplace_back();
-        for (const auto& [name, numbers_of] : numbers(reference)) {
-          const ValueId id = train.graph.find_value(name);
-          if (id != kNone && train.graph.value(id).kind == ValueKind::parameter) after[name] = numbers_of;
-          state += name.find(".exp_avg.") != std::string::npos || name.find(".momentum_buffer.") != std::string::npos;
-        }
-        EXPECT_EQ(after.size(), train.graph.parameters().size());
-        EXPECT_EQ(state > 20, part_bytes < 1000 && std::string(kind) != "sgd");
-      }
-      EXPECT_EQ(weights[1], weights[0]) << kind << ' ' << mode;
-      EXPECT_EQ(weights[2], weights[0]) << kind << ' ' << mode;
-    }
-  }
 }
 
 }  // namespace

@@ -76,6 +76,44 @@ void matmul_cases(std::vector<OpCase>& cases) {
                    .expected = {{kInfinity, kNaN, 3}}});
 }
 
+void matmul_part_cases(std::vector<OpCase>& cases) {
+  struct Form {
+    const char* name;
+    Shape a, b;
+    bool trans_a, trans_b, bias;
+    int64_t a_from, a_width, y_from, y_columns;
+    Shape base;  // none where empty
+    float alpha = 1;
+  };
+  const std::vector<Form> forms{
+      {"columns_of_y", {2, 5, 12}, {7, 12}, false, true, true, 0, 0, 3, 40, {2, 5, 40}},
+      {"all_columns_of_y", {5, 12}, {12, 7}, false, false, true, 0, 0, 0, 7, {}},
+      {"columns_of_a", {2, 5, 40}, {12, 7}, false, true, false, 11, 7, 0, 0, {2, 5, 12}, 0.7f},
+      {"columns_of_a_first", {5, 40}, {7, 12}, false, false, true, 33, 7, 0, 0, {}},
+      {"rows_of_y", {9, 40}, {9, 12}, true, false, false, 17, 20, 0, 0, {}},
+      {"rows_of_y_added", {9, 40}, {9, 12}, true, false, false, 17, 20, 0, 0, {20, 12}},
+      {"both", {6, 30}, {10, 8}, false, false, false, 4, 10, 5, 21, {6, 21}, 2.0f},
+      {"tiles", {530, 90}, {800, 70}, false, true, true, 13, 70, 100, 1000, {530, 1000}},
+      {"tiles_added", {530, 1000}, {801, 70}, false, false, false, 60, 801, 0, 0, {530, 70}},
+      {"nothing", {0, 8}, {3, 8}, false, true, false, 0, 0, 2, 5, {0, 5}},
+  };
+  for (const Form& form : forms) {
+    const int64_t columns = form.y_columns > 0 ? form.y_columns : form.b[form.trans_b ? 0 : 1];
+    OpCase op_case{.name = form.name,
+                   .op = "MatMulPart",
+                   .attributes = {{"trans_a", int64_t{form.trans_a}},
+                                  {"trans_b", int64_t{form.trans_b}},
+                                  {"alpha", form.alpha},
+                                  {"a_from", form.a_from},
+                                  {"a_width", form.a_width},
+                                  {"y_from", form.y_from},
+                                  {"y_columns", form.y_columns}},
+                   .inputs = {random(form.a), random(form.b), form.bias ? random({columns}) : absent()}};
+    if (!form.base.empty()) op_case.inputs.push_back(random(form.base));
+    cases.push_back(std::move(op_case));
+  }
+}
+
 void attention_cases(std::vector<OpCase>& cases) {
   struct Form {
     const char* name;
@@ -266,6 +304,7 @@ void dropout_cases(std::vector<OpCase>& cases) {
 std::vector<OpCase> nn_op_cases() {
   std::vector<OpCase> cases;
   matmul_cases(cases);
+  matmul_part_cases(cases);
   attention_cases(cases);
   loss_cases(cases);
   optimizer_cases(cases);

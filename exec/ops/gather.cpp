@@ -3,8 +3,8 @@
 // Negative indices count from the end; one outside is an Error(data). Gradients add what was read back into zeros, in the order of the
 // indices: GatherGrad{axis, shape}(dy, indices), GatherNDGrad{batch_dims, shape}(dy, indices); GatherElements' is ScatterElements.
 //
-// Where a table is in parts, each a range of its rows (passes/split_weights.h), GatherPart{first, total}(part, indices, base?) puts the rows
-// that lie in it into the base, in place; without one, what other parts hold is left to the nodes that fill it next. GatherGrad with
+// Where a table is in parts, each a range of its rows (passes/split_weights.h), GatherPart{first, total}(part, indices, base?) puts the
+// rows that lie in it into the base, in place; without one, what other parts hold is left to the nodes that fill it next. GatherGrad with
 // `first` and `total` makes the part's gradient.
 //
 // GatherGrad serves embeddings: (2048 indices) x [50257, 768] is a matter of writing 154 MB of zeros, so each task clears a block of rows
@@ -179,15 +179,16 @@ KernelRun prepare_gather_grad(const KernelSpec& spec) {
   const DType dtype = spec.outputs[0].dtype;
   if (dtype != DType::float32 && dtype != DType::float64) no_kernel("GatherGrad", dtype);
   const RowScatter scatter = gather_grad_scatter(spec);
-  return [scatter, part = part_of(spec.attributes, scatter.sizes().rows), dtype, index_dtype = spec.inputs[1].dtype](const KernelArgs& args) {
-    with_index(index_dtype, [&](auto* type) {
-      using Index = std::remove_pointer_t<decltype(type)>;
-      if (dtype == DType::float32)
-        gather_grad<float, Index>(args, scatter, part);
-      else
-        gather_grad<double, Index>(args, scatter, part);
-    });
-  };
+  return
+      [scatter, part = part_of(spec.attributes, scatter.sizes().rows), dtype, index_dtype = spec.inputs[1].dtype](const KernelArgs& args) {
+        with_index(index_dtype, [&](auto* type) {
+          using Index = std::remove_pointer_t<decltype(type)>;
+          if (dtype == DType::float32)
+            gather_grad<float, Index>(args, scatter, part);
+          else
+            gather_grad<double, Index>(args, scatter, part);
+        });
+      };
 }
 
 // --- GatherElements -------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,265 @@
+// Weights in parts: what the pass makes of products and lookups, and that a model in parts computes what it computes in one piece.
+
+#include "passes/split_weights.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "exec/ops/optimizer_scalars.h"
+#include "exec/workers.h"
+#include "graph/op_def.h"
+#include "passes/plan.h"
+#include "tests/plan_support.h"
+
+namespace ort_train {
+namespace {
+
+using testing::gpt_training;
+using testing::GptShape;
+using testing::random_tensor;
+using testing::Reference;
+
+constexpr GptShape kTiny{.layers = 2, .heads = 2, .width = 8, .vocabulary = 37, .batch = 2, .length = 5};
+
+size_t count(const Graph& graph, std::string_view op) {
+  return static_cast<size_t>(
+      std::count_if(graph.order().begin(), graph.order().end(), [&](NodeId id) { return graph.node(id).op->name == op; }));
+}
+
+struct Model {
+  Graph graph;
+  ValueId x = kNone;
+  Model() {
+    x = graph.add_value({.name = "x", .dtype = DType::float32, .shape = {3, 6}, .kind = ValueKind::input});
+    graph.inputs = {x};
+  }
+  ValueId weight(const char* name, Shape shape) {
+    return graph.add_value(
+        {.name = name, .dtype = DType::float32, .shape = std::move(shape), .kind = ValueKind::parameter, .trainable = true});
+  }
+};
+
+TEST(SplitWeights, OnlyMatricesWithKnownUsesAreDivided) {
+  Model m;
+  Builder b(m.graph);
+  const ValueId small = m.weight("small", {6, 6}), large = m.weight("large", {6, 40}), twice = m.weight("twice", {40, 40}),
+                frozen = m.weight("frozen", {40, 40}), vector = m.weight("vector", {400});
+  m.graph.value(frozen).trainable = false;
+  ValueId y = b.emit("MatMul", {b.emit("MatMul", {m.x, small}), large});
+  y = b.emit(
+      "MatMul",
+      {b.emit("MatMul", {b.emit("Mul", {y, b.emit("Slice", {vector}, {{"starts", Shape{0}}, {"ends", Shape{40}}})}), twice}), frozen});
+  m.graph.outputs = {b.emit("Add", {y, b.emit("ReduceSum", {twice}, {{"axes", Shape{0}}, {"keepdims", int64_t{0}}})})};
+  EXPECT_TRUE(mark_parts(m.graph, {.part_bytes = 480}));
+  EXPECT_EQ(m.graph.value(small).part_rows, 0) << "144 bytes";
+  EXPECT_EQ(m.graph.value(large).part_rows, 3) << "960 bytes: two parts";
+  EXPECT_EQ(m.graph.value(twice).part_rows, 0) << "its sum is asked for, too";
+  EXPECT_EQ(m.graph.value(frozen).part_rows, 0) << "nothing of it is updated";
+  EXPECT_EQ(m.graph.value(vector).part_rows, 0);
+  EXPECT_FALSE(mark_parts(m.graph, {.part_bytes = 481}));
+}
+
+TEST(SplitWeights, PartsBeginAtWholeLines) {
+  Model m;
+  const ValueId w = m.weight("w", {1000, 6});
+  m.graph.outputs = {Builder(m.graph).emit("MatMul", {m.x, w}, {{"trans_b", int64_t{1}}})};
+  mark_parts(m.graph, {.part_bytes = 24 * 100});
+  EXPECT_EQ(m.graph.value(w).part_rows, 128) << "1,000 rows in ten parts, rounded up to 64";
+}
+
+// Node by node, as the head of the pass says.
+TEST(SplitWeights, AProductBecomesAChainInPlace) {
+  Model m;
+  Builder b(m.graph);
+  const ValueId w = m.weight("w", {10, 6}), bias = m.weight("bias", {10});
+  const ValueId y = b.named("head", 7).emit("MatMul", {m.x, w, bias}, {{"trans_b", int64_t{1}}});
+  m.graph.outputs = {y};
+  ASSERT_TRUE(mark_parts(m.graph, {.part_bytes = 96}));
+  JobGraph job{.graph = m.graph};
+  std::map<ValueId, std::vector<ValueId>> none;
+  EXPECT_TRUE(split_weights(job, none));
+  job.graph.verify("split_weights");
+  EXPECT_EQ(job.parts.at("w"), (std::vector<std::string>{"w[0:4]", "w[4:8]", "w[8:10]"}));
+  ASSERT_EQ(job.graph.order().size(), 3u);
+  EXPECT_EQ(job.graph.outputs, (std::vector<ValueId>{y})) << "the same value";
+  for (size_t i = 0; i < 3; ++i) {
+    const Node& node = job.graph.node(job.graph.order()[i]);
+    EXPECT_EQ(node.op->name, "MatMulPart");
+    EXPECT_EQ(node.name, "head");
+    EXPECT_EQ(node.ordinal, 7u);
+    EXPECT_EQ(job.graph.value(node.inputs[1]).name, job.parts.at("w")[i]);
+    EXPECT_EQ(node.attributes.get("y_from", int64_t{-1}), static_cast<int64_t>(4 * i));
+    EXPECT_EQ(node.inputs[3], i == 0 ? kNone : job.graph.node(job.graph.order()[i - 1]).outputs[0]);
+  }
+  EXPECT_EQ(job.graph.parameters().size(), 4u) << "three parts and the bias";
+  EXPECT_FALSE(split_weights(job, none)) << "nothing is left to divide";
+}
+
+// What a weight's use becomes that the pass did not foresee when the weight was marked.
+TEST(SplitWeights, AnyOtherUseGetsTheWeightPutTogether) {
+  Model m;
+  Builder b(m.graph);
+  const ValueId w = m.weight("w", {6, 6});
+  const ValueId y = b.emit("MatMul", {m.x, w});
+  m.graph.outputs = {y};
+  ASSERT_TRUE(mark_parts(m.graph, {.part_bytes = 48}));
+  m.graph.outputs.push_back(b.emit("Tanh", {w}));
+  m.graph.outputs.push_back(b.emit("MatMul", {w, w}));
+  const ValueId gradient = b.emit("Neg", {m.graph.outputs[1]});
+  Workers workers(1);
+  Reference whole(workers), parts(workers);
+  const Tensor x = random_tensor({DType::float32, {3, 6}}, 1), weight = random_tensor({DType::float32, {6, 6}}, 2);
+  whole.state["w"] = weight;
+  JobGraph job{.graph = m.graph};
+  std::map<ValueId, std::vector<ValueId>> gradients{{w, {gradient}}};
+  split_weights(job, gradients);
+  job.graph.verify("split_weights");
+  EXPECT_EQ(gradients.size(), 3u) << "one for each part";
+  size_t row = 0;
+  for (const std::string& name : job.parts.at("w")) {
+    Tensor& part = parts.state[name] = Tensor(DType::float32, {2, 6});
+    std::copy_n(weight.data<float>().begin() + static_cast<std::ptrdiff_t>(row), 12, part.data<float>().begin());
+    row += 12;
+  }
+  const auto wanted = whole.run(m.graph, {{m.x, x}}), found = parts.run(job.graph, {{m.x, x}});
+  EXPECT_EQ(found.at(m.graph.outputs[1]), wanted.at(m.graph.outputs[1]));
+  EXPECT_EQ(found.at(m.graph.outputs[2]), wanted.at(m.graph.outputs[2]));
+  size_t at = 0;
+  for (const auto& [part, uses] : gradients) {
+    ASSERT_EQ(uses.size(), 1u);
+    for (const float g : found.at(uses[0]).data<float>()) EXPECT_EQ(g, wanted.at(gradient).data<float>()[at++]);
+  }
+  EXPECT_EQ(at, 36u);
+}
+
+double norm(const std::vector<double>& a, const std::vector<double>& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
+  return std::sqrt(sum);
+}
+
+// Loss, gradient norm and, by the model's names, weights and state after an optimizer step.
+struct Left {
+  std::vector<double> results;
+  std::map<std::string, std::vector<double>> tensors;
+  size_t parts = 0;
+};
+
+Left left_by(const OptimizerSpec& optimizer, int64_t part_bytes) {
+  const JobGraph train = gpt_training(kTiny, optimizer, part_bytes);
+  std::vector<JobGraph> jobs{train};
+  if (optimizer.deferred) jobs.push_back(build_pending_graph(train, optimizer, {}));
+  if (optimizer.accumulate || optimizer.deferred) jobs.push_back(build_update_graph(train, optimizer, {}));
+  Workers workers(1);
+  Reference reference(workers);
+  const Graph whole = testing::gpt_forward(kTiny);
+  for (const ValueId id : whole.parameters()) {  // the same numbers, divided or not
+    const Value& value = whole.value(id);
+    Tensor all = random_tensor(value.type(), id);
+    const auto divided = train.parts.find(value.name);
+    if (divided == train.parts.end()) {
+      reference.state[value.name] = std::move(all);
+      continue;
+    }
+    auto from = all.data<float>().begin();
+    for (const std::string& name : divided->second) {
+      Tensor& part = reference.state[name] = Tensor(value.dtype, train.graph.value(train.graph.find_value(name)).shape);
+      std::copy_n(from, part.data<float>().size(), part.data<float>().begin());
+      from += static_cast<std::ptrdiff_t>(part.data<float>().size());
+    }
+  }
+  Left left;
+  for (const JobGraph& job : jobs) {
+    job.graph.verify("building");
+    EXPECT_EQ(job.parts, train.parts);
+    std::map<ValueId, Tensor> inputs;
+    for (const ValueId id : job.graph.inputs) {
+      const Value& value = job.graph.value(id);
+      Tensor& tensor = inputs[id] = random_tensor(value.type(), static_cast<uint32_t>(value.name.size()), kTiny.vocabulary);
+      if (value.name == kScalarsInput) {
+        const auto scalars = optimizer_scalars(2, 1e-2, 0.9, 0.999, optimizer.epsilon, optimizer.momentum);
+        std::copy(scalars.begin(), scalars.end(), tensor.data<float>().begin());
+      }
+    }
+    const auto values = reference.run(job.graph, inputs);
+    for (const ValueId id : job.graph.outputs) {
+      for (const double x : values.at(id).to_double()) left.results.push_back(x);
+    }
+  }
+  for (const auto& [name, tensor] : reference.state) {
+    const size_t open = name.find('[');
+    left.parts += open != std::string::npos;
+    const std::string of = open == std::string::npos ? name : name.substr(0, open) + name.substr(name.find(']') + 1);
+    // Parts come in the order of their names, not of their rows.
+    const size_t first = open == std::string::npos ? 0 : std::stoul(name.substr(open + 1));
+    const size_t width = tensor.shape.size() == 2 ? static_cast<size_t>(tensor.shape[1]) : 1;
+    std::vector<double>& all = left.tensors[of];
+    const std::vector<double> part = tensor.to_double();
+    all.resize(std::max(all.size(), first * width + part.size()));
+    std::copy(part.begin(), part.end(), all.begin() + static_cast<std::ptrdiff_t>(first * width));
+  }
+  return left;
+}
+
+TEST(SplitWeights, AModelInPartsComputesWhatItDoesInOnePiece) {
+  for (const bool adamw : {true, false}) {
+    for (const int mode : {0, 1, 2}) {  // plain, accumulating, deferred
+      const OptimizerSpec optimizer{.kind = adamw ? "adamw" : "sgd",
+                                    .weight_decay = 0.1,
+                                    .epsilon = 1e-3,  // keeps the first steps from being signs of gradients, zero ones too
+                                    .momentum = 0.9,
+                                    .max_grad_norm = 0.5,
+                                    .accumulate = mode == 1,
+                                    .deferred = mode == 2};
+      const Left whole = left_by(optimizer, int64_t{1} << 30);
+      EXPECT_EQ(whole.parts, 0u);
+      for (const int64_t part_bytes : {200, 64}) {
+        const Left parts = left_by(optimizer, part_bytes);
+        EXPECT_GT(parts.parts, 50u);
+        ASSERT_EQ(parts.results.size(), whole.results.size());
+        for (size_t i = 0; i < whole.results.size(); ++i)
+          EXPECT_NEAR(parts.results[i], whole.results[i], 1e-5 * std::abs(whole.results[i])) << i;
+        ASSERT_EQ(parts.tensors.size(), whole.tensors.size());
+        for (const auto& [name, numbers] : whole.tensors) {
+          ASSERT_EQ(parts.tensors.at(name).size(), numbers.size()) << name;
+          const double size = norm(numbers, std::vector<double>(numbers.size()));
+          EXPECT_LE(norm(parts.tensors.at(name), numbers), 2e-5 * size + 1e-9) << name << ' ' << mode << ' ' << adamw;
+        }
+      }
+    }
+  }
+}
+
+// No product, no gradient and no update of a divided weight sees more than a part of it.
+TEST(SplitWeights, NothingIsLeftOfTheWhole) {
+  const JobGraph job = gpt_training(kTiny, {}, 64);
+  EXPECT_EQ(job.parts.size(), 9u) << "the table, and four matrices in each of two layers";
+  for (const NodeId id : job.graph.order()) {
+    const Node& node = job.graph.node(id);
+    if (node.op->name != "AdamW" || job.graph.value(node.inputs[0]).shape.size() < 2) continue;
+    if (job.graph.value(node.inputs[0]).name.find('[') == std::string::npos) continue;
+    EXPECT_LE(job.graph.value(node.inputs[1]).bytes(), 128) << "a row at least: " << job.graph.value(node.inputs[0]).name;
+  }
+  EXPECT_EQ(count(job.graph, "Slice"), 0u) << "gradients are made in parts";
+  EXPECT_EQ(count(job.graph, "Concat"), count(gpt_training(kTiny).graph, "Concat"));
+}
+
+// What parts are for: less memory at least, and a plan near its bound where whole weights would not let it be.
+TEST(SplitWeights, LowersTheLeastMemory) {
+  constexpr GptShape kShape{.layers = 2, .heads = 2, .width = 64, .vocabulary = 5000, .batch = 1, .length = 16};
+  const auto least = [&](int64_t part_bytes) {
+    JobGraph job = gpt_training(kShape, {}, part_bytes);
+    const Planner planner({{.name = "train", .graph = &job.graph}}, {.threads = 1});
+    const Program program = planner.streamed(0, {}, {}).program;
+    verify(program, {&job.graph});
+    return program.arena_bytes;
+  };
+  const int64_t whole = least(int64_t{1} << 30), parts = least(int64_t{128} << 10);
+  EXPECT_GT(whole, 3 * 5000 * 64 * 4);
+  EXPECT_LT(3 * parts, whole) << whole;
+}
+
+}  // namespace
+}  // namespace ort_train

@@ -45,11 +45,9 @@ StreamBound::StreamBound(const std::vector<StreamEntry>& entries, size_t persist
   for (size_t e = 0; e < entries.size(); ++e) {
     add_memory(e);
     EntryRows& rows = rows_[e];
-    for (const Job& job : rows.jobs) {
-      rows.work += job.constant;
-      for (const LinearTerm& term : job.terms) rows.work += std::max(0.0, term.factor);
-    }
+    for (const Job& job : rows.jobs) rows.work += job.most();
     const auto end = static_cast<int32_t>(entries[e].seconds.size());
+    sort_jobs(rows);
     rows.waited[-1] = program_.add_column(0, 0, 0);
     rows.waited[end] = program_.add_column(entries[e].weight < kRarely ? 0 : entries[e].weight, 0, rows.work);
     add_time(rows, 0, end);
@@ -129,16 +127,17 @@ void StreamBound::add_member(const Group& group, Group::Member& member) {
   member.held.assign(piece.uses.size(), -1);
   if (group.persistent) {
     occupy(rows, 0, piece.uses.front().step, resident, group.bytes);
-    if (piece.uses.front().reads) rows.jobs.push_back({0, piece.uses.front().step, read, {{resident, -read}}});
+    if (piece.uses.front().reads) rows.jobs.push_back({.begin = 0, .end = piece.uses.front().step, .constant = read, .terms = {{resident, -read}}});
   }
   bool changed = false;
   int32_t change_over = 0;      // the moment from which it can be written
   std::vector<int32_t> unless;  // if all of these are 1, it need not be
   int32_t until = 0;            // the moment until which it must be written, if it is
+  int32_t released = 0;         // and from which it is in memory for that alone
   for (size_t u = 0; u < piece.uses.size(); ++u) {
     const int32_t step = piece.uses[u].step;
     if (piece.uses[u].changes || (u == 0 && !group.persistent)) {
-      add_write(rows, change_over, until, write, unless);
+      add_write(rows, change_over, until, released, write, unless);
       unless.clear();
       changed = true;
       change_over = step + 1;
@@ -153,28 +152,31 @@ void StreamBound::add_member(const Group& group, Group::Member& member) {
     const int32_t held = member.held[u] = program_.add_column(0, 0, 1);
     if (group.persistent) program_.add_row(0, kInfinity, {{held, 1}, {resident, -1}});
     occupy(rows, step + 1, next, held, group.bytes);
-    rows.jobs.push_back({step + 1, next, read, {{held, -read}}});
+    rows.jobs.push_back({.begin = step + 1, .end = next, .constant = read, .terms = {{held, -read}}});
     if (!changed) continue;
     unless.push_back(held);
     until = next;
+    released = step + 1;
   }
   if (group.persistent) {
     occupy(rows, piece.uses.back().step + 1, steps, resident, group.bytes);
     if (changed) unless.push_back(resident);
     until = steps;
+    released = piece.uses.back().step + 1;
   }
-  add_write(rows, change_over, until, write, unless);
+  add_write(rows, change_over, until, released, write, unless);
 }
 
-void StreamBound::add_write(EntryRows& rows, int32_t begin, int32_t end, double seconds, const std::vector<int32_t>& unless) {
+void StreamBound::add_write(EntryRows& rows, int32_t begin, int32_t end, int32_t released, double seconds,
+                            const std::vector<int32_t>& unless) {
   if (unless.empty()) return;
   if (unless.size() == 1) {
-    rows.jobs.push_back({begin, end, seconds, {{unless[0], -seconds}}});
+    rows.jobs.push_back({.begin = begin, .end = end, .released = released, .constant = seconds, .terms = {{unless[0], -seconds}}});
     return;
   }
   const int32_t written = program_.add_column(0, 0, 1);
   for (const int32_t held : unless) program_.add_row(1, kInfinity, {{written, 1}, {held, 1}});
-  rows.jobs.push_back({begin, end, 0, {{written, seconds}}});
+  rows.jobs.push_back({.begin = begin, .end = end, .released = released, .terms = {{written, seconds}}});
 }
 
 // The load as a column a step, each the one before it and what changes: rows of few terms. Steps at which all fits into memory need none,
@@ -216,7 +218,8 @@ void StreamBound::add_memory(size_t entry) {
       if (std::abs(bytes) * kUnit >= 1) terms.push_back({column, -bytes});
     }
     program_.add_row(0, 0, terms);
-    rows.memory.push_back({now, room});
+    rows.memory_at[static_cast<int32_t>(t)] = rows.memory.size();
+    rows.memory.push_back({.column = now, .room = room, .step = static_cast<int32_t>(t)});
     change.clear();
     before = now;
   }
@@ -278,8 +281,7 @@ bool StreamBound::add_violated(EntryRows& rows) {
   for (size_t begin = moments; begin-- > 0;) {
     if (beginning[begin].empty()) continue;
     for (const Job* job : beginning[begin]) {
-      double seconds = job->constant;
-      for (const LinearTerm& term : job->terms) seconds += term.factor * program_.value(term.column);
+      const double seconds = value_of(*job);
       if (seconds < 1e-12) continue;
       const auto from = std::lower_bound(last.begin(), last.end(), job->end) - last.begin();
       for (size_t i = static_cast<size_t>(from); i < last.size(); ++i) inside[i] += seconds;
@@ -305,6 +307,167 @@ bool StreamBound::add_violated(EntryRows& rows) {
   return !made.empty();
 }
 
+int32_t StreamBound::Job::counted() const { return released < 0 ? end : released; }
+
+double StreamBound::Job::most() const {
+  double seconds = constant;
+  for (const LinearTerm& term : terms) seconds += std::max(0.0, term.factor);
+  return seconds;
+}
+
+double StreamBound::value_of(const Job& job) const {
+  double seconds = job.constant;
+  for (const LinearTerm& term : job.terms) seconds += term.factor * program_.value(term.column);
+  return seconds;
+}
+
+// Reads count when they are wanted, writes when their memory is.
+void StreamBound::sort_jobs(EntryRows& rows) {
+  for (const Job& job : rows.jobs) (job.released < 0 ? rows.reads : rows.writes).jobs.push_back(&job);
+  for (Sum* sum : {&rows.reads, &rows.writes}) {
+    std::stable_sort(sum->jobs.begin(), sum->jobs.end(), [](const Job* a, const Job* b) { return a->counted() < b->counted(); });
+    sum->columns[-1] = program_.add_column(0, 0, 0);
+  }
+}
+
+int32_t StreamBound::sum_until(EntryRows& rows, Sum& sum, int32_t moment) {
+  const auto before = std::prev(sum.columns.upper_bound(moment));
+  if (before->first == moment) return before->second;
+  const auto from = std::upper_bound(sum.jobs.begin(), sum.jobs.end(), before->first, [](int32_t m, const Job* job) { return m < job->counted(); });
+  const auto to = std::upper_bound(sum.jobs.begin(), sum.jobs.end(), moment, [](int32_t m, const Job* job) { return m < job->counted(); });
+  std::map<int32_t, double> factors;
+  double constant = 0;
+  for (auto job = from; job != to; ++job) {
+    constant += (*job)->constant;
+    for (const LinearTerm& term : (*job)->terms) factors[term.column] += term.factor;
+  }
+  const int32_t column = program_.add_column(0, 0, rows.work);
+  std::vector<LinearTerm> terms{{column, 1}, {before->second, -1}};
+  for (const auto& [of, factor] : factors) terms.push_back({of, -factor});
+  program_.add_row(constant, constant, terms);
+  return sum.columns[moment] = column;
+}
+
+// Of what is under way when a step begins, seconds: no more than can be, and bytes that fit beside what is there then.
+StreamBound::Underway StreamBound::underway_at(EntryRows& rows, int32_t step) {
+  if (const auto found = rows.underway.find(step); found != rows.underway.end()) return found->second;
+  const auto limited = [&](const std::vector<const Job*>& jobs, auto&& crosses) {
+    std::map<int32_t, double> factors;
+    double constant = 0, most = 0;
+    for (const Job* job : jobs) {
+      if (!crosses(*job)) continue;
+      constant += job->constant;
+      most += job->most();
+      for (const LinearTerm& term : job->terms) factors[term.column] += term.factor;
+    }
+    const int32_t column = program_.add_column(0, 0, most);
+    std::vector<LinearTerm> terms{{column, 1}};
+    for (const auto& [of, factor] : factors) terms.push_back({of, -factor});
+    program_.add_row(-kInfinity, constant, terms);
+    return column;
+  };
+  const Underway now{.ahead = limited(rows.reads.jobs, [&](const Job& job) { return job.begin <= step && step < job.end; }),
+                     .pending = limited(rows.writes.jobs, [&](const Job& job) { return job.begin <= step && step < job.end; })};
+  if (const auto found = rows.memory_at.find(step); found != rows.memory_at.end()) {
+    const Row load = rows.memory[found->second];
+    const int32_t all = program_.add_column(0, 0, static_cast<double>(load.room) / kUnit);
+    program_.add_row(0, 0, {{all, 1}, {load.column, -1}, {now.ahead, -rates_.read / kUnit}, {now.pending, -rates_.write / kUnit}});
+    rows.memory.push_back({.column = all, .room = load.room});
+  }
+  return rows.underway[step] = now;
+}
+
+// From the beginning of one step to that of another.
+void StreamBound::add_room(EntryRows& rows, int32_t begin, int32_t end) {
+  std::vector<LinearTerm> terms{{waited_until(rows, end), 1}, {sum_until(rows, rows.reads, end), -1}, {sum_until(rows, rows.writes, end), -1},
+                                {underway_at(rows, end).pending, 1}};
+  double constant = 0;
+  if (begin >= 0) {
+    terms.push_back({waited_until(rows, begin), -1});
+    terms.push_back({sum_until(rows, rows.reads, begin), 1});
+    terms.push_back({sum_until(rows, rows.writes, begin), 1});
+    terms.push_back({underway_at(rows, begin).ahead, 1});
+    // What may have been written before, while it was still there for its readers.
+    std::map<int32_t, double> early;
+    for (const Job* job : rows.writes.jobs) {
+      if (job->begin >= begin || job->released <= begin || job->released > end) continue;
+      constant -= job->constant;
+      for (const LinearTerm& term : job->terms) early[term.column] += term.factor;
+    }
+    for (const auto& [column, factor] : early) terms.push_back({column, factor});
+  }
+  const double computing = rows.begin[static_cast<size_t>(end)] - rows.begin[static_cast<size_t>(std::max(0, begin))];
+  program_.add_row(constant - computing, kInfinity, terms);
+}
+
+// Makes the rows of room that the solution violates most, whatever of the free memory is under way.
+bool StreamBound::add_crowded(EntryRows& rows) {
+  std::vector<bool> marked(rows.begin.size());
+  for (const auto& [step, at] : rows.memory_at) marked[static_cast<size_t>(step)] = true;
+  const std::vector<int32_t> moments = thinned(marked);
+  const size_t count = moments.size();
+  const auto at_or_after = [&](int32_t moment) {
+    return static_cast<size_t>(std::lower_bound(moments.begin(), moments.end(), moment) - moments.begin());
+  };
+  // By moment: the sums until there, and the most that can be under way.
+  std::vector<double> reads(count + 1), writes(count + 1), ahead(count + 1), pending(count + 1), waited(count);
+  for (const Job* job : rows.reads.jobs) {
+    const double seconds = value_of(*job);
+    reads[at_or_after(job->end)] += seconds;
+    ahead[at_or_after(job->begin)] += seconds;
+    ahead[at_or_after(job->end)] -= seconds;
+  }
+  for (const Job* job : rows.writes.jobs) {
+    const double seconds = value_of(*job);
+    writes[at_or_after(job->released)] += seconds;
+    pending[at_or_after(job->begin)] += seconds;
+    pending[at_or_after(job->end)] -= seconds;
+  }
+  for (auto* sums : {&reads, &writes, &ahead, &pending}) std::partial_sum(sums->begin(), sums->end(), sums->begin());
+  for (size_t i = 0; i < count; ++i) {
+    const Row& row = rows.memory[rows.memory_at.at(moments[i])];
+    const double free = std::max(0.0, static_cast<double>(row.room) - program_.value(row.column) * kUnit);
+    ahead[i] = std::min(ahead[i], free / rates_.read);
+    pending[i] = std::min(pending[i], free / rates_.write);
+    waited[i] = program_.value(std::prev(rows.waited.upper_bound(moments[i]))->second);
+  }
+  struct Stretch {
+    double violation = 0;
+    int32_t begin = 0, end = 0;
+  };
+  std::vector<Stretch> worst;
+  std::vector<double> early(count + 1);  // writes that may have been made before, by where they count
+  for (size_t from = count + 1; from-- > 0;) {  // 0: the beginning of all
+    const int32_t begin = from == 0 ? -1 : moments[from - 1];
+    std::fill(early.begin(), early.end(), 0.0);
+    for (const Job* job : rows.writes.jobs) {
+      if (begin >= 0 && job->begin < begin && job->released > begin) early[at_or_after(job->released)] += value_of(*job);
+    }
+    double crossing = 0;
+    Stretch most{0, begin, 0};
+    for (size_t to = from; to < count; ++to) {
+      crossing += early[to];
+      double wanted = reads[to] + writes[to] - pending[to] - waited[to] - rows.begin[static_cast<size_t>(moments[to])] - crossing;
+      if (from > 0) {
+        const size_t i = from - 1;
+        wanted -= reads[i] + writes[i] + ahead[i] - waited[i] - rows.begin[static_cast<size_t>(begin)];
+      }
+      if (wanted > most.violation) most = {wanted, begin, moments[to]};
+    }
+    if (most.violation > kTolerance * rows.begin.back()) worst.push_back(most);
+  }
+  std::stable_sort(worst.begin(), worst.end(), [](const Stretch& a, const Stretch& b) { return a.violation > b.violation; });
+  std::vector<Stretch> made;
+  for (const Stretch& stretch : worst) {
+    const auto meets = [&](const Stretch& other) { return stretch.begin < other.end && other.begin < stretch.end; };
+    if (std::any_of(made.begin(), made.end(), meets)) continue;
+    made.push_back(stretch);
+    add_room(rows, stretch.begin, stretch.end);
+    if (made.size() == kRowsARound) break;
+  }
+  return !made.empty();
+}
+
 void StreamBound::find_seconds() {
   double computing = 0;
   for (size_t e = 0; e < entries_.size(); ++e) {
@@ -315,7 +478,9 @@ void StreamBound::find_seconds() {
     seconds_ = std::max(seconds_, computing + program_.bound());
     bool violated = false;
     for (size_t e = 0; e < entries_.size(); ++e) {
-      if (entries_[e].weight >= kRarely && add_violated(rows_[e])) violated = true;
+      if (entries_[e].weight < kRarely) continue;
+      if (add_violated(rows_[e])) violated = true;
+      if (add_crowded(rows_[e])) violated = true;
     }
     if (!violated) break;
   }

@@ -7,10 +7,12 @@
 //   disk       what is not held is read and (where it was changed) written between its uses; one transfer after the other
 //   time       between any two moments as much passes as the steps between them compute, and as the transfers take that can happen only
 //              between them
+//   room       between any two steps as much passes as the transfers take that are wanted between them, less what was read ahead when the
+//              first began and what is yet to be written when the second begins: both take memory then
 //
-// Of the rows of time those are made that a solution violates, until there are none or the rounds are over: each of them is true, so fewer
-// make a lower bound as well. Every plan of stream.h satisfies all of it, so none is faster. Left out is that transfers under way take
-// memory too, and that a write begins when a step has ended: by about the time of one block of fill and drain real plans are slower.
+// Of the rows of time and of room those are made that a solution violates, until there are none or the rounds are over: each of them is
+// true, so fewer make a lower bound as well. Every plan of stream.h satisfies all of it, so none is faster. Left out is that a piece takes
+// its memory at once and a transfer its time: by about the time of one block of fill and drain real plans are slower.
 //
 // The bound is for the given entries: with their order of steps, and what they recompute. Entries that run rarely (kRarely) don't count.
 
@@ -54,17 +56,33 @@ class StreamBound {
   // Seconds of transfer between two moments, the beginnings of steps: constant + terms.
   struct Job {
     int32_t begin = 0, end = 0;
+    int32_t released = -1;  // of a write: the moment at which the memory is wanted back, at the latest; -1: a read
     double constant = 0;
-    std::vector<LinearTerm> terms;
+    std::vector<LinearTerm> terms{};
+    double most() const;
+    int32_t counted() const;  // reads when they are wanted, writes when their memory is
   };
   struct Row {  // of memory, at a step
     int32_t column = 0;
-    int64_t room = 0;  // bytes above what the step uses
+    int64_t room = 0;   // bytes above what the step uses
+    int32_t step = -1;  // -1: with what is under way
+  };
+  // Seconds of transfers until a moment, as columns that go from one to the next.
+  struct Sum {
+    std::vector<const Job*> jobs;        // in the order in which they count
+    std::map<int32_t, int32_t> columns;  // by moment
+  };
+  // What takes memory besides, at the beginning of a step: columns, seconds of transfer.
+  struct Underway {
+    int32_t ahead = 0, pending = 0;
   };
   struct EntryRows {
     std::vector<double> begin;  // seconds until each step, if nothing waits
     std::vector<Job> jobs;
     std::vector<Row> memory;
+    std::map<int32_t, size_t> memory_at;  // by step: which of these
+    Sum reads, writes;
+    std::map<int32_t, Underway> underway;  // by step
     std::map<int32_t, int32_t> waited;               // column of the seconds waited until a moment and at it
     double work = 0;                                 // of all jobs at most
     std::vector<std::map<int32_t, double>> changes;  // of the load, by step and column; while it is built
@@ -73,12 +91,18 @@ class StreamBound {
   void find_groups(size_t persistents);
   void add_group(Group& group);
   void add_member(const Group& group, Group::Member& member);
-  void add_write(EntryRows& rows, int32_t begin, int32_t end, double seconds, const std::vector<int32_t>& unless);
+  void add_write(EntryRows& rows, int32_t begin, int32_t end, int32_t released, double seconds, const std::vector<int32_t>& unless);
   void occupy(EntryRows& rows, int32_t from, int32_t to, int32_t column, double bytes) const;
   void add_memory(size_t entry);
   int32_t waited_until(EntryRows& rows, int32_t moment);
   void add_time(EntryRows& rows, int32_t begin, int32_t end);
   bool add_violated(EntryRows& rows);
+  void sort_jobs(EntryRows& rows);
+  int32_t sum_until(EntryRows& rows, Sum& sum, int32_t moment);
+  Underway underway_at(EntryRows& rows, int32_t step);
+  void add_room(EntryRows& rows, int32_t begin, int32_t end);
+  bool add_crowded(EntryRows& rows);
+  double value_of(const Job& job) const;  // in the last solution
   void find_seconds();
 
   const std::vector<StreamEntry>& entries_;

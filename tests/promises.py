@@ -84,12 +84,14 @@ def bert_job(made, name, data, batch, *more):
 
 JOBS = {
     "char-gpt": lambda made: text(2, 128, 2, *ACCUMULATING, *EVALUATED),
+    "char-gpt, in parts": lambda made: text(2, 128, 3, "--part-size", 20_000, *EVALUATED),
     "perceptron": lambda made: perceptron_job(made, 16, "--max-steps", 6, *EVALUATED),
     "perceptron, accumulating": lambda made: perceptron_job(made, 8, "--max-steps", 3, *ACCUMULATING),
     "perceptron, sgd": lambda made: perceptron_job(made, 16, "--max-steps", 3, "--optim", "sgd", "--max-grad-norm", 0),
     "gpt2 of dynamo": lambda made: gpt2_job(made, "gpt2-dynamo-20-folded", "--max-steps", 4, *EVALUATED),
     "gpt2 of torchscript": lambda made: gpt2_job(made, "gpt2-torchscript-18-folded", "--max-steps", 3),
     "gpt2 of torchscript, accumulating": lambda made: gpt2_job(made, "gpt2-torchscript-23-eager", "--max-steps", 2, *ACCUMULATING),
+    "gpt2 of dynamo, in parts, accumulating": lambda made: gpt2_job(made, "gpt2-dynamo-20-sdpa-odd", "--max-steps", 2, "--part-size", 1000, *ACCUMULATING),
     "bert of dynamo": lambda made: bert_job(made, "bert-dynamo-18-masked", "masked", 64, "--max-steps", 3, *EVALUATED),
     "bert of torchscript, accumulating": lambda made: bert_job(made, "bert-torchscript-20-classes", "classes", 48, "--max-steps", 2, *ACCUMULATING),
     "bert of torchscript, dropout": lambda made: bert_job(made, "dropout/bert-torchscript-17", "masked", 64, "--max-steps", 4, *EVALUATED),

@@ -130,7 +130,7 @@ struct Trainer::Impl {
   Trial try_out(const RecomputeChoice& choice, double beat = INFINITY) const;  // on copies; no planner if it can't take less than `beat`
   void recompute_to_fit(std::unique_ptr<Planner> planner);
   void stream(std::unique_ptr<Planner> planner);
-  Least least_with_disk() const;
+  Least least_with_disk(int64_t more) const;
   void add_choices(const StreamRates& rates, std::vector<StreamChoice>& choices) const;
   void exchange(Variant& other);
   std::vector<const Graph*> graph_pointers() const;

@@ -181,7 +181,7 @@ void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
   settle_reserve(/*with_disk=*/true);
   planner.reset();
   least.budget = reserve + whole_pages(program.arena_bytes);
-  if (Least with_disk = least_with_disk(); with_disk.budget < least.budget) least = std::move(with_disk);
+  if (Least with_disk = least_with_disk(0); with_disk.budget < least.budget) least = std::move(with_disk);
   if (options.budget == 0 || options.budget - reserve >= program.arena_bytes || options.budget < least.budget) return;
   measure_disk_of_job();
   const StreamRates rates{.read = disk_rates.read, .write = disk_rates.write};
@@ -270,8 +270,14 @@ void Trainer::Impl::add_choices(const StreamRates& rates, std::vector<StreamChoi
   }
 }
 
-// The smallest budget, but for what the disk itself takes.
-Trainer::Impl::Least Trainer::Impl::least_with_disk() const {
+// The smallest budget. `more`: bytes that the reserve does not know of yet.
+Trainer::Impl::Least Trainer::Impl::least_with_disk(int64_t more) const {
+  JobSize planned = job_size;
+  if (options.micro_batches != "horizontal") {
+    const auto batch = static_cast<int64_t>(entries[0]->job.graph.order().size());
+    planned.instructions = std::max(planned.instructions, instructions() + most_together() * batch);
+  }
+  const int64_t planning = planning_need(planned);
   std::vector<RecomputeChoice> choices{recompute_choice};
   if (options.recompute == "auto") choices = {recompute_mode("none"), recompute_mode("all")};
   Least smallest{.budget = INT64_MAX};
@@ -279,7 +285,7 @@ Trainer::Impl::Least Trainer::Impl::least_with_disk() const {
     const Trial trial = try_out(choice);
     // Knows nothing of the machine: the smallest budget is the same everywhere.
     const Program made = trial.planner->streamed(0, ComputeRates{}, StreamRates{}).program;
-    const int64_t budget = reserve_with(trial.instructions) + whole_pages(made.arena_bytes);
+    const int64_t budget = std::max(planning, reserve_with(trial.instructions) + more + whole_pages(made.arena_bytes));
     if (budget >= smallest.budget) continue;
     smallest = least_of(budget, made, trial.pointers());
     smallest.recompute = choice;
@@ -319,7 +325,7 @@ void Trainer::Impl::refuse_budget() {
   const auto bytes = [&](Purpose purpose) { return peak.bytes[static_cast<size_t>(purpose)]; };
   std::string more;
   if (options.nvme_path.empty()) {
-    const int64_t with_disk = least_with_disk().budget + kDiskReserve;
+    const int64_t with_disk = least_with_disk(kDiskReserve).budget;
     if (with_disk < least.budget) more = fmt::format("; with --nvme-path on a disk, {} (--budget {})", grouped(with_disk), with_disk);
   }
   throw error(ErrorCode::budget,

@@ -219,6 +219,50 @@ class EntryMaker {
   std::vector<std::vector<size_t>> visits_of_;  // by class
 };
 
+// Where addresses take more than `limit`: half of the time that transfers have ahead of and behind their use, of what lies above it, and of
+// what it lies beside where that has none. False where nothing is left to shorten. The visits' storages are the entry's last.
+bool shorten(const Entry& entry, int64_t limit, std::vector<Visit>& visits) {
+  std::vector<int32_t> step_of(entry.code.size());  // that runs, or the next one
+  int32_t steps = 0;
+  for (size_t at = 0; at < entry.code.size(); ++at) {
+    step_of[at] = steps;
+    steps += entry.code[at].action == Action::compute;
+  }
+  std::vector<int32_t> crowded(static_cast<size_t>(steps) + 2);  // counts, by where they change
+  std::vector<bool> cut(visits.size());
+  const size_t others = entry.storages.size() - visits.size();
+  for (size_t i = 0; i < entry.storages.size(); ++i) {
+    const Storage& storage = entry.storages[i];
+    if (storage.place.end() <= limit) continue;
+    if (i >= others) {
+      const Visit& visit = visits[i - others];
+      cut[i - others] = (visit.issue >= 0 && visit.issue < visit.first) || visit.written > visit.last + 1;
+      if (cut[i - others]) continue;
+    }
+    ++crowded[static_cast<size_t>(step_of[static_cast<size_t>(storage.first)])];
+    --crowded[static_cast<size_t>(step_of[static_cast<size_t>(storage.last)]) + 1];
+  }
+  std::vector<int32_t> before(crowded.size() + 1);  // crowded steps before each
+  for (size_t t = 0, now = 0; t < crowded.size(); ++t) {
+    now += static_cast<size_t>(crowded[t]);
+    before[t + 1] = before[t] + (now > 0);
+  }
+  const auto meets = [&](int32_t from, int32_t to) { return before[static_cast<size_t>(to)] > before[static_cast<size_t>(from)]; };
+  bool changed = false;
+  for (size_t v = 0; v < visits.size(); ++v) {
+    Visit& visit = visits[v];
+    if (visit.issue >= 0 && visit.issue < visit.first && (cut[v] || meets(visit.issue, visit.first))) {
+      visit.issue += (visit.first - visit.issue + 1) / 2;
+      changed = true;
+    }
+    if (visit.written > visit.last + 1 && (cut[v] || meets(visit.last + 1, visit.written))) {
+      visit.written -= (visit.written - visit.last) / 2;
+      changed = true;
+    }
+  }
+  return changed;
+}
+
 }  // namespace
 
 struct Planner::Impl {
@@ -279,6 +323,32 @@ struct Planner::Impl {
 
   Program make(const Streams& streams, const StreamPlan& plan, int64_t enough) const {
     return make(on_disk(streams, plan), &streams.drafts, &plan, enough);
+  }
+
+  // Of an optimizer step.
+  double seconds_of(const Search& search, const StreamPlan& plan) const {
+    double seconds = 0;
+    for (size_t e = 0; e < plan.forecasts.size(); ++e) {
+      if (search.streams.entries[e].weight >= kRarely) seconds += search.streams.entries[e].weight * plan.forecasts[e].seconds;
+    }
+    return seconds;
+  }
+
+  // With addresses, for which transfers begin later and writes end sooner where there is no other way; the plan is then that one.
+  Program make_within(const Search& search, StreamPlan& plan, int64_t limit) const {
+    constexpr int kRounds = 10;
+    Program program = make(search.streams, plan, limit);
+    for (int round = 0; round < kRounds && program.arena_bytes > limit; ++round) {
+      bool changed = false;
+      for (size_t e = 0; e < plan.visits.size(); ++e) {
+        if (!shorten(program.entries[e], limit, plan.visits[e])) continue;
+        changed = true;
+        plan.forecasts[e] = simulate(search.streams.entries[e], plan.visits[e], search.disk);
+      }
+      if (!changed) break;
+      program = make(search.streams, plan, limit);
+    }
+    return program;
   }
 
   // Sets the bytes on the disk.
@@ -376,32 +446,40 @@ StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const
   if (result.bound >= beat) return result;
   const StreamPlan plan =
       search.streamer->plan(std::max(search.floor, static_cast<int64_t>(kPacked * static_cast<double>(limit))), /*thorough=*/false);
-  result.seconds = 0;
-  for (size_t e = 0; e < search.streams.entries.size(); ++e) {
-    const double weight = search.streams.entries[e].weight;
-    if (weight >= kRarely) result.seconds += weight * plan.forecasts[e].seconds;
-  }
+  result.seconds = impl_->seconds_of(search, plan);
   impl_->count_disk(search.streams, plan, result);
   return result;
 }
 
 StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
-  constexpr int kTries = 12;
+  constexpr int kTries = 12, kEnough = 3;
+  constexpr double kClose = 1.01;
   const Impl::Search& search = impl_->search(limit, compute, disk);
   StreamedProgram result;
   if (search.streamer) {
     result.bound = search.streamer->bound();
     int64_t target = limit;
-    for (int round = 0; round < kTries; ++round) {
+    int found = 0;
+    double least = std::numeric_limits<double>::infinity();
+    for (int round = 0; round < kTries && found < kEnough; ++round) {
       StreamPlan plan = search.streamer->plan(target);
-      result.program = impl_->make(search.streams, plan, limit);
-      result.forecasts = std::move(plan.forecasts);
-      if (result.program.arena_bytes <= limit) return result;
-      // Addresses took more than live bytes: aim lower, by less than that at first: another plan may be packed better.
+      const double foreseen = impl_->seconds_of(search, plan);
+      Program program = impl_->make_within(search, plan, limit);
+      if (program.arena_bytes <= limit) {
+        ++found;
+        const double seconds = impl_->seconds_of(search, plan);
+        if (seconds < least) {
+          least = seconds;
+          result.program = std::move(program);
+          result.forecasts = std::move(plan.forecasts);
+        }
+        if (seconds <= kClose * foreseen) break;
+      }
+      // Addresses took more than live bytes, or all the time that transfers had: another plan, for less, may be packed better.
       if (target == search.floor) break;
-      const int64_t over = result.program.arena_bytes - limit;
-      target = std::max(search.floor, target - std::max(over / 2, limit / 200));
+      target = std::max(search.floor, target - limit / 50);
     }
+    if (found > 0) return result;
   }
   StreamPlan plan;
   result.program = impl_->least(search.streams, plan);

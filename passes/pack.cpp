@@ -31,14 +31,83 @@ std::vector<int64_t> live_profile(const std::vector<Block>& blocks) {
 
 using Order = std::vector<uint32_t>;
 
-class Packer {
+// What is placed already, by address, for questions of a stretch of time. Kept several times over, in windows of time of several widths, each
+// half over the next: a block asks the narrowest window that holds its life, and meets few that lived at another time.
+class Placements {
  public:
-  explicit Packer(std::vector<Block>& blocks) : blocks_(blocks), offsets_(blocks.size()), best_offsets_(blocks.size()) {
-    placed_.reserve(blocks.size());
+  struct Placed {
+    int64_t offset, end;
+    int32_t first, last;
+  };
+
+  explicit Placements(const std::vector<Block>& blocks) {
+    std::vector<int32_t> begins;
+    int32_t end = 0;
+    for (const Block& block : blocks) {
+      begins.push_back(block.first);
+      end = std::max(end, block.last);
+    }
+    std::sort(begins.begin(), begins.end());
+    // Units of time in which equally many begin.
+    unit_of_.resize(static_cast<size_t>(end) + 1);
+    for (size_t t = 0, before = 0; t < unit_of_.size(); ++t) {
+      while (before < begins.size() && begins[before] < static_cast<int32_t>(t)) ++before;
+      unit_of_[t] = static_cast<uint32_t>(before * kUnits / (begins.size() + 1));
+    }
+    for (uint32_t width = 2; blocks.size() >= kFew && width < kUnits; width *= 4) levels_.push_back({width / 2, kUnits / (width / 2)});
+    levels_.push_back({kUnits, 1});
+    for (Level& level : levels_) {
+      level.begin = windows_.size();
+      windows_.resize(windows_.size() + level.count);
+    }
   }
 
+  void clear() {
+    for (auto& window : windows_) window.clear();
+  }
+
+  void add(const Placed& placed) {
+    const uint32_t first = unit_of_[placed.first], last = unit_of_[placed.last];
+    for (const Level& level : levels_) {
+      const uint32_t from = first / level.stride, to = last / level.stride;
+      for (uint32_t i = from > 0 ? from - 1 : 0; i <= to; ++i) insert(windows_[level.begin + i], placed);
+    }
+  }
+
+  // All that live with a block, and some that don't.
+  const std::vector<Placed>& around(const Block& block) const {
+    const uint32_t first = unit_of_[block.first], last = unit_of_[block.last];
+    for (const Level& level : levels_) {
+      if (last < (first / level.stride + 2) * level.stride) return windows_[level.begin + first / level.stride];
+    }
+    return windows_.back();
+  }
+
+ private:
+  struct Level {
+    uint32_t stride, count;  // a window is two strides wide
+    size_t begin = 0;        // its windows
+  };
+
+  static void insert(std::vector<Placed>& window, const Placed& placed) {
+    window.insert(std::upper_bound(window.begin(), window.end(), placed.offset, [](int64_t at, const Placed& p) { return at < p.offset; }),
+                  placed);
+  }
+
+  static constexpr uint32_t kUnits = 64;
+  static constexpr size_t kFew = 256;  // blocks, that need no windows
+
+  std::vector<uint32_t> unit_of_;  // by time
+  std::vector<Level> levels_;
+  std::vector<std::vector<Placed>> windows_;
+};
+
+class Packer {
+ public:
+  explicit Packer(std::vector<Block>& blocks) : blocks_(blocks), placed_(blocks), offsets_(blocks.size()), best_offsets_(blocks.size()) {}
+
   // Places the blocks one by one, each at the lowest gap that takes it (or at the tightest one); keeps the result if it is the best so far.
-  int64_t place(const Order& order, bool tightest) {
+  void place(const Order& order, bool tightest) {
     placed_.clear();
     int64_t height = 0;
     for (uint32_t index : order) {
@@ -46,9 +115,7 @@ class Packer {
       const int64_t offset = tightest ? find_gap<true>(block) : find_gap<false>(block);
       offsets_[index] = offset;
       height = std::max(height, offset + block.bytes);
-      const Placed placed{offset, offset + block.bytes, block.first, block.last};
-      placed_.insert(std::upper_bound(placed_.begin(), placed_.end(), offset, [](int64_t at, const Placed& p) { return at < p.offset; }),
-                     placed);
+      placed_.add({offset, offset + block.bytes, block.first, block.last});
     }
     if (height < best_) {
       best_ = height;
@@ -56,7 +123,6 @@ class Packer {
       best_tightest_ = tightest;
       best_offsets_ = offsets_;
     }
-    return height;
   }
 
   // Those that stick out above `limit` in the last placement go first, the rest after them; both in their present order.
@@ -83,14 +149,9 @@ class Packer {
   }
 
  private:
-  struct Placed {
-    int64_t offset, end;
-    int32_t first, last;
-  };
-
   template <bool tightest> int64_t find_gap(const Block& block) const {
     int64_t cursor = 0, chosen = -1, chosen_room = INT64_MAX;
-    for (const Placed& other : placed_) {  // in the order of their offsets
+    for (const Placements::Placed& other : placed_.around(block)) {  // in the order of their offsets
       if (other.first > block.last || block.first > other.last) continue;
       const int64_t room = other.offset - cursor;
       if (room >= block.bytes && room < chosen_room) {
@@ -104,7 +165,7 @@ class Packer {
   }
 
   std::vector<Block>& blocks_;
-  std::vector<Placed> placed_;
+  Placements placed_;
   std::vector<int64_t> offsets_, best_offsets_;
   int64_t best_ = INT64_MAX;
   Order best_order_;

@@ -172,7 +172,6 @@ void Trainer::Impl::build_entries(bool defer) {
   const OptimizerSpec optimizer = optimizer_spec();
 
   // One import for each batch size.
-  std::map<int64_t, Graph> forwards;
   const auto forward = [&](int64_t batch) -> const Graph& {
     if (const auto found = forwards.find(batch); found != forwards.end()) return found->second;
     Imported imported = import_model(options.model, binding.import_options(batch, options), workers);

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -115,6 +116,7 @@ struct Trainer::Impl {
     Trial trial;
     double seconds = INFINITY;  // of an optimizer step; infinite where it takes too much of the disk
     int64_t disk_bytes = 0;
+    bool is_plain() const { return !deferred && together == 1; }
   };
   struct Variant {
     std::vector<std::unique_ptr<JobEntry>> entries{};
@@ -165,6 +167,7 @@ struct Trainer::Impl {
   std::vector<Weight> weights;
   std::vector<std::unique_ptr<JobEntry>> entries;  // index = the program's entry
   bool model_read = false;                         // weights and info are there
+  std::map<int64_t, Graph> forwards;               // by batch, ready to be made into entries; while planning
   int64_t class_count = 0;
   int64_t total_steps = 0;
   Schedule schedule;

@@ -70,6 +70,7 @@ void Trainer::Impl::plan_memory() {
     recompute_to_fit(std::move(planner));
   if (options.budget > 0 && options.budget < least.budget) refuse_budget();
   drafts.clear();
+  forwards.clear();
 }
 
 // --- recompute ------------------------------------------------------------------------------------------------------------------------
@@ -189,7 +190,6 @@ void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
   executor.reset();
   std::vector<StreamChoice> choices;
   Variant other;
-  add_choices(rates, choices);
   const bool defers = options.gradient_accumulation_steps == 1, joins = options.micro_batches == "auto" && most_together() > 1;
   if (defers || joins) {
     const int64_t most = most_together();
@@ -198,10 +198,12 @@ void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
     build_entries(/*defer=*/defers);
     if (joins) add_together(most);
     for (const auto& entry : entries) drafts.push_back(entry->job.graph);
-    add_choices(rates, choices);
+    add_choices(rates, choices);  // first: mostly it is the best, and of the others little has to be looked at
     exchange(other);
   }
-  std::stable_sort(choices.begin(), choices.end(), [](const StreamChoice& a, const StreamChoice& b) { return a.seconds < b.seconds; });
+  add_choices(rates, choices);
+  const auto rank = [](const StreamChoice& choice) { return choice.is_plain() ? kClose * choice.seconds : choice.seconds; };
+  std::stable_sort(choices.begin(), choices.end(), [&](const StreamChoice& a, const StreamChoice& b) { return rank(a) < rank(b); });
   // With addresses: the first that finds room.
   int64_t disk_bytes = 0;
   for (StreamChoice& choice : choices) {
@@ -253,9 +255,11 @@ void Trainer::Impl::add_choices(const StreamRates& rates, std::vector<StreamChoi
     for (const size_t rung : sampled(ladder, kParts)) rungs.push_back(ladder[rung]);
   }
   for (const RecomputeChoice& rung : rungs) {
-    double beat = INFINITY;  // what is better by less than that isn't worth looking at
-    for (const StreamChoice& other : choices) beat = std::min(beat, kClose * other.seconds);
-    StreamChoice choice{.deferred = deferred, .together = together, .trial = try_out(rung, beat)};
+    StreamChoice choice{.deferred = deferred, .together = together, .trial = {}};
+    double beat = INFINITY;  // what is better by less than a little isn't worth looking at; the plain may be worse by that
+    for (const StreamChoice& other : choices)
+      beat = std::min(beat, choice.is_plain() && !other.is_plain() ? other.seconds / kClose : kClose * other.seconds);
+    choice.trial = try_out(rung, beat);
     if (!choice.trial.planner) continue;
     const int64_t limit = options.budget - reserve_with(choice.trial.instructions);
     if (choice.trial.planner->resident_bytes() <= limit) {

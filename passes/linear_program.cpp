@@ -1,5 +1,6 @@
 #include "passes/linear_program.h"
 
+#include <ClpPresolve.hpp>
 #include <ClpSimplex.hpp>
 #include <CoinPackedMatrix.hpp>
 #include <algorithm>
@@ -69,10 +70,16 @@ void LinearProgram::set_upper(int32_t column, double upper) {
   impl_->model.setColumnUpper(column, upper);
 }
 
-bool LinearProgram::solve() {
+bool LinearProgram::solve(bool is_near) {
   impl_->hand_over();
-  // Not initialSolve(): it installs a handler for SIGINT.
-  impl_->model.dual();
+  // Not initialSolve(), which does the same: it installs a handler for SIGINT.
+  ClpPresolve presolve;
+  const std::unique_ptr<ClpSimplex> smaller(is_near ? nullptr : presolve.presolvedModel(impl_->model));
+  if (smaller) {
+    smaller->primal();
+    presolve.postsolve(true);
+  }
+  impl_->model.dual();  // from there
   return impl_->model.status() == 0;
 }
 

@@ -1,5 +1,5 @@
 // LinearProgram: minimises a linear function of columns under bounds on columns and on rows, sums of columns. The one place that knows the
-// solver (Clp, by the dual simplex method).
+// solver (Clp, by the simplex method).
 //
 // Columns and rows are named by the number that adding them returns. Both may be added, and costs and bounds changed, after a solution: the
 // next one starts from there. Deterministic; prints nothing and installs no signal handler. One thread at a time.
@@ -31,8 +31,9 @@ class LinearProgram {
   void set_cost(int32_t column, double cost);
   void set_upper(int32_t column, double upper);
 
-  // False where there is no solution, or the solver did not find it within its iterations.
-  bool solve();
+  // False where there is no solution, or the solver did not find it within its iterations. `is_near`: goes on from the last solution, which
+  // is faster where only few rows were added since.
+  bool solve(bool is_near = false);
   double value(int32_t column) const;  // of the last solution
   // No solution costs less, whatever the tolerances are with which the last one was found: follows from its dual values.
   double bound() const;

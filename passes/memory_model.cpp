@@ -218,7 +218,7 @@ MemoryModel make_memory_model(const Graph& graph, const std::vector<ValueId>& ke
   return ModelMaker(graph, keep).make(workspaces);
 }
 
-Peak simulate(const MemoryModel& model, const StepOrder& order, std::vector<Chain>* chains) {
+Peak simulate(const MemoryModel& model, const StepOrder& order, std::vector<Chain>* chains, std::vector<StepLoad>* loads) {
   constexpr uint32_t kNowhere = kNone;
   std::vector<uint32_t> remaining(model.classes.size());
   std::vector<uint32_t> chain_of(chains ? model.classes.size() : 0, kNowhere);
@@ -236,6 +236,7 @@ Peak simulate(const MemoryModel& model, const StepOrder& order, std::vector<Chai
     if (chains) (*chains)[chain_of[c]].last = at;
   };
   if (chains) chains->clear();
+  if (loads) loads->clear();
   for (uint32_t c = 0; c < model.classes.size(); ++c) {
     remaining[c] = model.classes[c].readers;
     if (model.classes[c].fed) open(c, 0);
@@ -243,6 +244,7 @@ Peak simulate(const MemoryModel& model, const StepOrder& order, std::vector<Chai
   Peak peak{.bytes = end < 0 ? live : -1};
   for (int32_t at = 0; at <= end; ++at) {
     const MemoryStep& step = model.steps[order[at]];
+    const int64_t before = live;
     taken.clear();
     for (uint32_t c : step.defines) {
       const auto place = std::find_if(step.in_place.begin(), step.in_place.end(), [&](const auto& pair) {
@@ -259,6 +261,7 @@ Peak simulate(const MemoryModel& model, const StepOrder& order, std::vector<Chai
       }
     }
     const int64_t now = live + step.workspace;
+    if (loads) loads->push_back({.before = before, .during = now});
     if (now > peak.bytes) peak = {.bytes = now, .at = at, .times = 0};
     peak.times += now == peak.bytes;
     for (uint32_t c : step.reads) {

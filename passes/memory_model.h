@@ -66,7 +66,13 @@ struct Chain {
   int32_t first = 0, last = 0;
 };
 
-// Runs an order; fills `chains` (if given) with the storages it leads to.
-Peak simulate(const MemoryModel& model, const StepOrder& order, std::vector<Chain>* chains = nullptr);
+// Transient bytes around a step.
+struct StepLoad {
+  int64_t before = 0, during = 0;
+};
+
+// Runs an order; fills `chains` (if given) with the storages it leads to, and `loads` by position.
+Peak simulate(const MemoryModel& model, const StepOrder& order, std::vector<Chain>* chains = nullptr,
+              std::vector<StepLoad>* loads = nullptr);
 
 }  // namespace ort_train

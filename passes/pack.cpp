@@ -4,6 +4,8 @@
 #include "passes/pack.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -14,7 +16,7 @@ namespace {
 constexpr int64_t kRoundSteps = 100'000'000;
 constexpr int64_t kMaxRounds = 600;
 
-int64_t align_up(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
+int64_t align_up(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) & -alignment; }
 
 // Live bytes at each time, from the first to the last that occurs.
 std::vector<int64_t> live_profile(const std::vector<Block>& blocks) {
@@ -31,14 +33,92 @@ std::vector<int64_t> live_profile(const std::vector<Block>& blocks) {
 
 using Order = std::vector<uint32_t>;
 
-class Packer {
+// What is placed already, by address, in chunks whose times are looked through many at once.
+class Placements {
  public:
-  explicit Packer(std::vector<Block>& blocks) : blocks_(blocks), offsets_(blocks.size()), best_offsets_(blocks.size()) {
-    placed_.reserve(blocks.size());
+  void clear() { chunks_.clear(); }
+
+  void add(int64_t offset, int64_t end, int32_t first, int32_t last) {
+    // Behind all that begin at or below it.
+    auto at = std::upper_bound(chunks_.begin(), chunks_.end(), offset, [](int64_t o, const Chunk& c) { return o < c.offset[0]; });
+    if (at != chunks_.begin()) --at;
+    if (at == chunks_.end()) at = chunks_.emplace(at);
+    if (at->count == kChunk) at = split(at, offset);
+    Chunk& chunk = *at;
+    const auto i = static_cast<size_t>(std::upper_bound(chunk.offset, chunk.offset + chunk.count, offset) - chunk.offset);
+    const auto insert = [&](auto& of, auto value) {
+      std::copy_backward(of + i, of + chunk.count, of + chunk.count + 1);
+      of[i] = value;
+    };
+    insert(chunk.first, first);
+    insert(chunk.last, last);
+    insert(chunk.offset, offset);
+    insert(chunk.end, end);
+    ++chunk.count;
   }
 
+  // Calls `body(offset, end)` for each that lives at a time between, by address, until it returns false.
+  template <typename Body> void each_within(int32_t first, int32_t last, Body&& body) const {
+    for (const Chunk& chunk : chunks_) {
+      for (uint64_t mask = chunk.within(first, last); mask != 0; mask &= mask - 1) {
+        const auto i = static_cast<size_t>(std::countr_zero(mask));
+        if (!body(chunk.offset[i], chunk.end[i])) return;
+      }
+    }
+  }
+
+ private:
+  static constexpr size_t kChunk = 64;
+  struct Chunk {
+    size_t count = 0;
+    int32_t first[kChunk], last[kChunk];  // of those behind `count`: never
+    int64_t offset[kChunk], end[kChunk];
+
+    Chunk() {
+      std::fill(first, first + kChunk, INT32_MAX);
+      std::fill(last, last + kChunk, INT32_MIN);
+    }
+    // A bit each. The loop over bytes is one that compilers turn into vector instructions.
+    uint64_t within(int32_t from, int32_t to) const {
+      uint8_t is[kChunk];
+      for (size_t i = 0; i < kChunk; ++i) is[i] = static_cast<uint8_t>((first[i] <= to) & (last[i] >= from));
+      uint64_t mask = 0;
+      for (size_t i = 0; i < kChunk; i += 8) {
+        uint64_t eight;
+        std::memcpy(&eight, is + i, sizeof eight);
+        mask |= (eight * 0x0102040810204080 >> 56) << i;  // gathers the lowest bit of each byte
+      }
+      return mask;
+    }
+  };
+
+  std::vector<Chunk>::iterator split(std::vector<Chunk>::iterator at, int64_t offset) {
+    constexpr size_t kHalf = kChunk / 2;
+    at = std::prev(chunks_.insert(std::next(at), Chunk()));
+    Chunk& low = *at;
+    Chunk& high = *std::next(at);
+    const auto move = [&](auto& from, auto& to, auto never) {
+      std::copy(from + kHalf, from + kChunk, to);
+      std::fill(from + kHalf, from + kChunk, never);
+    };
+    move(low.first, high.first, INT32_MAX);
+    move(low.last, high.last, INT32_MIN);
+    move(low.offset, high.offset, int64_t{0});
+    move(low.end, high.end, int64_t{0});
+    low.count = high.count = kHalf;
+    return offset < high.offset[0] ? at : std::next(at);
+  }
+
+  std::vector<Chunk> chunks_;
+};
+
+class Packer {
+ public:
+  explicit Packer(std::vector<Block>& blocks) : blocks_(blocks), offsets_(blocks.size()), best_offsets_(blocks.size()) {}
+
   // Places the blocks one by one, each at the lowest gap that takes it (or at the tightest one); keeps the result if it is the best so far.
-  int64_t place(const Order& order, bool tightest) {
+  // `only_better`: gives up where it won't be that.
+  void place(const Order& order, bool tightest, bool only_better = false) {
     placed_.clear();
     int64_t height = 0;
     for (uint32_t index : order) {
@@ -46,9 +126,8 @@ class Packer {
       const int64_t offset = tightest ? find_gap<true>(block) : find_gap<false>(block);
       offsets_[index] = offset;
       height = std::max(height, offset + block.bytes);
-      const Placed placed{offset, offset + block.bytes, block.first, block.last};
-      placed_.insert(std::upper_bound(placed_.begin(), placed_.end(), offset, [](int64_t at, const Placed& p) { return at < p.offset; }),
-                     placed);
+      if (only_better && height >= best_) return;
+      placed_.add(offset, offset + block.bytes, block.first, block.last);
     }
     if (height < best_) {
       best_ = height;
@@ -56,7 +135,6 @@ class Packer {
       best_tightest_ = tightest;
       best_offsets_ = offsets_;
     }
-    return height;
   }
 
   // Those that stick out above `limit` in the last placement go first, the rest after them; both in their present order.
@@ -83,28 +161,23 @@ class Packer {
   }
 
  private:
-  struct Placed {
-    int64_t offset, end;
-    int32_t first, last;
-  };
-
   template <bool tightest> int64_t find_gap(const Block& block) const {
     int64_t cursor = 0, chosen = -1, chosen_room = INT64_MAX;
-    for (const Placed& other : placed_) {  // in the order of their offsets
-      if (other.first > block.last || block.first > other.last) continue;
-      const int64_t room = other.offset - cursor;
+    placed_.each_within(block.first, block.last, [&](int64_t offset, int64_t end) {
+      const int64_t room = offset - cursor;
       if (room >= block.bytes && room < chosen_room) {
         chosen = cursor;
         chosen_room = room;
-        if (!tightest || room == block.bytes) break;
+        if (!tightest || room == block.bytes) return false;
       }
-      cursor = std::max(cursor, align_up(other.end, block.alignment));
-    }
+      cursor = std::max(cursor, align_up(end, block.alignment));
+      return true;
+    });
     return chosen >= 0 ? chosen : cursor;
   }
 
   std::vector<Block>& blocks_;
-  std::vector<Placed> placed_;
+  Placements placed_;
   std::vector<int64_t> offsets_, best_offsets_;
   int64_t best_ = INT64_MAX;
   Order best_order_;
@@ -157,7 +230,7 @@ int64_t pack(std::vector<Block>& blocks, int64_t enough) {
   Packer packer(blocks);
   for (const Order& order : starts)
     for (bool tightest : {false, true})
-      if (packer.best() > bound) packer.place(order, tightest);
+      if (packer.best() > bound) packer.place(order, tightest, /*only_better=*/true);
 
   const int64_t n = static_cast<int64_t>(blocks.size());
   const int64_t rounds = std::clamp(kRoundSteps / (n * n / 2 + 1), int64_t{8}, kMaxRounds);

@@ -14,7 +14,7 @@ namespace ort_train {
 struct Block {
   int64_t bytes = 0;            // rounded up to the alignment here
   int32_t first = 0, last = 0;  // when it is live, inclusive
-  int64_t alignment = kPlaceAlignment;
+  int64_t alignment = kPlaceAlignment;  // a power of two
   int64_t offset = 0;  // the result, from 0
 };
 

@@ -389,6 +389,7 @@ struct Planner::Impl {
     return best;
   }
 
+  // With `enough` bytes, not 0, no less is looked for; a program that takes more is left unfinished.
   Program make(const std::vector<bool>& on_disk, const std::vector<StreamDraft>* streams, const StreamPlan* streamed,
                int64_t enough) const {
     Program program;
@@ -401,6 +402,7 @@ struct Planner::Impl {
       program.entries.push_back(maker.make(program));
       for (const Storage& storage : program.entries.back().storages)
         program.arena_bytes = std::max(program.arena_bytes, aligned(storage.place.end()));
+      if (enough > 0 && program.arena_bytes > enough) return program;  // the others can't help it
     }
     // Between runs a tensor of the disk is looked at above what always stays; of accumulators, two.
     for (const Persistent& value : values) {

@@ -172,18 +172,24 @@ class Deferrer {
   StepOrder result_;
 };
 
-// Moves around the peak of an order, until nothing helps or the search has cost enough.
+// Moves around the peak of an order, until nothing helps or the search has cost enough. What a move leads to is simulated from the first
+// step that it moves to the last: before and behind these the same is live as ever.
 class PeakSearch {
  public:
   PeakSearch(const MemoryModel& model, StepOrder order)
-      : model_(model), order_(std::move(order)), mark_(model.steps.size()), position_(model.steps.size()) {
-    peak_ = simulate(model_, order_);
-    producer_.assign(model.classes.size(), kNone);
-    readers_.resize(model.classes.size());
+      : model_(model),
+        mark_(model.steps.size()),
+        position_(model.steps.size()),
+        producer_(model.classes.size(), kNone),
+        readers_(model.classes.size()),
+        remaining_(model.classes.size()),
+        counted_(model.classes.size(), 0) {
     for (uint32_t s = 0; s < model.steps.size(); ++s) {
       for (uint32_t c : model.steps[s].defines) producer_[c] = s;
       for (uint32_t c : model.steps[s].reads) readers_[c].push_back(s);
     }
+    for (const MemoryClass& c : model.classes) unread_ += c.fed && c.readers == 0 && !c.kept ? c.bytes : 0;
+    take(std::move(order));
   }
 
   StepOrder run() {
@@ -195,22 +201,87 @@ class PeakSearch {
   const Peak& peak() const { return peak_; }
 
  private:
-  bool improve(int64_t& tries) {
+  void take(StepOrder order) {
+    order_ = std::move(order);
     for (uint32_t at = 0; at < order_.size(); ++at) position_[order_[at]] = static_cast<int32_t>(at);
+    peak_ = simulate(model_, order_, nullptr, &load_);
+    const Peak none{.bytes = -1};
+    until_.assign(1, none);
+    for (const StepLoad& load : load_) until_.push_back(joined(until_.back(), {.bytes = load.during, .times = 1}));
+    from_.assign(load_.size() + 1, none);
+    for (size_t at = load_.size(); at-- > 0;) from_[at] = joined({.bytes = load_[at].during, .times = 1}, from_[at + 1]);
+  }
+
+  // Of two stretches.
+  static Peak joined(const Peak& a, const Peak& b) {
+    if (a.bytes != b.bytes) return a.bytes > b.bytes ? a : b;
+    return {.bytes = a.bytes, .times = a.times + b.times};
+  }
+
+  bool improve(int64_t& tries) {
     for (uint32_t c : live_at_peak()) {
       for (const auto& [earlier, company] : {std::pair(true, false), {true, true}, {false, false}, {false, true}}) {
         if (tries <= 0) return false;
-        StepOrder moved = earlier ? readers_before_peak(c, company) : producer_after_peak(c, company);
-        if (moved.empty()) continue;
+        if (!(earlier ? readers_before_peak(c, company) : producer_after_peak(c, company))) continue;
         --tries;
-        const Peak peak = simulate(model_, moved);
-        if (!(peak < peak_)) continue;
-        order_ = std::move(moved);
-        peak_ = peak;
+        if (!lowers_peak(earlier)) continue;
+        take(moved(earlier));
         return true;
       }
     }
     return false;
+  }
+
+  // Whether the order with the marked steps on the other side of the peak has a lower one.
+  bool lowers_peak(bool earlier) {
+    std::sort(marked_.begin(), marked_.end(), [&](uint32_t a, uint32_t b) { return position_[a] < position_[b]; });
+    const int32_t begin = earlier ? peak_.at : position_[marked_.front()];
+    const int32_t end = earlier ? position_[marked_.back()] + 1 : peak_.at + 1;
+    ++round_;
+    int64_t live = load_[static_cast<size_t>(begin)].before;
+    Peak peak = joined(until_[static_cast<size_t>(begin)], from_[static_cast<size_t>(end)]);
+    int32_t at = begin;
+    const auto run = [&](uint32_t s) {
+      const int64_t now = run_step(s, begin, at++, live);
+      peak = joined(peak, {.bytes = now, .times = 1});
+      return !(peak_ < peak);
+    };
+    const auto run_marked = [&] { return std::all_of(marked_.begin(), marked_.end(), run); };
+    if (earlier && !run_marked()) return false;
+    for (int32_t i = begin; i < end; ++i) {
+      if (const uint32_t s = order_[static_cast<size_t>(i)]; !mark_[s] && !run(s)) return false;
+    }
+    if (!earlier && !run_marked()) return false;
+    return peak < peak_;
+  }
+
+  // One step at position `at` of an order that is the present one before `begin`. Returns the bytes live in it; `live` becomes those behind
+  // it. As simulate() does it.
+  int64_t run_step(uint32_t s, int32_t begin, int32_t at, int64_t& live) {
+    const MemoryStep& step = model_.steps[s];
+    for (uint32_t c : step.reads) {
+      if (counted_[c] == round_) continue;
+      counted_[c] = round_;
+      remaining_[c] = 0;
+      for (uint32_t reader : readers_[c]) remaining_[c] += position_[reader] >= begin;
+    }
+    int64_t now = live + step.workspace;
+    taken_.clear();
+    for (uint32_t c : step.defines) {
+      const auto place = std::find_if(step.in_place.begin(), step.in_place.end(), [&](const auto& pair) {
+        return pair.first == c && remaining_[pair.second] == 1 && std::find(taken_.begin(), taken_.end(), pair.second) == taken_.end();
+      });
+      if (place == step.in_place.end())
+        now += model_.classes[c].bytes;
+      else
+        taken_.push_back(place->second);
+      if (model_.classes[c].readers > 0 || model_.classes[c].kept) live += model_.classes[c].bytes;
+    }
+    for (uint32_t c : step.reads) {
+      if (--remaining_[c] == 0 && !model_.classes[c].kept) live -= model_.classes[c].bytes;
+    }
+    if (at == 0) live -= unread_;
+    return now;
   }
 
   // Transient classes that exist at the peak, the largest first.
@@ -228,22 +299,21 @@ class PeakSearch {
     return live;
   }
 
-  StepOrder readers_before_peak(uint32_t c, bool company) {
-    if (model_.classes[c].kept) return {};
+  // Marks what has to move; false where that can't be.
+  bool readers_before_peak(uint32_t c, bool company) {
+    if (model_.classes[c].kept) return false;
     std::vector<uint32_t> seeds;
     for (uint32_t reader : readers_[c]) {
-      if (position_[reader] == peak_.at) return {};
+      if (position_[reader] == peak_.at) return false;
       if (position_[reader] > peak_.at) seeds.push_back(reader);
     }
-    if (seeds.empty() || !mark(seeds, &MemoryStep::before, +1)) return {};
-    if (company && !mark_enders()) return {};
-    return moved(+1);
+    if (seeds.empty() || !mark(seeds, &MemoryStep::before, +1)) return false;
+    return !company || mark_enders();
   }
-  StepOrder producer_after_peak(uint32_t c, bool company) {
-    if (producer_[c] == kNone || position_[producer_[c]] >= peak_.at) return {};
-    if (!mark({producer_[c]}, &MemoryStep::after, -1)) return {};
-    if (company && !mark_feeders()) return {};
-    return moved(-1);
+  bool producer_after_peak(uint32_t c, bool company) {
+    if (producer_[c] == kNone || position_[producer_[c]] >= peak_.at) return false;
+    if (!mark({producer_[c]}, &MemoryStep::after, -1)) return false;
+    return !company || mark_feeders();
   }
 
   // Marks `seeds` and all that must move with them to the other side of the peak; false where the peak's own step is among them.
@@ -304,19 +374,15 @@ class PeakSearch {
     return marked_.size() > before;
   }
 
-  // The order with the marked steps right on the other side of the peak, among themselves as they were.
-  StepOrder moved(int side) const {
+  // The order with the marked steps (by position) right on the other side of the peak, among themselves as they were.
+  StepOrder moved(bool earlier) const {
     StepOrder result;
     result.reserve(order_.size());
-    const auto put_marked = [&] {
-      for (uint32_t s : order_) {
-        if (mark_[s]) result.push_back(s);
-      }
-    };
+    const auto put_marked = [&] { result.insert(result.end(), marked_.begin(), marked_.end()); };
     for (uint32_t s : order_) {
-      if (position_[s] == peak_.at && side > 0) put_marked();
+      if (position_[s] == peak_.at && earlier) put_marked();
       if (!mark_[s]) result.push_back(s);
-      if (position_[s] == peak_.at && side < 0) put_marked();
+      if (position_[s] == peak_.at && !earlier) put_marked();
     }
     return result;
   }
@@ -324,11 +390,18 @@ class PeakSearch {
   const MemoryModel& model_;
   StepOrder order_;
   Peak peak_;
-  std::vector<bool> mark_;
+  std::vector<StepLoad> load_;       // by position
+  std::vector<Peak> until_, from_;   // before each position; from it on
+  std::vector<bool> mark_;           // by step
   std::vector<uint32_t> marked_;
-  std::vector<int32_t> position_;
-  std::vector<uint32_t> producer_;
+  std::vector<int32_t> position_;    // by step
+  std::vector<uint32_t> producer_;   // by class
   std::vector<std::vector<uint32_t>> readers_;
+  std::vector<uint32_t> remaining_;  // readers that are still to run, where `counted_` is the present round
+  std::vector<uint32_t> counted_;
+  uint32_t round_ = 0;
+  std::vector<uint32_t> taken_;
+  int64_t unread_ = 0;  // bytes of inputs that nobody reads: there at the first step
 };
 
 }  // namespace

@@ -17,6 +17,7 @@ constexpr double kFewFree[] = {0.06, 0.22};  // and a solution for the first
 constexpr double kFreeOfBound[] = {0, 0.22};
 // Seconds of transfers that may wait for the disk when a read is begun ahead, as shares of the entry's time.
 constexpr double kAhead[] = {1, 0.02, 0};
+constexpr double kFewAhead[] = {1, 0};
 constexpr double kNoGap = 2e-4;  // of the bound: no other way is looked for
 constexpr size_t kBest = 4;      // ways to plan that are tried again for another target
 
@@ -154,7 +155,9 @@ StreamPlan Streamer::plan(int64_t target, bool thorough) {
   if (impl_->orders.size() == 1) impl_->find_order(kFewFree[0]);
   if (!thorough) {
     for (size_t order = impl_->orders.size(); order-- > 0;) {
-      for (const double free : kFewFree) ways.push_back({.order = order, .free = free, .ahead = kAhead[0]});
+      for (const double free : kFewFree) {
+        for (const double ahead : kFewAhead) ways.push_back({.order = order, .free = free, .ahead = ahead});
+      }
     }
     return impl_->fastest(ways, target);
   }

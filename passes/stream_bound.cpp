@@ -474,7 +474,7 @@ void StreamBound::find_seconds() {
     if (entries_[e].weight >= kRarely) computing += entries_[e].weight * rows_[e].begin.back();
   }
   seconds_ = computing;
-  for (int round = 0; round < kRounds && program_.solve(); ++round) {
+  for (int round = 0; round < kRounds && program_.solve(/*is_near=*/round > 1); ++round) {
     seconds_ = std::max(seconds_, computing + program_.bound());
     bool violated = false;
     for (size_t e = 0; e < entries_.size(); ++e) {

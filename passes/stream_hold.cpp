@@ -34,6 +34,7 @@ HoldOrder Holder::like(const StreamBound& bound) const {
 
 void Holder::choose(const HoldOrder& order, int64_t limit, int64_t free) {
   load_ = least_;
+  full_.assign(load_.size(), 0);
   resident_.assign(owners_.size(), false);
   held_.clear();
   for (const StreamEntry& entry : entries_) {
@@ -108,14 +109,28 @@ void Holder::hold(const HoldCandidate& candidate, int64_t cap) {
   held_[candidate.entry][candidate.piece][use] = true;
 }
 
+bool Holder::is_there(const Owner& owner, int32_t step) const {
+  const StreamPiece& piece = entries_[owner.entry].pieces[owner.piece];
+  const auto next = std::upper_bound(piece.uses.begin(), piece.uses.end(), step, [](int32_t t, const StreamUse& use) { return t < use.step; });
+  if (next == piece.uses.begin()) return false;
+  const auto use = static_cast<size_t>(next - piece.uses.begin()) - 1;
+  return piece.uses[use].step == step || held_[owner.entry][owner.piece][use];
+}
+
 void Holder::make_resident(const HoldCandidate& candidate, int64_t cap) {
   const auto number = static_cast<size_t>(entries_[candidate.entry].pieces[candidate.piece].persistent);
+  const std::vector<Owner>& owners = owners_[number];
+  const int64_t bytes = entries_[candidate.entry].pieces[candidate.piece].bytes;
+  // Where there was no room for the last one there is none for most.
+  for (size_t e = 0; e < load_.size(); ++e) {
+    if (load_[e].empty() || load_[e][full_[e]] + bytes <= cap) continue;
+    const auto step = static_cast<int32_t>(full_[e]);
+    if (std::none_of(owners.begin(), owners.end(), [&](const Owner& owner) { return owner.entry == e && is_there(owner, step); })) return;
+  }
   std::vector<std::vector<bool>> there;  // by entry: the steps at which it is in memory already
   for (const auto& load : load_) there.emplace_back(load.size(), false);
-  int64_t bytes = 0;
-  for (const Owner& owner : owners_[number]) {
+  for (const Owner& owner : owners) {
     const StreamPiece& piece = entries_[owner.entry].pieces[owner.piece];
-    bytes = piece.bytes;
     for (size_t u = 0; u < piece.uses.size(); ++u) {
       const int32_t end = held_[owner.entry][owner.piece][u] ? piece.uses[u + 1].step : piece.uses[u].step + 1;
       for (int32_t t = piece.uses[u].step; t < end; ++t) there[owner.entry][static_cast<size_t>(t)] = true;
@@ -123,7 +138,9 @@ void Holder::make_resident(const HoldCandidate& candidate, int64_t cap) {
   }
   for (size_t e = 0; e < load_.size(); ++e) {
     for (size_t t = 0; t < load_[e].size(); ++t) {
-      if (!there[e][t] && load_[e][t] + bytes > cap) return;
+      if (there[e][t] || load_[e][t] + bytes <= cap) continue;
+      full_[e] = t;
+      return;
     }
   }
   for (size_t e = 0; e < load_.size(); ++e) {

@@ -49,12 +49,14 @@ class Holder {
   void find_candidates(const StreamRates& rates);
   void hold(const HoldCandidate& candidate, int64_t cap);
   void make_resident(const HoldCandidate& candidate, int64_t cap);
+  bool is_there(const Owner& owner, int32_t step) const;  // used, or held from its last use
 
   const std::vector<StreamEntry>& entries_;
   std::vector<std::vector<Owner>> owners_;  // by persistent
   std::vector<std::vector<int64_t>> least_, load_;
   std::vector<std::vector<double>> contended_;
   HoldOrder candidates_;
+  std::vector<size_t> full_;  // by entry: a step at which something found no room
   std::vector<bool> resident_;
   std::vector<std::vector<std::vector<bool>>> held_;  // by entry, piece, use: held from there to the next
 };

@@ -340,7 +340,7 @@ struct Planner::Impl {
     Program program = make(search.streams, plan, limit);
     for (int round = 0; round < kRounds && program.arena_bytes > limit; ++round) {
       bool changed = false;
-      for (size_t e = 0; e < plan.visits.size(); ++e) {
+      for (size_t e = 0; e < program.entries.size(); ++e) {  // up to the first that takes too much
         if (!shorten(program.entries[e], limit, plan.visits[e])) continue;
         changed = true;
         plan.forecasts[e] = simulate(search.streams.entries[e], plan.visits[e], search.disk);

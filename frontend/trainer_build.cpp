@@ -84,7 +84,7 @@ void Trainer::Impl::check_options() const {
     throw refuse("validation-split", options.validation_split, "has to lie in [0, 1)");
 }
 
-OptimizerSpec Trainer::Impl::optimizer_spec() const {
+OptimizerSpec Trainer::Impl::optimizer_spec(Deferral defer) const {
   return {.kind = options.optim,
           .weight_decay = options.weight_decay,
           .beta1 = options.adam_beta1,
@@ -93,7 +93,8 @@ OptimizerSpec Trainer::Impl::optimizer_spec() const {
           .momentum = options.momentum,
           .max_grad_norm = options.max_grad_norm,
           .accumulate = options.gradient_accumulation_steps > 1,
-          .deferred = deferred};
+          .deferred = defer != Deferral::none,
+          .at_once = defer == Deferral::most ? OptimizerSpec{}.at_once : 0};
 }
 
 LossSpec Trainer::Impl::loss_spec() const { return {.kind = options.loss, .output = options.output, .labels = options.labels}; }
@@ -159,9 +160,9 @@ JobEntry& Trainer::Impl::add_entry(const std::string& name, JobGraph job, int64_
   return entry;
 }
 
-void Trainer::Impl::build_entries(bool defer) {
+void Trainer::Impl::build_entries(Deferral defer) {
   entries.clear();
-  deferred = defer;
+  deferred = defer != Deferral::none;
   const PassOptions quiet{
       .skip = options.skip_passes, .dump_after = {}, .on_pass = nullptr, .part_bytes = options.part_size, .folder = make_folder(workers)};
   PassOptions first = quiet;
@@ -169,7 +170,7 @@ void Trainer::Impl::build_entries(bool defer) {
   std::vector<std::string> passes;
   first.on_pass = [&](const std::string& pass, double, bool) { passes.push_back(pass); };
   const LossSpec loss = loss_spec();
-  const OptimizerSpec optimizer = optimizer_spec();
+  const OptimizerSpec optimizer = optimizer_spec(defer);
 
   // One import for each batch size.
   const auto forward = [&](int64_t batch) -> const Graph& {
@@ -199,7 +200,7 @@ void Trainer::Impl::build_entries(bool defer) {
   // Deferred: "train" makes the update that a step before it left behind, "train-first" has none before it.
   const auto add_train = [&](const Graph& graph, int64_t batch, const std::string& suffix, const PassOptions& passes_of) {
     JobGraph train = build_train_graph(graph, loss, optimizer, passes_of);
-    if (!defer) {
+    if (!deferred) {
       add_entry("train" + suffix, std::move(train), batch, &train_range);
       return;
     }
@@ -215,8 +216,8 @@ void Trainer::Impl::build_entries(bool defer) {
   if (flexible && remainder > 0 && total_steps >= epoch_steps) {
     add_train(forward(remainder), remainder, "-remainder", quiet);
   }
-  if (optimizer.accumulate || defer) {
-    const int source = find_entry(defer ? "train-first" : "train");
+  if (optimizer.accumulate || deferred) {
+    const int source = find_entry(deferred ? "train-first" : "train");
     add_entry("update", build_update_graph(entries[static_cast<size_t>(source)]->job, optimizer, quiet), 0, nullptr);
   }
   if (valid_range.data != nullptr) {
@@ -265,7 +266,7 @@ void Trainer::Impl::build() {
   binding = bind_inputs(model, options, *data.train);
   if (data.valid && data.valid->is_row()) data.valid->cut(binding.sequence);
   divide_samples();
-  build_entries(/*defer=*/false);
+  build_entries(Deferral::none);
   if (options.micro_batches == "vertical" && most_together() > 1) add_together(most_together());
   plan_memory();
   if (together == 1 && options.dump_after.count("micro_batches") > 0)

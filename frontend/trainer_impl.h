@@ -76,6 +76,9 @@ DiskNeed disk_need(const Program& program);
 // Of a plan without addresses; `other` is any program of the job.
 DiskNeed disk_need(const StreamOutlook& outlook, const Program& other);
 
+// Which updates wait for the next step: none, those that it need not wait for itself (OptimizerSpec::at_once), or all.
+enum class Deferral : uint8_t { none, most, all };
+
 struct Trainer::Impl {
   Impl(const Options& options, Callbacks callbacks);
 
@@ -88,9 +91,9 @@ struct Trainer::Impl {
   void build();
   void check_options() const;
   void divide_samples();
-  void build_entries(bool defer);
+  void build_entries(Deferral defer);
   JobEntry& add_entry(const std::string& name, JobGraph job, int64_t batch, SampleRange* range);
-  OptimizerSpec optimizer_spec() const;
+  OptimizerSpec optimizer_spec(Deferral defer) const;
   LossSpec loss_spec() const;
   // trainer_plan.cpp: what is recomputed, and where every byte lives
   struct Trial {
@@ -111,6 +114,7 @@ struct Trainer::Impl {
     RecomputeChoice recompute{};
   };
   struct StreamChoice {
+    size_t variant = 0;  // whose entries it has
     bool deferred = false;
     int64_t together = 1;
     Trial trial;
@@ -133,7 +137,7 @@ struct Trainer::Impl {
   void recompute_to_fit(std::unique_ptr<Planner> planner);
   void stream(std::unique_ptr<Planner> planner);
   Least least_with_disk(int64_t more) const;
-  void add_choices(const StreamRates& rates, std::vector<StreamChoice>& choices) const;
+  void add_choices(size_t variant, const StreamRates& rates, std::vector<StreamChoice>& choices) const;
   void exchange(Variant& other);
   std::vector<const Graph*> graph_pointers() const;
   Least least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs) const;
@@ -177,7 +181,7 @@ struct Trainer::Impl {
   ComputeRates machine;
   DiskRates disk_rates;                   // zero where there is no disk
   int64_t together = 1;                   // micro-batches that go through the model together
-  bool deferred = false;                  // an update waits for the next step
+  bool deferred = false;                  // updates wait for the next step
   std::vector<StreamForecast> forecasts;  // by entry; empty where everything is in memory
   double bound = 0;                       // seconds of an optimizer step, with the disk
   Least least;                            // the smallest budget that would do
@@ -222,7 +226,7 @@ struct Trainer::Impl {
   double run_together(std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first, int64_t counted, double sum);
   void set_inverse_count(size_t index, const JobEntry& entry, int64_t counted);
   void flush();  // makes the update that waits, if one does
-  void set_scalars(size_t index, const JobEntry& entry, int64_t step, double learning_rate);
+  void set_scalars(size_t index, ValueId input, int64_t step, double learning_rate);  // kNone: nothing
   void set_random(size_t index, ValueId input, int64_t step, int64_t first, int64_t samples);
   void save_gradients(size_t index, const JobEntry& entry);
   void check_finite(const StepResult& result, int64_t step) const;

@@ -76,15 +76,16 @@ void Trainer::Impl::run_entry(size_t index) { executor->run(index); }
 void Trainer::Impl::flush() {
   if (!pending) return;
   const auto index = static_cast<size_t>(find_entry("update"));
-  set_scalars(index, *entries[index], pending->step, pending->learning_rate);
+  set_scalars(index, entries[index]->job.pending_scalars, pending->step, pending->learning_rate);
   run_entry(index);
   pending.reset();
 }
 
-void Trainer::Impl::set_scalars(size_t index, const JobEntry& entry, int64_t step, double learning_rate) {
+void Trainer::Impl::set_scalars(size_t index, ValueId input, int64_t step, double learning_rate) {
+  if (input == kNone) return;
   const auto scalars =
       optimizer_scalars(step, learning_rate, options.adam_beta1, options.adam_beta2, options.adam_epsilon, options.momentum);
-  const auto to = place(index, entry.job.scalars);
+  const auto to = place(index, input);
   if (!to.empty()) std::memcpy(to.data(), scalars.data(), to.size());
 }
 
@@ -144,8 +145,8 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
     set_inverse_count(index, entry, result.counted);
     set_random(index, entry.job.graph.find_value(kRandomInput), step, first, static_cast<int64_t>(batch.size()));
     first += static_cast<int64_t>(batch.size());
-    if (deferred && pending) set_scalars(index, entry, pending->step, pending->learning_rate);
-    if (!accumulate && !deferred) set_scalars(index, entry, step, learning_rate);
+    if (pending) set_scalars(index, entry.job.pending_scalars, pending->step, pending->learning_rate);
+    set_scalars(index, entry.job.scalars, step, learning_rate);
     run_entry(index);
     if (deferred) pending = Pending{.step = step, .learning_rate = learning_rate};
     sum += static_cast<double>(scalar(index, entry.job.loss_sum));
@@ -154,7 +155,7 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
   if (save && accumulate) save_gradients(index, *entries[index]);
   if (accumulate) {
     index = static_cast<size_t>(find_entry("update"));
-    set_scalars(index, *entries[index], step, learning_rate);
+    set_scalars(index, entries[index]->job.scalars, step, learning_rate);
     run_entry(index);
   }
   result.grad_norm = static_cast<double>(scalar(index, entries[index]->job.grad_norm));

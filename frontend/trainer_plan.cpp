@@ -189,19 +189,25 @@ void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
 
   executor.reset();
   std::vector<StreamChoice> choices;
-  Variant other;
-  const bool defers = options.gradient_accumulation_steps == 1, joins = options.micro_batches == "auto" && most_together() > 1;
-  if (defers || joins) {
-    const int64_t most = most_together();
-    exchange(other);
-    // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
-    build_entries(/*defer=*/defers);
-    if (joins) add_together(most);
+  std::vector<Variant> variants(1);  // the first: the entries as they are
+  const auto add_variant = [&](Deferral defer, int64_t joined) {
+    exchange(variants[0]);
+    build_entries(defer);
+    if (joined > 1) add_together(joined);
     for (const auto& entry : entries) drafts.push_back(entry->job.graph);
-    add_choices(rates, choices);  // first: mostly it is the best, and of the others little has to be looked at
-    exchange(other);
+    add_choices(variants.size(), rates, choices);
+    exchange(variants.emplace_back());
+    exchange(variants[0]);
+  };
+  // The plain one comes last: mostly it is not the best, and of what is worse little has to be looked at.
+  if (options.gradient_accumulation_steps == 1) {
+    // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
+    if (options.save_gradients.empty()) add_variant(Deferral::most, 1);  // else all gradients are kept
+    add_variant(Deferral::all, 1);
+  } else if (const int64_t most = most_together(); options.micro_batches == "auto" && most > 1) {
+    add_variant(Deferral::none, most);
   }
-  add_choices(rates, choices);
+  add_choices(0, rates, choices);
   const auto rank = [](const StreamChoice& choice) { return choice.is_plain() ? kClose * choice.seconds : choice.seconds; };
   std::stable_sort(choices.begin(), choices.end(), [&](const StreamChoice& a, const StreamChoice& b) { return rank(a) < rank(b); });
   // With addresses: the first that finds room.
@@ -215,7 +221,7 @@ void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
       if (made.program.arena_bytes > limit) continue;
       choice.disk_bytes = disk_need(made.program).total();
       if (options.nvme_budget == 0 || choice.disk_bytes <= options.nvme_budget) {
-        if (choice.deferred != deferred || choice.together != together) exchange(other);
+        if (choice.variant > 0) exchange(variants[choice.variant]);
         adopt_as(choice.trial);
         use(std::move(made));
         return;
@@ -246,7 +252,7 @@ void Trainer::Impl::exchange(Variant& other) {
 
 // What is recomputed needn't be moved: of a few rungs those whose step may take less than that of all choices so far. Where the bound says
 // that it can't, or the disk has no room, a choice's time is infinite.
-void Trainer::Impl::add_choices(const StreamRates& rates, std::vector<StreamChoice>& choices) const {
+void Trainer::Impl::add_choices(size_t variant, const StreamRates& rates, std::vector<StreamChoice>& choices) const {
   constexpr size_t kParts = 4;
   std::vector<RecomputeChoice> rungs{recompute_choice};
   if (options.recompute == "auto") {
@@ -255,7 +261,7 @@ void Trainer::Impl::add_choices(const StreamRates& rates, std::vector<StreamChoi
     for (const size_t rung : sampled(ladder, kParts)) rungs.push_back(ladder[rung]);
   }
   for (const RecomputeChoice& rung : rungs) {
-    StreamChoice choice{.deferred = deferred, .together = together, .trial = {}};
+    StreamChoice choice{.variant = variant, .deferred = deferred, .together = together, .trial = {}};
     double beat = INFINITY;  // what is better by less than a little isn't worth looking at; the plain may be worse by that
     for (const StreamChoice& other : choices)
       beat = std::min(beat, choice.is_plain() && !other.is_plain() ? other.seconds / kClose : kClose * other.seconds);

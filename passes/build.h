@@ -13,10 +13,13 @@ void emit_behind(Builder& builder, ValueId value);
 
 // Adds the norm of job.gradients as job.grad_norm.
 void build_norm(JobGraph& job, Stage stage);
-// Adds clipping by `norm` and the optimizer nodes of each gradient; job.gradients must be set. `before`, where given, says the node that a
-// parameter's optimizer nodes stand before (kNone: behind all), and clipping stands before the first node. Returns what each parameter is
+// An input for the optimizer's scalars.
+ValueId add_scalars(Graph& graph, const char* name);
+// Adds clipping by `norm` and the optimizer node of each gradient (parameter -> gradient). `before`, where given, says the node that a
+// parameter's optimizer node stands before (kNone: behind all), and clipping stands before the first node. Returns what each parameter is
 // after its update.
 using UpdatePlaces = std::function<NodeId(ValueId parameter)>;
-std::map<ValueId, ValueId> build_update(JobGraph& job, const OptimizerSpec& spec, ValueId norm, const UpdatePlaces& before = nullptr);
+std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec, const std::map<ValueId, ValueId>& gradients, ValueId norm,
+                                        ValueId scalars, const UpdatePlaces& before = nullptr);
 
 }  // namespace ort_train

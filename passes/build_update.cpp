@@ -51,19 +51,21 @@ void build_norm(JobGraph& job, Stage stage) {
   job.grad_norm = builder.before(kNone).emit("GlobalNorm", squares);
 }
 
-std::map<ValueId, ValueId> build_update(JobGraph& job, const OptimizerSpec& spec, ValueId norm, const UpdatePlaces& before) {
-  Graph& graph = job.graph;
+ValueId add_scalars(Graph& graph, const char* name) {
+  graph.inputs.push_back(graph.add_value({.name = name, .dtype = DType::float32, .shape = {kOptimizerScalars}, .kind = ValueKind::input}));
+  return graph.inputs.back();
+}
+
+std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec, const std::map<ValueId, ValueId>& gradients, ValueId norm,
+                                        ValueId scalars, const UpdatePlaces& before) {
   Builder builder(graph, Stage::update);
   builder.named("gradient norm");
   if (before && !graph.order().empty()) builder.before(graph.order().front());
   const ValueId coefficient = spec.max_grad_norm > 0
                                   ? builder.emit("ClipCoefficient", {norm}, {{"max_norm", static_cast<float>(spec.max_grad_norm)}})
                                   : builder.constant(scalar_tensor(1.0f));
-  job.scalars = graph.add_value({.name = kScalarsInput, .dtype = DType::float32, .shape = {kOptimizerScalars}, .kind = ValueKind::input});
-  graph.inputs.push_back(job.scalars);
-
   std::map<ValueId, ValueId> updated;
-  for (const auto& [parameter, gradient] : job.gradients) {
+  for (const auto& [parameter, gradient] : gradients) {
     const double decay = graph.value(parameter).shape.size() >= 2 ? spec.weight_decay : 0;
     builder.named(graph.value(parameter).name).before(before ? before(parameter) : kNone);
     Attributes attributes{{"weight_decay", static_cast<float>(decay)}};
@@ -73,11 +75,11 @@ std::map<ValueId, ValueId> build_update(JobGraph& job, const OptimizerSpec& spec
       attributes.set("beta2", static_cast<float>(spec.beta2));
       attributes.set("epsilon", static_cast<float>(spec.epsilon));
       const ValueId m = add_state(graph, parameter, ".exp_avg"), v = add_state(graph, parameter, ".exp_avg_sq");
-      p = emit_writer(builder, "AdamW", {parameter, gradient, m, v, coefficient, job.scalars}, attributes, 3);
+      p = emit_writer(builder, "AdamW", {parameter, gradient, m, v, coefficient, scalars}, attributes, 3);
     } else if (spec.kind == "sgd") {
       attributes.set("momentum", static_cast<float>(spec.momentum));
       const ValueId buffer = spec.momentum != 0 ? add_state(graph, parameter, ".momentum_buffer") : kNone;
-      p = emit_writer(builder, "SGD", {parameter, gradient, buffer, coefficient, job.scalars}, attributes, buffer == kNone ? 1 : 2);
+      p = emit_writer(builder, "SGD", {parameter, gradient, buffer, coefficient, scalars}, attributes, buffer == kNone ? 1 : 2);
     } else {
       throw error(ErrorCode::usage, "unknown optimizer '{}'; known: adamw, sgd", spec.kind);
     }

@@ -8,6 +8,7 @@
 #include "graph/onnx/writer.h"
 #include "graph/op_def.h"
 #include "passes/build.h"
+#include "passes/cost.h"
 #include "passes/split_weights.h"
 
 namespace ort_train {
@@ -119,11 +120,36 @@ void accumulate(JobGraph& job, const std::map<ValueId, std::vector<ValueId>>& us
   }
 }
 
-// The gradients and their norm, kept for a later run.
-void store(JobGraph& job) {
+// Of the parameters those that are used before a share of the forward pass is over.
+std::set<ValueId> used_soon(const Graph& graph, double share) {
+  double all = 0;
+  std::map<ValueId, double> first;  // seconds before the first use, on a nominal machine
+  for (const NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    if (node.stage != Stage::forward) continue;
+    for (const ValueId input : node.inputs) {
+      if (input != kNone && graph.value(input).kind == ValueKind::parameter) first.emplace(input, all);
+    }
+    all += work_of(graph, node, /*threads=*/1, ComputeRates{}).seconds;
+  }
+  std::set<ValueId> soon;
+  for (const auto& [parameter, seconds] : first) {
+    if (seconds < share * all) soon.insert(parameter);
+  }
+  return soon;
+}
+
+// The gradients and their norm, kept for a later run, but for those that are used at once.
+void store(JobGraph& job, const OptimizerSpec& optimizer) {
+  const std::set<ValueId> soon = used_soon(job.graph, optimizer.at_once);
   build_norm(job, Stage::backward);
   Builder builder(job.graph, Stage::backward);
+  std::map<ValueId, ValueId> now;
   for (const auto& [parameter, gradient] : job.gradients) {
+    if (soon.contains(parameter)) {
+      now[parameter] = gradient;
+      continue;
+    }
     const std::string name = job.graph.value(parameter).name + ".grad";
     emit_behind(builder, gradient);
     job.accumulators[parameter] = {add_to_state(builder.named(name), "Store", name, gradient)};
@@ -131,6 +157,9 @@ void store(JobGraph& job) {
   emit_behind(builder, job.grad_norm);
   const char* const norm = "ort_train.grad_norm";
   job.stored_norm = add_to_state(builder.named(norm), "Store", norm, job.grad_norm);
+  if (now.empty()) return;
+  job.scalars = add_scalars(job.graph, kScalarsInput);
+  build_update(job.graph, optimizer, now, job.grad_norm, job.scalars);
 }
 
 }  // namespace
@@ -180,10 +209,11 @@ JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const Opt
       job.gradients[parameter] = add_up(builder, gradients);
     }
     if (optimizer.deferred) {
-      store(job);
+      store(job, optimizer);
     } else {
       build_norm(job, Stage::backward);
-      build_update(job, optimizer, job.grad_norm);
+      job.scalars = add_scalars(job.graph, kScalarsInput);
+      build_update(job.graph, optimizer, job.gradients, job.grad_norm, job.scalars);
     }
     job.graph.outputs.push_back(job.grad_norm);
   });
@@ -196,8 +226,11 @@ JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimiz
   run_pass("pending_update", job.graph, options, [&] {
     Graph& graph = job.graph;
     const auto readers = graph.readers();
-    for (auto& [parameter, gradient] : job.gradients) gradient = job.accumulators.at(parameter).front();
-    const auto updated = build_update(job, optimizer, job.stored_norm, [&](ValueId parameter) { return readers[parameter].front(); });
+    std::map<ValueId, ValueId> stored;
+    for (const auto& [parameter, uses] : job.accumulators) stored[parameter] = uses.front();
+    job.pending_scalars = add_scalars(graph, kPendingScalarsInput);
+    const auto updated = build_update(graph, optimizer, stored, job.stored_norm, job.pending_scalars,
+                                      [&](ValueId parameter) { return readers[parameter].front(); });
     // From the update on, everything reads what it leaves.
     for (const auto& [parameter, result] : updated) {
       const auto first = std::find_if(graph.order().begin(), graph.order().end(), [&, p = parameter](NodeId id) {
@@ -208,7 +241,6 @@ JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimiz
       graph.replace_uses(parameter, result);
       graph.node(node).inputs[0] = parameter;
     }
-    job.gradients = train.gradients;
     return true;
   });
   return job;
@@ -233,11 +265,13 @@ JobGraph build_update_graph(const JobGraph& train, const OptimizerSpec& optimize
     }
     if (optimizer.deferred) {
       job.stored_norm = job.graph.add_value(train.graph.value(train.stored_norm));
-      build_update(job, optimizer, job.stored_norm);
+      job.pending_scalars = add_scalars(job.graph, kPendingScalarsInput);
+      build_update(job.graph, optimizer, job.gradients, job.stored_norm, job.pending_scalars);
       return true;
     }
     build_norm(job, Stage::update);
-    build_update(job, optimizer, job.grad_norm);
+    job.scalars = add_scalars(job.graph, kScalarsInput);
+    build_update(job.graph, optimizer, job.gradients, job.grad_norm, job.scalars);
     for (ValueId accumulator : all) {
       const ValueId cleared = builder.named(job.graph.value(accumulator).name).emit("Clear", {accumulator});
       job.graph.value(cleared).kind = ValueKind::accumulator;

@@ -25,10 +25,12 @@ struct OptimizerSpec {
   double max_grad_norm = 1.0;  // 0: no clipping
   bool accumulate = false;     // gradients are summed over micro-batches into accumulators: two graphs instead of one, see below
   bool deferred = false;  // an update waits for the next step, where it runs before the first use of its weight: three graphs, see below
+  double at_once = 0.02;  // but not of weights that are used before this share of the forward pass is over: the next step would wait for them
 };
 
 // Names of graph inputs that the pipeline adds.
 inline constexpr const char* kScalarsInput = "ort_train.scalars";  // float32 [n]: exec/ops/optimizer_scalars.h
+inline constexpr const char* kPendingScalarsInput = "ort_train.pending_scalars";  // the same, of the step that left updates behind
 inline constexpr const char* kInverseCountInput =
     "ort_train.inverse_count";  // float32 []: 1 / counted labels (elements for mse) of the optimizer step's batch
 
@@ -37,6 +39,7 @@ struct JobGraph {
   Graph graph;
   ValueId labels = kNone;                // input
   ValueId scalars = kNone;               // input, see kScalarsInput
+  ValueId pending_scalars = kNone;  // input, see kPendingScalarsInput
   ValueId inverse_count = kNone;         // input, see kInverseCountInput; (batches for output)
   ValueId loss_sum = kNone;              // float32 []: sum over counted labels or elements; for loss "output" the loss itself
   ValueId count = kNone;                 // float32 []: how many counted; kNone: one
@@ -57,7 +60,7 @@ JobGraph build_predict_graph(const Graph& forward, const PassOptions& options);
 JobGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const PassOptions& options);
 // Forward, loss, backward and update: one optimizer step of one batch. With optimizer.accumulate it ends in the accumulation of each
 // parameter's gradient (per use for shared ones) into persistent values "NAME.grad", and build_update_graph does the rest. With
-// optimizer.deferred it ends in the gradients stored there, and the norm.
+// optimizer.deferred most gradients are stored there, and the norm, instead of being used.
 JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const OptimizerSpec& optimizer, const PassOptions& options);
 // Deferred: the update that `train` left behind, each weight's before its first use, then what `train` does.
 JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimizer, const PassOptions& options);

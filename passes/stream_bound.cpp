@@ -11,6 +11,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kUnit = 1e6;           // bytes of a row of memory
 constexpr int kRounds = 16;             // of rows of time
+constexpr int kIdleRounds = 2;
 constexpr size_t kRowsARound = 12;      // an entry
 constexpr double kTolerance = 3e-4;     // of an entry's time, that a row of time may be violated
 constexpr double kLeast = 0.5;          // of the limit: steps at which less can be there need no row
@@ -474,8 +475,11 @@ void StreamBound::find_seconds() {
     if (entries_[e].weight >= kRarely) computing += entries_[e].weight * rows_[e].begin.back();
   }
   seconds_ = computing;
-  for (int round = 0; round < kRounds && program_.solve(/*is_near=*/round > 1); ++round) {
+  int idle = 0;  // rounds that changed next to nothing
+  for (int round = 0; round < kRounds && idle < kIdleRounds && program_.solve(/*is_near=*/round > 1); ++round) {
+    const double before = seconds_;
     seconds_ = std::max(seconds_, computing + program_.bound());
+    idle = round > 0 && seconds_ < before * (1 + kTolerance) ? idle + 1 : 0;
     bool violated = false;
     for (size_t e = 0; e < entries_.size(); ++e) {
       if (entries_[e].weight < kRarely) continue;

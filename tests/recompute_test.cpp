@@ -158,7 +158,8 @@ std::map<std::string, std::vector<double>> two_steps(const Graph& graph, const s
   for (ValueId id : graph.inputs) {
     inputs[id] = testing::random_tensor(graph.value(id).type(), id, 11);
     const auto scalars = optimizer_scalars(2, 1e-2, 0.9, 0.999, 1e-8, 0);
-    if (graph.value(id).name == kScalarsInput) std::copy(scalars.begin(), scalars.end(), inputs[id].data<float>().begin());
+    if (graph.value(id).name == kScalarsInput || graph.value(id).name == kPendingScalarsInput)
+      std::copy(scalars.begin(), scalars.end(), inputs[id].data<float>().begin());
   }
   for (ValueId id : graph.parameters()) reference.state[graph.value(id).name] = testing::random_tensor(graph.value(id).type(), id);
   std::map<std::string, std::vector<double>> numbers;

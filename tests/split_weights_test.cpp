@@ -178,7 +178,7 @@ Left left_by(const OptimizerSpec& optimizer, int64_t part_bytes) {
     for (const ValueId id : job.graph.inputs) {
       const Value& value = job.graph.value(id);
       Tensor& tensor = inputs[id] = random_tensor(value.type(), static_cast<uint32_t>(value.name.size()), kTiny.vocabulary);
-      if (value.name == kScalarsInput) {
+      if (value.name == kScalarsInput || value.name == kPendingScalarsInput) {
         const auto scalars = optimizer_scalars(2, 1e-2, 0.9, 0.999, optimizer.epsilon, optimizer.momentum);
         std::copy(scalars.begin(), scalars.end(), tensor.data<float>().begin());
       }

@@ -225,7 +225,7 @@ struct Trainer::Impl {
   // Micro-batches of an accumulating step, together. Returns `sum` with their losses added.
   double run_together(std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first, int64_t counted, double sum);
   void set_inverse_count(size_t index, const JobEntry& entry, int64_t counted);
-  void flush();  // makes the update that waits, if one does
+  void flush();                                                                       // makes the update that waits, if one does
   void set_scalars(size_t index, ValueId input, int64_t step, double learning_rate);  // kNone: nothing
   void set_random(size_t index, ValueId input, int64_t step, int64_t first, int64_t samples);
   void save_gradients(size_t index, const JobEntry& entry);

@@ -25,11 +25,12 @@ struct OptimizerSpec {
   double max_grad_norm = 1.0;  // 0: no clipping
   bool accumulate = false;     // gradients are summed over micro-batches into accumulators: two graphs instead of one, see below
   bool deferred = false;  // an update waits for the next step, where it runs before the first use of its weight: three graphs, see below
-  double at_once = 0.02;  // but not of weights that are used before this share of the forward pass is over: the next step would wait for them
+  double at_once =
+      0.02;  // but not of weights that are used before this share of the forward pass is over: the next step would wait for them
 };
 
 // Names of graph inputs that the pipeline adds.
-inline constexpr const char* kScalarsInput = "ort_train.scalars";  // float32 [n]: exec/ops/optimizer_scalars.h
+inline constexpr const char* kScalarsInput = "ort_train.scalars";                 // float32 [n]: exec/ops/optimizer_scalars.h
 inline constexpr const char* kPendingScalarsInput = "ort_train.pending_scalars";  // the same, of the step that left updates behind
 inline constexpr const char* kInverseCountInput =
     "ort_train.inverse_count";  // float32 []: 1 / counted labels (elements for mse) of the optimizer step's batch
@@ -39,7 +40,7 @@ struct JobGraph {
   Graph graph;
   ValueId labels = kNone;                // input
   ValueId scalars = kNone;               // input, see kScalarsInput
-  ValueId pending_scalars = kNone;  // input, see kPendingScalarsInput
+  ValueId pending_scalars = kNone;       // input, see kPendingScalarsInput
   ValueId inverse_count = kNone;         // input, see kInverseCountInput; (batches for output)
   ValueId loss_sum = kNone;              // float32 []: sum over counted labels or elements; for loss "output" the loss itself
   ValueId count = kNone;                 // float32 []: how many counted; kNone: one

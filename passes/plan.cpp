@@ -219,9 +219,10 @@ class EntryMaker {
   std::vector<std::vector<size_t>> visits_of_;  // by class
 };
 
-// Where addresses take more than `limit`: half of the time that transfers have ahead of and behind their use, of what lies above it, and of
-// what it lies beside where that has none. False where nothing is left to shorten. The visits' storages are the entry's last.
-bool shorten(const Entry& entry, int64_t limit, std::vector<Visit>& visits) {
+// Where addresses take more than `limit`: takes half of the time that transfers have ahead of and behind their use from what lies above it;
+// where that has none (`around`), a quarter from what is there at the same time. False where nothing is left to shorten. The visits'
+// storages are the entry's last.
+bool shorten(const Entry& entry, int64_t limit, bool around, std::vector<Visit>& visits) {
   std::vector<int32_t> step_of(entry.code.size());  // that runs, or the next one
   int32_t steps = 0;
   for (size_t at = 0; at < entry.code.size(); ++at) {
@@ -251,12 +252,12 @@ bool shorten(const Entry& entry, int64_t limit, std::vector<Visit>& visits) {
   bool changed = false;
   for (size_t v = 0; v < visits.size(); ++v) {
     Visit& visit = visits[v];
-    if (visit.issue >= 0 && visit.issue < visit.first && (cut[v] || meets(visit.issue, visit.first))) {
-      visit.issue += (visit.first - visit.issue + 1) / 2;
+    if (visit.issue >= 0 && visit.issue < visit.first && (cut[v] || (around && meets(visit.issue, visit.first)))) {
+      visit.issue += cut[v] ? (visit.first - visit.issue + 1) / 2 : (visit.first - visit.issue + 3) / 4;
       changed = true;
     }
-    if (visit.written > visit.last + 1 && (cut[v] || meets(visit.last + 1, visit.written))) {
-      visit.written -= (visit.written - visit.last) / 2;
+    if (visit.written > visit.last + 1 && (cut[v] || (around && meets(visit.last + 1, visit.written)))) {
+      visit.written -= cut[v] ? (visit.written - visit.last) / 2 : (visit.written - visit.last + 2) / 4;
       changed = true;
     }
   }
@@ -334,16 +335,21 @@ struct Planner::Impl {
     return seconds;
   }
 
-  // With addresses, for which transfers begin later and writes end sooner where there is no other way; the plan is then that one.
-  Program make_within(const Search& search, StreamPlan& plan, int64_t limit) const {
-    constexpr int kRounds = 10;
+  // With addresses, for which transfers begin later and writes end sooner where there is no other way; the plan is then that one. Not at
+  // any price, unless it is the `last` plan that is tried.
+  Program make_within(const Search& search, StreamPlan& plan, int64_t limit, bool last) const {
+    constexpr int kRounds = 12;
+    constexpr double kNear = 1.015;
     Program program = make(search.streams, plan, limit);
     for (int round = 0; round < kRounds && program.arena_bytes > limit; ++round) {
       bool changed = false;
-      for (size_t e = 0; e < program.entries.size(); ++e) {  // up to the first that takes too much
-        if (!shorten(program.entries[e], limit, plan.visits[e])) continue;
-        changed = true;
-        plan.forecasts[e] = simulate(search.streams.entries[e], plan.visits[e], search.disk);
+      for (const bool around : {false, true}) {
+        if (changed || (around && !last && static_cast<double>(program.arena_bytes) > kNear * static_cast<double>(limit))) continue;
+        for (size_t e = 0; e < program.entries.size(); ++e) {  // up to the first that takes too much
+          if (!shorten(program.entries[e], limit, around, plan.visits[e])) continue;
+          changed = true;
+          plan.forecasts[e] = simulate(search.streams.entries[e], plan.visits[e], search.disk);
+        }
       }
       if (!changed) break;
       program = make(search.streams, plan, limit);
@@ -455,18 +461,18 @@ StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const
 
 StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
   constexpr int kTries = 12, kEnough = 3;
-  constexpr double kClose = 1.01;
+  constexpr double kClose = 1.02;  // times the first plan's seconds
   const Impl::Search& search = impl_->search(limit, compute, disk);
   StreamedProgram result;
   if (search.streamer) {
     result.bound = search.streamer->bound();
     int64_t target = limit;
     int found = 0;
-    double least = std::numeric_limits<double>::infinity();
+    double foreseen = 0, least = std::numeric_limits<double>::infinity();
     for (int round = 0; round < kTries && found < kEnough; ++round) {
       StreamPlan plan = search.streamer->plan(target);
-      const double foreseen = impl_->seconds_of(search, plan);
-      Program program = impl_->make_within(search, plan, limit);
+      if (round == 0) foreseen = impl_->seconds_of(search, plan);
+      Program program = impl_->make_within(search, plan, limit, target == search.floor);
       if (program.arena_bytes <= limit) {
         ++found;
         const double seconds = impl_->seconds_of(search, plan);

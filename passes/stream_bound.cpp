@@ -9,8 +9,8 @@ namespace ort_train {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kUnit = 1e6;           // bytes of a row of memory
-constexpr int kRounds = 16;             // of rows of time
+constexpr double kUnit = 1e6;  // bytes of a row of memory
+constexpr int kRounds = 16;    // of rows of time
 constexpr int kIdleRounds = 2;
 constexpr size_t kRowsARound = 12;      // an entry
 constexpr double kTolerance = 3e-4;     // of an entry's time, that a row of time may be violated
@@ -128,7 +128,8 @@ void StreamBound::add_member(const Group& group, Group::Member& member) {
   member.held.assign(piece.uses.size(), -1);
   if (group.persistent) {
     occupy(rows, 0, piece.uses.front().step, resident, group.bytes);
-    if (piece.uses.front().reads) rows.jobs.push_back({.begin = 0, .end = piece.uses.front().step, .constant = read, .terms = {{resident, -read}}});
+    if (piece.uses.front().reads)
+      rows.jobs.push_back({.begin = 0, .end = piece.uses.front().step, .constant = read, .terms = {{resident, -read}}});
   }
   bool changed = false;
   int32_t change_over = 0;      // the moment from which it can be written
@@ -334,7 +335,8 @@ void StreamBound::sort_jobs(EntryRows& rows) {
 int32_t StreamBound::sum_until(EntryRows& rows, Sum& sum, int32_t moment) {
   const auto before = std::prev(sum.columns.upper_bound(moment));
   if (before->first == moment) return before->second;
-  const auto from = std::upper_bound(sum.jobs.begin(), sum.jobs.end(), before->first, [](int32_t m, const Job* job) { return m < job->counted(); });
+  const auto from =
+      std::upper_bound(sum.jobs.begin(), sum.jobs.end(), before->first, [](int32_t m, const Job* job) { return m < job->counted(); });
   const auto to = std::upper_bound(sum.jobs.begin(), sum.jobs.end(), moment, [](int32_t m, const Job* job) { return m < job->counted(); });
   std::map<int32_t, double> factors;
   double constant = 0;
@@ -380,7 +382,9 @@ StreamBound::Underway StreamBound::underway_at(EntryRows& rows, int32_t step) {
 
 // From the beginning of one step to that of another.
 void StreamBound::add_room(EntryRows& rows, int32_t begin, int32_t end) {
-  std::vector<LinearTerm> terms{{waited_until(rows, end), 1}, {sum_until(rows, rows.reads, end), -1}, {sum_until(rows, rows.writes, end), -1},
+  std::vector<LinearTerm> terms{{waited_until(rows, end), 1},
+                                {sum_until(rows, rows.reads, end), -1},
+                                {sum_until(rows, rows.writes, end), -1},
                                 {underway_at(rows, end).pending, 1}};
   double constant = 0;
   if (begin >= 0) {
@@ -437,7 +441,7 @@ bool StreamBound::add_crowded(EntryRows& rows) {
     int32_t begin = 0, end = 0;
   };
   std::vector<Stretch> worst;
-  std::vector<double> early(count + 1);  // writes that may have been made before, by where they count
+  std::vector<double> early(count + 1);         // writes that may have been made before, by where they count
   for (size_t from = count + 1; from-- > 0;) {  // 0: the beginning of all
     const int32_t begin = from == 0 ? -1 : moments[from - 1];
     std::fill(early.begin(), early.end(), 0.0);

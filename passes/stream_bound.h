@@ -82,7 +82,7 @@ class StreamBound {
     std::vector<Row> memory;
     std::map<int32_t, size_t> memory_at;  // by step: which of these
     Sum reads, writes;
-    std::map<int32_t, Underway> underway;  // by step
+    std::map<int32_t, Underway> underway;            // by step
     std::map<int32_t, int32_t> waited;               // column of the seconds waited until a moment and at it
     double work = 0;                                 // of all jobs at most
     std::vector<std::map<int32_t, double>> changes;  // of the load, by step and column; while it is built

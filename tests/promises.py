@@ -300,6 +300,15 @@ def test_at_scale_the_process_stays_inside_its_budget(roomy, profile, name):
         print(f"{where}: arena {summary['measured_peak_bytes']['RAM']}, process {result.peak}, {budget - result.peak} below")
 
 
+def test_what_was_measured_of_the_machine_is_kept_for_each_number_of_threads(tmp_path, made):
+    job = Job(tmp_path, tmp_path / "machine.json", LARGE["perceptron"](made))
+    flops = {threads: job.plan(threads, False)["machine"]["flops"] for threads in (1, 2)}
+    kept = json.loads((tmp_path / "machine.json").read_text())["processor"]
+    assert {int(threads): rates["flops"] for threads, rates in kept.items()} == flops
+    job.plans.clear()
+    assert job.plan(1, False)["machine"]["flops"] == flops[1]
+
+
 def test_below_the_smallest_budget_is_refused(tmp_path, profile, made):
     job = Job(tmp_path, profile, JOBS["perceptron"](made))
     for threads in THREADS:

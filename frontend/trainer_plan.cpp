@@ -349,18 +349,22 @@ void Trainer::Impl::refuse_budget() {
 void Trainer::Impl::measure(int64_t memory) {
   if (options.budget > 0) memory = std::clamp<int64_t>(options.budget - reserve, kPage, memory);
   if (!options.profile.empty() && !options.recalibrate) profile = load_profile(options.profile).value_or(MachineProfile{});
-  machine = {.flops = profile.flops,
-             .element_flops = profile.element_flops,
-             .bytes_per_second = profile.bytes_per_second,
-             .far_bytes_per_second = profile.far_bytes_per_second};
-  if (profile.flops > 0) return;
+  const int threads = workers.threads();
+  if (const auto known = profile.processor.find(threads); known != profile.processor.end() && known->second.flops > 0) {
+    const ProcessorRates& rates = known->second;
+    machine = {.flops = rates.flops,
+               .element_flops = rates.element_flops,
+               .bytes_per_second = rates.bytes_per_second,
+               .far_bytes_per_second = rates.far_bytes_per_second};
+    return;
+  }
   machine = measure_machine(workers, memory);
   constexpr int64_t kEnough = int64_t{64} << 20;  // in less, everything is in the cache: no figure to remember
   if (memory < kEnough) return;
-  profile.flops = machine.flops;
-  profile.element_flops = machine.element_flops;
-  profile.bytes_per_second = machine.bytes_per_second;
-  profile.far_bytes_per_second = machine.far_bytes_per_second;
+  profile.processor[threads] = {.flops = machine.flops,
+                                .element_flops = machine.element_flops,
+                                .bytes_per_second = machine.bytes_per_second,
+                                .far_bytes_per_second = machine.far_bytes_per_second};
   keep_profile();
 }
 

@@ -40,12 +40,17 @@ std::string disk_key(const std::string& folder);
 // What a profile goes with: processor, cores that we may use, memory.
 std::string machine_key();
 
+struct ProcessorRates {
+  double flops = 0;                 // of a float32 matrix product, a second
+  double element_flops = 0;         // of elementwise functions
+  double bytes_per_second = 0;      // of memory, some of it in caches
+  double far_bytes_per_second = 0;  // of much memory
+  bool operator==(const ProcessorRates&) const = default;
+};
+
 struct MachineProfile {
-  double flops = 0;                          // of a float32 matrix product, a second
-  double element_flops = 0;                  // of elementwise functions
-  double bytes_per_second = 0;               // of memory, some of it in caches
-  double far_bytes_per_second = 0;           // of much memory
-  std::map<std::string, DiskRates> disks{};  // by disk_key
+  std::map<int, ProcessorRates> processor{};  // by threads
+  std::map<std::string, DiskRates> disks{};   // by disk_key
   bool operator==(const MachineProfile&) const = default;
 };
 

@@ -17,7 +17,7 @@
 namespace ort_train {
 namespace {
 
-constexpr int kVersion = 2;
+constexpr int kVersion = 3;
 constexpr size_t kLargest = size_t{1} << 20;  // a profile has a few hundred bytes
 
 std::string reason(int code) { return std::generic_category().message(code); }
@@ -83,10 +83,13 @@ std::optional<MachineProfile> load_profile(const std::string& path) {
   try {
     const nlohmann::json json = nlohmann::json::parse(text);
     if (json.at("version").get<int>() != kVersion || json.at("machine").get<std::string>() != machine_key()) return std::nullopt;
-    MachineProfile profile{.flops = rate(json, "flops"),
-                           .element_flops = rate(json, "element_flops"),
-                           .bytes_per_second = rate(json, "bytes_per_second"),
-                           .far_bytes_per_second = rate(json, "far_bytes_per_second")};
+    MachineProfile profile;
+    for (const auto& [threads, rates] : json.at("processor").items()) {
+      profile.processor.emplace(std::stoi(threads), ProcessorRates{.flops = rate(rates, "flops"),
+                                                                   .element_flops = rate(rates, "element_flops"),
+                                                                   .bytes_per_second = rate(rates, "bytes_per_second"),
+                                                                   .far_bytes_per_second = rate(rates, "far_bytes_per_second")});
+    }
     for (const auto& [key, disk] : json.at("disks").items()) profile.disks.emplace(key, disk_of(disk));
     return profile;
   } catch (const std::exception&) {
@@ -97,11 +100,14 @@ std::optional<MachineProfile> load_profile(const std::string& path) {
 void save_profile(const std::string& path, const MachineProfile& profile) {
   nlohmann::ordered_json json{{"version", kVersion},
                               {"machine", machine_key()},
-                              {"flops", profile.flops},
-                              {"element_flops", profile.element_flops},
-                              {"bytes_per_second", profile.bytes_per_second},
-                              {"far_bytes_per_second", profile.far_bytes_per_second},
+                              {"processor", nlohmann::ordered_json::object()},
                               {"disks", nlohmann::ordered_json::object()}};
+  for (const auto& [threads, rates] : profile.processor) {
+    json["processor"][std::to_string(threads)] = {{"flops", rates.flops},
+                                                  {"element_flops", rates.element_flops},
+                                                  {"bytes_per_second", rates.bytes_per_second},
+                                                  {"far_bytes_per_second", rates.far_bytes_per_second}};
+  }
   for (const auto& [key, rates] : profile.disks) {
     json["disks"][key] = {{"read", rates.read},
                           {"write", rates.write},

@@ -5,7 +5,8 @@
 namespace ort_train {
 namespace {
 
-constexpr double kDispatch = 3e-6;  // seconds that an instruction takes, however small
+constexpr double kDispatch = 2e-7;  // seconds that an instruction takes, however small
+constexpr double kWaking = 3e-6;    // more where there are several threads: they come late to a small one, if at all
 constexpr double kFar = 96e6;       // bytes that no cache holds
 constexpr double kMovement = 2;     // times as long as arithmetic on as many bytes takes what only moves them: in strides, mostly
 
@@ -20,9 +21,11 @@ NodeWork work_of(const Graph& graph, const Node& node, int threads, const Comput
       for (ValueId value : *values) cost.bytes += value == kNone ? 0 : static_cast<double>(graph.value(value).bytes());
     }
   }
+  if (cost.flops == 0 && cost.bytes == 0) return {};  // a view
+  const double start = kDispatch + (threads > 1 ? kWaking : 0);
   const double flops = cost.efficiency > 0 ? cost.efficiency * rates.flops : rates.element_flops;
   const double bytes = cost.bytes > kFar ? rates.far_bytes_per_second : rates.bytes_per_second;
-  return {.flops = cost.flops, .seconds = kDispatch + std::max(cost.flops / flops, (cost.flops > 0 ? 1 : kMovement) * cost.bytes / bytes)};
+  return {.flops = cost.flops, .seconds = start + std::max(cost.flops / flops, (cost.flops > 0 ? 1 : kMovement) * cost.bytes / bytes)};
 }
 
 }  // namespace ort_train

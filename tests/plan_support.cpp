@@ -31,15 +31,7 @@ class RandomGraph {
   Graph make() {
     scalars_ = add(graph_, "scalars", ValueKind::input, {kOptimizerScalars});
     one_ = graph_.add_constant(scalar_tensor(1.0f), "one");
-    for (int i = 0; i < 3; ++i) pool_.push_back(add(graph_, "x" + std::to_string(i), ValueKind::input, {shape_[pick(3)], size_.width}));
-    const std::mt19937 before = random_;
-    if (size_.state >= 0) random_.seed(static_cast<uint32_t>(size_.state));
-    for (int i = 0; i < 3; ++i) state_.push_back(add(graph_, "p" + std::to_string(i), ValueKind::parameter, {state_rows(), size_.width}));
-    for (int i = 0; i < 2; ++i) state_.push_back(add(graph_, "s" + std::to_string(i), ValueKind::accumulator, {state_rows(), size_.width}));
-    if (size_.state >= 0) random_ = before;
-    weight_ = add(graph_, "weight", ValueKind::parameter, {size_.width, size_.width});
-    scale_ = add(graph_, "scale", ValueKind::parameter, {size_.width});
-    pool_.push_back(graph_.add_constant(random_tensor({DType::float32, {2, size_.width}}, 99), "c"));
+    begin();
     while (static_cast<int>(graph_.order().size()) < nodes_) step();
     if (size_.saved) read_saved();
     update();
@@ -52,7 +44,34 @@ class RandomGraph {
     return std::move(graph_);
   }
 
+  Graph make_forward() {
+    forward_ = true;
+    begin();
+    emit("MatMul", {pool_[0], weight_});
+    while (static_cast<int>(graph_.order().size()) < nodes_) step();
+    ValueId loss = sum(pool_[4]);  // of the product; the first ones are inputs and a constant
+    for (size_t i = 5; i < pool_.size(); ++i) {
+      if (i + 4 > pool_.size() || pick(3) == 0) loss = builder().emit("Add", {loss, sum(builder().emit("Tanh", {pool_[i]}))});
+    }
+    graph_.outputs = {loss};
+    graph_.verify("the test");
+    return std::move(graph_);
+  }
+
  private:
+  void begin() {
+    for (int i = 0; i < 3; ++i) pool_.push_back(add(graph_, "x" + std::to_string(i), ValueKind::input, {shape_[pick(3)], size_.width}));
+    const std::mt19937 before = random_;
+    if (size_.state >= 0) random_.seed(static_cast<uint32_t>(size_.state));
+    for (int i = 0; i < 3; ++i) state_.push_back(add(graph_, "p" + std::to_string(i), ValueKind::parameter, {state_rows(), size_.width}));
+    for (int i = 0; i < 2 && !forward_; ++i)
+      state_.push_back(add(graph_, "s" + std::to_string(i), ValueKind::accumulator, {state_rows(), size_.width}));
+    if (size_.state >= 0) random_ = before;
+    weight_ = add(graph_, "weight", ValueKind::parameter, {size_.width, size_.width});
+    scale_ = add(graph_, "scale", ValueKind::parameter, {size_.width});
+    pool_.push_back(graph_.add_constant(random_tensor({DType::float32, {2, size_.width}}, 99), "c"));
+  }
+
   size_t pick(size_t n) { return random_() % n; }
   int64_t state_rows() {
     const size_t picked = pick(3);
@@ -65,7 +84,7 @@ class RandomGraph {
     return pick(size_.near) ? pool_[pool_.size() - 1 - pick(recent)] : pool_[pick(pool_.size())];
   }
   Builder builder() {
-    const Stage stage = static_cast<int>(graph_.order().size()) * 2 < nodes_ ? Stage::forward : Stage::backward;
+    const Stage stage = forward_ || static_cast<int>(graph_.order().size()) * 2 < nodes_ ? Stage::forward : Stage::backward;
     Builder b(graph_, stage);
     b.named("n" + std::to_string(graph_.order().size()));
     return b;
@@ -95,7 +114,7 @@ class RandomGraph {
         return emit("Reshape", {x}, {{"shape", Shape{element_count(s)}}});
       case 8:
         return element_count(s) % size_.width == 0 ? emit("Reshape", {x}, {{"shape", Shape{element_count(s) / size_.width, size_.width}}})
-                                                   : emit("Exp", {x});
+                                                   : emit(forward_ ? "Sigmoid" : "Exp", {x});  // trained, numbers stay small
       case 9:
         return rank == 2 ? emit("Transpose", {x}, {{"perm", Shape{1, 0}}}) : emit("Sigmoid", {x});
       case 10:
@@ -110,9 +129,9 @@ class RandomGraph {
       case 14:
         return s[0] % 2 == 0 ? split(x) : emit("Abs", {x});
       case 15:
-        return change_state();
+        return forward_ ? use_parameter(x) : change_state();
       default:
-        return read_state();
+        return forward_ ? use_parameter(x) : read_state();
     }
   }
 
@@ -131,7 +150,7 @@ class RandomGraph {
   void normalize(ValueId x) {
     const auto outputs = builder().emit_many("LayerNormalization", {x, scale_}, {{"axis", int64_t{-1}}, {"epsilon", 1e-5f}}, 3);
     pool_.push_back(outputs[0]);
-    if (pick(2))
+    if (!forward_ && pick(2))
       pool_.push_back(builder().emit("LayerNormalizationGrad", {any_like(x), x, scale_, outputs[1], outputs[2]}, {{"axis", int64_t{-1}}}));
   }
   ValueId any_like(ValueId x) {
@@ -162,6 +181,13 @@ class RandomGraph {
     const ValueId x = state_[pick(state_.size())];
     if (pick(2)) return emit("Reshape", {x}, {{"shape", Shape{element_count(shape(x))}}});
     emit("Tanh", {x});
+  }
+  // Sometimes by itself, so that the same is computed for every sample.
+  void use_parameter(ValueId x) {
+    const ValueId p = state_[pick(3)];
+    const bool fits = shape(x) == shape(p) || (last_is_width(x) && (shape(x)[0] == 1 || shape(p)[0] == 1));
+    if (!fits) return emit("Tanh", {p});
+    emit(pick(2) ? "Add" : "Mul", {x, p});
   }
   ValueId pool_like(Shape wanted) {  // a copy: new values move the old ones
     for (int tries = 0; tries < 20; ++tries) {
@@ -218,6 +244,7 @@ class RandomGraph {
   const std::vector<int64_t> shape_;
   std::mt19937 random_;
   int nodes_;
+  bool forward_ = false;  // make_forward(): no node writes, each has a gradient
   Graph graph_;
   ValueId scalars_ = kNone, one_ = kNone, weight_ = kNone, scale_ = kNone;
   std::vector<ValueId> pool_, state_;
@@ -226,6 +253,8 @@ class RandomGraph {
 }  // namespace
 
 Graph random_graph(uint32_t seed, int nodes, const RandomSize& size) { return RandomGraph(seed, nodes, size).make(); }
+
+Graph random_forward(uint32_t seed, int nodes, const RandomSize& size) { return RandomGraph(seed, nodes, size).make_forward(); }
 
 Graph gpt_forward(const GptShape& shape) {
   Graph graph;

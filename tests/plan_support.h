@@ -25,6 +25,8 @@ struct RandomSize {
   int state = -1;               // graphs with the same number, from 0 on, can be entries of one job: their state has the same types
 };
 Graph random_graph(uint32_t seed, int nodes, const RandomSize& size = {});
+// A model of such ops to be trained: pure nodes, each with a gradient, parameters with one use and with several; its output is one number.
+Graph random_forward(uint32_t seed, int nodes, const RandomSize& size);
 
 // GPT-2's forward graph: tokens (batch, length) -> logits (batch, length, vocabulary), head tied to the embedding.
 struct GptShape {

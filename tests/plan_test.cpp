@@ -9,7 +9,9 @@
 #include <random>
 #include <set>
 
+#include "graph/builder.h"
 #include "graph/op_def.h"
+#include "passes/cost.h"
 #include "passes/memory_model.h"
 #include "passes/pack.h"
 #include "passes/schedule.h"
@@ -318,6 +320,22 @@ INSTANTIATE_TEST_SUITE_P(
                       GptCase{"char_gpt", {.layers = 6, .heads = 6, .width = 384, .vocabulary = 65, .batch = 16, .length = 256}, 1.0},
                       GptCase{"deep", {.layers = 48, .heads = 25, .width = 1600, .batch = 1, .length = 1024}, 1.0}),
     [](const auto& info) { return std::string(info.param.name); });
+
+// A view takes nothing; what is small takes as long as the workers need to wake up, of which one thread has no need.
+TEST(Cost, OfSmallNodes) {
+  Graph graph;
+  const ValueId x = graph.add_value({.name = "x", .dtype = DType::float32, .shape = {2, 8}, .kind = ValueKind::input});
+  graph.inputs = {x};
+  Builder builder(graph);
+  const ValueId view = builder.reshape(x, {16}), sum = builder.emit("Add", {view, view});
+  graph.outputs = {sum};
+  const auto seconds = [&](ValueId value, int threads) {
+    return work_of(graph, graph.node(graph.value(value).producer), threads, {}).seconds;
+  };
+  EXPECT_EQ(seconds(view, 2), 0);
+  EXPECT_GT(seconds(sum, 1), 0);
+  EXPECT_GT(seconds(sum, 2), 5 * seconds(sum, 1));
+}
 
 }  // namespace
 }  // namespace ort_train

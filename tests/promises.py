@@ -1,9 +1,11 @@
 """The budget changes where bytes live, never what is computed: one plain run of each job, and many with budgets from the smallest up, with a
 disk and without, on 1, 2, 3 and 8 threads, with each choice of recompute and order of micro-batches. Losses, weights and the
 model that is written are the same bits in all of them, and each stays inside its budget. Counted: how often each mechanism really was in use.
+Most jobs are small; a few are large enough that arenas, plans and what planning leaves on the heap are those of real ones.
 """
 import hashlib
 import json
+import shutil
 import subprocess
 
 import numpy as np
@@ -205,6 +207,108 @@ def test_large_arenas_too(tmp_path, profile, made):
             if summary["measured_peak_bytes"]["RAM"] >= 200 * MB:
                 large |= used
     assert large >= {"streamed state", "streamed activations"}
+
+
+def write_gpt(folder, layers, heads, width, vocabulary, length, numbers):
+    """A GPT-2 of random weights for `length` tokens, its head tied to the embedding, and its data: gpt.onnx, gpt.bin."""
+    weights, nodes = [], []
+
+    def keep(name, array):
+        weights.append(onnx.numpy_helper.from_array(array, name))
+        return name
+
+    def weight(name, *shape):
+        return keep(name, numbers.standard_normal(shape, np.float32) / 50)
+
+    def emit(op, *inputs, outputs=1, **attributes):
+        names = [f"{op}_{len(nodes)}_{i}" for i in range(outputs)]
+        nodes.append(helper.make_node(op, inputs, names, f"{op}_{len(nodes)}", **attributes))
+        return names[0] if outputs == 1 else names
+
+    def normalize(name, x):
+        return emit("LayerNormalization", x, weight(f"{name}.weight", width), weight(f"{name}.bias", width))
+
+    def linear(name, x, start, end):
+        return emit("Add", emit("MatMul", x, weight(f"{name}.weight", start, end)), weight(f"{name}.bias", end))
+
+    parts, whole = keep("parts", np.array([0, 0, heads, width // heads])), keep("whole", np.array([0, 0, width]))
+    scale = keep("scale", np.float32((width // heads) ** -0.5))
+    past, never = keep("past", np.tri(length, dtype=bool)), keep("never", np.float32(-1e9))
+    embedding = weight("wte", vocabulary, width)
+    x = emit("Add", emit("Gather", embedding, "input_ids"), weight("wpe", length, width))
+    for layer in range(layers):
+        name = f"h.{layer}"
+        q, k, v = emit("Split", linear(f"{name}.attn", normalize(f"{name}.ln_1", x), width, 3 * width), outputs=3, axis=-1, num_outputs=3)
+        q, k, v = (emit("Transpose", emit("Reshape", part, parts), perm=perm)
+                   for part, perm in ((q, (0, 2, 1, 3)), (k, (0, 2, 3, 1)), (v, (0, 2, 1, 3))))
+        scores = emit("Softmax", emit("Where", past, emit("Mul", emit("MatMul", q, k), scale), never), axis=-1)
+        mixed = emit("Reshape", emit("Transpose", emit("MatMul", scores, v), perm=(0, 2, 1, 3)), whole)
+        x = emit("Add", x, linear(f"{name}.proj", mixed, width, width))
+        inner = emit("Gelu", linear(f"{name}.fc", normalize(f"{name}.ln_2", x), width, 4 * width), approximate="tanh")
+        x = emit("Add", x, linear(f"{name}.out", inner, 4 * width, width))
+    nodes.append(helper.make_node("MatMul", [normalize("ln_f", x), emit("Transpose", embedding, perm=(1, 0))], ["logits"]))
+    ends = [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", length]),
+            helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", length, vocabulary])]
+    model = helper.make_model(helper.make_graph(nodes, "gpt", ends[:1], ends[1:], weights), opset_imports=[helper.make_opsetid("", 20)])
+    model.ir_version = 10
+    onnx.save(model, folder / "gpt.onnx")
+    numbers.integers(0, vocabulary, 1000 * length, np.uint16).tofile(folder / "gpt.bin")
+
+
+# Micro-batches of a step, steps; of each run: the budget's share of what lies between the smallest and all that the job takes, the order.
+SCALE = {
+    "updates in the next step": (1, 3, [(0, "auto"), (0.4, "auto")]),
+    "eight micro-batches": (8, 1, [(0, "auto"), (0.4, "vertical")]),
+}
+
+
+@pytest.fixture
+def roomy(tmp_path):
+    """A folder that does not outlive its test: more than a gigabyte lies in it."""
+    yield tmp_path
+    shutil.rmtree(tmp_path)
+
+
+def planned_end(plan, together):
+    """The end of the last byte that an entry uses, of those that run."""
+    ran = [entry for entry in plan["memory"]["entries"] if not (together and entry["name"] == "train")]
+    return max(place["offset"] + place["bytes"] for entry in ran for place in entry["storages"])
+
+
+@pytest.mark.parametrize("name", SCALE)
+def test_at_scale_the_process_stays_inside_its_budget(roomy, profile, name):
+    """500 MB of state and plans of thousands of nodes: what planning takes of the heap is more than the reserve has to spare."""
+    batches, steps, budgets = SCALE[name]
+    write_gpt(roomy, 12, 7, 448, 8000, 64, np.random.default_rng(2))
+    job = Job(roomy, profile, [roomy / "gpt.onnx", "--data", roomy / "gpt.bin", "--task", "causal-lm", "--batch-size", 1, "--seq-length", 64,
+                               "--max-steps", steps, "--gradient-accumulation-steps", batches, "--threads", 2])
+    _, wanted, summary = job.run()
+    assert summary["measured_peak_bytes"]["RAM"] >= 500 * MB
+    least, most = job.plan(2, True)["minimum_budget_bytes"], summary["minimum_budget_bytes"]
+    assert 4 * least < most
+    for share, order in budgets:
+        budget = least + int(share * (most - least)) // PAGE * PAGE
+        result, left, summary = job.run("--budget", budget, "--micro-batches", order, *job.disk(True))
+        used = job.mechanisms()
+        where = f"{name}, {budget} bytes from {least} to {most}, {', '.join(sorted(used))}"
+        assert left == wanted, where
+        assert max(result.peak, summary["rss_peak_bytes"]) <= budget, where
+        assert result.peak > budget - 48 * MB, where
+        plan = json.loads((roomy / "planned.json").read_text())
+        assert summary["measured_peak_bytes"]["RAM"] == planned_end(plan, "vertical" in used), where
+        assert summary["planned_peak_bytes"]["RAM"] == plan["memory"]["arena_bytes"], where
+        assert "streamed state" in used and job.leftovers() == [], where
+        assert "vertical" in used or order == "auto", where
+        print(f"{where}: arena {summary['measured_peak_bytes']['RAM']}, process {result.peak}, {budget - result.peak} below")
+
+
+def test_what_was_measured_of_the_machine_is_kept_for_each_number_of_threads(tmp_path, made):
+    job = Job(tmp_path, tmp_path / "machine.json", LARGE["perceptron"](made))
+    flops = {threads: job.plan(threads, False)["machine"]["flops"] for threads in (1, 2)}
+    kept = json.loads((tmp_path / "machine.json").read_text())["processor"]
+    assert {int(threads): rates["flops"] for threads, rates in kept.items()} == flops
+    job.plans.clear()
+    assert job.plan(1, False)["machine"]["flops"] == flops[1]
 
 
 def test_below_the_smallest_budget_is_refused(tmp_path, profile, made):

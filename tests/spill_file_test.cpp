@@ -160,10 +160,8 @@ TEST(MachineProfile, ComesBackOnTheSameMachineOnly) {
   const std::string path = folder / "profile.json";
   EXPECT_FALSE(load_profile(path).has_value());
   const MachineProfile profile{
-      .flops = 1.25e11,
-      .element_flops = 6e10,
-      .bytes_per_second = 2.1e10,
-      .far_bytes_per_second = 1.9e10,
+      .processor = {{1, {.flops = 7e10, .element_flops = 3e10, .bytes_per_second = 1.5e10, .far_bytes_per_second = 1.4e10}},
+                    {2, {.flops = 1.25e11, .element_flops = 6e10, .bytes_per_second = 2.1e10, .far_bytes_per_second = 1.9e10}}},
       .disks = {
           {disk_key(folder.path),
            {.read = 1e9, .write = 2e9, .mixed_read = 5e8, .mixed_write = 6e8, .block_bytes = 1 << 20, .depth = 8, .buffer_bytes = 4096}}}};
@@ -179,7 +177,8 @@ TEST(MachineProfile, ComesBackOnTheSameMachineOnly) {
   };
   EXPECT_TRUE(with("\"flops\"", "\"flops\""));
   EXPECT_FALSE(with(machine_key(), "another machine"));
-  EXPECT_FALSE(with("\"version\": 2", "\"version\": 3"));
+  EXPECT_FALSE(with("\"version\": 3", "\"version\": 4"));
+  EXPECT_FALSE(with("\"2\"", "\"two\""));
   EXPECT_FALSE(with("\"depth\": 8", "\"depth\": 1000000"));
   EXPECT_FALSE(with("\"block_bytes\": 1048576", "\"block_bytes\": 1000"));
   EXPECT_FALSE(with("\"read\": 1000000000.0", "\"read\": \"fast\""));

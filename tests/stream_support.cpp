@@ -4,6 +4,7 @@
 #include <cstring>
 #include <set>
 
+#include "exec/ops/optimizer_scalars.h"
 #include "graph/op_def.h"
 #include "tests/plan_support.h"
 
@@ -96,15 +97,25 @@ void StreamMachine::set_parameters(uint32_t seed) {
 }
 
 void StreamMachine::run(size_t entry, uint32_t seed, int64_t limit, std::vector<std::byte>& left) {
+  std::map<ValueId, uint32_t> seeds;
+  for (ValueId id : graphs_[entry]->inputs) seeds[id] = seed++;
+  run(entry, seeds, limit, program_.entries[entry].keep, left);
+}
+
+void StreamMachine::run(size_t entry, const std::map<ValueId, uint32_t>& seeds, int64_t limit, std::span<const ValueId> wanted,
+                        std::vector<std::byte>& left) {
   std::memset(arena_.data() + program_.persistent_bytes, kRubbish, static_cast<size_t>(program_.arena_bytes - program_.persistent_bytes));
   for (ValueId id : graphs_[entry]->inputs) {
     const auto place = program_.entries[entry].value_places[id];
     if (place.bytes == 0) continue;  // nobody reads it
-    const Tensor tensor = random_tensor(graphs_[entry]->value(id).type(), seed++, limit);
+    const Value& value = graphs_[entry]->value(id);
+    Tensor tensor = random_tensor(value.type(), seeds.at(id), limit);
+    const auto scalars = optimizer_scalars(2, 1e-2, 0.9, 0.999, 1e-8, 0.9);
+    if (value.name == kScalarsInput) std::copy(scalars.begin(), scalars.end(), tensor.data<float>().begin());
     std::memcpy(executor_.at(place), tensor.bytes.data(), tensor.bytes.size());
   }
   require(executor_.run(entry), "a run that was stopped");
-  for (ValueId id : program_.entries[entry].keep) append(left, executor_.bytes(entry, id));
+  for (ValueId id : wanted) append(left, executor_.bytes(entry, id));
 }
 
 void StreamMachine::append_state(std::vector<std::byte>& left) {

@@ -62,6 +62,9 @@ class StreamMachine {
   void set_parameters(uint32_t seed);
   // Runs an entry on inputs of the seed; appends what it keeps to `left`.
   void run(size_t entry, uint32_t seed, int64_t limit, std::vector<std::byte>& left);
+  // … on inputs of their own seeds; appends `wanted`, which the entry keeps.
+  void run(size_t entry, const std::map<ValueId, uint32_t>& seeds, int64_t limit, std::span<const ValueId> wanted,
+           std::vector<std::byte>& left);
   // Appends all that lives across runs, by name.
   void append_state(std::vector<std::byte>& left);
 

@@ -1,14 +1,18 @@
-// Streaming and recompute: whatever the arena's limit and whatever is computed again, a program computes the bits of the one that has
-// everything in memory; and what the planner says of itself holds: limits, forecasts, packing, and the same plan every time.
+// Streaming, recompute and the order of micro-batches: whatever the arena's limit and whatever is computed again, a program computes the
+// bits of the one that has everything in memory and goes through its micro-batches one by one; and what the planner says of itself holds:
+// limits, forecasts, packing, and the same plan every time.
 
 #include "passes/stream.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <random>
 
 #include "offload/spill_disk.h"
+#include "passes/micro_batches.h"
 #include "passes/plan.h"
 #include "passes/recompute.h"
 #include "tests/plan_support.h"
@@ -24,6 +28,7 @@ using testing::GptShape;
 using testing::LazyDisk;
 using testing::Moves;
 using testing::moves_of;
+using testing::random_forward;
 using testing::random_graph;
 using testing::StreamMachine;
 
@@ -37,7 +42,9 @@ struct Job {
   uint32_t seed = 0;
   int64_t limit = 2;                          // of tokens and labels
   std::vector<RecomputeChoice> recomputed{};  // by entry; where it is empty, nothing is
+  std::vector<size_t> together{};             // by entry: micro-batches in its graph; where it is empty, one
   std::vector<size_t> again{};                // by entry: nodes that run again
+  std::vector<MicroBatches> batches{};        // by entry
 
   std::vector<PlanEntry> entries() {
     std::vector<PlanEntry> entries;
@@ -45,7 +52,8 @@ struct Job {
       entries.push_back({.name = graphs[i].name + std::to_string(i),
                          .graph = &graphs[i],
                          .keep = i < keep.size() ? keep[i] : std::vector<ValueId>{},
-                         .weight = 1.0 / static_cast<double>(i + 1)});
+                         .weight = 1.0 / static_cast<double>(i + 1),
+                         .ordered = vertical(i)});
     }
     return entries;
   }
@@ -54,7 +62,9 @@ struct Job {
     for (const Graph& graph : graphs) all.push_back(&graph);
     return all;
   }
-  void recompute_chosen() {
+  bool vertical(size_t entry) const { return entry < batches.size() && !batches[entry].empty(); }
+  // As a trainer does: what is computed again, then micro-batches side by side.
+  void finish() {
     again.assign(graphs.size(), 0);
     for (size_t i = 0; i < recomputed.size(); ++i) {
       Recomputed made;
@@ -62,14 +72,42 @@ struct Job {
       graphs[i].verify("recompute");
       again[i] = made.nodes.size();
     }
+    batches.resize(graphs.size());
+    for (size_t i = 0; i < together.size(); ++i) {
+      if (together[i] < 2) continue;
+      batches[i] = join_micro_batches(graphs[i], together[i], {graphs[i].find_value(kInverseCountInput)});
+      graphs[i].verify("micro_batches");
+    }
   }
 };
 
 struct Count {
-  int64_t runs = 0, state = 0, activations = 0, recomputed = 0, all_three = 0, resident = 0, chains = 0, real_disk = 0, programs = 0,
-          several = 0, luckier = 0, arena = 0, needed = 0;
+  int64_t runs = 0, state = 0, activations = 0, recomputed = 0, vertical = 0, all_three = 0, resident = 0, chains = 0, real_disk = 0,
+          programs = 0, several = 0, luckier = 0, arena = 0, needed = 0;
   double worst_packing = 0;
 };
+
+// Runs an entry on the micro-batch of the number, or on as many from there on as its graph takes. Appends what it keeps, batch after batch.
+// Returns how many that were.
+uint32_t run_entry(const Job& job, const Program& program, StreamMachine& machine, size_t entry, uint32_t number, Bytes& left) {
+  const Graph& graph = job.graphs[entry];
+  const size_t count = job.vertical(entry) ? job.batches[entry].size() : 1;
+  std::map<ValueId, uint32_t> seeds;
+  std::vector<ValueId> wanted;
+  for (size_t batch = 0; batch < count; ++batch) {
+    const auto in_batch = [&](ValueId id) { return count == 1 ? id : job.batches[entry][batch][id]; };
+    const auto of_first = [&](ValueId id) { return count == 1 || id < job.batches[entry][0].size(); };
+    uint32_t seed = job.seed * 31 + (number + static_cast<uint32_t>(batch)) * 7;
+    for (ValueId id : graph.inputs) {
+      if (of_first(id)) seeds[in_batch(id)] = graph.value(id).name == kInverseCountInput ? job.seed : seed++;
+    }
+    for (ValueId id : program.entries[entry].keep) {
+      if (of_first(id)) wanted.push_back(in_batch(id));
+    }
+  }
+  machine.run(entry, seeds, job.limit, wanted, left);
+  return static_cast<uint32_t>(count);
+}
 
 // Everything that the job's runs leave: what each keeps, and the state in the end. Checks what was moved against the forecasts.
 Bytes result_of(const Job& job, const Program& program, Workers& workers, LazyDisk* lazy, Disk* disk,
@@ -77,16 +115,16 @@ Bytes result_of(const Job& job, const Program& program, Workers& workers, LazyDi
   StreamMachine machine(program, job.pointers(), workers, disk);
   machine.set_parameters(job.seed);
   Bytes left;
-  for (size_t i = 0; i < job.runs.size(); ++i) {
-    const size_t entry = job.runs[i];
+  uint32_t number = 0;
+  for (const size_t entry : job.runs) {
     const int64_t read = lazy ? lazy->bytes_read() : 0, written = lazy ? lazy->bytes_written() : 0;
-    machine.run(entry, job.seed * 31 + static_cast<uint32_t>(i) * 7, job.limit, left);
+    number += run_entry(job, program, machine, entry, number, left);
     if (lazy) {
       EXPECT_EQ(lazy->bytes_read() - read, forecasts[entry].bytes_read);
       EXPECT_EQ(lazy->bytes_written() - written, forecasts[entry].bytes_written);
       EXPECT_EQ(lazy->in_flight(), 0u);
     }
-    if (!count) continue;
+    if (!count || job.graphs[entry].name == "update") continue;  // an update has nothing to compute again and no micro-batches
     const Moves moves = moves_of(program, entry, job.graphs[entry]);
     EXPECT_EQ(moves.read, forecasts[entry].bytes_read);
     EXPECT_EQ(moves.written, forecasts[entry].bytes_written);
@@ -94,6 +132,7 @@ Bytes result_of(const Job& job, const Program& program, Workers& workers, LazyDi
     count->state += moves.state > 0;
     count->activations += moves.activations > 0;
     count->recomputed += job.again[entry] > 0;
+    count->vertical += job.vertical(entry);
     count->all_three += moves.state > 0 && moves.activations > 0 && job.again[entry] > 0;
     count->chains += moves.chains > 0;
     count->resident += moves.read + moves.written == 0;
@@ -102,6 +141,11 @@ Bytes result_of(const Job& job, const Program& program, Workers& workers, LazyDi
   machine.append_state(left);
   EXPECT_LE(machine.executor().measured_peak_bytes(), program.arena_bytes);
   return left;
+}
+
+// What the job leaves with everything in memory and nothing computed again, its micro-batches one by one.
+Bytes plain_result(Job job, Workers& workers) {  // a copy: planning puts graphs in order
+  return result_of(job, Planner(job.entries(), {.threads = workers.threads()}).resident(), workers, nullptr, nullptr, {}, nullptr);
 }
 
 // What must be there at once: the entries' peaks, and between runs the tensors of the disk that are looked at.
@@ -121,12 +165,9 @@ void expect_same_plan(const StreamedProgram& a, const StreamedProgram& b, const 
   EXPECT_EQ(a.program.disk_bytes, b.program.disk_bytes);
 }
 
-// Plans and runs the job at `limits` limits from the least to more than enough.
-void check_job(Job job, int limits, Workers& workers, Count& count) {
-  Job plain = job;  // planning puts graphs in order
-  const Bytes wanted =
-      result_of(plain, Planner(plain.entries(), {.threads = workers.threads()}).resident(), workers, nullptr, nullptr, {}, nullptr);
-  job.recompute_chosen();
+// Plans and runs the job at `limits` limits from the least to more than enough: it must leave `wanted`.
+void check_job(Job job, const Bytes& wanted, int limits, Workers& workers, Count& count) {
+  job.finish();
   const Planner planner(job.entries(), {.threads = workers.threads()});
   const auto graphs = job.pointers();
   const Program resident = planner.resident();
@@ -199,7 +240,8 @@ TEST(Stream, RandomGraphsGiveTheBitsOfTheResidentPlan) {
   Count count;
   for (uint32_t seed = 0; seed < 200; ++seed) {
     Workers workers(1 + static_cast<int>(seed % 3));
-    check_job(random_job(seed), 8, workers, count);
+    const Job job = random_job(seed);
+    check_job(job, plain_result(job, workers), 8, workers, count);
     if (::testing::Test::HasFatalFailure()) return;
   }
   const auto share = [&](int64_t of) { return 100.0 * static_cast<double>(of) / static_cast<double>(count.runs); };
@@ -221,6 +263,77 @@ TEST(Stream, RandomGraphsGiveTheBitsOfTheResidentPlan) {
   EXPECT_LE(packing, 1.02);
 }
 
+// A random model's training on micro-batches that accumulate: the same ones one after the other, and together, but for a rest of a step.
+struct RandomTraining {
+  Job apart, together;
+};
+
+RandomTraining random_training(uint32_t seed) {
+  std::mt19937 random(seed);
+  const OptimizerSpec optimizer{.weight_decay = 0.1, .accumulate = true, .part_bytes = seed % 3 == 0 ? int64_t{1} << 14 : int64_t{1} << 24};
+  const Graph forward =
+      random_forward(seed, 8 + static_cast<int>(seed % 3) * 4, {.rows = 32, .width = 128, .near = 4, .small_state = seed % 4 == 0});
+  JobGraph train = build_train_graph(forward, {.kind = "output"}, optimizer, {});
+  const JobGraph update = build_update_graph(train, optimizer, {});
+  for (ValueId id = seed % 5; id < train.graph.value_count(); id += 31) {
+    const Value& value = train.graph.value(id);
+    if (value.producer != kNone && value.kind == ValueKind::activation) train.graph.outputs.push_back(id);
+  }
+  RecomputeChoice choice{};
+  if (seed % 4 != 3) {
+    const std::vector<RecomputeChoice> ladder = recompute_ladder(train.graph);
+    choice = ladder[ladder.size() == 1 ? 0 : 1 + random() % (ladder.size() - 1)];
+  }
+  // From three on, the order of a sum shows in its bits.
+  const size_t side_by_side = 2 + seed % 3, rest = seed / 3 % side_by_side, rounds = side_by_side == 2 ? 2 : 1;
+  RandomTraining made{.apart = {.graphs = {train.graph, update.graph}, .keep = {}, .runs = {}, .seed = seed, .recomputed = {choice}},
+                      .together = {}};
+  made.together = made.apart;
+  made.together.graphs.push_back(train.graph);
+  made.together.recomputed = {choice, {}, choice};
+  made.together.together = {1, 1, side_by_side};
+  for (int step = 0; step < 2; ++step) {
+    std::vector<size_t>&one = made.apart.runs, &all = made.together.runs;
+    one.insert(one.end(), rounds * side_by_side + rest, 0);
+    one.push_back(1);
+    all.insert(all.end(), rounds, 2);
+    all.insert(all.end(), rest, 0);
+    all.push_back(1);
+  }
+  return made;
+}
+
+// What is no number is equal whatever it was computed from.
+bool all_finite(const Bytes& numbers) {
+  for (size_t at = 0; at < numbers.size(); at += sizeof(float)) {
+    float number;
+    std::memcpy(&number, numbers.data() + at, sizeof(number));
+    if (!std::isfinite(number)) return false;
+  }
+  return true;
+}
+
+TEST(Stream, RandomMicroBatchesGiveTheBitsOfOneByOne) {
+  Count count;
+  for (uint32_t seed = 0; seed < 60; ++seed) {
+    Workers workers(1 + static_cast<int>(seed % 3));
+    const RandomTraining training = random_training(seed);
+    const Bytes wanted = plain_result(training.apart, workers);
+    ASSERT_TRUE(all_finite(wanted)) << "seed " << seed;
+    if (seed % 3 == 0) check_job(training.apart, wanted, 4, workers, count);
+    check_job(training.together, wanted, 6, workers, count);
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+  const auto share = [&](int64_t of) { return 100.0 * static_cast<double>(of) / static_cast<double>(count.runs); };
+  std::printf(
+      "%ld runs of %ld programs: state streamed in %.1f %%, activations in %.1f %%, recompute in %.1f %%, vertical in %.1f %%, all "
+      "resident in %.1f %%\n",
+      count.runs, count.programs, share(count.state), share(count.activations), share(count.recomputed), share(count.vertical),
+      share(count.resident));
+  for (const int64_t mechanism : {count.state, count.activations, count.recomputed, count.vertical}) EXPECT_GE(share(mechanism), 25);
+  EXPECT_GE(share(count.resident), 10);
+}
+
 // Training steps as a trainer runs them: micro-batches that accumulate, the update apart, evaluation between.
 TEST(Stream, TrainingGivesTheBitsOfTheResidentPlan) {
   const GptShape shape{.layers = 2, .heads = 4, .width = 128, .vocabulary = 150, .batch = 2, .length = 32};
@@ -237,7 +350,7 @@ TEST(Stream, TrainingGivesTheBitsOfTheResidentPlan) {
       job.recomputed = {recompute_mode(mode)};
       Workers workers(threads);
       Count count;
-      check_job(job, 8, workers, count);
+      check_job(job, plain_result(job, workers), 8, workers, count);
       if (HasFatalFailure()) return;
       EXPECT_GE(count.state * 4, count.runs);
       EXPECT_TRUE(count.activations > 0 || count.recomputed > 0);  // what is computed again need not wait on the disk

@@ -330,9 +330,17 @@ void gradient(const Node& node, GradientBuilder& g) {
 
 template <size_t first, size_t bias, int products> Cost cost(const KernelSpec& spec) {
   const Problem p = problem_of(spec, first, bias);
-  const double scores = static_cast<double>(p.items() * p.rows) * static_cast<double>(p.columns) * (p.causal ? 0.5 : 1);
-  Cost cost{.flops = scores * (static_cast<double>(products * (p.depth + p.width)) + 25)};
-  cost.efficiency = 0.5;  // small products between exponentials
+  const double scores = static_cast<double>(p.rows * p.columns) * (p.causal ? 0.5 : 1);  // of an item
+  int64_t computed = 0;                                                                  // a block of rows has those of its last row
+  for (int64_t begin = 0; begin < p.rows; begin += kQueries) {
+    const int64_t end = std::min(begin + kQueries, p.rows);
+    computed += (end - begin) * (p.causal ? std::min(end, p.columns) : p.columns);
+  }
+  constexpr double kExponential = 25, kSlower = 3;  // flops of a score's, each of which takes as long as three of a product
+  const auto product = static_cast<double>(products * (p.depth + p.width));
+  Cost cost{.flops = static_cast<double>(p.items()) * scores * (product + kExponential)};
+  if (computed > 0)
+    cost.efficiency = scores * (product + kExponential) / (static_cast<double>(computed) * (product + kSlower * kExponential));
   for (const TensorType& input : spec.inputs) cost.bytes += static_cast<double>(input.bytes());
   for (const TensorType& output : spec.outputs) cost.bytes += static_cast<double>(output.bytes());
   return cost;

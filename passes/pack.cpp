@@ -15,6 +15,8 @@ namespace {
 // What the rounds may cost, in steps of the inner loop (a nanosecond or two each): fixed, so that the result is.
 constexpr int64_t kRoundSteps = 100'000'000;
 constexpr int64_t kMaxRounds = 600;
+// So far above what is enough, rounds lead nowhere.
+constexpr double kHopeless = 1.05;
 
 int64_t align_up(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) & -alignment; }
 
@@ -233,7 +235,8 @@ int64_t pack(std::vector<Block>& blocks, int64_t enough) {
       if (packer.best() > bound) packer.place(order, tightest, /*only_better=*/true);
 
   const int64_t n = static_cast<int64_t>(blocks.size());
-  const int64_t rounds = std::clamp(kRoundSteps / (n * n / 2 + 1), int64_t{8}, kMaxRounds);
+  int64_t rounds = std::clamp(kRoundSteps / (n * n / 2 + 1), int64_t{8}, kMaxRounds);
+  if (bound == enough && static_cast<double>(packer.best()) > kHopeless * static_cast<double>(bound)) rounds = 0;
   Order order = packer.best_order();
   bool tightest = packer.best_tightest();
   for (int64_t round = 0; round < rounds && packer.best() > bound; ++round) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 
 #include "passes/stream_bound.h"
 #include "passes/stream_hold.h"
@@ -19,6 +20,7 @@ constexpr double kFreeOfBound[] = {0, 0.22};
 constexpr double kAhead[] = {1, 0.02, 0};
 constexpr double kFewAhead[] = {1, 0};
 constexpr double kNoGap = 2e-4;  // of the bound: no other way is looked for
+constexpr double kGood = 1.01;   // of the least time
 constexpr size_t kBest = 4;      // ways to plan that are tried again for another target
 
 // The stays that the choices lead to, without transfers.
@@ -109,7 +111,9 @@ struct Streamer::Impl {
   }
 
   void find_order(double share) {
-    if (bound.settle(static_cast<int64_t>(share * static_cast<double>(limit - floor)))) orders.push_back(holder.like(bound));
+    if (!bound.settle(static_cast<int64_t>(share * static_cast<double>(limit - floor)))) return;
+    HoldOrder order = holder.like(bound);
+    if (std::find(orders.begin(), orders.end(), order) == orders.end()) orders.push_back(std::move(order));
   }
 
   double seconds_of(const StreamPlan& plan, double least_weight) const {
@@ -119,6 +123,22 @@ struct Streamer::Impl {
     }
     return seconds;
   }
+
+  std::vector<Way> ways(std::span<const double> frees, std::span<const double> aheads) const {
+    std::vector<Way> all;
+    for (size_t order = orders.size(); order-- > 0;) {
+      for (const double free : frees) {
+        for (const double ahead : aheads) all.push_back({.order = order, .free = free, .ahead = ahead});
+      }
+    }
+    return all;
+  }
+
+  static void sort(std::vector<Way>& ways) {
+    std::stable_sort(ways.begin(), ways.end(), [](const Way& a, const Way& b) { return a.seconds < b.seconds; });
+  }
+
+  bool is_good(const StreamPlan& plan) const { return seconds_of(plan, kRarely) <= bound.seconds() * (1 + kNoGap); }
 
   // The best of the ways; sorts them by what they lead to.
   StreamPlan fastest(std::vector<Way>& ways, int64_t target) {
@@ -134,11 +154,11 @@ struct Streamer::Impl {
       if (way.seconds >= least) continue;
       least = way.seconds;
       result = std::move(plan);
-      if (seconds_of(result, kRarely) > bound.seconds() * (1 + kNoGap)) continue;
+      if (!is_good(result)) continue;
       ways.resize(static_cast<size_t>(&way - ways.data()) + 1);
       break;
     }
-    std::stable_sort(ways.begin(), ways.end(), [](const Way& a, const Way& b) { return a.seconds < b.seconds; });
+    sort(ways);
     return result;
   }
 };
@@ -150,24 +170,31 @@ Streamer::~Streamer() = default;
 double Streamer::bound() const { return impl_->bound.seconds(); }
 
 StreamPlan Streamer::plan(int64_t target, bool thorough) {
-  std::vector<Impl::Way> ways = impl_->best;
-  if (!ways.empty()) return impl_->fastest(ways, target);
+  if (std::vector<Impl::Way> ways = impl_->best; !ways.empty()) return impl_->fastest(ways, target);
   if (impl_->orders.size() == 1) impl_->find_order(kFewFree[0]);
   if (!thorough) {
-    for (size_t order = impl_->orders.size(); order-- > 0;) {
-      for (const double free : kFewFree) {
-        for (const double ahead : kFewAhead) ways.push_back({.order = order, .free = free, .ahead = ahead});
-      }
-    }
+    std::vector<Impl::Way> ways = impl_->ways(kFewFree, kFewAhead);
     return impl_->fastest(ways, target);
   }
   for (const double share : kFreeOfBound) impl_->find_order(share);
-  for (size_t order = impl_->orders.size(); order-- > 0;) {
-    for (const double free : kFree) {
-      for (const double ahead : kAhead) ways.push_back({.order = order, .free = free, .ahead = ahead});
-    }
-  }
+  // How far ahead reads begin matters most: with few shares at first, then with all of them for what does about as well.
+  std::vector<Impl::Way> ways = impl_->ways(kFewFree, kAhead);
   StreamPlan plan = impl_->fastest(ways, target);
+  std::vector<double> good;
+  for (const Impl::Way& way : ways) {
+    if (way.seconds < kGood * ways[0].seconds && std::find(good.begin(), good.end(), way.ahead) == good.end()) good.push_back(way.ahead);
+  }
+  std::vector<double> rest;
+  for (const double free : kFree) {
+    if (std::find(std::begin(kFewFree), std::end(kFewFree), free) == std::end(kFewFree)) rest.push_back(free);
+  }
+  if (!impl_->is_good(plan)) {
+    std::vector<Impl::Way> more = impl_->ways(rest, good);
+    StreamPlan other = impl_->fastest(more, target);
+    if (more[0].seconds < ways[0].seconds) plan = std::move(other);
+    ways.insert(ways.end(), more.begin(), more.end());
+    impl_->sort(ways);
+  }
   ways.resize(std::min(ways.size(), kBest));
   impl_->best = std::move(ways);
   return plan;

@@ -376,8 +376,7 @@ StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const
   if (!search.streamer) return result;
   result.bound = search.streamer->bound();
   if (result.bound >= beat) return result;
-  const StreamPlan plan =
-      search.streamer->plan(std::max(search.floor, static_cast<int64_t>(kPacked * static_cast<double>(limit))), /*thorough=*/false);
+  const StreamPlan plan = search.streamer->outlook(std::max(search.floor, static_cast<int64_t>(kPacked * static_cast<double>(limit))));
   result.seconds = 0;
   for (size_t e = 0; e < search.streams.entries.size(); ++e) {
     const double weight = search.streams.entries[e].weight;
@@ -395,13 +394,15 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
     result.bound = search.streamer->bound();
     int64_t target = limit;
     for (int round = 0; round < kTries; ++round) {
-      StreamPlan plan = search.streamer->plan(target);
-      result.program = impl_->make(search.streams, plan, limit);
-      result.forecasts = std::move(plan.forecasts);
-      if (result.program.arena_bytes <= limit) return result;
-      // Addresses took more than live bytes: aim lower, by less than that at first: another plan may be packed better.
+      int64_t over = INT64_MAX;
+      for (StreamPlan& plan : search.streamer->plans(target)) {  // one may be packed better than another
+        result.program = impl_->make(search.streams, plan, limit);
+        result.forecasts = std::move(plan.forecasts);
+        if (result.program.arena_bytes <= limit) return result;
+        over = std::min(over, result.program.arena_bytes - limit);
+      }
+      // Addresses took more than live bytes: aim lower, by less than that at first.
       if (target == search.floor) break;
-      const int64_t over = result.program.arena_bytes - limit;
       target = std::max(search.floor, target - std::max(over / 2, limit / 200));
     }
   }

@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kRoundSteps = 100'000'000;
 constexpr int64_t kMaxRounds = 600;
 // So far above what is enough, rounds lead nowhere.
-constexpr double kHopeless = 1.03;
+constexpr double kHopeless = 1.01;
 
 int64_t align_up(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) & -alignment; }
 

@@ -259,6 +259,15 @@ struct Planner::Impl {
     Streams streams;
     int64_t floor = 0;
     std::unique_ptr<Streamer> streamer;  // null where the limit is below the floor
+
+    // Of an optimizer step.
+    double seconds_of(const StreamPlan& plan) const {
+      double seconds = 0;
+      for (size_t e = 0; e < streams.entries.size(); ++e) {
+        if (streams.entries[e].weight >= kRarely) seconds += streams.entries[e].weight * plan.forecasts[e].seconds;
+      }
+      return seconds;
+    }
   };
   std::unique_ptr<Search> last_search;
 
@@ -377,11 +386,7 @@ StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const
   result.bound = search.streamer->bound();
   if (result.bound >= beat) return result;
   const StreamPlan plan = search.streamer->outlook(std::max(search.floor, static_cast<int64_t>(kPacked * static_cast<double>(limit))));
-  result.seconds = 0;
-  for (size_t e = 0; e < search.streams.entries.size(); ++e) {
-    const double weight = search.streams.entries[e].weight;
-    if (weight >= kRarely) result.seconds += weight * plan.forecasts[e].seconds;
-  }
+  result.seconds = search.seconds_of(plan);
   impl_->count_disk(search.streams, plan, result);
   return result;
 }
@@ -392,23 +397,30 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
   StreamedProgram result;
   if (search.streamer) {
     result.bound = search.streamer->bound();
+    double least = std::numeric_limits<double>::infinity();  // seconds of what was found
     int64_t target = limit;
     for (int round = 0; round < kTries; ++round) {
-      int64_t over = INT64_MAX;
-      for (StreamPlan& plan : search.streamer->plans(target)) {  // one may be packed better than another
-        result.program = impl_->make(search.streams, plan, limit);
-        result.forecasts = std::move(plan.forecasts);
-        if (result.program.arena_bytes <= limit) return result;
-        over = std::min(over, result.program.arena_bytes - limit);
+      std::vector<StreamPlan> plans = search.streamer->plans(target);
+      int64_t over = 0;
+      for (size_t i = 0; i < plans.size(); ++i) {  // one may be packed better than another
+        const double seconds = search.seconds_of(plans[i]);
+        if (seconds >= least) break;
+        Program program = impl_->make(search.streams, plans[i], limit);
+        if (i == 0) over = program.arena_bytes - limit;
+        if (program.arena_bytes > limit) continue;
+        result.program = std::move(program);
+        result.forecasts = std::move(plans[i].forecasts);
+        least = seconds;
+        break;
       }
-      // Addresses took more than live bytes: aim lower, by less than that at first.
-      if (target == search.floor) break;
+      // Addresses of the fastest took more than live bytes: aim lower, by less than that at first. Where it is faster than what fits, still.
+      if (over <= 0 || target == search.floor) break;
       target = std::max(search.floor, target - std::max(over / 2, limit / 200));
     }
+    if (!result.program.entries.empty()) return result;
   }
   StreamPlan plan;
   result.program = impl_->least(search.streams, plan);
-  result.forecasts.clear();
   for (size_t e = 0; e < plan.visits.size(); ++e) result.forecasts.push_back(simulate(search.streams.entries[e], plan.visits[e], disk));
   return result;
 }

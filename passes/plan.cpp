@@ -260,6 +260,14 @@ struct Planner::Impl {
     int64_t floor = 0;
     std::unique_ptr<Streamer> streamer;  // null where the limit is below the floor
 
+    // How many plans besides the fastest are worth their packing, whose time goes with the square of the nodes.
+    size_t others() const {
+      constexpr double kWork = 3e7;
+      double nodes = 0;
+      for (const StreamEntry& entry : streams.entries) nodes += static_cast<double>(entry.seconds.size());
+      return static_cast<size_t>(kWork / (nodes * nodes + 1));
+    }
+
     // Of an optimizer step.
     double seconds_of(const StreamPlan& plan) const {
       double seconds = 0;
@@ -392,17 +400,19 @@ StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const
 }
 
 StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
-  constexpr int kTries = 12;
+  constexpr int kTries = 14, kBelow = 2;
   const Impl::Search& search = impl_->search(limit, compute, disk);
   StreamedProgram result;
   if (search.streamer) {
     result.bound = search.streamer->bound();
+    const size_t others = search.others();
     double least = std::numeric_limits<double>::infinity();  // seconds of what was found
     int64_t target = limit;
-    for (int round = 0; round < kTries; ++round) {
+    int below = 0;
+    for (int round = 0; round < kTries && below <= kBelow; ++round) {
       std::vector<StreamPlan> plans = search.streamer->plans(target);
       int64_t over = 0;
-      for (size_t i = 0; i < plans.size(); ++i) {  // one may be packed better than another
+      for (size_t i = 0; i < std::min(plans.size(), 1 + others); ++i) {  // one may be packed better than another
         const double seconds = search.seconds_of(plans[i]);
         if (seconds >= least) break;
         Program program = impl_->make(search.streams, plans[i], limit);
@@ -413,8 +423,10 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
         least = seconds;
         break;
       }
-      // Addresses of the fastest took more than live bytes: aim lower, by less than that at first. Where it is faster than what fits, still.
-      if (over <= 0 || target == search.floor) break;
+      // Addresses of the fastest took more than live bytes: aim lower, by less than that at first. Where they didn't, a little lower still:
+      // another plan may be faster by chance.
+      below += over <= 0;
+      if (target == search.floor || (over <= 0 && target == limit)) break;
       target = std::max(search.floor, target - std::max(over / 2, limit / 200));
     }
     if (!result.program.entries.empty()) return result;

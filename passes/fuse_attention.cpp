@@ -10,6 +10,7 @@
 //
 // Needs: simplify (products have taken their transposes). Leaves: softmaxes over other things, and attention whose weights are an output.
 
+#include <algorithm>
 #include <cmath>
 
 #include "graph/builder.h"
@@ -120,9 +121,10 @@ bool hides_the_future(const Tensor& mask, int64_t rows, int64_t columns) {
   if (mask.shape.size() < 2 || mask.dtype != DType::float32 || rows != columns || rows == 1) return false;
   if (mask.shape[mask.shape.size() - 2] != rows || mask.shape.back() != columns) return false;
   const std::span<const float> data = mask.data<float>();
-  for (size_t i = 0; i < data.size(); ++i) {
-    const auto column = static_cast<int64_t>(i) % columns, row = static_cast<int64_t>(i) / columns % rows;
-    if (column <= row ? data[i] != 0 : data[i] > kHidden) return false;
+  int64_t row = 0;
+  for (auto at = data.begin(); at != data.end(); at += columns, row = (row + 1) % rows) {
+    if (!std::all_of(at, at + row + 1, [](float bias) { return bias == 0; })) return false;
+    if (!std::all_of(at + row + 1, at + columns, [](float bias) { return !(bias > kHidden); })) return false;
   }
   return true;
 }

@@ -10,6 +10,7 @@ namespace ort_train {
 namespace {
 
 constexpr int kMaxIterations = 200'000;
+constexpr double kTolerance = 1e-8;  // of rows, while the program is made smaller
 
 }  // namespace
 
@@ -74,7 +75,7 @@ bool LinearProgram::solve(bool is_near) {
   impl_->hand_over();
   // Not initialSolve(), which does the same: it installs a handler for SIGINT.
   ClpPresolve presolve;
-  const std::unique_ptr<ClpSimplex> smaller(is_near ? nullptr : presolve.presolvedModel(impl_->model));
+  const std::unique_ptr<ClpSimplex> smaller(is_near ? nullptr : presolve.presolvedModel(impl_->model, kTolerance));
   if (smaller) {
     smaller->primal();
     presolve.postsolve(true);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <utility>
@@ -15,6 +16,8 @@ namespace {
 // What the rounds may cost, in steps of the inner loop (a nanosecond or two each): fixed, so that the result is.
 constexpr int64_t kRoundSteps = 100'000'000;
 constexpr int64_t kMaxRounds = 600;
+// So far above what is enough, rounds lead nowhere.
+constexpr double kHopeless = 1.01;
 
 int64_t align_up(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) & -alignment; }
 
@@ -205,6 +208,23 @@ Order by_pressure(const std::vector<Block>& blocks) {
   return order;
 }
 
+int size_class(const Block& block) { return std::bit_width(static_cast<uint64_t>(block.bytes)); }
+
+void run_rounds(Packer& packer, int64_t bound, int64_t blocks) {
+  const int64_t rounds = std::clamp(kRoundSteps / (blocks * blocks / 2 + 1), int64_t{8}, kMaxRounds);
+  Order order = packer.best_order();
+  bool tightest = packer.best_tightest();
+  for (int64_t round = 0; round < rounds && packer.best() > bound; ++round) {
+    packer.place(order, tightest);
+    const int64_t limit = round % 3 == 0 ? bound : packer.best() - 1;
+    order = packer.blame(order, limit, /*stride=*/round % 8);
+    if (round % 32 == 31) {  // leads nowhere: start again from the best, with the other kind of gap
+      order = packer.blame(packer.best_order(), bound, round / 32 % 8);
+      tightest = !tightest;
+    }
+  }
+}
+
 }  // namespace
 
 int64_t max_live_bytes(const std::vector<Block>& blocks, int32_t* when) {
@@ -218,32 +238,36 @@ int64_t pack(std::vector<Block>& blocks, int64_t enough) {
   if (blocks.empty()) return 0;
   for (Block& block : blocks) block.bytes = align_up(block.bytes, block.alignment);
   const int64_t bound = std::max(max_live_bytes(blocks), enough);
-  const auto lifetime = [](const Block& b) { return int64_t{b.last} - b.first + 1; };
-  const std::vector<Order> starts = {
-      sorted_by(blocks, [](const Block& b) { return std::pair(b.bytes, int64_t{-b.first}); }),
-      sorted_by(blocks, [&](const Block& b) { return static_cast<double>(b.bytes) * static_cast<double>(lifetime(b)); }),
-      by_pressure(blocks),
-      sorted_by(blocks, [&](const Block& b) { return std::pair(lifetime(b), b.bytes); }),
-      sorted_by(blocks, [](const Block& b) { return std::pair(int64_t{-b.first}, b.bytes); }),
-      sorted_by(blocks, [](const Block& b) { return std::pair(int64_t{b.last}, b.bytes); }),
+  const auto lifetime = [](const Block& b) { return static_cast<double>(b.last) - b.first + 1; };
+  std::vector<std::vector<Order>> starts{
+      {
+          sorted_by(blocks, [](const Block& b) { return std::pair(b.bytes, int64_t{-b.first}); }),
+          sorted_by(blocks, [&](const Block& b) { return static_cast<double>(b.bytes) * lifetime(b); }),
+          by_pressure(blocks),
+          sorted_by(blocks, [&](const Block& b) { return std::pair(lifetime(b), b.bytes); }),
+          sorted_by(blocks, [](const Block& b) { return std::pair(int64_t{-b.first}, b.bytes); }),
+          sorted_by(blocks, [](const Block& b) { return std::pair(int64_t{b.last}, b.bytes); }),
+      },
+      {
+          sorted_by(blocks, [](const Block& b) { return std::pair(b.bytes, int64_t{b.last}); }),
+          sorted_by(blocks, [&](const Block& b) { return static_cast<double>(b.bytes) * std::sqrt(lifetime(b)); }),
+          sorted_by(blocks, [](const Block& b) { return std::pair(size_class(b), int64_t{-b.first}); }),
+          sorted_by(blocks, [&](const Block& b) { return std::pair(size_class(b), lifetime(b)); }),
+          sorted_by(blocks, [&](const Block& b) { return std::pair(b.bytes, lifetime(b)); }),
+      },
   };
+  const bool is_given = bound == enough;
+  // With many short lives between transfers the second ones mostly do better, and what does well enough ends the search; the first lead to
+  // less in the rounds.
+  if (is_given) std::swap(starts[0], starts[1]);
   Packer packer(blocks);
-  for (const Order& order : starts)
-    for (bool tightest : {false, true})
-      if (packer.best() > bound) packer.place(order, tightest, /*only_better=*/true);
-
-  const int64_t n = static_cast<int64_t>(blocks.size());
-  const int64_t rounds = std::clamp(kRoundSteps / (n * n / 2 + 1), int64_t{8}, kMaxRounds);
-  Order order = packer.best_order();
-  bool tightest = packer.best_tightest();
-  for (int64_t round = 0; round < rounds && packer.best() > bound; ++round) {
-    packer.place(order, tightest);
-    const int64_t limit = round % 3 == 0 ? bound : packer.best() - 1;
-    order = packer.blame(order, limit, /*stride=*/round % 8);
-    if (round % 32 == 31) {  // leads nowhere: start again from the best, with the other kind of gap
-      order = packer.blame(packer.best_order(), bound, round / 32 % 8);
-      tightest = !tightest;
-    }
+  for (const auto& orders : starts) {
+    const int64_t before = packer.best();
+    for (const Order& order : orders)
+      for (bool tightest : {false, true})
+        if (packer.best() > bound) packer.place(order, tightest, /*only_better=*/true);
+    const bool is_hopeless = is_given && static_cast<double>(packer.best()) > kHopeless * static_cast<double>(bound);
+    if (packer.best() < before && !is_hopeless) run_rounds(packer, bound, static_cast<int64_t>(blocks.size()));
   }
   packer.apply();
   return packer.best();

@@ -304,6 +304,23 @@ struct Planner::Impl {
     Streams streams;
     int64_t floor = 0;
     std::unique_ptr<Streamer> streamer;  // null where the limit is below the floor
+
+    // How many plans besides the fastest are worth their packing, whose time goes with the square of the nodes.
+    size_t others() const {
+      constexpr double kWork = 3e7;
+      double nodes = 0;
+      for (const StreamEntry& entry : streams.entries) nodes += static_cast<double>(entry.seconds.size());
+      return static_cast<size_t>(kWork / (nodes * nodes + 1));
+    }
+
+    // Of an optimizer step.
+    double seconds_of(const StreamPlan& plan) const {
+      double seconds = 0;
+      for (size_t e = 0; e < streams.entries.size(); ++e) {
+        if (streams.entries[e].weight >= kRarely) seconds += streams.entries[e].weight * plan.forecasts[e].seconds;
+      }
+      return seconds;
+    }
   };
   std::unique_ptr<Search> last_search;
 
@@ -324,15 +341,6 @@ struct Planner::Impl {
 
   Program make(const Streams& streams, const StreamPlan& plan, int64_t enough) const {
     return make(on_disk(streams, plan), &streams.drafts, &plan, enough);
-  }
-
-  // Of an optimizer step.
-  double seconds_of(const Search& search, const StreamPlan& plan) const {
-    double seconds = 0;
-    for (size_t e = 0; e < plan.forecasts.size(); ++e) {
-      if (search.streams.entries[e].weight >= kRarely) seconds += search.streams.entries[e].weight * plan.forecasts[e].seconds;
-    }
-    return seconds;
   }
 
   // With addresses, for which transfers begin later and writes end sooner where there is no other way; the plan is then that one. Not at
@@ -452,9 +460,8 @@ StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const
   if (!search.streamer) return result;
   result.bound = search.streamer->bound();
   if (result.bound >= beat) return result;
-  const StreamPlan plan =
-      search.streamer->plan(std::max(search.floor, static_cast<int64_t>(kPacked * static_cast<double>(limit))), /*thorough=*/false);
-  result.seconds = impl_->seconds_of(search, plan);
+  const StreamPlan plan = search.streamer->outlook(std::max(search.floor, static_cast<int64_t>(kPacked * static_cast<double>(limit))));
+  result.seconds = search.seconds_of(plan);
   impl_->count_disk(search.streams, plan, result);
   return result;
 }
@@ -466,32 +473,33 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
   StreamedProgram result;
   if (search.streamer) {
     result.bound = search.streamer->bound();
+    const size_t others = search.others();
     int64_t target = limit;
     int found = 0;
-    double foreseen = 0, least = std::numeric_limits<double>::infinity();
+    double foreseen = 0, least = std::numeric_limits<double>::infinity();  // seconds: of the first, of what was found
     for (int round = 0; round < kTries && found < kEnough; ++round) {
-      StreamPlan plan = search.streamer->plan(target);
-      if (round == 0) foreseen = impl_->seconds_of(search, plan);
-      Program program = impl_->make_within(search, plan, limit, target == search.floor);
-      if (program.arena_bytes <= limit) {
+      std::vector<StreamPlan> plans = search.streamer->plans(target);
+      if (round == 0) foreseen = search.seconds_of(plans[0]);
+      for (size_t i = 0; i < std::min(plans.size(), 1 + others); ++i) {  // one may be packed better than another
+        if (search.seconds_of(plans[i]) >= least) break;
+        Program program = impl_->make_within(search, plans[i], limit, target == search.floor);
+        if (program.arena_bytes > limit) continue;
         ++found;
-        const double seconds = impl_->seconds_of(search, plan);
-        if (seconds < least) {
-          least = seconds;
-          result.program = std::move(program);
-          result.forecasts = std::move(plan.forecasts);
-        }
-        if (seconds <= kClose * foreseen) break;
+        const double seconds = search.seconds_of(plans[i]);
+        if (seconds >= least) break;
+        least = seconds;
+        result.program = std::move(program);
+        result.forecasts = std::move(plans[i].forecasts);
+        break;
       }
       // Addresses took more than live bytes, or all the time that transfers had: another plan, for less, may be packed better.
-      if (target == search.floor) break;
+      if (target == search.floor || least <= kClose * foreseen) break;
       target = std::max(search.floor, target - limit / 50);
     }
     if (found > 0) return result;
   }
   StreamPlan plan;
   result.program = impl_->least(search.streams, plan);
-  result.forecasts.clear();
   for (size_t e = 0; e < plan.visits.size(); ++e) result.forecasts.push_back(simulate(search.streams.entries[e], plan.visits[e], disk));
   return result;
 }

@@ -20,7 +20,11 @@ constexpr double kWorthwhile = 0.999;
 class Hoister {
  public:
   explicit Hoister(const MemoryModel& model)
-      : model_(model), waiting_(model.steps.size()), placed_(model.steps.size()), remaining_(model.classes.size()) {
+      : model_(model),
+        waiting_(model.steps.size()),
+        placed_(model.steps.size()),
+        remaining_(model.classes.size()),
+        reads_(model.classes.size()) {
     for (size_t c = 0; c < model.classes.size(); ++c) remaining_[c] = model.classes[c].readers;
     class_readers_.resize(model.classes.size());
     for (uint32_t s = 0; s < model.steps.size(); ++s) {
@@ -84,12 +88,10 @@ class Hoister {
       }
       ended_.insert(ended_.end(), model_.steps[s].reads.begin(), model_.steps[s].reads.end());
     }
-    std::sort(ended_.begin(), ended_.end());
-    for (size_t i = 0; i < ended_.size();) {
-      size_t end = i;
-      while (end < ended_.size() && ended_[end] == ended_[i]) ++end;
-      if (end - i == remaining_[ended_[i]] && !model_.classes[ended_[i]].kept) change -= model_.classes[ended_[i]].bytes;
-      i = end;
+    for (uint32_t d : ended_) ++reads_[d];
+    for (uint32_t d : ended_) {
+      if (reads_[d] == remaining_[d] && !model_.classes[d].kept) change -= model_.classes[d].bytes;
+      reads_[d] = 0;  // counted
     }
     return change;
   }
@@ -103,6 +105,7 @@ class Hoister {
   std::vector<std::vector<uint32_t>> class_readers_;
   std::vector<uint32_t> candidates_;  // classes
   std::vector<uint32_t> ended_;
+  std::vector<uint32_t> reads_;  // by class, of `ended_`
   StepOrder result_;
 };
 

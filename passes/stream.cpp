@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 
 #include "passes/stream_bound.h"
 #include "passes/stream_hold.h"
@@ -19,7 +20,8 @@ constexpr double kFreeOfBound[] = {0, 0.22};
 constexpr double kAhead[] = {1, 0.02, 0};
 constexpr double kFewAhead[] = {1, 0};
 constexpr double kNoGap = 2e-4;  // of the bound: no other way is looked for
-constexpr size_t kBest = 4;      // ways to plan that are tried again for another target
+constexpr double kWell = 1.01;   // of the least time
+constexpr size_t kBest = 6;      // plans for a target; the ways to the first are tried again for another
 
 // The stays that the choices lead to, without transfers.
 std::vector<Visit> make_visits(const StreamEntry& entry, size_t number, const Holder& holder) {
@@ -94,6 +96,10 @@ struct Streamer::Impl {
     double free = 0, ahead = 0;
     double seconds = 0;
   };
+  struct Found {
+    Way way;
+    StreamPlan plan;
+  };
 
   const std::vector<StreamEntry>& entries;
   const StreamRates rates;
@@ -101,7 +107,7 @@ struct Streamer::Impl {
   Holder holder;
   StreamBound bound;
   std::vector<HoldOrder> orders;
-  std::vector<Way> best;  // of the first plan, fastest first
+  std::vector<Way> best;  // of the first plans, fastest first
 
   Impl(const std::vector<StreamEntry>& e, size_t persistents, int64_t l, const StreamRates& r)
       : entries(e), rates(r), limit(l), floor(stream_floor(e)), holder(e, persistents, l, r), bound(e, persistents, l, r) {
@@ -109,7 +115,9 @@ struct Streamer::Impl {
   }
 
   void find_order(double share) {
-    if (bound.settle(static_cast<int64_t>(share * static_cast<double>(limit - floor)))) orders.push_back(holder.like(bound));
+    if (!bound.settle(static_cast<int64_t>(share * static_cast<double>(limit - floor)))) return;
+    HoldOrder order = holder.like(bound);
+    if (std::find(orders.begin(), orders.end(), order) == orders.end()) orders.push_back(std::move(order));
   }
 
   double seconds_of(const StreamPlan& plan, double least_weight) const {
@@ -120,26 +128,53 @@ struct Streamer::Impl {
     return seconds;
   }
 
-  // The best of the ways; sorts them by what they lead to.
-  StreamPlan fastest(std::vector<Way>& ways, int64_t target) {
-    StreamPlan result;
-    double least = std::numeric_limits<double>::infinity();
-    const Way* chosen = nullptr;
+  std::vector<Way> ways(std::span<const double> frees, std::span<const double> aheads) const {
+    std::vector<Way> all;
+    for (size_t order = orders.size(); order-- > 0;) {
+      for (const double free : frees) {
+        for (const double ahead : aheads) all.push_back({.order = order, .free = free, .ahead = ahead});
+      }
+    }
+    return all;
+  }
+
+  bool is_good(const StreamPlan& plan) const { return seconds_of(plan, kRarely) <= bound.seconds() * (1 + kNoGap); }
+
+  // Tries the ways until one leads to what is good enough: says whether one does. `found` keeps the fastest, in their order.
+  bool try_out(std::vector<Way>& ways, int64_t target, std::vector<Found>& found) {
+    const Way* last = nullptr;
     for (Way& way : ways) {
-      if (!chosen || way.order != chosen->order || way.free != chosen->free)
+      if (!last || way.order != last->order || way.free != last->free)
         holder.choose(orders[way.order], target, static_cast<int64_t>(way.free * static_cast<double>(target - floor)));
-      chosen = &way;
+      last = &way;
       StreamPlan plan = make_plan(entries, holder, target, rates, way.ahead);
       way.seconds = seconds_of(plan, 0);
-      if (way.seconds >= least) continue;
-      least = way.seconds;
-      result = std::move(plan);
-      if (seconds_of(result, kRarely) > bound.seconds() * (1 + kNoGap)) continue;
-      ways.resize(static_cast<size_t>(&way - ways.data()) + 1);
-      break;
+      const bool is_known = std::any_of(found.begin(), found.end(), [&](const Found& f) { return f.way.seconds == way.seconds; });
+      if (is_known || (found.size() == kBest && way.seconds > found.back().way.seconds)) continue;
+      if (found.size() == kBest) found.pop_back();
+      const bool is_fastest = found.empty() || way.seconds < found.front().way.seconds;
+      const bool is_enough = is_fastest && is_good(plan);
+      const auto at = std::upper_bound(found.begin(), found.end(), way.seconds, [](double s, const Found& f) { return s < f.way.seconds; });
+      found.insert(at, Found{way, std::move(plan)});
+      if (is_enough) return true;
     }
-    std::stable_sort(ways.begin(), ways.end(), [](const Way& a, const Way& b) { return a.seconds < b.seconds; });
-    return result;
+    return false;
+  }
+
+  // How far ahead reads begin matters most: with few shares at first, then with all of them for what does about as well.
+  void try_all(int64_t target, std::vector<Found>& found) {
+    std::vector<Way> few = ways(kFewFree, kAhead);
+    if (try_out(few, target, found)) return;
+    std::vector<double> aheads, frees;
+    for (const double ahead : kAhead) {
+      const auto does_well = [&](const Way& way) { return way.ahead == ahead && way.seconds < kWell * found.front().way.seconds; };
+      if (std::any_of(few.begin(), few.end(), does_well)) aheads.push_back(ahead);
+    }
+    for (const double free : kFree) {
+      if (std::find(std::begin(kFewFree), std::end(kFewFree), free) == std::end(kFewFree)) frees.push_back(free);
+    }
+    std::vector<Way> more = ways(frees, aheads);
+    try_out(more, target, found);
   }
 };
 
@@ -149,28 +184,28 @@ Streamer::~Streamer() = default;
 
 double Streamer::bound() const { return impl_->bound.seconds(); }
 
-StreamPlan Streamer::plan(int64_t target, bool thorough) {
-  std::vector<Impl::Way> ways = impl_->best;
-  if (!ways.empty()) return impl_->fastest(ways, target);
+StreamPlan Streamer::outlook(int64_t target) {
   if (impl_->orders.size() == 1) impl_->find_order(kFewFree[0]);
-  if (!thorough) {
-    for (size_t order = impl_->orders.size(); order-- > 0;) {
-      for (const double free : kFewFree) {
-        for (const double ahead : kFewAhead) ways.push_back({.order = order, .free = free, .ahead = ahead});
-      }
-    }
-    return impl_->fastest(ways, target);
+  std::vector<Impl::Way> ways = impl_->ways(kFewFree, kFewAhead);
+  std::vector<Impl::Found> found;
+  impl_->try_out(ways, target, found);
+  return std::move(found.front().plan);
+}
+
+std::vector<StreamPlan> Streamer::plans(int64_t target) {
+  std::vector<Impl::Found> found;
+  if (impl_->best.empty()) {
+    if (impl_->orders.size() == 1) impl_->find_order(kFewFree[0]);
+    for (const double share : kFreeOfBound) impl_->find_order(share);
+    impl_->try_all(target, found);
+    for (const Impl::Found& f : found) impl_->best.push_back(f.way);
+  } else {
+    std::vector<Impl::Way> ways = impl_->best;
+    impl_->try_out(ways, target, found);
   }
-  for (const double share : kFreeOfBound) impl_->find_order(share);
-  for (size_t order = impl_->orders.size(); order-- > 0;) {
-    for (const double free : kFree) {
-      for (const double ahead : kAhead) ways.push_back({.order = order, .free = free, .ahead = ahead});
-    }
-  }
-  StreamPlan plan = impl_->fastest(ways, target);
-  ways.resize(std::min(ways.size(), kBest));
-  impl_->best = std::move(ways);
-  return plan;
+  std::vector<StreamPlan> plans;
+  for (Impl::Found& f : found) plans.push_back(std::move(f.plan));
+  return plans;
 }
 
 }  // namespace ort_train

@@ -83,8 +83,10 @@ class Streamer {
 
   // No plan within the limit takes less, for an optimizer step: entries that run rarely left out.
   double bound() const;
-  // The fastest that is found within `target` bytes, between the floor and the limit. Not thorough: of fewer ways to plan.
-  StreamPlan plan(int64_t target, bool thorough = true);
+  // What plans() can be expected to find within `target` bytes, between the floor and the limit: the fastest of a few.
+  StreamPlan outlook(int64_t target);
+  // The fastest that are found within so many bytes, in their order; at least one.
+  std::vector<StreamPlan> plans(int64_t target);
 
  private:
   struct Impl;

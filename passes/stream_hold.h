@@ -18,6 +18,7 @@ struct HoldCandidate {
   uint32_t piece = 0;
   int32_t use = -1;
   double gain = 0;  // seconds of transfers saved, for a byte-step of contended memory
+  bool operator==(const HoldCandidate&) const = default;
 };
 using HoldOrder = std::vector<HoldCandidate>;  // the first is tried first
 

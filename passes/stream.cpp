@@ -140,8 +140,9 @@ struct Streamer::Impl {
 
   bool is_good(const StreamPlan& plan) const { return seconds_of(plan, kRarely) <= bound.seconds() * (1 + kNoGap); }
 
-  // Tries the ways until one leads to what is good enough: says whether one does. `found` keeps the fastest, in their order.
-  bool try_out(std::vector<Way>& ways, int64_t target, std::vector<Found>& found) {
+  // Tries the ways, unless all of them are wanted until one leads to what is good enough: says whether one does. `found` keeps the fastest, in
+  // their order.
+  bool try_out(std::vector<Way>& ways, int64_t target, std::vector<Found>& found, bool all = false) {
     const Way* last = nullptr;
     for (Way& way : ways) {
       if (!last || way.order != last->order || way.free != last->free)
@@ -156,7 +157,7 @@ struct Streamer::Impl {
       const bool is_enough = is_fastest && is_good(plan);
       const auto at = std::upper_bound(found.begin(), found.end(), way.seconds, [](double s, const Found& f) { return s < f.way.seconds; });
       found.insert(at, Found{way, std::move(plan)});
-      if (is_enough) return true;
+      if (is_enough && !all) return true;
     }
     return false;
   }
@@ -201,7 +202,7 @@ std::vector<StreamPlan> Streamer::plans(int64_t target) {
     for (const Impl::Found& f : found) impl_->best.push_back(f.way);
   } else {
     std::vector<Impl::Way> ways = impl_->best;
-    impl_->try_out(ways, target, found);
+    impl_->try_out(ways, target, found, /*all=*/true);  // the same plans for a target, whether it was the first one or not
   }
   std::vector<StreamPlan> plans;
   for (Impl::Found& f : found) plans.push_back(std::move(f.plan));

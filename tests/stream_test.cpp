@@ -15,6 +15,7 @@
 #include "passes/micro_batches.h"
 #include "passes/plan.h"
 #include "passes/recompute.h"
+#include "passes/split_weights.h"
 #include "tests/plan_support.h"
 #include "tests/stream_support.h"
 #include "tests/test_files.h"
@@ -270,9 +271,10 @@ struct RandomTraining {
 
 RandomTraining random_training(uint32_t seed) {
   std::mt19937 random(seed);
-  const OptimizerSpec optimizer{.weight_decay = 0.1, .accumulate = true, .part_bytes = seed % 3 == 0 ? int64_t{1} << 14 : int64_t{1} << 24};
-  const Graph forward =
+  const OptimizerSpec optimizer{.weight_decay = 0.1, .accumulate = true};
+  Graph forward =
       random_forward(seed, 8 + static_cast<int>(seed % 3) * 4, {.rows = 32, .width = 128, .near = 4, .small_state = seed % 4 == 0});
+  if (seed % 3 == 0) mark_parts(forward, {.part_bytes = int64_t{1} << 13});
   JobGraph train = build_train_graph(forward, {.kind = "output"}, optimizer, {});
   const JobGraph update = build_update_graph(train, optimizer, {});
   for (ValueId id = seed % 5; id < train.graph.value_count(); id += 31) {

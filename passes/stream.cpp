@@ -140,8 +140,8 @@ struct Streamer::Impl {
 
   bool is_good(const StreamPlan& plan) const { return seconds_of(plan, kRarely) <= bound.seconds() * (1 + kNoGap); }
 
-  // Tries the ways until one leads to what is good enough: says whether one does. `found` keeps the fastest, in their order.
-  bool try_out(std::vector<Way>& ways, int64_t target, std::vector<Found>& found) {
+  // `found` keeps the fastest, in their order. With `may_stop` what comes after a good one is not tried; says whether there is one.
+  bool try_out(std::vector<Way>& ways, int64_t target, std::vector<Found>& found, bool may_stop) {
     const Way* last = nullptr;
     for (Way& way : ways) {
       if (!last || way.order != last->order || way.free != last->free)
@@ -156,7 +156,7 @@ struct Streamer::Impl {
       const bool is_enough = is_fastest && is_good(plan);
       const auto at = std::upper_bound(found.begin(), found.end(), way.seconds, [](double s, const Found& f) { return s < f.way.seconds; });
       found.insert(at, Found{way, std::move(plan)});
-      if (is_enough) return true;
+      if (is_enough && may_stop) return true;
     }
     return false;
   }
@@ -164,7 +164,7 @@ struct Streamer::Impl {
   // How far ahead reads begin matters most: with few shares at first, then with all of them for what does about as well.
   void try_all(int64_t target, std::vector<Found>& found) {
     std::vector<Way> few = ways(kFewFree, kAhead);
-    if (try_out(few, target, found)) return;
+    if (try_out(few, target, found, true)) return;
     std::vector<double> aheads, frees;
     for (const double ahead : kAhead) {
       const auto does_well = [&](const Way& way) { return way.ahead == ahead && way.seconds < kWell * found.front().way.seconds; };
@@ -174,7 +174,7 @@ struct Streamer::Impl {
       if (std::find(std::begin(kFewFree), std::end(kFewFree), free) == std::end(kFewFree)) frees.push_back(free);
     }
     std::vector<Way> more = ways(frees, aheads);
-    try_out(more, target, found);
+    try_out(more, target, found, true);
   }
 };
 
@@ -188,7 +188,7 @@ StreamPlan Streamer::outlook(int64_t target) {
   if (impl_->orders.size() == 1) impl_->find_order(kFewFree[0]);
   std::vector<Impl::Way> ways = impl_->ways(kFewFree, kFewAhead);
   std::vector<Impl::Found> found;
-  impl_->try_out(ways, target, found);
+  impl_->try_out(ways, target, found, true);
   return std::move(found.front().plan);
 }
 
@@ -201,7 +201,7 @@ std::vector<StreamPlan> Streamer::plans(int64_t target) {
     for (const Impl::Found& f : found) impl_->best.push_back(f.way);
   } else {
     std::vector<Impl::Way> ways = impl_->best;
-    impl_->try_out(ways, target, found);
+    impl_->try_out(ways, target, found, false);  // all: for the same target the same plans come out again
   }
   std::vector<StreamPlan> plans;
   for (Impl::Found& f : found) plans.push_back(std::move(f.plan));

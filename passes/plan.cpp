@@ -400,7 +400,7 @@ StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const
 }
 
 StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
-  constexpr int kTries = 14, kBelow = 2;
+  constexpr int kTries = 20, kBelow = 2;
   const Impl::Search& search = impl_->search(limit, compute, disk);
   StreamedProgram result;
   if (search.streamer) {
@@ -411,23 +411,25 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
     int below = 0;
     for (int round = 0; round < kTries && below <= kBelow; ++round) {
       std::vector<StreamPlan> plans = search.streamer->plans(target);
-      int64_t over = 0;
+      int64_t over = 0, least_over = 0;  // of the fastest; of the one that is packed best
       for (size_t i = 0; i < std::min(plans.size(), 1 + others); ++i) {  // one may be packed better than another
         const double seconds = search.seconds_of(plans[i]);
         if (seconds >= least) break;
         Program program = impl_->make(search.streams, plans[i], limit);
-        if (i == 0) over = program.arena_bytes - limit;
-        if (program.arena_bytes > limit) continue;
+        const int64_t more = program.arena_bytes - limit;
+        if (i == 0) over = least_over = more;
+        least_over = std::min(least_over, more);
+        if (more > 0) continue;
         result.program = std::move(program);
         result.forecasts = std::move(plans[i].forecasts);
         least = seconds;
         break;
       }
-      // Addresses of the fastest took more than live bytes: aim lower, by less than that at first. Where they didn't, a little lower still:
-      // another plan may be faster by chance.
+      // Addresses took more than live bytes: aim lower, by less than that, in the end by more. Where those of the fastest didn't, a little
+      // lower still: another may be faster by chance.
       below += over <= 0;
       if (target == search.floor || (over <= 0 && target == limit)) break;
-      target = std::max(search.floor, target - std::max(over / 2, limit / 200));
+      target = std::max(search.floor, target - std::max((round < kTries / 2 ? least_over : over) / 2, limit / 200));
     }
     if (!result.program.entries.empty()) return result;
   }

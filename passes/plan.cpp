@@ -400,7 +400,7 @@ StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const
 }
 
 StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
-  constexpr int kTries = 20, kBelow = 2;
+  constexpr int kTries = 20, kBelow = 4;
   const Impl::Search& search = impl_->search(limit, compute, disk);
   StreamedProgram result;
   if (search.streamer) {

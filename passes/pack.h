@@ -12,10 +12,10 @@
 namespace ort_train {
 
 struct Block {
-  int64_t bytes = 0;            // rounded up to the alignment here
-  int32_t first = 0, last = 0;  // when it is live, inclusive
+  int64_t bytes = 0;                    // rounded up to the alignment here
+  int32_t first = 0, last = 0;          // when it is live, inclusive
   int64_t alignment = kPlaceAlignment;  // a power of two
-  int64_t offset = 0;  // the result, from 0
+  int64_t offset = 0;                   // the result, from 0
 };
 
 // The highest sum of live bytes (after alignment): no packing can be lower. `when`, if given, is the earliest time of it.

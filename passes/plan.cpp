@@ -411,7 +411,7 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
     int below = 0;
     for (int round = 0; round < kTries && below <= kBelow; ++round) {
       std::vector<StreamPlan> plans = search.streamer->plans(target);
-      int64_t over = 0, least_over = 0;  // of the fastest; of the one that is packed best
+      int64_t over = 0, least_over = 0;                                  // of the fastest; of the one that is packed best
       for (size_t i = 0; i < std::min(plans.size(), 1 + others); ++i) {  // one may be packed better than another
         const double seconds = search.seconds_of(plans[i]);
         if (seconds >= least) break;

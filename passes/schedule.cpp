@@ -393,12 +393,12 @@ class PeakSearch {
   const MemoryModel& model_;
   StepOrder order_;
   Peak peak_;
-  std::vector<StepLoad> load_;       // by position
-  std::vector<Peak> until_, from_;   // before each position; from it on
-  std::vector<bool> mark_;           // by step
+  std::vector<StepLoad> load_;      // by position
+  std::vector<Peak> until_, from_;  // before each position; from it on
+  std::vector<bool> mark_;          // by step
   std::vector<uint32_t> marked_;
-  std::vector<int32_t> position_;    // by step
-  std::vector<uint32_t> producer_;   // by class
+  std::vector<int32_t> position_;   // by step
+  std::vector<uint32_t> producer_;  // by class
   std::vector<std::vector<uint32_t>> readers_;
   std::vector<uint32_t> remaining_;  // readers that are still to run, where `counted_` is the present round
   std::vector<uint32_t> counted_;

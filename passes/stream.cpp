@@ -1,7 +1,6 @@
 #include "passes/stream.h"
 
 #include <algorithm>
-#include <limits>
 #include <span>
 
 #include "passes/stream_bound.h"
@@ -107,11 +106,17 @@ struct Streamer::Impl {
   Holder holder;
   StreamBound bound;
   std::vector<HoldOrder> orders;
-  std::vector<Way> best;  // of the first plans, fastest first
+  bool has_first = false;  // of the linear program
+  std::vector<Way> best;   // of the first plans, fastest first
 
   Impl(const std::vector<StreamEntry>& e, size_t persistents, int64_t l, const StreamRates& r)
       : entries(e), rates(r), limit(l), floor(stream_floor(e)), holder(e, persistents, l, r), bound(e, persistents, l, r) {
     orders.push_back(holder.greedy());
+  }
+
+  void find_first_order() {
+    if (!has_first) find_order(kFewFree[0]);
+    has_first = true;
   }
 
   void find_order(double share) {
@@ -185,7 +190,7 @@ Streamer::~Streamer() = default;
 double Streamer::bound() const { return impl_->bound.seconds(); }
 
 StreamPlan Streamer::outlook(int64_t target) {
-  if (impl_->orders.size() == 1) impl_->find_order(kFewFree[0]);
+  impl_->find_first_order();
   std::vector<Impl::Way> ways = impl_->ways(kFewFree, kFewAhead);
   std::vector<Impl::Found> found;
   impl_->try_out(ways, target, found, true);
@@ -195,7 +200,7 @@ StreamPlan Streamer::outlook(int64_t target) {
 std::vector<StreamPlan> Streamer::plans(int64_t target) {
   std::vector<Impl::Found> found;
   if (impl_->best.empty()) {
-    if (impl_->orders.size() == 1) impl_->find_order(kFewFree[0]);
+    impl_->find_first_order();
     for (const double share : kFreeOfBound) impl_->find_order(share);
     impl_->try_all(target, found);
     for (const Impl::Found& f : found) impl_->best.push_back(f.way);

@@ -111,7 +111,8 @@ void Holder::hold(const HoldCandidate& candidate, int64_t cap) {
 
 bool Holder::is_there(const Owner& owner, int32_t step) const {
   const StreamPiece& piece = entries_[owner.entry].pieces[owner.piece];
-  const auto next = std::upper_bound(piece.uses.begin(), piece.uses.end(), step, [](int32_t t, const StreamUse& use) { return t < use.step; });
+  const auto next =
+      std::upper_bound(piece.uses.begin(), piece.uses.end(), step, [](int32_t t, const StreamUse& use) { return t < use.step; });
   if (next == piece.uses.begin()) return false;
   const auto use = static_cast<size_t>(next - piece.uses.begin()) - 1;
   return piece.uses[use].step == step || held_[owner.entry][owner.piece][use];

@@ -20,7 +20,7 @@ constexpr double kAhead[] = {1, 0.02, 0};
 constexpr double kFewAhead[] = {1, 0};
 constexpr double kNoGap = 2e-4;  // of the bound: no other way is looked for
 constexpr double kWell = 1.01;   // of the least time
-constexpr size_t kBest = 8;      // plans for a target; the ways to the first are tried again for another
+constexpr size_t kBest = 6;      // plans for a target; the ways to the first are tried again for another
 
 // The stays that the choices lead to, without transfers.
 std::vector<Visit> make_visits(const StreamEntry& entry, size_t number, const Holder& holder) {

@@ -1,7 +1,6 @@
 #include "passes/stream.h"
 
 #include <algorithm>
-#include <limits>
 #include <span>
 
 #include "passes/stream_bound.h"
@@ -107,11 +106,17 @@ struct Streamer::Impl {
   Holder holder;
   StreamBound bound;
   std::vector<HoldOrder> orders;
-  std::vector<Way> best;  // of the first plans, fastest first
+  bool has_first = false;  // of the linear program
+  std::vector<Way> best;   // of the first plans, fastest first
 
   Impl(const std::vector<StreamEntry>& e, size_t persistents, int64_t l, const StreamRates& r)
       : entries(e), rates(r), limit(l), floor(stream_floor(e)), holder(e, persistents, l, r), bound(e, persistents, l, r) {
     orders.push_back(holder.greedy());
+  }
+
+  void find_first_order() {
+    if (!has_first) find_order(kFewFree[0]);
+    has_first = true;
   }
 
   void find_order(double share) {
@@ -140,9 +145,8 @@ struct Streamer::Impl {
 
   bool is_good(const StreamPlan& plan) const { return seconds_of(plan, kRarely) <= bound.seconds() * (1 + kNoGap); }
 
-  // Tries the ways, unless all of them are wanted until one leads to what is good enough: says whether one does. `found` keeps the fastest, in
-  // their order.
-  bool try_out(std::vector<Way>& ways, int64_t target, std::vector<Found>& found, bool all = false) {
+  // `found` keeps the fastest, in their order. With `may_stop` what comes after a good one is not tried; says whether there is one.
+  bool try_out(std::vector<Way>& ways, int64_t target, std::vector<Found>& found, bool may_stop) {
     const Way* last = nullptr;
     for (Way& way : ways) {
       if (!last || way.order != last->order || way.free != last->free)
@@ -157,7 +161,7 @@ struct Streamer::Impl {
       const bool is_enough = is_fastest && is_good(plan);
       const auto at = std::upper_bound(found.begin(), found.end(), way.seconds, [](double s, const Found& f) { return s < f.way.seconds; });
       found.insert(at, Found{way, std::move(plan)});
-      if (is_enough && !all) return true;
+      if (is_enough && may_stop) return true;
     }
     return false;
   }
@@ -165,7 +169,7 @@ struct Streamer::Impl {
   // How far ahead reads begin matters most: with few shares at first, then with all of them for what does about as well.
   void try_all(int64_t target, std::vector<Found>& found) {
     std::vector<Way> few = ways(kFewFree, kAhead);
-    if (try_out(few, target, found)) return;
+    if (try_out(few, target, found, true)) return;
     std::vector<double> aheads, frees;
     for (const double ahead : kAhead) {
       const auto does_well = [&](const Way& way) { return way.ahead == ahead && way.seconds < kWell * found.front().way.seconds; };
@@ -175,7 +179,7 @@ struct Streamer::Impl {
       if (std::find(std::begin(kFewFree), std::end(kFewFree), free) == std::end(kFewFree)) frees.push_back(free);
     }
     std::vector<Way> more = ways(frees, aheads);
-    try_out(more, target, found);
+    try_out(more, target, found, true);
   }
 };
 
@@ -186,23 +190,23 @@ Streamer::~Streamer() = default;
 double Streamer::bound() const { return impl_->bound.seconds(); }
 
 StreamPlan Streamer::outlook(int64_t target) {
-  if (impl_->orders.size() == 1) impl_->find_order(kFewFree[0]);
+  impl_->find_first_order();
   std::vector<Impl::Way> ways = impl_->ways(kFewFree, kFewAhead);
   std::vector<Impl::Found> found;
-  impl_->try_out(ways, target, found);
+  impl_->try_out(ways, target, found, true);
   return std::move(found.front().plan);
 }
 
 std::vector<StreamPlan> Streamer::plans(int64_t target) {
   std::vector<Impl::Found> found;
   if (impl_->best.empty()) {
-    if (impl_->orders.size() == 1) impl_->find_order(kFewFree[0]);
+    impl_->find_first_order();
     for (const double share : kFreeOfBound) impl_->find_order(share);
     impl_->try_all(target, found);
     for (const Impl::Found& f : found) impl_->best.push_back(f.way);
   } else {
     std::vector<Impl::Way> ways = impl_->best;
-    impl_->try_out(ways, target, found, /*all=*/true);  // the same plans for a target, whether it was the first one or not
+    impl_->try_out(ways, target, found, false);  // all: for the same target the same plans come out again
   }
   std::vector<StreamPlan> plans;
   for (Impl::Found& f : found) plans.push_back(std::move(f.plan));

@@ -261,7 +261,7 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
     try {
       candidate.manifest.at("settings").get_to(loaded.settings);
       const auto saved_with = [&](const char* name) { return loaded.settings.contains(name) ? loaded.settings.at(name) : ""; };
-      if (const auto now = content.settings.find("part_size"); now != content.settings.end() && now->second != saved_with("part_size")) {
+      if (const auto now = content.settings.find("part_size"); now != content.settings.end() && loaded.settings.contains("part_size") && now->second != saved_with("part_size")) {
         throw error(ErrorCode::usage, "{}: was saved with --part-size {}, not {}: its weights are in other parts", candidate.path,
                     saved_with("part_size"), now->second);
       }

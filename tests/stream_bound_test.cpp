@@ -60,6 +60,22 @@ TEST(StreamBound, IsWhatOneComputesByHand) {
   EXPECT_NEAR(StreamBound({weight}, 1, 100, rates).seconds(), 1 + 50 / 10. + 50 / 20., 1e-6);
 }
 
+// What is under way takes memory too: where there is none, transfers don't hide behind computing.
+TEST(StreamBound, TransfersUnderWayNeedRoom) {
+  const StreamRates rates{.read = 10, .write = 20};
+  StreamEntry weight{.fixed = {100, 0}, .seconds = {10, 1}};
+  weight.pieces.push_back(piece_of(100, {{.step = 1, .reads = true, .changes = false}}, 0));
+  EXPECT_NEAR(StreamBound({weight}, 1, 200, rates).seconds(), 11, 1e-9);
+  EXPECT_NEAR(StreamBound({weight}, 1, 150, rates).seconds(), 16, 1e-6) << "half of it is there, or read ahead";
+  EXPECT_NEAR(StreamBound({weight}, 1, 100, rates).seconds(), 21, 1e-6);
+  // Made, out of the way of a full step, and back: its write is over before that step, its read begins behind it.
+  StreamEntry made{.fixed = {0, 100, 0, 0}, .seconds = {1, 20, 4, 1}};
+  made.pieces.push_back(piece_of(100, {{.step = 0, .reads = false, .changes = true}, {.step = 3, .reads = true, .changes = false}}));
+  const double bound = StreamBound({made}, 0, 100, rates).seconds();
+  EXPECT_GE(bound, 26 + (5 - 1) + (10 - 4) - 1e-6);
+  EXPECT_LE(bound, 26 + 5 + (10 - 4) + 1e-6);
+}
+
 // Pieces with any uses, made or persistent, in one entry or two.
 std::vector<StreamEntry> random_entries(std::mt19937& random, size_t persistents) {
   const auto upto = [&](uint32_t most) { return static_cast<int32_t>(random() % (most + 1)); };

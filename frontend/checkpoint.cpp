@@ -260,12 +260,14 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
     };
     try {
       candidate.manifest.at("settings").get_to(loaded.settings);
-      const auto saved_with = [&](const char* name) { return loaded.settings.contains(name) ? loaded.settings.at(name) : ""; };
-      if (const auto now = content.settings.find("part_size"); now != content.settings.end() && loaded.settings.contains("part_size") && now->second != saved_with("part_size")) {
-        throw error(ErrorCode::usage, "{}: was saved with --part-size {}, not {}: its weights are in other parts", candidate.path,
-                    saved_with("part_size"), now->second);
-      }
+      const auto saved_with = [&](const char* name) { return loaded.settings.contains(name) ? loaded.settings.at(name) : std::string(); };
       if (candidate.manifest.at("model").get<std::string>() != content.model) {
+        const auto now = content.settings.find("part_size");
+        const std::string then = saved_with("part_size");
+        if (now != content.settings.end() && now->second != then) {
+          throw error(ErrorCode::usage, "{}: was saved {}, not with {}: the model's weights are in other parts", candidate.path,
+                      then.empty() ? "with whole weights" : "with --part-size " + then, now->second);
+        }
         throw error(ErrorCode::usage, "{}: is the checkpoint of another model: its parameters have other names, types or shapes",
                     candidate.path);
       }

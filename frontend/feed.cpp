@@ -39,6 +39,9 @@ int64_t index_limit(const Graph& graph, ValueId input) {
       const Node& node = graph.node(id);
       if (node.op->name == "Reshape" || node.op->name == "Cast") {
         same.push_back(node.outputs[0]);
+      } else if (node.op->name == "GatherPart" && node.inputs[1] == same[i]) {
+        const int64_t rows = node.attributes.get("total", int64_t{0});
+        limit = limit == 0 ? rows : std::min(limit, rows);
       } else if (node.op->name == "Gather" && node.inputs[1] == same[i] && graph.value(node.inputs[0]).kind == ValueKind::parameter) {
         const Shape& shape = graph.value(node.inputs[0]).shape;
         const int64_t rows =

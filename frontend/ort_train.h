@@ -42,8 +42,8 @@ struct Options {
   // How the micro-batches of an accumulating step go through the model: horizontal (one after the other) | vertical (together from block to
   // block, so that what a block needs is brought once for all) | auto (vertical where that is faster). Changes no result.
   std::string micro_batches = "auto";
-  // Bytes. A weight of at least twice as many is divided by rows into parts that are read, used and updated one by one: smaller parts need
-  // less memory. Part of what is computed, as the batch is: a resumed run has the same.
+  // Bytes. A trained matrix of at least twice as many, of a product or a lookup, is divided by rows into parts that are read, used and
+  // updated one by one: smaller parts need less memory. Part of what is computed, as the batch is: a resumed run has the same.
   int64_t part_size = int64_t{16} << 20;
   std::string nvme_path{};     // a folder on a disk for what doesn't fit into the budget; empty: there is none
   int64_t nvme_budget = 0;     // bytes there, 0 = as much as it takes

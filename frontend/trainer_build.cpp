@@ -93,8 +93,7 @@ OptimizerSpec Trainer::Impl::optimizer_spec(Deferral defer) const {
           .momentum = options.momentum,
           .max_grad_norm = options.max_grad_norm,
           .accumulate = options.gradient_accumulation_steps > 1,
-          .deferred = defer != Deferral::none,
-          .at_once = defer == Deferral::most ? OptimizerSpec{}.at_once : 0};
+          .deferred = defer != Deferral::none};
 }
 
 LossSpec Trainer::Impl::loss_spec() const { return {.kind = options.loss, .output = options.output, .labels = options.labels}; }
@@ -147,6 +146,9 @@ JobEntry& Trainer::Impl::add_entry(const std::string& name, JobGraph job, int64_
   JobEntry& entry = *entries.back();
   entry.name = name;
   entry.job = std::move(job);
+  for (const auto& [weight, parts] : entry.job.parts)  // what is loaded, trained and written
+    require(entries[0]->job.parts.contains(weight) && entries[0]->job.parts.at(weight) == parts,
+            "entries that divide a weight differently");
   entry.batch = batch;
   if (range != nullptr) {
     const LabelSpec labels{.value = entry.job.labels,
@@ -170,7 +172,7 @@ void Trainer::Impl::build_entries(Deferral defer) {
   std::vector<std::string> passes;
   first.on_pass = [&](const std::string& pass, double, bool) { passes.push_back(pass); };
   const LossSpec loss = loss_spec();
-  const OptimizerSpec optimizer = optimizer_spec(defer);
+  OptimizerSpec optimizer = optimizer_spec(defer);
 
   // One import for each batch size.
   const auto forward = [&](int64_t batch) -> const Graph& {
@@ -189,6 +191,7 @@ void Trainer::Impl::build_entries(Deferral defer) {
   };
 
   const Graph& main = forward(binding.batch);
+  if (defer == Deferral::most) optimizer.at_once = used_soon(main);  // the same weights for every batch size: they share the sums
   for (ValueId id : main.outputs) {
     const Value& output = main.value(id);
     if (!output.shape.empty() && (options.output.empty() ? id == main.outputs[0] : output.name == options.output))

@@ -353,9 +353,10 @@ Summary Trainer::Impl::train() {
   summary.predicted_milliseconds = report.predicted_milliseconds;
   constexpr double kFar = 1.5, kShort = 5;  // milliseconds: of less, most is not computing
   if (summary.median_milliseconds > std::max(kShort, kFar * summary.predicted_milliseconds) && summary.predicted_milliseconds > 0) {
-    note(fmt::format("a step took {:.1f} times what was predicted: the machine is busier now than when it was measured, or was then faster than "
-                     "it is (--recalibrate measures it again)",
-                     summary.median_milliseconds / summary.predicted_milliseconds));
+    note(
+        fmt::format("a step took {:.1f} times what was predicted: the machine is busier than when it was measured, or has become slower "
+                    "(--recalibrate measures it again)",
+                    summary.median_milliseconds / summary.predicted_milliseconds));
   }
   summary.planned_read_per_step = report.disk_read_per_step;
   summary.planned_written_per_step = report.disk_written_per_step;

@@ -104,7 +104,7 @@ void Trainer::Impl::load_weights() {
     FileRange range = from.bytes;
     for (const std::string& name : parts_of(weight.parameter)) {
       const Persistent* value = find_persistent(program, name);
-      if (value == nullptr) continue;  // nothing reads it
+      if (value == nullptr) break;  // nothing reads it, whole or in parts
       range.bytes = value->type.bytes();
       require(!from.transposed && from.dtype == value->type.dtype && range.offset + range.bytes <= from.bytes.offset + from.bytes.bytes,
               "a weight that is not stored as it is used");

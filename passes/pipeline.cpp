@@ -68,6 +68,23 @@ void divide(JobGraph& job, const PassOptions& options) {
 
 }  // namespace
 
+std::set<std::string> used_soon(const Graph& forward, double share) {
+  double all = 0;
+  std::map<ValueId, double> first;  // seconds before the first use
+  for (const NodeId id : forward.order()) {
+    const Node& node = forward.node(id);
+    for (const ValueId input : node.inputs) {
+      if (input != kNone && forward.value(input).kind == ValueKind::parameter) first.emplace(input, all);
+    }
+    all += work_of(forward, node, /*threads=*/1, ComputeRates{}).seconds;
+  }
+  std::set<std::string> soon;
+  for (const auto& [parameter, seconds] : first) {
+    if (seconds < share * all) soon.insert(forward.value(parameter).name);
+  }
+  return soon;
+}
+
 JobGraph build_predict_graph(const Graph& forward, const PassOptions& options) {
   JobGraph job{.graph = forward};
   job.graph.name = "predict";
@@ -120,33 +137,17 @@ void accumulate(JobGraph& job, const std::map<ValueId, std::vector<ValueId>>& us
   }
 }
 
-// Of the parameters those that are used before a share of the forward pass is over.
-std::set<ValueId> used_soon(const Graph& graph, double share) {
-  double all = 0;
-  std::map<ValueId, double> first;  // seconds before the first use, on a nominal machine
-  for (const NodeId id : graph.order()) {
-    const Node& node = graph.node(id);
-    if (node.stage != Stage::forward) continue;
-    for (const ValueId input : node.inputs) {
-      if (input != kNone && graph.value(input).kind == ValueKind::parameter) first.emplace(input, all);
-    }
-    all += work_of(graph, node, /*threads=*/1, ComputeRates{}).seconds;
-  }
-  std::set<ValueId> soon;
-  for (const auto& [parameter, seconds] : first) {
-    if (seconds < share * all) soon.insert(parameter);
-  }
-  return soon;
-}
-
 // The gradients and their norm, kept for a later run, but for those that are used at once.
 void store(JobGraph& job, const OptimizerSpec& optimizer) {
-  const std::set<ValueId> soon = used_soon(job.graph, optimizer.at_once);
+  std::set<std::string> soon = optimizer.at_once;
+  for (const auto& [weight, parts] : job.parts) {
+    if (soon.contains(weight)) soon.insert(parts.begin(), parts.end());
+  }
   build_norm(job, Stage::backward);
   Builder builder(job.graph, Stage::backward);
   std::map<ValueId, ValueId> now;
   for (const auto& [parameter, gradient] : job.gradients) {
-    if (soon.contains(parameter)) {
+    if (soon.contains(job.graph.value(parameter).name)) {
       now[parameter] = gradient;
       continue;
     }

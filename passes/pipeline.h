@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,8 +26,7 @@ struct OptimizerSpec {
   double max_grad_norm = 1.0;  // 0: no clipping
   bool accumulate = false;     // gradients are summed over micro-batches into accumulators: two graphs instead of one, see below
   bool deferred = false;  // an update waits for the next step, where it runs before the first use of its weight: three graphs, see below
-  double at_once =
-      0.02;  // but not of weights that are used before this share of the forward pass is over: the next step would wait for them
+  std::set<std::string> at_once{};  // but not of these weights, for which the next step would wait (used_soon)
 };
 
 // Names of graph inputs that the pipeline adds.
@@ -54,6 +54,9 @@ struct JobGraph {
 
 // Simplifies and fuses an imported graph in place, once, before the job graphs are derived from it.
 void optimize_forward(Graph& forward, const PassOptions& options);
+
+// The names of the weights that are used before a share of the forward pass is over, by what it takes on a nominal machine.
+std::set<std::string> used_soon(const Graph& forward, double share = 0.02);
 
 // Forward only: the model's outputs.
 JobGraph build_predict_graph(const Graph& forward, const PassOptions& options);

@@ -22,7 +22,7 @@ bool is_lookup(const Node& node, ValueId weight) {
 
 int64_t rows_of_part(const Value& weight, int64_t part_bytes) {
   const int64_t rows = weight.shape[0];
-  if (weight.bytes() < 2 * part_bytes) return 0;
+  if (weight.bytes() == 0 || weight.bytes() / 2 < part_bytes) return 0;
   const int64_t parts = std::min(rows, (weight.bytes() + part_bytes - 1) / part_bytes);
   int64_t of_part = (rows + parts - 1) / parts;
   if (of_part > kWholeRows) of_part = (of_part + kWholeRows - 1) / kWholeRows * kWholeRows;
@@ -45,7 +45,11 @@ class Splitter {
                  .shape = {rows, whole.shape[1]},
                  .kind = ValueKind::parameter,
                  .trainable = true};
+      const std::string name = part.name;
       parts_.push_back({.value = graph.add_value(std::move(part)), .first = first, .rows = rows});
+      if (graph.value(parts_.back().value).name != name)
+        throw error(ErrorCode::unsupported, "'{}' is a name in the model that a part of the weight '{}' has to have: rename it", name,
+                    whole.name);
     }
   }
 

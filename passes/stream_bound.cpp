@@ -182,7 +182,7 @@ void StreamBound::add_write(EntryRows& rows, int32_t begin, int32_t end, int32_t
 }
 
 // The load as a column a step, each the one before it and what changes: rows of few terms. Steps at which all fits into memory need none,
-// nor those at which no more can be there than at the step before or behind them.
+// nor those at which no more can be there than at the step before or behind them and nothing is under way for a neighbour.
 void StreamBound::add_memory(size_t entry) {
   const StreamEntry& e = entries_[entry];
   EntryRows& rows = rows_[entry];
@@ -199,6 +199,13 @@ void StreamBound::add_memory(size_t entry) {
     }
     most[t] = load;
   }
+  std::vector<bool> asked(steps + 1);  // what is under way is asked for: before something is wanted, and when something is over
+  for (const Job& job : rows.jobs) {
+    if (job.released >= 0)
+      asked[static_cast<size_t>(job.released)] = true;
+    else if (job.end > 0)
+      asked[static_cast<size_t>(job.end) - 1] = true;
+  }
   int32_t before = -1;  // column of the last row
   bool known = false;   // a row stands for the step before this one, or it needs none
   std::map<int32_t, double> change;
@@ -207,7 +214,7 @@ void StreamBound::add_memory(size_t entry) {
     const bool fits = static_cast<double>(least[t]) + most[t] * kUnit <= kLeast * static_cast<double>(limit_);
     const bool last_is_fuller = known && !begins[t] && least[t - 1] >= least[t];
     const bool next_is_fuller = t + 1 < steps && !ends[t + 1] && least[t + 1] >= least[t];
-    if (fits || last_is_fuller || next_is_fuller) {
+    if (fits || (!asked[t] && (last_is_fuller || next_is_fuller))) {
       known = fits || last_is_fuller;
       continue;
     }
@@ -351,57 +358,63 @@ int32_t StreamBound::sum_until(EntryRows& rows, Sum& sum, int32_t moment) {
   return sum.columns[moment] = column;
 }
 
-// Of what is under way when a step begins, seconds: no more than can be, and bytes that fit beside what is there then.
-StreamBound::Underway StreamBound::underway_at(EntryRows& rows, int32_t step) {
-  if (const auto found = rows.underway.find(step); found != rows.underway.end()) return found->second;
-  const auto limited = [&](const std::vector<const Job*>& jobs, auto&& crosses) {
-    std::map<int32_t, double> factors;
-    double constant = 0, most = 0;
-    for (const Job* job : jobs) {
-      if (!crosses(*job)) continue;
-      constant += job->constant;
-      most += job->most();
-      for (const LinearTerm& term : job->terms) factors[term.column] += term.factor;
-    }
-    const int32_t column = program_.add_column(0, 0, most);
-    std::vector<LinearTerm> terms{{column, 1}};
-    for (const auto& [of, factor] : factors) terms.push_back({of, -factor});
-    program_.add_row(-kInfinity, constant, terms);
-    return column;
-  };
-  const Underway now{.ahead = limited(rows.reads.jobs, [&](const Job& job) { return job.begin <= step && step < job.end; }),
-                     .pending = limited(rows.writes.jobs, [&](const Job& job) { return job.begin <= step && step < job.end; })};
+// Seconds of the jobs that may be under way at a step: no more than there are, and bytes that fit beside what is there then.
+int32_t StreamBound::add_underway(EntryRows& rows, const std::vector<const Job*>& jobs, int32_t step, double rate) {
+  std::map<int32_t, double> factors;
+  double constant = 0, most = 0;
+  for (const Job* job : jobs) {
+    if (job->begin > step || job->end <= step) continue;
+    constant += job->constant;
+    most += job->most();
+    for (const LinearTerm& term : job->terms) factors[term.column] += term.factor;
+  }
+  const int32_t column = program_.add_column(0, 0, most);
+  std::vector<LinearTerm> terms{{column, 1}};
+  for (const auto& [of, factor] : factors) terms.push_back({of, -factor});
+  program_.add_row(-kInfinity, constant, terms);
   if (const auto found = rows.memory_at.find(step); found != rows.memory_at.end()) {
     const Row load = rows.memory[found->second];
     const int32_t all = program_.add_column(0, 0, static_cast<double>(load.room) / kUnit);
-    program_.add_row(0, 0, {{all, 1}, {load.column, -1}, {now.ahead, -rates_.read / kUnit}, {now.pending, -rates_.write / kUnit}});
+    program_.add_row(0, 0, {{all, 1}, {load.column, -1}, {column, -rate / kUnit}});
     rows.memory.push_back({.column = all, .room = load.room});
   }
-  return rows.underway[step] = now;
+  return column;
 }
 
-// From the beginning of one step to that of another.
+int32_t StreamBound::ahead_behind(EntryRows& rows, int32_t step) {
+  const auto [at, is_new] = rows.ahead.emplace(step, 0);
+  if (is_new) at->second = add_underway(rows, rows.reads.jobs, step, rates_.read);
+  return at->second;
+}
+
+int32_t StreamBound::pending_before(EntryRows& rows, int32_t step) {
+  const auto [at, is_new] = rows.pending.emplace(step, 0);
+  if (is_new) at->second = add_underway(rows, rows.writes.jobs, step, rates_.write);
+  return at->second;
+}
+
+// From the end of one step (-1: from the beginning of all) to the beginning of another.
 void StreamBound::add_room(EntryRows& rows, int32_t begin, int32_t end) {
   std::vector<LinearTerm> terms{{waited_until(rows, end), 1},
                                 {sum_until(rows, rows.reads, end), -1},
                                 {sum_until(rows, rows.writes, end), -1},
-                                {underway_at(rows, end).pending, 1}};
+                                {pending_before(rows, end), 1}};
   double constant = 0;
   if (begin >= 0) {
     terms.push_back({waited_until(rows, begin), -1});
     terms.push_back({sum_until(rows, rows.reads, begin), 1});
     terms.push_back({sum_until(rows, rows.writes, begin), 1});
-    terms.push_back({underway_at(rows, begin).ahead, 1});
+    terms.push_back({ahead_behind(rows, begin), 1});
     // What may have been written before, while it was still there for its readers.
     std::map<int32_t, double> early;
     for (const Job* job : rows.writes.jobs) {
-      if (job->begin >= begin || job->released <= begin || job->released > end) continue;
+      if (job->begin > begin || job->released <= begin || job->released > end) continue;
       constant -= job->constant;
       for (const LinearTerm& term : job->terms) early[term.column] += term.factor;
     }
     for (const auto& [column, factor] : early) terms.push_back({column, factor});
   }
-  const double computing = rows.begin[static_cast<size_t>(end)] - rows.begin[static_cast<size_t>(std::max(0, begin))];
+  const double computing = rows.begin[static_cast<size_t>(end)] - rows.begin[static_cast<size_t>(begin + 1)];
   program_.add_row(constant - computing, kInfinity, terms);
 }
 
@@ -409,6 +422,8 @@ void StreamBound::add_room(EntryRows& rows, int32_t begin, int32_t end) {
 bool StreamBound::add_crowded(EntryRows& rows) {
   std::vector<bool> marked(rows.begin.size());
   for (const auto& [step, at] : rows.memory_at) marked[static_cast<size_t>(step)] = true;
+  for (const Job& job : rows.jobs) marked[static_cast<size_t>(job.counted())] = true;
+  marked.back() = false;  // the end of all: there is no step
   const std::vector<int32_t> moments = thinned(marked);
   const size_t count = moments.size();
   const auto at_or_after = [&](int32_t moment) {
@@ -430,11 +445,13 @@ bool StreamBound::add_crowded(EntryRows& rows) {
   }
   for (auto* sums : {&reads, &writes, &ahead, &pending}) std::partial_sum(sums->begin(), sums->end(), sums->begin());
   for (size_t i = 0; i < count; ++i) {
-    const Row& row = rows.memory[rows.memory_at.at(moments[i])];
+    waited[i] = program_.value(std::prev(rows.waited.upper_bound(moments[i]))->second);
+    const auto found = rows.memory_at.find(moments[i]);
+    if (found == rows.memory_at.end()) continue;
+    const Row& row = rows.memory[found->second];
     const double free = std::max(0.0, static_cast<double>(row.room) - program_.value(row.column) * kUnit);
     ahead[i] = std::min(ahead[i], free / rates_.read);
     pending[i] = std::min(pending[i], free / rates_.write);
-    waited[i] = program_.value(std::prev(rows.waited.upper_bound(moments[i]))->second);
   }
   struct Stretch {
     double violation = 0;
@@ -446,7 +463,7 @@ bool StreamBound::add_crowded(EntryRows& rows) {
     const int32_t begin = from == 0 ? -1 : moments[from - 1];
     std::fill(early.begin(), early.end(), 0.0);
     for (const Job* job : rows.writes.jobs) {
-      if (begin >= 0 && job->begin < begin && job->released > begin) early[at_or_after(job->released)] += value_of(*job);
+      if (begin >= 0 && job->begin <= begin && job->released > begin) early[at_or_after(job->released)] += value_of(*job);
     }
     double crossing = 0;
     Stretch most{0, begin, 0};
@@ -455,7 +472,7 @@ bool StreamBound::add_crowded(EntryRows& rows) {
       double wanted = reads[to] + writes[to] - pending[to] - waited[to] - rows.begin[static_cast<size_t>(moments[to])] - crossing;
       if (from > 0) {
         const size_t i = from - 1;
-        wanted -= reads[i] + writes[i] + ahead[i] - waited[i] - rows.begin[static_cast<size_t>(begin)];
+        wanted -= reads[i] + writes[i] + ahead[i] - waited[i] - rows.begin[static_cast<size_t>(begin) + 1];
       }
       if (wanted > most.violation) most = {wanted, begin, moments[to]};
     }

@@ -8,7 +8,7 @@
 //   time       between any two moments as much passes as the steps between them compute, and as the transfers take that can happen only
 //              between them
 //   room       between any two steps as much passes as the transfers take that are wanted between them, less what was read ahead when the
-//              first began and what is yet to be written when the second begins: both take memory then
+//              first ended and what is yet to be written when the second begins: either takes memory beside what these steps use
 //
 // Of the rows of time and of room those are made that a solution violates, until there are none or the rounds are over: each of them is
 // true, so fewer make a lower bound as well. Every plan of stream.h satisfies all of it, so none is faster. Left out is that a piece takes
@@ -72,17 +72,13 @@ class StreamBound {
     std::vector<const Job*> jobs;        // in the order in which they count
     std::map<int32_t, int32_t> columns;  // by moment
   };
-  // What takes memory besides, at the beginning of a step: columns, seconds of transfer.
-  struct Underway {
-    int32_t ahead = 0, pending = 0;
-  };
   struct EntryRows {
     std::vector<double> begin;  // seconds until each step, if nothing waits
     std::vector<Job> jobs;
     std::vector<Row> memory;
     std::map<int32_t, size_t> memory_at;  // by step: which of these
     Sum reads, writes;
-    std::map<int32_t, Underway> underway;            // by step
+    std::map<int32_t, int32_t> ahead, pending;       // by step: columns, seconds of transfer
     std::map<int32_t, int32_t> waited;               // column of the seconds waited until a moment and at it
     double work = 0;                                 // of all jobs at most
     std::vector<std::map<int32_t, double>> changes;  // of the load, by step and column; while it is built
@@ -99,7 +95,9 @@ class StreamBound {
   bool add_violated(EntryRows& rows);
   void sort_jobs(EntryRows& rows);
   int32_t sum_until(EntryRows& rows, Sum& sum, int32_t moment);
-  Underway underway_at(EntryRows& rows, int32_t step);
+  int32_t ahead_behind(EntryRows& rows, int32_t step);    // what was read ahead when the step ends
+  int32_t pending_before(EntryRows& rows, int32_t step);  // what is yet to be written when it begins
+  int32_t add_underway(EntryRows& rows, const std::vector<const Job*>& jobs, int32_t step, double rate);
   void add_room(EntryRows& rows, int32_t begin, int32_t end);
   bool add_crowded(EntryRows& rows);
   double value_of(const Job& job) const;  // in the last solution

@@ -285,13 +285,10 @@ TEST(Import, AnUntiedModelIsExportedWithItsCopies) {
   const Imported apart = import_file(path, {.shapes = {}, .bound_inputs = {}, .retie = true, .untie = true});
   const std::map<std::string, std::vector<float>> trained{{"b", {0, 1}}, {"b.use2", {10, 0}}, {"b.use3", {20, 3}}};
   std::filesystem::create_directory(folder / "out");
-  const std::string written = export_model(
-      apart.info, apart.weights,
-      [&](const std::string& name, const ByteSink& sink) {
-        sink(0, std::as_bytes(std::span(trained.at(name))));
-        return true;
-      },
-      folder / "out");
+  const WeightBytes bytes_of = [&](const std::string& name, const ByteSink& sink) {
+    return sink(0, std::as_bytes(std::span(trained.at(name)))), true;
+  };
+  const std::string written = export_model(apart.info, apart.weights, bytes_of, folder / "out");
   const std::string bytes = read_file(written);
   pb::ModelProto model;
   ASSERT_TRUE(model.ParseFromString(bytes));

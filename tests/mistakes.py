@@ -69,6 +69,14 @@ def test_arrays(tmp_path, changes, sentence):
     refused(tmp_path, DATA, sentence, GPT, "--data", "data.npz", "--batch-size", 2, "--num-train-epochs", 1)
 
 
+def test_an_id_beyond_a_table_in_parts(tmp_path):
+    arrays = safetensors(GPT.with_suffix(".data.safetensors"))
+    arrays["input_ids"] = replaced(arrays["input_ids"], 61)
+    np.savez(tmp_path / "data.npz", **arrays)
+    refused(tmp_path, DATA, "sample 3: element 1 of 'input_ids' is 61, the model has 61 rows", GPT, "--data", "data.npz", "--batch-size", 2,
+            "--num-train-epochs", 1, "--part-size", 1000)
+
+
 def replaced(array, value):
     array = array.copy()
     array[3, 1] = value

@@ -21,7 +21,7 @@ from program import PROGRAM, log, run
 CORRUPT = 8
 KILLS = 54
 STEPS = 4 * KILLS
-# The checkpoints' file system is the disk tier's, or another; gradients live through a step, or through several batches.
+# The checkpoints' file system is the disk tier's, or another; gradients live through a step, or through several batches, which have a weight in parts.
 pytestmark = pytest.mark.parametrize("out, job", [("one file system", "a batch a step"), ("two file systems", "three batches a step")], indirect=True)
 
 
@@ -60,7 +60,7 @@ def make_job(folder, *more):
 @pytest.fixture
 def job(request, tmp_path_factory):
     accumulating = request.param.startswith("three")
-    return make_job(tmp_path_factory.getbasetemp() / f"resume-{accumulating}", *(["--gradient-accumulation-steps", 3] if accumulating else []))
+    return make_job(tmp_path_factory.getbasetemp() / f"resume-{accumulating}", *(["--gradient-accumulation-steps", 3, "--part-size", 300_000] if accumulating else []))
 
 
 def result(folder):

@@ -205,15 +205,15 @@ Left left_by(const OptimizerSpec& optimizer, int64_t part_bytes) {
 
 TEST(SplitWeights, AModelInPartsComputesWhatItDoesInOnePiece) {
   for (const bool adamw : {true, false}) {
-    for (const int mode : {0, 1, 2}) {  // plain, accumulating, deferred
+    for (const int mode : {0, 1, 2, 3}) {  // plain, accumulating, all deferred, most
       const OptimizerSpec optimizer{.kind = adamw ? "adamw" : "sgd",
                                     .weight_decay = 0.1,
                                     .epsilon = 1e-3,  // keeps the first steps from being signs of gradients, zero ones too
                                     .momentum = 0.9,
                                     .max_grad_norm = 0.5,
                                     .accumulate = mode == 1,
-                                    .deferred = mode == 2,
-                                    .at_once = 0};  // what is used early is another matter in parts
+                                    .deferred = mode >= 2,
+                                    .at_once = mode == 3 ? used_soon(testing::gpt_forward(kTiny), 0.3) : std::set<std::string>{}};
       const Left whole = left_by(optimizer, int64_t{1} << 30);
       EXPECT_EQ(whole.parts, 0u);
       for (const int64_t part_bytes : {200, 64}) {

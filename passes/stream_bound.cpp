@@ -31,6 +31,25 @@ std::vector<int32_t> thinned(const std::vector<bool>& marked) {
   return result;
 }
 
+struct Stretch {  // between two moments
+  double violation = 0;
+  int32_t begin = 0, end = 0;
+};
+
+// Those that are violated most and don't meet; false if there are none.
+template <typename Body> bool for_worst(std::vector<Stretch>& all, Body&& body) {
+  std::stable_sort(all.begin(), all.end(), [](const Stretch& a, const Stretch& b) { return a.violation > b.violation; });
+  std::vector<Stretch> done;
+  for (const Stretch& stretch : all) {
+    const auto meets = [&](const Stretch& other) { return stretch.begin < other.end && other.begin < stretch.end; };
+    if (std::any_of(done.begin(), done.end(), meets)) continue;
+    done.push_back(stretch);
+    body(stretch);
+    if (done.size() == kRowsARound) break;
+  }
+  return !done.empty();
+}
+
 }  // namespace
 
 StreamBound::StreamBound(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates)
@@ -281,10 +300,6 @@ bool StreamBound::add_violated(EntryRows& rows) {
     const auto end = next == rows.waited.end() ? at->first + 1 : next->first;
     std::fill(waited.begin() + at->first + 1, waited.begin() + end + 1, program_.value(at->second));
   }
-  struct Stretch {
-    double violation;
-    int32_t begin, end;
-  };
   std::vector<Stretch> worst;
   std::vector<double> inside(last.size());  // seconds of the jobs from a moment on, by where they end
   for (size_t begin = moments; begin-- > 0;) {
@@ -304,16 +319,7 @@ bool StreamBound::add_violated(EntryRows& rows) {
     }
     if (most.violation > kTolerance * rows.begin.back()) worst.push_back(most);
   }
-  std::stable_sort(worst.begin(), worst.end(), [](const Stretch& a, const Stretch& b) { return a.violation > b.violation; });
-  std::vector<Stretch> made;
-  for (const Stretch& stretch : worst) {
-    const auto meets = [&](const Stretch& other) { return stretch.begin < other.end && other.begin < stretch.end; };
-    if (std::any_of(made.begin(), made.end(), meets)) continue;
-    made.push_back(stretch);
-    add_time(rows, stretch.begin, stretch.end);
-    if (made.size() == kRowsARound) break;
-  }
-  return !made.empty();
+  return for_worst(worst, [&](const Stretch& stretch) { add_time(rows, stretch.begin, stretch.end); });
 }
 
 int32_t StreamBound::Job::counted() const { return released < 0 ? end : released; }
@@ -453,10 +459,6 @@ bool StreamBound::add_crowded(EntryRows& rows) {
     ahead[i] = std::min(ahead[i], free / rates_.read);
     pending[i] = std::min(pending[i], free / rates_.write);
   }
-  struct Stretch {
-    double violation = 0;
-    int32_t begin = 0, end = 0;
-  };
   std::vector<Stretch> worst;
   std::vector<double> early(count + 1);         // writes that may have been made before, by where they count
   for (size_t from = count + 1; from-- > 0;) {  // 0: the beginning of all
@@ -478,16 +480,7 @@ bool StreamBound::add_crowded(EntryRows& rows) {
     }
     if (most.violation > kTolerance * rows.begin.back()) worst.push_back(most);
   }
-  std::stable_sort(worst.begin(), worst.end(), [](const Stretch& a, const Stretch& b) { return a.violation > b.violation; });
-  std::vector<Stretch> made;
-  for (const Stretch& stretch : worst) {
-    const auto meets = [&](const Stretch& other) { return stretch.begin < other.end && other.begin < stretch.end; };
-    if (std::any_of(made.begin(), made.end(), meets)) continue;
-    made.push_back(stretch);
-    add_room(rows, stretch.begin, stretch.end);
-    if (made.size() == kRowsARound) break;
-  }
-  return !made.empty();
+  return for_worst(worst, [&](const Stretch& stretch) { add_room(rows, stretch.begin, stretch.end); });
 }
 
 void StreamBound::find_seconds() {

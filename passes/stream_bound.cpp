@@ -151,15 +151,13 @@ void StreamBound::add_member(const Group& group, Group::Member& member) {
       rows.jobs.push_back({.begin = 0, .end = piece.uses.front().step, .constant = read, .terms = {{resident, -read}}});
   }
   bool changed = false;
-  int32_t change_over = 0;      // the moment from which it can be written
-  std::vector<int32_t> unless;  // if all of these are 1, it need not be
-  int32_t until = 0;            // the moment until which it must be written, if it is
-  int32_t released = 0;         // and from which it is in memory for that alone
+  int32_t change_over = 0;  // the moment from which it can be written
+  std::vector<Gap> gaps;    // since then: what is not held through all of them is written
   for (size_t u = 0; u < piece.uses.size(); ++u) {
     const int32_t step = piece.uses[u].step;
     if (piece.uses[u].changes || (u == 0 && !group.persistent)) {
-      add_write(rows, change_over, until, released, write, unless);
-      unless.clear();
+      add_writes(rows, change_over, write, gaps);
+      gaps.clear();
       changed = true;
       change_over = step + 1;
     }
@@ -174,30 +172,32 @@ void StreamBound::add_member(const Group& group, Group::Member& member) {
     if (group.persistent) program_.add_row(0, kInfinity, {{held, 1}, {resident, -1}});
     occupy(rows, step + 1, next, held, group.bytes);
     rows.jobs.push_back({.begin = step + 1, .end = next, .constant = read, .terms = {{held, -read}}});
-    if (!changed) continue;
-    unless.push_back(held);
-    until = next;
-    released = step + 1;
+    if (changed) gaps.push_back({.held = held, .begin = step + 1, .end = next});
   }
   if (group.persistent) {
-    occupy(rows, piece.uses.back().step + 1, steps, resident, group.bytes);
-    if (changed) unless.push_back(resident);
-    until = steps;
-    released = piece.uses.back().step + 1;
+    const int32_t last = piece.uses.back().step + 1;
+    occupy(rows, last, steps, resident, group.bytes);
+    if (changed) gaps.push_back({.held = resident, .begin = last, .end = steps});
   }
-  add_write(rows, change_over, until, released, write, unless);
+  add_writes(rows, change_over, write, gaps);
 }
 
-void StreamBound::add_write(EntryRows& rows, int32_t begin, int32_t end, int32_t released, double seconds,
-                            const std::vector<int32_t>& unless) {
-  if (unless.empty()) return;
-  if (unless.size() == 1) {
-    rows.jobs.push_back({.begin = begin, .end = end, .released = released, .constant = seconds, .terms = {{unless[0], -seconds}}});
+// By the end of each gap as much is written as is not held through it.
+void StreamBound::add_writes(EntryRows& rows, int32_t changed, double seconds, const std::vector<Gap>& gaps) {
+  if (gaps.size() == 1) {
+    const Gap& gap = gaps[0];
+    rows.jobs.push_back({.begin = changed, .end = gap.end, .released = gap.begin, .constant = seconds, .terms = {{gap.held, -seconds}}});
     return;
   }
-  const int32_t written = program_.add_column(0, 0, 1);
-  for (const int32_t held : unless) program_.add_row(1, kInfinity, {{written, 1}, {held, 1}});
-  rows.jobs.push_back({.begin = begin, .end = end, .released = released, .terms = {{written, seconds}}});
+  std::vector<LinearTerm> sum;
+  for (const Gap& gap : gaps) {
+    const int32_t written = program_.add_column(0, 0, 1);
+    sum.push_back({written, 1});
+    std::vector<LinearTerm> terms = sum;
+    terms.push_back({gap.held, 1});
+    program_.add_row(1, kInfinity, terms);
+    rows.jobs.push_back({.begin = changed, .end = gap.end, .released = gap.begin, .terms = {{written, seconds}}});
+  }
 }
 
 // The load as a column a step, each the one before it and what changes: rows of few terms. Steps at which all fits into memory need none,

@@ -87,7 +87,12 @@ class StreamBound {
   void find_groups(size_t persistents);
   void add_group(Group& group);
   void add_member(const Group& group, Group::Member& member);
-  void add_write(EntryRows& rows, int32_t begin, int32_t end, int32_t released, double seconds, const std::vector<int32_t>& unless);
+  // What is left out of memory between two uses, 1 - the column's share.
+  struct Gap {
+    int32_t held = 0;            // column
+    int32_t begin = 0, end = 0;  // moments
+  };
+  void add_writes(EntryRows& rows, int32_t changed, double seconds, const std::vector<Gap>& gaps);
   void occupy(EntryRows& rows, int32_t from, int32_t to, int32_t column, double bytes) const;
   void add_memory(size_t entry);
   int32_t waited_until(EntryRows& rows, int32_t moment);

@@ -86,6 +86,8 @@ bool LinearProgram::solve(bool is_near) {
 
 double LinearProgram::value(int32_t column) const { return impl_->model.primalColumnSolution()[column]; }
 
+bool LinearProgram::has_value(int32_t column) const { return column < impl_->model.numberColumns(); }
+
 double LinearProgram::bound() const {
   const ClpSimplex& model = impl_->model;
   const int rows = model.numberRows(), columns = model.numberColumns();

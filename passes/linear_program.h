@@ -34,7 +34,8 @@ class LinearProgram {
   // False where there is no solution, or the solver did not find it within its iterations. `is_near`: goes on from the last solution, which
   // is faster where only few rows were added since.
   bool solve(bool is_near = false);
-  double value(int32_t column) const;  // of the last solution
+  double value(int32_t column) const;    // of the last solution
+  bool has_value(int32_t column) const;  // it was there when that was found
   // No solution costs less, whatever the tolerances are with which the last one was found: follows from its dual values.
   double bound() const;
 

@@ -451,7 +451,9 @@ bool StreamBound::add_crowded(EntryRows& rows) {
   }
   for (auto* sums : {&reads, &writes, &ahead, &pending}) std::partial_sum(sums->begin(), sums->end(), sums->begin());
   for (size_t i = 0; i < count; ++i) {
-    waited[i] = program_.value(std::prev(rows.waited.upper_bound(moments[i]))->second);
+    auto last = std::prev(rows.waited.upper_bound(moments[i]));
+    while (!program_.has_value(last->second)) --last;  // the rows of time of this round are not solved yet
+    waited[i] = program_.value(last->second);
     const auto found = rows.memory_at.find(moments[i]);
     if (found == rows.memory_at.end()) continue;
     const Row& row = rows.memory[found->second];

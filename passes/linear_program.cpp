@@ -75,6 +75,7 @@ bool LinearProgram::solve(bool is_near) {
   impl_->hand_over();
   // Not initialSolve(), which does the same: it installs a handler for SIGINT.
   ClpPresolve presolve;
+  presolve.setDoImpliedFree(false);  // CoinUtils 2.11 loses memory there
   const std::unique_ptr<ClpSimplex> smaller(is_near ? nullptr : presolve.presolvedModel(impl_->model, kTolerance));
   if (smaller) {
     smaller->primal();

@@ -248,7 +248,7 @@ def test_a_state_file_that_is_lost_or_damaged_is_one_sentence(tmp_path, job, out
     (state,) = nvme.iterdir()
     (step,) = checkpoints(tmp_path, out)
     table = json.loads((out / f"checkpoint-{step}" / "state.json").read_text())["body"]["slots"]
-    for name in "w2", "w1.exp_avg":
+    for name in "w3", "w1.exp_avg":
         with open(state, "r+b") as file:
             file.seek(table["tensors"][name]["slots"][table["tensors"][name]["current"]] + 1000)
             byte = file.read(1)

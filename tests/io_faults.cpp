@@ -42,8 +42,8 @@ bool strikes(const char* what, const std::string& where, bool read = false) {
   return true;
 }
 
-// Reads and writes that are about to go into the ring: short ones really are; those that fail are carried out and then say that they
-// failed.
+// Reads and writes that are about to go into the ring: short ones really are. Those that fail become what the kernel does at once, so that
+// their completion is there when the call returns, and can't come between this look at the ring and the library's.
 void spoil_submissions(io_uring* ring) {
   if (!armed) return;
   for (unsigned at = ring->sq.sqe_head; at != ring->sq.sqe_tail; ++at) {
@@ -55,7 +55,10 @@ void spoil_submissions(io_uring* ring) {
       entry.len = entry.len / 2 / 4096 * 4096;
     } else {
       const std::lock_guard lock(mutex);
-      spoilt[{ring, entry.user_data}] = -errno;
+      const uint64_t data = entry.user_data;
+      spoilt[{ring, data}] = -errno;
+      io_uring_prep_nop(&entry);
+      entry.user_data = data;
     }
   }
 }

@@ -1,10 +1,12 @@
 """What a budget costs: GPT-2 124M within less memory than it takes, against the bound, and the disk against fio.
 
-    python3 tests/bench/streaming.py [--build build] [--work build/streaming] [--nvme FOLDER] [--steps 12] [--rounds 3] [--only disk,budgets,half]
+    python3 tests/bench/streaming.py [--build build] [--work build/streaming] [--nvme FOLDER] [--steps 12] [--rounds 3] [--jobs 1x256,4x512]
+                                  [--only disk,budgets,half]
 
 disk      reading and writing through our engine against fio on the same disk, in turns (bench-disk_bench).
-budgets   1 x 256 tokens at 90 % and 60 % of what the job takes and at the smallest budget + 10 %: the step beside its prediction and beside
-          bounds.py's max(compute, channels), with the compute of the run that has everything in memory and fio's rates, all of this run.
+budgets   1 x 256 and 4 x 512 tokens (--jobs) at 90 % and 60 % of what the job takes and at the smallest budget + 10 %: the step beside its
+          prediction and beside bounds.py's max(compute, channels), with the compute of the run that has everything in memory and fio's rates,
+          all of this run.
 half      4 x 512 tokens in half of the memory that PyTorch takes for it, against the same without a budget.
 
 Needs fio (apt-get install fio). Makes a virtual environment with PyTorch below --work at the first run, as peers.py does, and exports the
@@ -98,12 +100,12 @@ def gb(number):
     return f"{number / 1e9:.2f}"
 
 
-def budgets(o, fio):
-    job = Job(o, 1, 256, 1.0)
+def budgets(o, fio, batch, tokens):
+    job = Job(o, batch, tokens, 1.0)
     resident = job.run("all in memory", 0)
     least = job.plan("--nvme-path", o.nvme)["minimum_budget_bytes"]
     rates = fio["read"]["GB/s"]["fio"] * 1e9, fio["write"]["GB/s"]["fio"] * 1e9
-    rows = [["budget", "GB", "arena", "measured", "read", "written", "again", "compute", "channels", "bound", "step ms", "/ bound", "predicted", "/ step", "forced"]]
+    rows = [[f"{batch} x {tokens} tokens", "GB", "arena", "measured", "read", "written", "again", "compute", "channels", "bound", "step ms", "/ bound", "predicted", "/ step", "forced"]]
     for name, budget in (("all in memory", 0), ("90 %", int(0.9 * resident["takes"])), ("60 %", int(0.6 * resident["takes"])), ("minimum + 10 %", int(1.1 * least))):
         line = job.run(name, budget, "--nvme-path", o.nvme) if budget else resident
         channels = bounds.channel_seconds(line["read_per_step"], line["written_per_step"], *rates)
@@ -152,6 +154,7 @@ def main():
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3, help="of the disk's benchmark")
     parser.add_argument("--gigabytes", type=int, default=4, help="of its file")
+    parser.add_argument("--jobs", default="1x256,4x512", help="of budgets: samples x tokens, with commas")
     parser.add_argument("--only", default="disk,budgets,half")
     o = parser.parse_args()
     parts = o.only.split(",")
@@ -160,7 +163,8 @@ def main():
     python = o.python or peers.modern_environment(o.work)
     if not os.path.exists(os.path.join(o.work, "gpt2.pt")):
         peers.call(python, "model", o.work, 1, 256, o.steps, stdout=subprocess.DEVNULL)
-    for batch, tokens in ((1, 256), (4, 512)):
+    jobs = [tuple(map(int, job.split("x"))) for job in o.jobs.split(",")]
+    for batch, tokens in {*jobs, (4, 512)}:
         peers.call(python, "tokens", o.work, batch, tokens, o.steps)
         os.replace(os.path.join(o.work, "tokens.bin"), os.path.join(o.work, f"tokens-{batch}x{tokens}.bin"))
     if os.path.exists(os.path.join(o.work, "machine.json")):
@@ -173,7 +177,7 @@ def main():
             [mode, *(f"{fio[mode]['GB/s'].get(of, float('nan')):.2f}" for of in ("16MB", "16MB checked", "fio")), f"{fio[mode]['to fio']['16MB']:.3f}"]
             for mode in ("read", "write", "mixed")])
     if "budgets" in parts:
-        tables.append(budgets(o, fio))
+        tables += [budgets(o, fio, batch, tokens) for batch, tokens in jobs]
     if "half" in parts:
         tables.append(half(o, python))
     for rows in tables:

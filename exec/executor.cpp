@@ -96,7 +96,6 @@ struct Executor::Impl {
   std::byte* data = nullptr;
   Disk* disk = nullptr;
   int64_t measured = 0;
-  bool profiling = false;
   std::vector<std::vector<double>> seconds;
 
   Impl(const Program& p, std::vector<const Graph*> g, Workers& w) : program(p), graphs(std::move(g)), workers(w) {
@@ -118,7 +117,7 @@ struct Executor::Impl {
       }
     }
     for (size_t e = 0; e < graphs.size(); ++e) entries.push_back(make_steps(e, numbers[e]));
-    seconds.resize(entries.size());
+    for (const std::vector<Step>& steps : entries) seconds.emplace_back(steps.size(), 0.0);
     for (const Persistent& value : program.persistent) {
       if (!value.initial) persistents.emplace(value.name, &value);
     }
@@ -190,7 +189,7 @@ struct Executor::Impl {
     require(data != nullptr || program.arena_bytes == 0, "an executor needs its arena before it runs");
     Fence fence(data, program.arena_bytes);
     const Drained drained{disk};
-    Clock::time_point before = profiling ? Clock::now() : Clock::time_point{};
+    Clock::time_point before = Clock::now();
     for (size_t i = 0; i < entries[entry].size(); ++i) {
       Step& step = entries[entry][i];
       if (stop && stop->load(std::memory_order_relaxed)) return false;
@@ -206,11 +205,9 @@ struct Executor::Impl {
         }
         fence.close(*step.instruction);
       }
-      if (profiling) {
-        const Clock::time_point now = Clock::now();
-        seconds[entry][i] = std::chrono::duration<double>(now - before).count();
-        before = now;
-      }
+      const Clock::time_point now = Clock::now();
+      seconds[entry][i] = std::chrono::duration<double>(now - before).count();
+      before = now;
     }
     return true;
   }
@@ -306,11 +303,6 @@ std::span<std::byte> Executor::spare(int64_t most) {
   require(impl_->data != nullptr, "an executor has no memory yet");
   if (bytes > 0) impl_->measured = std::max(impl_->measured, begin + bytes);
   return {impl_->data + begin, static_cast<size_t>(bytes)};
-}
-
-void Executor::profile(bool on) {
-  impl_->profiling = on;
-  for (size_t e = 0; e < impl_->entries.size(); ++e) impl_->seconds[e].assign(on ? impl_->entries[e].size() : 0, 0);
 }
 
 }  // namespace ort_train

@@ -50,8 +50,7 @@ class Executor {
   // The highest end of any place that was written or read so far: what the arena really had to be.
   int64_t measured_peak_bytes() const;
 
-  // Seconds spent in each instruction of an entry's last run, when profiling is on.
-  void profile(bool on);
+  // Seconds spent in each instruction of an entry's last run.
   const std::vector<double>& seconds(size_t entry) const;
 
  private:

@@ -46,9 +46,14 @@ void StepLog::line(const std::string& text) {
 }
 
 void StepLog::step(const StepReport& report, double eval_loss) {
-  Json json{{"step", report.step},           {"loss", report.loss},
-            {"grad_norm", report.grad_norm}, {"learning_rate", report.learning_rate},
-            {"ms", report.milliseconds},     {"tokens_per_second", report.tokens_per_second}};
+  Json json{{"step", report.step},
+            {"loss", report.loss},
+            {"grad_norm", report.grad_norm},
+            {"learning_rate", report.learning_rate},
+            {"ms", report.milliseconds},
+            {"tokens_per_second", report.tokens_per_second},
+            {"computing_ms", report.computing_milliseconds},
+            {"waiting_ms", report.waiting_milliseconds}};
   if (std::isfinite(eval_loss)) json["eval_loss"] = eval_loss;
   line(json.dump());
 }
@@ -72,6 +77,8 @@ void StepLog::summary(const Summary& summary) {
               {"eval_loss", summary.eval_loss},
               {"seconds", summary.seconds},
               {"ms_per_step", summary.milliseconds_per_step},
+              {"computing_ms_per_step", summary.computing_milliseconds},
+              {"waiting_ms_per_step", summary.waiting_milliseconds},
               {"median_ms_per_step", summary.median_milliseconds}}}}
            .dump());
 }

@@ -69,6 +69,10 @@ void show_summary(const CommandLine& line, const Summary& summary, const PlanRep
                                       shown_bytes(static_cast<double>(summary.planned_written_per_step)),
                                       shown_bytes(static_cast<double>(summary.disk_bytes_read)),
                                       shown_bytes(static_cast<double>(summary.disk_bytes_written))));
+    progress.line("time", fmt::format("a step computes {} (planned {}) and waits {} for the disk (planned {})",
+                                      shown_duration(summary.computing_milliseconds),
+                                      shown_duration(plan.computing_milliseconds + plan.slowed_milliseconds),
+                                      shown_duration(summary.waiting_milliseconds), shown_duration(plan.stalled_milliseconds)));
   }
   progress.line("model", fmt::format("{} (same graph, names and layout as {})", summary.model_path, line.options.model));
 }

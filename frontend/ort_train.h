@@ -120,6 +120,7 @@ struct PlanReport {
   std::string disk_peak_op;                                // empty: the same all the time
   int64_t disk_read_per_step = 0, disk_written_per_step = 0;
   double computing_milliseconds = 0, stalled_milliseconds = 0;  // of the predicted: in steps, and waiting for the disk
+  double slowed_milliseconds = 0;                               // and lost because transfers get in the way of computing
   double reading_milliseconds = 0, writing_milliseconds = 0;    // that the disk is busy; reads and writes share it
   std::string bounded_by;                                       // "compute" or "disk": what takes longer
   double bound_milliseconds = 0;  // no plan in this memory takes less, with these entry points and what they recompute
@@ -136,9 +137,10 @@ struct PlanReport {
 struct StepReport {
   int64_t step = 0, total_steps = 0;  // step counts from 1
   double loss = 0, grad_norm = 0, learning_rate = 0, milliseconds = 0;
-  double tokens_per_second = 0;  // samples, where the job knows no sequence
-  double peak_share = 0;         // of the machine's measured product rate
-  int64_t resident_bytes = 0;    // of the process
+  double computing_milliseconds = 0, waiting_milliseconds = 0;  // of these: in nodes, and for the disk
+  double tokens_per_second = 0;                                 // samples, where the job knows no sequence
+  double peak_share = 0;                                        // of the machine's measured product rate
+  int64_t resident_bytes = 0;                                   // of the process
   double seconds_left = 0;
 };
 
@@ -149,12 +151,13 @@ struct EvalReport {
 };
 
 struct Summary {
-  int64_t steps = 0;                              // done in all, earlier pieces of the run included
-  bool stopped = false;                           // by request_stop(); a checkpoint was saved
-  double first_loss = 0, last_loss = 0;           // means of the first and the last tenth, of 100 steps at most
-  double eval_loss = 0;                           // of the last evaluation; NaN where there was none
-  double seconds = 0, milliseconds_per_step = 0;  // of this piece of the run
-  double median_milliseconds = 0;                 // of its last 100 steps
+  int64_t steps = 0;                                            // done in all, earlier pieces of the run included
+  bool stopped = false;                                         // by request_stop(); a checkpoint was saved
+  double first_loss = 0, last_loss = 0;                         // means of the first and the last tenth, of 100 steps at most
+  double eval_loss = 0;                                         // of the last evaluation; NaN where there was none
+  double seconds = 0, milliseconds_per_step = 0;                // of this piece of the run
+  double median_milliseconds = 0;                               // of its last 100 steps
+  double computing_milliseconds = 0, waiting_milliseconds = 0;  // per step: in nodes, and for the disk
   double predicted_milliseconds = 0;
   int64_t planned_peak_bytes = 0, measured_peak_bytes = 0;  // of the arena
   int64_t rss_peak_bytes = 0, minimum_budget_bytes = 0;

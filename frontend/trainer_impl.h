@@ -150,6 +150,7 @@ struct Trainer::Impl {
   [[noreturn]] void refuse_budget();
   void measure(int64_t memory);
   void measure_disk_of_job();
+  StreamRates stream_rates() const;
   void keep_profile() const;
   DiskOptions disk_engine() const;
   void settle_reserve(bool with_disk = false);
@@ -239,6 +240,10 @@ struct Trainer::Impl {
     double learning_rate = 0;
   };
   std::optional<Pending> pending;  // the update that waits
+  struct Spent {
+    double computing = 0, waiting = 0;  // milliseconds
+  };
+  Spent spent;  // by entries since the step began
 
   // --- trainer_predict.cpp
   std::string sample(const std::string& prompt, int64_t length, double temperature, uint64_t seed);

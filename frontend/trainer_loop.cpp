@@ -71,7 +71,12 @@ JobEntry& Trainer::Impl::entry_for(const std::string& name, size_t samples, size
   return *entries[*index];
 }
 
-void Trainer::Impl::run_entry(size_t index) { executor->run(index); }
+void Trainer::Impl::run_entry(size_t index) {
+  executor->run(index);
+  const Entry& entry = program.entries[index];
+  for (size_t i = 0; i < entry.code.size(); ++i)
+    (entry.code[i].action == Action::compute ? spent.computing : spent.waiting) += executor->seconds(index)[i] * 1e3;
+}
 
 void Trainer::Impl::flush() {
   if (!pending) return;
@@ -282,11 +287,12 @@ Summary Trainer::Impl::train() {
   const double seconds_before = state.seconds;
   const int64_t first_step = state.step;
   int64_t saved_step = options.resume ? state.step : -1;
-  double step_seconds = 0;
+  double step_seconds = 0, computing = 0, waiting = 0;
   std::vector<double> last_times;  // the ring of the last steps'
   last_times.reserve(kAveraged);
   while (state.step < total_steps && !stop.load(std::memory_order_relaxed)) {
     const auto start = Clock::now();
+    spent = {};
     const int64_t step = state.step + 1;
     const double rate = schedule.at(step);
     const Window window = next_window(state.epoch, state.index);
@@ -303,12 +309,16 @@ Summary Trainer::Impl::train() {
       last_times[static_cast<size_t>(step) % kAveraged] = seconds * 1e3;
     const int64_t tokens = window.samples * std::max<int64_t>(1, binding.sequence);
     step_seconds += seconds;
+    computing += spent.computing;
+    waiting += spent.waiting;
     StepReport step_report{.step = step,
                            .total_steps = total_steps,
                            .loss = result.loss,
                            .grad_norm = result.grad_norm,
                            .learning_rate = rate,
                            .milliseconds = seconds * 1e3,
+                           .computing_milliseconds = spent.computing,
+                           .waiting_milliseconds = spent.waiting,
                            .tokens_per_second = static_cast<double>(tokens) / seconds,
                            .peak_share = machine.flops > 0 ? report.flops_per_step / seconds / machine.flops : 0,
                            .resident_bytes = callbacks.on_step ? process_memory().resident : 0,
@@ -348,7 +358,12 @@ Summary Trainer::Impl::train() {
   const size_t window = std::min(averaged(state.step), state.last_losses.size());
   summary.first_loss = mean(std::span(state.first_losses).first(std::min(window, state.first_losses.size())));
   summary.last_loss = mean(std::span(state.last_losses).last(window));
-  summary.milliseconds_per_step = state.step > first_step ? step_seconds * 1e3 / static_cast<double>(state.step - first_step) : 0;
+  if (state.step > first_step) {
+    const auto steps = static_cast<double>(state.step - first_step);
+    summary.milliseconds_per_step = step_seconds * 1e3 / steps;
+    summary.computing_milliseconds = computing / steps;
+    summary.waiting_milliseconds = waiting / steps;
+  }
   summary.median_milliseconds = median(last_times);
   summary.predicted_milliseconds = report.predicted_milliseconds;
   constexpr double kFar = 1.5, kShort = 5;  // milliseconds: of less, most is not computing

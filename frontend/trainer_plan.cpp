@@ -185,7 +185,7 @@ void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
   if (Least with_disk = least_with_disk(0); with_disk.budget < least.budget) least = std::move(with_disk);
   if (options.budget == 0 || options.budget - reserve >= program.arena_bytes || options.budget < least.budget) return;
   measure_disk_of_job();
-  const StreamRates rates{.read = disk_rates.read, .write = disk_rates.write};
+  const StreamRates rates = stream_rates();
 
   executor.reset();
   std::vector<StreamChoice> choices;
@@ -369,20 +369,31 @@ void Trainer::Impl::measure(int64_t memory) {
 }
 
 void Trainer::Impl::measure_disk_of_job() {
-  const std::string key = disk_key(options.nvme_path);
+  const std::string key = fmt::format("{}, {} threads", disk_key(options.nvme_path), workers.threads());
   constexpr int64_t kMB = int64_t{1} << 20;
   DiskTrial trial;
   // Within the budget, and within half of what a small disk has left.
-  trial.buffer_bytes = std::clamp<int64_t>(options.budget - reserve, kSector, trial.buffer_bytes);
+  const int64_t memory = options.budget - reserve;
+  trial.buffer_bytes = std::clamp<int64_t>(memory / 2, kSector, trial.buffer_bytes);
   auto known = profile.disks.find(key);
   if (known == profile.disks.end() || known->second.buffer_bytes < trial.buffer_bytes / 2) {
     note(fmt::format("measuring the disk of {} (a few seconds)", options.nvme_path));
     const std::filesystem::space_info space = std::filesystem::space(options.nvme_path);
     trial.file_bytes = std::clamp<int64_t>(static_cast<int64_t>(space.available) / 2 / kMB * kMB, kMB, trial.file_bytes);
+    trial.work = sample_work(workers, memory - trial.buffer_bytes);
     known = profile.disks.insert_or_assign(key, measure_disk(options.nvme_path, trial)).first;
     keep_profile();
   }
   disk_rates = known->second;
+}
+
+StreamRates Trainer::Impl::stream_rates() const {
+  return {.read = disk_rates.read,
+          .write = disk_rates.write,
+          .read_beside = disk_rates.read_beside,
+          .write_beside = disk_rates.write_beside,
+          .slowed_by_read = disk_rates.slowed_by_read,
+          .slowed_by_write = disk_rates.slowed_by_write};
 }
 
 void Trainer::Impl::keep_profile() const {

@@ -91,10 +91,10 @@ void Trainer::Impl::describe(double seconds) {
   if (!options.plan_json.empty()) write_plan_json(memory_json(program, graphs));
   if (!options.plan_svg.empty()) {
     make_folders(folder_of(options.plan_svg));
-    const StreamRates rates{.read = disk_rates.read, .write = disk_rates.write};
     MemoryFrame picture = frame;
     std::optional<Timeline> timeline;
-    if (program.disk_bytes > 0) picture.timeline = &timeline.emplace(make_timeline(program, program.entries[0], train, machine, rates));
+    if (program.disk_bytes > 0)
+      picture.timeline = &timeline.emplace(make_timeline(program, program.entries[0], train, machine, stream_rates()));
     replace_file(options.plan_svg, memory_svg(program, graphs, picture));
   }
 }
@@ -111,6 +111,7 @@ void Trainer::Impl::describe_step() {
     if (forecasts.empty()) return;
     const StreamForecast& forecast = forecasts[index];
     step.stalled += times * forecast.stalled;
+    step.slowed += times * forecast.slowed;
     step.read += times * forecast.read;
     step.write += times * forecast.write;
     report.disk_read_per_step += static_cast<int64_t>(times * static_cast<double>(forecast.bytes_read));
@@ -122,7 +123,8 @@ void Trainer::Impl::describe_step() {
   report.stalled_milliseconds = step.stalled * 1e3;
   report.reading_milliseconds = step.read * 1e3;
   report.writing_milliseconds = step.write * 1e3;
-  report.predicted_milliseconds = report.computing_milliseconds + report.stalled_milliseconds;
+  report.slowed_milliseconds = step.slowed * 1e3;
+  report.predicted_milliseconds = report.computing_milliseconds + report.stalled_milliseconds + report.slowed_milliseconds;
   report.bounded_by = step.compute >= step.read + step.write ? "compute" : "disk";
   report.bound_milliseconds = forecasts.empty() ? report.computing_milliseconds : bound * 1e3;
   report.micro_batches_together = together;
@@ -191,7 +193,9 @@ std::string Trainer::Impl::plan_text(const std::string& memory) const {
   std::string text = fmt::format("machine     {} {} · {:.0f} GFLOP/s · {:.0f} GB/s", workers.threads(),
                                  workers.threads() == 1 ? "thread" : "threads", machine.flops / 1e9, machine.bytes_per_second / 1e9);
   if (report.disk_bytes > 0)
-    text += fmt::format(" · disk {}/s read, {}/s written", shown_bytes(disk_rates.read), shown_bytes(disk_rates.write));
+    text += fmt::format(" · disk {}/s read, {}/s written, beside computing {}/s, {}/s", shown_bytes(disk_rates.read),
+                        shown_bytes(disk_rates.write), shown_bytes(disk_rates.read * disk_rates.read_beside),
+                        shown_bytes(disk_rates.write * disk_rates.write_beside));
   text += fmt::format("\nplan        in {:.1f} s · batch {}{} · {} entry points · smallest budget {} bytes", report.seconds, binding.batch,
                       binding.sequence > 0 ? fmt::format(" x {}", binding.sequence) : "", entries.size(), report.minimum_budget);
   if (!report.minimum_op.empty()) text += fmt::format(", set by {} in '{}'", report.minimum_op, report.minimum_entry);
@@ -218,7 +222,8 @@ std::string Trainer::Impl::plan_text(const std::string& memory) const {
   if (report.disk_bytes > 0) {
     text += report.bounded_by == "compute" ? " · the disk: " + disk
                                            : fmt::format(" · compute: {}", shown_duration(report.computing_milliseconds));
-    text += fmt::format(" · waiting {}\n", shown_duration(report.stalled_milliseconds));
+    text += fmt::format(" · waiting {}, slowed by transfers {}\n", shown_duration(report.stalled_milliseconds),
+                        shown_duration(report.slowed_milliseconds));
     if (report.bound_milliseconds > 0) {
       text += fmt::format("            lower bound {}: the plan is {:.1f} % above it\n", shown_duration(report.bound_milliseconds),
                           100 * (report.predicted_milliseconds / report.bound_milliseconds - 1));
@@ -260,6 +265,7 @@ void Trainer::Impl::write_plan_json(const nlohmann::ordered_json& memory) const 
       {"disk_written_per_run", static_cast<double>(report.disk_written_per_step) * static_cast<double>(report.total_steps)},
       {"disk_endurance_share", report.endurance_share},
       {"stalled_ms_per_step", report.stalled_milliseconds},
+      {"slowed_ms_per_step", report.slowed_milliseconds},
       {"computing_ms_per_step", report.computing_milliseconds},
       {"disk_ms_per_step", {{"read", report.reading_milliseconds}, {"write", report.writing_milliseconds}}},
       {"bounded_by", report.bounded_by},

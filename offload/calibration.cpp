@@ -1,8 +1,11 @@
 #include "offload/calibration.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
+#include <exception>
+#include <thread>
 #include <vector>
 
 #include "exec/arena.h"
@@ -75,6 +78,58 @@ void scramble(const Arena& arena) {
   }
 }
 
+// Runs of `work` a second, until `is_over`.
+template <typename IsOver> double pace(const std::function<void()>& work, IsOver&& is_over) {
+  const double begin = now();
+  int64_t runs = 0;
+  for (; runs == 0 || !is_over(); ++runs) work();
+  return static_cast<double>(runs) / (now() - begin);
+}
+
+struct Shares {
+  double beside = 1, slowed = 0;
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// What transfers and `work` leave each other: by turns alone and beside each other, since a machine's pace changes from second to second.
+Shares measure_beside(Trial& trial, DiskEngine& engine, bool write, double seconds, const std::function<void()>& work) {
+  constexpr int kTurns = 5;
+  constexpr double kLeast = 0.02, kMost = 0.95;
+  const double turn = seconds / (3 * kTurns);
+  const auto transfer = [&] {
+    const Rates rates = trial.run(engine, !write, write, turn);
+    return write ? rates.write : rates.read;
+  };
+  std::vector<double> beside, slowed;
+  for (int i = 0; i < kTurns; ++i) {
+    const double end = now() + turn;
+    const double alone = pace(work, [&] { return now() >= end; });
+    const double rate = transfer();
+    double rate_beside = 0;
+    std::exception_ptr problem;
+    std::atomic<bool> over = false;
+    std::thread other([&] {
+      try {
+        rate_beside = transfer();
+      } catch (...) {
+        problem = std::current_exception();
+      }
+      over = true;
+    });
+    const double both = pace(work, [&] { return over.load(); });
+    other.join();
+    if (problem) std::rethrow_exception(problem);
+    beside.push_back(rate_beside / rate);
+    slowed.push_back(1 - both / alone);
+  }
+  const double left = std::clamp(median(beside), kLeast, 1.0);
+  return {.beside = left, .slowed = std::clamp(median(slowed), 0.0, kMost * left)};  // more would be worse than one after the other
+}
+
 }  // namespace
 
 DiskRates measure_disk(const std::string& folder, const DiskTrial& trial) {
@@ -108,15 +163,18 @@ DiskRates measure_disk(const std::string& folder, const DiskTrial& trial) {
     }
   }
   DiskEngine engine(options(best));
-  const Rates read = run.run(engine, true, false, trial.seconds / 6), write = run.run(engine, false, true, trial.seconds / 6),
-              mixed = run.run(engine, true, true, trial.seconds / 6);
-  return {.read = read.read,
-          .write = write.write,
-          .mixed_read = mixed.read,
-          .mixed_write = mixed.write,
-          .block_bytes = best.block_bytes,
-          .depth = best.depth,
-          .buffer_bytes = trial.buffer_bytes};
+  const double part = trial.seconds / 4;
+  DiskRates rates{.read = run.run(engine, true, false, part).read,
+                  .write = run.run(engine, false, true, part).write,
+                  .block_bytes = best.block_bytes,
+                  .depth = best.depth,
+                  .buffer_bytes = trial.buffer_bytes};
+  if (!trial.work) return rates;
+  const Shares read = measure_beside(run, engine, false, trial.seconds / 2, trial.work);
+  const Shares write = measure_beside(run, engine, true, trial.seconds / 2, trial.work);
+  rates.read_beside = read.beside, rates.slowed_by_read = read.slowed;
+  rates.write_beside = write.beside, rates.slowed_by_write = write.slowed;
+  return rates;
 }
 
 }  // namespace ort_train

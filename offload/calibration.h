@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -17,19 +18,23 @@ namespace ort_train {
 // Bytes a second of direct I/O on one disk, and what reached them. A drive with a fast cache in front writes slower than this in the long
 // run.
 struct DiskRates {
-  double read = 0, write = 0;              // alone
-  double mixed_read = 0, mixed_write = 0;  // both at the same time, as much of one as of the other
-  int64_t block_bytes = 0;                 // for DiskOptions
+  double read = 0, write = 0;  // one of them, while nothing is computed
+  // Computing and transfers share memory, and cores where a drive is emulated or bytes are checked. Shares of the rates that are left
+  // beside computing, and of computing that are lost beside reads and writes.
+  double read_beside = 1, write_beside = 1;
+  double slowed_by_read = 0, slowed_by_write = 0;
+  int64_t block_bytes = 0;  // for DiskOptions
   int depth = 0;
   int64_t buffer_bytes = 0;  // of memory, in which this was measured: little of it makes small requests, which are slower
   bool operator==(const DiskRates&) const = default;
 };
 
 struct DiskTrial {
-  double seconds = 3;  // in all, besides writing the file once
+  double seconds = 3;  // in all, besides writing the file once; with `work` twice that
   int64_t file_bytes = int64_t{512} << 20;
   int64_t buffer_bytes = int64_t{64} << 20;  // of memory, which is given back
   DiskMethod method = DiskMethod::automatic;
+  std::function<void()> work{};  // some milliseconds of computing as a job does it, to run beside transfers; none: they count as free
 };
 
 // Tries block sizes and depths on a file of its own in `folder`, which it removes. Throws Error(io).
@@ -50,7 +55,7 @@ struct ProcessorRates {
 
 struct MachineProfile {
   std::map<int, ProcessorRates> processor{};  // by threads
-  std::map<std::string, DiskRates> disks{};   // by disk_key
+  std::map<std::string, DiskRates> disks{};   // by disk_key and threads that computed beside it
   bool operator==(const MachineProfile&) const = default;
 };
 

@@ -17,7 +17,7 @@
 namespace ort_train {
 namespace {
 
-constexpr int kVersion = 3;
+constexpr int kVersion = 4;
 constexpr size_t kLargest = size_t{1} << 20;  // a profile has a few hundred bytes
 
 std::string reason(int code) { return std::generic_category().message(code); }
@@ -37,11 +37,19 @@ double rate(const nlohmann::json& json, const char* name) {
   return value;
 }
 
+double share(const nlohmann::json& json, const char* name) {
+  const double value = rate(json, name);
+  if (value > 1) throw std::out_of_range(name);
+  return value;
+}
+
 DiskRates disk_of(const nlohmann::json& json) {
   DiskRates rates{.read = rate(json, "read"),
                   .write = rate(json, "write"),
-                  .mixed_read = rate(json, "mixed_read"),
-                  .mixed_write = rate(json, "mixed_write"),
+                  .read_beside = share(json, "read_beside"),
+                  .write_beside = share(json, "write_beside"),
+                  .slowed_by_read = share(json, "slowed_by_read"),
+                  .slowed_by_write = share(json, "slowed_by_write"),
                   .block_bytes = json.at("block_bytes").get<int64_t>(),
                   .depth = json.at("depth").get<int>(),
                   .buffer_bytes = json.at("buffer_bytes").get<int64_t>()};
@@ -50,6 +58,7 @@ DiskRates disk_of(const nlohmann::json& json) {
   if (rates.block_bytes < piece || rates.block_bytes > (int64_t{64} << 20) || rates.block_bytes % piece != 0 || rates.depth < 1 ||
       rates.depth > 256)
     throw std::out_of_range("block_bytes, depth");
+  if (rates.slowed_by_read >= rates.read_beside || rates.slowed_by_write >= rates.write_beside) throw std::out_of_range("slowed");
   return rates;
 }
 
@@ -111,8 +120,10 @@ void save_profile(const std::string& path, const MachineProfile& profile) {
   for (const auto& [key, rates] : profile.disks) {
     json["disks"][key] = {{"read", rates.read},
                           {"write", rates.write},
-                          {"mixed_read", rates.mixed_read},
-                          {"mixed_write", rates.mixed_write},
+                          {"read_beside", rates.read_beside},
+                          {"write_beside", rates.write_beside},
+                          {"slowed_by_read", rates.slowed_by_read},
+                          {"slowed_by_write", rates.slowed_by_write},
                           {"block_bytes", rates.block_bytes},
                           {"depth", rates.depth},
                           {"buffer_bytes", rates.buffer_bytes}};

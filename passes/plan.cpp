@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string_view>
 #include <unordered_map>
@@ -303,7 +304,22 @@ struct Planner::Impl {
     StreamRates disk;
     Streams streams;
     int64_t floor = 0;
-    std::unique_ptr<Streamer> streamer;  // null where the limit is below the floor
+    std::unique_ptr<Streamer> streamer;
+
+    // Null where the limit is below the floor. Made when it is asked for: its linear program takes time.
+    Streamer* find_streamer() {
+      if (!streamer && limit >= floor) streamer = std::make_unique<Streamer>(streams.entries, streams.movable.size(), limit, disk);
+      return streamer.get();
+    }
+
+    // Of an optimizer step, if the disk took no time.
+    double computing() const {
+      double seconds = 0;
+      for (const StreamEntry& entry : streams.entries) {
+        if (entry.weight >= kRarely) seconds += entry.weight * std::accumulate(entry.seconds.begin(), entry.seconds.end(), 0.0);
+      }
+      return seconds;
+    }
 
     // How many plans besides the fastest are worth their packing, whose time goes with the square of the nodes.
     size_t others() const {
@@ -327,10 +343,8 @@ struct Planner::Impl {
   Search& search(int64_t limit, const ComputeRates& compute, const StreamRates& disk) {
     if (last_search && last_search->limit == limit && last_search->compute == compute && last_search->disk == disk) return *last_search;
     last_search = std::make_unique<Search>(Search{.limit = limit, .compute = compute, .disk = disk, .streams = streams(compute)});
-    Search& made = *last_search;
-    made.floor = stream_floor(made.streams.entries);
-    if (limit >= made.floor) made.streamer = std::make_unique<Streamer>(made.streams.entries, made.streams.movable.size(), limit, disk);
-    return made;
+    last_search->floor = stream_floor(last_search->streams.entries);
+    return *last_search;
   }
 
   std::vector<bool> on_disk(const Streams& streams, const StreamPlan& plan) const {
@@ -347,9 +361,14 @@ struct Planner::Impl {
   // any price, unless it is the `last` plan that is tried.
   Program make_within(const Search& search, StreamPlan& plan, int64_t limit, bool last) const {
     constexpr int kRounds = 12;
-    constexpr double kNear = 1.015;
+    constexpr double kNear = 1.015, kFar = 1.03;  // of the limit
+    constexpr double kDear = 1.01;                // of the time at first
     Program program = make(search.streams, plan, limit);
+    const double seconds = search.seconds_of(plan);
+    const bool is_costly = search.others() == 0 && !last;  // then it is not tried at length what the next target may give as well
+    if (is_costly && static_cast<double>(program.arena_bytes) > kFar * static_cast<double>(limit)) return program;
     for (int round = 0; round < kRounds && program.arena_bytes > limit; ++round) {
+      if (is_costly && search.seconds_of(plan) > kDear * seconds) break;
       bool changed = false;
       for (const bool around : {false, true}) {
         if (changed || (around && !last && static_cast<double>(program.arena_bytes) > kNear * static_cast<double>(limit))) continue;
@@ -455,11 +474,13 @@ int64_t Planner::resident_bytes() const {
 
 StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const StreamRates& disk, double beat) const {
   constexpr double kPacked = 0.98;  // of the limit, that live bytes can have: addresses take a little more
+  constexpr double kWorth = 0.998;  // of what is to be beaten
   Impl::Search& search = impl_->search(limit, compute, disk);
   StreamOutlook result;
-  if (!search.streamer) return result;
+  result.bound = search.computing();
+  if (result.bound >= kWorth * beat || !search.find_streamer()) return result;
   result.bound = search.streamer->bound();
-  if (result.bound >= beat) return result;
+  if (result.bound >= kWorth * beat) return result;
   const StreamPlan plan = search.streamer->outlook(std::max(search.floor, static_cast<int64_t>(kPacked * static_cast<double>(limit))));
   result.seconds = search.seconds_of(plan);
   impl_->count_disk(search.streams, plan, result);
@@ -469,9 +490,9 @@ StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const
 StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
   constexpr int kTries = 12, kEnough = 3;
   constexpr double kClose = 1.02;  // times the first plan's seconds
-  const Impl::Search& search = impl_->search(limit, compute, disk);
+  Impl::Search& search = impl_->search(limit, compute, disk);
   StreamedProgram result;
-  if (search.streamer) {
+  if (search.find_streamer()) {
     result.bound = search.streamer->bound();
     const size_t others = search.others();
     int64_t target = limit;

@@ -46,7 +46,14 @@ struct Visit {
 };
 
 struct StreamRates {
-  double read = 2e9, write = 2e9;  // bytes per second
+  double read = 2e9, write = 2e9;                  // bytes per second, while nothing is computed
+  double read_beside = 1, write_beside = 1;        // shares of these that are left beside computing; at most 1
+  double slowed_by_read = 0, slowed_by_write = 0;  // shares of computing that are lost meanwhile; each below the one above
+  double rate(bool of_write) const { return of_write ? write : read; }
+  double beside(bool of_write) const { return of_write ? write_beside : read_beside; }
+  double slowed(bool of_write) const { return of_write ? slowed_by_write : slowed_by_read; }
+  // Seconds of computing that a second of transfers costs where both go on at the same time.
+  double price(bool of_write) const { return slowed(of_write) / beside(of_write); }
   bool operator==(const StreamRates&) const = default;
 };
 
@@ -55,6 +62,7 @@ struct StreamForecast {
   double seconds = 0;          // the whole
   double compute = 0;          // of these, in steps
   double stalled = 0;          // of these, waiting for the disk
+  double slowed = 0;           // of these, lost because transfers get in the way of computing
   double read = 0, write = 0;  // seconds that the disk is busy
   int64_t bytes_read = 0, bytes_written = 0;
 };

@@ -53,11 +53,19 @@ template <typename Body> bool for_worst(std::vector<Stretch>& all, Body&& body) 
 }  // namespace
 
 StreamBound::StreamBound(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates)
-    : entries_(entries), limit_(limit), rates_(rates), resident_(persistents, 1) {
+    : entries_(entries),
+      limit_(limit),
+      price_{rates.price(false), rates.price(true)},
+      rate_{rates.read / (1 - price_[false]), rates.write / (1 - price_[true])},
+      resident_(persistents, 1) {
+  const auto hidden = [&](bool write) { return (rates.beside(write) - rates.slowed(write)) / (1 - rates.slowed(write)); };
+  const double most_hidden = std::max(hidden(false), hidden(true));
   for (const StreamEntry& entry : entries) {
     EntryRows& rows = rows_.emplace_back();
     rows.begin.resize(entry.seconds.size() + 1);
     std::partial_sum(entry.seconds.begin(), entry.seconds.end(), rows.begin.begin() + 1);
+    rows.computing = rows.begin.back();
+    for (double& seconds : rows.begin) seconds *= most_hidden;
     rows.changes.resize(entry.seconds.size() + 1);
   }
   find_groups(persistents);
@@ -69,13 +77,14 @@ StreamBound::StreamBound(const std::vector<StreamEntry>& entries, size_t persist
     const auto end = static_cast<int32_t>(entries[e].seconds.size());
     sort_jobs(rows);
     rows.waited[-1] = program_.add_column(0, 0, 0);
-    rows.waited[end] = program_.add_column(entries[e].weight < kRarely ? 0 : entries[e].weight, 0, rows.work);
+    rows.waited[end] = program_.add_column(0, 0, rows.work);
     add_time(rows, 0, end);
   }
   for (const Group& group : groups_) {
     auto& held = held_.emplace_back();
     for (const Group::Member& member : group.members) held.emplace_back(member.held.size(), 1.0);
   }
+  set_costs(kRarely, 0);
   find_seconds();
 }
 
@@ -142,7 +151,7 @@ void StreamBound::add_member(const Group& group, Group::Member& member) {
   const StreamPiece& piece = entries_[member.entry].pieces[member.piece];
   EntryRows& rows = rows_[member.entry];
   const auto steps = static_cast<int32_t>(entries_[member.entry].seconds.size());
-  const double read = group.bytes / rates_.read, write = group.bytes / rates_.write;
+  const double read = group.bytes / rate_[false], write = group.bytes / rate_[true];
   const int32_t resident = group.resident;
   member.held.assign(piece.uses.size(), -1);
   if (group.persistent) {
@@ -389,13 +398,13 @@ int32_t StreamBound::add_underway(EntryRows& rows, const std::vector<const Job*>
 
 int32_t StreamBound::ahead_behind(EntryRows& rows, int32_t step) {
   const auto [at, is_new] = rows.ahead.emplace(step, 0);
-  if (is_new) at->second = add_underway(rows, rows.reads.jobs, step, rates_.read);
+  if (is_new) at->second = add_underway(rows, rows.reads.jobs, step, rate_[false]);
   return at->second;
 }
 
 int32_t StreamBound::pending_before(EntryRows& rows, int32_t step) {
   const auto [at, is_new] = rows.pending.emplace(step, 0);
-  if (is_new) at->second = add_underway(rows, rows.writes.jobs, step, rates_.write);
+  if (is_new) at->second = add_underway(rows, rows.writes.jobs, step, rate_[true]);
   return at->second;
 }
 
@@ -458,8 +467,8 @@ bool StreamBound::add_crowded(EntryRows& rows) {
     if (found == rows.memory_at.end()) continue;
     const Row& row = rows.memory[found->second];
     const double free = std::max(0.0, static_cast<double>(row.room) - program_.value(row.column) * kUnit);
-    ahead[i] = std::min(ahead[i], free / rates_.read);
-    pending[i] = std::min(pending[i], free / rates_.write);
+    ahead[i] = std::min(ahead[i], free / rate_[false]);
+    pending[i] = std::min(pending[i], free / rate_[true]);
   }
   std::vector<Stretch> worst;
   std::vector<double> early(count + 1);         // writes that may have been made before, by where they count
@@ -485,16 +494,32 @@ bool StreamBound::add_crowded(EntryRows& rows) {
   return for_worst(worst, [&](const Stretch& stretch) { add_room(rows, stretch.begin, stretch.end); });
 }
 
-void StreamBound::find_seconds() {
-  double computing = 0;
+// What is minimised: what is waited for, and what transfers cost, of entries that run often enough.
+void StreamBound::set_costs(double least_weight, double of_transfers) {
+  std::map<int32_t, double> costs;
   for (size_t e = 0; e < entries_.size(); ++e) {
-    if (entries_[e].weight >= kRarely) computing += entries_[e].weight * rows_[e].begin.back();
+    const double weight = entries_[e].weight;
+    if (weight < least_weight) continue;
+    costs[std::prev(rows_[e].waited.end())->second] += weight;
+    for (const Job& job : rows_[e].jobs) {
+      for (const LinearTerm& term : job.terms) costs[term.column] += weight * (price_of(job) + of_transfers) * term.factor;
+    }
   }
-  seconds_ = computing;
+  for (const auto& [column, cost] : costs) program_.set_cost(column, cost);
+}
+
+void StreamBound::find_seconds() {
+  double certain = 0;
+  for (size_t e = 0; e < entries_.size(); ++e) {
+    if (entries_[e].weight < kRarely) continue;
+    seconds_ += entries_[e].weight * rows_[e].computing;
+    for (const Job& job : rows_[e].jobs) certain += entries_[e].weight * price_of(job) * job.constant;
+  }
+  certain += seconds_;
   int idle = 0;  // rounds that changed next to nothing
   for (int round = 0; round < kRounds && idle < kIdleRounds && program_.solve(/*is_near=*/round > 1); ++round) {
     const double before = seconds_;
-    seconds_ = std::max(seconds_, computing + program_.bound());
+    seconds_ = std::max(seconds_, certain + program_.bound());
     idle = round > 0 && seconds_ < before * (1 + kTolerance) ? idle + 1 : 0;
     bool violated = false;
     for (size_t e = 0; e < entries_.size(); ++e) {
@@ -509,14 +534,7 @@ void StreamBound::find_seconds() {
 bool StreamBound::settle(int64_t free) {
   if (by_time_) {  // of what takes the same time, what moves least; rare entries too
     by_time_ = false;
-    std::map<int32_t, double> costs;
-    for (size_t e = 0; e < entries_.size(); ++e) {
-      costs[std::prev(rows_[e].waited.end())->second] += entries_[e].weight;
-      for (const Job& job : rows_[e].jobs) {
-        for (const LinearTerm& term : job.terms) costs[term.column] += kTransferCost * entries_[e].weight * term.factor;
-      }
-    }
-    for (const auto& [column, cost] : costs) program_.set_cost(column, cost);
+    set_costs(0, kTransferCost);
   }
   for (const EntryRows& rows : rows_) {
     for (const Row& row : rows.memory) program_.set_upper(row.column, static_cast<double>(std::max<int64_t>(0, row.room - free)) / kUnit);

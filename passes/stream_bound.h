@@ -10,6 +10,10 @@
 //   room       between any two steps as much passes as the transfers take that are wanted between them, less what was read ahead when the
 //              first ended and what is yet to be written when the second begins: either takes memory beside what these steps use
 //
+// Where computing and transfers get in each other's way (StreamRates), a transfer of s seconds costs price * s at least. The rows are of
+// what remains: (1 - price) * s that something waits for, unless it is hidden behind computing, of which each second hides as much as it
+// can at best.
+//
 // Of the rows of time and of room those are made that a solution violates, until there are none or the rounds are over: each of them is
 // true, so fewer make a lower bound as well. Every plan of stream.h satisfies all of it, so none is faster. Left out is that a piece takes
 // its memory at once and a transfer its time: by about the time of one block of fill and drain real plans are slower.
@@ -53,7 +57,7 @@ class StreamBound {
     };
     std::vector<Member> members;  // one an entry
   };
-  // Seconds of transfer between two moments, the beginnings of steps: constant + terms.
+  // Seconds of transfer between two moments, the beginnings of steps, that may be waited for: constant + terms.
   struct Job {
     int32_t begin = 0, end = 0;
     int32_t released = -1;  // of a write: the moment at which the memory is wanted back, at the latest; -1: a read
@@ -73,7 +77,8 @@ class StreamBound {
     std::map<int32_t, int32_t> columns;  // by moment
   };
   struct EntryRows {
-    std::vector<double> begin;  // seconds until each step, if nothing waits
+    double computing = 0;       // seconds
+    std::vector<double> begin;  // seconds of transfers that steps before each can hide
     std::vector<Job> jobs;
     std::vector<Row> memory;
     std::map<int32_t, size_t> memory_at;  // by step: which of these
@@ -106,11 +111,15 @@ class StreamBound {
   void add_room(EntryRows& rows, int32_t begin, int32_t end);
   bool add_crowded(EntryRows& rows);
   double value_of(const Job& job) const;  // in the last solution
+  // What a second of the job costs for certain, of which (1 - price) are counted.
+  double price_of(const Job& job) const { return price_[job.released >= 0] / (1 - price_[job.released >= 0]); }
+  void set_costs(double least_weight, double of_transfers);
   void find_seconds();
 
   const std::vector<StreamEntry>& entries_;
   const int64_t limit_;
-  const StreamRates rates_;
+  const double price_[2];  // reads, writes
+  const double rate_[2];   // bytes per second that may be waited for
   LinearProgram program_;
   std::vector<Group> groups_;
   std::vector<size_t> group_of_persistent_;

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <utility>
 
+#include "passes/stream_clock.h"
+
 namespace ort_train {
 namespace {
 
@@ -17,12 +19,13 @@ class Spreader {
         load_(load),
         limit_(limit),
         rates_(rates),
+        clock_(rates),
         ahead_(ahead),
         visits_(visits),
         steps_(static_cast<int32_t>(entry.seconds.size())),
         begin_(entry.seconds.size() + 1),
         before_(visits.size(), kNobody),
-        end_(visits.size(), 0),
+        transfer_(visits.size(), 0),
         is_writing_(visits.size(), false) {
     std::partial_sum(entry.seconds.begin(), entry.seconds.end(), begin_.begin() + 1);
     load_.push_back(0);
@@ -40,12 +43,12 @@ class Spreader {
     }
     for (int32_t t = 0; t <= steps_; ++t) {
       for (const size_t v : ending[static_cast<size_t>(t)]) begin_write(v);
-      while (!writing_.empty() && now_ >= end_[writing_.front()] + kLate * seconds(writing_.front(), rates_.write)) end_write(t);
+      while (!writing_.empty() && is_long_over(writing_.front())) end_write(t);
       while (!writing_.empty() && (t == steps_ || ahead_ < 0 || load_[static_cast<size_t>(t)] + writing_bytes_ > limit_)) end_write(t);
       if (t == steps_) break;
       begin_reads(t);
-      for (size_t r = needed_; r < next_read_ && visits_[reads_[r]].first == t; ++r, ++needed_) now_ = std::max(now_, end_[reads_[r]]);
-      now_ += entry_.seconds[static_cast<size_t>(t)];
+      for (size_t r = needed_; r < next_read_ && visits_[reads_[r]].first == t; ++r, ++needed_) clock_.wait(transfer_[reads_[r]]);
+      clock_.compute(entry_.seconds[static_cast<size_t>(t)]);
     }
   }
 
@@ -53,10 +56,14 @@ class Spreader {
   static constexpr size_t kNobody = ~size_t{0};
 
   int64_t bytes(size_t visit) const { return entry_.pieces[visits_[visit].piece].bytes; }
-  double seconds(size_t visit, double rate) const { return static_cast<double>(bytes(visit)) / rate; }
+  bool is_over(size_t visit) const { return clock_.is_over(transfer_[visit]); }
+  bool is_long_over(size_t written) const {
+    const double seconds = static_cast<double>(bytes(written)) / rates_.write;
+    return is_over(written) && clock_.now() >= clock_.ended(transfer_[written]) + kLate * seconds;
+  }
 
   void begin_write(size_t v) {
-    disk_ = end_[v] = std::max(disk_, now_) + seconds(v, rates_.write);
+    transfer_[v] = clock_.begin(true, bytes(v));
     writing_.push_back(v);
     is_writing_[v] = true;
     writing_bytes_ += bytes(v);
@@ -68,7 +75,7 @@ class Spreader {
     writing_.erase(writing_.begin());
     is_writing_[v] = false;
     visits_[v].written = t;
-    now_ = std::max(now_, end_[v]);
+    clock_.wait(transfer_[v]);
     writing_bytes_ -= bytes(v);
   }
 
@@ -80,7 +87,7 @@ class Spreader {
       if (visit.first == t) {  // now or never
         while (before != kNobody && is_writing_[before]) end_write(t);
       } else {
-        if (ahead_ < 0 || disk_ > now_ + entry_.seconds[static_cast<size_t>(t)] + ahead_) return;
+        if (ahead_ < 0 || clock_.backlog() > entry_.seconds[static_cast<size_t>(t)] + ahead_) return;
         if (before != kNobody && visits_[before].last >= t) return;
         if (!has_room(t, visit.first, bytes(v), before)) return;
         while (before != kNobody && is_writing_[before]) end_write(t);
@@ -88,7 +95,7 @@ class Spreader {
         for (int32_t s = t; s < visit.first; ++s) load_[static_cast<size_t>(s)] += bytes(v);
       }
       visit.issue = t;
-      disk_ = end_[v] = std::max(disk_, now_) + seconds(v, rates_.read);
+      transfer_[v] = clock_.begin(false, bytes(v));
     }
   }
 
@@ -97,11 +104,11 @@ class Spreader {
   bool has_room(int32_t t, int32_t first, int64_t more, size_t before) const {
     int64_t writing = writing_bytes_;
     size_t over = 0;
-    for (; over < writing_.size() && end_[writing_[over]] <= now_; ++over) writing -= bytes(writing_[over]);
-    if (before != kNobody && is_writing_[before] && end_[before] > now_) return false;
+    for (; over < writing_.size() && is_over(writing_[over]); ++over) writing -= bytes(writing_[over]);
+    if (before != kNobody && is_writing_[before] && !is_over(before)) return false;
     for (int32_t s = t; s < first; ++s) {
-      const double then = now_ + begin_[static_cast<size_t>(s)] - begin_[static_cast<size_t>(t)];
-      for (; over < writing_.size() && end_[writing_[over]] <= then; ++over) writing -= bytes(writing_[over]);
+      const double until = begin_[static_cast<size_t>(s)] - begin_[static_cast<size_t>(t)];
+      for (; over < writing_.size() && clock_.lead(transfer_[writing_[over]]) <= until; ++over) writing -= bytes(writing_[over]);
       if (load_[static_cast<size_t>(s)] + writing + more > limit_) return false;
     }
     return true;
@@ -111,18 +118,18 @@ class Spreader {
   std::vector<int64_t> load_;
   const int64_t limit_;
   const StreamRates rates_;
+  StreamClock clock_;
   const double ahead_;
   std::vector<Visit>& visits_;
   const int32_t steps_;
-  std::vector<double> begin_;   // of each step, if nothing waits
-  std::vector<size_t> reads_;   // visits, in the order of need
-  std::vector<size_t> before_;  // by visit: the one of the same piece before it
-  std::vector<double> end_;     // by visit: when its transfer under way is over
+  std::vector<double> begin_;     // of each step, if nothing waits
+  std::vector<size_t> reads_;     // visits, in the order of need
+  std::vector<size_t> before_;    // by visit: the one of the same piece before it
+  std::vector<size_t> transfer_;  // by visit: the one under way
   std::vector<bool> is_writing_;
   std::vector<size_t> writing_;  // visits whose writes nobody has waited for yet, in the order in which they began
   int64_t writing_bytes_ = 0;
   size_t next_read_ = 0, needed_ = 0;
-  double now_ = 0, disk_ = 0;
 };
 
 }  // namespace
@@ -147,32 +154,29 @@ StreamForecast simulate(const StreamEntry& entry, const std::vector<Visit>& visi
     }
   }
   StreamForecast forecast;
-  std::vector<double> read_end(visits.size()), write_end(visits.size());
-  double now = 0, disk = 0;
-  const auto until = [&](double time) {
-    forecast.stalled += std::max(0.0, time - now);
-    now = std::max(now, time);
-  };
+  std::vector<size_t> read(visits.size()), write(visits.size());
+  StreamClock clock(rates);
   for (size_t t = 0; t <= steps; ++t) {
     for (size_t v : begins[t]) {
-      const auto bytes = static_cast<double>(entry.pieces[visits[v].piece].bytes);
-      disk = write_end[v] = std::max(disk, now) + bytes / rates.write;
-      forecast.write += bytes / rates.write;
-      forecast.bytes_written += entry.pieces[visits[v].piece].bytes;
+      const int64_t bytes = entry.pieces[visits[v].piece].bytes;
+      write[v] = clock.begin(true, bytes);
+      forecast.write += static_cast<double>(bytes) / rates.write;
+      forecast.bytes_written += bytes;
     }
-    for (size_t v : waits[t]) until(write_end[v]);
+    for (size_t v : waits[t]) forecast.stalled += clock.wait(write[v]);
     for (size_t v : issues[t]) {
-      const auto bytes = static_cast<double>(entry.pieces[visits[v].piece].bytes);
-      disk = read_end[v] = std::max(disk, now) + bytes / rates.read;
-      forecast.read += bytes / rates.read;
-      forecast.bytes_read += entry.pieces[visits[v].piece].bytes;
+      const int64_t bytes = entry.pieces[visits[v].piece].bytes;
+      read[v] = clock.begin(false, bytes);
+      forecast.read += static_cast<double>(bytes) / rates.read;
+      forecast.bytes_read += bytes;
     }
-    for (size_t v : needs[t]) until(read_end[v]);
+    for (size_t v : needs[t]) forecast.stalled += clock.wait(read[v]);
     if (t == steps) break;
-    now += entry.seconds[t];
+    clock.compute(entry.seconds[t]);
     forecast.compute += entry.seconds[t];
   }
-  forecast.seconds = now;
+  forecast.seconds = clock.now();
+  forecast.slowed = std::max(0.0, forecast.seconds - forecast.compute - forecast.stalled);
   return forecast;
 }
 

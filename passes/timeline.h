@@ -1,5 +1,5 @@
 // Timeline: when each instruction of an entry is expected to run, and when the disk works for it. Made from the Program alone, apart from
-// the planner's own simulation, by the same rules: the disk makes one transfer after the other, in the order in which they begin.
+// the planner's own simulation, by the same clock (stream_clock.h).
 
 #pragma once
 

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -162,9 +163,16 @@ TEST(MachineProfile, ComesBackOnTheSameMachineOnly) {
   const MachineProfile profile{
       .processor = {{1, {.flops = 7e10, .element_flops = 3e10, .bytes_per_second = 1.5e10, .far_bytes_per_second = 1.4e10}},
                     {2, {.flops = 1.25e11, .element_flops = 6e10, .bytes_per_second = 2.1e10, .far_bytes_per_second = 1.9e10}}},
-      .disks = {
-          {disk_key(folder.path),
-           {.read = 1e9, .write = 2e9, .mixed_read = 5e8, .mixed_write = 6e8, .block_bytes = 1 << 20, .depth = 8, .buffer_bytes = 4096}}}};
+      .disks = {{disk_key(folder.path),
+                 {.read = 1e9,
+                  .write = 2e9,
+                  .read_beside = 0.5,
+                  .write_beside = 0.75,
+                  .slowed_by_read = 0.25,
+                  .slowed_by_write = 0.125,
+                  .block_bytes = 1 << 20,
+                  .depth = 8,
+                  .buffer_bytes = 4096}}}};
   save_profile(path, profile);
   save_profile(path, profile);
   EXPECT_EQ(names_in(folder.path).size(), 1u);
@@ -177,7 +185,7 @@ TEST(MachineProfile, ComesBackOnTheSameMachineOnly) {
   };
   EXPECT_TRUE(with("\"flops\"", "\"flops\""));
   EXPECT_FALSE(with(machine_key(), "another machine"));
-  EXPECT_FALSE(with("\"version\": 3", "\"version\": 4"));
+  EXPECT_FALSE(with("\"version\": 4", "\"version\": 5"));
   EXPECT_FALSE(with("\"2\"", "\"two\""));
   EXPECT_FALSE(with("\"depth\": 8", "\"depth\": 1000000"));
   EXPECT_FALSE(with("\"block_bytes\": 1048576", "\"block_bytes\": 1000"));
@@ -190,8 +198,20 @@ TEST(MachineProfile, ComesBackOnTheSameMachineOnly) {
 TEST(MeasureDisk, GivesRatesAndLeavesNothing) {
   const TestFolder folder;
   for (const DiskMethod method : {DiskMethod::automatic, DiskMethod::threads}) {
-    const DiskRates rates = measure_disk(folder.path, {.seconds = 0.3, .file_bytes = 48 << 20, .buffer_bytes = 32 << 20, .method = method});
-    for (const double rate : {rates.read, rates.write, rates.mixed_read, rates.mixed_write}) {
+    int64_t worked = 0;
+    const auto work = [&] {
+      const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
+      while (std::chrono::steady_clock::now() < until) ++worked;
+    };
+    const DiskRates rates =
+        measure_disk(folder.path, {.seconds = 0.3, .file_bytes = 48 << 20, .buffer_bytes = 32 << 20, .method = method, .work = work});
+    EXPECT_GT(worked, 0);
+    for (const auto& [left, lost] : {std::pair(rates.read_beside, rates.slowed_by_read), {rates.write_beside, rates.slowed_by_write}}) {
+      EXPECT_LE(left, 1);
+      EXPECT_GE(lost, 0);
+      EXPECT_LT(lost, left);
+    }
+    for (const double rate : {rates.read, rates.write}) {
       EXPECT_GT(rate, 1e6);
       EXPECT_LT(rate, 1e12);
     }

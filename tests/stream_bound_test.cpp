@@ -120,7 +120,12 @@ TEST(StreamBound, NoPlanIsFaster) {
     std::mt19937 random(seed);
     const size_t persistents = random() % 12;
     const std::vector<StreamEntry> entries = random_entries(random, persistents);
-    const StreamRates rates{.read = 100.0 + static_cast<double>(random() % 1500), .write = 100.0 + static_cast<double>(random() % 1500)};
+    StreamRates rates{.read = 100.0 + static_cast<double>(random() % 1500), .write = 100.0 + static_cast<double>(random() % 1500)};
+    if (random() % 2) {  // computing and transfers get in each other's way
+      const auto share = [&](double most) { return most * static_cast<double>(random() % 1000) / 1000; };
+      rates.read_beside = 1 - share(0.9), rates.write_beside = 1 - share(0.9);
+      rates.slowed_by_read = share(0.95 * rates.read_beside), rates.slowed_by_write = share(0.95 * rates.write_beside);
+    }
     const int64_t floor = stream_floor(entries);
     double computing = 0, last = kInfinity;
     for (const StreamEntry& entry : entries) {
@@ -131,7 +136,7 @@ TEST(StreamBound, NoPlanIsFaster) {
       Streamer streamer(entries, persistents, limit, rates);
       const double bound = streamer.bound();
       EXPECT_GE(bound, computing * (1 - 1e-9)) << "seed " << seed;
-      EXPECT_LE(bound, last * 1.06) << "seed " << seed;  // up to what the rounds leave out
+      EXPECT_LE(bound, last * 1.02) << "seed " << seed;  // up to what the rounds leave out
       last = bound;
       const double planned = seconds_of(entries, streamer.plans(limit)[0].forecasts);
       EXPECT_GE(planned, bound * (1 - 1e-9)) << "seed " << seed << ", limit " << limit;

@@ -1,0 +1,46 @@
+// When steps and transfers take place, by hand.
+
+#include "passes/stream_clock.h"
+
+#include <gtest/gtest.h>
+
+namespace ort_train {
+namespace {
+
+TEST(StreamClock, TransfersOneAfterTheOtherBesideComputing) {
+  StreamClock clock({.read = 10, .write = 20});
+  const size_t read = clock.begin(false, 30), write = clock.begin(true, 20);
+  EXPECT_DOUBLE_EQ(clock.lead(read), 3);
+  EXPECT_DOUBLE_EQ(clock.backlog(), 4);
+  clock.compute(2);
+  EXPECT_FALSE(clock.is_over(read));
+  EXPECT_DOUBLE_EQ(clock.wait(read), 1);
+  EXPECT_TRUE(clock.is_over(read));
+  clock.compute(5);
+  EXPECT_TRUE(clock.is_over(write));
+  EXPECT_DOUBLE_EQ(clock.began(write), 3);
+  EXPECT_DOUBLE_EQ(clock.ended(write), 4);
+  EXPECT_DOUBLE_EQ(clock.wait(write), 0);
+  EXPECT_DOUBLE_EQ(clock.now(), 8);
+  const size_t later = clock.begin(false, 10);  // the disk was idle until now
+  EXPECT_DOUBLE_EQ(clock.wait(later), 1);
+  EXPECT_DOUBLE_EQ(clock.began(later), 8);
+}
+
+TEST(StreamClock, ComputingAndTransfersTakeFromEachOther) {
+  // Beside a read computing goes on at four fifths, the read at half of its rate.
+  StreamClock clock({.read = 10, .write = 20, .read_beside = 0.5, .slowed_by_read = 0.2});
+  const size_t read = clock.begin(false, 10);  // a second alone; two beside computing, of which 1.6 s are computed
+  EXPECT_DOUBLE_EQ(clock.lead(read), 1.6);
+  clock.compute(0.8);
+  EXPECT_DOUBLE_EQ(clock.now(), 1);
+  EXPECT_DOUBLE_EQ(clock.lead(read), 0.8);
+  EXPECT_DOUBLE_EQ(clock.wait(read), 0.5);
+  const size_t again = clock.begin(false, 10);
+  clock.compute(2);
+  EXPECT_DOUBLE_EQ(clock.ended(again), 3.5);
+  EXPECT_DOUBLE_EQ(clock.now(), 3.9);
+}
+
+}  // namespace
+}  // namespace ort_train

@@ -10,26 +10,6 @@ namespace {
 
 using namespace testing;
 
-const char* const kLayer = R"(<ir_version: 8, opset_import: ["" : 17], producer_name: "pen", producer_version: "2">
-layer (float[batch, 3] x) => (float[batch, 2] y)
-<float[3, 2] w = {1, 2, 3, 4, 5, 6}, float[2] b = {0.5, -0.5}> {
-  [fc] y = Gemm (x, w, b)
-})";
-
-const char* const kObstacles = R"(<ir_version: 8, opset_import: ["" : 17, "their.ops" : 1]>
-  g (float[2, 3, 3] x, float[4, 4] boxes) => (float[2] y, float[2, 3, 3] z, int64[n, 3] picked) <float[3] w = {1, 2, 3}, float[2] v = {1, 2}> {
-    a = Add (x, w)
-    [det] d = Det (a)
-    e = Add (d, v)
-    [spectral] f = their.ops.Spectral (e)
-    y = Add (f, v)
-    z = Mul (a, w)
-    shape = Constant <value_ints = [1, 4, 4]> ()
-    three = Reshape (boxes, shape)
-    scores = Constant <value = float[1, 1, 4] {1, 2, 3, 4}> ()
-    [nms] picked = NonMaxSuppression (three, scores)
-  })";
-
 TEST(Check, SaysThatAModelIsTrainable) {
   const TestFolder folder;
   Options options;

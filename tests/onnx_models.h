@@ -17,6 +17,26 @@
 
 namespace ort_train::testing {
 
+inline constexpr const char* kLayer = R"(<ir_version: 8, opset_import: ["" : 17], producer_name: "pen", producer_version: "2">
+layer (float[batch, 3] x) => (float[batch, 2] y)
+<float[3, 2] w = {1, 2, 3, 4, 5, 6}, float[2] b = {0.5, -0.5}> {
+  [fc] y = Gemm (x, w, b)
+})";
+
+inline constexpr const char* kObstacles = R"(<ir_version: 8, opset_import: ["" : 17, "their.ops" : 1]>
+  g (float[2, 3, 3] x, float[4, 4] boxes) => (float[2] y, float[2, 3, 3] z, int64[n, 3] picked) <float[3] w = {1, 2, 3}, float[2] v = {1, 2}> {
+    a = Add (x, w)
+    [det] d = Det (a)
+    e = Add (d, v)
+    [spectral] f = their.ops.Spectral (e)
+    y = Add (f, v)
+    z = Mul (a, w)
+    shape = Constant <value_ints = [1, 4, 4]> ()
+    three = Reshape (boxes, shape)
+    scores = Constant <value = float[1, 1, 4] {1, 2, 3, 4}> ()
+    [nms] picked = NonMaxSuppression (three, scores)
+  })";
+
 inline ort_train_onnx::ModelProto model_of(const std::string& text) {
   ort_train_onnx::ModelProto model;
   ort_train_onnx::OnnxParser parser(text);
@@ -74,6 +94,16 @@ inline Tensor weight_tensor(const Imported& imported, const Weight& weight) {
   read_range(weight.places.at(0).bytes, tensor.bytes);
   return tensor;
 }
+
+using Names = std::vector<std::string>;
+
+inline Names parameter_names(const Imported& imported) {
+  Names names;
+  for (ValueId id : imported.graph.parameters()) names.push_back(imported.graph.value(id).name);
+  return names;
+}
+
+inline std::vector<float> floats(const Tensor& tensor) { return {tensor.data<float>().begin(), tensor.data<float>().end()}; }
 
 // The model's outputs, by name; weights come from the file.
 inline std::map<std::string, Tensor> run_imported(const Imported& imported, const std::map<std::string, Tensor>& inputs) {

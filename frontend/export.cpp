@@ -227,8 +227,9 @@ int64_t export_bytes(const ModelInfo& model) {
 }
 
 void in_layout(const WeightPlace& place, int64_t first, std::span<const std::byte> piece, const ByteSink& sink) {
-  if (!place.transposed || piece.empty()) {
-    if (!piece.empty()) sink(first, piece);
+  if (piece.empty()) return;
+  if (!place.transposed) {
+    sink(first, piece);
     return;
   }
   // Stored (rows, columns); the parameter is (columns, rows), and the piece has some of its rows. They are gathered a block at a time.

@@ -37,17 +37,16 @@ int64_t index_limit(const Graph& graph, ValueId input) {
   for (size_t i = 0; i < same.size(); ++i) {
     for (NodeId id : readers[same[i]]) {
       const Node& node = graph.node(id);
+      int64_t rows = 0;
       if (node.op->name == "Reshape" || node.op->name == "Cast") {
         same.push_back(node.outputs[0]);
       } else if (node.op->name == "GatherPart" && node.inputs[1] == same[i]) {
-        const int64_t rows = node.attributes.get("total", int64_t{0});
-        limit = limit == 0 ? rows : std::min(limit, rows);
+        rows = node.attributes.get("total", int64_t{0});
       } else if (node.op->name == "Gather" && node.inputs[1] == same[i] && graph.value(node.inputs[0]).kind == ValueKind::parameter) {
         const Shape& shape = graph.value(node.inputs[0]).shape;
-        const int64_t rows =
-            shape[static_cast<size_t>(normalize_axis(node.attributes.get("axis", 0), static_cast<int64_t>(shape.size()), "axis"))];
-        limit = limit == 0 ? rows : std::min(limit, rows);
+        rows = shape[static_cast<size_t>(normalize_axis(node.attributes.get("axis", 0), static_cast<int64_t>(shape.size()), "axis"))];
       }
+      if (rows > 0) limit = limit == 0 ? rows : std::min(limit, rows);
     }
   }
   return limit;

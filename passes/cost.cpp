@@ -28,4 +28,6 @@ NodeWork work_of(const Graph& graph, const Node& node, int threads, const Comput
   return {.flops = cost.flops, .seconds = start + std::max(cost.flops / flops, (cost.flops > 0 ? 1 : kMovement) * cost.bytes / bytes)};
 }
 
+double nominal_seconds(const Graph& graph, const Node& node) { return work_of(graph, node, /*threads=*/2, ComputeRates{}).seconds; }
+
 }  // namespace ort_train

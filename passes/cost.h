@@ -19,5 +19,7 @@ struct NodeWork {
 };
 
 NodeWork work_of(const Graph& graph, const Node& node, int threads, const ComputeRates& rates);
+// On a machine that stands for all: for what has to be decided alike on each of them.
+double nominal_seconds(const Graph& graph, const Node& node);
 
 }  // namespace ort_train

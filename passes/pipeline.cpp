@@ -76,7 +76,7 @@ std::set<std::string> used_soon(const Graph& forward, double share) {
     for (const ValueId input : node.inputs) {
       if (input != kNone && forward.value(input).kind == ValueKind::parameter) first.emplace(input, all);
     }
-    all += work_of(forward, node, /*threads=*/1, ComputeRates{}).seconds;
+    all += nominal_seconds(forward, node);
   }
   std::set<std::string> soon;
   for (const auto& [parameter, seconds] : first) {

@@ -32,7 +32,7 @@ SavedTensors::SavedTensors(const Graph& graph) : graph_(graph) {
     if (const ValueId source = viewed(node); source != kNone)
       base_[node.outputs[0]] = base_[source];
     else
-      seconds_[order[at]] = work_of(graph, node, /*threads=*/2, ComputeRates{}).seconds;
+      seconds_[order[at]] = nominal_seconds(graph, node);
   }
   find_tensors();
   find_fixed_nodes();

@@ -256,7 +256,7 @@ void StreamBound::add_memory(size_t entry) {
     }
     program_.add_row(0, 0, terms);
     rows.memory_at[static_cast<int32_t>(t)] = rows.memory.size();
-    rows.memory.push_back({.column = now, .room = room, .step = static_cast<int32_t>(t)});
+    rows.memory.push_back({.column = now, .room = room});
     change.clear();
     before = now;
   }

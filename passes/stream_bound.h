@@ -60,16 +60,15 @@ class StreamBound {
   // Seconds of transfer between two moments, the beginnings of steps, that may be waited for: constant + terms.
   struct Job {
     int32_t begin = 0, end = 0;
-    int32_t released = -1;  // of a write: the moment at which the memory is wanted back, at the latest; -1: a read
+    int32_t released = -1;  // of a write: the moment from which its memory is wanted back; -1: a read
     double constant = 0;
     std::vector<LinearTerm> terms{};
     double most() const;
     int32_t counted() const;  // reads when they are wanted, writes when their memory is
   };
-  struct Row {  // of memory, at a step
+  struct Row {  // of memory, at a step, with what is under way or without
     int32_t column = 0;
-    int64_t room = 0;   // bytes above what the step uses
-    int32_t step = -1;  // -1: with what is under way
+    int64_t room = 0;  // bytes above what the step uses
   };
   // Seconds of transfers until a moment, as columns that go from one to the next.
   struct Sum {

@@ -3,31 +3,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
-
 #include "frontend/data_set.h"
 #include "frontend/element.h"
 #include "frontend/npz.h"
 #include "frontend/safetensors.h"
-#include "graph/error.h"
+#include "tests/failures.h"
 #include "tests/test_files.h"
 
 namespace ort_train {
 namespace {
 
 using testing::HasSubstr;
-
-// Calls what must throw an Error of this code and returns its message.
-std::string error_of(ErrorCode code, const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& problem) {
-    EXPECT_EQ(static_cast<int>(problem.code()), static_cast<int>(code)) << problem.what();
-    return problem.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
 
 template <typename T> std::vector<T> field_of(DataSet& data, const std::string& name, int64_t sample) {
   const size_t field = static_cast<size_t>(data.find(name));

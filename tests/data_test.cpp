@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <set>
 
 #include "frontend/binding.h"
@@ -11,24 +10,13 @@
 #include "frontend/feed.h"
 #include "frontend/schedule.h"
 #include "frontend/shuffle.h"
-#include "graph/error.h"
+#include "tests/failures.h"
 #include "tests/test_files.h"
 
 namespace ort_train {
 namespace {
 
 using testing::HasSubstr;
-
-std::string error_of(ErrorCode code, const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& problem) {
-    EXPECT_EQ(static_cast<int>(problem.code()), static_cast<int>(code)) << problem.what();
-    return problem.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
 
 std::vector<int64_t> tokens_of(DataSet& data, int64_t sample) {
   std::vector<int64_t> tokens(static_cast<size_t>(data.fields()[0].shape[0]));

@@ -23,6 +23,13 @@ inline ErrorCode code_of(const std::function<void()>& body, std::string* message
   return ErrorCode::device;
 }
 
+// The sentence of the Error of this code that `body` throws; fails where it throws none.
+inline std::string error_of(ErrorCode code, const std::function<void()>& body) {
+  std::string message;
+  EXPECT_EQ(static_cast<int>(code_of(body, &message)), static_cast<int>(code)) << message;
+  return message;
+}
+
 // The sentence of the Error(io) that `body` throws; "no error" where it throws none.
 inline std::string message_of(const std::function<void()>& body) {
   try {

@@ -16,10 +16,7 @@
 namespace ort_train {
 namespace {
 
-using testing::gpt_training;
-using testing::GptShape;
-using testing::random_tensor;
-using testing::Reference;
+using namespace testing;
 
 constexpr GptShape kTiny{.layers = 4, .heads = 2, .width = 8, .vocabulary = 11, .batch = 2, .length = 5};
 constexpr size_t kBatches = 3;

@@ -16,10 +16,7 @@
 namespace ort_train {
 namespace {
 
-using testing::gpt_training;
-using testing::GptShape;
-using testing::random_tensor;
-using testing::Reference;
+using namespace testing;
 
 constexpr GptShape kTiny{.layers = 2, .heads = 2, .width = 8, .vocabulary = 37, .batch = 2, .length = 5};
 
@@ -154,7 +151,7 @@ Left left_by(const OptimizerSpec& optimizer, int64_t part_bytes) {
   if (optimizer.accumulate || optimizer.deferred) jobs.push_back(build_update_graph(train, optimizer, {}));
   Workers workers(1);
   Reference reference(workers);
-  const Graph whole = testing::gpt_forward(kTiny);
+  const Graph whole = gpt_forward(kTiny);
   for (const ValueId id : whole.parameters()) {  // the same numbers, divided or not
     const Value& value = whole.value(id);
     Tensor all = random_tensor(value.type(), id);
@@ -213,7 +210,7 @@ TEST(SplitWeights, AModelInPartsComputesWhatItDoesInOnePiece) {
                                     .max_grad_norm = 0.5,
                                     .accumulate = mode == 1,
                                     .deferred = mode >= 2,
-                                    .at_once = mode == 3 ? used_soon(testing::gpt_forward(kTiny), 0.3) : std::set<std::string>{}};
+                                    .at_once = mode == 3 ? used_soon(gpt_forward(kTiny), 0.3) : std::set<std::string>{}};
       const Left whole = left_by(optimizer, int64_t{1} << 30);
       EXPECT_EQ(whole.parts, 0u);
       for (const int64_t part_bytes : {200, 64}) {

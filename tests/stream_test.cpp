@@ -86,6 +86,8 @@ struct Count {
   int64_t runs = 0, state = 0, activations = 0, recomputed = 0, vertical = 0, all_three = 0, resident = 0, chains = 0, real_disk = 0,
           programs = 0, several = 0, luckier = 0, arena = 0, needed = 0;
   double worst_packing = 0;
+
+  double share(int64_t of) const { return 100.0 * static_cast<double>(of) / static_cast<double>(runs); }  // of the runs, in %
 };
 
 // Runs an entry on the micro-batch of the number, or on as many from there on as its graph takes. Appends what it keeps, batch after batch.
@@ -245,20 +247,20 @@ TEST(Stream, RandomGraphsGiveTheBitsOfTheResidentPlan) {
     check_job(job, plain_result(job, workers), 8, workers, count);
     if (::testing::Test::HasFatalFailure()) return;
   }
-  const auto share = [&](int64_t of) { return 100.0 * static_cast<double>(of) / static_cast<double>(count.runs); };
   const double packing = static_cast<double>(count.arena) / static_cast<double>(count.needed);
   std::printf(
       "%ld runs of %ld programs: state streamed in %.1f %%, activations in %.1f %%, recompute in %.1f %%, all three in %.1f %%; in-place "
       "chains in %.1f %%, all resident in %.1f %%, on a real disk %.1f %%; packing %.4f, at worst %.4f; %ld below the least\n",
-      count.runs, count.programs, share(count.state), share(count.activations), share(count.recomputed), share(count.all_three),
-      share(count.chains), share(count.resident), share(count.real_disk), packing, count.worst_packing, count.luckier);
-  EXPECT_GE(share(count.state), 25);
-  EXPECT_GE(share(count.activations), 25);
-  EXPECT_GE(share(count.recomputed), 25);
-  EXPECT_GE(share(count.all_three), 5);
-  EXPECT_GE(share(count.chains), 15);
-  EXPECT_GE(share(count.resident), 10);
-  EXPECT_GE(share(count.real_disk), 2);
+      count.runs, count.programs, count.share(count.state), count.share(count.activations), count.share(count.recomputed),
+      count.share(count.all_three), count.share(count.chains), count.share(count.resident), count.share(count.real_disk), packing,
+      count.worst_packing, count.luckier);
+  EXPECT_GE(count.share(count.state), 25);
+  EXPECT_GE(count.share(count.activations), 25);
+  EXPECT_GE(count.share(count.recomputed), 25);
+  EXPECT_GE(count.share(count.all_three), 5);
+  EXPECT_GE(count.share(count.chains), 15);
+  EXPECT_GE(count.share(count.resident), 10);
+  EXPECT_GE(count.share(count.real_disk), 2);
   EXPECT_GE(count.several, 60);
   EXPECT_LE(count.luckier * 50, count.programs);
   EXPECT_LE(packing, 1.02);
@@ -326,14 +328,13 @@ TEST(Stream, RandomMicroBatchesGiveTheBitsOfOneByOne) {
     check_job(training.together, wanted, 6, workers, count);
     if (::testing::Test::HasFatalFailure()) return;
   }
-  const auto share = [&](int64_t of) { return 100.0 * static_cast<double>(of) / static_cast<double>(count.runs); };
   std::printf(
       "%ld runs of %ld programs: state streamed in %.1f %%, activations in %.1f %%, recompute in %.1f %%, vertical in %.1f %%, all "
       "resident in %.1f %%\n",
-      count.runs, count.programs, share(count.state), share(count.activations), share(count.recomputed), share(count.vertical),
-      share(count.resident));
-  for (const int64_t mechanism : {count.state, count.activations, count.recomputed, count.vertical}) EXPECT_GE(share(mechanism), 25);
-  EXPECT_GE(share(count.resident), 10);
+      count.runs, count.programs, count.share(count.state), count.share(count.activations), count.share(count.recomputed),
+      count.share(count.vertical), count.share(count.resident));
+  for (const int64_t mechanism : {count.state, count.activations, count.recomputed, count.vertical}) EXPECT_GE(count.share(mechanism), 25);
+  EXPECT_GE(count.share(count.resident), 10);
 }
 
 // Training steps as a trainer runs them: micro-batches that accumulate, the update apart, evaluation between.

@@ -97,9 +97,10 @@ struct TablePart {
   int64_t first = 0, rows = 0, total = 0;
   // Where in the part the row of an index is; negative: in another one.
   int64_t position(int64_t index) const {
-    const int64_t at = checked_index(index, total, "Gather") - first;
+    const int64_t at = (index < 0 ? index + total : index) - first;
     return at < rows ? at : -1;
   }
+  int64_t checked_position(int64_t index) const { return position(checked_index(index, total, "Gather")); }
 };
 
 TablePart part_of(const Attributes& attributes, int64_t rows) {
@@ -136,7 +137,7 @@ KernelRun prepare_gather_part(const KernelSpec& spec) {
       const auto* const indices = args.in<std::remove_pointer_t<decltype(type)>>(1);
       args.workers.parallel_blocks(count, per_task(kTaskBytes, std::max<int64_t>(bytes, 16)), [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
-          const int64_t at = part.position(indices[i]);
+          const int64_t at = part.checked_position(indices[i]);
           if (at >= 0) std::memcpy(out + i * bytes, args.in<std::byte>(0) + at * bytes, static_cast<size_t>(bytes));
         }
       });
@@ -169,10 +170,8 @@ int64_t gather_grad_workspace(const KernelSpec& spec) { return gather_grad_scatt
 template <typename T, typename Index> void gather_grad(const KernelArgs& args, const RowScatter& scatter, const TablePart& part) {
   const Index* const indices = args.in<Index>(1);
   for (int64_t i = 0; i < scatter.sizes().updates; ++i) checked_index(indices[i], part.total, "Gather");
-  scatter.run<AddTo>(args.workers, args.out<T>(0), args.in<T>(0), args.workspace, [&](int64_t, int64_t i) {
-    const int64_t index = indices[i], at = (index < 0 ? index + part.total : index) - part.first;
-    return at < part.rows ? at : -1;
-  });
+  scatter.run<AddTo>(args.workers, args.out<T>(0), args.in<T>(0), args.workspace,
+                     [&](int64_t, int64_t i) { return part.position(indices[i]); });
 }
 
 KernelRun prepare_gather_grad(const KernelSpec& spec) {

@@ -8,6 +8,7 @@
 #include "frontend/file.h"
 #include "frontend/ort_train.h"
 #include "frontend/safetensors.h"
+#include "tests/nominal_machine.h"
 #include "tests/token_data.h"
 
 namespace ort_train {
@@ -20,6 +21,7 @@ struct Trained {
 
 struct Accumulation : ::testing::TestWithParam<const char*> {
   const TestFolder folder;
+  const std::string profile = nominal_machine(folder);
 
   Options options(int64_t samples, int64_t batch, int64_t accumulation) const {
     Options o{.model = std::string(ORT_TRAIN_SOURCE_DIR) + "/tests/golden/" + GetParam() + ".onnx"};
@@ -28,7 +30,7 @@ struct Accumulation : ::testing::TestWithParam<const char*> {
     o.gradient_accumulation_steps = accumulation;
     o.learning_rate = 1e-3;
     o.threads = 2;
-    o.profile = folder / "machine.json";
+    o.profile = profile;
     return o;
   }
 

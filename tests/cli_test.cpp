@@ -292,7 +292,7 @@ TEST_F(CommandLineTest, TheSmallestBudgetIsExact) {
 }
 
 TEST_F(CommandLineTest, AKilledRunGoesOnBitForBit) {
-  const std::vector<std::string> more{"--max-steps", "60", "--save-steps", "7", "--gradient-accumulation-steps", "2"};
+  const std::vector<std::string> more{"--max-steps", "240", "--save-steps", "7", "--gradient-accumulation-steps", "2"};
   ASSERT_EQ(run(gpt("whole", more)).code, 0);
   // Killed again and again, wherever it happens to be.
   std::vector<std::string> resumed = more;

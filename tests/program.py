@@ -1,5 +1,6 @@
 """Runs ort-train as a user does, and measures the memory that it takes."""
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 CHAR_GPT = ROOT / "models" / "char-gpt.onnx"
 TEXT = ROOT / "models" / "tinyshakespeare.txt"
+HANGS = 1800  # seconds after which a program that has seconds of work will not end any more
 
 # Reads the peak (VmHWM) while the program runs, and at its end what the kernel counted, which is rounded and has the parent's size in it: so
 # the parent is a small process of its own.
@@ -44,11 +46,30 @@ def run(folder, *arguments, code=0):
     """Runs the program with its output in `folder`; fails unless it ends with `code`."""
     peak = folder / "peak"
     command = [sys.executable, "-I", "-S", "-c", LAUNCHER, peak, PROGRAM, *arguments]
-    done = subprocess.run([str(part) for part in command], cwd=folder, capture_output=True, text=True, timeout=300)
+    cache = {**os.environ, "XDG_CACHE_HOME": str(folder)}  # what it measures of the machine is for this folder alone
+    done = subprocess.run([str(part) for part in command], cwd=folder, env=cache, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
     if code != 0:
         assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
     return Result(done.returncode, done.stdout, done.stderr, int(peak.read_text()))
+
+
+@functools.cache
+def nominal_machine(folder):
+    """A profile that says of this machine and of the disk of `folder` what a usual machine does: what a test expects of a plan must not hang
+    on how fast, or how busy, the machine is. The program measures, so that the file is one of its own; then the figures are replaced."""
+    here = folder / "nominal"
+    (here / "nvme").mkdir(parents=True)
+    job = ["plan", CHAR_GPT, "--data", TEXT, "--task", "causal-lm", "--seq-length", 64, "--nvme-path", "nvme", "--profile", "machine.json"]
+    run(here, *job, "--plan-json", "plan.json")
+    run(here, *job, "--budget", json.loads((here / "plan.json").read_text())["minimum_budget_bytes"])
+    profile = json.loads((here / "machine.json").read_text())
+    threads = range(1, max(8, os.cpu_count()) + 1)
+    profile["processor"] = {str(count): dict(flops=1e11, element_flops=3e10, bytes_per_second=3e10, far_bytes_per_second=2e10) for count in threads}
+    (disk,) = profile["disks"].values()
+    disk.update(read=3e9, write=3e9, mixed_read=1.5e9, mixed_write=1.5e9, block_bytes=1 << 20, depth=8, buffer_bytes=64 << 20)
+    (here / "machine.json").write_text(json.dumps(profile))
+    return here / "machine.json"
 
 
 def smallest_budget(refusal):

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from program import CHAR_GPT, GOLDEN, TEXT, log, run, smallest_budget
+from program import CHAR_GPT, GOLDEN, TEXT, log, nominal_machine, run, smallest_budget
 
 IO = 6
 PAGE = 4096
@@ -29,8 +29,7 @@ seen = []  # of each run of the matrix: its mechanisms
 
 @pytest.fixture(scope="session")
 def profile(tmp_path_factory):
-    """What is measured of the machine, once."""
-    return tmp_path_factory.mktemp("profile") / "machine.json"
+    return nominal_machine(tmp_path_factory.getbasetemp())
 
 
 def write_perceptron(folder, name, width, inner, samples, numbers):
@@ -309,6 +308,18 @@ def test_what_was_measured_of_the_machine_is_kept_for_each_number_of_threads(tmp
     assert {int(threads): rates["flops"] for threads, rates in kept.items()} == flops
     job.plans.clear()
     assert job.plan(1, False)["machine"]["flops"] == flops[1]
+
+
+def test_measuring_stays_inside_the_smallest_budget(tmp_path, made):
+    """And its figures change no bit: all other plans here are made for nominal ones."""
+    job = Job(tmp_path, tmp_path / "machine.json", LARGE["perceptron"](made))
+    _, wanted, _ = job.run("--threads", 2)
+    least = job.plan(2, True)["minimum_budget_bytes"]
+    for _ in range(2):
+        result, left, _ = job.run("--threads", 2, "--budget", least, "--recalibrate", *job.disk(True))
+        assert "measuring the disk" in result.out
+        assert left == wanted
+        assert result.peak <= least
 
 
 def test_below_the_smallest_budget_is_refused(tmp_path, profile, made):

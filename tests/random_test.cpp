@@ -134,7 +134,7 @@ struct DropoutTraining : TrainerRuns {
     o.learning_rate = 1e-3;
     o.max_steps = 6;  // the fourth is the remainder of 30
     o.threads = 2;
-    o.profile = folder / "machine.json";
+    o.profile = profile;
     o.shuffle = false;
     return o;
   }

@@ -249,7 +249,7 @@ struct RecomputeTraining : TrainerRuns {
     o.learning_rate = 1e-3;
     o.max_steps = 4;  // the third is the remainder of 700
     o.threads = 2;
-    o.profile = folder / "machine.json";
+    o.profile = profile;
     return o;
   }
 };
@@ -311,9 +311,10 @@ TEST_F(RecomputeTraining, TheBudgetChoosesTheRung) {
   }
 }
 
-// With a disk it is the forecast that chooses, between moving tensors and computing them again.
+// With a disk it is the forecast that chooses, between moving tensors and computing them again; here by what this machine can do.
 TEST_F(RecomputeTraining, TheSmallestBudgetWithADiskIsExact) {
   Options o = options();
+  o.profile = folder / "measured.json";
   o.recompute = "none";
   const Run plain = train(o);
   o.recompute = "auto";
@@ -330,6 +331,9 @@ TEST_F(RecomputeTraining, TheSmallestBudgetWithADiskIsExact) {
   }
   o.budget = least - kPage;
   EXPECT_THROW(Trainer{o}, Error);
+  const std::optional<MachineProfile> measured = load_profile(o.profile);
+  ASSERT_TRUE(measured.has_value());
+  EXPECT_GT(measured->disks.at(disk_key(o.nvme_path)).read, 0);
 }
 
 TEST_F(RecomputeTraining, UnknownModesAreUsage) {

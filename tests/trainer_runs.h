@@ -8,12 +8,13 @@
 #include <vector>
 
 #include "frontend/ort_train.h"
-#include "tests/test_files.h"
+#include "tests/nominal_machine.h"
 
 namespace ort_train {
 
 struct TrainerRuns : ::testing::Test {
-  TestFolder folder;
+  const TestFolder folder;
+  const std::string profile = nominal_machine(folder);
 
   struct Run {
     PlanReport plan;

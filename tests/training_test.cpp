@@ -2,17 +2,16 @@
 // (tests/golden/README.md), and promise 2 on them: threads change no bit.
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include "frontend/file.h"
 #include "frontend/ort_train.h"
 #include "frontend/safetensors.h"
+#include "tests/nominal_machine.h"
 
 namespace ort_train {
 namespace {
@@ -20,21 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 
 const std::string kGolden = std::string(ORT_TRAIN_SOURCE_DIR) + "/tests/golden/";
-
-struct TemporaryFolder {
-  TemporaryFolder() {
-    std::string pattern = (fs::temp_directory_path() / "ort-train-XXXXXX").string();
-    path = mkdtemp(pattern.data());
-  }
-  ~TemporaryFolder() { fs::remove_all(path); }
-  std::string operator/(const std::string& name) const { return (path / name).string(); }
-  fs::path path;
-};
-
-std::string read_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 // All of a safetensors file, as double.
 struct Tensors {
@@ -90,7 +74,8 @@ double difference(const std::vector<double>& a, const std::vector<double>& b) {
 struct Golden : testing::TestWithParam<std::string> {
   const std::string name = GetParam();
   const Tensors golden{kGolden + name + ".golden.safetensors"};
-  TemporaryFolder folder;
+  const TestFolder folder;
+  const std::string profile = nominal_machine(folder);
 
   Options options() const {
     const std::string task = golden.metadata.at("task");
@@ -105,6 +90,7 @@ struct Golden : testing::TestWithParam<std::string> {
     o.lr_scheduler_type = "constant";
     o.shuffle = false;
     o.output_dir = folder / "out";
+    o.profile = profile;
     return o;
   }
 

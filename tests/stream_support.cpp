@@ -111,7 +111,8 @@ void StreamMachine::run(size_t entry, const std::map<ValueId, uint32_t>& seeds, 
     const Value& value = graphs_[entry]->value(id);
     Tensor tensor = random_tensor(value.type(), seeds.at(id), limit);
     const auto scalars = optimizer_scalars(2, 1e-2, 0.9, 0.999, 1e-8, 0.9);
-    if (value.name == kScalarsInput) std::copy(scalars.begin(), scalars.end(), tensor.data<float>().begin());
+    if (value.name == kScalarsInput || value.name == kPendingScalarsInput)
+      std::copy(scalars.begin(), scalars.end(), tensor.data<float>().begin());
     std::memcpy(executor_.at(place), tensor.bytes.data(), tensor.bytes.size());
   }
   require(executor_.run(entry), "a run that was stopped");

@@ -1,0 +1,124 @@
+// Jobs of one weight: whatever waits for its gradient, its update or the next step waits for nothing else. Streamed, too, they give the
+// bits of the run that has everything in memory.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "exec/workers.h"
+#include "passes/pipeline.h"
+#include "passes/plan.h"
+#include "tests/onnx_models.h"
+#include "tests/stream_support.h"
+#include "tests/trainer_runs.h"
+
+namespace ort_train {
+namespace {
+
+using namespace testing;
+
+struct OneWeight : TrainerRuns {
+  static constexpr int64_t kSamples = 22, kIn = 1024, kOut = 1536;
+
+  static std::vector<float> numbers(int64_t count, int64_t step) {
+    std::vector<float> values;
+    for (int64_t i = 0; i < count; ++i) values.push_back(static_cast<float>(i * step % 2003) / 1000 - 1);
+    return values;
+  }
+
+  Options options() const {
+    ort_train_onnx::ModelProto model = model_of(fmt::format(
+        R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, {}] x) => (float[batch, {}] y) {{ y = MatMul (x, w) }})", kIn, kOut));
+    *model.mutable_graph()->add_initializer() = tensor_of("w", {kIn, kOut}, numbers(kIn * kOut, 7919));
+    Options o{.model = write_model(folder, model)};
+    const std::string x = bytes_of(numbers(kSamples * kIn, 104'729)), labels = bytes_of(numbers(kSamples * kOut, 1'299'709));
+    const auto entry = [](const char* name, int64_t width, size_t begin, size_t bytes) {
+      return fmt::format(R"("{}":{{"dtype":"F32","shape":[{},{}],"data_offsets":[{},{}]}})", name, kSamples, width, begin, begin + bytes);
+    };
+    const std::string header = "{" + entry("x", kIn, 0, x.size()) + "," + entry("labels", kOut, x.size(), labels.size()) + "}";
+    o.data = write_file(folder / "data.safetensors", safetensors(header, x + labels));
+    o.loss = "mse";
+    o.part_size = 1 << 20;  // six parts
+    o.batch_size = 4;       // the last batch of an epoch has two
+    o.learning_rate = 1e-3;
+    o.max_steps = 7;
+    o.threads = 2;
+    o.profile = profile;
+    return o;
+  }
+};
+
+TEST_F(OneWeight, StreamsWithTheSameBits) {
+  for (const int64_t accumulation : {1, 3}) {
+    for (const double clip : {0.0, 1.0}) {
+      Options o = options();
+      o.gradient_accumulation_steps = accumulation;
+      o.max_grad_norm = clip;
+      const Run plain = train(o);
+      const int64_t most = plain.plan.at_peak.total;
+      o.nvme_path = folder / "disk";
+      std::filesystem::create_directory(o.nvme_path);
+      const int64_t least = Trainer(o).plan().minimum_budget;
+      ASSERT_LT(least, most);
+      for (const int64_t budget : {least, (least + most) / 2}) {
+        o.budget = budget;
+        const Run run = train(o);
+        EXPECT_EQ(run.losses, plain.losses) << accumulation << " micro-batches, norm " << clip << ", budget " << budget;
+        EXPECT_EQ(run.summary.weights_hash, plain.summary.weights_hash);
+        EXPECT_GT(run.plan.disk_read_per_step, 0);
+      }
+    }
+  }
+}
+
+// Its update waits for the next step, or, where that needs it too soon, nothing does: then the next step has the norm of the last one, and
+// no use for it.
+TEST(OneWeightGraphs, UpdatesLaterAndNothingToUpdateLater) {
+  Graph forward;
+  forward.inputs = {forward.add_value({.name = "x", .shape = {4, 64}, .kind = ValueKind::input})};
+  const ValueId w = forward.add_value({.name = "w", .shape = {64, 512}, .kind = ValueKind::parameter, .trainable = true});
+  forward.outputs = {Builder(forward).emit("MatMul", {forward.inputs[0], w})};
+  EXPECT_EQ(used_soon(forward), std::set<std::string>{"w"});
+  const LossSpec loss{.kind = "mse"};
+  Workers workers(2);
+  const auto left_by = [&](const Program& program, const std::vector<const Graph*>& graphs, const std::vector<size_t>& runs, Disk* disk) {
+    StreamMachine machine(program, graphs, workers, disk);
+    machine.set_parameters(3);
+    std::vector<std::byte> kept, left;
+    for (const size_t entry : runs) machine.run(entry, 5, 2, kept);
+    machine.append_state(left);
+    return left;
+  };
+  for (const double norm : {0.0, 0.5}) {
+    JobGraph plain = build_train_graph(forward, loss, {.max_grad_norm = norm}, {});
+    const Program now = plan({{.name = "train", .graph = &plain.graph, .keep = {}}}, {.threads = 2});
+    const std::vector<std::byte> wanted = left_by(now, {&plain.graph}, {0, 0, 0}, nullptr);
+    for (const bool at_once : {false, true}) {
+      const OptimizerSpec later{.max_grad_norm = norm, .deferred = true, .at_once = at_once ? used_soon(forward) : std::set<std::string>{}};
+      JobGraph first = build_train_graph(forward, loss, later, {});
+      JobGraph pending = build_pending_graph(first, later, {}), update = build_update_graph(first, later, {});
+      EXPECT_EQ(first.accumulators.empty(), at_once);
+      const Planner planner({{.name = "train", .graph = &pending.graph, .keep = {}},
+                             {.name = "train-first", .graph = &first.graph, .keep = {}, .weight = 0.01},
+                             {.name = "update", .graph = &update.graph, .keep = {}, .weight = 0.01}},
+                            {.threads = 2});
+      const std::vector<const Graph*> graphs{&pending.graph, &first.graph, &update.graph};
+      const int64_t most = planner.resident().arena_bytes;
+      for (const int64_t limit : {int64_t{0}, most * 3 / 4, 2 * most}) {
+        const Program program = planner.streamed(limit, {}, {}).program;
+        verify(program, graphs);
+        LazyDisk disk(program.disk_bytes, 1);
+        std::vector<std::byte> left = left_by(program, graphs, {1, 0, 0, 2}, &disk);
+        ASSERT_GE(left.size(), sizeof(float) + wanted.size());
+        left.erase(left.begin(), left.begin() + sizeof(float));  // the norm comes first, what waits last
+        left.resize(wanted.size());
+        EXPECT_TRUE(left == wanted) << norm << ' ' << at_once << ' ' << limit;
+        EXPECT_EQ(disk.bytes_read() > 0, limit < most);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ort_train

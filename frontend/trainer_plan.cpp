@@ -369,7 +369,7 @@ void Trainer::Impl::measure(int64_t memory) {
 }
 
 void Trainer::Impl::measure_disk_of_job() {
-  const std::string key = fmt::format("{}, {} threads", disk_key(options.nvme_path), workers.threads());
+  const std::string key = disk_key(options.nvme_path, workers.threads());
   constexpr int64_t kMB = int64_t{1} << 20;
   DiskTrial trial;
   // Within the budget, and within half of what a small disk has left.

@@ -40,8 +40,8 @@ struct DiskTrial {
 // Tries block sizes and depths on a file of its own in `folder`, which it removes. Throws Error(io).
 DiskRates measure_disk(const std::string& folder, const DiskTrial& trial = {});
 
-// The disk that a folder is on: device, kind of file system, its id. Another after a change of disk.
-std::string disk_key(const std::string& folder);
+// The disk that a folder is on (device, kind of file system, its id: another after a change of disk), beside so many threads that compute.
+std::string disk_key(const std::string& folder, int threads);
 // What a profile goes with: processor, cores that we may use, memory.
 std::string machine_key();
 
@@ -55,7 +55,7 @@ struct ProcessorRates {
 
 struct MachineProfile {
   std::map<int, ProcessorRates> processor{};  // by threads
-  std::map<std::string, DiskRates> disks{};   // by disk_key and threads that computed beside it
+  std::map<std::string, DiskRates> disks{};   // by disk_key
   bool operator==(const MachineProfile&) const = default;
 };
 

@@ -64,13 +64,14 @@ DiskRates disk_of(const nlohmann::json& json) {
 
 }  // namespace
 
-std::string disk_key(const std::string& folder) {
+std::string disk_key(const std::string& folder, int threads) {
   struct stat status {};
   struct statfs system {};
   if (::stat(folder.c_str(), &status) != 0 || ::statfs(folder.c_str(), &system) != 0)
     throw error(ErrorCode::io, "can't look at '{}': {}", folder, reason(errno));
-  return fmt::format("device {:x}, file system {:x}, id {:08x}{:08x}", status.st_dev, static_cast<unsigned long>(system.f_type),
-                     static_cast<unsigned>(system.f_fsid.__val[0]), static_cast<unsigned>(system.f_fsid.__val[1]));
+  return fmt::format("device {:x}, file system {:x}, id {:08x}{:08x}, beside {} threads", status.st_dev,
+                     static_cast<unsigned long>(system.f_type), static_cast<unsigned>(system.f_fsid.__val[0]),
+                     static_cast<unsigned>(system.f_fsid.__val[1]), threads);
 }
 
 std::string machine_key() {

@@ -14,15 +14,18 @@ namespace ort_train {
 
 inline std::string nominal_machine(const TestFolder& folder) {
   MachineProfile profile;
-  for (int threads = 1; threads <= std::max(8, static_cast<int>(std::thread::hardware_concurrency())); ++threads)
+  for (int threads = 1; threads <= std::max(8, static_cast<int>(std::thread::hardware_concurrency())); ++threads) {
     profile.processor[threads] = {.flops = 1e11, .element_flops = 3e10, .bytes_per_second = 3e10, .far_bytes_per_second = 2e10};
-  profile.disks[disk_key(folder.path)] = {.read = 3e9,
-                                          .write = 3e9,
-                                          .mixed_read = 1.5e9,
-                                          .mixed_write = 1.5e9,
-                                          .block_bytes = int64_t{1} << 20,
-                                          .depth = 8,
-                                          .buffer_bytes = int64_t{64} << 20};
+    profile.disks[disk_key(folder.path, threads)] = {.read = 3e9,
+                                                     .write = 3e9,
+                                                     .read_beside = 0.9,
+                                                     .write_beside = 0.9,
+                                                     .slowed_by_read = 0.05,
+                                                     .slowed_by_write = 0.05,
+                                                     .block_bytes = int64_t{1} << 20,
+                                                     .depth = 8,
+                                                     .buffer_bytes = int64_t{64} << 20};
+  }
   std::string path = folder / "machine.json";
   save_profile(path, profile);
   return path;

@@ -66,8 +66,10 @@ def nominal_machine(folder):
     profile = json.loads((here / "machine.json").read_text())
     threads = range(1, max(8, os.cpu_count()) + 1)
     profile["processor"] = {str(count): dict(flops=1e11, element_flops=3e10, bytes_per_second=3e10, far_bytes_per_second=2e10) for count in threads}
-    (disk,) = profile["disks"].values()
-    disk.update(read=3e9, write=3e9, mixed_read=1.5e9, mixed_write=1.5e9, block_bytes=1 << 20, depth=8, buffer_bytes=64 << 20)
+    ((key, _),) = profile["disks"].items()
+    disk = dict(read=3e9, write=3e9, read_beside=0.9, write_beside=0.9, slowed_by_read=0.05, slowed_by_write=0.05, block_bytes=1 << 20, depth=8,
+                buffer_bytes=64 << 20)
+    profile["disks"] = {re.sub(r"\d+ threads$", f"{count} threads", key): disk for count in threads}
     (here / "machine.json").write_text(json.dumps(profile))
     return here / "machine.json"
 

@@ -333,7 +333,7 @@ TEST_F(RecomputeTraining, TheSmallestBudgetWithADiskIsExact) {
   EXPECT_THROW(Trainer{o}, Error);
   const std::optional<MachineProfile> measured = load_profile(o.profile);
   ASSERT_TRUE(measured.has_value());
-  EXPECT_GT(measured->disks.at(disk_key(o.nvme_path)).read, 0);
+  EXPECT_GT(measured->disks.at(disk_key(o.nvme_path, 2)).read, 0);
 }
 
 TEST_F(RecomputeTraining, UnknownModesAreUsage) {

@@ -163,7 +163,7 @@ TEST(MachineProfile, ComesBackOnTheSameMachineOnly) {
   const MachineProfile profile{
       .processor = {{1, {.flops = 7e10, .element_flops = 3e10, .bytes_per_second = 1.5e10, .far_bytes_per_second = 1.4e10}},
                     {2, {.flops = 1.25e11, .element_flops = 6e10, .bytes_per_second = 2.1e10, .far_bytes_per_second = 1.9e10}}},
-      .disks = {{disk_key(folder.path),
+      .disks = {{disk_key(folder.path, 2),
                  {.read = 1e9,
                   .write = 2e9,
                   .read_beside = 0.5,

@@ -324,9 +324,18 @@ struct Planner::Impl {
     // How many plans besides the fastest are worth their packing, whose time goes with the square of the nodes.
     size_t others() const {
       constexpr double kWork = 3e7;
+      return static_cast<size_t>(kWork / (nodes() * nodes() + 1));
+    }
+
+    // How many may be made of one kind.
+    int64_t packings() const {
+      constexpr double kWork = 5e8;
+      return std::clamp(static_cast<int64_t>(kWork / (nodes() * nodes() + 1)), int64_t{12}, int64_t{80});
+    }
+    double nodes() const {
       double nodes = 0;
       for (const StreamEntry& entry : streams.entries) nodes += static_cast<double>(entry.seconds.size());
-      return static_cast<size_t>(kWork / (nodes * nodes + 1));
+      return nodes;
     }
 
     // Of an optimizer step.
@@ -358,17 +367,14 @@ struct Planner::Impl {
   }
 
   // With addresses, for which transfers begin later and writes end sooner where there is no other way; the plan is then that one. Not at
-  // any price, unless it is the `last` plan that is tried.
-  Program make_within(const Search& search, StreamPlan& plan, int64_t limit, bool last) const {
+  // any price, unless it is the `last` plan that is tried; not where it takes `least` seconds then. Counts the `packings` that are left.
+  Program make_within(const Search& search, StreamPlan& plan, int64_t limit, double least, bool last, int64_t& packings) const {
     constexpr int kRounds = 12;
     constexpr double kNear = 1.015, kFar = 1.03;  // of the limit
-    constexpr double kDear = 1.01;                // of the time at first
     Program program = make(search.streams, plan, limit);
-    const double seconds = search.seconds_of(plan);
-    const bool is_costly = search.others() == 0 && !last;  // then it is not tried at length what the next target may give as well
-    if (is_costly && static_cast<double>(program.arena_bytes) > kFar * static_cast<double>(limit)) return program;
-    for (int round = 0; round < kRounds && program.arena_bytes > limit; ++round) {
-      if (is_costly && search.seconds_of(plan) > kDear * seconds) break;
+    --packings;
+    if (search.others() == 0 && !last && static_cast<double>(program.arena_bytes) > kFar * static_cast<double>(limit)) return program;
+    for (int round = 0; round < kRounds && program.arena_bytes > limit && packings > 0; ++round) {
       bool changed = false;
       for (const bool around : {false, true}) {
         if (changed || (around && !last && static_cast<double>(program.arena_bytes) > kNear * static_cast<double>(limit))) continue;
@@ -378,8 +384,9 @@ struct Planner::Impl {
           plan.forecasts[e] = simulate(search.streams.entries[e], plan.visits[e], search.disk);
         }
       }
-      if (!changed) break;
+      if (!changed || search.seconds_of(plan) >= least) break;
       program = make(search.streams, plan, limit);
+      --packings;
     }
     return program;
   }
@@ -490,34 +497,43 @@ StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const
 StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
   constexpr int kTries = 12, kEnough = 3;
   constexpr double kClose = 1.02;  // times the first plan's seconds
+  constexpr double kGood = 1.002;  // times the bound
+  // How early reads may begin, in the time in which all of the memory could be read: the earlier, the less is waited for, and the less
+  // memory do addresses leave.
+  constexpr double kEarly[] = {1, 0.5, 0.25, 0.12};
   Impl::Search& search = impl_->search(limit, compute, disk);
   StreamedProgram result;
   if (search.find_streamer()) {
     result.bound = search.streamer->bound();
     const size_t others = search.others();
-    int64_t target = limit;
-    int found = 0;
-    double foreseen = 0, least = std::numeric_limits<double>::infinity();  // seconds: of the first, of what was found
-    for (int round = 0; round < kTries && found < kEnough; ++round) {
-      std::vector<StreamPlan> plans = search.streamer->plans(target);
-      if (round == 0) foreseen = search.seconds_of(plans[0]);
-      for (size_t i = 0; i < std::min(plans.size(), 1 + others); ++i) {  // one may be packed better than another
-        if (search.seconds_of(plans[i]) >= least) break;
-        Program program = impl_->make_within(search, plans[i], limit, target == search.floor);
-        if (program.arena_bytes > limit) continue;
-        ++found;
-        const double seconds = search.seconds_of(plans[i]);
-        if (seconds >= least) break;
-        least = seconds;
-        result.program = std::move(program);
-        result.forecasts = std::move(plans[i].forecasts);
-        break;
+    double least = std::numeric_limits<double>::infinity();  // seconds
+    for (const double share : kEarly) {
+      const double early = share * static_cast<double>(limit) / disk.read;
+      int64_t target = limit, packings = search.packings();
+      int found = 0;
+      double foreseen = 0;  // seconds of the first
+      for (int round = 0; round < kTries && found < kEnough && packings > 0; ++round) {
+        std::vector<StreamPlan> plans = search.streamer->plans(target, early);
+        if (round == 0) foreseen = search.seconds_of(plans[0]);
+        for (size_t i = 0; i < std::min(plans.size(), 1 + others) && packings > 0; ++i) {  // one may be packed better than another
+          if (search.seconds_of(plans[i]) >= least) break;
+          Program program = impl_->make_within(search, plans[i], limit, least, target == search.floor, packings);
+          const double seconds = search.seconds_of(plans[i]);
+          if (program.arena_bytes > limit) continue;
+          ++found;
+          if (seconds >= least) break;
+          least = seconds;
+          result.program = std::move(program);
+          result.forecasts = std::move(plans[i].forecasts);
+          break;
+        }
+        // Addresses took more than live bytes, or all the time that transfers had: another plan, for less, may be packed better.
+        if (target == search.floor || least <= kClose * foreseen) break;
+        target = std::max(search.floor, target - limit / 50);
       }
-      // Addresses took more than live bytes, or all the time that transfers had: another plan, for less, may be packed better.
-      if (target == search.floor || least <= kClose * foreseen) break;
-      target = std::max(search.floor, target - limit / 50);
+      if (least <= kGood * result.bound) break;
     }
-    if (found > 0) return result;
+    if (!result.program.entries.empty()) return result;
   }
   StreamPlan plan;
   result.program = impl_->least(search.streams, plan);

@@ -1,6 +1,9 @@
 #include "passes/stream.h"
 
 #include <algorithm>
+#include <map>
+#include <numeric>
+#include <random>
 #include <span>
 
 #include "passes/stream_bound.h"
@@ -18,9 +21,11 @@ constexpr double kFreeOfBound[] = {0, 0.22};
 // Seconds of transfers that may wait for the disk when a read is begun ahead, as shares of the entry's time.
 constexpr double kAhead[] = {1, 0.02, 0};
 constexpr double kFewAhead[] = {1, 0};
-constexpr double kNoGap = 2e-4;  // of the bound: no other way is looked for
-constexpr double kWell = 1.01;   // of the least time
-constexpr size_t kBest = 6;      // plans for a target; the ways to the first are tried again for another
+constexpr double kNoGap = 2e-4;         // of the bound: no other way is looked for
+constexpr double kSmallGap = 2e-3;      // nor is one improved
+constexpr double kWell = 1.01;          // of the least time
+constexpr int64_t kSearch = 1'000'000;  // steps and pieces that are planned while a plan is improved
+constexpr size_t kBest = 6;             // plans for a target; the ways to the first are tried again for another
 
 // The stays that the choices lead to, without transfers.
 std::vector<Visit> make_visits(const StreamEntry& entry, size_t number, const Holder& holder) {
@@ -60,13 +65,14 @@ std::vector<int64_t> least_load(const StreamEntry& entry) {
   return load;
 }
 
-StreamPlan make_plan(const std::vector<StreamEntry>& entries, const Holder& holder, int64_t limit, const StreamRates& rates, double ahead) {
+StreamPlan make_plan(const std::vector<StreamEntry>& entries, const Holder& holder, int64_t limit, const StreamRates& rates,
+                     Eagerness eagerness) {
   StreamPlan plan{.resident = holder.resident(), .visits = {}, .forecasts = {}};
+  const double share = eagerness.queued;
   for (size_t e = 0; e < entries.size(); ++e) {
     std::vector<Visit> visits = make_visits(entries[e], e, holder);
-    double seconds = 0;
-    for (const double step : entries[e].seconds) seconds += step;
-    spread_transfers(entries[e], holder.load(e), limit, rates, ahead < 0 ? ahead : ahead * seconds, visits);
+    if (share >= 0) eagerness.queued = share * std::accumulate(entries[e].seconds.begin(), entries[e].seconds.end(), 0.0);
+    spread_transfers(entries[e], holder.load(e), limit, rates, eagerness, visits);
     plan.forecasts.push_back(simulate(entries[e], visits, rates));
     plan.visits.push_back(std::move(visits));
   }
@@ -85,7 +91,7 @@ StreamPlan least_streams(const std::vector<StreamEntry>& entries, size_t persist
   const StreamRates nominal;
   Holder holder(entries, persistents, limit, nominal);
   holder.choose(holder.greedy(), limit, 0);
-  return make_plan(entries, holder, limit, nominal, -1);
+  return make_plan(entries, holder, limit, nominal, {});
 }
 
 struct Streamer::Impl {
@@ -107,7 +113,9 @@ struct Streamer::Impl {
   StreamBound bound;
   std::vector<HoldOrder> orders;
   bool has_first = false;  // of the linear program
-  std::vector<Way> best;   // of the first plans, fastest first
+  double early = std::numeric_limits<double>::infinity();
+  std::vector<Way> first;                   // to the first plans, fastest first
+  std::map<double, std::vector<Way>> best;  // by `early`: the same, improved
 
   Impl(const std::vector<StreamEntry>& e, size_t persistents, int64_t l, const StreamRates& r)
       : entries(e), rates(r), limit(l), floor(stream_floor(e)), holder(e, persistents, l, r), bound(e, persistents, l, r) {
@@ -152,7 +160,7 @@ struct Streamer::Impl {
       if (!last || way.order != last->order || way.free != last->free)
         holder.choose(orders[way.order], target, static_cast<int64_t>(way.free * static_cast<double>(target - floor)));
       last = &way;
-      StreamPlan plan = make_plan(entries, holder, target, rates, way.ahead);
+      StreamPlan plan = make_plan(entries, holder, target, rates, {.queued = way.ahead, .early = early});
       way.seconds = seconds_of(plan, 0);
       const bool is_known = std::any_of(found.begin(), found.end(), [&](const Found& f) { return f.way.seconds == way.seconds; });
       if (is_known || (found.size() == kBest && way.seconds > found.back().way.seconds)) continue;
@@ -181,6 +189,98 @@ struct Streamer::Impl {
     std::vector<Way> more = ways(frees, aheads);
     try_out(more, target, found, true);
   }
+  // A transfer of a plan, and what would save it: candidates to be held.
+  struct Transfer {
+    size_t entry;
+    uint32_t piece;
+    int32_t use;    // held from there on; -1: resident
+    double waited;  // seconds, for it
+  };
+
+  // Reads in the order in which they are wanted.
+  std::vector<Transfer> transfers_of(const StreamPlan& plan) const {
+    std::vector<Transfer> all;
+    std::vector<double> waits;
+    for (size_t e = 0; e < entries.size(); ++e) {
+      if (entries[e].weight < kRarely) continue;
+      simulate(entries[e], plan.visits[e], rates, &waits);
+      for (size_t v = 0; v < plan.visits[e].size(); ++v) {
+        const Visit& visit = plan.visits[e][v];
+        if (visit.issue < 0) continue;
+        const std::vector<StreamUse>& uses = entries[e].pieces[visit.piece].uses;
+        const auto use = std::lower_bound(uses.begin(), uses.end(), visit.first, [](const StreamUse& u, int32_t t) { return u.step < t; });
+        all.push_back({e, visit.piece, static_cast<int32_t>(use - uses.begin()) - 1, waits[v]});
+      }
+    }
+    return all;
+  }
+
+  // Moves to the front of the order, or somewhere else, what may shorten the waiting; by chance.
+  void change(HoldOrder& order, const std::vector<Transfer>& transfers, double waited, std::mt19937& random) const {
+    constexpr size_t kBefore = 24;  // transfers, that something may have been waited for because of
+    const auto upto = [&](size_t n) { return static_cast<size_t>(random() % n); };
+    auto chosen = order.begin() + static_cast<std::ptrdiff_t>(upto(order.size()));
+    auto to = order.begin() + static_cast<std::ptrdiff_t>(upto(order.size()));
+    if (!transfers.empty() && random() % 4 != 0) {
+      double at = waited * static_cast<double>(random() % 65536) / 65536;
+      size_t i = 0;
+      while (i + 1 < transfers.size() && (at -= transfers[i].waited) > 0) ++i;
+      const Transfer& transfer = transfers[i - std::min(i, upto(kBefore))];
+      const int32_t persistent = entries[transfer.entry].pieces[transfer.piece].persistent;
+      const auto saves = [&](const HoldCandidate& candidate) {
+        if (candidate.use >= 0 || transfer.use >= 0)
+          return candidate.entry == transfer.entry && candidate.piece == transfer.piece && candidate.use == transfer.use;
+        return entries[candidate.entry].pieces[candidate.piece].persistent == persistent;
+      };
+      const auto found = std::find_if(order.begin(), order.end(), saves);
+      if (found != order.end()) chosen = found;
+      to = order.begin();
+    }
+    if (chosen < to)
+      std::rotate(chosen, chosen + 1, to + 1);
+    else
+      std::rotate(to, chosen, chosen + 1);
+  }
+
+  // Looks around the fastest plan, by chance that is the same each time, and keeps what is faster. What comes out is another order.
+  void improve(int64_t target, std::vector<Found>& found) {
+    const Way way = found.front().way;
+    const auto free = static_cast<int64_t>(way.free * static_cast<double>(target - floor));
+    HoldOrder order = orders[way.order];
+    StreamPlan plan = std::move(found.front().plan);
+    double least = seconds_of(plan, kRarely);
+    size_t size = 0;
+    for (const StreamEntry& entry : entries) size += entry.seconds.size() + entry.pieces.size();
+    std::mt19937 random(1);
+    std::vector<Transfer> transfers;
+    double waited = 0;
+    bool is_better = true;
+    int64_t accepted = 0;
+    for (int64_t left = kSearch / static_cast<int64_t>(size + 1); left > 0 && least > bound.seconds() * (1 + kSmallGap); --left) {
+      if (is_better) {
+        transfers = transfers_of(plan);
+        waited = 0;
+        for (const Transfer& transfer : transfers) waited += transfer.waited;
+      }
+      HoldOrder other = order;
+      change(other, transfers, waited, random);
+      holder.choose(other, target, free);
+      StreamPlan tried = make_plan(entries, holder, target, rates, {.queued = way.ahead, .early = early});
+      const double seconds = seconds_of(tried, kRarely);
+      is_better = seconds < least;
+      if (seconds > least) continue;
+      order = std::move(other);
+      plan = std::move(tried);
+      least = seconds;
+      ++accepted;
+    }
+    if (accepted > 0) orders.push_back(std::move(order));
+    found.front() = {.way = {.order = accepted > 0 ? orders.size() - 1 : way.order,
+                             .free = way.free,
+                             .ahead = way.ahead,
+                             .seconds = seconds_of(plan, 0)},
+                     .plan = std::move(plan)};
+  }
 };
 
 Streamer::Streamer(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates)
@@ -190,6 +290,7 @@ Streamer::~Streamer() = default;
 double Streamer::bound() const { return impl_->bound.seconds(); }
 
 StreamPlan Streamer::outlook(int64_t target) {
+  impl_->early = std::numeric_limits<double>::infinity();
   impl_->find_first_order();
   std::vector<Impl::Way> ways = impl_->ways(kFewFree, kFewAhead);
   std::vector<Impl::Found> found;
@@ -197,16 +298,24 @@ StreamPlan Streamer::outlook(int64_t target) {
   return std::move(found.front().plan);
 }
 
-std::vector<StreamPlan> Streamer::plans(int64_t target) {
+std::vector<StreamPlan> Streamer::plans(int64_t target, double early) {
   std::vector<Impl::Found> found;
-  if (impl_->best.empty()) {
+  impl_->early = early;
+  std::vector<Impl::Way>& best = impl_->best[early];
+  if (impl_->best.size() == 1 && best.empty()) {
     impl_->find_first_order();
     for (const double share : kFreeOfBound) impl_->find_order(share);
     impl_->try_all(target, found);
-    for (const Impl::Found& f : found) impl_->best.push_back(f.way);
   } else {
-    std::vector<Impl::Way> ways = impl_->best;
+    std::vector<Impl::Way> ways = best.empty() ? impl_->first : best;
     impl_->try_out(ways, target, found, false);  // all: for the same target the same plans come out again
+  }
+  if (best.empty()) {
+    if (impl_->first.empty()) {
+      for (const Impl::Found& f : found) impl_->first.push_back(f.way);
+    }
+    impl_->improve(target, found);
+    for (const Impl::Found& f : found) best.push_back(f.way);
   }
   std::vector<StreamPlan> plans;
   for (Impl::Found& f : found) plans.push_back(std::move(f.plan));

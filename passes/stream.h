@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -94,7 +95,8 @@ class Streamer {
   // What plans() can be expected to find within `target` bytes, between the floor and the limit: the fastest of a few.
   StreamPlan outlook(int64_t target);
   // The fastest that are found within so many bytes, in their order; at least one.
-  std::vector<StreamPlan> plans(int64_t target);
+  // `early`: seconds that are computed at most between the beginning of a read and its step.
+  std::vector<StreamPlan> plans(int64_t target, double early = std::numeric_limits<double>::infinity());
 
  private:
   struct Impl;

@@ -9,6 +9,7 @@
 
 #include "passes/stream.h"
 #include "passes/stream_bound.h"
+#include "passes/stream_spread.h"
 
 namespace ort_train {
 
@@ -62,8 +63,9 @@ class Holder {
   std::vector<std::vector<std::vector<bool>>> held_;  // by entry, piece, use: held from there to the next
 };
 
-// The choices with their transfers, and what they are expected to take. `ahead`: as spread_transfers() wants it, as a share of the time
-// that an entry computes. In stream.cpp.
-StreamPlan make_plan(const std::vector<StreamEntry>& entries, const Holder& holder, int64_t limit, const StreamRates& rates, double ahead);
+// The choices with their transfers, and what they are expected to take. `eagerness.queued` is a share of the time that an entry computes.
+// In stream.cpp.
+StreamPlan make_plan(const std::vector<StreamEntry>& entries, const Holder& holder, int64_t limit, const StreamRates& rates,
+                     Eagerness eagerness);
 
 }  // namespace ort_train

@@ -13,14 +13,14 @@ constexpr double kLate = 0.5;  // of its own time, that a write may take longer 
 
 class Spreader {
  public:
-  Spreader(const StreamEntry& entry, const std::vector<int64_t>& load, int64_t limit, const StreamRates& rates, double ahead,
+  Spreader(const StreamEntry& entry, const std::vector<int64_t>& load, int64_t limit, const StreamRates& rates, const Eagerness& eagerness,
            std::vector<Visit>& visits)
       : entry_(entry),
         load_(load),
         limit_(limit),
         rates_(rates),
         clock_(rates),
-        ahead_(ahead),
+        eagerness_(eagerness),
         visits_(visits),
         steps_(static_cast<int32_t>(entry.seconds.size())),
         begin_(entry.seconds.size() + 1),
@@ -44,7 +44,8 @@ class Spreader {
     for (int32_t t = 0; t <= steps_; ++t) {
       for (const size_t v : ending[static_cast<size_t>(t)]) begin_write(v);
       while (!writing_.empty() && is_long_over(writing_.front())) end_write(t);
-      while (!writing_.empty() && (t == steps_ || ahead_ < 0 || load_[static_cast<size_t>(t)] + writing_bytes_ > limit_)) end_write(t);
+      while (!writing_.empty() && (t == steps_ || eagerness_.queued < 0 || load_[static_cast<size_t>(t)] + writing_bytes_ > limit_))
+        end_write(t);
       if (t == steps_) break;
       begin_reads(t);
       for (size_t r = needed_; r < next_read_ && visits_[reads_[r]].first == t; ++r, ++needed_) clock_.wait(transfer_[reads_[r]]);
@@ -87,7 +88,8 @@ class Spreader {
       if (visit.first == t) {  // now or never
         while (before != kNobody && is_writing_[before]) end_write(t);
       } else {
-        if (ahead_ < 0 || clock_.backlog() > entry_.seconds[static_cast<size_t>(t)] + ahead_) return;
+        if (eagerness_.queued < 0 || clock_.backlog() > entry_.seconds[static_cast<size_t>(t)] + eagerness_.queued) return;
+        if (begin_[static_cast<size_t>(visit.first)] - begin_[static_cast<size_t>(t)] > eagerness_.early) return;
         if (before != kNobody && visits_[before].last >= t) return;
         if (!has_room(t, visit.first, bytes(v), before)) return;
         while (before != kNobody && is_writing_[before]) end_write(t);
@@ -119,7 +121,7 @@ class Spreader {
   const int64_t limit_;
   const StreamRates rates_;
   StreamClock clock_;
-  const double ahead_;
+  const Eagerness eagerness_;
   std::vector<Visit>& visits_;
   const int32_t steps_;
   std::vector<double> begin_;     // of each step, if nothing waits
@@ -134,14 +136,14 @@ class Spreader {
 
 }  // namespace
 
-void spread_transfers(const StreamEntry& entry, const std::vector<int64_t>& load, int64_t limit, const StreamRates& rates, double ahead,
-                      std::vector<Visit>& visits) {
-  Spreader(entry, load, limit, rates, ahead, visits).run();
+void spread_transfers(const StreamEntry& entry, const std::vector<int64_t>& load, int64_t limit, const StreamRates& rates,
+                      const Eagerness& eagerness, std::vector<Visit>& visits) {
+  Spreader(entry, load, limit, rates, eagerness, visits).run();
 }
 
-StreamForecast simulate(const StreamEntry& entry, const std::vector<Visit>& visits, const StreamRates& rates) {
+StreamForecast simulate(const StreamEntry& entry, const std::vector<Visit>& visits, const StreamRates& rates, std::vector<double>* waits) {
   const size_t steps = entry.seconds.size();
-  std::vector<std::vector<size_t>> issues(steps + 1), needs(steps + 1), begins(steps + 1), waits(steps + 1);
+  std::vector<std::vector<size_t>> issues(steps + 1), needs(steps + 1), begins(steps + 1), ends(steps + 1);
   for (size_t v = 0; v < visits.size(); ++v) {
     const Visit& visit = visits[v];
     if (visit.issue >= 0) {
@@ -150,11 +152,12 @@ StreamForecast simulate(const StreamEntry& entry, const std::vector<Visit>& visi
     }
     if (visit.written >= 0) {
       begins[static_cast<size_t>(visit.last) + 1].push_back(v);
-      waits[static_cast<size_t>(visit.written)].push_back(v);
+      ends[static_cast<size_t>(visit.written)].push_back(v);
     }
   }
   StreamForecast forecast;
   std::vector<size_t> read(visits.size()), write(visits.size());
+  if (waits) waits->assign(visits.size(), 0);
   StreamClock clock(rates);
   for (size_t t = 0; t <= steps; ++t) {
     for (size_t v : begins[t]) {
@@ -163,14 +166,18 @@ StreamForecast simulate(const StreamEntry& entry, const std::vector<Visit>& visi
       forecast.write += static_cast<double>(bytes) / rates.write;
       forecast.bytes_written += bytes;
     }
-    for (size_t v : waits[t]) forecast.stalled += clock.wait(write[v]);
+    for (size_t v : ends[t]) forecast.stalled += clock.wait(write[v]);
     for (size_t v : issues[t]) {
       const int64_t bytes = entry.pieces[visits[v].piece].bytes;
       read[v] = clock.begin(false, bytes);
       forecast.read += static_cast<double>(bytes) / rates.read;
       forecast.bytes_read += bytes;
     }
-    for (size_t v : needs[t]) forecast.stalled += clock.wait(read[v]);
+    for (size_t v : needs[t]) {
+      const double seconds = clock.wait(read[v]);
+      forecast.stalled += seconds;
+      if (waits) (*waits)[v] = seconds;
+    }
     if (t == steps) break;
     clock.compute(entry.seconds[t]);
     forecast.compute += entry.seconds[t];

@@ -6,19 +6,29 @@
 
 #pragma once
 
+#include <limits>
 #include <vector>
 
 #include "passes/stream.h"
 
 namespace ort_train {
 
-// Sets `issue` and `written` of the visits that are read and written; `load`: bytes by step without transfers ahead and behind.
-// `ahead`: seconds of transfers that may wait for the disk when another read is begun ahead of its step; negative: nothing begins ahead of
-// its step or ends behind it.
-void spread_transfers(const StreamEntry& entry, const std::vector<int64_t>& load, int64_t limit, const StreamRates& rates, double ahead,
-                      std::vector<Visit>& visits);
+// How far ahead of their use reads begin.
+struct Eagerness {
+  // Seconds of transfers that may wait for the disk when another read is begun ahead of its step; negative: nothing begins ahead of its
+  // step or ends behind it.
+  double queued = -1;
+  // Seconds that are computed at most between the beginning of a read and its step: what waits long takes memory, and fits addresses badly.
+  double early = std::numeric_limits<double>::infinity();
+};
 
-// The same disk and clock, for visits as they are: what the run is expected to take.
-StreamForecast simulate(const StreamEntry& entry, const std::vector<Visit>& visits, const StreamRates& rates);
+// Sets `issue` and `written` of the visits that are read and written; `load`: bytes by step without transfers ahead and behind.
+void spread_transfers(const StreamEntry& entry, const std::vector<int64_t>& load, int64_t limit, const StreamRates& rates,
+                      const Eagerness& eagerness, std::vector<Visit>& visits);
+
+// The same disk and clock, for visits as they are: what the run is expected to take. `waits`, if given: seconds that each visit's read is
+// waited for.
+StreamForecast simulate(const StreamEntry& entry, const std::vector<Visit>& visits, const StreamRates& rates,
+                        std::vector<double>* waits = nullptr);
 
 }  // namespace ort_train

@@ -151,7 +151,7 @@ TEST(StreamBound, NoPlanIsFaster) {
         std::shuffle(order.begin(), order.end(), random);
         order.resize(order.size() * (1 + random() % 4) / 4);
         holder.choose(order, limit, 0);
-        const StreamPlan plan = make_plan(entries, holder, limit, rates, random() % 2 ? 1 : 0);
+        const StreamPlan plan = make_plan(entries, holder, limit, rates, {.queued = random() % 2 ? 1.0 : 0.0});
         EXPECT_GE(seconds_of(entries, plan.forecasts), bound * (1 - 1e-9)) << "seed " << seed << ", limit " << limit;
       }
     }

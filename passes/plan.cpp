@@ -307,8 +307,9 @@ struct Planner::Impl {
     std::unique_ptr<Streamer> streamer;
 
     // Null where the limit is below the floor. Made when it is asked for: its linear program takes time.
-    Streamer* find_streamer() {
-      if (!streamer && limit >= floor) streamer = std::make_unique<Streamer>(streams.entries, streams.movable.size(), limit, disk);
+    // `enough`: of a bound; no higher one is looked for.
+    Streamer* find_streamer(double enough) {
+      if (!streamer && limit >= floor) streamer = std::make_unique<Streamer>(streams.entries, streams.movable.size(), limit, disk, enough);
       return streamer.get();
     }
 
@@ -329,8 +330,8 @@ struct Planner::Impl {
 
     // How many may be made of one kind.
     int64_t packings() const {
-      constexpr double kWork = 5e8;
-      return std::clamp(static_cast<int64_t>(kWork / (nodes() * nodes() + 1)), int64_t{12}, int64_t{80});
+      constexpr double kWork = 2e9;
+      return std::clamp(static_cast<int64_t>(kWork / (nodes() * nodes() + 1)), int64_t{16}, int64_t{160});
     }
     double nodes() const {
       double nodes = 0;
@@ -370,10 +371,13 @@ struct Planner::Impl {
   // any price, unless it is the `last` plan that is tried; not where it takes `least` seconds then. Counts the `packings` that are left.
   Program make_within(const Search& search, StreamPlan& plan, int64_t limit, double least, bool last, int64_t& packings) const {
     constexpr int kRounds = 12;
-    constexpr double kNear = 1.015, kFar = 1.03;  // of the limit
+    constexpr double kNear = 1.03;  // of the limit
+    constexpr double kDear = 1.01;  // of the time at first
     Program program = make(search.streams, plan, limit);
     --packings;
-    if (search.others() == 0 && !last && static_cast<double>(program.arena_bytes) > kFar * static_cast<double>(limit)) return program;
+    const bool is_costly = search.others() == 0 && !last;
+    if (is_costly && static_cast<double>(program.arena_bytes) > kNear * static_cast<double>(limit)) return program;
+    if (is_costly) least = std::min(least, kDear * search.seconds_of(plan));
     for (int round = 0; round < kRounds && program.arena_bytes > limit && packings > 0; ++round) {
       bool changed = false;
       for (const bool around : {false, true}) {
@@ -485,7 +489,7 @@ StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const
   Impl::Search& search = impl_->search(limit, compute, disk);
   StreamOutlook result;
   result.bound = search.computing();
-  if (result.bound >= kWorth * beat || !search.find_streamer()) return result;
+  if (result.bound >= kWorth * beat || !search.find_streamer(kWorth * beat)) return result;
   result.bound = search.streamer->bound();
   if (result.bound >= kWorth * beat) return result;
   const StreamPlan plan = search.streamer->outlook(std::max(search.floor, static_cast<int64_t>(kPacked * static_cast<double>(limit))));
@@ -500,15 +504,16 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
   constexpr double kGood = 1.002;  // times the bound
   // How early reads may begin, in the time in which all of the memory could be read: the earlier, the less is waited for, and the less
   // memory do addresses leave.
-  constexpr double kEarly[] = {1, 0.5, 0.25, 0.12};
+  constexpr double kEarly[] = {0.12, 0.25, 0.5, 1};
+  constexpr double kLeastEarly = 0.01;  // seconds: a system's hiccup
   Impl::Search& search = impl_->search(limit, compute, disk);
   StreamedProgram result;
-  if (search.find_streamer()) {
+  if (search.find_streamer(std::numeric_limits<double>::infinity())) {
     result.bound = search.streamer->bound();
     const size_t others = search.others();
     double least = std::numeric_limits<double>::infinity();  // seconds
     for (const double share : kEarly) {
-      const double early = share * static_cast<double>(limit) / disk.read;
+      const double early = std::max(kLeastEarly, share * static_cast<double>(limit) / disk.read);
       int64_t target = limit, packings = search.packings();
       int found = 0;
       double foreseen = 0;  // seconds of the first

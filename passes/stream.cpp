@@ -117,8 +117,8 @@ struct Streamer::Impl {
   std::vector<Way> first;                   // to the first plans, fastest first
   std::map<double, std::vector<Way>> best;  // by `early`: the same, improved
 
-  Impl(const std::vector<StreamEntry>& e, size_t persistents, int64_t l, const StreamRates& r)
-      : entries(e), rates(r), limit(l), floor(stream_floor(e)), holder(e, persistents, l, r), bound(e, persistents, l, r) {
+  Impl(const std::vector<StreamEntry>& e, size_t persistents, int64_t l, const StreamRates& r, double enough)
+      : entries(e), rates(r), limit(l), floor(stream_floor(e)), holder(e, persistents, l, r), bound(e, persistents, l, r, enough) {
     orders.push_back(holder.greedy());
   }
 
@@ -283,8 +283,8 @@ struct Streamer::Impl {
   }
 };
 
-Streamer::Streamer(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates)
-    : impl_(std::make_unique<Impl>(entries, persistents, limit, rates)) {}
+Streamer::Streamer(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates, double enough)
+    : impl_(std::make_unique<Impl>(entries, persistents, limit, rates, enough)) {}
 Streamer::~Streamer() = default;
 
 double Streamer::bound() const { return impl_->bound.seconds(); }

@@ -86,8 +86,9 @@ class StreamBound;
 // Plans for one memory and one disk. Refers to the entries.
 class Streamer {
  public:
-  // `limit` is at least the floor. `persistents`: how many there are.
-  Streamer(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates);
+  // `limit` is at least the floor. `persistents`: how many there are. `enough`: of the bound; no higher one is looked for.
+  Streamer(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates,
+           double enough = std::numeric_limits<double>::infinity());
   ~Streamer();
 
   // No plan within the limit takes less, for an optimizer step: entries that run rarely left out.

@@ -52,7 +52,8 @@ template <typename Body> bool for_worst(std::vector<Stretch>& all, Body&& body) 
 
 }  // namespace
 
-StreamBound::StreamBound(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates)
+StreamBound::StreamBound(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates,
+                         double enough)
     : entries_(entries),
       limit_(limit),
       price_{rates.price(false), rates.price(true)},
@@ -85,7 +86,7 @@ StreamBound::StreamBound(const std::vector<StreamEntry>& entries, size_t persist
     for (const Group::Member& member : group.members) held.emplace_back(member.held.size(), 1.0);
   }
   set_costs(kRarely, 0);
-  find_seconds();
+  find_seconds(enough);
 }
 
 void StreamBound::find_groups(size_t persistents) {
@@ -508,7 +509,7 @@ void StreamBound::set_costs(double least_weight, double of_transfers) {
   for (const auto& [column, cost] : costs) program_.set_cost(column, cost);
 }
 
-void StreamBound::find_seconds() {
+void StreamBound::find_seconds(double enough) {
   double certain = 0;
   for (size_t e = 0; e < entries_.size(); ++e) {
     if (entries_[e].weight < kRarely) continue;
@@ -522,7 +523,7 @@ void StreamBound::find_seconds() {
     seconds_ = std::max(seconds_, certain + program_.bound());
     idle = round > 0 && seconds_ < before * (1 + kTolerance) ? idle + 1 : 0;
     bool violated = false;
-    for (size_t e = 0; e < entries_.size(); ++e) {
+    for (size_t e = 0; e < entries_.size() && seconds_ < enough; ++e) {
       if (entries_[e].weight < kRarely) continue;
       if (add_violated(rows_[e])) violated = true;
       if (add_crowded(rows_[e])) violated = true;

@@ -33,8 +33,8 @@ namespace ort_train {
 
 class StreamBound {
  public:
-  // `limit` is at least the floor. The entries must outlive it.
-  StreamBound(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates);
+  // `limit` is at least the floor. The entries must outlive it. No bound above `enough` seconds is looked for.
+  StreamBound(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates, double enough);
 
   // No plan takes less, for an optimizer step.
   double seconds() const { return seconds_; }
@@ -113,7 +113,7 @@ class StreamBound {
   // What a second of the job costs for certain, of which (1 - price) are counted.
   double price_of(const Job& job) const { return price_[job.released >= 0] / (1 - price_[job.released >= 0]); }
   void set_costs(double least_weight, double of_transfers);
-  void find_seconds();
+  void find_seconds(double enough);
 
   const std::vector<StreamEntry>& entries_;
   const int64_t limit_;

@@ -50,14 +50,14 @@ TEST(StreamBound, IsWhatOneComputesByHand) {
   StreamEntry entry{.fixed = {0, 0, 60, 0, 0}, .seconds = {1, 1, 1, 1, 1}};
   entry.pieces.push_back(piece_of(100, {{.step = 0, .reads = false, .changes = true}, {.step = 4, .reads = true, .changes = false}}));
   // Everything fits: 5 s of computing. Else what doesn't is written before the full step and read behind it, besides a step each.
-  EXPECT_NEAR(StreamBound({entry}, 0, 160, rates).seconds(), 5, 1e-9);
-  EXPECT_NEAR(StreamBound({entry}, 0, 110, rates).seconds(), 5 + (50 / 20. - 1) + (50 / 10. - 1), 1e-6);
-  EXPECT_NEAR(StreamBound({entry}, 0, 100, rates).seconds(), 5 + (60 / 20. - 1) + (60 / 10. - 1), 1e-6);
+  EXPECT_NEAR(StreamBound({entry}, 0, 160, rates, kInfinity).seconds(), 5, 1e-9);
+  EXPECT_NEAR(StreamBound({entry}, 0, 110, rates, kInfinity).seconds(), 5 + (50 / 20. - 1) + (50 / 10. - 1), 1e-6);
+  EXPECT_NEAR(StreamBound({entry}, 0, 100, rates, kInfinity).seconds(), 5 + (60 / 20. - 1) + (60 / 10. - 1), 1e-6);
   // A weight that is changed: read before its first use, written behind its last one, where it isn't resident.
   StreamEntry weight{.fixed = {50, 0, 50}, .seconds = {1, 1, 1}};
   weight.pieces.push_back(piece_of(100, {{.step = 1, .reads = true, .changes = true}}, 0));
-  EXPECT_NEAR(StreamBound({weight}, 1, 150, rates).seconds(), 3, 1e-9);
-  EXPECT_NEAR(StreamBound({weight}, 1, 100, rates).seconds(), 3 + 50 / 10. + 50 / 20., 1e-6);
+  EXPECT_NEAR(StreamBound({weight}, 1, 150, rates, kInfinity).seconds(), 3, 1e-9);
+  EXPECT_NEAR(StreamBound({weight}, 1, 100, rates, kInfinity).seconds(), 3 + 50 / 10. + 50 / 20., 1e-6);
 }
 
 // What is under way takes memory too: where there is none, transfers don't hide behind computing.
@@ -65,13 +65,13 @@ TEST(StreamBound, TransfersUnderWayNeedRoom) {
   const StreamRates rates{.read = 10, .write = 20};
   StreamEntry weight{.fixed = {100, 0}, .seconds = {10, 1}};
   weight.pieces.push_back(piece_of(100, {{.step = 1, .reads = true, .changes = false}}, 0));
-  EXPECT_NEAR(StreamBound({weight}, 1, 200, rates).seconds(), 11, 1e-9);
-  EXPECT_NEAR(StreamBound({weight}, 1, 150, rates).seconds(), 16, 1e-6) << "half of it is there, or read ahead";
-  EXPECT_NEAR(StreamBound({weight}, 1, 100, rates).seconds(), 21, 1e-6);
+  EXPECT_NEAR(StreamBound({weight}, 1, 200, rates, kInfinity).seconds(), 11, 1e-9);
+  EXPECT_NEAR(StreamBound({weight}, 1, 150, rates, kInfinity).seconds(), 16, 1e-6) << "half of it is there, or read ahead";
+  EXPECT_NEAR(StreamBound({weight}, 1, 100, rates, kInfinity).seconds(), 21, 1e-6);
   // Made, out of the way of a full step, and back: its write is over before that step, its read begins behind it.
   StreamEntry made{.fixed = {0, 100, 0, 0}, .seconds = {1, 20, 4, 1}};
   made.pieces.push_back(piece_of(100, {{.step = 0, .reads = false, .changes = true}, {.step = 3, .reads = true, .changes = false}}));
-  const double bound = StreamBound({made}, 0, 100, rates).seconds();
+  const double bound = StreamBound({made}, 0, 100, rates, kInfinity).seconds();
   EXPECT_GE(bound, 26 + (5 - 1) + (10 - 4) - 1e-6);
   EXPECT_LE(bound, 26 + 5 + (10 - 4) + 1e-6);
 }

@@ -38,13 +38,13 @@ std::string megabytes(int64_t bytes) {
 Progress::Progress(int64_t budget, int64_t logging_steps)
     : budget_(budget), logging_steps_(logging_steps), terminal_(::isatty(STDOUT_FILENO) == 1) {}
 
-void Progress::step(const StepReport& report) {
+void Progress::step(const StepReport& report, const std::string& rate) {
   if (!terminal_ && report.step % logging_steps_ != 0 && report.step != 1 && report.step != report.total_steps) return;
   const int width = static_cast<int>(std::to_string(report.total_steps).size());
   std::string text = fmt::format("step {:>{}}/{}", report.step, width, report.total_steps);
   if (terminal_) text += " " + bar(static_cast<double>(report.step) / static_cast<double>(report.total_steps));
-  text += fmt::format(" loss {:.4g}  |g| {:.3g}  lr {:.1e}  {}  {} tok/s", report.loss, report.grad_norm, report.learning_rate,
-                      shown_duration(report.milliseconds), grouped(static_cast<int64_t>(std::llround(report.tokens_per_second))));
+  text += fmt::format(" loss {:.4g}  |g| {:.3g}  lr {:.1e}  {}  {} {}", report.loss, report.grad_norm, report.learning_rate,
+                      shown_duration(report.milliseconds), grouped(static_cast<int64_t>(std::llround(report.tokens_per_second))), rate);
   if (report.peak_share > 0) text += fmt::format("  {:.0f} % of peak", 100 * report.peak_share);
   text += "  RAM " +
           (budget_ > 0 ? fmt::format("{} of {}", megabytes(report.resident_bytes), megabytes(budget_)) : megabytes(report.resident_bytes));

@@ -13,7 +13,7 @@ class Progress {
  public:
   Progress(int64_t budget, int64_t logging_steps);
 
-  void step(const StepReport& report);
+  void step(const StepReport& report, const std::string& rate);  // `rate`: of what tokens_per_second counts
   void eval(const EvalReport& report);
   void note(const std::string& text);
   void line(const std::string& label, const std::string& text);  // "label       text"

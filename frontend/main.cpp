@@ -85,7 +85,8 @@ int train_model(const CommandLine& line) {
     threads.emplace(tbb::global_control::max_allowed_parallelism, static_cast<size_t>(line.options.threads));
   }
   catch_signals();
-  Trainer trainer(line.options, {.on_step = [&](const StepReport& report) { progress.step(report); },
+  std::string rate = "tok/s";
+  Trainer trainer(line.options, {.on_step = [&](const StepReport& report) { progress.step(report, rate); },
                                  .on_eval = [&](const EvalReport& report) { progress.eval(report); },
                                  .on_note = [&](const std::string& text) { progress.note(text); }});
   if (line.command == CommandLine::Command::plan) {
@@ -94,6 +95,7 @@ int train_model(const CommandLine& line) {
     return 0;
   }
   show_short_plan(trainer.plan(), progress);
+  if (trainer.plan().sequence == 0) rate = "samples/s";
   running = &trainer;
   try {
     const Summary summary = trainer.train();

@@ -242,6 +242,7 @@ TEST_F(CommandLineTest, ALearningRateOfZeroGivesTheSameFileBack) {
     if (std::string(model) == "mlp-mse") arguments.insert(arguments.end(), {"--loss", "mse", "--labels", "y"});
     const Result result = run(arguments);
     ASSERT_EQ(result.code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr(std::string(model) == "mlp-mse" ? " samples/s" : " tok/s"));
     EXPECT_TRUE(read_file(folder / (std::string(model) + "/model.onnx")) == read_file(kGolden + model + ".onnx")) << model;
   }
 }

@@ -1,5 +1,5 @@
 // A profile that says of this machine and of the disk of a folder what a usual machine does: what a test expects of a plan must not hang on
-// how fast, or how busy, the machine is on which it runs. MeasureMachine and MeasureDisk are the tests that measure.
+// how fast, or how busy, the machine is on which it runs.
 
 #pragma once
 

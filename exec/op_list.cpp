@@ -145,6 +145,19 @@ const std::vector<const OpDef*>& ops() {
       // rms_normalization.cpp
       &kRMSNormalization,
       &kRMSNormalizationGrad,
+      // batch_normalization.cpp
+      &kBatchNormalization,
+      &kLiveBatchNormalization,
+      &kBatchNormalizationGrad,
+      &kRunningStatistics,
+      // conv.cpp, pool.cpp
+      &kConv,
+      &kConvInputGrad,
+      &kConvWeightGrad,
+      &kMaxPool,
+      &kMaxPoolGrad,
+      &kAveragePool,
+      &kAveragePoolGrad,
       // matmul.cpp
       &kMatMul,
       &kMatMulPart,

@@ -147,6 +147,19 @@ extern const OpDef kLayerNormalizationGrad;
 // rms_normalization.cpp
 extern const OpDef kRMSNormalization;
 extern const OpDef kRMSNormalizationGrad;
+// batch_normalization.cpp
+extern const OpDef kBatchNormalization;
+extern const OpDef kLiveBatchNormalization;
+extern const OpDef kBatchNormalizationGrad;
+extern const OpDef kRunningStatistics;
+// conv.cpp, pool.cpp
+extern const OpDef kConv;
+extern const OpDef kConvInputGrad;
+extern const OpDef kConvWeightGrad;
+extern const OpDef kMaxPool;
+extern const OpDef kMaxPoolGrad;
+extern const OpDef kAveragePool;
+extern const OpDef kAveragePoolGrad;
 // matmul.cpp
 extern const OpDef kMatMul;
 extern const OpDef kMatMulPart;

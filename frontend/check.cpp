@@ -143,6 +143,8 @@ class Check {
                                .bound_inputs = {},
                                .retie = options_.retie,
                                .untie = options_.untie,
+                               .batch_norm = options_.batch_norm,
+                               .batch_norm_nodes = options_.batch_norm_nodes,
                                .output = output_};
     Workers workers(1);
     model_ = import_model(options_.model, import, workers);
@@ -213,7 +215,8 @@ class Check {
   }
 
   void conclude() {
-    const std::vector<ValueId> parameters = model_.graph.parameters();
+    std::vector<ValueId> parameters = model_.graph.parameters();
+    std::erase_if(parameters, [&](ValueId id) { return !model_.graph.value(id).trainable; });  // running statistics
     const auto blocking = std::count_if(report_.rows.begin(), report_.rows.end(), [](const CheckRow& row) { return row.blocks; });
     std::vector<bool> live(model_.graph.value_count());
     if (loss_ != kNone) live = reached(model_.graph, loss_);

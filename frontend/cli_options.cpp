@@ -71,7 +71,7 @@ void add_shapes(const std::string& text, std::map<std::string, int64_t>& shapes)
 // What needs more than a conversion.
 struct Raw {
   std::string budget, host_budget, nvme_budget, nvme_endurance, part_size;
-  std::vector<std::string> shapes, dump_after;
+  std::vector<std::string> shapes, dump_after, batch_norm;
   double warmup_ratio = 0;
   bool gradient_checkpointing = false;
   bool no_checksums = false, no_shuffle = false, no_retie = false, plan = false, version = false;
@@ -156,6 +156,11 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   constexpr const char* graph = "Graph";
   app.add_flag("--no-retie", raw.no_retie, "don't tie weights that were stored twice")->group(graph);
   app.add_flag("--untie", o.untie, "one weight for each use")->group(graph);
+  app.add_option("--batch-norm", raw.batch_norm,
+                 "BatchNormalization normalises by each batch and changes its running statistics (live), or by these (frozen); model: as "
+                 "exported (default). NODE=live, NODE=frozen: of some nodes, * stands for any text. Evaluation is always frozen")
+      ->group(graph)
+      ->take_all();
   app.add_option("--skip-pass", o.skip_passes, "leave a pass out")->group(graph)->take_all();
   app.add_option("--dump-after", raw.dump_after, "PASS FILE.onnx: write the graph as it is after a pass")
       ->group(graph)
@@ -237,6 +242,13 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     throw usage(fmt::format("--gradient-checkpointing leaves it to the budget, --recompute {} does not: give one of them", o.recompute));
   if (o.profile.empty()) o.profile = default_profile();
   for (const std::string& shape : raw.shapes) add_shapes(shape, o.shapes);
+  for (const std::string& item : raw.batch_norm) {
+    const size_t equals = item.rfind('=');
+    if (equals == std::string::npos)
+      o.batch_norm = item;
+    else
+      o.batch_norm_nodes.emplace_back(item.substr(0, equals), item.substr(equals + 1));
+  }
   for (size_t i = 0; i + 1 < raw.dump_after.size(); i += 2) o.dump_after[raw.dump_after[i]] = raw.dump_after[i + 1];
   if (raw.warmup_ratio != 0) {
     if (!(raw.warmup_ratio > 0 && raw.warmup_ratio < 1))

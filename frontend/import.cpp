@@ -67,16 +67,14 @@ Needed needed_for(const onnx::GraphDef& graph, const std::string& output) {
 
 void note_modes(const onnx::GraphDef& graph, const Graph& imported, ModelInfo& info) {
   std::set<int64_t> drawing;  // Dropout nodes in training mode
+  int64_t dropout = 0, live = 0, frozen = 0;
   for (NodeId id : imported.order()) {
     const Node& node = imported.node(id);
     if (node.op->name == "Dropout") drawing.insert(node.attributes.get("ordinal", 0));
+    live += node.op->name == "LiveBatchNormalization";
+    frozen += node.op->name == "BatchNormalization";
   }
-  int64_t dropout = 0, batch_norm = 0;
-  for (const onnx::NodeDef& node : graph.nodes) {
-    if (!node.domain.empty()) continue;
-    if (node.op_type == "Dropout") ++dropout;
-    if (node.op_type == "BatchNormalization" && node.attributes.get("training_mode", 0) == 0) ++batch_norm;
-  }
+  for (const onnx::NodeDef& node : graph.nodes) dropout += node.domain.empty() && node.op_type == "Dropout";
   dropout -= static_cast<int64_t>(drawing.size());  // those of function bodies are in no list: then it says too little
   if (!drawing.empty()) {
     info.notes.push_back(fmt::format("{} Dropout node{} in training mode: what is dropped follows from --seed", drawing.size(),
@@ -85,9 +83,13 @@ void note_modes(const onnx::GraphDef& graph, const Graph& imported, ModelInfo& i
   if (dropout > 0)
     info.notes.push_back(
         fmt::format("{} Dropout node{} in evaluation mode: kept, dropping nothing", dropout, dropout == 1 ? " is" : "s are"));
-  if (batch_norm > 0) {
-    info.notes.push_back(
-        fmt::format("{} BatchNormalization node{} in evaluation mode: kept frozen", batch_norm, batch_norm == 1 ? " is" : "s are"));
+  if (live > 0) {
+    info.notes.push_back(fmt::format("{} BatchNormalization node{} live: {} by each batch's statistics, which the running ones take in", live,
+                                     live == 1 ? " is" : "s are", live == 1 ? "it normalises" : "they normalise"));
+  }
+  if (frozen > 0) {
+    info.notes.push_back(fmt::format("{} BatchNormalization node{} frozen: {} running statistics stay as they are (--batch-norm live)",
+                                     frozen, frozen == 1 ? " is" : "s are", frozen == 1 ? "its" : "their"));
   }
 }
 

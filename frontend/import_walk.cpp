@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "frontend/importer.h"
@@ -55,6 +57,19 @@ Reason why_not(const onnx::NodeDef& node, int opset, const FoundForm& form) {
   return {"is not supported", "replace it by other operators before exporting, or cut the model before it"};
 }
 
+// Whether a name is what a pattern says, in which * stands for any text.
+bool fits(std::string_view pattern, std::string_view name) {
+  const size_t star = pattern.find('*');
+  if (star == std::string_view::npos) return pattern == name;
+  if (!name.starts_with(pattern.substr(0, star))) return false;
+  pattern.remove_prefix(star + 1);
+  name.remove_prefix(star);
+  for (; !name.empty(); name.remove_prefix(1)) {
+    if (fits(pattern, name)) return true;
+  }
+  return fits(pattern, name);
+}
+
 }  // namespace
 
 FoundForm find_form(const std::string& domain, const std::string& op_type, int opset) {
@@ -93,10 +108,18 @@ const Meaning& Walk::output(const std::string& name) const {
 
 void Walk::run(const ImportOptions& options) {
   const Uses uses = find_uses(model_.graph.nodes, output_names(model_.graph), model_.opsets);
+  options_ = &options;
+  const auto check_mode = [](const std::string& mode) {
+    if (mode != "model" && mode != "live" && mode != "frozen")
+      throw error(ErrorCode::usage, "--batch-norm {}: is not known: model, live or frozen, or NODE=live for some nodes", mode);
+  };
+  check_mode(options.batch_norm);
+  for (const auto& [pattern, mode] : options.batch_norm_nodes) check_mode(mode);
   top_ = model_.graph.nodes.size();
   add_inputs(options);
   add_tensors(model_.graph, uses, main_);
   list(model_.graph.nodes, main_, {.opsets = model_.opsets, .uses = uses});
+  check_modes();
   // An output may be an initializer that no node reads.
   for (const onnx::ValueDef& value : model_.graph.outputs) {
     const auto found = main_.names.find(value.name);
@@ -367,6 +390,33 @@ void Walk::expand(Job& job) {
   }
 }
 
+// Whether a BatchNormalization node is live: as the file says (before opset 14 by its number of outputs), or the options.
+bool Walk::is_live(const Job& job) {
+  std::string mode = options_->batch_norm;
+  for (size_t i = 0; i < options_->batch_norm_nodes.size(); ++i) {
+    const auto& [pattern, wanted] = options_->batch_norm_nodes[i];
+    if (!fits(pattern, job.name)) continue;
+    fitting_.insert(i);
+    mode = wanted;
+  }
+  layers_.push_back(job.name);
+  if (mode != "model") return mode == "live";
+  constexpr int kAttribute = 14;  // the opset from which on there is one
+  return job.opset < kAttribute ? job.node.outputs.size() > 1 : job.node.attributes.get("training_mode", 0) != 0;
+}
+
+// Throws where options name a layer that isn't there.
+void Walk::check_modes() const {
+  for (size_t i = 0; i < options_->batch_norm_nodes.size(); ++i) {
+    if (fitting_.contains(i)) continue;
+    const size_t shown = std::min<size_t>(layers_.size(), 4);
+    throw error(ErrorCode::usage, "--batch-norm {}={}: the model has no BatchNormalization node of that name; it has {}{}",
+                options_->batch_norm_nodes[i].first, options_->batch_norm_nodes[i].second,
+                layers_.empty() ? "none" : fmt::format("{}", fmt::join(layers_.begin(), layers_.begin() + static_cast<ptrdiff_t>(shown), ", ")),
+                shown < layers_.size() ? ", …" : "");
+  }
+}
+
 // Emits what a form makes of a node; returns why not where it can't.
 std::string Walk::lower(Job& job, const OpDef& op, const OnnxForm& form) {
   OnnxNode node{.domain = job.node.domain,
@@ -384,6 +434,7 @@ std::string Walk::lower(Job& job, const OpDef& op, const OnnxForm& form) {
     for (const auto& [name, tensor] : job.node.tensors) {
       if (!node.attributes.has(name)) node.attributes.set(name, files_.read(tensor));
     }
+    if (node.domain.empty() && node.op_type == "BatchNormalization") node.attributes.set("training_mode", int64_t{is_live(job)});
     Lowering lowering(graph_, node);
     lowering.named(job.name, job.ordinal).folding(folder_);
     if (form.lower)

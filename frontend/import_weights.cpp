@@ -23,6 +23,15 @@ bool is_constant_place(const Use& use) {
 // The running mean and variance: state of the layer, not what a gradient changes.
 bool is_running_statistic(const Use& use) { return use.op_type == "BatchNormalization" && use.domain.empty() && use.input >= 3; }
 
+// Whether what --untie leaves of the uses trains the tensor: the first of the main graph's, and those of nested graphs.
+bool trains_unsplit(const std::vector<Use>& uses) {
+  bool first = true;
+  return std::any_of(uses.begin(), uses.end(), [&](const Use& use) {
+    const bool is_left = use.node == ~size_t{0} || std::exchange(first, false);
+    return is_left && !is_running_statistic(use);
+  });
+}
+
 bool only_moves(const Use& use) {
   static constexpr std::array kMoves{"Identity", "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Cast"};
   return use.domain.empty() && use.input == 0 && std::find(kMoves.begin(), kMoves.end(), use.op_type) != kMoves.end();
@@ -167,7 +176,9 @@ void WeightTable::split(const Candidate& candidate, Meaning& meaning, std::set<s
     std::string name;
     do name = fmt::format("{}.use{}", candidate.name, number++);
     while (!names.insert(name).second);
-    meaning.copies[{use.node, use.input}] = make_parameter(candidate, name, true);
+    Candidate copy = candidate;
+    copy.trainable = !is_running_statistic(use);
+    meaning.copies[{use.node, use.input}] = make_parameter(copy, name, true);
     result_.info.edits.push_back({.node = use.node, .input = use.input, .name = name});
   }
 }
@@ -209,8 +220,11 @@ std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, con
     } else if (const auto tie = tie_of.find(i); tie != tie_of.end()) {
       by_index.push_back(tie_to(found[tie->second.kept], by_index[tie->second.kept], candidate, tie->second.transposed));
     } else {
-      by_index.push_back(add_parameter(candidate));
-      if (options_.untie && is_main) split(candidate, by_index.back(), names);
+      const bool splits = options_.untie && is_main;
+      Candidate kept = candidate;
+      if (splits) kept.trainable = trains_unsplit(candidate.uses);
+      by_index.push_back(add_parameter(kept));
+      if (splits) split(candidate, by_index.back(), names);
       by_place_.insert_or_assign({candidate.bytes.path, candidate.bytes.offset}, std::pair(candidate, by_index.back()));
     }
     meanings[candidate.name] = by_index.back();

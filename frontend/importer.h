@@ -172,6 +172,8 @@ class Walk {
     bool unknown = false, tainted = false;
   };
 
+  bool is_live(const Job& job);
+  void check_modes() const;
   void add_inputs(const ImportOptions& options);
   void add_tensors(const onnx::GraphDef& graph, const Uses& uses, Scope& scope);
   void list(const std::vector<onnx::NodeDef>& nodes, Scope& scope, const Site& site);
@@ -194,6 +196,9 @@ class Walk {
   WeightTable& weights_;
   const BoundInputs& inputs_;
   Folder folder_;
+  const ImportOptions* options_ = nullptr;
+  std::set<size_t> fitting_;           // of options.batch_norm_nodes
+  std::vector<std::string> layers_{};  // names of BatchNormalization nodes
   Scope main_;
   size_t top_ = 0;  // position of the main graph's node at work
   int64_t visited_ = 0;

@@ -184,6 +184,10 @@ void Trainer::Impl::build_entries(Deferral defer) {
       weights = std::move(imported.weights);
       info = std::move(imported.info);
       for (const std::string& text : info.notes) note(text);
+      const auto& nodes = imported.graph.order();
+      const auto is_live = [&](NodeId id) { return imported.graph.node(id).op->name == "LiveBatchNormalization"; };
+      if (optimizer.accumulate && std::any_of(nodes.begin(), nodes.end(), is_live))
+        note("with gradient accumulation live BatchNormalization sees each micro-batch by itself: a step is not that of one large batch");
       model_read = true;
     }
     optimize_forward(imported.graph, is_first ? first : quiet);
@@ -202,6 +206,7 @@ void Trainer::Impl::build_entries(Deferral defer) {
   const int64_t epoch_steps = divided_up(divided_up(train_range.count, binding.batch), options.gradient_accumulation_steps);
   // Deferred: "train" makes the update that a step before it left behind, "train-first" has none before it.
   const auto add_train = [&](const Graph& graph, int64_t batch, const std::string& suffix, const PassOptions& passes_of) {
+    check_live_layers(graph, batch);
     JobGraph train = build_train_graph(graph, loss, optimizer, passes_of);
     if (!deferred) {
       add_entry("train" + suffix, std::move(train), batch, &train_range);
@@ -241,6 +246,20 @@ void Trainer::Impl::build_entries(Deferral defer) {
                   options.predict_batch_size, batch);
     }
     add_entry("predict", build_predict_graph(forward(batch), quiet), batch, nullptr);
+  }
+}
+
+// A batch's own statistics need several values a channel.
+void Trainer::Impl::check_live_layers(const Graph& forward, int64_t batch) const {
+  for (NodeId id : forward.order()) {
+    const Node& node = forward.node(id);
+    if (node.op->name != "LiveBatchNormalization") continue;
+    const int64_t channels = element_count(forward.value(node.inputs[1]).shape), elements = element_count(forward.value(node.inputs[0]).shape);
+    if (elements > channels) continue;
+    throw error(ErrorCode::usage,
+                "[BatchNormalization '{}'] a batch of {} gives it one value a channel{}: a live layer needs several (another --batch-size, or "
+                "--batch-norm frozen)",
+                node.name, batch, batch == binding.batch ? "" : ", as the last of an epoch here");
   }
 }
 

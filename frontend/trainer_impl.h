@@ -92,6 +92,7 @@ struct Trainer::Impl {
   void check_options() const;
   void divide_samples();
   void build_entries(Deferral defer);
+  void check_live_layers(const Graph& forward, int64_t batch) const;
   JobEntry& add_entry(const std::string& name, JobGraph job, int64_t batch, SampleRange* range);
   OptimizerSpec optimizer_spec(Deferral defer) const;
   LossSpec loss_spec() const;

@@ -117,6 +117,8 @@ void Trainer::Impl::load_weights() {
 
 std::map<std::string, std::string> Trainer::Impl::settings() const {
   const auto text = [](const auto& value) { return fmt::format("{}", value); };
+  std::string batch_norm = options.batch_norm;
+  for (const auto& [pattern, mode] : options.batch_norm_nodes) batch_norm += fmt::format(" {}={}", pattern, mode);
   std::map<std::string, std::string> result{{"loss", options.loss},
                                             {"output", options.output},
                                             {"labels", options.labels},
@@ -134,6 +136,7 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
                                             {"seed", text(options.seed)},
                                             {"shuffle", text(options.shuffle)},
                                             {"part_size", text(options.part_size)},
+                                            {"batch_norm", batch_norm},
                                             {"train_samples", text(train_range.count)},
                                             {"data", std::filesystem::path(data.train->path()).filename().string()},
                                             {"instruction_set", __builtin_cpu_supports("x86-64-v4") ? "x86-64-v4" : "x86-64-v3"}};

@@ -90,7 +90,9 @@ void Graph::set_order(std::vector<NodeId> order) {
 
 void Graph::remove_node(NodeId id) {
   for (ValueId output : nodes_[id].outputs) {
-    if (output != kNone && values_[output].producer == id) values_[output].producer = kNone;
+    if (output == kNone || values_[output].producer != id) continue;
+    values_[output].producer = kNone;
+    if (!nodes_[id].op->writes.empty()) values_[output].kind = ValueKind::activation;  // of nobody: no state of its own
   }
   nodes_[id].op = nullptr;
   std::erase(order_, id);

@@ -12,7 +12,7 @@ import onnx
 import torch
 from safetensors.torch import save
 from transformers import get_scheduler
-import export_bert
+import export_bert, export_cnn
 from export_gpt2 import INPUTS, build, example, export
 
 STEPS, RATE, WARMUP = 10, 1e-3, 3
@@ -40,6 +40,13 @@ BERT = {
     "bert-dynamo-20-classes": (dict(ONE, head="classification", attention="eager"), dict(exporter="dynamo", opset=20), 4, 10),
     "bert-torchscript-17-masked": (dict(ONE, attention="eager"), dict(exporter="torchscript", opset=17), 2, 14),
     "bert-torchscript-20-classes": (dict(ONE, head="classification", attention="sdpa"), dict(exporter="torchscript", opset=20), 3, 9),
+}
+# name: (network, export, side of an image, batch, live).
+SMALL = dict(widths=(6, 10), blocks=1, taps=3, stride=1, classes=5)
+CNN = {
+    "cnn-dynamo-20-live": (dict(widths=(12, 24), blocks=1, taps=3, stride=1, classes=7), dict(exporter="dynamo", opset=20, training=True), 8, 4, True),
+    "cnn-torchscript-17-live": (SMALL, dict(exporter="torchscript", opset=17, training=True), 8, 3, True),
+    "cnn-dynamo-18-frozen": (dict(SMALL, before=True), dict(exporter="dynamo", opset=18), 8, 3, False),
 }
 # Models in training mode, whose masks are ours: the file alone, in the folder `dropout`.
 DROPOUT = {
@@ -114,6 +121,40 @@ def bert(name):
     return model, lambda path: export_bert.export(model, path, batch=batch, sequence=tokens, **options), dict(data, labels=labels), loss, batch, "cross_entropy", "logits"
 
 
+class OnnxNorm(torch.nn.BatchNorm2d):
+    """PyTorch's layer, but that the running variance takes in the biased variance, as ONNX says."""
+
+    def forward(self, x):
+        if not self.training:
+            return super().forward(x)
+        with torch.no_grad():
+            mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)
+            self.running_mean.mul_(1 - self.momentum).add_(mean, alpha=self.momentum)
+            self.running_var.mul_(1 - self.momentum).add_(variance, alpha=self.momentum)
+        return torch.nn.functional.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+
+
+def convolutions(name):
+    shape, options, side, batch, live = CNN[name]
+    model = export_cnn.build(**shape, seed=list(CNN).index(name) + 301)
+
+    def write_model(path):
+        export_cnn.export(model, path, side=side, **options)
+        for module in model.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.__class__ = OnnxNorm
+        model.live = live
+
+    samples = STEPS * batch
+    data = dict(image=torch.randn(samples, 3, side, side), labels=torch.randint(0, shape["classes"], (samples,)))
+
+    def loss(m, batch):
+        output = m(batch["image"])
+        return torch.nn.functional.cross_entropy(output, batch["labels"]), output
+
+    return model, write_model, data, loss, batch, "cross_entropy", "logits"
+
+
 def regression(name):
     torch.manual_seed(77)
     model, batch = Regression().eval(), 5
@@ -148,7 +189,7 @@ def export_plain(model, path, arguments, output, opset):
                           dynamic_shapes=({0: torch.export.Dim("batch")},) * len(arguments), external_data=False, verbose=False)
 
 
-CASES = dict({name: gpt2 for name in GPT2}, **{name: bert for name in BERT}, **{"mlp-mse": regression, "mlp-own-loss": own_loss})
+CASES = dict({name: gpt2 for name in GPT2}, **{name: bert for name in BERT}, **{name: convolutions for name in CNN}, **{"mlp-mse": regression, "mlp-own-loss": own_loss})
 
 
 def slim(graph):
@@ -161,13 +202,31 @@ def slim(graph):
     return graph
 
 
+def running_statistics(graph):
+    """The initializers that BatchNormalization nodes take for running mean and variance."""
+    return {name for node in graph.graph.node if node.op_type == "BatchNormalization" for name in node.input[3:]}
+
+
+def running_values(graph, model, start):
+    """What they are now: each initializer is matched with its buffer by what that was at the start."""
+    found = {}
+    for tensor in graph.graph.initializer:
+        if tensor.name in running_statistics(graph):
+            value = onnx.numpy_helper.to_array(tensor)
+            names = [n for n, b in start.items() if tuple(b.shape) == value.shape and np.array_equal(b.float().numpy(), value)]
+            if len(names) != 1:
+                raise SystemExit(f"initializer {tensor.name} is the running statistic of {names}")
+            found[tensor.name] = model.state_dict()[names[0]]
+    return found
+
+
 def gradients(graph, model):
     """Each parameter's gradient under the name and in the layout of every initializer that holds it."""
     found, parameters = {}, {n: p.detach().float().numpy() for n, p in model.named_parameters()}
-    missing = set(parameters)
+    missing, running = set(parameters), running_statistics(graph)
     for tensor in graph.graph.initializer:
         value = onnx.numpy_helper.to_array(tensor)
-        if value.dtype != np.float32 or value.ndim == 0:
+        if value.dtype != np.float32 or value.ndim == 0 or tensor.name in running:
             continue
         for name, parameter in parameters.items():
             gradient = model.get_parameter(name).grad
@@ -235,6 +294,12 @@ def write(name, folder):
     golden = {"loss": value.reshape(1)}
     if output != "loss":
         golden[output] = result
+    live = getattr(model, "live", False)
+    if live:  # the output is that of the evaluation, the loss that of training
+        model.train()
+        with torch.no_grad():
+            golden["loss"] = loss(model, batches[0])[0].reshape(1)
+        model.load_state_dict(start)
     model.double()
     value = loss(model, doubles[0])[0]
     value.backward()
@@ -245,6 +310,8 @@ def write(name, folder):
         for kind, list_ in (("float64", doubles), ("float32", batches)):
             model.to(torch.float64 if kind == "float64" else torch.float32).load_state_dict(start)
             rows = train(model, loss, list_, schedule)
+            if live and kind == "float64":
+                golden.update({f"running/{schedule}/{key}": value.float() for key, value in running_values(graph, model, start).items()})
             golden[f"losses/{schedule}/{kind}"] = rows[0]
             if kind == "float64":
                 golden[f"grad_norms/{schedule}"], golden[f"learning_rates/{schedule}"] = rows[1], rows[2]

@@ -90,8 +90,8 @@ JobGraph build_predict_graph(const Graph& forward, const PassOptions& options) {
   job.graph.name = "predict";
   job.outputs = forward.outputs;
   run_pass("predict", job.graph, options, [&] {
-    const bool dropped = drop_dropout(job.graph, options);
-    return job.graph.remove_dead_nodes() || dropped;
+    const bool dropped = drop_dropout(job.graph, options), frozen = freeze_batch_norm(job.graph, options);
+    return job.graph.remove_dead_nodes() || dropped || frozen;
   });
   divide(job, options);
   return job;
@@ -103,6 +103,7 @@ JobGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const 
   job.outputs = forward.outputs;
   run_pass("evaluate_loss", job.graph, options, [&] {
     drop_dropout(job.graph, options);
+    freeze_batch_norm(job.graph, options);
     build_loss(job, loss);
     job.graph.outputs = {job.loss_sum};
     if (job.count != kNone) job.graph.outputs.push_back(job.count);

@@ -75,6 +75,7 @@ std::vector<OpCase> elementwise_op_cases();    // arithmetic, unary functions, a
 std::vector<OpCase> normalization_op_cases();  // softmax, layer and RMS normalisation
 std::vector<OpCase> shape_op_cases();          // data movement, indexing, reductions, comparisons, integer ops
 std::vector<OpCase> nn_op_cases();             // MatMul, attention, losses, optimizers, dropout
+std::vector<OpCase> convolution_op_cases();    // convolutions, pools, batch normalisation
 
 std::vector<OpCase> all_op_cases();
 

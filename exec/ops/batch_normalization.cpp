@@ -1,0 +1,352 @@
+// BatchNormalization (ONNX BatchNormalization-7..15; Ioffe & Szegedy, arXiv 1502.03167): y = (x - mean) / sqrt(variance + epsilon) * scale +
+// bias, by channel: axis 1 of x. As PyTorch's layer there are two forms, between which the model's file or the user chooses (--batch-norm):
+//
+//   BatchNormalization{epsilon}(x, scale, bias, running_mean, running_var) -> y                frozen: ONNX's inference mode
+//   LiveBatchNormalization{epsilon}(x, scale, bias) -> y, mean, variance                       of this batch, the variance over all n elements
+//   RunningStatistics{momentum}(running_mean, running_var, mean, variance) -> both, changed    running * momentum + batch * (1 - momentum)
+//   BatchNormalizationGrad{epsilon, live}(dy, x, scale, mean, variance) -> dx, dscale?, dbias?
+//
+// What a live layer computes is pure, and may be computed again; what it changes is changed by another node, once a batch. The running
+// variance takes in the biased variance (a sum divided by n), as ONNX says; PyTorch's own layer takes in the unbiased one (n - 1) there.
+// Outside training the live form becomes the frozen one (passes/freeze_batch_norm.cpp). The gradient saves x, mean and variance.
+//
+// With h = (x - mean) / sqrt(variance + epsilon): dbias = sum(dy), dscale = sum(dy * h), and dx = scale / sqrt(variance + epsilon) * (dy -
+// live * (dbias + h * dscale) / n). Sums go over fixed pieces of the batch, in a piece over samples upwards, in a sample over blocks of 1,024
+// elements in 32 lanes; blocks, samples and pieces are added in double.
+
+#include <array>
+
+#include "exec/lanes.h"
+#include "exec/normalization.h"
+#include "exec/op_list.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace {
+
+constexpr float kUsualEpsilon = 1e-5f, kUsualMomentum = 0.9f;
+
+// x as samples of channels of `size` elements.
+struct Layout {
+  int64_t samples = 0, channels = 0, size = 1;
+
+  static constexpr int64_t kShort = 16;      // elements of a channel: fewer are summed for many channels at once
+  static constexpr int64_t kTogether = 64;   // channels
+  static constexpr int64_t kPieces = 16;     // of the batch, at most
+  static constexpr int64_t kPiece = 32768;   // elements, at least
+
+  int64_t count() const { return samples * size; }  // of one channel
+  int64_t width() const { return size < kShort ? std::min(kTogether, channels) : 1; }
+  int64_t bands() const { return (channels + width() - 1) / width(); }
+  int64_t piece_samples() const {
+    const int64_t enough = (kPiece + width() * size - 1) / std::max<int64_t>(1, width() * size);
+    return std::max({int64_t{1}, enough, (samples + kPieces - 1) / kPieces});
+  }
+  int64_t pieces() const { return std::max<int64_t>(1, (samples + piece_samples() - 1) / piece_samples()); }
+  int64_t planes_per_task() const { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, size)); }
+};
+
+Layout layout_of(const Shape& x) {
+  Layout layout{.samples = x[0], .channels = x[1]};
+  for (size_t axis = 2; axis < x.size(); ++axis) layout.size *= x[axis];
+  return layout;
+}
+
+void require_channels(const InferContext& context, const TensorType& x, size_t first, size_t last) {
+  if (x.shape.size() < 2) throw error(ErrorCode::unsupported, "{} has no axis of channels", to_string(x));
+  for (size_t i = first; i < last; ++i) {
+    if (context.input(i) != TensorType{x.dtype, {x.shape[1]}}) {
+      throw error(ErrorCode::unsupported, "input {} is {}, but must be {}", i, to_string(context.input(i)),
+                  to_string(TensorType{x.dtype, {x.shape[1]}}));
+    }
+  }
+}
+
+// --- sums -----------------------------------------------------------------------------------------------------------------------------
+
+// Double sums of each channel: K of them a channel and piece, in the workspace.
+template <int K> int64_t sums_bytes(const Layout& l) { return (l.pieces() * l.channels * K * int64_t{sizeof(double)} + 63) / 64 * 64; }
+
+// of_run(channel, first element, elements) -> the K sums of a block.
+template <int K, typename OfRun> void sum_channels(const Layout& l, Workers& workers, double* sums, const OfRun& of_run) {
+  constexpr int64_t kBlock = 1024;
+  workers.parallel_for(l.pieces() * l.bands(), [&](int64_t task, int) {
+    const int64_t piece = task / l.bands(), first = task % l.bands() * l.width(), last = std::min(l.channels, first + l.width());
+    double* const totals = sums + (piece * l.channels + first) * K;
+    std::fill(totals, totals + (last - first) * K, 0.0);
+    const int64_t end = std::min(l.samples, (piece + 1) * l.piece_samples());
+    for (int64_t n = piece * l.piece_samples(); n < end; ++n) {
+      for (int64_t c = first; c < last; ++c) {
+        const int64_t at = (n * l.channels + c) * l.size;
+        for (int64_t begin = 0; begin < l.size; begin += kBlock) {
+          const std::array<double, K> block = of_run(c, at + begin, std::min(kBlock, l.size - begin));
+          for (int k = 0; k < K; ++k) totals[(c - first) * K + k] += block[static_cast<size_t>(k)];
+        }
+      }
+    }
+  });
+}
+
+template <int K> double total(const Layout& l, const double* sums, int64_t channel, int k) {
+  double sum = 0;
+  for (int64_t piece = 0; piece < l.pieces(); ++piece) sum += sums[(piece * l.channels + channel) * K + k];
+  return sum;
+}
+
+// --- y --------------------------------------------------------------------------------------------------------------------------------
+
+template <typename T> T inverse_deviation(T variance, T epsilon) { return T(1) / math::sqrt(variance + epsilon); }
+
+template <typename T> void normalize_plane(const T* x, T* y, int64_t n, T mean, T factor, T bias) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) y[i] = math::fma(x[i] - mean, factor, bias);
+}
+
+template <typename T>
+void normalize(const Layout& l, const T* x, const T* scale, const T* bias, const T* mean, const T* variance, T epsilon, T* y, Workers& workers) {
+  workers.parallel_blocks(l.samples * l.channels, l.planes_per_task(), [&](int64_t begin, int64_t end) {
+    for (int64_t plane = begin; plane < end; ++plane) {
+      const int64_t c = plane % l.channels;
+      normalize_plane(x + plane * l.size, y + plane * l.size, l.size, mean[c], inverse_deviation(variance[c], epsilon) * scale[c], bias[c]);
+    }
+  });
+}
+
+KernelRun frozen(const KernelSpec& spec) {
+  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    return [l = layout_of(spec.inputs[0].shape), epsilon = T(spec.attributes.get("epsilon", kUsualEpsilon))](const KernelArgs& args) {
+      normalize(l, args.in<T>(0), args.in<T>(1), args.in<T>(2), args.in<T>(3), args.in<T>(4), epsilon, args.out<T>(0), args.workers);
+    };
+  });
+}
+
+KernelRun live(const KernelSpec& spec) {
+  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    return [l = layout_of(spec.inputs[0].shape), epsilon = T(spec.attributes.get("epsilon", kUsualEpsilon))](const KernelArgs& args) {
+      const T* const x = args.in<T>(0);
+      T *const mean = args.out<T>(1), *const variance = args.out<T>(2);
+      auto* const sums = reinterpret_cast<double*>(args.workspace);
+      const double count = static_cast<double>(std::max<int64_t>(1, l.count()));
+      sum_channels<1>(l, args.workers, sums, [&](int64_t, int64_t at, int64_t n) {
+        const T* const from = x + at;
+        return std::array<double, 1>{static_cast<double>(sum_row<T>(n, [&](T lane, int64_t i) { return lane + from[i]; }))};
+      });
+      for (int64_t c = 0; c < l.channels; ++c) mean[c] = static_cast<T>(total<1>(l, sums, c, 0) / count);
+      sum_channels<1>(l, args.workers, sums, [&](int64_t c, int64_t at, int64_t n) {
+        const T* const from = x + at;
+        const T middle = mean[c];
+        return std::array<double, 1>{static_cast<double>(sum_row<T>(n, [&](T lane, int64_t i) {
+          const T d = from[i] - middle;
+          return math::fma(d, d, lane);
+        }))};
+      });
+      for (int64_t c = 0; c < l.channels; ++c) variance[c] = static_cast<T>(total<1>(l, sums, c, 0) / count);
+      normalize(l, x, args.in<T>(1), args.in<T>(2), mean, variance, epsilon, args.out<T>(0), args.workers);
+    };
+  });
+}
+
+// --- gradient -------------------------------------------------------------------------------------------------------------------------
+
+template <typename T> void gradient_plane(const T* dy, const T* x, T* dx, int64_t n, T mean, T factor, T of_one, T of_deviation) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) dx[i] = factor * (dy[i] - math::fma(x[i] - mean, of_deviation, of_one));
+}
+template <typename T> void scaled_plane(const T* dy, T* dx, int64_t n, T factor) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) dx[i] = factor * dy[i];
+}
+
+bool is_live(const Attributes& attributes) { return attributes.get("live", 0) != 0; }
+bool needs_sums(const KernelSpec& spec) { return is_live(spec.attributes) || spec.outputs.size() > 1; }
+
+KernelRun backward(const KernelSpec& spec) {
+  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    return [l = layout_of(spec.inputs[1].shape), epsilon = T(spec.attributes.get("epsilon", kUsualEpsilon)), live = is_live(spec.attributes),
+            summed = needs_sums(spec), outputs = spec.outputs.size()](const KernelArgs& args) {
+      const T *dy = args.in<T>(0), *x = args.in<T>(1), *scale = args.in<T>(2), *mean = args.in<T>(3), *variance = args.in<T>(4);
+      auto* const sums = reinterpret_cast<double*>(args.workspace);  // of dy and dy * (x - mean)
+      if (summed) {
+        sum_channels<2>(l, args.workers, sums, [&](int64_t c, int64_t at, int64_t n) {
+          const T *const d = dy + at, *const from = x + at;
+          const T middle = mean[c];
+          const TwoSums<T> two = sum_row_twice<T>(n, [&](T& of_dy, T& of_product, int64_t i) {
+            of_dy += d[i];
+            of_product = math::fma(d[i], from[i] - middle, of_product);
+          });
+          return std::array<double, 2>{static_cast<double>(two.first), static_cast<double>(two.second)};
+        });
+        for (int64_t c = 0; c < l.channels; ++c) {  // added up in the first piece's place
+          sums[2 * c] = total<2>(l, sums, c, 0);
+          sums[2 * c + 1] = total<2>(l, sums, c, 1);
+        }
+      }
+      if (outputs > 1) {
+        for (int64_t c = 0; c < l.channels; ++c)
+          args.out<T>(1)[c] = static_cast<T>(sums[2 * c + 1] * static_cast<double>(inverse_deviation(variance[c], epsilon)));
+      }
+      if (outputs > 2) {
+        for (int64_t c = 0; c < l.channels; ++c) args.out<T>(2)[c] = static_cast<T>(sums[2 * c]);
+      }
+      T* const dx = args.out<T>(0);
+      const double count = static_cast<double>(std::max<int64_t>(1, l.count()));
+      args.workers.parallel_blocks(l.samples * l.channels, l.planes_per_task(), [&](int64_t begin, int64_t end) {
+        for (int64_t plane = begin; plane < end; ++plane) {
+          const int64_t c = plane % l.channels, at = plane * l.size;
+          const T inverse = inverse_deviation(variance[c], epsilon), factor = inverse * scale[c];
+          if (!live) {
+            scaled_plane(dy + at, dx + at, l.size, factor);
+            continue;
+          }
+          const double of_deviation = sums[2 * c + 1] / count * static_cast<double>(inverse) * static_cast<double>(inverse);
+          gradient_plane(dy + at, x + at, dx + at, l.size, mean[c], factor, static_cast<T>(sums[2 * c] / count), static_cast<T>(of_deviation));
+        }
+      });
+    };
+  });
+}
+
+ValueId by_channel(GradientBuilder& g, ValueId value, const Shape& x) {  // (C) -> (C, 1, 1)
+  Shape shape(x.size() - 1, 1);
+  shape[0] = x[1];
+  return g.reshape(value, shape);
+}
+
+void emit_gradient(GradientBuilder& g, const Node& node, ValueId mean, ValueId variance, bool live) {
+  const ValueId x = node.inputs[0];
+  Attributes attributes = node.attributes;
+  attributes.set("live", int64_t{live});
+  const size_t outputs = g.wants(2) ? 3 : g.wants(1) ? 2 : 1;
+  const std::vector<ValueId> gradients =
+      g.emit_many("BatchNormalizationGrad", {g.output_gradient(0), x, node.inputs[1], mean, variance}, attributes, outputs);
+  if (g.wants(1)) g.input_gradient(1, gradients[1]);
+  if (g.wants(2)) g.input_gradient(2, gradients[2]);
+  if (!g.wants(0)) return;
+  // Rare: the model reads the batch's statistics too. dmean/dx = 1/n, dvariance/dx = 2 (x - mean) / n.
+  ValueId dx = gradients[0];
+  const Shape shape = g.shape(x);
+  const double share = 1 / static_cast<double>(std::max<int64_t>(1, layout_of(shape).count()));
+  if (live && g.has_output_gradient(1))
+    dx = g.emit("Add", {dx, by_channel(g, g.emit("Mul", {g.output_gradient(1), g.scalar_like(x, share)}), shape)});
+  if (live && g.has_output_gradient(2)) {
+    const ValueId slope = by_channel(g, g.emit("Mul", {g.output_gradient(2), g.scalar_like(x, 2 * share)}), shape);
+    dx = g.emit("Add", {dx, g.emit("Mul", {g.emit("Sub", {x, by_channel(g, mean, shape)}), slope})});
+  }
+  g.input_gradient(0, dx);
+}
+
+void frozen_gradient(const Node& node, GradientBuilder& g) {
+  if (g.wants(3) || g.wants(4)) throw error(ErrorCode::unsupported, "[{}] its running statistics depend on trained weights", node.name);
+  emit_gradient(g, node, node.inputs[3], node.inputs[4], false);
+}
+void live_gradient(const Node& node, GradientBuilder& g) { emit_gradient(g, node, node.outputs[1], node.outputs[2], true); }
+
+// --- running statistics ---------------------------------------------------------------------------------------------------------------
+
+std::vector<TensorType> infer_running(const InferContext& context) {
+  for (size_t i : {1, 2, 3}) {
+    if (context.input(i) != context.input(0))
+      throw error(ErrorCode::unsupported, "input {} is {}, input 0 is {}", i, to_string(context.input(i)), to_string(context.input(0)));
+  }
+  return {context.input(0), context.input(1)};
+}
+
+KernelRun update(const KernelSpec& spec) {
+  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    return [n = element_count(spec.inputs[0].shape), momentum = T(spec.attributes.get("momentum", kUsualMomentum))](const KernelArgs& args) {
+      for (const size_t which : {0, 1}) {
+        const T* const batch = args.in<T>(which + 2);
+        T* const running = args.out<T>(which);
+        for (int64_t i = 0; i < n; ++i) running[i] = running[i] * momentum + batch[i] * (T(1) - momentum);
+      }
+    };
+  });
+}
+
+// --- import ---------------------------------------------------------------------------------------------------------------------------
+
+bool reads(const Node& node, ValueId value) { return std::find(node.inputs.begin(), node.inputs.end(), value) != node.inputs.end(); }
+
+// The importer has settled attribute training_mode: what the file says, or the user.
+void lower(Lowering& l) {
+  const ValueId x = l.input(0), running[2] = {l.input(3), l.input(4)};
+  const bool live = l.node.attributes.get("training_mode", 0) != 0;
+  if (l.node.attributes.get("spatial", 1) == 0) l.fail("spatial=0, statistics of each element, is not supported");
+  const Attributes attributes{{"epsilon", l.node.attributes.get("epsilon", kUsualEpsilon)}};
+  for (const ValueId value : running) {
+    const Value& statistic = l.value(value);
+    if (statistic.kind == ValueKind::parameter && statistic.trainable)
+      l.fail(fmt::format("its running statistic '{}' is a trained weight as well: the exporter has merged equal tensors", statistic.name));
+    if (live && statistic.kind != ValueKind::parameter)
+      l.fail("its running statistics are no initializers, so live ones have no place to be kept");
+    for (NodeId id : l.graph().order()) {
+      const Node& other = l.graph().node(id);
+      const bool changes = other.op->name == "RunningStatistics";
+      if (reads(other, value) && (changes || (live && other.op->name == "BatchNormalization")))
+        l.fail(fmt::format("shares the running statistic '{}' with '{}', and one of the two is live", statistic.name, other.name));
+    }
+  }
+  if (!live) return l.output(0, l.emit("BatchNormalization", {x, l.input(1), l.input(2), running[0], running[1]}, attributes));
+  const float momentum = l.node.attributes.get("momentum", kUsualMomentum);
+  const std::vector<ValueId> results = l.emit_many("LiveBatchNormalization", {x, l.input(1), l.input(2)}, attributes, 3);
+  const std::vector<ValueId> changed =
+      l.emit_many("RunningStatistics", {running[0], running[1], results[1], results[2]}, {{"momentum", momentum}}, 2);
+  for (const ValueId value : changed) l.graph().value(value).kind = ValueKind::parameter;
+  l.output(0, results[0]);
+  for (size_t i = 1; i < std::min<size_t>(3, l.node.outputs); ++i) {  // rare: something reads what they become
+    const ValueId kept = l.emit("Mul", {running[i - 1], l.scalar_like(x, momentum)});
+    l.output(i, l.emit("Add", {kept, l.emit("Mul", {results[i], l.scalar_like(x, 1 - double{momentum})})}));
+  }
+}
+
+}  // namespace
+
+const OpDef kBatchNormalization{
+    .name = "BatchNormalization",
+    .onnx = {{.domain = "", .name = "BatchNormalization", .since = 7, .lower = lower}},
+    .infer =
+        [](const InferContext& context) -> std::vector<TensorType> {
+      require_channels(context, context.input(0), 1, 5);
+      return {context.input(0)};
+    },
+    .gradient = frozen_gradient,
+    .hint = "--untie gives each use of a merged tensor one of its own; --batch-norm chooses what is live",
+    .in_place = {{.output = 0, .input = 0}},
+    .cost = elementwise_cost<3>,
+    .kernel = {.cpu = frozen},
+    .standard = 15,
+};
+
+const OpDef kLiveBatchNormalization{
+    .name = "LiveBatchNormalization",
+    .infer =
+        [](const InferContext& context) -> std::vector<TensorType> {
+      require_channels(context, context.input(0), 1, 3);
+      return {context.input(0), context.input(1), context.input(1)};
+    },
+    .gradient = live_gradient,
+    .in_place = {{.output = 0, .input = 0}},
+    .cost = elementwise_cost<8>,
+    .kernel = {.cpu = live, .workspace = [](const KernelSpec& spec) { return sums_bytes<1>(layout_of(spec.inputs[0].shape)); }},
+};
+
+// (dy, x, scale, mean, variance) -> dx, dscale?, dbias?
+const OpDef kBatchNormalizationGrad{
+    .name = "BatchNormalizationGrad",
+    .infer = infer_normalization_gradient,
+    .no_gradient = kNoSecondDerivative,
+    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
+    .cost = elementwise_cost<12>,
+    .kernel = {.cpu = backward,
+               .workspace = [](const KernelSpec& spec) { return needs_sums(spec) ? sums_bytes<2>(layout_of(spec.inputs[1].shape)) : 0; }},
+};
+
+const OpDef kRunningStatistics{
+    .name = "RunningStatistics",
+    .infer = infer_running,
+    .no_gradient = "running statistics are not differentiated",
+    .writes = {{.output = 0, .input = 0}, {.output = 1, .input = 1}},
+    .cost = elementwise_cost<6>,
+    .kernel = {.cpu = update},
+};
+
+ORT_TRAIN_OPS_END

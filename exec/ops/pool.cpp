@@ -1,0 +1,248 @@
+// MaxPool{kernel_shape, strides, pads, dilations, ceil_mode}(x) (ONNX MaxPool-1..22, without Indices) and AveragePool{the same,
+// count_include_pad}(x) (ONNX AveragePool-1..22) over one or two axes. GlobalAveragePool and GlobalMaxPool lower to ReduceMean and ReduceMax.
+//
+// MaxPool saves x: its gradient goes to the first of the largest elements of a window, rows before columns, as in PyTorch; NaN is larger
+// than all. AveragePool saves nothing. Elements of padding are never the largest, and count in a mean where count_include_pad says so;
+// what ceil_mode adds beyond the padding never counts. Each plane of a sample is one thread's, in a fixed order.
+
+#include <algorithm>
+#include <limits>
+
+#include "exec/normalization.h"
+#include "exec/op_list.h"
+#include "exec/window.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace {
+
+std::vector<TensorType> infer(const InferContext& context) {
+  const TensorType& x = context.input(0);
+  return {{x.dtype, windowed_shape(windows_of(context.attributes, x.shape), x.shape, x.shape[1])}};
+}
+std::vector<TensorType> infer_mean_gradient(const InferContext& context) {
+  return {{context.input(0).dtype, context.attributes.get("shape", std::vector<int64_t>{})}};
+}
+
+int64_t planes_of(const Shape& x) { return x[0] * x[1]; }
+
+// body(plane) for all samples' channels.
+template <typename Body> void for_planes(int64_t planes, const Windows& windows, Workers& workers, const Body& body) {
+  const int64_t each = std::max<int64_t>(1, 16384 / (windows.out_size() * windows.taps()));
+  workers.parallel_blocks(planes, each, [&](int64_t begin, int64_t end) {
+    for (int64_t plane = begin; plane < end; ++plane) body(plane);
+  });
+}
+
+// body(window, element of x) for each tap of each window that reads no padding: taps in order, for each a row of windows at once.
+template <typename Body> void for_taps(const Windows& windows, const Body& row) {
+  const auto& [h, w] = windows;
+  for (int64_t kh = 0; kh < h.kernel; ++kh) {
+    for (int64_t oh = h.first(kh); oh < h.last(kh); ++oh) {
+      for (int64_t kw = 0; kw < w.kernel; ++kw) {
+        const int64_t first = w.first(kw), last = w.last(kw);
+        if (first < last) row(oh * w.out + first, h.at(oh, kh) * w.in + w.at(first, kw), last - first);
+      }
+    }
+  }
+}
+
+// --- MaxPool --------------------------------------------------------------------------------------------------------------------------
+
+template <typename T> bool exceeds(T a, T b) { return (a > b) | (a != a); }
+
+KernelRun max_forward(const KernelSpec& spec) {
+  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    const Windows windows = windows_of(spec.attributes, spec.inputs[0].shape);
+    return [windows, planes = planes_of(spec.inputs[0].shape)](const KernelArgs& args) {
+      for_planes(planes, windows, args.workers, [&](int64_t plane) {
+        const T* const x = args.in<T>(0) + plane * windows.in_size();
+        T* const y = args.out<T>(0) + plane * windows.out_size();
+        std::fill_n(y, windows.out_size(), -std::numeric_limits<T>::infinity());
+        for_taps(windows, [&](int64_t window, int64_t element, int64_t n) {
+          T* const best = y + window;
+          const T* const from = x + element;
+          for (int64_t i = 0; i < n; ++i) {
+            const T value = from[i * windows.w.stride];
+            best[i] = exceeds(value, best[i]) ? value : best[i];
+          }
+        });
+      });
+    };
+  });
+}
+
+// The element of x that a window's gradient belongs to; -1 where it reads padding alone.
+template <typename T> int64_t largest(const Windows& windows, const T* x, int64_t oh, int64_t ow) {
+  const auto& [h, w] = windows;
+  int64_t found = -1;
+  for (int64_t kh = 0; kh < h.kernel; ++kh) {
+    const int64_t row = h.at(oh, kh);
+    if (row < 0 || row >= h.in) continue;
+    for (int64_t kw = 0; kw < w.kernel; ++kw) {
+      const int64_t column = w.at(ow, kw);
+      if (column < 0 || column >= w.in) continue;
+      const int64_t element = row * w.in + column;
+      if (found < 0 || exceeds(x[element], x[found])) found = element;
+    }
+  }
+  return found;
+}
+
+KernelRun max_backward(const KernelSpec& spec) {
+  return for_type(Floats{}, spec.inputs[1].dtype, [&]<typename T>() -> KernelRun {
+    const Windows windows = windows_of(spec.attributes, spec.inputs[1].shape);
+    return [windows, planes = planes_of(spec.inputs[1].shape)](const KernelArgs& args) {
+      for_planes(planes, windows, args.workers, [&](int64_t plane) {
+        const T *dy = args.in<T>(0) + plane * windows.out_size(), *x = args.in<T>(1) + plane * windows.in_size();
+        T* const dx = args.out<T>(0) + plane * windows.in_size();
+        std::fill_n(dx, windows.in_size(), T(0));
+        for (int64_t oh = 0; oh < windows.h.out; ++oh) {
+          for (int64_t ow = 0; ow < windows.w.out; ++ow, ++dy) {
+            if (const int64_t element = largest(windows, x, oh, ow); element >= 0) dx[element] += *dy;
+          }
+        }
+      });
+    };
+  });
+}
+
+void max_gradient(const Node& node, GradientBuilder& g) {
+  if (g.wants(0)) g.input_gradient(0, g.emit("MaxPoolGrad", {g.output_gradient(0), node.inputs[0]}, node.attributes));
+}
+
+// --- AveragePool ----------------------------------------------------------------------------------------------------------------------
+
+// How many elements window o counts along an axis: all in the padding too, or only those of x.
+int64_t counted(const WindowAxis& axis, int64_t o, bool with_padding) {
+  int64_t count = 0;
+  for (int64_t k = 0; k < axis.kernel; ++k) {
+    const int64_t at = axis.at(o, k);
+    count += with_padding ? at < axis.in + axis.end : at >= 0 && at < axis.in;
+  }
+  return std::max<int64_t>(1, count);
+}
+
+struct Means {
+  Windows windows;
+  std::vector<int64_t> rows, columns;  // what a window counts
+
+  Means(const Attributes& attributes, const Shape& x) : windows(windows_of(attributes, x)) {
+    const bool with_padding = attributes.get("count_include_pad", 0) != 0;
+    for (int64_t o = 0; o < windows.h.out; ++o) rows.push_back(counted(windows.h, o, with_padding));
+    for (int64_t o = 0; o < windows.w.out; ++o) columns.push_back(counted(windows.w, o, with_padding));
+  }
+  template <typename T> T count(int64_t oh, int64_t ow) const {
+    return static_cast<T>(rows[static_cast<size_t>(oh)] * columns[static_cast<size_t>(ow)]);
+  }
+};
+
+KernelRun mean_forward(const KernelSpec& spec) {
+  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    return [means = Means(spec.attributes, spec.inputs[0].shape), planes = planes_of(spec.inputs[0].shape)](const KernelArgs& args) {
+      const Windows& windows = means.windows;
+      for_planes(planes, windows, args.workers, [&](int64_t plane) {
+        const T* const x = args.in<T>(0) + plane * windows.in_size();
+        T* const y = args.out<T>(0) + plane * windows.out_size();
+        std::fill_n(y, windows.out_size(), T(0));
+        for_taps(windows, [&](int64_t window, int64_t element, int64_t n) {
+          for (int64_t i = 0; i < n; ++i) y[window + i] += x[element + i * windows.w.stride];
+        });
+        for (int64_t oh = 0; oh < windows.h.out; ++oh) {
+          for (int64_t ow = 0; ow < windows.w.out; ++ow) y[oh * windows.w.out + ow] /= means.count<T>(oh, ow);
+        }
+      });
+    };
+  });
+}
+
+KernelRun mean_backward(const KernelSpec& spec) {
+  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    return [means = Means(spec.attributes, spec.outputs[0].shape), planes = planes_of(spec.outputs[0].shape)](const KernelArgs& args) {
+      const Windows& windows = means.windows;
+      for_planes(planes, windows, args.workers, [&](int64_t plane) {
+        const T* const dy = args.in<T>(0) + plane * windows.out_size();
+        T* const dx = args.out<T>(0) + plane * windows.in_size();
+        std::fill_n(dx, windows.in_size(), T(0));
+        for_taps(windows, [&](int64_t window, int64_t element, int64_t n) {
+          const int64_t oh = window / windows.w.out, ow = window % windows.w.out;
+          for (int64_t i = 0; i < n; ++i) dx[element + i * windows.w.stride] += dy[window + i] / means.count<T>(oh, ow + i);
+        });
+      });
+    };
+  });
+}
+
+void mean_gradient(const Node& node, GradientBuilder& g) {
+  if (!g.wants(0)) return;
+  Attributes attributes = node.attributes;
+  attributes.set("shape", g.shape(node.inputs[0]));
+  g.input_gradient(0, g.emit("AveragePoolGrad", {g.output_gradient(0)}, attributes));
+}
+
+// --- import ---------------------------------------------------------------------------------------------------------------------------
+
+template <bool mean> void lower(Lowering& l) {
+  const Attributes& given = l.node.attributes;
+  const std::vector<int64_t> kernel = given.get("kernel_shape", std::vector<int64_t>{});
+  Attributes attributes = window_attributes(l, l.shape(l.input(0)), kernel);
+  if (mean && given.get("count_include_pad", 0) != 0) attributes.set("count_include_pad", int64_t{1});
+  if (given.get("ceil_mode", 0) != 0) attributes.set("ceil_mode", int64_t{1});
+  l.output(0, l.emit(mean ? "AveragePool" : "MaxPool", {l.input(0)}, attributes));
+}
+
+template <bool mean> void lower_global(Lowering& l) {
+  std::vector<int64_t> axes;
+  for (size_t axis = 2; axis < l.shape(l.input(0)).size(); ++axis) axes.push_back(static_cast<int64_t>(axis));
+  l.output(0, l.emit(mean ? "ReduceMean" : "ReduceMax", {l.input(0)}, {{"axes", axes}, {"keepdims", int64_t{1}}}));
+}
+
+template <int each> Cost cost_of(const KernelSpec& spec, const Shape& x) {
+  const Windows windows = windows_of(spec.attributes, x);
+  Cost cost = movement_cost(spec);
+  cost.flops = double{each} * static_cast<double>(planes_of(x)) * static_cast<double>(windows.out_size() * windows.taps());
+  return cost;
+}
+
+}  // namespace
+
+const OpDef kMaxPool{
+    .name = "MaxPool",
+    .onnx = {{.domain = "", .name = "MaxPool", .since = 1, .lower = lower<false>},
+             {.domain = "", .name = "GlobalMaxPool", .since = 1, .lower = lower_global<false>}},
+    .infer = infer,
+    .gradient = max_gradient,
+    .cost = [](const KernelSpec& spec) { return cost_of<4>(spec, spec.inputs[0].shape); },
+    .kernel = {.cpu = max_forward},
+    .standard = 22,
+};
+
+// (dy, x) -> dx
+const OpDef kMaxPoolGrad{
+    .name = "MaxPoolGrad",
+    .infer = [](const InferContext& context) -> std::vector<TensorType> { return {context.input(1)}; },
+    .no_gradient = kNoSecondDerivative,
+    .cost = [](const KernelSpec& spec) { return cost_of<12>(spec, spec.inputs[1].shape); },
+    .kernel = {.cpu = max_backward},
+};
+
+const OpDef kAveragePool{
+    .name = "AveragePool",
+    .onnx = {{.domain = "", .name = "AveragePool", .since = 1, .lower = lower<true>},
+             {.domain = "", .name = "GlobalAveragePool", .since = 1, .lower = lower_global<true>}},
+    .infer = infer,
+    .gradient = mean_gradient,
+    .cost = [](const KernelSpec& spec) { return cost_of<4>(spec, spec.inputs[0].shape); },
+    .kernel = {.cpu = mean_forward},
+    .standard = 22,
+};
+
+// dy -> dx of attribute `shape`
+const OpDef kAveragePoolGrad{
+    .name = "AveragePoolGrad",
+    .infer = infer_mean_gradient,
+    .no_gradient = kNoSecondDerivative,
+    .cost = [](const KernelSpec& spec) { return cost_of<6>(spec, spec.outputs[0].shape); },
+    .kernel = {.cpu = mean_backward},
+};
+
+ORT_TRAIN_OPS_END

@@ -1,0 +1,116 @@
+// Windows that slide over the axes behind batch and channels: what Conv and the pools share.
+//
+// One or two such axes; one is taken as two of which the first has one element. Attributes are ONNX's with nothing left open: kernel_shape,
+// strides, pads (the begins, then the ends), dilations, ceil_mode; auto_pad is resolved at import.
+
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "exec/kernel.h"
+#include "graph/error.h"
+
+ORT_TRAIN_OPS_BEGIN
+
+struct WindowAxis {
+  int64_t in = 1, kernel = 1, stride = 1, begin = 0, end = 0, dilation = 1, out = 1;
+
+  // Where tap k of window o begins to read; outside [0, in) is padding.
+  int64_t at(int64_t o, int64_t k) const { return o * stride - begin + k * dilation; }
+  // The windows [first, last) whose tap k reads no padding.
+  int64_t first(int64_t k) const {
+    const int64_t before = begin - k * dilation;
+    return std::clamp<int64_t>(before > 0 ? (before + stride - 1) / stride : 0, 0, out);
+  }
+  int64_t last(int64_t k) const {
+    const int64_t room = in + begin - k * dilation;
+    return std::clamp<int64_t>(room > 0 ? (room + stride - 1) / stride : 0, 0, out);
+  }
+};
+
+struct Windows {
+  WindowAxis h, w;
+
+  int64_t taps() const { return h.kernel * w.kernel; }
+  int64_t in_size() const { return h.in * w.in; }
+  int64_t out_size() const { return h.out * w.out; }
+  // Each window is one element.
+  bool plain() const {
+    const auto is_plain = [](const WindowAxis& a) { return a.kernel == 1 && a.stride == 1 && a.begin == 0 && a.end == 0; };
+    return is_plain(h) && is_plain(w);
+  }
+};
+
+// Throws Error(unsupported) for attributes that don't fit the shape (batch, channels, axes...).
+inline Windows windows_of(const Attributes& attributes, const Shape& x) {
+  const size_t axes = x.size() < 2 ? 0 : x.size() - 2;
+  if (axes != 1 && axes != 2)
+    throw error(ErrorCode::unsupported, "it slides over {} axes of {}; over one or two it is supported", axes, to_string(x));
+  const auto list = [&](const char* name, int64_t otherwise, size_t size) {
+    std::vector<int64_t> values = attributes.get(name, std::vector<int64_t>(size, otherwise));
+    constexpr int64_t kMost = int64_t{1} << 31;  // so that sums don't overflow
+    const int64_t least = otherwise;
+    if (values.size() != size || std::any_of(values.begin(), values.end(), [&](int64_t v) { return v < least || v > kMost; }))
+      throw error(ErrorCode::unsupported, "its {} are {}, but must be {} numbers of {} and more", name, to_string(values), size, least);
+    return values;
+  };
+  const std::vector<int64_t> kernel = list("kernel_shape", 1, axes), strides = list("strides", 1, axes), pads = list("pads", 0, 2 * axes),
+                             dilations = list("dilations", 1, axes);
+  const bool ceil = attributes.get("ceil_mode", 0) != 0;
+  Windows windows;
+  for (size_t i = 0; i < axes; ++i) {
+    WindowAxis axis{.in = x[2 + i],
+                    .kernel = kernel[i],
+                    .stride = strides[i],
+                    .begin = pads[i],
+                    .end = pads[axes + i],
+                    .dilation = dilations[i]};
+    const int64_t room = axis.in + axis.begin + axis.end - (axis.dilation * (axis.kernel - 1) + 1);
+    if (room < 0)
+      throw error(ErrorCode::unsupported, "its window of {} elements in steps of {} is larger than the padded axis {} of {}", axis.kernel,
+                  axis.dilation, 2 + i, to_string(x));
+    axis.out = (ceil ? room + axis.stride - 1 : room) / axis.stride + 1;
+    if (ceil && (axis.out - 1) * axis.stride >= axis.in + axis.begin) --axis.out;  // a window in the padding behind the end
+    (i + 1 == axes ? windows.w : windows.h) = axis;
+  }
+  return windows;
+}
+
+// The shape that windows make of x, with so many channels.
+inline Shape windowed_shape(const Windows& windows, const Shape& x, int64_t channels) {
+  return x.size() == 3 ? Shape{x[0], channels, windows.w.out} : Shape{x[0], channels, windows.h.out, windows.w.out};
+}
+
+// The attributes of an ONNX node with nothing left open.
+inline Attributes window_attributes(Lowering& l, const Shape& x, const std::vector<int64_t>& kernel) {
+  const size_t axes = kernel.size();
+  if (x.size() != axes + 2) l.fail(fmt::format("its window has {} axes, its input is {}", axes, to_string(x)));
+  const Attributes& given = l.node.attributes;
+  Attributes result{{"kernel_shape", kernel},
+                    {"strides", given.get("strides", std::vector<int64_t>(axes, 1))},
+                    {"dilations", given.get("dilations", std::vector<int64_t>(axes, 1))},
+                    {"pads", given.get("pads", std::vector<int64_t>(2 * axes, 0))}};
+  const std::string automatic = given.get("auto_pad", "NOTSET");
+  if (automatic == "NOTSET" || automatic.empty()) return result;
+  std::vector<int64_t> pads(2 * axes, 0);
+  result.set("pads", pads);
+  windows_of(result, Shape(x.size(), int64_t{1} << 40));  // checks the other attributes
+  if (automatic == "SAME_UPPER" || automatic == "SAME_LOWER") {
+    const auto strides = result.get("strides", std::vector<int64_t>{}), dilations = result.get("dilations", std::vector<int64_t>{});
+    for (size_t i = 0; i < axes; ++i) {
+      const int64_t windows = (x[2 + i] + strides[i] - 1) / strides[i];
+      const int64_t all = std::max<int64_t>(0, (windows - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 - x[2 + i]);
+      const int64_t begin = automatic == "SAME_UPPER" ? all / 2 : all - all / 2;
+      pads[i] = begin;
+      pads[axes + i] = all - begin;
+    }
+    result.set("pads", pads);
+  } else if (automatic != "VALID") {
+    l.fail(fmt::format("its auto_pad is '{}', which the standard does not know", automatic));
+  }
+  return result;
+}
+
+ORT_TRAIN_OPS_END

@@ -98,7 +98,8 @@ Uses find_uses(const std::vector<onnx::NodeDef>& nodes, const std::vector<std::s
 std::vector<Candidate> WeightTable::candidates(const onnx::GraphDef& graph, const Uses& uses) {
   std::vector<Candidate> found;
   const auto consider = [&](const std::string& name, const onnx::TensorDef& tensor) {
-    const std::vector<Use>& readers = uses.at(name);
+    std::vector<Use> readers = uses.at(name);
+    std::erase_if(readers, [](const Use& use) { return use.op_type == "Shape" && use.domain.empty(); });  // of a constant
     if (!is_floating(*tensor.dtype) || tensor.shape.empty() || element_count(tensor.shape) == 0) return;
     if (std::all_of(readers.begin(), readers.end(), is_constant_place)) return;
     if (*tensor.dtype != DType::float32 && *tensor.dtype != DType::float64) {

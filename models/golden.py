@@ -41,12 +41,13 @@ BERT = {
     "bert-torchscript-17-masked": (dict(ONE, attention="eager"), dict(exporter="torchscript", opset=17), 2, 14),
     "bert-torchscript-20-classes": (dict(ONE, head="classification", attention="sdpa"), dict(exporter="torchscript", opset=20), 3, 9),
 }
-# name: (network, export, side of an image, batch, live).
+# name: (network, export, side of an image, batch, live, --batch-norm that makes it so).
 SMALL = dict(widths=(6, 10), blocks=1, taps=3, stride=1, classes=5)
 CNN = {
-    "cnn-dynamo-20-live": (dict(widths=(12, 24), blocks=1, taps=3, stride=1, classes=7), dict(exporter="dynamo", opset=20, training=True), 8, 4, True),
-    "cnn-torchscript-17-live": (SMALL, dict(exporter="torchscript", opset=17, training=True), 8, 3, True),
-    "cnn-dynamo-18-frozen": (dict(SMALL, before=True), dict(exporter="dynamo", opset=18), 8, 3, False),
+    "cnn-torchscript-17-live": (dict(widths=(16, 28), blocks=1, taps=3, stride=1, classes=7), dict(exporter="torchscript", opset=17, training=True),
+                                8, 4, True, "model"),
+    "cnn-dynamo-20-live": (SMALL, dict(exporter="dynamo", opset=20, training=True), 8, 3, True, "live"),
+    "cnn-dynamo-18-frozen": (SMALL, dict(exporter="dynamo", opset=18, training=True), 8, 3, False, "model"),
 }
 # Models in training mode, whose masks are ours: the file alone, in the folder `dropout`.
 DROPOUT = {
@@ -135,7 +136,7 @@ class OnnxNorm(torch.nn.BatchNorm2d):
 
 
 def convolutions(name):
-    shape, options, side, batch, live = CNN[name]
+    shape, options, side, batch, live, batch_norm = CNN[name]
     model = export_cnn.build(**shape, seed=list(CNN).index(name) + 301)
 
     def write_model(path):
@@ -143,7 +144,7 @@ def convolutions(name):
         for module in model.modules():
             if isinstance(module, torch.nn.BatchNorm2d):
                 module.__class__ = OnnxNorm
-        model.live = live
+        model.batch_norm, model.live = batch_norm, live
 
     samples = STEPS * batch
     data = dict(image=torch.randn(samples, 3, side, side), labels=torch.randint(0, shape["classes"], (samples,)))
@@ -318,6 +319,8 @@ def write(name, folder):
     metadata = dict(task=task, output=output, batch_size=str(batch_size), steps=str(STEPS), learning_rate=str(RATE), warmup_steps=str(WARMUP),
                     weight_decay="0.01", betas="0.9,0.999", epsilon="1e-8", max_grad_norm="1.0", opset=str(graph.opset_import[0].version),
                     producer=f"{graph.producer_name} {graph.producer_version}", labels={"mse": "y", "output": ""}.get(task, "labels"))
+    if name in CNN:
+        metadata["batch_norm"] = model.batch_norm
     save_sorted(data, os.path.join(folder, name + ".data.safetensors"))
     save_sorted({k: v.detach().contiguous() for k, v in golden.items()}, os.path.join(folder, name + ".golden.safetensors"), metadata)
     gap = max(float((golden[f"losses/{s}/float64"] - golden[f"losses/{s}/float32"]).abs().max()) for s in ("constant", "linear"))

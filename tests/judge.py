@@ -47,7 +47,8 @@ def trained_names(case):
     """Every initializer that training changes: PyTorch's list for the golden models."""
     if case == "char-gpt":
         return {name for name, tensor in initializers(CHAR_GPT).items() if tensor.data_type == onnx.TensorProto.FLOAT and tensor.dims}
-    return {name.removeprefix("gradient/") for name in safetensors(GOLDEN / f"{case}.golden.safetensors") if name.startswith("gradient/")}
+    golden = safetensors(GOLDEN / f"{case}.golden.safetensors")
+    return {name.removeprefix(start) for name in golden for start in ("gradient/", "running/constant/") if name.startswith(start)}
 
 
 @pytest.fixture(scope="module")

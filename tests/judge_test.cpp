@@ -47,6 +47,7 @@ std::vector<Case> cases() {
       one.options.labels = "y";
     }
     if (file == "mlp-own-loss") one.options.loss = "output";
+    if (file.ends_with("-live")) one.options.batch_norm = "live";
     all.push_back(one);
   }
   for (const char* file : {"gpt2-torchscript-17-sdpa", "gpt2-dynamo-20-folded"}) {
@@ -74,8 +75,13 @@ struct Inputs {
 Inputs inputs_for(const std::string& model, int64_t sequence) {
   Inputs inputs;
   for (const DeclaredInput& input : declared(model).inputs) {
-    const int64_t width = input.dtype == DType::int64 ? sequence : std::stoll(input.dims.at(1));
-    inputs.shapes[input.name] = "(" + std::to_string(kBatch) + ", " + std::to_string(width) + ")";
+    int64_t width = input.dtype == DType::int64 ? sequence : 1;  // elements of a sample
+    std::string shape = input.dtype == DType::int64 ? ", " + std::to_string(sequence) : "";
+    for (size_t axis = 1; input.dtype != DType::int64 && axis < input.dims.size(); ++axis) {
+      width *= std::stoll(input.dims[axis]);
+      shape += ", " + input.dims[axis];
+    }
+    inputs.shapes[input.name] = "(" + std::to_string(kBatch) + shape + ")";
     for (int64_t i = 0; i < kBatch * width; ++i) {
       if (input.dtype == DType::float32)
         inputs.reals[input.name].push_back(static_cast<float>((i * 37 + 11) % 64 - 32) / 16);

@@ -60,6 +60,7 @@ def made(tmp_path_factory):
     arrays = dict(input_ids=tokens, attention_mask=inside.astype(np.int64), token_type_ids=numbers.integers(0, 2, (150, 16)))
     np.savez(folder / "masked.npz", **arrays, labels=np.where(inside & (numbers.random((150, 16)) < 0.3), tokens, -100))
     np.savez(folder / "classes.npz", **arrays, labels=tokens[:, 1] % 3)
+    np.savez(folder / "images.npz", image=numbers.standard_normal((150, 3, 8, 8), np.float32), labels=numbers.integers(0, 5, 150))
     return folder
 
 
@@ -83,6 +84,10 @@ def bert_job(made, name, data, batch, *more):
     return [GOLDEN / f"{name}.onnx", "--data", made / f"{data}.npz", "--batch-size", batch, "--learning-rate", 1e-3, *more]
 
 
+def cnn_job(made, name, batch, *more):
+    return [GOLDEN / f"{name}.onnx", "--data", made / "images.npz", "--batch-size", batch, "--learning-rate", 1e-3, *more]
+
+
 JOBS = {
     "char-gpt": lambda made: text(2, 128, 2, *ACCUMULATING, *EVALUATED),
     "char-gpt, in parts": lambda made: text(2, 128, 3, "--part-size", 20_000, *EVALUATED),
@@ -97,6 +102,10 @@ JOBS = {
     "bert of torchscript, accumulating": lambda made: bert_job(made, "bert-torchscript-20-classes", "classes", 48, "--max-steps", 2, *ACCUMULATING),
     "bert of torchscript, dropout": lambda made: bert_job(made, "dropout/bert-torchscript-17", "masked", 64, "--max-steps", 4, *EVALUATED),
     "bert of dynamo, dropout, accumulating": lambda made: bert_job(made, "dropout/bert-dynamo-20", "classes", 32, "--max-steps", 3, *ACCUMULATING),
+    "cnn of torchscript": lambda made: cnn_job(made, "cnn-torchscript-17-live", 64, "--max-steps", 3, *EVALUATED),
+    "cnn of torchscript, accumulating": lambda made: cnn_job(made, "cnn-torchscript-17-live", 40, "--max-steps", 3, *ACCUMULATING, *EVALUATED),
+    "cnn of dynamo": lambda made: cnn_job(made, "cnn-dynamo-20-live", 64, "--max-steps", 3, "--batch-norm", "live", "--optim", "sgd"),
+    "cnn of dynamo, frozen": lambda made: cnn_job(made, "cnn-dynamo-18-frozen", 64, "--max-steps", 3, "--max-grad-norm", 0),
 }
 
 

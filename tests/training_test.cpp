@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "frontend/file.h"
+#include "frontend/import.h"
 #include "frontend/ort_train.h"
 #include "frontend/safetensors.h"
 #include "tests/nominal_machine.h"
@@ -25,6 +26,7 @@ struct Tensors {
   std::map<std::string, std::vector<double>> values;
   std::map<std::string, Shape> shapes;
   std::map<std::string, std::string> metadata;
+  std::set<std::string> integers;
 
   explicit Tensors(const std::string& path) {
     const std::string bytes = read_file(path);
@@ -40,6 +42,7 @@ struct Tensors {
         return result;
       };
       shapes[entry.name] = entry.shape;
+      if (entry.element == Element::int64) integers.insert(entry.name);
       values[entry.name] = entry.element == Element::float32   ? read(0.0f)
                            : entry.element == Element::float64 ? read(0.0)
                                                                : read(int64_t{0});
@@ -81,6 +84,7 @@ struct Golden : testing::TestWithParam<std::string> {
     const std::string task = golden.metadata.at("task");
     Options o{.model = kGolden + name + ".onnx", .data = kGolden + name + ".data.safetensors"};
     o.loss = task == "causal-lm" ? "cross_entropy" : task;  // the labels are there, aligned
+    if (golden.metadata.contains("batch_norm")) o.batch_norm = golden.metadata.at("batch_norm");
     if (!golden.metadata.at("labels").empty()) o.labels = golden.metadata.at("labels");
     o.batch_size = static_cast<int64_t>(golden.number("batch_size"));
     o.learning_rate = golden.number("learning_rate");
@@ -99,6 +103,27 @@ struct Golden : testing::TestWithParam<std::string> {
     Trainer trainer(o, {.on_step = [&](const StepReport& report) { losses.push_back(report.loss); }});
     trainer.train();
     return losses;
+  }
+
+  // What an exported model has in place of its running statistics; all other golden models have none.
+  void expect_running_statistics(const std::string& model, const std::string& schedule) const {
+    Workers one(1);
+    const std::string prefix = "running/" + schedule + "/";
+    std::set<std::string> left;
+    for (const auto& [key, value] : golden.values) {
+      if (key.starts_with(prefix)) left.insert(key.substr(prefix.size()));
+    }
+    EXPECT_EQ(left.empty(), name.find("live") == std::string::npos);
+    if (left.empty()) return;
+    for (const Weight& weight : import_model(model, {.shapes = {{"batch", 1}}}, one).weights) {
+      if (left.erase(weight.parameter) == 0) continue;
+      const FileRange& range = weight.places.at(0).bytes;
+      std::vector<float> values(static_cast<size_t>(range.bytes) / sizeof(float));
+      File::open(range.path).read(range.offset, std::as_writable_bytes(std::span(values)));
+      const std::vector<double>& wanted = golden[prefix + weight.parameter];
+      EXPECT_LE(difference({values.begin(), values.end()}, wanted), 1e-5 * norm(wanted)) << weight.parameter;
+    }
+    EXPECT_TRUE(left.empty());
   }
 };
 
@@ -135,6 +160,7 @@ TEST_P(Golden, TenStepsOfLossesAreThoseOfPyTorch) {
     o.output_dir = folder / schedule;
     if (o.lr_scheduler_type == "linear") o.warmup_steps = golden.number("warmup_steps");
     const std::vector<double> losses = train(o);
+    expect_running_statistics(o.output_dir + "/model.onnx", o.lr_scheduler_type);
     const std::vector<double>& wanted = golden["losses/" + o.lr_scheduler_type + "/float64"];
     ASSERT_EQ(losses.size(), wanted.size());
     for (size_t i = 0; i < wanted.size(); ++i) EXPECT_NEAR(losses[i], wanted[i], 1e-4) << schedule << " step " << i + 1;
@@ -153,7 +179,7 @@ TEST_P(Golden, OutputsAreThoseOfPyTorch) {
   for (const auto& [input, values] : data.values) {
     if (input == o.labels) continue;
     const auto batch = static_cast<std::ptrdiff_t>(values.size() / data.shapes.at(input)[0]) * o.batch_size;
-    if (o.loss == "cross_entropy")
+    if (data.integers.contains(input))
       integers[input].assign(values.begin(), values.begin() + batch);
     else
       reals[input].assign(values.begin(), values.begin() + batch);

@@ -61,12 +61,8 @@ inline Windows windows_of(const Attributes& attributes, const Shape& x) {
   const bool ceil = attributes.get("ceil_mode", 0) != 0;
   Windows windows;
   for (size_t i = 0; i < axes; ++i) {
-    WindowAxis axis{.in = x[2 + i],
-                    .kernel = kernel[i],
-                    .stride = strides[i],
-                    .begin = pads[i],
-                    .end = pads[axes + i],
-                    .dilation = dilations[i]};
+    WindowAxis axis{
+        .in = x[2 + i], .kernel = kernel[i], .stride = strides[i], .begin = pads[i], .end = pads[axes + i], .dilation = dilations[i]};
     const int64_t room = axis.in + axis.begin + axis.end - (axis.dilation * (axis.kernel - 1) + 1);
     if (room < 0)
       throw error(ErrorCode::unsupported, "its window of {} elements in steps of {} is larger than the padded axis {} of {}", axis.kernel,

@@ -237,8 +237,13 @@ Tensor tensor_of(const ConstantInput& constant, int64_t batch) {
 }  // namespace
 
 ImportOptions Binding::import_options(int64_t size, const Options& options) const {
-  ImportOptions result{.shapes = shapes, .bound_inputs = {}, .retie = options.retie, .untie = options.untie,
-                       .batch_norm = options.batch_norm, .batch_norm_nodes = options.batch_norm_nodes, .output = options.output};
+  ImportOptions result{.shapes = shapes,
+                       .bound_inputs = {},
+                       .retie = options.retie,
+                       .untie = options.untie,
+                       .batch_norm = options.batch_norm,
+                       .batch_norm_nodes = options.batch_norm_nodes,
+                       .output = options.output};
   for (const std::string& name : batch_names) result.shapes[name] = size;
   for (const ConstantInput& constant : constants) result.bound_inputs[constant.name] = tensor_of(constant, size);
   return result;

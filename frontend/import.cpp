@@ -84,8 +84,8 @@ void note_modes(const onnx::GraphDef& graph, const Graph& imported, ModelInfo& i
     info.notes.push_back(
         fmt::format("{} Dropout node{} in evaluation mode: kept, dropping nothing", dropout, dropout == 1 ? " is" : "s are"));
   if (live > 0) {
-    info.notes.push_back(fmt::format("{} BatchNormalization node{} live: {} by each batch's statistics, which the running ones take in", live,
-                                     live == 1 ? " is" : "s are", live == 1 ? "it normalises" : "they normalise"));
+    info.notes.push_back(fmt::format("{} BatchNormalization node{} live: {} by each batch's statistics, which the running ones take in",
+                                     live, live == 1 ? " is" : "s are", live == 1 ? "it normalises" : "they normalise"));
   }
   if (frozen > 0) {
     info.notes.push_back(fmt::format("{} BatchNormalization node{} frozen: {} running statistics stay as they are (--batch-norm live)",

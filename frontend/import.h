@@ -23,8 +23,8 @@ struct ImportOptions {
   std::map<std::string, Tensor> bound_inputs;  // graph inputs that are constant in this job (attention_mask …): shapes bind too
   bool retie = true;
   bool untie = false;
-  std::string batch_norm = "model";                                      // model | live | frozen
-  std::vector<std::pair<std::string, std::string>> batch_norm_nodes{};   // name or pattern -> the same; the last that fits counts
+  std::string batch_norm = "model";                                     // model | live | frozen
+  std::vector<std::pair<std::string, std::string>> batch_norm_nodes{};  // name or pattern -> the same; the last that fits counts
   std::string output{};  // which model output the loss reads, for Obstacle::blocks; empty: the first
 };
 

@@ -410,10 +410,11 @@ void Walk::check_modes() const {
   for (size_t i = 0; i < options_->batch_norm_nodes.size(); ++i) {
     if (fitting_.contains(i)) continue;
     const size_t shown = std::min<size_t>(layers_.size(), 4);
-    throw error(ErrorCode::usage, "--batch-norm {}={}: the model has no BatchNormalization node of that name; it has {}{}",
-                options_->batch_norm_nodes[i].first, options_->batch_norm_nodes[i].second,
-                layers_.empty() ? "none" : fmt::format("{}", fmt::join(layers_.begin(), layers_.begin() + static_cast<ptrdiff_t>(shown), ", ")),
-                shown < layers_.size() ? ", …" : "");
+    throw error(
+        ErrorCode::usage, "--batch-norm {}={}: the model has no BatchNormalization node of that name; it has {}{}",
+        options_->batch_norm_nodes[i].first, options_->batch_norm_nodes[i].second,
+        layers_.empty() ? "none" : fmt::format("{}", fmt::join(layers_.begin(), layers_.begin() + static_cast<ptrdiff_t>(shown), ", ")),
+        shown < layers_.size() ? ", …" : "");
   }
 }
 

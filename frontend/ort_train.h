@@ -77,7 +77,8 @@ struct Options {
   std::string log_file{}, plan_json{}, plan_svg{}, save_gradients{};
   bool retie = true, untie = false;
   // Which BatchNormalization nodes are live in training, i.e. normalise each batch by its own statistics and change the running ones: model
-  // (as exported: those in training mode) | live | frozen. Then for nodes by name, where `*` stands for any text: the last that fits counts.
+  // (as exported: those in training mode) | live | frozen. Then for nodes by name, where `*` stands for any text: the last that fits
+  // counts.
   std::string batch_norm = "model";
   std::vector<std::pair<std::string, std::string>> batch_norm_nodes{};
   std::vector<std::string> skip_passes{};

@@ -254,12 +254,14 @@ void Trainer::Impl::check_live_layers(const Graph& forward, int64_t batch) const
   for (NodeId id : forward.order()) {
     const Node& node = forward.node(id);
     if (node.op->name != "LiveBatchNormalization") continue;
-    const int64_t channels = element_count(forward.value(node.inputs[1]).shape), elements = element_count(forward.value(node.inputs[0]).shape);
+    const int64_t channels = element_count(forward.value(node.inputs[1]).shape),
+                  elements = element_count(forward.value(node.inputs[0]).shape);
     if (elements > channels) continue;
-    throw error(ErrorCode::usage,
-                "[BatchNormalization '{}'] a batch of {} gives it one value a channel{}: a live layer needs several (another --batch-size, or "
-                "--batch-norm frozen)",
-                node.name, batch, batch == binding.batch ? "" : ", as the last of an epoch here");
+    throw error(
+        ErrorCode::usage,
+        "[BatchNormalization '{}'] a batch of {} gives it one value a channel{}: a live layer needs several (another --batch-size, or "
+        "--batch-norm frozen)",
+        node.name, batch, batch == binding.batch ? "" : ", as the last of an epoch here");
   }
 }
 

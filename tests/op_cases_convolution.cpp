@@ -147,11 +147,8 @@ void pool_cases(std::vector<OpCase>& cases) {
                    .attributes = pairs,
                    .inputs = {floats({1, 1, 3}, {1, 2, 4}), floats({1, 1, 4}, {-5, kNaN, kNaN, -kInfinity})},
                    .expected = {{1, 0, 2, 4}}});
-  cases.push_back({.name = "numbers",
-                   .op = "AveragePool",
-                   .attributes = pairs,
-                   .inputs = {floats({1, 1, 4}, {6, 2, 4, 8})},
-                   .expected = {{6, 3, 8}}});
+  cases.push_back(
+      {.name = "numbers", .op = "AveragePool", .attributes = pairs, .inputs = {floats({1, 1, 4}, {6, 2, 4, 8})}, .expected = {{6, 3, 8}}});
 }
 
 void batch_normalization_cases(std::vector<OpCase>& cases) {
@@ -161,9 +158,10 @@ void batch_normalization_cases(std::vector<OpCase>& cases) {
     float epsilon = 1e-5f;
   };
   // Channels of one, of few and of many elements; several blocks of a channel, several pieces of a batch.
-  const std::vector<Form> forms{{"images", {3, 4, 5, 6}},       {"matrix", {7, 5}},         {"many_channels", {9, 150}, 0.1f}, {"one_axis", {4, 3, 11}},
-                                {"few_elements", {5, 70, 2, 3}}, {"blocks", {2, 3, 37, 61}}, {"pieces", {300, 2, 20, 20}},      {"one_channel", {6, 1, 4, 4}},
-                                {"no_samples", {0, 3, 2, 2}}};
+  const std::vector<Form> forms{
+      {"images", {3, 4, 5, 6}},        {"matrix", {7, 5}},         {"many_channels", {9, 150}, 0.1f}, {"one_axis", {4, 3, 11}},
+      {"few_elements", {5, 70, 2, 3}}, {"blocks", {2, 3, 37, 61}}, {"pieces", {300, 2, 20, 20}},      {"one_channel", {6, 1, 4, 4}},
+      {"no_samples", {0, 3, 2, 2}}};
   for (const Form& f : forms) {
     const Shape channels{f.x[1]};
     Attributes attributes{{"epsilon", f.epsilon}};

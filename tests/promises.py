@@ -47,6 +47,46 @@ def write_perceptron(folder, name, width, inner, samples, numbers):
     np.savez(folder / f"{name}.npz", x=x, labels=x[:, ::-1])
 
 
+def write_network(folder, name, emit, size):
+    """A classifier of images with live BatchNorm: NAME.onnx. `emit` gets what makes a node, a normalisation and a weight."""
+    numbers = np.random.default_rng(3)
+    weights, nodes = [], []
+
+    def weight(*shape, low=-0.1, high=0.1):
+        weights.append(onnx.numpy_helper.from_array(numbers.uniform(low, high, shape).astype(np.float32), f"w{len(weights)}"))
+        return weights[-1].name
+
+    def node(op, *inputs, **attributes):
+        outputs = [f"{op}_{len(nodes)}_{i}" for i in range(3 if op == "BatchNormalization" else 1)]
+        nodes.append(helper.make_node(op, inputs, outputs, f"{op}_{len(nodes)}", **attributes))
+        return outputs[0]
+
+    def norm(x, channels):
+        return node("BatchNormalization", x, weight(channels, low=0.5, high=1.5), weight(channels), weight(channels), weight(channels, low=0.5, high=1.5),
+                    training_mode=1)
+
+    result = emit(node, norm, weight)
+    ends = [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", *size]),
+            helper.make_tensor_value_info(result, TensorProto.FLOAT, ["batch", 5])]
+    model = helper.make_model(helper.make_graph(nodes, name, ends[:1], ends[1:], weights), opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    onnx.save(model, folder / f"{name}.onnx")
+
+
+def residual(node, norm, weight):
+    """70,000 parameters: two convolutions, a residual one of two groups, pools."""
+    x = node("Relu", norm(node("Conv", "image", weight(32, 3, 3, 3), pads=[1, 1, 1, 1]), 32))
+    x = node("MaxPool", norm(node("Conv", x, weight(48, 32, 3, 3), pads=[1, 1, 1, 1]), 48), kernel_shape=[2, 2], strides=[2, 2])
+    y = node("Relu", norm(node("Conv", x, weight(48, 24, 3, 3), pads=[1, 1, 1, 1], group=2), 48))
+    x = node("Relu", node("Add", x, norm(node("Conv", y, weight(48, 48, 3, 3), weight(48), pads=[1, 1, 1, 1]), 48)))
+    return node("Gemm", node("Flatten", node("GlobalAveragePool", x)), weight(48, 5), weight(5))
+
+
+def wide(node, norm, weight):
+    """Running statistics of 80 kB each: large enough to leave the memory."""
+    return node("Gemm", norm(node("Flatten", "image"), 20_000), weight(20_000, 5), weight(5))
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Perceptrons; data for the golden models: tokens.bin, and masked.npz and classes.npz with samples of all lengths."""
@@ -61,6 +101,9 @@ def made(tmp_path_factory):
     np.savez(folder / "masked.npz", **arrays, labels=np.where(inside & (numbers.random((150, 16)) < 0.3), tokens, -100))
     np.savez(folder / "classes.npz", **arrays, labels=tokens[:, 1] % 3)
     np.savez(folder / "images.npz", image=numbers.standard_normal((150, 3, 8, 8), np.float32), labels=numbers.integers(0, 5, 150))
+    np.savez(folder / "wide.npz", image=numbers.standard_normal((60, 20_000), np.float32), labels=numbers.integers(0, 5, 60))
+    write_network(folder, "residual", residual, (3, 8, 8))
+    write_network(folder, "wide", wide, (20_000,))
     return folder
 
 
@@ -84,8 +127,12 @@ def bert_job(made, name, data, batch, *more):
     return [GOLDEN / f"{name}.onnx", "--data", made / f"{data}.npz", "--batch-size", batch, "--learning-rate", 1e-3, *more]
 
 
+def image_job(made, model, batch, *more, data="images"):
+    return [model, "--data", made / f"{data}.npz", "--batch-size", batch, "--learning-rate", 1e-3, *more]
+
+
 def cnn_job(made, name, batch, *more):
-    return [GOLDEN / f"{name}.onnx", "--data", made / "images.npz", "--batch-size", batch, "--learning-rate", 1e-3, *more]
+    return image_job(made, GOLDEN / f"{name}.onnx", batch, *more)
 
 
 JOBS = {
@@ -102,10 +149,12 @@ JOBS = {
     "bert of torchscript, accumulating": lambda made: bert_job(made, "bert-torchscript-20-classes", "classes", 48, "--max-steps", 2, *ACCUMULATING),
     "bert of torchscript, dropout": lambda made: bert_job(made, "dropout/bert-torchscript-17", "masked", 64, "--max-steps", 4, *EVALUATED),
     "bert of dynamo, dropout, accumulating": lambda made: bert_job(made, "dropout/bert-dynamo-20", "classes", 32, "--max-steps", 3, *ACCUMULATING),
-    "cnn of torchscript": lambda made: cnn_job(made, "cnn-torchscript-17-live", 64, "--max-steps", 3, *EVALUATED),
     "cnn of torchscript, accumulating": lambda made: cnn_job(made, "cnn-torchscript-17-live", 40, "--max-steps", 3, *ACCUMULATING, *EVALUATED),
-    "cnn of dynamo": lambda made: cnn_job(made, "cnn-dynamo-20-live", 64, "--max-steps", 3, "--batch-norm", "live", "--optim", "sgd"),
     "cnn of dynamo, frozen": lambda made: cnn_job(made, "cnn-dynamo-18-frozen", 64, "--max-steps", 3, "--max-grad-norm", 0),
+    "residual cnn": lambda made: image_job(made, made / "residual.onnx", 32, "--max-steps", 4, *EVALUATED),
+    "residual cnn, sgd, accumulating": lambda made: image_job(made, made / "residual.onnx", 16, "--max-steps", 2, "--optim", "sgd", "--momentum", 0.9,
+                                                              *ACCUMULATING),
+    "running statistics that leave the memory": lambda made: image_job(made, made / "wide.onnx", 8, "--max-steps", 2, *ACCUMULATING, *EVALUATED, data="wide"),
 }
 
 

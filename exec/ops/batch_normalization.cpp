@@ -1,18 +1,19 @@
-// BatchNormalization (ONNX BatchNormalization-7..15; Ioffe & Szegedy, arXiv 1502.03167): y = (x - mean) / sqrt(variance + epsilon) * scale +
-// bias, by channel: axis 1 of x. As PyTorch's layer there are two forms, between which the model's file or the user chooses (--batch-norm):
+// BatchNormalization (ONNX BatchNormalization-7..15; Ioffe & Szegedy, arXiv 1502.03167): y = (x - mean) / sqrt(variance + epsilon) * scale
+// + bias, by channel: axis 1 of x. As PyTorch's layer there are two forms, between which the model's file or the user chooses
+// (--batch-norm):
 //
 //   BatchNormalization{epsilon}(x, scale, bias, running_mean, running_var) -> y                frozen: ONNX's inference mode
-//   LiveBatchNormalization{epsilon}(x, scale, bias) -> y, mean, variance                       of this batch, the variance over all n elements
-//   RunningStatistics{momentum}(running_mean, running_var, mean, variance) -> both, changed    running * momentum + batch * (1 - momentum)
-//   BatchNormalizationGrad{epsilon, live}(dy, x, scale, mean, variance) -> dx, dscale?, dbias?
+//   LiveBatchNormalization{epsilon}(x, scale, bias) -> y, mean, variance                       of this batch, the variance over all n
+//   elements RunningStatistics{momentum}(running_mean, running_var, mean, variance) -> both, changed    running * momentum + batch * (1 -
+//   momentum) BatchNormalizationGrad{epsilon, live}(dy, x, scale, mean, variance) -> dx, dscale?, dbias?
 //
 // What a live layer computes is pure, and may be computed again; what it changes is changed by another node, once a batch. The running
 // variance takes in the biased variance (a sum divided by n), as ONNX says; PyTorch's own layer takes in the unbiased one (n - 1) there.
 // Outside training the live form becomes the frozen one (passes/freeze_batch_norm.cpp). The gradient saves x, mean and variance.
 //
 // With h = (x - mean) / sqrt(variance + epsilon): dbias = sum(dy), dscale = sum(dy * h), and dx = scale / sqrt(variance + epsilon) * (dy -
-// live * (dbias + h * dscale) / n). Sums go over fixed pieces of the batch, in a piece over samples upwards, in a sample over blocks of 1,024
-// elements in 32 lanes; blocks, samples and pieces are added in double.
+// live * (dbias + h * dscale) / n). Sums go over fixed pieces of the batch, in a piece over samples upwards, in a sample over blocks of
+// 1,024 elements in 32 lanes; blocks, samples and pieces are added in double.
 
 #include <array>
 
@@ -29,10 +30,10 @@ constexpr float kUsualEpsilon = 1e-5f, kUsualMomentum = 0.9f;
 struct Layout {
   int64_t samples = 0, channels = 0, size = 1;
 
-  static constexpr int64_t kShort = 16;      // elements of a channel: fewer are summed for many channels at once
-  static constexpr int64_t kTogether = 64;   // channels
-  static constexpr int64_t kPieces = 16;     // of the batch, at most
-  static constexpr int64_t kPiece = 32768;   // elements, at least
+  static constexpr int64_t kShort = 16;     // elements of a channel: fewer are summed for many channels at once
+  static constexpr int64_t kTogether = 64;  // channels
+  static constexpr int64_t kPieces = 16;    // of the batch, at most
+  static constexpr int64_t kPiece = 32768;  // elements, at least
 
   int64_t count() const { return samples * size; }  // of one channel
   int64_t width() const { return size < kShort ? std::min(kTogether, channels) : 1; }
@@ -102,7 +103,8 @@ template <typename T> void normalize_plane(const T* x, T* y, int64_t n, T mean, 
 }
 
 template <typename T>
-void normalize(const Layout& l, const T* x, const T* scale, const T* bias, const T* mean, const T* variance, T epsilon, T* y, Workers& workers) {
+void normalize(const Layout& l, const T* x, const T* scale, const T* bias, const T* mean, const T* variance, T epsilon, T* y,
+               Workers& workers) {
   workers.parallel_blocks(l.samples * l.channels, l.planes_per_task(), [&](int64_t begin, int64_t end) {
     for (int64_t plane = begin; plane < end; ++plane) {
       const int64_t c = plane % l.channels;
@@ -161,8 +163,8 @@ bool needs_sums(const KernelSpec& spec) { return is_live(spec.attributes) || spe
 
 KernelRun backward(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
-    return [l = layout_of(spec.inputs[1].shape), epsilon = T(spec.attributes.get("epsilon", kUsualEpsilon)), live = is_live(spec.attributes),
-            summed = needs_sums(spec), outputs = spec.outputs.size()](const KernelArgs& args) {
+    return [l = layout_of(spec.inputs[1].shape), epsilon = T(spec.attributes.get("epsilon", kUsualEpsilon)),
+            live = is_live(spec.attributes), summed = needs_sums(spec), outputs = spec.outputs.size()](const KernelArgs& args) {
       const T *dy = args.in<T>(0), *x = args.in<T>(1), *scale = args.in<T>(2), *mean = args.in<T>(3), *variance = args.in<T>(4);
       auto* const sums = reinterpret_cast<double*>(args.workspace);  // of dy and dy * (x - mean)
       if (summed) {
@@ -198,7 +200,8 @@ KernelRun backward(const KernelSpec& spec) {
             continue;
           }
           const double of_deviation = sums[2 * c + 1] / count * static_cast<double>(inverse) * static_cast<double>(inverse);
-          gradient_plane(dy + at, x + at, dx + at, l.size, mean[c], factor, static_cast<T>(sums[2 * c] / count), static_cast<T>(of_deviation));
+          gradient_plane(dy + at, x + at, dx + at, l.size, mean[c], factor, static_cast<T>(sums[2 * c] / count),
+                         static_cast<T>(of_deviation));
         }
       });
     };
@@ -252,13 +255,14 @@ std::vector<TensorType> infer_running(const InferContext& context) {
 
 KernelRun update(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
-    return [n = element_count(spec.inputs[0].shape), momentum = T(spec.attributes.get("momentum", kUsualMomentum))](const KernelArgs& args) {
-      for (const size_t which : {0, 1}) {
-        const T* const batch = args.in<T>(which + 2);
-        T* const running = args.out<T>(which);
-        for (int64_t i = 0; i < n; ++i) running[i] = running[i] * momentum + batch[i] * (T(1) - momentum);
-      }
-    };
+    return
+        [n = element_count(spec.inputs[0].shape), momentum = T(spec.attributes.get("momentum", kUsualMomentum))](const KernelArgs& args) {
+          for (const size_t which : {0, 1}) {
+            const T* const batch = args.in<T>(which + 2);
+            T* const running = args.out<T>(which);
+            for (int64_t i = 0; i < n; ++i) running[i] = running[i] * momentum + batch[i] * (T(1) - momentum);
+          }
+        };
   });
 }
 
@@ -303,8 +307,7 @@ void lower(Lowering& l) {
 const OpDef kBatchNormalization{
     .name = "BatchNormalization",
     .onnx = {{.domain = "", .name = "BatchNormalization", .since = 7, .lower = lower}},
-    .infer =
-        [](const InferContext& context) -> std::vector<TensorType> {
+    .infer = [](const InferContext& context) -> std::vector<TensorType> {
       require_channels(context, context.input(0), 1, 5);
       return {context.input(0)};
     },
@@ -318,8 +321,7 @@ const OpDef kBatchNormalization{
 
 const OpDef kLiveBatchNormalization{
     .name = "LiveBatchNormalization",
-    .infer =
-        [](const InferContext& context) -> std::vector<TensorType> {
+    .infer = [](const InferContext& context) -> std::vector<TensorType> {
       require_channels(context, context.input(0), 1, 3);
       return {context.input(0), context.input(1), context.input(1)};
     },

@@ -6,8 +6,8 @@
 // counts a group's channels times the taps. dx spreads the products w' dy over the windows, dw sums the products dy columns'.
 //
 // The columns are made tile by tile, right before their product (exec/gemm.h), so that they take a workspace of some 400 KB a thread. An
-// element's bits depend on the shapes alone: of y, on the depth; of dx, each tap's product is added in the order of the taps; of dw, samples
-// are added upwards within pieces of the batch, the pieces upwards.
+// element's bits depend on the shapes alone: of y, on the depth; of dx, each tap's product is added in the order of the taps; of dw,
+// samples are added upwards within pieces of the batch, the pieces upwards.
 
 #include <algorithm>
 #include <cstring>
@@ -227,10 +227,10 @@ template <typename T> KernelRun input_gradient(const KernelSpec& spec) {
 // --- dw -------------------------------------------------------------------------------------------------------------------------------
 
 struct WeightTiles {
-  int64_t pieces = 1, samples = 0;         // of the batch
-  int64_t columns = 0;                     // windows of a product
-  int64_t channels = 0, across = 0;        // of x
-  int64_t rows = 0, down = 0;              // channels of y
+  int64_t pieces = 1, samples = 0;   // of the batch
+  int64_t columns = 0;               // windows of a product
+  int64_t channels = 0, across = 0;  // of x
+  int64_t rows = 0, down = 0;        // channels of y
 };
 
 WeightTiles weight_tiles(const Layout& l, int64_t size) {
@@ -292,7 +292,8 @@ void add_weight_tile(const Layout& l, const WeightTiles& tiles, const T* dy, con
 
 template <typename T> KernelRun weight_gradient(const KernelSpec& spec) {
   const Layout l = layout_of_dw(spec);
-  if (l.batch == 0) return [bytes = spec.outputs[0].bytes()](const KernelArgs& args) { std::memset(args.outputs[0], 0, static_cast<size_t>(bytes)); };
+  if (l.batch == 0)
+    return [bytes = spec.outputs[0].bytes()](const KernelArgs& args) { std::memset(args.outputs[0], 0, static_cast<size_t>(bytes)); };
   return [l, tiles = weight_tiles(l, sizeof(T)), room = weight_room<T>(l), partials = partial_bytes<T>(l)](const KernelArgs& args) {
     T* const dw = args.out<T>(0);
     T* const partial = tiles.pieces > 1 ? reinterpret_cast<T*>(args.workspace) : dw;

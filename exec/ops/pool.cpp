@@ -1,5 +1,6 @@
 // MaxPool{kernel_shape, strides, pads, dilations, ceil_mode}(x) (ONNX MaxPool-1..22, without Indices) and AveragePool{the same,
-// count_include_pad}(x) (ONNX AveragePool-1..22) over one or two axes. GlobalAveragePool and GlobalMaxPool lower to ReduceMean and ReduceMax.
+// count_include_pad}(x) (ONNX AveragePool-1..22) over one or two axes. GlobalAveragePool and GlobalMaxPool lower to ReduceMean and
+// ReduceMax.
 //
 // MaxPool saves x: its gradient goes to the first of the largest elements of a window, rows before columns, as in PyTorch; NaN is larger
 // than all. AveragePool saves nothing. Elements of padding are never the largest, and count in a mean where count_include_pad says so;
@@ -17,6 +18,8 @@ namespace {
 
 std::vector<TensorType> infer(const InferContext& context) {
   const TensorType& x = context.input(0);
+  if (x.dtype != DType::float32 && x.dtype != DType::float64)
+    throw error(ErrorCode::unsupported, "there is no pool of {}; cast it to float32", to_string(x.dtype));
   return {{x.dtype, windowed_shape(windows_of(context.attributes, x.shape), x.shape, x.shape[1])}};
 }
 std::vector<TensorType> infer_mean_gradient(const InferContext& context) {

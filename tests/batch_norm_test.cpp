@@ -1,0 +1,297 @@
+// BatchNormalization from import to training: which nodes are live, that memory and recompute change no bit and update running statistics
+// once a batch, that evaluation is frozen, and what is refused.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "passes/passes.h"
+#include "passes/pipeline.h"
+#include "passes/recompute.h"
+#include "tests/onnx_models.h"
+#include "tests/trainer_runs.h"
+
+namespace ort_train {
+namespace {
+
+using namespace testing;
+namespace fs = std::filesystem;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using Names = std::vector<std::string>;
+
+// Two layers, of which the file says that the second is live.
+const std::string kTwo = R"(<ir_version: 8, opset_import: ["" : 17]>
+  g (float[batch, 2, 3] x) => (float[batch, 2, 3] y)
+    <float[2] s = {1, 2}, float[2] b = {0, 1}, float[2] m = {3, 4}, float[2] v = {5, 6},
+     float[2] s2 = {2, 1}, float[2] b2 = {1, 0}, float[2] m2 = {1, 2}, float[2] v2 = {3, 1}> {
+    [one] a = BatchNormalization (x, s, b, m, v)
+    [two] y, mean, var = BatchNormalization <training_mode = 1, momentum = 0.75> (a, s2, b2, m2, v2)
+  })";
+
+Names ops(const Graph& graph) {
+  Names names;
+  for (NodeId id : graph.order()) names.emplace_back(graph.node(id).op->name);
+  return names;
+}
+
+struct BatchNorm : ::testing::Test {
+  const TestFolder folder;
+
+  Imported import(const std::string& text, ImportOptions options = {}) const {
+    options.shapes = {{"batch", 4}};
+    return import_file(write_model(folder, text), options);
+  }
+  std::string obstacle(const std::string& text, ImportOptions options = {}) const {
+    const Imported imported = import(text, std::move(options));
+    return imported.obstacles.empty()
+               ? ""
+               : imported.obstacles[0].node + ": " + imported.obstacles[0].reason + "; " + imported.obstacles[0].hint;
+  }
+};
+
+TEST_F(BatchNorm, TheFileOrTheUserSaysWhatIsLive) {
+  const Names frozen{"BatchNormalization"}, live{"LiveBatchNormalization", "RunningStatistics"};
+  const auto both = [](Names first, const Names& second) {
+    first.insert(first.end(), second.begin(), second.end());
+    return first;
+  };
+  using Nodes = std::vector<std::pair<std::string, std::string>>;
+  EXPECT_EQ(ops(import(kTwo).graph), both(frozen, live));
+  EXPECT_EQ(ops(import(kTwo, {.batch_norm = "live"}).graph), both(live, live));
+  EXPECT_EQ(ops(import(kTwo, {.batch_norm = "frozen"}).graph), both(frozen, frozen));
+  EXPECT_EQ(ops(import(kTwo, {.batch_norm_nodes = Nodes{{"one", "live"}}}).graph), both(live, live));
+  EXPECT_EQ(ops(import(kTwo, {.batch_norm = "live", .batch_norm_nodes = Nodes{{"t*o", "frozen"}}}).graph), both(live, frozen));
+  EXPECT_EQ(ops(import(kTwo, {.batch_norm_nodes = Nodes{{"*", "frozen"}, {"*n*", "live"}}}).graph),
+            both(live, frozen));  // the last that fits
+  EXPECT_EQ(ops(import(kTwo, {.batch_norm = "live", .batch_norm_nodes = Nodes{{"two", "model"}}}).graph), both(live, live));
+  EXPECT_HAS(error_of([&] {
+               import(kTwo, {.batch_norm_nodes = Nodes { { "three", "live" } }});
+             }).what(),
+             "--batch-norm three=live: the model has no BatchNormalization node of that name; it has one, two");
+  EXPECT_EQ(error_of([&] { import(kTwo, {.batch_norm = "on"}); }).code(), ErrorCode::usage);
+  EXPECT_EQ(error_of([&] { import(kTwo, {.batch_norm_nodes = Nodes { { "one", "on" } }}); }).code(), ErrorCode::usage);
+  EXPECT_EQ(import(kTwo).info.notes,
+            (Names{"1 BatchNormalization node is live: it normalises by each batch's statistics, which the running ones take in",
+                   "1 BatchNormalization node is frozen: its running statistics stay as they are (--batch-norm live)"}));
+}
+
+// Before opset 14 a node in training mode has five outputs.
+TEST_F(BatchNorm, AnOldFileSaysItByItsOutputs) {
+  const auto text = [](const char* outputs) {
+    return fmt::format(R"(<ir_version: 8, opset_import: ["" : 9]> g (float[batch, 2, 3] x) => (float[batch, 2, 3] y)
+      <float[2] s = {{1, 2}}, float[2] b = {{0, 1}}, float[2] m = {{3, 4}}, float[2] v = {{5, 6}}> {{
+        {} = BatchNormalization (x, s, b, m, v)
+      }})",
+                       outputs);
+  };
+  EXPECT_EQ(ops(import(text("y")).graph), Names{"BatchNormalization"});
+  EXPECT_EQ(ops(import(text("y, m2, v2, sm, sv")).graph), (Names{"LiveBatchNormalization", "RunningStatistics"}));
+}
+
+TEST_F(BatchNorm, StatisticsAreNoTrainedWeights) {
+  const Graph graph = import(kTwo).graph;
+  for (const char* name : {"m", "v", "m2", "v2"}) EXPECT_FALSE(graph.value(graph.find_value(name)).trainable) << name;
+  for (const char* name : {"s", "b", "s2", "b2"}) EXPECT_TRUE(graph.value(graph.find_value(name)).trainable) << name;
+  EXPECT_EQ(graph.parameters().size(), 8u);
+}
+
+// An exporter has merged what was equal: that must not be trained, nor changed twice.
+TEST_F(BatchNorm, MergedTensorsAreRefusedOrUntied) {
+  const std::string text = R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 2, 3] x) => (float[batch, 2, 3] y)
+    <float[2] one = {1, 1}, float[2] zero = {0, 0}> {
+      [first] a = BatchNormalization (x, one, zero, zero, one)
+      [second] y = BatchNormalization (a, one, zero, zero, one)
+    })";
+  EXPECT_HAS(obstacle(text),
+             "BatchNormalization 'first': its running statistic 'zero' is a trained weight as well: the exporter has merged");
+  EXPECT_HAS(obstacle(text), "--untie");
+  for (const char* mode : {"frozen", "live"}) {
+    const Imported imported = import(text, {.untie = true, .batch_norm = mode});
+    EXPECT_TRUE(imported.obstacles.empty()) << mode;
+    int64_t trained = 0;
+    for (ValueId id : imported.graph.parameters()) trained += imported.graph.value(id).trainable;
+    EXPECT_EQ(trained, 4) << mode;
+    EXPECT_EQ(imported.graph.parameters().size(), 8u) << mode;
+  }
+  const std::string shared = R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 2, 3] x) => (float[batch, 2, 3] y)
+    <float[2] s = {1, 2}, float[2] b = {0, 1}, float[2] m = {3, 4}, float[2] v = {5, 6}> {
+      [first] a = BatchNormalization (x, s, b, m, v)
+      [second] y = BatchNormalization (a, s, b, m, v)
+    })";
+  EXPECT_EQ(obstacle(shared), "");
+  EXPECT_HAS(obstacle(shared, {.batch_norm = "live"}), "shares the running statistic 'm' with 'first', and one of the two is live");
+  EXPECT_HAS(obstacle(shared, {.batch_norm_nodes = {{"first", "live"}}}), "'second': shares");
+  EXPECT_HAS(obstacle(shared, {.batch_norm_nodes = {{"second", "live"}}}), "'second': shares");
+}
+
+TEST_F(BatchNorm, StatisticsThatAreComputedCantBeLive) {
+  const std::string text = R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 2, 3] x, float[2] m) => (float[batch, 2, 3] y)
+    <float[2] s = {1, 2}, float[2] b = {0, 1}, float[2] v = {5, 6}> {
+      y = BatchNormalization (x, s, b, m, v)
+    })";
+  EXPECT_EQ(obstacle(text), "");
+  EXPECT_HAS(obstacle(text, {.batch_norm = "live"}), "are no initializers");
+}
+
+TEST_F(BatchNorm, EvaluationAndPredictionAreFrozen) {
+  const std::string text = R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 2, 3] x) => (float[batch, 2, 3] y, float[2] after)
+    <float[2] s = {1, 2}, float[2] b = {0, 1}, float[2] m = {3, 4}, float[2] v = {5, 6}> {
+      y, after, var = BatchNormalization <training_mode = 1> (x, s, b, m, v)
+    })";
+  const Graph graph = import(text).graph;
+  EXPECT_THAT(ops(graph), Contains("RunningStatistics"));
+  const JobGraph predict = build_predict_graph(graph, {}), evaluate = build_evaluate_graph(graph, {.kind = "mse"}, {});
+  EXPECT_EQ(ops(predict.graph), (Names{"BatchNormalization", "Mul", "Mul", "Add"}));  // `after` of what stays is the same
+  EXPECT_EQ(ops(evaluate.graph), (Names{"BatchNormalization", "SquaredError"}));
+  EXPECT_EQ(predict.graph.parameters().size(), 4u);
+  Graph again = predict.graph;
+  EXPECT_FALSE(freeze_batch_norm(again, {}));
+}
+
+// Recompute runs the layer again, never the node that changes its statistics.
+TEST_F(BatchNorm, StatisticsAreUpdatedOnceWhateverIsRecomputed) {
+  Graph graph = build_train_graph(import(kTwo, {.batch_norm = "live"}).graph, {.kind = "mse"}, {}, {}).graph;
+  Names before = ops(graph);
+  Recomputed result;
+  ASSERT_TRUE(recompute(graph, recompute_mode("all"), &result) || recompute(graph, {.groups = 1}, &result));
+  graph.verify("recompute");
+  Names again;
+  for (NodeId id : result.nodes) again.emplace_back(graph.node(id).op->name);
+  EXPECT_THAT(again, Contains("LiveBatchNormalization"));
+  const Names after = ops(graph);
+  EXPECT_EQ(std::count(before.begin(), before.end(), "RunningStatistics"), 2);
+  EXPECT_EQ(std::count(after.begin(), after.end(), "RunningStatistics"), 2);
+}
+
+// --- training -------------------------------------------------------------------------------------------------------------------------
+
+struct BatchNormTraining : TrainerRuns {
+  const std::string model = std::string(ORT_TRAIN_SOURCE_DIR) + "/tests/golden/cnn-torchscript-17-live.onnx";
+  const std::string data = std::string(ORT_TRAIN_SOURCE_DIR) + "/tests/golden/cnn-torchscript-17-live.data.safetensors";
+
+  Options options() {
+    Options o{.model = model, .data = data};
+    o.batch_size = 6;
+    o.learning_rate = 1e-3;
+    o.max_steps = 8;  // the seventh is the remainder of 40
+    o.threads = 2;
+    o.profile = folder / "machine.json";
+    return o;
+  }
+  // All running statistics of the model that the last run wrote.
+  std::vector<float> statistics() const {
+    std::vector<float> all;
+    const Imported imported = import_file(folder / "out/model.onnx", {.shapes = {{"batch", 1}}});
+    for (const Weight& weight : imported.weights) {
+      if (imported.graph.value(imported.graph.find_value(weight.parameter)).trainable) continue;
+      const Tensor tensor = weight_tensor(imported, weight);
+      all.insert(all.end(), tensor.data<float>().begin(), tensor.data<float>().end());
+    }
+    return all;
+  }
+};
+
+TEST_F(BatchNormTraining, FrozenStatisticsStay) {
+  Options o = options();
+  o.output_dir = folder / "out";
+  Trainer(o).train();
+  const std::vector<float> live = statistics();
+  o.batch_norm = "frozen";
+  Trainer(o).train();
+  const std::vector<float> frozen = statistics();
+  fs::copy_file(model, folder / "out/model.onnx", fs::copy_options::overwrite_existing);
+  EXPECT_EQ(frozen, statistics());
+  EXPECT_EQ(live.size(), 2u * (16 + 16 + 16 + 28 + 28 + 28));
+  for (size_t i = 0; i < live.size(); ++i) EXPECT_NE(live[i], frozen[i]) << i;
+}
+
+TEST_F(BatchNormTraining, NeitherRecomputeNorBatchOrderNorThreadsChangeABit) {
+  for (const int64_t batches : {1, 3}) {
+    Options o = options();
+    o.gradient_accumulation_steps = batches;
+    const Run plain = train(o);
+    for (const char* mode : {"sqrt", "all"}) {
+      for (const char* order : {"horizontal", "vertical"}) {
+        Options other = o;
+        other.recompute = mode;
+        other.micro_batches = order;
+        other.threads = 3;
+        const Run run = train(other);
+        EXPECT_GT(run.plan.saved_recomputed, 0) << mode;
+        EXPECT_EQ(run.losses, plain.losses) << mode << order << batches;
+        EXPECT_EQ(run.summary.weights_hash, plain.summary.weights_hash) << mode << order << batches;
+      }
+    }
+  }
+}
+
+// Forward runs of training change statistics, those of evaluation and prediction don't; a step of rate 0 shows which.
+TEST_F(BatchNormTraining, EvaluationReadsTheStatisticsAndLeavesThem) {
+  Options o = options();
+  o.learning_rate = 0;
+  o.max_steps = 3;
+  o.eval_steps = 1;
+  o.validation_split = 0.5;
+  std::vector<double> evaluated;
+  Trainer trainer(o, {.on_eval = [&](const EvalReport& report) { evaluated.push_back(report.loss); }});
+  const Summary summary = trainer.train();
+  ASSERT_GE(evaluated.size(), 3u);
+  EXPECT_NE(evaluated[0], evaluated[1]);
+  EXPECT_EQ(trainer.evaluate(), trainer.evaluate());
+  EXPECT_EQ(trainer.evaluate(), summary.eval_loss);
+}
+
+TEST_F(BatchNormTraining, AResumedRunHasTheStatisticsOfTheUninterruptedOne) {
+  Options o = options();
+  const Run plain = train(o);
+  o.output_dir = folder / "stopped";
+  {
+    Trainer* running = nullptr;
+    Trainer trainer(o, {.on_step = [&](const StepReport& step) {
+                      if (step.step == 3) running->request_stop();
+                    }});
+    running = &trainer;
+    EXPECT_TRUE(trainer.train().stopped);
+  }
+  o.resume = true;
+  Trainer trainer(o);
+  EXPECT_EQ(trainer.train().weights_hash, plain.summary.weights_hash);
+}
+
+TEST_F(BatchNormTraining, SaysWhatAccumulationMeans) {
+  Options o = options();
+  const auto notes = [&] {
+    Names all;
+    Trainer trainer(o, {.on_note = [&](const std::string& text) { all.push_back(text); }});
+    return all;
+  };
+  EXPECT_THAT(notes(), Not(Contains(HasSubstr("each micro-batch by itself"))));
+  o.gradient_accumulation_steps = 2;
+  EXPECT_THAT(notes(), Contains(HasSubstr("each micro-batch by itself: a step is not that of one large batch")));
+  o.batch_norm = "frozen";
+  EXPECT_THAT(notes(), Not(Contains(HasSubstr("each micro-batch by itself"))));
+}
+
+TEST_F(BatchNormTraining, ABatchOfOneValueAChannelIsRefused) {
+  const std::string text = R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 2] x) => (float[batch, 2] y)
+    <float[2] s = {1, 2}, float[2] b = {0, 1}, float[2] m = {3, 4}, float[2] v = {5, 6}> {
+      [layer] y = BatchNormalization <training_mode = 1> (x, s, b, m, v)
+    })";
+  const TestFolder models;
+  Options o{.model = write_model(models, text), .loss = "mse", .batch_size = 3};
+  const std::vector<float> numbers(14, 1.0f);
+  o.data =
+      write_file(models / "data.npz", zip({{.name = "x.npy", .content = npy(npy_description("<f4", "(7, 2)"), bytes_of(numbers))},
+                                           {.name = "labels.npy", .content = npy(npy_description("<f4", "(7, 2)"), bytes_of(numbers))}}));
+  EXPECT_HAS(error_of([&] { Trainer trainer(o); }).what(),
+             "[BatchNormalization 'layer'] a batch of 1 gives it one value a channel, as the last of an epoch here");
+  o.batch_size = 2;
+  EXPECT_EQ(error_of([&] { Trainer trainer(o); }).code(), ErrorCode::usage);
+  o.batch_norm = "frozen";
+  Trainer trainer(o);
+}
+
+}  // namespace
+}  // namespace ort_train

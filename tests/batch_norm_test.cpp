@@ -260,6 +260,50 @@ TEST_F(BatchNormTraining, AResumedRunHasTheStatisticsOfTheUninterruptedOne) {
   EXPECT_EQ(trainer.train().weights_hash, plain.summary.weights_hash);
 }
 
+// Statistics of 80 kB each leave the memory between their uses, and are part of the state file.
+TEST_F(BatchNormTraining, StatisticsOnTheDiskAreResumed) {
+  constexpr int64_t kWidth = 20'000, kSamples = 24;
+  auto wide = model_of(R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 20000] x) => (float[batch, 5] y) {
+      n = BatchNormalization <training_mode = 1> (x, s, b, m, v)
+      y = MatMul (n, w)
+    })");
+  const auto numbers = [](int64_t n, float low) {
+    std::vector<float> values;
+    for (int64_t i = 0; i < n; ++i) values.push_back(low + static_cast<float>(i * 37 % 101) / 101);
+    return values;
+  };
+  for (const char* name : {"s", "b", "m", "v"})
+    *wide.mutable_graph()->add_initializer() = tensor_of(name, {kWidth}, numbers(kWidth, *name == 'm' ? -0.5f : 0.25f));
+  *wide.mutable_graph()->add_initializer() = tensor_of("w", {kWidth, 5}, numbers(5 * kWidth, -0.5f));
+  const TestFolder files;
+  Options o = options();
+  o.model = write_model(files, wide);
+  o.data = write_file(
+      files / "data.npz",
+      zip({{.name = "x.npy", .content = npy(npy_description("<f4", "(24, 20000)"), bytes_of(numbers(kSamples * kWidth, -1)))},
+           {.name = "labels.npy", .content = npy(npy_description("<i8", "(24,)"), bytes_of(std::vector<int64_t>(kSamples, 3)))}}));
+  const Run plain = train(o);
+  o.nvme_path = files / "disk";
+  fs::create_directory(o.nvme_path);
+  o.budget = Trainer(o).plan().minimum_budget;
+  o.output_dir = files / "out";
+  {
+    Trainer* running = nullptr;
+    Trainer trainer(o, {.on_step = [&](const StepReport& step) {
+                      if (step.step == 3) running->request_stop();
+                    }});
+    running = &trainer;
+    const auto& moves = trainer.plan().moves;
+    const auto weights = std::find_if(moves.begin(), moves.end(), [](const PlanMoves& m) { return m.kind == "weights"; });
+    ASSERT_NE(weights, moves.end());
+    EXPECT_EQ(weights->moved, 5);  // scale, bias, the weight: so a mean and a variance, too
+    EXPECT_TRUE(trainer.train().stopped);
+  }
+  o.resume = true;
+  Trainer trainer(o);
+  EXPECT_EQ(trainer.train().weights_hash, plain.summary.weights_hash);
+}
+
 TEST_F(BatchNormTraining, SaysWhatAccumulationMeans) {
   Options o = options();
   const auto notes = [&] {

@@ -5,9 +5,10 @@
 // Saves x and w. A window's elements become a column, and a group's output is a product (M / group, depth) x (depth, OH * OW), where depth
 // counts a group's channels times the taps. dx spreads the products w' dy over the windows, dw sums the products dy columns'.
 //
-// The columns are made tile by tile, right before their product (exec/gemm.h), so that they take a workspace of some 400 KB a thread. An
-// element's bits depend on the shapes alone: of y, on the depth; of dx, each tap's product is added in the order of the taps; of dw,
-// samples are added upwards within pieces of the batch, the pieces upwards.
+// The columns are made tile by tile, right before their product (exec/gemm.h), so that they take some 400 KB of workspace a thread; where a
+// plane has few windows, those of several samples make a tile. An element's bits depend on the shapes alone: of y, channels are added in
+// chunks, upwards; of dx, each tap's product is added in the order of the taps; of dw, tiles of windows are added upwards within pieces of
+// the batch, the pieces upwards.
 
 #include <algorithm>
 #include <cstring>
@@ -21,7 +22,8 @@ ORT_TRAIN_OPS_BEGIN
 namespace {
 
 constexpr int64_t kColumnBytes = 384 << 10;  // of a tile of columns: beside the packed panel it fits in the second-level cache
-constexpr int64_t kFewTasks = 32;            // with fewer, channels are divided too
+constexpr int64_t kFewTasks = 16;            // with fewer, channels are divided too
+constexpr int64_t kShortRun = 16;            // elements of a row of windows
 
 struct Layout {
   Windows windows;
@@ -67,16 +69,26 @@ std::vector<TensorType> infer_gradient(const InferContext& context) {
 
 // --- columns --------------------------------------------------------------------------------------------------------------------------
 
-// Rows: channel, tap; columns: the windows [first, first + count).
-template <typename T> void gather_columns(const Windows& windows, const T* x, int64_t channels, int64_t first, int64_t count, T* to) {
+// Rows: channel, tap; columns: the windows [first, first + count). Rows are `stride` apart.
+template <typename T>
+void gather_columns(const Windows& windows, const T* x, int64_t channels, int64_t first, int64_t count, T* columns, int64_t stride) {
   const auto& [h, w] = windows;
   for (int64_t channel = 0; channel < channels; ++channel, x += windows.in_size()) {
     for (int64_t kh = 0; kh < h.kernel; ++kh) {
-      for (int64_t kw = 0; kw < w.kernel; ++kw) {
+      for (int64_t kw = 0; kw < w.kernel; ++kw, columns += stride) {
+        T* to = columns;
         const int64_t inside_from = w.first(kw), inside_to = w.last(kw);
         for (int64_t at = first, end = first + count; at < end;) {
           const int64_t oh = at / w.out, ow = at % w.out, run = std::min(w.out - ow, end - at), row = h.at(oh, kh);
           at += run;
+          if (run <= kShortRun) {  // calls would take longer than the copy
+            const T* const source = x + (row < 0 || row >= h.in ? 0 : row) * w.in;
+            const uint64_t width = row < 0 || row >= h.in ? 0 : static_cast<uint64_t>(w.in);
+            int64_t column = w.at(ow, kw);
+            for (int64_t i = 0; i < run; ++i, column += w.stride) to[i] = static_cast<uint64_t>(column) < width ? source[column] : T(0);
+            to += run;
+            continue;
+          }
           int64_t from = std::clamp(inside_from, ow, ow + run), until = std::clamp(inside_to, from, ow + run);
           if (row < 0 || row >= h.in) from = until = ow + run;
           std::fill(to, to + (from - ow), T(0));
@@ -97,13 +109,13 @@ template <typename T> void gather_columns(const Windows& windows, const T* x, in
   }
 }
 
-// The reverse for all windows: adds to x what the columns hold.
-template <typename T> void spread_columns(const Windows& windows, const T* from, int64_t channels, T* x) {
+// The reverse for all windows: x becomes the sum of what the columns hold.
+template <typename T> void spread_columns(const Windows& windows, const T* from, int64_t stride, int64_t channels, T* x) {
   const auto& [h, w] = windows;
   for (int64_t channel = 0; channel < channels; ++channel, x += windows.in_size()) {
     std::fill(x, x + windows.in_size(), T(0));
     for (int64_t kh = 0; kh < h.kernel; ++kh) {
-      for (int64_t kw = 0; kw < w.kernel; ++kw, from += windows.out_size()) {
+      for (int64_t kw = 0; kw < w.kernel; ++kw, from += stride) {
         const int64_t begin = w.first(kw), end = w.last(kw), shift = kw * w.dilation - w.begin;
         for (int64_t oh = h.first(kh); oh < h.last(kh); ++oh) {
           const T* source = from + oh * w.out;
@@ -119,61 +131,94 @@ template <typename T> void spread_columns(const Windows& windows, const T* from,
   }
 }
 
+// Copies `rows` planes of y, or dy, between one sample and the columns of a tile.
+template <typename T> void copy_planes(const T* from, int64_t from_stride, T* to, int64_t to_stride, int64_t rows, int64_t size) {
+  for (int64_t r = 0; r < rows; ++r) std::copy_n(from + r * from_stride, size, to + r * to_stride);
+}
+
+// So many samples share a tile of about `columns` windows.
+int64_t samples_together(const Layout& l, int64_t columns) {
+  return std::clamp<int64_t>(columns / l.windows.out_size(), 1, std::max<int64_t>(1, l.batch));
+}
+
 int64_t in_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // --- y --------------------------------------------------------------------------------------------------------------------------------
 
 struct ForwardTiles {
-  int64_t columns = 0, rows = 0;  // of one
-  int64_t across = 0, down = 0;   // how many, of a sample's group
+  int64_t samples = 1, groups_of_samples = 0;
+  int64_t columns = 0, across = 0;  // windows of a tile; tiles of a sample
+  int64_t channels = 0;             // of x, in a chunk
+  int64_t rows = 0, down = 0;       // channels of y
+
+  bool gathers(const Layout& l) const { return samples > 1 || !l.windows.plain(); }
 };
 
-ForwardTiles forward_tiles(const Layout& l, int64_t size) {
-  constexpr int64_t kLeast = 48, kMost = 480, kLeastRows = 32;
+ForwardTiles forward_tiles(const Layout& l) {
+  constexpr int64_t kColumns = 192, kPlainColumns = 480, kDepth = 384, kMostRows = 256, kLeastRows = 64;
   const int64_t all = l.windows.out_size();
-  ForwardTiles tiles;
-  tiles.columns = l.windows.plain() ? kMost : std::clamp(kColumnBytes / size / l.depth() / kLeast * kLeast, kLeast, kMost);
-  tiles.columns = std::min(tiles.columns, all);
+  ForwardTiles tiles{.samples = samples_together(l, kColumns)};
+  tiles.groups_of_samples = divided_up(l.batch, tiles.samples);
+  tiles.columns = std::min(all, l.windows.plain() ? kPlainColumns : kColumns);
   tiles.across = divided_up(all, tiles.columns);
-  tiles.rows = l.out_channels;
-  while (l.batch * l.groups * tiles.across * divided_up(l.out_channels, tiles.rows) < kFewTasks && tiles.rows >= 2 * kLeastRows)
+  tiles.channels = tiles.gathers(l) ? std::clamp<int64_t>(kDepth / l.windows.taps(), 1, l.in_channels) : l.in_channels;
+  tiles.rows = tiles.samples > 1 ? std::min(kMostRows, l.out_channels) : l.out_channels;
+  while (tiles.groups_of_samples * l.groups * tiles.across * divided_up(l.out_channels, tiles.rows) < kFewTasks &&
+         tiles.rows >= 2 * kLeastRows)
     tiles.rows = divided_up(tiles.rows, 2);
   tiles.down = divided_up(l.out_channels, tiles.rows);
   return tiles;
 }
 
-template <typename T> int64_t forward_room(const Layout& l) {  // of a thread
-  const int64_t columns = l.windows.plain() ? 0 : in_lines(forward_tiles(l, sizeof(T)).columns * l.depth() * int64_t{sizeof(T)});
-  return columns + product_workspace<T>(l.depth());
+// Of a thread: the packed panel, columns, and y of several samples.
+template <typename T> struct ForwardRoom {
+  int64_t panel = 0, columns = 0, result = 0;
+  explicit ForwardRoom(const Layout& l) {
+    const ForwardTiles tiles = forward_tiles(l);
+    const int64_t wide = tiles.samples * tiles.columns * int64_t{sizeof(T)};
+    panel = product_workspace<T>(tiles.channels * l.windows.taps());
+    columns = tiles.gathers(l) ? in_lines(tiles.channels * l.windows.taps() * wide) : 0;
+    result = tiles.samples > 1 ? in_lines(tiles.rows * wide) : 0;
+  }
+  int64_t all() const { return panel + columns + result; }
+};
+
+// y of some channels and some windows, of one sample or of several.
+template <typename T>
+void forward_tile(const Layout& l, const ForwardTiles& tiles, const KernelArgs& args, int64_t n, int64_t g, int64_t row, int64_t column,
+                  std::byte* place, const ForwardRoom<T>& room) {
+  const T *x = args.in<T>(0), *w = args.in<T>(1), *bias = args.inputs.size() > 2 ? args.in<T>(2) : nullptr;
+  const int64_t all = l.windows.out_size(), taps = l.windows.taps(), samples = std::min(tiles.samples, l.batch - n);
+  const int64_t rows = std::min(tiles.rows, l.out_channels - row), columns = std::min(tiles.columns, all - column),
+                wide = samples * columns;
+  T* const made = reinterpret_cast<T*>(place + room.panel);
+  T* const y = args.out<T>(0) + l.y_at(n, g, row) + column;
+  const Matrix<T> c = samples > 1 ? Matrix<T>{reinterpret_cast<T*>(place + room.panel + room.columns), wide} : Matrix<T>{y, all};
+  for (int64_t r = 0; bias && r < rows; ++r) std::fill_n(c.data + r * c.row, wide, bias[g * l.out_channels + row + r]);
+  for (int64_t channel = 0; channel < l.in_channels; channel += tiles.channels) {
+    const int64_t channels = std::min(tiles.channels, l.in_channels - channel);
+    Product<T> product{.rows = rows, .columns = wide, .depth = channels * taps};
+    product.a = {w + (g * l.out_channels + row) * l.depth() + channel * taps, l.depth()};
+    product.b = {made, wide};
+    if (!tiles.gathers(l)) product.b = {x + l.x_at(n, g, 0) + column, all};
+    for (int64_t i = 0; tiles.gathers(l) && i < samples; ++i)
+      gather_columns(l.windows, x + l.x_at(n + i, g, channel), channels, column, columns, made + i * columns, wide);
+    product.c = c;
+    if (bias || channel > 0) product.start = {c.data, c.row};
+    multiply<T>(product, place);
+  }
+  for (int64_t i = 0; samples > 1 && i < samples; ++i) copy_planes<T>(c.data + i * columns, wide, y + i * l.result(), all, rows, columns);
 }
 
 template <typename T> KernelRun forward(const KernelSpec& spec) {
   const Layout l = layout_of(spec.attributes, spec.inputs[0].shape, spec.inputs[1].shape);
   if (l.batch == 0) return [](const KernelArgs&) {};
-  return [l, tiles = forward_tiles(l, sizeof(T)), room = forward_room<T>(l)](const KernelArgs& args) {
-    const T *x = args.in<T>(0), *w = args.in<T>(1), *bias = args.inputs.size() > 2 ? args.in<T>(2) : nullptr;
-    const int64_t all = l.windows.out_size();
-    args.workers.parallel_for(l.batch * l.groups * tiles.across * tiles.down, [&](int64_t task, int worker) {
+  return [l, tiles = forward_tiles(l), room = ForwardRoom<T>(l)](const KernelArgs& args) {
+    args.workers.parallel_for(tiles.groups_of_samples * l.groups * tiles.across * tiles.down, [&](int64_t task, int worker) {
       const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
-      const int64_t g = item % l.groups, n = item / l.groups, row = down * tiles.rows, column = across * tiles.columns;
-      const int64_t rows = std::min(tiles.rows, l.out_channels - row), columns = std::min(tiles.columns, all - column);
-      std::byte* const place = args.workspace + worker * room;
-      Product<T> product{.rows = rows, .columns = columns, .depth = l.depth()};
-      product.a = {w + (g * l.out_channels + row) * l.depth(), l.depth()};
-      if (l.windows.plain()) {
-        product.b = {x + l.x_at(n, g, 0) + column, all};
-      } else {
-        T* const made = reinterpret_cast<T*>(place + product_workspace<T>(l.depth()));
-        gather_columns(l.windows, x + l.x_at(n, g, 0), l.in_channels, column, columns, made);
-        product.b = {made, columns};
-      }
-      product.c = {args.out<T>(0) + l.y_at(n, g, row) + column, all};
-      if (bias) {
-        for (int64_t r = 0; r < rows; ++r) std::fill_n(product.c.data + r * all, columns, bias[g * l.out_channels + row + r]);
-        product.start = {product.c.data, all};
-      }
-      multiply<T>(product, place);
+      forward_tile<T>(l, tiles, args, item / l.groups * tiles.samples, item % l.groups, down * tiles.rows, across * tiles.columns,
+                      args.workspace + worker * room.all(), room);
     });
   };
 }
@@ -181,45 +226,62 @@ template <typename T> KernelRun forward(const KernelSpec& spec) {
 // --- dx -------------------------------------------------------------------------------------------------------------------------------
 
 struct InputTiles {
-  int64_t channels = 0, count = 0;
+  int64_t samples = 1, groups_of_samples = 0;
+  int64_t channels = 0, count = 0;  // of x
 };
 
 InputTiles input_tiles(const Layout& l, int64_t size) {
-  constexpr int64_t kPlainChannels = 96;
-  const int64_t bytes = l.windows.taps() * l.windows.out_size() * size;
-  int64_t channels = l.windows.plain() ? kPlainChannels : std::max<int64_t>(1, 2 * kColumnBytes / bytes);
-  channels = std::min(channels, l.in_channels);
-  while (l.batch * l.groups * divided_up(l.in_channels, channels) < kFewTasks && channels > 1) channels = divided_up(channels, 2);
-  return {channels, divided_up(l.in_channels, channels)};
+  constexpr int64_t kColumns = 192, kPlainChannels = 96;
+  InputTiles tiles{.samples = samples_together(l, kColumns)};
+  tiles.groups_of_samples = divided_up(l.batch, tiles.samples);
+  const int64_t bytes = l.windows.taps() * tiles.samples * l.windows.out_size() * size;
+  tiles.channels = l.windows.plain() ? kPlainChannels : std::max<int64_t>(1, kColumnBytes / bytes);
+  tiles.channels = std::min(tiles.channels, l.in_channels);
+  while (tiles.groups_of_samples * l.groups * divided_up(l.in_channels, tiles.channels) < kFewTasks && tiles.channels > 1)
+    tiles.channels = divided_up(tiles.channels, 2);
+  tiles.count = divided_up(l.in_channels, tiles.channels);
+  return tiles;
 }
 
-template <typename T> int64_t input_room(const Layout& l) {
-  const int64_t products = input_tiles(l, sizeof(T)).channels * l.windows.taps() * l.windows.out_size() * int64_t{sizeof(T)};
-  return (l.windows.plain() ? 0 : in_lines(products)) + product_workspace<T>(l.out_channels);
-}
+// Of a thread: the packed panel, dy of several samples, the products.
+template <typename T> struct InputRoom {
+  int64_t panel = 0, dy = 0, products = 0;
+  explicit InputRoom(const Layout& l) {
+    const InputTiles tiles = input_tiles(l, sizeof(T));
+    const int64_t wide = tiles.samples * l.windows.out_size() * int64_t{sizeof(T)};
+    panel = product_workspace<T>(l.out_channels);
+    dy = tiles.samples > 1 ? in_lines(l.out_channels * wide) : 0;
+    products = tiles.samples > 1 || !l.windows.plain() ? in_lines(tiles.channels * l.windows.taps() * wide) : 0;
+  }
+  int64_t all() const { return panel + dy + products; }
+};
 
 Layout layout_of_dx(const KernelSpec& spec) { return layout_of(spec.attributes, spec.outputs[0].shape, spec.inputs[1].shape); }
 
 template <typename T> KernelRun input_gradient(const KernelSpec& spec) {
   const Layout l = layout_of_dx(spec);
   if (l.batch == 0) return [](const KernelArgs&) {};
-  return [l, tiles = input_tiles(l, sizeof(T)), room = input_room<T>(l)](const KernelArgs& args) {
+  return [l, tiles = input_tiles(l, sizeof(T)), room = InputRoom<T>(l)](const KernelArgs& args) {
     const T *dy = args.in<T>(0), *w = args.in<T>(1);
     const int64_t all = l.windows.out_size(), taps = l.windows.taps();
-    args.workers.parallel_for(l.batch * l.groups * tiles.count, [&](int64_t task, int worker) {
-      const int64_t channel = task % tiles.count * tiles.channels, item = task / tiles.count, g = item % l.groups, n = item / l.groups;
+    args.workers.parallel_for(tiles.groups_of_samples * l.groups * tiles.count, [&](int64_t task, int worker) {
+      const int64_t channel = task % tiles.count * tiles.channels, item = task / tiles.count, g = item % l.groups;
+      const int64_t n = item / l.groups * tiles.samples, samples = std::min(tiles.samples, l.batch - n), wide = samples * all;
       const int64_t channels = std::min(tiles.channels, l.in_channels - channel);
-      std::byte* const place = args.workspace + worker * room;
+      std::byte* const place = args.workspace + worker * room.all();
+      T* const gathered = reinterpret_cast<T*>(place + room.panel);
+      for (int64_t i = 0; samples > 1 && i < samples; ++i)
+        copy_planes<T>(dy + l.y_at(n + i, g, 0), all, gathered + i * all, wide, l.out_channels, all);
       T* const dx = args.out<T>(0) + l.x_at(n, g, channel);
-      T* const made = l.windows.plain() ? dx : reinterpret_cast<T*>(place + product_workspace<T>(l.out_channels));
+      T* const made = samples == 1 && l.windows.plain() ? dx : reinterpret_cast<T*>(place + room.panel + room.dy);
       multiply<T>({.rows = channels * taps,
-                   .columns = all,
+                   .columns = wide,
                    .depth = l.out_channels,
                    .a = {w + g * l.out_channels * l.depth() + channel * taps, 1, l.depth()},
-                   .b = {dy + l.y_at(n, g, 0), all},
-                   .c = {made, all}},
+                   .b = {samples > 1 ? gathered : dy + l.y_at(n, g, 0), wide},
+                   .c = {made, wide}},
                   place);
-      if (!l.windows.plain()) spread_columns(l.windows, made, channels, dx);
+      for (int64_t i = 0; made != dx && i < samples; ++i) spread_columns(l.windows, made + i * all, wide, channels, dx + i * l.image());
     });
   };
 }
@@ -227,60 +289,74 @@ template <typename T> KernelRun input_gradient(const KernelSpec& spec) {
 // --- dw -------------------------------------------------------------------------------------------------------------------------------
 
 struct WeightTiles {
-  int64_t pieces = 1, samples = 0;   // of the batch
-  int64_t columns = 0;               // windows of a product
-  int64_t channels = 0, across = 0;  // of x
-  int64_t rows = 0, down = 0;        // channels of y
+  int64_t pieces = 1, piece_samples = 0;  // of the batch
+  int64_t samples = 1;                    // in a tile
+  int64_t columns = 0;                    // windows of a tile, in each of its samples
+  int64_t channels = 0, across = 0;       // of x
+  int64_t rows = 0, down = 0;             // channels of y
+
+  bool gathers(const Layout& l) const { return samples > 1 || !l.windows.plain(); }
 };
 
 WeightTiles weight_tiles(const Layout& l, int64_t size) {
-  constexpr int64_t kPieces = 8, kPartials = int64_t{1} << 19, kColumns = 768, kLeastRows = 16, kPlainChannels = 192;
+  constexpr int64_t kPieces = 8, kPartials = int64_t{1} << 19, kColumns = 768, kMostRows = 128, kLeastRows = 32, kPlainChannels = 192;
   WeightTiles tiles;
-  tiles.samples = std::max<int64_t>(1, divided_up(l.batch, std::clamp<int64_t>(kPartials / l.weights(), 1, kPieces)));
-  tiles.pieces = std::max<int64_t>(1, divided_up(l.batch, tiles.samples));
+  tiles.piece_samples = std::max<int64_t>(1, divided_up(l.batch, std::clamp<int64_t>(kPartials / l.weights(), 1, kPieces)));
+  tiles.pieces = std::max<int64_t>(1, divided_up(l.batch, tiles.piece_samples));
+  tiles.samples = std::min(samples_together(l, kColumns), tiles.piece_samples);
   tiles.columns = std::min(kColumns, l.windows.out_size());
-  tiles.channels = l.windows.plain() ? kPlainChannels : std::max<int64_t>(1, kColumnBytes / (l.windows.taps() * tiles.columns * size));
+  const int64_t bytes = l.windows.taps() * tiles.samples * tiles.columns * size;
+  tiles.channels = tiles.gathers(l) ? std::max<int64_t>(1, kColumnBytes / bytes) : kPlainChannels;
   tiles.channels = std::min(tiles.channels, l.in_channels);
   tiles.across = divided_up(l.in_channels, tiles.channels);
-  tiles.rows = l.out_channels;
+  tiles.rows = tiles.samples > 1 ? std::min(kMostRows, l.out_channels) : l.out_channels;
   while (tiles.pieces * l.groups * tiles.across * divided_up(l.out_channels, tiles.rows) < kFewTasks && tiles.rows >= 2 * kLeastRows)
     tiles.rows = divided_up(tiles.rows, 2);
   tiles.down = divided_up(l.out_channels, tiles.rows);
   return tiles;
 }
 
-template <typename T> int64_t weight_room(const Layout& l) {
-  const WeightTiles tiles = weight_tiles(l, sizeof(T));
-  const int64_t columns = tiles.channels * l.windows.taps() * tiles.columns * int64_t{sizeof(T)};
-  return (l.windows.plain() ? 0 : in_lines(columns)) + product_workspace<T>(tiles.columns);
-}
-
-template <typename T> int64_t partial_bytes(const Layout& l) {
-  const int64_t pieces = weight_tiles(l, sizeof(T)).pieces;
-  return pieces > 1 ? in_lines(pieces * l.weights() * int64_t{sizeof(T)}) : 0;
-}
+// Partial sums of all pieces; then of a thread: the packed panel, columns, dy of several samples.
+template <typename T> struct WeightRoom {
+  int64_t partials = 0, panel = 0, columns = 0, dy = 0;
+  explicit WeightRoom(const Layout& l) {
+    const WeightTiles tiles = weight_tiles(l, sizeof(T));
+    const int64_t wide = tiles.samples * tiles.columns * int64_t{sizeof(T)};
+    partials = tiles.pieces > 1 ? in_lines(tiles.pieces * l.weights() * int64_t{sizeof(T)}) : 0;
+    panel = product_workspace<T>(tiles.samples * tiles.columns);
+    columns = tiles.gathers(l) ? in_lines(tiles.channels * l.windows.taps() * wide) : 0;
+    dy = tiles.samples > 1 ? in_lines(tiles.rows * wide) : 0;
+  }
+  int64_t each() const { return panel + columns + dy; }
+};
 
 Layout layout_of_dw(const KernelSpec& spec) { return layout_of(spec.attributes, spec.inputs[1].shape, spec.outputs[0].shape); }
 
 // The products of one piece's samples, for some channels of y and some of x.
 template <typename T>
 void add_weight_tile(const Layout& l, const WeightTiles& tiles, const T* dy, const T* x, int64_t piece, int64_t g, int64_t row,
-                     int64_t channel, T* dw, std::byte* place) {
+                     int64_t channel, T* dw, std::byte* place, const WeightRoom<T>& room) {
   const int64_t rows = std::min(tiles.rows, l.out_channels - row), channels = std::min(tiles.channels, l.in_channels - channel);
   const int64_t all = l.windows.out_size(), taps = l.windows.taps();
   const Matrix<T> c{dw + (g * l.out_channels + row) * l.depth() + channel * taps, l.depth()};
-  T* const made = reinterpret_cast<T*>(place + product_workspace<T>(tiles.columns));
+  T* const made = reinterpret_cast<T*>(place + room.panel);
+  T* const gathered = reinterpret_cast<T*>(place + room.panel + room.columns);
+  const int64_t end = std::min(l.batch, (piece + 1) * tiles.piece_samples);
   bool first = true;
-  for (int64_t n = piece * tiles.samples; n < std::min(l.batch, (piece + 1) * tiles.samples); ++n) {
+  for (int64_t n = piece * tiles.piece_samples; n < end; n += tiles.samples) {
+    const int64_t samples = std::min(tiles.samples, end - n);
     for (int64_t column = 0; column < all; column += tiles.columns) {
-      const int64_t columns = std::min(tiles.columns, all - column);
-      Product<T> product{.rows = rows, .columns = channels * taps, .depth = columns};
+      const int64_t columns = std::min(tiles.columns, all - column), wide = samples * columns;
+      Product<T> product{.rows = rows, .columns = channels * taps, .depth = wide};
       product.a = {dy + l.y_at(n, g, row) + column, all};
-      if (l.windows.plain()) {
-        product.b = {x + l.x_at(n, g, channel) + column, 1, all};
-      } else {
-        gather_columns(l.windows, x + l.x_at(n, g, channel), channels, column, columns, made);
-        product.b = {made, 1, columns};
+      product.b = {x + l.x_at(n, g, channel) + column, 1, all};
+      for (int64_t i = 0; samples > 1 && i < samples; ++i)
+        copy_planes<T>(dy + l.y_at(n + i, g, row) + column, all, gathered + i * columns, wide, rows, columns);
+      if (samples > 1) product.a = {gathered, wide};
+      if (tiles.gathers(l)) {
+        for (int64_t i = 0; i < samples; ++i)
+          gather_columns(l.windows, x + l.x_at(n + i, g, channel), channels, column, columns, made + i * columns, wide);
+        product.b = {made, 1, wide};
       }
       product.c = c;
       if (!first) product.start = {c.data, c.row};
@@ -294,14 +370,14 @@ template <typename T> KernelRun weight_gradient(const KernelSpec& spec) {
   const Layout l = layout_of_dw(spec);
   if (l.batch == 0)
     return [bytes = spec.outputs[0].bytes()](const KernelArgs& args) { std::memset(args.outputs[0], 0, static_cast<size_t>(bytes)); };
-  return [l, tiles = weight_tiles(l, sizeof(T)), room = weight_room<T>(l), partials = partial_bytes<T>(l)](const KernelArgs& args) {
+  return [l, tiles = weight_tiles(l, sizeof(T)), room = WeightRoom<T>(l)](const KernelArgs& args) {
     T* const dw = args.out<T>(0);
     T* const partial = tiles.pieces > 1 ? reinterpret_cast<T*>(args.workspace) : dw;
     args.workers.parallel_for(tiles.pieces * l.groups * tiles.across * tiles.down, [&](int64_t task, int worker) {
       const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
       const int64_t g = item % l.groups, piece = item / l.groups;
       add_weight_tile(l, tiles, args.in<T>(0), args.in<T>(1), piece, g, down * tiles.rows, across * tiles.channels,
-                      partial + piece * l.weights(), args.workspace + partials + worker * room);
+                      partial + piece * l.weights(), args.workspace + room.partials + worker * room.each(), room);
     });
     if (tiles.pieces == 1) return;
     args.workers.parallel_blocks(l.weights(), kTaskElements, [&](int64_t begin, int64_t end) {
@@ -335,41 +411,41 @@ bool is_float(const KernelSpec& spec) { return spec.outputs[0].dtype == DType::f
 
 int64_t forward_workspace(const KernelSpec& spec) {
   const Layout l = layout_of(spec.attributes, spec.inputs[0].shape, spec.inputs[1].shape);
-  return spec.threads * (is_float(spec) ? forward_room<float>(l) : forward_room<double>(l));
+  return spec.threads * (is_float(spec) ? ForwardRoom<float>(l).all() : ForwardRoom<double>(l).all());
 }
 int64_t input_workspace(const KernelSpec& spec) {
   const Layout l = layout_of_dx(spec);
-  return spec.threads * (is_float(spec) ? input_room<float>(l) : input_room<double>(l));
+  return spec.threads * (is_float(spec) ? InputRoom<float>(l).all() : InputRoom<double>(l).all());
 }
 int64_t weight_workspace(const KernelSpec& spec) {
   const Layout l = layout_of_dw(spec);
-  return is_float(spec) ? partial_bytes<float>(l) + spec.threads * weight_room<float>(l)
-                        : partial_bytes<double>(l) + spec.threads * weight_room<double>(l);
+  const auto bytes = [&](const auto& room) { return room.partials + spec.threads * room.each(); };
+  return is_float(spec) ? bytes(WeightRoom<float>(l)) : bytes(WeightRoom<double>(l));
 }
 
-// All three are the same multiply-adds. `rows` and `columns` of a product, of which small ones are slow.
-Cost cost_of(const KernelSpec& spec, const Layout& l, int64_t rows, int64_t columns) {
+// All three are the same multiply-adds; gathering and spreading columns takes as long as `more` multiply-adds with each element of them, of
+// which the product itself makes `useful` (measured).
+Cost cost_of(const KernelSpec& spec, const Layout& l, int64_t useful, double more) {
   Cost cost{.flops = 2.0 * static_cast<double>(l.batch * l.groups * l.out_channels) * static_cast<double>(l.depth()) *
                      static_cast<double>(l.windows.out_size())};
   for (size_t i = 0; i < spec.inputs.size(); ++i) cost.bytes += spec.has(i) ? static_cast<double>(spec.inputs[i].bytes()) : 0;
   cost.bytes += static_cast<double>(spec.outputs[0].bytes());
-  // Making a column takes as long as some eight more rows of multiply-adds; panels are 48 columns wide.
-  const auto r = static_cast<double>(rows), c = static_cast<double>(columns);
-  const double copying = l.windows.plain() ? 5 : 13;
-  cost.efficiency = r / (r + copying) * c / (48.0 * static_cast<double>(divided_up(columns, 48)));
+  cost.efficiency = static_cast<double>(useful) / (static_cast<double>(useful) + more);
   return cost;
 }
 Cost forward_cost(const KernelSpec& spec) {
   const Layout l = layout_of(spec.attributes, spec.inputs[0].shape, spec.inputs[1].shape);
-  return cost_of(spec, l, l.out_channels, l.windows.out_size());
+  const ForwardTiles tiles = forward_tiles(l);
+  return cost_of(spec, l, tiles.rows, tiles.samples > 1 ? 50 : tiles.gathers(l) ? 16 : 8);
 }
 Cost input_cost(const KernelSpec& spec) {
   const Layout l = layout_of_dx(spec);
-  return cost_of(spec, l, l.depth(), l.windows.out_size());
+  return cost_of(spec, l, l.out_channels, l.windows.plain() ? 8 : 12);
 }
 Cost weight_cost(const KernelSpec& spec) {
   const Layout l = layout_of_dw(spec);
-  return cost_of(spec, l, weight_tiles(l, size_of(DType::float32)).rows, l.depth());
+  const WeightTiles tiles = weight_tiles(l, size_of(DType::float32));
+  return cost_of(spec, l, tiles.rows, tiles.gathers(l) ? 32 : 16);
 }
 
 void gradient(const Node& node, GradientBuilder& g) {

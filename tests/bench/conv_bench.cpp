@@ -1,6 +1,6 @@
 // The convolutions of a ResNet-18 training step, 8 images of 112 x 112: ours against oneDNN's own threads, in turns in the same run.
 //
-//   bench-conv_bench [threads] [seconds a shape]
+//   OMP_WAIT_POLICY=passive bench-conv_bench [threads] [seconds a shape]      (else oneDNN's idle threads take time from ours)
 //
 // Prints one JSON line a shape and kind (forward, dx, dw; GFLOP/s, best of the run) and one for the whole step; checks each forward result
 // against oneDNN's, which has the layouts that it wants, as if its neighbours had them too.

@@ -36,6 +36,7 @@ struct Windows {
   int64_t taps() const { return h.kernel * w.kernel; }
   int64_t in_size() const { return h.in * w.in; }
   int64_t out_size() const { return h.out * w.out; }
+  double work() const { return static_cast<double>(out_size()) * static_cast<double>(h.kernel) * static_cast<double>(w.kernel); }
   // Each window is one element.
   bool plain() const {
     const auto is_plain = [](const WindowAxis& a) { return a.kernel == 1 && a.stride == 1 && a.begin == 0 && a.end == 0; };
@@ -50,7 +51,7 @@ inline Windows windows_of(const Attributes& attributes, const Shape& x) {
     throw error(ErrorCode::unsupported, "it slides over {} axes of {}; over one or two it is supported", axes, to_string(x));
   const auto list = [&](const char* name, int64_t otherwise, size_t size) {
     std::vector<int64_t> values = attributes.get(name, std::vector<int64_t>(size, otherwise));
-    constexpr int64_t kMost = int64_t{1} << 31;  // so that sums don't overflow
+    constexpr int64_t kMost = int64_t{1} << 20;  // more is a mistake, and sums would overflow
     const int64_t least = otherwise;
     if (values.size() != size || std::any_of(values.begin(), values.end(), [&](int64_t v) { return v < least || v > kMost; }))
       throw error(ErrorCode::unsupported, "its {} are {}, but must be {} numbers of {} and more", name, to_string(values), size, least);

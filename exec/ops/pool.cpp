@@ -30,7 +30,7 @@ int64_t planes_of(const Shape& x) { return x[0] * x[1]; }
 
 // body(plane) for all samples' channels.
 template <typename Body> void for_planes(int64_t planes, const Windows& windows, Workers& workers, const Body& body) {
-  const int64_t each = std::max<int64_t>(1, 16384 / (windows.out_size() * windows.taps()));
+  const auto each = static_cast<int64_t>(std::max(1.0, 16384 / windows.work()));
   workers.parallel_blocks(planes, each, [&](int64_t begin, int64_t end) {
     for (int64_t plane = begin; plane < end; ++plane) body(plane);
   });
@@ -117,12 +117,11 @@ void max_gradient(const Node& node, GradientBuilder& g) {
 
 // How many elements window o counts along an axis: all in the padding too, or only those of x.
 int64_t counted(const WindowAxis& axis, int64_t o, bool with_padding) {
-  int64_t count = 0;
-  for (int64_t k = 0; k < axis.kernel; ++k) {
-    const int64_t at = axis.at(o, k);
-    count += with_padding ? at < axis.in + axis.end : at >= 0 && at < axis.in;
-  }
-  return std::max<int64_t>(1, count);
+  const int64_t first = axis.at(o, 0), end = with_padding ? axis.in + axis.end : axis.in;
+  const auto steps_to = [&](int64_t place) {  // taps that read before it
+    return place <= first ? 0 : std::min(axis.kernel, (place - first + axis.dilation - 1) / axis.dilation);
+  };
+  return std::max<int64_t>(1, steps_to(end) - (with_padding ? 0 : steps_to(0)));
 }
 
 struct Means {
@@ -202,7 +201,7 @@ template <bool mean> void lower_global(Lowering& l) {
 template <int each> Cost cost_of(const KernelSpec& spec, const Shape& x) {
   const Windows windows = windows_of(spec.attributes, x);
   Cost cost = movement_cost(spec);
-  cost.flops = double{each} * static_cast<double>(planes_of(x)) * static_cast<double>(windows.out_size() * windows.taps());
+  cost.flops = double{each} * static_cast<double>(planes_of(x)) * windows.work();
   return cost;
 }
 

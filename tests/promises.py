@@ -131,10 +131,6 @@ def image_job(made, model, batch, *more, data="images"):
     return [model, "--data", made / f"{data}.npz", "--batch-size", batch, "--learning-rate", 1e-3, *more]
 
 
-def cnn_job(made, name, batch, *more):
-    return image_job(made, GOLDEN / f"{name}.onnx", batch, *more)
-
-
 JOBS = {
     "char-gpt": lambda made: text(2, 128, 2, *ACCUMULATING, *EVALUATED),
     "char-gpt, in parts": lambda made: text(2, 128, 3, "--part-size", 20_000, *EVALUATED),
@@ -149,11 +145,11 @@ JOBS = {
     "bert of torchscript, accumulating": lambda made: bert_job(made, "bert-torchscript-20-classes", "classes", 48, "--max-steps", 2, *ACCUMULATING),
     "bert of torchscript, dropout": lambda made: bert_job(made, "dropout/bert-torchscript-17", "masked", 64, "--max-steps", 4, *EVALUATED),
     "bert of dynamo, dropout, accumulating": lambda made: bert_job(made, "dropout/bert-dynamo-20", "classes", 32, "--max-steps", 3, *ACCUMULATING),
-    "cnn of torchscript, accumulating": lambda made: cnn_job(made, "cnn-torchscript-17-live", 40, "--max-steps", 3, *ACCUMULATING, *EVALUATED),
-    "cnn of dynamo, frozen": lambda made: cnn_job(made, "cnn-dynamo-18-frozen", 64, "--max-steps", 3, "--max-grad-norm", 0),
+    "cnn of torchscript, accumulating": lambda made: image_job(made, GOLDEN / "cnn-torchscript-17-live.onnx", 40, "--max-steps", 3, *ACCUMULATING, *EVALUATED),
     "residual cnn": lambda made: image_job(made, made / "residual.onnx", 32, "--max-steps", 4, *EVALUATED),
     "residual cnn, sgd, accumulating": lambda made: image_job(made, made / "residual.onnx", 16, "--max-steps", 2, "--optim", "sgd", "--momentum", 0.9,
                                                               *ACCUMULATING),
+    "residual cnn, frozen": lambda made: image_job(made, made / "residual.onnx", 32, "--max-steps", 3, "--batch-norm", "frozen", "--max-grad-norm", 0),
     "running statistics that leave the memory": lambda made: image_job(made, made / "wide.onnx", 8, "--max-steps", 2, *ACCUMULATING, *EVALUATED, data="wide"),
 }
 

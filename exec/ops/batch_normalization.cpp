@@ -2,10 +2,13 @@
 // + bias, by channel: axis 1 of x. As PyTorch's layer there are two forms, between which the model's file or the user chooses
 // (--batch-norm):
 //
-//   BatchNormalization{epsilon}(x, scale, bias, running_mean, running_var) -> y                frozen: ONNX's inference mode
-//   LiveBatchNormalization{epsilon}(x, scale, bias) -> y, mean, variance                       of this batch, the variance over all n
-//   elements RunningStatistics{momentum}(running_mean, running_var, mean, variance) -> both, changed    running * momentum + batch * (1 -
-//   momentum) BatchNormalizationGrad{epsilon, live}(dy, x, scale, mean, variance) -> dx, dscale?, dbias?
+//   BatchNormalization{epsilon}(x, scale, bias, running_mean, running_var) -> y
+//     frozen: ONNX's inference mode
+//   LiveBatchNormalization{epsilon}(x, scale, bias) -> y, mean, variance
+//     of this batch, the variance over all n elements
+//   RunningStatistics{momentum}(running_mean, running_var, mean, variance) -> both, changed
+//     running * momentum + batch * (1 - momentum)
+//   BatchNormalizationGrad{epsilon, live}(dy, x, scale, mean, variance) -> dx, dscale?, dbias?
 //
 // What a live layer computes is pure, and may be computed again; what it changes is changed by another node, once a batch. The running
 // variance takes in the biased variance (a sum divided by n), as ONNX says; PyTorch's own layer takes in the unbiased one (n - 1) there.

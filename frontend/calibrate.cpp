@@ -54,6 +54,11 @@ class Product {
   std::unique_ptr<Arena> arena_;
 };
 
+double product_rate(Workers& workers, int64_t memory) {
+  Product product(workers, memory);
+  return product.flops() / fastest(0.06, [&] { product.run(); });
+}
+
 double element_rate(Workers& workers, int64_t n) {
   Graph graph;
   graph.inputs = {graph.add_value({.name = "x", .dtype = DType::float32, .shape = {n}, .kind = ValueKind::input})};
@@ -100,9 +105,8 @@ constexpr int64_t kLeast = 3 << 12;
 }  // namespace
 
 ComputeRates measure_machine(Workers& workers, int64_t memory) {
-  Product product(workers, memory);
   constexpr int64_t kElements = int64_t{1} << 20;
-  ComputeRates rates{.flops = product.flops() / fastest(0.06, [&] { product.run(); }),
+  ComputeRates rates{.flops = product_rate(workers, memory),
                      .element_flops = element_rate(workers, std::clamp<int64_t>(memory / 16, 1 << 10, kElements)),
                      .bytes_per_second = memory_rate(workers, std::clamp(memory, kLeast, kNear))};
   rates.far_bytes_per_second = memory > kNear ? memory_rate(workers, std::min(memory, kFar)) : rates.bytes_per_second;

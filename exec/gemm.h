@@ -342,9 +342,10 @@ template <typename T> void multiply_plainly(const Product<T>& p) {
 
 }  // namespace gemm
 
-// Bytes of the workspace of one thread; a multiple of 64.
+// Bytes of the workspace of one thread for products of this depth and all smaller ones, whose blocks may be longer; a multiple of 64.
 template <typename T> int64_t product_workspace(int64_t depth) {
-  if constexpr (std::is_same_v<T, float>) return (depth_block(depth) * gemm::kPanel * int64_t{sizeof(float)} + 63) / 64 * 64;
+  if constexpr (std::is_same_v<T, float>)
+    return (std::clamp<int64_t>(depth, 1, kDepthBlock) * gemm::kPanel * int64_t{sizeof(float)} + 63) / 64 * 64;
   return 0;
 }
 

@@ -160,8 +160,9 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
                  "BatchNormalization normalises by each batch and changes its running statistics (live), or by these (frozen); model: as "
                  "exported (default). NODE=live, NODE=frozen: of some nodes, * stands for any text. Evaluation is always frozen")
       ->group(graph)
-      ->take_all();
-  app.add_option("--skip-pass", o.skip_passes, "leave a pass out")->group(graph)->take_all();
+      ->take_all()
+      ->allow_extra_args(false);
+  app.add_option("--skip-pass", o.skip_passes, "leave a pass out")->group(graph)->take_all()->allow_extra_args(false);
   app.add_option("--dump-after", raw.dump_after, "PASS FILE.onnx: write the graph as it is after a pass")
       ->group(graph)
       ->type_size(2)

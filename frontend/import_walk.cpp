@@ -215,6 +215,7 @@ void Walk::node(const onnx::NodeDef& node, Scope& scope, const Site& site) {
     if (job.name.empty()) job.name = output;
   }
   if (site.caller) job.name = *site.caller;
+  if (node.domain.empty() && node.op_type == "BatchNormalization") note_layer(job.name);
   job.outputs = wanted_outputs(node, job.opset, site.uses);
   if (job.outputs == 0) return leave_unknown(job);  // nobody wants to know
   if (node.domain.empty() && node.op_type == "Constant") return constant(job);
@@ -395,14 +396,19 @@ bool Walk::is_live(const Job& job) {
   std::string mode = options_->batch_norm;
   for (size_t i = 0; i < options_->batch_norm_nodes.size(); ++i) {
     const auto& [pattern, wanted] = options_->batch_norm_nodes[i];
-    if (!fits(pattern, job.name)) continue;
-    fitting_.insert(i);
-    mode = wanted;
+    if (fits(pattern, job.name)) mode = wanted;
   }
-  layers_.push_back(job.name);
   if (mode != "model") return mode == "live";
   constexpr int kAttribute = 14;  // the opset from which on there is one
   return job.opset < kAttribute ? job.node.outputs.size() > 1 : job.node.attributes.get("training_mode", 0) != 0;
+}
+
+// Also of nodes that can't be imported, or that nobody reads.
+void Walk::note_layer(const std::string& name) {
+  layers_.push_back(name);
+  for (size_t i = 0; i < options_->batch_norm_nodes.size(); ++i) {
+    if (fits(options_->batch_norm_nodes[i].first, name)) fitting_.insert(i);
+  }
 }
 
 // Throws where options name a layer that isn't there.

@@ -173,6 +173,7 @@ class Walk {
   };
 
   bool is_live(const Job& job);
+  void note_layer(const std::string& name);
   void check_modes() const;
   void add_inputs(const ImportOptions& options);
   void add_tensors(const onnx::GraphDef& graph, const Uses& uses, Scope& scope);

@@ -112,7 +112,7 @@ Shares measure_beside(Trial& trial, DiskEngine& engine, bool write, double secon
     double rate_beside = 0;
     std::exception_ptr problem;
     std::atomic<bool> over = false;
-    std::thread other([&] {
+    std::jthread other([&] {  // joined, too, where `work` throws
       try {
         rate_beside = transfer();
       } catch (...) {

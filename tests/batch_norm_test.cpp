@@ -124,6 +124,19 @@ TEST_F(BatchNorm, MergedTensorsAreRefusedOrUntied) {
   EXPECT_HAS(obstacle(shared, {.batch_norm = "live"}), "shares the running statistic 'm' with 'first', and one of the two is live");
   EXPECT_HAS(obstacle(shared, {.batch_norm_nodes = {{"first", "live"}}}), "'second': shares");
   EXPECT_HAS(obstacle(shared, {.batch_norm_nodes = {{"second", "live"}}}), "'second': shares");
+  const std::string same = R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 2, 3] x) => (float[batch, 2, 3] y)
+    <float[2] s = {1, 2}, float[2] b = {0, 1}, float[2] m = {1, 1}> { y = BatchNormalization (x, s, b, m, m) })";
+  EXPECT_EQ(obstacle(same), "");
+  EXPECT_HAS(obstacle(same, {.batch_norm = "live"}), "'m' is its running mean and its running variance");
+}
+
+TEST_F(BatchNorm, ALayerBehindAnObstacleIsKnown) {
+  const std::string text = R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 2, 3] x) => (float[batch, 2, 3] y)
+    <float[2] s = {1, 2}, float[2] b = {0, 1}, float[2] m = {3, 4}, float[2] v = {5, 6}> {
+      [odd] a = Det (x)
+      [layer] y = BatchNormalization (a, s, b, m, v)
+    })";
+  EXPECT_HAS(obstacle(text, {.batch_norm_nodes = {{"layer", "live"}}}), "Det 'odd'");
 }
 
 TEST_F(BatchNorm, StatisticsThatAreComputedCantBeLive) {
@@ -177,7 +190,7 @@ struct BatchNormTraining : TrainerRuns {
     o.learning_rate = 1e-3;
     o.max_steps = 8;  // the seventh is the remainder of 40
     o.threads = 2;
-    o.profile = folder / "machine.json";
+    o.profile = profile;
     return o;
   }
   // All running statistics of the model that the last run wrote.

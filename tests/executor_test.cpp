@@ -1,4 +1,4 @@
-// The executor: planned, proven and run against node-by-node evaluation, bit for bit; errors, stopping, profiling, memory.
+// The executor: planned, proven and run against node-by-node evaluation, bit for bit; errors, stopping, times, memory.
 
 #include "exec/executor.h"
 

@@ -129,12 +129,12 @@ def test_a_run_that_is_killed_again_and_again(tmp_path, job, out):
     nvme.mkdir()
     command = [*arguments, "--budget", least, "--nvme-path", nvme, "--output-dir", out]
     moments = random.Random(str(out.parent == tmp_path))
-    killed = early = training = saving = spilled = 0
-    while killed < KILLS or (min(early, saving) < 5 and killed < 4 * KILLS):  # how often a kill meets what it is for is the machine's
-        before, kind, text, there = checkpoints(tmp_path, out), killed % 3, written(tmp_path), names(nvme)
+    killed = early = training = saving = spilled = whole = 0
+    while killed < KILLS or ((min(early, saving) < 5 or min(training, spilled) < 20) and killed < 4 * KILLS):  # how often a kill meets what it is for is the machine's
+        before, kind, text, there = checkpoints(tmp_path, out), (killed + whole) % 3, written(tmp_path), names(nvme)
         moment = time.monotonic() + moments.uniform(0, 0.2)
         process = start(tmp_path, *command, *(["--resume"] if before else []))
-        if kind == 0 and killed % 2:
+        if kind == 0 and (killed + whole) % 2:
             wait_for(process, lambda: time.monotonic() > moment or checkpoints(tmp_path, out) != before)
         elif kind == 0:
             wait_for(process, lambda: set(names(nvme)) - set(there))  # it has begun to take its space
@@ -146,6 +146,8 @@ def test_a_run_that_is_killed_again_and_again(tmp_path, job, out):
             time.sleep(moments.choice((0, 0, 0.0005, 0.001)))
         if not end(process, signal.SIGKILL):  # it was faster: so there is nothing to lose, and the next begins anew
             assert result(tmp_path) == wanted
+            whole += 1
+            assert whole < 4 * KILLS, "most runs end before they are killed"
             shutil.rmtree(out)
             for path in nvme.iterdir():
                 path.unlink()
@@ -162,7 +164,7 @@ def test_a_run_that_is_killed_again_and_again(tmp_path, job, out):
         assert sum(name.startswith("ort-train-state-") for name in left) <= 1 and len(left) <= 3, left  # a dead one's file may be held for a moment more
         assert len(after) <= 2
     print(f"{killed} kills: {early} before a step, {training} after some, {saving} while a checkpoint was made; {spilled} left a spill file")
-    finished = run(tmp_path, *command, "--resume")
+    finished = run(tmp_path, *command, *(["--resume"] if checkpoints(tmp_path, out) else []))
     assert result(tmp_path) == wanted
     assert finished.peak <= least
     assert early >= 5 and training >= 20 and saving >= 5 and spilled >= 20

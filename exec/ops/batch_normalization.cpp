@@ -40,7 +40,7 @@ struct Layout {
 
   int64_t count() const { return samples * size; }  // of one channel
   int64_t width() const { return size < kShort ? std::min(kTogether, channels) : 1; }
-  int64_t bands() const { return (channels + width() - 1) / width(); }
+  int64_t bands() const { return (channels + width() - 1) / std::max<int64_t>(1, width()); }
   int64_t piece_samples() const {
     const int64_t enough = (kPiece + width() * size - 1) / std::max<int64_t>(1, width() * size);
     return std::max({int64_t{1}, enough, (samples + kPieces - 1) / kPieces});
@@ -279,6 +279,9 @@ void lower(Lowering& l) {
   const bool live = l.node.attributes.get("training_mode", 0) != 0;
   if (l.node.attributes.get("spatial", 1) == 0) l.fail("spatial=0, statistics of each element, is not supported");
   const Attributes attributes{{"epsilon", l.node.attributes.get("epsilon", kUsualEpsilon)}};
+  if (live && running[0] == running[1])
+    l.fail(
+        fmt::format("'{}' is its running mean and its running variance: the exporter has merged equal tensors", l.value(running[0]).name));
   for (const ValueId value : running) {
     const Value& statistic = l.value(value);
     if (statistic.kind == ValueKind::parameter && statistic.trainable)
@@ -295,14 +298,14 @@ void lower(Lowering& l) {
   if (!live) return l.output(0, l.emit("BatchNormalization", {x, l.input(1), l.input(2), running[0], running[1]}, attributes));
   const float momentum = l.node.attributes.get("momentum", kUsualMomentum);
   const std::vector<ValueId> results = l.emit_many("LiveBatchNormalization", {x, l.input(1), l.input(2)}, attributes, 3);
+  for (size_t i = 1; i < std::min<size_t>(3, l.node.outputs); ++i) {  // rare: something reads what they become, before they do
+    const ValueId kept = l.emit("Mul", {running[i - 1], l.scalar_like(x, momentum)});
+    l.output(i, l.emit("Add", {kept, l.emit("Mul", {results[i], l.scalar_like(x, 1 - double{momentum})})}));
+  }
   const std::vector<ValueId> changed =
       l.emit_many("RunningStatistics", {running[0], running[1], results[1], results[2]}, {{"momentum", momentum}}, 2);
   for (const ValueId value : changed) l.graph().value(value).kind = ValueKind::parameter;
   l.output(0, results[0]);
-  for (size_t i = 1; i < std::min<size_t>(3, l.node.outputs); ++i) {  // rare: something reads what they become
-    const ValueId kept = l.emit("Mul", {running[i - 1], l.scalar_like(x, momentum)});
-    l.output(i, l.emit("Add", {kept, l.emit("Mul", {results[i], l.scalar_like(x, 1 - double{momentum})})}));
-  }
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ constexpr double kNoGap = 2e-4;         // of the bound: no other way is looked 
 constexpr double kSmallGap = 2e-3;      // nor is one improved
 constexpr double kWell = 1.01;          // of the least time
 constexpr int64_t kSearch = 1'000'000;  // steps and pieces that are planned while a plan is improved
+constexpr int64_t kMostTries = 250;     // of that, too
 constexpr size_t kBest = 6;             // plans for a target; the ways to the first are tried again for another
 
 // The stays that the choices lead to, without transfers.
@@ -256,7 +257,8 @@ struct Streamer::Impl {
     double waited = 0;
     bool is_better = true;
     int64_t accepted = 0;
-    for (int64_t left = kSearch / static_cast<int64_t>(size + 1); left > 0 && least > bound.seconds() * (1 + kSmallGap); --left) {
+    for (int64_t left = std::min(kMostTries, kSearch / static_cast<int64_t>(size + 1));
+         left > 0 && least > bound.seconds() * (1 + kSmallGap); --left) {
       if (is_better) {
         transfers = transfers_of(plan);
         waited = 0;

@@ -30,6 +30,19 @@ struct TrainerRuns : ::testing::Test {
     EXPECT_LE(run.summary.measured_peak_bytes, run.summary.planned_peak_bytes);
     return run;
   }
+  // Stopped after a step, as by Ctrl-C, and resumed by another trainer: the summary of that one.
+  static Summary train_in_two(Options o, int64_t stop_after) {
+    {
+      Trainer* running = nullptr;
+      Trainer trainer(o, {.on_step = [&](const StepReport& step) {
+                        if (step.step == stop_after) running->request_stop();
+                      }});
+      running = &trainer;
+      EXPECT_TRUE(trainer.train().stopped);
+    }
+    o.resume = true;
+    return Trainer(o).train();
+  }
 
  private:
   int count_ = 0;

@@ -395,6 +395,34 @@ struct Planner::Impl {
     return program;
   }
 
+  // With addresses, the plans whose reads begin so `early`: what takes less than `least` seconds takes its place.
+  void pack_plans(const Search& search, double early, StreamedProgram& result, double& least) const {
+    constexpr int kTries = 12, kEnough = 3;
+    constexpr double kClose = 1.02;  // times the first plan's seconds
+    int64_t target = search.limit, packings = search.packings();
+    int found = 0;
+    double foreseen = 0;  // seconds of the first
+    for (int round = 0; round < kTries && found < kEnough && packings > 0; ++round) {
+      std::vector<StreamPlan> plans = search.streamer->plans(target, early);
+      if (round == 0) foreseen = search.seconds_of(plans[0]);
+      for (size_t i = 0; i < std::min(plans.size(), 1 + search.others()) && packings > 0; ++i) {  // one may be packed better than another
+        if (search.seconds_of(plans[i]) >= least) break;
+        Program program = make_within(search, plans[i], search.limit, least, target == search.floor, packings);
+        const double seconds = search.seconds_of(plans[i]);
+        if (program.arena_bytes > search.limit) continue;
+        ++found;
+        if (seconds >= least) break;
+        least = seconds;
+        result.program = std::move(program);
+        result.forecasts = std::move(plans[i].forecasts);
+        break;
+      }
+      // Addresses took more than live bytes, or all the time that transfers had: another plan, for less, may be packed better.
+      if (target == search.floor || least <= kClose * foreseen) break;
+      target = std::max(search.floor, target - search.limit / 50);
+    }
+  }
+
   // Sets the bytes on the disk.
   void count_disk(const Streams& streams, const StreamPlan& plan, StreamOutlook& result) const {
     int64_t most = 0;
@@ -499,8 +527,6 @@ StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const
 }
 
 StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
-  constexpr int kTries = 12, kEnough = 3;
-  constexpr double kClose = 1.02;  // times the first plan's seconds
   constexpr double kGood = 1.002;  // times the bound
   // How early reads may begin, in the time in which all of the memory could be read: the earlier, the less is waited for, and the less
   // memory do addresses leave.
@@ -510,32 +536,10 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
   StreamedProgram result;
   if (search.find_streamer(std::numeric_limits<double>::infinity())) {
     result.bound = search.streamer->bound();
-    const size_t others = search.others();
     double least = std::numeric_limits<double>::infinity();  // seconds
     for (const double share : kEarly) {
       const double early = std::max(kLeastEarly, share * static_cast<double>(limit) / disk.read);
-      int64_t target = limit, packings = search.packings();
-      int found = 0;
-      double foreseen = 0;  // seconds of the first
-      for (int round = 0; round < kTries && found < kEnough && packings > 0; ++round) {
-        std::vector<StreamPlan> plans = search.streamer->plans(target, early);
-        if (round == 0) foreseen = search.seconds_of(plans[0]);
-        for (size_t i = 0; i < std::min(plans.size(), 1 + others) && packings > 0; ++i) {  // one may be packed better than another
-          if (search.seconds_of(plans[i]) >= least) break;
-          Program program = impl_->make_within(search, plans[i], limit, least, target == search.floor, packings);
-          const double seconds = search.seconds_of(plans[i]);
-          if (program.arena_bytes > limit) continue;
-          ++found;
-          if (seconds >= least) break;
-          least = seconds;
-          result.program = std::move(program);
-          result.forecasts = std::move(plans[i].forecasts);
-          break;
-        }
-        // Addresses took more than live bytes, or all the time that transfers had: another plan, for less, may be packed better.
-        if (target == search.floor || least <= kClose * foreseen) break;
-        target = std::max(search.floor, target - limit / 50);
-      }
+      impl_->pack_plans(search, early, result, least);
       if (least <= kGood * result.bound) break;
     }
     if (!result.program.entries.empty()) return result;

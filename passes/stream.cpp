@@ -190,6 +190,7 @@ struct Streamer::Impl {
     std::vector<Way> more = ways(frees, aheads);
     try_out(more, target, found, true);
   }
+
   // A transfer of a plan, and what would save it: candidates to be held.
   struct Transfer {
     size_t entry;
@@ -217,12 +218,14 @@ struct Streamer::Impl {
   }
 
   // Moves to the front of the order, or somewhere else, what may shorten the waiting; by chance.
-  void change(HoldOrder& order, const std::vector<Transfer>& transfers, double waited, std::mt19937& random) const {
+  void change(HoldOrder& order, const std::vector<Transfer>& transfers, std::mt19937& random) const {
     constexpr size_t kBefore = 24;  // transfers, that something may have been waited for because of
     const auto upto = [&](size_t n) { return static_cast<size_t>(random() % n); };
     auto chosen = order.begin() + static_cast<std::ptrdiff_t>(upto(order.size()));
     auto to = order.begin() + static_cast<std::ptrdiff_t>(upto(order.size()));
     if (!transfers.empty() && random() % 4 != 0) {
+      double waited = 0;
+      for (const Transfer& transfer : transfers) waited += transfer.waited;
       double at = waited * static_cast<double>(random() % 65536) / 65536;
       size_t i = 0;
       while (i + 1 < transfers.size() && (at -= transfers[i].waited) > 0) ++i;
@@ -254,18 +257,12 @@ struct Streamer::Impl {
     for (const StreamEntry& entry : entries) size += entry.seconds.size() + entry.pieces.size();
     std::mt19937 random(1);
     std::vector<Transfer> transfers;
-    double waited = 0;
-    bool is_better = true;
-    int64_t accepted = 0;
+    bool is_better = true, is_other = false;
     for (int64_t left = std::min(kMostTries, kSearch / static_cast<int64_t>(size + 1));
          left > 0 && least > bound.seconds() * (1 + kSmallGap); --left) {
-      if (is_better) {
-        transfers = transfers_of(plan);
-        waited = 0;
-        for (const Transfer& transfer : transfers) waited += transfer.waited;
-      }
+      if (is_better) transfers = transfers_of(plan);
       HoldOrder other = order;
-      change(other, transfers, waited, random);
+      change(other, transfers, random);
       holder.choose(other, target, free);
       StreamPlan tried = make_plan(entries, holder, target, rates, {.queued = way.ahead, .early = early});
       const double seconds = seconds_of(tried, kRarely);
@@ -274,14 +271,12 @@ struct Streamer::Impl {
       order = std::move(other);
       plan = std::move(tried);
       least = seconds;
-      ++accepted;
+      is_other = true;
     }
-    if (accepted > 0) orders.push_back(std::move(order));
-    found.front() = {.way = {.order = accepted > 0 ? orders.size() - 1 : way.order,
-                             .free = way.free,
-                             .ahead = way.ahead,
-                             .seconds = seconds_of(plan, 0)},
-                     .plan = std::move(plan)};
+    if (is_other) orders.push_back(std::move(order));
+    found.front() = {
+        .way = {.order = is_other ? orders.size() - 1 : way.order, .free = way.free, .ahead = way.ahead, .seconds = seconds_of(plan, 0)},
+        .plan = std::move(plan)};
   }
 };
 

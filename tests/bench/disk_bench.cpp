@@ -2,9 +2,9 @@
 //
 //   bench-disk_bench [folder] [rounds] [gigabytes] [uring|threads] [block KiB] [depth]
 //
-// Prints one JSON line: GB/s of each by chunk size, and of fio (io_uring, O_DIRECT) with the same blocks, depth and file size; and the
-// ratio of each run to the run of fio after it. All are medians. Every chunk carries its place and is checked after it was read back. Run
-// it on a drive that does nothing else.
+// Prints one JSON line: GB/s of each by chunk size, and of fio (io_uring, O_DIRECT) with the same blocks and file size, and as much memory:
+// into caches a drive reads faster, and fio's memory is its depth, which is ours at least. And the ratio of each run to the run of fio
+// after it. All are medians. Every chunk carries its place and is checked after it was read back. Run it on a drive that does nothing else.
 
 #include <algorithm>
 #include <chrono>
@@ -53,7 +53,11 @@ bool marked(const std::byte* data, int64_t bytes, int64_t offset, uint64_t versi
 class Ours {
  public:
   Ours(const std::string& folder, int64_t bytes, const DiskOptions& options)
-      : spill_(folder, bytes), buffers_(kBuffers), sums_(static_cast<size_t>(bytes / kMega)), engine_(options) {
+      : spill_(folder, bytes),
+        buffers_(kBuffers),
+        sums_(static_cast<size_t>(bytes / kMega)),
+        in_flight_(options.depth * options.block_bytes),
+        engine_(options) {
     uint64_t state = 1;
     for (int64_t i = 0; i < buffers_.bytes(); i += 8) {
       state ^= state << 13, state ^= state >> 7, state ^= state << 17;
@@ -62,20 +66,23 @@ class Ours {
     run("write", 16 * kMega, false);  // what was only reserved reads as zeros, for nothing
   }
 
+  // Chunks in memory: as many as keep the drive's depth.
+  int64_t ring(int64_t chunk) const { return std::max<int64_t>(2, in_flight_ / chunk + 1); }
+
   // GB/s of the whole file; mixed reads one half and writes the other. Checksums of a read are those of the last write, which had them too.
   double run(const std::string& mode, int64_t chunk, bool checksums) {
     const int64_t chunks = spill_.bytes() / chunk, half = chunks / 2;
     const bool mixed = mode == "mixed";
     if (mode != "read") versions_[1] = ++version_;
     if (mode == "write") versions_[0] = version_;
-    std::vector<Turn> ring(static_cast<size_t>(std::max<int64_t>(2, 16 * kMega / chunk)));
+    std::vector<Turn> turns(static_cast<size_t>(ring(chunk)));
     const double begin = now();
     for (int64_t n = 0; n < chunks; ++n) {
-      const size_t i = static_cast<size_t>(n) % ring.size();
-      settle(ring[i], at(i, chunk), chunk);
+      const size_t i = static_cast<size_t>(n) % turns.size();
+      settle(turns[i], at(i, chunk), chunk);
       const bool write = mode == "write" || (mixed && n % 2 == 1);
       const int64_t place = mixed ? n % 2 * half + n / 2 : n;
-      Turn& turn = ring[i] = {.write = write, .offset = place * chunk, .version = versions_[place >= half]};
+      Turn& turn = turns[i] = {.write = write, .offset = place * chunk, .version = versions_[place >= half]};
       if (write) mark(at(i, chunk), chunk, turn.offset, turn.version);
       turn.ticket = engine_.submit({.write = write,
                                     .file = &spill_.file(),
@@ -84,7 +91,7 @@ class Ours {
                                     .bytes = chunk,
                                     .checksum = checksums ? &sums_[static_cast<size_t>(place)] : nullptr});
     }
-    for (size_t i = 0; i < ring.size(); ++i) settle(ring[i], at(i, chunk), chunk);
+    for (size_t i = 0; i < turns.size(); ++i) settle(turns[i], at(i, chunk), chunk);
     return static_cast<double>(chunks * chunk) / (now() - begin) / 1e9;
   }
 
@@ -109,14 +116,15 @@ class Ours {
   SpillFile spill_;
   Arena buffers_;
   std::vector<uint64_t> sums_;
+  const int64_t in_flight_;                      // bytes, of one direction
   uint64_t version_ = 0, versions_[2] = {0, 0};  // of what was written last, by half of the file
   DiskEngine engine_;
 };
 
-// GB/s, both directions together; 0 where there is no fio.
-double fio(const std::string& folder, const std::string& mode, int64_t bytes, const DiskOptions& options) {
+// GB/s, both directions together, in so much memory; 0 where there is no fio.
+double fio(const std::string& folder, const std::string& mode, int64_t bytes, const DiskOptions& options, int64_t memory) {
   // Ours has its depth each way.
-  const int depth = mode == "mixed" ? 2 * options.depth : options.depth;
+  const int64_t depth = std::max<int64_t>(mode == "mixed" ? 2 * options.depth : options.depth, memory / options.block_bytes);
   // In huge pages at their boundaries, as ours: with small pages it has half of this speed on some drives.
   const std::string command = fmt::format(
       "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 fio --name=peer --filename='{}/ort-train-bench-fio' --size={} --rw={} --bs={} --iodepth={} "
@@ -136,7 +144,7 @@ double rounded(double value) { return std::round(value * 1000) / 1000; }
 
 int run(const std::string& folder, int rounds, int64_t bytes, const DiskOptions& options) {
   Ours ours(folder, bytes, options);
-  const bool peer = fio(folder, "write", bytes, options) > 0;
+  const bool peer = fio(folder, "write", bytes, options, 0) > 0;
   nlohmann::ordered_json line{{"folder", folder},       {"file_bytes", bytes},     {"block_bytes", options.block_bytes},
                               {"depth", options.depth}, {"method", ours.method()}, {"rounds", rounds}};
   if (!ours.note().empty()) line["note"] = ours.note();
@@ -145,10 +153,11 @@ int run(const std::string& folder, int rounds, int64_t bytes, const DiskOptions&
     std::map<std::string, std::vector<double>> rates, ratios;
     for (int round = 0; round < rounds; ++round) {
       const auto pair = [&](const std::string& name, int64_t chunk, bool checksums) {
-        const double mine = ours.run(mode, chunk, checksums), theirs = peer ? fio(folder, mode, bytes, options) : 0;
+        const double mine = ours.run(mode, chunk, checksums);
+        const double theirs = peer ? fio(folder, mode, bytes, options, ours.ring(chunk) * chunk) : 0;
         rates[name].push_back(mine);
         if (!peer) return;
-        rates["fio"].push_back(theirs);
+        if (chunk == kMega) rates["fio"].push_back(theirs);
         ratios[name].push_back(mine / theirs);
       };
       for (const int64_t mega : {1, 4, 16, 64}) pair(std::to_string(mega) + "MB", mega * kMega, false);

@@ -119,6 +119,7 @@ struct PlanReport {
   double flops_per_step = 0;
   double machine_flops = 0, machine_bytes_per_second = 0;  // measured: matrix products, memory traffic
   int64_t micro_batches_together = 1;                      // of an accumulating step
+  bool updates_in_next_step = false;                       // each before the first use of its weight
   int64_t state_bytes = 0;                                 // of disk_bytes: the state file, two slots for each weight and optimizer tensor
   int64_t disk_bytes = 0;                                  // that the job takes on the disk
   int64_t disk_peak_bytes = 0;                             // of these, in use at once

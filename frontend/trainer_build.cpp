@@ -279,7 +279,9 @@ size_t Trainer::Impl::main_entry() const { return together > 1 ? static_cast<siz
 // `count` micro-batches go together; a step's rest is for "train".
 void Trainer::Impl::add_together(int64_t count) {
   together = count;
-  add_entry(kTogether, entries[0]->job, binding.batch, nullptr);
+  add_entry(std::string(kTogether), entries[0]->job, binding.batch, nullptr);
+  if (deferred)
+    add_entry(std::string(kFirstTogether), entries[static_cast<size_t>(find_entry("train-first"))]->job, binding.batch, nullptr);
 }
 
 void Trainer::Impl::build() {

@@ -37,7 +37,8 @@
 namespace ort_train {
 
 // The entry point that runs several micro-batches as "train" runs one.
-inline constexpr const char* kTogether = "train-together";
+inline constexpr std::string_view kTogether = "train-together", kFirstTogether = "train-first-together";
+inline bool is_together(std::string_view entry) { return entry == kTogether || entry == kFirstTogether; }
 
 // One entry point: its graph, and what feeds it.
 struct JobEntry {
@@ -45,7 +46,7 @@ struct JobEntry {
   JobGraph job;
   int64_t batch = 0;
   std::unique_ptr<Feed> feed;
-  MicroBatches together{};  // of kTogether: each micro-batch's values, by those of "train"
+  MicroBatches together{};  // where several go together: each micro-batch's values, by those of one
 };
 
 // Samples [begin, begin + count) of a data set.
@@ -138,7 +139,8 @@ struct Trainer::Impl {
   void recompute_to_fit(std::unique_ptr<Planner> planner);
   void stream(std::unique_ptr<Planner> planner);
   Least least_with_disk(int64_t more) const;
-  void add_choices(size_t variant, const StreamRates& rates, std::vector<StreamChoice>& choices) const;
+  enum class Rungs : uint8_t { first, others, others_in_memory };  // the last: those that need no disk
+  double add_choices(size_t variant, const StreamRates& rates, Rungs which, std::vector<StreamChoice>& choices) const;
   void exchange(Variant& other);
   std::vector<const Graph*> graph_pointers() const;
   Least least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs) const;
@@ -163,8 +165,9 @@ struct Trainer::Impl {
   void describe_moves();
   std::string plan_text(const std::string& memory) const;
   void write_plan_json(const nlohmann::ordered_json& memory) const;
-  int find_entry(std::string_view name) const;  // -1 where it isn't planned
-  size_t main_entry() const;                    // of most steps
+  int find_entry(std::string_view name) const;         // -1 where it isn't planned
+  double runs_per_step(std::string_view entry) const;  // how often an optimizer step runs it
+  size_t main_entry() const;                           // of most steps
 
   DataSets data;
   SampleRange train_range, valid_range;
@@ -225,7 +228,8 @@ struct Trainer::Impl {
   JobEntry& entry_for(const std::string& name, size_t samples, size_t* index) const;  // the entry itself, or that of the remainder
   void run_entry(size_t index);
   // Micro-batches of an accumulating step, together. Returns `sum` with their losses added.
-  double run_together(std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first, int64_t counted, double sum);
+  double run_together(size_t index, std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first, int64_t counted,
+                      double sum);
   void set_inverse_count(size_t index, const JobEntry& entry, int64_t counted);
   void flush();                                                                       // makes the update that waits, if one does
   void set_scalars(size_t index, ValueId input, int64_t step, double learning_rate);  // kNone: nothing

@@ -124,13 +124,13 @@ Window Trainer::Impl::next_window(int64_t epoch, int64_t index) const {
 
 StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double learning_rate, bool save) {
   const bool accumulate = options.gradient_accumulation_steps > 1, own_loss = options.loss == "output";
-  const std::string kind = deferred && !pending ? "train-first" : "train";
+  const auto kind = [&] { return deferred && !pending ? "train-first" : "train"; };
   StepResult result;
   size_t index = 0;
   if (own_loss) {
     result.counted = static_cast<int64_t>(window.batches.size());  // the mean over batches of what the model says
   } else if (accumulate) {
-    for (const auto& batch : window.batches) result.counted += entry_for(kind, batch.size(), &index).feed->count(batch);
+    for (const auto& batch : window.batches) result.counted += entry_for(kind(), batch.size(), &index).feed->count(batch);
   }
   double sum = 0;
   int64_t first = 0;  // samples of the window before this batch
@@ -139,12 +139,12 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
   for (const auto many = static_cast<size_t>(together); many > 1 && left.size() >= many; left = left.subspan(many)) {
     const auto batches = left.first(many);
     if (!std::all_of(batches.begin(), batches.end(), full)) break;
-    index = main_entry();
-    sum = run_together(batches, step, first, result.counted, sum);
+    index = static_cast<size_t>(find_entry(deferred && !pending ? kFirstTogether : kTogether));
+    sum = run_together(index, batches, step, first, result.counted, sum);
     first += together * binding.batch;
   }
   for (const auto& batch : left) {
-    JobEntry& entry = entry_for(kind, batch.size(), &index);
+    JobEntry& entry = entry_for(kind(), batch.size(), &index);
     const int64_t here = entry.feed->fill(batch, [&](ValueId value) { return place(index, value); });
     if (!own_loss && !accumulate) result.counted = here;
     set_inverse_count(index, entry, result.counted);
@@ -153,12 +153,14 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
     if (pending) set_scalars(index, entry.job.pending_scalars, pending->step, pending->learning_rate);
     set_scalars(index, entry.job.scalars, step, learning_rate);
     run_entry(index);
-    if (deferred) pending = Pending{.step = step, .learning_rate = learning_rate};
+    pending.reset();  // made by now
     sum += static_cast<double>(scalar(index, entry.job.loss_sum));
     if (entry.job.count != kNone) require(scalar(index, entry.job.count) == static_cast<float>(here), "labels were counted differently");
   }
   if (save && accumulate) save_gradients(index, *entries[index]);
-  if (accumulate) {
+  if (deferred) {
+    pending = Pending{.step = step, .learning_rate = learning_rate};
+  } else if (accumulate) {
     index = static_cast<size_t>(find_entry("update"));
     set_scalars(index, entries[index]->job.scalars, step, learning_rate);
     run_entry(index);
@@ -169,9 +171,8 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
   return result;
 }
 
-double Trainer::Impl::run_together(std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first, int64_t counted,
-                                   double sum) {
-  const size_t index = main_entry();
+double Trainer::Impl::run_together(size_t index, std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first,
+                                   int64_t counted, double sum) {
   const JobEntry& entry = *entries[index];
   Feed& feed = *entries[static_cast<size_t>(find_entry("train"))]->feed;
   const ValueId random = entry.job.graph.find_value(kRandomInput);
@@ -182,7 +183,9 @@ double Trainer::Impl::run_together(std::span<const std::vector<int64_t>> batches
     if (random != kNone) set_random(index, entry.together[i][random], step, first + static_cast<int64_t>(i) * samples, samples);
   }
   set_inverse_count(index, entry, counted);
+  if (pending) set_scalars(index, entry.job.pending_scalars, pending->step, pending->learning_rate);
   run_entry(index);
+  pending.reset();
   for (size_t i = 0; i < batches.size(); ++i) {
     sum += static_cast<double>(scalar(index, entry.together[i][entry.job.loss_sum]));
     if (entry.job.count != kNone)

@@ -45,15 +45,22 @@ std::vector<PlanEntry> Trainer::Impl::wanted_entries() const {
     if (!options.save_gradients.empty() && entry->name.starts_with("train") && !deferred) {
       for (const auto& [parameter, gradient] : entry->job.gradients) keep.push_back(gradient);
     }
-    // Batches of an optimizer step; what runs now and then hardly counts.
-    double runs = 1e-2;
-    if (entry->name == "train" && together == 1) runs = static_cast<double>(options.gradient_accumulation_steps);
-    if (entry->name == kTogether) runs = static_cast<double>(options.gradient_accumulation_steps / together);
-    if (entry->name == "update" && !deferred) runs = 1;
-    wanted.push_back(
-        {.name = entry->name, .graph = &entry->job.graph, .keep = std::move(keep), .weight = runs, .ordered = entry->name == kTogether});
+    constexpr double kNowAndThen = 1e-2;  // hardly counts
+    wanted.push_back({.name = entry->name,
+                      .graph = &entry->job.graph,
+                      .keep = std::move(keep),
+                      .weight = std::max(kNowAndThen, runs_per_step(entry->name)),
+                      .ordered = is_together(entry->name)});
   }
   return wanted;
+}
+
+double Trainer::Impl::runs_per_step(std::string_view entry) const {
+  const auto batches = static_cast<double>(options.gradient_accumulation_steps);
+  const double runs = batches / static_cast<double>(together);
+  if (entry == "update") return deferred ? 0 : 1;
+  if (entry == (together > 1 ? kTogether : "train")) return deferred ? 1 : runs;
+  return entry == (together > 1 ? kFirstTogether : "train-first") ? runs - 1 : 0;
 }
 
 void Trainer::Impl::plan_memory() {
@@ -84,7 +91,7 @@ void Trainer::Impl::recompute_entries(const RecomputeChoice& choice) {
     Graph& graph = entries[i]->job.graph;
     graph = drafts[i];
     entries[i]->together = finish_train(*entries[i], graph, choice, i == 0 ? &recomputed : nullptr,
-                                        i == 0 || entries[i]->name == kTogether ? dump : PassOptions{});
+                                        i == 0 || is_together(entries[i]->name) ? dump : PassOptions{});
   }
 }
 
@@ -98,11 +105,11 @@ MicroBatches Trainer::Impl::finish_train(const JobEntry& entry, Graph& graph, co
                                          const PassOptions& passes) const {
   MicroBatches batches;
   if (!entry.name.starts_with("train")) return batches;
-  const bool joined = entry.name == kTogether;
+  const bool joined = is_together(entry.name);
   run_pass("recompute", graph, joined ? PassOptions{} : passes, [&] { return recompute(graph, choice, counted); });
   if (joined) {
     run_pass("micro_batches", graph, passes, [&] {
-      batches = join_micro_batches(graph, static_cast<size_t>(together), {entry.job.inverse_count});
+      batches = join_micro_batches(graph, static_cast<size_t>(together), {entry.job.inverse_count, entry.job.pending_scalars});
       return true;
     });
   }
@@ -190,24 +197,42 @@ void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
   executor.reset();
   std::vector<StreamChoice> choices;
   std::vector<Variant> variants(1);  // the first: the entries as they are
+  std::vector<double> bounds;        // of the variants with their first rung: on the others of the best one time is spent
   const auto add_variant = [&](Deferral defer, int64_t joined) {
     exchange(variants[0]);
     build_entries(defer);
     if (joined > 1) add_together(joined);
     for (const auto& entry : entries) drafts.push_back(entry->job.graph);
-    add_choices(variants.size(), rates, choices);
+    bounds.push_back(add_choices(variants.size(), rates, Rungs::first, choices));
     exchange(variants.emplace_back());
     exchange(variants[0]);
   };
+  bounds.push_back(INFINITY);
   // The plain one comes last: mostly it is not the best, and of what is worse little has to be looked at.
+  // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
+  const int64_t most = options.micro_batches == "horizontal" ? 1 : most_together();
   if (options.gradient_accumulation_steps == 1) {
-    // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
     if (options.save_gradients.empty()) add_variant(Deferral::most, 1);  // else all gradients are kept
     add_variant(Deferral::all, 1);
-  } else if (const int64_t most = most_together(); options.micro_batches == "auto" && most > 1) {
-    add_variant(Deferral::none, most);
+  } else {
+    if (most > together) add_variant(Deferral::none, most);
+    // These are planned where memory is left for it.
+    JobSize planned = job_size;
+    const auto batch = static_cast<int64_t>(entries[0]->job.graph.order().size());
+    planned.instructions = instructions() + most * batch;
+    const auto fits = [&](int64_t more) { return planning_need((planned.instructions += more * batch, planned)) <= options.budget; };
+    if (together == 1 && fits(1)) add_variant(Deferral::all, 1);
+    if (most > 1 && fits(1 + 2 * most)) add_variant(Deferral::all, most);
   }
-  add_choices(0, rates, choices);
+  bounds[0] = add_choices(0, rates, Rungs::first, choices);
+  const auto best = static_cast<size_t>(std::min_element(bounds.begin(), bounds.end()) - bounds.begin());
+  for (size_t variant = variants.size(); variant-- > 0;) {
+    const bool is_best = variant == best || bounds[best] == INFINITY;
+    if (variant > 0 && !is_best) continue;
+    if (variant > 0) exchange(variants[0]), exchange(variants[variant]);
+    add_choices(variant, rates, is_best ? Rungs::others : Rungs::others_in_memory, choices);
+    if (variant > 0) exchange(variants[variant]), exchange(variants[0]);
+  }
   const auto rank = [](const StreamChoice& choice) { return choice.is_plain() ? kClose * choice.seconds : choice.seconds; };
   std::stable_sort(choices.begin(), choices.end(), [&](const StreamChoice& a, const StreamChoice& b) { return rank(a) < rank(b); });
   // With addresses: the first that finds room.
@@ -251,8 +276,8 @@ void Trainer::Impl::exchange(Variant& other) {
 }
 
 // What is recomputed needn't be moved: of a few rungs those whose step may take less than that of all choices so far. Where the bound says
-// that it can't, or the disk has no room, a choice's time is infinite.
-void Trainer::Impl::add_choices(size_t variant, const StreamRates& rates, std::vector<StreamChoice>& choices) const {
+// that it can't, or the disk has no room, a choice's time is infinite. Returns the least bound of those that need a disk.
+double Trainer::Impl::add_choices(size_t variant, const StreamRates& rates, Rungs which, std::vector<StreamChoice>& choices) const {
   constexpr size_t kParts = 4;
   std::vector<RecomputeChoice> rungs{recompute_choice};
   if (options.recompute == "auto") {
@@ -260,7 +285,9 @@ void Trainer::Impl::add_choices(size_t variant, const StreamRates& rates, std::v
     const std::vector<RecomputeChoice> ladder = recompute_ladder(drafts[0]);
     for (const size_t rung : sampled(ladder, kParts)) rungs.push_back(ladder[rung]);
   }
+  double bound = INFINITY;
   for (const RecomputeChoice& rung : rungs) {
+    if ((&rung == &rungs.front()) != (which == Rungs::first)) continue;
     StreamChoice choice{.variant = variant, .deferred = deferred, .together = together, .trial = {}};
     double beat = INFINITY;  // what is better by less than a little isn't worth looking at; the plain may be worse by that
     for (const StreamChoice& other : choices)
@@ -271,13 +298,16 @@ void Trainer::Impl::add_choices(size_t variant, const StreamRates& rates, std::v
     if (choice.trial.planner->resident_bytes() <= limit) {
       choice.seconds = choice.trial.seconds;
     } else {
+      if (which == Rungs::others_in_memory) continue;
       const StreamOutlook outlook = choice.trial.planner->outlook(limit, machine, rates, beat);
+      bound = std::min(bound, outlook.bound);
       if (!(outlook.seconds < beat)) continue;
       choice.disk_bytes = disk_need(outlook, program).total();
       if (options.nvme_budget == 0 || choice.disk_bytes <= options.nvme_budget) choice.seconds = outlook.seconds;
     }
     choices.push_back(std::move(choice));
   }
+  return bound;
 }
 
 // The smallest budget. `more`: bytes that the reserve does not know of yet.

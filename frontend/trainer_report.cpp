@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "frontend/budget.h"
 #include "frontend/file.h"
@@ -102,13 +103,13 @@ void Trainer::Impl::describe(double seconds) {
 // What an optimizer step takes, and what bounds it.
 void Trainer::Impl::describe_step() {
   StreamForecast step;
-  const auto add = [&](int found, double times) {
-    if (found < 0) return;
-    const auto index = static_cast<size_t>(found);
+  for (size_t index = 0; index < entries.size(); ++index) {
+    const double times = runs_per_step(entries[index]->name);
+    if (times == 0) continue;
     const NodeWork work = entry_work(entries[index]->job.graph, program.entries[index], program.threads, machine);
     report.flops_per_step += times * work.flops;
     step.compute += times * work.seconds;
-    if (forecasts.empty()) return;
+    if (forecasts.empty()) continue;
     const StreamForecast& forecast = forecasts[index];
     step.stalled += times * forecast.stalled;
     step.slowed += times * forecast.slowed;
@@ -116,9 +117,7 @@ void Trainer::Impl::describe_step() {
     step.write += times * forecast.write;
     report.disk_read_per_step += static_cast<int64_t>(times * static_cast<double>(forecast.bytes_read));
     report.disk_written_per_step += static_cast<int64_t>(times * static_cast<double>(forecast.bytes_written));
-  };
-  add(static_cast<int>(main_entry()), static_cast<double>(options.gradient_accumulation_steps / together));
-  if (!deferred) add(find_entry("update"), 1);
+  }
   report.computing_milliseconds = step.compute * 1e3;
   report.stalled_milliseconds = step.stalled * 1e3;
   report.reading_milliseconds = step.read * 1e3;
@@ -128,6 +127,7 @@ void Trainer::Impl::describe_step() {
   report.bounded_by = step.compute >= step.read + step.write ? "compute" : "disk";
   report.bound_milliseconds = forecasts.empty() ? report.computing_milliseconds : bound * 1e3;
   report.micro_batches_together = together;
+  report.updates_in_next_step = deferred;
   const DiskNeed need = disk_need(program);
   report.disk_bytes = need.total();
   report.state_bytes = need.state;
@@ -157,16 +157,15 @@ void Trainer::Impl::describe_moves() {
     if (train.node(id).op->alias.empty())
       report.recompute_milliseconds += work_of(train, train.node(id), program.threads, machine).seconds * batches * 1e3;
   }
-  std::array<DiskTraffic, kPurposes> traffic = disk_traffic(program, program.entries[main_entry()]);
-  for (DiskTraffic& of : traffic) {
-    of.read *= options.gradient_accumulation_steps / together;
-    of.written *= options.gradient_accumulation_steps / together;
-  }
-  if (const int update = find_entry("update"); update >= 0 && !deferred) {
-    const auto more = disk_traffic(program, program.entries[static_cast<size_t>(update)]);
+  std::array<DiskTraffic, kPurposes> traffic{};
+  for (size_t index = 0; index < entries.size(); ++index) {
+    const auto times = static_cast<int64_t>(runs_per_step(entries[index]->name));
+    if (times == 0) continue;
+    const auto of_run = disk_traffic(program, program.entries[index]);
     for (size_t i = 0; i < kPurposes; ++i) {
-      traffic[i].read += more[i].read;
-      traffic[i].written += more[i].written;
+      if (of_run[i].bytes > traffic[i].bytes) std::tie(traffic[i].tensors, traffic[i].bytes) = std::tie(of_run[i].tensors, of_run[i].bytes);
+      traffic[i].read += times * of_run[i].read;
+      traffic[i].written += times * of_run[i].written;
     }
   }
   for (const Purpose purpose : {Purpose::weights, Purpose::gradients, Purpose::optimizer, Purpose::activations}) {
@@ -211,6 +210,7 @@ std::string Trainer::Impl::plan_text(const std::string& memory) const {
   if (together > 1)
     text += fmt::format("order       vertical: {} micro-batches of {} go through the model together\n", together,
                         options.gradient_accumulation_steps);
+  if (deferred) text += "updates     in the next step, each before the first use of its weight\n";
   text += fmt::format("step        {} predicted, {:.3g} GFLOP · {} steps\n", shown_duration(report.predicted_milliseconds),
                       report.flops_per_step / 1e9, total_steps);
   const std::string disk =
@@ -278,6 +278,7 @@ void Trainer::Impl::write_plan_json(const nlohmann::ordered_json& memory) const 
         {"recomputed_bytes", report.saved_recomputed_bytes},
         {"ms_per_step", report.recompute_milliseconds}}},
       {"micro_batches", {{"of_step", options.gradient_accumulation_steps}, {"together", report.micro_batches_together}}},
+      {"updates_in_next_step", report.updates_in_next_step},
       {"peak_live_bytes", report.peak_live_bytes},
       {"peak",
        {{"entry", report.peak_entry},

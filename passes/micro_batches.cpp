@@ -50,15 +50,25 @@ std::vector<int64_t> flow(const Graph& graph) {
   return bytes;
 }
 
+// By position: updates go with what comes behind them.
+std::vector<Stage> stages(const Graph& graph) {
+  std::vector<Stage> stages;
+  for (const NodeId id : graph.order()) stages.push_back(graph.node(id).stage);
+  for (size_t at = stages.size(); at-- > 1;) {
+    if (stages[at - 1] == Stage::update) stages[at - 1] = stages[at];
+  }
+  return stages;
+}
+
 // Ends of segments, as positions behind a node: the order's narrow places, of each stage by itself.
 std::vector<size_t> segment_ends(const Graph& graph) {
   const std::vector<NodeId>& order = graph.order();
+  const std::vector<Stage> stage = stages(graph);
   const std::vector<int64_t> bytes = flow(graph);
   std::vector<size_t> ends;
   for (size_t begin = 0; begin < order.size();) {
-    const Stage stage = graph.node(order[begin]).stage;
     size_t end = begin + 1;
-    while (end < order.size() && graph.node(order[end]).stage == stage) ++end;
+    while (end < order.size() && stage[end] == stage[begin]) ++end;
     std::vector<size_t> narrow;  // the last position of each dip
     for (size_t at = begin; at + 1 < end; ++at) {
       const bool falls = at == begin || bytes[at] <= bytes[at - 1];
@@ -79,11 +89,30 @@ std::vector<size_t> segment_ends(const Graph& graph) {
   return ends;
 }
 
+// Updates are made once: with the first batch, or with the last one where they read what batches make.
+enum class Once : uint8_t { no, first, last };
+
+std::vector<Once> find_once(const Graph& graph, const std::vector<ValueId>& shared) {
+  std::vector<bool> varies(graph.value_count(), false);
+  for (const ValueId input : graph.inputs) varies[input] = std::find(shared.begin(), shared.end(), input) == shared.end();
+  std::vector<Once> result;
+  for (const NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    const bool reads = std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId input) { return input != kNone && varies[input]; });
+    result.push_back(node.stage != Stage::update ? Once::no : reads ? Once::last : Once::first);
+    for (const ValueId output : node.outputs) {
+      if (output != kNone) varies[output] = result.back() != Once::first;
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
 MicroBatches join_micro_batches(Graph& graph, size_t batches, const std::vector<ValueId>& shared) {
   const std::vector<NodeId> order = graph.order();
   const std::vector<size_t> ends = segment_ends(graph);
+  const std::vector<Once> once = find_once(graph, shared);
   const std::vector<ValueId> inputs = graph.inputs, outputs = graph.outputs;
   std::vector<ValueId> same(graph.value_count());
   std::iota(same.begin(), same.end(), ValueId{0});
@@ -111,12 +140,21 @@ MicroBatches join_micro_batches(Graph& graph, size_t batches, const std::vector<
   std::vector<NodeId> joined;
   for (size_t begin = 0, segment = 0; segment < ends.size(); begin = ends[segment++]) {
     for (size_t batch = 0; batch < batches; ++batch) {
-      for (size_t at = begin; at < ends[segment]; ++at) joined.push_back(batch == 0 ? order[at] : copy_node(batch, order[at]));
+      for (size_t at = begin; at < ends[segment]; ++at) {
+        if (once[at] == Once::no) {
+          joined.push_back(batch == 0 ? order[at] : copy_node(batch, order[at]));
+        } else if (batch == (once[at] == Once::first ? 0 : batches - 1)) {
+          for (ValueId& input : graph.node(order[at]).inputs) input = input == kNone ? kNone : copies[batch][input];
+          joined.push_back(order[at]);
+        }
+      }
     }
   }
   graph.set_order(std::move(joined));
   for (size_t batch = 1; batch < batches; ++batch) {
-    for (ValueId output : outputs) graph.outputs.push_back(copies[batch][output]);
+    for (ValueId output : outputs) {
+      if (copies[batch][output] != output) graph.outputs.push_back(copies[batch][output]);
+    }
   }
   return copies;
 }

@@ -5,6 +5,7 @@
 //
 // What a segment's weights and sums cost to bring is paid once for all of them. Each batch has its own copy of nodes, activations and fed
 // inputs; parameters, constants and the sums are shared, and a sum takes the batches in their order: the same bits as one after the other.
+// Updates of the step before run once, ahead of all batches' use of a weight; the norm of the sums is that of the last batch.
 
 #pragma once
 

@@ -115,27 +115,63 @@ JobGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const 
 
 namespace {
 
-// Hands `value` to a persistent value of its type, by one node of the op. Returns what it was.
-ValueId add_to_state(Builder& builder, const char* op, const std::string& name, ValueId value) {
+// A persistent value, as a graph finds it and as one node leaves it.
+struct State {
+  ValueId before = kNone, after = kNone;
+};
+
+// Hands `value` to a persistent value of its type, by one node of the op.
+State add_to_state(Builder& builder, const char* op, const std::string& name, ValueId value) {
   Graph& graph = builder.graph();
   const Value& from = graph.value(value);
   const ValueId place = graph.add_value({.name = name, .dtype = from.dtype, .shape = from.shape, .kind = ValueKind::accumulator});
-  graph.value(builder.emit(op, {place, value})).kind = ValueKind::accumulator;
-  return place;
+  const ValueId after = builder.emit(op, {place, value});
+  graph.value(after).kind = ValueKind::accumulator;
+  return {.before = place, .after = after};
+}
+
+ValueId clear(Builder& builder, ValueId accumulator) {
+  const ValueId cleared = builder.emit("Clear", {accumulator});
+  builder.graph().value(cleared).kind = ValueKind::accumulator;
+  return cleared;
+}
+
+void store_norm(JobGraph& job, Stage stage) {
+  Builder builder(job.graph, stage);
+  emit_behind(builder, job.grad_norm);
+  const char* const norm = "ort_train.grad_norm";
+  job.stored_norm = add_to_state(builder.named(norm), "Store", norm, job.grad_norm).before;
 }
 
 // Each use's gradient is added to accumulators of its own, so that the order of the sums is fixed: over micro-batches, then over uses.
-void accumulate(JobGraph& job, const std::map<ValueId, std::vector<ValueId>>& uses) {
+// Deferred: the norm of the sums so far is stored; that of the last micro-batch is the step's.
+void accumulate(JobGraph& job, const std::map<ValueId, std::vector<ValueId>>& uses, bool deferred) {
   Builder builder(job.graph, Stage::backward);
+  std::map<ValueId, std::vector<ValueId>> sums;
   for (const auto& [parameter, gradients] : uses) {
     builder.named(job.graph.value(parameter).name);
     for (size_t use = 0; use < gradients.size(); ++use) {
       // The same name in every entry's graph: memory is matched by it.
       const std::string name = job.graph.value(parameter).name + (use == 0 ? ".grad" : fmt::format(".grad.use{}", use + 1));
       emit_behind(builder, gradients[use]);
-      job.accumulators[parameter].push_back(add_to_state(builder, "Accumulate", name, gradients[use]));
+      const State state = add_to_state(builder, "Accumulate", name, gradients[use]);
+      job.accumulators[parameter].push_back(state.before);
+      sums[parameter].push_back(state.after);
     }
   }
+  if (!deferred) return;
+  std::map<NodeId, size_t> places;
+  for (const NodeId id : job.graph.order()) places.emplace(id, places.size());
+  const auto place_of = [&](ValueId sum) { return places.at(job.graph.value(sum).producer); };
+  Builder norm(job.graph, Stage::update);
+  for (const auto& [parameter, of] : sums) {
+    emit_behind(norm.named(job.graph.value(parameter).name),
+                *std::max_element(of.begin(), of.end(), [&](ValueId a, ValueId b) { return place_of(a) < place_of(b); }));
+    job.gradients[parameter] = add_up(norm, of);
+  }
+  build_norm(job, Stage::update);
+  store_norm(job, Stage::update);
+  job.graph.outputs.push_back(job.grad_norm);
 }
 
 // The gradients and their norm, kept for a later run, but for those that are used at once.
@@ -154,11 +190,9 @@ void store(JobGraph& job, const OptimizerSpec& optimizer) {
     }
     const std::string name = job.graph.value(parameter).name + ".grad";
     emit_behind(builder, gradient);
-    job.accumulators[parameter] = {add_to_state(builder.named(name), "Store", name, gradient)};
+    job.accumulators[parameter] = {add_to_state(builder.named(name), "Store", name, gradient).before};
   }
-  emit_behind(builder, job.grad_norm);
-  const char* const norm = "ort_train.grad_norm";
-  job.stored_norm = add_to_state(builder.named(norm), "Store", norm, job.grad_norm);
+  store_norm(job, Stage::backward);
   if (now.empty()) return;
   job.scalars = add_scalars(job.graph, kScalarsInput);
   build_update(job.graph, optimizer, now, job.grad_norm, job.scalars);
@@ -201,7 +235,7 @@ JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const Opt
   job.graph.outputs = results;
   divide(job, uses, options);
   if (optimizer.accumulate) {
-    run("accumulate", [&] { accumulate(job, uses); });
+    run("accumulate", [&] { accumulate(job, uses, optimizer.deferred); });
     return job;
   }
   run("update", [&] {  // last: clipping needs every gradient
@@ -228,11 +262,13 @@ JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimiz
   run_pass("pending_update", job.graph, options, [&] {
     Graph& graph = job.graph;
     const auto readers = graph.readers();
+    const auto first_reader = [&](ValueId parameter) { return readers[parameter].front(); };
+    Builder builder(graph, Stage::update);
     std::map<ValueId, ValueId> stored;
-    for (const auto& [parameter, uses] : job.accumulators) stored[parameter] = uses.front();
+    for (const auto& [parameter, uses] : job.accumulators)
+      stored[parameter] = add_up(builder.named(graph.value(parameter).name).before(first_reader(parameter)), uses);
     job.pending_scalars = add_scalars(graph, kPendingScalarsInput);
-    const auto updated = build_update(graph, optimizer, stored, job.stored_norm, job.pending_scalars,
-                                      [&](ValueId parameter) { return readers[parameter].front(); });
+    const auto updated = build_update(graph, optimizer, stored, job.stored_norm, job.pending_scalars, first_reader);
     // From the update on, everything reads what it leaves.
     for (const auto& [parameter, result] : updated) {
       const auto first = std::find_if(graph.order().begin(), graph.order().end(), [&, p = parameter](NodeId id) {
@@ -242,6 +278,14 @@ JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimiz
       const NodeId node = *first;
       graph.replace_uses(parameter, result);
       graph.node(node).inputs[0] = parameter;
+    }
+    if (!optimizer.accumulate) return true;
+    for (const auto& [parameter, uses] : job.accumulators) {  // the step's first micro-batch: what the last step left is used up
+      for (const ValueId sum : uses) {
+        const NodeId adds = readers[sum].front();
+        const ValueId cleared = clear(builder.named(graph.value(parameter).name).before(adds), sum);
+        graph.node(adds).inputs[0] = cleared;
+      }
     }
     return true;
   });
@@ -269,16 +313,14 @@ JobGraph build_update_graph(const JobGraph& train, const OptimizerSpec& optimize
       job.stored_norm = job.graph.add_value(train.graph.value(train.stored_norm));
       job.pending_scalars = add_scalars(job.graph, kPendingScalarsInput);
       build_update(job.graph, optimizer, job.gradients, job.stored_norm, job.pending_scalars);
-      return true;
+    } else {
+      build_norm(job, Stage::update);
+      job.scalars = add_scalars(job.graph, kScalarsInput);
+      build_update(job.graph, optimizer, job.gradients, job.grad_norm, job.scalars);
+      job.graph.outputs = {job.grad_norm};
     }
-    build_norm(job, Stage::update);
-    job.scalars = add_scalars(job.graph, kScalarsInput);
-    build_update(job.graph, optimizer, job.gradients, job.grad_norm, job.scalars);
-    for (ValueId accumulator : all) {
-      const ValueId cleared = builder.named(job.graph.value(accumulator).name).emit("Clear", {accumulator});
-      job.graph.value(cleared).kind = ValueKind::accumulator;
-    }
-    job.graph.outputs = {job.grad_norm};
+    if (!optimizer.accumulate) return true;
+    for (ValueId accumulator : all) clear(builder.named(job.graph.value(accumulator).name), accumulator);
     return true;
   });
   return job;

@@ -47,7 +47,7 @@ struct JobGraph {
   ValueId grad_norm = kNone;             // float32 []: global norm before clipping
   ValueId stored_norm = kNone;           // float32 []: the same where an update is deferred; persistent
   std::vector<ValueId> outputs;          // the model's outputs
-  std::map<ValueId, ValueId> gradients;  // parameter -> gradient, before clipping; of an accumulating step: in its update graph
+  std::map<ValueId, ValueId> gradients;  // parameter -> gradient, before clipping; of an accumulating step: in the graph with the norm
   std::map<ValueId, std::vector<ValueId>> accumulators;   // parameter -> the sum for each of its uses; persistent, named "NAME.grad"
   std::map<std::string, std::vector<std::string>> parts;  // the model's parameters that are divided: name -> those of the parts, in order
 };
@@ -64,9 +64,10 @@ JobGraph build_predict_graph(const Graph& forward, const PassOptions& options);
 JobGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const PassOptions& options);
 // Forward, loss, backward and update: one optimizer step of one batch. With optimizer.accumulate it ends in the accumulation of each
 // parameter's gradient (per use for shared ones) into persistent values "NAME.grad", and build_update_graph does the rest. With
-// optimizer.deferred most gradients are stored there, and the norm, instead of being used.
+// optimizer.deferred most gradients are stored there, and the norm, instead of being used; with both, the norm of the sums so far.
 JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const OptimizerSpec& optimizer, const PassOptions& options);
-// Deferred: the update that `train` left behind, each weight's before its first use, then what `train` does.
+// Deferred: the update that `train` left behind, each weight's before its first use, then what `train` does; of an accumulating step, as
+// its first micro-batch: the sums begin anew.
 JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimizer, const PassOptions& options);
 // Reads the accumulators, clips, updates, and clears them; or, deferred, makes the update that was left behind. `train` is the graph of the
 // accumulating or deferring step.

@@ -38,7 +38,7 @@ struct StreamedProgram {
 };
 
 struct StreamOutlook {
-  double bound = 0;                                          // as above
+  double bound = std::numeric_limits<double>::infinity();    // as above; infinite where the memory is below the floor
   double seconds = std::numeric_limits<double>::infinity();  // of an optimizer step; infinite where there is no such plan
   int64_t disk_bytes = 0;
   int64_t state_bytes = 0;  // of these, of weights and optimizer state

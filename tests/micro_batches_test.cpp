@@ -69,6 +69,89 @@ TEST(MicroBatches, TogetherGiveTheBitsOfOneByOne) {
   }
 }
 
+// Two steps of three micro-batches: each with its update behind it, or that of the first in the second; one by one, or together.
+TEST(MicroBatches, AnUpdateInTheNextStepGivesTheSameBits) {
+  const auto fed = [](const Graph& graph, size_t micro_batch) {
+    std::map<ValueId, Tensor> inputs;
+    for (const ValueId id : graph.inputs) {
+      const std::string& name = graph.value(id).name;
+      Tensor& tensor = inputs[id] = random_tensor(graph.value(id).type(), static_cast<uint32_t>(100 * micro_batch + id), kTiny.vocabulary);
+      if (name == kInverseCountInput) tensor.data<float>()[0] = 0.1f;
+      if (name != kScalarsInput && name != kPendingScalarsInput) continue;
+      const size_t step = micro_batch / kBatches + (name == kScalarsInput ? 1 : 0);
+      const auto scalars = optimizer_scalars(static_cast<int64_t>(step), 1e-2 / static_cast<double>(step), 0.9, 0.999, 1e-8, 0);
+      std::copy(scalars.begin(), scalars.end(), tensor.data<float>().begin());
+    }
+    return inputs;
+  };
+  const auto losses = [](const std::map<ValueId, Tensor>& values, ValueId loss, std::vector<double>& all) {
+    all.push_back(values.at(loss).to_double()[0]);
+  };
+  Workers workers(1);
+  const auto by_name = [](const Reference& reference) {
+    auto all = numbers(reference);
+    all.erase("ort_train.grad_norm");
+    return all;
+  };
+  for (const int64_t part_bytes : {int64_t{64}, int64_t{1} << 30}) {
+    OptimizerSpec optimizer{.max_grad_norm = 0.05, .accumulate = true};
+    const JobGraph plain = gpt_training(kTiny, optimizer, part_bytes), update = build_update_graph(plain, optimizer, {});
+    Reference wanted(workers);
+    set_parameters(plain.graph, wanted);
+    std::vector<double> wanted_losses, wanted_norms;
+    for (size_t batch = 0; batch < 2 * kBatches; ++batch) {
+      losses(wanted.run(plain.graph, fed(plain.graph, batch)), plain.loss_sum, wanted_losses);
+      if (batch % kBatches + 1 < kBatches) continue;
+      losses(wanted.run(update.graph, fed(update.graph, batch)), update.grad_norm, wanted_norms);
+    }
+    EXPECT_GT(wanted_norms[0], 0.05) << "clipped";
+
+    optimizer.deferred = true;
+    const JobGraph first = gpt_training(kTiny, optimizer, part_bytes), pending = build_pending_graph(first, optimizer, {});
+    const JobGraph flush = build_update_graph(first, optimizer, {});
+    Reference apart(workers), joined(workers);
+    set_parameters(first.graph, apart);
+    set_parameters(first.graph, joined);
+    std::vector<double> found_losses, found_norms;
+    for (size_t batch = 0; batch < 2 * kBatches; ++batch) {
+      const JobGraph& job = batch == kBatches ? pending : first;
+      const auto values = apart.run(job.graph, fed(job.graph, batch));
+      losses(values, job.loss_sum, found_losses);
+      if (batch % kBatches + 1 == kBatches) losses(values, job.grad_norm, found_norms);
+    }
+    EXPECT_NE(by_name(apart), by_name(wanted)) << "an update waits";
+    apart.run(flush.graph, fed(flush.graph, 2 * kBatches));
+    EXPECT_EQ(found_losses, wanted_losses);
+    EXPECT_EQ(found_norms, wanted_norms);
+    EXPECT_EQ(by_name(apart), by_name(wanted));
+
+    found_losses.clear(), found_norms.clear();
+    for (size_t step = 0; step < 2; ++step) {
+      const JobGraph& job = step == 0 ? first : pending;
+      Graph together = job.graph;
+      const MicroBatches batches = join_micro_batches(together, kBatches, {job.inverse_count, job.pending_scalars});
+      together.verify("micro_batches");
+      std::map<ValueId, Tensor> inputs;
+      for (size_t batch = 0; batch < kBatches; ++batch) {
+        for (const auto& [id, tensor] : fed(job.graph, step * kBatches + batch)) inputs.try_emplace(batches[batch][id], tensor);
+      }
+      const auto values = joined.run(together, inputs);
+      for (size_t batch = 0; batch < kBatches; ++batch) losses(values, batches[batch][job.loss_sum], found_losses);
+      losses(values, job.grad_norm, found_norms);
+      for (const char* once : {"AdamW", "SumSquares", "Clear"}) {
+        const auto count = [&](const Graph& graph) {
+          return std::count_if(graph.order().begin(), graph.order().end(), [&](NodeId id) { return graph.node(id).op->name == once; });
+        };
+        EXPECT_EQ(count(together), count(job.graph)) << once;
+      }
+    }
+    joined.run(flush.graph, fed(flush.graph, 2 * kBatches));
+    EXPECT_EQ(found_losses, wanted_losses);
+    EXPECT_EQ(found_norms, wanted_norms);
+    EXPECT_EQ(by_name(joined), by_name(wanted));
+  }
+}
+
 // No block is left for the next one before all micro-batches have passed it, and come back to only in the backward pass.
 TEST(MicroBatches, GoFromBlockToBlock) {
   JobGraph job = gpt_training(kTiny, {.accumulate = true});

@@ -312,8 +312,9 @@ TEST(Pipeline, AnAccumulatedStepComputesTheGradientsOfThePlainOne) {
   const LossSpec loss{.kind = "mse"};
   const Graph forward = parse_graph(text);
   JobGraph plain = build_train_graph(forward, loss, {.max_grad_norm = 0}, {});
-  JobGraph micro = build_train_graph(forward, loss, {.max_grad_norm = 0, .accumulate = true}, {});
-  const JobGraph update = build_update_graph(micro, {.max_grad_norm = 0}, {});
+  const OptimizerSpec accumulating{.max_grad_norm = 0, .accumulate = true};
+  JobGraph micro = build_train_graph(forward, loss, accumulating, {});
+  const JobGraph update = build_update_graph(micro, accumulating, {});
   plain.graph.verify("train");
   update.graph.verify("update");
   EXPECT_EQ(plain.gradients.size(), 2u);

@@ -21,7 +21,7 @@ MB = 10**6
 THREADS = 1, 2, 3, 8
 SHARES = 0, 0.01, 0.03, 0.06, 0.1, 0.18, 0.4, 1  # of what lies between the smallest budget and all that a job takes
 RECOMPUTE = "auto", "none", "sqrt", "all"
-MECHANISMS = "recompute", "streamed state", "streamed activations", "vertical"
+MECHANISMS = "recompute", "streamed state", "streamed activations", "vertical", "updates in the next step"
 ORDERS = "vertical", "auto", "vertical", "horizontal"
 STATE = {"weights", "gradients", "optimizer"}
 seen = []  # of each run of the matrix: its mechanisms, whether it accumulates
@@ -188,7 +188,7 @@ class Job:
         moved = [entry["disk"][way] for entry in steps for way in ("read", "written") if not (together and entry["name"] == "train")]
         used = {name for entry in moved for name, size in entry.items() if size > 0}
         return {name for name, there in (("recompute", plan["recompute"]["recomputed"] > 0), ("streamed state", used & STATE),
-                                         ("streamed activations", "activations" in used), ("vertical", together)) if there}
+                                         ("streamed activations", "activations" in used), ("vertical", together), ("updates in the next step", plan["updates_in_next_step"])) if there}
 
     def result(self):
         """What must be the same bits, and the summary."""
@@ -392,8 +392,11 @@ def test_each_mechanism_really_occurred():
     count = {mechanism: sum(mechanism in used for used, _ in seen) for mechanism in MECHANISMS}
     accumulating = sum(accumulates for _, accumulates in seen)
     print(f"of {len(seen)} runs, {accumulating} accumulating,", ", ".join(f"{number} with {mechanism}" for mechanism, number in count.items()))
-    assert all(4 * number >= len(seen) for mechanism, number in count.items() if mechanism != "vertical"), count
+    assert all(4 * count[mechanism] >= len(seen) for mechanism in MECHANISMS[:3]), count
     assert 2 * count["vertical"] >= accumulating > 0, count
+    for accumulates in False, True:  # each in its own way
+        later = ["updates in the next step" in used for used, accumulated in seen if accumulated == accumulates]
+        assert sum(later) >= 4, (accumulates, sum(later), len(later))
 
 
 def test_a_full_disk_is_one_sentence(tmp_path, profile, made):

@@ -423,6 +423,21 @@ struct Planner::Impl {
     }
   }
 
+  // Plans that hold no more than they must, whatever time their packing takes: mostly there is room where none was found above.
+  bool pack_least(const Search& search, double early, StreamedProgram& result) const {
+    constexpr size_t kTries = 2;
+    int64_t packings = std::numeric_limits<int64_t>::max();
+    std::vector<StreamPlan> plans = search.streamer->plans(search.floor, early);
+    for (size_t i = 0; i < std::min(kTries, plans.size()); ++i) {
+      Program program = make_within(search, plans[i], search.limit, std::numeric_limits<double>::infinity(), /*last=*/true, packings);
+      if (program.arena_bytes > search.limit) continue;
+      result.program = std::move(program);
+      result.forecasts = std::move(plans[i].forecasts);
+      return true;
+    }
+    return false;
+  }
+
   // Sets the bytes on the disk.
   void count_disk(const Streams& streams, const StreamPlan& plan, StreamOutlook& result) const {
     int64_t most = 0;
@@ -516,6 +531,7 @@ StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const
   constexpr double kWorth = 0.998;  // of what is to be beaten
   Impl::Search& search = impl_->search(limit, compute, disk);
   StreamOutlook result;
+  if (limit < search.floor) return result;
   result.bound = search.computing();
   if (result.bound >= kWorth * beat || !search.find_streamer(kWorth * beat)) return result;
   result.bound = search.streamer->bound();
@@ -537,12 +553,12 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
   if (search.find_streamer(std::numeric_limits<double>::infinity())) {
     result.bound = search.streamer->bound();
     double least = std::numeric_limits<double>::infinity();  // seconds
+    const auto early = [&](double share) { return std::max(kLeastEarly, share * static_cast<double>(limit) / disk.read); };
     for (const double share : kEarly) {
-      const double early = std::max(kLeastEarly, share * static_cast<double>(limit) / disk.read);
-      impl_->pack_plans(search, early, result, least);
+      impl_->pack_plans(search, early(share), result, least);
       if (least <= kGood * result.bound) break;
     }
-    if (!result.program.entries.empty()) return result;
+    if (!result.program.entries.empty() || impl_->pack_least(search, early(kEarly[0]), result)) return result;
   }
   StreamPlan plan;
   result.program = impl_->least(search.streams, plan);

@@ -32,6 +32,9 @@ const std::vector<const OpDef*>& ops() {
       &kScatterElementsReduce,
       &kScatterND,
       &kScatterNDReduce,
+      // pack.cpp
+      &kPackMember,
+      &kPack,
       // generate.cpp
       &kRange,
       &kConstantOfShape,

@@ -34,6 +34,9 @@ extern const OpDef kScatterElements;
 extern const OpDef kScatterElementsReduce;
 extern const OpDef kScatterND;
 extern const OpDef kScatterNDReduce;
+// pack.cpp
+extern const OpDef kPackMember;
+extern const OpDef kPack;
 // generate.cpp
 extern const OpDef kRange;
 extern const OpDef kConstantOfShape;

@@ -41,7 +41,9 @@ std::string_view to_string(Purpose purpose) {
 bool is_view(const Node& node, const Instruction& instruction) {
   if (node.op->alias.empty() || node.outputs.size() != 1) return false;
   const auto input = static_cast<size_t>(node.op->alias[0].input);
-  return input < instruction.inputs.size() && instruction.outputs.size() == 1 && instruction.inputs[input] == instruction.outputs[0];
+  if (input >= instruction.inputs.size() || instruction.outputs.size() != 1) return false;
+  const Place &whole = instruction.inputs[input], &view = instruction.outputs[0];
+  return view.offset == whole.offset + view_offset(node) && view.end() <= whole.end();
 }
 
 NodeId node_at(const Entry& entry, size_t at) {

@@ -95,7 +95,8 @@ struct Program {
   std::string to_text(const std::vector<const Graph*>& graphs) const;
 };
 
-// "Reshape": the node's only output is a view of an input; where both have one place there is nothing to run.
+// "Reshape": the node's only output is a view of an input; where it lies in that one's place, as far in as the node says, there is nothing
+// to run.
 bool is_view(const Node& node, const Instruction& instruction);
 
 // The node that instruction `at` runs; of a transfer, the next one that is run, or the last. kNone where the entry runs none.

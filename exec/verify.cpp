@@ -76,7 +76,8 @@ class EntryVerifier {
         kernels_(kernels),
         content_(graph.value_count(), kUnknown),
         persistent_of_(graph.value_count(), -1),
-        last_place_(graph.value_count()) {}
+        last_place_(graph.value_count()),
+        within_(graph.value_count()) {}
 
   void run() {
     check_code();
@@ -244,7 +245,7 @@ class EntryVerifier {
       if (node.op->overwrites && declared(node.op->writes, 0, i)) continue;  // whatever it holds
       if (content_[value] == kUnknown) fail("'{}' is read before it is written", graph_.value(value).name);
       check_still(instruction.inputs[i], false);
-      if (bytes_.content(instruction.inputs[i]) != content_[value])
+      if (bytes_.content(whole_of(value, instruction.inputs[i])) != content_[value])
         fail("'{}' was overwritten before it is read, or is elsewhere", graph_.value(value).name);
     }
     check_workspace(node, instruction);
@@ -253,6 +254,17 @@ class EntryVerifier {
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       if (node.outputs[i] != kNone) write_output(node, instruction, i);
     }
+  }
+
+  // Where in the content that it shows a value begins, and how large that content is.
+  Place within(ValueId value) const {
+    return within_[value].bytes > 0 ? within_[value] : Place{.offset = 0, .bytes = graph_.value(value).bytes()};
+  }
+
+  // Where the content has to lie, as a whole, that a value at `place` shows a part of.
+  Place whole_of(ValueId value, const Place& place) const {
+    const Place inside = within(value);
+    return {.offset = place.offset - inside.offset, .bytes = inside.bytes};
   }
 
   void check_workspace(const Node& node, const Instruction& instruction) {
@@ -291,8 +303,9 @@ class EntryVerifier {
       if (changes && place != instruction.inputs[j]) fail("it changes '{}', but not in its place", graph_.value(node.inputs[j]).name);
       if (!overlap(place, instruction.inputs[j])) continue;
       ++shared;
-      const bool allowed = changes || declared(node.op->in_place, i, j) || is_view(node, instruction);
-      if (!allowed || place != instruction.inputs[j])
+      const bool view = is_view(node, instruction) && static_cast<size_t>(node.op->alias[0].input) == j;
+      const bool allowed = view || ((changes || declared(node.op->in_place, i, j)) && place == instruction.inputs[j]);
+      if (!allowed)
         fail("'{}' lies over the input '{}'", graph_.value(value).name, graph_.value(node.inputs[j]).name);
     }
     if (shared > 1) fail("'{}' lies over more than one input", graph_.value(value).name);
@@ -305,7 +318,10 @@ class EntryVerifier {
     const ValueId value = node.outputs[i];
     last_place_[value] = instruction.outputs[i];
     if (is_view(node, instruction)) {
-      content_[value] = content_[node.inputs[node.op->alias[0].input]];
+      const ValueId viewed = node.inputs[node.op->alias[0].input];
+      const Place inside = within(viewed);
+      content_[value] = content_[viewed];
+      within_[value] = {.offset = inside.offset + view_offset(node), .bytes = inside.bytes};
       return;
     }
     content_[value] = next_++;
@@ -328,7 +344,8 @@ class EntryVerifier {
         if (value >= graph_.value_count()) fail("it is to keep a value that isn't there");
         if (graph_.value(value).bytes() == 0) continue;
         if (content_[value] == kUnknown) fail("it is to keep '{}', which nothing makes", graph_.value(value).name);
-        if (bytes_.content(entry_.value_places[value]) != content_[value]) fail("'{}' isn't intact at the end", graph_.value(value).name);
+        if (bytes_.content(whole_of(value, entry_.value_places[value])) != content_[value])
+          fail("'{}' isn't intact at the end", graph_.value(value).name);
       }
     }
     for (size_t i = 0; i < program_.persistent.size(); ++i) {
@@ -387,7 +404,7 @@ class EntryVerifier {
 
   void check_value(ValueId value, const Place& place) const {
     if (place.bytes == 0 || place.offset < program_.persistent_bytes) return;
-    const Storage& storage = storage_at(place, graph_.value(value).name.c_str());
+    const Storage& storage = storage_at(whole_of(value, place), graph_.value(value).name.c_str());
     if (std::find(storage.values.begin(), storage.values.end(), value) == storage.values.end())
       fail("the storage '{}' isn't that of '{}'", storage.name, graph_.value(value).name);
   }
@@ -452,6 +469,7 @@ class EntryVerifier {
   std::vector<Content> state_;                           // by persistent: what its home must hold at the end
   std::vector<int32_t> persistent_of_;                   // by ValueId; -1: of none
   std::vector<Place> last_place_;                        // by ValueId: where an instruction met it last
+  std::vector<Place> within_;                            // by ValueId, of views: see within()
   std::map<int32_t, const Instruction*> in_flight_;      // transfers that were started and not waited for, by number
   std::vector<std::vector<int32_t>> opening_, closing_;  // storages by instruction
   std::map<int64_t, int32_t> live_;                      // offset -> storage

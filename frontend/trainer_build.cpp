@@ -10,6 +10,7 @@
 #include "frontend/file.h"
 #include "frontend/trainer_impl.h"
 #include "graph/error.h"
+#include "passes/pack_weights.h"
 
 namespace ort_train {
 namespace {
@@ -146,9 +147,7 @@ JobEntry& Trainer::Impl::add_entry(const std::string& name, JobGraph job, int64_
   JobEntry& entry = *entries.back();
   entry.name = name;
   entry.job = std::move(job);
-  for (const auto& [weight, parts] : entry.job.parts)  // what is loaded, trained and written
-    require(entries[0]->job.parts.contains(weight) && entries[0]->job.parts.at(weight) == parts,
-            "entries that divide a weight differently");
+  require(entry.job.slices == entries[0]->job.slices, "entries that divide or pack weights differently");  // what is loaded and written
   entry.batch = batch;
   if (range != nullptr) {
     const LabelSpec labels{.value = entry.job.labels,
@@ -165,8 +164,12 @@ JobEntry& Trainer::Impl::add_entry(const std::string& name, JobGraph job, int64_
 void Trainer::Impl::build_entries(Deferral defer) {
   entries.clear();
   deferred = defer != Deferral::none;
-  const PassOptions quiet{
-      .skip = options.skip_passes, .dump_after = {}, .on_pass = nullptr, .part_bytes = options.part_size, .folder = make_folder(workers)};
+  PassOptions quiet{.skip = options.skip_passes,
+                    .dump_after = {},
+                    .on_pass = nullptr,
+                    .part_bytes = options.part_size,
+                    .packs = {},
+                    .folder = make_folder(workers)};
   PassOptions first = quiet;
   if (!model_read) first.dump_after = options.dump_after;
   std::vector<std::string> passes;
@@ -201,6 +204,7 @@ void Trainer::Impl::build_entries(Deferral defer) {
     if (!output.shape.empty() && (options.output.empty() ? id == main.outputs[0] : output.name == options.output))
       class_count = output.shape.back();
   }
+  first.packs = quiet.packs = choose_packs(main, loss);
   const bool flexible = !binding.batch_is_fixed;
   const int64_t remainder = train_range.count % binding.batch;
   const int64_t epoch_steps = divided_up(divided_up(train_range.count, binding.batch), options.gradient_accumulation_steps);

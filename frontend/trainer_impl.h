@@ -203,7 +203,7 @@ struct Trainer::Impl {
   void resume();
   void check_disk() const;
   void save(bool note_it);
-  std::vector<std::string> parts_of(const std::string& parameter) const;     // its name, or its parts' in order
+  std::vector<Slice> slices_of(const std::string& parameter) const;  // where it is: itself, its parts in order, or a piece of a pack; or {}
   bool read_parameter(const std::string& name, const ByteSink& sink) const;  // as WeightBytes; false where no entry holds it
   std::string weights_hash() const;
   std::map<std::string, std::string> settings() const;

@@ -224,16 +224,17 @@ void Trainer::Impl::save_gradients(size_t index, const JobEntry& entry) {
   }
   write_layouts(options.save_gradients, weights, [&](const std::string& name, const ByteSink& sink) {
     int64_t offset = 0;
-    for (const std::string& part : parts_of(name)) {
-      const auto sum = accumulated.find(part);
-      const auto found = gradients.find(part);
+    const std::vector<Slice> slices = slices_of(name);
+    for (const Slice& slice : slices) {
+      const auto sum = accumulated.find(slice.name);
+      const auto found = gradients.find(slice.name);
       if (sum == accumulated.end() && found == gradients.end()) return false;
       if (!sink) continue;
       const std::span<const std::byte> bytes = sum != accumulated.end() ? executor->persistent(sum->second) : found->second;
-      sink(offset, bytes);
-      offset += static_cast<int64_t>(bytes.size());
+      sink(offset, bytes.subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes)));
+      offset += slice.bytes;
     }
-    return true;
+    return !slices.empty();
   });
   note(fmt::format("wrote the gradients of the first step to {}", options.save_gradients));
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
@@ -81,9 +82,16 @@ void Trainer::Impl::describe(double seconds) {
                     .total = reserve + whole_pages(program.arena_bytes)};
 
   const Graph& train = entries[0]->job.graph;
+  std::map<std::string, int64_t> padded;  // bytes of parts and packs that are the model's
+  for (const auto& [weight, slices] : entries[0]->job.slices) {
+    for (const Slice& slice : slices) padded[slice.name] += slice.bytes;
+  }
   for (ValueId id : train.parameters()) {
-    report.parameters += element_count(train.value(id).shape);
-    if (train.value(id).trainable) report.trainable_parameters += element_count(train.value(id).shape);
+    const Value& value = train.value(id);
+    const auto found = padded.find(value.name);
+    const int64_t elements = found == padded.end() ? element_count(value.shape) : found->second / size_of(value.dtype);
+    report.parameters += elements;
+    if (value.trainable) report.trainable_parameters += elements;
   }
   describe_step();
   describe_moves();

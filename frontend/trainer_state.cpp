@@ -78,6 +78,10 @@ void Trainer::Impl::prepare() {
   content.settings = settings();
   std::string description;
   for (const StateTensor& tensor : content.weights) description += fmt::format("{}: {}\n", tensor.name, to_string(tensor.type));
+  for (const auto& [parameter, slices] : entries[0]->job.slices) {  // packs of one name and size may have other members
+    for (const Slice& slice : slices)
+      description += fmt::format("{}: {} bytes of {} from {}\n", parameter, slice.bytes, slice.name, slice.offset);
+  }
   content.model = hex16(hash_bytes(std::as_bytes(std::span(description))));
   state.run = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
   state.seed = options.seed;
@@ -92,24 +96,28 @@ void Trainer::Impl::prepare() {
   if (options.budget_is_process) release_free_heap();
 }
 
-std::vector<std::string> Trainer::Impl::parts_of(const std::string& parameter) const {
-  const auto& divided = entries[0]->job.parts;
-  const auto found = divided.find(parameter);
-  return found == divided.end() ? std::vector<std::string>{parameter} : found->second;
+std::vector<Slice> Trainer::Impl::slices_of(const std::string& parameter) const {
+  const auto& known = entries[0]->job.slices;
+  if (const auto found = known.find(parameter); found != known.end()) return found->second;
+  const Persistent* value = find_persistent(program, parameter);
+  if (value == nullptr) return {};  // nothing reads it
+  return {{.name = parameter, .offset = 0, .bytes = value->type.bytes()}};
 }
 
 void Trainer::Impl::load_weights() {
   for (const Weight& weight : weights) {
     const WeightPlace& from = weight.places.at(0);
     FileRange range = from.bytes;
-    for (const std::string& name : parts_of(weight.parameter)) {
-      const Persistent* value = find_persistent(program, name);
-      if (value == nullptr) break;  // nothing reads it, whole or in parts
-      range.bytes = value->type.bytes();
-      require(!from.transposed && from.dtype == value->type.dtype && range.offset + range.bytes <= from.bytes.offset + from.bytes.bytes,
+    for (const Slice& slice : slices_of(weight.parameter)) {
+      const Persistent* value = find_persistent(program, slice.name);
+      require(value != nullptr && !from.transposed && from.dtype == value->type.dtype &&
+                  range.offset + slice.bytes <= from.bytes.offset + from.bytes.bytes,
               "a weight that is not stored as it is used");
-      read_range(range, executor->blank(name));
-      executor->changed(name);
+      range.bytes = slice.bytes;
+      // Of a pack the rest stays what it is: other weights, or zeros.
+      const auto whole = slice.bytes == value->type.bytes() ? executor->blank(slice.name) : executor->persistent(slice.name);
+      read_range(range, whole.subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes)));
+      executor->changed(slice.name);
       range.offset += range.bytes;
     }
   }
@@ -190,14 +198,13 @@ void Trainer::Impl::save(bool note_it) {
 
 bool Trainer::Impl::read_parameter(const std::string& name, const ByteSink& sink) const {
   int64_t offset = 0;
-  for (const std::string& part : parts_of(name)) {
-    if (find_persistent(program, part) == nullptr) return false;
-    if (!sink) continue;
-    const auto bytes = executor->persistent(part);
-    sink(offset, bytes);
-    offset += static_cast<int64_t>(bytes.size());
+  const std::vector<Slice> slices = slices_of(name);
+  for (const Slice& slice : slices) {
+    if (!sink) break;
+    sink(offset, executor->persistent(slice.name).subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes)));
+    offset += slice.bytes;
   }
-  return true;
+  return !slices.empty();
 }
 
 std::string Trainer::Impl::weights_hash() const {

@@ -7,6 +7,8 @@ const TensorType& InferContext::input(size_t i) const {
   return *inputs[i];
 }
 
+int64_t view_offset(const Node& node) { return node.attributes.get("byte_offset", int64_t{0}); }
+
 std::vector<TensorType> infer_types(const Graph& graph, const OpDef& op, const std::vector<ValueId>& inputs, const Attributes& attributes,
                                     size_t outputs, std::string_view node_name) {
   std::vector<TensorType> types(inputs.size());

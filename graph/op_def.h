@@ -68,7 +68,7 @@ struct OpDef {
   std::string_view no_gradient{};  // why there is none, in words, for `check`
   std::string_view hint{};         // what the user can do about it
 
-  std::vector<Alias> alias{};     // output is a view of input: same bytes, same element order
+  std::vector<Alias> alias{};     // output is a view of input: same bytes from view_offset() on, same element order
   std::vector<Alias> in_place{};  // output may overwrite input
   std::vector<Alias> writes{};    // output IS input, changed: optimizer updates, accumulation. Never pure
   bool overwrites = false;        // what it writes is not read before: the old content may be anything
@@ -85,6 +85,9 @@ const OpDef* find_op(std::string_view name);
 // The same, where the op must exist.
 const OpDef& op_named(std::string_view name);
 const std::vector<const OpDef*>& all_ops();
+
+// Where in its input's bytes the view that a node makes begins: the attribute `byte_offset`, where it has one.
+int64_t view_offset(const Node& node);
 
 // Runs the op's shape rule on a node's inputs. Errors are prefixed by the node's description.
 std::vector<TensorType> infer_types(const Graph& graph, const OpDef& op, const std::vector<ValueId>& inputs, const Attributes& attributes,

@@ -29,6 +29,7 @@ class ModelMaker {
   ModelMaker(const Graph& graph, const std::vector<ValueId>& keep) : graph_(graph), keep_(keep), last_use_(graph.value_count(), -1) {
     for (ValueId value : keep) last_use_[value] = kForever;
     model_.class_of.assign(graph.value_count(), kNone);
+    model_.offset_of.assign(graph.value_count(), 0);
     version_.assign(graph.value_count(), 0);
   }
 
@@ -160,6 +161,7 @@ class ModelMaker {
       for (PersistentUse& use : step.persistents) use.changes |= use.of == c;
     } else if (viewed(node) != kNone && !copy_[output]) {
       model_.class_of[output] = model_.class_of[viewed(node)];
+      model_.offset_of[output] = model_.offset_of[viewed(node)] + view_offset(node);
       version_[output] = version_[viewed(node)];
     } else {
       const uint32_t c = add_class(output, false, false);
@@ -177,7 +179,8 @@ class ModelMaker {
     if (static_cast<size_t>(alias.input) >= node.inputs.size() || node.inputs[alias.input] == kNone) return false;
     const ValueId input = node.inputs[alias.input], output = node.outputs[alias.output];
     const uint32_t c = model_.class_of[input];
-    if (model_.classes[c].persistent || graph_.value(input).bytes() != graph_.value(output).bytes() || graph_.value(input).bytes() == 0)
+    const int64_t bytes = graph_.value(model_.classes[c].root).bytes();
+    if (model_.classes[c].persistent || bytes == 0 || graph_.value(input).bytes() != bytes || graph_.value(output).bytes() != bytes)
       return false;
     for (size_t j = 0; j < node.inputs.size(); ++j) {
       if (j != static_cast<size_t>(alias.input) && node.inputs[j] != kNone && model_.class_of[node.inputs[j]] == c) return false;

@@ -44,6 +44,7 @@ struct MemoryModel {
   std::vector<MemoryStep> steps;  // by position in the graph's own order, which is one that obeys before and after
   std::vector<MemoryClass> classes;
   std::vector<uint32_t> class_of;  // by ValueId; kNone for values that need no place
+  std::vector<int64_t> offset_of;  // by ValueId: where in its class a view begins
 };
 
 // `workspaces`: bytes by position in the graph's order. Throws Error(device) where the graph reads state after it was changed.

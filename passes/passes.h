@@ -13,11 +13,15 @@
 
 namespace ort_train {
 
+// The parameters that go together, by name (passes/pack_weights.h).
+using Packs = std::vector<std::vector<std::string>>;
+
 struct PassOptions {
   std::vector<std::string> skip;                                                       // passes by name
   std::map<std::string, std::string> dump_after;                                       // pass name -> .onnx file, written after that pass
   std::function<void(const std::string& pass, double seconds, bool changed)> on_pass;  // null: nobody asks
   int64_t part_bytes = int64_t{16} << 20;  // of a weight: from twice as many on it is divided (passes/split_weights.h)
+  Packs packs;                             // small weights that are packed; the same in all entries of a job
   Folder folder;                           // folds what passes emit on constants; null: nothing is folded
 };
 

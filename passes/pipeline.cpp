@@ -9,6 +9,7 @@
 #include "graph/op_def.h"
 #include "passes/build.h"
 #include "passes/cost.h"
+#include "passes/pack_weights.h"
 #include "passes/split_weights.h"
 
 namespace ort_train {
@@ -60,6 +61,7 @@ namespace {
 // Behind all that makes or changes nodes by what they mean.
 void divide(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients, const PassOptions& options) {
   run_pass("split_weights", job.graph, options, [&] { return split_weights(job, gradients); });
+  run_pass("pack_weights", job.graph, options, [&] { return pack_weights(job, gradients, options.packs); });
 }
 void divide(JobGraph& job, const PassOptions& options) {
   std::map<ValueId, std::vector<ValueId>> none;
@@ -177,8 +179,9 @@ void accumulate(JobGraph& job, const std::map<ValueId, std::vector<ValueId>>& us
 // The gradients and their norm, kept for a later run, but for those that are used at once.
 void store(JobGraph& job, const OptimizerSpec& optimizer) {
   std::set<std::string> soon = optimizer.at_once;
-  for (const auto& [weight, parts] : job.parts) {
-    if (soon.contains(weight)) soon.insert(parts.begin(), parts.end());
+  for (const auto& [weight, slices] : job.slices) {
+    if (!soon.contains(weight)) continue;
+    for (const Slice& slice : slices) soon.insert(slice.name);
   }
   build_norm(job, Stage::backward);
   Builder builder(job.graph, Stage::backward);
@@ -295,7 +298,7 @@ JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimiz
 JobGraph build_update_graph(const JobGraph& train, const OptimizerSpec& optimizer, const PassOptions& options) {
   JobGraph job;
   job.graph.name = "update";
-  job.parts = train.parts;
+  job.slices = train.slices;
   run_pass("update", job.graph, options, [&] {
     Builder builder(job.graph, Stage::update);
     std::vector<ValueId> all;

@@ -35,6 +35,13 @@ inline constexpr const char* kPendingScalarsInput = "ort_train.pending_scalars";
 inline constexpr const char* kInverseCountInput =
     "ort_train.inverse_count";  // float32 []: 1 / counted labels (elements for mse) of the optimizer step's batch
 
+// A range of bytes of a persistent value.
+struct Slice {
+  std::string name{};
+  int64_t offset = 0, bytes = 0;
+  bool operator==(const Slice&) const = default;
+};
+
 // A graph and the values of it that the trainer reads and writes. kNone where the graph has no such value.
 struct JobGraph {
   Graph graph;
@@ -48,8 +55,8 @@ struct JobGraph {
   ValueId stored_norm = kNone;           // float32 []: the same where an update is deferred; persistent
   std::vector<ValueId> outputs;          // the model's outputs
   std::map<ValueId, ValueId> gradients;  // parameter -> gradient, before clipping; of an accumulating step: in the graph with the norm
-  std::map<ValueId, std::vector<ValueId>> accumulators;   // parameter -> the sum for each of its uses; persistent, named "NAME.grad"
-  std::map<std::string, std::vector<std::string>> parts;  // the model's parameters that are divided: name -> those of the parts, in order
+  std::map<ValueId, std::vector<ValueId>> accumulators;  // parameter -> the sum for each of its uses; persistent, named "NAME.grad"
+  std::map<std::string, std::vector<Slice>> slices;      // where the model's parameters are that are divided or packed, in order; by name
 };
 
 // Simplifies and fuses an imported graph in place, once, before the job graphs are derived from it.

@@ -143,14 +143,15 @@ class EntryMaker {
     const int64_t bytes = graph_.value(value).bytes();
     if (bytes == 0) return {};
     const Persistent* const persistent = draft_.model.classes[c].persistent ? &persistents_[draft_.persistent_of_class[c]] : nullptr;
-    if (persistent && persistent->disk.bytes == 0) return persistent->place;
+    const int64_t inside = draft_.model.offset_of[value];
+    if (persistent && persistent->disk.bytes == 0) return {.offset = persistent->place.offset + inside, .bytes = bytes};
     if (!visits_of_[c].empty()) {
       size_t found = visits_of_[c].front();  // of several: the last that has begun
       for (size_t v : visits_of_[c]) found = (*visits_)[v].first <= step ? v : found;
-      return {.offset = entry_.storages[storage_of_visit_[found]].place.offset, .bytes = bytes};
+      return {.offset = entry_.storages[storage_of_visit_[found]].place.offset + inside, .bytes = bytes};
     }
     if (persistent) return {};  // on the disk, and this entry has no use for it
-    return {.offset = entry_.storages[static_cast<size_t>(storage_of_chain_[chain_of_[c]])].place.offset, .bytes = bytes};
+    return {.offset = entry_.storages[static_cast<size_t>(storage_of_chain_[chain_of_[c]])].place.offset + inside, .bytes = bytes};
   }
 
   void place_values() {

@@ -11,7 +11,9 @@
 namespace ort_train {
 namespace {
 
-constexpr int64_t kMovable = int64_t{64} << 10;  // bytes: what is smaller always stays in memory
+// Bytes: what is smaller always stays in memory. Of what lives across runs that is less: packs of small weights (passes/pack_weights.h) end
+// where the next one would take them beyond 64 KiB.
+constexpr int64_t kMovable = int64_t{64} << 10, kMovableState = int64_t{32} << 10;
 
 }  // namespace
 
@@ -47,7 +49,7 @@ size_t PersistentValues::add(const std::string& entry, const Value& value) {
   return at->second;
 }
 
-bool PersistentValues::movable(size_t i) const { return !values_[i].initial && values_[i].type.bytes() >= kMovable && !kept_.count(i); }
+bool PersistentValues::movable(size_t i) const { return !values_[i].initial && values_[i].type.bytes() >= kMovableState && !kept_.count(i); }
 
 std::vector<Persistent> PersistentValues::lay_out(const std::vector<bool>& on_disk, Program& program) const {
   std::vector<Persistent> values = values_;

@@ -189,7 +189,10 @@ bool split_weights(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradi
       }
       gradients.erase(uses);
     }
-    for (const Part& part : splitter.parts()) job.parts[graph.value(weight).name].push_back(graph.value(part.value).name);
+    for (const Part& part : splitter.parts()) {
+      const Value& value = graph.value(part.value);
+      job.slices[graph.value(weight).name].push_back({.name = value.name, .offset = 0, .bytes = value.bytes()});
+    }
     graph.value(weight).kind = ValueKind::activation;  // nobody reads it any more
   }
   return changed;

@@ -21,7 +21,7 @@ namespace ort_train {
 bool mark_parts(Graph& graph, const PassOptions& options);
 
 // Divides the marked parameters of a job's graph, which has its backward pass but no update. `gradients`: parameter -> those of its uses;
-// the parts' stand there afterwards. Sets job.parts.
+// the parts' stand there afterwards. Adds to job.slices.
 bool split_weights(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients);
 
 }  // namespace ort_train

@@ -9,6 +9,7 @@
 #include "graph/builder.h"
 #include "graph/op_def.h"
 #include "passes/build.h"
+#include "passes/pack_weights.h"
 #include "passes/split_weights.h"
 
 namespace ort_train::testing {
@@ -96,6 +97,7 @@ class RandomGraph {
   void step() {
     const ValueId x = any();
     const Shape s = shape(x);
+    if (size_.pieces && pick(6) == 0) return piece(pick(3) ? state_[pick(state_.size())] : x);
     const auto rank = static_cast<int64_t>(s.size());
     switch (pick(18)) {
       case 0:
@@ -181,6 +183,18 @@ class RandomGraph {
     const ValueId x = state_[pick(state_.size())];
     if (pick(2)) return emit("Reshape", {x}, {{"shape", Shape{element_count(shape(x))}}});
     emit("Tanh", {x});
+  }
+  // Whole rows where they fit, so that it meets other values.
+  void piece(ValueId x) {
+    const int64_t blocks = graph_.value(x).bytes() / kPlaceAlignment, row = size_.width * size_of(graph_.value(x).dtype);
+    if (blocks == 0) return emit("Tanh", {x});
+    const int64_t offset = static_cast<int64_t>(pick(static_cast<size_t>(blocks))) * kPlaceAlignment,
+                  left = graph_.value(x).bytes() - offset;
+    Shape part{left / size_of(graph_.value(x).dtype)};
+    for (const int64_t rows : shape_) {
+      if (rows * row <= left && pick(4)) part = {rows, size_.width};
+    }
+    emit("PackMember", {x}, {{"byte_offset", offset}, {"shape", part}});
   }
   // Sometimes by itself, so that the same is computed for every sample.
   void use_parameter(ValueId x) {
@@ -304,10 +318,10 @@ Graph gpt_forward(const GptShape& shape) {
   return graph;
 }
 
-JobGraph gpt_training(const GptShape& shape, OptimizerSpec optimizer, int64_t part_bytes) {
+JobGraph gpt_training(const GptShape& shape, OptimizerSpec optimizer, int64_t part_bytes, bool packed) {
   Graph forward = gpt_forward(shape);
   mark_parts(forward, {.part_bytes = part_bytes});
-  return build_train_graph(forward, {}, optimizer, {});
+  return build_train_graph(forward, {}, optimizer, {.packs = packed ? choose_packs(forward, {}) : Packs{}});
 }
 
 Tensor random_tensor(const TensorType& type, uint32_t seed, int64_t limit) {

@@ -22,6 +22,7 @@ struct RandomSize {
   size_t near = 4;              // of so many inputs one may be any value, the others are recent ones
   bool small_state = false;     // of one row
   bool saved = false;           // in the end many values are read again, the last first, as a backward pass does
+  bool pieces = false;          // views of pieces of values, of state above all, are among what is read
   int state = -1;               // graphs with the same number, from 0 on, can be entries of one job: their state has the same types
 };
 Graph random_graph(uint32_t seed, int nodes, const RandomSize& size = {});
@@ -34,7 +35,7 @@ struct GptShape {
 };
 Graph gpt_forward(const GptShape& shape);
 // … and its training step: loss, backward, clipping, AdamW. As the job of a trainer.
-JobGraph gpt_training(const GptShape& shape, OptimizerSpec optimizer = {}, int64_t part_bytes = int64_t{1} << 30);
+JobGraph gpt_training(const GptShape& shape, OptimizerSpec optimizer = {}, int64_t part_bytes = int64_t{1} << 30, bool packed = false);
 
 // Numbers for a value, the same for the same seed: tokens and labels below `limit`, small floats.
 Tensor random_tensor(const TensorType& type, uint32_t seed, int64_t limit = 2);

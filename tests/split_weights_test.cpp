@@ -78,7 +78,7 @@ TEST(SplitWeights, AProductBecomesAChainInPlace) {
   std::map<ValueId, std::vector<ValueId>> none;
   EXPECT_TRUE(split_weights(job, none));
   job.graph.verify("split_weights");
-  EXPECT_EQ(job.parts.at("w"), (std::vector<std::string>{"w[0:4]", "w[4:8]", "w[8:10]"}));
+  EXPECT_EQ(job.slices.at("w"), (std::vector<Slice>{{"w[0:4]", 0, 96}, {"w[4:8]", 0, 96}, {"w[8:10]", 0, 48}}));
   ASSERT_EQ(job.graph.order().size(), 3u);
   EXPECT_EQ(job.graph.outputs, (std::vector<ValueId>{y})) << "the same value";
   for (size_t i = 0; i < 3; ++i) {
@@ -86,7 +86,7 @@ TEST(SplitWeights, AProductBecomesAChainInPlace) {
     EXPECT_EQ(node.op->name, "MatMulPart");
     EXPECT_EQ(node.name, "head");
     EXPECT_EQ(node.ordinal, 7u);
-    EXPECT_EQ(job.graph.value(node.inputs[1]).name, job.parts.at("w")[i]);
+    EXPECT_EQ(job.graph.value(node.inputs[1]).name, job.slices.at("w")[i].name);
     EXPECT_EQ(node.attributes.get("y_from", int64_t{-1}), static_cast<int64_t>(4 * i));
     EXPECT_EQ(node.inputs[3], i == 0 ? kNone : job.graph.node(job.graph.order()[i - 1]).outputs[0]);
   }
@@ -115,8 +115,8 @@ TEST(SplitWeights, AnyOtherUseGetsTheWeightPutTogether) {
   job.graph.verify("split_weights");
   EXPECT_EQ(gradients.size(), 3u) << "one for each part";
   size_t row = 0;
-  for (const std::string& name : job.parts.at("w")) {
-    Tensor& part = parts.state[name] = Tensor(DType::float32, {2, 6});
+  for (const Slice& slice : job.slices.at("w")) {
+    Tensor& part = parts.state[slice.name] = Tensor(DType::float32, {2, 6});
     std::copy_n(weight.data<float>().begin() + static_cast<std::ptrdiff_t>(row), 12, part.data<float>().begin());
     row += 12;
   }
@@ -155,14 +155,14 @@ Left left_by(const OptimizerSpec& optimizer, int64_t part_bytes) {
   for (const ValueId id : whole.parameters()) {  // the same numbers, divided or not
     const Value& value = whole.value(id);
     Tensor all = random_tensor(value.type(), id);
-    const auto divided = train.parts.find(value.name);
-    if (divided == train.parts.end()) {
+    const auto divided = train.slices.find(value.name);
+    if (divided == train.slices.end()) {
       reference.state[value.name] = std::move(all);
       continue;
     }
     auto from = all.data<float>().begin();
-    for (const std::string& name : divided->second) {
-      Tensor& part = reference.state[name] = Tensor(value.dtype, train.graph.value(train.graph.find_value(name)).shape);
+    for (const Slice& slice : divided->second) {
+      Tensor& part = reference.state[slice.name] = Tensor(value.dtype, train.graph.value(train.graph.find_value(slice.name)).shape);
       std::copy_n(from, part.data<float>().size(), part.data<float>().begin());
       from += static_cast<std::ptrdiff_t>(part.data<float>().size());
     }
@@ -170,7 +170,7 @@ Left left_by(const OptimizerSpec& optimizer, int64_t part_bytes) {
   Left left;
   for (const JobGraph& job : jobs) {
     job.graph.verify("building");
-    EXPECT_EQ(job.parts, train.parts);
+    EXPECT_EQ(job.slices, train.slices);
     std::map<ValueId, Tensor> inputs;
     for (const ValueId id : job.graph.inputs) {
       const Value& value = job.graph.value(id);
@@ -233,7 +233,7 @@ TEST(SplitWeights, AModelInPartsComputesWhatItDoesInOnePiece) {
 // No product, no gradient and no update of a divided weight sees more than a part of it.
 TEST(SplitWeights, NothingIsLeftOfTheWhole) {
   const JobGraph job = gpt_training(kTiny, {}, 64);
-  EXPECT_EQ(job.parts.size(), 9u) << "the table, and four matrices in each of two layers";
+  EXPECT_EQ(job.slices.size(), 9u) << "the table, and four matrices in each of two layers";
   for (const NodeId id : job.graph.order()) {
     const Node& node = job.graph.node(id);
     if (node.op->name != "AdamW" || job.graph.value(node.inputs[0]).shape.size() < 2) continue;

@@ -21,7 +21,7 @@ using testing::StreamMachine;
 
 struct Streamed {
   // `share`: of the way from the least arena to one that holds everything; less where nothing would be on the disk then.
-  explicit Streamed(uint32_t seed, double share) : graph(random_graph(seed, 40, {.rows = 32, .width = 128, .near = 1, .saved = true})) {
+  explicit Streamed(uint32_t seed, double share) : graph(random_graph(seed, 40, {.rows = 32, .width = 128, .near = 1, .saved = true, .pieces = seed % 2 == 1})) {
     const Planner planner({{.name = "run", .graph = &graph, .keep = {}}}, {.threads = 2});
     const double least = static_cast<double>(planner.streamed(0, {}, {}).program.arena_bytes),
                  most = static_cast<double>(planner.resident().arena_bytes);

@@ -220,7 +220,7 @@ Job random_job(uint32_t seed) {
                                        .near = seed % 4 == 0 ? size_t{4} : size_t{1},
                                        .small_state = seed % 5 < 3,
                                        .saved = seed % 16 != 1,
-                                       .pieces = seed % 4 >= 2,
+                                       .pieces = seed % 4 == 2,
                                        .state = entries > 1 ? static_cast<int>(seed) : -1}));
     // What is wanted of the forward pass is an output where something is recomputed: a value that is only kept has no reader.
     Graph& graph = job.graphs.back();

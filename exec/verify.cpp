@@ -305,8 +305,7 @@ class EntryVerifier {
       ++shared;
       const bool view = is_view(node, instruction) && static_cast<size_t>(node.op->alias[0].input) == j;
       const bool allowed = view || ((changes || declared(node.op->in_place, i, j)) && place == instruction.inputs[j]);
-      if (!allowed)
-        fail("'{}' lies over the input '{}'", graph_.value(value).name, graph_.value(node.inputs[j]).name);
+      if (!allowed) fail("'{}' lies over the input '{}'", graph_.value(value).name, graph_.value(node.inputs[j]).name);
     }
     if (shared > 1) fail("'{}' lies over more than one input", graph_.value(value).name);
     if (!is_view(node, instruction)) check_still(place, true);

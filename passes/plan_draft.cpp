@@ -49,7 +49,9 @@ size_t PersistentValues::add(const std::string& entry, const Value& value) {
   return at->second;
 }
 
-bool PersistentValues::movable(size_t i) const { return !values_[i].initial && values_[i].type.bytes() >= kMovableState && !kept_.count(i); }
+bool PersistentValues::movable(size_t i) const {
+  return !values_[i].initial && values_[i].type.bytes() >= kMovableState && !kept_.count(i);
+}
 
 std::vector<Persistent> PersistentValues::lay_out(const std::vector<bool>& on_disk, Program& program) const {
   std::vector<Persistent> values = values_;

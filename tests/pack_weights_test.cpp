@@ -1,5 +1,5 @@
-// Packs of small weights: what goes into one, what the pass makes of a graph, that a packed model computes what it computes with each weight
-// by itself, and that the verifier knows where in its pack each of them has to lie.
+// Packs of small weights: what goes into one, what the pass makes of a graph, that a packed model computes what it computes with each
+// weight by itself, and that the verifier knows where in its pack each of them has to lie.
 
 #include "passes/pack_weights.h"
 
@@ -72,8 +72,14 @@ TEST(PackWeights, APackEndsBeforeItIsTooLarge) {
   ValueId y = b.emit("ReduceSum", {m.x}, {{"axes", Shape{0, 1}}, {"keepdims", int64_t{0}}});
   const auto use = [&](const char* name, int64_t elements) { y = b.emit("Add", {b.emit("Mul", {y, m.weight(name, {elements})}), y}); };
   const auto flat = [&] { y = b.emit("ReduceSum", {y}, {{"axes", Shape{0}}, {"keepdims", int64_t{0}}}); };
-  for (const auto& [name, elements] : {std::pair("a", kHalf), {"b", kHalf}, {"c", kHalf - 15}, {"d", kHalf + 1}, {"e", int64_t{1}},
-                                       {"f", 2 * kHalf - 1}, {"g", 2 * kHalf}, {"h", int64_t{3}}}) {
+  for (const auto& [name, elements] : {std::pair("a", kHalf),
+                                       {"b", kHalf},
+                                       {"c", kHalf - 15},
+                                       {"d", kHalf + 1},
+                                       {"e", int64_t{1}},
+                                       {"f", 2 * kHalf - 1},
+                                       {"g", 2 * kHalf},
+                                       {"h", int64_t{3}}}) {
     use(name, elements);
     flat();
   }

@@ -46,8 +46,8 @@ struct PackedRuns : TrainerRuns {
     std::string header, bytes;
     for (const auto& [name, width] : {std::pair("x", kIn), {"labels", kOut}, {"wide", kInner}}) {
       const std::string array = bytes_of(numbers(kSamples * width, 104'729 + width));
-      header += fmt::format(R"({}"{}":{{"dtype":"F32","shape":[{},{}],"data_offsets":[{},{}]}})", header.empty() ? "{" : ",", name, kSamples,
-                            width, bytes.size(), bytes.size() + array.size());
+      header += fmt::format(R"({}"{}":{{"dtype":"F32","shape":[{},{}],"data_offsets":[{},{}]}})", header.empty() ? "{" : ",", name,
+                            kSamples, width, bytes.size(), bytes.size() + array.size());
       bytes += array;
     }
     o.data = write_file(folder / "data.safetensors", safetensors(header + "}", bytes));

@@ -38,7 +38,8 @@ std::vector<TensorType> infer_pack(const InferContext& context) {
   int64_t end = 0;
   for (size_t i = 0; i < offsets.size(); ++i) {
     const TensorType& member = context.input(i);
-    if (member.dtype != pack.dtype) throw error(ErrorCode::unsupported, "member {} is {}, not {}", i, to_string(member.dtype), to_string(pack.dtype));
+    if (member.dtype != pack.dtype)
+      throw error(ErrorCode::unsupported, "member {} is {}, not {}", i, to_string(member.dtype), to_string(pack.dtype));
     end = checked_end(offsets[i], member.bytes(), end, pack.bytes());
   }
   return {pack};

@@ -242,14 +242,14 @@ double norm(const std::vector<float>& a, const std::vector<float>& b) {
 
 TEST(PackWeights, APackedModelComputesWhatItDoesWithoutPacks) {
   for (const bool adamw : {true, false}) {
-    for (const int mode : {0, 1, 2, 3}) {  // plain, accumulating, all deferred, most
+    for (const int mode : {0, 1, 2, 3, 4}) {  // plain, accumulating, all deferred, most, all of an accumulating step
       for (const double clip : {0.0, 0.5}) {
         const OptimizerSpec optimizer{.kind = adamw ? "adamw" : "sgd",
                                       .weight_decay = 0.1,
                                       .epsilon = 1e-3,
                                       .momentum = 0.9,
                                       .max_grad_norm = clip,
-                                      .accumulate = mode == 1,
+                                      .accumulate = mode == 1 || mode == 4,
                                       .deferred = mode >= 2,
                                       .at_once = mode == 3 ? std::set<std::string>{"h.1.ln_1.bias"} : std::set<std::string>{}};
         const Left apart = left_by(optimizer, false), packed = left_by(optimizer, true);

@@ -157,7 +157,8 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
     sum += static_cast<double>(scalar(index, entry.job.loss_sum));
     if (entry.job.count != kNone) require(scalar(index, entry.job.count) == static_cast<float>(here), "labels were counted differently");
   }
-  if (save && accumulate) save_gradients(index, *entries[index]);
+  const bool used_up = accumulate && !deferred;  // the update clears the sums
+  if (save && used_up) save_gradients(index, *entries[index]);
   if (deferred) {
     pending = Pending{.step = step, .learning_rate = learning_rate};
   } else if (accumulate) {
@@ -166,7 +167,7 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
     run_entry(index);
   }
   result.grad_norm = static_cast<double>(scalar(index, entries[index]->job.grad_norm));
-  if (save && !accumulate) save_gradients(index, *entries[index]);  // after the norm: it may use the memory
+  if (save && !used_up) save_gradients(index, *entries[index]);  // after the norm: it may use the memory
   result.loss = result.counted > 0 ? sum / static_cast<double>(result.counted) : 0;
   return result;
 }

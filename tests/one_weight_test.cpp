@@ -21,12 +21,6 @@ using namespace testing;
 struct OneWeight : TrainerRuns {
   static constexpr int64_t kSamples = 22, kIn = 1024, kOut = 1536;
 
-  static std::vector<float> numbers(int64_t count, int64_t step) {
-    std::vector<float> values;
-    for (int64_t i = 0; i < count; ++i) values.push_back(static_cast<float>(i * step % 2003) / 1000 - 1);
-    return values;
-  }
-
   Options options() const {
     ort_train_onnx::ModelProto model = model_of(fmt::format(
         R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, {}] x) => (float[batch, {}] y) {{ y = MatMul (x, w) }})", kIn, kOut));

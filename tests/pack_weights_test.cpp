@@ -30,21 +30,8 @@ std::vector<NodeId> nodes_of(const Graph& graph, std::string_view op) {
   return nodes;
 }
 
-struct Model {
-  Graph graph;
-  ValueId x = kNone;
-  Model() {
-    x = graph.add_value({.name = "x", .dtype = DType::float32, .shape = {3, 6}, .kind = ValueKind::input});
-    graph.inputs = {x};
-  }
-  ValueId weight(const char* name, Shape shape) {
-    return graph.add_value(
-        {.name = name, .dtype = DType::float32, .shape = std::move(shape), .kind = ValueKind::parameter, .trainable = true});
-  }
-};
-
 TEST(PackWeights, NeighboursOfOneClassThatGetAGradient) {
-  Model m;
+  WeightModel m;
   Builder b(m.graph);
   const ValueId late = m.weight("late", {6}), a = m.weight("a", {6}), frozen = m.weight("frozen", {6}), twice = m.weight("twice", {6}),
                 large = m.weight("large", {16384, 6}), matrix = m.weight("matrix", {6, 6}), other = m.weight("other", {1, 6}),
@@ -66,7 +53,7 @@ TEST(PackWeights, NeighboursOfOneClassThatGetAGradient) {
 }
 
 TEST(PackWeights, APackEndsBeforeItIsTooLarge) {
-  Model m;
+  WeightModel m;
   Builder b(m.graph);
   constexpr int64_t kHalf = kPackBytes / 2 / 4;  // elements
   ValueId y = b.emit("ReduceSum", {m.x}, {{"axes", Shape{0, 1}}, {"keepdims", int64_t{0}}});

@@ -18,12 +18,6 @@ using namespace testing;
 struct PackedRuns : TrainerRuns {
   static constexpr int64_t kSamples = 14, kIn = 512, kInner = 4001, kOut = 4;
 
-  static std::vector<float> numbers(int64_t count, int64_t step) {
-    std::vector<float> values;
-    for (int64_t i = 0; i < count; ++i) values.push_back(static_cast<float>(i * step % 2003) / 1000 - 1);
-    return values;
-  }
-
   // Vectors of 16,004 bytes: four make a pack. `a`, `b` and `c` are on the way to both outputs, `d` to y, `e` and `f` to z.
   Options options() const {
     ort_train_onnx::ModelProto model = model_of(fmt::format(

@@ -345,6 +345,16 @@ std::string complaint(const Program& program, const Graph& graph) {
   return {};
 }
 
+WeightModel::WeightModel() {
+  x = graph.add_value({.name = "x", .dtype = DType::float32, .shape = {3, 6}, .kind = ValueKind::input});
+  graph.inputs = {x};
+}
+
+ValueId WeightModel::weight(const char* name, Shape shape) {
+  return graph.add_value(
+      {.name = name, .dtype = DType::float32, .shape = std::move(shape), .kind = ValueKind::parameter, .trainable = true});
+}
+
 std::map<ValueId, Tensor> Reference::run(const Graph& graph, const std::map<ValueId, Tensor>& inputs) {
   std::map<ValueId, Tensor> values = inputs;
   std::map<ValueId, std::string> state_name;  // which state a value is a version of

@@ -37,6 +37,14 @@ Graph gpt_forward(const GptShape& shape);
 // … and its training step: loss, backward, clipping, AdamW. As the job of a trainer.
 JobGraph gpt_training(const GptShape& shape, OptimizerSpec optimizer = {}, int64_t part_bytes = int64_t{1} << 30, bool packed = false);
 
+// A graph that is put together by hand: its input and its weights.
+struct WeightModel {
+  Graph graph;
+  ValueId x = kNone;  // float32 [3, 6]
+  WeightModel();
+  ValueId weight(const char* name, Shape shape);  // float32, trained
+};
+
 // Numbers for a value, the same for the same seed: tokens and labels below `limit`, small floats.
 Tensor random_tensor(const TensorType& type, uint32_t seed, int64_t limit = 2);
 

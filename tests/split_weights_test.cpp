@@ -25,21 +25,8 @@ size_t count(const Graph& graph, std::string_view op) {
       std::count_if(graph.order().begin(), graph.order().end(), [&](NodeId id) { return graph.node(id).op->name == op; }));
 }
 
-struct Model {
-  Graph graph;
-  ValueId x = kNone;
-  Model() {
-    x = graph.add_value({.name = "x", .dtype = DType::float32, .shape = {3, 6}, .kind = ValueKind::input});
-    graph.inputs = {x};
-  }
-  ValueId weight(const char* name, Shape shape) {
-    return graph.add_value(
-        {.name = name, .dtype = DType::float32, .shape = std::move(shape), .kind = ValueKind::parameter, .trainable = true});
-  }
-};
-
 TEST(SplitWeights, OnlyMatricesWithKnownUsesAreDivided) {
-  Model m;
+  WeightModel m;
   Builder b(m.graph);
   const ValueId small = m.weight("small", {6, 6}), large = m.weight("large", {6, 40}), twice = m.weight("twice", {40, 40}),
                 frozen = m.weight("frozen", {40, 40}), vector = m.weight("vector", {400});
@@ -59,7 +46,7 @@ TEST(SplitWeights, OnlyMatricesWithKnownUsesAreDivided) {
 }
 
 TEST(SplitWeights, PartsBeginAtWholeLines) {
-  Model m;
+  WeightModel m;
   const ValueId w = m.weight("w", {1000, 6});
   m.graph.outputs = {Builder(m.graph).emit("MatMul", {m.x, w}, {{"trans_b", int64_t{1}}})};
   mark_parts(m.graph, {.part_bytes = 24 * 100});
@@ -68,7 +55,7 @@ TEST(SplitWeights, PartsBeginAtWholeLines) {
 
 // Node by node, as the head of the pass says.
 TEST(SplitWeights, AProductBecomesAChainInPlace) {
-  Model m;
+  WeightModel m;
   Builder b(m.graph);
   const ValueId w = m.weight("w", {10, 6}), bias = m.weight("bias", {10});
   const ValueId y = b.named("head", 7).emit("MatMul", {m.x, w, bias}, {{"trans_b", int64_t{1}}});
@@ -96,7 +83,7 @@ TEST(SplitWeights, AProductBecomesAChainInPlace) {
 
 // What a weight's use becomes that the pass did not foresee when the weight was marked.
 TEST(SplitWeights, AnyOtherUseGetsTheWeightPutTogether) {
-  Model m;
+  WeightModel m;
   Builder b(m.graph);
   const ValueId w = m.weight("w", {6, 6});
   const ValueId y = b.emit("MatMul", {m.x, w});

@@ -16,6 +16,13 @@ struct TrainerRuns : ::testing::Test {
   const TestFolder folder;
   const std::string profile = nominal_machine(folder);
 
+  // From -1 to 1, the same each time.
+  static std::vector<float> numbers(int64_t count, int64_t step) {
+    std::vector<float> values;
+    for (int64_t i = 0; i < count; ++i) values.push_back(static_cast<float>(i * step % 2003) / 1000 - 1);
+    return values;
+  }
+
   struct Run {
     PlanReport plan;
     Summary summary;

@@ -204,7 +204,8 @@ void Trainer::Impl::build_entries(Deferral defer) {
     if (!output.shape.empty() && (options.output.empty() ? id == main.outputs[0] : output.name == options.output))
       class_count = output.shape.back();
   }
-  first.packs = quiet.packs = choose_packs(main, loss);
+  if (!packs) packs = choose_packs(main, loss);
+  first.packs = quiet.packs = *packs;
   const bool flexible = !binding.batch_is_fixed;
   const int64_t remainder = train_range.count % binding.batch;
   const int64_t epoch_steps = divided_up(divided_up(train_range.count, binding.batch), options.gradient_accumulation_steps);
@@ -277,8 +278,6 @@ int64_t Trainer::Impl::most_together() const {
   while (most > 1 && (most * nodes > kMostNodes || options.gradient_accumulation_steps % most != 0)) --most;
   return most;
 }
-
-size_t Trainer::Impl::main_entry() const { return together > 1 ? static_cast<size_t>(find_entry(kTogether)) : 0; }
 
 // `count` micro-batches go together; a step's rest is for "train".
 void Trainer::Impl::add_together(int64_t count) {

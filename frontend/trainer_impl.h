@@ -167,7 +167,6 @@ struct Trainer::Impl {
   void write_plan_json(const nlohmann::ordered_json& memory) const;
   int find_entry(std::string_view name) const;         // -1 where it isn't planned
   double runs_per_step(std::string_view entry) const;  // how often an optimizer step runs it
-  size_t main_entry() const;                           // of most steps
 
   DataSets data;
   SampleRange train_range, valid_range;
@@ -176,6 +175,7 @@ struct Trainer::Impl {
   std::vector<Weight> weights;
   std::vector<std::unique_ptr<JobEntry>> entries;  // index = the program's entry
   bool model_read = false;                         // weights and info are there
+  std::optional<Packs> packs;                      // of small weights, chosen for the first of these
   std::map<int64_t, Graph> forwards;               // by batch, ready to be made into entries; while planning
   int64_t class_count = 0;
   int64_t total_steps = 0;
@@ -226,7 +226,7 @@ struct Trainer::Impl {
   Window next_window(int64_t epoch, int64_t index) const;
   StepResult run_step(const Window& window, int64_t step, double learning_rate, bool save_gradients);
   JobEntry& entry_for(const std::string& name, size_t samples, size_t* index) const;  // the entry itself, or that of the remainder
-  void run_entry(size_t index);
+  void run_entry(size_t index);  // one of a step's; makes the update that waits, if one does
   // Micro-batches of an accumulating step, together. Returns `sum` with their losses added.
   double run_together(size_t index, std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first, int64_t counted,
                       double sum);

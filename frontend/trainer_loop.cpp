@@ -72,7 +72,9 @@ JobEntry& Trainer::Impl::entry_for(const std::string& name, size_t samples, size
 }
 
 void Trainer::Impl::run_entry(size_t index) {
+  if (pending) set_scalars(index, entries[index]->job.pending_scalars, pending->step, pending->learning_rate);
   executor->run(index);
+  pending.reset();
   const Entry& entry = program.entries[index];
   for (size_t i = 0; i < entry.code.size(); ++i)
     (entry.code[i].action == Action::compute ? spent.computing : spent.waiting) += executor->seconds(index)[i] * 1e3;
@@ -80,10 +82,7 @@ void Trainer::Impl::run_entry(size_t index) {
 
 void Trainer::Impl::flush() {
   if (!pending) return;
-  const auto index = static_cast<size_t>(find_entry("update"));
-  set_scalars(index, entries[index]->job.pending_scalars, pending->step, pending->learning_rate);
-  run_entry(index);
-  pending.reset();
+  run_entry(static_cast<size_t>(find_entry("update")));
 }
 
 void Trainer::Impl::set_scalars(size_t index, ValueId input, int64_t step, double learning_rate) {
@@ -150,10 +149,8 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
     set_inverse_count(index, entry, result.counted);
     set_random(index, entry.job.graph.find_value(kRandomInput), step, first, static_cast<int64_t>(batch.size()));
     first += static_cast<int64_t>(batch.size());
-    if (pending) set_scalars(index, entry.job.pending_scalars, pending->step, pending->learning_rate);
     set_scalars(index, entry.job.scalars, step, learning_rate);
     run_entry(index);
-    pending.reset();  // made by now
     sum += static_cast<double>(scalar(index, entry.job.loss_sum));
     if (entry.job.count != kNone) require(scalar(index, entry.job.count) == static_cast<float>(here), "labels were counted differently");
   }
@@ -184,9 +181,7 @@ double Trainer::Impl::run_together(size_t index, std::span<const std::vector<int
     if (random != kNone) set_random(index, entry.together[i][random], step, first + static_cast<int64_t>(i) * samples, samples);
   }
   set_inverse_count(index, entry, counted);
-  if (pending) set_scalars(index, entry.job.pending_scalars, pending->step, pending->learning_rate);
   run_entry(index);
-  pending.reset();
   for (size_t i = 0; i < batches.size(); ++i) {
     sum += static_cast<double>(scalar(index, entry.together[i][entry.job.loss_sum]));
     if (entry.job.count != kNone)

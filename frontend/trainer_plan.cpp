@@ -217,21 +217,26 @@ void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
   } else {
     if (most > together) add_variant(Deferral::none, most);
     // These are planned where memory is left for it.
-    JobSize planned = job_size;
     const auto batch = static_cast<int64_t>(entries[0]->job.graph.order().size());
+    JobSize planned = job_size;
     planned.instructions = instructions() + most * batch;
-    const auto fits = [&](int64_t more) { return planning_need((planned.instructions += more * batch, planned)) <= options.budget; };
-    if (together == 1 && fits(1)) add_variant(Deferral::all, 1);
-    if (most > 1 && fits(1 + 2 * most)) add_variant(Deferral::all, most);
+    const auto add_deferred = [&](int64_t joined, int64_t batches) {
+      planned.instructions += batches * batch;
+      if (planning_need(planned) <= options.budget) add_variant(Deferral::all, joined);
+    };
+    if (together == 1) add_deferred(1, 1);
+    if (most > 1) add_deferred(most, 1 + 2 * most);
   }
   bounds[0] = add_choices(0, rates, Rungs::first, choices);
   const auto best = static_cast<size_t>(std::min_element(bounds.begin(), bounds.end()) - bounds.begin());
   for (size_t variant = variants.size(); variant-- > 0;) {
     const bool is_best = variant == best || bounds[best] == INFINITY;
     if (variant > 0 && !is_best) continue;
-    if (variant > 0) exchange(variants[0]), exchange(variants[variant]);
+    exchange(variants[0]);
+    exchange(variants[variant]);
     add_choices(variant, rates, is_best ? Rungs::others : Rungs::others_in_memory, choices);
-    if (variant > 0) exchange(variants[variant]), exchange(variants[0]);
+    exchange(variants[variant]);
+    exchange(variants[0]);
   }
   const auto rank = [](const StreamChoice& choice) { return choice.is_plain() ? kClose * choice.seconds : choice.seconds; };
   std::stable_sort(choices.begin(), choices.end(), [&](const StreamChoice& a, const StreamChoice& b) { return rank(a) < rank(b); });

@@ -8,8 +8,10 @@ namespace ort_train {
 
 // Adds labels, loss_sum and count. Throws Error(usage | unsupported) for a loss that the model's outputs can't give.
 void build_loss(JobGraph& job, const LossSpec& spec);
-// Makes a builder emit right behind the node that makes `value`, while it is still at hand; at the end where no node makes it.
+// Makes a builder emit right behind the node that makes `value`, while it is still at hand, or the last of those that make `values`; at the
+// end where no node makes one.
 void emit_behind(Builder& builder, ValueId value);
+void emit_behind(Builder& builder, const std::vector<ValueId>& values);
 
 // Adds the norm of job.gradients as job.grad_norm.
 void build_norm(JobGraph& job, Stage stage);

@@ -34,11 +34,15 @@ ValueId emit_writer(Builder& builder, const char* op, std::vector<ValueId> input
 
 }  // namespace
 
-void emit_behind(Builder& builder, ValueId value) {
+void emit_behind(Builder& builder, const std::vector<ValueId>& values) {
   const std::vector<NodeId>& order = builder.graph().order();
-  const auto producer = std::find(order.begin(), order.end(), builder.value(value).producer);
-  builder.before(producer == order.end() || std::next(producer) == order.end() ? kNone : *std::next(producer));
+  const auto makes_one = [&](NodeId id) {
+    return std::any_of(values.begin(), values.end(), [&](ValueId value) { return builder.value(value).producer == id; });
+  };
+  const auto last = std::find_if(order.rbegin(), order.rend(), makes_one);
+  builder.before(last == order.rbegin() || last == order.rend() ? kNone : *std::prev(last));
 }
+void emit_behind(Builder& builder, ValueId value) { emit_behind(builder, std::vector{value}); }
 
 void build_norm(JobGraph& job, Stage stage) {
   Builder builder(job.graph, stage);

@@ -67,27 +67,16 @@ class Packer {
       const auto uses = gradients.find(member);
       require(uses != gradients.end(), "a weight without a gradient is in a pack");
       builder.named(graph_.value(member).name);
-      if (uses->second.size() > 1) emit_behind(builder, last_of(uses->second));
+      emit_behind(builder, uses->second);
       parts.push_back(add_up(builder, uses->second));
       gradients.erase(uses);
     }
     builder.named(graph_.value(pack_).name);
-    emit_behind(builder, last_of(parts));
+    emit_behind(builder, parts);
     gradients[pack_] = {builder.emit("Pack", parts, {{"byte_offsets", offsets_}, {"shape", graph_.value(pack_).shape}})};
   }
 
  private:
-  // Of several values the one that is made last.
-  ValueId last_of(const std::vector<ValueId>& values) const {
-    std::vector<int64_t> position(graph_.node_count(), -1);
-    for (size_t i = 0; i < graph_.order().size(); ++i) position[graph_.order()[i]] = static_cast<int64_t>(i);
-    const auto at = [&](ValueId value) {
-      const NodeId maker = graph_.value(value).producer;
-      return maker == kNone ? -1 : position[maker];
-    };
-    return *std::max_element(values.begin(), values.end(), [&](ValueId a, ValueId b) { return at(a) < at(b); });
-  }
-
   Graph& graph_;
   ValueId pack_ = kNone;
   std::vector<ValueId> members_;

@@ -162,13 +162,9 @@ void accumulate(JobGraph& job, const std::map<ValueId, std::vector<ValueId>>& us
     }
   }
   if (!deferred) return;
-  std::map<NodeId, size_t> places;
-  for (const NodeId id : job.graph.order()) places.emplace(id, places.size());
-  const auto place_of = [&](ValueId sum) { return places.at(job.graph.value(sum).producer); };
   Builder norm(job.graph, Stage::update);
   for (const auto& [parameter, of] : sums) {
-    emit_behind(norm.named(job.graph.value(parameter).name),
-                *std::max_element(of.begin(), of.end(), [&](ValueId a, ValueId b) { return place_of(a) < place_of(b); }));
+    emit_behind(norm.named(job.graph.value(parameter).name), of);
     job.gradients[parameter] = add_up(norm, of);
   }
   build_norm(job, Stage::update);

@@ -9,7 +9,6 @@
 #include <cmath>
 #include <functional>
 
-#include "exec/ops/optimizer_scalars.h"
 #include "exec/workers.h"
 #include "graph/op_def.h"
 #include "passes/plan.h"
@@ -184,16 +183,7 @@ Left left_by(const OptimizerSpec& optimizer, bool packed) {
   Left left;
   for (size_t run = 0; run < jobs.size(); ++run) {
     const JobGraph& job = jobs[run];
-    std::map<ValueId, Tensor> inputs;
-    for (const ValueId id : job.graph.inputs) {
-      const Value& value = job.graph.value(id);
-      Tensor& tensor = inputs[id] = random_tensor(value.type(), static_cast<uint32_t>(value.name.size() + run), kTiny.vocabulary);
-      if (value.name == kScalarsInput || value.name == kPendingScalarsInput) {
-        const auto scalars = optimizer_scalars(2, 1e-2, 0.9, 0.999, optimizer.epsilon, optimizer.momentum);
-        std::copy(scalars.begin(), scalars.end(), tensor.data<float>().begin());
-      }
-    }
-    const auto values = reference.run(job.graph, inputs);
+    const auto values = reference.run(job.graph, step_inputs(job.graph, optimizer, kTiny.vocabulary, static_cast<uint32_t>(run)));
     for (const ValueId id : job.graph.outputs) {
       for (const double x : values.at(id).to_double()) left.results.push_back(x);
     }

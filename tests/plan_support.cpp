@@ -355,6 +355,18 @@ ValueId WeightModel::weight(const char* name, Shape shape) {
       {.name = name, .dtype = DType::float32, .shape = std::move(shape), .kind = ValueKind::parameter, .trainable = true});
 }
 
+std::map<ValueId, Tensor> step_inputs(const Graph& graph, const OptimizerSpec& optimizer, int64_t limit, uint32_t seed) {
+  std::map<ValueId, Tensor> inputs;
+  for (const ValueId id : graph.inputs) {
+    const Value& value = graph.value(id);
+    Tensor& tensor = inputs[id] = random_tensor(value.type(), static_cast<uint32_t>(value.name.size()) + seed, limit);
+    if (value.name != kScalarsInput && value.name != kPendingScalarsInput) continue;
+    const auto scalars = optimizer_scalars(2, 1e-2, 0.9, 0.999, optimizer.epsilon, optimizer.momentum);
+    std::copy(scalars.begin(), scalars.end(), tensor.data<float>().begin());
+  }
+  return inputs;
+}
+
 std::map<ValueId, Tensor> Reference::run(const Graph& graph, const std::map<ValueId, Tensor>& inputs) {
   std::map<ValueId, Tensor> values = inputs;
   std::map<ValueId, std::string> state_name;  // which state a value is a version of

@@ -48,6 +48,9 @@ struct WeightModel {
 // Numbers for a value, the same for the same seed: tokens and labels below `limit`, small floats.
 Tensor random_tensor(const TensorType& type, uint32_t seed, int64_t limit = 2);
 
+// What a job's graph is fed: the same for inputs of one name and seed; the scalars of the optimizer's second step.
+std::map<ValueId, Tensor> step_inputs(const Graph& graph, const OptimizerSpec& optimizer, int64_t limit, uint32_t seed = 0);
+
 // The sentence with which verify() refuses a program of one entry; empty where it accepts.
 std::string complaint(const Program& program, const Graph& graph);
 

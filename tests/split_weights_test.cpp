@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "exec/ops/optimizer_scalars.h"
 #include "exec/workers.h"
 #include "graph/op_def.h"
 #include "passes/plan.h"
@@ -158,16 +157,7 @@ Left left_by(const OptimizerSpec& optimizer, int64_t part_bytes) {
   for (const JobGraph& job : jobs) {
     job.graph.verify("building");
     EXPECT_EQ(job.slices, train.slices);
-    std::map<ValueId, Tensor> inputs;
-    for (const ValueId id : job.graph.inputs) {
-      const Value& value = job.graph.value(id);
-      Tensor& tensor = inputs[id] = random_tensor(value.type(), static_cast<uint32_t>(value.name.size()), kTiny.vocabulary);
-      if (value.name == kScalarsInput || value.name == kPendingScalarsInput) {
-        const auto scalars = optimizer_scalars(2, 1e-2, 0.9, 0.999, optimizer.epsilon, optimizer.momentum);
-        std::copy(scalars.begin(), scalars.end(), tensor.data<float>().begin());
-      }
-    }
-    const auto values = reference.run(job.graph, inputs);
+    const auto values = reference.run(job.graph, step_inputs(job.graph, optimizer, kTiny.vocabulary));
     for (const ValueId id : job.graph.outputs) {
       for (const double x : values.at(id).to_double()) left.results.push_back(x);
     }

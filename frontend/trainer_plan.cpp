@@ -325,15 +325,24 @@ Trainer::Impl::Least Trainer::Impl::least_with_disk(int64_t more) const {
   const int64_t planning = planning_need(planned);
   std::vector<RecomputeChoice> choices{recompute_choice};
   if (options.recompute == "auto") choices = {recompute_mode("none"), recompute_mode("all")};
-  Least smallest{.budget = INT64_MAX};
+  const auto budget_of = [&](const Trial& trial, int64_t arena) {
+    return std::max(planning, reserve_with(trial.instructions) + more + whole_pages(arena));
+  };
+  std::multimap<int64_t, Trial> trials;  // by what they take at least
   for (const RecomputeChoice& choice : choices) {
-    const Trial trial = try_out(choice);
+    Trial trial = try_out(choice);
+    const int64_t floor = budget_of(trial, trial.planner->least_bytes());
+    trials.emplace(floor, std::move(trial));
+  }
+  Least smallest{.budget = INT64_MAX};
+  for (const auto& [floor, trial] : trials) {
+    if (floor >= smallest.budget) break;
     // Knows nothing of the machine: the smallest budget is the same everywhere.
     const Program made = trial.planner->streamed(0, ComputeRates{}, StreamRates{}).program;
-    const int64_t budget = std::max(planning, reserve_with(trial.instructions) + more + whole_pages(made.arena_bytes));
+    const int64_t budget = budget_of(trial, made.arena_bytes);
     if (budget >= smallest.budget) continue;
     smallest = least_of(budget, made, trial.pointers());
-    smallest.recompute = choice;
+    smallest.recompute = trial.recompute;
   }
   return smallest;
 }

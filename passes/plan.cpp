@@ -358,14 +358,20 @@ struct Planner::Impl {
     return *last_search;
   }
 
+  // What was made of a plan before some entries' transfers changed, in time: the other entries stay as they are.
+  struct Earlier {
+    Program program{};
+    std::vector<bool> changed{};  // of its entries
+  };
+
   std::vector<bool> on_disk(const Streams& streams, const StreamPlan& plan) const {
     std::vector<bool> result(streams.movable.size());
     for (size_t i = 0; i < result.size(); ++i) result[i] = streams.movable[i] && !plan.resident[i];
     return result;
   }
 
-  Program make(const Streams& streams, const StreamPlan& plan, int64_t enough) const {
-    return make(on_disk(streams, plan), &streams.drafts, &plan, enough);
+  Program make(const Streams& streams, const StreamPlan& plan, int64_t enough, Earlier earlier) const {
+    return make(on_disk(streams, plan), &streams.drafts, &plan, enough, std::move(earlier));
   }
 
   // With addresses, for which transfers begin later and writes end sooner where there is no other way; the plan is then that one. Not at
@@ -374,23 +380,24 @@ struct Planner::Impl {
     constexpr int kRounds = 12;
     constexpr double kNear = 1.03;  // of the limit
     constexpr double kDear = 1.01;  // of the time at first
-    Program program = make(search.streams, plan, limit);
+    Program program = make(search.streams, plan, limit, {});
     --packings;
     const bool is_costly = search.others() == 0 && !last;
     if (is_costly && static_cast<double>(program.arena_bytes) > kNear * static_cast<double>(limit)) return program;
     if (is_costly) least = std::min(least, kDear * search.seconds_of(plan));
     for (int round = 0; round < kRounds && program.arena_bytes > limit && packings > 0; ++round) {
-      bool changed = false;
+      std::vector<bool> changed(program.entries.size());
+      bool any = false;
       for (const bool around : {false, true}) {
-        if (changed || (around && !last && static_cast<double>(program.arena_bytes) > kNear * static_cast<double>(limit))) continue;
+        if (any || (around && !last && static_cast<double>(program.arena_bytes) > kNear * static_cast<double>(limit))) continue;
         for (size_t e = 0; e < program.entries.size(); ++e) {  // up to the first that takes too much
           if (!shorten(program.entries[e], limit, around, plan.visits[e])) continue;
-          changed = true;
+          any = changed[e] = true;
           plan.forecasts[e] = simulate(search.streams.entries[e], plan.visits[e], search.disk);
         }
       }
-      if (!changed || search.seconds_of(plan) >= least) break;
-      program = make(search.streams, plan, limit);
+      if (!any || search.seconds_of(plan) >= least) break;
+      program = make(search.streams, plan, limit, {.program = std::move(program), .changed = std::move(changed)});
       --packings;
     }
     return program;
@@ -464,12 +471,13 @@ struct Planner::Impl {
   // Of a few plans that hold little the one whose addresses take least.
   Program least(const Streams& streams, StreamPlan& plan) const {
     constexpr int64_t kMore[] = {-1, 0, 2};  // percent above the floor; -1: nothing is held
+    constexpr double kLittle = 1.002;        // times the floor: there is hardly less
     const int64_t floor = stream_floor(streams.entries);
     Program best;
     for (const int64_t more : kMore) {
-      if (!best.entries.empty() && best.arena_bytes <= floor) break;  // there is no less
+      if (!best.entries.empty() && static_cast<double>(best.arena_bytes) <= kLittle * static_cast<double>(floor)) break;
       StreamPlan other = least_streams(streams.entries, streams.movable.size(), more < 0 ? 0 : floor + floor * more / 100);
-      Program program = make(streams, other, 0);
+      Program program = make(streams, other, 0, {});
       if (!best.entries.empty() && program.arena_bytes >= best.arena_bytes) continue;
       best = std::move(program);
       plan = std::move(other);
@@ -478,16 +486,21 @@ struct Planner::Impl {
   }
 
   // With `enough` bytes, not 0, no less is looked for; a program that takes more is left unfinished.
-  Program make(const std::vector<bool>& on_disk, const std::vector<StreamDraft>* streams, const StreamPlan* streamed,
-               int64_t enough) const {
+  Program make(const std::vector<bool>& on_disk, const std::vector<StreamDraft>* streams, const StreamPlan* streamed, int64_t enough,
+               Earlier earlier) const {
     Program program;
     program.threads = options.threads;
     std::vector<Persistent> values = persistents.lay_out(on_disk, program);
     if (streams) program.persistent_bytes = whole_sectors(program.persistent_bytes);
     program.arena_bytes = program.persistent_bytes;
     for (size_t i = 0; i < drafts.size(); ++i) {
-      EntryMaker maker(drafts[i], values, streams ? &(*streams)[i] : nullptr, streamed ? &streamed->visits[i] : nullptr, enough);
-      program.entries.push_back(maker.make(program));
+      if (i < earlier.changed.size() && !earlier.changed[i]) {
+        program.entries.push_back(std::move(earlier.program.entries[i]));
+        program.disk_bytes = std::max(program.disk_bytes, earlier.program.disk_bytes);
+      } else {
+        EntryMaker maker(drafts[i], values, streams ? &(*streams)[i] : nullptr, streamed ? &streamed->visits[i] : nullptr, enough);
+        program.entries.push_back(maker.make(program));
+      }
       for (const Storage& storage : program.entries.back().storages)
         program.arena_bytes = std::max(program.arena_bytes, aligned(storage.place.end()));
       if (enough > 0 && program.arena_bytes > enough) return program;  // the others can't help it
@@ -518,7 +531,7 @@ Planner::Planner(const std::vector<PlanEntry>& entries, const PlanOptions& optio
 }
 Planner::~Planner() = default;
 
-Program Planner::resident() const { return impl_->make(std::vector<bool>(impl_->persistents.size(), false), nullptr, nullptr, 0); }
+Program Planner::resident() const { return impl_->make(std::vector<bool>(impl_->persistents.size(), false), nullptr, nullptr, 0, {}); }
 
 int64_t Planner::resident_bytes() const {
   int64_t persistent = 0, most = 0;
@@ -526,6 +539,8 @@ int64_t Planner::resident_bytes() const {
   for (const Draft& draft : impl_->drafts) most = std::max(most, simulate(draft.model, draft.order).bytes);
   return persistent + most;
 }
+
+int64_t Planner::least_bytes() const { return stream_floor(impl_->streams(ComputeRates{}).entries); }
 
 StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const StreamRates& disk, double beat) const {
   constexpr double kPacked = 0.98;  // of the limit, that live bytes can have: addresses take a little more

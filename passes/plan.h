@@ -53,8 +53,9 @@ class Planner {
 
   // Everything in memory.
   Program resident() const;
-  // The least that it could take.
+  // The least that it could take, and the least with a disk.
   int64_t resident_bytes() const;
+  int64_t least_bytes() const;
   // The fastest that it finds in an arena of `limit` bytes with a disk; the one of least memory where that is larger.
   StreamedProgram streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const;
   // What streamed() can be expected to lead to, without addresses. Where nothing takes less than `beat` seconds it says so at once, by the

@@ -12,7 +12,7 @@ namespace ort_train {
 namespace {
 
 // What the search may cost: simulated steps (some ten nanoseconds each).
-constexpr int64_t kSearchSteps = 12'000'000;
+constexpr int64_t kSearchSteps = 4'000'000;
 // A candidate must be this much better to leave the graph's own order.
 constexpr double kWorthwhile = 0.999;
 

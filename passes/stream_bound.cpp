@@ -12,9 +12,12 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kUnit = 1e6;  // bytes of a row of memory
 constexpr int kRounds = 16;    // of rows of time
 constexpr int kIdleRounds = 2;
-constexpr size_t kRowsARound = 12;      // an entry
-constexpr double kTolerance = 3e-4;     // of an entry's time, that a row of time may be violated
-constexpr double kLeast = 0.5;          // of the limit: steps at which less can be there need no row
+constexpr size_t kRowsARound = 12;   // an entry
+constexpr double kTolerance = 3e-4;  // of an entry's time, that a row of time may be violated
+constexpr int kFirstRows = 64;       // of memory, an entry
+constexpr size_t kMemoryRowsARound = 32;
+constexpr int kMemoryRounds = 16;
+constexpr double kOverfull = 2e-4;      // of the limit, that a row of memory may be violated
 constexpr double kTransferCost = 1e-4;  // of a second of transfers, of those that take the same time
 
 // Of the marked moments all of the first and the last, and evenly of those between.
@@ -37,7 +40,7 @@ struct Stretch {  // between two moments
 };
 
 // Those that are violated most and don't meet; false if there are none.
-template <typename Body> bool for_worst(std::vector<Stretch>& all, Body&& body) {
+template <typename Body> bool for_worst(std::vector<Stretch>& all, size_t most, Body&& body) {
   std::stable_sort(all.begin(), all.end(), [](const Stretch& a, const Stretch& b) { return a.violation > b.violation; });
   std::vector<Stretch> done;
   for (const Stretch& stretch : all) {
@@ -45,7 +48,7 @@ template <typename Body> bool for_worst(std::vector<Stretch>& all, Body&& body) 
     if (std::any_of(done.begin(), done.end(), meets)) continue;
     done.push_back(stretch);
     body(stretch);
-    if (done.size() == kRowsARound) break;
+    if (done.size() == most) break;
   }
   return !done.empty();
 }
@@ -210,58 +213,74 @@ void StreamBound::add_writes(EntryRows& rows, int32_t changed, double seconds, c
   }
 }
 
-// The load as a column a step, each the one before it and what changes: rows of few terms. Steps at which all fits into memory need none,
-// nor those at which no more can be there than at the step before or behind them and nothing is under way for a neighbour.
+// The rooms of the steps, and rows of a few: the others are made where a solution violates them.
 void StreamBound::add_memory(size_t entry) {
-  const StreamEntry& e = entries_[entry];
   EntryRows& rows = rows_[entry];
-  const auto steps = e.seconds.size();
-  const std::vector<int64_t> least = least_load(e);
-  std::vector<double> most(steps);               // above the least
-  std::vector<bool> begins(steps), ends(steps);  // something, with this step
-  double load = 0;
-  for (size_t t = 0; t < steps; ++t) {
-    for (const auto& [column, bytes] : rows.changes[t]) {
-      load += bytes;
-      begins[t] = begins[t] || bytes > 0;
-      ends[t] = ends[t] || bytes < 0;
-    }
-    most[t] = load;
-  }
-  std::vector<bool> asked(steps + 1);  // what is under way is asked for: before something is wanted, and when something is over
-  for (const Job& job : rows.jobs) {
-    if (job.released >= 0)
-      asked[static_cast<size_t>(job.released)] = true;
-    else if (job.end > 0)
-      asked[static_cast<size_t>(job.end) - 1] = true;
-  }
-  int32_t before = -1;  // column of the last row
-  bool known = false;   // a row stands for the step before this one, or it needs none
+  for (const int64_t least : least_load(entries_[entry])) rows.room.push_back(limit_ - least);
+  const auto steps = static_cast<int32_t>(rows.room.size());
+  for (int32_t i = 0; i < kFirstRows && steps > 0; ++i)
+    memory_row(rows, static_cast<int32_t>(int64_t{steps} * (2 * i + 1) / (2 * kFirstRows)));
+}
+
+// The load at a step: that of the row before it, and what changes between them.
+StreamBound::Row StreamBound::memory_row(EntryRows& rows, int32_t step) {
+  const auto behind = rows.memory_at.upper_bound(step);
+  const auto before = behind == rows.memory_at.begin() ? rows.memory_at.end() : std::prev(behind);
+  const bool is_first = before == rows.memory_at.end();
+  if (!is_first && before->first == step) return before->second;
+  const int64_t room = rows.room[static_cast<size_t>(step)];
+  const Row row{.column = program_.add_column(0, 0, most_load(room)), .room = room};
+  std::vector<LinearTerm> terms{{row.column, 1}};
+  if (!is_first) terms.push_back({before->second.column, -1});
   std::map<int32_t, double> change;
-  for (size_t t = 0; t < steps; ++t) {
-    for (const auto& [column, bytes] : rows.changes[t]) change[column] += bytes;
-    const bool fits = static_cast<double>(least[t]) + most[t] * kUnit <= kLeast * static_cast<double>(limit_);
-    const bool last_is_fuller = known && !begins[t] && least[t - 1] >= least[t];
-    const bool next_is_fuller = t + 1 < steps && !ends[t + 1] && least[t + 1] >= least[t];
-    if (fits || (!asked[t] && (last_is_fuller || next_is_fuller))) {
-      known = fits || last_is_fuller;
-      continue;
-    }
-    known = true;
-    const int64_t room = limit_ - least[t];
-    const int32_t now = program_.add_column(0, 0, static_cast<double>(room) / kUnit);
-    std::vector<LinearTerm> terms{{now, 1}};
-    if (before >= 0) terms.push_back({before, -1});
-    for (const auto& [column, bytes] : change) {
-      if (std::abs(bytes) * kUnit >= 1) terms.push_back({column, -bytes});
-    }
-    program_.add_row(0, 0, terms);
-    rows.memory_at[static_cast<int32_t>(t)] = rows.memory.size();
-    rows.memory.push_back({.column = now, .room = room});
-    change.clear();
-    before = now;
+  for (int32_t t = is_first ? 0 : before->first + 1; t <= step; ++t) {
+    for (const auto& [column, bytes] : rows.changes[static_cast<size_t>(t)]) change[column] += bytes;
   }
-  rows.changes.clear();
+  for (const auto& [column, bytes] : change) {
+    if (std::abs(bytes) * kUnit >= 1) terms.push_back({column, -bytes});
+  }
+  program_.add_row(0, 0, terms);
+  rows.memory_at.emplace(step, row);
+  return row;
+}
+
+double StreamBound::most_load(int64_t room) const { return static_cast<double>(std::max<int64_t>(0, room - free_)) / kUnit; }
+
+// By step, in the last solution.
+std::vector<double> StreamBound::free_memory(const EntryRows& rows) const {
+  std::vector<double> free(rows.room.size());
+  double load = 0;
+  for (size_t t = 0; t < free.size(); ++t) {
+    for (const auto& [column, bytes] : rows.changes[t]) load += bytes * program_.value(column);
+    free[t] = (most_load(rows.room[t]) - load) * kUnit;
+  }
+  return free;
+}
+
+// Makes the rows of memory that the solution violates most, some way from each other.
+bool StreamBound::add_overfull(EntryRows& rows) {
+  const std::vector<double> free = free_memory(rows);
+  const auto steps = static_cast<int32_t>(free.size());
+  const int32_t apart = steps / kFirstRows / 4;
+  std::vector<Stretch> worst;
+  for (int32_t t = 0; t < steps; ++t) {
+    const double violation = -free[static_cast<size_t>(t)];
+    if (violation > kOverfull * static_cast<double>(limit_)) worst.push_back({violation, t, t + apart + 1});
+  }
+  return for_worst(worst, kMemoryRowsARound, [&](const Stretch& stretch) { memory_row(rows, stretch.begin); });
+}
+
+// Solves until the memory does for all entries that cost something, or for all.
+bool StreamBound::solve(bool is_near, double least_weight) {
+  for (int round = 0; round < kMemoryRounds; ++round) {
+    if (!program_.solve(is_near || round > 0)) return false;
+    bool violated = false;
+    for (size_t e = 0; e < entries_.size(); ++e) {
+      if (entries_[e].weight >= least_weight && add_overfull(rows_[e])) violated = true;
+    }
+    if (!violated) return true;
+  }
+  return program_.solve(/*is_near=*/true);
 }
 
 // The moments that have a column are in order: later ones have waited no less.
@@ -329,7 +348,7 @@ bool StreamBound::add_violated(EntryRows& rows) {
     }
     if (most.violation > kTolerance * rows.begin.back()) worst.push_back(most);
   }
-  return for_worst(worst, [&](const Stretch& stretch) { add_time(rows, stretch.begin, stretch.end); });
+  return for_worst(worst, kRowsARound, [&](const Stretch& stretch) { add_time(rows, stretch.begin, stretch.end); });
 }
 
 int32_t StreamBound::Job::counted() const { return released < 0 ? end : released; }
@@ -388,12 +407,10 @@ int32_t StreamBound::add_underway(EntryRows& rows, const std::vector<const Job*>
   std::vector<LinearTerm> terms{{column, 1}};
   for (const auto& [of, factor] : factors) terms.push_back({of, -factor});
   program_.add_row(-kInfinity, constant, terms);
-  if (const auto found = rows.memory_at.find(step); found != rows.memory_at.end()) {
-    const Row load = rows.memory[found->second];
-    const int32_t all = program_.add_column(0, 0, static_cast<double>(load.room) / kUnit);
-    program_.add_row(0, 0, {{all, 1}, {load.column, -1}, {column, -rate / kUnit}});
-    rows.memory.push_back({.column = all, .room = load.room});
-  }
+  const Row load = memory_row(rows, step);
+  const int32_t all = program_.add_column(0, 0, most_load(load.room));
+  program_.add_row(0, 0, {{all, 1}, {load.column, -1}, {column, -rate / kUnit}});
+  rows.underway.push_back({.column = all, .room = load.room});
   return column;
 }
 
@@ -436,10 +453,9 @@ void StreamBound::add_room(EntryRows& rows, int32_t begin, int32_t end) {
 
 // Makes the rows of room that the solution violates most, whatever of the free memory is under way.
 bool StreamBound::add_crowded(EntryRows& rows) {
-  std::vector<bool> marked(rows.begin.size());
-  for (const auto& [step, at] : rows.memory_at) marked[static_cast<size_t>(step)] = true;
-  for (const Job& job : rows.jobs) marked[static_cast<size_t>(job.counted())] = true;
+  std::vector<bool> marked(rows.begin.size(), true);
   marked.back() = false;  // the end of all: there is no step
+  const std::vector<double> free = free_memory(rows);
   const std::vector<int32_t> moments = thinned(marked);
   const size_t count = moments.size();
   const auto at_or_after = [&](int32_t moment) {
@@ -464,12 +480,9 @@ bool StreamBound::add_crowded(EntryRows& rows) {
     auto last = std::prev(rows.waited.upper_bound(moments[i]));
     while (!program_.has_value(last->second)) --last;  // the rows of time of this round are not solved yet
     waited[i] = program_.value(last->second);
-    const auto found = rows.memory_at.find(moments[i]);
-    if (found == rows.memory_at.end()) continue;
-    const Row& row = rows.memory[found->second];
-    const double free = std::max(0.0, static_cast<double>(row.room) - program_.value(row.column) * kUnit);
-    ahead[i] = std::min(ahead[i], free / rate_[false]);
-    pending[i] = std::min(pending[i], free / rate_[true]);
+    const double room = std::max(0.0, free[static_cast<size_t>(moments[i])]);
+    ahead[i] = std::min(ahead[i], room / rate_[false]);
+    pending[i] = std::min(pending[i], room / rate_[true]);
   }
   std::vector<Stretch> worst;
   std::vector<double> early(count + 1);         // writes that may have been made before, by where they count
@@ -492,7 +505,7 @@ bool StreamBound::add_crowded(EntryRows& rows) {
     }
     if (most.violation > kTolerance * rows.begin.back()) worst.push_back(most);
   }
-  return for_worst(worst, [&](const Stretch& stretch) { add_room(rows, stretch.begin, stretch.end); });
+  return for_worst(worst, kRowsARound, [&](const Stretch& stretch) { add_room(rows, stretch.begin, stretch.end); });
 }
 
 // What is minimised: what is waited for, and what transfers cost, of entries that run often enough.
@@ -518,7 +531,7 @@ void StreamBound::find_seconds(double enough) {
   }
   certain += seconds_;
   int idle = 0;  // rounds that changed next to nothing
-  for (int round = 0; round < kRounds && idle < kIdleRounds && program_.solve(/*is_near=*/round > 1); ++round) {
+  for (int round = 0; round < kRounds && idle < kIdleRounds && solve(/*is_near=*/round > 0, kRarely); ++round) {
     const double before = seconds_;
     seconds_ = std::max(seconds_, certain + program_.bound());
     idle = round > 0 && seconds_ < before * (1 + kTolerance) ? idle + 1 : 0;
@@ -537,10 +550,12 @@ bool StreamBound::settle(int64_t free) {
     by_time_ = false;
     set_costs(0, kTransferCost);
   }
+  free_ = free;
   for (const EntryRows& rows : rows_) {
-    for (const Row& row : rows.memory) program_.set_upper(row.column, static_cast<double>(std::max<int64_t>(0, row.room - free)) / kUnit);
+    for (const auto& [step, row] : rows.memory_at) program_.set_upper(row.column, most_load(row.room));
+    for (const Row& row : rows.underway) program_.set_upper(row.column, most_load(row.room));
   }
-  if (!program_.solve()) return false;
+  if (!solve(/*is_near=*/false, 0)) return false;
   for (size_t g = 0; g < groups_.size(); ++g) {
     for (size_t m = 0; m < groups_[g].members.size(); ++m) {
       const auto& columns = groups_[g].members[m].held;

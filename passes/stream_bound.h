@@ -14,8 +14,8 @@
 // what remains: (1 - price) * s that something waits for, unless it is hidden behind computing, of which each second hides as much as it
 // can at best.
 //
-// Of the rows of time and of room those are made that a solution violates, until there are none or the rounds are over: each of them is
-// true, so fewer make a lower bound as well. Every plan of stream.h satisfies all of it, so none is faster. Left out is that a piece takes
+// Of the rows those are made that a solution violates, until there are none or the rounds are over: each of them is true, so fewer make a
+// lower bound as well. Every plan of stream.h satisfies all of it, so none is faster. Left out is that a piece takes
 // its memory at once and a transfer its time: by about the time of one block of fill and drain real plans are slower.
 //
 // The bound is for the given entries: with their order of steps, and what they recompute. Entries that run rarely (kRarely) don't count.
@@ -79,13 +79,14 @@ class StreamBound {
     double computing = 0;       // seconds
     std::vector<double> begin;  // seconds of transfers that steps before each can hide
     std::vector<Job> jobs;
-    std::vector<Row> memory;
-    std::map<int32_t, size_t> memory_at;  // by step: which of these
+    std::vector<int64_t> room;         // bytes above what each step uses, and
+    std::map<int32_t, Row> memory_at;  // rows of some
+    std::vector<Row> underway;
     Sum reads, writes;
     std::map<int32_t, int32_t> ahead, pending;       // by step: columns, seconds of transfer
     std::map<int32_t, int32_t> waited;               // column of the seconds waited until a moment and at it
     double work = 0;                                 // of all jobs at most
-    std::vector<std::map<int32_t, double>> changes;  // of the load, by step and column; while it is built
+    std::vector<std::map<int32_t, double>> changes;  // of the load, by step and column
   };
 
   void find_groups(size_t persistents);
@@ -99,6 +100,11 @@ class StreamBound {
   void add_writes(EntryRows& rows, int32_t changed, double seconds, const std::vector<Gap>& gaps);
   void occupy(EntryRows& rows, int32_t from, int32_t to, int32_t column, double bytes) const;
   void add_memory(size_t entry);
+  Row memory_row(EntryRows& rows, int32_t step);
+  double most_load(int64_t room) const;
+  std::vector<double> free_memory(const EntryRows& rows) const;
+  bool add_overfull(EntryRows& rows);
+  bool solve(bool is_near, double least_weight);
   int32_t waited_until(EntryRows& rows, int32_t moment);
   void add_time(EntryRows& rows, int32_t begin, int32_t end);
   bool add_violated(EntryRows& rows);
@@ -125,6 +131,7 @@ class StreamBound {
   std::vector<std::vector<size_t>> group_of_piece_;  // by entry and piece
   std::vector<EntryRows> rows_;
   double seconds_ = 0;
+  int64_t free_ = 0;     // bytes of the limit that are left alone
   bool by_time_ = true;  // what the costs are
   std::vector<double> resident_;
   std::vector<std::vector<std::vector<double>>> held_;  // by group, member, use

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <memory>
+#include <vector>
 
 #include "exec/executor.h"
 #include "exec/kernel.h"
@@ -16,17 +17,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Seconds of the fastest of several runs, in all about `seconds`.
-template <typename Run> double fastest(double seconds, Run run) {
-  double best = 0;
+// Seconds of one of several runs, in all about `seconds`: the median. A step runs at what the machine keeps up, not at its best.
+template <typename Run> double usual(double seconds, Run run) {
+  std::vector<double> took;
   const auto begin = Clock::now();
   for (int i = 0; i < 2 || std::chrono::duration<double>(Clock::now() - begin).count() < seconds; ++i) {
     const auto start = Clock::now();
     run();
-    const double took = std::chrono::duration<double>(Clock::now() - start).count();
-    if (i == 1 || (i > 1 && took < best)) best = took;  // the first one warms up
+    if (i > 0) took.push_back(std::chrono::duration<double>(Clock::now() - start).count());  // the first one warms up
   }
-  return best;
+  const auto middle = took.begin() + static_cast<std::ptrdiff_t>(took.size() / 2);
+  std::nth_element(took.begin(), middle, took.end());
+  return *middle;
 }
 
 class Product {
@@ -54,12 +56,12 @@ class Product {
   std::unique_ptr<Arena> arena_;
 };
 
-double product_rate(Workers& workers, int64_t memory) {
+double product_rate(Workers& workers, int64_t memory, double seconds) {
   Product product(workers, memory);
-  return product.flops() / fastest(0.06, [&] { product.run(); });
+  return product.flops() / usual(seconds, [&] { product.run(); });
 }
 
-double element_rate(Workers& workers, int64_t n) {
+double element_rate(Workers& workers, int64_t n, double seconds) {
   Graph graph;
   graph.inputs = {graph.add_value({.name = "x", .dtype = DType::float32, .shape = {n}, .kind = ValueKind::input})};
   const ValueId y = Builder(graph).emit("Gelu", graph.inputs);
@@ -69,7 +71,7 @@ double element_rate(Workers& workers, int64_t n) {
   Arena arena(program.arena_bytes);
   executor.attach(arena);
   const Node& node = graph.node(graph.value(y).producer);
-  return node.op->cost(make_spec(graph, node, workers.threads())).flops / fastest(0.03, [&] { executor.run(0); });
+  return node.op->cost(make_spec(graph, node, workers.threads())).flops / usual(seconds, [&] { executor.run(0); });
 }
 
 // c = a + b over so many bytes.
@@ -94,9 +96,9 @@ class Sweep {
   const Arena arena_;
 };
 
-double memory_rate(Workers& workers, int64_t bytes) {
+double memory_rate(Workers& workers, int64_t bytes, double seconds) {
   Sweep sweep(workers, bytes);
-  return sweep.bytes() / fastest(0.04, [&] { sweep.run(); });
+  return sweep.bytes() / usual(seconds, [&] { sweep.run(); });
 }
 
 constexpr int64_t kNear = int64_t{48} << 20, kFar = int64_t{256} << 20;  // bytes: in caches in part, in none
@@ -104,12 +106,13 @@ constexpr int64_t kLeast = 3 << 12;
 
 }  // namespace
 
-ComputeRates measure_machine(Workers& workers, int64_t memory) {
+ComputeRates measure_machine(Workers& workers, int64_t memory, double seconds) {
   constexpr int64_t kElements = int64_t{1} << 20;
-  ComputeRates rates{.flops = product_rate(workers, memory),
-                     .element_flops = element_rate(workers, std::clamp<int64_t>(memory / 16, 1 << 10, kElements)),
-                     .bytes_per_second = memory_rate(workers, std::clamp(memory, kLeast, kNear))};
-  rates.far_bytes_per_second = memory > kNear ? memory_rate(workers, std::min(memory, kFar)) : rates.bytes_per_second;
+  const double most = 0.55 * seconds, little = 0.15 * seconds;
+  ComputeRates rates{.flops = product_rate(workers, memory, most),
+                     .element_flops = element_rate(workers, std::clamp<int64_t>(memory / 16, 1 << 10, kElements), little),
+                     .bytes_per_second = memory_rate(workers, std::clamp(memory, kLeast, kNear), little)};
+  rates.far_bytes_per_second = memory > kNear ? memory_rate(workers, std::min(memory, kFar), little) : rates.bytes_per_second;
   return rates;
 }
 

@@ -11,8 +11,8 @@
 
 namespace ort_train {
 
-// Takes a fifth of a second, and memory below `memory` bytes, which it gives back.
-ComputeRates measure_machine(Workers& workers, int64_t memory);
+// Takes about so many `seconds`, and memory below `memory` bytes, which it gives back.
+ComputeRates measure_machine(Workers& workers, int64_t memory, double seconds);
 
 // Some milliseconds of what a job computes, in about `memory` bytes: a matrix product, and sweeps over memory. Refers to the workers.
 std::function<void()> sample_work(Workers& workers, int64_t memory);

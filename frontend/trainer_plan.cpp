@@ -402,7 +402,8 @@ void Trainer::Impl::measure(int64_t memory) {
                .far_bytes_per_second = rates.far_bytes_per_second};
     return;
   }
-  machine = measure_machine(workers, memory);
+  constexpr double kKept = 1.5, kOnce = 0.2;  // seconds for figures to remember, or for this run alone
+  machine = measure_machine(workers, memory, options.profile.empty() ? kOnce : kKept);
   constexpr int64_t kEnough = int64_t{64} << 20;  // in less, everything is in the cache: no figure to remember
   if (memory < kEnough) return;
   profile.processor[threads] = {.flops = machine.flops,

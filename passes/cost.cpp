@@ -23,9 +23,10 @@ NodeWork work_of(const Graph& graph, const Node& node, int threads, const Comput
   }
   if (cost.flops == 0 && cost.bytes == 0) return {};  // a view
   const double start = kDispatch + (threads > 1 ? kWaking : 0);
-  const double flops = cost.efficiency > 0 ? cost.efficiency * rates.flops : rates.element_flops;
-  const double bytes = cost.bytes > kFar ? rates.far_bytes_per_second : rates.bytes_per_second;
-  return {.flops = cost.flops, .seconds = start + std::max(cost.flops / flops, (cost.flops > 0 ? 1 : kMovement) * cost.bytes / bytes)};
+  const double bytes = cost.bytes / (cost.bytes > kFar ? rates.far_bytes_per_second : rates.bytes_per_second);
+  // Products wait for their operands: each tile begins with what isn't there yet, and ends with writing.
+  if (cost.efficiency > 0) return {.flops = cost.flops, .seconds = start + cost.flops / (cost.efficiency * rates.flops) + bytes};
+  return {.flops = cost.flops, .seconds = start + std::max(cost.flops / rates.element_flops, (cost.flops > 0 ? 1 : kMovement) * bytes)};
 }
 
 double nominal_seconds(const Graph& graph, const Node& node) { return work_of(graph, node, /*threads=*/2, ComputeRates{}).seconds; }

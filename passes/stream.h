@@ -96,7 +96,8 @@ class Streamer {
   // What plans() can be expected to find within `target` bytes, between the floor and the limit: the fastest of a few.
   StreamPlan outlook(int64_t target);
   // The fastest that are found within so many bytes, in their order; at least one.
-  // `early`: seconds that are computed at most between the beginning of a read and its step.
+  // `early`: seconds that are computed at most between the first step that a read has for itself and the one that wants it, unless there is
+  // much room.
   std::vector<StreamPlan> plans(int64_t target, double early = std::numeric_limits<double>::infinity());
 
  private:

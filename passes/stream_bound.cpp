@@ -11,7 +11,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kUnit = 1e6;  // bytes of a row of memory
 constexpr int kRounds = 16;    // of rows of time
-constexpr int kIdleRounds = 2;
+constexpr int kIdleRounds = 3;
 constexpr size_t kRowsARound = 12;   // an entry
 constexpr double kTolerance = 3e-4;  // of an entry's time, that a row of time may be violated
 constexpr int kFirstRows = 64;       // of memory, an entry
@@ -426,12 +426,11 @@ int32_t StreamBound::pending_before(EntryRows& rows, int32_t step) {
   return at->second;
 }
 
-// From the end of one step (-1: from the beginning of all) to the beginning of another.
+// From the end of one step (-1: from the beginning of all) to the beginning of another, or to the end of all, when nothing is under way.
 void StreamBound::add_room(EntryRows& rows, int32_t begin, int32_t end) {
-  std::vector<LinearTerm> terms{{waited_until(rows, end), 1},
-                                {sum_until(rows, rows.reads, end), -1},
-                                {sum_until(rows, rows.writes, end), -1},
-                                {pending_before(rows, end), 1}};
+  std::vector<LinearTerm> terms{
+      {waited_until(rows, end), 1}, {sum_until(rows, rows.reads, end), -1}, {sum_until(rows, rows.writes, end), -1}};
+  if (!rows.is_end(end)) terms.push_back({pending_before(rows, end), 1});
   double constant = 0;
   if (begin >= 0) {
     terms.push_back({waited_until(rows, begin), -1});
@@ -453,10 +452,8 @@ void StreamBound::add_room(EntryRows& rows, int32_t begin, int32_t end) {
 
 // Makes the rows of room that the solution violates most, whatever of the free memory is under way.
 bool StreamBound::add_crowded(EntryRows& rows) {
-  std::vector<bool> marked(rows.begin.size(), true);
-  marked.back() = false;  // the end of all: there is no step
   const std::vector<double> free = free_memory(rows);
-  const std::vector<int32_t> moments = thinned(marked);
+  const std::vector<int32_t> moments = thinned(std::vector<bool>(rows.begin.size(), true));
   const size_t count = moments.size();
   const auto at_or_after = [&](int32_t moment) {
     return static_cast<size_t>(std::lower_bound(moments.begin(), moments.end(), moment) - moments.begin());
@@ -480,6 +477,7 @@ bool StreamBound::add_crowded(EntryRows& rows) {
     auto last = std::prev(rows.waited.upper_bound(moments[i]));
     while (!program_.has_value(last->second)) --last;  // the rows of time of this round are not solved yet
     waited[i] = program_.value(last->second);
+    if (rows.is_end(moments[i])) continue;
     const double room = std::max(0.0, free[static_cast<size_t>(moments[i])]);
     ahead[i] = std::min(ahead[i], room / rate_[false]);
     pending[i] = std::min(pending[i], room / rate_[true]);
@@ -488,6 +486,7 @@ bool StreamBound::add_crowded(EntryRows& rows) {
   std::vector<double> early(count + 1);         // writes that may have been made before, by where they count
   for (size_t from = count + 1; from-- > 0;) {  // 0: the beginning of all
     const int32_t begin = from == 0 ? -1 : moments[from - 1];
+    if (rows.is_end(begin)) continue;
     std::fill(early.begin(), early.end(), 0.0);
     for (const Job* job : rows.writes.jobs) {
       if (begin >= 0 && job->begin <= begin && job->released > begin) early[at_or_after(job->released)] += value_of(*job);

@@ -87,6 +87,7 @@ class StreamBound {
     std::map<int32_t, int32_t> waited;               // column of the seconds waited until a moment and at it
     double work = 0;                                 // of all jobs at most
     std::vector<std::map<int32_t, double>> changes;  // of the load, by step and column
+    bool is_end(int32_t moment) const { return moment == static_cast<int32_t>(room.size()); }
   };
 
   void find_groups(size_t persistents);

@@ -9,7 +9,8 @@
 namespace ort_train {
 namespace {
 
-constexpr double kLate = 0.5;  // of its own time, that a write may take longer than foreseen before somebody waits for it
+constexpr double kRoomy = 0.7;  // of the limit: where no more is there, reads may begin as early as they like
+constexpr double kLate = 0.5;   // of its own time, that a write may take longer than foreseen before somebody waits for it
 
 class Spreader {
  public:
@@ -18,6 +19,7 @@ class Spreader {
       : entry_(entry),
         load_(load),
         limit_(limit),
+        roomy_(static_cast<int64_t>(kRoomy * static_cast<double>(limit))),
         rates_(rates),
         clock_(rates),
         eagerness_(eagerness),
@@ -89,9 +91,9 @@ class Spreader {
         while (before != kNobody && is_writing_[before]) end_write(t);
       } else {
         if (eagerness_.queued < 0 || clock_.backlog() > entry_.seconds[static_cast<size_t>(t)] + eagerness_.queued) return;
-        if (begin_[static_cast<size_t>(visit.first)] - begin_[static_cast<size_t>(t)] > eagerness_.early) return;
+        const bool is_early = begin_[static_cast<size_t>(visit.first)] - begin_[static_cast<size_t>(t) + 1] > eagerness_.early;
         if (before != kNobody && visits_[before].last >= t) return;
-        if (!has_room(t, visit.first, bytes(v), before)) return;
+        if (!has_room(t, visit.first, bytes(v), before, is_early ? roomy_ : limit_)) return;
         while (before != kNobody && is_writing_[before]) end_write(t);
         while (load_[static_cast<size_t>(t)] + writing_bytes_ + bytes(v) > limit_) end_write(t);
         for (int32_t s = t; s < visit.first; ++s) load_[static_cast<size_t>(s)] += bytes(v);
@@ -103,7 +105,7 @@ class Spreader {
 
   // Whether so many bytes more fit at steps [t, first), without waiting for a write at step t. Writes under way are over by the time at
   // which they end if nothing waits until then.
-  bool has_room(int32_t t, int32_t first, int64_t more, size_t before) const {
+  bool has_room(int32_t t, int32_t first, int64_t more, size_t before, int64_t limit) const {
     int64_t writing = writing_bytes_;
     size_t over = 0;
     for (; over < writing_.size() && is_over(writing_[over]); ++over) writing -= bytes(writing_[over]);
@@ -111,14 +113,14 @@ class Spreader {
     for (int32_t s = t; s < first; ++s) {
       const double until = begin_[static_cast<size_t>(s)] - begin_[static_cast<size_t>(t)];
       for (; over < writing_.size() && clock_.lead(transfer_[writing_[over]]) <= until; ++over) writing -= bytes(writing_[over]);
-      if (load_[static_cast<size_t>(s)] + writing + more > limit_) return false;
+      if (load_[static_cast<size_t>(s)] + writing + more > limit) return false;
     }
     return true;
   }
 
   const StreamEntry& entry_;
   std::vector<int64_t> load_;
-  const int64_t limit_;
+  const int64_t limit_, roomy_;
   const StreamRates rates_;
   StreamClock clock_;
   const Eagerness eagerness_;

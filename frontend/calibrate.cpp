@@ -17,17 +17,23 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Seconds of one of several runs, in all about `seconds`: the median. A step runs at what the machine keeps up, not at its best.
+// Seconds of one of many runs, in all about `seconds`: the median of samples. A step runs at what the machine keeps up, not at its best.
 template <typename Run> double usual(double seconds, Run run) {
-  std::vector<double> took;
-  const auto begin = Clock::now();
-  for (int i = 0; i < 2 || std::chrono::duration<double>(Clock::now() - begin).count() < seconds; ++i) {
+  constexpr double kSample = 1e-3;  // seconds: of short runs, many at once
+  const auto time_of = [&](int64_t runs) {
     const auto start = Clock::now();
-    run();
-    if (i > 0) took.push_back(std::chrono::duration<double>(Clock::now() - start).count());  // the first one warms up
-  }
-  const auto middle = took.begin() + static_cast<std::ptrdiff_t>(took.size() / 2);
-  std::nth_element(took.begin(), middle, took.end());
+    for (int64_t i = 0; i < runs; ++i) run();
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  };
+  const auto begin = Clock::now();
+  run();  // warms up
+  const auto runs = static_cast<int64_t>(std::max(1.0, kSample / std::max(time_of(1), 1e-9)));
+  std::vector<double> samples;
+  do {
+    samples.push_back(time_of(runs) / static_cast<double>(runs));
+  } while (std::chrono::duration<double>(Clock::now() - begin).count() < seconds);
+  const auto middle = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2);
+  std::nth_element(samples.begin(), middle, samples.end());
   return *middle;
 }
 

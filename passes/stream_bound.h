@@ -15,8 +15,8 @@
 // can at best.
 //
 // Of the rows those are made that a solution violates, until there are none or the rounds are over: each of them is true, so fewer make a
-// lower bound as well. Every plan of stream.h satisfies all of it, so none is faster. Left out is that a piece takes
-// its memory at once and a transfer its time: by about the time of one block of fill and drain real plans are slower.
+// lower bound as well. Every plan of stream.h satisfies all of it, so none is faster. Left out is that a piece takes its memory at once and
+// a transfer its time: by about the time of one block of fill and drain real plans are slower.
 //
 // The bound is for the given entries: with their order of steps, and what they recompute. Entries that run rarely (kRarely) don't count.
 

@@ -4,12 +4,14 @@
 #include <chrono>
 #include <cmath>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "exec/executor.h"
 #include "exec/kernel.h"
 #include "graph/builder.h"
 #include "graph/op_def.h"
+#include "offload/calibration.h"
 #include "passes/plan.h"
 
 namespace ort_train {
@@ -32,9 +34,7 @@ template <typename Run> double usual(double seconds, Run run) {
   do {
     samples.push_back(time_of(runs) / static_cast<double>(runs));
   } while (std::chrono::duration<double>(Clock::now() - begin).count() < seconds);
-  const auto middle = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2);
-  std::nth_element(samples.begin(), middle, samples.end());
-  return *middle;
+  return median(std::move(samples));
 }
 
 class Product {

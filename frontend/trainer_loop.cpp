@@ -16,6 +16,7 @@
 #include "frontend/shuffle.h"
 #include "frontend/trainer_impl.h"
 #include "graph/error.h"
+#include "offload/calibration.h"
 
 namespace ort_train {
 namespace {
@@ -30,12 +31,6 @@ double mean(std::span<const double> values) {
   double sum = 0;
   for (const double value : values) sum += value;
   return values.empty() ? std::numeric_limits<double>::quiet_NaN() : sum / static_cast<double>(values.size());
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
 }
 
 // How many losses stand for the beginning and the end of a run: a tenth, a hundred at most.

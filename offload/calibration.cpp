@@ -90,11 +90,6 @@ struct Shares {
   double beside = 1, slowed = 0;
 };
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 // What transfers and `work` leave each other: by turns alone and beside each other, since a machine's pace changes from second to second.
 Shares measure_beside(Trial& trial, DiskEngine& engine, bool write, double seconds, const std::function<void()>& work) {
   constexpr int kTurns = 5;
@@ -131,6 +126,12 @@ Shares measure_beside(Trial& trial, DiskEngine& engine, bool write, double secon
 }
 
 }  // namespace
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
+}
 
 DiskRates measure_disk(const std::string& folder, const DiskTrial& trial) {
   constexpr int64_t kBuffers = 4;

@@ -10,10 +10,14 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "offload/disk_engine.h"
 
 namespace ort_train {
+
+// Of an even number the mean of the two in the middle; 0 of none.
+double median(std::vector<double> values);
 
 // Bytes a second of direct I/O on one disk, and what reached them. A drive with a fast cache in front writes slower than this in the long
 // run.

@@ -180,10 +180,10 @@ TEST(MicroBatches, MoveLessThanOneByOne) {
     EXPECT_LE(made.program.arena_bytes, limit);
     return made.forecasts[0].bytes_read + made.forecasts[0].bytes_written;
   };
-  constexpr int64_t kLimit = int64_t{24} << 20;
+  constexpr int64_t kLimit = int64_t{28} << 20;
   const int64_t one = moved(apart, false, kLimit), all = moved(together, true, kLimit);
   EXPECT_GT(one, int64_t{100} << 20);
-  EXPECT_LT(all * 2, one * 4) << all << " instead of 4 x " << one;
+  EXPECT_LT(all * 5, one * 4 * 2) << all << " instead of 4 x " << one;
 }
 
 }  // namespace

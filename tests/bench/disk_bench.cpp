@@ -19,6 +19,7 @@
 
 #include "exec/arena.h"
 #include "graph/error.h"
+#include "offload/calibration.h"
 #include "offload/disk_engine.h"
 #include "offload/spill_file.h"
 
@@ -29,11 +30,6 @@ constexpr int64_t kMega = int64_t{1} << 20;
 constexpr int64_t kBuffers = 128 * kMega;  // of memory; each chunk in flight has its own place in it
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 // One word at the head of each 4 KiB, over a filling that drives can't compress: marking costs next to nothing.
 void mark(std::byte* data, int64_t bytes, int64_t offset, uint64_t version) {

@@ -438,7 +438,9 @@ StreamRates Trainer::Impl::stream_rates() const {
           .read_beside = disk_rates.read_beside,
           .write_beside = disk_rates.write_beside,
           .slowed_by_read = disk_rates.slowed_by_read,
-          .slowed_by_write = disk_rates.slowed_by_write};
+          .slowed_by_write = disk_rates.slowed_by_write,
+          .read_latency = disk_rates.read_latency,
+          .write_latency = disk_rates.write_latency};
 }
 
 void Trainer::Impl::keep_profile() const {

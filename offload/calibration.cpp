@@ -18,6 +18,8 @@ namespace {
 
 constexpr int64_t kRequest = int64_t{8} << 20;  // longer than any block tried; less where four buffers of it are too much
 
+constexpr int64_t kSmall = int64_t{64} << 10;  // as the smallest of what goes to the disk
+
 struct Setting {
   int64_t block_bytes;
   int depth;
@@ -61,6 +63,21 @@ class Trial {
     engine.drain();
     const double took = now() - begin;
     return {.read = static_cast<double>(bytes[0]) / took, .write = static_cast<double>(bytes[1]) / took};
+  }
+
+  // Seconds that a small request takes beyond its bytes at this rate, where no other is under way.
+  double latency(DiskEngine& engine, bool write, double rate, double seconds) {
+    const int64_t small = std::min(request_, kSmall);
+    std::vector<double> took;
+    for (double begin = now(), end = begin; end - begin < seconds;) {
+      const double submitted = end;
+      const int64_t piece = static_cast<int64_t>(took.size() * 7919) % (spill_.bytes() / request_);  // not in the order of the file
+      engine.wait(
+          engine.submit({.write = write, .file = &spill_.file(), .offset = piece * request_, .data = buffers_.data(), .bytes = small}));
+      end = now();
+      took.push_back(end - submitted);
+    }
+    return std::max(0.0, median(std::move(took)) - static_cast<double>(small) / rate);
   }
 
  private:
@@ -170,6 +187,8 @@ DiskRates measure_disk(const std::string& folder, const DiskTrial& trial) {
                   .block_bytes = best.block_bytes,
                   .depth = best.depth,
                   .buffer_bytes = trial.buffer_bytes};
+  rates.read_latency = run.latency(engine, false, rates.read, trial.seconds / 30);
+  rates.write_latency = run.latency(engine, true, rates.write, trial.seconds / 30);
   if (!trial.work) return rates;
   const Shares read = measure_beside(run, engine, false, trial.seconds / 2, trial.work);
   const Shares write = measure_beside(run, engine, true, trial.seconds / 2, trial.work);

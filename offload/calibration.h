@@ -27,7 +27,8 @@ struct DiskRates {
   // beside computing, and of computing that are lost beside reads and writes.
   double read_beside = 1, write_beside = 1;
   double slowed_by_read = 0, slowed_by_write = 0;
-  int64_t block_bytes = 0;  // for DiskOptions
+  double read_latency = 0, write_latency = 0;  // seconds that a small request takes beyond its bytes, where no other is under way
+  int64_t block_bytes = 0;                     // for DiskOptions
   int depth = 0;
   int64_t buffer_bytes = 0;  // of memory, in which this was measured: little of it makes small requests, which are slower
   bool operator==(const DiskRates&) const = default;

@@ -17,7 +17,7 @@
 namespace ort_train {
 namespace {
 
-constexpr int kVersion = 4;
+constexpr int kVersion = 5;
 constexpr size_t kLargest = size_t{1} << 20;  // a profile has a few hundred bytes
 
 std::string reason(int code) { return std::generic_category().message(code); }
@@ -37,7 +37,7 @@ double rate(const nlohmann::json& json, const char* name) {
   return value;
 }
 
-double share(const nlohmann::json& json, const char* name) {
+double at_most_one(const nlohmann::json& json, const char* name) {
   const double value = rate(json, name);
   if (value > 1) throw std::out_of_range(name);
   return value;
@@ -46,10 +46,12 @@ double share(const nlohmann::json& json, const char* name) {
 DiskRates disk_of(const nlohmann::json& json) {
   DiskRates rates{.read = rate(json, "read"),
                   .write = rate(json, "write"),
-                  .read_beside = share(json, "read_beside"),
-                  .write_beside = share(json, "write_beside"),
-                  .slowed_by_read = share(json, "slowed_by_read"),
-                  .slowed_by_write = share(json, "slowed_by_write"),
+                  .read_beside = at_most_one(json, "read_beside"),
+                  .write_beside = at_most_one(json, "write_beside"),
+                  .slowed_by_read = at_most_one(json, "slowed_by_read"),
+                  .slowed_by_write = at_most_one(json, "slowed_by_write"),
+                  .read_latency = at_most_one(json, "read_latency"),
+                  .write_latency = at_most_one(json, "write_latency"),
                   .block_bytes = json.at("block_bytes").get<int64_t>(),
                   .depth = json.at("depth").get<int>(),
                   .buffer_bytes = json.at("buffer_bytes").get<int64_t>()};
@@ -125,6 +127,8 @@ void save_profile(const std::string& path, const MachineProfile& profile) {
                           {"write_beside", rates.write_beside},
                           {"slowed_by_read", rates.slowed_by_read},
                           {"slowed_by_write", rates.slowed_by_write},
+                          {"read_latency", rates.read_latency},
+                          {"write_latency", rates.write_latency},
                           {"block_bytes", rates.block_bytes},
                           {"depth", rates.depth},
                           {"buffer_bytes", rates.buffer_bytes}};

@@ -4,9 +4,12 @@ namespace ort_train {
 
 size_t StreamClock::begin(bool write, int64_t bytes) {
   const double seconds = static_cast<double>(bytes) / rates_.rate(write);
-  const double beside = seconds * (1 - rates_.slowed(write)) / rates_.beside(write);
+  const double latency = head_ < transfers_.size() ? 0 : rates_.latency(write);
+  const double took = latency + seconds / rates_.beside(write);  // beside computing
+  const double beside = took - rates_.slowed(write) * (took - latency);
   const double until = transfers_.empty() ? 0 : transfers_.back().computed_until;
-  transfers_.push_back({.write = write, .seconds = seconds, .beside = beside, .computed_until = until + beside, .began = now_});
+  transfers_.push_back(
+      {.seconds = latency + seconds, .beside = beside, .pace = beside / took, .computed_until = until + beside, .began = now_});
   return transfers_.size() - 1;
 }
 
@@ -29,7 +32,7 @@ double StreamClock::wait(size_t transfer) {
 void StreamClock::compute(double seconds) {
   while (head_ < transfers_.size() && seconds > 0) {
     const Transfer& transfer = transfers_[head_];
-    const double left = (1 - done_) * transfer.beside, pace = 1 - rates_.slowed(transfer.write);
+    const double left = (1 - done_) * transfer.beside, pace = transfer.pace;
     if (left > seconds) {
       done_ += seconds / transfer.beside;
       computed_ += seconds;

@@ -2,7 +2,7 @@
 //
 // The disk makes one transfer after the other, in the order in which they begin. Computing and transfers get in each other's way where they
 // share memory or cores (a drive that is emulated, checksums): beside computing a transfer goes on at a share of its rate, and computing at
-// a share of its own (StreamRates).
+// a share of its own (StreamRates). A transfer that finds the disk idle takes its latency besides, in which it slows nothing.
 
 #pragma once
 
@@ -37,9 +37,9 @@ class StreamClock {
 
  private:
   struct Transfer {
-    bool write = false;
     double seconds = 0;         // if nothing is computed
     double beside = 0;          // that can be computed meanwhile
+    double pace = 1;            // of computing meanwhile
     double computed_until = 0;  // `beside` of all transfers until here
     double began = 0, ended = 0;
   };

@@ -22,6 +22,8 @@ inline std::string nominal_machine(const TestFolder& folder) {
                                                      .write_beside = 0.9,
                                                      .slowed_by_read = 0.05,
                                                      .slowed_by_write = 0.05,
+                                                     .read_latency = 1e-4,
+                                                     .write_latency = 1e-4,
                                                      .block_bytes = int64_t{1} << 20,
                                                      .depth = 8,
                                                      .buffer_bytes = int64_t{64} << 20};

@@ -170,6 +170,8 @@ TEST(MachineProfile, ComesBackOnTheSameMachineOnly) {
                   .write_beside = 0.75,
                   .slowed_by_read = 0.25,
                   .slowed_by_write = 0.125,
+                  .read_latency = 0.25,
+                  .write_latency = 0.5,
                   .block_bytes = 1 << 20,
                   .depth = 8,
                   .buffer_bytes = 4096}}}};
@@ -185,7 +187,7 @@ TEST(MachineProfile, ComesBackOnTheSameMachineOnly) {
   };
   EXPECT_TRUE(with("\"flops\"", "\"flops\""));
   EXPECT_FALSE(with(machine_key(), "another machine"));
-  EXPECT_FALSE(with("\"version\": 4", "\"version\": 5"));
+  EXPECT_FALSE(with("\"version\": 5", "\"version\": 4"));
   EXPECT_FALSE(with("\"2\"", "\"two\""));
   EXPECT_FALSE(with("\"depth\": 8", "\"depth\": 1000000"));
   EXPECT_FALSE(with("\"block_bytes\": 1048576", "\"block_bytes\": 1000"));
@@ -214,6 +216,10 @@ TEST(MeasureDisk, GivesRatesAndLeavesNothing) {
     for (const double rate : {rates.read, rates.write}) {
       EXPECT_GT(rate, 1e6);
       EXPECT_LT(rate, 1e12);
+    }
+    for (const double seconds : {rates.read_latency, rates.write_latency}) {
+      EXPECT_GE(seconds, 0);
+      EXPECT_LT(seconds, 1);
     }
     EXPECT_GE(rates.depth, 4);
     EXPECT_GE(rates.block_bytes, 1 << 20);

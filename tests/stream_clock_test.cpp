@@ -42,5 +42,18 @@ TEST(StreamClock, ComputingAndTransfersTakeFromEachOther) {
   EXPECT_DOUBLE_EQ(clock.now(), 3.9);
 }
 
+TEST(StreamClock, ATransferThatFindsTheDiskIdleTakesItsLatencyBesides) {
+  StreamClock clock({.read = 10, .write = 20, .read_beside = 0.5, .slowed_by_read = 0.2, .read_latency = 0.5, .write_latency = 3});
+  const size_t read = clock.begin(false, 10), write = clock.begin(true, 20);
+  EXPECT_DOUBLE_EQ(clock.wait(read), 1.5);
+  EXPECT_DOUBLE_EQ(clock.wait(write), 1);        // it was waiting in line
+  const size_t beside = clock.begin(false, 10);  // half a second in which nothing is slowed, then two, of which 1.6 s are computed
+  EXPECT_DOUBLE_EQ(clock.lead(beside), 2.1);
+  clock.compute(2.1);
+  EXPECT_DOUBLE_EQ(clock.now(), 5);
+  EXPECT_TRUE(clock.is_over(beside));
+  EXPECT_DOUBLE_EQ(clock.wait(clock.begin(true, 20)), 4);
+}
+
 }  // namespace
 }  // namespace ort_train

@@ -1,10 +1,11 @@
-// Finds weights that exporters stored twice. Two tensors that agree in sixteen places are compared in full, the transposed ones block by
-// block, so that a model without such weights is not read at all, and one with them only where they are.
+// Finds weights that exporters stored twice. Two tensors that agree in two places are compared in sixteen, and then in full, the transposed
+// ones block by block, so that a model without such weights is hardly read at all, and one with them only where they are.
 
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <set>
+#include <numeric>
+#include <span>
 
 #include "frontend/importer.h"
 #include "graph/error.h"
@@ -13,7 +14,13 @@ namespace ort_train::importing {
 namespace {
 
 constexpr int64_t kBlockBytes = 1 << 20;
-constexpr int kSamples = 16;
+constexpr int64_t kSamples = 16;
+constexpr std::array<int64_t, 2> kFirst{5, 10};  // of these, neither in the first row nor near each other
+constexpr auto kAll = [] {
+  std::array<int64_t, kSamples> all{};
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}();
 constexpr int kMaxComparisons = 100'000;  // a model made to hold this up is left untied
 
 class TieFinder {
@@ -29,17 +36,23 @@ class TieFinder {
     for (size_t i = 0; i < candidates_.size(); ++i) {
       const Candidate& candidate = candidates_[i];
       if (!eligible(candidate) || group_sizes[group(candidate)] < 2) continue;
-      const std::string straight = group(candidate) + samples(candidate, false);
+      const std::string straight = group(candidate) + samples(candidate, false, kFirst);
       if (const auto tie = tie_to_earlier(i, straight)) {
         ties.push_back(*tie);
       } else {
-        kept_[straight].push_back(i);
+        kept_[straight].others.push_back(i);
       }
     }
     return ties;
   }
 
  private:
+  // Candidates that agree in their first samples.
+  struct Kept {
+    std::map<std::string, std::vector<size_t>> alike{};  // by all samples
+    std::vector<size_t> others{};                        // of which these weren't wanted yet
+  };
+
   static bool eligible(const Candidate& candidate) {
     return candidate.tensor->shape.size() >= 2 && element_count(candidate.tensor->shape) > 1;
   }
@@ -53,34 +66,48 @@ class TieFinder {
 
   std::optional<Tie> tie_to_earlier(size_t i, const std::string& straight) {
     const Shape& shape = candidates_[i].tensor->shape;
-    for (size_t earlier : kept_[straight]) {
+    for (const size_t earlier : find_alike(i, straight, false)) {
       const bool transposed = candidates_[earlier].tensor->shape != shape;
       if (transposed ? same_transposed(earlier, i) : same(earlier, i)) return Tie{earlier, i, transposed};
     }
     if (shape.size() != 2 || shape[0] != shape[1]) return std::nullopt;
-    for (size_t earlier : kept_[group(candidates_[i]) + samples(candidates_[i], true)]) {
+    for (const size_t earlier : find_alike(i, group(candidates_[i]) + samples(candidates_[i], true, kFirst), true)) {
       if (same_transposed(earlier, i)) return Tie{earlier, i, true};
     }
     return std::nullopt;
+  }
+
+  // Those kept under this key that agree in all samples.
+  std::vector<size_t> find_alike(size_t i, const std::string& key, bool swapped) {
+    const auto kept = kept_.find(key);
+    if (kept == kept_.end()) return {};
+    auto& [alike, others] = kept->second;
+    for (const size_t other : others) alike[samples(candidates_[other], false, kAll)].push_back(other);
+    others.clear();
+    const auto found = alike.find(samples(candidates_[i], swapped, kAll));
+    return found == alike.end() ? std::vector<size_t>{} : found->second;
   }
 
   void read(const Candidate& candidate, int64_t element, std::span<std::byte> to) {
     files_.reader(candidate.bytes).read(candidate.bytes.offset + element * size_of(*candidate.tensor->dtype), to);
   }
 
-  // Elements at fixed places; of a matrix and its transpose the same ones. `swapped` reads a square matrix as its transpose.
-  std::string samples(const Candidate& candidate, bool swapped) {
+  // Elements at fixed places, those of these numbers; of a matrix and its transpose the same ones. `swapped` reads a square matrix as its
+  // transpose.
+  std::string samples(const Candidate& candidate, bool swapped, std::span<const int64_t> numbers) {
     const Shape& shape = candidate.tensor->shape;
     const int64_t size = size_of(*candidate.tensor->dtype);
-    std::string bytes(static_cast<size_t>(kSamples * size), '\0');
+    std::string bytes(numbers.size() * static_cast<size_t>(size), '\0');
+    auto to = std::as_writable_bytes(std::span(bytes));
     const int64_t count = element_count(shape);
     const bool matrix = shape.size() == 2;
     const int64_t rows = matrix ? std::max(shape[0], shape[1]) : count, columns = matrix ? std::min(shape[0], shape[1]) : 1;
     const bool flipped = matrix && ((shape[0] < shape[1]) != swapped);
-    for (int64_t k = 0; k < kSamples; ++k) {
+    for (const int64_t k : numbers) {
       const int64_t row = k * rows / kSamples, column = (k * 7 + 3) % kSamples * columns / kSamples;
       const int64_t element = flipped ? column * rows + row : row * columns + column;
-      read(candidate, element, std::as_writable_bytes(std::span(bytes)).subspan(static_cast<size_t>(k * size), static_cast<size_t>(size)));
+      read(candidate, element, to.first(static_cast<size_t>(size)));
+      to = to.subspan(static_cast<size_t>(size));
     }
     return bytes;
   }
@@ -140,7 +167,7 @@ class TieFinder {
 
   const std::vector<Candidate>& candidates_;
   TensorFiles& files_;
-  std::map<std::string, std::vector<size_t>> kept_;
+  std::map<std::string, Kept> kept_;  // by group and first samples
   std::vector<std::byte> left_, right_;
   int comparisons_ = 0;
 };

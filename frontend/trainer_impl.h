@@ -115,6 +115,16 @@ struct Trainer::Impl {
     std::string op{}, entry{};  // that sets it
     RecomputeChoice recompute{};
   };
+  // The smallest budget with a disk. Knows nothing of the machine, so that it is the same everywhere; refers to nothing of the trainer's.
+  struct LeastSearch {
+    struct Way {
+      Trial trial;
+      int64_t besides = 0;  // bytes besides the arena
+    };
+    int64_t planning = 0;              // what plans are made in; no budget is less
+    std::multimap<int64_t, Way> ways;  // by a budget that is not above what they take
+    Least run() const;
+  };
   struct StreamChoice {
     size_t variant = 0;  // whose entries it has
     bool deferred = false;
@@ -138,12 +148,12 @@ struct Trainer::Impl {
   Trial try_out(const RecomputeChoice& choice, double beat = INFINITY) const;  // on copies; no planner if it can't take less than `beat`
   void recompute_to_fit(std::unique_ptr<Planner> planner);
   void stream(std::unique_ptr<Planner> planner);
-  Least least_with_disk(int64_t more) const;
+  LeastSearch least_with_disk(int64_t more) const;
   enum class Rungs : uint8_t { first, others, others_in_memory };  // the last: those that need no disk
   double add_choices(size_t variant, const StreamRates& rates, Rungs which, std::vector<StreamChoice>& choices) const;
   void exchange(Variant& other);
   std::vector<const Graph*> graph_pointers() const;
-  Least least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs) const;
+  static Least least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs);
   MicroBatches finish_train(const JobEntry& entry, Graph& graph, const RecomputeChoice& choice, Recomputed* counted,
                             const PassOptions& passes) const;
   int64_t most_together() const;

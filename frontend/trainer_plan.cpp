@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <future>
 #include <map>
 
 #include "frontend/budget.h"
@@ -189,11 +190,23 @@ void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
   settle_reserve(/*with_disk=*/true);
   planner.reset();
   least.budget = reserve + whole_pages(program.arena_bytes);
-  if (Least with_disk = least_with_disk(0); with_disk.budget < least.budget) least = std::move(with_disk);
-  if (options.budget == 0 || options.budget - reserve >= program.arena_bytes || options.budget < least.budget) return;
+  const bool fits = options.budget == 0 || options.budget - reserve >= program.arena_bytes;
+  const LeastSearch search = least_with_disk(0);
+  // Where there is memory for both and a refusal is unlikely, the smallest budget is looked for beside the plan.
+  constexpr double kMuch = 4, kAmple = 1.25;
+  const auto budget = static_cast<double>(options.budget);
+  const bool is_beside = !fits && budget >= kMuch * static_cast<double>(search.planning) &&
+                         budget >= kAmple * static_cast<double>(search.ways.begin()->first);
+  std::future<Least> searched = std::async(is_beside ? std::launch::async : std::launch::deferred, [&] { return search.run(); });
+  const auto is_refused = [&] {
+    if (Least with_disk = searched.get(); with_disk.budget < least.budget) least = std::move(with_disk);
+    return options.budget > 0 && options.budget < least.budget;
+  };
+  if (!is_beside && (is_refused() || fits)) return;
   measure_disk_of_job();
   const StreamRates rates = stream_rates();
 
+  const int64_t state = program.persistent_bytes;  // which every plan without a disk holds
   executor.reset();
   std::vector<StreamChoice> choices;
   std::vector<Variant> variants(1);  // the first: the entries as they are
@@ -231,13 +244,14 @@ void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
   const auto best = static_cast<size_t>(std::min_element(bounds.begin(), bounds.end()) - bounds.begin());
   for (size_t variant = variants.size(); variant-- > 0;) {
     const bool is_best = variant == best || bounds[best] == INFINITY;
-    if (variant > 0 && !is_best) continue;
+    if (!is_best && (variant > 0 || state > options.budget - reserve)) continue;
     exchange(variants[0]);
     exchange(variants[variant]);
     add_choices(variant, rates, is_best ? Rungs::others : Rungs::others_in_memory, choices);
     exchange(variants[variant]);
     exchange(variants[0]);
   }
+  if (is_beside && is_refused()) return;
   const auto rank = [](const StreamChoice& choice) { return choice.is_plain() ? kClose * choice.seconds : choice.seconds; };
   std::stable_sort(choices.begin(), choices.end(), [&](const StreamChoice& a, const StreamChoice& b) { return rank(a) < rank(b); });
   // With addresses: the first that finds room.
@@ -315,34 +329,34 @@ double Trainer::Impl::add_choices(size_t variant, const StreamRates& rates, Rung
   return bound;
 }
 
-// The smallest budget. `more`: bytes that the reserve does not know of yet.
-Trainer::Impl::Least Trainer::Impl::least_with_disk(int64_t more) const {
+// `more`: bytes that the reserve does not know of yet.
+Trainer::Impl::LeastSearch Trainer::Impl::least_with_disk(int64_t more) const {
   JobSize planned = job_size;
   if (options.micro_batches != "horizontal") {
     const auto batch = static_cast<int64_t>(entries[0]->job.graph.order().size());
     planned.instructions = std::max(planned.instructions, instructions() + most_together() * batch);
   }
-  const int64_t planning = planning_need(planned);
+  LeastSearch search{.planning = planning_need(planned), .ways = {}};
   std::vector<RecomputeChoice> choices{recompute_choice};
   if (options.recompute == "auto") choices = {recompute_mode("none"), recompute_mode("all")};
-  const auto budget_of = [&](const Trial& trial, int64_t arena) {
-    return std::max(planning, reserve_with(trial.instructions) + more + whole_pages(arena));
-  };
-  std::multimap<int64_t, Trial> trials;  // by what they take at least
   for (const RecomputeChoice& choice : choices) {
     Trial trial = try_out(choice);
-    const int64_t floor = budget_of(trial, trial.planner->least_bytes());
-    trials.emplace(floor, std::move(trial));
+    const int64_t besides = reserve_with(trial.instructions) + more;
+    const int64_t floor = std::max(search.planning, besides + whole_pages(trial.planner->least_bytes()));
+    search.ways.emplace(floor, LeastSearch::Way{.trial = std::move(trial), .besides = besides});
   }
+  return search;
+}
+
+Trainer::Impl::Least Trainer::Impl::LeastSearch::run() const {
   Least smallest{.budget = INT64_MAX};
-  for (const auto& [floor, trial] : trials) {
+  for (const auto& [floor, way] : ways) {
     if (floor >= smallest.budget) break;
-    // Knows nothing of the machine: the smallest budget is the same everywhere.
-    const Program made = trial.planner->streamed(0, ComputeRates{}, StreamRates{}).program;
-    const int64_t budget = budget_of(trial, made.arena_bytes);
+    const Program made = way.trial.planner->streamed(0, ComputeRates{}, StreamRates{}).program;
+    const int64_t budget = std::max(planning, way.besides + whole_pages(made.arena_bytes));
     if (budget >= smallest.budget) continue;
-    smallest = least_of(budget, made, trial.pointers());
-    smallest.recompute = trial.recompute;
+    smallest = least_of(budget, made, way.trial.pointers());
+    smallest.recompute = way.trial.recompute;
   }
   return smallest;
 }
@@ -355,7 +369,7 @@ std::vector<const Graph*> Trainer::Impl::graph_pointers() const {
   return graphs;
 }
 
-Trainer::Impl::Least Trainer::Impl::least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs) const {
+Trainer::Impl::Least Trainer::Impl::least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs) {
   const MemoryPeak peak = memory_peak(made, graphs);
   return {.budget = budget, .op = peak.op, .entry = made.entries[peak.entry].name};
 }
@@ -379,7 +393,7 @@ void Trainer::Impl::refuse_budget() {
   const auto bytes = [&](Purpose purpose) { return peak.bytes[static_cast<size_t>(purpose)]; };
   std::string more;
   if (options.nvme_path.empty()) {
-    const int64_t with_disk = least_with_disk(kDiskReserve).budget;
+    const int64_t with_disk = least_with_disk(kDiskReserve).run().budget;
     if (with_disk < least.budget) more = fmt::format("; with --nvme-path on a disk, {} (--budget {})", grouped(with_disk), with_disk);
   }
   throw error(ErrorCode::budget,

@@ -57,19 +57,21 @@ template <typename Body> bool for_worst(std::vector<Stretch>& all, size_t most, 
 
 StreamBound::StreamBound(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates,
                          double enough)
-    : entries_(entries),
-      limit_(limit),
-      price_{rates.price(false), rates.price(true)},
-      rate_{rates.read / (1 - price_[false]), rates.write / (1 - price_[true])},
-      resident_(persistents, 1) {
+    : entries_(entries), limit_(limit), resident_(persistents, 1) {
   const auto hidden = [&](bool write) { return (rates.beside(write) - rates.slowed(write)) / (1 - rates.slowed(write)); };
-  const double most_hidden = std::max(hidden(false), hidden(true));
+  const double least_hidden = std::min(hidden(false), hidden(true));
+  most_hidden_ = std::max(hidden(false), hidden(true)) / least_hidden;
+  for (const bool write : {false, true}) {
+    weight_[write] = least_hidden / hidden(write);
+    price_[write] = rates.price(write) / (1 - rates.price(write)) / weight_[write];
+    rate_[write] = rates.rate(write) / (1 - rates.price(write)) / weight_[write];
+  }
   for (const StreamEntry& entry : entries) {
     EntryRows& rows = rows_.emplace_back();
     rows.begin.resize(entry.seconds.size() + 1);
     std::partial_sum(entry.seconds.begin(), entry.seconds.end(), rows.begin.begin() + 1);
     rows.computing = rows.begin.back();
-    for (double& seconds : rows.begin) seconds *= most_hidden;
+    for (double& seconds : rows.begin) seconds *= least_hidden;
     rows.changes.resize(entry.seconds.size() + 1);
   }
   find_groups(persistents);
@@ -77,7 +79,7 @@ StreamBound::StreamBound(const std::vector<StreamEntry>& entries, size_t persist
   for (size_t e = 0; e < entries.size(); ++e) {
     add_memory(e);
     EntryRows& rows = rows_[e];
-    for (const Job& job : rows.jobs) rows.work += job.most();
+    for (const Job& job : rows.jobs) rows.work += job.most() / weight_[job.released >= 0];
     const auto end = static_cast<int32_t>(entries[e].seconds.size());
     sort_jobs(rows);
     rows.waited[-1] = program_.add_column(0, 0, 0);
@@ -299,16 +301,20 @@ int32_t StreamBound::waited_until(EntryRows& rows, int32_t moment) {
 void StreamBound::add_time(EntryRows& rows, int32_t begin, int32_t end) {
   const int32_t from = waited_until(rows, begin - 1), to = waited_until(rows, end);
   const double computing = rows.begin[static_cast<size_t>(end)] - rows.begin[static_cast<size_t>(begin)];
-  std::map<int32_t, double> sums;
-  double constant = 0;
-  for (const Job& job : rows.jobs) {
-    if (job.begin < begin || job.end > end) continue;
-    constant += job.constant;
-    for (const LinearTerm& term : job.terms) sums[term.column] += term.factor;
+  for (const bool weighted : {true, false}) {
+    if (!weighted && (begin > 0 || !rows.is_end(end) || most_hidden_ == 1)) break;
+    std::map<int32_t, double> sums;
+    double constant = 0;
+    for (const Job& job : rows.jobs) {
+      if (job.begin < begin || job.end > end) continue;
+      const double weight = weighted ? 1 : weight_[job.released >= 0];
+      constant += job.constant / weight;
+      for (const LinearTerm& term : job.terms) sums[term.column] += term.factor / weight;
+    }
+    std::vector<LinearTerm> terms{{to, 1}, {from, -1}};
+    for (const auto& [column, factor] : sums) terms.push_back({column, -factor});
+    program_.add_row(constant - computing * (weighted ? 1 : most_hidden_), kInfinity, terms);
   }
-  std::vector<LinearTerm> terms{{to, 1}, {from, -1}};
-  for (const auto& [column, factor] : sums) terms.push_back({column, -factor});
-  program_.add_row(constant - computing, kInfinity, terms);
 }
 
 // Makes the rows of time that the solution violates most, of stretches that don't meet.

@@ -11,6 +11,7 @@
 
 #include "passes/pack.h"
 #include "passes/plan_draft.h"
+#include "passes/stream_fit.h"
 #include "passes/stream_spread.h"
 
 namespace ort_train {
@@ -19,10 +20,16 @@ namespace {
 // From a draft (and what stream.h decided of it) to an entry of a program whose persistent values have their places.
 class EntryMaker {
  public:
-  // `enough`: bytes of the arena that it may take without looking for less.
+  // `enough`: bytes of the arena that it may take without looking for less. `placed`: one of the same storages, whose addresses it gets.
   EntryMaker(const Draft& draft, const std::vector<Persistent>& persistents, const StreamDraft* stream, const std::vector<Visit>* visits,
-             int64_t enough)
-      : draft_(draft), graph_(*draft.graph), persistents_(persistents), stream_(stream), visits_(visits), enough_(enough) {}
+             int64_t enough, const Entry* placed)
+      : draft_(draft),
+        graph_(*draft.graph),
+        persistents_(persistents),
+        stream_(stream),
+        visits_(visits),
+        enough_(enough),
+        placed_(placed) {}
 
   Entry make(Program& program) {
     entry_ = {.name = draft_.name, .value_places = std::vector<Place>(graph_.value_count()), .keep = draft_.keep};
@@ -133,8 +140,9 @@ class EntryMaker {
       blocks.push_back({.bytes = storage.place.bytes, .first = storage.first, .last = storage.last});
     for (size_t storage : storage_of_visit_) blocks[storage].alignment = kSector;
     entry_.peak_live_bytes = max_live_bytes(blocks, &entry_.peak_instruction) + persistent_bytes;
-    pack(blocks, enough_ - persistent_bytes);
-    for (size_t i = 0; i < blocks.size(); ++i) entry_.storages[i].place.offset = blocks[i].offset + persistent_bytes;
+    if (!placed_) pack(blocks, enough_ - persistent_bytes);
+    for (size_t i = 0; i < blocks.size(); ++i)
+      entry_.storages[i].place.offset = placed_ ? placed_->storages[i].place.offset : blocks[i].offset + persistent_bytes;
   }
 
   Place place_of(ValueId value, int32_t step) const {
@@ -212,6 +220,7 @@ class EntryMaker {
   const StreamDraft* stream_;  // null: everything is in memory
   const std::vector<Visit>* visits_;
   const int64_t enough_;
+  const Entry* const placed_;  // null: it is packed
   Entry entry_;
   std::vector<int32_t> step_at_;                                            // instruction of each step
   std::vector<int32_t> read_at_, read_wait_at_, write_at_, write_wait_at_;  // instructions of each visit; -1: none
@@ -220,51 +229,6 @@ class EntryMaker {
   std::vector<size_t> storage_of_visit_;
   std::vector<std::vector<size_t>> visits_of_;  // by class
 };
-
-// Where addresses take more than `limit`: takes half of the time that transfers have ahead of and behind their use from what lies above it;
-// where that has none (`around`), a quarter from what is there at the same time. False where nothing is left to shorten. The visits'
-// storages are the entry's last.
-bool shorten(const Entry& entry, int64_t limit, bool around, std::vector<Visit>& visits) {
-  std::vector<int32_t> step_of(entry.code.size());  // that runs, or the next one
-  int32_t steps = 0;
-  for (size_t at = 0; at < entry.code.size(); ++at) {
-    step_of[at] = steps;
-    steps += entry.code[at].action == Action::compute;
-  }
-  std::vector<int32_t> crowded(static_cast<size_t>(steps) + 2);  // counts, by where they change
-  std::vector<bool> cut(visits.size());
-  const size_t others = entry.storages.size() - visits.size();
-  for (size_t i = 0; i < entry.storages.size(); ++i) {
-    const Storage& storage = entry.storages[i];
-    if (storage.place.end() <= limit) continue;
-    if (i >= others) {
-      const Visit& visit = visits[i - others];
-      cut[i - others] = (visit.issue >= 0 && visit.issue < visit.first) || visit.written > visit.last + 1;
-      if (cut[i - others]) continue;
-    }
-    ++crowded[static_cast<size_t>(step_of[static_cast<size_t>(storage.first)])];
-    --crowded[static_cast<size_t>(step_of[static_cast<size_t>(storage.last)]) + 1];
-  }
-  std::vector<int32_t> before(crowded.size() + 1);  // crowded steps before each
-  for (size_t t = 0, now = 0; t < crowded.size(); ++t) {
-    now += static_cast<size_t>(crowded[t]);
-    before[t + 1] = before[t] + (now > 0);
-  }
-  const auto meets = [&](int32_t from, int32_t to) { return before[static_cast<size_t>(to)] > before[static_cast<size_t>(from)]; };
-  bool changed = false;
-  for (size_t v = 0; v < visits.size(); ++v) {
-    Visit& visit = visits[v];
-    if (visit.issue >= 0 && visit.issue < visit.first && (cut[v] || (around && meets(visit.issue, visit.first)))) {
-      visit.issue += cut[v] ? (visit.first - visit.issue + 1) / 2 : (visit.first - visit.issue + 3) / 4;
-      changed = true;
-    }
-    if (visit.written > visit.last + 1 && (cut[v] || (around && meets(visit.last + 1, visit.written)))) {
-      visit.written -= cut[v] ? (visit.written - visit.last) / 2 : (visit.written - visit.last + 2) / 4;
-      changed = true;
-    }
-  }
-  return changed;
-}
 
 }  // namespace
 
@@ -358,10 +322,11 @@ struct Planner::Impl {
     return *last_search;
   }
 
-  // What was made of a plan before some entries' transfers changed, in time: the other entries stay as they are.
+  // What was made of a plan before some entries' transfers changed, in time: the other entries stay as they are, and these where they are.
   struct Earlier {
     Program program{};
     std::vector<bool> changed{};  // of its entries
+    bool stays = false;           // at its addresses
   };
 
   std::vector<bool> on_disk(const Streams& streams, const StreamPlan& plan) const {
@@ -374,8 +339,8 @@ struct Planner::Impl {
     return make(on_disk(streams, plan), &streams.drafts, &plan, enough, std::move(earlier));
   }
 
-  // With addresses, for which transfers begin later and writes end sooner where there is no other way; the plan is then that one. Not at
-  // any price, unless it is the `last` plan that is tried; not where it takes `least` seconds then. Counts the `packings` that are left.
+  // With addresses, for which transfers get less time where there is no other way, and then what they leave; the plan is then that one. Not
+  // at any price, unless it is the `last` plan that is tried; not where it takes `least` seconds then. Counts the `packings` that are left.
   Program make_within(const Search& search, StreamPlan& plan, int64_t limit, double least, bool last, int64_t& packings) const {
     constexpr int kRounds = 12;
     constexpr double kNear = 1.03;  // of the limit
@@ -400,34 +365,54 @@ struct Planner::Impl {
       program = make(search.streams, plan, limit, {.program = std::move(program), .changed = std::move(changed)});
       --packings;
     }
-    return program;
+    if (program.arena_bytes > limit) return program;
+    std::vector<bool> changed(program.entries.size());
+    for (size_t e = 0; e < program.entries.size(); ++e)
+      changed[e] = search.streams.entries[e].weight >= kRarely &&
+                   stretch(program.entries[e], search.streams.entries[e], search.disk, plan.visits[e], plan.forecasts[e]);
+    if (std::none_of(changed.begin(), changed.end(), [](bool c) { return c; })) return program;
+    return make(search.streams, plan, limit, {.program = std::move(program), .changed = std::move(changed), .stays = true});
   }
 
-  // With addresses, the plans whose reads begin so `early`: what takes less than `least` seconds takes its place.
-  void pack_plans(const Search& search, double early, StreamedProgram& result, double& least) const {
-    constexpr int kTries = 12, kEnough = 3;
-    constexpr double kClose = 1.02;  // times the first plan's seconds
-    int64_t target = search.limit, packings = search.packings();
-    int found = 0;
-    double foreseen = 0;  // seconds of the first
-    for (int round = 0; round < kTries && found < kEnough && packings > 0; ++round) {
-      std::vector<StreamPlan> plans = search.streamer->plans(target, early);
-      if (round == 0) foreseen = search.seconds_of(plans[0]);
-      for (size_t i = 0; i < std::min(plans.size(), 1 + search.others()) && packings > 0; ++i) {  // one may be packed better than another
-        if (search.seconds_of(plans[i]) >= least) break;
-        Program program = make_within(search, plans[i], search.limit, least, target == search.floor, packings);
-        const double seconds = search.seconds_of(plans[i]);
-        if (program.arena_bytes > search.limit) continue;
-        ++found;
-        if (seconds >= least) break;
+  // With addresses, plans within `target` bytes whose reads begin so `early`: what takes less than `least` seconds takes its place. Sets
+  // what the first was expected to take; says whether there was room for one.
+  bool pack_some(const Search& search, double early, int64_t target, int64_t& packings, double& foreseen, StreamedProgram& result,
+                 double& least) const {
+    std::vector<StreamPlan> plans = search.streamer->plans(target, early);
+    foreseen = search.seconds_of(plans[0]);
+    for (size_t i = 0; i < std::min(plans.size(), 1 + search.others()) && packings > 0; ++i) {  // one may be packed better than another
+      if (search.seconds_of(plans[i]) >= least) break;
+      Program program = make_within(search, plans[i], search.limit, least, target == search.floor, packings);
+      if (program.arena_bytes > search.limit) continue;
+      const double seconds = search.seconds_of(plans[i]);
+      if (seconds < least) {
         least = seconds;
         result.program = std::move(program);
         result.forecasts = std::move(plans[i].forecasts);
-        break;
       }
-      // Addresses took more than live bytes, or all the time that transfers had: another plan, for less, may be packed better.
-      if (target == search.floor || least <= kClose * foreseen) break;
-      target = std::max(search.floor, target - search.limit / 50);
+      return true;
+    }
+    return false;
+  }
+
+  // Addresses take more than live bytes, or all the time that transfers had: another plan, for less, may be packed better. Begins with
+  // those for `target` bytes, and says for how many there was room.
+  void pack_plans(const Search& search, double early, int64_t& target, StreamedProgram& result, double& least) const {
+    constexpr int kTries = 12, kEnough = 3;
+    constexpr double kClose = 1.02;  // times the first plan's seconds
+    const int64_t step = search.limit / 50;
+    int64_t packings = search.packings(), within = target;
+    int found = 0;
+    double first = 0, foreseen = 0;
+    for (int round = 0; round < kTries && found < kEnough && packings > 0; ++round) {
+      if (pack_some(search, early, within, packings, foreseen, result, least)) {
+        ++found;
+        if (found == 1 && round > 0) pack_some(search, early, within + step / 2, packings, foreseen, result, least);
+        if (found == 1) target = within;
+      }
+      if (round == 0) first = foreseen;
+      if (within == search.floor || least <= kClose * first) break;
+      within = std::max(search.floor, within - step);
     }
   }
 
@@ -498,7 +483,8 @@ struct Planner::Impl {
         program.entries.push_back(std::move(earlier.program.entries[i]));
         program.disk_bytes = std::max(program.disk_bytes, earlier.program.disk_bytes);
       } else {
-        EntryMaker maker(drafts[i], values, streams ? &(*streams)[i] : nullptr, streamed ? &streamed->visits[i] : nullptr, enough);
+        EntryMaker maker(drafts[i], values, streams ? &(*streams)[i] : nullptr, streamed ? &streamed->visits[i] : nullptr, enough,
+                         earlier.stays ? &earlier.program.entries[i] : nullptr);
         program.entries.push_back(maker.make(program));
       }
       for (const Storage& storage : program.entries.back().storages)
@@ -570,8 +556,9 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
     result.bound = search.streamer->bound();
     double least = std::numeric_limits<double>::infinity();  // seconds
     const auto early = [&](double share) { return std::max(kLeastEarly, share * static_cast<double>(limit) / disk.read); };
+    int64_t target = limit;
     for (const double share : kEarly) {
-      impl_->pack_plans(search, early(share), result, least);
+      impl_->pack_plans(search, early(share), target, result, least);
       if (least <= kGood * result.bound) break;
     }
     if (!result.program.entries.empty() || impl_->pack_least(search, early(kEarly[0]), result)) return result;

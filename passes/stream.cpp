@@ -26,6 +26,7 @@ constexpr double kSmallGap = 2e-3;      // nor is one improved
 constexpr double kWell = 1.01;          // of the least time
 constexpr int64_t kSearch = 1'000'000;  // steps and pieces that are planned while a plan is improved
 constexpr int64_t kMostTries = 250;     // of that, too
+constexpr int64_t kLeastTries = 150;    // fewer lead nowhere
 constexpr size_t kBest = 6;             // plans for a target; the ways to the first are tried again for another
 
 // The stays that the choices lead to, without transfers.
@@ -202,16 +203,16 @@ struct Streamer::Impl {
   // Reads in the order in which they are wanted.
   std::vector<Transfer> transfers_of(const StreamPlan& plan) const {
     std::vector<Transfer> all;
-    std::vector<double> waits;
+    StreamTimes times;
     for (size_t e = 0; e < entries.size(); ++e) {
       if (entries[e].weight < kRarely) continue;
-      simulate(entries[e], plan.visits[e], rates, &waits);
+      simulate(entries[e], plan.visits[e], rates, &times);
       for (size_t v = 0; v < plan.visits[e].size(); ++v) {
         const Visit& visit = plan.visits[e][v];
         if (visit.issue < 0) continue;
         const std::vector<StreamUse>& uses = entries[e].pieces[visit.piece].uses;
         const auto use = std::lower_bound(uses.begin(), uses.end(), visit.first, [](const StreamUse& u, int32_t t) { return u.step < t; });
-        all.push_back({e, visit.piece, static_cast<int32_t>(use - uses.begin()) - 1, waits[v]});
+        all.push_back({e, visit.piece, static_cast<int32_t>(use - uses.begin()) - 1, times.waited[v]});
       }
     }
     return all;
@@ -258,8 +259,9 @@ struct Streamer::Impl {
     std::mt19937 random(1);
     std::vector<Transfer> transfers;
     bool is_better = true, is_other = false;
-    for (int64_t left = std::min(kMostTries, kSearch / static_cast<int64_t>(size + 1));
-         left > 0 && least > bound.seconds() * (1 + kSmallGap); --left) {
+    const int64_t tries = kSearch / static_cast<int64_t>(size + 1);
+    for (int64_t left = tries < kLeastTries ? 0 : std::min(kMostTries, tries); left > 0 && least > bound.seconds() * (1 + kSmallGap);
+         --left) {
       if (is_better) transfers = transfers_of(plan);
       HoldOrder other = order;
       change(other, transfers, random);

@@ -12,6 +12,10 @@ namespace {
 constexpr double kRoomy = 0.7;  // of the limit: where no more is there, reads may begin as early as they like
 constexpr double kLate = 0.5;   // of its own time, that a write may take longer than foreseen before somebody waits for it
 
+bool is_long_over(const StreamClock& clock, size_t write) {
+  return clock.is_over(write) && clock.now() >= clock.ended(write) + kLate * (clock.ended(write) - clock.began(write));
+}
+
 class Spreader {
  public:
   Spreader(const StreamEntry& entry, const std::vector<int64_t>& load, int64_t limit, const StreamRates& rates, const Eagerness& eagerness,
@@ -45,7 +49,7 @@ class Spreader {
     }
     for (int32_t t = 0; t <= steps_; ++t) {
       for (const size_t v : ending[static_cast<size_t>(t)]) begin_write(v);
-      while (!writing_.empty() && is_long_over(writing_.front())) end_write(t);
+      while (!writing_.empty() && is_long_over(clock_, transfer_[writing_.front()])) end_write(t);
       while (!writing_.empty() && (t == steps_ || eagerness_.queued < 0 || load_[static_cast<size_t>(t)] + writing_bytes_ > limit_))
         end_write(t);
       if (t == steps_) break;
@@ -60,10 +64,6 @@ class Spreader {
 
   int64_t bytes(size_t visit) const { return entry_.pieces[visits_[visit].piece].bytes; }
   bool is_over(size_t visit) const { return clock_.is_over(transfer_[visit]); }
-  bool is_long_over(size_t written) const {
-    const double seconds = static_cast<double>(bytes(written)) / rates_.write;
-    return is_over(written) && clock_.now() >= clock_.ended(transfer_[written]) + kLate * seconds;
-  }
 
   void begin_write(size_t v) {
     transfer_[v] = clock_.begin(true, bytes(v));
@@ -143,7 +143,7 @@ void spread_transfers(const StreamEntry& entry, const std::vector<int64_t>& load
   Spreader(entry, load, limit, rates, eagerness, visits).run();
 }
 
-StreamForecast simulate(const StreamEntry& entry, const std::vector<Visit>& visits, const StreamRates& rates, std::vector<double>* waits) {
+StreamForecast simulate(const StreamEntry& entry, const std::vector<Visit>& visits, const StreamRates& rates, StreamTimes* times) {
   const size_t steps = entry.seconds.size();
   std::vector<std::vector<size_t>> issues(steps + 1), needs(steps + 1), begins(steps + 1), ends(steps + 1);
   for (size_t v = 0; v < visits.size(); ++v) {
@@ -159,12 +159,17 @@ StreamForecast simulate(const StreamEntry& entry, const std::vector<Visit>& visi
   }
   StreamForecast forecast;
   std::vector<size_t> read(visits.size()), write(visits.size());
-  if (waits) waits->assign(visits.size(), 0);
+  std::vector<size_t> writing;  // in the order in which they began
+  size_t over = 0;              // of these
+  if (times) *times = {.waited = std::vector<double>(visits.size()), .over = std::vector<int32_t>(visits.size())};
   StreamClock clock(rates);
   for (size_t t = 0; t <= steps; ++t) {
+    for (; times && over < writing.size() && (t == steps || is_long_over(clock, write[writing[over]])); ++over)
+      times->over[writing[over]] = static_cast<int32_t>(t);
     for (size_t v : begins[t]) {
       const int64_t bytes = entry.pieces[visits[v].piece].bytes;
       write[v] = clock.begin(true, bytes);
+      writing.push_back(v);
       forecast.write += static_cast<double>(bytes) / rates.write;
       forecast.bytes_written += bytes;
     }
@@ -178,7 +183,7 @@ StreamForecast simulate(const StreamEntry& entry, const std::vector<Visit>& visi
     for (size_t v : needs[t]) {
       const double seconds = clock.wait(read[v]);
       forecast.stalled += seconds;
-      if (waits) (*waits)[v] = seconds;
+      if (times) times->waited[v] = seconds;
     }
     if (t == steps) break;
     clock.compute(entry.seconds[t]);

@@ -26,9 +26,13 @@ struct Eagerness {
 void spread_transfers(const StreamEntry& entry, const std::vector<int64_t>& load, int64_t limit, const StreamRates& rates,
                       const Eagerness& eagerness, std::vector<Visit>& visits);
 
-// The same disk and clock, for visits as they are: what the run is expected to take. `waits`, if given: seconds that each visit's read is
-// waited for.
-StreamForecast simulate(const StreamEntry& entry, const std::vector<Visit>& visits, const StreamRates& rates,
-                        std::vector<double>* waits = nullptr);
+// By visit.
+struct StreamTimes {
+  std::vector<double> waited;  // seconds, for its read
+  std::vector<int32_t> over;   // its write: the first step before which it is long over
+};
+
+// The same disk and clock, for visits as they are: what the run is expected to take.
+StreamForecast simulate(const StreamEntry& entry, const std::vector<Visit>& visits, const StreamRates& rates, StreamTimes* times = nullptr);
 
 }  // namespace ort_train

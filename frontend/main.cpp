@@ -74,7 +74,8 @@ void show_summary(const CommandLine& line, const Summary& summary, const PlanRep
                                       shown_duration(plan.computing_milliseconds + plan.slowed_milliseconds),
                                       shown_duration(summary.waiting_milliseconds), shown_duration(plan.stalled_milliseconds)));
   }
-  progress.line("model", fmt::format("{} (same graph, names and layout as {})", summary.model_path, line.options.model));
+  if (!summary.stopped)
+    progress.line("model", fmt::format("{} (same graph, names and layout as {})", summary.model_path, line.options.model));
 }
 
 int train_model(const CommandLine& line) {
@@ -99,10 +100,10 @@ int train_model(const CommandLine& line) {
   running = &trainer;
   try {
     const Summary summary = trainer.train();
+    if (summary.steps > 0) show_summary(line, summary, trainer.plan(), progress);
     if (summary.stopped) {
       progress.line("stopped", fmt::format("after step {}, saved {}; go on with --resume", summary.steps, summary.checkpoint_path));
     } else {
-      show_summary(line, summary, trainer.plan(), progress);
       if (trainer.can_sample() && line.sample_length > 0) {
         progress.line("sample", "");
         fmt::print("{}\n", trainer.sample("", line.sample_length, 0.8, line.options.seed));

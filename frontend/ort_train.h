@@ -108,7 +108,7 @@ struct PlanMoves {
 struct PlanReport {
   int64_t budget = 0;                     // as asked; 0 = none
   int64_t minimum_budget = 0;             // the smallest that is accepted: at_peak.program + the arena in whole pages
-  std::string minimum_op, minimum_entry;  // that sets it
+  std::string minimum_op, minimum_entry;  // that sets it; no entry where it is planning itself
   int64_t arena_bytes = 0;
   int64_t peak_live_bytes = 0;      // arena_bytes / peak_live_bytes is the fragmentation
   MemoryTable at_peak;              // what the bytes are for, at the op at the peak
@@ -125,6 +125,7 @@ struct PlanReport {
   int64_t disk_peak_bytes = 0;                             // of these, in use at once
   std::string disk_peak_op;                                // empty: the same all the time
   int64_t disk_read_per_step = 0, disk_written_per_step = 0;
+  int64_t disk_written_in_all = 0;                              // by the whole run, its checkpoints included
   double computing_milliseconds = 0, stalled_milliseconds = 0;  // of the predicted: in steps, and waiting for the disk
   double slowed_milliseconds = 0;                               // and lost because transfers get in the way of computing
   double reading_milliseconds = 0, writing_milliseconds = 0;    // that the disk is busy; reads and writes share it

@@ -112,8 +112,9 @@ struct Trainer::Impl {
   };
   struct Least {
     int64_t budget = 0;
-    std::string op{}, entry{};  // that sets it
+    std::string op{}, entry{};  // that sets it; no entry where it is planning itself
     RecomputeChoice recompute{};
+    std::string set_by() const { return entry.empty() ? op : fmt::format("{} in '{}'", op, entry); }
   };
   // The smallest budget with a disk. Knows nothing of the machine, so that it is the same everywhere; refers to nothing of the trainer's.
   struct LeastSearch {
@@ -173,6 +174,8 @@ struct Trainer::Impl {
   void describe(double seconds);
   void describe_step();
   void describe_moves();
+  size_t main_entry() const;
+  int64_t written_in_all() const;
   std::string plan_text(const std::string& memory) const;
   void write_plan_json(const nlohmann::ordered_json& memory) const;
   int find_entry(std::string_view name) const;         // -1 where it isn't planned

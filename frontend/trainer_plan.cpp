@@ -195,8 +195,8 @@ void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
   // Where there is memory for both and a refusal is unlikely, the smallest budget is looked for beside the plan.
   constexpr double kMuch = 4, kAmple = 1.25;
   const auto budget = static_cast<double>(options.budget);
-  const bool is_beside = !fits && budget >= kMuch * static_cast<double>(search.planning) &&
-                         budget >= kAmple * static_cast<double>(search.ways.begin()->first);
+  const bool is_beside =
+      !fits && budget >= kMuch * static_cast<double>(search.planning) && budget >= kAmple * static_cast<double>(search.ways.begin()->first);
   std::future<Least> searched = std::async(is_beside ? std::launch::async : std::launch::deferred, [&] { return search.run(); });
   const auto is_refused = [&] {
     if (Least with_disk = searched.get(); with_disk.budget < least.budget) least = std::move(with_disk);
@@ -353,9 +353,10 @@ Trainer::Impl::Least Trainer::Impl::LeastSearch::run() const {
   for (const auto& [floor, way] : ways) {
     if (floor >= smallest.budget) break;
     const Program made = way.trial.planner->streamed(0, ComputeRates{}, StreamRates{}).program;
-    const int64_t budget = std::max(planning, way.besides + whole_pages(made.arena_bytes));
+    const int64_t run = way.besides + whole_pages(made.arena_bytes), budget = std::max(planning, run);
     if (budget >= smallest.budget) continue;
     smallest = least_of(budget, made, way.trial.pointers());
+    if (planning > run) smallest.op = "what it takes to make the plan", smallest.entry.clear();
     smallest.recompute = way.trial.recompute;
   }
   return smallest;
@@ -398,9 +399,9 @@ void Trainer::Impl::refuse_budget() {
   }
   throw error(ErrorCode::budget,
               "{} bytes can't hold this job: at its peak weights, gradients and optimizer state alone take {} bytes; the smallest budget "
-              "that would do is {} bytes (--budget {}), set by {} in '{}'{}",
+              "that would do is {} bytes (--budget {}), set by {}{}",
               grouped(options.budget), grouped(bytes(Purpose::weights) + bytes(Purpose::gradients) + bytes(Purpose::optimizer)),
-              grouped(least.budget), least.budget, least.op, least.entry, more);
+              grouped(least.budget), least.budget, least.set_by(), more);
 }
 
 // What the profile says of the machine, or what is measured now.

@@ -102,10 +102,22 @@ void Trainer::Impl::describe(double seconds) {
     make_folders(folder_of(options.plan_svg));
     MemoryFrame picture = frame;
     std::optional<Timeline> timeline;
-    if (program.disk_bytes > 0)
-      picture.timeline = &timeline.emplace(make_timeline(program, program.entries[0], train, machine, stream_rates()));
+    if (program.disk_bytes > 0) {
+      picture.entry = main_entry();
+      picture.timeline =
+          &timeline.emplace(make_timeline(program, program.entries[picture.entry], *graphs[picture.entry], machine, stream_rates()));
+    }
     replace_file(options.plan_svg, memory_svg(program, graphs, picture));
   }
+}
+
+// The entry in which an optimizer step computes longest.
+size_t Trainer::Impl::main_entry() const {
+  std::vector<double> seconds;
+  for (size_t i = 0; i < entries.size(); ++i)
+    seconds.push_back(runs_per_step(entries[i]->name) *
+                      entry_work(entries[i]->job.graph, program.entries[i], program.threads, machine).seconds);
+  return static_cast<size_t>(std::max_element(seconds.begin(), seconds.end()) - seconds.begin());
 }
 
 // What an optimizer step takes, and what bounds it.
@@ -147,20 +159,33 @@ void Trainer::Impl::describe_step() {
       report.disk_peak_op = peak.op.empty() ? "" : fmt::format("{} in '{}'", peak.op, program.entries[i].name);
     }
   }
-  if (options.nvme_endurance > 0) {
-    report.endurance_share =
-        static_cast<double>(report.disk_written_per_step) * static_cast<double>(total_steps) / static_cast<double>(options.nvme_endurance);
+  report.disk_written_in_all = written_in_all();
+  if (options.nvme_endurance > 0)
+    report.endurance_share = static_cast<double>(report.disk_written_in_all) / static_cast<double>(options.nvme_endurance);
+}
+
+// Weights that live on the disk go there before the first step; what of the state lives in memory, at each checkpoint.
+int64_t Trainer::Impl::written_in_all() const {
+  int64_t first = 0, checkpoint = 0;
+  for (const Persistent& value : program.persistent) {
+    if (value.disk.bytes > 0 && value.purpose == Purpose::weights) first += whole_sectors(value.disk.bytes);
+    if (value.disk.bytes == 0 && (value.purpose == Purpose::weights || value.purpose == Purpose::optimizer))
+      checkpoint += whole_sectors(value.place.bytes);
   }
+  const int64_t every = options.save_steps > 0 ? options.save_steps : total_steps;
+  const int64_t checkpoints = every > 0 ? (total_steps + every - 1) / every : 0;  // the last at the end
+  return report.disk_written_per_step * total_steps + first + (report.state_bytes > 0 ? checkpoints * checkpoint : 0);
 }
 
 // What is kept, moved and computed again.
 void Trainer::Impl::describe_moves() {
   const Graph& train = entries[0]->job.graph;
   const double batches = static_cast<double>(options.gradient_accumulation_steps);
-  report.saved_kept = recomputed.kept;
-  report.saved_kept_bytes = recomputed.kept_bytes;
-  report.saved_recomputed = recomputed.again;
-  report.saved_recomputed_bytes = recomputed.again_bytes;
+  // Counted in the graph of one micro-batch.
+  report.saved_kept = together * recomputed.kept;
+  report.saved_kept_bytes = together * recomputed.kept_bytes;
+  report.saved_recomputed = together * recomputed.again;
+  report.saved_recomputed_bytes = together * recomputed.again_bytes;
   for (NodeId id : recomputed.nodes) {
     if (train.node(id).op->alias.empty())
       report.recompute_milliseconds += work_of(train, train.node(id), program.threads, machine).seconds * batches * 1e3;
@@ -186,10 +211,10 @@ void Trainer::Impl::describe_moves() {
       row.kept_bytes += value.place.bytes;
     }
     if (purpose == Purpose::activations) {
-      row.kept = std::max<int64_t>(0, recomputed.kept - of.tensors);
-      row.kept_bytes = std::max<int64_t>(0, recomputed.kept_bytes - of.bytes);
-      row.recomputed = recomputed.again;
-      row.recomputed_bytes = recomputed.again_bytes;
+      row.kept = std::max<int64_t>(0, report.saved_kept - of.tensors);
+      row.kept_bytes = std::max<int64_t>(0, report.saved_kept_bytes - of.bytes);
+      row.recomputed = report.saved_recomputed;
+      row.recomputed_bytes = report.saved_recomputed_bytes;
     }
     report.moves.push_back(std::move(row));
   }
@@ -205,7 +230,7 @@ std::string Trainer::Impl::plan_text(const std::string& memory) const {
                         shown_bytes(disk_rates.write * disk_rates.write_beside));
   text += fmt::format("\nplan        in {:.1f} s · batch {}{} · {} entry points · smallest budget {} bytes", report.seconds, binding.batch,
                       binding.sequence > 0 ? fmt::format(" x {}", binding.sequence) : "", entries.size(), report.minimum_budget);
-  if (!report.minimum_op.empty()) text += fmt::format(", set by {} in '{}'", report.minimum_op, report.minimum_entry);
+  if (!report.minimum_op.empty()) text += fmt::format(", set by {}", least.set_by());
   text += "\n" + memory;
   if (report.disk_bytes > 0) {
     text += fmt::format("  NVMe    {} on {}, in use at once {}{}\n", shown(report.disk_bytes), options.nvme_path,
@@ -236,9 +261,8 @@ std::string Trainer::Impl::plan_text(const std::string& memory) const {
       text += fmt::format("            lower bound {}: the plan is {:.1f} % above it\n", shown_duration(report.bound_milliseconds),
                           100 * (report.predicted_milliseconds / report.bound_milliseconds - 1));
     }
-    const double run = static_cast<double>(report.disk_written_per_step) * static_cast<double>(total_steps);
     text += fmt::format("disk        {} read, {} written a step · {} written in all", shown(report.disk_read_per_step),
-                        shown(report.disk_written_per_step), shown_bytes(run));
+                        shown(report.disk_written_per_step), shown(report.disk_written_in_all));
     if (report.endurance_share > 0)
       text += fmt::format(", {:.2g} % of the drive's {}", 100 * report.endurance_share, shown(options.nvme_endurance));
   }
@@ -270,7 +294,7 @@ void Trainer::Impl::write_plan_json(const nlohmann::ordered_json& memory) const 
       {"disk_read_per_step", report.disk_read_per_step},
       {"disk_written_per_step", report.disk_written_per_step},
       {"disk_peak", {{"bytes", report.disk_peak_bytes}, {"op", report.disk_peak_op}}},
-      {"disk_written_per_run", static_cast<double>(report.disk_written_per_step) * static_cast<double>(report.total_steps)},
+      {"disk_written_per_run", report.disk_written_in_all},
       {"disk_endurance_share", report.endurance_share},
       {"stalled_ms_per_step", report.stalled_milliseconds},
       {"slowed_ms_per_step", report.slowed_milliseconds},
@@ -278,6 +302,7 @@ void Trainer::Impl::write_plan_json(const nlohmann::ordered_json& memory) const 
       {"disk_ms_per_step", {{"read", report.reading_milliseconds}, {"write", report.writing_milliseconds}}},
       {"bounded_by", report.bounded_by},
       {"lower_bound_ms_per_step", report.bound_milliseconds},
+      {"planning_seconds", report.seconds},
       {"moves", moves},
       {"recompute",
        {{"kept", report.saved_kept},

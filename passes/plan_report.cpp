@@ -76,11 +76,10 @@ MemoryPeak memory_peak(const Program& program, const std::vector<const Graph*>& 
   return peak;
 }
 
-DiskPeak disk_peak(const Program& program, const Entry& entry, const Graph& graph) {
-  DiskPeak peak;
-  int64_t state_end = 0;
+std::map<int32_t, int64_t> disk_levels(const Program& program, const Entry& entry) {
+  int64_t bytes = 0, state_end = 0;
   for (const Persistent& value : program.persistent) {
-    peak.bytes += whole_sectors(value.disk.bytes);
+    bytes += whole_sectors(value.disk.bytes);
     state_end = std::max(state_end, value.disk.offset + whole_sectors(value.disk.bytes));
   }
   struct Stay {
@@ -92,18 +91,21 @@ DiskPeak disk_peak(const Program& program, const Entry& entry, const Graph& grap
     if (instruction.disk.offset < state_end) return;
     stays.emplace(instruction.disk.offset, Stay{whole_sectors(instruction.disk.bytes), at, at}).first->second.last = at;
   });
-  std::map<int32_t, int64_t> changes;
+  std::map<int32_t, int64_t> levels{{0, bytes}};
   for (const auto& [offset, stay] : stays) {
-    changes[stay.first] += stay.bytes;
-    changes[stay.last + 1] -= stay.bytes;
+    levels[stay.first] += stay.bytes;
+    levels[stay.last + 1] -= stay.bytes;
   }
-  int64_t bytes = peak.bytes;
-  for (const auto& [at, change] : changes) {
-    bytes += change;
-    if (bytes <= peak.bytes) continue;
-    peak.bytes = bytes;
-    peak.instruction = at;
-    peak.op = describe(graph, node_at(entry, static_cast<size_t>(at)));
+  bytes = 0;
+  for (auto& [at, level] : levels) level = bytes += level;
+  return levels;
+}
+
+DiskPeak disk_peak(const Program& program, const Entry& entry, const Graph& graph) {
+  const std::map<int32_t, int64_t> levels = disk_levels(program, entry);
+  DiskPeak peak{.bytes = levels.at(0)};
+  for (const auto& [at, bytes] : levels) {
+    if (bytes > peak.bytes) peak = {.bytes = bytes, .instruction = at, .op = describe(graph, node_at(entry, static_cast<size_t>(at)))};
   }
   return peak;
 }

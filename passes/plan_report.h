@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -29,7 +30,11 @@ MemoryPeak memory_peak(const Program& program, const std::vector<const Graph*>& 
 // Live bytes by purpose at each instruction of an entry, persistent ones included.
 std::vector<PurposeBytes> live_bytes(const Program& program, const Entry& entry);
 
-// The fullest moment of the disk in an entry: what lives there across runs, and activations that are to be read again.
+// Bytes in use on the disk, of what lives there across runs and of activations that are to be read again: for each instruction of an
+// entry at which they change, and the first.
+std::map<int32_t, int64_t> disk_levels(const Program& program, const Entry& entry);
+
+// The fullest moment of the disk in an entry.
 struct DiskPeak {
   int64_t bytes = 0;
   int32_t instruction = 0;
@@ -49,7 +54,8 @@ struct MemoryFrame {
   std::string title;
   int64_t reserve = 0;                 // 0: not counted
   int64_t budget = 0;                  // 0: none
-  const Timeline* timeline = nullptr;  // of the first entry: the picture then is of it, over its seconds; null: over its instructions
+  const Timeline* timeline = nullptr;  // of an entry: the picture then is of it, over its seconds; null: over instructions
+  size_t entry = 0;                    // the timeline's
 };
 
 //             program  weights  gradients  optimizer  activations  inputs  workspace   gaps   total
@@ -61,8 +67,8 @@ std::string memory_table(const Program& program, const std::vector<const Graph*>
 // Every persistent value and every storage with offset, bytes and lifetime; each entry's peak; the arena.
 nlohmann::ordered_json memory_json(const Program& program, const std::vector<const Graph*>& graphs);
 
-// Live bytes by purpose over the instructions of the entry with the peak, and the map of the arena's addresses. With a timeline: over the
-// first entry's seconds, and between them what it computes, waits, reads and writes when.
+// Live bytes by purpose over the instructions of the entry with the peak, and the map of the arena's addresses. With a timeline: over its
+// entry's seconds, and between them what it computes, waits, reads and writes when, and how full the disk is.
 std::string memory_svg(const Program& program, const std::vector<const Graph*>& graphs, const MemoryFrame& frame);
 
 }  // namespace ort_train

@@ -1,6 +1,6 @@
 // The picture of a plan. Above: live bytes by purpose, stacked, over the instructions of the entry with the peak, or the seconds of the
-// first one where it has a timeline; then, with a disk, when it computes, waits, reads and writes; below: who has which addresses of the
-// arena when. Colours are Okabe and Ito's, which people with any colour vision can tell apart.
+// one that has a timeline; then, with a disk, when it computes, waits, reads and writes, and how full the disk is; below: who has which
+// addresses of the arena when. Colours are Okabe and Ito's, which people with any colour vision can tell apart.
 
 #include <fmt/format.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kWidth = 1240, kLeft = 92, kRight = 1004, kTop = 96, kPanel = 340, kGap = 72;
 constexpr double kLaneTop = kTop + kPanel + kGap;  // of the disk's, where there is one
-constexpr double kLane = 46, kLaneGap = 14, kLanes = 3;
+constexpr double kLane = 46, kLaneGap = 14, kLanes = 4;
 // What doesn't change over a run is drawn as bands of at most this height, not to scale: the rest is what one looks at.
 constexpr double kReserveBand = 22, kPersistentBand = 92;
 constexpr size_t kMaxRectangles = 6000, kMaxTooltips = 1200;
@@ -89,7 +89,7 @@ class Picture {
       : program_(program),
         frame_(frame),
         time_(frame.timeline),
-        peak_(frame.timeline ? peak_of_first(program, graphs) : memory_peak(program, graphs)),
+        peak_(frame.timeline ? peak_of(program, graphs, frame.entry) : memory_peak(program, graphs)),
         entry_(program.entries[peak_.entry]),
         graph_(*graphs[peak_.entry]) {
     instructions_ = std::max<double>(1, static_cast<double>(entry_.code.size()));
@@ -126,10 +126,12 @@ class Picture {
     svg_ += '\n';
   }
   // The entry's own peak as one of a program that has no other.
-  static MemoryPeak peak_of_first(const Program& program, const std::vector<const Graph*>& graphs) {
+  static MemoryPeak peak_of(const Program& program, const std::vector<const Graph*>& graphs, size_t entry) {
     Program alone = program;
-    alone.entries.resize(1);
-    return memory_peak(alone, {graphs[0]});
+    alone.entries = {program.entries[entry]};
+    MemoryPeak peak = memory_peak(alone, {graphs[entry]});
+    peak.entry = entry;
+    return peak;
   }
   double x_at(double seconds) const { return kLeft + (kRight - kLeft) * seconds / std::max(time_->seconds(), 1e-9); }
   double x_of(double instruction) const {
@@ -363,6 +365,16 @@ class Picture {
         }
       }
     }
+    const std::map<int32_t, int64_t> levels = disk_levels(program_, entry_);
+    const auto fuller = [](const auto& a, const auto& b) { return a.second < b.second; };
+    const int64_t most = std::max_element(levels.begin(), levels.end(), fuller)->second;
+    y = lane(3, "the disk", "holds " + megabytes(most), "of these " + megabytes(levels.at(0)) + " always");
+    std::string path = fmt::format("M{} {:.1f}", kLeft, y + kLane);
+    for (const auto& [at, bytes] : levels) {
+      const double share = static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(most, 1));
+      fmt::format_to(std::back_inserter(path), "H{:.1f}V{:.1f}", x_of(at), y + kLane * (1 - share));
+    }
+    put(R"(<path d="{}H{}V{:.1f}Z" fill="#8c8c8c"/>)", path, kRight, y + kLane);
     draw_axis_below(kLaneTop + kLanes * (kLane + kLaneGap) - kLaneGap);
   }
 

@@ -98,6 +98,22 @@ TEST_F(PackedRuns, StreamWithTheSameBits) {
   }
 }
 
+TEST_F(PackedRuns, APlanShowsTheEntryThatRunsAndAllItsMicroBatches) {
+  Options o = options();
+  o.gradient_accumulation_steps = 3;
+  const PlanReport one_by_one = Trainer(o).plan();
+  o = on_disk(o);
+  o.micro_batches = "vertical";
+  o.plan_svg = folder / "plan.svg";
+  const PlanReport resident = Trainer(o).plan();
+  EXPECT_EQ(resident.saved_kept, 3 * one_by_one.saved_kept);
+  o.budget = (3 * resident.minimum_budget + resident.at_peak.total) / 4;
+  const PlanReport streamed = Trainer(o).plan();
+  EXPECT_EQ(streamed.micro_batches_together, 3);
+  EXPECT_EQ(streamed.saved_kept + streamed.saved_recomputed, 3 * one_by_one.saved_kept);
+  EXPECT_HAS(read_file(o.plan_svg), "peak of 'train-together'");
+}
+
 // What was read into packs comes out of them as it was.
 TEST_F(PackedRuns, GiveBackTheWeightsThatTheyWereGiven) {
   Options o = options();
@@ -108,7 +124,10 @@ TEST_F(PackedRuns, GiveBackTheWeightsThatTheyWereGiven) {
   EXPECT_TRUE(read_file(train(o).summary.model_path) == model);
   o = on_disk(o);
   o.budget = Trainer(o).plan().minimum_budget;
-  EXPECT_TRUE(read_file(train(o).summary.model_path) == model);
+  const Run run = train(o);
+  EXPECT_TRUE(read_file(run.summary.model_path) == model);
+  const auto written = static_cast<double>(run.summary.disk_bytes_written);
+  EXPECT_NEAR(static_cast<double>(run.plan.disk_written_in_all), written, 0.02 * written);
 }
 
 TEST_F(PackedRuns, ResumeInAnotherBudget) {

@@ -142,10 +142,18 @@ TEST(PlanReport, TimelineIsTheForecast) {
   const DiskPeak peak = disk_peak(made.program, made.program.entries[0], job.train.graph);
   EXPECT_GT(peak.bytes, 0);
   EXPECT_LE(peak.bytes, made.program.disk_bytes);
+  const std::map<int32_t, int64_t> levels = disk_levels(made.program, made.program.entries[0]);
+  int64_t always = 0, fullest = 0;
+  for (const Persistent& value : made.program.persistent) always += whole_sectors(value.disk.bytes);
+  for (const auto& [at, bytes] : levels) fullest = std::max(fullest, bytes);
+  EXPECT_EQ(levels.begin()->first, 0);
+  EXPECT_EQ(levels.begin()->second, always);
+  EXPECT_EQ(levels.rbegin()->second, always) << "activations don't outlive the run";
+  EXPECT_EQ(fullest, peak.bytes);
 
   const std::string svg = memory_svg(made.program, job.graphs(), {.title = "streamed", .reserve = 0, .budget = 0, .timeline = &timeline});
   expect_sound(svg);
-  for (const char* wanted : {"it computes", "it reads", "it writes", "waits ", "milliseconds"})
+  for (const char* wanted : {"it computes", "it reads", "it writes", "the disk", "waits ", "milliseconds"})
     EXPECT_NE(svg.find(wanted), std::string::npos) << wanted;
   EXPECT_EQ(svg.find(">instruction<"), std::string::npos);
 }

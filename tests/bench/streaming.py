@@ -1,17 +1,19 @@
 """What a budget costs: GPT-2 124M within less memory than it takes, against the bound, and the disk against fio.
 
     python3 tests/bench/streaming.py [--build build] [--work build/streaming] [--nvme FOLDER] [--steps 12] [--rounds 3] [--jobs 1x256,4x512]
-                                  [--only disk,budgets,half]
+                                  [--only disk,budgets,half,xl] [--xl-steps 0]
 
 disk      reading and writing through our engine against fio on the same disk, in turns (bench-disk_bench).
 budgets   1 x 256 and 4 x 512 tokens (--jobs) at 90 % and 60 % of what the job takes and at the smallest budget + 10 %: the step beside its
-          prediction and beside bounds.py's max(compute, channels), with the compute of the run that has everything in memory and fio's rates,
-          all of this run.
+          prediction and beside bounds.py's max(compute, channels), with the nodes' time of the run that has everything in memory and fio's
+          rates, all of this run.
 half      4 x 512 tokens in half of the memory that PyTorch takes for it, against the same without a budget.
+xl        GPT-2-XL within 4 GB: how long its plan takes to make, and its gap to the planner's bound; with --xl-steps, that many steps of it
+          against max(compute, channels). Its model takes 6 GB, the job 47 GB of the disk.
 
 Needs fio (apt-get install fio). Makes a virtual environment with PyTorch below --work at the first run, as peers.py does, and exports the
-model there. Prints one line of JSON a run, then a table. Exits 1 where losses or weights differ, or where a process took more than its
-budget; never because of a time. Run it on a machine that does nothing else.
+models there. Prints one line of JSON a run, then tables, and what was aimed at beside what was found. Exits 1 where losses or weights differ,
+or where a process took more than its budget; never because of a time. Run it on a machine that does nothing else.
 """
 import argparse
 import json
@@ -27,6 +29,7 @@ import peers
 ROOT = peers.ROOT
 WARM = 2  # steps that don't count
 problems = []
+aims = [["aimed at", "", "found", ""]]
 
 
 def show(**line):
@@ -34,12 +37,19 @@ def show(**line):
     return line
 
 
-class Job:
-    """GPT-2 124M on tokens that repeat."""
+def aim(what, found, most=None, least=None):
+    """A row of the last table; what is not met is no failure."""
+    wanted = " and ".join(f"{sign} {bound:g}" for sign, bound in ((">=", least), ("<=", most)) if bound is not None)
+    met = (most is None or found <= most) and (least is None or found >= least)
+    aims.append([what, wanted, f"{found:.3f}", "" if met else "not met"])
 
-    def __init__(self, options, batch, tokens, clip):
+
+class Job:
+    """GPT-2 on tokens that repeat."""
+
+    def __init__(self, options, batch, tokens, clip, model="gpt2.onnx"):
         self.o, self.batch, self.tokens = options, batch, tokens
-        self.arguments = [os.path.join(options.build, "ort-train"), os.path.join(options.work, "gpt2.onnx"), "--task", "causal-lm",
+        self.arguments = [os.path.join(options.build, "ort-train"), os.path.join(options.work, model), "--task", "causal-lm",
                           "--data", os.path.join(options.work, f"tokens-{batch}x{tokens}.bin"), "--batch-size", str(batch), "--seq-length", str(tokens),
                           "--learning-rate", "1e-4", "--lr-scheduler-type", "constant", "--weight-decay", "0", "--max-grad-norm", str(clip),
                           "--profile", os.path.join(options.work, "machine.json")]
@@ -51,12 +61,12 @@ class Job:
         with open(path) as file:
             return json.load(file)
 
-    def run(self, name, budget, *more):
+    def run(self, name, budget, *more, steps=None):
         """Trains; compares with the first run of this job."""
         log, output, plan_path = (os.path.join(self.o.work, part) for part in ("log.jsonl", "out", "plan.json"))
         shutil.rmtree(output, ignore_errors=True)
         limit = ["--budget", str(budget)] if budget else []
-        peers.sh(*self.arguments, "--max-steps", str(self.o.steps), "--log-file", log, "--output-dir", output, "--plan-json", plan_path, *limit, *more,
+        peers.sh(*self.arguments, "--max-steps", str(steps or self.o.steps), "--log-file", log, "--output-dir", output, "--plan-json", plan_path, *limit, *more,
                  stdout=subprocess.DEVNULL)
         shutil.rmtree(output, ignore_errors=True)
         with open(log) as file:
@@ -64,11 +74,12 @@ class Job:
         with open(plan_path) as file:
             plan = json.load(file)
         steps, summary = lines[:-1], lines[-1]["summary"]
-        milliseconds = [step["ms"] for step in steps[WARM:]]
+        milliseconds, computing = ([step[of] for step in steps[WARM:]] for of in ("ms", "computing_ms"))
         result = ([(step["loss"], step["grad_norm"]) for step in steps], summary["weights_hash"])
         self.first = self.first or result
         line = show(run=name, budget_bytes=budget, rss_peak_bytes=summary["rss_peak_bytes"], ms=round(statistics.median(milliseconds), 1),
                     best_ms=round(min(milliseconds), 1), predicted_ms=round(plan["predicted_ms_per_step"], 1),
+                    compute_ms=round(statistics.median(computing), 1), planning_seconds=round(plan["planning_seconds"], 2), gap=gap_of(plan),
                     planned_arena_bytes=summary["planned_peak_bytes"]["RAM"], measured_arena_bytes=summary["measured_peak_bytes"]["RAM"],
                     disk_bytes=summary["planned_peak_bytes"]["NVMe"], read_per_step=plan["disk_read_per_step"], written_per_step=plan["disk_written_per_step"],
                     recomputed=plan["recompute"]["recomputed"], takes=plan["peak"]["total"], minimum=plan["minimum_budget_bytes"],
@@ -78,6 +89,11 @@ class Job:
         if budget and line["rss_peak_bytes"] > budget:
             problems.append(f"{name}: took {line['rss_peak_bytes']:,} bytes of {budget:,}")
         return line
+
+
+def gap_of(plan):
+    """How far the plan is above the planner's bound."""
+    return round(plan["predicted_ms_per_step"] / plan["lower_bound_ms_per_step"] - 1, 4)
 
 
 def disk(o):
@@ -100,25 +116,35 @@ def gb(number):
     return f"{number / 1e9:.2f}"
 
 
+def rates_of(fio):
+    return fio["read"]["GB/s"]["fio"] * 1e9, fio["write"]["GB/s"]["fio"] * 1e9
+
+
 def budgets(o, fio, batch, tokens):
     job = Job(o, batch, tokens, 1.0)
     resident = job.run("all in memory", 0)
     least = job.plan("--nvme-path", o.nvme)["minimum_budget_bytes"]
-    rates = fio["read"]["GB/s"]["fio"] * 1e9, fio["write"]["GB/s"]["fio"] * 1e9
-    rows = [[f"{batch} x {tokens} tokens", "GB", "arena", "measured", "read", "written", "again", "compute", "channels", "bound", "step ms", "/ bound", "predicted", "/ step", "forced"]]
+    rates, compute = rates_of(fio), resident["compute_ms"]
+    rows = [[f"{batch} x {tokens} tokens", "GB", "arena", "measured", "read", "written", "again", "compute", "channels", "bound", "step ms", "/ bound", "predicted", "/ step", "forced",
+             "gap %"]]
     for name, budget in (("all in memory", 0), ("90 %", int(0.9 * resident["takes"])), ("60 %", int(0.6 * resident["takes"])), ("minimum + 10 %", int(1.1 * least))):
         line = job.run(name, budget, "--nvme-path", o.nvme) if budget else resident
         channels = bounds.channel_seconds(line["read_per_step"], line["written_per_step"], *rates)
-        bound = bounds.bound_seconds(resident["ms"] / 1e3, line["read_per_step"], line["written_per_step"], *rates)
+        bound = bounds.bound_seconds(compute / 1e3, line["read_per_step"], line["written_per_step"], *rates)
         forced = bounds.forced_bytes(line["parameters"], line["planned_arena_bytes"])
-        least_bound = bounds.bound_seconds(resident["ms"] / 1e3, forced, forced, *rates)
-        show(bound_of=name, compute_ms=resident["ms"], channels_ms=round(1e3 * channels, 1), bound_ms=round(1e3 * bound, 1),
-             step_to_bound=round(line["ms"] / 1e3 / bound, 3), predicted_to_step=round(line["predicted_ms"] / line["ms"], 3), forced_bytes=int(forced),
+        least_bound = bounds.bound_seconds(compute / 1e3, forced, forced, *rates)
+        to_bound, to_step = line["ms"] / 1e3 / bound, line["predicted_ms"] / line["ms"]
+        show(bound_of=name, compute_ms=compute, channels_ms=round(1e3 * channels, 1), bound_ms=round(1e3 * bound, 1),
+             step_to_bound=round(to_bound, 3), predicted_to_step=round(to_step, 3), forced_bytes=int(forced),
              step_to_forced_bound=round(line["ms"] / 1e3 / least_bound, 3))
         rows.append([name, gb(budget or line["takes"]), gb(line["planned_arena_bytes"]), gb(line["measured_arena_bytes"]), gb(line["read_per_step"]),
-                     gb(line["written_per_step"]), str(line["recomputed"]), f"{resident['ms']:.0f}", f"{1e3 * channels:.0f}", f"{1e3 * bound:.0f}",
-                     f"{line['ms']:.0f}", f"{line['ms'] / 1e3 / bound:.3f}", f"{line['predicted_ms']:.0f}", f"{line['predicted_ms'] / line['ms']:.3f}",
-                     f"{line['ms'] / 1e3 / least_bound:.3f}"])
+                     gb(line["written_per_step"]), str(line["recomputed"]), f"{compute:.0f}", f"{1e3 * channels:.0f}", f"{1e3 * bound:.0f}",
+                     f"{line['ms']:.0f}", f"{to_bound:.3f}", f"{line['predicted_ms']:.0f}", f"{to_step:.3f}",
+                     f"{line['ms'] / 1e3 / least_bound:.3f}", f"{100 * line['gap']:.1f}"])
+        if budget:
+            aim(f"{batch} x {tokens}, {name}: step / max(compute, channels)", to_bound, most=1.1)
+        aim(f"{batch} x {tokens}, {name}: predicted / step", to_step, most=1.1, least=0.9)
+        aim(f"{batch} x {tokens}, {name}: planned / measured arena", line["planned_arena_bytes"] / line["measured_arena_bytes"], most=1, least=1)
     return rows
 
 
@@ -142,7 +168,27 @@ def half(o, python):
             problems.append(f"{name}: the losses are {worst:.1e} from PyTorch's")
         rows.append([name, gb(line["rss_peak_bytes"]), gb(line["planned_arena_bytes"]), gb(line["read_per_step"]), gb(line["written_per_step"]),
                      str(line["recomputed"]), f"{line['ms']:.0f}", f"{line['ms'] / plain['ms']:.3f}", f"{line['predicted_ms']:.0f}"])
+        if limit:
+            aim(f"4 x 512, {name}: step / that without a budget", line["ms"] / plain["ms"], most=1.05)
     return rows
+
+
+def xl(o, fio, python):
+    if not os.path.exists(os.path.join(o.work, "gpt2-xl.onnx")):
+        peers.sh(python, os.path.join(ROOT, "models", "export_gpt2.py"), os.path.join(o.work, "gpt2-xl.onnx"), "--size", "xl", stdout=subprocess.DEVNULL)
+    job = Job(o, 1, 1024, 1.0, "gpt2-xl.onnx")
+    limit = ["--budget", "4GB", "--nvme-path", o.nvme]
+    job.plan(*limit)  # measures the machine
+    plan = job.plan(*limit)
+    show(run="xl", planning_seconds=round(plan["planning_seconds"], 2), gap=gap_of(plan), predicted_ms=round(plan["predicted_ms_per_step"], 1))
+    aim("GPT-2-XL in 4 GB: seconds to plan", plan["planning_seconds"], most=5)
+    aim("GPT-2-XL in 4 GB: gap to the planner's bound, %", 100 * gap_of(plan), most=1)
+    if not o.xl_steps:
+        return
+    line = job.run("xl", 4_000_000_000, "--nvme-path", o.nvme, steps=WARM + o.xl_steps)
+    bound = bounds.bound_seconds(line["compute_ms"] / 1e3, line["read_per_step"], line["written_per_step"], *rates_of(fio))
+    aim("GPT-2-XL in 4 GB: step / max(compute, channels)", line["ms"] / 1e3 / bound, most=1.15)
+    aim("GPT-2-XL in 4 GB: predicted / step", line["predicted_ms"] / line["ms"], most=1.1, least=0.9)
 
 
 def main():
@@ -156,6 +202,7 @@ def main():
     parser.add_argument("--gigabytes", type=int, default=4, help="of its file")
     parser.add_argument("--jobs", default="1x256,4x512", help="of budgets: samples x tokens, with commas")
     parser.add_argument("--only", default="disk,budgets,half")
+    parser.add_argument("--xl-steps", type=int, default=0, help="of GPT-2-XL, a minute each; 0: only its plan")
     o = parser.parse_args()
     parts = o.only.split(",")
     o.nvme = o.nvme or o.work
@@ -164,15 +211,18 @@ def main():
     if not os.path.exists(os.path.join(o.work, "gpt2.pt")):
         peers.call(python, "model", o.work, 1, 256, o.steps, stdout=subprocess.DEVNULL)
     jobs = [tuple(map(int, job.split("x"))) for job in o.jobs.split(",")]
-    for batch, tokens in {*jobs, (4, 512)}:
+    for batch, tokens in {*jobs, (4, 512), (1, 1024)}:
         peers.call(python, "tokens", o.work, batch, tokens, o.steps)
         os.replace(os.path.join(o.work, "tokens.bin"), os.path.join(o.work, f"tokens-{batch}x{tokens}.bin"))
     if os.path.exists(os.path.join(o.work, "machine.json")):
         os.remove(os.path.join(o.work, "machine.json"))  # measured anew: prediction and measurement are of one day
 
     tables = []
-    if "disk" in parts or "budgets" in parts:
+    fio = None
+    if "disk" in parts or "budgets" in parts or o.xl_steps:
         fio = disk(o)
+        for mode in ("read", "write"):
+            aim(f"disk: {mode} / fio", fio[mode]["to fio"]["16MB"], least=0.95)
         tables.append([["GB/s", "16 MB", "16 MB checked", "fio", "to fio"]] + [
             [mode, *(f"{fio[mode]['GB/s'].get(of, float('nan')):.2f}" for of in ("16MB", "16MB checked", "fio")), f"{fio[mode]['to fio']['16MB']:.3f}"]
             for mode in ("read", "write", "mixed")])
@@ -180,7 +230,9 @@ def main():
         tables += [budgets(o, fio, batch, tokens) for batch, tokens in jobs]
     if "half" in parts:
         tables.append(half(o, python))
-    for rows in tables:
+    if "xl" in parts:
+        xl(o, fio, python)
+    for rows in (*tables, aims):
         print()
         table(rows)
     if problems:

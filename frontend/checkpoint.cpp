@@ -21,6 +21,7 @@ constexpr int kFormat = 1;
 constexpr size_t kKept = 2, kKeptInSlots = 1;
 constexpr const char* kPrefix = "checkpoint-";
 constexpr int64_t kManifestLimit = int64_t{256} << 20;
+constexpr std::string_view kNew = ".tmp-", kOld = ".tmp-old-", kReplaced = ".tmp-replaced-";  // before that
 
 std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
@@ -130,6 +131,10 @@ std::optional<SlotTable> table_in(const std::string& folder) {
   }
 }
 
+std::string sibling(const std::string& path, std::string_view prefix) {
+  return (fs::path(folder_of(path)) / (std::string(prefix) + fs::path(path).filename().string())).string();
+}
+
 void remove_with_state(const std::string& output_dir, const std::string& folder) {
   const std::optional<SlotTable> table = table_in(folder);
   std::error_code code;
@@ -141,7 +146,7 @@ void remove_with_state(const std::string& output_dir, const std::string& folder)
 // Renames first: a crash leaves a leftover, never half a checkpoint under its name.
 void remove_folder(const std::string& path) {
   const std::string output_dir = folder_of(path);
-  const std::string temporary = (fs::path(output_dir) / (".tmp-old-" + fs::path(path).filename().string())).string();
+  const std::string temporary = sibling(path, kOld);
   std::error_code code;
   fs::remove_all(temporary, code);
   fs::rename(path, temporary, code);
@@ -182,17 +187,25 @@ void remove_superseded(const std::string& output_dir, const std::string& path) {
 void remove_checkpoint_leftovers(const std::string& output_dir) {
   std::error_code code;
   std::vector<std::string> leftovers;
+  std::vector<std::pair<fs::path, fs::path>> kept;
   for (const auto& entry : fs::directory_iterator(output_dir, code)) {
     const std::string name = entry.path().filename().string();
-    if (name.starts_with(std::string(".tmp-") + kPrefix) || name.starts_with(std::string(".tmp-old-") + kPrefix))
-      leftovers.push_back(entry.path().string());
+    for (const std::string_view prefix : {kNew, kOld, kReplaced}) {
+      if (!name.starts_with(std::string(prefix) + kPrefix)) continue;
+      const fs::path place = fs::path(output_dir) / name.substr(prefix.size());
+      if (prefix == kReplaced && !exists(place.string()))
+        kept.emplace_back(entry.path(), place);
+      else
+        leftovers.push_back(entry.path().string());
+    }
   }
+  for (const auto& [replaced, place] : kept) fs::rename(replaced, place, code);  // what was to replace it didn't get there
   for (const std::string& leftover : leftovers) remove_with_state(output_dir, leftover);
 }
 
 std::string save_checkpoint(const std::string& output_dir, const RunState& state, const CheckpointContent& content, StateFile* slots) {
   const std::string name = kPrefix + std::to_string(state.step);
-  const std::string path = (fs::path(output_dir) / name).string(), temporary = (fs::path(output_dir) / (".tmp-" + name)).string();
+  const std::string path = (fs::path(output_dir) / name).string(), temporary = sibling(path, kNew), replaced = sibling(path, kReplaced);
   remove_checkpoint_leftovers(output_dir);
   try {
     make_folders(temporary);
@@ -212,14 +225,16 @@ std::string save_checkpoint(const std::string& output_dir, const RunState& state
     }
     if (slots != nullptr) slots->name_for((fs::path(temporary) / kStateLink).string());  // behind the manifest, which says whose it is
     sync_folder(temporary);
-    if (exists(path)) remove_folder(path);  // of an earlier run, or broken
+    if (exists(path)) rename_synced(path, replaced);  // of an earlier run, or broken
     rename_synced(temporary, path);
   } catch (...) {
     std::error_code code;
     fs::remove_all(temporary, code);
+    if (!exists(path)) fs::rename(replaced, path, code);
     throw;
   }
   if (slots != nullptr) slots->published();
+  if (exists(replaced)) remove_with_state(output_dir, replaced);
   prune(output_dir, path, state.run, slots != nullptr ? kKeptInSlots : kKept);
   return path;
 }

@@ -2,8 +2,9 @@
 //
 // Written as .tmp-checkpoint-STEP: every file synced, then the manifest (state.json: run state, settings, a checksum of each tensor and of
 // itself), then the folder, then renamed, then the parent synced. A folder of the right name is therefore whole, unless the disk broke it
-// later, which the checksums show. Older ones are pruned only after that, never below two. Tensors go from the arena to the file and
-// back, without a copy; those that live on a disk by way of the arena.
+// later, which the checksums show. Older ones are pruned only after that, never below two; one of that name (another run's) steps aside
+// for the rename, and comes back where it fails. Tensors go from the arena to the file and back, without a copy; those that live on a disk
+// by way of the arena.
 //
 // A streamed run's tensors stay where they are, in its state file (offload/state_file.h), whose current slots the manifest writes down in
 // place of the two files. The next checkpoint's slots are those that this one leaves free, so only the last one is kept.
@@ -77,7 +78,7 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
 // Removes the checkpoints before `path` that refer to its state file: what a run that was killed before it came to that has left.
 void remove_superseded(const std::string& output_dir, const std::string& path);
 
-// Removes what a killed run has left of checkpoints that were on their way in or out.
+// Removes what a killed run has left of checkpoints that were on their way in or out, and puts back one that had stepped aside.
 void remove_checkpoint_leftovers(const std::string& output_dir);
 
 // Bytes that one checkpoint takes on disk, without a state file.

@@ -232,6 +232,42 @@ TEST_F(CheckpointTest, AKillAtAnyCallLeavesAGoodOne) {
   }
 }
 
+// The n-th call fails, or the process dies there, while the place of the new one is taken.
+TEST_F(CheckpointTest, AnotherRunsOfTheSameStepStaysUntilTheNewOneIsThere) {
+  for (const Fault fault : {Fault::error, Fault::kill}) {
+    bool happened = true;
+    int64_t n = 1, kept = 0;
+    for (; happened; ++n) {
+      save(2, /*run=*/6);
+      const pid_t child = fork();
+      if (child == 0) {
+        const IoFaults faults(fault, n);
+        try {
+          save_checkpoint(out, state(2), content);
+        } catch (const Error&) {
+        }
+        _exit(faults.happened() ? 1 : 0);
+      }
+      int status = 0;
+      waitpid(child, &status, 0);
+      happened = WEXITSTATUS(status) != 0;
+      if (fault == Fault::error) {
+        EXPECT_THAT(names(), testing::Contains("checkpoint-2")) << "call " << n;
+      }
+      remove_checkpoint_leftovers(out);  // as each start does
+      EXPECT_THAT(names(), testing::ElementsAre("checkpoint-2")) << "call " << n;
+      ASSERT_EQ(load(), 2) << "call " << n;
+      EXPECT_THAT(notes, testing::IsEmpty()) << "call " << n;
+      const int64_t run = load_checkpoint(out, content, [](const std::string&) {}).state.run;
+      EXPECT_TRUE(run == 7 || (run == 6 && happened)) << "call " << n;
+      kept += run == 6;
+      fs::remove_all(out + "/checkpoint-2");
+    }
+    EXPECT_GT(kept, 10);
+    EXPECT_LT(kept, n - 2) << "some calls come after it";
+  }
+}
+
 TEST_F(CheckpointTest, ShortAndInterruptedCallsGoOn) {
   for (const Fault fault : {Fault::short_write, Fault::interrupt}) {
     for (int64_t n = 1; n <= 12; ++n) {

@@ -229,6 +229,7 @@ std::string save_checkpoint(const std::string& output_dir, const RunState& state
     rename_synced(temporary, path);
   } catch (...) {
     std::error_code code;
+    if (slots != nullptr && exists(temporary)) slots->withdrawn();
     fs::remove_all(temporary, code);
     if (!exists(path)) fs::rename(replaced, path, code);
     throw;

@@ -218,6 +218,8 @@ void StateFile::published() {
   publishing_ = false;
 }
 
+void StateFile::withdrawn() { kept_ = kept_ && referred_; }
+
 bool StateFile::gone() const {
   struct stat status {};
   return ::fstat(file_.descriptor(), &status) == 0 && status.st_nlink == 0;

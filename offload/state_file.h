@@ -84,6 +84,7 @@ class StateFile {
   const SlotTable& sync();                 // all that was written is on the drive
   void name_for(const std::string& path);  // gives a checkpoint a name of the file, or keeps the file
   void published();
+  void withdrawn();  // in place of that, where the checkpoint didn't get its name: what was kept for it goes with the object
   // Whether somebody has deleted it: no checkpoint can refer to it any more.
   bool gone() const;
 

@@ -212,6 +212,28 @@ TEST(StateFile, IsRefusedWhereItIsAnother) {
   EXPECT_NO_THROW(StateFile(table.path, table, "owner"));
 }
 
+// A checkpoint that can't have a name of the file, and doesn't come about.
+TEST(StateFile, IsNotKeptForACheckpointThatFailed) {
+  const TestFolder folder, out;
+  {
+    StateFile file(folder.path, std::vector<StateFile::Tensor>{{"a", kBlock}}, out.path);
+    file.sync();
+    file.name_for(out / "no such folder/link");
+    EXPECT_TRUE(read_state_header(file.file().path()).kept);
+    file.withdrawn();
+  }
+  EXPECT_THAT(names_in(folder.path), testing::IsEmpty());
+  SlotTable table;
+  {
+    StateFile file(folder.path, std::vector<StateFile::Tensor>{{"a", kBlock}}, out.path);
+    publish(file, out / "no such folder/link");
+    table = file.sync();
+    file.withdrawn();  // of the next one: the first needs the file
+    EXPECT_TRUE(read_state_header(table.path).kept);
+  }
+  EXPECT_EQ(names_in(folder.path).size(), 1u);
+}
+
 TEST(SlotTable, MustMakeSense) {
   const SlotTable good{.path = "p",
                        .id = "i",

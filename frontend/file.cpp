@@ -115,12 +115,15 @@ void rename_synced(const std::string& from, const std::string& to) {
 
 void replace_file(const std::string& path, std::string_view text) {
   const std::string temporary = path + ".tmp";
-  {
+  try {
     File file = File::create(temporary);
     file.write(0, std::as_bytes(std::span(text)));
     file.sync();
+    rename_synced(temporary, path);
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
   }
-  rename_synced(temporary, path);
 }
 
 std::string read_small_file(const std::string& path, int64_t limit) {

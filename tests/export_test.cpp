@@ -140,14 +140,19 @@ TEST_F(ExportTest, AModelThatChangedSinceImportIsNotCopied) {
   EXPECT_FALSE(fs::exists(out + "/model.onnx"));
 }
 
-// The n-th write, fsync or rename fails: the next run may overwrite what is there, and nothing of it is half.
+// The n-th write, fsync or rename fails: each file is the old one or the new one, and the next run may overwrite it.
 TEST_F(ExportTest, AFailureAnywhereIsNoObstacleForTheNext) {
+  const std::string files[] = {"/model.onnx", "/m.data", "/parts/other"};
+  std::vector<std::string> before;
   fs::create_directory(out);
   run();
-  const std::string old_model = read_file(out + "/model.onnx"), old_data = read_file(out + "/m.data");
   bool happened = true;
+  int64_t kept = 0, mixed = 0;
   for (int64_t n = 1; happened; ++n) {
+    before.clear();
+    for (const std::string& file : files) before.push_back(read_file(out + file));
     w[0] = static_cast<float>(100 + n);
+    b[1] = static_cast<float>(200 + n);
     std::optional<Error> problem;
     {
       const IoFaults faults(Fault::full, n);
@@ -161,12 +166,26 @@ TEST_F(ExportTest, AFailureAnywhereIsNoObstacleForTheNext) {
     if (problem) {
       EXPECT_EQ(problem->code(), ErrorCode::io) << n;
     }
-    EXPECT_EQ(read_file(out + "/model.onnx").size(), old_model.size());
-    EXPECT_EQ(read_file(out + "/m.data").size(), old_data.size());
+    std::vector<std::string> after;
+    for (const std::string& file : files) after.push_back(read_file(out + file));
+    EXPECT_THAT(names_in(out), testing::IsSupersetOf({".ort-train-model.json", "m.data", "model.onnx", "parts"})) << n;
+    EXPECT_EQ(names_in(out).size() + names_in(out + "/parts").size(), 5u) << n << ": nothing else is left";
     run();
     expect_written();
-    EXPECT_FALSE(fs::exists(out + "/model.onnx.tmp"));
+    int64_t old = 0;
+    for (size_t i = 0; i < before.size(); ++i) {
+      const bool is_old = after[i] == before[i], is_new = after[i] == read_file(out + files[i]);
+      EXPECT_TRUE(is_old || is_new) << n << " " << files[i];
+      old += is_old && !is_new;
+    }
+    kept += old == 2;  // all whose weights have changed
+    mixed += old == 1;
+    if (!problem) {
+      EXPECT_EQ(old, 0) << n;
+    }
   }
+  EXPECT_GT(kept, 8);
+  EXPECT_GT(mixed, 0);
 }
 
 TEST_F(ExportTest, LargeTransposesGoInBlocks) {

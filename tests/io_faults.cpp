@@ -16,9 +16,11 @@ namespace ort_train {
 namespace {
 
 std::atomic<Fault> fault = Fault::none;
+constexpr size_t kBlock = 4096;  // of direct I/O
 std::atomic<bool> armed = false, done = false;
 std::mutex mutex;  // of what follows
 int64_t left = 0;
+bool lasting = false;
 std::vector<std::string> calls;
 std::map<std::pair<io_uring*, uint64_t>, int> spoilt;  // completions to come, by user data: what they shall say
 std::atomic<int> uring_refused = 0;
@@ -29,17 +31,30 @@ std::string path_of(int descriptor) {
 }
 
 bool of_reads(Fault which) { return which == Fault::read_error || which == Fault::short_read; }
+bool halves(Fault which) { return which == Fault::short_read || which == Fault::short_write; }
+
+size_t half_of(int descriptor, size_t bytes) {
+  const int flags = ::fcntl(descriptor, F_GETFL);
+  return flags >= 0 && (flags & O_DIRECT) != 0 ? bytes / 2 / kBlock * kBlock : (bytes + 1) / 2;
+}
 
 // Whether this call is the one; what fails sets errno.
 bool strikes(const char* what, const std::string& where, bool read = false) {
   if (!armed || read != of_reads(fault)) return false;
   const std::lock_guard lock(mutex);
   calls.push_back(std::string(what) + " " + where);
-  if (fault == Fault::none || --left != 0) return false;
+  if (fault == Fault::none || (--left != 0 && !(lasting && done))) return false;
   done = true;
   if (fault == Fault::kill) _exit(77);
   errno = fault == Fault::full ? ENOSPC : fault == Fault::interrupt ? EINTR : EIO;
   return true;
+}
+
+// A read or a write.
+bool strikes_transfer(bool read, int descriptor, size_t bytes) {
+  if (!armed || (halves(fault) && half_of(descriptor, bytes) == 0)) return false;
+  const std::string path = path_of(descriptor);
+  return path.starts_with('/') && strikes(read ? "read" : "write", path, read);  // events have no path
 }
 
 // Reads and writes that are about to go into the ring: short ones really are. Those that fail become what the kernel does at once, so that
@@ -49,10 +64,9 @@ void spoil_submissions(io_uring* ring) {
   for (unsigned at = ring->sq.sqe_head; at != ring->sq.sqe_tail; ++at) {
     io_uring_sqe& entry = ring->sq.sqes[at & ring->sq.ring_mask];
     const bool read = entry.opcode == IORING_OP_READ;
-    const std::string path = path_of(entry.fd);
-    if (!path.starts_with('/') || !strikes(read ? "read" : "write", path, read)) continue;  // events have no path
-    if (fault == Fault::short_write || fault == Fault::short_read) {
-      entry.len = entry.len / 2 / 4096 * 4096;
+    if (!strikes_transfer(read, entry.fd, entry.len)) continue;
+    if (halves(fault)) {
+      entry.len = static_cast<unsigned>(half_of(entry.fd, entry.len));
     } else {
       const std::lock_guard lock(mutex);
       const uint64_t data = entry.user_data;
@@ -80,10 +94,11 @@ template <typename Function> Function* real(const char* name) { return reinterpr
 
 }  // namespace
 
-IoFaults::IoFaults(Fault which, int64_t n) {
+IoFaults::IoFaults(Fault which, int64_t n, bool lasts) {
   const std::lock_guard lock(mutex);
   fault = which;
   left = n;
+  lasting = lasts;
   done = false;
   calls.clear();
   spoilt.clear();
@@ -107,18 +122,18 @@ extern "C" {
 
 ssize_t pwrite(int descriptor, const void* from, size_t bytes, off_t offset) {
   static auto* const call = ort_train::real<decltype(pwrite)>("pwrite");
-  if (ort_train::armed && ort_train::strikes("write", ort_train::path_of(descriptor))) {
-    if (ort_train::fault != ort_train::Fault::short_write) return -1;
-    bytes = (bytes + 1) / 2;
+  if (ort_train::strikes_transfer(false, descriptor, bytes)) {
+    if (!ort_train::halves(ort_train::fault)) return -1;
+    bytes = ort_train::half_of(descriptor, bytes);
   }
   return call(descriptor, from, bytes, offset);
 }
 
 ssize_t pread(int descriptor, void* to, size_t bytes, off_t offset) {
   static auto* const call = ort_train::real<decltype(pread)>("pread");
-  if (ort_train::armed && ort_train::strikes("read", ort_train::path_of(descriptor), true)) {
-    if (ort_train::fault != ort_train::Fault::short_read) return -1;
-    bytes = (bytes + 1) / 2;
+  if (ort_train::strikes_transfer(true, descriptor, bytes)) {
+    if (!ort_train::halves(ort_train::fault)) return -1;
+    bytes = ort_train::half_of(descriptor, bytes);
   }
   return call(descriptor, to, bytes, offset);
 }

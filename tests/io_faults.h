@@ -22,8 +22,9 @@ enum class Fault {
 
 class IoFaults {
  public:
-  // From now on the n-th call (from 1) that changes something on disk has this fault; later ones are well again. Any thread's calls.
-  IoFaults(Fault fault, int64_t n);
+  // From now on the n-th call (from 1) that changes something on disk has this fault; later ones are well again, unless it lasts. Any
+  // thread's calls. Of direct I/O, a block has no half: a short one is the n-th of several blocks.
+  IoFaults(Fault fault, int64_t n, bool lasts = false);
   ~IoFaults();  // all is well again
   IoFaults(const IoFaults&) = delete;
   IoFaults& operator=(const IoFaults&) = delete;

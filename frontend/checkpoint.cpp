@@ -20,7 +20,6 @@ namespace fs = std::filesystem;
 constexpr int kFormat = 1;
 constexpr size_t kKept = 2, kKeptInSlots = 1;
 constexpr const char* kPrefix = "checkpoint-";
-constexpr int64_t kManifestLimit = int64_t{256} << 20;
 constexpr std::string_view kNew = ".tmp-", kOld = ".tmp-old-", kReplaced = ".tmp-replaced-";  // before that
 
 std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
@@ -44,6 +43,7 @@ Json write_tensors(const std::string& path, const std::vector<StateTensor>& tens
 Error corrupt(const std::string& path, const std::string& why) { return error(ErrorCode::corrupt, "{}: {}", path, why); }
 
 void read_tensors(const std::string& path, const Json& manifest, const std::vector<StateTensor>& tensors) {
+  if (!exists(path)) throw corrupt(path, "is missing");
   const File file = File::open(path);
   if (file.size() != manifest.at("bytes").get<int64_t>())
     throw corrupt(path, fmt::format("has {} bytes, {} were written", file.size(), manifest.at("bytes").get<int64_t>()));
@@ -96,6 +96,7 @@ RunState state_of(const Json& json) {
 
 Json read_manifest(const std::string& folder) {
   const std::string path = (fs::path(folder) / kManifest).string();
+  if (!exists(path)) throw corrupt(path, "is missing");
   const Json json = Json::parse(read_small_file(path, kManifestLimit), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("body") || !json.contains("xxh3") || !json["xxh3"].is_string())
     throw corrupt(path, "is not a manifest");
@@ -248,9 +249,13 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
     Json manifest;
   };
   std::vector<Candidate> candidates;
-  std::string broken;  // why the newest of them is
-  const auto skip = [&](const std::string& path, const std::string& why) {
-    if (broken.empty()) broken = path + ": " + why;
+  std::string broken;                      // why the newest of them is
+  ErrorCode failure = ErrorCode::corrupt;  // or io: perhaps it is whole, and the drive doesn't give it
+  const auto skip = [&](const std::string& path, const std::string& why, ErrorCode code = ErrorCode::corrupt) {
+    if (broken.empty()) {
+      broken = path + ": " + why;
+      failure = code;
+    }
     note(fmt::format("{} is skipped: {}", path, why));
   };
   for (const auto& [step, path] : find_checkpoints(output_dir)) {
@@ -258,6 +263,8 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
       Json manifest = read_manifest(path);
       const int64_t run = manifest.at("state").at("run").get<int64_t>();
       candidates.push_back({run, step, path, std::move(manifest)});
+    } catch (const Error& problem) {
+      skip(path, problem.what(), problem.code());
     } catch (const std::exception& problem) {
       skip(path, problem.what());
     }
@@ -308,11 +315,12 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
       return loaded;
     } catch (const Error& problem) {
       if (problem.code() == ErrorCode::usage || (preparing && problem.code() != ErrorCode::corrupt)) throw;
-      skip(candidate.path, problem.what());
+      skip(candidate.path, problem.what(), problem.code());
     } catch (const std::exception& problem) {
       skip(candidate.path, problem.what());
     }
   }
+  if (failure == ErrorCode::io) throw error(ErrorCode::io, "{}: none of its checkpoints can be read ({})", output_dir, broken);
   throw error(ErrorCode::corrupt, "{}: none of its checkpoints is whole, so there is nothing to resume from ({})", output_dir, broken);
 }
 

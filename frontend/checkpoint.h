@@ -70,8 +70,8 @@ std::string save_checkpoint(const std::string& output_dir, const RunState& state
 using BeforeLoad = std::function<bool(const SlotTable* table, const std::string& path)>;
 
 // Loads the newest valid checkpoint into content's tensors. Those that aren't valid are skipped, with a note each. `nvme_path`: where else
-// a state file may be. Throws Error(corrupt) where there are some and none is valid, Error(usage) where there is none, or none of this
-// model.
+// a state file may be. Throws Error(corrupt) where there are some and none is valid, Error(io) where the newest may be but can't be read,
+// Error(usage) where there is none, or none of this model.
 Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& content, const Note& note, const std::string& nvme_path = {},
                        const BeforeLoad& before = nullptr);
 

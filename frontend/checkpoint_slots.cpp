@@ -2,8 +2,6 @@
 
 #include <charconv>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "frontend/file.h"
@@ -84,11 +82,14 @@ void read_slots(const std::string& path, const SlotTable& table, const Json& jso
 bool refers_to_state(const std::string& output_dir, const std::string& id) {
   std::error_code code;
   for (const auto& entry : fs::directory_iterator(output_dir, code)) {
-    if (!entry.path().filename().string().starts_with("checkpoint-")) continue;
-    // A manifest that is damaged may be restored by someone: what counts is that it names the file.
-    std::ifstream in(entry.path() / kManifest, std::ios::binary);
-    const std::string text{std::istreambuf_iterator<char>(in), {}};
-    if (text.find("\"" + id + "\"") != std::string::npos) return true;
+    const std::string manifest = (entry.path() / kManifest).string();
+    if (!entry.path().filename().string().starts_with("checkpoint-") || !exists(manifest)) continue;
+    try {
+      // One that is damaged may be restored by someone: what counts is that it names the file.
+      if (read_small_file(manifest, kManifestLimit).find("\"" + id + "\"") != std::string::npos) return true;
+    } catch (const Error&) {  // one that can't be read may name it
+      return true;
+    }
   }
   return false;
 }

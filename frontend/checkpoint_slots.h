@@ -14,6 +14,7 @@
 namespace ort_train {
 
 inline constexpr const char* kManifest = "state.json";
+inline constexpr int64_t kManifestLimit = int64_t{256} << 20;
 inline constexpr const char* kStateLink = "state.bin";  // the checkpoint's own name of the state file
 
 nlohmann::json slots_to_json(const SlotTable& table, const CheckpointContent& content);
@@ -27,7 +28,7 @@ std::string find_state_file(const SlotTable& table, const std::string& checkpoin
 void read_slots(const std::string& path, const SlotTable& table, const nlohmann::json& json, const CheckpointContent& content,
                 bool in_place);
 
-// Whether a checkpoint in that folder refers to a state file.
+// Whether a checkpoint in that folder refers to a state file, or may do so and can't be read.
 bool refers_to_state(const std::string& output_dir, const std::string& id);
 
 // Removes the state file if no checkpoint refers to it any more and no run uses it.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <sstream>
+#include <system_error>
 
 #include "frontend/checkpoint_slots.h"
 #include "frontend/trainer_impl.h"
@@ -74,7 +75,10 @@ std::unique_ptr<StateFile> Trainer::Impl::take_over(const SlotTable& table, cons
   if (!fs::exists(here, code) && !fs::exists(table.path, code))
     fs::create_hard_link(path, here, code);  // only the checkpoint has a name of it
   if (!same_file(here, path) || !has_tensors(table, tensors_of(program))) return nullptr;
-  const std::string owner = read_state_header(here.string()).owner;
+  const StateHeader header = read_state_header(here.string());
+  if (header.failed != 0)
+    throw error(ErrorCode::io, "'{}' can't be read: {}", here.string(), std::generic_category().message(header.failed));
+  const std::string& owner = header.owner;
   if (!same_file(owner, options.output_dir) && !owner.empty() && refers_to_state(owner, table.id)) return nullptr;  // this is its copy
   return std::make_unique<StateFile>(here.string(), table, fs::absolute(options.output_dir).lexically_normal().string());
 }

@@ -122,9 +122,13 @@ int64_t remove_leftovers(const std::string& folder) {
     struct stat opened {
     }, named{};
     // Whoever has another name of it needs it; and the name must still be the file's whose lock we hold.
+    const auto needed = [&] {
+      const StateHeader header = is_state ? read_state_header(descriptor) : StateHeader{};
+      return header.kept || header.failed != 0;
+    };
     const auto ours = [&] {
       return ::fstat(descriptor, &opened) == 0 && S_ISREG(opened.st_mode) && opened.st_nlink == 1 && opened.st_uid == ::geteuid() &&
-             !(is_state && read_state_header(descriptor).kept);
+             !needed();
     };
     if (ours() && ::flock(descriptor, LOCK_EX | LOCK_NB) == 0 && ours() && ::fstatat(at, entry->d_name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
         same_file(opened, named) && ::unlinkat(at, entry->d_name, 0) == 0) {

@@ -44,6 +44,10 @@ Error foreign(const std::string& path) {
   return error(ErrorCode::corrupt, "'{}' is not the state file to which the checkpoint refers", path);
 }
 
+Error unreadable(const std::string& path, int code) {
+  return error(ErrorCode::io, "'{}', the state file to which the checkpoint refers, can't be read: {}", path, reason(code));
+}
+
 int open_regular(const std::string& path, int flags) {
   const int descriptor = ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);  // O_NONBLOCK: a pipe must not make us wait
   struct stat status {};
@@ -62,8 +66,10 @@ int open_state(const std::string& path, const SlotTable& table, int flags) {
     throw error(ErrorCode::corrupt, "'{}', the state file to which the checkpoint refers, can't be opened: {}", path, reason(errno));
   }
   struct stat status {};
-  if (::fstat(descriptor, &status) == 0 && status.st_size == table.bytes && read_state_header(descriptor).id == table.id) return descriptor;
+  const StateHeader header = read_state_header(descriptor);
+  if (::fstat(descriptor, &status) == 0 && status.st_size == table.bytes && header.id == table.id) return descriptor;
   ::close(descriptor);
+  if (header.failed != 0) throw unreadable(path, header.failed);
   throw foreign(path);
 }
 
@@ -115,7 +121,13 @@ void check_table(const SlotTable& table) {
 
 StateHeader read_state_header(int descriptor) {
   alignas(kBlock) char block[kBlock];
-  if (::pread(descriptor, block, sizeof block, 0) != static_cast<ssize_t>(sizeof block)) return {};
+  for (size_t done = 0; done < sizeof block;) {
+    const ssize_t got = ::pread(descriptor, block + done, sizeof block - done, static_cast<off_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return {.id = {}, .owner = {}, .failed = errno};
+    if (got == 0) return {};
+    done += static_cast<size_t>(got);
+  }
   std::string_view text(block, ::strnlen(block, sizeof block));
   const auto line = [&] {
     const size_t end = std::min(text.find('\n'), text.size());
@@ -164,12 +176,13 @@ StateFile::StateFile(const std::string& path, const SlotTable& table, const std:
   check_table(table_);
   for (const SlotEntry& entry : table_.entries) published_.push_back(entry.current);
   table_.path = std::filesystem::absolute(path).lexically_normal().string();
+  file_.probe(direct);
   const StateHeader header = read_state_header(file_.descriptor());
+  if (header.failed != 0) throw unreadable(path, header.failed);
   kept_ = header.kept;
   const std::string folder = std::filesystem::path(table_.path).parent_path().string();
   removed_ = remove_leftovers(folder);
   reserved_ = reserve_space(file_, folder, table_.bytes);
-  file_.probe(direct);
   if (header.owner != owner_) write_header(kept_);
 }
 

@@ -48,6 +48,7 @@ struct StateHeader {
   std::string id;     // empty: the file is no state file
   std::string owner;  // the folder whose checkpoints refer to it
   bool kept = false;  // a checkpoint refers to it that has no name of it
+  int failed = 0;     // errno of the read that failed: nothing is known of the file, and somebody may need it
 };
 StateHeader read_state_header(int descriptor);
 StateHeader read_state_header(const std::string& path);

@@ -268,6 +268,34 @@ TEST_F(CheckpointTest, AnotherRunsOfTheSameStepStaysUntilTheNewOneIsThere) {
   }
 }
 
+// What can't be read may be whole: that isn't damage.
+TEST_F(CheckpointTest, AReadErrorIsNotDamage) {
+  save(1);
+  for (int64_t n = 1;; ++n) {
+    std::optional<Error> problem;
+    bool happened = false;
+    {
+      const IoFaults faults(Fault::read_error, n);
+      try {
+        load();
+      } catch (const Error& caught) {
+        problem = caught;
+      }
+      happened = faults.happened();
+    }
+    EXPECT_EQ(problem.has_value(), happened) << n;
+    if (!happened) {
+      EXPECT_GT(n, 4);
+      break;
+    }
+    EXPECT_EQ(problem->code(), ErrorCode::io) << problem->what();
+    EXPECT_THAT(problem->what(), HasSubstr("none of its checkpoints can be read"));
+    EXPECT_THAT(problem->what(), HasSubstr("Input/output error"));
+  }
+  fs::remove(folder / "checkpoint-1/optimizer.safetensors");
+  EXPECT_EQ(load_error(), ErrorCode::corrupt);
+}
+
 TEST_F(CheckpointTest, ShortAndInterruptedCallsGoOn) {
   for (const Fault fault : {Fault::short_write, Fault::interrupt}) {
     for (int64_t n = 1; n <= 12; ++n) {

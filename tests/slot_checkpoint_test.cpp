@@ -14,6 +14,7 @@
 
 #include "exec/arena.h"
 #include "frontend/checkpoint.h"
+#include "frontend/checkpoint_slots.h"
 #include "graph/error.h"
 #include "offload/disk_folder.h"
 #include "offload/spill_disk.h"
@@ -307,6 +308,19 @@ TEST_P(SlotCheckpointTest, DamageIsOneSentence) {
   fs::remove(table.path);
   fs::remove(out + "/checkpoint-1/state.bin");
   corrupt("is missing");
+}
+
+TEST_P(SlotCheckpointTest, AManifestThatCannotBeReadMayReferToAStateFile) {
+  start(nullptr);
+  step(1);
+  save(1);
+  const std::string id = disk->state()->sync().id;
+  EXPECT_TRUE(refers_to_state(out, id));
+  EXPECT_FALSE(refers_to_state(out, "0123456789abcdef"));
+  EXPECT_FALSE(refers_to_state(out + "/none", id));
+  const IoFaults faults(Fault::read_error, 1);
+  EXPECT_TRUE(refers_to_state(out, id));
+  EXPECT_TRUE(faults.happened());
 }
 
 TEST_P(SlotCheckpointTest, OthersOfTheFolderGo) {

@@ -212,6 +212,39 @@ TEST(StateFile, IsRefusedWhereItIsAnother) {
   EXPECT_NO_THROW(StateFile(table.path, table, "owner"));
 }
 
+// Its header says that it is kept; a header that can't be read doesn't say that it isn't.
+TEST(StateFile, AReadErrorIsNoReasonToRemoveIt) {
+  const TestFolder folder, out;
+  SlotTable table;
+  {
+    StateFile file(folder.path, std::vector<StateFile::Tensor>{{"a", 5 * kBlock}}, out.path);
+    publish(file, out / "no such folder/link");
+    table = file.sync();
+  }
+  for (const auto& [fault, lasts] : {std::pair(Fault::read_error, false), {Fault::read_error, true}, {Fault::short_read, false}}) {
+    bool happened = true;
+    int64_t n = 0, refused = 0;
+    while (happened) {
+      {
+        const IoFaults faults(fault, ++n, lasts);
+        EXPECT_EQ(remove_leftovers(folder.path), 0) << n;
+        try {
+          const StateFile file(table.path, table, out.path);
+        } catch (const Error& problem) {
+          EXPECT_EQ(problem.code(), ErrorCode::io) << n;
+          EXPECT_THAT(problem.what(), HasSubstr("'" + table.path + "', the state file to which the checkpoint refers, can't be read: "));
+          ++refused;
+        }
+        happened = faults.happened();
+      }
+      ASSERT_TRUE(read_state_header(table.path).kept) << n;
+    }
+    EXPECT_GT(n, 2);
+    EXPECT_EQ(refused > 1, fault == Fault::read_error);
+  }
+  EXPECT_NO_THROW(StateFile(table.path, table, out.path));
+}
+
 // A checkpoint that can't have a name of the file, and doesn't come about.
 TEST(StateFile, IsNotKeptForACheckpointThatFailed) {
   const TestFolder folder, out;

@@ -15,8 +15,8 @@
 namespace ort_train {
 
 struct TestFolder {
-  TestFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "ort-train-XXXXXX").string();
+  explicit TestFolder(const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
+    std::string pattern = (parent / "ort-train-XXXXXX").string();
     path = mkdtemp(pattern.data());
   }
   ~TestFolder() { std::filesystem::remove_all(path); }

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from program import CHAR_GPT, GOLDEN, PROGRAM, TEXT, log, run, smallest_budget
+from program import CHAR_GPT, GOLDEN, PROGRAM, TEXT, log, nominal_machine, run, smallest_budget
 
 PAGE = 4096
 MB = 10**6
@@ -56,7 +56,13 @@ def wide(folder, model="wide.onnx", data="small.npz", *more):
     return [folder / model, "--data", folder / data, "--loss", "mse", "--batch-size", 4, "--max-steps", 2, *more]
 
 
+def streamed(made, job, *more):
+    """With a disk in the job's folder, and the rates of a usual one."""
+    return [*job, "--nvme-path", "nvme", "--profile", nominal_machine(made.parent), *more]
+
+
 SGD = ["--optim", "sgd", "--learning-rate", 1e-3]
+VERTICAL = ["--gradient-accumulation-steps", 2, "--micro-batches", "vertical"]
 JOBS = {
     "200 MB": (200, lambda made: kept(24)),
     "600 MB": (560, lambda made: kept(64)),
@@ -75,24 +81,38 @@ JOBS = {
     "compressed data": (200, lambda made: wide(made, "wide.onnx", "packed.npz", *SGD)),
     "a small one": (0, lambda made: [GOLDEN / "gpt2-dynamo-20-folded.onnx", "--data", GOLDEN / "gpt2-dynamo-20-folded.data.safetensors",
                                      "--num-train-epochs", 30]),
+    "streamed, vertical": (20, lambda made: streamed(made, kept(24), *VERTICAL, "--sample-length", 0)),
+    "streamed, external": (50, lambda made: streamed(made, wide(made, "external.onnx", "small.npz"), "--save-steps", 1)),
+    "streamed, vertical, external": (50, lambda made: streamed(made, wide(made, "external.onnx", "small.npz"), *VERTICAL, "--save-steps", 1)),
 }
 
 
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "nvme").mkdir()
+    return tmp_path
+
+
+def uses_disk(summary):
+    return min(summary[name] for name in ("disk_bytes_read", "disk_bytes_written")) > MB
+
+
 @pytest.mark.parametrize("name", JOBS)
-def test_the_smallest_budget_is_exact_and_holds(tmp_path, made, name):
+def test_the_smallest_budget_is_exact_and_holds(folder, made, name):
     arena, job = JOBS[name]
     job = [*job(made), "--log-file", "log"]
-    refused = run(tmp_path, *job, "--budget", "1MB", code=4)
+    refused = run(folder, *job, "--budget", "1MB", code=4)
     smallest = smallest_budget(refused)
     assert refused.peak <= smallest
-    assert smallest_budget(run(tmp_path, *job, "--budget", smallest - PAGE, code=4)) == smallest
-    result = run(tmp_path, *job, "--budget", smallest)
-    summary = log(tmp_path / "log")[1]
+    assert smallest_budget(run(folder, *job, "--budget", smallest - PAGE, code=4)) == smallest
+    result = run(folder, *job, "--budget", smallest)
+    summary = log(folder / "log")[1]
     assert summary["minimum_budget_bytes"] == smallest
     assert result.peak <= smallest
     assert abs(summary["rss_peak_bytes"] - result.peak) <= MB
     assert arena * MB <= summary["measured_peak_bytes"]["RAM"] <= summary["planned_peak_bytes"]["RAM"] < result.peak
     assert result.peak >= smallest - 16 * MB  # the budget is not merely generous
+    assert uses_disk(summary) == ("--nvme-path" in job)
     print(f"{name}: smallest {smallest}, peak {result.peak}, {smallest - result.peak} below; refusal took {refused.peak}")
 
 
@@ -177,18 +197,25 @@ def run_limited(group, version, folder, limit, arguments):
     if swap.exists():
         swap.write_text(str(limit if version == 1 else 0))
     enter = f"echo $$ > '{group}/cgroup.procs' && exec \"$@\""
-    done = subprocess.run([str(part) for part in ("sh", "-c", enter, "sh", PROGRAM, *arguments)], cwd=folder, capture_output=True, text=True)
+    cache = {**os.environ, "XDG_CACHE_HOME": str(folder)}
+    done = subprocess.run([str(part) for part in ("sh", "-c", enter, "sh", PROGRAM, *arguments)], cwd=folder, env=cache, capture_output=True,
+                          text=True)
     peak = group / names[1]
     return done, int(peak.read_text()) if peak.exists() else 0
 
 
-@pytest.mark.parametrize("name", ["accumulation and evaluation", "recompute", "large weights", "large weights, external", "large optimizer state"])
-def test_a_cgroup_of_the_smallest_budget_is_enough(tmp_path, made, limited, name):
+@pytest.mark.parametrize("name", ["accumulation and evaluation", "recompute", "large weights", "large weights, external", "large optimizer state",
+                                  "streamed, vertical", "streamed, external", "streamed, vertical, external"])
+def test_a_cgroup_of_the_smallest_budget_is_enough(folder, made, limited, name):
     job = [*JOBS[name][1](made), "--log-file", "log"]
-    smallest = smallest_budget(run(tmp_path, *job, "--budget", "1MB", code=4))
+    smallest = smallest_budget(run(folder, *job, "--budget", "1MB", code=4))
+    if name == "streamed, external":
+        job[job.index("--profile") + 1] = "measured.json"  # so that the disk is measured in there
     done, peak = limited(smallest, *job, "--budget", smallest)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
-    assert log(tmp_path / "log")[1]["steps"] == 2
+    summary = log(folder / "log")[1]
+    assert summary["steps"] == 2 and uses_disk(summary) == ("--nvme-path" in job)
+    assert ("measuring the disk" in done.stdout) == (name == "streamed, external")
     assert peak <= smallest
     if peak:
         assert peak > JOBS[name][0] * MB  # it was in there

@@ -4,7 +4,9 @@ model that is written are the same bits in all of them, and each stays inside it
 Most jobs are small; a few are large enough that arenas, plans and what planning leaves on the heap are those of real ones.
 """
 import hashlib
+import itertools
 import json
+import re
 import shutil
 import subprocess
 
@@ -22,9 +24,11 @@ THREADS = 1, 2, 3, 8
 SHARES = 0, 0.01, 0.03, 0.06, 0.1, 0.18, 0.4, 1  # of what lies between the smallest budget and all that a job takes
 RECOMPUTE = "auto", "none", "sqrt", "all"
 MECHANISMS = "recompute", "streamed state", "streamed activations", "vertical", "updates in the next step"
-ORDERS = "vertical", "auto", "vertical", "horizontal"
+ORDERS = "vertical", "auto", "vertical", "horizontal", "vertical"
+AXES = {"threads": THREADS, "disk in use": (True, False), "recompute": RECOMPUTE, "order": set(ORDERS), "share": SHARES}
 STATE = {"weights", "gradients", "optimizer"}
 seen = []  # of each run of the matrix: its mechanisms, whether it accumulates
+ways = []  # of the accumulating ones: where it stood on each axis
 
 
 @pytest.fixture(scope="session")
@@ -178,11 +182,15 @@ class Job:
     def run(self, *more):
         subprocess.run(["rm", "-rf", self.folder / "out", self.folder / "log", *self.nvme.iterdir()], check=True)
         result = run(self.folder, *self.arguments, "--log-file", "log", "--plan-json", "planned.json", *more)
+        self.planned = json.loads((self.folder / "planned.json").read_text())
         return result, *self.result()
+
+    def refusal(self, budget, *more):
+        return run(self.folder, *self.arguments, "--budget", budget, *more, code=4)
 
     def mechanisms(self):
         """What the last run did, by its plan."""
-        plan = json.loads((self.folder / "planned.json").read_text())
+        plan = self.planned
         steps = [entry for entry in plan["memory"]["entries"] if entry["name"].startswith(("train", "update"))]
         together = plan["micro_batches"]["together"] > 1  # then "train" is for what is left of an epoch
         moved = [entry["disk"][way] for entry in steps for way in ("read", "written") if not (together and entry["name"] == "train")]
@@ -211,17 +219,22 @@ def uses_disk(summary):
 
 @pytest.mark.parametrize("name", JOBS)
 def test_every_budget_gives_the_same_bits(tmp_path, profile, made, name):
-    job = Job(tmp_path, profile, JOBS[name](made))
+    """Where a run stands on one axis says nothing of the others: each number of threads meets each recompute, order and share, and so on."""
+    job, place = Job(tmp_path, profile, JOBS[name](made)), list(JOBS).index(name)
+    accumulates = ACCUMULATING[0] in job.arguments
     _, wanted, _ = job.run("--threads", 1)
     here = []
     for number, share in enumerate(SHARES):
         for turn, on in enumerate((True, False, True)[:3 - number % 2]):  # most of what can go wrong needs a disk
-            threads, recompute = THREADS[(number + turn) % len(THREADS)], RECOMPUTE[(number + number // 4 + 2 * turn + on) % len(RECOMPUTE)]
-            order = ORDERS[(number + turn) % len(ORDERS)]
+            threads, order = THREADS[(place + number - turn) % len(THREADS)], ORDERS[(place + number + turn) % len(ORDERS)]
+            recompute = RECOMPUTE[(place - number + number // 4) % len(RECOMPUTE)]
             least = job.plan(threads, on, recompute, order)["minimum_budget_bytes"]
             most = max(least, job.plan(threads, on, "none")["peak"]["total"] + MB)
             budget = least + int(share * (most - least)) // PAGE * PAGE
-            result, left, summary = job.run("--threads", threads, "--recompute", recompute, "--micro-batches", order, "--budget", budget, *job.disk(on))
+            how = ["--threads", threads, "--recompute", recompute, "--micro-batches", order, *job.disk(on)]
+            if not here:  # at the smallest budget, with a disk
+                assert smallest_budget(job.refusal(least - PAGE, *how)) == least
+            result, left, summary = job.run(*how, "--budget", budget)
             where = f"{threads} threads, {budget} bytes from {least} to {most}, {'with' if on else 'without'} a disk, recompute {recompute}, {order}"
             assert left == wanted, where
             assert result.peak <= budget, where
@@ -231,9 +244,13 @@ def test_every_budget_gives_the_same_bits(tmp_path, profile, made, name):
             used = job.mechanisms()
             assert uses_disk(summary) >= bool(used - {"recompute", "vertical"}), where
             assert ("recompute" in used) == (recompute in ("sqrt", "all")) or recompute == "auto", where
+            assert ("vertical" in used) == (accumulates and order == "vertical") or accumulates and order == "auto", where
+            assert job.planned["machine"]["threads"] == threads, where
             here.append(used)
+            if accumulates:
+                ways.append({"threads": threads, "disk in use": uses_disk(summary), "recompute": recompute, "order": order, "share": share})
     print(f"{name}: of {len(here)} runs", ", ".join(f"{sum(mechanism in used for used in here)} with {mechanism}" for mechanism in MECHANISMS))
-    seen.extend((used, ACCUMULATING[0] in job.arguments) for used in here)
+    seen.extend((used, accumulates) for used in here)
 
 
 LARGE = {
@@ -384,9 +401,39 @@ def test_below_the_smallest_budget_is_refused(tmp_path, profile, made):
     for threads in THREADS:
         least = job.plan(threads, True)["minimum_budget_bytes"]
         assert least < job.plan(threads, False)["minimum_budget_bytes"]
-        refusal = run(tmp_path, *job.arguments, "--threads", threads, "--budget", least - PAGE, *job.disk(True), code=4)
-        assert smallest_budget(refusal) == least
+        assert smallest_budget(job.refusal(least - PAGE, "--threads", threads, *job.disk(True))) == least
         assert job.leftovers() == []
+
+
+def test_a_refusal_without_a_disk_says_what_a_disk_allows(tmp_path, profile, made):
+    helped = []
+    for name in "perceptron", "perceptron, accumulating", "char-gpt", "gpt2 of dynamo, in parts, accumulating":
+        (tmp_path / name).mkdir()
+        job = Job(tmp_path / name, profile, JOBS[name](made))
+        refusal, least = job.refusal("1MB", "--threads", 2), job.plan(2, True)["minimum_budget_bytes"]
+        said = re.search(r"; with --nvme-path on a disk, ([\d,]+) \(--budget (\d+)\)\n$", refusal.err)
+        assert (said is not None) == ("--nvme-path" in refusal.err), refusal.err
+        if said is None:
+            assert least > smallest_budget(refusal) - 4 * MB
+            continue
+        allowed = int(said[2])
+        assert said[1] == f"{allowed:,}" and least <= allowed < least + 4 * MB and allowed < smallest_budget(refusal)
+        result, left, summary = job.run("--threads", 2, "--budget", allowed, *job.disk(True))
+        assert result.peak <= allowed and uses_disk(summary)
+        assert left == job.run("--threads", 2)[1]
+        helped.append(name)
+    assert len(helped) >= 3
+
+
+def test_without_checks_of_what_is_read_the_bits_are_the_same(tmp_path, profile, made):
+    for name in "perceptron", "gpt2 of torchscript, accumulating":
+        (tmp_path / name).mkdir()
+        job = Job(tmp_path / name, profile, JOBS[name](made))
+        least = job.plan(2, True)["minimum_budget_bytes"]
+        checked, unchecked = (job.run("--threads", 2, "--budget", least, *job.disk(True), *more) for more in ([], ["--no-nvme-checksums"]))
+        for result, left, summary in checked, unchecked:
+            assert left == checked[1] and result.peak <= least and uses_disk(summary)
+        assert unchecked[2]["disk_bytes_read"] == checked[2]["disk_bytes_read"]
 
 
 def test_each_mechanism_really_occurred():
@@ -395,11 +442,21 @@ def test_each_mechanism_really_occurred():
     count = {mechanism: sum(mechanism in used for used, _ in seen) for mechanism in MECHANISMS}
     accumulating = sum(accumulates for _, accumulates in seen)
     print(f"of {len(seen)} runs, {accumulating} accumulating,", ", ".join(f"{number} with {mechanism}" for mechanism, number in count.items()))
-    assert all(4 * count[mechanism] >= len(seen) for mechanism in MECHANISMS[:3]), count
+    assert all(4 * count[mechanism] >= len(seen) for mechanism in MECHANISMS[:4]), count
     assert 2 * count["vertical"] >= accumulating > 0, count
     for accumulates in False, True:  # each in its own way
         later = ["updates in the next step" in used for used, accumulated in seen if accumulated == accumulates]
         assert sum(later) >= 4, (accumulates, sum(later), len(later))
+
+
+def test_each_choice_met_each_other():
+    """Of any three axes every combination was run; with the shares, every pair (of a disk in use only while memory is short)."""
+    if len(seen) < 8 * len(JOBS):
+        pytest.skip("only a part of the matrix was run")
+    for axes in [*itertools.combinations(list(AXES)[:4], 3), *((axis, "share") for axis in ("threads", "recompute", "order"))]:
+        met = {tuple(way[axis] for axis in axes) for way in ways}
+        missing = set(itertools.product(*(AXES[axis] for axis in axes))) - met
+        assert not missing, (axes, missing)
 
 
 def test_a_full_disk_is_one_sentence(tmp_path, profile, made):

@@ -16,9 +16,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from program import PROGRAM, log, nominal_machine, run
+from program import HANGS, PROGRAM, log, nominal_machine, run
 
-CORRUPT = 8
+IO, CORRUPT = 6, 8
 KILLS = 54
 STEPS = 4 * KILLS
 # The checkpoints' file system is the disk tier's, or another; gradients live through a step, or through several batches, which have a weight in parts.
@@ -258,7 +258,7 @@ def test_a_state_file_that_is_lost_or_damaged_is_one_sentence(tmp_path, job, out
             byte = file.read(1)
             file.seek(-1, 1)
             file.write(bytes([byte[0] ^ 4]))
-        for options in command, [*arguments, "--output-dir", out]:
+        for options in command, [*command, "--no-nvme-checksums"], [*arguments, "--output-dir", out]:
             assert f"'{name}' fails its checksum" in run(tmp_path, *options, "--resume", code=CORRUPT).err
         with open(state, "r+b") as file:
             file.seek(table["tensors"][name]["slots"][table["tensors"][name]["current"]] + 1000)
@@ -268,6 +268,35 @@ def test_a_state_file_that_is_lost_or_damaged_is_one_sentence(tmp_path, job, out
         path.unlink(missing_ok=True)
     assert f"{state.name}', the state file to which the checkpoint refers, is missing" in run(tmp_path, *command, "--resume", code=CORRUPT).err
     assert names(nvme) == [] and checkpoints(tmp_path, out) == [step]
+
+
+def damage(path):
+    """The lowest bit of each float32's fraction."""
+    with open(path, "r+b") as file:
+        bits = np.frombuffer(file.read(), np.uint32) ^ 1
+        file.seek(0)
+        file.write(bits.tobytes())
+        os.fsync(file.fileno())
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_damage_during_the_run_is_found_unless_nothing_is_checked(tmp_path, job, out, checked):
+    arguments, wanted, least, _ = job
+    nvme, _, process = begun(tmp_path, [*arguments, *([] if checked else ["--no-nvme-checksums"])], least, out)
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    assert lines(tmp_path) < STEPS
+    for path in nvme.iterdir():
+        damage(path)
+    process.send_signal(signal.SIGCONT)
+    error = process.communicate(timeout=HANGS)[1].decode()
+    if checked:
+        assert process.returncode == IO and error.count("\n") == 1
+        assert "the disk returned other bytes than were written: " in error and str(nvme) in error
+    else:
+        assert process.returncode == 0, error
+        assert result(tmp_path)[1] != wanted[1]
+    assert not any(name.startswith("ort-train-spill-") for name in names(nvme))
 
 
 def test_a_state_file_that_is_deleted_during_the_run(tmp_path, job, out):

@@ -406,7 +406,9 @@ void Trainer::Impl::refuse_budget() {
 
 // What the profile says of the machine, or what is measured now.
 void Trainer::Impl::measure(int64_t memory) {
-  if (options.budget > 0) memory = std::clamp<int64_t>(options.budget - reserve, kPage, memory);
+  memory = std::min(memory, available_memory() / 2);  // where the job's own doesn't fit, a sentence says so later
+  if (options.budget > 0) memory = std::min(memory, options.budget - reserve);
+  memory = std::max(memory, kPage);
   if (!options.profile.empty() && !options.recalibrate) profile = load_profile(options.profile).value_or(MachineProfile{});
   const int threads = workers.threads();
   if (const auto known = profile.processor.find(threads); known != profile.processor.end() && known->second.flops > 0) {

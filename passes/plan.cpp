@@ -408,9 +408,9 @@ struct Planner::Impl {
       if (pack_some(search, early, within, packings, foreseen, result, least)) {
         ++found;
         if (found == 1 && round > 0) pack_some(search, early, within + step / 2, packings, foreseen, result, least);
-        if (found == 1) target = within;
       }
       if (round == 0) first = foreseen;
+      if (found > 0 && least <= kClose * first) target = within;
       if (within == search.floor || least <= kClose * first) break;
       within = std::max(search.floor, within - step);
     }
@@ -548,7 +548,7 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
   constexpr double kGood = 1.002;  // times the bound
   // How early reads may begin, in the time in which all of the memory could be read: the earlier, the less is waited for, and the less
   // memory do addresses leave.
-  constexpr double kEarly[] = {0.12, 0.25, 0.5, 1};
+  constexpr double kEarly[] = {0.12, 0.25, 0.5, 1, 0.03};
   constexpr double kLeastEarly = 0.01;  // seconds: a system's hiccup
   Impl::Search& search = impl_->search(limit, compute, disk);
   StreamedProgram result;

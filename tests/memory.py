@@ -83,7 +83,8 @@ JOBS = {
                                      "--num-train-epochs", 30]),
     "streamed, vertical": (20, lambda made: streamed(made, kept(24), *VERTICAL, "--sample-length", 0)),
     "streamed, external": (50, lambda made: streamed(made, wide(made, "external.onnx", "small.npz"), "--save-steps", 1)),
-    "streamed, vertical, external": (50, lambda made: streamed(made, wide(made, "external.onnx", "small.npz"), *VERTICAL, "--save-steps", 1)),
+    "streamed, vertical, external": (
+        50, lambda made: streamed(made, wide(made, "external.onnx", "small.npz"), *VERTICAL, "--save-steps", 1)),
 }
 
 
@@ -198,14 +199,14 @@ def run_limited(group, version, folder, limit, arguments):
         swap.write_text(str(limit if version == 1 else 0))
     enter = f"echo $$ > '{group}/cgroup.procs' && exec \"$@\""
     cache = {**os.environ, "XDG_CACHE_HOME": str(folder)}
-    done = subprocess.run([str(part) for part in ("sh", "-c", enter, "sh", PROGRAM, *arguments)], cwd=folder, env=cache, capture_output=True,
-                          text=True)
+    command = [str(part) for part in ("sh", "-c", enter, "sh", PROGRAM, *arguments)]
+    done = subprocess.run(command, cwd=folder, env=cache, capture_output=True, text=True)
     peak = group / names[1]
     return done, int(peak.read_text()) if peak.exists() else 0
 
 
-@pytest.mark.parametrize("name", ["accumulation and evaluation", "recompute", "large weights", "large weights, external", "large optimizer state",
-                                  "streamed, vertical", "streamed, external", "streamed, vertical, external"])
+@pytest.mark.parametrize("name", ["accumulation and evaluation", "recompute", "large weights", "large weights, external",
+                                  "large optimizer state", "streamed, vertical", "streamed, external", "streamed, vertical, external"])
 def test_a_cgroup_of_the_smallest_budget_is_enough(folder, made, limited, name):
     job = [*JOBS[name][1](made), "--log-file", "log"]
     smallest = smallest_budget(run(folder, *job, "--budget", "1MB", code=4))

@@ -219,7 +219,7 @@ def uses_disk(summary):
 
 @pytest.mark.parametrize("name", JOBS)
 def test_every_budget_gives_the_same_bits(tmp_path, profile, made, name):
-    """Where a run stands on one axis says nothing of the others: each number of threads meets each recompute, order and share, and so on."""
+    """Where a run stands on one axis says nothing of the others: each number of threads meets each recompute, order, share and so on."""
     job, place = Job(tmp_path, profile, JOBS[name](made)), list(JOBS).index(name)
     accumulates = ACCUMULATING[0] in job.arguments
     _, wanted, _ = job.run("--threads", 1)

@@ -1,6 +1,7 @@
 // io_uring: one thread owns the ring, and sleeps in the kernel until a block is done or the queue has a new request.
 //
-// Measured and left out: registered buffers and polling by the kernel win nothing for blocks of this size.
+// Measured: polling by the kernel wins nothing for blocks of this size. Buffers aren't registered yet: for reads of 1 MiB that takes a
+// quarter of the processor's time (17 instead of 67 us), and is up to 9 % faster on an emulated drive.
 
 #include <liburing.h>
 #include <sys/eventfd.h>

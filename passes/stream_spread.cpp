@@ -164,12 +164,12 @@ StreamForecast simulate(const StreamEntry& entry, const std::vector<Visit>& visi
   if (times) *times = {.waited = std::vector<double>(visits.size()), .over = std::vector<int32_t>(visits.size())};
   StreamClock clock(rates);
   for (size_t t = 0; t <= steps; ++t) {
-    for (; times && over < writing.size() && (t == steps || is_long_over(clock, write[writing[over]])); ++over)
+    for (; over < writing.size() && (t == steps || is_long_over(clock, write[writing[over]])); ++over)
       times->over[writing[over]] = static_cast<int32_t>(t);
     for (size_t v : begins[t]) {
       const int64_t bytes = entry.pieces[visits[v].piece].bytes;
       write[v] = clock.begin(true, bytes);
-      writing.push_back(v);
+      if (times) writing.push_back(v);
       forecast.write += static_cast<double>(bytes) / rates.write;
       forecast.bytes_written += bytes;
     }

@@ -176,17 +176,7 @@ TEST_F(CheckpointTest, AFailedCallLeavesTheLastOneGood) {
     for (int64_t n = 1;; ++n) {
       save(1);
       fill(2);
-      std::optional<Error> problem;
-      bool happened = false;
-      {
-        const IoFaults faults(fault, n);
-        try {
-          save_checkpoint(out, state(2), content);
-        } catch (const Error& caught) {
-          problem = caught;
-        }
-        happened = faults.happened();
-      }
+      const auto [problem, happened] = with_fault(fault, n, [&] { save_checkpoint(out, state(2), content); });
       if (!happened) {
         EXPECT_FALSE(problem);
         EXPECT_GT(n, 10);
@@ -272,17 +262,7 @@ TEST_F(CheckpointTest, AnotherRunsOfTheSameStepStaysUntilTheNewOneIsThere) {
 TEST_F(CheckpointTest, AReadErrorIsNotDamage) {
   save(1);
   for (int64_t n = 1;; ++n) {
-    std::optional<Error> problem;
-    bool happened = false;
-    {
-      const IoFaults faults(Fault::read_error, n);
-      try {
-        load();
-      } catch (const Error& caught) {
-        problem = caught;
-      }
-      happened = faults.happened();
-    }
+    const auto [problem, happened] = with_fault(Fault::read_error, n, [&] { load(); });
     EXPECT_EQ(problem.has_value(), happened) << n;
     if (!happened) {
       EXPECT_GT(n, 4);

@@ -153,16 +153,8 @@ TEST_F(ExportTest, AFailureAnywhereIsNoObstacleForTheNext) {
     for (const std::string& file : files) before.push_back(read_file(out + file));
     w[0] = static_cast<float>(100 + n);
     b[1] = static_cast<float>(200 + n);
-    std::optional<Error> problem;
-    {
-      const IoFaults faults(Fault::full, n);
-      try {
-        run();
-      } catch (const Error& caught) {
-        problem = caught;
-      }
-      happened = faults.happened();
-    }
+    const auto [problem, struck] = with_fault(Fault::full, n, [&] { run(); });
+    happened = struck;
     if (problem) {
       EXPECT_EQ(problem->code(), ErrorCode::io) << n;
     }

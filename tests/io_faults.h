@@ -4,8 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "graph/error_type.h"
 
 namespace ort_train {
 
@@ -33,6 +36,23 @@ class IoFaults {
   // "write PATH", "fsync PATH", "rename FROM TO", "read PATH" where reads count: since this object was made.
   static const std::vector<std::string>& trace();
 };
+
+// What came of something whose n-th call had a fault.
+struct Struck {
+  std::optional<Error> problem{};
+  bool happened = false;
+};
+template <typename Body> Struck with_fault(Fault fault, int64_t n, Body&& body) {
+  const IoFaults faults(fault, n);
+  Struck struck;
+  try {
+    body();
+  } catch (const Error& caught) {
+    struck.problem = caught;
+  }
+  struck.happened = faults.happened();
+  return struck;
+}
 
 // While it lives, the kernel refuses io_uring with this errno.
 class UringRefused {

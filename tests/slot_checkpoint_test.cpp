@@ -225,17 +225,11 @@ TEST_P(SlotCheckpointTest, AFailedCallLeavesTheLastOneGood) {
       start(nullptr);
       step(1);
       save(1);
-      std::optional<Error> problem;
-      {
-        const IoFaults faults(fault, n);
-        try {
-          step(2);
-          save(2);
-        } catch (const Error& caught) {
-          problem = caught;
-        }
-        happened = faults.happened();
-      }
+      const auto [problem, struck] = with_fault(fault, n, [&] {
+        step(2);
+        save(2);
+      });
+      happened = struck;
       if (problem) {
         EXPECT_EQ(problem->code(), ErrorCode::io);
       }

@@ -3,12 +3,15 @@
 
 #include "passes/pack.h"
 
+#include <immintrin.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 #include <utility>
+
+#include "passes/both.h"
 
 namespace ort_train {
 namespace {
@@ -16,6 +19,8 @@ namespace {
 // What the rounds may cost, in steps of the inner loop (a nanosecond or two each): fixed, so that the result is.
 constexpr int64_t kRoundSteps = 100'000'000;
 constexpr int64_t kMaxRounds = 600;
+// With fewer, a thread isn't worth its beginning.
+constexpr size_t kManyBlocks = 1000;
 // So far above what is enough, rounds lead nowhere.
 constexpr double kHopeless = 1.01;
 
@@ -81,17 +86,16 @@ class Placements {
       std::fill(first, first + kChunk, INT32_MAX);
       std::fill(last, last + kChunk, INT32_MIN);
     }
-    // A bit each. The loop over bytes is one that compilers turn into vector instructions.
+    // A bit each.
     uint64_t within(int32_t from, int32_t to) const {
-      uint8_t is[kChunk];
-      for (size_t i = 0; i < kChunk; ++i) is[i] = static_cast<uint8_t>((first[i] <= to) & (last[i] >= from));
-      uint64_t mask = 0;
+      const __m256i after = _mm256_set1_epi32(to), before = _mm256_set1_epi32(from);
+      const auto eight = [](const int32_t* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); };
+      uint64_t without = 0;
       for (size_t i = 0; i < kChunk; i += 8) {
-        uint64_t eight;
-        std::memcpy(&eight, is + i, sizeof eight);
-        mask |= (eight * 0x0102040810204080 >> 56) << i;  // gathers the lowest bit of each byte
+        const __m256i is = _mm256_or_si256(_mm256_cmpgt_epi32(eight(first + i), after), _mm256_cmpgt_epi32(before, eight(last + i)));
+        without |= static_cast<uint64_t>(static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(is)))) << i;
       }
-      return mask;
+      return ~without;
     }
   };
 
@@ -115,29 +119,72 @@ class Placements {
   std::vector<Chunk> chunks_;
 };
 
-class Packer {
+// Places blocks one by one, each at the lowest gap that takes it, or at the tightest one.
+class Placer {
  public:
-  explicit Packer(std::vector<Block>& blocks) : blocks_(blocks), offsets_(blocks.size()), best_offsets_(blocks.size()) {}
+  explicit Placer(const std::vector<Block>& blocks) : blocks_(blocks), offsets_(blocks.size()) {}
 
-  // Places the blocks one by one, each at the lowest gap that takes it (or at the tightest one); keeps the result if it is the best so far.
-  // `only_better`: gives up where it won't be that.
-  void place(const Order& order, bool tightest, bool only_better = false) {
+  // Gives up where it will be as high as `below`; says whether it is lower.
+  bool place(const Order& order, bool tightest, int64_t below) {
     placed_.clear();
-    int64_t height = 0;
+    height_ = 0;
     for (uint32_t index : order) {
       const Block& block = blocks_[index];
       const int64_t offset = tightest ? find_gap<true>(block) : find_gap<false>(block);
       offsets_[index] = offset;
-      height = std::max(height, offset + block.bytes);
-      if (only_better && height >= best_) return;
+      height_ = std::max(height_, offset + block.bytes);
+      if (height_ >= below) return false;
       placed_.add(offset, offset + block.bytes, block.first, block.last);
     }
-    if (height < best_) {
-      best_ = height;
-      best_order_ = order;
-      best_tightest_ = tightest;
-      best_offsets_ = offsets_;
-    }
+    return true;
+  }
+
+  int64_t height() const { return height_; }
+  const std::vector<int64_t>& offsets() const { return offsets_; }
+
+ private:
+  template <bool tightest> int64_t find_gap(const Block& block) const {
+    int64_t cursor = 0, chosen = -1, chosen_room = INT64_MAX;
+    placed_.each_within(block.first, block.last, [&](int64_t offset, int64_t end) {
+      const int64_t room = offset - cursor;
+      if (room >= block.bytes && room < chosen_room) {
+        chosen = cursor;
+        chosen_room = room;
+        if (!tightest || room == block.bytes) return false;
+      }
+      cursor = std::max(cursor, align_up(end, block.alignment));
+      return true;
+    });
+    return chosen >= 0 ? chosen : cursor;
+  }
+
+  const std::vector<Block>& blocks_;
+  Placements placed_;
+  std::vector<int64_t> offsets_;
+  int64_t height_ = 0;
+};
+
+class Packer {
+ public:
+  explicit Packer(std::vector<Block>& blocks) : blocks_(blocks), placer_(blocks), other_(blocks) {}
+
+  // Places the blocks in this order; keeps the result if it is the best so far.
+  void place(const Order& order, bool tightest) {
+    if (placer_.place(order, tightest, INT64_MAX)) keep(placer_, order, tightest);
+  }
+
+  // In either way, where it is better than the best so far: until that is no more than `enough`.
+  void place_both(const Order& order, int64_t enough, bool at_once) {
+    bool is_lower[2] = {false, false};
+    const int64_t below = best_;
+    call_both(
+        at_once, [&] { is_lower[0] = placer_.place(order, false, below); },
+        [&] {
+          const int64_t now = !at_once && is_lower[0] ? placer_.height() : below;
+          is_lower[1] = now > enough && other_.place(order, true, now);
+        });
+    if (is_lower[0]) keep(placer_, order, false);
+    if (is_lower[1] && best_ > enough) keep(other_, order, true);
   }
 
   // Those that stick out above `limit` in the last placement go first, the rest after them; both in their present order.
@@ -145,7 +192,7 @@ class Packer {
     std::vector<std::pair<int64_t, uint32_t>> keys;
     keys.reserve(order.size());
     for (size_t at = 0; at < order.size(); ++at) {
-      const bool guilty = offsets_[order[at]] + blocks_[order[at]].bytes > limit;
+      const bool guilty = placer_.offsets()[order[at]] + blocks_[order[at]].bytes > limit;
       // Moved forward by a share of its position rather than to the very front: the big blocks that shape the rest keep their lead.
       keys.emplace_back(guilty ? static_cast<int64_t>(at) * stride / 8 * 2 : static_cast<int64_t>(at) * 2 + 1, order[at]);
     }
@@ -164,24 +211,17 @@ class Packer {
   }
 
  private:
-  template <bool tightest> int64_t find_gap(const Block& block) const {
-    int64_t cursor = 0, chosen = -1, chosen_room = INT64_MAX;
-    placed_.each_within(block.first, block.last, [&](int64_t offset, int64_t end) {
-      const int64_t room = offset - cursor;
-      if (room >= block.bytes && room < chosen_room) {
-        chosen = cursor;
-        chosen_room = room;
-        if (!tightest || room == block.bytes) return false;
-      }
-      cursor = std::max(cursor, align_up(end, block.alignment));
-      return true;
-    });
-    return chosen >= 0 ? chosen : cursor;
+  void keep(const Placer& placer, const Order& order, bool tightest) {
+    if (placer.height() >= best_) return;
+    best_ = placer.height();
+    best_order_ = order;
+    best_tightest_ = tightest;
+    best_offsets_ = placer.offsets();
   }
 
   std::vector<Block>& blocks_;
-  Placements placed_;
-  std::vector<int64_t> offsets_, best_offsets_;
+  Placer placer_, other_;
+  std::vector<int64_t> best_offsets_;
   int64_t best_ = INT64_MAX;
   Order best_order_;
   bool best_tightest_ = false;
@@ -234,10 +274,10 @@ int64_t max_live_bytes(const std::vector<Block>& blocks, int32_t* when) {
   return *peak;
 }
 
-int64_t pack(std::vector<Block>& blocks, int64_t enough) {
+int64_t pack(std::vector<Block>& blocks, const PackOptions& options) {
   if (blocks.empty()) return 0;
   for (Block& block : blocks) block.bytes = align_up(block.bytes, block.alignment);
-  const int64_t bound = std::max(max_live_bytes(blocks), enough);
+  const int64_t bound = std::max(max_live_bytes(blocks), options.enough);
   const auto lifetime = [](const Block& b) { return static_cast<double>(b.last) - b.first + 1; };
   std::vector<std::vector<Order>> starts{
       {
@@ -256,7 +296,8 @@ int64_t pack(std::vector<Block>& blocks, int64_t enough) {
           sorted_by(blocks, [&](const Block& b) { return std::pair(b.bytes, lifetime(b)); }),
       },
   };
-  const bool is_given = bound == enough;
+  const bool is_given = bound == options.enough;
+  const bool at_once = options.at_once && blocks.size() >= kManyBlocks;
   // With many short lives between transfers the second ones mostly do better, and what does well enough ends the search; the first lead to
   // less in the rounds.
   if (is_given) std::swap(starts[0], starts[1]);
@@ -264,8 +305,7 @@ int64_t pack(std::vector<Block>& blocks, int64_t enough) {
   for (const auto& orders : starts) {
     const int64_t before = packer.best();
     for (const Order& order : orders)
-      for (bool tightest : {false, true})
-        if (packer.best() > bound) packer.place(order, tightest, /*only_better=*/true);
+      if (packer.best() > bound) packer.place_both(order, bound, at_once);
     const bool is_hopeless = is_given && static_cast<double>(packer.best()) > kHopeless * static_cast<double>(bound);
     if (packer.best() < before && !is_hopeless) run_rounds(packer, bound, static_cast<int64_t>(blocks.size()));
   }

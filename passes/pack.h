@@ -21,7 +21,12 @@ struct Block {
 // The highest sum of live bytes (after alignment): no packing can be lower. `when`, if given, is the earliest time of it.
 int64_t max_live_bytes(const std::vector<Block>& blocks, int32_t* when = nullptr);
 
-// Sets every offset, to a multiple of the block's alignment; returns the highest end. It stops looking for a lower one at `enough`.
-int64_t pack(std::vector<Block>& blocks, int64_t enough = 0);
+struct PackOptions {
+  int64_t enough = 0;    // no lower end is looked for
+  bool at_once = false;  // on two threads, which find the same
+};
+
+// Sets every offset, to a multiple of the block's alignment; returns the highest end.
+int64_t pack(std::vector<Block>& blocks, const PackOptions& options = {});
 
 }  // namespace ort_train

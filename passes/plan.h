@@ -28,7 +28,9 @@ struct PlanEntry {
 };
 
 struct PlanOptions {
-  int threads = 1;  // for workspaces per worker
+  int threads = 1;       // for workspaces per worker
+  int planners = 1;      // threads that plan, one or two, which takes more memory: the same plan comes out
+  bool careful = false;  // with more memory, too: of plans that take about the same time, one that a slower disk would do for
 };
 
 struct StreamedProgram {

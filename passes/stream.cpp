@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <span>
 
+#include "passes/both.h"
 #include "passes/stream_bound.h"
 #include "passes/stream_hold.h"
 #include "passes/stream_spread.h"
@@ -107,21 +109,29 @@ struct Streamer::Impl {
     Way way;
     StreamPlan plan;
   };
+  // Where a thread makes plans.
+  struct Bench {
+    Holder holder;
+    size_t order = ~size_t{0};  // what is chosen there
+    int64_t target = 0, free = 0;
+  };
 
   const std::vector<StreamEntry>& entries;
   const StreamRates rates;
   const int64_t limit, floor;
-  Holder holder;
-  StreamBound bound;
+  std::vector<Bench> benches;          // one for each thread that looks
+  std::shared_ptr<StreamBound> bound;  // forks ask for its seconds only
   std::vector<HoldOrder> orders;
   bool has_first = false;  // of the linear program
   double early = std::numeric_limits<double>::infinity();
   std::vector<Way> first;                   // to the first plans, fastest first
   std::map<double, std::vector<Way>> best;  // by `early`: the same, improved
 
-  Impl(const std::vector<StreamEntry>& e, size_t persistents, int64_t l, const StreamRates& r, double enough)
-      : entries(e), rates(r), limit(l), floor(stream_floor(e)), holder(e, persistents, l, r), bound(e, persistents, l, r, enough) {
-    orders.push_back(holder.greedy());
+  Impl(const std::vector<StreamEntry>& e, size_t persistents, int64_t l, const StreamRates& r, double enough, int planners)
+      : entries(e), rates(r), limit(l), floor(stream_floor(e)), bound(std::make_shared<StreamBound>(e, persistents, l, r, enough)) {
+    const Holder holder(e, persistents, l, r);
+    for (int i = 0; i < planners; ++i) benches.push_back({.holder = holder});
+    orders.push_back(benches[0].holder.greedy());
   }
 
   void find_first_order() {
@@ -130,8 +140,8 @@ struct Streamer::Impl {
   }
 
   void find_order(double share) {
-    if (!bound.settle(static_cast<int64_t>(share * static_cast<double>(limit - floor)))) return;
-    HoldOrder order = holder.like(bound);
+    if (!bound->settle(static_cast<int64_t>(share * static_cast<double>(limit - floor)))) return;
+    HoldOrder order = benches[0].holder.like(*bound);
     if (std::find(orders.begin(), orders.end(), order) == orders.end()) orders.push_back(std::move(order));
   }
 
@@ -153,25 +163,54 @@ struct Streamer::Impl {
     return all;
   }
 
-  bool is_good(const StreamPlan& plan) const { return seconds_of(plan, kRarely) <= bound.seconds() * (1 + kNoGap); }
+  bool is_good(const StreamPlan& plan) const { return seconds_of(plan, kRarely) <= bound->seconds() * (1 + kNoGap); }
 
-  // `found` keeps the fastest, in their order. With `may_stop` what comes after a good one is not tried; says whether there is one.
+  int64_t free_of(const Way& way, int64_t target) const { return static_cast<int64_t>(way.free * static_cast<double>(target - floor)); }
+
+  StreamPlan plan_of(Bench& bench, const Way& way, int64_t target) const {
+    const int64_t free = free_of(way, target);
+    if (bench.order != way.order || bench.target != target || bench.free != free) {
+      bench.holder.choose(orders[way.order], target, free);
+      bench.order = way.order, bench.target = target, bench.free = free;
+    }
+    return make_plan(entries, bench.holder, target, rates, {.queued = way.ahead, .early = early});
+  }
+
+  // Keeps the fastest, in their order; says whether this is a good one.
+  bool keep(const Way& way, StreamPlan plan, std::vector<Found>& found) const {
+    const bool is_known = std::any_of(found.begin(), found.end(), [&](const Found& f) { return f.way.seconds == way.seconds; });
+    if (is_known || (found.size() == kBest && way.seconds > found.back().way.seconds)) return false;
+    if (found.size() == kBest) found.pop_back();
+    const bool is_fastest = found.empty() || way.seconds < found.front().way.seconds;
+    const bool is_enough = is_fastest && is_good(plan);
+    const auto at = std::upper_bound(found.begin(), found.end(), way.seconds, [](double s, const Found& f) { return s < f.way.seconds; });
+    found.insert(at, Found{way, std::move(plan)});
+    return is_enough;
+  }
+
+  // With `may_stop` what comes after a good one is not tried; says whether there is one. Two threads try by groups that hold the same.
   bool try_out(std::vector<Way>& ways, int64_t target, std::vector<Found>& found, bool may_stop) {
-    const Way* last = nullptr;
-    for (Way& way : ways) {
-      if (!last || way.order != last->order || way.free != last->free)
-        holder.choose(orders[way.order], target, static_cast<int64_t>(way.free * static_cast<double>(target - floor)));
-      last = &way;
-      StreamPlan plan = make_plan(entries, holder, target, rates, {.queued = way.ahead, .early = early});
-      way.seconds = seconds_of(plan, 0);
-      const bool is_known = std::any_of(found.begin(), found.end(), [&](const Found& f) { return f.way.seconds == way.seconds; });
-      if (is_known || (found.size() == kBest && way.seconds > found.back().way.seconds)) continue;
-      if (found.size() == kBest) found.pop_back();
-      const bool is_fastest = found.empty() || way.seconds < found.front().way.seconds;
-      const bool is_enough = is_fastest && is_good(plan);
-      const auto at = std::upper_bound(found.begin(), found.end(), way.seconds, [](double s, const Found& f) { return s < f.way.seconds; });
-      found.insert(at, Found{way, std::move(plan)});
-      if (is_enough && may_stop) return true;
+    const auto end_of = [&](size_t at) {
+      size_t end = at;
+      while (end < ways.size() && ways[end].order == ways[at].order && ways[end].free == ways[at].free) ++end;
+      return end;
+    };
+    for (size_t begin = 0, end = 0; begin < ways.size(); begin = end) {
+      const bool is_alone = benches.size() == 1 || (may_stop && found.empty());
+      const size_t middle = is_alone ? begin + 1 : end_of(begin);
+      end = is_alone ? middle : end_of(middle);
+      std::vector<StreamPlan> plans(end - begin);
+      const auto try_some = [&](Bench& bench, size_t from, size_t to) {
+        for (size_t i = from; i < to; ++i) {
+          plans[i - begin] = plan_of(bench, ways[i], target);
+          ways[i].seconds = seconds_of(plans[i - begin], 0);
+        }
+      };
+      call_both(
+          end > middle, [&] { try_some(benches.front(), begin, middle); }, [&] { try_some(benches.back(), middle, end); });
+      for (size_t i = begin; i < end; ++i) {
+        if (keep(ways[i], std::move(plans[i - begin]), found) && may_stop) return true;
+      }
     }
     return false;
   }
@@ -247,10 +286,18 @@ struct Streamer::Impl {
       std::rotate(to, chosen, chosen + 1);
   }
 
-  // Looks around the fastest plan, by chance that is the same each time, and keeps what is faster. What comes out is another order.
+  // Something else to hold, and what comes of it.
+  struct Change {
+    HoldOrder order{};
+    std::mt19937 after{};  // the state of chance behind it
+    StreamPlan plan{};
+    double seconds = 0;
+  };
+
+  // Looks around the fastest plan, by chance that is the same each time, and keeps what is faster. What comes out is another order. Mostly
+  // a change is no better, so two threads try the next one, too; it is dropped where the one before was.
   void improve(int64_t target, std::vector<Found>& found) {
     const Way way = found.front().way;
-    const auto free = static_cast<int64_t>(way.free * static_cast<double>(target - floor));
     HoldOrder order = orders[way.order];
     StreamPlan plan = std::move(found.front().plan);
     double least = seconds_of(plan, kRarely);
@@ -260,20 +307,40 @@ struct Streamer::Impl {
     std::vector<Transfer> transfers;
     bool is_better = true, is_other = false;
     const int64_t tries = kSearch / static_cast<int64_t>(size + 1);
-    for (int64_t left = tries < kLeastTries ? 0 : std::min(kMostTries, tries); left > 0 && least > bound.seconds() * (1 + kSmallGap);
-         --left) {
+    int64_t left = tries < kLeastTries ? 0 : std::min(kMostTries, tries);
+    const auto goes_on = [&] { return left > 0 && least > bound->seconds() * (1 + kSmallGap); };
+    while (goes_on()) {
       if (is_better) transfers = transfers_of(plan);
-      HoldOrder other = order;
-      change(other, transfers, random);
-      holder.choose(other, target, free);
-      StreamPlan tried = make_plan(entries, holder, target, rates, {.queued = way.ahead, .early = early});
-      const double seconds = seconds_of(tried, kRarely);
-      is_better = seconds < least;
-      if (seconds > least) continue;
-      order = std::move(other);
-      plan = std::move(tried);
-      least = seconds;
-      is_other = true;
+      std::vector<Change> changes(std::min(benches.size(), static_cast<size_t>(left)));
+      std::mt19937 chance = random;
+      for (Change& next : changes) {
+        next.order = order;
+        change(next.order, transfers, chance);
+        next.after = chance;
+      }
+      const auto make = [&](size_t i) {
+        Bench& bench = benches[i];
+        bench.holder.choose(changes[i].order, target, free_of(way, target));
+        bench.order = ~size_t{0};
+        changes[i].plan = make_plan(entries, bench.holder, target, rates, {.queued = way.ahead, .early = early});
+        changes[i].seconds = seconds_of(changes[i].plan, kRarely);
+      };
+      call_both(
+          changes.size() > 1, [&] { make(0); },
+          [&] {
+            if (changes.size() > 1) make(1);
+          });
+      for (Change& tried : changes) {
+        random = tried.after;
+        --left;
+        is_better = tried.seconds < least;
+        if (tried.seconds > least) continue;
+        order = std::move(tried.order);
+        plan = std::move(tried.plan);
+        least = tried.seconds;
+        is_other = true;
+        break;
+      }
     }
     if (is_other) orders.push_back(std::move(order));
     found.front() = {
@@ -282,11 +349,21 @@ struct Streamer::Impl {
   }
 };
 
-Streamer::Streamer(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates, double enough)
-    : impl_(std::make_unique<Impl>(entries, persistents, limit, rates, enough)) {}
+Streamer::Streamer(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates, double enough,
+                   int planners)
+    : impl_(std::make_unique<Impl>(entries, persistents, limit, rates, enough, planners)) {}
+Streamer::Streamer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Streamer::~Streamer() = default;
 
-double Streamer::bound() const { return impl_->bound.seconds(); }
+Streamer Streamer::fork() const {
+  auto copy = std::make_unique<Impl>(*impl_);
+  while (copy->benches.size() > 1) copy->benches.pop_back();
+  return Streamer(std::move(copy));
+}
+
+int Streamer::planners() const { return static_cast<int>(impl_->benches.size()); }
+
+double Streamer::bound() const { return impl_->bound->seconds(); }
 
 StreamPlan Streamer::outlook(int64_t target) {
   impl_->early = std::numeric_limits<double>::infinity();

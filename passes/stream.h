@@ -88,11 +88,15 @@ class StreamBound;
 // Plans for one memory and one disk. Refers to the entries.
 class Streamer {
  public:
-  // `limit` is at least the floor. `persistents`: how many there are. `enough`: of the bound; no higher one is looked for.
+  // `limit` is at least the floor. `persistents`: how many there are. `enough`: of the bound; no higher one is looked for. `planners`:
+  // threads that look for plans, one or two; they find the same.
   Streamer(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates,
-           double enough = std::numeric_limits<double>::infinity());
+           double enough = std::numeric_limits<double>::infinity(), int planners = 1);
   ~Streamer();
+  // One that goes on from here, on a thread of its own.
+  Streamer fork() const;
 
+  int planners() const;
   // No plan within the limit takes less, for an optimizer step: entries that run rarely left out.
   double bound() const;
   // What plans() can be expected to find within `target` bytes, between the floor and the limit: the fastest of a few.
@@ -104,6 +108,7 @@ class Streamer {
 
  private:
   struct Impl;
+  explicit Streamer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -6,7 +6,7 @@
 namespace ort_train {
 
 Holder::Holder(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates)
-    : entries_(entries), owners_(persistents) {
+    : entries_(entries), owners_(persistents), away_(entries.size()) {
   for (size_t e = 0; e < entries.size(); ++e) {
     least_.push_back(least_load(entries[e]));
     for (uint32_t p = 0; p < entries[e].pieces.size(); ++p) {
@@ -128,24 +128,33 @@ void Holder::make_resident(const HoldCandidate& candidate, int64_t cap) {
     const auto step = static_cast<int32_t>(full_[e]);
     if (std::none_of(owners.begin(), owners.end(), [&](const Owner& owner) { return owner.entry == e && is_there(owner, step); })) return;
   }
-  std::vector<std::vector<bool>> there;  // by entry: the steps at which it is in memory already
-  for (const auto& load : load_) there.emplace_back(load.size(), false);
-  for (const Owner& owner : owners) {
-    const StreamPiece& piece = entries_[owner.entry].pieces[owner.piece];
-    for (size_t u = 0; u < piece.uses.size(); ++u) {
-      const int32_t end = held_[owner.entry][owner.piece][u] ? piece.uses[u + 1].step : piece.uses[u].step + 1;
-      for (int32_t t = piece.uses[u].step; t < end; ++t) there[owner.entry][static_cast<size_t>(t)] = true;
-    }
-  }
+  auto owner = owners.begin();  // in the order of entries
   for (size_t e = 0; e < load_.size(); ++e) {
-    for (size_t t = 0; t < load_[e].size(); ++t) {
-      if (there[e][t] || load_[e][t] + bytes <= cap) continue;
-      full_[e] = t;
+    busy_.clear();
+    for (; owner != owners.end() && owner->entry == e; ++owner) {
+      const StreamPiece& piece = entries_[e].pieces[owner->piece];
+      for (size_t u = 0; u < piece.uses.size(); ++u)
+        busy_.push_back({piece.uses[u].step, held_[e][owner->piece][u] ? piece.uses[u + 1].step : piece.uses[u].step + 1});
+    }
+    std::sort(busy_.begin(), busy_.end(), [](const Span& x, const Span& y) { return x.begin < y.begin; });
+    busy_.push_back({static_cast<int32_t>(load_[e].size()), 0});
+    away_[e].clear();
+    int32_t until = 0;
+    for (const Span& span : busy_) {
+      if (until < span.begin) away_[e].push_back({until, span.begin});
+      until = std::max(until, span.end);
+    }
+    for (const Span& span : away_[e]) {
+      const auto begin = load_[e].begin() + span.begin, end = load_[e].begin() + span.end;
+      if (*std::max_element(begin, end) + bytes <= cap) continue;
+      full_[e] = static_cast<size_t>(std::find_if(begin, end, [&](int64_t load) { return load + bytes > cap; }) - load_[e].begin());
       return;
     }
   }
   for (size_t e = 0; e < load_.size(); ++e) {
-    for (size_t t = 0; t < load_[e].size(); ++t) load_[e][t] += there[e][t] ? 0 : bytes;
+    for (const Span& span : away_[e]) {
+      for (int32_t t = span.begin; t < span.end; ++t) load_[e][static_cast<size_t>(t)] += bytes;
+    }
   }
   resident_[number] = true;
 }

@@ -45,6 +45,9 @@ class Holder {
     size_t entry;
     uint32_t piece;
   };
+  struct Span {
+    int32_t begin, end;  // steps
+  };
 
   void find_contended(int64_t limit);
   double span(size_t entry, int32_t after, int32_t before) const;
@@ -54,13 +57,15 @@ class Holder {
   bool is_there(const Owner& owner, int32_t step) const;  // used, or held from its last use
 
   const std::vector<StreamEntry>& entries_;
-  std::vector<std::vector<Owner>> owners_;  // by persistent
+  std::vector<std::vector<Owner>> owners_;  // by persistent, in the order of entries
   std::vector<std::vector<int64_t>> least_, load_;
   std::vector<std::vector<double>> contended_;
   HoldOrder candidates_;
   std::vector<size_t> full_;  // by entry: a step at which something found no room
   std::vector<bool> resident_;
   std::vector<std::vector<std::vector<bool>>> held_;  // by entry, piece, use: held from there to the next
+  std::vector<Span> busy_;                            // while something is made resident: where it is in memory already
+  std::vector<std::vector<Span>> away_;               // and by entry, where it isn't
 };
 
 // The choices with their transfers, and what they are expected to take. `eagerness.queued` is a share of the time that an entry computes.

@@ -16,6 +16,7 @@
 #include "passes/plan.h"
 #include "passes/recompute.h"
 #include "passes/split_weights.h"
+#include "passes/timeline.h"
 #include "tests/plan_support.h"
 #include "tests/stream_support.h"
 #include "tests/test_files.h"
@@ -361,6 +362,77 @@ TEST(Stream, TrainingGivesTheBitsOfTheResidentPlan) {
       EXPECT_EQ(count.recomputed > 0, std::string(mode) != "none");
     }
   }
+}
+
+// Where every byte is, and when it moves.
+std::vector<std::vector<int64_t>> places_of(const Program& program) {
+  std::vector<std::vector<int64_t>> all;
+  for (const Persistent& value : program.persistent) all.push_back({value.place.offset, value.disk.offset, value.disk.bytes});
+  for (const Entry& entry : program.entries) {
+    for (const Storage& storage : entry.storages) all.push_back({storage.place.offset, storage.place.bytes, storage.first, storage.last});
+    for (const Instruction& instruction : entry.code)
+      all.push_back({static_cast<int64_t>(instruction.action), instruction.transfer, instruction.memory.offset, instruction.disk.offset});
+  }
+  return all;
+}
+
+// A training job with what its arena takes at least and at most; `tenths` of the way between them.
+struct Range {
+  JobGraph job;
+  int64_t least = 0, most = 0;
+
+  explicit Range(const GptShape& shape) : job(gpt_training(shape)) {
+    const Planner planner = make({.threads = 2});
+    least = planner.streamed(0, {}, {}).program.arena_bytes;
+    most = planner.resident().arena_bytes;
+  }
+  Planner make(const PlanOptions& options) { return Planner({{.name = "train", .graph = &job.graph, .keep = {}}}, options); }
+  int64_t at(int tenths) const { return least + (most - least) * tenths / 10; }
+};
+
+TEST(Stream, TwoPlannersFindTheSame) {
+  Range range({.layers = 2, .heads = 2, .width = 64, .vocabulary = 150, .batch = 2, .length = 32});
+  const StreamRates disk{.read = 1e9, .write = 2e9};
+  for (const int tenths : {1, 4}) {
+    for (const double flops : {1e9, 1e11}) {  // the disk hides, or it doesn't
+      std::vector<std::vector<std::vector<int64_t>>> found;
+      for (const int planners : {1, 2}) {
+        const StreamedProgram made = range.make({.threads = 2, .planners = planners}).streamed(range.at(tenths), {.flops = flops}, disk);
+        EXPECT_GT(made.forecasts[0].bytes_read, 0);
+        found.push_back(places_of(made.program));
+      }
+      EXPECT_EQ(found[0], found[1]) << tenths << " " << flops;
+    }
+  }
+}
+
+// Of plans that take about as long as any on a disk as it was measured, the careful one takes less on a slower one.
+TEST(Stream, CarefulPlansBearASlowerDisk) {
+  Range range({.layers = 4, .heads = 4, .width = 256, .vocabulary = 1000, .batch = 4, .length = 64});
+  int gained = 0, lost = 0;
+  for (const int tenths : {4, 6, 8}) {
+    for (const double rate : {2e9, 4e9}) {
+      const StreamRates disk{.read = rate, .write = 1.5 * rate}, slower{.read = 0.8 * rate, .write = 1.2 * rate};
+      double nominal[2], slowed[2];
+      for (const bool careful : {false, true}) {
+        const StreamedProgram made = range.make({.threads = 2, .planners = 2, .careful = careful}).streamed(range.at(tenths), {}, disk);
+        verify(made.program, {&range.job.graph});
+        const auto seconds = [&](const StreamRates& rates) {
+          return make_timeline(made.program, made.program.entries[0], range.job.graph, {}, rates).seconds();
+        };
+        nominal[careful] = seconds(disk);
+        slowed[careful] = seconds(slower);
+        EXPECT_NEAR(made.forecasts[0].seconds / nominal[careful], 1, 1e-6);
+      }
+      EXPECT_LE(nominal[1], 1.005 * nominal[0]) << tenths << " " << rate;
+      std::printf("%d tenths, %.0f GB/s: as measured %.4f and %.4f ms, slower %.4f and %.4f\n", tenths, rate / 1e9, 1e3 * nominal[0],
+                  1e3 * nominal[1], 1e3 * slowed[0], 1e3 * slowed[1]);
+      gained += slowed[1] < 0.999 * slowed[0];
+      lost += slowed[1] > 1.001 * slowed[0];
+    }
+  }
+  EXPECT_GE(gained, 2);
+  EXPECT_EQ(lost, 0);
 }
 
 struct LargeCase {

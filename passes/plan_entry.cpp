@@ -1,0 +1,229 @@
+#include "passes/plan_entry.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace ort_train {
+namespace {
+
+// From a draft (and what stream.h decided of it) to an entry of a program whose persistent values have their places.
+class EntryMaker {
+ public:
+  EntryMaker(const Draft& draft, const std::vector<Persistent>& persistents, const StreamDraft* stream, const std::vector<Visit>* visits,
+             const PackOptions& packing, const Entry* placed)
+      : draft_(draft),
+        graph_(*draft.graph),
+        persistents_(persistents),
+        stream_(stream),
+        visits_(visits),
+        packing_(packing),
+        placed_(placed) {}
+
+  Entry make(Program& program) {
+    entry_ = {.name = draft_.name, .value_places = std::vector<Place>(graph_.value_count()), .keep = draft_.keep};
+    lay_code();
+    add_storages();
+    pack_storages(program.persistent_bytes);
+    place_values();
+    place_spills(program);
+    return std::move(entry_);
+  }
+
+ private:
+  // The instructions, without places: computing steps, transfers between them.
+  void lay_code() {
+    const size_t steps = draft_.order.size(), count = visits_ ? visits_->size() : 0;
+    std::vector<std::vector<size_t>> issues(steps + 1), needs(steps + 1), begins(steps + 1), waits(steps + 1);
+    read_at_.assign(count, -1);
+    read_wait_at_.assign(count, -1);
+    write_at_.assign(count, -1);
+    write_wait_at_.assign(count, -1);
+    for (size_t v = 0; v < count; ++v) {
+      const Visit& visit = (*visits_)[v];
+      if (visit.issue >= 0) {
+        issues[static_cast<size_t>(visit.issue)].push_back(v);
+        needs[static_cast<size_t>(visit.first)].push_back(v);
+      }
+      if (visit.written < 0) continue;
+      begins[static_cast<size_t>(visit.last) + 1].push_back(v);
+      waits[static_cast<size_t>(visit.written)].push_back(v);
+    }
+    const auto add = [&](Action action, int32_t transfer = -1) {
+      entry_.code.push_back({.action = action, .transfer = transfer});
+      return static_cast<int32_t>(entry_.code.size()) - 1;
+    };
+    for (size_t t = 0; t <= steps; ++t) {
+      for (size_t v : begins[t]) write_at_[v] = add(Action::write);
+      for (size_t v : waits[t]) write_wait_at_[v] = add(Action::wait, write_at_[v]);
+      for (size_t v : issues[t]) read_at_[v] = add(Action::read);
+      for (size_t v : needs[t]) read_wait_at_[v] = add(Action::wait, read_at_[v]);
+      if (t == steps) break;
+      step_at_.push_back(add(Action::compute));
+      entry_.code.back().node = draft_.model.steps[draft_.order[t]].node;
+    }
+  }
+
+  void add_storages() {
+    const auto values = values_by_class(graph_, draft_.model);
+    std::vector<bool> moves(draft_.chains.size(), false);
+    for (const PieceOf& piece : stream_ ? stream_->pieces : std::vector<PieceOf>{}) {
+      if (piece.is_chain) moves[piece.index] = true;
+    }
+    storage_of_chain_.assign(draft_.chains.size(), -1);
+    const auto chain_values = [&](const Chain& chain) {
+      std::vector<ValueId> all;
+      for (uint32_t c : chain.classes) all.insert(all.end(), values[c].begin(), values[c].end());
+      return all;
+    };
+    for (size_t i = 0; i < draft_.chains.size(); ++i) {
+      if (moves[i]) continue;
+      const Chain& chain = draft_.chains[i];
+      const Value& first = graph_.value(draft_.model.classes[chain.classes[0]].root);
+      storage_of_chain_[i] = static_cast<int32_t>(entry_.storages.size());
+      entry_.storages.push_back({.name = first.name,
+                                 .purpose = purpose_of(first.kind),
+                                 .place = {.bytes = first.bytes()},
+                                 .values = chain_values(chain),
+                                 .first = at_step(chain.first, true),
+                                 .last = at_step(chain.last, false)});
+    }
+    for (int32_t at = 0; at < static_cast<int32_t>(draft_.workspaces.size()); ++at) {
+      if (draft_.workspaces[at] == 0) continue;
+      entry_.storages.push_back({.name = describe(graph_, graph_.order()[at]),
+                                 .purpose = Purpose::workspace,
+                                 .place = {.bytes = draft_.workspaces[at]},
+                                 .values = {},
+                                 .first = step_at_[at],
+                                 .last = step_at_[at]});
+    }
+    visits_of_.resize(draft_.model.classes.size());
+    for (size_t v = 0; visits_ && v < visits_->size(); ++v) {
+      const Visit& visit = (*visits_)[v];
+      const PieceOf& piece = stream_->pieces[visit.piece];
+      const Chain* chain = piece.is_chain ? &draft_.chains[piece.index] : nullptr;
+      const Value& first = graph_.value(draft_.model.classes[chain ? chain->classes[0] : piece.index].root);
+      for (uint32_t c : chain ? chain->classes : std::vector<uint32_t>{piece.index}) visits_of_[c].push_back(v);
+      storage_of_visit_.push_back(entry_.storages.size());
+      entry_.storages.push_back({.name = first.name,
+                                 .purpose = purpose_of(first.kind),
+                                 .place = {.bytes = whole_sectors(first.bytes())},
+                                 .values = chain ? chain_values(*chain) : values[piece.index],
+                                 .first = read_at_[v] >= 0 ? read_at_[v] : step_at_[visit.first],
+                                 .last = write_wait_at_[v] >= 0 ? write_wait_at_[v] : step_at_[visit.last]});
+    }
+  }
+
+  // Graph inputs are there before the first transfer; what is kept is there after the last one.
+  int32_t at_step(int32_t step, bool begins) const {
+    const auto steps = static_cast<int32_t>(step_at_.size());
+    if (begins && step == 0) return 0;
+    if (!begins && step >= steps - 1) return std::max(0, static_cast<int32_t>(entry_.code.size()) - 1);
+    return step_at_[step];
+  }
+
+  // Addresses above the persistent values, and the peak.
+  void pack_storages(int64_t persistent_bytes) {
+    std::vector<Block> blocks;
+    for (const Storage& storage : entry_.storages)
+      blocks.push_back({.bytes = storage.place.bytes, .first = storage.first, .last = storage.last});
+    for (size_t storage : storage_of_visit_) blocks[storage].alignment = kSector;
+    entry_.peak_live_bytes = max_live_bytes(blocks, &entry_.peak_instruction) + persistent_bytes;
+    if (!placed_) pack(blocks, {.enough = packing_.enough - persistent_bytes, .at_once = packing_.at_once});
+    for (size_t i = 0; i < blocks.size(); ++i)
+      entry_.storages[i].place.offset = placed_ ? placed_->storages[i].place.offset : blocks[i].offset + persistent_bytes;
+  }
+
+  Place place_of(ValueId value, int32_t step) const {
+    const uint32_t c = value == kNone ? kNone : draft_.model.class_of[value];
+    if (c == kNone) return {};
+    const int64_t bytes = graph_.value(value).bytes();
+    if (bytes == 0) return {};
+    const Persistent* const persistent = draft_.model.classes[c].persistent ? &persistents_[draft_.persistent_of_class[c]] : nullptr;
+    const int64_t inside = draft_.model.offset_of[value];
+    if (persistent && persistent->disk.bytes == 0) return {.offset = persistent->place.offset + inside, .bytes = bytes};
+    if (!visits_of_[c].empty()) {
+      size_t found = visits_of_[c].front();  // of several: the last that has begun
+      for (size_t v : visits_of_[c]) found = (*visits_)[v].first <= step ? v : found;
+      return {.offset = entry_.storages[storage_of_visit_[found]].place.offset + inside, .bytes = bytes};
+    }
+    if (persistent) return {};  // on the disk, and this entry has no use for it
+    return {.offset = entry_.storages[static_cast<size_t>(storage_of_chain_[chain_of_[c]])].place.offset + inside, .bytes = bytes};
+  }
+
+  void place_values() {
+    chain_of_.assign(draft_.model.classes.size(), 0);
+    for (size_t i = 0; i < draft_.chains.size(); ++i) {
+      for (uint32_t c : draft_.chains[i].classes) chain_of_[c] = i;
+    }
+    for (ValueId value = 0; value < graph_.value_count(); ++value) entry_.value_places[value] = place_of(value, 0);
+    for (int32_t t = 0; t < static_cast<int32_t>(step_at_.size()); ++t) {
+      Instruction& instruction = entry_.code[static_cast<size_t>(step_at_[t])];
+      const Node& node = graph_.node(instruction.node);
+      const auto place = [&](ValueId value) {
+        const Place found = place_of(value, t);
+        if (value != kNone) entry_.value_places[value] = found;
+        return found;
+      };
+      for (ValueId value : node.inputs) instruction.inputs.push_back(place(value));
+      for (ValueId value : node.outputs) instruction.outputs.push_back(place(value));
+    }
+    for (const Storage& storage : entry_.storages) {
+      if (storage.purpose == Purpose::workspace) entry_.code[static_cast<size_t>(storage.first)].workspace = storage.place;
+    }
+  }
+
+  // Where transfers go: persistent values to their places on the disk, the entry's own pieces behind those.
+  void place_spills(Program& program) {
+    std::map<uint32_t, Place> spilled;  // by chain
+    int64_t end = 0;
+    for (const Persistent& value : persistents_) end = std::max(end, value.disk.offset + whole_sectors(value.disk.bytes));
+    for (size_t v = 0; visits_ && v < visits_->size(); ++v) {
+      if (read_at_[v] < 0 && write_at_[v] < 0) continue;  // it never leaves
+      const PieceOf& piece = stream_->pieces[(*visits_)[v].piece];
+      const Storage& storage = entry_.storages[storage_of_visit_[v]];
+      Place disk;
+      if (piece.is_chain) {
+        const auto [at, is_new] = spilled.emplace(piece.index, Place{.offset = end, .bytes = 0});
+        if (is_new) {
+          at->second.bytes = graph_.value(draft_.model.classes[draft_.chains[piece.index].classes[0]].root).bytes();
+          end += whole_sectors(at->second.bytes);
+        }
+        disk = at->second;
+      } else {
+        disk = persistents_[draft_.persistent_of_class[piece.index]].disk;
+      }
+      const Place memory{.offset = storage.place.offset, .bytes = disk.bytes};
+      for (int32_t at : {read_at_[v], write_at_[v]}) {
+        if (at < 0) continue;
+        entry_.code[static_cast<size_t>(at)].memory = memory;
+        entry_.code[static_cast<size_t>(at)].disk = disk;
+      }
+    }
+    program.disk_bytes = std::max(program.disk_bytes, end);
+  }
+
+  const Draft& draft_;
+  const Graph& graph_;
+  const std::vector<Persistent>& persistents_;
+  const StreamDraft* stream_;  // null: everything is in memory
+  const std::vector<Visit>* visits_;
+  const PackOptions packing_;
+  const Entry* const placed_;  // null: it is packed
+  Entry entry_;
+  std::vector<int32_t> step_at_;                                            // instruction of each step
+  std::vector<int32_t> read_at_, read_wait_at_, write_at_, write_wait_at_;  // instructions of each visit; -1: none
+  std::vector<int32_t> storage_of_chain_;                                   // -1: it moves
+  std::vector<size_t> chain_of_;                                            // by class
+  std::vector<size_t> storage_of_visit_;
+  std::vector<std::vector<size_t>> visits_of_;  // by class
+};
+
+}  // namespace
+
+Entry make_entry(const Draft& draft, const std::vector<Persistent>& persistents, const StreamDraft* stream,
+                 const std::vector<Visit>* visits, const PackOptions& packing, const Entry* placed, Program& program) {
+  return EntryMaker(draft, persistents, stream, visits, packing, placed).make(program);
+}
+
+}  // namespace ort_train

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 constexpr int kFormat = 1;
 constexpr size_t kKept = 2, kKeptInSlots = 1;
-constexpr const char* kPrefix = "checkpoint-";
+constexpr std::string_view kPrefix = "checkpoint-";
 constexpr std::string_view kNew = ".tmp-", kOld = ".tmp-old-", kReplaced = ".tmp-replaced-";  // before that
 
 std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
@@ -107,15 +107,15 @@ Json read_manifest(const std::string& folder) {
   return json["body"];
 }
 
-// checkpoint-STEP folders, the largest step first.
-std::vector<std::pair<int64_t, std::string>> find_checkpoints(const std::string& output_dir) {
+// Checkpoints' folders, the largest step first; `replaced`: also those that a killed run moved out of the way.
+std::vector<std::pair<int64_t, std::string>> find_checkpoints(const std::string& output_dir, bool replaced = false) {
   std::vector<std::pair<int64_t, std::string>> found;
   std::error_code code;
   for (const auto& entry : fs::directory_iterator(output_dir, code)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with(kPrefix)) continue;
+    const std::string name = checkpoint_name(entry.path().string());
+    if (name.empty() || (!replaced && name != entry.path().filename())) continue;
     int64_t step = 0;
-    const char* begin = name.data() + std::string_view(kPrefix).size();
+    const char* begin = name.data() + kPrefix.size();
     const auto [end, bad] = std::from_chars(begin, name.data() + name.size(), step);
     if (bad == std::errc() && end == name.data() + name.size() && step >= 0) found.emplace_back(step, entry.path().string());
   }
@@ -176,6 +176,16 @@ void prune(const std::string& output_dir, const std::string& saved, int64_t run,
 
 }  // namespace
 
+std::string checkpoint_name(const std::string& folder) {
+  const fs::path path = folder;
+  std::string name = path.filename().string();
+  if (name.starts_with(kReplaced)) {
+    name.erase(0, kReplaced.size());
+    if (exists((path.parent_path() / name).string())) return {};
+  }
+  return name.starts_with(kPrefix) ? name : std::string();
+}
+
 void remove_superseded(const std::string& output_dir, const std::string& path) {
   const std::optional<SlotTable> table = table_in(path);
   bool before = false;
@@ -192,7 +202,7 @@ void remove_checkpoint_leftovers(const std::string& output_dir) {
   for (const auto& entry : fs::directory_iterator(output_dir, code)) {
     const std::string name = entry.path().filename().string();
     for (const std::string_view prefix : {kNew, kOld, kReplaced}) {
-      if (!name.starts_with(std::string(prefix) + kPrefix)) continue;
+      if (!name.starts_with(std::string(prefix) + std::string(kPrefix))) continue;
       const fs::path place = fs::path(output_dir) / name.substr(prefix.size());
       if (prefix == kReplaced && !exists(place.string()))
         kept.emplace_back(entry.path(), place);
@@ -205,7 +215,7 @@ void remove_checkpoint_leftovers(const std::string& output_dir) {
 }
 
 std::string save_checkpoint(const std::string& output_dir, const RunState& state, const CheckpointContent& content, StateFile* slots) {
-  const std::string name = kPrefix + std::to_string(state.step);
+  const std::string name = std::string(kPrefix) + std::to_string(state.step);
   const std::string path = (fs::path(output_dir) / name).string(), temporary = sibling(path, kNew), replaced = sibling(path, kReplaced);
   remove_checkpoint_leftovers(output_dir);
   try {
@@ -258,7 +268,7 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
     }
     note(fmt::format("{} is skipped: {}", path, why));
   };
-  for (const auto& [step, path] : find_checkpoints(output_dir)) {
+  for (const auto& [step, path] : find_checkpoints(output_dir, /*replaced=*/true)) {
     try {
       Json manifest = read_manifest(path);
       const int64_t run = manifest.at("state").at("run").get<int64_t>();

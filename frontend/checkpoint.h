@@ -75,6 +75,9 @@ using BeforeLoad = std::function<bool(const SlotTable* table, const std::string&
 Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& content, const Note& note, const std::string& nvme_path = {},
                        const BeforeLoad& before = nullptr);
 
+// "checkpoint-STEP" where the folder is a checkpoint's, or one that a killed run moved out of the way of what then never came; or empty.
+std::string checkpoint_name(const std::string& folder);
+
 // Removes the checkpoints before `path` that refer to its state file: what a run that was killed before it came to that has left.
 void remove_superseded(const std::string& output_dir, const std::string& path);
 

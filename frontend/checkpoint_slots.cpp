@@ -83,7 +83,7 @@ bool refers_to_state(const std::string& output_dir, const std::string& id) {
   std::error_code code;
   for (const auto& entry : fs::directory_iterator(output_dir, code)) {
     const std::string manifest = (entry.path() / kManifest).string();
-    if (!entry.path().filename().string().starts_with("checkpoint-") || !exists(manifest)) continue;
+    if (checkpoint_name(entry.path().string()).empty() || !exists(manifest)) continue;
     try {
       // One that is damaged may be restored by someone: what counts is that it names the file.
       if (read_small_file(manifest, kManifestLimit).find("\"" + id + "\"") != std::string::npos) return true;

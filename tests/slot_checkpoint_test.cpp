@@ -312,6 +312,14 @@ TEST_P(SlotCheckpointTest, AManifestThatCannotBeReadMayReferToAStateFile) {
   EXPECT_TRUE(refers_to_state(out, id));
   EXPECT_FALSE(refers_to_state(out, "0123456789abcdef"));
   EXPECT_FALSE(refers_to_state(out + "/none", id));
+  // One that was moved out of the way counts until another has its place.
+  const std::string place = out + "/checkpoint-1", aside = out + "/.tmp-replaced-checkpoint-1";
+  fs::rename(place, aside);
+  EXPECT_TRUE(refers_to_state(out, id));
+  fs::create_directory(place);
+  EXPECT_FALSE(refers_to_state(out, id));
+  fs::remove(place);
+  fs::rename(aside, place);
   const IoFaults faults(Fault::read_error, 1);
   EXPECT_TRUE(refers_to_state(out, id));
   EXPECT_TRUE(faults.happened());

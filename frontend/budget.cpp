@@ -26,9 +26,10 @@ int64_t reserve_for(const JobSize& job) {
   constexpr int64_t kKernel = 8 << 10;       // prepared: generated code and descriptions
   constexpr int64_t kFileNode = 1 << 10;     // while importing
   constexpr int64_t kTensor = 2 << 10;       // places in files, headers of checkpoints
+  constexpr int64_t kDisk = 8 * kMB;         // an engine with its threads and rings, checksums, a longer program
   const int64_t bytes = (job.whole_process ? kProcess : 0) + kLibrary + kThread * job.threads + kInstruction * job.instructions +
                         kKernel * job.kernels + kFileNode * job.file_nodes + kTensor * job.parameters + job.constant_bytes +
-                        job.data_bytes + (job.disk ? kDiskReserve : 0);
+                        job.data_bytes + (job.disk ? kDisk : 0);
   return whole(bytes, kMB);
 }
 

@@ -25,9 +25,6 @@ struct JobSize {
   int64_t data_bytes = 0;      // that the data sets hold in memory, and a sample's buffers
 };
 
-// What a disk adds: an engine with its threads and rings, checksums, a longer program.
-inline constexpr int64_t kDiskReserve = int64_t{8} << 20;
-
 int64_t reserve_for(const JobSize& job);
 // What planning a job for a disk takes, before the arena is there: of no smaller budget is a plan made.
 int64_t planning_need(JobSize job);

@@ -67,6 +67,7 @@ void StepLog::summary(const Summary& summary) {
               {"disk_per_step", {{"read", summary.read_per_step}, {"written", summary.written_per_step}}},
               {"disk_bytes_read", summary.disk_bytes_read},
               {"disk_bytes_written", summary.disk_bytes_written},
+              {"pinned_bytes", summary.pinned_bytes},
               {"rss_peak_bytes", summary.rss_peak_bytes},
               {"minimum_budget_bytes", summary.minimum_budget_bytes},
               {"weights_hash", summary.weights_hash},

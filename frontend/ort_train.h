@@ -169,6 +169,7 @@ struct Summary {
   int64_t planned_peak_bytes = 0, measured_peak_bytes = 0;  // of the arena
   int64_t rss_peak_bytes = 0, minimum_budget_bytes = 0;
   int64_t planned_disk_bytes = 0, disk_bytes_read = 0, disk_bytes_written = 0;  // in all
+  int64_t pinned_bytes = 0;                                                     // of the arena, for the disk's transfers
   int64_t planned_read_per_step = 0, planned_written_per_step = 0;
   int64_t read_per_step = 0, written_per_step = 0;  // by the last step
   std::string weights_hash;                         // xxh3 of the final parameters in import order, 16 hex digits

@@ -130,8 +130,9 @@ struct Trainer::Impl {
     size_t variant = 0;  // whose entries it has
     bool deferred = false;
     int64_t together = 1;
-    Trial trial;
-    double seconds = INFINITY;  // of an optimizer step; infinite where it takes too much of the disk
+    Trial trial{};
+    double expected = INFINITY;  // seconds of an optimizer step
+    double seconds = INFINITY;   // the same; infinite where it takes too much of the disk
     int64_t disk_bytes = 0;
     bool is_plain() const { return !deferred && together == 1; }
   };
@@ -145,11 +146,16 @@ struct Trainer::Impl {
   void plan_memory();
   void recompute_entries(const RecomputeChoice& choice);
   std::unique_ptr<Planner> adopt(const RecomputeChoice& choice);  // on the entries' own graphs
+  std::unique_ptr<Planner> adopt_first();                         // where nothing asks for another choice
   void adopt_as(const Trial& trial);
   Trial try_out(const RecomputeChoice& choice, double beat = INFINITY) const;  // on copies; no planner if it can't take less than `beat`
   void recompute_to_fit(std::unique_ptr<Planner> planner);
   void stream(std::unique_ptr<Planner> planner);
-  LeastSearch least_with_disk(int64_t more) const;
+  bool is_roomy(int64_t planning) const;
+  PlanOptions plan_options() const;
+  void plan_pinning();
+  void settle_pinning();
+  LeastSearch least_with_disk() const;
   enum class Rungs : uint8_t { first, others, others_in_memory };  // the last: those that need no disk
   double add_choices(size_t variant, const StreamRates& rates, Rungs which, std::vector<StreamChoice>& choices) const;
   void exchange(Variant& other);
@@ -208,6 +214,8 @@ struct Trainer::Impl {
   Recomputed recomputed;  // of the first entry
   JobSize job_size;
   int64_t reserve = 0, resident_planned = 0;  // resident: when everything is planned, without the arena
+  bool roomy = false;                         // there is memory for several plans at a time
+  int64_t pinning = 0;                        // of the reserve: what the kernel takes to pin the arena; 0 where it isn't pinned
   PlanReport report;
 
   // --- trainer_state.cpp: memory, weights, checkpoints

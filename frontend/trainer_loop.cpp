@@ -375,6 +375,7 @@ Summary Trainer::Impl::train() {
   if (disk) {
     summary.disk_bytes_read = disk->bytes_read();
     summary.disk_bytes_written = disk->bytes_written();
+    summary.pinned_bytes = disk->pinned_bytes();
   }
   summary.measured_peak_bytes = executor->measured_peak_bytes();
   summary.weights_hash = weights_hash();

@@ -12,6 +12,7 @@
 #include "frontend/trainer_impl.h"
 #include "frontend/units.h"
 #include "graph/error.h"
+#include "passes/both.h"
 #include "passes/plan_report.h"
 
 namespace ort_train {
@@ -66,15 +67,14 @@ double Trainer::Impl::runs_per_step(std::string_view entry) const {
 
 void Trainer::Impl::plan_memory() {
   for (const auto& entry : entries) drafts.push_back(entry->job.graph);
-  const bool choose = options.recompute == "auto";
-  std::unique_ptr<Planner> planner = adopt(choose ? RecomputeChoice{} : recompute_mode(options.recompute));
+  std::unique_ptr<Planner> planner = adopt_first();
   use(planner->resident());
   settle_reserve();
   measure(whole_pages(program.arena_bytes));
   least = least_of(reserve + whole_pages(program.arena_bytes), program, graph_pointers());
   if (!options.nvme_path.empty())
     stream(std::move(planner));
-  else if (choose)
+  else if (options.recompute == "auto")
     recompute_to_fit(std::move(planner));
   if (options.budget > 0 && options.budget < least.budget) refuse_budget();
   drafts.clear();
@@ -98,7 +98,15 @@ void Trainer::Impl::recompute_entries(const RecomputeChoice& choice) {
 
 std::unique_ptr<Planner> Trainer::Impl::adopt(const RecomputeChoice& choice) {
   recompute_entries(choice);
-  return std::make_unique<Planner>(wanted_entries(), PlanOptions{.threads = workers.threads()});
+  return std::make_unique<Planner>(wanted_entries(), plan_options());
+}
+
+PlanOptions Trainer::Impl::plan_options() const {
+  return {.threads = workers.threads(), .planners = roomy && workers.threads() > 1 ? 2 : 1, .careful = roomy};
+}
+
+std::unique_ptr<Planner> Trainer::Impl::adopt_first() {
+  return adopt(options.recompute == "auto" ? RecomputeChoice{} : recompute_mode(options.recompute));
 }
 
 // What an entry's graph still needs: what is recomputed, then micro-batches side by side.
@@ -137,7 +145,7 @@ Trainer::Impl::Trial Trainer::Impl::try_out(const RecomputeChoice& choice, doubl
       trial.seconds += wanted[i].weight * work_of(*wanted[i].graph, wanted[i].graph->node(id), workers.threads(), machine).seconds;
     }
   }
-  if (trial.seconds < beat) trial.planner = std::make_unique<Planner>(wanted, PlanOptions{.threads = workers.threads()});
+  if (trial.seconds < beat) trial.planner = std::make_unique<Planner>(wanted, plan_options());
   return trial;
 }
 
@@ -191,18 +199,19 @@ void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
   planner.reset();
   least.budget = reserve + whole_pages(program.arena_bytes);
   const bool fits = options.budget == 0 || options.budget - reserve >= program.arena_bytes;
-  const LeastSearch search = least_with_disk(0);
-  // Where there is memory for both and a refusal is unlikely, the smallest budget is looked for beside the plan.
-  constexpr double kMuch = 4, kAmple = 1.25;
+  const LeastSearch search = least_with_disk();
+  // Where a refusal is unlikely, the smallest budget is looked for beside the plan.
+  constexpr double kAmple = 1.25, kRoomy = 1.05;
   const auto budget = static_cast<double>(options.budget);
-  const bool is_beside =
-      !fits && budget >= kMuch * static_cast<double>(search.planning) && budget >= kAmple * static_cast<double>(search.ways.begin()->first);
+  roomy = is_roomy(search.planning);
+  const bool is_beside = !fits && plan_options().planners > 1 && budget >= kAmple * static_cast<double>(search.ways.begin()->first);
   std::future<Least> searched = std::async(is_beside ? std::launch::async : std::launch::deferred, [&] { return search.run(); });
   const auto is_refused = [&] {
     if (Least with_disk = searched.get(); with_disk.budget < least.budget) least = std::move(with_disk);
     return options.budget > 0 && options.budget < least.budget;
   };
   if (!is_beside && (is_refused() || fits)) return;
+  if (budget >= kRoomy * static_cast<double>(search.ways.begin()->first)) plan_pinning();
   measure_disk_of_job();
   const StreamRates rates = stream_rates();
 
@@ -268,6 +277,7 @@ void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
         if (choice.variant > 0) exchange(variants[choice.variant]);
         adopt_as(choice.trial);
         use(std::move(made));
+        settle_pinning();
         return;
       }
     }
@@ -279,11 +289,33 @@ void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
     if (options.nvme_budget == 0 || disk_bytes <= options.nvme_budget) {
       reserve = reserve_with(instructions());
       use(std::move(made));
+      settle_pinning();
       return;
     }
   }
   throw error(ErrorCode::budget, "within {} bytes of memory this job takes {} bytes on the disk, more than --nvme-budget {}",
               grouped(options.budget), grouped(disk_bytes), options.nvme_budget);
+}
+
+// Whether there is memory for more than one plan at a time: `planning` is what one takes.
+bool Trainer::Impl::is_roomy(int64_t planning) const {
+  constexpr int64_t kMuch = 4;
+  return options.budget / kMuch >= planning;
+}
+
+// Sets aside what the kernel takes to pin the arena, where it may be pinned.
+void Trainer::Impl::plan_pinning() {
+  const int64_t memory = options.budget - reserve;
+  if (!may_pin(memory)) return;
+  pinning = whole_pages(pinning_bytes(memory));
+  reserve += pinning;
+}
+
+// The plan doesn't need it after all, or has no room for it.
+void Trainer::Impl::settle_pinning() {
+  if (program.disk_bytes > 0 && program.arena_bytes <= options.budget - reserve) return;
+  reserve -= pinning;
+  pinning = 0;
 }
 
 // The entries and their drafts against others.
@@ -304,33 +336,52 @@ double Trainer::Impl::add_choices(size_t variant, const StreamRates& rates, Rung
     const std::vector<RecomputeChoice> ladder = recompute_ladder(drafts[0]);
     for (const size_t rung : sampled(ladder, kParts)) rungs.push_back(ladder[rung]);
   }
-  double bound = INFINITY;
-  for (const RecomputeChoice& rung : rungs) {
-    if ((&rung == &rungs.front()) != (which == Rungs::first)) continue;
-    StreamChoice choice{.variant = variant, .deferred = deferred, .together = together, .trial = {}};
-    double beat = INFINITY;  // what is better by less than a little isn't worth looking at; the plain may be worse by that
+  if (which == Rungs::first)
+    rungs.resize(1);
+  else
+    rungs.erase(rungs.begin());
+  // What is better by less than a little isn't worth looking at; the plain may be worse by that.
+  const auto to_beat = [&](const StreamChoice& choice) {
+    double beat = INFINITY;
     for (const StreamChoice& other : choices)
       beat = std::min(beat, choice.is_plain() && !other.is_plain() ? other.seconds / kClose : kClose * other.seconds);
+    return beat;
+  };
+  const auto look_at = [&](const RecomputeChoice& rung, StreamChoice& choice, double& least) {
+    const double beat = to_beat(choice);
     choice.trial = try_out(rung, beat);
-    if (!choice.trial.planner) continue;
+    if (!choice.trial.planner) return;
     const int64_t limit = options.budget - reserve_with(choice.trial.instructions);
     if (choice.trial.planner->resident_bytes() <= limit) {
-      choice.seconds = choice.trial.seconds;
-    } else {
-      if (which == Rungs::others_in_memory) continue;
+      choice.expected = choice.seconds = choice.trial.seconds;
+    } else if (which != Rungs::others_in_memory) {
       const StreamOutlook outlook = choice.trial.planner->outlook(limit, machine, rates, beat);
-      bound = std::min(bound, outlook.bound);
-      if (!(outlook.seconds < beat)) continue;
+      least = outlook.bound;
+      choice.expected = outlook.seconds;
       choice.disk_bytes = disk_need(outlook, program).total();
       if (options.nvme_budget == 0 || choice.disk_bytes <= options.nvme_budget) choice.seconds = outlook.seconds;
     }
-    choices.push_back(std::move(choice));
+  };
+  double bound = INFINITY;
+  for (size_t i = 0; i < rungs.size(); i += 2) {  // of two that are looked at together neither knows of the other
+    StreamChoice two[2];
+    double least[2] = {INFINITY, INFINITY};
+    const size_t count = std::min<size_t>(2, rungs.size() - i);
+    for (StreamChoice& choice : two) choice.variant = variant, choice.deferred = deferred, choice.together = together;
+    const auto look = [&](size_t of) {
+      if (of < count) look_at(rungs[i + of], two[of], least[of]);
+    };
+    call_both(
+        plan_options().planners > 1 && count > 1, [&] { look(0); }, [&] { look(1); });
+    for (size_t of = 0; of < count; ++of) {
+      bound = std::min(bound, least[of]);
+      if (two[of].expected < to_beat(two[of])) choices.push_back(std::move(two[of]));
+    }
   }
   return bound;
 }
 
-// `more`: bytes that the reserve does not know of yet.
-Trainer::Impl::LeastSearch Trainer::Impl::least_with_disk(int64_t more) const {
+Trainer::Impl::LeastSearch Trainer::Impl::least_with_disk() const {
   JobSize planned = job_size;
   if (options.micro_batches != "horizontal") {
     const auto batch = static_cast<int64_t>(entries[0]->job.graph.order().size());
@@ -339,9 +390,14 @@ Trainer::Impl::LeastSearch Trainer::Impl::least_with_disk(int64_t more) const {
   LeastSearch search{.planning = planning_need(planned), .ways = {}};
   std::vector<RecomputeChoice> choices{recompute_choice};
   if (options.recompute == "auto") choices = {recompute_mode("none"), recompute_mode("all")};
-  for (const RecomputeChoice& choice : choices) {
-    Trial trial = try_out(choice);
-    const int64_t besides = reserve_with(trial.instructions) + more;
+  std::vector<Trial> trials(choices.size());
+  call_both(
+      choices.size() > 1 && workers.threads() > 1 && is_roomy(search.planning), [&] { trials.front() = try_out(choices.front()); },
+      [&] {
+        if (choices.size() > 1) trials.back() = try_out(choices.back());
+      });
+  for (Trial& trial : trials) {
+    const int64_t besides = reserve_with(trial.instructions);
     const int64_t floor = std::max(search.planning, besides + whole_pages(trial.planner->least_bytes()));
     search.ways.emplace(floor, LeastSearch::Way{.trial = std::move(trial), .besides = besides});
   }
@@ -393,8 +449,10 @@ void Trainer::Impl::refuse_budget() {
   const MemoryPeak peak = memory_peak(program, graph_pointers());
   const auto bytes = [&](Purpose purpose) { return peak.bytes[static_cast<size_t>(purpose)]; };
   std::string more;
-  if (options.nvme_path.empty()) {
-    const int64_t with_disk = least_with_disk(kDiskReserve).run().budget;
+  if (options.nvme_path.empty()) {  // as it would be found with one
+    use(adopt_first()->resident());
+    settle_reserve(/*with_disk=*/true);
+    const int64_t with_disk = least_with_disk().run().budget;
     if (with_disk < least.budget) more = fmt::format("; with --nvme-path on a disk, {} (--budget {})", grouped(with_disk), with_disk);
   }
   throw error(ErrorCode::budget,
@@ -474,6 +532,7 @@ DiskOptions Trainer::Impl::disk_engine() const {
   DiskOptions engine;
   if (disk_rates.block_bytes > 0) engine.block_bytes = disk_rates.block_bytes;
   if (disk_rates.depth > 0) engine.depth = disk_rates.depth;
+  if (pinning > 0) engine.memory = {arena->data(), static_cast<size_t>(arena->bytes())};
   return engine;
 }
 

@@ -159,7 +159,10 @@ DiskRates measure_disk(const std::string& folder, const DiskTrial& trial) {
   const SpillFile spill(folder, std::max(trial.file_bytes / request, requests) * request);
   Trial run(spill, buffers, request);
   const auto options = [&](const Setting& setting) {
-    return DiskOptions{.method = trial.method, .block_bytes = setting.block_bytes, .depth = setting.depth};
+    return DiskOptions{.method = trial.method,
+                       .block_bytes = setting.block_bytes,
+                       .depth = setting.depth,
+                       .memory = {buffers.data(), static_cast<size_t>(buffers.bytes())}};
   };
   {
     // Space that was only reserved reads as zeros, which cost nothing.

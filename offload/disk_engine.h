@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "offload/disk_file.h"
@@ -29,7 +30,16 @@ struct DiskOptions {
   int64_t block_bytes = int64_t{1} << 20;  // a multiple of 256 KiB, the piece of a checksum
   int depth = 8;                           // blocks in flight, each way
   int requests = 64;                       // outstanding; a submit beyond them waits until the oldest is done
+  // Memory that most requests will lie in, which outlives the engine. io_uring pins it once instead of with each block, where the kernel
+  // permits: see pinning_bytes() and may_pin().
+  std::span<std::byte> memory{};
 };
+
+// What the kernel takes at most, for as long as the engine lives, to pin so much memory: a table of its pages.
+int64_t pinning_bytes(int64_t memory);
+// Whether this process may pin so much memory: RLIMIT_MEMLOCK allows it, or CAP_IPC_LOCK any. An engine that may not works as well
+// unpinned.
+bool may_pin(int64_t memory);
 
 struct DiskRequest {
   bool write = false;
@@ -65,6 +75,8 @@ class DiskEngine {
   DiskMethod method() const { return method_; }
   // Where io_uring was refused: a sentence that says so. Otherwise empty.
   const std::string& note() const { return note_; }
+  // Of the options' memory: all of it or nothing.
+  int64_t pinned_bytes() const;
 
  private:
   std::unique_ptr<DiskQueue> queue_;

@@ -89,6 +89,7 @@ class DiskWorker {
  public:
   virtual ~DiskWorker() = default;  // after DiskQueue::stop and wake: returns when no block is in flight
   virtual void wake() = 0;          // there is something new in the queue
+  virtual int64_t pinned_bytes() const { return 0; }
 };
 
 // Null, and the reason as errno, where the kernel or its keeper refuses io_uring.

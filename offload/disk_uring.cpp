@@ -1,12 +1,14 @@
 // io_uring: one thread owns the ring, and sleeps in the kernel until a block is done or the queue has a new request.
 //
-// Measured: polling by the kernel wins nothing for blocks of this size. Buffers aren't registered yet: for reads of 1 MiB that takes a
-// quarter of the processor's time (17 instead of 67 us), and is up to 9 % faster on an emulated drive.
+// The memory of transfers is pinned once (registered, in io_uring's words), where the kernel permits. There is no ring of buffers in front
+// of it: a copy takes more of the processor than pinning saves. Measured: polling by the kernel wins nothing for blocks of this size.
 
 #include <liburing.h>
 #include <sys/eventfd.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <thread>
@@ -19,6 +21,9 @@ namespace ort_train {
 namespace {
 
 constexpr uint64_t kWake = ~uint64_t{0};
+// Of the memory, as one buffer; the kernel takes 16,384 of 1 GiB at most. Its table of a part with small pages has 16 bytes a page and a
+// head: for 64 MiB it would take twice as much as for this.
+constexpr int64_t kPinnedPart = int64_t{63} << 20;
 
 // Indices, first in, first out; room for all blocks.
 class Fifo {
@@ -57,7 +62,7 @@ class Uring final : public DiskWorker {
   }
 
   // 0, or the errno of why not.
-  int start() {
+  int start(const DiskOptions& options) {
     if (const int result = io_uring_queue_init(2 * static_cast<unsigned>(depth_) + 1, &ring_, 0); result < 0) return -result;
     open_ = true;
     io_uring_probe* probe = io_uring_get_probe_ring(&ring_);
@@ -73,6 +78,7 @@ class Uring final : public DiskWorker {
     if (const int result = io_uring_submit_and_wait(&ring_, 1); result < 0) return -result;
     reap();
     if (armed_) return EIO;
+    pin(options.memory);
     const SignalsBlocked blocked;
     thread_ = std::thread([this] { run(); });
     return 0;
@@ -84,7 +90,25 @@ class Uring final : public DiskWorker {
     }
   }
 
+  int64_t pinned_bytes() const override { return static_cast<int64_t>(pinned_.size()); }
+
  private:
+  void pin(std::span<std::byte> memory) {
+    const auto bytes = static_cast<int64_t>(memory.size());
+    if (bytes == 0 || !may_pin(bytes)) return;
+    std::vector<iovec> parts;
+    for (int64_t at = 0; at < bytes; at += kPinnedPart)
+      parts.push_back({.iov_base = memory.data() + at, .iov_len = static_cast<size_t>(std::min(kPinnedPart, bytes - at))});
+    if (io_uring_register_buffers(&ring_, parts.data(), static_cast<unsigned>(parts.size())) == 0) pinned_ = memory;
+  }
+
+  // Which part of the pinned memory these bytes lie in; -1: in none.
+  int pinned_part(const std::byte* data, int64_t bytes) const {
+    const auto at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(data) - reinterpret_cast<uintptr_t>(pinned_.data()));
+    if (at < 0 || at + bytes > pinned_bytes() || at / kPinnedPart != (at + bytes - 1) / kPinnedPart) return -1;
+    return static_cast<int>(at / kPinnedPart);
+  }
+
   void run() {
     for (;;) {
       const bool stopped = queue_.stopped();
@@ -118,12 +142,19 @@ class Uring final : public DiskWorker {
   void prepare(size_t index) {
     const DiskBlock& block = blocks_[index];
     io_uring_sqe* entry = next_entry();
-    const unsigned rest = static_cast<unsigned>(block.bytes - block.done);
-    const uint64_t offset = static_cast<uint64_t>(block.offset + block.done);
-    if (block.write) {
-      io_uring_prep_write(entry, block.descriptor, block.data + block.done, rest, offset);
+    std::byte* const data = block.data + block.done;
+    const int64_t rest = block.bytes - block.done;
+    const auto count = static_cast<unsigned>(rest);
+    const auto offset = static_cast<uint64_t>(block.offset + block.done);
+    const int part = pinned_part(data, rest);
+    if (block.write && part >= 0) {
+      io_uring_prep_write_fixed(entry, block.descriptor, data, count, offset, part);
+    } else if (block.write) {
+      io_uring_prep_write(entry, block.descriptor, data, count, offset);
+    } else if (part >= 0) {
+      io_uring_prep_read_fixed(entry, block.descriptor, data, count, offset, part);
     } else {
-      io_uring_prep_read(entry, block.descriptor, block.data + block.done, rest, offset);
+      io_uring_prep_read(entry, block.descriptor, data, count, offset);
     }
     io_uring_sqe_set_data64(entry, index);
   }
@@ -177,6 +208,7 @@ class Uring final : public DiskWorker {
   std::vector<DiskBlock> blocks_;
   Fifo free_, again_, over_;
   int in_flight_[2] = {0, 0};  // reads, writes
+  std::span<std::byte> pinned_;
   io_uring ring_{};
   bool open_ = false;
   int event_ = -1;
@@ -189,7 +221,7 @@ class Uring final : public DiskWorker {
 
 std::unique_ptr<DiskWorker> start_uring(DiskQueue& queue, const DiskOptions& options, int& code) {
   auto worker = std::make_unique<Uring>(queue, options);
-  code = worker->start();
+  code = worker->start(options);
   if (code != 0) return nullptr;
   return worker;
 }

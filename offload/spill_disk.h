@@ -55,6 +55,7 @@ class SpillDisk : public Disk {
   std::string note() const;
   int64_t bytes_read() const { return bytes_read_; }
   int64_t bytes_written() const { return bytes_written_; }
+  int64_t pinned_bytes() const { return engine_.pinned_bytes(); }
 
  private:
   const bool checksums_;

@@ -3,15 +3,20 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/capability.h>
 #include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
+#include <optional>
 #include <random>
 #include <thread>
 
@@ -35,6 +40,7 @@ struct Way {
   const char* name;
   DiskMethod method;
   Direct direct;
+  bool pinned = false;
 };
 void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
 
@@ -46,10 +52,32 @@ void fill(std::byte* data, int64_t bytes, int64_t offset, uint64_t version) {
   }
 }
 
+std::span<std::byte> all_of(const Arena& arena) { return {arena.data(), static_cast<size_t>(arena.bytes())}; }
+
+// Runs `body`, which throws where something is wrong, in a child of this process.
+template <typename Body> void expect_in_child(Body&& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    try {
+      body();
+    } catch (const std::exception& problem) {
+      fprintf(stderr, "%s\n", problem.what());
+      _exit(1);
+    }
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
 class DiskEngines : public ::testing::TestWithParam<Way> {
  protected:
-  DiskOptions options(int depth = 4, int requests = 8) const {
-    return {.method = GetParam().method, .block_bytes = kBlock, .depth = depth, .requests = requests};
+  // Some requests lie in `memory`, which is what the kernel may pin.
+  DiskOptions options(const Arena& memory, int depth = 4, int requests = 8) const {
+    DiskOptions options{.method = GetParam().method, .block_bytes = kBlock, .depth = depth, .requests = requests};
+    if (GetParam().pinned) options.memory = all_of(memory);
+    return options;
   }
   Direct direct() const { return GetParam().direct; }
 
@@ -58,7 +86,9 @@ class DiskEngines : public ::testing::TestWithParam<Way> {
 
 INSTANTIATE_TEST_SUITE_P(All, DiskEngines,
                          ::testing::Values(Way{"UringDirect", DiskMethod::uring, Direct::automatic},
+                                           Way{"UringPinned", DiskMethod::uring, Direct::automatic, true},
                                            Way{"UringBuffered", DiskMethod::uring, Direct::off},
+                                           Way{"UringBufferedPinned", DiskMethod::uring, Direct::off, true},
                                            Way{"ThreadsDirect", DiskMethod::threads, Direct::automatic},
                                            Way{"ThreadsBuffered", DiskMethod::threads, Direct::off}),
                          [](const auto& info) { return info.param.name; });
@@ -76,9 +106,10 @@ TEST_P(DiskEngines, ManyRequestsOfManySizesReadWhatWasWritten) {
     at += bytes;
   }
   const Arena arena(spill.bytes());
-  DiskEngine engine(options());
+  DiskEngine engine(options(arena));
   EXPECT_EQ(engine.method(), GetParam().method);
   EXPECT_EQ(engine.note(), "");
+  EXPECT_EQ(engine.pinned_bytes(), GetParam().pinned && may_pin(arena.bytes()) ? arena.bytes() : 0);
   for (uint64_t version = 1; version <= 3; ++version) {
     std::shuffle(pieces.begin(), pieces.end(), random);
     std::vector<uint64_t> sums(pieces.size());
@@ -111,7 +142,7 @@ TEST_P(DiskEngines, ReadsAndWritesAtTheSameTime) {
   constexpr int kChunks = 12;
   const SpillFile spill(folder.path, 2 * kChunks * kBytes, direct());
   const Arena from(kChunks * kBytes), to(kChunks * kBytes);
-  DiskEngine engine(options(3, 2 * kChunks));
+  DiskEngine engine(options(from, 3, 2 * kChunks));
   // Each chunk has two places; a round writes one and reads what the round before wrote to the other.
   for (int round = 0; round < 5; ++round) {
     std::vector<DiskTicket> tickets;
@@ -136,7 +167,7 @@ TEST_P(DiskEngines, WritesBeginInOrder) {
   // One block at a time, all to the same place: the last one stays.
   const SpillFile spill(folder.path, kBlock, direct());
   const Arena arena(16 * kBlock);
-  DiskEngine engine(options(1, 4));  // fewer requests than are submitted: submit waits
+  DiskEngine engine(options(arena, 1, 4));  // fewer requests than are submitted: submit waits
   for (int64_t i = 0; i < 16; ++i) {
     fill(arena.data() + i * kBlock, kBlock, 0, static_cast<uint64_t>(i));
     engine.submit({.write = true, .file = &spill.file(), .data = arena.data() + i * kBlock, .bytes = kBlock});
@@ -154,7 +185,7 @@ TEST_P(DiskEngines, ShortTransfersAndInterruptionsGoOn) {
   for (const Fault fault : {Fault::short_write, Fault::interrupt, Fault::short_read}) {
     SCOPED_TRACE(static_cast<int>(fault));
     std::memset(back.data(), 0, static_cast<size_t>(back.bytes()));
-    DiskEngine engine(options());
+    DiskEngine engine(options(arena));
     uint64_t sum = 0;
     const IoFaults faults(fault, 2);
     engine.wait(engine.submit({.write = true, .file = &spill.file(), .data = arena.data(), .bytes = arena.bytes(), .checksum = &sum}));
@@ -168,7 +199,7 @@ TEST_P(DiskEngines, ShortTransfersAndInterruptionsGoOn) {
 TEST_P(DiskEngines, AFailureIsThrownAtItsWaitAndAtEveryLaterOne) {
   const SpillFile spill(folder.path, 64 * kBlock, direct());
   const Arena arena(24 * kBlock);
-  DiskEngine engine(options(2));
+  DiskEngine engine(options(arena, 2));
   const DiskTicket before = engine.submit({.write = true, .file = &spill.file(), .data = arena.data(), .bytes = kBlock});
   engine.wait(before);
   const IoFaults faults(Fault::error, 2);
@@ -196,13 +227,13 @@ TEST_P(DiskEngines, AFullDiskAndAReadErrorSayWhere) {
   const SpillFile spill(folder.path, 8 * kBlock, direct());
   const Arena arena(kBlock);
   {
-    DiskEngine engine(options());
+    DiskEngine engine(options(arena));
     const IoFaults faults(Fault::full, 1);
     const DiskTicket ticket =
         engine.submit({.write = true, .file = &spill.file(), .offset = 3 * kBlock, .data = arena.data(), .bytes = kBlock});
     EXPECT_THAT(message_of([&] { engine.wait(ticket); }), HasSubstr("at byte 786432: No space left on device"));
   }
-  DiskEngine engine(options());
+  DiskEngine engine(options(arena));
   const IoFaults faults(Fault::read_error, 1);
   const DiskTicket ticket = engine.submit({.file = &spill.file(), .offset = kBlock, .data = arena.data(), .bytes = kBlock});
   EXPECT_THAT(message_of([&] { engine.wait(ticket); }), HasSubstr("can't read 262144 bytes of '" + spill.file().path()));
@@ -213,7 +244,7 @@ TEST_P(DiskEngines, AFileThatEndsSaysWhere) {
   ASSERT_EQ(::ftruncate(spill.file().descriptor(), 2 * kBlock + kPage + 100), 0);
   const Arena arena(4 * kBlock);
   for (int depth : {1, 4}) {
-    DiskEngine engine(options(depth));
+    DiskEngine engine(options(arena, depth));
     const DiskTicket ticket = engine.submit({.file = &spill.file(), .data = arena.data(), .bytes = 4 * kBlock});
     EXPECT_THAT(message_of([&] { engine.wait(ticket); }), HasSubstr("ends at byte "));
   }
@@ -221,32 +252,24 @@ TEST_P(DiskEngines, AFileThatEndsSaysWhere) {
 
 TEST_P(DiskEngines, AFileLimitIsAnErrorNotATruncation) {
   // RLIMIT_FSIZE is a real fault from the kernel; in a child, since the limit and the signal are the process's.
-  const pid_t child = fork();
-  if (child == 0) {
+  expect_in_child([&] {
     ::signal(SIGXFSZ, SIG_IGN);
-    bool good = false;
-    {
-      const SpillFile spill(folder.path, 8 * kBlock, direct());
-      const rlimit limit{3 * kBlock, 3 * kBlock};
-      const Arena arena(8 * kBlock);
-      DiskEngine engine(options());
-      if (::setrlimit(RLIMIT_FSIZE, &limit) == 0) {
-        const DiskTicket ticket = engine.submit({.write = true, .file = &spill.file(), .data = arena.data(), .bytes = 8 * kBlock});
-        good = message_of([&] { engine.wait(ticket); }).find("File too large") != std::string::npos;
-      }
-    }
-    _exit(good ? 0 : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+    const SpillFile spill(folder.path, 8 * kBlock, direct());
+    const rlimit limit{3 * kBlock, 3 * kBlock};
+    const Arena arena(8 * kBlock);
+    DiskEngine engine(options(arena));
+    require(::setrlimit(RLIMIT_FSIZE, &limit) == 0, "the limit can be set");
+    const DiskTicket ticket = engine.submit({.write = true, .file = &spill.file(), .data = arena.data(), .bytes = 8 * kBlock});
+    const std::string message = message_of([&] { engine.wait(ticket); });
+    require(message.find("File too large") != std::string::npos, message.c_str());
+  });
 }
 
 TEST_P(DiskEngines, OtherBytesThanWereWrittenAreFound) {
   const SpillFile spill(folder.path, 16 * kBlock, direct());
   const Arena arena(16 * kBlock);
   fill(arena.data(), arena.bytes(), 0, 3);
-  DiskEngine engine(options());
+  DiskEngine engine(options(arena));
   uint64_t sums[2] = {};
   for (int64_t i = 0; i < 2; ++i)
     engine.submit({.write = true,
@@ -290,7 +313,8 @@ TEST_P(DiskEngines, AnyOffsetThroughThePageCache) {
   std::string content(3'000'001, '\0');
   fill(reinterpret_cast<std::byte*>(content.data()), static_cast<int64_t>(content.size()), 0, 9);
   const DiskFile file = DiskFile::open(write_file(folder / "model", content));
-  DiskEngine engine(options());
+  const Arena other(kBlock);
+  DiskEngine engine(options(other));
   std::string to(2'000'003, '\0');
   engine.wait(engine.submit(
       {.file = &file, .offset = 77, .data = reinterpret_cast<std::byte*>(to.data()), .bytes = static_cast<int64_t>(to.size())}));
@@ -302,7 +326,7 @@ TEST_P(DiskEngines, ADestroyedEngineLeavesMemoryAlone) {
   for (int i = 0; i < 20; ++i) {
     auto arena = std::make_unique<Arena>(64 * kBlock);
     {
-      DiskEngine engine(options());
+      DiskEngine engine(options(*arena));
       for (int64_t k = 0; k < 4; ++k)
         engine.submit({.write = k % 2 == 0, .file = &spill.file(), .data = arena->data() + 16 * k * kBlock, .bytes = 16 * kBlock});
     }
@@ -313,7 +337,7 @@ TEST_P(DiskEngines, ADestroyedEngineLeavesMemoryAlone) {
 TEST_P(DiskEngines, TheHeapStaysFlat) {
   const SpillFile spill(folder.path, 8 * kBlock, direct());
   const Arena arena(8 * kBlock);
-  DiskEngine engine(options());
+  DiskEngine engine(options(arena));
   uint64_t sums[8] = {};
   const auto round = [&] {
     for (const bool write : {true, false}) {
@@ -337,7 +361,7 @@ TEST_P(DiskEngines, TwoEnginesInTwoThreads) {
   const SpillFile spill(folder.path, 32 * kBlock, direct());
   const auto work = [&](int64_t first) {
     const Arena arena(16 * kBlock), back(16 * kBlock);
-    DiskEngine engine(options());
+    DiskEngine engine(options(arena));
     for (uint64_t version = 0; version < 4; ++version) {
       fill(arena.data(), arena.bytes(), first, version);
       for (const bool write : {true, false}) {
@@ -359,17 +383,19 @@ TEST_P(DiskEngines, TwoEnginesInTwoThreads) {
 
 TEST_P(DiskEngines, SeveralThreadsShareOne) {
   const SpillFile spill(folder.path, 64 * kBlock, direct());
-  DiskEngine engine(options(2, 3));
+  const Arena shared(8 * kBlock);
+  DiskEngine engine(options(shared, 2, 3));
   std::vector<std::thread> threads;
   for (int64_t t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {
-      const Arena arena(2 * kBlock), back(2 * kBlock);
+      const Arena back(2 * kBlock);
+      const std::span<std::byte> arena = all_of(shared).subspan(static_cast<size_t>(2 * t * kBlock), 2 * kBlock);
       for (int64_t i = 0; i < 8; ++i) {
         const int64_t at = (16 * t + 2 * i) * kBlock;
         uint64_t sum = 0;
-        fill(arena.data(), arena.bytes(), at, 5);
+        fill(arena.data(), 2 * kBlock, at, 5);
         engine.wait(engine.submit(
-            {.write = true, .file = &spill.file(), .offset = at, .data = arena.data(), .bytes = arena.bytes(), .checksum = &sum}));
+            {.write = true, .file = &spill.file(), .offset = at, .data = arena.data(), .bytes = 2 * kBlock, .checksum = &sum}));
         engine.wait(engine.submit({.file = &spill.file(), .offset = at, .data = back.data(), .bytes = back.bytes(), .checksum = &sum}));
         EXPECT_EQ(std::memcmp(arena.data(), back.data(), static_cast<size_t>(back.bytes())), 0);
       }
@@ -381,7 +407,7 @@ TEST_P(DiskEngines, AFileWithoutItsNameStillWorks) {
   const SpillFile spill(folder.path, 4 * kBlock, direct());
   const Arena arena(4 * kBlock), back(4 * kBlock);
   fill(arena.data(), arena.bytes(), 0, 1);
-  DiskEngine engine(options());
+  DiskEngine engine(options(arena));
   ASSERT_EQ(::unlink(spill.file().path().c_str()), 0);
   write_file(spill.file().path(), "someone else's");
   engine.wait(engine.submit({.write = true, .file = &spill.file(), .data = arena.data(), .bytes = arena.bytes()}));
@@ -398,6 +424,81 @@ TEST(Disk, ThreadsWhereTheKernelRefusesIoUring) {
                                  "), so the disk tier uses threads in its place");
     EXPECT_THAT(message_of([] { DiskEngine({.method = DiskMethod::uring}); }), HasSubstr("io_uring can't be used here"));
   }
+}
+
+// Runs `body` in a child of this process, which may pin `bytes` and has no privilege to pin more.
+template <typename Body> void expect_with_limit(int64_t bytes, Body&& body) {
+  expect_in_child([&] {
+    __user_cap_header_struct header{.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
+    __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3]{};
+    const rlimit limit{static_cast<rlim_t>(bytes), static_cast<rlim_t>(bytes)};
+    require(::setrlimit(RLIMIT_MEMLOCK, &limit) == 0 && syscall(SYS_capset, &header, data) == 0, "the limit can be set");
+    body();
+  });
+}
+
+// Requests of five pages from there on in the arena, of which the engine has the beginning: a read of what another engine wrote, then a
+// write that is read again.
+void expect_transfers(const std::string& folder, DiskEngine& engine, const Arena& arena, std::initializer_list<int64_t> starts) {
+  constexpr int64_t kBytes = 5 * kPage;
+  const SpillFile spill(folder, arena.bytes());
+  std::vector<std::byte> expected(kBytes);
+  uint64_t version = 0;
+  for (const int64_t at : starts) {
+    std::byte* const data = arena.data() + at;
+    DiskEngine other({.method = DiskMethod::threads});
+    const auto move = [&](DiskEngine& which, bool write) {
+      which.wait(which.submit({.write = write, .file = &spill.file(), .offset = at, .data = data, .bytes = kBytes}));
+    };
+    for (DiskEngine* const writer : {&other, &engine}) {
+      fill(expected.data(), kBytes, at, ++version);
+      std::memcpy(data, expected.data(), kBytes);
+      move(*writer, true);
+      std::memset(data, 0, kBytes);
+      move(engine, false);
+      require(std::memcmp(data, expected.data(), kBytes) == 0, "what was written is read");
+    }
+  }
+}
+
+TEST(Disk, PinnedMemoryIsWhatTheLimitAllows) {
+  const TestFolder folder;
+  constexpr int64_t kPinned = int64_t{1} << 20;
+  const Arena arena(kPinned + 16 * kPage);
+  const std::span<std::byte> memory = all_of(arena).first(static_cast<size_t>(kPinned));
+  const auto expect = [&](DiskEngine& engine, int64_t pinned) {
+    require(engine.method() != DiskMethod::uring || engine.pinned_bytes() == pinned, "as much is pinned as was expected");
+    expect_transfers(folder.path, engine, arena, {0, kPinned - 2 * kPage, kPinned + 4 * kPage});  // within, across the end, beside
+  };
+  EXPECT_TRUE(may_pin(0));
+  expect_with_limit(kPinned - 1, [&] {
+    require(may_pin(kPinned - 1) && !may_pin(kPinned), "the limit counts");
+    DiskEngine engine({.memory = memory});
+    expect(engine, 0);
+  });
+  expect_with_limit(kPinned + kPinned / 2, [&] {  // the kernel counts a few pages of its own
+    // The limit is that of all processes of the user; what one had is free a moment after its end.
+    std::optional<DiskEngine> engine;
+    for (int i = 0; i < 100 && (!engine || engine->pinned_bytes() == 0); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(i));
+      engine.emplace(DiskOptions{.memory = memory});
+    }
+    expect(*engine, kPinned);
+    // Of what the first has left, the kernel gives a second none, and all goes on without.
+    DiskEngine second({.memory = memory});
+    expect(second, 0);
+  });
+}
+
+TEST(Disk, PinnedMemoryHasParts) {
+  constexpr int64_t kPart = int64_t{63} << 20;
+  const TestFolder folder;
+  const Arena arena(2 * kPart + kPage);
+  if (!may_pin(arena.bytes()))
+    GTEST_SKIP() << "this user may not pin the " << arena.bytes() << " bytes that have several parts (ulimit -l)";
+  DiskEngine engine({.memory = all_of(arena)});
+  EXPECT_EQ(engine.pinned_bytes(), engine.method() == DiskMethod::uring ? arena.bytes() : 0);
+  expect_transfers(folder.path, engine, arena, {kPart - 5 * kPage, kPart - 2 * kPage, kPart, 2 * kPart - 4 * kPage});
 }
 
 TEST(Disk, ThePageCacheWhereThereIsNoDirectInput) {

@@ -63,7 +63,7 @@ void spoil_submissions(io_uring* ring) {
   if (!armed) return;
   for (unsigned at = ring->sq.sqe_head; at != ring->sq.sqe_tail; ++at) {
     io_uring_sqe& entry = ring->sq.sqes[at & ring->sq.ring_mask];
-    const bool read = entry.opcode == IORING_OP_READ;
+    const bool read = entry.opcode == IORING_OP_READ || entry.opcode == IORING_OP_READ_FIXED;
     if (!strikes_transfer(read, entry.fd, entry.len)) continue;
     if (halves(fault)) {
       entry.len = static_cast<unsigned>(half_of(entry.fd, entry.len));

@@ -2,9 +2,12 @@
 
 Each job's smallest budget is exact: it runs, and one page less is refused. Arenas are 200 MB and more where noise could hide something.
 """
+import ctypes
 import json
 import os
 import pathlib
+import re
+import resource
 import subprocess
 import uuid
 
@@ -186,12 +189,17 @@ def limited(tmp_path):
     except OSError as problem:
         pytest.skip(f"no memory cgroup can be made here: {problem}")
     try:
-        yield lambda limit, *arguments: run_limited(group, version, tmp_path, limit, arguments)
+        yield lambda limit, *arguments, huge=True: run_limited(group, version, tmp_path, limit, arguments, huge)
     finally:
         group.rmdir()
 
 
-def run_limited(group, version, folder, limit, arguments):
+def without_huge_pages():
+    PR_SET_THP_DISABLE = 41
+    assert ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0
+
+
+def run_limited(group, version, folder, limit, arguments, huge):
     names = ("memory.limit_in_bytes", "memory.max_usage_in_bytes") if version == 1 else ("memory.max", "memory.peak")
     (group / names[0]).write_text(str(limit))
     swap = group / ("memory.memsw.limit_in_bytes" if version == 1 else "memory.swap.max")
@@ -200,7 +208,7 @@ def run_limited(group, version, folder, limit, arguments):
     enter = f"echo $$ > '{group}/cgroup.procs' && exec \"$@\""
     cache = {**os.environ, "XDG_CACHE_HOME": str(folder)}
     command = [str(part) for part in ("sh", "-c", enter, "sh", PROGRAM, *arguments)]
-    done = subprocess.run(command, cwd=folder, env=cache, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, env=cache, capture_output=True, text=True, preexec_fn=None if huge else without_huge_pages)
     peak = group / names[1]
     return done, int(peak.read_text()) if peak.exists() else 0
 
@@ -220,6 +228,29 @@ def test_a_cgroup_of_the_smallest_budget_is_enough(folder, made, limited, name):
     assert peak <= smallest
     if peak:
         assert peak > JOBS[name][0] * MB  # it was in there
+
+
+def may_pin(count):
+    """Whether a process of this user may pin so many bytes."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    effective = int(re.search(r"CapEff:\s*(\w+)", pathlib.Path("/proc/self/status").read_text())[1], 16)
+    return limit == resource.RLIM_INFINITY or limit >= count or effective >> 14 & 1 == 1
+
+
+@pytest.mark.parametrize("huge", [True, False], ids=["huge pages", "small pages"])
+def test_a_cgroup_holds_what_the_kernel_takes_to_pin(folder, made, limited, huge):
+    """Pages that are pinned for the disk have a table, which counts in a cgroup; that of small pages is large."""
+    job = [*JOBS["streamed, external"][1](made), "--log-file", "log", "--plan-json", "plan.json"]
+    budget = smallest_budget(run(folder, *job, "--budget", "1MB", code=4)) * 3 // 2 // PAGE * PAGE
+    done, _ = limited(budget, *job, "--budget", budget, huge=huge)
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
+    summary = log(folder / "log")[1]
+    arena = summary["planned_peak_bytes"]["RAM"]
+    assert uses_disk(summary)
+    pinned = "refuses io_uring" not in done.stdout and may_pin(arena)
+    assert summary["pinned_bytes"] == (arena if pinned else 0)
+    assert json.loads((folder / "plan.json").read_text())["peak"]["total"] <= budget
+    print(f"budget {budget}, arena {arena}")
 
 
 def test_a_cgroup_that_is_too_small_is_an_error_not_a_kill(tmp_path, limited):

@@ -4,7 +4,7 @@
 // read in place; B goes panel by panel through a packed copy in the workspace, made while the first rows are multiplied. double: plain
 // loops.
 //
-// The bits of an element depend on the depth alone: it is summed in blocks of depth_block(depth), each one chain of fused multiply-adds in
+// The bits of an element depend on the depth and its blocks alone (exec/depth_block.h): each is one chain of fused multiply-adds in
 // ascending order, the blocks in ascending order. How C is divided among tiles, tasks and threads, where it lies and which vectors
 // the processor has never shows. Nothing is allocated: the workspace is the caller's, one for each thread.
 
@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "exec/depth_block.h"
 #include "exec/kernel.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -42,19 +43,12 @@ template <typename T> struct Product {
   Matrix<const T> a{};  // rows x depth
   Matrix<const T> b{};  // depth x columns; one of its strides is 1
   Matrix<T> c{};        // rows x columns, columns dense
+  int64_t block = 0;    // of the depth, at most kDepthBlock; 0: depth_block(depth)
   T alpha = 1;
   Matrix<const T> start{};  // what the product is added to, columns dense: none: zero; c itself: accumulates; a bias has row 0
   Triangle triangle = Triangle::none;
   int64_t diagonal = 0;
 };
-
-inline constexpr int64_t kDepthBlock = 384;  // at most; a panel of 48 columns then takes 72 KiB of the second-level cache
-
-// Equal blocks, multiples of 8.
-inline int64_t depth_block(int64_t depth) {
-  const int64_t blocks = std::max<int64_t>(1, (depth + kDepthBlock - 1) / kDepthBlock);
-  return ((depth + blocks - 1) / blocks + 7) / 8 * 8;
-}
 
 namespace gemm {
 
@@ -307,7 +301,7 @@ inline void multiply_panel(const Product<float>& p, int64_t depth0, int64_t dept
 }
 
 inline void multiply(const Product<float>& p, float* panel) {
-  const int64_t block = depth_block(p.depth);
+  const int64_t block = p.block > 0 ? p.block : depth_block(p.depth);
   int64_t depth0 = 0;
   do {
     const int64_t depth = std::min(block, p.depth - depth0);
@@ -319,9 +313,10 @@ inline void multiply(const Product<float>& p, float* panel) {
   } while (depth0 < p.depth);
 }
 
-// For other element types: sums in ascending order of the depth, columns side by side.
+// For other element types: columns side by side.
 template <typename T> void multiply_plainly(const Product<T>& p) {
   constexpr int64_t kColumns = 64;
+  const int64_t block = p.block > 0 ? p.block : depth_block(p.depth);
   for (int64_t i = 0; i < p.rows; ++i) {
     const int64_t begin = p.triangle == Triangle::a_upper ? std::max<int64_t>(0, i + p.diagonal) : 0;
     const int64_t end = p.triangle == Triangle::a_lower ? std::min(p.depth, i + p.diagonal + 1) : p.depth;
@@ -329,13 +324,16 @@ template <typename T> void multiply_plainly(const Product<T>& p) {
     const T* start = p.start.data ? p.start.data + i * p.start.row : nullptr;
     for (int64_t j = 0; j < p.columns; j += kColumns) {
       const int64_t n = std::min(kColumns, p.columns - j);
-      T sum[kColumns] = {};
-      for (int64_t k = begin; k < end; ++k) {
-        const T x = p.a.data[i * p.a.row + k * p.a.column];
-        const T* b = p.b.data + k * p.b.row + j * p.b.column;
-        for (int64_t y = 0; y < n; ++y) sum[y] += x * b[y * p.b.column];
+      for (int64_t y = 0; y < n; ++y) c[j + y] = start ? start[j + y] : T(0);
+      for (int64_t first = begin / block * block; first < end; first += block) {
+        T sum[kColumns] = {};
+        for (int64_t k = std::max(begin, first); k < std::min(end, first + block); ++k) {
+          const T x = p.a.data[i * p.a.row + k * p.a.column];
+          const T* b = p.b.data + k * p.b.row + j * p.b.column;
+          for (int64_t y = 0; y < n; ++y) sum[y] += x * b[y * p.b.column];
+        }
+        for (int64_t y = 0; y < n; ++y) c[j + y] += p.alpha * sum[y];
       }
-      for (int64_t y = 0; y < n; ++y) c[j + y] = p.alpha * sum[y] + (start ? start[j + y] : T(0));
     }
   }
 }

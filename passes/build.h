@@ -15,6 +15,8 @@ void emit_behind(Builder& builder, const std::vector<ValueId>& values);
 
 // Adds the norm of job.gradients as job.grad_norm.
 void build_norm(JobGraph& job, Stage stage);
+// What the names of the optimizer's state end in, behind those of the weights.
+inline constexpr const char *kFirstMomentName = ".exp_avg", *kSecondMomentName = ".exp_avg_sq", *kMomentumName = ".momentum_buffer";
 // An input for the optimizer's scalars.
 ValueId add_scalars(Graph& graph, const char* name);
 // Adds clipping by `norm` and the optimizer node of each gradient (parameter -> gradient). `before`, where given, says the node that a

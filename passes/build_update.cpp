@@ -45,10 +45,22 @@ void emit_behind(Builder& builder, const std::vector<ValueId>& values) {
 void emit_behind(Builder& builder, ValueId value) { emit_behind(builder, std::vector{value}); }
 
 void build_norm(JobGraph& job, Stage stage) {
+  std::map<std::string, std::pair<std::string, size_t>> parts;  // by name: the weight, which of its parts
+  for (const auto& [weight, slices] : job.slices) {
+    for (size_t i = 0; i < slices.size() && slices.size() > 1; ++i) parts[slices[i].name] = {weight, i};
+  }
+  // By the weights' names, then from part to part: in which parts they are doesn't show.
+  std::map<std::pair<std::string, size_t>, ValueId> gradients;
+  for (const auto& [parameter, gradient] : job.gradients) {
+    const std::string& name = job.graph.value(parameter).name;
+    const auto part = parts.find(name);
+    gradients[part == parts.end() ? std::pair{name, size_t{0}} : part->second] = gradient;
+  }
+  require(gradients.size() == job.gradients.size(), "two parameters of one name");
   Builder builder(job.graph, stage);
   builder.named("gradient norm");
   std::vector<ValueId> squares;
-  for (const auto& [parameter, gradient] : job.gradients) {
+  for (const auto& [place, gradient] : gradients) {
     emit_behind(builder, gradient);
     squares.push_back(builder.emit("SumSquares", {gradient}));
   }
@@ -78,11 +90,11 @@ std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec,
       attributes.set("beta1", static_cast<float>(spec.beta1));
       attributes.set("beta2", static_cast<float>(spec.beta2));
       attributes.set("epsilon", static_cast<float>(spec.epsilon));
-      const ValueId m = add_state(graph, parameter, ".exp_avg"), v = add_state(graph, parameter, ".exp_avg_sq");
+      const ValueId m = add_state(graph, parameter, kFirstMomentName), v = add_state(graph, parameter, kSecondMomentName);
       p = emit_writer(builder, "AdamW", {parameter, gradient, m, v, coefficient, scalars}, attributes, 3);
     } else if (spec.kind == "sgd") {
       attributes.set("momentum", static_cast<float>(spec.momentum));
-      const ValueId buffer = spec.momentum != 0 ? add_state(graph, parameter, ".momentum_buffer") : kNone;
+      const ValueId buffer = spec.momentum != 0 ? add_state(graph, parameter, kMomentumName) : kNone;
       p = emit_writer(builder, "SGD", {parameter, gradient, buffer, coefficient, scalars}, attributes, buffer == kNone ? 1 : 2);
     } else {
       throw error(ErrorCode::usage, "unknown optimizer '{}'; known: adamw, sgd", spec.kind);

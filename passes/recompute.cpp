@@ -159,4 +159,14 @@ std::vector<RecomputeChoice> recompute_ladder(const Graph& graph) {
   return rungs;
 }
 
+std::vector<size_t> sampled_rungs(const std::vector<RecomputeChoice>& ladder, size_t parts) {
+  const auto all = std::find(ladder.begin(), ladder.end(), RecomputeChoice{.groups = kAllGroups, .every = 1});
+  const auto end = static_cast<size_t>(all - ladder.begin());
+  std::vector<size_t> rungs;
+  for (size_t part = 0; part <= parts; ++part) {
+    if (rungs.empty() || rungs.back() != end * part / parts) rungs.push_back(end * part / parts);
+  }
+  return rungs;
+}
+
 }  // namespace ort_train

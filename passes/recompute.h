@@ -39,5 +39,7 @@ bool recompute(Graph& graph, const RecomputeChoice& choice, Recomputed* result =
 
 // The rungs: nothing, one group more each, everything between boundaries; then fewer and fewer boundaries, down to their square root.
 std::vector<RecomputeChoice> recompute_ladder(const Graph& graph);
+// Of a ladder a few, as indices: `parts` + 1 of those that keep all boundaries, evenly.
+std::vector<size_t> sampled_rungs(const std::vector<RecomputeChoice>& ladder, size_t parts);
 
 }  // namespace ort_train

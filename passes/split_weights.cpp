@@ -1,14 +1,15 @@
 #include "passes/split_weights.h"
 
 #include <algorithm>
+#include <numeric>
 
+#include "exec/depth_block.h"
 #include "graph/builder.h"
 #include "graph/op_def.h"
+#include "passes/pack_weights.h"
 
 namespace ort_train {
 namespace {
-
-constexpr int64_t kWholeRows = 64;  // parts begin at multiples of it, where they have as many: products like their columns by lines
 
 bool flag(const Node& node, const char* name) { return node.attributes.get(name, int64_t{0}) != 0; }
 
@@ -20,12 +21,22 @@ bool is_lookup(const Node& node, ValueId weight) {
   return node.op->name == "Gather" && node.inputs[0] == weight && node.attributes.get("axis", int64_t{0}) == 0;
 }
 
-int64_t rows_of_part(const Value& weight, int64_t part_bytes) {
+// Where parts of a matrix may begin: at multiples of so many rows.
+int64_t whole_rows(const Value& weight) {
+  constexpr int64_t kQuantized = 256, kMuch = int64_t{16} << 20;  // elements of a block of quantized state; bytes
+  const int64_t width = weight.shape[1], block = depth_block(weight.shape[0], width);
+  const int64_t rows = std::lcm(block, kQuantized / std::gcd(kQuantized, width));
+  return rows > block && rows * (weight.bytes() / weight.shape[0]) > kMuch ? block : rows;
+}
+
+int64_t rows_of_part(const Value& weight, const PassOptions& options) {
   const int64_t rows = weight.shape[0];
-  if (weight.bytes() == 0 || weight.bytes() / 2 < part_bytes) return 0;
-  const int64_t parts = std::min(rows, (weight.bytes() + part_bytes - 1) / part_bytes);
-  int64_t of_part = (rows + parts - 1) / parts;
-  if (of_part > kWholeRows) of_part = (of_part + kWholeRows - 1) / kWholeRows * kWholeRows;
+  if (weight.bytes() == 0 || weight.bytes() / 2 < options.part_bytes) return 0;
+  if (options.part_rows == 0 && weight.bytes() < kPackBytes) return 0;  // what is packed has nothing to do with parts
+  const int64_t whole = options.part_rows > 0 ? options.part_rows : whole_rows(weight);
+  const int64_t most = std::max(whole, options.part_bytes / (weight.bytes() / rows) / whole * whole);
+  const int64_t parts = (rows + most - 1) / most;
+  const int64_t of_part = ((rows + parts - 1) / parts + whole - 1) / whole * whole;  // about the same, and not more than `most`
   return of_part < rows ? of_part : 0;
 }
 
@@ -163,11 +174,12 @@ bool mark_parts(Graph& graph, const PassOptions& options) {
   for (const ValueId id : graph.parameters()) {
     Value& weight = graph.value(id);
     if (!weight.trainable || weight.shape.size() != 2) continue;
+    weight.part_rows = 0;
     if (std::find(graph.outputs.begin(), graph.outputs.end(), id) != graph.outputs.end()) continue;
     const bool fits = std::all_of(readers[id].begin(), readers[id].end(),
                                   [&](NodeId reader) { return is_product(graph.node(reader), id) || is_lookup(graph.node(reader), id); });
     if (!fits || readers[id].empty()) continue;
-    weight.part_rows = rows_of_part(weight, options.part_bytes);
+    weight.part_rows = rows_of_part(weight, options);
     changed |= weight.part_rows > 0;
   }
   return changed;

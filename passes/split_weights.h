@@ -2,10 +2,13 @@
 // of its state need be in memory at once.
 //
 //   before   y = MatMul{trans_b}(x, w)                       w (50257, 768)
-//   after    y1 = MatMulPart{y_from 0}(x, w[0:5056])
-//            y2 = MatMulPart{y_from 5056}(x, w[5056:10112], base y1) …      in place
+//   after    y1 = MatMulPart{y_from 0}(x, w[0:5376])
+//            y2 = MatMulPart{y_from 5376}(x, w[5376:10752], base y1) …      in place
 //
-// What a part is depends on the weight and its uses alone, so that all entries and all budgets have the same parts and the same sums.
+// All entries of a job have the same parts. How large they are changes no bit: products along the weight's rows are summed in blocks
+// (exec/depth_block.h), and parts begin where those do; norms are summed in blocks of fewer rows, weight by weight. They also begin at
+// multiples of 256 elements, but where that would make them larger than 16 MiB. What has no more rows than a block is not divided, nor what
+// may go into a pack (passes/pack_weights.h).
 
 #pragma once
 
@@ -17,7 +20,8 @@
 namespace ort_train {
 
 // A pass on the optimized forward graph: says in Value::part_rows which trainable matrices are divided (all of their uses are products
-// from the right, or lookups of rows), and how. Those of at least twice options.part_bytes are.
+// from the right, or lookups of rows), and how. Those of at least twice options.part_bytes are. May be asked again, for parts of another
+// size.
 bool mark_parts(Graph& graph, const PassOptions& options);
 
 // Divides the marked parameters of a job's graph, which has its backward pass but no update. `gradients`: parameter -> those of its uses;

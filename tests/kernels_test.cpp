@@ -171,10 +171,12 @@ TEST_F(KernelsTest, ThreadsChangeNoBit) {
 // An element is one chain of fused multiply-adds a block of depth: the same on every processor, wherever the element lies.
 TEST_F(MatMulTest, AnElementIsAFixedChain) {
   struct Form {
-    int64_t rows, columns, depth, block;
+    int64_t rows, columns, depth, block, wide_block;  // of a wide matrix with as many rows as the depth, blocks are shorter
   };
-  for (const Form f : {Form{21, 61, 50, 56}, Form{13, 50, 384, 384}, Form{9, 33, 385, 200}, Form{300, 7, 1000, 336}}) {
+  for (const Form f : {Form{21, 61, 50, 64, 64}, Form{13, 50, 384, 384, 384}, Form{9, 33, 385, 256, 256}, Form{300, 7, 1000, 384, 384},
+                       Form{2, 20'011, 150, 192, 64}}) {
     for (const bool trans : {false, true}) {
+      const int64_t block = trans ? f.block : f.wide_block;
       const Tensor a = numbers(trans ? Shape{f.depth, f.rows} : Shape{f.rows, f.depth}, 1),
                    b = numbers(trans ? Shape{f.columns, f.depth} : Shape{f.depth, f.columns}, 2);
       const Tensor bias = numbers({f.columns}, 3);
@@ -183,9 +185,9 @@ TEST_F(MatMulTest, AnElementIsAFixedChain) {
       for (int64_t i = 0; i < f.rows; ++i) {
         for (int64_t j = 0; j < f.columns; ++j) {
           float result = bias.data<float>()[j];
-          for (int64_t begin = 0; begin < f.depth; begin += f.block) {
+          for (int64_t begin = 0; begin < f.depth; begin += block) {
             float sum = 0;
-            for (int64_t k = begin; k < std::min(begin + f.block, f.depth); ++k) {
+            for (int64_t k = begin; k < std::min(begin + block, f.depth); ++k) {
               sum = std::fma(a.data<float>()[trans ? k * f.rows + i : i * f.depth + k],
                              b.data<float>()[trans ? j * f.depth + k : k * f.columns + j], sum);
             }
@@ -196,6 +198,15 @@ TEST_F(MatMulTest, AnElementIsAFixedChain) {
       }
       EXPECT_EQ(wrong, 0) << f.rows << " x " << f.columns << " x " << f.depth << (trans ? " transposed" : "");
     }
+  }
+}
+
+TEST_F(MatMulTest, WithoutDepthItIsTheBias) {
+  for (const Tensor& bias :
+       {make_tensor<float>({3}, {0, 7, -1}), make_tensor<double>({3}, {0, 7, -1}), make_tensor<int64_t>({3}, {0, 7, -1})}) {
+    const Tensor a(bias.dtype, {2, 0}), b(bias.dtype, {0, 3});
+    EXPECT_EQ(run("MatMul", {}, {&a, &b})[0].to_double(), std::vector<double>(6)) << to_string(bias.dtype);
+    EXPECT_EQ(run("MatMul", {}, {&a, &b, &bias})[0].to_double(), (std::vector<double>{0, 7, -1, 0, 7, -1})) << to_string(bias.dtype);
   }
 }
 

@@ -266,7 +266,14 @@ void optimizer_cases(std::vector<OpCase>& cases) {
     cases.push_back({.name = name, .op = "Clear", .inputs = {random({n})}, .expected = {std::vector<double>(static_cast<size_t>(n))}});
   }
   cases.push_back({.name = "numbers", .op = "SumSquares", .inputs = {floats({2, 2}, {1, -2, 3, 4})}, .expected = {{30}}});
-  const OpInput nine{.dtype = DType::float64, .values = {9}}, sixteen{.dtype = DType::float64, .values = {16}};
+  cases.push_back({.name = "rows", .op = "SumSquares", .inputs = {random({1000, 700})}});
+  cases.push_back({.name = "wide rows", .op = "SumSquares", .inputs = {random({3, 70'000})}});
+  cases.push_back({.name = "blocks of rows",  // 64 of them each
+                   .op = "SumSquares",
+                   .inputs = {floats({130, 1}, std::vector<double>(130, 2.0))},
+                   .expected = {{256, 256, 8}}});
+  const OpInput nine{.dtype = DType::float64, .shape = {1}, .values = {9}},
+      sixteen{.dtype = DType::float64, .shape = {2}, .values = {12, 4}};
   cases.push_back({.name = "two", .op = "GlobalNorm", .inputs = {nine, sixteen}, .float64 = false, .expected = {{5}}});
   cases.push_back({.name = "one", .op = "GlobalNorm", .inputs = {nine}, .float64 = false, .expected = {{3}}});
   const auto clip = [&](const char* name, double norm, double coefficient) {

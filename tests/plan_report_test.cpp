@@ -159,7 +159,7 @@ TEST(PlanReport, TimelineIsTheForecast) {
 }
 
 TEST(PlanReport, PictureOfManyStoragesStaysSmall) {
-  const Job job({.layers = 48, .heads = 25, .width = 1600, .batch = 1, .length = 1024});
+  const Job job({.layers = 50, .heads = 25, .width = 1600, .batch = 1, .length = 1024});
   EXPECT_GT(job.program.entries[0].storages.size(), 4000u);
   const std::string svg = memory_svg(job.program, job.graphs(), {.title = "gpt2-xl.onnx"});
   expect_sound(svg);

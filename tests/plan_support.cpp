@@ -320,7 +320,8 @@ Graph gpt_forward(const GptShape& shape) {
 
 JobGraph gpt_training(const GptShape& shape, OptimizerSpec optimizer, int64_t part_bytes, bool packed) {
   Graph forward = gpt_forward(shape);
-  mark_parts(forward, {.part_bytes = part_bytes});
+  const bool tiny = part_bytes < kPackBytes;  // is divided anywhere; the others where that changes no bit
+  mark_parts(forward, {.part_bytes = part_bytes, .part_rows = tiny ? 1 : 0});
   return build_train_graph(forward, {}, optimizer, {.packs = packed ? choose_packs(forward, {}) : Packs{}});
 }
 

@@ -35,21 +35,41 @@ TEST(SplitWeights, OnlyMatricesWithKnownUsesAreDivided) {
       "MatMul",
       {b.emit("MatMul", {b.emit("Mul", {y, b.emit("Slice", {vector}, {{"starts", Shape{0}}, {"ends", Shape{40}}})}), twice}), frozen});
   m.graph.outputs = {b.emit("Add", {y, b.emit("ReduceSum", {twice}, {{"axes", Shape{0}}, {"keepdims", int64_t{0}}})})};
-  EXPECT_TRUE(mark_parts(m.graph, {.part_bytes = 480}));
+  EXPECT_TRUE(mark_parts(m.graph, {.part_bytes = 480, .part_rows = 1}));
   EXPECT_EQ(m.graph.value(small).part_rows, 0) << "144 bytes";
   EXPECT_EQ(m.graph.value(large).part_rows, 3) << "960 bytes: two parts";
   EXPECT_EQ(m.graph.value(twice).part_rows, 0) << "its sum is asked for, too";
   EXPECT_EQ(m.graph.value(frozen).part_rows, 0) << "nothing of it is updated";
   EXPECT_EQ(m.graph.value(vector).part_rows, 0);
-  EXPECT_FALSE(mark_parts(m.graph, {.part_bytes = 481}));
+  EXPECT_FALSE(mark_parts(m.graph, {.part_bytes = 481, .part_rows = 1}));
 }
 
-TEST(SplitWeights, PartsBeginAtWholeLines) {
-  WeightModel m;
-  const ValueId w = m.weight("w", {1000, 6});
-  m.graph.outputs = {Builder(m.graph).emit("MatMul", {m.x, w}, {{"trans_b", int64_t{1}}})};
-  mark_parts(m.graph, {.part_bytes = 24 * 100});
-  EXPECT_EQ(m.graph.value(w).part_rows, 128) << "1,000 rows in ten parts, rounded up to 64";
+// Where blocks of a product's depth end, and at multiples of 256 elements.
+TEST(SplitWeights, PartsBeginWhereThatChangesNoBit) {
+  struct Case {
+    Shape shape;
+    int64_t part_bytes, rows;
+    const char* why;
+  };
+  for (const Case& c :
+       {Case{{1000, 768}, 300'000, 384, "three blocks of a depth of 1,000"}, Case{{1600, 4800}, 4'000'000, 320, "five of a depth of 1,600"},
+        Case{{1600, 4800}, 15'000'000, 640, "31 MB in three parts, of whole blocks"},
+        Case{{5000, 6}, 3000, 384, "128 rows of six are 3 x 256 numbers"},
+        Case{{5000, 7}, 3000, 768, "two blocks: 256 rows of seven are, too"},
+        Case{{768, 50256}, 16'000'000, 64, "wide matrices have blocks of 64 rows"},
+        Case{{768, 50257}, 16'000'000, 64, "so does this one: 256 rows would be 51 MB"},
+        Case{{384, 5000}, 3'000'000, 0, "one block of a depth"}, Case{{2000, 8}, 3000, 0, "it may go into a pack"}}) {
+    Graph graph;
+    const ValueId w = graph.add_value({.name = "w", .shape = c.shape, .kind = ValueKind::parameter, .trainable = true});
+    graph.inputs = {graph.add_value({.name = "x", .shape = {3, c.shape[1]}, .kind = ValueKind::input})};
+    graph.outputs = {Builder(graph).emit("MatMul", {graph.inputs[0], w}, {{"trans_b", int64_t{1}}})};
+    EXPECT_EQ(mark_parts(graph, {.part_bytes = c.part_bytes}), c.rows > 0) << c.why;
+    EXPECT_EQ(graph.value(w).part_rows, c.rows) << c.why;
+    const bool too_large = c.shape[1] == 50257;
+    EXPECT_EQ(graph.value(w).part_rows * c.shape[1] % 256 == 0, !too_large) << c.why;
+    mark_parts(graph, {.part_bytes = int64_t{1} << 40});
+    EXPECT_EQ(graph.value(w).part_rows, 0) << "asked again";
+  }
 }
 
 // Node by node, as the head of the pass says.
@@ -59,7 +79,7 @@ TEST(SplitWeights, AProductBecomesAChainInPlace) {
   const ValueId w = m.weight("w", {10, 6}), bias = m.weight("bias", {10});
   const ValueId y = b.named("head", 7).emit("MatMul", {m.x, w, bias}, {{"trans_b", int64_t{1}}});
   m.graph.outputs = {y};
-  ASSERT_TRUE(mark_parts(m.graph, {.part_bytes = 96}));
+  ASSERT_TRUE(mark_parts(m.graph, {.part_bytes = 96, .part_rows = 1}));
   JobGraph job{.graph = m.graph};
   std::map<ValueId, std::vector<ValueId>> none;
   EXPECT_TRUE(split_weights(job, none));
@@ -87,7 +107,7 @@ TEST(SplitWeights, AnyOtherUseGetsTheWeightPutTogether) {
   const ValueId w = m.weight("w", {6, 6});
   const ValueId y = b.emit("MatMul", {m.x, w});
   m.graph.outputs = {y};
-  ASSERT_TRUE(mark_parts(m.graph, {.part_bytes = 48}));
+  ASSERT_TRUE(mark_parts(m.graph, {.part_bytes = 48, .part_rows = 1}));
   m.graph.outputs.push_back(b.emit("Tanh", {w}));
   m.graph.outputs.push_back(b.emit("MatMul", {w, w}));
   const ValueId gradient = b.emit("Neg", {m.graph.outputs[1]});
@@ -130,14 +150,14 @@ struct Left {
   size_t parts = 0;
 };
 
-Left left_by(const OptimizerSpec& optimizer, int64_t part_bytes) {
-  const JobGraph train = gpt_training(kTiny, optimizer, part_bytes);
+Left left_by(const GptShape& shape, const OptimizerSpec& optimizer, int64_t part_bytes) {
+  const JobGraph train = gpt_training(shape, optimizer, part_bytes);
   std::vector<JobGraph> jobs{train};
   if (optimizer.deferred) jobs.push_back(build_pending_graph(train, optimizer, {}));
   if (optimizer.accumulate || optimizer.deferred) jobs.push_back(build_update_graph(train, optimizer, {}));
   Workers workers(1);
   Reference reference(workers);
-  const Graph whole = gpt_forward(kTiny);
+  const Graph whole = gpt_forward(shape);
   for (const ValueId id : whole.parameters()) {  // the same numbers, divided or not
     const Value& value = whole.value(id);
     Tensor all = random_tensor(value.type(), id);
@@ -157,7 +177,7 @@ Left left_by(const OptimizerSpec& optimizer, int64_t part_bytes) {
   for (const JobGraph& job : jobs) {
     job.graph.verify("building");
     EXPECT_EQ(job.slices, train.slices);
-    const auto values = reference.run(job.graph, step_inputs(job.graph, optimizer, kTiny.vocabulary));
+    const auto values = reference.run(job.graph, step_inputs(job.graph, optimizer, shape.vocabulary));
     for (const ValueId id : job.graph.outputs) {
       for (const double x : values.at(id).to_double()) left.results.push_back(x);
     }
@@ -188,10 +208,10 @@ TEST(SplitWeights, AModelInPartsComputesWhatItDoesInOnePiece) {
                                     .accumulate = mode == 1,
                                     .deferred = mode >= 2,
                                     .at_once = mode == 3 ? used_soon(gpt_forward(kTiny), 0.3) : std::set<std::string>{}};
-      const Left whole = left_by(optimizer, int64_t{1} << 30);
+      const Left whole = left_by(kTiny, optimizer, int64_t{1} << 30);
       EXPECT_EQ(whole.parts, 0u);
       for (const int64_t part_bytes : {200, 64}) {
-        const Left parts = left_by(optimizer, part_bytes);
+        const Left parts = left_by(kTiny, optimizer, part_bytes);
         EXPECT_GT(parts.parts, 50u);
         ASSERT_EQ(parts.results.size(), whole.results.size());
         for (size_t i = 0; i < whole.results.size(); ++i)
@@ -203,6 +223,24 @@ TEST(SplitWeights, AModelInPartsComputesWhatItDoesInOnePiece) {
           EXPECT_LE(norm(parts.tensors.at(name), numbers), 2e-5 * size + 1e-9) << name << ' ' << mode << ' ' << adamw;
         }
       }
+    }
+  }
+}
+
+// Where parts begin where blocks do, to the bit: products along their rows, too, and the norm that all updates are clipped by.
+TEST(SplitWeights, AModelInPartsOfAnySizeComputesTheSameBits) {
+  constexpr GptShape kShape{.layers = 1, .heads = 2, .width = 160, .vocabulary = 1500, .batch = 2, .length = 24};
+  for (const int mode : {0, 1, 2}) {  // plain, accumulating, deferred
+    const OptimizerSpec optimizer{.weight_decay = 0.1, .max_grad_norm = 0.01, .accumulate = mode == 1, .deferred = mode == 2};
+    const Left whole = left_by(kShape, optimizer, int64_t{1} << 30);
+    EXPECT_EQ(whole.parts, 0u);
+    size_t parts = 0;
+    for (const int64_t part_bytes : {400'000, 200'000}) {
+      const Left divided = left_by(kShape, optimizer, part_bytes);
+      EXPECT_GT(divided.parts, parts) << part_bytes;
+      parts = divided.parts;
+      EXPECT_EQ(divided.results, whole.results) << part_bytes;
+      EXPECT_EQ(divided.tensors, whole.tensors) << part_bytes;
     }
   }
 }

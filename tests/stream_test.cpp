@@ -278,7 +278,7 @@ RandomTraining random_training(uint32_t seed) {
   const OptimizerSpec optimizer{.weight_decay = 0.1, .accumulate = true};
   Graph forward =
       random_forward(seed, 8 + static_cast<int>(seed % 3) * 4, {.rows = 32, .width = 128, .near = 4, .small_state = seed % 4 == 0});
-  if (seed % 3 == 0) mark_parts(forward, {.part_bytes = int64_t{1} << 13});
+  if (seed % 3 == 0) mark_parts(forward, {.part_bytes = int64_t{1} << 13, .part_rows = 64});
   JobGraph train = build_train_graph(forward, {.kind = "output"}, optimizer, {});
   const JobGraph update = build_update_graph(train, optimizer, {});
   for (ValueId id = seed % 5; id < train.graph.value_count(); id += 31) {
@@ -409,9 +409,10 @@ TEST(Stream, TwoPlannersFindTheSame) {
 // Of plans that take about as long as any on a disk as it was measured, the careful one takes less on a slower one.
 TEST(Stream, CarefulPlansBearASlowerDisk) {
   Range range({.layers = 4, .heads = 4, .width = 256, .vocabulary = 1000, .batch = 4, .length = 64});
-  int gained = 0, lost = 0;
-  for (const int tenths : {4, 6, 8}) {
-    for (const double rate : {2e9, 4e9}) {
+  int gained = 0;
+  double plain = 0, careful_ones = 0;  // seconds on a slower disk
+  for (const int tenths : {5, 6, 7}) {
+    for (const double rate : {2.5e9, 4e9, 6e9}) {  // it just hides behind computing
       const StreamRates disk{.read = rate, .write = 1.5 * rate}, slower{.read = 0.8 * rate, .write = 1.2 * rate};
       double nominal[2], slowed[2];
       for (const bool careful : {false, true}) {
@@ -425,14 +426,16 @@ TEST(Stream, CarefulPlansBearASlowerDisk) {
         EXPECT_NEAR(made.forecasts[0].seconds / nominal[careful], 1, 1e-6);
       }
       EXPECT_LE(nominal[1], 1.005 * nominal[0]) << tenths << " " << rate;
-      std::printf("%d tenths, %.0f GB/s: as measured %.4f and %.4f ms, slower %.4f and %.4f\n", tenths, rate / 1e9, 1e3 * nominal[0],
+      EXPECT_LE(slowed[1], 1.005 * slowed[0]) << tenths << " " << rate;
+      std::printf("%d tenths, %.1f GB/s: as measured %.4f and %.4f ms, slower %.4f and %.4f\n", tenths, rate / 1e9, 1e3 * nominal[0],
                   1e3 * nominal[1], 1e3 * slowed[0], 1e3 * slowed[1]);
       gained += slowed[1] < 0.999 * slowed[0];
-      lost += slowed[1] > 1.001 * slowed[0];
+      plain += slowed[0];
+      careful_ones += slowed[1];
     }
   }
   EXPECT_GE(gained, 2);
-  EXPECT_EQ(lost, 0);
+  EXPECT_LT(careful_ones, 0.997 * plain);
 }
 
 struct LargeCase {

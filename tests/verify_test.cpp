@@ -361,7 +361,7 @@ TEST(Verify, TakesTheKernelsWordForWorkspaces) {
   Graph graph;
   const ValueId x = graph.add_value({.name = "x", .shape = {300'000}, .kind = ValueKind::input});
   graph.inputs = {x};
-  graph.outputs = {Builder(graph).emit("SumSquares", {x})};
+  graph.outputs = {Builder(graph).emit("SquaredError", {x, x})};
   Program program = plan({{.name = "run", .graph = &graph, .keep = {}}}, {});
   ASSERT_GT(program.entries[0].code[0].workspace.bytes, 0);
   program.entries[0].code[0].workspace.bytes -= 8;

@@ -13,7 +13,8 @@
 //
 // Saves a and b. Where b is a matrix, the batch axes of a count as rows, so y, da and db are each one product.
 // The work is cut into tiles of y, each over the whole depth and made by one thread (exec/gemm.h): an element's bits depend on the depth
-// alone.
+// and its blocks alone. Those are of the whole depth in a part, too: with parts that begin where blocks do, the chain has the bits of the
+// product that it was.
 
 #include <algorithm>
 #include <array>
@@ -182,11 +183,13 @@ template <typename T> KernelRun make_for(const KernelSpec& spec) {
   const Window window = window_of(spec.attributes);
   const Layout l = part_layout(spec);
   if (l.items * l.rows * l.columns == 0) return [](const KernelArgs&) {};
+  const int64_t whole_depth = l.trans_a ? l.depth : spec.inputs[0].shape.back();  // of the product that this may be a part of
+  const int64_t block = depth_block(whole_depth, l.trans_a || l.trans_b ? 0 : l.columns);
   const int64_t a_row = spec.inputs[0].shape.back(), y_row = window.y_columns > 0 ? window.y_columns : l.columns;
   const Matrix<const T> a = l.trans_a ? Matrix<const T>{nullptr, 1, a_row} : Matrix<const T>{nullptr, a_row};
   const Matrix<const T> b = l.trans_b ? Matrix<const T>{nullptr, 1, l.depth} : Matrix<const T>{nullptr, l.columns};
   const T alpha = static_cast<T>(spec.attributes.get("alpha", 1.0f));
-  return [a, b, alpha, l, window, y_row, y_bytes = spec.outputs[0].bytes(), tiles = choose_tiles(l),
+  return [a, b, alpha, l, window, block, y_row, y_bytes = spec.outputs[0].bytes(), tiles = choose_tiles(l),
           workspace = product_workspace<T>(l.depth)](const KernelArgs& args) {
     const T* const bias = args.inputs.size() > 2 ? args.in<T>(2) : nullptr;
     const T* const base = args.inputs.size() > 3 ? args.in<T>(3) : nullptr;
@@ -208,6 +211,7 @@ template <typename T> KernelRun make_for(const KernelSpec& spec) {
                    .a = a_item.from(row, 0),
                    .b = b_item.from(0, column),
                    .c = y.from(row, column),
+                   .block = block,
                    .alpha = alpha,
                    .start = start},
                   args.workspace + worker * workspace);

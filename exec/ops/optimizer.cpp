@@ -1,7 +1,7 @@
 // The update's ops. Each runs over fixed blocks of elements, so neither threads nor transfer chunks show in a result.
 //
-//   SumSquares(x) -> float64 []                    each block in 16 lanes of double, lanes then blocks in ascending order
-//   GlobalNorm(s...) -> float32 []                 sqrt of the sum, in the order of the inputs
+//   SumSquares(x) -> float64 [blocks]              each block in 16 lanes of double, lanes in ascending order; of a matrix, blocks are rows
+//   GlobalNorm(s...) -> float32 []                 sqrt of the sum, in the order of the inputs, each in ascending order
 //   ClipCoefficient{max_norm}(norm) -> float32 []  min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_
 //   AdamW{weight_decay}(p, g, m, v, c, scalars)    torch.optim.AdamW (Loshchilov & Hutter, arXiv 1711.05101): p, m, v change in place
 //   SGD{weight_decay}(p, g, buffer?, c, scalars)   torch.optim.SGD with dampening 0: p and the momentum buffer change in place
@@ -15,13 +15,14 @@
 #include <cmath>
 #include <cstring>
 
+#include "exec/depth_block.h"
 #include "exec/op_list.h"
 #include "exec/ops/optimizer_scalars.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
-constexpr int64_t kNormBlock = 65536, kUpdateBlock = 32768;
+constexpr int64_t kUpdateBlock = 32768;
 constexpr const char* kNoSecondOrder = "updates are not differentiated";
 
 void check_same(const InferContext& context, size_t a, size_t b) {
@@ -38,13 +39,21 @@ template <template <typename> class Make> KernelRun for_floats(const KernelSpec&
 
 // --- norms ----------------------------------------------------------------------------------------------------------------------------
 
-std::vector<TensorType> infer_sum_squares(const InferContext& context) {
-  context.input(0);
-  return {{DType::float64, {}}};
+// Elements of a block. Of a matrix whole rows, a power of two that divides kLeastDepthBlock: one that is divided between blocks of a depth
+// (exec/depth_block.h) has the same ones.
+int64_t norm_block(const Shape& shape) {
+  constexpr int64_t kMost = 65536;
+  if (shape.size() != 2) return kMost;
+  int64_t rows = kLeastDepthBlock;
+  while (rows > 1 && rows * shape[1] > kMost) rows /= 2;
+  return std::max<int64_t>(1, rows * shape[1]);
+}
+int64_t norm_blocks(const Shape& shape) {
+  const int64_t block = norm_block(shape);
+  return (element_count(shape) + block - 1) / block;
 }
 
-int64_t norm_blocks(const KernelSpec& spec) { return (element_count(spec.inputs[0].shape) + kNormBlock - 1) / kNormBlock; }
-int64_t sum_squares_workspace(const KernelSpec& spec) { return norm_blocks(spec) * int64_t{sizeof(double)}; }
+std::vector<TensorType> infer_sum_squares(const InferContext& context) { return {{DType::float64, {norm_blocks(context.input(0).shape)}}}; }
 
 template <typename T> double block_sum_squares(const T* __restrict x, int64_t n) {
   double lanes[16] = {};
@@ -60,30 +69,32 @@ template <typename T> double block_sum_squares(const T* __restrict x, int64_t n)
 
 template <typename T> struct MakeSumSquares {
   KernelRun operator()(const KernelSpec& spec) const {
-    return [n = element_count(spec.inputs[0].shape), blocks = norm_blocks(spec)](const KernelArgs& args) {
-      auto* partial = reinterpret_cast<double*>(args.workspace);
-      args.workers.parallel_for(blocks, [&](int64_t block, int) {
-        const int64_t begin = block * kNormBlock;
-        partial[block] = block_sum_squares(args.in<T>(0) + begin, std::min(kNormBlock, n - begin));
+    const Shape& shape = spec.inputs[0].shape;
+    return [n = element_count(shape), block = norm_block(shape), blocks = norm_blocks(shape)](const KernelArgs& args) {
+      args.workers.parallel_for(blocks, [&](int64_t i, int) {
+        args.out<double>(0)[i] = block_sum_squares(args.in<T>(0) + i * block, std::min(block, n - i * block));
       });
-      double sum = 0;
-      for (int64_t block = 0; block < blocks; ++block) sum += partial[block];
-      *args.out<double>(0) = sum;
     };
   }
 };
 
 std::vector<TensorType> infer_global_norm(const InferContext& context) {
   for (size_t i = 0; i < context.inputs.size(); ++i) {
-    if (context.input(i) != TensorType{DType::float64, {}}) throw error(ErrorCode::unsupported, "input {} is not a float64 scalar", i);
+    if (context.input(i).dtype != DType::float64 || context.input(i).shape.size() != 1)
+      throw error(ErrorCode::unsupported, "input {} is no float64 vector", i);
   }
   return {{DType::float32, {}}};
 }
 
 KernelRun make_global_norm(const KernelSpec& spec) {
-  return [n = spec.inputs.size()](const KernelArgs& args) {
+  std::vector<int64_t> counts;
+  for (const TensorType& input : spec.inputs) counts.push_back(element_count(input.shape));
+  return [counts = std::move(counts)](const KernelArgs& args) {
     double sum = 0;
-    for (size_t i = 0; i < n; ++i) sum += *args.in<double>(i);
+    for (size_t i = 0; i < counts.size(); ++i) {
+      const double* const squares = args.in<double>(i);
+      for (int64_t k = 0; k < counts[i]; ++k) sum += squares[k];
+    }
     *args.out<float>(0) = static_cast<float>(std::sqrt(sum));
   };
 }
@@ -220,7 +231,7 @@ const OpDef kSumSquares{.name = "SumSquares",
                         .infer = infer_sum_squares,
                         .no_gradient = kNoSecondOrder,
                         .cost = per_element<4, 2>,
-                        .kernel = {.cpu = for_floats<MakeSumSquares>, .workspace = sum_squares_workspace}};
+                        .kernel = {.cpu = for_floats<MakeSumSquares>}};
 const OpDef kGlobalNorm{.name = "GlobalNorm",
                         .infer = infer_global_norm,
                         .no_gradient = kNoSecondOrder,

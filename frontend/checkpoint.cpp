@@ -1,11 +1,15 @@
 #include "frontend/checkpoint.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "frontend/checkpoint_parts.h"
 #include "frontend/checkpoint_slots.h"
 #include "frontend/file.h"
 #include "frontend/safetensors.h"
@@ -17,7 +21,7 @@ namespace {
 using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
-constexpr int kFormat = 1;
+constexpr int kFormat = 2;
 constexpr size_t kKept = 2, kKeptInSlots = 1;
 constexpr std::string_view kPrefix = "checkpoint-";
 constexpr std::string_view kNew = ".tmp-", kOld = ".tmp-old-", kReplaced = ".tmp-replaced-";  // before that
@@ -42,28 +46,48 @@ Json write_tensors(const std::string& path, const std::vector<StateTensor>& tens
 
 Error corrupt(const std::string& path, const std::string& why) { return error(ErrorCode::corrupt, "{}: {}", path, why); }
 
-void read_tensors(const std::string& path, const Json& manifest, const std::vector<StateTensor>& tensors) {
+// Without a copy of it in memory.
+uint64_t hash_range(const File& file, int64_t offset, int64_t bytes) {
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), XXH3_freeState);
+  require(hash != nullptr && XXH3_64bits_reset(hash.get()) == XXH_OK, "no hash state");
+  std::vector<std::byte> buffer(static_cast<size_t>(std::min(bytes, int64_t{1} << 20)));
+  for (int64_t at = 0; at < bytes; at += static_cast<int64_t>(buffer.size())) {
+    const auto piece = std::span(buffer).first(static_cast<size_t>(std::min(bytes - at, static_cast<int64_t>(buffer.size()))));
+    file.read(offset + at, piece);
+    XXH3_64bits_update(hash.get(), piece.data(), piece.size());
+  }
+  return XXH3_64bits_digest(hash.get());
+}
+
+void read_tensors(const std::string& path, const Json& manifest, const Json& parts, const std::vector<StateTensor>& tensors) {
   if (!exists(path)) throw corrupt(path, "is missing");
   const File file = File::open(path);
   if (file.size() != manifest.at("bytes").get<int64_t>())
     throw corrupt(path, fmt::format("has {} bytes, {} were written", file.size(), manifest.at("bytes").get<int64_t>()));
   const SafetensorsHeader header = read_safetensors_header(file, ErrorCode::corrupt);
   const Json& hashes = manifest.at("tensors");
-  std::map<std::string_view, const SafetensorsEntry*> entries;
-  for (const SafetensorsEntry& entry : header.entries) entries[entry.name] = &entry;
-  for (const StateTensor& tensor : tensors) {
-    const auto found = entries.find(tensor.name);
-    if (found == entries.end() || !hashes.contains(tensor.name)) throw corrupt(path, fmt::format("has no tensor '{}'", tensor.name));
-    const SafetensorsEntry& entry = *found->second;
-    if (entry.element != element_of(tensor.type.dtype) || entry.shape != tensor.type.shape) {
-      throw corrupt(path, fmt::format("tensor '{}' is {} {}, not {}", tensor.name, to_string(entry.element), to_string(entry.shape),
-                                      to_string(tensor.type)));
-    }
-    const std::span<std::byte> bytes = tensor.bytes(/*overwrite=*/true);
-    file.read(entry.offset, bytes);
-    if (hex16(hash_bytes(bytes)) != hashes.at(tensor.name).get<std::string>())
-      throw corrupt(path, fmt::format("tensor '{}' fails its checksum", tensor.name));
-    tensor.changed();
+  StoredTensors stored(parts);
+  for (const SafetensorsEntry& entry : header.entries) {
+    if (!hashes.contains(entry.name)) throw corrupt(path, fmt::format("of its tensor '{}' no checksum is known", entry.name));
+    const auto compare = [&path, &entry, wanted = hashes.at(entry.name).get<std::string>()](uint64_t hash) {
+      if (hex16(hash) != wanted) throw corrupt(path, fmt::format("tensor '{}' fails its checksum", entry.name));
+    };
+    StoredTensor tensor;
+    tensor.type = fmt::format("{} {}", to_string(entry.element), to_string(entry.shape));
+    tensor.bytes = entry.bytes;
+    tensor.read = [&, compare](std::span<std::byte> to) {
+      file.read(entry.offset, to);
+      compare(hash_bytes(to));
+    };
+    tensor.check = [&, compare] { compare(hash_range(file, entry.offset, entry.bytes)); };
+    tensor.read_range = [&](int64_t from, std::span<std::byte> to) { file.read(entry.offset + from, to); };
+    stored.add(entry.name, std::move(tensor));
+  }
+  try {
+    for (const StateTensor& tensor : tensors) stored.load(tensor);
+  } catch (const Error& problem) {
+    if (problem.code() != ErrorCode::corrupt || std::string_view(problem.what()).starts_with(path)) throw;
+    throw corrupt(path, problem.what());
   }
 }
 
@@ -186,6 +210,15 @@ std::string checkpoint_name(const std::string& folder) {
   return name.starts_with(kPrefix) ? name : std::string();
 }
 
+int64_t saved_part_bytes(const std::string& output_dir) {
+  const auto found = find_checkpoints(output_dir, /*replaced=*/true);
+  try {
+    return found.empty() ? 0 : read_manifest(found.front().second).at("part_bytes").get<int64_t>();
+  } catch (const std::exception&) {  // whoever loads it says what is wrong
+    return 0;
+  }
+}
+
 void remove_superseded(const std::string& output_dir, const std::string& path) {
   const std::optional<SlotTable> table = table_in(path);
   bool before = false;
@@ -220,7 +253,8 @@ std::string save_checkpoint(const std::string& output_dir, const RunState& state
   remove_checkpoint_leftovers(output_dir);
   try {
     make_folders(temporary);
-    Json body = {{"format", kFormat}, {"model", content.model}, {"settings", content.settings}, {"state", to_json(state)}};
+    Json body = {{"format", kFormat},       {"model", content.model},          {"settings", content.settings},
+                 {"state", to_json(state)}, {"parts", parts_to_json(content)}, {"part_bytes", content.part_bytes}};
     if (slots != nullptr) {
       body["slots"] = slots_to_json(slots->sync(), content);
     } else {
@@ -295,12 +329,6 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
       candidate.manifest.at("settings").get_to(loaded.settings);
       const auto saved_with = [&](const char* name) { return loaded.settings.contains(name) ? loaded.settings.at(name) : std::string(); };
       if (candidate.manifest.at("model").get<std::string>() != content.model) {
-        const auto now = content.settings.find("part_size");
-        const std::string then = saved_with("part_size");
-        if (now != content.settings.end() && now->second != then) {
-          throw error(ErrorCode::usage, "{}: was saved {}, not with {}: the model's weights are in other parts", candidate.path,
-                      then.empty() ? "with whole weights" : "with --part-size " + then, now->second);
-        }
         throw error(ErrorCode::usage, "{}: is the checkpoint of another model: its parameters have other names, types or shapes",
                     candidate.path);
       }
@@ -315,13 +343,14 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
         const SlotTable table = slots_of(slots);
         const std::string file = find_state_file(table, candidate.path, nvme_path);
         const bool in_place = prepare(&table, file);
-        read_slots(file, table, slots, content, in_place);
+        read_slots(file, table, slots, candidate.manifest.at("parts"), content, in_place);
         return loaded;
       }
       prepare(nullptr, {});
-      const Json& files = candidate.manifest.at("files");
-      read_tensors((fs::path(candidate.path) / "weights.safetensors").string(), files.at("weights.safetensors"), content.weights);
-      read_tensors((fs::path(candidate.path) / "optimizer.safetensors").string(), files.at("optimizer.safetensors"), content.optimizer);
+      const Json &files = candidate.manifest.at("files"), &parts = candidate.manifest.at("parts");
+      read_tensors((fs::path(candidate.path) / "weights.safetensors").string(), files.at("weights.safetensors"), parts, content.weights);
+      read_tensors((fs::path(candidate.path) / "optimizer.safetensors").string(), files.at("optimizer.safetensors"), parts,
+                   content.optimizer);
       return loaded;
     } catch (const Error& problem) {
       if (problem.code() == ErrorCode::usage || (preparing && problem.code() != ErrorCode::corrupt)) throw;

@@ -39,6 +39,8 @@ struct RunState {
 struct StateTensor {
   std::string name;
   TensorType type;
+  std::string whole{};  // where it is a part: of what; other runs of the model may have other parts
+  int64_t offset = 0;   // the byte of the whole where it begins
   // Where it is in memory; one that lives on a disk is brought there first, unless it is about to be overwritten as a whole. Good until
   // another tensor is asked for.
   std::function<std::span<std::byte>(bool overwrite)> bytes;
@@ -48,8 +50,9 @@ struct StateTensor {
 
 struct CheckpointContent {
   std::vector<StateTensor> weights, optimizer;
-  std::string model;                            // hash of the parameters' names, types and order
+  std::string model;                            // hash of the parameters' names, types and order, whatever their parts
   std::map<std::string, std::string> settings;  // options that change numbers
+  int64_t part_bytes = 0;                       // the size of parts that the weights are in
 };
 
 struct Loaded {
@@ -77,6 +80,9 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
 
 // "checkpoint-STEP" where the folder is a checkpoint's, or one that a killed run moved out of the way of what then never came; or empty.
 std::string checkpoint_name(const std::string& folder);
+
+// The size of parts of what is saved last there: a run that goes on with the same can do so in its state file. 0: nobody knows.
+int64_t saved_part_bytes(const std::string& output_dir);
 
 // Removes the checkpoints before `path` that refer to its state file: what a run that was killed before it came to that has left.
 void remove_superseded(const std::string& output_dir, const std::string& path);

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "frontend/checkpoint_parts.h"
 #include "frontend/file.h"
 #include "graph/error.h"
 
@@ -28,7 +29,7 @@ Json slots_to_json(const SlotTable& table, const CheckpointContent& content) {
     for (const StateTensor& tensor : *list) {
       const SlotEntry* const entry = table.find(tensor.name);
       require(entry != nullptr && entry->bytes == tensor.type.bytes(), "a tensor of the run that has no slots in its state file");
-      tensors[tensor.name] = {{"type", to_string(tensor.type)},
+      tensors[tensor.name] = {{"type", type_text(tensor.type)},
                               {"bytes", entry->bytes},
                               {"slots", entry->slots},
                               {"current", entry->current},
@@ -60,21 +61,27 @@ std::string find_state_file(const SlotTable& table, const std::string& checkpoin
   return exists(places.front()) ? places.front() : table.path;  // whoever opens it says what is wrong
 }
 
-void read_slots(const std::string& path, const SlotTable& table, const Json& json, const CheckpointContent& content, bool in_place) {
+void read_slots(const std::string& path, const SlotTable& table, const Json& json, const Json& parts, const CheckpointContent& content,
+                bool in_place) {
   const SlotReader reader(path, table);
+  StoredTensors stored(parts);
+  for (const SlotEntry& entry : table.entries) {
+    StoredTensor tensor;
+    json.at("tensors").at(entry.name).at("type").get_to(tensor.type);
+    tensor.bytes = entry.bytes;
+    tensor.read = [&](std::span<std::byte> to) { reader.read(entry, to); };
+    tensor.check = [&] { reader.check(entry); };
+    tensor.read_range = [&](int64_t from, std::span<std::byte> to) { reader.read_range(entry, from, to); };
+    stored.add(entry.name, std::move(tensor));
+  }
   for (const auto* list : {&content.weights, &content.optimizer}) {
     for (const StateTensor& tensor : *list) {
-      const SlotEntry* const entry = table.find(tensor.name);
-      if (entry == nullptr) throw error(ErrorCode::corrupt, "it has no tensor '{}'", tensor.name);
-      const std::string type = json.at("tensors").at(tensor.name).at("type");
-      if (type != to_string(tensor.type) || entry->bytes != tensor.type.bytes())
-        throw error(ErrorCode::corrupt, "its tensor '{}' is {}, not {}", tensor.name, type, to_string(tensor.type));
       if (in_place && tensor.on_disk) {
-        reader.check(*entry);
-        continue;
+        stored.check_type(tensor);
+        reader.check(*table.find(tensor.name));
+      } else {
+        stored.load(tensor);
       }
-      reader.read(*entry, tensor.bytes(/*overwrite=*/true));
-      tensor.changed();
     }
   }
 }

@@ -25,8 +25,8 @@ SlotTable slots_of(const nlohmann::json& json);
 std::string find_state_file(const SlotTable& table, const std::string& checkpoint, const std::string& nvme_path);
 
 // Reads every tensor from the state file at `path`, or checks it where it is to stay there. Throws Error(corrupt).
-void read_slots(const std::string& path, const SlotTable& table, const nlohmann::json& json, const CheckpointContent& content,
-                bool in_place);
+void read_slots(const std::string& path, const SlotTable& table, const nlohmann::json& json, const nlohmann::json& parts,
+                const CheckpointContent& content, bool in_place);
 
 // Whether a checkpoint in that folder refers to a state file, or may do so and can't be read.
 bool refers_to_state(const std::string& output_dir, const std::string& id);

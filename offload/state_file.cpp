@@ -278,18 +278,32 @@ void SlotReader::each_piece(const SlotEntry& entry, const std::function<void(int
   uint64_t sum = 0;
   for (int64_t at = 0; at < end; at += kChecksumPiece) {
     const auto piece = std::span(buffer).first(static_cast<size_t>(std::min(end - at, kChecksumPiece)));
-    for (size_t done = 0; done < piece.size();) {
-      const ssize_t got = ::pread(descriptor_, piece.data() + done, piece.size() - done, start + at + static_cast<int64_t>(done));
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0)
-        throw error(ErrorCode::io, "'{}': '{}' can't be read: {}", path_, entry.name, got < 0 ? reason(errno) : "the file ends");
-      done += static_cast<size_t>(got);
-    }
+    read_at(entry, at, piece);
     sum += checksum(piece, static_cast<uint64_t>(at / kChecksumPiece));
     body(at, piece);
   }
   ::posix_fadvise(descriptor_, start, end, POSIX_FADV_DONTNEED);
   if (sum != entry.sum) throw error(ErrorCode::corrupt, "'{}': '{}' fails its checksum", path_, entry.name);
+}
+
+void SlotReader::read_at(const SlotEntry& entry, int64_t from, std::span<std::byte> to) const {
+  const int64_t start = entry.slots[static_cast<size_t>(entry.current)] + from;
+  for (size_t done = 0; done < to.size();) {
+    const ssize_t got = ::pread(descriptor_, to.data() + done, to.size() - done, start + static_cast<int64_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) throw error(ErrorCode::io, "'{}': '{}' can't be read: {}", path_, entry.name, got < 0 ? reason(errno) : "the file ends");
+    done += static_cast<size_t>(got);
+  }
+}
+
+void SlotReader::read_range(const SlotEntry& entry, int64_t from, std::span<std::byte> to) const {
+  require(from >= 0 && from + static_cast<int64_t>(to.size()) <= entry.bytes, "a range that a tensor doesn't have");
+  if (entry.current < 0) {
+    std::fill(to.begin(), to.end(), std::byte{0});
+    return;
+  }
+  read_at(entry, from, to);
+  ::posix_fadvise(descriptor_, entry.slots[static_cast<size_t>(entry.current)] + from, static_cast<off_t>(to.size()), POSIX_FADV_DONTNEED);
 }
 
 void SlotReader::read(const SlotEntry& entry, std::span<std::byte> to) const {

@@ -119,9 +119,12 @@ class SlotReader {
   // Throws Error(corrupt) where the bytes have another checksum.
   void read(const SlotEntry& entry, std::span<std::byte> to) const;
   void check(const SlotEntry& entry) const;
+  // Some of its bytes, unchecked.
+  void read_range(const SlotEntry& entry, int64_t from, std::span<std::byte> to) const;
 
  private:
   void each_piece(const SlotEntry& entry, const std::function<void(int64_t at, std::span<const std::byte>)>& body) const;
+  void read_at(const SlotEntry& entry, int64_t from, std::span<std::byte> to) const;
   std::string path_;
   int descriptor_ = -1;
 };

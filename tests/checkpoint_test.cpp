@@ -140,6 +140,62 @@ TEST_F(CheckpointTest, ThatOfAnotherModelOrOptimizerIsRefused) {
   EXPECT_THAT(message, HasSubstr("another model"));
 }
 
+// A run that divides its weights elsewhere, or not at all; what it reads a piece of is checked as a whole.
+TEST_F(CheckpointTest, WeightsComeBackInOtherParts) {
+  const auto divide = [&](const std::vector<size_t>& rows) {  // where parts of w end; none: it is whole
+    content.weights = {content.weights.back()};               // b
+    content.optimizer.clear();
+    size_t first = 0;
+    for (const size_t end : rows.empty() ? std::vector<size_t>{30} : rows) {
+      const std::string part = rows.empty() ? "" : "[" + std::to_string(first) + ":" + std::to_string(end) + "]";
+      for (auto* values : {&weight, &moment}) {
+        const std::string state = values == &weight ? "" : ".exp_avg";
+        const auto bytes = std::as_writable_bytes(std::span(*values)).subspan(first * 400, (end - first) * 400);
+        auto& list = values == &weight ? content.weights : content.optimizer;
+        StateTensor tensor;
+        tensor.name = "w" + part + state;
+        tensor.type = {DType::float32, {static_cast<int64_t>(end - first), 100}};
+        if (!part.empty()) tensor.whole = "w" + state;
+        tensor.offset = static_cast<int64_t>(first * 400);
+        tensor.bytes = [bytes](bool) { return bytes; };
+        tensor.changed = [] {};
+        list.insert(list.begin(), std::move(tensor));
+      }
+      first = end;
+    }
+  };
+  const std::vector<std::vector<size_t>> divisions{{}, {10, 20, 30}, {15, 30}, {1, 29, 30}, {7, 14, 21, 28, 30}};
+  for (const auto& saved : divisions) {
+    for (const auto& loaded : divisions) {
+      divide(saved);
+      save(4);
+      divide(loaded);
+      EXPECT_EQ(load(), 4) << saved.size() << " parts, then " << loaded.size();
+    }
+  }
+  divide({10, 20, 30});
+  save(4);
+  const std::string path = folder / "checkpoint-4/optimizer.safetensors", whole = read_file(path);
+  std::string message, bytes = whole;
+  bytes[bytes.size() - 1] = static_cast<char>(bytes[bytes.size() - 1] ^ 1);  // of the part [0:10] or [20:30], by their names' order
+  write_file(path, bytes);
+  for (const auto& loaded : {divisions[1], divisions[2], divisions[4], divisions[0]}) {
+    divide(loaded);
+    EXPECT_EQ(load_error(&message), ErrorCode::corrupt);
+    EXPECT_THAT(message, HasSubstr("fails its checksum"));
+  }
+  write_file(path, whole);
+  divide({15, 30});
+  EXPECT_EQ(load(), 4);
+  content.optimizer[0].offset += 16 * 400;  // beyond the last part
+  EXPECT_EQ(load_error(&message), ErrorCode::corrupt);
+  EXPECT_THAT(message, HasSubstr("nor parts that make it up"));
+  content.optimizer[0].offset -= 16 * 400;
+  content.optimizer[0].type.dtype = DType::int32;
+  EXPECT_EQ(load_error(&message), ErrorCode::corrupt);
+  EXPECT_THAT(message, HasSubstr("is float32"));
+}
+
 // Each file of the newest: cut, longer, missing, every 97th bit flipped. The one before is used; without it, it is an error.
 TEST_F(CheckpointTest, DamageIsNoticed) {
   save(1);

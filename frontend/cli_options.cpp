@@ -108,7 +108,8 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(memory, "--recompute", o.recompute, "instead of keeping it for the backward pass: auto (as the budget asks), none, sqrt or all");
   add(memory, "--micro-batches", o.micro_batches,
       "the order of an accumulating step: horizontal (one by one), vertical (together, block by block) or auto (what is faster)");
-  app.add_option("--part-size", raw.part_size, "weights of at least twice as many bytes are divided into parts by rows (default: 16MiB)")
+  app.add_option("--part-size", raw.part_size,
+                 "weights of at least twice as many bytes are divided into parts by rows (default: the plan's choice)")
       ->group(memory);
   app.add_flag("--gradient-checkpointing", raw.gradient_checkpointing, "the same as --recompute auto: the budget decides")->group(memory);
   add(memory, "--nvme-path", o.nvme_path, "a folder on a disk for what doesn't fit into the budget");

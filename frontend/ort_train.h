@@ -43,8 +43,9 @@ struct Options {
   // block, so that what a block needs is brought once for all) | auto (vertical where that is faster). Changes no result.
   std::string micro_batches = "auto";
   // Bytes. A trained matrix of at least twice as many, of a product or a lookup, is divided by rows into parts that are read, used and
-  // updated one by one: smaller parts need less memory. Part of what is computed, as the batch is: a resumed run has the same.
-  int64_t part_size = int64_t{16} << 20;
+  // updated one by one: smaller parts need less memory, larger ones are fewer. Parts have at least the rows of one block of a product (64
+  // to 384), and what has fewer than 64 KiB is not divided. 0: the plan's choice, of 1 to 64 MiB. Changes no result.
+  int64_t part_size = 0;
   std::string nvme_path{};     // a folder on a disk for what doesn't fit into the budget; empty: there is none
   int64_t nvme_budget = 0;     // bytes there, 0 = as much as it takes
   bool nvme_checksums = true;  // what is read back from there is checked
@@ -119,6 +120,7 @@ struct PlanReport {
   double flops_per_step = 0;
   double machine_flops = 0, machine_bytes_per_second = 0;  // measured: matrix products, memory traffic
   int64_t micro_batches_together = 1;                      // of an accumulating step
+  int64_t divided = 0, parts = 0, part_bytes = 0;          // weights in parts, all their parts, bytes of the largest
   bool updates_in_next_step = false;                       // each before the first use of its weight
   int64_t state_bytes = 0;                                 // of disk_bytes: the state file, two slots for each weight and optimizer tensor
   int64_t disk_bytes = 0;                                  // that the job takes on the disk

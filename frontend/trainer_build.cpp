@@ -10,6 +10,7 @@
 #include "frontend/file.h"
 #include "frontend/trainer_impl.h"
 #include "graph/error.h"
+#include "passes/build.h"
 #include "passes/pack_weights.h"
 
 namespace ort_train {
@@ -30,6 +31,18 @@ void refuse_obstacles(const Imported& imported) {
     throw error(ErrorCode::unsupported, "{} {} in the way of training: {}", count, count == 1 ? "node stands" : "nodes stand", list);
 }
 
+// Checkpoints have the optimizer's state by the names of weights.
+void refuse_state_names(const Graph& graph) {
+  for (const ValueId id : graph.parameters()) {
+    for (const char* suffix : {kFirstMomentName, kSecondMomentName, kMomentumName}) {
+      const std::string name = graph.value(id).name + suffix;
+      if (graph.value(id).trainable && graph.find_value(name) != kNone)
+        throw error(ErrorCode::unsupported, "'{}' is a name in the model that the optimizer's state of '{}' has to have: rename it", name,
+                    graph.value(id).name);
+    }
+  }
+}
+
 }  // namespace
 
 void Trainer::Impl::check_options() const {
@@ -48,7 +61,7 @@ void Trainer::Impl::check_options() const {
   if (options.micro_batches != "auto" && options.micro_batches != "horizontal" && options.micro_batches != "vertical")
     throw refuse("micro-batches", options.micro_batches, "is not known: auto, horizontal or vertical");
   constexpr int64_t kLeastPart = 64;
-  if (options.part_size < kLeastPart) throw refuse("part-size", options.part_size, "is less than 64 bytes");
+  if (options.part_size != 0 && options.part_size < kLeastPart) throw refuse("part-size", options.part_size, "is less than 64 bytes");
   if (options.budget < 0) throw refuse("budget", options.budget, "is negative");
   if (options.nvme_budget < 0) throw refuse("nvme-budget", options.nvme_budget, "is negative");
   if (!options.nvme_path.empty() && !std::filesystem::is_directory(options.nvme_path))
@@ -167,11 +180,12 @@ void Trainer::Impl::build_entries(Deferral defer) {
   PassOptions quiet{.skip = options.skip_passes,
                     .dump_after = {},
                     .on_pass = nullptr,
-                    .part_bytes = options.part_size,
+                    .part_bytes = part_bytes,
                     .packs = {},
                     .folder = make_folder(workers)};
   PassOptions first = quiet;
-  if (!model_read) first.dump_after = options.dump_after;
+  const bool is_first_build = !model_read;
+  if (is_first_build) first.dump_after = options.dump_after;
   std::vector<std::string> passes;
   first.on_pass = [&](const std::string& pass, double, bool) { passes.push_back(pass); };
   const LossSpec loss = loss_spec();
@@ -184,6 +198,7 @@ void Trainer::Impl::build_entries(Deferral defer) {
     refuse_obstacles(imported);
     const bool is_first = forwards.empty();
     if (is_first && !model_read) {
+      refuse_state_names(imported.graph);
       weights = std::move(imported.weights);
       info = std::move(imported.info);
       for (const std::string& text : info.notes) note(text);
@@ -222,7 +237,7 @@ void Trainer::Impl::build_entries(Deferral defer) {
   };
   add_train(main, binding.batch, "", first);
   for (const auto& [pass, file] : options.dump_after) {
-    if (pass == "recompute" || pass == "micro_batches" || std::find(passes.begin(), passes.end(), pass) != passes.end())
+    if (!is_first_build || pass == "recompute" || pass == "micro_batches" || std::find(passes.begin(), passes.end(), pass) != passes.end())
       continue;  // that one comes with the plan
     throw error(ErrorCode::usage, "--dump-after {}: no such pass ran; these did: {}", pass, fmt::join(passes, ", "));
   }
@@ -295,6 +310,8 @@ void Trainer::Impl::build() {
   binding = bind_inputs(model, options, *data.train);
   if (data.valid && data.valid->is_row()) data.valid->cut(binding.sequence);
   divide_samples();
+  constexpr int64_t kUsualPart = int64_t{16} << 20;
+  part_bytes = options.part_size > 0 ? options.part_size : kUsualPart;
   build_entries(Deferral::none);
   if (options.micro_batches == "vertical" && most_together() > 1) add_together(most_together());
   plan_memory();

@@ -114,33 +114,8 @@ struct Trainer::Impl {
     int64_t budget = 0;
     std::string op{}, entry{};  // that sets it; no entry where it is planning itself
     RecomputeChoice recompute{};
+    int64_t part_bytes = 0;  // 0: as the entries are
     std::string set_by() const { return entry.empty() ? op : fmt::format("{} in '{}'", op, entry); }
-  };
-  // The smallest budget with a disk. Knows nothing of the machine, so that it is the same everywhere; refers to nothing of the trainer's.
-  struct LeastSearch {
-    struct Way {
-      Trial trial;
-      int64_t besides = 0;  // bytes besides the arena
-    };
-    int64_t planning = 0;              // what plans are made in; no budget is less
-    std::multimap<int64_t, Way> ways;  // by a budget that is not above what they take
-    Least run() const;
-  };
-  struct StreamChoice {
-    size_t variant = 0;  // whose entries it has
-    bool deferred = false;
-    int64_t together = 1;
-    Trial trial{};
-    double expected = INFINITY;  // seconds of an optimizer step
-    double seconds = INFINITY;   // the same; infinite where it takes too much of the disk
-    int64_t disk_bytes = 0;
-    bool is_plain() const { return !deferred && together == 1; }
-  };
-  struct Variant {
-    std::vector<std::unique_ptr<JobEntry>> entries{};
-    std::vector<Graph> drafts{};
-    bool deferred = false;
-    int64_t together = 1;
   };
   std::vector<PlanEntry> wanted_entries() const;
   void plan_memory();
@@ -150,15 +125,7 @@ struct Trainer::Impl {
   void adopt_as(const Trial& trial);
   Trial try_out(const RecomputeChoice& choice, double beat = INFINITY) const;  // on copies; no planner if it can't take less than `beat`
   void recompute_to_fit(std::unique_ptr<Planner> planner);
-  void stream(std::unique_ptr<Planner> planner);
-  bool is_roomy(int64_t planning) const;
   PlanOptions plan_options() const;
-  void plan_pinning();
-  void settle_pinning();
-  LeastSearch least_with_disk() const;
-  enum class Rungs : uint8_t { first, others, others_in_memory };  // the last: those that need no disk
-  double add_choices(size_t variant, const StreamRates& rates, Rungs which, std::vector<StreamChoice>& choices) const;
-  void exchange(Variant& other);
   std::vector<const Graph*> graph_pointers() const;
   static Least least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs);
   MicroBatches finish_train(const JobEntry& entry, Graph& graph, const RecomputeChoice& choice, Recomputed* counted,
@@ -176,6 +143,10 @@ struct Trainer::Impl {
   void settle_reserve(bool with_disk = false);
   int64_t reserve_with(int64_t instructions) const;  // what it would be
   int64_t instructions() const;                      // of all entries
+  // trainer_stream.cpp: plans with a disk
+  class Streaming;
+  void stream(std::unique_ptr<Planner> planner);
+  Least least_with_disk();
   // trainer_report.cpp: the plan as numbers and as text
   void describe(double seconds);
   void describe_step();
@@ -204,6 +175,7 @@ struct Trainer::Impl {
   MachineProfile profile;
   ComputeRates machine;
   DiskRates disk_rates;                   // zero where there is no disk
+  int64_t part_bytes = 0;                 // the size of parts that the entries' weights are in
   int64_t together = 1;                   // micro-batches that go through the model together
   bool deferred = false;                  // updates wait for the next step
   std::vector<StreamForecast> forecasts;  // by entry; empty where everything is in memory

@@ -1,9 +1,9 @@
-// From a job's graphs to a proven plan: what is recomputed, where every byte lives, what of the budget is the program's own.
+// From a job's graphs to a proven plan: what is recomputed, where every byte lives, what of the budget is the program's own. With a disk:
+// trainer_stream.cpp.
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <future>
 #include <map>
 
 #include "frontend/budget.h"
@@ -12,7 +12,6 @@
 #include "frontend/trainer_impl.h"
 #include "frontend/units.h"
 #include "graph/error.h"
-#include "passes/both.h"
 #include "passes/plan_report.h"
 
 namespace ort_train {
@@ -23,20 +22,6 @@ int64_t constant_bytes(const Graph& graph) {
   for (ValueId id : graph.values_of(ValueKind::constant)) bytes += graph.value(id).bytes();
   return bytes;
 }
-
-// Rungs of a ladder, as indices: `parts` + 1 of those that keep all boundaries, evenly, and those behind them.
-std::vector<size_t> sampled(const std::vector<RecomputeChoice>& ladder, size_t parts) {
-  const auto all = std::find(ladder.begin(), ladder.end(), RecomputeChoice{.groups = kAllGroups, .every = 1});
-  const auto end = static_cast<size_t>(all - ladder.begin());
-  std::vector<size_t> rungs;
-  for (size_t part = 0; part <= parts; ++part) {
-    if (rungs.empty() || rungs.back() != end * part / parts) rungs.push_back(end * part / parts);
-  }
-  return rungs;
-}
-
-// Of what was found: another that can't take less than this has to be better by too little to be looked at.
-constexpr double kClose = 0.998;
 
 }  // namespace
 
@@ -168,7 +153,7 @@ void Trainer::Impl::recompute_to_fit(std::unique_ptr<Planner> planner) {
   };
   planner.reset();
   constexpr size_t kParts = 8;
-  std::vector<size_t> rungs = sampled(ladder, kParts);
+  std::vector<size_t> rungs = sampled_rungs(ladder, kParts);
   const size_t all = rungs.back();
   for (size_t rung = all + 1; rung < ladder.size(); ++rung) rungs.push_back(rung);
   if (budget_of(all) >= budget_of(0)) rungs.clear();  // activations don't make the peak
@@ -189,233 +174,6 @@ void Trainer::Impl::recompute_to_fit(std::unique_ptr<Planner> planner) {
   settle_reserve();
   least.budget +=
       std::max<int64_t>(0, reserve + whole_pages(program.arena_bytes) - foreseen);  // the process has grown beyond what was foreseen
-}
-
-// --- the disk -------------------------------------------------------------------------------------------------------------------------
-
-// A smaller arena, and a disk for the rest, where the budget asks for it.
-void Trainer::Impl::stream(std::unique_ptr<Planner> planner) {
-  settle_reserve(/*with_disk=*/true);
-  planner.reset();
-  least.budget = reserve + whole_pages(program.arena_bytes);
-  const bool fits = options.budget == 0 || options.budget - reserve >= program.arena_bytes;
-  const LeastSearch search = least_with_disk();
-  // Where a refusal is unlikely, the smallest budget is looked for beside the plan.
-  constexpr double kAmple = 1.25, kRoomy = 1.05;
-  const auto budget = static_cast<double>(options.budget);
-  roomy = is_roomy(search.planning);
-  const bool is_beside = !fits && plan_options().planners > 1 && budget >= kAmple * static_cast<double>(search.ways.begin()->first);
-  std::future<Least> searched = std::async(is_beside ? std::launch::async : std::launch::deferred, [&] { return search.run(); });
-  const auto is_refused = [&] {
-    if (Least with_disk = searched.get(); with_disk.budget < least.budget) least = std::move(with_disk);
-    return options.budget > 0 && options.budget < least.budget;
-  };
-  if (!is_beside && (is_refused() || fits)) return;
-  if (budget >= kRoomy * static_cast<double>(search.ways.begin()->first)) plan_pinning();
-  measure_disk_of_job();
-  const StreamRates rates = stream_rates();
-
-  const int64_t state = program.persistent_bytes;  // which every plan without a disk holds
-  executor.reset();
-  std::vector<StreamChoice> choices;
-  std::vector<Variant> variants(1);  // the first: the entries as they are
-  std::vector<double> bounds;        // of the variants with their first rung: on the others of the best one time is spent
-  const auto add_variant = [&](Deferral defer, int64_t joined) {
-    exchange(variants[0]);
-    build_entries(defer);
-    if (joined > 1) add_together(joined);
-    for (const auto& entry : entries) drafts.push_back(entry->job.graph);
-    bounds.push_back(add_choices(variants.size(), rates, Rungs::first, choices));
-    exchange(variants.emplace_back());
-    exchange(variants[0]);
-  };
-  bounds.push_back(INFINITY);
-  // The plain one comes last: mostly it is not the best, and of what is worse little has to be looked at.
-  // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
-  const int64_t most = options.micro_batches == "horizontal" ? 1 : most_together();
-  if (options.gradient_accumulation_steps == 1) {
-    if (options.save_gradients.empty()) add_variant(Deferral::most, 1);  // else all gradients are kept
-    add_variant(Deferral::all, 1);
-  } else {
-    if (most > together) add_variant(Deferral::none, most);
-    // These are planned where memory is left for it.
-    const auto batch = static_cast<int64_t>(entries[0]->job.graph.order().size());
-    JobSize planned = job_size;
-    planned.instructions = instructions() + most * batch;
-    const auto add_deferred = [&](int64_t joined, int64_t batches) {
-      planned.instructions += batches * batch;
-      if (planning_need(planned) <= options.budget) add_variant(Deferral::all, joined);
-    };
-    if (together == 1) add_deferred(1, 1);
-    if (most > 1) add_deferred(most, 1 + 2 * most);
-  }
-  bounds[0] = add_choices(0, rates, Rungs::first, choices);
-  const auto best = static_cast<size_t>(std::min_element(bounds.begin(), bounds.end()) - bounds.begin());
-  for (size_t variant = variants.size(); variant-- > 0;) {
-    const bool is_best = variant == best || bounds[best] == INFINITY;
-    if (!is_best && (variant > 0 || state > options.budget - reserve)) continue;
-    exchange(variants[0]);
-    exchange(variants[variant]);
-    add_choices(variant, rates, is_best ? Rungs::others : Rungs::others_in_memory, choices);
-    exchange(variants[variant]);
-    exchange(variants[0]);
-  }
-  if (is_beside && is_refused()) return;
-  const auto rank = [](const StreamChoice& choice) { return choice.is_plain() ? kClose * choice.seconds : choice.seconds; };
-  std::stable_sort(choices.begin(), choices.end(), [&](const StreamChoice& a, const StreamChoice& b) { return rank(a) < rank(b); });
-  // With addresses: the first that finds room.
-  int64_t disk_bytes = 0;
-  for (StreamChoice& choice : choices) {
-    if (choice.seconds < INFINITY) {
-      const int64_t limit = options.budget - reserve_with(choice.trial.instructions);
-      StreamedProgram made;
-      if (choice.trial.planner->resident_bytes() <= limit) made.program = choice.trial.planner->resident();
-      if (made.program.entries.empty() || made.program.arena_bytes > limit) made = choice.trial.planner->streamed(limit, machine, rates);
-      if (made.program.arena_bytes > limit) continue;
-      choice.disk_bytes = disk_need(made.program).total();
-      if (options.nvme_budget == 0 || choice.disk_bytes <= options.nvme_budget) {
-        if (choice.variant > 0) exchange(variants[choice.variant]);
-        adopt_as(choice.trial);
-        use(std::move(made));
-        settle_pinning();
-        return;
-      }
-    }
-    disk_bytes = disk_bytes > 0 ? std::min(disk_bytes, choice.disk_bytes) : choice.disk_bytes;
-  }
-  if (disk_bytes == 0) {  // none found room in memory; what the smallest budget was computed from does
-    StreamedProgram made = adopt(least.recompute)->streamed(0, machine, rates);
-    disk_bytes = disk_need(made.program).total();
-    if (options.nvme_budget == 0 || disk_bytes <= options.nvme_budget) {
-      reserve = reserve_with(instructions());
-      use(std::move(made));
-      settle_pinning();
-      return;
-    }
-  }
-  throw error(ErrorCode::budget, "within {} bytes of memory this job takes {} bytes on the disk, more than --nvme-budget {}",
-              grouped(options.budget), grouped(disk_bytes), options.nvme_budget);
-}
-
-// Whether there is memory for more than one plan at a time: `planning` is what one takes.
-bool Trainer::Impl::is_roomy(int64_t planning) const {
-  constexpr int64_t kMuch = 4;
-  return options.budget / kMuch >= planning;
-}
-
-// Sets aside what the kernel takes to pin the arena, where it may be pinned.
-void Trainer::Impl::plan_pinning() {
-  const int64_t memory = options.budget - reserve;
-  if (!may_pin(memory)) return;
-  pinning = whole_pages(pinning_bytes(memory));
-  reserve += pinning;
-}
-
-// The plan doesn't need it after all, or has no room for it.
-void Trainer::Impl::settle_pinning() {
-  if (program.disk_bytes > 0 && program.arena_bytes <= options.budget - reserve) return;
-  reserve -= pinning;
-  pinning = 0;
-}
-
-// The entries and their drafts against others.
-void Trainer::Impl::exchange(Variant& other) {
-  std::swap(entries, other.entries);
-  std::swap(drafts, other.drafts);
-  std::swap(deferred, other.deferred);
-  std::swap(together, other.together);
-}
-
-// What is recomputed needn't be moved: of a few rungs those whose step may take less than that of all choices so far. Where the bound says
-// that it can't, or the disk has no room, a choice's time is infinite. Returns the least bound of those that need a disk.
-double Trainer::Impl::add_choices(size_t variant, const StreamRates& rates, Rungs which, std::vector<StreamChoice>& choices) const {
-  constexpr size_t kParts = 4;
-  std::vector<RecomputeChoice> rungs{recompute_choice};
-  if (options.recompute == "auto") {
-    rungs.clear();
-    const std::vector<RecomputeChoice> ladder = recompute_ladder(drafts[0]);
-    for (const size_t rung : sampled(ladder, kParts)) rungs.push_back(ladder[rung]);
-  }
-  if (which == Rungs::first)
-    rungs.resize(1);
-  else
-    rungs.erase(rungs.begin());
-  // What is better by less than a little isn't worth looking at; the plain may be worse by that.
-  const auto to_beat = [&](const StreamChoice& choice) {
-    double beat = INFINITY;
-    for (const StreamChoice& other : choices)
-      beat = std::min(beat, choice.is_plain() && !other.is_plain() ? other.seconds / kClose : kClose * other.seconds);
-    return beat;
-  };
-  const auto look_at = [&](const RecomputeChoice& rung, StreamChoice& choice, double& least) {
-    const double beat = to_beat(choice);
-    choice.trial = try_out(rung, beat);
-    if (!choice.trial.planner) return;
-    const int64_t limit = options.budget - reserve_with(choice.trial.instructions);
-    if (choice.trial.planner->resident_bytes() <= limit) {
-      choice.expected = choice.seconds = choice.trial.seconds;
-    } else if (which != Rungs::others_in_memory) {
-      const StreamOutlook outlook = choice.trial.planner->outlook(limit, machine, rates, beat);
-      least = outlook.bound;
-      choice.expected = outlook.seconds;
-      choice.disk_bytes = disk_need(outlook, program).total();
-      if (options.nvme_budget == 0 || choice.disk_bytes <= options.nvme_budget) choice.seconds = outlook.seconds;
-    }
-  };
-  double bound = INFINITY;
-  for (size_t i = 0; i < rungs.size(); i += 2) {  // of two that are looked at together neither knows of the other
-    StreamChoice two[2];
-    double least[2] = {INFINITY, INFINITY};
-    const size_t count = std::min<size_t>(2, rungs.size() - i);
-    for (StreamChoice& choice : two) choice.variant = variant, choice.deferred = deferred, choice.together = together;
-    const auto look = [&](size_t of) {
-      if (of < count) look_at(rungs[i + of], two[of], least[of]);
-    };
-    call_both(
-        plan_options().planners > 1 && count > 1, [&] { look(0); }, [&] { look(1); });
-    for (size_t of = 0; of < count; ++of) {
-      bound = std::min(bound, least[of]);
-      if (two[of].expected < to_beat(two[of])) choices.push_back(std::move(two[of]));
-    }
-  }
-  return bound;
-}
-
-Trainer::Impl::LeastSearch Trainer::Impl::least_with_disk() const {
-  JobSize planned = job_size;
-  if (options.micro_batches != "horizontal") {
-    const auto batch = static_cast<int64_t>(entries[0]->job.graph.order().size());
-    planned.instructions = std::max(planned.instructions, instructions() + most_together() * batch);
-  }
-  LeastSearch search{.planning = planning_need(planned), .ways = {}};
-  std::vector<RecomputeChoice> choices{recompute_choice};
-  if (options.recompute == "auto") choices = {recompute_mode("none"), recompute_mode("all")};
-  std::vector<Trial> trials(choices.size());
-  call_both(
-      choices.size() > 1 && workers.threads() > 1 && is_roomy(search.planning), [&] { trials.front() = try_out(choices.front()); },
-      [&] {
-        if (choices.size() > 1) trials.back() = try_out(choices.back());
-      });
-  for (Trial& trial : trials) {
-    const int64_t besides = reserve_with(trial.instructions);
-    const int64_t floor = std::max(search.planning, besides + whole_pages(trial.planner->least_bytes()));
-    search.ways.emplace(floor, LeastSearch::Way{.trial = std::move(trial), .besides = besides});
-  }
-  return search;
-}
-
-Trainer::Impl::Least Trainer::Impl::LeastSearch::run() const {
-  Least smallest{.budget = INT64_MAX};
-  for (const auto& [floor, way] : ways) {
-    if (floor >= smallest.budget) break;
-    const Program made = way.trial.planner->streamed(0, ComputeRates{}, StreamRates{}).program;
-    const int64_t run = way.besides + whole_pages(made.arena_bytes), budget = std::max(planning, run);
-    if (budget >= smallest.budget) continue;
-    smallest = least_of(budget, made, way.trial.pointers());
-    if (planning > run) smallest.op = "what it takes to make the plan", smallest.entry.clear();
-    smallest.recompute = way.trial.recompute;
-  }
-  return smallest;
 }
 
 // --- programs and budgets -------------------------------------------------------------------------------------------------------------
@@ -452,7 +210,7 @@ void Trainer::Impl::refuse_budget() {
   if (options.nvme_path.empty()) {  // as it would be found with one
     use(adopt_first()->resident());
     settle_reserve(/*with_disk=*/true);
-    const int64_t with_disk = least_with_disk().run().budget;
+    const int64_t with_disk = least_with_disk().budget;
     if (with_disk < least.budget) more = fmt::format("; with --nvme-path on a disk, {} (--budget {})", grouped(with_disk), with_disk);
   }
   throw error(ErrorCode::budget,

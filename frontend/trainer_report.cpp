@@ -85,6 +85,10 @@ void Trainer::Impl::describe(double seconds) {
   std::map<std::string, int64_t> padded;  // bytes of parts and packs that are the model's
   for (const auto& [weight, slices] : entries[0]->job.slices) {
     for (const Slice& slice : slices) padded[slice.name] += slice.bytes;
+    if (slices.size() == 1) continue;
+    ++report.divided;
+    report.parts += static_cast<int64_t>(slices.size());
+    for (const Slice& slice : slices) report.part_bytes = std::max(report.part_bytes, slice.bytes);
   }
   for (ValueId id : train.parameters()) {
     const Value& value = train.value(id);
@@ -240,6 +244,9 @@ std::string Trainer::Impl::plan_text(const std::string& memory) const {
                           shown(report.state_bytes));
   }
   text += shown_moves(report.moves);
+  if (report.parts > 0)
+    text += fmt::format("parts       {} weight{} in {} parts of up to {}\n", report.divided, report.divided == 1 ? "" : "s", report.parts,
+                        shown(report.part_bytes));
   if (together > 1)
     text += fmt::format("order       vertical: {} micro-batches of {} go through the model together\n", together,
                         options.gradient_accumulation_steps);
@@ -311,6 +318,7 @@ void Trainer::Impl::write_plan_json(const nlohmann::ordered_json& memory) const 
         {"recomputed_bytes", report.saved_recomputed_bytes},
         {"ms_per_step", report.recompute_milliseconds}}},
       {"micro_batches", {{"of_step", options.gradient_accumulation_steps}, {"together", report.micro_batches_together}}},
+      {"parts", {{"weights", report.divided}, {"parts", report.parts}, {"largest_bytes", report.part_bytes}}},
       {"updates_in_next_step", report.updates_in_next_step},
       {"peak_live_bytes", report.peak_live_bytes},
       {"peak",

@@ -62,25 +62,45 @@ void Trainer::Impl::prepare() {
   }
   arena.emplace(program.arena_bytes);
   tidy_disk();
+  std::map<std::string, std::pair<std::string, int64_t>> parts;  // by name: of what, from where on
+  for (const auto& [parameter, slices] : entries[0]->job.slices) {
+    int64_t offset = 0;
+    for (const Slice& slice : slices) {
+      if (slices.size() > 1) parts[slice.name] = {parameter, offset};
+      offset += slice.bytes;
+    }
+  }
+  std::map<std::string, TensorType> wholes;  // of the weights
   for (const Persistent& value : program.persistent) {
     if (value.purpose != Purpose::weights && value.purpose != Purpose::optimizer) continue;
+    // Of state that belongs to a weight: NAME.exp_avg.
+    const size_t end = value.purpose == Purpose::weights ? value.name.size() : value.name.rfind('.');
+    const auto part = parts.find(value.name.substr(0, end));
+    const bool is_part = part != parts.end();
     const StateTensor tensor{
         .name = value.name,
         .type = value.type,
+        .whole = is_part ? part->second.first + value.name.substr(end) : std::string(),
+        .offset = is_part ? part->second.second : 0,
         .bytes = [this, &value](bool overwrite) { return overwrite ? executor->blank(value.name) : executor->persistent(value.name); },
         .changed = [this, &value] { executor->changed(value.name); },
         .on_disk = value.disk.bytes > 0};
-    if (value.purpose == Purpose::weights) content.weights.push_back(tensor);
+    if (value.purpose == Purpose::weights) {
+      content.weights.push_back(tensor);
+      const auto [whole, is_first] = wholes.emplace(is_part ? tensor.whole : tensor.name, tensor.type);
+      if (!is_first) whole->second.shape[0] += tensor.type.shape[0];
+    }
     if (value.purpose == Purpose::optimizer) content.optimizer.push_back(tensor);
   }
   for (auto* list : {&content.weights, &content.optimizer})  // the plan has an order of its own
     std::sort(list->begin(), list->end(), [](const StateTensor& a, const StateTensor& b) { return a.name < b.name; });
   content.settings = settings();
+  content.part_bytes = part_bytes;
   std::string description;
-  for (const StateTensor& tensor : content.weights) description += fmt::format("{}: {}\n", tensor.name, to_string(tensor.type));
+  for (const auto& [name, type] : wholes) description += fmt::format("{}: {}\n", name, to_string(type));
   for (const auto& [parameter, slices] : entries[0]->job.slices) {  // packs of one name and size may have other members
-    for (const Slice& slice : slices)
-      description += fmt::format("{}: {} bytes of {} from {}\n", parameter, slice.bytes, slice.name, slice.offset);
+    if (slices.size() == 1)
+      description += fmt::format("{}: {} bytes of {} from {}\n", parameter, slices[0].bytes, slices[0].name, slices[0].offset);
   }
   content.model = hex16(hash_bytes(std::as_bytes(std::span(description))));
   state.run = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -143,7 +163,6 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
                                             {"gradient_accumulation_steps", text(options.gradient_accumulation_steps)},
                                             {"seed", text(options.seed)},
                                             {"shuffle", text(options.shuffle)},
-                                            {"part_size", text(options.part_size)},
                                             {"batch_norm", batch_norm},
                                             {"train_samples", text(train_range.count)},
                                             {"data", std::filesystem::path(data.train->path()).filename().string()},

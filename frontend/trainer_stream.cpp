@@ -1,0 +1,469 @@
+// Plans with a disk: which updates wait, how many micro-batches go together, in what parts the weights are, what is recomputed.
+
+#include <algorithm>
+#include <cmath>
+#include <future>
+
+#include "frontend/trainer_impl.h"
+#include "frontend/units.h"
+#include "graph/error.h"
+#include "passes/both.h"
+#include "passes/split_weights.h"
+
+namespace ort_train {
+namespace {
+
+// Of what was found: another that can't take less than this has to be better by too little to be looked at.
+constexpr double kClose = 0.998;
+
+}  // namespace
+
+// The search for one. Where there is little memory beside a plan, each choice is made again when it is needed again.
+class Trainer::Impl::Streaming {
+ public:
+  explicit Streaming(Impl& trainer) : t_(trainer) {}
+
+  void plan(std::unique_ptr<Planner> planner);
+  Least least() { return least_with_disk(part_sizes()).run(); }
+
+ private:
+  // What the entries are like.
+  struct Way {
+    Deferral defer = Deferral::none;
+    int64_t together = 1;
+    int64_t part_bytes = 0;
+    bool operator==(const Way&) const = default;
+  };
+  struct Variant {
+    Way way{};
+    std::vector<std::unique_ptr<JobEntry>> entries{};
+    std::vector<Graph> drafts{};
+  };
+  struct Choice {
+    Way way{};
+    RecomputeChoice rung{};
+    Trial trial{};  // none where there is no room to keep it
+    int64_t instructions = 0;
+    double expected = INFINITY;  // seconds of an optimizer step
+    double seconds = INFINITY;   // the same; infinite where it takes too much of the disk
+    int64_t disk_bytes = 0;
+    bool is_plain() const { return way.defer == Deferral::none && way.together == 1; }
+    double rank() const { return is_plain() ? kClose * seconds : seconds; }
+  };
+  struct PartSize {
+    int64_t bytes = 0;
+    int64_t pieces = 0;  // weights, and parts of those that are divided
+  };
+  // The smallest budget. Knows nothing of the machine, so that it is the same everywhere; refers to nothing of the trainer's.
+  struct LeastSearch {
+    struct Candidate {
+      Trial trial;
+      int64_t besides = 0;   // bytes besides the arena
+      int64_t planning = 0;  // what plans are made in; no budget is less
+      int64_t part_bytes = 0;
+    };
+    std::multimap<int64_t, Candidate> candidates{};   // by a budget that is not above what they take
+    std::map<int64_t, int64_t> planning{}, floors{};  // by the size of parts: of the candidates, those that were dropped, too
+    Least run() const;
+  };
+
+  std::vector<PartSize> part_sizes() const;
+  size_t first_parts(const std::vector<PartSize>& sizes, const LeastSearch& search, int64_t saved) const;
+
+  Way present() const { return {.defer = present_, .together = t_.together, .part_bytes = t_.part_bytes}; }
+  Variant make(const Way& way);
+  void exchange(Variant& other);
+  void turn_to(const Way& way);
+  template <typename Body> void with(const Way& way, Body&& body);
+
+  void look_at_ways();
+  void look_at_other_parts(const std::vector<PartSize>& sizes, size_t parts, const std::map<int64_t, int64_t>& planning);
+  std::vector<RecomputeChoice> rungs() const;
+  double look_at(const std::vector<RecomputeChoice>& rungs, bool in_memory);
+  void sort_choices();
+  bool use_best();
+  void use_least();
+  bool has_room(int64_t disk_bytes) const { return t_.options.nvme_budget == 0 || disk_bytes <= t_.options.nvme_budget; }
+  [[noreturn]] void refuse_disk(int64_t disk_bytes) const;
+
+  bool is_roomy(int64_t planning) const;
+  void plan_pinning();
+  void settle_pinning();
+  LeastSearch least_with_disk(const std::vector<PartSize>& sizes);
+  void add_candidates(LeastSearch& search) const;
+
+  Impl& t_;
+  Deferral present_ = Deferral::none;  // of the trainer's entries
+  std::vector<Choice> choices_;
+  std::vector<Variant> kept_;
+};
+
+void Trainer::Impl::stream(std::unique_ptr<Planner> planner) { Streaming(*this).plan(std::move(planner)); }
+Trainer::Impl::Least Trainer::Impl::least_with_disk() { return Streaming(*this).least(); }
+
+// A smaller arena, and a disk for the rest, where the budget asks for it.
+void Trainer::Impl::Streaming::plan(std::unique_ptr<Planner> planner) {
+  t_.settle_reserve(/*with_disk=*/true);
+  planner.reset();
+  t_.least.budget = t_.reserve + whole_pages(t_.program.arena_bytes);
+  const int64_t budget = t_.options.budget;
+  const bool fits = budget == 0 || budget - t_.reserve >= t_.program.arena_bytes;
+  const std::vector<PartSize> sizes = part_sizes();
+  LeastSearch search = least_with_disk(sizes);
+  // Where a refusal is unlikely, the smallest budget is looked for beside the plan.
+  constexpr double kAmple = 1.25, kRoomy = 1.05;
+  const double share = static_cast<double>(budget) / static_cast<double>(search.candidates.begin()->first);
+  const int64_t saved = t_.options.resume ? saved_part_bytes(t_.options.output_dir) : 0;
+  const size_t parts = first_parts(sizes, search, saved);
+  t_.roomy = is_roomy(search.planning.at(sizes[parts].bytes));
+  const bool is_beside = !fits && t_.plan_options().planners > 1 && share >= kAmple;
+  std::future<Least> searched = std::async(is_beside ? std::launch::async : std::launch::deferred, [&] { return search.run(); });
+  const auto is_refused = [&] {
+    if (Least with_disk = searched.get(); with_disk.budget < t_.least.budget) t_.least = std::move(with_disk);
+    search.candidates.clear();
+    return budget > 0 && budget < t_.least.budget;
+  };
+  if (!is_beside && (is_refused() || fits)) return;
+  if (share >= kRoomy) plan_pinning();
+  t_.measure_disk_of_job();
+
+  t_.executor.reset();
+  const Way usual = present();
+  turn_to({.together = t_.together, .part_bytes = sizes[parts].bytes});
+  t_.recompute_entries(t_.recompute_choice);
+  look_at_ways();
+  if (sizes[parts].bytes != saved) look_at_other_parts(sizes, parts, search.planning);
+  if (is_beside && is_refused()) {
+    turn_to(usual);
+    return t_.use(t_.adopt_first()->resident());
+  }
+  if (!use_best()) use_least();
+}
+
+// --- parts and other entries ------------------------------------------------------------------------------------------------------------
+
+// What plans may choose from: the largest sizes that divide the model each in another way, down to where its pieces are so many that a plan
+// takes long.
+std::vector<Trainer::Impl::Streaming::PartSize> Trainer::Impl::Streaming::part_sizes() const {
+  constexpr int64_t kMiB = int64_t{1} << 20, kMostPieces = 1000;
+  std::vector<int64_t> wanted{64 * kMiB, 16 * kMiB, 4 * kMiB, kMiB};
+  if (t_.options.part_size > 0) wanted = {t_.options.part_size};
+  Graph forward = t_.forwards.at(t_.binding.batch);
+  const auto divided = [&](int64_t bytes) {
+    mark_parts(forward, {.part_bytes = bytes});
+    std::vector<int64_t> rows;
+    for (const ValueId id : forward.parameters()) rows.push_back(forward.value(id).part_rows);
+    return rows;
+  };
+  const std::vector<int64_t> present = divided(t_.part_bytes);
+  std::vector<PartSize> sizes;
+  std::vector<int64_t> before;
+  for (const int64_t bytes : wanted) {
+    std::vector<int64_t> rows = divided(bytes);
+    int64_t pieces = 0;
+    for (const ValueId id : forward.parameters()) {
+      const Value& weight = forward.value(id);
+      pieces += weight.part_rows == 0 ? 1 : (weight.shape[0] + weight.part_rows - 1) / weight.part_rows;
+    }
+    if (!sizes.empty() && (rows == before || pieces > kMostPieces)) continue;
+    sizes.push_back({.bytes = rows == present ? t_.part_bytes : bytes, .pieces = pieces});
+    before = std::move(rows);
+  }
+  return sizes;
+}
+
+// Parts for the first plans: many fit into the memory at once. None of what takes more memory to plan than there is. A run that is resumed
+// goes on with those that it has, where they fit.
+size_t Trainer::Impl::Streaming::first_parts(const std::vector<PartSize>& sizes, const LeastSearch& search, int64_t saved) const {
+  constexpr int64_t kAtOnce = 32;
+  const auto planning = [&](size_t i) { return search.planning.at(sizes[i].bytes); };
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i].bytes == saved && search.floors.at(saved) <= t_.options.budget) return i;
+  }
+  size_t chosen = 0;
+  for (size_t i = 1; i < sizes.size() && sizes[i - 1].bytes > (t_.options.budget - t_.reserve) / kAtOnce; ++i) {
+    if (planning(i) <= t_.options.budget || planning(i) < planning(chosen)) chosen = i;
+  }
+  return chosen;
+}
+
+Trainer::Impl::Streaming::Variant Trainer::Impl::Streaming::make(const Way& way) {
+  Variant variant{.way = {.part_bytes = way.part_bytes}};
+  exchange(variant);
+  for (auto& [batch, forward] : t_.forwards) mark_parts(forward, {.part_bytes = way.part_bytes});
+  t_.build_entries(way.defer);
+  present_ = way.defer;
+  if (way.together > 1) t_.add_together(way.together);
+  for (const auto& entry : t_.entries) t_.drafts.push_back(entry->job.graph);
+  exchange(variant);
+  return variant;
+}
+
+// The trainer's entries against others.
+void Trainer::Impl::Streaming::exchange(Variant& other) {
+  const Way before = std::exchange(other.way, present());
+  std::swap(t_.entries, other.entries);
+  std::swap(t_.drafts, other.drafts);
+  present_ = before.defer;
+  t_.deferred = before.defer != Deferral::none;
+  t_.together = before.together;
+  t_.part_bytes = before.part_bytes;
+}
+
+void Trainer::Impl::Streaming::turn_to(const Way& way) {
+  if (way == present()) return;
+  auto found = std::find_if(kept_.begin(), kept_.end(), [&](const Variant& variant) { return variant.way == way; });
+  Variant made;
+  if (found == kept_.end()) made = make(way);
+  t_.executor.reset();  // it refers to the graphs
+  exchange(found == kept_.end() ? made : *found);
+}
+
+// Calls it with such entries in the place of the trainer's.
+template <typename Body> void Trainer::Impl::Streaming::with(const Way& way, Body&& body) {
+  if (way == present()) return body();
+  auto found = std::find_if(kept_.begin(), kept_.end(), [&](const Variant& variant) { return variant.way == way; });
+  if (found == kept_.end()) found = kept_.insert(kept_.end(), make(way));
+  exchange(*found);
+  body();
+  exchange(*found);
+  if (!t_.roomy) kept_.clear();
+}
+
+// --- choices ----------------------------------------------------------------------------------------------------------------------------
+
+// Updates that wait, micro-batches together, each with what is recomputed.
+void Trainer::Impl::Streaming::look_at_ways() {
+  const int64_t parts = t_.part_bytes, state = t_.program.persistent_bytes;  // which every plan without a disk holds
+  std::vector<Way> ways;
+  // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
+  const int64_t most = t_.options.micro_batches == "horizontal" ? 1 : t_.most_together();
+  if (t_.options.gradient_accumulation_steps == 1) {
+    if (t_.options.save_gradients.empty()) ways.push_back({Deferral::most, 1, parts});  // else all gradients are kept
+    ways.push_back({Deferral::all, 1, parts});
+  } else {
+    if (most > t_.together) ways.push_back({Deferral::none, most, parts});
+    // These are planned where memory is left for it.
+    const auto batch = static_cast<int64_t>(t_.drafts[0].order().size());
+    JobSize planned = t_.job_size;
+    planned.instructions = t_.instructions() + most * batch;
+    const auto add_deferred = [&](int64_t joined, int64_t batches) {
+      planned.instructions += batches * batch;
+      if (planning_need(planned) <= t_.options.budget) ways.push_back({Deferral::all, joined, parts});
+    };
+    if (t_.together == 1) add_deferred(1, 1);
+    if (most > 1) add_deferred(most, 1 + 2 * most);
+  }
+  // The plain one comes last: mostly it is not the best, and of what is worse little has to be looked at.
+  ways.push_back(present());
+  std::vector<double> bounds;  // with the first rung: on the others of the best one time is spent
+  for (const Way& way : ways) with(way, [&] { bounds.push_back(look_at({rungs().front()}, /*in_memory=*/false)); });
+  const auto best = static_cast<size_t>(std::min_element(bounds.begin(), bounds.end()) - bounds.begin());
+  for (size_t i = 0; i < ways.size(); ++i) {
+    const bool is_best = i == best || bounds[best] == INFINITY, is_plain = i + 1 == ways.size();
+    if (!is_best && (!is_plain || state > t_.options.budget - t_.reserve)) continue;
+    with(ways[i], [&] {
+      std::vector<RecomputeChoice> others = rungs();
+      others.erase(others.begin());
+      look_at(others, /*in_memory=*/!is_best);
+    });
+  }
+  sort_choices();
+}
+
+// The best so far with the sizes of parts next to its own.
+void Trainer::Impl::Streaming::look_at_other_parts(const std::vector<PartSize>& sizes, size_t parts,
+                                                   const std::map<int64_t, int64_t>& planning) {
+  constexpr int64_t kFewPieces = 400;  // else another plan takes long
+  if (choices_.empty() || choices_[0].seconds == INFINITY || choices_[0].disk_bytes == 0) return;
+  const RecomputeChoice rung = choices_[0].rung;
+  Way way = choices_[0].way;
+  for (const size_t other : {parts + 1, parts - 1}) {
+    if (other >= sizes.size() || sizes[other].pieces > kFewPieces || planning.at(sizes[other].bytes) > t_.options.budget) continue;
+    way.part_bytes = sizes[other].bytes;
+    with(way, [&] { look_at({rung}, /*in_memory=*/false); });
+  }
+  sort_choices();
+}
+
+// What is recomputed needn't be moved: a few rungs of the ladder.
+std::vector<RecomputeChoice> Trainer::Impl::Streaming::rungs() const {
+  constexpr size_t kParts = 4;
+  if (t_.options.recompute != "auto") return {t_.recompute_choice};
+  const std::vector<RecomputeChoice> ladder = recompute_ladder(t_.drafts[0]);
+  std::vector<RecomputeChoice> rungs;
+  for (const size_t rung : sampled_rungs(ladder, kParts)) rungs.push_back(ladder[rung]);
+  return rungs;
+}
+
+// With the entries as they are, of these rungs those whose step may take less than that of all choices so far; with `in_memory` those that
+// need no disk. Where the bound says that it can't, or the disk has no room, a choice's time is infinite. Returns the least bound of those
+// that need a disk.
+double Trainer::Impl::Streaming::look_at(const std::vector<RecomputeChoice>& rungs, bool in_memory) {
+  // What is better by less than a little isn't worth looking at; the plain may be worse by that.
+  const auto to_beat = [&](const Choice& choice) {
+    double beat = INFINITY;
+    for (const Choice& other : choices_)
+      beat = std::min(beat, choice.is_plain() && !other.is_plain() ? other.seconds / kClose : kClose * other.seconds);
+    return beat;
+  };
+  const auto look = [&](Choice& choice, double& least) {
+    const double beat = to_beat(choice);
+    choice.trial = t_.try_out(choice.rung, beat);
+    choice.instructions = choice.trial.instructions;
+    if (!choice.trial.planner) return;
+    const int64_t limit = t_.options.budget - t_.reserve_with(choice.instructions);
+    if (choice.trial.planner->resident_bytes() <= limit) {
+      choice.expected = choice.seconds = choice.trial.seconds;
+    } else if (!in_memory) {
+      const StreamOutlook outlook = choice.trial.planner->outlook(limit, t_.machine, t_.stream_rates(), beat);
+      least = outlook.bound;
+      choice.expected = outlook.seconds;
+      choice.disk_bytes = disk_need(outlook, t_.program).total();
+      if (has_room(choice.disk_bytes)) choice.seconds = outlook.seconds;
+    }
+    if (!t_.roomy) choice.trial = {};
+  };
+  double bound = INFINITY;
+  for (size_t i = 0; i < rungs.size(); i += 2) {  // of two that are looked at together neither knows of the other
+    Choice two[2];
+    double least[2] = {INFINITY, INFINITY};
+    const size_t count = std::min<size_t>(2, rungs.size() - i);
+    for (size_t of = 0; of < count; ++of) two[of].way = present(), two[of].rung = rungs[i + of];
+    call_both(
+        t_.plan_options().planners > 1 && count > 1, [&] { look(two[0], least[0]); },
+        [&] {
+          if (count > 1) look(two[1], least[1]);
+        });
+    for (size_t of = 0; of < count; ++of) {
+      bound = std::min(bound, least[of]);
+      if (two[of].expected < to_beat(two[of])) choices_.push_back(std::move(two[of]));
+    }
+  }
+  return bound;
+}
+
+void Trainer::Impl::Streaming::sort_choices() {
+  std::stable_sort(choices_.begin(), choices_.end(), [](const Choice& a, const Choice& b) { return a.rank() < b.rank(); });
+}
+
+// With addresses: the first that finds room in memory. False where none does; throws Error(budget) where the disk has no room for those.
+bool Trainer::Impl::Streaming::use_best() {
+  int64_t disk_bytes = 0;
+  for (Choice& choice : choices_) {
+    if (choice.seconds < INFINITY) {
+      Trial trial = std::move(choice.trial);
+      if (!trial.planner) with(choice.way, [&] { trial = t_.try_out(choice.rung); });
+      const int64_t limit = t_.options.budget - t_.reserve_with(choice.instructions);
+      StreamedProgram made;
+      if (trial.planner->resident_bytes() <= limit) made.program = trial.planner->resident();
+      if (made.program.entries.empty() || made.program.arena_bytes > limit)
+        made = trial.planner->streamed(limit, t_.machine, t_.stream_rates());
+      if (made.program.arena_bytes > limit) continue;
+      choice.disk_bytes = disk_need(made.program).total();
+      if (has_room(choice.disk_bytes)) {
+        turn_to(choice.way);
+        t_.adopt_as(trial);
+        t_.use(std::move(made));
+        settle_pinning();
+        return true;
+      }
+    }
+    disk_bytes = disk_bytes > 0 ? std::min(disk_bytes, choice.disk_bytes) : choice.disk_bytes;
+  }
+  if (disk_bytes > 0) refuse_disk(disk_bytes);
+  return false;
+}
+
+// What the smallest budget was computed from.
+void Trainer::Impl::Streaming::use_least() {
+  if (t_.least.part_bytes > 0) turn_to({.together = t_.together, .part_bytes = t_.least.part_bytes});
+  StreamedProgram made = t_.adopt(t_.least.recompute)->streamed(0, t_.machine, t_.stream_rates());
+  if (const int64_t disk_bytes = disk_need(made.program).total(); !has_room(disk_bytes)) refuse_disk(disk_bytes);
+  t_.reserve = t_.reserve_with(t_.instructions());
+  t_.use(std::move(made));
+  settle_pinning();
+}
+
+void Trainer::Impl::Streaming::refuse_disk(int64_t disk_bytes) const {
+  throw error(ErrorCode::budget, "within {} bytes of memory this job takes {} bytes on the disk, more than --nvme-budget {}",
+              grouped(t_.options.budget), grouped(disk_bytes), t_.options.nvme_budget);
+}
+
+// --- memory -----------------------------------------------------------------------------------------------------------------------------
+
+// Whether there is memory for more than one plan at a time: `planning` is what one takes.
+bool Trainer::Impl::Streaming::is_roomy(int64_t planning) const {
+  constexpr int64_t kMuch = 4;
+  return t_.options.budget / kMuch >= planning;
+}
+
+// Sets aside what the kernel takes to pin the arena, where it may be pinned.
+void Trainer::Impl::Streaming::plan_pinning() {
+  const int64_t memory = t_.options.budget - t_.reserve;
+  if (!may_pin(memory)) return;
+  t_.pinning = whole_pages(pinning_bytes(memory));
+  t_.reserve += t_.pinning;
+}
+
+// The plan doesn't need it after all, or has no room for it.
+void Trainer::Impl::Streaming::settle_pinning() {
+  if (t_.program.disk_bytes > 0 && t_.program.arena_bytes <= t_.options.budget - t_.reserve) return;
+  t_.reserve -= t_.pinning;
+  t_.pinning = 0;
+}
+
+Trainer::Impl::Streaming::LeastSearch Trainer::Impl::Streaming::least_with_disk(const std::vector<PartSize>& sizes) {
+  LeastSearch search;
+  for (const PartSize& size : sizes) with({.together = t_.together, .part_bytes = size.bytes}, [&] { add_candidates(search); });
+  return search;
+}
+
+// With the entries as they are.
+void Trainer::Impl::Streaming::add_candidates(LeastSearch& search) const {
+  constexpr double kNear = 1.05;  // with addresses none takes so much more than its floor
+  std::vector<RecomputeChoice> choices{t_.recompute_choice};
+  if (t_.options.recompute == "auto") choices = {recompute_mode("none"), recompute_mode("all")};
+  std::vector<Trial> trials(choices.size());
+  call_both(
+      choices.size() > 1 && t_.workers.threads() > 1 && is_roomy(planning_need(t_.job_size)),
+      [&] { trials.front() = t_.try_out(choices.front()); },
+      [&] {
+        if (choices.size() > 1) trials.back() = t_.try_out(choices.back());
+      });
+  JobSize planned = t_.job_size;  // with what comes where updates wait, or micro-batches go together
+  const auto batch = static_cast<int64_t>(t_.drafts[0].order().size());
+  planned.instructions = trials.front().instructions;
+  if (t_.options.gradient_accumulation_steps == 1)
+    planned.instructions += 2 * batch;
+  else if (t_.options.micro_batches != "horizontal")
+    planned.instructions += t_.most_together() * batch;
+  const int64_t planning = search.planning[t_.part_bytes] = planning_need(planned);
+  for (Trial& trial : trials) {
+    const int64_t besides = t_.reserve_with(trial.instructions);
+    const int64_t floor = std::max(planning, besides + whole_pages(trial.planner->least_bytes()));
+    const auto known = search.floors.emplace(t_.part_bytes, floor).first;
+    known->second = std::min(known->second, floor);
+    search.candidates.emplace(
+        floor, LeastSearch::Candidate{.trial = std::move(trial), .besides = besides, .planning = planning, .part_bytes = t_.part_bytes});
+  }
+  const auto most = static_cast<int64_t>(kNear * static_cast<double>(search.candidates.begin()->first));
+  search.candidates.erase(search.candidates.upper_bound(most), search.candidates.end());
+}
+
+Trainer::Impl::Least Trainer::Impl::Streaming::LeastSearch::run() const {
+  Least smallest{.budget = INT64_MAX};
+  for (const auto& [floor, of] : candidates) {
+    if (floor >= smallest.budget) break;
+    const Program made = of.trial.planner->streamed(0, ComputeRates{}, StreamRates{}).program;
+    const int64_t run = of.besides + whole_pages(made.arena_bytes), budget = std::max(of.planning, run);
+    if (budget >= smallest.budget) continue;
+    smallest = least_of(budget, made, of.trial.pointers());
+    if (of.planning > run) smallest.op = "what it takes to make the plan", smallest.entry.clear();
+    smallest.recompute = of.trial.recompute;
+    smallest.part_bytes = of.part_bytes;
+  }
+  return smallest;
+}
+
+}  // namespace ort_train

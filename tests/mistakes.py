@@ -1,4 +1,6 @@
 """What users get wrong: each mistake ends in one sentence that names the thing, and in the exit code of its kind."""
+import json
+
 import numpy as np
 import onnx
 import pytest
@@ -70,11 +72,31 @@ def test_arrays(tmp_path, changes, sentence):
 
 
 def test_an_id_beyond_a_table_in_parts(tmp_path):
-    arrays = safetensors(GPT.with_suffix(".data.safetensors"))
-    arrays["input_ids"] = replaced(arrays["input_ids"], 61)
-    np.savez(tmp_path / "data.npz", **arrays)
-    refused(tmp_path, DATA, "sample 3: element 1 of 'input_ids' is 61, the model has 61 rows", GPT, "--data", "data.npz", "--batch-size", 2,
-            "--num-train-epochs", 1, "--part-size", 1000)
+    rows, width = 2000, 16
+    weights = [onnx.numpy_helper.from_array(np.ones((rows, width), np.float32), "table")]
+    inputs = [onnx.helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["batch", 2])]
+    outputs = [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", 2, width])]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Gather", ["table", "ids"], ["y"])], "table", inputs, outputs, weights)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), tmp_path / "table.onnx")
+    command = ["table.onnx", "--data", "data.npz", "--loss", "mse", "--batch-size", 2, "--num-train-epochs", 1, "--part-size", 30_000]
+    ids = np.arange(10).reshape(5, 2) * 200
+    np.savez(tmp_path / "data.npz", ids=ids, labels=np.zeros((5, 2, width), np.float32))
+    run(tmp_path, "plan", *command, "--plan-json", "plan.json")
+    assert [value["name"] for value in json.loads((tmp_path / "plan.json").read_text())["memory"]["persistent"] if value["purpose"] == "weights"] == [
+        f"table[{first}:{min(first + 384, rows)}]" for first in range(0, rows, 384)]
+    np.savez(tmp_path / "data.npz", ids=replaced(ids, rows), labels=np.zeros((5, 2, width), np.float32))
+    refused(tmp_path, DATA, "sample 3: element 1 of 'ids' is 2000, the model has 2000 rows", *command)
+
+
+def test_a_weight_named_like_anothers_state(tmp_path):
+    weights = [onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), name) for name in ("w", "w.exp_avg")]
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 4]) for name in ("x", "y")]
+    nodes = [onnx.helper.make_node("MatMul", ["x", "w"], ["h"]), onnx.helper.make_node("MatMul", ["h", "w.exp_avg"], ["y"])]
+    graph = onnx.helper.make_graph(nodes, "names", ends[:1], ends[1:], weights)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), tmp_path / "names.onnx")
+    np.savez(tmp_path / "data.npz", x=np.ones((4, 4), np.float32), labels=np.ones((4, 4), np.float32))
+    refused(tmp_path, UNSUPPORTED, "'w.exp_avg' is a name in the model that the optimizer's state of 'w' has to have: rename it", "names.onnx",
+            "--data", "data.npz", "--loss", "mse", "--batch-size", 2)
 
 
 def replaced(array, value):

@@ -200,22 +200,27 @@ def test_a_checkpoint_writes_only_what_lives_in_memory(tmp_path, job, out):
         assert traffic[1] == (traffic[0][0], traffic[0][1] + (STEPS // 4 - 1) * resident)
 
 
-def test_it_resumes_under_other_budgets_folders_and_threads(tmp_path, job, out):
-    arguments, wanted, least, _ = job
+def test_it_resumes_under_other_budgets_folders_threads_and_parts(tmp_path, job, out):
+    own, wanted, least, _ = job
+    divided = "--part-size" in own
+    others = own[:own.index("--part-size")] if divided else [*own, "--part-size", 300_000]  # whole weights, or w2 in two parts
     a, b, c = (tmp_path / name for name in "abc")
     a.mkdir()
     b.mkdir()
+    run(tmp_path, "plan", *others, "--nvme-path", a, "--plan-json", "plan.json")
+    others_least = json.loads((tmp_path / "plan.json").read_text())["minimum_budget_bytes"]
     disk = lambda folder, budget=least: ["--budget", budget, "--nvme-path", folder]
-    stages = [  # options, folder to move before, what lies in the folders afterwards
-        (disk(a), None, {a: 1}),
-        (disk(a) + ["--threads", 1], None, {a: 1}),
-        (disk(b, least + 300_000), None, {a: 0, b: 1}),
-        ([], None, {b: 0}),  # everything in memory: two checkpoints later nobody needs the state file
-        (disk(a), None, {a: 1}),
-        (disk(c, least + 100_000), (a, c), {c: 1}),
-        (["--nvme-path", c, "--threads", 8], None, {}),  # as much memory as it takes
+    stages = [  # the job, options, folder to move before, what lies in the folders afterwards
+        (own, disk(a), None, {a: 1}),
+        (others, disk(a, others_least) + ["--threads", 1], None, {a: 1}),  # from state file to state file, part by part
+        (own, disk(b, least + 300_000), None, {a: 0, b: 1}),
+        (others, [], None, {b: 0}),  # everything in memory: two checkpoints later nobody needs the state file
+        (own, disk(a), None, {a: 1}),
+        (own, disk(c, least + 100_000), (a, c), {c: 1}),
+        (own, ["--nvme-path", c], None, {c: 0}),  # as much memory as it takes
+        (others, ["--nvme-path", c, "--threads", 8], None, {}),
     ]
-    for number, (options, move, files) in enumerate(stages):
+    for number, (arguments, options, move, files) in enumerate(stages):
         last = number == len(stages) - 1
         if move:
             move[0].rename(move[1])

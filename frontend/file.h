@@ -65,6 +65,8 @@ std::string folder_of(const std::string& path);
 // xxh3-64 as 16 hex digits.
 std::string hex16(uint64_t hash);
 uint64_t hash_bytes(std::span<const std::byte> bytes);
-uint64_t hash_file(const File& file);  // through a small buffer
+// Through a small buffer.
+uint64_t hash_range(const File& file, int64_t offset, int64_t bytes);
+uint64_t hash_file(const File& file);
 
 }  // namespace ort_train

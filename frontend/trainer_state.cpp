@@ -15,6 +15,7 @@
 #include "graph/error.h"
 #include "graph/op_def.h"
 #include "offload/file_range.h"
+#include "passes/split_weights.h"
 
 namespace ort_train {
 namespace {
@@ -62,14 +63,7 @@ void Trainer::Impl::prepare() {
   }
   arena.emplace(program.arena_bytes);
   tidy_disk();
-  std::map<std::string, std::pair<std::string, int64_t>> parts;  // by name: of what, from where on
-  for (const auto& [parameter, slices] : entries[0]->job.slices) {
-    int64_t offset = 0;
-    for (const Slice& slice : slices) {
-      if (slices.size() > 1) parts[slice.name] = {parameter, offset};
-      offset += slice.bytes;
-    }
-  }
+  const std::map<std::string, PlaceOfPart> parts = part_places(entries[0]->job);
   std::map<std::string, TensorType> wholes;  // of the weights
   for (const Persistent& value : program.persistent) {
     if (value.purpose != Purpose::weights && value.purpose != Purpose::optimizer) continue;
@@ -80,8 +74,8 @@ void Trainer::Impl::prepare() {
     const StateTensor tensor{
         .name = value.name,
         .type = value.type,
-        .whole = is_part ? part->second.first + value.name.substr(end) : std::string(),
-        .offset = is_part ? part->second.second : 0,
+        .whole = is_part ? part->second.weight + value.name.substr(end) : std::string(),
+        .offset = is_part ? part->second.offset : 0,
         .bytes = [this, &value](bool overwrite) { return overwrite ? executor->blank(value.name) : executor->persistent(value.name); },
         .changed = [this, &value] { executor->changed(value.name); },
         .on_disk = value.disk.bytes > 0};

@@ -24,7 +24,10 @@ class Trainer::Impl::Streaming {
   explicit Streaming(Impl& trainer) : t_(trainer) {}
 
   void plan(std::unique_ptr<Planner> planner);
-  Least least() { return least_with_disk(part_sizes()).run(); }
+  Least least() {
+    std::vector<PartSize> sizes = part_sizes();
+    return least_with_disk(sizes).run();
+  }
 
  private:
   // What the entries are like.
@@ -52,32 +55,33 @@ class Trainer::Impl::Streaming {
   };
   struct PartSize {
     int64_t bytes = 0;
-    int64_t pieces = 0;  // weights, and parts of those that are divided
+    int64_t pieces = 0;         // weights, and parts of those that are divided
+    int64_t planning = 0;       // what plans are made in; no budget is less
+    int64_t floor = INT64_MAX;  // no smaller budget would do
   };
   // The smallest budget. Knows nothing of the machine, so that it is the same everywhere; refers to nothing of the trainer's.
   struct LeastSearch {
     struct Candidate {
       Trial trial;
-      int64_t besides = 0;   // bytes besides the arena
-      int64_t planning = 0;  // what plans are made in; no budget is less
-      int64_t part_bytes = 0;
+      int64_t besides = 0;  // bytes besides the arena
+      PartSize parts{};
     };
-    std::multimap<int64_t, Candidate> candidates{};   // by a budget that is not above what they take
-    std::map<int64_t, int64_t> planning{}, floors{};  // by the size of parts: of the candidates, those that were dropped, too
+    std::multimap<int64_t, Candidate> candidates{};  // by a budget that is not above what they take
     Least run() const;
   };
 
   std::vector<PartSize> part_sizes() const;
-  size_t first_parts(const std::vector<PartSize>& sizes, const LeastSearch& search, int64_t saved) const;
+  size_t first_parts(const std::vector<PartSize>& sizes, int64_t saved) const;
 
   Way present() const { return {.defer = present_, .together = t_.together, .part_bytes = t_.part_bytes}; }
   Variant make(const Way& way);
+  Variant& find(const Way& way);
   void exchange(Variant& other);
   void turn_to(const Way& way);
   template <typename Body> void with(const Way& way, Body&& body);
 
   void look_at_ways();
-  void look_at_other_parts(const std::vector<PartSize>& sizes, size_t parts, const std::map<int64_t, int64_t>& planning);
+  void look_at_other_parts(const std::vector<PartSize>& sizes, size_t parts);
   std::vector<RecomputeChoice> rungs() const;
   double look_at(const std::vector<RecomputeChoice>& rungs, bool in_memory);
   void sort_choices();
@@ -89,8 +93,8 @@ class Trainer::Impl::Streaming {
   bool is_roomy(int64_t planning) const;
   void plan_pinning();
   void settle_pinning();
-  LeastSearch least_with_disk(const std::vector<PartSize>& sizes);
-  void add_candidates(LeastSearch& search) const;
+  LeastSearch least_with_disk(std::vector<PartSize>& sizes);
+  void add_candidates(PartSize& parts, LeastSearch& search) const;
 
   Impl& t_;
   Deferral present_ = Deferral::none;  // of the trainer's entries
@@ -108,14 +112,14 @@ void Trainer::Impl::Streaming::plan(std::unique_ptr<Planner> planner) {
   t_.least.budget = t_.reserve + whole_pages(t_.program.arena_bytes);
   const int64_t budget = t_.options.budget;
   const bool fits = budget == 0 || budget - t_.reserve >= t_.program.arena_bytes;
-  const std::vector<PartSize> sizes = part_sizes();
+  std::vector<PartSize> sizes = part_sizes();
   LeastSearch search = least_with_disk(sizes);
   // Where a refusal is unlikely, the smallest budget is looked for beside the plan.
   constexpr double kAmple = 1.25, kRoomy = 1.05;
   const double share = static_cast<double>(budget) / static_cast<double>(search.candidates.begin()->first);
   const int64_t saved = t_.options.resume ? saved_part_bytes(t_.options.output_dir) : 0;
-  const size_t parts = first_parts(sizes, search, saved);
-  t_.roomy = is_roomy(search.planning.at(sizes[parts].bytes));
+  const size_t parts = first_parts(sizes, saved);
+  t_.roomy = is_roomy(sizes[parts].planning);
   const bool is_beside = !fits && t_.plan_options().planners > 1 && share >= kAmple;
   std::future<Least> searched = std::async(is_beside ? std::launch::async : std::launch::deferred, [&] { return search.run(); });
   const auto is_refused = [&] {
@@ -132,7 +136,7 @@ void Trainer::Impl::Streaming::plan(std::unique_ptr<Planner> planner) {
   turn_to({.together = t_.together, .part_bytes = sizes[parts].bytes});
   t_.recompute_entries(t_.recompute_choice);
   look_at_ways();
-  if (sizes[parts].bytes != saved) look_at_other_parts(sizes, parts, search.planning);
+  if (sizes[parts].bytes != saved) look_at_other_parts(sizes, parts);
   if (is_beside && is_refused()) {
     turn_to(usual);
     return t_.use(t_.adopt_first()->resident());
@@ -174,15 +178,14 @@ std::vector<Trainer::Impl::Streaming::PartSize> Trainer::Impl::Streaming::part_s
 
 // Parts for the first plans: many fit into the memory at once. None of what takes more memory to plan than there is. A run that is resumed
 // goes on with those that it has, where they fit.
-size_t Trainer::Impl::Streaming::first_parts(const std::vector<PartSize>& sizes, const LeastSearch& search, int64_t saved) const {
+size_t Trainer::Impl::Streaming::first_parts(const std::vector<PartSize>& sizes, int64_t saved) const {
   constexpr int64_t kAtOnce = 32;
-  const auto planning = [&](size_t i) { return search.planning.at(sizes[i].bytes); };
   for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i].bytes == saved && search.floors.at(saved) <= t_.options.budget) return i;
+    if (sizes[i].bytes == saved && sizes[i].floor <= t_.options.budget) return i;
   }
   size_t chosen = 0;
   for (size_t i = 1; i < sizes.size() && sizes[i - 1].bytes > (t_.options.budget - t_.reserve) / kAtOnce; ++i) {
-    if (planning(i) <= t_.options.budget || planning(i) < planning(chosen)) chosen = i;
+    if (sizes[i].planning <= t_.options.budget || sizes[i].planning < sizes[chosen].planning) chosen = i;
   }
   return chosen;
 }
@@ -210,23 +213,27 @@ void Trainer::Impl::Streaming::exchange(Variant& other) {
   t_.part_bytes = before.part_bytes;
 }
 
+// Such entries, made where they aren't kept.
+Trainer::Impl::Streaming::Variant& Trainer::Impl::Streaming::find(const Way& way) {
+  const auto found = std::find_if(kept_.begin(), kept_.end(), [&](const Variant& variant) { return variant.way == way; });
+  return found == kept_.end() ? kept_.emplace_back(make(way)) : *found;
+}
+
 void Trainer::Impl::Streaming::turn_to(const Way& way) {
   if (way == present()) return;
-  auto found = std::find_if(kept_.begin(), kept_.end(), [&](const Variant& variant) { return variant.way == way; });
-  Variant made;
-  if (found == kept_.end()) made = make(way);
+  Variant& found = find(way);
   t_.executor.reset();  // it refers to the graphs
-  exchange(found == kept_.end() ? made : *found);
+  exchange(found);
+  if (!t_.roomy) kept_.clear();
 }
 
 // Calls it with such entries in the place of the trainer's.
 template <typename Body> void Trainer::Impl::Streaming::with(const Way& way, Body&& body) {
   if (way == present()) return body();
-  auto found = std::find_if(kept_.begin(), kept_.end(), [&](const Variant& variant) { return variant.way == way; });
-  if (found == kept_.end()) found = kept_.insert(kept_.end(), make(way));
-  exchange(*found);
+  Variant& found = find(way);
+  exchange(found);
   body();
-  exchange(*found);
+  exchange(found);
   if (!t_.roomy) kept_.clear();
 }
 
@@ -272,14 +279,13 @@ void Trainer::Impl::Streaming::look_at_ways() {
 }
 
 // The best so far with the sizes of parts next to its own.
-void Trainer::Impl::Streaming::look_at_other_parts(const std::vector<PartSize>& sizes, size_t parts,
-                                                   const std::map<int64_t, int64_t>& planning) {
+void Trainer::Impl::Streaming::look_at_other_parts(const std::vector<PartSize>& sizes, size_t parts) {
   constexpr int64_t kFewPieces = 400;  // else another plan takes long
   if (choices_.empty() || choices_[0].seconds == INFINITY || choices_[0].disk_bytes == 0) return;
   const RecomputeChoice rung = choices_[0].rung;
   Way way = choices_[0].way;
   for (const size_t other : {parts + 1, parts - 1}) {
-    if (other >= sizes.size() || sizes[other].pieces > kFewPieces || planning.at(sizes[other].bytes) > t_.options.budget) continue;
+    if (other >= sizes.size() || sizes[other].pieces > kFewPieces || sizes[other].planning > t_.options.budget) continue;
     way.part_bytes = sizes[other].bytes;
     with(way, [&] { look_at({rung}, /*in_memory=*/false); });
   }
@@ -413,14 +419,14 @@ void Trainer::Impl::Streaming::settle_pinning() {
   t_.pinning = 0;
 }
 
-Trainer::Impl::Streaming::LeastSearch Trainer::Impl::Streaming::least_with_disk(const std::vector<PartSize>& sizes) {
+Trainer::Impl::Streaming::LeastSearch Trainer::Impl::Streaming::least_with_disk(std::vector<PartSize>& sizes) {
   LeastSearch search;
-  for (const PartSize& size : sizes) with({.together = t_.together, .part_bytes = size.bytes}, [&] { add_candidates(search); });
+  for (PartSize& size : sizes) with({.together = t_.together, .part_bytes = size.bytes}, [&] { add_candidates(size, search); });
   return search;
 }
 
-// With the entries as they are.
-void Trainer::Impl::Streaming::add_candidates(LeastSearch& search) const {
+// With the entries as they are. Sets what is found out of their parts.
+void Trainer::Impl::Streaming::add_candidates(PartSize& parts, LeastSearch& search) const {
   constexpr double kNear = 1.05;  // with addresses none takes so much more than its floor
   std::vector<RecomputeChoice> choices{t_.recompute_choice};
   if (t_.options.recompute == "auto") choices = {recompute_mode("none"), recompute_mode("all")};
@@ -438,14 +444,12 @@ void Trainer::Impl::Streaming::add_candidates(LeastSearch& search) const {
     planned.instructions += 2 * batch;
   else if (t_.options.micro_batches != "horizontal")
     planned.instructions += t_.most_together() * batch;
-  const int64_t planning = search.planning[t_.part_bytes] = planning_need(planned);
+  parts.planning = planning_need(planned);
   for (Trial& trial : trials) {
     const int64_t besides = t_.reserve_with(trial.instructions);
-    const int64_t floor = std::max(planning, besides + whole_pages(trial.planner->least_bytes()));
-    const auto known = search.floors.emplace(t_.part_bytes, floor).first;
-    known->second = std::min(known->second, floor);
-    search.candidates.emplace(
-        floor, LeastSearch::Candidate{.trial = std::move(trial), .besides = besides, .planning = planning, .part_bytes = t_.part_bytes});
+    const int64_t floor = std::max(parts.planning, besides + whole_pages(trial.planner->least_bytes()));
+    parts.floor = std::min(parts.floor, floor);
+    search.candidates.emplace(floor, LeastSearch::Candidate{.trial = std::move(trial), .besides = besides, .parts = parts});
   }
   const auto most = static_cast<int64_t>(kNear * static_cast<double>(search.candidates.begin()->first));
   search.candidates.erase(search.candidates.upper_bound(most), search.candidates.end());
@@ -456,12 +460,12 @@ Trainer::Impl::Least Trainer::Impl::Streaming::LeastSearch::run() const {
   for (const auto& [floor, of] : candidates) {
     if (floor >= smallest.budget) break;
     const Program made = of.trial.planner->streamed(0, ComputeRates{}, StreamRates{}).program;
-    const int64_t run = of.besides + whole_pages(made.arena_bytes), budget = std::max(of.planning, run);
+    const int64_t run = of.besides + whole_pages(made.arena_bytes), budget = std::max(of.parts.planning, run);
     if (budget >= smallest.budget) continue;
     smallest = least_of(budget, made, of.trial.pointers());
-    if (of.planning > run) smallest.op = "what it takes to make the plan", smallest.entry.clear();
+    if (of.parts.planning > run) smallest.op = "what it takes to make the plan", smallest.entry.clear();
     smallest.recompute = of.trial.recompute;
-    smallest.part_bytes = of.part_bytes;
+    smallest.part_bytes = of.parts.bytes;
   }
   return smallest;
 }

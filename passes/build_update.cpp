@@ -13,6 +13,7 @@
 #include "graph/builder.h"
 #include "graph/op_def.h"
 #include "passes/build.h"
+#include "passes/split_weights.h"
 
 namespace ort_train {
 namespace {
@@ -45,16 +46,13 @@ void emit_behind(Builder& builder, const std::vector<ValueId>& values) {
 void emit_behind(Builder& builder, ValueId value) { emit_behind(builder, std::vector{value}); }
 
 void build_norm(JobGraph& job, Stage stage) {
-  std::map<std::string, std::pair<std::string, size_t>> parts;  // by name: the weight, which of its parts
-  for (const auto& [weight, slices] : job.slices) {
-    for (size_t i = 0; i < slices.size() && slices.size() > 1; ++i) parts[slices[i].name] = {weight, i};
-  }
   // By the weights' names, then from part to part: in which parts they are doesn't show.
-  std::map<std::pair<std::string, size_t>, ValueId> gradients;
+  const std::map<std::string, PlaceOfPart> parts = part_places(job);
+  std::map<std::pair<std::string, int64_t>, ValueId> gradients;
   for (const auto& [parameter, gradient] : job.gradients) {
     const std::string& name = job.graph.value(parameter).name;
     const auto part = parts.find(name);
-    gradients[part == parts.end() ? std::pair{name, size_t{0}} : part->second] = gradient;
+    gradients[part == parts.end() ? std::pair{name, int64_t{0}} : std::pair{part->second.weight, part->second.offset}] = gradient;
   }
   require(gradients.size() == job.gradients.size(), "two parameters of one name");
   Builder builder(job.graph, stage);

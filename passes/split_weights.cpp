@@ -210,4 +210,17 @@ bool split_weights(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradi
   return changed;
 }
 
+std::map<std::string, PlaceOfPart> part_places(const JobGraph& job) {
+  std::map<std::string, PlaceOfPart> places;
+  for (const auto& [weight, slices] : job.slices) {
+    if (slices.size() == 1) continue;  // it is in a pack
+    int64_t offset = 0;
+    for (const Slice& slice : slices) {
+      places[slice.name] = {.weight = weight, .offset = offset};
+      offset += slice.bytes;
+    }
+  }
+  return places;
+}
+
 }  // namespace ort_train

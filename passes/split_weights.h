@@ -13,6 +13,7 @@
 #pragma once
 
 #include <map>
+#include <string>
 #include <vector>
 
 #include "passes/pipeline.h"
@@ -27,5 +28,13 @@ bool mark_parts(Graph& graph, const PassOptions& options);
 // Divides the marked parameters of a job's graph, which has its backward pass but no update. `gradients`: parameter -> those of its uses;
 // the parts' stand there afterwards. Adds to job.slices.
 bool split_weights(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients);
+
+// Of which weight a part is, and the byte of it where it begins.
+struct PlaceOfPart {
+  std::string weight;
+  int64_t offset = 0;
+};
+// By the parts' names.
+std::map<std::string, PlaceOfPart> part_places(const JobGraph& job);
 
 }  // namespace ort_train

@@ -46,6 +46,26 @@ bool is_view(const Node& node, const Instruction& instruction) {
   return view.offset == whole.offset + view_offset(node) && view.end() <= whole.end();
 }
 
+int64_t transfers_under_way(const Program& program) {
+  int64_t most = 0;
+  for (const Entry& entry : program.entries) {
+    std::vector<int32_t> begun;  // instructions, in their order
+    std::vector<bool> is_over(entry.code.size());
+    size_t oldest = 0;
+    for (size_t i = 0; i < entry.code.size(); ++i) {
+      const Instruction& instruction = entry.code[i];
+      if (instruction.action == Action::compute) continue;
+      if (instruction.action == Action::wait)
+        is_over[static_cast<size_t>(instruction.transfer)] = true;
+      else
+        begun.push_back(static_cast<int32_t>(i));
+      while (oldest < begun.size() && is_over[static_cast<size_t>(begun[oldest])]) ++oldest;
+      most = std::max(most, static_cast<int64_t>(begun.size() - oldest));
+    }
+  }
+  return most;
+}
+
 NodeId node_at(const Entry& entry, size_t at) {
   for (size_t i = at; i < entry.code.size(); ++i) {
     if (entry.code[i].action == Action::compute) return entry.code[i].node;

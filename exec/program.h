@@ -99,6 +99,9 @@ struct Program {
 // to run.
 bool is_view(const Node& node, const Instruction& instruction);
 
+// Counted from the oldest transfer that isn't waited for yet to the newest: the most that there ever are.
+int64_t transfers_under_way(const Program& program);
+
 // The node that instruction `at` runs; of a transfer, the next one that is run, or the last. kNone where the entry runs none.
 NodeId node_at(const Entry& entry, size_t at);
 

@@ -37,14 +37,21 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 // Goes round the file in requests, each buffer in use by one request at a time.
 class Trial {
  public:
-  Trial(const SpillFile& spill, const Arena& buffers, int64_t request) : spill_(spill), buffers_(buffers), request_(request) {}
+  Trial(const SpillFile& spill, const Arena& buffers, int64_t request)
+      : spill_(spill), buffers_(buffers), request_(request), sums_(static_cast<size_t>(spill.bytes() / request)) {}
 
+  // Space that was only reserved reads as zeros, which cost nothing.
+  void fill(DiskEngine& engine) {
+    for (int64_t piece = 0; piece < pieces(); ++piece) submit(engine, true, piece, static_cast<size_t>(piece) % buffer_count(), true);
+    engine.drain();
+  }
+
+  // What is read alone is checked, as jobs do it.
   Rates run(DiskEngine& engine, bool read, bool write, double seconds) {
-    const int64_t pieces = spill_.bytes() / request_;
-    const size_t count = static_cast<size_t>(buffers_.bytes() / request_);
+    const size_t count = buffer_count();
     std::vector<DiskTicket> tickets(count);
     std::vector<int64_t> at(2, 0);
-    at[0] = pieces / 2;  // a read is far from the writes
+    at[0] = pieces() / 2;  // a read is far from the writes
     int64_t bytes[2] = {0, 0};
     const double begin = now();
     double end = begin;
@@ -52,11 +59,8 @@ class Trial {
       const size_t buffer = i % count;
       if (tickets[buffer] != 0) engine.wait(tickets[buffer]);
       const bool writes = write && (!read || buffer % 2 == 1);
-      tickets[buffer] = engine.submit({.write = writes,
-                                       .file = &spill_.file(),
-                                       .offset = at[writes]++ % pieces * request_,
-                                       .data = buffers_.data() + static_cast<int64_t>(buffer) * request_,
-                                       .bytes = request_});
+      const int64_t piece = at[writes]++ % pieces();
+      tickets[buffer] = submit(engine, writes, piece, buffer, writes || !write);
       bytes[writes] += request_;
       end = now();
     }
@@ -65,13 +69,13 @@ class Trial {
     return {.read = static_cast<double>(bytes[0]) / took, .write = static_cast<double>(bytes[1]) / took};
   }
 
-  // Seconds that a small request takes beyond its bytes at this rate, where no other is under way.
+  // Seconds that a small request takes beyond its bytes at this rate, where no other is under way. Writes spoil the checksums.
   double latency(DiskEngine& engine, bool write, double rate, double seconds) {
     const int64_t small = std::min(request_, kSmall);
     std::vector<double> took;
     for (double begin = now(), end = begin; end - begin < seconds;) {
       const double submitted = end;
-      const int64_t piece = static_cast<int64_t>(took.size() * 7919) % (spill_.bytes() / request_);  // not in the order of the file
+      const int64_t piece = static_cast<int64_t>(took.size() * 7919) % pieces();  // not in the order of the file
       engine.wait(
           engine.submit({.write = write, .file = &spill_.file(), .offset = piece * request_, .data = buffers_.data(), .bytes = small}));
       end = now();
@@ -81,9 +85,21 @@ class Trial {
   }
 
  private:
+  int64_t pieces() const { return spill_.bytes() / request_; }
+  size_t buffer_count() const { return static_cast<size_t>(buffers_.bytes() / request_); }
+  DiskTicket submit(DiskEngine& engine, bool write, int64_t piece, size_t buffer, bool checked) {
+    return engine.submit({.write = write,
+                          .file = &spill_.file(),
+                          .offset = piece * request_,
+                          .data = buffers_.data() + static_cast<int64_t>(buffer) * request_,
+                          .bytes = request_,
+                          .checksum = checked ? &sums_[static_cast<size_t>(piece)] : nullptr});
+  }
+
   const SpillFile& spill_;
   const Arena& buffers_;
   const int64_t request_;
+  std::vector<uint64_t> sums_;  // by piece
 };
 
 // Bytes that no drive can shorten.
@@ -165,11 +181,8 @@ DiskRates measure_disk(const std::string& folder, const DiskTrial& trial) {
                        .memory = {buffers.data(), static_cast<size_t>(buffers.bytes())}};
   };
   {
-    // Space that was only reserved reads as zeros, which cost nothing.
     DiskEngine engine(options(kSettings[1]));
-    for (int64_t at = 0; at < spill.bytes(); at += request)
-      engine.submit({.write = true, .file = &spill.file(), .offset = at, .data = buffers.data() + at % buffers.bytes(), .bytes = request});
-    engine.drain();
+    run.fill(engine);
   }
   // Half of the time to choose by the sum of both directions, half to measure what was chosen.
   const double turn = trial.seconds / 2 / static_cast<double>(std::size(kSettings));
@@ -190,13 +203,14 @@ DiskRates measure_disk(const std::string& folder, const DiskTrial& trial) {
                   .block_bytes = best.block_bytes,
                   .depth = best.depth,
                   .buffer_bytes = trial.buffer_bytes};
+  if (trial.work) {
+    const Shares read = measure_beside(run, engine, false, trial.seconds / 2, trial.work);
+    const Shares write = measure_beside(run, engine, true, trial.seconds / 2, trial.work);
+    rates.read_beside = read.beside, rates.slowed_by_read = read.slowed;
+    rates.write_beside = write.beside, rates.slowed_by_write = write.slowed;
+  }
   rates.read_latency = run.latency(engine, false, rates.read, trial.seconds / 30);
   rates.write_latency = run.latency(engine, true, rates.write, trial.seconds / 30);
-  if (!trial.work) return rates;
-  const Shares read = measure_beside(run, engine, false, trial.seconds / 2, trial.work);
-  const Shares write = measure_beside(run, engine, true, trial.seconds / 2, trial.work);
-  rates.read_beside = read.beside, rates.slowed_by_read = read.slowed;
-  rates.write_beside = write.beside, rates.slowed_by_write = write.slowed;
   return rates;
 }
 

@@ -17,7 +17,7 @@
 namespace ort_train {
 namespace {
 
-constexpr int kVersion = 6;
+constexpr int kVersion = 7;
 constexpr size_t kLargest = size_t{1} << 20;  // a profile has a few hundred bytes
 
 std::string reason(int code) { return std::generic_category().message(code); }

@@ -187,7 +187,7 @@ TEST(MachineProfile, ComesBackOnTheSameMachineOnly) {
   };
   EXPECT_TRUE(with("\"flops\"", "\"flops\""));
   EXPECT_FALSE(with(machine_key(), "another machine"));
-  EXPECT_FALSE(with("\"version\": 6", "\"version\": 5"));
+  EXPECT_FALSE(with("\"version\": 7", "\"version\": 6"));
   EXPECT_FALSE(with("\"2\"", "\"two\""));
   EXPECT_FALSE(with("\"depth\": 8", "\"depth\": 1000000"));
   EXPECT_FALSE(with("\"block_bytes\": 1048576", "\"block_bytes\": 1000"));

@@ -351,5 +351,21 @@ TEST(VerifyStreamSoundness, WhatIsAcceptedComputesTheSameBits) {
   EXPECT_GT(moved_transfers, 50);
 }
 
+TEST(TransfersUnderWay, AreCountedFromTheOldestThatNobodyHasWaitedFor) {
+  const auto begin = [](Action action) { return Instruction{.action = action}; };
+  const auto wait = [](int32_t transfer) { return Instruction{.action = Action::wait, .transfer = transfer}; };
+  Program program;
+  EXPECT_EQ(transfers_under_way(program), 0);
+  program.entries.push_back({.name = "none", .code = {begin(Action::compute)}});
+  EXPECT_EQ(transfers_under_way(program), 0);
+  program.entries.push_back({.name = "in order", .code = {begin(Action::read), wait(0), begin(Action::write), wait(2)}});
+  EXPECT_EQ(transfers_under_way(program), 1);
+  // The first is waited for last.
+  program.entries.push_back({.name = "long",
+                             .code = {begin(Action::write), begin(Action::read), wait(1), begin(Action::compute), begin(Action::read),
+                                      wait(4), begin(Action::read), wait(0), wait(6)}});
+  EXPECT_EQ(transfers_under_way(program), 4);
+}
+
 }  // namespace
 }  // namespace ort_train

@@ -5,8 +5,8 @@
 
 disk      reading and writing through our engine against fio on the same disk, in turns (bench-disk_bench).
 budgets   1 x 256 and 4 x 512 tokens (--jobs) at 90 % and 60 % of what the job takes and at the smallest budget + 10 %: the step beside its
-          prediction and beside bounds.py's max(compute, channels), with the nodes' time of the run that has everything in memory and fio's
-          rates, all of this run.
+          prediction and beside bounds.py's max(compute, channels), with the nodes' time of the run that has everything in memory and
+          fio's rates right before and behind the row's run: some disks are half as fast a minute later.
 half      4 x 512 tokens in half of the memory that PyTorch takes for it, against the same without a budget.
 xl        GPT-2-XL within 4 GB: how long its plan takes to make, and its gap to the planner's bound; with --xl-steps, that many steps of it
           against max(compute, channels). Its model takes 6 GB, the job 47 GB of the disk.
@@ -101,8 +101,6 @@ def disk(o):
     out = peers.sh(os.path.join(o.build, "bench-disk_bench"), o.nvme, str(o.rounds), str(o.gigabytes), capture_output=True, text=True).stdout
     line = json.loads(out.splitlines()[-1])
     print(json.dumps(line), flush=True)
-    if "fio" in line:
-        sys.exit("fio is missing: apt-get install fio")
     return line
 
 
@@ -116,25 +114,42 @@ def gb(number):
     return f"{number / 1e9:.2f}"
 
 
-def rates_of(fio):
-    return fio["read"]["GB/s"]["fio"] * 1e9, fio["write"]["GB/s"]["fio"] * 1e9
+def fio_rates(o):
+    """Of fio, reading and writing two gigabytes with as much memory as bench-disk_bench gives it, in huge pages as ours: bytes a second."""
+    path, rates = os.path.join(o.nvme, "ort-train-bench-fio"), []
+    for mode in ("write", "read"):  # what was never written reads as zeros, for nothing
+        out = peers.sh("fio", "--name=peer", "--filename=" + path, "--size=2g", "--rw=" + mode, "--bs=1m", "--iodepth=16", "--ioengine=io_uring", "--direct=1",
+                       "--mem=malloc", "--iomem_align=2m", "--fixedbufs=1", "--output-format=json", capture_output=True, text=True,
+                       env={**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}).stdout
+        job = json.loads(out[out.index("{"):])["jobs"][0][mode]
+        rates.append(1000 * job["io_bytes"] / job["runtime"])
+    os.remove(path)
+    return rates[1], rates[0]
 
 
-def budgets(o, fio, batch, tokens):
+def mean_rates(before, behind):
+    """Half of the bytes at each."""
+    return tuple(2 / (1 / a + 1 / b) for a, b in zip(before, behind))
+
+
+def budgets(o, batch, tokens):
     job = Job(o, batch, tokens, 1.0)
     resident = job.run("all in memory", 0)
     least = job.plan("--nvme-path", o.nvme)["minimum_budget_bytes"]
-    rates, compute = rates_of(fio), resident["compute_ms"]
+    compute = resident["compute_ms"]
     rows = [[f"{batch} x {tokens} tokens", "GB", "arena", "measured", "read", "written", "again", "compute", "channels", "bound", "step ms", "/ bound", "predicted", "/ step", "forced",
              "gap %"]]
     for name, budget in (("all in memory", 0), ("90 %", int(0.9 * resident["takes"])), ("60 %", int(0.6 * resident["takes"])), ("minimum + 10 %", int(1.1 * least))):
+        before = fio_rates(o)
         line = job.run(name, budget, "--nvme-path", o.nvme) if budget else resident
+        rates = mean_rates(before, fio_rates(o) if budget else before)
         channels = bounds.channel_seconds(line["read_per_step"], line["written_per_step"], *rates)
         bound = bounds.bound_seconds(compute / 1e3, line["read_per_step"], line["written_per_step"], *rates)
         forced = bounds.forced_bytes(line["parameters"], line["planned_arena_bytes"])
         least_bound = bounds.bound_seconds(compute / 1e3, forced, forced, *rates)
         to_bound, to_step = line["ms"] / 1e3 / bound, line["predicted_ms"] / line["ms"]
-        show(bound_of=name, compute_ms=compute, channels_ms=round(1e3 * channels, 1), bound_ms=round(1e3 * bound, 1),
+        show(bound_of=name, compute_ms=compute, fio_gb_per_second=[round(rate / 1e9, 3) for rate in rates],
+             channels_ms=round(1e3 * channels, 1), bound_ms=round(1e3 * bound, 1),
              step_to_bound=round(to_bound, 3), predicted_to_step=round(to_step, 3), forced_bytes=int(forced),
              step_to_forced_bound=round(line["ms"] / 1e3 / least_bound, 3))
         rows.append([name, gb(budget or line["takes"]), gb(line["planned_arena_bytes"]), gb(line["measured_arena_bytes"]), gb(line["read_per_step"]),
@@ -174,7 +189,7 @@ def half(o, python):
     return rows
 
 
-def xl(o, fio, python):
+def xl(o, python):
     if not os.path.exists(os.path.join(o.work, "gpt2-xl.onnx")):
         peers.sh(python, os.path.join(ROOT, "models", "export_gpt2.py"), os.path.join(o.work, "gpt2-xl.onnx"), "--size", "xl", stdout=subprocess.DEVNULL)
     job = Job(o, 1, 1024, 1.0, "gpt2-xl.onnx")
@@ -186,8 +201,9 @@ def xl(o, fio, python):
     aim("GPT-2-XL in 4 GB: gap to the planner's bound, %", 100 * gap_of(plan), most=1)
     if not o.xl_steps:
         return
+    before = fio_rates(o)
     line = job.run("xl", 4_000_000_000, "--nvme-path", o.nvme, steps=WARM + o.xl_steps)
-    bound = bounds.bound_seconds(line["compute_ms"] / 1e3, line["read_per_step"], line["written_per_step"], *rates_of(fio))
+    bound = bounds.bound_seconds(line["compute_ms"] / 1e3, line["read_per_step"], line["written_per_step"], *mean_rates(before, fio_rates(o)))
     aim("GPT-2-XL in 4 GB: step / max(compute, channels)", line["ms"] / 1e3 / bound, most=1.15)
     aim("GPT-2-XL in 4 GB: predicted / step", line["predicted_ms"] / line["ms"], most=1.1, least=0.9)
 
@@ -206,6 +222,8 @@ def main():
     parser.add_argument("--xl-steps", type=int, default=0, help="of GPT-2-XL, a minute each; 0: only its plan")
     o = parser.parse_args()
     parts = o.only.split(",")
+    if shutil.which("fio") is None:
+        sys.exit("fio is missing: apt-get install fio")
     o.nvme = o.nvme or o.work
     os.makedirs(o.work, exist_ok=True)
     python = o.python or peers.modern_environment(o.work)
@@ -219,8 +237,7 @@ def main():
         os.remove(os.path.join(o.work, "machine.json"))  # measured anew: prediction and measurement are of one day
 
     tables = []
-    fio = None
-    if "disk" in parts or "budgets" in parts or o.xl_steps:
+    if "disk" in parts:
         fio = disk(o)
         for mode in ("read", "write"):
             aim(f"disk: {mode} / fio", fio[mode]["to fio"]["16MB"], least=0.95)
@@ -228,11 +245,11 @@ def main():
             [mode, *(f"{fio[mode]['GB/s'].get(of, float('nan')):.2f}" for of in ("16MB", "16MB checked", "fio")), f"{fio[mode]['to fio']['16MB']:.3f}"]
             for mode in ("read", "write", "mixed")])
     if "budgets" in parts:
-        tables += [budgets(o, fio, batch, tokens) for batch, tokens in jobs]
+        tables += [budgets(o, batch, tokens) for batch, tokens in jobs]
     if "half" in parts:
         tables.append(half(o, python))
     if "xl" in parts:
-        xl(o, fio, python)
+        xl(o, python)
     for rows in (*tables, aims):
         print()
         table(rows)

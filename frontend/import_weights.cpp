@@ -1,6 +1,7 @@
 // Which tensors of the file are trained: every floating-point initializer of rank 1 and more, and every floating-point Constant of several
 // elements that feeds a product, a sum or a normalisation (some exporters know no initializers). Not what the standard calls not
-// differentiable where it stands (the scales of Resize, the values of OneHot), nor exponents.
+// differentiable where it stands (the scales of Resize, the values of OneHot), nor exponents, nor what a model computes of positions alone
+// (import_fixed.cpp).
 
 #include <fmt/ranges.h>
 
@@ -130,6 +131,29 @@ std::vector<Candidate> WeightTable::candidates(const onnx::GraphDef& graph, cons
   return found;
 }
 
+// What is no weight becomes a constant.
+void WeightTable::leave_fixed(std::vector<Candidate>& found) {
+  const FixedTensors fixed = find_fixed(found, files_);
+  std::vector<bool> is_fixed(found.size());
+  const auto leave = [&](const std::vector<size_t>& which, const char* one, const char* several) {
+    if (which.empty()) return;
+    constexpr size_t kShown = 4;
+    std::vector<std::string> names;
+    for (const size_t i : which) {
+      is_fixed[i] = true;
+      if (names.size() < kShown) names.push_back("'" + found[i].name + "'");
+    }
+    result_.info.notes.push_back(which.size() == 1 ? fmt::format("{} {}, no weight: left as it is", names[0], one)
+                                                   : fmt::format("{} tensors {}, no weights: left as they are ({}{})", which.size(),
+                                                                 several, fmt::join(names, ", "), which.size() > kShown ? ", …" : ""));
+  };
+  leave(fixed.masks, "is a mask", "are masks");
+  leave(fixed.rotary, "has cosines or sines of positions", "are cosines and sines of positions");
+  leave(fixed.frequencies, "has the frequencies of a rotary embedding", "are the frequencies of rotary embeddings");
+  size_t i = 0;
+  std::erase_if(found, [&](const Candidate&) { return is_fixed[i++]; });
+}
+
 // Two tensors may lie in the same place of a file, as the same tensor; if they overlap otherwise, training one would change the other.
 void WeightTable::check_overlaps(const onnx::GraphDef& graph) {
   std::vector<std::pair<FileRange, const onnx::TensorDef*>> ranges;
@@ -203,7 +227,8 @@ Meaning WeightTable::tie_to(const Candidate& kept, const Meaning& parameter, con
 
 std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, const Uses& uses, bool is_main) {
   check_overlaps(graph);
-  const std::vector<Candidate> found = candidates(graph, uses);
+  std::vector<Candidate> found = candidates(graph, uses);
+  leave_fixed(found);
   std::vector<Tie> ties;
   if (options_.retie && !options_.untie) ties = find_ties(found, files_);
   std::map<size_t, Tie> tie_of;

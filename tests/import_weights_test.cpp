@@ -110,6 +110,42 @@ TEST(ImportWeights, WhatTheStandardCallsNotDifferentiableIsNoWeight) {
   }
 }
 
+TEST(ImportWeights, WhatIsComputedOfPositionsAloneIsNoWeight) {
+  const TestFolder folder;
+  const auto import = [&](const std::string& cosines, const std::string& mask, const std::string& frequencies) {
+    return import_file(write_model(folder, fmt::format(R"(<ir_version: 8, opset_import: ["" : 17]>
+      g (float[2, 4] x) => (float[2, 4] y)
+      <float[2, 4] cosines = {{{}}}, float[2, 4] sines = {{0, 0, 0, 0, 0.6, 0.8, -1.0, 0.28}},
+       float[2, 4] mask = {{{}}}, float[4] frequencies = {{{}}}, float[2, 4] w = {{1, 0, 0, 0, 1, 0, 0, 0}}> {{
+        a = Mul (x, cosines)
+        b = Mul (x, sines)
+        c = Add (a, b)
+        d = Add (c, mask)
+        e = Mul (d, frequencies)
+        y = Mul (e, w)
+      }})",
+                                                       cosines, mask, frequencies)));
+  };
+  const std::string cosines = "1, 1, 1, 1, 0.8, 0.6, 0, 0.96", mask = "0, -3e38, -3e38, -3e38, 0, 0, -3e38, -3e38";
+  const Imported fixed = import(cosines, mask, "1, 0.1, 0.01, 0.001");
+  EXPECT_EQ(parameter_names(fixed), (Names{"w"}));
+  EXPECT_EQ(fixed.info.notes, (Names{"'mask' is a mask, no weight: left as it is",
+                                     "2 tensors are cosines and sines of positions, no weights: left as they are ('cosines', 'sines')",
+                                     "'frequencies' has the frequencies of a rotary embedding, no weight: left as it is"}));
+  const auto y = run_imported(fixed, {{"x", make_tensor<float>({2, 4}, {2, 1, 1, 1, 1, 1, 1, 1})}}).at("y");
+  EXPECT_FLOAT_EQ(floats(y)[0], 2.0f);
+  EXPECT_FLOAT_EQ(floats(y)[4], 1.4f);
+
+  // A mask as older models have it, and other frequencies.
+  EXPECT_EQ(parameter_names(import(cosines, "0, 0, -10000, 0, 0, 0, 0, 0", "1, 0.5, 0.25, 0.125")), (Names{"w"}));
+
+  // One element makes them weights; so do zeros throughout, and ones.
+  EXPECT_EQ(parameter_names(import(cosines, mask, "1, 0.5, 0.25, 0.02")), (Names{"frequencies", "w"}));
+  EXPECT_EQ(parameter_names(import("1, 1, 1, 1, 0.8, 0.6, 0, 0.97", mask, "1, 0.1, 0.01, 0.001")), (Names{"cosines", "sines", "w"}));
+  EXPECT_EQ(parameter_names(import(cosines, "0, -3e38, -3e38, -3e38, 0, 0, 0.5, -3e38", "1, 0.1, 0.01, 0.001")), (Names{"mask", "w"}));
+  EXPECT_EQ(parameter_names(import(cosines, "0, 0, 0, 0, 0, 0, 0, 0", "1, 1, 1, 1")), (Names{"mask", "frequencies", "w"}));
+}
+
 TEST(ImportWeights, HalfPrecisionWeightsAreObstacles) {
   const TestFolder folder;
   pb::ModelProto model = model_of(R"(<ir_version: 8, opset_import: ["" : 17]>

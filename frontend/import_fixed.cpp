@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <optional>
 #include <span>
 
+#include "frontend/element.h"
 #include "frontend/importer.h"
 
 namespace ort_train::importing {
@@ -33,7 +33,7 @@ class FixedFinder {
 
   FixedTensors find() {
     FixedTensors found;
-    std::vector<size_t> tables;  // of which the other one was not found
+    std::vector<size_t> tables;  // or other tensors that are used elementwise
     for (size_t i = 0; i < candidates_.size(); ++i) {
       if (is_frequencies(candidates_[i])) {
         found.frequencies.push_back(i);
@@ -66,18 +66,11 @@ class FixedFinder {
   }
 
   std::vector<double> read(const Candidate& candidate, int64_t from, int64_t count) {
-    const bool is_double = *candidate.tensor->dtype == DType::float64;
-    const int64_t size = size_of(*candidate.tensor->dtype);
-    std::vector<std::byte> bytes(static_cast<size_t>(count * size));
-    files_.reader(candidate.bytes).read(candidate.bytes.offset + from * size, bytes);
+    const DType dtype = *candidate.tensor->dtype;
+    std::vector<std::byte> bytes(static_cast<size_t>(count * size_of(dtype)));
+    files_.reader(candidate.bytes).read(candidate.bytes.offset + from * size_of(dtype), bytes);
     std::vector<double> values(static_cast<size_t>(count));
-    for (size_t i = 0; i < values.size(); ++i) {
-      float single = 0;
-      if (is_double)
-        std::memcpy(&values[i], bytes.data() + i * sizeof(double), sizeof(double));
-      else
-        std::memcpy(&single, bytes.data() + i * sizeof(float), sizeof(float)), values[i] = single;
-    }
+    convert(element_of(dtype), bytes, DType::float64, std::as_writable_bytes(std::span(values)));
     return values;
   }
 

@@ -25,7 +25,7 @@ struct Setting {
   int depth;
 };
 // From modest to large: what costs least memory and queue wins a draw.
-constexpr Setting kSettings[] = {{1 << 20, 4}, {1 << 20, 8}, {4 << 20, 4}, {1 << 20, 16}, {4 << 20, 8}};
+constexpr Setting kSettings[] = {{1 << 20, 4}, {1 << 20, 8}, {4 << 20, 4}, {1 << 20, 16}, {4 << 20, 8}, {1 << 20, 32}};
 
 struct Rates {
   double read = 0, write = 0;

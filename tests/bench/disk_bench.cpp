@@ -1,11 +1,13 @@
-// The disk tier against fio: reading, writing and both at once, in turns in the same run.
+// The disk tier against fio: reading, writing and both at once, in turns in the same run, of the same file: a drive may have places of
+// another speed.
 //
 //   bench-disk_bench [folder] [rounds] [gigabytes] [uring|threads] [block KiB] [depth]
 //
+// Without blocks and a depth they are those that calibration finds for this disk, as jobs have them.
 // Prints one JSON line: GB/s of each by chunk size, and of fio (io_uring, O_DIRECT, its memory pinned where ours is) with the same blocks
 // and file size, and as much memory: into caches a drive reads faster, and fio's memory is its depth, which is ours at least. And the ratio
-// of each run to the run of fio after it; and the processor's time for a MiB. "16MB loose": in memory that isn't pinned. All are medians.
-// Every chunk carries its place and is checked after it was read back. Run it on a drive that does nothing else.
+// of each run to the runs of fio before and behind it; and the processor's time for a MiB. "16MB loose": in memory that isn't pinned. All
+// are medians. Every chunk carries its place and is checked after it was read back. Run it on a drive that does nothing else.
 
 #include <sys/resource.h>
 
@@ -70,8 +72,12 @@ class Ours {
       state ^= state << 13, state ^= state >> 7, state ^= state << 17;
       std::memcpy(buffers_.data() + i, &state, sizeof state);
     }
-    run("write", 16 * kMega, false);  // what was only reserved reads as zeros, for nothing
+    fill();  // what was only reserved reads as zeros, for nothing
   }
+
+  const std::string& path() const { return spill_.file().path(); }
+  // For what reads.
+  void fill() { run("write", 16 * kMega, true); }
 
   // Chunks in memory: as many as keep the drive's depth.
   int64_t ring(int64_t chunk) const { return std::max<int64_t>(2, in_flight_ / chunk + 1); }
@@ -141,14 +147,14 @@ class Ours {
 };
 
 // GB/s, both directions together, in so much memory; 0 where there is no fio.
-double fio(const std::string& folder, const std::string& mode, int64_t bytes, const DiskOptions& options, int64_t memory, bool pinned) {
+double fio(const std::string& path, const std::string& mode, int64_t bytes, const DiskOptions& options, int64_t memory, bool pinned) {
   // Ours has its depth each way.
   const int64_t depth = std::max<int64_t>(mode == "mixed" ? 2 * options.depth : options.depth, memory / options.block_bytes);
   // In huge pages at their boundaries, as ours: with small pages it has half of this speed on some drives.
   const std::string command = fmt::format(
-      "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 fio --name=peer --filename='{}/ort-train-bench-fio' --size={} --rw={} --bs={} --iodepth={} "
+      "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 fio --name=peer --filename='{}' --fallocate=none --size={} --rw={} --bs={} --iodepth={} "
       "--ioengine=io_uring --direct=1 --mem=malloc --iomem_align=2m {} --output-format=json 2>/dev/null",
-      folder, bytes, mode == "mixed" ? "rw" : mode, options.block_bytes, depth, pinned ? "--fixedbufs=1" : "");
+      path, bytes, mode == "mixed" ? "rw" : mode, options.block_bytes, depth, pinned ? "--fixedbufs=1" : "");
   FILE* const pipe = popen(command.c_str(), "r");
   std::string text;
   char piece[4096];
@@ -163,7 +169,7 @@ double rounded(double value) { return std::round(value * 1000) / 1000; }
 
 int run(const std::string& folder, int rounds, int64_t bytes, const DiskOptions& options) {
   Ours ours(folder, bytes, options);
-  const bool peer = fio(folder, "write", bytes, options, 0, ours.pinned()) > 0;
+  const bool peer = fio(ours.path(), "write", bytes, options, 0, ours.pinned()) > 0;
   nlohmann::ordered_json line{{"folder", folder},       {"file_bytes", bytes},     {"block_bytes", options.block_bytes},
                               {"depth", options.depth}, {"method", ours.method()}, {"pinned", ours.pinned()},
                               {"rounds", rounds}};
@@ -173,9 +179,13 @@ int run(const std::string& folder, int rounds, int64_t bytes, const DiskOptions&
     std::map<std::string, std::vector<double>> rates, ratios, processor;
     for (int round = 0; round < rounds; ++round) {
       const auto pair = [&](const std::string& name, int64_t chunk, bool checksums, bool loose = false) {
+        const auto their_rate = [&] {
+          return peer ? fio(ours.path(), mode, bytes, options, ours.ring(chunk) * chunk, ours.pinned() && !loose) : 0;
+        };
+        const double before = their_rate();
+        if (mode != "write") ours.fill();
         const Ours::Pace mine = ours.run(mode, chunk, checksums, loose);
-        const bool pinned = ours.pinned() && !loose;
-        const double theirs = peer ? fio(folder, mode, bytes, options, ours.ring(chunk) * chunk, pinned) : 0;
+        const double theirs = 2 / (1 / before + 1 / their_rate());  // of half of the bytes each
         rates[name].push_back(mine.rate);
         processor[name].push_back(mine.processor);
         if (!peer) return;
@@ -191,7 +201,6 @@ int run(const std::string& folder, int rounds, int64_t bytes, const DiskOptions&
     for (const auto& [name, values] : processor) line[mode]["us of the processor a MiB"][name] = rounded(median(values));
   }
   std::printf("%s\n", line.dump().c_str());
-  std::remove((folder + "/ort-train-bench-fio").c_str());
   return 0;
 }
 
@@ -203,10 +212,16 @@ int main(int argc, char** argv) {
     const std::string folder = argc > 1 ? argv[1] : ".";
     const int rounds = argc > 2 ? std::max(1, std::atoi(argv[2])) : 3;
     const int64_t bytes = (argc > 3 ? std::max(1, std::atoi(argv[3])) : 4) * int64_t{1024} * ort_train::kMega;
-    const ort_train::DiskOptions options{
-        .method = argc > 4 && std::string(argv[4]) == "threads" ? ort_train::DiskMethod::threads : ort_train::DiskMethod::automatic,
-        .block_bytes = (argc > 5 ? std::atoi(argv[5]) : 1024) * int64_t{1024},
-        .depth = argc > 6 ? std::atoi(argv[6]) : 8};
+    const auto method = argc > 4 && std::string(argv[4]) == "threads" ? ort_train::DiskMethod::threads : ort_train::DiskMethod::automatic;
+    ort_train::DiskOptions options{.method = method};
+    if (argc > 6) {
+      options.block_bytes = std::atoi(argv[5]) * int64_t{1024};
+      options.depth = std::atoi(argv[6]);
+    } else {
+      const ort_train::DiskRates found = ort_train::measure_disk(folder, {.method = method});
+      options.block_bytes = found.block_bytes;
+      options.depth = found.depth;
+    }
     return ort_train::run(folder, rounds, bytes, options);
   } catch (const std::exception& failure) {
     std::fprintf(stderr, "%s\n", failure.what());

@@ -3,7 +3,7 @@
 //
 //   bench-disk_bench [folder] [rounds] [gigabytes] [uring|threads] [block KiB] [depth]
 //
-// Without blocks and a depth they are those that calibration finds for this disk, as jobs have them.
+// What isn't said of blocks and depth is as calibration finds it for this disk, as jobs have it.
 // Prints one JSON line: GB/s of each by chunk size, and of fio (io_uring, O_DIRECT, its memory pinned where ours is) with the same blocks
 // and file size, and as much memory: into caches a drive reads faster, and fio's memory is its depth, which is ours at least. And the ratio
 // of each run to the runs of fio before and behind it; and the processor's time for a MiB. "16MB loose": in memory that isn't pinned. All
@@ -76,7 +76,7 @@ class Ours {
   }
 
   const std::string& path() const { return spill_.file().path(); }
-  // For what reads.
+  // With content and checksums for run() to read.
   void fill() { run("write", 16 * kMega, true); }
 
   // Chunks in memory: as many as keep the drive's depth.
@@ -176,6 +176,7 @@ int run(const std::string& folder, int rounds, int64_t bytes, const DiskOptions&
   if (!ours.note().empty()) line["note"] = ours.note();
   if (!peer) line["fio"] = "missing: apt-get install fio";
   for (const std::string mode : {"write", "read", "mixed"}) {
+    if (mode == "read") ours.fill();  // fio has written last
     std::map<std::string, std::vector<double>> rates, ratios, processor;
     for (int round = 0; round < rounds; ++round) {
       const auto pair = [&](const std::string& name, int64_t chunk, bool checksums, bool loose = false) {
@@ -183,7 +184,7 @@ int run(const std::string& folder, int rounds, int64_t bytes, const DiskOptions&
           return peer ? fio(ours.path(), mode, bytes, options, ours.ring(chunk) * chunk, ours.pinned() && !loose) : 0;
         };
         const double before = their_rate();
-        if (mode != "write") ours.fill();
+        if (mode == "mixed") ours.fill();
         const Ours::Pace mine = ours.run(mode, chunk, checksums, loose);
         const double theirs = 2 / (1 / before + 1 / their_rate());  // of half of the bytes each
         rates[name].push_back(mine.rate);
@@ -214,14 +215,13 @@ int main(int argc, char** argv) {
     const int64_t bytes = (argc > 3 ? std::max(1, std::atoi(argv[3])) : 4) * int64_t{1024} * ort_train::kMega;
     const auto method = argc > 4 && std::string(argv[4]) == "threads" ? ort_train::DiskMethod::threads : ort_train::DiskMethod::automatic;
     ort_train::DiskOptions options{.method = method};
-    if (argc > 6) {
-      options.block_bytes = std::atoi(argv[5]) * int64_t{1024};
-      options.depth = std::atoi(argv[6]);
-    } else {
+    if (argc <= 6) {
       const ort_train::DiskRates found = ort_train::measure_disk(folder, {.method = method});
       options.block_bytes = found.block_bytes;
       options.depth = found.depth;
     }
+    if (argc > 5) options.block_bytes = std::atoi(argv[5]) * int64_t{1024};
+    if (argc > 6) options.depth = std::atoi(argv[6]);
     return ort_train::run(folder, rounds, bytes, options);
   } catch (const std::exception& failure) {
     std::fprintf(stderr, "%s\n", failure.what());

@@ -46,22 +46,32 @@ def aim(what, found, most=None, least=None):
     aims.append([what, wanted, f"{found:.3f}", "" if met else "not met"])
 
 
+def profile_of(o):
+    return os.path.join(o.work, "machine.json")
+
+
+def forget_machine(o):
+    """The next run measures it anew: prediction and measurement are of one minute."""
+    if os.path.exists(profile_of(o)):
+        os.remove(profile_of(o))
+
+
+def aim_plan(name, line):
+    """That a run was what its plan said."""
+    aim(f"{name}: predicted / step", line["predicted_ms"] / line["ms"], most=1.1, least=0.9)
+    aim(f"{name}: bytes of the arena that no tensor touched", line["planned_arena_bytes"] - line["measured_arena_bytes"], most=63, least=0)
+
+
 class Job:
     """GPT-2 on tokens that repeat."""
 
     def __init__(self, options, batch, tokens, clip, model="gpt2.onnx"):
         self.o, self.batch, self.tokens = options, batch, tokens
-        self.profile = os.path.join(options.work, "machine.json")
         self.arguments = [os.path.join(options.build, "ort-train"), os.path.join(options.work, model), "--task", "causal-lm",
                           "--data", os.path.join(options.work, f"tokens-{batch}x{tokens}.bin"), "--batch-size", str(batch), "--seq-length", str(tokens),
                           "--learning-rate", "1e-4", "--lr-scheduler-type", "constant", "--weight-decay", "0", "--max-grad-norm", str(clip),
-                          "--profile", self.profile]
+                          "--profile", profile_of(options)]
         self.first = None
-
-    def forget_machine(self):
-        """The next run measures it anew: prediction and measurement are of one minute."""
-        if os.path.exists(self.profile):
-            os.remove(self.profile)
 
     def plan(self, *more):
         path = os.path.join(self.o.work, "plan.json")
@@ -123,7 +133,7 @@ def gb(number):
 
 
 def fio_rates(o):
-    """Of fio, reading and writing two gigabytes with as much memory as bench-disk_bench gives it, in huge pages as ours: bytes a second."""
+    """Of fio, reading and writing two gigabytes with 16 MB of memory, in huge pages as ours: bytes a second."""
     path, rates = os.path.join(o.nvme, "ort-train-bench-fio"), []
     for mode in ("write", "read"):  # what was never written reads as zeros, for nothing
         out = peers.sh("fio", "--name=peer", "--filename=" + path, "--size=2g", "--rw=" + mode, "--bs=1m", "--iodepth=16", "--ioengine=io_uring", "--direct=1",
@@ -143,12 +153,13 @@ def mean_rates(before, behind):
 def budgets(o, batch, tokens):
     job = Job(o, batch, tokens, 1.0)
     resident = job.run("all in memory", 0)
+    aim_plan(f"{batch} x {tokens}, all in memory", resident)
     least = job.plan("--nvme-path", o.nvme)["minimum_budget_bytes"]
     rows = [[f"{batch} x {tokens} tokens", "GB", "arena", "measured", "read", "written", "again", "compute", "nodes", "channels", "bound", "step ms", "/ bound",
              "/ own", "predicted", "/ step", "forced", "gap %"]]
     for name, budget in (("90 %", int(0.9 * resident["takes"])), ("60 %", int(0.6 * resident["takes"])), ("minimum + 10 %", int(1.1 * least))):
         fio_before = fio_rates(o)
-        job.forget_machine()
+        forget_machine(o)
         line = job.run(name, budget, "--nvme-path", o.nvme)
         rates = mean_rates(fio_before, fio_rates(o))
         behind = job.run("all in memory", 0)
@@ -171,9 +182,7 @@ def budgets(o, batch, tokens):
                      f"{to_step:.3f}", f"{step / least_bound:.3f}", f"{100 * line['gap']:.1f}"])
         aim(f"{batch} x {tokens}, {name}: step / max(compute, channels)", step / bound, most=1.1)
         aim(f"{batch} x {tokens}, {name}: step / max(nodes, channels)", step / own, most=1.1)
-        aim(f"{batch} x {tokens}, {name}: predicted / step", to_step, most=1.1, least=0.9)
-        aim(f"{batch} x {tokens}, {name}: bytes of the arena that no tensor touched", line["planned_arena_bytes"] - line["measured_arena_bytes"],
-            most=63, least=0)
+        aim_plan(f"{batch} x {tokens}, {name}", line)
     return rows
 
 
@@ -246,7 +255,7 @@ def main():
     for batch, tokens in {*jobs, (4, 512), (1, 1024)}:
         peers.call(python, "tokens", o.work, batch, tokens, o.steps)
         os.replace(os.path.join(o.work, "tokens.bin"), os.path.join(o.work, f"tokens-{batch}x{tokens}.bin"))
-    Job(o, 1, 1024, 1.0).forget_machine()
+    forget_machine(o)
 
     tables = []
     if "disk" in parts:

@@ -268,10 +268,8 @@ void Trainer::Impl::measure_disk_of_job() {
 StreamRates Trainer::Impl::stream_rates() const {
   return {.read = disk_rates.read,
           .write = disk_rates.write,
-          .read_beside = disk_rates.read_beside,
-          .write_beside = disk_rates.write_beside,
-          .slowed_by_read = disk_rates.slowed_by_read,
-          .slowed_by_write = disk_rates.slowed_by_write,
+          .beside = disk_rates.beside,
+          .slowed = disk_rates.slowed,
           .read_latency = disk_rates.read_latency,
           .write_latency = disk_rates.write_latency};
 }

@@ -230,8 +230,8 @@ std::string Trainer::Impl::plan_text(const std::string& memory) const {
                                  workers.threads() == 1 ? "thread" : "threads", machine.flops / 1e9, machine.bytes_per_second / 1e9);
   if (report.disk_bytes > 0)
     text += fmt::format(" · disk {}/s read, {}/s written, beside computing {}/s, {}/s", shown_bytes(disk_rates.read),
-                        shown_bytes(disk_rates.write), shown_bytes(disk_rates.read * disk_rates.read_beside),
-                        shown_bytes(disk_rates.write * disk_rates.write_beside));
+                        shown_bytes(disk_rates.write), shown_bytes(disk_rates.read * disk_rates.beside),
+                        shown_bytes(disk_rates.write * disk_rates.beside));
   text += fmt::format("\nplan        in {:.1f} s · batch {}{} · {} entry points · smallest budget {} bytes", report.seconds, binding.batch,
                       binding.sequence > 0 ? fmt::format(" x {}", binding.sequence) : "", entries.size(), report.minimum_budget);
   if (!report.minimum_op.empty()) text += fmt::format(", set by {}", least.set_by());

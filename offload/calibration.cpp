@@ -42,16 +42,16 @@ class Trial {
 
   // Space that was only reserved reads as zeros, which cost nothing.
   void fill(DiskEngine& engine) {
-    for (int64_t piece = 0; piece < pieces(); ++piece) submit(engine, true, piece, static_cast<size_t>(piece) % buffer_count(), true);
+    for (int64_t piece = 0; piece < pieces(); ++piece) submit(engine, true, piece, static_cast<size_t>(piece) % buffer_count());
     engine.drain();
   }
 
-  // What is read alone is checked, as jobs do it.
+  // With checksums, as jobs do it. Of both as many bytes.
   Rates run(DiskEngine& engine, bool read, bool write, double seconds) {
     const size_t count = buffer_count();
     std::vector<DiskTicket> tickets(count);
     std::vector<int64_t> at(2, 0);
-    at[0] = pieces() / 2;  // a read is far from the writes
+    at[0] = pieces() / 2;  // a read is as far from the writes as can be
     int64_t bytes[2] = {0, 0};
     const double begin = now();
     double end = begin;
@@ -60,7 +60,7 @@ class Trial {
       if (tickets[buffer] != 0) engine.wait(tickets[buffer]);
       const bool writes = write && (!read || buffer % 2 == 1);
       const int64_t piece = at[writes]++ % pieces();
-      tickets[buffer] = submit(engine, writes, piece, buffer, writes || !write);
+      tickets[buffer] = submit(engine, writes, piece, buffer);
       bytes[writes] += request_;
       end = now();
     }
@@ -87,13 +87,13 @@ class Trial {
  private:
   int64_t pieces() const { return spill_.bytes() / request_; }
   size_t buffer_count() const { return static_cast<size_t>(buffers_.bytes() / request_); }
-  DiskTicket submit(DiskEngine& engine, bool write, int64_t piece, size_t buffer, bool checked) {
+  DiskTicket submit(DiskEngine& engine, bool write, int64_t piece, size_t buffer) {
     return engine.submit({.write = write,
                           .file = &spill_.file(),
                           .offset = piece * request_,
                           .data = buffers_.data() + static_cast<int64_t>(buffer) * request_,
                           .bytes = request_,
-                          .checksum = checked ? &sums_[static_cast<size_t>(piece)] : nullptr});
+                          .checksum = &sums_[static_cast<size_t>(piece)]});
   }
 
   const SpillFile& spill_;
@@ -124,35 +124,32 @@ struct Shares {
 };
 
 // What transfers and `work` leave each other: by turns alone and beside each other, since a machine's pace changes from second to second.
-Shares measure_beside(Trial& trial, DiskEngine& engine, bool write, double seconds, const std::function<void()>& work) {
+// One after the other reads and writes are as fast as each is alone; both at once, mixed as in a job, may be slower or faster.
+Shares measure_beside(Trial& trial, DiskEngine& engine, double seconds, const std::function<void()>& work) {
   constexpr int kTurns = 5;
   constexpr double kLeast = 0.02, kMost = 0.95;
-  const double turn = seconds / (3 * kTurns);
-  const auto transfer = [&] {
-    const Rates rates = trial.run(engine, !write, write, turn);
-    return write ? rates.write : rates.read;
-  };
+  const double turn = seconds / (4 * kTurns);
   std::vector<double> beside, slowed;
   for (int i = 0; i < kTurns; ++i) {
     const double end = now() + turn;
     const double alone = pace(work, [&] { return now() >= end; });
-    const double rate = transfer();
-    double rate_beside = 0;
+    const double read = trial.run(engine, true, false, turn).read, write = trial.run(engine, false, true, turn).write;
+    Rates both;
     std::exception_ptr problem;
     std::atomic<bool> over = false;
     std::jthread other([&] {  // joined, too, where `work` throws
       try {
-        rate_beside = transfer();
+        both = trial.run(engine, true, true, turn);
       } catch (...) {
         problem = std::current_exception();
       }
       over = true;
     });
-    const double both = pace(work, [&] { return over.load(); });
+    const double meanwhile = pace(work, [&] { return over.load(); });
     other.join();
     if (problem) std::rethrow_exception(problem);
-    beside.push_back(rate_beside / rate);
-    slowed.push_back(1 - both / alone);
+    beside.push_back(both.read / read + both.write / write);
+    slowed.push_back(1 - meanwhile / alone);
   }
   const double left = std::clamp(median(beside), kLeast, 1.0);
   return {.beside = left, .slowed = std::clamp(median(slowed), 0.0, kMost * left)};  // more would be worse than one after the other
@@ -204,10 +201,8 @@ DiskRates measure_disk(const std::string& folder, const DiskTrial& trial) {
                   .depth = best.depth,
                   .buffer_bytes = trial.buffer_bytes};
   if (trial.work) {
-    const Shares read = measure_beside(run, engine, false, trial.seconds / 2, trial.work);
-    const Shares write = measure_beside(run, engine, true, trial.seconds / 2, trial.work);
-    rates.read_beside = read.beside, rates.slowed_by_read = read.slowed;
-    rates.write_beside = write.beside, rates.slowed_by_write = write.slowed;
+    const Shares shares = measure_beside(run, engine, trial.seconds, trial.work);
+    rates.beside = shares.beside, rates.slowed = shares.slowed;
   }
   rates.read_latency = run.latency(engine, false, rates.read, trial.seconds / 30);
   rates.write_latency = run.latency(engine, true, rates.write, trial.seconds / 30);

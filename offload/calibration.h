@@ -23,10 +23,9 @@ double median(std::vector<double> values);
 // run.
 struct DiskRates {
   double read = 0, write = 0;  // one of them, while nothing is computed
-  // Computing and transfers share memory, and cores where a drive is emulated or bytes are checked. Shares of the rates that are left
-  // beside computing, and of computing that are lost beside reads and writes.
-  double read_beside = 1, write_beside = 1;
-  double slowed_by_read = 0, slowed_by_write = 0;
+  // Computing and transfers share memory, and cores where a drive is emulated or bytes are checked. The share of the rates that is left
+  // beside computing, and that of computing that is lost meanwhile, where as much is read as written.
+  double beside = 1, slowed = 0;
   double read_latency = 0, write_latency = 0;  // seconds that a small request takes beyond its bytes, where no other is under way
   int64_t block_bytes = 0;                     // for DiskOptions
   int depth = 0;

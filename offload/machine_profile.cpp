@@ -17,7 +17,7 @@
 namespace ort_train {
 namespace {
 
-constexpr int kVersion = 7;
+constexpr int kVersion = 8;
 constexpr size_t kLargest = size_t{1} << 20;  // a profile has a few hundred bytes
 
 std::string reason(int code) { return std::generic_category().message(code); }
@@ -46,10 +46,8 @@ double at_most_one(const nlohmann::json& json, const char* name) {
 DiskRates disk_of(const nlohmann::json& json) {
   DiskRates rates{.read = rate(json, "read"),
                   .write = rate(json, "write"),
-                  .read_beside = at_most_one(json, "read_beside"),
-                  .write_beside = at_most_one(json, "write_beside"),
-                  .slowed_by_read = at_most_one(json, "slowed_by_read"),
-                  .slowed_by_write = at_most_one(json, "slowed_by_write"),
+                  .beside = at_most_one(json, "beside"),
+                  .slowed = at_most_one(json, "slowed"),
                   .read_latency = at_most_one(json, "read_latency"),
                   .write_latency = at_most_one(json, "write_latency"),
                   .block_bytes = json.at("block_bytes").get<int64_t>(),
@@ -60,7 +58,7 @@ DiskRates disk_of(const nlohmann::json& json) {
   if (rates.block_bytes < piece || rates.block_bytes > (int64_t{64} << 20) || rates.block_bytes % piece != 0 || rates.depth < 1 ||
       rates.depth > 256)
     throw std::out_of_range("block_bytes, depth");
-  if (rates.slowed_by_read >= rates.read_beside || rates.slowed_by_write >= rates.write_beside) throw std::out_of_range("slowed");
+  if (rates.slowed >= rates.beside) throw std::out_of_range("slowed");
   return rates;
 }
 
@@ -123,10 +121,8 @@ void save_profile(const std::string& path, const MachineProfile& profile) {
   for (const auto& [key, rates] : profile.disks) {
     json["disks"][key] = {{"read", rates.read},
                           {"write", rates.write},
-                          {"read_beside", rates.read_beside},
-                          {"write_beside", rates.write_beside},
-                          {"slowed_by_read", rates.slowed_by_read},
-                          {"slowed_by_write", rates.slowed_by_write},
+                          {"beside", rates.beside},
+                          {"slowed", rates.slowed},
                           {"read_latency", rates.read_latency},
                           {"write_latency", rates.write_latency},
                           {"block_bytes", rates.block_bytes},

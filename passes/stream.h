@@ -47,16 +47,12 @@ struct Visit {
 };
 
 struct StreamRates {
-  double read = 2e9, write = 2e9;                  // bytes per second, while nothing is computed
-  double read_beside = 1, write_beside = 1;        // shares of these that are left beside computing; at most 1
-  double slowed_by_read = 0, slowed_by_write = 0;  // shares of computing that are lost meanwhile; each below the one above
-  double read_latency = 0, write_latency = 0;      // seconds that a transfer takes besides, where no other is under way
+  double read = 2e9, write = 2e9;              // bytes per second, while nothing is computed
+  double beside = 1;                           // the share of these that is left beside computing; at most 1
+  double slowed = 0;                           // the share of computing that is lost meanwhile; below the one above
+  double read_latency = 0, write_latency = 0;  // seconds that a transfer takes besides, where no other is under way
   double rate(bool of_write) const { return of_write ? write : read; }
-  double beside(bool of_write) const { return of_write ? write_beside : read_beside; }
-  double slowed(bool of_write) const { return of_write ? slowed_by_write : slowed_by_read; }
   double latency(bool of_write) const { return of_write ? write_latency : read_latency; }
-  // Seconds of computing that a second of transfers costs where both go on at the same time.
-  double price(bool of_write) const { return slowed(of_write) / beside(of_write); }
   bool operator==(const StreamRates&) const = default;
 };
 

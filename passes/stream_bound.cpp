@@ -58,20 +58,16 @@ template <typename Body> bool for_worst(std::vector<Stretch>& all, size_t most, 
 StreamBound::StreamBound(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates,
                          double enough)
     : entries_(entries), limit_(limit), resident_(persistents, 1) {
-  const auto hidden = [&](bool write) { return (rates.beside(write) - rates.slowed(write)) / (1 - rates.slowed(write)); };
-  const double least_hidden = std::min(hidden(false), hidden(true));
-  most_hidden_ = std::max(hidden(false), hidden(true)) / least_hidden;
-  for (const bool write : {false, true}) {
-    weight_[write] = least_hidden / hidden(write);
-    price_[write] = rates.price(write) / (1 - rates.price(write)) / weight_[write];
-    rate_[write] = rates.rate(write) / (1 - rates.price(write)) / weight_[write];
-  }
+  const double price = rates.slowed / rates.beside;
+  const double hidden = (rates.beside - rates.slowed) / (1 - rates.slowed);  // by a second of computing
+  price_ = price / (1 - price);
+  for (const bool write : {false, true}) rate_[write] = rates.rate(write) / (1 - price);
   for (const StreamEntry& entry : entries) {
     EntryRows& rows = rows_.emplace_back();
     rows.begin.resize(entry.seconds.size() + 1);
     std::partial_sum(entry.seconds.begin(), entry.seconds.end(), rows.begin.begin() + 1);
     rows.computing = rows.begin.back();
-    for (double& seconds : rows.begin) seconds *= least_hidden;
+    for (double& seconds : rows.begin) seconds *= hidden;
     rows.changes.resize(entry.seconds.size() + 1);
   }
   find_groups(persistents);
@@ -79,7 +75,7 @@ StreamBound::StreamBound(const std::vector<StreamEntry>& entries, size_t persist
   for (size_t e = 0; e < entries.size(); ++e) {
     add_memory(e);
     EntryRows& rows = rows_[e];
-    for (const Job& job : rows.jobs) rows.work += job.most() / weight_[job.released >= 0];
+    for (const Job& job : rows.jobs) rows.work += job.most();
     const auto end = static_cast<int32_t>(entries[e].seconds.size());
     sort_jobs(rows);
     rows.waited[-1] = program_.add_column(0, 0, 0);
@@ -301,20 +297,16 @@ int32_t StreamBound::waited_until(EntryRows& rows, int32_t moment) {
 void StreamBound::add_time(EntryRows& rows, int32_t begin, int32_t end) {
   const int32_t from = waited_until(rows, begin - 1), to = waited_until(rows, end);
   const double computing = rows.begin[static_cast<size_t>(end)] - rows.begin[static_cast<size_t>(begin)];
-  for (const bool weighted : {true, false}) {
-    if (!weighted && (begin > 0 || !rows.is_end(end) || most_hidden_ == 1)) break;
-    std::map<int32_t, double> sums;
-    double constant = 0;
-    for (const Job& job : rows.jobs) {
-      if (job.begin < begin || job.end > end) continue;
-      const double weight = weighted ? 1 : weight_[job.released >= 0];
-      constant += job.constant / weight;
-      for (const LinearTerm& term : job.terms) sums[term.column] += term.factor / weight;
-    }
-    std::vector<LinearTerm> terms{{to, 1}, {from, -1}};
-    for (const auto& [column, factor] : sums) terms.push_back({column, -factor});
-    program_.add_row(constant - computing * (weighted ? 1 : most_hidden_), kInfinity, terms);
+  std::map<int32_t, double> sums;
+  double constant = 0;
+  for (const Job& job : rows.jobs) {
+    if (job.begin < begin || job.end > end) continue;
+    constant += job.constant;
+    for (const LinearTerm& term : job.terms) sums[term.column] += term.factor;
   }
+  std::vector<LinearTerm> terms{{to, 1}, {from, -1}};
+  for (const auto& [column, factor] : sums) terms.push_back({column, -factor});
+  program_.add_row(constant - computing, kInfinity, terms);
 }
 
 // Makes the rows of time that the solution violates most, of stretches that don't meet.
@@ -521,7 +513,7 @@ void StreamBound::set_costs(double least_weight, double of_transfers) {
     if (weight < least_weight) continue;
     costs[std::prev(rows_[e].waited.end())->second] += weight;
     for (const Job& job : rows_[e].jobs) {
-      for (const LinearTerm& term : job.terms) costs[term.column] += weight * (price_of(job) + of_transfers) * term.factor;
+      for (const LinearTerm& term : job.terms) costs[term.column] += weight * (price_ + of_transfers) * term.factor;
     }
   }
   for (const auto& [column, cost] : costs) program_.set_cost(column, cost);
@@ -532,7 +524,7 @@ void StreamBound::find_seconds(double enough) {
   for (size_t e = 0; e < entries_.size(); ++e) {
     if (entries_[e].weight < kRarely) continue;
     seconds_ += entries_[e].weight * rows_[e].computing;
-    for (const Job& job : rows_[e].jobs) certain += entries_[e].weight * price_of(job) * job.constant;
+    for (const Job& job : rows_[e].jobs) certain += entries_[e].weight * price_ * job.constant;
   }
   certain += seconds_;
   int idle = 0;  // rounds that changed next to nothing

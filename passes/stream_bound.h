@@ -10,10 +10,9 @@
 //   room       between any two steps as much passes as the transfers take that are wanted between them, less what was read ahead when the
 //              first ended and what is yet to be written when the second begins: either takes memory beside what these steps use
 //
-// Where computing and transfers get in each other's way (StreamRates), a transfer of s seconds costs price * s at least. The rows are of
-// what remains: (1 - price) * s that something waits for, unless it is hidden behind computing. A second of computing hides more of one
-// direction than of the other; seconds of that one count for less, so that computing hides as much of either, and one waits for it at least
-// as long as it counts. For the whole run there is a row in which both count in full, and computing hides as much as it can at best.
+// Where computing and transfers get in each other's way (StreamRates), beside a transfer that takes s seconds alone slowed / beside * s of
+// computing are lost: its price, that it costs in any case, since waiting for it costs more. The rows are of what remains: the rest of s,
+// that something waits for, unless it is hidden behind computing.
 //
 // Of the rows those are made that a solution violates, until there are none or the rounds are over: each of them is true, so fewer make a
 // lower bound as well. Every plan of stream.h satisfies all of it, so none is faster. Left out is that a piece takes its memory at once and
@@ -86,7 +85,7 @@ class StreamBound {
     Sum reads, writes;
     std::map<int32_t, int32_t> ahead, pending;       // by step: columns, seconds of transfer
     std::map<int32_t, int32_t> waited;               // column of the seconds waited until a moment and at it
-    double work = 0;                                 // seconds of all jobs at most, in full
+    double work = 0;                                 // seconds of all jobs at most
     std::vector<std::map<int32_t, double>> changes;  // of the load, by step and column
     bool is_end(int32_t moment) const { return moment == static_cast<int32_t>(room.size()); }
   };
@@ -117,17 +116,14 @@ class StreamBound {
   int32_t add_underway(EntryRows& rows, const std::vector<const Job*>& jobs, int32_t step, double rate);
   void add_room(EntryRows& rows, int32_t begin, int32_t end);
   bool add_crowded(EntryRows& rows);
-  double value_of(const Job& job) const;                                       // in the last solution
-  double price_of(const Job& job) const { return price_[job.released >= 0]; }  // what a counted second of the job costs for certain
+  double value_of(const Job& job) const;  // in the last solution
   void set_costs(double least_weight, double of_transfers);
   void find_seconds(double enough);
 
   const std::vector<StreamEntry>& entries_;
   const int64_t limit_;
-  double weight_[2];    // of a second of reads, writes: they are counted so that a second of computing hides as much of either
-  double most_hidden_;  // what it hides at most if they aren't, in units of that
-  double price_[2];
-  double rate_[2];  // bytes in a counted second
+  double price_;    // of a second of what can be waited for
+  double rate_[2];  // bytes read, written, in such a second
   LinearProgram program_;
   std::vector<Group> groups_;
   std::vector<size_t> group_of_persistent_;

@@ -5,8 +5,8 @@ namespace ort_train {
 size_t StreamClock::begin(bool write, int64_t bytes) {
   const double seconds = static_cast<double>(bytes) / rates_.rate(write);
   const double latency = head_ < transfers_.size() ? 0 : rates_.latency(write);
-  const double took = latency + seconds / rates_.beside(write);  // beside computing
-  const double beside = took - rates_.slowed(write) * (took - latency);
+  const double took = latency + seconds / rates_.beside;  // beside computing
+  const double beside = took - rates_.slowed * (took - latency);
   const double until = transfers_.empty() ? 0 : transfers_.back().computed_until;
   transfers_.push_back(
       {.seconds = latency + seconds, .beside = beside, .pace = beside / took, .computed_until = until + beside, .began = now_});

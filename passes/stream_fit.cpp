@@ -63,7 +63,7 @@ class Stretcher {
       end_.push_back(step_of[last] + (entry.code[last].action == Action::compute ? 1 : 0));
     }
     for (const Visit& visit : visits)
-      read_.push_back(static_cast<double>(asked.pieces[visit.piece].bytes) / rates.read * (1 - rates.slowed_by_read) / rates.read_beside);
+      read_.push_back(static_cast<double>(asked.pieces[visit.piece].bytes) / rates.read * (1 - rates.slowed) / rates.beside);
     std::vector<size_t> latest(asked.pieces.size(), kNobody);
     for (size_t v = 0; v < visits.size(); ++v) {
       before_[v] = std::exchange(latest[visits[v].piece], v);

@@ -123,8 +123,8 @@ TEST(StreamBound, NoPlanIsFaster) {
     StreamRates rates{.read = 100.0 + static_cast<double>(random() % 1500), .write = 100.0 + static_cast<double>(random() % 1500)};
     if (random() % 2) {  // computing and transfers get in each other's way
       const auto share = [&](double most) { return most * static_cast<double>(random() % 1000) / 1000; };
-      rates.read_beside = 1 - share(0.9), rates.write_beside = 1 - share(0.9);
-      rates.slowed_by_read = share(0.95 * rates.read_beside), rates.slowed_by_write = share(0.95 * rates.write_beside);
+      rates.beside = 1 - share(0.9);
+      rates.slowed = share(0.95 * rates.beside);
     }
     const int64_t floor = stream_floor(entries);
     double computing = 0, last = kInfinity;

@@ -29,7 +29,7 @@ TEST(StreamClock, TransfersOneAfterTheOtherBesideComputing) {
 
 TEST(StreamClock, ComputingAndTransfersTakeFromEachOther) {
   // Beside a read computing goes on at four fifths, the read at half of its rate.
-  StreamClock clock({.read = 10, .write = 20, .read_beside = 0.5, .slowed_by_read = 0.2});
+  StreamClock clock({.read = 10, .write = 20, .beside = 0.5, .slowed = 0.2});
   const size_t read = clock.begin(false, 10);  // a second alone; two beside computing, of which 1.6 s are computed
   EXPECT_DOUBLE_EQ(clock.lead(read), 1.6);
   clock.compute(0.8);
@@ -43,7 +43,7 @@ TEST(StreamClock, ComputingAndTransfersTakeFromEachOther) {
 }
 
 TEST(StreamClock, ATransferThatFindsTheDiskIdleTakesItsLatencyBesides) {
-  StreamClock clock({.read = 10, .write = 20, .read_beside = 0.5, .slowed_by_read = 0.2, .read_latency = 0.5, .write_latency = 3});
+  StreamClock clock({.read = 10, .write = 20, .beside = 0.5, .slowed = 0.2, .read_latency = 0.5, .write_latency = 3});
   const size_t read = clock.begin(false, 10), write = clock.begin(true, 20);
   EXPECT_DOUBLE_EQ(clock.wait(read), 1.5);
   EXPECT_DOUBLE_EQ(clock.wait(write), 1);        // it was waiting in line

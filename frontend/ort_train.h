@@ -44,7 +44,7 @@ struct Options {
   std::string micro_batches = "auto";
   // Bytes. A trained matrix of at least twice as many, of a product or a lookup, is divided by rows into parts that are read, used and
   // updated one by one: smaller parts need less memory, larger ones are fewer. Parts have at least the rows of one block of a product (64
-  // to 384), and what has fewer than 64 KiB is not divided. 0: the plan's choice, of 1 to 64 MiB. Changes no result.
+  // to 384), and what has fewer than 64 KiB is not divided. 0: the plan's choice, of 256 KiB to 64 MiB. Changes no result.
   int64_t part_size = 0;
   std::string nvme_path{};     // a folder on a disk for what doesn't fit into the budget; empty: there is none
   int64_t nvme_budget = 0;     // bytes there, 0 = as much as it takes

@@ -150,7 +150,7 @@ void Trainer::Impl::Streaming::plan(std::unique_ptr<Planner> planner) {
 // takes long.
 std::vector<Trainer::Impl::Streaming::PartSize> Trainer::Impl::Streaming::part_sizes() const {
   constexpr int64_t kMiB = int64_t{1} << 20, kMostPieces = 1000;
-  std::vector<int64_t> wanted{64 * kMiB, 16 * kMiB, 4 * kMiB, kMiB};
+  std::vector<int64_t> wanted{64 * kMiB, 16 * kMiB, 4 * kMiB, kMiB, kMiB / 4};
   if (t_.options.part_size > 0) wanted = {t_.options.part_size};
   Graph forward = t_.forwards.at(t_.binding.batch);
   const auto divided = [&](int64_t bytes) {

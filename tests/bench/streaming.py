@@ -8,7 +8,7 @@ budgets   1 x 256, 4 x 512 and 4 x 1024 tokens (--jobs) at 90 % and 60 % of what
           beside its prediction and beside bounds.py's max(compute, channels). Channels are by fio's rates right before and behind the row's
           run, compute is the nodes' time of runs that have everything in memory, one before and one behind: some disks are half as fast a
           minute later, and so are processors that are shared. "nodes" is the nodes' time of the row's own run: with what is computed again,
-          beside transfers.
+          beside transfers. "stolen" is what the machine's host gave to others meanwhile.
 half      4 x 512 tokens in half of the memory that PyTorch takes for it, against the same without a budget.
 xl        GPT-2-XL within 4 GB: how long its plan takes to make, and its gap to the planner's bound; with --xl-steps, that many steps of it
           against max(compute, channels). Its model takes 6 GB, the job 47 GB of the disk.
@@ -84,8 +84,10 @@ class Job:
         log, output, plan_path = (os.path.join(self.o.work, part) for part in ("log.jsonl", "out", "plan.json"))
         shutil.rmtree(output, ignore_errors=True)
         limit = ["--budget", str(budget)] if budget else []
+        before = processor_time()
         peers.sh(*self.arguments, "--max-steps", str(steps or self.o.steps), "--log-file", log, "--output-dir", output, "--plan-json", plan_path, *limit, *more,
                  stdout=subprocess.DEVNULL)
+        behind = processor_time()
         shutil.rmtree(output, ignore_errors=True)
         with open(log) as file:
             lines = [json.loads(line) for line in file]
@@ -97,7 +99,8 @@ class Job:
         self.first = self.first or result
         line = show(run=name, budget_bytes=budget, rss_peak_bytes=summary["rss_peak_bytes"], ms=round(statistics.median(milliseconds), 1),
                     best_ms=round(min(milliseconds), 1), predicted_ms=round(plan["predicted_ms_per_step"], 1),
-                    compute_ms=round(statistics.median(computing), 1), planning_seconds=round(plan["planning_seconds"], 2), gap=gap_of(plan),
+                    compute_ms=round(statistics.median(computing), 1), stolen=round((behind[1] - before[1]) / (behind[0] - before[0]), 3),
+                    planning_seconds=round(plan["planning_seconds"], 2), gap=gap_of(plan),
                     planned_arena_bytes=summary["planned_peak_bytes"]["RAM"], measured_arena_bytes=summary["measured_peak_bytes"]["RAM"],
                     disk_bytes=summary["planned_peak_bytes"]["NVMe"], read_per_step=plan["disk_read_per_step"], written_per_step=plan["disk_written_per_step"],
                     recomputed=plan["recompute"]["recomputed"], takes=plan["peak"]["total"], minimum=plan["minimum_budget_bytes"],
@@ -107,6 +110,13 @@ class Job:
         if budget and line["rss_peak_bytes"] > budget:
             problems.append(f"{name}: took {line['rss_peak_bytes']:,} bytes of {budget:,}")
         return line
+
+
+def processor_time():
+    """Of all processors since the machine started: all of it, and what its host gave to others meanwhile (steal)."""
+    with open("/proc/stat") as file:
+        times = [int(number) for number in file.readline().split()[1:9]]
+    return sum(times), times[7]
 
 
 def gap_of(plan):
@@ -156,7 +166,7 @@ def budgets(o, batch, tokens):
     aim_plan(f"{batch} x {tokens}, all in memory", resident)
     least = job.plan("--nvme-path", o.nvme)["minimum_budget_bytes"]
     rows = [[f"{batch} x {tokens} tokens", "GB", "arena", "measured", "read", "written", "again", "compute", "nodes", "channels", "bound", "step ms", "/ bound",
-             "/ own", "predicted", "/ step", "forced", "gap %"]]
+             "/ own", "predicted", "/ step", "forced", "gap %", "stolen %"]]
     for name, budget in (("90 %", int(0.9 * resident["takes"])), ("60 %", int(0.6 * resident["takes"])), ("minimum + 10 %", int(1.1 * least))):
         fio_before = fio_rates(o)
         forget_machine(o)
@@ -179,7 +189,8 @@ def budgets(o, batch, tokens):
         rows.append([name, gb(budget), gb(line["planned_arena_bytes"]), gb(line["measured_arena_bytes"]), gb(line["read_per_step"]),
                      gb(line["written_per_step"]), str(line["recomputed"]), f"{compute:.0f}", f"{line['compute_ms']:.0f}", f"{1e3 * channels:.0f}",
                      f"{1e3 * bound:.0f}", f"{line['ms']:.0f}", f"{step / bound:.3f}", f"{step / own:.3f}", f"{line['predicted_ms']:.0f}",
-                     f"{to_step:.3f}", f"{step / least_bound:.3f}", f"{100 * line['gap']:.1f}"])
+                     f"{to_step:.3f}", f"{step / least_bound:.3f}", f"{100 * line['gap']:.1f}",
+                     f"{100 * line['stolen']:.1f}"])
         aim(f"{batch} x {tokens}, {name}: step / max(compute, channels)", step / bound, most=1.1)
         aim(f"{batch} x {tokens}, {name}: step / max(nodes, channels)", step / own, most=1.1)
         aim_plan(f"{batch} x {tokens}, {name}", line)

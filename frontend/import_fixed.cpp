@@ -1,8 +1,8 @@
 // Tensors that look like weights and aren't: exporters fold what a model computes of positions alone.
 //
 // Told by what is in them, since exporters give folded weights, too, names of their own: masks are zeros and numbers that a softmax
-// forgets; rotary embeddings have cosines and sines of the same angles, or the frequencies 1, r, r², … that these are made of. Nothing that
-// was drawn or trained is like that.
+// forgets, or zeros alone where a softmax takes them and all heads have the same; rotary embeddings have cosines and sines of the same
+// angles, or the frequencies 1, r, r², … that these are made of. Nothing that was drawn or trained is like that.
 
 #include <algorithm>
 #include <array>
@@ -29,7 +29,8 @@ template <size_t n> bool is_one_of(const Use& use, const std::array<const char*,
 // Reads weights that are used elementwise, and no more of them than it takes to see that they are none of these.
 class FixedFinder {
  public:
-  FixedFinder(const std::vector<Candidate>& candidates, TensorFiles& files) : candidates_(candidates), files_(files) {}
+  FixedFinder(const std::vector<Candidate>& candidates, const Uses& uses, TensorFiles& files)
+      : candidates_(candidates), uses_(uses), files_(files) {}
 
   FixedTensors find() {
     FixedTensors found;
@@ -96,7 +97,23 @@ class FixedFinder {
                           return value == 0 || value <= kForgotten;
                         });
                       }) &&
-           forgets;
+           (forgets || is_of_attention(candidate));
+  }
+
+  // By its place alone: [batch, 1, queries, keys], added to what a softmax takes. A bias that is trained is one for each head.
+  bool is_of_attention(const Candidate& candidate) const {
+    constexpr int kSteps = 4;
+    const std::vector<int64_t>& shape = candidate.tensor->shape;
+    constexpr size_t kRank = 4, kHeads = 1;
+    return shape.size() == kRank && shape[kHeads] == 1 && element_count(shape) > 1 && all_to_softmax(candidate.uses, kSteps);
+  }
+  bool all_to_softmax(const std::vector<Use>& uses, int steps) const {
+    static constexpr std::array kBetween{"Add", "Cast", "Expand", "Identity"};
+    return std::all_of(uses.begin(), uses.end(), [&](const Use& use) {
+      if (use.domain.empty() && use.op_type == "Softmax") return true;
+      const auto readers = uses_.find(use.output);
+      return steps > 0 && is_one_of(use, kBetween) && readers != uses_.end() && all_to_softmax(readers->second, steps - 1);
+    });
   }
 
   // Scaled, too, as long contexts have it.
@@ -140,12 +157,15 @@ class FixedFinder {
   }
 
   const std::vector<Candidate>& candidates_;
+  const Uses& uses_;
   TensorFiles& files_;
   int comparisons_ = 0;
 };
 
 }  // namespace
 
-FixedTensors find_fixed(const std::vector<Candidate>& candidates, TensorFiles& files) { return FixedFinder(candidates, files).find(); }
+FixedTensors find_fixed(const std::vector<Candidate>& candidates, const Uses& uses, TensorFiles& files) {
+  return FixedFinder(candidates, uses, files).find();
+}
 
 }  // namespace ort_train::importing

@@ -132,8 +132,8 @@ std::vector<Candidate> WeightTable::candidates(const onnx::GraphDef& graph, cons
 }
 
 // What is no weight becomes a constant.
-void WeightTable::leave_fixed(std::vector<Candidate>& found) {
-  const FixedTensors fixed = find_fixed(found, files_);
+void WeightTable::leave_fixed(std::vector<Candidate>& found, const Uses& uses) {
+  const FixedTensors fixed = find_fixed(found, uses, files_);
   std::vector<bool> is_fixed(found.size());
   const auto leave = [&](const std::vector<size_t>& which, const char* one, const char* several) {
     if (which.empty()) return;
@@ -228,7 +228,7 @@ Meaning WeightTable::tie_to(const Candidate& kept, const Meaning& parameter, con
 std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, const Uses& uses, bool is_main) {
   check_overlaps(graph);
   std::vector<Candidate> found = candidates(graph, uses);
-  leave_fixed(found);
+  leave_fixed(found, uses);
   std::vector<Tie> ties;
   if (options_.retie && !options_.untie) ties = find_ties(found, files_);
   std::map<size_t, Tie> tie_of;

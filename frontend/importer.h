@@ -100,12 +100,12 @@ std::vector<Tie> find_ties(const std::vector<Candidate>& candidates, TensorFiles
 
 // Candidates that are no weights, as indices in ascending order.
 struct FixedTensors {
-  std::vector<size_t> masks{};        // of attention: zeros, and numbers of -1e4 and less
+  std::vector<size_t> masks{};        // of attention: zeros and numbers of -1e4 and less; zeros alone where a softmax takes them
   std::vector<size_t> rotary{};       // cosines and sines of the same angles, each elementwise
   std::vector<size_t> frequencies{};  // 1, r, r^2, …
 };
 // Told by what is in them. Reads the first elements of those that are used elementwise, and all of those that are such.
-FixedTensors find_fixed(const std::vector<Candidate>& candidates, TensorFiles& files);
+FixedTensors find_fixed(const std::vector<Candidate>& candidates, const Uses& uses, TensorFiles& files);
 
 // Decides which tensors of the file are parameters, and makes them.
 class WeightTable {
@@ -120,7 +120,7 @@ class WeightTable {
 
  private:
   std::vector<Candidate> candidates(const onnx::GraphDef& graph, const Uses& uses);
-  void leave_fixed(std::vector<Candidate>& found);
+  void leave_fixed(std::vector<Candidate>& found, const Uses& uses);
   void check_overlaps(const onnx::GraphDef& graph);
   Meaning add_parameter(const Candidate& candidate);
   ValueId make_parameter(const Candidate& candidate, const std::string& name, bool added);

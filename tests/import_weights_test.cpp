@@ -146,6 +146,27 @@ TEST(ImportWeights, WhatIsComputedOfPositionsAloneIsNoWeight) {
   EXPECT_EQ(parameter_names(import(cosines, "0, 0, 0, 0, 0, 0, 0, 0", "1, 1, 1, 1")), (Names{"mask", "frequencies", "w"}));
 }
 
+TEST(ImportWeights, ZerosThatASoftmaxTakesForAllHeadsAreAMask) {
+  const TestFolder folder;
+  const auto parameters = [&](const char* shape, const char* zeros, const char* last) {
+    return parameter_names(import_file(write_model(folder, fmt::format(R"(<ir_version: 8, opset_import: ["" : 17]>
+      g (float[1, 2, 2, 2] x) => (float[1, 2, 2, 2] y)
+      <float{} zeros = {{{}}}, float[2, 2] w = {{1, 0, 0, 1}}> {{
+        a = MatMul (x, w)
+        b = Add (zeros, a)
+        c = Identity (b)
+        y = {} (c)
+      }})",
+                                                                       shape, zeros, last))));
+  };
+  EXPECT_EQ(parameters("[1, 1, 2, 2]", "0, 0, 0, 0", "Softmax"), (Names{"w"}));
+  EXPECT_EQ(parameters("[1, 1, 1, 2]", "0, 0", "Softmax"), (Names{"w"}));
+  EXPECT_EQ(parameters("[1, 1, 2, 2]", "0, 0, 0, 0", "Tanh"), (Names{"zeros", "w"}));
+  EXPECT_EQ(parameters("[1, 1, 2, 2]", "0, 0, 0.5, 0", "Softmax"), (Names{"zeros", "w"}));
+  EXPECT_EQ(parameters("[1, 2, 1, 1]", "0, 0", "Softmax"), (Names{"zeros", "w"}));  // one for each head
+  EXPECT_EQ(parameters("[2, 2]", "0, 0, 0, 0", "Softmax"), (Names{"zeros", "w"}));
+}
+
 TEST(ImportWeights, HalfPrecisionWeightsAreObstacles) {
   const TestFolder folder;
   pb::ModelProto model = model_of(R"(<ir_version: 8, opset_import: ["" : 17]>

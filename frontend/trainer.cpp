@@ -10,7 +10,7 @@
 namespace ort_train {
 
 Trainer::Impl::Impl(const Options& options_, Callbacks callbacks_)
-    : options(options_),
+    : options(checked(options_)),  // before threads are started
       callbacks(std::move(callbacks_)),
       workers(options_.threads > 0 ? options_.threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()))) {
   build();

@@ -45,7 +45,7 @@ void refuse_state_names(const Graph& graph) {
 
 }  // namespace
 
-void Trainer::Impl::check_options() const {
+const Options& Trainer::Impl::checked(const Options& options) {
   const auto refuse = [](const char* name, auto value, const char* wanted) {
     return error(ErrorCode::usage, "--{} {}: {}", name, value, wanted);
   };
@@ -96,6 +96,7 @@ void Trainer::Impl::check_options() const {
   if (options.predict_batch_size < 0) throw refuse("predict-batch-size", options.predict_batch_size, "is negative");
   if (!(options.validation_split >= 0 && options.validation_split < 1))
     throw refuse("validation-split", options.validation_split, "has to lie in [0, 1)");
+  return options;
 }
 
 OptimizerSpec Trainer::Impl::optimizer_spec(Deferral defer) const {
@@ -304,7 +305,6 @@ void Trainer::Impl::add_together(int64_t count) {
 
 void Trainer::Impl::build() {
   const auto start = std::chrono::steady_clock::now();
-  check_options();
   const Declared model = declared(options.model);
   data = open_data(options.data, options.model, options.token_type);
   binding = bind_inputs(model, options, *data.train);

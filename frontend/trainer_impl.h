@@ -90,7 +90,7 @@ struct Trainer::Impl {
 
   // --- trainer_build.cpp: what is decided before any memory is taken
   void build();
-  void check_options() const;
+  static const Options& checked(const Options& options);
   void divide_samples();
   void build_entries(Deferral defer);
   void check_live_layers(const Graph& forward, int64_t batch) const;

@@ -185,15 +185,15 @@ DiskRates measure_disk(const std::string& folder, const DiskTrial& trial) {
   constexpr int kTurns = 2;
   constexpr double kDraw = 0.98;  // of the best
   const double turn = trial.seconds / 2 / kTurns / static_cast<double>(std::size(kSettings));
-  std::vector<double> moved(std::size(kSettings));
+  std::vector<double> sums(std::size(kSettings));
   for (int i = 0; i < kTurns; ++i) {
-    for (size_t k = 0; k < moved.size(); ++k) {
+    for (size_t k = 0; k < sums.size(); ++k) {
       DiskEngine engine(options(kSettings[k]));
-      moved[k] += run.run(engine, true, true, turn).sum();
+      sums[k] += run.run(engine, true, true, turn).sum();
     }
   }
-  const double enough = kDraw * *std::max_element(moved.begin(), moved.end());
-  const Setting best = kSettings[std::find_if(moved.begin(), moved.end(), [&](double sum) { return sum >= enough; }) - moved.begin()];
+  const double enough = kDraw * *std::max_element(sums.begin(), sums.end());
+  const Setting best = kSettings[std::find_if(sums.begin(), sums.end(), [&](double sum) { return sum >= enough; }) - sums.begin()];
   DiskEngine engine(options(best));
   const double part = trial.seconds / 4;
   DiskRates rates{.read = run.run(engine, true, false, part).read,

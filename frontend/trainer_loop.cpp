@@ -362,11 +362,15 @@ Summary Trainer::Impl::train() {
   summary.median_milliseconds = median(last_times);
   summary.predicted_milliseconds = report.predicted_milliseconds;
   constexpr double kFar = 1.5, kShort = 5;  // milliseconds: of less, most is not computing
-  if (summary.median_milliseconds > std::max(kShort, kFar * summary.predicted_milliseconds) && summary.predicted_milliseconds > 0) {
-    note(
-        fmt::format("a step took {:.1f} times what was predicted: the machine is busier than when it was measured, or has become slower "
-                    "(--recalibrate measures it again)",
-                    summary.median_milliseconds / summary.predicted_milliseconds));
+  const double took = summary.median_milliseconds, predicted = summary.predicted_milliseconds;
+  if (took > 0 && predicted > 0 && std::max(took, predicted) > std::max(kShort, kFar * std::min(took, predicted))) {
+    note(took > predicted
+             ? fmt::format("a step took {:.1f} times what was predicted: the machine is busier than when it was measured, or has "
+                           "become slower (--recalibrate measures it again)",
+                           took / predicted)
+             : fmt::format("a step took {:.2g} of what was predicted: the machine was busier when it was measured, or has "
+                           "become faster (--recalibrate measures it again)",
+                           took / predicted));
   }
   summary.planned_read_per_step = report.disk_read_per_step;
   summary.planned_written_per_step = report.disk_written_per_step;

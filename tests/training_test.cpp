@@ -1,6 +1,7 @@
 // Training against PyTorch: loss, every gradient, ten steps of losses, the model's outputs, for every golden model
 // (tests/golden/README.md), and promise 2 on them: threads change no bit.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,12 +13,13 @@
 #include "frontend/import.h"
 #include "frontend/ort_train.h"
 #include "frontend/safetensors.h"
-#include "tests/nominal_machine.h"
+#include "tests/trainer_runs.h"
 
 namespace ort_train {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::HasSubstr;
 
 const std::string kGolden = std::string(ORT_TRAIN_SOURCE_DIR) + "/tests/golden/";
 
@@ -229,6 +231,29 @@ TEST_P(Golden, RecomputeChangesNoBit) {
     EXPECT_EQ(these, losses) << mode;
     EXPECT_TRUE(bytes == gradients) << mode;
   }
+}
+
+using Prediction = TrainerRuns;
+
+TEST_F(Prediction, IsSaidToBeFarFromTheStep) {
+  Options o{.model = std::string(ORT_TRAIN_SOURCE_DIR) + "/models/char-gpt.onnx",
+            .data = std::string(ORT_TRAIN_SOURCE_DIR) + "/models/tinyshakespeare.txt",
+            .task = "causal-lm"};
+  o.batch_size = 16;
+  o.seq_length = 64;
+  o.max_steps = 3;
+  o.threads = 1;
+  o.output_dir = folder / "out";
+  o.profile = profile;
+  const auto notes_on = [&](double rate) {
+    save_profile(o.profile,
+                 {.processor = {{1, {.flops = rate, .element_flops = rate, .bytes_per_second = rate, .far_bytes_per_second = rate}}}});
+    std::string all;
+    Trainer(o, {.on_note = [&](const std::string& text) { all += text + "\n"; }}).train();
+    return all;
+  };
+  EXPECT_THAT(notes_on(1e6), HasSubstr("the machine was busier when it was measured, or has become faster (--recalibrate"));
+  EXPECT_THAT(notes_on(1e15), HasSubstr("the machine is busier than when it was measured, or has become slower (--recalibrate"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Golden, testing::ValuesIn(cases()), [](const auto& info) {

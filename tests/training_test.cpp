@@ -1,5 +1,5 @@
 // Training against PyTorch: loss, every gradient, ten steps of losses, the model's outputs, for every golden model
-// (tests/golden/README.md), and promise 2 on them: threads change no bit.
+// (tests/golden/README.md), and promise 2 on them: threads change no bit. What a run says of a prediction that was far from its steps.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

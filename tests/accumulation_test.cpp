@@ -8,6 +8,7 @@
 #include "frontend/file.h"
 #include "frontend/ort_train.h"
 #include "frontend/safetensors.h"
+#include "test_paths.h"
 #include "tests/nominal_machine.h"
 #include "tests/token_data.h"
 

@@ -9,6 +9,7 @@
 #include "passes/passes.h"
 #include "passes/pipeline.h"
 #include "passes/recompute.h"
+#include "test_paths.h"
 #include "tests/onnx_models.h"
 #include "tests/trainer_runs.h"
 

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "test_paths.h"
 #include "tests/test_files.h"
 
 namespace ort_train {

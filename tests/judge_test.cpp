@@ -11,6 +11,7 @@
 
 #include "frontend/import.h"
 #include "frontend/ort_train.h"
+#include "test_paths.h"
 #include "tests/test_files.h"
 
 namespace ort_train {

@@ -16,6 +16,7 @@
 #include "frontend/import.h"
 #include "frontend/safetensors.h"
 #include "graph/op_def.h"
+#include "test_paths.h"
 
 namespace ort_train {
 namespace {

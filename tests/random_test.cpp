@@ -11,6 +11,7 @@
 #include "exec/op_list.h"
 #include "frontend/ort_train.h"
 #include "graph/op_def.h"
+#include "test_paths.h"
 #include "tests/onnx_models.h"
 #include "tests/token_data.h"
 #include "tests/trainer_runs.h"

@@ -16,6 +16,7 @@
 #include "passes/memory_model.h"
 #include "passes/plan.h"
 #include "passes/saved_tensors.h"
+#include "test_paths.h"
 #include "tests/plan_support.h"
 #include "tests/trainer_runs.h"
 

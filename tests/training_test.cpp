@@ -13,6 +13,7 @@
 #include "frontend/import.h"
 #include "frontend/ort_train.h"
 #include "frontend/safetensors.h"
+#include "test_paths.h"
 #include "tests/trainer_runs.h"
 
 namespace ort_train {

@@ -3,7 +3,7 @@
 export WERROR := $(if $(CI),ON,OFF)
 FORMATTED = $(shell find graph passes exec offload frontend tests -name '*.h' -o -name '*.cpp')
 
-.PHONY: build demo test sanitize cuda bench format check-format clean
+.PHONY: build build-bench demo test sanitize cuda bench format check-format clean
 
 build:  # build/ort-train
 	@.ci/configure release
@@ -31,6 +31,10 @@ bench:  # each benchmark prints its lines of JSON
 	@.ci/configure release
 	@cmake --build build
 	@for program in build/bench-*; do $$program || exit 1; done
+
+build-bench:  # what tests/bench/*.py run: the program and two benchmarks
+	@.ci/configure release
+	@cmake --build build --target ort-train bench-matmul_bench bench-disk_bench
 
 format:
 	@clang-format -i $(FORMATTED)

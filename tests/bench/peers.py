@@ -2,14 +2,18 @@
 
     python3 tests/bench/peers.py [--build build] [--work build/peers] [--batch 1] [--tokens 256] [--steps 11] [--only ort-train,eager,compile,ort-training]
 
-Makes its virtual environments below --work at the first run. All train the same weights on the same tokens; each runs alone, in turn, twice. Prints one JSON line
+Says at once what it lacks; `make build-bench` builds what it runs. Makes its virtual environments below --work at the first run, which takes some
+minutes and 3 GB. All train the same weights on the same tokens; each runs alone, in turn, twice. Prints one JSON line
 a run, the machine's product rate (oneDNN's own, measured in the same run) and a table; exits 1 where the losses don't agree within 1e-4.
 """
-import argparse, json, os, re, statistics, subprocess, sys, time
+import argparse, json, os, statistics, subprocess, sys, time
+
+import needs
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 VOCABULARY = 50257
+PEERS = ("ort-train", "eager", "compile", "ort-training")
 
 
 def sh(*command, **options):
@@ -23,7 +27,10 @@ def environment(work, name, *packages_in_turn):
     if not os.path.exists(done):
         sh(sys.executable, "-m", "venv", os.path.join(work, name))
         for packages in packages_in_turn:
-            sh(python, "-m", "pip", "install", "-q", *packages, stderr=subprocess.DEVNULL)
+            installed = subprocess.run([python, "-m", "pip", "install", "-q", *packages], stderr=subprocess.PIPE, text=True)
+            if installed.returncode != 0:
+                reason = (installed.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+                sys.exit(f"can't install {' '.join(packages)} into {os.path.join(work, name)}: {reason}")
         open(done, "w").close()
     return python
 
@@ -203,7 +210,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--steps", type=int, default=11)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--only", default="ort-train,eager,compile,ort-training")
+    parser.add_argument("--only", default=",".join(PEERS))
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     o = parser.parse_args()
     inside = dict(export=lambda: export(o.work, o.batch, o.tokens), model=lambda: export_model(o.work), tokens=lambda: write_tokens(o.work, o.batch, o.tokens), artifacts=lambda: artifacts(o.work),
@@ -212,8 +219,12 @@ def main():
     if o.inside:
         return inside[o.inside]()
 
+    chosen = o.only.split(",")
+    needs.check(needs.choices("--only", chosen, PEERS), needs.programs(o.build, ["ort-train", "bench-matmul_bench"]), needs.packages("", []),
+                needs.space(o.work, 0 if os.path.exists(os.path.join(o.work, "modern", "complete")) else 6e9))
     os.makedirs(o.work, exist_ok=True)
-    modern, peer = modern_environment(o.work), peer_environment(o.work)
+    modern = modern_environment(o.work)
+    peer = peer_environment(o.work) if "ort-training" in chosen else ""
     made_for = os.path.join(o.work, f"exported-{o.batch}x{o.tokens}")
     if not os.path.exists(made_for):
         sh("rm", "-f", os.path.join(o.work, "training_model.onnx"))
@@ -222,7 +233,7 @@ def main():
     runners = {"ort-train": None, "eager": modern, "compile": modern, "ort-training": peer}
     results = {}
     for _ in range(o.rounds):
-        for name in o.only.split(","):
+        for name in chosen:
             if name == "ort-train":
                 line = run_ours(o.build, o.work, o.batch, o.tokens, o.steps)
             else:

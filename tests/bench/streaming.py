@@ -13,8 +13,8 @@ half      4 x 512 tokens in half of the memory that PyTorch takes for it, agains
 xl        GPT-2-XL within 4 GB: how long its plan takes to make, and its gap to the planner's bound; with --xl-steps, that many steps of it
           against max(compute, channels). Its model takes 6 GB, the job 47 GB of the disk.
 
-Needs fio (apt-get install fio). Makes a virtual environment with PyTorch below --work at the first run, as peers.py does, and exports the
-models there. Prints one line of JSON a run, then tables, and what was aimed at beside what was found. Exits 1 where losses or weights differ,
+Says at once what it lacks: `make build-bench` builds what it runs, and it needs fio (apt-get install fio). Makes a virtual environment with
+PyTorch below --work at the first run, as peers.py does, and exports the models there. Prints one line of JSON a run, then tables, and what was aimed at beside what was found. Exits 1 where losses or weights differ,
 or where a process took more than its budget; never because of a time. Run it on a machine that does nothing else.
 """
 import argparse
@@ -26,10 +26,14 @@ import subprocess
 import sys
 
 import bounds
+import needs
 import peers
 
 ROOT = peers.ROOT
 WARM = 2  # steps that don't count
+PARTS = ("disk", "budgets", "half", "xl")
+SPACE = {"disk": 6e9, "budgets": 8e9, "half": 5e9}  # bytes on the disk
+XL_MODEL, XL_STATE = 7e9, 48e9
 problems = []
 aims = [["aimed at", "", "found", ""]]
 
@@ -251,13 +255,15 @@ def main():
     parser.add_argument("--rounds", type=int, default=3, help="of the disk's benchmark")
     parser.add_argument("--gigabytes", type=int, default=4, help="of its file")
     parser.add_argument("--jobs", default="1x256,4x512,4x1024", help="of budgets: samples x tokens, with commas")
-    parser.add_argument("--only", default="disk,budgets,half")
+    parser.add_argument("--only", default="disk,budgets,half", help="of " + ", ".join(PARTS))
     parser.add_argument("--xl-steps", type=int, default=0, help="of GPT-2-XL, a minute each; 0: only its plan")
     o = parser.parse_args()
     parts = o.only.split(",")
-    if shutil.which("fio") is None:
-        sys.exit("fio is missing: apt-get install fio")
     o.nvme = o.nvme or o.work
+    needs.check(needs.choices("--only", parts, PARTS), needs.programs(o.build, ["ort-train"] + ["bench-disk_bench"] * ("disk" in parts)),
+                needs.tool("fio", "fio"), needs.packages(o.python, ["torch", "transformers", "onnx", "onnxscript", "onnxruntime"]),
+                needs.space(o.work, 2e9 + ("xl" in parts) * XL_MODEL),
+                needs.space(o.nvme, max([SPACE.get(part, 0) for part in parts] + [XL_STATE * ("xl" in parts and o.xl_steps > 0)])))
     os.makedirs(o.work, exist_ok=True)
     python = o.python or peers.modern_environment(o.work)
     if not os.path.exists(os.path.join(o.work, "gpt2.pt")):

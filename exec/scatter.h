@@ -39,14 +39,20 @@ struct MinimumOf {
   template <typename T> static T combine(T old, T update) { return (update < old) | (update != update) ? update : old; }
 };
 
-// `outer` tables of `rows` rows of `row` elements; `updates` rows for each of them.
+// `outer` tables of `rows` rows of `row` elements; `updates` rows for each of them. Where a table is divided and only a range of its rows
+// is at hand, how updates are added is chosen by the whole table all the same: a part has the bits that its rows have in the whole.
 class RowScatter {
  public:
   struct Sizes {
     int64_t outer = 1, rows = 0, row = 1, updates = 0;
     bool zeros_first = false;  // the tables start from zeros, which it writes
   };
-  RowScatter(const Sizes& sizes, int64_t element_bytes) : sizes_(sizes) {
+  // `whole` is of undivided tables; `rows_here` of each are at hand (-1: all).
+  RowScatter(const Sizes& whole, int64_t element_bytes, int64_t rows_here = -1)
+      : sizes_(whole), in_double_(whole.zeros_first && whole.rows <= kWideRows && whole.updates >= 2 * whole.rows) {
+    // From here on nothing may change a bit of a result: this is about which task does what.
+    if (rows_here >= 0) sizes_.rows = rows_here;
+    const Sizes& sizes = sizes_;
     const int64_t row_bytes = std::max<int64_t>(1, sizes.row * element_bytes);
     while (row_bytes << (block_shift_ + 1) <= kTaskBytes && int64_t{1} << block_shift_ < sizes.rows) ++block_shift_;
     blocks_ = (sizes.rows + (int64_t{1} << block_shift_) - 1) >> block_shift_;
@@ -55,17 +61,18 @@ class RowScatter {
     large_ = sizes.outer * sizes.rows > 8 * sizes.updates && sizes.rows * row_bytes > kLargeTable;
   }
 
-  const Sizes& sizes() const { return sizes_; }
+  int64_t updates() const { return sizes_.updates; }
   // Room for the order in which the updates are taken, bytes.
   int64_t workspace() const { return (sizes_.outer * (sizes_.updates + blocks_) + 1) * static_cast<int64_t>(sizeof(int64_t)); }
 
-  // out[o, position(o, i), :] = combine(out[o, position(o, i), :], from[o, i, :]) for ascending i; a negative position: nowhere.
+  // out[o, position(o, i), :] = combine(out[o, position(o, i), :], from[o, i, :]) for ascending i; a negative position: nowhere. Positions
+  // and `out` are of the rows at hand.
   template <typename Combine, typename T, typename Position>
   void run(Workers& workers, T* out, const T* from, std::byte* workspace, Position&& position) const {
     const auto [outer, rows, row, updates, zeros_first] = sizes_;
     if (outer == 0 || rows == 0 || row == 0) return;
     if constexpr (std::is_same_v<Combine, AddTo> && std::is_same_v<T, float>) {
-      if (zeros_first && rows <= kWideRows && updates >= 2 * rows) return run_wide(workers, out, from, position);
+      if (in_double_) return run_in_double(workers, out, from, position);
     }
     // Sorted by block of rows, the updates of each ascending: starts[b] is where block b's begin.
     int64_t* const starts = reinterpret_cast<int64_t*>(workspace);
@@ -107,7 +114,7 @@ class RowScatter {
   static constexpr int64_t kColumns = 64, kWideRows = 128, kLargeTable = int64_t{1} << 24;
 
   // Few rows, of which each gets many updates (characters, token types): sums in double, on the stack.
-  template <typename Position> void run_wide(Workers& workers, float* out, const float* from, Position&& position) const {
+  template <typename Position> void run_in_double(Workers& workers, float* out, const float* from, Position&& position) const {
     const auto [outer, rows, row, updates, zeros_first] = sizes_;
     const int64_t parts = (row + kColumns - 1) / kColumns;
     workers.parallel_for(outer * parts, [&](int64_t task, int) {
@@ -127,12 +134,13 @@ class RowScatter {
     });
   }
 
-  Sizes sizes_;
-  int block_shift_ = 0;   // rows of a block, which one task at a time owns: a power of two
-  int64_t blocks_ = 1;    // of a table
-  int64_t columns_ = 1;   // that a task takes of each row
-  int64_t together_ = 1;  // blocks in a task
-  bool large_ = false;    // most of a table stays zero and it is larger than caches
+  Sizes sizes_;             // of what is at hand
+  bool in_double_ = false;  // float32 sums are made in double
+  int block_shift_ = 0;     // rows of a block, which one task at a time owns: a power of two
+  int64_t blocks_ = 1;      // of a table
+  int64_t columns_ = 1;     // that a task takes of each row
+  int64_t together_ = 1;    // blocks in a task
+  bool large_ = false;      // most of a table stays zero and it is larger than caches
 };
 
 // Index tuples, as GatherND and ScatterND have them: the last axis of the indices addresses a row in the leading axes of the data.

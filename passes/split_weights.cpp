@@ -109,10 +109,9 @@ class Splitter {
         if (product) {
           attributes.set("a_from", part.first);
           attributes.set("a_width", part.rows);
-        } else {
-          attributes.set("shape", graph_.value(part.value).shape);
+        } else {  // `shape` stays that of the whole table
           attributes.set("first", part.first);
-          attributes.set("total", rows());
+          attributes.set("rows", part.rows);
         }
         parts.push_back(builder.emit(product ? "MatMulPart" : "GatherGrad", node.inputs, attributes));
       }

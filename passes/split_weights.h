@@ -5,6 +5,9 @@
 //   after    y1 = MatMulPart{y_from 0}(x, w[0:5376])
 //            y2 = MatMulPart{y_from 5376}(x, w[5376:10752], base y1) …      in place
 //
+// A node that gets or makes a part is told the whole weight's shape (MatMulPart by its first factor and y_columns, GatherPart by `total`,
+// GatherGrad by `shape`): whatever its kernel chooses that could change a bit, it chooses by that, so that the parts have the whole's bits.
+//
 // All entries of a job have the same parts. How large they are changes no bit: products along the weight's rows are summed in blocks
 // (exec/depth_block.h), and parts begin where those do; norms are summed in blocks of fewer rows, weight by weight. They also begin at
 // multiples of 256 elements, but where that would make them larger than 16 MiB. What has no more rows than a block is not divided, nor what

@@ -4,8 +4,9 @@
 // indices: GatherGrad{axis, shape}(dy, indices), GatherNDGrad{batch_dims, shape}(dy, indices); GatherElements' is ScatterElements.
 //
 // Where a table is in parts, each a range of its rows (passes/split_weights.h), GatherPart{first, total}(part, indices, base?) puts the
-// rows that lie in it into the base, in place; without one, what other parts hold is left to the nodes that fill it next. GatherGrad with
-// `first` and `total` makes the part's gradient.
+// rows that lie in it into the base, in place; without one, what other parts hold is left to the nodes that fill it next.
+// GatherGrad{axis, shape, first, rows} makes the gradient of rows [first, first + rows) of a table of that shape: how it adds is chosen by
+// the whole table.
 //
 // GatherGrad serves embeddings: (2048 indices) x [50257, 768] is a matter of writing 154 MB of zeros, so each task clears a block of rows
 // and adds to it while it is in the cache.
@@ -103,11 +104,15 @@ struct TablePart {
   int64_t checked_position(int64_t index) const { return position(checked_index(index, total, "Gather")); }
 };
 
+TablePart checked_part(int64_t first, int64_t rows, int64_t total) {
+  if (first < 0 || rows < 0 || rows > total || first > total - rows)
+    throw error(ErrorCode::unsupported, "{} rows from {} on are no part of {}", rows, first, total);
+  return {.first = first, .rows = rows, .total = total};
+}
+
+// What a GatherPart has at hand: `rows` rows.
 TablePart part_of(const Attributes& attributes, int64_t rows) {
-  const TablePart part{.first = attributes.get("first", int64_t{0}), .rows = rows, .total = attributes.get("total", rows)};
-  if (part.first < 0 || part.first > part.total - rows)
-    throw error(ErrorCode::unsupported, "rows {} to {} are no part of {}", part.first, part.first + rows, part.total);
-  return part;
+  return checked_part(attributes.get("first", int64_t{0}), rows, attributes.get("total", rows));
 }
 
 std::vector<TensorType> infer_gather_part(const InferContext& context) {
@@ -147,29 +152,40 @@ KernelRun prepare_gather_part(const KernelSpec& spec) {
 
 // --- its gradient ---------------------------------------------------------------------------------------------------------------------
 
+// The whole table.
+Shape table_of(const Attributes& attributes) { return attributes.get("shape", Shape{}); }
+
+// What of it a GatherGrad makes.
+TablePart made_part(const Attributes& attributes) {
+  const Shape table = table_of(attributes);
+  const int64_t total = table[static_cast<size_t>(axis_of(attributes, table))];
+  return checked_part(attributes.get("first", int64_t{0}), attributes.get("rows", total), total);
+}
+
 std::vector<TensorType> infer_gather_grad(const InferContext& context) {
-  const Shape shape = context.attributes.get("shape", Shape{});
+  Shape shape = table_of(context.attributes);
   require_indices(context, 1);
-  if (gathered_shape(shape, context.input(1).shape, axis_of(context.attributes, shape)) != context.input(0).shape) {
+  const int64_t axis = axis_of(context.attributes, shape);
+  if (gathered_shape(shape, context.input(1).shape, axis) != context.input(0).shape) {
     throw error(ErrorCode::unsupported, "{} isn't what indices {} gather from {}", to_string(context.input(0).shape),
                 to_string(context.input(1).shape), to_string(shape));
   }
-  part_of(context.attributes, shape[static_cast<size_t>(axis_of(context.attributes, shape))]);
+  shape[static_cast<size_t>(axis)] = made_part(context.attributes).rows;
   return {{context.input(0).dtype, shape}};
 }
 
 RowScatter gather_grad_scatter(const KernelSpec& spec) {
-  const Shape& shape = spec.outputs[0].shape;
-  const GatherSizes sizes(shape, spec.inputs[1].shape, axis_of(spec.attributes, shape));
-  return RowScatter({.outer = sizes.outer, .rows = sizes.size, .row = sizes.inner, .updates = sizes.indices, .zeros_first = true},
-                    size_of(spec.outputs[0].dtype));
+  const Shape table = table_of(spec.attributes);
+  const GatherSizes whole(table, spec.inputs[1].shape, axis_of(spec.attributes, table));
+  return RowScatter({.outer = whole.outer, .rows = whole.size, .row = whole.inner, .updates = whole.indices, .zeros_first = true},
+                    size_of(spec.outputs[0].dtype), made_part(spec.attributes).rows);
 }
 
 int64_t gather_grad_workspace(const KernelSpec& spec) { return gather_grad_scatter(spec).workspace(); }
 
 template <typename T, typename Index> void gather_grad(const KernelArgs& args, const RowScatter& scatter, const TablePart& part) {
   const Index* const indices = args.in<Index>(1);
-  for (int64_t i = 0; i < scatter.sizes().updates; ++i) checked_index(indices[i], part.total, "Gather");
+  for (int64_t i = 0; i < scatter.updates(); ++i) checked_index(indices[i], part.total, "Gather");
   scatter.run<AddTo>(args.workers, args.out<T>(0), args.in<T>(0), args.workspace,
                      [&](int64_t, int64_t i) { return part.position(indices[i]); });
 }
@@ -178,16 +194,15 @@ KernelRun prepare_gather_grad(const KernelSpec& spec) {
   const DType dtype = spec.outputs[0].dtype;
   if (dtype != DType::float32 && dtype != DType::float64) no_kernel("GatherGrad", dtype);
   const RowScatter scatter = gather_grad_scatter(spec);
-  return
-      [scatter, part = part_of(spec.attributes, scatter.sizes().rows), dtype, index_dtype = spec.inputs[1].dtype](const KernelArgs& args) {
-        with_index(index_dtype, [&](auto* type) {
-          using Index = std::remove_pointer_t<decltype(type)>;
-          if (dtype == DType::float32)
-            gather_grad<float, Index>(args, scatter, part);
-          else
-            gather_grad<double, Index>(args, scatter, part);
-        });
-      };
+  return [scatter, part = made_part(spec.attributes), dtype, index_dtype = spec.inputs[1].dtype](const KernelArgs& args) {
+    with_index(index_dtype, [&](auto* type) {
+      using Index = std::remove_pointer_t<decltype(type)>;
+      if (dtype == DType::float32)
+        gather_grad<float, Index>(args, scatter, part);
+      else
+        gather_grad<double, Index>(args, scatter, part);
+    });
+  };
 }
 
 // --- GatherElements -------------------------------------------------------------------------------------------------------------------

@@ -85,6 +85,8 @@ def main():
     parser.add_argument("--exporter", choices=("dynamo", "torchscript"), default="dynamo")
     parser.add_argument("--opset", type=int, choices=range(17, 24), default=20)
     o = parser.parse_args()
+    if o.text:  # first, because it is quick
+        print(tokenize_text.write(o.folder, *o.text))
     model = load(o.folder)
     accepted = inspect.signature(model.forward).parameters
     inputs = tuple(name for name in INPUTS if name in accepted)
@@ -99,8 +101,6 @@ def main():
         sys.exit(f"{o.path}: ONNX Runtime's logits differ too much from PyTorch's: try --exporter torchscript, or another --opset")
     for note in notes(model, o.path):
         print("note: " + note)
-    if o.text:
-        print(tokenize_text.write(o.folder, *o.text))
 
 
 if __name__ == "__main__":

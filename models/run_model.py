@@ -12,6 +12,8 @@ import tokenize_text
 
 
 def session_of(path, threads=0):
+    if not os.path.isfile(path):
+        sys.exit(f"{path}: there is no such file")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3

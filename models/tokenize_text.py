@@ -11,15 +11,18 @@ import numpy as np
 from transformers import AutoTokenizer
 
 PIECE = 8 << 20
+FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model")
 
 
 def tokenizer_of(folder):
     if not os.path.isdir(folder):
         sys.exit(f"{folder}: is no directory; give the one that has the model's tokenizer")
+    if not any(os.path.exists(os.path.join(folder, name)) for name in FILES):
+        sys.exit(f"{folder}: has no tokenizer; save it there with tokenizer.save_pretrained(), or copy the Hub's files ({', '.join(FILES)}: those that there are)")
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as problem:
-        sys.exit(f"{folder}: has no tokenizer that can be read; save it there with tokenizer.save_pretrained(). {problem}")
+    except (OSError, ValueError, ImportError) as problem:
+        sys.exit(f"{folder}: its tokenizer can't be loaded: {' '.join(str(problem).split())}")
 
 
 def pieces(text):
@@ -32,6 +35,8 @@ def pieces(text):
 
 def write(folder, text, path):
     """Writes `path`; gives a sentence that says what is in it."""
+    if not os.path.isfile(text):
+        sys.exit(f"{text}: there is no such file")
     tokenizer = tokenizer_of(folder)
     small = len(tokenizer) <= 1 << 16
     count = characters = 0

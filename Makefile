@@ -11,7 +11,7 @@ build:  # build/ort-train
 
 demo: build  # trains a small character model on Shakespeare within 200 MB of memory, then lets it write
 	build/ort-train models/char-gpt.onnx --data models/tinyshakespeare.txt --task causal-lm --budget 200MB --batch-size 16 --seq-length 64 \
-	  --max-steps 1500 --learning-rate 5e-3 --warmup-steps 100 --eval-steps 500 --sample-length 400 --output-dir out/demo
+	  --max-steps 1500 --learning-rate 5e-3 --warmup-steps 100 --eval-steps 500 --sample-length 400 --output-dir out/demo --overwrite
 
 test:  # everything, and ONNX Runtime as the judge of what comes out
 	@.ci/configure release

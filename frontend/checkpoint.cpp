@@ -1,11 +1,11 @@
 #include "frontend/checkpoint.h"
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "frontend/checkpoint_folder.h"
 #include "frontend/checkpoint_parts.h"
 #include "frontend/checkpoint_slots.h"
 #include "frontend/file.h"
@@ -17,13 +17,6 @@ namespace {
 
 using Json = nlohmann::json;
 namespace fs = std::filesystem;
-
-constexpr int kFormat = 2;
-constexpr size_t kKept = 2, kKeptInSlots = 1;
-constexpr std::string_view kPrefix = "checkpoint-";
-constexpr std::string_view kNew = ".tmp-", kOld = ".tmp-old-", kReplaced = ".tmp-replaced-";  // before that
-
-std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 // Writes one file of tensors; returns what the manifest says of it.
 Json write_tensors(const std::string& path, const std::vector<StateTensor>& tensors) {
@@ -102,35 +95,6 @@ RunState state_of(const Json& json) {
   return state;
 }
 
-Json read_manifest(const std::string& folder) {
-  const std::string path = (fs::path(folder) / kManifest).string();
-  if (!exists(path)) throw corrupt(path, "is missing");
-  const Json json = Json::parse(read_small_file(path, kManifestLimit), nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("body") || !json.contains("xxh3") || !json["xxh3"].is_string())
-    throw corrupt(path, "is not a manifest");
-  const std::string body = dump(json["body"]);
-  if (hex16(hash_bytes(std::as_bytes(std::span(body)))) != json["xxh3"].get<std::string>()) throw corrupt(path, "fails its checksum");
-  if (json["body"].value("format", 0) != kFormat)
-    throw corrupt(path, fmt::format("has format {}, this version reads {}", json["body"].value("format", 0), kFormat));
-  return json["body"];
-}
-
-// Checkpoints' folders, the largest step first; `replaced`: also those that a killed run moved out of the way.
-std::vector<std::pair<int64_t, std::string>> find_checkpoints(const std::string& output_dir, bool replaced = false) {
-  std::vector<std::pair<int64_t, std::string>> found;
-  std::error_code code;
-  for (const auto& entry : fs::directory_iterator(output_dir, code)) {
-    const std::string name = checkpoint_name(entry.path().string());
-    if (name.empty() || (!replaced && name != entry.path().filename())) continue;
-    int64_t step = 0;
-    const char* begin = name.data() + kPrefix.size();
-    const auto [end, bad] = std::from_chars(begin, name.data() + name.size(), step);
-    if (bad == std::errc() && end == name.data() + name.size() && step >= 0) found.emplace_back(step, entry.path().string());
-  }
-  std::sort(found.rbegin(), found.rend());
-  return found;
-}
-
 // The table of a folder whose tensors are in a state file, if it can be read.
 std::optional<SlotTable> table_in(const std::string& folder) {
   try {
@@ -140,118 +104,153 @@ std::optional<SlotTable> table_in(const std::string& folder) {
   }
 }
 
-std::string sibling(const std::string& path, std::string_view prefix) {
-  return (fs::path(folder_of(path)) / (std::string(prefix) + fs::path(path).filename().string())).string();
-}
-
 void remove_with_state(const std::string& output_dir, const std::string& folder) {
   const std::optional<SlotTable> table = table_in(folder);
   std::error_code code;
   fs::remove(fs::path(folder) / kStateLink, code);
   if (table) release_state(output_dir, *table);
-  fs::remove_all(folder, code);  // last: what is killed before it is done again
+  remove_our_files(folder);  // last: what is killed before it is done again
 }
 
 // Renames first: a crash leaves a leftover, never half a checkpoint under its name.
-void remove_folder(const std::string& path) {
-  const std::string output_dir = folder_of(path);
-  const std::string temporary = sibling(path, kOld);
+void remove_checkpoint(const std::string& path) {
+  const std::string temporary = with_prefix(path, kRemoved);
   std::error_code code;
-  fs::remove_all(temporary, code);
   fs::rename(path, temporary, code);
-  remove_with_state(output_dir, temporary);
+  if (code) return;  // the name is taken: the checkpoint stays
+  remove_with_state(folder_of(path), temporary);
+  if (exists(temporary)) fs::rename(temporary, path, code);  // somebody's files are in it
 }
 
-// Keeps `saved`, which is new, and the newest of this run; those of earlier runs in the same folder go once this run has as many.
-void prune(const std::string& output_dir, const std::string& saved, int64_t run, size_t kept) {
+// Keeps `saved`, which is new, and the newest of this run before it. Once there are as many as are kept, all others go: those of earlier
+// runs, and those of this run's later steps, which were skipped as damaged when it was resumed.
+void prune(const std::string& output_dir, const std::string& saved, const RunState& state, size_t kept) {
   size_t own = 1;
   std::vector<std::string> others;
   for (const auto& [step, path] : find_checkpoints(output_dir)) {
     if (path == saved) continue;
     bool mine = false;
     try {
-      mine = read_manifest(path).at("state").at("run").get<int64_t>() == run;
+      mine = read_manifest(path).at("state").at("run").get<int64_t>() == state.run;
     } catch (const std::exception&) {  // broken: nobody's
     }
-    if (!mine)
+    if (!mine || step > state.step)
       others.push_back(path);
     else if (++own > kept)
-      remove_folder(path);
+      remove_checkpoint(path);
   }
   if (own < kept) return;
-  for (const std::string& path : others) remove_folder(path);
+  for (const std::string& path : others) remove_checkpoint(path);
+}
+
+struct Candidate {
+  int64_t run = -1;  // unknown: the manifest can't be read
+  CheckpointFolder folder;
+  Json manifest;
+};
+
+// In the order in which they are tried: the latest run first, of that the largest step.
+std::vector<Candidate> find_candidates(const std::vector<CheckpointFolder>& folders,
+                                       const std::function<void(const std::string& path, const std::string& why, ErrorCode)>& broken) {
+  std::vector<Candidate> found;
+  for (const CheckpointFolder& folder : folders) {
+    Candidate candidate{.folder = folder, .manifest = {}};
+    try {
+      candidate.manifest = read_manifest(folder.path);
+      candidate.manifest.at("state").at("run").get_to(candidate.run);
+      if (candidate.run < 0) throw error(ErrorCode::corrupt, "its manifest names no run");
+    } catch (const Error& problem) {
+      broken(folder.path, problem.what(), problem.code());
+    } catch (const std::exception& problem) {
+      broken(folder.path, problem.what(), ErrorCode::corrupt);
+    }
+    found.push_back(std::move(candidate));
+  }
+  std::stable_sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) { return a.run > b.run; });
+  return found;
+}
+
+bool is_same_folder(const std::string& a, const std::string& b) {
+  std::error_code code;
+  return fs::equivalent(a, b, code);
+}
+
+// The checkpoints before `path` that refer to its state file, the newest first.
+std::vector<std::pair<std::string, SlotTable>> sharing_state_before(const std::string& output_dir, const std::string& path) {
+  std::vector<std::pair<std::string, SlotTable>> found;
+  const std::optional<SlotTable> table = table_in(path);
+  bool before = false;
+  for (const auto& [step, other] : find_checkpoints(output_dir)) {
+    if (before && table) {
+      std::optional<SlotTable> of = table_in(other);
+      if (of && of->id == table->id) found.emplace_back(other, std::move(*of));
+    }
+    before |= is_same_folder(other, path);
+  }
+  return found;
 }
 
 }  // namespace
 
-std::string checkpoint_name(const std::string& folder) {
-  const fs::path path = folder;
-  std::string name = path.filename().string();
-  if (name.starts_with(kReplaced)) {
-    name.erase(0, kReplaced.size());
-    if (exists((path.parent_path() / name).string())) return {};
+std::vector<std::string> checkpoints_newer_than(const std::string& output_dir, const std::string& path) {
+  std::vector<std::string> newer;
+  for (const Candidate& candidate : find_candidates(find_checkpoints(output_dir, /*replaced=*/true), [](const auto&...) {})) {
+    if (!path.empty() && is_same_folder(candidate.folder.path, path)) break;
+    newer.push_back(candidate.folder.path);
   }
-  return name.starts_with(kPrefix) ? name : std::string();
+  return newer;
 }
 
-int64_t saved_part_bytes(const std::string& output_dir) {
-  const auto found = find_checkpoints(output_dir, /*replaced=*/true);
+int64_t saved_part_bytes(const std::string& folder) {
   try {
-    return found.empty() ? 0 : read_manifest(found.front().second).at("part_bytes").get<int64_t>();
+    return read_manifest(folder).at("part_bytes").get<int64_t>();
   } catch (const std::exception&) {  // whoever loads it says what is wrong
     return 0;
   }
 }
 
-void remove_superseded(const std::string& output_dir, const std::string& path) {
-  const std::optional<SlotTable> table = table_in(path);
-  bool before = false;
-  for (const auto& [step, other] : find_checkpoints(output_dir)) {
-    if (before && table && table_in(other).value_or(SlotTable{}).id == table->id) remove_folder(other);
-    before |= other == path;
+std::vector<SlotTable> tables_before(const std::string& output_dir, const std::string& path, size_t kept) {
+  std::vector<SlotTable> tables;
+  for (auto& [other, table] : sharing_state_before(output_dir, path)) {
+    if (tables.size() + 1 < kept) tables.insert(tables.begin(), std::move(table));
   }
+  return tables;
+}
+
+void remove_superseded(const std::string& output_dir, const std::string& path, size_t kept) {
+  const auto sharing = sharing_state_before(output_dir, path);
+  for (size_t i = kept - 1; i < sharing.size(); ++i) remove_checkpoint(sharing[i].first);
 }
 
 void remove_checkpoint_leftovers(const std::string& output_dir) {
+  const CheckpointLeftovers found = find_leftovers(output_dir);
   std::error_code code;
-  std::vector<std::string> leftovers;
-  std::vector<std::pair<fs::path, fs::path>> kept;
-  for (const auto& entry : fs::directory_iterator(output_dir, code)) {
-    const std::string name = entry.path().filename().string();
-    for (const std::string_view prefix : {kNew, kOld, kReplaced}) {
-      if (!name.starts_with(std::string(prefix) + std::string(kPrefix))) continue;
-      const fs::path place = fs::path(output_dir) / name.substr(prefix.size());
-      if (prefix == kReplaced && !exists(place.string()))
-        kept.emplace_back(entry.path(), place);
-      else
-        leftovers.push_back(entry.path().string());
-    }
-  }
-  for (const auto& [replaced, place] : kept) fs::rename(replaced, place, code);  // what was to replace it didn't get there
-  for (const std::string& leftover : leftovers) remove_with_state(output_dir, leftover);
+  for (const std::string& path : found.put_back)
+    fs::rename(path, fs::path(output_dir) / checkpoint_name(path), code);  // what was to replace it didn't get there
+  for (const std::string& path : found.lost) remove_with_state(output_dir, path);
 }
 
-std::string save_checkpoint(const std::string& output_dir, const RunState& state, const CheckpointContent& content, StateFile* slots) {
-  const std::string name = std::string(kPrefix) + std::to_string(state.step);
-  const std::string path = (fs::path(output_dir) / name).string(), temporary = sibling(path, kNew), replaced = sibling(path, kReplaced);
+std::string save_checkpoint(const std::string& output_dir, const RunState& state, const CheckpointContent& content, size_t kept,
+                            StateFile* slots) {
+  const std::string path = checkpoint_path_of(output_dir, state.step), temporary = with_prefix(path, kWritten),
+                    replaced = with_prefix(path, kReplaced);
   remove_checkpoint_leftovers(output_dir);
+  if (is_taken(path) && !is_our_checkpoint(path))
+    throw error(ErrorCode::io, "{}: was not written by ort-train, and stands where this run has to save: move it away", path);
+  begin_folder(temporary);
   try {
-    make_folders(temporary);
-    Json body = {{"format", kFormat},       {"model", content.model},          {"settings", content.settings},
-                 {"state", to_json(state)}, {"parts", parts_to_json(content)}, {"part_bytes", content.part_bytes}};
+    Json body = {{"model", content.model},
+                 {"settings", content.settings},
+                 {"state", to_json(state)},
+                 {"parts", parts_to_json(content)},
+                 {"part_bytes", content.part_bytes}};
     if (slots != nullptr) {
       body["slots"] = slots_to_json(slots->sync(), content);
     } else {
-      body["files"]["weights.safetensors"] = write_tensors((fs::path(temporary) / "weights.safetensors").string(), content.weights);
-      body["files"]["optimizer.safetensors"] = write_tensors((fs::path(temporary) / "optimizer.safetensors").string(), content.optimizer);
+      for (const auto& [name, tensors] : {std::pair{kWeightsFile, &content.weights}, {kOptimizerFile, &content.optimizer}})
+        body["files"][name] = write_tensors((fs::path(temporary) / name).string(), *tensors);
     }
-    const std::string text = dump(body);
-    {
-      File manifest = File::create((fs::path(temporary) / kManifest).string());
-      const std::string whole = fmt::format("{{\"body\":{},\"xxh3\":\"{}\"}}\n", text, hex16(hash_bytes(std::as_bytes(std::span(text)))));
-      manifest.write(0, std::as_bytes(std::span(whole)));
-      manifest.sync();
-    }
+    write_manifest(temporary, std::move(body));
     if (slots != nullptr) slots->name_for((fs::path(temporary) / kStateLink).string());  // behind the manifest, which says whose it is
     sync_folder(temporary);
     if (exists(path)) rename_synced(path, replaced);  // of an earlier run, or broken
@@ -259,24 +258,18 @@ std::string save_checkpoint(const std::string& output_dir, const RunState& state
   } catch (...) {
     std::error_code code;
     if (slots != nullptr && exists(temporary)) slots->withdrawn();
-    fs::remove_all(temporary, code);
+    remove_our_files(temporary);
     if (!exists(path)) fs::rename(replaced, path, code);
     throw;
   }
   if (slots != nullptr) slots->published();
   if (exists(replaced)) remove_with_state(output_dir, replaced);
-  prune(output_dir, path, state.run, slots != nullptr ? kKeptInSlots : kKept);
+  prune(output_dir, path, state, kept);
   return path;
 }
 
 Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& content, const Note& note, const std::string& nvme_path,
-                       const BeforeLoad& before) {
-  struct Candidate {
-    int64_t run, step;
-    std::string path;
-    Json manifest;
-  };
-  std::vector<Candidate> candidates;
+                       const BeforeLoad& before, const std::string& only) {
   std::string broken;                      // why the newest of them is
   ErrorCode failure = ErrorCode::corrupt;  // or io: perhaps it is whole, and the drive doesn't give it
   const auto skip = [&](const std::string& path, const std::string& why, ErrorCode code = ErrorCode::corrupt) {
@@ -286,26 +279,21 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
     }
     note(fmt::format("{} is skipped: {}", path, why));
   };
-  for (const auto& [step, path] : find_checkpoints(output_dir, /*replaced=*/true)) {
-    try {
-      Json manifest = read_manifest(path);
-      const int64_t run = manifest.at("state").at("run").get<int64_t>();
-      candidates.push_back({run, step, path, std::move(manifest)});
-    } catch (const Error& problem) {
-      skip(path, problem.what(), problem.code());
-    } catch (const std::exception& problem) {
-      skip(path, problem.what());
-    }
-  }
-  if (candidates.empty() && broken.empty()) throw error(ErrorCode::usage, "{}: there is no checkpoint to resume from", output_dir);
-  std::stable_sort(candidates.begin(), candidates.end(),
-                   [](const auto& a, const auto& b) { return a.run > b.run; });  // the latest run first
+  std::vector<CheckpointFolder> folders;
+  if (only.empty())
+    folders = find_checkpoints(output_dir, /*replaced=*/true);
+  else if (is_our_checkpoint(only))
+    folders = {{.step = -1, .path = only}};
+  const std::string& where = only.empty() ? output_dir : only;
+  if (folders.empty()) throw error(ErrorCode::usage, "{}: there is no checkpoint to resume from", where);
+  std::vector<Candidate> candidates = find_candidates(folders, skip);
+  std::erase_if(candidates, [](const Candidate& candidate) { return candidate.run < 0; });
   for (const Candidate& candidate : candidates) {
-    Loaded loaded{.state = {}, .path = candidate.path, .settings = {}};
+    Loaded loaded{.state = {}, .path = candidate.folder.path, .settings = {}};
     bool preparing = false;
     const auto prepare = [&](const SlotTable* table, const std::string& file) {
       preparing = true;
-      const bool in_place = before && before(table, file);
+      const bool in_place = before && before(table, file, candidate.folder.path);
       preparing = false;
       return in_place;
     };
@@ -314,37 +302,37 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
       const auto saved_with = [&](const char* name) { return loaded.settings.contains(name) ? loaded.settings.at(name) : std::string(); };
       if (candidate.manifest.at("model").get<std::string>() != content.model) {
         throw error(ErrorCode::usage, "{}: is the checkpoint of another model: its parameters have other names, types or shapes",
-                    candidate.path);
+                    candidate.folder.path);
       }
       if (const auto now = content.settings.find("optim"); now != content.settings.end() && now->second != saved_with("optim")) {
-        throw error(ErrorCode::usage, "{}: was saved with --optim {}, not {}: its optimizer state can't be used", candidate.path,
+        throw error(ErrorCode::usage, "{}: was saved with --optim {}, not {}: its optimizer state can't be used", candidate.folder.path,
                     saved_with("optim"), now->second);
       }
       loaded.state = state_of(candidate.manifest.at("state"));
-      if (loaded.state.step != candidate.step) throw error(ErrorCode::corrupt, "its manifest is that of step {}", loaded.state.step);
+      if (loaded.state.step != candidate.folder.step && only.empty())
+        throw error(ErrorCode::corrupt, "its manifest is that of step {}", loaded.state.step);
       if (candidate.manifest.contains("slots")) {
         const Json& slots = candidate.manifest.at("slots");
         const SlotTable table = slots_of(slots);
-        const std::string file = find_state_file(table, candidate.path, nvme_path);
+        const std::string file = find_state_file(table, candidate.folder.path, nvme_path);
         const bool in_place = prepare(&table, file);
         read_slots(file, table, slots, candidate.manifest.at("parts"), content, in_place);
         return loaded;
       }
       prepare(nullptr, {});
       const Json &files = candidate.manifest.at("files"), &parts = candidate.manifest.at("parts");
-      read_tensors((fs::path(candidate.path) / "weights.safetensors").string(), files.at("weights.safetensors"), parts, content.weights);
-      read_tensors((fs::path(candidate.path) / "optimizer.safetensors").string(), files.at("optimizer.safetensors"), parts,
-                   content.optimizer);
+      read_tensors((fs::path(candidate.folder.path) / kWeightsFile).string(), files.at(kWeightsFile), parts, content.weights);
+      read_tensors((fs::path(candidate.folder.path) / kOptimizerFile).string(), files.at(kOptimizerFile), parts, content.optimizer);
       return loaded;
     } catch (const Error& problem) {
       if (problem.code() == ErrorCode::usage || (preparing && problem.code() != ErrorCode::corrupt)) throw;
-      skip(candidate.path, problem.what(), problem.code());
+      skip(candidate.folder.path, problem.what(), problem.code());
     } catch (const std::exception& problem) {
-      skip(candidate.path, problem.what());
+      skip(candidate.folder.path, problem.what());
     }
   }
-  if (failure == ErrorCode::io) throw error(ErrorCode::io, "{}: none of its checkpoints can be read ({})", output_dir, broken);
-  throw error(ErrorCode::corrupt, "{}: none of its checkpoints is whole, so there is nothing to resume from ({})", output_dir, broken);
+  if (failure == ErrorCode::io) throw error(ErrorCode::io, "{}: none of its checkpoints can be read ({})", where, broken);
+  throw error(ErrorCode::corrupt, "{}: none of its checkpoints is whole, so there is nothing to resume from ({})", where, broken);
 }
 
 int64_t checkpoint_bytes(const CheckpointContent& content, bool in_slots) {
@@ -353,6 +341,19 @@ int64_t checkpoint_bytes(const CheckpointContent& content, bool in_slots) {
     for (const StateTensor& tensor : *list) bytes += in_slots ? 512 : tensor.type.bytes() + 256;
   }
   return bytes;
+}
+
+int64_t space_needed(int64_t bytes, int64_t kept, int64_t saves, int64_t own, int64_t others, int64_t last) {
+  int64_t taken = 0, most = 0;
+  for (int64_t i = 0; i < std::min(saves, kept + 2); ++i) {  // after that it repeats itself
+    taken += bytes;
+    most = std::max(most, taken);  // the new one is there before an old one goes
+    for (++own; own > kept; --own) taken -= bytes;
+    if (own < kept) continue;
+    taken -= others;
+    others = 0;
+  }
+  return std::max(most, taken + last);
 }
 
 }  // namespace ort_train

@@ -1,13 +1,22 @@
-// Checkpoints: OUTPUT_DIR/checkpoint-STEP with weights.safetensors, optimizer.safetensors and state.json.
+// Checkpoints: what a run needs to go on where it was, in OUTPUT_DIR/checkpoint-STEP.
 //
-// Written as .tmp-checkpoint-STEP: every file synced, then the manifest (state.json: run state, settings, a checksum of each tensor and of
-// itself), then the folder, then renamed, then the parent synced. A folder of the right name is therefore whole, unless the disk broke it
-// later, which the checksums show. Older ones are pruned only after that, never below two; one of that name (another run's) steps aside
-// for the rename, and comes back where it fails. Tensors go from the arena to the file and back, without a copy; those that live on a disk
-// by way of the arena.
+//   state.json                                 the manifest: step, data cursor, settings, a checksum of each tensor and of itself
+//   weights.safetensors, optimizer.safetensors the tensors; or, in a streamed run,
+//   state.bin                                  a link to its state file (offload/state_file.h), whose current slots the manifest lists
+//   .ort-train-checkpoint                      says that this project wrote the folder (checkpoint_folder.h)
 //
-// A streamed run's tensors stay where they are, in its state file (offload/state_file.h), whose current slots the manifest writes down in
-// place of the two files. The next checkpoint's slots are those that this one leaves free, so only the last one is kept.
+// Saving, in this order, so that a folder named checkpoint-STEP is always complete:
+//   1. make .tmp-checkpoint-STEP, write and sync every file in it, the manifest last; sync the folder
+//   2. rename it to checkpoint-STEP, sync the output folder. A checkpoint that has this name already (an earlier run's) is renamed
+//      first, and gets its name back if step 2 fails
+//   3. remove the oldest checkpoints, down to the number that is kept
+// A crash leaves at most a folder .tmp-*, which the next run removes. If the disk damages a checkpoint later, its checksums show it, and a
+// run resumes from the one before.
+//
+// Tensors go from the arena to the file and back without a copy in memory. Those of a streamed run stay where they are: its state file has,
+// for each tensor, one slot more than checkpoints are kept, so that the run never writes to a slot that a checkpoint refers to.
+//
+// One thread at a time, one run an output folder (FolderLock).
 
 #pragma once
 
@@ -63,34 +72,43 @@ struct Loaded {
 
 using Note = std::function<void(const std::string&)>;
 
-// Returns the new folder's path. Throws Error(io); what was saved before stays as it is. `slots`: where all tensors are already, in place
-// of being written.
-std::string save_checkpoint(const std::string& output_dir, const RunState& state, const CheckpointContent& content,
+// Writes a checkpoint and removes the oldest, so that `kept` of this run remain; those of earlier runs go when this one has as many.
+// Returns the new folder's path. Throws Error(io); what was saved before stays as it is. `slots`: the state file that holds all tensors
+// already, with the slots for `kept` checkpoints; null: they are written out.
+std::string save_checkpoint(const std::string& output_dir, const RunState& state, const CheckpointContent& content, size_t kept,
                             StateFile* slots = nullptr);
 
-// Called before the tensors of a checkpoint are read, for what they are read into. Where they are in a state file, that is `table`'s, found
-// at `path` (else null); true says that the run goes on with this file.
-using BeforeLoad = std::function<bool(const SlotTable* table, const std::string& path)>;
+// Called before the tensors of the checkpoint in `folder` are read, for what they are read into. Where they are in a state file, that is
+// `table`'s, found at `path` (else null); true says that the run goes on with this file.
+using BeforeLoad = std::function<bool(const SlotTable* table, const std::string& path, const std::string& folder)>;
 
-// Loads the newest valid checkpoint into content's tensors. Those that aren't valid are skipped, with a note each. `nvme_path`: where else
-// a state file may be. Throws Error(corrupt) where there are some and none is valid, Error(io) where the newest may be but can't be read,
-// Error(usage) where there is none, or none of this model.
+// Loads the newest valid checkpoint in output_dir into content's tensors, or `only`, the folder of one. Those that aren't valid are
+// skipped, with a note each. `nvme_path`: where else a state file may be. Throws Error(corrupt) where there are some and none is valid,
+// Error(io) where the newest may be but can't be read, Error(usage) where there is none, or none of this model.
 Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& content, const Note& note, const std::string& nvme_path = {},
-                       const BeforeLoad& before = nullptr);
+                       const BeforeLoad& before = nullptr, const std::string& only = {});
 
-// "checkpoint-STEP" where the folder is a checkpoint's, or one that a killed run moved out of the way of what then never came; or empty.
-std::string checkpoint_name(const std::string& folder);
+// Paths of the checkpoints in output_dir that load_checkpoint() would take before `path`; all of them where `path` isn't there or empty.
+std::vector<std::string> checkpoints_newer_than(const std::string& output_dir, const std::string& path);
 
-// The size of parts of what is saved last there: a run that goes on with the same can do so in its state file. 0: nobody knows.
-int64_t saved_part_bytes(const std::string& output_dir);
+// The size of parts of the checkpoint in `folder`: a run that goes on with the same can do so in its state file. 0: nobody knows.
+int64_t saved_part_bytes(const std::string& folder);
 
-// Removes the checkpoints before `path` that refer to its state file: what a run that was killed before it came to that has left.
-void remove_superseded(const std::string& output_dir, const std::string& path);
+// A run that goes on from `path` in its state file keeps the slots of `kept` checkpoints: of that one and of those before it that refer to
+// the same file. The tables of the latter, the oldest first.
+std::vector<SlotTable> tables_before(const std::string& output_dir, const std::string& path, size_t kept);
+// Removes the others before `path` that refer to it: a run that was killed before it came to that has left them.
+void remove_superseded(const std::string& output_dir, const std::string& path, size_t kept);
 
-// Removes what a killed run has left of checkpoints that were on their way in or out, and puts back one that had stepped aside.
+// Removes what killed runs have left of checkpoints that were being written or removed, and gives one that had made room its name back.
 void remove_checkpoint_leftovers(const std::string& output_dir);
 
 // Bytes that one checkpoint takes on disk, without a state file.
 int64_t checkpoint_bytes(const CheckpointContent& content, bool in_slots = false);
+
+// Free bytes that a run needs for checkpoints of `bytes` each. `kept`, `saves`: how many it keeps, and how many it will write. `own`: of
+// these there already; `others`: bytes of earlier runs' checkpoints, which go when there are `kept` new ones. `last`: bytes that are
+// written after the last checkpoint.
+int64_t space_needed(int64_t bytes, int64_t kept, int64_t saves, int64_t own, int64_t others, int64_t last);
 
 }  // namespace ort_train

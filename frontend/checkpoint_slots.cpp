@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "frontend/checkpoint_folder.h"
 #include "frontend/checkpoint_parts.h"
 #include "frontend/file.h"
 #include "graph/error.h"
@@ -44,7 +45,7 @@ SlotTable slots_of(const Json& json) {
   for (const auto& [name, tensor] : json.at("tensors").items()) {
     table.entries.push_back({.name = name,
                              .bytes = tensor.at("bytes"),
-                             .slots = tensor.at("slots").get<std::array<int64_t, 2>>(),
+                             .slots = tensor.at("slots").get<std::vector<int64_t>>(),
                              .current = tensor.at("current"),
                              .sum = number_of(tensor.at("xxh3").get<std::string>())});
   }

@@ -13,10 +13,6 @@
 
 namespace ort_train {
 
-inline constexpr const char* kManifest = "state.json";
-inline constexpr int64_t kManifestLimit = int64_t{256} << 20;
-inline constexpr const char* kStateLink = "state.bin";  // the checkpoint's own name of the state file
-
 nlohmann::json slots_to_json(const SlotTable& table, const CheckpointContent& content);
 // Throws Error(corrupt), or nlohmann's exceptions.
 SlotTable slots_of(const nlohmann::json& json);

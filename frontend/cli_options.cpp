@@ -19,7 +19,7 @@ constexpr const char* kDescription =
 
 constexpr const char* kFooter =
     "\nExit codes: 0 done, 2 usage, 3 model not supported, 4 budget can't be met, 5 data, 6 input/output, 7 diverged,\n"
-    "8 corrupt checkpoint, 130 / 143 interrupted and saved.";
+    "8 corrupt checkpoint, 129 / 130 / 143 interrupted (SIGHUP, SIGINT, SIGTERM) and saved.";
 
 Error usage(const std::string& text) { return Error(ErrorCode::usage, text); }
 
@@ -147,8 +147,17 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
 
   constexpr const char* files = "Files";
   add(files, "--output-dir", o.output_dir, "");
+  app.add_flag("--overwrite,--overwrite-output-dir", o.overwrite, "replace what earlier runs have left there; never what others wrote")
+      ->group(files);
   app.add_flag("--resume", o.resume, "go on from the newest valid checkpoint in the output folder")->group(files);
-  app.add_option("--save-steps", o.save_steps, "checkpoint each so many steps (default: at the end and when stopped)")->group(files);
+  app.add_option("--resume-from-checkpoint", o.resume_from_checkpoint,
+                 "auto: the same, but begin afresh where there is none; or the folder of a checkpoint")
+      ->group(files)
+      ->type_name("auto|PATH");
+  add(files, "--save-steps", o.save_steps, "checkpoint each so many steps, at the end and when stopped (0: only then)");
+  app.add_option("--save-total-limit", o.save_total_limit,
+                 "checkpoints that are kept (default: 2; 1 of a streamed run, where 2 take three slots a tensor on the disk)")
+      ->group(files);
   add(files, "--log-file", o.log_file, "a JSON object a step");
   add(files, "--logging-steps", line.logging_steps, "steps between lines where the output is no terminal");
   add(files, "--save-gradients", o.save_gradients, "write every gradient of the first step to this .safetensors file");

@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 
 #include "frontend/units.h"
 
@@ -49,13 +51,8 @@ void Progress::step(const StepReport& report, const std::string& rate) {
   text += "  RAM " +
           (budget_ > 0 ? fmt::format("{} of {}", megabytes(report.resident_bytes), megabytes(budget_)) : megabytes(report.resident_bytes));
   text += fmt::format("  {} left", clock(report.seconds_left));
-  if (terminal_) {
-    fmt::print("\r\033[K{}", text);
-    open_ = true;
-  } else {
-    fmt::print("{}\n", text);
-  }
-  std::fflush(stdout);
+  print(terminal_ ? "\r\033[K" + text : text + "\n");
+  open_ = terminal_;
 }
 
 void Progress::eval(const EvalReport& report) { line("held-out", fmt::format("loss {:.4g} after step {}", report.loss, report.step)); }
@@ -64,15 +61,19 @@ void Progress::note(const std::string& text) { line("note", text); }
 
 void Progress::line(const std::string& label, const std::string& text) {
   end();
-  fmt::print("{:<11} {}\n", label, text);
-  std::fflush(stdout);
+  print(fmt::format("{:<11} {}\n", label, text));
 }
 
 void Progress::end() {
-  if (!open_) return;
-  fmt::print("\n");
-  std::fflush(stdout);
+  if (open_) print("\n");
   open_ = false;
+}
+
+void Progress::print(const std::string& text) {
+  if (!failure_.empty()) return;
+  errno = 0;
+  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return;
+  failure_ = std::string("the output can't be written: ") + (errno != 0 ? std::strerror(errno) : "writing failed");
 }
 
 }  // namespace ort_train

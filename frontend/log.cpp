@@ -1,6 +1,8 @@
 #include "frontend/log.h"
 
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -11,6 +13,8 @@ namespace ort_train {
 namespace {
 
 using Json = nlohmann::ordered_json;  // numbers are written as the shortest text that reads back as the same double
+
+constexpr size_t kLongestLine = 1 << 16;
 
 // Where the lines of the first `done` steps end.
 int64_t end_of_step(const std::string& path, int64_t done) {
@@ -39,10 +43,23 @@ StepLog::StepLog(const std::string& path, int64_t done) : path_(path) {
   if (!file_) throw error(ErrorCode::io, "{}: can't be written", path);
 }
 
+void StepLog::refuse_foreign(const std::string& path) {
+  std::error_code code;
+  if (path.empty() || !std::filesystem::is_regular_file(path, code) || std::filesystem::file_size(path, code) == 0)
+    return;  // a device, too
+  std::ifstream file(path, std::ios::binary);
+  std::string line(kLongestLine, '\0');
+  file.getline(line.data(), static_cast<std::streamsize>(line.size()));
+  const Json json = Json::parse(line.c_str(), nullptr, /*allow_exceptions=*/false);
+  if (json.is_object() && ((json.contains("step") && json.contains("grad_norm")) || json.contains("summary"))) return;
+  throw error(ErrorCode::usage, "{}: is there already and is no log of ort-train: move it away, or choose another `log_file`", path);
+}
+
 void StepLog::line(const std::string& text) {
-  if (path_.empty()) return;
+  if (path_.empty() || !failure_.empty()) return;
+  errno = 0;
   file_ << text << '\n' << std::flush;
-  if (!file_) throw error(ErrorCode::io, "{}: writing failed", path_);
+  if (!file_) failure_ = fmt::format("{}: the log can't be written: {}", path_, errno != 0 ? std::strerror(errno) : "writing failed");
 }
 
 void StepLog::step(const StepReport& report, double eval_loss) {

@@ -1,7 +1,7 @@
 // StepLog: the JSON-lines file of a run, one object a step and one `summary` at the end; each line reaches the file at once.
 //
 // A resumed run goes on in the same file: what a stopped run had logged beyond its checkpoint is cut off first, so that each step stands
-// there once.
+// there once. A line that can't be written (a full disk) ends the log, not the run: it is the owner's to ask failure() and to save first.
 
 #pragma once
 
@@ -18,13 +18,18 @@ class StepLog {
   // `done`: steps that are done already; 0 begins a new file.
   StepLog(const std::string& path, int64_t done);
 
+  // Throws Error(usage) where a file is there that has something in it, and it isn't such a log.
+  static void refuse_foreign(const std::string& path);
+
   // `eval_loss` is not finite where the step was not followed by an evaluation.
   void step(const StepReport& report, double eval_loss);
   void summary(const Summary& summary);
+  // Why the log ends; empty: it doesn't.
+  const std::string& failure() const { return failure_; }
 
  private:
   void line(const std::string& text);
-  std::string path_;
+  std::string path_, failure_;
   std::ofstream file_;
 };
 

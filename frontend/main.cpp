@@ -28,12 +28,20 @@ extern "C" void on_signal(int number) {
   trainer->request_stop();
 }
 
+// The end of a terminal session (SIGHUP) counts, too, unless nohup has the program live on. Where the output goes to a reader that has gone
+// (SIGPIPE), writing fails, and Progress says so.
 void catch_signals() {
-  struct sigaction action {};
+  struct sigaction action {
+  }, before{};
   action.sa_handler = on_signal;
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
-  for (const int number : {SIGINT, SIGTERM}) sigaction(number, &action, nullptr);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    if (number == SIGHUP && sigaction(number, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;
+    sigaction(number, &action, nullptr);
+  }
+  action.sa_handler = SIG_IGN;
+  sigaction(SIGPIPE, &action, nullptr);
 }
 
 int check_model(const CommandLine& line) {
@@ -78,6 +86,14 @@ void show_summary(const CommandLine& line, const Summary& summary, const PlanRep
     progress.line("model", fmt::format("{} (same graph, names and layout as {})", summary.model_path, line.options.model));
 }
 
+// What ends a run that was told to stop: a signal's number + 128, or output that nobody reads.
+int stopped_code(const Summary& summary, const Progress& progress) {
+  if (caught != 0) return 128 + caught;
+  if (progress.failure().empty()) return 0;
+  throw Error(ErrorCode::io, fmt::format("{}; the run is saved after step {} in {}: go on with --resume", progress.failure(), summary.steps,
+                                         summary.checkpoint_path));
+}
+
 int train_model(const CommandLine& line) {
   Progress progress(line.options.budget, line.logging_steps);
   // oneTBB's number of threads belongs to programs, not to libraries.
@@ -87,15 +103,25 @@ int train_model(const CommandLine& line) {
   }
   catch_signals();
   std::string rate = "tok/s";
-  Trainer trainer(line.options, {.on_step = [&](const StepReport& report) { progress.step(report, rate); },
+  const auto stop_unless_read = [&] {
+    if (Trainer* const trainer = running.load(); trainer != nullptr && !progress.failure().empty()) trainer->request_stop();
+  };
+  Trainer trainer(line.options, {.on_step =
+                                     [&](const StepReport& report) {
+                                       progress.step(report, rate);
+                                       stop_unless_read();
+                                     },
                                  .on_eval = [&](const EvalReport& report) { progress.eval(report); },
                                  .on_note = [&](const std::string& text) { progress.note(text); }});
-  if (line.command == CommandLine::Command::plan) {
-    fmt::print("{}", trainer.plan().text);
+  const bool is_plan = line.command == CommandLine::Command::plan;
+  if (is_plan) {
+    progress.print(trainer.plan().text);
     if (!line.options.plan_svg.empty()) progress.line("picture", line.options.plan_svg);
-    return 0;
+  } else {
+    show_short_plan(trainer.plan(), progress);
   }
-  show_short_plan(trainer.plan(), progress);
+  if (!progress.failure().empty()) throw Error(ErrorCode::io, progress.failure());
+  if (is_plan) return 0;
   if (trainer.plan().sequence == 0) rate = "samples/s";
   running = &trainer;
   try {
@@ -106,11 +132,14 @@ int train_model(const CommandLine& line) {
     } else {
       if (trainer.can_sample() && line.sample_length > 0) {
         progress.line("sample", "");
-        fmt::print("{}\n", trainer.sample("", line.sample_length, 0.8, line.options.seed));
+        progress.print(trainer.sample("", line.sample_length, 0.8, line.options.seed) + "\n");
       }
     }
     running = nullptr;
-    return summary.stopped && caught != 0 ? 128 + caught : 0;
+    if (summary.stopped) return stopped_code(summary, progress);
+    if (!progress.failure().empty())
+      throw Error(ErrorCode::io, fmt::format("{}; the run is done: {}", progress.failure(), summary.model_path));
+    return 0;
   } catch (...) {
     running = nullptr;
     progress.end();
@@ -131,17 +160,19 @@ int run(int argc, const char* const* argv) {
 }  // namespace ort_train
 
 int main(int argc, char** argv) {
+  // Not fmt::print: it throws where nobody reads.
+  const auto complain = [](const char* what) { std::fputs(fmt::format("error: {}\n", what).c_str(), stderr); };
   try {
     return ort_train::run(argc, argv);
   } catch (const ort_train::Error& problem) {
     std::fflush(stdout);
-    fmt::print(stderr, "error: {}\n", problem.what());
+    complain(problem.what());
     return static_cast<int>(problem.code());
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "error: the machine is out of memory\n");
+    std::fputs("error: the machine is out of memory\n", stderr);
     return static_cast<int>(ort_train::ErrorCode::budget);
   } catch (const std::exception& problem) {
-    fmt::print(stderr, "error: {}\n", problem.what());
+    complain(problem.what());
     return 1;
   }
 }

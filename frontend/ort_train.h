@@ -67,13 +67,21 @@ struct Options {
   int64_t eval_steps = 0;         // evaluate every so many steps and at the end; 0: never
   int64_t eval_batches = 0;       // at most so many batches in an evaluation; 0: all
   double validation_split = 0.1;  // share held out at a single file's end; used if eval_steps > 0
-  int64_t save_steps = 0;         // checkpoint each so many steps; 0: at the end and when stopped only
+  int64_t save_steps = 500;       // write a checkpoint every so many steps, at the end and when stopped; 0: not in between
+  // The number of checkpoints that are kept. 0: two, or one in a streamed run. A streamed run's state file has a slot for each checkpoint
+  // that is kept and one to write to: with two it has three slots for each tensor, which the plan and `nvme_budget` count.
+  int64_t save_total_limit = 0;
   uint64_t seed = 42;
   bool shuffle = true;
 
   int threads = 0;  // 0: all cores; never changes a result
   std::string output_dir = "out";
-  bool resume = false;             // from the newest valid checkpoint in output_dir
+  bool resume = false;  // go on from the newest valid checkpoint in output_dir; an error if there is none
+  // Empty; "auto": as `resume`, but start afresh if there is none; or the folder of a checkpoint, in output_dir or elsewhere.
+  std::string resume_from_checkpoint{};
+  // Replace the checkpoints and the model that an earlier run left in output_dir, if this run starts afresh. Each stays until its successor
+  // is complete. Files that ort-train did not write are never replaced.
+  bool overwrite = false;
   int64_t predict_batch_size = 0;  // the batch size of predict(); 0: predict() is not used
   std::string log_file{}, plan_json{}, plan_svg{}, save_gradients{};
   bool retie = true, untie = false;
@@ -122,7 +130,8 @@ struct PlanReport {
   int64_t micro_batches_together = 1;                      // in the vertical order; 1: horizontal
   int64_t divided = 0, parts = 0, part_bytes = 0;          // divided weights, all their parts, the largest part's bytes
   bool updates_in_next_step = false;                       // each right before its weight's first use
-  int64_t state_bytes = 0;                                 // part of disk_bytes: the state file, with two slots for each tensor
+  int64_t state_bytes = 0;                                 // part of disk_bytes: the state file
+  int64_t state_slots = 0;                                 // that it has for each weight and each tensor of optimizer state
   int64_t disk_bytes = 0;                                  // what the job takes on the disk
   int64_t disk_peak_bytes = 0;                             // of these, the most in use at once
   std::string disk_peak_op;                                // when that is; empty: always
@@ -178,7 +187,8 @@ struct Summary {
   std::string model_path, checkpoint_path;
 };
 
-// Called from the thread that called train(). If a callback throws, training ends and train() throws that exception.
+// Called from the thread that called train(). If a callback throws, training ends: a checkpoint is saved, then train() throws that
+// exception.
 struct Callbacks {
   std::function<void(const StepReport&)> on_step{};
   std::function<void(const EvalReport&)> on_eval{};

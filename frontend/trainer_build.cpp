@@ -93,6 +93,9 @@ const Options& Trainer::Impl::checked(const Options& options) {
   if (options.eval_steps < 0) throw refuse("eval-steps", options.eval_steps, "is negative");
   if (options.eval_batches < 0) throw refuse("eval-batches", options.eval_batches, "is negative");
   if (options.save_steps < 0) throw refuse("save-steps", options.save_steps, "is negative");
+  if (options.save_total_limit < 0) throw refuse("save-total-limit", options.save_total_limit, "is negative");
+  constexpr int64_t kMostKept = 1000;
+  if (options.save_total_limit > kMostKept) throw refuse("save-total-limit", options.save_total_limit, "is more than 1,000");
   if (options.predict_batch_size < 0) throw refuse("predict-batch-size", options.predict_batch_size, "is negative");
   if (!(options.validation_split >= 0 && options.validation_split < 1))
     throw refuse("validation-split", options.validation_split, "has to lie in [0, 1)");
@@ -305,6 +308,7 @@ void Trainer::Impl::add_together(int64_t count) {
 
 void Trainer::Impl::build() {
   const auto start = std::chrono::steady_clock::now();
+  choose_start();
   const Declared model = declared(options.model);
   data = open_data(options.data, options.model, options.token_type);
   binding = bind_inputs(model, options, *data.train);

@@ -41,10 +41,10 @@ std::vector<StateFile::Tensor> tensors_of(const Program& program) {
   return tensors;
 }
 
-bool has_tensors(const SlotTable& table, const std::vector<StateFile::Tensor>& tensors) {
+bool has_tensors(const SlotTable& table, const std::vector<StateFile::Tensor>& tensors, int slots) {
   return table.entries.size() == tensors.size() && std::all_of(tensors.begin(), tensors.end(), [&](const StateFile::Tensor& tensor) {
            const SlotEntry* const entry = table.find(tensor.name);
-           return entry != nullptr && entry->bytes == tensor.bytes;
+           return entry != nullptr && entry->bytes == tensor.bytes && entry->slots.size() == static_cast<size_t>(slots);
          });
 }
 
@@ -55,46 +55,49 @@ bool same_file(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-DiskNeed disk_need(const Program& program) {
+DiskNeed disk_need(const Program& program, int slots) {
   DiskNeed need;
   const int64_t end = homes_end(program);
-  if (end > 0) need.state = StateFile::file_bytes(tensors_of(program));
+  if (end > 0) need.state = StateFile::file_bytes(tensors_of(program), slots);
   need.spill = program.disk_bytes - end;
   return need;
 }
 
-DiskNeed disk_need(const StreamOutlook& outlook, const Program& other) {
-  return {.state = outlook.state_bytes > 0 ? StateFile::file_bytes(tensors_of(other)) : 0,
+DiskNeed disk_need(const StreamOutlook& outlook, const Program& other, int slots) {
+  return {.state = outlook.state_bytes > 0 ? StateFile::file_bytes(tensors_of(other), slots) : 0,
           .spill = outlook.disk_bytes - outlook.state_bytes};
 }
 
-// Goes on with the state file of a checkpoint where it lies in this run's folder, has this run's tensors, and is no other folder's too.
-std::unique_ptr<StateFile> Trainer::Impl::take_over(const SlotTable& table, const std::string& path) const {
+// Goes on with the state file of a checkpoint where it lies in this run's folder, has this run's tensors and slots, and no checkpoint needs
+// it that this run doesn't know of: in another output folder, or newer than the one that was named.
+std::unique_ptr<StateFile> Trainer::Impl::take_over(const SlotTable& table, const std::string& path,
+                                                    const std::vector<SlotTable>& before) const {
+  if (is_branch) return nullptr;
   const fs::path here = fs::path(options.nvme_path) / fs::path(table.path).filename();
   std::error_code code;
   if (!fs::exists(here, code) && !fs::exists(table.path, code))
     fs::create_hard_link(path, here, code);  // only the checkpoint has a name of it
-  if (!same_file(here, path) || !has_tensors(table, tensors_of(program))) return nullptr;
+  if (!same_file(here, path) || !has_tensors(table, tensors_of(program), state_slots())) return nullptr;
   const StateHeader header = read_state_header(here.string());
   if (header.failed != 0)
     throw error(ErrorCode::io, "'{}' can't be read: {}", here.string(), std::generic_category().message(header.failed));
   const std::string& owner = header.owner;
   if (!same_file(owner, options.output_dir) && !owner.empty() && refers_to_state(owner, table.id)) return nullptr;  // this is its copy
-  return std::make_unique<StateFile>(here.string(), table, fs::absolute(options.output_dir).lexically_normal().string());
+  return std::make_unique<StateFile>(here.string(), table, fs::absolute(options.output_dir).lexically_normal().string(), before);
 }
 
-bool Trainer::Impl::start_disk(const SlotTable* table, const std::string& path) {
+bool Trainer::Impl::start_disk(const SlotTable* table, const std::string& path, const std::vector<SlotTable>& before) {
   disk.reset();
   bool in_place = false;
   if (program.disk_bytes > 0) {
     std::unique_ptr<StateFile> file;
     std::vector<StateHome> homes;
-    if (disk_need(program).state > 0) {
-      if (table != nullptr) file = take_over(*table, path);
+    if (disk_need(program, state_slots()).state > 0) {
+      if (table != nullptr) file = take_over(*table, path, before);
       in_place = file != nullptr;
       if (!file) {
         file = std::make_unique<StateFile>(options.nvme_path, tensors_of(program),
-                                           fs::absolute(options.output_dir).lexically_normal().string());
+                                           fs::absolute(options.output_dir).lexically_normal().string(), state_slots());
       }
       for (const Persistent& value : program.persistent) {
         if (survives(value) && value.disk.bytes > 0) homes.push_back({.offset = value.disk.offset, .name = value.name});

@@ -69,13 +69,13 @@ struct StepResult {
 
 // What a program takes on the disk.
 struct DiskNeed {
-  int64_t state = 0;  // the state file: two slots for each tensor that survives; 0 where none of them lives on the disk
+  int64_t state = 0;  // the state file: `slots` for each tensor that survives; 0 where none of them lives on the disk
   int64_t spill = 0;  // the rest
   int64_t total() const { return state + spill; }
 };
-DiskNeed disk_need(const Program& program);
+DiskNeed disk_need(const Program& program, int slots);
 // Of a plan without addresses; `other` is any program of the job.
-DiskNeed disk_need(const StreamOutlook& outlook, const Program& other);
+DiskNeed disk_need(const StreamOutlook& outlook, const Program& other, int slots);
 
 // Which updates wait for the next step: none, those that it need not wait for itself (OptimizerSpec::at_once), or all.
 enum class Deferral : uint8_t { none, most, all };
@@ -190,21 +190,32 @@ struct Trainer::Impl {
   int64_t pinning = 0;                        // of the reserve: what the kernel takes to pin the arena; 0 where it isn't pinned
   PlanReport report;
 
-  // --- trainer_state.cpp: memory, weights, checkpoints
+  // --- trainer_save.cpp: where a run begins, and what it saves
+  void choose_start();  // by build()
+  bool is_resumed() const { return !resume_folder.empty(); }
+  void check_output_dir() const;  // before anything there is changed
+  void check_space() const;
+  void resume();
+  void save(bool note_it);
+  int64_t kept_checkpoints(bool in_slots) const;
+  int state_slots() const { return static_cast<int>(kept_checkpoints(/*in_slots=*/true)) + 1; }
+  std::string resume_folder;  // the newest checkpoint, or the one that was named; empty: the run begins afresh
+  bool resume_named = false;  // that one and no other
+  bool is_branch = false;     // the run goes on beside checkpoints that aren't its own
+
+  // --- trainer_state.cpp: memory, weights
   void prepare();  // once; takes the memory
   void load_weights();
-  void resume();
-  void check_disk() const;
-  void save(bool note_it);
   std::vector<Slice> slices_of(const std::string& parameter) const;  // where it is: itself, its parts in order, or a piece of a pack; or {}
   bool read_parameter(const std::string& name, const ByteSink& sink) const;  // as WeightBytes; false where no entry holds it
   std::string weights_hash() const;
   std::map<std::string, std::string> settings() const;
   // trainer_disk.cpp: files on the disk
   void tidy_disk() const;
-  // Makes them and gives the executor its memory; true where the run goes on with the state file of the checkpoint that has `table`.
-  bool start_disk(const SlotTable* table, const std::string& path);
-  std::unique_ptr<StateFile> take_over(const SlotTable& table, const std::string& path) const;
+  // Makes them and gives the executor its memory; true where the run goes on with the state file, at `path`, of the checkpoint that has
+  // `table`. `before`: the tables of earlier checkpoints that are kept in it, too.
+  bool start_disk(const SlotTable* table, const std::string& path, const std::vector<SlotTable>& before = {});
+  std::unique_ptr<StateFile> take_over(const SlotTable& table, const std::string& path, const std::vector<SlotTable>& before) const;
   StateFile* fill_slots();
 
   std::optional<Arena> arena;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <exception>
 #include <limits>
 
 #include "exec/ops/optimizer_scalars.h"
@@ -270,10 +271,12 @@ Summary Trainer::Impl::train() {
   make_folders(options.output_dir);
   const FolderLock lock(options.output_dir);
   check_output(info, options.output_dir);
+  check_output_dir();
   remove_checkpoint_leftovers(options.output_dir);
   prepare();
-  if (options.resume) remove_superseded(options.output_dir, checkpoint_path);
-  check_disk();
+  if (is_resumed() && !is_branch)
+    remove_superseded(options.output_dir, checkpoint_path, static_cast<size_t>(kept_checkpoints(/*in_slots=*/true)));
+  check_space();
   StepLog log(options.log_file, state.step);
 
   Summary summary;
@@ -281,11 +284,21 @@ Summary Trainer::Impl::train() {
   const auto begin = Clock::now();
   const double seconds_before = state.seconds;
   const int64_t first_step = state.step;
-  int64_t saved_step = options.resume ? state.step : -1;
+  int64_t saved_step = is_resumed() ? state.step : -1;
+  // What ends a run beside its last step and request_stop(): it is saved before anybody is told.
+  std::exception_ptr thrown;  // by a callback
+  const auto tell = [&](const auto& callback, const auto& report) {
+    try {
+      if (callback) callback(report);
+    } catch (...) {
+      if (!thrown) thrown = std::current_exception();
+    }
+  };
+  const auto goes_on = [&] { return !stop.load(std::memory_order_relaxed) && !thrown && log.failure().empty(); };
   double step_seconds = 0, computing = 0, waiting = 0;
   std::vector<double> last_times;  // the ring of the last steps'
   last_times.reserve(kAveraged);
-  while (state.step < total_steps && !stop.load(std::memory_order_relaxed)) {
+  while (state.step < total_steps && goes_on()) {
     const auto start = Clock::now();
     spent = {};
     const int64_t step = state.step + 1;
@@ -320,33 +333,36 @@ Summary Trainer::Impl::train() {
                            .seconds_left = step_seconds / static_cast<double>(step - first_step) * static_cast<double>(total_steps - step)};
     if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) log.step(step_report, summary.eval_loss);
     check_finite(result, step);
-    if (result.counted == 0) note(fmt::format("step {}: none of its labels counts, so nothing was learned from it", step));
     state.step = step;
     state.epoch = window.epoch;
     state.index = window.index;
     state.tokens += tokens;
     state.seconds = seconds_before + seconds_since(begin);
     remember(state, result.loss);
-    if (callbacks.on_step) callbacks.on_step(step_report);
+    if (result.counted == 0)
+      tell(callbacks.on_note, fmt::format("step {}: none of its labels counts, so nothing was learned from it", step));
+    tell(callbacks.on_step, step_report);
     double eval_loss = std::numeric_limits<double>::quiet_NaN();
-    if (options.eval_steps > 0 && (step % options.eval_steps == 0 || step == total_steps)) {
+    if (!thrown && options.eval_steps > 0 && (step % options.eval_steps == 0 || step == total_steps)) {
       const EvalReport evaluated = evaluate();
       eval_loss = evaluated.loss;
       if (std::isfinite(eval_loss)) {
         summary.eval_loss = eval_loss;
-        if (callbacks.on_eval) callbacks.on_eval(evaluated);
+        tell(callbacks.on_eval, evaluated);
       }
     }
     log.step(step_report, eval_loss);
     if (options.save_steps > 0 && step % options.save_steps == 0) {
-      save(true);
+      save(/*note_it=*/false);
       saved_step = step;
+      tell(callbacks.on_note, fmt::format("saved {}", checkpoint_path));
     }
   }
   summary.seconds = seconds_since(begin);
   summary.steps = state.step;
   summary.stopped = state.step < total_steps;
-  if (saved_step != state.step) save(true);
+  if (saved_step != state.step) save(/*note_it=*/!thrown);
+  if (thrown) std::rethrow_exception(thrown);
   if (!summary.stopped)
     summary.model_path = export_model(
         info, weights, [&](const std::string& name, const ByteSink& sink) { return read_parameter(name, sink); }, options.output_dir);
@@ -387,6 +403,11 @@ Summary Trainer::Impl::train() {
   summary.minimum_budget_bytes = report.minimum_budget;
   summary.rss_peak_bytes = process_memory().peak;
   log.summary(summary);
+  if (!log.failure().empty()) {
+    throw error(ErrorCode::io, "{}; {}, the run is saved in {}{}", log.failure(),
+                summary.stopped ? fmt::format("after step {} of {}", state.step, total_steps) : "all its steps are done", checkpoint_path,
+                summary.stopped ? ": go on with `resume` when the log can be written" : "");
+  }
   return summary;
 }
 

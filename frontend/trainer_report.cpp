@@ -152,9 +152,10 @@ void Trainer::Impl::describe_step() {
   report.bound_milliseconds = forecasts.empty() ? report.computing_milliseconds : bound * 1e3;
   report.micro_batches_together = together;
   report.updates_in_next_step = deferred;
-  const DiskNeed need = disk_need(program);
+  const DiskNeed need = disk_need(program, state_slots());
   report.disk_bytes = need.total();
   report.state_bytes = need.state;
+  report.state_slots = need.state > 0 ? state_slots() : 0;
   if (program.disk_bytes > 0) {
     for (size_t i = 0; i < program.entries.size(); ++i) {
       const DiskPeak peak = disk_peak(program, program.entries[i], entries[i]->job.graph);
@@ -240,8 +241,12 @@ std::string Trainer::Impl::plan_text(const std::string& memory) const {
     text += fmt::format("  NVMe    {} on {}, in use at once {}{}\n", shown(report.disk_bytes), options.nvme_path,
                         shown(report.disk_peak_bytes), report.disk_peak_op.empty() ? "" : ", at " + report.disk_peak_op);
     if (report.state_bytes > 0)
-      text += fmt::format("          of these {} for two slots of each weight and its optimizer state, so that checkpoints copy nothing\n",
-                          shown(report.state_bytes));
+      text += fmt::format("          of these {} for {} slots of each weight and its optimizer state, so that checkpoints copy nothing{}\n",
+                          shown(report.state_bytes),
+                          report.state_slots == 2   ? "two"
+                          : report.state_slots == 3 ? "three"
+                                                    : grouped(report.state_slots),
+                          report.state_slots > 2 ? fmt::format(" and {} are kept", report.state_slots - 1) : "");
   }
   text += shown_moves(report.moves);
   if (report.parts > 0)
@@ -297,7 +302,10 @@ void Trainer::Impl::write_plan_json(const nlohmann::ordered_json& memory) const 
       {"minimum_budget_bytes", report.minimum_budget},
       {"minimum", {{"op", report.minimum_op}, {"entry", report.minimum_entry}}},
       {"planned_peak_bytes", {{"RAM", report.arena_bytes}, {"NVMe", report.disk_bytes}}},
-      {"disk", {{"state_file_bytes", report.state_bytes}, {"spill_bytes", report.disk_bytes - report.state_bytes}}},
+      {"disk",
+       {{"state_file_bytes", report.state_bytes},
+        {"state_slots", report.state_slots},
+        {"spill_bytes", report.disk_bytes - report.state_bytes}}},
       {"disk_read_per_step", report.disk_read_per_step},
       {"disk_written_per_step", report.disk_written_per_step},
       {"disk_peak", {{"bytes", report.disk_peak_bytes}, {"op", report.disk_peak_op}}},

@@ -1,6 +1,5 @@
-// What lives across steps: the arena, weights read into it, checkpoints out of it.
+// What lives across steps: the arena, weights read into it and out of it.
 
-#include <sys/statvfs.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -8,7 +7,6 @@
 #include <filesystem>
 
 #include "frontend/budget.h"
-#include "frontend/export.h"
 #include "frontend/file.h"
 #include "frontend/memory.h"
 #include "frontend/trainer_impl.h"
@@ -99,7 +97,7 @@ void Trainer::Impl::prepare() {
   content.model = hex16(hash_bytes(std::as_bytes(std::span(description))));
   state.run = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
   state.seed = options.seed;
-  if (options.resume) {
+  if (is_resumed()) {
     resume();
   } else {
     start_disk(nullptr, {});
@@ -170,43 +168,6 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
   }
   for (const auto& [name, size] : binding.shapes) result["shape " + name] = text(size);
   return result;
-}
-
-void Trainer::Impl::resume() {
-  const Loaded loaded = load_checkpoint(
-      options.output_dir, content, [&](const std::string& text) { note(text); }, options.nvme_path,
-      [&](const SlotTable* table, const std::string& path) { return start_disk(table, path); });
-  std::string changed;
-  for (const auto& [name, now] : content.settings) {
-    const auto then = loaded.settings.find(name);
-    if (then != loaded.settings.end() && then->second != now)
-      changed += fmt::format("{}{} {} instead of {}", changed.empty() ? "" : ", ", name, now, then->second);
-  }
-  if (!changed.empty()) note(fmt::format("from here on the run differs from the one that was saved: {}", changed));
-  state = loaded.state;
-  checkpoint_path = loaded.path;
-  if (state.index >= train_range.count) {  // the data has become smaller
-    ++state.epoch;
-    state.index = 0;
-  }
-  note(fmt::format("resumed from {} after step {}", loaded.path, state.step));
-}
-
-void Trainer::Impl::check_disk() const {
-  struct statvfs status;
-  if (::statvfs(options.output_dir.c_str(), &status) != 0) return;
-  const int64_t free = static_cast<int64_t>(status.f_bavail) * static_cast<int64_t>(status.f_frsize);
-  const int64_t wanted = checkpoint_bytes(content, /*in_slots=*/disk && disk->state() != nullptr) + export_bytes(info);
-  if (free < wanted) {
-    throw error(ErrorCode::io, "{}: the disk has {} bytes left; a checkpoint and the new model take {}", options.output_dir, free, wanted);
-  }
-}
-
-void Trainer::Impl::save(bool note_it) {
-  flush();
-  state.seed = options.seed;
-  checkpoint_path = save_checkpoint(options.output_dir, state, content, fill_slots());
-  if (note_it) note(fmt::format("saved {}", checkpoint_path));
 }
 
 bool Trainer::Impl::read_parameter(const std::string& name, const ByteSink& sink) const {

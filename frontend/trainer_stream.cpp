@@ -117,7 +117,7 @@ void Trainer::Impl::Streaming::plan(std::unique_ptr<Planner> planner) {
   // Where a refusal is unlikely, the smallest budget is looked for beside the plan.
   constexpr double kAmple = 1.25, kRoomy = 1.05;
   const double share = static_cast<double>(budget) / static_cast<double>(search.candidates.begin()->first);
-  const int64_t saved = t_.options.resume ? saved_part_bytes(t_.options.output_dir) : 0;
+  const int64_t saved = t_.is_resumed() ? saved_part_bytes(t_.resume_folder) : 0;
   const size_t parts = first_parts(sizes, saved);
   t_.roomy = is_roomy(sizes[parts].planning);
   const bool is_beside = !fits && t_.plan_options().planners > 1 && share >= kAmple;
@@ -325,7 +325,7 @@ double Trainer::Impl::Streaming::look_at(const std::vector<RecomputeChoice>& run
       const StreamOutlook outlook = choice.trial.planner->outlook(limit, t_.machine, t_.stream_rates(), beat);
       least = outlook.bound;
       choice.expected = outlook.seconds;
-      choice.disk_bytes = disk_need(outlook, t_.program).total();
+      choice.disk_bytes = disk_need(outlook, t_.program, t_.state_slots()).total();
       if (has_room(choice.disk_bytes)) choice.seconds = outlook.seconds;
     }
     if (!t_.roomy) choice.trial = {};
@@ -366,7 +366,7 @@ bool Trainer::Impl::Streaming::use_best() {
       if (made.program.entries.empty() || made.program.arena_bytes > limit)
         made = trial.planner->streamed(limit, t_.machine, t_.stream_rates());
       if (made.program.arena_bytes > limit) continue;
-      choice.disk_bytes = disk_need(made.program).total();
+      choice.disk_bytes = disk_need(made.program, t_.state_slots()).total();
       if (has_room(choice.disk_bytes)) {
         turn_to(choice.way);
         t_.adopt_as(trial);
@@ -385,15 +385,19 @@ bool Trainer::Impl::Streaming::use_best() {
 void Trainer::Impl::Streaming::use_least() {
   if (t_.least.part_bytes > 0) turn_to({.together = t_.together, .part_bytes = t_.least.part_bytes});
   StreamedProgram made = t_.adopt(t_.least.recompute)->streamed(0, t_.machine, t_.stream_rates());
-  if (const int64_t disk_bytes = disk_need(made.program).total(); !has_room(disk_bytes)) refuse_disk(disk_bytes);
+  if (const int64_t disk_bytes = disk_need(made.program, t_.state_slots()).total(); !has_room(disk_bytes)) refuse_disk(disk_bytes);
   t_.reserve = t_.reserve_with(t_.instructions());
   t_.use(std::move(made));
   settle_pinning();
 }
 
 void Trainer::Impl::Streaming::refuse_disk(int64_t disk_bytes) const {
-  throw error(ErrorCode::budget, "within {} bytes of memory this job takes {} bytes on the disk, more than --nvme-budget {}",
-              grouped(t_.options.budget), grouped(disk_bytes), t_.options.nvme_budget);
+  const std::string fewer = t_.state_slots() > 2
+                                ? fmt::format(" (`save_total_limit` {}: {} slots for each weight and its optimizer state; 1 takes two)",
+                                              t_.options.save_total_limit, t_.state_slots())
+                                : "";
+  throw error(ErrorCode::budget, "within {} bytes of memory this job takes {} bytes on the disk, more than --nvme-budget {}{}",
+              grouped(t_.options.budget), grouped(disk_bytes), t_.options.nvme_budget, fewer);
 }
 
 // --- memory -----------------------------------------------------------------------------------------------------------------------------

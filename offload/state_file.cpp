@@ -30,12 +30,16 @@ constexpr int64_t whole_blocks(int64_t bytes) { return (bytes + kBlock - 1) / kB
 
 std::string id_of(const std::string& path) { return path.substr(path.size() - kNameDigits); }
 
-SlotTable lay_out(const std::vector<StateFile::Tensor>& tensors) {
+SlotTable lay_out(const std::vector<StateFile::Tensor>& tensors, int slots) {
+  require(slots >= 2, "a state file has two slots for each tensor at least");
   SlotTable table{.bytes = kBlock};
   for (const StateFile::Tensor& tensor : tensors) {
-    const int64_t slot = whole_blocks(tensor.bytes);
-    table.entries.push_back({.name = tensor.name, .bytes = tensor.bytes, .slots = {table.bytes, table.bytes + slot}});
-    table.bytes += 2 * slot;
+    SlotEntry entry{.name = tensor.name, .bytes = tensor.bytes};
+    for (int slot = 0; slot < slots; ++slot) {
+      entry.slots.push_back(table.bytes);
+      table.bytes += whole_blocks(tensor.bytes);
+    }
+    table.entries.push_back(std::move(entry));
   }
   return table;
 }
@@ -106,7 +110,8 @@ void check_table(const SlotTable& table) {
   std::vector<std::pair<int64_t, int64_t>> places;
   for (const SlotEntry& entry : table.entries) {
     if (entry.bytes < 0 || entry.bytes > table.bytes) throw refuse(entry, "has no size");
-    if (entry.current < -1 || entry.current > 1) throw refuse(entry, "is in no slot");
+    if (entry.slots.size() < 2 || entry.slots.size() != table.entries[0].slots.size()) throw refuse(entry, "has another number of slots");
+    if (entry.current < -1 || entry.current >= static_cast<int>(entry.slots.size())) throw refuse(entry, "is in no slot");
     for (const int64_t slot : entry.slots) {
       if (slot < kBlock || slot % kBlock != 0 || slot > table.bytes - whole_blocks(entry.bytes))
         throw refuse(entry, "lies outside the file");
@@ -151,11 +156,11 @@ StateHeader read_state_header(const std::string& path) {
   return header;
 }
 
-int64_t StateFile::file_bytes(const std::vector<Tensor>& tensors) { return lay_out(tensors).bytes; }
+int64_t StateFile::file_bytes(const std::vector<Tensor>& tensors, int slots) { return lay_out(tensors, slots).bytes; }
 
-StateFile::StateFile(const std::string& folder, const std::vector<Tensor>& tensors, const std::string& owner, Direct direct)
-    : table_(lay_out(tensors)),
-      published_(tensors.size(), -1),
+StateFile::StateFile(const std::string& folder, const std::vector<Tensor>& tensors, const std::string& owner, int slots, Direct direct)
+    : table_(lay_out(tensors, slots)),
+      slots_(static_cast<size_t>(slots)),
       owner_(owner),
       removed_(remove_leftovers(folder)),
       file_(create_disk_file(folder, kStatePrefix, direct)) {
@@ -171,10 +176,20 @@ StateFile::StateFile(const std::string& folder, const std::vector<Tensor>& tenso
   }
 }
 
-StateFile::StateFile(const std::string& path, const SlotTable& table, const std::string& owner, Direct direct)
+StateFile::StateFile(const std::string& path, const SlotTable& table, const std::string& owner, const std::vector<SlotTable>& before,
+                     Direct direct)
     : table_(table), owner_(owner), referred_(true), file_(open_locked(path, table, direct)) {
   check_table(table_);
-  for (const SlotEntry& entry : table_.entries) published_.push_back(entry.current);
+  slots_ = table_.entries.empty() ? 2 : table_.entries[0].slots.size();
+  require(before.size() + 2 <= slots_, "a state file that has no slot left to write to");
+  for (const SlotTable& earlier : before) {
+    check_table(earlier);
+    const bool same = std::equal(earlier.entries.begin(), earlier.entries.end(), table_.entries.begin(), table_.entries.end(),
+                                 [](const SlotEntry& a, const SlotEntry& b) { return a.name == b.name && a.slots == b.slots; });
+    if (!same) throw error(ErrorCode::corrupt, "'{}': two checkpoints list its slots differently", path);
+    hold(earlier);
+  }
+  hold(table_);
   table_.path = std::filesystem::absolute(path).lexically_normal().string();
   file_.probe(direct);
   const StateHeader header = read_state_header(file_.descriptor());
@@ -204,9 +219,22 @@ size_t StateFile::number_of(std::string_view name) const {
 int64_t StateFile::write_to(size_t number, uint64_t*& sum) {
   if (publishing_) throw error(ErrorCode::io, "'{}': the last checkpoint failed, so its slots are left as they are", file_.path());
   SlotEntry& entry = table_.entries[number];
-  entry.current = published_[number] == 0 ? 1 : 0;
+  if (entry.current < 0 || is_held(number, entry.current)) {
+    entry.current = 0;
+    while (is_held(number, entry.current)) ++entry.current;
+  }
   sum = &entry.sum;
   return entry.slots[static_cast<size_t>(entry.current)];
+}
+
+void StateFile::hold(const SlotTable& table) {
+  std::vector<int>& slots = held_.emplace_back();
+  for (const SlotEntry& entry : table.entries) slots.push_back(entry.current);
+  if (held_.size() >= slots_) held_.pop_front();
+}
+
+bool StateFile::is_held(size_t number, int slot) const {
+  return std::any_of(held_.begin(), held_.end(), [&](const std::vector<int>& slots) { return slots[number] == slot; });
 }
 
 const SlotTable& StateFile::sync() {
@@ -226,7 +254,7 @@ void StateFile::name_for(const std::string& path) {
 }
 
 void StateFile::published() {
-  for (size_t i = 0; i < published_.size(); ++i) published_[i] = table_.entries[i].current;
+  hold(table_);
   referred_ = latest_ = true;
   publishing_ = false;
 }
@@ -251,12 +279,12 @@ void StateFile::write_header(bool kept) {
   kept_ = kept;
 }
 
-// Between runs the file takes what its checkpoint needs; the space comes back when a run goes on with it.
+// Between runs the file takes what its checkpoints need; the space comes back when a run goes on with it.
 void StateFile::free_unused() noexcept {
-  for (size_t i = 0; i < published_.size(); ++i) {
+  for (size_t i = 0; i < table_.entries.size(); ++i) {
     const SlotEntry& entry = table_.entries[i];
-    for (int slot = 0; slot < 2; ++slot) {
-      if (slot == published_[i] || entry.bytes == 0) continue;
+    for (int slot = 0; slot < static_cast<int>(slots_); ++slot) {
+      if (is_held(i, slot) || entry.bytes == 0) continue;
       if (::fallocate(file_.descriptor(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, entry.slots[static_cast<size_t>(slot)],
                       whole_blocks(entry.bytes)) != 0 &&
           errno == EOPNOTSUPP)

@@ -1,8 +1,10 @@
-// StateFile: what of a streamed run outlives its process: every weight and every tensor of optimizer state, each with two slots.
+// StateFile: what of a streamed run outlives its process: every weight and every tensor of optimizer state, each with one slot more than
+// checkpoints are kept (two slots where only the last one is).
 //
-// A write goes to the slot to which no checkpoint refers, so nothing that was saved is ever overwritten; a read takes the slot written
-// last. To publish is to sync the file and to write down, in a checkpoint, which slot is current (SlotTable): it copies nothing. What a
-// process that is killed had written since then is in slots to which nothing refers.
+// A write goes to a slot to which no kept checkpoint refers, so nothing that was saved is ever overwritten; a read takes the slot written
+// last. To publish is to sync the file and to write down, in a checkpoint, which slot is current (SlotTable): it copies nothing. When more
+// are published than are kept, the slots of the oldest are free again. What a process that is killed had written since the last one is in
+// slots to which nothing refers.
 //
 // The layout knows nothing of plans and budgets. A checkpoint on the same file system has a name of the file of its own (a hard link), so
 // that a file with one name is nobody's; where links can't be had the file's header says that it is kept. Locked (flock) by the run that
@@ -10,8 +12,8 @@
 
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <span>
 #include <string>
@@ -25,10 +27,10 @@ namespace ort_train {
 // One tensor in a state file.
 struct SlotEntry {
   std::string name;
-  int64_t bytes = 0;                  // the tensor's; a slot has whole blocks
-  std::array<int64_t, 2> slots = {};  // where they begin in the file
-  int current = -1;                   // -1: in neither, it is all zeros
-  uint64_t sum = 0;                   // checksum of the current slot's blocks
+  int64_t bytes = 0;             // the tensor's; a slot has whole blocks
+  std::vector<int64_t> slots{};  // where they begin in the file
+  int current = -1;              // -1: in none, it is all zeros
+  uint64_t sum = 0;              // checksum of the current slot's blocks
   bool operator==(const SlotEntry&) const = default;
 };
 
@@ -59,15 +61,18 @@ class StateFile {
     std::string name;
     int64_t bytes = 0;
   };
-  // What a file for these takes.
-  static int64_t file_bytes(const std::vector<Tensor>& tensors);
+  // What a file for these takes. `slots`: of each tensor, at least 2; for one checkpoint fewer.
+  static int64_t file_bytes(const std::vector<Tensor>& tensors, int slots = 2);
 
   // A new one, all zeros. `owner`: the folder of its checkpoints. Throws Error(io) as SpillFile does. Goes with the object, unless a
   // checkpoint was published.
-  StateFile(const std::string& folder, const std::vector<Tensor>& tensors, const std::string& owner, Direct direct = Direct::automatic);
-  // Goes on with one to which a checkpoint refers. Throws Error(corrupt) where it isn't that one, Error(usage) where another run uses
-  // it, Error(io) where the space for the slots that aren't in use is gone.
-  StateFile(const std::string& path, const SlotTable& table, const std::string& owner, Direct direct = Direct::automatic);
+  StateFile(const std::string& folder, const std::vector<Tensor>& tensors, const std::string& owner, int slots = 2,
+            Direct direct = Direct::automatic);
+  // Goes on with one to which a checkpoint refers. `before`: the tables of earlier checkpoints that are kept, too, the oldest first. Throws
+  // Error(corrupt) where it isn't that one, Error(usage) where another run uses it, Error(io) where the space for the slots that aren't in
+  // use is gone.
+  StateFile(const std::string& path, const SlotTable& table, const std::string& owner, const std::vector<SlotTable>& before = {},
+            Direct direct = Direct::automatic);
   ~StateFile();
   StateFile(const StateFile&) = delete;
   StateFile& operator=(const StateFile&) = delete;
@@ -77,6 +82,7 @@ class StateFile {
   size_t size() const { return table_.entries.size(); }
   size_t number_of(std::string_view name) const;
   const SlotEntry& entry(size_t number) const { return table_.entries[number]; }
+  size_t slots() const { return slots_; }  // of each tensor
   // The slot that is to be written now, and is current from here on; the checksum of what is written belongs into `sum`, which stays where
   // it is.
   int64_t write_to(size_t number, uint64_t*& sum);
@@ -93,10 +99,13 @@ class StateFile {
 
  private:
   void write_header(bool kept);
+  void hold(const SlotTable& table);
+  bool is_held(size_t number, int slot) const;
   void free_unused() noexcept;
 
   SlotTable table_;
-  std::vector<int> published_;  // slots
+  size_t slots_ = 0;
+  std::deque<std::vector<int>> held_;  // slots of the checkpoints that are kept, by tensor; the oldest checkpoint first
   std::string owner_;
   bool kept_ = false;      // as the header says
   bool referred_ = false;  // a checkpoint refers to it

@@ -213,6 +213,7 @@ TEST_F(BatchNormTraining, FrozenStatisticsStay) {
   Trainer(o).train();
   const std::vector<float> live = statistics();
   o.batch_norm = "frozen";
+  o.overwrite = true;
   Trainer(o).train();
   const std::vector<float> frozen = statistics();
   fs::copy_file(model, folder / "out/model.onnx", fs::copy_options::overwrite_existing);
@@ -244,6 +245,7 @@ TEST_F(BatchNormTraining, NeitherRecomputeNorBatchOrderNorThreadsChangeABit) {
 // Forward runs of training change statistics, those of evaluation and prediction don't; a step of rate 0 shows which.
 TEST_F(BatchNormTraining, EvaluationReadsTheStatisticsAndLeavesThem) {
   Options o = options();
+  o.output_dir = folder / "out";
   o.learning_rate = 0;
   o.max_steps = 3;
   o.eval_steps = 1;

@@ -20,6 +20,8 @@ namespace {
 using testing::HasSubstr;
 namespace fs = std::filesystem;
 
+constexpr size_t kKept = 2;
+
 struct CheckpointTest : testing::Test {
   TestFolder folder;
   std::vector<float> weight = std::vector<float>(3000), moment = std::vector<float>(3000), bias = std::vector<float>(5);
@@ -59,7 +61,7 @@ struct CheckpointTest : testing::Test {
   }
   void save(int64_t step, int64_t run = 7) {
     fill(step);
-    save_checkpoint(out, state(step, run), content);
+    save_checkpoint(out, state(step, run), content, kKept);
   }
   // The step of what is loaded, whose tensors must be that step's.
   int64_t load() {
@@ -109,9 +111,19 @@ TEST_F(CheckpointTest, EverythingComesBack) {
 }
 
 TEST_F(CheckpointTest, TheNewestTwoAreKept) {
-  for (const int64_t step : {5, 10, 100, 20}) save(step);
-  EXPECT_EQ(names(), (std::vector<std::string>{"checkpoint-100", "checkpoint-20"}));
+  for (const int64_t step : {5, 10, 100}) save(step);
+  EXPECT_EQ(names(), (std::vector<std::string>{"checkpoint-10", "checkpoint-100"}));
   EXPECT_EQ(load(), 100);
+  save(20);  // as after a resumption from step 10, 100 being damaged
+  EXPECT_EQ(names(), (std::vector<std::string>{"checkpoint-10", "checkpoint-20"}));
+  EXPECT_EQ(load(), 20);
+  for (const size_t kept : {1, 4}) {
+    for (const int64_t step : {21, 22, 23, 24, 25}) {
+      fill(step);
+      save_checkpoint(out, state(step), content, kept);
+    }
+    EXPECT_EQ(names().size(), kept);
+  }
 }
 
 TEST_F(CheckpointTest, AnotherRunInTheFolderComesFirstAndReplacesTheOldOneOnceItHasTwo) {
@@ -232,7 +244,7 @@ TEST_F(CheckpointTest, AFailedCallLeavesTheLastOneGood) {
     for (int64_t n = 1;; ++n) {
       save(1);
       fill(2);
-      const auto [problem, happened] = with_fault(fault, n, [&] { save_checkpoint(out, state(2), content); });
+      const auto [problem, happened] = with_fault(fault, n, [&] { save_checkpoint(out, state(2), content, kKept); });
       if (!happened) {
         EXPECT_FALSE(problem);
         EXPECT_GT(n, 10);
@@ -258,7 +270,7 @@ TEST_F(CheckpointTest, AKillAtAnyCallLeavesAGoodOne) {
     const pid_t child = fork();
     if (child == 0) {
       const IoFaults faults(Fault::kill, n);
-      save_checkpoint(out, state(2), content);
+      save_checkpoint(out, state(2), content, kKept);
       _exit(0);
     }
     int status = 0;
@@ -289,7 +301,7 @@ TEST_F(CheckpointTest, AnotherRunsOfTheSameStepStaysUntilTheNewOneIsThere) {
       if (child == 0) {
         const IoFaults faults(fault, n);
         try {
-          save_checkpoint(out, state(2), content);
+          save_checkpoint(out, state(2), content, kKept);
         } catch (const Error&) {
         }
         _exit(faults.happened() ? 1 : 0);
@@ -339,7 +351,7 @@ TEST_F(CheckpointTest, ShortAndInterruptedCallsGoOn) {
       fill(n);
       {
         const IoFaults faults(fault, n);
-        save_checkpoint(out, state(n), content);
+        save_checkpoint(out, state(n), content, kKept);
         EXPECT_TRUE(faults.happened());
       }
       EXPECT_EQ(load(), n);
@@ -352,7 +364,7 @@ TEST_F(CheckpointTest, ShortAndInterruptedCallsGoOn) {
 TEST_F(CheckpointTest, NothingIsPublishedBeforeItIsOnDisk) {
   fill(1);
   const IoFaults faults(Fault::none, 0);
-  save_checkpoint(out, state(1), content);
+  save_checkpoint(out, state(1), content, kKept);
   const std::vector<std::string> trace = IoFaults::trace();
   const auto at = [&](const std::string& call) {
     const auto found = std::find(trace.rbegin(), trace.rend(), call);

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "test_paths.h"
+#include "tests/foreign_files.h"
 #include "tests/test_files.h"
 
 namespace ort_train {
@@ -48,24 +49,35 @@ int64_t peak_of(pid_t process) {
 struct CommandLineTest : testing::Test {
   TestFolder folder;
 
-  // `meanwhile(process)` is called again and again while the program runs.
-  Result run(const std::vector<std::string>& arguments, const std::function<void(pid_t)>& meanwhile = {}) {
+  // `meanwhile(process)` is called again and again while the program runs. `read`: its output goes to a pipe, of which so many bytes are
+  // read before its reader goes away. Arguments that begin with a program are run as they are.
+  Result run(const std::vector<std::string>& arguments, const std::function<void(pid_t)>& meanwhile = {}, size_t read = 0) {
     const std::string out = folder / "stdout", err = folder / "stderr";
-    std::vector<std::string> all{kProgram};
+    std::vector<std::string> all;
+    if (arguments.empty() || (arguments[0] != "nohup" && arguments[0] != "sh")) all.push_back(kProgram);
     all.insert(all.end(), arguments.begin(), arguments.end());
+    int ends[2] = {-1, -1};
+    if (read > 0 && ::pipe2(ends, O_CLOEXEC) != 0) ADD_FAILURE() << "no pipe";
     std::vector<char*> pointers;
     for (std::string& argument : all) pointers.push_back(argument.data());
     pointers.push_back(nullptr);
     const pid_t process = fork();
     if (process == 0) {
+      ::signal(SIGHUP, SIG_DFL);  // whatever the tests were started with
       const int out_file = ::open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666),
                 err_file = ::open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
-      dup2(out_file, 1);
+      dup2(read > 0 ? ends[1] : out_file, 1);
       dup2(err_file, 2);
-      execv(pointers[0], pointers.data());
+      execvp(pointers[0], pointers.data());
       _exit(126);
     }
     Result result;
+    if (read > 0) {
+      ::close(ends[1]);
+      char byte;
+      while (read > 0 && ::read(ends[0], &byte, 1) == 1) --read;
+      ::close(ends[0]);
+    }
     int status = 0;
     while (waitpid(process, &status, WNOHANG) == 0) {
       if (const int64_t peak = peak_of(process); peak > 0) result.peak = peak;
@@ -132,7 +144,8 @@ TEST_F(CommandLineTest, HelpShowsGroupsAndDefaults) {
   const Result help = run({"--help"});
   EXPECT_EQ(help.code, 0);
   for (const char* text : {"ort-train check", "Data:", "Memory:", "Optimizer:", "--learning-rate FLOAT=5e-05", "--adam-beta2 FLOAT=0.999",
-                           "--output-dir TEXT=out", "Exit codes"}) {
+                           "--output-dir TEXT=out", "--save-steps INT=500", "--save-total-limit", "--overwrite",
+                           "--resume-from-checkpoint auto|PATH", "Exit codes"}) {
     EXPECT_THAT(help.out, HasSubstr(text));
   }
   const Result version = run({"--version"});
@@ -281,7 +294,7 @@ TEST_F(CommandLineTest, TheSmallestBudgetIsExact) {
   const int64_t least = std::stoll(refused.err.substr(at + 10));
   for (int repeat = 0; repeat < 3; ++repeat) {
     EXPECT_EQ(run(gpt("o", {"--max-steps", "30", "--budget", std::to_string(least - 4096)})).code, 4);
-    const Result result = run(gpt("o", {"--max-steps", "30", "--save-steps", "10", "--budget", std::to_string(least)}));
+    const Result result = run(gpt("o", {"--max-steps", "30", "--save-steps", "10", "--overwrite", "--budget", std::to_string(least)}));
     ASSERT_EQ(result.code, 0) << result.err;
     EXPECT_GT(result.peak, 0);
     EXPECT_LE(result.peak, least);
@@ -317,7 +330,7 @@ TEST_F(CommandLineTest, AKilledRunGoesOnBitForBit) {
 
 TEST_F(CommandLineTest, ASignalSavesAndTheRunGoesOn) {
   const std::vector<std::string> more{"--max-steps", "4000", "--lr-scheduler-type", "constant"};
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     const std::string out = "signal-" + std::to_string(signal);
     bool sent = false;
     const Result result = run(gpt(out, more), [&](pid_t process) {
@@ -340,6 +353,85 @@ TEST_F(CommandLineTest, ASignalSavesAndTheRunGoesOn) {
     ASSERT_EQ(run(gpt(out + "-whole", {"--max-steps", total, "--lr-scheduler-type", "constant"})).code, 0);
     EXPECT_EQ(numbers(log(out)), numbers(log(out + "-whole")));
   }
+}
+
+TEST_F(CommandLineTest, ASignalThatNohupIgnoresIsIgnored) {
+  std::vector<std::string> command{"nohup", kProgram};
+  for (const std::string& argument : gpt("a", {"--max-steps", "60"})) command.push_back(argument);
+  bool sent = false;
+  const Result result = run(command, [&](pid_t process) {
+    if (!sent && lines_of("a") >= 3) {
+      sent = true;
+      kill(process, SIGHUP);
+    }
+  });
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_TRUE(sent);
+}
+
+// Its reader goes away in the middle of a run, or the disk under it is full from the beginning.
+TEST_F(CommandLineTest, OutputThatCantBeWrittenEndsInASavedRun) {
+  const std::vector<std::string> more{"--max-steps", "4000", "--lr-scheduler-type", "constant", "--logging-steps", "1"};
+  const Result cut = run(gpt("a", more), {}, /*read=*/2000);
+  ASSERT_EQ(cut.code, 6) << cut.err;
+  EXPECT_THAT(cut.err, testing::AllOf(testing::StartsWith("error: the output can't be written: Broken pipe; the run is saved after step "),
+                                      HasSubstr("a/checkpoint-"), HasSubstr("--resume")));
+  const std::vector<Json> lines = log("a");
+  const int64_t steps = lines.back().at("summary").at("steps").get<int64_t>();
+  EXPECT_EQ(static_cast<int64_t>(lines.size()), steps + 1);
+  const std::string total = std::to_string(steps + 2);
+  ASSERT_EQ(run(gpt("a", {"--max-steps", total, "--lr-scheduler-type", "constant", "--resume"})).code, 0);
+  ASSERT_EQ(run(gpt("whole", {"--max-steps", total, "--lr-scheduler-type", "constant"})).code, 0);
+  EXPECT_EQ(numbers(log("a")), numbers(log("whole")));
+
+  std::vector<std::string> both{"sh", "-c", "exec \"$@\" 2>&1", "sh", kProgram};  // its errors, too
+  for (const std::string& argument : gpt("both", more)) both.push_back(argument);
+  EXPECT_EQ(run(both, {}, /*read=*/2000).code, 6);
+  EXPECT_GT(lines_of("both"), 2u);
+
+  std::vector<std::string> full{"sh", "-c", "exec \"$@\" > /dev/full", "sh", kProgram};
+  for (const std::string& argument : gpt("full", more)) full.push_back(argument);
+  const Result refused = run(full);
+  EXPECT_EQ(refused.code, 6);
+  EXPECT_EQ(refused.err, "error: the output can't be written: No space left on device\n");
+  EXPECT_FALSE(fs::exists(folder / "full"));  // nothing was begun
+}
+
+// Hugging Face's Trainer has used the same output folder: whatever is done there, killed runs included, its files stay.
+TEST_F(CommandLineTest, AnotherToolsCheckpointsSurviveEveryCommand) {
+  const std::vector<std::string> theirs{"checkpoint-500", "checkpoint-1000",   ".tmp-checkpoint-600", "checkpoint-best",
+                                        "runs",           "trainer_state.json"};
+  for (const std::string& name : theirs) {
+    if (name.find('.') < 2 || name.find('.') == std::string::npos) write_trainer_checkpoint(folder.path / "out" / name);
+  }
+  write_file(folder / "out/trainer_state.json", "{}");
+  const auto before = contents_of(folder / "out", theirs);
+  const auto expect = [&](int code, const std::vector<std::string>& more, const std::string& command = {}, size_t kill_at = 0) {
+    std::vector<std::string> arguments = gpt("out", more);
+    if (!command.empty()) arguments.insert(arguments.begin(), command);
+    const Result result = run(arguments, [&](pid_t process) {
+      if (kill_at > 0 && lines_of("out") >= kill_at) kill(process, SIGKILL);
+    });
+    EXPECT_EQ(result.code, code) << result.err << result.out;
+    EXPECT_EQ(contents_of(folder / "out", theirs), before);
+    return result;
+  };
+  expect(0, {}, "check");
+  expect(0, {"--max-steps", "9"}, "plan");
+  EXPECT_THAT(expect(2, {"--max-steps", "9", "--resume"}).err, HasSubstr("no checkpoint to resume from"));
+  EXPECT_THAT(expect(2, {"--max-steps", "9", "--resume-from-checkpoint", folder / "out/checkpoint-500"}).err,
+              HasSubstr("is no checkpoint"));
+  const std::string clash = expect(2, {"--max-steps", "500", "--overwrite"}).err;  // before step 1
+  EXPECT_THAT(clash, testing::AllOf(HasSubstr("out/checkpoint-500: was not written by ort-train"), HasSubstr("up to 500")));
+  EXPECT_EQ(lines_of("out"), 0u);
+  const std::vector<std::string> job{"--max-steps", "400", "--save-steps", "3", "--save-total-limit", "1", "--resume-from-checkpoint",
+                                     "auto"};
+  for (const size_t lines : {4, 20, 40}) expect(-SIGKILL, job, {}, lines);
+  expect(0, {"--max-steps", "400", "--resume"});
+  EXPECT_THAT(expect(2, {"--max-steps", "9"}).err, testing::AllOf(HasSubstr("checkpoint-400"), HasSubstr("overwrite")));
+  expect(0, {"--max-steps", "9", "--save-steps", "3", "--overwrite"});
+  EXPECT_TRUE(fs::exists(folder / "out/checkpoint-9"));
+  EXPECT_FALSE(fs::exists(folder / "out/checkpoint-400"));
 }
 
 TEST_F(CommandLineTest, ABrokenCheckpointIsSkippedAndNoneLeftIsCorrupt) {

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <liburing.h>
 #include <stdio.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -24,6 +25,7 @@ bool lasting = false;
 std::vector<std::string> calls;
 std::map<std::pair<io_uring*, uint64_t>, int> spoilt;  // completions to come, by user data: what they shall say
 std::atomic<int> uring_refused = 0;
+std::atomic<int64_t> free_bytes = -1;
 
 std::string path_of(int descriptor) {
   std::error_code code;
@@ -116,6 +118,9 @@ const std::vector<std::string>& IoFaults::trace() { return calls; }
 UringRefused::UringRefused(int code) { uring_refused = code; }
 UringRefused::~UringRefused() { uring_refused = 0; }
 
+FreeSpace::FreeSpace(int64_t bytes) { free_bytes = bytes; }
+FreeSpace::~FreeSpace() { free_bytes = -1; }
+
 }  // namespace ort_train
 
 extern "C" {
@@ -166,6 +171,16 @@ int fallocate(int descriptor, int mode, off_t offset, off_t bytes) {
   static auto* const call = ort_train::real<decltype(fallocate)>("fallocate");
   if (ort_train::strikes("reserve", ort_train::path_of(descriptor)) && ort_train::fault != ort_train::Fault::short_write) return -1;
   return call(descriptor, mode, offset, bytes);
+}
+
+int statvfs(const char* path, struct statvfs* status) noexcept {
+  static auto* const call = ort_train::real<int(const char*, struct statvfs*)>("statvfs");
+  const int result = call(path, status);
+  if (result == 0 && ort_train::free_bytes >= 0) {
+    status->f_frsize = 1;
+    status->f_bavail = static_cast<fsblkcnt_t>(ort_train::free_bytes);
+  }
+  return result;
 }
 
 int io_uring_queue_init(unsigned entries, io_uring* ring, unsigned flags) {

@@ -63,4 +63,13 @@ class UringRefused {
   UringRefused& operator=(const UringRefused&) = delete;
 };
 
+// While it lives, every file system says that it has so many bytes left.
+class FreeSpace {
+ public:
+  explicit FreeSpace(int64_t bytes);
+  ~FreeSpace();
+  FreeSpace(const FreeSpace&) = delete;
+  FreeSpace& operator=(const FreeSpace&) = delete;
+};
+
 }  // namespace ort_train

@@ -130,7 +130,7 @@ def test_a_resumed_run_stays_inside_the_smallest_budget(tmp_path, made):
 
 
 def test_a_larger_budget_changes_neither_memory_nor_result(tmp_path):
-    job = [*kept(8), "--log-file", "log"]
+    job = [*kept(8), "--overwrite", "--log-file", "log"]
     smallest = smallest_budget(run(tmp_path, *job, "--budget", "1MB", code=4))
     hashes = set()
     for budget in [smallest], [2 * smallest], []:
@@ -141,7 +141,7 @@ def test_a_larger_budget_changes_neither_memory_nor_result(tmp_path):
 
 
 def test_a_budget_says_what_is_computed_again(tmp_path):
-    job = [*text(64), "--log-file", "log", "--plan-json", "plan.json"]
+    job = [*text(64), "--overwrite", "--log-file", "log", "--plan-json", "plan.json"]
     smallest = smallest_budget(run(tmp_path, *job, "--budget", "1MB", code=4))
     most = smallest_budget(run(tmp_path, *kept(64), "--budget", "1MB", code=4))
     assert 3 * smallest < most

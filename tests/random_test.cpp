@@ -196,6 +196,7 @@ TEST_F(DropoutTraining, AResumedRunDrawsWhatTheUninterruptedOneDraws) {
 // The model's outputs and the loss on held-out data are those of the same weights in evaluation mode.
 TEST_F(DropoutTraining, EvaluationDropsNothing) {
   Options o = options();
+  o.output_dir = folder / "out";
   o.learning_rate = 0;
   o.eval_steps = 1;
   o.validation_split = 0.5;

@@ -43,7 +43,7 @@ def make_job(folder, profile, *more):
     x = numbers.standard_normal((60, 128), np.float32)
     np.savez(folder / "data.npz", x=x, labels=x[:, ::-1])
     arguments = [folder / "perceptron.onnx", "--data", folder / "data.npz", "--loss", "mse", "--batch-size", 8, "--max-steps", STEPS,
-                 "--save-steps", 2, "--threads", 2, "--log-file", "log", "--profile", profile, *more]
+                 "--save-steps", 2, "--threads", 2, "--overwrite", "--log-file", "log", "--profile", profile, *more]
     (folder / "nvme").mkdir()
     run(folder, "plan", *arguments, "--nvme-path", "nvme", "--plan-json", "plan.json")
     least = json.loads((folder / "plan.json").read_text())["minimum_budget_bytes"]

@@ -152,6 +152,7 @@ struct RunFaults : TrainerRuns, ::testing::WithParamInterface<Way> {
     Result result;
     Options o = options;
     o.resume = resume;
+    o.overwrite = !resume;  // the model of the run before
     const IoFaults faults(fault, n, lasts);
     try {
       Trainer trainer(o, {.on_step =

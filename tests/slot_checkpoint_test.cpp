@@ -41,6 +41,7 @@ struct SlotCheckpointTest : testing::TestWithParam<bool> {
   std::unique_ptr<SpillDisk> disk;
   CheckpointContent content;
   std::vector<std::string> notes;
+  size_t slots = 2;  // of each tensor: one more than checkpoints that are kept
   static constexpr int64_t kBytes = 12000, kMoved = 3 * kBlock;
 
   void SetUp() override {
@@ -78,7 +79,7 @@ struct SlotCheckpointTest : testing::TestWithParam<bool> {
 
   static std::vector<StateFile::Tensor> tensors() { return {{"b", 20}, {"w", kBytes}, {"w.exp_avg", kBytes}}; }
   void start(std::unique_ptr<StateFile> file) {
-    if (!file) file = std::make_unique<StateFile>(nvme.path, tensors(), out);
+    if (!file) file = std::make_unique<StateFile>(nvme.path, tensors(), out, static_cast<int>(slots));
     disk = std::make_unique<SpillDisk>(SpillOptions{.folder = nvme.path}, kMoved, kMoved, std::move(file),
                                        std::vector<StateHome>{{.offset = 0, .name = "w.exp_avg"}});
   }
@@ -96,21 +97,24 @@ struct SlotCheckpointTest : testing::TestWithParam<bool> {
     for (const StateTensor& tensor : content.weights)
       disk->write_state(tensor.name, tensor.bytes(false), {arena.data() + 32 * kBlock, static_cast<size_t>(4 * kBlock)});
     disk->finish();
-    save_checkpoint(out, {.run = run, .step = step}, content, disk->state());
+    save_checkpoint(out, {.run = run, .step = step}, content, slots - 1, disk->state());
   }
-  // Goes on with what was saved last: its step, whose values must be there.
-  int64_t resume(bool in_place = true) {
+  // Goes on with what was saved last, or with one checkpoint: its step, whose values must be there.
+  int64_t resume(bool in_place = true, const std::string& only = {}) {
     notes.clear();
     std::fill(weight.begin(), weight.end(), -1.0f);
     std::fill(bias.begin(), bias.end(), -1.0f);
     disk.reset();
     const Loaded loaded = load_checkpoint(
         out, content, [&](const std::string& note) { notes.push_back(note); }, nvme.path,
-        [&](const SlotTable* table, const std::string&) {
+        [&](const SlotTable* table, const std::string&, const std::string& checkpoint) {
           const bool continued = table != nullptr && in_place;
-          start(continued ? std::make_unique<StateFile>(nvme / fs::path(table->path).filename(), *table, out) : nullptr);
+          start(continued ? std::make_unique<StateFile>(nvme / fs::path(table->path).filename(), *table, out,
+                                                        tables_before(out, checkpoint, slots - 1))
+                          : nullptr);
           return continued;
-        });
+        },
+        only);
     const int64_t found = loaded.state.step;
     const auto w = weight, b = bias;
     const auto moved = content.optimizer[0].bytes(false);
@@ -156,6 +160,54 @@ TEST_P(SlotCheckpointTest, ComesBackAndGoesOn) {
   EXPECT_EQ(names_in(nvme.path).size(), 1u);
 }
 
+// A slot more for each tensor: the run never writes to what one of its last two checkpoints refers to, wherever it is killed.
+TEST_P(SlotCheckpointTest, TwoAreKeptWithThreeSlots) {
+  slots = 3;
+  const auto both = [&](int64_t last) {
+    remove_checkpoint_leftovers(out);
+    disk.reset();
+    for (const int64_t at : {last - 1, last}) EXPECT_EQ(resume(/*in_place=*/false, out + "/checkpoint-" + std::to_string(at)), at);
+    disk.reset();
+    remove_leftovers(nvme.path);
+  };
+  start(nullptr);
+  for (const int64_t at : {1, 2, 3, 4, 5}) {
+    step(at);
+    save(at);
+  }
+  EXPECT_THAT(names_in(out), testing::ElementsAre("checkpoint-4", "checkpoint-5"));
+  step(6);  // and is lost
+  both(5);
+  EXPECT_EQ(resume(), 5);
+  EXPECT_EQ(disk->bytes_written(), 0) << "nothing is copied";
+  step(6);
+  step(7);  // twice to the same slot
+  both(5);
+  int64_t last = 5;
+  bool ended = false;
+  for (int64_t n = 1; !ended; n += 2) {
+    const pid_t child = fork();
+    if (child == 0) {
+      resume();
+      const IoFaults faults(Fault::kill, n);
+      step(last + 1);
+      save(last + 1);
+      disk.reset();
+      _exit(0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    ended = WEXITSTATUS(status) == 0;
+    ASSERT_TRUE(ended || WEXITSTATUS(status) == 77) << status;
+    last += fs::exists(out + "/checkpoint-" + std::to_string(last + 1));
+    both(last);
+    remove_superseded(out, out + "/checkpoint-" + std::to_string(last), slots - 1);
+    EXPECT_EQ(names_in(out).size(), 2u) << "call " << n;
+    EXPECT_EQ(state_files(), 1u) << "call " << n;
+  }
+  EXPECT_GT(last, 6);
+}
+
 // The process dies at the n-th call that changes something on disk, for every n: in a step, while a checkpoint is made, when the old one
 // goes.
 TEST_P(SlotCheckpointTest, AKillAtAnyCallLosesNothing) {
@@ -199,7 +251,7 @@ TEST_P(SlotCheckpointTest, AKillAtAnyCallLosesNothing) {
       EXPECT_TRUE(found == 2 || (found == 1 && !ended && !first)) << "call " << n;
       EXPECT_THAT(notes, testing::IsEmpty()) << "call " << n;
       EXPECT_EQ(state_files(), 1u) << "call " << n;
-      remove_superseded(out, out + "/checkpoint-" + std::to_string(found));
+      remove_superseded(out, out + "/checkpoint-" + std::to_string(found), slots - 1);
       EXPECT_THAT(names_in(out), testing::ElementsAre("checkpoint-" + std::to_string(found)));
       step(3);  // what the killed one left is no obstacle
       save(3);
@@ -329,7 +381,7 @@ TEST_P(SlotCheckpointTest, OthersOfTheFolderGo) {
   const auto ordinary = [&](int64_t at, int64_t run) {
     start(nullptr);
     step(at);
-    save_checkpoint(out, {.run = run, .step = at}, content);
+    save_checkpoint(out, {.run = run, .step = at}, content, /*kept=*/2);
     disk.reset();
   };
   ordinary(100, /*run=*/1);
@@ -351,7 +403,7 @@ TEST_P(SlotCheckpointTest, OthersOfTheFolderGo) {
     EXPECT_EQ(state_files(), 1u);
     start(nullptr);
     step(at);
-    save_checkpoint(out, {.run = 8, .step = at}, content);
+    save_checkpoint(out, {.run = 8, .step = at}, content, /*kept=*/2);
     disk.reset();
   }
   EXPECT_THAT(names_in(out), testing::ElementsAre("checkpoint-2", "checkpoint-3"));

@@ -61,7 +61,8 @@ TEST(StateFile, NothingThatIsPublishedIsEverWrittenTo) {
   const std::vector<StateFile::Tensor> tensors{{"a", 3 * kBlock}, {"b", 100}, {"c", kChecksumPiece + 5}, {"memory", 2 * kBlock + 9}};
   using Values = std::map<std::string, char>;  // what each tensor is full of
   int64_t restarts = 0, publications = 0, reads = 0;
-  for (uint32_t seed = 0; seed < 6; ++seed) {
+  for (uint32_t seed = 0; seed < 9; ++seed) {
+    const int slots = 2 + static_cast<int>(seed % 3);
     const TestFolder folder;
     std::mt19937 random(seed);
     Arena arena(8 * kChecksumPiece);
@@ -74,9 +75,10 @@ TEST(StateFile, NothingThatIsPublishedIsEverWrittenTo) {
     const auto start = [&](std::unique_ptr<StateFile> file) {
       return std::make_unique<SpillDisk>(SpillOptions{.folder = folder.path}, disk_bytes + kBlock, disk_bytes, std::move(file), homes);
     };
-    auto disk = start(std::make_unique<StateFile>(folder.path, tensors, "owner"));
-    Values now{{"a", 0}, {"b", 0}, {"c", 0}, {"memory", 0}}, saved;
-    SlotTable table;
+    auto disk = start(std::make_unique<StateFile>(folder.path, tensors, "owner", slots));
+    Values now{{"a", 0}, {"b", 0}, {"c", 0}, {"memory", 0}};
+    std::vector<Values> saved;  // of the checkpoints that are kept, the oldest first
+    std::vector<SlotTable> tables;
     const std::string link = folder / "link";
     for (int step = 0; step < 200; ++step) {
       const size_t i = random() % 4;
@@ -103,29 +105,35 @@ TEST(StateFile, NothingThatIsPublishedIsEverWrittenTo) {
           disk->write_state("memory", memory, {arena.data(), static_cast<size_t>(2 * kBlock)});
           disk->finish();
           fs::remove(link);
-          table = disk->state()->sync();
+          tables.push_back(disk->state()->sync());
           disk->state()->name_for(link);
           disk->state()->published();
-          saved = now;
+          saved.push_back(now);
+          if (saved.size() >= static_cast<size_t>(slots)) {
+            saved.erase(saved.begin());
+            tables.erase(tables.begin());
+          }
           ++publications;
           break;
         }
         case 3: {  // the process ends, and another goes on with what was saved
           if (saved.empty()) break;
           disk.reset();
-          disk = start(std::make_unique<StateFile>(table.path, table, "owner"));
-          now = saved;
+          disk = start(std::make_unique<StateFile>(tables.back().path, tables.back(), "owner",
+                                                   std::vector<SlotTable>(tables.begin(), tables.end() - 1)));
+          now = saved.back();
           ++restarts;
           break;
         }
       }
-      if (saved.empty()) continue;
-      const SlotReader reader(link, table);
-      for (const StateFile::Tensor& tensor : tensors) {
-        std::vector<std::byte> got(static_cast<size_t>(tensor.bytes));
-        reader.read(*table.find(tensor.name), got);
-        ASSERT_TRUE(std::all_of(got.begin(), got.end(), [&](std::byte b) { return b == static_cast<std::byte>(saved[tensor.name]); }))
-            << tensor.name << " " << step;
+      for (size_t at = 0; at < saved.size(); ++at) {
+        const SlotReader reader(link, tables[at]);
+        for (const StateFile::Tensor& tensor : tensors) {
+          std::vector<std::byte> got(static_cast<size_t>(tensor.bytes));
+          reader.read(*tables[at].find(tensor.name), got);
+          ASSERT_TRUE(std::all_of(got.begin(), got.end(), [&](std::byte b) { return b == static_cast<std::byte>(saved[at][tensor.name]); }))
+              << tensor.name << " " << step;
+        }
       }
     }
   }
@@ -138,6 +146,7 @@ TEST(StateFile, GoesUnlessACheckpointRefersToIt) {
   const TestFolder folder, out;
   const std::vector<StateFile::Tensor> tensors{{"a", 100 * kBlock}, {"b", 1}};
   EXPECT_EQ(StateFile::file_bytes(tensors), (1 + 2 * 100 + 2) * kBlock);
+  EXPECT_EQ(StateFile::file_bytes(tensors, /*slots=*/3), (1 + 3 * 100 + 3) * kBlock);
   { const StateFile file(folder.path, tensors, out.path); }
   EXPECT_THAT(names_in(folder.path), testing::IsEmpty());
   std::string path;
@@ -287,6 +296,8 @@ TEST(SlotTable, MustMakeSense) {
   bad([](SlotTable& t) { t.entries[1].slots[1] = -kBlock; });
   bad([](SlotTable& t) { t.entries[1].slots[0] = t.entries[1].slots[1]; });
   bad([](SlotTable& t) { t.entries[0].current = 2; });
+  bad([](SlotTable& t) { t.entries[0].slots.pop_back(); });
+  bad([](SlotTable& t) { t.entries[1].slots.push_back(7 * kBlock); });
   bad([](SlotTable& t) { t.entries[0].current = -2; });
   bad([](SlotTable& t) { t.entries[0].bytes = -1; });
   bad([](SlotTable& t) { t.entries[0].bytes = INT64_MAX; });

@@ -245,6 +245,7 @@ TEST_F(Prediction, IsSaidToBeFarFromTheStep) {
   o.max_steps = 3;
   o.threads = 1;
   o.output_dir = folder / "out";
+  o.overwrite = true;
   o.profile = profile;
   const auto notes_on = [&](double rate) {
     save_profile(o.profile,

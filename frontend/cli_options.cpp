@@ -93,13 +93,14 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(data, "--loss", o.loss, "cross_entropy, mse, or output (the model's output is the loss)");
   add(data, "--output", o.output, "the model's output that the loss reads (default: the first)");
   add(data, "--labels", o.labels, "the array that holds the labels");
-  add(data, "--token-type", o.token_type, "of .bin files: uint16 or uint32");
+  add(data, "--token-type", o.token_type, "number type of .bin files: uint16 or uint32");
   app.add_option("--shape", raw.shapes, "sizes of dynamic dimensions: name=value,...")->group(data)->take_all();
-  app.add_option("--batch-size,--per-device-train-batch-size", o.batch_size, "samples of a batch (default: what the model fixes, else 8)")
+  app.add_option("--batch-size,--per-device-train-batch-size", o.batch_size,
+                 "samples in a batch (default: the model's size if it is fixed, else 8)")
       ->group(data);
-  app.add_option("--seq-length", o.seq_length, "tokens of a sample of text")->group(data);
-  app.add_flag("--no-shuffle", raw.no_shuffle, "samples in file order")->group(data);
-  add(data, "--validation-split", o.validation_split, "share of a single file's end that is held out, with --eval-steps");
+  app.add_option("--seq-length", o.seq_length, "tokens in a sample of text (default: the model's length if it is fixed)")->group(data);
+  app.add_flag("--no-shuffle", raw.no_shuffle, "take the samples in the file's order")->group(data);
+  add(data, "--validation-split", o.validation_split, "with --eval-steps and a single data file: the share at its end that is held out");
 
   constexpr const char* memory = "Memory";
   app.add_option("--budget", raw.budget, "hard limit of the whole process: 12GB, 300MiB (default: none)")->group(memory);
@@ -107,73 +108,76 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
       ->group(memory);
   add(memory, "--recompute", o.recompute, "instead of keeping it for the backward pass: auto (as the budget asks), none, sqrt or all");
   add(memory, "--micro-batches", o.micro_batches,
-      "the order of an accumulating step: horizontal (one by one), vertical (together, block by block) or auto (what is faster)");
+      "order of an accumulating step: horizontal (one after the other), vertical (all through one layer, then the next) or auto (the "
+      "faster)");
   app.add_option("--part-size", raw.part_size,
-                 "weights of at least twice as many bytes are divided into parts by rows (default: the plan's choice)")
+                 "divide large weights by rows into parts of about so many bytes (default: the plan's choice)")
       ->group(memory);
   app.add_flag("--gradient-checkpointing", raw.gradient_checkpointing, "the same as --recompute auto: the budget decides")->group(memory);
-  add(memory, "--nvme-path", o.nvme_path, "a folder on a disk for what doesn't fit into the budget");
-  app.add_option("--nvme-budget", raw.nvme_budget, "bytes there (default: as many as it takes)")->group(memory);
-  app.add_option("--nvme-endurance", raw.nvme_endurance, "bytes that the drive is rated to be written: 600TB; the plan shows the share")
+  add(memory, "--nvme-path", o.nvme_path, "a folder on a disk for what the budget can't hold");
+  app.add_option("--nvme-budget", raw.nvme_budget, "hard limit of the bytes in that folder (default: none)")->group(memory);
+  app.add_option("--nvme-endurance", raw.nvme_endurance,
+                 "bytes that the drive is rated to be written (600TB): the plan shows the share that the run takes")
       ->group(memory);
-  app.add_flag("--no-nvme-checksums", raw.no_checksums, "don't check what is read back from there")->group(memory);
-  add(memory, "--profile", o.profile, "the file that keeps what was measured of this machine");
+  app.add_flag("--no-nvme-checksums", raw.no_checksums, "don't verify what is read back from the disk")->group(memory);
+  add(memory, "--profile", o.profile, "the file that keeps the measured speed of this machine");
   app.add_flag("--recalibrate", o.recalibrate, "measure the machine again")->group(memory);
   app.add_flag("--plan", raw.plan, "show the plan, train nothing")->group(memory);
-  add(memory, "--plan-json", o.plan_json, "write the plan for programs to this file");
+  add(memory, "--plan-json", o.plan_json, "write the plan as JSON to this file");
   add(memory, "--plan-svg", o.plan_svg, "draw the plan into this file");
   app.add_option("--threads", o.threads, "default: all cores; never changes a result")->group(memory);
 
   constexpr const char* optimizer = "Optimizer";
   add(optimizer, "--optim", o.optim, "adamw or sgd");
-  add(optimizer, "--learning-rate", o.learning_rate, "");
+  add(optimizer, "--learning-rate", o.learning_rate, "the highest, where the schedule changes it");
   add(optimizer, "--lr-scheduler-type", o.lr_scheduler_type, "linear, cosine, constant or constant_with_warmup");
-  add(optimizer, "--warmup-steps", o.warmup_steps, "below 1: a share of all steps");
+  add(optimizer, "--warmup-steps", o.warmup_steps, "a number below 1 is a share of all steps");
   app.add_option("--warmup-ratio", raw.warmup_ratio, "the same as --warmup-steps below 1")->group(optimizer);
-  add(optimizer, "--weight-decay", o.weight_decay, "on tensors of rank 2 and more");
+  add(optimizer, "--weight-decay", o.weight_decay, "on tensors of two dimensions and more");
   add(optimizer, "--adam-beta1", o.adam_beta1, "");
   add(optimizer, "--adam-beta2", o.adam_beta2, "");
   add(optimizer, "--adam-epsilon", o.adam_epsilon, "");
   add(optimizer, "--momentum", o.momentum, "of sgd");
-  add(optimizer, "--max-grad-norm", o.max_grad_norm, "0: no clipping");
+  add(optimizer, "--max-grad-norm", o.max_grad_norm, "clip gradients to this norm (0: no clipping)");
 
   constexpr const char* length = "Length";
-  app.add_option("--max-steps", o.max_steps, "wins over --num-train-epochs")->group(length);
-  add(length, "--num-train-epochs", o.num_train_epochs, "");
-  add(length, "--gradient-accumulation-steps", o.gradient_accumulation_steps, "");
-  app.add_option("--eval-steps", o.eval_steps, "evaluate each so many steps and at the end (default: never)")->group(length);
-  app.add_option("--eval-batches", o.eval_batches, "at most so many batches an evaluation (default: all)")->group(length);
-  add(length, "--seed", o.seed, "");
+  app.add_option("--max-steps", o.max_steps, "optimizer steps; wins over --num-train-epochs")->group(length);
+  add(length, "--num-train-epochs", o.num_train_epochs, "passes over the training data");
+  add(length, "--gradient-accumulation-steps", o.gradient_accumulation_steps, "micro-batches in an optimizer step");
+  app.add_option("--eval-steps", o.eval_steps, "evaluate every so many steps and at the end (default: never)")->group(length);
+  app.add_option("--eval-batches", o.eval_batches, "at most so many batches in an evaluation (default: all)")->group(length);
+  add(length, "--seed", o.seed, "of the order of samples and of Dropout");
 
   constexpr const char* files = "Files";
-  add(files, "--output-dir", o.output_dir, "");
-  app.add_flag("--overwrite,--overwrite-output-dir", o.overwrite, "replace what earlier runs have left there; never what others wrote")
+  add(files, "--output-dir", o.output_dir, "the trained model and the checkpoints go here");
+  app.add_flag("--overwrite,--overwrite-output-dir", o.overwrite,
+               "start afresh where an earlier run left checkpoints and a model: they are replaced, other programs' files never are")
       ->group(files);
   app.add_flag("--resume", o.resume, "go on from the newest valid checkpoint in the output folder")->group(files);
   app.add_option("--resume-from-checkpoint", o.resume_from_checkpoint,
-                 "auto: the same, but begin afresh where there is none; or the folder of a checkpoint")
+                 "auto: as --resume, but start afresh if there is none; or the folder of a checkpoint")
       ->group(files)
       ->type_name("auto|PATH");
-  add(files, "--save-steps", o.save_steps, "checkpoint each so many steps, at the end and when stopped (0: only then)");
+  add(files, "--save-steps", o.save_steps, "write a checkpoint every so many steps, at the end and when stopped (0: not in between)");
   app.add_option("--save-total-limit", o.save_total_limit,
-                 "checkpoints that are kept (default: 2; 1 of a streamed run, where 2 take three slots a tensor on the disk)")
+                 "checkpoints to keep (default: 2; with weights on a disk 1, because 2 take three slots for each tensor there)")
       ->group(files);
-  add(files, "--log-file", o.log_file, "a JSON object a step");
-  add(files, "--logging-steps", line.logging_steps, "steps between lines where the output is no terminal");
+  add(files, "--log-file", o.log_file, "write one line of JSON for each step to this file");
+  add(files, "--logging-steps", line.logging_steps, "steps between printed lines if the output is not a terminal");
   add(files, "--save-gradients", o.save_gradients, "write every gradient of the first step to this .safetensors file");
-  add(files, "--sample-length", line.sample_length, "characters that the model writes after training on text");
+  add(files, "--sample-length", line.sample_length, "characters that the model writes after training on a .txt file");
 
   constexpr const char* graph = "Graph";
   app.add_flag("--no-retie", raw.no_retie, "don't tie weights that were stored twice")->group(graph);
   app.add_flag("--untie", o.untie, "one weight for each use")->group(graph);
   app.add_option("--batch-norm", raw.batch_norm,
-                 "BatchNormalization normalises by each batch and changes its running statistics (live), or by these (frozen); model: as "
-                 "exported (default). NODE=live, NODE=frozen: of some nodes, * stands for any text. Evaluation is always frozen")
+                 "BatchNormalization uses the statistics of each batch and updates its running ones (live), or uses the running ones "
+                 "(frozen); model: as exported (default). NODE=live or NODE=frozen: for some nodes, * matches any text")
       ->group(graph)
       ->take_all()
       ->allow_extra_args(false);
-  app.add_option("--skip-pass", o.skip_passes, "leave a pass out")->group(graph)->take_all()->allow_extra_args(false);
-  app.add_option("--dump-after", raw.dump_after, "PASS FILE.onnx: write the graph as it is after a pass")
+  app.add_option("--skip-pass", o.skip_passes, "leave out a graph pass")->group(graph)->take_all()->allow_extra_args(false);
+  app.add_option("--dump-after", raw.dump_after, "PASS FILE.onnx: write the graph as it is after this pass")
       ->group(graph)
       ->type_size(2)
       ->take_all();

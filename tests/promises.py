@@ -1,11 +1,14 @@
-"""The budget changes where bytes live, never what is computed: one plain run of each job, and many with budgets from the smallest up, with a
-disk and without, on 1, 2, 3 and 8 threads, with each choice of recompute and order of micro-batches. Losses, weights and the
-model that is written are the same bits in all of them, and each stays inside its budget. Counted: how often each mechanism really was in use.
-Most jobs are small; a few are large enough that arenas, plans and what planning leaves on the heap are those of real ones.
+"""The budget changes where bytes live, never what is computed, and bounds the whole process. The matrix of choices runs in one process
+(promises_test.cpp); here each job runs as a user runs it where resident memory is the judge: without a budget, at the smallest one with a disk, and
+at another. Losses, weights and the model that is written are the same bits, and each run stays inside its budget. Most jobs are small; a few are
+large enough that arenas, plans and what planning leaves on the heap are those of real ones.
+
+With ORT_TRAIN_SOAK in the environment the whole matrix runs in processes, and counts how often each mechanism really was in use.
 """
 import hashlib
 import itertools
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -27,6 +30,7 @@ MECHANISMS = "recompute", "streamed state", "streamed activations", "vertical", 
 ORDERS = "vertical", "auto", "vertical", "horizontal", "vertical"
 AXES = {"threads": THREADS, "disk in use": (True, False), "recompute": RECOMPUTE, "order": set(ORDERS), "share": SHARES}
 STATE = {"weights", "gradients", "optimizer"}
+SOAK = "ORT_TRAIN_SOAK" in os.environ
 seen = []  # of each run of the matrix: its mechanisms, whether it accumulates
 ways = []  # of the accumulating ones: where it stood on each axis
 
@@ -227,6 +231,9 @@ def test_every_budget_gives_the_same_bits(tmp_path, profile, made, name):
     here = []
     for number, share in enumerate(SHARES):
         for turn, on in enumerate((True, False, True)[:3 - number % 2]):  # most of what can go wrong needs a disk
+            other = number == 1 + place % (len(SHARES) - 1) and turn == place % 2
+            if not SOAK and not other and (number, turn) != (0, 0):
+                continue
             threads, order = THREADS[(place + number - turn) % len(THREADS)], ORDERS[(place + number + turn) % len(ORDERS)]
             recompute = RECOMPUTE[(place - number + number // 4) % len(RECOMPUTE)]
             least = job.plan(threads, on, recompute, order)["minimum_budget_bytes"]
@@ -397,15 +404,6 @@ def test_measuring_stays_inside_the_smallest_budget(tmp_path, made):
         assert result.peak <= least
 
 
-def test_below_the_smallest_budget_is_refused(tmp_path, profile, made):
-    job = Job(tmp_path, profile, JOBS["perceptron"](made))
-    for threads in THREADS:
-        least = job.plan(threads, True)["minimum_budget_bytes"]
-        assert least < job.plan(threads, False)["minimum_budget_bytes"]
-        assert smallest_budget(job.refusal(least - PAGE, "--threads", threads, *job.disk(True))) == least
-        assert job.leftovers() == []
-
-
 def test_a_refusal_without_a_disk_says_what_a_disk_allows(tmp_path, profile, made):
     helped = []
     for name in "perceptron", "perceptron, accumulating", "char-gpt", "perceptron, in parts, accumulating":
@@ -432,54 +430,6 @@ def test_passes_are_written_out_with_a_disk_too(tmp_path, profile, made):
     assert len(onnx.load(tmp_path / "simplified.onnx").graph.node) >= 3
 
 
-def test_parts_of_any_size_give_the_same_bits(tmp_path, profile, made):
-    for name in "perceptron", "perceptron, accumulating", "char-gpt":
-        (tmp_path / name).mkdir()
-        job = Job(tmp_path / name, profile, JOBS[name](made))
-        wanted, pieces = job.run("--threads", 2)[1], set()
-        least = job.plan(2, True)["minimum_budget_bytes"]
-        for size in "1GiB", 600_000, 300_000, 66_000:
-            for limit in [], ["--budget", 2 * least]:
-                result, left, _ = job.run("--threads", 2, "--part-size", size, *limit, *job.disk(True))
-                assert left == wanted and (not limit or result.peak <= limit[1])
-                pieces.add(sum(value["purpose"] == "weights" for value in job.planned["memory"]["persistent"]))
-        assert len(pieces) >= 2, pieces
-
-
-def test_without_checks_of_what_is_read_the_bits_are_the_same(tmp_path, profile, made):
-    for name in "perceptron", "gpt2 of torchscript, accumulating":
-        (tmp_path / name).mkdir()
-        job = Job(tmp_path / name, profile, JOBS[name](made))
-        least = job.plan(2, True)["minimum_budget_bytes"]
-        checked, unchecked = (job.run("--threads", 2, "--budget", least, *job.disk(True), *more) for more in ([], ["--no-nvme-checksums"]))
-        for result, left, summary in checked, unchecked:
-            assert left == checked[1] and result.peak <= least and uses_disk(summary)
-        assert unchecked[2]["disk_bytes_read"] == checked[2]["disk_bytes_read"]
-
-
-def test_each_mechanism_really_occurred():
-    if len(seen) < 8 * len(JOBS):
-        pytest.skip("only a part of the matrix was run")
-    count = {mechanism: sum(mechanism in used for used, _ in seen) for mechanism in MECHANISMS}
-    accumulating = sum(accumulates for _, accumulates in seen)
-    print(f"of {len(seen)} runs, {accumulating} accumulating,", ", ".join(f"{number} with {mechanism}" for mechanism, number in count.items()))
-    assert all(4 * count[mechanism] >= len(seen) for mechanism in MECHANISMS[:4]), count
-    assert 2 * count["vertical"] >= accumulating > 0, count
-    for accumulates in False, True:  # each in its own way
-        later = ["updates in the next step" in used for used, accumulated in seen if accumulated == accumulates]
-        assert sum(later) >= 4, (accumulates, sum(later), len(later))
-
-
-def test_each_choice_met_each_other():
-    """Of any three axes every combination was run; with the shares, every pair (of a disk in use only while memory is short)."""
-    if len(seen) < 8 * len(JOBS):
-        pytest.skip("only a part of the matrix was run")
-    for axes in [*itertools.combinations(list(AXES)[:4], 3), *((axis, "share") for axis in ("threads", "recompute", "order"))]:
-        met = {tuple(way[axis] for axis in axes) for way in ways}
-        missing = set(itertools.product(*(AXES[axis] for axis in axes))) - met
-        assert not missing, (axes, missing)
-
-
 def test_a_full_disk_is_one_sentence(tmp_path, profile, made):
     job = Job(tmp_path, profile, JOBS["perceptron"](made))
     least = job.plan(2, True)["minimum_budget_bytes"]
@@ -497,3 +447,23 @@ def test_a_full_disk_is_one_sentence(tmp_path, profile, made):
         assert not (tmp_path / "out" / "model.onnx").exists()
     finally:
         subprocess.run(["umount", small], check=True)
+
+
+if SOAK:  # these count the whole matrix
+
+    def test_each_mechanism_really_occurred():
+        count = {mechanism: sum(mechanism in used for used, _ in seen) for mechanism in MECHANISMS}
+        accumulating = sum(accumulates for _, accumulates in seen)
+        print(f"of {len(seen)} runs, {accumulating} accumulating,", ", ".join(f"{number} with {mechanism}" for mechanism, number in count.items()))
+        assert all(4 * count[mechanism] >= len(seen) for mechanism in MECHANISMS[:4]), count
+        assert 2 * count["vertical"] >= accumulating > 0, count
+        for accumulates in False, True:  # each in its own way
+            later = ["updates in the next step" in used for used, accumulated in seen if accumulated == accumulates]
+            assert sum(later) >= 4, (accumulates, sum(later), len(later))
+
+    def test_each_choice_met_each_other():
+        """Of any three axes every combination was run; with the shares, every pair (of a disk in use only while memory is short)."""
+        for axes in [*itertools.combinations(list(AXES)[:4], 3), *((axis, "share") for axis in ("threads", "recompute", "order"))]:
+            met = {tuple(way[axis] for axis in axes) for way in ways}
+            missing = set(itertools.product(*(AXES[axis] for axis in axes))) - met
+            assert not missing, (axes, missing)

@@ -243,6 +243,8 @@ ImportOptions Binding::import_options(int64_t size, const Options& options) cons
                        .untie = options.untie,
                        .batch_norm = options.batch_norm,
                        .batch_norm_nodes = options.batch_norm_nodes,
+                       .train = options.train,
+                       .freeze = options.freeze,
                        .output = options.output};
   for (const std::string& name : batch_names) result.shapes[name] = size;
   for (const ConstantInput& constant : constants) result.bound_inputs[constant.name] = tensor_of(constant, size);

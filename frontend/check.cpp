@@ -90,6 +90,19 @@ class Report {
       text_ += text + "\n";
     }
   }
+  // One line each: what becomes of it, name, type, why.
+  void tensors(const std::vector<CheckTensor>& tensors) {
+    constexpr size_t kWidest = 56;
+    size_t name = 0, type = 0;
+    for (const CheckTensor& tensor : tensors) {
+      name = std::clamp(tensor.name.size(), name, kWidest);
+      type = std::clamp(tensor.type.size(), type, kWidest);
+    }
+    for (const CheckTensor& tensor : tensors) {
+      text_ += fmt::format("  {:<9}  {:<{}}  {:<{}}  {}{}\n", tensor.treatment, tensor.name, name, tensor.type, type, tensor.why,
+                           tensor.original.empty() ? "" : ": " + tensor.original);
+    }
+  }
   std::string take() { return std::move(text_); }
 
  private:
@@ -145,12 +158,15 @@ class Check {
                                .untie = options_.untie,
                                .batch_norm = options_.batch_norm,
                                .batch_norm_nodes = options_.batch_norm_nodes,
+                               .train = options_.train,
+                               .freeze = options_.freeze,
                                .output = output_};
     Workers workers(1);
     model_ = import_model(options_.model, import, workers);
 
     for (const Obstacle& obstacle : model_.obstacles) add_row({obstacle.node, obstacle.reason, obstacle.hint, obstacle.blocks});
     find_nodes_without_gradient();
+    list_tensors();
     describe(assumed);
     report_.text = text_.take();
     return std::move(report_);
@@ -193,6 +209,18 @@ class Check {
     }
   }
 
+  void list_tensors() {
+    for (const TensorFate& tensor : model_.info.tensors) {
+      report_.tensors.push_back({.name = onnx::printable(tensor.name),
+                                 .type = to_string(tensor.type),
+                                 .trained = tensor.treatment == Treatment::trained,
+                                 .treatment = std::string(to_string(tensor.treatment)),
+                                 .why = tensor.why,
+                                 .original = onnx::printable(tensor.original)});
+    }
+    report_.notes = model_.info.notes;
+  }
+
   void describe(const std::vector<std::string>& assumed) {
     const auto all = [](const std::vector<onnx::ValueDef>& values, const std::set<std::string>& but) {
       std::vector<std::string> lines;
@@ -206,6 +234,12 @@ class Check {
     text_.lines("outputs", all(file_.graph.outputs, {}));
     if (!assumed.empty()) text_.line("assumed", fmt::format("{} (--shape binds others)", fmt::join(assumed, ", ")));
     text_.lines("noted", model_.info.notes);
+    if (!report_.tensors.empty()) {
+      const auto trained = std::count_if(report_.tensors.begin(), report_.tensors.end(), [](const CheckTensor& t) { return t.trained; });
+      text_.line("tensors", fmt::format("{} trained, {} left as they are", grouped(static_cast<int64_t>(trained)),
+                                        grouped(static_cast<int64_t>(report_.tensors.size()) - static_cast<int64_t>(trained))));
+      text_.tensors(report_.tensors);
+    }
     if (!report_.rows.empty()) {
       text_.add(
           fmt::format("not trainable, {} of {} nodes:\n", grouped(static_cast<int64_t>(report_.rows.size())), grouped(model_.info.nodes)));

@@ -300,6 +300,11 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
     try {
       candidate.manifest.at("settings").get_to(loaded.settings);
       const auto saved_with = [&](const char* name) { return loaded.settings.contains(name) ? loaded.settings.at(name) : std::string(); };
+      const auto chosen = content.settings.find("train_freeze");
+      if ((chosen == content.settings.end() ? std::string() : chosen->second) != saved_with("train_freeze")) {
+        throw error(ErrorCode::usage, "{}: was saved by a run that trains other tensors: give it the same `train` and `freeze`",
+                    candidate.folder.path);
+      }
       if (candidate.manifest.at("model").get<std::string>() != content.model) {
         throw error(ErrorCode::usage, "{}: is the checkpoint of another model: its parameters have other names, types or shapes",
                     candidate.folder.path);

@@ -5,8 +5,9 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
-#include <numeric>
 #include <vector>
+
+#include "frontend/names.h"
 
 namespace ort_train {
 namespace {
@@ -22,21 +23,6 @@ constexpr const char* kFooter =
     "8 corrupt checkpoint, 129 / 130 / 143 interrupted (SIGHUP, SIGINT, SIGTERM) and saved.";
 
 Error usage(const std::string& text) { return Error(ErrorCode::usage, text); }
-
-// The number of letters to insert, delete or replace (Levenshtein).
-size_t distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i);
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({changed, row[j] + 1, row[j - 1] + 1});
-    }
-  }
-  return row[b.size()];
-}
 
 std::string nearest(const CLI::App& app, const std::string& name) {
   std::string best;
@@ -170,6 +156,18 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   constexpr const char* graph = "Graph";
   app.add_flag("--no-retie", raw.no_retie, "don't tie weights that were stored twice")->group(graph);
   app.add_flag("--untie", o.untie, "one weight for each use")->group(graph);
+  app.add_option("--freeze", o.freeze,
+                 "leave the weights of this name as they are: an initializer's name, or the one that the exporter's metadata have of it; * "
+                 "stands for any text; may be given several times")
+      ->group(graph)
+      ->type_name("PATTERN")
+      ->take_all()
+      ->allow_extra_args(false);
+  app.add_option("--train", o.train, "train the tensors of this name, whatever they are taken for, those that --freeze names too")
+      ->group(graph)
+      ->type_name("PATTERN")
+      ->take_all()
+      ->allow_extra_args(false);
   app.add_option("--batch-norm", raw.batch_norm,
                  "BatchNormalization uses the statistics of each batch and updates its running ones (live), or uses the running ones "
                  "(frozen); model: as exported (default). NODE=live or NODE=frozen: for some nodes, * matches any text")

@@ -25,6 +25,7 @@ struct ImportOptions {
   bool untie = false;
   std::string batch_norm = "model";                                     // model | live | frozen
   std::vector<std::pair<std::string, std::string>> batch_norm_nodes{};  // name or pattern -> the same; the last that fits counts
+  std::vector<std::string> train{}, freeze{};                           // patterns over names of tensors; `train` wins
   std::string output{};  // which model output the loss reads, for Obstacle::blocks; empty: the first
 };
 
@@ -51,6 +52,18 @@ struct Obstacle {
   bool blocks = true;  // false where the output that the loss reads does not depend on it
 };
 
+// What becomes of a floating-point tensor of the file. A frozen one and a statistic are parameters that no gradient changes.
+enum class Treatment { trained, frozen, statistic, constant };
+std::string_view to_string(Treatment treatment);
+
+struct TensorFate {
+  std::string name;
+  TensorType type;
+  Treatment treatment = Treatment::constant;
+  std::string why;       // "weight of MatMul"
+  std::string original;  // names that the exporter's metadata have of it, where they are others
+};
+
 struct ModelInfo {
   std::string path, producer;  // "pytorch 2.13.0"
   int64_t opset = 0, nodes = 0;
@@ -58,6 +71,8 @@ struct ModelInfo {
   // --untie: what the file lacks of being that model. The initializers have the names of the places that are `added`.
   std::vector<onnx::InputEdit> edits;
   std::vector<onnx::NewInitializer> added;
+  std::vector<TensorFate> tensors;  // floating-point ones, in import order
+  std::string chosen;               // what `train` and `freeze` changed, as a checkpoint's setting; empty: nothing
   std::vector<std::string> notes;  // repairs and other things to tell: "tied 'lm_head.weight' with 'wte.weight' (stored twice, transposed)"
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "frontend/importer.h"
+#include "frontend/names.h"
 #include "graph/error.h"
 #include "graph/onnx/schema.h"
 #include "graph/op_def.h"
@@ -57,19 +58,6 @@ Reason why_not(const onnx::NodeDef& node, int opset, const FoundForm& form) {
   return {"is not supported", "replace it by other operators before exporting, or cut the model before it"};
 }
 
-// Whether a name is what a pattern says, in which * stands for any text.
-bool fits(std::string_view pattern, std::string_view name) {
-  const size_t star = pattern.find('*');
-  if (star == std::string_view::npos) return pattern == name;
-  if (!name.starts_with(pattern.substr(0, star))) return false;
-  pattern.remove_prefix(star + 1);
-  name.remove_prefix(star);
-  for (; !name.empty(); name.remove_prefix(1)) {
-    if (fits(pattern, name)) return true;
-  }
-  return fits(pattern, name);
-}
-
 }  // namespace
 
 FoundForm find_form(const std::string& domain, const std::string& op_type, int opset) {
@@ -120,6 +108,7 @@ void Walk::run(const ImportOptions& options) {
   add_tensors(model_.graph, uses, main_);
   list(model_.graph.nodes, main_, {.opsets = model_.opsets, .uses = uses});
   check_modes();
+  weights_.finish();
   // An output may be an initializer that no node reads.
   for (const onnx::ValueDef& value : model_.graph.outputs) {
     const auto found = main_.names.find(value.name);

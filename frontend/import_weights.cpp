@@ -1,7 +1,5 @@
-// Which tensors of the file are trained: every floating-point initializer of rank 1 and more, and every floating-point Constant of several
-// elements that feeds a product, a sum or a normalisation (some exporters know no initializers). Not what the standard calls not
-// differentiable where it stands (the scales of Resize, the values of OneHot), nor exponents, nor what a model computes of positions alone
-// (import_fixed.cpp).
+// Makes the parameters of a graph out of the file's floating-point tensors. Which of them are trained is decided by the rules of
+// import_rules.cpp; those stored twice become one parameter, those with --untie several.
 
 #include <fmt/ranges.h>
 
@@ -9,20 +7,32 @@
 #include <array>
 #include <utility>
 
-#include "frontend/importer.h"
+#include "frontend/import_evidence.h"
+#include "frontend/names.h"
 #include "graph/error.h"
-#include "graph/onnx/schema.h"
+
+namespace ort_train {
+
+std::string_view to_string(Treatment treatment) {
+  switch (treatment) {
+    case Treatment::trained:
+      return "trained";
+    case Treatment::frozen:
+      return "frozen";
+    case Treatment::statistic:
+      return "statistic";
+    case Treatment::constant:
+      return "constant";
+  }
+  return "";
+}
+
+}  // namespace ort_train
 
 namespace ort_train::importing {
 namespace {
 
-bool is_constant_place(const Use& use) {
-  if (use.op_type == "Pow" && use.input == 1) return true;  // a trained exponent makes NaN of negative bases
-  return onnx::never_differentiable(use.domain, use.op_type, use.opset, use.input);
-}
-
-// The running mean and variance: state of the layer, not what a gradient changes.
-bool is_running_statistic(const Use& use) { return use.op_type == "BatchNormalization" && use.domain.empty() && use.input >= 3; }
+constexpr int64_t kMaxConstant = int64_t{16} << 20;  // bytes: larger ones are parameters that nothing changes, and stay in the file
 
 // Whether what --untie leaves of the uses trains the tensor: the first of the main graph's, and those of nested graphs.
 bool trains_unsplit(const std::vector<Use>& uses) {
@@ -38,16 +48,16 @@ bool only_moves(const Use& use) {
   return use.domain.empty() && use.input == 0 && std::find(kMoves.begin(), kMoves.end(), use.op_type) != kMoves.end();
 }
 
-// Whether a Constant of this name feeds an op whose floating-point constants are weights.
-bool feeds_weighted_op(const std::string& name, const Uses& uses, int depth = 0) {
-  const auto readers = uses.find(name);
-  if (readers == uses.end() || depth > 8) return false;
-  return std::any_of(readers->second.begin(), readers->second.end(), [&](const Use& use) {
-    static constexpr std::array kWeighted{"Conv", "ConvTranspose", "MatMul", "Gemm", "Add", "Mul"};
-    if (std::find(kWeighted.begin(), kWeighted.end(), use.op_type) != kWeighted.end() || use.op_type.ends_with("Normalization"))
-      return true;
-    return only_moves(use) && feeds_weighted_op(use.output, uses, depth + 1);
-  });
+// What reads a tensor behind nodes that only move its elements.
+void add_ends(const std::vector<Use>& uses, const Uses& all, int depth, std::vector<Use>& ends) {
+  constexpr int kDeepest = 8;
+  for (const Use& use : uses) {
+    const auto readers = all.find(use.output);
+    if (!only_moves(use) || readers == all.end() || depth == kDeepest)
+      ends.push_back(use);
+    else
+      add_ends(readers->second, all, depth + 1, ends);
+  }
 }
 
 void count_uses(const std::vector<onnx::NodeDef>& nodes, const onnx::Opsets& opsets, bool nested, Uses& uses) {
@@ -96,62 +106,163 @@ Uses find_uses(const std::vector<onnx::NodeDef>& nodes, const std::vector<std::s
   return uses;
 }
 
-std::vector<Candidate> WeightTable::candidates(const onnx::GraphDef& graph, const Uses& uses) {
-  std::vector<Candidate> found;
-  const auto consider = [&](const std::string& name, const onnx::TensorDef& tensor) {
-    std::vector<Use> readers = uses.at(name);
+std::vector<Subject> WeightTable::subjects(const onnx::GraphDef& graph, const Uses& uses) {
+  std::vector<Subject> found;
+  const auto consider = [&](const std::string& name, const onnx::TensorDef& tensor, bool in_node) {
+    if (!is_floating(*tensor.dtype)) return others_.emplace_back(name, fmt::format("is {}", tensor.type)), void();
+    if (element_count(tensor.shape) == 0) return;
+    std::vector<Use> readers = uses.at(name), ends;
     std::erase_if(readers, [](const Use& use) { return use.op_type == "Shape" && use.domain.empty(); });  // of a constant
-    if (!is_floating(*tensor.dtype) || tensor.shape.empty() || element_count(tensor.shape) == 0) return;
-    if (std::all_of(readers.begin(), readers.end(), is_constant_place)) return;
-    if (*tensor.dtype != DType::float32 && *tensor.dtype != DType::float64) {
-      refused_.push_back(name);
-      return;
-    }
-    found.push_back({.name = name,
-                     .tensor = &tensor,
-                     .trainable = !std::all_of(readers.begin(), readers.end(), is_running_statistic),
-                     .uses = readers,
-                     .bytes = files_.locate(tensor)});
+    add_ends(readers, uses, 0, ends);
+    found.push_back({.candidate = {.name = name, .tensor = &tensor, .uses = std::move(readers), .bytes = files_.locate(tensor)},
+                     .in_node = in_node,
+                     .ends = std::move(ends)});
   };
   int64_t unused = 0;
   for (const onnx::TensorDef& tensor : graph.initializers) {
-    if (!uses.contains(tensor.name))
+    if (!uses.contains(tensor.name)) {
       ++unused;
-    else if (tensor.dtype)
-      consider(tensor.name, tensor);
+      others_.emplace_back(tensor.name, "is read by nothing");
+    } else if (tensor.dtype) {
+      consider(tensor.name, tensor, false);
+    }
   }
   if (unused > 0)
     result_.info.notes.push_back(fmt::format("{} initializer{} nothing reads: left as they are", unused, unused == 1 ? "" : "s"));
   for (const onnx::NodeDef& node : graph.nodes) {
-    if (node.op_type != "Constant" || !node.domain.empty() || node.outputs.size() != 1) continue;
+    if (node.op_type != "Constant" || !node.domain.empty() || node.outputs.size() != 1 || !uses.contains(node.outputs[0])) continue;
     const auto tensor = node.tensors.find("value");
-    if (tensor == node.tensors.end() || !tensor->second.dtype || !feeds_weighted_op(node.outputs[0], uses)) continue;
-    if (element_count(tensor->second.shape) > 1) consider(node.outputs[0], tensor->second);
+    if (tensor == node.tensors.end() || !tensor->second.dtype || !is_floating(*tensor->second.dtype)) continue;
+    if (element_count(tensor->second.shape) > 1) consider(node.outputs[0], tensor->second, true);
   }
   return found;
 }
 
-// What is no weight becomes a constant.
-void WeightTable::leave_fixed(std::vector<Candidate>& found, const Uses& uses) {
-  const FixedTensors fixed = find_fixed(found, uses, files_);
-  std::vector<bool> is_fixed(found.size());
-  const auto leave = [&](const std::vector<size_t>& which, const char* one, const char* several) {
-    if (which.empty()) return;
-    constexpr size_t kShown = 4;
-    std::vector<std::string> names;
-    for (const size_t i : which) {
-      is_fixed[i] = true;
-      if (names.size() < kShown) names.push_back("'" + found[i].name + "'");
-    }
-    result_.info.notes.push_back(which.size() == 1 ? fmt::format("{} {}, no weight: left as it is", names[0], one)
-                                                   : fmt::format("{} tensors {}, no weights: left as they are ({}{})", which.size(),
-                                                                 several, fmt::join(names, ", "), which.size() > kShown ? ", …" : ""));
+// Those that become parameters; the others are constants.
+std::vector<Candidate> WeightTable::parameters(const onnx::GraphDef& graph, const Uses& uses, bool is_main) {
+  Evidence evidence{
+      .graph = graph, .uses = uses, .files = files_, .options = options_, .is_main = is_main, .subjects = subjects(graph, uses)};
+  for (const onnx::NodeDef& node : graph.nodes) {
+    for (const std::string& output : node.outputs) evidence.producers.emplace(output, &node);
+  }
+  const std::vector<Verdict> verdicts = decide(evidence, result_.info.notes);
+  std::vector<Candidate> found;
+  for (size_t i = 0; i < verdicts.size(); ++i) {
+    Candidate& candidate = evidence.subjects[i].candidate;
+    const TensorType type{*candidate.tensor->dtype, candidate.tensor->shape};
+    const bool is_constant = verdicts[i].treatment == Treatment::constant;
+    candidate.trainable = verdicts[i].treatment == Treatment::trained;
+    candidate.fate = result_.info.tensors.size();
+    result_.info.tensors.push_back({candidate.name, type, verdicts[i].treatment, verdicts[i].why, verdicts[i].original});
+    if (is_constant && (is_half(type.dtype) || type.bytes() <= kMaxConstant)) continue;
+    if (is_half(type.dtype))
+      refused_.push_back(candidate.name);
+    else
+      found.push_back(std::move(candidate));
+  }
+  if (is_main) note_own_names(graph);
+  if (const std::vector<std::string> missing = missing_parameters(evidence); !missing.empty()) {
+    const size_t shown = std::min<size_t>(missing.size(), 16);
+    result_.info.notes.push_back(fmt::format(
+        "{} of the exported program's parameters {} in the file, being unused, tied with others or merged into others: {}{}",
+        missing.size(), missing.size() == 1 ? "isn't" : "aren't",
+        fmt::join(missing.begin(), missing.begin() + static_cast<ptrdiff_t>(shown), ", "), shown < missing.size() ? ", …" : ""));
+  }
+  return found;
+}
+
+// PyTorch's older exporter gives what it folds names of its own, and says nothing of what that was.
+void WeightTable::note_own_names(const onnx::GraphDef& graph) {
+  if (!graph.program.empty()) return;
+  std::vector<std::string> names;
+  for (const TensorFate& tensor : result_.info.tensors) {
+    if (tensor.treatment == Treatment::trained && tensor.name.starts_with("onnx::")) names.push_back(tensor.name);
+  }
+  if (names.empty()) return;
+  result_.info.notes.push_back(fmt::format(
+      "{} weight{} the exporter's own name, as '{}': transposed, joined, or merged with BatchNormalization by folding, and trained in that "
+      "form (torch.onnx.export with do_constant_folding=False keeps the parameters)",
+      names.size(), names.size() == 1 ? " has" : "s have", names[0]));
+}
+
+// A weight that is stored twice is frozen under all of its names where `freeze` has one of them, unless `train` has another.
+void WeightTable::share_choices(std::vector<Candidate>& found, const std::vector<Tie>& ties) {
+  const auto named = [&](const std::vector<std::string>& patterns, const Candidate& candidate) {
+    const TensorFate& fate = result_.info.tensors[candidate.fate];
+    return names_tensor(patterns, fate.name, fate.original);
   };
-  leave(fixed.masks, "is a mask", "are masks");
-  leave(fixed.rotary, "has cosines or sines of positions", "are cosines and sines of positions");
-  leave(fixed.frequencies, "has the frequencies of a rotary embedding", "are the frequencies of rotary embeddings");
-  size_t i = 0;
-  std::erase_if(found, [&](const Candidate&) { return is_fixed[i++]; });
+  if (options_.freeze.empty()) return;
+  std::map<size_t, std::vector<size_t>> groups;  // by the one that is kept
+  for (const Tie& tie : ties) groups[tie.kept].push_back(tie.tied);
+  std::map<std::pair<std::string, int64_t>, size_t> places;
+  for (size_t i = 0; i < found.size(); ++i) {
+    const auto [place, is_first] = places.emplace(std::pair(found[i].bytes.path, found[i].bytes.offset), i);
+    if (!is_first) groups[place->second].push_back(i);
+  }
+  for (auto& [kept, group] : groups) {
+    group.push_back(kept);
+    const auto any = [&](const std::vector<std::string>& patterns) {
+      return std::any_of(group.begin(), group.end(), [&](size_t i) { return named(patterns, found[i]); });
+    };
+    if (!any(options_.freeze)) continue;
+    const bool trains = any(options_.train);
+    for (const size_t i : group) {
+      found[i].trainable = trains;
+      TensorFate& fate = result_.info.tensors[found[i].fate];
+      fate.treatment = trains ? Treatment::trained : Treatment::frozen;
+      fate.why = trains ? "`train` names it, or what it is tied with" : "`freeze` names it, or what it is tied with";
+    }
+  }
+}
+
+void WeightTable::check_patterns(const std::vector<std::string>& patterns, const char* option) const {
+  const std::vector<TensorFate>& tensors = result_.info.tensors;
+  for (const std::string& pattern : patterns) {
+    const auto is_named = [&](const TensorFate& tensor) { return names_tensor({pattern}, tensor.name, tensor.original); };
+    if (std::any_of(tensors.begin(), tensors.end(),
+                    [&](const TensorFate& tensor) { return tensor.treatment != Treatment::statistic && is_named(tensor); }))
+      continue;
+    if (const auto statistic = std::find_if(tensors.begin(), tensors.end(), is_named); statistic != tensors.end()) {
+      throw error(ErrorCode::usage, "`{}` '{}': '{}' is a {}, which no gradient changes: `batch_norm` says whether batches do", option,
+                  pattern, statistic->name, statistic->why);
+    }
+    for (const auto& [name, why] : others_) {
+      if (fits(pattern, name))
+        throw error(ErrorCode::usage, "`{}` '{}': '{}' {}; only floating-point tensors that a node reads are trained", option, pattern,
+                    name, why);
+    }
+    std::vector<std::string> names;
+    for (const TensorFate& tensor : tensors) {
+      names.push_back(tensor.name);
+      if (!tensor.original.empty()) names.push_back(tensor.original);
+    }
+    const std::vector<std::string> near = nearest_names(pattern, names, 3);
+    throw error(ErrorCode::usage, "`{}` '{}' fits no tensor of the model; {} (check lists all of them; * stands for any text)", option,
+                pattern, near.empty() ? "it has none" : fmt::format("it has '{}'", fmt::join(near, "', '")));
+  }
+}
+
+void WeightTable::finish() {
+  if (options_.train.empty() && options_.freeze.empty()) return;
+  check_patterns(options_.train, "train");
+  check_patterns(options_.freeze, "freeze");
+  int64_t trained = 0, frozen = 0, elements = 0, frozen_elements = 0;
+  std::string names;
+  for (const TensorFate& tensor : result_.info.tensors) {
+    if (tensor.treatment != Treatment::trained && tensor.treatment != Treatment::frozen) continue;
+    const bool is_frozen = tensor.treatment == Treatment::frozen;
+    elements += element_count(tensor.type.shape);
+    frozen_elements += is_frozen ? element_count(tensor.type.shape) : 0;
+    ++(is_frozen ? frozen : trained);
+    if (is_frozen || tensor.why.starts_with("`train`")) names += fmt::format("{} {}\n", tensor.name, to_string(tensor.treatment));
+  }
+  if (trained == 0) {
+    throw error(ErrorCode::usage,
+                "nothing is left to train: `freeze` names all {} weights of the model (`train` takes some of them out again)", frozen);
+  }
+  result_.info.chosen = names;
+  result_.info.notes.push_back(fmt::format("by `train` and `freeze`, {} of {} tensors are trained, {} frozen ({} of {} parameters)",
+                                           trained, trained + frozen, frozen, frozen_elements, elements));
 }
 
 // Two tensors may lie in the same place of a file, as the same tensor; if they overlap otherwise, training one would change the other.
@@ -202,7 +313,7 @@ void WeightTable::split(const Candidate& candidate, Meaning& meaning, std::set<s
     do name = fmt::format("{}.use{}", candidate.name, number++);
     while (!names.insert(name).second);
     Candidate copy = candidate;
-    copy.trainable = !is_running_statistic(use);
+    copy.trainable = candidate.trainable && !is_running_statistic(use);
     meaning.copies[{use.node, use.input}] = make_parameter(copy, name, true);
     result_.info.edits.push_back({.node = use.node, .input = use.input, .name = name});
   }
@@ -227,10 +338,10 @@ Meaning WeightTable::tie_to(const Candidate& kept, const Meaning& parameter, con
 
 std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, const Uses& uses, bool is_main) {
   check_overlaps(graph);
-  std::vector<Candidate> found = candidates(graph, uses);
-  leave_fixed(found, uses);
+  std::vector<Candidate> found = parameters(graph, uses, is_main);
   std::vector<Tie> ties;
   if (options_.retie && !options_.untie) ties = find_ties(found, files_);
+  share_choices(found, ties);
   std::map<size_t, Tie> tie_of;
   for (const Tie& tie : ties) tie_of[tie.tied] = tie;
 
@@ -248,7 +359,7 @@ std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, con
     } else {
       const bool splits = options_.untie && is_main;
       Candidate kept = candidate;
-      if (splits) kept.trainable = trains_unsplit(candidate.uses);
+      if (splits) kept.trainable = candidate.trainable && trains_unsplit(candidate.uses);
       by_index.push_back(add_parameter(kept));
       if (splits) split(candidate, by_index.back(), names);
       by_place_.insert_or_assign({candidate.bytes.path, candidate.bytes.offset}, std::pair(candidate, by_index.back()));

@@ -87,7 +87,9 @@ struct Candidate {
   bool trainable = true;
   std::vector<Use> uses{};
   FileRange bytes{};
+  size_t fate = 0;  // index in ModelInfo::tensors
 };
+struct Subject;  // import_evidence.h
 
 struct Tie {
   size_t kept = 0;  // indices of candidates; kept < tied
@@ -97,15 +99,6 @@ struct Tie {
 // Candidates of rank 2 and more that hold the same elements as an earlier one, as they are or (rank 2) transposed; never where all elements
 // are equal. Reads a few elements of each, and all of those that agree in them.
 std::vector<Tie> find_ties(const std::vector<Candidate>& candidates, TensorFiles& files);
-
-// Candidates that are no weights, as indices in ascending order.
-struct FixedTensors {
-  std::vector<size_t> masks{};        // of attention: zeros and numbers of -1e4 and less; zeros alone where a softmax takes them
-  std::vector<size_t> rotary{};       // cosines and sines of the same angles, each elementwise
-  std::vector<size_t> frequencies{};  // 1, r, r^2, …
-};
-// Told by what is in them. Reads the first elements of those that are used elementwise, and all of those that are such.
-FixedTensors find_fixed(const std::vector<Candidate>& candidates, const Uses& uses, TensorFiles& files);
 
 // Decides which tensors of the file are parameters, and makes them.
 class WeightTable {
@@ -117,10 +110,16 @@ class WeightTable {
   std::map<std::string, Meaning> add(const onnx::GraphDef& graph, const Uses& uses, bool is_main);
   // The names of float16 and bfloat16 tensors that would have been weights.
   const std::vector<std::string>& refused() const { return refused_; }
+  // Once all graphs have been added: what `train` and `freeze` did. Throws Error(usage) where one of their patterns fits nothing, or
+  // nothing is left to train.
+  void finish();
 
  private:
-  std::vector<Candidate> candidates(const onnx::GraphDef& graph, const Uses& uses);
-  void leave_fixed(std::vector<Candidate>& found, const Uses& uses);
+  std::vector<Candidate> parameters(const onnx::GraphDef& graph, const Uses& uses, bool is_main);
+  std::vector<Subject> subjects(const onnx::GraphDef& graph, const Uses& uses);
+  void note_own_names(const onnx::GraphDef& graph);
+  void check_patterns(const std::vector<std::string>& patterns, const char* option) const;
+  void share_choices(std::vector<Candidate>& found, const std::vector<Tie>& ties);
   void check_overlaps(const onnx::GraphDef& graph);
   Meaning add_parameter(const Candidate& candidate);
   ValueId make_parameter(const Candidate& candidate, const std::string& name, bool added);
@@ -132,6 +131,7 @@ class WeightTable {
   const ImportOptions& options_;
   Imported& result_;
   std::vector<std::string> refused_;
+  std::vector<std::pair<std::string, std::string>> others_;                            // initializers that can't be trained, and why
   std::map<std::pair<std::string, int64_t>, std::pair<Candidate, Meaning>> by_place_;  // path, offset
 };
 

@@ -85,6 +85,10 @@ struct Options {
   int64_t predict_batch_size = 0;  // the batch size of predict(); 0: predict() is not used
   std::string log_file{}, plan_json{}, plan_svg{}, save_gradients{};
   bool retie = true, untie = false;
+  // Which tensors are trained follows from the exporter's metadata, or else from what they are used for; check() lists all, with the
+  // reason. Patterns over their names, or over the names that the metadata give them, have the last word; `*` matches any text. What
+  // matches `train` is trained, even where it matches `freeze`; what matches `freeze` alone stays as it is.
+  std::vector<std::string> train{}, freeze{};
   // Which BatchNormalization nodes are live, that is, normalise by the statistics of each batch and update the running ones: model (those
   // that the file has in training mode) | live | frozen. `batch_norm_nodes` sets it by node name, as (pattern, "live" or "frozen"); `*`
   // matches any text, and the last pattern that matches counts.
@@ -200,9 +204,19 @@ struct CheckRow {
   std::string node, reason, hint;
   bool blocks = true;
 };
+// A floating-point tensor of the file, and whether training changes it.
+struct CheckTensor {
+  std::string name, type;  // "float32 [768, 3072]"
+  bool trained = false;
+  std::string treatment;  // trained | frozen (by `freeze`) | statistic (of BatchNormalization) | constant
+  std::string why;
+  std::string original;  // names of the exported program's tensors that it was made of, where the file says so and they are others
+};
 struct CheckReport {
   std::string text;  // as the command line prints it
   std::vector<CheckRow> rows;
+  std::vector<CheckTensor> tensors;  // in import order
+  std::vector<std::string> notes;
   bool trainable = false;  // nothing blocks the way from the weights to the loss
 };
 ORT_TRAIN_API CheckReport check(const Options& options);

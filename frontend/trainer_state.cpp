@@ -166,6 +166,7 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
   } else {
     result["momentum"] = text(options.momentum);
   }
+  if (!info.chosen.empty()) result["train_freeze"] = hex16(hash_bytes(std::as_bytes(std::span(info.chosen))));
   for (const auto& [name, size] : binding.shapes) result["shape " + name] = text(size);
   return result;
 }

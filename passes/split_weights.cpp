@@ -55,7 +55,7 @@ class Splitter {
                  .dtype = whole.dtype,
                  .shape = {rows, whole.shape[1]},
                  .kind = ValueKind::parameter,
-                 .trainable = true};
+                 .trainable = whole.trainable};
       const std::string name = part.name;
       parts_.push_back({.value = graph.add_value(std::move(part)), .first = first, .rows = rows});
       if (graph.value(parts_.back().value).name != name)
@@ -172,7 +172,7 @@ bool mark_parts(Graph& graph, const PassOptions& options) {
   bool changed = false;
   for (const ValueId id : graph.parameters()) {
     Value& weight = graph.value(id);
-    if (!weight.trainable || weight.shape.size() != 2) continue;
+    if (weight.shape.size() != 2) continue;
     weight.part_rows = 0;
     if (std::find(graph.outputs.begin(), graph.outputs.end(), id) != graph.outputs.end()) continue;
     const bool fits = std::all_of(readers[id].begin(), readers[id].end(),

@@ -22,6 +22,9 @@ TEST(Check, SaysThatAModelIsTrainable) {
             "inputs      x float32 [batch, 3]\n"
             "outputs     y float32 [batch, 2]\n"
             "assumed     batch=2 (--shape binds others)\n"
+            "tensors     2 trained, 0 left as they are\n"
+            "  trained    w  float32 [3, 2]  weight of Gemm\n"
+            "  trained    b  float32 [2]     bias of Gemm\n"
             "trainable   all 2 tensors, by a loss on 'y'\n");
   options.output = "nothing";
   EXPECT_HAS(error_of([&] { check(options); }).what(), "has no output 'nothing'; it has y");

@@ -301,8 +301,8 @@ class ExternalData : public ::testing::Test {
   ExternalData() {
     std::filesystem::create_directories(folder_ / "model/sub");
     write_file(folder_ / "outside.bin", std::string(16, 'o'));
-    write_file(folder_ / "model/w.bin", std::string(16, 'w'));
-    write_file(folder_ / "model/sub/w.bin", std::string(16, 's'));
+    write_file(folder_ / "model/w.bin", "wwwwxxxxyyyyzzzz");
+    write_file(folder_ / "model/sub/w.bin", "ssssttttuuuuvvvv");
   }
   Imported import(const std::string& location, int64_t offset = 0, int64_t length = 16,
                   const std::function<void(pb::TensorProto&)>& change = {}) {

@@ -71,7 +71,7 @@ TEST(Import, SaysWhatAModelDeclares) {
 TEST(Import, FoldsShapeArithmetic) {
   const TestFolder folder;
   const Imported imported = import_file(write_model(folder, R"(<ir_version: 8, opset_import: ["" : 17]>
-    g (float[batch, 6] x) => (float[batch, 2, 3] y) <int64[1] first = {0}, int64[2] rest = {2, 3}, float[1] b = {1}> {
+    g (float[batch, 6] x) => (float[batch, 2, 3] y) <int64[1] first = {0}, int64[2] rest = {2, 3}, float[3] b = {1, 2, 3}> {
       s = Shape (x)
       n = Gather (s, first)
       shape = Concat <axis = 0> (n, rest)

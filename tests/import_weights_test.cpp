@@ -139,11 +139,11 @@ TEST(ImportWeights, WhatIsComputedOfPositionsAloneIsNoWeight) {
   // A mask as older models have it, and other frequencies.
   EXPECT_EQ(parameter_names(import(cosines, "0, 0, -10000, 0, 0, 0, 0, 0", "1, 0.5, 0.25, 0.125")), (Names{"w"}));
 
-  // One element makes them weights; so do zeros throughout, and ones.
+  // One element makes them weights; one number throughout doesn't.
   EXPECT_EQ(parameter_names(import(cosines, mask, "1, 0.5, 0.25, 0.02")), (Names{"frequencies", "w"}));
   EXPECT_EQ(parameter_names(import("1, 1, 1, 1, 0.8, 0.6, 0, 0.97", mask, "1, 0.1, 0.01, 0.001")), (Names{"cosines", "sines", "w"}));
   EXPECT_EQ(parameter_names(import(cosines, "0, -3e38, -3e38, -3e38, 0, 0, 0.5, -3e38", "1, 0.1, 0.01, 0.001")), (Names{"mask", "w"}));
-  EXPECT_EQ(parameter_names(import(cosines, "0, 0, 0, 0, 0, 0, 0, 0", "1, 1, 1, 1")), (Names{"mask", "frequencies", "w"}));
+  EXPECT_EQ(parameter_names(import(cosines, "0, 0, 0, 0, 0, 0, 0, 0", "1, 1, 1, 1")), (Names{"w"}));
 }
 
 TEST(ImportWeights, ZerosThatASoftmaxTakesForAllHeadsAreAMask) {
@@ -161,10 +161,11 @@ TEST(ImportWeights, ZerosThatASoftmaxTakesForAllHeadsAreAMask) {
   };
   EXPECT_EQ(parameters("[1, 1, 2, 2]", "0, 0, 0, 0", "Softmax"), (Names{"w"}));
   EXPECT_EQ(parameters("[1, 1, 1, 2]", "0, 0", "Softmax"), (Names{"w"}));
-  EXPECT_EQ(parameters("[1, 1, 2, 2]", "0, 0, 0, 0", "Tanh"), (Names{"zeros", "w"}));
+  EXPECT_EQ(parameters("[1, 1, 2, 2]", "0, 0, 0, 0", "Tanh"), (Names{"w"}));  // one number, and no layer's bias
   EXPECT_EQ(parameters("[1, 1, 2, 2]", "0, 0, 0.5, 0", "Softmax"), (Names{"zeros", "w"}));
-  EXPECT_EQ(parameters("[1, 2, 1, 1]", "0, 0", "Softmax"), (Names{"zeros", "w"}));  // one for each head
-  EXPECT_EQ(parameters("[2, 2]", "0, 0, 0, 0", "Softmax"), (Names{"zeros", "w"}));
+  EXPECT_EQ(parameters("[1, 2, 1, 1]", "0, 0.5", "Softmax"), (Names{"zeros", "w"}));  // one for each head
+  EXPECT_EQ(parameters("[2, 2]", "0, 0, 0.5, 0", "Softmax"), (Names{"zeros", "w"}));
+  EXPECT_EQ(parameters("[2]", "0, 0", "Softmax"), (Names{"zeros", "w"}));  // a fresh bias of the product
 }
 
 TEST(ImportWeights, HalfPrecisionWeightsAreObstacles) {

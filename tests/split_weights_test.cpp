@@ -39,9 +39,9 @@ TEST(SplitWeights, OnlyMatricesWithKnownUsesAreDivided) {
   EXPECT_EQ(m.graph.value(small).part_rows, 0) << "144 bytes";
   EXPECT_EQ(m.graph.value(large).part_rows, 3) << "960 bytes: two parts";
   EXPECT_EQ(m.graph.value(twice).part_rows, 0) << "its sum is asked for, too";
-  EXPECT_EQ(m.graph.value(frozen).part_rows, 0) << "nothing of it is updated";
+  EXPECT_EQ(m.graph.value(frozen).part_rows, 3) << "frozen, it is read all the same";
   EXPECT_EQ(m.graph.value(vector).part_rows, 0);
-  EXPECT_FALSE(mark_parts(m.graph, {.part_bytes = 481, .part_rows = 1}));
+  EXPECT_FALSE(mark_parts(m.graph, {.part_bytes = 3201, .part_rows = 1}));
 }
 
 // Where blocks of a product's depth end, and at multiples of 256 elements.

@@ -369,6 +369,7 @@ GraphDef to_graph(const pb::GraphProto& proto, const std::shared_ptr<const void>
   for (const auto& tensor : proto.initializer()) graph.initializers.push_back(to_tensor(tensor));
   for (const auto& tensor : proto.sparse_initializer()) graph.sparse_initializers.push_back(tensor.values().name());
   for (const auto& node : proto.node()) graph.nodes.push_back(to_node(node, owner));
+  read_origins(proto, graph);
   return graph;
 }
 

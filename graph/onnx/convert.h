@@ -4,6 +4,9 @@
 
 #include <onnx/onnx_pb.h>
 
+#include <array>
+#include <string_view>
+
 #include "graph/onnx/model.h"
 
 namespace ort_train::onnx {
@@ -25,6 +28,15 @@ pb::AttributeProto to_proto(const std::string& name, const Attribute& attribute)
 // Where the reader found a tensor's bytes in the model file travels with the stripped proto, under this metadata key, as
 // "field offset length".
 inline constexpr const char* kBytesKey = "ort_train.bytes";
+
+// What PyTorch's dynamo exporter writes of where tensors come from: of a value its kind and what it was folded from, of the graph all
+// parameters, buffers and constants of the program that was exported.
+inline constexpr std::string_view kKindKey = "pkg.torch.export.graph_signature.InputSpec.kind";
+inline constexpr std::string_view kFoldedKey = "pkg.onnxscript.optimizer.folded_from";
+inline constexpr std::string_view kSignatureKey = "pkg.torch.export.ExportedProgram.graph_signature";
+inline constexpr std::array kOriginKeys{kKindKey, kFoldedKey, kSignatureKey};
+// Reads these entries into `graph`; what isn't written as that exporter writes it is passed over.
+void read_origins(const pb::GraphProto& proto, GraphDef& graph);
 
 // Throw Error(unsupported) for what contradicts itself, such as three elements of float32 [4].
 TensorDef to_tensor(const pb::TensorProto& proto);

@@ -67,11 +67,20 @@ struct ValueDef {
   std::vector<DimDef> dims;
 };
 
+// What a tensor was in the program that an exporter wrote into the file, as the exporter's metadata say it.
+enum class OriginKind { unknown, parameter, buffer, constant };
+struct TensorOrigin {
+  OriginKind kind = OriginKind::unknown;
+  std::vector<std::string> folded_from{};  // names of all values from which it was computed at export, those between included
+};
+
 struct GraphDef {
   std::string name;
   std::vector<ValueDef> inputs, outputs;
   std::map<std::string, ValueDef> declared;  // what the file says of other values
   std::vector<TensorDef> initializers;
+  std::map<std::string, TensorOrigin> origins;   // by name of the value, where the file says it
+  std::map<std::string, OriginKind> program;     // the exported program's own tensors, by name: those that folding took in, too
   std::vector<std::string> sparse_initializers;  // names only
   std::vector<NodeDef> nodes;                    // in the file's order
 };

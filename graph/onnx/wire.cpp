@@ -12,14 +12,15 @@ namespace ort_train::onnx {
 namespace {
 
 constexpr int64_t kBufferBytes = 64 << 10;
-constexpr int64_t kInlineBytes = 1 << 10;  // tensor data up to here are copied too
-constexpr int64_t kMaxCopied = 64 << 20;   // bytes of everything that is not tensor data
+constexpr int64_t kInlineBytes = 1 << 10;                              // tensor data up to here are copied too
+constexpr int64_t kMaxCopied = 64 << 20;                               // bytes of everything that is not tensor data
+constexpr int64_t kMaxEvidence = 1 << 20, kMaxAllEvidence = 32 << 20;  // bytes of an entry of metadata, and of all; others are dropped
 constexpr int64_t kMaxFields = 8 << 20;
 constexpr int kMaxDepth = 90;  // protobuf's own parser stops at 100
 
 enum class Message { model, graph, function, node, attribute, value, tensor, sparse_tensor };
 
-enum class Action : uint8_t { copy, drop, data, descend, descend_once };
+enum class Action : uint8_t { copy, drop, data, evidence, descend, descend_once };
 
 struct Rule {
   int field;
@@ -42,7 +43,7 @@ std::span<const Rule> rules_of(Message message) {
                                    {pb::GraphProto::kOutputFieldNumber, A::descend, M::value},
                                    {pb::GraphProto::kValueInfoFieldNumber, A::descend, M::value},
                                    {pb::GraphProto::kQuantizationAnnotationFieldNumber, A::drop},
-                                   {pb::GraphProto::kMetadataPropsFieldNumber, A::drop},
+                                   {pb::GraphProto::kMetadataPropsFieldNumber, A::evidence},
                                    {pb::GraphProto::kDocStringFieldNumber, A::drop}};
   static constexpr Rule function[] = {{pb::FunctionProto::kNodeFieldNumber, A::descend, M::node},
                                       {pb::FunctionProto::kAttributeProtoFieldNumber, A::descend, M::attribute},
@@ -60,7 +61,7 @@ std::span<const Rule> rules_of(Message message) {
                                        {pb::AttributeProto::kSparseTensorFieldNumber, A::descend_once, M::sparse_tensor},
                                        {pb::AttributeProto::kSparseTensorsFieldNumber, A::descend, M::sparse_tensor},
                                        {pb::AttributeProto::kDocStringFieldNumber, A::drop}};
-  static constexpr Rule value[] = {{pb::ValueInfoProto::kMetadataPropsFieldNumber, A::drop},
+  static constexpr Rule value[] = {{pb::ValueInfoProto::kMetadataPropsFieldNumber, A::evidence},
                                    {pb::ValueInfoProto::kDocStringFieldNumber, A::drop}};
   static constexpr Rule tensor[] = {
       {pb::TensorProto::kRawDataFieldNumber, A::data},       {pb::TensorProto::kFloatDataFieldNumber, A::data},
@@ -118,6 +119,11 @@ class Stripper {
         const bool large = field.wire_type == 2 && field.end - field.content > kInlineBytes;
         left_out |= large;
         if (!large) copy(field, out);
+      } else if (rule->action == Action::evidence) {
+        const int64_t bytes = field.end - field.start;
+        if (bytes > kMaxEvidence || evidence_ + bytes > kMaxAllEvidence || !is_evidence(field)) continue;
+        evidence_ += bytes;
+        reader_.copy(field.start, field.end, out);
       } else if (rule->action != Action::drop) {
         if (field.wire_type != 2) throw reader_.broken(field.start);
         if (rule->action == Action::descend_once) {
@@ -150,6 +156,21 @@ class Stripper {
     return nullptr;
   }
 
+  // Whether an entry of metadata says where tensors come from.
+  bool is_evidence(const WireField& entry) {
+    if (entry.wire_type != 2) throw reader_.broken(entry.start);
+    constexpr int64_t kLongestKey = 128;
+    for (int64_t at = entry.content; at < entry.end;) {
+      const WireField field = reader_.field(at, entry.end);
+      at = field.end;
+      if (field.number != pb::StringStringEntryProto::kKeyFieldNumber || field.end - field.content > kLongestKey) continue;
+      std::string key;
+      reader_.copy(field.content, field.end, key);
+      return std::find(kOriginKeys.begin(), kOriginKeys.end(), key) != kOriginKeys.end();
+    }
+    return false;
+  }
+
   void copy(const WireField& field, std::string& out) {
     copied_ += field.end - field.start;
     if (copied_ > kMaxCopied) {
@@ -161,7 +182,7 @@ class Stripper {
 
   const ByteSource& source_;
   WireReader reader_;
-  int64_t copied_ = 0, fields_ = 0;
+  int64_t copied_ = 0, evidence_ = 0, fields_ = 0;
 };
 
 }  // namespace

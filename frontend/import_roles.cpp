@@ -1,0 +1,258 @@
+// What a tensor is used for, as far as that tells weights from constants.
+
+#include <algorithm>
+#include <array>
+
+#include "frontend/import_evidence.h"
+#include "graph/onnx/schema.h"
+
+namespace ort_train::importing {
+namespace {
+
+constexpr size_t kAny = ~size_t{0};
+
+constexpr NoteText kSmall{"has one element, which weights seldom have: left as it is (`train` changes that)",
+                          "have one element, which weights seldom have: left as they are (`train` changes that)"};
+constexpr NoteText kUnweighted{"stands where weights seldom do: left as it is (`train` changes that)",
+                               "stand where weights seldom do: left as they are (`train` changes that)"};
+
+enum class Part { weight, bias, scale, other };
+
+struct Role {
+  std::string_view op;
+  size_t input;
+  Part part;
+  const char* words;
+};
+
+constexpr Role kRoles[] = {
+    {"Conv", 1, Part::weight, "weight"},
+    {"Conv", 2, Part::bias, "bias"},
+    {"ConvTranspose", 1, Part::weight, "weight"},
+    {"ConvTranspose", 2, Part::bias, "bias"},
+    {"Gemm", 2, Part::bias, "bias"},
+    {"Gemm", kAny, Part::weight, "weight"},
+    {"MatMul", kAny, Part::weight, "weight"},
+    {"Einsum", kAny, Part::weight, "weight"},
+    {"Gather", 0, Part::weight, "table"},
+    {"LayerNormalization", 1, Part::scale, "scale"},
+    {"LayerNormalization", 2, Part::bias, "bias"},
+    {"BatchNormalization", 1, Part::scale, "scale"},
+    {"BatchNormalization", 2, Part::bias, "bias"},
+    {"InstanceNormalization", 1, Part::scale, "scale"},
+    {"InstanceNormalization", 2, Part::bias, "bias"},
+    {"GroupNormalization", 1, Part::scale, "scale"},
+    {"GroupNormalization", 2, Part::bias, "bias"},
+    {"RMSNormalization", 1, Part::scale, "scale"},
+    {"SimplifiedLayerNormalization", 1, Part::scale, "scale"},
+    {"SkipLayerNormalization", 2, Part::scale, "scale"},
+    {"SkipLayerNormalization", 3, Part::bias, "bias"},
+    {"SkipLayerNormalization", 4, Part::bias, "bias"},
+    {"SkipSimplifiedLayerNormalization", 2, Part::scale, "scale"},
+    {"LSTM", 1, Part::weight, "weight"},
+    {"LSTM", 2, Part::weight, "recurrent weight"},
+    {"LSTM", 3, Part::bias, "bias"},
+    {"GRU", 1, Part::weight, "weight"},
+    {"GRU", 2, Part::weight, "recurrent weight"},
+    {"GRU", 3, Part::bias, "bias"},
+    {"RNN", 1, Part::weight, "weight"},
+    {"RNN", 2, Part::weight, "recurrent weight"},
+    {"RNN", 3, Part::bias, "bias"},
+    {"PRelu", 1, Part::scale, "slope"},
+};
+
+const Role* find_role(const Use& use) {
+  for (const Role& role : kRoles) {
+    if (role.op == use.op_type && (role.input == kAny || role.input == use.input)) return &role;
+  }
+  return nullptr;
+}
+
+template <size_t n> bool is_one_of(std::string_view op, const std::array<std::string_view, n>& ops) {
+  return std::find(ops.begin(), ops.end(), op) != ops.end();
+}
+
+bool is_constant_place(const Use& use) { return onnx::never_differentiable(use.domain, use.op_type, use.opset, use.input); }
+
+// x - mean or x / deviation, where x is an input of the model: a picture's channels.
+bool normalises_input(const Evidence& evidence, const Use& use) {
+  static constexpr std::array<std::string_view, 7> kBetween{"Cast", "Identity", "Transpose", "Reshape", "Sub", "Div", "Mul"};
+  constexpr int kMost = 6;
+  if ((use.op_type != "Sub" && use.op_type != "Div") || use.input != 1 || use.node >= evidence.graph.nodes.size()) return false;
+  std::string at = evidence.graph.nodes[use.node].inputs[0];
+  for (int step = 0; step < kMost; ++step) {
+    const auto producer = evidence.producers.find(at);
+    if (producer == evidence.producers.end()) {
+      const auto& inputs = evidence.graph.inputs;
+      return std::any_of(inputs.begin(), inputs.end(), [&](const onnx::ValueDef& input) { return input.name == at; });
+    }
+    if (!is_one_of(producer->second->op_type, kBetween) || producer->second->inputs.empty()) return false;
+    at = producer->second->inputs[0];
+  }
+  return false;
+}
+
+// Where what exporters write is a bound, a choice, an exponent or a state, and hardly ever a weight.
+bool is_unweighted_place(const Evidence& evidence, const Use& use) {
+  static constexpr std::array<std::string_view, 12> kOps{
+      "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Pow", "Clip", "Where", "Max", "Min", "Mod", "CumSum"};
+  static constexpr std::array<std::string_view, 3> kRecurrent{"LSTM", "GRU", "RNN"};
+  constexpr size_t kHidden = 5, kCell = 6;  // the initial states
+  if (!use.domain.empty()) return false;
+  return is_one_of(use.op_type, kOps) || normalises_input(evidence, use) ||
+         (is_one_of(use.op_type, kRecurrent) && (use.input == kHidden || use.input == kCell));
+}
+
+template <typename Fits> Verdicts left_where(const Evidence& evidence, const Undecided& open, Fits&& is_left, const NoteText* note) {
+  Verdicts verdicts;
+  for (const size_t i : open) {
+    std::string why = is_left(evidence.subjects[i]);
+    if (!why.empty()) verdicts.push_back({i, {.treatment = Treatment::constant, .why = std::move(why), .note = note}});
+  }
+  return verdicts;
+}
+
+// The node that gives a value, past those that only move or convert its elements; null where there is none.
+const onnx::NodeDef* maker_of(const Evidence& evidence, const std::string& name) {
+  static constexpr std::array<std::string_view, 7> kMoves{"Cast", "Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten"};
+  constexpr int kMost = 8;
+  std::string at = name;
+  for (int step = 0; step < kMost; ++step) {
+    const auto found = evidence.producers.find(at);
+    if (found == evidence.producers.end()) return nullptr;
+    const onnx::NodeDef* const node = found->second;
+    if (!is_one_of(node->op_type, kMoves) || node->inputs.empty()) return node;
+    at = node->inputs[0];
+  }
+  return nullptr;
+}
+
+bool is_product_or_normalisation(const onnx::NodeDef& node) {
+  static constexpr std::array<std::string_view, 5> kProducts{"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"};
+  return is_one_of(node.op_type, kProducts) || node.op_type.ends_with("Normalization");
+}
+
+// x / sqrt(…) or x * (1 / sqrt(…)), as exporters write normalisations.
+bool is_normalising(const Evidence& evidence, const onnx::NodeDef& node) {
+  if (node.op_type.ends_with("Normalization") || node.op_type == "Div") return true;
+  if (node.op_type != "Mul") return false;
+  return std::any_of(node.inputs.begin(), node.inputs.end(), [&](const std::string& name) {
+    const onnx::NodeDef* const maker = maker_of(evidence, name);
+    return maker && (maker->op_type == "Reciprocal" || maker->op_type == "Pow" || maker->op_type == "Div");
+  });
+}
+
+// Whether all but one of the dimensions are 1.
+bool is_vector(const Shape& shape) {
+  return std::count_if(shape.begin(), shape.end(), [](int64_t size) { return size != 1; }) == 1;
+}
+
+bool is_fresh_use(const Evidence& evidence, const Subject& subject, const Use& use, double number) {
+  if (const Role* role = find_role(use)) {
+    if (role->part == Part::weight) {
+      // Zeros are trained from. A filter that smooths is one number throughout, too, and has no bias; an initializer of a product or a
+      // lookup is a weight.
+      const bool has_bias = use.node < evidence.graph.nodes.size() && evidence.graph.nodes[use.node].inputs.size() > 2;
+      return number == 0 || (use.op_type.starts_with("Conv") ? has_bias : !subject.in_node);
+    }
+    // What stands in for a group normalisation: its own scale and bias come behind it.
+    if (use.op_type != "InstanceNormalization" || use.node >= evidence.graph.nodes.size()) return true;
+    const auto producer = evidence.producers.find(evidence.graph.nodes[use.node].inputs.at(0));
+    return producer == evidence.producers.end() || producer->second->op_type != "Reshape";
+  }
+  if ((use.op_type != "Add" && use.op_type != "Mul") || !is_vector(subject.candidate.tensor->shape) ||
+      use.node >= evidence.graph.nodes.size())
+    return false;
+  const std::vector<std::string>& inputs = evidence.graph.nodes[use.node].inputs;
+  if (inputs.size() != 2) return false;
+  const onnx::NodeDef* const other = maker_of(evidence, inputs[1 - use.input]);
+  if (!other) return false;
+  if (use.op_type == "Mul") return is_normalising(evidence, *other);
+  if (is_product_or_normalisation(*other)) return true;
+  return other->op_type == "Mul" && std::any_of(other->inputs.begin(), other->inputs.end(), [&](const std::string& name) {
+           const onnx::NodeDef* const maker = maker_of(evidence, name);
+           return maker && is_normalising(evidence, *maker);
+         });
+}
+
+}  // namespace
+
+// The running mean and variance: state of the layer, not what a gradient changes.
+bool is_running_statistic(const Use& use) { return use.op_type == "BatchNormalization" && use.domain.empty() && use.input >= 3; }
+
+std::string role_of(const Subject& subject) {
+  for (const Use& use : subject.ends) {
+    if (const Role* role = find_role(use)) return fmt::format("{} of {}", role->words, use.op_type);
+  }
+  const auto named = std::find_if(subject.ends.begin(), subject.ends.end(), [](const Use& use) { return !use.op_type.empty(); });
+  if (named == subject.ends.end()) return "an output";
+  if (named->op_type == "Add") return "added";
+  if (named->op_type == "Mul") return "multiplied";
+  return fmt::format("taken by {}", named->op_type);
+}
+
+Verdicts find_statistics(const Evidence& evidence, const Undecided& open) {
+  Verdicts verdicts;
+  for (const size_t i : open) {
+    const std::vector<Use>& uses = evidence.subjects[i].candidate.uses;
+    if (!uses.empty() && std::all_of(uses.begin(), uses.end(), is_running_statistic))
+      verdicts.push_back({i, {.treatment = Treatment::statistic, .why = "running statistic of BatchNormalization"}});
+  }
+  return verdicts;
+}
+
+Verdicts find_constant_places(const Evidence& evidence, const Undecided& open) {
+  return left_where(
+      evidence, open,
+      [](const Subject& subject) -> std::string {
+        const std::vector<Use>& uses = subject.candidate.uses;
+        if (uses.empty()) return "only its shape is read";
+        return std::all_of(uses.begin(), uses.end(), is_constant_place) ? fmt::format("{} has no gradient there", uses[0].op_type) : "";
+      },
+      nullptr);
+}
+
+Verdicts find_small(const Evidence& evidence, const Undecided& open) {
+  Verdicts verdicts;
+  for (const size_t i : open) {
+    const onnx::TensorDef& tensor = *evidence.subjects[i].candidate.tensor;
+    if (element_count(tensor.shape) != 1) continue;
+    // Every model has numbers of no dimension; a module's attribute ("encoder.scale") is worth telling of.
+    const bool tells = !tensor.shape.empty() || evidence.subjects[i].candidate.name.find('.') != std::string::npos;
+    verdicts.push_back({i, {.treatment = Treatment::constant, .why = "one element", .note = tells ? &kSmall : nullptr}});
+  }
+  return verdicts;
+}
+
+Verdicts find_unweighted_places(const Evidence& evidence, const Undecided& open) {
+  return left_where(
+      evidence, open,
+      [&](const Subject& subject) -> std::string {
+        const std::vector<Use>& ends = subject.ends;
+        if (ends.empty() || !std::all_of(ends.begin(), ends.end(), [&](const Use& use) { return is_unweighted_place(evidence, use); }))
+          return "";
+        const std::string& op = ends[0].op_type;
+        return find_role({.op_type = op, .input = 1}) ? fmt::format("initial state of {}", op) : fmt::format("taken by {}", op);
+      },
+      &kUnweighted);
+}
+
+Verdicts find_unweighted_constants(const Evidence& evidence, const Undecided& open) {
+  static constexpr std::array<std::string_view, 9> kWeighted{"Conv", "ConvTranspose", "MatMul", "Gemm", "Add", "Mul", "LSTM", "GRU", "RNN"};
+  return left_where(
+      evidence, open,
+      [](const Subject& subject) -> std::string {
+        const bool is_fed = std::any_of(subject.ends.begin(), subject.ends.end(), [](const Use& use) {
+          return is_one_of(use.op_type, kWeighted) || use.op_type.ends_with("Normalization");
+        });
+        return subject.in_node && !is_fed ? "a Constant node that feeds no layer" : "";
+      },
+      nullptr);
+}
+
+bool is_fresh_weight(const Evidence& evidence, const Subject& subject, double number) {
+  return std::any_of(subject.ends.begin(), subject.ends.end(),
+                     [&](const Use& use) { return is_fresh_use(evidence, subject, use, number); });
+}
+
+}  // namespace ort_train::importing

@@ -1,9 +1,10 @@
 # What a person types; the build itself is CMake's. Each target first installs what it lacks (.ci/setup, silent when nothing is missing).
 
+MINUTES ?= 10
 export WERROR := $(if $(CI),ON,OFF)
 FORMATTED = $(shell find graph passes exec offload frontend tests -name '*.h' -o -name '*.cpp')
 
-.PHONY: build build-bench demo test sanitize cuda bench format check-format clean
+.PHONY: build build-bench demo test sanitize races soak cuda bench format check-format clean
 
 build:  # build/ort-train
 	@.ci/configure release
@@ -18,10 +19,22 @@ test:  # everything, and ONNX Runtime as the judge of what comes out
 	@cmake --build build
 	@.ci/test build judge
 
-sanitize:  # the same tests under AddressSanitizer and UndefinedBehaviorSanitizer
+sanitize:  # what parses and allocates, under AddressSanitizer and UndefinedBehaviorSanitizer (the preset names what `soak` does)
 	@.ci/configure sanitize
 	@cmake --build build-sanitize
 	@.ci/test build-sanitize
+
+races:  # what shares memory among threads, under ThreadSanitizer
+	@.ci/configure release
+	@cmake --build build --target ort-train-races
+	@.ci/races build
+
+soak:  # MINUTES of what continuous integration has no time for; goes on where the last one was
+	@.ci/configure release
+	@cmake --build build
+	@.ci/configure sanitize -B build-soak -DORT_TRAIN_SKIP=
+	@cmake --build build-soak
+	@nice .ci/soak $(MINUTES)
 
 cuda:  # the op files that both devices share, through nvcc; needs no GPU
 	@.ci/configure release -B build-cuda -DORT_TRAIN_CUDA=ON -DORT_TRAIN_TESTS=OFF
@@ -44,4 +57,4 @@ check-format:
 	  clang-format $$file | diff -u --label $$file --label "after make format" $$file - || bad=1; done; exit $$bad
 
 clean:
-	rm -rf build build-sanitize build-cuda
+	rm -rf build build-sanitize build-soak build-cuda

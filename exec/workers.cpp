@@ -10,6 +10,14 @@
 #include <chrono>
 #include <thread>
 
+#ifdef ORT_TRAIN_TSAN  // oneTBB is not instrumented: its order of events is told to ThreadSanitizer here
+extern "C" void __tsan_acquire(void* address);
+extern "C" void __tsan_release(void* address);
+#else
+#define __tsan_acquire(address) static_cast<void>(address)
+#define __tsan_release(address) static_cast<void>(address)
+#endif
+
 namespace ort_train {
 
 struct Workers::Impl {
@@ -41,15 +49,20 @@ void Workers::run(int64_t tasks, void (*call)(void*, int64_t, int), void* closur
   std::atomic<int64_t> next{0};
   const auto take = [&](int) {
     const int worker = tbb::this_task_arena::current_thread_index();
+    __tsan_acquire(&next);
     try {
       for (int64_t task = next.fetch_add(1); task < tasks; task = next.fetch_add(1)) call(closure, task, worker);
     } catch (...) {
       next.store(tasks);  // the others stop after the task at hand
+      __tsan_release(&next);
       throw;
     }
+    __tsan_release(&next);
   };
   const int takers = static_cast<int>(std::min<int64_t>(tasks, threads_));
+  __tsan_release(&next);
   impl_->arena.execute([&] { tbb::parallel_for(0, takers, take, tbb::simple_partitioner{}); });
+  __tsan_acquire(&next);
 }
 
 }  // namespace ort_train

@@ -154,16 +154,17 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(files, "--sample-length", line.sample_length, "characters that the model writes after training on a .txt file");
 
   constexpr const char* graph = "Graph";
-  app.add_flag("--no-retie", raw.no_retie, "don't tie weights that were stored twice")->group(graph);
-  app.add_flag("--untie", o.untie, "one weight for each use")->group(graph);
-  app.add_option("--freeze", o.freeze,
-                 "leave the weights of this name as they are: an initializer's name, or the one that the exporter's metadata have of it; * "
-                 "stands for any text; may be given several times")
+  app.add_flag("--no-retie", raw.no_retie, "keep a weight that the file stores twice as two weights")->group(graph);
+  app.add_flag("--untie", o.untie, "give each use of a shared weight a weight of its own")->group(graph);
+  app.add_option(
+         "--freeze", o.freeze,
+         "leave the weights of this name as they are. The name is an initializer's, or the one that the exporter's metadata has for it; "
+         "* matches any text; may be given several times")
       ->group(graph)
       ->type_name("PATTERN")
       ->take_all()
       ->allow_extra_args(false);
-  app.add_option("--train", o.train, "train the tensors of this name, whatever they are taken for, those that --freeze names too")
+  app.add_option("--train", o.train, "train the tensors of this name, whatever they are taken for, and even if --freeze matches them")
       ->group(graph)
       ->type_name("PATTERN")
       ->take_all()

@@ -50,7 +50,10 @@ std::vector<double> read(const Evidence& evidence, const Subject& subject, int64
   const Candidate& candidate = subject.candidate;
   const DType dtype = *candidate.tensor->dtype;
   std::vector<std::byte> bytes(static_cast<size_t>(count * size_of(dtype)));
-  evidence.files.reader(candidate.bytes).read(candidate.bytes.offset + from * size_of(dtype), bytes);
+  if (const auto& value = candidate.tensor->value)
+    std::copy_n(value->bytes.begin() + from * size_of(dtype), bytes.size(), bytes.begin());
+  else
+    evidence.files.reader(candidate.bytes).read(candidate.bytes.offset + from * size_of(dtype), bytes);
   std::vector<double> values(static_cast<size_t>(count));
   convert(element_of(dtype), bytes, DType::float64, std::as_writable_bytes(std::span(values)));
   return values;

@@ -114,7 +114,10 @@ std::vector<Subject> WeightTable::subjects(const onnx::GraphDef& graph, const Us
     std::vector<Use> readers = uses.at(name), ends;
     std::erase_if(readers, [](const Use& use) { return use.op_type == "Shape" && use.domain.empty(); });  // of a constant
     add_ends(readers, uses, 0, ends);
-    found.push_back({.candidate = {.name = name, .tensor = &tensor, .uses = std::move(readers), .bytes = files_.locate(tensor)},
+    found.push_back({.candidate = {.name = name,
+                                   .tensor = &tensor,
+                                   .uses = std::move(readers),
+                                   .bytes = tensor.offset < 0 ? FileRange() : files_.locate(tensor)},
                      .in_node = in_node,
                      .ends = std::move(ends)});
   };
@@ -155,10 +158,12 @@ std::vector<Candidate> WeightTable::parameters(const onnx::GraphDef& graph, cons
     candidate.fate = result_.info.tensors.size();
     result_.info.tensors.push_back({candidate.name, type, verdicts[i].treatment, verdicts[i].why, verdicts[i].original});
     if (is_constant && (is_half(type.dtype) || type.bytes() <= kMaxConstant)) continue;
-    if (is_half(type.dtype))
+    if (is_half(type.dtype)) {
       refused_.push_back(candidate.name);
-    else
-      found.push_back(std::move(candidate));
+      continue;
+    }
+    if (candidate.tensor->offset < 0) candidate.bytes = files_.locate(*candidate.tensor);  // says why it can't be trained
+    found.push_back(std::move(candidate));
   }
   if (is_main) note_own_names(graph);
   if (const std::vector<std::string> missing = missing_parameters(evidence); !missing.empty()) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "graph/onnx/wire.h"
 #include "tests/onnx_models.h"
 
 namespace ort_train {
@@ -168,6 +169,26 @@ TEST_F(WeightRules, LinearAttentionBiasesAreNoWeights) {
   EXPECT_EQ(bias("[4, 1, 3]", "0, 0.25, 0.5, 0, 0.0625, 0.125, 0, 0.015625, 0.03125, 0, 0.004, 0.008"),
             "constant: a linear attention bias");
   EXPECT_EQ(bias("[4, 1, 3]", "0, 0.25, 0.5, 0, 0.0625, 0.125, 0, 0.015625, 0.03125, 0, 0.004, 0.009"), "trained: multiplied");
+}
+
+// A constant may be stored in several pieces, which weights may not.
+TEST_F(WeightRules, ConstantsInPiecesAreRead) {
+  const auto import = [&](const std::string& op) {
+    pb::ModelProto model =
+        model_of(fmt::format(R"(<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) {{ y = {} (x, v) }})", op));
+    pb::TensorProto tensor = tensor_of("v", {2}, {}), piece;
+    tensor.clear_raw_data();
+    piece.add_float_data(2);
+    std::string graph = model.graph().SerializeAsString();
+    onnx::put_bytes(pb::GraphProto::kInitializerFieldNumber,
+                    tensor.SerializeAsString() + piece.SerializeAsString() + piece.SerializeAsString(), graph);
+    model.clear_graph();
+    std::string bytes = model.SerializeAsString();
+    onnx::put_bytes(pb::ModelProto::kGraphFieldNumber, graph, bytes);
+    return import_file(write_file(folder / "pieces.onnx", bytes));
+  };
+  EXPECT_EQ(floats(run_imported(import("Pow"), {{"x", make_tensor<float>({2}, {3, 4})}}).at("y")), (std::vector<float>{9, 16}));
+  EXPECT_EQ(floats(run_imported(import("Mul"), {{"x", make_tensor<float>({2}, {3, 4})}}).at("y")), (std::vector<float>{6, 8}));
 }
 
 TEST_F(WeightRules, WhatIsLeftIsRead) {

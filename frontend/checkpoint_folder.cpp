@@ -61,10 +61,24 @@ bool is_empty_folder(const fs::path& path) {
 }
 
 // The manifest's body if it is of our shape and has the right checksum, whatever its format.
+// JSON that is not nested without end, for nlohmann writes it by recursion; discarded where it isn't that.
+Json parse_shallow(const std::string& text) {
+  constexpr int kDeepest = 32;
+  bool deep = false;
+  Json json = Json::parse(
+      text,
+      [&](int depth, Json::parse_event_t, Json&) {
+        deep |= depth > kDeepest;
+        return !deep;
+      },
+      /*allow_exceptions=*/false);
+  return deep ? Json(Json::value_t::discarded) : json;
+}
+
 Json read_body(const std::string& folder) {
   const std::string path = (fs::path(folder) / kManifest).string();
   if (!exists(path)) throw corrupt(path, "is missing");
-  Json json = Json::parse(read_small_file(path, kManifestLimit), nullptr, /*allow_exceptions=*/false);
+  Json json = parse_shallow(read_small_file(path, kManifestLimit));
   if (!json.is_object() || !json.contains("body") || !json["body"].is_object() || !json.contains("xxh3") || !json["xxh3"].is_string())
     throw corrupt(path, "is not a manifest");
   const std::string body = dump(json["body"]);

@@ -426,6 +426,9 @@ std::string Walk::lower(Job& job, const OpDef& op, const OnnxForm& form) {
   const size_t first_new = graph_.value_count();
   std::vector<ValueId> results;
   try {
+    if (node.inputs.size() > form.inputs || node.outputs > form.outputs)
+      throw error(ErrorCode::unsupported, "has {} inputs and {} outputs; {} and {} at most are known", node.inputs.size(), node.outputs,
+                  form.inputs, form.outputs);
     if (!job.node.others.empty()) throw error(ErrorCode::unsupported, "its attribute '{}' is not supported", job.node.others[0]);
     for (const auto& [name, tensor] : job.node.tensors) {
       if (!node.attributes.has(name)) node.attributes.set(name, files_.read(tensor));

@@ -18,7 +18,6 @@ namespace {
 constexpr int64_t kEndRecord = 22, kEnd64Locator = 20, kEnd64Record = 56, kCentralHeader = 46, kLocalHeader = 30;
 constexpr int64_t kDirectoryLimit = int64_t{64} << 20;
 constexpr int64_t kNpyHeaderLimit = int64_t{1} << 20;
-constexpr size_t kRankLimit = 64;
 
 template <typename T> T number_at(std::span<const std::byte> bytes, size_t offset) {
   T value;
@@ -153,7 +152,7 @@ class NpyHeader {
       skip();
       int64_t dim = 0;
       const auto [end, code] = std::from_chars(text_.data() + at_, text_.data() + text_.size(), dim);
-      if (code != std::errc() || dim < 0 || shape.size() >= kRankLimit) throw refuse("its shape is not a tuple of sizes");
+      if (code != std::errc() || dim < 0 || shape.size() >= kMaxRank) throw refuse("its shape is not a tuple of sizes");
       at_ = static_cast<size_t>(end - text_.data());
       shape.push_back(dim);
       if (!take(',')) {
@@ -195,15 +194,13 @@ template <typename Read> void read_npy_header(const std::string& where, int64_t 
   std::vector<std::byte> text(static_cast<size_t>(length));
   if (read(prefix, std::span(text)) != text.size()) throw refuse("it ends inside its .npy header");
   NpyHeader({reinterpret_cast<const char*>(text.data()), text.size()}, where).parse(array);
-  int64_t bytes = size_of(array.element);
-  bool overflow = false;
-  for (int64_t dim : array.shape) overflow |= __builtin_mul_overflow(bytes, dim, &bytes);
+  const std::optional<int64_t> bytes = bytes_of(size_of(array.element), array.shape);
   array.header_bytes = prefix + length;
-  if (overflow || bytes != member_bytes - array.header_bytes) {
+  if (!bytes || *bytes != member_bytes - array.header_bytes) {
     throw error(ErrorCode::data, "{}: it has {} bytes of elements, not those of {} {}", where, member_bytes - array.header_bytes,
                 to_string(array.element), to_string(array.shape));
   }
-  array.bytes = bytes;
+  array.bytes = *bytes;
 }
 
 struct Directory {
@@ -281,7 +278,10 @@ std::optional<NpyArray> read_member(const File& file, const Member& member, int6
   if (number_at<uint32_t>(local, 0) != 0x04034b50) throw refuse("its local header is damaged");
   const int64_t data = member.header + kLocalHeader + number_at<uint16_t>(local, 26) + number_at<uint16_t>(local, 28);
   if (data > directory || member.packed > directory - data) throw refuse("it lies outside the file");
-  if (member.method == 0 && member.packed != member.unpacked) throw refuse("its two sizes disagree");
+  // A byte of deflate gives 1032 at most, so nothing has to be inflated, nor room made for it, to see that more is claimed.
+  constexpr int64_t kMostFromByte = 1032;
+  const bool possible = member.method == 0 ? member.unpacked == member.packed : member.unpacked / kMostFromByte <= member.packed;
+  if (!possible) throw refuse("its two sizes disagree");
 
   NpyArray array;
   array.name = member.name.substr(0, member.name.size() - 4);
@@ -323,6 +323,7 @@ std::vector<NpyArray> read_npz_directory(const File& file) {
   file.read(directory.offset, bytes);
   std::vector<NpyArray> arrays;
   std::set<std::string> names;
+  int64_t packed = 0;  // each array has bytes of its own, or a small file could claim to hold any number of them
   size_t at = 0;
   for (int64_t i = 0; i < directory.entries; ++i) {
     if (bytes.size() - at < static_cast<size_t>(kCentralHeader)) throw refuse("its directory ends early");
@@ -341,6 +342,8 @@ std::vector<NpyArray> read_npz_directory(const File& file) {
     read_extra64(entry.subspan(static_cast<size_t>(kCentralHeader) + name, extra), member);
     if (!names.insert(member.name).second) throw refuse("an array's name comes twice");
     if (auto array = read_member(file, member, directory.offset)) arrays.push_back(std::move(*array));
+    if (member.packed < 0 || member.packed > directory.offset - packed) throw refuse("its arrays overlap, or lie outside the file");
+    packed += member.packed;
     at += total;
   }
   return arrays;

@@ -12,7 +12,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kHeaderLimit = 100'000'000;
-constexpr size_t kRankLimit = 64;
 
 constexpr std::pair<std::string_view, Element> kTypes[] = {
     {"F16", Element::float16}, {"BF16", Element::bfloat16}, {"F32", Element::float32}, {"F64", Element::float64}, {"I8", Element::int8},
@@ -118,8 +117,8 @@ class Reader : public nlohmann::json_sax<Json> {
 
   bool number(uint64_t value) {
     if (!in_array_ || value > static_cast<uint64_t>(INT64_MAX)) return fail("a number where none belongs");
-    std::vector<int64_t>& list = key_ == "shape" ? header.entries.back().shape : offsets_;
-    if (list.size() >= kRankLimit) return fail("more dimensions than a tensor has");
+    std::vector<int64_t>& list = key_ == "shape" ? static_cast<std::vector<int64_t>&>(header.entries.back().shape) : offsets_;
+    if (list.size() >= kMaxRank) return fail("more dimensions than a tensor has");
     list.push_back(static_cast<int64_t>(value));
     return true;
   }
@@ -130,14 +129,6 @@ class Reader : public nlohmann::json_sax<Json> {
   int depth_ = 0;
   bool metadata_ = false, in_array_ = false, has_type_ = false, has_shape_ = false;
 };
-
-std::optional<int64_t> bytes_of(Element element, const Shape& shape) {
-  int64_t bytes = size_of(element);
-  for (int64_t dim : shape) {
-    if (__builtin_mul_overflow(bytes, dim, &bytes)) return std::nullopt;
-  }
-  return bytes;
-}
 
 }  // namespace
 
@@ -170,7 +161,7 @@ SafetensorsHeader read_safetensors_header(const File& file, ErrorCode code) {
   const int64_t start = 8 + static_cast<int64_t>(length), data = size - start;
   int64_t expected = 0;
   for (SafetensorsEntry& entry : header.entries) {
-    const std::optional<int64_t> wanted = bytes_of(entry.element, entry.shape);
+    const std::optional<int64_t> wanted = bytes_of(size_of(entry.element), entry.shape);
     if (!wanted || *wanted != entry.bytes) {
       throw refuse(fmt::format("tensor '{}' has {} bytes, not those of {} {}", entry.name, entry.bytes, to_string(entry.element),
                                to_string(entry.shape)));

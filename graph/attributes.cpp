@@ -39,6 +39,12 @@ const Attribute* Attributes::find(std::string_view name) const {
 }
 
 int64_t Attributes::get(std::string_view name, int64_t otherwise) const { return typed(find(name), name, otherwise, "an integer"); }
+int64_t Attributes::between(std::string_view name, int64_t least, int64_t most, int64_t otherwise) const {
+  const int64_t value = get(name, otherwise);
+  if (value < least || value > most)
+    throw error(ErrorCode::unsupported, "its attribute '{}' is {}, but must lie between {} and {}", name, value, least, most);
+  return value;
+}
 float Attributes::get(std::string_view name, float otherwise) const { return typed(find(name), name, otherwise, "a number"); }
 std::string Attributes::get(std::string_view name, const char* otherwise) const {
   return typed(find(name), name, std::string(otherwise), "a text");

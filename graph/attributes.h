@@ -29,6 +29,8 @@ class Attributes {
   float get(std::string_view name, float otherwise) const;
   std::string get(std::string_view name, const char* otherwise) const;
   std::vector<int64_t> get(std::string_view name, std::vector<int64_t> otherwise) const;
+  // The same; throws Error(unsupported), too, where it is outside [least, most].
+  int64_t between(std::string_view name, int64_t least, int64_t most, int64_t otherwise) const;
   const Attribute* find(std::string_view name) const;
 
   const std::vector<std::pair<std::string, Attribute>>& entries() const { return entries_; }

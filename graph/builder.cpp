@@ -59,9 +59,9 @@ ValueId Builder::scalar_like(ValueId value, double number) {
     case DType::float64:
       return constant(scalar_tensor(number));
     case DType::int64:
-      return constant(scalar_tensor(static_cast<int64_t>(number)));
+      return constant(scalar_tensor(to_integer<int64_t>(number)));
     case DType::int32:
-      return constant(scalar_tensor(static_cast<int32_t>(number)));
+      return constant(scalar_tensor(to_integer<int32_t>(number)));
     default:
       throw error(ErrorCode::unsupported, "[{}] arithmetic on {} is not supported", node_name_, to_string(dtype(value)));
   }
@@ -100,6 +100,19 @@ const Tensor& Lowering::constant_input(size_t i, std::string_view what) const {
   return *tensor;
 }
 
+const Tensor& Lowering::single(size_t i, std::string_view what) const {
+  const Tensor& tensor = constant_input(i, what);
+  if (tensor.size() != 1) fail(fmt::format("{} is {}, but must be one number", what, to_string(tensor.type())));
+  return tensor;
+}
+
+int64_t Lowering::integer(size_t i, std::string_view what) const { return single(i, what).to_int64().at(0); }
+double Lowering::number(size_t i, std::string_view what) const { return single(i, what).to_double().at(0); }
+
+void Lowering::output_all(const std::vector<ValueId>& values) {
+  for (size_t i = 0; i < std::min(values.size(), node.outputs); ++i) output(i, values[i]);
+}
+
 std::vector<int64_t> Lowering::ints_from(std::string_view name, size_t i, std::vector<int64_t> otherwise) const {
   if (node.attributes.has(name)) return node.attributes.get(name, std::vector<int64_t>{});
   return has(i) ? ints(i, name) : otherwise;
@@ -121,7 +134,7 @@ GradientBuilder::GradientBuilder(Graph& graph, NodeId node, std::vector<ValueId>
 }
 
 ValueId GradientBuilder::output_gradient(size_t i) {
-  if (output_gradients_[i] == kNone) {
+  if (output_gradients_.at(i) == kNone) {
     const ValueId output = graph_.node(node_).outputs[i];
     output_gradients_[i] = constant(Tensor(dtype(output), {}));
     if (!shape(output).empty()) output_gradients_[i] = emit("Expand", {output_gradients_[i]}, {{"shape", shape(output)}});

@@ -81,11 +81,16 @@ class Lowering : public Builder {
   ValueId input(size_t i) const;                                        // throws Error(unsupported) where absent
   const Tensor& constant_input(size_t i, std::string_view what) const;  // throws where its value is not known at compile time
   std::vector<int64_t> ints(size_t i, std::string_view what) const { return constant_input(i, what).to_int64(); }
+  // A constant of one element.
+  int64_t integer(size_t i, std::string_view what) const;
+  double number(size_t i, std::string_view what) const;
   // Axes and the like: attribute `name` in old opsets, constant input i in new ones; `otherwise` where neither is there.
   std::vector<int64_t> ints_from(std::string_view name, size_t i, std::vector<int64_t> otherwise) const;
 
   // Says which value the i-th ONNX output is.
   void output(size_t i, ValueId value) { results_.at(i) = value; }
+  // The same of the first of them, as far as the node has so many.
+  void output_all(const std::vector<ValueId>& values);
   const std::vector<ValueId>& results() const { return results_; }
   // Emits the named op with the node's own inputs (or those given) and the attributes given, and binds all outputs.
   void pass_on(std::string_view op, Attributes attributes);
@@ -94,6 +99,7 @@ class Lowering : public Builder {
   [[noreturn]] void fail(const std::string& why) const;  // Error(unsupported), prefixed by the node's description
 
  private:
+  const Tensor& single(size_t i, std::string_view what) const;
   std::vector<ValueId> results_;
 };
 

@@ -42,6 +42,7 @@ std::string_view to_string(Stage stage) {
 }
 
 ValueId Graph::add_value(Value value) {
+  check_type(value.type());
   const auto id = static_cast<ValueId>(values_.size());
   if (value.name.empty()) value.name = "value";
   std::string name = value.name;

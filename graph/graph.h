@@ -66,7 +66,7 @@ class Graph {
  public:
   std::string name;
 
-  // Values. Names are made unique by a suffix where taken.
+  // Values. Names are made unique by a suffix where taken; a type that no tensor can have throws Error(unsupported).
   ValueId add_value(Value value);
   ValueId add_constant(Tensor tensor, std::string name = "constant");
   const Value& value(ValueId id) const { return values_[id]; }

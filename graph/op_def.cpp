@@ -7,6 +7,12 @@ const TensorType& InferContext::input(size_t i) const {
   return *inputs[i];
 }
 
+const Tensor& InferContext::constant(size_t i) const {
+  const Tensor* const tensor = i < constants.size() ? constants[i] : nullptr;
+  if (!tensor) throw error(ErrorCode::unsupported, "input {} must be known before training", i);
+  return *tensor;
+}
+
 int64_t view_offset(const Node& node) { return node.attributes.get("byte_offset", int64_t{0}); }
 
 std::vector<TensorType> infer_types(const Graph& graph, const OpDef& op, const std::vector<ValueId>& inputs, const Attributes& attributes,
@@ -19,7 +25,10 @@ std::vector<TensorType> infer_types(const Graph& graph, const OpDef& op, const s
     context.constants.push_back(graph.constant(inputs[i]));
   }
   try {
-    return op.infer(context);
+    std::vector<TensorType> result = op.infer(context);
+    if (result.size() < outputs) throw error(ErrorCode::unsupported, "{} outputs are asked for; it gives {}", outputs, result.size());
+    for (const TensorType& type : result) check_type(type);
+    return result;
   } catch (const Error& e) {
     throw error(e.code(), "[{} '{}'] {}", op.name, node_name, e.what());
   }

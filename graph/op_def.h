@@ -30,6 +30,8 @@ struct InferContext {
   size_t outputs = 1;                     // how many the node has
 
   const TensorType& input(size_t i) const;  // throws Error(unsupported) where absent
+  // Its value; throws Error(unsupported) where that isn't known at compile time.
+  const Tensor& constant(size_t i) const;
   bool has(size_t i) const { return i < inputs.size() && inputs[i] != nullptr; }
 };
 
@@ -40,6 +42,8 @@ struct OnnxForm {
   std::string_view name{};
   int since = 1;
   void (*lower)(Lowering&) = nullptr;
+  // The most that a node may have, where the form is in no standard that says it; checked before `lower` runs.
+  size_t inputs = SIZE_MAX, outputs = SIZE_MAX;
 };
 
 struct Alias {
@@ -89,7 +93,8 @@ const std::vector<const OpDef*>& all_ops();
 // Where in its input's bytes the view that a node makes begins: the attribute `byte_offset`, where it has one.
 int64_t view_offset(const Node& node);
 
-// Runs the op's shape rule on a node's inputs. Errors are prefixed by the node's description.
+// Runs the op's shape rule on a node's inputs, and checks that it gives as many outputs as the node has, of types that a tensor can have.
+// Errors are prefixed by the node's description.
 std::vector<TensorType> infer_types(const Graph& graph, const OpDef& op, const std::vector<ValueId>& inputs, const Attributes& attributes,
                                     size_t outputs, std::string_view node_name);
 

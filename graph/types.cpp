@@ -59,17 +59,75 @@ bool is_floating(DType dtype) {
   return dtype == DType::float32 || dtype == DType::float64 || dtype == DType::float16 || dtype == DType::bfloat16;
 }
 
-int64_t element_count(const Shape& shape) {
-  int64_t count = 1;
+Shape Shape::before(size_t axis) const {
+  if (axis > size()) throw_no_axis(axis);
+  return {begin(), begin() + static_cast<ptrdiff_t>(axis)};
+}
+
+Shape Shape::from(size_t axis) const {
+  if (axis > size()) throw_no_axis(axis);
+  return {begin() + static_cast<ptrdiff_t>(axis), end()};
+}
+
+void Shape::throw_no_axis(size_t axis) const {
+  if (empty()) throw error(ErrorCode::unsupported, "a scalar stands where a tensor with more axes is needed");
+  throw error(ErrorCode::unsupported, "a tensor of {} has no axis {}", to_string(*this), static_cast<int64_t>(axis));
+}
+
+namespace {
+
+enum class Fit { yes, negative, too_many, far_too_many };
+
+Fit fit(const Shape& shape, int64_t& count) {
+  count = 1;
+  int64_t nonzero = 1;
   for (int64_t dim : shape) {
-    if (dim < 0 || __builtin_mul_overflow(count, dim, &count)) {
-      throw error(ErrorCode::unsupported, "the shape {} has a negative dimension or more elements than fit in 64 bits", to_string(shape));
-    }
+    if (dim < 0) return Fit::negative;
+    if (__builtin_mul_overflow(nonzero, dim == 0 ? 1 : dim, &nonzero)) return Fit::far_too_many;
+    count *= dim;  // at most `nonzero`
   }
-  return count;
+  return nonzero <= kMaxElements ? Fit::yes : Fit::too_many;
+}
+
+}  // namespace
+
+int64_t element_count(const Shape& shape) {
+  int64_t count = 0;
+  switch (fit(shape, count)) {
+    case Fit::yes:
+      return count;
+    case Fit::negative:
+      throw error(ErrorCode::unsupported, "the shape {} has a negative dimension", to_string(shape));
+    case Fit::too_many:
+      throw error(ErrorCode::unsupported, "a tensor of the shape {} has more bytes than fit into any memory", to_string(shape));
+    case Fit::far_too_many:
+      break;
+  }
+  throw error(ErrorCode::unsupported, "a tensor of the shape {} has more elements than fit in 64 bits", to_string(shape));
+}
+
+std::optional<int64_t> bytes_of(int64_t element_bytes, const Shape& shape) {
+  int64_t count = 0;
+  if (shape.size() > kMaxRank || fit(shape, count) != Fit::yes) return std::nullopt;
+  return count * element_bytes;
+}
+
+void check_type(const TensorType& type) {
+  if (type.shape.size() > kMaxRank)
+    throw error(ErrorCode::unsupported, "a tensor of {} dimensions is needed; at most {} are supported", type.shape.size(), kMaxRank);
+  element_count(type.shape);
 }
 
 std::string to_string(const Shape& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+
+int64_t checked_product(std::initializer_list<int64_t> sizes) {
+  int64_t product = 1;
+  for (int64_t size : sizes) {
+    if (__builtin_mul_overflow(product, size, &product))
+      throw error(ErrorCode::unsupported, "the product of the sizes {} doesn't fit in 64 bits", to_string(std::vector<int64_t>(sizes)));
+  }
+  return product;
+}
 
 std::vector<int64_t> strides_of(const Shape& shape) {
   std::vector<int64_t> strides(shape.size(), 1);
@@ -100,6 +158,7 @@ Shape broadcast(const Shape& a, const Shape& b) {
 std::string to_string(const TensorType& type) { return fmt::format("{} {}", to_string(type.dtype), to_string(type.shape)); }
 
 Tensor::Tensor(DType dtype_, Shape shape_) : dtype(dtype_), shape(std::move(shape_)) {
+  check_type({dtype, shape});
   bytes.resize(static_cast<size_t>(element_count(shape) * size_of(dtype)));
 }
 

@@ -7,9 +7,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
+#include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace ort_train {
@@ -34,17 +38,59 @@ template <> constexpr DType dtype_of<uint8_t>() { return DType::uint8; }
 template <> constexpr DType dtype_of<bool>() { return DType::boolean; }
 
 // Fixed dimensions, row-major; empty for a scalar. Everything is bound at import, so there are no unknown ones.
-using Shape = std::vector<int64_t>;
+//
+// Axes are checked: asking for one that isn't there throws Error(unsupported), so that a shape rule may index what a file gives it.
+class Shape : public std::vector<int64_t> {
+ public:
+  using std::vector<int64_t>::vector;
+  Shape(std::vector<int64_t> dims) : std::vector<int64_t>(std::move(dims)) {}  // lists of dimensions are shapes
 
+  int64_t& operator[](size_t axis) { return data()[checked(axis)]; }
+  const int64_t& operator[](size_t axis) const { return data()[checked(axis)]; }
+  int64_t& front() { return (*this)[0]; }
+  const int64_t& front() const { return (*this)[0]; }
+  int64_t& back() { return (*this)[size() - 1]; }
+  const int64_t& back() const { return (*this)[size() - 1]; }
+  // The dimensions before `axis`, and from it on.
+  Shape before(size_t axis) const;
+  Shape from(size_t axis) const;
+
+ private:
+  size_t checked(size_t axis) const {
+    if (axis >= size()) throw_no_axis(axis);
+    return axis;
+  }
+  [[noreturn]] void throw_no_axis(size_t axis) const;
+};
+
+// What a tensor may have. No memory holds more, and the sizes of thousands of such tensors add up within 64 bits.
+inline constexpr size_t kMaxRank = 64;
+inline constexpr int64_t kMaxElements = int64_t{1} << 48;
+
+// Throws Error(unsupported) where a dimension is negative, or there are more than kMaxElements (a dimension of 0 counts as 1, so that
+// strides fit too).
 int64_t element_count(const Shape& shape);
 // "[8, 32, 64]"
 std::string to_string(const Shape& shape);
+// The product; throws Error(unsupported) where it doesn't fit in 64 bits.
+int64_t checked_product(std::initializer_list<int64_t> sizes);
 // Row-major strides in elements.
 std::vector<int64_t> strides_of(const Shape& shape);
 // Axis in [-rank, rank) to [0, rank); throws Error(unsupported) that names `what`.
 int64_t normalize_axis(int64_t axis, int64_t rank, std::string_view what);
 // NumPy broadcasting; throws Error(unsupported) that names both shapes.
 Shape broadcast(const Shape& a, const Shape& b);
+
+// A number as an integer, towards zero. What the type can't hold (NaN, infinities, numbers out of range), which C++ leaves undefined,
+// becomes what x86 makes of it, and so NumPy there: the least integer, of which narrow types keep the low bits.
+template <typename To, typename From> constexpr To to_integer(From value) {
+  if constexpr (sizeof(To) < sizeof(int32_t)) {
+    return static_cast<To>(to_integer<int32_t>(value));
+  } else {
+    constexpr From least = static_cast<From>(std::numeric_limits<To>::min());
+    return value >= least && value < -least ? static_cast<To>(value) : std::numeric_limits<To>::min();
+  }
+}
 
 struct TensorType {
   DType dtype = DType::float32;
@@ -53,6 +99,11 @@ struct TensorType {
   bool operator==(const TensorType&) const = default;
 };
 std::string to_string(const TensorType& type);  // "float32 [8, 32, 64]"
+// Throws Error(unsupported) for a type that no tensor can have: too many dimensions, or too many elements. Values and constants are checked
+// where they are made, so that whoever computes with their sizes need not.
+void check_type(const TensorType& type);
+// Bytes of elements of so many bytes each, as files of arrays state them; nothing where no tensor can have that shape.
+std::optional<int64_t> bytes_of(int64_t element_bytes, const Shape& shape);
 
 // A constant that lives in ordinary memory: folded shapes, masks, scalars. Weights never do.
 struct Tensor {

@@ -22,13 +22,16 @@ constexpr size_t kLargest = size_t{1} << 20;  // a profile has a few hundred byt
 
 std::string reason(int code) { return std::generic_category().message(code); }
 
-std::string processor() {
-  std::ifstream in("/proc/cpuinfo");
-  for (std::string line; std::getline(in, line);) {
-    const size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
-  }
-  return "unknown processor";
+const std::string& processor() {
+  static const std::string name = [] {
+    std::ifstream in("/proc/cpuinfo");
+    for (std::string line; std::getline(in, line);) {
+      const size_t colon = line.find(": ");
+      if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+    }
+    return std::string("unknown processor");
+  }();
+  return name;
 }
 
 double rate(const nlohmann::json& json, const char* name) {

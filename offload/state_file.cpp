@@ -107,6 +107,9 @@ void check_table(const SlotTable& table) {
   const auto refuse = [&](const SlotEntry& entry, const char* what) {
     return error(ErrorCode::corrupt, "the table of slots is wrong: '{}' {}", entry.name, what);
   };
+  constexpr int64_t kMostBytes = int64_t{1} << 60;  // below, nothing here leaves 64 bits
+  if (table.bytes < 0 || table.bytes > kMostBytes)
+    throw error(ErrorCode::corrupt, "the table of slots is wrong: a state file of {} bytes", table.bytes);
   std::vector<std::pair<int64_t, int64_t>> places;
   for (const SlotEntry& entry : table.entries) {
     if (entry.bytes < 0 || entry.bytes > table.bytes) throw refuse(entry, "has no size");

@@ -159,9 +159,9 @@ const OpDef kHardSwish = activation("HardSwish", 22, gradient_from_input, elemen
                                     {{.domain = "", .name = "HardSwish", .since = 14}});
 const OpDef kHardSwishGrad = slope_op("HardSwishGrad", unary_slope<HardSwishOf>, elementwise_cost<5>);
 
-const OpDef kSwish =
-    activation("Swish", 24, gradient_from_input, elementwise_cost<24>, unary<SwishOf>,
-               {{.domain = "", .name = "Swish", .since = 24}, {.domain = "com.microsoft", .name = "QuickGelu", .lower = lower_quick_gelu}});
+const OpDef kSwish = activation("Swish", 24, gradient_from_input, elementwise_cost<24>, unary<SwishOf>,
+                                {{.domain = "", .name = "Swish", .since = 24},
+                                 {.domain = "com.microsoft", .name = "QuickGelu", .lower = lower_quick_gelu, .inputs = 1, .outputs = 1}});
 const OpDef kSwishGrad = slope_op("SwishGrad", unary_slope<SwishOf>, elementwise_cost<28>);
 
 ORT_TRAIN_OPS_END

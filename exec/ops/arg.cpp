@@ -138,19 +138,14 @@ OpDef arg_op(std::string_view name, KernelRun (*cpu)(const KernelSpec&)) {
 
 void lower_topk(Lowering& l) {
   const Attributes& given = l.node.attributes;
-  std::vector<int64_t> k;
-  if (given.has("k"))
-    k = {given.get("k", 0)};
-  else
-    k = l.ints(1, "k");
-  if (k.size() != 1) l.fail("k is not one number");
+  const int64_t k = given.has("k") ? given.get("k", 0) : l.integer(1, "k");
   const std::vector<ValueId> results = l.emit_many("TopK", {l.input(0)},
                                                    {{"axis", axis_of(given, l.shape(l.input(0)), -1)},
-                                                    {"k", k[0]},
+                                                    {"k", k},
                                                     {"largest", given.get("largest", 1)},
                                                     {"sorted", given.get("sorted", 1)}},
                                                    2);
-  for (size_t i = 0; i < l.node.outputs; ++i) l.output(i, results.at(i));
+  l.output_all(results);
 }
 
 std::vector<TensorType> infer_topk(const InferContext& context) {

@@ -159,8 +159,14 @@ KernelRun make_count(const KernelSpec& spec) {
   };
 }
 
+// Labels (N, d...) of scores (N, C, d...).
 ValueId labels_of(Lowering& l) {
   const ValueId labels = l.input(1);
+  Shape expected = l.shape(l.input(0));
+  if (expected.size() >= 2) expected.erase(expected.begin() + 1);
+  if (expected.empty() || l.shape(l.input(0)).size() < 2 || l.shape(labels) != expected)
+    l.fail(fmt::format("scores {} and labels {} don't fit: they are (N, C, ...) and (N, ...)", to_string(l.shape(l.input(0))),
+                       to_string(l.shape(labels))));
   return l.dtype(labels) == DType::int64 ? labels : l.emit("Cast", {labels}, {{"to", static_cast<int64_t>(DType::int64)}});
 }
 

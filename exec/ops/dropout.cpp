@@ -42,8 +42,8 @@ ValueId random_input(Graph& graph) {
 
 void lower(Lowering& l) {
   const ValueId x = l.input(0);
-  const bool training = l.has(2) && l.ints(2, "training_mode")[0] != 0;
-  const float ratio = !training ? 0 : l.has(1) ? static_cast<float>(l.constant_input(1, "ratio").to_double()[0]) : kUsualRatio;
+  const bool training = l.has(2) && l.integer(2, "training_mode") != 0;
+  const float ratio = !training ? 0 : l.has(1) ? static_cast<float>(l.number(1, "ratio")) : kUsualRatio;
   if (!(ratio >= 0 && ratio < 1)) l.fail(fmt::format("its ratio is {}, but must lie in [0, 1)", ratio));
   const bool with_mask = l.node.outputs > 1;
   const auto ones = [&](ValueId one) { return l.emit("Expand", {one}, {{"shape", l.shape(x)}}); };

@@ -51,9 +51,9 @@ void lower_fast_gelu(Lowering& l) { lower_with_bias(l, "tanh"); }
 const OpDef kGelu{
     .name = "Gelu",
     .onnx = {{.domain = "", .name = "Gelu", .since = 20},
-             {.domain = "com.microsoft", .name = "Gelu"},
-             {.domain = "com.microsoft", .name = "BiasGelu", .lower = lower_bias_gelu},
-             {.domain = "com.microsoft", .name = "FastGelu", .lower = lower_fast_gelu}},  // the bias is optional
+             {.domain = "com.microsoft", .name = "Gelu", .inputs = 1, .outputs = 1},
+             {.domain = "com.microsoft", .name = "BiasGelu", .lower = lower_bias_gelu, .inputs = 2, .outputs = 1},
+             {.domain = "com.microsoft", .name = "FastGelu", .lower = lower_fast_gelu, .inputs = 2, .outputs = 1}},  // the bias is optional
     .infer = infer,
     .gradient = gradient_from_input,  // one fused node: in primitives the backward pass would keep five tensors instead of x
     .in_place = {{.output = 0, .input = 0}},

@@ -42,9 +42,8 @@ void lower_range(Lowering& l) {
 std::vector<TensorType> infer_range(const InferContext& context) {
   const DType dtype = context.input(0).dtype;
   for (size_t i = 0; i < 3; ++i) {
-    const Tensor* tensor = i < context.constants.size() ? context.constants[i] : nullptr;
-    if (!tensor) throw error(ErrorCode::unsupported, "start, limit and step must be known before training");
-    if (tensor->dtype != dtype || tensor->size() != 1)
+    const Tensor& tensor = context.constant(i);
+    if (tensor.dtype != dtype || tensor.size() != 1)
       throw error(ErrorCode::unsupported, "start, limit and step must be one number each, of one type");
   }
   int64_t count = 0;
@@ -65,9 +64,11 @@ KernelRun prepare_range(const KernelSpec& spec) {
   KernelRun run;
   with_range_type(spec.outputs[0].dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
+    // Integers are computed without sign: the last may lie beyond the type, as its number of elements is a double's.
+    using Sum = std::conditional_t<std::is_integral_v<T>, uint64_t, T>;
     run = [count](const KernelArgs& args) {
-      const T start = *args.in<T>(0), delta = *args.in<T>(2);
-      for (int64_t i = 0; i < count; ++i) args.out<T>(0)[i] = static_cast<T>(start + static_cast<T>(i) * delta);
+      const Sum start = static_cast<Sum>(*args.in<T>(0)), delta = static_cast<Sum>(*args.in<T>(2));
+      for (int64_t i = 0; i < count; ++i) args.out<T>(0)[i] = static_cast<T>(start + static_cast<Sum>(i) * delta);
     };
   });
   return run;
@@ -114,11 +115,9 @@ KernelRun prepare_constant_of_shape(const KernelSpec& spec) {
 
 void lower_one_hot(Lowering& l) {
   ValueId indices = l.input(0);
-  const Tensor& depth = l.constant_input(1, "the depth");
-  if (depth.size() != 1) l.fail("the depth is not one number");
+  const double depth = l.number(1, "the depth");
   const int64_t rank = static_cast<int64_t>(l.shape(indices).size());
-  const int64_t axis = normalize_axis(l.node.attributes.get("axis", -1), rank + 1, "axis"),
-                classes = static_cast<int64_t>(depth.to_double()[0]);
+  const int64_t axis = normalize_axis(l.node.attributes.get("axis", -1), rank + 1, "axis"), classes = to_integer<int64_t>(depth);
   if (l.dtype(indices) != DType::int64 && l.dtype(indices) != DType::int32)
     indices = l.emit("Cast", {indices}, {{"to", static_cast<int64_t>(DType::int64)}});
   l.pass_on("OneHot", {indices, l.input(2)}, {{"axis", axis}, {"depth", classes}});
@@ -186,8 +185,7 @@ void lower_nonzero(Lowering& l) {
 }
 
 std::vector<TensorType> infer_nonzero(const InferContext& context) {
-  const Tensor* tensor = context.constants.empty() ? nullptr : context.constants[0];
-  if (!tensor) throw error(ErrorCode::unsupported, "the number of nonzero elements must be known before training");
+  const Tensor* const tensor = &context.constant(0);
   int64_t count = 0;
   each_nonzero(tensor->dtype, tensor->bytes.data(), tensor->size(), [&](int64_t) { ++count; });
   return {{DType::int64, {static_cast<int64_t>(tensor->shape.size()), count}}};
@@ -209,12 +207,7 @@ KernelRun prepare_nonzero(const KernelSpec& spec) {
 // --- Trilu ----------------------------------------------------------------------------------------------------------------------------
 
 void lower_trilu(Lowering& l) {
-  int64_t k = 0;
-  if (l.has(1)) {
-    const std::vector<int64_t> given = l.ints(1, "k");
-    if (given.size() != 1) l.fail("k is not one number");
-    k = given[0];
-  }
+  const int64_t k = l.has(1) ? l.integer(1, "k") : 0;
   l.pass_on("Trilu", {l.input(0)}, {{"k", k}, {"upper", l.node.attributes.get("upper", 1)}});
 }
 
@@ -249,11 +242,10 @@ KernelRun prepare_trilu(const KernelSpec& spec) {
 // --- CumSum ---------------------------------------------------------------------------------------------------------------------------
 
 void lower_cumsum(Lowering& l) {
-  const std::vector<int64_t> axis = l.ints(1, "the axis");
-  if (axis.size() != 1) l.fail("the axis is not one number");
+  const int64_t axis = l.integer(1, "the axis");
   const Attributes& given = l.node.attributes;
   l.pass_on("CumSum", {l.input(0)},
-            {{"axis", normalize_axis(axis[0], static_cast<int64_t>(l.shape(l.input(0)).size()), "axis")},
+            {{"axis", normalize_axis(axis, static_cast<int64_t>(l.shape(l.input(0)).size()), "axis")},
              {"exclusive", given.get("exclusive", 0)},
              {"reverse", given.get("reverse", 0)}});
 }

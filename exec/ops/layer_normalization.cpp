@@ -129,7 +129,7 @@ void gradient(const Node& node, GradientBuilder& g) {
 void lower(Lowering& l) {
   const std::vector<ValueId> results = emit_normalization(l, "LayerNormalization", l.input(0), l.input(1), l.has(2) ? l.input(2) : kNone,
                                                           l.node.attributes.get("axis", -1), l.node.attributes.get("epsilon", 1e-5f), 3);
-  for (size_t i = 0; i < l.node.outputs; ++i) l.output(i, results[i]);
+  l.output_all(results);
 }
 
 // com.microsoft SkipLayerNormalization(x, skip, scale, bias?, bias of the sum?) -> y, mean?, inv_std_dev?, sum?
@@ -139,7 +139,7 @@ void lower_skip(Lowering& l) {
   std::vector<ValueId> results = emit_normalization(l, "LayerNormalization", sum, l.input(2), l.has(3) ? l.input(3) : kNone, -1,
                                                     l.node.attributes.get("epsilon", 1e-12f), 3);
   results.push_back(sum);
-  for (size_t i = 0; i < l.node.outputs; ++i) l.output(i, results[i]);
+  l.output_all(results);
 }
 
 }  // namespace
@@ -147,7 +147,7 @@ void lower_skip(Lowering& l) {
 const OpDef kLayerNormalization{
     .name = "LayerNormalization",
     .onnx = {{.domain = "", .name = "LayerNormalization", .since = 1, .lower = lower},  // before opset 17 a contributed op of that name
-             {.domain = "com.microsoft", .name = "SkipLayerNormalization", .lower = lower_skip}},
+             {.domain = "com.microsoft", .name = "SkipLayerNormalization", .lower = lower_skip, .inputs = 5, .outputs = 4}},
     .infer = [](const InferContext& context) { return infer_normalization(context, 2); },
     .gradient = gradient,
     .in_place = {{.output = 0, .input = 0}},

@@ -236,9 +236,9 @@ int64_t workspace(const KernelSpec& spec) {
 Cost cost(const KernelSpec& spec) {
   const Layout l = part_layout(spec);
   Cost cost{.flops = 2.0 * static_cast<double>(l.items * l.rows) * static_cast<double>(l.columns) * static_cast<double>(l.depth)};
-  const int64_t size = size_of(spec.inputs[0].dtype), y_bytes = l.items * l.rows * l.columns * size;
-  cost.bytes = static_cast<double>(std::min(l.items * l.rows * l.depth * size, spec.inputs[0].bytes())) +
-               static_cast<double>(spec.inputs[1].bytes()) + static_cast<double>(y_bytes) * (adds_to_base(spec) ? 2 : 1);
+  const auto size = static_cast<double>(size_of(spec.inputs[0].dtype)), rows = static_cast<double>(l.items * l.rows);
+  cost.bytes = std::min(rows * static_cast<double>(l.depth) * size, static_cast<double>(spec.inputs[0].bytes())) +
+               static_cast<double>(spec.inputs[1].bytes()) + rows * static_cast<double>(l.columns) * size * (adds_to_base(spec) ? 2 : 1);
   const auto share = [&](const Layout& of) {  // of the multiply-adds that the threads have time for
     const double useful = static_cast<double>(of.items * of.rows) * static_cast<double>(of.columns) * static_cast<double>(of.depth);
     return useful / (cost_of(of, choose_tiles(of), spec.threads) * static_cast<double>(spec.threads));
@@ -320,7 +320,7 @@ const OpDef kMatMul{
     .name = "MatMul",
     .onnx = {{.domain = "", .name = "MatMul", .lower = lower_matmul},
              {.domain = "", .name = "Gemm", .lower = lower_gemm},
-             {.domain = "com.microsoft", .name = "FusedMatMul", .lower = lower_fused}},
+             {.domain = "com.microsoft", .name = "FusedMatMul", .lower = lower_fused, .inputs = 2, .outputs = 1}},
     .infer = infer,
     .gradient = gradient,
     .cost = cost,

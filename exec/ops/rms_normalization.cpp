@@ -92,7 +92,7 @@ void gradient(const Node& node, GradientBuilder& g) {
 void lower(Lowering& l) {  // SimplifiedLayerNormalization has the second output too
   const std::vector<ValueId> results = emit_normalization(l, "RMSNormalization", l.input(0), l.input(1), kNone,
                                                           l.node.attributes.get("axis", -1), l.node.attributes.get("epsilon", 1e-5f), 2);
-  for (size_t i = 0; i < l.node.outputs; ++i) l.output(i, results.at(i));
+  l.output_all(results);
 }
 
 // com.microsoft SkipSimplifiedLayerNormalization(x, skip, scale, bias of the sum?) -> y, (unused), inv_rms?, sum?
@@ -112,8 +112,8 @@ const OpDef kRMSNormalization{
     .name = "RMSNormalization",
     .onnx = {{.domain = "", .name = "RMSNormalization", .since = 23, .lower = lower},
              {.domain = "", .name = "SimplifiedLayerNormalization", .since = 1, .lower = lower},
-             {.domain = "com.microsoft", .name = "SimplifiedLayerNormalization", .lower = lower},
-             {.domain = "com.microsoft", .name = "SkipSimplifiedLayerNormalization", .lower = lower_skip}},
+             {.domain = "com.microsoft", .name = "SimplifiedLayerNormalization", .lower = lower, .inputs = 2, .outputs = 2},
+             {.domain = "com.microsoft", .name = "SkipSimplifiedLayerNormalization", .lower = lower_skip, .inputs = 4, .outputs = 4}},
     .infer = [](const InferContext& context) { return infer_normalization(context, 1); },
     .gradient = gradient,
     .in_place = {{.output = 0, .input = 0}},

@@ -48,27 +48,28 @@ void lower_transpose(Lowering& l) {
 }
 
 // Depth first, in blocks: [N, b * b * C, H, W] -> [N, C, H * b, W * b].
+int64_t block_of(const Lowering& l) { return l.node.attributes.between("blocksize", 1, int64_t{1} << 24, 0); }
+
 void lower_depth_to_space(Lowering& l) {
   const ValueId x = l.input(0);
   const Shape from = l.shape(x);
-  const int64_t b = l.node.attributes.get("blocksize", 0);
-  if (from.size() != 4 || b <= 0 || from[1] % (b * b) != 0) l.fail(fmt::format("blocks of {} don't fit {}", b, to_string(from)));
+  const int64_t b = block_of(l);
+  if (from.size() != 4 || from[1] % (b * b) != 0) l.fail(fmt::format("blocks of {} don't fit {}", b, to_string(from)));
   const int64_t n = from[0], c = from[1] / (b * b), h = from[2], w = from[3];
   const bool columns_first = l.node.attributes.get("mode", "DCR") == "CRD";
   const ValueId split = l.reshape(x, columns_first ? Shape{n, c, b, b, h, w} : Shape{n, b, b, c, h, w});
   const std::vector<int64_t> perm = columns_first ? std::vector<int64_t>{0, 1, 4, 2, 5, 3} : std::vector<int64_t>{0, 3, 4, 1, 5, 2};
-  l.output(0, l.reshape(transposed(l, split, perm), {n, c, h * b, w * b}));
+  l.output(0, l.reshape(transposed(l, split, perm), {n, c, checked_product({h, b}), checked_product({w, b})}));
 }
 
 void lower_space_to_depth(Lowering& l) {
   const ValueId x = l.input(0);
   const Shape from = l.shape(x);
-  const int64_t b = l.node.attributes.get("blocksize", 0);
-  if (from.size() != 4 || b <= 0 || from[2] % b != 0 || from[3] % b != 0)
-    l.fail(fmt::format("blocks of {} don't fit {}", b, to_string(from)));
+  const int64_t b = block_of(l);
+  if (from.size() != 4 || from[2] % b != 0 || from[3] % b != 0) l.fail(fmt::format("blocks of {} don't fit {}", b, to_string(from)));
   const int64_t n = from[0], c = from[1], h = from[2] / b, w = from[3] / b;
   const ValueId split = l.reshape(x, {n, c, h, b, w, b});
-  l.output(0, l.reshape(transposed(l, split, {0, 3, 5, 1, 2, 4}), {n, c * b * b, h, w}));
+  l.output(0, l.reshape(transposed(l, split, {0, 3, 5, 1, 2, 4}), {n, checked_product({c, b, b}), h, w}));
 }
 
 std::vector<TensorType> infer(const InferContext& context) {

@@ -1,7 +1,7 @@
 // Where(condition, x, y) (ONNX Where-9 and later) and Cast{to} (ONNX Cast-6, CastLike-15 and later; `to` is a DType).
 //
 // Where broadcasts; its gradient is a Where for each side, with zeros where the other side was chosen. Cast rounds to nearest even, to
-// integers towards zero; its gradient casts back.
+// integers towards zero (numbers out of range: graph/types.h, to_integer); its gradient casts back.
 
 #include <immintrin.h>
 
@@ -87,8 +87,8 @@ template <typename To, typename From> To converted(From value) {
     return {static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded)};  // NaN stays one
   } else if constexpr (std::is_same_v<To, bool>) {
     return value != From(0);
-  } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To> && sizeof(To) < 4) {
-    return static_cast<To>(static_cast<int32_t>(value));
+  } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To>) {
+    return to_integer<To>(value);
   } else {
     return static_cast<To>(value);
   }

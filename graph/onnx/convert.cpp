@@ -74,7 +74,7 @@ ValueDef to_value(const pb::ValueInfoProto& proto) {
   value.type = type_in_words(tensor.elem_type());
   value.dtype = from_onnx(tensor.elem_type());
   value.has_shape = tensor.has_shape();
-  if (tensor.shape().dim_size() > kMaxRank)
+  if (static_cast<size_t>(tensor.shape().dim_size()) > kMaxRank)
     throw error(ErrorCode::unsupported, "'{}' has {} dimensions; at most {} are", value.name, tensor.shape().dim_size(), kMaxRank);
   for (const auto& dim : tensor.shape().dim()) {
     DimDef def;
@@ -273,15 +273,13 @@ TensorDef to_tensor(const pb::TensorProto& proto) {
     throw error(ErrorCode::unsupported, "tensor '{}' has {} dimensions; at most {} are", def.name, def.shape.size(), kMaxRank);
   if (proto.has_segment())
     throw error(ErrorCode::unsupported, "tensor '{}' is stored in segments, which nothing writes; save the model again", def.name);
-  int64_t count = 0, need = 0;
+  int64_t count = 0;
   try {
     count = element_count(def.shape);
   } catch (const Error& e) {
     throw error(ErrorCode::unsupported, "tensor '{}': {}", def.name, e.what());
   }
-  if (__builtin_mul_overflow(count, int64_t{16}, &need))
-    throw error(ErrorCode::unsupported, "tensor '{}' has more bytes than fit in 64 bits", def.name);
-  need = def.dtype ? count * size_of(*def.dtype) : 0;
+  const int64_t need = def.dtype ? count * size_of(*def.dtype) : 0;
 
   if (proto.data_location() == pb::TensorProto::EXTERNAL) {
     read_external(proto, def, need);

@@ -13,8 +13,6 @@ namespace ort_train::onnx {
 
 namespace pb = ::ort_train_onnx;
 
-inline constexpr int kMaxRank = 64;
-
 // The TensorProto::DataType of an element type, and back.
 int to_onnx(DType dtype);
 std::optional<DType> from_onnx(int data_type);

@@ -72,13 +72,15 @@ std::string printable(std::string text) {
 
 Tensor decode_tensor(const TensorDef& def, std::span<const std::byte> bytes) {
   require(def.dtype.has_value(), "only tensors of known type are decoded");
-  Tensor tensor(*def.dtype, def.shape);
   const auto wrong = [&] {
     return error(ErrorCode::unsupported, "tensor '{}' is {} {}, but the file holds another number of elements of it", def.name, def.type,
                  to_string(def.shape));
   };
+  // Before there is memory for it: a varint has a byte at least.
+  const int64_t count = element_count(def.shape), given = static_cast<int64_t>(bytes.size());
+  if (def.varints ? given < count : given != count * size_of(*def.dtype)) throw wrong();
+  Tensor tensor(*def.dtype, def.shape);
   if (!def.varints) {
-    if (bytes.size() != tensor.bytes.size()) throw wrong();
     std::copy(bytes.begin(), bytes.end(), tensor.bytes.begin());
     if (tensor.dtype == DType::boolean) {
       for (std::byte& byte : tensor.bytes) byte = std::byte{byte != std::byte{0}};

@@ -3,6 +3,9 @@
 #include <onnx/defs/schema.h>
 #include <onnx/shape_inference/implementation.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "graph/error.h"
 #include "graph/onnx/convert.h"
 
@@ -168,11 +171,38 @@ std::optional<FunctionDef> function_body(const ModelDef& model, const NodeDef& n
   return instantiate(body, *node.proto, schema);
 }
 
+namespace {
+
+// Whether an Einsum's equation is one: terms of letters, each with an ellipsis at most, and one result at most. The standard's own shape
+// rule goes round for ever in some that aren't.
+bool is_equation(const std::string& equation) {
+  std::string text;
+  std::copy_if(equation.begin(), equation.end(), std::back_inserter(text), [](char c) { return c != ' '; });
+  const size_t arrow = text.find("->");
+  std::string terms = text.substr(0, arrow);
+  if (arrow != std::string::npos) {
+    const std::string result = text.substr(arrow + 2);
+    if (result.find_first_of(",->") != std::string::npos) return false;
+    terms += "," + result;
+  }
+  for (size_t begin = 0; begin <= terms.size();) {
+    const size_t end = std::min(terms.find(',', begin), terms.size());
+    std::string term = terms.substr(begin, end - begin);
+    if (const size_t dots = term.find("..."); dots != std::string::npos) term.erase(dots, 3);
+    if (!std::all_of(term.begin(), term.end(), [](char c) { return ('a' <= c && c <= 'z') || ('A' <= c && c <= 'Z'); })) return false;
+    begin = end + 1;
+  }
+  return true;
+}
+
+}  // namespace
+
 std::vector<std::optional<TensorType>> infer_outputs(const NodeDef& node, int opset, const std::vector<std::optional<TensorType>>& inputs,
                                                      const std::vector<const Tensor*>& constants) {
   std::vector<std::optional<TensorType>> outputs(node.outputs.size());
   const pb::OpSchema* schema = schema_of(node.domain, node.op_type, opset);
   if (!schema || schema->Deprecated()) return outputs;
+  if (node.domain.empty() && node.op_type == "Einsum" && !is_equation(node.attributes.get("equation", ""))) return outputs;
   std::vector<pb::TypeProto> types(inputs.size());
   std::vector<pb::TensorProto> data(inputs.size());
   std::unordered_map<std::string, pb::TypeProto*> types_by_name;
@@ -201,7 +231,7 @@ std::vector<std::optional<TensorType>> infer_outputs(const NodeDef& node, int op
         known.shape.push_back(dim.dim_value());
       }
       if (!fixed) continue;
-      element_count(known.shape);
+      check_type(known);
       outputs[i] = std::move(known);
     }
   } catch (const std::exception&) {

@@ -4,7 +4,7 @@ MINUTES ?= 10
 export WERROR := $(if $(CI),ON,OFF)
 FORMATTED = $(shell find graph passes exec offload frontend tests -name '*.h' -o -name '*.cpp')
 
-.PHONY: build build-bench demo test sanitize races soak cuda bench format check-format clean
+.PHONY: build build-bench demo test sanitize fuzz races soak cuda bench format check-format clean
 
 build:  # build/ort-train
 	@.ci/configure release
@@ -23,6 +23,12 @@ sanitize:  # what parses and allocates, under AddressSanitizer and UndefinedBeha
 	@.ci/configure sanitize
 	@cmake --build build-sanitize
 	@.ci/test build-sanitize
+	@.ci/fuzz build-sanitize 15
+
+fuzz:  # the fuzzers for MINUTES, one after the other; what they learn stays in build-sanitize/corpus and is gone on with
+	@.ci/configure sanitize
+	@cmake --build build-sanitize --target ort-train-fuzz
+	@.ci/fuzz build-sanitize $$(($(MINUTES) * 60 / 7)) build-sanitize/corpus
 
 races:  # what shares memory among threads, under ThreadSanitizer
 	@.ci/configure release

@@ -1,5 +1,7 @@
 // ONNX files, of any bytes.
 
+#include <optional>
+
 #include "exec/kernel.h"
 #include "frontend/import.h"
 #include "graph/autodiff.h"
@@ -28,12 +30,12 @@ bool is_small(const KernelSpec& spec, const Cost& cost) {
 
 // Runs the nodes one after the other, on zeros where nothing is known; those that are large are left out.
 void run_nodes(const Graph& graph) {
-  std::vector<Tensor> values(graph.value_count());
+  std::vector<std::optional<Tensor>> values(graph.value_count());
   const auto value = [&](ValueId id) -> const Tensor* {
     if (id == kNone) return nullptr;
     if (const Tensor* constant = graph.constant(id)) return constant;
-    if (values[id].type() != graph.value(id).type()) values[id] = Tensor(graph.value(id).dtype, graph.value(id).shape);
-    return &values[id];
+    if (!values[id]) values[id] = Tensor(graph.value(id).dtype, graph.value(id).shape);
+    return &*values[id];
   };
   for (NodeId id : graph.order()) {
     const Node& node = graph.node(id);

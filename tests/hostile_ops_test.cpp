@@ -85,6 +85,13 @@ TEST(HostileNodes, AxesAndOutputsThatAreNotThere) {
   EXPECT_HAS(complaint("y, a = com.microsoft.Gelu (x)"), "2 outputs");
 }
 
+// The standard's shape rules, asked for what stands behind a node that can't be imported, trust some attributes.
+TEST(HostileNodes, AxesThatTheStandardTrusts) {
+  for (const char* dims : {"-3", "-9223372036854775808", "9223372036854775807", "5"}) {
+    EXPECT_HAS(complaint(fmt::format("i = Constant <value = int64[1, 1] {{0}}> () y = GatherND <batch_dims = {}> (x, i)", dims)), "fit");
+  }
+}
+
 TEST(HostileNodes, AShapeChecksItsAxes) {
   const Shape shape{2, 3};
   EXPECT_EQ(shape[1], 3);

@@ -195,6 +195,19 @@ bool is_equation(const std::string& equation) {
   return true;
 }
 
+// Whether the axes that a node names exist: some of the standard's shape rules index with them unchecked. One beyond the last is an axis
+// that is made.
+bool has_sound_axes(const NodeDef& node, const std::vector<std::optional<TensorType>>& inputs) {
+  if (inputs.empty() || !inputs[0]) return true;
+  const auto rank = static_cast<int64_t>(inputs[0]->shape.size());
+  for (const auto& [name, attribute] : node.attributes.entries()) {
+    const auto* const number = std::get_if<int64_t>(&attribute);
+    if (name == "axis" && number && (*number < -rank - 1 || *number > rank)) return false;
+    if (name == "batch_dims" && number && (*number < 0 || *number > rank)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::vector<std::optional<TensorType>> infer_outputs(const NodeDef& node, int opset, const std::vector<std::optional<TensorType>>& inputs,
@@ -202,7 +215,12 @@ std::vector<std::optional<TensorType>> infer_outputs(const NodeDef& node, int op
   std::vector<std::optional<TensorType>> outputs(node.outputs.size());
   const pb::OpSchema* schema = schema_of(node.domain, node.op_type, opset);
   if (!schema || schema->Deprecated()) return outputs;
-  if (node.domain.empty() && node.op_type == "Einsum" && !is_equation(node.attributes.get("equation", ""))) return outputs;
+  if (node.domain.empty() && node.op_type == "Einsum") {
+    const Attribute* const equation = node.attributes.find("equation");
+    const auto* const text = equation ? std::get_if<std::string>(equation) : nullptr;
+    if (!text || !is_equation(*text)) return outputs;
+  }
+  if (!has_sound_axes(node, inputs)) return outputs;
   std::vector<pb::TypeProto> types(inputs.size());
   std::vector<pb::TensorProto> data(inputs.size());
   std::unordered_map<std::string, pb::TypeProto*> types_by_name;

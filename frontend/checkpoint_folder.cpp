@@ -60,7 +60,6 @@ bool is_empty_folder(const fs::path& path) {
   return is_folder(path) && fs::is_empty(path, code) && !code;
 }
 
-// The manifest's body if it is of our shape and has the right checksum, whatever its format.
 // JSON that is not nested without end, for nlohmann writes it by recursion; discarded where it isn't that.
 Json parse_shallow(const std::string& text) {
   constexpr int kDeepest = 32;
@@ -75,6 +74,7 @@ Json parse_shallow(const std::string& text) {
   return deep ? Json(Json::value_t::discarded) : json;
 }
 
+// The manifest's body if it is of our shape and has the right checksum, whatever its format.
 Json read_body(const std::string& folder) {
   const std::string path = (fs::path(folder) / kManifest).string();
   if (!exists(path)) throw corrupt(path, "is missing");

@@ -190,7 +190,7 @@ TEST(HostileNodes, AManifestNestedWithoutEnd) {
   constexpr size_t kLevels = 1'000'000;
   write_file(folder / "checkpoint-1/state.json",
              "{\"body\":" + std::string(kLevels, '[') + std::string(kLevels, ']') + ",\"xxh3\":\"0\"}\n");
-  EXPECT_EQ(saved_part_bytes(folder.path.string()), 0);
+  EXPECT_EQ(saved_part_bytes(folder / "checkpoint-1"), 0);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "frontend/checkpoint.h"
+#include "frontend/checkpoint_folder.h"
 #include "frontend/checkpoint_slots.h"
 #include "frontend/file.h"
 #include "graph/error.h"
@@ -36,7 +37,8 @@ void fuzz_checkpoint(Bytes bytes) {
   namespace fs = std::filesystem;
   static const std::string checkpoints = [] {
     const std::string path = folder() + "/run/checkpoint-7";
-    fs::create_directories(path);
+    fs::create_directories(folder() + "/run");
+    begin_folder(path);
     const std::string data(16, '\1');
     write("run/checkpoint-7/weights.safetensors", safetensors(R"({"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}})", data));
     write("run/checkpoint-7/optimizer.safetensors",

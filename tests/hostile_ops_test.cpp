@@ -80,7 +80,8 @@ TEST(HostileNodes, AnEquationWithoutEnd) {
 }
 
 TEST(HostileNodes, AxesAndOutputsThatAreNotThere) {
-  EXPECT_HAS(complaint("y = Attention <q_num_heads = 2, kv_num_heads = 2> (q, k, q)", "float[1, 2, 4] q, float[2, 4] k", 23), "no axis 2");
+  // Our form has no place for it; the standard's body of the op takes its place.
+  EXPECT_EQ(complaint("y = Attention <q_num_heads = 2, kv_num_heads = 2> (q, k, q)", "float[1, 2, 4] q, float[2, 4] k", 23), "");
   EXPECT_HAS(complaint("y, a, b, c, d, e = com.microsoft.SkipLayerNormalization (s, s, four)", "float[1, 2, 4] s"), "6 outputs");
   EXPECT_HAS(complaint("y, a = com.microsoft.Gelu (x)"), "2 outputs");
 }

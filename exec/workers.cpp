@@ -10,6 +10,8 @@
 #include <chrono>
 #include <thread>
 
+#include "exec/float_environment.h"
+
 #ifdef ORT_TRAIN_TSAN  // oneTBB is not instrumented: its order of events is told to ThreadSanitizer here
 extern "C" void __tsan_acquire(void* address);
 extern "C" void __tsan_release(void* address);
@@ -43,11 +45,13 @@ Workers::~Workers() = default;
 // Each thread takes the next task when it has done one: tasks begin in ascending order, and unequal ones balance.
 void Workers::run(int64_t tasks, void (*call)(void*, int64_t, int), void* closure) {
   if (tasks <= 1 || threads_ == 1) {
+    const FloatEnvironment environment;
     for (int64_t task = 0; task < tasks; ++task) call(closure, task, 0);
     return;
   }
   std::atomic<int64_t> next{0};
   const auto take = [&](int) {
+    const FloatEnvironment environment;
     const int worker = tbb::this_task_arena::current_thread_index();
     __tsan_acquire(&next);
     try {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <map>
+#include <new>
 
 #include "exec/kernel_table.h"
 #include "graph/op_def.h"
@@ -34,6 +35,8 @@ struct Step {
     throw;
   } catch (const Error& e) {
     throw error(e.code(), "[{}] {}", describe(graph, node), e.what());
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception& e) {
     throw error(ErrorCode::device, "[{}] {}", describe(graph, node), e.what());
   }

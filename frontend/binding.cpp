@@ -52,9 +52,9 @@ class Sizes {
       }
     }
     for (const auto& [name, size] : asked) {
-      if (size <= 0) throw error(ErrorCode::usage, "--shape {}={}: a dimension is at least 1", name, size);
+      if (size <= 0) throw error(ErrorCode::usage, "`shapes` {}={}: a dimension is at least 1", name, size);
       if (!known.contains(name)) {
-        throw error(ErrorCode::usage, "--shape {}={}: the model has no free dimension of that name; it has {}", name, size,
+        throw error(ErrorCode::usage, "`shapes` {}={}: the model has no free dimension of that name; it has {}", name, size,
                     known.empty() ? "none" : fmt::format("{}", fmt::join(known, ", ")));
       }
     }
@@ -80,7 +80,7 @@ class Sizes {
     }
     const auto wanted = asked(input, axis);
     if (wanted && *wanted != size)
-      throw error(ErrorCode::usage, "input '{}': --shape binds dimension {} to {}, {} gives {}", input.name, axis, *wanted, source, size);
+      throw error(ErrorCode::usage, "input '{}': `shapes` binds dimension {} to {}, {} gives {}", input.name, axis, *wanted, source, size);
     const std::string key = unnamed(input.dims[axis]) ? axis_name(input, axis) : input.dims[axis];
     const auto [place, added] = sizes.emplace(key, size);
     if (!added && place->second != size) {
@@ -153,8 +153,8 @@ int64_t find_batch(const Declared& declared, const Options& options, const Sizes
     source = input.name;
   }
   if (batch && options.batch_size > 0 && *batch != options.batch_size) {
-    throw error(ErrorCode::usage, "--batch-size {} contradicts the batch of {} that {} of input '{}'", options.batch_size, *batch,
-                binding.batch_is_fixed ? "the model's file fixes as first dimension" : "--shape gives as first dimension", source);
+    throw error(ErrorCode::usage, "`batch_size` {} contradicts the batch of {} that {} of input '{}'", options.batch_size, *batch,
+                binding.batch_is_fixed ? "the model's file fixes as first dimension" : "`shapes` gives as first dimension", source);
   }
   return batch ? *batch : options.batch_size > 0 ? options.batch_size : kDefaultBatch;
 }
@@ -165,11 +165,11 @@ int64_t find_sequence(const DeclaredInput& input, const Options& options, const 
   }
   const auto size = sizes.asked(input, 1);
   if (size && options.seq_length > 0 && *size != options.seq_length) {
-    throw error(ErrorCode::usage, "--seq-length {} contradicts the length {} that {} for input '{}'", options.seq_length, *size,
-                fixed(input.dims[1]) ? "the model's file fixes" : "--shape gives", input.name);
+    throw error(ErrorCode::usage, "`seq_length` {} contradicts the length {} that {} for input '{}'", options.seq_length, *size,
+                fixed(input.dims[1]) ? "the model's file fixes" : "`shapes` gives", input.name);
   }
   if (!size && options.seq_length <= 0) {
-    throw error(ErrorCode::usage, "the model leaves the length of a sample open (input '{}'): give --seq-length", input.name);
+    throw error(ErrorCode::usage, "the model leaves the length of a sample open (input '{}'): give `seq_length`", input.name);
   }
   return size ? *size : options.seq_length;
 }
@@ -253,10 +253,10 @@ ImportOptions Binding::import_options(int64_t size, const Options& options) cons
 
 Binding bind_inputs(const Declared& declared, const Options& options, DataSet& data) {
   if (!options.task.empty() && options.task != "causal-lm")
-    throw error(ErrorCode::usage, "--task {} is not known: causal-lm, or none", options.task);
-  if (options.batch_size < 0 || options.seq_length < 0) throw error(ErrorCode::usage, "--batch-size and --seq-length are at least 1");
+    throw error(ErrorCode::usage, "`task` {} is not known: causal-lm, or none", options.task);
+  if (options.batch_size < 0 || options.seq_length < 0) throw error(ErrorCode::usage, "`batch_size` and `seq_length` are at least 1");
   const bool causal = options.task == "causal-lm";
-  if (data.is_row() && !causal) throw error(ErrorCode::usage, "{}: text and token files need --task causal-lm", data.path());
+  if (data.is_row() && !causal) throw error(ErrorCode::usage, "{}: text and token files need `task` causal-lm", data.path());
   Binding binding;
   std::vector<const DeclaredInput*> constants;
   divide(declared, causal, data, binding, constants);
@@ -279,7 +279,7 @@ Binding bind_inputs(const Declared& declared, const Options& options, DataSet& d
   } else if (const int tokens = data.find("input_ids"); tokens >= 0 && data.fields()[static_cast<size_t>(tokens)].shape.size() == 1) {
     binding.sequence = data.fields()[static_cast<size_t>(tokens)].shape[0];
     if (options.seq_length > 0 && options.seq_length != binding.sequence) {
-      throw error(ErrorCode::usage, "--seq-length {} contradicts {}, whose samples are {} tokens long", options.seq_length, data.path(),
+      throw error(ErrorCode::usage, "`seq_length` {} contradicts {}, whose samples are {} tokens long", options.seq_length, data.path(),
                   binding.sequence);
     }
   } else if (!constants.empty()) {
@@ -296,7 +296,7 @@ Binding bind_inputs(const Declared& declared, const Options& options, DataSet& d
     }
     for (size_t axis = 1; axis < input.dims.size(); ++axis) {
       sizes.bind(input, axis, field.shape[axis - 1],
-                 data.is_row() ? "--seq-length" : fmt::format("array '{}' of {}", field.name, data.path()));
+                 data.is_row() ? "`seq_length`" : fmt::format("array '{}' of {}", field.name, data.path()));
     }
   }
   for (const DeclaredInput* input : constants) binding.constants.push_back(constant_input(*input, binding, sizes));

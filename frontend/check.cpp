@@ -7,6 +7,7 @@
 #include <set>
 
 #include "exec/workers.h"
+#include "frontend/boundary.h"
 #include "frontend/importer.h"
 #include "frontend/ort_train.h"
 #include "frontend/units.h"
@@ -232,7 +233,7 @@ class Check {
     text_.line(std::filesystem::path(options_.model).filename().string(), header(model_));
     text_.lines("inputs", all(file_.graph.inputs, importing::initializer_names(file_.graph)));
     text_.lines("outputs", all(file_.graph.outputs, {}));
-    if (!assumed.empty()) text_.line("assumed", fmt::format("{} (--shape binds others)", fmt::join(assumed, ", ")));
+    if (!assumed.empty()) text_.line("assumed", fmt::format("{} (`shapes` binds others)", fmt::join(assumed, ", ")));
     text_.lines("noted", model_.info.notes);
     if (!report_.tensors.empty()) {
       const auto trained = std::count_if(report_.tensors.begin(), report_.tensors.end(), [](const CheckTensor& t) { return t.trained; });
@@ -262,7 +263,7 @@ class Check {
     const std::string count =
         fmt::format("{} of {} tensors", grouped(static_cast<int64_t>(unreached.size())), grouped(static_cast<int64_t>(parameters.size())));
     if (loss_ != kNone && !is_floating(model_.graph.value(loss_).dtype)) {
-      text_.add(fmt::format("'{}' is {}: a loss needs an output of floating-point numbers (--output)\n", output_,
+      text_.add(fmt::format("'{}' is {}: a loss needs an output of floating-point numbers (`output`)\n", output_,
                             to_string(model_.graph.value(loss_).dtype)));
     } else if (parameters.empty()) {
       text_.add("the model has no floating-point weights, so there is nothing to train\n");
@@ -292,6 +293,8 @@ class Check {
 
 }  // namespace
 
-CheckReport check(const Options& options) { return Check(options).run(); }
+CheckReport check(const Options& options) {
+  return in_library([&] { return Check(options).run(); });
+}
 
 }  // namespace ort_train

@@ -310,7 +310,7 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
                     candidate.folder.path);
       }
       if (const auto now = content.settings.find("optim"); now != content.settings.end() && now->second != saved_with("optim")) {
-        throw error(ErrorCode::usage, "{}: was saved with --optim {}, not {}: its optimizer state can't be used", candidate.folder.path,
+        throw error(ErrorCode::usage, "{}: was saved with `optim` {}, not {}: its optimizer state can't be used", candidate.folder.path,
                     saved_with("optim"), now->second);
       }
       loaded.state = state_of(candidate.manifest.at("state"));

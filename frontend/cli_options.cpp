@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <vector>
 
 #include "frontend/names.h"
@@ -89,8 +90,10 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(data, "--validation-split", o.validation_split, "with --eval-steps and a single data file: the share at its end that is held out");
 
   constexpr const char* memory = "Memory";
-  app.add_option("--budget", raw.budget, "hard limit of the whole process: 12GB, 300MiB (default: none)")->group(memory);
-  app.add_option("--host-budget", raw.host_budget, "of pinned memory beside a GPU; on the CPU device there is only --budget")
+  app.add_option("--budget", raw.budget, "hard limit of the whole process: 12GB, 300MiB (default: what the machine and its cgroup have)")
+      ->group(memory);
+  app.add_option("--host-budget", raw.host_budget,
+                 "of pinned memory beside a GPU; refused on the CPU device, which has no other memory than --budget's")
       ->group(memory);
   add(memory, "--recompute", o.recompute, "instead of keeping it for the backward pass: auto (as the budget asks), none, sqrt or all");
   add(memory, "--micro-batches", o.micro_batches,
@@ -111,7 +114,9 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   app.add_flag("--plan", raw.plan, "show the plan, train nothing")->group(memory);
   add(memory, "--plan-json", o.plan_json, "write the plan as JSON to this file");
   add(memory, "--plan-svg", o.plan_svg, "draw the plan into this file");
-  app.add_option("--threads", o.threads, "default: all cores; never changes a result")->group(memory);
+  app.add_option("--threads", o.threads,
+                 "default: the processors that the process may use, or its cgroup's CPU quota pays for; never changes a result")
+      ->group(memory);
 
   constexpr const char* optimizer = "Optimizer";
   add(optimizer, "--optim", o.optim, "adamw or sgd");
@@ -199,7 +204,40 @@ std::string with_dashes(std::string argument) {
   return argument;
 }
 
+// The option of a field; empty where there is none.
+std::string option_of(const CLI::App& app, const std::string& field) {
+  static const std::map<std::string, std::string> kOthers{{"shapes", "--shape"},          {"shuffle", "--no-shuffle"},
+                                                          {"retie", "--no-retie"},        {"nvme_checksums", "--no-nvme-checksums"},
+                                                          {"skip_passes", "--skip-pass"}, {"batch_norm_nodes", "--batch-norm"}};
+  if (const auto found = kOthers.find(field); found != kOthers.end()) return found->second;
+  const std::string name = with_dashes("--" + field);
+  return app.get_option_no_throw(name) != nullptr ? name : std::string();
+}
+
 }  // namespace
+
+std::string with_options(const std::string& sentence) {
+  if (sentence.find('`') == std::string::npos) return sentence;
+  CLI::App app;
+  CommandLine line;
+  Raw raw;
+  add_options(app, line, raw);
+  std::string text;
+  for (size_t at = 0; at < sentence.size();) {
+    const size_t open = std::min(sentence.find('`', at), sentence.size()), close = sentence.find('`', open + 1);
+    text += sentence.substr(at, open - at);
+    if (close == std::string::npos) return text + sentence.substr(open);
+    const std::string option = option_of(app, sentence.substr(open + 1, close - open - 1));
+    if (option.empty()) {
+      text += '`';
+      at = open + 1;
+      continue;
+    }
+    text += option;
+    at = close + 1;
+  }
+  return text;
+}
 
 CommandLine parse_command_line(int argc, const char* const* argv) {
   CommandLine line;
@@ -247,7 +285,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     o.budget = parse_bytes(raw.budget);
     if (o.budget == 0) throw usage("--budget 0 holds nothing");
   }
-  if (!raw.host_budget.empty()) parse_bytes(raw.host_budget);  // the CPU device's memory is --budget's
+  if (!raw.host_budget.empty()) o.host_budget = parse_bytes(raw.host_budget);
   if (!raw.nvme_budget.empty()) o.nvme_budget = parse_bytes(raw.nvme_budget);
   if (!raw.nvme_endurance.empty()) o.nvme_endurance = parse_bytes(raw.nvme_endurance);
   if (!raw.part_size.empty()) o.part_size = parse_bytes(raw.part_size);

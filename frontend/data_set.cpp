@@ -22,7 +22,7 @@ class Row : public DataSet {
     length_ = sample_length;
     samples_ = tokens_ / sample_length;
     if (samples_ == 0)
-      throw error(ErrorCode::data, "{}: has {} {}, fewer than one sample of {}: shorten --seq-length", path_, tokens_, unit_,
+      throw error(ErrorCode::data, "{}: has {} {}, fewer than one sample of {}: shorten `seq_length`", path_, tokens_, unit_,
                   sample_length);
     fields_ = {{.name = "input_ids", .element = Element::int64, .shape = {sample_length}}};
   }
@@ -38,7 +38,7 @@ class TokenFile : public Row {
     path_ = path;
     const int64_t size = file_.size();
     if (size % width != 0) {
-      throw error(ErrorCode::data, "{}: has {} bytes, which is no whole number of {}-byte tokens: is --token-type right?", path, size,
+      throw error(ErrorCode::data, "{}: has {} bytes, which is no whole number of {}-byte tokens: is `token_type` right?", path, size,
                   width);
     }
     tokens_ = size / width;
@@ -223,7 +223,7 @@ int DataSet::find(std::string_view field) const {
 
 DataSets open_data(const std::string& path, const std::string& model, const std::string& token_type) {
   if (token_type != "uint16" && token_type != "uint32")
-    throw error(ErrorCode::usage, "--token-type {} is not known: uint16 or uint32", token_type);
+    throw error(ErrorCode::usage, "`token_type` {} is not known: uint16 or uint32", token_type);
   if (!exists(path)) throw error(ErrorCode::data, "{}: there is no such file or folder", path);
   DataSets sets;
   std::error_code code;

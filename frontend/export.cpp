@@ -162,9 +162,9 @@ void check_output(const ModelInfo& model, const std::string& output_dir) {
   for (const OutputFile& file : output_files(model, output_dir)) {
     if (!exists(file.to)) continue;
     if (same_file(file.from, file.to))
-      throw error(ErrorCode::usage, "{}: is the input, and would be overwritten: choose another --output-dir", file.to);
+      throw error(ErrorCode::usage, "{}: is the input, and would be overwritten: choose another `output_dir`", file.to);
     if (!is_ours(marker, file)) {
-      throw error(ErrorCode::usage, "{}: is there already and was not written by ort-train: move it away or choose another --output-dir",
+      throw error(ErrorCode::usage, "{}: is there already and was not written by ort-train: move it away or choose another `output_dir`",
                   file.to);
     }
   }

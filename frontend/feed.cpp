@@ -70,7 +70,7 @@ Feed::Feed(DataSet& data, const Graph& graph, const Binding& binding, const Labe
 
 void Feed::add(const std::string& input, const std::string& field, ValueId value, bool labels) {
   const int index = data_.find(field);
-  if (index < 0) throw error(ErrorCode::data, "{}: has no array '{}' for the labels: name it with --labels", data_.path(), field);
+  if (index < 0) throw error(ErrorCode::data, "{}: has no array '{}' for the labels: name it with `labels`", data_.path(), field);
   const Field& from = data_.fields()[static_cast<size_t>(index)];
   const TensorType wanted = graph_.value(value).type();
   const Shape sample = wanted.shape.empty() ? Shape{} : Shape(wanted.shape.begin() + 1, wanted.shape.end());

@@ -95,7 +95,7 @@ FolderLock::FolderLock(const std::string& folder) : descriptor_(opened(folder + 
   const int number = errno;
   ::close(descriptor_);
   if (number == EWOULDBLOCK)
-    throw error(ErrorCode::usage, "{}: another run is writing into this folder: choose another --output-dir", folder);
+    throw error(ErrorCode::usage, "{}: another run is writing into this folder: choose another `output_dir`", folder);
   throw failed(folder, "locking", number);
 }
 

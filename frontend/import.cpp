@@ -77,7 +77,7 @@ void note_modes(const onnx::GraphDef& graph, const Graph& imported, ModelInfo& i
   for (const onnx::NodeDef& node : graph.nodes) dropout += node.domain.empty() && node.op_type == "Dropout";
   dropout -= static_cast<int64_t>(drawing.size());  // those of function bodies are in no list: then it says too little
   if (!drawing.empty()) {
-    info.notes.push_back(fmt::format("{} Dropout node{} in training mode: what is dropped follows from --seed", drawing.size(),
+    info.notes.push_back(fmt::format("{} Dropout node{} in training mode: what is dropped follows from `seed`", drawing.size(),
                                      drawing.size() == 1 ? " is" : "s are"));
   }
   if (dropout > 0)
@@ -88,7 +88,7 @@ void note_modes(const onnx::GraphDef& graph, const Graph& imported, ModelInfo& i
                                      live, live == 1 ? " is" : "s are", live == 1 ? "it normalises" : "they normalise"));
   }
   if (frozen > 0) {
-    info.notes.push_back(fmt::format("{} BatchNormalization node{} frozen: {} running statistics stay as they are (--batch-norm live)",
+    info.notes.push_back(fmt::format("{} BatchNormalization node{} frozen: {} running statistics stay as they are (`batch_norm` live)",
                                      frozen, frozen == 1 ? " is" : "s are", frozen == 1 ? "its" : "their"));
   }
 }

@@ -60,9 +60,9 @@ class Dimensions {
 
   void check_names() {
     for (const auto& [name, size] : options_.shapes) {
-      if (size < 1) throw error(ErrorCode::usage, "--shape {}={}: a dimension is at least 1", name, size);
+      if (size < 1) throw error(ErrorCode::usage, "`shapes` {}={}: a dimension is at least 1", name, size);
       if (!names_.contains(name)) {
-        throw error(ErrorCode::usage, "--shape {}={}: the model has no free dimension '{}'; {}", name, size, name,
+        throw error(ErrorCode::usage, "`shapes` {}={}: the model has no free dimension '{}'; {}", name, size, name,
                     names_.empty() ? "all are fixed" : fmt::format("it has {}", fmt::join(names_, ", ")));
       }
       sizes_[name] = size;
@@ -128,7 +128,7 @@ class Dimensions {
       listed.push_back(fmt::format("'{}' of {}", name, fmt::join(readers, ", ")));
       proposed.push_back(fmt::format("{}={}", name, proposal(name)));
     }
-    return error(ErrorCode::usage, "the model leaves dimensions open: {}; bind them, for example --shape {}", fmt::join(listed, "; "),
+    return error(ErrorCode::usage, "the model leaves dimensions open: {}; bind them, for example `shapes` {}", fmt::join(listed, "; "),
                  fmt::join(proposed, ","));
   }
 

@@ -36,7 +36,7 @@ Reason why_not(const onnx::NodeDef& node, int opset, const FoundForm& form) {
   if (any({"Loop", "Scan"})) return {"repeats a graph; loops are not supported", "export with fixed lengths, so that the loop is unrolled"};
   if (op == "If")
     return {"its condition is computed from the model's inputs",
-            "bind what it depends on with --shape, or export only the branch that is needed"};
+            "bind what it depends on with `shapes`, or export only the branch that is needed"};
   if (op.find("Sequence") != std::string::npos || op.starts_with("Optional")) {
     return {"works on sequences of tensors, which are not supported", "write the model with tensors (stack, cat) before exporting"};
   }
@@ -99,7 +99,7 @@ void Walk::run(const ImportOptions& options) {
   options_ = &options;
   const auto check_mode = [](const std::string& mode) {
     if (mode != "model" && mode != "live" && mode != "frozen")
-      throw error(ErrorCode::usage, "--batch-norm {}: is not known: model, live or frozen, or NODE=live for some nodes", mode);
+      throw error(ErrorCode::usage, "`batch_norm` {}: is not known: model, live or frozen, or NODE=live for some nodes", mode);
   };
   check_mode(options.batch_norm);
   for (const auto& [pattern, mode] : options.batch_norm_nodes) check_mode(mode);
@@ -406,7 +406,7 @@ void Walk::check_modes() const {
     if (fitting_.contains(i)) continue;
     const size_t shown = std::min<size_t>(layers_.size(), 4);
     throw error(
-        ErrorCode::usage, "--batch-norm {}={}: the model has no BatchNormalization node of that name; it has {}{}",
+        ErrorCode::usage, "`batch_norm` {}={}: the model has no BatchNormalization node of that name; it has {}{}",
         options_->batch_norm_nodes[i].first, options_->batch_norm_nodes[i].second,
         layers_.empty() ? "none" : fmt::format("{}", fmt::join(layers_.begin(), layers_.begin() + static_cast<ptrdiff_t>(shown), ", ")),
         shown < layers_.size() ? ", …" : "");

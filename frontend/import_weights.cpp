@@ -377,7 +377,7 @@ std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, con
     result_.info.notes.push_back(
         fmt::format("{} weight{} used in several places, {}{}: {}", shared.size(), shared.size() == 1 ? " is" : "s are",
                     fmt::join(shared.begin(), shared.begin() + static_cast<ptrdiff_t>(shown), ", "), shown < shared.size() ? ", …" : "",
-                    options_.untie ? "each use has its own copy" : "their gradients are summed (--untie splits them)"));
+                    options_.untie ? "each use has its own copy" : "their gradients are summed (`untie` splits them)"));
   }
   return meanings;
 }

@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstdio>
 #include <optional>
-#include <thread>
 
 #include "frontend/cli_options.h"
 #include "frontend/cli_progress.h"
@@ -46,7 +45,7 @@ void catch_signals() {
 
 int check_model(const CommandLine& line) {
   const CheckReport report = check(line.options);
-  fmt::print("{}", report.text);
+  fmt::print("{}", with_options(report.text));
   return report.trainable ? 0 : static_cast<int>(ErrorCode::unsupported);
 }
 
@@ -98,7 +97,7 @@ int train_model(const CommandLine& line) {
   Progress progress(line.options.budget, line.logging_steps);
   // oneTBB's number of threads belongs to programs, not to libraries.
   std::optional<tbb::global_control> threads;
-  if (line.options.threads > static_cast<int>(std::thread::hardware_concurrency())) {
+  if (line.options.threads > static_cast<int>(tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism))) {
     threads.emplace(tbb::global_control::max_allowed_parallelism, static_cast<size_t>(line.options.threads));
   }
   catch_signals();
@@ -112,10 +111,10 @@ int train_model(const CommandLine& line) {
                                        stop_unless_read();
                                      },
                                  .on_eval = [&](const EvalReport& report) { progress.eval(report); },
-                                 .on_note = [&](const std::string& text) { progress.note(text); }});
+                                 .on_note = [&](const std::string& text) { progress.note(with_options(text)); }});
   const bool is_plan = line.command == CommandLine::Command::plan;
   if (is_plan) {
-    progress.print(trainer.plan().text);
+    progress.print(with_options(trainer.plan().text));
     if (!line.options.plan_svg.empty()) progress.line("picture", line.options.plan_svg);
   } else {
     show_short_plan(trainer.plan(), progress);
@@ -161,12 +160,12 @@ int run(int argc, const char* const* argv) {
 
 int main(int argc, char** argv) {
   // Not fmt::print: it throws where nobody reads.
-  const auto complain = [](const char* what) { std::fputs(fmt::format("error: {}\n", what).c_str(), stderr); };
+  const auto complain = [](const std::string& what) { std::fputs(fmt::format("error: {}\n", what).c_str(), stderr); };
   try {
     return ort_train::run(argc, argv);
   } catch (const ort_train::Error& problem) {
     std::fflush(stdout);
-    complain(problem.what());
+    complain(ort_train::with_options(problem.what()));
     return static_cast<int>(problem.code());
   } catch (const std::bad_alloc&) {
     std::fputs("error: the machine is out of memory\n", stderr);

@@ -1,4 +1,4 @@
-// What the process and the machine have of memory.
+// What the process has of memory. What it may still take: machine.h.
 
 #pragma once
 
@@ -11,9 +11,6 @@ struct ProcessMemory {
   int64_t peak = 0;      // VmHWM: since the program was started
 };
 ProcessMemory process_memory();
-
-// What this process may still take: the machine's available memory, or what its memory cgroups leave, if that is less.
-int64_t available_memory();
 
 // Gives free heap back to the system, so that it does not count as resident.
 void release_free_heap();

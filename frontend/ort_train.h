@@ -6,7 +6,11 @@
 //
 // The library never exits, prints, reads environment variables, installs signal handlers or changes global settings. A Trainer may be used
 // by one thread at a time; only request_stop() may be called from any thread and from a signal handler. Several Trainers may run at once,
-// each with its own budget and output folder.
+// each with its own budget and output folder. The rounding mode of the program's threads changes no result; it is the program's own again
+// when a call returns, and in callbacks.
+//
+// A call throws Error and nothing else (std::bad_alloc becomes one), except what a callback throws. Messages name fields of Options in
+// backticks: `max_steps`.
 
 #pragma once
 
@@ -34,8 +38,9 @@ struct Options {
   int64_t batch_size = 0;                   // 0: as the model or `shapes` fixes it, else 8
   int64_t seq_length = 0;                   // 0: as the model, `shapes` or the data fixes it
 
-  int64_t budget = 0;              // bytes; 0: no limit
+  int64_t budget = 0;              // bytes; 0: as much as the job takes, within what the machine and its cgroups have left
   bool budget_is_process = false;  // true: `budget` limits the whole process's resident memory; false: what the library takes
+  int64_t host_budget = 0;         // of pinned memory beside a GPU; refused on the CPU device, where `budget` limits all memory
   // Which activations are recomputed in the backward pass instead of kept: auto (as many as the budget asks for) | none | sqrt (of n
   // blocks of layers, keeps the activations between sqrt(n)) | all (keeps those between all blocks). Changes no result.
   std::string recompute = "auto";
@@ -74,7 +79,7 @@ struct Options {
   uint64_t seed = 42;
   bool shuffle = true;
 
-  int threads = 0;  // 0: all cores; never changes a result
+  int threads = 0;  // 0: the processors that the process may use, within its cgroups' CPU quota; never changes a result
   std::string output_dir = "out";
   bool resume = false;  // go on from the newest valid checkpoint in output_dir; an error if there is none
   // Empty; "auto": as `resume`, but start afresh if there is none; or the folder of a checkpoint, in output_dir or elsewhere.
@@ -119,7 +124,7 @@ struct PlanMoves {
 };
 
 struct PlanReport {
-  int64_t budget = 0;                     // Options::budget; 0: none
+  int64_t budget = 0;                     // Options::budget, or the machine's memory where the job would take more; 0: none
   int64_t minimum_budget = 0;             // the smallest budget that is accepted, in bytes
   std::string minimum_op, minimum_entry;  // the operation and entry point that set it; no entry: planning itself needs the most
   int64_t arena_bytes = 0;
@@ -192,7 +197,8 @@ struct Summary {
 };
 
 // Called from the thread that called train(). If a callback throws, training ends: a checkpoint is saved, then train() throws that
-// exception.
+// exception. on_step and on_eval may call evaluate(), sample() and predict(): they see the weights after the step, and the run's results
+// stay the same to the bit.
 struct Callbacks {
   std::function<void(const StepReport&)> on_step{};
   std::function<void(const EvalReport&)> on_eval{};
@@ -231,7 +237,8 @@ class ORT_TRAIN_API Trainer {
   Trainer& operator=(const Trainer&) = delete;
 
   const PlanReport& plan() const;
-  // Trains until the last step or request_stop(), then writes a checkpoint and the model into output_dir. May be called once.
+  // Trains until the last step or request_stop(), then writes a checkpoint and the model into output_dir. May be called once. If reading
+  // weights or a step fails, the trainer can't be used any more: later calls say so.
   Summary train();
   // Mean loss over the held-out data with the current weights; NaN if request_stop() ended it.
   double evaluate();
@@ -242,7 +249,9 @@ class ORT_TRAIN_API Trainer {
   // Runs the model on one batch of Options::predict_batch_size samples: inputs by name -> floating-point outputs by name.
   std::map<std::string, std::vector<float>> predict(const std::map<std::string, std::vector<int64_t>>& integers,
                                                     const std::map<std::string, std::vector<float>>& reals);
-  // Makes train() finish the current step, save and return. Safe from other threads and from signal handlers.
+  // Ends the call that is under way: train() finishes the step, saves and returns; evaluate() returns NaN; sample() what it has written. A
+  // train() that has not been called yet will end before its first step. Any other later call works as usual. Safe from other threads and
+  // from signal handlers.
   void request_stop() noexcept;
 
  private:

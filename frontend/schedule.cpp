@@ -24,9 +24,9 @@ double Schedule::at(int64_t step) const {
 
 Schedule make_schedule(const std::string& type, double learning_rate, double warmup, int64_t total_steps) {
   if (type != "linear" && type != "cosine" && type != "constant" && type != "constant_with_warmup") {
-    throw error(ErrorCode::usage, "--lr-scheduler-type {} is not known: linear, cosine, constant or constant_with_warmup", type);
+    throw error(ErrorCode::usage, "`lr_scheduler_type` {} is not known: linear, cosine, constant or constant_with_warmup", type);
   }
-  if (!(warmup >= 0)) throw error(ErrorCode::usage, "--warmup-steps {} is negative", warmup);
+  if (!(warmup >= 0)) throw error(ErrorCode::usage, "`warmup_steps` {} is negative", warmup);
   const double steps = warmup >= 1 ? std::floor(warmup) : std::ceil(static_cast<double>(total_steps) * warmup);
   return {.type = type, .learning_rate = learning_rate, .warmup_steps = static_cast<int64_t>(steps), .total_steps = total_steps};
 }

@@ -3,39 +3,73 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <thread>
 
+#include "frontend/boundary.h"
+#include "frontend/machine.h"
 #include "frontend/trainer_impl.h"
 
 namespace ort_train {
 
 Trainer::Impl::Impl(const Options& options_, Callbacks callbacks_)
     : options(checked(options_)),  // before threads are started
-      callbacks(std::move(callbacks_)),
-      workers(options_.threads > 0 ? options_.threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()))) {
-  build();
-}
+      callbacks(boundary.guarded(std::move(callbacks_))),
+      workers(options_.threads > 0 ? options_.threads : available_processors()) {}
 
 void Trainer::Impl::note(const std::string& text) const {
   if (callbacks.on_note) callbacks.on_note(text);
 }
 
-Trainer::Trainer(const Options& options, Callbacks callbacks) : impl_(std::make_unique<Impl>(options, std::move(callbacks))) {}
+// A call does its work whatever was asked to stop before it. Such a request is still there behind it for a train() that is under way (the
+// call comes from a callback) or that is yet to come.
+template <typename Body> auto Trainer::Impl::call(Body&& body) -> decltype(body()) {
+  struct Request {
+    Impl& trainer;
+    const bool earlier;
+    ~Request() {
+      if (earlier) trainer.stop.store(true, std::memory_order_relaxed);
+      if (trainer.trained && !trainer.training) trainer.stop.store(false, std::memory_order_relaxed);
+    }
+  };
+  return boundary.call([&] {
+    const Request request{*this, stop.exchange(false, std::memory_order_relaxed)};
+    return body();
+  });
+}
+
+void Trainer::Impl::fail(const std::string& why) {
+  life = Life::failed;
+  failure = why;
+}
+
+void Trainer::Impl::check_usable() const {
+  if (life == Life::failed) throw error(ErrorCode::usage, "this trainer can't be used any more ({}): make another one", failure);
+}
+
+Trainer::Trainer(const Options& options, Callbacks callbacks)
+    : impl_(in_library([&] { return std::make_unique<Impl>(options, std::move(callbacks)); })) {
+  impl_->boundary.call([&] { impl_->build(); });
+}
 Trainer::~Trainer() = default;
 const PlanReport& Trainer::plan() const { return impl_->report; }
-Summary Trainer::train() { return impl_->train(); }
-double Trainer::evaluate() { return impl_->evaluate().loss; }
+Summary Trainer::train() {
+  return impl_->boundary.call([&] { return impl_->train(); });
+}
+double Trainer::evaluate() {
+  return impl_->call([&] { return impl_->evaluate().loss; });
+}
 bool Trainer::can_sample() const { return impl_->data.vocabulary != nullptr; }
 std::string Trainer::sample(const std::string& prompt, int64_t length, double temperature, uint64_t seed) {
-  return impl_->sample(prompt, length, temperature, seed);
+  return impl_->call([&] { return impl_->sample(prompt, length, temperature, seed); });
 }
 std::map<std::string, std::vector<float>> Trainer::predict(const std::map<std::string, std::vector<int64_t>>& integers,
                                                            const std::map<std::string, std::vector<float>>& reals) {
-  return impl_->predict(integers, reals);
+  return impl_->call([&] { return impl_->predict(integers, reals); });
 }
 void Trainer::request_stop() noexcept { impl_->stop.store(true, std::memory_order_relaxed); }
 
-int64_t parse_bytes(const std::string& text) {
+namespace {
+
+int64_t bytes_in(const std::string& text) {
   double number = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
   std::string unit(end, text.data() + text.size());
@@ -53,6 +87,12 @@ int64_t parse_bytes(const std::string& text) {
     throw error(ErrorCode::usage, "'{}' is no number of bytes: write 12GB, 12GiB, 300MB or plain bytes", text);
   }
   return static_cast<int64_t>(std::llround(number * factor));
+}
+
+}  // namespace
+
+int64_t parse_bytes(const std::string& text) {
+  return in_library([&] { return bytes_in(text); });
 }
 
 std::string version() { return ORT_TRAIN_VERSION; }

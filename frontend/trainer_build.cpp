@@ -47,58 +47,61 @@ void refuse_state_names(const Graph& graph) {
 
 const Options& Trainer::Impl::checked(const Options& options) {
   const auto refuse = [](const char* name, auto value, const char* wanted) {
-    return error(ErrorCode::usage, "--{} {}: {}", name, value, wanted);
+    return error(ErrorCode::usage, "`{}` {}: {}", name, value, wanted);
   };
   if (options.model.empty()) throw error(ErrorCode::usage, "no model is given");
-  if (options.data.empty()) throw error(ErrorCode::usage, "no data is given: --data PATH");
+  if (options.data.empty()) throw error(ErrorCode::usage, "no data is given: `data` is a file or a folder");
   if (options.optim != "adamw" && options.optim != "sgd") throw refuse("optim", options.optim, "is not known: adamw or sgd");
   if (options.loss != "cross_entropy" && options.loss != "mse" && options.loss != "output") {
     throw refuse("loss", options.loss, "is not known: cross_entropy, mse or output");
   }
   if (options.task == "causal-lm" && options.loss == "mse")
-    throw error(ErrorCode::usage, "--task causal-lm goes with --loss cross_entropy, not mse");
+    throw error(ErrorCode::usage, "`task` causal-lm goes with `loss` cross_entropy, not mse");
   if (options.recompute != "auto") recompute_mode(options.recompute);
   if (options.micro_batches != "auto" && options.micro_batches != "horizontal" && options.micro_batches != "vertical")
-    throw refuse("micro-batches", options.micro_batches, "is not known: auto, horizontal or vertical");
+    throw refuse("micro_batches", options.micro_batches, "is not known: auto, horizontal or vertical");
   constexpr int64_t kLeastPart = 64;
-  if (options.part_size != 0 && options.part_size < kLeastPart) throw refuse("part-size", options.part_size, "is less than 64 bytes");
+  if (options.part_size != 0 && options.part_size < kLeastPart) throw refuse("part_size", options.part_size, "is less than 64 bytes");
   if (options.budget < 0) throw refuse("budget", options.budget, "is negative");
-  if (options.nvme_budget < 0) throw refuse("nvme-budget", options.nvme_budget, "is negative");
+  if (options.host_budget != 0)
+    throw refuse("host_budget", options.host_budget,
+                 "limits pinned memory beside a GPU; the CPU device has no other memory than that of `budget`: leave it out");
+  if (options.nvme_budget < 0) throw refuse("nvme_budget", options.nvme_budget, "is negative");
   if (!options.nvme_path.empty() && !std::filesystem::is_directory(options.nvme_path))
-    throw error(ErrorCode::io, "--nvme-path {}: is no folder", options.nvme_path);
+    throw error(ErrorCode::io, "`nvme_path` {}: is no folder", options.nvme_path);
   if (options.nvme_budget > 0 && options.nvme_path.empty())
-    throw error(ErrorCode::usage, "--nvme-budget {} goes with --nvme-path, the folder on a disk", options.nvme_budget);
+    throw error(ErrorCode::usage, "`nvme_budget` {} goes with `nvme_path`, the folder on a disk", options.nvme_budget);
   if (options.threads < 0) throw refuse("threads", options.threads, "is negative");
   constexpr int kMostThreads = 1024;
   if (options.threads > kMostThreads) throw refuse("threads", options.threads, "is more than 1,024");
   constexpr int64_t kMostSteps = int64_t{1} << 53;  // counted in double too
-  if (options.max_steps > kMostSteps) throw refuse("max-steps", options.max_steps, "is more than can be counted");
+  if (options.max_steps > kMostSteps) throw refuse("max_steps", options.max_steps, "is more than can be counted");
   constexpr std::string_view kOptional[] = {"simplify",       "fuse_normalization", "fuse_gelu",
                                             "fuse_attention", "simplify_again",     "backward_simplify"};
   for (const std::string& pass : options.skip_passes) {
     if (std::find(std::begin(kOptional), std::end(kOptional), pass) == std::end(kOptional))
-      throw error(ErrorCode::usage, "--skip-pass {}: no such pass can be left out; these can: {}", pass, fmt::join(kOptional, ", "));
+      throw error(ErrorCode::usage, "`skip_passes` {}: no such pass can be left out; these can: {}", pass, fmt::join(kOptional, ", "));
   }
-  if (!(options.learning_rate >= 0)) throw refuse("learning-rate", options.learning_rate, "has to be 0 or more");
-  if (!(options.weight_decay >= 0)) throw refuse("weight-decay", options.weight_decay, "is negative");
-  if (!(options.adam_beta1 >= 0 && options.adam_beta1 < 1)) throw refuse("adam-beta1", options.adam_beta1, "has to lie in [0, 1)");
-  if (!(options.adam_beta2 >= 0 && options.adam_beta2 < 1)) throw refuse("adam-beta2", options.adam_beta2, "has to lie in [0, 1)");
-  if (!(options.adam_epsilon >= 0)) throw refuse("adam-epsilon", options.adam_epsilon, "is negative");
-  if (!(options.max_grad_norm >= 0)) throw refuse("max-grad-norm", options.max_grad_norm, "is negative (0: no clipping)");
+  if (!(options.learning_rate >= 0)) throw refuse("learning_rate", options.learning_rate, "has to be 0 or more");
+  if (!(options.weight_decay >= 0)) throw refuse("weight_decay", options.weight_decay, "is negative");
+  if (!(options.adam_beta1 >= 0 && options.adam_beta1 < 1)) throw refuse("adam_beta1", options.adam_beta1, "has to lie in [0, 1)");
+  if (!(options.adam_beta2 >= 0 && options.adam_beta2 < 1)) throw refuse("adam_beta2", options.adam_beta2, "has to lie in [0, 1)");
+  if (!(options.adam_epsilon >= 0)) throw refuse("adam_epsilon", options.adam_epsilon, "is negative");
+  if (!(options.max_grad_norm >= 0)) throw refuse("max_grad_norm", options.max_grad_norm, "is negative (0: no clipping)");
   if (!(options.momentum >= 0 && options.momentum < 1)) throw refuse("momentum", options.momentum, "has to lie in [0, 1)");
   if (options.gradient_accumulation_steps < 1)
-    throw refuse("gradient-accumulation-steps", options.gradient_accumulation_steps, "is at least 1");
+    throw refuse("gradient_accumulation_steps", options.gradient_accumulation_steps, "is at least 1");
   if (options.max_steps <= 0 && !(options.num_train_epochs > 0))
-    throw refuse("num-train-epochs", options.num_train_epochs, "is not positive");
-  if (options.eval_steps < 0) throw refuse("eval-steps", options.eval_steps, "is negative");
-  if (options.eval_batches < 0) throw refuse("eval-batches", options.eval_batches, "is negative");
-  if (options.save_steps < 0) throw refuse("save-steps", options.save_steps, "is negative");
-  if (options.save_total_limit < 0) throw refuse("save-total-limit", options.save_total_limit, "is negative");
+    throw refuse("num_train_epochs", options.num_train_epochs, "is not positive");
+  if (options.eval_steps < 0) throw refuse("eval_steps", options.eval_steps, "is negative");
+  if (options.eval_batches < 0) throw refuse("eval_batches", options.eval_batches, "is negative");
+  if (options.save_steps < 0) throw refuse("save_steps", options.save_steps, "is negative");
+  if (options.save_total_limit < 0) throw refuse("save_total_limit", options.save_total_limit, "is negative");
   constexpr int64_t kMostKept = 1000;
-  if (options.save_total_limit > kMostKept) throw refuse("save-total-limit", options.save_total_limit, "is more than 1,000");
-  if (options.predict_batch_size < 0) throw refuse("predict-batch-size", options.predict_batch_size, "is negative");
+  if (options.save_total_limit > kMostKept) throw refuse("save_total_limit", options.save_total_limit, "is more than 1,000");
+  if (options.predict_batch_size < 0) throw refuse("predict_batch_size", options.predict_batch_size, "is negative");
   if (!(options.validation_split >= 0 && options.validation_split < 1))
-    throw refuse("validation-split", options.validation_split, "has to lie in [0, 1)");
+    throw refuse("validation_split", options.validation_split, "has to lie in [0, 1)");
   return options;
 }
 
@@ -131,7 +134,7 @@ void Trainer::Impl::divide_samples() {
     const int64_t held_out = static_cast<int64_t>(std::ceil(static_cast<double>(train_range.count) * options.validation_split));
     if (held_out == 0 || held_out >= train_range.count) {
       throw error(ErrorCode::data,
-                  "{}: of its {} samples, none is left to evaluate or to train on: change --validation-split, or give a folder with train "
+                  "{}: of its {} samples, none is left to evaluate or to train on: change `validation_split`, or give a folder with train "
                   "and valid",
                   data.train->path(), train_range.count);
     }
@@ -243,7 +246,7 @@ void Trainer::Impl::build_entries(Deferral defer) {
   for (const auto& [pass, file] : options.dump_after) {
     if (!is_first_build || pass == "recompute" || pass == "micro_batches" || std::find(passes.begin(), passes.end(), pass) != passes.end())
       continue;  // that one comes with the plan
-    throw error(ErrorCode::usage, "--dump-after {}: no such pass ran; these did: {}", pass, fmt::join(passes, ", "));
+    throw error(ErrorCode::usage, "`dump_after` {}: no such pass ran; these did: {}", pass, fmt::join(passes, ", "));
   }
   if (flexible && remainder > 0 && total_steps >= epoch_steps) {
     add_train(forward(remainder), remainder, "-remainder", quiet);
@@ -283,8 +286,8 @@ void Trainer::Impl::check_live_layers(const Graph& forward, int64_t batch) const
     if (elements > channels) continue;
     throw error(
         ErrorCode::usage,
-        "[BatchNormalization '{}'] a batch of {} gives it one value a channel{}: a live layer needs several (another --batch-size, or "
-        "--batch-norm frozen)",
+        "[BatchNormalization '{}'] a batch of {} gives it one value a channel{}: a live layer needs several (another `batch_size`, or "
+        "`batch_norm` frozen)",
         node.name, batch, batch == binding.batch ? "" : ", as the last of an epoch here");
   }
 }
@@ -320,7 +323,7 @@ void Trainer::Impl::build() {
   if (options.micro_batches == "vertical" && most_together() > 1) add_together(most_together());
   plan_memory();
   if (together == 1 && options.dump_after.count("micro_batches") > 0)
-    throw error(ErrorCode::usage, "--dump-after micro_batches: this job's micro-batches go one after the other (--micro-batches vertical)");
+    throw error(ErrorCode::usage, "`dump_after` micro_batches: this job's micro-batches go one after the other (`micro_batches` vertical)");
   describe(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 

@@ -1,6 +1,7 @@
 // Trainer::Impl: what a trainer has decided and holds. Private to frontend/trainer*.cpp.
 //
-// Life: build() (constructor: import, plan, prove, budget), prepare() (memory, weights, checkpoint), then runs of entries.
+// Life: build() (import, plan, prove, budget), prepare() (memory, weights, checkpoint), then runs of entries. What the program calls comes
+// in through call().
 
 #pragma once
 
@@ -17,6 +18,7 @@
 #include "exec/program.h"
 #include "exec/workers.h"
 #include "frontend/binding.h"
+#include "frontend/boundary.h"
 #include "frontend/budget.h"
 #include "frontend/calibrate.h"
 #include "frontend/checkpoint.h"
@@ -81,12 +83,22 @@ DiskNeed disk_need(const StreamOutlook& outlook, const Program& other, int slots
 enum class Deferral : uint8_t { none, most, all };
 
 struct Trainer::Impl {
-  Impl(const Options& options, Callbacks callbacks);
+  Impl(const Options& options, Callbacks callbacks);  // build() comes next
 
   Options options;
+  Boundary boundary;
   Callbacks callbacks;
-  std::atomic<bool> stop{false};
+  std::atomic<bool> stop{false};  // asked for, and not seen to yet
   Workers workers;
+
+  // --- trainer.cpp: the program's calls
+  template <typename Body> auto call(Body&& body) -> decltype(body());  // any but train()
+  // What has become of the trainer's memory.
+  enum class Life : uint8_t { planned, preparing, ready, failed };
+  Life life = Life::planned;
+  std::string failure;  // why it can't be used any more
+  void fail(const std::string& why);
+  void check_usable() const;  // throws where it has failed
 
   // --- trainer_build.cpp: what is decided before any memory is taken
   void build();
@@ -134,6 +146,7 @@ struct Trainer::Impl {
   void add_together(int64_t count);
   void use(Program made);
   void use(StreamedProgram made);
+  void limit_to_machine();  // where there is no budget
   [[noreturn]] void refuse_budget();
   void measure(int64_t memory);
   void measure_disk_of_job();
@@ -185,6 +198,7 @@ struct Trainer::Impl {
   RecomputeChoice recompute_choice;
   Recomputed recomputed;  // of the first entry
   JobSize job_size;
+  bool limited_by_machine = false;            // options.budget is what the machine had left, not the user's
   int64_t reserve = 0, resident_planned = 0;  // resident: when everything is planned, without the arena
   bool roomy = false;                         // there is memory for several plans at a time
   int64_t pinning = 0;                        // of the reserve: what the kernel takes to pin the arena; 0 where it isn't pinned
@@ -204,7 +218,10 @@ struct Trainer::Impl {
   bool is_branch = false;     // the run goes on beside checkpoints that aren't its own
 
   // --- trainer_state.cpp: memory, weights
-  void prepare();  // once; takes the memory
+  void prepare();  // takes the memory, once; throws, too, where that has failed before
+  void take_memory();
+  void give_up(const std::string& why);
+  void settle();  // prepares and makes the update that waits: what only reads then sees the weights behind the last step
   void load_weights();
   std::vector<Slice> slices_of(const std::string& parameter) const;  // where it is: itself, its parts in order, or a piece of a pack; or {}
   bool read_parameter(const std::string& name, const ByteSink& sink) const;  // as WeightBytes; false where no entry holds it
@@ -230,7 +247,9 @@ struct Trainer::Impl {
   Window next_window(int64_t epoch, int64_t index) const;
   StepResult run_step(const Window& window, int64_t step, double learning_rate, bool save_gradients);
   JobEntry& entry_for(const std::string& name, size_t samples, size_t* index) const;  // the entry itself, or that of the remainder
-  void run_entry(size_t index);  // one of a step's; makes the update that waits, if one does
+  // Runs an entry; false where `until` ended it. One of a step's makes the update that waits, if one does; before another runs, settle()
+  // has.
+  bool run_entry(size_t index, const std::atomic<bool>* until = nullptr);
   // Micro-batches of an accumulating step, together. Returns `sum` with their losses added.
   double run_together(size_t index, std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first, int64_t counted,
                       double sum);
@@ -243,7 +262,7 @@ struct Trainer::Impl {
   std::span<std::byte> place(size_t entry, ValueId value) const;
   float scalar(size_t entry, ValueId value) const;
   void note(const std::string& text) const;
-  bool trained = false;
+  bool trained = false, training = false;  // train() has begun; is under way
   struct Pending {
     int64_t step = 0;
     double learning_rate = 0;

@@ -67,13 +67,24 @@ JobEntry& Trainer::Impl::entry_for(const std::string& name, size_t samples, size
   return *entries[*index];
 }
 
-void Trainer::Impl::run_entry(size_t index) {
-  if (pending) set_scalars(index, entries[index]->job.pending_scalars, pending->step, pending->learning_rate);
-  executor->run(index);
+bool Trainer::Impl::run_entry(size_t index, const std::atomic<bool>* until) {
+  const JobGraph& job = entries[index]->job;
+  check_usable();
+  require(!pending || job.pending_scalars != kNone, "an update that waits would be lost");
+  if (pending) set_scalars(index, job.pending_scalars, pending->step, pending->learning_rate);
+  try {
+    if (!executor->run(index, until)) return false;
+  } catch (const std::exception& problem) {
+    const auto& nodes = job.graph.order();
+    if (std::any_of(nodes.begin(), nodes.end(), [&](NodeId id) { return !job.graph.node(id).op->writes.empty(); }))
+      fail(fmt::format("a step ended half way: {}", problem.what()));
+    throw;
+  }
   pending.reset();
   const Entry& entry = program.entries[index];
   for (size_t i = 0; i < entry.code.size(); ++i)
     (entry.code[i].action == Action::compute ? spent.computing : spent.waiting) += executor->seconds(index)[i] * 1e3;
+  return true;
 }
 
 void Trainer::Impl::flush() {
@@ -233,17 +244,16 @@ void Trainer::Impl::save_gradients(size_t index, const JobEntry& entry) {
 
 void Trainer::Impl::check_finite(const StepResult& result, int64_t step) const {
   if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return;
-  throw error(ErrorCode::diverged, "step {}: the loss is {}, the gradient norm {}: lower --learning-rate, or warm up longer; {}", step,
+  throw error(ErrorCode::diverged, "step {}: the loss is {}, the gradient norm {}: lower `learning_rate`, or warm up longer; {}", step,
               result.loss, result.grad_norm,
-              checkpoint_path.empty() ? "nothing was saved before" : "the last good state is " + checkpoint_path + " (--resume)");
+              checkpoint_path.empty() ? "nothing was saved before" : "the last good state is " + checkpoint_path + " (`resume`)");
 }
 
 EvalReport Trainer::Impl::evaluate() {
   if (valid_range.data == nullptr) {
-    throw error(ErrorCode::usage, "there is no held-out data to evaluate on: give --eval-steps, or a folder with train and valid as data");
+    throw error(ErrorCode::usage, "there is no held-out data to evaluate on: give `eval_steps`, or a folder with train and valid as data");
   }
-  prepare();
-  flush();
+  settle();
   EvalReport result{.step = state.step, .loss = std::numeric_limits<double>::quiet_NaN(), .batches = 0};
   double sum = 0;
   int64_t counted = 0;
@@ -255,7 +265,7 @@ EvalReport Trainer::Impl::evaluate() {
     size_t index = 0;
     JobEntry& entry = entry_for("evaluate", batch.size(), &index);
     const int64_t here = entry.feed->fill(batch, [&](ValueId value) { return place(index, value); });
-    if (!executor->run(index, &stop)) return result;
+    if (!run_entry(index, &stop)) return result;
     // The mean of a model's own loss is weighted by samples, so that a short last batch counts for what it is.
     const int64_t weight = own_loss ? static_cast<int64_t>(batch.size()) : here;
     sum += static_cast<double>(scalar(index, entry.job.loss_sum)) * (own_loss ? static_cast<double>(weight) : 1.0);
@@ -268,6 +278,15 @@ EvalReport Trainer::Impl::evaluate() {
 Summary Trainer::Impl::train() {
   if (trained) throw error(ErrorCode::usage, "this trainer has trained already: make another one, with resume to go on");
   trained = true;
+  struct Training {
+    Impl& trainer;
+    ~Training() {
+      trainer.training = false;
+      trainer.stop.store(false, std::memory_order_relaxed);  // it has been seen to
+    }
+  };
+  training = true;
+  const Training under_way{*this};
   make_folders(options.output_dir);
   const FolderLock lock(options.output_dir);
   check_output(info, options.output_dir);
@@ -382,10 +401,10 @@ Summary Trainer::Impl::train() {
   if (took > 0 && predicted > 0 && std::max(took, predicted) > std::max(kShort, kFar * std::min(took, predicted))) {
     note(took > predicted
              ? fmt::format("a step took {:.1f} times what was predicted: the machine is busier than when it was measured, or has "
-                           "become slower (--recalibrate measures it again)",
+                           "become slower (`recalibrate` measures it again)",
                            took / predicted)
              : fmt::format("a step took {:.2g} of what was predicted: the machine was busier when it was measured, or has "
-                           "become faster (--recalibrate measures it again)",
+                           "become faster (`recalibrate` measures it again)",
                            took / predicted));
   }
   summary.planned_read_per_step = report.disk_read_per_step;

@@ -8,6 +8,7 @@
 
 #include "frontend/budget.h"
 #include "frontend/file.h"
+#include "frontend/machine.h"
 #include "frontend/memory.h"
 #include "frontend/trainer_impl.h"
 #include "frontend/units.h"
@@ -57,6 +58,7 @@ void Trainer::Impl::plan_memory() {
   settle_reserve();
   measure(whole_pages(program.arena_bytes));
   least = least_of(reserve + whole_pages(program.arena_bytes), program, graph_pointers());
+  if (options.budget == 0) limit_to_machine();
   if (!options.nvme_path.empty())
     stream(std::move(planner));
   else if (options.recompute == "auto")
@@ -203,6 +205,17 @@ void Trainer::Impl::use(Program made) {
   executor = std::make_unique<Executor>(program, graphs, workers);
 }
 
+// Without a budget a job takes what it wants, up to what there is: beyond that it is planned as for a budget of so much.
+void Trainer::Impl::limit_to_machine() {
+  const int64_t wanted = reserve + whole_pages(program.arena_bytes), available = available_memory();
+  const int64_t budget = budget_by_machine(wanted, options.budget_is_process ? resident_planned : 0, available);
+  if (budget == 0) return;
+  options.budget = budget;
+  limited_by_machine = true;
+  note(fmt::format("the job takes {} bytes as it is, this machine has {} left: it is planned as with `budget` {}", grouped(wanted),
+                   grouped(available), budget));
+}
+
 void Trainer::Impl::refuse_budget() {
   const MemoryPeak peak = memory_peak(program, graph_pointers());
   const auto bytes = [&](Purpose purpose) { return peak.bytes[static_cast<size_t>(purpose)]; };
@@ -211,13 +224,14 @@ void Trainer::Impl::refuse_budget() {
     use(adopt_first()->resident());
     settle_reserve(/*with_disk=*/true);
     const int64_t with_disk = least_with_disk().budget;
-    if (with_disk < least.budget) more = fmt::format("; with --nvme-path on a disk, {} (--budget {})", grouped(with_disk), with_disk);
+    if (with_disk < least.budget) more = fmt::format("; with `nvme_path` on a disk, {} (`budget` {})", grouped(with_disk), with_disk);
   }
   throw error(ErrorCode::budget,
-              "{} bytes can't hold this job: at its peak weights, gradients and optimizer state alone take {} bytes; the smallest budget "
-              "that would do is {} bytes (--budget {}), set by {}{}",
-              grouped(options.budget), grouped(bytes(Purpose::weights) + bytes(Purpose::gradients) + bytes(Purpose::optimizer)),
-              grouped(least.budget), least.budget, least.set_by(), more);
+              "{}{} bytes can't hold this job: at its peak weights, gradients and optimizer state alone take {} bytes; the smallest budget "
+              "that would do is {} bytes (`budget` {}), set by {}{}",
+              limited_by_machine ? "the memory that this machine has left is too little: " : "", grouped(options.budget),
+              grouped(bytes(Purpose::weights) + bytes(Purpose::gradients) + bytes(Purpose::optimizer)), grouped(least.budget), least.budget,
+              least.set_by(), more);
 }
 
 // What the profile says of the machine, or what is measured now.

@@ -36,7 +36,7 @@ int64_t choose(const float* logits, int64_t count, const Vocabulary& vocabulary,
 
 std::string Trainer::Impl::sample(const std::string& prompt, int64_t length, double temperature, uint64_t seed) {
   if (!data.vocabulary) throw error(ErrorCode::usage, "text can be written only by a job whose data is text");
-  prepare();
+  settle();
   const Vocabulary& vocabulary = *data.vocabulary;
   const size_t index = static_cast<size_t>(find_entry("predict"));
   const JobEntry& entry = *entries[index];
@@ -95,7 +95,7 @@ std::map<std::string, std::vector<float>> Trainer::Impl::predict(const std::map<
                                                                  const std::map<std::string, std::vector<float>>& reals) {
   const int found = find_entry("predict");
   if (found < 0 || options.predict_batch_size == 0) throw error(ErrorCode::usage, "predictions were not planned: set predict_batch_size");
-  prepare();
+  settle();
   const size_t index = static_cast<size_t>(found);
   const JobEntry& entry = *entries[index];
   const Graph& graph = entry.job.graph;

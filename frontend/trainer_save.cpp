@@ -152,6 +152,7 @@ void Trainer::Impl::resume() {
 }
 
 void Trainer::Impl::save(bool note_it) {
+  check_usable();
   flush();
   state.seed = options.seed;
   StateFile* const slots = fill_slots();

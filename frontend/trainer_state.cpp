@@ -8,6 +8,7 @@
 
 #include "frontend/budget.h"
 #include "frontend/file.h"
+#include "frontend/machine.h"
 #include "frontend/memory.h"
 #include "frontend/trainer_impl.h"
 #include "graph/error.h"
@@ -44,7 +45,36 @@ void release_constants(Graph& graph) {
 }  // namespace
 
 void Trainer::Impl::prepare() {
-  if (arena) return;
+  if (life == Life::ready) return;
+  check_usable();
+  if (life == Life::preparing)
+    throw error(ErrorCode::usage, "a callback can't use a trainer whose weights are being read: wait until the call returns");
+  life = Life::preparing;
+  try {
+    take_memory();
+  } catch (const std::exception& problem) {
+    give_up(problem.what());
+    throw;
+  } catch (...) {
+    give_up("its preparation was broken off");
+    throw;
+  }
+  life = Life::ready;
+}
+
+// Nothing of what was prepared is kept: not the memory, nor files that another trainer may want.
+void Trainer::Impl::give_up(const std::string& why) {
+  fail(why);
+  disk.reset();
+  arena.reset();
+}
+
+void Trainer::Impl::settle() {
+  prepare();
+  flush();
+}
+
+void Trainer::Impl::take_memory() {
   const int64_t available = available_memory();
   if (program.arena_bytes > available) {
     throw error(ErrorCode::budget, "the job's arena takes {} bytes, of which this machine has {} left", program.arena_bytes, available);
@@ -54,8 +84,8 @@ void Trainer::Impl::prepare() {
   if (options.budget_is_process) {
     release_free_heap();  // what planning took
     const int64_t taken = process_memory().resident + whole_pages(program.arena_bytes);
-    if (options.budget > 0 && taken > options.budget) {
-      throw error(ErrorCode::budget, "the program takes more memory than foreseen: with the job's arena {} bytes, more than --budget {}",
+    if (options.budget > 0 && taken > options.budget && !limited_by_machine) {
+      throw error(ErrorCode::budget, "the program takes more memory than foreseen: with the job's arena {} bytes, more than `budget` {}",
                   taken, options.budget);
     }
   }

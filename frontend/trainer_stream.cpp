@@ -396,7 +396,7 @@ void Trainer::Impl::Streaming::refuse_disk(int64_t disk_bytes) const {
                                 ? fmt::format(" (`save_total_limit` {}: {} slots for each weight and its optimizer state; 1 takes two)",
                                               t_.options.save_total_limit, t_.state_slots())
                                 : "";
-  throw error(ErrorCode::budget, "within {} bytes of memory this job takes {} bytes on the disk, more than --nvme-budget {}{}",
+  throw error(ErrorCode::budget, "within {} bytes of memory this job takes {} bytes on the disk, more than `nvme_budget` {}{}",
               grouped(t_.options.budget), grouped(disk_bytes), t_.options.nvme_budget, fewer);
 }
 

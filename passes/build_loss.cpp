@@ -24,7 +24,7 @@ void build_loss(JobGraph& job, const LossSpec& spec) {
       names += (names.empty() ? "" : ", ") + graph.value(output).name;
       if (graph.value(output).name == spec.output) read = output;
     }
-    if (read == kNone) throw error(ErrorCode::usage, "the model has no output '{}'; it has: {} (--output NAME)", spec.output, names);
+    if (read == kNone) throw error(ErrorCode::usage, "the model has no output '{}'; it has: {} (`output` NAME)", spec.output, names);
   }
   const TensorType type = graph.value(read).type();
   if (!is_floating(type.dtype))
@@ -39,7 +39,7 @@ void build_loss(JobGraph& job, const LossSpec& spec) {
   if (spec.kind == "cross_entropy") {
     if (type.shape.empty())
       throw error(ErrorCode::unsupported,
-                  "the output '{}' is a scalar; cross_entropy needs an axis of classes (--loss output if it is the loss)",
+                  "the output '{}' is a scalar; cross_entropy needs an axis of classes (`loss` output if it is the loss)",
                   graph.value(read).name);
     add_labels(DType::int64, Shape(type.shape.begin(), type.shape.end() - 1));
     const Attributes attributes{{"ignore_index", spec.ignore_index}};
@@ -50,7 +50,7 @@ void build_loss(JobGraph& job, const LossSpec& spec) {
     job.loss_sum = builder.emit("SquaredError", {read, job.labels});
   } else if (spec.kind == "output") {
     if (element_count(type.shape) != 1)
-      throw error(ErrorCode::unsupported, "the output '{}' is {}; --loss output needs one number", graph.value(read).name, to_string(type));
+      throw error(ErrorCode::unsupported, "the output '{}' is {}; `loss` output needs one number", graph.value(read).name, to_string(type));
     job.loss_sum = builder.reshape(read, {});
   } else {
     throw error(ErrorCode::usage, "unknown loss '{}'; known: cross_entropy, mse, output", spec.kind);

@@ -130,7 +130,7 @@ RecomputeChoice recompute_mode(const std::string& mode) {
   if (mode == "none") return {};
   if (mode == "all") return {.groups = kAllGroups, .every = 1};
   if (mode == "sqrt") return {.groups = kAllGroups, .every = 0};
-  throw error(ErrorCode::usage, "--recompute {}: is not known: auto, none, sqrt or all", mode);
+  throw error(ErrorCode::usage, "`recompute` {}: is not known: auto, none, sqrt or all", mode);
 }
 
 bool recompute(Graph& graph, const RecomputeChoice& choice, Recomputed* result) {

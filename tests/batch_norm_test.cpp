@@ -70,12 +70,12 @@ TEST_F(BatchNorm, TheFileOrTheUserSaysWhatIsLive) {
   EXPECT_HAS(error_of([&] {
                import(kTwo, {.batch_norm_nodes = Nodes { { "three", "live" } }});
              }).what(),
-             "--batch-norm three=live: the model has no BatchNormalization node of that name; it has one, two");
+             "`batch_norm` three=live: the model has no BatchNormalization node of that name; it has one, two");
   EXPECT_EQ(error_of([&] { import(kTwo, {.batch_norm = "on"}); }).code(), ErrorCode::usage);
   EXPECT_EQ(error_of([&] { import(kTwo, {.batch_norm_nodes = Nodes { { "one", "on" } }}); }).code(), ErrorCode::usage);
   EXPECT_EQ(import(kTwo).info.notes,
             (Names{"1 BatchNormalization node is live: it normalises by each batch's statistics, which the running ones take in",
-                   "1 BatchNormalization node is frozen: its running statistics stay as they are (--batch-norm live)"}));
+                   "1 BatchNormalization node is frozen: its running statistics stay as they are (`batch_norm` live)"}));
 }
 
 // Before opset 14 a node in training mode has five outputs.
@@ -107,7 +107,7 @@ TEST_F(BatchNorm, MergedTensorsAreRefusedOrUntied) {
     })";
   EXPECT_HAS(obstacle(text),
              "BatchNormalization 'first': its running statistic 'zero' is a trained weight as well: the exporter has merged");
-  EXPECT_HAS(obstacle(text), "--untie");
+  EXPECT_HAS(obstacle(text), "`untie`");
   for (const char* mode : {"frozen", "live"}) {
     const Imported imported = import(text, {.untie = true, .batch_norm = mode});
     EXPECT_TRUE(imported.obstacles.empty()) << mode;

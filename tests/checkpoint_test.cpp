@@ -146,7 +146,7 @@ TEST_F(CheckpointTest, ThatOfAnotherModelOrOptimizerIsRefused) {
   std::string message;
   content.settings["optim"] = "sgd";
   EXPECT_EQ(load_error(&message), ErrorCode::usage);
-  EXPECT_THAT(message, HasSubstr("--optim adamw, not sgd"));
+  EXPECT_THAT(message, HasSubstr("`optim` adamw, not sgd"));
   content.model = "another";
   EXPECT_EQ(load_error(&message), ErrorCode::usage);
   EXPECT_THAT(message, HasSubstr("another model"));

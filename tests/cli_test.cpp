@@ -171,7 +171,10 @@ TEST_F(CommandLineTest, ExitCodes) {
   expect(gpt("o", {"--gradient-checkpointing", "--recompute", "none"}), 2, "give one of them");
   expect(gpt("o", {"--shape", "batch"}), 2, "name=value");
   expect(gpt("o", {"--budget", "12 apples"}), 2, "no number of bytes");
-  expect({kGolden + "mlp-mse.onnx"}, 2, "--data");
+  expect({kGolden + "mlp-mse.onnx"}, 2, "no data is given: --data is a file");
+  expect(gpt("o", {"--host-budget", "1GB"}), 2, "--host-budget 1000000000: limits pinned memory beside a GPU");
+  expect(gpt("o", {"--shape", "nothing=3"}), 2, "--shape nothing=3: the model has no free dimension");
+  expect(gpt("o", {"--skip-pass", "all"}), 2, "--skip-pass all: no such pass");
   expect({folder / "missing.onnx", "--data", "x.npz"}, 6, "missing.onnx");
   expect({write_file(folder / "bad.onnx", "this is no model"), "--data", "x.npz"}, 3, "bad.onnx");
   expect({kGolden + "mlp-mse.onnx", "--data", folder / "none.npz"}, 5, "none.npz");

@@ -149,15 +149,15 @@ TEST_F(BindingTest, WhatTheFileFixesWins) {
   EXPECT_EQ(binding.sequence, 16);
   EXPECT_TRUE(binding.batch_is_fixed);
   options.batch_size = 4;
-  EXPECT_THAT(error_of(ErrorCode::usage, [&] { bind_tokens(); }), HasSubstr("--batch-size 4"));
+  EXPECT_THAT(error_of(ErrorCode::usage, [&] { bind_tokens(); }), HasSubstr("`batch_size` 4"));
   options.batch_size = 2;
   options.seq_length = 8;
-  EXPECT_THAT(error_of(ErrorCode::usage, [&] { bind_tokens(); }), HasSubstr("--seq-length 8"));
+  EXPECT_THAT(error_of(ErrorCode::usage, [&] { bind_tokens(); }), HasSubstr("`seq_length` 8"));
 }
 
 TEST_F(BindingTest, WhatIsMissingOrUnknownIsNamed) {
   declare("input_ids", {"batch", "sequence"});
-  EXPECT_THAT(error_of(ErrorCode::usage, [&] { bind_tokens(); }), HasSubstr("--seq-length"));
+  EXPECT_THAT(error_of(ErrorCode::usage, [&] { bind_tokens(); }), HasSubstr("`seq_length`"));
   options.shapes = {{"sequnce", 4}};
   EXPECT_THAT(error_of(ErrorCode::usage, [&] { bind_tokens(); }), testing::AllOf(HasSubstr("sequnce"), HasSubstr("sequence")));
   options.shapes = {{"sequence", 4}, {"batch", 0}};

@@ -37,7 +37,7 @@ TEST(Import, NamesEveryOpenDimension) {
   const Error e = error_of([&] { import_file(path); });
   EXPECT_EQ(e.code(), ErrorCode::usage);
   EXPECT_HAS(e.what(), "'batch' of ids, mask; 'mask.2' of mask; 'sequence' of ids, mask");
-  EXPECT_HAS(e.what(), "--shape batch=8,mask.2=128,sequence=128");
+  EXPECT_HAS(e.what(), "`shapes` batch=8,mask.2=128,sequence=128");
 
   const Error unknown = error_of([&] { import_file(path, {.shapes = {{"bach", 2}}, .bound_inputs = {}}); });
   EXPECT_EQ(unknown.code(), ErrorCode::usage);

@@ -253,6 +253,19 @@ def test_a_cgroup_holds_what_the_kernel_takes_to_pin(folder, made, limited, huge
     print(f"budget {budget}, arena {arena}")
 
 
+def test_without_a_budget_a_job_is_planned_for_the_memory_that_the_cgroup_has(tmp_path, limited):
+    job = [*text(64), "--log-file", "log"]
+    smallest = smallest_budget(run(tmp_path, *job, "--budget", "1MB", code=4))
+    most = smallest_budget(run(tmp_path, *kept(64), "--budget", "1MB", code=4))
+    done, _ = limited((smallest + 3 * most) // 4 // PAGE * PAGE, *job)
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
+    assert "this machine has" in done.stdout and "planned as with --budget" in done.stdout
+    hash = log(tmp_path / "log")[1]["weights_hash"]
+    plain = run(tmp_path, *job)
+    assert "planned as with" not in plain.out
+    assert log(tmp_path / "log")[1]["weights_hash"] == hash
+
+
 def test_a_cgroup_that_is_too_small_is_an_error_not_a_kill(tmp_path, limited):
     done, _ = limited(150 * MB // PAGE * PAGE, *kept(24))
     assert done.returncode == 4, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"

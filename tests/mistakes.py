@@ -118,7 +118,7 @@ def test_data_files(tmp_path):
         (tmp_path / name).write_bytes(content)
         refused(tmp_path, DATA, sentence, *job, name)
     refused(tmp_path, DATA, "there is no such file or folder", *job, "missing.bin")
-    refused(tmp_path, USAGE, "no data is given: --data PATH", GPT)
+    refused(tmp_path, USAGE, "no data is given: --data is a file or a folder", GPT)
     (tmp_path / "folder").mkdir()
     refused(tmp_path, DATA, "has no train.txt, train.bin, train.npz or train.safetensors", *job, "folder")
     (tmp_path / "latin1.txt").write_bytes("naïve".encode("latin1"))

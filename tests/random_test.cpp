@@ -112,7 +112,7 @@ TEST(Dropout, ImportTellsTheModes) {
   const TestFolder folder;
   const Imported imported = import_file(write_model(folder, kModel), {.shapes = {{"N", 4}}});
   ASSERT_TRUE(imported.obstacles.empty()) << imported.obstacles[0].reason;
-  EXPECT_EQ(imported.info.notes, (std::vector<std::string>{"3 Dropout nodes are in training mode: what is dropped follows from --seed",
+  EXPECT_EQ(imported.info.notes, (std::vector<std::string>{"3 Dropout nodes are in training mode: what is dropped follows from `seed`",
                                                            "1 Dropout node is in evaluation mode: kept, dropping nothing"}));
   std::map<std::string, int64_t> shared;
   std::set<int64_t> ordinals;

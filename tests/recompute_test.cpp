@@ -308,7 +308,7 @@ TEST_F(RecomputeTraining, TheBudgetChoosesTheRung) {
     ADD_FAILURE() << "a page below the smallest budget was accepted";
   } catch (const Error& refused) {
     EXPECT_EQ(refused.code(), ErrorCode::budget);
-    EXPECT_THAT(refused.what(), ::testing::HasSubstr("(--budget " + std::to_string(least) + ")"));
+    EXPECT_THAT(refused.what(), ::testing::HasSubstr("(`budget` " + std::to_string(least) + ")"));
   }
 }
 
@@ -345,7 +345,7 @@ TEST_F(RecomputeTraining, UnknownModesAreUsage) {
     ADD_FAILURE();
   } catch (const Error& refused) {
     EXPECT_EQ(refused.code(), ErrorCode::usage);
-    EXPECT_THAT(refused.what(), ::testing::HasSubstr("--recompute sometimes: is not known: auto, none, sqrt or all"));
+    EXPECT_THAT(refused.what(), ::testing::HasSubstr("`recompute` sometimes: is not known: auto, none, sqrt or all"));
   }
 }
 

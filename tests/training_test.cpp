@@ -254,8 +254,8 @@ TEST_F(Prediction, IsSaidToBeFarFromTheStep) {
     Trainer(o, {.on_note = [&](const std::string& text) { all += text + "\n"; }}).train();
     return all;
   };
-  EXPECT_THAT(notes_on(1e6), HasSubstr("the machine was busier when it was measured, or has become faster (--recalibrate"));
-  EXPECT_THAT(notes_on(1e15), HasSubstr("the machine is busier than when it was measured, or has become slower (--recalibrate"));
+  EXPECT_THAT(notes_on(1e6), HasSubstr("the machine was busier when it was measured, or has become faster (`recalibrate`"));
+  EXPECT_THAT(notes_on(1e15), HasSubstr("the machine is busier than when it was measured, or has become slower (`recalibrate`"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Golden, testing::ValuesIn(cases()), [](const auto& info) {

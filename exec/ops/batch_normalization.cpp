@@ -318,7 +318,7 @@ const OpDef kBatchNormalization{
       return {context.input(0)};
     },
     .gradient = frozen_gradient,
-    .hint = "--untie gives each use of a merged tensor one of its own; --batch-norm chooses what is live",
+    .hint = "`untie` gives each use of a merged tensor one of its own; `batch_norm` chooses what is live",
     .in_place = {{.output = 0, .input = 0}},
     .cost = elementwise_cost<3>,
     .kernel = {.cpu = frozen},

@@ -72,7 +72,7 @@ void exp_gradient(const Node& node, GradientBuilder& g) { g.input_gradient(0, g.
 void log_gradient(const Node& node, GradientBuilder& g) { g.input_gradient(0, g.emit("Div", {g.output_gradient(0), node.inputs[0]})); }
 
 constexpr std::string_view kStep = "is a step function: its derivative is zero";
-constexpr std::string_view kStepHint = "freeze the parameters before it with --freeze, or train without this branch";
+constexpr std::string_view kStepHint = "freeze the parameters before it with `freeze`, or train without this branch";
 
 OpDef predicate(std::string_view name, int since, int standard, Prepare cpu) {
   return {.name = name,

@@ -1,0 +1,35 @@
+#include "frontend/boundary.h"
+
+#include <cxxabi.h>
+
+#include <filesystem>
+#include <new>
+#include <system_error>
+
+#include "graph/error.h"
+
+namespace ort_train {
+
+void rethrow_as_error() {
+  try {
+    throw;
+  } catch (const Error&) {
+    throw;
+  } catch (const abi::__forced_unwind&) {  // a thread that is cancelled
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::budget,
+                "the machine has no memory left for what the job needs: end other programs, or choose a smaller `budget`");
+  } catch (const std::filesystem::filesystem_error& problem) {
+    if (problem.path1().empty()) throw error(ErrorCode::io, "a file can't be used: {}", problem.code().message());
+    throw error(ErrorCode::io, "{}: can't be used: {}", problem.path1().string(), problem.code().message());
+  } catch (const std::system_error& problem) {
+    throw error(ErrorCode::device, "the system refuses what the job needs: {}", problem.what());
+  } catch (const std::exception& problem) {
+    throw error(ErrorCode::device, "internal error: {}; please report this", problem.what());
+  } catch (...) {
+    throw Error(ErrorCode::device, "internal error: an exception of an unknown type; please report this");
+  }
+}
+
+}  // namespace ort_train

@@ -95,7 +95,8 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   app.add_option("--host-budget", raw.host_budget,
                  "of pinned memory beside a GPU; refused on the CPU device, which has no other memory than --budget's")
       ->group(memory);
-  add(memory, "--recompute", o.recompute, "instead of keeping it for the backward pass: auto (as the budget asks), none, sqrt or all");
+  add(memory, "--recompute", o.recompute,
+      "recompute activations instead of keeping them: auto (as far as the budget asks for it), none, sqrt or all");
   add(memory, "--micro-batches", o.micro_batches,
       "order of an accumulating step: horizontal (one after the other), vertical (all through one layer, then the next) or auto (the "
       "faster)");
@@ -113,7 +114,7 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   app.add_flag("--recalibrate", o.recalibrate, "measure the machine again")->group(memory);
   app.add_flag("--plan", raw.plan, "show the plan, train nothing")->group(memory);
   add(memory, "--plan-json", o.plan_json, "write the plan as JSON to this file");
-  add(memory, "--plan-svg", o.plan_svg, "draw the plan into this file");
+  add(memory, "--plan-svg", o.plan_svg, "draw the plan as SVG into this file");
   app.add_option("--threads", o.threads,
                  "default: the processors that the process may use, or its cgroup's CPU quota pays for; never changes a result")
       ->group(memory);

@@ -203,6 +203,7 @@ bool has_sound_axes(const NodeDef& node, const std::vector<std::optional<TensorT
   for (const auto& [name, attribute] : node.attributes.entries()) {
     const auto* const number = std::get_if<int64_t>(&attribute);
     if (name == "axis" && number && (*number < -rank - 1 || *number > rank)) return false;
+    if (name == "num_outputs" && number && *number != static_cast<int64_t>(node.outputs.size())) return false;  // it makes so many
     if (name == "batch_dims" && number && (*number < 0 || *number > rank)) return false;
   }
   return true;

@@ -23,14 +23,15 @@ Json write_tensors(const std::string& path, const std::vector<StateTensor>& tens
   std::vector<SafetensorsWriter::Tensor> header;
   for (const StateTensor& tensor : tensors)
     header.push_back({.name = tensor.name, .element = element_of(tensor.type.dtype), .shape = tensor.type.shape});
-  SafetensorsWriter writer(path, header, {{"format", "pt"}});
+  File file = File::create(path);
+  SafetensorsWriter writer(file, header, {{"format", "pt"}});
   Json hashes = Json::object();
   for (size_t i = 0; i < tensors.size(); ++i) {
     const std::span<const std::byte> bytes = tensors[i].bytes(/*overwrite=*/false);
     writer.write(i, bytes);
     hashes[tensors[i].name] = hex16(hash_bytes(bytes));
   }
-  writer.sync();
+  file.sync();
   return {{"bytes", writer.size()}, {"tensors", hashes}};
 }
 

@@ -1,7 +1,5 @@
 #include "frontend/export.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -23,32 +21,35 @@ constexpr size_t kBlock = size_t{1} << 20;
 
 struct OutputFile {
   std::string from, to;
-  std::string name;  // relative to the folders of both
+  std::string name;      // relative to the folder of `to`
+  std::string location;  // relative to the model's folder; empty: the model itself
 };
 
 std::vector<OutputFile> output_files(const ModelInfo& model, const std::string& output_dir) {
-  std::vector<OutputFile> files{{.from = model.path, .to = (fs::path(output_dir) / "model.onnx").string(), .name = "model.onnx"}};
+  std::vector<OutputFile> files{
+      {.from = model.path, .to = (fs::path(output_dir) / "model.onnx").string(), .name = "model.onnx", .location = ""}};
   for (const std::string& external : model.external_files) {
-    files.push_back({.from = (fs::path(folder_of(model.path)) / external).string(),
+    files.push_back({.from = folder_of(model.path) + "/" + external,
                      .to = (fs::path(output_dir) / external).string(),
-                     .name = external});
+                     .name = external,
+                     .location = external});
   }
   return files;
 }
 
-bool same_file(const std::string& a, const std::string& b) {
-  struct stat left, right;
-  return ::stat(a.c_str(), &left) == 0 && ::stat(b.c_str(), &right) == 0 && left.st_dev == right.st_dev && left.st_ino == right.st_ino;
+void check_unchanged(const OutputFile& file, const File& from, const ModelInfo& model) {
+  if (from.stamp() == model.stamps.at(file.location)) return;
+  throw error(ErrorCode::io,
+              "'{}' was changed since it was imported, so the new weights can't be put into a copy of it: put back what it was, and go on "
+              "with `resume`",
+              file.from);
 }
 
-struct Identity {
-  int64_t bytes = 0, modified = 0;  // nanoseconds
-};
-
-Identity identity(const std::string& path) {
-  struct stat status;
-  if (::stat(path.c_str(), &status) != 0) throw error(ErrorCode::io, "{}: {}", path, std::strerror(errno));
-  return {.bytes = status.st_size, .modified = int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
+// With the same care as at import, and as it was then.
+File open_source(const OutputFile& file, const ModelInfo& model) {
+  File from = file.location.empty() ? File::open(file.from) : File::open_beneath(file.from, folder_of(model.path));
+  check_unchanged(file, from, model);
+  return from;
 }
 
 // {"model.onnx": [{"bytes", "modified", "xxh3"}, ...]}: what each file may be and still be ours. During an export there are two.
@@ -66,12 +67,13 @@ void write_marker(const std::string& output_dir, const Json& marker) {
 bool is_ours(const Json& marker, const OutputFile& file) {
   const auto known = marker.find(file.name);
   if (known == marker.end() || !known->is_array()) return false;
-  const Identity now = identity(file.to);
+  const File written = File::open(file.to);
+  const FileStamp now = written.stamp();
   std::string hash;
   for (const Json& entry : *known) {
     if (!entry.is_object() || entry.value("bytes", int64_t{-1}) != now.bytes) continue;
     if (entry.value("modified", int64_t{-1}) == now.modified) return true;
-    if (hash.empty()) hash = hex16(hash_file(File::open(file.to)));  // a copy, or touched: the content decides
+    if (hash.empty()) hash = hex16(hash_file(written));  // a copy, or touched: the content decides
     if (entry.value("xxh3", std::string()) == hash) return true;
   }
   return false;
@@ -112,11 +114,11 @@ void write_parameter(const WeightPlace& place, const std::string& parameter, con
 }
 
 // `added`: the parameters that the pieces which are new tensors hold.
-void write_copy(const OutputFile& file, const std::string& temporary, const std::vector<onnx::Piece>& pieces, std::vector<Patch>& patches,
-                const ModelInfo& model, const std::vector<std::string>& added, const WeightBytes& bytes_of) {
+void write_copy(const OutputFile& file, File& to, std::vector<Patch>& patches, const ModelInfo& model,
+                const std::vector<std::string>& added, const WeightBytes& bytes_of) {
   std::sort(patches.begin(), patches.end(), [](const Patch& a, const Patch& b) { return a.offset < b.offset; });
-  const File from = File::open(file.from);
-  File to = File::create(temporary);
+  const File from = open_source(file, model);
+  const std::vector<onnx::Piece> pieces = pieces_of(from, file.location.empty() ? model : ModelInfo{});
   int64_t size = 0;
   for (const onnx::Piece& piece : pieces) {
     size += piece.end - piece.begin + static_cast<int64_t>(piece.literal.size());
@@ -151,6 +153,7 @@ void write_copy(const OutputFile& file, const std::string& temporary, const std:
     written = piece.end + shift;
   }
   if (patch != patches.end()) throw error(ErrorCode::io, "{}: was changed since it was imported: it is shorter now", file.from);
+  check_unchanged(file, from, model);
   to.sync();
 }
 
@@ -175,53 +178,44 @@ std::string export_model(const ModelInfo& model, const std::vector<Weight>& weig
   check_output(model, output_dir);
   const std::vector<OutputFile> files = output_files(model, output_dir);
   Json marker = read_marker(output_dir);
-  std::vector<std::string> temporaries;
-  try {
-    for (const OutputFile& file : files) {
-      std::vector<Patch> patches;
-      std::vector<std::string> added(model.added.size());
-      for (const Weight& weight : weights) {
-        for (const WeightPlace& place : weight.places) {
-          if (place.added) {
-            const auto at =
-                std::find_if(model.added.begin(), model.added.end(), [&](const auto& tensor) { return tensor.name == place.name; });
-            added.at(static_cast<size_t>(at - model.added.begin())) = weight.parameter;
-            continue;
-          }
-          const std::string path = fs::path(place.bytes.path).lexically_normal().string();
-          if (path == fs::path(file.from).lexically_normal().string()) {
-            patches.push_back({place.bytes.offset, place.bytes.bytes, &place, weight.parameter});
-          }
+  std::vector<NewFile> written;
+  for (const OutputFile& file : files) {
+    std::vector<Patch> patches;
+    std::vector<std::string> added(model.added.size());
+    for (const Weight& weight : weights) {
+      for (const WeightPlace& place : weight.places) {
+        if (place.added) {
+          const auto at =
+              std::find_if(model.added.begin(), model.added.end(), [&](const auto& tensor) { return tensor.name == place.name; });
+          added.at(static_cast<size_t>(at - model.added.begin())) = weight.parameter;
+          continue;
         }
+        const std::string path = fs::path(place.bytes.path).lexically_normal().string();
+        if (path == fs::path(file.from).lexically_normal().string())
+          patches.push_back({place.bytes.offset, place.bytes.bytes, &place, weight.parameter});
       }
-      temporaries.push_back(file.to + ".tmp");
-      make_folders(folder_of(file.to));
-      const bool is_model = &file == &files.front();
-      write_copy(file, temporaries.back(), pieces_of(File::open(file.from), is_model ? model : ModelInfo{}), patches, model, added,
-                 bytes_of);
     }
-    // Both the old and the new files are ours while they change places.
-    Json now = Json::object();
-    for (size_t i = 0; i < files.size(); ++i) {
-      const Identity is = identity(temporaries[i]);
-      const Json entry = {{"bytes", is.bytes}, {"modified", is.modified}, {"xxh3", hex16(hash_file(File::open(temporaries[i])))}};
-      now[files[i].name] = {entry};
-      marker[files[i].name].push_back(entry);
-    }
-    write_marker(output_dir, marker);
-    for (size_t i = files.size(); i-- > 0;) rename_synced(temporaries[i], files[i].to);  // the model after its data
-    write_marker(output_dir, now);
-  } catch (...) {
-    std::error_code code;
-    for (const std::string& temporary : temporaries) fs::remove(temporary, code);
-    throw;
+    make_folders(folder_of(file.to));
+    written.emplace_back(file.to);
+    write_copy(file, written.back().file(), patches, model, added, bytes_of);
   }
+  // Both the old and the new files are ours while they change places.
+  Json now = Json::object();
+  for (size_t i = 0; i < files.size(); ++i) {
+    const FileStamp is = written[i].file().stamp();
+    const Json entry = {{"bytes", is.bytes}, {"modified", is.modified}, {"xxh3", hex16(hash_file(written[i].file()))}};
+    now[files[i].name] = {entry};
+    marker[files[i].name].push_back(entry);
+  }
+  write_marker(output_dir, marker);
+  for (size_t i = files.size(); i-- > 0;) written[i].publish();  // the model after its data
+  write_marker(output_dir, now);
   return files[0].to;
 }
 
 int64_t export_bytes(const ModelInfo& model) {
   int64_t bytes = 0;
-  for (const OutputFile& file : output_files(model, ".")) bytes += identity(file.from).bytes;
+  for (const OutputFile& file : output_files(model, ".")) bytes += model.stamps.at(file.location).bytes;
   for (const onnx::NewInitializer& tensor : model.added) bytes += tensor.type.bytes();
   return bytes;
 }
@@ -264,16 +258,13 @@ void write_layouts(const std::string& path, const std::vector<Weight>& weights, 
     }
   }
   make_folders(folder_of(path));
-  const std::string temporary = path + ".tmp";
-  {
-    SafetensorsWriter writer(temporary, header, {{"format", "pt"}});
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      write_parameter(*tensors[i].first, *tensors[i].second, bytes_of,
-                      [&](int64_t offset, std::span<const std::byte> bytes) { writer.write(i, bytes, offset); });
-    }
-    writer.sync();
+  NewFile file(path);
+  SafetensorsWriter writer(file.file(), header, {{"format", "pt"}});
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    write_parameter(*tensors[i].first, *tensors[i].second, bytes_of,
+                    [&](int64_t offset, std::span<const std::byte> bytes) { writer.write(i, bytes, offset); });
   }
-  rename_synced(temporary, path);
+  file.publish();
 }
 
 }  // namespace ort_train

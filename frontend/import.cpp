@@ -14,8 +14,9 @@ namespace {
 
 using namespace importing;
 
-ModelInfo describe(const std::string& path, const onnx::ModelDef& model) {
+ModelInfo describe(const std::string& path, const onnx::ModelDef& model, const FileStamp& stamp) {
   ModelInfo info;
+  info.stamps[""] = stamp;
   info.path = path;
   info.producer = model.producer_version.empty() ? model.producer : fmt::format("{} {}", model.producer, model.producer_version);
   const auto standard = model.opsets.find("");
@@ -146,18 +147,20 @@ void drop_dead_constants(Graph& graph) {
 }  // namespace
 
 Declared declared(const std::string& path) {
-  const onnx::ModelDef model = open_model(path);
+  FileStamp stamp;
+  const onnx::ModelDef model = open_model(path, &stamp);
   const std::set<std::string> initializers = initializer_names(model.graph);
   Declared result{.inputs = declared_values(model.graph.inputs, initializers),
                   .outputs = declared_values(model.graph.outputs, {}),
-                  .info = describe(path, model)};
+                  .info = describe(path, model, stamp)};
   return result;
 }
 
 Imported import_model(const std::string& path, const ImportOptions& options, Workers& workers) {
-  const onnx::ModelDef model = open_model(path);
+  FileStamp stamp;
+  const onnx::ModelDef model = open_model(path, &stamp);
   Imported result;
-  result.info = describe(path, model);
+  result.info = describe(path, model, stamp);
   result.graph.name = model.graph.name.empty() ? "graph" : model.graph.name;
   if (model.graph.outputs.empty())
     throw error(ErrorCode::unsupported, "'{}': the model has no outputs, so there is nothing to train", path);
@@ -169,8 +172,7 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
     WeightTable weights(result.graph, files, options, result);
     Walk walk(model, result.graph, files, weights, inputs, make_folder(workers));
     walk.run(options);
-    // Also those that only an untaken branch mentions: export copies them all.
-    for (const std::string& location : model.external_files) files.reader(files.external(location));
+    files.check_external(result.info);  // also those that only an untaken branch mentions
     note_modes(model.graph, result.graph, result.info);
 
     const Needed needed = needed_for(model.graph, loss_output);

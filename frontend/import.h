@@ -68,6 +68,7 @@ struct ModelInfo {
   std::string path, producer;  // "pytorch 2.13.0"
   int64_t opset = 0, nodes = 0;
   std::vector<std::string> external_files;  // every file of external data, relative to the model's folder, each once: export copies them
+  std::map<std::string, FileStamp> stamps;  // of these, and of the model as "": how they were when they were first read
   // --untie: what the file lacks of being that model. The initializers have the names of the places that are `added`.
   std::vector<onnx::InputEdit> edits;
   std::vector<onnx::NewInitializer> added;

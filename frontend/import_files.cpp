@@ -10,10 +10,19 @@ namespace {
 
 constexpr int64_t kMaxConstantBytes = int64_t{512} << 20;  // masks and tables of all kinds; weights are not read here
 
+// Whether a file of ours in an output folder has this name, or lies behind it.
+bool is_name_of_ours(const std::string& location) {
+  const std::string first = std::filesystem::path(location).lexically_normal().begin()->string();
+  constexpr std::string_view kCheckpoint = "checkpoint-";
+  return first == "model.onnx" || first == "model.onnx.tmp" || first.starts_with(".ort-train-") || first.starts_with(".tmp-checkpoint-") ||
+         (first.starts_with(kCheckpoint) && first.find_first_not_of("0123456789", kCheckpoint.size()) == std::string::npos);
+}
+
 }  // namespace
 
-onnx::ModelDef open_model(const std::string& path) {
-  const FileReader file(path);
+onnx::ModelDef open_model(const std::string& path, FileStamp* stamp) {
+  const File file = File::open(path);
+  if (stamp != nullptr) *stamp = file.stamp();
   onnx::ModelDef model = onnx::read_model(
       {.name = path, .size = file.size(), .read = [&](int64_t offset, std::span<std::byte> to) { file.read(offset, to); }});
   if (model.ir_version > onnx::newest_ir_version()) {
@@ -32,13 +41,37 @@ TensorFiles::TensorFiles(std::string model_path)
   if (folder_.empty()) folder_ = ".";
 }
 
-const FileReader& TensorFiles::reader(const FileRange& range) {
+const File& TensorFiles::reader(const FileRange& range) {
   auto found = readers_.find(range.path);
-  if (found == readers_.end()) found = readers_.emplace(range.path, FileReader(range.path, range.root)).first;
+  if (found == readers_.end()) {
+    found = readers_.emplace(range.path, open_range(range)).first;
+    stamps_.emplace(range.path, found->second.stamp());
+  }
   return found->second;
 }
 
 FileRange TensorFiles::external(const std::string& location) const { return {.path = folder_ + "/" + location, .root = folder_}; }
+
+void TensorFiles::check_external(ModelInfo& info) {
+  std::map<std::pair<uint64_t, uint64_t>, std::string> files{{info.stamps.at("").file(), ""}};
+  for (const std::string& location : info.external_files) {
+    const FileRange range = external(location);
+    reader(range);
+    const FileStamp& stamp = info.stamps[location] = stamps_.at(range.path);
+    if (is_name_of_ours(location)) {
+      throw error(ErrorCode::unsupported,
+                  "external data lies in '{}', which is the name of a file that is written beside the new model; give it another name and "
+                  "correct the model",
+                  location);
+    }
+    const auto [other, is_new] = files.emplace(stamp.file(), location);
+    if (is_new) continue;
+    if (other->second.empty())
+      throw error(ErrorCode::unsupported, "external data lies in '{}', which is the model's own file; save the model again", location);
+    throw error(ErrorCode::unsupported, "'{}' and '{}' are two names of one file of external data; correct the model so that it has one",
+                other->second, location);
+  }
+}
 
 FileRange TensorFiles::locate(const onnx::TensorDef& tensor) {
   if (tensor.offset < 0) {

@@ -19,7 +19,7 @@ namespace ort_train::importing {
 // --- the file -------------------------------------------------------------------------------------------------------------------------
 
 // Reads the model without its weights and checks what concerns the whole of it.
-onnx::ModelDef open_model(const std::string& path);
+onnx::ModelDef open_model(const std::string& path, FileStamp* stamp = nullptr);
 
 // The folder of a model and the files in it: where tensors lie, and reading those that are constants.
 class TensorFiles {
@@ -31,12 +31,16 @@ class TensorFiles {
   FileRange locate(const onnx::TensorDef& tensor);
   // All elements, for constants; the total that may be read is limited.
   Tensor read(const onnx::TensorDef& tensor);
-  const FileReader& reader(const FileRange& range);
-  FileRange external(const std::string& location) const;  // of no bytes
+  const File& reader(const FileRange& range);
+  // Opens every file of external data and notes its stamp: export copies them all, under their names in the output folder. So each is named
+  // in one way, and in none that a file of ours has there. Throws Error(io), Error(unsupported).
+  void check_external(ModelInfo& info);
 
  private:
+  FileRange external(const std::string& location) const;  // of no bytes
   std::string model_path_, folder_;
-  std::map<std::string, FileReader> readers_;  // by path
+  std::map<std::string, File> readers_;  // by path
+  std::map<std::string, FileStamp> stamps_;
   int64_t read_bytes_ = 0;
 };
 

@@ -176,9 +176,8 @@ SafetensorsHeader read_safetensors_header(const File& file, ErrorCode code) {
   return header;
 }
 
-SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<Tensor>& tensors,
-                                     const std::map<std::string, std::string>& metadata)
-    : file_(File::create(path)) {
+SafetensorsWriter::SafetensorsWriter(File& file, const std::vector<Tensor>& tensors, const std::map<std::string, std::string>& metadata)
+    : file_(file) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
   int64_t end = 0;

@@ -43,15 +43,14 @@ class SafetensorsWriter {
     Element element = Element::float32;
     Shape shape;
   };
-  // Takes the space, writes the header.
-  SafetensorsWriter(const std::string& path, const std::vector<Tensor>& tensors, const std::map<std::string, std::string>& metadata = {});
+  // Takes the space, writes the header. `file`: empty; the caller syncs it.
+  SafetensorsWriter(File& file, const std::vector<Tensor>& tensors, const std::map<std::string, std::string>& metadata = {});
 
   void write(size_t tensor, std::span<const std::byte> bytes, int64_t offset = 0);
-  void sync() { file_.sync(); }
   int64_t size() const { return size_; }
 
  private:
-  File file_;
+  File& file_;
   std::vector<std::pair<int64_t, int64_t>> places_;  // offset, bytes
   int64_t size_ = 0;
 };

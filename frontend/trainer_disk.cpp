@@ -9,6 +9,7 @@
 #include "frontend/trainer_impl.h"
 #include "graph/error.h"
 #include "offload/disk_folder.h"
+#include "offload/file_system.h"
 
 namespace ort_train {
 namespace {
@@ -48,11 +49,6 @@ bool has_tensors(const SlotTable& table, const std::vector<StateFile::Tensor>& t
          });
 }
 
-bool same_file(const std::string& a, const std::string& b) {
-  std::error_code code;
-  return fs::equivalent(a, b, code);
-}
-
 }  // namespace
 
 DiskNeed disk_need(const Program& program, int slots) {
@@ -74,9 +70,7 @@ std::unique_ptr<StateFile> Trainer::Impl::take_over(const SlotTable& table, cons
                                                     const std::vector<SlotTable>& before) const {
   if (is_branch) return nullptr;
   const fs::path here = fs::path(options.nvme_path) / fs::path(table.path).filename();
-  std::error_code code;
-  if (!fs::exists(here, code) && !fs::exists(table.path, code))
-    fs::create_hard_link(path, here, code);  // only the checkpoint has a name of it
+  if (!exists(here) && !exists(table.path)) link_file(path, here);  // only the checkpoint has a name of it
   if (!same_file(here, path) || !has_tensors(table, tensors_of(program), state_slots())) return nullptr;
   const StateHeader header = read_state_header(here.string());
   if (header.failed != 0)
@@ -84,6 +78,21 @@ std::unique_ptr<StateFile> Trainer::Impl::take_over(const SlotTable& table, cons
   const std::string& owner = header.owner;
   if (!same_file(owner, options.output_dir) && !owner.empty() && refers_to_state(owner, table.id)) return nullptr;  // this is its copy
   return std::make_unique<StateFile>(here.string(), table, fs::absolute(options.output_dir).lexically_normal().string(), before);
+}
+
+StateBefore Trainer::Impl::state_before() const {
+  StateBefore before;
+  std::error_code failure;
+  for (const auto& entry : fs::directory_iterator(options.nvme_path, failure)) {
+    const std::string path = entry.path().string();
+    if (!entry.path().filename().string().starts_with(kStatePrefix)) continue;
+    int code = 0;
+    const std::optional<File> file = File::find(path, Access::read, code);
+    const StateHeader header = file ? read_state_header(*file) : StateHeader{};
+    if (header.id.empty() || !same_file(header.owner, options.output_dir) || !refers_to_state(options.output_dir, header.id)) continue;
+    before = {.size = file->size(), .held = before.held + file->held()};
+  }
+  return before;
 }
 
 bool Trainer::Impl::start_disk(const SlotTable* table, const std::string& path, const std::vector<SlotTable>& before) {

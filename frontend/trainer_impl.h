@@ -69,6 +69,12 @@ struct StepResult {
   int64_t counted = 0;  // labels
 };
 
+// The state file in the folder of the disk tier to which the checkpoints in the output folder refer.
+struct StateBefore {
+  int64_t size = 0;  // of the file, all its slots
+  int64_t held = 0;  // bytes that it takes; of all, where there are several
+};
+
 // What a program takes on the disk.
 struct DiskNeed {
   int64_t state = 0;  // the state file: `slots` for each tensor that survives; 0 where none of them lives on the disk
@@ -229,6 +235,7 @@ struct Trainer::Impl {
   std::map<std::string, std::string> settings() const;
   // trainer_disk.cpp: files on the disk
   void tidy_disk() const;
+  StateBefore state_before() const;
   // Makes them and gives the executor its memory; true where the run goes on with the state file, at `path`, of the checkpoint that has
   // `table`. `before`: the tables of earlier checkpoints that are kept in it, too.
   bool start_disk(const SlotTable* table, const std::string& path, const std::vector<SlotTable>& before = {});

@@ -21,7 +21,7 @@ constexpr double kClose = 0.998;
 // The search for one. Where there is little memory beside a plan, each choice is made again when it is needed again.
 class Trainer::Impl::Streaming {
  public:
-  explicit Streaming(Impl& trainer) : t_(trainer) {}
+  explicit Streaming(Impl& trainer) : t_(trainer), before_(trainer.options.nvme_budget > 0 ? trainer.state_before() : StateBefore{}) {}
 
   void plan(std::unique_ptr<Planner> planner);
   Least least() {
@@ -87,6 +87,7 @@ class Trainer::Impl::Streaming {
   void sort_choices();
   bool use_best();
   void use_least();
+  int64_t bytes_there(const DiskNeed& need, int64_t part_bytes) const;
   bool has_room(int64_t disk_bytes) const { return t_.options.nvme_budget == 0 || disk_bytes <= t_.options.nvme_budget; }
   [[noreturn]] void refuse_disk(int64_t disk_bytes) const;
 
@@ -97,6 +98,7 @@ class Trainer::Impl::Streaming {
   void add_candidates(PartSize& parts, LeastSearch& search) const;
 
   Impl& t_;
+  const StateBefore before_;           // what the checkpoints in the output folder have on the disk
   Deferral present_ = Deferral::none;  // of the trainer's entries
   std::vector<Choice> choices_;
   std::vector<Variant> kept_;
@@ -325,7 +327,7 @@ double Trainer::Impl::Streaming::look_at(const std::vector<RecomputeChoice>& run
       const StreamOutlook outlook = choice.trial.planner->outlook(limit, t_.machine, t_.stream_rates(), beat);
       least = outlook.bound;
       choice.expected = outlook.seconds;
-      choice.disk_bytes = disk_need(outlook, t_.program, t_.state_slots()).total();
+      choice.disk_bytes = bytes_there(disk_need(outlook, t_.program, t_.state_slots()), t_.part_bytes);
       if (has_room(choice.disk_bytes)) choice.seconds = outlook.seconds;
     }
     if (!t_.roomy) choice.trial = {};
@@ -366,7 +368,7 @@ bool Trainer::Impl::Streaming::use_best() {
       if (made.program.entries.empty() || made.program.arena_bytes > limit)
         made = trial.planner->streamed(limit, t_.machine, t_.stream_rates());
       if (made.program.arena_bytes > limit) continue;
-      choice.disk_bytes = disk_need(made.program, t_.state_slots()).total();
+      choice.disk_bytes = bytes_there(disk_need(made.program, t_.state_slots()), choice.way.part_bytes);
       if (has_room(choice.disk_bytes)) {
         turn_to(choice.way);
         t_.adopt_as(trial);
@@ -385,10 +387,19 @@ bool Trainer::Impl::Streaming::use_best() {
 void Trainer::Impl::Streaming::use_least() {
   if (t_.least.part_bytes > 0) turn_to({.together = t_.together, .part_bytes = t_.least.part_bytes});
   StreamedProgram made = t_.adopt(t_.least.recompute)->streamed(0, t_.machine, t_.stream_rates());
-  if (const int64_t disk_bytes = disk_need(made.program, t_.state_slots()).total(); !has_room(disk_bytes)) refuse_disk(disk_bytes);
+  if (const int64_t disk_bytes = bytes_there(disk_need(made.program, t_.state_slots()), t_.part_bytes); !has_room(disk_bytes))
+    refuse_disk(disk_bytes);
   t_.reserve = t_.reserve_with(t_.instructions());
   t_.use(std::move(made));
   settle_pinning();
+}
+
+// What a plan takes at most in the folder of the disk tier. A run that goes on with the parts of its checkpoint does so in the checkpoint's
+// state file; any other makes a new one, and the old one stays until a checkpoint refers to the new one.
+int64_t Trainer::Impl::Streaming::bytes_there(const DiskNeed& need, int64_t part_bytes) const {
+  const bool goes_on =
+      need.state > 0 && need.state == before_.size && t_.is_resumed() && !t_.is_branch && saved_part_bytes(t_.resume_folder) == part_bytes;
+  return need.total() + (goes_on ? 0 : before_.held);
 }
 
 void Trainer::Impl::Streaming::refuse_disk(int64_t disk_bytes) const {
@@ -396,8 +407,11 @@ void Trainer::Impl::Streaming::refuse_disk(int64_t disk_bytes) const {
                                 ? fmt::format(" (`save_total_limit` {}: {} slots for each weight and its optimizer state; 1 takes two)",
                                               t_.options.save_total_limit, t_.state_slots())
                                 : "";
-  throw error(ErrorCode::budget, "within {} bytes of memory this job takes {} bytes on the disk, more than `nvme_budget` {}{}",
-              grouped(t_.options.budget), grouped(disk_bytes), t_.options.nvme_budget, fewer);
+  const std::string old = before_.held > 0 ? fmt::format(", of which {} hold the checkpoints in '{}' until the next one is saved",
+                                                         grouped(before_.held), t_.options.output_dir)
+                                           : std::string();
+  throw error(ErrorCode::budget, "within {} bytes of memory this job takes up to {} bytes on the disk{}; `nvme_budget` allows {}{}",
+              grouped(t_.options.budget), grouped(disk_bytes), old, grouped(t_.options.nvme_budget), fewer);
 }
 
 // --- memory -----------------------------------------------------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 // DiskFile: an open file for a DiskEngine, with direct I/O (past the page cache) where the file system has it.
 //
-// Owns its descriptor. May be used by any number of threads; it outlives the requests that name it.
+// May be used by any number of threads; it outlives the requests that name it.
 
 #pragma once
 
 #include <cstdint>
 #include <string>
+
+#include "offload/file_system.h"
 
 namespace ort_train {
 
@@ -21,14 +23,13 @@ enum class Direct {
 class DiskFile {
  public:
   static DiskFile open(std::string path, Direct direct = Direct::off);  // for reading; a regular file
-  DiskFile(std::string path, int descriptor, Direct direct);            // takes the descriptor
-  ~DiskFile();
-  DiskFile(DiskFile&& other) noexcept;
-  DiskFile(const DiskFile&) = delete;
-  DiskFile& operator=(const DiskFile&) = delete;
+  DiskFile(File file, Direct direct);
 
-  const std::string& path() const { return path_; }
-  int descriptor() const { return descriptor_; }
+  // For all but transfers: those of an engine may need alignment.
+  File& file() { return file_; }
+  const File& file() const { return file_; }
+  const std::string& path() const { return file_.path(); }
+  int descriptor() const { return file_.descriptor(); }
   bool direct() const { return direct_; }
   // Where direct I/O was wanted and refused: a sentence that says so. Otherwise empty.
   const std::string& note() const { return note_; }
@@ -39,8 +40,7 @@ class DiskFile {
  private:
   void refuse(Direct direct, int code);
 
-  std::string path_;
-  int descriptor_;
+  File file_;
   bool direct_ = false;
   std::string note_;
 };

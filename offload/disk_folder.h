@@ -8,29 +8,22 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "offload/disk_file.h"
 
 namespace ort_train {
 
 inline constexpr std::string_view kSpillPrefix = "ort-train-spill-", kStatePrefix = "ort-train-state-";
-inline constexpr size_t kNameDigits = 16;  // behind the prefix
 
-// A new file PREFIXnumber with a lock on it: its path and descriptor. Throws Error(io) where the folder can't be used.
-std::pair<std::string, int> create_locked(const std::string& folder, std::string_view prefix);
-// create_locked() as a DiskFile.
+// A new file PREFIXnumber with a lock on it. Throws Error(io) where the folder can't be used.
 DiskFile create_disk_file(const std::string& folder, std::string_view prefix, Direct direct);
 
 // Takes the space of the whole file. False where the file system can't reserve any. Throws Error(io), on a full disk with the free bytes.
-bool reserve_space(const DiskFile& file, const std::string& folder, int64_t bytes);
+bool reserve_space(DiskFile& file, const std::string& folder, int64_t bytes);
 
 // What the user should know of a new file: no direct I/O, space that could not be reserved, bytes of leftovers that were removed. One
 // sentence a line; mostly empty.
 std::string note_of(const DiskFile& file, bool reserved, int64_t removed);
-
-// Removes the file's name, if that is still this file's.
-void remove_name(const DiskFile& file);
 
 // Removes spill files whose owners are dead, and state files (state_file.h) of the dead to which no checkpoint refers; returns the bytes
 // that they held. Touches nothing else.

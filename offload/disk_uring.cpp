@@ -21,6 +21,7 @@ namespace ort_train {
 namespace {
 
 constexpr uint64_t kWake = ~uint64_t{0};
+constexpr int kPatience = 1000;  // calls, a millisecond or more apart, that may fail one after another before all is given up
 // Of the memory, as one buffer; the kernel takes 16,384 of 1 GiB at most. Its table of a part with small pages has 16 bytes a page and a
 // head: for 64 MiB it would take twice as much as for this.
 constexpr int64_t kPinnedPart = int64_t{63} << 20;
@@ -117,11 +118,43 @@ class Uring final : public DiskWorker {
       refill();
       // Checksums are computed one at a time, while the drive has work.
       const bool hash = !over_.empty();
-      const int result = hash ? io_uring_submit(&ring_) : io_uring_submit_and_wait(&ring_, 1);
-      if (result < 0 && result != -EINTR) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the kernel is short of memory
+      enter(/*wait=*/!hash);
       reap();
       if (hash) finish(over_.pop());
     }
+  }
+
+  // Hands the blocks to the kernel, and waits for one that is done.
+  void enter(bool wait) {
+    int result = 0;
+    if (broken_ == 0) result = wait ? io_uring_submit_and_wait(&ring_, 1) : io_uring_submit(&ring_);
+    if (result >= 0 || result == -EINTR) {
+      failures_ = 0;
+    } else if (++failures_ == kPatience) {  // until then it may just be short of memory
+      give_up(-result);
+    }
+    if (wait && (broken_ != 0 || failures_ > 0)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+
+  // From now on every block fails. The kernel still has those that it took: what they read and write is not free before they are done.
+  void give_up(int code) {
+    broken_ = code;
+    const unsigned taken = __atomic_load_n(ring_.sq.khead, __ATOMIC_ACQUIRE);
+    for (unsigned at = taken; at != ring_.sq.sqe_tail; ++at) {
+      const uint64_t index = ring_.sq.sqes[at & ring_.sq.ring_mask].user_data;
+      if (index == kWake)
+        armed_ = false;
+      else
+        drop(index);
+    }
+  }
+
+  void drop(size_t index) {
+    DiskBlock& block = blocks_[index];
+    block.failed = true;
+    block.code = broken_;
+    --in_flight_[block.write];
+    finish(index);
   }
 
   void refill() {
@@ -140,6 +173,7 @@ class Uring final : public DiskWorker {
   }
 
   void prepare(size_t index) {
+    if (broken_ != 0) return drop(index);
     const DiskBlock& block = blocks_[index];
     io_uring_sqe* entry = next_entry();
     std::byte* const data = block.data + block.done;
@@ -160,7 +194,7 @@ class Uring final : public DiskWorker {
   }
 
   void arm() {
-    if (armed_) return;
+    if (armed_ || broken_ != 0) return;
     io_uring_sqe* entry = next_entry();
     io_uring_prep_read(entry, event_, &events_, sizeof events_, 0);
     io_uring_sqe_set_data64(entry, kWake);
@@ -213,6 +247,8 @@ class Uring final : public DiskWorker {
   bool open_ = false;
   int event_ = -1;
   bool armed_ = false;
+  int failures_ = 0;  // of calls, since the last that was well
+  int broken_ = 0;    // the errno for which the ring was given up
   uint64_t events_ = 0;
   std::thread thread_;
 };

@@ -7,6 +7,8 @@
 #include <span>
 #include <string>
 
+#include "offload/file_system.h"
+
 namespace ort_train {
 
 struct FileRange {
@@ -18,29 +20,9 @@ struct FileRange {
   bool operator==(const FileRange&) const = default;
 };
 
-// pread until done; checks the length. Throws Error(io) naming the file, where and how much is missing. `to.size()` must be range.bytes.
+// The file that it is in, opened as `root` asks for.
+File open_range(const FileRange& range);
+// All of it. Throws Error(io) naming the file, where and how much is missing. `to.size()` must be range.bytes.
 void read_range(const FileRange& range, std::span<std::byte> to);
-// pwrite until done, into an existing file.
-void write_range(const FileRange& range, std::span<const std::byte> from);
-
-// A regular file, open for reading. Reading is thread-safe.
-class FileReader {
- public:
-  // `root` as in FileRange. Throws Error(io), also for folders, devices, and beneath a root for links and files with several names.
-  explicit FileReader(std::string path, const std::string& root = {});
-  ~FileReader();
-  FileReader(FileReader&& other) noexcept;
-  FileReader(const FileReader&) = delete;
-  FileReader& operator=(const FileReader&) = delete;
-
-  const std::string& path() const { return path_; }
-  int64_t size() const { return size_; }  // when it was opened
-  void read(int64_t offset, std::span<std::byte> to) const;
-
- private:
-  std::string path_;
-  int fd_ = -1;
-  int64_t size_ = 0;
-};
 
 }  // namespace ort_train

@@ -1,6 +1,5 @@
 // The profile file, and what it goes with.
 
-#include <fcntl.h>
 #include <sched.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
@@ -9,18 +8,16 @@
 #include <cerrno>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <system_error>
 
 #include "graph/error.h"
 #include "offload/calibration.h"
+#include "offload/file_system.h"
 
 namespace ort_train {
 namespace {
 
 constexpr int kVersion = 8;
-constexpr size_t kLargest = size_t{1} << 20;  // a profile has a few hundred bytes
-
-std::string reason(int code) { return std::generic_category().message(code); }
+constexpr int64_t kLargest = int64_t{1} << 20;  // a profile has a few hundred bytes
 
 const std::string& processor() {
   static const std::string name = [] {
@@ -86,15 +83,8 @@ std::string machine_key() {
 }
 
 std::optional<MachineProfile> load_profile(const std::string& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-  if (descriptor < 0) return std::nullopt;
-  std::string text(kLargest, '\0');
-  const ssize_t bytes = ::read(descriptor, text.data(), text.size());
-  ::close(descriptor);
-  if (bytes < 0 || static_cast<size_t>(bytes) == kLargest) return std::nullopt;
-  text.resize(static_cast<size_t>(bytes));
   try {
-    const nlohmann::json json = nlohmann::json::parse(text);
+    const nlohmann::json json = nlohmann::json::parse(read_small_file(path, kLargest));
     if (json.at("version").get<int>() != kVersion || json.at("machine").get<std::string>() != machine_key()) return std::nullopt;
     MachineProfile profile;
     for (const auto& [threads, rates] : json.at("processor").items()) {
@@ -132,26 +122,7 @@ void save_profile(const std::string& path, const MachineProfile& profile) {
                           {"depth", rates.depth},
                           {"buffer_bytes", rates.buffer_bytes}};
   }
-  const std::string text = json.dump(2) + "\n";
-  std::string temporary = path + ".XXXXXX";  // two programs may save at once
-  const int descriptor = ::mkostemp(temporary.data(), O_CLOEXEC);
-  if (descriptor < 0) throw error(ErrorCode::io, "can't write '{}': {}", path, reason(errno));
-  int code = 0;
-  for (size_t done = 0; code == 0 && done < text.size();) {
-    const ssize_t n = ::pwrite(descriptor, text.data() + done, text.size() - done, static_cast<off_t>(done));
-    if (n > 0) {
-      done += static_cast<size_t>(n);
-    } else if (n == 0 || errno != EINTR) {
-      code = n == 0 ? ENOSPC : errno;
-    }
-  }
-  if (code == 0 && ::fsync(descriptor) != 0) code = errno;
-  ::close(descriptor);
-  if (code == 0 && ::rename(temporary.c_str(), path.c_str()) != 0) code = errno;
-  if (code != 0) {
-    ::unlink(temporary.c_str());
-    throw error(ErrorCode::io, "can't write '{}': {}", path, reason(code));
-  }
+  replace_file(path, json.dump(2) + "\n");
 }
 
 }  // namespace ort_train

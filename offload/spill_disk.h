@@ -63,10 +63,12 @@ class SpillDisk : public Disk {
   std::unique_ptr<StateFile> state_;
   std::unordered_map<int64_t, size_t> homes_;  // offset -> number in the state file
   SpillFile file_;
-  DiskEngine engine_;
-  std::unordered_map<int64_t, uint64_t> sums_;  // of the spill file, by offset; transfers of one offset have one size
-  DiskTicket staged_[2] = {};                   // transfers of the staging memory's halves
-  size_t half_ = 0;                             // that is used next
+  // Checksums of the spill file's transfers, by offset; transfers of one offset have one size. The engine writes to them until its last
+  // block is done, as to the state file's.
+  std::unordered_map<int64_t, uint64_t> sums_;
+  DiskEngine engine_;          // the last member that a transfer touches: it ends first
+  DiskTicket staged_[2] = {};  // transfers of the staging memory's halves
+  size_t half_ = 0;            // that is used next
   int64_t bytes_read_ = 0, bytes_written_ = 0;
 };
 

@@ -12,12 +12,12 @@ SpillFile::SpillFile(const std::string& folder, int64_t bytes, Direct direct)
     reserved_ = reserve_space(file_, folder, bytes);
     file_.probe(direct);
   } catch (...) {
-    remove_name(file_);
+    file_.file().remove_name();
     throw;
   }
 }
 
-SpillFile::~SpillFile() { remove_name(file_); }
+SpillFile::~SpillFile() { file_.file().remove_name(); }
 
 std::string SpillFile::note() const { return note_of(file_, reserved_, removed_); }
 

@@ -1,16 +1,13 @@
 #include "offload/state_file.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <system_error>
+#include <optional>
 #include <thread>
 
 #include "graph/error.h"
@@ -23,8 +20,6 @@ namespace {
 // The first block of the file: this, the id, "kept" or "free", the owner, a line each; zeros.
 constexpr std::string_view kMagic = "ort-train state 1";
 constexpr int64_t kBlock = kDiskAlignment;
-
-std::string reason(int code) { return std::generic_category().message(code); }
 
 constexpr int64_t whole_blocks(int64_t bytes) { return (bytes + kBlock - 1) / kBlock * kBlock; }
 
@@ -52,48 +47,34 @@ Error unreadable(const std::string& path, int code) {
   return error(ErrorCode::io, "'{}', the state file to which the checkpoint refers, can't be read: {}", path, reason(code));
 }
 
-int open_regular(const std::string& path, int flags) {
-  const int descriptor = ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);  // O_NONBLOCK: a pipe must not make us wait
-  struct stat status {};
-  if (descriptor >= 0 && ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode)) return descriptor;
-  const int code = descriptor >= 0 ? EINVAL : errno;
-  if (descriptor >= 0) ::close(descriptor);
-  errno = code;
-  return -1;
-}
-
 // The file that a checkpoint refers to.
-int open_state(const std::string& path, const SlotTable& table, int flags) {
-  const int descriptor = open_regular(path, flags);
-  if (descriptor < 0) {
-    if (errno == ENOENT) throw error(ErrorCode::corrupt, "'{}', the state file to which the checkpoint refers, is missing", path);
-    throw error(ErrorCode::corrupt, "'{}', the state file to which the checkpoint refers, can't be opened: {}", path, reason(errno));
+File open_state(const std::string& path, const SlotTable& table, Access access) {
+  int code = 0;
+  std::optional<File> file = File::find(path, access, code);
+  if (!file) {
+    if (code == ENOENT) throw error(ErrorCode::corrupt, "'{}', the state file to which the checkpoint refers, is missing", path);
+    throw error(ErrorCode::corrupt, "'{}', the state file to which the checkpoint refers, can't be opened: {}", path, reason(code));
   }
-  struct stat status {};
-  const StateHeader header = read_state_header(descriptor);
-  if (::fstat(descriptor, &status) == 0 && status.st_size == table.bytes && header.id == table.id) return descriptor;
-  ::close(descriptor);
+  const StateHeader header = read_state_header(*file);
   if (header.failed != 0) throw unreadable(path, header.failed);
-  throw foreign(path);
+  if (file->size() != table.bytes || header.id != table.id) throw foreign(path);
+  return std::move(*file);
 }
 
 // Others look at it for a moment only, unless they use it; and the kernel lets go of a killed process's files when their requests have
 // ended.
-bool lock(int descriptor) {
+bool lock(const File& file) {
   for (int tries = 0; tries < 1000; ++tries) {
-    if (::flock(descriptor, LOCK_EX | LOCK_NB) == 0) return true;
+    if (file.try_lock()) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   return false;
 }
 
 DiskFile open_locked(const std::string& path, const SlotTable& table, Direct direct) {
-  const int descriptor = open_state(path, table, O_RDWR);
-  if (!lock(descriptor)) {
-    ::close(descriptor);
-    throw error(ErrorCode::usage, "'{}': another run uses this state file: wait for its end", path);
-  }
-  return DiskFile(path, descriptor, direct);
+  File file = open_state(path, table, Access::update);
+  if (!lock(file)) throw error(ErrorCode::usage, "'{}': another run uses this state file: wait for its end", path);
+  return DiskFile(std::move(file), direct);
 }
 
 }  // namespace
@@ -127,15 +108,12 @@ void check_table(const SlotTable& table) {
   }
 }
 
-StateHeader read_state_header(int descriptor) {
+StateHeader read_state_header(const File& file) {
   alignas(kBlock) char block[kBlock];
-  for (size_t done = 0; done < sizeof block;) {
-    const ssize_t got = ::pread(descriptor, block + done, sizeof block - done, static_cast<off_t>(done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return {.id = {}, .owner = {}, .failed = errno};
-    if (got == 0) return {};
-    done += static_cast<size_t>(got);
-  }
+  int code = 0;
+  const size_t got = file.read_up_to(0, std::as_writable_bytes(std::span(block)), code);
+  if (code != 0) return {.id = {}, .owner = {}, .failed = code};
+  if (got < sizeof block) return {};
   std::string_view text(block, ::strnlen(block, sizeof block));
   const auto line = [&] {
     const size_t end = std::min(text.find('\n'), text.size());
@@ -152,11 +130,9 @@ StateHeader read_state_header(int descriptor) {
 }
 
 StateHeader read_state_header(const std::string& path) {
-  const int descriptor = open_regular(path, O_RDONLY);
-  if (descriptor < 0) return {};
-  StateHeader header = read_state_header(descriptor);
-  ::close(descriptor);
-  return header;
+  int code = 0;
+  const std::optional<File> file = File::find(path, Access::read, code);
+  return file ? read_state_header(*file) : StateHeader{};
 }
 
 int64_t StateFile::file_bytes(const std::vector<Tensor>& tensors, int slots) { return lay_out(tensors, slots).bytes; }
@@ -174,7 +150,7 @@ StateFile::StateFile(const std::string& folder, const std::vector<Tensor>& tenso
     file_.probe(direct);
     write_header(false);
   } catch (...) {
-    remove_name(file_);
+    file_.file().remove_name();
     throw;
   }
 }
@@ -195,7 +171,7 @@ StateFile::StateFile(const std::string& path, const SlotTable& table, const std:
   hold(table_);
   table_.path = std::filesystem::absolute(path).lexically_normal().string();
   file_.probe(direct);
-  const StateHeader header = read_state_header(file_.descriptor());
+  const StateHeader header = read_state_header(file_.file());
   if (header.failed != 0) throw unreadable(path, header.failed);
   kept_ = header.kept;
   const std::string folder = std::filesystem::path(table_.path).parent_path().string();
@@ -205,11 +181,13 @@ StateFile::StateFile(const std::string& path, const SlotTable& table, const std:
 }
 
 StateFile::~StateFile() {
-  struct stat status {};
-  if (referred_) {
-    if (latest_ && !publishing_) free_unused();
-  } else if (::fstat(file_.descriptor(), &status) == 0 && status.st_nlink == 1 && !kept_) {
-    remove_name(file_);
+  try {
+    if (referred_) {
+      if (latest_ && !publishing_) free_unused();
+    } else if (file_.file().names() == 1 && !kept_) {
+      file_.file().remove_name();
+    }
+  } catch (const Error&) {  // then it stays for whoever looks for leftovers
   }
 }
 
@@ -242,16 +220,14 @@ bool StateFile::is_held(size_t number, int slot) const {
 
 const SlotTable& StateFile::sync() {
   publishing_ = true;
-  if (::fsync(file_.descriptor()) != 0)  // never tried again: the kernel may have dropped what it could not write
-    throw error(ErrorCode::io, "'{}': fsync failed: {}", file_.path(), reason(errno));
+  file_.file().sync();
+  if (!named_) sync_folder(folder_of(table_.path));
+  named_ = true;
   return table_;
 }
 
 void StateFile::name_for(const std::string& path) {
-  // By the descriptor: its own name may be gone, or be another file's.
-  const std::string self = fmt::format("/proc/self/fd/{}", file_.descriptor());
-  if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) return;
-  if (kept_) return;
+  if (file_.file().link_as(path) || kept_) return;
   write_header(true);
   sync();
 }
@@ -264,21 +240,14 @@ void StateFile::published() {
 
 void StateFile::withdrawn() { kept_ = kept_ && referred_; }
 
-bool StateFile::gone() const {
-  struct stat status {};
-  return ::fstat(file_.descriptor(), &status) == 0 && status.st_nlink == 0;
-}
+bool StateFile::gone() const { return file_.file().names() == 0; }
 
 void StateFile::write_header(bool kept) {
   alignas(kBlock) char block[kBlock] = {};
   std::string text = fmt::format("{}\n{}\n{}\n{}\n", kMagic, table_.id, kept ? "kept" : "free", owner_);
   if (text.size() >= sizeof block) text = fmt::format("{}\n{}\n{}\n\n", kMagic, table_.id, kept ? "kept" : "free");
   std::memcpy(block, text.data(), text.size());
-  ssize_t put;
-  do put = ::pwrite(file_.descriptor(), block, sizeof block, 0);
-  while (put < 0 && errno == EINTR);
-  if (put != static_cast<ssize_t>(sizeof block))
-    throw error(ErrorCode::io, "'{}': the header can't be written: {}", file_.path(), reason(put < 0 ? errno : ENOSPC));
+  file_.file().write(0, std::as_bytes(std::span(block)));
   kept_ = kept;
 }
 
@@ -288,19 +257,14 @@ void StateFile::free_unused() noexcept {
     const SlotEntry& entry = table_.entries[i];
     for (int slot = 0; slot < static_cast<int>(slots_); ++slot) {
       if (is_held(i, slot) || entry.bytes == 0) continue;
-      if (::fallocate(file_.descriptor(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, entry.slots[static_cast<size_t>(slot)],
-                      whole_blocks(entry.bytes)) != 0 &&
-          errno == EOPNOTSUPP)
-        return;
+      if (!file_.file().punch_hole(entry.slots[static_cast<size_t>(slot)], whole_blocks(entry.bytes))) return;
     }
   }
 }
 
 std::string StateFile::note() const { return note_of(file_, reserved_, removed_); }
 
-SlotReader::SlotReader(const std::string& path, const SlotTable& table) : path_(path), descriptor_(open_state(path, table, O_RDONLY)) {}
-
-SlotReader::~SlotReader() { ::close(descriptor_); }
+SlotReader::SlotReader(const std::string& path, const SlotTable& table) : file_(open_state(path, table, Access::read)) {}
 
 void SlotReader::each_piece(const SlotEntry& entry, const std::function<void(int64_t, std::span<const std::byte>)>& body) const {
   if (entry.current < 0) return;
@@ -313,17 +277,15 @@ void SlotReader::each_piece(const SlotEntry& entry, const std::function<void(int
     sum += checksum(piece, static_cast<uint64_t>(at / kChecksumPiece));
     body(at, piece);
   }
-  ::posix_fadvise(descriptor_, start, end, POSIX_FADV_DONTNEED);
-  if (sum != entry.sum) throw error(ErrorCode::corrupt, "'{}': '{}' fails its checksum", path_, entry.name);
+  ::posix_fadvise(file_.descriptor(), start, end, POSIX_FADV_DONTNEED);
+  if (sum != entry.sum) throw error(ErrorCode::corrupt, "'{}': '{}' fails its checksum", file_.path(), entry.name);
 }
 
 void SlotReader::read_at(const SlotEntry& entry, int64_t from, std::span<std::byte> to) const {
-  const int64_t start = entry.slots[static_cast<size_t>(entry.current)] + from;
-  for (size_t done = 0; done < to.size();) {
-    const ssize_t got = ::pread(descriptor_, to.data() + done, to.size() - done, start + static_cast<int64_t>(done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) throw error(ErrorCode::io, "'{}': '{}' can't be read: {}", path_, entry.name, got < 0 ? reason(errno) : "the file ends");
-    done += static_cast<size_t>(got);
+  try {
+    file_.read(entry.slots[static_cast<size_t>(entry.current)] + from, to);
+  } catch (const Error& problem) {
+    throw error(problem.code(), "'{}': {}", entry.name, problem.what());
   }
 }
 
@@ -334,7 +296,8 @@ void SlotReader::read_range(const SlotEntry& entry, int64_t from, std::span<std:
     return;
   }
   read_at(entry, from, to);
-  ::posix_fadvise(descriptor_, entry.slots[static_cast<size_t>(entry.current)] + from, static_cast<off_t>(to.size()), POSIX_FADV_DONTNEED);
+  ::posix_fadvise(file_.descriptor(), entry.slots[static_cast<size_t>(entry.current)] + from, static_cast<off_t>(to.size()),
+                  POSIX_FADV_DONTNEED);
 }
 
 void SlotReader::read(const SlotEntry& entry, std::span<std::byte> to) const {
@@ -351,32 +314,25 @@ void SlotReader::check(const SlotEntry& entry) const {
 }
 
 void remove_state_file(const std::string& path, const std::string& id, const std::function<bool(const std::string&)>& referred) {
-  const int descriptor = open_regular(path, O_RDWR);
-  if (descriptor < 0) return;
-  const StateHeader header = read_state_header(descriptor);
-  struct stat opened {
-  }, named{};
-  if (header.id == id && ::flock(descriptor, LOCK_EX | LOCK_NB) == 0 && ::fstat(descriptor, &opened) == 0 && opened.st_nlink == 1 &&
-      ::lstat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev && opened.st_ino == named.st_ino &&
-      !(header.kept && referred(header.owner))) {
-    ::unlink(path.c_str());
-  }
-  ::close(descriptor);
+  int code = 0;
+  const std::optional<File> file = File::find(path, Access::update, code);
+  if (!file) return;
+  const StateHeader header = read_state_header(*file);
+  if (header.id == id && file->try_lock() && file->names() == 1 && !(header.kept && referred(header.owner))) file->remove_name();
 }
 
 std::vector<KeptFile> kept_state_files(const std::string& folder) {
   std::vector<KeptFile> files;
-  std::error_code code;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, code)) {
+  std::error_code failure;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, failure)) {
     const std::string path = entry.path().string();
     if (!entry.path().filename().string().starts_with(kStatePrefix)) continue;
-    const int descriptor = open_regular(path, O_RDONLY);
-    if (descriptor < 0) continue;
-    struct stat status {};
-    StateHeader header = read_state_header(descriptor);
-    if (header.kept && ::fstat(descriptor, &status) == 0 && status.st_nlink == 1 && ::flock(descriptor, LOCK_EX | LOCK_NB) == 0)
-      files.push_back({.path = path, .bytes = static_cast<int64_t>(status.st_blocks) * 512, .header = std::move(header)});
-    ::close(descriptor);
+    int code = 0;
+    const std::optional<File> file = File::find(path, Access::read, code);
+    if (!file) continue;
+    StateHeader header = read_state_header(*file);
+    if (header.kept && file->names() == 1 && file->try_lock())
+      files.push_back({.path = path, .bytes = file->held(), .header = std::move(header)});
   }
   return files;
 }

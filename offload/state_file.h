@@ -52,7 +52,7 @@ struct StateHeader {
   bool kept = false;  // a checkpoint refers to it that has no name of it
   int failed = 0;     // errno of the read that failed: nothing is known of the file, and somebody may need it
 };
-StateHeader read_state_header(int descriptor);
+StateHeader read_state_header(const File& file);
 StateHeader read_state_header(const std::string& path);
 
 class StateFile {
@@ -88,7 +88,7 @@ class StateFile {
   int64_t write_to(size_t number, uint64_t*& sum);
 
   // Publishing, in this order; whoever doesn't get to the end can't write any more.
-  const SlotTable& sync();                 // all that was written is on the drive
+  const SlotTable& sync();                 // all that was written is on the drive, and the file's name
   void name_for(const std::string& path);  // gives a checkpoint a name of the file, or keeps the file
   void published();
   void withdrawn();  // in place of that, where the checkpoint didn't get its name: what was kept for it goes with the object
@@ -111,6 +111,7 @@ class StateFile {
   bool referred_ = false;  // a checkpoint refers to it
   bool latest_ = false;    // and was published by this object
   bool publishing_ = false;
+  bool named_ = false;  // its name is on the drive
   bool reserved_ = true;
   int64_t removed_ = 0;  // bytes of leftovers
   DiskFile file_;
@@ -121,9 +122,6 @@ class SlotReader {
  public:
   // Throws Error(corrupt) where the file isn't there or is another one.
   SlotReader(const std::string& path, const SlotTable& table);
-  ~SlotReader();
-  SlotReader(const SlotReader&) = delete;
-  SlotReader& operator=(const SlotReader&) = delete;
 
   // Throws Error(corrupt) where the bytes have another checksum.
   void read(const SlotEntry& entry, std::span<std::byte> to) const;
@@ -134,8 +132,7 @@ class SlotReader {
  private:
   void each_piece(const SlotEntry& entry, const std::function<void(int64_t at, std::span<const std::byte>)>& body) const;
   void read_at(const SlotEntry& entry, int64_t from, std::span<std::byte> to) const;
-  std::string path_;
-  int descriptor_ = -1;
+  File file_;
 };
 
 // Removes a state file that is in nobody's use: it has no other name, and, where it is kept, `referred` doesn't say of its owner's folder

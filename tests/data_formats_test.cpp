@@ -126,13 +126,13 @@ TEST(Safetensors, WritesWhatItReads) {
   TestFolder folder;
   const std::string path = folder / "t.safetensors";
   {
-    SafetensorsWriter writer(path, {{"b", Element::float32, {2, 1}}, {"none", Element::int64, {0, 3}}, {"a", Element::uint8, {3}}},
+    File written = File::create(path);
+    SafetensorsWriter writer(written, {{"b", Element::float32, {2, 1}}, {"none", Element::int64, {0, 3}}, {"a", Element::uint8, {3}}},
                              {{"k", "v"}});
     writer.write(2, std::as_bytes(std::span("xyz", 3)));
     const std::vector<float> numbers{1.5f, -2};
     writer.write(0, std::as_bytes(std::span(numbers)).subspan(4), 4);
     writer.write(0, std::as_bytes(std::span(numbers)).first(4), 0);
-    writer.sync();
   }
   const File file = File::open(path);
   const SafetensorsHeader header = read_safetensors_header(file, ErrorCode::data);

@@ -223,6 +223,24 @@ TEST_P(DiskEngines, AFailureIsThrownAtItsWaitAndAtEveryLaterOne) {
   EXPECT_TRUE(faults.happened());
 }
 
+// A ring that takes nothing any more: what was asked for fails, and the engine ends.
+TEST_P(DiskEngines, ARingThatStaysBrokenIsAnError) {
+  const SpillFile spill(folder.path, 8 * kBlock, direct());
+  const Arena arena(2 * kBlock);
+  DiskEngine engine(options(arena));
+  if (engine.method() != DiskMethod::uring) GTEST_SKIP() << "about io_uring";
+  const auto write = [&](int64_t block) {
+    return engine.submit(
+        {.write = true, .file = &spill.file(), .offset = block * kBlock, .data = arena.data() + block % 2 * kBlock, .bytes = kBlock});
+  };
+  engine.wait(write(0));
+  const UringBroken broken(EBADF);
+  const DiskTicket first = write(1), second = write(2);
+  EXPECT_THAT(message_of([&] { engine.wait(first); }), HasSubstr("Bad file descriptor"));
+  EXPECT_THAT(message_of([&] { engine.wait(second); }), HasSubstr("Bad file descriptor"));
+  EXPECT_THAT(message_of([&] { engine.wait(write(3)); }), HasSubstr("Bad file descriptor"));
+}
+
 TEST_P(DiskEngines, AFullDiskAndAReadErrorSayWhere) {
   const SpillFile spill(folder.path, 8 * kBlock, direct());
   const Arena arena(kBlock);

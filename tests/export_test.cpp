@@ -10,6 +10,7 @@
 #include "frontend/file.h"
 #include "frontend/safetensors.h"
 #include "graph/error.h"
+#include "tests/failures.h"
 #include "tests/io_faults.h"
 #include "tests/test_files.h"
 
@@ -33,6 +34,7 @@ struct ExportTest : testing::Test {
     write_file(in + "/m.data", std::string(5, '.') + std::string(24, 't') + "end");
     write_file(in + "/parts/other", "untouched");
     model.external_files = {"m.data", "parts/other"};
+    import();
     weights = {{.parameter = "w",
                 .places = {{.name = "w",
                             .bytes = {.path = model.path, .offset = 4, .bytes = 24},
@@ -52,6 +54,11 @@ struct ExportTest : testing::Test {
                             .transposed = false}}}};
   }
 
+  // Remembers what the files are now.
+  void import() {
+    model.stamps[""] = *stamp_of(model.path);
+    for (const std::string& external : model.external_files) model.stamps[external] = *stamp_of(in + "/" + external);
+  }
   // In one piece, or row by row.
   bool hand_over(const std::string& name, const ByteSink& sink) const {
     const auto bytes = std::as_bytes(std::span(name == "w" ? w : b));
@@ -138,6 +145,33 @@ TEST_F(ExportTest, AModelThatChangedSinceImportIsNotCopied) {
   write_file(model.path, "short");
   EXPECT_THROW(run(), Error);
   EXPECT_FALSE(fs::exists(out + "/model.onnx"));
+}
+
+TEST_F(ExportTest, WhatChangedSinceImportIsNotCopied) {
+  const auto refused = [&] { return error_of(ErrorCode::io, [&] { run(); }); };
+  const std::string other = in + "/parts/other", before = read_file(other);
+  // In place, with as many bytes; by a file with the same bytes and times; by a link.
+  const auto time = fs::last_write_time(other);
+  write_file(other, "unt0uched");
+  fs::last_write_time(other, time);
+  EXPECT_THAT(refused(), HasSubstr("parts/other' was changed since it was imported"));
+  write_file(other, before);
+  import();
+  fs::copy_file(other, in + "/copy");
+  fs::last_write_time(in + "/copy", fs::last_write_time(other));
+  fs::rename(in + "/copy", other);
+  EXPECT_THAT(refused(), HasSubstr("was changed since"));
+  import();
+  fs::rename(other, folder / "elsewhere");
+  fs::create_symlink(folder / "elsewhere", other);
+  EXPECT_THAT(refused(), HasSubstr("symbolic link"));
+  fs::remove(other);
+  fs::rename(folder / "elsewhere", other);
+  EXPECT_FALSE(fs::exists(out + "/model.onnx"));
+  EXPECT_FALSE(fs::exists(out + "/m.data"));
+  import();
+  run();
+  expect_written();
 }
 
 // The n-th write, fsync or rename fails: each file is the old one or the new one, and the next run may overwrite it.

@@ -24,7 +24,7 @@ int64_t left = 0;
 bool lasting = false;
 std::vector<std::string> calls;
 std::map<std::pair<io_uring*, uint64_t>, int> spoilt;  // completions to come, by user data: what they shall say
-std::atomic<int> uring_refused = 0;
+std::atomic<int> uring_refused = 0, uring_broken = 0;
 std::atomic<int64_t> free_bytes = -1;
 
 std::string path_of(int descriptor) {
@@ -121,6 +121,9 @@ UringRefused::~UringRefused() { uring_refused = 0; }
 FreeSpace::FreeSpace(int64_t bytes) { free_bytes = bytes; }
 FreeSpace::~FreeSpace() { free_bytes = -1; }
 
+UringBroken::UringBroken(int code) { uring_broken = code; }
+UringBroken::~UringBroken() { uring_broken = 0; }
+
 }  // namespace ort_train
 
 extern "C" {
@@ -161,12 +164,6 @@ int rename(const char* from, const char* to) noexcept {
   return call(from, to);
 }
 
-int posix_fallocate(int descriptor, off_t offset, off_t bytes) {
-  static auto* const call = ort_train::real<decltype(posix_fallocate)>("posix_fallocate");
-  if (ort_train::strikes("reserve", ort_train::path_of(descriptor)) && ort_train::fault != ort_train::Fault::short_write) return errno;
-  return call(descriptor, offset, bytes);
-}
-
 int fallocate(int descriptor, int mode, off_t offset, off_t bytes) {
   static auto* const call = ort_train::real<decltype(fallocate)>("fallocate");
   if (ort_train::strikes("reserve", ort_train::path_of(descriptor)) && ort_train::fault != ort_train::Fault::short_write) return -1;
@@ -191,6 +188,7 @@ int io_uring_queue_init(unsigned entries, io_uring* ring, unsigned flags) {
 
 int io_uring_submit(io_uring* ring) {
   static auto* const call = ort_train::real<decltype(io_uring_submit)>("io_uring_submit");
+  if (ort_train::uring_broken != 0) return -ort_train::uring_broken;
   ort_train::spoil_submissions(ring);
   const int result = call(ring);
   ort_train::spoil_completions(ring);
@@ -199,6 +197,7 @@ int io_uring_submit(io_uring* ring) {
 
 int io_uring_submit_and_wait(io_uring* ring, unsigned count) {
   static auto* const call = ort_train::real<decltype(io_uring_submit_and_wait)>("io_uring_submit_and_wait");
+  if (ort_train::uring_broken != 0) return -ort_train::uring_broken;
   ort_train::spoil_submissions(ring);
   const int result = call(ring, count);
   ort_train::spoil_completions(ring);

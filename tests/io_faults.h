@@ -72,4 +72,13 @@ class FreeSpace {
   FreeSpace& operator=(const FreeSpace&) = delete;
 };
 
+// While it lives, the kernel takes nothing from any ring, with this errno.
+class UringBroken {
+ public:
+  explicit UringBroken(int code);
+  ~UringBroken();
+  UringBroken(const UringBroken&) = delete;
+  UringBroken& operator=(const UringBroken&) = delete;
+};
+
 }  // namespace ort_train

@@ -16,8 +16,8 @@
 #include <set>
 
 #include "offload/disk_folder.h"
+#include "tests/chain_model.h"
 #include "tests/io_faults.h"
-#include "tests/onnx_models.h"
 #include "tests/trainer_runs.h"
 
 namespace ort_train {
@@ -26,28 +26,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kLayers = 6, kWidth = 128, kSamples = 384;
-
-// A chain of products, every other weight in a file of its own.
-std::string write_chain(const std::string& folder) {
-  fs::create_directory(folder);
-  std::string body, weights, from = "x";
-  for (int64_t i = 0; i < kLayers; ++i) {
-    body += fmt::format("h{0} = MatMul ({1}, w{0})\n{2} = Tanh (h{0})\n", i, from, i + 1 == kLayers ? "y" : fmt::format("t{}", i));
-    from = fmt::format("t{}", i);
-  }
-  ort_train_onnx::ModelProto model = testing::model_of(
-      fmt::format(R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, {0}] x) => (float[batch, {0}] y) {{ {1} }})", kWidth, body));
-  for (int64_t i = 0; i < kLayers; ++i) {
-    std::vector<float> values = TrainerRuns::numbers(kWidth * kWidth, 7919 + 2 * i);
-    for (float& value : values) value /= 8;
-    auto& tensor = *model.mutable_graph()->add_initializer() = testing::tensor_of(fmt::format("w{}", i), {kWidth, kWidth}, values);
-    if (i % 2 == 0) continue;
-    testing::store_externally(tensor, "weights.data", static_cast<int64_t>(weights.size()), kWidth * kWidth * 4);
-    weights += bytes_of(values);
-  }
-  write_file(folder + "/weights.data", weights);
-  return write_file(folder + "/model.onnx", model.SerializeAsString());
-}
 
 enum class Way { uring, threads, apart };  // apart: checkpoints on another file system than the disk tier
 
@@ -76,15 +54,8 @@ struct RunFaults : TrainerRuns, ::testing::WithParamInterface<Way> {
     if (GetParam() == Way::threads) refused.emplace(EPERM);
     if (GetParam() == Way::apart && quick_folder() == fs::temp_directory_path())
       GTEST_SKIP() << "temporary files are on the file system of /dev/shm here, or there is none, and the test is about two";
-    options.model = write_chain(in);
-    std::string bytes;
-    for (const int64_t step : {104'729, 104'743}) bytes += bytes_of(numbers(kSamples * kWidth, step));
-    const int64_t half = kSamples * kWidth * 4;
-    options.data = write_file(in + "/data.safetensors",
-                              safetensors(fmt::format(R"({{"x":{{"dtype":"F32","shape":[{0},{1}],"data_offsets":[0,{2}]}},)"
-                                                      R"("labels":{{"dtype":"F32","shape":[{0},{1}],"data_offsets":[{2},{3}]}}}})",
-                                                      kSamples, kWidth, half, 2 * half),
-                                          bytes));
+    options.model = write_chain(in, kLayers, kWidth);
+    options.data = write_chain_data(in, kSamples, kWidth);
     options.loss = "mse";
     options.batch_size = 128;
     options.learning_rate = 1e-3;

@@ -24,8 +24,8 @@
 namespace ort_train {
 
 // A pass on the optimized forward graph: says in Value::part_rows which matrices are divided, frozen ones too (all of their uses are
-// products from the right, or lookups of rows), and how. Those of at least twice options.part_bytes are. May be asked again, for parts of another
-// size.
+// products from the right, or lookups of rows), and how. Those of at least twice options.part_bytes are. May be asked again, for parts of
+// another size.
 bool mark_parts(Graph& graph, const PassOptions& options);
 
 // Divides the marked parameters of a job's graph, which has its backward pass but no update. `gradients`: parameter -> those of its uses;

@@ -45,7 +45,8 @@ void put_header(int field, uint64_t bytes, std::string& out);
 void put_bytes(int field, std::string_view bytes, std::string& out);
 
 // The ModelProto of `source`, serialised, without large tensor data, doc strings and metadata other than what an exporter says of where
-// tensors come from (convert.h, kOriginKeys); each tensor's metadata say where its data are (convert.h, kBytesKey). Throws Error(unsupported) where the bytes are no protobuf message or are cut short.
+// tensors come from (convert.h, kOriginKeys); each tensor's metadata say where its data are (convert.h, kBytesKey). Throws
+// Error(unsupported) where the bytes are no protobuf message or are cut short.
 std::string strip_model(const ByteSource& source);
 
 }  // namespace ort_train::onnx

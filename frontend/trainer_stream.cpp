@@ -410,8 +410,8 @@ void Trainer::Impl::Streaming::refuse_disk(int64_t disk_bytes) const {
   const std::string old = before_.held > 0 ? fmt::format(", of which {} hold the checkpoints in '{}' until the next one is saved",
                                                          grouped(before_.held), t_.options.output_dir)
                                            : std::string();
-  throw error(ErrorCode::budget, "within {} bytes of memory this job takes up to {} bytes on the disk{}; `nvme_budget` allows {}{}",
-              grouped(t_.options.budget), grouped(disk_bytes), old, grouped(t_.options.nvme_budget), fewer);
+  throw error(ErrorCode::budget, "within {} bytes of memory this job takes up to {} bytes on the disk{}, more than `nvme_budget` {}{}",
+              grouped(t_.options.budget), grouped(disk_bytes), old, t_.options.nvme_budget, fewer);
 }
 
 // --- memory -----------------------------------------------------------------------------------------------------------------------------

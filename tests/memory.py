@@ -261,7 +261,7 @@ def test_without_a_budget_a_job_is_planned_for_the_memory_that_the_cgroup_has(tm
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
     assert "this machine has" in done.stdout and "planned as with --budget" in done.stdout
     hash = log(tmp_path / "log")[1]["weights_hash"]
-    plain = run(tmp_path, *job)
+    plain = run(tmp_path, *job, "--overwrite")
     assert "planned as with" not in plain.out
     assert log(tmp_path / "log")[1]["weights_hash"] == hash
 

@@ -13,6 +13,8 @@
 #include <map>
 #include <mutex>
 
+#include "tests/disk_record.h"
+
 namespace ort_train {
 namespace {
 
@@ -26,6 +28,7 @@ std::vector<std::string> calls;
 std::map<std::pair<io_uring*, uint64_t>, int> spoilt;  // completions to come, by user data: what they shall say
 std::atomic<int> uring_refused = 0, uring_broken = 0;
 std::atomic<int64_t> free_bytes = -1;
+std::atomic<bool> no_links = false;
 
 std::string path_of(int descriptor) {
   std::error_code code;
@@ -121,11 +124,16 @@ UringRefused::~UringRefused() { uring_refused = 0; }
 FreeSpace::FreeSpace(int64_t bytes) { free_bytes = bytes; }
 FreeSpace::~FreeSpace() { free_bytes = -1; }
 
+LinksRefused::LinksRefused(bool refuse) { no_links = refuse; }
+LinksRefused::~LinksRefused() { no_links = false; }
+bool links_refused() { return no_links; }
+
 UringBroken::UringBroken(int code) { uring_broken = code; }
 UringBroken::~UringBroken() { uring_broken = 0; }
 
 }  // namespace ort_train
 
+#pragma GCC visibility push(default)  // the C++ library's own calls come by, too
 extern "C" {
 
 ssize_t pwrite(int descriptor, const void* from, size_t bytes, off_t offset) {
@@ -134,7 +142,9 @@ ssize_t pwrite(int descriptor, const void* from, size_t bytes, off_t offset) {
     if (!ort_train::halves(ort_train::fault)) return -1;
     bytes = ort_train::half_of(descriptor, bytes);
   }
-  return call(descriptor, from, bytes, offset);
+  const ssize_t put = call(descriptor, from, bytes, offset);
+  if (put > 0) ort_train::record_write(descriptor, from, put, offset);
+  return put;
 }
 
 ssize_t pread(int descriptor, void* to, size_t bytes, off_t offset) {
@@ -152,7 +162,9 @@ int fsync(int descriptor) {
       ort_train::fault != ort_train::Fault::short_write) {
     return -1;
   }
-  return call(descriptor);
+  const int result = call(descriptor);
+  if (result == 0) ort_train::record_sync(descriptor);
+  return result;
 }
 
 int rename(const char* from, const char* to) noexcept {
@@ -161,13 +173,18 @@ int rename(const char* from, const char* to) noexcept {
       ort_train::fault != ort_train::Fault::short_write) {
     return -1;
   }
-  return call(from, to);
+  const int result = call(from, to);
+  if (result == 0) ort_train::record_rename(from, to);
+  return result;
 }
 
 int fallocate(int descriptor, int mode, off_t offset, off_t bytes) {
   static auto* const call = ort_train::real<decltype(fallocate)>("fallocate");
   if (ort_train::strikes("reserve", ort_train::path_of(descriptor)) && ort_train::fault != ort_train::Fault::short_write) return -1;
-  return call(descriptor, mode, offset, bytes);
+  const int result = call(descriptor, mode, offset, bytes);
+  if (result == 0 && (mode & FALLOC_FL_PUNCH_HOLE) != 0) ort_train::record_hole(descriptor, offset, bytes);
+  if (result == 0 && mode == 0) ort_train::record_resize(descriptor, offset + bytes, true);
+  return result;
 }
 
 int statvfs(const char* path, struct statvfs* status) noexcept {
@@ -205,3 +222,4 @@ int io_uring_submit_and_wait(io_uring* ring, unsigned count) {
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

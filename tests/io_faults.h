@@ -81,4 +81,14 @@ class UringBroken {
   UringBroken& operator=(const UringBroken&) = delete;
 };
 
+// While it lives, no file gets another name, as between two file systems.
+class LinksRefused {
+ public:
+  explicit LinksRefused(bool refuse);
+  ~LinksRefused();
+  LinksRefused(const LinksRefused&) = delete;
+  LinksRefused& operator=(const LinksRefused&) = delete;
+};
+bool links_refused();
+
 }  // namespace ort_train

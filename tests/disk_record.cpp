@@ -175,6 +175,49 @@ void collect(const std::vector<Node>& nodes, int node, const std::string& path, 
 
 }  // namespace
 
+namespace {
+
+void record_write(int descriptor, const void* from, int64_t bytes, int64_t offset) {
+  const std::lock_guard lock(mutex);
+  const int node = recording == nullptr ? -1 : recording->node_of(descriptor);
+  if (node < 0) return;
+  recording->append({.kind = Call::write,
+                     .node = node,
+                     .offset = offset,
+                     .data = std::string(static_cast<const char*>(from), static_cast<size_t>(bytes))});
+}
+
+void record_resize(int descriptor, int64_t bytes, bool only_grow) {
+  const std::lock_guard lock(mutex);
+  const int node = recording == nullptr ? -1 : recording->node_of(descriptor);
+  struct stat status {};
+  if (node < 0 || (only_grow && (::fstat(descriptor, &status) != 0 || status.st_size != bytes))) return;
+  recording->append({.kind = Call::resize, .node = node, .bytes = bytes});
+}
+
+void record_hole(int descriptor, int64_t offset, int64_t bytes) {
+  const std::lock_guard lock(mutex);
+  const int node = recording == nullptr ? -1 : recording->node_of(descriptor);
+  if (node >= 0) recording->append({.kind = Call::hole, .node = node, .offset = offset, .bytes = bytes});
+}
+
+void record_sync(int descriptor) {
+  const std::lock_guard lock(mutex);
+  const int node = recording == nullptr ? -1 : recording->node_of(descriptor);
+  if (node >= 0) recording->append({.kind = Call::sync, .node = node});
+}
+
+void record_rename(const char* from, const char* to) {
+  const std::lock_guard lock(mutex);
+  if (recording == nullptr) return;
+  Call call{.kind = Call::rename};
+  if (!recording->find(from, call.folder, call.name) || !recording->find(to, call.to_folder, call.to_name)) return;
+  call.node = recording->node_at(call.folder, call.name);
+  if (call.node >= 0) recording->append(std::move(call));
+}
+
+}  // namespace
+
 DiskRecord::DiskRecord(const std::string& root) : model_(std::make_unique<Model>()) {
   const std::lock_guard lock(mutex);
   model_->root = fs::canonical(root).string();
@@ -185,13 +228,16 @@ DiskRecord::DiskRecord(const std::string& root) : model_(std::make_unique<Model>
   model_->scan(root, 0);
   model_->first = model_->nodes;
   recording = model_.get();
+  call_listener = {.write = record_write, .resize = record_resize, .hole = record_hole, .sync = record_sync, .rename = record_rename};
 }
 
 DiskRecord::~DiskRecord() { stop(); }
 
 void DiskRecord::stop() {
   const std::lock_guard lock(mutex);
-  if (recording == model_.get()) recording = nullptr;
+  if (recording != model_.get()) return;
+  recording = nullptr;
+  call_listener = {};
 }
 
 size_t DiskRecord::calls() const {
@@ -265,45 +311,6 @@ uint64_t DiskRecord::hash(const Tree& tree) {
         name + '\0' + std::to_string(number) + '\0' + (entry.is_folder ? "/" : hex16(hash_bytes(std::as_bytes(std::span(*entry.content)))));
   }
   return hash_bytes(std::as_bytes(std::span(text)));
-}
-
-void record_write(int descriptor, const void* from, int64_t bytes, int64_t offset) {
-  const std::lock_guard lock(mutex);
-  const int node = recording == nullptr ? -1 : recording->node_of(descriptor);
-  if (node < 0) return;
-  recording->append({.kind = Call::write,
-                     .node = node,
-                     .offset = offset,
-                     .data = std::string(static_cast<const char*>(from), static_cast<size_t>(bytes))});
-}
-
-void record_resize(int descriptor, int64_t bytes, bool only_grow) {
-  const std::lock_guard lock(mutex);
-  const int node = recording == nullptr ? -1 : recording->node_of(descriptor);
-  struct stat status {};
-  if (node < 0 || (only_grow && (::fstat(descriptor, &status) != 0 || status.st_size != bytes))) return;
-  recording->append({.kind = Call::resize, .node = node, .bytes = bytes});
-}
-
-void record_hole(int descriptor, int64_t offset, int64_t bytes) {
-  const std::lock_guard lock(mutex);
-  const int node = recording == nullptr ? -1 : recording->node_of(descriptor);
-  if (node >= 0) recording->append({.kind = Call::hole, .node = node, .offset = offset, .bytes = bytes});
-}
-
-void record_sync(int descriptor) {
-  const std::lock_guard lock(mutex);
-  const int node = recording == nullptr ? -1 : recording->node_of(descriptor);
-  if (node >= 0) recording->append({.kind = Call::sync, .node = node});
-}
-
-void record_rename(const char* from, const char* to) {
-  const std::lock_guard lock(mutex);
-  if (recording == nullptr) return;
-  Call call{.kind = Call::rename};
-  if (!recording->find(from, call.folder, call.name) || !recording->find(to, call.to_folder, call.to_name)) return;
-  call.node = recording->node_at(call.folder, call.name);
-  if (call.node >= 0) recording->append(std::move(call));
 }
 
 }  // namespace ort_train

@@ -51,11 +51,4 @@ class DiskRecord {
   std::unique_ptr<Model> model_;
 };
 
-// What the calls of the library to libc report, where a record is made.
-void record_write(int descriptor, const void* from, int64_t bytes, int64_t offset);
-void record_resize(int descriptor, int64_t bytes, bool only_grow);
-void record_hole(int descriptor, int64_t offset, int64_t bytes);
-void record_sync(int descriptor);
-void record_rename(const char* from, const char* to);
-
 }  // namespace ort_train

@@ -12,8 +12,7 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
-
-#include "tests/disk_record.h"
+#include <type_traits>
 
 namespace ort_train {
 namespace {
@@ -124,6 +123,12 @@ UringRefused::~UringRefused() { uring_refused = 0; }
 FreeSpace::FreeSpace(int64_t bytes) { free_bytes = bytes; }
 FreeSpace::~FreeSpace() { free_bytes = -1; }
 
+CallListener call_listener;
+
+template <typename... Arguments> void tell(void (*listener)(Arguments...), std::type_identity_t<Arguments>... arguments) {
+  if (listener != nullptr) listener(arguments...);
+}
+
 LinksRefused::LinksRefused(bool refuse) { no_links = refuse; }
 LinksRefused::~LinksRefused() { no_links = false; }
 bool links_refused() { return no_links; }
@@ -143,7 +148,7 @@ ssize_t pwrite(int descriptor, const void* from, size_t bytes, off_t offset) {
     bytes = ort_train::half_of(descriptor, bytes);
   }
   const ssize_t put = call(descriptor, from, bytes, offset);
-  if (put > 0) ort_train::record_write(descriptor, from, put, offset);
+  if (put > 0) ort_train::tell(ort_train::call_listener.write, descriptor, from, put, offset);
   return put;
 }
 
@@ -163,7 +168,7 @@ int fsync(int descriptor) {
     return -1;
   }
   const int result = call(descriptor);
-  if (result == 0) ort_train::record_sync(descriptor);
+  if (result == 0) ort_train::tell(ort_train::call_listener.sync, descriptor);
   return result;
 }
 
@@ -174,7 +179,7 @@ int rename(const char* from, const char* to) noexcept {
     return -1;
   }
   const int result = call(from, to);
-  if (result == 0) ort_train::record_rename(from, to);
+  if (result == 0) ort_train::tell(ort_train::call_listener.rename, from, to);
   return result;
 }
 
@@ -182,8 +187,8 @@ int fallocate(int descriptor, int mode, off_t offset, off_t bytes) {
   static auto* const call = ort_train::real<decltype(fallocate)>("fallocate");
   if (ort_train::strikes("reserve", ort_train::path_of(descriptor)) && ort_train::fault != ort_train::Fault::short_write) return -1;
   const int result = call(descriptor, mode, offset, bytes);
-  if (result == 0 && (mode & FALLOC_FL_PUNCH_HOLE) != 0) ort_train::record_hole(descriptor, offset, bytes);
-  if (result == 0 && mode == 0) ort_train::record_resize(descriptor, offset + bytes, true);
+  if (result == 0 && (mode & FALLOC_FL_PUNCH_HOLE) != 0) ort_train::tell(ort_train::call_listener.hole, descriptor, offset, bytes);
+  if (result == 0 && mode == 0) ort_train::tell(ort_train::call_listener.resize, descriptor, offset + bytes, true);
   return result;
 }
 

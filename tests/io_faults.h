@@ -81,6 +81,16 @@ class UringBroken {
   UringBroken& operator=(const UringBroken&) = delete;
 };
 
+// Told of calls that were made, where somebody listens (disk_record.h).
+struct CallListener {
+  void (*write)(int descriptor, const void* from, int64_t bytes, int64_t offset) = nullptr;
+  void (*resize)(int descriptor, int64_t bytes, bool only_grow) = nullptr;
+  void (*hole)(int descriptor, int64_t offset, int64_t bytes) = nullptr;
+  void (*sync)(int descriptor) = nullptr;
+  void (*rename)(const char* from, const char* to) = nullptr;
+};
+extern CallListener call_listener;
+
 // While it lives, no file gets another name, as between two file systems.
 class LinksRefused {
  public:

@@ -177,7 +177,9 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
 
     const Needed needed = needed_for(model.graph, loss_output);
     for (Walk::Found& found : walk.found) {
-      found.obstacle.blocks = found.tensor.empty() ? needed.nodes.at(found.node) : needed.names.contains(found.tensor);
+      // A tensor without a name belongs to no node, and nobody can say what reads it: it is in the way.
+      const bool is_nameless = found.tensor.empty() && found.node >= needed.nodes.size();
+      found.obstacle.blocks = is_nameless || (found.tensor.empty() ? needed.nodes[found.node] : needed.names.contains(found.tensor));
       for (std::string* text : {&found.obstacle.node, &found.obstacle.reason, &found.obstacle.hint})
         *text = onnx::printable(std::move(*text));
       result.obstacles.push_back(std::move(found.obstacle));

@@ -228,7 +228,7 @@ TEST_P(DiskEngines, ARingThatStaysBrokenIsAnError) {
   const SpillFile spill(folder.path, 8 * kBlock, direct());
   const Arena arena(2 * kBlock);
   DiskEngine engine(options(arena));
-  if (engine.method() != DiskMethod::uring) GTEST_SKIP() << "about io_uring";
+  if (engine.method() != DiskMethod::uring) GTEST_SKIP() << "breaks a ring, and this engine has none: threads do its work";
   const auto write = [&](int64_t block) {
     return engine.submit(
         {.write = true, .file = &spill.file(), .offset = block * kBlock, .data = arena.data() + block % 2 * kBlock, .bytes = kBlock});

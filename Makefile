@@ -25,10 +25,10 @@ sanitize:  # what parses and allocates, under AddressSanitizer and UndefinedBeha
 	@.ci/test build-sanitize
 	@.ci/fuzz build-sanitize 15
 
-fuzz:  # the fuzzers for MINUTES, one after the other; what they learn stays in build-sanitize/corpus and is gone on with
+fuzz:  # the fuzzers for MINUTES in all, as many at a time as there are cores; what they learn stays in build-sanitize/corpus and is gone on with
 	@.ci/configure sanitize
 	@cmake --build build-sanitize --target ort-train-fuzz
-	@.ci/fuzz build-sanitize $$(($(MINUTES) * 60 / 7)) build-sanitize/corpus
+	@.ci/fuzz build-sanitize $$(($(MINUTES) * 60 * $$(nproc) / 7)) build-sanitize/corpus
 
 races:  # what shares memory among threads, under ThreadSanitizer
 	@.ci/configure release

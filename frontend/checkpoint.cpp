@@ -107,8 +107,7 @@ std::optional<SlotTable> table_in(const std::string& folder) {
 
 void remove_with_state(const std::string& output_dir, const std::string& folder) {
   const std::optional<SlotTable> table = table_in(folder);
-  std::error_code code;
-  fs::remove(fs::path(folder) / kStateLink, code);
+  remove_file(fs::path(folder) / kStateLink);
   if (table) release_state(output_dir, *table);
   remove_our_files(folder);  // last: what is killed before it is done again
 }
@@ -116,11 +115,9 @@ void remove_with_state(const std::string& output_dir, const std::string& folder)
 // Renames first: a crash leaves a leftover, never half a checkpoint under its name.
 void remove_checkpoint(const std::string& path) {
   const std::string temporary = with_prefix(path, kRemoved);
-  std::error_code code;
-  fs::rename(path, temporary, code);
-  if (code) return;  // the name is taken: the checkpoint stays
+  if (!rename_file(path, temporary)) return;  // the name is taken: the checkpoint stays
   remove_with_state(folder_of(path), temporary);
-  if (exists(temporary)) fs::rename(temporary, path, code);  // somebody's files are in it
+  if (exists(temporary)) rename_file(temporary, path);  // somebody's files are in it
 }
 
 // Keeps `saved`, which is new, and the newest of this run before it. Once there are as many as are kept, all others go: those of earlier
@@ -225,9 +222,8 @@ void remove_superseded(const std::string& output_dir, const std::string& path, s
 
 void remove_checkpoint_leftovers(const std::string& output_dir) {
   const CheckpointLeftovers found = find_leftovers(output_dir);
-  std::error_code code;
   for (const std::string& path : found.put_back)
-    fs::rename(path, fs::path(output_dir) / checkpoint_name(path), code);  // what was to replace it didn't get there
+    rename_file(path, fs::path(output_dir) / checkpoint_name(path));  // what was to replace it didn't get there
   for (const std::string& path : found.lost) remove_with_state(output_dir, path);
 }
 
@@ -257,10 +253,9 @@ std::string save_checkpoint(const std::string& output_dir, const RunState& state
     if (exists(path)) rename_synced(path, replaced);  // of an earlier run, or broken
     rename_synced(temporary, path);
   } catch (...) {
-    std::error_code code;
     if (slots != nullptr && exists(temporary)) slots->withdrawn();
     remove_our_files(temporary);
-    if (!exists(path)) fs::rename(replaced, path, code);
+    if (!exists(path)) rename_file(replaced, path);
     throw;
   }
   if (slots != nullptr) slots->published();

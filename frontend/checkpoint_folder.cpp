@@ -173,11 +173,10 @@ void write_manifest(const std::string& folder, Json body) {
 }
 
 void begin_folder(const std::string& folder) {
-  std::error_code code;
   make_folders(folder_of(folder));
   if (is_taken(folder))
     throw error(ErrorCode::io, "{}: was not written by ort-train, and a checkpoint needs the name: move it away", folder);
-  if (!fs::create_directory(folder, code)) throw error(ErrorCode::io, "{}: the folder can't be made: {}", folder, code.message());
+  make_folder(folder);
   try {
     File marker = File::create((fs::path(folder) / kMarkerFile).string());
     marker.write(0, std::as_bytes(std::span(kMarkerText)));
@@ -190,9 +189,8 @@ void begin_folder(const std::string& folder) {
 }
 
 void remove_our_files(const std::string& folder) {
-  std::error_code code;
-  for (const std::string_view name : kOurFiles) fs::remove(fs::path(folder) / name, code);  // what says whose the folder is goes last
-  fs::remove(folder, code);                                                                 // only if it is empty
+  for (const std::string_view name : kOurFiles) remove_file(fs::path(folder) / name);  // what says whose the folder is goes last
+  remove_empty_folder(folder);
 }
 
 void refuse_foreign_names(const std::string& output_dir, int64_t first, int64_t last) {

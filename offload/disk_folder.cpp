@@ -36,7 +36,7 @@ DiskFile create_disk_file(const std::string& folder, std::string_view prefix, Di
   try {
     return DiskFile(std::move(file), direct);
   } catch (...) {
-    ::unlink(path.c_str());
+    remove_file(path);
     throw;
   }
 }

@@ -331,11 +331,16 @@ void sync_folder(const std::string& folder) {
     throw error(ErrorCode::io, "'{}': fsync failed: {}", folder, reason(errno));
 }
 
+bool rename_file(const std::string& from, const std::string& to) noexcept { return ::rename(from.c_str(), to.c_str()) == 0; }
+
 void rename_synced(const std::string& from, const std::string& to) {
-  if (::rename(from.c_str(), to.c_str()) != 0) throw error(ErrorCode::io, "'{}' can't be renamed to '{}': {}", from, to, reason(errno));
+  if (!rename_file(from, to)) throw error(ErrorCode::io, "'{}' can't be renamed to '{}': {}", from, to, reason(errno));
   sync_folder(folder_of(to));
   if (folder_of(from) != folder_of(to)) sync_folder(folder_of(from));
 }
+
+bool remove_file(const std::string& path) noexcept { return ::unlink(path.c_str()) == 0; }
+bool remove_empty_folder(const std::string& path) noexcept { return ::rmdir(path.c_str()) == 0; }
 
 bool link_file(const std::string& from, const std::string& to) noexcept { return ::link(from.c_str(), to.c_str()) == 0; }
 
@@ -352,6 +357,10 @@ std::string read_small_file(const std::string& path, int64_t limit) {
   std::string text(static_cast<size_t>(size), '\0');
   file.read(0, std::as_writable_bytes(std::span(text)));
   return text;
+}
+
+void make_folder(const std::string& path) {
+  if (::mkdir(path.c_str(), 0777) != 0) throw error(ErrorCode::io, "the folder '{}' can't be made: {}", path, reason(errno));
 }
 
 void make_folders(const std::string& path) {

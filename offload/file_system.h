@@ -113,6 +113,10 @@ class NewFile {
 void sync_folder(const std::string& folder);
 // Renames over `to`, and syncs the folders of both.
 void rename_synced(const std::string& from, const std::string& to);
+// These three leave it to the caller whether a failure matters, and sync nothing; false (errno) where it can't be done.
+bool rename_file(const std::string& from, const std::string& to) noexcept;
+bool remove_file(const std::string& path) noexcept;
+bool remove_empty_folder(const std::string& path) noexcept;
 // Gives an existing file another name; false (errno) where that can't be.
 bool link_file(const std::string& from, const std::string& to) noexcept;
 // Writes a NewFile.
@@ -121,6 +125,8 @@ void replace_file(const std::string& path, std::string_view text);
 std::string read_small_file(const std::string& path, int64_t limit);
 // With its parents, each synced into the folder that holds it.
 void make_folders(const std::string& path);
+// One that isn't there yet, in a folder that is; not synced.
+void make_folder(const std::string& path);
 bool exists(const std::string& path);
 // The folder that a path lies in, "." where it names none.
 std::string folder_of(const std::string& path);

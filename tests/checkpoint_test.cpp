@@ -238,9 +238,9 @@ TEST_F(CheckpointTest, DamageIsNoticed) {
   EXPECT_EQ(load_error(), ErrorCode::corrupt);
 }
 
-// The n-th write, fsync, reservation or rename fails, for every n.
+// The n-th call that changes a file, or a name, fails, for every n.
 TEST_F(CheckpointTest, AFailedCallLeavesTheLastOneGood) {
-  for (const Fault fault : {Fault::error, Fault::full}) {
+  for (const Fault fault : {Fault::error, Fault::full, Fault::name_error}) {
     for (int64_t n = 1;; ++n) {
       save(1);
       fill(2);

@@ -331,6 +331,7 @@ int open(const char* path, int flags, ...) {
     va_end(list);
   }
   if ((flags & (O_CREAT | O_TRUNC)) == 0) return call(path, flags, mode);
+  if ((flags & O_CREAT) != 0 && ort_train::name_call_fails("create", path)) return -1;
   const std::lock_guard lock(mutex);
   struct stat status {};
   const bool is_new = ::lstat(path, &status) != 0;
@@ -345,6 +346,7 @@ int open(const char* path, int flags, ...) {
 
 int mkdir(const char* path, mode_t mode) noexcept {
   static auto* const call = ort_train::real<int(const char*, mode_t)>("mkdir");
+  if (ort_train::name_call_fails("mkdir", path)) return -1;
   const std::lock_guard lock(mutex);
   const int result = call(path, mode);
   struct stat status {};
@@ -354,6 +356,17 @@ int mkdir(const char* path, mode_t mode) noexcept {
 
 int unlink(const char* path) noexcept {
   static auto* const call = ort_train::real<int(const char*)>("unlink");
+  if (ort_train::name_call_fails("unlink", path)) return -1;
+  const std::lock_guard lock(mutex);
+  const int result = call(path), code = errno;
+  if (result == 0 && recording != nullptr) ort_train::removed(path);
+  errno = code;
+  return result;
+}
+
+int rmdir(const char* path) noexcept {
+  static auto* const call = ort_train::real<int(const char*)>("rmdir");
+  if (ort_train::name_call_fails("rmdir", path)) return -1;
   const std::lock_guard lock(mutex);
   const int result = call(path), code = errno;
   if (result == 0 && recording != nullptr) ort_train::removed(path);
@@ -386,6 +399,7 @@ int linkat(int from_folder, const char* from, int to_folder, const char* to, int
     errno = EXDEV;
     return -1;
   }
+  if (ort_train::name_call_fails("link", to)) return -1;
   const std::lock_guard lock(mutex);
   const int result = call(from_folder, from, to_folder, to, flags), code = errno;
   struct stat status {};
@@ -404,6 +418,7 @@ int link(const char* from, const char* to) noexcept { return linkat(AT_FDCWD, fr
 
 int ftruncate(int descriptor, off_t bytes) noexcept {
   static auto* const call = ort_train::real<int(int, off_t)>("ftruncate");
+  if (ort_train::name_call_fails("resize", std::to_string(descriptor))) return -1;
   const int result = call(descriptor, bytes);
   if (result == 0) ort_train::record_resize(descriptor, bytes, false);
   return result;

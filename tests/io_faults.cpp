@@ -34,7 +34,11 @@ std::string path_of(int descriptor) {
   return std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(descriptor), code).string();
 }
 
-bool of_reads(Fault which) { return which == Fault::read_error || which == Fault::short_read; }
+enum class Counted { changes, reads, names };
+Counted counted(Fault which) {
+  if (which == Fault::name_error) return Counted::names;
+  return which == Fault::read_error || which == Fault::short_read ? Counted::reads : Counted::changes;
+}
 bool halves(Fault which) { return which == Fault::short_read || which == Fault::short_write; }
 
 size_t half_of(int descriptor, size_t bytes) {
@@ -43,8 +47,8 @@ size_t half_of(int descriptor, size_t bytes) {
 }
 
 // Whether this call is the one; what fails sets errno.
-bool strikes(const char* what, const std::string& where, bool read = false) {
-  if (!armed || read != of_reads(fault)) return false;
+bool strikes(const char* what, const std::string& where, Counted kind = Counted::changes) {
+  if (!armed || kind != counted(fault)) return false;
   const std::lock_guard lock(mutex);
   calls.push_back(std::string(what) + " " + where);
   if (fault == Fault::none || (--left != 0 && !(lasting && done))) return false;
@@ -58,7 +62,7 @@ bool strikes(const char* what, const std::string& where, bool read = false) {
 bool strikes_transfer(bool read, int descriptor, size_t bytes) {
   if (!armed || (halves(fault) && half_of(descriptor, bytes) == 0)) return false;
   const std::string path = path_of(descriptor);
-  return path.starts_with('/') && strikes(read ? "read" : "write", path, read);  // events have no path
+  return path.starts_with('/') && strikes(read ? "read" : "write", path, read ? Counted::reads : Counted::changes);  // events have no path
 }
 
 // Reads and writes that are about to go into the ring: short ones really are. Those that fail become what the kernel does at once, so that
@@ -132,6 +136,8 @@ template <typename... Arguments> void tell(void (*listener)(Arguments...), std::
 LinksRefused::LinksRefused(bool refuse) { no_links = refuse; }
 LinksRefused::~LinksRefused() { no_links = false; }
 bool links_refused() { return no_links; }
+
+bool name_call_fails(const char* what, const std::string& where) { return strikes(what, where, Counted::names); }
 
 UringBroken::UringBroken(int code) { uring_broken = code; }
 UringBroken::~UringBroken() { uring_broken = 0; }

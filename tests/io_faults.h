@@ -21,6 +21,7 @@ enum class Fault {
   interrupt,    // the call fails with EINTR, once
   read_error,   // these two count reads in place of changes: a read fails with EIO
   short_read,   // a read moves half of its bytes
+  name_error,   // this one counts what makes, links, removes or resizes files and folders in place of changes: it fails with EIO
 };
 
 class IoFaults {
@@ -33,7 +34,8 @@ class IoFaults {
   IoFaults& operator=(const IoFaults&) = delete;
 
   bool happened() const;
-  // "write PATH", "fsync PATH", "rename FROM TO", "read PATH" where reads count: since this object was made.
+  // Since this object was made: "write PATH", "fsync PATH", "rename FROM TO", "reserve PATH"; where reads count "read PATH"; where names
+  // count "create PATH", "mkdir PATH", "link TO", "unlink PATH", "rmdir PATH", "resize PATH".
   static const std::vector<std::string>& trace();
 };
 
@@ -100,5 +102,8 @@ class LinksRefused {
   LinksRefused& operator=(const LinksRefused&) = delete;
 };
 bool links_refused();
+
+// For disk_record.cpp, which these calls come by: whether this one shall fail (errno is set).
+bool name_call_fails(const char* what, const std::string& where);
 
 }  // namespace ort_train

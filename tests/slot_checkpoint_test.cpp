@@ -271,7 +271,7 @@ TEST_P(SlotCheckpointTest, AKillAtAnyCallLosesNothing) {
 
 // The n-th call fails, for every n: what was saved before stays, or the new one is there.
 TEST_P(SlotCheckpointTest, AFailedCallLeavesTheLastOneGood) {
-  for (const Fault fault : {Fault::error, Fault::full}) {
+  for (const Fault fault : {Fault::error, Fault::full, Fault::name_error}) {
     bool happened = true;
     for (int64_t n = 1; happened; ++n) {
       start(nullptr);

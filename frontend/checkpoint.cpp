@@ -1,7 +1,9 @@
 #include "frontend/checkpoint.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -100,24 +102,26 @@ RunState state_of(const Json& json) {
 std::optional<SlotTable> table_in(const std::string& folder) {
   try {
     return slots_of(read_manifest(folder).at("slots"));
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception&) {
     return std::nullopt;
   }
 }
 
-void remove_with_state(const std::string& output_dir, const std::string& folder) {
+// False where something of ours can't be removed; the next one to put things in order tries again.
+bool remove_with_state(const std::string& output_dir, const std::string& folder) {
   const std::optional<SlotTable> table = table_in(folder);
-  remove_file(fs::path(folder) / kStateLink);
+  if (!remove_file(fs::path(folder) / kStateLink) && errno != ENOENT) return false;
   if (table) release_state(output_dir, *table);
-  remove_our_files(folder);  // last: what is killed before it is done again
+  return remove_our_files(folder);  // last: what is killed before it is done again
 }
 
 // Renames first: a crash leaves a leftover, never half a checkpoint under its name.
 void remove_checkpoint(const std::string& path) {
   const std::string temporary = with_prefix(path, kRemoved);
   if (!rename_file(path, temporary)) return;  // the name is taken: the checkpoint stays
-  remove_with_state(folder_of(path), temporary);
-  if (exists(temporary)) rename_file(temporary, path);  // somebody's files are in it
+  if (remove_with_state(folder_of(path), temporary) && exists(temporary)) rename_file(temporary, path);  // somebody's files are in it
 }
 
 // Keeps `saved`, which is new, and the newest of this run before it. Once there are as many as are kept, all others go: those of earlier
@@ -130,6 +134,8 @@ void prune(const std::string& output_dir, const std::string& saved, const RunSta
     bool mine = false;
     try {
       mine = read_manifest(path).at("state").at("run").get<int64_t>() == state.run;
+    } catch (const std::bad_alloc&) {
+      throw;
     } catch (const std::exception&) {  // broken: nobody's
     }
     if (!mine || step > state.step)
@@ -159,6 +165,8 @@ std::vector<Candidate> find_candidates(const std::vector<CheckpointFolder>& fold
       if (candidate.run < 0) throw error(ErrorCode::corrupt, "its manifest names no run");
     } catch (const Error& problem) {
       broken(folder.path, problem.what(), problem.code());
+    } catch (const std::bad_alloc&) {
+      throw;
     } catch (const std::exception& problem) {
       broken(folder.path, problem.what(), ErrorCode::corrupt);
     }
@@ -202,6 +210,8 @@ std::vector<std::string> checkpoints_newer_than(const std::string& output_dir, c
 int64_t saved_part_bytes(const std::string& folder) {
   try {
     return read_manifest(folder).at("part_bytes").get<int64_t>();
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception&) {  // whoever loads it says what is wrong
     return 0;
   }
@@ -328,6 +338,8 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
     } catch (const Error& problem) {
       if (problem.code() == ErrorCode::usage || (preparing && problem.code() != ErrorCode::corrupt)) throw;
       skip(candidate.folder.path, problem.what(), problem.code());
+    } catch (const std::bad_alloc&) {
+      throw;
     } catch (const std::exception& problem) {
       skip(candidate.folder.path, problem.what());
     }

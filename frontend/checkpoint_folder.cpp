@@ -1,9 +1,11 @@
 #include "frontend/checkpoint_folder.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <filesystem>
 #include <iterator>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -129,6 +131,8 @@ bool is_our_checkpoint(const std::string& folder) {
     const Json body = read_body(folder);
     return body.value("program", std::string(kProgram)) == kProgram && body.contains("format") && body.contains("model") &&
            body.contains("settings") && body.contains("state");
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception&) {  // damaged, and without a marker: nobody knows whose it is
     return false;
   }
@@ -188,9 +192,12 @@ void begin_folder(const std::string& folder) {
   }
 }
 
-void remove_our_files(const std::string& folder) {
-  for (const std::string_view name : kOurFiles) remove_file(fs::path(folder) / name);  // what says whose the folder is goes last
+bool remove_our_files(const std::string& folder) {
+  for (const std::string_view name : kOurFiles) {  // what says whose the folder is goes last
+    if (!remove_file(fs::path(folder) / name) && errno != ENOENT) return false;
+  }
   remove_empty_folder(folder);
+  return true;
 }
 
 void refuse_foreign_names(const std::string& output_dir, int64_t first, int64_t last) {

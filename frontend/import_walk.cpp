@@ -316,6 +316,8 @@ void Walk::constant(Job& job) {
       const std::vector<int64_t> values = node.attributes.get("value_ints", std::vector<int64_t>{});
       return make(make_tensor({static_cast<int64_t>(values.size())}, values));
     }
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception& e) {
     if (const auto* known = dynamic_cast<const Error*>(&e); known && known->code() == ErrorCode::io) throw;
     return fail(job, e.what(), "export the model again");

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <new>
 #include <nlohmann/json.hpp>
 
 #include "frontend/checkpoint_folder.h"
@@ -108,6 +109,8 @@ void Trainer::Impl::check_space() const {
     bool mine = false;
     try {
       mine = read_manifest(folder.path).at("state").at("run").get<int64_t>() == state.run;
+    } catch (const std::bad_alloc&) {
+      throw;
     } catch (const std::exception&) {  // broken: nobody's
     }
     if (mine)

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <fstream>
+#include <new>
 #include <nlohmann/json.hpp>
 
 #include "graph/error.h"
@@ -95,6 +96,8 @@ std::optional<MachineProfile> load_profile(const std::string& path) {
     }
     for (const auto& [key, disk] : json.at("disks").items()) profile.disks.emplace(key, disk_of(disk));
     return profile;
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception&) {
     return std::nullopt;
   }

@@ -180,15 +180,19 @@ struct RunFaults : TrainerRuns, ::testing::WithParamInterface<Way> {
     EXPECT_TRUE(files_in(in) == given);
     std::set<std::string> checkpoints, states, others;
     for (const std::string& name : names_in(out)) (name.starts_with("checkpoint-") ? checkpoints : others).insert(name);
-    if (tidy) EXPECT_THAT(others, ::testing::ElementsAre(".ort-train-lock", ".ort-train-model.json", "model.onnx", "weights.data"));
+    if (tidy) {
+      EXPECT_THAT(others, ::testing::ElementsAre(".ort-train-lock", ".ort-train-model.json", "model.onnx", "weights.data"));
+    }
     const bool over = checkpoints.contains(fmt::format("checkpoint-{}", kSteps));
     for (const auto& [name, bytes] : files_in(out)) EXPECT_TRUE(bytes == exported.at(name) || (over && bytes == wanted.at(name))) << name;
     for (const std::string& name : checkpoints) {
       const auto manifest = nlohmann::json::parse(read_file(out + "/" + name + "/state.json"));
       states.insert(fs::path(manifest.at("body").at("slots").at("path").get<std::string>()).filename());
     }
-    if (tidy) EXPECT_THAT(names_in(disk), ::testing::ElementsAreArray(states));
-    if (tidy) EXPECT_LE(states.size(), 1u);
+    if (tidy) {
+      EXPECT_THAT(names_in(disk), ::testing::ElementsAreArray(states));
+      EXPECT_LE(states.size(), 1u);
+    }
   }
 
   // A run that went on after the step `from`, to the end.
@@ -272,7 +276,7 @@ void RunFaults::expect_nothing_lost(bool saved, Fault counted, Calls which) {
     ASSERT_GE(step, before);
     expect_over(run(/*resume=*/step > 0), step);
   }
-  EXPECT_GE(failed * 4, calls.size() * (names_count ? 1 : 3));
+  EXPECT_GE(failed * 3, calls.size() * (names_count ? 1 : 2));
 }
 
 TEST_P(RunFaults, AFailedWriteIsOneSentenceAndLosesNothing) { expect_nothing_lost(true, Fault::none, usual_calls()); }

@@ -120,6 +120,8 @@ std::string violation(const NodeDef& node, int opset) {
   try {
     schema->Verify(has_spare_count(node, opset) ? without(*node.proto, "num_outputs") : *node.proto);
     return "";
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception& e) {
     return first_line(e.what());
   }
@@ -165,6 +167,8 @@ std::optional<FunctionDef> function_body(const ModelDef& model, const NodeDef& n
   const auto body = std::make_shared<pb::FunctionProto>();
   try {
     if (!schema->BuildContextDependentFunction(pb::FunctionBodyBuildContextImpl(*node.proto, types), *body, version)) return std::nullopt;
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception&) {
     return std::nullopt;
   }

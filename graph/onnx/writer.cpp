@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <fstream>
 #include <map>
+#include <new>
 #include <numeric>
 
 #include "graph/onnx/convert.h"
@@ -48,6 +49,8 @@ bool is_standard(const OpDef& op, const pb::NodeProto& proto, int opset) {
   try {
     schema->Verify(proto);
     return true;
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception&) {
     return false;
   }

@@ -196,8 +196,7 @@ bool remove_our_files(const std::string& folder) {
   for (const std::string_view name : kOurFiles) {  // what says whose the folder is goes last
     if (!remove_file(fs::path(folder) / name) && errno != ENOENT) return false;
   }
-  remove_empty_folder(folder);
-  return true;
+  return remove_empty_folder(folder) || has_other_files(folder);
 }
 
 void refuse_foreign_names(const std::string& output_dir, int64_t first, int64_t last) {

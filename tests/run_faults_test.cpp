@@ -186,7 +186,12 @@ struct RunFaults : TrainerRuns, ::testing::WithParamInterface<Way> {
     const bool over = checkpoints.contains(fmt::format("checkpoint-{}", kSteps));
     for (const auto& [name, bytes] : files_in(out)) EXPECT_TRUE(bytes == exported.at(name) || (over && bytes == wanted.at(name))) << name;
     for (const std::string& name : checkpoints) {
-      const auto manifest = nlohmann::json::parse(read_file(out + "/" + name + "/state.json"));
+      const std::string text = read_file(out + "/" + name + "/state.json");
+      if (text.empty()) {
+        ADD_FAILURE() << name << " has no manifest, but " << ::testing::PrintToString(names_in(out + "/" + name));
+        continue;
+      }
+      const auto manifest = nlohmann::json::parse(text);
       states.insert(fs::path(manifest.at("body").at("slots").at("path").get<std::string>()).filename());
     }
     if (tidy) {

@@ -58,8 +58,8 @@ void write_manifest(const std::string& folder, nlohmann::json body);
 
 // Makes the folder, with our marker in it. Throws Error(io), also where something of that name is there.
 void begin_folder(const std::string& folder);
-// Removes what we wrote into a folder, and the folder itself unless somebody else's files are in it. False where a call failed: what is left
-// keeps the marker that says whose it is, or is empty.
+// Removes what we wrote into a folder, and the folder itself unless somebody else's files are in it. False where a call failed: what is
+// left keeps the marker that says whose it is, or is empty.
 bool remove_our_files(const std::string& folder);
 
 // Throws Error(usage) where a name that a run needs is taken by something that isn't ours, or by a folder of ours into which somebody has

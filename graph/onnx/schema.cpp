@@ -213,6 +213,13 @@ bool has_sound_axes(const NodeDef& node, const std::vector<std::optional<TensorT
   return true;
 }
 
+// Whether the types of all inputs are known that the op can't do without: some of the standard's shape rules read them unchecked.
+bool has_required_inputs(const pb::OpSchema& schema, const std::vector<std::optional<TensorType>>& inputs) {
+  const auto required = static_cast<size_t>(std::max(schema.min_input(), 0));
+  return inputs.size() >= required && std::all_of(inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(required),
+                                                  [](const std::optional<TensorType>& input) { return input.has_value(); });
+}
+
 }  // namespace
 
 std::vector<std::optional<TensorType>> infer_outputs(const NodeDef& node, int opset, const std::vector<std::optional<TensorType>>& inputs,
@@ -225,7 +232,7 @@ std::vector<std::optional<TensorType>> infer_outputs(const NodeDef& node, int op
     const auto* const text = equation ? std::get_if<std::string>(equation) : nullptr;
     if (!text || !is_equation(*text)) return outputs;
   }
-  if (!has_sound_axes(node, inputs)) return outputs;
+  if (!has_required_inputs(*schema, inputs) || !has_sound_axes(node, inputs)) return outputs;
   std::vector<pb::TypeProto> types(inputs.size());
   std::vector<pb::TensorProto> data(inputs.size());
   std::unordered_map<std::string, pb::TypeProto*> types_by_name;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <new>
+#include <utility>
 
 #include "exec/kernel_table.h"
 #include "graph/op_def.h"
@@ -21,13 +22,14 @@ namespace {
 
 // An instruction, ready to run: pointers are made once, by attach().
 struct Step {
-  const KernelRun* kernel = nullptr;  // null for a view (nothing to run) and for transfers
+  const KernelRun* kernel = nullptr;  // null for a view (nothing to run) and for copies
   const Instruction* instruction = nullptr;
   std::vector<const void*> inputs;  // null where absent
   std::vector<void*> outputs;
   std::byte* workspace = nullptr;
-  int64_t ticket = 0;   // of the transfer that it started
-  int64_t highest = 0;  // end of the highest place that this step or one before it uses
+  std::vector<int32_t> waits{};  // copies that no step before it waits for
+  int64_t ticket = 0;            // of the copy that it started
+  int64_t highest = 0;           // end of the highest place that this step or one before it uses
 };
 
 [[noreturn]] void rethrow_named(const Graph& graph, NodeId node) {
@@ -42,7 +44,7 @@ struct Step {
   }
 }
 
-// In sanitized builds the whole arena is out of bounds during a run, but for what the present instruction was given and what transfers that
+// In sanitized builds the whole arena is out of bounds during a run, but for what the present instruction was given and what copies that
 // are under way read or fill.
 class Fence {
  public:
@@ -56,13 +58,13 @@ class Fence {
     each(instruction, [&](const Place& place) { close(place); });
     for (const Place& place : moving_) open(place);
   }
-  void begin(const Place& transfer) {
-    moving_.push_back(transfer);
-    open(transfer);
+  void begin(const Place& copy) {
+    moving_.push_back(copy);
+    open(copy);
   }
-  void end(const Place& transfer) {
-    moving_.erase(std::find(moving_.begin(), moving_.end(), transfer));
-    close(transfer);
+  void end(const Place& copy) {
+    moving_.erase(std::find(moving_.begin(), moving_.end(), copy));
+    close(copy);
     for (const Place& place : moving_) open(place);
   }
 
@@ -99,7 +101,8 @@ struct Executor::Impl {
   std::byte* data = nullptr;
   Disk* disk = nullptr;
   int64_t measured = 0;
-  std::vector<std::vector<double>> seconds;
+  std::vector<RunTimes> times;
+  std::vector<std::vector<int32_t>> unwaited;  // copies that only the entry's end waits for
 
   Impl(const Program& p, std::vector<const Graph*> g, Workers& w) : program(p), graphs(std::move(g)), workers(w) {
     require(graphs.size() == program.entries.size(), "an executor needs a graph for each entry point");
@@ -120,7 +123,7 @@ struct Executor::Impl {
       }
     }
     for (size_t e = 0; e < graphs.size(); ++e) entries.push_back(make_steps(e, numbers[e]));
-    for (const std::vector<Step>& steps : entries) seconds.emplace_back(steps.size(), 0.0);
+    for (const std::vector<Step>& steps : entries) times.push_back({.seconds = std::vector<double>(steps.size())});
     for (const Persistent& value : program.persistent) {
       if (!value.initial) persistents.emplace(value.name, &value);
     }
@@ -140,7 +143,7 @@ struct Executor::Impl {
     }
   }
 
-  std::vector<Step> make_steps(size_t entry, const std::vector<size_t>& numbers) const {
+  std::vector<Step> make_steps(size_t entry, const std::vector<size_t>& numbers) {
     std::vector<Step> steps;
     int64_t highest = 0;
     for (ValueId input : graphs[entry]->inputs) highest = std::max(highest, program.entries[entry].value_places[input].end());
@@ -153,9 +156,17 @@ struct Executor::Impl {
       std::for_each(instruction.inputs.begin(), instruction.inputs.end(), use);
       std::for_each(instruction.outputs.begin(), instruction.outputs.end(), use);
       use(instruction.workspace);
-      use({.offset = instruction.memory.offset, .bytes = whole_sectors(instruction.memory.bytes)});
+      if (is_copy(instruction)) use(moved(memory_of(instruction)));
       step.highest = highest;
       steps.push_back(std::move(step));
+    }
+    // One thread begins everything in the order of the list, and computes: what is left to wait for are copies, each once.
+    const std::vector<int32_t> waits = first_waits(program.entries[entry]);
+    unwaited.emplace_back();
+    for (size_t i = 0; i < steps.size(); ++i) {
+      if (!is_copy(*steps[i].instruction)) continue;
+      const auto first = static_cast<size_t>(waits[i]);
+      (first < steps.size() ? steps[first].waits : unwaited.back()).push_back(static_cast<int32_t>(i));
     }
     return steps;
   }
@@ -167,7 +178,7 @@ struct Executor::Impl {
     disk = tier;
     for (size_t e = 0; e < entries.size(); ++e) {
       for (Step& step : entries[e]) {
-        if (step.instruction->action != Action::compute) continue;
+        if (is_copy(*step.instruction)) continue;
         const Node& node = graphs[e]->node(step.instruction->node);
         for (size_t i = 0; i < step.inputs.size(); ++i)
           step.inputs[i] = node.inputs[i] == kNone ? nullptr : data + step.instruction->inputs[i].offset;
@@ -192,13 +203,21 @@ struct Executor::Impl {
     require(data != nullptr || program.arena_bytes == 0, "an executor needs its arena before it runs");
     Fence fence(data, program.arena_bytes);
     const Drained drained{disk};
+    RunTimes& spent = times[entry];
+    spent.waiting = 0;
     Clock::time_point before = Clock::now();
+    const auto lap = [&] {
+      const Clock::time_point now = Clock::now();
+      return std::chrono::duration<double>(now - std::exchange(before, now)).count();
+    };
     for (size_t i = 0; i < entries[entry].size(); ++i) {
       Step& step = entries[entry][i];
       if (stop && stop->load(std::memory_order_relaxed)) return false;
       if (step.highest > measured) measured = step.highest;
-      if (step.instruction->action != Action::compute) {
-        transfer(entries[entry], step, fence);
+      for (const int32_t copy : step.waits) wait(entries[entry][static_cast<size_t>(copy)], fence);
+      if (!step.waits.empty()) spent.waiting += lap();
+      if (is_copy(*step.instruction)) {
+        begin(step, fence);
       } else if (step.kernel) {
         fence.open(*step.instruction);
         try {
@@ -208,10 +227,11 @@ struct Executor::Impl {
         }
         fence.close(*step.instruction);
       }
-      const Clock::time_point now = Clock::now();
-      seconds[entry][i] = std::chrono::duration<double>(now - before).count();
-      before = now;
+      spent.seconds[i] = lap();
+      if (is_copy(*step.instruction)) spent.waiting += spent.seconds[i];  // until the disk has room for another
     }
+    for (const int32_t copy : unwaited[entry]) wait(entries[entry][static_cast<size_t>(copy)], fence);
+    spent.waiting += lap();
     return true;
   }
 
@@ -223,21 +243,23 @@ struct Executor::Impl {
     }
   };
 
-  void transfer(std::vector<Step>& steps, Step& step, Fence& fence) {
-    const Instruction& instruction = *step.instruction;
-    if (instruction.action == Action::wait) {
-      const Step& begun = steps[static_cast<size_t>(instruction.transfer)];
-      disk->wait(begun.ticket);
-      fence.end(moved(begun.instruction->memory));
-      return;
-    }
-    const Place memory = moved(instruction.memory);
-    fence.begin(memory);
-    step.ticket = instruction.action == Action::read ? disk->read(instruction.disk.offset, data + memory.offset, memory.bytes)
-                                                     : disk->write(instruction.disk.offset, data + memory.offset, memory.bytes);
+  void wait(const Step& copy, Fence& fence) {
+    disk->wait(copy.ticket);
+    fence.end(moved(memory_of(*copy.instruction)));
   }
 
-  static Place moved(const Place& place) { return {.offset = place.offset, .bytes = whole_sectors(place.bytes)}; }
+  void begin(Step& copy, Fence& fence) {
+    const Place memory = moved(memory_of(*copy.instruction));
+    const int64_t offset = file_of(*copy.instruction).offset;
+    fence.begin(memory);
+    copy.ticket = is_read(*copy.instruction) ? disk->read(offset, data + memory.offset, memory.bytes)
+                                             : disk->write(offset, data + memory.offset, memory.bytes);
+  }
+
+  static Place moved(Place place) {
+    place.bytes = whole_sectors(place.bytes);
+    return place;
+  }
 
   const Persistent& find(std::string_view name) const {
     const auto found = persistents.find(name);
@@ -279,7 +301,7 @@ size_t Executor::prepared_kernels() const { return impl_->kernels.size(); }
 void Executor::attach(Arena& arena, Disk* disk) { impl_->attach(arena, disk); }
 bool Executor::run(size_t entry, const std::atomic<bool>* stop) { return impl_->run(entry, stop); }
 int64_t Executor::measured_peak_bytes() const { return impl_->measured; }
-const std::vector<double>& Executor::seconds(size_t entry) const { return impl_->seconds.at(entry); }
+const RunTimes& Executor::times(size_t entry) const { return impl_->times.at(entry); }
 
 std::byte* Executor::at(const Place& place) const {
   require(impl_->data != nullptr, "an executor has no memory yet");

@@ -17,6 +17,11 @@
 
 namespace ort_train {
 
+struct RunTimes {
+  std::vector<double> seconds;  // by instruction: of a node, to compute it; of a copy, to begin it
+  double waiting = 0;           // seconds for copies, those that begin them included
+};
+
 class Executor {
  public:
   // Prepares all kernels of all entries; equal specs of one op share one. Throws what preparing a kernel throws, with its node named.
@@ -50,8 +55,8 @@ class Executor {
   // The highest end of any place that was written or read so far: what the arena really had to be.
   int64_t measured_peak_bytes() const;
 
-  // Seconds spent in each instruction of an entry's last run.
-  const std::vector<double>& seconds(size_t entry) const;
+  // Of an entry's last run.
+  const RunTimes& times(size_t entry) const;
 
  private:
   struct Impl;

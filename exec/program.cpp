@@ -46,20 +46,24 @@ bool is_view(const Node& node, const Instruction& instruction) {
   return view.offset == whole.offset + view_offset(node) && view.end() <= whole.end();
 }
 
-int64_t transfers_under_way(const Program& program) {
+std::vector<int32_t> first_waits(const Entry& entry) {
+  std::vector<int32_t> first(entry.code.size(), static_cast<int32_t>(entry.code.size()));
+  for (size_t i = entry.code.size(); i-- > 0;) {
+    for (const int32_t earlier : entry.code[i].waits) first.at(static_cast<size_t>(earlier)) = static_cast<int32_t>(i);
+  }
+  return first;
+}
+
+int64_t copies_under_way(const Program& program) {
   int64_t most = 0;
   for (const Entry& entry : program.entries) {
-    std::vector<int32_t> begun;  // instructions, in their order
+    std::vector<size_t> begun;  // instructions, in their order
     std::vector<bool> is_over(entry.code.size());
     size_t oldest = 0;
     for (size_t i = 0; i < entry.code.size(); ++i) {
-      const Instruction& instruction = entry.code[i];
-      if (instruction.action == Action::compute) continue;
-      if (instruction.action == Action::wait)
-        is_over[static_cast<size_t>(instruction.transfer)] = true;
-      else
-        begun.push_back(static_cast<int32_t>(i));
-      while (oldest < begun.size() && is_over[static_cast<size_t>(begun[oldest])]) ++oldest;
+      for (const int32_t earlier : entry.code[i].waits) is_over[static_cast<size_t>(earlier)] = true;
+      while (oldest < begun.size() && is_over[begun[oldest]]) ++oldest;
+      if (is_copy(entry.code[i])) begun.push_back(i);
       most = std::max(most, static_cast<int64_t>(begun.size() - oldest));
     }
   }
@@ -106,17 +110,21 @@ std::string Program::to_text(const std::vector<const Graph*>& graphs) const {
     text += fmt::format("         {:<11} {}{:>10} +{:<9} {} {}\n", to_string(value.purpose), on_disk ? "disk " : "", show(place.offset),
                         show(place.bytes), value.name, to_string(value.type));
   }
-  const auto transfer_text = [&](const Instruction& i) {
-    if (i.action == Action::wait) return fmt::format("wait     {}", i.transfer);
-    const bool read = i.action == Action::read;
-    return fmt::format("{:<8} {} {} {} +{}", read ? "read" : "write", show(i.memory.offset), read ? "<- disk" : "-> disk",
-                       show(i.disk.offset), show(i.memory.bytes));
+  const auto copy_text = [&](const Instruction& i) {
+    return fmt::format("{:<8} {} {} {} +{}", is_read(i) ? "read" : "write", show(memory_of(i).offset), is_read(i) ? "<- disk" : "-> disk",
+                       show(file_of(i).offset), show(memory_of(i).bytes));
   };
   int64_t number = 0;
   for (size_t e = 0; e < entries.size(); ++e) {
+    const int64_t first = number;
+    const auto waits_text = [&](const Instruction& i) {
+      std::string waits;
+      for (const int32_t earlier : i.waits) waits += (waits.empty() ? "   wait " : ", ") + grouped(static_cast<double>(first + earlier), 0);
+      return waits;
+    };
     for (const Instruction& instruction : entries[e].code) {
-      if (instruction.action != Action::compute) {
-        text += fmt::format("{:>6}  {}\n", grouped(static_cast<double>(number++), 0), transfer_text(instruction));
+      if (is_copy(instruction)) {
+        text += fmt::format("{:>6}  {}{}\n", grouped(static_cast<double>(number++), 0), copy_text(instruction), waits_text(instruction));
         continue;
       }
       const Node& node = graphs[e]->node(instruction.node);
@@ -133,7 +141,7 @@ std::string Program::to_text(const std::vector<const Graph*>& graphs) const {
                           is_view(node, instruction) ? "view" : "compute", describe(*graphs[e], instruction.node), inputs, outputs);
       if (instruction.workspace.bytes > 0)
         text += fmt::format("   workspace {} +{}", show(instruction.workspace.offset), show(instruction.workspace.bytes));
-      text += '\n';
+      text += waits_text(instruction) + '\n';
     }
   }
   return text;

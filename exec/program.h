@@ -1,4 +1,5 @@
-// Program: what the planner decided, as data. A flat list of instructions with places, in one arena, with several entry points.
+// Program: what the planner decided, as data. Flat lists of instructions on queues, with places in spaces and what each waits for; several
+// entry points.
 //
 // A Program prints as text, is checked by verify() (exec/verify.cpp, written apart from the planner) and run by the Executor, which
 // decides nothing. It is a value; it refers to the entry graphs by index and never owns them.
@@ -23,12 +24,25 @@ constexpr int64_t aligned(int64_t bytes) { return (bytes + kPlaceAlignment - 1) 
 // Bytes that a transfer moves.
 constexpr int64_t whole_sectors(int64_t bytes) { return (bytes + kSector - 1) / kSector * kSector; }
 
+// What has addresses of its own: the memory that kernels compute in, and a file.
+using SpaceId = uint8_t;
+inline constexpr SpaceId kMemory = 0, kFile = 1;
+inline constexpr size_t kSpaces = 2;
+
 struct Place {
-  int64_t offset = 0;  // in the arena, a multiple of kPlaceAlignment; on the disk, of kSector
+  int64_t offset = 0;  // in its space; in memory a multiple of kPlaceAlignment, in the file of kSector
   int64_t bytes = 0;   // 0: nothing there
+  SpaceId space = kMemory;
   int64_t end() const { return offset + bytes; }
   bool operator==(const Place&) const = default;
 };
+
+// Instructions of a queue begin in their order, each when what it waits for is complete. On an ordered queue each is complete before the
+// next begins; on the others they overlap, and end in any order. Queues know nothing of each other but by waits.
+using QueueId = uint8_t;
+inline constexpr QueueId kCompute = 0, kRead = 1, kWrite = 2;
+inline constexpr size_t kQueues = 3;
+constexpr bool is_ordered(QueueId queue) { return queue == kCompute; }
 
 // What a byte of the arena is for: the rows of the plan's table.
 enum class Purpose : uint8_t { weights, gradients, optimizer, activations, inputs, constants, workspace };
@@ -36,7 +50,7 @@ inline constexpr size_t kPurposes = 7;
 std::string_view to_string(Purpose purpose);
 
 // An alias class of values, or a workspace: one piece of memory, one lifetime. What goes to the disk and comes back has a storage for each
-// of its stays in memory.
+// of its stays in memory. What waits for the copy that ends a stay comes behind it.
 struct Storage {
   std::string name;                        // of its first value; of the node, for a workspace
   Purpose purpose = Purpose::activations;  // of its first value
@@ -57,24 +71,23 @@ struct Persistent {
 
 enum class Action : uint8_t {
   compute,  // runs the node
-  read,     // starts to copy `disk` to `memory`
-  write,    // starts to copy `memory` to `disk`
-  wait,     // until the transfer that instruction `transfer` started is complete
+  copy,     // copies `from` to `to`
 };
 
 struct Instruction {
   Action action = Action::compute;
+  QueueId queue = kCompute;
   NodeId node = kNone;           // compute: in the entry's graph
   std::vector<Place> inputs{};   // by the node's inputs; bytes 0 where absent
   std::vector<Place> outputs{};  // by the node's outputs; bytes 0 where absent
   Place workspace{};             // bytes 0: none
-  Place memory{}, disk{};        // read, write: as many bytes as the tensor has; whole sectors are moved
-  int32_t transfer = -1;         // wait
+  Place from{}, to{};            // copy: of two spaces, as many bytes as the tensor has; whole sectors are moved
+  std::vector<int32_t> waits{};  // earlier instructions, of any queue, that are complete before this one begins
 };
 
 struct Entry {
   std::string name;                 // "train", "train-remainder", "evaluate" …
-  std::vector<Instruction> code;    // every node of the graph, once; transfers between them
+  std::vector<Instruction> code;    // every node of the graph, once, and copies; it ends when all of them are complete
   std::vector<Storage> storages;    // transient ones, workspaces included
   std::vector<Place> value_places;  // by ValueId: where each value of the graph is in the end (inputs: in the beginning), or was last
   std::vector<ValueId> keep;        // what must be intact after the last instruction, the graph's outputs included
@@ -99,18 +112,29 @@ struct Program {
 // to run.
 bool is_view(const Node& node, const Instruction& instruction);
 
-// Counted from the oldest transfer that isn't waited for yet to the newest: the most that there ever are.
-int64_t transfers_under_way(const Program& program);
+inline bool is_copy(const Instruction& instruction) { return instruction.action == Action::copy; }
+inline bool is_read(const Instruction& instruction) { return is_copy(instruction) && instruction.from.space == kFile; }
+inline bool is_write(const Instruction& instruction) { return is_copy(instruction) && instruction.to.space == kFile; }
+// The places of a copy between memory and the file.
+inline const Place& memory_of(const Instruction& copy) { return copy.from.space == kFile ? copy.to : copy.from; }
+inline const Place& file_of(const Instruction& copy) { return copy.from.space == kFile ? copy.from : copy.to; }
+
+// By instruction of a copy: the first that waits for it, or the end of the code.
+std::vector<int32_t> first_waits(const Entry& entry);
+
+// Counted from the oldest copy that nothing has waited for yet to the newest: the most that there ever are.
+int64_t copies_under_way(const Program& program);
 
 // The node that instruction `at` runs; of a transfer, the next one that is run, or the last. kNone where the entry runs none.
 NodeId node_at(const Entry& entry, size_t at);
 
-// Replays every entry's instructions and throws Error(device) at the first violation: a read before its write or of bytes that another
-// storage has overwritten since, an output or workspace over something that its instruction reads, two live storages that overlap, a place
-// outside the arena or the disk or misaligned, memory touched while a transfer uses it, a transfer that nobody waits for, a workspace
-// smaller than the kernel wants, a node left out or run twice, a kept value that isn't intact at the end, state not written by its writer,
-// not in place or not brought back to where it lives, a peak that isn't the stated one. Written apart from the planner: it looks at places
-// and graphs only.
+// Replays every entry's instructions and throws Error(device) at the first violation. What it proves holds for any order in which queues
+// may really run: two instructions that touch the same bytes, one of which writes them, are ordered by their queue or by waits. Besides: a
+// read of bytes that another storage has overwritten since, an output or workspace over something that its instruction reads, two live
+// storages that overlap, a place outside its space or misaligned, a wait for what doesn't come before, a storage that ends before its
+// copies do, a workspace smaller than the kernel wants, a node left out or run twice, a kept value that isn't intact at the end, state not
+// written by its writer, not in place or not brought back to where it lives, a peak that isn't the stated one. Written apart from the
+// planner: it looks at places, waits and graphs only.
 void verify(const Program& program, const std::vector<const Graph*>& graphs);
 
 }  // namespace ort_train

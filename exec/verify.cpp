@@ -1,13 +1,19 @@
-// verify: the proof that a Program does what its graphs say, made by replaying it over a map of the arena's bytes.
+// verify: the proof that a Program does what its graphs say, made by replaying it over a map of the bytes of each space.
 //
-// The map says of each range which content it holds: a number that is new for each value made or changed, and the same for a view. A node
-// must find its input's content, whole, wherever it reads it. The disk has a map of its own: transfers carry contents from one to the
-// other, and until one is waited for, what it touches is out of bounds. What the planner thinks of lifetimes enters nowhere in the replay;
-// the stated storages, from which reports are made, are checked against it afterwards.
+// The replay takes the instructions in the order of the list. That the result is the same in every order in which the queues may really run
+// them is proven beside it: of any two that touch the same bytes, where one writes them, the later must know that the earlier is complete,
+// by its queue, by what it waits for, or by what these knew (happens-before: a vector clock for each instruction, with a component for each
+// queue).
+//
+// The map says of each range which content it holds: a number that is new for each value made or changed, and the same for a view or a
+// copy. A node must find its input's content, whole, wherever it reads it. What the planner thinks of lifetimes enters nowhere in the
+// replay; the stated storages, from which reports are made, are checked against it afterwards.
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -21,14 +27,16 @@ namespace {
 using Content = int64_t;
 constexpr Content kGarbage = -1, kUnknown = -2;
 
-bool overlap(const Place& a, const Place& b) { return a.bytes > 0 && b.bytes > 0 && a.offset < b.end() && b.offset < a.end(); }
+bool overlap(const Place& a, const Place& b) {
+  return a.space == b.space && a.bytes > 0 && b.bytes > 0 && a.offset < b.end() && b.offset < a.end();
+}
 
 template <typename... Args> [[noreturn]] void fail_program(fmt::format_string<Args...> format, Args&&... args) {
   throw error(ErrorCode::device, "internal error: the plan is wrong: {}; please report this",
               fmt::format(format, std::forward<Args>(args)...));
 }
 
-// What the arena's bytes hold.
+// What the bytes of a space hold.
 class ByteMap {
  public:
   void write(const Place& place, Content content) {
@@ -67,6 +75,144 @@ class ByteMap {
   std::map<int64_t, Range> ranges_;
 };
 
+// Which instructions of a queue are known to be complete, by their number on it: those below a number, and some more.
+class Completed {
+ public:
+  bool has(int32_t number) const { return number < below_ || std::binary_search(more_.begin(), more_.end(), number); }
+  void add(int32_t number) {
+    if (has(number)) return;
+    more_.insert(std::lower_bound(more_.begin(), more_.end(), number), number);
+    absorb();
+  }
+  void add_until(int32_t number) {  // and all before it
+    below_ = std::max(below_, number + 1);
+    absorb();
+  }
+  void add(const Completed& other) {
+    below_ = std::max(below_, other.below_);
+    if (!other.more_.empty()) {
+      std::vector<int32_t> both;
+      std::set_union(more_.begin(), more_.end(), other.more_.begin(), other.more_.end(), std::back_inserter(both));
+      more_ = std::move(both);
+    }
+    absorb();
+  }
+
+ private:
+  void absorb() {
+    auto at = std::lower_bound(more_.begin(), more_.end(), below_);
+    for (; at != more_.end() && *at == below_; ++at) ++below_;
+    more_.erase(more_.begin(), at);
+  }
+  int32_t below_ = 0;
+  std::vector<int32_t> more_;  // ascending, none below
+};
+using Clock = std::array<Completed, kQueues>;
+
+// Of each instruction of an entry, what it knows to be complete when it begins.
+class HappensBefore {
+ public:
+  explicit HappensBefore(const std::vector<Instruction>& code) : code_(code), number_(code.size()), clocks_(code.size()) {
+    std::array<int32_t, kQueues> latest;
+    latest.fill(-1);
+    std::array<int32_t, kQueues> count{};
+    for (size_t i = 0; i < code.size(); ++i) {
+      const QueueId queue = code[i].queue;
+      number_[i] = count[queue]++;
+      Clock& clock = clocks_[i];
+      if (latest[queue] >= 0) {
+        clock = clocks_[static_cast<size_t>(latest[queue])];  // it has begun
+        if (is_ordered(queue)) clock[queue].add_until(number_[i] - 1);
+      }
+      for (const int32_t earlier : code[i].waits) add_complete(clock, static_cast<size_t>(earlier));
+      latest[queue] = static_cast<int32_t>(i);
+    }
+  }
+
+  // Whether `earlier` is complete whenever `later` begins.
+  bool knows(size_t later, int32_t earlier) const {
+    const auto at = static_cast<size_t>(earlier);
+    return at == later || clocks_[later][code_[at].queue].has(number_[at]);
+  }
+
+ private:
+  void add_complete(Clock& clock, size_t earlier) const {
+    for (size_t queue = 0; queue < kQueues; ++queue) clock[queue].add(clocks_[earlier][queue]);
+    const QueueId queue = code_[earlier].queue;
+    if (is_ordered(queue))
+      clock[queue].add_until(number_[earlier]);
+    else
+      clock[queue].add(number_[earlier]);
+  }
+  const std::vector<Instruction>& code_;
+  std::vector<int32_t> number_;  // of each instruction, on its queue
+  std::vector<Clock> clocks_;
+};
+
+// Who last wrote each byte of a space, and who has read it since.
+class AccessMap {
+ public:
+  // An instruction that isn't known to be complete when `reader` reads the place, or kNobody.
+  int32_t read(const Place& place, int32_t reader, const HappensBefore& before) {
+    return visit(place, [&](Access& access) {
+      if (!before.knows(static_cast<size_t>(reader), access.writer_or(reader))) return access.writer;
+      std::erase_if(access.readers, [&](int32_t earlier) { return before.knows(static_cast<size_t>(reader), earlier); });
+      access.readers.push_back(reader);
+      return kNobody;
+    });
+  }
+  int32_t write(const Place& place, int32_t writer, const HappensBefore& before) {
+    const int32_t found = visit(place, [&](Access& access) {
+      if (!before.knows(static_cast<size_t>(writer), access.writer_or(writer))) return access.writer;
+      for (const int32_t reader : access.readers) {
+        if (!before.knows(static_cast<size_t>(writer), reader)) return reader;
+      }
+      return kNobody;
+    });
+    if (place.bytes > 0) {  // one range again
+      ranges_.erase(ranges_.lower_bound(place.offset), ranges_.lower_bound(place.end()));
+      ranges_.emplace(place.offset, Access{.end = place.end(), .writer = writer, .readers = {}});
+    }
+    return found;
+  }
+  static constexpr int32_t kNobody = -1;
+
+ private:
+  struct Access {
+    int64_t end = 0;
+    int32_t writer = kNobody;
+    std::vector<int32_t> readers;
+    int32_t writer_or(int32_t self) const { return writer == kNobody ? self : writer; }
+  };
+
+  // Calls body for each range of the place, until one returns something else than kNobody.
+  template <typename Body> int32_t visit(const Place& place, Body body) {
+    if (place.bytes == 0) return kNobody;
+    cut(place.offset);
+    cut(place.end());
+    for (int64_t at = place.offset; at < place.end();) {
+      auto range = ranges_.lower_bound(at);
+      if (range == ranges_.end() || range->first > at) {  // nobody was there
+        const int64_t end = range == ranges_.end() ? place.end() : std::min(place.end(), range->first);
+        range = ranges_.emplace_hint(range, at, Access{.end = end, .writer = kNobody, .readers = {}});
+      }
+      if (const int32_t found = body(range->second); found != kNobody) return found;
+      at = range->second.end;
+    }
+    return kNobody;
+  }
+  void cut(int64_t offset) {
+    auto at = ranges_.lower_bound(offset);
+    if (at == ranges_.begin() || (at != ranges_.end() && at->first == offset)) return;
+    --at;
+    if (at->second.end <= offset) return;
+    Access behind = at->second;
+    at->second.end = offset;
+    ranges_.emplace(offset, std::move(behind));
+  }
+  std::map<int64_t, Access> ranges_;
+};
+
 class EntryVerifier {
  public:
   EntryVerifier(const Program& program, const Entry& entry, const Graph& graph, KernelTable& kernels)
@@ -81,16 +227,16 @@ class EntryVerifier {
 
   void run() {
     check_code();
+    check_waits();
+    before_.emplace(entry_.code);
     place_persistents();
     place_inputs();
     for (at_ = 0; at_ < static_cast<int32_t>(entry_.code.size()); ++at_) {
       const Instruction& instruction = entry_.code[at_];
       if (instruction.action == Action::compute)
         replay(instruction);
-      else if (instruction.action == Action::wait)
-        finish(instruction.transfer);
       else
-        start(instruction);
+        copy(instruction);
     }
     check_end();
     check_storages();
@@ -103,7 +249,7 @@ class EntryVerifier {
     const bool within = at_ >= 0 && at_ < static_cast<int32_t>(entry_.code.size());
     if (within) {
       const NodeId node = entry_.code[at_].node;
-      fail_program("entry '{}', instruction {}, {}: {}", entry_.name, at_, node < graph_.node_count() ? describe(graph_, node) : "transfer",
+      fail_program("entry '{}', instruction {}, {}: {}", entry_.name, at_, node < graph_.node_count() ? describe(graph_, node) : "copy",
                    what);
     }
     fail_program("entry '{}': {}", entry_.name, what);
@@ -125,7 +271,20 @@ class EntryVerifier {
     }
   }
 
+  // Each instruction on a queue of its kind; what it waits for comes before it, so that nothing waits for ever.
+  void check_waits() {
+    for (at_ = 0; at_ < static_cast<int32_t>(entry_.code.size()); ++at_) {
+      const Instruction& instruction = entry_.code[at_];
+      if (instruction.queue >= kQueues) fail("it is on queue {}, which isn't there", instruction.queue);
+      if (is_copy(instruction) == (instruction.queue == kCompute)) fail("it is on a queue of another kind");
+      for (const int32_t earlier : instruction.waits) {
+        if (earlier < 0 || earlier >= at_) fail("it waits for instruction {}, which doesn't come before it", earlier);
+      }
+    }
+  }
+
   void check_place(const Place& place, int64_t bytes, const char* what) const {
+    if (place.space != kMemory) fail("{} isn't in memory", what);
     if (place.bytes != bytes) fail("{} has {} bytes of memory, but needs {}", what, place.bytes, bytes);
     if (bytes == 0) return;
     if (place.offset % kPlaceAlignment != 0) fail("{} is misaligned at {}", what, place.offset);
@@ -140,7 +299,7 @@ class EntryVerifier {
     for (size_t i = 0; i < program_.persistent.size(); ++i) {
       const Persistent& value = program_.persistent[i];
       state_.push_back(next_++);
-      (value.disk.bytes > 0 ? disk_ : bytes_).write(home(value), state_[i]);
+      bytes_[home(value).space].write(home(value), state_[i]);
       if (!value.initial)
         by_name.emplace(value.name, i);
       else if (value.place.bytes > 0)
@@ -178,59 +337,48 @@ class EntryVerifier {
       if (!given) continue;
       const Place& place = entry_.value_places[id];
       check_place(place, value.bytes(), "an input");
-      if (!bytes_.is_free(place)) fail("the input '{}' lies over something else", value.name);
+      if (!bytes_[kMemory].is_free(place)) fail("the input '{}' lies over something else", value.name);
       content_[id] = next_++;
-      bytes_.write(place, content_[id]);
+      bytes_[kMemory].write(place, content_[id]);
     }
     for (ValueId id : graph_.inputs) {
       if (graph_.value(id).bytes() > 0 && entry_.value_places[id].bytes == 0) fail("the input '{}' has no place", graph_.value(id).name);
     }
   }
 
-  // Memory that a transfer uses: nobody may write it, and what is being read from the disk isn't there yet.
-  void check_still(const Place& place, bool written) const {
-    for (const auto& [number, transfer] : in_flight_) {
-      if ((written || transfer->action == Action::read) && overlap(place, moved(transfer->memory)))
-        fail("instruction {} is still moving the bytes at {}", number, place.offset);
-    }
+  // Of two accesses to the same bytes, one of which writes, the later knows that the earlier is complete.
+  void touch(const Place& place, bool writes) {
+    AccessMap& accesses = accesses_[place.space];
+    const int32_t other = writes ? accesses.write(place, at_, *before_) : accesses.read(place, at_, *before_);
+    if (other != AccessMap::kNobody)
+      fail("it {} bytes at {} that instruction {} may still be {}", writes ? "writes" : "reads", place.offset, other,
+           writes ? "using" : "writing");
   }
 
-  static Place moved(const Place& place) { return {.offset = place.offset, .bytes = whole_sectors(place.bytes)}; }
-
-  void start(const Instruction& instruction) {
-    const Place memory = moved(instruction.memory), disk = moved(instruction.disk);
-    if (instruction.memory.bytes <= 0 || instruction.disk.bytes != instruction.memory.bytes)
-      fail("it moves {} bytes to or from {}", instruction.memory.bytes, instruction.disk.bytes);
-    if (memory.offset % kSector != 0 || disk.offset % kSector != 0) fail("it begins at {} and {}", memory.offset, disk.offset);
-    check_place(memory, memory.bytes, "what it moves");
-    if (memory.offset < program_.persistent_bytes) fail("it moves what lives across runs");
-    if (disk.offset < 0 || disk.end() > program_.disk_bytes)
-      fail("it ends at {}, outside the disk's {} bytes", disk.end(), program_.disk_bytes);
-    const bool reads = instruction.action == Action::read;
-    check_still(memory, reads);
-    for (const auto& [number, transfer] : in_flight_) {
-      const bool both_read = reads && transfer->action == Action::read;
-      if (!both_read && overlap(disk, moved(transfer->disk))) fail("instruction {} is still busy with the same place of the disk", number);
-    }
-    if (reads) {
-      if (disk_.content(instruction.disk) == kGarbage) fail("the disk has nothing whole at {}", disk.offset);
-      bytes_.write(memory, kGarbage);
-    } else {
-      if (bytes_.content(instruction.memory) == kGarbage) fail("there is nothing whole at {}", memory.offset);
-      disk_.write(disk, kGarbage);
-    }
-    in_flight_.emplace(at_, &instruction);
+  static Place moved(Place place) {
+    place.bytes = whole_sectors(place.bytes);
+    return place;
   }
 
-  void finish(int32_t number) {
-    const auto found = in_flight_.find(number);
-    if (found == in_flight_.end()) fail("it waits for instruction {}, which moves nothing now", number);
-    const Instruction& transfer = *found->second;
-    in_flight_.erase(found);
-    if (transfer.action == Action::read)
-      bytes_.write(transfer.memory, disk_.content(transfer.disk));
-    else
-      disk_.write(transfer.disk, bytes_.content(transfer.memory));
+  void copy(const Instruction& instruction) {
+    if (instruction.from.space >= kSpaces || instruction.to.space >= kSpaces || instruction.from.space == instruction.to.space)
+      fail("it copies from space {} to space {}", instruction.from.space, instruction.to.space);
+    if (instruction.queue != (is_read(instruction) ? kRead : kWrite)) fail("it is on a queue of the other direction");
+    const Place from = moved(instruction.from), to = moved(instruction.to), &memory = is_read(instruction) ? to : from,
+                &file = is_read(instruction) ? from : to;
+    if (instruction.from.bytes <= 0 || instruction.from.bytes != instruction.to.bytes)
+      fail("it copies {} bytes to {}", instruction.from.bytes, instruction.to.bytes);
+    if (from.offset % kSector != 0 || to.offset % kSector != 0) fail("it copies from {} to {}, not in sectors", from.offset, to.offset);
+    check_place(memory, memory.bytes, "what it copies");
+    if (memory.offset < program_.persistent_bytes) fail("it copies what lives across runs");
+    if (file.offset < 0 || file.end() > program_.disk_bytes)
+      fail("it ends at {}, outside the disk's {} bytes", file.end(), program_.disk_bytes);
+    touch(from, false);
+    touch(to, true);
+    const Content content = bytes_[from.space].content(instruction.from);
+    if (content == kGarbage) fail("there is nothing whole at {}", from.offset);
+    bytes_[to.space].write(to, kGarbage);
+    bytes_[to.space].write(instruction.to, content);
   }
 
   void replay(const Instruction& instruction) {
@@ -244,13 +392,13 @@ class EntryVerifier {
       last_place_[value] = instruction.inputs[i];
       if (node.op->overwrites && declared(node.op->writes, 0, i)) continue;  // whatever it holds
       if (content_[value] == kUnknown) fail("'{}' is read before it is written", graph_.value(value).name);
-      check_still(instruction.inputs[i], false);
-      if (bytes_.content(whole_of(value, instruction.inputs[i])) != content_[value])
+      touch(instruction.inputs[i], false);
+      if (bytes_[kMemory].content(whole_of(value, instruction.inputs[i])) != content_[value])
         fail("'{}' was overwritten before it is read, or is elsewhere", graph_.value(value).name);
     }
     check_workspace(node, instruction);
     for (size_t i = 0; i < node.outputs.size(); ++i) check_output(node, instruction, i);
-    bytes_.write(instruction.workspace, kGarbage);
+    bytes_[kMemory].write(instruction.workspace, kGarbage);
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       if (node.outputs[i] != kNone) write_output(node, instruction, i);
     }
@@ -272,7 +420,7 @@ class EntryVerifier {
     const Place& workspace = instruction.workspace;
     check_place(workspace, wanted, "the workspace");
     if (wanted > 0 && workspace.offset < program_.persistent_bytes) fail("the workspace lies over what lives across runs");
-    check_still(workspace, true);
+    touch(workspace, true);
     for (const auto* places : {&instruction.inputs, &instruction.outputs}) {
       for (const Place& place : *places) {
         if (overlap(workspace, place)) fail("the workspace lies over an input or output");
@@ -285,7 +433,7 @@ class EntryVerifier {
                        [&](const Alias& a) { return static_cast<size_t>(a.output) == output && static_cast<size_t>(a.input) == input; });
   }
 
-  void check_output(const Node& node, const Instruction& instruction, size_t i) const {
+  void check_output(const Node& node, const Instruction& instruction, size_t i) {
     const ValueId value = node.outputs[i];
     const Place& place = instruction.outputs[i];
     check_place(place, value == kNone ? 0 : graph_.value(value).bytes(), "an output");
@@ -308,7 +456,7 @@ class EntryVerifier {
       if (!allowed) fail("'{}' lies over the input '{}'", graph_.value(value).name, graph_.value(node.inputs[j]).name);
     }
     if (shared > 1) fail("'{}' lies over more than one input", graph_.value(value).name);
-    if (!is_view(node, instruction)) check_still(place, true);
+    if (!is_view(node, instruction)) touch(place, true);
     if (place.bytes > 0 && !state && !is_view(node, instruction) && place.offset < program_.persistent_bytes)
       fail("'{}' lies over what lives across runs", graph_.value(value).name);
   }
@@ -324,7 +472,7 @@ class EntryVerifier {
       return;
     }
     content_[value] = next_++;
-    bytes_.write(instruction.outputs[i], content_[value]);
+    bytes_[kMemory].write(instruction.outputs[i], content_[value]);
     for (const Alias& write : node.op->writes) {
       if (static_cast<size_t>(write.output) != i || node.inputs[write.input] == kNone) continue;
       persistent_of_[value] = persistent_of_[node.inputs[write.input]];
@@ -337,29 +485,28 @@ class EntryVerifier {
       if (last_place_[value].bytes > 0 && entry_.value_places[value] != last_place_[value])
         fail("'{}' isn't where it is said to be", graph_.value(value).name);
     }
-    if (!in_flight_.empty()) fail("nobody waits for the transfer of instruction {}", in_flight_.begin()->first);
     for (const auto* values : {&graph_.outputs, &entry_.keep}) {
       for (ValueId value : *values) {
         if (value >= graph_.value_count()) fail("it is to keep a value that isn't there");
         if (graph_.value(value).bytes() == 0) continue;
         if (content_[value] == kUnknown) fail("it is to keep '{}', which nothing makes", graph_.value(value).name);
-        if (bytes_.content(whole_of(value, entry_.value_places[value])) != content_[value])
+        if (bytes_[kMemory].content(whole_of(value, entry_.value_places[value])) != content_[value])
           fail("'{}' isn't intact at the end", graph_.value(value).name);
       }
     }
     for (size_t i = 0; i < program_.persistent.size(); ++i) {
       const Persistent& value = program_.persistent[i];
-      const ByteMap& map = value.disk.bytes > 0 ? disk_ : bytes_;
-      if (value.type.bytes() > 0 && map.content(home(value)) != state_[i])
+      if (value.type.bytes() > 0 && bytes_[home(value).space].content(home(value)) != state_[i])
         fail("'{}', which lives across runs, was overwritten", value.name);
     }
   }
 
   static const Place& home(const Persistent& value) { return value.disk.bytes > 0 ? value.disk : value.place; }
 
-  // The stated storages: whatever an instruction touches lies in one that is live then and has that value, workspaces and transfers
+  // The stated storages: whatever an instruction touches lies in one that is live then and has that value, workspaces and copies
   // included; no two that live at once overlap.
   void check_storages() {
+    first_waits_ = first_waits(entry_);
     const auto end = static_cast<int32_t>(entry_.code.size());
     opening_.resize(static_cast<size_t>(std::max(end, 1)));
     closing_.resize(opening_.size());
@@ -409,24 +556,16 @@ class EntryVerifier {
   }
 
   void check_touched(const Instruction& instruction) {
-    switch (instruction.action) {
-      case Action::compute: {
-        const Node& node = graph_.node(instruction.node);
-        for (size_t i = 0; i < node.inputs.size(); ++i) check_value(node.inputs[i], instruction.inputs[i]);
-        for (size_t i = 0; i < node.outputs.size(); ++i) check_value(node.outputs[i], instruction.outputs[i]);
-        if (instruction.workspace.bytes == 0) break;
-        if (storage_at(instruction.workspace, "the workspace").purpose != Purpose::workspace) fail("the workspace is another's storage");
-        break;
-      }
-      case Action::read:
-      case Action::write:
-        moving_[at_] = &storage_at(moved(instruction.memory), "what it moves");
-        break;
-      case Action::wait:
-        if (&storage_at(moved(entry_.code[instruction.transfer].memory), "what it waits for") != moving_[instruction.transfer])
-          fail("the storage of instruction {} ends before its transfer", instruction.transfer);
-        break;
+    if (is_copy(instruction)) {
+      const Storage& storage = storage_at(moved(memory_of(instruction)), "what it copies");
+      if (storage.last < first_waits_[at_] - 1) fail("the storage '{}' ends before its copy is complete", storage.name);
+      return;
     }
+    const Node& node = graph_.node(instruction.node);
+    for (size_t i = 0; i < node.inputs.size(); ++i) check_value(node.inputs[i], instruction.inputs[i]);
+    for (size_t i = 0; i < node.outputs.size(); ++i) check_value(node.outputs[i], instruction.outputs[i]);
+    if (instruction.workspace.bytes > 0 && storage_at(instruction.workspace, "the workspace").purpose != Purpose::workspace)
+      fail("the workspace is another's storage");
   }
 
   void check_given() const {
@@ -462,17 +601,17 @@ class EntryVerifier {
   const Entry& entry_;
   const Graph& graph_;
   KernelTable& kernels_;
-  ByteMap bytes_;
-  ByteMap disk_;
+  std::array<ByteMap, kSpaces> bytes_;
+  std::array<AccessMap, kSpaces> accesses_;
+  std::optional<HappensBefore> before_;
   std::vector<Content> content_;                         // by ValueId: what its place must hold for its readers
   std::vector<Content> state_;                           // by persistent: what its home must hold at the end
   std::vector<int32_t> persistent_of_;                   // by ValueId; -1: of none
   std::vector<Place> last_place_;                        // by ValueId: where an instruction met it last
   std::vector<Place> within_;                            // by ValueId, of views: see within()
-  std::map<int32_t, const Instruction*> in_flight_;      // transfers that were started and not waited for, by number
   std::vector<std::vector<int32_t>> opening_, closing_;  // storages by instruction
   std::map<int64_t, int32_t> live_;                      // offset -> storage
-  std::map<int32_t, const Storage*> moving_;             // by transfer
+  std::vector<int32_t> first_waits_;                     // by copy
   Content next_ = 0;
   int32_t at_ = -1;
 };
@@ -485,6 +624,7 @@ void check_persistents(const Program& program) {
   for (const Persistent& value : program.persistent) {
     const Place& place = value.place;
     if (value.disk.bytes > 0) {
+      if (value.disk.space != kFile) fail_program("'{}' lives in the disk's place of another space", value.name);
       if (place.bytes != 0 || value.disk.bytes != value.type.bytes() || value.initial)
         fail_program("'{}' lives in two places, or in one that is not of its size", value.name);
       if (!names.insert(value.name).second) fail_program("'{}' lives across runs twice", value.name);
@@ -494,7 +634,7 @@ void check_persistents(const Program& program) {
       on_disk.push_back(&value);
       continue;
     }
-    if (place.bytes != value.type.bytes() || (value.initial && value.initial->type() != value.type))
+    if (place.space != kMemory || place.bytes != value.type.bytes() || (value.initial && value.initial->type() != value.type))
       fail_program("'{}' has not the memory of its type", value.name);
     if (!value.initial && !names.insert(value.name).second) fail_program("'{}' lives across runs twice", value.name);
     if (place.bytes == 0) continue;

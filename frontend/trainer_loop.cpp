@@ -81,9 +81,12 @@ bool Trainer::Impl::run_entry(size_t index, const std::atomic<bool>* until) {
     throw;
   }
   pending.reset();
-  const Entry& entry = program.entries[index];
-  for (size_t i = 0; i < entry.code.size(); ++i)
-    (entry.code[i].action == Action::compute ? spent.computing : spent.waiting) += executor->seconds(index)[i] * 1e3;
+  const std::vector<Instruction>& code = program.entries[index].code;
+  const RunTimes& times = executor->times(index);
+  for (size_t i = 0; i < code.size(); ++i) {
+    if (!is_copy(code[i])) spent.computing += times.seconds[i] * 1e3;
+  }
+  spent.waiting += times.waiting * 1e3;
   return true;
 }
 

@@ -303,7 +303,7 @@ DiskOptions Trainer::Impl::disk_engine() const {
   if (disk_rates.block_bytes > 0) engine.block_bytes = disk_rates.block_bytes;
   if (disk_rates.depth > 0) engine.depth = disk_rates.depth;
   // A step never waits because too many requests are outstanding; a thousand take 150 KB.
-  engine.requests = static_cast<int>(std::clamp<int64_t>(transfers_under_way(program), engine.requests, 1024));
+  engine.requests = static_cast<int>(std::clamp<int64_t>(copies_under_way(program), engine.requests, 1024));
   if (pinning > 0) engine.memory = {arena->data(), static_cast<size_t>(arena->bytes())};
   return engine;
 }

@@ -60,7 +60,7 @@ std::vector<Persistent> PersistentValues::lay_out(const std::vector<bool>& on_di
       if (values[i].purpose != purpose) continue;
       const int64_t bytes = values[i].type.bytes();
       if (on_disk[i]) {
-        values[i].disk = {.offset = program.disk_bytes, .bytes = bytes};
+        values[i].disk = {.offset = program.disk_bytes, .bytes = bytes, .space = kFile};
         program.disk_bytes += whole_sectors(bytes);
       } else {
         values[i].place = {.offset = program.persistent_bytes, .bytes = bytes};

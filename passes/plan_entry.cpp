@@ -1,6 +1,7 @@
 #include "passes/plan_entry.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <utility>
 
@@ -31,14 +32,14 @@ class EntryMaker {
   }
 
  private:
-  // The instructions, without places: computing steps, transfers between them.
+  // The instructions, without places: computing steps, copies between them. At each step, in this order: writes begin, writes are waited
+  // for, reads begin, reads are waited for.
   void lay_code() {
     const size_t steps = draft_.order.size(), count = visits_ ? visits_->size() : 0;
     std::vector<std::vector<size_t>> issues(steps + 1), needs(steps + 1), begins(steps + 1), waits(steps + 1);
     read_at_.assign(count, -1);
-    read_wait_at_.assign(count, -1);
     write_at_.assign(count, -1);
-    write_wait_at_.assign(count, -1);
+    write_over_.assign(count, -1);
     for (size_t v = 0; v < count; ++v) {
       const Visit& visit = (*visits_)[v];
       if (visit.issue >= 0) {
@@ -49,19 +50,34 @@ class EntryMaker {
       begins[static_cast<size_t>(visit.last) + 1].push_back(v);
       waits[static_cast<size_t>(visit.written)].push_back(v);
     }
-    const auto add = [&](Action action, int32_t transfer = -1) {
-      entry_.code.push_back({.action = action, .transfer = transfer});
-      return static_cast<int32_t>(entry_.code.size()) - 1;
-    };
     for (size_t t = 0; t <= steps; ++t) {
-      for (size_t v : begins[t]) write_at_[v] = add(Action::write);
-      for (size_t v : waits[t]) write_wait_at_[v] = add(Action::wait, write_at_[v]);
-      for (size_t v : issues[t]) read_at_[v] = add(Action::read);
-      for (size_t v : needs[t]) read_wait_at_[v] = add(Action::wait, read_at_[v]);
+      for (size_t v : begins[t]) write_at_[v] = add(Action::copy, kWrite);
+      for (size_t v : waits[t]) write_over_[v] = wait(write_at_[v]);
+      for (size_t v : issues[t]) read_at_[v] = add(Action::copy, kRead);
+      for (size_t v : needs[t]) wait(read_at_[v]);
       if (t == steps) break;
-      step_at_.push_back(add(Action::compute));
+      step_at_.push_back(add(Action::compute, kCompute));
       entry_.code.back().node = draft_.model.steps[draft_.order[t]].node;
     }
+  }
+
+  // Begins when the computing before it is done, and all that was waited for.
+  int32_t add(Action action, QueueId queue) {
+    Instruction instruction{.action = action, .queue = queue};
+    std::swap(instruction.waits, unwaited_[queue]);
+    const int32_t computed = step_at_.empty() ? -1 : step_at_.back();
+    if (queue != kCompute && computed > waited_computing_[queue]) {
+      instruction.waits.push_back(computed);
+      waited_computing_[queue] = computed;
+    }
+    entry_.code.push_back(std::move(instruction));
+    return static_cast<int32_t>(entry_.code.size()) - 1;
+  }
+
+  // What comes next, on any queue, begins when the copy is complete. The last instruction before that.
+  int32_t wait(int32_t copy) {
+    for (std::vector<int32_t>& waits : unwaited_) waits.push_back(copy);
+    return static_cast<int32_t>(entry_.code.size()) - 1;
   }
 
   void add_storages() {
@@ -110,11 +126,11 @@ class EntryMaker {
                                  .place = {.bytes = whole_sectors(first.bytes())},
                                  .values = chain ? chain_values(*chain) : values[piece.index],
                                  .first = read_at_[v] >= 0 ? read_at_[v] : step_at_[visit.first],
-                                 .last = write_wait_at_[v] >= 0 ? write_wait_at_[v] : step_at_[visit.last]});
+                                 .last = write_over_[v] >= 0 ? write_over_[v] : step_at_[visit.last]});
     }
   }
 
-  // Graph inputs are there before the first transfer; what is kept is there after the last one.
+  // Graph inputs are there before the first copy; what is kept is there after the last one.
   int32_t at_step(int32_t step, bool begins) const {
     const auto steps = static_cast<int32_t>(step_at_.size());
     if (begins && step == 0) return 0;
@@ -184,7 +200,7 @@ class EntryMaker {
       const Storage& storage = entry_.storages[storage_of_visit_[v]];
       Place disk;
       if (piece.is_chain) {
-        const auto [at, is_new] = spilled.emplace(piece.index, Place{.offset = end, .bytes = 0});
+        const auto [at, is_new] = spilled.emplace(piece.index, Place{.offset = end, .bytes = 0, .space = kFile});
         if (is_new) {
           at->second.bytes = graph_.value(draft_.model.classes[draft_.chains[piece.index].classes[0]].root).bytes();
           end += whole_sectors(at->second.bytes);
@@ -194,11 +210,13 @@ class EntryMaker {
         disk = persistents_[draft_.persistent_of_class[piece.index]].disk;
       }
       const Place memory{.offset = storage.place.offset, .bytes = disk.bytes};
-      for (int32_t at : {read_at_[v], write_at_[v]}) {
-        if (at < 0) continue;
-        entry_.code[static_cast<size_t>(at)].memory = memory;
-        entry_.code[static_cast<size_t>(at)].disk = disk;
-      }
+      const auto copy = [&](int32_t at, const Place& from, const Place& to) {
+        if (at < 0) return;
+        entry_.code[static_cast<size_t>(at)].from = from;
+        entry_.code[static_cast<size_t>(at)].to = to;
+      };
+      copy(read_at_[v], disk, memory);
+      copy(write_at_[v], memory, disk);
     }
     program.disk_bytes = std::max(program.disk_bytes, end);
   }
@@ -211,10 +229,13 @@ class EntryMaker {
   const PackOptions packing_;
   const Entry* const placed_;  // null: it is packed
   Entry entry_;
-  std::vector<int32_t> step_at_;                                            // instruction of each step
-  std::vector<int32_t> read_at_, read_wait_at_, write_at_, write_wait_at_;  // instructions of each visit; -1: none
-  std::vector<int32_t> storage_of_chain_;                                   // -1: it moves
-  std::vector<size_t> chain_of_;                                            // by class
+  std::vector<int32_t> step_at_;                        // instruction of each step
+  std::array<std::vector<int32_t>, kQueues> unwaited_;  // copies that the queue's next instruction waits for
+  std::array<int32_t, kQueues> waited_computing_{-1, -1, -1};
+  std::vector<int32_t> read_at_, write_at_;  // instructions of each visit; -1: none
+  std::vector<int32_t> write_over_;          // the last instruction before its write is waited for
+  std::vector<int32_t> storage_of_chain_;    // -1: it moves
+  std::vector<size_t> chain_of_;             // by class
   std::vector<size_t> storage_of_visit_;
   std::vector<std::vector<size_t>> visits_of_;  // by class
 };

@@ -28,8 +28,7 @@ template <typename Body> void each_transfer(const Entry& entry, Body body) {
   for (int32_t at = 0; at < static_cast<int32_t>(entry.code.size()); ++at) {
     for (auto [begin, end] = begins.equal_range(at); begin != end; ++begin) live[begin->second->place.offset] = begin->second;
     const Instruction& instruction = entry.code[static_cast<size_t>(at)];
-    if (instruction.action == Action::read || instruction.action == Action::write)
-      body(instruction, at, live.at(instruction.memory.offset)->purpose);
+    if (is_copy(instruction)) body(instruction, at, live.at(memory_of(instruction).offset)->purpose);
   }
 }
 
@@ -88,8 +87,9 @@ std::map<int32_t, int64_t> disk_levels(const Program& program, const Entry& entr
   };
   std::map<int64_t, Stay> stays;  // of what doesn't live across runs, by its place on the disk
   each_transfer(entry, [&](const Instruction& instruction, int32_t at, Purpose) {
-    if (instruction.disk.offset < state_end) return;
-    stays.emplace(instruction.disk.offset, Stay{whole_sectors(instruction.disk.bytes), at, at}).first->second.last = at;
+    const Place& file = file_of(instruction);
+    if (file.offset < state_end) return;
+    stays.emplace(file.offset, Stay{whole_sectors(file.bytes), at, at}).first->second.last = at;
   });
   std::map<int32_t, int64_t> levels{{0, bytes}};
   for (const auto& [offset, stay] : stays) {
@@ -122,10 +122,10 @@ std::array<DiskTraffic, kPurposes> disk_traffic(const Program& program, const En
   }
   each_transfer(entry, [&](const Instruction& instruction, int32_t, Purpose purpose) {
     DiskTraffic& of = traffic[static_cast<size_t>(purpose)];
-    (instruction.action == Action::read ? of.read : of.written) += whole_sectors(instruction.memory.bytes);
-    if (!known.insert(instruction.disk.offset).second) return;
+    (is_read(instruction) ? of.read : of.written) += whole_sectors(memory_of(instruction).bytes);
+    if (!known.insert(file_of(instruction).offset).second) return;
     ++of.tensors;
-    of.bytes += instruction.disk.bytes;
+    of.bytes += file_of(instruction).bytes;
   });
   return traffic;
 }

@@ -15,30 +15,24 @@ Timeline make_timeline(const Program& program, const Entry& entry, const Graph& 
   for (const Storage& storage : entry.storages) begins.emplace(storage.first, &storage);
   std::vector<size_t> transfer(entry.code.size());  // by the instruction that begins it
   StreamClock clock(disk);
+  const auto wait = [&](size_t copy) {
+    const double before = clock.now();
+    if (is_copy(entry.code[copy]) && clock.wait(transfer[copy]) > 0) result.waits.emplace_back(before, clock.now());
+  };
   for (size_t at = 0; at < entry.code.size(); ++at) {
     for (auto [i, end] = begins.equal_range(static_cast<int32_t>(at)); i != end; ++i) live[i->second->place.offset] = i->second->purpose;
     const Instruction& instruction = entry.code[at];
+    for (const int32_t earlier : instruction.waits) wait(static_cast<size_t>(earlier));
     result.begin.push_back(clock.now());
-    switch (instruction.action) {
-      case Action::compute:
-        if (!is_view(graph.node(instruction.node), instruction))
-          clock.compute(work_of(graph, graph.node(instruction.node), program.threads, compute).seconds);
-        break;
-      case Action::read:
-      case Action::write: {
-        const bool write = instruction.action == Action::write;
-        const int64_t bytes = whole_sectors(instruction.memory.bytes);
-        transfer[at] = clock.begin(write, bytes);
-        result.transfers.push_back({.write = write, .purpose = live.at(instruction.memory.offset), .bytes = bytes});
-        break;
-      }
-      case Action::wait: {
-        const double before = clock.now();
-        if (clock.wait(transfer[static_cast<size_t>(instruction.transfer)]) > 0) result.waits.emplace_back(before, clock.now());
-        break;
-      }
+    if (is_copy(instruction)) {
+      const int64_t bytes = whole_sectors(memory_of(instruction).bytes);
+      transfer[at] = clock.begin(is_write(instruction), bytes);
+      result.transfers.push_back({.write = is_write(instruction), .purpose = live.at(memory_of(instruction).offset), .bytes = bytes});
+    } else if (!is_view(graph.node(instruction.node), instruction)) {
+      clock.compute(work_of(graph, graph.node(instruction.node), program.threads, compute).seconds);
     }
   }
+  for (size_t at = 0; at < entry.code.size(); ++at) wait(at);
   result.begin.push_back(clock.now());
   for (size_t i = 0; i < result.transfers.size(); ++i) {
     result.transfers[i].begin = clock.began(i);

@@ -170,8 +170,8 @@ TEST(Executor, MeasuresEachInstruction) {
   Workers workers(1);
   Machine machine(program, {&chain.graph}, workers);
   machine.executor.run(0);
-  ASSERT_EQ(machine.executor.seconds(0).size(), 4u);
-  for (double seconds : machine.executor.seconds(0)) EXPECT_GT(seconds, 0);
+  ASSERT_EQ(machine.executor.times(0).seconds.size(), 4u);
+  for (double seconds : machine.executor.times(0).seconds) EXPECT_GT(seconds, 0);
 }
 
 TEST(Executor, KernelErrorsNameTheirNode) {

@@ -39,16 +39,13 @@ struct Fit {
     };
     for (int32_t t = 0; t <= steps; ++t) {
       for (const Visit& visit : visits) {
-        if (visit.written >= 0 && visit.last + 1 == t) add(Action::write);
+        if (visit.written >= 0 && visit.last + 1 == t) add(Action::copy);
       }
       for (size_t v = 0; v < visits.size(); ++v) {
-        if (visits[v].written == t) last[v] = add(Action::wait);
+        if (visits[v].written == t) last[v] = static_cast<int32_t>(entry.code.size()) - 1;  // the next waits
       }
       for (size_t v = 0; v < visits.size(); ++v) {
-        if (visits[v].issue == t) first[v] = add(Action::read);
-      }
-      for (const Visit& visit : visits) {
-        if (visit.issue >= 0 && visit.first == t) add(Action::wait);
+        if (visits[v].issue == t) first[v] = add(Action::copy);
       }
       if (t == steps) break;
       step_at[static_cast<size_t>(t)] = add(Action::compute);

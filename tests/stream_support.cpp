@@ -136,18 +136,19 @@ Moves moves_of(const Program& program, size_t entry, const Graph& graph) {
   const Entry& e = program.entries[entry];
   for (int32_t at = 0; at < static_cast<int32_t>(e.code.size()); ++at) {
     const Instruction& instruction = e.code[static_cast<size_t>(at)];
-    if (instruction.action != Action::read && instruction.action != Action::write) continue;
-    const bool reads = instruction.action == Action::read;
-    (reads ? moves.read : moves.written) += whole_sectors(instruction.memory.bytes);
-    if (state.count(instruction.disk.offset)) {
+    if (!is_copy(instruction)) continue;
+    const bool reads = is_read(instruction);
+    const int64_t offset = file_of(instruction).offset;
+    (reads ? moves.read : moves.written) += whole_sectors(memory_of(instruction).bytes);
+    if (state.count(offset)) {
       ++moves.state;
       continue;
     }
-    if (!reads) written.insert(instruction.disk.offset);
-    if (!reads || !written.count(instruction.disk.offset)) continue;
+    if (!reads) written.insert(offset);
+    if (!reads || !written.count(offset)) continue;
     ++moves.activations;
     const auto storage = std::find_if(e.storages.begin(), e.storages.end(), [&](const Storage& s) {
-      return s.purpose != Purpose::workspace && s.place.offset == instruction.memory.offset && s.first <= at && at <= s.last;
+      return s.purpose != Purpose::workspace && s.place.offset == memory_of(instruction).offset && s.first <= at && at <= s.last;
     });
     if (storage == e.storages.end()) continue;
     moves.chains += std::any_of(storage->values.begin(), storage->values.end(), [&](ValueId value) {

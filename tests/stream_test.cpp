@@ -370,8 +370,10 @@ std::vector<std::vector<int64_t>> places_of(const Program& program) {
   for (const Persistent& value : program.persistent) all.push_back({value.place.offset, value.disk.offset, value.disk.bytes});
   for (const Entry& entry : program.entries) {
     for (const Storage& storage : entry.storages) all.push_back({storage.place.offset, storage.place.bytes, storage.first, storage.last});
-    for (const Instruction& instruction : entry.code)
-      all.push_back({static_cast<int64_t>(instruction.action), instruction.transfer, instruction.memory.offset, instruction.disk.offset});
+    for (const Instruction& instruction : entry.code) {
+      all.push_back({instruction.queue, instruction.from.offset, instruction.to.offset});
+      all.emplace_back(instruction.waits.begin(), instruction.waits.end());
+    }
   }
   return all;
 }

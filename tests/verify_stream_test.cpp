@@ -1,13 +1,15 @@
-// The verifier on streamed programs, by mutation: what breaks a transfer must be caught; what isn't caught must not change a bit of what
-// the program computes, however late the disk is.
+// The verifier on streamed programs, by mutation: what breaks a copy or a wait must be caught; what isn't caught must not change a bit of
+// what the program computes, however late the disk is.
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <random>
 
+#include "graph/op_def.h"
 #include "passes/plan.h"
 #include "tests/plan_support.h"
 #include "tests/stream_support.h"
@@ -21,8 +23,8 @@ using testing::StreamMachine;
 
 struct Streamed {
   // `share`: of the way from the least arena to one that holds everything; less where nothing would be on the disk then.
-  explicit Streamed(uint32_t seed, double share)
-      : graph(random_graph(seed, 40, {.rows = 32, .width = 128, .near = 1, .saved = true, .pieces = seed >= 20})) {
+  explicit Streamed(uint32_t seed, double share, int nodes = 40)
+      : graph(random_graph(seed, nodes, {.rows = 32, .width = 128, .near = 1, .saved = true, .pieces = seed >= 20})) {
     const Planner planner({{.name = "run", .graph = &graph, .keep = {}}}, {.threads = 2});
     const double least = static_cast<double>(planner.streamed(0, {}, {}).program.arena_bytes),
                  most = static_cast<double>(planner.resident().arena_bytes);
@@ -47,12 +49,12 @@ struct Streamed {
 
 Entry& entry(Program& program) { return program.entries[0]; }
 Instruction& at(Program& program, int32_t i) { return program.entries[0].code[static_cast<size_t>(i)]; }
-bool is_transfer(const Instruction& i) { return i.action == Action::read || i.action == Action::write; }
+Place& memory_place(Instruction& copy) { return is_read(copy) ? copy.to : copy.from; }
+Place& file_place(Instruction& copy) { return is_read(copy) ? copy.from : copy.to; }
 
-bool touches(const Entry& e, const Storage& storage, const Instruction& instruction) {
+bool touches(const Storage& storage, const Instruction& instruction) {
   const auto here = [&](const Place& p) { return p.bytes > 0 && p.offset >= storage.place.offset && p.end() <= storage.place.end(); };
-  if (is_transfer(instruction)) return here(instruction.memory);
-  if (instruction.action == Action::wait) return here(e.code[static_cast<size_t>(instruction.transfer)].memory);
+  if (is_copy(instruction)) return here(memory_of(instruction));
   return here(instruction.workspace) || std::any_of(instruction.inputs.begin(), instruction.inputs.end(), here) ||
          std::any_of(instruction.outputs.begin(), instruction.outputs.end(), here);
 }
@@ -81,15 +83,18 @@ void reorder(Program& program, const Graph& graph, const std::vector<int32_t>& o
     e.code.push_back(before.code[static_cast<size_t>(old)]);
   }
   for (Instruction& instruction : e.code) {
-    if (instruction.action == Action::wait) instruction.transfer = to[static_cast<size_t>(instruction.transfer)];
+    for (int32_t& earlier : instruction.waits) earlier = to[static_cast<size_t>(earlier)];
+    std::erase(instruction.waits, -1);
   }
+  const std::vector<int32_t> waits = first_waits(e);
   for (size_t s = 0; s < e.storages.size(); ++s) {
     const Storage& old = before.storages[s];
     int32_t first = end, last = 0;
     for (int32_t i = old.first; i <= old.last; ++i) {
-      if (to[static_cast<size_t>(i)] < 0 || !touches(before, old, before.code[static_cast<size_t>(i)])) continue;
-      first = std::min(first, to[static_cast<size_t>(i)]);
-      last = std::max(last, to[static_cast<size_t>(i)]);
+      const int32_t now = to[static_cast<size_t>(i)];
+      if (now < 0 || !touches(old, before.code[static_cast<size_t>(i)])) continue;
+      first = std::min(first, now);
+      last = std::max(last, is_copy(e.code[static_cast<size_t>(now)]) ? waits[static_cast<size_t>(now)] - 1 : now);
     }
     const auto any = [&](auto test) { return std::any_of(old.values.begin(), old.values.end(), test); };
     if (any([&](ValueId v) { return graph.value(v).kind == ValueKind::input && graph.value(v).producer == kNone; })) first = 0;
@@ -116,20 +121,149 @@ void move(Program& program, const Graph& graph, int32_t from, int32_t to) {
   order.insert(order.begin() + to, from);
   reorder(program, graph, order);
 }
-
-int32_t wait_of(const Program& program, int32_t transfer) {
-  const auto& code = program.entries[0].code;
-  for (int32_t i = 0; i < static_cast<int32_t>(code.size()); ++i) {
-    if (code[static_cast<size_t>(i)].action == Action::wait && code[static_cast<size_t>(i)].transfer == transfer) return i;
-  }
-  return -1;
+void swap_instructions(Program& program, const Graph& graph, int32_t one, int32_t two) {
+  std::vector<int32_t> order = own_order(program);
+  std::swap(order[static_cast<size_t>(one)], order[static_cast<size_t>(two)]);
+  reorder(program, graph, order);
 }
+// Nobody waits for it any more.
+void forget(Program& program, int32_t instruction) {
+  for (Instruction& i : entry(program).code) std::erase(i.waits, instruction);
+}
+
+// What verify() proves, again and in another way: the whole of the relation "is complete before … begins", each pair of instructions, and
+// what is in each cell of 64 bytes.
+class BruteForce {
+ public:
+  // Empty: whatever the order in which the queues run it, it leaves what `right` leaves in the order of its list.
+  static std::string difference(const Program& program, const Program& right, const Graph& graph) {
+    const BruteForce tried(program, graph);
+    if (!tried.race_.empty()) return tried.race_;
+    return tried.left_ == BruteForce(right, graph).left_ ? "" : "something else is left";
+  }
+
+ private:
+  using Cells = std::vector<uint64_t>;
+  static constexpr int64_t kCell = kPlaceAlignment;
+
+  BruteForce(const Program& program, const Graph& graph) : program_(program), graph_(graph), entry_(program.entries[0]) {
+    find_races();
+    if (race_.empty()) replay();
+  }
+
+  static uint64_t mix(uint64_t a, uint64_t b) { return (a ^ (b + 0x9e3779b97f4a7c15u + (a << 6) + (a >> 2))) * 0xff51afd7ed558ccdu; }
+  static Place sectors(Place place) {
+    place.bytes = whole_sectors(place.bytes);
+    return place;
+  }
+
+  struct Access {
+    Place place;
+    bool writes;
+  };
+  std::vector<Access> accesses(const Instruction& i) const {
+    if (is_copy(i)) return {{sectors(i.from), false}, {sectors(i.to), true}};
+    std::vector<Access> all;
+    for (const Place& place : i.inputs) all.push_back({place, false});
+    if (is_view(graph_.node(i.node), i)) return all;
+    for (const Place& place : i.outputs) all.push_back({place, true});
+    all.push_back({i.workspace, true});
+    return all;
+  }
+
+  void find_races() {
+    const auto& code = entry_.code;
+    std::vector<std::vector<bool>> complete(code.size(), std::vector<bool>(code.size()));  // [later][earlier]
+    const auto also = [&](size_t later, size_t earlier, bool itself) {
+      for (size_t i = 0; i < code.size(); ++i) {
+        if (complete[earlier][i]) complete[later][i] = true;
+      }
+      if (itself) complete[later][earlier] = true;
+    };
+    for (size_t later = 0; later < code.size(); ++later) {
+      for (size_t earlier = 0; earlier < later; ++earlier) {
+        if (code[earlier].queue == code[later].queue) also(later, earlier, /*itself=*/code[later].queue == kCompute);
+      }
+      for (const int32_t earlier : code[later].waits) {
+        if (earlier < 0 || earlier >= static_cast<int32_t>(later)) {
+          race_ = "it waits for ever";
+          return;
+        }
+        also(later, static_cast<size_t>(earlier), true);
+      }
+    }
+    for (size_t later = 0; later < code.size(); ++later) {
+      for (size_t earlier = 0; earlier < later; ++earlier) {
+        if (complete[later][earlier]) continue;
+        for (const Access& a : accesses(code[later])) {
+          for (const Access& b : accesses(code[earlier])) {
+            const bool meet = a.place.space == b.place.space && a.place.bytes > 0 && b.place.bytes > 0 && a.place.offset < b.place.end() &&
+                              b.place.offset < a.place.end();
+            if (meet && (a.writes || b.writes)) race_ = fmt::format("{} and {} may run at once", earlier, later);
+          }
+        }
+      }
+    }
+  }
+
+  // Symbols in place of numbers: what a node makes is a new one for each cell, of the node and all cells that it reads.
+  void replay() {
+    const int64_t bytes[kSpaces] = {aligned(program_.arena_bytes), program_.disk_bytes};
+    for (size_t space = 0; space < kSpaces; ++space) cells_[space].assign(static_cast<size_t>(bytes[space] / kCell), 0);
+    for (const Persistent& value : program_.persistent) fill(home(value), mix(1, std::hash<std::string>{}(value.name)));
+    for (ValueId id = 0; id < graph_.value_count(); ++id) {
+      const Value& value = graph_.value(id);
+      if (value.producer == kNone && value.kind == ValueKind::input) fill(entry_.value_places[id], mix(2, id));
+    }
+    uint64_t rubbish = 3;
+    for (const Instruction& i : entry_.code) {
+      if (is_copy(i)) {
+        const Place from = sectors(i.from), to = sectors(i.to);
+        for (int64_t at = 0; at < from.bytes; at += kCell) cell(to, at) = at < i.from.bytes ? cell(from, at) : ++rubbish;
+        continue;
+      }
+      const Node& node = graph_.node(i.node);
+      if (is_view(node, i)) continue;
+      uint64_t sum = mix(4, i.node);
+      for (size_t k = 0; k < i.inputs.size(); ++k) {
+        const bool unread = node.op->overwrites && std::any_of(node.op->writes.begin(), node.op->writes.end(),
+                                                               [&](const Alias& a) { return static_cast<size_t>(a.input) == k; });
+        for (int64_t at = 0; at < i.inputs[k].bytes && !unread; at += kCell) sum = mix(sum, cell(i.inputs[k], at));
+      }
+      for (int64_t at = 0; at < i.workspace.bytes; at += kCell) cell(i.workspace, at) = mix(5, ++rubbish);
+      for (size_t k = 0; k < i.outputs.size(); ++k) fill(i.outputs[k], mix(sum, k));
+    }
+    for (const auto* values : {&graph_.outputs, &entry_.keep}) {
+      for (const ValueId value : *values) keep(entry_.value_places[value]);
+    }
+    std::map<std::string, Place> homes;  // in one order for all programs
+    for (const Persistent& value : program_.persistent) homes.emplace(value.name, home(value));
+    for (const auto& [name, place] : homes) keep(place);
+  }
+
+  static const Place& home(const Persistent& value) { return value.disk.bytes > 0 ? value.disk : value.place; }
+  uint64_t& cell(const Place& place, int64_t at) { return cells_[place.space].at(static_cast<size_t>((place.offset + at) / kCell)); }
+  void fill(const Place& place, uint64_t what) {
+    for (int64_t at = 0; at < place.bytes; at += kCell) cell(place, at) = mix(what, static_cast<uint64_t>(at));
+  }
+  void keep(const Place& place) {
+    for (int64_t at = 0; at < place.bytes; at += kCell) left_.push_back(cell(place, at));
+  }
+
+  const Program& program_;
+  const Graph& graph_;
+  const Entry& entry_;
+  std::string race_;
+  Cells cells_[kSpaces];
+  Cells left_;
+};
 
 class VerifyStream : public ::testing::TestWithParam<std::tuple<uint32_t, double>> {
  protected:
   const Streamed streamed{std::get<0>(GetParam()), std::get<1>(GetParam())};
   const Graph& graph = streamed.graph;
   const std::vector<Instruction>& code = streamed.program.entries[0].code;
+  const std::vector<int32_t> waits = first_waits(streamed.program.entries[0]);
   const int32_t size = static_cast<int32_t>(code.size());
   int harmless_count = 0;
 
@@ -141,19 +275,20 @@ class VerifyStream : public ::testing::TestWithParam<std::tuple<uint32_t, double
     EXPECT_NE(complaint, "") << what;
     EXPECT_NE(complaint.find(sentence), std::string::npos) << what << ": " << complaint;
   }
-  // Now and then a transfer brings back what is still there.
+  // Now and then a copy brings back what is still there.
   void caught_or_harmless(const char* what, const std::function<void(Program&)>& change) {
     Program mutant = streamed.program;
     change(mutant);
     if (!streamed.complaint(mutant).empty()) return;
     ++harmless_count;
+    EXPECT_EQ(BruteForce::difference(mutant, streamed.program, graph), "") << what;
     EXPECT_EQ(streamed.result(mutant, 1), streamed.result(streamed.program, 1)) << what;
   }
   const Instruction& instruction(int32_t i) const { return code[static_cast<size_t>(i)]; }
-  // The first instruction behind `i` that computes with memory of that transfer; -1: none.
+  // The first instruction behind `i` that computes with memory of that copy; -1: none.
   int32_t next_use(int32_t i, const Place& memory) const {
     for (++i; i < size; ++i) {
-      if (instruction(i).action != Action::compute) continue;
+      if (is_copy(instruction(i))) continue;
       const auto uses = [&](const Place& p) { return p.bytes > 0 && p.offset >= memory.offset && p.end() <= memory.end(); };
       if (std::any_of(instruction(i).inputs.begin(), instruction(i).inputs.end(), uses)) return i;
       if (std::any_of(instruction(i).outputs.begin(), instruction(i).outputs.end(), uses)) return i;
@@ -162,81 +297,84 @@ class VerifyStream : public ::testing::TestWithParam<std::tuple<uint32_t, double
   }
 };
 
-TEST_P(VerifyStream, CatchesWhatIsWrongWithATransfer) {
+TEST_P(VerifyStream, CatchesWhatIsWrongWithACopy) {
   ASSERT_EQ(streamed.complaint(streamed.program), "");
   Program same = streamed.program;  // the tools of this test leave a right program right
   reorder(same, graph, own_order(same));
   ASSERT_EQ(streamed.complaint(same), "");
-  int transfers = 0;
+  ASSERT_EQ(BruteForce::difference(same, streamed.program, graph), "");
+  int copies = 0;
   for (int32_t i = 0; i < size; ++i) {
-    if (!is_transfer(instruction(i))) continue;
-    ++transfers;
-    const bool reads = instruction(i).action == Action::read;
-    const int32_t wait = wait_of(streamed.program, i);
-    ASSERT_GT(wait, i);
-    caught("a wait that is gone", [&](Program& p) { drop(p, graph, {wait}); });
-    caught_or_harmless("a transfer that is gone with its wait", [&](Program& p) { drop(p, graph, {i, wait}); });
-    caught(
-        "a wait before its transfer", [&](Program& p) { move(p, graph, wait, i); }, "which moves nothing now");
-    caught("a transfer and its wait, swapped", [&](Program& p) {
-      std::vector<int32_t> order = own_order(p);
-      std::swap(order[static_cast<size_t>(i)], order[static_cast<size_t>(wait)]);
-      reorder(p, graph, order);
+    if (!is_copy(instruction(i))) continue;
+    ++copies;
+    const bool reads = is_read(instruction(i));
+    const int32_t waiter = waits[static_cast<size_t>(i)];  // or the end
+    ASSERT_GT(waiter, i);
+    caught_or_harmless("a copy that is gone", [&](Program& p) { drop(p, graph, {i}); });
+    caught_or_harmless("a copy that goes the other way", [&](Program& p) {
+      std::swap(at(p, i).from, at(p, i).to);
+      at(p, i).queue = reads ? kWrite : kRead;
     });
-    caught("a wait for the instruction before", [&](Program& p) { at(p, wait).transfer = i - 1; });
     caught(
-        "a wait for nothing", [&](Program& p) { at(p, wait).transfer = -1; }, "moves nothing now");
+        "a copy on a queue of the other direction", [&](Program& p) { at(p, i).queue = reads ? kWrite : kRead; }, "other direction");
     caught(
-        "a wait for what isn't there", [&](Program& p) { at(p, wait).transfer = size + 1; }, "moves nothing now");
-    caught_or_harmless("a transfer that goes the other way", [&](Program& p) { at(p, i).action = reads ? Action::write : Action::read; });
+        "a copy on a queue of nodes", [&](Program& p) { at(p, i).queue = kCompute; }, "another kind");
+    caught(
+        "a queue that isn't there", [&](Program& p) { at(p, i).queue = kQueues; }, "isn't there");
+    caught(
+        "a copy within a space", [&](Program& p) { at(p, i).from.space = at(p, i).to.space; }, "copies from space");
+    caught(
+        "a space that isn't there", [&](Program& p) { at(p, i).from.space = kSpaces; }, "copies from space");
+    for (const int32_t never : {-1, i, i + 1, size + 1}) {
+      caught(
+          "a wait for what doesn't come before", [&](Program& p) { at(p, i).waits.push_back(never); }, "doesn't come before");
+    }
     for (const int64_t by : {int64_t{1}, int64_t{64}, int64_t{512}, kSector / 2, -int64_t{64}}) {
       caught(
-          "misaligned memory", [&](Program& p) { at(p, i).memory.offset += by; }, "it begins at");
+          "misaligned memory", [&](Program& p) { memory_place(at(p, i)).offset += by; }, "not in sectors");
       caught(
-          "a misaligned place on the disk", [&](Program& p) { at(p, i).disk.offset += by; }, "it begins at");
+          "a misaligned place on the disk", [&](Program& p) { file_place(at(p, i)).offset += by; }, "not in sectors");
     }
     for (const int64_t by : {kSector, -kSector}) {
-      caught("memory a sector away", [&](Program& p) { at(p, i).memory.offset += by; });
-      caught("a place on the disk a sector away", [&](Program& p) { at(p, i).disk.offset += by; });
-      caught("another number of bytes", [&](Program& p) { at(p, i).memory.bytes = at(p, i).disk.bytes += by; });
+      caught("memory a sector away", [&](Program& p) { memory_place(at(p, i)).offset += by; });
+      caught("a place on the disk a sector away", [&](Program& p) { file_place(at(p, i)).offset += by; });
+      caught("another number of bytes", [&](Program& p) { at(p, i).from.bytes = at(p, i).to.bytes += by; });
     }
     caught(
-        "bytes that don't agree", [&](Program& p) { at(p, i).disk.bytes -= 4; }, "bytes to or from");
+        "bytes that don't agree", [&](Program& p) { file_place(at(p, i)).bytes -= 4; }, "bytes to");
     caught(
-        "no bytes", [&](Program& p) { at(p, i).memory = at(p, i).disk = {}; }, "it moves 0 bytes");
-    caught("memory that always stays", [&](Program& p) { at(p, i).memory.offset = 0; });
+        "no bytes", [&](Program& p) { at(p, i).from.bytes = at(p, i).to.bytes = 0; }, "it copies 0 bytes");
+    caught("memory that always stays", [&](Program& p) { memory_place(at(p, i)).offset = 0; });
     caught(
-        "memory outside the arena", [&](Program& p) { at(p, i).memory.offset = p.arena_bytes / kSector * kSector; }, "outside the arena");
+        "memory outside the arena", [&](Program& p) { memory_place(at(p, i)).offset = p.arena_bytes / kSector * kSector; },
+        "outside the arena");
     caught(
-        "a place outside the disk", [&](Program& p) { at(p, i).disk.offset = p.disk_bytes; }, "outside the disk");
+        "a place outside the disk", [&](Program& p) { file_place(at(p, i)).offset = p.disk_bytes; }, "outside the disk");
     for (int32_t other = 0; other < size; ++other) {
-      if (!is_transfer(instruction(other)) || instruction(other).disk == instruction(i).disk) continue;
-      if (instruction(other).memory.bytes == instruction(i).memory.bytes)
-        caught("another's place on the disk", [&](Program& p) { at(p, i).disk = instruction(other).disk; });
-      caught(
-          "a wait for another transfer", [&](Program& p) { at(p, wait).transfer = other; }, "");
+      if (!is_copy(instruction(other)) || file_of(instruction(other)) == file_of(instruction(i))) continue;
+      if (memory_of(instruction(other)).bytes == memory_of(instruction(i)).bytes)
+        caught("another's place on the disk", [&](Program& p) { file_place(at(p, i)).offset = file_of(instruction(other)).offset; });
     }
-    const int32_t use = next_use(wait, instruction(i).memory);
     if (!reads) continue;
-    ASSERT_GT(use, wait);
-    caught("memory touched while it is read", [&](Program& p) { move(p, graph, wait, use); });
+    const int32_t use = next_use(i, memory_of(instruction(i)));
+    ASSERT_GE(use, waiter);
+    caught(
+        "memory touched while it is read", [&](Program& p) { forget(p, i); }, "may still be writing");
     caught("a read that comes after its use", [&](Program& p) { move(p, graph, i, use); });
   }
-  EXPECT_GE(transfers, 3);
-  EXPECT_LE(harmless_count, 2);
+  EXPECT_GE(copies, 3);
+  EXPECT_LE(harmless_count, 4);
 }
 
 TEST_P(VerifyStream, CatchesReadsBeforeTheWriteIsDone) {
   int tried = 0;
   for (int32_t i = 0; i < size; ++i) {
-    if (instruction(i).action != Action::write) continue;
-    const int32_t wait = wait_of(streamed.program, i);
-    for (int32_t read = wait + 1; read < size; ++read) {
-      if (instruction(read).action != Action::read || instruction(read).disk != instruction(i).disk) continue;
-      caught("a read before the wait for the write", [&](Program& p) { move(p, graph, read, wait); });
+    if (!is_write(instruction(i))) continue;
+    for (int32_t read = i + 1; read < size; ++read) {
+      if (!is_read(instruction(read)) || file_of(instruction(read)) != file_of(instruction(i))) continue;
+      caught(
+          "a read that doesn't wait for the write", [&](Program& p) { forget(p, i); }, "may still be");
       caught("a read before the write", [&](Program& p) { move(p, graph, read, i); });
-      // The wait for the write goes behind the read instead; where its memory is another's by then, that is wrong too.
-      caught("a wait behind the read", [&](Program& p) { move(p, graph, wait, read); });
       ++tried;
       break;
     }
@@ -282,14 +420,15 @@ TEST_P(VerifyStream, CatchesWrongStatements) {
   for (size_t s = 0; s < program.entries[0].storages.size(); ++s) {
     const Storage& storage = program.entries[0].storages[s];
     if (storage.purpose == Purpose::workspace || storage.first == storage.last) continue;
-    if (is_transfer(instruction(storage.first)) && instruction(storage.first).memory.offset == storage.place.offset) {
+    if (is_copy(instruction(storage.first)) && memory_of(instruction(storage.first)).offset == storage.place.offset) {
       caught(
           "a storage that begins after its read", [&](Program& p) { entry(p).storages[s].first++, restate_peak(p); }, "no storage");
       ++around;
     }
-    if (instruction(storage.last).action == Action::wait && touches(program.entries[0], storage, instruction(storage.last)))
-      caught("a storage that ends before its write", [&](Program& p) { entry(p).storages[s].last--, restate_peak(p); });
-    if (instruction(storage.first).action == Action::compute && storage.first > 0)
+    const bool writes = std::any_of(code.begin() + storage.first, code.begin() + storage.last + 1,
+                                    [&](const Instruction& i) { return is_write(i) && touches(storage, i); });
+    if (writes) caught("a storage that ends before its write", [&](Program& p) { entry(p).storages[s].last--, restate_peak(p); });
+    if (!is_copy(instruction(storage.first)) && storage.first > 0)
       caught("a storage that ends with its making", [&](Program& p) { entry(p).storages[s].last = storage.first, restate_peak(p); });
   }
   EXPECT_GT(around, 0);
@@ -297,6 +436,65 @@ TEST_P(VerifyStream, CatchesWrongStatements) {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, VerifyStream,
                          ::testing::Combine(::testing::Values(4u, 2u, 3u, 6u, 10u, 13u, 20u, 21u, 22u, 23u), ::testing::Values(0.0, 0.3)));
+
+// Of random programs, one change each: every wait dropped, every place shifted, instructions of two queues swapped.
+TEST(VerifyStreamMutations, EachIsCaughtOrMakesNoDifference) {
+  int programs = 0, waits = 0, waits_caught = 0, places = 0, places_caught = 0, swaps = 0, swaps_caught = 0, strict = 0;
+  for (uint32_t seed = 100; programs < 200; ++seed) {
+    const Streamed streamed(seed, seed % 3 * 0.15, 18);
+    if (streamed.program.disk_bytes == 0) continue;
+    ++programs;
+    ASSERT_EQ(streamed.complaint(streamed.program), "") << seed;
+    const auto& code = streamed.program.entries[0].code;
+    const auto is_caught = [&](const Program& mutant, const std::string& what) {
+      const bool caught = !streamed.complaint(mutant).empty();
+      const std::string difference = caught ? "" : BruteForce::difference(mutant, streamed.program, streamed.graph);
+      EXPECT_EQ(difference, "") << "seed " << seed << ", " << what;
+      return caught;
+    };
+    for (int32_t i = 0; i < static_cast<int32_t>(code.size()); ++i) {
+      const Instruction& instruction = code[static_cast<size_t>(i)];
+      for (size_t w = 0; w < instruction.waits.size(); ++w) {
+        Program mutant = streamed.program;
+        at(mutant, i).waits.erase(at(mutant, i).waits.begin() + static_cast<std::ptrdiff_t>(w));
+        reorder(mutant, streamed.graph, own_order(mutant));
+        const bool caught = is_caught(mutant, fmt::format("{} without its wait for {}", i, instruction.waits[w]));
+        strict += caught && BruteForce::difference(mutant, streamed.program, streamed.graph).empty();
+        waits_caught += caught;
+        ++waits;
+      }
+      const auto shift = [&](auto place, int64_t by) {
+        Program mutant = streamed.program;
+        Place* const found = place(at(mutant, i));
+        if (found->bytes == 0) return;
+        found->offset += by;
+        places_caught += is_caught(mutant, fmt::format("a place of {} shifted by {}", i, by));
+        ++places;
+      };
+      const int64_t sign = i % 2 == 0 ? 1 : -1;
+      shift([](Instruction& x) { return &x.from; }, sign * kSector);
+      shift([](Instruction& x) { return &x.to; }, sign * kSector);
+      shift([](Instruction& x) { return &x.workspace; }, sign * kPlaceAlignment);
+      for (size_t k = 0; k < instruction.inputs.size(); ++k) shift([k](Instruction& x) { return &x.inputs[k]; }, sign * kPlaceAlignment);
+      for (size_t k = 0; k < instruction.outputs.size(); ++k) shift([k](Instruction& x) { return &x.outputs[k]; }, sign * kPlaceAlignment);
+      for (int32_t other = i + 1; other < std::min(i + 6, static_cast<int32_t>(code.size())); ++other) {
+        if (code[static_cast<size_t>(other)].queue == instruction.queue) continue;
+        Program mutant = streamed.program;
+        swap_instructions(mutant, streamed.graph, i, other);
+        swaps_caught += is_caught(mutant, fmt::format("{} and {} swapped", i, other));
+        ++swaps;
+      }
+    }
+  }
+  std::printf("%d programs: %d of %d waits, %d of %d places, %d of %d swaps caught; %d dropped waits refused that make no difference\n",
+              programs, waits_caught, waits, places_caught, places, swaps_caught, swaps, strict);
+  EXPECT_GT(waits_caught, 1000);
+  EXPECT_LT(waits_caught, waits);
+  EXPECT_GT(places_caught * 100, places * 99);
+  EXPECT_GT(swaps_caught, 1000);
+  EXPECT_LT(swaps_caught, swaps);
+  EXPECT_EQ(strict, 0);
+}
 
 // Random changes; whatever is accepted computes the same bits, on disks that are late in different ways.
 TEST(VerifyStreamSoundness, WhatIsAcceptedComputesTheSameBits) {
@@ -308,9 +506,9 @@ TEST(VerifyStreamSoundness, WhatIsAcceptedComputesTheSameBits) {
     ASSERT_EQ(streamed.complaint(streamed.program), "");
     const auto wanted = streamed.result(streamed.program, 1);
     const auto size = static_cast<size_t>(streamed.program.entries[0].code.size());
-    std::vector<int32_t> moves;  // all that isn't computing
+    std::vector<int32_t> moves;
     for (size_t i = 0; i < size; ++i) {
-      if (streamed.program.entries[0].code[i].action != Action::compute) moves.push_back(static_cast<int32_t>(i));
+      if (is_copy(streamed.program.entries[0].code[i])) moves.push_back(static_cast<int32_t>(i));
     }
     ASSERT_FALSE(moves.empty()) << seed;
     for (int mutation = 0; mutation < 60; ++mutation) {
@@ -318,7 +516,7 @@ TEST(VerifyStreamSoundness, WhatIsAcceptedComputesTheSameBits) {
       const int32_t one = moves[static_cast<size_t>(pick(moves.size()))], two = moves[static_cast<size_t>(pick(moves.size()))];
       switch (mutation % 5) {
         case 0:
-        case 1:  // a transfer or a wait somewhere near
+        case 1:  // a copy somewhere near
           move(mutant, streamed.graph, one, std::clamp(one + pick(9) - 4, 0, static_cast<int32_t>(size) - 1));
           break;
         case 2: {  // anything
@@ -326,15 +524,12 @@ TEST(VerifyStreamSoundness, WhatIsAcceptedComputesTheSameBits) {
           move(mutant, streamed.graph, from, std::clamp(from + pick(7) - 3, 0, static_cast<int32_t>(size) - 1));
           break;
         }
-        case 3: {  // two of them change places
-          std::vector<int32_t> order = own_order(mutant);
-          std::swap(order[static_cast<size_t>(one)], order[static_cast<size_t>(two)]);
-          reorder(mutant, streamed.graph, order);
+        case 3:  // two of them change places
+          swap_instructions(mutant, streamed.graph, one, two);
           break;
-        }
         default:  // other memory, or another place on the disk
-          at(mutant, one).memory.offset += (pick(5) - 2) * kSector;
-          at(mutant, two).disk.offset += (pick(5) - 2) * kSector;
+          memory_place(at(mutant, one)).offset += (pick(5) - 2) * kSector;
+          file_place(at(mutant, two)).offset += (pick(5) - 2) * kSector;
       }
       if (!streamed.complaint(mutant).empty()) {
         ++caught;
@@ -342,6 +537,7 @@ TEST(VerifyStreamSoundness, WhatIsAcceptedComputesTheSameBits) {
       }
       ++harmless;
       moved_transfers += mutation % 5 < 2;
+      ASSERT_EQ(BruteForce::difference(mutant, streamed.program, streamed.graph), "") << "seed " << seed << ", mutation " << mutation;
       ASSERT_EQ(streamed.result(mutant, static_cast<uint32_t>(mutation)), wanted) << "seed " << seed << ", mutation " << mutation;
     }
   }
@@ -351,20 +547,18 @@ TEST(VerifyStreamSoundness, WhatIsAcceptedComputesTheSameBits) {
   EXPECT_GT(moved_transfers, 50);
 }
 
-TEST(TransfersUnderWay, AreCountedFromTheOldestThatNobodyHasWaitedFor) {
-  const auto begin = [](Action action) { return Instruction{.action = action}; };
-  const auto wait = [](int32_t transfer) { return Instruction{.action = Action::wait, .transfer = transfer}; };
+TEST(CopiesUnderWay, AreCountedFromTheOldestThatNothingHasWaitedFor) {
+  const auto copy = [](std::vector<int32_t> waits = {}) { return Instruction{.action = Action::copy, .waits = std::move(waits)}; };
+  const auto compute = [](std::vector<int32_t> waits = {}) { return Instruction{.action = Action::compute, .waits = std::move(waits)}; };
   Program program;
-  EXPECT_EQ(transfers_under_way(program), 0);
-  program.entries.push_back({.name = "none", .code = {begin(Action::compute)}});
-  EXPECT_EQ(transfers_under_way(program), 0);
-  program.entries.push_back({.name = "in order", .code = {begin(Action::read), wait(0), begin(Action::write), wait(2)}});
-  EXPECT_EQ(transfers_under_way(program), 1);
+  EXPECT_EQ(copies_under_way(program), 0);
+  program.entries.push_back({.name = "none", .code = {compute()}});
+  EXPECT_EQ(copies_under_way(program), 0);
+  program.entries.push_back({.name = "in order", .code = {copy(), copy({0}), compute({1})}});
+  EXPECT_EQ(copies_under_way(program), 1);
   // The first is waited for last.
-  program.entries.push_back({.name = "long",
-                             .code = {begin(Action::write), begin(Action::read), wait(1), begin(Action::compute), begin(Action::read),
-                                      wait(4), begin(Action::read), wait(0), wait(6)}});
-  EXPECT_EQ(transfers_under_way(program), 4);
+  program.entries.push_back({.name = "long", .code = {copy(), copy(), compute({1}), copy(), copy({3}), compute({0, 4})}});
+  EXPECT_EQ(copies_under_way(program), 4);
 }
 
 }  // namespace

@@ -101,6 +101,7 @@ struct Executor::Impl {
   std::byte* data = nullptr;
   Disk* disk = nullptr;
   int64_t measured = 0;
+  bool waiting = false;  // the last entry left gradients for an update that isn't made yet
   std::vector<RunTimes> times;
   std::vector<std::vector<int32_t>> unwaited;  // copies that only the entry's end waits for
 
@@ -201,6 +202,8 @@ struct Executor::Impl {
   bool run(size_t entry, const std::atomic<bool>* stop) {
     using Clock = std::chrono::steady_clock;
     require(data != nullptr || program.arena_bytes == 0, "an executor needs its arena before it runs");
+    const EntryRole& role = program.entries[entry].role;
+    require(may_run(role, waiting), "an update that is never made, or made twice");
     Fence fence(data, program.arena_bytes);
     const Drained drained{disk};
     RunTimes& spent = times[entry];
@@ -232,6 +235,7 @@ struct Executor::Impl {
     }
     for (const int32_t copy : unwaited[entry]) wait(entries[entry][static_cast<size_t>(copy)], fence);
     spent.waiting += lap();
+    waiting = role.leaves_update;
     return true;
   }
 
@@ -270,11 +274,9 @@ struct Executor::Impl {
 
   // Where a persistent value of the disk is while nothing runs.
   Place desk(const Persistent& value, int number) const {
-    const Place place{.offset = whole_sectors(program.persistent_bytes) + number * whole_sectors(value.disk.bytes),
-                      .bytes = value.disk.bytes};
-    require(moved(place).end() <= program.arena_bytes,
-            "a tensor of the disk that is larger than the memory beside what always stays there");
-    return place;
+    const Place& desk = program.desks[number];
+    require(whole_sectors(value.disk.bytes) <= desk.bytes, "a tensor of the disk that is larger than the desk");
+    return {.offset = desk.offset, .bytes = value.disk.bytes};
   }
 
   std::span<std::byte> persistent(const Persistent& value, int number, bool read) {
@@ -323,11 +325,11 @@ std::span<std::byte> Executor::blank(std::string_view name) { return impl_->pers
 void Executor::changed(std::string_view name, int desk) { impl_->changed(impl_->find(name), desk); }
 
 std::span<std::byte> Executor::spare(int64_t most) {
-  const int64_t begin = whole_sectors(impl_->program.persistent_bytes);
-  const int64_t bytes = std::max<int64_t>(0, std::min(most, impl_->program.arena_bytes - begin)) / kSector * kSector;
+  const Place& spare = impl_->program.spare;
   require(impl_->data != nullptr, "an executor has no memory yet");
-  if (bytes > 0) impl_->measured = std::max(impl_->measured, begin + bytes);
-  return {impl_->data + begin, static_cast<size_t>(bytes)};
+  const int64_t bytes = std::min(most, spare.bytes) / kSector * kSector;
+  if (bytes > 0) impl_->measured = std::max(impl_->measured, spare.offset + bytes);
+  return {impl_->data + spare.offset, static_cast<size_t>(bytes)};
 }
 
 }  // namespace ort_train

@@ -48,7 +48,8 @@ class Executor {
   // persistent() left there is gone.
   std::span<std::byte> spare(int64_t most);
 
-  // Runs an entry from first to last instruction; its inputs must have been filled since its last run. `stop`, polled between
+  // Runs an entry from first to last instruction; its inputs must have been filled since its last run, and it must be one that may follow
+  // the last entry (may_run; else throws Error(device)). `stop`, polled between
   // instructions, abandons the run (returns false): state that it had changed by then stays changed. Allocates nothing itself.
   bool run(size_t entry, const std::atomic<bool>* stop = nullptr);
 

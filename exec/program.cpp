@@ -80,15 +80,6 @@ NodeId node_at(const Entry& entry, size_t at) {
   return kNone;
 }
 
-size_t Program::entry_index(std::string_view name) const {
-  for (size_t i = 0; i < entries.size(); ++i) {
-    if (entries[i].name == name) return i;
-  }
-  std::string names;
-  for (const Entry& entry : entries) names += (names.empty() ? "" : ", ") + entry.name;
-  throw error(ErrorCode::usage, "the program has no entry point '{}'; it has {}", name, names);
-}
-
 std::string Program::to_text(const std::vector<const Graph*>& graphs) const {
   require(graphs.size() == entries.size(), "a program is printed with a graph for each entry point");
   const bool large = arena_bytes >= 100'000'000;

@@ -85,8 +85,25 @@ struct Instruction {
   std::vector<int32_t> waits{};  // earlier instructions, of any queue, that are complete before this one begins
 };
 
+enum class EntryKind : uint8_t { train, update, evaluate, predict };
+
+// What an entry does between the entries that run before and after it.
+struct EntryRole {
+  EntryKind kind = EntryKind::train;
+  bool completes_update = false;  // makes the update for which the entry before it left gradients
+  bool leaves_update = false;     // leaves gradients, in accumulators, to an entry that makes the update
+  bool adds_up = false;           // adds its gradients to those that were left
+  bool operator==(const EntryRole&) const = default;
+};
+
+// Whether an entry may run where gradients have been left for an update that isn't made (`waiting`), or where none have.
+constexpr bool may_run(const EntryRole& role, bool waiting) {
+  return waiting ? role.completes_update || role.adds_up : !role.completes_update;
+}
+
 struct Entry {
-  std::string name;                 // "train", "train-remainder", "evaluate" …
+  std::string name;  // for people: "train", "train-remainder", "evaluate" …
+  EntryRole role{};
   std::vector<Instruction> code;    // every node of the graph, once, and copies; it ends when all of them are complete
   std::vector<Storage> storages;    // transient ones, workspaces included
   std::vector<Place> value_places;  // by ValueId: where each value of the graph is in the end (inputs: in the beginning), or was last
@@ -102,9 +119,11 @@ struct Program {
   int64_t disk_bytes = 0;        // 0: no disk
   std::vector<Persistent> persistent;
   std::vector<Entry> entries;
+  // Memory that nothing lives in between runs. Where a persistent value of the disk is while somebody looks at it: beside one accumulator
+  // there is room for another.
+  Place desks[2]{};
+  Place spare{};  // for a caller that copies; all of it, so it shares its bytes with the desks
 
-  size_t entry_index(std::string_view name) const;  // throws Error(usage)
-  const Entry& entry(std::string_view name) const { return entries[entry_index(name)]; }
   std::string to_text(const std::vector<const Graph*>& graphs) const;
 };
 
@@ -133,8 +152,9 @@ NodeId node_at(const Entry& entry, size_t at);
 // read of bytes that another storage has overwritten since, an output or workspace over something that its instruction reads, two live
 // storages that overlap, a place outside its space or misaligned, a wait for what doesn't come before, a storage that ends before its
 // copies do, a workspace smaller than the kernel wants, a node left out or run twice, a kept value that isn't intact at the end, state not
-// written by its writer, not in place or not brought back to where it lives, a peak that isn't the stated one. Written apart from the
-// planner: it looks at places, waits and graphs only.
+// written by its writer, not in place or not brought back to where it lives, a peak that isn't the stated one, an entry that isn't of its
+// role, an update that no entry makes, a desk or spare memory over something that lives then. Written apart from the planner: it looks at
+// places, waits and graphs only.
 void verify(const Program& program, const std::vector<const Graph*>& graphs);
 
 }  // namespace ort_train

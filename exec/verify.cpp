@@ -227,6 +227,7 @@ class EntryVerifier {
 
   void run() {
     check_code();
+    check_role();
     check_waits();
     before_.emplace(entry_.code);
     place_persistents();
@@ -269,6 +270,29 @@ class EntryVerifier {
     for (NodeId node : graph_.order()) {
       if (!seen.count(node)) fail("{} is left out", describe(graph_, node));
     }
+  }
+
+  // What the graph does with accumulators: it makes the update if it uses what the entry before left in one; it leaves gradients if it
+  // writes any to one, and adds them up if that keeps what the entry before left. Only training changes anything.
+  void check_role() const {
+    EntryRole found{.kind = entry_.role.kind};
+    bool changes = false;
+    for (NodeId id : graph_.order()) {
+      const Node& node = graph_.node(id);
+      changes |= !node.op->writes.empty();
+      for (size_t i = 0; i < node.inputs.size(); ++i) {
+        if (node.inputs[i] == kNone || graph_.value(node.inputs[i]).kind != ValueKind::accumulator) continue;
+        const bool written = std::any_of(node.op->writes.begin(), node.op->writes.end(),
+                                         [&](const Alias& write) { return static_cast<size_t>(write.input) == i; });
+        const bool left = graph_.value(node.inputs[i]).producer == kNone;
+        const bool fed = written && node.inputs.size() > 1;  // or it is cleared
+        found.completes_update |= left && !written;
+        found.leaves_update |= fed;
+        found.adds_up |= left && fed && !node.op->overwrites;
+      }
+    }
+    if (changes && (found.kind == EntryKind::evaluate || found.kind == EntryKind::predict)) fail("it changes what lives across runs");
+    if (found != entry_.role) fail("it does something else with accumulators than its role says");
   }
 
   // Each instruction on a queue of its kind; what it waits for comes before it, so that nothing waits for ever.
@@ -654,12 +678,40 @@ void check_persistents(const Program& program) {
   }
 }
 
+// What the executor touches between runs: above what lives then, large enough for each tensor of the disk.
+void check_desks(const Program& program) {
+  const auto inside = [&](const Place& place) {
+    return place.space == kMemory && place.bytes >= 0 && place.offset % kSector == 0 && place.bytes % kSector == 0 &&
+           (place.bytes == 0 || (place.offset >= program.persistent_bytes && place.end() <= program.arena_bytes));
+  };
+  if (!inside(program.desks[0]) || !inside(program.desks[1]) || !inside(program.spare))
+    fail_program("memory that is used between runs lies over what lives then, or outside the arena");
+  for (const Persistent& value : program.persistent) {
+    const int64_t bytes = whole_sectors(value.disk.bytes);
+    if (bytes > program.desks[0].bytes) fail_program("'{}' doesn't fit on the desk", value.name);
+    if (value.purpose != Purpose::gradients || bytes == 0) continue;
+    if (bytes > program.desks[1].bytes || program.desks[0].offset + bytes > program.desks[1].offset)
+      fail_program("'{}' doesn't fit beside another", value.name);
+  }
+}
+
+// What an entry leaves to be done, another does.
+void check_updates(const Program& program) {
+  const auto& entries = program.entries;
+  const bool left = std::any_of(entries.begin(), entries.end(), [](const Entry& entry) { return entry.role.leaves_update; });
+  const bool made = std::any_of(entries.begin(), entries.end(),
+                                [](const Entry& entry) { return entry.role.completes_update && !entry.role.leaves_update; });
+  if (left && !made) fail_program("gradients are left for an update that no entry makes");
+}
+
 }  // namespace
 
 void verify(const Program& program, const std::vector<const Graph*>& graphs) {
   if (graphs.size() != program.entries.size()) fail_program("it has {} entry points for {} graphs", program.entries.size(), graphs.size());
   if (program.threads < 1) fail_program("its workspaces are for {} threads", program.threads);
   check_persistents(program);
+  check_desks(program);
+  check_updates(program);
   KernelTable kernels;
   for (size_t i = 0; i < graphs.size(); ++i) EntryVerifier(program, program.entries[i], *graphs[i], kernels).run();
 }

@@ -119,9 +119,13 @@ OptimizerSpec Trainer::Impl::optimizer_spec(Deferral defer) const {
 
 LossSpec Trainer::Impl::loss_spec() const { return {.kind = options.loss, .output = options.output, .labels = options.labels}; }
 
-int Trainer::Impl::find_entry(std::string_view name) const {
+int Trainer::Impl::find_entry(const EntryWanted& wanted) const {
   for (size_t i = 0; i < entries.size(); ++i) {
-    if (entries[i]->name == name) return static_cast<int>(i);
+    const JobEntry& entry = *entries[i];
+    const bool trains = wanted.kind == EntryKind::train;
+    if (entry.job.role.kind == wanted.kind && entry.joined == wanted.joined && entry.remainder == wanted.remainder &&
+        (!trains || entry.job.role.completes_update == wanted.completes_update))
+      return static_cast<int>(i);
   }
   return -1;
 }
@@ -232,27 +236,25 @@ void Trainer::Impl::build_entries(Deferral defer) {
   const int64_t remainder = train_range.count % binding.batch;
   const int64_t epoch_steps = divided_up(divided_up(train_range.count, binding.batch), options.gradient_accumulation_steps);
   // Deferred: "train" makes the update that a step before it left behind, "train-first" has none before it.
-  const auto add_train = [&](const Graph& graph, int64_t batch, const std::string& suffix, const PassOptions& passes_of) {
+  const auto add_train = [&](const Graph& graph, int64_t batch, bool is_remainder, const PassOptions& passes_of) {
     check_live_layers(graph, batch);
     JobGraph train = build_train_graph(graph, loss, optimizer, passes_of);
-    if (!deferred) {
-      add_entry("train" + suffix, std::move(train), batch, &train_range);
-      return;
-    }
-    add_entry("train" + suffix, build_pending_graph(train, optimizer, passes_of), batch, &train_range);
-    add_entry("train-first" + suffix, std::move(train), batch, &train_range);
+    const std::string suffix = is_remainder ? "-remainder" : "";
+    if (deferred)
+      add_entry("train" + suffix, build_pending_graph(train, optimizer, passes_of), batch, &train_range).remainder = is_remainder;
+    add_entry((deferred ? "train-first" : "train") + suffix, std::move(train), batch, &train_range).remainder = is_remainder;
   };
-  add_train(main, binding.batch, "", first);
+  add_train(main, binding.batch, false, first);
   for (const auto& [pass, file] : options.dump_after) {
     if (!is_first_build || pass == "recompute" || pass == "micro_batches" || std::find(passes.begin(), passes.end(), pass) != passes.end())
       continue;  // that one comes with the plan
     throw error(ErrorCode::usage, "`dump_after` {}: no such pass ran; these did: {}", pass, fmt::join(passes, ", "));
   }
   if (flexible && remainder > 0 && total_steps >= epoch_steps) {
-    add_train(forward(remainder), remainder, "-remainder", quiet);
+    add_train(forward(remainder), remainder, true, quiet);
   }
   if (optimizer.accumulate || deferred) {
-    const int source = find_entry(deferred ? "train-first" : "train");
+    const int source = find_entry({.kind = EntryKind::train});
     add_entry("update", build_update_graph(entries[static_cast<size_t>(source)]->job, optimizer, quiet), 0, nullptr);
   }
   if (valid_range.data != nullptr) {
@@ -263,7 +265,7 @@ void Trainer::Impl::build_entries(Deferral defer) {
     }
     if (full > 0) add_entry("evaluate", build_evaluate_graph(main, loss, quiet), binding.batch, &valid_range);
     if (rest > 0 && flexible && (options.eval_batches == 0 || options.eval_batches > full)) {
-      add_entry("evaluate-remainder", build_evaluate_graph(forward(rest), loss, quiet), rest, &valid_range);
+      add_entry("evaluate-remainder", build_evaluate_graph(forward(rest), loss, quiet), rest, &valid_range).remainder = true;
     }
   }
   if (options.predict_batch_size > 0 || data.vocabulary) {
@@ -301,12 +303,13 @@ int64_t Trainer::Impl::most_together() const {
   return most;
 }
 
-// `count` micro-batches go together; a step's rest is for "train".
+// `count` micro-batches go together; a step's rest goes one by one.
 void Trainer::Impl::add_together(int64_t count) {
   together = count;
-  add_entry(std::string(kTogether), entries[0]->job, binding.batch, nullptr);
-  if (deferred)
-    add_entry(std::string(kFirstTogether), entries[static_cast<size_t>(find_entry("train-first"))]->job, binding.batch, nullptr);
+  add_entry("train-together", entries[0]->job, binding.batch, nullptr).joined = true;
+  if (!deferred) return;
+  const int first = find_entry({.kind = EntryKind::train});
+  add_entry("train-first-together", entries[static_cast<size_t>(first)]->job, binding.batch, nullptr).joined = true;
 }
 
 void Trainer::Impl::build() {

@@ -38,13 +38,18 @@
 
 namespace ort_train {
 
-// The entry point that runs several micro-batches as "train" runs one.
-inline constexpr std::string_view kTogether = "train-together", kFirstTogether = "train-first-together";
-inline bool is_together(std::string_view entry) { return entry == kTogether || entry == kFirstTogether; }
-
 // One entry point: its graph, and what feeds it.
+// Which of the entry points.
+struct EntryWanted {
+  EntryKind kind = EntryKind::train;
+  bool completes_update = false;  // of those that train: makes the update that the step before left behind
+  bool joined = false;            // runs several micro-batches as the one beside it runs one
+  bool remainder = false;         // for the smaller batch at the end of an epoch
+};
+
 struct JobEntry {
   std::string name;
+  bool joined = false, remainder = false;
   JobGraph job;
   int64_t batch = 0;
   std::unique_ptr<Feed> feed;
@@ -174,8 +179,8 @@ struct Trainer::Impl {
   int64_t written_in_all() const;
   std::string plan_text(const std::string& memory) const;
   void write_plan_json(const nlohmann::ordered_json& memory) const;
-  int find_entry(std::string_view name) const;         // -1 where it isn't planned
-  double runs_per_step(std::string_view entry) const;  // how often an optimizer step runs it
+  int find_entry(const EntryWanted& wanted) const;    // -1 where it isn't planned
+  double runs_per_step(const JobEntry& entry) const;  // how often an optimizer step runs it
 
   DataSets data;
   SampleRange train_range, valid_range;
@@ -253,7 +258,7 @@ struct Trainer::Impl {
   EvalReport evaluate();  // loss NaN where `stop` ended it
   Window next_window(int64_t epoch, int64_t index) const;
   StepResult run_step(const Window& window, int64_t step, double learning_rate, bool save_gradients);
-  JobEntry& entry_for(const std::string& name, size_t samples, size_t* index) const;  // the entry itself, or that of the remainder
+  JobEntry& entry_for(EntryWanted wanted, size_t samples, size_t* index) const;  // the entry itself, or that of the remainder
   // Runs an entry; false where `until` ended it. One of a step's makes the update that waits, if one does; before another runs, settle()
   // has.
   bool run_entry(size_t index, const std::atomic<bool>* until = nullptr);

@@ -59,9 +59,12 @@ float Trainer::Impl::scalar(size_t entry, ValueId value) const {
   return number;
 }
 
-JobEntry& Trainer::Impl::entry_for(const std::string& name, size_t samples, size_t* index) const {
-  int found = find_entry(name);
-  if (found < 0 || entries[static_cast<size_t>(found)]->batch != static_cast<int64_t>(samples)) found = find_entry(name + "-remainder");
+JobEntry& Trainer::Impl::entry_for(EntryWanted wanted, size_t samples, size_t* index) const {
+  int found = find_entry(wanted);
+  if (found < 0 || entries[static_cast<size_t>(found)]->batch != static_cast<int64_t>(samples)) {
+    wanted.remainder = true;
+    found = find_entry(wanted);
+  }
   require(found >= 0 && entries[static_cast<size_t>(found)]->batch == static_cast<int64_t>(samples), "no entry point for a batch");
   *index = static_cast<size_t>(found);
   return *entries[*index];
@@ -92,7 +95,7 @@ bool Trainer::Impl::run_entry(size_t index, const std::atomic<bool>* until) {
 
 void Trainer::Impl::flush() {
   if (!pending) return;
-  run_entry(static_cast<size_t>(find_entry("update")));
+  run_entry(static_cast<size_t>(find_entry({.kind = EntryKind::update})));
 }
 
 void Trainer::Impl::set_scalars(size_t index, ValueId input, int64_t step, double learning_rate) {
@@ -133,13 +136,13 @@ Window Trainer::Impl::next_window(int64_t epoch, int64_t index) const {
 
 StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double learning_rate, bool save) {
   const bool accumulate = options.gradient_accumulation_steps > 1, own_loss = options.loss == "output";
-  const auto kind = [&] { return deferred && !pending ? "train-first" : "train"; };
+  const auto wanted = [&] { return EntryWanted{.kind = EntryKind::train, .completes_update = pending.has_value()}; };
   StepResult result;
   size_t index = 0;
   if (own_loss) {
     result.counted = static_cast<int64_t>(window.batches.size());  // the mean over batches of what the model says
   } else if (accumulate) {
-    for (const auto& batch : window.batches) result.counted += entry_for(kind(), batch.size(), &index).feed->count(batch);
+    for (const auto& batch : window.batches) result.counted += entry_for(wanted(), batch.size(), &index).feed->count(batch);
   }
   double sum = 0;
   int64_t first = 0;  // samples of the window before this batch
@@ -148,12 +151,14 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
   for (const auto many = static_cast<size_t>(together); many > 1 && left.size() >= many; left = left.subspan(many)) {
     const auto batches = left.first(many);
     if (!std::all_of(batches.begin(), batches.end(), full)) break;
-    index = static_cast<size_t>(find_entry(deferred && !pending ? kFirstTogether : kTogether));
+    EntryWanted joined = wanted();
+    joined.joined = true;
+    index = static_cast<size_t>(find_entry(joined));
     sum = run_together(index, batches, step, first, result.counted, sum);
     first += together * binding.batch;
   }
   for (const auto& batch : left) {
-    JobEntry& entry = entry_for(kind(), batch.size(), &index);
+    JobEntry& entry = entry_for(wanted(), batch.size(), &index);
     const int64_t here = entry.feed->fill(batch, [&](ValueId value) { return place(index, value); });
     if (!own_loss && !accumulate) result.counted = here;
     set_inverse_count(index, entry, result.counted);
@@ -169,7 +174,7 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
   if (deferred) {
     pending = Pending{.step = step, .learning_rate = learning_rate};
   } else if (accumulate) {
-    index = static_cast<size_t>(find_entry("update"));
+    index = static_cast<size_t>(find_entry({.kind = EntryKind::update}));
     set_scalars(index, entries[index]->job.scalars, step, learning_rate);
     run_entry(index);
   }
@@ -182,7 +187,7 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
 double Trainer::Impl::run_together(size_t index, std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first,
                                    int64_t counted, double sum) {
   const JobEntry& entry = *entries[index];
-  Feed& feed = *entries[static_cast<size_t>(find_entry("train"))]->feed;
+  Feed& feed = *entries[0]->feed;  // one micro-batch's
   const ValueId random = entry.job.graph.find_value(kRandomInput);
   std::vector<int64_t> here;
   for (size_t i = 0; i < batches.size(); ++i) {
@@ -266,7 +271,7 @@ EvalReport Trainer::Impl::evaluate() {
     std::vector<int64_t> batch;
     for (; static_cast<int64_t>(batch.size()) < binding.batch && at < usable; ++at) batch.push_back(valid_range.begin + at);
     size_t index = 0;
-    JobEntry& entry = entry_for("evaluate", batch.size(), &index);
+    JobEntry& entry = entry_for({.kind = EntryKind::evaluate}, batch.size(), &index);
     const int64_t here = entry.feed->fill(batch, [&](ValueId value) { return place(index, value); });
     if (!run_entry(index, &stop)) return result;
     // The mean of a model's own loss is weighted by samples, so that a short last batch counts for what it is.

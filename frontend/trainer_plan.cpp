@@ -30,25 +30,26 @@ std::vector<PlanEntry> Trainer::Impl::wanted_entries() const {
   std::vector<PlanEntry> wanted;
   for (const auto& entry : entries) {
     std::vector<ValueId> keep;
-    if (!options.save_gradients.empty() && entry->name.starts_with("train") && !deferred) {
+    if (!options.save_gradients.empty() && entry->job.role.kind == EntryKind::train && !deferred) {
       for (const auto& [parameter, gradient] : entry->job.gradients) keep.push_back(gradient);
     }
     constexpr double kNowAndThen = 1e-2;  // hardly counts
     wanted.push_back({.name = entry->name,
                       .graph = &entry->job.graph,
                       .keep = std::move(keep),
-                      .weight = std::max(kNowAndThen, runs_per_step(entry->name)),
-                      .ordered = is_together(entry->name)});
+                      .weight = std::max(kNowAndThen, runs_per_step(*entry)),
+                      .ordered = entry->joined,
+                      .role = entry->job.role});
   }
   return wanted;
 }
 
-double Trainer::Impl::runs_per_step(std::string_view entry) const {
-  const auto batches = static_cast<double>(options.gradient_accumulation_steps);
-  const double runs = batches / static_cast<double>(together);
-  if (entry == "update") return deferred ? 0 : 1;
-  if (entry == (together > 1 ? kTogether : "train")) return deferred ? 1 : runs;
-  return entry == (together > 1 ? kFirstTogether : "train-first") ? runs - 1 : 0;
+double Trainer::Impl::runs_per_step(const JobEntry& entry) const {
+  const EntryRole& role = entry.job.role;
+  if (role.kind == EntryKind::update) return deferred ? 0 : 1;
+  if (role.kind != EntryKind::train || entry.remainder || entry.joined != (together > 1)) return 0;
+  const double runs = static_cast<double>(options.gradient_accumulation_steps) / static_cast<double>(together);
+  return !deferred ? runs : role.completes_update ? 1 : runs - 1;
 }
 
 void Trainer::Impl::plan_memory() {
@@ -78,8 +79,8 @@ void Trainer::Impl::recompute_entries(const RecomputeChoice& choice) {
   for (size_t i = 0; i < entries.size(); ++i) {
     Graph& graph = entries[i]->job.graph;
     graph = drafts[i];
-    entries[i]->together = finish_train(*entries[i], graph, choice, i == 0 ? &recomputed : nullptr,
-                                        i == 0 || is_together(entries[i]->name) ? dump : PassOptions{});
+    entries[i]->together =
+        finish_train(*entries[i], graph, choice, i == 0 ? &recomputed : nullptr, i == 0 || entries[i]->joined ? dump : PassOptions{});
   }
 }
 
@@ -100,8 +101,8 @@ std::unique_ptr<Planner> Trainer::Impl::adopt_first() {
 MicroBatches Trainer::Impl::finish_train(const JobEntry& entry, Graph& graph, const RecomputeChoice& choice, Recomputed* counted,
                                          const PassOptions& passes) const {
   MicroBatches batches;
-  if (!entry.name.starts_with("train")) return batches;
-  const bool joined = is_together(entry.name);
+  if (entry.job.role.kind != EntryKind::train) return batches;
+  const bool joined = entry.joined;
   run_pass("recompute", graph, joined ? PassOptions{} : passes, [&] { return recompute(graph, choice, counted); });
   if (joined) {
     run_pass("micro_batches", graph, passes, [&] {

@@ -38,7 +38,7 @@ std::string Trainer::Impl::sample(const std::string& prompt, int64_t length, dou
   if (!data.vocabulary) throw error(ErrorCode::usage, "text can be written only by a job whose data is text");
   settle();
   const Vocabulary& vocabulary = *data.vocabulary;
-  const size_t index = static_cast<size_t>(find_entry("predict"));
+  const size_t index = static_cast<size_t>(find_entry({.kind = EntryKind::predict}));
   const JobEntry& entry = *entries[index];
   const Graph& graph = entry.job.graph;
   ValueId logits = kNone;
@@ -93,7 +93,7 @@ std::string Trainer::Impl::sample(const std::string& prompt, int64_t length, dou
 
 std::map<std::string, std::vector<float>> Trainer::Impl::predict(const std::map<std::string, std::vector<int64_t>>& integers,
                                                                  const std::map<std::string, std::vector<float>>& reals) {
-  const int found = find_entry("predict");
+  const int found = find_entry({.kind = EntryKind::predict});
   if (found < 0 || options.predict_batch_size == 0) throw error(ErrorCode::usage, "predictions were not planned: set predict_batch_size");
   settle();
   const size_t index = static_cast<size_t>(found);

@@ -119,8 +119,7 @@ void Trainer::Impl::describe(double seconds) {
 size_t Trainer::Impl::main_entry() const {
   std::vector<double> seconds;
   for (size_t i = 0; i < entries.size(); ++i)
-    seconds.push_back(runs_per_step(entries[i]->name) *
-                      entry_work(entries[i]->job.graph, program.entries[i], program.threads, machine).seconds);
+    seconds.push_back(runs_per_step(*entries[i]) * entry_work(entries[i]->job.graph, program.entries[i], program.threads, machine).seconds);
   return static_cast<size_t>(std::max_element(seconds.begin(), seconds.end()) - seconds.begin());
 }
 
@@ -128,7 +127,7 @@ size_t Trainer::Impl::main_entry() const {
 void Trainer::Impl::describe_step() {
   StreamForecast step;
   for (size_t index = 0; index < entries.size(); ++index) {
-    const double times = runs_per_step(entries[index]->name);
+    const double times = runs_per_step(*entries[index]);
     if (times == 0) continue;
     const NodeWork work = entry_work(entries[index]->job.graph, program.entries[index], program.threads, machine);
     report.flops_per_step += times * work.flops;
@@ -197,7 +196,7 @@ void Trainer::Impl::describe_moves() {
   }
   std::array<DiskTraffic, kPurposes> traffic{};
   for (size_t index = 0; index < entries.size(); ++index) {
-    const auto times = static_cast<int64_t>(runs_per_step(entries[index]->name));
+    const auto times = static_cast<int64_t>(runs_per_step(*entries[index]));
     if (times == 0) continue;
     const auto of_run = disk_traffic(program, program.entries[index]);
     for (size_t i = 0; i < kPurposes; ++i) {

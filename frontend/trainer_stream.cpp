@@ -13,7 +13,15 @@
 namespace ort_train {
 namespace {
 
-// Of what was found: another that can't take less than this has to be better by too little to be looked at.
+// Whether there is anything whose update could wait for the next step.
+bool has_weights_used_late(const Graph& forward) {
+  const std::set<std::string> soon = used_soon(forward);
+  const std::vector<ValueId> parameters = forward.parameters();
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [&](ValueId id) { return forward.value(id).trainable && !soon.contains(forward.value(id).name); });
+}
+
+// Of the best plan's seconds: candidates whose lower bound is within 0.2 % of the best are skipped.
 constexpr double kClose = 0.998;
 
 }  // namespace
@@ -248,7 +256,8 @@ void Trainer::Impl::Streaming::look_at_ways() {
   // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
   const int64_t most = t_.options.micro_batches == "horizontal" ? 1 : t_.most_together();
   if (t_.options.gradient_accumulation_steps == 1) {
-    if (t_.options.save_gradients.empty()) ways.push_back({Deferral::most, 1, parts});  // else all gradients are kept
+    const bool keeps_all = !t_.options.save_gradients.empty();
+    if (!keeps_all && has_weights_used_late(t_.forwards.at(t_.binding.batch))) ways.push_back({Deferral::most, 1, parts});
     ways.push_back({Deferral::all, 1, parts});
   } else {
     if (most > t_.together) ways.push_back({Deferral::none, most, parts});

@@ -90,6 +90,7 @@ std::set<std::string> used_soon(const Graph& forward, double share) {
 JobGraph build_predict_graph(const Graph& forward, const PassOptions& options) {
   JobGraph job{.graph = forward};
   job.graph.name = "predict";
+  job.role = {.kind = EntryKind::predict};
   job.outputs = forward.outputs;
   run_pass("predict", job.graph, options, [&] {
     const bool dropped = drop_dropout(job.graph, options), frozen = freeze_batch_norm(job.graph, options);
@@ -102,6 +103,7 @@ JobGraph build_predict_graph(const Graph& forward, const PassOptions& options) {
 JobGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const PassOptions& options) {
   JobGraph job{.graph = forward};
   job.graph.name = "evaluate";
+  job.role = {.kind = EntryKind::evaluate};
   job.outputs = forward.outputs;
   run_pass("evaluate_loss", job.graph, options, [&] {
     drop_dropout(job.graph, options);
@@ -202,6 +204,7 @@ void store(JobGraph& job, const OptimizerSpec& optimizer) {
 JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const OptimizerSpec& optimizer, const PassOptions& options) {
   JobGraph job{.graph = forward};
   job.graph.name = "train";
+  job.role = {.leaves_update = optimizer.accumulate || optimizer.deferred, .adds_up = optimizer.accumulate};
   job.outputs = forward.outputs;
   const auto run = [&](const char* name, auto&& pass) {
     run_pass(name, job.graph, options, [&] {
@@ -258,6 +261,7 @@ JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const Opt
 JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimizer, const PassOptions& options) {
   JobGraph job = train;
   job.graph.name = "train-pending";
+  job.role = {.completes_update = true, .leaves_update = true};  // what it adds up begins anew
   run_pass("pending_update", job.graph, options, [&] {
     Graph& graph = job.graph;
     const auto readers = graph.readers();
@@ -294,6 +298,7 @@ JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimiz
 JobGraph build_update_graph(const JobGraph& train, const OptimizerSpec& optimizer, const PassOptions& options) {
   JobGraph job;
   job.graph.name = "update";
+  job.role = {.kind = EntryKind::update, .completes_update = true};
   job.slices = train.slices;
   run_pass("update", job.graph, options, [&] {
     Builder builder(job.graph, Stage::update);

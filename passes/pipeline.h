@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "exec/program.h"
 #include "graph/graph.h"
 #include "passes/passes.h"
 
@@ -45,6 +46,7 @@ struct Slice {
 // A graph and the values of it that the trainer reads and writes. kNone where the graph has no such value.
 struct JobGraph {
   Graph graph;
+  EntryRole role{};
   ValueId labels = kNone;                // input
   ValueId scalars = kNone;               // input, see kScalarsInput
   ValueId pending_scalars = kNone;       // input, see kPendingScalarsInput

@@ -297,6 +297,20 @@ struct Planner::Impl {
   }
 
   // With `packing.enough` bytes, not 0, no less is looked for; a program that takes more is left unfinished.
+  // Between runs a tensor of the disk is looked at above what always stays; of accumulators, two.
+  static void add_desks(const std::vector<Persistent>& values, Program& program) {
+    int64_t largest = 0, accumulator = 0;
+    for (const Persistent& value : values) {
+      largest = std::max(largest, whole_sectors(value.disk.bytes));
+      if (value.purpose == Purpose::gradients) accumulator = std::max(accumulator, whole_sectors(value.disk.bytes));
+    }
+    const int64_t begin = whole_sectors(program.persistent_bytes);
+    program.desks[0] = {.offset = begin, .bytes = largest};
+    program.desks[1] = {.offset = begin + accumulator, .bytes = accumulator};
+    for (const Place& desk : program.desks) program.arena_bytes = std::max(program.arena_bytes, desk.bytes > 0 ? desk.end() : 0);
+    program.spare = {.offset = begin, .bytes = std::max<int64_t>(0, program.arena_bytes - begin) / kSector * kSector};
+  }
+
   Program make(const std::vector<bool>& on_disk, const std::vector<StreamDraft>* streams, const StreamPlan* streamed,
                const PackOptions& packing, Earlier earlier) const {
     Program program;
@@ -317,12 +331,7 @@ struct Planner::Impl {
         program.arena_bytes = std::max(program.arena_bytes, aligned(storage.place.end()));
       if (packing.enough > 0 && program.arena_bytes > packing.enough) return program;  // the others can't help it
     }
-    // Between runs a tensor of the disk is looked at above what always stays; of accumulators, two.
-    for (const Persistent& value : values) {
-      if (value.disk.bytes == 0) continue;
-      const int64_t desks = value.purpose == Purpose::gradients ? 2 : 1;
-      program.arena_bytes = std::max(program.arena_bytes, program.persistent_bytes + desks * whole_sectors(value.disk.bytes));
-    }
+    add_desks(values, program);
     std::stable_sort(values.begin(), values.end(),
                      [](const Persistent& a, const Persistent& b) { return a.place.offset < b.place.offset; });
     program.persistent = std::move(values);

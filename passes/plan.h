@@ -25,6 +25,7 @@ struct PlanEntry {
   std::vector<ValueId> keep;  // must be intact when the entry has run, besides graph->outputs
   double weight = 1;          // how often it runs, for an optimizer step
   bool ordered = false;       // the graph's own order stays
+  EntryRole role{};
 };
 
 struct PlanOptions {

@@ -96,8 +96,12 @@ Draft make_draft(const PlanEntry& entry, KernelTable& kernels, int threads) {
   keep.insert(keep.end(), entry.keep.begin(), entry.keep.end());
   std::sort(keep.begin(), keep.end());
   keep.erase(std::unique(keep.begin(), keep.end()), keep.end());
-  Draft draft{
-      .name = entry.name, .graph = &graph, .keep = keep, .weight = entry.weight, .model = make_memory_model(graph, keep, workspaces)};
+  Draft draft{.name = entry.name,
+              .role = entry.role,
+              .graph = &graph,
+              .keep = keep,
+              .weight = entry.weight,
+              .model = make_memory_model(graph, keep, workspaces)};
   if (entry.ordered) {
     draft.order.resize(draft.model.steps.size());
     std::iota(draft.order.begin(), draft.order.end(), 0u);

@@ -45,6 +45,7 @@ class PersistentValues {
 // One entry on its way: what is known before addresses are.
 struct Draft {
   std::string name;
+  EntryRole role{};
   const Graph* graph = nullptr;
   std::vector<ValueId> keep;
   double weight = 1;

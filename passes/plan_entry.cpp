@@ -22,7 +22,7 @@ class EntryMaker {
         placed_(placed) {}
 
   Entry make(Program& program) {
-    entry_ = {.name = draft_.name, .value_places = std::vector<Place>(graph_.value_count()), .keep = draft_.keep};
+    entry_ = {.name = draft_.name, .role = draft_.role, .value_places = std::vector<Place>(graph_.value_count()), .keep = draft_.keep};
     lay_code();
     add_storages();
     pack_storages(program.persistent_bytes);

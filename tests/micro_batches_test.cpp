@@ -173,10 +173,13 @@ TEST(MicroBatches, MoveLessThanOneByOne) {
   const JobGraph job = gpt_training(kShape, {.accumulate = true});
   Graph apart = job.graph, together = job.graph;
   join_micro_batches(together, 4, {job.inverse_count});
-  const auto moved = [](Graph& graph, bool ordered, int64_t limit) {
-    const Planner planner({{.name = "train", .graph = &graph, .ordered = ordered}}, {.threads = 2});
+  const auto moved = [&](Graph& graph, bool ordered, int64_t limit) {
+    JobGraph update = build_update_graph(job, {.accumulate = true}, {});
+    const Planner planner({{.name = "train", .graph = &graph, .ordered = ordered, .role = job.role},
+                           {.name = "update", .graph = &update.graph, .role = update.role}},
+                          {.threads = 2});
     const StreamedProgram made = planner.streamed(limit, {}, {});
-    verify(made.program, {&graph});
+    verify(made.program, {&graph, &update.graph});
     EXPECT_LE(made.program.arena_bytes, limit);
     return made.forecasts[0].bytes_read + made.forecasts[0].bytes_written;
   };

@@ -66,9 +66,8 @@ TEST_F(OneWeight, StreamsWithTheSameBits) {
   }
 }
 
-// Its update waits for the next step, or, where that needs it too soon, nothing does: then the next step has the norm of the last one, and
-// no use for it.
-TEST(OneWeightGraphs, UpdatesLaterAndNothingToUpdateLater) {
+// Its update waits for the next step.
+TEST(OneWeightGraphs, UpdateLater) {
   Graph forward;
   forward.inputs = {forward.add_value({.name = "x", .shape = {4, 64}, .kind = ValueKind::input})};
   const ValueId w = forward.add_value({.name = "w", .shape = {64, 512}, .kind = ValueKind::parameter, .trainable = true});
@@ -88,28 +87,25 @@ TEST(OneWeightGraphs, UpdatesLaterAndNothingToUpdateLater) {
     JobGraph plain = build_train_graph(forward, loss, {.max_grad_norm = norm}, {});
     const Program now = plan({{.name = "train", .graph = &plain.graph, .keep = {}}}, {.threads = 2});
     const std::vector<std::byte> wanted = left_by(now, {&plain.graph}, {0, 0, 0}, nullptr);
-    for (const bool at_once : {false, true}) {
-      const OptimizerSpec later{.max_grad_norm = norm, .deferred = true, .at_once = at_once ? used_soon(forward) : std::set<std::string>{}};
-      JobGraph first = build_train_graph(forward, loss, later, {});
-      JobGraph pending = build_pending_graph(first, later, {}), update = build_update_graph(first, later, {});
-      EXPECT_EQ(first.accumulators.empty(), at_once);
-      const Planner planner({{.name = "train", .graph = &pending.graph, .keep = {}},
-                             {.name = "train-first", .graph = &first.graph, .keep = {}, .weight = 0.01},
-                             {.name = "update", .graph = &update.graph, .keep = {}, .weight = 0.01}},
-                            {.threads = 2});
-      const std::vector<const Graph*> graphs{&pending.graph, &first.graph, &update.graph};
-      const int64_t most = planner.resident().arena_bytes;
-      for (const int64_t limit : {int64_t{0}, most * 3 / 4, 2 * most}) {
-        const Program program = planner.streamed(limit, {}, {}).program;
-        verify(program, graphs);
-        LazyDisk disk(program.disk_bytes, 1);
-        std::vector<std::byte> left = left_by(program, graphs, {1, 0, 0, 2}, &disk);
-        ASSERT_GE(left.size(), sizeof(float) + wanted.size());
-        left.erase(left.begin(), left.begin() + sizeof(float));  // the norm comes first, what waits last
-        left.resize(wanted.size());
-        EXPECT_TRUE(left == wanted) << norm << ' ' << at_once << ' ' << limit;
-        EXPECT_EQ(disk.bytes_read() > 0, limit < most);
-      }
+    const OptimizerSpec later{.max_grad_norm = norm, .deferred = true};
+    JobGraph first = build_train_graph(forward, loss, later, {});
+    JobGraph pending = build_pending_graph(first, later, {}), update = build_update_graph(first, later, {});
+    const Planner planner({{.name = "train", .graph = &pending.graph, .role = pending.role},
+                           {.name = "train-first", .graph = &first.graph, .weight = 0.01, .role = first.role},
+                           {.name = "update", .graph = &update.graph, .weight = 0.01, .role = update.role}},
+                          {.threads = 2});
+    const std::vector<const Graph*> graphs{&pending.graph, &first.graph, &update.graph};
+    const int64_t most = planner.resident().arena_bytes;
+    for (const int64_t limit : {int64_t{0}, most * 3 / 4, 2 * most}) {
+      const Program program = planner.streamed(limit, {}, {}).program;
+      verify(program, graphs);
+      LazyDisk disk(program.disk_bytes, 1);
+      std::vector<std::byte> left = left_by(program, graphs, {1, 0, 0, 2}, &disk);
+      ASSERT_GE(left.size(), sizeof(float) + wanted.size());
+      left.erase(left.begin(), left.begin() + sizeof(float));  // the norm comes first, what waits last
+      left.resize(wanted.size());
+      EXPECT_TRUE(left == wanted) << norm << ' ' << limit;
+      EXPECT_EQ(disk.bytes_read() > 0, limit < most);
     }
   }
 }

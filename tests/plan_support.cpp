@@ -66,7 +66,7 @@ class RandomGraph {
     if (size_.state >= 0) random_.seed(static_cast<uint32_t>(size_.state));
     for (int i = 0; i < 3; ++i) state_.push_back(add(graph_, "p" + std::to_string(i), ValueKind::parameter, {state_rows(), size_.width}));
     for (int i = 0; i < 2 && !forward_; ++i)
-      state_.push_back(add(graph_, "s" + std::to_string(i), ValueKind::accumulator, {state_rows(), size_.width}));
+      state_.push_back(add(graph_, "s" + std::to_string(i), ValueKind::optimizer_state, {state_rows(), size_.width}));
     if (size_.state >= 0) random_ = before;
     weight_ = add(graph_, "weight", ValueKind::parameter, {size_.width, size_.width});
     scale_ = add(graph_, "scale", ValueKind::parameter, {size_.width});
@@ -176,7 +176,7 @@ class RandomGraph {
     const bool clear = pick(4) == 0;
     Builder b = builder();
     state_[i] = clear ? b.emit("Clear", {state_[i]}) : b.emit("Accumulate", {state_[i], x});
-    graph_.value(state_[i]).kind = ValueKind::accumulator;
+    graph_.value(state_[i]).kind = ValueKind::optimizer_state;
   }
   // A view of state may be wanted after the state has changed.
   void read_state() {

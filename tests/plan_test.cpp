@@ -147,12 +147,12 @@ TEST(Plan, ViewsTakeNoMemory) {
 TEST(Plan, ViewsOfChangedStateAreCopies) {
   for (const bool wanted_later : {false, true}) {
     Graph graph;
-    const ValueId sum = graph.add_value({.name = "sum", .shape = {64}, .kind = ValueKind::accumulator});
+    const ValueId sum = graph.add_value({.name = "sum", .shape = {64}, .kind = ValueKind::optimizer_state});
     const ValueId x = input(graph, "x", {64});
     Builder b(graph);
     const ValueId view = b.reshape(sum, {8, 8});
     if (!wanted_later) graph.outputs.push_back(b.emit("Tanh", {view}));
-    graph.value(b.emit("Accumulate", {sum, x})).kind = ValueKind::accumulator;
+    graph.value(b.emit("Accumulate", {sum, x})).kind = ValueKind::optimizer_state;
     if (wanted_later) graph.outputs.push_back(b.emit("Tanh", {view}));
     const Program program = plan({{.name = "run", .graph = &graph, .keep = {}}}, {});
     verify(program, {&graph});
@@ -183,7 +183,7 @@ TEST(Plan, ReadersGoBeforeTheChange) {
 
 TEST(Plan, StateReadAfterItsChangeIsRefused) {
   Graph graph;
-  const ValueId sum = graph.add_value({.name = "sum", .shape = {64}, .kind = ValueKind::accumulator});
+  const ValueId sum = graph.add_value({.name = "sum", .shape = {64}, .kind = ValueKind::optimizer_state});
   const ValueId x = input(graph, "x", {64});
   Builder b(graph);
   b.emit("Accumulate", {sum, x});

@@ -134,14 +134,14 @@ TEST(Recompute, ReadersOfChangedStateStay) {
   Graph graph;
   Builder forward(graph), backward(graph, Stage::backward);
   const auto value = [&](const char* name, ValueKind kind) { return graph.add_value({.name = name, .shape = {64, 64}, .kind = kind}); };
-  const ValueId x = value("x", ValueKind::input), w = value("w", ValueKind::parameter), sum = value("sum", ValueKind::accumulator);
+  const ValueId x = value("x", ValueKind::input), w = value("w", ValueKind::parameter), sum = value("sum", ValueKind::optimizer_state);
   graph.inputs = {x};
   const ValueId scaled = forward.named("scale").emit("Mul", {x, sum});
   const ValueId product = forward.named("product").emit("MatMul", {scaled, w});
   const ValueId soft = forward.named("soft").emit("Gelu", {product}, {{"approximate", "tanh"}});
   ValueId busy = soft;
   for (int i = 0; i < 20; ++i) busy = forward.named("busy").emit("MatMul", {busy, w});
-  graph.value(backward.named("add").emit("Accumulate", {sum, busy})).kind = ValueKind::accumulator;
+  graph.value(backward.named("add").emit("Accumulate", {sum, busy})).kind = ValueKind::optimizer_state;
   graph.outputs = {backward.named("both").emit("Add", {backward.emit("Mul", {scaled, soft}), busy})};
   graph.verify("building");
   Recomputed result;

@@ -47,6 +47,7 @@ struct Job {
   std::vector<size_t> together{};             // by entry: micro-batches in its graph; where it is empty, one
   std::vector<size_t> again{};                // by entry: nodes that run again
   std::vector<MicroBatches> batches{};        // by entry
+  std::vector<EntryRole> roles{};             // by entry; where it is empty, nothing is accumulated
 
   std::vector<PlanEntry> entries() {
     std::vector<PlanEntry> entries;
@@ -55,7 +56,8 @@ struct Job {
                          .graph = &graphs[i],
                          .keep = i < keep.size() ? keep[i] : std::vector<ValueId>{},
                          .weight = 1.0 / static_cast<double>(i + 1),
-                         .ordered = vertical(i)});
+                         .ordered = vertical(i),
+                         .role = i < roles.size() ? roles[i] : EntryRole{}});
     }
     return entries;
   }
@@ -296,6 +298,8 @@ RandomTraining random_training(uint32_t seed) {
                       .together = {}};
   made.together = made.apart;
   made.together.graphs.push_back(train.graph);
+  made.apart.roles = {train.role, update.role};
+  made.together.roles = {train.role, update.role, train.role};
   made.together.recomputed = {choice, {}, choice};
   made.together.together = {1, 1, side_by_side};
   for (int step = 0; step < 2; ++step) {
@@ -350,7 +354,12 @@ TEST(Stream, TrainingGivesTheBitsOfTheResidentPlan) {
       Job job{.seed = 5, .limit = shape.vocabulary};
       job.graphs.push_back(train.graph);
       job.graphs.push_back(build_evaluate_graph(gpt_forward(shape), {}, {}).graph);
-      if (accumulate) job.graphs.push_back(build_update_graph(train, optimizer, {}).graph);
+      job.roles = {train.role, {.kind = EntryKind::evaluate}};
+      if (accumulate) {
+        const JobGraph update = build_update_graph(train, optimizer, {});
+        job.graphs.push_back(update.graph);
+        job.roles.push_back(update.role);
+      }
       job.runs = accumulate ? std::vector<size_t>{0, 0, 2, 1, 0, 0, 2, 1} : std::vector<size_t>{0, 0, 1, 0, 1};
       job.recomputed = {recompute_mode(mode)};
       Workers workers(threads);

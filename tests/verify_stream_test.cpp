@@ -388,6 +388,14 @@ TEST_P(VerifyStream, CatchesWrongStatements) {
       "a disk that is too small", [&](Program& p) { p.disk_bytes -= kSector; }, "disk");
   caught(
       "no disk", [&](Program& p) { p.disk_bytes = 0; }, "disk");
+  caught(
+      "spare memory over what stays", [&](Program& p) { p.spare.offset -= kSector; }, program.persistent_bytes > 0 ? "between runs" : "");
+  caught(
+      "spare memory outside", [&](Program& p) { p.spare.bytes += kSector; }, "outside the arena");
+  caught(
+      "a desk that is too small", [&](Program& p) { p.desks[0].bytes -= kSector; }, "fit on the desk");
+  caught(
+      "a desk elsewhere", [&](Program& p) { p.desks[0].offset += p.arena_bytes; }, "outside the arena");
   std::vector<size_t> on_disk;
   for (size_t i = 0; i < program.persistent.size(); ++i) {
     if (program.persistent[i].disk.bytes > 0) on_disk.push_back(i);

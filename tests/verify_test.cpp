@@ -316,14 +316,14 @@ struct Small {
   ValueId sum, x, view, y, z;
   Program program;
   Small() {
-    sum = graph.add_value({.name = "sum", .shape = {4, 16}, .kind = ValueKind::accumulator});
+    sum = graph.add_value({.name = "sum", .shape = {4, 16}, .kind = ValueKind::optimizer_state});
     x = graph.add_value({.name = "x", .shape = {4, 16}, .kind = ValueKind::input});
     graph.inputs = {x};
     Builder b(graph);
     view = b.named("/view").emit("Reshape", {x}, {{"shape", Shape{64}}});
     y = b.named("/y").emit("Tanh", {view});
     z = b.named("/z").emit("Softmax", {b.reshape(y, {4, 16})}, {{"axis", int64_t{-1}}});
-    graph.value(b.named("/sum").emit("Accumulate", {sum, z})).kind = ValueKind::accumulator;
+    graph.value(b.named("/sum").emit("Accumulate", {sum, z})).kind = ValueKind::optimizer_state;
     graph.outputs = {z};
     program = plan({{.name = "run", .graph = &graph, .keep = {}}}, {});
   }
@@ -367,6 +367,79 @@ TEST(Verify, TakesTheKernelsWordForWorkspaces) {
   program.entries[0].code[0].workspace.bytes -= 8;
   for (Storage& storage : program.entries[0].storages) storage.place.bytes -= storage.purpose == Purpose::workspace ? 8 : 0;
   EXPECT_NE(complaint(program, graph).find("workspace"), std::string::npos);
+}
+
+// A step that accumulates, the update that it leaves, and an evaluation.
+struct Roles {
+  std::vector<JobGraph> jobs;
+  std::vector<const Graph*> graphs;
+  Program program;
+  Roles() {
+    const testing::GptShape shape{.layers = 1, .heads = 2, .width = 16, .vocabulary = 20, .batch = 2, .length = 8};
+    const OptimizerSpec optimizer{.accumulate = true};
+    jobs.push_back(testing::gpt_training(shape, optimizer));
+    jobs.push_back(build_update_graph(jobs[0], optimizer, {}));
+    jobs.push_back(build_evaluate_graph(testing::gpt_forward(shape), {}, {}));
+    std::vector<PlanEntry> entries;
+    for (JobGraph& job : jobs) {
+      entries.push_back({.name = job.graph.name, .graph = &job.graph, .role = job.role});
+      graphs.push_back(&job.graph);
+    }
+    program = plan(entries, {});
+  }
+  std::string complaint(const Program& changed) const {
+    try {
+      verify(changed, graphs);
+      return "";
+    } catch (const Error& e) {
+      return e.what();
+    }
+  }
+};
+
+TEST(VerifyRoles, AnUpdateIsMadeOnce) {
+  const Roles roles;
+  ASSERT_EQ(roles.complaint(roles.program), "");
+  for (size_t i = 0; i < roles.program.entries.size(); ++i) {
+    for (bool EntryRole::*flag : {&EntryRole::completes_update, &EntryRole::leaves_update, &EntryRole::adds_up}) {
+      Program changed = roles.program;
+      changed.entries[i].role.*flag = !(changed.entries[i].role.*flag);
+      EXPECT_NE(roles.complaint(changed), "") << i;
+    }
+  }
+  Program evaluates = roles.program;
+  evaluates.entries[1].role.kind = EntryKind::evaluate;
+  EXPECT_NE(roles.complaint(evaluates).find("changes what lives across runs"), std::string::npos) << roles.complaint(evaluates);
+  Program never = roles.program;
+  never.entries.erase(never.entries.begin() + 1);
+  try {
+    verify(never, {roles.graphs[0], roles.graphs[2]});
+    ADD_FAILURE() << "no entry makes the update";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("no entry makes"), std::string::npos) << e.what();
+  }
+}
+
+TEST(VerifyRoles, AnEntryThatMayNotFollowIsNotRun) {
+  const Roles roles;
+  Workers workers(1);
+  Executor executor(roles.program, roles.graphs, workers);
+  Arena arena(roles.program.arena_bytes);
+  executor.attach(arena);
+  constexpr size_t kTrain = 0, kUpdate = 1, kEvaluate = 2;
+  const auto run = [&](size_t entry) {
+    std::memset(arena.data() + roles.program.persistent_bytes, 0,  // its inputs
+                static_cast<size_t>(roles.program.arena_bytes - roles.program.persistent_bytes));
+    return executor.run(entry);
+  };
+  EXPECT_THROW(run(kUpdate), Error) << "there is nothing to update with";
+  EXPECT_TRUE(run(kEvaluate));
+  EXPECT_TRUE(run(kTrain));
+  EXPECT_TRUE(run(kTrain));
+  EXPECT_THROW(run(kEvaluate), Error) << "the update is not made yet";
+  EXPECT_TRUE(run(kUpdate));
+  EXPECT_THROW(run(kUpdate), Error) << "it is made";
+  EXPECT_TRUE(run(kEvaluate));
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ bool has_weights_used_late(const Graph& forward) {
                      [&](ValueId id) { return forward.value(id).trainable && !soon.contains(forward.value(id).name); });
 }
 
-// Of the best plan's seconds: candidates whose lower bound is within 0.2 % of the best are skipped.
+// Skip candidates whose bound is within 0.2 % of the best plan's seconds, and prefer the plain way within as much.
 constexpr double kClose = 0.998;
 
 }  // namespace

@@ -173,8 +173,8 @@ struct Executor::Impl {
   }
 
   void attach(Arena& arena, Disk* tier) {
-    require(arena.bytes() >= program.arena_bytes, "the arena is smaller than the program's");
-    require(tier != nullptr || program.disk_bytes == 0, "the program needs a disk");
+    require(arena.bytes() >= program.memory().bytes, "the arena is smaller than the program's");
+    require(tier != nullptr || program.file().bytes == 0, "the program needs a disk");
     data = arena.data();
     disk = tier;
     for (size_t e = 0; e < entries.size(); ++e) {
@@ -189,22 +189,22 @@ struct Executor::Impl {
       }
     }
     for (const Persistent& value : program.persistent) {
-      if (value.place.bytes == 0) continue;
-      measured = std::max(measured, value.place.end());
-      std::byte* const place = data + value.place.offset;
+      if (memory_bytes(value) == 0) continue;
+      measured = std::max(measured, value.home.end());
+      std::byte* const place = data + value.home.offset;
       if (value.initial)
-        std::memcpy(place, value.initial->bytes.data(), static_cast<size_t>(value.place.bytes));
+        std::memcpy(place, value.initial->bytes.data(), static_cast<size_t>(value.home.bytes));
       else if (value.purpose != Purpose::weights)
-        std::memset(place, 0, static_cast<size_t>(value.place.bytes));
+        std::memset(place, 0, static_cast<size_t>(value.home.bytes));
     }
   }
 
   bool run(size_t entry, const std::atomic<bool>* stop) {
     using Clock = std::chrono::steady_clock;
-    require(data != nullptr || program.arena_bytes == 0, "an executor needs its arena before it runs");
+    require(data != nullptr || program.memory().bytes == 0, "an executor needs its arena before it runs");
     const EntryRole& role = program.entries[entry].role;
     require(may_run(role, waiting), "an update that is never made, or made twice");
-    Fence fence(data, program.arena_bytes);
+    Fence fence(data, program.memory().bytes);
     const Drained drained{disk};
     RunTimes& spent = times[entry];
     spent.waiting = 0;
@@ -275,23 +275,23 @@ struct Executor::Impl {
   // Where a persistent value of the disk is while nothing runs.
   Place desk(const Persistent& value, int number) const {
     const Place& desk = program.desks[number];
-    require(whole_sectors(value.disk.bytes) <= desk.bytes, "a tensor of the disk that is larger than the desk");
-    return {.offset = desk.offset, .bytes = value.disk.bytes};
+    require(file_bytes(value) <= desk.bytes, "a tensor of the disk that is larger than the desk");
+    return {.offset = desk.offset, .bytes = value.home.bytes};
   }
 
   std::span<std::byte> persistent(const Persistent& value, int number, bool read) {
-    require(data != nullptr || value.place.bytes == 0, "an executor has no memory yet");
-    if (value.disk.bytes == 0) return {data + value.place.offset, static_cast<size_t>(value.place.bytes)};
+    require(data != nullptr || value.home.bytes == 0, "an executor has no memory yet");
+    if (!is_in_file(value)) return {data + value.home.offset, static_cast<size_t>(value.home.bytes)};
     const Place place = desk(value, number);
-    if (read) disk->wait(disk->read(value.disk.offset, data + place.offset, moved(place).bytes));
+    if (read) disk->wait(disk->read(value.home.offset, data + place.offset, moved(place).bytes));
     measured = std::max(measured, moved(place).end());
     return {data + place.offset, static_cast<size_t>(place.bytes)};
   }
 
   void changed(const Persistent& value, int number) {
-    if (value.disk.bytes == 0) return;
+    if (!is_in_file(value)) return;
     const Place place = desk(value, number);
-    disk->wait(disk->write(value.disk.offset, data + place.offset, moved(place).bytes));
+    disk->wait(disk->write(value.home.offset, data + place.offset, moved(place).bytes));
   }
 };
 

@@ -82,7 +82,7 @@ NodeId node_at(const Entry& entry, size_t at) {
 
 std::string Program::to_text(const std::vector<const Graph*>& graphs) const {
   require(graphs.size() == entries.size(), "a program is printed with a graph for each entry point");
-  const bool large = arena_bytes >= 100'000'000;
+  const bool large = memory().bytes >= 100'000'000;
   const auto show = [&](int64_t bytes) {
     return large ? grouped(static_cast<double>(bytes) / 1e6, 1) : grouped(static_cast<double>(bytes), 0);
   };
@@ -90,14 +90,14 @@ std::string Program::to_text(const std::vector<const Graph*>& graphs) const {
   for (size_t i = 0, at = 0; i < entries.size(); at += entries[i].code.size(), ++i) {
     text += fmt::format("{}{}@{}", i ? ", " : "· entry points ", entries[i].name, grouped(static_cast<double>(at), 0));
   }
-  text += fmt::format(" · offsets in {}\n  arena {}   persistent {} in {}", large ? "MB" : "bytes", show(arena_bytes),
-                      show(persistent_bytes), persistent.size());
+  text += fmt::format(" · offsets in {}\n  arena {}   persistent {} in {}", large ? "MB" : "bytes", show(memory().bytes),
+                      show(memory().persistent_bytes), persistent.size());
   for (const Entry& entry : entries)
     text += fmt::format("   {} peak {} at {}", entry.name, show(entry.peak_live_bytes), entry.peak_instruction);
   text += '\n';
   for (const Persistent& value : persistent) {
-    const bool on_disk = value.disk.bytes > 0;
-    const Place& place = on_disk ? value.disk : value.place;
+    const bool on_disk = is_in_file(value);
+    const Place& place = value.home;
     text += fmt::format("         {:<11} {}{:>10} +{:<9} {} {}\n", to_string(value.purpose), on_disk ? "disk " : "", show(place.offset),
                         show(place.bytes), value.name, to_string(value.type));
   }

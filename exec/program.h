@@ -24,13 +24,20 @@ constexpr int64_t aligned(int64_t bytes) { return (bytes + kPlaceAlignment - 1) 
 // Bytes that a transfer moves.
 constexpr int64_t whole_sectors(int64_t bytes) { return (bytes + kSector - 1) / kSector * kSector; }
 
-// What has addresses of its own: the memory that kernels compute in, and a file.
+// What has addresses of its own: memory, or a file.
+enum class SpaceKind : uint8_t { memory, file };
 using SpaceId = uint8_t;
-inline constexpr SpaceId kMemory = 0, kFile = 1;
-inline constexpr size_t kSpaces = 2;
+struct Space {
+  std::string name;
+  SpaceKind kind = SpaceKind::memory;
+  int64_t bytes = 0;
+  int64_t persistent_bytes = 0;         // what lives across runs is in [0, persistent_bytes)
+  int64_t alignment = kPlaceAlignment;  // of places
+};
+inline constexpr SpaceId kMemory = 0, kFile = 1;  // of a program for the CPU: the arena, and the disk
 
 struct Place {
-  int64_t offset = 0;  // in its space; in memory a multiple of kPlaceAlignment, in the file of kSector
+  int64_t offset = 0;  // in its space, a multiple of the space's alignment
   int64_t bytes = 0;   // 0: nothing there
   SpaceId space = kMemory;
   int64_t end() const { return offset + bytes; }
@@ -40,9 +47,13 @@ struct Place {
 // Instructions of a queue begin in their order, each when what it waits for is complete. On an ordered queue each is complete before the
 // next begins; on the others they overlap, and end in any order. Queues know nothing of each other but by waits.
 using QueueId = uint8_t;
-inline constexpr QueueId kCompute = 0, kRead = 1, kWrite = 2;
-inline constexpr size_t kQueues = 3;
-constexpr bool is_ordered(QueueId queue) { return queue == kCompute; }
+struct Queue {
+  std::string name;
+  bool ordered = true;
+  SpaceId from = kMemory, to = kMemory;  // one space: it computes there; two: it copies
+  bool computes() const { return from == to; }
+};
+inline constexpr QueueId kCompute = 0, kRead = 1, kWrite = 2;  // of a program for the CPU
 
 // What a byte of the arena is for: the rows of the plan's table.
 enum class Purpose : uint8_t { weights, gradients, optimizer, activations, inputs, constants, workspace };
@@ -59,14 +70,13 @@ struct Storage {
   int32_t first = 0, last = 0;             // indices into the entry's code between which it is live, inclusive
 };
 
-// A value that lives across runs: the same bytes in every entry, of the arena or of the disk.
+// A value that lives across runs: the same bytes in every entry.
 struct Persistent {
   std::string name;
   Purpose purpose = Purpose::weights;  // weights, optimizer, constants, gradients (accumulators)
   TensorType type;
-  Place place;
-  Place disk{};                           // bytes 0: it lives in the arena
-  std::shared_ptr<const Tensor> initial;  // constants; null else (state starts at zero, weights are loaded)
+  Place home{};                             // in memory or in the file
+  std::shared_ptr<const Tensor> initial{};  // constants, in memory; null else (state starts at zero, weights are loaded)
 };
 
 enum class Action : uint8_t {
@@ -108,15 +118,17 @@ struct Entry {
   std::vector<Storage> storages;    // transient ones, workspaces included
   std::vector<Place> value_places;  // by ValueId: where each value of the graph is in the end (inputs: in the beginning), or was last
   std::vector<ValueId> keep;        // what must be intact after the last instruction, the graph's outputs included
-  int64_t peak_live_bytes = 0;      // the highest sum of live bytes after alignment, persistent ones included
+  int64_t peak_live_bytes = 0;      // the highest sum of live bytes in memory after alignment, persistent ones included
   int32_t peak_instruction = 0;     // where
 };
 
 struct Program {
   int threads = 1;  // the workspaces are for so many workers
-  int64_t arena_bytes = 0;
-  int64_t persistent_bytes = 0;  // [0, persistent_bytes) of the arena
-  int64_t disk_bytes = 0;        // 0: no disk
+  // Those of the CPU, by kMemory and kFile, kCompute, kRead and kWrite. A file of no bytes: there is none.
+  std::vector<Space> spaces{{.name = "arena"}, {.name = "disk", .kind = SpaceKind::file, .alignment = kSector}};
+  std::vector<Queue> queues{{.name = "compute"},
+                            {.name = "read", .ordered = false, .from = kFile, .to = kMemory},
+                            {.name = "write", .ordered = false, .from = kMemory, .to = kFile}};
   std::vector<Persistent> persistent;
   std::vector<Entry> entries;
   // Memory that nothing lives in between runs. Where a persistent value of the disk is while somebody looks at it: beside one accumulator
@@ -124,12 +136,22 @@ struct Program {
   Place desks[2]{};
   Place spare{};  // for a caller that copies; all of it, so it shares its bytes with the desks
 
+  Space& memory() { return spaces[kMemory]; }
+  const Space& memory() const { return spaces[kMemory]; }
+  Space& file() { return spaces[kFile]; }
+  const Space& file() const { return spaces[kFile]; }
   std::string to_text(const std::vector<const Graph*>& graphs) const;
 };
 
 // "Reshape": the node's only output is a view of an input; where it lies in that one's place, as far in as the node says, there is nothing
 // to run.
 bool is_view(const Node& node, const Instruction& instruction);
+
+inline bool is_in_file(const Persistent& value) { return value.home.space == kFile; }
+// The bytes that it takes of memory.
+inline int64_t memory_bytes(const Persistent& value) { return is_in_file(value) ? 0 : value.home.bytes; }
+// … and of the file.
+inline int64_t file_bytes(const Persistent& value) { return is_in_file(value) ? whole_sectors(value.home.bytes) : 0; }
 
 inline bool is_copy(const Instruction& instruction) { return instruction.action == Action::copy; }
 inline bool is_read(const Instruction& instruction) { return is_copy(instruction) && instruction.from.space == kFile; }

@@ -10,7 +10,6 @@
 // replay; the stated storages, from which reports are made, are checked against it afterwards.
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -107,22 +106,21 @@ class Completed {
   int32_t below_ = 0;
   std::vector<int32_t> more_;  // ascending, none below
 };
-using Clock = std::array<Completed, kQueues>;
+using Clock = std::vector<Completed>;  // by queue
 
 // Of each instruction of an entry, what it knows to be complete when it begins.
 class HappensBefore {
  public:
-  explicit HappensBefore(const std::vector<Instruction>& code) : code_(code), number_(code.size()), clocks_(code.size()) {
-    std::array<int32_t, kQueues> latest;
-    latest.fill(-1);
-    std::array<int32_t, kQueues> count{};
+  HappensBefore(const std::vector<Queue>& queues, const std::vector<Instruction>& code)
+      : queues_(queues), code_(code), number_(code.size()), clocks_(code.size(), Clock(queues.size())) {
+    std::vector<int32_t> latest(queues.size(), -1), count(queues.size());
     for (size_t i = 0; i < code.size(); ++i) {
       const QueueId queue = code[i].queue;
       number_[i] = count[queue]++;
       Clock& clock = clocks_[i];
       if (latest[queue] >= 0) {
         clock = clocks_[static_cast<size_t>(latest[queue])];  // it has begun
-        if (is_ordered(queue)) clock[queue].add_until(number_[i] - 1);
+        if (queues_[queue].ordered) clock[queue].add_until(number_[i] - 1);
       }
       for (const int32_t earlier : code[i].waits) add_complete(clock, static_cast<size_t>(earlier));
       latest[queue] = static_cast<int32_t>(i);
@@ -137,13 +135,14 @@ class HappensBefore {
 
  private:
   void add_complete(Clock& clock, size_t earlier) const {
-    for (size_t queue = 0; queue < kQueues; ++queue) clock[queue].add(clocks_[earlier][queue]);
+    for (size_t queue = 0; queue < clock.size(); ++queue) clock[queue].add(clocks_[earlier][queue]);
     const QueueId queue = code_[earlier].queue;
-    if (is_ordered(queue))
+    if (queues_[queue].ordered)
       clock[queue].add_until(number_[earlier]);
     else
       clock[queue].add(number_[earlier]);
   }
+  const std::vector<Queue>& queues_;
   const std::vector<Instruction>& code_;
   std::vector<int32_t> number_;  // of each instruction, on its queue
   std::vector<Clock> clocks_;
@@ -220,6 +219,8 @@ class EntryVerifier {
         entry_(entry),
         graph_(graph),
         kernels_(kernels),
+        bytes_(program.spaces.size()),
+        accesses_(program.spaces.size()),
         content_(graph.value_count(), kUnknown),
         persistent_of_(graph.value_count(), -1),
         last_place_(graph.value_count()),
@@ -229,7 +230,7 @@ class EntryVerifier {
     check_code();
     check_role();
     check_waits();
-    before_.emplace(entry_.code);
+    before_.emplace(program_.queues, entry_.code);
     place_persistents();
     place_inputs();
     for (at_ = 0; at_ < static_cast<int32_t>(entry_.code.size()); ++at_) {
@@ -299,35 +300,37 @@ class EntryVerifier {
   void check_waits() {
     for (at_ = 0; at_ < static_cast<int32_t>(entry_.code.size()); ++at_) {
       const Instruction& instruction = entry_.code[at_];
-      if (instruction.queue >= kQueues) fail("it is on queue {}, which isn't there", instruction.queue);
-      if (is_copy(instruction) == (instruction.queue == kCompute)) fail("it is on a queue of another kind");
+      if (instruction.queue >= program_.queues.size()) fail("it is on queue {}, which isn't there", instruction.queue);
+      if (is_copy(instruction) == program_.queues[instruction.queue].computes()) fail("it is on a queue of another kind");
       for (const int32_t earlier : instruction.waits) {
         if (earlier < 0 || earlier >= at_) fail("it waits for instruction {}, which doesn't come before it", earlier);
       }
     }
   }
 
+  // Inside its space, which is one of memory.
   void check_place(const Place& place, int64_t bytes, const char* what) const {
-    if (place.space != kMemory) fail("{} isn't in memory", what);
+    if (place.space >= program_.spaces.size() || program_.spaces[place.space].kind != SpaceKind::memory) fail("{} isn't in memory", what);
+    const Space& space = program_.spaces[place.space];
     if (place.bytes != bytes) fail("{} has {} bytes of memory, but needs {}", what, place.bytes, bytes);
     if (bytes == 0) return;
-    if (place.offset % kPlaceAlignment != 0) fail("{} is misaligned at {}", what, place.offset);
-    if (place.offset < 0 || place.end() > program_.arena_bytes)
-      fail("{} lies at {} to {}, outside the arena of {} bytes", what, place.offset, place.end(), program_.arena_bytes);
+    if (place.offset % space.alignment != 0) fail("{} is misaligned at {}", what, place.offset);
+    if (place.offset < 0 || place.end() > space.bytes)
+      fail("{} lies at {} to {}, outside the {} of {} bytes", what, place.offset, place.end(), space.name, space.bytes);
   }
 
   // All of them are there before the first instruction, also those that this entry has no use for.
   void place_persistents() {
     std::unordered_map<std::string_view, size_t> by_name;
-    std::unordered_map<int64_t, size_t> constant_at;
+    std::map<std::pair<SpaceId, int64_t>, size_t> constant_at;
     for (size_t i = 0; i < program_.persistent.size(); ++i) {
       const Persistent& value = program_.persistent[i];
       state_.push_back(next_++);
-      bytes_[home(value).space].write(home(value), state_[i]);
+      bytes_[value.home.space].write(value.home, state_[i]);
       if (!value.initial)
         by_name.emplace(value.name, i);
-      else if (value.place.bytes > 0)
-        constant_at.emplace(value.place.offset, i);
+      else if (value.home.bytes > 0)
+        constant_at.emplace(std::pair(value.home.space, value.home.offset), i);
     }
     for (ValueId id = 0; id < graph_.value_count(); ++id) {
       const Value& value = graph_.value(id);
@@ -338,14 +341,14 @@ class EntryVerifier {
       if (place.bytes == 0 && !state) continue;  // nobody reads it, or only rules of shape
       size_t found = program_.persistent.size();
       if (value.constant) {
-        const auto at = constant_at.find(place.offset);
+        const auto at = constant_at.find({place.space, place.offset});
         if (at != constant_at.end()) found = at->second;
       } else if (const auto at = by_name.find(value.name); at != by_name.end()) {
         found = at->second;
       }
       if (found == program_.persistent.size()) fail("'{}' has no memory that lives across runs", value.name);
       const Persistent& persistent = program_.persistent[found];
-      if (persistent.type != value.type() || (persistent.disk.bytes == 0 && persistent.place != place))
+      if (persistent.type != value.type() || (!is_file(persistent.home) && persistent.home != place))
         fail("'{}' isn't where it lives across runs", value.name);
       if (value.constant && value.constant != persistent.initial && *value.constant != *persistent.initial)
         fail("'{}' is where another constant lives", value.name);
@@ -361,9 +364,9 @@ class EntryVerifier {
       if (!given) continue;
       const Place& place = entry_.value_places[id];
       check_place(place, value.bytes(), "an input");
-      if (!bytes_[kMemory].is_free(place)) fail("the input '{}' lies over something else", value.name);
+      if (!bytes_[place.space].is_free(place)) fail("the input '{}' lies over something else", value.name);
       content_[id] = next_++;
-      bytes_[kMemory].write(place, content_[id]);
+      bytes_[place.space].write(place, content_[id]);
     }
     for (ValueId id : graph_.inputs) {
       if (graph_.value(id).bytes() > 0 && entry_.value_places[id].bytes == 0) fail("the input '{}' has no place", graph_.value(id).name);
@@ -379,24 +382,34 @@ class EntryVerifier {
            writes ? "using" : "writing");
   }
 
-  static Place moved(Place place) {
-    place.bytes = whole_sectors(place.bytes);
+  bool is_file(const Place& place) const { return program_.spaces[place.space].kind == SpaceKind::file; }
+  bool is_persistent(const Place& place) const { return place.offset < program_.spaces[place.space].persistent_bytes; }
+
+  // The place that a copy uses: to or from a file it moves whole sectors.
+  Place moved(const Instruction& instruction, Place place) const {
+    if (is_file(instruction.from) || is_file(instruction.to)) place.bytes = whole_sectors(place.bytes);
     return place;
   }
 
   void copy(const Instruction& instruction) {
-    if (instruction.from.space >= kSpaces || instruction.to.space >= kSpaces || instruction.from.space == instruction.to.space)
-      fail("it copies from space {} to space {}", instruction.from.space, instruction.to.space);
-    if (instruction.queue != (is_read(instruction) ? kRead : kWrite)) fail("it is on a queue of the other direction");
-    const Place from = moved(instruction.from), to = moved(instruction.to), &memory = is_read(instruction) ? to : from,
-                &file = is_read(instruction) ? from : to;
+    const Queue& queue = program_.queues[instruction.queue];
+    if (instruction.from.space != queue.from || instruction.to.space != queue.to)
+      fail("it copies from space {} to space {}, its queue from {} to {}", instruction.from.space, instruction.to.space, queue.from,
+           queue.to);
     if (instruction.from.bytes <= 0 || instruction.from.bytes != instruction.to.bytes)
       fail("it copies {} bytes to {}", instruction.from.bytes, instruction.to.bytes);
-    if (from.offset % kSector != 0 || to.offset % kSector != 0) fail("it copies from {} to {}, not in sectors", from.offset, to.offset);
-    check_place(memory, memory.bytes, "what it copies");
-    if (memory.offset < program_.persistent_bytes) fail("it copies what lives across runs");
-    if (file.offset < 0 || file.end() > program_.disk_bytes)
-      fail("it ends at {}, outside the disk's {} bytes", file.end(), program_.disk_bytes);
+    const bool sectors = is_file(instruction.from) || is_file(instruction.to);
+    if (sectors && (instruction.from.offset % kSector != 0 || instruction.to.offset % kSector != 0))
+      fail("it copies from {} to {}, not in sectors", instruction.from.offset, instruction.to.offset);
+    const Place from = moved(instruction, instruction.from), to = moved(instruction, instruction.to);
+    for (const Place& place : {from, to}) {
+      if (!is_file(place)) {
+        check_place(place, place.bytes, "what it copies");
+        if (is_persistent(place)) fail("it copies what lives across runs");
+      } else if (const int64_t bytes = program_.spaces[place.space].bytes; place.offset < 0 || place.end() > bytes) {
+        fail("it ends at {}, outside the {}'s {} bytes", place.end(), program_.spaces[place.space].name, bytes);
+      }
+    }
     touch(from, false);
     touch(to, true);
     const Content content = bytes_[from.space].content(instruction.from);
@@ -417,12 +430,12 @@ class EntryVerifier {
       if (node.op->overwrites && declared(node.op->writes, 0, i)) continue;  // whatever it holds
       if (content_[value] == kUnknown) fail("'{}' is read before it is written", graph_.value(value).name);
       touch(instruction.inputs[i], false);
-      if (bytes_[kMemory].content(whole_of(value, instruction.inputs[i])) != content_[value])
+      if (bytes_[instruction.inputs[i].space].content(whole_of(value, instruction.inputs[i])) != content_[value])
         fail("'{}' was overwritten before it is read, or is elsewhere", graph_.value(value).name);
     }
     check_workspace(node, instruction);
     for (size_t i = 0; i < node.outputs.size(); ++i) check_output(node, instruction, i);
-    bytes_[kMemory].write(instruction.workspace, kGarbage);
+    bytes_[instruction.workspace.space].write(instruction.workspace, kGarbage);
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       if (node.outputs[i] != kNone) write_output(node, instruction, i);
     }
@@ -436,14 +449,14 @@ class EntryVerifier {
   // Where the content has to lie, as a whole, that a value at `place` shows a part of.
   Place whole_of(ValueId value, const Place& place) const {
     const Place inside = within(value);
-    return {.offset = place.offset - inside.offset, .bytes = inside.bytes};
+    return {.offset = place.offset - inside.offset, .bytes = inside.bytes, .space = place.space};
   }
 
   void check_workspace(const Node& node, const Instruction& instruction) {
     const int64_t wanted = kernels_.workspace(kernels_.add(*node.op, make_spec(graph_, node, program_.threads)));
     const Place& workspace = instruction.workspace;
     check_place(workspace, wanted, "the workspace");
-    if (wanted > 0 && workspace.offset < program_.persistent_bytes) fail("the workspace lies over what lives across runs");
+    if (wanted > 0 && is_persistent(workspace)) fail("the workspace lies over what lives across runs");
     touch(workspace, true);
     for (const auto* places : {&instruction.inputs, &instruction.outputs}) {
       for (const Place& place : *places) {
@@ -481,7 +494,7 @@ class EntryVerifier {
     }
     if (shared > 1) fail("'{}' lies over more than one input", graph_.value(value).name);
     if (!is_view(node, instruction)) touch(place, true);
-    if (place.bytes > 0 && !state && !is_view(node, instruction) && place.offset < program_.persistent_bytes)
+    if (place.bytes > 0 && !state && !is_view(node, instruction) && is_persistent(place))
       fail("'{}' lies over what lives across runs", graph_.value(value).name);
   }
 
@@ -496,7 +509,7 @@ class EntryVerifier {
       return;
     }
     content_[value] = next_++;
-    bytes_[kMemory].write(instruction.outputs[i], content_[value]);
+    bytes_[instruction.outputs[i].space].write(instruction.outputs[i], content_[value]);
     for (const Alias& write : node.op->writes) {
       if (static_cast<size_t>(write.output) != i || node.inputs[write.input] == kNone) continue;
       persistent_of_[value] = persistent_of_[node.inputs[write.input]];
@@ -514,18 +527,16 @@ class EntryVerifier {
         if (value >= graph_.value_count()) fail("it is to keep a value that isn't there");
         if (graph_.value(value).bytes() == 0) continue;
         if (content_[value] == kUnknown) fail("it is to keep '{}', which nothing makes", graph_.value(value).name);
-        if (bytes_[kMemory].content(whole_of(value, entry_.value_places[value])) != content_[value])
+        if (bytes_[entry_.value_places[value].space].content(whole_of(value, entry_.value_places[value])) != content_[value])
           fail("'{}' isn't intact at the end", graph_.value(value).name);
       }
     }
     for (size_t i = 0; i < program_.persistent.size(); ++i) {
       const Persistent& value = program_.persistent[i];
-      if (value.type.bytes() > 0 && bytes_[home(value).space].content(home(value)) != state_[i])
+      if (value.type.bytes() > 0 && bytes_[value.home.space].content(value.home) != state_[i])
         fail("'{}', which lives across runs, was overwritten", value.name);
     }
   }
-
-  static const Place& home(const Persistent& value) { return value.disk.bytes > 0 ? value.disk : value.place; }
 
   // The stated storages: whatever an instruction touches lies in one that is live then and has that value, workspaces and copies
   // included; no two that live at once overlap.
@@ -539,8 +550,7 @@ class EntryVerifier {
       if (storage.first < 0 || storage.last < storage.first || storage.last >= std::max(end, 1))
         fail("the storage '{}' lives from {} to {}", storage.name, storage.first, storage.last);
       check_place(storage.place, storage.place.bytes, "a storage");
-      if (storage.place.bytes > 0 && storage.place.offset < program_.persistent_bytes)
-        fail("the storage '{}' lies over what lives across runs", storage.name);
+      if (storage.place.bytes > 0 && is_persistent(storage.place)) fail("the storage '{}' lies over what lives across runs", storage.name);
       if (storage.purpose == Purpose::workspace && (storage.first != storage.last || entry_.code[storage.first].workspace != storage.place))
         fail("the storage '{}' isn't its instruction's workspace", storage.name);
       if (storage.place.bytes == 0) continue;
@@ -552,13 +562,15 @@ class EntryVerifier {
       if (at_ == 0) check_given();
       if (at_ < end) check_touched(entry_.code[at_]);
       if (at_ + 1 >= end) check_kept();
-      for (int32_t s : closing_[at_]) live_.erase(entry_.storages[s].place.offset);
+      for (int32_t s : closing_[at_]) live_.erase(at(entry_.storages[s].place));
     }
     at_ = -1;
   }
 
+  static std::pair<SpaceId, int64_t> at(const Place& place) { return {place.space, place.offset}; }
+
   void open(int32_t s) {
-    const auto [place, is_new] = live_.emplace(entry_.storages[s].place.offset, s);
+    const auto [place, is_new] = live_.emplace(at(entry_.storages[s].place), s);
     const auto clash = [&](int32_t other) { return overlap(entry_.storages[s].place, entry_.storages[other].place); };
     if (!is_new || (place != live_.begin() && clash(std::prev(place)->second)) ||
         (std::next(place) != live_.end() && clash(std::next(place)->second)))
@@ -566,14 +578,14 @@ class EntryVerifier {
   }
 
   const Storage& storage_at(const Place& place, const char* what) const {
-    const auto found = live_.find(place.offset);
+    const auto found = live_.find(at(place));
     if (found == live_.end() || entry_.storages[found->second].place.bytes < place.bytes)
       fail("{} at {} has no storage", what, place.offset);
     return entry_.storages[found->second];
   }
 
   void check_value(ValueId value, const Place& place) const {
-    if (place.bytes == 0 || place.offset < program_.persistent_bytes) return;
+    if (place.bytes == 0 || is_persistent(place)) return;
     const Storage& storage = storage_at(whole_of(value, place), graph_.value(value).name.c_str());
     if (std::find(storage.values.begin(), storage.values.end(), value) == storage.values.end())
       fail("the storage '{}' isn't that of '{}'", storage.name, graph_.value(value).name);
@@ -581,8 +593,11 @@ class EntryVerifier {
 
   void check_touched(const Instruction& instruction) {
     if (is_copy(instruction)) {
-      const Storage& storage = storage_at(moved(memory_of(instruction)), "what it copies");
-      if (storage.last < first_waits_[at_] - 1) fail("the storage '{}' ends before its copy is complete", storage.name);
+      for (const Place& place : {instruction.from, instruction.to}) {
+        if (is_file(place)) continue;
+        const Storage& storage = storage_at(moved(instruction, place), "what it copies");
+        if (storage.last < first_waits_[at_] - 1) fail("the storage '{}' ends before its copy is complete", storage.name);
+      }
       return;
     }
     const Node& node = graph_.node(instruction.node);
@@ -608,10 +623,11 @@ class EntryVerifier {
   void check_peak() const {
     std::vector<int64_t> change(entry_.code.size() + 2);
     for (const Storage& storage : entry_.storages) {
+      if (storage.place.space != kMemory) continue;
       change[storage.first] += aligned(storage.place.bytes);
       change[storage.last + 1] -= aligned(storage.place.bytes);
     }
-    int64_t live = program_.persistent_bytes, peak = live, stated = live;
+    int64_t live = program_.memory().persistent_bytes, peak = live, stated = live;
     for (size_t at = 0; at < change.size(); ++at) {
       live += change[at];
       peak = std::max(peak, live);
@@ -625,8 +641,8 @@ class EntryVerifier {
   const Entry& entry_;
   const Graph& graph_;
   KernelTable& kernels_;
-  std::array<ByteMap, kSpaces> bytes_;
-  std::array<AccessMap, kSpaces> accesses_;
+  std::vector<ByteMap> bytes_;  // by space
+  std::vector<AccessMap> accesses_;
   std::optional<HappensBefore> before_;
   std::vector<Content> content_;                         // by ValueId: what its place must hold for its readers
   std::vector<Content> state_;                           // by persistent: what its home must hold at the end
@@ -634,47 +650,49 @@ class EntryVerifier {
   std::vector<Place> last_place_;                        // by ValueId: where an instruction met it last
   std::vector<Place> within_;                            // by ValueId, of views: see within()
   std::vector<std::vector<int32_t>> opening_, closing_;  // storages by instruction
-  std::map<int64_t, int32_t> live_;                      // offset -> storage
+  std::map<std::pair<SpaceId, int64_t>, int32_t> live_;  // space and offset -> storage
   std::vector<int32_t> first_waits_;                     // by copy
   Content next_ = 0;
   int32_t at_ = -1;
 };
 
+void check_spaces(const Program& program) {
+  for (const Space& space : program.spaces) {
+    if (space.alignment < 1 || space.bytes < 0 || space.persistent_bytes < 0 || space.persistent_bytes > space.bytes)
+      fail_program("what lives across runs is larger than the {}", space.name);
+  }
+  for (const Queue& queue : program.queues) {
+    if (queue.from >= program.spaces.size() || queue.to >= program.spaces.size())
+      fail_program("queue {} copies from or to no space", queue.name);
+    if (queue.computes() && program.spaces[queue.from].kind == SpaceKind::file) fail_program("queue {} computes in a file", queue.name);
+  }
+}
+
 void check_persistents(const Program& program) {
-  if (program.persistent_bytes < 0 || program.persistent_bytes > program.arena_bytes)
-    fail_program("what lives across runs is larger than the arena");
-  std::vector<const Persistent*> by_offset, on_disk;
+  std::vector<const Persistent*> by_place;
   std::unordered_set<std::string_view> names;
   for (const Persistent& value : program.persistent) {
-    const Place& place = value.place;
-    if (value.disk.bytes > 0) {
-      if (value.disk.space != kFile) fail_program("'{}' lives in the disk's place of another space", value.name);
-      if (place.bytes != 0 || value.disk.bytes != value.type.bytes() || value.initial)
-        fail_program("'{}' lives in two places, or in one that is not of its size", value.name);
-      if (!names.insert(value.name).second) fail_program("'{}' lives across runs twice", value.name);
-      if (value.disk.offset < 0 || value.disk.offset % kSector != 0 ||
-          value.disk.offset + whole_sectors(value.disk.bytes) > program.disk_bytes)
-        fail_program("'{}' is misaligned or outside the disk", value.name);
-      on_disk.push_back(&value);
-      continue;
-    }
-    if (place.space != kMemory || place.bytes != value.type.bytes() || (value.initial && value.initial->type() != value.type))
-      fail_program("'{}' has not the memory of its type", value.name);
+    const Place& home = value.home;
+    if (home.space >= program.spaces.size()) fail_program("'{}' lives in space {}, which isn't there", value.name, home.space);
+    const Space& space = program.spaces[home.space];
+    const bool file = space.kind == SpaceKind::file;
+    if (home.bytes != value.type.bytes() || (value.initial && (value.initial->type() != value.type || file)))
+      fail_program("'{}' has a home that is not of its size", value.name);
     if (!value.initial && !names.insert(value.name).second) fail_program("'{}' lives across runs twice", value.name);
-    if (place.bytes == 0) continue;
-    if (place.offset % kPlaceAlignment != 0 || place.offset < 0 || place.end() > program.persistent_bytes)
-      fail_program("'{}' is misaligned or outside the arena's persistent part", value.name);
-    by_offset.push_back(&value);
+    if (home.bytes == 0) continue;
+    const int64_t end = file ? home.offset + whole_sectors(home.bytes) : home.end();
+    if (home.offset % space.alignment != 0 || home.offset < 0 || end > (file ? space.bytes : space.persistent_bytes))
+      fail_program("'{}' is misaligned or outside the {}", value.name, space.name);
+    by_place.push_back(&value);
   }
-  std::sort(by_offset.begin(), by_offset.end(), [](const auto* a, const auto* b) { return a->place.offset < b->place.offset; });
-  for (size_t i = 1; i < by_offset.size(); ++i) {
-    if (overlap(by_offset[i - 1]->place, by_offset[i]->place))
-      fail_program("'{}' and '{}' overlap", by_offset[i - 1]->name, by_offset[i]->name);
-  }
-  std::sort(on_disk.begin(), on_disk.end(), [](const auto* a, const auto* b) { return a->disk.offset < b->disk.offset; });
-  for (size_t i = 1; i < on_disk.size(); ++i) {
-    if (on_disk[i - 1]->disk.offset + whole_sectors(on_disk[i - 1]->disk.bytes) > on_disk[i]->disk.offset)
-      fail_program("'{}' and '{}' overlap on the disk", on_disk[i - 1]->name, on_disk[i]->name);
+  std::sort(by_place.begin(), by_place.end(), [](const auto* a, const auto* b) {
+    return std::pair(a->home.space, a->home.offset) < std::pair(b->home.space, b->home.offset);
+  });
+  for (size_t i = 1; i < by_place.size(); ++i) {
+    const Place &before = by_place[i - 1]->home, &after = by_place[i]->home;
+    if (before.space == after.space &&
+        before.offset + (program.spaces[before.space].kind == SpaceKind::file ? whole_sectors(before.bytes) : before.bytes) > after.offset)
+      fail_program("'{}' and '{}' overlap in the {}", by_place[i - 1]->name, by_place[i]->name, program.spaces[after.space].name);
   }
 }
 
@@ -682,12 +700,12 @@ void check_persistents(const Program& program) {
 void check_desks(const Program& program) {
   const auto inside = [&](const Place& place) {
     return place.space == kMemory && place.bytes >= 0 && place.offset % kSector == 0 && place.bytes % kSector == 0 &&
-           (place.bytes == 0 || (place.offset >= program.persistent_bytes && place.end() <= program.arena_bytes));
+           (place.bytes == 0 || (place.offset >= program.memory().persistent_bytes && place.end() <= program.memory().bytes));
   };
   if (!inside(program.desks[0]) || !inside(program.desks[1]) || !inside(program.spare))
     fail_program("memory that is used between runs lies over what lives then, or outside the arena");
   for (const Persistent& value : program.persistent) {
-    const int64_t bytes = whole_sectors(value.disk.bytes);
+    const int64_t bytes = file_bytes(value);
     if (bytes > program.desks[0].bytes) fail_program("'{}' doesn't fit on the desk", value.name);
     if (value.purpose != Purpose::gradients || bytes == 0) continue;
     if (bytes > program.desks[1].bytes || program.desks[0].offset + bytes > program.desks[1].offset)
@@ -709,6 +727,7 @@ void check_updates(const Program& program) {
 void verify(const Program& program, const std::vector<const Graph*>& graphs) {
   if (graphs.size() != program.entries.size()) fail_program("it has {} entry points for {} graphs", program.entries.size(), graphs.size());
   if (program.threads < 1) fail_program("its workspaces are for {} threads", program.threads);
+  check_spaces(program);
   check_persistents(program);
   check_desks(program);
   check_updates(program);

@@ -47,7 +47,7 @@ class Product {
     graph_.outputs = {Builder(graph_).emit("MatMul", graph_.inputs)};
     program_ = plan({{.name = "product", .graph = &graph_, .keep = {}}}, {.threads = workers.threads()});
     executor_ = std::make_unique<Executor>(program_, std::vector<const Graph*>{&graph_}, workers);
-    arena_ = std::make_unique<Arena>(program_.arena_bytes);
+    arena_ = std::make_unique<Arena>(program_.memory().bytes);
     executor_->attach(*arena_);
   }
 
@@ -74,7 +74,7 @@ double element_rate(Workers& workers, int64_t n, double seconds) {
   graph.outputs = {y};
   const Program program = plan({{.name = "gelu", .graph = &graph, .keep = {}}}, {.threads = workers.threads()});
   Executor executor(program, {&graph}, workers);
-  Arena arena(program.arena_bytes);
+  Arena arena(program.memory().bytes);
   executor.attach(arena);
   const Node& node = graph.node(graph.value(y).producer);
   return node.op->cost(make_spec(graph, node, workers.threads())).flops / usual(seconds, [&] { executor.run(0); });

@@ -20,13 +20,13 @@ bool survives(const Persistent& value) { return value.purpose == Purpose::weight
 
 // Bytes at the front of the program's disk that belong to tensors which survive; 0: none is there.
 int64_t homes_end(const Program& program) {
-  int64_t end = 0, others = program.disk_bytes;
+  int64_t end = 0, others = program.file().bytes;
   for (const Persistent& value : program.persistent) {
-    if (value.disk.bytes == 0) continue;
+    if (!is_in_file(value)) continue;
     if (survives(value))
-      end = std::max(end, value.disk.offset + whole_sectors(value.disk.bytes));
+      end = std::max(end, value.home.offset + file_bytes(value));
     else
-      others = std::min(others, value.disk.offset);
+      others = std::min(others, value.home.offset);
   }
   require(end <= others, "what survives a run lies at the front of its disk");
   return end;
@@ -55,7 +55,7 @@ DiskNeed disk_need(const Program& program, int slots) {
   DiskNeed need;
   const int64_t end = homes_end(program);
   if (end > 0) need.state = StateFile::file_bytes(tensors_of(program), slots);
-  need.spill = program.disk_bytes - end;
+  need.spill = program.file().bytes - end;
   return need;
 }
 
@@ -98,7 +98,7 @@ StateBefore Trainer::Impl::state_before() const {
 bool Trainer::Impl::start_disk(const SlotTable* table, const std::string& path, const std::vector<SlotTable>& before) {
   disk.reset();
   bool in_place = false;
-  if (program.disk_bytes > 0) {
+  if (program.file().bytes > 0) {
     std::unique_ptr<StateFile> file;
     std::vector<StateHome> homes;
     if (disk_need(program, state_slots()).state > 0) {
@@ -109,12 +109,12 @@ bool Trainer::Impl::start_disk(const SlotTable* table, const std::string& path, 
                                            fs::absolute(options.output_dir).lexically_normal().string(), state_slots());
       }
       for (const Persistent& value : program.persistent) {
-        if (survives(value) && value.disk.bytes > 0) homes.push_back({.offset = value.disk.offset, .name = value.name});
+        if (survives(value) && is_in_file(value)) homes.push_back({.offset = value.home.offset, .name = value.name});
       }
     }
     disk =
         std::make_unique<SpillDisk>(SpillOptions{.folder = options.nvme_path, .engine = disk_engine(), .checksums = options.nvme_checksums},
-                                    program.disk_bytes, homes_end(program), std::move(file), homes);
+                                    program.file().bytes, homes_end(program), std::move(file), homes);
     std::istringstream lines(disk->note());
     for (std::string line; std::getline(lines, line);) note(line);
   }

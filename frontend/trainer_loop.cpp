@@ -417,7 +417,7 @@ Summary Trainer::Impl::train() {
   }
   summary.planned_read_per_step = report.disk_read_per_step;
   summary.planned_written_per_step = report.disk_written_per_step;
-  summary.planned_peak_bytes = program.arena_bytes;
+  summary.planned_peak_bytes = program.memory().bytes;
   summary.planned_disk_bytes = report.disk_bytes;
   if (disk) {
     summary.disk_bytes_read = disk->bytes_read();

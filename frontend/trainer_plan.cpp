@@ -57,8 +57,8 @@ void Trainer::Impl::plan_memory() {
   std::unique_ptr<Planner> planner = adopt_first();
   use(planner->resident());
   settle_reserve();
-  measure(whole_pages(program.arena_bytes));
-  least = least_of(reserve + whole_pages(program.arena_bytes), program, graph_pointers());
+  measure(whole_pages(program.memory().bytes));
+  least = least_of(reserve + whole_pages(program.memory().bytes), program, graph_pointers());
   if (options.budget == 0) limit_to_machine();
   if (!options.nvme_path.empty())
     stream(std::move(planner));
@@ -151,7 +151,7 @@ void Trainer::Impl::recompute_to_fit(std::unique_ptr<Planner> planner) {
     if (const auto found = known.find(rung); found != known.end()) return found->second.budget;
     const Trial trial = try_out(ladder[rung]);
     const Program made = trial.planner->resident();
-    known[rung] = least_of(reserve_with(trial.instructions) + whole_pages(made.arena_bytes), made, trial.pointers());
+    known[rung] = least_of(reserve_with(trial.instructions) + whole_pages(made.memory().bytes), made, trial.pointers());
     return known[rung].budget;
   };
   planner.reset();
@@ -176,7 +176,7 @@ void Trainer::Impl::recompute_to_fit(std::unique_ptr<Planner> planner) {
   use(adopt(ladder[chosen])->resident());
   settle_reserve();
   least.budget +=
-      std::max<int64_t>(0, reserve + whole_pages(program.arena_bytes) - foreseen);  // the process has grown beyond what was foreseen
+      std::max<int64_t>(0, reserve + whole_pages(program.memory().bytes) - foreseen);  // the process has grown beyond what was foreseen
 }
 
 // --- programs and budgets -------------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ void Trainer::Impl::use(Program made) {
 
 // Without a budget a job takes what it wants, up to what there is: beyond that it is planned as for a budget of so much.
 void Trainer::Impl::limit_to_machine() {
-  const int64_t wanted = reserve + whole_pages(program.arena_bytes), available = available_memory();
+  const int64_t wanted = reserve + whole_pages(program.memory().bytes), available = available_memory();
   const int64_t budget = budget_by_machine(wanted, options.budget_is_process ? resident_planned : 0, available);
   if (budget == 0) return;
   options.budget = budget;
@@ -331,7 +331,7 @@ void Trainer::Impl::settle_reserve(bool with_disk) {
     const ProcessMemory memory = process_memory();
     resident_planned = memory.resident;
     const int64_t raised =
-        raised_reserve(reserve, std::max(memory.resident + job.data_bytes, memory.peak - whole_pages(program.arena_bytes)));
+        raised_reserve(reserve, std::max(memory.resident + job.data_bytes, memory.peak - whole_pages(program.memory().bytes)));
     if (raised != reserve)
       note(fmt::format("the program takes more memory than foreseen: {} instead of {} bytes are set aside for it", raised, reserve));
     reserve = raised;

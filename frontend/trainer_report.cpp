@@ -52,7 +52,7 @@ std::string shown_moves(const std::vector<PlanMoves>& rows) {
 void Trainer::Impl::describe(double seconds) {
   report = {};
   report.budget = options.budget;
-  report.arena_bytes = program.arena_bytes;
+  report.arena_bytes = program.memory().bytes;
   report.minimum_budget = least.budget;
   report.minimum_op = least.op;
   report.minimum_entry = least.entry;
@@ -78,8 +78,8 @@ void Trainer::Impl::describe(double seconds) {
                     .optimizer = bytes(Purpose::optimizer),
                     .activations = bytes(Purpose::activations) + bytes(Purpose::inputs) + bytes(Purpose::constants),
                     .workspace = bytes(Purpose::workspace),
-                    .gaps = whole_pages(program.arena_bytes) - peak.live,
-                    .total = reserve + whole_pages(program.arena_bytes)};
+                    .gaps = whole_pages(program.memory().bytes) - peak.live,
+                    .total = reserve + whole_pages(program.memory().bytes)};
 
   const Graph& train = entries[0]->job.graph;
   std::map<std::string, int64_t> padded;  // bytes of parts and packs that are the model's
@@ -106,7 +106,7 @@ void Trainer::Impl::describe(double seconds) {
     make_folders(folder_of(options.plan_svg));
     MemoryFrame picture = frame;
     std::optional<Timeline> timeline;
-    if (program.disk_bytes > 0) {
+    if (program.file().bytes > 0) {
       picture.entry = main_entry();
       picture.timeline =
           &timeline.emplace(make_timeline(program, program.entries[picture.entry], *graphs[picture.entry], machine, stream_rates()));
@@ -155,7 +155,7 @@ void Trainer::Impl::describe_step() {
   report.disk_bytes = need.total();
   report.state_bytes = need.state;
   report.state_slots = need.state > 0 ? state_slots() : 0;
-  if (program.disk_bytes > 0) {
+  if (program.file().bytes > 0) {
     for (size_t i = 0; i < program.entries.size(); ++i) {
       const DiskPeak peak = disk_peak(program, program.entries[i], entries[i]->job.graph);
       if (peak.bytes <= report.disk_peak_bytes) continue;
@@ -172,9 +172,9 @@ void Trainer::Impl::describe_step() {
 int64_t Trainer::Impl::written_in_all() const {
   int64_t first = 0, checkpoint = 0;
   for (const Persistent& value : program.persistent) {
-    if (value.disk.bytes > 0 && value.purpose == Purpose::weights) first += whole_sectors(value.disk.bytes);
-    if (value.disk.bytes == 0 && (value.purpose == Purpose::weights || value.purpose == Purpose::optimizer))
-      checkpoint += whole_sectors(value.place.bytes);
+    if (value.purpose == Purpose::weights) first += file_bytes(value);
+    if (!is_in_file(value) && (value.purpose == Purpose::weights || value.purpose == Purpose::optimizer))
+      checkpoint += whole_sectors(value.home.bytes);
   }
   const int64_t every = options.save_steps > 0 ? options.save_steps : total_steps;
   const int64_t checkpoints = every > 0 ? (total_steps + every - 1) / every : 0;  // the last at the end
@@ -210,9 +210,9 @@ void Trainer::Impl::describe_moves() {
     PlanMoves row{
         .kind = std::string(to_string(purpose)), .moved = of.tensors, .moved_bytes = of.bytes, .read = of.read, .written = of.written};
     for (const Persistent& value : program.persistent) {
-      if (value.purpose != purpose || value.disk.bytes > 0) continue;
+      if (value.purpose != purpose || is_in_file(value)) continue;
       ++row.kept;
-      row.kept_bytes += value.place.bytes;
+      row.kept_bytes += value.home.bytes;
     }
     if (purpose == Purpose::activations) {
       row.kept = std::max<int64_t>(0, report.saved_kept - of.tensors);

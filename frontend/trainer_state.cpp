@@ -76,20 +76,20 @@ void Trainer::Impl::settle() {
 
 void Trainer::Impl::take_memory() {
   const int64_t available = available_memory();
-  if (program.arena_bytes > available) {
-    throw error(ErrorCode::budget, "the job's arena takes {} bytes, of which this machine has {} left", program.arena_bytes, available);
+  if (program.memory().bytes > available) {
+    throw error(ErrorCode::budget, "the job's arena takes {} bytes, of which this machine has {} left", program.memory().bytes, available);
   }
   data.train->load();
   if (data.valid) data.valid->load();
   if (options.budget_is_process) {
     release_free_heap();  // what planning took
-    const int64_t taken = process_memory().resident + whole_pages(program.arena_bytes);
+    const int64_t taken = process_memory().resident + whole_pages(program.memory().bytes);
     if (options.budget > 0 && taken > options.budget && !limited_by_machine) {
       throw error(ErrorCode::budget, "the program takes more memory than foreseen: with the job's arena {} bytes, more than `budget` {}",
                   taken, options.budget);
     }
   }
-  arena.emplace(program.arena_bytes);
+  arena.emplace(program.memory().bytes);
   tidy_disk();
   const std::map<std::string, PlaceOfPart> parts = part_places(entries[0]->job);
   std::map<std::string, TensorType> wholes;  // of the weights
@@ -106,7 +106,7 @@ void Trainer::Impl::take_memory() {
         .offset = is_part ? part->second.offset : 0,
         .bytes = [this, &value](bool overwrite) { return overwrite ? executor->blank(value.name) : executor->persistent(value.name); },
         .changed = [this, &value] { executor->changed(value.name); },
-        .on_disk = value.disk.bytes > 0};
+        .on_disk = is_in_file(value)};
     if (value.purpose == Purpose::weights) {
       content.weights.push_back(tensor);
       const auto [whole, is_first] = wholes.emplace(is_part ? tensor.whole : tensor.name, tensor.type);

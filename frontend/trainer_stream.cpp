@@ -119,9 +119,9 @@ Trainer::Impl::Least Trainer::Impl::least_with_disk() { return Streaming(*this).
 void Trainer::Impl::Streaming::plan(std::unique_ptr<Planner> planner) {
   t_.settle_reserve(/*with_disk=*/true);
   planner.reset();
-  t_.least.budget = t_.reserve + whole_pages(t_.program.arena_bytes);
+  t_.least.budget = t_.reserve + whole_pages(t_.program.memory().bytes);
   const int64_t budget = t_.options.budget;
-  const bool fits = budget == 0 || budget - t_.reserve >= t_.program.arena_bytes;
+  const bool fits = budget == 0 || budget - t_.reserve >= t_.program.memory().bytes;
   std::vector<PartSize> sizes = part_sizes();
   LeastSearch search = least_with_disk(sizes);
   // Where a refusal is unlikely, the smallest budget is looked for beside the plan.
@@ -251,7 +251,7 @@ template <typename Body> void Trainer::Impl::Streaming::with(const Way& way, Bod
 
 // Updates that wait, micro-batches together, each with what is recomputed.
 void Trainer::Impl::Streaming::look_at_ways() {
-  const int64_t parts = t_.part_bytes, state = t_.program.persistent_bytes;  // which every plan without a disk holds
+  const int64_t parts = t_.part_bytes, state = t_.program.memory().persistent_bytes;  // which every plan without a disk holds
   std::vector<Way> ways;
   // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
   const int64_t most = t_.options.micro_batches == "horizontal" ? 1 : t_.most_together();
@@ -374,9 +374,9 @@ bool Trainer::Impl::Streaming::use_best() {
       const int64_t limit = t_.options.budget - t_.reserve_with(choice.instructions);
       StreamedProgram made;
       if (trial.planner->resident_bytes() <= limit) made.program = trial.planner->resident();
-      if (made.program.entries.empty() || made.program.arena_bytes > limit)
+      if (made.program.entries.empty() || made.program.memory().bytes > limit)
         made = trial.planner->streamed(limit, t_.machine, t_.stream_rates());
-      if (made.program.arena_bytes > limit) continue;
+      if (made.program.memory().bytes > limit) continue;
       choice.disk_bytes = bytes_there(disk_need(made.program, t_.state_slots()), choice.way.part_bytes);
       if (has_room(choice.disk_bytes)) {
         turn_to(choice.way);
@@ -441,7 +441,7 @@ void Trainer::Impl::Streaming::plan_pinning() {
 
 // The plan doesn't need it after all, or has no room for it.
 void Trainer::Impl::Streaming::settle_pinning() {
-  if (t_.program.disk_bytes > 0 && t_.program.arena_bytes <= t_.options.budget - t_.reserve) return;
+  if (t_.program.file().bytes > 0 && t_.program.memory().bytes <= t_.options.budget - t_.reserve) return;
   t_.reserve -= t_.pinning;
   t_.pinning = 0;
 }
@@ -487,7 +487,7 @@ Trainer::Impl::Least Trainer::Impl::Streaming::LeastSearch::run() const {
   for (const auto& [floor, of] : candidates) {
     if (floor >= smallest.budget) break;
     const Program made = of.trial.planner->streamed(0, ComputeRates{}, StreamRates{}).program;
-    const int64_t run = of.besides + whole_pages(made.arena_bytes), budget = std::max(of.parts.planning, run);
+    const int64_t run = of.besides + whole_pages(made.memory().bytes), budget = std::max(of.parts.planning, run);
     if (budget >= smallest.budget) continue;
     smallest = least_of(budget, made, of.trial.pointers());
     if (of.parts.planning > run) smallest.op = "what it takes to make the plan", smallest.entry.clear();

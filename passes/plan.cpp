@@ -142,15 +142,15 @@ struct Planner::Impl {
     Program program = make(search.streams, plan, packing, {});
     --packings;
     const bool is_costly = search.others() == 0 && !last;
-    if (is_costly && static_cast<double>(program.arena_bytes) > kNear * static_cast<double>(limit)) return program;
+    if (is_costly && static_cast<double>(program.memory().bytes) > kNear * static_cast<double>(limit)) return program;
     if (is_costly) least = std::min(least, kDear * search.seconds_of(plan));
-    int64_t lowest = program.arena_bytes;
+    int64_t lowest = program.memory().bytes;
     int stuck = 0;
-    for (int round = 0; round < kRounds && program.arena_bytes > limit && packings > 0 && (stuck < kStuck || last); ++round) {
+    for (int round = 0; round < kRounds && program.memory().bytes > limit && packings > 0 && (stuck < kStuck || last); ++round) {
       std::vector<bool> changed(program.entries.size());
       bool any = false;
       for (const bool around : {false, true}) {
-        if (any || (around && !last && static_cast<double>(program.arena_bytes) > kNear * static_cast<double>(limit))) continue;
+        if (any || (around && !last && static_cast<double>(program.memory().bytes) > kNear * static_cast<double>(limit))) continue;
         for (size_t e = 0; e < program.entries.size(); ++e) {  // up to the first that takes too much
           if (!shorten(program.entries[e], limit, around, plan.visits[e])) continue;
           any = changed[e] = true;
@@ -160,10 +160,10 @@ struct Planner::Impl {
       if (!any || search.seconds_of(plan) >= least) break;
       program = make(search.streams, plan, packing, {.program = std::move(program), .changed = std::move(changed)});
       --packings;
-      stuck = program.arena_bytes < lowest ? 0 : stuck + 1;
-      lowest = std::min(lowest, program.arena_bytes);
+      stuck = program.memory().bytes < lowest ? 0 : stuck + 1;
+      lowest = std::min(lowest, program.memory().bytes);
     }
-    if (program.arena_bytes > limit) return program;
+    if (program.memory().bytes > limit) return program;
     std::vector<bool> changed(program.entries.size());
     for (size_t e = 0; e < program.entries.size(); ++e)
       changed[e] = search.streams.entries[e].weight >= kRarely &&
@@ -181,7 +181,7 @@ struct Planner::Impl {
     for (size_t i = 0; i < std::min(plans.size(), 1 + search.others()) && packings > 0; ++i) {  // one may be packed better than another
       if (search.seconds_of(plans[i]) >= least) break;
       Program program = make_within(search, plans[i], search.limit, least, target == search.floor, streamer.planners() > 1, packings);
-      if (program.arena_bytes > search.limit) continue;
+      if (program.memory().bytes > search.limit) continue;
       const double seconds = search.seconds_of(plans[i]);
       if (seconds < least) {
         least = seconds;
@@ -249,7 +249,7 @@ struct Planner::Impl {
     for (size_t i = 0; i < std::min(kTries, plans.size()); ++i) {
       Program program = make_within(search, plans[i], search.limit, std::numeric_limits<double>::infinity(), /*last=*/true,
                                     search.planners > 1, packings);
-      if (program.arena_bytes > search.limit) continue;
+      if (program.memory().bytes > search.limit) continue;
       result.program = std::move(program);
       result.plan = std::move(plans[i]);
       return true;
@@ -286,10 +286,10 @@ struct Planner::Impl {
     const int64_t floor = stream_floor(streams.entries);
     Program best;
     for (const int64_t more : kMore) {
-      if (!best.entries.empty() && static_cast<double>(best.arena_bytes) <= kLittle * static_cast<double>(floor)) break;
+      if (!best.entries.empty() && static_cast<double>(best.memory().bytes) <= kLittle * static_cast<double>(floor)) break;
       StreamPlan other = least_streams(streams.entries, streams.movable.size(), more < 0 ? 0 : floor + floor * more / 100);
       Program program = make(streams, other, {}, {});
-      if (!best.entries.empty() && program.arena_bytes >= best.arena_bytes) continue;
+      if (!best.entries.empty() && program.memory().bytes >= best.memory().bytes) continue;
       best = std::move(program);
       plan = std::move(other);
     }
@@ -301,14 +301,14 @@ struct Planner::Impl {
   static void add_desks(const std::vector<Persistent>& values, Program& program) {
     int64_t largest = 0, accumulator = 0;
     for (const Persistent& value : values) {
-      largest = std::max(largest, whole_sectors(value.disk.bytes));
-      if (value.purpose == Purpose::gradients) accumulator = std::max(accumulator, whole_sectors(value.disk.bytes));
+      largest = std::max(largest, file_bytes(value));
+      if (value.purpose == Purpose::gradients) accumulator = std::max(accumulator, file_bytes(value));
     }
-    const int64_t begin = whole_sectors(program.persistent_bytes);
+    const int64_t begin = whole_sectors(program.memory().persistent_bytes);
     program.desks[0] = {.offset = begin, .bytes = largest};
     program.desks[1] = {.offset = begin + accumulator, .bytes = accumulator};
-    for (const Place& desk : program.desks) program.arena_bytes = std::max(program.arena_bytes, desk.bytes > 0 ? desk.end() : 0);
-    program.spare = {.offset = begin, .bytes = std::max<int64_t>(0, program.arena_bytes - begin) / kSector * kSector};
+    for (const Place& desk : program.desks) program.memory().bytes = std::max(program.memory().bytes, desk.bytes > 0 ? desk.end() : 0);
+    program.spare = {.offset = begin, .bytes = std::max<int64_t>(0, program.memory().bytes - begin) / kSector * kSector};
   }
 
   Program make(const std::vector<bool>& on_disk, const std::vector<StreamDraft>* streams, const StreamPlan* streamed,
@@ -316,24 +316,25 @@ struct Planner::Impl {
     Program program;
     program.threads = options.threads;
     std::vector<Persistent> values = persistents.lay_out(on_disk, program);
-    if (streams) program.persistent_bytes = whole_sectors(program.persistent_bytes);
-    program.arena_bytes = program.persistent_bytes;
+    if (streams) program.memory().persistent_bytes = whole_sectors(program.memory().persistent_bytes);
+    program.memory().bytes = program.memory().persistent_bytes;
     for (size_t i = 0; i < drafts.size(); ++i) {
       if (i < earlier.changed.size() && !earlier.changed[i]) {
         program.entries.push_back(std::move(earlier.program.entries[i]));
-        program.disk_bytes = std::max(program.disk_bytes, earlier.program.disk_bytes);
+        program.file().bytes = std::max(program.file().bytes, earlier.program.file().bytes);
       } else {
         program.entries.push_back(make_entry(drafts[i], values, streams ? &(*streams)[i] : nullptr,
                                              streamed ? &streamed->visits[i] : nullptr, packing,
                                              earlier.stays ? &earlier.program.entries[i] : nullptr, program));
       }
       for (const Storage& storage : program.entries.back().storages)
-        program.arena_bytes = std::max(program.arena_bytes, aligned(storage.place.end()));
-      if (packing.enough > 0 && program.arena_bytes > packing.enough) return program;  // the others can't help it
+        program.memory().bytes = std::max(program.memory().bytes, aligned(storage.place.end()));
+      if (packing.enough > 0 && program.memory().bytes > packing.enough) return program;  // the others can't help it
     }
     add_desks(values, program);
+    const auto memory_offset = [](const Persistent& value) { return is_in_file(value) ? 0 : value.home.offset; };
     std::stable_sort(values.begin(), values.end(),
-                     [](const Persistent& a, const Persistent& b) { return a.place.offset < b.place.offset; });
+                     [&](const Persistent& a, const Persistent& b) { return memory_offset(a) < memory_offset(b); });
     program.persistent = std::move(values);
     return program;
   }

@@ -40,7 +40,7 @@ size_t PersistentValues::add(const std::string& entry, const Value& value) {
   if (value.constant) return add_constant(value);
   const auto [at, is_new] = by_name_.emplace(value.name, values_.size());
   if (is_new) {
-    values_.push_back({.name = value.name, .purpose = purpose_of(value.kind), .type = value.type(), .place = {}, .initial = nullptr});
+    values_.push_back({.name = value.name, .purpose = purpose_of(value.kind), .type = value.type()});
   } else if (const Persistent& known = values_[at->second]; known.type != value.type() || known.purpose != purpose_of(value.kind)) {
     throw error(ErrorCode::device, "internal error: '{}' is {} ({}) in entry '{}' but {} ({}) in one before it; please report this",
                 value.name, to_string(value.type()), to_string(purpose_of(value.kind)), entry, to_string(known.type),
@@ -60,11 +60,11 @@ std::vector<Persistent> PersistentValues::lay_out(const std::vector<bool>& on_di
       if (values[i].purpose != purpose) continue;
       const int64_t bytes = values[i].type.bytes();
       if (on_disk[i]) {
-        values[i].disk = {.offset = program.disk_bytes, .bytes = bytes, .space = kFile};
-        program.disk_bytes += whole_sectors(bytes);
+        values[i].home = {.offset = program.file().bytes, .bytes = bytes, .space = kFile};
+        program.file().bytes += whole_sectors(bytes);
       } else {
-        values[i].place = {.offset = program.persistent_bytes, .bytes = bytes};
-        program.persistent_bytes += aligned(bytes);
+        values[i].home = {.offset = program.memory().persistent_bytes, .bytes = bytes};
+        program.memory().persistent_bytes += aligned(bytes);
       }
     }
   }
@@ -79,7 +79,7 @@ size_t PersistentValues::add_constant(const Value& value) {
     if (*values_[at->second].initial == *value.constant) return at->second;
   }
   constants_.emplace(hash, values_.size());
-  values_.push_back({.name = value.name, .purpose = Purpose::constants, .type = value.type(), .place = {}, .initial = value.constant});
+  values_.push_back({.name = value.name, .purpose = Purpose::constants, .type = value.type(), .initial = value.constant});
   return values_.size() - 1;
 }
 

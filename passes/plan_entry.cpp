@@ -23,9 +23,11 @@ class EntryMaker {
 
   Entry make(Program& program) {
     entry_ = {.name = draft_.name, .role = draft_.role, .value_places = std::vector<Place>(graph_.value_count()), .keep = draft_.keep};
+    unwaited_.resize(program.queues.size());
+    waited_computing_.assign(program.queues.size(), -1);
     lay_code();
     add_storages();
-    pack_storages(program.persistent_bytes);
+    pack_storages(program.memory().persistent_bytes);
     place_values();
     place_spills(program);
     return std::move(entry_);
@@ -157,7 +159,7 @@ class EntryMaker {
     if (bytes == 0) return {};
     const Persistent* const persistent = draft_.model.classes[c].persistent ? &persistents_[draft_.persistent_of_class[c]] : nullptr;
     const int64_t inside = draft_.model.offset_of[value];
-    if (persistent && persistent->disk.bytes == 0) return {.offset = persistent->place.offset + inside, .bytes = bytes};
+    if (persistent && !is_in_file(*persistent)) return {.offset = persistent->home.offset + inside, .bytes = bytes};
     if (!visits_of_[c].empty()) {
       size_t found = visits_of_[c].front();  // of several: the last that has begun
       for (size_t v : visits_of_[c]) found = (*visits_)[v].first <= step ? v : found;
@@ -193,7 +195,7 @@ class EntryMaker {
   void place_spills(Program& program) {
     std::map<uint32_t, Place> spilled;  // by chain
     int64_t end = 0;
-    for (const Persistent& value : persistents_) end = std::max(end, value.disk.offset + whole_sectors(value.disk.bytes));
+    for (const Persistent& value : persistents_) end = std::max(end, is_in_file(value) ? value.home.offset + file_bytes(value) : 0);
     for (size_t v = 0; visits_ && v < visits_->size(); ++v) {
       if (read_at_[v] < 0 && write_at_[v] < 0) continue;  // it never leaves
       const PieceOf& piece = stream_->pieces[(*visits_)[v].piece];
@@ -207,7 +209,7 @@ class EntryMaker {
         }
         disk = at->second;
       } else {
-        disk = persistents_[draft_.persistent_of_class[piece.index]].disk;
+        disk = persistents_[draft_.persistent_of_class[piece.index]].home;
       }
       const Place memory{.offset = storage.place.offset, .bytes = disk.bytes};
       const auto copy = [&](int32_t at, const Place& from, const Place& to) {
@@ -218,7 +220,7 @@ class EntryMaker {
       copy(read_at_[v], disk, memory);
       copy(write_at_[v], memory, disk);
     }
-    program.disk_bytes = std::max(program.disk_bytes, end);
+    program.file().bytes = std::max(program.file().bytes, end);
   }
 
   const Draft& draft_;
@@ -229,13 +231,13 @@ class EntryMaker {
   const PackOptions packing_;
   const Entry* const placed_;  // null: it is packed
   Entry entry_;
-  std::vector<int32_t> step_at_;                        // instruction of each step
-  std::array<std::vector<int32_t>, kQueues> unwaited_;  // copies that the queue's next instruction waits for
-  std::array<int32_t, kQueues> waited_computing_{-1, -1, -1};
-  std::vector<int32_t> read_at_, write_at_;  // instructions of each visit; -1: none
-  std::vector<int32_t> write_over_;          // the last instruction before its write is waited for
-  std::vector<int32_t> storage_of_chain_;    // -1: it moves
-  std::vector<size_t> chain_of_;             // by class
+  std::vector<int32_t> step_at_;                // instruction of each step
+  std::vector<std::vector<int32_t>> unwaited_;  // by queue: copies that its next instruction waits for
+  std::vector<int32_t> waited_computing_;       // by queue: the last computing step that it has waited for; -1: none
+  std::vector<int32_t> read_at_, write_at_;     // instructions of each visit; -1: none
+  std::vector<int32_t> write_over_;             // the last instruction before its write is waited for
+  std::vector<int32_t> storage_of_chain_;       // -1: it moves
+  std::vector<size_t> chain_of_;                // by class
   std::vector<size_t> storage_of_visit_;
   std::vector<std::vector<size_t>> visits_of_;  // by class
 };

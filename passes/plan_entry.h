@@ -13,9 +13,9 @@
 
 namespace ort_train {
 
-// `persistents` have their places, which take the program's persistent_bytes. `stream` and `visits`: null where everything is in memory.
+// `persistents` have their places, which take the program's persistent bytes. `stream` and `visits`: null where everything is in memory.
 // `packing`: with `enough` bytes of the arena. `placed`: one of the same storages, whose addresses it gets, or null: they are packed.
-// Raises the program's disk_bytes to what it needs.
+// Raises the bytes of the program's file to what it needs.
 Entry make_entry(const Draft& draft, const std::vector<Persistent>& persistents, const StreamDraft* stream,
                  const std::vector<Visit>* visits, const PackOptions& packing, const Entry* placed, Program& program);
 

@@ -46,7 +46,7 @@ nlohmann::ordered_json traffic_json(const std::array<DiskTraffic, kPurposes>& tr
 
 std::vector<PurposeBytes> live_bytes(const Program& program, const Entry& entry) {
   std::vector<PurposeBytes> live(entry.code.size() + 1);
-  for (const Persistent& value : program.persistent) live[0][static_cast<size_t>(value.purpose)] += aligned(value.place.bytes);
+  for (const Persistent& value : program.persistent) live[0][static_cast<size_t>(value.purpose)] += aligned(memory_bytes(value));
   for (const Storage& storage : entry.storages) {
     const auto purpose = static_cast<size_t>(storage.purpose);
     live[static_cast<size_t>(storage.first)][purpose] += aligned(storage.place.bytes);
@@ -71,15 +71,15 @@ MemoryPeak memory_peak(const Program& program, const std::vector<const Graph*>& 
   peak.op = op_at(entry, *graphs[peak.entry]);
   peak.bytes = live_bytes(program, entry)[static_cast<size_t>(peak.instruction)];
   peak.live = sum(peak.bytes);
-  peak.gaps = program.arena_bytes - peak.live;
+  peak.gaps = program.memory().bytes - peak.live;
   return peak;
 }
 
 std::map<int32_t, int64_t> disk_levels(const Program& program, const Entry& entry) {
   int64_t bytes = 0, state_end = 0;
   for (const Persistent& value : program.persistent) {
-    bytes += whole_sectors(value.disk.bytes);
-    state_end = std::max(state_end, value.disk.offset + whole_sectors(value.disk.bytes));
+    bytes += file_bytes(value);
+    if (is_in_file(value)) state_end = std::max(state_end, value.home.offset + file_bytes(value));
   }
   struct Stay {
     int64_t bytes;
@@ -114,11 +114,11 @@ std::array<DiskTraffic, kPurposes> disk_traffic(const Program& program, const En
   std::array<DiskTraffic, kPurposes> traffic{};
   std::set<int64_t> known;
   for (const Persistent& value : program.persistent) {
-    if (value.disk.bytes == 0) continue;
+    if (!is_in_file(value)) continue;
     DiskTraffic& of = traffic[static_cast<size_t>(value.purpose)];
     ++of.tensors;
-    of.bytes += value.disk.bytes;
-    known.insert(value.disk.offset);
+    of.bytes += value.home.bytes;
+    known.insert(value.home.offset);
   }
   each_transfer(entry, [&](const Instruction& instruction, int32_t, Purpose purpose) {
     DiskTraffic& of = traffic[static_cast<size_t>(purpose)];
@@ -132,7 +132,7 @@ std::array<DiskTraffic, kPurposes> disk_traffic(const Program& program, const En
 
 std::string memory_table(const Program& program, const std::vector<const Graph*>& graphs, const MemoryFrame& frame) {
   const MemoryPeak peak = memory_peak(program, graphs);
-  const int64_t total = frame.reserve + program.arena_bytes;
+  const int64_t total = frame.reserve + program.memory().bytes;
   const double unit = total >= 1'000'000'000 ? 1e9 : 1e6;
   const auto show = [&](int64_t bytes) {
     return fmt::format("{:.{}f}", static_cast<double>(bytes) / unit, unit > 1e6 || total < 10'000'000 ? 2 : 1);
@@ -169,8 +169,8 @@ nlohmann::ordered_json memory_json(const Program& program, const std::vector<con
                           {"purpose", to_string(value.purpose)},
                           {"dtype", to_string(value.type.dtype)},
                           {"shape", value.type.shape},
-                          {"offset", value.place.offset},
-                          {"bytes", value.place.bytes}});
+                          {"offset", is_in_file(value) ? 0 : value.home.offset},
+                          {"bytes", memory_bytes(value)}});
   }
   for (size_t i = 0; i < program.entries.size(); ++i) {
     const Entry& entry = program.entries[i];
@@ -192,8 +192,8 @@ nlohmann::ordered_json memory_json(const Program& program, const std::vector<con
                        {"at_peak", by_purpose(live_bytes(program, entry)[static_cast<size_t>(entry.peak_instruction)])},
                        {"storages", std::move(storages)}});
   }
-  return {{"arena_bytes", program.arena_bytes},
-          {"persistent_bytes", program.persistent_bytes},
+  return {{"arena_bytes", program.memory().bytes},
+          {"persistent_bytes", program.memory().persistent_bytes},
           {"threads", program.threads},
           {"persistent", std::move(persistent)},
           {"entries", std::move(entries)}};

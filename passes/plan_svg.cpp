@@ -95,15 +95,15 @@ class Picture {
     instructions_ = std::max<double>(1, static_cast<double>(entry_.code.size()));
     map_at_ = kLaneTop + (time_ ? kLanes * (kLane + kLaneGap) + kGap - kLaneGap : 0);
     height_ = map_at_ + kPanel + 46;
-    const auto arena = static_cast<double>(std::max<int64_t>({program_.arena_bytes, peak_.live, 1}));
+    const auto arena = static_cast<double>(std::max<int64_t>({program_.memory().bytes, peak_.live, 1}));
     const auto allowed = static_cast<double>(frame_.budget - frame_.reserve);
     budget_in_sight_ = frame_.budget > 0 && allowed < 1.5 * arena;
     top_ = 1.05 * (budget_in_sight_ ? std::max(arena, allowed) : arena);
     floor_ = kTop + kPanel - (frame_.reserve > 0 ? kReserveBand : 0);
     // The map is linear in two pieces: what lives across steps, and the rest.
-    const auto persistent = static_cast<double>(program_.persistent_bytes);
+    const auto persistent = static_cast<double>(program_.memory().persistent_bytes);
     persistent_band_ = std::min(kPersistentBand, kPanel * persistent / arena);
-    map_top_ = std::max(1.0, (static_cast<double>(program_.arena_bytes) - persistent) * 1.03);
+    map_top_ = std::max(1.0, (static_cast<double>(program_.memory().bytes) - persistent) * 1.03);
   }
 
   std::string draw() {
@@ -141,7 +141,7 @@ class Picture {
   }
   double stack_y(double bytes) const { return floor_ - (floor_ - kTop) * bytes / top_; }
   double map_y(double offset) const {
-    const auto persistent = static_cast<double>(program_.persistent_bytes);
+    const auto persistent = static_cast<double>(program_.memory().persistent_bytes);
     if (offset < persistent) return map_at_ + kPanel - persistent_band_ * offset / persistent;
     return map_at_ + (kPanel - persistent_band_) * (1 - (offset - persistent) / map_top_);
   }
@@ -151,8 +151,8 @@ class Picture {
     put(R"(<text x="{}" y="30" font-size="20" font-weight="600">{}</text>)", kLeft,
         escaped(shortened(frame_.title.empty() ? graph_.name : frame_.title, 80)));
     std::string line = fmt::format("arena {} · lives across steps {} · peak of '{}' at instruction {} of {} · gaps {:.1f} %",
-                                   megabytes(program_.arena_bytes), megabytes(program_.persistent_bytes), entry_.name, peak_.instruction,
-                                   entry_.code.size(), gaps);
+                                   megabytes(program_.memory().bytes), megabytes(program_.memory().persistent_bytes), entry_.name,
+                                   peak_.instruction, entry_.code.size(), gaps);
     for (const Entry& other : program_.entries) {
       if (&other != &entry_ && line.size() < 150) line += fmt::format(" · {} {}", other.name, megabytes(other.peak_live_bytes));
     }
@@ -392,13 +392,14 @@ class Picture {
   }
 
   void draw_map() {
-    draw_axis(static_cast<double>(program_.persistent_bytes), map_top_, map_at_ + kPanel - persistent_band_, map_at_, map_at_ + kPanel / 2,
-              "address in the arena");
+    draw_axis(static_cast<double>(program_.memory().persistent_bytes), map_top_, map_at_ + kPanel - persistent_band_, map_at_,
+              map_at_ + kPanel / 2, "address in the arena");
     const auto end = static_cast<int32_t>(entry_.code.size()) - 1;
     std::vector<Rectangle> all;
     draw_persistent_band();
     for (const Persistent& value : program_.persistent) {
-      const Rectangle r = rectangle(value.name, value.purpose, value.place, 0, std::max(end, 0));
+      if (is_in_file(value)) continue;
+      const Rectangle r = rectangle(value.name, value.purpose, value.home, 0, std::max(end, 0));
       if (r.height >= 14) all.push_back(r);  // the rest has no room for a name of its own
     }
     for (const Storage& storage : entry_.storages)
@@ -409,35 +410,39 @@ class Picture {
     for (const Rectangle& r : all) name_rectangle(r);
     const double x = x_of(peak_.instruction + 0.5);
     put(R"(<path d="M{0:.1f} {1:.1f}V{2:.1f}" stroke="#222" stroke-width="1.2"/>)", x, map_at_, map_at_ + kPanel);
-    put(R"(<path d="M{0} {1:.1f}H{2}" stroke="#222" stroke-width="1.2"/>)", kLeft, map_y(static_cast<double>(program_.arena_bytes)),
+    put(R"(<path d="M{0} {1:.1f}H{2}" stroke="#222" stroke-width="1.2"/>)", kLeft, map_y(static_cast<double>(program_.memory().bytes)),
         kRight);
-    put(R"(<text x="{}" y="{:.1f}" font-weight="600">arena {}</text>)", kRight + 10, map_y(static_cast<double>(program_.arena_bytes)) + 4,
-        megabytes(program_.arena_bytes));
+    put(R"(<text x="{}" y="{:.1f}" font-weight="600">arena {}</text>)", kRight + 10,
+        map_y(static_cast<double>(program_.memory().bytes)) + 4, megabytes(program_.memory().bytes));
     put(R"(<path d="M{0} {1:.1f}H{2}" stroke="#555"/>)", kLeft, map_at_ + kPanel, kRight);
     draw_axis_below(map_at_ + kPanel);
   }
 
   // Neighbours of one purpose as one rectangle.
   void draw_persistent_band() {
-    const auto& values = program_.persistent;
+    std::vector<Persistent> values;
+    for (const Persistent& value : program_.persistent) {
+      if (!is_in_file(value)) values.push_back(value);
+    }
     for (size_t begin = 0, end = 0; begin < values.size(); begin = end) {
       while (end < values.size() && values[end].purpose == values[begin].purpose) ++end;
-      const double top = map_y(static_cast<double>(values[end - 1].place.end())),
-                   bottom = map_y(static_cast<double>(values[begin].place.offset));
+      const double top = map_y(static_cast<double>(values[end - 1].home.end())),
+                   bottom = map_y(static_cast<double>(values[begin].home.offset));
       put(R"(<rect x="{}" y="{:.1f}" width="{}" height="{:.1f}" fill="{}"/>)", kLeft, top, kRight - kLeft, bottom - top,
           colour_of(values[begin].purpose));
       if (bottom - top < 11) continue;
       int64_t bytes = 0;
-      for (size_t i = begin; i < end; ++i) bytes += aligned(values[i].place.bytes);
+      for (size_t i = begin; i < end; ++i) bytes += aligned(values[i].home.bytes);
       put(R"(<text x="{}" y="{:.1f}" text-anchor="end" font-size="11" fill="{}">{} {} in {}</text>)", kRight - 6, (top + bottom) / 2 + 4,
           values[begin].purpose == Purpose::weights ? "#fff" : "#111", to_string(values[begin].purpose), megabytes(bytes), end - begin);
     }
     const double y = map_at_ + kPanel - persistent_band_;
-    const bool compressed = persistent_band_ < (kPanel - persistent_band_) * static_cast<double>(program_.persistent_bytes) / map_top_;
+    const bool compressed =
+        persistent_band_ < (kPanel - persistent_band_) * static_cast<double>(program_.memory().persistent_bytes) / map_top_;
     if (persistent_band_ < 4) return;
     put(R"(<path d="M{0} {1:.1f}H{2}" stroke="#555" stroke-dasharray="2 3"/>)", kLeft, y, kRight);
     put(R"(<text x="{0}" y="{1:.1f}" fill="#555">lives across steps: {2}</text>)", kRight + 10, y + 14,
-        megabytes(program_.persistent_bytes));
+        megabytes(program_.memory().persistent_bytes));
     if (compressed) put(R"(<text x="{}" y="{:.1f}" fill="#555">(not to scale)</text>)", kRight + 10, y + 30);
   }
 

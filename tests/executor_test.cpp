@@ -20,11 +20,12 @@ using testing::Reference;
 // One program with its memory. Whatever isn't persistent is filled with rubbish before each run.
 struct Machine {
   Machine(const Program& program_, std::vector<const Graph*> graphs_, Workers& workers)
-      : program(program_), graphs(graphs_), executor(program_, graphs_, workers), arena(program_.arena_bytes) {
+      : program(program_), graphs(graphs_), executor(program_, graphs_, workers), arena(program_.memory().bytes) {
     executor.attach(arena);
   }
   bool run(size_t entry, const std::map<ValueId, Tensor>& inputs) {
-    std::memset(arena.data() + program.persistent_bytes, 0xcd, static_cast<size_t>(program.arena_bytes - program.persistent_bytes));
+    std::memset(arena.data() + program.memory().persistent_bytes, 0xcd,
+                static_cast<size_t>(program.memory().bytes - program.memory().persistent_bytes));
     for (const auto& [id, tensor] : inputs) std::memcpy(executor.bytes(entry, id).data(), tensor.bytes.data(), tensor.bytes.size());
     return executor.run(entry);
   }
@@ -82,8 +83,8 @@ TEST(Executor, RandomGraphsGiveTheBitsOfPlainEvaluation) {
         ASSERT_TRUE(machine.holds(0, id, values.at(id))) << graph.value(id).name << ", seed " << seed << ", run " << run;
       expect_state(machine, reference, seed);
     }
-    EXPECT_LE(machine.executor.measured_peak_bytes(), program.arena_bytes);
-    EXPECT_GE(machine.executor.measured_peak_bytes(), program.arena_bytes - kPlaceAlignment);
+    EXPECT_LE(machine.executor.measured_peak_bytes(), program.memory().bytes);
+    EXPECT_GE(machine.executor.measured_peak_bytes(), program.memory().bytes - kPlaceAlignment);
     moved += graph.order() != own.order();
     for (const Instruction& instruction : program.entries[0].code) {
       const Node& node = graph.node(instruction.node);
@@ -206,7 +207,7 @@ TEST(Executor, UnknownNamesAndMissingMemoryAreErrors) {
   Executor executor(program, {&chain.graph}, workers);
   EXPECT_THROW(executor.run(0), Error);
   EXPECT_THROW(executor.bytes(0, chain.graph.inputs[0]), Error);
-  Arena small(program.arena_bytes - kPlaceAlignment), arena(program.arena_bytes);
+  Arena small(program.memory().bytes - kPlaceAlignment), arena(program.memory().bytes);
   EXPECT_THROW(executor.attach(small), Error);
   executor.attach(arena);
   EXPECT_THROW(executor.persistent("nothing"), Error);

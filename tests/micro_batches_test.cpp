@@ -180,7 +180,7 @@ TEST(MicroBatches, MoveLessThanOneByOne) {
                           {.threads = 2});
     const StreamedProgram made = planner.streamed(limit, {}, {});
     verify(made.program, {&graph, &update.graph});
-    EXPECT_LE(made.program.arena_bytes, limit);
+    EXPECT_LE(made.program.memory().bytes, limit);
     return made.forecasts[0].bytes_read + made.forecasts[0].bytes_written;
   };
   constexpr int64_t kLimit = int64_t{28} << 20;

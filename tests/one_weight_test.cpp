@@ -95,11 +95,11 @@ TEST(OneWeightGraphs, UpdateLater) {
                            {.name = "update", .graph = &update.graph, .weight = 0.01, .role = update.role}},
                           {.threads = 2});
     const std::vector<const Graph*> graphs{&pending.graph, &first.graph, &update.graph};
-    const int64_t most = planner.resident().arena_bytes;
+    const int64_t most = planner.resident().memory().bytes;
     for (const int64_t limit : {int64_t{0}, most * 3 / 4, 2 * most}) {
       const Program program = planner.streamed(limit, {}, {}).program;
       verify(program, graphs);
-      LazyDisk disk(program.disk_bytes, 1);
+      LazyDisk disk(program.file().bytes, 1);
       std::vector<std::byte> left = left_by(program, graphs, {1, 0, 0, 2}, &disk);
       ASSERT_GE(left.size(), sizeof(float) + wanted.size());
       left.erase(left.begin(), left.begin() + sizeof(float));  // the norm comes first, what waits last

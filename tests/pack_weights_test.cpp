@@ -274,9 +274,9 @@ TEST(PackWeights, LowersTheLeastMemory) {
     return program;
   };
   const Program apart = least(false), packed = least(true);
-  EXPECT_LT(packed.arena_bytes + 150'000, apart.arena_bytes) << "of 4 * 13 * 512 numbers and their state, 320 KB";
-  EXPECT_LT(packed.persistent_bytes * 2, apart.persistent_bytes);
-  const auto is_pack = [](const Persistent& value) { return value.disk.bytes > 0 && value.name.find("..") != std::string::npos; };
+  EXPECT_LT(packed.memory().bytes + 150'000, apart.memory().bytes) << "of 4 * 13 * 512 numbers and their state, 320 KB";
+  EXPECT_LT(packed.memory().persistent_bytes * 2, apart.memory().persistent_bytes);
+  const auto is_pack = [](const Persistent& value) { return is_in_file(value) && value.name.find("..") != std::string::npos; };
   EXPECT_GE(std::count_if(packed.persistent.begin(), packed.persistent.end(), is_pack), 3) << "a pack and its state";
 }
 

@@ -30,7 +30,7 @@ TEST(PlanReport, PeakIsTheSumOfItsPurposes) {
   const MemoryPeak peak = memory_peak(job.program, job.graphs());
   EXPECT_EQ(std::accumulate(peak.bytes.begin(), peak.bytes.end(), int64_t{0}), peak.live);
   EXPECT_EQ(peak.live, job.program.entries[0].peak_live_bytes);
-  EXPECT_EQ(peak.live + peak.gaps, job.program.arena_bytes);
+  EXPECT_EQ(peak.live + peak.gaps, job.program.memory().bytes);
   int64_t parameters = 0;
   for (ValueId id : job.train.graph.parameters()) parameters += aligned(job.train.graph.value(id).bytes());
   EXPECT_EQ(peak.bytes[static_cast<size_t>(Purpose::weights)], parameters);
@@ -55,11 +55,11 @@ TEST(PlanReport, TableHasAColumnForWhatIsThere) {
 TEST(PlanReport, JsonHoldsEveryStorage) {
   const Job job(kSmall);
   const nlohmann::ordered_json json = memory_json(job.program, job.graphs());
-  EXPECT_EQ(json["arena_bytes"], job.program.arena_bytes);
+  EXPECT_EQ(json["arena_bytes"], job.program.memory().bytes);
   EXPECT_EQ(json["persistent"].size(), job.program.persistent.size());
   const auto& entry = json["entries"][0];
   ASSERT_EQ(entry["storages"].size(), job.program.entries[0].storages.size());
-  int64_t live = job.program.persistent_bytes;
+  int64_t live = job.program.memory().persistent_bytes;
   for (const auto& storage : entry["storages"]) {
     if (storage["first"] <= entry["peak_instruction"] && entry["peak_instruction"] <= storage["last"]) live += aligned(storage["bytes"]);
   }
@@ -100,7 +100,7 @@ void expect_sound(const std::string& svg) {
 
 TEST(PlanReport, PictureIsSound) {
   const Job job(kSmall);
-  for (int64_t budget : {int64_t{0}, job.program.arena_bytes + 80'000'000, int64_t{12'000'000'000}}) {
+  for (int64_t budget : {int64_t{0}, job.program.memory().bytes + 80'000'000, int64_t{12'000'000'000}}) {
     for (int64_t reserve : {0, 70'000'000}) {
       const std::string svg = memory_svg(job.program, job.graphs(), {.title = "a<b>&\"c\" ü", .reserve = reserve, .budget = budget});
       expect_sound(svg);
@@ -117,7 +117,7 @@ TEST(PlanReport, PictureIsSound) {
 TEST(PlanReport, TimelineIsTheForecast) {
   Job job(kSmall);
   const Planner planner({{.name = "train", .graph = &job.train.graph, .keep = {}}}, {.threads = 2});
-  const int64_t most = planner.resident().arena_bytes, least = planner.streamed(0, {}, {}).program.arena_bytes;
+  const int64_t most = planner.resident().memory().bytes, least = planner.streamed(0, {}, {}).program.memory().bytes;
   const ComputeRates compute{.flops = 1e11, .element_flops = 5e10, .bytes_per_second = 4e10, .far_bytes_per_second = 2e10};
   const StreamRates disk{.read = 3e8, .write = 2e8};
   const StreamedProgram made = planner.streamed((most + least) / 2, compute, disk);
@@ -141,10 +141,10 @@ TEST(PlanReport, TimelineIsTheForecast) {
   EXPECT_EQ(written_by_purpose, written);
   const DiskPeak peak = disk_peak(made.program, made.program.entries[0], job.train.graph);
   EXPECT_GT(peak.bytes, 0);
-  EXPECT_LE(peak.bytes, made.program.disk_bytes);
+  EXPECT_LE(peak.bytes, made.program.file().bytes);
   const std::map<int32_t, int64_t> levels = disk_levels(made.program, made.program.entries[0]);
   int64_t always = 0, fullest = 0;
-  for (const Persistent& value : made.program.persistent) always += whole_sectors(value.disk.bytes);
+  for (const Persistent& value : made.program.persistent) always += file_bytes(value);
   for (const auto& [at, bytes] : levels) fullest = std::max(fullest, bytes);
   EXPECT_EQ(levels.begin()->first, 0);
   EXPECT_EQ(levels.begin()->second, always);

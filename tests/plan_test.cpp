@@ -115,7 +115,7 @@ TEST(Plan, ChainsRunInPlace) {
   for (int i = 0; i < 10; ++i) x = Builder(graph).emit("Tanh", {x});
   graph.outputs = {x};
   const Program program = plan({{.name = "run", .graph = &graph, .keep = {}}}, {});
-  EXPECT_EQ(program.arena_bytes, 448);  // 400 bytes, in whole cache lines
+  EXPECT_EQ(program.memory().bytes, 448);  // 400 bytes, in whole cache lines
   EXPECT_EQ(program.entries[0].storages.size(), 1u);
   EXPECT_EQ(program.entries[0].peak_live_bytes, 448);
   verify(program, {&graph});
@@ -126,9 +126,9 @@ TEST(Plan, WhatIsKeptIsNotWrittenOver) {
   const ValueId x = input(graph, "x", {16});
   const ValueId y = Builder(graph).emit("Tanh", {x});
   graph.outputs = {Builder(graph).emit("Tanh", {y})};
-  EXPECT_EQ(plan({{.name = "run", .graph = &graph, .keep = {}}}, {}).arena_bytes, 64);
-  EXPECT_EQ(plan({{.name = "run", .graph = &graph, .keep = {y}}}, {}).arena_bytes, 128);
-  EXPECT_EQ(plan({{.name = "run", .graph = &graph, .keep = {x, y}}}, {}).arena_bytes, 192);
+  EXPECT_EQ(plan({{.name = "run", .graph = &graph, .keep = {}}}, {}).memory().bytes, 64);
+  EXPECT_EQ(plan({{.name = "run", .graph = &graph, .keep = {y}}}, {}).memory().bytes, 128);
+  EXPECT_EQ(plan({{.name = "run", .graph = &graph, .keep = {x, y}}}, {}).memory().bytes, 192);
 }
 
 TEST(Plan, ViewsTakeNoMemory) {
@@ -138,7 +138,7 @@ TEST(Plan, ViewsTakeNoMemory) {
   const ValueId flat = b.reshape(x, {64}), back = b.reshape(flat, {16, 4});
   graph.outputs = {b.emit("Tanh", {back})};
   const Program program = plan({{.name = "run", .graph = &graph, .keep = {}}}, {});
-  EXPECT_EQ(program.arena_bytes, 256);
+  EXPECT_EQ(program.memory().bytes, 256);
   EXPECT_EQ(program.entries[0].value_places[back], program.entries[0].value_places[x]);
   verify(program, {&graph});
 }
@@ -204,7 +204,7 @@ TEST(Plan, OrderKeepsBranchesApart) {
   graph.outputs = {total};
   const Program program = plan({{.name = "run", .graph = &graph, .keep = {}}}, {});
   verify(program, {&graph});
-  EXPECT_LE(program.arena_bytes, 64 * 1024 + 16 * 1024);  // in the graph's own order it is 8 x 64 kB
+  EXPECT_LE(program.memory().bytes, 64 * 1024 + 16 * 1024);  // in the graph's own order it is 8 x 64 kB
 }
 
 // Without clipping an update needs nothing but its gradient: gradients need not pile up.
@@ -222,7 +222,7 @@ TEST(Plan, UpdatesRunAsSoonAsTheyCan) {
   for (int i = 0; i < 8; ++i) graph.value(b.emit("SGD", {parameters[i], gradients[i], kNone, one, scalars})).kind = ValueKind::parameter;
   const Program program = plan({{.name = "run", .graph = &graph, .keep = {}}}, {});
   verify(program, {&graph});
-  EXPECT_EQ(program.arena_bytes - program.persistent_bytes, 64 * 1024 + 64);
+  EXPECT_EQ(program.memory().bytes - program.memory().persistent_bytes, 64 * 1024 + 64);
 }
 
 TEST(Plan, EntriesShareWhatLivesAcrossRuns) {
@@ -242,7 +242,7 @@ TEST(Plan, EntriesShareWhatLivesAcrossRuns) {
   verify(program, {&train, &evaluate});
   EXPECT_EQ(program.persistent.size(), 2u);  // the weight, and a constant that is the same in both
   EXPECT_EQ(program.entries[0].value_places[first], program.entries[1].value_places[second]);
-  EXPECT_EQ(program.arena_bytes, std::max(program.entries[0].peak_live_bytes, program.entries[1].peak_live_bytes));
+  EXPECT_EQ(program.memory().bytes, std::max(program.entries[0].peak_live_bytes, program.entries[1].peak_live_bytes));
 
   Graph other;
   build(other, 8, 2);
@@ -272,8 +272,8 @@ TEST(Plan, RandomGraphsPackTightly) {
     Graph graph = random_graph(seed, 80);
     const Program program = plan({{.name = "run", .graph = &graph, .keep = {}}}, {.threads = 2});
     verify(program, {&graph});
-    EXPECT_GE(program.arena_bytes, program.entries[0].peak_live_bytes);
-    arena += program.arena_bytes;
+    EXPECT_GE(program.memory().bytes, program.entries[0].peak_live_bytes);
+    arena += program.memory().bytes;
     live += program.entries[0].peak_live_bytes;
   }
   EXPECT_LE(static_cast<double>(arena), 1.02 * static_cast<double>(live));
@@ -303,15 +303,15 @@ TEST_P(GptPlan, IsTight) {
   const double verify_seconds = seconds_since(start);
 
   const Entry& entry = program.entries[0];
-  const double ratio = static_cast<double>(program.arena_bytes) / static_cast<double>(entry.peak_live_bytes);
-  const double transient = static_cast<double>(program.arena_bytes - program.persistent_bytes) /
-                           static_cast<double>(entry.peak_live_bytes - program.persistent_bytes);
+  const double ratio = static_cast<double>(program.memory().bytes) / static_cast<double>(entry.peak_live_bytes);
+  const double transient = static_cast<double>(program.memory().bytes - program.memory().persistent_bytes) /
+                           static_cast<double>(entry.peak_live_bytes - program.memory().persistent_bytes);
   std::printf(
       "%s: %zu instructions, %zu storages, arena %.1f MB (persistent %.1f), ratio %.5f (transient %.5f), order %.1f -> %.1f MB, plan %.2f "
       "s, verify %.1f ms\n",
-      GetParam().name, entry.code.size(), entry.storages.size(), static_cast<double>(program.arena_bytes) / 1e6,
-      static_cast<double>(program.persistent_bytes) / 1e6, ratio, transient, static_cast<double>(before) / 1e6,
-      static_cast<double>(entry.peak_live_bytes - program.persistent_bytes) / 1e6, plan_seconds, verify_seconds * 1e3);
+      GetParam().name, entry.code.size(), entry.storages.size(), static_cast<double>(program.memory().bytes) / 1e6,
+      static_cast<double>(program.memory().persistent_bytes) / 1e6, ratio, transient, static_cast<double>(before) / 1e6,
+      static_cast<double>(entry.peak_live_bytes - program.memory().persistent_bytes) / 1e6, plan_seconds, verify_seconds * 1e3);
   EXPECT_LE(transient, 1.02);
 }
 

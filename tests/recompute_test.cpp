@@ -203,8 +203,8 @@ Planned planned(const Graph& before, const RecomputeChoice& choice) {
   recompute(graph, choice, &made.result);
   const Program program = plan({{.name = "train", .graph = &graph, .keep = {}}}, {.threads = 2});
   verify(program, {&graph});
-  made.arena = program.arena_bytes;
-  made.transient = program.arena_bytes - program.persistent_bytes;
+  made.arena = program.memory().bytes;
+  made.transient = program.memory().bytes - program.memory().persistent_bytes;
   return made;
 }
 

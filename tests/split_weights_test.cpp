@@ -267,7 +267,7 @@ TEST(SplitWeights, LowersTheLeastMemory) {
     const Planner planner({{.name = "train", .graph = &job.graph}}, {.threads = 1});
     const Program program = planner.streamed(0, {}, {}).program;
     verify(program, {&job.graph});
-    return program.arena_bytes;
+    return program.memory().bytes;
   };
   const int64_t whole = least(int64_t{1} << 30), parts = least(int64_t{128} << 10);
   EXPECT_GT(whole, 3 * 5000 * 64 * 4);

@@ -79,7 +79,7 @@ void LazyDisk::drain() noexcept {
 }
 
 StreamMachine::StreamMachine(const Program& program, std::vector<const Graph*> graphs, Workers& workers, Disk* disk)
-    : program_(program), graphs_(graphs), executor_(program, std::move(graphs), workers), arena_(program.arena_bytes) {
+    : program_(program), graphs_(graphs), executor_(program, std::move(graphs), workers), arena_(program.memory().bytes) {
   executor_.attach(arena_, disk);
 }
 
@@ -104,7 +104,8 @@ void StreamMachine::run(size_t entry, uint32_t seed, int64_t limit, std::vector<
 
 void StreamMachine::run(size_t entry, const std::map<ValueId, uint32_t>& seeds, int64_t limit, std::span<const ValueId> wanted,
                         std::vector<std::byte>& left) {
-  std::memset(arena_.data() + program_.persistent_bytes, kRubbish, static_cast<size_t>(program_.arena_bytes - program_.persistent_bytes));
+  std::memset(arena_.data() + program_.memory().persistent_bytes, kRubbish,
+              static_cast<size_t>(program_.memory().bytes - program_.memory().persistent_bytes));
   for (ValueId id : graphs_[entry]->inputs) {
     const auto place = program_.entries[entry].value_places[id];
     if (place.bytes == 0) continue;  // nobody reads it
@@ -131,7 +132,7 @@ Moves moves_of(const Program& program, size_t entry, const Graph& graph) {
   Moves moves;
   std::set<int64_t> state, written;
   for (const Persistent& value : program.persistent) {
-    if (value.disk.bytes > 0) state.insert(value.disk.offset);
+    if (is_in_file(value)) state.insert(value.home.offset);
   }
   const Entry& e = program.entries[entry];
   for (int32_t at = 0; at < static_cast<int32_t>(e.code.size()); ++at) {

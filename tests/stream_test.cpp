@@ -145,7 +145,7 @@ Bytes result_of(const Job& job, const Program& program, Workers& workers, LazyDi
     count->real_disk += !lazy;
   }
   machine.append_state(left);
-  EXPECT_LE(machine.executor().measured_peak_bytes(), program.arena_bytes);
+  EXPECT_LE(machine.executor().measured_peak_bytes(), program.memory().bytes);
   return left;
 }
 
@@ -156,19 +156,19 @@ Bytes plain_result(Job job, Workers& workers) {  // a copy: planning puts graphs
 
 // What must be there at once: the entries' peaks, and between runs the tensors of the disk that are looked at.
 int64_t needed(const Program& program) {
-  int64_t bytes = program.persistent_bytes;
+  int64_t bytes = program.memory().persistent_bytes;
   for (const Entry& entry : program.entries) bytes = std::max(bytes, entry.peak_live_bytes);
   for (const Persistent& value : program.persistent) {
     const int64_t desks = value.purpose == Purpose::gradients ? 2 : 1;
-    if (value.disk.bytes > 0) bytes = std::max(bytes, program.persistent_bytes + desks * whole_sectors(value.disk.bytes));
+    bytes = std::max(bytes, program.memory().persistent_bytes + desks * file_bytes(value));
   }
   return bytes;
 }
 
 void expect_same_plan(const StreamedProgram& a, const StreamedProgram& b, const std::vector<const Graph*>& graphs) {
   EXPECT_EQ(a.program.to_text(graphs), b.program.to_text(graphs));
-  EXPECT_EQ(a.program.arena_bytes, b.program.arena_bytes);
-  EXPECT_EQ(a.program.disk_bytes, b.program.disk_bytes);
+  EXPECT_EQ(a.program.memory().bytes, b.program.memory().bytes);
+  EXPECT_EQ(a.program.file().bytes, b.program.file().bytes);
 }
 
 // Plans and runs the job at `limits` limits from the least to more than enough: it must leave `wanted`.
@@ -181,35 +181,35 @@ void check_job(Job job, const Bytes& wanted, int limits, Workers& workers, Count
   std::mt19937 random(job.seed);
   count.several += job.graphs.size() > 1;
   for (int i = 0; i < limits; ++i) {
-    const int64_t from = least.program.arena_bytes, room = std::max<int64_t>(0, resident.arena_bytes - from);
+    const int64_t from = least.program.memory().bytes, room = std::max<int64_t>(0, resident.memory().bytes - from);
     const int64_t parts = limits - 2;  // the last but one has room for all, the last more
     const auto share = [&](int64_t part) { return from + room * part * part / (parts * parts); };  // many small ones
     const int64_t below = i == 0 || i == parts ? 0 : static_cast<int64_t>(random()) % (share(i) - share(i - 1) + 1);
-    const int64_t limit = i == limits - 1 ? 2 * resident.arena_bytes + (1 << 20) : share(i) - below;
+    const int64_t limit = i == limits - 1 ? 2 * resident.memory().bytes + (1 << 20) : share(i) - below;
     const StreamedProgram made = planner.streamed(limit, {}, {});
     const Program& program = made.program;
     ASSERT_NO_THROW(verify(program, graphs)) << "seed " << job.seed << ", limit " << limit;
-    EXPECT_LE(program.arena_bytes, limit) << "seed " << job.seed;
+    EXPECT_LE(program.memory().bytes, limit) << "seed " << job.seed;
     // Addresses now and then come out better for another plan: by little.
-    EXPECT_GE(program.arena_bytes * 100, least.program.arena_bytes * 95) << "seed " << job.seed << ", limit " << limit;
-    count.luckier += program.arena_bytes < least.program.arena_bytes;
-    EXPECT_GE(program.arena_bytes, needed(program));
+    EXPECT_GE(program.memory().bytes * 100, least.program.memory().bytes * 95) << "seed " << job.seed << ", limit " << limit;
+    count.luckier += program.memory().bytes < least.program.memory().bytes;
+    EXPECT_GE(program.memory().bytes, needed(program));
     if (i % 4 == 0) expect_same_plan(made, planner.streamed(limit, {}, {}), graphs);
-    count.arena += program.arena_bytes;
+    count.arena += program.memory().bytes;
     count.needed += needed(program);
-    count.worst_packing = std::max(count.worst_packing, static_cast<double>(program.arena_bytes) / static_cast<double>(needed(program)));
+    count.worst_packing = std::max(count.worst_packing, static_cast<double>(program.memory().bytes) / static_cast<double>(needed(program)));
     ++count.programs;
     Bytes left;
-    if (random() % 16 == 0 && program.disk_bytes > 0) {
+    if (random() % 16 == 0 && program.file().bytes > 0) {
       const TestFolder folder;
-      SpillDisk disk({.folder = folder.path.string()}, program.disk_bytes);
+      SpillDisk disk({.folder = folder.path.string()}, program.file().bytes);
       left = result_of(job, program, workers, nullptr, &disk, made.forecasts, &count);
     } else {
-      LazyDisk disk(program.disk_bytes, random());
+      LazyDisk disk(program.file().bytes, random());
       left = result_of(job, program, workers, &disk, &disk, made.forecasts, &count);
     }
     ASSERT_EQ(left.size(), wanted.size());
-    ASSERT_TRUE(left == wanted) << "seed " << job.seed << ", limit " << limit << " of " << resident.arena_bytes;
+    ASSERT_TRUE(left == wanted) << "seed " << job.seed << ", limit " << limit << " of " << resident.memory().bytes;
   }
 }
 
@@ -376,7 +376,7 @@ TEST(Stream, TrainingGivesTheBitsOfTheResidentPlan) {
 // Where every byte is, and when it moves.
 std::vector<std::vector<int64_t>> places_of(const Program& program) {
   std::vector<std::vector<int64_t>> all;
-  for (const Persistent& value : program.persistent) all.push_back({value.place.offset, value.disk.offset, value.disk.bytes});
+  for (const Persistent& value : program.persistent) all.push_back({value.home.space, value.home.offset, value.home.bytes});
   for (const Entry& entry : program.entries) {
     for (const Storage& storage : entry.storages) all.push_back({storage.place.offset, storage.place.bytes, storage.first, storage.last});
     for (const Instruction& instruction : entry.code) {
@@ -394,8 +394,8 @@ struct Range {
 
   explicit Range(const GptShape& shape) : job(gpt_training(shape)) {
     const Planner planner = make({.threads = 2});
-    least = planner.streamed(0, {}, {}).program.arena_bytes;
-    most = planner.resident().arena_bytes;
+    least = planner.streamed(0, {}, {}).program.memory().bytes;
+    most = planner.resident().memory().bytes;
   }
   Planner make(const PlanOptions& options) { return Planner({{.name = "train", .graph = &job.graph, .keep = {}}}, options); }
   int64_t at(int tenths) const { return least + (most - least) * tenths / 10; }
@@ -463,20 +463,20 @@ TEST(Stream, LargePlansAreTight) {
         LargeCase{"char_gpt", {.layers = 6, .heads = 6, .width = 384, .vocabulary = 65, .batch = 16, .length = 256}, 1.25}}) {
     JobGraph job = gpt_training(shape);
     const Planner planner({{.name = "train", .graph = &job.graph, .keep = {}}}, {.threads = 2});
-    const int64_t most = planner.resident().arena_bytes, least = planner.streamed(0, {}, {}).program.arena_bytes;
+    const int64_t most = planner.resident().memory().bytes, least = planner.streamed(0, {}, {}).program.memory().bytes;
     EXPECT_LE(least * 3, most) << name;
     double worst = 1;
     for (int i = 0; i < 8; ++i) {
       const int64_t limit = least + (most - least) * i / 8;
       const StreamedProgram made = planner.streamed(limit, {}, {});
       verify(made.program, {&job.graph});
-      EXPECT_LE(made.program.arena_bytes, limit) << name;
-      EXPECT_GE(made.program.arena_bytes * 100, least * 97) << name;
+      EXPECT_LE(made.program.memory().bytes, limit) << name;
+      EXPECT_GE(made.program.memory().bytes * 100, least * 97) << name;
       const Moves moves = moves_of(made.program, 0, job.graph);
       EXPECT_EQ(moves.read, made.forecasts[0].bytes_read) << name;
       EXPECT_EQ(moves.written, made.forecasts[0].bytes_written) << name;
       EXPECT_GT(moves.read, 0) << name;
-      worst = std::max(worst, static_cast<double>(made.program.arena_bytes) / static_cast<double>(needed(made.program)));
+      worst = std::max(worst, static_cast<double>(made.program.memory().bytes) / static_cast<double>(needed(made.program)));
     }
     std::printf("%s: from %.1f to %.1f MB, worst packing %.4f\n", name, static_cast<double>(least) / 1e6, static_cast<double>(most) / 1e6,
                 worst);

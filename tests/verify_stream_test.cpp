@@ -26,9 +26,9 @@ struct Streamed {
   explicit Streamed(uint32_t seed, double share, int nodes = 40)
       : graph(random_graph(seed, nodes, {.rows = 32, .width = 128, .near = 1, .saved = true, .pieces = seed >= 20})) {
     const Planner planner({{.name = "run", .graph = &graph, .keep = {}}}, {.threads = 2});
-    const double least = static_cast<double>(planner.streamed(0, {}, {}).program.arena_bytes),
-                 most = static_cast<double>(planner.resident().arena_bytes);
-    for (int tries = 0; tries < 4 && program.disk_bytes == 0; ++tries, share /= 4)
+    const double least = static_cast<double>(planner.streamed(0, {}, {}).program.memory().bytes),
+                 most = static_cast<double>(planner.resident().memory().bytes);
+    for (int tries = 0; tries < 4 && program.file().bytes == 0; ++tries, share /= 4)
       program = planner.streamed(static_cast<int64_t>(least + share * (most - least)), {}, {}).program;
   }
   Graph graph;
@@ -37,7 +37,7 @@ struct Streamed {
   std::string complaint(const Program& p) const { return testing::complaint(p, graph); }
   std::vector<std::byte> result(const Program& p, uint32_t disk_seed) const {
     Workers workers(1);
-    LazyDisk disk(p.disk_bytes, disk_seed);
+    LazyDisk disk(p.file().bytes, disk_seed);
     StreamMachine machine(p, {&graph}, workers, &disk);
     machine.set_parameters(1);
     std::vector<std::byte> left;
@@ -62,7 +62,7 @@ bool touches(const Storage& storage, const Instruction& instruction) {
 // Makes the program's statements of itself those of its code, so that only what it does can be wrong with it.
 void restate_peak(Program& program) {
   Entry& e = entry(program);
-  std::vector<int64_t> live(e.code.size() + 1, program.persistent_bytes);
+  std::vector<int64_t> live(e.code.size() + 1, program.memory().persistent_bytes);
   for (const Storage& storage : e.storages) {
     for (int32_t i = storage.first; i <= storage.last; ++i) live[static_cast<size_t>(i)] += aligned(storage.place.bytes);
   }
@@ -182,7 +182,7 @@ class BruteForce {
     };
     for (size_t later = 0; later < code.size(); ++later) {
       for (size_t earlier = 0; earlier < later; ++earlier) {
-        if (code[earlier].queue == code[later].queue) also(later, earlier, /*itself=*/code[later].queue == kCompute);
+        if (code[earlier].queue == code[later].queue) also(later, earlier, /*itself=*/program_.queues[code[later].queue].ordered);
       }
       for (const int32_t earlier : code[later].waits) {
         if (earlier < 0 || earlier >= static_cast<int32_t>(later)) {
@@ -208,9 +208,8 @@ class BruteForce {
 
   // Symbols in place of numbers: what a node makes is a new one for each cell, of the node and all cells that it reads.
   void replay() {
-    const int64_t bytes[kSpaces] = {aligned(program_.arena_bytes), program_.disk_bytes};
-    for (size_t space = 0; space < kSpaces; ++space) cells_[space].assign(static_cast<size_t>(bytes[space] / kCell), 0);
-    for (const Persistent& value : program_.persistent) fill(home(value), mix(1, std::hash<std::string>{}(value.name)));
+    for (const Space& space : program_.spaces) cells_.emplace_back(static_cast<size_t>(aligned(space.bytes) / kCell));
+    for (const Persistent& value : program_.persistent) fill(value.home, mix(1, std::hash<std::string>{}(value.name)));
     for (ValueId id = 0; id < graph_.value_count(); ++id) {
       const Value& value = graph_.value(id);
       if (value.producer == kNone && value.kind == ValueKind::input) fill(entry_.value_places[id], mix(2, id));
@@ -237,11 +236,10 @@ class BruteForce {
       for (const ValueId value : *values) keep(entry_.value_places[value]);
     }
     std::map<std::string, Place> homes;  // in one order for all programs
-    for (const Persistent& value : program_.persistent) homes.emplace(value.name, home(value));
+    for (const Persistent& value : program_.persistent) homes.emplace(value.name, value.home);
     for (const auto& [name, place] : homes) keep(place);
   }
 
-  static const Place& home(const Persistent& value) { return value.disk.bytes > 0 ? value.disk : value.place; }
   uint64_t& cell(const Place& place, int64_t at) { return cells_[place.space].at(static_cast<size_t>((place.offset + at) / kCell)); }
   void fill(const Place& place, uint64_t what) {
     for (int64_t at = 0; at < place.bytes; at += kCell) cell(place, at) = mix(what, static_cast<uint64_t>(at));
@@ -254,7 +252,7 @@ class BruteForce {
   const Graph& graph_;
   const Entry& entry_;
   std::string race_;
-  Cells cells_[kSpaces];
+  std::vector<Cells> cells_;
   Cells left_;
 };
 
@@ -316,15 +314,15 @@ TEST_P(VerifyStream, CatchesWhatIsWrongWithACopy) {
       at(p, i).queue = reads ? kWrite : kRead;
     });
     caught(
-        "a copy on a queue of the other direction", [&](Program& p) { at(p, i).queue = reads ? kWrite : kRead; }, "other direction");
+        "a copy on a queue of the other direction", [&](Program& p) { at(p, i).queue = reads ? kWrite : kRead; }, "its queue from");
     caught(
         "a copy on a queue of nodes", [&](Program& p) { at(p, i).queue = kCompute; }, "another kind");
     caught(
-        "a queue that isn't there", [&](Program& p) { at(p, i).queue = kQueues; }, "isn't there");
+        "a queue that isn't there", [&](Program& p) { at(p, i).queue = static_cast<QueueId>(p.queues.size()); }, "isn't there");
     caught(
         "a copy within a space", [&](Program& p) { at(p, i).from.space = at(p, i).to.space; }, "copies from space");
     caught(
-        "a space that isn't there", [&](Program& p) { at(p, i).from.space = kSpaces; }, "copies from space");
+        "a space that isn't there", [&](Program& p) { at(p, i).from.space = static_cast<SpaceId>(p.spaces.size()); }, "copies from space");
     for (const int32_t never : {-1, i, i + 1, size + 1}) {
       caught(
           "a wait for what doesn't come before", [&](Program& p) { at(p, i).waits.push_back(never); }, "doesn't come before");
@@ -346,10 +344,10 @@ TEST_P(VerifyStream, CatchesWhatIsWrongWithACopy) {
         "no bytes", [&](Program& p) { at(p, i).from.bytes = at(p, i).to.bytes = 0; }, "it copies 0 bytes");
     caught("memory that always stays", [&](Program& p) { memory_place(at(p, i)).offset = 0; });
     caught(
-        "memory outside the arena", [&](Program& p) { memory_place(at(p, i)).offset = p.arena_bytes / kSector * kSector; },
+        "memory outside the arena", [&](Program& p) { memory_place(at(p, i)).offset = p.memory().bytes / kSector * kSector; },
         "outside the arena");
     caught(
-        "a place outside the disk", [&](Program& p) { file_place(at(p, i)).offset = p.disk_bytes; }, "outside the disk");
+        "a place outside the disk", [&](Program& p) { file_place(at(p, i)).offset = p.file().bytes; }, "outside the disk");
     for (int32_t other = 0; other < size; ++other) {
       if (!is_copy(instruction(other)) || file_of(instruction(other)) == file_of(instruction(i))) continue;
       if (memory_of(instruction(other)).bytes == memory_of(instruction(i)).bytes)
@@ -385,44 +383,46 @@ TEST_P(VerifyStream, CatchesReadsBeforeTheWriteIsDone) {
 TEST_P(VerifyStream, CatchesWrongStatements) {
   const Program& program = streamed.program;
   caught(
-      "a disk that is too small", [&](Program& p) { p.disk_bytes -= kSector; }, "disk");
+      "a disk that is too small", [&](Program& p) { p.file().bytes -= kSector; }, "disk");
   caught(
-      "no disk", [&](Program& p) { p.disk_bytes = 0; }, "disk");
+      "no disk", [&](Program& p) { p.file().bytes = 0; }, "disk");
   caught(
-      "spare memory over what stays", [&](Program& p) { p.spare.offset -= kSector; }, program.persistent_bytes > 0 ? "between runs" : "");
+      "spare memory over what stays", [&](Program& p) { p.spare.offset -= kSector; },
+      program.memory().persistent_bytes > 0 ? "between runs" : "");
   caught(
       "spare memory outside", [&](Program& p) { p.spare.bytes += kSector; }, "outside the arena");
   caught(
       "a desk that is too small", [&](Program& p) { p.desks[0].bytes -= kSector; }, "fit on the desk");
   caught(
-      "a desk elsewhere", [&](Program& p) { p.desks[0].offset += p.arena_bytes; }, "outside the arena");
+      "a desk elsewhere", [&](Program& p) { p.desks[0].offset += p.memory().bytes; }, "outside the arena");
   std::vector<size_t> on_disk;
   for (size_t i = 0; i < program.persistent.size(); ++i) {
-    if (program.persistent[i].disk.bytes > 0) on_disk.push_back(i);
+    if (is_in_file(program.persistent[i])) on_disk.push_back(i);
   }
   ASSERT_FALSE(on_disk.empty());
   for (size_t k = 0; k < on_disk.size(); ++k) {
     const size_t i = on_disk[k], other = on_disk[(k + 1) % on_disk.size()];
     if (other != i) {
-      caught("two in one place of the disk", [&](Program& p) { p.persistent[i].disk.offset = p.persistent[other].disk.offset; });
+      caught("two in one place of the disk", [&](Program& p) { p.persistent[i].home.offset = p.persistent[other].home.offset; });
       caught("one that begins in another's last sector", [&](Program& p) {
-        const Place& taken = p.persistent[other].disk;
-        p.persistent[i].disk.offset = taken.offset + whole_sectors(taken.bytes) - kSector;
-        p.disk_bytes += whole_sectors(p.persistent[i].disk.bytes);
+        const Place& taken = p.persistent[other].home;
+        p.persistent[i].home.offset = taken.offset + whole_sectors(taken.bytes) - kSector;
+        p.file().bytes += file_bytes(p.persistent[i]);
       });
     }
     caught(
-        "a home elsewhere", [&](Program& p) { p.persistent[i].disk.offset = p.disk_bytes; }, "outside the disk");
+        "a home elsewhere", [&](Program& p) { p.persistent[i].home.offset = p.file().bytes; }, "outside the disk");
     caught("a home elsewhere, inside", [&](Program& p) {
-      p.persistent[i].disk.offset = p.disk_bytes;
-      p.disk_bytes += whole_sectors(p.persistent[i].disk.bytes);
+      p.persistent[i].home.offset = p.file().bytes;
+      p.file().bytes += file_bytes(p.persistent[i]);
     });
-    caught("a misaligned home", [&](Program& p) { p.persistent[i].disk.offset += 64; });
+    caught("a misaligned home", [&](Program& p) { p.persistent[i].home.offset += 64; });
     caught(
-        "a home of another size", [&](Program& p) { p.persistent[i].disk.bytes -= 4; }, "not of its size");
+        "a home of another size", [&](Program& p) { p.persistent[i].home.bytes -= 4; }, "not of its size");
+    caught("a home in memory", [&](Program& p) { p.persistent[i].home.space = kMemory, p.persistent[i].home.offset = 0; });
     caught(
-        "two homes", [&](Program& p) { p.persistent[i].place = {.offset = 0, .bytes = p.persistent[i].disk.bytes}; }, "two places");
-    caught("no home", [&](Program& p) { p.persistent[i].disk = {}; });
+        "a home in no space", [&](Program& p) { p.persistent[i].home.space = 2; }, "space");
+    caught("no home", [&](Program& p) { p.persistent[i].home = {}; });
   }
   int around = 0;
   for (size_t s = 0; s < program.entries[0].storages.size(); ++s) {
@@ -450,7 +450,7 @@ TEST(VerifyStreamMutations, EachIsCaughtOrMakesNoDifference) {
   int programs = 0, waits = 0, waits_caught = 0, places = 0, places_caught = 0, swaps = 0, swaps_caught = 0, strict = 0;
   for (uint32_t seed = 100; programs < 200; ++seed) {
     const Streamed streamed(seed, seed % 3 * 0.15, 18);
-    if (streamed.program.disk_bytes == 0) continue;
+    if (streamed.program.file().bytes == 0) continue;
     ++programs;
     ASSERT_EQ(streamed.complaint(streamed.program), "") << seed;
     const auto& code = streamed.program.entries[0].code;

@@ -138,22 +138,22 @@ TEST_P(VerifyEachInstruction, CatchesWrongStatements) {
   const Planned planned(random_graph(GetParam(), 60, {.pieces = GetParam() % 2 == 1}));
   const Program& program = planned.program;
   const auto entry = [](Program& p) -> Entry& { return p.entries[0]; };
-  expect_caught(planned, "an arena that is too small", [&](Program& p) { return p.arena_bytes -= 64, true; });
+  expect_caught(planned, "an arena that is too small", [&](Program& p) { return p.memory().bytes -= 64, true; });
   expect_caught(planned, "a peak that is too low", [&](Program& p) { return entry(p).peak_live_bytes -= 64, true; });
   expect_caught(planned, "a peak that is too high", [&](Program& p) { return entry(p).peak_live_bytes += 64, true; });
   expect_caught(planned, "a peak nowhere", [&](Program& p) { return entry(p).peak_instruction = -1, true; });
   expect_caught(planned, "fewer threads' workspaces", [&](Program& p) { return p.threads = 0, true; });
-  expect_caught(planned, "a smaller persistent part", [&](Program& p) { return p.persistent_bytes -= 64, true; });
-  expect_caught(planned, "a persistent part beyond the arena", [&](Program& p) { return p.persistent_bytes = p.arena_bytes + 64, true; });
+  expect_caught(planned, "a smaller persistent part", [&](Program& p) { return p.memory().persistent_bytes -= 64, true; });
+  expect_caught(planned, "a persistent part beyond the arena",
+                [&](Program& p) { return p.memory().persistent_bytes = p.memory().bytes + 64, true; });
   expect_caught(planned, "no entry", [&](Program& p) { return p.entries.clear(), true; });
   for (size_t i = 0; i < program.persistent.size(); ++i) {
     expect_caught(planned, "a persistent value that is gone",
                   [&](Program& p) { return p.persistent.erase(p.persistent.begin() + static_cast<std::ptrdiff_t>(i)), true; });
-    expect_caught(planned, "a persistent value elsewhere", [&](Program& p) { return p.persistent[i].place.offset += 64, true; });
-    expect_caught(planned, "a persistent value misaligned", [&](Program& p) { return p.persistent[i].place.offset += 4, true; });
-    expect_caught(planned, "two persistent values in one place", [&](Program& p) {
-      return p.persistent[i].place.offset = p.persistent[(i + 1) % p.persistent.size()].place.offset, true;
-    });
+    expect_caught(planned, "a persistent value elsewhere", [&](Program& p) { return p.persistent[i].home.offset += 64, true; });
+    expect_caught(planned, "a persistent value misaligned", [&](Program& p) { return p.persistent[i].home.offset += 4, true; });
+    expect_caught(planned, "two persistent values in one place",
+                  [&](Program& p) { return p.persistent[i].home.offset = p.persistent[(i + 1) % p.persistent.size()].home.offset, true; });
     expect_caught(planned, "a persistent value of another type", [&](Program& p) { return p.persistent[i].type.shape = {1, 2, 3}, true; });
     if (program.persistent[i].initial) {
       expect_caught(planned, "another constant", [&](Program& p) {
@@ -193,9 +193,10 @@ INSTANTIATE_TEST_SUITE_P(Seeds, VerifyEachInstruction, ::testing::Range(0u, 8u))
 // What a program leaves: everything that is kept and everything that lives across runs.
 std::vector<std::byte> result_of(const Program& program, const Graph& graph, Workers& workers) {
   Executor executor(program, {&graph}, workers);
-  Arena arena(program.arena_bytes);
+  Arena arena(program.memory().bytes);
   executor.attach(arena);
-  std::memset(arena.data() + program.persistent_bytes, 0xcd, static_cast<size_t>(program.arena_bytes - program.persistent_bytes));
+  std::memset(arena.data() + program.memory().persistent_bytes, 0xcd,
+              static_cast<size_t>(program.memory().bytes - program.memory().persistent_bytes));
   uint32_t seed = 1;
   std::vector<std::span<std::byte>> left;
   const auto fill = [&](std::span<std::byte> place, const Value& value) {
@@ -221,10 +222,10 @@ std::vector<std::byte> result_of(const Program& program, const Graph& graph, Wor
 // Fills in the statements that a mutant makes of itself, so that only what it does can be wrong with it.
 void restate(Program& program) {
   Entry& entry = program.entries[0];
-  std::vector<int64_t> live(entry.code.size() + 1, program.persistent_bytes);
+  std::vector<int64_t> live(entry.code.size() + 1, program.memory().persistent_bytes);
   for (const Storage& storage : entry.storages) {
     for (int32_t at = storage.first; at <= storage.last; ++at) live[static_cast<size_t>(at)] += aligned(storage.place.bytes);
-    program.arena_bytes = std::max(program.arena_bytes, aligned(storage.place.end()));
+    program.memory().bytes = std::max(program.memory().bytes, aligned(storage.place.end()));
   }
   const auto peak = std::max_element(live.begin(), live.end());
   entry.peak_live_bytes = *peak;
@@ -283,8 +284,8 @@ TEST(VerifySoundness, WhatIsAcceptedComputesTheSameBits) {
       const bool address = pick(2) == 0;
       if (address) {  // a storage somewhere else, everywhere in the program
         const size_t s = pick(entry.storages.size());
-        const int64_t room = (mutant.arena_bytes - mutant.persistent_bytes) / kPlaceAlignment;
-        const int64_t to = mutant.persistent_bytes + static_cast<int64_t>(pick(static_cast<size_t>(room) + 2)) * kPlaceAlignment;
+        const int64_t room = (mutant.memory().bytes - mutant.memory().persistent_bytes) / kPlaceAlignment;
+        const int64_t to = mutant.memory().persistent_bytes + static_cast<int64_t>(pick(static_cast<size_t>(room) + 2)) * kPlaceAlignment;
         shift_storage(mutant, s, to - entry.storages[s].place.offset);
         refresh_instructions(mutant, planned.graph);
       } else {  // an instruction somewhere else
@@ -424,12 +425,12 @@ TEST(VerifyRoles, AnEntryThatMayNotFollowIsNotRun) {
   const Roles roles;
   Workers workers(1);
   Executor executor(roles.program, roles.graphs, workers);
-  Arena arena(roles.program.arena_bytes);
+  Arena arena(roles.program.memory().bytes);
   executor.attach(arena);
   constexpr size_t kTrain = 0, kUpdate = 1, kEvaluate = 2;
   const auto run = [&](size_t entry) {
-    std::memset(arena.data() + roles.program.persistent_bytes, 0,  // its inputs
-                static_cast<size_t>(roles.program.arena_bytes - roles.program.persistent_bytes));
+    std::memset(arena.data() + roles.program.memory().persistent_bytes, 0,  // its inputs
+                static_cast<size_t>(roles.program.memory().bytes - roles.program.memory().persistent_bytes));
     return executor.run(entry);
   };
   EXPECT_THROW(run(kUpdate), Error) << "there is nothing to update with";

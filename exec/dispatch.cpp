@@ -1,53 +1,44 @@
-// Chooses the instruction set, once, and finds ops by name. Until then no initializer of the op files has run (see CMakeLists.txt): those
-// of x86-64-v4 must not on a smaller processor.
+// Finds ops by name, and chooses the CPU's kernels by the processor's instruction set, once.
 
 #include <string_view>
 #include <unordered_map>
-#include <vector>
 
+#include "exec/kernel.h"
 #include "graph/error.h"
 #include "graph/op_def.h"
 
-#define ORT_TRAIN_DECLARE_ISA(isa)                                                                       \
-  extern "C" __attribute__((weak, visibility("hidden"))) void (*const __start_ort_train_init_##isa[])(); \
-  extern "C" __attribute__((weak, visibility("hidden"))) void (*const __stop_ort_train_init_##isa[])();  \
-  namespace ort_train::isa_##isa {                                                                       \
-    const std::vector<const OpDef*>& ops(); /* exec/op_list.cpp */                                       \
-  }
+namespace ort_train {
+
+// exec/op_list.cpp, one copy for each instruction set
 #ifdef ORT_TRAIN_HAS_v3
-ORT_TRAIN_DECLARE_ISA(v3)
+namespace isa_v3 {
+extern const Kernel* const kKernels[];
+}
 #endif
 #ifdef ORT_TRAIN_HAS_v4
-ORT_TRAIN_DECLARE_ISA(v4)
+namespace isa_v4 {
+extern const Kernel* const kKernels[];
+}
 #endif
 
-namespace ort_train {
 namespace {
 
-using Initializer = void (*const)();
-using Ops = const std::vector<const OpDef*>& (*)();
-
-const std::vector<const OpDef*>& initialized(Initializer* begin, Initializer* end, Ops ops) {
-  for (Initializer* initializer = begin; initializer != end; ++initializer) (*initializer)();
-  return ops();
-}
-
-const std::vector<const OpDef*>& choose() {
+const Kernel* const* choose() {
   __builtin_cpu_init();
 #ifdef ORT_TRAIN_HAS_v4
-  if (__builtin_cpu_supports("x86-64-v4")) return initialized(__start_ort_train_init_v4, __stop_ort_train_init_v4, isa_v4::ops);
+  if (__builtin_cpu_supports("x86-64-v4")) return isa_v4::kKernels;
 #endif
 #ifdef ORT_TRAIN_HAS_v3
-  if (__builtin_cpu_supports("x86-64-v3")) return initialized(__start_ort_train_init_v3, __stop_ort_train_init_v3, isa_v3::ops);
+  if (__builtin_cpu_supports("x86-64-v3")) return isa_v3::kKernels;
 #endif
   throw error(ErrorCode::device, "this processor lacks AVX2 and FMA (x86-64-v3), which ort-train's kernels need");
 }
 
 }  // namespace
 
-const std::vector<const OpDef*>& all_ops() {
-  static const std::vector<const OpDef*>& ops = choose();
-  return ops;
+const KernelTable& cpu_kernels() {
+  static const KernelTable table("CPU", choose());
+  return table;
 }
 
 const OpDef* find_op(std::string_view name) {

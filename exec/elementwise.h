@@ -1,5 +1,7 @@
-// Elementwise kernels from functors: unary<F>, unary_slope<F>, binary<F> (NumPy broadcasting), for the element types that the op names.
+// Elementwise kernels from functors: unary<F>, unary_slope<F>, binary<F> (NumPy broadcasting), for the element types that the kernel names.
 //
+// An element is read as Compute<T>, goes through the functor and is rounded once when it is written: float16 and bfloat16 are computed in
+// float32.
 // A functor has `value(x)` (or `value(a, b)`) and, where unary_slope uses it, `slope(x)`: templates over the element type, HOST_DEVICE,
 // pure. It may be constructed from the node's Attributes. One functor serves both devices: nvcc compiles each into a CUDA kernel as well,
 // from the same lines of arithmetic that the CPU tests check.
@@ -22,21 +24,7 @@
 
 ORT_TRAIN_OPS_BEGIN
 
-template <typename... T> struct Types {};
-using Floats = Types<float, double>;
-using Numbers = Types<float, double, int64_t, int32_t>;
-
 inline constexpr int64_t kElementBlock = 32768;  // elements a task
-
-using Prepare = KernelRun (*)(const KernelSpec&);
-
-// Calls make.operator()<T>() for the T among those listed that is `dtype`.
-template <typename... T, typename Make> KernelRun for_type(Types<T...>, DType dtype, Make&& make) {
-  KernelRun run;
-  const bool found = ((dtype == dtype_of<T>() && (run = make.template operator()<T>(), true)) || ...);
-  if (!found) throw error(ErrorCode::unsupported, "there is no kernel for elements of type {}; cast them to float32", to_string(dtype));
-  return run;
-}
 
 template <typename F> F make_functor(const Attributes& attributes) {
   if constexpr (std::is_constructible_v<F, const Attributes&>)
@@ -62,19 +50,19 @@ template <int flops_per_element> Cost elementwise_cost(const KernelSpec& spec) {
 
 template <typename F, typename T, typename R> void unary_loop(F f, const T* x, R* y, int64_t n) {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) y[i] = f.value(x[i]);
+  for (int64_t i = 0; i < n; ++i) y[i] = store<R>(f.value(load(x[i])));
 }
 
 template <typename F, typename T> void slope_loop(F f, const T* dy, const T* x, T* dx, int64_t n) {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) dx[i] = dy[i] * f.slope(x[i]);
+  for (int64_t i = 0; i < n; ++i) dx[i] = store<T>(load(dy[i]) * f.slope(load(x[i])));
 }
 
 // A stride is 1 or 0 (one element for the whole row), known at compile time.
 template <int stride_a, int stride_b, typename F, typename T, typename R> void binary_loop(F f, const T* a, const T* b, R* y, int64_t n) {
   const T a0 = *a, b0 = *b;
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) y[i] = f.value(stride_a ? a[i] : a0, stride_b ? b[i] : b0);
+  for (int64_t i = 0; i < n; ++i) y[i] = store<R>(f.value(load(stride_a ? a[i] : a0), load(stride_b ? b[i] : b0)));
 }
 
 // --- broadcasting ---------------------------------------------------------------------------------------------------------------------
@@ -108,11 +96,11 @@ void run_binary(const F& f, const StridedLoop<2>& loop, const T* a, const T* b, 
 #ifdef __CUDACC__
 template <typename F, typename T, typename R> __global__ void unary_kernel(F f, const T* x, R* y, int64_t n) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i < n) y[i] = f.value(x[i]);
+  if (i < n) y[i] = store<R>(f.value(load(x[i])));
 }
 template <typename F, typename T> __global__ void slope_kernel(F f, const T* dy, const T* x, T* dx, int64_t n) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i < n) dx[i] = dy[i] * f.slope(x[i]);
+  if (i < n) dx[i] = store<T>(load(dy[i]) * f.slope(load(x[i])));
 }
 template <typename F, typename T, typename R> __global__ void binary_kernel(F f, StridedLoop<2> loop, const T* a, const T* b, R* y) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -124,7 +112,7 @@ template <typename F, typename T, typename R> __global__ void binary_kernel(F f,
     at_a += index * loop.strides[axis][0];
     at_b += index * loop.strides[axis][1];
   }
-  y[i] = f.value(a[at_a], b[at_b]);
+  y[i] = store<R>(f.value(load(a[at_a]), load(b[at_b])));
 }
 // Naming a kernel makes nvcc compile it, though nothing in this file launches it.
 #define ORT_TRAIN_CUDA_KERNEL(...) [[maybe_unused]] const auto cuda_kernel = &__VA_ARGS__
@@ -132,18 +120,22 @@ template <typename F, typename T, typename R> __global__ void binary_kernel(F f,
 #define ORT_TRAIN_CUDA_KERNEL(...) static_cast<void>(0)
 #endif
 
-// --- kernels for OpDefs ---------------------------------------------------------------------------------------------------------------
+// --- kernels ------------------------------------------------------------------------------------------------------------------------
 
-// y = F(x). The result's type is what `value` returns (bool for predicates).
+// What a functor makes of elements of T: bool for predicates, else T.
+template <typename T, typename Value> using ResultOf = std::conditional_t<std::is_same_v<Value, Compute<T>>, T, Value>;
+
+// y = F(x).
 template <typename F, typename Supported = Floats> KernelRun unary(const KernelSpec& spec) {
   return for_type(Supported{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     const F f = make_functor<F>(spec.attributes);
-    using R = decltype(f.value(T{}));
+    using R = ResultOf<T, decltype(f.value(Compute<T>{}))>;
     ORT_TRAIN_CUDA_KERNEL(unary_kernel<F, T, R>);
     return [f, n = element_count(spec.outputs[0].shape)](const KernelArgs& args) {
       const T* x = args.in<T>(0);
       R* y = args.out<R>(0);
-      args.workers.parallel_blocks(n, kElementBlock, [&](int64_t begin, int64_t end) { unary_loop(f, x + begin, y + begin, end - begin); });
+      args.workers().parallel_blocks(n, kElementBlock,
+                                     [&](int64_t begin, int64_t end) { unary_loop(f, x + begin, y + begin, end - begin); });
     };
   });
 }
@@ -156,8 +148,8 @@ template <typename F, typename Supported = Floats> KernelRun unary_slope(const K
     return [f, n = element_count(spec.outputs[0].shape)](const KernelArgs& args) {
       const T *dy = args.in<T>(0), *x = args.in<T>(1);
       T* dx = args.out<T>(0);
-      args.workers.parallel_blocks(n, kElementBlock,
-                                   [&](int64_t begin, int64_t end) { slope_loop(f, dy + begin, x + begin, dx + begin, end - begin); });
+      args.workers().parallel_blocks(n, kElementBlock,
+                                     [&](int64_t begin, int64_t end) { slope_loop(f, dy + begin, x + begin, dx + begin, end - begin); });
     };
   });
 }
@@ -166,24 +158,27 @@ template <typename F, typename Supported = Floats> KernelRun unary_slope(const K
 template <typename F, typename Supported = Floats> KernelRun binary(const KernelSpec& spec) {
   return for_type(Supported{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     const F f = make_functor<F>(spec.attributes);
-    using R = decltype(f.value(T{}, T{}));
+    using R = ResultOf<T, decltype(f.value(Compute<T>{}, Compute<T>{}))>;
     ORT_TRAIN_CUDA_KERNEL(binary_kernel<F, T, R>);
     return [f, loop = broadcast_loop(spec.inputs[0].shape, spec.inputs[1].shape, spec.outputs[0].shape)](const KernelArgs& args) {
-      run_binary(f, loop, args.in<T>(0), args.in<T>(1), args.out<R>(0), args.workers);
+      run_binary(f, loop, args.in<T>(0), args.in<T>(1), args.out<R>(0), args.workers());
     };
   });
 }
 
-// --- OpDefs -----------------------------------------------------------------------------------------------------------------------------
+// --- definitions -----------------------------------------------------------------------------------------------------------------------
 
-// The helper "NAMEGrad"(dy, x) -> dx of a unary op.
-inline OpDef slope_op(std::string_view name, Prepare cpu, Cost (*cost)(const KernelSpec&)) {
-  return {.name = name,
-          .infer = infer_same_as_input,
-          .no_gradient = kNoSecondDerivative,
-          .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
-          .cost = cost,
-          .kernel = {.cpu = cpu}};
+// The helper "NAMEGrad"(dy, x) -> dx of a unary op, and its kernel.
+constexpr OpDef slope_op(std::string_view name) { return {.name = name, .infer = infer_same_as_input, .no_gradient = kNoSecondDerivative}; }
+constexpr Kernel slope_kernel(Prepare prepare, Cost (*cost)(const KernelSpec&), DTypes types = kFloating) {
+  return {.types = types, .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}}, .cost = cost, .prepare = prepare};
+}
+// Where the output may overwrite either of two inputs.
+inline constexpr List<Alias, 4> kOverEither{{.output = 0, .input = 0}, {.output = 0, .input = 1}};
+
+// The kernel of an op whose only output may overwrite its only input.
+constexpr Kernel unary_kernel_of(Prepare prepare, Cost (*cost)(const KernelSpec&), DTypes types = kFloating) {
+  return {.types = types, .in_place = {{.output = 0, .input = 0}}, .cost = cost, .prepare = prepare};
 }
 
 // dx = NAMEGrad(dy, x), with the node's attributes.

@@ -4,10 +4,9 @@
 
 namespace ort_train {
 
-KernelSpec make_spec(const Graph& graph, const Node& node, int threads) {
+KernelSpec make_spec(const Graph& graph, const Node& node) {
   KernelSpec spec;
   spec.attributes = node.attributes;
-  spec.threads = threads;
   for (ValueId input : node.inputs) {
     spec.present.push_back(input != kNone);
     spec.inputs.push_back(input == kNone ? TensorType{} : graph.value(input).type());
@@ -21,7 +20,6 @@ std::vector<Tensor> evaluate(const OpDef& op, const Attributes& attributes, cons
                              Workers& workers) {
   KernelSpec spec;
   spec.attributes = attributes;
-  spec.threads = workers.threads();
   InferContext context{.attributes = attributes, .inputs = {}, .constants = inputs, .outputs = outputs};
   for (const Tensor* input : inputs) {
     spec.present.push_back(input != nullptr);
@@ -30,8 +28,8 @@ std::vector<Tensor> evaluate(const OpDef& op, const Attributes& attributes, cons
   }
   for (size_t i = 0; i < inputs.size(); ++i) context.inputs.push_back(inputs[i] ? &spec.inputs[i] : nullptr);
   spec.outputs = op.infer(context);
-  if (!op.kernel.cpu) throw error(ErrorCode::unsupported, "the op {} has no CPU kernel", op.name);
-  const KernelRun run = op.kernel.cpu(spec);
+  const Kernel& kernel = cpu_kernels().at(op, spec);
+  const KernelRun run = prepare(kernel, spec);
 
   std::vector<Tensor> results;
   for (const TensorType& type : spec.outputs) results.emplace_back(type.dtype, type.shape);
@@ -45,24 +43,27 @@ std::vector<Tensor> evaluate(const OpDef& op, const Attributes& attributes, cons
   }
   std::vector<void*> out;
   for (Tensor& result : results) out.push_back(result.bytes.data());
-  std::vector<std::byte> workspace(op.kernel.workspace ? static_cast<size_t>(op.kernel.workspace(spec)) + 64 : 64);
+  std::vector<std::byte> workspace(static_cast<size_t>(workspace_bytes(kernel, spec, workers.threads())) + 64);
   auto* aligned = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(workspace.data()) + 63) & ~uintptr_t{63});
-  run({.inputs = in, .outputs = out, .workspace = aligned, .workers = workers});
+  DataError wrong;
+  run({.inputs = in, .outputs = out, .workspace = aligned, .queue = &workers, .error = &wrong});
+  wrong.check();
   return results;
 }
 
 Folder make_folder(Workers& workers, const FoldingLimits& limits) {
   return [&workers, limits, left = limits](const Graph& graph, const Node& node) mutable -> std::vector<Tensor> {
     const OpDef& op = *node.op;
-    if (!op.kernel.cpu) return {};
-    KernelSpec spec = make_spec(graph, node, workers.threads());
+    KernelSpec spec = make_spec(graph, node);
     spec.outputs = infer_types(graph, op, node.inputs, node.attributes, node.outputs.size(), node.name);
+    if (!cpu_kernels().refusal(op, spec).empty()) return {};
+    const Kernel& kernel = cpu_kernels().at(op, spec);
     int64_t bytes = 0;
     for (const TensorType& type : spec.outputs) bytes += type.bytes();
     if (bytes > std::min(limits.node_bytes, left.bytes)) return {};
-    const Cost cost = op.cost ? op.cost(spec) : Cost{};
+    const Cost cost = kernel.cost ? kernel.cost(spec) : Cost{};
     const double work = cost.flops + cost.bytes;
-    if (work > left.work || (op.kernel.workspace && op.kernel.workspace(spec) > limits.node_bytes)) return {};
+    if (work > left.work || workspace_bytes(kernel, spec, workers.threads()) > limits.node_bytes) return {};
     left.bytes -= bytes;
     left.work -= work;
     std::vector<const Tensor*> inputs;

@@ -7,7 +7,7 @@
 #include <new>
 #include <utility>
 
-#include "exec/kernel_table.h"
+#include "exec/kernel_specs.h"
 #include "graph/op_def.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -101,6 +101,7 @@ struct Executor::Impl {
   std::byte* data = nullptr;
   Disk* disk = nullptr;
   int64_t measured = 0;
+  DataError wrong;       // of the kernel that runs
   bool waiting = false;  // the last entry left gradients for an update that isn't made yet
   std::vector<RunTimes> times;
   std::vector<std::vector<int32_t>> unwaited;  // copies that only the entry's end waits for
@@ -108,7 +109,7 @@ struct Executor::Impl {
   Impl(const Program& p, std::vector<const Graph*> g, Workers& w) : program(p), graphs(std::move(g)), workers(w) {
     require(graphs.size() == program.entries.size(), "an executor needs a graph for each entry point");
     require(workers.threads() <= program.threads, "the program's workspaces are for fewer threads than there are workers");
-    KernelTable table;
+    KernelSpecs specs(cpu_kernels(), program.threads);
     std::vector<std::vector<size_t>> numbers;  // of the kernels, by entry and instruction
     for (size_t e = 0; e < graphs.size(); ++e) {
       numbers.emplace_back();
@@ -117,9 +118,7 @@ struct Executor::Impl {
           numbers[e].push_back(0);
           continue;
         }
-        const Node& node = graphs[e]->node(instruction.node);
-        const size_t number = table.add(*node.op, make_spec(*graphs[e], node, program.threads));
-        if (number == kernels.size()) kernels.push_back(prepare(*graphs[e], instruction.node, table.spec(number)));
+        const size_t number = add(specs, *graphs[e], instruction.node);
         numbers[e].push_back(number);
       }
     }
@@ -134,13 +133,15 @@ struct Executor::Impl {
     return instruction.action == Action::compute && !is_view(graph.node(instruction.node), instruction);
   }
 
-  static KernelRun prepare(const Graph& graph, NodeId node, const KernelSpec& spec) {
-    if (!graph.node(node).op->kernel.cpu)
-      throw error(ErrorCode::unsupported, "[{}] can't be run: its op has no kernel", describe(graph, node));
+  // The number of the node's kernel, which is prepared if it is a new one.
+  size_t add(KernelSpecs& specs, const Graph& graph, NodeId id) {
+    const Node& node = graph.node(id);
     try {
-      return graph.node(node).op->kernel.cpu(spec);
+      const size_t number = specs.add(*node.op, make_spec(graph, node));
+      if (number == kernels.size()) kernels.push_back(prepare(specs.kernel(number), specs.spec(number)));
+      return number;
     } catch (...) {
-      rethrow_named(graph, node);
+      rethrow_named(graph, id);
     }
   }
 
@@ -224,7 +225,8 @@ struct Executor::Impl {
       } else if (step.kernel) {
         fence.open(*step.instruction);
         try {
-          (*step.kernel)({.inputs = step.inputs, .outputs = step.outputs, .workspace = step.workspace, .workers = workers});
+          (*step.kernel)({.inputs = step.inputs, .outputs = step.outputs, .workspace = step.workspace, .queue = &workers, .error = &wrong});
+          wrong.check();
         } catch (...) {
           rethrow_named(*graphs[entry], step.instruction->node);
         }

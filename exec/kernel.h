@@ -1,13 +1,20 @@
-// The contract between an op and a device: a kernel is prepared once from a KernelSpec, then run with views, workspace and workers.
+// Kernel: how an op runs on one kind of device. What the op means is its OpDef (graph/op_def.h).
 //
-// Running never allocates and never throws for reasons of data shape: everything is checked and chosen when the kernel is prepared.
-// A prepared kernel may be run by one thread at a time.
+// A kernel is prepared once from a KernelSpec, then run with views, workspace and the device's queue. Running never allocates and never
+// throws: everything about shapes and types is checked and chosen when the kernel is prepared, and what is wrong with the data (an index
+// outside its axis) goes to a DataError, which is looked at where the device is waited for. A prepared kernel may be run by one thread at a
+// time.
 
 #pragma once
 
+#include <functional>
 #include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
 #include <vector>
 
+#include "exec/data_error.h"
 #include "exec/workers.h"
 #include "graph/op_def.h"
 
@@ -24,13 +31,13 @@
 
 namespace ort_train {
 
+// What a kernel is chosen by. Nothing of the machine is in it, so neither threads nor budgets show in a result.
 struct KernelSpec {
   Attributes attributes;
   std::vector<TensorType> inputs;  // dtype float32, shape {} where absent: ask has()
   std::vector<bool> present;       // inputs that are there
   std::vector<TensorType> outputs;
   std::vector<const Tensor*> constants;  // of host_inputs; null else
-  int threads = 1;                       // for workspaces per worker; never for choices that touch results
 
   bool has(size_t i) const { return i < present.size() && present[i]; }
 };
@@ -38,17 +45,72 @@ struct KernelSpec {
 struct KernelArgs {
   std::span<const void* const> inputs;  // null where absent
   std::span<void* const> outputs;       // null where absent
-  std::byte* workspace = nullptr;       // 64-byte aligned, as many bytes as Kernel::workspace said
-  Workers& workers;
+  std::byte* workspace = nullptr;       // 64-byte aligned, as many bytes as workspace_bytes() said
+  void* queue = nullptr;                // of the device: a CPU's Workers
+  DataError* error = nullptr;           // where the device can write it
 
   template <typename T> const T* in(size_t i) const { return static_cast<const T*>(inputs[i]); }
   template <typename T> T* out(size_t i) const { return static_cast<T*>(outputs[i]); }
+  Workers& workers() const { return *static_cast<Workers*>(queue); }
 };
 
-// The spec of a node in its graph.
-KernelSpec make_spec(const Graph& graph, const Node& node, int threads);
+using KernelRun = std::function<void(const KernelArgs&)>;
 
-// Runs one node on constants, with ordinary memory: for folding and for tests. Throws where the op has no kernel.
+struct Cost {
+  double flops = 0;
+  double bytes = 0;  // read and written
+};
+
+// Bytes that a kernel needs while it runs.
+struct Workspace {
+  int64_t shared = 0;
+  int64_t each = 0;  // for each worker, behind it
+};
+
+inline constexpr int kResult = -1;  // Kernel::typed: the first output
+
+// A constant, as an OpDef is.
+struct Kernel {
+  DTypes types{};                  // of the elements of input `typed` (kResult: of the first output) that it takes
+  int typed = 0;                   //
+  bool halves_by_float32 = false;  // takes float16 and bfloat16, too, by way of float32 copies in its workspace
+  List<Alias, 4> in_place{};       // output may overwrite input
+  Cost (*cost)(const KernelSpec&) = nullptr;
+  double (*efficiency)(const KernelSpec&, int workers) = nullptr;  // of the rate of large products, that its products reach; null: none
+  Workspace (*workspace)(const KernelSpec&) = nullptr;             // null: none
+  // Chooses tiles, creates library primitives: everything slow. A fixed function of the spec; never of the budget.
+  KernelRun (*prepare)(const KernelSpec&) = nullptr;
+};
+
+// The kernels of one kind of device. Constant once made.
+class KernelTable {
+ public:
+  // By op, as all_ops() has them; null where the device has none.
+  KernelTable(std::string_view device, const Kernel* const* kernels);
+
+  std::string_view device() const { return device_; }
+  const Kernel* find(const OpDef& op) const;  // null where there is none
+  // Why the device can't run the op on this spec; empty where it can.
+  std::string refusal(const OpDef& op, const KernelSpec& spec) const;
+  // Throws Error(unsupported) with the refusal.
+  const Kernel& at(const OpDef& op, const KernelSpec& spec) const;
+
+ private:
+  std::string_view device_;
+  std::unordered_map<const OpDef*, const Kernel*> kernels_;
+};
+
+// That of this processor, by its instruction set.
+const KernelTable& cpu_kernels();
+
+// A kernel on a spec that it takes (KernelTable::at).
+KernelRun prepare(const Kernel& kernel, const KernelSpec& spec);
+int64_t workspace_bytes(const Kernel& kernel, const KernelSpec& spec, int workers);
+
+// The spec of a node in its graph.
+KernelSpec make_spec(const Graph& graph, const Node& node);
+
+// Runs one node on constants, with ordinary memory: for folding and for tests. Throws where there is no kernel, or data is wrong.
 std::vector<Tensor> evaluate(const OpDef& op, const Attributes& attributes, const std::vector<const Tensor*>& inputs, size_t outputs,
                              Workers& workers);
 // What folding may take: of one node and of all together. Files say how much there is to fold, so it has an end.

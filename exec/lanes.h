@@ -1,56 +1,73 @@
-// Sums over a row in a fixed order: element i goes to lane i mod 32, each lane adds upwards, the lanes are added as a tree. So a sum's bits
-// depend on neither alignment, vector width nor threads, and the compiler keeps the lanes in vector registers.
+// Sums over a row in a fixed order: each element goes to one of 32 lanes by its number, each lane adds upwards, the lanes are added as a
+// tree. So a sum's bits depend on neither alignment, vector width nor threads.
+//
+//   elements of 4 bytes and more   lane i mod 32: the compiler keeps the lanes in vector registers
+//   float16, bfloat16              lane (i / 8) mod 32: a lane takes 8 neighbours, the 16 bytes that a GPU's thread loads at once
+//
+// T is the type in which the row is stored; sums are of Compute<T>.
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "exec/kernel.h"
+#include "graph/half.h"
 
 ORT_TRAIN_OPS_BEGIN
 
 inline constexpr int kLanes = 32;
 
+// visit(lane, i) for each element of a row, in the order in which each lane takes them.
+template <typename T, typename Visit> __attribute__((always_inline)) inline void each_in_lanes(int64_t n, const Visit& visit) {
+  if constexpr (sizeof(T) == 2) {
+    for (int64_t i = 0; i < n; ++i) visit(static_cast<int>(i / 8 % kLanes), i);
+  } else {
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+      for (int l = 0; l < kLanes; ++l) visit(l, i + l);
+    }
+    for (int l = 0; i + l < n; ++l) visit(l, i + l);
+  }
+}
+
+// The lanes joined as a tree: what stands half as far on is taken in, down to one.
+template <typename V, int lanes, typename Join> __attribute__((always_inline)) inline V join_lanes(V (&values)[lanes], const Join& join) {
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    for (int l = 0; l < half; ++l) values[l] = join(values[l], values[l + half]);
+  }
+  return values[0];
+}
+
 // step(lane, i) returns the lane with element i taken in; join(a, b) that of two lanes. Each lane begins as `start`.
 template <typename T, typename Step, typename Join>
-__attribute__((always_inline)) inline T fold_row(int64_t n, T start, const Step& step, const Join& join) {
-  T lanes[kLanes];
+__attribute__((always_inline)) inline Compute<T> fold_row(int64_t n, Compute<T> start, const Step& step, const Join& join) {
+  Compute<T> lanes[kLanes];
   for (int l = 0; l < kLanes; ++l) lanes[l] = start;
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int l = 0; l < kLanes; ++l) lanes[l] = step(lanes[l], i + l);
-  }
-  for (int l = 0; i + l < n; ++l) lanes[l] = step(lanes[l], i + l);
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int l = 0; l < half; ++l) lanes[l] = join(lanes[l], lanes[l + half]);
-  }
-  return lanes[0];
+  each_in_lanes<T>(
+      n, [&](int l, int64_t i) __attribute__((always_inline)) { lanes[l] = step(lanes[l], i); });
+  return join_lanes(lanes, join);
 }
 
 // step(sum, i) returns the sum with element i added.
-template <typename T, typename Step> __attribute__((always_inline)) inline T sum_row(int64_t n, const Step& step) {
-  return fold_row(n, T(0), step, [](T a, T b) { return a + b; });
+template <typename T, typename Step> __attribute__((always_inline)) inline Compute<T> sum_row(int64_t n, const Step& step) {
+  return fold_row<T>(n, Compute<T>(0), step, [](Compute<T> a, Compute<T> b) { return a + b; });
 }
 
 template <typename T> struct TwoSums { T first, second; };
 // Two sums in one reading: step(first, second, i) adds element i to both.
-template <typename T, typename Step> __attribute__((always_inline)) inline TwoSums<T> sum_row_twice(int64_t n, const Step& step) {
-  T first[kLanes] = {}, second[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int l = 0; l < kLanes; ++l) step(first[l], second[l], i + l);
-  }
-  for (int l = 0; i + l < n; ++l) step(first[l], second[l], i + l);
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int l = 0; l < half; ++l) first[l] += first[l + half], second[l] += second[l + half];
-  }
-  return {first[0], second[0]};
+template <typename T, typename Step> __attribute__((always_inline)) inline TwoSums<Compute<T>> sum_row_twice(int64_t n, const Step& step) {
+  Compute<T> first[kLanes] = {}, second[kLanes] = {};
+  each_in_lanes<T>(
+      n, [&](int l, int64_t i) __attribute__((always_inline)) { step(first[l], second[l], i); });
+  const auto add = [](Compute<T> a, Compute<T> b) { return a + b; };
+  return {join_lanes(first, add), join_lanes(second, add)};
 }
 
-template <typename T> __attribute__((always_inline)) inline T max_row(const T* x, int64_t n) {
-  const auto larger = [](T a, T b) { return a > b ? a : b; };
-  return fold_row(
-      n, x[0], [&](T lane, int64_t i) { return larger(lane, x[i]); }, larger);
+template <typename T> __attribute__((always_inline)) inline Compute<T> max_row(const T* x, int64_t n) {
+  const auto larger = [](Compute<T> a, Compute<T> b) { return a > b ? a : b; };
+  return fold_row<T>(
+      n, load(x[0]), [&](Compute<T> lane, int64_t i) { return larger(lane, load(x[i])); }, larger);
 }
 
 ORT_TRAIN_OPS_END

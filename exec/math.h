@@ -13,13 +13,7 @@
 #include <cstring>
 
 #include "exec/kernel.h"
-
-// Marks functions that run on both devices. Functors must be inlined into their loop, else it can't be vectorised.
-#ifdef __CUDACC__
-#define HOST_DEVICE __host__ __device__
-#else
-#define HOST_DEVICE __attribute__((always_inline))
-#endif
+#include "graph/half.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace math {

@@ -30,7 +30,7 @@ inline RowLayout row_layout(const Attributes& attributes, const Shape& shape) {
   return layout;
 }
 
-// (x, scale, bias?) -> y like x, then `statistics` outputs of one number a row.
+// (x, scale, bias?) -> y like x, then `statistics` outputs of one number a row, float32 or wider.
 inline std::vector<TensorType> infer_normalization(const InferContext& context, size_t statistics) {
   const TensorType& x = context.input(0);
   const int64_t axis = normalized_axis(context.attributes, x.shape);
@@ -42,8 +42,16 @@ inline std::vector<TensorType> infer_normalization(const InferContext& context, 
     }
   }
   std::vector<TensorType> types(1 + statistics, x);
-  for (size_t i = 1; i < types.size(); ++i) std::fill(types[i].shape.begin() + axis, types[i].shape.end(), 1);
+  for (size_t i = 1; i < types.size(); ++i) {
+    types[i].dtype = compute_type(x.dtype);
+    std::fill(types[i].shape.begin() + axis, types[i].shape.end(), 1);
+  }
   return types;
+}
+
+// The value as elements of that type: itself, or a Cast of it.
+inline ValueId cast_to(Builder& builder, ValueId value, DType to) {
+  return builder.dtype(value) == to ? value : builder.emit("Cast", {value}, {{"to", static_cast<int64_t>(to)}});
 }
 
 // (dy, x, scale, ...) -> dx, and the gradients of scale and bias where wanted.
@@ -89,11 +97,11 @@ inline std::vector<ValueId> emit_normalization(Lowering& l, std::string_view op,
 
 // Bytes for `sums` partial sums of n elements a block.
 inline int64_t partial_bytes(const RowLayout& layout, DType dtype, int64_t sums) {
-  return layout.blocks() * sums * layout.n * size_of(dtype);
+  return layout.blocks() * sums * bytes_of(compute_type(dtype), layout.n);
 }
 
 // outputs[s][j] = the sum over blocks of partial[block][s][j]; an output that is null is left out.
-template <typename T> void add_partials(const RowLayout& layout, const T* partial, int sums, T* const* outputs, Workers& workers) {
+template <typename T> void add_partials(const RowLayout& layout, const Compute<T>* partial, int sums, T* const* outputs, Workers& workers) {
   constexpr int64_t kColumns = 64;
   workers.parallel_blocks(layout.n, kColumns * 8, [&](int64_t begin, int64_t end) {
     for (int s = 0; s < sums; ++s) {
@@ -102,10 +110,10 @@ template <typename T> void add_partials(const RowLayout& layout, const T* partia
         const int64_t width = std::min(kColumns, end - first);
         double total[kColumns] = {};
         for (int64_t block = 0; block < layout.blocks(); ++block) {
-          const T* from = partial + (block * sums + s) * layout.n + first;
+          const Compute<T>* from = partial + (block * sums + s) * layout.n + first;
           for (int64_t j = 0; j < width; ++j) total[j] += from[j];
         }
-        for (int64_t j = 0; j < width; ++j) outputs[s][first + j] = static_cast<T>(total[j]);
+        for (int64_t j = 0; j < width; ++j) outputs[s][first + j] = store<T>(static_cast<Compute<T>>(total[j]));
       }
     }
   });

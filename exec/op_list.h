@@ -1,189 +1,60 @@
-// The explicit list of all ops: one declaration a line here, one line in the table of op_list.cpp, grouped by file under exec/ops.
+// The list of all ops, once, grouped by file under exec/ops. Each name NAME stands for its meaning kNAME (an OpDef) and its kernel on the
+// CPU kNAMEKernel (a Kernel).
+//
+// Op files are compiled once per instruction set. One of these compilations defines the meanings (ORT_TRAIN_MEANINGS); in the others they
+// are constants that nothing uses, and are left out by the compiler.
 
 #pragma once
 
-#include <vector>
-
 #include "exec/kernel.h"
+
+// clang-format off
+#define ORT_TRAIN_EACH_OP(op) \
+  /* reshape.cpp, transpose.cpp */ op(Reshape) op(Transpose) \
+  /* concat_split.cpp */ op(Concat) op(Split) \
+  /* slice_pad.cpp */ op(Slice) op(SliceGrad) op(Pad) op(PadGrad) \
+  /* expand_tile.cpp */ op(Expand) op(Tile) \
+  /* gather.cpp */ op(Gather) op(GatherPart) op(GatherGrad) op(GatherElements) op(GatherND) op(GatherNDGrad) \
+  /* scatter.cpp */ op(ScatterElements) op(ScatterElementsReduce) op(ScatterND) op(ScatterNDReduce) \
+  /* pack.cpp */ op(PackMember) op(Pack) \
+  /* generate.cpp */ op(Range) op(ConstantOfShape) op(OneHot) op(NonZero) op(Trilu) op(CumSum) \
+  /* compare.cpp */ op(Equal) op(Greater) op(GreaterOrEqual) op(Less) op(LessOrEqual) op(And) op(Or) op(Xor) op(Not) op(Mod) \
+  /* where_cast.cpp */ op(Where) op(Cast) \
+  /* reduce.cpp */ op(ReduceSum) op(ReduceMean) op(ReduceMax) op(ReduceMin) op(ReduceProd) op(ReduceProdGrad) op(ReduceL2) \
+    op(ReduceSumSquare) \
+  /* arg.cpp */ op(ArgMax) op(ArgMin) op(TopK) \
+  /* arithmetic.cpp */ op(Add) op(Sub) op(Mul) op(Div) op(Min) op(Max) op(MaxSlope) \
+  /* pow.cpp */ op(Pow) op(PowSlope) op(PowExponentSlope) \
+  /* unary.cpp */ op(Neg) op(Abs) op(Sqrt) op(SqrtGrad) op(Reciprocal) op(ReciprocalGrad) op(Exp) op(Log) op(Erf) op(ErfGrad) op(Sign) \
+    op(Floor) op(Ceil) op(Round) op(IsNaN) op(IsInf) \
+  /* trigonometry.cpp */ op(Sin) op(Cos) op(Tan) op(Asin) op(Acos) op(Atan) op(Sinh) op(Cosh) op(Asinh) op(Acosh) op(Atanh) \
+  /* activation.cpp */ op(Tanh) op(TanhGrad) op(Sigmoid) op(SigmoidGrad) op(Relu) op(ReluGrad) op(LeakyRelu) op(LeakyReluGrad) op(Elu) \
+    op(EluGrad) op(Softplus) op(SoftplusGrad) op(HardSigmoid) op(HardSigmoidGrad) op(HardSwish) op(HardSwishGrad) op(Swish) \
+    op(SwishGrad) \
+  /* gelu.cpp */ op(Gelu) op(GeluGrad) \
+  /* clip.cpp */ op(Clip) op(ClipGrad) \
+  /* dropout.cpp */ op(Dropout) \
+  /* softmax.cpp */ op(Softmax) op(SoftmaxGrad) op(LogSoftmax) op(LogSoftmaxGrad) \
+  /* layer_normalization.cpp */ op(LayerNormalization) op(LayerNormalizationGrad) \
+  /* rms_normalization.cpp */ op(RMSNormalization) op(RMSNormalizationGrad) \
+  /* batch_normalization.cpp */ op(BatchNormalization) op(LiveBatchNormalization) op(BatchNormalizationGrad) op(RunningStatistics) \
+  /* conv.cpp, pool.cpp */ op(Conv) op(ConvInputGrad) op(ConvWeightGrad) op(MaxPool) op(MaxPoolGrad) op(AveragePool) op(AveragePoolGrad) \
+  /* matmul.cpp */ op(MatMul) op(MatMulPart) \
+  /* attention.cpp */ op(Attention) op(AttentionGrad) \
+  /* cross_entropy.cpp, mean_squared_error.cpp */ op(SoftmaxCrossEntropy) op(SoftmaxCrossEntropyGrad) op(CountLabels) op(SquaredError) \
+  /* optimizer.cpp */ op(SumSquares) op(GlobalNorm) op(ClipCoefficient) op(AdamW) op(SGD) op(Accumulate) op(Clear) op(Store)
+// clang-format on
 
 ORT_TRAIN_OPS_BEGIN
 
-// reshape.cpp, transpose.cpp
-extern const OpDef kReshape;
-extern const OpDef kTranspose;
-// concat_split.cpp
-extern const OpDef kConcat;
-extern const OpDef kSplit;
-// slice_pad.cpp
-extern const OpDef kSlice;
-extern const OpDef kSliceGrad;
-extern const OpDef kPad;
-extern const OpDef kPadGrad;
-// expand_tile.cpp
-extern const OpDef kExpand;
-extern const OpDef kTile;
-// gather.cpp
-extern const OpDef kGather;
-extern const OpDef kGatherPart;
-extern const OpDef kGatherGrad;
-extern const OpDef kGatherElements;
-extern const OpDef kGatherND;
-extern const OpDef kGatherNDGrad;
-// scatter.cpp
-extern const OpDef kScatterElements;
-extern const OpDef kScatterElementsReduce;
-extern const OpDef kScatterND;
-extern const OpDef kScatterNDReduce;
-// pack.cpp
-extern const OpDef kPackMember;
-extern const OpDef kPack;
-// generate.cpp
-extern const OpDef kRange;
-extern const OpDef kConstantOfShape;
-extern const OpDef kOneHot;
-extern const OpDef kNonZero;
-extern const OpDef kTrilu;
-extern const OpDef kCumSum;
-// compare.cpp
-extern const OpDef kEqual;
-extern const OpDef kGreater;
-extern const OpDef kGreaterOrEqual;
-extern const OpDef kLess;
-extern const OpDef kLessOrEqual;
-extern const OpDef kAnd;
-extern const OpDef kOr;
-extern const OpDef kXor;
-extern const OpDef kNot;
-extern const OpDef kMod;
-// where_cast.cpp
-extern const OpDef kWhere;
-extern const OpDef kCast;
-// reduce.cpp
-extern const OpDef kReduceSum;
-extern const OpDef kReduceMean;
-extern const OpDef kReduceMax;
-extern const OpDef kReduceMin;
-extern const OpDef kReduceProd;
-extern const OpDef kReduceProdGrad;
-extern const OpDef kReduceL2;
-extern const OpDef kReduceSumSquare;
-// arg.cpp
-extern const OpDef kArgMax;
-extern const OpDef kArgMin;
-extern const OpDef kTopK;
-// arithmetic.cpp
-extern const OpDef kAdd;
-extern const OpDef kSub;
-extern const OpDef kMul;
-extern const OpDef kDiv;
-extern const OpDef kMin;
-extern const OpDef kMax;
-extern const OpDef kMaxSlope;
-// pow.cpp
-extern const OpDef kPow;
-extern const OpDef kPowSlope;
-extern const OpDef kPowExponentSlope;
-// unary.cpp
-extern const OpDef kNeg;
-extern const OpDef kAbs;
-extern const OpDef kSqrt;
-extern const OpDef kSqrtGrad;
-extern const OpDef kReciprocal;
-extern const OpDef kReciprocalGrad;
-extern const OpDef kExp;
-extern const OpDef kLog;
-extern const OpDef kErf;
-extern const OpDef kErfGrad;
-extern const OpDef kSign;
-extern const OpDef kFloor;
-extern const OpDef kCeil;
-extern const OpDef kRound;
-extern const OpDef kIsNaN;
-extern const OpDef kIsInf;
-// trigonometry.cpp
-extern const OpDef kSin;
-extern const OpDef kCos;
-extern const OpDef kTan;
-extern const OpDef kAsin;
-extern const OpDef kAcos;
-extern const OpDef kAtan;
-extern const OpDef kSinh;
-extern const OpDef kCosh;
-extern const OpDef kAsinh;
-extern const OpDef kAcosh;
-extern const OpDef kAtanh;
-// activation.cpp
-extern const OpDef kTanh;
-extern const OpDef kTanhGrad;
-extern const OpDef kSigmoid;
-extern const OpDef kSigmoidGrad;
-extern const OpDef kRelu;
-extern const OpDef kReluGrad;
-extern const OpDef kLeakyRelu;
-extern const OpDef kLeakyReluGrad;
-extern const OpDef kElu;
-extern const OpDef kEluGrad;
-extern const OpDef kSoftplus;
-extern const OpDef kSoftplusGrad;
-extern const OpDef kHardSigmoid;
-extern const OpDef kHardSigmoidGrad;
-extern const OpDef kHardSwish;
-extern const OpDef kHardSwishGrad;
-extern const OpDef kSwish;
-extern const OpDef kSwishGrad;
-// gelu.cpp
-extern const OpDef kGelu;
-extern const OpDef kGeluGrad;
-// clip.cpp
-extern const OpDef kClip;
-extern const OpDef kClipGrad;
-// dropout.cpp
-extern const OpDef kDropout;
-// softmax.cpp
-extern const OpDef kSoftmax;
-extern const OpDef kSoftmaxGrad;
-extern const OpDef kLogSoftmax;
-extern const OpDef kLogSoftmaxGrad;
-// layer_normalization.cpp
-extern const OpDef kLayerNormalization;
-extern const OpDef kLayerNormalizationGrad;
-// rms_normalization.cpp
-extern const OpDef kRMSNormalization;
-extern const OpDef kRMSNormalizationGrad;
-// batch_normalization.cpp
-extern const OpDef kBatchNormalization;
-extern const OpDef kLiveBatchNormalization;
-extern const OpDef kBatchNormalizationGrad;
-extern const OpDef kRunningStatistics;
-// conv.cpp, pool.cpp
-extern const OpDef kConv;
-extern const OpDef kConvInputGrad;
-extern const OpDef kConvWeightGrad;
-extern const OpDef kMaxPool;
-extern const OpDef kMaxPoolGrad;
-extern const OpDef kAveragePool;
-extern const OpDef kAveragePoolGrad;
-// matmul.cpp
-extern const OpDef kMatMul;
-extern const OpDef kMatMulPart;
-// attention.cpp
-extern const OpDef kAttention;
-extern const OpDef kAttentionGrad;
-// cross_entropy.cpp, mean_squared_error.cpp
-extern const OpDef kSoftmaxCrossEntropy;
-extern const OpDef kSoftmaxCrossEntropyGrad;
-extern const OpDef kCountLabels;
-extern const OpDef kSquaredError;
-// optimizer.cpp
-extern const OpDef kSumSquares;
-extern const OpDef kGlobalNorm;
-extern const OpDef kClipCoefficient;
-extern const OpDef kAdamW;
-extern const OpDef kSGD;
-extern const OpDef kAccumulate;
-extern const OpDef kClear;
-extern const OpDef kStore;
-
-const std::vector<const OpDef*>& ops();
+#ifdef ORT_TRAIN_MEANINGS
+#define ORT_TRAIN_DECLARE_OP(name) \
+  extern const OpDef k##name;      \
+  extern const Kernel k##name##Kernel;
+#else
+#define ORT_TRAIN_DECLARE_OP(name) extern const Kernel k##name##Kernel;
+#endif
+ORT_TRAIN_EACH_OP(ORT_TRAIN_DECLARE_OP)
+#undef ORT_TRAIN_DECLARE_OP
 
 ORT_TRAIN_OPS_END

@@ -267,7 +267,7 @@ template <typename Kind, typename T> void run_reduce(const ReducePlan& plan, con
       partials[piece * outputs + output] = total;
   };
   // A unit is one piece of one output, or of a block of columns; short ones share a task.
-  args.workers.parallel_blocks(
+  args.workers().parallel_blocks(
       plan.pieces * plan.kept.count * blocks, per_task(kTaskElements, plan.unit_elements()), [&](int64_t begin, int64_t end) {
         Total totals[ReducePlan::kColumns];
         for (int64_t unit = begin; unit < end; ++unit) {
@@ -291,7 +291,7 @@ template <typename Kind, typename T> void run_reduce(const ReducePlan& plan, con
         }
       });
   if (plan.pieces == 1) return;
-  args.workers.parallel_blocks(outputs, 4096, [&](int64_t begin, int64_t end) {
+  args.workers().parallel_blocks(outputs, 4096, [&](int64_t begin, int64_t end) {
     for (int64_t output = begin; output < end; ++output) {
       Total total = partials[output];
       for (int64_t piece = 1; piece < plan.pieces; ++piece) total = Kind::combine(total, partials[piece * outputs + output]);

@@ -158,20 +158,25 @@ struct IndexTuples {
     row = element_count(Shape(data.begin() + first + length, data.end()));
   }
 
-  template <typename Index> int64_t position(const Index* tuple, const char* op) const {
+  // Of tuple `i` of all; -1, and a report, where it points outside.
+  template <typename Index> int64_t position(const Index* indices, int64_t i, const KernelArgs& args) const {
+    const int64_t length = static_cast<int64_t>(dims.size());
     int64_t at = 0;
-    for (size_t i = 0; i < dims.size(); ++i) at = at * dims[i] + checked_index(tuple[i], dims[i], op);
+    for (int64_t k = 0; k < length; ++k) {
+      const int64_t index = checked_index(indices[i * length + k], dims[static_cast<size_t>(k)], i * length + k, args);
+      if (index < 0) return -1;
+      at = at * dims[static_cast<size_t>(k)] + index;
+    }
     return at;
   }
 
   // Room for the position of every tuple, bytes.
   int64_t positions_bytes() const { return batches * tuples * static_cast<int64_t>(sizeof(int64_t)); }
 
-  // Writes the position of every tuple of every batch.
-  template <typename Index> void positions(Workers& workers, const Index* indices, int64_t* to, const char* op) const {
-    const int64_t length = static_cast<int64_t>(dims.size());
-    workers.parallel_blocks(batches * tuples, kTaskElements, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) to[i] = position(indices + i * length, op);
+  // Writes the position of every tuple of every batch, which are input `input`.
+  template <typename Index> void positions(const KernelArgs& args, size_t input, int64_t* to) const {
+    args.workers().parallel_blocks(batches * tuples, kTaskElements, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) to[i] = position(args.in<Index>(input), i, args);
     });
   }
 };

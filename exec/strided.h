@@ -9,7 +9,7 @@
 #include <array>
 #include <vector>
 
-#include "exec/kernel.h"
+#include "exec/element_types.h"
 
 ORT_TRAIN_OPS_BEGIN
 
@@ -141,39 +141,13 @@ void copy_parallel(Workers& workers, void* out, const void* in, int64_t bytes);
 // Zeros that go past the caches: for what is too large to be found there later.
 void stream_zeros(void* out, int64_t bytes);
 
-// Calls body with a null pointer to an unsigned integer of the size of an element.
-template <typename Body> void with_element_size(int64_t bytes, Body&& body) {
-  switch (bytes) {
-    case 1:
-      body(static_cast<uint8_t*>(nullptr));
-      break;
-    case 2:
-      body(static_cast<uint16_t*>(nullptr));
-      break;
-    case 4:
-      body(static_cast<uint32_t*>(nullptr));
-      break;
-    default:
-      body(static_cast<uint64_t*>(nullptr));
-      break;
-  }
-}
-
-// Reads an index that may count from the end.
-template <typename Index> int64_t checked_index(Index index, int64_t size, const char* op) {
+// An index that may count from the end as a position; -1, and a report, where it is outside the axis.
+template <typename Index> int64_t checked_index(Index index, int64_t size, int64_t position, const KernelArgs& args) {
   const int64_t i = index < 0 ? int64_t{index} + size : int64_t{index};
-  if (static_cast<uint64_t>(i) >= static_cast<uint64_t>(size)) [[unlikely]] {
-    throw error(ErrorCode::data, "{}: index {} is outside an axis of {} elements", op, int64_t{index}, size);
-  }
-  return i;
-}
-
-// Calls body with a null pointer to the type of the elements of an index input.
-template <typename Body> void with_index(DType dtype, Body&& body) {
-  if (dtype == DType::int32)
-    body(static_cast<int32_t*>(nullptr));
-  else
-    body(static_cast<int64_t*>(nullptr));
+  if (static_cast<uint64_t>(i) < static_cast<uint64_t>(size)) [[likely]]
+    return i;
+  args.error->report(DataError::index, index, size, position);
+  return -1;
 }
 
 // The type of an index input.
@@ -195,13 +169,6 @@ inline Cost comparison_cost(const KernelSpec& spec) {
   Cost cost = movement_cost(spec);
   cost.flops = static_cast<double>(element_count(spec.outputs[0].shape));
   return cost;
-}
-
-// Why ops that only gradients use have none of their own.
-inline constexpr std::string_view kNoSecondDerivative = "second derivatives are not trained";
-
-[[noreturn]] inline void no_kernel(std::string_view op, DType dtype) {
-  throw error(ErrorCode::unsupported, "{} has no kernel for {}: cast to float32", op, to_string(dtype));
 }
 
 ORT_TRAIN_OPS_END

@@ -16,7 +16,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "exec/kernel_table.h"
+#include "exec/kernel_specs.h"
 #include "exec/program.h"
 #include "graph/op_def.h"
 
@@ -214,7 +214,7 @@ class AccessMap {
 
 class EntryVerifier {
  public:
-  EntryVerifier(const Program& program, const Entry& entry, const Graph& graph, KernelTable& kernels)
+  EntryVerifier(const Program& program, const Entry& entry, const Graph& graph, KernelSpecs& kernels)
       : program_(program),
         entry_(entry),
         graph_(graph),
@@ -453,7 +453,7 @@ class EntryVerifier {
   }
 
   void check_workspace(const Node& node, const Instruction& instruction) {
-    const int64_t wanted = kernels_.workspace(kernels_.add(*node.op, make_spec(graph_, node, program_.threads)));
+    const int64_t wanted = kernels_.workspace(kernels_.add(*node.op, make_spec(graph_, node)));
     const Place& workspace = instruction.workspace;
     check_place(workspace, wanted, "the workspace");
     if (wanted > 0 && is_persistent(workspace)) fail("the workspace lies over what lives across runs");
@@ -465,7 +465,7 @@ class EntryVerifier {
     }
   }
 
-  static bool declared(const std::vector<Alias>& pairs, size_t output, size_t input) {
+  template <size_t most> static bool declared(const List<Alias, most>& pairs, size_t output, size_t input) {
     return std::any_of(pairs.begin(), pairs.end(),
                        [&](const Alias& a) { return static_cast<size_t>(a.output) == output && static_cast<size_t>(a.input) == input; });
   }
@@ -489,7 +489,7 @@ class EntryVerifier {
       if (!overlap(place, instruction.inputs[j])) continue;
       ++shared;
       const bool view = is_view(node, instruction) && static_cast<size_t>(node.op->alias[0].input) == j;
-      const bool allowed = view || ((changes || declared(node.op->in_place, i, j)) && place == instruction.inputs[j]);
+      const bool allowed = view || ((changes || declared(cpu_kernels().find(*node.op)->in_place, i, j)) && place == instruction.inputs[j]);
       if (!allowed) fail("'{}' lies over the input '{}'", graph_.value(value).name, graph_.value(node.inputs[j]).name);
     }
     if (shared > 1) fail("'{}' lies over more than one input", graph_.value(value).name);
@@ -640,7 +640,7 @@ class EntryVerifier {
   const Program& program_;
   const Entry& entry_;
   const Graph& graph_;
-  KernelTable& kernels_;
+  KernelSpecs& kernels_;
   std::vector<ByteMap> bytes_;  // by space
   std::vector<AccessMap> accesses_;
   std::optional<HappensBefore> before_;
@@ -731,7 +731,7 @@ void verify(const Program& program, const std::vector<const Graph*>& graphs) {
   check_persistents(program);
   check_desks(program);
   check_updates(program);
-  KernelTable kernels;
+  KernelSpecs kernels(cpu_kernels(), program.threads);
   for (size_t i = 0; i < graphs.size(); ++i) EntryVerifier(program, program.entries[i], *graphs[i], kernels).run();
 }
 

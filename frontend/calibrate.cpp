@@ -77,7 +77,7 @@ double element_rate(Workers& workers, int64_t n, double seconds) {
   Arena arena(program.memory().bytes);
   executor.attach(arena);
   const Node& node = graph.node(graph.value(y).producer);
-  return node.op->cost(make_spec(graph, node, workers.threads())).flops / usual(seconds, [&] { executor.run(0); });
+  return cpu_kernels().find(*node.op)->cost(make_spec(graph, node)).flops / usual(seconds, [&] { executor.run(0); });
 }
 
 // c = a + b over so many bytes.

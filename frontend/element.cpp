@@ -9,38 +9,9 @@
 namespace ort_train {
 namespace {
 
-struct Half {
-  uint16_t bits;
-};
-struct BFloat {
-  uint16_t bits;
-};
-
 bool is_float(Element element) {
   return element == Element::float16 || element == Element::bfloat16 || element == Element::float32 || element == Element::float64;
 }
-
-float widen(BFloat value) {
-  const uint32_t bits = uint32_t{value.bits} << 16;
-  float result;
-  std::memcpy(&result, &bits, 4);
-  return result;
-}
-
-float widen(Half value) {
-  const uint32_t sign = uint32_t{value.bits & 0x8000u} << 16, exponent = (value.bits >> 10) & 0x1fu, mantissa = value.bits & 0x3ffu;
-  float result;
-  if (exponent == 0) {
-    result = static_cast<float>(mantissa) * 0x1p-24f;
-    return sign ? -result : result;
-  }
-  const uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | (mantissa << 13);
-  std::memcpy(&result, &bits, 4);
-  return result;
-}
-
-double widen(double value) { return value; }
-float widen(float value) { return value; }
 
 template <typename To, typename From> bool fits(From value) {
   if constexpr (std::is_same_v<To, bool>)
@@ -60,7 +31,7 @@ template <typename From, typename To> int64_t convert_all(const std::byte* from,
     std::memcpy(&value, from + i * static_cast<int64_t>(sizeof(From)), sizeof(From));
     To result;
     if constexpr (floats) {
-      result = static_cast<To>(widen(value));
+      result = static_cast<To>(load(value));
     } else {
       if (!fits<To>(value)) return i;
       result = static_cast<To>(value);
@@ -184,9 +155,9 @@ int64_t convert(Element from, std::span<const std::byte> bytes, DType to, std::s
     case Element::uint64:
       return integers<uint64_t>(bytes.data(), to, result.data(), count);
     case Element::float16:
-      return floats<Half>(bytes.data(), to, result.data(), count);
+      return floats<float16>(bytes.data(), to, result.data(), count);
     case Element::bfloat16:
-      return floats<BFloat>(bytes.data(), to, result.data(), count);
+      return floats<bfloat16>(bytes.data(), to, result.data(), count);
     case Element::float32:
       return floats<float>(bytes.data(), to, result.data(), count);
     case Element::float64:

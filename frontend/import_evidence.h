@@ -47,8 +47,6 @@ struct Verdict {
 using Verdicts = std::vector<std::pair<size_t, Verdict>>;  // of subjects, by index
 using Undecided = std::vector<size_t>;                     // indices of subjects
 
-inline bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
-
 // Whether one of the patterns fits a tensor's name, or one of the names that metadata have of it ("a, b").
 bool names_tensor(const std::vector<std::string>& patterns, const std::string& name, const std::string& originals);
 

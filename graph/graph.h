@@ -49,7 +49,7 @@ struct Value {
   int64_t part_rows = 0;                     // parameters only: so many rows go by themselves (passes/split_weights.h); 0: it is one piece
 
   TensorType type() const { return {dtype, shape}; }
-  int64_t bytes() const { return element_count(shape) * size_of(dtype); }
+  int64_t bytes() const { return bytes_of(dtype, element_count(shape)); }
 };
 
 struct Node {

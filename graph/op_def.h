@@ -1,12 +1,16 @@
-// OpDef: everything the graph, autodiff, the planner and the devices need to know of one op.
+// OpDef: what an op means, once, for every device: everything that the graph, autodiff and the planner need to know of it. How it runs on a
+// device is its Kernel there (exec/kernel.h).
 //
-// An op is one file under exec/ops: one OpDef (and those of its gradient helpers) plus a line in exec/op_list.cpp. An internal op has one
-// meaning whatever the opset: its name and attributes are those of the newest ONNX form where there is one, except that what ONNX passes
-// as a constant input (axes, shapes, pads) is an attribute here. Ops without an ONNX counterpart are written in the domain kOwnDomain.
+// An op is one file under exec/ops: one OpDef (and those of its gradient helpers), its kernels, and its name in exec/op_list.h. An internal
+// op has one meaning whatever the opset: its name and attributes are those of the newest ONNX form where there is one, except that what
+// ONNX passes as a constant input (axes, shapes, pads) is an attribute here. Ops without an ONNX counterpart are written in the domain
+// kOwnDomain.
+//
+// An OpDef is a constant: nothing of it is computed when a program starts.
 
 #pragma once
 
-#include <functional>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,9 +22,26 @@ namespace ort_train {
 
 inline constexpr std::string_view kOwnDomain = "ort_train";
 
-struct KernelSpec;  // exec/kernel.h
-struct KernelArgs;
-using KernelRun = std::function<void(const KernelArgs&)>;
+// A list of at most N, in place.
+template <typename T, size_t N> class List {
+ public:
+  constexpr List() = default;
+  constexpr List(std::initializer_list<T> items) {
+    for (const T& item : items) items_[size_++] = item;  // more than N: doesn't compile
+  }
+  constexpr const T* begin() const { return items_; }
+  constexpr const T* end() const { return items_ + size_; }
+  constexpr size_t size() const { return size_; }
+  constexpr bool empty() const { return size_ == 0; }
+  constexpr const T& operator[](size_t i) const { return items_[i]; }
+
+ private:
+  T items_[N]{};
+  size_t size_ = 0;
+};
+
+// Why ops that only gradients use have none of their own.
+inline constexpr std::string_view kNoSecondDerivative = "second derivatives are not trained";
 
 // What a shape rule sees.
 struct InferContext {
@@ -51,40 +72,25 @@ struct Alias {
   int input = 0;
 };
 
-struct Cost {
-  double flops = 0;
-  double bytes = 0;       // read and written
-  double efficiency = 0;  // of the rate of large matrix products, that its products reach; 0: it has none
-};
-
-struct Kernel {
-  // Chooses tiles, creates library primitives: everything slow. A fixed function of the spec; never of the budget.
-  KernelRun (*cpu)(const KernelSpec&) = nullptr;
-  int64_t (*workspace)(const KernelSpec&) = nullptr;  // bytes; null = none
-};
-
 struct OpDef {
   std::string_view name{};
-  std::vector<OnnxForm> onnx{};
+  List<OnnxForm, 6> onnx{};
   std::vector<TensorType> (*infer)(const InferContext&) = nullptr;
   // Emits the gradient in graph ops. Null with `no_gradient` set, or for ops whose inputs are never differentiable.
   void (*gradient)(const Node&, GradientBuilder&) = nullptr;
   std::string_view no_gradient{};  // why there is none, in words, for `check`
   std::string_view hint{};         // what the user can do about it
 
-  std::vector<Alias> alias{};     // output is a view of input: same bytes from view_offset() on, same element order
-  std::vector<Alias> in_place{};  // output may overwrite input
-  std::vector<Alias> writes{};    // output IS input, changed: optimizer updates, accumulation. Never pure
-  bool overwrites = false;        // what it writes is not read before: the old content may be anything
+  List<Alias, 2> alias{};   // output is a view of input: same bytes from view_offset() on, same element order
+  List<Alias, 4> writes{};  // output IS input, changed: optimizer updates, accumulation. Never pure
+  bool overwrites = false;  // what it writes is not read before: the old content may be anything
   bool random = false;
-  std::vector<int> host_inputs{};  // inputs whose values must be known at compile time
+  List<int, 4> host_inputs{};  // inputs whose values must be known at compile time
 
-  Cost (*cost)(const KernelSpec&) = nullptr;
-  Kernel kernel{};
   int standard = 0;  // a node of this op is valid as ONNX's own op of that name at this opset, unchanged; 0: own domain
 };
 
-// All ops, by name; null where there is none. Defined by exec/ (the ops' kernels are built per instruction set, chosen once).
+// All ops, by name; null where there is none. Defined by exec/.
 const OpDef* find_op(std::string_view name);
 // The same, where the op must exist.
 const OpDef& op_named(std::string_view name);

@@ -9,24 +9,44 @@
 
 namespace ort_train {
 
-int64_t size_of(DType dtype) {
+StorageTraits storage_of(DType dtype) {
   switch (dtype) {
     case DType::float64:
     case DType::int64:
-      return 8;
+      return {1, 8};
     case DType::float32:
     case DType::int32:
-      return 4;
+      return {1, 4};
     case DType::float16:
     case DType::bfloat16:
     case DType::int16:
-      return 2;
+      return {1, 2};
     case DType::int8:
     case DType::uint8:
     case DType::boolean:
-      return 1;
+      return {1, 1};
   }
-  return 0;
+  return {};
+}
+
+int64_t bytes_of(DType dtype, int64_t elements) {
+  const StorageTraits storage = storage_of(dtype);
+  return (elements + storage.block_elements - 1) / storage.block_elements * storage.block_bytes;
+}
+
+int64_t size_of(DType dtype) {
+  const StorageTraits storage = storage_of(dtype);
+  require(storage.block_elements == 1, "the bytes of one element of a type that is stored in blocks");
+  return storage.block_bytes;
+}
+
+std::string to_string(DTypes types) {
+  std::string text;
+  for (DType type : {DType::float32, DType::float64, DType::float16, DType::bfloat16, DType::int64, DType::int32, DType::int16, DType::int8,
+                     DType::uint8, DType::boolean}) {
+    if (types.has(type)) text += (text.empty() ? "" : ", ") + std::string(to_string(type));
+  }
+  return text;
 }
 
 std::string_view to_string(DType dtype) {
@@ -159,7 +179,7 @@ std::string to_string(const TensorType& type) { return fmt::format("{} {}", to_s
 
 Tensor::Tensor(DType dtype_, Shape shape_) : dtype(dtype_), shape(std::move(shape_)) {
   check_type({dtype, shape});
-  bytes.resize(static_cast<size_t>(element_count(shape) * size_of(dtype)));
+  bytes.resize(static_cast<size_t>(bytes_of(dtype, element_count(shape))));
 }
 
 void Tensor::check_dtype(DType wanted) const {
@@ -170,27 +190,10 @@ void Tensor::check_dtype(DType wanted) const {
 
 namespace {
 
-float half_to_float(uint16_t half) {
-  const uint32_t sign = uint32_t{half & 0x8000u} << 16, exponent = (half >> 10) & 0x1f, mantissa = half & 0x3ff;
-  uint32_t bits;
-  if (exponent == 31) {
-    bits = sign | 0x7f800000u | (mantissa << 13);
-  } else if (exponent != 0) {
-    bits = sign | ((exponent + 112) << 23) | (mantissa << 13);
-  } else {
-    const float value = static_cast<float>(mantissa) * 0x1p-24f;
-    std::memcpy(&bits, &value, 4);
-    bits |= sign;
-  }
-  float result;
-  std::memcpy(&result, &bits, 4);
-  return result;
-}
-
 template <typename Result> std::vector<Result> converted(const Tensor& tensor, bool floats_too) {
   std::vector<Result> result(static_cast<size_t>(tensor.size()));
   const auto copy = [&](auto data) {
-    std::transform(data.begin(), data.end(), result.begin(), [](auto v) { return static_cast<Result>(v); });
+    std::transform(data.begin(), data.end(), result.begin(), [](auto v) { return static_cast<Result>(load(v)); });
   };
   switch (tensor.dtype) {
     case DType::int64:
@@ -219,19 +222,10 @@ template <typename Result> std::vector<Result> converted(const Tensor& tensor, b
     copy(tensor.data<float>());
   } else if (tensor.dtype == DType::float64) {
     copy(tensor.data<double>());
+  } else if (tensor.dtype == DType::float16) {
+    copy(tensor.data<float16>());
   } else {
-    for (size_t i = 0; i < result.size(); ++i) {
-      uint16_t bits;
-      std::memcpy(&bits, tensor.bytes.data() + 2 * i, 2);
-      float value;
-      if (tensor.dtype == DType::float16) {
-        value = half_to_float(bits);
-      } else {
-        const uint32_t wide = uint32_t{bits} << 16;
-        std::memcpy(&value, &wide, 4);
-      }
-      result[i] = static_cast<Result>(value);
-    }
+    copy(tensor.data<bfloat16>());
   }
   return result;
 }

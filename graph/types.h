@@ -16,20 +16,55 @@
 #include <utility>
 #include <vector>
 
+#include "graph/half.h"
+
 namespace ort_train {
 
 enum class DType : uint8_t { float32, float64, float16, bfloat16, int64, int32, int16, int8, uint8, boolean };
 
-// Bytes of one element; booleans take one byte.
+// How elements lie in memory: in blocks of so many elements and bytes. A block of a number is the number itself.
+struct StorageTraits {
+  int64_t block_elements = 1;
+  int64_t block_bytes = 0;
+};
+StorageTraits storage_of(DType dtype);
+// Bytes of so many elements: whole blocks.
+int64_t bytes_of(DType dtype, int64_t elements);
+// Bytes of one element, of types whose blocks are single elements; booleans take one byte.
 int64_t size_of(DType dtype);
 // "float32", "int64", "bool" …
 std::string_view to_string(DType dtype);
 bool is_floating(DType dtype);
+// float16 or bfloat16: 16 bits of storage, computed with in float32.
+constexpr bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
+// What arithmetic on elements is done in.
+constexpr DType compute_type(DType dtype) { return is_half(dtype) ? DType::float32 : dtype; }
+
+// A set of element types.
+class DTypes {
+ public:
+  constexpr DTypes() = default;
+  constexpr DTypes(std::initializer_list<DType> types) {
+    for (DType type : types) bits_ |= bit(type);
+  }
+  constexpr bool has(DType type) const { return (bits_ & bit(type)) != 0; }
+  constexpr DTypes operator|(DTypes other) const {
+    other.bits_ |= bits_;
+    return other;
+  }
+
+ private:
+  static constexpr uint32_t bit(DType type) { return uint32_t{1} << static_cast<uint32_t>(type); }
+  uint32_t bits_ = 0;
+};
+std::string to_string(DTypes types);  // "float32, float64"
 
 // DType of a C++ type: dtype_of<float>() == DType::float32. bool is DType::boolean.
 template <typename T> constexpr DType dtype_of();
 template <> constexpr DType dtype_of<float>() { return DType::float32; }
 template <> constexpr DType dtype_of<double>() { return DType::float64; }
+template <> constexpr DType dtype_of<float16>() { return DType::float16; }
+template <> constexpr DType dtype_of<bfloat16>() { return DType::bfloat16; }
 template <> constexpr DType dtype_of<int64_t>() { return DType::int64; }
 template <> constexpr DType dtype_of<int32_t>() { return DType::int32; }
 template <> constexpr DType dtype_of<int16_t>() { return DType::int16; }
@@ -95,7 +130,7 @@ template <typename To, typename From> constexpr To to_integer(From value) {
 struct TensorType {
   DType dtype = DType::float32;
   Shape shape;
-  int64_t bytes() const { return element_count(shape) * size_of(dtype); }
+  int64_t bytes() const { return bytes_of(dtype, element_count(shape)); }
   bool operator==(const TensorType&) const = default;
 };
 std::string to_string(const TensorType& type);  // "float32 [8, 32, 64]"
@@ -109,7 +144,7 @@ std::optional<int64_t> bytes_of(int64_t element_bytes, const Shape& shape);
 struct Tensor {
   DType dtype = DType::float32;
   Shape shape;
-  std::vector<std::byte> bytes;  // element_count(shape) * size_of(dtype)
+  std::vector<std::byte> bytes;  // bytes_of(dtype, element_count(shape))
 
   Tensor() = default;
   Tensor(DType dtype_, Shape shape_);  // zeros

@@ -14,8 +14,12 @@ constexpr double kMovement = 2;     // times as long as arithmetic on as many by
 
 NodeWork work_of(const Graph& graph, const Node& node, int threads, const ComputeRates& rates) {
   Cost cost;
-  if (node.op->cost != nullptr) {
-    cost = node.op->cost(make_spec(graph, node, threads));
+  double efficiency = 0;
+  const Kernel* const kernel = cpu_kernels().find(*node.op);
+  if (kernel && kernel->cost) {
+    const KernelSpec spec = make_spec(graph, node);
+    cost = kernel->cost(spec);
+    if (kernel->efficiency) efficiency = kernel->efficiency(spec, threads);
   } else {
     for (const auto* values : {&node.inputs, &node.outputs}) {
       for (ValueId value : *values) cost.bytes += value == kNone ? 0 : static_cast<double>(graph.value(value).bytes());
@@ -25,7 +29,7 @@ NodeWork work_of(const Graph& graph, const Node& node, int threads, const Comput
   const double start = kDispatch + (threads > 1 ? kWaking : 0);
   const double bytes = cost.bytes / (cost.bytes > kFar ? rates.far_bytes_per_second : rates.bytes_per_second);
   // Products wait for their operands: each tile begins with what isn't there yet, and ends with writing.
-  if (cost.efficiency > 0) return {.flops = cost.flops, .seconds = start + cost.flops / (cost.efficiency * rates.flops) + bytes};
+  if (efficiency > 0) return {.flops = cost.flops, .seconds = start + cost.flops / (efficiency * rates.flops) + bytes};
   return {.flops = cost.flops, .seconds = start + std::max(cost.flops / rates.element_flops, (cost.flops > 0 ? 1 : kMovement) * bytes)};
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <climits>
 
+#include "exec/kernel.h"
 #include "graph/op_def.h"
 
 namespace ort_train {
@@ -22,6 +23,13 @@ ValueId written(const Node& node, size_t output) {
     if (static_cast<size_t>(write.output) == output) return node.inputs[write.input];
   }
   return kNone;
+}
+
+// Where the kernel may write an output over an input.
+const List<Alias, 4>& in_place_of(const OpDef& op) {
+  static const List<Alias, 4> nowhere;
+  const Kernel* const kernel = cpu_kernels().find(op);
+  return kernel ? kernel->in_place : nowhere;
 }
 
 class ModelMaker {
@@ -167,7 +175,7 @@ class ModelMaker {
       const uint32_t c = add_class(output, false, false);
       model_.class_of[output] = c;
       step.defines.push_back(c);
-      for (const Alias& alias : node.op->in_place) {
+      for (const Alias& alias : in_place_of(*node.op)) {
         if (static_cast<size_t>(alias.output) == i && fits_in_place(node, alias))
           step.in_place.emplace_back(c, model_.class_of[node.inputs[alias.input]]);
       }

@@ -14,8 +14,10 @@
 namespace ort_train {
 
 struct Planner::Impl {
+  explicit Impl(const PlanOptions& given) : options(given), kernels(cpu_kernels(), given.threads) {}
+
   PlanOptions options;
-  KernelTable kernels;
+  KernelSpecs kernels;
   PersistentValues persistents;
   std::vector<Draft> drafts;
 
@@ -340,10 +342,9 @@ struct Planner::Impl {
   }
 };
 
-Planner::Planner(const std::vector<PlanEntry>& entries, const PlanOptions& options) : impl_(std::make_unique<Impl>()) {
-  impl_->options = options;
+Planner::Planner(const std::vector<PlanEntry>& entries, const PlanOptions& options) : impl_(std::make_unique<Impl>(options)) {
   for (const PlanEntry& entry : entries) {
-    Draft draft = make_draft(entry, impl_->kernels, options.threads);
+    Draft draft = make_draft(entry, impl_->kernels);
     for (const MemoryClass& c : draft.model.classes) {
       draft.persistent_of_class.push_back(c.persistent ? impl_->persistents.add(entry.name, entry.graph->value(c.root)) : 0);
       if (c.persistent && c.kept) impl_->persistents.keep(draft.persistent_of_class.back());

@@ -83,14 +83,16 @@ size_t PersistentValues::add_constant(const Value& value) {
   return values_.size() - 1;
 }
 
-Draft make_draft(const PlanEntry& entry, KernelTable& kernels, int threads) {
+Draft make_draft(const PlanEntry& entry, KernelSpecs& kernels) {
   Graph& graph = *entry.graph;
   std::vector<int64_t> workspaces;
   for (NodeId id : graph.order()) {
     const Node& node = graph.node(id);
-    if (!node.op->kernel.cpu)
-      throw error(ErrorCode::unsupported, "[{}] can't be run: the op {} has no kernel", describe(graph, id), node.op->name);
-    workspaces.push_back(kernels.workspace(kernels.add(*node.op, make_spec(graph, node, threads))));
+    try {
+      workspaces.push_back(kernels.workspace(kernels.add(*node.op, make_spec(graph, node))));
+    } catch (const Error& e) {
+      throw error(e.code(), "[{}] {}", describe(graph, id), e.what());
+    }
   }
   std::vector<ValueId> keep = graph.outputs;
   keep.insert(keep.end(), entry.keep.begin(), entry.keep.end());

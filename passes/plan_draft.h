@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "exec/kernel_table.h"
+#include "exec/kernel_specs.h"
 #include "passes/memory_model.h"
 #include "passes/plan.h"
 
@@ -57,7 +57,7 @@ struct Draft {
 };
 
 // Gives the graph its planned order.
-Draft make_draft(const PlanEntry& entry, KernelTable& kernels, int threads);
+Draft make_draft(const PlanEntry& entry, KernelSpecs& kernels);
 
 // Values by class, in the order in which they come to be.
 std::vector<std::vector<ValueId>> values_by_class(const Graph& graph, const MemoryModel& model);

@@ -176,25 +176,21 @@ TEST(Executor, MeasuresEachInstruction) {
 }
 
 TEST(Executor, KernelErrorsNameTheirNode) {
-  static const OpDef kFails{.name = "Fails",
-                            .infer = infer_same_as_input,
-                            .kernel = {.cpu = [](const KernelSpec&) -> KernelRun {
-                              return [](const KernelArgs&) { throw error(ErrorCode::data, "label 7 is outside the 5 classes"); };
-                            }}};
   Graph graph;
-  graph.inputs = {graph.add_value({.name = "x", .shape = {4}, .kind = ValueKind::input})};
-  graph.outputs = {graph.add_value({.name = "y", .shape = {4}})};
-  graph.add_node({.op = &kFails, .inputs = graph.inputs, .outputs = graph.outputs, .name = "/loss"});
+  const ValueId table = graph.add_constant(make_tensor<float>({2}, {1, 2}));
+  graph.inputs = {graph.add_value({.name = "index", .dtype = DType::int64, .shape = {1}, .kind = ValueKind::input})};
+  Builder builder(graph);
+  graph.outputs = {builder.named("/embedding").emit("Gather", {table, graph.inputs[0]}, {{"axis", int64_t{0}}})};
   const Program program = plan({{.name = "run", .graph = &graph, .keep = {}}}, {});
   Workers workers(1);
   Machine machine(program, {&graph}, workers);
   for (int i = 0; i < 2; ++i) {  // and it is usable afterwards
     try {
-      machine.run(0, random_inputs(graph, 1));
+      machine.run(0, {{graph.inputs[0], make_tensor<int64_t>({1}, {7})}});
       FAIL();
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), ErrorCode::data);
-      EXPECT_STREQ(e.what(), "[Fails '/loss'] label 7 is outside the 5 classes");
+      EXPECT_STREQ(e.what(), "[Gather '/embedding'] index 7 at position 0 is outside an axis of 2 elements");
     }
   }
 }

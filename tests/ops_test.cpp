@@ -153,7 +153,6 @@ class Prepared {
            size_t outputs, int threads)
       : op_(op), threads_(threads) {
     spec_.attributes = attributes;
-    spec_.threads = threads;
     InferContext context{.attributes = spec_.attributes, .inputs = {}, .constants = {}, .outputs = outputs};
     for (size_t i = 0; i < inputs.size(); ++i) {
       spec_.present.push_back(inputs[i] != nullptr);
@@ -163,8 +162,9 @@ class Prepared {
     for (size_t i = 0; i < inputs.size(); ++i) context.inputs.push_back(inputs[i] ? &spec_.inputs[i] : nullptr);
     context.constants = spec_.constants;
     spec_.outputs = op.infer(context);
-    run_ = op.kernel.cpu(spec_);
-    workspace_ = op.kernel.workspace ? op.kernel.workspace(spec_) : 0;
+    const Kernel& kernel = cpu_kernels().at(op, spec_);
+    run_ = ort_train::prepare(kernel, spec_);
+    workspace_ = workspace_bytes(kernel, spec_, threads);
   }
 
   const KernelSpec& spec() const { return spec_; }
@@ -183,14 +183,16 @@ class Prepared {
       out.emplace_back(type.bytes(), how.shift * size_of(type.dtype));
       out_places.push_back(out.back().data());
     }
-    std::vector<Alias> shared = op_.writes;
+    std::vector<Alias> shared(op_.writes.begin(), op_.writes.end());
     if (how.in_place) shared.push_back(*how.in_place);
     for (const Alias& alias : shared) {
       if (static_cast<size_t>(alias.output) < out.size() && in_places[alias.input])
         out_places[alias.output] = const_cast<void*>(in_places[alias.input]);
     }
     const Guarded workspace(workspace_, 0);
-    run_({.inputs = in_places, .outputs = out_places, .workspace = workspace.data(), .workers = workers(threads_)});
+    DataError wrong;
+    run_({.inputs = in_places, .outputs = out_places, .workspace = workspace.data(), .queue = &workers(threads_), .error = &wrong});
+    wrong.check();
 
     std::vector<Tensor> results;
     for (size_t i = 0; i < spec_.outputs.size(); ++i) {
@@ -265,7 +267,8 @@ class OpTest : public ::testing::TestWithParam<OpCase> {};
 TEST_P(OpTest, Kernel) {
   const OpCase& op_case = GetParam();
   const OpDef& op = op_named(op_case.op);
-  ASSERT_TRUE(op.kernel.cpu);
+  const Kernel* const kernel = cpu_kernels().find(op);
+  ASSERT_TRUE(kernel);
   const std::vector<Tensor> inputs = inputs_of(op_case, DType::float32);
   const std::vector<const Tensor*> views = pointers(op_case, inputs);
   const Prepared prepared = prepare(op_case, DType::float32, inputs, 1);
@@ -277,7 +280,7 @@ TEST_P(OpTest, Kernel) {
   }
   expect_same_bits(prepared.run(views), results, "in a second run");
   expect_same_bits(prepared.run(views, {.shift = 1}), results, "at another address");
-  for (const Alias& alias : op.in_place) {
+  for (const Alias& alias : kernel->in_place) {
     const size_t input = static_cast<size_t>(alias.input), output = static_cast<size_t>(alias.output);
     if (input >= views.size() || !views[input] || output >= results.size()) continue;
     if (views[input]->type().bytes() != results[output].type().bytes()) continue;  // the planner asks this too
@@ -484,9 +487,10 @@ TEST(OpList, EveryOpIsTestedAndComplete) {
     const std::string name(op->name);
     EXPECT_TRUE(names.insert(name).second) << name << " is there twice";
     EXPECT_TRUE(tested.contains(name)) << name << " has no case";
-    EXPECT_NE(op->kernel.cpu, nullptr) << name << " has no CPU kernel";
+    const Kernel* const kernel = cpu_kernels().find(*op);
+    ASSERT_NE(kernel, nullptr) << name << " has no CPU kernel";
     EXPECT_NE(op->infer, nullptr) << name << " has no shape rule";
-    EXPECT_NE(op->cost, nullptr) << name << " has no cost";
+    EXPECT_NE(kernel->cost, nullptr) << name << " has no cost";
     EXPECT_TRUE(op->gradient || !op->no_gradient.empty() || !floating[name]) << name << " has neither a gradient nor a reason for none";
     EXPECT_FALSE(op->gradient && !op->no_gradient.empty()) << name << " has both a gradient and a reason for none";
     EXPECT_EQ(op->gradient != nullptr, gradient_tested.contains(name))

@@ -154,7 +154,7 @@ Moves moves_of(const Program& program, size_t entry, const Graph& graph) {
     if (storage == e.storages.end()) continue;
     moves.chains += std::any_of(storage->values.begin(), storage->values.end(), [&](ValueId value) {
       const NodeId producer = graph.value(value).producer;
-      if (producer == kNone || graph.node(producer).op->in_place.empty()) return false;
+      if (producer == kNone || cpu_kernels().find(*graph.node(producer).op)->in_place.empty()) return false;
       const auto& inputs = graph.node(producer).inputs;
       return std::any_of(inputs.begin(), inputs.end(), [&](ValueId input) {
         return std::find(storage->values.begin(), storage->values.end(), input) != storage->values.end();

@@ -107,61 +107,67 @@ void lower_prelu(Lowering& l) {  // max(x, 0) - slope * max(-x, 0); the slope br
 }
 void lower_quick_gelu(Lowering& l) { l.pass_on("Swish", {{"alpha", l.node.attributes.get("alpha", 1.702f)}}); }
 
-OpDef activation(std::string_view name, int standard, void (*gradient)(const Node&, GradientBuilder&), Cost (*cost)(const KernelSpec&),
-                 Prepare cpu, std::vector<OnnxForm> forms) {
-  return {.name = name,
-          .onnx = std::move(forms),
-          .infer = infer_same_as_input,
-          .gradient = gradient,
-          .in_place = {{.output = 0, .input = 0}},
-          .cost = cost,
-          .kernel = {.cpu = cpu},
-          .standard = standard};
+constexpr OpDef activation(std::string_view name, int standard, void (*gradient)(const Node&, GradientBuilder&), List<OnnxForm, 6> forms) {
+  return {.name = name, .onnx = forms, .infer = infer_same_as_input, .gradient = gradient, .standard = standard};
 }
 
 }  // namespace
 
-const OpDef kTanh =
-    activation("Tanh", 13, gradient_from_output, elementwise_cost<20>, unary<TanhOf>, {{.domain = "", .name = "Tanh", .since = 6}});
-const OpDef kTanhGrad = slope_op("TanhGrad", unary_slope<TanhOf>, elementwise_cost<3>);
+constexpr OpDef kTanh = activation("Tanh", 13, gradient_from_output, {{.domain = "", .name = "Tanh", .since = 6}});
+constexpr Kernel kTanhKernel = unary_kernel_of(unary<TanhOf>, elementwise_cost<20>);
+constexpr OpDef kTanhGrad = slope_op("TanhGrad");
+constexpr Kernel kTanhGradKernel = slope_kernel(unary_slope<TanhOf>, elementwise_cost<3>);
 
-const OpDef kSigmoid = activation("Sigmoid", 13, gradient_from_output, elementwise_cost<22>, unary<SigmoidOf>,
-                                  {{.domain = "", .name = "Sigmoid", .since = 6}});
-const OpDef kSigmoidGrad = slope_op("SigmoidGrad", unary_slope<SigmoidOf>, elementwise_cost<3>);
+constexpr OpDef kSigmoid = activation("Sigmoid", 13, gradient_from_output, {{.domain = "", .name = "Sigmoid", .since = 6}});
+constexpr Kernel kSigmoidKernel = unary_kernel_of(unary<SigmoidOf>, elementwise_cost<22>);
+constexpr OpDef kSigmoidGrad = slope_op("SigmoidGrad");
+constexpr Kernel kSigmoidGradKernel = slope_kernel(unary_slope<SigmoidOf>, elementwise_cost<3>);
 
-const OpDef kRelu =
-    activation("Relu", 14, gradient_from_output, elementwise_cost<1>, unary<ReluOf, Numbers>,
+constexpr OpDef kRelu =
+    activation("Relu", 14, gradient_from_output,
                {{.domain = "", .name = "Relu", .since = 6}, {.domain = "", .name = "PRelu", .since = 7, .lower = lower_prelu}});
-const OpDef kReluGrad = slope_op("ReluGrad", unary_slope<ReluOf>, elementwise_cost<2>);
+constexpr Kernel kReluKernel = unary_kernel_of(unary<ReluOf, Numbers>, elementwise_cost<1>, kNumbers);
+constexpr OpDef kReluGrad = slope_op("ReluGrad");
+constexpr Kernel kReluGradKernel = slope_kernel(unary_slope<ReluOf>, elementwise_cost<2>);
 
-const OpDef kLeakyRelu = activation("LeakyRelu", 16, leaky_relu_gradient, elementwise_cost<2>, unary<LeakyReluOf>,
-                                    {{.domain = "", .name = "LeakyRelu", .since = 6}});
-const OpDef kLeakyReluGrad = slope_op("LeakyReluGrad", unary_slope<LeakyReluOf>, elementwise_cost<2>);
+constexpr OpDef kLeakyRelu = activation("LeakyRelu", 16, leaky_relu_gradient, {{.domain = "", .name = "LeakyRelu", .since = 6}});
+constexpr Kernel kLeakyReluKernel = unary_kernel_of(unary<LeakyReluOf>, elementwise_cost<2>);
+constexpr OpDef kLeakyReluGrad = slope_op("LeakyReluGrad");
+constexpr Kernel kLeakyReluGradKernel = slope_kernel(unary_slope<LeakyReluOf>, elementwise_cost<2>);
 
-const OpDef kElu = activation("Elu", 22, gradient_from_input, elementwise_cost<20>, unary<EluOf>,
-                              {{.domain = "", .name = "Elu", .since = 6},
-                               {.domain = "", .name = "Selu", .since = 6, .lower = lower_selu},
-                               {.domain = "", .name = "Celu", .since = 12, .lower = lower_celu}});
-const OpDef kEluGrad = slope_op("EluGrad", unary_slope<EluOf>, elementwise_cost<20>);
+constexpr OpDef kElu = activation("Elu", 22, gradient_from_input,
+                                  {{.domain = "", .name = "Elu", .since = 6},
+                                   {.domain = "", .name = "Selu", .since = 6, .lower = lower_selu},
+                                   {.domain = "", .name = "Celu", .since = 12, .lower = lower_celu}});
+constexpr Kernel kEluKernel = unary_kernel_of(unary<EluOf>, elementwise_cost<20>);
+constexpr OpDef kEluGrad = slope_op("EluGrad");
+constexpr Kernel kEluGradKernel = slope_kernel(unary_slope<EluOf>, elementwise_cost<20>);
 
-const OpDef kSoftplus = activation("Softplus", 22, gradient_from_input, elementwise_cost<45>, unary<SoftplusOf>,
-                                   {{.domain = "", .name = "Softplus", .since = 1},
-                                    {.domain = "", .name = "Mish", .since = 18, .lower = lower_mish},
-                                    {.domain = "", .name = "Softsign", .since = 1, .lower = lower_softsign},
-                                    {.domain = "", .name = "ThresholdedRelu", .since = 10, .lower = lower_thresholded_relu}});
-const OpDef kSoftplusGrad = slope_op("SoftplusGrad", unary_slope<SoftplusOf>, elementwise_cost<23>);
+constexpr OpDef kSoftplus = activation("Softplus", 22, gradient_from_input,
+                                       {{.domain = "", .name = "Softplus", .since = 1},
+                                        {.domain = "", .name = "Mish", .since = 18, .lower = lower_mish},
+                                        {.domain = "", .name = "Softsign", .since = 1, .lower = lower_softsign},
+                                        {.domain = "", .name = "ThresholdedRelu", .since = 10, .lower = lower_thresholded_relu}});
+constexpr Kernel kSoftplusKernel = unary_kernel_of(unary<SoftplusOf>, elementwise_cost<45>);
+constexpr OpDef kSoftplusGrad = slope_op("SoftplusGrad");
+constexpr Kernel kSoftplusGradKernel = slope_kernel(unary_slope<SoftplusOf>, elementwise_cost<23>);
 
-const OpDef kHardSigmoid = activation("HardSigmoid", 22, gradient_from_output, elementwise_cost<4>, unary<HardSigmoidOf>,
-                                      {{.domain = "", .name = "HardSigmoid", .since = 6}});
-const OpDef kHardSigmoidGrad = slope_op("HardSigmoidGrad", unary_slope<HardSigmoidOf>, elementwise_cost<3>);
+constexpr OpDef kHardSigmoid = activation("HardSigmoid", 22, gradient_from_output, {{.domain = "", .name = "HardSigmoid", .since = 6}});
+constexpr Kernel kHardSigmoidKernel = unary_kernel_of(unary<HardSigmoidOf>, elementwise_cost<4>);
+constexpr OpDef kHardSigmoidGrad = slope_op("HardSigmoidGrad");
+constexpr Kernel kHardSigmoidGradKernel = slope_kernel(unary_slope<HardSigmoidOf>, elementwise_cost<3>);
 
-const OpDef kHardSwish = activation("HardSwish", 22, gradient_from_input, elementwise_cost<5>, unary<HardSwishOf>,
-                                    {{.domain = "", .name = "HardSwish", .since = 14}});
-const OpDef kHardSwishGrad = slope_op("HardSwishGrad", unary_slope<HardSwishOf>, elementwise_cost<5>);
+constexpr OpDef kHardSwish = activation("HardSwish", 22, gradient_from_input, {{.domain = "", .name = "HardSwish", .since = 14}});
+constexpr Kernel kHardSwishKernel = unary_kernel_of(unary<HardSwishOf>, elementwise_cost<5>);
+constexpr OpDef kHardSwishGrad = slope_op("HardSwishGrad");
+constexpr Kernel kHardSwishGradKernel = slope_kernel(unary_slope<HardSwishOf>, elementwise_cost<5>);
 
-const OpDef kSwish = activation("Swish", 24, gradient_from_input, elementwise_cost<24>, unary<SwishOf>,
-                                {{.domain = "", .name = "Swish", .since = 24},
-                                 {.domain = "com.microsoft", .name = "QuickGelu", .lower = lower_quick_gelu, .inputs = 1, .outputs = 1}});
-const OpDef kSwishGrad = slope_op("SwishGrad", unary_slope<SwishOf>, elementwise_cost<28>);
+constexpr OpDef kSwish =
+    activation("Swish", 24, gradient_from_input,
+               {{.domain = "", .name = "Swish", .since = 24},
+                {.domain = "com.microsoft", .name = "QuickGelu", .lower = lower_quick_gelu, .inputs = 1, .outputs = 1}});
+constexpr Kernel kSwishKernel = unary_kernel_of(unary<SwishOf>, elementwise_cost<24>);
+constexpr OpDef kSwishGrad = slope_op("SwishGrad");
+constexpr Kernel kSwishGradKernel = slope_kernel(unary_slope<SwishOf>, elementwise_cost<28>);
 
 ORT_TRAIN_OPS_END

@@ -29,24 +29,7 @@ struct Lines {
 
 template <bool kLargest, typename T> bool beats(T a, T b) { return (kLargest ? a > b : a < b) || (a != a && b == b); }
 
-template <typename Make> KernelRun for_number(DType dtype, std::string_view op, Make&& make) {
-  switch (dtype) {
-    case DType::float32:
-      return make(static_cast<float*>(nullptr));
-    case DType::float64:
-      return make(static_cast<double*>(nullptr));
-    case DType::int64:
-      return make(static_cast<int64_t*>(nullptr));
-    case DType::int32:
-      return make(static_cast<int32_t*>(nullptr));
-    case DType::int8:
-      return make(static_cast<int8_t*>(nullptr));
-    case DType::uint8:
-      return make(static_cast<uint8_t*>(nullptr));
-    default:
-      no_kernel(op, dtype);
-  }
-}
+using Ordered = Types<float, double, int64_t, int32_t, int8_t, uint8_t>;
 
 // --- ArgMax, ArgMin -------------------------------------------------------------------------------------------------------------------
 
@@ -71,7 +54,7 @@ std::vector<TensorType> infer_arg(const InferContext& context) {
 // Contiguous lines: the extreme in vectors, then where it is.
 template <bool kLargest, bool kLast, typename T> void run_arg_rows(const KernelArgs& args, const Lines& lines) {
   using Kind = std::conditional_t<kLargest, MaxKind<T>, MinKind<T>>;
-  args.workers.parallel_blocks(lines.outer, per_task(kTaskElements, lines.length), [&](int64_t begin, int64_t end) {
+  args.workers().parallel_blocks(lines.outer, per_task(kTaskElements, lines.length), [&](int64_t begin, int64_t end) {
     for (int64_t o = begin; o < end; ++o) {
       const T* const x = args.in<T>(0) + o * lines.length;
       const T best = reduce_run<Kind>(x, lines.length);
@@ -87,7 +70,7 @@ template <bool kLargest, bool kLast, typename T> void run_arg(const KernelArgs& 
   if (lines.inner == 1) return run_arg_rows<kLargest, kLast, T>(args, lines);
   constexpr int64_t kColumns = 128;
   const int64_t columns = std::max<int64_t>(1, std::min(lines.inner, kColumns)), blocks = (lines.inner + columns - 1) / columns;
-  args.workers.parallel_blocks(lines.outer * blocks, per_task(kTaskElements, lines.length * columns), [&](int64_t begin, int64_t end) {
+  args.workers().parallel_blocks(lines.outer * blocks, per_task(kTaskElements, lines.length * columns), [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t left = task % blocks * columns, width = std::min(columns, lines.inner - left), o = task / blocks;
       const T* const x = args.in<T>(0) + o * lines.length * lines.inner + left;
@@ -110,8 +93,7 @@ template <bool kLargest, bool kLast, typename T> void run_arg(const KernelArgs& 
 
 template <bool kLargest> KernelRun prepare_arg(const KernelSpec& spec) {
   const Lines lines(spec.inputs[0].shape, axis_of(spec.attributes, spec.inputs[0].shape, 0));
-  return for_number(spec.inputs[0].dtype, "ArgMax", [&](auto* type) -> KernelRun {
-    using T = std::remove_pointer_t<decltype(type)>;
+  return for_type(Ordered{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     if (spec.attributes.get("select_last_index", 0) != 0)
       return [lines](const KernelArgs& args) { run_arg<kLargest, true, T>(args, lines); };
     return [lines](const KernelArgs& args) { run_arg<kLargest, false, T>(args, lines); };
@@ -124,14 +106,15 @@ Cost arg_cost(const KernelSpec& spec) {
   return cost;
 }
 
-OpDef arg_op(std::string_view name, KernelRun (*cpu)(const KernelSpec&)) {
+constexpr OpDef arg_op(std::string_view name) {
   return {.name = name,
           .onnx = {{.domain = "", .name = name, .since = 1, .lower = lower_arg}},
           .infer = infer_arg,
           .no_gradient = "positions have no gradient",
-          .cost = arg_cost,
-          .kernel = {.cpu = cpu},
           .standard = 13};
+}
+constexpr Kernel arg_kernel(Prepare prepare) {
+  return {.types = dtypes_of(Ordered{}), .halves_by_float32 = true, .cost = arg_cost, .prepare = prepare};
 }
 
 // --- TopK -----------------------------------------------------------------------------------------------------------------------------
@@ -163,14 +146,14 @@ void topk_gradient(const Node& node, GradientBuilder& g) {
       0, g.emit("ScatterElements", {zeros, node.outputs[1], g.output_gradient(0)}, {{"axis", axis_of(node.attributes, shape, -1)}}));
 }
 
-int64_t topk_workspace(const KernelSpec& spec) {
-  return spec.threads * spec.inputs[0].shape[axis_of(spec.attributes, spec.inputs[0].shape, -1)] * static_cast<int64_t>(sizeof(int64_t));
+Workspace topk_workspace(const KernelSpec& spec) {
+  return {.each = spec.inputs[0].shape[axis_of(spec.attributes, spec.inputs[0].shape, -1)] * static_cast<int64_t>(sizeof(int64_t))};
 }
 
 template <bool kLargest, typename T> void run_topk(const KernelArgs& args, const Lines& lines, int64_t k) {
   constexpr int64_t kTogether = 16;
   const int64_t all = lines.outer * lines.inner;
-  args.workers.parallel_for((all + kTogether - 1) / kTogether, [&](int64_t task, int worker) {
+  args.workers().parallel_for((all + kTogether - 1) / kTogether, [&](int64_t task, int worker) {
     int64_t* const order = reinterpret_cast<int64_t*>(args.workspace) + worker * lines.length;
     for (int64_t line = task * kTogether; line < std::min(all, (task + 1) * kTogether); ++line) {
       const int64_t o = line / lines.inner, i = line % lines.inner;
@@ -193,8 +176,7 @@ template <bool kLargest, typename T> void run_topk(const KernelArgs& args, const
 KernelRun prepare_topk(const KernelSpec& spec) {
   const Lines lines(spec.inputs[0].shape, axis_of(spec.attributes, spec.inputs[0].shape, -1));
   const int64_t k = spec.attributes.get("k", 0);
-  return for_number(spec.inputs[0].dtype, "TopK", [&](auto* type) -> KernelRun {
-    using T = std::remove_pointer_t<decltype(type)>;
+  return for_type(Ordered{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     if (spec.attributes.get("largest", 1) != 0) return [lines, k](const KernelArgs& args) { run_topk<true, T>(args, lines, k); };
     return [lines, k](const KernelArgs& args) { run_topk<false, T>(args, lines, k); };
   });
@@ -208,16 +190,23 @@ Cost topk_cost(const KernelSpec& spec) {
 
 }  // namespace
 
-const OpDef kArgMax = arg_op("ArgMax", prepare_arg<true>);
-const OpDef kArgMin = arg_op("ArgMin", prepare_arg<false>);
+constexpr OpDef kArgMax = arg_op("ArgMax");
+constexpr OpDef kArgMin = arg_op("ArgMin");
+constexpr Kernel kArgMaxKernel = arg_kernel(prepare_arg<true>);
+constexpr Kernel kArgMinKernel = arg_kernel(prepare_arg<false>);
 
-const OpDef kTopK{
+constexpr OpDef kTopK{
     .name = "TopK",
     .onnx = {{.domain = "", .name = "TopK", .since = 1, .lower = lower_topk}},
     .infer = infer_topk,
     .gradient = topk_gradient,
+};
+constexpr Kernel kTopKKernel{
+    .types = dtypes_of(Ordered{}),
+    .halves_by_float32 = true,
     .cost = topk_cost,
-    .kernel = {.cpu = prepare_topk, .workspace = topk_workspace},
+    .workspace = topk_workspace,
+    .prepare = prepare_topk,
 };
 
 ORT_TRAIN_OPS_END

@@ -9,7 +9,7 @@
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
-using AllNumbers = Types<float, double, int64_t, int32_t, int16_t, int8_t, uint8_t>;
+using AllNumbers = Types<float, double, float16, bfloat16, int64_t, int32_t, int16_t, int8_t, uint8_t>;
 
 // Signed overflow is undefined; unsigned arithmetic isn't, and gives the same bits. Types of 16 bits and less would be promoted to int.
 template <typename T>
@@ -115,82 +115,103 @@ std::vector<TensorType> infer_pair(const InferContext& context) {
 
 }  // namespace
 
-const OpDef kAdd{
+constexpr OpDef kAdd{
     .name = "Add",
     .onnx = {{.domain = "", .name = "Add", .since = 7},
              {.domain = "", .name = "Sum", .since = 6, .lower = lower_sum},
              {.domain = "", .name = "Mean", .since = 6, .lower = lower_mean}},
     .infer = infer_pair,
     .gradient = add_gradient,
-    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
-    .cost = elementwise_cost<1>,
-    .kernel = {.cpu = binary<AddOf, AllNumbers>},
     .standard = 14,
 };
+constexpr Kernel kAddKernel{
+    .types = dtypes_of(AllNumbers{}),
+    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
+    .cost = elementwise_cost<1>,
+    .prepare = binary<AddOf, AllNumbers>,
+};
 
-const OpDef kSub{
+constexpr OpDef kSub{
     .name = "Sub",
     .onnx = {{.domain = "", .name = "Sub", .since = 7}},
     .infer = infer_pair,
     .gradient = sub_gradient,
-    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
-    .cost = elementwise_cost<1>,
-    .kernel = {.cpu = binary<SubOf, AllNumbers>},
     .standard = 14,
 };
+constexpr Kernel kSubKernel{
+    .types = dtypes_of(AllNumbers{}),
+    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
+    .cost = elementwise_cost<1>,
+    .prepare = binary<SubOf, AllNumbers>,
+};
 
-const OpDef kMul{
+constexpr OpDef kMul{
     .name = "Mul",
     .onnx = {{.domain = "", .name = "Mul", .since = 7}},
     .infer = infer_pair,
     .gradient = mul_gradient,
-    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
-    .cost = elementwise_cost<1>,
-    .kernel = {.cpu = binary<MulOf, AllNumbers>},
     .standard = 14,
 };
+constexpr Kernel kMulKernel{
+    .types = dtypes_of(AllNumbers{}),
+    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
+    .cost = elementwise_cost<1>,
+    .prepare = binary<MulOf, AllNumbers>,
+};
 
-const OpDef kDiv{
+constexpr OpDef kDiv{
     .name = "Div",
     .onnx = {{.domain = "", .name = "Div", .since = 7}},
     .infer = infer_pair,
     .gradient = div_gradient,
-    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
-    .cost = elementwise_cost<1>,
-    .kernel = {.cpu = binary<DivOf, AllNumbers>},
     .standard = 14,
 };
+constexpr Kernel kDivKernel{
+    .types = dtypes_of(AllNumbers{}),
+    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
+    .cost = elementwise_cost<1>,
+    .prepare = binary<DivOf, AllNumbers>,
+};
 
-const OpDef kMin{
+constexpr OpDef kMin{
     .name = "Min",
     .onnx = {{.domain = "", .name = "Min", .since = 6, .lower = lower_min}},
     .infer = infer_pair,
     .gradient = extremum_gradient<1>,
-    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
-    .cost = elementwise_cost<1>,
-    .kernel = {.cpu = binary<MinOf, AllNumbers>},
     .standard = 13,
 };
+constexpr Kernel kMinKernel{
+    .types = dtypes_of(AllNumbers{}),
+    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
+    .cost = elementwise_cost<1>,
+    .prepare = binary<MinOf, AllNumbers>,
+};
 
-const OpDef kMax{
+constexpr OpDef kMax{
     .name = "Max",
     .onnx = {{.domain = "", .name = "Max", .since = 6, .lower = lower_max}},
     .infer = infer_pair,
     .gradient = extremum_gradient<0>,
+    .standard = 13,
+};
+constexpr Kernel kMaxKernel{
+    .types = dtypes_of(AllNumbers{}),
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<1>,
-    .kernel = {.cpu = binary<MaxOf, AllNumbers>},
-    .standard = 13,
+    .prepare = binary<MaxOf, AllNumbers>,
 };
 
 // 1 where a > b, 1/2 where they are equal, else 0
-const OpDef kMaxSlope{
+constexpr OpDef kMaxSlope{
     .name = "MaxSlope",
     .infer = infer_pair,
     .no_gradient = kNoSecondDerivative,
+};
+constexpr Kernel kMaxSlopeKernel{
+    .types = kFloating,
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<2>,
-    .kernel = {.cpu = binary<MaxSlopeOf>},
+    .prepare = binary<MaxSlopeOf>,
 };
 
 ORT_TRAIN_OPS_END

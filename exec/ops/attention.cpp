@@ -14,6 +14,7 @@
 #include <cmath>
 #include <limits>
 
+#include "exec/element_types.h"
 #include "exec/gemm.h"
 #include "exec/lanes.h"
 #include "exec/math.h"
@@ -167,7 +168,7 @@ template <typename T> KernelRun make_attention(const KernelSpec& spec) {
   return [p = problem_of(spec, 0, 3)](const KernelArgs& args) {
     const T* bias = args.inputs.size() > 3 ? args.in<T>(3) : nullptr;
     const int64_t blocks = p.query_blocks(), tasks = p.items() * blocks;
-    args.workers.parallel_for(tasks, [&](int64_t task, int worker) {
+    args.workers().parallel_for(tasks, [&](int64_t task, int worker) {
       const int64_t block = blocks - 1 - task / p.items(),
                     item = task % p.items();  // where causal, the last rows have most to do: they begin
       attend(p, args.in<T>(0) + item * p.rows * p.depth, args.in<T>(1) + item * p.columns * p.depth,
@@ -253,7 +254,7 @@ template <typename T> void attend_backward(const Problem& p, const Head<T>& h, i
 template <typename T> KernelRun make_attention_grad(const KernelSpec& spec) {
   return [p = problem_of(spec, 1, 6)](const KernelArgs& args) {
     const T* bias = args.inputs.size() > 6 ? args.in<T>(6) : nullptr;
-    args.workers.parallel_for(p.items(), [&](int64_t item, int worker) {
+    args.workers().parallel_for(p.items(), [&](int64_t item, int worker) {
       const int64_t of_q = item * p.rows * p.depth, of_o = item * p.rows * p.width, of_k = item * p.columns * p.depth,
                     of_v = item * p.columns * p.width;
       const Head<T> head{.dy = args.in<T>(0) + of_o,
@@ -273,15 +274,16 @@ template <typename T> KernelRun make_attention_grad(const KernelSpec& spec) {
   };
 }
 
-template <KernelRun (*narrow)(const KernelSpec&), KernelRun (*wide)(const KernelSpec&)> KernelRun by_type(const KernelSpec& spec) {
-  if (spec.inputs[0].dtype == DType::float32) return narrow(spec);
-  if (spec.inputs[0].dtype == DType::float64) return wide(spec);
-  throw error(ErrorCode::unsupported, "there is no attention of {}; cast q, k and v to float32", to_string(spec.inputs[0].dtype));
+KernelRun prepare_attention(const KernelSpec& spec) {
+  return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() { return make_attention<T>(spec); });
+}
+KernelRun prepare_attention_grad(const KernelSpec& spec) {
+  return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() { return make_attention_grad<T>(spec); });
 }
 
-template <size_t first, size_t bias, int64_t blocks> int64_t workspace(const KernelSpec& spec) {
-  const Problem p = problem_of(spec, first, bias);
-  return spec.threads * (spec.inputs[0].dtype == DType::float64 ? Scratch<double>::bytes(p, blocks) : Scratch<float>::bytes(p, blocks));
+template <size_t first, size_t bias, int64_t blocks> Workspace workspace(const KernelSpec& spec) {
+  return for_type(Wide{}, spec.inputs[0].dtype,
+                  [&]<typename T>() { return Workspace{.each = Scratch<T>::bytes(problem_of(spec, first, bias), blocks)}; });
 }
 
 // --- shapes, gradient, cost -----------------------------------------------------------------------------------------------------------
@@ -328,22 +330,30 @@ void gradient(const Node& node, GradientBuilder& g) {
   g.input_gradient(3, g.reduce_to(g.emit("Mul", {weights, g.emit("Sub", {product(dy, v, 1), delta})}), g.shape(bias)));
 }
 
+// What a score takes besides the products: flops, each of which takes as long as three of a product.
+constexpr double kExponential = 25, kSlower = 3;
+
+double scores_of(const Problem& p) { return static_cast<double>(p.rows * p.columns) * (p.causal ? 0.5 : 1); }  // of an item
+template <int products> double product_of(const Problem& p) { return static_cast<double>(products * (p.depth + p.width)); }
+
 template <size_t first, size_t bias, int products> Cost cost(const KernelSpec& spec) {
   const Problem p = problem_of(spec, first, bias);
-  const double scores = static_cast<double>(p.rows * p.columns) * (p.causal ? 0.5 : 1);  // of an item
-  int64_t computed = 0;                                                                  // a block of rows has those of its last row
+  Cost cost{.flops = static_cast<double>(p.items()) * scores_of(p) * (product_of<products>(p) + kExponential)};
+  for (const TensorType& input : spec.inputs) cost.bytes += static_cast<double>(input.bytes());
+  for (const TensorType& output : spec.outputs) cost.bytes += static_cast<double>(output.bytes());
+  return cost;
+}
+
+template <size_t first, size_t bias, int products> double efficiency(const KernelSpec& spec, int) {
+  const Problem p = problem_of(spec, first, bias);
+  int64_t computed = 0;  // a block of rows has the scores of its last row
   for (int64_t begin = 0; begin < p.rows; begin += kQueries) {
     const int64_t end = std::min(begin + kQueries, p.rows);
     computed += (end - begin) * (p.causal ? std::min(end, p.columns) : p.columns);
   }
-  constexpr double kExponential = 25, kSlower = 3;  // flops of a score's, each of which takes as long as three of a product
-  const auto product = static_cast<double>(products * (p.depth + p.width));
-  Cost cost{.flops = static_cast<double>(p.items()) * scores * (product + kExponential)};
-  if (computed > 0)
-    cost.efficiency = scores * (product + kExponential) / (static_cast<double>(computed) * (product + kSlower * kExponential));
-  for (const TensorType& input : spec.inputs) cost.bytes += static_cast<double>(input.bytes());
-  for (const TensorType& output : spec.outputs) cost.bytes += static_cast<double>(output.bytes());
-  return cost;
+  if (computed == 0) return 0;
+  const double product = product_of<products>(p);
+  return scores_of(p) * (product + kExponential) / (static_cast<double>(computed) * (product + kSlower * kExponential));
 }
 
 // --- ONNX Attention-23, -24 -----------------------------------------------------------------------------------------------------------
@@ -404,24 +414,36 @@ void lower_attention(Lowering& l) {
 
 }  // namespace
 
-const OpDef kAttention{
+constexpr OpDef kAttention{
     .name = "Attention",
     .onnx = {{.domain = "", .name = "Attention", .since = 23, .lower = lower_attention}},
     .infer = infer_attention,
     .gradient = gradient,
+};
+constexpr Kernel kAttentionKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
     .cost = cost<0, 3, 2>,
-    .kernel = {.cpu = by_type<make_attention<float>, make_attention<double>>, .workspace = workspace<0, 3, 1>},
+    .efficiency = efficiency<0, 3, 2>,
+    .workspace = workspace<0, 3, 1>,
+    .prepare = prepare_attention,
 };
 
-const OpDef kAttentionGrad{
+constexpr OpDef kAttentionGrad{
     .name = "AttentionGrad",
     .infer =
         [](const InferContext& context) {
           return std::vector<TensorType>{context.input(1), context.input(2), context.input(3)};
         },
     .no_gradient = "second derivatives are not trained",
+};
+constexpr Kernel kAttentionGradKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
     .cost = cost<1, 6, 5>,
-    .kernel = {.cpu = by_type<make_attention_grad<float>, make_attention_grad<double>>, .workspace = workspace<1, 6, 2>},
+    .efficiency = efficiency<1, 6, 5>,
+    .workspace = workspace<1, 6, 2>,
+    .prepare = prepare_attention_grad,
 };
 
 ORT_TRAIN_OPS_END

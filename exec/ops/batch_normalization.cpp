@@ -117,26 +117,26 @@ void normalize(const Layout& l, const T* x, const T* scale, const T* bias, const
 }
 
 KernelRun frozen(const KernelSpec& spec) {
-  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+  return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     return [l = layout_of(spec.inputs[0].shape), epsilon = T(spec.attributes.get("epsilon", kUsualEpsilon))](const KernelArgs& args) {
-      normalize(l, args.in<T>(0), args.in<T>(1), args.in<T>(2), args.in<T>(3), args.in<T>(4), epsilon, args.out<T>(0), args.workers);
+      normalize(l, args.in<T>(0), args.in<T>(1), args.in<T>(2), args.in<T>(3), args.in<T>(4), epsilon, args.out<T>(0), args.workers());
     };
   });
 }
 
 KernelRun live(const KernelSpec& spec) {
-  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+  return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     return [l = layout_of(spec.inputs[0].shape), epsilon = T(spec.attributes.get("epsilon", kUsualEpsilon))](const KernelArgs& args) {
       const T* const x = args.in<T>(0);
       T *const mean = args.out<T>(1), *const variance = args.out<T>(2);
       auto* const sums = reinterpret_cast<double*>(args.workspace);
       const double count = static_cast<double>(std::max<int64_t>(1, l.count()));
-      sum_channels<1>(l, args.workers, sums, [&](int64_t, int64_t at, int64_t n) {
+      sum_channels<1>(l, args.workers(), sums, [&](int64_t, int64_t at, int64_t n) {
         const T* const from = x + at;
         return std::array<double, 1>{static_cast<double>(sum_row<T>(n, [&](T lane, int64_t i) { return lane + from[i]; }))};
       });
       for (int64_t c = 0; c < l.channels; ++c) mean[c] = static_cast<T>(total<1>(l, sums, c, 0) / count);
-      sum_channels<1>(l, args.workers, sums, [&](int64_t c, int64_t at, int64_t n) {
+      sum_channels<1>(l, args.workers(), sums, [&](int64_t c, int64_t at, int64_t n) {
         const T* const from = x + at;
         const T middle = mean[c];
         return std::array<double, 1>{static_cast<double>(sum_row<T>(n, [&](T lane, int64_t i) {
@@ -145,7 +145,7 @@ KernelRun live(const KernelSpec& spec) {
         }))};
       });
       for (int64_t c = 0; c < l.channels; ++c) variance[c] = static_cast<T>(total<1>(l, sums, c, 0) / count);
-      normalize(l, x, args.in<T>(1), args.in<T>(2), mean, variance, epsilon, args.out<T>(0), args.workers);
+      normalize(l, x, args.in<T>(1), args.in<T>(2), mean, variance, epsilon, args.out<T>(0), args.workers());
     };
   });
 }
@@ -165,13 +165,13 @@ bool is_live(const Attributes& attributes) { return attributes.get("live", 0) !=
 bool needs_sums(const KernelSpec& spec) { return is_live(spec.attributes) || spec.outputs.size() > 1; }
 
 KernelRun backward(const KernelSpec& spec) {
-  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+  return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     return [l = layout_of(spec.inputs[1].shape), epsilon = T(spec.attributes.get("epsilon", kUsualEpsilon)),
             live = is_live(spec.attributes), summed = needs_sums(spec), outputs = spec.outputs.size()](const KernelArgs& args) {
       const T *dy = args.in<T>(0), *x = args.in<T>(1), *scale = args.in<T>(2), *mean = args.in<T>(3), *variance = args.in<T>(4);
       auto* const sums = reinterpret_cast<double*>(args.workspace);  // of dy and dy * (x - mean)
       if (summed) {
-        sum_channels<2>(l, args.workers, sums, [&](int64_t c, int64_t at, int64_t n) {
+        sum_channels<2>(l, args.workers(), sums, [&](int64_t c, int64_t at, int64_t n) {
           const T *const d = dy + at, *const from = x + at;
           const T middle = mean[c];
           const TwoSums<T> two = sum_row_twice<T>(n, [&](T& of_dy, T& of_product, int64_t i) {
@@ -194,7 +194,7 @@ KernelRun backward(const KernelSpec& spec) {
       }
       T* const dx = args.out<T>(0);
       const double count = static_cast<double>(std::max<int64_t>(1, l.count()));
-      args.workers.parallel_blocks(l.samples * l.channels, l.planes_per_task(), [&](int64_t begin, int64_t end) {
+      args.workers().parallel_blocks(l.samples * l.channels, l.planes_per_task(), [&](int64_t begin, int64_t end) {
         for (int64_t plane = begin; plane < end; ++plane) {
           const int64_t c = plane % l.channels, at = plane * l.size;
           const T inverse = inverse_deviation(variance[c], epsilon), factor = inverse * scale[c];
@@ -257,7 +257,7 @@ std::vector<TensorType> infer_running(const InferContext& context) {
 }
 
 KernelRun update(const KernelSpec& spec) {
-  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+  return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     return
         [n = element_count(spec.inputs[0].shape), momentum = T(spec.attributes.get("momentum", kUsualMomentum))](const KernelArgs& args) {
           for (const size_t which : {0, 1}) {
@@ -310,7 +310,7 @@ void lower(Lowering& l) {
 
 }  // namespace
 
-const OpDef kBatchNormalization{
+constexpr OpDef kBatchNormalization{
     .name = "BatchNormalization",
     .onnx = {{.domain = "", .name = "BatchNormalization", .since = 7, .lower = lower}},
     .infer = [](const InferContext& context) -> std::vector<TensorType> {
@@ -319,42 +319,60 @@ const OpDef kBatchNormalization{
     },
     .gradient = frozen_gradient,
     .hint = "`untie` gives each use of a merged tensor one of its own; `batch_norm` chooses what is live",
-    .in_place = {{.output = 0, .input = 0}},
-    .cost = elementwise_cost<3>,
-    .kernel = {.cpu = frozen},
     .standard = 15,
 };
+constexpr Kernel kBatchNormalizationKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
+    .in_place = {{.output = 0, .input = 0}},
+    .cost = elementwise_cost<3>,
+    .prepare = frozen,
+};
 
-const OpDef kLiveBatchNormalization{
+constexpr OpDef kLiveBatchNormalization{
     .name = "LiveBatchNormalization",
     .infer = [](const InferContext& context) -> std::vector<TensorType> {
       require_channels(context, context.input(0), 1, 3);
       return {context.input(0), context.input(1), context.input(1)};
     },
     .gradient = live_gradient,
+};
+constexpr Kernel kLiveBatchNormalizationKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
     .in_place = {{.output = 0, .input = 0}},
     .cost = elementwise_cost<8>,
-    .kernel = {.cpu = live, .workspace = [](const KernelSpec& spec) { return sums_bytes<1>(layout_of(spec.inputs[0].shape)); }},
+    .workspace = [](const KernelSpec& spec) { return Workspace{.shared = sums_bytes<1>(layout_of(spec.inputs[0].shape))}; },
+    .prepare = live,
 };
 
 // (dy, x, scale, mean, variance) -> dx, dscale?, dbias?
-const OpDef kBatchNormalizationGrad{
+constexpr OpDef kBatchNormalizationGrad{
     .name = "BatchNormalizationGrad",
     .infer = infer_normalization_gradient,
     .no_gradient = kNoSecondDerivative,
+};
+constexpr Kernel kBatchNormalizationGradKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<12>,
-    .kernel = {.cpu = backward,
-               .workspace = [](const KernelSpec& spec) { return needs_sums(spec) ? sums_bytes<2>(layout_of(spec.inputs[1].shape)) : 0; }},
+    .workspace =
+        [](const KernelSpec& spec) { return Workspace{.shared = needs_sums(spec) ? sums_bytes<2>(layout_of(spec.inputs[1].shape)) : 0}; },
+    .prepare = backward,
 };
 
-const OpDef kRunningStatistics{
+constexpr OpDef kRunningStatistics{
     .name = "RunningStatistics",
     .infer = infer_running,
     .no_gradient = "running statistics are not differentiated",
     .writes = {{.output = 0, .input = 0}, {.output = 1, .input = 1}},
+};
+constexpr Kernel kRunningStatisticsKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
     .cost = elementwise_cost<6>,
-    .kernel = {.cpu = update},
+    .prepare = update,
 };
 
 ORT_TRAIN_OPS_END

@@ -41,16 +41,20 @@ void lower(Lowering& l) {
 
 }  // namespace
 
-const OpDef kClip{
+constexpr OpDef kClip{
     .name = "Clip",
     .onnx = {{.domain = "", .name = "Clip", .since = 6, .lower = lower}},
     .infer = infer_same_as_input,
     .gradient = gradient_from_input,
-    .in_place = {{.output = 0, .input = 0}},
-    .cost = elementwise_cost<2>,
-    .kernel = {.cpu = unary<ClipTo>},
     .standard = 6,
 };
-const OpDef kClipGrad = slope_op("ClipGrad", unary_slope<ClipTo>, elementwise_cost<3>);
+constexpr Kernel kClipKernel{
+    .types = kFloating,
+    .in_place = {{.output = 0, .input = 0}},
+    .cost = elementwise_cost<2>,
+    .prepare = unary<ClipTo>,
+};
+constexpr OpDef kClipGrad = slope_op("ClipGrad");
+constexpr Kernel kClipGradKernel = slope_kernel(unary_slope<ClipTo>, elementwise_cost<3>);
 
 ORT_TRAIN_OPS_END

@@ -13,7 +13,7 @@ ORT_TRAIN_OPS_BEGIN
 
 namespace {
 
-using Comparable = Types<float, double, int64_t, int32_t, int16_t, int8_t, uint8_t, bool>;
+using Comparable = Types<float, double, float16, bfloat16, int64_t, int32_t, int16_t, int8_t, uint8_t, bool>;
 using Integers = Types<int64_t, int32_t, int16_t, int8_t, uint8_t>;
 
 struct EqualTo {
@@ -93,58 +93,73 @@ KernelRun prepare_mod(const KernelSpec& spec) {
 
 // --- OpDefs ---------------------------------------------------------------------------------------------------------------------------
 
-OpDef comparison(std::string_view name, int since, int standard, Prepare cpu) {
+constexpr OpDef comparison(std::string_view name, int since, int standard) {
   return {.name = name,
           .onnx = {{.domain = "", .name = name, .since = since}},
           .infer = infer_broadcast_bool,
           .no_gradient = "comparisons have no gradient",
-          .cost = elementwise_cost<1>,
-          .kernel = {.cpu = cpu},
           .standard = standard};
 }
+constexpr Kernel comparison_kernel(Prepare prepare) {
+  return {.types = dtypes_of(Comparable{}), .cost = elementwise_cost<1>, .prepare = prepare};
+}
 
-OpDef logical(std::string_view name, Prepare cpu) {
+constexpr OpDef logical(std::string_view name) {
   return {.name = name,
           .onnx = {{.domain = "", .name = name, .since = 7}},
           .infer = infer_logical,
           .no_gradient = "booleans have no gradient",
-          .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
-          .cost = elementwise_cost<1>,
-          .kernel = {.cpu = cpu},
           .standard = 7};
+}
+constexpr Kernel logical_kernel(Prepare prepare) {
+  return {.types = {DType::boolean}, .in_place = kOverEither, .cost = elementwise_cost<1>, .prepare = prepare};
 }
 
 }  // namespace
 
-const OpDef kEqual = comparison("Equal", 7, 11, binary<EqualTo, Comparable>);
-const OpDef kGreater = comparison("Greater", 7, 9, binary<GreaterThan, Comparable>);
-const OpDef kGreaterOrEqual = comparison("GreaterOrEqual", 12, 12, binary<AtLeast, Comparable>);
-const OpDef kLess = comparison("Less", 7, 9, binary<LessThan, Comparable>);
-const OpDef kLessOrEqual = comparison("LessOrEqual", 12, 12, binary<AtMost, Comparable>);
-const OpDef kAnd = logical("And", binary<Both, Types<bool>>);
-const OpDef kOr = logical("Or", binary<Either, Types<bool>>);
-const OpDef kXor = logical("Xor", binary<OneOf, Types<bool>>);
+constexpr OpDef kEqual = comparison("Equal", 7, 11);
+constexpr Kernel kEqualKernel = comparison_kernel(binary<EqualTo, Comparable>);
+constexpr OpDef kGreater = comparison("Greater", 7, 9);
+constexpr Kernel kGreaterKernel = comparison_kernel(binary<GreaterThan, Comparable>);
+constexpr OpDef kGreaterOrEqual = comparison("GreaterOrEqual", 12, 12);
+constexpr Kernel kGreaterOrEqualKernel = comparison_kernel(binary<AtLeast, Comparable>);
+constexpr OpDef kLess = comparison("Less", 7, 9);
+constexpr Kernel kLessKernel = comparison_kernel(binary<LessThan, Comparable>);
+constexpr OpDef kLessOrEqual = comparison("LessOrEqual", 12, 12);
+constexpr Kernel kLessOrEqualKernel = comparison_kernel(binary<AtMost, Comparable>);
+constexpr OpDef kAnd = logical("And");
+constexpr Kernel kAndKernel = logical_kernel(binary<Both, Types<bool>>);
+constexpr OpDef kOr = logical("Or");
+constexpr Kernel kOrKernel = logical_kernel(binary<Either, Types<bool>>);
+constexpr OpDef kXor = logical("Xor");
+constexpr Kernel kXorKernel = logical_kernel(binary<OneOf, Types<bool>>);
 
-const OpDef kNot{
+constexpr OpDef kNot{
     .name = "Not",
     .onnx = {{.domain = "", .name = "Not", .since = 1}},
     .infer = infer_logical,
     .no_gradient = "booleans have no gradient",
-    .in_place = {{.output = 0, .input = 0}},
-    .cost = elementwise_cost<1>,
-    .kernel = {.cpu = unary<Negated, Types<bool>>},
     .standard = 1,
 };
+constexpr Kernel kNotKernel{
+    .types = {DType::boolean},
+    .in_place = {{.output = 0, .input = 0}},
+    .cost = elementwise_cost<1>,
+    .prepare = unary<Negated, Types<bool>>,
+};
 
-const OpDef kMod{
+constexpr OpDef kMod{
     .name = "Mod",
     .onnx = {{.domain = "", .name = "Mod", .since = 10}},
     .infer = infer_mod,
     .gradient = mod_gradient,
+    .standard = 13,
+};
+constexpr Kernel kModKernel{
+    .types = kFloating | dtypes_of(Integers{}),
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<10>,
-    .kernel = {.cpu = prepare_mod},
-    .standard = 13,
+    .prepare = prepare_mod,
 };
 
 ORT_TRAIN_OPS_END

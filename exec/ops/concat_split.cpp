@@ -79,7 +79,7 @@ KernelRun prepare_concat(const KernelSpec& spec) {
     begin += input.shape[axis];
   }
   return [copies = std::move(copies)](const KernelArgs& args) {
-    for (size_t i = 0; i < copies.size(); ++i) copies[i].run(args.workers, args.outputs[0], args.inputs[i]);
+    for (size_t i = 0; i < copies.size(); ++i) copies[i].run(args.workers(), args.outputs[0], args.inputs[i]);
   };
 }
 
@@ -139,30 +139,36 @@ KernelRun prepare_split(const KernelSpec& spec) {
   }
   return [copies = std::move(copies)](const KernelArgs& args) {
     for (size_t i = 0; i < copies.size(); ++i) {
-      if (args.outputs[i]) copies[i].run(args.workers, args.outputs[i], args.inputs[0]);
+      if (args.outputs[i]) copies[i].run(args.workers(), args.outputs[i], args.inputs[0]);
     }
   };
 }
 
 }  // namespace
 
-const OpDef kConcat{
+constexpr OpDef kConcat{
     .name = "Concat",
     .onnx = {{.domain = "", .name = "Concat", .since = 1, .lower = lower_concat}},
     .infer = infer_concat,
     .gradient = concat_gradient,
-    .cost = movement_cost,
-    .kernel = {.cpu = prepare_concat},
     .standard = 13,
 };
+constexpr Kernel kConcatKernel{
+    .types = kAnyType,
+    .cost = movement_cost,
+    .prepare = prepare_concat,
+};
 
-const OpDef kSplit{
+constexpr OpDef kSplit{
     .name = "Split",
     .onnx = {{.domain = "", .name = "Split", .since = 1, .lower = lower_split}},
     .infer = infer_split,
     .gradient = split_gradient,
+};
+constexpr Kernel kSplitKernel{
+    .types = kAnyType,
     .cost = movement_cost,
-    .kernel = {.cpu = prepare_split},
+    .prepare = prepare_split,
 };
 
 ORT_TRAIN_OPS_END

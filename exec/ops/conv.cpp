@@ -215,7 +215,7 @@ template <typename T> KernelRun forward(const KernelSpec& spec) {
   const Layout l = layout_of(spec.attributes, spec.inputs[0].shape, spec.inputs[1].shape);
   if (l.batch == 0) return [](const KernelArgs&) {};
   return [l, tiles = forward_tiles(l), room = ForwardRoom<T>(l)](const KernelArgs& args) {
-    args.workers.parallel_for(tiles.groups_of_samples * l.groups * tiles.across * tiles.down, [&](int64_t task, int worker) {
+    args.workers().parallel_for(tiles.groups_of_samples * l.groups * tiles.across * tiles.down, [&](int64_t task, int worker) {
       const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
       forward_tile<T>(l, tiles, args, item / l.groups * tiles.samples, item % l.groups, down * tiles.rows, across * tiles.columns,
                       args.workspace + worker * room.all(), room);
@@ -264,7 +264,7 @@ template <typename T> KernelRun input_gradient(const KernelSpec& spec) {
   return [l, tiles = input_tiles(l, sizeof(T)), room = InputRoom<T>(l)](const KernelArgs& args) {
     const T *dy = args.in<T>(0), *w = args.in<T>(1);
     const int64_t all = l.windows.out_size(), taps = l.windows.taps();
-    args.workers.parallel_for(tiles.groups_of_samples * l.groups * tiles.count, [&](int64_t task, int worker) {
+    args.workers().parallel_for(tiles.groups_of_samples * l.groups * tiles.count, [&](int64_t task, int worker) {
       const int64_t channel = task % tiles.count * tiles.channels, item = task / tiles.count, g = item % l.groups;
       const int64_t n = item / l.groups * tiles.samples, samples = std::min(tiles.samples, l.batch - n), wide = samples * all;
       const int64_t channels = std::min(tiles.channels, l.in_channels - channel);
@@ -373,14 +373,14 @@ template <typename T> KernelRun weight_gradient(const KernelSpec& spec) {
   return [l, tiles = weight_tiles(l, sizeof(T)), room = WeightRoom<T>(l)](const KernelArgs& args) {
     T* const dw = args.out<T>(0);
     T* const partial = tiles.pieces > 1 ? reinterpret_cast<T*>(args.workspace) : dw;
-    args.workers.parallel_for(tiles.pieces * l.groups * tiles.across * tiles.down, [&](int64_t task, int worker) {
+    args.workers().parallel_for(tiles.pieces * l.groups * tiles.across * tiles.down, [&](int64_t task, int worker) {
       const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
       const int64_t g = item % l.groups, piece = item / l.groups;
       add_weight_tile(l, tiles, args.in<T>(0), args.in<T>(1), piece, g, down * tiles.rows, across * tiles.channels,
                       partial + piece * l.weights(), args.workspace + room.partials + worker * room.each(), room);
     });
     if (tiles.pieces == 1) return;
-    args.workers.parallel_blocks(l.weights(), kTaskElements, [&](int64_t begin, int64_t end) {
+    args.workers().parallel_blocks(l.weights(), kTaskElements, [&](int64_t begin, int64_t end) {
       std::copy(partial + begin, partial + end, dw + begin);
       for (int64_t piece = 1; piece < tiles.pieces; ++piece) {
         const T* const more = partial + piece * l.weights();
@@ -392,60 +392,64 @@ template <typename T> KernelRun weight_gradient(const KernelSpec& spec) {
 
 // --- the ops --------------------------------------------------------------------------------------------------------------------------
 
-template <template <typename> class Make> KernelRun for_floats(const KernelSpec& spec) {
-  if (spec.outputs[0].dtype == DType::float32) return Make<float>{}(spec);
-  if (spec.outputs[0].dtype == DType::float64) return Make<double>{}(spec);
-  throw error(ErrorCode::unsupported, "there is no convolution of {}; cast it to float32", to_string(spec.outputs[0].dtype));
+// Prepares for the T of the tensors: kernel.operator()<T>().
+template <typename Kernel> auto for_floats(const KernelSpec& spec, Kernel&& kernel) {
+  return for_type(Wide{}, spec.outputs[0].dtype, kernel);
 }
-template <typename T> struct Forward {
-  KernelRun operator()(const KernelSpec& spec) const { return forward<T>(spec); }
-};
-template <typename T> struct InputGradient {
-  KernelRun operator()(const KernelSpec& spec) const { return input_gradient<T>(spec); }
-};
-template <typename T> struct WeightGradient {
-  KernelRun operator()(const KernelSpec& spec) const { return weight_gradient<T>(spec); }
-};
+KernelRun prepare_forward(const KernelSpec& spec) {
+  return for_floats(spec, [&]<typename T>() { return forward<T>(spec); });
+}
+KernelRun prepare_input_gradient(const KernelSpec& spec) {
+  return for_floats(spec, [&]<typename T>() { return input_gradient<T>(spec); });
+}
+KernelRun prepare_weight_gradient(const KernelSpec& spec) {
+  return for_floats(spec, [&]<typename T>() { return weight_gradient<T>(spec); });
+}
 
-bool is_float(const KernelSpec& spec) { return spec.outputs[0].dtype == DType::float32; }
-
-int64_t forward_workspace(const KernelSpec& spec) {
+Workspace forward_workspace(const KernelSpec& spec) {
   const Layout l = layout_of(spec.attributes, spec.inputs[0].shape, spec.inputs[1].shape);
-  return spec.threads * (is_float(spec) ? ForwardRoom<float>(l).all() : ForwardRoom<double>(l).all());
+  return for_floats(spec, [&]<typename T>() { return Workspace{.each = ForwardRoom<T>(l).all()}; });
 }
-int64_t input_workspace(const KernelSpec& spec) {
+Workspace input_workspace(const KernelSpec& spec) {
   const Layout l = layout_of_dx(spec);
-  return spec.threads * (is_float(spec) ? InputRoom<float>(l).all() : InputRoom<double>(l).all());
+  return for_floats(spec, [&]<typename T>() { return Workspace{.each = InputRoom<T>(l).all()}; });
 }
-int64_t weight_workspace(const KernelSpec& spec) {
+Workspace weight_workspace(const KernelSpec& spec) {
   const Layout l = layout_of_dw(spec);
-  const auto bytes = [&](const auto& room) { return room.partials + spec.threads * room.each(); };
-  return is_float(spec) ? bytes(WeightRoom<float>(l)) : bytes(WeightRoom<double>(l));
+  return for_floats(spec, [&]<typename T>() {
+    const WeightRoom<T> room(l);
+    return Workspace{.shared = room.partials, .each = room.each()};
+  });
 }
 
-// All three are the same multiply-adds; gathering and spreading columns takes as long as `more` multiply-adds with each element of them, of
-// which the product itself makes `useful` (measured).
-Cost cost_of(const KernelSpec& spec, const Layout& l, int64_t useful, double more) {
+Layout layout_of_y(const KernelSpec& spec) { return layout_of(spec.attributes, spec.inputs[0].shape, spec.inputs[1].shape); }
+
+// All three are the same multiply-adds.
+template <Layout (*layout)(const KernelSpec&)> Cost cost(const KernelSpec& spec) {
+  const Layout l = layout(spec);
   Cost cost{.flops = 2.0 * static_cast<double>(l.batch * l.groups * l.out_channels) * static_cast<double>(l.depth()) *
                      static_cast<double>(l.windows.out_size())};
   for (size_t i = 0; i < spec.inputs.size(); ++i) cost.bytes += spec.has(i) ? static_cast<double>(spec.inputs[i].bytes()) : 0;
   cost.bytes += static_cast<double>(spec.outputs[0].bytes());
-  cost.efficiency = static_cast<double>(useful) / (static_cast<double>(useful) + more);
   return cost;
 }
-Cost forward_cost(const KernelSpec& spec) {
-  const Layout l = layout_of(spec.attributes, spec.inputs[0].shape, spec.inputs[1].shape);
+
+// Gathering and spreading columns takes as long as `more` multiply-adds with each element of them, of which the product itself makes
+// `useful` (measured).
+double share_of(int64_t useful, double more) { return static_cast<double>(useful) / (static_cast<double>(useful) + more); }
+double forward_efficiency(const KernelSpec& spec, int) {
+  const Layout l = layout_of_y(spec);
   const ForwardTiles tiles = forward_tiles(l);
-  return cost_of(spec, l, tiles.rows, tiles.samples > 1 ? 50 : tiles.gathers(l) ? 16 : 8);
+  return share_of(tiles.rows, tiles.samples > 1 ? 50 : tiles.gathers(l) ? 16 : 8);
 }
-Cost input_cost(const KernelSpec& spec) {
+double input_efficiency(const KernelSpec& spec, int) {
   const Layout l = layout_of_dx(spec);
-  return cost_of(spec, l, l.out_channels, l.windows.plain() ? 8 : 12);
+  return share_of(l.out_channels, l.windows.plain() ? 8 : 12);
 }
-Cost weight_cost(const KernelSpec& spec) {
+double weight_efficiency(const KernelSpec& spec, int) {
   const Layout l = layout_of_dw(spec);
-  const WeightTiles tiles = weight_tiles(l, size_of(DType::float32));
-  return cost_of(spec, l, tiles.rows, tiles.gathers(l) ? 32 : 16);
+  const WeightTiles tiles = weight_tiles(l, sizeof(float));
+  return share_of(tiles.rows, tiles.gathers(l) ? 32 : 16);
 }
 
 void gradient(const Node& node, GradientBuilder& g) {
@@ -477,32 +481,50 @@ void lower(Lowering& l) {
 
 }  // namespace
 
-const OpDef kConv{
+constexpr OpDef kConv{
     .name = "Conv",
     .onnx = {{.domain = "", .name = "Conv", .since = 1, .lower = lower}},
     .infer = infer,
     .gradient = gradient,
-    .cost = forward_cost,
-    .kernel = {.cpu = for_floats<Forward>, .workspace = forward_workspace},
     .standard = 22,
+};
+constexpr Kernel kConvKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
+    .cost = cost<layout_of_y>,
+    .efficiency = forward_efficiency,
+    .workspace = forward_workspace,
+    .prepare = prepare_forward,
 };
 
 // (dy, w) -> dx of attribute `shape`
-const OpDef kConvInputGrad{
+constexpr OpDef kConvInputGrad{
     .name = "ConvInputGrad",
     .infer = infer_gradient,
     .no_gradient = kNoSecondDerivative,
-    .cost = input_cost,
-    .kernel = {.cpu = for_floats<InputGradient>, .workspace = input_workspace},
+};
+constexpr Kernel kConvInputGradKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
+    .cost = cost<layout_of_dx>,
+    .efficiency = input_efficiency,
+    .workspace = input_workspace,
+    .prepare = prepare_input_gradient,
 };
 
 // (dy, x) -> dw of attribute `shape`
-const OpDef kConvWeightGrad{
+constexpr OpDef kConvWeightGrad{
     .name = "ConvWeightGrad",
     .infer = infer_gradient,
     .no_gradient = kNoSecondDerivative,
-    .cost = weight_cost,
-    .kernel = {.cpu = for_floats<WeightGradient>, .workspace = weight_workspace},
+};
+constexpr Kernel kConvWeightGradKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
+    .cost = cost<layout_of_dw>,
+    .efficiency = weight_efficiency,
+    .workspace = weight_workspace,
+    .prepare = prepare_weight_gradient,
 };
 
 ORT_TRAIN_OPS_END

@@ -7,12 +7,13 @@
 //   d_loss_sum CountLabels{ignore_index}(labels) -> float32 [], the rows that count
 //
 // Saves the logits, which the gradient overwrites, and lse. A row is summed in fixed chunks of 16 lanes, rows in ascending order in double.
-// A label outside the classes is the data's fault and throws Error(data).
+// A label outside the classes is the data's fault: a DataError.
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "exec/element_types.h"
 #include "exec/math.h"
 #include "exec/op_list.h"
 
@@ -73,18 +74,13 @@ template <typename T> double row_sum_exp(const T* __restrict x, int64_t n, T max
   return sum;
 }
 
-[[noreturn]] void fail_label(int64_t label, int64_t position, int64_t classes) {
-  throw error(ErrorCode::data, "label {} at position {} of the batch is outside the {} classes that the model gives (0 to {})", label,
-              position, classes, classes - 1);
-}
-
 template <typename T> KernelRun forward(const KernelSpec& spec) {
   return
       [n = classes(spec, 0), rows = rows(spec, 0), ignore = spec.attributes.get("ignore_index", kNothingIgnored)](const KernelArgs& args) {
         auto* losses = reinterpret_cast<double*>(args.workspace);
         const auto* labels = args.in<int64_t>(1);
         const int64_t block = rows_per_task(n);
-        args.workers.parallel_blocks(rows, block, [&](int64_t begin, int64_t end) {
+        args.workers().parallel_blocks(rows, block, [&](int64_t begin, int64_t end) {
           for (int64_t row = begin; row < end; ++row) {
             const T* x = args.in<T>(0) + row * n;
             const T max = row_max(x, n);
@@ -94,7 +90,11 @@ template <typename T> KernelRun forward(const KernelSpec& spec) {
               losses[row] = 0;
               continue;
             }
-            if (labels[row] < 0 || labels[row] >= n) fail_label(labels[row], row, n);
+            if (labels[row] < 0 || labels[row] >= n) {
+              args.error->report(DataError::label, labels[row], n, row);
+              losses[row] = 0;
+              continue;
+            }
             losses[row] = lse - static_cast<double>(x[labels[row]]);
           }
         });
@@ -115,7 +115,7 @@ template <typename T> KernelRun backward(const KernelSpec& spec) {
       [n = classes(spec, 1), rows = rows(spec, 1), ignore = spec.attributes.get("ignore_index", kNothingIgnored)](const KernelArgs& args) {
         const T scale = *args.in<T>(0);
         const auto* labels = args.in<int64_t>(3);
-        args.workers.parallel_blocks(rows, rows_per_task(n), [&](int64_t begin, int64_t end) {
+        args.workers().parallel_blocks(rows, rows_per_task(n), [&](int64_t begin, int64_t end) {
           for (int64_t row = begin; row < end; ++row) {
             const T* x = args.in<T>(1) + row * n;  // may be dx itself
             T* dx = args.out<T>(0) + row * n;
@@ -124,6 +124,7 @@ template <typename T> KernelRun backward(const KernelSpec& spec) {
               continue;
             }
             const T lse = args.in<T>(2)[row];
+            if (labels[row] < 0 || labels[row] >= n) continue;  // the forward pass has reported it
             const T at_label = (math::exp(x[labels[row]] - lse) - T(1)) * scale;
             scaled_softmax(x, dx, n, lse, scale);
             dx[labels[row]] = at_label;
@@ -132,14 +133,14 @@ template <typename T> KernelRun backward(const KernelSpec& spec) {
       };
 }
 
-template <KernelRun (*narrow)(const KernelSpec&), KernelRun (*wide)(const KernelSpec&), size_t typed>
-KernelRun by_type(const KernelSpec& spec) {
-  if (spec.inputs[typed].dtype == DType::float32) return narrow(spec);
-  if (spec.inputs[typed].dtype == DType::float64) return wide(spec);
-  throw error(ErrorCode::unsupported, "there is no cross-entropy of {}; cast the logits to float32", to_string(spec.inputs[typed].dtype));
-}
+Workspace workspace(const KernelSpec& spec) { return {.shared = rows(spec, 0) * int64_t{sizeof(double)}}; }
 
-int64_t workspace(const KernelSpec& spec) { return rows(spec, 0) * int64_t{sizeof(double)}; }
+KernelRun prepare_forward(const KernelSpec& spec) {
+  return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() { return forward<T>(spec); });
+}
+KernelRun prepare_backward(const KernelSpec& spec) {
+  return for_type(Wide{}, spec.inputs[1].dtype, [&]<typename T>() { return backward<T>(spec); });
+}
 
 void gradient(const Node& node, GradientBuilder& g) {
   g.input_gradient(
@@ -238,23 +239,41 @@ Cost cost(const KernelSpec& spec) {
 
 }  // namespace
 
-const OpDef kSoftmaxCrossEntropy{
+constexpr OpDef kSoftmaxCrossEntropy{
     .name = "SoftmaxCrossEntropy",
     .onnx = {{.domain = "", .name = "SoftmaxCrossEntropyLoss", .since = 12, .lower = lower},
              {.domain = "", .name = "NegativeLogLikelihoodLoss", .since = 12, .lower = lower_negative_log_likelihood}},
     .infer = infer,
     .gradient = gradient,
-    .cost = cost,
-    .kernel = {.cpu = by_type<forward<float>, forward<double>, 0>, .workspace = workspace},
 };
-const OpDef kSoftmaxCrossEntropyGrad{
+constexpr Kernel kSoftmaxCrossEntropyKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
+    .cost = cost,
+    .workspace = workspace,
+    .prepare = prepare_forward,
+};
+constexpr OpDef kSoftmaxCrossEntropyGrad{
     .name = "SoftmaxCrossEntropyGrad",
     .infer = [](const InferContext& context) { return std::vector<TensorType>{context.input(1)}; },
     .no_gradient = "second derivatives are not trained",
+};
+constexpr Kernel kSoftmaxCrossEntropyGradKernel{
+    .types = kWide,
+    .typed = 1,
+    .halves_by_float32 = true,
     .in_place = {{.output = 0, .input = 1}},
     .cost = cost,
-    .kernel = {.cpu = by_type<backward<float>, backward<double>, 1>},
+    .prepare = prepare_backward,
 };
-const OpDef kCountLabels{.name = "CountLabels", .infer = infer_count, .cost = cost, .kernel = {.cpu = make_count}};
+constexpr OpDef kCountLabels{
+    .name = "CountLabels",
+    .infer = infer_count,
+};
+constexpr Kernel kCountLabelsKernel{
+    .types = {DType::int64},
+    .cost = cost,
+    .prepare = make_count,
+};
 
 ORT_TRAIN_OPS_END

@@ -68,7 +68,7 @@ KernelRun prepare(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     const float ratio = spec.attributes.get("ratio", kUsualRatio);
     const auto least = static_cast<uint32_t>(static_cast<double>(ratio) * 0x1p32);  // of the numbers that keep an element
-    const T scale = T(1) / (T(1) - T(ratio));
+    const Compute<T> scale = Compute<T>(1) / (Compute<T>(1) - Compute<T>(ratio));
     const auto ordinal = static_cast<uint32_t>(spec.attributes.get("ordinal", 0));
     const bool shared = spec.attributes.get("shared", 0) != 0;
     return [=, n = element_count(spec.outputs[0].shape)](const KernelArgs& args) {
@@ -79,7 +79,7 @@ KernelRun prepare(const KernelSpec& spec) {
       const int64_t samples = std::max<int64_t>(random[kRandomSamples], 1);
       const int64_t before = shared ? 0 : random[kRandomFirst] * ((n + samples - 1) / samples);
       const PhiloxKey key{static_cast<uint32_t>(seed), ordinal};
-      args.workers.parallel_blocks(n, kElementBlock, [&](int64_t begin, int64_t end) {
+      args.workers().parallel_blocks(n, kElementBlock, [&](int64_t begin, int64_t end) {
         constexpr int64_t kNumbers = 4 * kPhiloxLanes;
         uint32_t numbers[kNumbers];
         for (int64_t at = begin; at < end;) {
@@ -89,7 +89,7 @@ KernelRun prepare(const KernelSpec& spec) {
                   static_cast<uint32_t>(step >> 32) ^ static_cast<uint32_t>(seed >> 32)},
                  key, numbers);
           const int64_t count = std::min(kNumbers - skip, end - at);
-          for (int64_t i = 0; i < count; ++i) y[at + i] = numbers[skip + i] >= least ? x[at + i] * scale : T(0);
+          for (int64_t i = 0; i < count; ++i) y[at + i] = store<T>(numbers[skip + i] >= least ? load(x[at + i]) * scale : Compute<T>(0));
           at += count;
         }
       });
@@ -99,15 +99,18 @@ KernelRun prepare(const KernelSpec& spec) {
 
 }  // namespace
 
-const OpDef kDropout{
+constexpr OpDef kDropout{
     .name = "Dropout",
     .onnx = {{.domain = "", .name = "Dropout", .since = 7, .lower = lower}},
     .infer = infer_same_as_input,
     .gradient = gradient,
-    .in_place = {{.output = 0, .input = 0}},
     .random = true,
+};
+constexpr Kernel kDropoutKernel{
+    .types = kFloating,
+    .in_place = {{.output = 0, .input = 0}},
     .cost = elementwise_cost<12>,
-    .kernel = {.cpu = prepare},
+    .prepare = prepare,
 };
 
 ORT_TRAIN_OPS_END

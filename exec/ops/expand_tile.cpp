@@ -32,7 +32,7 @@ void expand_gradient(const Node& node, GradientBuilder& g) {
 KernelRun prepare_expand(const KernelSpec& spec) {
   const Shape &from = spec.inputs[0].shape, &to = spec.outputs[0].shape;
   return [copy = StridedCopy(size_of(spec.outputs[0].dtype), to, strides_of(to), broadcast_strides(from, to))](const KernelArgs& args) {
-    copy.run(args.workers, args.outputs[0], args.inputs[0]);
+    copy.run(args.workers(), args.outputs[0], args.inputs[0]);
   };
 }
 
@@ -85,28 +85,34 @@ KernelRun prepare_tile(const KernelSpec& spec) {
     in_strides.push_back(stride);
   }
   return [copy = StridedCopy(size_of(spec.outputs[0].dtype), dims, strides_of(dims), in_strides)](const KernelArgs& args) {
-    copy.run(args.workers, args.outputs[0], args.inputs[0]);
+    copy.run(args.workers(), args.outputs[0], args.inputs[0]);
   };
 }
 
 }  // namespace
 
-const OpDef kExpand{
+constexpr OpDef kExpand{
     .name = "Expand",
     .onnx = {{.domain = "", .name = "Expand", .since = 8, .lower = lower_expand}},
     .infer = infer_expand,
     .gradient = expand_gradient,
+};
+constexpr Kernel kExpandKernel{
+    .types = kAnyType,
     .cost = movement_cost,
-    .kernel = {.cpu = prepare_expand},
+    .prepare = prepare_expand,
 };
 
-const OpDef kTile{
+constexpr OpDef kTile{
     .name = "Tile",
     .onnx = {{.domain = "", .name = "Tile", .since = 6, .lower = lower_tile}},
     .infer = infer_tile,
     .gradient = tile_gradient,
+};
+constexpr Kernel kTileKernel{
+    .types = kAnyType,
     .cost = movement_cost,
-    .kernel = {.cpu = prepare_tile},
+    .prepare = prepare_tile,
 };
 
 ORT_TRAIN_OPS_END

@@ -69,26 +69,27 @@ template <typename Index> void gather_rows(const KernelArgs& args, const GatherS
   std::byte* const out = args.out<std::byte>(0);
   const int64_t bytes = sizes.inner * element_bytes;
   if (bytes == 0) return;
-  args.workers.parallel_blocks(
-      sizes.outer * sizes.indices, per_task(kTaskBytes, std::max<int64_t>(bytes, 16)), [&](int64_t begin, int64_t end) {
-        int64_t o = begin / sizes.indices, i = begin % sizes.indices;
-        for (int64_t r = begin; r < end; ++r) {
-          std::memcpy(out + r * bytes, data + (o * sizes.size + checked_index(indices[i], sizes.size, "Gather")) * bytes,
-                      static_cast<size_t>(bytes));
-          if (++i == sizes.indices) {
-            i = 0;
-            ++o;
-          }
-        }
-      });
+  args.workers().parallel_blocks(sizes.outer * sizes.indices, per_task(kTaskBytes, std::max<int64_t>(bytes, 16)),
+                                 [&](int64_t begin, int64_t end) {
+                                   int64_t o = begin / sizes.indices, i = begin % sizes.indices;
+                                   for (int64_t r = begin; r < end; ++r) {
+                                     const int64_t at = checked_index(indices[i], sizes.size, i, args);
+                                     if (at >= 0)
+                                       std::memcpy(out + r * bytes, data + (o * sizes.size + at) * bytes, static_cast<size_t>(bytes));
+                                     if (++i == sizes.indices) {
+                                       i = 0;
+                                       ++o;
+                                     }
+                                   }
+                                 });
 }
 
 KernelRun prepare_gather(const KernelSpec& spec) {
   const Shape& data = spec.inputs[0].shape;
   const GatherSizes sizes(data, spec.inputs[1].shape, axis_of(spec.attributes, data));
-  return [sizes, bytes = size_of(spec.inputs[0].dtype), dtype = spec.inputs[1].dtype](const KernelArgs& args) {
-    with_index(dtype, [&](auto* type) { gather_rows<std::remove_pointer_t<decltype(type)>>(args, sizes, bytes); });
-  };
+  return for_type(Indices{}, spec.inputs[1].dtype, [&]<typename Index>() -> KernelRun {
+    return [sizes, bytes = size_of(spec.inputs[0].dtype)](const KernelArgs& args) { gather_rows<Index>(args, sizes, bytes); };
+  });
 }
 
 // --- parts of tables ------------------------------------------------------------------------------------------------------------------
@@ -101,7 +102,6 @@ struct TablePart {
     const int64_t at = (index < 0 ? index + total : index) - first;
     return at < rows ? at : -1;
   }
-  int64_t checked_position(int64_t index) const { return position(checked_index(index, total, "Gather")); }
 };
 
 TablePart checked_part(int64_t first, int64_t rows, int64_t total) {
@@ -134,20 +134,20 @@ Cost gather_part_cost(const KernelSpec& spec) {
 KernelRun prepare_gather_part(const KernelSpec& spec) {
   const Shape& data = spec.inputs[0].shape;
   const int64_t count = element_count(spec.inputs[1].shape), bytes = data[0] == 0 ? 0 : spec.inputs[0].bytes() / data[0];
-  return [part = part_of(spec.attributes, data[0]), count, bytes, index_dtype = spec.inputs[1].dtype](const KernelArgs& args) {
-    const auto* const base = args.inputs.size() > 2 ? args.in<std::byte>(2) : nullptr;
-    std::byte* const out = args.out<std::byte>(0);
-    if (base && base != out) copy_parallel(args.workers, out, base, count * bytes);
-    with_index(index_dtype, [&](auto* type) {
-      const auto* const indices = args.in<std::remove_pointer_t<decltype(type)>>(1);
-      args.workers.parallel_blocks(count, per_task(kTaskBytes, std::max<int64_t>(bytes, 16)), [&](int64_t begin, int64_t end) {
+  return for_type(Indices{}, spec.inputs[1].dtype, [&]<typename Index>() -> KernelRun {
+    return [part = part_of(spec.attributes, data[0]), count, bytes](const KernelArgs& args) {
+      const auto* const base = args.inputs.size() > 2 ? args.in<std::byte>(2) : nullptr;
+      std::byte* const out = args.out<std::byte>(0);
+      if (base && base != out) copy_parallel(args.workers(), out, base, count * bytes);
+      const Index* const indices = args.in<Index>(1);
+      args.workers().parallel_blocks(count, per_task(kTaskBytes, std::max<int64_t>(bytes, 16)), [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
-          const int64_t at = part.checked_position(indices[i]);
+          const int64_t row = checked_index(indices[i], part.total, i, args), at = row < 0 ? -1 : part.position(row);
           if (at >= 0) std::memcpy(out + i * bytes, args.in<std::byte>(0) + at * bytes, static_cast<size_t>(bytes));
         }
       });
-    });
-  };
+    };
+  });
 }
 
 // --- its gradient ---------------------------------------------------------------------------------------------------------------------
@@ -181,28 +181,23 @@ RowScatter gather_grad_scatter(const KernelSpec& spec) {
                     size_of(spec.outputs[0].dtype), made_part(spec.attributes).rows);
 }
 
-int64_t gather_grad_workspace(const KernelSpec& spec) { return gather_grad_scatter(spec).workspace(); }
+Workspace gather_grad_workspace(const KernelSpec& spec) { return {.shared = gather_grad_scatter(spec).workspace()}; }
 
 template <typename T, typename Index> void gather_grad(const KernelArgs& args, const RowScatter& scatter, const TablePart& part) {
   const Index* const indices = args.in<Index>(1);
-  for (int64_t i = 0; i < scatter.updates(); ++i) checked_index(indices[i], part.total, "Gather");
-  scatter.run<AddTo>(args.workers, args.out<T>(0), args.in<T>(0), args.workspace,
+  for (int64_t i = 0; i < scatter.updates(); ++i) checked_index(indices[i], part.total, i, args);
+  scatter.run<AddTo>(args.workers(), args.out<T>(0), args.in<T>(0), args.workspace,
                      [&](int64_t, int64_t i) { return part.position(indices[i]); });
 }
 
 KernelRun prepare_gather_grad(const KernelSpec& spec) {
-  const DType dtype = spec.outputs[0].dtype;
-  if (dtype != DType::float32 && dtype != DType::float64) no_kernel("GatherGrad", dtype);
-  const RowScatter scatter = gather_grad_scatter(spec);
-  return [scatter, part = made_part(spec.attributes), dtype, index_dtype = spec.inputs[1].dtype](const KernelArgs& args) {
-    with_index(index_dtype, [&](auto* type) {
-      using Index = std::remove_pointer_t<decltype(type)>;
-      if (dtype == DType::float32)
-        gather_grad<float, Index>(args, scatter, part);
-      else
-        gather_grad<double, Index>(args, scatter, part);
+  return for_type(Wide{}, spec.outputs[0].dtype, [&]<typename T>() {
+    return for_type(Indices{}, spec.inputs[1].dtype, [&]<typename Index>() -> KernelRun {
+      return [scatter = gather_grad_scatter(spec), part = made_part(spec.attributes)](const KernelArgs& args) {
+        gather_grad<T, Index>(args, scatter, part);
+      };
     });
-  };
+  });
 }
 
 // --- GatherElements -------------------------------------------------------------------------------------------------------------------
@@ -236,23 +231,23 @@ KernelRun prepare_gather_elements(const KernelSpec& spec) {
   std::vector<int64_t> others = strides_of(data);
   others[axis] = 0;  // along the axis the index says where
   const StridedLoop<1> loop(shape, {others});
-  return [=, bytes = size_of(spec.inputs[0].dtype), index_dtype = spec.inputs[1].dtype](const KernelArgs& args) {
-    with_element_size(bytes, [&](auto* element) {
-      using T = std::remove_pointer_t<decltype(element)>;
-      with_index(index_dtype, [&](auto* index) {
-        const auto* const indices = args.in<std::remove_pointer_t<decltype(index)>>(1);
+  return for_word(size_of(spec.inputs[0].dtype), [&]<typename T>() {
+    return for_type(Indices{}, spec.inputs[1].dtype, [&]<typename Index>() -> KernelRun {
+      return [=](const KernelArgs& args) {
+        const Index* const indices = args.in<Index>(1);
         const T* const in = args.in<T>(0);
         T* const out = args.out<T>(0);
-        args.workers.parallel_blocks(loop.count, kTaskElements, [&](int64_t begin, int64_t end) {
+        args.workers().parallel_blocks(loop.count, kTaskElements, [&](int64_t begin, int64_t end) {
           walk(loop, begin, end, [&](const std::array<int64_t, 1>& offsets, int64_t first, int64_t run) {
             for (int64_t i = 0; i < run; ++i) {
-              out[first + i] = in[offsets[0] + i * loop.inner_stride(0) + checked_index(indices[first + i], size, "GatherElements") * step];
+              const int64_t at = checked_index(indices[first + i], size, first + i, args);
+              if (at >= 0) out[first + i] = in[offsets[0] + i * loop.inner_stride(0) + at * step];
             }
           });
         });
-      });
+      };
     });
-  };
+  });
 }
 
 // --- GatherND -------------------------------------------------------------------------------------------------------------------------
@@ -270,20 +265,18 @@ void gather_nd_gradient(const Node& node, GradientBuilder& g) {
 
 KernelRun prepare_gather_nd(const KernelSpec& spec) {
   const IndexTuples tuples(spec.inputs[0].shape, spec.inputs[1].shape, spec.attributes.get("batch_dims", 0));
-  return [tuples, bytes = tuples.row * size_of(spec.inputs[0].dtype), index_dtype = spec.inputs[1].dtype](const KernelArgs& args) {
-    if (bytes == 0) return;
-    with_index(index_dtype, [&](auto* type) {
-      const auto* const indices = args.in<std::remove_pointer_t<decltype(type)>>(1);
-      const int64_t length = static_cast<int64_t>(tuples.dims.size());
-      args.workers.parallel_blocks(
+  return for_type(Indices{}, spec.inputs[1].dtype, [&]<typename Index>() -> KernelRun {
+    return [tuples, bytes = tuples.row * size_of(spec.inputs[0].dtype)](const KernelArgs& args) {
+      if (bytes == 0) return;
+      args.workers().parallel_blocks(
           tuples.batches * tuples.tuples, per_task(kTaskBytes, std::max<int64_t>(bytes, 16)), [&](int64_t begin, int64_t end) {
             for (int64_t i = begin; i < end; ++i) {
-              const int64_t at = i / tuples.tuples * tuples.rows + tuples.position(indices + i * length, "GatherND");
-              std::memcpy(args.out<std::byte>(0) + i * bytes, args.in<std::byte>(0) + at * bytes, static_cast<size_t>(bytes));
+              const int64_t row = tuples.position(args.in<Index>(1), i, args), at = i / tuples.tuples * tuples.rows + row;
+              if (row >= 0) std::memcpy(args.out<std::byte>(0) + i * bytes, args.in<std::byte>(0) + at * bytes, static_cast<size_t>(bytes));
             }
           });
-    });
-  };
+    };
+  });
 }
 
 std::vector<TensorType> infer_gather_nd_grad(const InferContext& context) {
@@ -307,83 +300,100 @@ RowScatter gather_nd_grad_scatter(const KernelSpec& spec) {
 }
 
 // The positions, then what the scatter wants.
-int64_t gather_nd_grad_workspace(const KernelSpec& spec) {
-  return gather_nd_grad_tuples(spec).positions_bytes() + gather_nd_grad_scatter(spec).workspace();
+Workspace gather_nd_grad_workspace(const KernelSpec& spec) {
+  return {.shared = gather_nd_grad_tuples(spec).positions_bytes() + gather_nd_grad_scatter(spec).workspace()};
 }
 
 KernelRun prepare_gather_nd_grad(const KernelSpec& spec) {
-  const DType dtype = spec.outputs[0].dtype;
-  if (dtype != DType::float32 && dtype != DType::float64) no_kernel("GatherNDGrad", dtype);
-  return [tuples = gather_nd_grad_tuples(spec), scatter = gather_nd_grad_scatter(spec), dtype,
-          index_dtype = spec.inputs[1].dtype](const KernelArgs& args) {
-    int64_t* const positions = reinterpret_cast<int64_t*>(args.workspace);
-    std::byte* const rest = args.workspace + tuples.positions_bytes();
-    with_index(index_dtype, [&](auto* type) {
-      tuples.positions(args.workers, args.in<std::remove_pointer_t<decltype(type)>>(1), positions, "GatherND");
+  return for_type(Wide{}, spec.outputs[0].dtype, [&]<typename T>() {
+    return for_type(Indices{}, spec.inputs[1].dtype, [&]<typename Index>() -> KernelRun {
+      return [tuples = gather_nd_grad_tuples(spec), scatter = gather_nd_grad_scatter(spec)](const KernelArgs& args) {
+        int64_t* const positions = reinterpret_cast<int64_t*>(args.workspace);
+        tuples.positions<Index>(args, 1, positions);
+        scatter.run<AddTo>(args.workers(), args.out<T>(0), args.in<T>(0), args.workspace + tuples.positions_bytes(),
+                           [&](int64_t o, int64_t i) { return positions[o * tuples.tuples + i]; });
+      };
     });
-    const auto position = [&](int64_t o, int64_t i) { return positions[o * tuples.tuples + i]; };
-    if (dtype == DType::float32)
-      scatter.run<AddTo>(args.workers, args.out<float>(0), args.in<float>(0), rest, position);
-    else
-      scatter.run<AddTo>(args.workers, args.out<double>(0), args.in<double>(0), rest, position);
-  };
+  });
 }
 
 }  // namespace
 
-const OpDef kGather{
+constexpr OpDef kGather{
     .name = "Gather",
     .onnx = {{.domain = "", .name = "Gather", .since = 1, .lower = lower_gather}},
     .infer = infer_gather,
     .gradient = gather_gradient,
-    .cost = gather_cost,
-    .kernel = {.cpu = prepare_gather},
     .standard = 13,
 };
+constexpr Kernel kGatherKernel{
+    .types = kAnyType,
+    .cost = gather_cost,
+    .prepare = prepare_gather,
+};
 
-const OpDef kGatherPart{
+constexpr OpDef kGatherPart{
     .name = "GatherPart",
     .infer = infer_gather_part,
     .no_gradient = "tables are divided behind the gradients",
+};
+constexpr Kernel kGatherPartKernel{
+    .types = kAnyType,
     .in_place = {{.output = 0, .input = 2}},
     .cost = gather_part_cost,
-    .kernel = {.cpu = prepare_gather_part},
+    .prepare = prepare_gather_part,
 };
 
-const OpDef kGatherGrad{
+constexpr OpDef kGatherGrad{
     .name = "GatherGrad",
     .infer = infer_gather_grad,
     .no_gradient = kNoSecondDerivative,
+};
+constexpr Kernel kGatherGradKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
     .cost = comparison_cost,
-    .kernel = {.cpu = prepare_gather_grad, .workspace = gather_grad_workspace},
+    .workspace = gather_grad_workspace,
+    .prepare = prepare_gather_grad,
 };
 
-const OpDef kGatherElements{
+constexpr OpDef kGatherElements{
     .name = "GatherElements",
     .onnx = {{.domain = "", .name = "GatherElements", .since = 11, .lower = lower_gather_elements}},
     .infer = infer_gather_elements,
     .gradient = gather_elements_gradient,
-    .cost = gather_cost,
-    .kernel = {.cpu = prepare_gather_elements},
     .standard = 13,
 };
+constexpr Kernel kGatherElementsKernel{
+    .types = kAnyType,
+    .cost = gather_cost,
+    .prepare = prepare_gather_elements,
+};
 
-const OpDef kGatherND{
+constexpr OpDef kGatherND{
     .name = "GatherND",
     .onnx = {{.domain = "", .name = "GatherND", .since = 11}},
     .infer = infer_gather_nd,
     .gradient = gather_nd_gradient,
-    .cost = gather_cost,
-    .kernel = {.cpu = prepare_gather_nd},
     .standard = 13,
 };
+constexpr Kernel kGatherNDKernel{
+    .types = kAnyType,
+    .cost = gather_cost,
+    .prepare = prepare_gather_nd,
+};
 
-const OpDef kGatherNDGrad{
+constexpr OpDef kGatherNDGrad{
     .name = "GatherNDGrad",
     .infer = infer_gather_nd_grad,
     .no_gradient = kNoSecondDerivative,
+};
+constexpr Kernel kGatherNDGradKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
     .cost = comparison_cost,
-    .kernel = {.cpu = prepare_gather_nd_grad, .workspace = gather_nd_grad_workspace},
+    .workspace = gather_nd_grad_workspace,
+    .prepare = prepare_gather_nd_grad,
 };
 
 ORT_TRAIN_OPS_END

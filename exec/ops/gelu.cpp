@@ -48,7 +48,7 @@ void lower_fast_gelu(Lowering& l) { lower_with_bias(l, "tanh"); }
 
 }  // namespace
 
-const OpDef kGelu{
+constexpr OpDef kGelu{
     .name = "Gelu",
     .onnx = {{.domain = "", .name = "Gelu", .since = 20},
              {.domain = "com.microsoft", .name = "Gelu", .inputs = 1, .outputs = 1},
@@ -56,13 +56,17 @@ const OpDef kGelu{
              {.domain = "com.microsoft", .name = "FastGelu", .lower = lower_fast_gelu, .inputs = 2, .outputs = 1}},  // the bias is optional
     .infer = infer,
     .gradient = gradient_from_input,  // one fused node: in primitives the backward pass would keep five tensors instead of x
+    .standard = 20,
+};
+constexpr Kernel kGeluKernel{
+    .types = kFloating,
     .in_place = {{.output = 0, .input = 0}},
     .cost = cost<30, 20>,
-    .kernel = {.cpu = pick<tanh_form, unary<GeluTanh>, unary<GeluErf>>},
-    .standard = 20,
+    .prepare = pick<tanh_form, unary<GeluTanh>, unary<GeluErf>>,
 };
 
 // dx = dy * gelu'(x)
-const OpDef kGeluGrad = slope_op("GeluGrad", pick<tanh_form, unary_slope<GeluTanh>, unary_slope<GeluErf>>, cost<45, 27>);
+constexpr OpDef kGeluGrad = slope_op("GeluGrad");
+constexpr Kernel kGeluGradKernel = slope_kernel(pick<tanh_form, unary_slope<GeluTanh>, unary_slope<GeluErf>>, cost<45, 27>);
 
 ORT_TRAIN_OPS_END

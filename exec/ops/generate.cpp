@@ -15,23 +15,7 @@ namespace {
 
 // --- Range ----------------------------------------------------------------------------------------------------------------------------
 
-// Calls body with a null pointer to the element type that Range makes.
-template <typename Body> void with_range_type(DType dtype, Body&& body) {
-  switch (dtype) {
-    case DType::float32:
-      return body(static_cast<float*>(nullptr));
-    case DType::float64:
-      return body(static_cast<double*>(nullptr));
-    case DType::int64:
-      return body(static_cast<int64_t*>(nullptr));
-    case DType::int32:
-      return body(static_cast<int32_t*>(nullptr));
-    case DType::int16:
-      return body(static_cast<int16_t*>(nullptr));
-    default:
-      no_kernel("Range", dtype);
-  }
-}
+using Counted = Types<float, double, int64_t, int32_t, int16_t>;
 
 void lower_range(Lowering& l) {
   for (size_t i = 0; i < 3; ++i) l.constant_input(i, i == 0 ? "the start" : i == 1 ? "the limit" : "the step");
@@ -47,8 +31,7 @@ std::vector<TensorType> infer_range(const InferContext& context) {
       throw error(ErrorCode::unsupported, "start, limit and step must be one number each, of one type");
   }
   int64_t count = 0;
-  with_range_type(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  for_type(Counted{}, dtype, [&]<typename T>() {
     const T start = context.constants[0]->data<T>()[0], limit = context.constants[1]->data<T>()[0],
             delta = context.constants[2]->data<T>()[0];
     if (delta == T(0)) throw error(ErrorCode::unsupported, "the step is zero");
@@ -61,17 +44,14 @@ std::vector<TensorType> infer_range(const InferContext& context) {
 
 KernelRun prepare_range(const KernelSpec& spec) {
   const int64_t count = element_count(spec.outputs[0].shape);
-  KernelRun run;
-  with_range_type(spec.outputs[0].dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  return for_type(Counted{}, spec.outputs[0].dtype, [&]<typename T>() -> KernelRun {
     // Integers are computed without sign: the last may lie beyond the type, as its number of elements is a double's.
     using Sum = std::conditional_t<std::is_integral_v<T>, uint64_t, T>;
-    run = [count](const KernelArgs& args) {
+    return [count](const KernelArgs& args) {
       const Sum start = static_cast<Sum>(*args.in<T>(0)), delta = static_cast<Sum>(*args.in<T>(2));
       for (int64_t i = 0; i < count; ++i) args.out<T>(0)[i] = static_cast<T>(start + static_cast<Sum>(i) * delta);
     };
   });
-  return run;
 }
 
 // --- ConstantOfShape, Shape, Size -----------------------------------------------------------------------------------------------------
@@ -107,7 +87,7 @@ std::vector<TensorType> infer_constant_of_shape(const InferContext& context) {
 KernelRun prepare_constant_of_shape(const KernelSpec& spec) {
   const Tensor value = value_of(spec.attributes);
   return [value, count = element_count(spec.outputs[0].shape)](const KernelArgs& args) {
-    fill_parallel(args.workers, args.outputs[0], count, value.bytes.data(), size_of(value.dtype));
+    fill_parallel(args.workers(), args.outputs[0], count, value.bytes.data(), size_of(value.dtype));
   };
 }
 
@@ -141,14 +121,13 @@ KernelRun prepare_one_hot(const KernelSpec& spec) {
   const int64_t axis = normalize_axis(spec.attributes.get("axis", -1), static_cast<int64_t>(shape.size()), "axis"), depth = shape[axis];
   const int64_t outer = element_count(Shape(shape.begin(), shape.begin() + axis)),
                 inner = element_count(Shape(shape.begin() + axis + 1, shape.end()));
-  return [=, bytes = size_of(spec.outputs[0].dtype), index_dtype = spec.inputs[0].dtype](const KernelArgs& args) {
-    with_element_size(bytes, [&](auto* element) {
-      using T = std::remove_pointer_t<decltype(element)>;
-      with_index(index_dtype, [&](auto* index) {
-        const auto* const indices = args.in<std::remove_pointer_t<decltype(index)>>(0);
+  return for_word(size_of(spec.outputs[0].dtype), [&]<typename T>() {
+    return for_type(Indices{}, spec.inputs[0].dtype, [&]<typename Index>() -> KernelRun {
+      return [=](const KernelArgs& args) {
+        const Index* const indices = args.in<Index>(0);
         const T off = args.in<T>(1)[0], on = args.in<T>(1)[1];
         const int64_t slab = depth * inner;
-        args.workers.parallel_blocks(outer, per_task(kTaskElements, slab), [&](int64_t begin, int64_t end) {
+        args.workers().parallel_blocks(outer, per_task(kTaskElements, slab), [&](int64_t begin, int64_t end) {
           for (int64_t o = begin; o < end; ++o) {
             T* const out = args.out<T>(0) + o * slab;
             std::fill_n(out, slab, off);
@@ -159,24 +138,22 @@ KernelRun prepare_one_hot(const KernelSpec& spec) {
             }
           }
         });
-      });
+      };
     });
-  };
+  });
 }
 
 // --- NonZero --------------------------------------------------------------------------------------------------------------------------
 
+using Anything = Types<float, double, float16, bfloat16, int64_t, int32_t, int16_t, int8_t, uint8_t, bool>;
+
 // body(flat index) for each element that is not zero, ascending.
 template <typename Body> void each_nonzero(DType dtype, const void* data, int64_t count, Body&& body) {
-  const auto scan = [&](const auto* values) {
+  for_type(Anything{}, dtype, [&]<typename T>() {
     for (int64_t i = 0; i < count; ++i) {
-      if (values[i] != 0) body(i);
+      if (load(static_cast<const T*>(data)[i]) != Compute<T>{}) body(i);
     }
-  };
-  if (dtype == DType::float32) return scan(static_cast<const float*>(data));
-  if (dtype == DType::float64) return scan(static_cast<const double*>(data));
-  if (dtype == DType::float16 || dtype == DType::bfloat16) no_kernel("NonZero", dtype);
-  with_element_size(size_of(dtype), [&](auto* type) { scan(static_cast<const std::remove_pointer_t<decltype(type)>*>(data)); });
+  });
 }
 
 void lower_nonzero(Lowering& l) {
@@ -225,7 +202,7 @@ KernelRun prepare_trilu(const KernelSpec& spec) {
   const bool upper = spec.attributes.get("upper", 1) != 0;
   return [=](const KernelArgs& args) {
     if (columns == 0) return;
-    args.workers.parallel_blocks(all, per_task(kTaskBytes, columns * bytes), [&](int64_t begin, int64_t end) {
+    args.workers().parallel_blocks(all, per_task(kTaskBytes, columns * bytes), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         const int64_t edge =
             std::clamp<int64_t>(r % rows + k + (upper ? 0 : 1), 0, columns);  // upper keeps from it on, lower what is before
@@ -272,7 +249,7 @@ template <typename T> KernelRun prepare_cumsum_of(const KernelSpec& spec) {
   const bool exclusive = spec.attributes.get("exclusive", 0) != 0, reverse = spec.attributes.get("reverse", 0) != 0;
   const int64_t columns = std::max<int64_t>(1, std::min(inner, kColumns)), blocks = (inner + columns - 1) / columns;
   return [=](const KernelArgs& args) {
-    args.workers.parallel_blocks(outer * blocks, per_task(kTaskElements, length * columns), [&](int64_t begin, int64_t end) {
+    args.workers().parallel_blocks(outer * blocks, per_task(kTaskElements, length * columns), [&](int64_t begin, int64_t end) {
       for (int64_t task = begin; task < end; ++task) {
         const int64_t left = task % blocks * columns, width = std::min(columns, inner - left), base = task / blocks * length * inner + left;
         Sum sums[kColumns] = {};
@@ -291,84 +268,97 @@ template <typename T> KernelRun prepare_cumsum_of(const KernelSpec& spec) {
   };
 }
 
+using Summed = Types<float, double, int64_t, int32_t>;
+
 KernelRun prepare_cumsum(const KernelSpec& spec) {
-  switch (spec.inputs[0].dtype) {
-    case DType::float32:
-      return prepare_cumsum_of<float>(spec);
-    case DType::float64:
-      return prepare_cumsum_of<double>(spec);
-    case DType::int64:
-      return prepare_cumsum_of<int64_t>(spec);
-    case DType::int32:
-      return prepare_cumsum_of<int32_t>(spec);
-    default:
-      no_kernel("CumSum", spec.inputs[0].dtype);
-  }
+  return for_type(Summed{}, spec.inputs[0].dtype, [&]<typename T>() { return prepare_cumsum_of<T>(spec); });
 }
 
 }  // namespace
 
-const OpDef kRange{
+constexpr OpDef kRange{
     .name = "Range",
     .onnx = {{.domain = "", .name = "Range", .since = 11, .lower = lower_range}},
     .infer = infer_range,
     .no_gradient = "its bounds are sizes",
     .host_inputs = {0, 1, 2},
-    .cost = movement_cost,
-    .kernel = {.cpu = prepare_range},
     .standard = 11,
 };
+constexpr Kernel kRangeKernel{
+    .types = dtypes_of(Counted{}),
+    .typed = kResult,
+    .cost = movement_cost,
+    .prepare = prepare_range,
+};
 
-const OpDef kConstantOfShape{
+constexpr OpDef kConstantOfShape{
     .name = "ConstantOfShape",
     .onnx = {{.domain = "", .name = "ConstantOfShape", .since = 9, .lower = lower_constant_of_shape},
              {.domain = "", .name = "Shape", .since = 1, .lower = lower_shape},
              {.domain = "", .name = "Size", .since = 1, .lower = lower_size}},
     .infer = infer_constant_of_shape,
     .no_gradient = "it has no inputs",
+};
+constexpr Kernel kConstantOfShapeKernel{
+    .types = kAnyType,
+    .typed = kResult,
     .cost = movement_cost,
-    .kernel = {.cpu = prepare_constant_of_shape},
+    .prepare = prepare_constant_of_shape,
 };
 
-const OpDef kOneHot{
+constexpr OpDef kOneHot{
     .name = "OneHot",
     .onnx = {{.domain = "", .name = "OneHot", .since = 9, .lower = lower_one_hot}},
     .infer = infer_one_hot,
     .no_gradient = "the two values that OneHot chooses between are not trained",
     .hint = "multiply its result instead",
+};
+constexpr Kernel kOneHotKernel{
+    .types = kAnyType,
+    .typed = kResult,
     .cost = movement_cost,
-    .kernel = {.cpu = prepare_one_hot},
+    .prepare = prepare_one_hot,
 };
 
-const OpDef kNonZero{
+constexpr OpDef kNonZero{
     .name = "NonZero",
     .onnx = {{.domain = "", .name = "NonZero", .since = 9, .lower = lower_nonzero}},
     .infer = infer_nonzero,
     .no_gradient = "it finds positions",
     .host_inputs = {0},
-    .cost = movement_cost,
-    .kernel = {.cpu = prepare_nonzero},
     .standard = 13,
 };
+constexpr Kernel kNonZeroKernel{
+    .types = dtypes_of(Anything{}),
+    .cost = movement_cost,
+    .prepare = prepare_nonzero,
+};
 
-const OpDef kTrilu{
+constexpr OpDef kTrilu{
     .name = "Trilu",
     .onnx = {{.domain = "", .name = "Trilu", .since = 14, .lower = lower_trilu}},
     .infer = infer_trilu,
     .gradient = trilu_gradient,
+};
+constexpr Kernel kTriluKernel{
+    .types = kAnyType,
     .in_place = {{.output = 0, .input = 0}},
     .cost = movement_cost,
-    .kernel = {.cpu = prepare_trilu},
+    .prepare = prepare_trilu,
 };
 
-const OpDef kCumSum{
+constexpr OpDef kCumSum{
     .name = "CumSum",
     .onnx = {{.domain = "", .name = "CumSum", .since = 11, .lower = lower_cumsum}},
     .infer = infer_cumsum,
     .gradient = cumsum_gradient,
+};
+constexpr Kernel kCumSumKernel{
+    .types = dtypes_of(Summed{}),
+    .halves_by_float32 = true,
     .in_place = {{.output = 0, .input = 0}},
     .cost = comparison_cost,
-    .kernel = {.cpu = prepare_cumsum},
+    .prepare = prepare_cumsum,
 };
 
 ORT_TRAIN_OPS_END

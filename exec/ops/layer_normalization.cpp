@@ -12,39 +12,41 @@
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
-template <typename T> struct RowMoments { T mean, inv_std_dev; };
+template <typename C> struct RowMoments { C mean, inv_std_dev; };
 
-template <typename T> RowMoments<T> moments(const T* x, int64_t n, T epsilon) {
-  const T mean = sum_row<T>(n, [&](T lane, int64_t i) { return lane + x[i]; }) / static_cast<T>(n);
-  const T squares = sum_row<T>(n, [&](T lane, int64_t i) {
-    const T d = x[i] - mean;
+template <typename T, typename C = Compute<T>> RowMoments<C> moments(const T* x, int64_t n, C epsilon) {
+  const C mean = sum_row<T>(n, [&](C lane, int64_t i) { return lane + load(x[i]); }) / static_cast<C>(n);
+  const C squares = sum_row<T>(n, [&](C lane, int64_t i) {
+    const C d = load(x[i]) - mean;
     return math::fma(d, d, lane);
   });
-  return {mean, T(1) / math::sqrt(squares / static_cast<T>(n) + epsilon)};
+  return {mean, C(1) / math::sqrt(squares / static_cast<C>(n) + epsilon)};
 }
 
-template <typename T> void normalize_row(const T* x, const T* scale, const T* bias, T* y, int64_t n, RowMoments<T> m) {
+template <typename T> void normalize_row(const T* x, const T* scale, const T* bias, T* y, int64_t n, RowMoments<Compute<T>> m) {
   if (bias) {
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) y[i] = math::fma((x[i] - m.mean) * m.inv_std_dev, scale[i], bias[i]);
+    for (int64_t i = 0; i < n; ++i) y[i] = store<T>(math::fma((load(x[i]) - m.mean) * m.inv_std_dev, load(scale[i]), load(bias[i])));
   } else {
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - m.mean) * m.inv_std_dev * scale[i];
+    for (int64_t i = 0; i < n; ++i) y[i] = store<T>((load(x[i]) - m.mean) * m.inv_std_dev * load(scale[i]));
   }
 }
 
 KernelRun forward(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    using C = Compute<T>;
     const RowLayout layout = row_layout(spec.attributes, spec.inputs[0].shape);
-    const T epsilon = spec.attributes.get("epsilon", 1e-5f);
+    const C epsilon = spec.attributes.get("epsilon", 1e-5f);
     const bool with_bias = spec.has(2);
     return [layout, epsilon, with_bias](const KernelArgs& args) {
       const int64_t n = layout.n;
       const T *x = args.in<T>(0), *scale = args.in<T>(1), *bias = with_bias ? args.in<T>(2) : nullptr;
-      T *y = args.out<T>(0), *mean = args.out<T>(1), *inv_std_dev = args.out<T>(2);
-      args.workers.parallel_blocks(layout.rows, layout.rows_per_task(), [&](int64_t begin, int64_t end) {
+      T* y = args.out<T>(0);
+      C *mean = args.out<C>(1), *inv_std_dev = args.out<C>(2);
+      args.workers().parallel_blocks(layout.rows, layout.rows_per_task(), [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
-          const RowMoments<T> m = moments(x + r * n, n, epsilon);
+          const RowMoments<C> m = moments(x + r * n, n, epsilon);
           normalize_row(x + r * n, scale, bias, y + r * n, n, m);
           if (mean) mean[r] = m.mean;
           if (inv_std_dev) inv_std_dev[r] = m.inv_std_dev;
@@ -55,39 +57,42 @@ KernelRun forward(const KernelSpec& spec) {
 }
 
 // dx of one row; dscale and dbias (null or n partial sums) take in the row.
-template <bool with_scale, typename T>
-void gradient_row(const T* dy, const T* x, const T* scale, T* dx, T* dscale, T* dbias, int64_t n, RowMoments<T> m) {
-  const TwoSums<T> sums = sum_row_twice<T>(n, [&](T& of_g, T& of_gh, int64_t i) {
-    const T g = dy[i] * scale[i];
+template <bool with_scale, typename T, typename C = Compute<T>>
+void gradient_row(const T* dy, const T* x, const T* scale, T* dx, C* dscale, C* dbias, int64_t n, RowMoments<C> m) {
+  const TwoSums<C> sums = sum_row_twice<T>(n, [&](C& of_g, C& of_gh, int64_t i) {
+    const C g = load(dy[i]) * load(scale[i]);
     of_g += g;
-    of_gh = math::fma(g, (x[i] - m.mean) * m.inv_std_dev, of_gh);
+    of_gh = math::fma(g, (load(x[i]) - m.mean) * m.inv_std_dev, of_gh);
   });
-  const T mean_g = sums.first / static_cast<T>(n), mean_gh = sums.second / static_cast<T>(n);
+  const C mean_g = sums.first / static_cast<C>(n), mean_gh = sums.second / static_cast<C>(n);
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
-    const T d = dy[i], h = (x[i] - m.mean) * m.inv_std_dev;
+    const C d = load(dy[i]), h = (load(x[i]) - m.mean) * m.inv_std_dev;
     if (with_scale) {
       dscale[i] = math::fma(d, h, dscale[i]);
       dbias[i] += d;
     }
-    dx[i] = m.inv_std_dev * (d * scale[i] - mean_g - h * mean_gh);
+    dx[i] = store<T>(m.inv_std_dev * (d * load(scale[i]) - mean_g - h * mean_gh));
   }
 }
 
 KernelRun backward(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[1].dtype, [&]<typename T>() -> KernelRun {
+    using C = Compute<T>;
     const RowLayout layout = row_layout(spec.attributes, spec.inputs[1].shape);
     const size_t outputs = spec.outputs.size();
     return [layout, outputs](const KernelArgs& args) {
       const int64_t n = layout.n;
-      const T *dy = args.in<T>(0), *x = args.in<T>(1), *scale = args.in<T>(2), *mean = args.in<T>(3), *inv_std_dev = args.in<T>(4);
-      T *dx = args.out<T>(0), *partial = outputs > 1 ? reinterpret_cast<T*>(args.workspace) : nullptr;
-      args.workers.parallel_for(layout.blocks(), [&](int64_t block, int) {
-        T* dscale = partial ? partial + block * 2 * n : nullptr;
-        if (dscale) std::fill(dscale, dscale + 2 * n, T(0));
+      const T *dy = args.in<T>(0), *x = args.in<T>(1), *scale = args.in<T>(2);
+      const C *mean = args.in<C>(3), *inv_std_dev = args.in<C>(4);
+      T* dx = args.out<T>(0);
+      C* partial = outputs > 1 ? reinterpret_cast<C*>(args.workspace) : nullptr;
+      args.workers().parallel_for(layout.blocks(), [&](int64_t block, int) {
+        C* dscale = partial ? partial + block * 2 * n : nullptr;
+        if (dscale) std::fill(dscale, dscale + 2 * n, C(0));
         const int64_t end = std::min(layout.rows, (block + 1) * layout.block_rows());
         for (int64_t r = block * layout.block_rows(); r < end; ++r) {
-          const RowMoments<T> m{mean[r], inv_std_dev[r]};
+          const RowMoments<C> m{mean[r], inv_std_dev[r]};
           if (dscale)
             gradient_row<true>(dy + r * n, x + r * n, scale, dx + r * n, dscale, dscale + n, n, m);
           else
@@ -96,13 +101,14 @@ KernelRun backward(const KernelSpec& spec) {
       });
       if (!partial) return;
       T* const sums[2] = {args.out<T>(1), outputs > 2 ? args.out<T>(2) : nullptr};
-      add_partials(layout, partial, 2, sums, args.workers);
+      add_partials(layout, partial, 2, sums, args.workers());
     };
   });
 }
 
-int64_t backward_workspace(const KernelSpec& spec) {
-  return spec.outputs.size() > 1 ? partial_bytes(row_layout(spec.attributes, spec.inputs[1].shape), spec.inputs[1].dtype, 2) : 0;
+Workspace backward_workspace(const KernelSpec& spec) {
+  return {.shared =
+              spec.outputs.size() > 1 ? partial_bytes(row_layout(spec.attributes, spec.inputs[1].shape), spec.inputs[1].dtype, 2) : 0};
 }
 
 void gradient(const Node& node, GradientBuilder& g) {
@@ -116,12 +122,13 @@ void gradient(const Node& node, GradientBuilder& g) {
   if (!g.wants(0)) return;
   // Rare: the model reads the statistics too. dmean/dx = 1/n, dinv_std_dev/dx = -inv_std_dev^3 * (x - mean) / n.
   ValueId dx = gradients[0];
-  const ValueId per_element = g.scalar_like(x, 1.0 / static_cast<double>(row_layout(node.attributes, g.shape(x)).n));
-  if (g.has_output_gradient(1)) dx = g.emit("Add", {dx, g.emit("Mul", {g.output_gradient(1), per_element})});
+  const ValueId per_element = g.scalar_like(mean, 1.0 / static_cast<double>(row_layout(node.attributes, g.shape(x)).n));
+  const auto like_x = [&](ValueId of_rows) { return cast_to(g, of_rows, g.dtype(x)); };
+  if (g.has_output_gradient(1)) dx = g.emit("Add", {dx, like_x(g.emit("Mul", {g.output_gradient(1), per_element}))});
   if (g.has_output_gradient(2)) {
     const ValueId cube = g.emit("Mul", {g.emit("Mul", {inv_std_dev, inv_std_dev}), inv_std_dev});
     const ValueId slope = g.emit("Mul", {g.emit("Mul", {cube, per_element}), g.output_gradient(2)});
-    dx = g.emit("Sub", {dx, g.emit("Mul", {g.emit("Sub", {x, mean}), slope})});
+    dx = g.emit("Sub", {dx, g.emit("Mul", {g.emit("Sub", {x, like_x(mean)}), like_x(slope)})});
   }
   g.input_gradient(0, dx);
 }
@@ -144,26 +151,33 @@ void lower_skip(Lowering& l) {
 
 }  // namespace
 
-const OpDef kLayerNormalization{
+constexpr OpDef kLayerNormalization{
     .name = "LayerNormalization",
     .onnx = {{.domain = "", .name = "LayerNormalization", .since = 1, .lower = lower},  // before opset 17 a contributed op of that name
              {.domain = "com.microsoft", .name = "SkipLayerNormalization", .lower = lower_skip, .inputs = 5, .outputs = 4}},
     .infer = [](const InferContext& context) { return infer_normalization(context, 2); },
     .gradient = gradient,
+    .standard = 17,
+};
+constexpr Kernel kLayerNormalizationKernel{
+    .types = kFloating,
     .in_place = {{.output = 0, .input = 0}},
     .cost = elementwise_cost<8>,
-    .kernel = {.cpu = forward},
-    .standard = 17,
+    .prepare = forward,
 };
 
 // (dy, x, scale, mean, inv_std_dev) -> dx, dscale?, dbias?
-const OpDef kLayerNormalizationGrad{
+constexpr OpDef kLayerNormalizationGrad{
     .name = "LayerNormalizationGrad",
     .infer = infer_normalization_gradient,
     .no_gradient = kNoSecondDerivative,
+};
+constexpr Kernel kLayerNormalizationGradKernel{
+    .types = kFloating,
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<16>,
-    .kernel = {.cpu = backward, .workspace = backward_workspace},
+    .workspace = backward_workspace,
+    .prepare = backward,
 };
 
 ORT_TRAIN_OPS_END

@@ -194,8 +194,8 @@ template <typename T> KernelRun make_for(const KernelSpec& spec) {
     const T* const bias = args.inputs.size() > 2 ? args.in<T>(2) : nullptr;
     const T* const base = args.inputs.size() > 3 ? args.in<T>(3) : nullptr;
     const bool placed = window.y_columns > 0;
-    if (placed && base && base != args.out<T>(0)) copy_parallel(args.workers, args.outputs[0], args.inputs[3], y_bytes);
-    args.workers.parallel_for(l.items * tiles.down * tiles.across, [&](int64_t task, int worker) {
+    if (placed && base && base != args.out<T>(0)) copy_parallel(args.workers(), args.outputs[0], args.inputs[3], y_bytes);
+    args.workers().parallel_for(l.items * tiles.down * tiles.across, [&](int64_t task, int worker) {
       const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
       const int64_t row = down * tiles.rows, column = across * tiles.columns;  // neighbours in time share b
       Matrix<const T> a_item = a, b_item = b;
@@ -219,18 +219,15 @@ template <typename T> KernelRun make_for(const KernelSpec& spec) {
   };
 }
 
+using Elements = Types<float, double, int64_t, int32_t>;
+
 KernelRun make(const KernelSpec& spec) {
-  const DType dtype = spec.inputs[0].dtype;
-  if (dtype == DType::float32) return make_for<float>(spec);
-  if (dtype == DType::float64) return make_for<double>(spec);
-  if (dtype == DType::int64) return make_for<int64_t>(spec);
-  if (dtype == DType::int32) return make_for<int32_t>(spec);
-  throw error(ErrorCode::unsupported, "there is no product of {} matrices; cast them to float32", to_string(dtype));
+  return for_type(Elements{}, spec.inputs[0].dtype, [&]<typename T>() { return make_for<T>(spec); });
 }
 
-int64_t workspace(const KernelSpec& spec) {
-  if (spec.inputs[0].dtype != DType::float32) return 0;
-  return spec.threads * product_workspace<float>(part_layout(spec).depth);
+Workspace workspace(const KernelSpec& spec) {
+  return for_type(Elements{}, spec.inputs[0].dtype,
+                  [&]<typename T>() { return Workspace{.each = product_workspace<T>(part_layout(spec).depth)}; });
 }
 
 Cost cost(const KernelSpec& spec) {
@@ -239,13 +236,18 @@ Cost cost(const KernelSpec& spec) {
   const auto size = static_cast<double>(size_of(spec.inputs[0].dtype)), rows = static_cast<double>(l.items * l.rows);
   cost.bytes = std::min(rows * static_cast<double>(l.depth) * size, static_cast<double>(spec.inputs[0].bytes())) +
                static_cast<double>(spec.inputs[1].bytes()) + rows * static_cast<double>(l.columns) * size * (adds_to_base(spec) ? 2 : 1);
+  return cost;
+}
+
+// How well the tiles keep so many workers busy, beside a large product.
+double efficiency(const KernelSpec& spec, int workers) {
   const auto share = [&](const Layout& of) {  // of the multiply-adds that the threads have time for
     const double useful = static_cast<double>(of.items * of.rows) * static_cast<double>(of.columns) * static_cast<double>(of.depth);
-    return useful / (cost_of(of, choose_tiles(of), spec.threads) * static_cast<double>(spec.threads));
+    return useful / (cost_of(of, choose_tiles(of), workers) * static_cast<double>(workers));
   };
   static const Layout large = layout_of({1024, 1024}, {1024, 1024}, {});
-  if (cost.flops > 0) cost.efficiency = std::min(1.0, share(l) / share(large));
-  return cost;
+  const Layout l = part_layout(spec);
+  return l.items * l.rows * l.columns * l.depth == 0 ? 0 : std::min(1.0, share(l) / share(large));
 }
 
 // --- gradient -------------------------------------------------------------------------------------------------------------------------
@@ -316,24 +318,36 @@ void lower_fused(Lowering& l) {
 
 }  // namespace
 
-const OpDef kMatMul{
+constexpr OpDef kMatMul{
     .name = "MatMul",
     .onnx = {{.domain = "", .name = "MatMul", .lower = lower_matmul},
              {.domain = "", .name = "Gemm", .lower = lower_gemm},
              {.domain = "com.microsoft", .name = "FusedMatMul", .lower = lower_fused, .inputs = 2, .outputs = 1}},
     .infer = infer,
     .gradient = gradient,
+};
+constexpr Kernel kMatMulKernel{
+    .types = dtypes_of(Elements{}),
+    .halves_by_float32 = true,
     .cost = cost,
-    .kernel = {.cpu = make, .workspace = workspace},
+    .efficiency = efficiency,
+    .workspace = workspace,
+    .prepare = make,
 };
 
-const OpDef kMatMulPart{
+constexpr OpDef kMatMulPart{
     .name = "MatMulPart",
     .infer = infer_part,
     .no_gradient = "products are divided behind the gradients",
+};
+constexpr Kernel kMatMulPartKernel{
+    .types = dtypes_of(Elements{}),
+    .halves_by_float32 = true,
     .in_place = {{.output = 0, .input = 3}},
     .cost = cost,
-    .kernel = {.cpu = make, .workspace = workspace},
+    .efficiency = efficiency,
+    .workspace = workspace,
+    .prepare = make,
 };
 
 ORT_TRAIN_OPS_END

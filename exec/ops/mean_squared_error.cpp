@@ -20,13 +20,13 @@ std::vector<TensorType> infer_squared_error(const InferContext& context) {
 }
 
 int64_t blocks(const KernelSpec& spec) { return (element_count(spec.inputs[0].shape) + kBlock - 1) / kBlock; }
-int64_t squared_error_workspace(const KernelSpec& spec) { return blocks(spec) * int64_t{sizeof(double)}; }
+Workspace squared_error_workspace(const KernelSpec& spec) { return {.shared = blocks(spec) * int64_t{sizeof(double)}}; }
 
 KernelRun make_squared_error(const KernelSpec& spec) {
-  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+  return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     return [n = element_count(spec.inputs[0].shape), blocks = blocks(spec)](const KernelArgs& args) {
       auto* partial = reinterpret_cast<double*>(args.workspace);
-      args.workers.parallel_for(blocks, [&](int64_t block, int) {
+      args.workers().parallel_for(blocks, [&](int64_t block, int) {
         const T *a = args.in<T>(0), *b = args.in<T>(1);
         double lanes[16] = {};
         const int64_t begin = block * kBlock, end = std::min(begin + kBlock, n);
@@ -53,12 +53,17 @@ void squared_error_gradient(const Node& node, GradientBuilder& g) {
 
 }  // namespace
 
-const OpDef kSquaredError{
+constexpr OpDef kSquaredError{
     .name = "SquaredError",
     .infer = infer_squared_error,
     .gradient = squared_error_gradient,
+};
+constexpr Kernel kSquaredErrorKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
     .cost = elementwise_cost<3>,
-    .kernel = {.cpu = make_squared_error, .workspace = squared_error_workspace},
+    .workspace = squared_error_workspace,
+    .prepare = make_squared_error,
 };
 
 ORT_TRAIN_OPS_END

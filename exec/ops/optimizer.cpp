@@ -16,6 +16,7 @@
 #include <cstring>
 
 #include "exec/depth_block.h"
+#include "exec/element_types.h"
 #include "exec/op_list.h"
 #include "exec/ops/optimizer_scalars.h"
 
@@ -32,9 +33,7 @@ void check_same(const InferContext& context, size_t a, size_t b) {
 }
 
 template <template <typename> class Make> KernelRun for_floats(const KernelSpec& spec) {
-  if (spec.inputs[0].dtype == DType::float32) return Make<float>{}(spec);
-  if (spec.inputs[0].dtype == DType::float64) return Make<double>{}(spec);
-  throw error(ErrorCode::unsupported, "parameters of type {} can't be updated; float32 and float64 can", to_string(spec.inputs[0].dtype));
+  return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() { return Make<T>{}(spec); });
 }
 
 // --- norms ----------------------------------------------------------------------------------------------------------------------------
@@ -71,7 +70,7 @@ template <typename T> struct MakeSumSquares {
   KernelRun operator()(const KernelSpec& spec) const {
     const Shape& shape = spec.inputs[0].shape;
     return [n = element_count(shape), block = norm_block(shape), blocks = norm_blocks(shape)](const KernelArgs& args) {
-      args.workers.parallel_for(blocks, [&](int64_t i, int) {
+      args.workers().parallel_for(blocks, [&](int64_t i, int) {
         args.out<double>(0)[i] = block_sum_squares(args.in<T>(0) + i * block, std::min(block, n - i * block));
       });
     };
@@ -139,7 +138,7 @@ template <typename T> struct MakeAdamW {
                                     .beta2 = scalars[kBeta2],
                                     .gain2 = scalars[kOneMinusBeta2],
                                     .epsilon = scalars[kEpsilon]};
-      args.workers.parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
+      args.workers().parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
         adamw_loop(numbers, args.in<T>(1) + begin, args.out<T>(0) + begin, args.out<T>(1) + begin, args.out<T>(2) + begin, end - begin);
       });
     };
@@ -173,7 +172,7 @@ template <typename T> struct MakeSgd {
             buffered = spec.has(2)](const KernelArgs& args) {
       const float* scalars = args.in<float>(4);
       const T clip = *args.in<float>(3), rate = scalars[kLearningRate], momentum = scalars[kMomentum];
-      args.workers.parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
+      args.workers().parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
         const T* gradient = args.in<T>(1) + begin;
         T* p = args.out<T>(0) + begin;
         if (buffered)
@@ -197,7 +196,7 @@ template <typename T> void accumulate_loop(const T* __restrict x, T* __restrict 
 template <typename T> struct MakeAccumulate {
   KernelRun operator()(const KernelSpec& spec) const {
     return [n = element_count(spec.inputs[0].shape)](const KernelArgs& args) {
-      args.workers.parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
+      args.workers().parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
         accumulate_loop(args.in<T>(1) + begin, args.out<T>(0) + begin, end - begin);
       });
     };
@@ -206,7 +205,7 @@ template <typename T> struct MakeAccumulate {
 
 KernelRun make_store(const KernelSpec& spec) {
   return [n = spec.inputs[0].bytes()](const KernelArgs& args) {
-    args.workers.parallel_blocks(n, 4 * kUpdateBlock, [&](int64_t begin, int64_t end) {
+    args.workers().parallel_blocks(n, 4 * kUpdateBlock, [&](int64_t begin, int64_t end) {
       std::memcpy(args.out<std::byte>(0) + begin, args.in<std::byte>(1) + begin, static_cast<size_t>(end - begin));
     });
   };
@@ -214,7 +213,7 @@ KernelRun make_store(const KernelSpec& spec) {
 
 KernelRun make_clear(const KernelSpec& spec) {
   return [n = spec.inputs[0].bytes()](const KernelArgs& args) {
-    args.workers.parallel_blocks(n, 4 * kUpdateBlock, [&](int64_t begin, int64_t end) {
+    args.workers().parallel_blocks(n, 4 * kUpdateBlock, [&](int64_t begin, int64_t end) {
       std::memset(args.out<std::byte>(0) + begin, 0, static_cast<size_t>(end - begin));
     });
   };
@@ -227,52 +226,93 @@ template <int bytes_per_element, int flops_per_element> Cost per_element(const K
 
 }  // namespace
 
-const OpDef kSumSquares{.name = "SumSquares",
-                        .infer = infer_sum_squares,
-                        .no_gradient = kNoSecondOrder,
-                        .cost = per_element<4, 2>,
-                        .kernel = {.cpu = for_floats<MakeSumSquares>}};
-const OpDef kGlobalNorm{.name = "GlobalNorm",
-                        .infer = infer_global_norm,
-                        .no_gradient = kNoSecondOrder,
-                        .cost = per_element<8, 1>,
-                        .kernel = {.cpu = make_global_norm}};
-const OpDef kClipCoefficient{.name = "ClipCoefficient",
-                             .infer = infer_same_as_input,
-                             .no_gradient = kNoSecondOrder,
-                             .cost = per_element<8, 3>,
-                             .kernel = {.cpu = make_clip_coefficient}};
-const OpDef kAdamW{.name = "AdamW",
-                   .infer = infer_adamw,
-                   .no_gradient = kNoSecondOrder,
-                   .writes = {{.output = 0, .input = 0}, {.output = 1, .input = 2}, {.output = 2, .input = 3}},
-                   .cost = per_element<28, 15>,
-                   .kernel = {.cpu = for_floats<MakeAdamW>}};
-const OpDef kSGD{.name = "SGD",
-                 .infer = infer_sgd,
-                 .no_gradient = kNoSecondOrder,
-                 .writes = {{.output = 0, .input = 0}, {.output = 1, .input = 2}},
-                 .cost = per_element<20, 6>,
-                 .kernel = {.cpu = for_floats<MakeSgd>}};
-const OpDef kAccumulate{.name = "Accumulate",
-                        .infer = infer_accumulate,
-                        .no_gradient = kNoSecondOrder,
-                        .writes = {{.output = 0, .input = 0}},
-                        .cost = per_element<12, 1>,
-                        .kernel = {.cpu = for_floats<MakeAccumulate>}};
-const OpDef kClear{.name = "Clear",
-                   .infer = infer_same_as_input,
-                   .no_gradient = kNoSecondOrder,
-                   .writes = {{.output = 0, .input = 0}},
-                   .overwrites = true,
-                   .cost = per_element<4, 0>,
-                   .kernel = {.cpu = make_clear}};
-const OpDef kStore{.name = "Store",
-                   .infer = infer_accumulate,
-                   .no_gradient = kNoSecondOrder,
-                   .writes = {{.output = 0, .input = 0}},
-                   .overwrites = true,
-                   .cost = per_element<8, 0>,
-                   .kernel = {.cpu = make_store}};
+constexpr OpDef kSumSquares{
+    .name = "SumSquares",
+    .infer = infer_sum_squares,
+    .no_gradient = kNoSecondOrder,
+};
+constexpr Kernel kSumSquaresKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
+    .cost = per_element<4, 2>,
+    .prepare = for_floats<MakeSumSquares>,
+};
+constexpr OpDef kGlobalNorm{
+    .name = "GlobalNorm",
+    .infer = infer_global_norm,
+    .no_gradient = kNoSecondOrder,
+};
+constexpr Kernel kGlobalNormKernel{
+    .types = {DType::float64},
+    .cost = per_element<8, 1>,
+    .prepare = make_global_norm,
+};
+constexpr OpDef kClipCoefficient{
+    .name = "ClipCoefficient",
+    .infer = infer_same_as_input,
+    .no_gradient = kNoSecondOrder,
+};
+constexpr Kernel kClipCoefficientKernel{
+    .types = {DType::float32},
+    .cost = per_element<8, 3>,
+    .prepare = make_clip_coefficient,
+};
+constexpr OpDef kAdamW{
+    .name = "AdamW",
+    .infer = infer_adamw,
+    .no_gradient = kNoSecondOrder,
+    .writes = {{.output = 0, .input = 0}, {.output = 1, .input = 2}, {.output = 2, .input = 3}},
+};
+constexpr Kernel kAdamWKernel{
+    .types = kWide,
+    .cost = per_element<28, 15>,
+    .prepare = for_floats<MakeAdamW>,
+};
+constexpr OpDef kSGD{
+    .name = "SGD",
+    .infer = infer_sgd,
+    .no_gradient = kNoSecondOrder,
+    .writes = {{.output = 0, .input = 0}, {.output = 1, .input = 2}},
+};
+constexpr Kernel kSGDKernel{
+    .types = kWide,
+    .cost = per_element<20, 6>,
+    .prepare = for_floats<MakeSgd>,
+};
+constexpr OpDef kAccumulate{
+    .name = "Accumulate",
+    .infer = infer_accumulate,
+    .no_gradient = kNoSecondOrder,
+    .writes = {{.output = 0, .input = 0}},
+};
+constexpr Kernel kAccumulateKernel{
+    .types = kWide,
+    .cost = per_element<12, 1>,
+    .prepare = for_floats<MakeAccumulate>,
+};
+constexpr OpDef kClear{
+    .name = "Clear",
+    .infer = infer_same_as_input,
+    .no_gradient = kNoSecondOrder,
+    .writes = {{.output = 0, .input = 0}},
+    .overwrites = true,
+};
+constexpr Kernel kClearKernel{
+    .types = kAnyType,
+    .cost = per_element<4, 0>,
+    .prepare = make_clear,
+};
+constexpr OpDef kStore{
+    .name = "Store",
+    .infer = infer_accumulate,
+    .no_gradient = kNoSecondOrder,
+    .writes = {{.output = 0, .input = 0}},
+    .overwrites = true,
+};
+constexpr Kernel kStoreKernel{
+    .types = kAnyType,
+    .cost = per_element<8, 0>,
+    .prepare = make_store,
+};
 
 ORT_TRAIN_OPS_END

@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "exec/element_types.h"
 #include "exec/op_list.h"
 #include "exec/program.h"
 
@@ -74,21 +75,27 @@ KernelRun prepare_pack(const KernelSpec& spec) {
 
 }  // namespace
 
-const OpDef kPackMember{
+constexpr OpDef kPackMember{
     .name = "PackMember",
     .infer = infer_member,
     .no_gradient = kBehindGradients,
     .alias = {{.output = 0, .input = 0}},
+};
+constexpr Kernel kPackMemberKernel{
+    .types = kAnyType,
     .cost = no_cost,
-    .kernel = {.cpu = prepare_member},
+    .prepare = prepare_member,
 };
 
-const OpDef kPack{
+constexpr OpDef kPack{
     .name = "Pack",
     .infer = infer_pack,
     .no_gradient = kBehindGradients,
+};
+constexpr Kernel kPackKernel{
+    .types = kAnyType,
     .cost = pack_cost,
-    .kernel = {.cpu = prepare_pack},
+    .prepare = prepare_pack,
 };
 
 ORT_TRAIN_OPS_END

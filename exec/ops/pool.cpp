@@ -54,10 +54,10 @@ template <typename Body> void for_taps(const Windows& windows, const Body& row) 
 template <typename T> bool exceeds(T a, T b) { return (a > b) | (a != a); }
 
 KernelRun max_forward(const KernelSpec& spec) {
-  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+  return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     const Windows windows = windows_of(spec.attributes, spec.inputs[0].shape);
     return [windows, planes = planes_of(spec.inputs[0].shape)](const KernelArgs& args) {
-      for_planes(planes, windows, args.workers, [&](int64_t plane) {
+      for_planes(planes, windows, args.workers(), [&](int64_t plane) {
         const T* const x = args.in<T>(0) + plane * windows.in_size();
         T* const y = args.out<T>(0) + plane * windows.out_size();
         std::fill_n(y, windows.out_size(), -std::numeric_limits<T>::infinity());
@@ -92,10 +92,10 @@ template <typename T> int64_t largest(const Windows& windows, const T* x, int64_
 }
 
 KernelRun max_backward(const KernelSpec& spec) {
-  return for_type(Floats{}, spec.inputs[1].dtype, [&]<typename T>() -> KernelRun {
+  return for_type(Wide{}, spec.inputs[1].dtype, [&]<typename T>() -> KernelRun {
     const Windows windows = windows_of(spec.attributes, spec.inputs[1].shape);
     return [windows, planes = planes_of(spec.inputs[1].shape)](const KernelArgs& args) {
-      for_planes(planes, windows, args.workers, [&](int64_t plane) {
+      for_planes(planes, windows, args.workers(), [&](int64_t plane) {
         const T *dy = args.in<T>(0) + plane * windows.out_size(), *x = args.in<T>(1) + plane * windows.in_size();
         T* const dx = args.out<T>(0) + plane * windows.in_size();
         std::fill_n(dx, windows.in_size(), T(0));
@@ -139,10 +139,10 @@ struct Means {
 };
 
 KernelRun mean_forward(const KernelSpec& spec) {
-  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+  return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     return [means = Means(spec.attributes, spec.inputs[0].shape), planes = planes_of(spec.inputs[0].shape)](const KernelArgs& args) {
       const Windows& windows = means.windows;
-      for_planes(planes, windows, args.workers, [&](int64_t plane) {
+      for_planes(planes, windows, args.workers(), [&](int64_t plane) {
         const T* const x = args.in<T>(0) + plane * windows.in_size();
         T* const y = args.out<T>(0) + plane * windows.out_size();
         std::fill_n(y, windows.out_size(), T(0));
@@ -158,10 +158,10 @@ KernelRun mean_forward(const KernelSpec& spec) {
 }
 
 KernelRun mean_backward(const KernelSpec& spec) {
-  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+  return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     return [means = Means(spec.attributes, spec.outputs[0].shape), planes = planes_of(spec.outputs[0].shape)](const KernelArgs& args) {
       const Windows& windows = means.windows;
-      for_planes(planes, windows, args.workers, [&](int64_t plane) {
+      for_planes(planes, windows, args.workers(), [&](int64_t plane) {
         const T* const dy = args.in<T>(0) + plane * windows.out_size();
         T* const dx = args.out<T>(0) + plane * windows.in_size();
         std::fill_n(dx, windows.in_size(), T(0));
@@ -207,44 +207,60 @@ template <int each> Cost cost_of(const KernelSpec& spec, const Shape& x) {
 
 }  // namespace
 
-const OpDef kMaxPool{
+constexpr OpDef kMaxPool{
     .name = "MaxPool",
     .onnx = {{.domain = "", .name = "MaxPool", .since = 1, .lower = lower<false>},
              {.domain = "", .name = "GlobalMaxPool", .since = 1, .lower = lower_global<false>}},
     .infer = infer,
     .gradient = max_gradient,
-    .cost = [](const KernelSpec& spec) { return cost_of<4>(spec, spec.inputs[0].shape); },
-    .kernel = {.cpu = max_forward},
     .standard = 22,
+};
+constexpr Kernel kMaxPoolKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
+    .cost = [](const KernelSpec& spec) { return cost_of<4>(spec, spec.inputs[0].shape); },
+    .prepare = max_forward,
 };
 
 // (dy, x) -> dx
-const OpDef kMaxPoolGrad{
+constexpr OpDef kMaxPoolGrad{
     .name = "MaxPoolGrad",
     .infer = [](const InferContext& context) -> std::vector<TensorType> { return {context.input(1)}; },
     .no_gradient = kNoSecondDerivative,
+};
+constexpr Kernel kMaxPoolGradKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
     .cost = [](const KernelSpec& spec) { return cost_of<12>(spec, spec.inputs[1].shape); },
-    .kernel = {.cpu = max_backward},
+    .prepare = max_backward,
 };
 
-const OpDef kAveragePool{
+constexpr OpDef kAveragePool{
     .name = "AveragePool",
     .onnx = {{.domain = "", .name = "AveragePool", .since = 1, .lower = lower<true>},
              {.domain = "", .name = "GlobalAveragePool", .since = 1, .lower = lower_global<true>}},
     .infer = infer,
     .gradient = mean_gradient,
-    .cost = [](const KernelSpec& spec) { return cost_of<4>(spec, spec.inputs[0].shape); },
-    .kernel = {.cpu = mean_forward},
     .standard = 22,
+};
+constexpr Kernel kAveragePoolKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
+    .cost = [](const KernelSpec& spec) { return cost_of<4>(spec, spec.inputs[0].shape); },
+    .prepare = mean_forward,
 };
 
 // dy -> dx of attribute `shape`
-const OpDef kAveragePoolGrad{
+constexpr OpDef kAveragePoolGrad{
     .name = "AveragePoolGrad",
     .infer = infer_mean_gradient,
     .no_gradient = kNoSecondDerivative,
+};
+constexpr Kernel kAveragePoolGradKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
     .cost = [](const KernelSpec& spec) { return cost_of<6>(spec, spec.outputs[0].shape); },
-    .kernel = {.cpu = mean_backward},
+    .prepare = mean_backward,
 };
 
 ORT_TRAIN_OPS_END

@@ -99,11 +99,11 @@ template <typename General, template <typename> typename Part> KernelRun power(c
       const T* x = args.in<T>(0);
       T* out = args.out<T>(0);
       const auto run = [&]<typename F>(F) {
-        args.workers.parallel_blocks(n, kElementBlock,
-                                     [&](int64_t begin, int64_t end) { unary_loop(Part<F>{}, x + begin, out + begin, end - begin); });
+        args.workers().parallel_blocks(n, kElementBlock,
+                                       [&](int64_t begin, int64_t end) { unary_loop(Part<F>{}, x + begin, out + begin, end - begin); });
       };
-      if (special && with_exponent(*args.in<T>(1), run)) return;
-      run_binary(General{}, loop, x, args.in<T>(1), out, args.workers);
+      if (special && with_exponent(load(*args.in<T>(1)), run)) return;
+      run_binary(General{}, loop, x, args.in<T>(1), out, args.workers());
     };
   });
 }
@@ -129,30 +129,31 @@ void lower(Lowering& l) {
   l.output(0, cast(l.emit("Pow", {cast(a, l.dtype(b)), b}), l.dtype(a)));
 }
 
-OpDef slope_helper(std::string_view name, Prepare cpu) {
-  return {.name = name,
-          .infer = infer_broadcast,
-          .no_gradient = kNoSecondDerivative,
-          .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
-          .cost = elementwise_cost<20>,
-          .kernel = {.cpu = cpu}};
+constexpr OpDef slope_helper(std::string_view name) { return {.name = name, .infer = infer_broadcast, .no_gradient = kNoSecondDerivative}; }
+constexpr Kernel slope_helper_kernel(Prepare prepare) {
+  return {.types = kFloating, .in_place = kOverEither, .cost = elementwise_cost<20>, .prepare = prepare};
 }
 
 }  // namespace
 
-const OpDef kPow{
+constexpr OpDef kPow{
     .name = "Pow",
     .onnx = {{.domain = "", .name = "Pow", .since = 7, .lower = lower}},
     .infer = infer_broadcast,
     .gradient = gradient,
+    .standard = 15,
+};
+constexpr Kernel kPowKernel{
+    .types = kNumbers,
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<20>,
-    .kernel = {.cpu = pow_kernel},
-    .standard = 15,
+    .prepare = pow_kernel,
 };
 
 // da^b/da and da^b/db
-const OpDef kPowSlope = slope_helper("PowSlope", power<PowSlopeOf, SlopeOf>);
-const OpDef kPowExponentSlope = slope_helper("PowExponentSlope", binary<PowExponentSlopeOf>);
+constexpr OpDef kPowSlope = slope_helper("PowSlope");
+constexpr OpDef kPowExponentSlope = slope_helper("PowExponentSlope");
+constexpr Kernel kPowSlopeKernel = slope_helper_kernel(power<PowSlopeOf, SlopeOf>);
+constexpr Kernel kPowExponentSlopeKernel = slope_helper_kernel(binary<PowExponentSlopeOf>);
 
 ORT_TRAIN_OPS_END

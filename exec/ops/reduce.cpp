@@ -141,9 +141,9 @@ void prod_gradient(const Node& node, GradientBuilder& g) {
 
 ReducePlan plan_of(const KernelSpec& spec) { return ReducePlan(spec.inputs[0].shape, axes_of(spec.attributes, spec.inputs[0].shape)); }
 
-int64_t workspace(const KernelSpec& spec) {
+Workspace workspace(const KernelSpec& spec) {
   const ReducePlan plan = plan_of(spec);
-  return plan.pieces == 1 ? 0 : plan.pieces * plan.outputs() * static_cast<int64_t>(sizeof(double));  // no total is larger
+  return {.shared = plan.pieces == 1 ? 0 : plan.pieces * plan.outputs() * static_cast<int64_t>(sizeof(double))};  // no total is larger
 }
 
 Cost cost(const KernelSpec& spec) {
@@ -152,52 +152,19 @@ Cost cost(const KernelSpec& spec) {
   return cost;
 }
 
-template <template <typename> class Kind, typename T> KernelRun prepare_of(const KernelSpec& spec) {
-  return [plan = plan_of(spec)](const KernelArgs& args) { run_reduce<Kind<T>, T>(plan, args); };
-}
+using Arithmetic = Types<float, double, int64_t, int32_t>;
+using Ordered = Types<float, double, int64_t, int32_t, int16_t, int8_t, uint8_t, bool>;
 
-template <template <typename> class Kind> KernelRun prepare_arithmetic(const KernelSpec& spec) {
-  switch (spec.inputs[0].dtype) {
-    case DType::float32:
-      return prepare_of<Kind, float>(spec);
-    case DType::float64:
-      return prepare_of<Kind, double>(spec);
-    case DType::int64:
-      return prepare_of<Kind, int64_t>(spec);
-    case DType::int32:
-      return prepare_of<Kind, int32_t>(spec);
-    default:
-      no_kernel("a sum or product", spec.inputs[0].dtype);
-  }
-}
-
-template <template <typename> class Kind> KernelRun prepare_extreme(const KernelSpec& spec) {
-  switch (spec.inputs[0].dtype) {
-    case DType::float32:
-      return prepare_of<Kind, float>(spec);
-    case DType::float64:
-      return prepare_of<Kind, double>(spec);
-    case DType::int64:
-      return prepare_of<Kind, int64_t>(spec);
-    case DType::int32:
-      return prepare_of<Kind, int32_t>(spec);
-    case DType::int16:
-      return prepare_of<Kind, int16_t>(spec);
-    case DType::int8:
-      return prepare_of<Kind, int8_t>(spec);
-    case DType::uint8:
-      return prepare_of<Kind, uint8_t>(spec);
-    case DType::boolean:
-      return prepare_of<Kind, bool>(spec);
-    default:
-      no_kernel("a maximum or minimum", spec.inputs[0].dtype);
-  }
+template <template <typename> class Kind, typename Supported> KernelRun prepare(const KernelSpec& spec) {
+  return for_type(Supported{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    return [plan = plan_of(spec)](const KernelArgs& args) { run_reduce<Kind<T>, T>(plan, args); };
+  });
 }
 
 std::vector<TensorType> infer_prod_grad(const InferContext& context) { return {context.input(1)}; }
 
 // Forwards the product of all elements before, then backwards times that of all after: no division, so zeros are no exception.
-template <typename T> KernelRun prepare_prod_grad_of(const KernelSpec& spec) {
+template <typename T> KernelRun prod_grad_of(const KernelSpec& spec) {
   const Shape& shape = spec.inputs[1].shape;
   const std::vector<int64_t> axes = axes_of(spec.attributes, shape), strides = strides_of(shape);
   Shape kept_dims, reduced_dims;
@@ -219,7 +186,7 @@ template <typename T> KernelRun prepare_prod_grad_of(const KernelSpec& spec) {
   return [=](const KernelArgs& args) {
     const T *const dy = args.in<T>(0), *const x = args.in<T>(1);
     T* const dx = args.out<T>(0);
-    args.workers.parallel_blocks(kept.count, per_task(kTaskElements, forward.count), [&](int64_t begin, int64_t end) {
+    args.workers().parallel_blocks(kept.count, per_task(kTaskElements, forward.count), [&](int64_t begin, int64_t end) {
       for (int64_t output = begin; output < end; ++output) {
         const int64_t at = offset_at(kept, output);
         double before = 1, after = static_cast<double>(dy[output]);
@@ -243,49 +210,58 @@ template <typename T> KernelRun prepare_prod_grad_of(const KernelSpec& spec) {
 }
 
 KernelRun prepare_prod_grad(const KernelSpec& spec) {
-  if (spec.inputs[1].dtype == DType::float32) return prepare_prod_grad_of<float>(spec);
-  if (spec.inputs[1].dtype == DType::float64) return prepare_prod_grad_of<double>(spec);
-  no_kernel("ReduceProdGrad", spec.inputs[1].dtype);
+  return for_type(Wide{}, spec.inputs[1].dtype, [&]<typename T>() { return prod_grad_of<T>(spec); });
 }
 
-OpDef reduction(std::string_view name, std::vector<OnnxForm> forms, void (*gradient)(const Node&, GradientBuilder&),
-                KernelRun (*cpu)(const KernelSpec&)) {
-  return {.name = name,
-          .onnx = std::move(forms),
-          .infer = infer,
-          .gradient = gradient,
-          .cost = cost,
-          .kernel = {.cpu = cpu, .workspace = workspace}};
+constexpr OpDef reduction(std::string_view name, List<OnnxForm, 6> forms, void (*gradient)(const Node&, GradientBuilder&)) {
+  return {.name = name, .onnx = forms, .infer = infer, .gradient = gradient};
 }
+
+constexpr Kernel reduction_kernel(Prepare prepare, DTypes types) {
+  return {.types = types, .halves_by_float32 = true, .cost = cost, .workspace = workspace, .prepare = prepare};
+}
+template <template <typename> class Kind>
+constexpr Kernel arithmetic_kernel = reduction_kernel(prepare<Kind, Arithmetic>, dtypes_of(Arithmetic{}));
+template <template <typename> class Kind> constexpr Kernel extreme_kernel = reduction_kernel(prepare<Kind, Ordered>, dtypes_of(Ordered{}));
 
 }  // namespace
 
-const OpDef kReduceSum = reduction("ReduceSum",
-                                   {{.domain = "", .name = "ReduceSum", .since = 1, .lower = lower_plain},
-                                    {.domain = "", .name = "ReduceL1", .since = 1, .lower = lower_l1},
-                                    {.domain = "", .name = "ReduceLogSum", .since = 1, .lower = lower_log_sum},
-                                    {.domain = "", .name = "ReduceLogSumExp", .since = 1, .lower = lower_log_sum_exp}},
-                                   sum_gradient, prepare_arithmetic<SumKind>);
-const OpDef kReduceMean = reduction("ReduceMean", {{.domain = "", .name = "ReduceMean", .since = 1, .lower = lower_plain}}, mean_gradient,
-                                    prepare_arithmetic<MeanKind>);
-const OpDef kReduceMax = reduction("ReduceMax", {{.domain = "", .name = "ReduceMax", .since = 1, .lower = lower_plain}}, extreme_gradient,
-                                   prepare_extreme<MaxKind>);
-const OpDef kReduceMin = reduction("ReduceMin", {{.domain = "", .name = "ReduceMin", .since = 1, .lower = lower_plain}}, extreme_gradient,
-                                   prepare_extreme<MinKind>);
-const OpDef kReduceProd = reduction("ReduceProd", {{.domain = "", .name = "ReduceProd", .since = 1, .lower = lower_plain}}, prod_gradient,
-                                    prepare_arithmetic<ProdKind>);
-const OpDef kReduceL2 =
-    reduction("ReduceL2", {{.domain = "", .name = "ReduceL2", .since = 1, .lower = lower_norm}}, l2_gradient, prepare_arithmetic<L2Kind>);
-const OpDef kReduceSumSquare = reduction("ReduceSumSquare", {{.domain = "", .name = "ReduceSumSquare", .since = 1, .lower = lower_norm}},
-                                         sum_square_gradient, prepare_arithmetic<SumSquareKind>);
+constexpr OpDef kReduceSum = reduction("ReduceSum",
+                                       {{.domain = "", .name = "ReduceSum", .since = 1, .lower = lower_plain},
+                                        {.domain = "", .name = "ReduceL1", .since = 1, .lower = lower_l1},
+                                        {.domain = "", .name = "ReduceLogSum", .since = 1, .lower = lower_log_sum},
+                                        {.domain = "", .name = "ReduceLogSumExp", .since = 1, .lower = lower_log_sum_exp}},
+                                       sum_gradient);
+constexpr Kernel kReduceSumKernel = arithmetic_kernel<SumKind>;
+constexpr OpDef kReduceMean =
+    reduction("ReduceMean", {{.domain = "", .name = "ReduceMean", .since = 1, .lower = lower_plain}}, mean_gradient);
+constexpr Kernel kReduceMeanKernel = arithmetic_kernel<MeanKind>;
+constexpr OpDef kReduceMax =
+    reduction("ReduceMax", {{.domain = "", .name = "ReduceMax", .since = 1, .lower = lower_plain}}, extreme_gradient);
+constexpr Kernel kReduceMaxKernel = extreme_kernel<MaxKind>;
+constexpr OpDef kReduceMin =
+    reduction("ReduceMin", {{.domain = "", .name = "ReduceMin", .since = 1, .lower = lower_plain}}, extreme_gradient);
+constexpr Kernel kReduceMinKernel = extreme_kernel<MinKind>;
+constexpr OpDef kReduceProd =
+    reduction("ReduceProd", {{.domain = "", .name = "ReduceProd", .since = 1, .lower = lower_plain}}, prod_gradient);
+constexpr Kernel kReduceProdKernel = arithmetic_kernel<ProdKind>;
+constexpr OpDef kReduceL2 = reduction("ReduceL2", {{.domain = "", .name = "ReduceL2", .since = 1, .lower = lower_norm}}, l2_gradient);
+constexpr Kernel kReduceL2Kernel = arithmetic_kernel<L2Kind>;
+constexpr OpDef kReduceSumSquare =
+    reduction("ReduceSumSquare", {{.domain = "", .name = "ReduceSumSquare", .since = 1, .lower = lower_norm}}, sum_square_gradient);
+constexpr Kernel kReduceSumSquareKernel = arithmetic_kernel<SumSquareKind>;
 
 // dx = dy times the product of the other elements
-const OpDef kReduceProdGrad{
+constexpr OpDef kReduceProdGrad{
     .name = "ReduceProdGrad",
     .infer = infer_prod_grad,
     .no_gradient = kNoSecondDerivative,
+};
+constexpr Kernel kReduceProdGradKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
     .cost = cost,
-    .kernel = {.cpu = prepare_prod_grad},
+    .prepare = prepare_prod_grad,
 };
 
 ORT_TRAIN_OPS_END

@@ -101,13 +101,13 @@ Cost no_cost(const KernelSpec&) { return {}; }
 KernelRun prepare(const KernelSpec& spec) {
   const int64_t bytes = spec.outputs[0].bytes();
   return [bytes](const KernelArgs& args) {
-    if (args.outputs[0] != args.inputs[0]) copy_parallel(args.workers, args.outputs[0], args.inputs[0], bytes);
+    if (args.outputs[0] != args.inputs[0]) copy_parallel(args.workers(), args.outputs[0], args.inputs[0], bytes);
   };
 }
 
 }  // namespace
 
-const OpDef kReshape{
+constexpr OpDef kReshape{
     .name = "Reshape",
     .onnx = {{.domain = "", .name = "Reshape", .since = 1, .lower = lower_reshape},
              {.domain = "", .name = "Squeeze", .since = 1, .lower = lower_squeeze},
@@ -117,8 +117,11 @@ const OpDef kReshape{
     .infer = infer,
     .gradient = gradient,
     .alias = {{.output = 0, .input = 0}},
+};
+constexpr Kernel kReshapeKernel{
+    .types = kAnyType,
     .cost = no_cost,
-    .kernel = {.cpu = prepare},
+    .prepare = prepare,
 };
 
 ORT_TRAIN_OPS_END

@@ -13,19 +13,20 @@ namespace {
 
 KernelRun forward(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    using C = Compute<T>;
     const RowLayout layout = row_layout(spec.attributes, spec.inputs[0].shape);
-    return [layout, epsilon = T(spec.attributes.get("epsilon", 1e-5f))](const KernelArgs& args) {
+    return [layout, epsilon = C(spec.attributes.get("epsilon", 1e-5f))](const KernelArgs& args) {
       const int64_t n = layout.n;
       const T* scale = args.in<T>(1);
-      T* inv_rms = args.out<T>(1);
-      args.workers.parallel_blocks(layout.rows, layout.rows_per_task(), [&](int64_t begin, int64_t end) {
+      C* inv_rms = args.out<C>(1);
+      args.workers().parallel_blocks(layout.rows, layout.rows_per_task(), [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
           const T* x = args.in<T>(0) + r * n;
           T* y = args.out<T>(0) + r * n;
-          const T squares = sum_row<T>(n, [&](T lane, int64_t i) { return math::fma(x[i], x[i], lane); });
-          const T inverse = T(1) / math::sqrt(squares / static_cast<T>(n) + epsilon);
+          const C squares = sum_row<T>(n, [&](C lane, int64_t i) { return math::fma(load(x[i]), load(x[i]), lane); });
+          const C inverse = C(1) / math::sqrt(squares / static_cast<C>(n) + epsilon);
 #pragma GCC ivdep
-          for (int64_t i = 0; i < n; ++i) y[i] = x[i] * inverse * scale[i];
+          for (int64_t i = 0; i < n; ++i) y[i] = store<T>(load(x[i]) * inverse * load(scale[i]));
           if (inv_rms) inv_rms[r] = inverse;
         }
       });
@@ -34,27 +35,31 @@ KernelRun forward(const KernelSpec& spec) {
 }
 
 // dx of one row; dscale (null or n partial sums) takes in the row.
-template <bool with_scale, typename T> void gradient_row(const T* dy, const T* x, const T* scale, T* dx, T* dscale, int64_t n, T inv_rms) {
-  const T sum = sum_row<T>(n, [&](T lane, int64_t i) { return math::fma(dy[i] * scale[i], x[i] * inv_rms, lane); });
-  const T mean = sum / static_cast<T>(n);
+template <bool with_scale, typename T, typename C = Compute<T>>
+void gradient_row(const T* dy, const T* x, const T* scale, T* dx, C* dscale, int64_t n, C inv_rms) {
+  const C sum = sum_row<T>(n, [&](C lane, int64_t i) { return math::fma(load(dy[i]) * load(scale[i]), load(x[i]) * inv_rms, lane); });
+  const C mean = sum / static_cast<C>(n);
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
-    const T d = dy[i], h = x[i] * inv_rms;
+    const C d = load(dy[i]), h = load(x[i]) * inv_rms;
     if (with_scale) dscale[i] = math::fma(d, h, dscale[i]);
-    dx[i] = inv_rms * (d * scale[i] - h * mean);
+    dx[i] = store<T>(inv_rms * (d * load(scale[i]) - h * mean));
   }
 }
 
 KernelRun backward(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[1].dtype, [&]<typename T>() -> KernelRun {
+    using C = Compute<T>;
     const RowLayout layout = row_layout(spec.attributes, spec.inputs[1].shape);
     return [layout, with_scale = spec.outputs.size() > 1](const KernelArgs& args) {
       const int64_t n = layout.n;
-      const T *dy = args.in<T>(0), *x = args.in<T>(1), *scale = args.in<T>(2), *inv_rms = args.in<T>(3);
-      T *dx = args.out<T>(0), *partial = with_scale ? reinterpret_cast<T*>(args.workspace) : nullptr;
-      args.workers.parallel_for(layout.blocks(), [&](int64_t block, int) {
-        T* dscale = partial ? partial + block * n : nullptr;
-        if (dscale) std::fill(dscale, dscale + n, T(0));
+      const T *dy = args.in<T>(0), *x = args.in<T>(1), *scale = args.in<T>(2);
+      const C* inv_rms = args.in<C>(3);
+      T* dx = args.out<T>(0);
+      C* partial = with_scale ? reinterpret_cast<C*>(args.workspace) : nullptr;
+      args.workers().parallel_for(layout.blocks(), [&](int64_t block, int) {
+        C* dscale = partial ? partial + block * n : nullptr;
+        if (dscale) std::fill(dscale, dscale + n, C(0));
         const int64_t end = std::min(layout.rows, (block + 1) * layout.block_rows());
         for (int64_t r = block * layout.block_rows(); r < end; ++r) {
           if (dscale)
@@ -65,13 +70,14 @@ KernelRun backward(const KernelSpec& spec) {
       });
       if (!partial) return;
       T* const sums[1] = {args.out<T>(1)};
-      add_partials(layout, partial, 1, sums, args.workers);
+      add_partials(layout, partial, 1, sums, args.workers());
     };
   });
 }
 
-int64_t backward_workspace(const KernelSpec& spec) {
-  return spec.outputs.size() > 1 ? partial_bytes(row_layout(spec.attributes, spec.inputs[1].shape), spec.inputs[1].dtype, 1) : 0;
+Workspace backward_workspace(const KernelSpec& spec) {
+  return {.shared =
+              spec.outputs.size() > 1 ? partial_bytes(row_layout(spec.attributes, spec.inputs[1].shape), spec.inputs[1].dtype, 1) : 0};
 }
 
 void gradient(const Node& node, GradientBuilder& g) {
@@ -82,9 +88,10 @@ void gradient(const Node& node, GradientBuilder& g) {
   if (!g.wants(0)) return;
   ValueId dx = gradients[0];
   if (g.has_output_gradient(1)) {  // rare: the model reads inv_rms too; dinv_rms/dx = -inv_rms^3 * x / n
-    const ValueId per_element = g.scalar_like(x, 1.0 / static_cast<double>(row_layout(node.attributes, g.shape(x)).n));
+    const ValueId per_element = g.scalar_like(inv_rms, 1.0 / static_cast<double>(row_layout(node.attributes, g.shape(x)).n));
     const ValueId cube = g.emit("Mul", {g.emit("Mul", {inv_rms, inv_rms}), inv_rms});
-    dx = g.emit("Sub", {dx, g.emit("Mul", {x, g.emit("Mul", {g.emit("Mul", {cube, per_element}), g.output_gradient(1)})})});
+    const ValueId slope = g.emit("Mul", {g.emit("Mul", {cube, per_element}), g.output_gradient(1)});
+    dx = g.emit("Sub", {dx, g.emit("Mul", {x, cast_to(g, slope, g.dtype(x))})});
   }
   g.input_gradient(0, dx);
 }
@@ -108,7 +115,7 @@ void lower_skip(Lowering& l) {
 
 }  // namespace
 
-const OpDef kRMSNormalization{
+constexpr OpDef kRMSNormalization{
     .name = "RMSNormalization",
     .onnx = {{.domain = "", .name = "RMSNormalization", .since = 23, .lower = lower},
              {.domain = "", .name = "SimplifiedLayerNormalization", .since = 1, .lower = lower},
@@ -116,19 +123,26 @@ const OpDef kRMSNormalization{
              {.domain = "com.microsoft", .name = "SkipSimplifiedLayerNormalization", .lower = lower_skip, .inputs = 4, .outputs = 4}},
     .infer = [](const InferContext& context) { return infer_normalization(context, 1); },
     .gradient = gradient,
+};
+constexpr Kernel kRMSNormalizationKernel{
+    .types = kFloating,
     .in_place = {{.output = 0, .input = 0}},
     .cost = elementwise_cost<6>,
-    .kernel = {.cpu = forward},
+    .prepare = forward,
 };
 
 // (dy, x, scale, inv_rms) -> dx, dscale?
-const OpDef kRMSNormalizationGrad{
+constexpr OpDef kRMSNormalizationGrad{
     .name = "RMSNormalizationGrad",
     .infer = infer_normalization_gradient,
     .no_gradient = kNoSecondDerivative,
+};
+constexpr Kernel kRMSNormalizationGradKernel{
+    .types = kFloating,
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<12>,
-    .kernel = {.cpu = backward, .workspace = backward_workspace},
+    .workspace = backward_workspace,
+    .prepare = backward,
 };
 
 ORT_TRAIN_OPS_END

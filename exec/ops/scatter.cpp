@@ -28,31 +28,17 @@ ValueId zeros_like(GradientBuilder& g, ValueId value) {
   return g.emit("ConstantOfShape", {}, {{"shape", g.shape(value)}, {"value", Tensor(g.dtype(value), {1})}});
 }
 
-// Calls body(Combine{}, null pointer to the element type): replacing works on bits, the others on numbers.
-template <typename Body> void with_combine(const std::string& reduction, DType dtype, std::string_view op, Body&& body) {
-  if (reduction == "none") return with_element_size(size_of(dtype), [&](auto* type) { body(Replace{}, type); });
-  const auto typed = [&](auto* type) {
-    if (reduction == "add")
-      body(AddTo{}, type);
-    else if (reduction == "mul")
-      body(MultiplyBy{}, type);
-    else if (reduction == "max")
-      body(MaximumOf{}, type);
-    else
-      body(MinimumOf{}, type);
-  };
-  switch (dtype) {
-    case DType::float32:
-      return typed(static_cast<float*>(nullptr));
-    case DType::float64:
-      return typed(static_cast<double*>(nullptr));
-    case DType::int64:
-      return typed(static_cast<int64_t*>(nullptr));
-    case DType::int32:
-      return typed(static_cast<int32_t*>(nullptr));
-    default:
-      no_kernel(op, dtype);
-  }
+using Combined = Types<float, double, int64_t, int32_t>;
+
+// Calls body.operator()<Combine, T>(): replacing works on bits, the others on numbers.
+template <typename Body> KernelRun with_combine(const std::string& reduction, DType dtype, Body&& body) {
+  if (reduction == "none") return for_word(size_of(dtype), [&]<typename T>() { return body.template operator()<Replace, T>(); });
+  return for_type(Combined{}, dtype, [&]<typename T>() -> KernelRun {
+    if (reduction == "add") return body.template operator()<AddTo, T>();
+    if (reduction == "mul") return body.template operator()<MultiplyBy, T>();
+    if (reduction == "max") return body.template operator()<MaximumOf, T>();
+    return body.template operator()<MinimumOf, T>();
+  });
 }
 
 // --- ScatterElements ------------------------------------------------------------------------------------------------------------------
@@ -96,18 +82,20 @@ void scatter_elements(const KernelArgs& args, const StridedLoop<2>& loop, int64_
   T* const out = args.out<T>(0);
   const T* const updates = args.in<T>(2);
   const Index* const indices = args.in<Index>(1);
-  args.workers.parallel_blocks(
-      loop.count, std::max<int64_t>(16, kTaskElements / std::max<int64_t>(length, 1)), [&](int64_t begin, int64_t end) {
-        for (int64_t k = 0; k < length; ++k) {
-          walk(loop, begin, end, [&](const std::array<int64_t, 2>& offsets, int64_t, int64_t run) {
-            for (int64_t i = 0; i < run; ++i) {
-              const int64_t from = offsets[0] + i * loop.inner_stride(0) + k * index_step;
-              T& to = out[offsets[1] + i * loop.inner_stride(1) + checked_index(indices[from], size, "ScatterElements") * step];
-              to = Combine::combine(to, updates[from]);
-            }
-          });
-        }
-      });
+  args.workers().parallel_blocks(loop.count, std::max<int64_t>(16, kTaskElements / std::max<int64_t>(length, 1)),
+                                 [&](int64_t begin, int64_t end) {
+                                   for (int64_t k = 0; k < length; ++k) {
+                                     walk(loop, begin, end, [&](const std::array<int64_t, 2>& offsets, int64_t, int64_t run) {
+                                       for (int64_t i = 0; i < run; ++i) {
+                                         const int64_t from = offsets[0] + i * loop.inner_stride(0) + k * index_step;
+                                         const int64_t at = checked_index(indices[from], size, from, args);
+                                         if (at < 0) continue;
+                                         T& to = out[offsets[1] + i * loop.inner_stride(1) + at * step];
+                                         to = Combine::combine(to, updates[from]);
+                                       }
+                                     });
+                                   }
+                                 });
 }
 
 KernelRun prepare_scatter_elements(const KernelSpec& spec) {
@@ -120,18 +108,14 @@ KernelRun prepare_scatter_elements(const KernelSpec& spec) {
   const StridedLoop<2> loop(lines, {index_strides, data_strides});
   const int64_t length = indices[axis], size = data[axis], index_step = index_strides[axis], step = data_strides[axis];
   const std::string reduction = reduction_of(spec.attributes);
-  KernelRun run;
-  with_combine(reduction, dtype, "ScatterElements", [&](auto combine, auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    using Combine = decltype(combine);
-    run = [=](const KernelArgs& args) {
-      if (args.outputs[0] != args.inputs[0]) copy_parallel(args.workers, args.outputs[0], args.inputs[0], bytes);
-      with_index(index_dtype, [&](auto* index) {
-        scatter_elements<Combine, T, std::remove_pointer_t<decltype(index)>>(args, loop, length, size, index_step, step);
-      });
-    };
+  return with_combine(reduction, dtype, [&]<typename Combine, typename T>() {
+    return for_type(Indices{}, index_dtype, [&]<typename Index>() -> KernelRun {
+      return [=](const KernelArgs& args) {
+        if (args.outputs[0] != args.inputs[0]) copy_parallel(args.workers(), args.outputs[0], args.inputs[0], bytes);
+        scatter_elements<Combine, T, Index>(args, loop, length, size, index_step, step);
+      };
+    });
   });
-  return run;
 }
 
 // --- ScatterND ------------------------------------------------------------------------------------------------------------------------
@@ -168,9 +152,9 @@ RowScatter scatter_of(const KernelSpec& spec, const IndexTuples& tuples) {
 }
 
 // The positions, then what the scatter wants.
-int64_t scatter_nd_workspace(const KernelSpec& spec) {
+Workspace scatter_nd_workspace(const KernelSpec& spec) {
   const IndexTuples tuples(spec.inputs[0].shape, spec.inputs[1].shape, 0);
-  return tuples.positions_bytes() + scatter_of(spec, tuples).workspace();
+  return {.shared = tuples.positions_bytes() + scatter_of(spec, tuples).workspace()};
 }
 
 KernelRun prepare_scatter_nd(const KernelSpec& spec) {
@@ -178,68 +162,80 @@ KernelRun prepare_scatter_nd(const KernelSpec& spec) {
   const RowScatter scatter = scatter_of(spec, tuples);
   const DType index_dtype = spec.inputs[1].dtype;
   const int64_t bytes = spec.outputs[0].bytes();
-  KernelRun run;
-  with_combine(reduction_of(spec.attributes), spec.inputs[0].dtype, "ScatterND", [&](auto combine, auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    using Combine = decltype(combine);
-    run = [=](const KernelArgs& args) {
-      int64_t* const positions = reinterpret_cast<int64_t*>(args.workspace);
-      with_index(index_dtype, [&](auto* index) {
-        tuples.positions(args.workers, args.in<std::remove_pointer_t<decltype(index)>>(1), positions, "ScatterND");
-      });
-      if (args.outputs[0] != args.inputs[0]) copy_parallel(args.workers, args.outputs[0], args.inputs[0], bytes);
-      scatter.run<Combine>(args.workers, args.out<T>(0), args.in<T>(2), args.workspace + tuples.positions_bytes(),
-                           [&](int64_t, int64_t i) { return positions[i]; });
-    };
+  return with_combine(reduction_of(spec.attributes), spec.inputs[0].dtype, [&]<typename Combine, typename T>() {
+    return for_type(Indices{}, index_dtype, [&]<typename Index>() -> KernelRun {
+      return [=](const KernelArgs& args) {
+        int64_t* const positions = reinterpret_cast<int64_t*>(args.workspace);
+        tuples.positions<Index>(args, 1, positions);
+        if (args.outputs[0] != args.inputs[0]) copy_parallel(args.workers(), args.outputs[0], args.inputs[0], bytes);
+        scatter.run<Combine>(args.workers(), args.out<T>(0), args.in<T>(2), args.workspace + tuples.positions_bytes(),
+                             [&](int64_t, int64_t i) { return positions[i]; });
+      };
+    });
   });
-  return run;
 }
 
 constexpr std::string_view kReducedHint = "export with reduction=add, or freeze what comes before it";
 
 }  // namespace
 
-const OpDef kScatterElements{
+constexpr OpDef kScatterElements{
     .name = "ScatterElements",
     .onnx = {{.domain = "", .name = "ScatterElements", .since = 11, .lower = lower_scatter_elements},
              {.domain = "", .name = "Scatter", .since = 9, .lower = lower_scatter_elements}},
     .infer = infer_scatter_elements<false>,
     .gradient = scatter_elements_gradient,
-    .in_place = {{.output = 0, .input = 0}},
-    .cost = movement_cost,
-    .kernel = {.cpu = prepare_scatter_elements},
     .standard = 18,
 };
+constexpr Kernel kScatterElementsKernel{
+    .types = kAnyType,
+    .in_place = {{.output = 0, .input = 0}},
+    .cost = movement_cost,
+    .prepare = prepare_scatter_elements,
+};
 
-const OpDef kScatterElementsReduce{
+constexpr OpDef kScatterElementsReduce{
     .name = "ScatterElementsReduce",
     .infer = infer_scatter_elements<true>,
     .no_gradient = "scattering with reduction mul, max or min has no gradient",
     .hint = kReducedHint,
+};
+constexpr Kernel kScatterElementsReduceKernel{
+    .types = dtypes_of(Combined{}),
+    .halves_by_float32 = true,
     .in_place = {{.output = 0, .input = 0}},
     .cost = movement_cost,
-    .kernel = {.cpu = prepare_scatter_elements},
+    .prepare = prepare_scatter_elements,
 };
 
-const OpDef kScatterND{
+constexpr OpDef kScatterND{
     .name = "ScatterND",
     .onnx = {{.domain = "", .name = "ScatterND", .since = 11, .lower = lower_scatter_nd}},
     .infer = infer_scatter_nd<false>,
     .gradient = scatter_nd_gradient,
-    .in_place = {{.output = 0, .input = 0}},
-    .cost = movement_cost,
-    .kernel = {.cpu = prepare_scatter_nd, .workspace = scatter_nd_workspace},
     .standard = 18,
 };
+constexpr Kernel kScatterNDKernel{
+    .types = kAnyType,
+    .in_place = {{.output = 0, .input = 0}},
+    .cost = movement_cost,
+    .workspace = scatter_nd_workspace,
+    .prepare = prepare_scatter_nd,
+};
 
-const OpDef kScatterNDReduce{
+constexpr OpDef kScatterNDReduce{
     .name = "ScatterNDReduce",
     .infer = infer_scatter_nd<true>,
     .no_gradient = "scattering with reduction mul, max or min has no gradient",
     .hint = kReducedHint,
+};
+constexpr Kernel kScatterNDReduceKernel{
+    .types = dtypes_of(Combined{}),
+    .halves_by_float32 = true,
     .in_place = {{.output = 0, .input = 0}},
     .cost = movement_cost,
-    .kernel = {.cpu = prepare_scatter_nd, .workspace = scatter_nd_workspace},
+    .workspace = scatter_nd_workspace,
+    .prepare = prepare_scatter_nd,
 };
 
 ORT_TRAIN_OPS_END

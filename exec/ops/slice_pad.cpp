@@ -111,7 +111,7 @@ KernelRun prepare_slice(const KernelSpec& spec) {
   const Shape& from = spec.inputs[0].shape;
   const SlicedView view(slices_of(spec.attributes, from), from);
   return [copy = StridedCopy(size_of(spec.inputs[0].dtype), view.dims, strides_of(view.dims), view.strides, 0, view.offset)](
-             const KernelArgs& args) { copy.run(args.workers, args.outputs[0], args.inputs[0]); };
+             const KernelArgs& args) { copy.run(args.workers(), args.outputs[0], args.inputs[0]); };
 }
 
 std::vector<TensorType> infer_slice_grad(const InferContext& context) {
@@ -135,13 +135,13 @@ KernelRun prepare_slice_grad(const KernelSpec& spec) {
       after.push_back(to[i] - slices[i].start - slices[i].count);
     }
     return [copy = FramedCopy(bytes, spec.inputs[0].shape, before, after)](const KernelArgs& args) {
-      copy.run(args.workers, args.outputs[0], args.inputs[0], nullptr);
+      copy.run(args.workers(), args.outputs[0], args.inputs[0], nullptr);
     };
   }
   const SlicedView view(slices, to);
   return [bytes, count, copy = StridedCopy(bytes, view.dims, view.strides, strides_of(view.dims), view.offset, 0)](const KernelArgs& args) {
-    fill_parallel(args.workers, args.outputs[0], count, nullptr, bytes);
-    copy.run(args.workers, args.outputs[0], args.inputs[0]);
+    fill_parallel(args.workers(), args.outputs[0], count, nullptr, bytes);
+    copy.run(args.workers(), args.outputs[0], args.inputs[0]);
   };
 }
 
@@ -293,21 +293,20 @@ KernelRun prepare_pad(const KernelSpec& spec) {
     const std::vector<int64_t> pads = spec.attributes.get("pads", std::vector<int64_t>{});
     const std::vector<int64_t> before(pads.begin(), pads.begin() + from.size()), after(pads.begin() + from.size(), pads.end());
     return [copy = FramedCopy(bytes, from, before, after), has_value](const KernelArgs& args) {
-      copy.run(args.workers, args.outputs[0], args.inputs[0], has_value ? args.inputs[1] : nullptr);
+      copy.run(args.workers(), args.outputs[0], args.inputs[0], has_value ? args.inputs[1] : nullptr);
     };
   }
-  return [slabs = Slabs(spec.attributes, from), bytes](const KernelArgs& args) {
-    with_element_size(bytes, [&](auto* type) {
-      using T = std::remove_pointer_t<decltype(type)>;
-      slabs.each(args.workers, [&](int64_t slab) {
+  return for_word(bytes, [&]<typename T>() -> KernelRun {
+    return [slabs = Slabs(spec.attributes, from)](const KernelArgs& args) {
+      slabs.each(args.workers(), [&](int64_t slab) {
         const T* const in = args.in<T>(0) + slab * slabs.in;
         T* const out = args.out<T>(0) + slab * slabs.out;
         slabs.rows([&](int64_t to, int64_t from_row) {
           for (int64_t i = 0; i < slabs.row; ++i) out[to + i] = in[from_row + slabs.last[i]];
         });
       });
-    });
-  };
+    };
+  });
 }
 
 std::vector<TensorType> infer_pad_grad(const InferContext& context) {
@@ -320,7 +319,7 @@ std::vector<TensorType> infer_pad_grad(const InferContext& context) {
 
 template <typename T> KernelRun prepare_pad_grad_of(const KernelSpec& spec) {
   return [slabs = Slabs(spec.attributes, spec.outputs[0].shape)](const KernelArgs& args) {
-    slabs.each(args.workers, [&](int64_t slab) {
+    slabs.each(args.workers(), [&](int64_t slab) {
       const T* const dy = args.in<T>(0) + slab * slabs.out;
       T* const dx = args.out<T>(0) + slab * slabs.in;
       std::fill_n(dx, slabs.in, T(0));
@@ -332,45 +331,56 @@ template <typename T> KernelRun prepare_pad_grad_of(const KernelSpec& spec) {
 }
 
 KernelRun prepare_pad_grad(const KernelSpec& spec) {
-  if (spec.outputs[0].dtype == DType::float32) return prepare_pad_grad_of<float>(spec);
-  if (spec.outputs[0].dtype == DType::float64) return prepare_pad_grad_of<double>(spec);
-  no_kernel("PadGrad", spec.outputs[0].dtype);
+  return for_type(Wide{}, spec.outputs[0].dtype, [&]<typename T>() { return prepare_pad_grad_of<T>(spec); });
 }
 
 }  // namespace
 
-const OpDef kSlice{
+constexpr OpDef kSlice{
     .name = "Slice",
     .onnx = {{.domain = "", .name = "Slice", .since = 1, .lower = lower_slice}},
     .infer = infer_slice,
     .gradient = slice_gradient,
+};
+constexpr Kernel kSliceKernel{
+    .types = kAnyType,
     .cost = movement_cost,
-    .kernel = {.cpu = prepare_slice},
+    .prepare = prepare_slice,
 };
 
-const OpDef kSliceGrad{
+constexpr OpDef kSliceGrad{
     .name = "SliceGrad",
     .infer = infer_slice_grad,
     .no_gradient = kNoSecondDerivative,
+};
+constexpr Kernel kSliceGradKernel{
+    .types = kAnyType,
     .cost = movement_cost,
-    .kernel = {.cpu = prepare_slice_grad},
+    .prepare = prepare_slice_grad,
 };
 
-const OpDef kPad{
+constexpr OpDef kPad{
     .name = "Pad",
     .onnx = {{.domain = "", .name = "Pad", .since = 1, .lower = lower_pad}},
     .infer = infer_pad,
     .gradient = pad_gradient,
+};
+constexpr Kernel kPadKernel{
+    .types = kAnyType,
     .cost = movement_cost,
-    .kernel = {.cpu = prepare_pad},
+    .prepare = prepare_pad,
 };
 
-const OpDef kPadGrad{
+constexpr OpDef kPadGrad{
     .name = "PadGrad",
     .infer = infer_pad_grad,
     .no_gradient = kNoSecondDerivative,
+};
+constexpr Kernel kPadGradKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
     .cost = movement_cost,
-    .kernel = {.cpu = prepare_pad_grad},
+    .prepare = prepare_pad_grad,
 };
 
 ORT_TRAIN_OPS_END

@@ -31,81 +31,97 @@ Layout layout_of(const KernelSpec& spec) {
 
 struct SoftmaxRow {
   template <typename T> static void run(const T* x, T* y, int64_t n) {
-    const T largest = max_row(x, n);
+    using C = Compute<T>;
+    const C largest = max_row(x, n);
+    if constexpr (std::is_same_v<T, C>) {
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) y[i] = math::exp(x[i] - largest);
-    const T sum = sum_row<T>(n, [&](T lane, int64_t i) { return lane + y[i]; });
+      for (int64_t i = 0; i < n; ++i) y[i] = math::exp(x[i] - largest);
+      const C sum = sum_row<T>(n, [&](C lane, int64_t i) { return lane + y[i]; });
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) y[i] = y[i] / sum;
+      for (int64_t i = 0; i < n; ++i) y[i] = y[i] / sum;
+    } else {  // y would round the exponentials
+      const C sum = sum_row<T>(n, [&](C lane, int64_t i) { return lane + math::exp(load(x[i]) - largest); });
+#pragma GCC ivdep
+      for (int64_t i = 0; i < n; ++i) y[i] = store<T>(math::exp(load(x[i]) - largest) / sum);
+    }
   }
 };
 
 struct LogSoftmaxRow {
   template <typename T> static void run(const T* x, T* y, int64_t n) {
-    const T largest = max_row(x, n);
-    const T sum = sum_row<T>(n, [&](T lane, int64_t i) { return lane + math::exp(x[i] - largest); });
-    const T log_sum = math::log(sum);
+    using C = Compute<T>;
+    const C largest = max_row(x, n);
+    const C sum = sum_row<T>(n, [&](C lane, int64_t i) { return lane + math::exp(load(x[i]) - largest); });
+    const C log_sum = math::log(sum);
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - largest) - log_sum;
+    for (int64_t i = 0; i < n; ++i) y[i] = store<T>((load(x[i]) - largest) - log_sum);
   }
 };
 
 // dx = y * (dy - sum(dy * y))
 struct SoftmaxGradRow {
   template <typename T> static void run(const T* dy, const T* y, T* dx, int64_t n) {
-    const T sum = sum_row<T>(n, [&](T lane, int64_t i) { return math::fma(dy[i], y[i], lane); });
+    using C = Compute<T>;
+    const C sum = sum_row<T>(n, [&](C lane, int64_t i) { return math::fma(load(dy[i]), load(y[i]), lane); });
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) dx[i] = y[i] * (dy[i] - sum);
+    for (int64_t i = 0; i < n; ++i) dx[i] = store<T>(load(y[i]) * (load(dy[i]) - sum));
   }
 };
 
 // dx = dy - e^y * sum(dy)
 struct LogSoftmaxGradRow {
   template <typename T> static void run(const T* dy, const T* y, T* dx, int64_t n) {
-    const T sum = sum_row<T>(n, [&](T lane, int64_t i) { return lane + dy[i]; });
+    using C = Compute<T>;
+    const C sum = sum_row<T>(n, [&](C lane, int64_t i) { return lane + load(dy[i]); });
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) dx[i] = dy[i] - math::exp(y[i]) * sum;
+    for (int64_t i = 0; i < n; ++i) dx[i] = store<T>(load(dy[i]) - math::exp(load(y[i])) * sum);
   }
 };
 
 // --- columns side by side: (n, inner), `width` of them from here on -------------------------------------------------------------------
 
 template <bool log_form, typename T> void softmax_columns(const T* x, T* y, const Layout& layout, int64_t width) {
-  T largest[kColumns], sum[kColumns];
-  for (int64_t c = 0; c < width; ++c) largest[c] = x[c], sum[c] = T(0);
+  using C = Compute<T>;
+  C largest[kColumns], sum[kColumns];
+  for (int64_t c = 0; c < width; ++c) largest[c] = load(x[c]), sum[c] = C(0);
   for (int64_t i = 1; i < layout.n; ++i) {
-    for (int64_t c = 0; c < width; ++c) largest[c] = largest[c] > x[i * layout.inner + c] ? largest[c] : x[i * layout.inner + c];
+    const T* from = x + i * layout.inner;
+    for (int64_t c = 0; c < width; ++c) largest[c] = largest[c] > load(from[c]) ? largest[c] : load(from[c]);
+  }
+  for (int64_t i = 0; i < layout.n; ++i) {
+    const T* from = x + i * layout.inner;
+#pragma GCC ivdep
+    for (int64_t c = 0; c < width; ++c) sum[c] += math::exp(load(from[c]) - largest[c]);
+  }
+  if (log_form) {
+    for (int64_t c = 0; c < width; ++c) sum[c] = math::log(sum[c]);
   }
   for (int64_t i = 0; i < layout.n; ++i) {
     const T* from = x + i * layout.inner;
     T* to = y + i * layout.inner;
 #pragma GCC ivdep
     for (int64_t c = 0; c < width; ++c) {
-      const T e = math::exp(from[c] - largest[c]);
-      sum[c] += e;
-      to[c] = log_form ? from[c] - largest[c] : e;
+      const C above = load(from[c]) - largest[c];
+      to[c] = store<T>(log_form ? above - sum[c] : math::exp(above) / sum[c]);
     }
-  }
-  if (log_form) {
-    for (int64_t c = 0; c < width; ++c) sum[c] = math::log(sum[c]);
-  }
-  for (int64_t i = 0; i < layout.n; ++i) {
-    T* to = y + i * layout.inner;
-    for (int64_t c = 0; c < width; ++c) to[c] = log_form ? to[c] - sum[c] : to[c] / sum[c];
   }
 }
 
 template <bool log_form, typename T> void gradient_columns(const T* dy, const T* y, T* dx, const Layout& layout, int64_t width) {
-  T sum[kColumns] = {};
+  using C = Compute<T>;
+  C sum[kColumns] = {};
   for (int64_t i = 0; i < layout.n; ++i) {
     const int64_t at = i * layout.inner;
-    for (int64_t c = 0; c < width; ++c) sum[c] = log_form ? sum[c] + dy[at + c] : math::fma(dy[at + c], y[at + c], sum[c]);
+    for (int64_t c = 0; c < width; ++c)
+      sum[c] = log_form ? sum[c] + load(dy[at + c]) : math::fma(load(dy[at + c]), load(y[at + c]), sum[c]);
   }
   for (int64_t i = 0; i < layout.n; ++i) {
     const int64_t at = i * layout.inner;
 #pragma GCC ivdep
-    for (int64_t c = 0; c < width; ++c)
-      dx[at + c] = log_form ? dy[at + c] - math::exp(y[at + c]) * sum[c] : y[at + c] * (dy[at + c] - sum[c]);
+    for (int64_t c = 0; c < width; ++c) {
+      const C d = load(dy[at + c]), of_y = load(y[at + c]);
+      dx[at + c] = store<T>(log_form ? d - math::exp(of_y) * sum[c] : of_y * (d - sum[c]));
+    }
   }
 }
 
@@ -133,7 +149,7 @@ template <bool log_form> KernelRun forward(const KernelSpec& spec) {
       const T* x = args.in<T>(0);
       T* y = args.out<T>(0);
       run_layout(
-          layout, args.workers, [&](int64_t at) { Row::run(x + at, y + at, layout.n); },
+          layout, args.workers(), [&](int64_t at) { Row::run(x + at, y + at, layout.n); },
           [&](int64_t at, int64_t width) { softmax_columns<log_form>(x + at, y + at, layout, width); });
     };
   });
@@ -146,7 +162,7 @@ template <bool log_form> KernelRun backward(const KernelSpec& spec) {
       const T *dy = args.in<T>(0), *y = args.in<T>(1);
       T* dx = args.out<T>(0);
       run_layout(
-          layout, args.workers, [&](int64_t at) { Row::run(dy + at, y + at, dx + at, layout.n); },
+          layout, args.workers(), [&](int64_t at) { Row::run(dy + at, y + at, dx + at, layout.n); },
           [&](int64_t at, int64_t width) { gradient_columns<log_form>(dy + at, y + at, dx + at, layout, width); });
     };
   });
@@ -169,24 +185,25 @@ void lower(Lowering& l) {
   l.output(0, l.reshape(l.emit(op, {l.reshape(x, flat)}, {{"axis", int64_t{1}}}), shape));
 }
 
-OpDef definition(std::string_view name, Prepare cpu) {
+constexpr OpDef softmax(std::string_view name) {
   return {.name = name,
           .onnx = {{.domain = "", .name = name, .since = 1, .lower = lower}},
           .infer = infer,
           .gradient = gradient_from_output,
-          .in_place = {{.output = 0, .input = 0}},
-          .cost = elementwise_cost<24>,
-          .kernel = {.cpu = cpu},
           .standard = 13};
 }
 
 }  // namespace
 
-const OpDef kSoftmax = definition("Softmax", forward<false>);
-const OpDef kLogSoftmax = definition("LogSoftmax", forward<true>);
+constexpr OpDef kSoftmax = softmax("Softmax");
+constexpr OpDef kLogSoftmax = softmax("LogSoftmax");
+constexpr Kernel kSoftmaxKernel = unary_kernel_of(forward<false>, elementwise_cost<24>);
+constexpr Kernel kLogSoftmaxKernel = unary_kernel_of(forward<true>, elementwise_cost<24>);
 
 // (dy, y) -> dx
-const OpDef kSoftmaxGrad = slope_op("SoftmaxGrad", backward<false>, elementwise_cost<4>);
-const OpDef kLogSoftmaxGrad = slope_op("LogSoftmaxGrad", backward<true>, elementwise_cost<22>);
+constexpr OpDef kSoftmaxGrad = slope_op("SoftmaxGrad");
+constexpr OpDef kLogSoftmaxGrad = slope_op("LogSoftmaxGrad");
+constexpr Kernel kSoftmaxGradKernel = slope_kernel(backward<false>, elementwise_cost<4>);
+constexpr Kernel kLogSoftmaxGradKernel = slope_kernel(backward<true>, elementwise_cost<22>);
 
 ORT_TRAIN_OPS_END

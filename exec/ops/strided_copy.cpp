@@ -141,16 +141,10 @@ void StridedCopy::run(Workers& workers, void* out, const void* in) const {
       });
       break;
     case Kind::transpose:
-      with_element_size(element_bytes_, [&](auto* type) {
-        using T = std::remove_pointer_t<decltype(type)>;
-        run_transpose(workers, reinterpret_cast<T*>(to), reinterpret_cast<const T*>(from));
-      });
+      for_word(element_bytes_, [&]<typename T>() { run_transpose(workers, reinterpret_cast<T*>(to), reinterpret_cast<const T*>(from)); });
       break;
     case Kind::elements:
-      with_element_size(element_bytes_, [&](auto* type) {
-        using T = std::remove_pointer_t<decltype(type)>;
-        run_elements(workers, reinterpret_cast<T*>(to), reinterpret_cast<const T*>(from));
-      });
+      for_word(element_bytes_, [&]<typename T>() { run_elements(workers, reinterpret_cast<T*>(to), reinterpret_cast<const T*>(from)); });
       break;
   }
 }
@@ -220,8 +214,7 @@ void fill_elements(void* out, int64_t count, const void* value, int64_t element_
     std::memset(out, 0, static_cast<size_t>(count * element_bytes));
     return;
   }
-  with_element_size(element_bytes, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  for_word(element_bytes, [&]<typename T>() {
     T element;
     std::memcpy(&element, value, sizeof element);
     std::fill_n(static_cast<T*>(out), count, element);

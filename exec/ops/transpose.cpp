@@ -93,22 +93,25 @@ KernelRun prepare(const KernelSpec& spec) {
   std::vector<int64_t> in_strides(perm.size());
   for (size_t i = 0; i < perm.size(); ++i) in_strides[i] = own[perm[i]];
   return [copy = StridedCopy(size_of(spec.outputs[0].dtype), out, strides_of(out), in_strides)](const KernelArgs& args) {
-    copy.run(args.workers, args.outputs[0], args.inputs[0]);
+    copy.run(args.workers(), args.outputs[0], args.inputs[0]);
   };
 }
 
 }  // namespace
 
-const OpDef kTranspose{
+constexpr OpDef kTranspose{
     .name = "Transpose",
     .onnx = {{.domain = "", .name = "Transpose", .since = 1, .lower = lower_transpose},
              {.domain = "", .name = "DepthToSpace", .since = 1, .lower = lower_depth_to_space},
              {.domain = "", .name = "SpaceToDepth", .since = 1, .lower = lower_space_to_depth}},
     .infer = infer,
     .gradient = gradient,
-    .cost = movement_cost,
-    .kernel = {.cpu = prepare},
     .standard = 13,
+};
+constexpr Kernel kTransposeKernel{
+    .types = kAnyType,
+    .cost = movement_cost,
+    .prepare = prepare,
 };
 
 ORT_TRAIN_OPS_END

@@ -68,29 +68,37 @@ void atanh_gradient(const Node& node, GradientBuilder& g) {  // 1 / (1 - x^2)
   g.input_gradient(0, g.emit("Div", {g.output_gradient(0), square_plus(g, node.inputs[0], -1, 1)}));
 }
 
-OpDef function(std::string_view name, int since, int standard, void (*gradient)(const Node&, GradientBuilder&), Prepare cpu) {
+constexpr OpDef function(std::string_view name, int standard, void (*gradient)(const Node&, GradientBuilder&)) {
   return {.name = name,
-          .onnx = {{.domain = "", .name = name, .since = since}},
+          .onnx = {{.domain = "", .name = name, .since = standard}},
           .infer = infer_same_as_input,
           .gradient = gradient,
-          .in_place = {{.output = 0, .input = 0}},
-          .cost = elementwise_cost<30>,
-          .kernel = {.cpu = cpu},
           .standard = standard};
 }
 
 }  // namespace
 
-const OpDef kSin = function("Sin", 7, 7, sin_gradient, unary<SinOf>);
-const OpDef kCos = function("Cos", 7, 7, cos_gradient, unary<CosOf>);
-const OpDef kTan = function("Tan", 7, 7, tan_gradient, unary<TanOf>);
-const OpDef kAsin = function("Asin", 7, 7, asin_gradient, unary<AsinOf>);
-const OpDef kAcos = function("Acos", 7, 7, acos_gradient, unary<AcosOf>);
-const OpDef kAtan = function("Atan", 7, 7, atan_gradient, unary<AtanOf>);
-const OpDef kSinh = function("Sinh", 9, 9, sinh_gradient, unary<SinhOf>);
-const OpDef kCosh = function("Cosh", 9, 9, cosh_gradient, unary<CoshOf>);
-const OpDef kAsinh = function("Asinh", 9, 9, asinh_gradient, unary<AsinhOf>);
-const OpDef kAcosh = function("Acosh", 9, 9, acosh_gradient, unary<AcoshOf>);
-const OpDef kAtanh = function("Atanh", 9, 9, atanh_gradient, unary<AtanhOf>);
+constexpr OpDef kSin = function("Sin", 7, sin_gradient);
+constexpr Kernel kSinKernel = unary_kernel_of(unary<SinOf>, elementwise_cost<30>);
+constexpr OpDef kCos = function("Cos", 7, cos_gradient);
+constexpr Kernel kCosKernel = unary_kernel_of(unary<CosOf>, elementwise_cost<30>);
+constexpr OpDef kTan = function("Tan", 7, tan_gradient);
+constexpr Kernel kTanKernel = unary_kernel_of(unary<TanOf>, elementwise_cost<30>);
+constexpr OpDef kAsin = function("Asin", 7, asin_gradient);
+constexpr Kernel kAsinKernel = unary_kernel_of(unary<AsinOf>, elementwise_cost<30>);
+constexpr OpDef kAcos = function("Acos", 7, acos_gradient);
+constexpr Kernel kAcosKernel = unary_kernel_of(unary<AcosOf>, elementwise_cost<30>);
+constexpr OpDef kAtan = function("Atan", 7, atan_gradient);
+constexpr Kernel kAtanKernel = unary_kernel_of(unary<AtanOf>, elementwise_cost<30>);
+constexpr OpDef kSinh = function("Sinh", 9, sinh_gradient);
+constexpr Kernel kSinhKernel = unary_kernel_of(unary<SinhOf>, elementwise_cost<30>);
+constexpr OpDef kCosh = function("Cosh", 9, cosh_gradient);
+constexpr Kernel kCoshKernel = unary_kernel_of(unary<CoshOf>, elementwise_cost<30>);
+constexpr OpDef kAsinh = function("Asinh", 9, asinh_gradient);
+constexpr Kernel kAsinhKernel = unary_kernel_of(unary<AsinhOf>, elementwise_cost<30>);
+constexpr OpDef kAcosh = function("Acosh", 9, acosh_gradient);
+constexpr Kernel kAcoshKernel = unary_kernel_of(unary<AcoshOf>, elementwise_cost<30>);
+constexpr OpDef kAtanh = function("Atanh", 9, atanh_gradient);
+constexpr Kernel kAtanhKernel = unary_kernel_of(unary<AtanhOf>, elementwise_cost<30>);
 
 ORT_TRAIN_OPS_END

@@ -74,7 +74,7 @@ void log_gradient(const Node& node, GradientBuilder& g) { g.input_gradient(0, g.
 constexpr std::string_view kStep = "is a step function: its derivative is zero";
 constexpr std::string_view kStepHint = "freeze the parameters before it with `freeze`, or train without this branch";
 
-OpDef predicate(std::string_view name, int since, int standard, Prepare cpu) {
+constexpr OpDef predicate(std::string_view name, int since, int standard) {
   return {.name = name,
           .onnx = {{.domain = "", .name = name, .since = since}},
           .infer =
@@ -82,51 +82,57 @@ OpDef predicate(std::string_view name, int since, int standard, Prepare cpu) {
                 return std::vector<TensorType>{{DType::boolean, context.input(0).shape}};
               },
           .no_gradient = "the result is boolean",
-          .cost = elementwise_cost<1>,
-          .kernel = {.cpu = cpu},
           .standard = standard};
 }
+constexpr Kernel predicate_kernel(Prepare prepare) { return {.types = kFloating, .cost = elementwise_cost<1>, .prepare = prepare}; }
 
-OpDef step(std::string_view name, int since, Prepare cpu) {
+constexpr OpDef step(std::string_view name, int since) {
   return {.name = name,
           .onnx = {{.domain = "", .name = name, .since = since}},
           .infer = infer_same_as_input,
           .no_gradient = kStep,
           .hint = kStepHint,
-          .in_place = {{.output = 0, .input = 0}},
-          .cost = elementwise_cost<1>,
-          .kernel = {.cpu = cpu},
           .standard = 13};
 }
 
-OpDef function(std::string_view name, void (*gradient)(const Node&, GradientBuilder&), Cost (*cost)(const KernelSpec&), Prepare cpu) {
-  return {.name = name,
-          .onnx = {{.domain = "", .name = name, .since = 6}},
-          .infer = infer_same_as_input,
-          .gradient = gradient,
-          .in_place = {{.output = 0, .input = 0}},
-          .cost = cost,
-          .kernel = {.cpu = cpu},
-          .standard = 13};
+constexpr OpDef function(std::string_view name, void (*gradient)(const Node&, GradientBuilder&)) {
+  return {
+      .name = name, .onnx = {{.domain = "", .name = name, .since = 6}}, .infer = infer_same_as_input, .gradient = gradient, .standard = 13};
 }
 
 }  // namespace
 
-const OpDef kNeg = function("Neg", neg_gradient, elementwise_cost<1>, unary<NegOf, Numbers>);
-const OpDef kAbs = function("Abs", abs_gradient, elementwise_cost<1>, unary<AbsOf, Numbers>);
-const OpDef kSqrt = function("Sqrt", gradient_from_output, elementwise_cost<1>, unary<SqrtOf>);
-const OpDef kSqrtGrad = slope_op("SqrtGrad", unary_slope<SqrtOf>, elementwise_cost<2>);
-const OpDef kReciprocal = function("Reciprocal", gradient_from_output, elementwise_cost<1>, unary<ReciprocalOf>);
-const OpDef kReciprocalGrad = slope_op("ReciprocalGrad", unary_slope<ReciprocalOf>, elementwise_cost<3>);
-const OpDef kExp = function("Exp", exp_gradient, elementwise_cost<20>, unary<ExpOf>);
-const OpDef kLog = function("Log", log_gradient, elementwise_cost<20>, unary<LogOf>);
-const OpDef kErf = function("Erf", gradient_from_input, elementwise_cost<40>, unary<ErfOf>);  // since 9
-const OpDef kErfGrad = slope_op("ErfGrad", unary_slope<ErfOf>, elementwise_cost<22>);
-const OpDef kSign = step("Sign", 9, unary<SignOf, Numbers>);
-const OpDef kFloor = step("Floor", 6, unary<FloorOf>);
-const OpDef kCeil = step("Ceil", 6, unary<CeilOf>);
-const OpDef kRound = step("Round", 11, unary<RoundOf>);
-const OpDef kIsNaN = predicate("IsNaN", 9, 13, unary<IsNaNOf>);
-const OpDef kIsInf = predicate("IsInf", 10, 10, unary<IsInfOf>);
+constexpr OpDef kNeg = function("Neg", neg_gradient);
+constexpr Kernel kNegKernel = unary_kernel_of(unary<NegOf, Numbers>, elementwise_cost<1>, kNumbers);
+constexpr OpDef kAbs = function("Abs", abs_gradient);
+constexpr Kernel kAbsKernel = unary_kernel_of(unary<AbsOf, Numbers>, elementwise_cost<1>, kNumbers);
+constexpr OpDef kSqrt = function("Sqrt", gradient_from_output);
+constexpr Kernel kSqrtKernel = unary_kernel_of(unary<SqrtOf>, elementwise_cost<1>);
+constexpr OpDef kSqrtGrad = slope_op("SqrtGrad");
+constexpr Kernel kSqrtGradKernel = slope_kernel(unary_slope<SqrtOf>, elementwise_cost<2>);
+constexpr OpDef kReciprocal = function("Reciprocal", gradient_from_output);
+constexpr Kernel kReciprocalKernel = unary_kernel_of(unary<ReciprocalOf>, elementwise_cost<1>);
+constexpr OpDef kReciprocalGrad = slope_op("ReciprocalGrad");
+constexpr Kernel kReciprocalGradKernel = slope_kernel(unary_slope<ReciprocalOf>, elementwise_cost<3>);
+constexpr OpDef kExp = function("Exp", exp_gradient);
+constexpr Kernel kExpKernel = unary_kernel_of(unary<ExpOf>, elementwise_cost<20>);
+constexpr OpDef kLog = function("Log", log_gradient);
+constexpr Kernel kLogKernel = unary_kernel_of(unary<LogOf>, elementwise_cost<20>);
+constexpr OpDef kErf = function("Erf", gradient_from_input);  // since 9
+constexpr Kernel kErfKernel = unary_kernel_of(unary<ErfOf>, elementwise_cost<40>);
+constexpr OpDef kErfGrad = slope_op("ErfGrad");
+constexpr Kernel kErfGradKernel = slope_kernel(unary_slope<ErfOf>, elementwise_cost<22>);
+constexpr OpDef kSign = step("Sign", 9);
+constexpr Kernel kSignKernel = unary_kernel_of(unary<SignOf, Numbers>, elementwise_cost<1>, kNumbers);
+constexpr OpDef kFloor = step("Floor", 6);
+constexpr Kernel kFloorKernel = unary_kernel_of(unary<FloorOf>, elementwise_cost<1>);
+constexpr OpDef kCeil = step("Ceil", 6);
+constexpr Kernel kCeilKernel = unary_kernel_of(unary<CeilOf>, elementwise_cost<1>);
+constexpr OpDef kRound = step("Round", 11);
+constexpr Kernel kRoundKernel = unary_kernel_of(unary<RoundOf>, elementwise_cost<1>);
+constexpr OpDef kIsNaN = predicate("IsNaN", 9, 13);
+constexpr Kernel kIsNaNKernel = predicate_kernel(unary<IsNaNOf>);
+constexpr OpDef kIsInf = predicate("IsInf", 10, 10);
+constexpr Kernel kIsInfKernel = predicate_kernel(unary<IsInfOf>);
 
 ORT_TRAIN_OPS_END

@@ -3,8 +3,6 @@
 // Where broadcasts; its gradient is a Where for each side, with zeros where the other side was chosen. Cast rounds to nearest even, to
 // integers towards zero (numbers out of range: graph/types.h, to_integer); its gradient casts back.
 
-#include <immintrin.h>
-
 #include "exec/elementwise.h"
 #include "exec/op_list.h"
 
@@ -41,7 +39,7 @@ void where_loop(const uint8_t* condition, const T* x, const T* y, T* out, int64_
 
 template <typename T> void run_where(const StridedLoop<3>& loop, const KernelArgs& args) {
   const auto run = [&](auto stride_c, auto stride_x, auto stride_y) {
-    args.workers.parallel_blocks(loop.count, kElementBlock, [&](int64_t begin, int64_t end) {
+    args.workers().parallel_blocks(loop.count, kElementBlock, [&](int64_t begin, int64_t end) {
       walk(loop, begin, end, [&](const std::array<int64_t, 3>& offsets, int64_t first, int64_t n) {
         where_loop<decltype(stride_c)::value, decltype(stride_x)::value, decltype(stride_y)::value>(
             args.in<uint8_t>(0) + offsets[0], args.in<T>(1) + offsets[1], args.in<T>(2) + offsets[2], args.out<T>(0) + first, n);
@@ -59,76 +57,27 @@ KernelRun prepare_where(const KernelSpec& spec) {
   const Shape& to = spec.outputs[0].shape;
   const StridedLoop<3> loop(to, {broadcast_strides(spec.inputs[0].shape, to), broadcast_strides(spec.inputs[1].shape, to),
                                  broadcast_strides(spec.inputs[2].shape, to)});
-  return [loop, bytes = size_of(spec.outputs[0].dtype)](const KernelArgs& args) {
-    with_element_size(bytes, [&](auto* type) { run_where<std::remove_pointer_t<decltype(type)>>(loop, args); });
-  };
+  return for_word(size_of(spec.outputs[0].dtype),
+                  [&]<typename T>() -> KernelRun { return [loop](const KernelArgs& args) { run_where<T>(loop, args); }; });
 }
 
 // --- Cast -----------------------------------------------------------------------------------------------------------------------------
 
-// float16 and bfloat16 in memory.
-struct Half {
-  uint16_t bits;
-};
-struct BrainFloat {
-  uint16_t bits;
-};
+using Castable = Types<float, double, float16, bfloat16, int64_t, int32_t, int16_t, int8_t, uint8_t, bool>;
 
 template <typename To, typename From> To converted(From value) {
-  if constexpr (std::is_same_v<From, Half>) {
-    return converted<To>(_cvtsh_ss(value.bits));
-  } else if constexpr (std::is_same_v<From, BrainFloat>) {
-    return converted<To>(std::bit_cast<float>(uint32_t{value.bits} << 16));
-  } else if constexpr (std::is_same_v<To, Half>) {
-    return {static_cast<uint16_t>(_cvtss_sh(static_cast<float>(value), _MM_FROUND_TO_NEAREST_INT))};
-  } else if constexpr (std::is_same_v<To, BrainFloat>) {
-    const uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(value));
-    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return {static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded)};  // NaN stays one
-  } else if constexpr (std::is_same_v<To, bool>) {
-    return value != From(0);
-  } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To>) {
-    return to_integer<To>(value);
-  } else {
-    return static_cast<To>(value);
-  }
+  const Compute<From> number = load(value);
+  if constexpr (std::is_same_v<To, bool>)
+    return number != Compute<From>(0);
+  else if constexpr (std::is_floating_point_v<Compute<From>> && std::is_integral_v<To>)
+    return to_integer<To>(number);
+  else
+    return store<To>(static_cast<Compute<To>>(number));
 }
 
 template <typename To, typename From> void cast_loop(const From* in, To* out, int64_t n) {
-  int64_t i = 0;
-  if constexpr (std::is_same_v<From, Half> && std::is_same_v<To, float>) {
-    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
-  } else if constexpr (std::is_same_v<From, float> && std::is_same_v<To, Half>) {
-    for (; i + 8 <= n; i += 8)
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT));
-  }
 #pragma GCC ivdep
-  for (int64_t j = i; j < n; ++j) out[j] = converted<To>(in[j]);
-}
-
-template <typename Body> void with_type(DType dtype, Body&& body) {
-  switch (dtype) {
-    case DType::float32:
-      return body(static_cast<float*>(nullptr));
-    case DType::float64:
-      return body(static_cast<double*>(nullptr));
-    case DType::float16:
-      return body(static_cast<Half*>(nullptr));
-    case DType::bfloat16:
-      return body(static_cast<BrainFloat*>(nullptr));
-    case DType::int64:
-      return body(static_cast<int64_t*>(nullptr));
-    case DType::int32:
-      return body(static_cast<int32_t*>(nullptr));
-    case DType::int16:
-      return body(static_cast<int16_t*>(nullptr));
-    case DType::int8:
-      return body(static_cast<int8_t*>(nullptr));
-    case DType::uint8:
-      return body(static_cast<uint8_t*>(nullptr));
-    case DType::boolean:
-      return body(static_cast<bool*>(nullptr));
-  }
+  for (int64_t i = 0; i < n; ++i) out[i] = converted<To>(in[i]);
 }
 
 DType target_of(const Attributes& attributes) {
@@ -180,13 +129,10 @@ void cast_gradient(const Node& node, GradientBuilder& g) {
 
 KernelRun prepare_cast(const KernelSpec& spec) {
   const int64_t count = element_count(spec.outputs[0].shape);
-  KernelRun run;
-  with_type(spec.inputs[0].dtype, [&](auto* from) {
-    with_type(spec.outputs[0].dtype, [&](auto* to) {
-      using From = std::remove_pointer_t<decltype(from)>;
-      using To = std::remove_pointer_t<decltype(to)>;
-      run = [count](const KernelArgs& args) {
-        args.workers.parallel_blocks(count, kElementBlock, [&](int64_t begin, int64_t end) {
+  return for_type(Castable{}, spec.inputs[0].dtype, [&]<typename From>() {
+    return for_type(Castable{}, spec.outputs[0].dtype, [&]<typename To>() -> KernelRun {
+      return [count](const KernelArgs& args) {
+        args.workers().parallel_blocks(count, kElementBlock, [&](int64_t begin, int64_t end) {
           if constexpr (std::is_same_v<From, To>) {
             if (args.inputs[0] != args.outputs[0]) std::copy_n(args.in<From>(0) + begin, end - begin, args.out<To>(0) + begin);
           } else {
@@ -196,30 +142,36 @@ KernelRun prepare_cast(const KernelSpec& spec) {
       };
     });
   });
-  return run;
 }
 
 }  // namespace
 
-const OpDef kWhere{
+constexpr OpDef kWhere{
     .name = "Where",
     .onnx = {{.domain = "", .name = "Where", .since = 9}},
     .infer = infer_where,
     .gradient = where_gradient,
-    .in_place = {{.output = 0, .input = 1}, {.output = 0, .input = 2}},
-    .cost = elementwise_cost<1>,
-    .kernel = {.cpu = prepare_where},
     .standard = 9,
 };
+constexpr Kernel kWhereKernel{
+    .types = kAnyType,
+    .typed = 1,
+    .in_place = {{.output = 0, .input = 1}, {.output = 0, .input = 2}},
+    .cost = elementwise_cost<1>,
+    .prepare = prepare_where,
+};
 
-const OpDef kCast{
+constexpr OpDef kCast{
     .name = "Cast",
     .onnx = {{.domain = "", .name = "Cast", .since = 6, .lower = lower_cast},
              {.domain = "", .name = "CastLike", .since = 15, .lower = lower_cast_like}},
     .infer = infer_cast,
     .gradient = cast_gradient,
+};
+constexpr Kernel kCastKernel{
+    .types = kAnyType,
     .cost = elementwise_cost<1>,
-    .kernel = {.cpu = prepare_cast},
+    .prepare = prepare_cast,
 };
 
 ORT_TRAIN_OPS_END

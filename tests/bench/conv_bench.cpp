@@ -51,21 +51,22 @@ struct Ours {
   KernelRun run;
 
   Ours(const char* op, const Attributes& attributes, const std::vector<Shape>& inputs, const Shape& output, int threads) {
-    KernelSpec spec{.attributes = attributes, .present = {true, true}, .constants = {nullptr, nullptr}, .threads = threads};
+    KernelSpec spec{.attributes = attributes, .present = {true, true}, .constants = {nullptr, nullptr}};
     for (const Shape& shape : inputs) {
       spec.inputs.push_back({DType::float32, shape});
       in.push_back(numbers(element_count(shape)));
     }
     spec.outputs = {{DType::float32, output}};
     out.resize(static_cast<size_t>(element_count(output)));
-    run = op_named(op).kernel.cpu(spec);
-    workspace.resize(static_cast<size_t>(op_named(op).kernel.workspace(spec) / 4 + 32));
+    const Kernel& kernel = cpu_kernels().at(op_named(op), spec);
+    run = prepare(kernel, spec);
+    workspace.resize(static_cast<size_t>(workspace_bytes(kernel, spec, threads) / 4 + 32));
   }
   void operator()(Workers& workers) {
     const void* const inputs[] = {in[0].data(), in[1].data()};
     void* const outputs[] = {out.data()};
     auto* place = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(workspace.data()) + 63) / 64 * 64);
-    run({.inputs = inputs, .outputs = outputs, .workspace = place, .workers = workers});
+    run({.inputs = inputs, .outputs = outputs, .workspace = place, .queue = &workers});
   }
 };
 

@@ -83,11 +83,13 @@ bool measure(const Job& job, Workers& workers, double limit) {
   for (const TensorType& type : spec.outputs) outputs.emplace_back(type.dtype, type.shape);
   for (const Tensor& input : inputs) in.push_back(input.bytes.data());
   for (Tensor& output : outputs) out.push_back(output.bytes.data());
-  std::vector<std::byte> workspace(static_cast<size_t>(op.kernel.workspace ? op.kernel.workspace(spec) : 0) + 64);
-  const KernelRun run = op.kernel.cpu(spec);
-  const KernelArgs args{.inputs = in, .outputs = out, .workspace = workspace.data(), .workers = workers};
+  const Kernel& kernel = cpu_kernels().at(op, spec);
+  std::vector<std::byte> workspace(static_cast<size_t>(workspace_bytes(kernel, spec, workers.threads())) + 64);
+  const KernelRun run = prepare(kernel, spec);
+  DataError wrong;
+  const KernelArgs args{.inputs = in, .outputs = out, .workspace = workspace.data(), .queue = &workers, .error = &wrong};
 
-  const double bytes = op.cost(spec).bytes;
+  const double bytes = kernel.cost(spec).bytes;
   Tensor from = numbers({kRows, kColumns}, -1, 1, 9), to(DType::float32, {kRows, kColumns});
   double best = 1e9, copy = 1e9;
   for (const double end = seconds() + limit; seconds() < end;) {

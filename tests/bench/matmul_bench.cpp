@@ -72,14 +72,15 @@ struct Result {
 
 Result measure(const Shape3& s, Workers& workers, double limit) {
   const OpDef& op = op_named("MatMul");
-  KernelSpec spec{.attributes = {{"trans_a", int64_t{s.trans_a}}, {"trans_b", int64_t{s.trans_b}}}, .threads = workers.threads()};
+  KernelSpec spec{.attributes = {{"trans_a", int64_t{s.trans_a}}, {"trans_b", int64_t{s.trans_b}}}};
   spec.inputs = {{DType::float32, s.trans_a ? Shape{s.depth, s.rows} : Shape{s.rows, s.depth}},
                  {DType::float32, s.trans_b ? Shape{s.columns, s.depth} : Shape{s.depth, s.columns}}};
   spec.present = {true, true};
   spec.constants = {nullptr, nullptr};
   spec.outputs = {{DType::float32, {s.rows, s.columns}}};
-  const KernelRun run = op.kernel.cpu(spec);
-  const Buffer workspace = make_buffer(op.kernel.workspace(spec) / 4 + 16, 0);
+  const Kernel& kernel = cpu_kernels().at(op, spec);
+  const KernelRun run = prepare(kernel, spec);
+  const Buffer workspace = make_buffer(workspace_bytes(kernel, spec, workers.threads()) / 4 + 16, 0);
 
   using dnnl::memory;
   omp_set_num_threads(workers.threads());
@@ -108,7 +109,7 @@ Result measure(const Shape3& s, Workers& workers, double limit) {
     float* ours = c.next();
     void* out[] = {ours};
     start = seconds();
-    run({.inputs = in, .outputs = out, .workspace = reinterpret_cast<std::byte*>(workspace.get()), .workers = workers});
+    run({.inputs = in, .outputs = out, .workspace = reinterpret_cast<std::byte*>(workspace.get()), .queue = &workers});
     result.ours = std::min(result.ours, seconds() - start);
     if (i == 0) {
       double error = 0, size = 0;

@@ -39,10 +39,12 @@ void run_nodes(const Graph& graph) {
   };
   for (NodeId id : graph.order()) {
     const Node& node = graph.node(id);
-    const KernelSpec spec = make_spec(graph, node, 1);
-    const Cost cost = node.op->cost ? node.op->cost(spec) : Cost{};
-    if (node.op->kernel.workspace) node.op->kernel.workspace(spec);
-    if (!node.op->kernel.cpu || !is_small(spec, cost)) continue;
+    const KernelSpec spec = make_spec(graph, node);
+    if (!cpu_kernels().refusal(*node.op, spec).empty()) continue;
+    const Kernel& kernel = cpu_kernels().at(*node.op, spec);
+    const Cost cost = kernel.cost ? kernel.cost(spec) : Cost{};
+    workspace_bytes(kernel, spec, 1);
+    if (!is_small(spec, cost)) continue;
     std::vector<const Tensor*> inputs;
     for (ValueId input : node.inputs) inputs.push_back(value(input));
     try {

@@ -1,4 +1,4 @@
-#include "exec/kernel_table.h"
+#include "exec/kernel_specs.h"
 
 #include <type_traits>
 
@@ -53,7 +53,7 @@ uint64_t hash_of(const OpDef& op, const KernelSpec& spec) {
 }
 
 bool equal(const KernelSpec& a, const KernelSpec& b) {
-  if (a.threads != b.threads || a.present != b.present || a.constants.size() != b.constants.size()) return false;
+  if (a.present != b.present || a.constants.size() != b.constants.size()) return false;
   if (a.inputs != b.inputs || a.outputs != b.outputs || a.attributes != b.attributes) return false;
   for (size_t i = 0; i < a.constants.size(); ++i) {
     if (a.constants[i] == b.constants[i]) continue;
@@ -64,20 +64,21 @@ bool equal(const KernelSpec& a, const KernelSpec& b) {
 
 }  // namespace
 
-size_t KernelTable::add(const OpDef& op, KernelSpec spec) {
+size_t KernelSpecs::add(const OpDef& op, KernelSpec spec) {
+  const Kernel* const kernel = &table_.at(op, spec);
   const uint64_t hash = hash_of(op, spec);
   const auto [begin, end] = by_hash_.equal_range(hash);
   for (auto at = begin; at != end; ++at) {
-    if (kernels_[at->second].op == &op && equal(kernels_[at->second].spec, spec)) return at->second;
+    if (kernels_[at->second].kernel == kernel && equal(kernels_[at->second].spec, spec)) return at->second;
   }
   by_hash_.emplace(hash, kernels_.size());
-  kernels_.push_back({&op, std::move(spec)});
+  kernels_.push_back({kernel, std::move(spec)});
   return kernels_.size() - 1;
 }
 
-int64_t KernelTable::workspace(size_t i) {
+int64_t KernelSpecs::workspace(size_t i) {
   Entry& kernel = kernels_[i];
-  if (kernel.workspace < 0) kernel.workspace = kernel.op->kernel.workspace ? kernel.op->kernel.workspace(kernel.spec) : 0;
+  if (kernel.workspace < 0) kernel.workspace = workspace_bytes(*kernel.kernel, kernel.spec, workers_);
   return kernel.workspace;
 }
 

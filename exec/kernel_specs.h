@@ -1,4 +1,4 @@
-// KernelTable: the distinct (op, spec) pairs of a set of nodes, so that equal ones are prepared, or asked for their workspace, once.
+// KernelSpecs: the distinct (op, spec) pairs of a set of nodes, so that equal ones are prepared, or asked for their workspace, once.
 //
 // A prepared kernel of one pair serves every node of it, one at a time. Not thread-safe.
 
@@ -12,22 +12,28 @@
 
 namespace ort_train {
 
-class KernelTable {
+class KernelSpecs {
  public:
-  // The number of the pair: that of an equal one added before, or a new one. The constants that the spec refers to must outlive the table.
+  // Of nodes that a device runs with so many workers. The table must outlive it.
+  KernelSpecs(const KernelTable& table, int workers) : table_(table), workers_(workers) {}
+
+  // The number of the pair: that of an equal one added before, or a new one. The constants that the spec refers to must outlive it.
+  // Throws Error(unsupported) where the device has no kernel for it.
   size_t add(const OpDef& op, KernelSpec spec);
   size_t size() const { return kernels_.size(); }
-  const OpDef& op(size_t i) const { return *kernels_[i].op; }
+  const Kernel& kernel(size_t i) const { return *kernels_[i].kernel; }
   const KernelSpec& spec(size_t i) const { return kernels_[i].spec; }
   // Bytes of workspace that the kernel wants; asked once.
   int64_t workspace(size_t i);
 
  private:
   struct Entry {
-    const OpDef* op;
+    const Kernel* kernel;
     KernelSpec spec;
     int64_t workspace = -1;
   };
+  const KernelTable& table_;
+  int workers_;
   std::vector<Entry> kernels_;
   std::unordered_multimap<uint64_t, size_t> by_hash_;
 };

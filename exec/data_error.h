@@ -1,0 +1,43 @@
+// DataError: what a kernel finds wrong with its data while it runs: an index outside an axis, a label outside the classes. The kernel reads
+// or writes nothing for that element and goes on; whoever waits for it looks here and throws.
+//
+// A plain word of memory that every device can write. Of several errors at once one is kept, whichever; a run that has any ends.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "graph/error.h"
+
+namespace ort_train {
+
+struct DataError {
+  enum Kind : int64_t { none, index, label };
+  int64_t kind = none;
+  int64_t value = 0;     // the index or label
+  int64_t size = 0;      // it must be less
+  int64_t position = 0;  // of it in its tensor
+
+  // From any thread.
+  void report(Kind what, int64_t bad, int64_t bound, int64_t at) {
+    int64_t expected = none;
+    if (!std::atomic_ref(kind).compare_exchange_strong(expected, what, std::memory_order_relaxed)) return;
+    value = bad;
+    size = bound;
+    position = at;
+  }
+  // Throws Error(data) if there is one, and forgets it.
+  void check() {
+    if (kind == none) return;
+    const DataError found = *this;
+    *this = {};
+    if (found.kind == label)
+      throw error(ErrorCode::data, "label {} at position {} of the batch is outside the {} classes that the model gives (0 to {})",
+                  found.value, found.position, found.size, found.size - 1);
+    throw error(ErrorCode::data, "index {} at position {} is outside an axis of {} elements", found.value, found.position, found.size);
+  }
+};
+
+}  // namespace ort_train

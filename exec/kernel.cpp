@@ -79,7 +79,11 @@ KernelRun prepare_by_float32(const Kernel& kernel, const KernelSpec& spec) {
       inputs[i] = copy;
     }
     for (size_t i = 0; i < out.size(); ++i) {
-      if (is_half(out[i].dtype) && outputs[i]) outputs[i] = copy_of(out[i]);
+      if (!is_half(out[i].dtype) || !outputs[i]) continue;
+      outputs[i] = copy_of(out[i]);
+      for (size_t j = 0; j < in.size(); ++j) {  // what is changed in place is so in the copy, too
+        if (is_half(in[j].dtype) && args.inputs[j] == args.outputs[i]) outputs[i] = const_cast<void*>(inputs[j]);
+      }
     }
     run({.inputs = inputs, .outputs = outputs, .workspace = args.workspace + copies, .queue = args.queue, .error = args.error});
     for (size_t i = 0; i < out.size(); ++i) {

@@ -4,7 +4,7 @@
 //   elements of 4 bytes and more   lane i mod 32: the compiler keeps the lanes in vector registers
 //   float16, bfloat16              lane (i / 8) mod 32: a lane takes 8 neighbours, the 16 bytes that a GPU's thread loads at once
 //
-// T is the type in which the row is stored; sums are of Compute<T>.
+// T is the type in which the row is stored.
 
 #pragma once
 
@@ -39,10 +39,10 @@ template <typename V, int lanes, typename Join> __attribute__((always_inline)) i
   return values[0];
 }
 
-// step(lane, i) returns the lane with element i taken in; join(a, b) that of two lanes. Each lane begins as `start`.
-template <typename T, typename Step, typename Join>
-__attribute__((always_inline)) inline Compute<T> fold_row(int64_t n, Compute<T> start, const Step& step, const Join& join) {
-  Compute<T> lanes[kLanes];
+// step(lane, i) returns the lane with element i of a row of T taken in; join(a, b) that of two lanes. Each lane begins as `start`.
+template <typename T, typename V, typename Step, typename Join>
+__attribute__((always_inline)) inline V fold_row(int64_t n, V start, const Step& step, const Join& join) {
+  V lanes[kLanes];
   for (int l = 0; l < kLanes; ++l) lanes[l] = start;
   each_in_lanes<T>(
       n, [&](int l, int64_t i) __attribute__((always_inline)) { lanes[l] = step(lanes[l], i); });

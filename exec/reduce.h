@@ -1,7 +1,8 @@
 // Reductions over any axes in one canonical order, a fixed function of shape and type.
 //
 // A reduction is a Kind: what is loaded, combined and returned. Floats are summed in short float blocks whose results are added in double:
-//   rows     the innermost axis is reduced: 512 elements in 16 lanes make a block; lanes are combined as a tree, blocks in ascending order
+//   rows     the innermost axis is reduced: 512 elements in 16 lanes make a block (of 16-bit elements: in the lanes of exec/lanes.h); lanes
+//            are combined as a tree, blocks in ascending order
 //   columns  the innermost axis stays: 32 rows make a block, for many columns at once (bias gradients: (N, C) -> (C))
 // Where few outputs are left, the reduced range is cut into pieces that are reduced in parallel and combined in ascending order; pieces are
 // cut by shape, never by the number of threads.
@@ -13,6 +14,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "exec/lanes.h"
 #include "exec/strided.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -20,16 +22,16 @@ ORT_TRAIN_OPS_BEGIN
 // --- kinds ----------------------------------------------------------------------------------------------------------------------------
 
 // Integers wrap around, so they are summed without sign.
-template <typename T> using BlockOf = std::conditional_t<std::is_integral_v<T>, uint64_t, T>;
+template <typename T> using BlockOf = std::conditional_t<std::is_integral_v<T>, uint64_t, Compute<T>>;
 template <typename T> using TotalOf = std::conditional_t<std::is_integral_v<T>, uint64_t, double>;
 
 template <typename T> struct SumKind {
   using Block = BlockOf<T>;
   using Total = TotalOf<T>;
   static constexpr int kIdentity = 0;
-  static Block load(T x) { return static_cast<Block>(x); }
+  static Block take(T x) { return static_cast<Block>(load(x)); }
   template <typename V> static V combine(V a, V b) { return a + b; }
-  static T finish(Total total, int64_t) { return static_cast<T>(total); }
+  static T finish(Total total, int64_t) { return store<T>(static_cast<Compute<T>>(total)); }
 };
 
 template <typename T> struct MeanKind : SumKind<T> {
@@ -37,12 +39,12 @@ template <typename T> struct MeanKind : SumKind<T> {
     if constexpr (std::is_integral_v<T>)
       return count == 0 ? T(0) : static_cast<T>(static_cast<int64_t>(total) / count);
     else
-      return static_cast<T>(total / static_cast<double>(count));
+      return store<T>(static_cast<Compute<T>>(total / static_cast<double>(count)));
   }
 };
 
 template <typename T> struct SumSquareKind : SumKind<T> {
-  static BlockOf<T> load(T x) { return static_cast<BlockOf<T>>(x) * static_cast<BlockOf<T>>(x); }
+  static BlockOf<T> take(T x) { return static_cast<BlockOf<T>>(load(x)) * static_cast<BlockOf<T>>(load(x)); }
 };
 
 template <typename T> struct L2Kind : SumSquareKind<T> {
@@ -51,7 +53,7 @@ template <typename T> struct L2Kind : SumSquareKind<T> {
     if constexpr (std::is_integral_v<T>)
       return to_integer<T>(root);
     else
-      return static_cast<T>(root);
+      return store<T>(static_cast<Compute<T>>(root));
   }
 };
 
@@ -60,29 +62,30 @@ template <typename T> struct ProdKind {
   using Block = TotalOf<T>;
   using Total = TotalOf<T>;
   static constexpr int kIdentity = 1;
-  static Block load(T x) { return static_cast<Block>(x); }
+  static Block take(T x) { return static_cast<Block>(load(x)); }
   template <typename V> static V combine(V a, V b) { return a * b; }
-  static T finish(Total total, int64_t) { return static_cast<T>(total); }
+  static T finish(Total total, int64_t) { return store<T>(static_cast<Compute<T>>(total)); }
 };
 
 // NaN wins.
 template <typename T> struct MaxKind {
-  using Block = T;
-  using Total = T;
-  static constexpr T kIdentity =
-      std::numeric_limits<T>::has_infinity ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::lowest();
-  static T load(T x) { return x; }
+  using Block = Compute<T>;
+  using Total = Compute<T>;
+  using Limits = std::numeric_limits<Compute<T>>;
+  static constexpr Compute<T> kIdentity = Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
+  static Block take(T x) { return load(x); }
   template <typename V> static V combine(V a, V b) { return (b > a) | (b != b) ? b : a; }
-  static T finish(T total, int64_t) { return total; }
+  static T finish(Total total, int64_t) { return store<T>(total); }
 };
 
 template <typename T> struct MinKind {
-  using Block = T;
-  using Total = T;
-  static constexpr T kIdentity = std::numeric_limits<T>::has_infinity ? std::numeric_limits<T>::infinity() : std::numeric_limits<T>::max();
-  static T load(T x) { return x; }
+  using Block = Compute<T>;
+  using Total = Compute<T>;
+  using Limits = std::numeric_limits<Compute<T>>;
+  static constexpr Compute<T> kIdentity = Limits::has_infinity ? Limits::infinity() : Limits::max();
+  static Block take(T x) { return load(x); }
   template <typename V> static V combine(V a, V b) { return (b < a) | (b != b) ? b : a; }
-  static T finish(T total, int64_t) { return total; }
+  static T finish(Total total, int64_t) { return store<T>(total); }
 };
 
 template <typename Kind> inline constexpr bool is_extreme = false;
@@ -173,7 +176,16 @@ template <typename Kind, typename T> typename Kind::Total reduce_run(const T* x,
   constexpr int64_t kLanes = 16, kBlock = 512;
   Total total = static_cast<Total>(Kind::kIdentity);
   if (n < 2 * kLanes) {
-    for (int64_t i = 0; i < n; ++i) total = Kind::combine(total, static_cast<Total>(Kind::load(x[i])));
+    for (int64_t i = 0; i < n; ++i) total = Kind::combine(total, static_cast<Total>(Kind::take(x[i])));
+    return total;
+  }
+  if constexpr (sizeof(T) == 2 && !std::is_integral_v<T>) {
+    for (int64_t begin = 0; begin < n; begin += kBlock) {
+      const auto step = [&](Block lane, int64_t i) { return Kind::combine(lane, static_cast<Block>(Kind::take(x[begin + i]))); };
+      const auto join = [](Block a, Block b) { return Kind::combine(a, b); };
+      const Block identity = static_cast<Block>(Kind::kIdentity);
+      total = Kind::combine(total, static_cast<Total>(fold_row<T>(std::min(kBlock, n - begin), identity, step, join)));
+    }
     return total;
   }
   for (int64_t begin = 0; begin < n; begin += kBlock) {
@@ -184,10 +196,10 @@ template <typename Kind, typename T> typename Kind::Total reduce_run(const T* x,
       extreme_lanes<Kind, T, kLanes>(x + begin, whole, lanes);
     } else {
       for (int64_t i = begin; i < begin + whole; i += kLanes) {
-        for (int64_t l = 0; l < kLanes; ++l) lanes[l] = Kind::combine(lanes[l], Kind::load(x[i + l]));
+        for (int64_t l = 0; l < kLanes; ++l) lanes[l] = Kind::combine(lanes[l], Kind::take(x[i + l]));
       }
     }
-    for (int64_t l = 0; l < length - whole; ++l) lanes[l] = Kind::combine(lanes[l], Kind::load(x[begin + whole + l]));
+    for (int64_t l = 0; l < length - whole; ++l) lanes[l] = Kind::combine(lanes[l], Kind::take(x[begin + whole + l]));
     Total tree[kLanes];
     for (int64_t l = 0; l < kLanes; ++l) tree[l] = static_cast<Total>(lanes[l]);
     for (int64_t half = kLanes / 2; half > 0; half /= 2) {
@@ -221,16 +233,16 @@ void reduce_columns(const StridedLoop<1>& loop, int64_t begin, int64_t end, cons
         const T *r0 = row, *r1 = row + step, *r2 = row + 2 * step, *r3 = row + 3 * step;
 #pragma GCC ivdep
         for (int64_t c = 0; c < width; ++c) {
-          Block sum = Kind::combine(block[c], Kind::load(r0[c]));
-          sum = Kind::combine(sum, Kind::load(r1[c]));
-          sum = Kind::combine(sum, Kind::load(r2[c]));
-          block[c] = Kind::combine(sum, Kind::load(r3[c]));
+          Block sum = Kind::combine(block[c], Kind::take(r0[c]));
+          sum = Kind::combine(sum, Kind::take(r1[c]));
+          sum = Kind::combine(sum, Kind::take(r2[c]));
+          block[c] = Kind::combine(sum, Kind::take(r3[c]));
         }
         row += 4 * step;
         rows += 4;
         r += 4;
       } else {
-        for (int64_t c = 0; c < width; ++c) block[c] = Kind::combine(block[c], Kind::load(row[c]));
+        for (int64_t c = 0; c < width; ++c) block[c] = Kind::combine(block[c], Kind::take(row[c]));
         row += step;
         ++rows;
         ++r;

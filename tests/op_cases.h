@@ -25,6 +25,7 @@ struct OpInput {
   bool present = true;
   bool constant = false;      // known at compile time: for host_inputs
   bool differentiate = true;  // check the gradient with respect to it, where it is floating
+  bool statistic = false;     // float32 where the others are of 16 bits: a sum, a mean, a loss
 };
 
 struct OpCase {
@@ -69,6 +70,11 @@ inline OpInput fixed(OpInput input) {
   input.differentiate = false;
   return input;
 }  // not differentiated
+
+inline OpInput statistic(OpInput input) {
+  input.statistic = true;
+  return input;
+}
 
 // The families, each in tests/op_cases_FAMILY.cpp.
 std::vector<OpCase> elementwise_op_cases();    // arithmetic, unary functions, activations

@@ -150,7 +150,7 @@ void attention_cases(std::vector<OpCase>& cases) {
     OpCase backward{.name = f.name,
                     .op = "AttentionGrad",
                     .attributes = attributes,
-                    .inputs = {random(o), random(q), random(k), random(v), random(o), random({f.batch, f.heads, f.rows}, 5, 6)},
+                    .inputs = {random(o), random(q), random(k), random(v), random(o), statistic(random({f.batch, f.heads, f.rows}, 5, 6))},
                     .outputs = 3,
                     .tolerance = 2e-6};
     if (!f.bias.empty()) {
@@ -185,7 +185,7 @@ void attention_cases(std::vector<OpCase>& cases) {
        .op = "AttentionGrad",
        .attributes = {{"scale", 1.0f}, {"safe", int64_t{1}}},
        .inputs = {floats({1, 1, 1, 1}, {5}), floats({1, 1, 1, 1}, {2}), floats({1, 1, 2, 1}, {1, 3}), floats({1, 1, 2, 1}, {7, 4}),
-                  floats({1, 1, 1, 1}, {0}), floats({1, 1, 1}, {kInfinity}), floats({2}, {-kInfinity, -kInfinity})},
+                  floats({1, 1, 1, 1}, {0}), statistic(floats({1, 1, 1}, {kInfinity})), floats({2}, {-kInfinity, -kInfinity})},
        .outputs = 3,
        .expected = {{0}, {0, 0}, {0, 0}}});
 }
@@ -211,7 +211,8 @@ void loss_cases(std::vector<OpCase>& cases) {
     cases.push_back({.name = f.name,
                      .op = "SoftmaxCrossEntropyGrad",
                      .attributes = attributes,
-                     .inputs = {floats({}, {0.3}), random(logits, -3, 3), random(f.labels, 3, 5), random_ints(f.labels, 0, f.classes - 1)},
+                     .inputs = {statistic(floats({}, {0.3})), random(logits, -3, 3), statistic(random(f.labels, 3, 5)),
+                                random_ints(f.labels, 0, f.classes - 1)},
                      .tolerance = 2e-6});
     cases.push_back({.name = f.name, .op = "CountLabels", .attributes = attributes, .inputs = {random_ints(f.labels, 0, 4)}});
   }
@@ -223,12 +224,13 @@ void loss_cases(std::vector<OpCase>& cases) {
                    .gradient = false,
                    .expected = {{std::log(2)}, {std::log(2), std::log(2), 1000}},
                    .ulps = 1});
-  cases.push_back({.name = "ignored",
-                   .op = "SoftmaxCrossEntropyGrad",
-                   .attributes = {{"ignore_index", int64_t{-100}}},
-                   .inputs = {floats({}, {2}), floats({2, 2}, {0, 0, 0, 0}), floats({2}, {std::log(2)}), ints({2}, {1, -100})},
-                   .expected = {{1, -1, 0, 0}},
-                   .ulps = 1});
+  cases.push_back(
+      {.name = "ignored",
+       .op = "SoftmaxCrossEntropyGrad",
+       .attributes = {{"ignore_index", int64_t{-100}}},
+       .inputs = {statistic(floats({}, {2})), floats({2, 2}, {0, 0, 0, 0}), statistic(floats({2}, {std::log(2)})), ints({2}, {1, -100})},
+       .expected = {{1, -1, 0, 0}},
+       .ulps = 1});
   cases.push_back({.name = "ignored",
                    .op = "CountLabels",
                    .attributes = {{"ignore_index", int64_t{-100}}},

@@ -77,16 +77,16 @@ void layer_cases(std::vector<OpCase>& cases) {
                      .gradient_tolerance = gradient_tolerance,
                      .project = {0},
                      .gradient = !large});
-    cases.push_back(
-        {.name = name,
-         .op = "LayerNormalizationGrad",
-         .attributes = attributes,
-         .inputs = {random(x), random(x, -1, 3), random(scale, 0.5, 1.5), random(statistics, 0.9, 1.1), random(statistics, 0.8, 1)},
-         .outputs = 3});
+    cases.push_back({.name = name,
+                     .op = "LayerNormalizationGrad",
+                     .attributes = attributes,
+                     .inputs = {random(x), random(x, -1, 3), random(scale, 0.5, 1.5), statistic(random(statistics, 0.9, 1.1)),
+                                statistic(random(statistics, 0.8, 1))},
+                     .outputs = 3});
     cases.push_back({.name = name,
                      .op = "RMSNormalizationGrad",
                      .attributes = attributes,
-                     .inputs = {random(x), random(x, -1, 3), random(scale, 0.5, 1.5), random(statistics, 0.6, 0.7)},
+                     .inputs = {random(x), random(x, -1, 3), random(scale, 0.5, 1.5), statistic(random(statistics, 0.6, 0.7))},
                      .outputs = 2});
   };
   shapes("rows", {5, 37}, -1);
@@ -128,7 +128,7 @@ void layer_cases(std::vector<OpCase>& cases) {
   cases.push_back({.name = "only_dx",
                    .op = "LayerNormalizationGrad",
                    .attributes = last,
-                   .inputs = {random({5, 37}), random({5, 37}), random({37}), random({5, 1}), random({5, 1})}});
+                   .inputs = {random({5, 37}), random({5, 37}), random({37}), statistic(random({5, 1})), statistic(random({5, 1}))}});
   cases.push_back({.name = "constant_row",
                    .op = "LayerNormalization",
                    .attributes = {{"epsilon", 0.25f}},

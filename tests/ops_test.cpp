@@ -48,6 +48,10 @@ template <typename Body> void with_type(DType dtype, Body&& body) {
       return body(float{});
     case DType::float64:
       return body(double{});
+    case DType::float16:
+      return body(float16{});
+    case DType::bfloat16:
+      return body(bfloat16{});
     case DType::int64:
       return body(int64_t{});
     case DType::int32:
@@ -69,7 +73,7 @@ Tensor tensor_of(DType dtype, const Shape& shape, const std::vector<double>& val
   Tensor tensor(dtype, shape);
   with_type(dtype, [&]<typename T>(T) {
     for (int64_t i = 0; i < tensor.size(); ++i)
-      tensor.data<T>()[i] = static_cast<T>(values[values.size() == 1 ? 0 : static_cast<size_t>(i)]);
+      tensor.data<T>()[i] = store<T>(static_cast<Compute<T>>(values[values.size() == 1 ? 0 : static_cast<size_t>(i)]));
   });
   return tensor;
 }
@@ -101,10 +105,19 @@ std::vector<Tensor> inputs_of(const OpCase& op_case, DType floating) {
   std::vector<Tensor> tensors;
   for (size_t i = 0; i < op_case.inputs.size(); ++i) {
     const OpInput& input = op_case.inputs[i];
-    tensors.push_back(input.present ? tensor_of(input.dtype == DType::float32 ? floating : input.dtype, input.shape, values_of(op_case, i))
-                                    : Tensor{});
+    const DType dtype = input.dtype != DType::float32 ? input.dtype : input.statistic ? compute_type(floating) : floating;
+    tensors.push_back(input.present ? tensor_of(dtype, input.shape, values_of(op_case, i)) : Tensor{});
   }
   return tensors;
+}
+
+// The same numbers as double, where they are floating.
+std::vector<Tensor> widened(const std::vector<Tensor>& tensors) {
+  std::vector<Tensor> wide = tensors;
+  for (Tensor& tensor : wide) {
+    if (is_floating(tensor.dtype)) tensor = tensor_of(DType::float64, tensor.shape, tensor.to_double());
+  }
+  return wide;
 }
 
 // --- running --------------------------------------------------------------------------------------------------------------------------
@@ -240,8 +253,9 @@ void expect_same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b
   for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(a[i] == b[i]) << "output " << i << " differs " << what;
 }
 
-// |a - b| and |b| in the 2-norm; positions that are NaN or the same infinity in both agree.
-std::pair<double, double> distance(const Tensor& a, const Tensor& b) {
+// |a - b| and |b| in the 2-norm; positions that are NaN or the same infinity in both agree, and infinity with what is beyond the largest
+// number of a's type.
+std::pair<double, double> distance(const Tensor& a, const Tensor& b, double largest = 3.4e38) {
   const std::vector<double> x = a.to_double(), y = b.to_double();
   double difference = 0, norm = 0;
   for (size_t i = 0; i < x.size(); ++i) {
@@ -249,7 +263,7 @@ std::pair<double, double> distance(const Tensor& a, const Tensor& b) {
       if (std::isfinite(y[i])) norm += y[i] * y[i];
       continue;
     }
-    if (std::isinf(x[i]) && std::abs(y[i]) > 3.4e38) continue;  // float32 ends there
+    if (std::isinf(x[i]) && std::abs(y[i]) > largest) continue;
     difference += (x[i] - y[i]) * (x[i] - y[i]);
     norm += y[i] * y[i];
   }
@@ -312,6 +326,47 @@ TEST_P(OpTest, Kernel) {
     }
     const auto [difference, norm] = distance(results[i], exact[i]);
     EXPECT_LE(difference, op_case.tolerance * norm) << "output " << i << " is " << difference / norm << " of its norm away from double";
+  }
+}
+
+// Every other element type that the kernel takes, against double on the same numbers. What is computed in float32 is rounded once, so a
+// result is as near as its type allows.
+TEST_P(OpTest, NumberTypes) {
+  const OpCase& op_case = GetParam();
+  const OpDef& op = op_named(op_case.op);
+  const Kernel& kernel = *cpu_kernels().find(op);
+  if (!op_case.float64 || op_case.attributes64) return;
+  for (const DType type : {DType::float16, DType::bfloat16}) {
+    if (!kernel.types.has(type) && !(kernel.halves_by_float32 && kernel.types.has(DType::float32))) continue;
+    const std::vector<Tensor> inputs = inputs_of(op_case, type), wide = widened(inputs);
+    if (std::none_of(inputs.begin(), inputs.end(), [&](const Tensor& input) { return input.dtype == type && !input.bytes.empty(); }))
+      continue;
+    const std::vector<const Tensor*> views = pointers(op_case, inputs);
+    const Prepared prepared = prepare(op_case, type, inputs, 1);
+    const std::vector<Tensor> results = prepared.run(views);
+    expect_same_bits(prepare(op_case, type, inputs, 3).run(views), results, "with 3 threads");
+    expect_same_bits(prepared.run(views, {.shift = 1}), results, "at another address");
+    for (const Alias& alias : kernel.in_place) {
+      const size_t input = static_cast<size_t>(alias.input), output = static_cast<size_t>(alias.output);
+      if (input >= views.size() || !views[input] || output >= results.size()) continue;
+      if (views[input]->type().bytes() != results[output].type().bytes()) continue;
+      expect_same_bits(prepared.run(views, {.in_place = alias}), results, fmt::format("over input {}", alias.input));
+    }
+
+    const std::vector<Tensor> exact = prepare(op_case, DType::float64, wide, 1).run(pointers(op_case, wide));
+    const double largest = type == DType::float16 ? 65504 : 3.38e38, step = type == DType::float16 ? 0x1p-11 : 0x1p-8;
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (!is_floating(results[i].dtype)) {
+        EXPECT_EQ(results[i].to_double(), exact[i].to_double()) << to_string(type) << ", output " << i;
+        continue;
+      }
+      EXPECT_TRUE(results[i].dtype == type || size_of(results[i].dtype) >= 4) << "output " << i;
+      const auto [difference, norm] = distance(results[i], exact[i], is_half(results[i].dtype) ? largest : 3.4e38);
+      const double rounding = is_half(results[i].dtype) ? step : 0;                                // half a unit in the last place
+      const double tiny = rounding * 0x1p-13 * std::sqrt(static_cast<double>(results[i].size()));  // where float16's numbers are denormal
+      EXPECT_LE(difference, (rounding + 4 * op_case.tolerance) * norm + tiny)
+          << to_string(type) << ", output " << i << " is " << difference / norm << " of its norm away from double";
+    }
   }
 }
 

@@ -304,7 +304,7 @@ std::vector<TensorType> infer_attention(const InferContext& context) {
   }
   Shape o = q.shape;
   o[3] = v.shape[3];
-  return {{q.dtype, o}, {q.dtype, Shape(q.shape.begin(), q.shape.begin() + 3)}};
+  return {{q.dtype, o}, {compute_type(q.dtype), Shape(q.shape.begin(), q.shape.begin() + 3)}};
 }
 
 void gradient(const Node& node, GradientBuilder& g) {
@@ -324,7 +324,11 @@ void gradient(const Node& node, GradientBuilder& g) {
   Shape column = g.shape(q);
   column[3] = 1;
   const ValueId scores = g.emit("Add", {product(q, k, node.attributes.get("scale", 1.0f)), bias});
-  ValueId weights = g.emit("Exp", {g.emit("Sub", {scores, g.reshape(node.outputs[1], column)})});
+  const auto as = [&](ValueId value, DType to) {
+    return g.dtype(value) == to ? value : g.emit("Cast", {value}, {{"to", static_cast<int64_t>(to)}});
+  };
+  const ValueId lse = g.reshape(node.outputs[1], column);  // float32 or wider
+  ValueId weights = as(g.emit("Exp", {g.emit("Sub", {as(scores, g.dtype(lse)), lse})}), g.dtype(q));
   if (node.attributes.get("causal", 0)) weights = g.emit("Trilu", {weights}, {{"upper", int64_t{0}}, {"k", int64_t{0}}});
   const ValueId delta = g.reduce_to(g.emit("Mul", {dy, node.outputs[0]}), column);
   g.input_gradient(3, g.reduce_to(g.emit("Mul", {weights, g.emit("Sub", {product(dy, v, 1), delta})}), g.shape(bias)));

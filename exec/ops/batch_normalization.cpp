@@ -58,7 +58,8 @@ Layout layout_of(const Shape& x) {
 void require_channels(const InferContext& context, const TensorType& x, size_t first, size_t last) {
   if (x.shape.size() < 2) throw error(ErrorCode::unsupported, "{} has no axis of channels", to_string(x));
   for (size_t i = first; i < last; ++i) {
-    if (context.input(i) != TensorType{x.dtype, {x.shape[1]}}) {
+    const DType dtype = context.input(i).dtype;  // numbers of a channel may be float32 where x is of 16 bits
+    if (context.input(i).shape != Shape{x.shape[1]} || (dtype != x.dtype && dtype != compute_type(x.dtype))) {
       throw error(ErrorCode::unsupported, "input {} is {}, but must be {}", i, to_string(context.input(i)),
                   to_string(TensorType{x.dtype, {x.shape[1]}}));
     }
@@ -250,8 +251,10 @@ void live_gradient(const Node& node, GradientBuilder& g) { emit_gradient(g, node
 
 std::vector<TensorType> infer_running(const InferContext& context) {
   for (size_t i : {1, 2, 3}) {
-    if (context.input(i) != context.input(0))
-      throw error(ErrorCode::unsupported, "input {} is {}, input 0 is {}", i, to_string(context.input(i)), to_string(context.input(0)));
+    const TensorType &running = context.input(0),
+                     &other = context.input(i);  // statistics of a batch may be float32 where these are of 16 bits
+    if (other != running && (i < 2 || other != TensorType{compute_type(running.dtype), running.shape}))
+      throw error(ErrorCode::unsupported, "input {} is {}, input 0 is {}", i, to_string(other), to_string(running));
   }
   return {context.input(0), context.input(1)};
 }
@@ -333,7 +336,9 @@ constexpr OpDef kLiveBatchNormalization{
     .name = "LiveBatchNormalization",
     .infer = [](const InferContext& context) -> std::vector<TensorType> {
       require_channels(context, context.input(0), 1, 3);
-      return {context.input(0), context.input(1), context.input(1)};
+      const TensorType& x = context.input(0);
+      const TensorType statistics{compute_type(x.dtype), {x.shape[1]}};
+      return {x, statistics, statistics};
     },
     .gradient = live_gradient,
 };

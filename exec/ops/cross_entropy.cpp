@@ -6,14 +6,15 @@
 //   SoftmaxCrossEntropyGrad{ignore_index}(d_loss_sum [], logits, lse, labels) -> dlogits = (exp(logits - lse) - [class = label]) *
 //   d_loss_sum CountLabels{ignore_index}(labels) -> float32 [], the rows that count
 //
-// Saves the logits, which the gradient overwrites, and lse. A row is summed in fixed chunks of 16 lanes, rows in ascending order in double.
-// A label outside the classes is the data's fault: a DataError.
+// Saves the logits, which the gradient overwrites, and lse. loss_sum and lse are float32 or wider. A row is summed in fixed chunks of
+// lanes, rows in ascending order in double. A label outside the classes is the data's fault: a DataError.
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "exec/element_types.h"
+#include "exec/lanes.h"
 #include "exec/math.h"
 #include "exec/op_list.h"
 
@@ -37,39 +38,40 @@ std::vector<TensorType> infer(const InferContext& context) {
     throw error(ErrorCode::unsupported, "labels are {}, but logits {} need int64 {}", to_string(labels), to_string(logits),
                 to_string(leading));
   }
-  return {{logits.dtype, {}}, {logits.dtype, leading}};
+  const DType computed = compute_type(logits.dtype);
+  return {{computed, {}}, {computed, leading}};
 }
 
-// lanes[i] combined with what stands i + width further, down to one: a fixed tree.
-template <typename T, typename Combine> T fold_lanes(T (&lanes)[16], Combine combine) {
-  for (int width = 8; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lanes[i] = combine(lanes[i], lanes[i + width]);
+// Of elements of 4 bytes and more: 16 lanes, element i in lane i mod 16. Of 16-bit ones: the lanes of exec/lanes.h.
+template <typename T, typename V, typename Step, typename Join>
+__attribute__((always_inline)) inline V fold_chunk(int64_t n, V start, const Step& step, const Join& join) {
+  if constexpr (sizeof(T) == 2) {
+    return fold_row<T>(n, start, step, join);
+  } else {
+    V lanes[16];
+    std::fill(std::begin(lanes), std::end(lanes), start);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+      for (int lane = 0; lane < 16; ++lane) lanes[lane] = step(lanes[lane], i + lane);
+    }
+    for (int lane = 0; i < n; ++i, ++lane) lanes[lane] = step(lanes[lane], i);
+    return join_lanes(lanes, join);
   }
-  return lanes[0];
 }
 
-template <typename T> T row_max(const T* __restrict x, int64_t n) {
-  T lanes[16];
-  std::fill(std::begin(lanes), std::end(lanes), -std::numeric_limits<T>::infinity());
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    for (int lane = 0; lane < 16; ++lane) lanes[lane] = x[i + lane] > lanes[lane] ? x[i + lane] : lanes[lane];
-  }
-  for (int lane = 0; i < n; ++i, ++lane) lanes[lane] = std::max(lanes[lane], x[i]);
-  return fold_lanes(lanes, [](T a, T b) { return a > b ? a : b; });
+template <typename T, typename C = Compute<T>> C row_max(const T* __restrict x, int64_t n) {
+  const auto larger = [](C a, C b) { return a > b ? a : b; };
+  return fold_chunk<T>(
+      n, -std::numeric_limits<C>::infinity(), [&](C lane, int64_t i) { return load(x[i]) > lane ? load(x[i]) : lane; }, larger);
 }
 
-template <typename T> double row_sum_exp(const T* __restrict x, int64_t n, T max) {
+template <typename T, typename C = Compute<T>> double row_sum_exp(const T* __restrict x, int64_t n, C max) {
   double sum = 0;
   for (int64_t begin = 0; begin < n; begin += kChunk) {
-    const int64_t end = std::min(begin + kChunk, n);
-    T lanes[16] = {};
-    int64_t i = begin;
-    for (; i + 16 <= end; i += 16) {
-      for (int lane = 0; lane < 16; ++lane) lanes[lane] += math::exp(x[i + lane] - max);
-    }
-    for (int lane = 0; i < end; ++i, ++lane) lanes[lane] += math::exp(x[i] - max);
-    sum += static_cast<double>(fold_lanes(lanes, [](T a, T b) { return a + b; }));
+    const T* chunk = x + begin;
+    sum += static_cast<double>(fold_chunk<T>(
+        std::min(kChunk, n - begin), C(0), [&](C lane, int64_t i) { return lane + math::exp(load(chunk[i]) - max); },
+        [](C a, C b) { return a + b; }));
   }
   return sum;
 }
@@ -77,15 +79,16 @@ template <typename T> double row_sum_exp(const T* __restrict x, int64_t n, T max
 template <typename T> KernelRun forward(const KernelSpec& spec) {
   return
       [n = classes(spec, 0), rows = rows(spec, 0), ignore = spec.attributes.get("ignore_index", kNothingIgnored)](const KernelArgs& args) {
+        using C = Compute<T>;
         auto* losses = reinterpret_cast<double*>(args.workspace);
         const auto* labels = args.in<int64_t>(1);
         const int64_t block = rows_per_task(n);
         args.workers().parallel_blocks(rows, block, [&](int64_t begin, int64_t end) {
           for (int64_t row = begin; row < end; ++row) {
             const T* x = args.in<T>(0) + row * n;
-            const T max = row_max(x, n);
+            const Compute<T> max = row_max(x, n);
             const double lse = static_cast<double>(max) + std::log(row_sum_exp(x, n, max));
-            args.out<T>(1)[row] = static_cast<T>(lse);
+            args.out<C>(1)[row] = static_cast<C>(lse);
             if (labels[row] == ignore) {
               losses[row] = 0;
               continue;
@@ -95,39 +98,40 @@ template <typename T> KernelRun forward(const KernelSpec& spec) {
               losses[row] = 0;
               continue;
             }
-            losses[row] = lse - static_cast<double>(x[labels[row]]);
+            losses[row] = lse - static_cast<double>(load(x[labels[row]]));
           }
         });
         double sum = 0;
         for (int64_t row = 0; row < rows; ++row) sum += losses[row];
-        *args.out<T>(0) = static_cast<T>(sum);
+        *args.out<C>(0) = static_cast<C>(sum);
       };
 }
 
 // dx = e^(x - lse) * scale; dx may be x.
-template <typename T> void scaled_softmax(const T* x, T* dx, int64_t n, T lse, T scale) {
+template <typename T> void scaled_softmax(const T* x, T* dx, int64_t n, Compute<T> lse, Compute<T> scale) {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) dx[i] = math::exp(x[i] - lse) * scale;
+  for (int64_t i = 0; i < n; ++i) dx[i] = store<T>(math::exp(load(x[i]) - lse) * scale);
 }
 
 template <typename T> KernelRun backward(const KernelSpec& spec) {
   return
       [n = classes(spec, 1), rows = rows(spec, 1), ignore = spec.attributes.get("ignore_index", kNothingIgnored)](const KernelArgs& args) {
-        const T scale = *args.in<T>(0);
+        using C = Compute<T>;
+        const C scale = *args.in<C>(0);
         const auto* labels = args.in<int64_t>(3);
         args.workers().parallel_blocks(rows, rows_per_task(n), [&](int64_t begin, int64_t end) {
           for (int64_t row = begin; row < end; ++row) {
             const T* x = args.in<T>(1) + row * n;  // may be dx itself
             T* dx = args.out<T>(0) + row * n;
             if (labels[row] == ignore) {
-              std::fill(dx, dx + n, T(0));
+              std::fill(dx, dx + n, store<T>(C(0)));
               continue;
             }
-            const T lse = args.in<T>(2)[row];
+            const C lse = args.in<C>(2)[row];
             if (labels[row] < 0 || labels[row] >= n) continue;  // the forward pass has reported it
-            const T at_label = (math::exp(x[labels[row]] - lse) - T(1)) * scale;
+            const C at_label = (math::exp(load(x[labels[row]]) - lse) - C(1)) * scale;
             scaled_softmax(x, dx, n, lse, scale);
-            dx[labels[row]] = at_label;
+            dx[labels[row]] = store<T>(at_label);
           }
         });
       };
@@ -136,10 +140,10 @@ template <typename T> KernelRun backward(const KernelSpec& spec) {
 Workspace workspace(const KernelSpec& spec) { return {.shared = rows(spec, 0) * int64_t{sizeof(double)}}; }
 
 KernelRun prepare_forward(const KernelSpec& spec) {
-  return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() { return forward<T>(spec); });
+  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() { return forward<T>(spec); });
 }
 KernelRun prepare_backward(const KernelSpec& spec) {
-  return for_type(Wide{}, spec.inputs[1].dtype, [&]<typename T>() { return backward<T>(spec); });
+  return for_type(Floats{}, spec.inputs[1].dtype, [&]<typename T>() { return backward<T>(spec); });
 }
 
 void gradient(const Node& node, GradientBuilder& g) {
@@ -228,7 +232,8 @@ void lower(Lowering& l) {
     if (l.dtype(loss) != DType::float32) count = l.emit("Cast", {count}, {{"to", static_cast<int64_t>(l.dtype(loss))}});
     loss = l.emit("Div", {loss, count});
   }
-  l.output(0, loss);
+  const DType given = l.dtype(scores);  // which ONNX gives the loss too
+  l.output(0, l.dtype(loss) == given ? loss : l.emit("Cast", {loss}, {{"to", static_cast<int64_t>(given)}}));
 }
 
 Cost cost(const KernelSpec& spec) {
@@ -247,8 +252,7 @@ constexpr OpDef kSoftmaxCrossEntropy{
     .gradient = gradient,
 };
 constexpr Kernel kSoftmaxCrossEntropyKernel{
-    .types = kWide,
-    .halves_by_float32 = true,
+    .types = kFloating,
     .cost = cost,
     .workspace = workspace,
     .prepare = prepare_forward,
@@ -259,9 +263,8 @@ constexpr OpDef kSoftmaxCrossEntropyGrad{
     .no_gradient = "second derivatives are not trained",
 };
 constexpr Kernel kSoftmaxCrossEntropyGradKernel{
-    .types = kWide,
+    .types = kFloating,
     .typed = 1,
-    .halves_by_float32 = true,
     .in_place = {{.output = 0, .input = 1}},
     .cost = cost,
     .prepare = prepare_backward,

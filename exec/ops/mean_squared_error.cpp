@@ -1,6 +1,6 @@
 // SquaredError(prediction, target) -> loss_sum [] = sum of (prediction - target)^2; the mean is a division by the number of elements.
 //
-// Summed in fixed blocks, 16 lanes of double each, in ascending order. Saves both inputs.
+// Summed in fixed blocks, 16 lanes of double each, in ascending order; loss_sum is float32 or wider. Saves both inputs.
 
 #include <algorithm>
 
@@ -16,14 +16,14 @@ std::vector<TensorType> infer_squared_error(const InferContext& context) {
   if (context.input(0) != context.input(1)) {
     throw error(ErrorCode::unsupported, "the prediction is {}, the target {}", to_string(context.input(0)), to_string(context.input(1)));
   }
-  return {{context.input(0).dtype, {}}};
+  return {{compute_type(context.input(0).dtype), {}}};
 }
 
 int64_t blocks(const KernelSpec& spec) { return (element_count(spec.inputs[0].shape) + kBlock - 1) / kBlock; }
 Workspace squared_error_workspace(const KernelSpec& spec) { return {.shared = blocks(spec) * int64_t{sizeof(double)}}; }
 
 KernelRun make_squared_error(const KernelSpec& spec) {
-  return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     return [n = element_count(spec.inputs[0].shape), blocks = blocks(spec)](const KernelArgs& args) {
       auto* partial = reinterpret_cast<double*>(args.workspace);
       args.workers().parallel_for(blocks, [&](int64_t block, int) {
@@ -31,7 +31,7 @@ KernelRun make_squared_error(const KernelSpec& spec) {
         double lanes[16] = {};
         const int64_t begin = block * kBlock, end = std::min(begin + kBlock, n);
         for (int64_t i = begin; i < end; ++i) {
-          const double d = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+          const double d = static_cast<double>(load(a[i])) - static_cast<double>(load(b[i]));
           lanes[(i - begin) % 16] += d * d;
         }
         partial[block] = 0;
@@ -39,14 +39,16 @@ KernelRun make_squared_error(const KernelSpec& spec) {
       });
       double sum = 0;
       for (int64_t block = 0; block < blocks; ++block) sum += partial[block];
-      *args.out<T>(0) = static_cast<T>(sum);
+      *args.out<Compute<T>>(0) = static_cast<Compute<T>>(sum);
     };
   });
 }
 
 void squared_error_gradient(const Node& node, GradientBuilder& g) {
   const ValueId difference = g.emit("Sub", {node.inputs[0], node.inputs[1]});
-  const ValueId d = g.emit("Mul", {difference, g.emit("Mul", {g.output_gradient(0), g.scalar_like(difference, 2)})});
+  ValueId scale = g.emit("Mul", {g.output_gradient(0), g.scalar_like(g.output_gradient(0), 2)});
+  if (g.dtype(scale) != g.dtype(difference)) scale = g.emit("Cast", {scale}, {{"to", static_cast<int64_t>(g.dtype(difference))}});
+  const ValueId d = g.emit("Mul", {difference, scale});
   g.input_gradient(0, d);
   if (g.wants(1)) g.input_gradient(1, g.emit("Neg", {d}));
 }
@@ -59,8 +61,7 @@ constexpr OpDef kSquaredError{
     .gradient = squared_error_gradient,
 };
 constexpr Kernel kSquaredErrorKernel{
-    .types = kWide,
-    .halves_by_float32 = true,
+    .types = kFloating,
     .cost = elementwise_cost<3>,
     .workspace = squared_error_workspace,
     .prepare = make_squared_error,

@@ -18,8 +18,7 @@ namespace {
 
 std::vector<TensorType> infer(const InferContext& context) {
   const TensorType& x = context.input(0);
-  if (x.dtype != DType::float32 && x.dtype != DType::float64)
-    throw error(ErrorCode::unsupported, "there is no pool of {}; cast it to float32", to_string(x.dtype));
+  if (!is_floating(x.dtype)) throw error(ErrorCode::unsupported, "there is no pool of {}; cast it to float32", to_string(x.dtype));
   return {{x.dtype, windowed_shape(windows_of(context.attributes, x.shape), x.shape, x.shape[1])}};
 }
 std::vector<TensorType> infer_mean_gradient(const InferContext& context) {

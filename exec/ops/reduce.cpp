@@ -152,8 +152,8 @@ Cost cost(const KernelSpec& spec) {
   return cost;
 }
 
-using Arithmetic = Types<float, double, int64_t, int32_t>;
-using Ordered = Types<float, double, int64_t, int32_t, int16_t, int8_t, uint8_t, bool>;
+using Arithmetic = Types<float, double, float16, bfloat16, int64_t, int32_t>;
+using Ordered = Types<float, double, float16, bfloat16, int64_t, int32_t, int16_t, int8_t, uint8_t, bool>;
 
 template <template <typename> class Kind, typename Supported> KernelRun prepare(const KernelSpec& spec) {
   return for_type(Supported{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
@@ -218,7 +218,7 @@ constexpr OpDef reduction(std::string_view name, List<OnnxForm, 6> forms, void (
 }
 
 constexpr Kernel reduction_kernel(Prepare prepare, DTypes types) {
-  return {.types = types, .halves_by_float32 = true, .cost = cost, .workspace = workspace, .prepare = prepare};
+  return {.types = types, .cost = cost, .workspace = workspace, .prepare = prepare};
 }
 template <template <typename> class Kind>
 constexpr Kernel arithmetic_kernel = reduction_kernel(prepare<Kind, Arithmetic>, dtypes_of(Arithmetic{}));

@@ -188,7 +188,8 @@ constexpr OpDef kScatterElements{
     .standard = 18,
 };
 constexpr Kernel kScatterElementsKernel{
-    .types = kAnyType,
+    .types = kNotHalf,
+    .halves_by_float32 = true,
     .in_place = {{.output = 0, .input = 0}},
     .cost = movement_cost,
     .prepare = prepare_scatter_elements,
@@ -216,7 +217,8 @@ constexpr OpDef kScatterND{
     .standard = 18,
 };
 constexpr Kernel kScatterNDKernel{
-    .types = kAnyType,
+    .types = kNotHalf,
+    .halves_by_float32 = true,
     .in_place = {{.output = 0, .input = 0}},
     .cost = movement_cost,
     .workspace = scatter_nd_workspace,

@@ -46,14 +46,13 @@ cuda:  # the op files that both devices share, through nvcc; needs no GPU
 	@.ci/configure release -B build-cuda -DORT_TRAIN_CUDA=ON -DORT_TRAIN_TESTS=OFF
 	@cmake --build build-cuda --target ort_train_cuda_check -- -k 0
 
-bench:  # each benchmark prints its lines of JSON
-	@.ci/configure release
-	@cmake --build build
+bench: build-bench  # each benchmark prints its lines of JSON
 	@for program in build/bench-*; do $$program || exit 1; done
 
-build-bench:  # what tests/bench/*.py run: the program and two benchmarks
+build-bench:  # the program and the benchmarks, which tests/bench/*.py run
+	@.ci/setup bench
 	@.ci/configure release
-	@cmake --build build --target ort-train bench-matmul_bench bench-disk_bench
+	@cmake --build build --target ort-train benchmarks
 
 format:
 	@clang-format -i $(FORMATTED)

@@ -56,5 +56,6 @@ def test_parts(tmp_path, script):
 def test_make_builds_what_they_run():
     makefile = (BENCH.parent.parent / "Makefile").read_text()
     rule = makefile.split("\nbuild-bench:", 1)[1].split("\n\n", 1)[0]
-    for program in "ort-train", "bench-matmul_bench", "bench-disk_bench":
-        assert program in rule, rule
+    assert "--target ort-train benchmarks" in rule, rule
+    for program in "matmul_bench", "disk_bench":
+        assert (BENCH / f"{program}.cpp").exists(), program

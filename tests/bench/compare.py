@@ -184,6 +184,8 @@ class Side:
     def train(self, name, budget):
         job = JOBS[name]
         steps, summary, plan, stolen = runs.train(self.command(job, budget), self.folder)
+        for left in os.listdir(self.o.nvme):  # what a run could go on from
+            os.remove(os.path.join(self.o.nvme, left))
         milliseconds = [step["ms"] for step in steps[WARM:]]
         result = [step["loss"] for step in steps], summary["weights_hash"]
         line = dict(ms=statistics.median(milliseconds), best_ms=min(milliseconds), rss=summary["rss_peak_bytes"], planned=summary["planned_peak_bytes"]["RAM"],
@@ -216,9 +218,10 @@ def budgets_of(names, old, new):
     budgets = dict.fromkeys(names, 0)
     for name in names:
         job = JOBS[name]
+        takes = runs.plan(old.command(job), old.folder)["peak"]["total"]
         if job.share:
-            budgets[name] = int(job.share * runs.plan(old.command(job), old.folder)["peak"]["total"])
-            runs.plan(old.command(job, budgets[name]), old.folder)
+            budgets[name] = int(job.share * takes)
+            runs.plan(old.command(job, budgets[name]), old.folder)  # the disk, too
     if os.path.exists(old.profile):
         shutil.copyfile(old.profile, new.profile)
     return budgets
@@ -258,15 +261,19 @@ def training_line(name, budget, old, new):
                        fastest=round(best[new] / best[old], 4), same_losses=losses[0] == losses[1], same_weights=weights[0] == weights[1])
 
 
+def onednn_rate(old, new):
+    """The machine's: the best that either program saw; 0 where it was not measured."""
+    return max((line["onednn_gflops"] for side in (old, new) for line in side.lines.get(PRODUCTS, [])), default=0)
+
+
 def products_line(old, new):
-    line = dict(job=PRODUCTS)
+    line, rate = dict(job=PRODUCTS, onednn_gflops=onednn_rate(old, new)), onednn_rate(old, new)
     for side in (old, new):
         if PRODUCTS in side.lines:
-            line[side.name] = dict(gflops=side.median(PRODUCTS, "gflops"), onednn_gflops=side.median(PRODUCTS, "onednn_gflops"),
-                                   share=round(side.median(PRODUCTS, "ratio"), 3))
+            best = max(run["gflops"] for run in side.lines[PRODUCTS])
+            line[side.name] = dict(gflops=best, share_of_onednn=round(best / rate, 3))
     if PRODUCTS in old.lines and PRODUCTS in new.lines:
-        # Each rate against oneDNN's in the same run, which the machine's moods change as much.
-        ratios = [1 / ratio for ratio in ratios_of(PRODUCTS, "ratio", old, new)]
+        ratios = [1 / ratio for ratio in ratios_of(PRODUCTS, "gflops", old, new)]
         line |= dict(ratio=round(statistics.median(ratios), 4), ratios=[round(ratio, 4) for ratio in ratios])
     return line
 
@@ -282,12 +289,12 @@ def ratio_cells(line):
 
 def tables(lines):
     """Of training, and of products."""
-    training = [["ms a step", "old", "new", "new / old", "of rounds", "fastest", "process, GB", "", "arena, GB", "", "losses", "weights"]]
-    products = [["GFLOP/s", "old", "new", "oneDNN", "", "share of it", "", "time, new / old", "of rounds"]]
+    training = [["ms a step", "old", "new", "new / old", "of rounds", "fastest", "process, GB: old", "new", "arena, GB: old", "new", "losses", "weights"]]
+    products = [["GFLOP/s", "old", "new", "oneDNN", "share of it: old", "new", "time, new / old", "of rounds"]]
     for line in lines:
         if line["job"] == PRODUCTS:
-            products.append(["GPT-2's products", *both(line, "gflops", "{:.0f}".format), *both(line, "onednn_gflops", "{:.0f}".format),
-                             *both(line, "share", "{:.1%}".format), *ratio_cells(line)])
+            products.append(["GPT-2's products", *both(line, "gflops", "{:.0f}".format), f"{line['onednn_gflops']:.0f}",
+                             *both(line, "share_of_onednn", "{:.1%}".format), *ratio_cells(line)])
             continue
         training.append([line["job"], *both(line, "ms", "{:.1f}".format), *ratio_cells(line), f"{line['fastest']:.3f}", *both(line, "rss_peak_bytes", gb),
                          *both(line, "measured_arena_bytes", gb), *("same" if line[of] else "differ" for of in ("same_losses", "same_weights"))])
@@ -302,12 +309,11 @@ def report(names, budgets, old, new):
         else:
             lines.append(training_line(name, budgets[name], old, new))
     measured = {line["job"]: line for line in lines}
-    if "gpt2" in measured and PRODUCTS in measured:  # how much of oneDNN's rate the whole step reaches
+    rate = onednn_rate(old, new)
+    if "gpt2" in measured and rate:  # how much of it the whole step reaches
         for name in ("old", "new"):
-            rate = measured[PRODUCTS].get(name, measured[PRODUCTS].get("new", {})).get("onednn_gflops")
-            if rate:
-                seconds = measured["gpt2"][name]["ms"] / 1e3
-                measured["gpt2"][name]["share_of_onednn"] = round(peers.product_flops(BATCH, TOKENS) / seconds / (1e9 * rate), 3)
+            seconds = measured["gpt2"][name]["ms"] / 1e3
+            measured["gpt2"][name]["share_of_onednn"] = round(peers.product_flops(BATCH, TOKENS) / seconds / (1e9 * rate), 3)
     for line in lines:
         print(json.dumps(line), flush=True)
     for rows in tables(lines):
@@ -323,7 +329,7 @@ def main():
     parser.add_argument("revision")
     parser.add_argument("--build", default=os.path.join(ROOT, "build"))
     parser.add_argument("--work", default=os.path.join(ROOT, "build-compare"))
-    parser.add_argument("--nvme", help="a folder on the disk (default: one in --work)")
+    parser.add_argument("--nvme", help="a folder on the disk (default: --work)")
     parser.add_argument("--python", help="of an environment with PyTorch and transformers, instead of making one")
     parser.add_argument("--minutes", type=float, default=10, help="for the rounds; building and exporting come before them")
     parser.add_argument("--rounds", type=int, default=0, help="so many, however long they take")
@@ -336,9 +342,9 @@ def main():
     exported = all(os.path.exists(os.path.join(o.work, JOBS[name].model)) for name in training if name in JOBS)
     needs.check(needs.choices("--jobs", names, [*JOBS, PRODUCTS]), known(o.revision), needs.programs(o.build, ["ort-train", BENCH]),
                 [] if exported else needs.packages(o.python, ["torch", "transformers", "onnx", "onnxscript", "onnxruntime"]),
-                needs.space(o.work, 6e9 if exported else 12e9))
+                needs.space(o.work, 6e9 if exported else 12e9), needs.space(o.nvme or o.work, 6e9))
     o.work = os.path.abspath(o.work)  # programs may run elsewhere
-    o.nvme = os.path.abspath(o.nvme or os.path.join(o.work, "nvme"))
+    o.nvme = os.path.join(os.path.abspath(o.nvme or o.work), "ort-train-compare")  # ours alone
     os.makedirs(o.nvme, exist_ok=True)
     try:
         old = Side(o, "old", build_revision(commit_of(o.revision), o.work, o.build))

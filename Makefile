@@ -4,7 +4,7 @@ MINUTES ?= 10
 export WERROR := $(if $(CI),ON,OFF)
 FORMATTED = $(shell find graph passes exec offload frontend tests -name '*.h' -o -name '*.cpp')
 
-.PHONY: build build-bench demo test sanitize fuzz races soak cuda bench format check-format clean
+.PHONY: build build-bench demo test sanitize fuzz races soak cuda bench compare format check-format clean
 
 build:  # build/ort-train
 	@.ci/configure release
@@ -46,14 +46,18 @@ cuda:  # the op files that both devices share, through nvcc; needs no GPU
 	@.ci/configure release -B build-cuda -DORT_TRAIN_CUDA=ON -DORT_TRAIN_TESTS=OFF
 	@cmake --build build-cuda --target ort_train_cuda_check -- -k 0
 
-bench:  # each benchmark prints its lines of JSON
-	@.ci/configure release
-	@cmake --build build
+bench: build-bench  # each benchmark prints its lines of JSON
 	@for program in build/bench-*; do $$program || exit 1; done
 
-build-bench:  # what tests/bench/*.py run: the program and two benchmarks
+build-bench:  # the program and the benchmarks, which tests/bench/*.py run
+	@.ci/setup bench
 	@.ci/configure release
-	@cmake --build build --target ort-train bench-matmul_bench bench-disk_bench
+	@cmake --build build --target ort-train benchmarks
+
+compare:  # this working tree against the revision OLD, in turns for MINUTES, or ROUNDS; JOBS=gpt2,cnn are some of the jobs
+	@test -n "$(OLD)" || { echo "compare: say with what: make compare OLD=main" >&2; exit 2; }
+	@$(MAKE) --no-print-directory build-bench
+	@python3 tests/bench/compare.py "$(OLD)" --minutes $(MINUTES) $(ROUNDS:%=--rounds %) $(JOBS:%=--jobs %)
 
 format:
 	@clang-format -i $(FORMATTED)
@@ -63,4 +67,4 @@ check-format:
 	  clang-format $$file | diff -u --label $$file --label "after make format" $$file - || bad=1; done; exit $$bad
 
 clean:
-	rm -rf build build-sanitize build-soak build-cuda
+	rm -rf build build-sanitize build-soak build-cuda build-compare

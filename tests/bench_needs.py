@@ -53,8 +53,15 @@ def test_parts(tmp_path, script):
     assert "--only knows" in lacks(script, tmp_path, "--only", "everything")
 
 
+def test_revisions(tmp_path):
+    message = lacks("compare.py", tmp_path, "no-such-revision", "--jobs", "gpt3")
+    assert "has no revision no-such-revision: give" in message and "--jobs knows gpt2, gpt2-60, bert, cnn, products, not gpt3" in message, message
+    assert "has no ort-train and no bench-matmul_bench: run `make build-bench`" in message, message
+
+
 def test_make_builds_what_they_run():
     makefile = (BENCH.parent.parent / "Makefile").read_text()
     rule = makefile.split("\nbuild-bench:", 1)[1].split("\n\n", 1)[0]
-    for program in "ort-train", "bench-matmul_bench", "bench-disk_bench":
-        assert program in rule, rule
+    assert "--target ort-train benchmarks" in rule, rule
+    for program in "matmul_bench", "disk_bench":
+        assert (BENCH / f"{program}.cpp").exists(), program

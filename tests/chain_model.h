@@ -3,10 +3,13 @@
 #pragma once
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <filesystem>
+#include <map>
 #include <string>
 
+#include "tests/arrays.h"
 #include "tests/onnx_models.h"
 #include "tests/trainer_runs.h"
 
@@ -34,14 +37,34 @@ inline std::string write_chain(const std::string& folder, int64_t layers, int64_
 }
 
 inline std::string write_chain_data(const std::string& folder, int64_t samples, int64_t width) {
-  std::string bytes;
-  for (const int64_t step : {104'729, 104'743}) bytes += bytes_of(TrainerRuns::numbers(samples * width, step));
-  const int64_t half = samples * width * 4;
-  return write_file(folder + "/data.safetensors",
-                    safetensors(fmt::format(R"({{"x":{{"dtype":"F32","shape":[{0},{1}],"data_offsets":[0,{2}]}},)"
-                                            R"("labels":{{"dtype":"F32","shape":[{0},{1}],"data_offsets":[{2},{3}]}}}})",
-                                            samples, width, half, 2 * half),
-                                bytes));
+  Arrays arrays;
+  for (const auto& [name, step] : {std::pair("x", 104'729), {"labels", 104'743}})
+    arrays.add(name, {samples, width}, TrainerRuns::numbers(samples * width, step));
+  return arrays.write(folder + "/data.safetensors");
+}
+
+// A job on both, with activations that go to the disk where weights do.
+inline Options chain_job(const std::string& folder, int64_t layers, int64_t width, int64_t samples) {
+  Options options{.model = write_chain(folder, layers, width), .data = write_chain_data(folder, samples, width)};
+  options.loss = "mse";
+  options.batch_size = 128;
+  options.learning_rate = 1e-3;
+  options.lr_scheduler_type = "constant";
+  options.recompute = "none";
+  options.threads = 2;
+  return options;
+}
+
+// What a model consists of, in its folder: file name -> bytes.
+inline std::map<std::string, std::string> chain_files(const std::string& folder) {
+  std::map<std::string, std::string> files;
+  for (const char* name : {"model.onnx", "weights.data"}) files[name] = read_file(folder + "/" + name);
+  return files;
+}
+
+// In memory where there is such a folder: tests that make hundreds of runs wait for every call.
+inline std::filesystem::path quick_folder() {
+  return ::access("/dev/shm", W_OK) == 0 ? std::filesystem::path("/dev/shm") : std::filesystem::temp_directory_path();
 }
 
 }  // namespace ort_train

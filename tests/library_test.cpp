@@ -13,6 +13,7 @@
 #include "exec/workers.h"
 #include "frontend/boundary.h"
 #include "test_paths.h"
+#include "tests/arrays.h"
 #include "tests/failures.h"
 #include "tests/onnx_models.h"
 #include "tests/trainer_runs.h"
@@ -37,12 +38,10 @@ struct Library : TrainerRuns {
     *model.mutable_graph()->add_initializer() = tensor_of("w", {kIn, kInner}, scaled(kIn * kInner, 7919, scale));
     *model.mutable_graph()->add_initializer() = tensor_of("v", {kInner, kOut}, scaled(kInner * kOut, 7907, scale));
     Options o{.model = write_model(folder, model)};
-    const std::string x = bytes_of(scaled(kSamples * kIn, 104'729, scale)), labels = bytes_of(scaled(kSamples * kOut, 1'299'709, scale));
-    o.data = write_file(folder / "data.safetensors",
-                        safetensors(fmt::format(R"({{"x":{{"dtype":"F32","shape":[{0},{1}],"data_offsets":[0,{3}]}},)"
-                                                R"("labels":{{"dtype":"F32","shape":[{0},{2}],"data_offsets":[{3},{4}]}}}})",
-                                                kSamples, kIn, kOut, x.size(), x.size() + labels.size()),
-                                    x + labels));
+    o.data = Arrays()
+                 .add("x", {kSamples, kIn}, scaled(kSamples * kIn, 104'729, scale))
+                 .add("labels", {kSamples, kOut}, scaled(kSamples * kOut, 1'299'709, scale))
+                 .write(folder / "data.safetensors");
     o.loss = "mse";
     o.batch_size = 4;
     o.learning_rate = 1e-3;

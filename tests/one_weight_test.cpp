@@ -9,6 +9,7 @@
 #include "exec/workers.h"
 #include "passes/pipeline.h"
 #include "passes/plan.h"
+#include "tests/arrays.h"
 #include "tests/onnx_models.h"
 #include "tests/stream_support.h"
 #include "tests/trainer_runs.h"
@@ -26,12 +27,10 @@ struct OneWeight : TrainerRuns {
         R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, {}] x) => (float[batch, {}] y) {{ y = MatMul (x, w) }})", kIn, kOut));
     *model.mutable_graph()->add_initializer() = tensor_of("w", {kIn, kOut}, numbers(kIn * kOut, 7919));
     Options o{.model = write_model(folder, model)};
-    const std::string x = bytes_of(numbers(kSamples * kIn, 104'729)), labels = bytes_of(numbers(kSamples * kOut, 1'299'709));
-    const auto entry = [](const char* name, int64_t width, size_t begin, size_t bytes) {
-      return fmt::format(R"("{}":{{"dtype":"F32","shape":[{},{}],"data_offsets":[{},{}]}})", name, kSamples, width, begin, begin + bytes);
-    };
-    const std::string header = "{" + entry("x", kIn, 0, x.size()) + "," + entry("labels", kOut, x.size(), labels.size()) + "}";
-    o.data = write_file(folder / "data.safetensors", safetensors(header, x + labels));
+    o.data = Arrays()
+                 .add("x", {kSamples, kIn}, numbers(kSamples * kIn, 104'729))
+                 .add("labels", {kSamples, kOut}, numbers(kSamples * kOut, 1'299'709))
+                 .write(folder / "data.safetensors");
     o.loss = "mse";
     o.part_size = 1 << 20;  // six parts
     o.batch_size = 4;       // the last batch of an epoch has two

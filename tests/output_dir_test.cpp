@@ -8,11 +8,10 @@
 #include <nlohmann/json.hpp>
 
 #include "graph/error.h"
+#include "tests/chain_model.h"
 #include "tests/failures.h"
 #include "tests/foreign_files.h"
 #include "tests/io_faults.h"
-#include "tests/onnx_models.h"
-#include "tests/trainer_runs.h"
 
 namespace ort_train {
 namespace {
@@ -38,12 +37,7 @@ struct OutputDir : TrainerRuns {
       *model.mutable_graph()->add_initializer() = testing::tensor_of(name, {kWidth, kWidth}, values);
     }
     options.model = write_file(folder / "model.onnx", model.SerializeAsString());
-    const int64_t half = kSamples * kWidth * 4;
-    options.data = write_file(folder / "data.safetensors",
-                              safetensors(fmt::format(R"({{"x":{{"dtype":"F32","shape":[{0},{1}],"data_offsets":[0,{2}]}},)"
-                                                      R"("labels":{{"dtype":"F32","shape":[{0},{1}],"data_offsets":[{2},{3}]}}}})",
-                                                      kSamples, kWidth, half, 2 * half),
-                                          bytes_of(numbers(kSamples * kWidth, 104'729)) + bytes_of(numbers(kSamples * kWidth, 104'743))));
+    options.data = write_chain_data(folder.path, kSamples, kWidth);
     options.loss = "mse";
     options.batch_size = 16;
     options.learning_rate = 1e-3;

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "frontend/file.h"
+#include "tests/arrays.h"
 #include "tests/onnx_models.h"
 #include "tests/trainer_runs.h"
 
@@ -37,14 +38,10 @@ struct PackedRuns : TrainerRuns {
       *model.mutable_graph()->add_initializer() = tensor_of(name, {kInner}, numbers(kInner, step));
     *model.mutable_graph()->add_initializer() = tensor_of("v", {kInner, kOut}, numbers(kInner * kOut, 7907));
     Options o{.model = write_model(folder, model)};
-    std::string header, bytes;
-    for (const auto& [name, width] : {std::pair("x", kIn), {"labels", kOut}, {"wide", kInner}}) {
-      const std::string array = bytes_of(numbers(kSamples * width, 104'729 + width));
-      header += fmt::format(R"({}"{}":{{"dtype":"F32","shape":[{},{}],"data_offsets":[{},{}]}})", header.empty() ? "{" : ",", name,
-                            kSamples, width, bytes.size(), bytes.size() + array.size());
-      bytes += array;
-    }
-    o.data = write_file(folder / "data.safetensors", safetensors(header + "}", bytes));
+    Arrays arrays;
+    for (const auto& [name, width] : {std::pair("x", kIn), {"labels", kOut}, {"wide", kInner}})
+      arrays.add(name, {kSamples, width}, numbers(kSamples * width, 104'729 + width));
+    o.data = arrays.write(folder / "data.safetensors");
     o.loss = "mse";
     o.output = "y";
     o.part_size = 1 << 20;

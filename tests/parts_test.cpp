@@ -8,6 +8,7 @@
 
 #include "graph/op_def.h"
 #include "passes/split_weights.h"
+#include "tests/arrays.h"
 #include "tests/onnx_models.h"
 #include "tests/plan_support.h"
 #include "tests/trainer_runs.h"
@@ -222,12 +223,10 @@ TEST_F(PartsOfATable, EndWithTheSameHashWhateverTheirSize) {
   Options o{.model = write_model(folder, model)};
   std::vector<int64_t> ids;
   for (int64_t i = 0; i < kSamples * kLength; ++i) ids.push_back(i % 8 ? kRows - 1 - i * i % 100 : i * 7 % kRows);
-  const std::string x = bytes_of(ids), labels = bytes_of(numbers(kSamples * kLength * kColumns, 104'729));
-  o.data = write_file(folder / "data.safetensors",
-                      safetensors(fmt::format(R"({{"ids":{{"dtype":"I64","shape":[{0},{1}],"data_offsets":[0,{3}]}},)"
-                                              R"("labels":{{"dtype":"F32","shape":[{0},{1},{2}],"data_offsets":[{3},{4}]}}}})",
-                                              kSamples, kLength, kColumns, x.size(), x.size() + labels.size()),
-                                  x + labels));
+  o.data = Arrays()
+               .add("ids", {kSamples, kLength}, ids)
+               .add("labels", {kSamples, kLength, kColumns}, numbers(kSamples * kLength * kColumns, 104'729))
+               .write(folder / "data.safetensors");
   o.loss = "mse";
   o.batch_size = 8;
   o.max_steps = 4;

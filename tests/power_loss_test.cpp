@@ -4,7 +4,6 @@
 // ORT_TRAIN_SOAK=1 tries every moment, and more chances of what was not synced; otherwise a choice of them.
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -27,7 +26,7 @@ constexpr int64_t kLayers = 6, kWidth = 128, kSamples = 384, kSteps = 3;
 enum class Job { in_memory, streamed, streamed_to_another_file_system };
 
 struct PowerLoss : TrainerRuns, ::testing::WithParamInterface<Job> {
-  const TestFolder quick = TestFolder(::access("/dev/shm", W_OK) == 0 ? fs::path("/dev/shm") : fs::temp_directory_path());
+  const TestFolder quick = TestFolder(quick_folder());
   const UringRefused threads = UringRefused(EPERM);  // what the kernel does by itself can't be recorded
   const LinksRefused no_links = LinksRefused(GetParam() == Job::streamed_to_another_file_system);
   const std::string in = quick / "in", root = quick / "root", out = root + "/new/out", disk = root + "/disk";
@@ -36,29 +35,15 @@ struct PowerLoss : TrainerRuns, ::testing::WithParamInterface<Job> {
   std::string hash;
   std::map<std::string, std::string> wanted;
 
-  std::map<std::string, std::string> exported() const {
-    std::map<std::string, std::string> files;
-    for (const char* name : {"model.onnx", "weights.data"}) files[name] = read_file(out + "/" + name);
-    return files;
-  }
-
   void SetUp() override {
-    options.model = write_chain(in, kLayers, kWidth);
-    options.data = write_chain_data(in, kSamples, kWidth);
-    options.loss = "mse";
-    options.batch_size = 128;
-    options.learning_rate = 1e-3;
-    options.lr_scheduler_type = "constant";
-    options.recompute = "none";
+    options = chain_job(in, kLayers, kWidth, kSamples);
     options.save_steps = 1;
     options.max_steps = kSteps;
-    options.threads = 2;
     options.profile = nominal_machine(quick);
     const Run plain = train(options);
     losses = plain.losses;
     hash = plain.summary.weights_hash;
-    const fs::path model = plain.summary.model_path;
-    wanted = {{"model.onnx", read_file(model)}, {"weights.data", read_file(model.parent_path() / "weights.data")}};
+    wanted = chain_files(fs::path(plain.summary.model_path).parent_path());
     fs::create_directory(root);
     fs::create_directory(disk);
     options.output_dir = out;
@@ -111,7 +96,7 @@ struct PowerLoss : TrainerRuns, ::testing::WithParamInterface<Job> {
     EXPECT_GE(result.from, promise.saved);
     EXPECT_EQ(result.losses, std::vector<double>(losses.begin() + 2 * result.from, losses.end()));
     EXPECT_EQ(result.hash, hash);
-    EXPECT_TRUE(exported() == wanted);
+    EXPECT_TRUE(chain_files(out) == wanted);
   }
 };
 
@@ -148,7 +133,7 @@ TEST_P(PowerLoss, LosesNothingThatWasSaved) {
       SCOPED_TRACE(fmt::format("after call {} of {}, {}; kind {}, seed {}", calls, record.calls(),
                                calls > 0 ? record.what(calls - 1) : "the beginning", static_cast<int>(survives), seed));
       record.restore(tree);
-      EXPECT_TRUE(!promise.exported || exported() == wanted);
+      EXPECT_TRUE(!promise.exported || chain_files(out) == wanted);
       fs::create_directories(disk);  // the user's
       ASSERT_NO_FATAL_FAILURE(expect_to_go_on(promise));
       if (HasFailure()) return;

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "test_paths.h"
+#include "tests/arrays.h"
 #include "tests/onnx_models.h"
 
 namespace ort_train::testing {
@@ -28,20 +29,6 @@ struct Numbers {
     for (int64_t i = 0; i < count; ++i) values.push_back(below(limit));
     return values;
   }
-};
-
-// A safetensors file of named arrays.
-struct Arrays {
-  std::string header, bytes;
-
-  template <typename T> Arrays& add(const char* name, const std::vector<int64_t>& shape, const std::vector<T>& values) {
-    const std::string array = bytes_of(values);
-    header += fmt::format(R"({}"{}":{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", header.empty() ? "{" : ",", name,
-                          sizeof(T) == 4 ? "F32" : "I64", fmt::join(shape, ","), bytes.size(), bytes.size() + array.size());
-    bytes += array;
-    return *this;
-  }
-  std::string write(const std::string& path) const { return write_file(path, safetensors(header + "}", bytes)); }
 };
 
 // A model in ONNX's text, its weights added one by one.

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -29,9 +28,6 @@ constexpr int64_t kLayers = 6, kWidth = 128, kSamples = 384;
 
 enum class Way { uring, threads, apart };  // apart: checkpoints on another file system than the disk tier
 
-// The folder of the disk tier is in memory where that has one: hundreds of runs wait for every call.
-fs::path quick_folder() { return ::access("/dev/shm", W_OK) == 0 ? fs::path("/dev/shm") : fs::temp_directory_path(); }
-
 struct RunFaults : TrainerRuns, ::testing::WithParamInterface<Way> {
   const TestFolder quick = TestFolder(quick_folder());
   const std::string in = quick / "in", disk = quick / "disk", kept = quick / "kept";
@@ -44,32 +40,19 @@ struct RunFaults : TrainerRuns, ::testing::WithParamInterface<Way> {
   using Files = std::map<std::string, std::string>;
   Files given, exported, wanted;  // the user's files; what the run before wrote of them; what this one writes
 
-  static Files files_in(const std::string& folder) {
-    Files files;
-    for (const char* name : {"model.onnx", "weights.data"}) files[name] = read_file(folder + "/" + name);
-    return files;
-  }
-
   void SetUp() override {
     if (GetParam() == Way::threads) refused.emplace(EPERM);
     if (GetParam() == Way::apart && quick_folder() == fs::temp_directory_path())
       GTEST_SKIP() << "temporary files are on the file system of /dev/shm here, or there is none, and the test is about two";
-    options.model = write_chain(in, kLayers, kWidth);
-    options.data = write_chain_data(in, kSamples, kWidth);
-    options.loss = "mse";
-    options.batch_size = 128;
-    options.learning_rate = 1e-3;
-    options.lr_scheduler_type = "constant";
-    options.recompute = "none";  // what the backward pass reads goes to the disk
+    options = chain_job(in, kLayers, kWidth, kSamples);
     options.save_steps = kSaved;
     options.max_steps = kSteps;
-    options.threads = 2;
     options.profile = nominal_machine(quick);
-    given = files_in(in);
+    given = chain_files(in);
     const Run plain = train(options);
     losses = plain.losses;
     hash = plain.summary.weights_hash;
-    wanted = files_in(fs::path(plain.summary.model_path).parent_path());
+    wanted = chain_files(fs::path(plain.summary.model_path).parent_path());
 
     fs::create_directory(disk);
     options.nvme_path = disk;
@@ -87,7 +70,7 @@ struct RunFaults : TrainerRuns, ::testing::WithParamInterface<Way> {
     ASSERT_FALSE(before.problem) << before.problem->what();
     if (before.on_threads && GetParam() == Way::uring) GTEST_SKIP() << "the kernel refuses io_uring here";
     ASSERT_TRUE(before.on_threads || GetParam() != Way::threads);
-    exported = files_in(out);
+    exported = chain_files(out);
     ASSERT_NE(exported, wanted);
     options.max_steps = kSteps;
     fs::create_directory(kept);
@@ -177,14 +160,15 @@ struct RunFaults : TrainerRuns, ::testing::WithParamInterface<Way> {
 
   // What holds whatever has happened. Where names could not be removed (not `tidy`), the next run removes them.
   void expect_whole(bool tidy = true) const {
-    EXPECT_TRUE(files_in(in) == given);
+    EXPECT_TRUE(chain_files(in) == given);
     std::set<std::string> checkpoints, states, others;
     for (const std::string& name : names_in(out)) (name.starts_with("checkpoint-") ? checkpoints : others).insert(name);
     if (tidy) {
       EXPECT_THAT(others, ::testing::ElementsAre(".ort-train-lock", ".ort-train-model.json", "model.onnx", "weights.data"));
     }
     const bool over = checkpoints.contains(fmt::format("checkpoint-{}", kSteps));
-    for (const auto& [name, bytes] : files_in(out)) EXPECT_TRUE(bytes == exported.at(name) || (over && bytes == wanted.at(name))) << name;
+    for (const auto& [name, bytes] : chain_files(out))
+      EXPECT_TRUE(bytes == exported.at(name) || (over && bytes == wanted.at(name))) << name;
     for (const std::string& name : checkpoints) {
       const std::string text = read_file(out + "/" + name + "/state.json");
       if (text.empty()) {
@@ -205,7 +189,7 @@ struct RunFaults : TrainerRuns, ::testing::WithParamInterface<Way> {
     ASSERT_FALSE(result.problem) << result.problem->what();
     expect_steps(result.losses, true, from);
     EXPECT_EQ(result.hash, hash);
-    EXPECT_TRUE(files_in(out) == wanted);
+    EXPECT_TRUE(chain_files(out) == wanted);
     EXPECT_EQ(newest(), kSteps);
     expect_whole(tidy);
   }

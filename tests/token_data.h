@@ -2,13 +2,11 @@
 
 #pragma once
 
-#include <fmt/format.h>
-
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "tests/test_files.h"
+#include "tests/arrays.h"
 
 namespace ort_train {
 
@@ -28,18 +26,14 @@ struct TokenData {
       types.push_back(at > length / 2);
       labels.push_back(at < labelled(sample) ? (tokens.back() * 5 + 2) % vocabulary : -100);
     }
-    std::string header, data;
-    const auto add = [&](const char* name, const std::vector<int64_t>& values) {
-      header += fmt::format(R"({}"{}":{{"dtype":"I64","shape":[{},{}],"data_offsets":[{},{}]}})", header.empty() ? "{" : ",", name, samples,
-                            length, data.size(), data.size() + values.size() * 8);
-      data += bytes_of(values);
-    };
-    add("input_ids", tokens);
-    add("attention_mask", mask);
-    add("position_ids", positions);
-    add("token_type_ids", types);
-    add("labels", labels);
-    return write_file(path, safetensors(header + "}", data));
+    const std::vector<int64_t> shape{samples, length};
+    return Arrays()
+        .add("input_ids", shape, tokens)
+        .add("attention_mask", shape, mask)
+        .add("position_ids", shape, positions)
+        .add("token_type_ids", shape, types)
+        .add("labels", shape, labels)
+        .write(path);
   }
 };
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "tests/arrays.h"
 #include "tests/onnx_models.h"
 #include "tests/trainer_runs.h"
 
@@ -109,14 +110,10 @@ struct FrozenRuns : TrainerRuns {
     add("c", {kInner}, 617);
     add("v", {kInner, kOut}, 619);
     Options o{.model = write_model(folder, model)};
-    std::string header, bytes;
-    for (const auto& [name, width] : {std::pair("x", kIn), {"labels", kOut}}) {
-      const std::string array = bytes_of(numbers(kSamples * width, 104'729 + width));
-      header += fmt::format(R"({}"{}":{{"dtype":"F32","shape":[{},{}],"data_offsets":[{},{}]}})", header.empty() ? "{" : ",", name,
-                            kSamples, width, bytes.size(), bytes.size() + array.size());
-      bytes += array;
-    }
-    o.data = write_file(folder / "data.safetensors", safetensors(header + "}", bytes));
+    Arrays arrays;
+    for (const auto& [name, width] : {std::pair("x", kIn), {"labels", kOut}})
+      arrays.add(name, {kSamples, width}, numbers(kSamples * width, 104'729 + width));
+    o.data = arrays.write(folder / "data.safetensors");
     o.loss = "mse";
     o.batch_size = 4;
     o.learning_rate = 1e-3;

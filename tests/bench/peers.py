@@ -9,34 +9,10 @@ a run, the machine's product rate (oneDNN's own, measured in the same run) and a
 import argparse, json, os, statistics, subprocess, sys, time
 
 import needs
+from runs import ROOT, environment, modern_environment, sh, train, write_tokens
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
 VOCABULARY = 50257
 PEERS = ("ort-train", "eager", "compile", "ort-training")
-
-
-def sh(*command, **options):
-    return subprocess.run(command, check=True, **options)
-
-
-def environment(work, name, *packages_in_turn):
-    """A virtual environment with pinned packages; pip options may stand among them."""
-    python = os.path.join(work, name, "bin", "python")
-    done = os.path.join(work, name, "complete")
-    if not os.path.exists(done):
-        sh(sys.executable, "-m", "venv", os.path.join(work, name))
-        for packages in packages_in_turn:
-            installed = subprocess.run([python, "-m", "pip", "install", "-q", *packages], stderr=subprocess.PIPE, text=True)
-            if installed.returncode != 0:
-                reason = (installed.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-                sys.exit(f"can't install {' '.join(packages)} into {os.path.join(work, name)}: {reason}")
-        open(done, "w").close()
-    return python
-
-
-def modern_environment(work):
-    return environment(work, "modern", ["torch==2.13.0"], ["transformers==5.23.0", "onnx==1.23.2", "onnxscript==0.7.2", "onnxruntime", "numpy", "safetensors"])
 
 
 def peer_environment(work):
@@ -55,11 +31,6 @@ def export_model(work):
     export_gpt2.export(model, os.path.join(work, "gpt2.onnx"), "dynamo", 20)
     torch.save(model.state_dict(), os.path.join(work, "gpt2.pt"))
     return model
-
-
-def write_tokens(work, batch, tokens):
-    import numpy as np
-    np.random.default_rng(0).integers(0, VOCABULARY, batch * tokens).astype("uint16").tofile(os.path.join(work, "tokens.bin"))
 
 
 def export(work, batch, tokens):
@@ -85,7 +56,7 @@ def export(work, batch, tokens):
     graph = onnx.load(path)
     graph.ir_version = 8  # the last that the peer reads
     onnx.save(graph, path)
-    write_tokens(work, batch, tokens)
+    write_tokens(os.path.join(work, "tokens.bin"), batch * tokens, VOCABULARY)
 
 
 def artifacts(work):
@@ -174,15 +145,10 @@ def run_ort_training(work, batch, tokens, steps):
 # --- run outside ----------------------------------------------------------------------------------------------------------------------
 
 def run_ours(build, work, batch, tokens, steps):
-    log = os.path.join(work, "ours.jsonl")
-    output = os.path.join(work, "out")
-    sh("rm", "-rf", output, log)
-    sh(os.path.join(build, "ort-train"), os.path.join(work, "gpt2.onnx"), "--data", os.path.join(work, "tokens.bin"), "--task", "causal-lm",
-       "--batch-size", str(batch), "--seq-length", str(tokens), "--learning-rate", "1e-4", "--lr-scheduler-type", "constant", "--weight-decay", "0",
-       "--max-grad-norm", "0", "--max-steps", str(steps), "--log-file", log, "--output-dir", output, stdout=subprocess.DEVNULL)
-    lines = [json.loads(line) for line in open(log)]
-    summary = [l for l in lines if "summary" in l][-1]["summary"]
-    rows = [l for l in lines if "step" in l and "loss" in l]
+    rows, summary, _, _ = train(
+        [os.path.join(build, "ort-train"), os.path.join(work, "gpt2.onnx"), "--data", os.path.join(work, "tokens.bin"), "--task", "causal-lm",
+         "--batch-size", str(batch), "--seq-length", str(tokens), "--learning-rate", "1e-4", "--lr-scheduler-type", "constant", "--weight-decay", "0",
+         "--max-grad-norm", "0", "--max-steps", str(steps)], work)
     seconds = [row["ms"] / 1e3 for row in rows]
     line = dict(peer="ort-train", ms=round(1e3 * statistics.median(seconds[3:]), 1), best_ms=round(1e3 * min(seconds), 1),
                 peak_mb=summary["rss_peak_bytes"] // (1 << 20), losses=[row["loss"] for row in rows])
@@ -213,7 +179,7 @@ def main():
     parser.add_argument("--only", default=",".join(PEERS))
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     o = parser.parse_args()
-    inside = dict(export=lambda: export(o.work, o.batch, o.tokens), model=lambda: export_model(o.work), tokens=lambda: write_tokens(o.work, o.batch, o.tokens), artifacts=lambda: artifacts(o.work),
+    inside = dict(export=lambda: export(o.work, o.batch, o.tokens), model=lambda: export_model(o.work), artifacts=lambda: artifacts(o.work),
                   eager=lambda: run_torch(o.work, o.batch, o.tokens, o.steps, "eager"), compile=lambda: run_torch(o.work, o.batch, o.tokens, o.steps, "compile"),
                   ort_training=lambda: run_ort_training(o.work, o.batch, o.tokens, o.steps))
     if o.inside:

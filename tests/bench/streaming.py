@@ -28,8 +28,9 @@ import sys
 import bounds
 import needs
 import peers
+import runs
+from runs import ROOT, gb, modern_environment, sh, table
 
-ROOT = peers.ROOT
 WARM = 2  # steps that don't count
 PARTS = ("disk", "budgets", "half", "xl")
 SPACE = {"disk": 6e9, "budgets": 8e9, "half": 5e9}  # bytes on the disk
@@ -78,32 +79,18 @@ class Job:
         self.first = None
 
     def plan(self, *more):
-        path = os.path.join(self.o.work, "plan.json")
-        peers.sh(*self.arguments, "--max-steps", str(self.o.steps), "--plan", "--plan-json", path, *more, stdout=subprocess.DEVNULL)
-        with open(path) as file:
-            return json.load(file)
+        return runs.plan([*self.arguments, "--max-steps", str(self.o.steps), *more], self.o.work)
 
     def run(self, name, budget, *more, steps=None):
         """Trains; compares with the first run of this job."""
-        log, output, plan_path = (os.path.join(self.o.work, part) for part in ("log.jsonl", "out", "plan.json"))
-        shutil.rmtree(output, ignore_errors=True)
         limit = ["--budget", str(budget)] if budget else []
-        before = processor_time()
-        peers.sh(*self.arguments, "--max-steps", str(steps or self.o.steps), "--log-file", log, "--output-dir", output, "--plan-json", plan_path, *limit, *more,
-                 stdout=subprocess.DEVNULL)
-        behind = processor_time()
-        shutil.rmtree(output, ignore_errors=True)
-        with open(log) as file:
-            lines = [json.loads(line) for line in file]
-        with open(plan_path) as file:
-            plan = json.load(file)
-        steps, summary = lines[:-1], lines[-1]["summary"]
+        steps, summary, plan, stolen = runs.train([*self.arguments, "--max-steps", str(steps or self.o.steps), *limit, *more], self.o.work)
         milliseconds, computing = ([step[of] for step in steps[WARM:]] for of in ("ms", "computing_ms"))
         result = ([(step["loss"], step["grad_norm"]) for step in steps], summary["weights_hash"])
         self.first = self.first or result
         line = show(run=name, budget_bytes=budget, rss_peak_bytes=summary["rss_peak_bytes"], ms=round(statistics.median(milliseconds), 1),
                     best_ms=round(min(milliseconds), 1), predicted_ms=round(plan["predicted_ms_per_step"], 1),
-                    compute_ms=round(statistics.median(computing), 1), stolen=round((behind[1] - before[1]) / (behind[0] - before[0]), 3),
+                    compute_ms=round(statistics.median(computing), 1), stolen=round(stolen, 3),
                     planning_seconds=round(plan["planning_seconds"], 2), gap=gap_of(plan),
                     planned_arena_bytes=summary["planned_peak_bytes"]["RAM"], measured_arena_bytes=summary["measured_peak_bytes"]["RAM"],
                     disk_bytes=summary["planned_peak_bytes"]["NVMe"], read_per_step=plan["disk_read_per_step"], written_per_step=plan["disk_written_per_step"],
@@ -116,13 +103,6 @@ class Job:
         return line
 
 
-def processor_time():
-    """Of all processors since the machine started: all of it, and what its host gave to others meanwhile (steal)."""
-    with open("/proc/stat") as file:
-        times = [int(number) for number in file.readline().split()[1:9]]
-    return sum(times), times[7]
-
-
 def gap_of(plan):
     """How far the plan is above the planner's bound."""
     return round(plan["predicted_ms_per_step"] / plan["lower_bound_ms_per_step"] - 1, 4)
@@ -130,27 +110,17 @@ def gap_of(plan):
 
 def disk(o):
     """Rates of fio, in bytes a second, and of ours against them."""
-    out = peers.sh(os.path.join(o.build, "bench-disk_bench"), o.nvme, str(o.rounds), str(o.gigabytes), capture_output=True, text=True).stdout
+    out = sh(os.path.join(o.build, "bench-disk_bench"), o.nvme, str(o.rounds), str(o.gigabytes), capture_output=True, text=True).stdout
     line = json.loads(out.splitlines()[-1])
     print(json.dumps(line), flush=True)
     return line
-
-
-def table(rows):
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))))
-
-
-def gb(number):
-    return f"{number / 1e9:.2f}"
 
 
 def fio_rates(o):
     """Of fio, reading and writing two gigabytes with 16 MB of memory, in huge pages as ours: bytes a second."""
     path, rates = os.path.join(o.nvme, "ort-train-bench-fio"), []
     for mode in ("write", "read"):  # what was never written reads as zeros, for nothing
-        out = peers.sh("fio", "--name=peer", "--filename=" + path, "--size=2g", "--rw=" + mode, "--bs=1m", "--iodepth=16", "--ioengine=io_uring", "--direct=1",
+        out = sh("fio", "--name=peer", "--filename=" + path, "--size=2g", "--rw=" + mode, "--bs=1m", "--iodepth=16", "--ioengine=io_uring", "--direct=1",
                        "--mem=malloc", "--iomem_align=2m", "--fixedbufs=1", "--output-format=json", capture_output=True, text=True,
                        env={**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}).stdout
         job = json.loads(out[out.index("{"):])["jobs"][0][mode]
@@ -228,7 +198,7 @@ def half(o, python):
 
 def xl(o, python):
     if not os.path.exists(os.path.join(o.work, "gpt2-xl.onnx")):
-        peers.sh(python, os.path.join(ROOT, "models", "export_gpt2.py"), os.path.join(o.work, "gpt2-xl.onnx"), "--size", "xl", stdout=subprocess.DEVNULL)
+        sh(python, os.path.join(ROOT, "models", "export_gpt2.py"), os.path.join(o.work, "gpt2-xl.onnx"), "--size", "xl", stdout=subprocess.DEVNULL)
     job = Job(o, 1, 1024, 1.0, "gpt2-xl.onnx")
     limit = ["--budget", "4GB", "--nvme-path", o.nvme]
     job.plan(*limit)  # measures the machine
@@ -265,13 +235,12 @@ def main():
                 needs.space(o.work, 2e9 + ("xl" in parts) * XL_MODEL),
                 needs.space(o.nvme, max([SPACE.get(part, 0) for part in parts] + [XL_STATE * ("xl" in parts and o.xl_steps > 0)])))
     os.makedirs(o.work, exist_ok=True)
-    python = o.python or peers.modern_environment(o.work)
+    python = o.python or modern_environment(o.work)
     if not os.path.exists(os.path.join(o.work, "gpt2.pt")):
         peers.call(python, "model", o.work, 1, 256, o.steps, stdout=subprocess.DEVNULL)
     jobs = [tuple(map(int, job.split("x"))) for job in o.jobs.split(",")]
     for batch, tokens in {*jobs, (4, 512), (1, 1024)}:
-        peers.call(python, "tokens", o.work, batch, tokens, o.steps)
-        os.replace(os.path.join(o.work, "tokens.bin"), os.path.join(o.work, f"tokens-{batch}x{tokens}.bin"))
+        runs.write_tokens(os.path.join(o.work, f"tokens-{batch}x{tokens}.bin"), batch * tokens, peers.VOCABULARY)
     forget_machine(o)
 
     tables = []

@@ -37,16 +37,12 @@ int64_t index_limit(const Graph& graph, ValueId input) {
   for (size_t i = 0; i < same.size(); ++i) {
     for (NodeId id : readers[same[i]]) {
       const Node& node = graph.node(id);
-      int64_t rows = 0;
-      if (node.op->name == "Reshape" || node.op->name == "Cast") {
-        same.push_back(node.outputs[0]);
-      } else if (node.op->name == "GatherPart" && node.inputs[1] == same[i]) {
-        rows = node.attributes.get("total", int64_t{0});
-      } else if (node.op->name == "Gather" && node.inputs[1] == same[i] && graph.value(node.inputs[0]).kind == ValueKind::parameter) {
-        const Shape& shape = graph.value(node.inputs[0]).shape;
-        rows = shape[static_cast<size_t>(normalize_axis(node.attributes.get("axis", 0), static_cast<int64_t>(shape.size()), "axis"))];
+      const OpTraits& traits = node.op->traits;
+      if (traits.same_numbers && node.inputs[0] == same[i]) same.push_back(node.outputs[0]);
+      for (size_t at = 0; traits.index_limit && at < node.inputs.size(); ++at) {
+        const int64_t rows = node.inputs[at] == same[i] ? traits.index_limit(graph, node, at) : 0;
+        if (rows > 0) limit = limit == 0 ? rows : std::min(limit, rows);
       }
-      if (rows > 0) limit = limit == 0 ? rows : std::min(limit, rows);
     }
   }
   return limit;

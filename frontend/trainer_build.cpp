@@ -214,7 +214,7 @@ void Trainer::Impl::build_entries(Deferral defer) {
       info = std::move(imported.info);
       for (const std::string& text : info.notes) note(text);
       const auto& nodes = imported.graph.order();
-      const auto is_live = [&](NodeId id) { return imported.graph.node(id).op->name == "LiveBatchNormalization"; };
+      const auto is_live = [&](NodeId id) { return imported.graph.node(id).op->traits.statistics == Statistics::batch; };
       if (optimizer.accumulate && std::any_of(nodes.begin(), nodes.end(), is_live))
         note("with gradient accumulation live BatchNormalization sees each micro-batch by itself: a step is not that of one large batch");
       model_read = true;
@@ -282,7 +282,7 @@ void Trainer::Impl::build_entries(Deferral defer) {
 void Trainer::Impl::check_live_layers(const Graph& forward, int64_t batch) const {
   for (NodeId id : forward.order()) {
     const Node& node = forward.node(id);
-    if (node.op->name != "LiveBatchNormalization") continue;
+    if (node.op->traits.statistics != Statistics::batch) continue;
     const int64_t channels = element_count(forward.value(node.inputs[1]).shape),
                   elements = element_count(forward.value(node.inputs[0]).shape);
     if (elements > channels) continue;

@@ -17,6 +17,7 @@
 
 #include "graph/builder.h"
 #include "graph/graph.h"
+#include "graph/op_traits.h"
 
 namespace ort_train {
 
@@ -86,6 +87,8 @@ struct OpDef {
   bool overwrites = false;  // what it writes is not read before: the old content may be anything
   bool random = false;
   List<int, 4> host_inputs{};  // inputs whose values must be known at compile time
+
+  OpTraits traits{};
 
   int standard = 0;  // a node of this op is valid as ONNX's own op of that name at this opset, unchanged; 0: own domain
 };

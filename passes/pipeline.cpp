@@ -93,8 +93,8 @@ JobGraph build_predict_graph(const Graph& forward, const PassOptions& options) {
   job.role = {.kind = EntryKind::predict};
   job.outputs = forward.outputs;
   run_pass("predict", job.graph, options, [&] {
-    const bool dropped = drop_dropout(job.graph, options), frozen = freeze_batch_norm(job.graph, options);
-    return job.graph.remove_dead_nodes() || dropped || frozen;
+    const bool left = leave_training(job.graph, options);
+    return job.graph.remove_dead_nodes() || left;
   });
   divide(job, options);
   return job;
@@ -106,8 +106,7 @@ JobGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const 
   job.role = {.kind = EntryKind::evaluate};
   job.outputs = forward.outputs;
   run_pass("evaluate_loss", job.graph, options, [&] {
-    drop_dropout(job.graph, options);
-    freeze_batch_norm(job.graph, options);
+    leave_training(job.graph, options);
     build_loss(job, loss);
     job.graph.outputs = {job.loss_sum};
     if (job.count != kNone) job.graph.outputs.push_back(job.count);

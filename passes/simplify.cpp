@@ -34,9 +34,8 @@ bool is_identity(const Permutation& p) {
 // Reshape, Cast, Expand to what it already is; Transpose by the identity.
 bool drop_no_op(Graph& graph, NodeId id) {
   const Node& node = graph.node(id);
-  const std::string_view op = node.op->name;
-  const bool candidate = op == "Reshape" || op == "Cast" || op == "Expand" || (op == "Transpose" && is_identity(permutation_of(node)));
-  if (!candidate || graph.value(node.inputs[0]).type() != graph.value(node.outputs[0]).type()) return false;
+  const bool same = node.op->traits.same_numbers || (node.op->name == "Transpose" && is_identity(permutation_of(node)));
+  if (!same || graph.value(node.inputs[0]).type() != graph.value(node.outputs[0]).type()) return false;
   graph.replace_uses(node.outputs[0], node.inputs[0]);
   graph.remove_node(id);
   return true;

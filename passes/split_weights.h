@@ -1,12 +1,14 @@
-// split_weights: large tables and matrices become parts, each a range of rows, so that never more than a part of one, of its gradient and
+// split_weights: large weights become parts, each a range of rows, so that never more than a part of one, of its gradient and
 // of its state need be in memory at once.
 //
 //   before   y = MatMul{trans_b}(x, w)                       w (50257, 768)
 //   after    y1 = MatMulPart{y_from 0}(x, w[0:5376])
 //            y2 = MatMulPart{y_from 5376}(x, w[5376:10752], base y1) …      in place
 //
-// A node that gets or makes a part is told the whole weight's shape (MatMulPart by its first factor and y_columns, GatherPart by `total`,
+// What becomes of a node is its op's affair (Division in graph/op_traits.h): matrix products, lookups and convolutions can do with parts. A
+// node that gets or makes a part is told the whole weight's shape (MatMulPart by its first factor and y_columns, GatherPart by `total`,
 // GatherGrad by `shape`): whatever its kernel chooses that could change a bit, it chooses by that, so that the parts have the whole's bits.
+// A node of the backward pass that can't gets the weight put together again.
 //
 // All entries of a job have the same parts. How large they are changes no bit: products along the weight's rows are summed in blocks
 // (exec/depth_block.h), and parts begin where those do; norms are summed in blocks of fewer rows, weight by weight. They also begin at
@@ -23,9 +25,8 @@
 
 namespace ort_train {
 
-// A pass on the optimized forward graph: says in Value::part_rows which matrices are divided, frozen ones too (all of their uses are
-// products from the right, or lookups of rows), and how. Those of at least twice options.part_bytes are. May be asked again, for parts of
-// another size.
+// A pass on the optimized forward graph: says in Value::part_rows which weights are divided, frozen ones too, and how: those of at
+// least twice options.part_bytes whose uses can all do with parts. May be asked again, for parts of another size.
 bool mark_parts(Graph& graph, const PassOptions& options);
 
 // Divides the marked parameters of a job's graph, which has its backward pass but no update. `gradients`: parameter -> those of its uses;

@@ -161,7 +161,7 @@ TEST_F(BatchNorm, EvaluationAndPredictionAreFrozen) {
   EXPECT_EQ(ops(evaluate.graph), (Names{"BatchNormalization", "SquaredError"}));
   EXPECT_EQ(predict.graph.parameters().size(), 4u);
   Graph again = predict.graph;
-  EXPECT_FALSE(freeze_batch_norm(again, {}));
+  EXPECT_FALSE(leave_training(again, {}));
 }
 
 // Recompute runs the layer again, never the node that changes its statistics.

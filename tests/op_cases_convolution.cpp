@@ -87,6 +87,29 @@ void conv_cases(std::vector<OpCase>& cases) {
     cases.push_back({.name = f.name, .op = "ConvInputGrad", .attributes = attributes, .inputs = {random(y), random(w)}});
     attributes.set("shape", w);
     cases.push_back({.name = f.name, .op = "ConvWeightGrad", .attributes = attributes, .inputs = {random(y), random(x)}});
+    if (f.groups > 1) continue;
+    // A part of the weight, neither the first nor the last where there are enough channels; then the last.
+    const int64_t count = f.outputs / 2, first = f.outputs / 3;
+    Shape part = w;
+    part[0] = count;
+    attributes.set("first", first);
+    attributes.set("rows", count);
+    cases.push_back(
+        {.name = std::string(f.name) + "_part", .op = "ConvWeightGrad", .attributes = attributes, .inputs = {random(y), random(x)}});
+    attributes.set("total", f.outputs);
+    cases.push_back({.name = f.name,
+                     .op = "ConvPart",
+                     .attributes = attributes,
+                     .inputs = {random(x), random(part), f.bias ? random({f.outputs}) : absent(), random(y)}});
+    attributes.set("shape", x);
+    const Shape products{f.batch, element_count(Shape(w.begin() + 1, w.end())), element_count(size)};
+    for (const auto& [name, from] : {std::pair("_part", first), {"_last", f.outputs - count}}) {
+      attributes.set("first", from);
+      cases.push_back({.name = f.name + std::string(name),
+                       .op = "ConvInputGrad",
+                       .attributes = attributes,
+                       .inputs = {random(y), random(part), random(products)}});
+    }
   }
   cases.push_back({.name = "numbers",
                    .op = "Conv",

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <random>
 
 #include "graph/op_def.h"
@@ -211,6 +212,143 @@ TEST(Parts, EveryUseOfADividedWeightHasTheBitsOfTheWhole) {
   EXPECT_GT(divided, uses.size() * 3);
 }
 
+// --- convolutions ---------------------------------------------------------------------------------------------------------------------
+
+struct Convolution {
+  const char* why;
+  Shape x, w;
+  std::vector<int64_t> strides{}, pads{}, dilations{};
+  bool bias = false, put_together = false;  // for dx
+  int64_t group = 1;
+};
+
+// x is trained as well: what becomes of it shows dx.
+Graph model_of_convolution(const Convolution& c, bool frozen) {
+  Graph graph;
+  const auto parameter = [&](const char* name, const Shape& shape, bool trainable) {
+    return graph.add_value({.name = name, .shape = shape, .kind = ValueKind::parameter, .trainable = trainable});
+  };
+  std::vector<ValueId> inputs{parameter("x", c.x, true), parameter("w", c.w, !frozen)};
+  if (c.bias) inputs.push_back(parameter("bias", {c.w[0]}, true));
+  Attributes attributes{{"kernel_shape", std::vector<int64_t>(c.w.begin() + 2, c.w.end())}, {"group", c.group}};
+  if (!c.strides.empty()) attributes.set("strides", c.strides);
+  if (!c.pads.empty()) attributes.set("pads", c.pads);
+  if (!c.dilations.empty()) attributes.set("dilations", c.dilations);
+  graph.outputs = {Builder(graph).emit("Conv", inputs, attributes)};
+  return graph;
+}
+
+// Loss and norm, then the weights and their state, by the model's names.
+struct Trained {
+  std::vector<double> results{};
+  std::map<std::string, std::vector<double>> state{};
+  std::map<std::string, int> ops{};
+  size_t parts = 0;
+};
+
+Trained train_once(const Graph& forward, int64_t part_bytes, Workers& workers) {
+  Graph divided = forward;
+  mark_parts(divided, {.part_bytes = part_bytes});
+  const OptimizerSpec optimizer{.weight_decay = 0.1, .max_grad_norm = 1e-3};
+  const JobGraph train = build_train_graph(divided, {.kind = "mse"}, optimizer, {});
+  Reference reference(workers);
+  for (const ValueId id : forward.parameters()) {
+    const Value& value = forward.value(id);
+    Tensor whole = random_tensor(value.type(), id);
+    const auto slices = train.slices.find(value.name);
+    if (slices == train.slices.end()) {
+      reference.state[value.name] = std::move(whole);
+      continue;
+    }
+    auto from = whole.data<float>().begin();
+    for (const Slice& slice : slices->second) {
+      Tensor& part = reference.state[slice.name] = Tensor(value.dtype, train.graph.value(train.graph.find_value(slice.name)).shape);
+      std::copy_n(from, part.data<float>().size(), part.data<float>().begin());
+      from += static_cast<std::ptrdiff_t>(part.data<float>().size());
+    }
+  }
+  Trained trained;
+  for (const NodeId id : train.graph.order()) ++trained.ops[std::string(train.graph.node(id).op->name)];
+  const auto values = reference.run(train.graph, step_inputs(train.graph, optimizer, /*limit=*/500));
+  for (const ValueId id : {train.loss_sum, train.grad_norm}) trained.results.push_back(values.at(id).to_double()[0]);
+  const auto add = [&](const std::string& whole, const std::string& name) {
+    for (const char* of : {"", ".exp_avg", ".exp_avg_sq"}) {
+      const auto found = reference.state.find(name + of);
+      if (found == reference.state.end()) continue;
+      const std::vector<double> numbers = found->second.to_double();
+      trained.state[whole + of].insert(trained.state[whole + of].end(), numbers.begin(), numbers.end());
+    }
+  };
+  for (const ValueId id : forward.parameters()) {
+    const std::string& name = forward.value(id).name;
+    const auto slices = train.slices.find(name);
+    if (slices == train.slices.end()) {
+      add(name, name);
+      continue;
+    }
+    for (const Slice& slice : slices->second) add(name, slice.name);
+    trained.parts += slices->second.size();
+  }
+  return trained;
+}
+
+TEST(Parts, OfConvolutionsHaveTheBitsOfTheWhole) {
+  const std::vector<Convolution> cases{
+      {.why = "taps", .x = {3, 16, 6, 7}, .w = {512, 16, 3, 3}, .pads = {1, 1, 1, 1}, .bias = true},
+      {.why = "one tap, samples together", .x = {2, 64, 5, 5}, .w = {512, 64, 1, 1}},
+      {.why = "one tap, dx made in its place", .x = {1, 64, 10, 20}, .w = {1000, 64, 1, 1}, .bias = true},
+      {.why = "products as large as dx", .x = {1, 32, 8, 8}, .w = {520, 32, 2, 2}, .strides = {2, 2}},
+      {.why = "large planes", .x = {2, 16, 30, 30}, .w = {512, 16, 3, 3}, .put_together = true},
+      {.why = "one axis", .x = {3, 24, 50}, .w = {900, 24, 5}, .bias = true},
+      {.why = "pieces of the batch", .x = {16, 16, 4, 4}, .w = {512, 16, 3, 3}, .pads = {1, 1, 1, 1}},
+      {.why = "dilations, many channels", .x = {2, 96, 9, 8}, .w = {1100, 96, 3, 2}, .strides = {2, 1}, .dilations = {2, 3}},
+  };
+  Workers workers(2);
+  for (const Convolution& c : cases) {
+    for (const bool frozen : {false, true}) {
+      const Graph forward = model_of_convolution(c, frozen);
+      const Trained whole = train_once(forward, int64_t{1} << 40, workers);
+      EXPECT_EQ(whole.parts, 0u);
+      EXPECT_EQ(whole.state.contains("w.exp_avg"), !frozen);
+      size_t before = 0;
+      for (const int64_t part_bytes : {element_count(c.w) * 2, int64_t{4096}}) {
+        Trained parts = train_once(forward, part_bytes, workers);
+        EXPECT_GE(parts.parts, before) << c.why;
+        before = parts.parts;
+        EXPECT_GE(parts.parts, 2u) << c.why;
+        EXPECT_EQ(parts.ops["ConvPart"], static_cast<int>(parts.parts)) << c.why;
+        EXPECT_EQ(parts.ops["ConvInputGrad"], c.put_together ? 1 : static_cast<int>(parts.parts)) << c.why;
+        EXPECT_EQ(parts.ops["Concat"], c.put_together ? 1 : 0) << c.why;
+        EXPECT_EQ(parts.ops["ConvWeightGrad"], frozen ? 0 : static_cast<int>(parts.parts)) << c.why;
+        EXPECT_EQ(parts.ops["Slice"], 0) << c.why << ": no gradient is made as a whole";
+        EXPECT_EQ(parts.results, whole.results) << c.why << ", frozen: " << frozen;
+        EXPECT_TRUE(parts.state == whole.state) << c.why << ", frozen: " << frozen;
+      }
+    }
+  }
+}
+
+TEST(Parts, OfATableOfRowsOfSeveralAxesHaveTheBitsOfTheWhole) {
+  Graph forward;
+  const ValueId table = forward.add_value({.name = "table", .shape = {1001, 7, 11}, .kind = ValueKind::parameter, .trainable = true});
+  forward.inputs = {forward.add_value({.name = "ids", .dtype = DType::int64, .shape = {40, 3}, .kind = ValueKind::input})};
+  forward.outputs = {Builder(forward).emit("Gather", {table, forward.inputs[0]}, {{"axis", int64_t{0}}})};
+  Workers workers(2);
+  const Trained whole = train_once(forward, int64_t{1} << 40, workers), parts = train_once(forward, 70'000, workers);
+  EXPECT_EQ(whole.parts, 0u);
+  EXPECT_GE(parts.parts, 3u);
+  EXPECT_EQ(parts.ops.at("GatherGrad"), static_cast<int>(parts.parts));
+  EXPECT_EQ(parts.results, whole.results);
+  EXPECT_TRUE(parts.state == whole.state);
+}
+
+TEST(Parts, GroupedConvolutionsAreNotDivided) {
+  Graph graph = model_of_convolution(Convolution{.why = "", .x = {1, 64, 6, 6}, .w = {1024, 32, 3, 3}, .group = 2}, false);
+  EXPECT_FALSE(mark_parts(graph, {.part_bytes = 4096}));
+  graph = model_of_convolution(Convolution{.why = "", .x = {1, 32, 6, 6}, .w = {1024, 32, 3, 3}}, false);
+  EXPECT_TRUE(mark_parts(graph, {.part_bytes = 4096}));
+}
+
 // The same in a whole run: the last part of the table is of few rows, and most ids are in it.
 struct PartsOfATable : TrainerRuns {};
 
@@ -240,6 +378,69 @@ TEST_F(PartsOfATable, EndWithTheSameHashWhateverTheirSize) {
   EXPECT_GT(parts.plan.parts, 1);
   EXPECT_EQ(parts.losses, whole.losses);
   EXPECT_EQ(parts.summary.weights_hash, whole.summary.weights_hash);
+}
+
+// Convolutions in memory and from a disk; in the end one of them frozen.
+struct PartsOfConvolutions : TrainerRuns {
+  static constexpr int64_t kSamples = 8;
+
+  Options options() const {
+    ort_train_onnx::ModelProto model = model_of(R"(<ir_version: 8, opset_import: ["" : 17]>
+      g (float[batch, 16, 6, 6] x) => (float[batch, 512, 3, 3] y) {
+        a = Conv <pads = [1, 1, 1, 1]> (x, first, first_bias)
+        b = Tanh (a)
+        c = Conv <strides = [2, 2]> (b, middle)
+        d = Tanh (c)
+        y = Conv <pads = [1, 1, 1, 1]> (d, last)
+      })");
+    const auto add = [&](const char* name, std::vector<int64_t> dims, int64_t step) {
+      std::vector<float> values = numbers(element_count(dims), step);
+      for (float& value : values) value /= 32;
+      *model.mutable_graph()->add_initializer() = tensor_of(name, dims, values);
+    };
+    add("first", {512, 16, 3, 3}, 7919);
+    add("first_bias", {512}, 613);
+    add("middle", {640, 512, 2, 2}, 7907);
+    add("last", {512, 640, 3, 3}, 7901);
+    Options o{.model = write_model(folder, model)};
+    const std::string x = bytes_of(numbers(kSamples * 16 * 36, 104'729)), labels = bytes_of(numbers(kSamples * 512 * 9, 104'723));
+    o.data = write_file(folder / "data.safetensors",
+                        safetensors(fmt::format(R"({{"x":{{"dtype":"F32","shape":[{0},16,6,6],"data_offsets":[0,{1}]}},)"
+                                                R"("labels":{{"dtype":"F32","shape":[{0},512,3,3],"data_offsets":[{1},{2}]}}}})",
+                                                kSamples, x.size(), x.size() + labels.size()),
+                                    x + labels));
+    o.loss = "mse";
+    o.batch_size = 4;
+    o.max_steps = 4;
+    o.threads = 2;
+    o.profile = profile;
+    return o;
+  }
+};
+
+TEST_F(PartsOfConvolutions, EndWithTheSameBitsInMemoryAndFromADisk) {
+  for (const bool frozen : {false, true}) {
+    Options o = options();
+    if (frozen) o.freeze = {"middle"};
+    o.part_size = int64_t{64} << 20;
+    const Run whole = train(o);
+    EXPECT_EQ(whole.plan.parts, 0);
+    o.part_size = int64_t{1} << 20;
+    const Run parts = train(o);
+    EXPECT_EQ(parts.plan.divided, 2) << "the first one is too small for parts of 1 MiB";
+    EXPECT_EQ(parts.losses, whole.losses);
+    EXPECT_EQ(parts.summary.weights_hash, whole.summary.weights_hash);
+    o.part_size = 0;
+    o.nvme_path = folder / (frozen ? "frozen" : "trained");
+    std::filesystem::create_directory(o.nvme_path);
+    const int64_t least = Trainer(o).plan().minimum_budget;
+    o.budget = least + (whole.plan.at_peak.total - least) / 8;
+    const Run streamed = train(o);
+    EXPECT_GT(streamed.plan.disk_read_per_step, 0);
+    EXPECT_GT(streamed.plan.parts, 2);
+    EXPECT_EQ(streamed.losses, whole.losses);
+    EXPECT_EQ(streamed.summary.weights_hash, whole.summary.weights_hash);
+  }
 }
 
 }  // namespace

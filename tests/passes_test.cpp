@@ -271,7 +271,7 @@ TEST(Pipeline, OutputsKeepTheirNames) {
   EXPECT_EQ(only(graph, "MatMul").inputs.size(), 3u);
 }
 
-TEST(DropDropout, OutsideTrainingNothingIsDropped) {
+TEST(LeaveTraining, NothingIsDropped) {
   Graph graph = parse_graph(R"(g (float[2, 6] x) => (float[2, 6] y) {
     y = Neg(x)
   })");
@@ -280,7 +280,7 @@ TEST(DropDropout, OutsideTrainingNothingIsDropped) {
   graph.inputs.push_back(random);
   const ValueId dropped = Builder(graph).emit("Dropout", {graph.outputs[0], random}, {{"ratio", 0.5f}});
   graph.outputs = {dropped};
-  EXPECT_TRUE(drop_dropout(graph, {}));
+  EXPECT_TRUE(leave_training(graph, {}));
   graph.verify("the pass");
   EXPECT_EQ(ops(graph), (std::vector<std::string>{"Neg", "Reshape"}));
   EXPECT_EQ(graph.inputs.size(), 1u);
@@ -289,7 +289,7 @@ TEST(DropDropout, OutsideTrainingNothingIsDropped) {
     y = Reshape<shape = [2, 6]>(x)
   })"))[0];
   for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(negated[i], -x[i]);
-  EXPECT_FALSE(drop_dropout(graph, {}));
+  EXPECT_FALSE(leave_training(graph, {}));
 }
 
 TEST(Autodiff, NamesEveryNodeWithoutGradient) {

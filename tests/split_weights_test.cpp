@@ -259,6 +259,48 @@ TEST(SplitWeights, NothingIsLeftOfTheWhole) {
   EXPECT_EQ(count(job.graph, "Concat"), count(gpt_training(kTiny).graph, "Concat"));
 }
 
+// What a step only reads comes from the disk in parts, and never goes back to it: under any memory, in a frozen model's every entry.
+TEST(SplitWeights, PartsOfFrozenWeightsAreReadAndNeverWritten) {
+  constexpr GptShape kShape{.layers = 2, .heads = 2, .width = 160, .vocabulary = 1500, .batch = 1, .length = 16};
+  Graph forward = gpt_forward(kShape);
+  size_t frozen = 0;
+  for (const ValueId id : forward.parameters()) {
+    Value& weight = forward.value(id);
+    if (weight.shape.size() != 2 || ++frozen % 3 == 0) continue;  // a third of the matrices is trained
+    weight.trainable = false;
+  }
+  mark_parts(forward, {.part_bytes = 64 << 10});
+  JobGraph train = build_train_graph(forward, {}, {}, {}), evaluate = build_evaluate_graph(forward, {}, {});
+  const Planner planner(
+      {{.name = "train", .graph = &train.graph}, {.name = "evaluate", .graph = &evaluate.graph, .role = {.kind = EntryKind::evaluate}}},
+      {.threads = 1});
+  const int64_t least = planner.streamed(0, {}, {}).program.memory().bytes, most = planner.resident().memory().bytes;
+  size_t parts_read = 0, trained_written = 0;
+  for (const int64_t limit : {least, least + (most - least) / 4, least + (most - least) / 2}) {
+    const Program program = planner.streamed(limit, {}, {}).program;
+    verify(program, {&train.graph, &evaluate.graph});
+    std::map<int64_t, const Value*> frozen_at;  // by place in the file
+    for (const Persistent& value : program.persistent) {
+      const Value& weight = train.graph.value(train.graph.find_value(value.name));
+      if (is_in_file(value) && weight.kind == ValueKind::parameter && !weight.trainable) frozen_at[value.home.offset] = &weight;
+    }
+    for (const Entry& entry : program.entries) {
+      for (const Instruction& instruction : entry.code) {
+        if (!is_copy(instruction)) continue;
+        const auto found = frozen_at.find(file_of(instruction).offset);
+        const bool is_part = found != frozen_at.end() && found->second->name.find('[') != std::string::npos;
+        parts_read += is_read(instruction) && is_part;
+        trained_written += is_write(instruction);
+        if (is_write(instruction)) {
+          EXPECT_EQ(found, frozen_at.end()) << found->second->name;
+        }
+      }
+    }
+  }
+  EXPECT_GT(parts_read, 20u);
+  EXPECT_GT(trained_written, 20u);
+}
+
 // What parts are for: less memory at least, and a plan near its bound where whole weights would not let it be.
 TEST(SplitWeights, LowersTheLeastMemory) {
   constexpr GptShape kShape{.layers = 2, .heads = 2, .width = 64, .vocabulary = 5000, .batch = 1, .length = 16};

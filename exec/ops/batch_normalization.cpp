@@ -272,6 +272,21 @@ KernelRun update(const KernelSpec& spec) {
   });
 }
 
+// The layer normalises by the running statistics, which nothing changes any more.
+void outside_training(Graph& graph, NodeId id) {
+  const Node update = graph.node(id);
+  const ValueId mean = update.inputs[2], variance = update.inputs[3];
+  Node& layer = graph.node(graph.value(mean).producer);
+  require(layer.op->traits.statistics == Statistics::batch, "running statistics of no layer");
+  graph.remove_node(id);
+  layer.op = &op_named("BatchNormalization");
+  layer.inputs.insert(layer.inputs.end(), {update.inputs[0], update.inputs[1]});
+  layer.outputs.resize(1);
+  graph.value(mean).producer = graph.value(variance).producer = kNone;
+  graph.replace_uses(mean, update.inputs[0]);
+  graph.replace_uses(variance, update.inputs[1]);
+}
+
 // --- import ---------------------------------------------------------------------------------------------------------------------------
 
 bool reads(const Node& node, ValueId value) { return std::find(node.inputs.begin(), node.inputs.end(), value) != node.inputs.end(); }
@@ -322,6 +337,7 @@ constexpr OpDef kBatchNormalization{
     },
     .gradient = frozen_gradient,
     .hint = "`untie` gives each use of a merged tensor one of its own; `batch_norm` chooses what is live",
+    .traits = {.statistics = Statistics::running},
     .standard = 15,
 };
 constexpr Kernel kBatchNormalizationKernel{
@@ -341,6 +357,7 @@ constexpr OpDef kLiveBatchNormalization{
       return {x, statistics, statistics};
     },
     .gradient = live_gradient,
+    .traits = {.statistics = Statistics::batch},
 };
 constexpr Kernel kLiveBatchNormalizationKernel{
     .types = kWide,
@@ -372,6 +389,7 @@ constexpr OpDef kRunningStatistics{
     .infer = infer_running,
     .no_gradient = "running statistics are not differentiated",
     .writes = {{.output = 0, .input = 0}, {.output = 1, .input = 1}},
+    .traits = {.outside_training = outside_training},
 };
 constexpr Kernel kRunningStatisticsKernel{
     .types = kWide,

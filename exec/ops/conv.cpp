@@ -9,35 +9,54 @@
 // plane has few windows, those of several samples make a tile. An element's bits depend on the shapes alone: of y, channels are added in
 // chunks, upwards; of dx, each tap's product is added in the order of the taps; of dw, tiles of windows are added upwards within pieces of
 // the batch, the pieces upwards.
+//
+// Where w is in parts, each a range of its rows and so of y's channels (passes/split_weights.h), a node is told which: `first` of `total`.
+// What could change a bit is chosen by the whole weight. Grouped convolutions are not divided: their weights are small.
+//
+//   ConvPart{…, first, total}(x, w, bias?, before?)
+//     the part's channels of y; the others are those of `before`, in place, or are left to the nodes that fill them next; the bias is that
+//     of all channels
+//   ConvInputGrad{…, shape, first, total}(dy, w, before?)
+//     the sums over channels of y go on from part to part, in blocks of a depth (exec/depth_block.h): all nodes but the last leave the
+//     products (N, C * taps, OH * OW), the last one adds up their taps
+//   ConvWeightGrad{…, shape, first, rows}(dy, x)
+//     those rows of dw
 
 #include <algorithm>
 #include <cstring>
 
+#include "exec/columns.h"
 #include "exec/gemm.h"
 #include "exec/op_list.h"
 #include "exec/strided.h"
-#include "exec/window.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
 constexpr int64_t kColumnBytes = 384 << 10;  // of a tile of columns: beside the packed panel it fits in the second-level cache
 constexpr int64_t kFewTasks = 16;            // with fewer, channels are divided too
-constexpr int64_t kShortRun = 16;            // elements of a row of windows
 
 struct Layout {
   Windows windows;
   int64_t batch = 0, groups = 1, in_channels = 0, out_channels = 0;  // channels of one group
+  int64_t first = 0, total = 0;                                      // of y's channels: where a part begins; all of them
 
   int64_t depth() const { return in_channels * windows.taps(); }
   int64_t weights() const { return groups * out_channels * depth(); }
-  int64_t image() const { return groups * in_channels * windows.in_size(); }     // elements of a sample of x
-  int64_t result() const { return groups * out_channels * windows.out_size(); }  // and of y
+  int64_t image() const { return groups * in_channels * windows.in_size(); }  // elements of a sample of x
+  int64_t result() const { return total * windows.out_size(); }               // and of y
+  int64_t products() const { return groups * depth() * windows.out_size(); }  // and of what dx is made from
   int64_t x_at(int64_t n, int64_t g, int64_t channel) const { return n * image() + (g * in_channels + channel) * windows.in_size(); }
-  int64_t y_at(int64_t n, int64_t g, int64_t channel) const { return n * result() + (g * out_channels + channel) * windows.out_size(); }
+  int64_t y_at(int64_t n, int64_t g, int64_t channel) const {
+    return n * result() + (first + g * out_channels + channel) * windows.out_size();
+  }
+  int64_t products_at(int64_t n, int64_t g, int64_t channel) const {
+    return n * products() + (g * in_channels + channel) * windows.taps() * windows.out_size();
+  }
+  bool is_last() const { return first + groups * out_channels == total; }
 };
 
-Layout layout_of(const Attributes& attributes, const Shape& x, const Shape& w) {
+Layout whole_layout(const Attributes& attributes, const Shape& x, const Shape& w) {
   Layout l{.windows = windows_of(attributes, x)};
   l.groups = attributes.get("group", int64_t{1});
   if (w.size() != x.size()) throw error(ErrorCode::unsupported, "a weight of {} does not fit {}", to_string(w), to_string(x));
@@ -50,91 +69,56 @@ Layout layout_of(const Attributes& attributes, const Shape& x, const Shape& w) {
   l.batch = x[0];
   l.in_channels = w[1];
   l.out_channels = w[0] / l.groups;
+  l.total = w[0];
   return l;
+}
+
+// Where w is a part that begins at channel `first` of `total`.
+Layout part_layout(Layout l, int64_t first, int64_t total) {
+  const int64_t count = l.groups * l.out_channels;
+  if (first < 0 || count > total || first > total - count || (l.groups > 1 && count < total))
+    throw error(ErrorCode::unsupported, "{} channels from {} on are no part of {} in {} groups", count, first, total, l.groups);
+  l.first = first;
+  l.total = total;
+  return l;
+}
+
+Layout layout_of(const Attributes& attributes, const Shape& x, const Shape& w) {
+  const Layout l = whole_layout(attributes, x, w);  // checks w
+  return part_layout(l, attributes.get("first", int64_t{0}), attributes.get("total", w[0]));
 }
 
 std::vector<TensorType> infer(const InferContext& context) {
   const TensorType &x = context.input(0), &w = context.input(1);
   if (x.dtype != w.dtype) throw error(ErrorCode::unsupported, "there is no convolution of {} with {}", to_string(x), to_string(w));
   const Layout l = layout_of(context.attributes, x.shape, w.shape);
-  if (context.has(2) && context.input(2) != TensorType{x.dtype, {w.shape[0]}})
-    throw error(ErrorCode::unsupported, "the bias is {} instead of {} numbers", to_string(context.input(2)), w.shape[0]);
-  return {{x.dtype, windowed_shape(l.windows, x.shape, w.shape[0])}};
+  if (context.has(2) && context.input(2) != TensorType{x.dtype, {l.total}})
+    throw error(ErrorCode::unsupported, "the bias is {} instead of {} numbers", to_string(context.input(2)), l.total);
+  const TensorType y{x.dtype, windowed_shape(l.windows, x.shape, l.total)};
+  if (context.has(3) && context.input(3) != y)
+    throw error(ErrorCode::unsupported, "{} is no base for {}", to_string(context.input(3)), to_string(y));
+  return {y};
 }
 
-// The type of the input that attribute `shape` describes.
-std::vector<TensorType> infer_gradient(const InferContext& context) {
-  return {{context.input(0).dtype, context.attributes.get("shape", std::vector<int64_t>{})}};
+Shape shape_of(const Attributes& attributes) { return attributes.get("shape", Shape{}); }
+
+std::vector<TensorType> infer_input_gradient(const InferContext& context) {
+  const DType dtype = context.input(0).dtype;
+  const Shape x = shape_of(context.attributes);
+  const Layout l = layout_of(context.attributes, x, context.input(1).shape);
+  const TensorType products{dtype, {l.batch, l.groups * l.depth(), l.windows.out_size()}};
+  if (context.has(2) && context.input(2) != products)
+    throw error(ErrorCode::unsupported, "{} is no base for {}", to_string(context.input(2)), to_string(products));
+  return {l.is_last() ? TensorType{dtype, x} : products};
 }
 
-// --- columns --------------------------------------------------------------------------------------------------------------------------
-
-// Rows: channel, tap; columns: the windows [first, first + count). Rows are `stride` apart.
-template <typename T>
-void gather_columns(const Windows& windows, const T* x, int64_t channels, int64_t first, int64_t count, T* columns, int64_t stride) {
-  const auto& [h, w] = windows;
-  for (int64_t channel = 0; channel < channels; ++channel, x += windows.in_size()) {
-    for (int64_t kh = 0; kh < h.kernel; ++kh) {
-      for (int64_t kw = 0; kw < w.kernel; ++kw, columns += stride) {
-        T* to = columns;
-        const int64_t inside_from = w.first(kw), inside_to = w.last(kw);
-        for (int64_t at = first, end = first + count; at < end;) {
-          const int64_t oh = at / w.out, ow = at % w.out, run = std::min(w.out - ow, end - at), row = h.at(oh, kh);
-          at += run;
-          if (run <= kShortRun) {  // calls would take longer than the copy
-            const T* const source = x + (row < 0 || row >= h.in ? 0 : row) * w.in;
-            const uint64_t width = row < 0 || row >= h.in ? 0 : static_cast<uint64_t>(w.in);
-            int64_t column = w.at(ow, kw);
-            for (int64_t i = 0; i < run; ++i, column += w.stride) to[i] = static_cast<uint64_t>(column) < width ? source[column] : T(0);
-            to += run;
-            continue;
-          }
-          int64_t from = std::clamp(inside_from, ow, ow + run), until = std::clamp(inside_to, from, ow + run);
-          if (row < 0 || row >= h.in) from = until = ow + run;
-          std::fill(to, to + (from - ow), T(0));
-          if (from < until) {
-            const T* const source = x + row * w.in + w.at(from, kw);
-            T* const target = to + (from - ow);
-            if (w.stride == 1) {
-              std::memcpy(target, source, static_cast<size_t>(until - from) * sizeof(T));
-            } else {
-              for (int64_t i = 0; i < until - from; ++i) target[i] = source[i * w.stride];
-            }
-          }
-          std::fill(to + (until - ow), to + run, T(0));
-          to += run;
-        }
-      }
-    }
-  }
+std::vector<TensorType> infer_weight_gradient(const InferContext& context) {
+  Shape w = shape_of(context.attributes);
+  if (!w.empty()) w[0] = context.attributes.get("rows", w[0]);
+  return {{context.input(0).dtype, w}};
 }
 
-// The reverse for all windows: x becomes the sum of what the columns hold.
-template <typename T> void spread_columns(const Windows& windows, const T* from, int64_t stride, int64_t channels, T* x) {
-  const auto& [h, w] = windows;
-  for (int64_t channel = 0; channel < channels; ++channel, x += windows.in_size()) {
-    std::fill(x, x + windows.in_size(), T(0));
-    for (int64_t kh = 0; kh < h.kernel; ++kh) {
-      for (int64_t kw = 0; kw < w.kernel; ++kw, from += stride) {
-        const int64_t begin = w.first(kw), end = w.last(kw), shift = kw * w.dilation - w.begin;
-        for (int64_t oh = h.first(kh); oh < h.last(kh); ++oh) {
-          const T* source = from + oh * w.out;
-          T* target = x + h.at(oh, kh) * w.in;
-          if (w.stride == 1) {
-            for (int64_t ow = begin; ow < end; ++ow) target[ow + shift] += source[ow];
-          } else {
-            for (int64_t ow = begin; ow < end; ++ow) target[ow * w.stride + shift] += source[ow];
-          }
-        }
-      }
-    }
-  }
-}
-
-// Copies `rows` planes of y, or dy, between one sample and the columns of a tile.
-template <typename T> void copy_planes(const T* from, int64_t from_stride, T* to, int64_t to_stride, int64_t rows, int64_t size) {
-  for (int64_t r = 0; r < rows; ++r) std::copy_n(from + r * from_stride, size, to + r * to_stride);
-}
+// --- tiles ---------------------------------------------------------------------------------------------------------------------------
 
 // So many samples share a tile of about `columns` windows.
 int64_t samples_together(const Layout& l, int64_t columns) {
@@ -195,7 +179,7 @@ void forward_tile(const Layout& l, const ForwardTiles& tiles, const KernelArgs& 
   T* const made = reinterpret_cast<T*>(place + room.panel);
   T* const y = args.out<T>(0) + l.y_at(n, g, row) + column;
   const Matrix<T> c = samples > 1 ? Matrix<T>{reinterpret_cast<T*>(place + room.panel + room.columns), wide} : Matrix<T>{y, all};
-  for (int64_t r = 0; bias && r < rows; ++r) std::fill_n(c.data + r * c.row, wide, bias[g * l.out_channels + row + r]);
+  for (int64_t r = 0; bias && r < rows; ++r) std::fill_n(c.data + r * c.row, wide, bias[l.first + g * l.out_channels + row + r]);
   for (int64_t channel = 0; channel < l.in_channels; channel += tiles.channels) {
     const int64_t channels = std::min(tiles.channels, l.in_channels - channel);
     Product<T> product{.rows = rows, .columns = wide, .depth = channels * taps};
@@ -214,7 +198,9 @@ void forward_tile(const Layout& l, const ForwardTiles& tiles, const KernelArgs& 
 template <typename T> KernelRun forward(const KernelSpec& spec) {
   const Layout l = layout_of(spec.attributes, spec.inputs[0].shape, spec.inputs[1].shape);
   if (l.batch == 0) return [](const KernelArgs&) {};
-  return [l, tiles = forward_tiles(l), room = ForwardRoom<T>(l)](const KernelArgs& args) {
+  return [l, tiles = forward_tiles(l), room = ForwardRoom<T>(l), bytes = spec.outputs[0].bytes()](const KernelArgs& args) {
+    if (args.inputs.size() > 3 && args.inputs[3] && args.inputs[3] != args.outputs[0])
+      copy_parallel(args.workers(), args.outputs[0], args.inputs[3], bytes);
     args.workers().parallel_for(tiles.groups_of_samples * l.groups * tiles.across * tiles.down, [&](int64_t task, int worker) {
       const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
       forward_tile<T>(l, tiles, args, item / l.groups * tiles.samples, item % l.groups, down * tiles.rows, across * tiles.columns,
@@ -256,13 +242,13 @@ template <typename T> struct InputRoom {
   int64_t all() const { return panel + dy + products; }
 };
 
-Layout layout_of_dx(const KernelSpec& spec) { return layout_of(spec.attributes, spec.outputs[0].shape, spec.inputs[1].shape); }
+Layout layout_of_dx(const KernelSpec& spec) { return layout_of(spec.attributes, shape_of(spec.attributes), spec.inputs[1].shape); }
 
 template <typename T> KernelRun input_gradient(const KernelSpec& spec) {
   const Layout l = layout_of_dx(spec);
   if (l.batch == 0) return [](const KernelArgs&) {};
-  return [l, tiles = input_tiles(l, sizeof(T)), room = InputRoom<T>(l)](const KernelArgs& args) {
-    const T *dy = args.in<T>(0), *w = args.in<T>(1);
+  return [l, tiles = input_tiles(l, sizeof(T)), room = InputRoom<T>(l), block = depth_block(l.total / l.groups)](const KernelArgs& args) {
+    const T *dy = args.in<T>(0), *w = args.in<T>(1), *before = args.inputs.size() > 2 ? args.in<T>(2) : nullptr;
     const int64_t all = l.windows.out_size(), taps = l.windows.taps();
     args.workers().parallel_for(tiles.groups_of_samples * l.groups * tiles.count, [&](int64_t task, int worker) {
       const int64_t channel = task % tiles.count * tiles.channels, item = task / tiles.count, g = item % l.groups;
@@ -272,16 +258,28 @@ template <typename T> KernelRun input_gradient(const KernelSpec& spec) {
       T* const gathered = reinterpret_cast<T*>(place + room.panel);
       for (int64_t i = 0; samples > 1 && i < samples; ++i)
         copy_planes<T>(dy + l.y_at(n + i, g, 0), all, gathered + i * all, wide, l.out_channels, all);
-      T* const dx = args.out<T>(0) + l.x_at(n, g, channel);
-      T* const made = samples == 1 && l.windows.plain() ? dx : reinterpret_cast<T*>(place + room.panel + room.dy);
-      multiply<T>({.rows = channels * taps,
-                   .columns = wide,
-                   .depth = l.out_channels,
-                   .a = {w + g * l.out_channels * l.depth() + channel * taps, 1, l.depth()},
-                   .b = {samples > 1 ? gathered : dy + l.y_at(n, g, 0), wide},
-                   .c = {made, wide}},
-                  place);
-      for (int64_t i = 0; made != dx && i < samples; ++i) spread_columns(l.windows, made + i * all, wide, channels, dx + i * l.image());
+      const bool direct = samples == 1 && l.windows.plain();  // then the products are dx
+      const int64_t to = l.is_last() ? l.x_at(n, g, channel) : l.products_at(n, g, channel);
+      T* const out = args.out<T>(0) + to;
+      T* const made = direct ? out : reinterpret_cast<T*>(place + room.panel + room.dy);
+      Product<T> product{.rows = channels * taps, .columns = wide, .depth = l.out_channels};
+      product.a = {w + g * l.out_channels * l.depth() + channel * taps, 1, l.depth()};
+      product.b = {samples > 1 ? gathered : dy + l.y_at(n, g, 0), wide};
+      product.c = {made, wide};
+      product.block = block;
+      if (before) {
+        const T* const from = before + l.products_at(n, g, channel);
+        for (int64_t i = 0; !direct && i < samples; ++i)
+          copy_planes<T>(from + i * l.products(), all, made + i * all, wide, channels * taps, all);
+        product.start = {direct ? from : made, wide};
+      }
+      multiply<T>(product, place);
+      for (int64_t i = 0; !direct && i < samples; ++i) {
+        if (l.is_last())
+          spread_columns(l.windows, made + i * all, wide, channels, out + i * l.image());
+        else
+          copy_planes<T>(made + i * all, wide, out + i * l.products(), all, channels * taps, all);
+      }
     });
   };
 }
@@ -301,7 +299,8 @@ struct WeightTiles {
 WeightTiles weight_tiles(const Layout& l, int64_t size) {
   constexpr int64_t kPieces = 8, kPartials = int64_t{1} << 19, kColumns = 768, kMostRows = 128, kLeastRows = 32, kPlainChannels = 192;
   WeightTiles tiles;
-  tiles.piece_samples = std::max<int64_t>(1, divided_up(l.batch, std::clamp<int64_t>(kPartials / l.weights(), 1, kPieces)));
+  const int64_t weights = l.total * l.depth();  // of the whole
+  tiles.piece_samples = std::max<int64_t>(1, divided_up(l.batch, std::clamp<int64_t>(kPartials / weights, 1, kPieces)));
   tiles.pieces = std::max<int64_t>(1, divided_up(l.batch, tiles.piece_samples));
   tiles.samples = std::min(samples_together(l, kColumns), tiles.piece_samples);
   tiles.columns = std::min(kColumns, l.windows.out_size());
@@ -330,7 +329,12 @@ template <typename T> struct WeightRoom {
   int64_t each() const { return panel + columns + dy; }
 };
 
-Layout layout_of_dw(const KernelSpec& spec) { return layout_of(spec.attributes, spec.inputs[1].shape, spec.outputs[0].shape); }
+Layout layout_of_dw(const KernelSpec& spec) {
+  const Shape whole = shape_of(spec.attributes);
+  Layout l = whole_layout(spec.attributes, spec.inputs[1].shape, whole);
+  l.out_channels = spec.outputs[0].shape[0] / l.groups;
+  return part_layout(l, spec.attributes.get("first", int64_t{0}), whole[0]);
+}
 
 // The products of one piece's samples, for some channels of y and some of x.
 template <typename T>
@@ -431,6 +435,9 @@ template <Layout (*layout)(const KernelSpec&)> Cost cost(const KernelSpec& spec)
                      static_cast<double>(l.windows.out_size())};
   for (size_t i = 0; i < spec.inputs.size(); ++i) cost.bytes += spec.has(i) ? static_cast<double>(spec.inputs[i].bytes()) : 0;
   cost.bytes += static_cast<double>(spec.outputs[0].bytes());
+  const int64_t others = l.total - l.groups * l.out_channels;  // channels of y, or dy, that a part leaves alone
+  cost.bytes -= static_cast<double>(l.batch * others * l.windows.out_size() * size_of(spec.outputs[0].dtype));
+  if (spec.has(3)) cost.bytes -= static_cast<double>(spec.inputs[3].bytes());  // y as it was
   return cost;
 }
 
@@ -451,6 +458,44 @@ double weight_efficiency(const KernelSpec& spec, int) {
   const WeightTiles tiles = weight_tiles(l, sizeof(float));
   return share_of(tiles.rows, tiles.gathers(l) ? 32 : 16);
 }
+
+// --- parts of a weight ----------------------------------------------------------------------------------------------------------------
+
+Attributes attributes_of_part(const Node& node, const RowRange& rows, const char* size, int64_t value) {
+  Attributes attributes = node.attributes;
+  attributes.set("first", rows.first);
+  attributes.set(size, value);
+  return attributes;
+}
+
+// dx sums over the rows: parts begin where the blocks of that sum do.
+int64_t rows_of_parts(const Graph& graph, const Node& node, size_t input) {
+  const bool can = input == 1 && node.attributes.get("group", int64_t{1}) == 1;
+  return can ? depth_block(graph.value(node.inputs[1]).shape[0]) : 0;
+}
+PartNode share(const Graph&, const Node& node, size_t, ValueId part, const RowRange& rows, ValueId before) {
+  const ValueId bias = node.inputs.size() > 2 ? node.inputs[2] : kNone;
+  return {"ConvPart", {node.inputs[0], part, bias, before}, attributes_of_part(node, rows, "total", rows.total)};
+}
+
+// Between parts the products are kept. Where they take more memory than the weight, the weight is put together instead.
+int64_t rows_of_input_parts(const Graph& graph, const Node& node, size_t input) {
+  const int64_t rows = rows_of_parts(graph, node, input);
+  const Value& w = graph.value(node.inputs[1]);
+  if (rows == 0 || is_half(w.dtype)) return 0;  // half a float's bits: sums would be rounded from part to part
+  const Layout l = whole_layout(node.attributes, shape_of(node.attributes), w.shape);
+  return l.batch * l.products() <= element_count(w.shape) ? rows : 0;
+}
+PartNode input_share(const Graph&, const Node& node, size_t, ValueId part, const RowRange& rows, ValueId before) {
+  return {"ConvInputGrad", {node.inputs[0], part, before}, attributes_of_part(node, rows, "total", rows.total)};
+}
+
+std::optional<PartNode> gradient_rows(const Graph&, const Node& node, const RowRange& rows) {
+  if (node.attributes.get("group", int64_t{1}) != 1) return std::nullopt;
+  return PartNode{"ConvWeightGrad", node.inputs, attributes_of_part(node, rows, "rows", rows.count)};
+}
+
+// --- gradient and import --------------------------------------------------------------------------------------------------------------
 
 void gradient(const Node& node, GradientBuilder& g) {
   const ValueId x = node.inputs[0], w = node.inputs[1], dy = g.output_gradient(0);
@@ -486,6 +531,7 @@ constexpr OpDef kConv{
     .onnx = {{.domain = "", .name = "Conv", .since = 1, .lower = lower}},
     .infer = infer,
     .gradient = gradient,
+    .traits = {.division = {.rows = rows_of_parts, .share = share}},
     .standard = 22,
 };
 constexpr Kernel kConvKernel{
@@ -497,15 +543,32 @@ constexpr Kernel kConvKernel{
     .prepare = prepare_forward,
 };
 
-// (dy, w) -> dx of attribute `shape`
+constexpr OpDef kConvPart{
+    .name = "ConvPart",
+    .infer = infer,
+    .no_gradient = "convolutions are divided behind the gradients",
+};
+constexpr Kernel kConvPartKernel{
+    .types = kWide,
+    .halves_by_float32 = true,
+    .in_place = {{.output = 0, .input = 3}},
+    .cost = cost<layout_of_y>,
+    .efficiency = forward_efficiency,
+    .workspace = forward_workspace,
+    .prepare = prepare_forward,
+};
+
+// (dy, w, before?) -> dx of attribute `shape`
 constexpr OpDef kConvInputGrad{
     .name = "ConvInputGrad",
-    .infer = infer_gradient,
+    .infer = infer_input_gradient,
     .no_gradient = kNoSecondDerivative,
+    .traits = {.division = {.rows = rows_of_input_parts, .share = input_share}},
 };
 constexpr Kernel kConvInputGradKernel{
     .types = kWide,
     .halves_by_float32 = true,
+    .in_place = {{.output = 0, .input = 2}},
     .cost = cost<layout_of_dx>,
     .efficiency = input_efficiency,
     .workspace = input_workspace,
@@ -515,8 +578,9 @@ constexpr Kernel kConvInputGradKernel{
 // (dy, x) -> dw of attribute `shape`
 constexpr OpDef kConvWeightGrad{
     .name = "ConvWeightGrad",
-    .infer = infer_gradient,
+    .infer = infer_weight_gradient,
     .no_gradient = kNoSecondDerivative,
+    .traits = {.division = {.gradient = gradient_rows}},
 };
 constexpr Kernel kConvWeightGradKernel{
     .types = kWide,

@@ -64,6 +64,14 @@ void gradient(const Node& node, GradientBuilder& g) {
   if (g.wants(0)) g.input_gradient(0, g.emit("Dropout", {g.output_gradient(0), node.inputs[1]}, node.attributes));
 }
 
+// Nothing is dropped: a view of x under its own shape.
+void outside_training(Graph& graph, NodeId id) {
+  Node& node = graph.node(id);
+  node.op = &op_named("Reshape");
+  node.inputs = {node.inputs[0]};
+  node.attributes = {{"shape", graph.value(node.outputs[0]).shape}};
+}
+
 KernelRun prepare(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     const float ratio = spec.attributes.get("ratio", kUsualRatio);
@@ -105,6 +113,7 @@ constexpr OpDef kDropout{
     .infer = infer_same_as_input,
     .gradient = gradient,
     .random = true,
+    .traits = {.outside_training = outside_training},
 };
 constexpr Kernel kDropoutKernel{
     .types = kFloating,

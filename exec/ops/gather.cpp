@@ -126,6 +126,24 @@ std::vector<TensorType> infer_gather_part(const InferContext& context) {
   return {y};
 }
 
+// Lookups of rows: each finds its row in one of the parts, wherever that begins.
+int64_t rows_of_parts(const Graph& graph, const Node& node, size_t input) {
+  return input == 0 && axis_of(node.attributes, graph.value(node.inputs[0]).shape) == 0 ? 1 : 0;
+}
+
+PartNode share(const Graph&, const Node& node, size_t, ValueId part, const RowRange& rows, ValueId before) {
+  return {"GatherPart", {part, node.inputs[1], before}, {{"first", rows.first}, {"total", rows.total}}};
+}
+
+int64_t index_limit(const Graph& graph, const Node& node, size_t input) {
+  const Value& table = graph.value(node.inputs[0]);
+  if (input != 1 || table.kind != ValueKind::parameter) return 0;
+  return table.shape[static_cast<size_t>(axis_of(node.attributes, table.shape))];
+}
+int64_t index_limit_of_part(const Graph&, const Node& node, size_t input) {
+  return input == 1 ? node.attributes.get("total", int64_t{0}) : 0;
+}
+
 Cost gather_part_cost(const KernelSpec& spec) {
   const int64_t rows = spec.inputs[0].shape[0], total = std::max<int64_t>(1, part_of(spec.attributes, rows).total);
   return {.flops = 0, .bytes = gather_cost(spec).bytes * static_cast<double>(rows) / static_cast<double>(total)};
@@ -172,6 +190,15 @@ std::vector<TensorType> infer_gather_grad(const InferContext& context) {
   }
   shape[static_cast<size_t>(axis)] = made_part(context.attributes).rows;
   return {{context.input(0).dtype, shape}};
+}
+
+// `shape` stays that of the whole table.
+std::optional<PartNode> gradient_rows(const Graph&, const Node& node, const RowRange& rows) {
+  if (axis_of(node.attributes, table_of(node.attributes)) != 0) return std::nullopt;
+  Attributes attributes = node.attributes;
+  attributes.set("first", rows.first);
+  attributes.set("rows", rows.count);
+  return PartNode{"GatherGrad", node.inputs, attributes};
 }
 
 RowScatter gather_grad_scatter(const KernelSpec& spec) {
@@ -324,6 +351,7 @@ constexpr OpDef kGather{
     .onnx = {{.domain = "", .name = "Gather", .since = 1, .lower = lower_gather}},
     .infer = infer_gather,
     .gradient = gather_gradient,
+    .traits = {.index_limit = index_limit, .division = {.rows = rows_of_parts, .share = share}},
     .standard = 13,
 };
 constexpr Kernel kGatherKernel{
@@ -336,6 +364,7 @@ constexpr OpDef kGatherPart{
     .name = "GatherPart",
     .infer = infer_gather_part,
     .no_gradient = "tables are divided behind the gradients",
+    .traits = {.index_limit = index_limit_of_part},
 };
 constexpr Kernel kGatherPartKernel{
     .types = kAnyType,
@@ -348,6 +377,7 @@ constexpr OpDef kGatherGrad{
     .name = "GatherGrad",
     .infer = infer_gather_grad,
     .no_gradient = kNoSecondDerivative,
+    .traits = {.division = {.gradient = gradient_rows}},
 };
 constexpr Kernel kGatherGradKernel{
     .types = kWide,

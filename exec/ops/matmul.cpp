@@ -274,6 +274,36 @@ void gradient(const Node& node, GradientBuilder& g) {
   if (g.wants(2)) g.input_gradient(2, g.reduce_to(dy, g.shape(node.inputs[2])));
 }
 
+// --- parts of a weight ----------------------------------------------------------------------------------------------------------------
+
+// A matrix on the right, whose rows are columns of the first factor or, transposed, of y. Then products with it that make da sum over its
+// rows: parts begin where the blocks of such a sum do.
+int64_t rows_of_parts(const Graph& graph, const Node& node, size_t input) {
+  const Shape& shape = graph.value(node.inputs[input]).shape;
+  if (input != 1 || shape.size() != 2 || flag(node.attributes, "trans_a")) return 0;
+  if (is_half(graph.value(node.inputs[1]).dtype) && !flag(node.attributes, "trans_b")) return 0;  // sums would be rounded from part to part
+  return depth_block(shape[0], shape[1]);
+}
+
+PartNode share(const Graph&, const Node& node, size_t, ValueId part, const RowRange& rows, ValueId before) {
+  const ValueId bias = node.inputs.size() > 2 ? node.inputs[2] : kNone;
+  const bool across = flag(node.attributes, "trans_b");  // the rows are columns of y
+  Attributes attributes = node.attributes;
+  attributes.set(across ? "y_from" : "a_from", rows.first);
+  attributes.set(across ? "y_columns" : "a_width", across ? rows.total : rows.count);
+  return {"MatMulPart", {node.inputs[0], part, across || before == kNone ? bias : kNone, before}, attributes};
+}
+
+// db or its transpose is a' b of matrices: of a some columns.
+std::optional<PartNode> gradient_rows(const Graph& graph, const Node& node, const RowRange& rows) {
+  const auto is_matrix = [&](size_t input) { return graph.value(node.inputs[input]).shape.size() == 2; };
+  if (!flag(node.attributes, "trans_a") || node.inputs.size() != 2 || !is_matrix(0) || !is_matrix(1)) return std::nullopt;
+  Attributes attributes = node.attributes;
+  attributes.set("a_from", rows.first);
+  attributes.set("a_width", rows.count);
+  return PartNode{"MatMulPart", node.inputs, attributes};
+}
+
 // --- ONNX forms -----------------------------------------------------------------------------------------------------------------------
 
 // A vector on the left is a row, on the right a column; the axis goes again from the result.
@@ -325,6 +355,7 @@ constexpr OpDef kMatMul{
              {.domain = "com.microsoft", .name = "FusedMatMul", .lower = lower_fused, .inputs = 2, .outputs = 1}},
     .infer = infer,
     .gradient = gradient,
+    .traits = {.division = {.rows = rows_of_parts, .share = share, .gradient = gradient_rows}},
 };
 constexpr Kernel kMatMulKernel{
     .types = dtypes_of(Elements{}),

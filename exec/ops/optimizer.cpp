@@ -38,14 +38,15 @@ template <template <typename> class Make> KernelRun for_floats(const KernelSpec&
 
 // --- norms ----------------------------------------------------------------------------------------------------------------------------
 
-// Elements of a block. Of a matrix whole rows, a power of two that divides kLeastDepthBlock: one that is divided between blocks of a depth
-// (exec/depth_block.h) has the same ones.
+// Elements of a block. Of a matrix, or a weight with more axes, whole rows, a power of two that divides kLeastDepthBlock: one that is
+// divided between blocks of a depth (exec/depth_block.h) has the same ones.
 int64_t norm_block(const Shape& shape) {
   constexpr int64_t kMost = 65536;
-  if (shape.size() != 2) return kMost;
+  if (shape.size() < 2) return kMost;
+  const int64_t width = element_count(Shape(shape.begin() + 1, shape.end()));
   int64_t rows = kLeastDepthBlock;
-  while (rows > 1 && rows * shape[1] > kMost) rows /= 2;
-  return std::max<int64_t>(1, rows * shape[1]);
+  while (rows > 1 && rows * width > kMost) rows /= 2;
+  return std::max<int64_t>(1, rows * width);
 }
 int64_t norm_blocks(const Shape& shape) {
   const int64_t block = norm_block(shape);

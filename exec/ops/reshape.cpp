@@ -117,6 +117,7 @@ constexpr OpDef kReshape{
     .infer = infer,
     .gradient = gradient,
     .alias = {{.output = 0, .input = 0}},
+    .traits = {.same_numbers = true},
 };
 constexpr Kernel kReshapeKernel{
     .types = kAnyType,

@@ -167,6 +167,7 @@ constexpr OpDef kCast{
              {.domain = "", .name = "CastLike", .since = 15, .lower = lower_cast_like}},
     .infer = infer_cast,
     .gradient = cast_gradient,
+    .traits = {.same_numbers = true},
 };
 constexpr Kernel kCastKernel{
     .types = kAnyType,

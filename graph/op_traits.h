@@ -1,0 +1,60 @@
+// OpTraits: what passes and the front end ask of an op, so that none of them has to know its name. An op's own file fills them; all are
+// optional.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "graph/attributes.h"
+#include "graph/graph.h"
+
+namespace ort_train {
+
+// Rows [first, first + count) of the `total` along the first axis of a parameter that is in parts.
+struct RowRange {
+  int64_t first = 0, count = 0, total = 0;
+};
+
+// A node that takes over some of another one's work; stage and name are that one's.
+struct PartNode {
+  std::string_view op;
+  std::vector<ValueId> inputs;
+  Attributes attributes;
+};
+
+// How an op does with parts of a parameter, of whatever rank: each a range of its rows, in ascending order (passes/split_weights.h). The
+// parts have to give the bits of the whole, wherever they begin.
+struct Division {
+  // For a node that reads the parameter as `input`: parts may begin at multiples of so many rows, a function of shapes alone; 0: this node
+  // needs the whole.
+  int64_t (*rows)(const Graph&, const Node&, size_t input) = nullptr;
+  // What it does with one part, instead of the whole. Each such node gets the output of the one before it, kNone at first; the output of
+  // the last one is the node's.
+  PartNode (*share)(const Graph&, const Node&, size_t input, ValueId part, const RowRange& rows, ValueId before) = nullptr;
+  // For a node whose only output is the parameter's gradient: one that makes these rows of it. None where the node can't be divided.
+  std::optional<PartNode> (*gradient)(const Graph&, const Node&, const RowRange& rows) = nullptr;
+};
+
+// What a normalisation takes mean and variance from, where that isn't each sample by itself.
+enum class Statistics : uint8_t {
+  none,
+  batch,    // of the batch: it needs several values for each of them
+  running,  // parameters that stay as they are
+};
+
+struct OpTraits {
+  // Output 0 has the numbers of input 0, under another shape or in another type: with input 0's own type it is input 0.
+  bool same_numbers = false;
+  Statistics statistics = Statistics::none;
+  // Changes a node into what it means outside training, when nothing is random and no statistics change. Null: that is itself.
+  void (*outside_training)(Graph&, NodeId) = nullptr;
+  // Where `input` of a node is of indices into a parameter: how many rows they choose from. 0: it is something else.
+  int64_t (*index_limit)(const Graph&, const Node&, size_t input) = nullptr;
+  Division division{};
+};
+
+}  // namespace ort_train

@@ -43,7 +43,7 @@ int populate(std::byte* data, size_t bytes) {
 
 }  // namespace
 
-Arena::Arena(int64_t bytes) : bytes_(bytes) {
+Arena::Arena(int64_t bytes) : Memory(bytes) {
   if (bytes <= 0) return;
   const size_t mapped = mapped_bytes(bytes);
   void* const data = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -60,6 +60,6 @@ Arena::~Arena() {
   if (data_) munmap(data_, mapped_bytes(bytes_));
 }
 
-Arena::Arena(Arena&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+Arena::Arena(Arena&& other) noexcept : Memory(std::exchange(other.bytes_, 0)) { data_ = std::exchange(other.data_, nullptr); }
 
 }  // namespace ort_train

@@ -1,6 +1,7 @@
-// Arena: anonymous memory of an exact size, populated when it is made, so that memory can fail only then.
+// Memory: that of one space of a program, wherever it is. Arena: the host's, anonymous, of an exact size, populated when it is made, so
+// that it can fail only then.
 //
-// A value that can be moved; whoever owns it outlives those who hold addresses in it.
+// Whoever owns memory outlives those who hold addresses in it. An Arena is a value that can be moved.
 
 #pragma once
 
@@ -9,21 +10,28 @@
 
 namespace ort_train {
 
-class Arena {
+class Memory {
  public:
-  // Maps the bytes, rounded up to whole pages, and touches each page; all are zero. Throws Error(budget) when the machine hasn't that much.
-  explicit Arena(int64_t bytes);
-  ~Arena();
-  Arena(Arena&& other) noexcept;
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
+  virtual ~Memory() = default;
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
 
+  // Where it begins, for kernels and copies. In a device's memory the host can't follow this address, nor any in it.
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
 
- private:
+ protected:
+  explicit Memory(int64_t bytes) : bytes_(bytes) {}
   std::byte* data_ = nullptr;
-  int64_t bytes_ = 0;
+  int64_t bytes_;
+};
+
+class Arena : public Memory {
+ public:
+  // Maps the bytes, rounded up to whole pages, and touches each page; all are zero. Throws Error(budget) when the machine hasn't that much.
+  explicit Arena(int64_t bytes);
+  ~Arena() override;
+  Arena(Arena&& other) noexcept;
 };
 
 }  // namespace ort_train

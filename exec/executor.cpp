@@ -20,16 +20,16 @@
 namespace ort_train {
 namespace {
 
-// An instruction, ready to run: pointers are made once, by attach().
+// An instruction with its addresses, which attach() fills in.
 struct Step {
   const KernelRun* kernel = nullptr;  // null for a view (nothing to run) and for copies
   const Instruction* instruction = nullptr;
-  std::vector<const void*> inputs;  // null where absent
-  std::vector<void*> outputs;
+  std::vector<const void*> inputs{};  // null where absent
+  std::vector<void*> outputs{};
   std::byte* workspace = nullptr;
-  std::vector<int32_t> waits{};  // copies that no step before it waits for
-  int64_t ticket = 0;            // of the copy that it started
-  int64_t highest = 0;           // end of the highest place that this step or one before it uses
+  std::vector<int32_t> copies{};  // of the file that no step before it waits for
+  std::vector<int32_t> waits{};   // a device's work; of a synchronous device nothing
+  int64_t ticket = 0;             // of the copy of the file that it started
 };
 
 [[noreturn]] void rethrow_named(const Graph& graph, NodeId node) {
@@ -44,12 +44,12 @@ struct Step {
   }
 }
 
-// In sanitized builds the whole arena is out of bounds during a run, but for what the present instruction was given and what copies that
-// are under way read or fill.
+// In sanitized builds, where a device is synchronous, the whole arena is out of bounds during a run, but for what the present instruction
+// was given and what copies that are under way read or fill.
 class Fence {
  public:
 #if ORT_TRAIN_POISON
-  Fence(std::byte* data, int64_t bytes) : data_(data), bytes_(bytes) { ASAN_POISON_MEMORY_REGION(data_, bytes_); }
+  Fence(std::byte* data, int64_t bytes) : data_(data), bytes_(data == nullptr ? 0 : bytes) { ASAN_POISON_MEMORY_REGION(data_, bytes_); }
   ~Fence() { ASAN_UNPOISON_MEMORY_REGION(data_, bytes_); }
   void open(const Instruction& instruction) const {
     each(instruction, [&](const Place& place) { open(place); });
@@ -69,8 +69,12 @@ class Fence {
   }
 
  private:
-  void open(const Place& place) const { ASAN_UNPOISON_MEMORY_REGION(data_ + place.offset, place.bytes); }
-  void close(const Place& place) const { ASAN_POISON_MEMORY_REGION(data_ + place.offset, aligned(place.bytes)); }
+  void open(const Place& place) const {
+    if (data_ != nullptr) ASAN_UNPOISON_MEMORY_REGION(data_ + place.offset, place.bytes);
+  }
+  void close(const Place& place) const {
+    if (data_ != nullptr) ASAN_POISON_MEMORY_REGION(data_ + place.offset, aligned(place.bytes));
+  }
   template <typename Body> void each(const Instruction& instruction, Body body) const {
     for (const Place& place : instruction.inputs) body(place);
     for (const Place& place : instruction.outputs) body(place);
@@ -94,35 +98,23 @@ class Fence {
 struct Executor::Impl {
   const Program& program;
   std::vector<const Graph*> graphs;
-  Workers& workers;
+  Device& device;
   std::vector<KernelRun> kernels;
   std::vector<std::vector<Step>> entries;
   std::map<std::string, const Persistent*, std::less<>> persistents;
-  std::byte* data = nullptr;
+  std::vector<std::byte*> spaces;  // where each begins; empty before attach()
   Disk* disk = nullptr;
-  int64_t measured = 0;
-  DataError wrong;       // of the kernel that runs
   bool waiting = false;  // the last entry left gradients for an update that isn't made yet
   std::vector<RunTimes> times;
-  std::vector<std::vector<int32_t>> unwaited;  // copies that only the entry's end waits for
+  std::vector<std::vector<int32_t>> unwaited;  // by entry: copies of the file that only its end waits for
+  std::vector<size_t> reached;                 // by entry: how many instructions have ever been issued
+  std::vector<int64_t> touched;                // by space: the end of what was used between runs
 
-  Impl(const Program& p, std::vector<const Graph*> g, Workers& w) : program(p), graphs(std::move(g)), workers(w) {
+  Impl(const Program& p, std::vector<const Graph*> g, Device& d)
+      : program(p), graphs(std::move(g)), device(d), reached(graphs.size()), touched(p.spaces.size()) {
     require(graphs.size() == program.entries.size(), "an executor needs a graph for each entry point");
-    require(workers.threads() <= program.threads, "the program's workspaces are for fewer threads than there are workers");
-    KernelSpecs specs(cpu_kernels(), program.threads);
-    std::vector<std::vector<size_t>> numbers;  // of the kernels, by entry and instruction
-    for (size_t e = 0; e < graphs.size(); ++e) {
-      numbers.emplace_back();
-      for (const Instruction& instruction : program.entries[e].code) {
-        if (!runs_kernel(*graphs[e], instruction)) {
-          numbers[e].push_back(0);
-          continue;
-        }
-        const size_t number = add(specs, *graphs[e], instruction.node);
-        numbers[e].push_back(number);
-      }
-    }
-    for (size_t e = 0; e < graphs.size(); ++e) entries.push_back(make_steps(e, numbers[e]));
+    require(device.threads() <= program.threads, "the program's workspaces are for fewer threads than there are workers");
+    prepare_all();
     for (const std::vector<Step>& steps : entries) times.push_back({.seconds = std::vector<double>(steps.size())});
     for (const Persistent& value : program.persistent) {
       if (!value.initial) persistents.emplace(value.name, &value);
@@ -133,80 +125,202 @@ struct Executor::Impl {
     return instruction.action == Action::compute && !is_view(graph.node(instruction.node), instruction);
   }
 
-  // The number of the node's kernel, which is prepared if it is a new one.
-  size_t add(KernelSpecs& specs, const Graph& graph, NodeId id) {
-    const Node& node = graph.node(id);
-    try {
-      const size_t number = specs.add(*node.op, make_spec(graph, node));
-      if (number == kernels.size()) kernels.push_back(prepare(specs.kernel(number), specs.spec(number)));
-      return number;
-    } catch (...) {
-      rethrow_named(graph, id);
+  SpaceKind where(const Instruction& instruction) const { return program.spaces[program.queues[instruction.queue].from].kind; }
+
+  void prepare_all() {
+    std::map<SpaceKind, KernelSpecs> specs;
+    std::map<std::pair<SpaceKind, size_t>, size_t> prepared;  // number in its specs -> that in `kernels`
+    std::vector<std::vector<size_t>> numbers;                 // in `kernels`, by entry and instruction
+    for (size_t e = 0; e < graphs.size(); ++e) {
+      numbers.emplace_back();
+      for (const Instruction& instruction : program.entries[e].code) {
+        numbers[e].push_back(0);
+        if (!runs_kernel(*graphs[e], instruction)) continue;
+        const SpaceKind kind = where(instruction);
+        const KernelTable* const table = device.kernels(kind);
+        if (table == nullptr)
+          throw error(ErrorCode::unsupported, "[{}] can't be run: nothing is computed in the {}", describe(*graphs[e], instruction.node),
+                      program.spaces[program.queues[instruction.queue].from].name);
+        KernelSpecs& of = specs.try_emplace(kind, *table, program.threads).first->second;
+        try {
+          const Node& node = graphs[e]->node(instruction.node);
+          const size_t number = of.add(*node.op, make_spec(*graphs[e], node));
+          const auto [at, is_new] = prepared.emplace(std::pair(kind, number), kernels.size());
+          if (is_new) kernels.push_back(prepare(of.kernel(number), of.spec(number)));
+          numbers[e].back() = at->second;
+        } catch (...) {
+          rethrow_named(*graphs[e], instruction.node);
+        }
+      }
     }
+    for (size_t e = 0; e < graphs.size(); ++e) entries.push_back(make_steps(e, numbers[e]));
   }
 
   std::vector<Step> make_steps(size_t entry, const std::vector<size_t>& numbers) {
+    const std::vector<Instruction>& code = program.entries[entry].code;
     std::vector<Step> steps;
-    int64_t highest = 0;
-    for (ValueId input : graphs[entry]->inputs) highest = std::max(highest, program.entries[entry].value_places[input].end());
-    for (const Instruction& instruction : program.entries[entry].code) {
+    for (const Instruction& instruction : code) {
       Step step{.kernel = runs_kernel(*graphs[entry], instruction) ? &kernels[numbers[steps.size()]] : nullptr,
                 .instruction = &instruction,
                 .inputs = std::vector<const void*>(instruction.inputs.size()),
                 .outputs = std::vector<void*>(instruction.outputs.size())};
-      const auto use = [&](const Place& place) { highest = place.bytes > 0 ? std::max(highest, place.end()) : highest; };
-      std::for_each(instruction.inputs.begin(), instruction.inputs.end(), use);
-      std::for_each(instruction.outputs.begin(), instruction.outputs.end(), use);
-      use(instruction.workspace);
-      if (is_copy(instruction)) use(moved(memory_of(instruction)));
-      step.highest = highest;
+      for (const int32_t earlier : instruction.waits) {
+        if (!device.is_synchronous() && !uses_file(code[static_cast<size_t>(earlier)])) step.waits.push_back(earlier);
+      }
       steps.push_back(std::move(step));
     }
-    // One thread begins everything in the order of the list, and computes: what is left to wait for are copies, each once.
+    // One thread issues everything in the order of the list, so each copy of the file has to be waited for once.
     const std::vector<int32_t> waits = first_waits(program.entries[entry]);
     unwaited.emplace_back();
     for (size_t i = 0; i < steps.size(); ++i) {
-      if (!is_copy(*steps[i].instruction)) continue;
+      if (!uses_file(code[i])) continue;
       const auto first = static_cast<size_t>(waits[i]);
-      (first < steps.size() ? steps[first].waits : unwaited.back()).push_back(static_cast<int32_t>(i));
+      (first < steps.size() ? steps[first].copies : unwaited.back()).push_back(static_cast<int32_t>(i));
     }
     return steps;
   }
 
-  void attach(Arena& arena, Disk* tier) {
-    require(arena.bytes() >= program.memory().bytes, "the arena is smaller than the program's");
+  // --- memory -------------------------------------------------------------------------------------------------------------------------
+
+  void attach(const std::vector<Memory*>& memories, Disk* tier) {
     require(tier != nullptr || program.file().bytes == 0, "the program needs a disk");
-    data = arena.data();
+    std::vector<std::byte*> begin(program.spaces.size());
+    for (size_t s = 0; s < program.spaces.size(); ++s) {
+      if (program.spaces[s].kind == SpaceKind::file) continue;
+      require(s < memories.size() && memories[s] != nullptr && memories[s]->bytes() >= program.spaces[s].bytes,
+              "memory that is smaller than the program's");
+      begin[s] = memories[s]->data();
+    }
+    spaces = std::move(begin);
     disk = tier;
     for (size_t e = 0; e < entries.size(); ++e) {
       for (Step& step : entries[e]) {
         if (is_copy(*step.instruction)) continue;
         const Node& node = graphs[e]->node(step.instruction->node);
         for (size_t i = 0; i < step.inputs.size(); ++i)
-          step.inputs[i] = node.inputs[i] == kNone ? nullptr : data + step.instruction->inputs[i].offset;
+          step.inputs[i] = node.inputs[i] == kNone ? nullptr : at(step.instruction->inputs[i]);
         for (size_t i = 0; i < step.outputs.size(); ++i)
-          step.outputs[i] = node.outputs[i] == kNone ? nullptr : data + step.instruction->outputs[i].offset;
-        if (step.instruction->workspace.bytes > 0) step.workspace = data + step.instruction->workspace.offset;
+          step.outputs[i] = node.outputs[i] == kNone ? nullptr : at(step.instruction->outputs[i]);
+        if (step.instruction->workspace.bytes > 0) step.workspace = at(step.instruction->workspace);
       }
     }
     for (const Persistent& value : program.persistent) {
-      if (memory_bytes(value) == 0) continue;
-      measured = std::max(measured, value.home.end());
-      std::byte* const place = data + value.home.offset;
+      if (is_in_file(value) || value.home.bytes == 0) continue;
+      touch(value.home);
       if (value.initial)
-        std::memcpy(place, value.initial->bytes.data(), static_cast<size_t>(value.home.bytes));
+        fill(value.home, value.initial->bytes.data());
       else if (value.purpose != Purpose::weights)
-        std::memset(place, 0, static_cast<size_t>(value.home.bytes));
+        fill(value.home, nullptr);
     }
   }
 
+  std::byte* at(const Place& place) const { return spaces[place.space] + place.offset; }
+
+  void touch(const Place& place) { touched[place.space] = std::max(touched[place.space], place.end()); }
+
+  // With bytes of the host, or with zeros: to a device by way of the spare memory, from which it can copy.
+  void fill(const Place& place, const std::byte* from) {
+    const bool far = is_far(program, place);
+    const int64_t most = far ? program.spare.bytes : place.bytes;
+    require(most > 0, "no memory to bring a constant by");
+    for (int64_t done = 0, count; done < place.bytes; done += count) {
+      count = std::min(most, place.bytes - done);
+      std::byte* const to = (far ? at(program.spare) : at(place)) + (far ? 0 : done);
+      if (from != nullptr)
+        std::memcpy(to, from + done, static_cast<size_t>(count));
+      else
+        std::memset(to, 0, static_cast<size_t>(count));
+      if (far) device.transfer(at(place) + done, to, count);
+    }
+    if (far) touch({.offset = program.spare.offset, .bytes = std::min(most, place.bytes), .space = program.spare.space});
+  }
+
+  const Persistent& find(std::string_view name) const {
+    const auto found = persistents.find(name);
+    if (found == persistents.end())
+      throw error(ErrorCode::device, "internal error: nothing named '{}' lives across runs; please report this", name);
+    return *found->second;
+  }
+
+  // Where so many bytes, which the host can't touch where they are, are looked at while nothing runs.
+  Place desk(int64_t bytes, int number) {
+    const Place& desk = program.desks[number];
+    require(whole_sectors(bytes) <= desk.bytes, "a tensor that is larger than the desk");
+    touch({.offset = desk.offset, .bytes = whole_sectors(bytes), .space = desk.space});
+    return {.offset = desk.offset, .bytes = bytes, .space = desk.space};
+  }
+
+  void require_memory() const { require(!spaces.empty(), "an executor has no memory yet"); }
+
+  std::span<std::byte> span_of(const Place& place) const { return {at(place), static_cast<size_t>(place.bytes)}; }
+
+  std::span<std::byte> persistent(const Persistent& value, int number, bool read) {
+    if (value.home.bytes == 0) return {};
+    require_memory();
+    if (!is_far(program, value.home)) return span_of(value.home);
+    const Place place = desk(value.home.bytes, number);
+    if (read && is_in_file(value))
+      disk->wait(disk->read(value.home.offset, at(place), whole_sectors(place.bytes)));
+    else if (read)
+      device.transfer(at(place), at(value.home), place.bytes);
+    return span_of(place);
+  }
+
+  void changed(const Persistent& value, int number) {
+    if (!is_far(program, value.home) || value.home.bytes == 0) return;
+    const Place place = desk(value.home.bytes, number);
+    if (is_in_file(value))
+      disk->wait(disk->write(value.home.offset, at(place), whole_sectors(place.bytes)));
+    else
+      device.transfer(at(value.home), at(place), place.bytes);
+  }
+
+  Place place_of(size_t entry, ValueId value) const {
+    require_memory();
+    const Value& of = graphs.at(entry)->value(value);
+    const Place& place = program.entries[entry].value_places.at(value);
+    if (place.bytes == 0 && of.bytes() > 0)
+      throw error(ErrorCode::device, "internal error: '{}' has no place in entry '{}'; please report this", of.name,
+                  program.entries[entry].name);
+    return place;
+  }
+
+  std::span<const std::byte> bytes(size_t entry, ValueId value) {
+    const Place place = place_of(entry, value);
+    if (!is_far(program, place)) return span_of(place);
+    require(program.spaces[place.space].kind == SpaceKind::device, "a value that is on the disk only");
+    const Place copy = desk(place.bytes, 0);
+    device.transfer(at(copy), at(place), place.bytes);
+    return span_of(copy);
+  }
+
+  int64_t measured_peak(SpaceId space) const {
+    int64_t peak = touched[space];
+    const auto use = [&](const Place& place) { peak = place.space == space && place.bytes > 0 ? std::max(peak, place.end()) : peak; };
+    for (size_t e = 0; e < entries.size(); ++e) {
+      for (size_t i = 0; i < reached[e]; ++i) {
+        const Instruction& instruction = program.entries[e].code[i];
+        std::for_each(instruction.inputs.begin(), instruction.inputs.end(), use);
+        std::for_each(instruction.outputs.begin(), instruction.outputs.end(), use);
+        use(instruction.workspace);
+        for (const Place& place : {instruction.from, instruction.to}) use(uses_file(instruction) ? moved(place) : place);
+      }
+      if (reached[e] == 0) continue;
+      for (const ValueId input : graphs[e]->inputs) use(program.entries[e].value_places[input]);
+    }
+    return peak;
+  }
+
+  // --- a run --------------------------------------------------------------------------------------------------------------------------
+
   bool run(size_t entry, const std::atomic<bool>* stop) {
     using Clock = std::chrono::steady_clock;
-    require(data != nullptr || program.memory().bytes == 0, "an executor needs its arena before it runs");
+    require(!spaces.empty() || program.memory().bytes == 0, "an executor needs its memory before it runs");
     const EntryRole& role = program.entries[entry].role;
     require(may_run(role, waiting), "an update that is never made, or made twice");
-    Fence fence(data, program.memory().bytes);
-    const Drained drained{disk};
+    std::vector<Step>& steps = entries[entry];
+    Fence fence(device.is_synchronous() && !spaces.empty() ? spaces[kMemory] : nullptr, program.memory().bytes);
+    const Drained drained{device, disk};
     RunTimes& spent = times[entry];
     spent.waiting = 0;
     Clock::time_point before = Clock::now();
@@ -214,40 +328,69 @@ struct Executor::Impl {
       const Clock::time_point now = Clock::now();
       return std::chrono::duration<double>(now - std::exchange(before, now)).count();
     };
-    for (size_t i = 0; i < entries[entry].size(); ++i) {
-      Step& step = entries[entry][i];
+    for (size_t i = 0; i < steps.size(); ++i) {
+      Step& step = steps[i];
       if (stop && stop->load(std::memory_order_relaxed)) return false;
-      if (step.highest > measured) measured = step.highest;
-      for (const int32_t copy : step.waits) wait(entries[entry][static_cast<size_t>(copy)], fence);
-      if (!step.waits.empty()) spent.waiting += lap();
-      if (is_copy(*step.instruction)) {
+      if (i >= reached[entry]) reached[entry] = i + 1;
+      const bool is_file = uses_file(*step.instruction);
+      for (const int32_t copy : step.copies) wait(steps[static_cast<size_t>(copy)], fence);
+      if (is_file) on_device(entry, [&] { std::for_each(step.waits.begin(), step.waits.end(), [&](int32_t work) { device.wait(work); }); });
+      if (!step.copies.empty() || (is_file && !step.waits.empty())) spent.waiting += lap();
+      if (is_file) {
         begin(step, fence);
-      } else if (step.kernel) {
+      } else if (step.kernel || is_copy(*step.instruction) || !device.is_synchronous()) {  // or a view, which others may wait for
         fence.open(*step.instruction);
-        try {
-          (*step.kernel)({.inputs = step.inputs, .outputs = step.outputs, .workspace = step.workspace, .queue = &workers, .error = &wrong});
-          wrong.check();
-        } catch (...) {
-          rethrow_named(*graphs[entry], step.instruction->node);
-        }
+        on_device(entry, [&] { issue(step, static_cast<int32_t>(i)); });
         fence.close(*step.instruction);
       }
       spent.seconds[i] = lap();
-      if (is_copy(*step.instruction)) spent.waiting += spent.seconds[i];  // until the disk has room for another
+      if (is_file) spent.waiting += spent.seconds[i];  // until the disk has room for another
     }
-    for (const int32_t copy : unwaited[entry]) wait(entries[entry][static_cast<size_t>(copy)], fence);
+    for (const int32_t copy : unwaited[entry]) wait(steps[static_cast<size_t>(copy)], fence);
+    on_device(entry, [&] { device.finish(); });
     spent.waiting += lap();
     waiting = role.leaves_update;
     return true;
   }
 
-  // However a run ends, nothing writes to the arena after it.
+  // However a run ends, nothing touches memory after it.
   struct Drained {
+    Device& device;
     Disk* disk;
     ~Drained() {
+      try {
+        device.finish();
+      } catch (...) {  // whoever waited for what failed has been told
+      }
       if (disk != nullptr) disk->drain();
     }
   };
+
+  // A problem of a node's gets its name.
+  template <typename Body> void on_device(size_t entry, Body body) {
+    try {
+      body();
+    } catch (...) {
+      const NodeId node = device.failed() < 0 ? kNone : program.entries[entry].code.at(static_cast<size_t>(device.failed())).node;
+      if (node == kNone) throw;
+      rethrow_named(*graphs[entry], node);
+    }
+  }
+
+  void issue(const Step& step, int32_t number) {
+    const Instruction& instruction = *step.instruction;
+    Work work{.number = number, .queue = instruction.queue, .where = where(instruction), .waits = step.waits, .kernel = step.kernel};
+    if (step.kernel != nullptr) {
+      work.inputs = step.inputs;
+      work.outputs = step.outputs;
+      work.workspace = step.workspace;
+    } else {
+      work.from = at(instruction.from);
+      work.to = at(instruction.to);
+      work.bytes = instruction.from.bytes;
+    }
+    device.issue(work);
+  }
 
   void wait(const Step& copy, Fence& fence) {
     disk->wait(copy.ticket);
@@ -258,80 +401,42 @@ struct Executor::Impl {
     const Place memory = moved(memory_of(*copy.instruction));
     const int64_t offset = file_of(*copy.instruction).offset;
     fence.begin(memory);
-    copy.ticket = is_read(*copy.instruction) ? disk->read(offset, data + memory.offset, memory.bytes)
-                                             : disk->write(offset, data + memory.offset, memory.bytes);
+    copy.ticket = is_read(*copy.instruction) ? disk->read(offset, at(memory), memory.bytes) : disk->write(offset, at(memory), memory.bytes);
   }
 
   static Place moved(Place place) {
     place.bytes = whole_sectors(place.bytes);
     return place;
   }
-
-  const Persistent& find(std::string_view name) const {
-    const auto found = persistents.find(name);
-    if (found == persistents.end())
-      throw error(ErrorCode::device, "internal error: nothing named '{}' lives across runs; please report this", name);
-    return *found->second;
-  }
-
-  // Where a persistent value of the disk is while nothing runs.
-  Place desk(const Persistent& value, int number) const {
-    const Place& desk = program.desks[number];
-    require(file_bytes(value) <= desk.bytes, "a tensor of the disk that is larger than the desk");
-    return {.offset = desk.offset, .bytes = value.home.bytes};
-  }
-
-  std::span<std::byte> persistent(const Persistent& value, int number, bool read) {
-    require(data != nullptr || value.home.bytes == 0, "an executor has no memory yet");
-    if (!is_in_file(value)) return {data + value.home.offset, static_cast<size_t>(value.home.bytes)};
-    const Place place = desk(value, number);
-    if (read) disk->wait(disk->read(value.home.offset, data + place.offset, moved(place).bytes));
-    measured = std::max(measured, moved(place).end());
-    return {data + place.offset, static_cast<size_t>(place.bytes)};
-  }
-
-  void changed(const Persistent& value, int number) {
-    if (!is_in_file(value)) return;
-    const Place place = desk(value, number);
-    disk->wait(disk->write(value.home.offset, data + place.offset, moved(place).bytes));
-  }
 };
 
-Executor::Executor(const Program& program, std::vector<const Graph*> graphs, Workers& workers)
-    : impl_(std::make_unique<Impl>(program, std::move(graphs), workers)) {}
+Executor::Executor(const Program& program, std::vector<const Graph*> graphs, Device& device)
+    : impl_(std::make_unique<Impl>(program, std::move(graphs), device)) {}
 Executor::~Executor() = default;
 
 size_t Executor::prepared_kernels() const { return impl_->kernels.size(); }
-void Executor::attach(Arena& arena, Disk* disk) { impl_->attach(arena, disk); }
+void Executor::attach(std::vector<Memory*> spaces, Disk* disk) { impl_->attach(spaces, disk); }
 bool Executor::run(size_t entry, const std::atomic<bool>* stop) { return impl_->run(entry, stop); }
-int64_t Executor::measured_peak_bytes() const { return impl_->measured; }
+int64_t Executor::measured_peak_bytes(SpaceId space) const { return impl_->measured_peak(space); }
 const RunTimes& Executor::times(size_t entry) const { return impl_->times.at(entry); }
 
-std::byte* Executor::at(const Place& place) const {
-  require(impl_->data != nullptr, "an executor has no memory yet");
-  return impl_->data + place.offset;
+std::span<std::byte> Executor::input(size_t entry, ValueId value) const {
+  const Place place = impl_->place_of(entry, value);
+  require(!is_far(impl_->program, place), "an input that the host can't fill");
+  return impl_->span_of(place);
 }
 
-std::span<std::byte> Executor::bytes(size_t entry, ValueId value) const {
-  const Graph& graph = *impl_->graphs.at(entry);
-  const Place& place = impl_->program.entries[entry].value_places.at(value);
-  if (place.bytes == 0 && graph.value(value).bytes() > 0) {
-    throw error(ErrorCode::device, "internal error: '{}' has no place in entry '{}'; please report this", graph.value(value).name,
-                impl_->program.entries[entry].name);
-  }
-  return {at(place), static_cast<size_t>(place.bytes)};
-}
-
+std::span<const std::byte> Executor::bytes(size_t entry, ValueId value) { return impl_->bytes(entry, value); }
 std::span<std::byte> Executor::persistent(std::string_view name, int desk) { return impl_->persistent(impl_->find(name), desk, true); }
 std::span<std::byte> Executor::blank(std::string_view name) { return impl_->persistent(impl_->find(name), 0, false); }
 void Executor::changed(std::string_view name, int desk) { impl_->changed(impl_->find(name), desk); }
 
 std::span<std::byte> Executor::spare(int64_t most) {
-  const Place& spare = impl_->program.spare;
-  require(impl_->data != nullptr, "an executor has no memory yet");
-  const int64_t bytes = std::min(most, spare.bytes) / kSector * kSector;
-  if (bytes > 0) impl_->measured = std::max(impl_->measured, spare.offset + bytes);
-  return {impl_->data + spare.offset, static_cast<size_t>(bytes)};
+  impl_->require_memory();
+  Place place = impl_->program.spare;
+  place.bytes = std::min(most, place.bytes) / kSector * kSector;
+  if (place.bytes > 0) impl_->touch(place);
+  return impl_->span_of(place);
 }
 
 }  // namespace ort_train

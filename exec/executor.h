@@ -1,6 +1,8 @@
-// Executor: a dumb loop over a Program's instructions. It prepares every kernel when it is made, and decides nothing.
+// Executor: a dumb loop over a Program's instructions: it issues them to a device, and waits. It prepares every kernel when it is made, and
+// decides nothing.
 //
-// It refers to the Program, the graphs, the arena, the disk and the workers; all must outlive it. One thread at a time, but for `stop`.
+// It refers to the Program, the graphs, the device, the memory and the disk; all must outlive it. One thread at a time, but for `stop`.
+// What lies where the host can't touch it is handed out as a copy, on the program's desks.
 
 #pragma once
 
@@ -10,42 +12,45 @@
 #include <string_view>
 #include <vector>
 
-#include "exec/arena.h"
+#include "exec/device.h"
 #include "exec/disk.h"
-#include "exec/kernel.h"
 #include "exec/program.h"
 
 namespace ort_train {
 
 struct RunTimes {
-  std::vector<double> seconds;  // by instruction: of a node, to compute it; of a copy, to begin it
-  double waiting = 0;           // seconds for copies, those that begin them included
+  std::vector<double> seconds;  // by instruction: to compute a node, where the device is synchronous; else to issue it; to begin a copy
+  double waiting = 0;           // seconds for copies of the file, and for work that these wait for
 };
 
 class Executor {
  public:
   // Prepares all kernels of all entries; equal specs of one op share one. Throws what preparing a kernel throws, with its node named.
-  Executor(const Program& program, std::vector<const Graph*> graphs, Workers& workers);
+  Executor(const Program& program, std::vector<const Graph*> graphs, Device& device);
   ~Executor();
 
   size_t prepared_kernels() const;
-  // Gives it its memory: copies constants to their places, zeroes optimizer state and accumulators. Before the first run.
-  // Throws Error(device) if the arena is smaller than the program's, or if the program needs a disk (fresh, so full of zeros) and has none.
-  void attach(Arena& arena, Disk* disk = nullptr);
+  // Gives it memory, by space (null for the file's), from the device: copies constants to their places, zeroes optimizer state and
+  // accumulators. Before the first run. Throws Error(device) if any is smaller than the program's, or if the program needs a disk (fresh,
+  // so full of zeros) and has none.
+  void attach(std::vector<Memory*> spaces, Disk* disk = nullptr);
+  // … of a program with one space of memory.
+  void attach(Memory& memory, Disk* disk = nullptr) { attach(std::vector<Memory*>{&memory}, disk); }
 
-  std::byte* at(const Place& place) const;
-  // The bytes of a value in an entry; throws Error(device) for a value without a place.
-  std::span<std::byte> bytes(size_t entry, ValueId value) const;
-  // The bytes of a persistent value that isn't a constant, by name; throws Error(device) where there is none. One that lives on the disk is
-  // first read into the arena, over what the last run left there (`desk` 1: beside the one before): its bytes are good until the next run
-  // or call for that desk. Desk 1 is for accumulators.
+  // Where an entry's input is filled in. Throws Error(device) for a value without a place.
+  std::span<std::byte> input(size_t entry, ValueId value) const;
+  // The bytes of a value that the entry, which ran last, keeps: good until the next call but for inputs. Throws Error(device) as above.
+  std::span<const std::byte> bytes(size_t entry, ValueId value);
+  // The bytes of a persistent value that isn't a constant, by name; throws Error(device) where there is none. One that the host can't touch
+  // where it lives is first brought to a desk, over what the last run left there (`desk` 1: beside the one before): its bytes are good
+  // until the next run or call for that desk. Desk 1 is for accumulators.
   std::span<std::byte> persistent(std::string_view name, int desk = 0);
-  // The same without reading it from the disk: its bytes are about to be written whole.
+  // The same without bringing it there: its bytes are about to be written whole.
   std::span<std::byte> blank(std::string_view name);
-  // The bytes that persistent() or blank() gave for that desk have been changed: brings them to the disk, where they live there.
+  // The bytes that persistent() or blank() gave for that desk have been changed: brings them to where they live.
   void changed(std::string_view name, int desk = 0);
-  // Memory that nothing lives in between runs, for a caller that copies: at most `most` bytes, whole sectors, aligned. What the last run or
-  // persistent() left there is gone.
+  // The host's memory that nothing lives in between runs, for a caller that copies: at most `most` bytes, whole sectors, aligned. What the
+  // last run left there, or persistent() of the disk, is gone.
   std::span<std::byte> spare(int64_t most);
 
   // Runs an entry from first to last instruction; its inputs must have been filled since its last run, and it must be one that may follow
@@ -53,8 +58,8 @@ class Executor {
   // instructions, abandons the run (returns false): state that it had changed by then stays changed. Allocates nothing itself.
   bool run(size_t entry, const std::atomic<bool>* stop = nullptr);
 
-  // The highest end of any place that was written or read so far: what the arena really had to be.
-  int64_t measured_peak_bytes() const;
+  // The highest end of any place of the space that was written or read so far: what its memory really had to be.
+  int64_t measured_peak_bytes(SpaceId space = kMemory) const;
 
   // Of an entry's last run.
   const RunTimes& times(size_t entry) const;

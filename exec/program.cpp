@@ -43,7 +43,7 @@ bool is_view(const Node& node, const Instruction& instruction) {
   const auto input = static_cast<size_t>(node.op->alias[0].input);
   if (input >= instruction.inputs.size() || instruction.outputs.size() != 1) return false;
   const Place &whole = instruction.inputs[input], &view = instruction.outputs[0];
-  return view.offset == whole.offset + view_offset(node) && view.end() <= whole.end();
+  return view.space == whole.space && view.offset == whole.offset + view_offset(node) && view.end() <= whole.end();
 }
 
 std::vector<int32_t> first_waits(const Entry& entry) {
@@ -86,23 +86,33 @@ std::string Program::to_text(const std::vector<const Graph*>& graphs) const {
   const auto show = [&](int64_t bytes) {
     return large ? grouped(static_cast<double>(bytes) / 1e6, 1) : grouped(static_cast<double>(bytes), 0);
   };
+  const auto show_place = [&](const Place& place) {
+    return (place.space == kMemory ? std::string() : spaces[place.space].name + " ") + show(place.offset);
+  };
   std::string text = "program ";
   for (size_t i = 0, at = 0; i < entries.size(); at += entries[i].code.size(), ++i) {
     text += fmt::format("{}{}@{}", i ? ", " : "· entry points ", entries[i].name, grouped(static_cast<double>(at), 0));
   }
-  text += fmt::format(" · offsets in {}\n  arena {}   persistent {} in {}", large ? "MB" : "bytes", show(memory().bytes),
+  text += fmt::format(" · offsets in {}\n  {} {}   persistent {} in {}", large ? "MB" : "bytes", memory().name, show(memory().bytes),
                       show(memory().persistent_bytes), persistent.size());
-  for (const Entry& entry : entries)
-    text += fmt::format("   {} peak {} at {}", entry.name, show(entry.peak_live_bytes), entry.peak_instruction);
+  for (size_t s = 0; s < spaces.size(); ++s) {
+    if (spaces[s].kind == SpaceKind::file) continue;
+    if (s != kMemory)
+      text += fmt::format("\n  {} {}   persistent {}", spaces[s].name, show(spaces[s].bytes), show(spaces[s].persistent_bytes));
+    for (const Entry& entry : entries)
+      text += fmt::format("   {} peak {} at {}", entry.name, show(entry.peaks[s].bytes), entry.peaks[s].instruction);
+  }
   text += '\n';
   for (const Persistent& value : persistent) {
-    const bool on_disk = is_in_file(value);
     const Place& place = value.home;
-    text += fmt::format("         {:<11} {}{:>10} +{:<9} {} {}\n", to_string(value.purpose), on_disk ? "disk " : "", show(place.offset),
-                        show(place.bytes), value.name, to_string(value.type));
+    text += fmt::format("         {:<11} {}{:>10} +{:<9} {} {}\n", to_string(value.purpose),
+                        place.space == kMemory ? std::string() : spaces[place.space].name + " ", show(place.offset), show(place.bytes),
+                        value.name, to_string(value.type));
   }
   const auto copy_text = [&](const Instruction& i) {
-    return fmt::format("{:<8} {} {} {} +{}", is_read(i) ? "read" : "write", show(memory_of(i).offset), is_read(i) ? "<- disk" : "-> disk",
+    if (!uses_file(i))
+      return fmt::format("{:<8} {} -> {} +{}", queues[i.queue].name, show_place(i.from), show_place(i.to), show(i.from.bytes));
+    return fmt::format("{:<8} {} {} {} +{}", is_read(i) ? "read" : "write", show_place(memory_of(i)), is_read(i) ? "<- disk" : "-> disk",
                        show(file_of(i).offset), show(memory_of(i).bytes));
   };
   int64_t number = 0;
@@ -121,17 +131,18 @@ std::string Program::to_text(const std::vector<const Graph*>& graphs) const {
       const Node& node = graphs[e]->node(instruction.node);
       std::string inputs, outputs;
       for (size_t i = 0; i < node.inputs.size(); ++i) {
-        inputs += (i ? ", " : "") + (node.inputs[i] == kNone ? "-" : show(instruction.inputs[i].offset));
+        inputs += (i ? ", " : "") + (node.inputs[i] == kNone ? "-" : show_place(instruction.inputs[i]));
       }
       for (size_t i = 0; i < node.outputs.size(); ++i) {
         if (node.outputs[i] == kNone) continue;
-        outputs += fmt::format("{}{} {}", outputs.empty() ? "" : ", ", show(instruction.outputs[i].offset),
+        outputs += fmt::format("{}{} {}", outputs.empty() ? "" : ", ", show_place(instruction.outputs[i]),
                                to_string(graphs[e]->value(node.outputs[i]).type()));
       }
       text += fmt::format("{:>6}  {:<8} {:<46} in {:<28} out {}", grouped(static_cast<double>(number++), 0),
-                          is_view(node, instruction) ? "view" : "compute", describe(*graphs[e], instruction.node), inputs, outputs);
+                          is_view(node, instruction) ? "view" : queues[instruction.queue].name, describe(*graphs[e], instruction.node),
+                          inputs, outputs);
       if (instruction.workspace.bytes > 0)
-        text += fmt::format("   workspace {} +{}", show(instruction.workspace.offset), show(instruction.workspace.bytes));
+        text += fmt::format("   workspace {} +{}", show_place(instruction.workspace), show(instruction.workspace.bytes));
       text += waits_text(instruction) + '\n';
     }
   }

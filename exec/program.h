@@ -24,17 +24,22 @@ constexpr int64_t aligned(int64_t bytes) { return (bytes + kPlaceAlignment - 1) 
 // Bytes that a transfer moves.
 constexpr int64_t whole_sectors(int64_t bytes) { return (bytes + kSector - 1) / kSector * kSector; }
 
-// What has addresses of its own: memory, or a file.
-enum class SpaceKind : uint8_t { memory, file };
+// What has addresses of its own.
+enum class SpaceKind : uint8_t {
+  host,    // memory that the host touches, and that nodes computed by it are in
+  device,  // memory that only a device touches: the host reaches it by copies (exec/device.h)
+  file,
+};
 using SpaceId = uint8_t;
 struct Space {
   std::string name;
-  SpaceKind kind = SpaceKind::memory;
+  SpaceKind kind = SpaceKind::host;
   int64_t bytes = 0;
   int64_t persistent_bytes = 0;         // what lives across runs is in [0, persistent_bytes)
   int64_t alignment = kPlaceAlignment;  // of places
 };
-inline constexpr SpaceId kMemory = 0, kFile = 1;  // of a program for the CPU: the arena, and the disk
+// Of every program: the memory that most nodes are computed in, and the disk. Where the former is a device's, a third space is the host's.
+inline constexpr SpaceId kMemory = 0, kFile = 1, kHost = 2;
 
 struct Place {
   int64_t offset = 0;  // in its space, a multiple of the space's alignment
@@ -53,7 +58,8 @@ struct Queue {
   SpaceId from = kMemory, to = kMemory;  // one space: it computes there; two: it copies
   bool computes() const { return from == to; }
 };
-inline constexpr QueueId kCompute = 0, kRead = 1, kWrite = 2;  // of a program for the CPU
+inline constexpr QueueId kCompute = 0, kRead = 1,
+                         kWrite = 2;  // of every program; read and write are between the file and the host's memory
 
 // What a byte of the arena is for: the rows of the plan's table.
 enum class Purpose : uint8_t { weights, gradients, optimizer, activations, inputs, constants, workspace };
@@ -91,7 +97,7 @@ struct Instruction {
   std::vector<Place> inputs{};   // by the node's inputs; bytes 0 where absent
   std::vector<Place> outputs{};  // by the node's outputs; bytes 0 where absent
   Place workspace{};             // bytes 0: none
-  Place from{}, to{};            // copy: of two spaces, as many bytes as the tensor has; whole sectors are moved
+  Place from{}, to{};            // copy: of two spaces, as many bytes as the tensor has; to or from a file, whole sectors are moved
   std::vector<int32_t> waits{};  // earlier instructions, of any queue, that are complete before this one begins
 };
 
@@ -111,15 +117,23 @@ constexpr bool may_run(const EntryRole& role, bool waiting) {
   return waiting ? role.completes_update || role.adds_up : !role.completes_update;
 }
 
+// The highest sum of live bytes in a space, after alignment, with what lives there across runs.
+struct SpacePeak {
+  int64_t bytes = 0;
+  int32_t instruction = 0;  // where
+};
+
 struct Entry {
   std::string name;  // for people: "train", "train-remainder", "evaluate" …
   EntryRole role{};
-  std::vector<Instruction> code;    // every node of the graph, once, and copies; it ends when all of them are complete
-  std::vector<Storage> storages;    // transient ones, workspaces included
-  std::vector<Place> value_places;  // by ValueId: where each value of the graph is in the end (inputs: in the beginning), or was last
-  std::vector<ValueId> keep;        // what must be intact after the last instruction, the graph's outputs included
-  int64_t peak_live_bytes = 0;      // the highest sum of live bytes in memory after alignment, persistent ones included
-  int32_t peak_instruction = 0;     // where
+  std::vector<Instruction> code;  // every node of the graph, once, and copies; it ends when all of them are complete
+  std::vector<Storage> storages;  // transient ones, workspaces included
+  // By ValueId: where each value of the graph is in the end (inputs: in the beginning, in the host's memory), or was last.
+  std::vector<Place> value_places;
+  std::vector<ValueId> keep;     // what must be intact after the last instruction, the graph's outputs included
+  std::vector<SpacePeak> peaks;  // by space; of a file nothing is stated
+
+  const SpacePeak& peak(SpaceId space = kMemory) const { return peaks.at(space); }
 };
 
 struct Program {
@@ -131,10 +145,10 @@ struct Program {
                             {.name = "write", .ordered = false, .from = kMemory, .to = kFile}};
   std::vector<Persistent> persistent;
   std::vector<Entry> entries;
-  // Memory that nothing lives in between runs. Where a persistent value of the disk is while somebody looks at it: beside one accumulator
-  // there is room for another.
+  // The host's memory that nothing lives in between runs. Where a value that the host can't touch, on the disk or in a device's memory, is
+  // while somebody looks at it: beside one accumulator there is room for another.
   Place desks[2]{};
-  Place spare{};  // for a caller that copies; all of it, so it shares its bytes with the desks
+  Place spare{};  // for a caller that copies: all of it, so that it shares its bytes with desks for what is on the disk, and no others
 
   Space& memory() { return spaces[kMemory]; }
   const Space& memory() const { return spaces[kMemory]; }
@@ -153,9 +167,13 @@ inline int64_t memory_bytes(const Persistent& value) { return is_in_file(value) 
 // … and of the file.
 inline int64_t file_bytes(const Persistent& value) { return is_in_file(value) ? whole_sectors(value.home.bytes) : 0; }
 
+// Whether the host can't touch what lies there.
+inline bool is_far(const Program& program, const Place& place) { return program.spaces.at(place.space).kind != SpaceKind::host; }
+
 inline bool is_copy(const Instruction& instruction) { return instruction.action == Action::copy; }
 inline bool is_read(const Instruction& instruction) { return is_copy(instruction) && instruction.from.space == kFile; }
 inline bool is_write(const Instruction& instruction) { return is_copy(instruction) && instruction.to.space == kFile; }
+inline bool uses_file(const Instruction& instruction) { return is_read(instruction) || is_write(instruction); }
 // The places of a copy between memory and the file.
 inline const Place& memory_of(const Instruction& copy) { return copy.from.space == kFile ? copy.to : copy.from; }
 inline const Place& file_of(const Instruction& copy) { return copy.from.space == kFile ? copy.from : copy.to; }
@@ -172,11 +190,12 @@ NodeId node_at(const Entry& entry, size_t at);
 // Replays every entry's instructions and throws Error(device) at the first violation. What it proves holds for any order in which queues
 // may really run: two instructions that touch the same bytes, one of which writes them, are ordered by their queue or by waits. Besides: a
 // read of bytes that another storage has overwritten since, an output or workspace over something that its instruction reads, two live
-// storages that overlap, a place outside its space or misaligned, a wait for what doesn't come before, a storage that ends before its
-// copies do, a workspace smaller than the kernel wants, a node left out or run twice, a kept value that isn't intact at the end, state not
-// written by its writer, not in place or not brought back to where it lives, a peak that isn't the stated one, an entry that isn't of its
-// role, an update that no entry makes, a desk or spare memory over something that lives then. Written apart from the planner: it looks at
-// places, waits and graphs only.
+// storages that overlap, a place outside its space or misaligned, a node whose places are in another space than its queue computes in, a
+// wait for what doesn't come before, a storage that ends before its copies do, a workspace smaller than the kernel wants, a node left out
+// or run twice, a kept value that isn't intact at the end, state not written by its writer, not in place or not brought back to where it
+// lives, a peak of a space that isn't the stated one, an entry that isn't of its role, an update that no entry makes, an input that the
+// host can't fill, a desk or spare memory over something that lives then. Written apart from the planner: it looks at places, waits and
+// graphs only.
 void verify(const Program& program, const std::vector<const Graph*>& graphs);
 
 }  // namespace ort_train

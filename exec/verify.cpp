@@ -10,7 +10,6 @@
 // replay; the stated storages, from which reports are made, are checked against it afterwards.
 
 #include <algorithm>
-#include <iterator>
 #include <map>
 #include <optional>
 #include <unordered_map>
@@ -18,199 +17,15 @@
 
 #include "exec/kernel_specs.h"
 #include "exec/program.h"
+#include "exec/verify_maps.h"
+#include "exec/verify_program.h"
 #include "graph/op_def.h"
 
 namespace ort_train {
+
+using namespace verifying;
+
 namespace {
-
-using Content = int64_t;
-constexpr Content kGarbage = -1, kUnknown = -2;
-
-bool overlap(const Place& a, const Place& b) {
-  return a.space == b.space && a.bytes > 0 && b.bytes > 0 && a.offset < b.end() && b.offset < a.end();
-}
-
-template <typename... Args> [[noreturn]] void fail_program(fmt::format_string<Args...> format, Args&&... args) {
-  throw error(ErrorCode::device, "internal error: the plan is wrong: {}; please report this",
-              fmt::format(format, std::forward<Args>(args)...));
-}
-
-// What the bytes of a space hold.
-class ByteMap {
- public:
-  void write(const Place& place, Content content) {
-    if (place.bytes == 0) return;
-    cut(place.offset);
-    cut(place.end());
-    const auto begin = ranges_.lower_bound(place.offset), end = ranges_.lower_bound(place.end());
-    const auto hint = ranges_.erase(begin, end);
-    ranges_.emplace_hint(hint, place.offset, Range{place.end(), content});
-  }
-  // What the place holds as a whole; kGarbage where that is nothing or pieces.
-  Content content(const Place& place) const {
-    const auto at = ranges_.find(place.offset);
-    return at != ranges_.end() && at->second.end == place.end() ? at->second.content : kGarbage;
-  }
-  bool is_free(const Place& place) const {
-    auto at = ranges_.lower_bound(place.end());
-    return at == ranges_.begin() || std::prev(at)->second.end <= place.offset;
-  }
-
- private:
-  struct Range {
-    int64_t end;
-    Content content;
-  };
-  // Makes a range that covers `offset` end there; its pieces are whole no more.
-  void cut(int64_t offset) {
-    auto at = ranges_.lower_bound(offset);
-    if (at == ranges_.begin()) return;
-    --at;
-    if (at->second.end <= offset) return;
-    const int64_t end = at->second.end;
-    at->second = {offset, kGarbage};
-    ranges_.emplace_hint(std::next(at), offset, Range{end, kGarbage});
-  }
-  std::map<int64_t, Range> ranges_;
-};
-
-// Which instructions of a queue are known to be complete, by their number on it: those below a number, and some more.
-class Completed {
- public:
-  bool has(int32_t number) const { return number < below_ || std::binary_search(more_.begin(), more_.end(), number); }
-  void add(int32_t number) {
-    if (has(number)) return;
-    more_.insert(std::lower_bound(more_.begin(), more_.end(), number), number);
-    absorb();
-  }
-  void add_until(int32_t number) {  // and all before it
-    below_ = std::max(below_, number + 1);
-    absorb();
-  }
-  void add(const Completed& other) {
-    below_ = std::max(below_, other.below_);
-    if (!other.more_.empty()) {
-      std::vector<int32_t> both;
-      std::set_union(more_.begin(), more_.end(), other.more_.begin(), other.more_.end(), std::back_inserter(both));
-      more_ = std::move(both);
-    }
-    absorb();
-  }
-
- private:
-  void absorb() {
-    auto at = std::lower_bound(more_.begin(), more_.end(), below_);
-    for (; at != more_.end() && *at == below_; ++at) ++below_;
-    more_.erase(more_.begin(), at);
-  }
-  int32_t below_ = 0;
-  std::vector<int32_t> more_;  // ascending, none below
-};
-using Clock = std::vector<Completed>;  // by queue
-
-// Of each instruction of an entry, what it knows to be complete when it begins.
-class HappensBefore {
- public:
-  HappensBefore(const std::vector<Queue>& queues, const std::vector<Instruction>& code)
-      : queues_(queues), code_(code), number_(code.size()), clocks_(code.size(), Clock(queues.size())) {
-    std::vector<int32_t> latest(queues.size(), -1), count(queues.size());
-    for (size_t i = 0; i < code.size(); ++i) {
-      const QueueId queue = code[i].queue;
-      number_[i] = count[queue]++;
-      Clock& clock = clocks_[i];
-      if (latest[queue] >= 0) {
-        clock = clocks_[static_cast<size_t>(latest[queue])];  // it has begun
-        if (queues_[queue].ordered) clock[queue].add_until(number_[i] - 1);
-      }
-      for (const int32_t earlier : code[i].waits) add_complete(clock, static_cast<size_t>(earlier));
-      latest[queue] = static_cast<int32_t>(i);
-    }
-  }
-
-  // Whether `earlier` is complete whenever `later` begins.
-  bool knows(size_t later, int32_t earlier) const {
-    const auto at = static_cast<size_t>(earlier);
-    return at == later || clocks_[later][code_[at].queue].has(number_[at]);
-  }
-
- private:
-  void add_complete(Clock& clock, size_t earlier) const {
-    for (size_t queue = 0; queue < clock.size(); ++queue) clock[queue].add(clocks_[earlier][queue]);
-    const QueueId queue = code_[earlier].queue;
-    if (queues_[queue].ordered)
-      clock[queue].add_until(number_[earlier]);
-    else
-      clock[queue].add(number_[earlier]);
-  }
-  const std::vector<Queue>& queues_;
-  const std::vector<Instruction>& code_;
-  std::vector<int32_t> number_;  // of each instruction, on its queue
-  std::vector<Clock> clocks_;
-};
-
-// Who last wrote each byte of a space, and who has read it since.
-class AccessMap {
- public:
-  // An instruction that isn't known to be complete when `reader` reads the place, or kNobody.
-  int32_t read(const Place& place, int32_t reader, const HappensBefore& before) {
-    return visit(place, [&](Access& access) {
-      if (!before.knows(static_cast<size_t>(reader), access.writer_or(reader))) return access.writer;
-      std::erase_if(access.readers, [&](int32_t earlier) { return before.knows(static_cast<size_t>(reader), earlier); });
-      access.readers.push_back(reader);
-      return kNobody;
-    });
-  }
-  int32_t write(const Place& place, int32_t writer, const HappensBefore& before) {
-    const int32_t found = visit(place, [&](Access& access) {
-      if (!before.knows(static_cast<size_t>(writer), access.writer_or(writer))) return access.writer;
-      for (const int32_t reader : access.readers) {
-        if (!before.knows(static_cast<size_t>(writer), reader)) return reader;
-      }
-      return kNobody;
-    });
-    if (place.bytes > 0) {  // one range again
-      ranges_.erase(ranges_.lower_bound(place.offset), ranges_.lower_bound(place.end()));
-      ranges_.emplace(place.offset, Access{.end = place.end(), .writer = writer, .readers = {}});
-    }
-    return found;
-  }
-  static constexpr int32_t kNobody = -1;
-
- private:
-  struct Access {
-    int64_t end = 0;
-    int32_t writer = kNobody;
-    std::vector<int32_t> readers;
-    int32_t writer_or(int32_t self) const { return writer == kNobody ? self : writer; }
-  };
-
-  // Calls body for each range of the place, until one returns something else than kNobody.
-  template <typename Body> int32_t visit(const Place& place, Body body) {
-    if (place.bytes == 0) return kNobody;
-    cut(place.offset);
-    cut(place.end());
-    for (int64_t at = place.offset; at < place.end();) {
-      auto range = ranges_.lower_bound(at);
-      if (range == ranges_.end() || range->first > at) {  // nobody was there
-        const int64_t end = range == ranges_.end() ? place.end() : std::min(place.end(), range->first);
-        range = ranges_.emplace_hint(range, at, Access{.end = end, .writer = kNobody, .readers = {}});
-      }
-      if (const int32_t found = body(range->second); found != kNobody) return found;
-      at = range->second.end;
-    }
-    return kNobody;
-  }
-  void cut(int64_t offset) {
-    auto at = ranges_.lower_bound(offset);
-    if (at == ranges_.begin() || (at != ranges_.end() && at->first == offset)) return;
-    --at;
-    if (at->second.end <= offset) return;
-    Access behind = at->second;
-    at->second.end = offset;
-    ranges_.emplace(offset, std::move(behind));
-  }
-  std::map<int64_t, Access> ranges_;
-};
 
 class EntryVerifier {
  public:
@@ -242,7 +57,7 @@ class EntryVerifier {
     }
     check_end();
     check_storages();
-    check_peak();
+    check_peaks();
   }
 
  private:
@@ -310,13 +125,21 @@ class EntryVerifier {
 
   // Inside its space, which is one of memory.
   void check_place(const Place& place, int64_t bytes, const char* what) const {
-    if (place.space >= program_.spaces.size() || program_.spaces[place.space].kind != SpaceKind::memory) fail("{} isn't in memory", what);
+    if (place.space >= program_.spaces.size() || program_.spaces[place.space].kind == SpaceKind::file) fail("{} isn't in memory", what);
     const Space& space = program_.spaces[place.space];
     if (place.bytes != bytes) fail("{} has {} bytes of memory, but needs {}", what, place.bytes, bytes);
     if (bytes == 0) return;
     if (place.offset % space.alignment != 0) fail("{} is misaligned at {}", what, place.offset);
     if (place.offset < 0 || place.end() > space.bytes)
       fail("{} lies at {} to {}, outside the {} of {} bytes", what, place.offset, place.end(), space.name, space.bytes);
+  }
+
+  // … and in the space of the node's queue.
+  void check_operand(const Instruction& instruction, const Place& place, int64_t bytes, const char* what) const {
+    check_place(place, bytes, what);
+    const SpaceId space = program_.queues[instruction.queue].from;
+    if (bytes > 0 && place.space != space)
+      fail("{} is in the {}, its queue computes in the {}", what, program_.spaces[place.space].name, program_.spaces[space].name);
   }
 
   // All of them are there before the first instruction, also those that this entry has no use for.
@@ -348,7 +171,8 @@ class EntryVerifier {
       }
       if (found == program_.persistent.size()) fail("'{}' has no memory that lives across runs", value.name);
       const Persistent& persistent = program_.persistent[found];
-      if (persistent.type != value.type() || (!is_file(persistent.home) && persistent.home != place))
+      const bool elsewhere = persistent.home.space != place.space;  // nodes see a copy of it
+      if (persistent.type != value.type() || (persistent.home != place && !elsewhere))
         fail("'{}' isn't where it lives across runs", value.name);
       if (value.constant && value.constant != persistent.initial && *value.constant != *persistent.initial)
         fail("'{}' is where another constant lives", value.name);
@@ -364,6 +188,7 @@ class EntryVerifier {
       if (!given) continue;
       const Place& place = entry_.value_places[id];
       check_place(place, value.bytes(), "an input");
+      if (program_.spaces[place.space].kind != SpaceKind::host) fail("the host can't fill the input '{}'", value.name);
       if (!bytes_[place.space].is_free(place)) fail("the input '{}' lies over something else", value.name);
       content_[id] = next_++;
       bytes_[place.space].write(place, content_[id]);
@@ -405,7 +230,6 @@ class EntryVerifier {
     for (const Place& place : {from, to}) {
       if (!is_file(place)) {
         check_place(place, place.bytes, "what it copies");
-        if (is_persistent(place)) fail("it copies what lives across runs");
       } else if (const int64_t bytes = program_.spaces[place.space].bytes; place.offset < 0 || place.end() > bytes) {
         fail("it ends at {}, outside the {}'s {} bytes", place.end(), program_.spaces[place.space].name, bytes);
       }
@@ -414,8 +238,17 @@ class EntryVerifier {
     touch(to, true);
     const Content content = bytes_[from.space].content(instruction.from);
     if (content == kGarbage) fail("there is nothing whole at {}", from.offset);
+    if (!is_file(to) && is_persistent(to) && !brings_home(instruction.to, content)) fail("it copies something over what lives across runs");
     bytes_[to.space].write(to, kGarbage);
     bytes_[to.space].write(instruction.to, content);
+  }
+
+  // Whether the place is a persistent value's, and the content what it is by now.
+  bool brings_home(const Place& place, Content content) const {
+    for (size_t i = 0; i < program_.persistent.size(); ++i) {
+      if (program_.persistent[i].home == place) return state_[i] == content;
+    }
+    return false;
   }
 
   void replay(const Instruction& instruction) {
@@ -424,7 +257,7 @@ class EntryVerifier {
       fail("it has not as many places as its node has inputs and outputs");
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       const ValueId value = node.inputs[i];
-      check_place(instruction.inputs[i], value == kNone ? 0 : graph_.value(value).bytes(), "an input");
+      check_operand(instruction, instruction.inputs[i], value == kNone ? 0 : graph_.value(value).bytes(), "an input");
       if (instruction.inputs[i].bytes == 0) continue;
       last_place_[value] = instruction.inputs[i];
       if (node.op->overwrites && declared(node.op->writes, 0, i)) continue;  // whatever it holds
@@ -455,7 +288,7 @@ class EntryVerifier {
   void check_workspace(const Node& node, const Instruction& instruction) {
     const int64_t wanted = kernels_.workspace(kernels_.add(*node.op, make_spec(graph_, node)));
     const Place& workspace = instruction.workspace;
-    check_place(workspace, wanted, "the workspace");
+    check_operand(instruction, workspace, wanted, "the workspace");
     if (wanted > 0 && is_persistent(workspace)) fail("the workspace lies over what lives across runs");
     touch(workspace, true);
     for (const auto* places : {&instruction.inputs, &instruction.outputs}) {
@@ -473,7 +306,7 @@ class EntryVerifier {
   void check_output(const Node& node, const Instruction& instruction, size_t i) {
     const ValueId value = node.outputs[i];
     const Place& place = instruction.outputs[i];
-    check_place(place, value == kNone ? 0 : graph_.value(value).bytes(), "an output");
+    check_operand(instruction, place, value == kNone ? 0 : graph_.value(value).bytes(), "an output");
     if (value == kNone) return;
     if (content_[value] != kUnknown) fail("'{}' is written twice", graph_.value(value).name);
     for (size_t j = 0; j < i; ++j) {
@@ -518,18 +351,25 @@ class EntryVerifier {
   }
 
   void check_end() {
-    for (ValueId value = 0; value < graph_.value_count(); ++value) {
-      if (last_place_[value].bytes > 0 && entry_.value_places[value] != last_place_[value])
-        fail("'{}' isn't where it is said to be", graph_.value(value).name);
-    }
+    std::vector<bool> checked(graph_.value_count());  // inputs, and, by what is there, what is kept
+    for (ValueId value = 0; value < graph_.value_count(); ++value)
+      checked[value] = graph_.value(value).producer == kNone && graph_.value(value).kind == ValueKind::input;
     for (const auto* values : {&graph_.outputs, &entry_.keep}) {
       for (ValueId value : *values) {
         if (value >= graph_.value_count()) fail("it is to keep a value that isn't there");
         if (graph_.value(value).bytes() == 0) continue;
         if (content_[value] == kUnknown) fail("it is to keep '{}', which nothing makes", graph_.value(value).name);
+        check_place(entry_.value_places[value], graph_.value(value).bytes(), "what it is to keep");
+        checked[value] = true;
         if (bytes_[entry_.value_places[value].space].content(whole_of(value, entry_.value_places[value])) != content_[value])
           fail("'{}' isn't intact at the end", graph_.value(value).name);
       }
+    }
+    for (ValueId value = 0; value < graph_.value_count(); ++value) {
+      const bool at_home = persistent_of_[value] >= 0 && !is_file(entry_.value_places[value]) &&
+                           entry_.value_places[value] == program_.persistent[static_cast<size_t>(persistent_of_[value])].home;
+      if (!checked[value] && !at_home && last_place_[value].bytes > 0 && entry_.value_places[value] != last_place_[value])
+        fail("'{}' isn't where it is said to be", graph_.value(value).name);
     }
     for (size_t i = 0; i < program_.persistent.size(); ++i) {
       const Persistent& value = program_.persistent[i];
@@ -594,7 +434,7 @@ class EntryVerifier {
   void check_touched(const Instruction& instruction) {
     if (is_copy(instruction)) {
       for (const Place& place : {instruction.from, instruction.to}) {
-        if (is_file(place)) continue;
+        if (is_file(place) || is_persistent(place)) continue;
         const Storage& storage = storage_at(moved(instruction, place), "what it copies");
         if (storage.last < first_waits_[at_] - 1) fail("the storage '{}' ends before its copy is complete", storage.name);
       }
@@ -620,21 +460,29 @@ class EntryVerifier {
     }
   }
 
-  void check_peak() const {
+  void check_peaks() const {
+    if (entry_.peaks.size() != program_.spaces.size())
+      fail("it states {} peaks for {} spaces", entry_.peaks.size(), program_.spaces.size());
+    for (SpaceId space = 0; space < program_.spaces.size(); ++space) {
+      if (program_.spaces[space].kind != SpaceKind::file) check_peak(space, entry_.peaks[space]);
+    }
+  }
+
+  void check_peak(SpaceId space, const SpacePeak& said) const {
     std::vector<int64_t> change(entry_.code.size() + 2);
     for (const Storage& storage : entry_.storages) {
-      if (storage.place.space != kMemory) continue;
+      if (storage.place.space != space) continue;
       change[storage.first] += aligned(storage.place.bytes);
       change[storage.last + 1] -= aligned(storage.place.bytes);
     }
-    int64_t live = program_.memory().persistent_bytes, peak = live, stated = live;
+    int64_t live = program_.spaces[space].persistent_bytes, peak = live, stated = live;
     for (size_t at = 0; at < change.size(); ++at) {
       live += change[at];
       peak = std::max(peak, live);
-      if (static_cast<int32_t>(at) == entry_.peak_instruction) stated = live;
+      if (static_cast<int32_t>(at) == said.instruction) stated = live;
     }
-    if (peak != entry_.peak_live_bytes || stated != peak)
-      fail("its peak is {} bytes, not {} at instruction {}", peak, entry_.peak_live_bytes, entry_.peak_instruction);
+    if (said.instruction < 0 || peak != said.bytes || stated != peak)
+      fail("its peak in the {} is {} bytes, not {} at instruction {}", program_.spaces[space].name, peak, said.bytes, said.instruction);
   }
 
   const Program& program_;
@@ -656,83 +504,17 @@ class EntryVerifier {
   int32_t at_ = -1;
 };
 
-void check_spaces(const Program& program) {
-  for (const Space& space : program.spaces) {
-    if (space.alignment < 1 || space.bytes < 0 || space.persistent_bytes < 0 || space.persistent_bytes > space.bytes)
-      fail_program("what lives across runs is larger than the {}", space.name);
-  }
-  for (const Queue& queue : program.queues) {
-    if (queue.from >= program.spaces.size() || queue.to >= program.spaces.size())
-      fail_program("queue {} copies from or to no space", queue.name);
-    if (queue.computes() && program.spaces[queue.from].kind == SpaceKind::file) fail_program("queue {} computes in a file", queue.name);
-  }
-}
-
-void check_persistents(const Program& program) {
-  std::vector<const Persistent*> by_place;
-  std::unordered_set<std::string_view> names;
-  for (const Persistent& value : program.persistent) {
-    const Place& home = value.home;
-    if (home.space >= program.spaces.size()) fail_program("'{}' lives in space {}, which isn't there", value.name, home.space);
-    const Space& space = program.spaces[home.space];
-    const bool file = space.kind == SpaceKind::file;
-    if (home.bytes != value.type.bytes() || (value.initial && (value.initial->type() != value.type || file)))
-      fail_program("'{}' has a home that is not of its size", value.name);
-    if (!value.initial && !names.insert(value.name).second) fail_program("'{}' lives across runs twice", value.name);
-    if (home.bytes == 0) continue;
-    const int64_t end = file ? home.offset + whole_sectors(home.bytes) : home.end();
-    if (home.offset % space.alignment != 0 || home.offset < 0 || end > (file ? space.bytes : space.persistent_bytes))
-      fail_program("'{}' is misaligned or outside the {}", value.name, space.name);
-    by_place.push_back(&value);
-  }
-  std::sort(by_place.begin(), by_place.end(), [](const auto* a, const auto* b) {
-    return std::pair(a->home.space, a->home.offset) < std::pair(b->home.space, b->home.offset);
-  });
-  for (size_t i = 1; i < by_place.size(); ++i) {
-    const Place &before = by_place[i - 1]->home, &after = by_place[i]->home;
-    if (before.space == after.space &&
-        before.offset + (program.spaces[before.space].kind == SpaceKind::file ? whole_sectors(before.bytes) : before.bytes) > after.offset)
-      fail_program("'{}' and '{}' overlap in the {}", by_place[i - 1]->name, by_place[i]->name, program.spaces[after.space].name);
-  }
-}
-
-// What the executor touches between runs: above what lives then, large enough for each tensor of the disk.
-void check_desks(const Program& program) {
-  const auto inside = [&](const Place& place) {
-    return place.space == kMemory && place.bytes >= 0 && place.offset % kSector == 0 && place.bytes % kSector == 0 &&
-           (place.bytes == 0 || (place.offset >= program.memory().persistent_bytes && place.end() <= program.memory().bytes));
-  };
-  if (!inside(program.desks[0]) || !inside(program.desks[1]) || !inside(program.spare))
-    fail_program("memory that is used between runs lies over what lives then, or outside the arena");
-  for (const Persistent& value : program.persistent) {
-    const int64_t bytes = file_bytes(value);
-    if (bytes > program.desks[0].bytes) fail_program("'{}' doesn't fit on the desk", value.name);
-    if (value.purpose != Purpose::gradients || bytes == 0) continue;
-    if (bytes > program.desks[1].bytes || program.desks[0].offset + bytes > program.desks[1].offset)
-      fail_program("'{}' doesn't fit beside another", value.name);
-  }
-}
-
-// What an entry leaves to be done, another does.
-void check_updates(const Program& program) {
-  const auto& entries = program.entries;
-  const bool left = std::any_of(entries.begin(), entries.end(), [](const Entry& entry) { return entry.role.leaves_update; });
-  const bool made = std::any_of(entries.begin(), entries.end(),
-                                [](const Entry& entry) { return entry.role.completes_update && !entry.role.leaves_update; });
-  if (left && !made) fail_program("gradients are left for an update that no entry makes");
-}
-
 }  // namespace
 
 void verify(const Program& program, const std::vector<const Graph*>& graphs) {
   if (graphs.size() != program.entries.size()) fail_program("it has {} entry points for {} graphs", program.entries.size(), graphs.size());
   if (program.threads < 1) fail_program("its workspaces are for {} threads", program.threads);
-  check_spaces(program);
-  check_persistents(program);
-  check_desks(program);
-  check_updates(program);
+  check_program(program);
   KernelSpecs kernels(cpu_kernels(), program.threads);
-  for (size_t i = 0; i < graphs.size(); ++i) EntryVerifier(program, program.entries[i], *graphs[i], kernels).run();
+  for (size_t i = 0; i < graphs.size(); ++i) {
+    EntryVerifier(program, program.entries[i], *graphs[i], kernels).run();
+    check_kept(program, program.entries[i], *graphs[i]);
+  }
 }
 
 }  // namespace ort_train

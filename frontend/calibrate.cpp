@@ -40,15 +40,15 @@ template <typename Run> double usual(double seconds, Run run) {
 class Product {
  public:
   // Of two matrices of n x n, n as large as `memory` bytes permit.
-  Product(Workers& workers, int64_t memory) {
+  Product(CpuDevice& device, int64_t memory) {
     while (n_ > 64 && 4 * n_ * n_ * static_cast<int64_t>(sizeof(float)) > memory) n_ /= 2;  // a quarter for the workspace
     for (const char* name : {"a", "b"})
       graph_.inputs.push_back(graph_.add_value({.name = name, .dtype = DType::float32, .shape = {n_, n_}, .kind = ValueKind::input}));
     graph_.outputs = {Builder(graph_).emit("MatMul", graph_.inputs)};
-    program_ = plan({{.name = "product", .graph = &graph_, .keep = {}}}, {.threads = workers.threads()});
-    executor_ = std::make_unique<Executor>(program_, std::vector<const Graph*>{&graph_}, workers);
-    arena_ = std::make_unique<Arena>(program_.memory().bytes);
-    executor_->attach(*arena_);
+    program_ = plan({{.name = "product", .graph = &graph_, .keep = {}}}, {.threads = device.workers().threads()});
+    executor_ = std::make_unique<Executor>(program_, std::vector<const Graph*>{&graph_}, device);
+    memory_ = device.allocate(SpaceKind::host, program_.memory().bytes);
+    executor_->attach(*memory_);
   }
 
   void run() { executor_->run(0); }
@@ -59,23 +59,24 @@ class Product {
   Graph graph_;
   Program program_;
   std::unique_ptr<Executor> executor_;
-  std::unique_ptr<Arena> arena_;
+  std::unique_ptr<Memory> memory_;
 };
 
-double product_rate(Workers& workers, int64_t memory, double seconds) {
-  Product product(workers, memory);
+double product_rate(CpuDevice& device, int64_t memory, double seconds) {
+  Product product(device, memory);
   return product.flops() / usual(seconds, [&] { product.run(); });
 }
 
-double element_rate(Workers& workers, int64_t n, double seconds) {
+double element_rate(CpuDevice& device, int64_t n, double seconds) {
+  const int threads = device.workers().threads();
   Graph graph;
   graph.inputs = {graph.add_value({.name = "x", .dtype = DType::float32, .shape = {n}, .kind = ValueKind::input})};
   const ValueId y = Builder(graph).emit("Gelu", graph.inputs);
   graph.outputs = {y};
-  const Program program = plan({{.name = "gelu", .graph = &graph, .keep = {}}}, {.threads = workers.threads()});
-  Executor executor(program, {&graph}, workers);
-  Arena arena(program.memory().bytes);
-  executor.attach(arena);
+  const Program program = plan({{.name = "gelu", .graph = &graph, .keep = {}}}, {.threads = threads});
+  Executor executor(program, {&graph}, device);
+  const std::unique_ptr<Memory> memory = device.allocate(SpaceKind::host, program.memory().bytes);
+  executor.attach(*memory);
   const Node& node = graph.node(graph.value(y).producer);
   return cpu_kernels().find(*node.op)->cost(make_spec(graph, node)).flops / usual(seconds, [&] { executor.run(0); });
 }
@@ -112,20 +113,20 @@ constexpr int64_t kLeast = 3 << 12;
 
 }  // namespace
 
-ComputeRates measure_machine(Workers& workers, int64_t memory, double seconds) {
+void measure_device(CpuDevice& device, int64_t memory, double seconds) {
   constexpr int64_t kElements = int64_t{1} << 20;
   const double most = 0.55 * seconds, little = 0.15 * seconds;
-  ComputeRates rates{.flops = product_rate(workers, memory, most),
-                     .element_flops = element_rate(workers, std::clamp<int64_t>(memory / 16, 1 << 10, kElements), little),
-                     .bytes_per_second = memory_rate(workers, std::clamp(memory, kLeast, kNear), little)};
-  rates.far_bytes_per_second = memory > kNear ? memory_rate(workers, std::min(memory, kFar), little) : rates.bytes_per_second;
-  return rates;
+  ComputeRates& rates = device.rates;
+  rates = {.flops = product_rate(device, memory, most),
+           .element_flops = element_rate(device, std::clamp<int64_t>(memory / 16, 1 << 10, kElements), little),
+           .bytes_per_second = memory_rate(device.workers(), std::clamp(memory, kLeast, kNear), little)};
+  rates.far_bytes_per_second = memory > kNear ? memory_rate(device.workers(), std::min(memory, kFar), little) : rates.bytes_per_second;
 }
 
-std::function<void()> sample_work(Workers& workers, int64_t memory) {
+std::function<void()> sample_work(CpuDevice& device, int64_t memory) {
   constexpr int kSweeps = 3;  // beside a product of 1,024 rows they take a fifth of the time, about as in a training step
-  return [product = std::make_shared<Product>(workers, memory / 2),
-          sweep = std::make_shared<Sweep>(workers, std::clamp(memory / 2, kLeast, kNear))] {
+  return [product = std::make_shared<Product>(device, memory / 2),
+          sweep = std::make_shared<Sweep>(device.workers(), std::clamp(memory / 2, kLeast, kNear))] {
     product->run();
     for (int i = 0; i < kSweeps; ++i) sweep->run();
   };

@@ -118,7 +118,9 @@ bool Trainer::Impl::start_disk(const SlotTable* table, const std::string& path, 
     std::istringstream lines(disk->note());
     for (std::string line; std::getline(lines, line);) note(line);
   }
-  executor->attach(*arena, disk.get());
+  std::vector<Memory*> spaces;
+  for (const auto& space : memory) spaces.push_back(space.get());
+  executor->attach(std::move(spaces), disk.get());
   return in_place;
 }
 

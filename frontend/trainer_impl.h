@@ -14,13 +14,12 @@
 #include <string>
 #include <vector>
 
+#include "exec/cpu_device.h"
 #include "exec/executor.h"
 #include "exec/program.h"
-#include "exec/workers.h"
 #include "frontend/binding.h"
 #include "frontend/boundary.h"
 #include "frontend/budget.h"
-#include "frontend/calibrate.h"
 #include "frontend/checkpoint.h"
 #include "frontend/data_set.h"
 #include "frontend/export.h"
@@ -101,6 +100,7 @@ struct Trainer::Impl {
   Callbacks callbacks;
   std::atomic<bool> stop{false};  // asked for, and not seen to yet
   Workers workers;
+  CpuDevice device{workers};
 
   // --- trainer.cpp: the program's calls
   template <typename Body> auto call(Body&& body) -> decltype(body());  // any but train()
@@ -197,7 +197,6 @@ struct Trainer::Impl {
   Program program;
   std::unique_ptr<Executor> executor;
   MachineProfile profile;
-  ComputeRates machine;
   DiskRates disk_rates;                   // zero where there is no disk
   int64_t part_bytes = 0;                 // the size of parts that the entries' weights are in
   int64_t together = 1;                   // micro-batches that go through the model together
@@ -247,7 +246,7 @@ struct Trainer::Impl {
   std::unique_ptr<StateFile> take_over(const SlotTable& table, const std::string& path, const std::vector<SlotTable>& before) const;
   StateFile* fill_slots();
 
-  std::optional<Arena> arena;
+  std::vector<std::unique_ptr<Memory>> memory;  // by space; null for the disk
   std::unique_ptr<SpillDisk> disk;
   CheckpointContent content;
   RunState state;

@@ -48,7 +48,7 @@ void remember(RunState& state, double loss) {
 std::span<std::byte> Trainer::Impl::place(size_t entry, ValueId value) const {
   const auto& places = program.entries[entry].value_places;
   if (value >= places.size() || places[value].bytes == 0) return {};  // nobody reads it
-  return executor->bytes(entry, value);
+  return executor->input(entry, value);
 }
 
 float Trainer::Impl::scalar(size_t entry, ValueId value) const {
@@ -213,10 +213,10 @@ void Trainer::Impl::set_inverse_count(size_t index, const JobEntry& entry, int64
 
 void Trainer::Impl::save_gradients(size_t index, const JobEntry& entry) {
   const Graph& graph = entry.job.graph;
-  std::map<std::string, std::span<const std::byte>> gradients;
+  std::map<std::string, ValueId> gradients;
   std::map<std::string, std::string> accumulated;  // parameter -> accumulator
   for (const auto& [parameter, whole] : entry.job.gradients) {
-    if (entry.job.accumulators.empty()) gradients[graph.value(parameter).name] = executor->bytes(index, whole);
+    if (entry.job.accumulators.empty()) gradients[graph.value(parameter).name] = whole;
   }
   for (const auto& [parameter, uses] : entry.job.accumulators) {
     // Added up where they are: the first holds the sum, the others zero, which leaves the sum that the update makes what it is.
@@ -241,7 +241,8 @@ void Trainer::Impl::save_gradients(size_t index, const JobEntry& entry) {
       const auto found = gradients.find(slice.name);
       if (sum == accumulated.end() && found == gradients.end()) return false;
       if (!sink) continue;
-      const std::span<const std::byte> bytes = sum != accumulated.end() ? executor->persistent(sum->second) : found->second;
+      const std::span<const std::byte> bytes =
+          sum != accumulated.end() ? executor->persistent(sum->second) : executor->bytes(index, found->second);
       sink(offset, bytes.subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes)));
       offset += slice.bytes;
     }
@@ -355,7 +356,7 @@ Summary Trainer::Impl::train() {
                            .computing_milliseconds = spent.computing,
                            .waiting_milliseconds = spent.waiting,
                            .tokens_per_second = static_cast<double>(tokens) / seconds,
-                           .peak_share = machine.flops > 0 ? report.flops_per_step / seconds / machine.flops : 0,
+                           .peak_share = device.rates.flops > 0 ? report.flops_per_step / seconds / device.rates.flops : 0,
                            .resident_bytes = callbacks.on_step ? process_memory().resident : 0,
                            .seconds_left = step_seconds / static_cast<double>(step - first_step) * static_cast<double>(total_steps - step)};
     if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) log.step(step_report, summary.eval_loss);

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "frontend/budget.h"
+#include "frontend/calibrate.h"
 #include "frontend/file.h"
 #include "frontend/machine.h"
 #include "frontend/memory.h"
@@ -130,7 +131,7 @@ Trainer::Impl::Trial Trainer::Impl::try_out(const RecomputeChoice& choice, doubl
     trial.instructions += static_cast<int64_t>(wanted[i].graph->order().size());
     if (wanted[i].weight < kRarely) continue;
     for (NodeId id : wanted[i].graph->order()) {
-      trial.seconds += wanted[i].weight * work_of(*wanted[i].graph, wanted[i].graph->node(id), workers.threads(), machine).seconds;
+      trial.seconds += wanted[i].weight * work_of(*wanted[i].graph, wanted[i].graph->node(id), workers.threads(), device.rates).seconds;
     }
   }
   if (trial.seconds < beat) trial.planner = std::make_unique<Planner>(wanted, plan_options());
@@ -203,7 +204,7 @@ void Trainer::Impl::use(Program made) {
   executor.reset();  // it refers to the program
   program = std::move(made);
   verify(program, graphs);
-  executor = std::make_unique<Executor>(program, graphs, workers);
+  executor = std::make_unique<Executor>(program, graphs, device);
 }
 
 // Without a budget a job takes what it wants, up to what there is: beyond that it is planned as for a budget of so much.
@@ -244,20 +245,20 @@ void Trainer::Impl::measure(int64_t memory) {
   const int threads = workers.threads();
   if (const auto known = profile.processor.find(threads); known != profile.processor.end() && known->second.flops > 0) {
     const ProcessorRates& rates = known->second;
-    machine = {.flops = rates.flops,
-               .element_flops = rates.element_flops,
-               .bytes_per_second = rates.bytes_per_second,
-               .far_bytes_per_second = rates.far_bytes_per_second};
+    device.rates = {.flops = rates.flops,
+                    .element_flops = rates.element_flops,
+                    .bytes_per_second = rates.bytes_per_second,
+                    .far_bytes_per_second = rates.far_bytes_per_second};
     return;
   }
   constexpr double kKept = 1.5, kOnce = 0.2;  // seconds for figures to remember, or for this run alone
-  machine = measure_machine(workers, memory, options.profile.empty() ? kOnce : kKept);
+  measure_device(device, memory, options.profile.empty() ? kOnce : kKept);
   constexpr int64_t kEnough = int64_t{64} << 20;  // in less, everything is in the cache: no figure to remember
   if (memory < kEnough) return;
-  profile.processor[threads] = {.flops = machine.flops,
-                                .element_flops = machine.element_flops,
-                                .bytes_per_second = machine.bytes_per_second,
-                                .far_bytes_per_second = machine.far_bytes_per_second};
+  profile.processor[threads] = {.flops = device.rates.flops,
+                                .element_flops = device.rates.element_flops,
+                                .bytes_per_second = device.rates.bytes_per_second,
+                                .far_bytes_per_second = device.rates.far_bytes_per_second};
   keep_profile();
 }
 
@@ -273,7 +274,7 @@ void Trainer::Impl::measure_disk_of_job() {
     note(fmt::format("measuring the disk of {} (a few seconds)", options.nvme_path));
     const std::filesystem::space_info space = std::filesystem::space(options.nvme_path);
     trial.file_bytes = std::clamp<int64_t>(static_cast<int64_t>(space.available) / 2 / kMB * kMB, kMB, trial.file_bytes);
-    trial.work = sample_work(workers, memory - trial.buffer_bytes);
+    trial.work = sample_work(device, memory - trial.buffer_bytes);
     known = profile.disks.insert_or_assign(key, measure_disk(options.nvme_path, trial)).first;
     keep_profile();
   }
@@ -305,7 +306,8 @@ DiskOptions Trainer::Impl::disk_engine() const {
   if (disk_rates.depth > 0) engine.depth = disk_rates.depth;
   // A step never waits because too many requests are outstanding; a thousand take 150 KB.
   engine.requests = static_cast<int>(std::clamp<int64_t>(copies_under_way(program), engine.requests, 1024));
-  if (pinning > 0) engine.memory = {arena->data(), static_cast<size_t>(arena->bytes())};
+  const Memory& host = *memory.at(program.spare.space);  // which transfers lie in
+  if (pinning > 0) engine.memory = {host.data(), static_cast<size_t>(host.bytes())};
   return engine;
 }
 

@@ -20,11 +20,11 @@ namespace ort_train {
 namespace {
 
 // One run of an entry, everything in memory.
-NodeWork entry_work(const Graph& graph, const Entry& entry, int threads, const ComputeRates& machine) {
+NodeWork entry_work(const Graph& graph, const Entry& entry, int threads, const ComputeRates& rates) {
   NodeWork sum;
   for (const Instruction& instruction : entry.code) {
     if (instruction.action != Action::compute || is_view(graph.node(instruction.node), instruction)) continue;
-    const NodeWork work = work_of(graph, graph.node(instruction.node), threads, machine);
+    const NodeWork work = work_of(graph, graph.node(instruction.node), threads, rates);
     sum.flops += work.flops;
     sum.seconds += work.seconds;
   }
@@ -62,8 +62,8 @@ void Trainer::Impl::describe(double seconds) {
   report.train_samples = train_range.count;
   report.valid_samples = valid_range.count;
   report.total_steps = total_steps;
-  report.machine_flops = machine.flops;
-  report.machine_bytes_per_second = machine.bytes_per_second;
+  report.machine_flops = device.rates.flops;
+  report.machine_bytes_per_second = device.rates.bytes_per_second;
 
   std::vector<const Graph*> graphs;
   for (const auto& entry : entries) graphs.push_back(&entry->job.graph);
@@ -109,7 +109,7 @@ void Trainer::Impl::describe(double seconds) {
     if (program.file().bytes > 0) {
       picture.entry = main_entry();
       picture.timeline =
-          &timeline.emplace(make_timeline(program, program.entries[picture.entry], *graphs[picture.entry], machine, stream_rates()));
+          &timeline.emplace(make_timeline(program, program.entries[picture.entry], *graphs[picture.entry], device.rates, stream_rates()));
     }
     replace_file(options.plan_svg, memory_svg(program, graphs, picture));
   }
@@ -119,7 +119,8 @@ void Trainer::Impl::describe(double seconds) {
 size_t Trainer::Impl::main_entry() const {
   std::vector<double> seconds;
   for (size_t i = 0; i < entries.size(); ++i)
-    seconds.push_back(runs_per_step(*entries[i]) * entry_work(entries[i]->job.graph, program.entries[i], program.threads, machine).seconds);
+    seconds.push_back(runs_per_step(*entries[i]) *
+                      entry_work(entries[i]->job.graph, program.entries[i], program.threads, device.rates).seconds);
   return static_cast<size_t>(std::max_element(seconds.begin(), seconds.end()) - seconds.begin());
 }
 
@@ -129,7 +130,7 @@ void Trainer::Impl::describe_step() {
   for (size_t index = 0; index < entries.size(); ++index) {
     const double times = runs_per_step(*entries[index]);
     if (times == 0) continue;
-    const NodeWork work = entry_work(entries[index]->job.graph, program.entries[index], program.threads, machine);
+    const NodeWork work = entry_work(entries[index]->job.graph, program.entries[index], program.threads, device.rates);
     report.flops_per_step += times * work.flops;
     step.compute += times * work.seconds;
     if (forecasts.empty()) continue;
@@ -192,7 +193,7 @@ void Trainer::Impl::describe_moves() {
   report.saved_recomputed_bytes = together * recomputed.again_bytes;
   for (NodeId id : recomputed.nodes) {
     if (train.node(id).op->alias.empty())
-      report.recompute_milliseconds += work_of(train, train.node(id), program.threads, machine).seconds * batches * 1e3;
+      report.recompute_milliseconds += work_of(train, train.node(id), program.threads, device.rates).seconds * batches * 1e3;
   }
   std::array<DiskTraffic, kPurposes> traffic{};
   for (size_t index = 0; index < entries.size(); ++index) {
@@ -226,8 +227,9 @@ void Trainer::Impl::describe_moves() {
 
 // For people.
 std::string Trainer::Impl::plan_text(const std::string& memory) const {
-  std::string text = fmt::format("machine     {} {} · {:.0f} GFLOP/s · {:.0f} GB/s", workers.threads(),
-                                 workers.threads() == 1 ? "thread" : "threads", machine.flops / 1e9, machine.bytes_per_second / 1e9);
+  std::string text =
+      fmt::format("machine     {} {} · {:.0f} GFLOP/s · {:.0f} GB/s", workers.threads(), workers.threads() == 1 ? "thread" : "threads",
+                  device.rates.flops / 1e9, device.rates.bytes_per_second / 1e9);
   if (report.disk_bytes > 0)
     text += fmt::format(" · disk {}/s read, {}/s written, beside computing {}/s, {}/s", shown_bytes(disk_rates.read),
                         shown_bytes(disk_rates.write), shown_bytes(disk_rates.read * disk_rates.beside),

@@ -1,4 +1,4 @@
-// What lives across steps: the arena, weights read into it and out of it.
+// What lives across steps: memory, weights read into it and out of it.
 
 #include <xxhash.h>
 
@@ -26,7 +26,7 @@ const Persistent* find_persistent(const Program& program, std::string_view name)
   return nullptr;
 }
 
-// The constants are in the arena now; those that prepared kernels may look at stay.
+// The constants are in the memory now; those that prepared kernels may look at stay.
 void release_constants(Graph& graph) {
   constexpr size_t kSmall = 4096;
   std::vector<bool> wanted(graph.value_count(), false);
@@ -66,7 +66,7 @@ void Trainer::Impl::prepare() {
 void Trainer::Impl::give_up(const std::string& why) {
   fail(why);
   disk.reset();
-  arena.reset();
+  memory.clear();
 }
 
 void Trainer::Impl::settle() {
@@ -89,7 +89,8 @@ void Trainer::Impl::take_memory() {
                   taken, options.budget);
     }
   }
-  arena.emplace(program.memory().bytes);
+  for (const Space& space : program.spaces)
+    memory.push_back(space.kind == SpaceKind::file ? nullptr : device.allocate(space.kind, space.bytes));
   tidy_disk();
   const std::map<std::string, PlaceOfPart> parts = part_places(entries[0]->job);
   std::map<std::string, TensorType> wholes;  // of the weights

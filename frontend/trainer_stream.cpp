@@ -333,7 +333,7 @@ double Trainer::Impl::Streaming::look_at(const std::vector<RecomputeChoice>& run
     if (choice.trial.planner->resident_bytes() <= limit) {
       choice.expected = choice.seconds = choice.trial.seconds;
     } else if (!in_memory) {
-      const StreamOutlook outlook = choice.trial.planner->outlook(limit, t_.machine, t_.stream_rates(), beat);
+      const StreamOutlook outlook = choice.trial.planner->outlook(limit, t_.device.rates, t_.stream_rates(), beat);
       least = outlook.bound;
       choice.expected = outlook.seconds;
       choice.disk_bytes = bytes_there(disk_need(outlook, t_.program, t_.state_slots()), t_.part_bytes);
@@ -375,7 +375,7 @@ bool Trainer::Impl::Streaming::use_best() {
       StreamedProgram made;
       if (trial.planner->resident_bytes() <= limit) made.program = trial.planner->resident();
       if (made.program.entries.empty() || made.program.memory().bytes > limit)
-        made = trial.planner->streamed(limit, t_.machine, t_.stream_rates());
+        made = trial.planner->streamed(limit, t_.device.rates, t_.stream_rates());
       if (made.program.memory().bytes > limit) continue;
       choice.disk_bytes = bytes_there(disk_need(made.program, t_.state_slots()), choice.way.part_bytes);
       if (has_room(choice.disk_bytes)) {
@@ -395,7 +395,7 @@ bool Trainer::Impl::Streaming::use_best() {
 // What the smallest budget was computed from.
 void Trainer::Impl::Streaming::use_least() {
   if (t_.least.part_bytes > 0) turn_to({.together = t_.together, .part_bytes = t_.least.part_bytes});
-  StreamedProgram made = t_.adopt(t_.least.recompute)->streamed(0, t_.machine, t_.stream_rates());
+  StreamedProgram made = t_.adopt(t_.least.recompute)->streamed(0, t_.device.rates, t_.stream_rates());
   if (const int64_t disk_bytes = bytes_there(disk_need(made.program, t_.state_slots()), t_.part_bytes); !has_room(disk_bytes))
     refuse_disk(disk_bytes);
   t_.reserve = t_.reserve_with(t_.instructions());

@@ -146,7 +146,9 @@ class EntryMaker {
     for (const Storage& storage : entry_.storages)
       blocks.push_back({.bytes = storage.place.bytes, .first = storage.first, .last = storage.last});
     for (size_t storage : storage_of_visit_) blocks[storage].alignment = kSector;
-    entry_.peak_live_bytes = max_live_bytes(blocks, &entry_.peak_instruction) + persistent_bytes;
+    entry_.peaks.resize(kFile + 1);
+    SpacePeak& peak = entry_.peaks[kMemory];
+    peak.bytes = max_live_bytes(blocks, &peak.instruction) + persistent_bytes;
     if (!placed_) pack(blocks, {.enough = packing_.enough - persistent_bytes, .at_once = packing_.at_once});
     for (size_t i = 0; i < blocks.size(); ++i)
       entry_.storages[i].place.offset = placed_ ? placed_->storages[i].place.offset : blocks[i].offset + persistent_bytes;

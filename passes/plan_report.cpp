@@ -16,7 +16,7 @@ namespace {
 int64_t sum(const PurposeBytes& bytes) { return std::accumulate(bytes.begin(), bytes.end(), int64_t{0}); }
 
 std::string op_at(const Entry& entry, const Graph& graph) {
-  const NodeId node = node_at(entry, static_cast<size_t>(entry.peak_instruction));
+  const NodeId node = node_at(entry, static_cast<size_t>(entry.peak().instruction));
   return node == kNone ? std::string() : describe(graph, node);
 }
 
@@ -64,10 +64,10 @@ MemoryPeak memory_peak(const Program& program, const std::vector<const Graph*>& 
   MemoryPeak peak;
   if (program.entries.empty()) return peak;
   for (size_t i = 1; i < program.entries.size(); ++i) {
-    if (program.entries[i].peak_live_bytes > program.entries[peak.entry].peak_live_bytes) peak.entry = i;
+    if (program.entries[i].peak().bytes > program.entries[peak.entry].peak().bytes) peak.entry = i;
   }
   const Entry& entry = program.entries[peak.entry];
-  peak.instruction = entry.peak_instruction;
+  peak.instruction = entry.peak().instruction;
   peak.op = op_at(entry, *graphs[peak.entry]);
   peak.bytes = live_bytes(program, entry)[static_cast<size_t>(peak.instruction)];
   peak.live = sum(peak.bytes);
@@ -186,10 +186,10 @@ nlohmann::ordered_json memory_json(const Program& program, const std::vector<con
     entries.push_back({{"name", entry.name},
                        {"instructions", entry.code.size()},
                        {"disk", traffic_json(disk_traffic(program, entry))},
-                       {"peak_live_bytes", entry.peak_live_bytes},
-                       {"peak_instruction", entry.peak_instruction},
+                       {"peak_live_bytes", entry.peak().bytes},
+                       {"peak_instruction", entry.peak().instruction},
                        {"peak_op", op_at(entry, *graphs[i])},
-                       {"at_peak", by_purpose(live_bytes(program, entry)[static_cast<size_t>(entry.peak_instruction)])},
+                       {"at_peak", by_purpose(live_bytes(program, entry)[static_cast<size_t>(entry.peak().instruction)])},
                        {"storages", std::move(storages)}});
   }
   return {{"arena_bytes", program.memory().bytes},

@@ -154,7 +154,7 @@ class Picture {
                                    megabytes(program_.memory().bytes), megabytes(program_.memory().persistent_bytes), entry_.name,
                                    peak_.instruction, entry_.code.size(), gaps);
     for (const Entry& other : program_.entries) {
-      if (&other != &entry_ && line.size() < 150) line += fmt::format(" · {} {}", other.name, megabytes(other.peak_live_bytes));
+      if (&other != &entry_ && line.size() < 150) line += fmt::format(" · {} {}", other.name, megabytes(other.peak().bytes));
     }
     put(R"(<text x="{}" y="52" fill="#555">{}</text>)", kLeft, escaped(line));
   }

@@ -6,6 +6,7 @@
 
 #include <cstring>
 
+#include "exec/cpu_device.h"
 #include "graph/op_def.h"
 #include "passes/plan.h"
 #include "tests/plan_support.h"
@@ -20,20 +21,21 @@ using testing::Reference;
 // One program with its memory. Whatever isn't persistent is filled with rubbish before each run.
 struct Machine {
   Machine(const Program& program_, std::vector<const Graph*> graphs_, Workers& workers)
-      : program(program_), graphs(graphs_), executor(program_, graphs_, workers), arena(program_.memory().bytes) {
+      : program(program_), graphs(graphs_), device(workers), executor(program_, graphs_, device), arena(program_.memory().bytes) {
     executor.attach(arena);
   }
   bool run(size_t entry, const std::map<ValueId, Tensor>& inputs) {
     std::memset(arena.data() + program.memory().persistent_bytes, 0xcd,
                 static_cast<size_t>(program.memory().bytes - program.memory().persistent_bytes));
-    for (const auto& [id, tensor] : inputs) std::memcpy(executor.bytes(entry, id).data(), tensor.bytes.data(), tensor.bytes.size());
+    for (const auto& [id, tensor] : inputs) std::memcpy(executor.input(entry, id).data(), tensor.bytes.data(), tensor.bytes.size());
     return executor.run(entry);
   }
-  bool holds(size_t entry, ValueId value, const Tensor& tensor) const {
+  bool holds(size_t entry, ValueId value, const Tensor& tensor) {
     return std::memcmp(executor.bytes(entry, value).data(), tensor.bytes.data(), tensor.bytes.size()) == 0;
   }
   const Program& program;
   std::vector<const Graph*> graphs;
+  CpuDevice device;
   Executor executor;
   Arena arena;
 };
@@ -200,7 +202,8 @@ TEST(Executor, UnknownNamesAndMissingMemoryAreErrors) {
   const ValueId unused = chain.graph.add_value({.name = "unused", .shape = {4}});
   const Program program = plan({{.name = "run", .graph = &chain.graph, .keep = {}}}, {});
   Workers workers(1);
-  Executor executor(program, {&chain.graph}, workers);
+  CpuDevice device(workers);
+  Executor executor(program, {&chain.graph}, device);
   EXPECT_THROW(executor.run(0), Error);
   EXPECT_THROW(executor.bytes(0, chain.graph.inputs[0]), Error);
   Arena small(program.memory().bytes - kPlaceAlignment), arena(program.memory().bytes);

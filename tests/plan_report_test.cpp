@@ -29,7 +29,7 @@ TEST(PlanReport, PeakIsTheSumOfItsPurposes) {
   const Job job(kSmall);
   const MemoryPeak peak = memory_peak(job.program, job.graphs());
   EXPECT_EQ(std::accumulate(peak.bytes.begin(), peak.bytes.end(), int64_t{0}), peak.live);
-  EXPECT_EQ(peak.live, job.program.entries[0].peak_live_bytes);
+  EXPECT_EQ(peak.live, job.program.entries[0].peak().bytes);
   EXPECT_EQ(peak.live + peak.gaps, job.program.memory().bytes);
   int64_t parameters = 0;
   for (ValueId id : job.train.graph.parameters()) parameters += aligned(job.train.graph.value(id).bytes());

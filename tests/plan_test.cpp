@@ -117,7 +117,7 @@ TEST(Plan, ChainsRunInPlace) {
   const Program program = plan({{.name = "run", .graph = &graph, .keep = {}}}, {});
   EXPECT_EQ(program.memory().bytes, 448);  // 400 bytes, in whole cache lines
   EXPECT_EQ(program.entries[0].storages.size(), 1u);
-  EXPECT_EQ(program.entries[0].peak_live_bytes, 448);
+  EXPECT_EQ(program.entries[0].peak().bytes, 448);
   verify(program, {&graph});
 }
 
@@ -242,7 +242,7 @@ TEST(Plan, EntriesShareWhatLivesAcrossRuns) {
   verify(program, {&train, &evaluate});
   EXPECT_EQ(program.persistent.size(), 2u);  // the weight, and a constant that is the same in both
   EXPECT_EQ(program.entries[0].value_places[first], program.entries[1].value_places[second]);
-  EXPECT_EQ(program.memory().bytes, std::max(program.entries[0].peak_live_bytes, program.entries[1].peak_live_bytes));
+  EXPECT_EQ(program.memory().bytes, std::max(program.entries[0].peak().bytes, program.entries[1].peak().bytes));
 
   Graph other;
   build(other, 8, 2);
@@ -272,9 +272,9 @@ TEST(Plan, RandomGraphsPackTightly) {
     Graph graph = random_graph(seed, 80);
     const Program program = plan({{.name = "run", .graph = &graph, .keep = {}}}, {.threads = 2});
     verify(program, {&graph});
-    EXPECT_GE(program.memory().bytes, program.entries[0].peak_live_bytes);
+    EXPECT_GE(program.memory().bytes, program.entries[0].peak().bytes);
     arena += program.memory().bytes;
-    live += program.entries[0].peak_live_bytes;
+    live += program.entries[0].peak().bytes;
   }
   EXPECT_LE(static_cast<double>(arena), 1.02 * static_cast<double>(live));
 }
@@ -303,15 +303,15 @@ TEST_P(GptPlan, IsTight) {
   const double verify_seconds = seconds_since(start);
 
   const Entry& entry = program.entries[0];
-  const double ratio = static_cast<double>(program.memory().bytes) / static_cast<double>(entry.peak_live_bytes);
+  const double ratio = static_cast<double>(program.memory().bytes) / static_cast<double>(entry.peak().bytes);
   const double transient = static_cast<double>(program.memory().bytes - program.memory().persistent_bytes) /
-                           static_cast<double>(entry.peak_live_bytes - program.memory().persistent_bytes);
+                           static_cast<double>(entry.peak().bytes - program.memory().persistent_bytes);
   std::printf(
       "%s: %zu instructions, %zu storages, arena %.1f MB (persistent %.1f), ratio %.5f (transient %.5f), order %.1f -> %.1f MB, plan %.2f "
       "s, verify %.1f ms\n",
       GetParam().name, entry.code.size(), entry.storages.size(), static_cast<double>(program.memory().bytes) / 1e6,
       static_cast<double>(program.memory().persistent_bytes) / 1e6, ratio, transient, static_cast<double>(before) / 1e6,
-      static_cast<double>(entry.peak_live_bytes - program.memory().persistent_bytes) / 1e6, plan_seconds, verify_seconds * 1e3);
+      static_cast<double>(entry.peak().bytes - program.memory().persistent_bytes) / 1e6, plan_seconds, verify_seconds * 1e3);
   EXPECT_LE(transient, 1.02);
 }
 

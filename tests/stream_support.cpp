@@ -78,9 +78,32 @@ void LazyDisk::drain() noexcept {
   for (auto& [ticket, transfer] : transfers_) carry_out(transfer);
 }
 
+StreamMachine::StreamMachine(const Program& program, std::vector<const Graph*> graphs, Device& device, Disk* disk)
+    : device_(device), program_(program), graphs_(graphs), executor_(program, std::move(graphs), device_) {
+  std::vector<Memory*> spaces;
+  for (const Space& space : program.spaces) {
+    memory_.push_back(space.kind == SpaceKind::file ? nullptr : device_.allocate(space.kind, space.bytes));
+    spaces.push_back(memory_.back().get());
+  }
+  executor_.attach(std::move(spaces), disk);
+}
+
+StreamMachine::StreamMachine(const Program& program, std::vector<const Graph*> graphs, std::unique_ptr<Device> own, Disk* disk)
+    : StreamMachine(program, std::move(graphs), *own, disk) {
+  own_ = std::move(own);
+}
+
 StreamMachine::StreamMachine(const Program& program, std::vector<const Graph*> graphs, Workers& workers, Disk* disk)
-    : program_(program), graphs_(graphs), executor_(program, std::move(graphs), workers), arena_(program.memory().bytes) {
-  executor_.attach(arena_, disk);
+    : StreamMachine(program, std::move(graphs), std::make_unique<CpuDevice>(workers), disk) {}
+
+void StreamMachine::spoil_memory() {
+  for (size_t s = 0; s < program_.spaces.size(); ++s) {
+    const Space& space = program_.spaces[s];
+    if (space.kind == SpaceKind::file) continue;
+    const std::vector<std::byte> rubbish(static_cast<size_t>(space.bytes - space.persistent_bytes), std::byte{kRubbish});
+    if (!rubbish.empty())
+      device_.transfer(memory_[s]->data() + space.persistent_bytes, rubbish.data(), static_cast<int64_t>(rubbish.size()));
+  }
 }
 
 void StreamMachine::set_parameters(uint32_t seed) {
@@ -104,8 +127,7 @@ void StreamMachine::run(size_t entry, uint32_t seed, int64_t limit, std::vector<
 
 void StreamMachine::run(size_t entry, const std::map<ValueId, uint32_t>& seeds, int64_t limit, std::span<const ValueId> wanted,
                         std::vector<std::byte>& left) {
-  std::memset(arena_.data() + program_.memory().persistent_bytes, kRubbish,
-              static_cast<size_t>(program_.memory().bytes - program_.memory().persistent_bytes));
+  spoil_memory();
   for (ValueId id : graphs_[entry]->inputs) {
     const auto place = program_.entries[entry].value_places[id];
     if (place.bytes == 0) continue;  // nobody reads it
@@ -114,7 +136,7 @@ void StreamMachine::run(size_t entry, const std::map<ValueId, uint32_t>& seeds, 
     const auto scalars = optimizer_scalars(2, 1e-2, 0.9, 0.999, 1e-8, 0.9);
     if (value.name == kScalarsInput || value.name == kPendingScalarsInput)
       std::copy(scalars.begin(), scalars.end(), tensor.data<float>().begin());
-    std::memcpy(executor_.at(place), tensor.bytes.data(), tensor.bytes.size());
+    std::memcpy(executor_.input(entry, id).data(), tensor.bytes.data(), tensor.bytes.size());
   }
   require(executor_.run(entry), "a run that was stopped");
   for (ValueId id : wanted) append(left, executor_.bytes(entry, id));

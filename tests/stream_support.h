@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "exec/arena.h"
+#include "exec/cpu_device.h"
 #include "exec/disk.h"
 #include "exec/executor.h"
 #include "passes/plan.h"
@@ -52,11 +53,12 @@ class LazyDisk : public Disk {
   int64_t tickets_ = 0, bytes_read_ = 0, bytes_written_ = 0;
 };
 
-// A program with its arena. What doesn't live across runs is filled with rubbish before each of them.
+// A program with its memory. What doesn't live across runs is filled with rubbish before each of them.
 class StreamMachine {
  public:
   // `disk`: may be null where the program needs none.
-  StreamMachine(const Program& program, std::vector<const Graph*> graphs, Workers& workers, Disk* disk);
+  StreamMachine(const Program& program, std::vector<const Graph*> graphs, Device& device, Disk* disk);
+  StreamMachine(const Program& program, std::vector<const Graph*> graphs, Workers& workers, Disk* disk);  // on the processor
 
   // Writes random parameters, the same for the same seed whatever the program.
   void set_parameters(uint32_t seed);
@@ -68,13 +70,19 @@ class StreamMachine {
   // Appends all that lives across runs, by name.
   void append_state(std::vector<std::byte>& left);
 
+  Executor& executor() { return executor_; }
   const Executor& executor() const { return executor_; }
 
  private:
+  StreamMachine(const Program& program, std::vector<const Graph*> graphs, std::unique_ptr<Device> own, Disk* disk);
+  void spoil_memory();
+
+  std::unique_ptr<Device> own_;
+  Device& device_;
   const Program& program_;
   std::vector<const Graph*> graphs_;
   Executor executor_;
-  Arena arena_;
+  std::vector<std::unique_ptr<Memory>> memory_;  // by space
 };
 
 // What the transfers of a program's entry move.

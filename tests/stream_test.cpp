@@ -157,7 +157,7 @@ Bytes plain_result(Job job, Workers& workers) {  // a copy: planning puts graphs
 // What must be there at once: the entries' peaks, and between runs the tensors of the disk that are looked at.
 int64_t needed(const Program& program) {
   int64_t bytes = program.memory().persistent_bytes;
-  for (const Entry& entry : program.entries) bytes = std::max(bytes, entry.peak_live_bytes);
+  for (const Entry& entry : program.entries) bytes = std::max(bytes, entry.peak().bytes);
   for (const Persistent& value : program.persistent) {
     const int64_t desks = value.purpose == Purpose::gradients ? 2 : 1;
     bytes = std::max(bytes, program.memory().persistent_bytes + desks * file_bytes(value));

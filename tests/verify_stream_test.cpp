@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <numeric>
 #include <random>
 
 #include "graph/op_def.h"
 #include "passes/plan.h"
 #include "tests/plan_support.h"
 #include "tests/stream_support.h"
+#include "tests/verify_support.h"
 
 namespace ort_train {
 namespace {
@@ -20,6 +20,7 @@ namespace {
 using testing::LazyDisk;
 using testing::random_graph;
 using testing::StreamMachine;
+using namespace testing::mutations;
 
 struct Streamed {
   // `share`: of the way from the least arena to one that holds everything; less where nothing would be on the disk then.
@@ -47,215 +48,6 @@ struct Streamed {
   }
 };
 
-Entry& entry(Program& program) { return program.entries[0]; }
-Instruction& at(Program& program, int32_t i) { return program.entries[0].code[static_cast<size_t>(i)]; }
-Place& memory_place(Instruction& copy) { return is_read(copy) ? copy.to : copy.from; }
-Place& file_place(Instruction& copy) { return is_read(copy) ? copy.from : copy.to; }
-
-bool touches(const Storage& storage, const Instruction& instruction) {
-  const auto here = [&](const Place& p) { return p.bytes > 0 && p.offset >= storage.place.offset && p.end() <= storage.place.end(); };
-  if (is_copy(instruction)) return here(memory_of(instruction));
-  return here(instruction.workspace) || std::any_of(instruction.inputs.begin(), instruction.inputs.end(), here) ||
-         std::any_of(instruction.outputs.begin(), instruction.outputs.end(), here);
-}
-
-// Makes the program's statements of itself those of its code, so that only what it does can be wrong with it.
-void restate_peak(Program& program) {
-  Entry& e = entry(program);
-  std::vector<int64_t> live(e.code.size() + 1, program.memory().persistent_bytes);
-  for (const Storage& storage : e.storages) {
-    for (int32_t i = storage.first; i <= storage.last; ++i) live[static_cast<size_t>(i)] += aligned(storage.place.bytes);
-  }
-  const auto peak = std::max_element(live.begin(), live.end());
-  e.peak_live_bytes = *peak;
-  e.peak_instruction = static_cast<int32_t>(peak - live.begin());
-}
-
-// Gives the instructions the order `order` (old numbers); those that it hasn't are dropped. Lives follow the instructions.
-void reorder(Program& program, const Graph& graph, const std::vector<int32_t>& order) {
-  Entry& e = entry(program);
-  const Entry before = e;
-  const auto end = static_cast<int32_t>(order.size()) - 1;
-  std::vector<int32_t> to(e.code.size(), -1);
-  e.code.clear();
-  for (int32_t old : order) {
-    to[static_cast<size_t>(old)] = static_cast<int32_t>(e.code.size());
-    e.code.push_back(before.code[static_cast<size_t>(old)]);
-  }
-  for (Instruction& instruction : e.code) {
-    for (int32_t& earlier : instruction.waits) earlier = to[static_cast<size_t>(earlier)];
-    std::erase(instruction.waits, -1);
-  }
-  const std::vector<int32_t> waits = first_waits(e);
-  for (size_t s = 0; s < e.storages.size(); ++s) {
-    const Storage& old = before.storages[s];
-    int32_t first = end, last = 0;
-    for (int32_t i = old.first; i <= old.last; ++i) {
-      const int32_t now = to[static_cast<size_t>(i)];
-      if (now < 0 || !touches(old, before.code[static_cast<size_t>(i)])) continue;
-      first = std::min(first, now);
-      last = std::max(last, is_copy(e.code[static_cast<size_t>(now)]) ? waits[static_cast<size_t>(now)] - 1 : now);
-    }
-    const auto any = [&](auto test) { return std::any_of(old.values.begin(), old.values.end(), test); };
-    if (any([&](ValueId v) { return graph.value(v).kind == ValueKind::input && graph.value(v).producer == kNone; })) first = 0;
-    if (any([&](ValueId v) { return std::count(e.keep.begin(), e.keep.end(), v) > 0; })) last = end;
-    e.storages[s].first = std::min(first, last);
-    e.storages[s].last = last;
-  }
-  restate_peak(program);
-}
-std::vector<int32_t> own_order(const Program& program) {
-  std::vector<int32_t> order(program.entries[0].code.size());
-  std::iota(order.begin(), order.end(), 0);
-  return order;
-}
-void drop(Program& program, const Graph& graph, const std::vector<int32_t>& instructions) {
-  std::vector<int32_t> order = own_order(program);
-  std::erase_if(order, [&](int32_t i) { return std::count(instructions.begin(), instructions.end(), i) > 0; });
-  reorder(program, graph, order);
-}
-// `from` runs right before (or, moved forwards, right behind) what is at `to` now.
-void move(Program& program, const Graph& graph, int32_t from, int32_t to) {
-  std::vector<int32_t> order = own_order(program);
-  order.erase(order.begin() + from);
-  order.insert(order.begin() + to, from);
-  reorder(program, graph, order);
-}
-void swap_instructions(Program& program, const Graph& graph, int32_t one, int32_t two) {
-  std::vector<int32_t> order = own_order(program);
-  std::swap(order[static_cast<size_t>(one)], order[static_cast<size_t>(two)]);
-  reorder(program, graph, order);
-}
-// Nobody waits for it any more.
-void forget(Program& program, int32_t instruction) {
-  for (Instruction& i : entry(program).code) std::erase(i.waits, instruction);
-}
-
-// What verify() proves, again and in another way: the whole of the relation "is complete before … begins", each pair of instructions, and
-// what is in each cell of 64 bytes.
-class BruteForce {
- public:
-  // Empty: whatever the order in which the queues run it, it leaves what `right` leaves in the order of its list.
-  static std::string difference(const Program& program, const Program& right, const Graph& graph) {
-    const BruteForce tried(program, graph);
-    if (!tried.race_.empty()) return tried.race_;
-    return tried.left_ == BruteForce(right, graph).left_ ? "" : "something else is left";
-  }
-
- private:
-  using Cells = std::vector<uint64_t>;
-  static constexpr int64_t kCell = kPlaceAlignment;
-
-  BruteForce(const Program& program, const Graph& graph) : program_(program), graph_(graph), entry_(program.entries[0]) {
-    find_races();
-    if (race_.empty()) replay();
-  }
-
-  static uint64_t mix(uint64_t a, uint64_t b) { return (a ^ (b + 0x9e3779b97f4a7c15u + (a << 6) + (a >> 2))) * 0xff51afd7ed558ccdu; }
-  static Place sectors(Place place) {
-    place.bytes = whole_sectors(place.bytes);
-    return place;
-  }
-
-  struct Access {
-    Place place;
-    bool writes;
-  };
-  std::vector<Access> accesses(const Instruction& i) const {
-    if (is_copy(i)) return {{sectors(i.from), false}, {sectors(i.to), true}};
-    std::vector<Access> all;
-    for (const Place& place : i.inputs) all.push_back({place, false});
-    if (is_view(graph_.node(i.node), i)) return all;
-    for (const Place& place : i.outputs) all.push_back({place, true});
-    all.push_back({i.workspace, true});
-    return all;
-  }
-
-  void find_races() {
-    const auto& code = entry_.code;
-    std::vector<std::vector<bool>> complete(code.size(), std::vector<bool>(code.size()));  // [later][earlier]
-    const auto also = [&](size_t later, size_t earlier, bool itself) {
-      for (size_t i = 0; i < code.size(); ++i) {
-        if (complete[earlier][i]) complete[later][i] = true;
-      }
-      if (itself) complete[later][earlier] = true;
-    };
-    for (size_t later = 0; later < code.size(); ++later) {
-      for (size_t earlier = 0; earlier < later; ++earlier) {
-        if (code[earlier].queue == code[later].queue) also(later, earlier, /*itself=*/program_.queues[code[later].queue].ordered);
-      }
-      for (const int32_t earlier : code[later].waits) {
-        if (earlier < 0 || earlier >= static_cast<int32_t>(later)) {
-          race_ = "it waits for ever";
-          return;
-        }
-        also(later, static_cast<size_t>(earlier), true);
-      }
-    }
-    for (size_t later = 0; later < code.size(); ++later) {
-      for (size_t earlier = 0; earlier < later; ++earlier) {
-        if (complete[later][earlier]) continue;
-        for (const Access& a : accesses(code[later])) {
-          for (const Access& b : accesses(code[earlier])) {
-            const bool meet = a.place.space == b.place.space && a.place.bytes > 0 && b.place.bytes > 0 && a.place.offset < b.place.end() &&
-                              b.place.offset < a.place.end();
-            if (meet && (a.writes || b.writes)) race_ = fmt::format("{} and {} may run at once", earlier, later);
-          }
-        }
-      }
-    }
-  }
-
-  // Symbols in place of numbers: what a node makes is a new one for each cell, of the node and all cells that it reads.
-  void replay() {
-    for (const Space& space : program_.spaces) cells_.emplace_back(static_cast<size_t>(aligned(space.bytes) / kCell));
-    for (const Persistent& value : program_.persistent) fill(value.home, mix(1, std::hash<std::string>{}(value.name)));
-    for (ValueId id = 0; id < graph_.value_count(); ++id) {
-      const Value& value = graph_.value(id);
-      if (value.producer == kNone && value.kind == ValueKind::input) fill(entry_.value_places[id], mix(2, id));
-    }
-    uint64_t rubbish = 3;
-    for (const Instruction& i : entry_.code) {
-      if (is_copy(i)) {
-        const Place from = sectors(i.from), to = sectors(i.to);
-        for (int64_t at = 0; at < from.bytes; at += kCell) cell(to, at) = at < i.from.bytes ? cell(from, at) : ++rubbish;
-        continue;
-      }
-      const Node& node = graph_.node(i.node);
-      if (is_view(node, i)) continue;
-      uint64_t sum = mix(4, i.node);
-      for (size_t k = 0; k < i.inputs.size(); ++k) {
-        const bool unread = node.op->overwrites && std::any_of(node.op->writes.begin(), node.op->writes.end(),
-                                                               [&](const Alias& a) { return static_cast<size_t>(a.input) == k; });
-        for (int64_t at = 0; at < i.inputs[k].bytes && !unread; at += kCell) sum = mix(sum, cell(i.inputs[k], at));
-      }
-      for (int64_t at = 0; at < i.workspace.bytes; at += kCell) cell(i.workspace, at) = mix(5, ++rubbish);
-      for (size_t k = 0; k < i.outputs.size(); ++k) fill(i.outputs[k], mix(sum, k));
-    }
-    for (const auto* values : {&graph_.outputs, &entry_.keep}) {
-      for (const ValueId value : *values) keep(entry_.value_places[value]);
-    }
-    std::map<std::string, Place> homes;  // in one order for all programs
-    for (const Persistent& value : program_.persistent) homes.emplace(value.name, value.home);
-    for (const auto& [name, place] : homes) keep(place);
-  }
-
-  uint64_t& cell(const Place& place, int64_t at) { return cells_[place.space].at(static_cast<size_t>((place.offset + at) / kCell)); }
-  void fill(const Place& place, uint64_t what) {
-    for (int64_t at = 0; at < place.bytes; at += kCell) cell(place, at) = mix(what, static_cast<uint64_t>(at));
-  }
-  void keep(const Place& place) {
-    for (int64_t at = 0; at < place.bytes; at += kCell) left_.push_back(cell(place, at));
-  }
-
-  const Program& program_;
-  const Graph& graph_;
-  const Entry& entry_;
-  std::string race_;
-  std::vector<Cells> cells_;
-  Cells left_;
-};
-
 class VerifyStream : public ::testing::TestWithParam<std::tuple<uint32_t, double>> {
  protected:
   const Streamed streamed{std::get<0>(GetParam()), std::get<1>(GetParam())};
@@ -279,7 +71,7 @@ class VerifyStream : public ::testing::TestWithParam<std::tuple<uint32_t, double
     change(mutant);
     if (!streamed.complaint(mutant).empty()) return;
     ++harmless_count;
-    EXPECT_EQ(BruteForce::difference(mutant, streamed.program, graph), "") << what;
+    EXPECT_EQ(testing::brute_force_difference(mutant, streamed.program, graph), "") << what;
     EXPECT_EQ(streamed.result(mutant, 1), streamed.result(streamed.program, 1)) << what;
   }
   const Instruction& instruction(int32_t i) const { return code[static_cast<size_t>(i)]; }
@@ -300,7 +92,7 @@ TEST_P(VerifyStream, CatchesWhatIsWrongWithACopy) {
   Program same = streamed.program;  // the tools of this test leave a right program right
   reorder(same, graph, own_order(same));
   ASSERT_EQ(streamed.complaint(same), "");
-  ASSERT_EQ(BruteForce::difference(same, streamed.program, graph), "");
+  ASSERT_EQ(testing::brute_force_difference(same, streamed.program, graph), "");
   int copies = 0;
   for (int32_t i = 0; i < size; ++i) {
     if (!is_copy(instruction(i))) continue;
@@ -430,14 +222,14 @@ TEST_P(VerifyStream, CatchesWrongStatements) {
     if (storage.purpose == Purpose::workspace || storage.first == storage.last) continue;
     if (is_copy(instruction(storage.first)) && memory_of(instruction(storage.first)).offset == storage.place.offset) {
       caught(
-          "a storage that begins after its read", [&](Program& p) { entry(p).storages[s].first++, restate_peak(p); }, "no storage");
+          "a storage that begins after its read", [&](Program& p) { entry(p).storages[s].first++, restate_peaks(p); }, "no storage");
       ++around;
     }
     const bool writes = std::any_of(code.begin() + storage.first, code.begin() + storage.last + 1,
                                     [&](const Instruction& i) { return is_write(i) && touches(storage, i); });
-    if (writes) caught("a storage that ends before its write", [&](Program& p) { entry(p).storages[s].last--, restate_peak(p); });
+    if (writes) caught("a storage that ends before its write", [&](Program& p) { entry(p).storages[s].last--, restate_peaks(p); });
     if (!is_copy(instruction(storage.first)) && storage.first > 0)
-      caught("a storage that ends with its making", [&](Program& p) { entry(p).storages[s].last = storage.first, restate_peak(p); });
+      caught("a storage that ends with its making", [&](Program& p) { entry(p).storages[s].last = storage.first, restate_peaks(p); });
   }
   EXPECT_GT(around, 0);
 }
@@ -456,7 +248,7 @@ TEST(VerifyStreamMutations, EachIsCaughtOrMakesNoDifference) {
     const auto& code = streamed.program.entries[0].code;
     const auto is_caught = [&](const Program& mutant, const std::string& what) {
       const bool caught = !streamed.complaint(mutant).empty();
-      const std::string difference = caught ? "" : BruteForce::difference(mutant, streamed.program, streamed.graph);
+      const std::string difference = caught ? "" : testing::brute_force_difference(mutant, streamed.program, streamed.graph);
       EXPECT_EQ(difference, "") << "seed " << seed << ", " << what;
       return caught;
     };
@@ -467,7 +259,7 @@ TEST(VerifyStreamMutations, EachIsCaughtOrMakesNoDifference) {
         at(mutant, i).waits.erase(at(mutant, i).waits.begin() + static_cast<std::ptrdiff_t>(w));
         reorder(mutant, streamed.graph, own_order(mutant));
         const bool caught = is_caught(mutant, fmt::format("{} without its wait for {}", i, instruction.waits[w]));
-        strict += caught && BruteForce::difference(mutant, streamed.program, streamed.graph).empty();
+        strict += caught && testing::brute_force_difference(mutant, streamed.program, streamed.graph).empty();
         waits_caught += caught;
         ++waits;
       }
@@ -545,7 +337,8 @@ TEST(VerifyStreamSoundness, WhatIsAcceptedComputesTheSameBits) {
       }
       ++harmless;
       moved_transfers += mutation % 5 < 2;
-      ASSERT_EQ(BruteForce::difference(mutant, streamed.program, streamed.graph), "") << "seed " << seed << ", mutation " << mutation;
+      ASSERT_EQ(testing::brute_force_difference(mutant, streamed.program, streamed.graph), "")
+          << "seed " << seed << ", mutation " << mutation;
       ASSERT_EQ(streamed.result(mutant, static_cast<uint32_t>(mutation)), wanted) << "seed " << seed << ", mutation " << mutation;
     }
   }

@@ -7,6 +7,7 @@
 #include <functional>
 #include <random>
 
+#include "exec/cpu_device.h"
 #include "exec/executor.h"
 #include "graph/op_def.h"
 #include "passes/plan.h"
@@ -139,9 +140,9 @@ TEST_P(VerifyEachInstruction, CatchesWrongStatements) {
   const Program& program = planned.program;
   const auto entry = [](Program& p) -> Entry& { return p.entries[0]; };
   expect_caught(planned, "an arena that is too small", [&](Program& p) { return p.memory().bytes -= 64, true; });
-  expect_caught(planned, "a peak that is too low", [&](Program& p) { return entry(p).peak_live_bytes -= 64, true; });
-  expect_caught(planned, "a peak that is too high", [&](Program& p) { return entry(p).peak_live_bytes += 64, true; });
-  expect_caught(planned, "a peak nowhere", [&](Program& p) { return entry(p).peak_instruction = -1, true; });
+  expect_caught(planned, "a peak that is too low", [&](Program& p) { return entry(p).peaks[kMemory].bytes -= 64, true; });
+  expect_caught(planned, "a peak that is too high", [&](Program& p) { return entry(p).peaks[kMemory].bytes += 64, true; });
+  expect_caught(planned, "a peak nowhere", [&](Program& p) { return entry(p).peaks[kMemory].instruction = -1, true; });
   expect_caught(planned, "fewer threads' workspaces", [&](Program& p) { return p.threads = 0, true; });
   expect_caught(planned, "a smaller persistent part", [&](Program& p) { return p.memory().persistent_bytes -= 64, true; });
   expect_caught(planned, "a persistent part beyond the arena",
@@ -192,13 +193,14 @@ INSTANTIATE_TEST_SUITE_P(Seeds, VerifyEachInstruction, ::testing::Range(0u, 8u))
 
 // What a program leaves: everything that is kept and everything that lives across runs.
 std::vector<std::byte> result_of(const Program& program, const Graph& graph, Workers& workers) {
-  Executor executor(program, {&graph}, workers);
+  CpuDevice device(workers);
+  Executor executor(program, {&graph}, device);
   Arena arena(program.memory().bytes);
   executor.attach(arena);
   std::memset(arena.data() + program.memory().persistent_bytes, 0xcd,
               static_cast<size_t>(program.memory().bytes - program.memory().persistent_bytes));
   uint32_t seed = 1;
-  std::vector<std::span<std::byte>> left;
+  std::vector<std::span<const std::byte>> left;
   const auto fill = [&](std::span<std::byte> place, const Value& value) {
     std::memcpy(place.data(), random_tensor(value.type(), seed++).bytes.data(), place.size());
   };
@@ -206,11 +208,11 @@ std::vector<std::byte> result_of(const Program& program, const Graph& graph, Wor
     const Value& value = graph.value(id);
     if (value.producer != kNone || value.kind == ValueKind::constant) continue;
     if (value.kind == ValueKind::input) {
-      if (program.entries[0].value_places[id].bytes > 0) fill(executor.bytes(0, id), value);
+      if (program.entries[0].value_places[id].bytes > 0) fill(executor.input(0, id), value);
       continue;
     }
+    fill(executor.persistent(value.name), value);
     left.push_back(executor.persistent(value.name));
-    fill(left.back(), value);
   }
   executor.run(0);
   for (ValueId id : program.entries[0].keep) left.push_back(executor.bytes(0, id));
@@ -228,8 +230,8 @@ void restate(Program& program) {
     program.memory().bytes = std::max(program.memory().bytes, aligned(storage.place.end()));
   }
   const auto peak = std::max_element(live.begin(), live.end());
-  entry.peak_live_bytes = *peak;
-  entry.peak_instruction = static_cast<int32_t>(peak - live.begin());
+  entry.peaks[kMemory].bytes = *peak;
+  entry.peaks[kMemory].instruction = static_cast<int32_t>(peak - live.begin());
 }
 
 // Lifetimes as the mutant's own order makes them.
@@ -424,7 +426,8 @@ TEST(VerifyRoles, AnUpdateIsMadeOnce) {
 TEST(VerifyRoles, AnEntryThatMayNotFollowIsNotRun) {
   const Roles roles;
   Workers workers(1);
-  Executor executor(roles.program, roles.graphs, workers);
+  CpuDevice device(workers);
+  Executor executor(roles.program, roles.graphs, device);
   Arena arena(roles.program.memory().bytes);
   executor.attach(arena);
   constexpr size_t kTrain = 0, kUpdate = 1, kEvaluate = 2;

@@ -1,0 +1,29 @@
+#include "exec/cpu_device.h"
+
+#include <cstring>
+
+#include "graph/error.h"
+
+namespace ort_train {
+
+std::unique_ptr<Memory> CpuDevice::allocate(SpaceKind kind, int64_t bytes) {
+  require(kind == SpaceKind::host, "the processor has no memory but the host's");
+  return std::make_unique<Arena>(bytes);
+}
+
+const KernelTable* CpuDevice::kernels(SpaceKind where) const { return where == SpaceKind::host ? &cpu_kernels() : nullptr; }
+
+void CpuDevice::issue(const Work& work) {
+  if (work.kernel == nullptr) return transfer(work.to, work.from, work.bytes);
+  try {
+    (*work.kernel)({.inputs = work.inputs, .outputs = work.outputs, .workspace = work.workspace, .queue = &workers_, .error = &wrong_});
+    wrong_.check();
+  } catch (...) {
+    failed_ = work.number;
+    throw;
+  }
+}
+
+void CpuDevice::transfer(std::byte* to, const std::byte* from, int64_t bytes) { std::memcpy(to, from, static_cast<size_t>(bytes)); }
+
+}  // namespace ort_train

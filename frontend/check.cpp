@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <set>
 
+#include "exec/kernel.h"
 #include "exec/workers.h"
 #include "frontend/boundary.h"
 #include "frontend/importer.h"
@@ -167,6 +169,7 @@ class Check {
 
     for (const Obstacle& obstacle : model_.obstacles) add_row({obstacle.node, obstacle.reason, obstacle.hint, obstacle.blocks});
     find_nodes_without_gradient();
+    find_nodes_without_kernel();
     list_tensors();
     describe(assumed);
     report_.text = text_.take();
@@ -187,16 +190,40 @@ class Check {
     report_.rows.push_back(std::move(row));
   }
 
+  // By the file's own op type.
+  std::string describe_node(NodeId id) {
+    if (op_types_.empty()) {
+      for (const onnx::NodeDef& node : file_.graph.nodes) {
+        if (!node.name.empty() || !node.outputs.empty()) op_types_.emplace(node.name.empty() ? node.outputs[0] : node.name, node.op_type);
+      }
+    }
+    const auto op = op_types_.find(model_.graph.node(id).name);
+    return onnx::printable(op == op_types_.end() ? ort_train::describe(model_.graph, id) : fmt::format("{} '{}'", op->second, op->first));
+  }
+
+  // What the device can't compute, in element types that its kernels don't take. It blocks where the loss needs it.
+  void find_nodes_without_kernel() {
+    const Graph& graph = model_.graph;
+    std::vector<bool> needed(graph.value_count());
+    if (loss_ != kNone) needed[loss_] = true;
+    for (auto at = graph.order().rbegin(); at != graph.order().rend(); ++at) {
+      const Node& node = graph.node(*at);
+      if (std::none_of(node.outputs.begin(), node.outputs.end(), [&](ValueId v) { return v != kNone && needed[v]; })) continue;
+      for (ValueId input : node.inputs) {
+        if (input != kNone) needed[input] = true;
+      }
+    }
+    for (NodeId id : graph.order()) {
+      const Node& node = graph.node(id);
+      const std::string why = cpu_kernels().refusal(*node.op, make_spec(graph, node));
+      if (why.empty()) continue;
+      const bool blocks = std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId v) { return v != kNone && needed[v]; });
+      add_row({describe_node(id), why, "cast its inputs in the model, and export it again", blocks});
+    }
+  }
+
   void find_nodes_without_gradient() {
     const Graph& graph = model_.graph;
-    std::map<std::string, std::string> ops;  // the file's own op types
-    for (const onnx::NodeDef& node : file_.graph.nodes) {
-      if (!node.name.empty() || !node.outputs.empty()) ops.emplace(node.name.empty() ? node.outputs[0] : node.name, node.op_type);
-    }
-    const auto describe_node = [&](NodeId id) {
-      const auto op = ops.find(graph.node(id).name);
-      return onnx::printable(op == ops.end() ? ort_train::describe(graph, id) : fmt::format("{} '{}'", op->second, op->first));
-    };
     std::set<NodeId> listed;
     // The loss's own output first: what stands in its way blocks.
     std::vector<ValueId> outputs = graph.outputs;
@@ -285,6 +312,7 @@ class Check {
   const Options& options_;
   onnx::ModelDef file_;
   std::string output_;
+  std::map<std::string, std::string> op_types_;  // by the name of the file's node, or of its first output
   Imported model_;
   ValueId loss_ = kNone;
   CheckReport report_;

@@ -79,5 +79,28 @@ TEST(Check, FindsNodesWithoutGradient) {
   EXPECT_HAS(integers.text, "'best' is int64");
 }
 
+TEST(Check, FindsNodesThatTheDeviceHasNoKernelFor) {
+  const TestFolder folder;
+  Options options;
+  options.model = write_model(folder, R"(<ir_version: 8, opset_import: ["" : 18]>
+    g (float[2, 3] x, int16[2, 3] marks) => (float[2, 3] y, float[2, 3] z)
+    <float[3] w = {1, 2, 3}> {
+      [scale] z = Mul (x, w)
+      [choose] best = ArgMax <axis = 1, keepdims = 1> (marks)
+      f = Cast <to = 1> (best)
+      y = Mul (z, f)
+    })");
+  const CheckReport report = check(options);
+  EXPECT_FALSE(report.trainable);
+  ASSERT_EQ(report.rows.size(), 1u);
+  EXPECT_EQ(report.rows[0].node, "ArgMax 'choose'");
+  EXPECT_HAS(report.rows[0].reason, "ArgMax of int16 can't be run on the CPU, which takes float32, float64");
+  options.output = "z";
+  const CheckReport other = check(options);
+  EXPECT_TRUE(other.trainable);
+  ASSERT_EQ(other.rows.size(), 1u);
+  EXPECT_EQ(other.rows[0].hint, "not in the way: the loss reads 'z'");
+}
+
 }  // namespace
 }  // namespace ort_train

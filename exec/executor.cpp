@@ -182,7 +182,7 @@ struct Executor::Impl {
 
   // --- memory -------------------------------------------------------------------------------------------------------------------------
 
-  void attach(const std::vector<Memory*>& memories, Disk* tier) {
+  void attach(const std::vector<Memory*>& memories, Disk* tier, bool fresh) {
     require(tier != nullptr || program.file().bytes == 0, "the program needs a disk");
     std::vector<std::byte*> begin(program.spaces.size());
     for (size_t s = 0; s < program.spaces.size(); ++s) {
@@ -205,12 +205,16 @@ struct Executor::Impl {
       }
     }
     for (const Persistent& value : program.persistent) {
+      if (is_in_file(value) && fresh && value.fill != 0) {  // the rest is zero there
+        fill_elements(persistent(value, 0, /*read=*/false), value.type.dtype, value.fill);
+        changed(value, 0);
+      }
       if (is_in_file(value) || value.home.bytes == 0) continue;
       touch(value.home);
       if (value.initial)
-        fill(value.home, value.initial->bytes.data());
+        fill(value.home, value.initial->bytes.data(), value.type.dtype, 0);
       else if (value.purpose != Purpose::weights)
-        fill(value.home, nullptr);
+        fill(value.home, nullptr, value.type.dtype, value.fill);
     }
   }
 
@@ -218,8 +222,8 @@ struct Executor::Impl {
 
   void touch(const Place& place) { touched[place.space] = std::max(touched[place.space], place.end()); }
 
-  // With bytes of the host, or with zeros: to a device by way of the spare memory, from which it can copy.
-  void fill(const Place& place, const std::byte* from) {
+  // With bytes of the host, or with elements that are all the same: to a device by way of the spare memory, from which it can copy.
+  void fill(const Place& place, const std::byte* from, DType dtype, double number) {
     const bool far = is_far(program, place);
     const int64_t most = far ? program.spare.bytes : place.bytes;
     require(most > 0, "no memory to bring a constant by");
@@ -229,7 +233,7 @@ struct Executor::Impl {
       if (from != nullptr)
         std::memcpy(to, from + done, static_cast<size_t>(count));
       else
-        std::memset(to, 0, static_cast<size_t>(count));
+        fill_elements({to, static_cast<size_t>(count)}, dtype, number);
       if (far) device.transfer(at(place) + done, to, count);
     }
     if (far) touch({.offset = program.spare.offset, .bytes = std::min(most, place.bytes), .space = program.spare.space});
@@ -415,7 +419,7 @@ Executor::Executor(const Program& program, std::vector<const Graph*> graphs, Dev
 Executor::~Executor() = default;
 
 size_t Executor::prepared_kernels() const { return impl_->kernels.size(); }
-void Executor::attach(std::vector<Memory*> spaces, Disk* disk) { impl_->attach(spaces, disk); }
+void Executor::attach(std::vector<Memory*> spaces, Disk* disk, bool fresh) { impl_->attach(spaces, disk, fresh); }
 bool Executor::run(size_t entry, const std::atomic<bool>* stop) { return impl_->run(entry, stop); }
 int64_t Executor::measured_peak_bytes(SpaceId space) const { return impl_->measured_peak(space); }
 const RunTimes& Executor::times(size_t entry) const { return impl_->times.at(entry); }

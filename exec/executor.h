@@ -30,12 +30,12 @@ class Executor {
   ~Executor();
 
   size_t prepared_kernels() const;
-  // Gives it memory, by space (null for the file's), from the device: copies constants to their places, zeroes optimizer state and
-  // accumulators. Before the first run. Throws Error(device) if any is smaller than the program's, or if the program needs a disk (fresh,
-  // so full of zeros) and has none.
-  void attach(std::vector<Memory*> spaces, Disk* disk = nullptr);
+  // Gives it memory, by space (null for the file's), from the device: copies constants to their places, makes optimizer state and
+  // accumulators what they begin as; that of the disk, too, if it is fresh, so full of zeros. Before the first run. Throws Error(device) if
+  // any is smaller than the program's, or if the program needs a disk and has none.
+  void attach(std::vector<Memory*> spaces, Disk* disk = nullptr, bool fresh = true);
   // … of a program with one space of memory.
-  void attach(Memory& memory, Disk* disk = nullptr) { attach(std::vector<Memory*>{&memory}, disk); }
+  void attach(Memory& memory, Disk* disk = nullptr, bool fresh = true) { attach(std::vector<Memory*>{&memory}, disk, fresh); }
 
   // Where an entry's input is filled in. Throws Error(device) for a value without a place.
   std::span<std::byte> input(size_t entry, ValueId value) const;

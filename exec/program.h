@@ -82,7 +82,8 @@ struct Persistent {
   Purpose purpose = Purpose::weights;  // weights, optimizer, constants, gradients (accumulators)
   TensorType type;
   Place home{};                             // in memory or in the file
-  std::shared_ptr<const Tensor> initial{};  // constants, in memory; null else (state starts at zero, weights are loaded)
+  std::shared_ptr<const Tensor> initial{};  // constants, in memory; null else (weights are loaded)
+  double fill = 0;                          // what each element of state begins as
 };
 
 enum class Action : uint8_t {

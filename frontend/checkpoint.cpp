@@ -311,13 +311,14 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
         throw error(ErrorCode::usage, "{}: was saved by a run that trains other tensors: give it the same `train` and `freeze`",
                     candidate.folder.path);
       }
-      if (candidate.manifest.at("model").get<std::string>() != content.model) {
-        throw error(ErrorCode::usage, "{}: is the checkpoint of another model: its parameters have other names, types or shapes",
-                    candidate.folder.path);
-      }
+      // Before the model: which weights are packed depends on the optimizer.
       if (const auto now = content.settings.find("optim"); now != content.settings.end() && now->second != saved_with("optim")) {
         throw error(ErrorCode::usage, "{}: was saved with `optim` {}, not {}: its optimizer state can't be used", candidate.folder.path,
                     saved_with("optim"), now->second);
+      }
+      if (candidate.manifest.at("model").get<std::string>() != content.model) {
+        throw error(ErrorCode::usage, "{}: is the checkpoint of another model: its parameters have other names, types or shapes",
+                    candidate.folder.path);
       }
       loaded.state = state_of(candidate.manifest.at("state"));
       if (loaded.state.step != candidate.folder.step && only.empty())

@@ -64,6 +64,39 @@ struct Raw {
   bool no_checksums = false, no_shuffle = false, no_retie = false, plan = false, version = false;
 };
 
+// --learning_rate=1e-5 -> --learning-rate=1e-5
+std::string with_dashes(std::string argument) {
+  if (!argument.starts_with("--")) return argument;
+  const size_t end = std::min(argument.find('='), argument.size());
+  std::replace(argument.begin(), argument.begin() + static_cast<std::ptrdiff_t>(end), '_', '-');
+  return argument;
+}
+
+// "a, b or c"
+std::string optimizer_names() {
+  std::string text;
+  const std::vector<OptimizerChoice> all = optimizers();
+  for (size_t i = 0; i < all.size(); ++i) text += (i == 0 ? "" : i + 1 < all.size() ? ", " : " or ") + all[i].name;
+  return text;
+}
+
+// Those that each optimizer has; what several have is one option.
+void add_optimizer_options(CLI::App& app, const char* group, Options& o) {
+  for (const OptimizerChoice& choice : optimizers()) {
+    for (const OptimizerChoice::Option& option : choice.options) {
+      const std::string name = with_dashes("--" + option.name), what = fmt::format("of {}: {}", choice.name, option.help);
+      if (CLI::Option* const known = app.get_option_no_throw(name)) {
+        known->description(fmt::format("{}; {} (default {})", known->get_description(), what, option.value));
+        continue;
+      }
+      app.add_option_function<double>(
+             name, [&o, of = option.name](double value) { o.optim_args[of] = value; }, what)
+          ->default_str(fmt::format("{}", option.value))
+          ->group(group);
+    }
+  }
+}
+
 void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   Options& o = line.options;
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // so that a script's options can be overridden
@@ -120,16 +153,13 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
       ->group(memory);
 
   constexpr const char* optimizer = "Optimizer";
-  add(optimizer, "--optim", o.optim, "adamw or sgd");
+  add(optimizer, "--optim", o.optim, optimizer_names());
   add(optimizer, "--learning-rate", o.learning_rate, "the highest, where the schedule changes it");
   add(optimizer, "--lr-scheduler-type", o.lr_scheduler_type, "linear, cosine, constant or constant_with_warmup");
   add(optimizer, "--warmup-steps", o.warmup_steps, "a number below 1 is a share of all steps");
   app.add_option("--warmup-ratio", raw.warmup_ratio, "the same as --warmup-steps below 1")->group(optimizer);
   add(optimizer, "--weight-decay", o.weight_decay, "on tensors of two dimensions and more");
-  add(optimizer, "--adam-beta1", o.adam_beta1, "");
-  add(optimizer, "--adam-beta2", o.adam_beta2, "");
-  add(optimizer, "--adam-epsilon", o.adam_epsilon, "");
-  add(optimizer, "--momentum", o.momentum, "of sgd");
+  add_optimizer_options(app, optimizer, o);
   add(optimizer, "--max-grad-norm", o.max_grad_norm, "clip gradients to this norm (0: no clipping)");
 
   constexpr const char* length = "Length";
@@ -195,14 +225,6 @@ std::string default_profile() {
   if (cache != nullptr && *cache == '/') return std::string(cache) + "/ort-train/machine.json";
   if (home != nullptr && *home == '/') return std::string(home) + "/.cache/ort-train/machine.json";
   return {};
-}
-
-// --learning_rate=1e-5 -> --learning-rate=1e-5
-std::string with_dashes(std::string argument) {
-  if (!argument.starts_with("--")) return argument;
-  const size_t end = std::min(argument.find('='), argument.size());
-  std::replace(argument.begin(), argument.begin() + static_cast<std::ptrdiff_t>(end), '_', '-');
-  return argument;
 }
 
 // The option of a field; empty where there is none.

@@ -59,14 +59,13 @@ struct Options {
   bool recalibrate = false;    // measure the machine again
 
   double learning_rate = 5e-5;
-  std::string lr_scheduler_type = "linear";  // linear | cosine | constant | constant_with_warmup
-  double warmup_steps = 0;                   // a number below 1 is a share of all steps
-  double weight_decay = 0;                   // on tensors of two dimensions and more
-  double adam_beta1 = 0.9, adam_beta2 = 0.999, adam_epsilon = 1e-8;
-  double max_grad_norm = 1.0;   // 0: no clipping
-  std::string optim = "adamw";  // adamw | sgd
-  double momentum = 0;          // of sgd
-  int64_t max_steps = -1;       // if positive, num_train_epochs is ignored
+  std::string lr_scheduler_type = "linear";    // linear | cosine | constant | constant_with_warmup
+  double warmup_steps = 0;                     // a number below 1 is a share of all steps
+  double weight_decay = 0;                     // on tensors of two dimensions and more
+  double max_grad_norm = 1.0;                  // 0: no clipping
+  std::string optim = "adamw";                 // one of optimizers()
+  std::map<std::string, double> optim_args{};  // of the optimizer's own options those that aren't as by default
+  int64_t max_steps = -1;                      // if positive, num_train_epochs is ignored
   double num_train_epochs = 3;
   int64_t gradient_accumulation_steps = 1;
   int64_t eval_steps = 0;         // evaluate every so many steps and at the end; 0: never
@@ -258,6 +257,18 @@ class ORT_TRAIN_API Trainer {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+// What `optim` can be, and the `optim_args` that each has.
+struct OptimizerChoice {
+  struct Option {
+    std::string name;
+    double value = 0;  // by default
+    std::string help;
+  };
+  std::string name;
+  std::vector<Option> options;
+};
+ORT_TRAIN_API std::vector<OptimizerChoice> optimizers();
 
 // "12GB" -> 12e9, "12GiB", "300MB", plain bytes. Throws Error(usage).
 ORT_TRAIN_API int64_t parse_bytes(const std::string& text);

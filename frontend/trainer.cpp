@@ -12,6 +12,7 @@ namespace ort_train {
 
 Trainer::Impl::Impl(const Options& options_, Callbacks callbacks_)
     : options(checked(options_)),  // before threads are started
+      optimizer(make_optimizer(options.optim, options.optim_args)),
       callbacks(boundary.guarded(std::move(callbacks_))),
       workers(options_.threads > 0 ? options_.threads : available_processors()) {}
 
@@ -93,6 +94,18 @@ int64_t bytes_in(const std::string& text) {
 
 int64_t parse_bytes(const std::string& text) {
   return in_library([&] { return bytes_in(text); });
+}
+
+std::vector<OptimizerChoice> optimizers() {
+  return in_library([] {
+    std::vector<OptimizerChoice> choices;
+    for (const OptimizerDef* def : all_optimizers()) {
+      OptimizerChoice& choice = choices.emplace_back(OptimizerChoice{.name = std::string(def->name)});
+      for (const OptimizerOption& option : def->options)
+        choice.options.push_back({.name = std::string(option.name), .value = option.value, .help = std::string(option.help)});
+    }
+    return choices;
+  });
 }
 
 std::string version() { return ORT_TRAIN_VERSION; }

@@ -32,11 +32,12 @@ void refuse_obstacles(const Imported& imported) {
 }
 
 // Checkpoints have the optimizer's state by the names of weights.
-void refuse_state_names(const Graph& graph) {
+void refuse_state_names(const Graph& graph, const Optimizer& optimizer) {
   for (const ValueId id : graph.parameters()) {
-    for (const char* suffix : {kFirstMomentName, kSecondMomentName, kMomentumName}) {
-      const std::string name = graph.value(id).name + suffix;
-      if (graph.value(id).trainable && graph.find_value(name) != kNone)
+    if (!graph.value(id).trainable) continue;
+    for (const StateDef& state : optimizer.def->states(optimizer, graph.value(id).type())) {
+      const std::string name = graph.value(id).name + std::string(state.suffix);
+      if (graph.find_value(name) != kNone)
         throw error(ErrorCode::unsupported, "'{}' is a name in the model that the optimizer's state of '{}' has to have: rename it", name,
                     graph.value(id).name);
     }
@@ -51,7 +52,7 @@ const Options& Trainer::Impl::checked(const Options& options) {
   };
   if (options.model.empty()) throw error(ErrorCode::usage, "no model is given");
   if (options.data.empty()) throw error(ErrorCode::usage, "no data is given: `data` is a file or a folder");
-  if (options.optim != "adamw" && options.optim != "sgd") throw refuse("optim", options.optim, "is not known: adamw or sgd");
+  make_optimizer(options.optim, options.optim_args);
   if (options.loss != "cross_entropy" && options.loss != "mse" && options.loss != "output") {
     throw refuse("loss", options.loss, "is not known: cross_entropy, mse or output");
   }
@@ -84,11 +85,7 @@ const Options& Trainer::Impl::checked(const Options& options) {
   }
   if (!(options.learning_rate >= 0)) throw refuse("learning_rate", options.learning_rate, "has to be 0 or more");
   if (!(options.weight_decay >= 0)) throw refuse("weight_decay", options.weight_decay, "is negative");
-  if (!(options.adam_beta1 >= 0 && options.adam_beta1 < 1)) throw refuse("adam_beta1", options.adam_beta1, "has to lie in [0, 1)");
-  if (!(options.adam_beta2 >= 0 && options.adam_beta2 < 1)) throw refuse("adam_beta2", options.adam_beta2, "has to lie in [0, 1)");
-  if (!(options.adam_epsilon >= 0)) throw refuse("adam_epsilon", options.adam_epsilon, "is negative");
   if (!(options.max_grad_norm >= 0)) throw refuse("max_grad_norm", options.max_grad_norm, "is negative (0: no clipping)");
-  if (!(options.momentum >= 0 && options.momentum < 1)) throw refuse("momentum", options.momentum, "has to lie in [0, 1)");
   if (options.gradient_accumulation_steps < 1)
     throw refuse("gradient_accumulation_steps", options.gradient_accumulation_steps, "is at least 1");
   if (options.max_steps <= 0 && !(options.num_train_epochs > 0))
@@ -106,12 +103,8 @@ const Options& Trainer::Impl::checked(const Options& options) {
 }
 
 OptimizerSpec Trainer::Impl::optimizer_spec(Deferral defer) const {
-  return {.kind = options.optim,
+  return {.optimizer = optimizer,
           .weight_decay = options.weight_decay,
-          .beta1 = options.adam_beta1,
-          .beta2 = options.adam_beta2,
-          .epsilon = options.adam_epsilon,
-          .momentum = options.momentum,
           .max_grad_norm = options.max_grad_norm,
           .accumulate = options.gradient_accumulation_steps > 1,
           .deferred = defer != Deferral::none};
@@ -192,6 +185,7 @@ void Trainer::Impl::build_entries(Deferral defer) {
                     .dump_after = {},
                     .on_pass = nullptr,
                     .part_bytes = part_bytes,
+                    .granularity = optimizer.def->granularity,
                     .packs = {},
                     .folder = make_folder(workers)};
   PassOptions first = quiet;
@@ -200,7 +194,7 @@ void Trainer::Impl::build_entries(Deferral defer) {
   std::vector<std::string> passes;
   first.on_pass = [&](const std::string& pass, double, bool) { passes.push_back(pass); };
   const LossSpec loss = loss_spec();
-  OptimizerSpec optimizer = optimizer_spec(defer);
+  OptimizerSpec update = optimizer_spec(defer);
 
   // One import for each batch size.
   const auto forward = [&](int64_t batch) -> const Graph& {
@@ -209,13 +203,13 @@ void Trainer::Impl::build_entries(Deferral defer) {
     refuse_obstacles(imported);
     const bool is_first = forwards.empty();
     if (is_first && !model_read) {
-      refuse_state_names(imported.graph);
+      refuse_state_names(imported.graph, optimizer);
       weights = std::move(imported.weights);
       info = std::move(imported.info);
       for (const std::string& text : info.notes) note(text);
       const auto& nodes = imported.graph.order();
       const auto is_live = [&](NodeId id) { return imported.graph.node(id).op->traits.statistics == Statistics::batch; };
-      if (optimizer.accumulate && std::any_of(nodes.begin(), nodes.end(), is_live))
+      if (update.accumulate && std::any_of(nodes.begin(), nodes.end(), is_live))
         note("with gradient accumulation live BatchNormalization sees each micro-batch by itself: a step is not that of one large batch");
       model_read = true;
     }
@@ -224,13 +218,13 @@ void Trainer::Impl::build_entries(Deferral defer) {
   };
 
   const Graph& main = forward(binding.batch);
-  if (defer == Deferral::most) optimizer.at_once = used_soon(main);  // the same weights for every batch size: they share the sums
+  if (defer == Deferral::most) update.at_once = used_soon(main);  // the same weights for every batch size: they share the sums
   for (ValueId id : main.outputs) {
     const Value& output = main.value(id);
     if (!output.shape.empty() && (options.output.empty() ? id == main.outputs[0] : output.name == options.output))
       class_count = output.shape.back();
   }
-  if (!packs) packs = choose_packs(main, loss);
+  if (!packs) packs = choose_packs(main, loss, optimizer);
   first.packs = quiet.packs = *packs;
   const bool flexible = !binding.batch_is_fixed;
   const int64_t remainder = train_range.count % binding.batch;
@@ -238,10 +232,9 @@ void Trainer::Impl::build_entries(Deferral defer) {
   // Deferred: "train" makes the update that a step before it left behind, "train-first" has none before it.
   const auto add_train = [&](const Graph& graph, int64_t batch, bool is_remainder, const PassOptions& passes_of) {
     check_live_layers(graph, batch);
-    JobGraph train = build_train_graph(graph, loss, optimizer, passes_of);
+    JobGraph train = build_train_graph(graph, loss, update, passes_of);
     const std::string suffix = is_remainder ? "-remainder" : "";
-    if (deferred)
-      add_entry("train" + suffix, build_pending_graph(train, optimizer, passes_of), batch, &train_range).remainder = is_remainder;
+    if (deferred) add_entry("train" + suffix, build_pending_graph(train, update, passes_of), batch, &train_range).remainder = is_remainder;
     add_entry((deferred ? "train-first" : "train") + suffix, std::move(train), batch, &train_range).remainder = is_remainder;
   };
   add_train(main, binding.batch, false, first);
@@ -253,9 +246,9 @@ void Trainer::Impl::build_entries(Deferral defer) {
   if (flexible && remainder > 0 && total_steps >= epoch_steps) {
     add_train(forward(remainder), remainder, true, quiet);
   }
-  if (optimizer.accumulate || deferred) {
+  if (update.accumulate || deferred) {
     const int source = find_entry({.kind = EntryKind::train});
-    add_entry("update", build_update_graph(entries[static_cast<size_t>(source)]->job, optimizer, quiet), 0, nullptr);
+    add_entry("update", build_update_graph(entries[static_cast<size_t>(source)]->job, update, quiet), 0, nullptr);
   }
   if (valid_range.data != nullptr) {
     const int64_t full = valid_range.count / binding.batch, rest = valid_range.count % binding.batch;

@@ -120,7 +120,7 @@ bool Trainer::Impl::start_disk(const SlotTable* table, const std::string& path, 
   }
   std::vector<Memory*> spaces;
   for (const auto& space : memory) spaces.push_back(space.get());
-  executor->attach(std::move(spaces), disk.get());
+  executor->attach(std::move(spaces), disk.get(), /*fresh=*/!in_place);
   return in_place;
 }
 

@@ -96,6 +96,7 @@ struct Trainer::Impl {
   Impl(const Options& options, Callbacks callbacks);  // build() comes next
 
   Options options;
+  Optimizer optimizer;
   Boundary boundary;
   Callbacks callbacks;
   std::atomic<bool> stop{false};  // asked for, and not seen to yet

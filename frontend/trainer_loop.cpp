@@ -8,7 +8,6 @@
 #include <exception>
 #include <limits>
 
-#include "exec/ops/optimizer_scalars.h"
 #include "exec/random.h"
 #include "frontend/budget.h"
 #include "frontend/export.h"
@@ -100,8 +99,7 @@ void Trainer::Impl::flush() {
 
 void Trainer::Impl::set_scalars(size_t index, ValueId input, int64_t step, double learning_rate) {
   if (input == kNone) return;
-  const auto scalars =
-      optimizer_scalars(step, learning_rate, options.adam_beta1, options.adam_beta2, options.adam_epsilon, options.momentum);
+  const std::vector<float> scalars = optimizer.scalars(step, learning_rate);
   const auto to = place(index, input);
   if (!to.empty()) std::memcpy(to.data(), scalars.data(), to.size());
 }

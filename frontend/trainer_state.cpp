@@ -14,7 +14,6 @@
 #include "graph/error.h"
 #include "graph/op_def.h"
 #include "offload/file_range.h"
-#include "passes/split_weights.h"
 
 namespace ort_train {
 namespace {
@@ -92,25 +91,28 @@ void Trainer::Impl::take_memory() {
   for (const Space& space : program.spaces)
     memory.push_back(space.kind == SpaceKind::file ? nullptr : device.allocate(space.kind, space.bytes));
   tidy_disk();
-  const std::map<std::string, PlaceOfPart> parts = part_places(entries[0]->job);
+  std::map<std::string, const Value*> values;  // what lives across runs, in any of the graphs
+  for (const auto& entry : entries) {
+    const Graph& graph = entry->job.graph;
+    for (const ValueKind kind : {ValueKind::parameter, ValueKind::optimizer_state}) {
+      for (const ValueId id : graph.values_of(kind)) values.emplace(graph.value(id).name, &graph.value(id));
+    }
+  }
   std::map<std::string, TensorType> wholes;  // of the weights
   for (const Persistent& value : program.persistent) {
     if (value.purpose != Purpose::weights && value.purpose != Purpose::optimizer) continue;
-    // Of state that belongs to a weight: NAME.exp_avg.
-    const size_t end = value.purpose == Purpose::weights ? value.name.size() : value.name.rfind('.');
-    const auto part = parts.find(value.name.substr(0, end));
-    const bool is_part = part != parts.end();
+    const Value& of = *values.at(value.name);
     const StateTensor tensor{
         .name = value.name,
         .type = value.type,
-        .whole = is_part ? part->second.weight + value.name.substr(end) : std::string(),
-        .offset = is_part ? part->second.offset : 0,
+        .whole = of.whole,
+        .offset = of.whole_offset,
         .bytes = [this, &value](bool overwrite) { return overwrite ? executor->blank(value.name) : executor->persistent(value.name); },
         .changed = [this, &value] { executor->changed(value.name); },
         .on_disk = is_in_file(value)};
     if (value.purpose == Purpose::weights) {
       content.weights.push_back(tensor);
-      const auto [whole, is_first] = wholes.emplace(is_part ? tensor.whole : tensor.name, tensor.type);
+      const auto [whole, is_first] = wholes.emplace(tensor.whole.empty() ? tensor.name : tensor.whole, tensor.type);
       if (!is_first) whole->second.shape[0] += tensor.type.shape[0];
     }
     if (value.purpose == Purpose::optimizer) content.optimizer.push_back(tensor);
@@ -181,7 +183,7 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
                                             {"warmup_steps", text(schedule.warmup_steps)},
                                             {"weight_decay", text(options.weight_decay)},
                                             {"max_grad_norm", text(options.max_grad_norm)},
-                                            {"optim", options.optim == "sgd" && options.momentum > 0 ? "sgd with momentum" : options.optim},
+                                            {"optim", optimizer.state_label()},
                                             {"total_steps", text(total_steps)},
                                             {"gradient_accumulation_steps", text(options.gradient_accumulation_steps)},
                                             {"seed", text(options.seed)},
@@ -190,13 +192,7 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
                                             {"train_samples", text(train_range.count)},
                                             {"data", std::filesystem::path(data.train->path()).filename().string()},
                                             {"instruction_set", __builtin_cpu_supports("x86-64-v4") ? "x86-64-v4" : "x86-64-v3"}};
-  if (options.optim == "adamw") {
-    result["adam_beta1"] = text(options.adam_beta1);
-    result["adam_beta2"] = text(options.adam_beta2);
-    result["adam_epsilon"] = text(options.adam_epsilon);
-  } else {
-    result["momentum"] = text(options.momentum);
-  }
+  for (const OptimizerOption& option : optimizer.def->options) result[std::string(option.name)] = text(optimizer.value(option.name));
   if (!info.chosen.empty()) result["train_freeze"] = hex16(hash_bytes(std::as_bytes(std::span(info.chosen))));
   for (const auto& [name, size] : binding.shapes) result["shape " + name] = text(size);
   return result;

@@ -29,7 +29,7 @@ enum class ValueKind : uint8_t {
   parameter,        // a weight of the user's model; lives across steps
   activation,       // computed in the forward pass
   gradient,         // computed in the backward pass
-  optimizer_state,  // moments; lives across steps, starts at zero
+  optimizer_state,  // moments and the like; lives across steps, starts as Value::fill
   accumulator,      // a gradient summed over micro-batches; lives across steps, starts at zero, cleared by the update
   constant,         // known at compile time
 };
@@ -47,6 +47,10 @@ struct Value {
   std::shared_ptr<const Tensor> constant{};  // set exactly where kind is constant
   bool trainable = false;                    // parameters only: false where frozen
   int64_t part_rows = 0;                     // parameters only: so many rows go by themselves (passes/split_weights.h); 0: it is one piece
+  std::string owner{};                       // optimizer state, accumulators: the parameter that they belong to, by name
+  std::string whole{};                       // parameters and state that are a range of a whole's bytes: its name; else empty
+  int64_t whole_offset = 0;                  // the byte of the whole where it begins
+  double fill = 0;                           // optimizer state: what each element begins as
 
   TensorType type() const { return {dtype, shape}; }
   int64_t bytes() const { return bytes_of(dtype, element_count(shape)); }

@@ -79,6 +79,35 @@ bool is_floating(DType dtype) {
   return dtype == DType::float32 || dtype == DType::float64 || dtype == DType::float16 || dtype == DType::bfloat16;
 }
 
+namespace {
+
+template <typename T> void fill_with(std::span<std::byte> bytes, T number) {
+  for (size_t at = 0; at < bytes.size(); at += sizeof(T)) std::memcpy(bytes.data() + at, &number, sizeof(T));
+}
+
+}  // namespace
+
+void fill_elements(std::span<std::byte> bytes, DType dtype, double number) {
+  if (number == 0) {
+    if (!bytes.empty()) std::memset(bytes.data(), 0, bytes.size());
+    return;
+  }
+  switch (dtype) {
+    case DType::float32:
+      return fill_with(bytes, static_cast<float>(number));
+    case DType::float64:
+      return fill_with(bytes, number);
+    case DType::int64:
+      return fill_with(bytes, to_integer<int64_t>(number));
+    case DType::int32:
+      return fill_with(bytes, to_integer<int32_t>(number));
+    case DType::uint8:
+      return fill_with(bytes, to_integer<uint8_t>(number));
+    default:
+      throw error(ErrorCode::unsupported, "elements of type {} can't begin as {}, only as 0", to_string(dtype), number);
+  }
+}
+
 Shape Shape::before(size_t axis) const {
   if (axis > size()) throw_no_axis(axis);
   return {begin(), begin() + static_cast<ptrdiff_t>(axis)};

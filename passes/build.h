@@ -15,13 +15,13 @@ void emit_behind(Builder& builder, const std::vector<ValueId>& values);
 
 // Adds the norm of job.gradients as job.grad_norm.
 void build_norm(JobGraph& job, Stage stage);
-// What the names of the optimizer's state end in, behind those of the weights.
-inline constexpr const char *kFirstMomentName = ".exp_avg", *kSecondMomentName = ".exp_avg_sq", *kMomentumName = ".momentum_buffer";
 // An input for the optimizer's scalars.
-ValueId add_scalars(Graph& graph, const char* name);
-// Adds clipping by `norm` and the optimizer node of each gradient (parameter -> gradient). `before`, where given, says the node that a
-// parameter's optimizer node stands before (kNone: behind all), and clipping stands before the first node. Returns what each parameter is
-// after its update.
+ValueId add_scalars(Graph& graph, const Optimizer& optimizer, const char* name);
+// Of these nodes the one that comes first in the graph's order; kNone where none is in it.
+NodeId first_in_order(const Graph& graph, const std::vector<NodeId>& nodes);
+// Adds clipping by `norm` and the update of each gradient's parameter (parameter -> gradient). `before`, where given, says the node that a
+// parameter's update stands before (kNone: behind all), and clipping stands before the first node. Returns what each parameter is after its
+// update.
 using UpdatePlaces = std::function<NodeId(ValueId parameter)>;
 std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec, const std::map<ValueId, ValueId>& gradients, ValueId norm,
                                         ValueId scalars, const UpdatePlaces& before = nullptr);

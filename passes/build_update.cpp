@@ -4,37 +4,16 @@
 //   after    norm = GlobalNorm(SumSquares(g1) … SumSquares(gn)) ; c = ClipCoefficient(norm)
 //            p1', m1', v1' = AdamW(p1, g1, m1, v1, c, scalars) …                            in import order
 //
-// Weight decay is an attribute of each node: on parameters of rank 2 and more. The scalars (learning rate, bias corrections) are computed
-// once a step on the host, exec/ops/optimizer_scalars.h, and fed as a graph input. Without clipping c is the constant 1.
+// Which nodes these are, and which state, its definition says (passes/optimizer.h). Weight decay is on parameters of rank 2 and more. The
+// scalars (learning rate, bias corrections) are computed once a step on the host, and fed as a graph input. Without clipping c is the
+// constant 1.
 
 #include <algorithm>
 
-#include "exec/ops/optimizer_scalars.h"
 #include "graph/builder.h"
-#include "graph/op_def.h"
 #include "passes/build.h"
-#include "passes/split_weights.h"
 
 namespace ort_train {
-namespace {
-
-ValueId add_state(Graph& graph, ValueId parameter, const char* suffix) {
-  const Value& p = graph.value(parameter);
-  return graph.add_value({.name = p.name + suffix, .dtype = p.dtype, .shape = p.shape, .kind = ValueKind::optimizer_state});
-}
-
-// The outputs that are state changed in place keep the kind of what they change. Returns what becomes of the first input.
-ValueId emit_writer(Builder& builder, const char* op, std::vector<ValueId> inputs, const Attributes& attributes, size_t outputs) {
-  const std::vector<ValueId> results = builder.emit_many(op, inputs, attributes, outputs);
-  for (const Alias& write : op_named(op).writes) {
-    if (static_cast<size_t>(write.output) >= results.size() || inputs[write.input] == kNone) continue;
-    builder.graph().value(results[write.output]).kind = builder.graph().value(inputs[write.input]).kind;
-  }
-  return results[0];
-}
-
-}  // namespace
-
 void emit_behind(Builder& builder, const std::vector<ValueId>& values) {
   const std::vector<NodeId>& order = builder.graph().order();
   const auto makes_one = [&](NodeId id) {
@@ -47,12 +26,10 @@ void emit_behind(Builder& builder, ValueId value) { emit_behind(builder, std::ve
 
 void build_norm(JobGraph& job, Stage stage) {
   // By the weights' names, then from part to part: in which parts they are doesn't show.
-  const std::map<std::string, PlaceOfPart> parts = part_places(job);
   std::map<std::pair<std::string, int64_t>, ValueId> gradients;
   for (const auto& [parameter, gradient] : job.gradients) {
-    const std::string& name = job.graph.value(parameter).name;
-    const auto part = parts.find(name);
-    gradients[part == parts.end() ? std::pair{name, int64_t{0}} : std::pair{part->second.weight, part->second.offset}] = gradient;
+    const Value& value = job.graph.value(parameter);
+    gradients[value.whole.empty() ? std::pair{value.name, int64_t{0}} : std::pair{value.whole, value.whole_offset}] = gradient;
   }
   require(gradients.size() == job.gradients.size(), "two parameters of one name");
   Builder builder(job.graph, stage);
@@ -65,10 +42,69 @@ void build_norm(JobGraph& job, Stage stage) {
   job.grad_norm = builder.before(kNone).emit("GlobalNorm", squares);
 }
 
-ValueId add_scalars(Graph& graph, const char* name) {
-  graph.inputs.push_back(graph.add_value({.name = name, .dtype = DType::float32, .shape = {kOptimizerScalars}, .kind = ValueKind::input}));
+ValueId add_scalars(Graph& graph, const Optimizer& optimizer, const char* name) {
+  const auto count = static_cast<int64_t>(optimizer.def->scalar_count);
+  graph.inputs.push_back(graph.add_value({.name = name, .dtype = DType::float32, .shape = {count}, .kind = ValueKind::input}));
   return graph.inputs.back();
 }
+
+NodeId first_in_order(const Graph& graph, const std::vector<NodeId>& nodes) {
+  const std::vector<NodeId>& order = graph.order();
+  const auto first = std::find_first_of(order.begin(), order.end(), nodes.begin(), nodes.end());
+  return first == order.end() ? kNone : *first;
+}
+
+namespace {
+
+// What is updated together: a weight, or all parts of one, in order.
+std::vector<std::vector<ValueId>> updated_together(const Graph& graph, const Optimizer& optimizer,
+                                                   const std::map<ValueId, ValueId>& gradients) {
+  std::vector<std::vector<ValueId>> groups;
+  std::map<std::string, size_t> group_of;
+  for (const auto& [parameter, gradient] : gradients) {
+    const std::string& whole = graph.value(parameter).whole;
+    size_t group = groups.size();
+    if (optimizer.def->granularity == Granularity::tensor && !whole.empty()) group = group_of.emplace(whole, group).first->second;
+    if (group == groups.size()) groups.emplace_back();
+    groups[group].push_back(parameter);
+  }
+  for (std::vector<ValueId>& group : groups)
+    std::sort(group.begin(), group.end(), [&](ValueId a, ValueId b) { return graph.value(a).whole_offset < graph.value(b).whole_offset; });
+  return groups;
+}
+
+// The state of a weight's parts: what is shared once, the rest by part, each the range of the whole's that follows on the part's before it.
+void add_states(Graph& graph, UpdateBuilder& update) {
+  const DType dtype = graph.value(update.parts[0].parameter).dtype;
+  const std::vector<StateDef> shared = update.optimizer.def->states(update.optimizer, {dtype, update.shape});
+  for (size_t i = 0; i < shared.size(); ++i) {
+    ValueId one = kNone;
+    for (UpdatePart& part : update.parts) {
+      const Value parameter = graph.value(part.parameter);
+      const bool is_part = !parameter.whole.empty();
+      if (shared[i].shared && one != kNone) {
+        part.states.push_back(one);
+        continue;
+      }
+      Value state{.kind = ValueKind::optimizer_state};
+      const StateDef def = shared[i].shared ? shared[i] : update.optimizer.def->states(update.optimizer, parameter.type()).at(i);
+      state.owner = shared[i].shared && is_part ? parameter.whole : parameter.name;
+      state.name = state.owner + std::string(def.suffix);
+      state.dtype = def.type.dtype;
+      state.shape = def.type.shape;
+      state.fill = def.fill;
+      if (is_part && !shared[i].shared) {
+        state.whole = parameter.whole + std::string(def.suffix);
+        const int64_t rows = parameter.shape[0];  // the state has as many
+        if (parameter.bytes() > 0) state.whole_offset = parameter.whole_offset / (parameter.bytes() / rows) * (state.bytes() / rows);
+      }
+      one = graph.add_value(std::move(state));
+      part.states.push_back(one);
+    }
+  }
+}
+
+}  // namespace
 
 std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec, const std::map<ValueId, ValueId>& gradients, ValueId norm,
                                         ValueId scalars, const UpdatePlaces& before) {
@@ -79,24 +115,22 @@ std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec,
                                   ? builder.emit("ClipCoefficient", {norm}, {{"max_norm", static_cast<float>(spec.max_grad_norm)}})
                                   : builder.constant(scalar_tensor(1.0f));
   std::map<ValueId, ValueId> updated;
-  for (const auto& [parameter, gradient] : gradients) {
-    const double decay = graph.value(parameter).shape.size() >= 2 ? spec.weight_decay : 0;
-    builder.named(graph.value(parameter).name).before(before ? before(parameter) : kNone);
-    Attributes attributes{{"weight_decay", static_cast<float>(decay)}};
-    ValueId& p = updated[parameter];
-    if (spec.kind == "adamw") {
-      attributes.set("beta1", static_cast<float>(spec.beta1));
-      attributes.set("beta2", static_cast<float>(spec.beta2));
-      attributes.set("epsilon", static_cast<float>(spec.epsilon));
-      const ValueId m = add_state(graph, parameter, kFirstMomentName), v = add_state(graph, parameter, kSecondMomentName);
-      p = emit_writer(builder, "AdamW", {parameter, gradient, m, v, coefficient, scalars}, attributes, 3);
-    } else if (spec.kind == "sgd") {
-      attributes.set("momentum", static_cast<float>(spec.momentum));
-      const ValueId buffer = spec.momentum != 0 ? add_state(graph, parameter, kMomentumName) : kNone;
-      p = emit_writer(builder, "SGD", {parameter, gradient, buffer, coefficient, scalars}, attributes, buffer == kNone ? 1 : 2);
-    } else {
-      throw error(ErrorCode::usage, "unknown optimizer '{}'; known: adamw, sgd", spec.kind);
+  for (const std::vector<ValueId>& parameters : updated_together(graph, spec.optimizer, gradients)) {
+    UpdateBuilder update(builder, spec.optimizer);
+    update.clip = coefficient;
+    update.scalars = scalars;
+    update.shape = graph.value(parameters[0]).shape;
+    std::vector<NodeId> places;
+    for (const ValueId parameter : parameters) {
+      if (parameter != parameters[0]) update.shape[0] += graph.value(parameter).shape[0];
+      places.push_back(before ? before(parameter) : kNone);
+      update.parts.push_back({.parameter = parameter, .gradient = gradients.at(parameter), .before = places.back()});
     }
+    update.before_all = before ? first_in_order(graph, places) : kNone;
+    update.weight_decay = group_of(graph.value(parameters[0])) == ParameterGroup::decayed ? spec.weight_decay : 0;
+    add_states(graph, update);
+    const std::vector<ValueId> results = spec.optimizer.def->update(update);
+    for (size_t i = 0; i < parameters.size(); ++i) updated[parameters[i]] = results.at(i);
   }
   return updated;
 }

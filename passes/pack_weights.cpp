@@ -1,7 +1,8 @@
 #include "passes/pack_weights.h"
 
 #include <algorithm>
-#include <array>
+#include <map>
+#include <numeric>
 
 #include "exec/program.h"
 #include "graph/autodiff.h"
@@ -12,17 +13,21 @@
 namespace ort_train {
 namespace {
 
-bool is_matrix(const Value& weight) { return weight.shape.size() >= 2; }  // what weight decay asks
+// Where the next member of a pack begins that ends at a byte, where it has to be at a multiple of so many elements.
+int64_t next_member(int64_t end, int64_t multiple, DType dtype) {
+  const int64_t bytes = std::lcm(kPlaceAlignment, multiple * size_of(dtype));
+  return (end + bytes - 1) / bytes * bytes;
+}
 
 class Packer {
  public:
-  Packer(JobGraph& job, const std::vector<std::string>& names) : graph_(job.graph) {
+  Packer(JobGraph& job, const std::vector<std::string>& names, int64_t multiple) : graph_(job.graph) {
     int64_t end = 0;
     for (const std::string& name : names) {
       const ValueId id = graph_.find_value(name);
       require(id != kNone && graph_.value(id).kind == ValueKind::parameter, "a graph without a parameter that goes into a pack");
       members_.push_back(id);
-      offsets_.push_back(aligned(end));
+      offsets_.push_back(next_member(end, multiple, graph_.value(id).dtype));
       end = offsets_.back() + graph_.value(id).bytes();
     }
     const Value& first = graph_.value(members_.front());
@@ -30,7 +35,7 @@ class Packer {
     const std::string name = fmt::format("{}..{}", names.front(), names.back());
     pack_ = graph_.add_value({.name = name,
                               .dtype = first.dtype,
-                              .shape = is_matrix(first) ? Shape{1, elements} : Shape{elements},
+                              .shape = group_of(first) == ParameterGroup::decayed ? Shape{1, elements} : Shape{elements},
                               .kind = ValueKind::parameter,
                               .trainable = true});
     if (graph_.value(pack_).name != name)
@@ -85,7 +90,9 @@ class Packer {
 
 }  // namespace
 
-Packs choose_packs(const Graph& forward, const LossSpec& loss) {
+Packs choose_packs(const Graph& forward, const LossSpec& loss, const Optimizer& optimizer) {
+  const int64_t multiple = pack_multiple(optimizer.def->granularity);
+  if (multiple == 0) return {};
   JobGraph job{.graph = forward};  // what has a gradient is known when there are gradients
   build_loss(job, loss);
   job.graph.outputs = {job.loss_sum};
@@ -103,7 +110,7 @@ Packs choose_packs(const Graph& forward, const LossSpec& loss) {
     std::vector<std::string> names{};
     int64_t end = 0;
   };
-  std::array<Open, 2> open;  // matrices by themselves
+  std::map<std::pair<ParameterGroup, std::vector<DType>>, Open> open;  // by group and types of state
   const auto close = [&](Open& pack) {
     if (pack.names.size() > 1) packs.push_back(std::move(pack.names));
     pack = {};
@@ -112,24 +119,26 @@ Packs choose_packs(const Graph& forward, const LossSpec& loss) {
     for (const ValueId input : forward.node(id).inputs) {
       if (input == kNone || !fits(input)) continue;
       const Value& weight = forward.value(input);
-      Open& pack = open[is_matrix(weight)];
-      if (aligned(pack.end) + weight.bytes() > kPackBytes) close(pack);
+      std::vector<DType> types;
+      for (const StateDef& state : optimizer.def->states(optimizer, weight.type())) types.push_back(state.type.dtype);
+      Open& pack = open[{group_of(weight), types}];
+      if (next_member(pack.end, multiple, weight.dtype) + weight.bytes() > kPackBytes) close(pack);
       pack.names.push_back(weight.name);
-      pack.end = aligned(pack.end) + weight.bytes();
+      pack.end = next_member(pack.end, multiple, weight.dtype) + weight.bytes();
     }
   }
-  for (Open& pack : open) close(pack);
+  for (auto& [of, pack] : open) close(pack);
   return packs;
 }
 
-bool pack_weights(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients, const Packs& packs) {
+bool pack_weights(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients, const PassOptions& options) {
   const bool trains = !gradients.empty();  // else this entry has no backward pass
-  for (const std::vector<std::string>& names : packs) {
-    Packer packer(job, names);
+  for (const std::vector<std::string>& names : options.packs) {
+    Packer packer(job, names, pack_multiple(options.granularity));
     packer.show_members();
     if (trains) packer.join_gradients(gradients);
   }
-  return !packs.empty();
+  return !options.packs.empty();
 }
 
 }  // namespace ort_train

@@ -4,7 +4,8 @@
 //   after    scale = PackMember{byte_offset 0}(pack) ; bias = PackMember{byte_offset 3072}(pack) ; y = LayerNormalization(x, scale, bias)
 //            dpack = Pack(dscale, dbias) … AdamW(pack, dpack, …)
 //
-// What is packed depends on the model and its loss alone, so that all entries and all budgets have the same packs and the same sums.
+// What is packed depends on the model, its loss and the optimizer alone, so that all entries and all budgets have the same packs and the
+// same sums.
 
 #pragma once
 
@@ -19,11 +20,12 @@ namespace ort_train {
 inline constexpr int64_t kPackBytes = int64_t{64} << 10;
 
 // Of an optimized forward graph, the names of what goes into each pack: float32 parameters that get a gradient, are used once and aren't
-// divided, neighbours in the order of their use, of one rank class (weight decay is for matrices). A pack has two members at least.
-Packs choose_packs(const Graph& forward, const LossSpec& loss);
+// divided, neighbours in the order of their use, of one parameter group, with state of the same types. A pack has two members at least.
+// None where the optimizer's granularity forbids it.
+Packs choose_packs(const Graph& forward, const LossSpec& loss, const Optimizer& optimizer = make_optimizer());
 
-// Makes the packs in a job's graph, which has its backward pass but no update. `gradients`: parameter -> those of its uses; the packs'
+// Makes options.packs in a job's graph, which has its backward pass but no update. `gradients`: parameter -> those of its uses; the packs'
 // stand there afterwards. Adds to job.slices.
-bool pack_weights(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients, const Packs& packs);
+bool pack_weights(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients, const PassOptions& options);
 
 }  // namespace ort_train

@@ -61,7 +61,7 @@ namespace {
 // Behind all that makes or changes nodes by what they mean.
 void divide(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients, const PassOptions& options) {
   run_pass("split_weights", job.graph, options, [&] { return split_weights(job, gradients); });
-  run_pass("pack_weights", job.graph, options, [&] { return pack_weights(job, gradients, options.packs); });
+  run_pass("pack_weights", job.graph, options, [&] { return pack_weights(job, gradients, options); });
 }
 void divide(JobGraph& job, const PassOptions& options) {
   std::map<ValueId, std::vector<ValueId>> none;
@@ -124,10 +124,11 @@ struct State {
 };
 
 // Hands `value` to a persistent value of its type, by one node of the op.
-State add_to_state(Builder& builder, const char* op, const std::string& name, ValueId value) {
+State add_to_state(Builder& builder, const char* op, const std::string& name, const std::string& owner, ValueId value) {
   Graph& graph = builder.graph();
   const Value& from = graph.value(value);
-  const ValueId place = graph.add_value({.name = name, .dtype = from.dtype, .shape = from.shape, .kind = ValueKind::accumulator});
+  const ValueId place =
+      graph.add_value({.name = name, .dtype = from.dtype, .shape = from.shape, .kind = ValueKind::accumulator, .owner = owner});
   const ValueId after = builder.emit(op, {place, value});
   graph.value(after).kind = ValueKind::accumulator;
   return {.before = place, .after = after};
@@ -143,7 +144,7 @@ void store_norm(JobGraph& job, Stage stage) {
   Builder builder(job.graph, stage);
   emit_behind(builder, job.grad_norm);
   const char* const norm = "ort_train.grad_norm";
-  job.stored_norm = add_to_state(builder.named(norm), "Store", norm, job.grad_norm).before;
+  job.stored_norm = add_to_state(builder.named(norm), "Store", norm, /*owner=*/{}, job.grad_norm).before;
 }
 
 // Each use's gradient is added to accumulators of its own, so that the order of the sums is fixed: over micro-batches, then over uses.
@@ -155,9 +156,10 @@ void accumulate(JobGraph& job, const std::map<ValueId, std::vector<ValueId>>& us
     builder.named(job.graph.value(parameter).name);
     for (size_t use = 0; use < gradients.size(); ++use) {
       // The same name in every entry's graph: memory is matched by it.
-      const std::string name = job.graph.value(parameter).name + (use == 0 ? ".grad" : fmt::format(".grad.use{}", use + 1));
+      const std::string owner = job.graph.value(parameter).name;
+      const std::string name = owner + (use == 0 ? ".grad" : fmt::format(".grad.use{}", use + 1));
       emit_behind(builder, gradients[use]);
-      const State state = add_to_state(builder, "Accumulate", name, gradients[use]);
+      const State state = add_to_state(builder, "Accumulate", name, owner, gradients[use]);
       job.accumulators[parameter].push_back(state.before);
       sums[parameter].push_back(state.after);
     }
@@ -188,13 +190,13 @@ void store(JobGraph& job, const OptimizerSpec& optimizer) {
       now[parameter] = gradient;
       continue;
     }
-    const std::string name = job.graph.value(parameter).name + ".grad";
+    const std::string owner = job.graph.value(parameter).name, name = owner + ".grad";
     emit_behind(builder, gradient);
-    job.accumulators[parameter] = {add_to_state(builder.named(name), "Store", name, gradient).before};
+    job.accumulators[parameter] = {add_to_state(builder.named(name), "Store", name, owner, gradient).before};
   }
   store_norm(job, Stage::backward);
   if (now.empty()) return;
-  job.scalars = add_scalars(job.graph, kScalarsInput);
+  job.scalars = add_scalars(job.graph, optimizer.optimizer, kScalarsInput);
   build_update(job.graph, optimizer, now, job.grad_norm, job.scalars);
 }
 
@@ -249,7 +251,7 @@ JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const Opt
       store(job, optimizer);
     } else {
       build_norm(job, Stage::backward);
-      job.scalars = add_scalars(job.graph, kScalarsInput);
+      job.scalars = add_scalars(job.graph, optimizer.optimizer, kScalarsInput);
       build_update(job.graph, optimizer, job.gradients, job.grad_norm, job.scalars);
     }
     job.graph.outputs.push_back(job.grad_norm);
@@ -265,21 +267,25 @@ JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimiz
     Graph& graph = job.graph;
     const auto readers = graph.readers();
     const auto first_reader = [&](ValueId parameter) { return readers[parameter].front(); };
+    // Where a parameter's gradient is needed: by its own update, or one that it takes part in because it is of the same weight.
+    std::map<std::string, std::vector<NodeId>> uses_of_weight;
+    for (const auto& [parameter, uses] : job.accumulators) uses_of_weight[graph.value(parameter).whole].push_back(first_reader(parameter));
+    const auto first_needed = [&](ValueId parameter) {
+      const std::string& whole = graph.value(parameter).whole;
+      if (whole.empty() || optimizer.optimizer.def->granularity != Granularity::tensor) return first_reader(parameter);
+      return first_in_order(graph, uses_of_weight.at(whole));
+    };
     Builder builder(graph, Stage::update);
     std::map<ValueId, ValueId> stored;
     for (const auto& [parameter, uses] : job.accumulators)
-      stored[parameter] = add_up(builder.named(graph.value(parameter).name).before(first_reader(parameter)), uses);
-    job.pending_scalars = add_scalars(graph, kPendingScalarsInput);
+      stored[parameter] = add_up(builder.named(graph.value(parameter).name).before(first_needed(parameter)), uses);
+    job.pending_scalars = add_scalars(graph, optimizer.optimizer, kPendingScalarsInput);
     const auto updated = build_update(graph, optimizer, stored, job.stored_norm, job.pending_scalars, first_reader);
     // From the update on, everything reads what it leaves.
     for (const auto& [parameter, result] : updated) {
-      const auto first = std::find_if(graph.order().begin(), graph.order().end(), [&, p = parameter](NodeId id) {
-        return graph.node(id).stage == Stage::update && graph.node(id).inputs[0] == p;
-      });
-      require(first != graph.order().end(), "a parameter without its update");
-      const NodeId node = *first;
-      graph.replace_uses(parameter, result);
-      graph.node(node).inputs[0] = parameter;
+      for (const NodeId reader : readers[parameter])
+        std::replace(graph.node(reader).inputs.begin(), graph.node(reader).inputs.end(), parameter, result);
+      std::replace(graph.outputs.begin(), graph.outputs.end(), parameter, result);
     }
     if (!optimizer.accumulate) return true;
     for (const auto& [parameter, uses] : job.accumulators) {  // the step's first micro-batch: what the last step left is used up
@@ -314,11 +320,11 @@ JobGraph build_update_graph(const JobGraph& train, const OptimizerSpec& optimize
     }
     if (optimizer.deferred) {
       job.stored_norm = job.graph.add_value(train.graph.value(train.stored_norm));
-      job.pending_scalars = add_scalars(job.graph, kPendingScalarsInput);
+      job.pending_scalars = add_scalars(job.graph, optimizer.optimizer, kPendingScalarsInput);
       build_update(job.graph, optimizer, job.gradients, job.stored_norm, job.pending_scalars);
     } else {
       build_norm(job, Stage::update);
-      job.scalars = add_scalars(job.graph, kScalarsInput);
+      job.scalars = add_scalars(job.graph, optimizer.optimizer, kScalarsInput);
       build_update(job.graph, optimizer, job.gradients, job.grad_norm, job.scalars);
       job.graph.outputs = {job.grad_norm};
     }

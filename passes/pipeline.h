@@ -9,6 +9,7 @@
 
 #include "exec/program.h"
 #include "graph/graph.h"
+#include "passes/optimizer.h"
 #include "passes/passes.h"
 
 namespace ort_train {
@@ -21,9 +22,8 @@ struct LossSpec {
 };
 
 struct OptimizerSpec {
-  std::string kind = "adamw";  // adamw | sgd
+  Optimizer optimizer = make_optimizer();
   double weight_decay = 0;     // on parameters of rank 2 and more
-  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, momentum = 0;
   double max_grad_norm = 1.0;  // 0: no clipping
   bool accumulate = false;     // gradients are summed over micro-batches into accumulators: two graphs instead of one, see below
   bool deferred = false;  // an update waits for the next step, where it runs before the first use of its weight: three graphs, see below
@@ -31,7 +31,7 @@ struct OptimizerSpec {
 };
 
 // Names of graph inputs that the pipeline adds.
-inline constexpr const char* kScalarsInput = "ort_train.scalars";                 // float32 [n]: exec/ops/optimizer_scalars.h
+inline constexpr const char* kScalarsInput = "ort_train.scalars";                 // float32 [n]: Optimizer::scalars
 inline constexpr const char* kPendingScalarsInput = "ort_train.pending_scalars";  // the same, of the step that left updates behind
 inline constexpr const char* kInverseCountInput =
     "ort_train.inverse_count";  // float32 []: 1 / counted labels (elements for mse) of the optimizer step's batch

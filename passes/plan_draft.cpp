@@ -40,7 +40,7 @@ size_t PersistentValues::add(const std::string& entry, const Value& value) {
   if (value.constant) return add_constant(value);
   const auto [at, is_new] = by_name_.emplace(value.name, values_.size());
   if (is_new) {
-    values_.push_back({.name = value.name, .purpose = purpose_of(value.kind), .type = value.type()});
+    values_.push_back({.name = value.name, .purpose = purpose_of(value.kind), .type = value.type(), .fill = value.fill});
   } else if (const Persistent& known = values_[at->second]; known.type != value.type() || known.purpose != purpose_of(value.kind)) {
     throw error(ErrorCode::device, "internal error: '{}' is {} ({}) in entry '{}' but {} ({}) in one before it; please report this",
                 value.name, to_string(value.type()), to_string(purpose_of(value.kind)), entry, to_string(known.type),

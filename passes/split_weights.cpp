@@ -30,18 +30,18 @@ int64_t rows_for_all(const Graph& graph, ValueId weight, const std::vector<NodeI
   return rows;
 }
 
-// At multiples of a block of quantized state, too, but where parts would be large.
-int64_t whole_rows(const Value& weight, int64_t block) {
-  constexpr int64_t kQuantized = 256, kMuch = int64_t{16} << 20;  // elements of such a block; bytes
-  const int64_t rows = std::lcm(block, kQuantized / std::gcd(kQuantized, row_elements(weight)));
-  return rows > block && rows * (weight.bytes() / weight.shape[0]) > kMuch ? block : rows;
+// At multiples of a block of quantized state, too, but where parts would be large and no state is quantized.
+int64_t whole_rows(const Value& weight, int64_t block, Granularity granularity) {
+  constexpr int64_t kMuch = int64_t{16} << 20;  // bytes
+  const int64_t rows = std::lcm(block, kStateBlock / std::gcd(kStateBlock, row_elements(weight)));
+  return granularity != Granularity::block && rows > block && rows * (weight.bytes() / weight.shape[0]) > kMuch ? block : rows;
 }
 
 int64_t rows_of_part(const Value& weight, int64_t block, const PassOptions& options) {
   const int64_t rows = weight.shape[0];
   if (weight.bytes() == 0 || weight.bytes() / 2 < options.part_bytes) return 0;
   if (options.part_rows == 0 && weight.bytes() < kPackBytes) return 0;  // what is packed has nothing to do with parts
-  const int64_t whole = options.part_rows > 0 ? options.part_rows : whole_rows(weight, block);
+  const int64_t whole = options.part_rows > 0 ? options.part_rows : whole_rows(weight, block, options.granularity);
   const int64_t most = std::max(whole, options.part_bytes / (weight.bytes() / rows) / whole * whole);
   const int64_t parts = (rows + most - 1) / most;
   const int64_t of_part = ((rows + parts - 1) / parts + whole - 1) / whole * whole;  // about the same, and not more than `most`
@@ -63,7 +63,9 @@ class Splitter {
                  .dtype = whole.dtype,
                  .shape = whole.shape,
                  .kind = ValueKind::parameter,
-                 .trainable = whole.trainable};
+                 .trainable = whole.trainable,
+                 .whole = whole.name,
+                 .whole_offset = whole.bytes() / whole.shape[0] * first};
       part.shape[0] = rows.count;
       const std::string name = part.name;
       parts_.push_back({.value = graph.add_value(std::move(part)), .rows = rows});
@@ -185,19 +187,6 @@ bool split_weights(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradi
     graph.value(weight).kind = ValueKind::activation;  // nobody reads it any more
   }
   return changed;
-}
-
-std::map<std::string, PlaceOfPart> part_places(const JobGraph& job) {
-  std::map<std::string, PlaceOfPart> places;
-  for (const auto& [weight, slices] : job.slices) {
-    if (slices.size() == 1) continue;  // it is in a pack
-    int64_t offset = 0;
-    for (const Slice& slice : slices) {
-      places[slice.name] = {.weight = weight, .offset = offset};
-      offset += slice.bytes;
-    }
-  }
-  return places;
 }
 
 }  // namespace ort_train

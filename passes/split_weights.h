@@ -13,7 +13,7 @@
 // All entries of a job have the same parts. How large they are changes no bit: products along the weight's rows are summed in blocks
 // (exec/depth_block.h), and parts begin where those do; norms are summed in blocks of fewer rows, weight by weight. They also begin at
 // multiples of 256 elements, but where that would make them larger than 16 MiB. What has no more rows than a block is not divided, nor what
-// may go into a pack (passes/pack_weights.h).
+// may go into a pack (passes/pack_weights.h). Each part's Value says of which weight it is and where it begins (Value::whole).
 
 #pragma once
 
@@ -32,13 +32,5 @@ bool mark_parts(Graph& graph, const PassOptions& options);
 // Divides the marked parameters of a job's graph, which has its backward pass but no update. `gradients`: parameter -> those of its uses;
 // the parts' stand there afterwards. Adds to job.slices.
 bool split_weights(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients);
-
-// Of which weight a part is, and the byte of it where it begins.
-struct PlaceOfPart {
-  std::string weight;
-  int64_t offset = 0;
-};
-// By the parts' names.
-std::map<std::string, PlaceOfPart> part_places(const JobGraph& job);
 
 }  // namespace ort_train

@@ -147,6 +147,7 @@ TEST_F(CheckpointTest, ThatOfAnotherModelOrOptimizerIsRefused) {
   content.settings["optim"] = "sgd";
   EXPECT_EQ(load_error(&message), ErrorCode::usage);
   EXPECT_THAT(message, HasSubstr("`optim` adamw, not sgd"));
+  content.settings["optim"] = "adamw";
   content.model = "another";
   EXPECT_EQ(load_error(&message), ErrorCode::usage);
   EXPECT_THAT(message, HasSubstr("another model"));

@@ -166,7 +166,9 @@ TEST_F(CommandLineTest, ExitCodes) {
   expect(gpt("o", {"--max-stepz=3"}), 2, "did you mean --max-steps?");
   expect(gpt("o", {"--max-steps", "many"}), 2, "max-steps");
   expect(gpt("o", {"another.onnx"}), 2, "one model");
-  expect(gpt("o", {"--optim", "lion"}), 2, "adamw or sgd");
+  expect(gpt("o", {"--optim", "lion"}), 2, "adamw, sgd or adafactor");
+  expect(gpt("o", {"--optim", "adafactor", "--momentum", "0.9"}), 2, "--momentum 0.9: --optim adafactor has no such option, only");
+  expect(gpt("o", {"--adam-beta1", "1"}), 2, "--adam-beta1 1: has to lie in [0, 1)");
   expect(gpt("o", {"--recompute", "most"}), 2, "auto, none, sqrt or all");
   expect(gpt("o", {"--gradient-checkpointing", "--recompute", "none"}), 2, "give one of them");
   expect(gpt("o", {"--shape", "batch"}), 2, "name=value");

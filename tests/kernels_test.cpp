@@ -15,8 +15,8 @@
 #include <thread>
 
 #include "exec/kernel.h"
-#include "exec/ops/optimizer_scalars.h"
 #include "graph/builder.h"
+#include "passes/optimizer.h"
 
 namespace ort_train {
 namespace {
@@ -133,8 +133,8 @@ struct Job {
 TEST_F(KernelsTest, ThreadsChangeNoBit) {
   Tensor labels(DType::int64, {300});
   for (int64_t i = 0; i < 300; ++i) labels.data<int64_t>()[i] = i * 17 % 2001;
-  const auto scalars = optimizer_scalars(3, 1e-3, 0.9, 0.999, 1e-8, 0.9);
-  const Tensor numbers_of_step = make_tensor<float>({kOptimizerScalars}, {scalars.begin(), scalars.end()}), half = scalar_tensor(0.5f);
+  const auto scalars = make_optimizer().scalars(3, 1e-3);
+  const Tensor numbers_of_step = make_tensor<float>({static_cast<int64_t>(scalars.size())}, scalars), half = scalar_tensor(0.5f);
   const Tensor large = numbers({700001}, 4);
   const std::vector<Job> jobs{
       {"MatMul", {}, {numbers({600, 401}, 1), numbers({401, 900}, 2), numbers({900}, 3)}},
@@ -304,8 +304,8 @@ TEST_F(OptimizerTest, AdamWIsTorchs) {
   Tensor p = make_tensor<float>({7}, kStart), m(DType::float32, {7}), v(DType::float32, {7});
   for (int64_t step = 1; step <= 4; ++step) {
     const Tensor gradient = make_tensor<float>({7}, kGradients[step - 1]), clip = coefficient(gradient, kNorms[step - 1]);
-    const auto scalars = optimizer_scalars(step, 3e-3, 0.9, 0.99, 1e-8, 0);
-    const Tensor of_step = make_tensor<float>({kOptimizerScalars}, {scalars.begin(), scalars.end()});
+    const auto scalars = make_optimizer("adamw", {{"adam_beta2", 0.99}}).scalars(step, 3e-3);
+    const Tensor of_step = make_tensor<float>({static_cast<int64_t>(scalars.size())}, scalars);
     std::vector<Tensor> next = run("AdamW", {{"weight_decay", 0.1f}}, {&p, &gradient, &m, &v, &clip, &of_step}, 3);
     p = next[0], m = next[1], v = next[2];
   }
@@ -319,8 +319,8 @@ TEST_F(OptimizerTest, SgdIsTorchs) {
   Tensor p = make_tensor<float>({7}, kStart), buffer(DType::float32, {7}), plain = p;
   for (int64_t step = 1; step <= 4; ++step) {
     const Tensor gradient = make_tensor<float>({7}, kGradients[step - 1]), clip = coefficient(gradient, kNorms[step - 1]);
-    const auto scalars = optimizer_scalars(step, 0.1, 0.9, 0.999, 1e-8, 0.9);
-    const Tensor of_step = make_tensor<float>({kOptimizerScalars}, {scalars.begin(), scalars.end()});
+    const auto scalars = make_optimizer("sgd", {{"momentum", 0.9}}).scalars(step, 0.1);
+    const Tensor of_step = make_tensor<float>({static_cast<int64_t>(scalars.size())}, scalars);
     std::vector<Tensor> next = run("SGD", {{"weight_decay", 0.01f}}, {&p, &gradient, &buffer, &clip, &of_step}, 2);
     p = next[0], buffer = next[1];
     plain = run("SGD", {{"weight_decay", 0.01f}}, {&plain, &gradient, nullptr, &clip, &of_step})[0];

@@ -6,12 +6,12 @@
 
 #include <algorithm>
 
-#include "exec/ops/optimizer_scalars.h"
 #include "exec/workers.h"
 #include "graph/op_def.h"
 #include "passes/plan.h"
 #include "passes/recompute.h"
 #include "tests/plan_support.h"
+#include "passes/optimizer.h"
 
 namespace ort_train {
 namespace {
@@ -23,7 +23,7 @@ constexpr size_t kBatches = 3;
 
 Tensor input_of(const Graph& graph, ValueId id, uint32_t seed) {
   Tensor tensor = random_tensor(graph.value(id).type(), seed, kTiny.vocabulary);
-  const auto scalars = optimizer_scalars(2, 1e-2, 0.9, 0.999, 1e-8, 0);
+  const auto scalars = make_optimizer().scalars(2, 1e-2);
   if (graph.value(id).name == kScalarsInput) std::copy(scalars.begin(), scalars.end(), tensor.data<float>().begin());
   return tensor;
 }
@@ -79,7 +79,7 @@ TEST(MicroBatches, AnUpdateInTheNextStepGivesTheSameBits) {
       if (name == kInverseCountInput) tensor.data<float>()[0] = 0.1f;
       if (name != kScalarsInput && name != kPendingScalarsInput) continue;
       const size_t step = micro_batch / kBatches + (name == kScalarsInput ? 1 : 0);
-      const auto scalars = optimizer_scalars(static_cast<int64_t>(step), 1e-2 / static_cast<double>(step), 0.9, 0.999, 1e-8, 0);
+      const auto scalars = make_optimizer().scalars(static_cast<int64_t>(step), 1e-2 / static_cast<double>(step));
       std::copy(scalars.begin(), scalars.end(), tensor.data<float>().begin());
     }
     return inputs;

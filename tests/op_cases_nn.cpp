@@ -3,7 +3,9 @@
 #include <cmath>
 #include <limits>
 
-#include "exec/ops/optimizer_scalars.h"
+#include "exec/ops/adafactor.h"
+#include "exec/ops/adamw.h"
+#include "exec/ops/sgd.h"
 #include "exec/random.h"
 #include "tests/op_cases.h"
 
@@ -242,7 +244,55 @@ void loss_cases(std::vector<OpCase>& cases) {
   cases.push_back({.name = "blocks", .op = "SquaredError", .inputs = {random({3, 50021}), random({3, 50021})}, .gradient = false});
 }
 
+// Small ones with numbers that are easily computed; large ones of several tasks, of rows shorter and longer than the lanes of a sum.
+void adafactor_cases(std::vector<OpCase>& cases) {
+  const auto add = [&](const char* name, const char* op, Attributes attributes, std::vector<OpInput> inputs, size_t outputs,
+                       std::vector<std::vector<double>> expected = {}) {
+    cases.push_back({.name = name,
+                     .op = op,
+                     .attributes = std::move(attributes),
+                     .inputs = std::move(inputs),
+                     .outputs = outputs,
+                     .float64 = false,
+                     .expected = std::move(expected)});
+  };
+  const auto doubles = [](Shape shape, std::vector<double> values) {
+    return OpInput{.dtype = DType::float64, .shape = std::move(shape), .values = std::move(values)};
+  };
+  const OpInput half = floats({}, {0.5}), scalars = floats({kAdafactorScalars}, {0.5, 0.5, 0.5, 0}), g = floats({2, 2}, {1, 2, 3, 4}),
+                factor = floats({2}, {0.5, 2});
+  const Attributes rows{{"rows", int64_t{2}}}, decay{{"weight_decay", 0.5f}, {"rows", int64_t{2}}};
+  add("numbers", "AdafactorRows", {}, {g, floats({2}, {2, 4}), half, scalars}, 3, {{1.3125, 3.5625}, {2.5, 5}, {4.875}});
+  add("goes_on", "AdafactorRows", {}, {g, floats({2}, {2, 4}), half, scalars, doubles({1, 2}, {10, 20}), doubles({1}, {1})}, 3,
+      {{1.3125, 3.5625}, {12.5, 25}, {5.875}});
+  add("numbers", "AdafactorColumns", rows, {floats({2}, {2, 0.25}), doubles({1, 2}, {12, 0.5}), scalars}, 2, {{4, 0.25}, {0.5, 2}});
+  add("numbers", "AdafactorSquares", rows, {g, floats({2}, {1, 4}), doubles({1}, {8}), factor, half}, 1, {{32.8125}});
+  add("numbers", "AdafactorScale", {{"clip_threshold", 2.0f}, {"elements", int64_t{4}}}, {doubles({1}, {32}), doubles({2}, {16, 16})}, 1,
+      {{0.5}});
+  add("below", "AdafactorScale", {{"clip_threshold", 2.0f}, {"elements", int64_t{4}}}, {doubles({1}, {15})}, 1, {{1}});
+  add("numbers", "AdafactorFactored", decay,
+      {floats({2, 2}, {4, 8, 12, 16}), g, floats({2}, {1, 4}), doubles({1}, {8}), factor, half, half, scalars}, 1,
+      {{2.875, 5, 8.8125, 11}});
+  add("numbers", "AdafactorMoment", {}, {floats({2}, {1, 2}), floats({2}, {0.25, 7}), half, scalars}, 2, {{0.25, 4}, {1.25}});
+  add("numbers", "AdafactorPlain", {{"weight_decay", 0.5f}},
+      {floats({2}, {4, 8}), floats({2}, {1, 2}), floats({2}, {0.25, 4}), half, half, scalars}, 1, {{2.75, 5.875}});
+  for (const auto& [name, shape] : {std::pair{"matrix", Shape{1000, 301}}, {"wide", {3, 70'000}}, {"kernels", {64, 300, 3, 3}}}) {
+    const int64_t count = shape[shape.size() - 2], batch = element_count(shape.before(shape.size() - 2));
+    Shape columns = shape.before(shape.size() - 2);
+    columns.push_back(shape.back());
+    const OpInput row = random(shape.before(shape.size() - 1), 0.1, 1), sum = doubles({batch}, {0.5 * static_cast<double>(count)});
+    const Attributes of{{"rows", count}};
+    add(name, "AdafactorRows", {}, {random(shape), row, half, scalars}, 3);
+    add(name, "AdafactorColumns", of, {random(columns, 0.1, 1), doubles({batch, shape.back()}, {3}), scalars}, 2);
+    add(name, "AdafactorSquares", of, {random(shape), row, sum, random(columns, 0.1, 1), half}, 1);
+    add(name, "AdafactorFactored", of, {random(shape), random(shape), row, sum, random(columns, 0.1, 1), half, half, scalars}, 1);
+  }
+  add("blocks", "AdafactorMoment", {}, {random({200'003}), random({200'003}, 0.1, 1), half, scalars}, 2);
+  add("blocks", "AdafactorPlain", {}, {random({200'003}), random({200'003}), random({200'003}, 0.1, 1), half, half, scalars}, 1);
+}
+
 void optimizer_cases(std::vector<OpCase>& cases) {
+  adafactor_cases(cases);
   for (const int64_t n : {1, 17, 65536, 200003}) {
     const std::string name = std::to_string(n);
     cases.push_back({.name = name, .op = "SumSquares", .inputs = {random({n})}});
@@ -250,18 +300,18 @@ void optimizer_cases(std::vector<OpCase>& cases) {
         {.name = name,
          .op = "AdamW",
          .attributes = {{"weight_decay", 0.1f}},
-         .inputs = {random({n}), random({n}), random({n}), random({n}, 0, 1), floats({}, {0.5}), random({kOptimizerScalars}, 0.001, 0.1)},
+         .inputs = {random({n}), random({n}), random({n}), random({n}, 0, 1), floats({}, {0.5}), random({kAdamWScalars}, 0.001, 0.1)},
          .outputs = 3,
          .float64 = false});
     cases.push_back({.name = name,
                      .op = "SGD",
                      .attributes = {{"weight_decay", 0.1f}},
-                     .inputs = {random({n}), random({n}), random({n}), floats({}, {0.5}), random({kOptimizerScalars}, 0.001, 0.1)},
+                     .inputs = {random({n}), random({n}), random({n}), floats({}, {0.5}), random({kSgdScalars}, 0.001, 0.1)},
                      .outputs = 2,
                      .float64 = false});
     cases.push_back({.name = "plain_" + name,
                      .op = "SGD",
-                     .inputs = {random({n}), random({n}), absent(), floats({}, {0.5}), random({kOptimizerScalars}, 0.001, 0.1)},
+                     .inputs = {random({n}), random({n}), absent(), floats({}, {0.5}), random({kSgdScalars}, 0.001, 0.1)},
                      .float64 = false});
     cases.push_back({.name = name, .op = "Accumulate", .inputs = {random({n}), random({n})}});
     cases.push_back({.name = name, .op = "Store", .inputs = {floats({n}, std::vector<double>(static_cast<size_t>(n))), random({n})}});

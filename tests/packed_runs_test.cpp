@@ -164,6 +164,8 @@ TEST_F(PackedRuns, ACheckpointOfOtherPacksIsRefused) {
   const Error refused = error_of([&] { Trainer(o).train(); });
   EXPECT_EQ(refused.code(), ErrorCode::usage);
   EXPECT_HAS(refused.what(), "is the checkpoint of another model");
+  o.optim = "adafactor";  // which has no packs
+  EXPECT_HAS(error_of([&] { Trainer(o).train(); }).what(), "was saved with `optim` adamw, not adafactor");
 }
 
 }  // namespace

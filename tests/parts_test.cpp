@@ -148,7 +148,9 @@ Left left_by(const Graph& forward, const Geometry& g, const OptimizerSpec& optim
   Left left{.results = {}, .state = {}, .parts = parts.size()};
   const auto values = reference.run(train.graph, inputs);
   for (const ValueId id : {train.loss_sum, train.grad_norm}) left.results.push_back(values.at(id).to_double()[0]);
-  for (const char* of : {"", ".exp_avg", ".exp_avg_sq", ".momentum_buffer"}) {
+  const auto together = reference.state.find("w.exp_avg_sq_col");  // of all parts
+  if (together != reference.state.end()) left.state["col"] = {together->second.data<float>().begin(), together->second.data<float>().end()};
+  for (const char* of : {"", ".exp_avg", ".exp_avg_sq", ".momentum_buffer", ".exp_avg_sq_row"}) {
     for (const std::string& name : parts) {
       const auto found = reference.state.find(name + of);
       if (found == reference.state.end()) continue;
@@ -191,9 +193,8 @@ TEST(Parts, EveryUseOfADividedWeightHasTheBitsOfTheWhole) {
       const Geometry g =
           is_lookup && round == 0 ? Geometry{.rows = 2048, .columns = 768, .count = 1024} : random_geometry(random, is_lookup);
       const Graph forward = model_of_use(use, g);
-      const bool adamw = round % 2 == 0;
-      const OptimizerSpec optimizer{
-          .kind = adamw ? "adamw" : "sgd", .weight_decay = 0.1, .momentum = adamw ? 0 : 0.9, .max_grad_norm = 1e-3};
+      const Optimizer optimizers[] = {make_optimizer("adafactor"), make_optimizer("sgd", {{"momentum", 0.9}}), make_optimizer("adamw")};
+      const OptimizerSpec optimizer{.optimizer = optimizers[round % 3], .weight_decay = 0.1, .max_grad_norm = 1e-3};
       const Left whole = left_by(forward, g, optimizer, int64_t{1} << 40, workers);
       ASSERT_EQ(whole.parts, 1u);
       size_t before = 1;
@@ -246,10 +247,10 @@ struct Trained {
   size_t parts = 0;
 };
 
-Trained train_once(const Graph& forward, int64_t part_bytes, Workers& workers) {
+Trained train_once(const Graph& forward, const Optimizer& by, int64_t part_bytes, Workers& workers) {
   Graph divided = forward;
   mark_parts(divided, {.part_bytes = part_bytes});
-  const OptimizerSpec optimizer{.weight_decay = 0.1, .max_grad_norm = 1e-3};
+  const OptimizerSpec optimizer{.optimizer = by, .weight_decay = 0.1, .max_grad_norm = 1e-3};
   const JobGraph train = build_train_graph(divided, {.kind = "mse"}, optimizer, {});
   Reference reference(workers);
   for (const ValueId id : forward.parameters()) {
@@ -272,7 +273,7 @@ Trained train_once(const Graph& forward, int64_t part_bytes, Workers& workers) {
   const auto values = reference.run(train.graph, step_inputs(train.graph, optimizer, /*limit=*/500));
   for (const ValueId id : {train.loss_sum, train.grad_norm}) trained.results.push_back(values.at(id).to_double()[0]);
   const auto add = [&](const std::string& whole, const std::string& name) {
-    for (const char* of : {"", ".exp_avg", ".exp_avg_sq"}) {
+    for (const char* of : {"", ".exp_avg", ".exp_avg_sq", ".exp_avg_sq_row", ".exp_avg_sq_col"}) {
       const auto found = reference.state.find(name + of);
       if (found == reference.state.end()) continue;
       const std::vector<double> numbers = found->second.to_double();
@@ -305,14 +306,16 @@ TEST(Parts, OfConvolutionsHaveTheBitsOfTheWhole) {
   };
   Workers workers(2);
   for (const Convolution& c : cases) {
-    for (const bool frozen : {false, true}) {
+    for (const auto& [optim, frozen] : {std::pair{"adamw", false}, {"adamw", true}, {"adafactor", false}}) {
       const Graph forward = model_of_convolution(c, frozen);
-      const Trained whole = train_once(forward, int64_t{1} << 40, workers);
+      const Optimizer by = make_optimizer(optim);
+      const Trained whole = train_once(forward, by, int64_t{1} << 40, workers);
       EXPECT_EQ(whole.parts, 0u);
-      EXPECT_EQ(whole.state.contains("w.exp_avg"), !frozen);
+      const StateDef first = by.def->states(by, forward.value(forward.find_value("w")).type()).at(0);
+      EXPECT_EQ(whole.state.contains("w" + std::string(first.suffix)), !frozen);
       size_t before = 0;
       for (const int64_t part_bytes : {element_count(c.w) * 2, int64_t{4096}}) {
-        Trained parts = train_once(forward, part_bytes, workers);
+        Trained parts = train_once(forward, by, part_bytes, workers);
         EXPECT_GE(parts.parts, before) << c.why;
         before = parts.parts;
         EXPECT_GE(parts.parts, 2u) << c.why;
@@ -334,7 +337,8 @@ TEST(Parts, OfATableOfRowsOfSeveralAxesHaveTheBitsOfTheWhole) {
   forward.inputs = {forward.add_value({.name = "ids", .dtype = DType::int64, .shape = {40, 3}, .kind = ValueKind::input})};
   forward.outputs = {Builder(forward).emit("Gather", {table, forward.inputs[0]}, {{"axis", int64_t{0}}})};
   Workers workers(2);
-  const Trained whole = train_once(forward, int64_t{1} << 40, workers), parts = train_once(forward, 70'000, workers);
+  const Trained whole = train_once(forward, make_optimizer(), int64_t{1} << 40, workers),
+                parts = train_once(forward, make_optimizer(), 70'000, workers);
   EXPECT_EQ(whole.parts, 0u);
   EXPECT_GE(parts.parts, 3u);
   EXPECT_EQ(parts.ops.at("GatherGrad"), static_cast<int>(parts.parts));

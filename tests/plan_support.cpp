@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "exec/ops/optimizer_scalars.h"
+#include "exec/ops/adamw.h"
+#include "exec/ops/sgd.h"
 #include "graph/builder.h"
 #include "graph/op_def.h"
 #include "passes/build.h"
@@ -30,7 +31,8 @@ class RandomGraph {
   }
 
   Graph make() {
-    scalars_ = add(graph_, "scalars", ValueKind::input, {kOptimizerScalars});
+    adamw_scalars_ = add(graph_, "adamw scalars", ValueKind::input, {kAdamWScalars});
+    sgd_scalars_ = add(graph_, "sgd scalars", ValueKind::input, {kSgdScalars});
     one_ = graph_.add_constant(scalar_tensor(1.0f), "one");
     begin();
     while (static_cast<int>(graph_.order().size()) < nodes_) step();
@@ -244,12 +246,12 @@ class RandomGraph {
     for (int i = 0; i < 3; ++i) {
       const std::string name = graph_.value(state_[i]).name;
       if (i == 2) {
-        state_[i] = b.emit("SGD", {state_[i], gradients[i], kNone, clip, scalars_});
+        state_[i] = b.emit("SGD", {state_[i], gradients[i], kNone, clip, sgd_scalars_});
         continue;
       }
       const ValueId m = add(graph_, name + ".m", ValueKind::optimizer_state, shape(state_[i])),
                     v = add(graph_, name + ".v", ValueKind::optimizer_state, shape(state_[i]));
-      state_[i] = b.emit_many("AdamW", {state_[i], gradients[i], m, v, clip, scalars_}, {{"weight_decay", 0.1f}}, 3)[0];
+      state_[i] = b.emit_many("AdamW", {state_[i], gradients[i], m, v, clip, adamw_scalars_}, {{"weight_decay", 0.1f}}, 3)[0];
     }
     for (int i = 0; i < 3; ++i) graph_.value(state_[i]).kind = ValueKind::parameter;
   }
@@ -260,7 +262,7 @@ class RandomGraph {
   int nodes_;
   bool forward_ = false;  // make_forward(): no node writes, each has a gradient
   Graph graph_;
-  ValueId scalars_ = kNone, one_ = kNone, weight_ = kNone, scale_ = kNone;
+  ValueId adamw_scalars_ = kNone, sgd_scalars_ = kNone, one_ = kNone, weight_ = kNone, scale_ = kNone;
   std::vector<ValueId> pool_, state_;
 };
 
@@ -321,8 +323,20 @@ Graph gpt_forward(const GptShape& shape) {
 JobGraph gpt_training(const GptShape& shape, OptimizerSpec optimizer, int64_t part_bytes, bool packed) {
   Graph forward = gpt_forward(shape);
   const bool tiny = part_bytes < kPackBytes;  // is divided anywhere; the others where that changes no bit
-  mark_parts(forward, {.part_bytes = part_bytes, .part_rows = tiny ? 1 : 0});
-  return build_train_graph(forward, {}, optimizer, {.packs = packed ? choose_packs(forward, {}) : Packs{}});
+  const Granularity granularity = optimizer.optimizer.def->granularity;
+  mark_parts(forward, {.part_bytes = part_bytes, .part_rows = tiny ? 1 : 0, .granularity = granularity});
+  return build_train_graph(forward, {}, optimizer,
+                           {.granularity = granularity, .packs = packed ? choose_packs(forward, {}, optimizer.optimizer) : Packs{}});
+}
+
+Optimizer calm_optimizer(std::string_view name) {
+  Optimizer optimizer = make_optimizer(name);
+  for (size_t i = 0; i < optimizer.values.size(); ++i) {
+    const std::string_view option = optimizer.def->options[i].name;
+    if (option.ends_with("epsilon")) optimizer.values[i] = 1e-3;
+    if (option == "momentum") optimizer.values[i] = 0.9;
+  }
+  return optimizer;
 }
 
 Tensor random_tensor(const TensorType& type, uint32_t seed, int64_t limit) {
@@ -362,7 +376,7 @@ std::map<ValueId, Tensor> step_inputs(const Graph& graph, const OptimizerSpec& o
     const Value& value = graph.value(id);
     Tensor& tensor = inputs[id] = random_tensor(value.type(), static_cast<uint32_t>(value.name.size()) + seed, limit);
     if (value.name != kScalarsInput && value.name != kPendingScalarsInput) continue;
-    const auto scalars = optimizer_scalars(2, 1e-2, 0.9, 0.999, optimizer.epsilon, optimizer.momentum);
+    const std::vector<float> scalars = optimizer.optimizer.scalars(2, 1e-2);
     std::copy(scalars.begin(), scalars.end(), tensor.data<float>().begin());
   }
   return inputs;
@@ -379,7 +393,9 @@ std::map<ValueId, Tensor> Reference::run(const Graph& graph, const std::map<Valu
       values[id] = *value.constant;
       continue;
     }
-    values[id] = state.try_emplace(value.name, Tensor(value.dtype, value.shape)).first->second;
+    const auto [known, is_new] = state.try_emplace(value.name, Tensor(value.dtype, value.shape));
+    if (is_new) fill_elements(known->second.bytes, value.dtype, value.fill);
+    values[id] = known->second;
     state_name[id] = value.name;
   }
   for (NodeId id : graph.order()) {

@@ -45,6 +45,9 @@ struct WeightModel {
   ValueId weight(const char* name, Shape shape);  // float32, trained
 };
 
+// With options that keep the first steps from being signs of gradients, zero ones too; sgd has momentum.
+Optimizer calm_optimizer(std::string_view name);
+
 // Numbers for a value, the same for the same seed: tokens and labels below `limit`, small floats.
 Tensor random_tensor(const TensorType& type, uint32_t seed, int64_t limit = 2);
 
@@ -58,7 +61,7 @@ std::string complaint(const Program& program, const Graph& graph);
 class Reference {
  public:
   explicit Reference(Workers& workers) : workers_(workers) {}
-  std::map<std::string, Tensor> state;  // by name: parameters (set these first), optimizer state and accumulators (zero at first)
+  std::map<std::string, Tensor> state;  // by name: parameters (set these first), optimizer state and accumulators (at first as they begin)
 
   // Every value of the graph that came to be, by id.
   std::map<ValueId, Tensor> run(const Graph& graph, const std::map<ValueId, Tensor>& inputs);

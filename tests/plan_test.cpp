@@ -1,5 +1,6 @@
 // The planner: packing, orders, storages, and the plans of GPT-2's training step.
 
+#include "exec/ops/sgd.h"
 #include "passes/plan.h"
 
 #include <gtest/gtest.h>
@@ -210,7 +211,7 @@ TEST(Plan, OrderKeepsBranchesApart) {
 // Without clipping an update needs nothing but its gradient: gradients need not pile up.
 TEST(Plan, UpdatesRunAsSoonAsTheyCan) {
   Graph graph;
-  const ValueId scalars = input(graph, "scalars", {8});
+  const ValueId scalars = input(graph, "scalars", {kSgdScalars});
   const ValueId one = graph.add_constant(scalar_tensor(1.0f)), small = graph.add_constant(Tensor(DType::float32, {1, 256}));
   Builder b(graph, Stage::update);
   std::vector<ValueId> parameters, gradients;

@@ -211,10 +211,16 @@ std::vector<PromiseJob> promise_jobs(const TestFolder& folder, const std::string
     o.optim = "sgd";
     o.max_grad_norm = 0;
   });
+  vectors("perceptron, adafactor", 16, 3, [](Options& o) { o.optim = "adafactor"; });
   gpt2("gpt2 of dynamo", "gpt2-dynamo-20-folded", 4, evaluated);
   gpt2("gpt2 of torchscript", "gpt2-torchscript-18-folded", 3, nothing);
   gpt2("gpt2 of torchscript, accumulating", "gpt2-torchscript-23-eager", 2, accumulating);
   gpt2("gpt2 of dynamo, accumulating", "gpt2-dynamo-20-sdpa-odd", 2, accumulating);
+  gpt2("gpt2 of dynamo, adafactor, accumulating", "gpt2-dynamo-20-sdpa-odd", 2, [&](Options& o) {
+    o.optim = "adafactor";
+    o.weight_decay = 0.1;
+    accumulating(o);
+  });
   bert("bert of dynamo", "bert-dynamo-18-masked", data.masked, 64, 3, evaluated);
   bert("bert of torchscript, accumulating", "bert-torchscript-20-classes", data.classes, 48, 2, accumulating);
   bert("bert of torchscript, dropout", "dropout/bert-torchscript-17", data.masked, 64, 4, evaluated);
@@ -223,10 +229,11 @@ std::vector<PromiseJob> promise_jobs(const TestFolder& folder, const std::string
   add("residual cnn", residual, data.images, 32, 4, evaluated);
   add("residual cnn, sgd, accumulating", residual, data.images, 16, 2, [&](Options& o) {
     o.optim = "sgd";
-    o.momentum = 0.9;
+    o.optim_args["momentum"] = 0.9;
     accumulating(o);
   });
-  add("residual cnn, frozen", residual, data.images, 32, 3, [](Options& o) {
+  add("residual cnn, adafactor, frozen", residual, data.images, 32, 3, [](Options& o) {
+    o.optim = "adafactor";
     o.batch_norm = "frozen";
     o.max_grad_norm = 0;
   });

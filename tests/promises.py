@@ -144,6 +144,7 @@ JOBS = {
     "char-gpt, in parts": lambda made: text(2, 128, 3, "--part-size", 20_000, *EVALUATED),
     "perceptron": lambda made: perceptron_job(made, 16, "--max-steps", 6, *EVALUATED),
     "perceptron, accumulating": lambda made: perceptron_job(made, 8, "--max-steps", 3, *ACCUMULATING),
+    "perceptron, adafactor": lambda made: perceptron_job(made, 16, "--max-steps", 3, "--optim", "adafactor"),
     "perceptron, sgd": lambda made: perceptron_job(made, 16, "--max-steps", 3, "--optim", "sgd", "--max-grad-norm", 0),
     "gpt2 of dynamo": lambda made: gpt2_job(made, "gpt2-dynamo-20-folded", "--max-steps", 4, *EVALUATED),
     "gpt2 of torchscript": lambda made: gpt2_job(made, "gpt2-torchscript-18-folded", "--max-steps", 3),

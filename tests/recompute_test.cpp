@@ -8,7 +8,6 @@
 #include <cmath>
 #include <set>
 
-#include "exec/ops/optimizer_scalars.h"
 #include "exec/workers.h"
 #include "frontend/budget.h"
 #include "frontend/ort_train.h"
@@ -19,6 +18,7 @@
 #include "test_paths.h"
 #include "tests/plan_support.h"
 #include "tests/trainer_runs.h"
+#include "passes/optimizer.h"
 
 namespace ort_train {
 namespace {
@@ -158,7 +158,7 @@ std::map<std::string, std::vector<double>> two_steps(const Graph& graph, const s
   std::map<ValueId, Tensor> inputs;
   for (ValueId id : graph.inputs) {
     inputs[id] = testing::random_tensor(graph.value(id).type(), id, 11);
-    const auto scalars = optimizer_scalars(2, 1e-2, 0.9, 0.999, 1e-8, 0);
+    const auto scalars = make_optimizer().scalars(2, 1e-2);
     if (graph.value(id).name == kScalarsInput || graph.value(id).name == kPendingScalarsInput)
       std::copy(scalars.begin(), scalars.end(), inputs[id].data<float>().begin());
   }

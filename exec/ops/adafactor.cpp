@@ -1,0 +1,416 @@
+// Adafactor's update (Shazeer & Stern, arXiv 1804.04235) in phases, because each needs a sum over the whole tensor from the one before it.
+// A tensor is seen as matrices, its last two dimensions. For each, the running mean square of the gradient is kept by row and by column,
+// and that of an element is taken to be row * column / mean(row). u is what the update would be before clipping by its own root mean
+// square.
+//
+//   AdafactorRows(g, row, clip, scalars, column_sums?, row_sum?) -> row, column_sums, row_sum      row changes in place: the mean square
+//                            of each row, and, float64, the sum of squares by column and the sum of row; both go on from those given
+//   AdafactorColumns{rows}(column, column_sums, scalars) -> column, factor                         column changes in place; 1 /
+//   sqrt(column) AdafactorSquares{rows}(g, row, row_sum, factor, clip) -> float64 [blocks]                      of u, in the blocks of
+//   exec/norm_block.h AdafactorScale{clip_threshold, elements}(squares...) -> float32 []                             1 / max(1, rms(u) /
+//   clip_threshold) AdafactorFactored{weight_decay, rows}(p, g, row, row_sum, factor, clip, scale, scalars) -> p   in place
+//
+// With the full mean square v, for tensors of less than two dimensions:
+//
+//   AdafactorMoment(g, v, clip, scalars) -> v, float64 [blocks]                                    v changes in place; squares of u
+//   AdafactorPlain{weight_decay}(p, g, v, clip, scale, scalars) -> p                               in place
+//
+// `rows`: of the whole matrix, of which g may have some. Every sum is in double, in an order that neither threads nor the division into
+// parts change: columns and row_sum go from row to row, on from one part to the next; blocks of squares are whole rows.
+// `clip` multiplies the gradient; `scalars` are those of exec/ops/adafactor.h.
+
+#include "exec/ops/adafactor.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "exec/lanes.h"
+#include "exec/norm_block.h"
+#include "exec/op_list.h"
+#include "exec/ops/update.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace {
+
+constexpr int64_t kChunk = 64;  // columns whose sums a task adds up
+
+struct Matrices {
+  int64_t batch = 1, rows = 1, columns = 1;
+  int64_t all_rows() const { return batch * rows; }
+};
+Matrices matrices_of(const Shape& shape) {
+  if (shape.size() < 2) throw error(ErrorCode::unsupported, "a tensor of shape {} has no rows and columns", to_string(shape));
+  return {.batch = element_count(shape.before(shape.size() - 2)), .rows = shape[shape.size() - 2], .columns = shape.back()};
+}
+
+Shape row_shape(const Shape& shape) { return shape.before(shape.size() - 1); }
+Shape column_shape(const Shape& shape) {
+  Shape result = shape.before(shape.size() - 2);
+  result.push_back(shape.back());
+  return result;
+}
+
+// Matrices, or rows, are taken by one task until they have about kUpdateBlock elements.
+int64_t per_task(int64_t elements) { return std::max<int64_t>(1, kUpdateBlock / std::max<int64_t>(1, elements)); }
+
+// Short rows, as those of a convolution's kernels, are added up one by one: a fixed function of n.
+template <typename Step> __attribute__((always_inline)) inline double sum_of_squares(int64_t n, const Step& step) {
+  const auto add = [&](double sum, int64_t i) {
+    const auto x = static_cast<double>(step(i));
+    return sum + x * x;
+  };
+  if (n >= kLanes) return sum_row<double>(n, add);
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum = add(sum, i);
+  return sum;
+}
+
+// --- rows and columns -----------------------------------------------------------------------------------------------------------------
+
+std::vector<TensorType> infer_rows(const InferContext& context) {
+  const TensorType& g = context.input(0);
+  const Matrices m = matrices_of(g.shape);
+  check_input(context, 1, {g.dtype, row_shape(g.shape)});
+  check_input(context, 2, {DType::float32, {}});
+  check_input(context, 3, {DType::float32, {kAdafactorScalars}});
+  const TensorType column_sums{DType::float64, {m.batch, m.columns}}, row_sum{DType::float64, {m.batch}};
+  if (context.has(4) != context.has(5)) throw error(ErrorCode::unsupported, "it goes on from both sums or from none");
+  if (context.has(4)) {
+    check_input(context, 4, column_sums);
+    check_input(context, 5, row_sum);
+  }
+  return {context.input(1), column_sums, row_sum};
+}
+
+template <typename T> double row_squares(const T* __restrict g, T clip, int64_t n) {
+  return sum_of_squares(n, [&](int64_t i) { return g[i] * clip; });
+}
+
+// sums[c] += the squares of a column, row after row.
+template <typename T> void add_columns(const T* __restrict g, T clip, int64_t rows, int64_t stride, int64_t n, double* __restrict sums) {
+  double partial[kChunk];
+  std::copy(sums, sums + n, partial);
+  for (int64_t r = 0; r < rows; ++r, g += stride) {
+    for (int64_t c = 0; c < n; ++c) {
+      const auto x = static_cast<double>(g[c] * clip);
+      partial[c] += x * x;
+    }
+  }
+  std::copy(partial, partial + n, sums);
+}
+
+template <typename T> struct MakeRows {
+  KernelRun operator()(const KernelSpec& spec) const {
+    return [m = matrices_of(spec.inputs[0].shape), goes_on = spec.has(4)](const KernelArgs& args) {
+      const T* const g = args.in<T>(0);
+      T* const row = args.out<T>(0);
+      double *const column_sums = args.out<double>(1), *const row_sum = args.out<double>(2);
+      const T clip = *args.in<float>(2);
+      const float* const scalars = args.in<float>(3);
+      const T beta2 = scalars[kAdafactorBeta2], gain = scalars[kAdafactorOneMinusBeta2];
+      const double epsilon = scalars[kAdafactorEpsilon];
+      args.workers().parallel_blocks(m.all_rows(), per_task(m.columns), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          const double mean = row_squares(g + r * m.columns, clip, m.columns) / static_cast<double>(m.columns);
+          row[r] = beta2 * row[r] + gain * static_cast<T>(mean + epsilon);
+        }
+      });
+      const int64_t chunks = (m.columns + kChunk - 1) / kChunk;
+      args.workers().parallel_blocks(m.batch * chunks, per_task(m.rows * std::min(m.columns, kChunk)), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t matrix = i / chunks, from = i % chunks * kChunk, n = std::min(kChunk, m.columns - from);
+          double* const sums = column_sums + matrix * m.columns + from;
+          const double* const before = goes_on ? args.in<double>(4) + matrix * m.columns + from : nullptr;
+          if (before == nullptr)
+            std::fill(sums, sums + n, 0.0);
+          else if (before != sums)
+            std::copy(before, before + n, sums);
+          add_columns(g + matrix * m.rows * m.columns + from, clip, m.rows, m.columns, n, sums);
+        }
+      });
+      args.workers().parallel_blocks(m.batch, per_task(m.rows), [&](int64_t begin, int64_t end) {
+        for (int64_t matrix = begin; matrix < end; ++matrix) {
+          double sum = goes_on ? args.in<double>(5)[matrix] : 0;
+          for (int64_t r = 0; r < m.rows; ++r) sum += static_cast<double>(row[matrix * m.rows + r]);
+          row_sum[matrix] = sum;
+        }
+      });
+    };
+  }
+};
+
+std::vector<TensorType> infer_columns(const InferContext& context) {
+  const TensorType& column = context.input(0);
+  if (column.shape.empty()) throw error(ErrorCode::unsupported, "the columns' mean squares are no vectors");
+  const int64_t n = element_count(column.shape), columns = column.shape.back();
+  check_input(context, 1, {DType::float64, {columns == 0 ? 0 : n / columns, columns}});
+  check_input(context, 2, {DType::float32, {kAdafactorScalars}});
+  return {column, column};
+}
+
+template <typename T> struct MakeColumns {
+  KernelRun operator()(const KernelSpec& spec) const {
+    return [n = element_count(spec.inputs[0].shape), rows = spec.attributes.get("rows", int64_t{1})](const KernelArgs& args) {
+      const float* const scalars = args.in<float>(2);
+      const T beta2 = scalars[kAdafactorBeta2], gain = scalars[kAdafactorOneMinusBeta2];
+      const double epsilon = scalars[kAdafactorEpsilon];
+      args.workers().parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const T mean = static_cast<T>(args.in<double>(1)[i] / static_cast<double>(rows) + epsilon);
+          T& column = args.out<T>(0)[i];
+          column = beta2 * column + gain * mean;
+          args.out<T>(1)[i] = T(1) / std::sqrt(column);
+        }
+      });
+    };
+  }
+};
+
+// --- the update, and its root mean square ---------------------------------------------------------------------------------------------
+
+// What of u is the same along a row: 1 / sqrt(row / mean(row)).
+template <typename T> T row_factor(T row, double row_sum, int64_t rows) {
+  return T(1) / std::sqrt(row / static_cast<T>(row_sum / static_cast<double>(rows)));
+}
+
+void check_factors(const InferContext& context, size_t first, const TensorType& g) {
+  const Matrices m = matrices_of(g.shape);
+  check_input(context, first, {g.dtype, row_shape(g.shape)});
+  check_input(context, first + 1, {DType::float64, {m.batch}});
+  check_input(context, first + 2, {g.dtype, column_shape(g.shape)});
+  check_input(context, first + 3, {DType::float32, {}});
+}
+
+std::vector<TensorType> infer_squares(const InferContext& context) {
+  check_factors(context, 1, context.input(0));
+  return {{DType::float64, {norm_blocks(context.input(0).shape)}}};
+}
+
+template <typename T> double factored_squares(const T* __restrict g, const T* __restrict factor, T clip, T of_row, int64_t n) {
+  return sum_of_squares(n, [&](int64_t i) { return (of_row * factor[i]) * (g[i] * clip); });
+}
+
+template <typename T> struct MakeSquares {
+  KernelRun operator()(const KernelSpec& spec) const {
+    const Shape& shape = spec.inputs[0].shape;
+    return [m = matrices_of(shape), n = element_count(shape), block = norm_block(shape), blocks = norm_blocks(shape),
+            rows = spec.attributes.get("rows", matrices_of(shape).rows)](const KernelArgs& args) {
+      const T clip = *args.in<float>(4);
+      args.workers().parallel_for(blocks, [&](int64_t task, int) {
+        double sum = 0;
+        const int64_t end = std::min(n, (task + 1) * block);
+        for (int64_t i = task * block, count; i < end; i += count) {  // from row to row
+          const int64_t r = i / m.columns, matrix = r / m.rows, column = i % m.columns;
+          count = std::min(m.columns - column, end - i);
+          const T of_row = row_factor(args.in<T>(1)[r], args.in<double>(2)[matrix], rows);
+          sum += factored_squares(args.in<T>(0) + i, args.in<T>(3) + matrix * m.columns + column, clip, of_row, count);
+        }
+        args.out<double>(0)[task] = sum;
+      });
+    };
+  }
+};
+
+std::vector<TensorType> infer_scale(const InferContext& context) {
+  for (size_t i = 0; i < context.inputs.size(); ++i) {
+    if (context.input(i).dtype != DType::float64 || context.input(i).shape.size() != 1)
+      throw error(ErrorCode::unsupported, "input {} is no float64 vector", i);
+  }
+  return {{DType::float32, {}}};
+}
+
+KernelRun make_scale(const KernelSpec& spec) {
+  std::vector<int64_t> counts;
+  for (const TensorType& input : spec.inputs) counts.push_back(element_count(input.shape));
+  return [counts = std::move(counts), threshold = double{spec.attributes.get("clip_threshold", 1.0f)},
+          elements = spec.attributes.get("elements", int64_t{1})](const KernelArgs& args) {
+    double sum = 0;
+    for (size_t i = 0; i < counts.size(); ++i) {
+      for (int64_t k = 0; k < counts[i]; ++k) sum += args.in<double>(i)[k];
+    }
+    const double excess = std::sqrt(sum / static_cast<double>(elements)) / threshold;
+    *args.out<float>(0) = static_cast<float>(1 / std::max(excess, 1.0));
+  };
+}
+
+// What is taken from a parameter for the update u: rate * scale * u, after weight decay as AdamW's.
+template <typename T> struct StepNumbers {
+  T clip, keep, step;
+  StepNumbers(const float* scalars, float clip_, float scale, double weight_decay)
+      : clip(clip_),
+        keep(static_cast<T>(1 - double{scalars[kAdafactorRate]} * weight_decay)),
+        step(static_cast<T>(scalars[kAdafactorRate]) * static_cast<T>(scale)) {}
+};
+
+std::vector<TensorType> infer_factored(const InferContext& context) {
+  check_same(context, 0, 1);
+  check_factors(context, 2, context.input(0));
+  check_input(context, 6, {DType::float32, {}});
+  check_input(context, 7, {DType::float32, {kAdafactorScalars}});
+  return {context.input(0)};
+}
+
+template <typename T>
+void factored_loop(const StepNumbers<T> c, T of_row, const T* __restrict g, const T* __restrict factor, T* __restrict p, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) p[i] = p[i] * c.keep - c.step * ((of_row * factor[i]) * (g[i] * c.clip));
+}
+
+template <typename T> struct MakeFactored {
+  KernelRun operator()(const KernelSpec& spec) const {
+    const Matrices shape = matrices_of(spec.inputs[0].shape);
+    return [m = shape, rows = spec.attributes.get("rows", shape.rows),
+            weight_decay = double{spec.attributes.get("weight_decay", 0.0f)}](const KernelArgs& args) {
+      const StepNumbers<T> numbers(args.in<float>(7), *args.in<float>(5), *args.in<float>(6), weight_decay);
+      args.workers().parallel_blocks(m.all_rows(), per_task(m.columns), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          const int64_t matrix = r / m.rows;
+          const T of_row = row_factor(args.in<T>(2)[r], args.in<double>(3)[matrix], rows);
+          factored_loop(numbers, of_row, args.in<T>(1) + r * m.columns, args.in<T>(4) + matrix * m.columns, args.out<T>(0) + r * m.columns,
+                        m.columns);
+        }
+      });
+    };
+  }
+};
+
+// --- with the full mean square --------------------------------------------------------------------------------------------------------
+
+std::vector<TensorType> infer_moment(const InferContext& context) {
+  check_same(context, 0, 1);
+  check_input(context, 2, {DType::float32, {}});
+  check_input(context, 3, {DType::float32, {kAdafactorScalars}});
+  return {context.input(1), {DType::float64, {norm_blocks(context.input(0).shape)}}};
+}
+
+template <typename T> struct MomentNumbers { T clip, beta2, gain, epsilon; };
+template <typename T> void moment_loop(const MomentNumbers<T> c, const T* __restrict gradient, T* __restrict v, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const T g = gradient[i] * c.clip;
+    v[i] = c.beta2 * v[i] + c.gain * (g * g + c.epsilon);
+  }
+}
+template <typename T> double moment_squares(T clip, const T* __restrict gradient, const T* __restrict v, int64_t n) {
+  return sum_of_squares(n, [&](int64_t i) { return (gradient[i] * clip) / std::sqrt(v[i]); });
+}
+
+template <typename T> struct MakeMoment {
+  KernelRun operator()(const KernelSpec& spec) const {
+    const Shape& shape = spec.inputs[0].shape;
+    return [n = element_count(shape), block = norm_block(shape), blocks = norm_blocks(shape)](const KernelArgs& args) {
+      const float* const scalars = args.in<float>(3);
+      const MomentNumbers<T> numbers{.clip = *args.in<float>(2),
+                                     .beta2 = scalars[kAdafactorBeta2],
+                                     .gain = scalars[kAdafactorOneMinusBeta2],
+                                     .epsilon = scalars[kAdafactorEpsilon]};
+      args.workers().parallel_for(blocks, [&](int64_t task, int) {
+        const int64_t from = task * block, count = std::min(block, n - from);
+        moment_loop(numbers, args.in<T>(0) + from, args.out<T>(0) + from, count);
+        args.out<double>(1)[task] = moment_squares(numbers.clip, args.in<T>(0) + from, args.out<T>(0) + from, count);
+      });
+    };
+  }
+};
+
+std::vector<TensorType> infer_plain(const InferContext& context) {
+  for (size_t i : {1, 2}) check_same(context, 0, i);
+  for (size_t i : {3, 4}) check_input(context, i, {DType::float32, {}});
+  check_input(context, 5, {DType::float32, {kAdafactorScalars}});
+  return {context.input(0)};
+}
+
+template <typename T> void plain_loop(const StepNumbers<T> c, const T* __restrict g, const T* __restrict v, T* __restrict p, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) p[i] = p[i] * c.keep - c.step * ((g[i] * c.clip) / std::sqrt(v[i]));
+}
+
+template <typename T> struct MakePlain {
+  KernelRun operator()(const KernelSpec& spec) const {
+    return [n = element_count(spec.inputs[0].shape),
+            weight_decay = double{spec.attributes.get("weight_decay", 0.0f)}](const KernelArgs& args) {
+      const StepNumbers<T> numbers(args.in<float>(5), *args.in<float>(3), *args.in<float>(4), weight_decay);
+      args.workers().parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
+        plain_loop(numbers, args.in<T>(1) + begin, args.in<T>(2) + begin, args.out<T>(0) + begin, end - begin);
+      });
+    };
+  }
+};
+
+}  // namespace
+
+constexpr OpDef kAdafactorRows{
+    .name = "AdafactorRows",
+    .infer = infer_rows,
+    .no_gradient = kNoSecondOrder,
+    .writes = {{.output = 0, .input = 1}},
+};
+constexpr Kernel kAdafactorRowsKernel{
+    .types = kWide,
+    .in_place = {{.output = 1, .input = 4}, {.output = 2, .input = 5}},
+    .cost = per_element<8, 6>,
+    .prepare = for_floats<MakeRows>,
+};
+constexpr OpDef kAdafactorColumns{
+    .name = "AdafactorColumns",
+    .infer = infer_columns,
+    .no_gradient = kNoSecondOrder,
+    .writes = {{.output = 0, .input = 0}},
+};
+constexpr Kernel kAdafactorColumnsKernel{
+    .types = kWide,
+    .cost = per_element<20, 8>,
+    .prepare = for_floats<MakeColumns>,
+};
+constexpr OpDef kAdafactorSquares{
+    .name = "AdafactorSquares",
+    .infer = infer_squares,
+    .no_gradient = kNoSecondOrder,
+};
+constexpr Kernel kAdafactorSquaresKernel{
+    .types = kWide,
+    .cost = per_element<4, 5>,
+    .prepare = for_floats<MakeSquares>,
+};
+constexpr OpDef kAdafactorScale{
+    .name = "AdafactorScale",
+    .infer = infer_scale,
+    .no_gradient = kNoSecondOrder,
+};
+constexpr Kernel kAdafactorScaleKernel{
+    .types = {DType::float64},
+    .cost = per_element<8, 1>,
+    .prepare = make_scale,
+};
+constexpr OpDef kAdafactorFactored{
+    .name = "AdafactorFactored",
+    .infer = infer_factored,
+    .no_gradient = kNoSecondOrder,
+    .writes = {{.output = 0, .input = 0}},
+};
+constexpr Kernel kAdafactorFactoredKernel{
+    .types = kWide,
+    .cost = per_element<12, 6>,
+    .prepare = for_floats<MakeFactored>,
+};
+constexpr OpDef kAdafactorMoment{
+    .name = "AdafactorMoment",
+    .infer = infer_moment,
+    .no_gradient = kNoSecondOrder,
+    .writes = {{.output = 0, .input = 1}},
+};
+constexpr Kernel kAdafactorMomentKernel{
+    .types = kWide,
+    .cost = per_element<12, 12>,
+    .prepare = for_floats<MakeMoment>,
+};
+constexpr OpDef kAdafactorPlain{
+    .name = "AdafactorPlain",
+    .infer = infer_plain,
+    .no_gradient = kNoSecondOrder,
+    .writes = {{.output = 0, .input = 0}},
+};
+constexpr Kernel kAdafactorPlainKernel{
+    .types = kWide,
+    .cost = per_element<16, 8>,
+    .prepare = for_floats<MakePlain>,
+};
+
+ORT_TRAIN_OPS_END

@@ -1,0 +1,121 @@
+// Optimizers as data. Each is a file under passes/optimizers/ with one OptimizerDef, and a line in passes/optimizer.cpp; what its update
+// computes are ops (exec/ops). Nothing else knows an optimizer's name, its options or its state.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "graph/builder.h"
+#include "graph/graph.h"
+
+namespace ort_train {
+
+struct OptimizerDef;
+
+// An optimizer with its options.
+struct Optimizer {
+  const OptimizerDef* def = nullptr;
+  std::vector<double> values{};  // by def->options
+
+  double value(std::string_view option) const;
+  // The numbers of step t, counted from 1: computed in double, fed to the update's nodes as one float32 input.
+  std::vector<float> scalars(int64_t t, double learning_rate) const;
+  // For checkpoints: they can be resumed by what has this label.
+  std::string state_label() const;
+};
+
+// By its name, with the options given, the others as they are by default. Throws Error(usage) for a name or an option that isn't known, or
+// a value that doesn't fit.
+Optimizer make_optimizer(std::string_view name = "adamw", const std::map<std::string, double>& options = {});
+
+const std::vector<const OptimizerDef*>& all_optimizers();
+std::string optimizer_names();  // "a, b or c"
+
+struct OptimizerOption {
+  std::string_view name{};
+  double value = 0;  // by default
+  std::string_view help{};
+  bool (*fits)(double) = nullptr;
+  std::string_view wrong{};  // of a value that doesn't fit: "has to lie in [0, 1)"
+};
+
+// A tensor that an optimizer keeps for each parameter.
+struct StateDef {
+  std::string_view suffix{};  // its name, behind the parameter's: ".exp_avg"
+  TensorType type{};
+  double fill = 0;      // what each element begins as
+  bool shared = false;  // one for all parts of a divided weight; else each part has that of its rows, the range of the whole's
+};
+
+// What the update of an element depends on, besides its own gradient and state: says what may be packed and divided.
+enum class Granularity : uint8_t {
+  element,  // nothing: small weights may be updated as one
+  block,    // the block of kStateBlock elements in which it is, from the tensor's beginning on: packs and parts begin at multiples of that
+  row,      // its row: parts are whole rows; nothing is packed
+  tensor,   // statistics of the whole tensor: the parts of a weight are updated together; nothing is packed
+};
+inline constexpr int64_t kStateBlock = 256;
+
+// The multiple of elements at which each member of a pack begins; 0: nothing is packed.
+constexpr int64_t pack_multiple(Granularity granularity) {
+  return granularity == Granularity::element ? 1 : granularity == Granularity::block ? kStateBlock : 0;
+}
+
+// The weight, or the part of one, whose update is built.
+struct UpdatePart {
+  ValueId parameter = kNone, gradient = kNone;
+  std::vector<ValueId> states{};  // by OptimizerDef::states; what is shared is the same value in all parts
+  NodeId before = kNone;          // where its update stands: before its first use in the same run; kNone: behind all
+};
+
+// Builds the update of one weight.
+class UpdateBuilder {
+ public:
+  UpdateBuilder(Builder& builder, const Optimizer& optimizer) : optimizer(optimizer), builder_(builder) {}
+
+  const Optimizer& optimizer;
+  Shape shape{};                    // the weight's
+  std::vector<UpdatePart> parts{};  // in order; one where it isn't divided, or the granularity is less than the tensor
+  ValueId clip = kNone;             // float32 []: multiplies the gradient
+  ValueId scalars = kNone;          // the optimizer's own, see OptimizerDef::scalars
+  double weight_decay = 0;
+  NodeId before_all = kNone;  // the first of the parts' places: where statistics of the whole stand
+
+  // Emits a node of a part's own, or one that all parts need before any of them changes. Outputs that are state, changed in place, become
+  // state.
+  std::vector<ValueId> emit(const UpdatePart& part, std::string_view op, std::vector<ValueId> inputs, Attributes attributes = {},
+                            size_t outputs = 1);
+  std::vector<ValueId> emit_before_all(const UpdatePart& part, std::string_view op, std::vector<ValueId> inputs, Attributes attributes = {},
+                                       size_t outputs = 1);
+
+ private:
+  std::vector<ValueId> emit_at(NodeId before, const UpdatePart& part, std::string_view op, std::vector<ValueId> inputs,
+                               Attributes attributes, size_t outputs);
+  Builder& builder_;
+};
+
+struct OptimizerDef {
+  std::string_view name{};  // as in Hugging Face's `optim`
+  std::vector<OptimizerOption> options{};
+  Granularity granularity = Granularity::element;
+  size_t scalar_count = 0;
+  std::vector<float> (*scalars)(const Optimizer&, int64_t t, double learning_rate) = nullptr;
+  // What it keeps for a parameter, or a part of one. As many for parameters of one rank, whatever their sizes.
+  std::vector<StateDef> (*states)(const Optimizer&, const TensorType& parameter) = nullptr;
+  // Emits the update; returns what each part is after it.
+  std::vector<ValueId> (*update)(UpdateBuilder&) = nullptr;
+  // What a state label has behind the name, where options decide what is kept. Null: nothing.
+  std::string_view (*variant)(const Optimizer&) = nullptr;
+};
+
+// Parameters of one group are updated with the same numbers: those of rank 2 and more have weight decay, the others none.
+enum class ParameterGroup : uint8_t { not_decayed, decayed };
+inline ParameterGroup group_of(const Value& parameter) {
+  return parameter.shape.size() >= 2 ? ParameterGroup::decayed : ParameterGroup::not_decayed;
+}
+
+}  // namespace ort_train

@@ -1,5 +1,5 @@
-// Sums over a row in a fixed order: each element goes to one of 32 lanes by its number, each lane adds upwards, the lanes are added as a
-// tree. So a sum's bits depend on neither alignment, vector width nor threads.
+// Sums over a row in a fixed order: each element goes to one of a number of lanes (32, unless said otherwise) by its number, each lane adds
+// upwards, the lanes are added as a tree. So a sum's bits depend on neither alignment, vector width nor threads.
 //
 //   elements of 4 bytes and more   lane i mod 32: the compiler keeps the lanes in vector registers
 //   float16, bfloat16              lane (i / 8) mod 32: a lane takes 8 neighbours, the 16 bytes that a GPU's thread loads at once
@@ -8,8 +8,8 @@
 
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "exec/kernel.h"
 #include "graph/half.h"
@@ -19,13 +19,14 @@ ORT_TRAIN_OPS_BEGIN
 inline constexpr int kLanes = 32;
 
 // visit(lane, i) for each element of a row, in the order in which each lane takes them.
-template <typename T, typename Visit> __attribute__((always_inline)) inline void each_in_lanes(int64_t n, const Visit& visit) {
-  if constexpr (sizeof(T) == 2) {
-    for (int64_t i = 0; i < n; ++i) visit(static_cast<int>(i / 8 % kLanes), i);
+template <typename T, int lanes = kLanes, typename Visit>
+__attribute__((always_inline)) inline void each_in_lanes(int64_t n, const Visit& visit) {
+  if constexpr (std::is_same_v<T, float16> || std::is_same_v<T, bfloat16>) {
+    for (int64_t i = 0; i < n; ++i) visit(static_cast<int>(i / 8 % lanes), i);
   } else {
     int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-      for (int l = 0; l < kLanes; ++l) visit(l, i + l);
+    for (; i + lanes <= n; i += lanes) {
+      for (int l = 0; l < lanes; ++l) visit(l, i + l);
     }
     for (int l = 0; i + l < n; ++l) visit(l, i + l);
   }
@@ -40,18 +41,24 @@ template <typename V, int lanes, typename Join> __attribute__((always_inline)) i
 }
 
 // step(lane, i) returns the lane with element i of a row of T taken in; join(a, b) that of two lanes. Each lane begins as `start`.
-template <typename T, typename V, typename Step, typename Join>
+template <typename T, int lanes = kLanes, typename V, typename Step, typename Join>
 __attribute__((always_inline)) inline V fold_row(int64_t n, V start, const Step& step, const Join& join) {
-  V lanes[kLanes];
-  for (int l = 0; l < kLanes; ++l) lanes[l] = start;
-  each_in_lanes<T>(
-      n, [&](int l, int64_t i) __attribute__((always_inline)) { lanes[l] = step(lanes[l], i); });
-  return join_lanes(lanes, join);
+  V values[lanes];
+  for (int l = 0; l < lanes; ++l) values[l] = start;
+  each_in_lanes<T, lanes>(
+      n, [&](int l, int64_t i) __attribute__((always_inline)) { values[l] = step(values[l], i); });
+  return join_lanes(values, join);
 }
 
 // step(sum, i) returns the sum with element i added.
 template <typename T, typename Step> __attribute__((always_inline)) inline Compute<T> sum_row(int64_t n, const Step& step) {
   return fold_row<T>(n, Compute<T>(0), step, [](Compute<T> a, Compute<T> b) { return a + b; });
+}
+
+// of(i), of element i, summed in double.
+template <typename T, typename Of> __attribute__((always_inline)) inline double sum_row_in_double(int64_t n, const Of& of) {
+  return fold_row<T>(
+      n, 0.0, [&](double lane, int64_t i) { return lane + of(i); }, [](double a, double b) { return a + b; });
 }
 
 template <typename T> struct TwoSums { T first, second; };

@@ -1,7 +1,7 @@
 // Reductions over any axes in one canonical order, a fixed function of shape and type.
 //
 // A reduction is a Kind: what is loaded, combined and returned. Floats are summed in short float blocks whose results are added in double:
-//   rows     the innermost axis is reduced: 512 elements in 16 lanes make a block (of 16-bit elements: in the lanes of exec/lanes.h); lanes
+//   rows     the innermost axis is reduced: 512 elements in 16 lanes make a block (exec/lanes.h); lanes
 //            are combined as a tree, blocks in ascending order
 //   columns  the innermost axis stays: 32 rows make a block, for many columns at once (bias gradients: (N, C) -> (C))
 // Where few outputs are left, the reduced range is cut into pieces that are reduced in parallel and combined in ascending order; pieces are
@@ -173,38 +173,26 @@ template <typename Kind, typename T, int64_t kLanes> void extreme_lanes(const T*
 template <typename Kind, typename T> typename Kind::Total reduce_run(const T* x, int64_t n) {
   using Block = typename Kind::Block;
   using Total = typename Kind::Total;
-  constexpr int64_t kLanes = 16, kBlock = 512;
+  constexpr int kLanes = 16;
+  constexpr int64_t kBlock = 512;
   Total total = static_cast<Total>(Kind::kIdentity);
   if (n < 2 * kLanes) {
     for (int64_t i = 0; i < n; ++i) total = Kind::combine(total, static_cast<Total>(Kind::take(x[i])));
     return total;
   }
-  if constexpr (sizeof(T) == 2 && !std::is_integral_v<T>) {
-    for (int64_t begin = 0; begin < n; begin += kBlock) {
-      const auto step = [&](Block lane, int64_t i) { return Kind::combine(lane, static_cast<Block>(Kind::take(x[begin + i]))); };
-      const auto join = [](Block a, Block b) { return Kind::combine(a, b); };
-      const Block identity = static_cast<Block>(Kind::kIdentity);
-      total = Kind::combine(total, static_cast<Total>(fold_row<T>(std::min(kBlock, n - begin), identity, step, join)));
-    }
-    return total;
-  }
   for (int64_t begin = 0; begin < n; begin += kBlock) {
-    const int64_t length = std::min(kBlock, n - begin), whole = length / kLanes * kLanes;
+    const int64_t length = std::min(kBlock, n - begin);
     Block lanes[kLanes];
     for (Block& lane : lanes) lane = static_cast<Block>(Kind::kIdentity);
+    int64_t done = 0;
     if constexpr (is_extreme<Kind> && std::is_floating_point_v<T>) {
-      extreme_lanes<Kind, T, kLanes>(x + begin, whole, lanes);
-    } else {
-      for (int64_t i = begin; i < begin + whole; i += kLanes) {
-        for (int64_t l = 0; l < kLanes; ++l) lanes[l] = Kind::combine(lanes[l], Kind::take(x[i + l]));
-      }
+      done = length / kLanes * kLanes;
+      extreme_lanes<Kind, T, kLanes>(x + begin, done, lanes);
     }
-    for (int64_t l = 0; l < length - whole; ++l) lanes[l] = Kind::combine(lanes[l], Kind::take(x[begin + whole + l]));
+    each_in_lanes<T, kLanes>(length - done, [&](int l, int64_t i) { lanes[l] = Kind::combine(lanes[l], Kind::take(x[begin + done + i])); });
     Total tree[kLanes];
     for (int64_t l = 0; l < kLanes; ++l) tree[l] = static_cast<Total>(lanes[l]);
-    for (int64_t half = kLanes / 2; half > 0; half /= 2) {
-      for (int64_t l = 0; l < half; ++l) tree[l] = Kind::combine(tree[l], tree[l + half]);
-    }
+    join_lanes(tree, [](Total a, Total b) { return Kind::combine(a, b); });
     total = Kind::combine(total, tree[0]);
   }
   return total;

@@ -370,8 +370,8 @@ TEST(DeviceExecutor, KernelErrorsNameTheirNode) {
   const ValueId row = builder.named("/embedding").emit("Gather", {table, graph.inputs[0]}, {{"axis", int64_t{0}}});
   graph.outputs = {builder.named("/last").emit("Neg", {row})};
   for (const bool on_host : {false, true}) {
-    const Program program =
-        page({{.name = "run", .graph = &graph}}, {.on_host = [&](const Node& node) { return on_host && node.op->name == "Gather"; }});
+    const Program program = testing::page({{.name = "run", .graph = &graph}},
+                                          {.on_host = [&](const Node& node) { return on_host && node.op->name == "Gather"; }});
     verify(program, {&graph});
     for (const TestDevice& on : devices()) {
       const std::unique_ptr<Device> device = on.make(program, {&graph}, 1, 3);

@@ -42,26 +42,11 @@ std::vector<TensorType> infer(const InferContext& context) {
   return {{computed, {}}, {computed, leading}};
 }
 
-// Of elements of 4 bytes and more: 16 lanes, element i in lane i mod 16. Of 16-bit ones: the lanes of exec/lanes.h.
-template <typename T, typename V, typename Step, typename Join>
-__attribute__((always_inline)) inline V fold_chunk(int64_t n, V start, const Step& step, const Join& join) {
-  if constexpr (sizeof(T) == 2) {
-    return fold_row<T>(n, start, step, join);
-  } else {
-    V lanes[16];
-    std::fill(std::begin(lanes), std::end(lanes), start);
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-      for (int lane = 0; lane < 16; ++lane) lanes[lane] = step(lanes[lane], i + lane);
-    }
-    for (int lane = 0; i < n; ++i, ++lane) lanes[lane] = step(lanes[lane], i);
-    return join_lanes(lanes, join);
-  }
-}
+constexpr int kRowLanes = 16;
 
 template <typename T, typename C = Compute<T>> C row_max(const T* __restrict x, int64_t n) {
   const auto larger = [](C a, C b) { return a > b ? a : b; };
-  return fold_chunk<T>(
+  return fold_row<T, kRowLanes>(
       n, -std::numeric_limits<C>::infinity(), [&](C lane, int64_t i) { return load(x[i]) > lane ? load(x[i]) : lane; }, larger);
 }
 
@@ -69,7 +54,7 @@ template <typename T, typename C = Compute<T>> double row_sum_exp(const T* __res
   double sum = 0;
   for (int64_t begin = 0; begin < n; begin += kChunk) {
     const T* chunk = x + begin;
-    sum += static_cast<double>(fold_chunk<T>(
+    sum += static_cast<double>(fold_row<T, kRowLanes>(
         std::min(kChunk, n - begin), C(0), [&](C lane, int64_t i) { return lane + math::exp(load(chunk[i]) - max); },
         [](C a, C b) { return a + b; }));
   }

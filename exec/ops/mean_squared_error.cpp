@@ -1,10 +1,11 @@
 // SquaredError(prediction, target) -> loss_sum [] = sum of (prediction - target)^2; the mean is a division by the number of elements.
 //
-// Summed in fixed blocks, 16 lanes of double each, in ascending order; loss_sum is float32 or wider. Saves both inputs.
+// Summed in double, in lanes of fixed blocks (exec/lanes.h), in ascending order; loss_sum is float32 or wider. Saves both inputs.
 
 #include <algorithm>
 
 #include "exec/elementwise.h"
+#include "exec/lanes.h"
 #include "exec/op_list.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -27,15 +28,12 @@ KernelRun make_squared_error(const KernelSpec& spec) {
     return [n = element_count(spec.inputs[0].shape), blocks = blocks(spec)](const KernelArgs& args) {
       auto* partial = reinterpret_cast<double*>(args.workspace);
       args.workers().parallel_for(blocks, [&](int64_t block, int) {
-        const T *a = args.in<T>(0), *b = args.in<T>(1);
-        double lanes[16] = {};
-        const int64_t begin = block * kBlock, end = std::min(begin + kBlock, n);
-        for (int64_t i = begin; i < end; ++i) {
+        const int64_t begin = block * kBlock;
+        const T *a = args.in<T>(0) + begin, *b = args.in<T>(1) + begin;
+        partial[block] = sum_row_in_double<T>(std::min(kBlock, n - begin), [&](int64_t i) {
           const double d = static_cast<double>(load(a[i])) - static_cast<double>(load(b[i]));
-          lanes[(i - begin) % 16] += d * d;
-        }
-        partial[block] = 0;
-        for (double lane : lanes) partial[block] += lane;
+          return d * d;
+        });
       });
       double sum = 0;
       for (int64_t block = 0; block < blocks; ++block) sum += partial[block];

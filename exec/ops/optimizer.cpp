@@ -1,7 +1,7 @@
 // What every optimizer's update has: the norm of the gradients, clipping, accumulators. The optimizers' own ops have files of their own.
 // Each runs over fixed blocks of elements, so neither threads nor transfer chunks show in a result.
 //
-//   SumSquares(x) -> float64 [blocks]              each block (exec/norm_block.h) in 16 lanes of double, lanes in ascending order
+//   SumSquares(x) -> float64 [blocks]              each block (exec/norm_block.h) in lanes of double (exec/lanes.h)
 //   GlobalNorm(s...) -> float32 []                 sqrt of the sum, in the order of the inputs, each in ascending order
 //   ClipCoefficient{max_norm}(norm) -> float32 []  min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_
 //   Accumulate(sum, x)                             sum += x in place
@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "exec/lanes.h"
 #include "exec/norm_block.h"
 #include "exec/op_list.h"
 #include "exec/ops/update.h"
@@ -23,28 +24,20 @@ namespace {
 
 std::vector<TensorType> infer_sum_squares(const InferContext& context) { return {{DType::float64, {norm_blocks(context.input(0).shape)}}}; }
 
-template <typename T> double block_sum_squares(const T* __restrict x, int64_t n) {
-  double lanes[16] = {};
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    for (int lane = 0; lane < 16; ++lane) lanes[lane] += static_cast<double>(x[i + lane]) * static_cast<double>(x[i + lane]);
-  }
-  for (int lane = 0; i < n; ++i, ++lane) lanes[lane] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-  double sum = 0;
-  for (double lane : lanes) sum += lane;
-  return sum;
-}
-
-template <typename T> struct MakeSumSquares {
-  KernelRun operator()(const KernelSpec& spec) const {
+KernelRun make_sum_squares(const KernelSpec& spec) {
+  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     const Shape& shape = spec.inputs[0].shape;
     return [n = element_count(shape), block = norm_block(shape), blocks = norm_blocks(shape)](const KernelArgs& args) {
-      args.workers().parallel_for(blocks, [&](int64_t i, int) {
-        args.out<double>(0)[i] = block_sum_squares(args.in<T>(0) + i * block, std::min(block, n - i * block));
+      args.workers().parallel_for(blocks, [&](int64_t number, int) {
+        const T* const x = args.in<T>(0) + number * block;
+        args.out<double>(0)[number] = sum_row_in_double<T>(std::min(block, n - number * block), [&](int64_t i) {
+          const auto value = static_cast<double>(load(x[i]));
+          return value * value;
+        });
       });
     };
-  }
-};
+  });
+}
 
 std::vector<TensorType> infer_global_norm(const InferContext& context) {
   for (size_t i = 0; i < context.inputs.size(); ++i) {
@@ -118,10 +111,9 @@ constexpr OpDef kSumSquares{
     .no_gradient = kNoSecondOrder,
 };
 constexpr Kernel kSumSquaresKernel{
-    .types = kWide,
-    .halves_by_float32 = true,
+    .types = kFloating,
     .cost = per_element<4, 2>,
-    .prepare = for_floats<MakeSumSquares>,
+    .prepare = make_sum_squares,
 };
 constexpr OpDef kGlobalNorm{
     .name = "GlobalNorm",

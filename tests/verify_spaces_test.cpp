@@ -110,7 +110,7 @@ TEST(VerifySpacesMutations, EachIsCaughtOrMakesNoDifference) {
 // What waits are for shows on the discrete device: it is no device on which anything goes well.
 TEST(VerifySpacesMutations, DroppedWaitsShowOnTheDiscreteDevice) {
   int tried = 0, shown = 0;
-  for (uint32_t seed = 0; seed < 20; ++seed) {
+  for (uint32_t seed = 0; seed < 10; ++seed) {
     const Paged paged(seed);
     const auto result = [&](const Program& program) {
       testing::DiscreteDevice device(program, {&paged.graph}, 1, seed);
@@ -139,13 +139,13 @@ TEST(VerifySpacesMutations, DroppedWaitsShowOnTheDiscreteDevice) {
     }
   }
   std::printf("%d of %d dropped waits show\n", shown, tried);
-  EXPECT_GT(tried, 500);
+  EXPECT_GT(tried, 300);
   EXPECT_GT(shown * 4, tried);
 }
 
 // --- single rules, named --------------------------------------------------------------------------------------------------------------
 
-constexpr uint32_t kSeeds = 30;
+constexpr uint32_t kSeeds = 60;
 
 struct VerifySpaces : ::testing::TestWithParam<uint32_t> {
   const Paged paged{GetParam()};
@@ -248,7 +248,7 @@ TEST_P(VerifySpaces, OfWhatLivesAcrossRuns) {
   homes_ += tried;
   if (GetParam() == kSeeds - 1) {
     EXPECT_GT(homes_, 10);
-    EXPECT_GT(strangers_, 10);
+    EXPECT_GT(strangers_, 5);
   }
 }
 

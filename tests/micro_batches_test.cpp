@@ -8,10 +8,10 @@
 
 #include "exec/workers.h"
 #include "graph/op_def.h"
+#include "passes/optimizer.h"
 #include "passes/plan.h"
 #include "passes/recompute.h"
 #include "tests/plan_support.h"
-#include "passes/optimizer.h"
 
 namespace ort_train {
 namespace {

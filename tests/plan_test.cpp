@@ -1,6 +1,5 @@
 // The planner: packing, orders, storages, and the plans of GPT-2's training step.
 
-#include "exec/ops/sgd.h"
 #include "passes/plan.h"
 
 #include <gtest/gtest.h>
@@ -10,6 +9,7 @@
 #include <random>
 #include <set>
 
+#include "exec/ops/sgd.h"
 #include "graph/builder.h"
 #include "graph/op_def.h"
 #include "passes/cost.h"

@@ -13,12 +13,12 @@
 #include "frontend/ort_train.h"
 #include "graph/op_def.h"
 #include "passes/memory_model.h"
+#include "passes/optimizer.h"
 #include "passes/plan.h"
 #include "passes/saved_tensors.h"
 #include "test_paths.h"
 #include "tests/plan_support.h"
 #include "tests/trainer_runs.h"
-#include "passes/optimizer.h"
 
 namespace ort_train {
 namespace {

@@ -5,8 +5,8 @@
 #include <set>
 
 #include "graph/op_def.h"
-#include "tests/plan_support.h"
 #include "passes/optimizer.h"
+#include "tests/plan_support.h"
 
 namespace ort_train::testing {
 namespace {

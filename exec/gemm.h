@@ -20,6 +20,7 @@
 
 #include "exec/depth_block.h"
 #include "exec/kernel.h"
+#include "exec/transpose8.h"
 
 ORT_TRAIN_OPS_BEGIN
 
@@ -163,30 +164,6 @@ inline MicroKernel packing_kernel(int64_t vectors) {
   if (vectors == 1) return micro<kRows, 1, true>;
   if (vectors == 2) return micro<kRows, 2, true>;
   return micro<kRows, kVectors, true>;
-}
-
-// Transposes an 8 x 8 block: to[j][i] = from[i][j].
-inline void transpose8(const float* from, int64_t from_row, float* to, int64_t to_row) {
-  __m256 r[8], t[8];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(from + i * from_row);
-#pragma GCC unroll 4
-  for (int i = 0; i < 8; i += 2) {
-    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-  }
-#pragma GCC unroll 2
-  for (int i = 0; i < 8; i += 4) {
-    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    _mm256_storeu_ps(to + i * to_row, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
-    _mm256_storeu_ps(to + (i + 4) * to_row, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
-  }
 }
 
 // Copies depth x columns of B to a panel of `width` columns, padded with zeros.

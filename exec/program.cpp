@@ -39,7 +39,7 @@ std::string_view to_string(Purpose purpose) {
 }
 
 bool is_view(const Node& node, const Instruction& instruction) {
-  if (node.op->alias.empty() || node.outputs.size() != 1) return false;
+  if (viewed(node) == kNone) return false;
   const auto input = static_cast<size_t>(node.op->alias[0].input);
   if (input >= instruction.inputs.size() || instruction.outputs.size() != 1) return false;
   const Place &whole = instruction.inputs[input], &view = instruction.outputs[0];

@@ -192,7 +192,7 @@ void Trainer::Impl::describe_moves() {
   report.saved_recomputed = together * recomputed.again;
   report.saved_recomputed_bytes = together * recomputed.again_bytes;
   for (NodeId id : recomputed.nodes) {
-    if (train.node(id).op->alias.empty())
+    if (viewed(train.node(id)) == kNone)
       report.recompute_milliseconds += work_of(train, train.node(id), program.threads, device.rates).seconds * batches * 1e3;
   }
   std::array<DiskTraffic, kPurposes> traffic{};

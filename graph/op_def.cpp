@@ -13,6 +13,11 @@ const Tensor& InferContext::constant(size_t i) const {
   return *tensor;
 }
 
+ValueId viewed(const Node& node) {
+  if (node.op->alias.empty() || node.outputs.size() != 1 || node.outputs[0] == kNone) return kNone;
+  return node.inputs[static_cast<size_t>(node.op->alias[0].input)];
+}
+
 int64_t view_offset(const Node& node) { return node.attributes.get("byte_offset", int64_t{0}); }
 
 std::vector<TensorType> infer_types(const Graph& graph, const OpDef& op, const std::vector<ValueId>& inputs, const Attributes& attributes,

@@ -99,6 +99,8 @@ const OpDef* find_op(std::string_view name);
 const OpDef& op_named(std::string_view name);
 const std::vector<const OpDef*>& all_ops();
 
+// The input of which a node's only output is a view; kNone where it makes none.
+ValueId viewed(const Node& node);
 // Where in its input's bytes the view that a node makes begins: the attribute `byte_offset`, where it has one.
 int64_t view_offset(const Node& node);
 

@@ -11,12 +11,6 @@ namespace {
 
 constexpr int32_t kForever = INT_MAX;
 
-// The input of which a node's only output is a view; kNone where the op makes none.
-ValueId viewed(const Node& node) {
-  if (node.op->alias.empty() || node.outputs.size() != 1 || node.outputs[0] == kNone) return kNone;
-  return node.inputs[node.op->alias[0].input];
-}
-
 // The input that output i changes; kNone where it is an output of its own.
 ValueId written(const Node& node, size_t output) {
   for (const Alias& write : node.op->writes) {

@@ -10,15 +10,12 @@ namespace ort_train {
 namespace {
 
 // The value whose memory a view shows, or itself; by ValueId.
-std::vector<ValueId> viewed(const Graph& graph) {
+std::vector<ValueId> bases(const Graph& graph) {
   std::vector<ValueId> base(graph.value_count());
   for (ValueId id = 0; id < base.size(); ++id) base[id] = id;
   for (NodeId id : graph.order()) {
     const Node& node = graph.node(id);
-    for (const Alias& view : node.op->alias) {
-      const auto output = static_cast<size_t>(view.output), input = static_cast<size_t>(view.input);
-      if (output < node.outputs.size() && node.outputs[output] != kNone) base[node.outputs[output]] = base[node.inputs[input]];
-    }
+    if (const ValueId source = viewed(node); source != kNone) base[node.outputs[0]] = base[source];
   }
   return base;
 }
@@ -27,7 +24,7 @@ std::vector<ValueId> viewed(const Graph& graph) {
 // rest of the forward pass wherever it is cut.
 std::vector<int64_t> flow(const Graph& graph) {
   const std::vector<NodeId>& order = graph.order();
-  const std::vector<ValueId> base = viewed(graph);
+  const std::vector<ValueId> base = bases(graph);
   std::vector<int32_t> made(graph.value_count(), -1), last(graph.value_count(), -1);
   for (size_t at = 0; at < order.size(); ++at) {
     const Node& node = graph.node(order[at]);

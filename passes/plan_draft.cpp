@@ -158,8 +158,8 @@ StreamDraft make_stream_draft(const Draft& draft, const PersistentValues& persis
     for (uint32_t c : step.defines) use(chain_uses[chain_of[c]], at, false, true);
     for (const PersistentUse& u : step.persistents) use(class_uses[u.of], at, u.reads, u.changes);
     const Node& node = draft.graph->node(step.node);
-    const bool is_view = !node.op->alias.empty() && node.outputs.size() == 1 &&
-                         model.class_of[node.outputs[0]] == model.class_of[node.inputs[static_cast<size_t>(node.op->alias[0].input)]];
+    const ValueId source = viewed(node);
+    const bool is_view = source != kNone && model.class_of[node.outputs[0]] == model.class_of[source];
     result.entry.seconds.push_back(is_view ? 0 : work_of(*draft.graph, node, threads, rates).seconds);
   }
   result.entry.weight = draft.weight;

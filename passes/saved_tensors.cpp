@@ -11,12 +11,6 @@ namespace {
 
 constexpr size_t kCompared = 64;  // groups
 
-// The input of which a node's only output is a view; kNone where the op makes none.
-ValueId viewed(const Node& node) {
-  if (node.op->alias.empty() || node.outputs.size() != 1 || node.outputs[0] == kNone) return kNone;
-  return node.inputs[node.op->alias[0].input];
-}
-
 }  // namespace
 
 SavedTensors::SavedTensors(const Graph& graph) : graph_(graph) {

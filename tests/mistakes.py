@@ -45,7 +45,7 @@ def test_dimensions(tmp_path):
     refused(tmp_path, USAGE, "the model has no free dimension of that name; it has batch,", CHAR_GPT, *text, "--seq-length", 8, "--shape", "time=8")
     refused(tmp_path, USAGE, "contradicts the length 16", CHAR_GPT, *text, "--shape", "sequence=16", "--seq-length", 8)
     refused(tmp_path, USAGE, "at least 1", CHAR_GPT, *text, "--seq-length", 8, "--batch-size", -1)
-    refused(tmp_path, DATA, "index 256 is outside an axis of 256", CHAR_GPT, *text, "--seq-length", 257)
+    refused(tmp_path, DATA, "index 256 at position 256 is outside an axis of 256", CHAR_GPT, *text, "--seq-length", 257)
 
 
 @pytest.mark.parametrize("changes, sentence", [
@@ -83,7 +83,7 @@ def test_an_id_beyond_a_table_in_parts(tmp_path):
     np.savez(tmp_path / "data.npz", ids=ids, labels=np.zeros((5, 2, width), np.float32))
     run(tmp_path, "plan", *command, "--plan-json", "plan.json")
     assert [value["name"] for value in json.loads((tmp_path / "plan.json").read_text())["memory"]["persistent"] if value["purpose"] == "weights"] == [
-        f"table[{first}:{min(first + 384, rows)}]" for first in range(0, rows, 384)]
+        f"table[{first}:{min(first + 448, rows)}]" for first in range(0, rows, 448)]
     np.savez(tmp_path / "data.npz", ids=replaced(ids, rows), labels=np.zeros((5, 2, width), np.float32))
     refused(tmp_path, DATA, "sample 3: element 1 of 'ids' is 2000, the model has 2000 rows", *command)
 

@@ -62,7 +62,7 @@ def make_job(folder, profile, *more):
 @pytest.fixture
 def job(request, tmp_path_factory):
     accumulating, folder = request.param.startswith("three"), tmp_path_factory.getbasetemp()
-    more = ["--gradient-accumulation-steps", 3, "--part-size", 300_000, "--optim", "adafactor"] if accumulating else []
+    more = ["--gradient-accumulation-steps", 3, "--optim", "adafactor", "--part-size", 300_000] if accumulating else []
     return make_job(folder / f"resume-{accumulating}", nominal_machine(folder), *more)
 
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "exec/strided.h"
+#include "exec/transpose8.h"
 
 ORT_TRAIN_OPS_BEGIN
 
@@ -13,28 +14,7 @@ namespace {
 constexpr int64_t kTile = 64;  // a transposed tile of 4-byte elements takes 16 KB on its way
 constexpr int64_t kSquare = 256;
 
-// out[r * out_pitch + c] = in[r + c * in_pitch], 8 x 8: out rows are in columns.
-void transpose_8x8(uint32_t* out, int64_t out_pitch, const uint32_t* in, int64_t in_pitch) {
-  const auto load = [&](int i) { return _mm256_loadu_ps(reinterpret_cast<const float*>(in + i * in_pitch)); };
-  const auto store = [&](int i, __m256 v) { _mm256_storeu_ps(reinterpret_cast<float*>(out + i * out_pitch), v); };
-  const __m256 a0 = load(0), a1 = load(1), a2 = load(2), a3 = load(3), a4 = load(4), a5 = load(5), a6 = load(6), a7 = load(7);
-  const __m256 b0 = _mm256_unpacklo_ps(a0, a1), b1 = _mm256_unpackhi_ps(a0, a1), b2 = _mm256_unpacklo_ps(a2, a3),
-               b3 = _mm256_unpackhi_ps(a2, a3);
-  const __m256 b4 = _mm256_unpacklo_ps(a4, a5), b5 = _mm256_unpackhi_ps(a4, a5), b6 = _mm256_unpacklo_ps(a6, a7),
-               b7 = _mm256_unpackhi_ps(a6, a7);
-  const __m256 c0 = _mm256_shuffle_ps(b0, b2, 0x44), c1 = _mm256_shuffle_ps(b0, b2, 0xee), c2 = _mm256_shuffle_ps(b1, b3, 0x44);
-  const __m256 c3 = _mm256_shuffle_ps(b1, b3, 0xee), c4 = _mm256_shuffle_ps(b4, b6, 0x44), c5 = _mm256_shuffle_ps(b4, b6, 0xee);
-  const __m256 c6 = _mm256_shuffle_ps(b5, b7, 0x44), c7 = _mm256_shuffle_ps(b5, b7, 0xee);
-  store(0, _mm256_permute2f128_ps(c0, c4, 0x20));
-  store(1, _mm256_permute2f128_ps(c1, c5, 0x20));
-  store(2, _mm256_permute2f128_ps(c2, c6, 0x20));
-  store(3, _mm256_permute2f128_ps(c3, c7, 0x20));
-  store(4, _mm256_permute2f128_ps(c0, c4, 0x31));
-  store(5, _mm256_permute2f128_ps(c1, c5, 0x31));
-  store(6, _mm256_permute2f128_ps(c2, c6, 0x31));
-  store(7, _mm256_permute2f128_ps(c3, c7, 0x31));
-}
-
+// out[r * out_pitch + c] = in[r + c * in_pitch]
 template <typename T> void transpose_tile(T* out, int64_t out_pitch, const T* in, int64_t in_pitch, int64_t rows, int64_t columns) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < columns; ++c) out[r * out_pitch + c] = in[r + c * in_pitch];
@@ -47,7 +27,9 @@ void transpose_tile(uint32_t* out, int64_t out_pitch, const uint32_t* in, int64_
   uint32_t buffer[kTile * kPitch];
   const int64_t whole_rows = rows & ~int64_t{7}, whole_columns = columns & ~int64_t{7};
   for (int64_t c = 0; c < whole_columns; c += 8) {
-    for (int64_t r = 0; r < whole_rows; r += 8) transpose_8x8(buffer + r * kPitch + c, kPitch, in + r + c * in_pitch, in_pitch);
+    for (int64_t r = 0; r < whole_rows; r += 8)
+      transpose8(reinterpret_cast<const float*>(in + r + c * in_pitch), in_pitch, reinterpret_cast<float*>(buffer + r * kPitch + c),
+                 kPitch);
   }
   transpose_tile<uint32_t>(buffer + whole_columns, kPitch, in + whole_columns * in_pitch, in_pitch, whole_rows, columns - whole_columns);
   transpose_tile<uint32_t>(buffer + whole_rows * kPitch, kPitch, in + whole_rows, in_pitch, rows - whole_rows, columns);

@@ -70,7 +70,6 @@ bool measure(const Job& job, Workers& workers, double limit) {
   const OpDef& op = op_named(job.op);
   KernelSpec spec;
   spec.attributes = job.attributes;
-  spec.threads = workers.threads();
   InferContext context{.attributes = spec.attributes, .inputs = {}, .constants = {}, .outputs = job.outputs};
   std::vector<Tensor> inputs, outputs;
   for (const Shape& shape : job.inputs) inputs.push_back(numbers(shape, job.low, job.high, static_cast<uint32_t>(inputs.size() + 1)));

@@ -20,8 +20,7 @@ using Numbers = Types<float, double, float16, bfloat16, int64_t, int32_t>;
 using Indices = Types<int64_t, int32_t>;
 
 template <typename... T> constexpr DTypes dtypes_of(Types<T...>) { return {dtype_of<T>()...}; }
-inline constexpr DTypes kWide = dtypes_of(Wide{}), kFloating = dtypes_of(Floats{}), kNumbers = dtypes_of(Numbers{}),
-                        kIndices = dtypes_of(Indices{});
+inline constexpr DTypes kWide = dtypes_of(Wide{}), kFloating = dtypes_of(Floats{}), kNumbers = dtypes_of(Numbers{});
 // What a kernel takes that moves some elements and adds others, which it does to 16-bit ones in float32.
 inline constexpr DTypes kNotHalf{DType::float32, DType::float64, DType::int64, DType::int32,
                                  DType::int16,   DType::int8,    DType::uint8, DType::boolean};

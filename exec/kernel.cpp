@@ -22,8 +22,7 @@ bool by_float32(const Kernel& kernel, const KernelSpec& spec) {
   return is_half(type) && kernel.halves_by_float32 && !kernel.types.has(type);
 }
 
-// --- kernels of float32 on 16-bit tensors: each such tensor has a float32 copy in the workspace
-// ---------------------------------------------
+// --- kernels of float32 on 16-bit tensors, each of which has a float32 copy in the workspace --------------------------------------------
 
 KernelSpec widened(KernelSpec spec) {
   for (auto* types : {&spec.inputs, &spec.outputs}) {
@@ -113,7 +112,7 @@ std::string KernelTable::refusal(const OpDef& op, const KernelSpec& spec) const 
   const DType type = typed_by(*kernel, spec);
   if (kernel->types.has(type) || by_float32(*kernel, spec)) return {};
   return fmt::format("{} of {} can't be run on the {}, which takes {}: cast to one of these", op.name, to_string(type), device_,
-                     to_string(kernel->types));
+                     to_string(kernel->halves_by_float32 ? kernel->types | DTypes{DType::float16, DType::bfloat16} : kernel->types));
 }
 
 const Kernel& KernelTable::at(const OpDef& op, const KernelSpec& spec) const {

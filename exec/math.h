@@ -23,16 +23,8 @@ inline constexpr double kInvSqrt2Pi = 0.39894228040143267794;
 inline constexpr double kSqrt2OverPi = 0.79788456080286535588;
 inline constexpr double kTwoOverSqrtPi = 1.12837916709551257390;
 
-HOST_DEVICE inline int32_t bits_of(float x) {
-  int32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-HOST_DEVICE inline float float_of(int32_t bits) {
-  float x;
-  memcpy(&x, &bits, sizeof x);
-  return x;
-}
+HOST_DEVICE inline int32_t bits_of(float x) { return static_cast<int32_t>(float_bits::of(x)); }
+HOST_DEVICE inline float float_of(int32_t bits) { return float_bits::as_float(static_cast<uint32_t>(bits)); }
 HOST_DEVICE inline float power_of_two(int32_t n) { return float_of((n + 127) << 23); }  // -126 <= n <= 127
 
 HOST_DEVICE inline float fma(float a, float b, float c) { return ::fmaf(a, b, c); }

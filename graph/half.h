@@ -25,7 +25,7 @@ struct bfloat16 {
   bool operator==(const bfloat16&) const = default;
 };
 
-namespace half_bits {
+namespace float_bits {
 HOST_DEVICE inline float as_float(uint32_t bits) {
   float x;
   memcpy(&x, &bits, sizeof x);
@@ -36,12 +36,12 @@ HOST_DEVICE inline uint32_t of(float x) {
   memcpy(&bits, &x, sizeof bits);
   return bits;
 }
-}  // namespace half_bits
+}  // namespace float_bits
 
-HOST_DEVICE inline float to_float(bfloat16 x) { return half_bits::as_float(uint32_t{x.bits} << 16); }
+HOST_DEVICE inline float to_float(bfloat16 x) { return float_bits::as_float(uint32_t{x.bits} << 16); }
 
 HOST_DEVICE inline bfloat16 to_bfloat16(float x) {
-  const uint32_t bits = half_bits::of(x);
+  const uint32_t bits = float_bits::of(x);
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const uint32_t nan = (bits >> 16) | 0x40u;  // quiet
   return {static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded)};
@@ -50,15 +50,15 @@ HOST_DEVICE inline bfloat16 to_bfloat16(float x) {
 // The exponent is moved by a product, which is exact and makes numbers of denormal ones.
 HOST_DEVICE inline float to_float(float16 x) {
   const uint32_t magnitude = uint32_t{x.bits & 0x7fffu} << 13;
-  const uint32_t moved = half_bits::of(half_bits::as_float(magnitude) * 0x1p112f);
+  const uint32_t moved = float_bits::of(float_bits::as_float(magnitude) * 0x1p112f);
   const uint32_t special = magnitude | 0x7f800000u;  // infinity and NaN
-  return half_bits::as_float((magnitude >= 0x0f800000u ? special : moved) | uint32_t{x.bits & 0x8000u} << 16);
+  return float_bits::as_float((magnitude >= 0x0f800000u ? special : moved) | uint32_t{x.bits & 0x8000u} << 16);
 }
 
 // A sum with the number whose last place is that of the result rounds denormal ones.
 HOST_DEVICE inline float16 to_float16(float x) {
-  const uint32_t bits = half_bits::of(x), magnitude = bits & 0x7fffffffu;
-  const uint32_t denormal = half_bits::of(half_bits::as_float(magnitude) + 0.5f) - half_bits::of(0.5f);
+  const uint32_t bits = float_bits::of(x), magnitude = bits & 0x7fffffffu;
+  const uint32_t denormal = float_bits::of(float_bits::as_float(magnitude) + 0.5f) - float_bits::of(0.5f);
   const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
   const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u | ((magnitude >> 13) & 0x3ffu) : 0x7c00u;
   const uint32_t finite = magnitude < 0x38800000u ? denormal : normal;

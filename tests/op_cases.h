@@ -4,7 +4,7 @@
 //   {.name = "same_shape", .op = "Add", .inputs = {random({3, 5}), random({3, 5})}}
 //   {.name = "rows", .op = "Gather", .attributes = {{"axis", int64_t{0}}}, .inputs = {random({7, 4}), ints({3}, {6, 0, 6})}}
 //
-// Floating inputs are made as float32 and widened for the runs in double, so both see the same numbers.
+// Floating inputs are made as float32 (or rounded to 16 bits) and widened for the runs in double, so both see the same numbers.
 
 #pragma once
 

@@ -1,6 +1,6 @@
-// Every op case (op_cases.h): float32 against double, guard bytes around outputs and workspace, in place, 1, 2, 3 and 8 threads and shifted
-// addresses to the bit, and the gradient in double: graph ops against central differences of a random projection of the outputs.
-// A walk over the op list: each op has a case, a kernel, and a gradient or a reason for none.
+// Every op case (op_cases.h): float32, float16 and bfloat16 against double, guard bytes around outputs and workspace, in place, 1, 2, 3 and
+// 8 threads and shifted addresses to the bit, and the gradient in double: graph ops against central differences of a random projection of
+// the outputs. A walk over the op list: each op has a case, a kernel, and a gradient or a reason for none.
 
 #include <gtest/gtest.h>
 #include <tbb/global_control.h>

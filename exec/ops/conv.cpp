@@ -195,8 +195,10 @@ void forward_tile(const Layout& l, const ForwardTiles& tiles, const KernelArgs& 
   for (int64_t i = 0; samples > 1 && i < samples; ++i) copy_planes<T>(c.data + i * columns, wide, y + i * l.result(), all, rows, columns);
 }
 
+Layout layout_of_y(const KernelSpec& spec) { return layout_of(spec.attributes, spec.inputs[0].shape, spec.inputs[1].shape); }
+
 template <typename T> KernelRun forward(const KernelSpec& spec) {
-  const Layout l = layout_of(spec.attributes, spec.inputs[0].shape, spec.inputs[1].shape);
+  const Layout l = layout_of_y(spec);
   if (l.batch == 0) return [](const KernelArgs&) {};
   return [l, tiles = forward_tiles(l), room = ForwardRoom<T>(l), bytes = spec.outputs[0].bytes()](const KernelArgs& args) {
     if (args.inputs.size() > 3 && args.inputs[3] && args.inputs[3] != args.outputs[0])
@@ -411,7 +413,7 @@ KernelRun prepare_weight_gradient(const KernelSpec& spec) {
 }
 
 Workspace forward_workspace(const KernelSpec& spec) {
-  const Layout l = layout_of(spec.attributes, spec.inputs[0].shape, spec.inputs[1].shape);
+  const Layout l = layout_of_y(spec);
   return for_floats(spec, [&]<typename T>() { return Workspace{.each = ForwardRoom<T>(l).all()}; });
 }
 Workspace input_workspace(const KernelSpec& spec) {
@@ -425,8 +427,6 @@ Workspace weight_workspace(const KernelSpec& spec) {
     return Workspace{.shared = room.partials, .each = room.each()};
   });
 }
-
-Layout layout_of_y(const KernelSpec& spec) { return layout_of(spec.attributes, spec.inputs[0].shape, spec.inputs[1].shape); }
 
 // All three are the same multiply-adds.
 template <Layout (*layout)(const KernelSpec&)> Cost cost(const KernelSpec& spec) {

@@ -15,7 +15,7 @@ namespace ort_train {
 inline int64_t norm_block(const Shape& shape) {
   constexpr int64_t kMost = 65536;
   if (shape.size() < 2) return kMost;
-  const int64_t width = element_count(Shape(shape.begin() + 1, shape.end()));
+  const int64_t width = element_count(shape.from(1));
   int64_t rows = kLeastDepthBlock;
   while (rows > 1 && rows * width > kMost) rows /= 2;
   return std::max<int64_t>(1, rows * width);

@@ -335,9 +335,9 @@ class EntryVerifier {
     const ValueId value = node.outputs[i];
     last_place_[value] = instruction.outputs[i];
     if (is_view(node, instruction)) {
-      const ValueId viewed = node.inputs[node.op->alias[0].input];
-      const Place inside = within(viewed);
-      content_[value] = content_[viewed];
+      const ValueId source = viewed(node);
+      const Place inside = within(source);
+      content_[value] = content_[source];
       within_[value] = {.offset = inside.offset + view_offset(node), .bytes = inside.bytes};
       return;
     }

@@ -52,7 +52,7 @@ const Options& Trainer::Impl::checked(const Options& options) {
   };
   if (options.model.empty()) throw error(ErrorCode::usage, "no model is given");
   if (options.data.empty()) throw error(ErrorCode::usage, "no data is given: `data` is a file or a folder");
-  make_optimizer(options.optim, options.optim_args);
+  make_optimizer(options.optim, options.optim_args);  // refuses
   if (options.loss != "cross_entropy" && options.loss != "mse" && options.loss != "output") {
     throw refuse("loss", options.loss, "is not known: cross_entropy, mse or output");
   }

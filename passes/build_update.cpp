@@ -76,24 +76,24 @@ std::vector<std::vector<ValueId>> updated_together(const Graph& graph, const Opt
 // The state of a weight's parts: what is shared once, the rest by part, each the range of the whole's that follows on the part's before it.
 void add_states(Graph& graph, UpdateBuilder& update) {
   const DType dtype = graph.value(update.parts[0].parameter).dtype;
-  const std::vector<StateDef> shared = update.optimizer.def->states(update.optimizer, {dtype, update.shape});
-  for (size_t i = 0; i < shared.size(); ++i) {
+  const std::vector<StateDef> of_whole = update.optimizer.def->states(update.optimizer, {dtype, update.shape});
+  for (size_t i = 0; i < of_whole.size(); ++i) {
+    const bool is_shared = of_whole[i].shared;
     ValueId one = kNone;
     for (UpdatePart& part : update.parts) {
-      const Value parameter = graph.value(part.parameter);
-      const bool is_part = !parameter.whole.empty();
-      if (shared[i].shared && one != kNone) {
+      if (is_shared && one != kNone) {
         part.states.push_back(one);
         continue;
       }
-      Value state{.kind = ValueKind::optimizer_state};
-      const StateDef def = shared[i].shared ? shared[i] : update.optimizer.def->states(update.optimizer, parameter.type()).at(i);
-      state.owner = shared[i].shared && is_part ? parameter.whole : parameter.name;
-      state.name = state.owner + std::string(def.suffix);
-      state.dtype = def.type.dtype;
-      state.shape = def.type.shape;
+      const Value parameter = graph.value(part.parameter);
+      const bool is_part = !parameter.whole.empty();
+      const StateDef def = is_shared ? of_whole[i] : update.optimizer.def->states(update.optimizer, parameter.type()).at(i);
+      const std::string owner = is_shared && is_part ? parameter.whole : parameter.name;
+      Value state{
+          .name = owner + std::string(def.suffix), .dtype = def.type.dtype, .shape = def.type.shape, .kind = ValueKind::optimizer_state};
+      state.owner = owner;
       state.fill = def.fill;
-      if (is_part && !shared[i].shared) {
+      if (is_part && !is_shared) {
         state.whole = parameter.whole + std::string(def.suffix);
         const int64_t rows = parameter.shape[0];  // the state has as many
         if (parameter.bytes() > 0) state.whole_offset = parameter.whole_offset / (parameter.bytes() / rows) * (state.bytes() / rows);

@@ -268,12 +268,18 @@ JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimiz
     const auto readers = graph.readers();
     const auto first_reader = [&](ValueId parameter) { return readers[parameter].front(); };
     // Where a parameter's gradient is needed: by its own update, or one that it takes part in because it is of the same weight.
-    std::map<std::string, std::vector<NodeId>> uses_of_weight;
-    for (const auto& [parameter, uses] : job.accumulators) uses_of_weight[graph.value(parameter).whole].push_back(first_reader(parameter));
+    std::map<std::string, NodeId> first_of_weight;
+    if (optimizer.optimizer.def->granularity == Granularity::tensor) {
+      std::map<std::string, std::vector<NodeId>> uses_of_weight;
+      for (const auto& [parameter, uses] : job.accumulators) {
+        if (const std::string& whole = graph.value(parameter).whole; !whole.empty())
+          uses_of_weight[whole].push_back(first_reader(parameter));
+      }
+      for (const auto& [whole, uses] : uses_of_weight) first_of_weight[whole] = first_in_order(graph, uses);
+    }
     const auto first_needed = [&](ValueId parameter) {
-      const std::string& whole = graph.value(parameter).whole;
-      if (whole.empty() || optimizer.optimizer.def->granularity != Granularity::tensor) return first_reader(parameter);
-      return first_in_order(graph, uses_of_weight.at(whole));
+      const auto found = first_of_weight.find(graph.value(parameter).whole);
+      return found == first_of_weight.end() ? first_reader(parameter) : found->second;
     };
     Builder builder(graph, Stage::update);
     std::map<ValueId, ValueId> stored;

@@ -18,7 +18,7 @@ int64_t rows_for(const Graph& graph, const Node& node, ValueId weight) {
   return division.rows(graph, node, static_cast<size_t>(std::find(node.inputs.begin(), node.inputs.end(), weight) - node.inputs.begin()));
 }
 
-int64_t row_elements(const Value& weight) { return element_count(Shape(weight.shape.begin() + 1, weight.shape.end())); }
+int64_t row_elements(const Value& weight) { return element_count(weight.shape.from(1)); }
 
 // Where parts may begin, for the sake of all uses: at multiples of so many rows; 0: the weight isn't divided.
 int64_t rows_for_all(const Graph& graph, ValueId weight, const std::vector<NodeId>& readers) {

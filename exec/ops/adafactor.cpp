@@ -3,17 +3,28 @@
 // and that of an element is taken to be row * column / mean(row). u is what the update would be before clipping by its own root mean
 // square.
 //
-//   AdafactorRows(g, row, clip, scalars, column_sums?, row_sum?) -> row, column_sums, row_sum      row changes in place: the mean square
-//                            of each row, and, float64, the sum of squares by column and the sum of row; both go on from those given
-//   AdafactorColumns{rows}(column, column_sums, scalars) -> column, factor                         column changes in place; 1 /
-//   sqrt(column) AdafactorSquares{rows}(g, row, row_sum, factor, clip) -> float64 [blocks]                      of u, in the blocks of
-//   exec/norm_block.h AdafactorScale{clip_threshold, elements}(squares...) -> float32 []                             1 / max(1, rms(u) /
-//   clip_threshold) AdafactorFactored{weight_decay, rows}(p, g, row, row_sum, factor, clip, scale, scalars) -> p   in place
+//   AdafactorRows(g, row, clip, scalars, column_sums?, row_sum?) -> row, column_sums, row_sum
+//     row, each row's mean square, changes in place; in float64 the sums of squares by column and the sum of row go on from those given
+//
+//   AdafactorColumns{rows}(column, column_sums, scalars) -> column, factor
+//     column changes in place; factor = 1 / sqrt(column)
+//
+//   AdafactorSquares{rows}(g, row, row_sum, factor, clip) -> float64 [blocks]
+//     of u, in the blocks of exec/norm_block.h
+//
+//   AdafactorScale{clip_threshold, elements}(squares...) -> float32 []
+//     1 / max(1, rms(u) / clip_threshold)
+//
+//   AdafactorFactored{weight_decay, rows}(p, g, row, row_sum, factor, clip, scale, scalars) -> p
+//     in place
 //
 // With the full mean square v, for tensors of less than two dimensions:
 //
-//   AdafactorMoment(g, v, clip, scalars) -> v, float64 [blocks]                                    v changes in place; squares of u
-//   AdafactorPlain{weight_decay}(p, g, v, clip, scale, scalars) -> p                               in place
+//   AdafactorMoment(g, v, clip, scalars) -> v, float64 [blocks]
+//     v changes in place; squares of u
+//
+//   AdafactorPlain{weight_decay}(p, g, v, clip, scale, scalars) -> p
+//     in place
 //
 // `rows`: of the whole matrix, of which g may have some. Every sum is in double, in an order that neither threads nor the division into
 // parts change: columns and row_sum go from row to row, on from one part to the next; blocks of squares are whole rows.
@@ -211,24 +222,10 @@ template <typename T> struct MakeSquares {
   }
 };
 
-std::vector<TensorType> infer_scale(const InferContext& context) {
-  for (size_t i = 0; i < context.inputs.size(); ++i) {
-    if (context.input(i).dtype != DType::float64 || context.input(i).shape.size() != 1)
-      throw error(ErrorCode::unsupported, "input {} is no float64 vector", i);
-  }
-  return {{DType::float32, {}}};
-}
-
 KernelRun make_scale(const KernelSpec& spec) {
-  std::vector<int64_t> counts;
-  for (const TensorType& input : spec.inputs) counts.push_back(element_count(input.shape));
-  return [counts = std::move(counts), threshold = double{spec.attributes.get("clip_threshold", 1.0f)},
+  return [counts = counts_of(spec), threshold = double{spec.attributes.get("clip_threshold", 1.0f)},
           elements = spec.attributes.get("elements", int64_t{1})](const KernelArgs& args) {
-    double sum = 0;
-    for (size_t i = 0; i < counts.size(); ++i) {
-      for (int64_t k = 0; k < counts[i]; ++k) sum += args.in<double>(i)[k];
-    }
-    const double excess = std::sqrt(sum / static_cast<double>(elements)) / threshold;
+    const double excess = std::sqrt(sum_of_inputs(args, counts) / static_cast<double>(elements)) / threshold;
     *args.out<float>(0) = static_cast<float>(1 / std::max(excess, 1.0));
   };
 }
@@ -371,7 +368,7 @@ constexpr Kernel kAdafactorSquaresKernel{
 };
 constexpr OpDef kAdafactorScale{
     .name = "AdafactorScale",
-    .infer = infer_scale,
+    .infer = infer_of_squares,
     .no_gradient = kNoSecondOrder,
 };
 constexpr Kernel kAdafactorScaleKernel{

@@ -12,7 +12,7 @@
 //
 // What a live layer computes is pure, and may be computed again; what it changes is changed by another node, once a batch. The running
 // variance takes in the biased variance (a sum divided by n), as ONNX says; PyTorch's own layer takes in the unbiased one (n - 1) there.
-// Outside training the live form becomes the frozen one (passes/freeze_batch_norm.cpp). The gradient saves x, mean and variance.
+// Outside training the live form becomes the frozen one (passes/leave_training.cpp). The gradient saves x, mean and variance.
 //
 // With h = (x - mean) / sqrt(variance + epsilon): dbias = sum(dy), dscale = sum(dy * h), and dx = scale / sqrt(variance + epsilon) * (dy -
 // live * (dbias + h * dscale) / n). Sums go over fixed pieces of the batch, in a piece over samples upwards, in a sample over blocks of

@@ -39,24 +39,9 @@ KernelRun make_sum_squares(const KernelSpec& spec) {
   });
 }
 
-std::vector<TensorType> infer_global_norm(const InferContext& context) {
-  for (size_t i = 0; i < context.inputs.size(); ++i) {
-    if (context.input(i).dtype != DType::float64 || context.input(i).shape.size() != 1)
-      throw error(ErrorCode::unsupported, "input {} is no float64 vector", i);
-  }
-  return {{DType::float32, {}}};
-}
-
 KernelRun make_global_norm(const KernelSpec& spec) {
-  std::vector<int64_t> counts;
-  for (const TensorType& input : spec.inputs) counts.push_back(element_count(input.shape));
-  return [counts = std::move(counts)](const KernelArgs& args) {
-    double sum = 0;
-    for (size_t i = 0; i < counts.size(); ++i) {
-      const double* const squares = args.in<double>(i);
-      for (int64_t k = 0; k < counts[i]; ++k) sum += squares[k];
-    }
-    *args.out<float>(0) = static_cast<float>(std::sqrt(sum));
+  return [counts = counts_of(spec)](const KernelArgs& args) {
+    *args.out<float>(0) = static_cast<float>(std::sqrt(sum_of_inputs(args, counts)));
   };
 }
 
@@ -117,7 +102,7 @@ constexpr Kernel kSumSquaresKernel{
 };
 constexpr OpDef kGlobalNorm{
     .name = "GlobalNorm",
-    .infer = infer_global_norm,
+    .infer = infer_of_squares,
     .no_gradient = kNoSecondOrder,
 };
 constexpr Kernel kGlobalNormKernel{

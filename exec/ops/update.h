@@ -21,6 +21,29 @@ inline void check_input(const InferContext& context, size_t i, const TensorType&
     throw error(ErrorCode::unsupported, "input {} is {}, not {}", i, to_string(context.input(i)), to_string(wanted));
 }
 
+// (float64 [...], ...) -> float32 []: what is made of the sums of squares of a tensor's blocks, or of several tensors'.
+inline std::vector<TensorType> infer_of_squares(const InferContext& context) {
+  for (size_t i = 0; i < context.inputs.size(); ++i) {
+    if (context.input(i).dtype != DType::float64 || context.input(i).shape.size() != 1)
+      throw error(ErrorCode::unsupported, "input {} is no float64 vector", i);
+  }
+  return {{DType::float32, {}}};
+}
+inline std::vector<int64_t> counts_of(const KernelSpec& spec) {
+  std::vector<int64_t> counts;
+  for (const TensorType& input : spec.inputs) counts.push_back(element_count(input.shape));
+  return counts;
+}
+// In the order of the inputs, each in ascending order.
+inline double sum_of_inputs(const KernelArgs& args, const std::vector<int64_t>& counts) {
+  double sum = 0;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const double* const squares = args.in<double>(i);
+    for (int64_t k = 0; k < counts[i]; ++k) sum += squares[k];
+  }
+  return sum;
+}
+
 template <template <typename> class Make> KernelRun for_floats(const KernelSpec& spec) {
   return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() { return Make<T>{}(spec); });
 }

@@ -43,7 +43,7 @@
   /* matmul.cpp */ op(MatMul) op(MatMulPart) \
   /* attention.cpp */ op(Attention) op(AttentionGrad) \
   /* cross_entropy.cpp, mean_squared_error.cpp */ op(SoftmaxCrossEntropy) op(SoftmaxCrossEntropyGrad) op(CountLabels) op(SquaredError) \
-  /* optimizer.cpp */ op(SumSquares) op(GlobalNorm) op(ClipCoefficient) op(Accumulate) op(Clear) op(Store) \
+  /* optimizer.cpp */ op(SumSquares) op(GlobalNorm) op(UpdateFactor) op(Accumulate) op(Clear) op(Store) \
   /* adamw.cpp, sgd.cpp */ op(AdamW) op(SGD) \
   /* adafactor.cpp */ op(AdafactorRows) op(AdafactorColumns) op(AdafactorSquares) op(AdafactorScale) op(AdafactorFactored) \
     op(AdafactorMoment) op(AdafactorPlain)

@@ -1,8 +1,8 @@
 // build_update: the optimizer's nodes behind the gradients.
 //
 //   before   g1 … gn
-//   after    norm = GlobalNorm(SumSquares(g1) … SumSquares(gn)) ; c = ClipCoefficient(norm)
-//            p1', m1', v1' = AdamW(p1, g1, m1, v1, c, scalars) …                            in import order
+//   after    norm = GlobalNorm(SumSquares(g1) … SumSquares(gn)) ; c = UpdateFactor(norm)
+//            p1', m1', v1' = AdamW(p1, g1, c, scalars, m1, v1) …                            in import order
 //
 // Which nodes these are, and which state, its definition says (passes/optimizer.h). Weight decay is on parameters of rank 2 and more. The
 // scalars (learning rate, bias corrections) are computed once a step on the host, and fed as a graph input. Without clipping c is the
@@ -112,7 +112,7 @@ std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec,
   builder.named("gradient norm");
   if (before && !graph.order().empty()) builder.before(graph.order().front());
   const ValueId coefficient = spec.max_grad_norm > 0
-                                  ? builder.emit("ClipCoefficient", {norm}, {{"max_norm", static_cast<float>(spec.max_grad_norm)}})
+                                  ? builder.emit("UpdateFactor", {norm}, {{"max_norm", static_cast<float>(spec.max_grad_norm)}})
                                   : builder.constant(scalar_tensor(1.0f));
   std::map<ValueId, ValueId> updated;
   for (const std::vector<ValueId>& parameters : updated_together(graph, spec.optimizer, gradients)) {

@@ -152,7 +152,7 @@ TEST_F(KernelsTest, ThreadsChangeNoBit) {
       {"SumSquares", {}, {large}},
       {"AdamW",
        {{"weight_decay", 0.1f}},
-       {large, numbers({700001}, 5), numbers({700001}, 6), Tensor(DType::float32, {700001}), half, numbers_of_step},
+       {large, numbers({700001}, 5), half, numbers_of_step, numbers({700001}, 6), Tensor(DType::float32, {700001})},
        3},
   };
   for (const Job& job : jobs) {
@@ -296,7 +296,7 @@ const std::vector<std::vector<float>> kGradients{
 Tensor coefficient(const Tensor& gradient, float norm) {
   const Tensor sum = run("SumSquares", {}, {&gradient})[0], global = run("GlobalNorm", {}, {&sum})[0];
   EXPECT_NEAR(global.data<float>()[0], norm, 2e-7f * norm);
-  return run("ClipCoefficient", {{"max_norm", 1.0f}}, {&global})[0];
+  return run("UpdateFactor", {{"max_norm", 1.0f}}, {&global})[0];
 }
 constexpr float kNorms[] = {1.54677081f, 2.11907625f, 2.69138145f, 3.26368642f};
 
@@ -306,7 +306,7 @@ TEST_F(OptimizerTest, AdamWIsTorchs) {
     const Tensor gradient = make_tensor<float>({7}, kGradients[step - 1]), clip = coefficient(gradient, kNorms[step - 1]);
     const auto scalars = make_optimizer("adamw", {{"adam_beta2", 0.99}}).scalars(step, 3e-3);
     const Tensor of_step = make_tensor<float>({static_cast<int64_t>(scalars.size())}, scalars);
-    std::vector<Tensor> next = run("AdamW", {{"weight_decay", 0.1f}}, {&p, &gradient, &m, &v, &clip, &of_step}, 3);
+    std::vector<Tensor> next = run("AdamW", {{"weight_decay", 0.1f}}, {&p, &gradient, &clip, &of_step, &m, &v}, 3);
     p = next[0], m = next[1], v = next[2];
   }
   expect_close(p, {0.492933989f, -1.24203432f, 1.99113488f, 0.00746412575f, -0.0364303403f, 0.749100447f, -0.505866706f}, 2e-7f);
@@ -321,9 +321,9 @@ TEST_F(OptimizerTest, SgdIsTorchs) {
     const Tensor gradient = make_tensor<float>({7}, kGradients[step - 1]), clip = coefficient(gradient, kNorms[step - 1]);
     const auto scalars = make_optimizer("sgd", {{"momentum", 0.9}}).scalars(step, 0.1);
     const Tensor of_step = make_tensor<float>({static_cast<int64_t>(scalars.size())}, scalars);
-    std::vector<Tensor> next = run("SGD", {{"weight_decay", 0.01f}}, {&p, &gradient, &buffer, &clip, &of_step}, 2);
+    std::vector<Tensor> next = run("SGD", {{"weight_decay", 0.01f}}, {&p, &gradient, &clip, &of_step, &buffer}, 2);
     p = next[0], buffer = next[1];
-    plain = run("SGD", {{"weight_decay", 0.01f}}, {&plain, &gradient, nullptr, &clip, &of_step})[0];
+    plain = run("SGD", {{"weight_decay", 0.01f}}, {&plain, &gradient, &clip, &of_step})[0];
   }
   expect_close(p, {0.474553823f, -1.19684887f, 1.91914392f, 0.0010118935f, -0.0401932448f, 0.743223608f, -0.809411347f}, 2e-7f);
   expect_close(buffer, {-0.00664320216f, 0.00471144915f, -0.00277976692f, 5.80928463e-05f, -0.0129255373f, 0.0257248152f, -0.374046266f},

@@ -241,17 +241,17 @@ class RandomGraph {
     for (int i = 0; i < 3; ++i) gradients.push_back(pool_like(shape(state_[i])));
     for (ValueId gradient : gradients) squares.push_back(b.emit("SumSquares", {gradient}));
     const ValueId norm = b.emit("GlobalNorm", squares);
-    const ValueId clip = pick(2) ? b.emit("ClipCoefficient", {norm}, {{"max_norm", 1.0f}}) : one_;
+    const ValueId clip = pick(2) ? b.emit("UpdateFactor", {norm}, {{"max_norm", 1.0f}}) : one_;
     pool_.push_back(norm);
     for (int i = 0; i < 3; ++i) {
       const std::string name = graph_.value(state_[i]).name;
       if (i == 2) {
-        state_[i] = b.emit("SGD", {state_[i], gradients[i], kNone, clip, sgd_scalars_});
+        state_[i] = b.emit("SGD", {state_[i], gradients[i], clip, sgd_scalars_});
         continue;
       }
       const ValueId m = add(graph_, name + ".m", ValueKind::optimizer_state, shape(state_[i])),
                     v = add(graph_, name + ".v", ValueKind::optimizer_state, shape(state_[i]));
-      state_[i] = b.emit_many("AdamW", {state_[i], gradients[i], m, v, clip, adamw_scalars_}, {{"weight_decay", 0.1f}}, 3)[0];
+      state_[i] = b.emit_many("AdamW", {state_[i], gradients[i], clip, adamw_scalars_, m, v}, {{"weight_decay", 0.1f}}, 3)[0];
     }
     for (int i = 0; i < 3; ++i) graph_.value(state_[i]).kind = ValueKind::parameter;
   }

@@ -6,7 +6,7 @@
 //   AdafactorRows(g, row, clip, scalars, column_sums?, row_sum?) -> row, column_sums, row_sum
 //     row, each row's mean square, changes in place; in float64 the sums of squares by column and the sum of row go on from those given
 //
-//   AdafactorColumns{rows}(column, column_sums, scalars) -> column, factor
+//   AdafactorColumns{rows}(column, column_sums, clip, scalars) -> column, factor
 //     column changes in place; factor = 1 / sqrt(column)
 //
 //   AdafactorSquares{rows}(g, row, row_sum, factor, clip) -> float64 [blocks]
@@ -28,7 +28,7 @@
 //
 // `rows`: of the whole matrix, of which g may have some. Every sum is in double, in an order that neither threads nor the division into
 // parts change: columns and row_sum go from row to row, on from one part to the next; blocks of squares are whole rows.
-// `clip` multiplies the gradient; `scalars` are those of exec/ops/adafactor.h.
+// `clip` multiplies the gradient; where it is NaN nothing is computed or changed. `scalars` are those of exec/ops/adafactor.h.
 
 #include "exec/ops/adafactor.h"
 
@@ -116,6 +116,7 @@ template <typename T> struct MakeRows {
       const T* const g = args.in<T>(0);
       T* const row = args.out<T>(0);
       double *const column_sums = args.out<double>(1), *const row_sum = args.out<double>(2);
+      if (is_skipped(*args.in<float>(2))) return;
       const T clip = *args.in<float>(2);
       const float* const scalars = args.in<float>(3);
       const T beta2 = scalars[kAdafactorBeta2], gain = scalars[kAdafactorOneMinusBeta2];
@@ -155,14 +156,16 @@ std::vector<TensorType> infer_columns(const InferContext& context) {
   if (column.shape.empty()) throw error(ErrorCode::unsupported, "the columns' mean squares are no vectors");
   const int64_t n = element_count(column.shape), columns = column.shape.back();
   check_input(context, 1, {DType::float64, {columns == 0 ? 0 : n / columns, columns}});
-  check_input(context, 2, {DType::float32, {kAdafactorScalars}});
+  check_input(context, 2, {DType::float32, {}});
+  check_input(context, 3, {DType::float32, {kAdafactorScalars}});
   return {column, column};
 }
 
 template <typename T> struct MakeColumns {
   KernelRun operator()(const KernelSpec& spec) const {
     return [n = element_count(spec.inputs[0].shape), rows = spec.attributes.get("rows", int64_t{1})](const KernelArgs& args) {
-      const float* const scalars = args.in<float>(2);
+      if (is_skipped(*args.in<float>(2))) return;
+      const float* const scalars = args.in<float>(3);
       const T beta2 = scalars[kAdafactorBeta2], gain = scalars[kAdafactorOneMinusBeta2];
       const double epsilon = scalars[kAdafactorEpsilon];
       args.workers().parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
@@ -206,6 +209,7 @@ template <typename T> struct MakeSquares {
     const Shape& shape = spec.inputs[0].shape;
     return [m = matrices_of(shape), n = element_count(shape), block = norm_block(shape), blocks = norm_blocks(shape),
             rows = spec.attributes.get("rows", matrices_of(shape).rows)](const KernelArgs& args) {
+      if (is_skipped(*args.in<float>(4))) return;
       const T clip = *args.in<float>(4);
       args.workers().parallel_for(blocks, [&](int64_t task, int) {
         double sum = 0;
@@ -257,6 +261,7 @@ template <typename T> struct MakeFactored {
     const Matrices shape = matrices_of(spec.inputs[0].shape);
     return [m = shape, rows = spec.attributes.get("rows", shape.rows),
             weight_decay = double{spec.attributes.get("weight_decay", 0.0f)}](const KernelArgs& args) {
+      if (is_skipped(*args.in<float>(5))) return;
       const StepNumbers<T> numbers(args.in<float>(7), *args.in<float>(5), *args.in<float>(6), weight_decay);
       args.workers().parallel_blocks(m.all_rows(), per_task(m.columns), [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
@@ -295,6 +300,7 @@ template <typename T> struct MakeMoment {
     const Shape& shape = spec.inputs[0].shape;
     return [n = element_count(shape), block = norm_block(shape), blocks = norm_blocks(shape)](const KernelArgs& args) {
       const float* const scalars = args.in<float>(3);
+      if (is_skipped(*args.in<float>(2))) return;
       const MomentNumbers<T> numbers{.clip = *args.in<float>(2),
                                      .beta2 = scalars[kAdafactorBeta2],
                                      .gain = scalars[kAdafactorOneMinusBeta2],
@@ -323,6 +329,7 @@ template <typename T> struct MakePlain {
   KernelRun operator()(const KernelSpec& spec) const {
     return [n = element_count(spec.inputs[0].shape),
             weight_decay = double{spec.attributes.get("weight_decay", 0.0f)}](const KernelArgs& args) {
+      if (is_skipped(*args.in<float>(3))) return;
       const StepNumbers<T> numbers(args.in<float>(5), *args.in<float>(3), *args.in<float>(4), weight_decay);
       args.workers().parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
         plain_loop(numbers, args.in<T>(1) + begin, args.in<T>(2) + begin, args.out<T>(0) + begin, end - begin);

@@ -3,7 +3,8 @@
 //
 //   SumSquares(x) -> float64 [blocks]              each block (exec/norm_block.h) in lanes of double (exec/lanes.h)
 //   GlobalNorm(s...) -> float32 []                 sqrt of the sum, in the order of the inputs, each in ascending order
-//   ClipCoefficient{max_norm}(norm) -> float32 []  min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_
+//   UpdateFactor{max_norm}(norm) -> float32 []     min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ (max_norm 0: 1);
+//                                                  NaN, which skips the updates, where the norm isn't finite
 //   Accumulate(sum, x)                             sum += x in place
 //   Clear(sum)                                     sum = 0 in place
 //   Store(place, x)                                place = x, in its place: what a later run of an entry reads
@@ -11,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "exec/lanes.h"
 #include "exec/norm_block.h"
@@ -45,9 +47,10 @@ KernelRun make_global_norm(const KernelSpec& spec) {
   };
 }
 
-KernelRun make_clip_coefficient(const KernelSpec& spec) {
-  return [max_norm = spec.attributes.get("max_norm", 1.0f)](const KernelArgs& args) {
-    *args.out<float>(0) = std::min(1.0f, max_norm / (*args.in<float>(0) + 1e-6f));
+KernelRun make_update_factor(const KernelSpec& spec) {
+  return [max_norm = spec.attributes.get("max_norm", 0.0f)](const KernelArgs& args) {
+    const float norm = *args.in<float>(0), clip = max_norm > 0 ? std::min(1.0f, max_norm / (norm + 1e-6f)) : 1.0f;
+    *args.out<float>(0) = std::isfinite(norm) ? clip : std::numeric_limits<float>::quiet_NaN();
   };
 }
 
@@ -110,15 +113,15 @@ constexpr Kernel kGlobalNormKernel{
     .cost = per_element<8, 1>,
     .prepare = make_global_norm,
 };
-constexpr OpDef kClipCoefficient{
-    .name = "ClipCoefficient",
+constexpr OpDef kUpdateFactor{
+    .name = "UpdateFactor",
     .infer = infer_same_as_input,
     .no_gradient = kNoSecondOrder,
 };
-constexpr Kernel kClipCoefficientKernel{
+constexpr Kernel kUpdateFactorKernel{
     .types = {DType::float32},
     .cost = per_element<8, 3>,
-    .prepare = make_clip_coefficient,
+    .prepare = make_update_factor,
 };
 constexpr OpDef kAccumulate{
     .name = "Accumulate",

@@ -39,7 +39,7 @@ std::vector<ValueId> update(UpdateBuilder& b) {
                               {"beta1", number("adam_beta1")},
                               {"beta2", number("adam_beta2")},
                               {"epsilon", number("adam_epsilon")}};
-  return {b.emit(part, "AdamW", {part.parameter, part.gradient, part.states[0], part.states[1], b.clip, b.scalars}, attributes, 3)[0]};
+  return {b.emit(part, "AdamW", {part.parameter, part.gradient, b.clip, b.scalars, part.states[0], part.states[1]}, attributes, 3)[0]};
 }
 
 }  // namespace

@@ -27,8 +27,9 @@ std::vector<ValueId> update(UpdateBuilder& b) {
   const UpdatePart& part = b.parts[0];
   const Attributes attributes{{"weight_decay", static_cast<float>(b.weight_decay)},
                               {"momentum", static_cast<float>(b.optimizer.value("momentum"))}};
-  const ValueId buffer = part.states.empty() ? kNone : part.states[0];
-  return {b.emit(part, "SGD", {part.parameter, part.gradient, buffer, b.clip, b.scalars}, attributes, buffer == kNone ? 1 : 2)[0]};
+  std::vector<ValueId> inputs{part.parameter, part.gradient, b.clip, b.scalars};
+  inputs.insert(inputs.end(), part.states.begin(), part.states.end());
+  return {b.emit(part, "SGD", inputs, attributes, 1 + part.states.size())[0]};
 }
 
 }  // namespace

@@ -24,30 +24,30 @@
 
 ORT_TRAIN_OPS_BEGIN
 
-enum ElementUpdateInput : size_t { kUpdatedParameter, kUpdateGradient, kUpdateFactor, kUpdateScalars, kFirstUpdateState };
+enum ElementUpdateInput : size_t { kParameterInput, kGradientInput, kFactorInput, kNumbersInput, kFirstStateInput };
 
 template <int64_t scalars> std::vector<TensorType> infer_element_update(const InferContext& context) {
-  check_same(context, kUpdatedParameter, kUpdateGradient);
-  check_input(context, kUpdateFactor, {DType::float32, {}});
-  check_input(context, kUpdateScalars, {DType::float32, {scalars}});
-  std::vector<TensorType> outputs{context.input(kUpdatedParameter)};
-  for (size_t i = kFirstUpdateState; i < context.inputs.size(); ++i) {
-    check_same(context, kUpdatedParameter, i);
+  check_same(context, kParameterInput, kGradientInput);
+  check_input(context, kFactorInput, {DType::float32, {}});
+  check_input(context, kNumbersInput, {DType::float32, {scalars}});
+  std::vector<TensorType> outputs{context.input(kParameterInput)};
+  for (size_t i = kFirstStateInput; i < context.inputs.size(); ++i) {
+    check_same(context, kParameterInput, i);
     outputs.push_back(context.input(i));
   }
   return outputs;
 }
 
-inline constexpr List<Alias, 4> kElementUpdateWrites{{.output = 0, .input = kUpdatedParameter},
-                                                     {.output = 1, .input = kFirstUpdateState},
-                                                     {.output = 2, .input = kFirstUpdateState + 1},
-                                                     {.output = 3, .input = kFirstUpdateState + 2}};
+inline constexpr List<Alias, 4> kElementUpdateWrites{{.output = 0, .input = kParameterInput},
+                                                     {.output = 1, .input = kFirstStateInput},
+                                                     {.output = 2, .input = kFirstStateInput + 1},
+                                                     {.output = 3, .input = kFirstStateInput + 2}};
 
 // The gradient is read, the rest read and written.
 template <int flops> Cost element_update_cost(const KernelSpec& spec) {
-  int64_t bytes = spec.inputs[kUpdateGradient].bytes();
+  int64_t bytes = spec.inputs[kGradientInput].bytes();
   for (const TensorType& output : spec.outputs) bytes += 2 * output.bytes();
-  return {.flops = static_cast<double>(flops * element_count(spec.inputs[kUpdatedParameter].shape)), .bytes = static_cast<double>(bytes)};
+  return {.flops = static_cast<double>(flops * element_count(spec.inputs[kParameterInput].shape)), .bytes = static_cast<double>(bytes)};
 }
 
 template <typename T, typename Rule>
@@ -66,16 +66,16 @@ void update_elements(const Rule rule, T factor, const T* g, T* p, const std::arr
 }
 
 template <template <typename> class Rule> KernelRun prepare_element_update(const KernelSpec& spec) {
-  return for_type(Wide{}, spec.inputs[kUpdatedParameter].dtype, [&]<typename T>() -> KernelRun {
-    require(spec.inputs.size() == kFirstUpdateState + Rule<T>::kStates, "an update has as many states as its rule");
-    return [n = element_count(spec.inputs[kUpdatedParameter].shape), attributes = spec.attributes](const KernelArgs& args) {
-      const float factor = *args.in<float>(kUpdateFactor);
+  return for_type(Wide{}, spec.inputs[kParameterInput].dtype, [&]<typename T>() -> KernelRun {
+    require(spec.inputs.size() == kFirstStateInput + Rule<T>::kStates, "an update has as many states as its rule");
+    return [n = element_count(spec.inputs[kParameterInput].shape), attributes = spec.attributes](const KernelArgs& args) {
+      const float factor = *args.in<float>(kFactorInput);
       if (is_skipped(factor)) return;
-      const Rule<T> rule(attributes, args.in<float>(kUpdateScalars));
+      const Rule<T> rule(attributes, args.in<float>(kNumbersInput));
       args.workers().parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
         std::array<T*, Rule<T>::kStates> states;
         for (size_t s = 0; s < states.size(); ++s) states[s] = args.out<T>(1 + s) + begin;
-        update_elements<T>(rule, factor, args.in<T>(kUpdateGradient) + begin, args.out<T>(0) + begin, states, end - begin);
+        update_elements<T>(rule, factor, args.in<T>(kGradientInput) + begin, args.out<T>(0) + begin, states, end - begin);
       });
     };
   });

@@ -38,10 +38,10 @@
   /* layer_normalization.cpp */ op(LayerNormalization) op(LayerNormalizationGrad) \
   /* rms_normalization.cpp */ op(RMSNormalization) op(RMSNormalizationGrad) \
   /* batch_normalization.cpp */ op(BatchNormalization) op(LiveBatchNormalization) op(BatchNormalizationGrad) op(RunningStatistics) \
-  /* conv.cpp, pool.cpp */ op(Conv) op(ConvPart) op(ConvInputGrad) op(ConvWeightGrad) op(MaxPool) op(MaxPoolGrad) op(AveragePool) \
+  /* conv.cpp, conv_gradient.cpp, pool.cpp */ op(Conv) op(ConvPart) op(ConvInputGrad) op(ConvWeightGrad) op(MaxPool) op(MaxPoolGrad) op(AveragePool) \
     op(AveragePoolGrad) \
   /* matmul.cpp */ op(MatMul) op(MatMulPart) \
-  /* attention.cpp */ op(Attention) op(AttentionGrad) \
+  /* attention.cpp, attention_gradient.cpp */ op(Attention) op(AttentionGrad) \
   /* cross_entropy.cpp, mean_squared_error.cpp */ op(SoftmaxCrossEntropy) op(SoftmaxCrossEntropyGrad) op(CountLabels) op(SquaredError) \
   /* optimizer.cpp */ op(SumSquares) op(GlobalNorm) op(UpdateFactor) op(Accumulate) op(Clear) op(Store) \
   /* adamw.cpp, sgd.cpp */ op(AdamW) op(SGD) \

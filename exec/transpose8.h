@@ -10,11 +10,9 @@
 
 ORT_TRAIN_OPS_BEGIN
 
-// to[j * to_row + i] = from[i * from_row + j]
-inline void transpose8(const float* from, int64_t from_row, float* to, int64_t to_row) {
-  __m256 r[8], t[8];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(from + i * from_row);
+// to[j * to_row + i] = r[i][j]
+inline void transpose8(__m256 (&r)[8], float* to, int64_t to_row) {
+  __m256 t[8];
 #pragma GCC unroll 4
   for (int i = 0; i < 8; i += 2) {
     t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
@@ -32,6 +30,14 @@ inline void transpose8(const float* from, int64_t from_row, float* to, int64_t t
     _mm256_storeu_ps(to + i * to_row, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
     _mm256_storeu_ps(to + (i + 4) * to_row, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
   }
+}
+
+// to[j * to_row + i] = from[i * from_row + j]
+inline void transpose8(const float* from, int64_t from_row, float* to, int64_t to_row) {
+  __m256 r[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(from + i * from_row);
+  transpose8(r, to, to_row);
 }
 
 ORT_TRAIN_OPS_END

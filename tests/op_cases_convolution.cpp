@@ -108,7 +108,7 @@ void conv_cases(std::vector<OpCase>& cases) {
       cases.push_back({.name = f.name + std::string(name),
                        .op = "ConvInputGrad",
                        .attributes = attributes,
-                       .inputs = {random(y), random(part), random(products)}});
+                       .inputs = {random(y), random(part), statistic(random(products))}});
     }
   }
   cases.push_back({.name = "numbers",

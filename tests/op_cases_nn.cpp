@@ -111,7 +111,7 @@ void matmul_part_cases(std::vector<OpCase>& cases) {
                                   {"y_from", form.y_from},
                                   {"y_columns", form.y_columns}},
                    .inputs = {random(form.a), random(form.b), form.bias ? random({columns}) : absent()}};
-    if (!form.base.empty()) op_case.inputs.push_back(random(form.base));
+    if (!form.base.empty()) op_case.inputs.push_back(form.y_columns > 0 ? random(form.base) : statistic(random(form.base)));
     cases.push_back(std::move(op_case));
   }
 }

@@ -1,15 +1,15 @@
-// MatMul{trans_a, trans_b, alpha}(a, b, bias?): y = alpha * op(a) op(b) + bias over the last two axes, op transposing them where asked;
-// batch axes broadcast (NumPy's matmul, ONNX MatMul, Gemm, com.microsoft FusedMatMul).
+// MatMul{trans_a, trans_b, alpha, to, compute}(a, b, bias?): y = alpha * op(a) op(b) + bias over the last two axes, op transposing them
+// where asked; batch axes broadcast (NumPy's matmul, ONNX MatMul, Gemm, com.microsoft FusedMatMul).
 //
-//   a (..., M, K), b (..., K, N), bias (N) -> y (..., M, N)
+//   a (..., M, K), b (..., K, N), bias (N) -> y (..., M, N); their types, `to` and `compute`: exec/product_types.h
 //
-// MatMulPart{trans_a, trans_b, alpha, a_from, a_width, y_from, y_columns}(a, b, bias?, base?): one of the products that a product falls
-// into where b or y is in parts; b is a matrix. Made behind the gradients, from MatMul (passes/split_weights.h).
+// MatMulPart{trans_a, trans_b, alpha, to, compute, a_from, a_width, y_from, y_columns}(a, b, bias?, base?): one of the products that a
+// product falls into where b or y is in parts; b is a matrix. Made behind the gradients, from MatMul (passes/split_weights.h).
 //
 //   a_width > 0    of a, as it is stored, columns [a_from, a_from + a_width) are read
 //   y_columns > 0  y has so many columns, the product goes to those from y_from on; the others are the base's, in place, or are left to the
 //                  nodes that fill them next; the bias is that of all columns
-//   else           y = base + product
+//   else           y = base + product; the base of a y of 16 bits is float32
 //
 // Saves a and b. Where b is a matrix, the batch axes of a count as rows, so y, da and db are each one product.
 // The work is cut into tiles of y, each over the whole depth and made by one thread (exec/gemm.h): an element's bits depend on the depth
@@ -21,6 +21,7 @@
 
 #include "exec/gemm.h"
 #include "exec/op_list.h"
+#include "exec/product_types.h"
 #include "exec/strided.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -32,6 +33,8 @@ struct Layout {
   int64_t items = 1, rows = 0, columns = 0, depth = 0;
   Shape batch;                                // item -> indices
   std::vector<int64_t> a_strides, b_strides;  // elements an index; 0 where broadcast
+
+  bool is_empty() const { return items * rows * columns == 0; }
 };
 
 bool flag(const Attributes& attributes, std::string_view name) { return attributes.get(name, 0) != 0; }
@@ -63,11 +66,18 @@ Layout layout_of(const Shape& a, const Shape& b, const Attributes& attributes) {
   return l;
 }
 
+void check_bias(const InferContext& context, const TensorType& wanted) {
+  if (!context.has(2)) return;
+  const TensorType& bias = context.input(2);
+  if (!adds_to(bias.dtype, wanted.dtype) || bias.shape != wanted.shape)
+    throw error(ErrorCode::unsupported, "the bias is {} instead of {}", to_string(bias), to_string(wanted));
+}
+
 std::vector<TensorType> infer(const InferContext& context) {
   const TensorType &a = context.input(0), &b = context.input(1);
-  if (a.shape.size() < 2 || b.shape.size() < 2 || a.dtype != b.dtype) {
+  const DType type = result_type(context.attributes, {a.dtype, b.dtype});
+  if (a.shape.size() < 2 || b.shape.size() < 2)
     throw error(ErrorCode::unsupported, "there is no product of {} and {}", to_string(a), to_string(b));
-  }
   const bool trans_a = flag(context.attributes, "trans_a"), trans_b = flag(context.attributes, "trans_b");
   if (from_end(a.shape, trans_a ? 2 : 1) != from_end(b.shape, trans_b ? 1 : 2)) {
     throw error(ErrorCode::unsupported, "the inner dimensions of {}{} and {}{} differ", to_string(a.shape), trans_a ? " transposed" : "",
@@ -76,11 +86,8 @@ std::vector<TensorType> infer(const InferContext& context) {
   Shape shape = broadcast(batch_of(a.shape), batch_of(b.shape));
   shape.push_back(from_end(a.shape, trans_a ? 1 : 2));
   shape.push_back(from_end(b.shape, trans_b ? 2 : 1));
-  if (context.has(2) && context.input(2) != TensorType{a.dtype, {shape.back()}}) {
-    throw error(ErrorCode::unsupported, "the bias is {} instead of {}", to_string(context.input(2)),
-                to_string(TensorType{a.dtype, {shape.back()}}));
-  }
-  return {{a.dtype, std::move(shape)}};
+  check_bias(context, {type, {shape.back()}});
+  return {{type, std::move(shape)}};
 }
 
 // What of a and y a MatMulPart deals with.
@@ -104,7 +111,8 @@ Shape windowed(Shape a, const Window& window) {
 std::vector<TensorType> infer_part(const InferContext& context) {
   const TensorType &a = context.input(0), &b = context.input(1);
   const Window window = window_of(context.attributes);
-  if (a.shape.size() < 2 || b.shape.size() != 2 || a.dtype != b.dtype || (flag(context.attributes, "trans_a") && a.shape.size() > 2))
+  const DType type = result_type(context.attributes, {a.dtype, b.dtype});
+  if (a.shape.size() < 2 || b.shape.size() != 2 || (flag(context.attributes, "trans_a") && a.shape.size() > 2))
     throw error(ErrorCode::unsupported, "there is no part of a product of {} and {}", to_string(a), to_string(b));
   if (window.a_from < 0 || window.a_width < 0 || window.a_from + window.a_width > a.shape.back())
     throw error(ErrorCode::unsupported, "{} has no columns {} to {}", to_string(a), window.a_from, window.a_from + window.a_width);
@@ -119,10 +127,10 @@ std::vector<TensorType> infer_part(const InferContext& context) {
       throw error(ErrorCode::unsupported, "{} columns from {} on don't fit among {}", shape.back(), window.y_from, window.y_columns);
     shape.back() = window.y_columns;
   }
-  const TensorType y{a.dtype, std::move(shape)};
-  if (context.has(2) && context.input(2) != TensorType{a.dtype, {y.shape.back()}})
-    throw error(ErrorCode::unsupported, "the bias is {} instead of {} numbers", to_string(context.input(2)), y.shape.back());
-  if (context.has(3) && (context.input(3) != y || (context.has(2) && window.y_columns == 0)))
+  const TensorType y{type, std::move(shape)};
+  check_bias(context, {type, {y.shape.back()}});
+  const TensorType base{window.y_columns > 0 ? type : compute_type(type), y.shape};
+  if (context.has(3) && (context.input(3) != base || (context.has(2) && window.y_columns == 0)))
     throw error(ErrorCode::unsupported, "{} is no base for {}", to_string(context.input(3)), to_string(y));
   return {y};
 }
@@ -179,63 +187,87 @@ Layout part_layout(const KernelSpec& spec) {
 
 bool adds_to_base(const KernelSpec& spec) { return spec.has(3) && window_of(spec.attributes).y_columns == 0; }
 
+// The product of a whole tile; of its operands only where they lie and what their elements are.
+template <typename T> Product<T> product_of(const KernelSpec& spec, const Layout& l, const Tiles& tiles) {
+  const Window window = window_of(spec.attributes);
+  const DType compute = type_from(spec.attributes, "compute", DType::float32);
+  const int64_t whole_depth = l.trans_a ? l.depth : spec.inputs[0].shape.back();  // of the product that this may be a part of
+  const int64_t a_row = spec.inputs[0].shape.back(), y_row = window.y_columns > 0 ? window.y_columns : l.columns;
+  Product<T> product{.rows = tiles.rows, .columns = tiles.columns, .depth = l.depth};
+  const auto stored = [&](size_t i, bool transposed, int64_t row) {
+    return Operand<T>(nullptr, transposed ? 1 : row, transposed ? row : 1, element_of(spec.inputs[i].dtype, compute));
+  };
+  product.a = stored(0, l.trans_a, a_row);
+  product.b = stored(1, l.trans_b, l.trans_b ? l.depth : l.columns);
+  product.c = {nullptr, y_row, 1, element_of(spec.outputs[0].dtype)};
+  product.block = depth_block(whole_depth, l.trans_a || l.trans_b ? 0 : l.columns);
+  product.alpha = static_cast<T>(spec.attributes.get("alpha", 1.0f));
+  return product;
+}
+
+// Of a thread: what its products take; a bias of 16 bits in float32.
+template <typename T> struct ThreadRoom {
+  int64_t product = 0, bias = 0;
+  ThreadRoom(const KernelSpec& spec, const Product<T>& of) : product(product_workspace(of)) {
+    if (spec.has(2) && is_half(spec.inputs[2].dtype)) bias = gemm::whole_lines(of.columns * int64_t{sizeof(T)});
+  }
+  int64_t all() const { return product + bias; }
+};
+
 template <typename T> KernelRun make_for(const KernelSpec& spec) {
   const Window window = window_of(spec.attributes);
   const Layout l = part_layout(spec);
-  if (l.items * l.rows * l.columns == 0) return [](const KernelArgs&) {};
-  const int64_t whole_depth = l.trans_a ? l.depth : spec.inputs[0].shape.back();  // of the product that this may be a part of
-  const int64_t block = depth_block(whole_depth, l.trans_a || l.trans_b ? 0 : l.columns);
-  const int64_t a_row = spec.inputs[0].shape.back(), y_row = window.y_columns > 0 ? window.y_columns : l.columns;
-  const Matrix<const T> a = l.trans_a ? Matrix<const T>{nullptr, 1, a_row} : Matrix<const T>{nullptr, a_row};
-  const Matrix<const T> b = l.trans_b ? Matrix<const T>{nullptr, 1, l.depth} : Matrix<const T>{nullptr, l.columns};
-  const T alpha = static_cast<T>(spec.attributes.get("alpha", 1.0f));
-  return [a, b, alpha, l, window, block, y_row, y_bytes = spec.outputs[0].bytes(), tiles = choose_tiles(l),
-          workspace = product_workspace<T>(l.depth)](const KernelArgs& args) {
-    const T* const bias = args.inputs.size() > 2 ? args.in<T>(2) : nullptr;
+  if (l.is_empty()) return [](const KernelArgs&) {};
+  const Tiles tiles = choose_tiles(l);
+  const Product<T> whole = product_of<T>(spec, l, tiles);
+  const Element bias_element = spec.has(2) ? element_of(spec.inputs[2].dtype) : Element::own;
+  return [whole, l, window, tiles, bias_element, y_bytes = spec.outputs[0].bytes(),
+          room = ThreadRoom<T>(spec, whole)](const KernelArgs& args) {
+    const std::byte* const bias = args.inputs.size() > 2 ? args.in<std::byte>(2) : nullptr;
     const T* const base = args.inputs.size() > 3 ? args.in<T>(3) : nullptr;
     const bool placed = window.y_columns > 0;
-    if (placed && base && base != args.out<T>(0)) copy_parallel(args.workers(), args.outputs[0], args.inputs[3], y_bytes);
+    if (placed && base && args.inputs[3] != args.outputs[0]) copy_parallel(args.workers(), args.outputs[0], args.inputs[3], y_bytes);
     args.workers().parallel_for(l.items * tiles.down * tiles.across, [&](int64_t task, int worker) {
       const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
       const int64_t row = down * tiles.rows, column = across * tiles.columns;  // neighbours in time share b
-      Matrix<const T> a_item = a, b_item = b;
-      a_item.data = args.in<T>(0) + batch_offset(item, l.batch, l.a_strides) + window.a_from;
-      b_item.data = args.in<T>(1) + batch_offset(item, l.batch, l.b_strides);
-      const Matrix<T> y{args.out<T>(0) + item * l.rows * l.columns + window.y_from, y_row};
-      Matrix<const T> start;
-      if (bias) start = {bias + window.y_from + column};
-      if (base && !placed) start = Matrix<const T>{base, y_row}.from(row, column);
-      multiply<T>({.rows = std::min(tiles.rows, l.rows - row),
-                   .columns = std::min(tiles.columns, l.columns - column),
-                   .depth = l.depth,
-                   .a = a_item.from(row, 0),
-                   .b = b_item.from(0, column),
-                   .c = y.from(row, column),
-                   .block = block,
-                   .alpha = alpha,
-                   .start = start},
-                  args.workspace + worker * workspace);
+      std::byte* const place = args.workspace + worker * room.all();
+      Product<T> product = whole;
+      product.rows = std::min(tiles.rows, l.rows - row);
+      product.columns = std::min(tiles.columns, l.columns - column);
+      product.a.data = args.in<std::byte>(0) + (batch_offset(item, l.batch, l.a_strides) + window.a_from) * whole.a.size();
+      product.b.data = args.in<std::byte>(1) + batch_offset(item, l.batch, l.b_strides) * whole.b.size();
+      product.c.data = args.out<std::byte>(0) + (item * l.rows * l.columns + window.y_from) * whole.c.size();
+      product.a = product.a.from(row, 0);
+      product.b = product.b.from(0, column);
+      product.c = product.c.from(row, column);
+      if (bias) product.start = {vector_of<T>(bias, bias_element, window.y_from + column, product.columns, place + room.product)};
+      if (base && !placed) product.start = Matrix<const T>{base, whole.c.row}.from(row, column);
+      multiply(product, place);
     });
   };
 }
 
-using Elements = Types<float, double, int64_t, int32_t>;
+using Numeric = Types<float, double, int64_t, int32_t>;  // 16 bits are of products in float32
 
 KernelRun make(const KernelSpec& spec) {
-  return for_type(Elements{}, spec.inputs[0].dtype, [&]<typename T>() { return make_for<T>(spec); });
+  return for_type(Numeric{}, compute_type(spec.inputs[0].dtype), [&]<typename T>() { return make_for<T>(spec); });
 }
 
 Workspace workspace(const KernelSpec& spec) {
-  return for_type(Elements{}, spec.inputs[0].dtype,
-                  [&]<typename T>() { return Workspace{.each = product_workspace<T>(part_layout(spec).depth)}; });
+  const Layout l = part_layout(spec);
+  if (l.is_empty()) return {};
+  return for_type(Numeric{}, compute_type(spec.inputs[0].dtype),
+                  [&]<typename T>() { return Workspace{.each = ThreadRoom<T>(spec, product_of<T>(spec, l, choose_tiles(l))).all()}; });
 }
 
 Cost cost(const KernelSpec& spec) {
   const Layout l = part_layout(spec);
   Cost cost{.flops = 2.0 * static_cast<double>(l.items * l.rows) * static_cast<double>(l.columns) * static_cast<double>(l.depth)};
-  const auto size = static_cast<double>(size_of(spec.inputs[0].dtype)), rows = static_cast<double>(l.items * l.rows);
-  cost.bytes = std::min(rows * static_cast<double>(l.depth) * size, static_cast<double>(spec.inputs[0].bytes())) +
-               static_cast<double>(spec.inputs[1].bytes()) + rows * static_cast<double>(l.columns) * size * (adds_to_base(spec) ? 2 : 1);
+  const auto size = [](const TensorType& type) { return static_cast<double>(size_of(type.dtype)); };
+  const auto rows = static_cast<double>(l.items * l.rows), columns = static_cast<double>(l.columns);
+  cost.bytes = std::min(rows * static_cast<double>(l.depth) * size(spec.inputs[0]), static_cast<double>(spec.inputs[0].bytes())) +
+               static_cast<double>(spec.inputs[1].bytes()) + rows * columns * size(spec.outputs[0]);
+  if (adds_to_base(spec)) cost.bytes += rows * columns * size(spec.inputs[3]);
   return cost;
 }
 
@@ -247,19 +279,24 @@ double efficiency(const KernelSpec& spec, int workers) {
   };
   static const Layout large = layout_of({1024, 1024}, {1024, 1024}, {});
   const Layout l = part_layout(spec);
-  return l.items * l.rows * l.columns * l.depth == 0 ? 0 : std::min(1.0, share(l) / share(large));
+  const DType compute = type_from(spec.attributes, "compute", DType::float32);
+  const double rate = gemm::rate_of(element_of(spec.inputs[0].dtype, compute), element_of(spec.inputs[1].dtype, compute));
+  return l.items * l.rows * l.columns * l.depth == 0 ? 0 : rate * std::min(1.0, share(l) / share(large));
 }
 
 // --- gradient -------------------------------------------------------------------------------------------------------------------------
 
 void gradient(const Node& node, GradientBuilder& g) {
   const bool trans_a = flag(node.attributes, "trans_a"), trans_b = flag(node.attributes, "trans_b");
-  const float alpha = node.attributes.get("alpha", 1.0f);
   const ValueId a = node.inputs[0], b = node.inputs[1], dy = g.output_gradient(0);
-  const auto product = [&](ValueId x, bool trans_x, ValueId y, bool trans_y) {
-    return g.emit("MatMul", {x, y}, {{"trans_a", int64_t{trans_x}}, {"trans_b", int64_t{trans_y}}, {"alpha", alpha}});
+  const auto product = [&](ValueId x, bool trans_x, ValueId y, bool trans_y, ValueId like) {
+    Attributes attributes = with_result(node.attributes, {g.dtype(x), g.dtype(y)}, g.dtype(like));
+    attributes.set("trans_a", int64_t{trans_x});
+    attributes.set("trans_b", int64_t{trans_y});
+    return g.emit("MatMul", {x, y}, std::move(attributes));
   };
-  if (g.wants(0)) g.input_gradient(0, g.reduce_to(trans_a ? product(b, trans_b, dy, true) : product(dy, false, b, !trans_b), g.shape(a)));
+  if (g.wants(0))
+    g.input_gradient(0, g.reduce_to(trans_a ? product(b, trans_b, dy, true, a) : product(dy, false, b, !trans_b, a), g.shape(a)));
   if (g.wants(1)) {
     ValueId rows = a, dy_rows = dy;
     if (!trans_a && g.shape(b).size() == 2) {  // batches are rows: their sum is part of the product
@@ -269,9 +306,10 @@ void gradient(const Node& node, GradientBuilder& g) {
       rows = flat(a);
       dy_rows = flat(dy);
     }
-    g.input_gradient(1, g.reduce_to(trans_b ? product(dy_rows, true, rows, trans_a) : product(rows, !trans_a, dy_rows, false), g.shape(b)));
+    g.input_gradient(
+        1, g.reduce_to(trans_b ? product(dy_rows, true, rows, trans_a, b) : product(rows, !trans_a, dy_rows, false, b), g.shape(b)));
   }
-  if (g.wants(2)) g.input_gradient(2, g.reduce_to(dy, g.shape(node.inputs[2])));
+  if (g.wants(2)) g.input_gradient(2, as_type(g, g.reduce_to(dy, g.shape(node.inputs[2])), g.dtype(node.inputs[2])));
 }
 
 // --- parts of a weight ----------------------------------------------------------------------------------------------------------------
@@ -281,14 +319,17 @@ void gradient(const Node& node, GradientBuilder& g) {
 int64_t rows_of_parts(const Graph& graph, const Node& node, size_t input) {
   const Shape& shape = graph.value(node.inputs[input]).shape;
   if (input != 1 || shape.size() != 2 || flag(node.attributes, "trans_a")) return 0;
-  if (is_half(graph.value(node.inputs[1]).dtype) && !flag(node.attributes, "trans_b")) return 0;  // sums would be rounded from part to part
   return depth_block(shape[0], shape[1]);
 }
 
-PartNode share(const Graph&, const Node& node, size_t, ValueId part, const RowRange& rows, ValueId before) {
+PartNode share(const Graph& graph, const Node& node, size_t, ValueId part, const RowRange& rows, ValueId before) {
   const ValueId bias = node.inputs.size() > 2 ? node.inputs[2] : kNone;
   const bool across = flag(node.attributes, "trans_b");  // the rows are columns of y
   Attributes attributes = node.attributes;
+  if (!across && rows.first + rows.count < rows.total) {  // the last part rounds
+    const DType a = graph.value(node.inputs[0]).dtype, b = graph.value(node.inputs[1]).dtype;
+    attributes = with_result(std::move(attributes), {a, b}, compute_type(graph.value(node.outputs[0]).dtype));
+  }
   attributes.set(across ? "y_from" : "a_from", rows.first);
   attributes.set(across ? "y_columns" : "a_width", across ? rows.total : rows.count);
   return {"MatMulPart", {node.inputs[0], part, across || before == kNone ? bias : kNone, before}, attributes};
@@ -358,8 +399,7 @@ constexpr OpDef kMatMul{
     .traits = {.division = {.rows = rows_of_parts, .share = share, .gradient = gradient_rows}},
 };
 constexpr Kernel kMatMulKernel{
-    .types = dtypes_of(Elements{}),
-    .halves_by_float32 = true,
+    .types = dtypes_of(Numeric{}) | kMixed,
     .cost = cost,
     .efficiency = efficiency,
     .workspace = workspace,
@@ -372,8 +412,7 @@ constexpr OpDef kMatMulPart{
     .no_gradient = "products are divided behind the gradients",
 };
 constexpr Kernel kMatMulPartKernel{
-    .types = dtypes_of(Elements{}),
-    .halves_by_float32 = true,
+    .types = dtypes_of(Numeric{}) | kMixed,
     .in_place = {{.output = 0, .input = 3}},
     .cost = cost,
     .efficiency = efficiency,

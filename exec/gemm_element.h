@@ -1,0 +1,145 @@
+// What the elements of a product's matrices are in memory, and the conversions of rows of them (exec/gemm_pack.h, exec/gemm.h).
+
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "exec/kernel.h"
+#include "graph/half.h"
+
+ORT_TRAIN_OPS_BEGIN
+
+enum class Element : uint8_t {
+  own,          // of the type that the product is computed in
+  float16,      // the others are of products in float32
+  bfloat16,     //
+  to_float16,   // float32 that is rounded when it is read
+  to_bfloat16,  //
+};
+
+// Of an operand that is stored as `stored`, where the op's attribute `compute` is this.
+constexpr Element element_of(DType stored, DType compute = DType::float32) {
+  if (stored == DType::float16) return Element::float16;
+  if (stored == DType::bfloat16) return Element::bfloat16;
+  if (stored != DType::float32 || !is_half(compute)) return Element::own;
+  return compute == DType::float16 ? Element::to_float16 : Element::to_bfloat16;
+}
+constexpr bool is_half(Element element) { return element == Element::float16 || element == Element::bfloat16; }
+constexpr bool is_bfloat16(Element element) { return element == Element::bfloat16 || element == Element::to_bfloat16; }
+template <typename T> constexpr int64_t bytes_each(Element element) { return is_half(element) ? 2 : int64_t{sizeof(T)}; }
+
+namespace gemm {
+
+// Calls body.operator()<element>() for one that isn't Element::own.
+template <typename Body> void for_element(Element element, Body&& body) {
+  switch (element) {
+    case Element::float16:
+      return body.template operator()<Element::float16>();
+    case Element::bfloat16:
+      return body.template operator()<Element::bfloat16>();
+    case Element::to_float16:
+      return body.template operator()<Element::to_float16>();
+    default:
+      return body.template operator()<Element::to_bfloat16>();
+  }
+}
+
+// The bits of bfloat16 in the lower halves of the lanes: to_bfloat16 of each.
+inline __m256i rounded8(__m256 x) {
+  const __m256i bits = _mm256_castps_si256(x), upper = _mm256_srli_epi32(bits, 16);
+  const __m256i odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i nan = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+  return _mm256_blendv_epi8(rounded, nan, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+}
+inline __m128i load_halves(const std::byte* from) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)); }
+inline __m256 load_floats(const std::byte* from) { return _mm256_loadu_ps(reinterpret_cast<const float*>(from)); }
+
+// Eight elements as floats.
+template <Element e> __m256 widened8(const std::byte* from) {
+  if constexpr (e == Element::float16) return _mm256_cvtph_ps(load_halves(from));
+  if constexpr (e == Element::to_float16) return _mm256_cvtph_ps(_mm256_cvtps_ph(load_floats(from), _MM_FROUND_TO_NEAREST_INT));
+  if constexpr (e == Element::bfloat16) return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_halves(from)), 16));
+  if constexpr (e == Element::to_bfloat16) return _mm256_castsi256_ps(_mm256_slli_epi32(rounded8(load_floats(from)), 16));
+}
+// Eight elements as the bits of bfloat16, each in the lower half of a lane.
+template <Element e> __m256i bits8(const std::byte* from) {
+  if constexpr (e == Element::bfloat16)
+    return _mm256_cvtepu16_epi32(load_halves(from));
+  else
+    return rounded8(load_floats(from));
+}
+// Sixteen elements as eight pairs of bfloat16.
+template <Element e> __m256 pairs8(const std::byte* from) {
+  if constexpr (e == Element::bfloat16) return load_floats(from);
+  const __m256i halves = _mm256_packus_epi32(rounded8(load_floats(from)), rounded8(load_floats(from + 32)));
+  return _mm256_castsi256_ps(_mm256_permute4x64_epi64(halves, 0xd8));
+}
+
+// One element, at a number of elements from there.
+template <Element e> float widened(const std::byte* from, int64_t at) {
+  const auto read = [&]<typename T>(T value) {
+    std::memcpy(&value, from + at * int64_t{sizeof(T)}, sizeof value);
+    return value;
+  };
+  if constexpr (e == Element::float16) return to_float(read(ort_train::float16{}));
+  if constexpr (e == Element::bfloat16) return to_float(read(ort_train::bfloat16{}));
+  if constexpr (e == Element::to_float16) return to_float(ort_train::to_float16(read(float{})));
+  if constexpr (e == Element::to_bfloat16) return to_float(ort_train::to_bfloat16(read(float{})));
+}
+template <Element e> uint32_t bits(const std::byte* from, int64_t at) { return float_bits::of(widened<e>(from, at)) >> 16; }
+
+// Sixteen bits each of n floats. `e`: float16 or bfloat16.
+template <Element e> void narrow(const float* from, int64_t n, std::byte* to) {
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m256 x = _mm256_loadu_ps(from + i);
+    __m128i halves;
+    if constexpr (e == Element::float16) {
+      halves = _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
+    } else {
+      const __m256i bits = rounded8(x);
+      halves = _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+    }
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 2 * i), halves);
+  }
+  for (; i < n; ++i) {
+    const uint16_t bits = e == Element::float16 ? to_float16(from[i]).bits : to_bfloat16(from[i]).bits;
+    std::memcpy(to + 2 * i, &bits, sizeof bits);
+  }
+}
+inline void narrow(Element e, const float* from, int64_t n, std::byte* to) {
+  e == Element::float16 ? narrow<Element::float16>(from, n, to) : narrow<Element::bfloat16>(from, n, to);
+}
+
+// Of n elements the floats. `e` isn't own.
+template <Element e> void widen(const std::byte* from, int64_t n, float* to) {
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(to + i, widened8<e>(from + i * bytes_each<float>(e)));
+  for (; i < n; ++i) to[i] = widened<e>(from, i);
+}
+
+}  // namespace gemm
+
+// n elements of a vector that is added to a product, from `at` on, as T: where they are, or at `room`.
+template <typename T> const T* vector_of(const std::byte* vector, Element element, int64_t at, int64_t n, std::byte* room) {
+  const std::byte* const from = vector + at * bytes_each<T>(element);
+  if constexpr (std::is_same_v<T, float>) {
+    if (element != Element::own) {
+      gemm::for_element(element, [&]<Element e>() { gemm::widen<e>(from, n, reinterpret_cast<float*>(room)); });
+      return reinterpret_cast<const float*>(room);
+    }
+  }
+  return reinterpret_cast<const T*>(from);
+}
+template <typename T> T number_of(const std::byte* vector, Element element, int64_t at) {
+  T room{};
+  return *vector_of<T>(vector, element, at, 1, reinterpret_cast<std::byte*>(&room));
+}
+
+ORT_TRAIN_OPS_END

@@ -1,0 +1,162 @@
+// Micro-kernels of matrix products: some rows by one panel of columns, in vector registers, along one block of the depth (exec/gemm.h).
+//
+// Operands come as words of 32 bits: a float, or a pair of bfloat16 that are neighbours along the depth, the first one in the lower half.
+// A Unit says what a word is and how a product of words is added to a float:
+//
+//   Fused      floats: one fused multiply-add
+//   DotPairs   pairs, on processors with AVX512-BF16: vdpbf16ps. Of a pair the second product is added first, then the first, each as a
+//              fused multiply-add that takes denormal numbers as zero and rounds to nearest even
+
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "exec/kernel.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace gemm {
+
+#ifdef __AVX512F__
+using Vector = __m512;
+inline constexpr int kWidth = 16, kRows = 8, kVectors = 3;
+inline Vector zero() { return _mm512_setzero_ps(); }
+inline Vector load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, Vector v) { _mm512_storeu_ps(p, v); }
+inline Vector broadcast(float x) { return _mm512_set1_ps(x); }
+inline Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
+#else
+using Vector = __m256;
+inline constexpr int kWidth = 8, kRows = 6, kVectors = 2;
+inline Vector zero() { return _mm256_setzero_ps(); }
+inline Vector load(const float* p) { return _mm256_loadu_ps(p); }
+inline void store(float* p, Vector v) { _mm256_storeu_ps(p, v); }
+inline Vector broadcast(float x) { return _mm256_set1_ps(x); }
+inline Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+inline Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
+#endif
+inline constexpr int kPanel = kVectors * kWidth;  // columns
+
+struct Fused {
+  static constexpr bool pairs = false;
+  static Vector add_product(Vector a, Vector b, Vector sum) { return multiply_add(a, b, sum); }
+};
+
+#ifdef __AVX512F__
+struct DotPairs {
+  static constexpr bool pairs = true;
+  // The instruction as it is: the rest of the file is compiled for processors that may lack it.
+  static Vector add_product(Vector a, Vector b, Vector sum) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+  }
+};
+// Whether the processor has it.
+inline bool multiplies_pairs() {
+  static const bool has = __builtin_cpu_supports("avx512bf16");
+  return has;
+}
+#else
+using DotPairs = Fused;  // never chosen
+inline bool multiplies_pairs() { return false; }
+#endif
+
+// What a micro-kernel computes: `rows` (its template argument) x (vectors * kWidth) elements of C. Steps are in words.
+struct Micro {
+  int64_t depth;
+  const float* a;
+  int64_t a_row, a_depth;
+  const float* b;  // a packed panel, or B itself
+  int64_t b_depth;
+  float* panel;               // where the packing kernel leaves the panel
+  const std::byte* prefetch;  // one line an iteration, far ahead; never faults
+  int64_t prefetch_step;      // bytes
+  float* c;
+  int64_t c_row;
+  const float* start;  // null: zero
+  int64_t start_row;
+  float alpha;
+};
+
+// `packing`: b is B itself and is copied to the panel on the way, which hides the copy behind the arithmetic.
+template <typename Unit, int rows, int vectors, bool packing> __attribute__((noinline)) void micro(const Micro& m) {
+  Vector sum[rows][vectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 3
+    for (int v = 0; v < vectors; ++v) sum[r][v] = zero();
+  }
+  for (int r = 0; r < rows; ++r) {
+    for (int v = 0; v < vectors; ++v) __builtin_prefetch(m.c + r * m.c_row + v * kWidth, 1, 3);
+  }
+  const float* b = m.b;
+  const std::byte* prefetch = m.prefetch;
+  const int64_t a_depth = m.a_depth, b_depth = m.b_depth, prefetch_step = m.prefetch_step;
+  float* panel = m.panel;
+  const float* a[rows];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) a[r] = m.a + r * m.a_row;
+  for (int64_t k = m.depth, at = 0; k > 0; --k, at += a_depth) {
+    Vector row[vectors];
+#pragma GCC unroll 3
+    for (int v = 0; v < vectors; ++v) {
+      row[v] = load(b + v * kWidth);
+      if (packing) {
+        store(panel + v * kWidth, row[v]);
+        __builtin_prefetch(b + 8 * b_depth + v * kWidth, 0, 3);
+      }
+    }
+    __builtin_prefetch(prefetch, 0, 2);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) {
+      const Vector x = broadcast(a[r][at]);
+#pragma GCC unroll 3
+      for (int v = 0; v < vectors; ++v) sum[r][v] = Unit::add_product(x, row[v], sum[r][v]);
+    }
+    b += b_depth;
+    prefetch += prefetch_step;
+    if (packing) panel += vectors * kWidth;
+  }
+  const Vector alpha = broadcast(m.alpha);
+  float* c = m.c;
+  const int64_t c_row = m.c_row;
+  if (const float* start = m.start) {
+    const int64_t start_row = m.start_row;
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r, c += c_row, start += start_row) {
+#pragma GCC unroll 3
+      for (int v = 0; v < vectors; ++v) store(c + v * kWidth, multiply_add(alpha, sum[r][v], load(start + v * kWidth)));
+    }
+  } else {
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r, c += c_row) {
+#pragma GCC unroll 3
+      for (int v = 0; v < vectors; ++v) store(c + v * kWidth, multiply(alpha, sum[r][v]));
+    }
+  }
+}
+using MicroKernel = void (*)(const Micro&);
+
+template <typename Unit, int vectors, int... rows> const MicroKernel* micro_row(std::integer_sequence<int, rows...>) {
+  static constexpr MicroKernel table[] = {micro<Unit, rows + 1, vectors, false>...};
+  return table;
+}
+// The kernel for a number of rows (1 .. kRows) and vectors (1 .. kVectors).
+template <typename Unit> MicroKernel micro_kernel(int64_t rows, int64_t vectors) {
+  using Rows = std::make_integer_sequence<int, kRows>;
+  if (vectors == 1) return micro_row<Unit, 1>(Rows{})[rows - 1];
+  if (vectors == 2) return micro_row<Unit, 2>(Rows{})[rows - 1];
+  return micro_row<Unit, kVectors>(Rows{})[rows - 1];
+}
+inline MicroKernel packing_kernel(int64_t vectors) {
+  if (vectors == 1) return micro<Fused, kRows, 1, true>;
+  if (vectors == 2) return micro<Fused, kRows, 2, true>;
+  return micro<Fused, kRows, kVectors, true>;
+}
+
+}  // namespace gemm
+ORT_TRAIN_OPS_END

@@ -1,0 +1,149 @@
+// Blocks of a product's operands, copied to where micro-kernels read them: as words (exec/gemm_micro.h), floats or pairs of bfloat16.
+//
+//   panel   of B: [words of the depth][width], one vector beside another
+//   rows    of A: like a panel where A lies transposed, else [rows][words of the depth]; a word is broadcast, so either will do
+
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "exec/gemm_element.h"
+#include "exec/transpose8.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace gemm {
+
+// Elements somewhere in memory, (i, j) at i * row + j * column bytes; one of the two is an element's size.
+struct Source {
+  const std::byte* data = nullptr;
+  int64_t row = 0, column = 0;
+};
+
+// Copies depth x columns of B to a panel of `width` columns, padded with zeros.
+inline void pack(const float* b, int64_t b_depth, int64_t b_column, int64_t depth, int64_t columns, int64_t width, float* panel) {
+  if (b_column == 1) {
+    for (int64_t k = 0; k < depth; ++k, b += b_depth, panel += width) {
+      std::copy_n(b, columns, panel);
+      std::fill(panel + columns, panel + width, 0.0f);
+    }
+    return;
+  }
+  // Blocks of 16 x 16: a line of each column is read, a line of each row of the panel written, in one go and once.
+  for (int64_t j = 0; j < width; j += 16) {
+    const int64_t block = std::min<int64_t>(16, width - j);
+    for (int64_t k = 0; k < depth; k += 16) {
+      const int64_t n = std::min<int64_t>(16, depth - k);
+      float* to = panel + k * width + j;
+      const float* from = b + j * b_column + k * b_depth;
+      if (n == 16 && j + block <= columns && b_depth == 1) {
+        for (int64_t y = 0; y < block; y += 8) {
+          transpose8(from + y * b_column, b_column, to + y, width);
+          transpose8(from + y * b_column + 8, b_column, to + y + 8 * width, width);
+        }
+        continue;
+      }
+      for (int64_t x = 0; x < n; ++x) {
+        for (int64_t y = 0; y < block; ++y) to[x * width + y] = j + y < columns ? from[x * b_depth + y * b_column] : 0.0f;
+      }
+    }
+  }
+}
+
+inline float as_word(uint32_t bits) { return float_bits::as_float(bits); }
+
+// Rows of n elements, each as a row of floats, zeros behind them up to `width`.
+template <Element e> void widen_rows(const Source& from, int64_t rows, int64_t n, int64_t width, float* to, int64_t to_row) {
+  for (int64_t r = 0; r < rows; ++r, to += to_row) {
+    widen<e>(from.data + r * from.row, n, to);
+    std::fill(to + n, to + width, 0.0f);
+  }
+}
+
+// Two neighbouring rows of n elements each as a row of pairs; behind an odd last one comes a row of zeros.
+template <Element e> void pair_rows(const Source& from, int64_t rows, int64_t n, int64_t width, float* to) {
+  constexpr int64_t size = bytes_each<float>(e);
+  for (int64_t r = 0; r < rows; r += 2, to += width) {
+    const std::byte *const first = from.data + r * from.row, *const second = r + 1 < rows ? first + from.row : nullptr;
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+      const __m256i upper = second ? _mm256_slli_epi32(bits8<e>(second + i * size), 16) : _mm256_setzero_si256();
+      _mm256_storeu_ps(to + i, _mm256_castsi256_ps(_mm256_or_si256(bits8<e>(first + i * size), upper)));
+    }
+    for (; i < n; ++i) to[i] = as_word(bits<e>(first, i) | (second ? bits<e>(second, i) << 16 : 0));
+    std::fill(to + n, to + width, 0.0f);
+  }
+}
+
+// Rows of `depth` elements, each as a row of pairs, with a zero behind an odd last one.
+template <Element e> void pair_along_rows(const Source& from, int64_t rows, int64_t depth, float* to, int64_t to_row) {
+  constexpr int64_t size = bytes_each<float>(e);
+  for (int64_t r = 0; r < rows; ++r, to += to_row) {
+    const std::byte* const row = from.data + r * from.row;
+    int64_t k = 0;
+    for (; k + 16 <= depth; k += 16) _mm256_storeu_ps(to + k / 2, pairs8<e>(row + k * size));
+    for (; k < depth; k += 2) to[k / 2] = as_word(bits<e>(row, k) | (k + 1 < depth ? bits<e>(row, k + 1) << 16 : 0));
+  }
+}
+
+// Columns that lie one behind the other as a panel of `width`, in blocks of 8 columns: of each, so many elements as a line holds in one go.
+template <Element e, bool pairs> void transpose_columns(const Source& from, int64_t depth, int64_t columns, int64_t width, float* panel) {
+  constexpr int64_t size = bytes_each<float>(e), step = pairs ? 16 : 8, line = 64 / size;  // step: elements of 8 words
+  const auto word = [&](const std::byte* column, int64_t k) {
+    if constexpr (pairs) return as_word(bits<e>(column, k) | (k + 1 < depth ? bits<e>(column, k + 1) << 16 : 0));
+    return widened<e>(column, k);
+  };
+  for (int64_t j = 0; j < width; j += 8) {
+    for (int64_t begin = 0; begin < depth; begin += line) {
+      const int64_t end = std::min(begin + line, depth);
+      for (int64_t k = begin; k < end; k += step) {
+        float* const to = panel + (pairs ? k / 2 : k) * width + j;
+        const std::byte* const first = from.data + j * from.column;
+        if (k + step <= end && j + 8 <= columns) {
+          __m256 r[8];
+#pragma GCC unroll 8
+          for (int i = 0; i < 8; ++i) {
+            const std::byte* const at = first + i * from.column + k * size;
+            if constexpr (pairs)
+              r[i] = pairs8<e>(at);
+            else
+              r[i] = widened8<e>(at);
+          }
+          transpose8(r, to, width);
+          continue;
+        }
+        for (int64_t x = k; x < std::min(k + step, end); x += pairs ? 2 : 1) {
+          for (int64_t y = 0; y < 8; ++y)
+            to[(x - k) / (pairs ? 2 : 1) * width + y] = j + y < columns ? word(first + y * from.column, x) : 0.0f;
+        }
+      }
+    }
+  }
+}
+
+// The same as pack() for elements that aren't floats; to pairs or to floats.
+template <bool pairs> void pack_elements(Element element, const Source& b, int64_t depth, int64_t columns, int64_t width, float* panel) {
+  for_element(element, [&]<Element e>() {
+    if constexpr (pairs && (e == Element::float16 || e == Element::to_float16))
+      return;  // there are no such pairs
+    else if (b.column != bytes_each<float>(e))
+      transpose_columns<e, pairs>(b, depth, columns, width, panel);
+    else if constexpr (pairs)
+      pair_rows<e>(b, depth, columns, width, panel);
+    else
+      widen_rows<e>(b, depth, columns, width, panel, width);
+  });
+}
+
+// Of A a block of rows x depth that lies in rows, each `to_row` words from the next.
+template <bool pairs> void pack_rows(Element element, const Source& a, int64_t rows, int64_t depth, float* to, int64_t to_row) {
+  for_element(element, [&]<Element e>() {
+    if constexpr (!pairs)
+      widen_rows<e>(a, rows, depth, depth, to, to_row);
+    else if constexpr (is_bfloat16(e))
+      pair_along_rows<e>(a, rows, depth, to, to_row);
+  });
+}
+
+}  // namespace gemm
+ORT_TRAIN_OPS_END

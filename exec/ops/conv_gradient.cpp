@@ -1,0 +1,372 @@
+// The gradients of Conv (conv.cpp): dx spreads the products w' dy over the windows, dw sums the products dy columns'.
+//
+//   ConvInputGrad{…, shape}(dy, w) -> dx of that shape
+//   ConvWeightGrad{…, shape}(dy, x) -> dw of that shape
+//
+// Tiles as there; where a plane has few windows, those of several samples make one. An element's bits depend on the shapes alone: of dx,
+// each tap's product is added in the order of the taps; of dw, tiles of windows are added upwards within pieces of the batch, the pieces
+// upwards.
+//
+// Where w is in parts:
+//
+//   ConvInputGrad{…, shape, first, total}(dy, w, before?)
+//     the sums over channels of y go on from part to part, in blocks of a depth (exec/depth_block.h): all nodes but the last leave the
+//     products (N, C * taps, OH * OW), in float32 where dx is of 16 bits; the last one adds up their taps
+//   ConvWeightGrad{…, shape, first, rows}(dy, x)
+//     those rows of dw
+
+#include <cstring>
+
+#include "exec/convolution.h"
+#include "exec/op_list.h"
+#include "exec/strided.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace {
+
+using namespace convolution;
+
+// --- dx -------------------------------------------------------------------------------------------------------------------------------
+
+std::vector<TensorType> infer_input_gradient(const InferContext& context) {
+  const DType type = result_type(context.attributes, {context.input(0).dtype, context.input(1).dtype});
+  const Shape x = shape_of(context.attributes);
+  const Layout l = layout_of(context.attributes, x, context.input(1).shape);
+  const TensorType products{compute_type(type), {l.batch, l.groups * l.depth(), l.windows.out_size()}};
+  if (context.has(2) && context.input(2) != products)
+    throw error(ErrorCode::unsupported, "{} is no base for {}", to_string(context.input(2)), to_string(products));
+  return {l.is_last() ? TensorType{type, x} : products};
+}
+
+Layout layout_of_dx(const KernelSpec& spec) { return layout_of(spec.attributes, shape_of(spec.attributes), spec.inputs[1].shape); }
+
+struct InputTiles {
+  int64_t samples = 1, groups_of_samples = 0;
+  int64_t channels = 0, count = 0;  // of x
+};
+
+InputTiles input_tiles(const Layout& l, int64_t size) {
+  constexpr int64_t kColumns = 192, kPlainChannels = 96;
+  InputTiles tiles{.samples = samples_together(l, kColumns)};
+  tiles.groups_of_samples = divided_up(l.batch, tiles.samples);
+  const int64_t bytes = l.windows.taps() * tiles.samples * l.windows.out_size() * size;
+  tiles.channels = l.windows.plain() ? kPlainChannels : std::max<int64_t>(1, kColumnBytes / bytes);
+  tiles.channels = std::min(tiles.channels, l.in_channels);
+  while (tiles.groups_of_samples * l.groups * divided_up(l.in_channels, tiles.channels) < kFewTasks && tiles.channels > 1)
+    tiles.channels = divided_up(tiles.channels, 2);
+  tiles.count = divided_up(l.in_channels, tiles.channels);
+  return tiles;
+}
+
+// Prepared. Of a thread's workspace: what the product takes, at its beginning; dy of several samples; the products, where they aren't dx
+// itself; a plane of dx, where that is of 16 bits.
+template <typename T> struct InputGradient {
+  Layout l;
+  InputTiles tiles;
+  Element dy, w, dx;
+  int64_t block = 0;
+  bool is_direct = false;  // the products are dx
+  int64_t dy_at = 0, products_at = 0, plane_at = 0, bytes = 0;
+
+  explicit InputGradient(const KernelSpec& spec)
+      : l(layout_of_dx(spec)),
+        tiles(input_tiles(l, sizeof(T))),
+        dy(operand_element(spec, 0)),
+        w(operand_element(spec, 1)),
+        dx(result_element(spec)),
+        block(depth_block(l.total / l.groups)),
+        is_direct(tiles.samples == 1 && l.windows.plain()) {
+    const int64_t wide = tiles.samples * l.windows.out_size(), rows = tiles.channels * l.windows.taps();
+    Places places;
+    Product<T> largest{.rows = rows, .columns = wide, .depth = l.out_channels, .block = block};
+    largest.a = {nullptr, 1, l.depth(), w};
+    largest.b.element = dy;
+    largest.c.element = is_direct ? dx : Element::own;
+    places.take(product_workspace(largest));
+    dy_at = places.take(tiles.samples > 1 ? l.out_channels * wide * bytes_each<T>(dy) : 0);
+    products_at = places.take(is_direct ? 0 : rows * wide * int64_t{sizeof(T)});
+    plane_at = places.take(is_half(dx) && !is_direct ? l.windows.in_size() * int64_t{sizeof(T)} : 0);
+    bytes = places.all();
+  }
+
+  int64_t tasks() const { return tiles.groups_of_samples * l.groups * tiles.count; }
+  void run(const KernelArgs& args, int64_t task, std::byte* place) const {
+    const int64_t channel = task % tiles.count * tiles.channels, item = task / tiles.count, g = item % l.groups;
+    const int64_t n = item / l.groups * tiles.samples, samples = std::min(tiles.samples, l.batch - n);
+    const int64_t channels = std::min(tiles.channels, l.in_channels - channel), all = l.windows.out_size(), wide = samples * all;
+    const Operand<T> from(args.in<std::byte>(0), all, 1, dy), weight(args.in<std::byte>(1), 1, l.depth(), w);
+    const int64_t to = l.is_last() ? l.x_at(n, g, channel) : l.products_at(n, g, channel);
+    const Result<T> out(args.out<std::byte>(0) + to * bytes_each<T>(dx), all, 1, dx);
+    T* const made = reinterpret_cast<T*>(place + products_at);
+    Product<T> product{.rows = channels * l.windows.taps(), .columns = wide, .depth = l.out_channels, .block = block};
+    product.a = weight.from(channel * l.windows.taps(), g * l.out_channels);
+    product.b = from.from(0, l.y_at(n, g, 0));
+    if (samples > 1) {
+      for (int64_t i = 0; i < samples; ++i)
+        copy_elements<T>(dy, from.from(0, l.y_at(n + i, g, 0)).data, all, place + dy_at + i * all * from.size(), wide, l.out_channels, all);
+      product.b = {place + dy_at, wide, 1, dy};
+    }
+    product.c = is_direct ? out : Result<T>(made, wide);
+    if (const T* const before = args.inputs.size() > 2 ? args.in<T>(2) : nullptr) {
+      const T* const sums = before + l.products_at(n, g, channel);
+      product.start = {sums, all};
+      if (!is_direct) {
+        for (int64_t i = 0; i < samples; ++i) copy_planes(sums + i * l.products(), all, made + i * all, wide, product.rows, all);
+        product.start = {made, wide};
+      }
+    }
+    multiply(product, place);
+    if (is_direct) return;
+    for (int64_t i = 0; i < samples; ++i) {
+      if (!l.is_last())
+        store_rows(made + i * all, wide, out.from(0, i * l.products()), product.rows, all);
+      else if (!is_half(dx))
+        spread_columns(l.windows, made + i * all, wide, channels, out.own() + i * l.image());
+      else
+        spread_rounding(made + i * all, wide, channels, out.from(0, i * l.image()), reinterpret_cast<T*>(place + plane_at));
+    }
+  }
+
+ private:
+  // Plane by plane: a sum is rounded once.
+  void spread_rounding(const T* products, int64_t wide, int64_t channels, const Result<T>& to, T* plane) const {
+    const int64_t size = l.windows.in_size();
+    for (int64_t channel = 0; channel < channels; ++channel) {
+      spread_columns(l.windows, products + channel * l.windows.taps() * wide, wide, 1, plane);
+      store_rows(plane, size, to.from(0, channel * size), 1, size);
+    }
+  }
+};
+
+template <typename T> KernelRun input_gradient(const KernelSpec& spec) {
+  const InputGradient<T> gradient(spec);
+  if (gradient.l.batch == 0) return [](const KernelArgs&) {};
+  return [gradient](const KernelArgs& args) {
+    args.workers().parallel_for(gradient.tasks(),
+                                [&](int64_t task, int worker) { gradient.run(args, task, args.workspace + worker * gradient.bytes); });
+  };
+}
+
+KernelRun prepare_input_gradient(const KernelSpec& spec) {
+  return for_sums(spec, [&]<typename T>() { return input_gradient<T>(spec); });
+}
+Workspace input_workspace(const KernelSpec& spec) {
+  return for_sums(spec, [&]<typename T>() { return Workspace{.each = InputGradient<T>(spec).bytes}; });
+}
+double input_efficiency(const KernelSpec& spec, int) {
+  const Layout l = layout_of_dx(spec);
+  return share_of(spec, l.out_channels, l.windows.plain() ? 8 : 12);
+}
+
+// Between parts the products are kept. Where they take more memory than the weight, the weight is put together instead.
+int64_t rows_of_input_parts(const Graph& graph, const Node& node, size_t input) {
+  const int64_t rows = rows_of_parts(graph, node, input);
+  if (rows == 0) return 0;
+  const Value& w = graph.value(node.inputs[1]);
+  const Layout l = whole_layout(node.attributes, shape_of(node.attributes), w.shape);
+  const int64_t bytes = l.batch * l.products() * size_of(compute_type(graph.value(node.outputs[0]).dtype));
+  return bytes <= w.type().bytes() ? rows : 0;
+}
+PartNode input_share(const Graph&, const Node& node, size_t, ValueId part, const RowRange& rows, ValueId before) {
+  return {"ConvInputGrad", {node.inputs[0], part, before}, attributes_of_part(node, rows, "total", rows.total)};
+}
+
+// --- dw -------------------------------------------------------------------------------------------------------------------------------
+
+std::vector<TensorType> infer_weight_gradient(const InferContext& context) {
+  Shape w = shape_of(context.attributes);
+  if (!w.empty()) w[0] = context.attributes.get("rows", w[0]);
+  return {{result_type(context.attributes, {context.input(0).dtype, context.input(1).dtype}), w}};
+}
+
+Layout layout_of_dw(const KernelSpec& spec) {
+  const Shape whole = shape_of(spec.attributes);
+  Layout l = whole_layout(spec.attributes, spec.inputs[1].shape, whole);
+  l.out_channels = spec.outputs[0].shape[0] / l.groups;
+  return part_layout(l, spec.attributes.get("first", int64_t{0}), whole[0]);
+}
+
+struct WeightTiles {
+  int64_t pieces = 1, piece_samples = 0;  // of the batch
+  int64_t samples = 1;                    // in a tile
+  int64_t columns = 0;                    // windows of a tile, in each of its samples
+  int64_t channels = 0, across = 0;       // of x
+  int64_t rows = 0, down = 0;             // channels of y
+
+  bool gathers(const Layout& l) const { return samples > 1 || !l.windows.plain(); }
+};
+
+WeightTiles weight_tiles(const Layout& l, int64_t size) {
+  constexpr int64_t kPieces = 8, kPartials = int64_t{1} << 19, kColumns = 768, kMostRows = 128, kLeastRows = 32, kPlainChannels = 192;
+  WeightTiles tiles;
+  const int64_t weights = l.total * l.depth();  // of the whole
+  tiles.piece_samples = std::max<int64_t>(1, divided_up(l.batch, std::clamp<int64_t>(kPartials / weights, 1, kPieces)));
+  tiles.pieces = std::max<int64_t>(1, divided_up(l.batch, tiles.piece_samples));
+  tiles.samples = std::min(samples_together(l, kColumns), tiles.piece_samples);
+  tiles.columns = std::min(kColumns, l.windows.out_size());
+  const int64_t bytes = l.windows.taps() * tiles.samples * tiles.columns * size;
+  tiles.channels = tiles.gathers(l) ? std::max<int64_t>(1, kColumnBytes / bytes) : kPlainChannels;
+  tiles.channels = std::min(tiles.channels, l.in_channels);
+  tiles.across = divided_up(l.in_channels, tiles.channels);
+  tiles.rows = tiles.samples > 1 ? std::min(kMostRows, l.out_channels) : l.out_channels;
+  while (tiles.pieces * l.groups * tiles.across * divided_up(l.out_channels, tiles.rows) < kFewTasks && tiles.rows >= 2 * kLeastRows)
+    tiles.rows = divided_up(tiles.rows, 2);
+  tiles.down = divided_up(l.out_channels, tiles.rows);
+  return tiles;
+}
+
+// Prepared. At the beginning of the workspace are the sums of all pieces, where there are several; then comes that of the threads, each:
+// what the product takes; columns; dy of several samples; sums of a tile, where dw is of 16 bits and itself can't hold them.
+template <typename T> struct WeightGradient {
+  Layout l;
+  WeightTiles tiles;
+  Element dy, x, dw;
+  int64_t pieces_bytes = 0;
+  int64_t columns_at = 0, dy_at = 0, sums_at = 0, each = 0;
+
+  explicit WeightGradient(const KernelSpec& spec)
+      : l(layout_of_dw(spec)),
+        tiles(weight_tiles(l, sizeof(T))),
+        dy(operand_element(spec, 0)),
+        x(operand_element(spec, 1)),
+        dw(result_element(spec)) {
+    const int64_t wide = tiles.samples * tiles.columns, columns = tiles.channels * l.windows.taps();
+    if (tiles.pieces > 1) pieces_bytes = gemm::whole_lines(tiles.pieces * l.weights() * int64_t{sizeof(T)});
+    Places places;
+    Product<T> largest{.rows = tiles.rows, .columns = columns, .depth = wide};
+    largest.a.element = dy;
+    largest.b.element = x;
+    largest.c.element = tiles.pieces > 1 ? Element::own : dw;
+    places.take(product_workspace(largest));
+    columns_at = places.take(tiles.gathers(l) ? columns * wide * bytes_each<T>(x) : 0);
+    dy_at = places.take(tiles.samples > 1 ? tiles.rows * wide * bytes_each<T>(dy) : 0);
+    sums_at = places.take(tiles.pieces == 1 && is_half(dw) ? tiles.rows * columns * int64_t{sizeof(T)} : 0);
+    each = places.all();
+  }
+
+  int64_t tasks() const { return tiles.pieces * l.groups * tiles.across * tiles.down; }
+  void run(const KernelArgs& args, int64_t task, std::byte* place) const {
+    const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
+    run_tile(args, item / l.groups, item % l.groups, down * tiles.rows, across * tiles.channels, place);
+  }
+  // Elements [begin, end) of dw from those of the pieces.
+  void join(const KernelArgs& args, int64_t begin, int64_t end) const {
+    constexpr int64_t kSome = 1024;
+    const T* const sums = reinterpret_cast<const T*>(args.workspace);
+    for (T some[kSome]; begin < end; begin += kSome) {
+      const int64_t n = std::min(kSome, end - begin);
+      std::copy_n(sums + begin, n, some);
+      for (int64_t piece = 1; piece < tiles.pieces; ++piece) {
+        const T* const more = sums + piece * l.weights() + begin;
+        for (int64_t i = 0; i < n; ++i) some[i] += more[i];
+      }
+      store_rows(some, n, Result<T>(args.out<std::byte>(0), 0, 1, dw).from(0, begin), 1, n);
+    }
+  }
+
+ private:
+  // The products of one piece's samples, for some channels of y and some of x.
+  void run_tile(const KernelArgs& args, int64_t piece, int64_t g, int64_t row, int64_t channel, std::byte* place) const {
+    const int64_t rows = std::min(tiles.rows, l.out_channels - row), channels = std::min(tiles.channels, l.in_channels - channel);
+    const int64_t all = l.windows.out_size(), columns = channels * l.windows.taps();
+    const int64_t at = (g * l.out_channels + row) * l.depth() + channel * l.windows.taps();
+    const Operand<T> from_dy(args.in<std::byte>(0), all, 1, dy), from_x(args.in<std::byte>(1), 1, all, x);
+    Result<T> to(args.out<std::byte>(0) + at * bytes_each<T>(dw), l.depth(), 1, dw);
+    if (tiles.pieces > 1) to = {reinterpret_cast<T*>(args.workspace) + piece * l.weights() + at, l.depth()};
+    Matrix<T> sums{to.own(), to.row};
+    if (is_half(to.element)) sums = {reinterpret_cast<T*>(place + sums_at), columns};
+    const int64_t begin = piece * tiles.piece_samples, end = std::min(l.batch, begin + tiles.piece_samples);
+    for (int64_t n = begin; n < end; n += tiles.samples) {
+      const int64_t samples = std::min(tiles.samples, end - n);
+      for (int64_t column = 0; column < all; column += tiles.columns) {
+        const int64_t count = std::min(tiles.columns, all - column), wide = samples * count;
+        Product<T> product{.rows = rows, .columns = columns, .depth = wide};
+        product.a = from_dy.from(0, l.y_at(n, g, row) + column);
+        product.b = from_x.from(l.x_at(n, g, channel) + column, 0);
+        if (samples > 1) {
+          for (int64_t i = 0; i < samples; ++i)
+            copy_elements<T>(dy, from_dy.from(0, l.y_at(n + i, g, row) + column).data, all, place + dy_at + i * count * from_dy.size(),
+                             wide, rows, count);
+          product.a = {place + dy_at, wide, 1, dy};
+        }
+        if (tiles.gathers(l)) {
+          for (int64_t i = 0; i < samples; ++i)
+            gather_elements<T>(l.windows, x, from_x.from(l.x_at(n + i, g, channel), 0).data, channels, column, count,
+                               place + columns_at + i * count * from_x.size(), wide);
+          product.b = {place + columns_at, 1, wide, x};
+        }
+        const bool is_first = n == begin && column == 0, is_last = n + samples == end && column + count == all;
+        product.c = is_last ? to : Result<T>(sums);
+        if (!is_first) product.start = {sums.data, sums.row};
+        multiply(product, place);
+      }
+    }
+  }
+};
+
+template <typename T> KernelRun weight_gradient(const KernelSpec& spec) {
+  const WeightGradient<T> gradient(spec);
+  if (gradient.l.batch == 0)
+    return [bytes = spec.outputs[0].bytes()](const KernelArgs& args) { std::memset(args.outputs[0], 0, static_cast<size_t>(bytes)); };
+  return [gradient](const KernelArgs& args) {
+    args.workers().parallel_for(gradient.tasks(), [&](int64_t task, int worker) {
+      gradient.run(args, task, args.workspace + gradient.pieces_bytes + worker * gradient.each);
+    });
+    if (gradient.tiles.pieces == 1) return;
+    args.workers().parallel_blocks(gradient.l.weights(), kTaskElements,
+                                   [&](int64_t begin, int64_t end) { gradient.join(args, begin, end); });
+  };
+}
+
+KernelRun prepare_weight_gradient(const KernelSpec& spec) {
+  return for_sums(spec, [&]<typename T>() { return weight_gradient<T>(spec); });
+}
+Workspace weight_workspace(const KernelSpec& spec) {
+  return for_sums(spec, [&]<typename T>() {
+    const WeightGradient<T> gradient(spec);
+    return Workspace{.shared = gradient.pieces_bytes, .each = gradient.each};
+  });
+}
+double weight_efficiency(const KernelSpec& spec, int) {
+  const Layout l = layout_of_dw(spec);
+  const WeightTiles tiles = weight_tiles(l, sizeof(float));
+  return share_of(spec, tiles.rows, tiles.gathers(l) ? 32 : 16);
+}
+
+std::optional<PartNode> gradient_rows(const Graph&, const Node& node, const RowRange& rows) {
+  if (node.attributes.get("group", int64_t{1}) != 1) return std::nullopt;
+  return PartNode{"ConvWeightGrad", node.inputs, attributes_of_part(node, rows, "rows", rows.count)};
+}
+
+}  // namespace
+
+constexpr OpDef kConvInputGrad{
+    .name = "ConvInputGrad",
+    .infer = infer_input_gradient,
+    .no_gradient = kNoSecondDerivative,
+    .traits = {.division = {.rows = rows_of_input_parts, .share = input_share}},
+};
+constexpr Kernel kConvInputGradKernel{
+    .types = kTypes,
+    .in_place = {{.output = 0, .input = 2}},
+    .cost = cost<layout_of_dx>,
+    .efficiency = input_efficiency,
+    .workspace = input_workspace,
+    .prepare = prepare_input_gradient,
+};
+
+constexpr OpDef kConvWeightGrad{
+    .name = "ConvWeightGrad",
+    .infer = infer_weight_gradient,
+    .no_gradient = kNoSecondDerivative,
+    .traits = {.division = {.gradient = gradient_rows}},
+};
+constexpr Kernel kConvWeightGradKernel{
+    .types = kTypes,
+    .cost = cost<layout_of_dw>,
+    .efficiency = weight_efficiency,
+    .workspace = weight_workspace,
+    .prepare = prepare_weight_gradient,
+};
+
+ORT_TRAIN_OPS_END

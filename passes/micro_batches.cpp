@@ -124,8 +124,10 @@ MicroBatches join_micro_batches(Graph& graph, size_t batches, const std::vector<
   const auto copy_node = [&](size_t batch, NodeId id) {
     Node node = graph.node(id);
     for (ValueId& input : node.inputs) input = input == kNone ? kNone : copies[batch][input];
-    for (const Alias& write : node.op->writes)  // a sum goes from batch to batch
+    for (const Alias& write : node.op->writes) {  // a sum goes from batch to batch
+      if (static_cast<size_t>(write.output) >= node.outputs.size()) continue;  // an optional piece of state
       node.inputs[static_cast<size_t>(write.input)] = copies[batch - 1][node.outputs[static_cast<size_t>(write.output)]];
+    }
     for (ValueId& output : node.outputs) output = output == kNone ? kNone : copy_value(batch, output);
     return graph.add_node(std::move(node));
   };

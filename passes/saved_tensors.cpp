@@ -76,6 +76,7 @@ void SavedTensors::find_fixed_nodes() {
     const Node& node = graph_.node(*at);
     for (const Alias& write : node.op->writes) {
       fixed_[*at] = true;
+      if (static_cast<size_t>(write.output) >= node.outputs.size()) continue;  // an optional piece of state
       if (node.inputs[write.input] != kNone) changed[base_[node.inputs[write.input]]] = true;
     }
   }

@@ -173,17 +173,23 @@ class Ahead {
   int64_t row_, column_, lines_ = 0, share_ = 0, line_ = 0;
 };
 
-// What a kernel left in `edge` becomes `columns` of C: whole ones are only rounded.
-inline void finish(const Product<float>& p, int64_t i, int64_t j, int64_t rows, int64_t columns, const float* start, int64_t start_row,
-                   bool is_whole, float* to, int64_t to_row, bool rounds, float* edge) {
+// Rounds what a kernel left in `edge`, whole vectors.
+template <Element e> void round_tile(const float* edge, int64_t rows, int64_t columns, std::byte* to, int64_t to_row) {
+  for (int64_t r = 0; r < rows; ++r, edge += kPanel, to += to_row) {
+    for (int64_t x = 0; x < columns; x += 8) narrow8<e>(edge + x, to + 2 * x);
+  }
+}
+
+// What a kernel left in `edge`, of panels that aren't whole, becomes `columns` of the sums or of C.
+inline void finish(const Product<float>& p, int64_t rows, int64_t columns, const float* start, int64_t start_row, float* edge,
+                   const Result<float>& to) {
   for (int64_t r = 0; r < rows; ++r) {
     float* const sums = edge + r * kPanel;
-    for (int64_t x = 0; !is_whole && x < columns; ++x)
-      sums[x] = start ? std::fma(p.alpha, sums[x], start[r * start_row + x]) : p.alpha * sums[x];
-    if (rounds)
-      narrow(p.c.element, sums, columns, p.c.from(i + r, j).data);
+    for (int64_t x = 0; x < columns; ++x) sums[x] = start ? std::fma(p.alpha, sums[x], start[r * start_row + x]) : p.alpha * sums[x];
+    if (is_half(to.element))
+      narrow(to.element, sums, columns, to.from(r, 0).data);
     else
-      std::copy_n(sums, columns, to + r * to_row);
+      std::copy_n(sums, columns, to.from(r, 0).own());
   }
 }
 
@@ -194,16 +200,17 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
   const int64_t width = vectors * kWidth, depth = block.depth;
   const Operand<float> b = p.b.from(block.begin, j);
   const bool is_own = b.element == Element::own, is_whole = columns == width;
-  const bool direct = is_own && b.column == 1 && is_whole;
-  const bool few = direct && p.rows <= kRows;                           // B is read once: no copy
-  const bool packing = direct && !few && p.triangle == Triangle::none;  // the first rows copy
-  if (!is_own)
+  const bool direct = b.column == 1 && is_whole;
+  const bool few = direct && is_own && p.rows <= kRows;                                                    // B is read once: no copy
+  const bool packing = direct && !few && p.rows >= kRows && !Unit::pairs && p.triangle == Triangle::none;  // the first rows copy
+  const bool before = !few && !packing;
+  if (before && !is_own)
     pack_elements<Unit::pairs>(b.element, {b.data, b.row * b.size(), b.column * b.size()}, depth, columns, width, room.panel);
-  else if (!few && !packing)
-    pack(b.own(), b.row, b.column, depth, columns, width, room.panel);
+  if (before && is_own) pack(b.own(), b.row, b.column, depth, columns, width, room.panel);
   // Sums go to C, or stay in float32 until the last block rounds them.
   const bool rounds = is_half(p.c.element) && block.last;
   const Matrix<float> sums = is_half(p.c.element) ? Matrix<float>{room.sums, room.sums_row} : Matrix<float>{p.c.own(), p.c.row};
+  const Result<float> result = rounds ? p.c : Result<float>(sums);
   const Matrix<const float> start = block.first ? p.start : Matrix<const float>{sums.data, sums.row};
   float edge[kRows * kPanel];
   Ahead ahead(p, b, depth, width);
@@ -218,17 +225,20 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
     const bool copying = packing && i == 0;
     ahead.fetch();
     const bool source = few || copying;
+    const Result<float> to = result.from(i, j);
     Micro m{.depth = std::max<int64_t>(0, words_of<Unit>(end) - begin),
             .a = a.data + i * a.row + begin * a.depth,
             .a_row = a.row,
             .a_depth = a.depth,
-            .b = source ? b.own() + begin * b.row : room.panel + begin * width,
-            .b_depth = source ? b.row : width,
+            .b = source ? b.from(begin, 0).data : reinterpret_cast<const std::byte*>(room.panel + begin * width),
+            .b_depth = source ? b.row * b.size() : width * int64_t{sizeof(float)},
             .panel = room.panel,
             .prefetch = reinterpret_cast<const std::byte*>(a.data),
             .prefetch_step = 0,
-            .c = rounds || !is_whole ? edge : sums.data + i * sums.row + j,
-            .c_row = rounds || !is_whole ? kPanel : sums.row,
+            .c = rounds || !is_whole ? edge : to.own(),
+            .c_row = rounds || !is_whole ? kPanel : to.row,
+            .result = to.data,
+            .result_row = to.row * to.size(),
             .start = start.data ? start.data + i * start.row + j : nullptr,
             .start_row = start.row,
             .alpha = p.alpha};
@@ -237,18 +247,17 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
       m.prefetch = reinterpret_cast<const std::byte*>(m.a + 2 * kRows);
       m.prefetch_step = a.depth * int64_t{sizeof(float)};
     }
-    const MicroKernel kernel = copying ? packing_kernel(vectors) : micro_kernel<Unit>(rows, vectors);
-    if (!rounds && is_whole) {
+    const MicroKernel kernel = copying ? packing_kernel(b.element, vectors) : micro_kernel<Unit>(rows, vectors);
+    if (is_whole) {
       kernel(m);
+      if (rounds && p.c.element == Element::bfloat16) round_tile<Element::bfloat16>(edge, rows, columns, to.data, m.result_row);
+      if (rounds && p.c.element == Element::float16) round_tile<Element::float16>(edge, rows, columns, to.data, m.result_row);
       continue;
     }
-    const float* const added = m.start;
-    if (!is_whole) {  // not all that a kernel would read is there
-      m.start = nullptr;
-      m.alpha = 1;
-    }
+    const float* const added = std::exchange(m.start, nullptr);  // not all that a kernel would read is there
+    m.alpha = 1;
     kernel(m);
-    finish(p, i, j, rows, columns, added, m.start_row, is_whole, sums.data + i * sums.row + j, sums.row, rounds, edge);
+    finish(p, rows, columns, added, m.start_row, edge, to);
   }
 }
 

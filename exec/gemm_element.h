@@ -65,7 +65,13 @@ template <Element e> __m256 widened8(const std::byte* from) {
   if constexpr (e == Element::float16) return _mm256_cvtph_ps(load_halves(from));
   if constexpr (e == Element::to_float16) return _mm256_cvtph_ps(_mm256_cvtps_ph(load_floats(from), _MM_FROUND_TO_NEAREST_INT));
   if constexpr (e == Element::bfloat16) return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_halves(from)), 16));
-  if constexpr (e == Element::to_bfloat16) return _mm256_castsi256_ps(_mm256_slli_epi32(rounded8(load_floats(from)), 16));
+  if constexpr (e == Element::to_bfloat16) {
+    const __m256 x = load_floats(from);
+    const __m256i bits = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256 upper = _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+    return _mm256_blendv_ps(upper, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));  // NaN stays NaN
+  }
 }
 // Eight elements as the bits of bfloat16, each in the lower half of a lane.
 template <Element e> __m256i bits8(const std::byte* from) {
@@ -94,20 +100,22 @@ template <Element e> float widened(const std::byte* from, int64_t at) {
 }
 template <Element e> uint32_t bits(const std::byte* from, int64_t at) { return float_bits::of(widened<e>(from, at)) >> 16; }
 
-// Sixteen bits each of n floats. `e`: float16 or bfloat16.
+// Eight floats as elements of sixteen bits. `e`: float16 or bfloat16.
+template <Element e> void narrow8(const float* from, std::byte* to) {
+  const __m256 x = _mm256_loadu_ps(from);
+  __m128i halves;
+  if constexpr (e == Element::float16) {
+    halves = _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
+  } else {
+    const __m256i bits = rounded8(x);
+    halves = _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+  }
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), halves);
+}
+// The same of n floats.
 template <Element e> void narrow(const float* from, int64_t n, std::byte* to) {
   int64_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    const __m256 x = _mm256_loadu_ps(from + i);
-    __m128i halves;
-    if constexpr (e == Element::float16) {
-      halves = _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
-    } else {
-      const __m256i bits = rounded8(x);
-      halves = _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
-    }
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 2 * i), halves);
-  }
+  for (; i + 8 <= n; i += 8) narrow8<e>(from + i, to + 2 * i);
   for (; i < n; ++i) {
     const uint16_t bits = e == Element::float16 ? to_float16(from[i]).bits : to_bfloat16(from[i]).bits;
     std::memcpy(to + 2 * i, &bits, sizeof bits);

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "exec/kernel.h"
+#include "exec/gemm_element.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace gemm {
@@ -70,20 +70,41 @@ struct Micro {
   int64_t depth;
   const float* a;
   int64_t a_row, a_depth;
-  const float* b;  // a packed panel, or B itself
-  int64_t b_depth;
-  float* panel;               // where the packing kernel leaves the panel
+  const std::byte* b;         // a packed panel, or B itself
+  int64_t b_depth;            // bytes
+  float* panel;               // where a packing kernel leaves the panel
   const std::byte* prefetch;  // one line an iteration, far ahead; never faults
   int64_t prefetch_step;      // bytes
   float* c;
   int64_t c_row;
-  const float* start;  // null: zero
+  const std::byte* result;  // where the elements of C end up, which come into the first-level cache
+  int64_t result_row;       // bytes
+  const float* start;       // null: zero
   int64_t start_row;
   float alpha;
 };
 
-// `packing`: b is B itself and is copied to the panel on the way, which hides the copy behind the arithmetic.
-template <typename Unit, int rows, int vectors, bool packing> __attribute__((noinline)) void micro(const Micro& m) {
+// How a micro-kernel reads B: a packed panel, or B itself, of elements of this kind, which becomes the panel on the way. That hides the
+// copy behind the arithmetic.
+struct Packed {
+  static constexpr bool packing = false;
+  static Vector load(const std::byte* b, int v) { return gemm::load(reinterpret_cast<const float*>(b) + v * kWidth); }
+};
+template <Element e> struct Packing {
+  static constexpr bool packing = true;
+  static Vector load(const std::byte* b, int v) {
+    const std::byte* const from = b + v * kWidth * bytes_each<float>(e);
+    if constexpr (e == Element::own) return gemm::load(reinterpret_cast<const float*>(from));
+#ifdef __AVX512F__
+    if constexpr (e != Element::own)
+      return _mm512_insertf32x8(_mm512_castps256_ps512(widened8<e>(from)), widened8<e>(from + 8 * bytes_each<float>(e)), 1);
+#else
+    if constexpr (e != Element::own) return widened8<e>(from);
+#endif
+  }
+};
+
+template <typename Unit, int rows, int vectors, typename Source> __attribute__((noinline)) void micro(const Micro& m) {
   Vector sum[rows][vectors];
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
@@ -91,10 +112,9 @@ template <typename Unit, int rows, int vectors, bool packing> __attribute__((noi
     for (int v = 0; v < vectors; ++v) sum[r][v] = zero();
   }
   for (int r = 0; r < rows; ++r) {
-    for (int v = 0; v < vectors; ++v) __builtin_prefetch(m.c + r * m.c_row + v * kWidth, 1, 3);
+    for (int v = 0; v < vectors; ++v) __builtin_prefetch(m.result + r * m.result_row + v * kWidth * 4, 1, 3);
   }
-  const float* b = m.b;
-  const std::byte* prefetch = m.prefetch;
+  const std::byte *b = m.b, *prefetch = m.prefetch;
   const int64_t a_depth = m.a_depth, b_depth = m.b_depth, prefetch_step = m.prefetch_step;
   float* panel = m.panel;
   const float* a[rows];
@@ -104,10 +124,10 @@ template <typename Unit, int rows, int vectors, bool packing> __attribute__((noi
     Vector row[vectors];
 #pragma GCC unroll 3
     for (int v = 0; v < vectors; ++v) {
-      row[v] = load(b + v * kWidth);
-      if (packing) {
+      row[v] = Source::load(b, v);
+      if (Source::packing) {
         store(panel + v * kWidth, row[v]);
-        __builtin_prefetch(b + 8 * b_depth + v * kWidth, 0, 3);
+        __builtin_prefetch(b + 8 * b_depth + v * 64, 0, 3);
       }
     }
     __builtin_prefetch(prefetch, 0, 2);
@@ -119,7 +139,7 @@ template <typename Unit, int rows, int vectors, bool packing> __attribute__((noi
     }
     b += b_depth;
     prefetch += prefetch_step;
-    if (packing) panel += vectors * kWidth;
+    if (Source::packing) panel += vectors * kWidth;
   }
   const Vector alpha = broadcast(m.alpha);
   float* c = m.c;
@@ -142,7 +162,7 @@ template <typename Unit, int rows, int vectors, bool packing> __attribute__((noi
 using MicroKernel = void (*)(const Micro&);
 
 template <typename Unit, int vectors, int... rows> const MicroKernel* micro_row(std::integer_sequence<int, rows...>) {
-  static constexpr MicroKernel table[] = {micro<Unit, rows + 1, vectors, false>...};
+  static constexpr MicroKernel table[] = {micro<Unit, rows + 1, vectors, Packed>...};
   return table;
 }
 // The kernel for a number of rows (1 .. kRows) and vectors (1 .. kVectors).
@@ -152,10 +172,16 @@ template <typename Unit> MicroKernel micro_kernel(int64_t rows, int64_t vectors)
   if (vectors == 2) return micro_row<Unit, 2>(Rows{})[rows - 1];
   return micro_row<Unit, kVectors>(Rows{})[rows - 1];
 }
-inline MicroKernel packing_kernel(int64_t vectors) {
-  if (vectors == 1) return micro<Fused, kRows, 1, true>;
-  if (vectors == 2) return micro<Fused, kRows, 2, true>;
-  return micro<Fused, kRows, kVectors, true>;
+template <Element e> MicroKernel packing_kernel(int64_t vectors) {
+  if (vectors == 1) return micro<Fused, kRows, 1, Packing<e>>;
+  if (vectors == 2) return micro<Fused, kRows, 2, Packing<e>>;
+  return micro<Fused, kRows, kVectors, Packing<e>>;
+}
+inline MicroKernel packing_kernel(Element element, int64_t vectors) {
+  if (element == Element::own) return packing_kernel<Element::own>(vectors);
+  MicroKernel kernel = nullptr;
+  for_element(element, [&]<Element e>() { kernel = packing_kernel<e>(vectors); });
+  return kernel;
 }
 
 }  // namespace gemm

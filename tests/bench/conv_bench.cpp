@@ -1,9 +1,10 @@
-// The convolutions of a ResNet-18 training step, 8 images of 112 x 112: ours against oneDNN's own threads, in turns in the same run.
+// The convolutions of a ResNet-18 training step, 8 images of 112 x 112: ours, in float32 and in mixed precision (bfloat16, but for float32
+// weights that are rounded as they are read, and their gradients), against oneDNN's own threads, in turns in the same run.
 //
 //   OMP_WAIT_POLICY=passive bench-conv_bench [threads] [seconds a shape]      (else oneDNN's idle threads take time from ours)
 //
 // Prints one JSON line a shape and kind (forward, dx, dw; GFLOP/s, best of the run) and one for the whole step; checks each forward result
-// against oneDNN's, which has the layouts that it wants, as if its neighbours had them too.
+// against oneDNN's, which has the layouts that it wants, as if its neighbours had them too, and each in mixed precision against float32.
 
 #include <omp.h>
 #include <tbb/global_control.h>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "exec/kernel.h"
+#include "graph/half.h"
 
 namespace ort_train {
 namespace {
@@ -44,19 +46,32 @@ std::vector<float> numbers(int64_t n) {
   return result;
 }
 
-// One of our kernels, its operands and its workspace.
+// One of our kernels, its operands and its workspace. The numbers are those of bfloat16 in both types.
 struct Ours {
   std::vector<std::vector<float>> in;
   std::vector<float> out, workspace;
+  DType result;
   KernelRun run;
 
-  Ours(const char* op, const Attributes& attributes, const std::vector<Shape>& inputs, const Shape& output, int threads) {
+  Ours(const char* op, Attributes attributes, const std::vector<Shape>& inputs, const std::vector<DType>& types, const Shape& output,
+       DType to, int threads)
+      : result(to) {
+    attributes.set("to", static_cast<int64_t>(to));
+    if (types[0] != types[1]) attributes.set("compute", static_cast<int64_t>(DType::bfloat16));
     KernelSpec spec{.attributes = attributes, .present = {true, true}, .constants = {nullptr, nullptr}};
-    for (const Shape& shape : inputs) {
-      spec.inputs.push_back({DType::float32, shape});
-      in.push_back(numbers(element_count(shape)));
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      spec.inputs.push_back({types[i], inputs[i]});
+      in.push_back(numbers(element_count(inputs[i])));
+      auto* const halves = reinterpret_cast<bfloat16*>(in[i].data());
+      for (size_t at = 0; at < in[i].size(); ++at) {
+        const bfloat16 x = to_bfloat16(in[i][at]);
+        if (types[i] == DType::bfloat16)
+          halves[at] = x;
+        else
+          in[i][at] = to_float(x);
+      }
     }
-    spec.outputs = {{DType::float32, output}};
+    spec.outputs = {{to, output}};
     out.resize(static_cast<size_t>(element_count(output)));
     const Kernel& kernel = cpu_kernels().at(op_named(op), spec);
     run = prepare(kernel, spec);
@@ -67,6 +82,15 @@ struct Ours {
     void* const outputs[] = {out.data()};
     auto* place = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(workspace.data()) + 63) / 64 * 64);
     run({.inputs = inputs, .outputs = outputs, .workspace = place, .queue = &workers});
+  }
+  float at(size_t i) const { return result == DType::float32 ? out[i] : to_float(reinterpret_cast<const bfloat16*>(out.data())[i]); }
+  bool is_near(const std::vector<float>& expected) const {
+    double error = 0, size = 0;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      error += std::pow(double{at(i)} - double{expected[i]}, 2);
+      size += std::pow(double{expected[i]}, 2);
+    }
+    return std::sqrt(error / size) < (result == DType::float32 ? 1e-6 : 0x1p-8);
   }
 };
 
@@ -132,7 +156,7 @@ int run(int threads, double limit) {
   const tbb::global_control control(tbb::global_control::max_allowed_parallelism, static_cast<size_t>(threads));
   Workers workers(threads);
   omp_set_num_threads(threads);
-  double flops = 0, ours_all = 0, onednn_all = 0;
+  double flops = 0, ours_all = 0, mixed_all = 0, onednn_all = 0;
   bool right = true;
   for (const Layer& l : kLayers) {
     const int64_t out = (l.side + l.taps / 2 * 2 - l.taps) / l.stride + 1;
@@ -141,45 +165,52 @@ int run(int threads, double limit) {
     Attributes of_x = plain, of_w = plain;
     of_x.set("shape", x);
     of_w.set("shape", w);
-    std::array<Ours, 3> ours{Ours("Conv", plain, {x, w}, y, threads), Ours("ConvInputGrad", of_x, {y, w}, x, threads),
-                             Ours("ConvWeightGrad", of_w, {y, x}, w, threads)};
+    constexpr DType wide = DType::float32, narrow = DType::bfloat16;
+    std::array<Ours, 3> ours{Ours("Conv", plain, {x, w}, {wide, wide}, y, wide, threads),
+                             Ours("ConvInputGrad", of_x, {y, w}, {wide, wide}, x, wide, threads),
+                             Ours("ConvWeightGrad", of_w, {y, x}, {wide, wide}, w, wide, threads)};
+    std::array<Ours, 3> mixed{Ours("Conv", plain, {x, w}, {narrow, wide}, y, narrow, threads),
+                              Ours("ConvInputGrad", of_x, {y, w}, {narrow, wide}, x, narrow, threads),
+                              Ours("ConvWeightGrad", of_w, {y, x}, {narrow, narrow}, w, wide, threads)};
     Theirs theirs(l, out);
     ours[0](workers);
-    const std::vector<float> expected = theirs.forward(ours[0].in[0], ours[0].in[1]);
-    double error = 0, size = 0;
-    for (size_t i = 0; i < expected.size(); ++i) {
-      error += std::pow(double{ours[0].out[i]} - double{expected[i]}, 2);
-      size += std::pow(double{expected[i]}, 2);
-    }
-    right &= std::sqrt(error / size) < 1e-6;
+    right &= ours[0].is_near(theirs.forward(ours[0].in[0], ours[0].in[1]));
     const double one = 2e-9 * static_cast<double>(element_count(y)) * static_cast<double>(l.channels * l.taps * l.taps);
     for (size_t kind = 0; kind < 3; ++kind) {
       if (kind == 1 && l.channels == 3) continue;  // nobody wants an image's gradient
-      double best_ours = 1e9, best_theirs = 1e9;
+      ours[kind](workers);
+      mixed[kind](workers);
+      right &= mixed[kind].is_near(ours[kind].out);
+      double best_ours = 1e9, best_mixed = 1e9, best_theirs = 1e9;
       const double until = seconds() + limit;
       for (int i = 0; i < 3 || seconds() < until; ++i) {
         double start = seconds();
         ours[kind](workers);
         best_ours = std::min(best_ours, seconds() - start);
         start = seconds();
+        mixed[kind](workers);
+        best_mixed = std::min(best_mixed, seconds() - start);
+        start = seconds();
         theirs.run(kind);
         best_theirs = std::min(best_theirs, seconds() - start);
       }
       std::printf(
-          "{\"layer\": \"%ldx%ld %ld->%ld /%ld, %ldx%ld\", \"kind\": \"%s\", \"threads\": %d, \"gflops\": %.1f, \"onednn_gflops\": %.1f, "
-          "\"ratio\": %.3f}\n",
-          l.taps, l.taps, l.channels, l.outputs, l.stride, l.side, l.side, kKinds[kind], threads, one / best_ours, one / best_theirs,
-          best_theirs / best_ours);
+          "{\"layer\": \"%ldx%ld %ld->%ld /%ld, %ldx%ld\", \"kind\": \"%s\", \"threads\": %d, \"gflops\": %.1f, \"mixed_gflops\": %.1f, "
+          "\"onednn_gflops\": %.1f, \"ratio\": %.3f, \"mixed_ratio\": %.3f}\n",
+          l.taps, l.taps, l.channels, l.outputs, l.stride, l.side, l.side, kKinds[kind], threads, one / best_ours, one / best_mixed,
+          one / best_theirs, best_theirs / best_ours, best_ours / best_mixed);
       std::fflush(stdout);
       flops += l.count * one;
       ours_all += l.count * best_ours;
+      mixed_all += l.count * best_mixed;
       onednn_all += l.count * best_theirs;
     }
   }
   std::printf(
-      "{\"layer\": \"step\", \"gflop\": %.1f, \"threads\": %d, \"gflops\": %.1f, \"onednn_gflops\": %.1f, \"ratio\": %.3f, \"right\": "
-      "%s}\n",
-      flops, threads, flops / ours_all, flops / onednn_all, onednn_all / ours_all, right ? "true" : "false");
+      "{\"layer\": \"step\", \"gflop\": %.1f, \"threads\": %d, \"gflops\": %.1f, \"mixed_gflops\": %.1f, \"onednn_gflops\": %.1f, "
+      "\"ratio\": %.3f, \"mixed_ratio\": %.3f, \"right\": %s}\n",
+      flops, threads, flops / ours_all, flops / mixed_all, flops / onednn_all, onednn_all / ours_all, ours_all / mixed_all,
+      right ? "true" : "false");
   return right ? 0 : 1;
 }
 

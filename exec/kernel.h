@@ -76,7 +76,7 @@ struct Kernel {
   bool halves_by_float32 = false;  // takes float16 and bfloat16, too, by way of float32 copies in its workspace
   List<Alias, 4> in_place{};       // output may overwrite input
   Cost (*cost)(const KernelSpec&) = nullptr;
-  double (*efficiency)(const KernelSpec&, int workers) = nullptr;  // of the rate of large products, that its products reach; null: none
+  double (*efficiency)(const KernelSpec&, int workers) = nullptr;  // of large float32 products' rate, that its products reach; null: none
   Workspace (*workspace)(const KernelSpec&) = nullptr;             // null: none
   // Chooses tiles, creates library primitives: everything slow. A fixed function of the spec; never of the budget.
   KernelRun (*prepare)(const KernelSpec&) = nullptr;

@@ -125,7 +125,7 @@ MicroBatches join_micro_batches(Graph& graph, size_t batches, const std::vector<
     Node node = graph.node(id);
     for (ValueId& input : node.inputs) input = input == kNone ? kNone : copies[batch][input];
     for (const Alias& write : node.op->writes) {  // a sum goes from batch to batch
-      if (static_cast<size_t>(write.output) >= node.outputs.size()) continue;  // an optional piece of state
+      if (static_cast<size_t>(write.output) >= node.outputs.size()) continue;
       node.inputs[static_cast<size_t>(write.input)] = copies[batch - 1][node.outputs[static_cast<size_t>(write.output)]];
     }
     for (ValueId& output : node.outputs) output = output == kNone ? kNone : copy_value(batch, output);

@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "exec/gemm_element.h"
@@ -43,14 +44,14 @@ inline constexpr int kPanel = kVectors * kWidth;  // columns
 
 struct Fused {
   static constexpr bool pairs = false;
-  static Vector add_product(Vector a, Vector b, Vector sum) { return multiply_add(a, b, sum); }
+  __attribute__((always_inline)) static Vector add_product(Vector a, Vector b, Vector sum) { return multiply_add(a, b, sum); }
 };
 
 #ifdef __AVX512F__
 struct DotPairs {
   static constexpr bool pairs = true;
   // The instruction as it is: the rest of the file is compiled for processors that may lack it.
-  static Vector add_product(Vector a, Vector b, Vector sum) {
+  __attribute__((always_inline)) static Vector add_product(Vector a, Vector b, Vector sum) {
     asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
     return sum;
   }
@@ -70,8 +71,8 @@ struct Micro {
   int64_t depth;
   const float* a;
   int64_t a_row, a_depth;
-  const std::byte* b;         // a packed panel, or B itself
-  int64_t b_depth;            // bytes
+  const void* b;              // a packed panel, or B itself
+  int64_t b_depth;            // in its elements
   float* panel;               // where a packing kernel leaves the panel
   const std::byte* prefetch;  // one line an iteration, far ahead; never faults
   int64_t prefetch_step;      // bytes
@@ -88,19 +89,23 @@ struct Micro {
 // copy behind the arithmetic.
 struct Packed {
   static constexpr bool packing = false;
-  static Vector load(const std::byte* b, int v) { return gemm::load(reinterpret_cast<const float*>(b) + v * kWidth); }
+  using Word = float;
+  __attribute__((always_inline)) static Vector load(const float* b) { return gemm::load(b); }
 };
 template <Element e> struct Packing {
   static constexpr bool packing = true;
-  static Vector load(const std::byte* b, int v) {
-    const std::byte* const from = b + v * kWidth * bytes_each<float>(e);
-    if constexpr (e == Element::own) return gemm::load(reinterpret_cast<const float*>(from));
+  using Word = std::conditional_t<is_half(e), uint16_t, float>;
+  __attribute__((always_inline)) static Vector load(const Word* b) {
+    if constexpr (e == Element::own) {
+      return gemm::load(b);
+    } else {
+      const auto eight = [](const Word* from) { return widened8<e>(reinterpret_cast<const std::byte*>(from)); };
 #ifdef __AVX512F__
-    if constexpr (e != Element::own)
-      return _mm512_insertf32x8(_mm512_castps256_ps512(widened8<e>(from)), widened8<e>(from + 8 * bytes_each<float>(e)), 1);
+      return _mm512_insertf32x8(_mm512_castps256_ps512(eight(b)), eight(b + 8), 1);
 #else
-    if constexpr (e != Element::own) return widened8<e>(from);
+      return eight(b);
 #endif
+    }
   }
 };
 
@@ -114,7 +119,8 @@ template <typename Unit, int rows, int vectors, typename Source> __attribute__((
   for (int r = 0; r < rows; ++r) {
     for (int v = 0; v < vectors; ++v) __builtin_prefetch(m.result + r * m.result_row + v * kWidth * 4, 1, 3);
   }
-  const std::byte *b = m.b, *prefetch = m.prefetch;
+  const auto* b = static_cast<const typename Source::Word*>(m.b);
+  const std::byte* prefetch = m.prefetch;
   const int64_t a_depth = m.a_depth, b_depth = m.b_depth, prefetch_step = m.prefetch_step;
   float* panel = m.panel;
   const float* a[rows];
@@ -124,10 +130,10 @@ template <typename Unit, int rows, int vectors, typename Source> __attribute__((
     Vector row[vectors];
 #pragma GCC unroll 3
     for (int v = 0; v < vectors; ++v) {
-      row[v] = Source::load(b, v);
+      row[v] = Source::load(b + v * kWidth);
       if (Source::packing) {
         store(panel + v * kWidth, row[v]);
-        __builtin_prefetch(b + 8 * b_depth + v * 64, 0, 3);
+        __builtin_prefetch(b + 8 * b_depth + v * kWidth, 0, 3);
       }
     }
     __builtin_prefetch(prefetch, 0, 2);

@@ -23,8 +23,10 @@ namespace fs = std::filesystem;
 // Writes one file of tensors; returns what the manifest says of it.
 Json write_tensors(const std::string& path, const std::vector<StateTensor>& tensors) {
   std::vector<SafetensorsWriter::Tensor> header;
-  for (const StateTensor& tensor : tensors)
-    header.push_back({.name = tensor.name, .element = element_of(tensor.type.dtype), .shape = tensor.type.shape});
+  for (const StateTensor& tensor : tensors) {
+    const TensorType type = stored_as(tensor.type);
+    header.push_back({.name = tensor.name, .element = element_of(type.dtype), .shape = type.shape});
+  }
   File file = File::create(path);
   SafetensorsWriter writer(file, header, {{"format", "pt"}});
   Json hashes = Json::object();

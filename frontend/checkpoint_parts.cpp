@@ -13,7 +13,12 @@ std::string element_text(const std::string& type) { return type.substr(0, type.f
 
 }  // namespace
 
-std::string type_text(const TensorType& type) { return fmt::format("{} {}", to_string(element_of(type.dtype)), to_string(type.shape)); }
+TensorType stored_as(const TensorType& type) { return is_quantized(type.dtype) ? TensorType{DType::uint8, {type.bytes()}} : type; }
+
+std::string type_text(const TensorType& type) {
+  const TensorType stored = stored_as(type);
+  return fmt::format("{} {}", to_string(element_of(stored.dtype)), to_string(stored.shape));
+}
 
 nlohmann::json parts_to_json(const CheckpointContent& content) {
   nlohmann::json parts = nlohmann::json::object();

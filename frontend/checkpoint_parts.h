@@ -21,6 +21,8 @@ struct StoredTensor {
   std::function<void(int64_t from, std::span<std::byte> to)> read_range;  // unchecked
 };
 
+// As files of arrays have it: what is quantized as its bytes.
+TensorType stored_as(const TensorType& type);
 std::string type_text(const TensorType& type);
 
 // What a manifest says of those that are parts: name -> [name of the whole, byte from which on it is there].

@@ -95,6 +95,13 @@ void add_optimizer_options(CLI::App& app, const char* group, Options& o) {
           ->group(group);
     }
   }
+  for (const OptimizerChoice::Option& option : eight_bit_options()) {
+    app.add_option_function<double>(
+           with_dashes("--" + option.name), [&o, of = option.name](double value) { o.optim_args[of] = value; },
+           "of optimizers with 8-bit state: " + option.help)
+        ->default_str(fmt::format("{}", option.value))
+        ->group(group);
+  }
 }
 
 void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
@@ -153,7 +160,7 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
       ->group(memory);
 
   constexpr const char* optimizer = "Optimizer";
-  add(optimizer, "--optim", o.optim, optimizer_names());
+  add(optimizer, "--optim", o.optim, optimizer_names() + "; _8bit behind the name: with its state in 8 bits");
   add(optimizer, "--learning-rate", o.learning_rate, "the highest, where the schedule changes it");
   add(optimizer, "--lr-scheduler-type", o.lr_scheduler_type, "linear, cosine, constant or constant_with_warmup");
   add(optimizer, "--warmup-steps", o.warmup_steps, "a number below 1 is a share of all steps");

@@ -117,7 +117,9 @@ Element element_of(DType dtype) {
     case DType::int8:
       return Element::int8;
     case DType::uint8:
-      return Element::uint8;
+    case DType::dynamic8:
+    case DType::dynamic8_unsigned:
+      return Element::uint8;  // as bytes
     case DType::boolean:
       return Element::boolean;
   }

@@ -63,7 +63,7 @@ struct Options {
   double warmup_steps = 0;                     // a number below 1 is a share of all steps
   double weight_decay = 0;                     // on tensors of two dimensions and more
   double max_grad_norm = 1.0;                  // 0: no clipping
-  std::string optim = "adamw";                 // one of optimizers()
+  std::string optim = "adamw";                 // one of optimizers(), "_8bit" behind it: with its state in 8 bits
   std::map<std::string, double> optim_args{};  // of the optimizer's own options those that aren't as by default
   int64_t max_steps = -1;                      // if positive, num_train_epochs is ignored
   double num_train_epochs = 3;
@@ -269,6 +269,8 @@ struct OptimizerChoice {
   std::vector<Option> options;
 };
 ORT_TRAIN_API std::vector<OptimizerChoice> optimizers();
+// Most of them can store their state in 8 bits: NAME_8bit. The `optim_args` that it then has besides its own.
+ORT_TRAIN_API std::vector<OptimizerChoice::Option> eight_bit_options();
 
 // "12GB" -> 12e9, "12GiB", "300MB", plain bytes. Throws Error(usage).
 ORT_TRAIN_API int64_t parse_bytes(const std::string& text);

@@ -108,6 +108,15 @@ std::vector<OptimizerChoice> optimizers() {
   });
 }
 
+std::vector<OptimizerChoice::Option> eight_bit_options() {
+  return in_library([] {
+    std::vector<OptimizerChoice::Option> options;
+    for (const OptimizerOption& option : quantized_options())
+      options.push_back({.name = std::string(option.name), .value = option.value, .help = std::string(option.help)});
+    return options;
+  });
+}
+
 std::string version() { return ORT_TRAIN_VERSION; }
 
 }  // namespace ort_train

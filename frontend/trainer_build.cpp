@@ -35,7 +35,7 @@ void refuse_obstacles(const Imported& imported) {
 void refuse_state_names(const Graph& graph, const Optimizer& optimizer) {
   for (const ValueId id : graph.parameters()) {
     if (!graph.value(id).trainable) continue;
-    for (const StateDef& state : optimizer.def->states(optimizer, graph.value(id).type())) {
+    for (const StateDef& state : optimizer.states(graph.value(id))) {
       const std::string name = graph.value(id).name + std::string(state.suffix);
       if (graph.find_value(name) != kNone)
         throw error(ErrorCode::unsupported, "'{}' is a name in the model that the optimizer's state of '{}' has to have: rename it", name,
@@ -185,7 +185,7 @@ void Trainer::Impl::build_entries(Deferral defer) {
                     .dump_after = {},
                     .on_pass = nullptr,
                     .part_bytes = part_bytes,
-                    .granularity = optimizer.def->granularity,
+                    .optimizer = optimizer,
                     .packs = {},
                     .folder = make_folder(workers)};
   PassOptions first = quiet;

@@ -192,7 +192,7 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
                                             {"train_samples", text(train_range.count)},
                                             {"data", std::filesystem::path(data.train->path()).filename().string()},
                                             {"instruction_set", __builtin_cpu_supports("x86-64-v4") ? "x86-64-v4" : "x86-64-v3"}};
-  for (const OptimizerOption& option : optimizer.def->options) result[std::string(option.name)] = text(optimizer.value(option.name));
+  for (const OptimizerOption& option : optimizer.options()) result[std::string(option.name)] = text(optimizer.value(option.name));
   if (!info.chosen.empty()) result["train_freeze"] = hex16(hash_bytes(std::as_bytes(std::span(info.chosen))));
   for (const auto& [name, size] : binding.shapes) result["shape " + name] = text(size);
   return result;

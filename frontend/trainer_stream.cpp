@@ -164,7 +164,7 @@ std::vector<Trainer::Impl::Streaming::PartSize> Trainer::Impl::Streaming::part_s
   if (t_.options.part_size > 0) wanted = {t_.options.part_size};
   Graph forward = t_.forwards.at(t_.binding.batch);
   const auto divided = [&](int64_t bytes) {
-    mark_parts(forward, {.part_bytes = bytes});
+    mark_parts(forward, {.part_bytes = bytes, .optimizer = t_.optimizer});
     std::vector<int64_t> rows;
     for (const ValueId id : forward.parameters()) rows.push_back(forward.value(id).part_rows);
     return rows;
@@ -203,7 +203,7 @@ size_t Trainer::Impl::Streaming::first_parts(const std::vector<PartSize>& sizes,
 Trainer::Impl::Streaming::Variant Trainer::Impl::Streaming::make(const Way& way) {
   Variant variant{.way = {.part_bytes = way.part_bytes}};
   exchange(variant);
-  for (auto& [batch, forward] : t_.forwards) mark_parts(forward, {.part_bytes = way.part_bytes});
+  for (auto& [batch, forward] : t_.forwards) mark_parts(forward, {.part_bytes = way.part_bytes, .optimizer = t_.optimizer});
   t_.build_entries(way.defer);
   present_ = way.defer;
   if (way.together > 1) t_.add_together(way.together);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "graph/dynamic8.h"
 #include "graph/error.h"
 
 namespace ort_train {
@@ -25,6 +26,9 @@ StorageTraits storage_of(DType dtype) {
     case DType::uint8:
     case DType::boolean:
       return {1, 1};
+    case DType::dynamic8:
+    case DType::dynamic8_unsigned:
+      return {kDynamic8Block, kDynamic8BlockBytes};
   }
   return {};
 }
@@ -43,7 +47,7 @@ int64_t size_of(DType dtype) {
 std::string to_string(DTypes types) {
   std::string text;
   for (DType type : {DType::float32, DType::float64, DType::float16, DType::bfloat16, DType::int64, DType::int32, DType::int16, DType::int8,
-                     DType::uint8, DType::boolean}) {
+                     DType::uint8, DType::boolean, DType::dynamic8, DType::dynamic8_unsigned}) {
     if (types.has(type)) text += (text.empty() ? "" : ", ") + std::string(to_string(type));
   }
   return text;
@@ -71,6 +75,10 @@ std::string_view to_string(DType dtype) {
       return "uint8";
     case DType::boolean:
       return "bool";
+    case DType::dynamic8:
+      return "dynamic8";
+    case DType::dynamic8_unsigned:
+      return "dynamic8_unsigned";
   }
   return "?";
 }
@@ -83,6 +91,14 @@ namespace {
 
 template <typename T> void fill_with(std::span<std::byte> bytes, T number) {
   for (size_t at = 0; at < bytes.size(); at += sizeof(T)) std::memcpy(bytes.data() + at, &number, sizeof(T));
+}
+
+// Both maps have 1 as their last code.
+void fill_blocks(std::span<std::byte> bytes, float number) {
+  for (size_t at = 0; at < bytes.size(); at += kDynamic8BlockBytes) {
+    std::memset(bytes.data() + at, 255, kDynamic8Block);
+    std::memcpy(bytes.data() + at + kDynamic8Block, &number, sizeof(number));
+  }
 }
 
 }  // namespace
@@ -103,6 +119,10 @@ void fill_elements(std::span<std::byte> bytes, DType dtype, double number) {
       return fill_with(bytes, to_integer<int32_t>(number));
     case DType::uint8:
       return fill_with(bytes, to_integer<uint8_t>(number));
+    case DType::dynamic8:
+    case DType::dynamic8_unsigned:
+      if (number > 0) return fill_blocks(bytes, static_cast<float>(number));
+      [[fallthrough]];
     default:
       throw error(ErrorCode::unsupported, "elements of type {} can't begin as {}, only as 0", to_string(dtype), number);
   }
@@ -247,7 +267,11 @@ template <typename Result> std::vector<Result> converted(const Tensor& tensor, b
       break;
   }
   if (!floats_too) throw error(ErrorCode::unsupported, "a constant is {} where integers are expected", to_string(tensor.dtype));
-  if (tensor.dtype == DType::float32) {
+  if (is_quantized(tensor.dtype)) {
+    std::vector<float> numbers(result.size());
+    dequantize(tensor.dtype, tensor.bytes, numbers);
+    copy(std::span<const float>(numbers));
+  } else if (tensor.dtype == DType::float32) {
     copy(tensor.data<float>());
   } else if (tensor.dtype == DType::float64) {
     copy(tensor.data<double>());

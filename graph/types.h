@@ -20,7 +20,20 @@
 
 namespace ort_train {
 
-enum class DType : uint8_t { float32, float64, float16, bfloat16, int64, int32, int16, int8, uint8, boolean };
+enum class DType : uint8_t {
+  float32,
+  float64,
+  float16,
+  bfloat16,
+  int64,
+  int32,
+  int16,
+  int8,
+  uint8,
+  boolean,
+  dynamic8,           // numbers in 8 bits, in blocks with a scale (graph/dynamic8.h): optimizer state
+  dynamic8_unsigned,  // the same of numbers that are never negative
+};
 
 // How elements lie in memory: in blocks of so many elements and bytes. A block of a number is the number itself.
 struct StorageTraits {
@@ -35,6 +48,8 @@ int64_t size_of(DType dtype);
 // "float32", "int64", "bool" …
 std::string_view to_string(DType dtype);
 bool is_floating(DType dtype);
+// Numbers that are stored in blocks, each of which has to be read as a whole.
+constexpr bool is_quantized(DType dtype) { return dtype == DType::dynamic8 || dtype == DType::dynamic8_unsigned; }
 // float16 or bfloat16: 16 bits of storage, computed with in float32.
 constexpr bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
 // What arithmetic on elements is done in.

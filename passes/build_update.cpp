@@ -64,7 +64,7 @@ std::vector<std::vector<ValueId>> updated_together(const Graph& graph, const Opt
   for (const auto& [parameter, gradient] : gradients) {
     const std::string& whole = graph.value(parameter).whole;
     size_t group = groups.size();
-    if (optimizer.def->granularity == Granularity::tensor && !whole.empty()) group = group_of.emplace(whole, group).first->second;
+    if (optimizer.granularity() == Granularity::tensor && !whole.empty()) group = group_of.emplace(whole, group).first->second;
     if (group == groups.size()) groups.emplace_back();
     groups[group].push_back(parameter);
   }
@@ -75,8 +75,9 @@ std::vector<std::vector<ValueId>> updated_together(const Graph& graph, const Opt
 
 // The state of a weight's parts: what is shared once, the rest by part, each the range of the whole's that follows on the part's before it.
 void add_states(Graph& graph, UpdateBuilder& update) {
-  const DType dtype = graph.value(update.parts[0].parameter).dtype;
-  const std::vector<StateDef> of_whole = update.optimizer.def->states(update.optimizer, {dtype, update.shape});
+  Value weight = graph.value(update.parts[0].parameter);
+  weight.shape = update.shape;
+  const std::vector<StateDef> of_whole = update.optimizer.states(weight);
   for (size_t i = 0; i < of_whole.size(); ++i) {
     const bool is_shared = of_whole[i].shared;
     ValueId one = kNone;
@@ -87,7 +88,7 @@ void add_states(Graph& graph, UpdateBuilder& update) {
       }
       const Value parameter = graph.value(part.parameter);
       const bool is_part = !parameter.whole.empty();
-      const StateDef def = is_shared ? of_whole[i] : update.optimizer.def->states(update.optimizer, parameter.type()).at(i);
+      const StateDef def = is_shared ? of_whole[i] : update.optimizer.states(parameter).at(i);
       const std::string owner = is_shared && is_part ? parameter.whole : parameter.name;
       Value state{
           .name = owner + std::string(def.suffix), .dtype = def.type.dtype, .shape = def.type.shape, .kind = ValueKind::optimizer_state};
@@ -96,7 +97,10 @@ void add_states(Graph& graph, UpdateBuilder& update) {
       if (is_part && !is_shared) {
         state.whole = parameter.whole + std::string(def.suffix);
         const int64_t rows = parameter.shape[0];  // the state has as many
-        if (parameter.bytes() > 0) state.whole_offset = parameter.whole_offset / (parameter.bytes() / rows) * (state.bytes() / rows);
+        const int64_t before = parameter.bytes() > 0 ? parameter.whole_offset / (parameter.bytes() / rows) : 0;
+        const int64_t elements = element_count(state.shape) / std::max<int64_t>(rows, 1) * before;
+        require(elements % storage_of(state.dtype).block_elements == 0, "a part that begins within a block of its state");
+        state.whole_offset = bytes_of(state.dtype, elements);
       }
       one = graph.add_value(std::move(state));
       part.states.push_back(one);

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "graph/error.h"
 #include "graph/op_def.h"
@@ -22,13 +23,66 @@ std::string optimizer_names() {
   return text;
 }
 
+namespace {
+
+constexpr std::string_view kQuantizedSuffix = "_8bit", kPlainSuffix = "_32bit";
+constexpr std::string_view kBitsandbytesOption = "bitsandbytes_rounding", kEmbeddingsOption = "quantize_embeddings",
+                           kLeastOption = "min_8bit_size";
+
+// A name without what it says about the state's storage: `adamw_8bit`, and as Hugging Face has them `adamw_bnb_8bit`, `paged_adamw_8bit`,
+// `paged_adamw_32bit` (any state may be on a disk here).
+struct StorageName {
+  std::string_view base;
+  bool quantized = false;
+
+  explicit StorageName(std::string_view name) : base(name), quantized(name.ends_with(kQuantizedSuffix)) {
+    if (!quantized && !name.ends_with(kPlainSuffix)) return;
+    base.remove_suffix((quantized ? kQuantizedSuffix : kPlainSuffix).size());
+    constexpr std::string_view kPaged = "paged_", kBitsandbytes = "_bnb";
+    if (base.starts_with(kPaged)) base.remove_prefix(kPaged.size());
+    if (base.ends_with(kBitsandbytes)) base.remove_suffix(kBitsandbytes.size());
+  }
+};
+
+bool is_switch(double x) { return x == 0 || x == 1; }
+
+}  // namespace
+
+const std::vector<OptimizerOption>& quantized_options() {
+  static const std::vector<OptimizerOption> list{
+      {.name = kLeastOption,
+       .value = 4096,
+       .help = "tensors of fewer elements keep float32 state",
+       .fits = [](double x) { return x >= 0 && x <= 0x1p48 && x == std::floor(x); },
+       .wrong = "is no number of elements"},
+      {.name = kEmbeddingsOption,
+       .value = 0,
+       .help = "1: the state of embeddings is quantized, too, which is less stable",
+       .fits = is_switch,
+       .wrong = "has to be 0 or 1"},
+      {.name = kBitsandbytesOption,
+       .value = 0,
+       .help = "1: state is rounded to the bit as by bitsandbytes, which makes small mean squares 0",
+       .fits = is_switch,
+       .wrong = "has to be 0 or 1"},
+  };
+  return list;
+}
+
+bool has_quantized_states(const Optimizer& optimizer) {
+  const std::vector<StateDef> states = optimizer.def->states(optimizer, {DType::float32, {1}});
+  return std::any_of(states.begin(), states.end(), [](const StateDef& state) { return state.quantized.has_value(); });
+}
+
 Optimizer make_optimizer(std::string_view name, const std::map<std::string, double>& options) {
   const auto& all = all_optimizers();
-  const auto found = std::find_if(all.begin(), all.end(), [&](const OptimizerDef* def) { return def->name == name; });
+  const StorageName storage(name);
+  const auto found = std::find_if(all.begin(), all.end(), [&](const OptimizerDef* def) { return def->name == storage.base; });
   if (found == all.end()) throw error(ErrorCode::usage, "`optim` {}: is not known: {}", name, optimizer_names());
-  Optimizer optimizer{.def = *found};
+  Optimizer optimizer{.def = *found, .quantized = storage.quantized};
+  const std::vector<OptimizerOption> all_options = optimizer.options();
   std::vector<std::string_view> known;
-  for (const OptimizerOption& option : optimizer.def->options) {
+  for (const OptimizerOption& option : all_options) {
     known.push_back(option.name);
     optimizer.values.push_back(option.value);
   }
@@ -38,18 +92,48 @@ Optimizer make_optimizer(std::string_view name, const std::map<std::string, doub
       throw error(ErrorCode::usage, "`{}` {}: `optim` {} has no such option{}: leave it out", option, value, name,
                   known.empty() ? "" : fmt::format(", only `{}`", fmt::join(known, "`, `")));
     }
-    if (!optimizer.def->options[at].fits(value))
-      throw error(ErrorCode::usage, "`{}` {}: {}", option, value, optimizer.def->options[at].wrong);
+    if (!all_options[at].fits(value)) throw error(ErrorCode::usage, "`{}` {}: {}", option, value, all_options[at].wrong);
     optimizer.values[at] = value;
   }
+  if (optimizer.quantized && !has_quantized_states(optimizer))
+    throw error(ErrorCode::usage, "`optim` {}: {} with these options keeps no state that could be stored in 8 bits", name,
+                optimizer.def->name);
   return optimizer;
 }
 
+std::string Optimizer::name() const { return fmt::format("{}{}", def->name, quantized ? kQuantizedSuffix : ""); }
+
+std::vector<OptimizerOption> Optimizer::options() const {
+  std::vector<OptimizerOption> all = def->options;
+  if (quantized) all.insert(all.end(), quantized_options().begin(), quantized_options().end());
+  return all;
+}
+
 double Optimizer::value(std::string_view option) const {
+  const std::vector<OptimizerOption> all = options();
   for (size_t i = 0; i < values.size(); ++i) {
-    if (def->options[i].name == option) return values[i];
+    if (all[i].name == option) return values[i];
   }
-  throw error(ErrorCode::device, "internal error: the optimizer {} has no option {}; please report this", def->name, option);
+  throw error(ErrorCode::device, "internal error: the optimizer {} has no option {}; please report this", name(), option);
+}
+
+std::vector<StateDef> Optimizer::states(const Value& parameter) const {
+  std::vector<StateDef> all = def->states(*this, parameter.type());
+  for (StateDef& state : all) {
+    if (quantized && parameter.quantized_state && state.quantized) state.type.dtype = *state.quantized;
+  }
+  return all;
+}
+
+Granularity Optimizer::granularity() const {
+  const Granularity plain = def == nullptr ? Granularity::element : def->granularity;
+  return quantized && plain == Granularity::element ? Granularity::block : plain;
+}
+
+int64_t Optimizer::state_block() const { return quantized || granularity() == Granularity::block ? kStateBlock : 1; }
+
+bool Optimizer::quantizes(int64_t elements, bool is_embedding) const {
+  return quantized && static_cast<double>(elements) >= value(kLeastOption) && (!is_embedding || value(kEmbeddingsOption) != 0);
 }
 
 std::vector<float> Optimizer::scalars(int64_t t, double learning_rate) const {
@@ -60,7 +144,13 @@ std::vector<float> Optimizer::scalars(int64_t t, double learning_rate) const {
 
 std::string Optimizer::state_label() const {
   const std::string_view variant = def->variant != nullptr ? def->variant(*this) : std::string_view();
-  return fmt::format("{}{}{}", def->name, variant.empty() ? "" : " ", variant);
+  std::string label = fmt::format("{}{}{}", name(), variant.empty() ? "" : " ", variant);
+  if (!quantized) return label;
+  for (const OptimizerOption& option : quantized_options()) {  // which state is quantized
+    if (option.name != kBitsandbytesOption && value(option.name) != option.value)
+      label += fmt::format(" {}={}", option.name, value(option.name));
+  }
+  return label;
 }
 
 std::vector<ValueId> UpdateBuilder::emit(const UpdatePart& part, std::string_view op, std::vector<ValueId> inputs, Attributes attributes,
@@ -76,6 +166,9 @@ std::vector<ValueId> UpdateBuilder::emit_at(NodeId before, const UpdatePart& par
                                             Attributes attributes, size_t outputs) {
   Graph& graph = builder_.graph();
   builder_.named(graph.value(part.parameter).name).before(before);
+  const auto in_blocks = [&](ValueId input) { return input != kNone && is_quantized(graph.value(input).dtype); };
+  if (std::any_of(inputs.begin(), inputs.end(), in_blocks) && optimizer.value(kBitsandbytesOption) != 0)
+    attributes.set("bitsandbytes", int64_t{1});
   const std::vector<ValueId> results = builder_.emit_many(op, inputs, std::move(attributes), outputs);
   for (const Alias& write : op_named(op).writes) {
     const auto output = static_cast<size_t>(write.output), input = static_cast<size_t>(write.input);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,25 +16,43 @@
 namespace ort_train {
 
 struct OptimizerDef;
+struct StateDef;
+struct OptimizerOption;
+enum class Granularity : uint8_t;
 
-// An optimizer with its options.
+// An optimizer with its options; without a definition one that asks for nothing.
 struct Optimizer {
   const OptimizerDef* def = nullptr;
-  std::vector<double> values{};  // by def->options
+  std::vector<double> values{};  // by options()
+  bool quantized = false;        // its state is stored in 8 bits, see StateDef::quantized
 
+  std::string name() const;  // "adamw", "adamw_8bit"
+  // Its definition's; where its state is quantized, also those of that.
+  std::vector<OptimizerOption> options() const;
   double value(std::string_view option) const;
+  // What it keeps for a parameter, or a part of one.
+  std::vector<StateDef> states(const Value& parameter) const;
+  // Whether state of a weight of so many elements is to be quantized.
+  bool quantizes(int64_t elements, bool is_embedding) const;
+  Granularity granularity() const;
+  // Parts of a weight begin at multiples of so many elements.
+  int64_t state_block() const;
   // The numbers of step t, counted from 1: computed in double, fed to the update's nodes as one float32 input.
   std::vector<float> scalars(int64_t t, double learning_rate) const;
   // For checkpoints: they can be resumed by what has this label.
   std::string state_label() const;
 };
 
-// By its name, with the options given, the others as they are by default. Throws Error(usage) for a name or an option that isn't known, or
-// a value that doesn't fit.
+// By its name, with "_8bit" behind it where its state is to be quantized, with the options given, the others as they are by default. Throws
+// Error(usage) for a name or an option that isn't known, or a value that doesn't fit.
 Optimizer make_optimizer(std::string_view name = "adamw", const std::map<std::string, double>& options = {});
 
 const std::vector<const OptimizerDef*>& all_optimizers();
 std::string optimizer_names();  // "a, b or c"
+// Of every optimizer whose state is quantized, besides its own.
+const std::vector<OptimizerOption>& quantized_options();
+// Whether it keeps state that may be stored in 8 bits.
+bool has_quantized_states(const Optimizer& optimizer);
 
 struct OptimizerOption {
   std::string_view name{};
@@ -47,8 +66,9 @@ struct OptimizerOption {
 struct StateDef {
   std::string_view suffix{};  // its name, behind the parameter's: ".exp_avg"
   TensorType type{};
-  double fill = 0;      // what each element begins as
-  bool shared = false;  // one for all parts of a divided weight; else each part has that of its rows, the range of the whole's
+  double fill = 0;                   // what each element begins as
+  bool shared = false;               // one for all parts of a divided weight; else each part has that of its rows, the range of the whole's
+  std::optional<DType> quantized{};  // how it is stored in 8 bits, by an optimizer whose state is quantized; none: never
 };
 
 // What the update of an element depends on, besides its own gradient and state: says what may be packed and divided.

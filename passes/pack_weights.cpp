@@ -37,7 +37,8 @@ class Packer {
                               .dtype = first.dtype,
                               .shape = group_of(first) == ParameterGroup::decayed ? Shape{1, elements} : Shape{elements},
                               .kind = ValueKind::parameter,
-                              .trainable = true});
+                              .trainable = true,
+                              .quantized_state = first.quantized_state});
     if (graph_.value(pack_).name != name)
       throw error(ErrorCode::unsupported, "'{}' is a name in the model that a pack of small weights has to have: rename it", name);
     for (size_t i = 0; i < members_.size(); ++i)
@@ -91,7 +92,7 @@ class Packer {
 }  // namespace
 
 Packs choose_packs(const Graph& forward, const LossSpec& loss, const Optimizer& optimizer) {
-  const int64_t multiple = pack_multiple(optimizer.def->granularity);
+  const int64_t multiple = pack_multiple(optimizer.granularity());
   if (multiple == 0) return {};
   JobGraph job{.graph = forward};  // what has a gradient is known when there are gradients
   build_loss(job, loss);
@@ -120,7 +121,7 @@ Packs choose_packs(const Graph& forward, const LossSpec& loss, const Optimizer& 
       if (input == kNone || !fits(input)) continue;
       const Value& weight = forward.value(input);
       std::vector<DType> types;
-      for (const StateDef& state : optimizer.def->states(optimizer, weight.type())) types.push_back(state.type.dtype);
+      for (const StateDef& state : optimizer.states(weight)) types.push_back(state.type.dtype);
       Open& pack = open[{group_of(weight), types}];
       if (next_member(pack.end, multiple, weight.dtype) + weight.bytes() > kPackBytes) close(pack);
       pack.names.push_back(weight.name);
@@ -134,7 +135,7 @@ Packs choose_packs(const Graph& forward, const LossSpec& loss, const Optimizer& 
 bool pack_weights(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients, const PassOptions& options) {
   const bool trains = !gradients.empty();  // else this entry has no backward pass
   for (const std::vector<std::string>& names : options.packs) {
-    Packer packer(job, names, pack_multiple(options.granularity));
+    Packer packer(job, names, pack_multiple(options.optimizer.granularity()));
     packer.show_members();
     if (trains) packer.join_gradients(gradients);
   }

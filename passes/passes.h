@@ -21,11 +21,11 @@ struct PassOptions {
   std::vector<std::string> skip;                                                       // passes by name
   std::map<std::string, std::string> dump_after;                                       // pass name -> .onnx file, written after that pass
   std::function<void(const std::string& pass, double seconds, bool changed)> on_pass;  // null: nobody asks
-  int64_t part_bytes = int64_t{16} << 20;          // of a weight: from twice as many on it is divided (passes/split_weights.h)
-  int64_t part_rows = 0;                           // 0: parts begin where that changes no bit; else at multiples of so many rows
-  Granularity granularity = Granularity::element;  // of the optimizer: where parts may begin
-  Packs packs;                                     // small weights that are packed; the same in all entries of a job
-  Folder folder;                                   // folds what passes emit on constants; null: nothing is folded
+  int64_t part_bytes = int64_t{16} << 20;  // of a weight: from twice as many on it is divided (passes/split_weights.h)
+  int64_t part_rows = 0;                   // 0: parts begin where that changes no bit; else at multiples of so many rows
+  Optimizer optimizer{};                   // whose updates will come: says where parts may begin; none: anywhere
+  Packs packs;                             // small weights that are packed; the same in all entries of a job
+  Folder folder;                           // folds what passes emit on constants; null: nothing is folded
 };
 
 bool simplify(Graph& graph, const PassOptions& options);
@@ -33,6 +33,7 @@ bool fuse_normalization(Graph& graph, const PassOptions& options);
 bool fuse_gelu(Graph& graph, const PassOptions& options);
 bool fuse_attention(Graph& graph, const PassOptions& options);
 bool leave_training(Graph& graph, const PassOptions& options);
+bool mark_quantized_state(Graph& graph, const PassOptions& options);
 
 using Pass = bool (*)(Graph&, const PassOptions&);
 // Runs one pass unless skipped: times it, verifies the graph after it, dumps it where asked.

@@ -51,8 +51,9 @@ void optimize_forward(Graph& forward, const PassOptions& options) {
   run("fuse_normalization", fuse_normalization);  // before fuse_gelu: its Mul and Add are not a GELU's
   run("fuse_gelu", fuse_gelu);
   run("fuse_attention", fuse_attention);
-  run("simplify_again", simplify);  // fuse_attention leaves transposes that meet others
-  run("mark_parts", mark_parts);    // last: it asks what the uses of a weight are
+  run("simplify_again", simplify);                    // fuse_attention leaves transposes that meet others
+  run("mark_quantized_state", mark_quantized_state);  // like mark_parts it asks what the uses of a weight are
+  run("mark_parts", mark_parts);                      // last
   rename_outputs(forward, names);
 }
 
@@ -269,7 +270,7 @@ JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimiz
     const auto first_reader = [&](ValueId parameter) { return readers[parameter].front(); };
     // Where a parameter's gradient is needed: by its own update, or one that it takes part in because it is of the same weight.
     std::map<std::string, NodeId> first_of_weight;
-    if (optimizer.optimizer.def->granularity == Granularity::tensor) {
+    if (optimizer.optimizer.granularity() == Granularity::tensor) {
       std::map<std::string, std::vector<NodeId>> uses_of_weight;
       for (const auto& [parameter, uses] : job.accumulators) {
         if (const std::string& whole = graph.value(parameter).whole; !whole.empty())

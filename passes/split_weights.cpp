@@ -30,18 +30,24 @@ int64_t rows_for_all(const Graph& graph, ValueId weight, const std::vector<NodeI
   return rows;
 }
 
-// At multiples of a block of quantized state, too, but where parts would be large and no state is quantized.
-int64_t whole_rows(const Value& weight, int64_t block, Granularity granularity) {
+// At multiples of a block of quantized state, too, but where parts would be large and the optimizer quantizes none.
+int64_t whole_rows(const Value& weight, int64_t block, const Optimizer& optimizer) {
   constexpr int64_t kMuch = int64_t{16} << 20;  // bytes
   const int64_t rows = std::lcm(block, kStateBlock / std::gcd(kStateBlock, row_elements(weight)));
-  return granularity != Granularity::block && rows > block && rows * (weight.bytes() / weight.shape[0]) > kMuch ? block : rows;
+  return optimizer.state_block() == 1 && rows > block && rows * (weight.bytes() / weight.shape[0]) > kMuch ? block : rows;
+}
+
+// The same for tests, whose parts begin anywhere else.
+int64_t least_rows(const Value& weight, const PassOptions& options) {
+  const int64_t block = options.optimizer.state_block();
+  return std::lcm(options.part_rows, block / std::gcd(block, row_elements(weight)));
 }
 
 int64_t rows_of_part(const Value& weight, int64_t block, const PassOptions& options) {
   const int64_t rows = weight.shape[0];
   if (weight.bytes() == 0 || weight.bytes() / 2 < options.part_bytes) return 0;
   if (options.part_rows == 0 && weight.bytes() < kPackBytes) return 0;  // what is packed has nothing to do with parts
-  const int64_t whole = options.part_rows > 0 ? options.part_rows : whole_rows(weight, block, options.granularity);
+  const int64_t whole = options.part_rows > 0 ? least_rows(weight, options) : whole_rows(weight, block, options.optimizer);
   const int64_t most = std::max(whole, options.part_bytes / (weight.bytes() / rows) / whole * whole);
   const int64_t parts = (rows + most - 1) / most;
   const int64_t of_part = ((rows + parts - 1) / parts + whole - 1) / whole * whole;  // about the same, and not more than `most`
@@ -64,6 +70,7 @@ class Splitter {
                  .shape = whole.shape,
                  .kind = ValueKind::parameter,
                  .trainable = whole.trainable,
+                 .quantized_state = whole.quantized_state,
                  .whole = whole.name,
                  .whole_offset = whole.bytes() / whole.shape[0] * first};
       part.shape[0] = rows.count;

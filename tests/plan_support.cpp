@@ -323,16 +323,17 @@ Graph gpt_forward(const GptShape& shape) {
 JobGraph gpt_training(const GptShape& shape, OptimizerSpec optimizer, int64_t part_bytes, bool packed) {
   Graph forward = gpt_forward(shape);
   const bool tiny = part_bytes < kPackBytes;  // is divided anywhere; the others where that changes no bit
-  const Granularity granularity = optimizer.optimizer.def->granularity;
-  mark_parts(forward, {.part_bytes = part_bytes, .part_rows = tiny ? 1 : 0, .granularity = granularity});
+  const PassOptions options{.part_bytes = part_bytes, .part_rows = tiny ? 1 : 0, .optimizer = optimizer.optimizer};
+  mark_quantized_state(forward, options);
+  mark_parts(forward, options);
   return build_train_graph(forward, {}, optimizer,
-                           {.granularity = granularity, .packs = packed ? choose_packs(forward, {}, optimizer.optimizer) : Packs{}});
+                           {.optimizer = optimizer.optimizer, .packs = packed ? choose_packs(forward, {}, optimizer.optimizer) : Packs{}});
 }
 
 Optimizer calm_optimizer(std::string_view name) {
   Optimizer optimizer = make_optimizer(name);
   for (size_t i = 0; i < optimizer.values.size(); ++i) {
-    const std::string_view option = optimizer.def->options[i].name;
+    const std::string_view option = optimizer.options()[i].name;
     if (option.ends_with("epsilon")) optimizer.values[i] = 1e-3;
     if (option == "momentum") optimizer.values[i] = 0.9;
   }

@@ -220,7 +220,7 @@ TEST(Plan, UpdatesRunAsSoonAsTheyCan) {
         graph.add_value({.name = fmt::format("p{}", i), .shape = {64, 256}, .kind = ValueKind::parameter, .trainable = true}));
     gradients.push_back(b.emit("Expand", {small}, {{"shape", Shape{64, 256}}}));
   }
-  for (int i = 0; i < 8; ++i) graph.value(b.emit("SGD", {parameters[i], gradients[i], kNone, one, scalars})).kind = ValueKind::parameter;
+  for (int i = 0; i < 8; ++i) graph.value(b.emit("SGD", {parameters[i], gradients[i], one, scalars})).kind = ValueKind::parameter;
   const Program program = plan({{.name = "run", .graph = &graph, .keep = {}}}, {});
   verify(program, {&graph});
   EXPECT_EQ(program.memory().bytes - program.memory().persistent_bytes, 64 * 1024 + 64);

@@ -15,11 +15,17 @@
 //   };
 //
 // It runs over fixed blocks of elements, so neither threads nor transfer chunks show in a result.
+//
+// States may be stored as dynamic8 (graph/dynamic8.h), each block of which is made numbers, updated and rounded again. The parameter is
+// updated by the numbers before they are rounded, as in bitsandbytes, whose rounding the attribute `bitsandbytes` asks for.
 
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <tuple>
 
+#include "exec/dynamic8.h"
 #include "exec/ops/update.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -32,7 +38,10 @@ template <int64_t scalars> std::vector<TensorType> infer_element_update(const In
   check_input(context, kNumbersInput, {DType::float32, {scalars}});
   std::vector<TensorType> outputs{context.input(kParameterInput)};
   for (size_t i = kFirstStateInput; i < context.inputs.size(); ++i) {
-    check_same(context, kParameterInput, i);
+    if (is_quantized(context.input(i).dtype))
+      check_input(context, i, {context.input(i).dtype, context.input(kParameterInput).shape});
+    else
+      check_same(context, kParameterInput, i);
     outputs.push_back(context.input(i));
   }
   return outputs;
@@ -50,22 +59,75 @@ template <int flops> Cost element_update_cost(const KernelSpec& spec) {
   return {.flops = static_cast<double>(flops * element_count(spec.inputs[kParameterInput].shape)), .bytes = static_cast<double>(bytes)};
 }
 
+// With each state a pointer of its own, the compiler keeps an element's states in registers and makes vectors of the loop.
 template <typename T, typename Rule>
 void update_elements(const Rule rule, T factor, const T* g, T* p, const std::array<T*, Rule::kStates> states, int64_t n) {
+  const auto update = [&](auto*... state) {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) {
-    T of_element[Rule::kStates + 1];
-#pragma GCC unroll 4
-    for (size_t s = 0; s < Rule::kStates; ++s) of_element[s] = states[s][i];
-    T value = p[i];
-    rule(g[i] * factor, value, of_element);
-    p[i] = value;
-#pragma GCC unroll 4
-    for (size_t s = 0; s < Rule::kStates; ++s) states[s][i] = of_element[s];
+    for (int64_t i = 0; i < n; ++i) {
+      T of_element[]{state[i]..., T()};
+      T value = p[i];
+      rule(g[i] * factor, value, of_element);
+      p[i] = value;
+      size_t s = 0;
+      ((state[i] = of_element[s++]), ...);
+    }
+  };
+  std::apply(update, states);
+}
+
+// A state that is stored in blocks, or as the numbers that it is.
+struct StoredState {
+  dynamic8::Codec codec{};
+  bool is_quantized() const { return codec.decode != nullptr; }
+};
+
+// The same where some states are in blocks: block by block, from the first element of one on.
+template <typename Rule, size_t states = Rule::kStates>
+void update_blocks(const Rule& rule, float factor, const KernelArgs& args, const std::array<StoredState, states>& stored, int64_t begin,
+                   int64_t end) {
+  alignas(64) float numbers[states + 1][kDynamic8Block];
+  for (; begin < end; begin += kDynamic8Block) {
+    const int64_t n = std::min(kDynamic8Block, end - begin);
+    std::array<uint8_t*, states> blocks{};
+    std::array<float*, states> values;
+    for (size_t s = 0; s < states; ++s) {
+      values[s] = stored[s].is_quantized() ? numbers[s] : args.out<float>(1 + s) + begin;
+      if (!stored[s].is_quantized()) continue;
+      blocks[s] = args.out<uint8_t>(1 + s) + begin / kDynamic8Block * kDynamic8BlockBytes;
+      stored[s].codec.decode(blocks[s], numbers[s]);
+    }
+    update_elements<float>(rule, factor, args.in<float>(kGradientInput) + begin, args.out<float>(0) + begin, values, n);
+    for (size_t s = 0; s < states; ++s) {
+      if (!stored[s].is_quantized()) continue;
+      std::fill(numbers[s] + n, numbers[s] + kDynamic8Block, 0.0f);  // behind the last element
+      stored[s].codec.encode(numbers[s], blocks[s]);
+    }
   }
 }
 
+template <template <typename> class Rule> KernelRun prepare_quantized_update(const KernelSpec& spec) {
+  require(spec.inputs[kParameterInput].dtype == DType::float32, "quantized state of a parameter that isn't float32");
+  std::array<StoredState, Rule<float>::kStates> stored;
+  for (size_t s = 0; s < stored.size(); ++s) {
+    const DType dtype = spec.inputs[kFirstStateInput + s].dtype;
+    if (is_quantized(dtype)) stored[s].codec = dynamic8::codec(dtype, spec.attributes.get("bitsandbytes", int64_t{0}) != 0);
+  }
+  static_assert(kUpdateBlock % kDynamic8Block == 0);
+  return [n = element_count(spec.inputs[kParameterInput].shape), attributes = spec.attributes, stored](const KernelArgs& args) {
+    const float factor = *args.in<float>(kFactorInput);
+    if (is_skipped(factor)) return;
+    const Rule<float> rule(attributes, args.in<float>(kNumbersInput));
+    args.workers().parallel_blocks(n, kUpdateBlock,
+                                   [&](int64_t begin, int64_t end) { update_blocks(rule, factor, args, stored, begin, end); });
+  };
+}
+
 template <template <typename> class Rule> KernelRun prepare_element_update(const KernelSpec& spec) {
+  if constexpr (Rule<float>::kStates > 0) {
+    const auto in_blocks = [](const TensorType& type) { return is_quantized(type.dtype); };
+    if (std::any_of(spec.inputs.begin(), spec.inputs.end(), in_blocks)) return prepare_quantized_update<Rule>(spec);
+  }
   return for_type(Wide{}, spec.inputs[kParameterInput].dtype, [&]<typename T>() -> KernelRun {
     require(spec.inputs.size() == kFirstStateInput + Rule<T>::kStates, "an update has as many states as its rule");
     return [n = element_count(spec.inputs[kParameterInput].shape), attributes = spec.attributes](const KernelArgs& args) {

@@ -31,6 +31,9 @@ int to_onnx(DType dtype) {
       return pb::TensorProto::UINT8;
     case DType::boolean:
       return pb::TensorProto::BOOL;
+    case DType::dynamic8:
+    case DType::dynamic8_unsigned:
+      break;  // ONNX has no such type
   }
   return pb::TensorProto::UNDEFINED;
 }

@@ -1,5 +1,6 @@
 #include "graph/onnx/writer.h"
 
+#include <fmt/ranges.h>
 #include <onnx/defs/parser.h>
 #include <onnx/defs/schema.h>
 
@@ -9,6 +10,7 @@
 #include <map>
 #include <new>
 #include <numeric>
+#include <sstream>
 
 #include "graph/onnx/convert.h"
 #include "graph/op_def.h"
@@ -25,6 +27,8 @@ constexpr const char* kStage = "ort_train.stage";
 constexpr const char* kOrdinal = "ort_train.ordinal";
 constexpr const char* kIndex = "ort_train.index";  // the order of the values
 constexpr const char* kTrainable = "ort_train.trainable";
+constexpr const char* kStored =
+    "ort_train.stored";  // of values of a type that ONNX doesn't have, which are written as bytes: "TYPE DIM DIM …"
 
 template <typename Proto> void note(Proto& proto, const char* key, std::string value) {
   auto& entry = *proto.add_metadata_props();
@@ -60,7 +64,14 @@ pb::ValueInfoProto describe_value(const Graph& graph, ValueId id) {
   const Value& value = graph.value(id);
   pb::ValueInfoProto proto;
   proto.set_name(value.name);
-  onnx::set_type(value.type(), *proto.mutable_type());
+  if (is_quantized(value.dtype)) {
+    onnx::set_type({DType::uint8, {value.bytes()}}, *proto.mutable_type());
+    note(proto, kStored, fmt::format("{} {}", to_string(value.dtype), fmt::join(value.shape, " ")));
+    proto.set_doc_string(fmt::format("{}: for every {} elements as many codes, and their scale as float32", to_string(value.type()),
+                                     storage_of(value.dtype).block_elements));
+  } else {
+    onnx::set_type(value.type(), *proto.mutable_type());
+  }
   note(proto, kKind, std::string(to_string(value.kind)));
   note(proto, kIndex, std::to_string(id));
   if (value.trainable) note(proto, kTrainable, "1");
@@ -149,6 +160,18 @@ ValueKind kind_of(const pb::ValueInfoProto& proto, ValueKind otherwise) {
                     otherwise);
 }
 
+// Of a value that is written as so many bytes.
+TensorType stored_type(const std::string& text, const Shape& bytes, const std::string& name) {
+  std::istringstream words(text);
+  std::string dtype;
+  words >> dtype;
+  TensorType type{parse_enum(&dtype, {DType::dynamic8, DType::dynamic8_unsigned}, DType::uint8), {}};
+  for (int64_t dim; words >> dim;) type.shape.push_back(dim);
+  if (!is_quantized(type.dtype) || element_count(type.shape) < 0 || bytes != Shape{type.bytes()})
+    throw error(ErrorCode::unsupported, "'{}' is stored as '{}', which {} bytes are not", name, text, to_string(bytes));
+  return type;
+}
+
 TensorType type_of(const pb::ValueInfoProto& proto) {
   const auto& tensor = proto.type().tensor_type();
   const auto dtype = onnx::from_onnx(tensor.elem_type());
@@ -160,7 +183,8 @@ TensorType type_of(const pb::ValueInfoProto& proto) {
     type.shape.push_back(dim.dim_value());
   }
   element_count(type.shape);
-  return type;
+  const std::string* const stored = noted(proto, kStored);
+  return stored == nullptr ? type : stored_type(*stored, type.shape, proto.name());
 }
 
 // Values of a file in the order of their indices, which is that of the original graph.

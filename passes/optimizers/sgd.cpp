@@ -20,7 +20,7 @@ std::vector<float> scalars(const Optimizer& o, int64_t, double learning_rate) {
 
 std::vector<StateDef> states(const Optimizer& o, const TensorType& parameter) {
   if (!has_momentum(o)) return {};
-  return {{.suffix = ".momentum_buffer", .type = parameter}};
+  return {{.suffix = ".momentum_buffer", .type = parameter, .quantized = DType::dynamic8}};
 }
 
 std::vector<ValueId> update(UpdateBuilder& b) {

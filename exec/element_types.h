@@ -27,8 +27,6 @@ inline constexpr DTypes kNotHalf{DType::float32, DType::float64, DType::int64, D
 // Of what is only moved.
 inline constexpr DTypes kAnyType{DType::float32, DType::float64, DType::float16, DType::bfloat16, DType::int64,
                                  DType::int32,   DType::int16,   DType::int8,    DType::uint8,    DType::boolean};
-// Of what is moved as bytes, whatever they mean.
-inline constexpr DTypes kAnyBytes = kAnyType | DTypes{DType::dynamic8, DType::dynamic8_unsigned};
 
 [[noreturn]] inline void no_kernel(DType dtype, DTypes types) {  // KernelTable::at() has refused it before
   throw error(ErrorCode::unsupported, "there is no kernel for elements of type {}, but for {}", to_string(dtype), to_string(types));

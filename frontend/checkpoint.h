@@ -48,6 +48,7 @@ struct RunState {
 struct StateTensor {
   std::string name;
   TensorType type;
+  std::string owner{};  // optimizer state: the parameter, or the part of one, that it belongs to
   std::string whole{};  // where it is a part: of what; other runs of the model may have other parts
   int64_t offset = 0;   // the byte of the whole where it begins
   // Where it is in memory; one that lives on a disk is brought there first, unless it is about to be overwritten as a whole. Good until

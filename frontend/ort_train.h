@@ -88,6 +88,7 @@ struct Options {
   bool overwrite = false;
   int64_t predict_batch_size = 0;  // the batch size of predict(); 0: predict() is not used
   std::string log_file{}, plan_json{}, plan_svg{}, save_gradients{};
+  std::string save_optimizer_state{};  // .safetensors file for the optimizer's state at the end of train()
   bool retie = true, untie = false;
   // Which tensors are trained follows from the exporter's metadata, or else from what they are used for; check() lists all, with the
   // reason. Patterns over their names, or over the names that the metadata give them, have the last word; `*` matches any text. What

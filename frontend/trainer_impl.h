@@ -270,6 +270,7 @@ struct Trainer::Impl {
   void set_scalars(size_t index, ValueId input, int64_t step, double learning_rate);  // kNone: nothing
   void set_random(size_t index, ValueId input, int64_t step, int64_t first, int64_t samples);
   void save_gradients(size_t index, const JobEntry& entry);
+  void save_optimizer_state();
   void check_finite(const StepResult& result, int64_t step) const;
   std::span<std::byte> place(size_t entry, ValueId value) const;
   float scalar(size_t entry, ValueId value) const;

@@ -392,6 +392,7 @@ Summary Trainer::Impl::train() {
   if (!summary.stopped)
     summary.model_path = export_model(
         info, weights, [&](const std::string& name, const ByteSink& sink) { return read_parameter(name, sink); }, options.output_dir);
+  if (!options.save_optimizer_state.empty()) save_optimizer_state();
   const size_t window = std::min(averaged(state.step), state.last_losses.size());
   summary.first_loss = mean(std::span(state.first_losses).first(std::min(window, state.first_losses.size())));
   summary.last_loss = mean(std::span(state.last_losses).last(window));

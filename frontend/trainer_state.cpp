@@ -105,6 +105,7 @@ void Trainer::Impl::take_memory() {
     const StateTensor tensor{
         .name = value.name,
         .type = value.type,
+        .owner = of.owner,
         .whole = of.whole,
         .offset = of.whole_offset,
         .bytes = [this, &value](bool overwrite) { return overwrite ? executor->blank(value.name) : executor->persistent(value.name); },

@@ -479,6 +479,38 @@ TEST_F(QuantizedRuns, GoOnInOtherParts) {
   EXPECT_EQ(Trainer(o).train().weights_hash, wanted);
 }
 
+// Under the weights' own names, whatever parts and packs they were in.
+TEST_F(QuantizedRuns, StateIsWrittenForOtherPrograms) {
+  std::string first;
+  for (const int64_t part : {int64_t{1} << 30, int64_t{1} << 19}) {
+    Options o = options("adamw_8bit");
+    o.part_size = part;
+    o.save_optimizer_state = folder / fmt::format("state{}.safetensors", part);
+    const Run run = train(o);
+    const std::string bytes = read_file(o.save_optimizer_state);
+    if (first.empty()) first = bytes;
+    EXPECT_TRUE(bytes == first) << part;
+    const File file = File::open(o.save_optimizer_state);
+    const SafetensorsHeader header = read_safetensors_header(file, ErrorCode::data);
+    EXPECT_EQ(header.metadata.at("optim"), "adamw_8bit");
+    EXPECT_EQ(header.metadata.at("step"), "6");
+    std::map<std::string, Shape> found;
+    for (const SafetensorsEntry& entry : header.entries) found[entry.name] = entry.shape;
+    for (const auto& [weight, shape] : {std::pair{"w", Shape{kIn, kInner}}, {"v", {kInner, kOut}}, {"a", {kInner}}, {"b", {kInner}}}) {
+      for (const std::string state : {".exp_avg", ".exp_avg_sq"}) {
+        EXPECT_EQ(found.at(weight + state + ".codes"), shape);
+        EXPECT_EQ(found.at(weight + state + ".absmax"), Shape{(element_count(shape) + 255) / 256});
+        EXPECT_THAT(header.metadata.at(weight + state), HasSubstr(state == ".exp_avg" ? "signed=True" : "signed=False"));
+      }
+    }
+    EXPECT_EQ(found.at("d.exp_avg"), Shape{kOut});
+    const SafetensorsEntry* const scales = header.find("a.exp_avg_sq.absmax");
+    std::vector<float> numbers(static_cast<size_t>(scales->bytes) / 4);
+    file.read(scales->offset, std::as_writable_bytes(std::span(numbers)));
+    for (const float x : numbers) EXPECT_GT(x, 0);
+  }
+}
+
 TEST_F(QuantizedRuns, ACheckpointOfOtherStateIsRefused) {
   for (const auto& [saved, wanted] : {std::pair("adamw_8bit", "adamw"), {"adamw", "adamw_8bit"}}) {
     Options o = options(saved);

@@ -40,6 +40,7 @@ inline Floats at(Floats eight, Ints i) { return _mm512_permutexvar_ps(i, eight);
 inline Floats absolute(Floats x) { return _mm512_abs_ps(x); }
 inline Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 inline Floats smaller(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+inline float largest_lane(Floats x) { return _mm512_reduce_max_ps(x); }
 inline Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats line(Floats x, Floats slope, Floats start) { return _mm512_fmadd_ps(x, slope, start); }
@@ -56,6 +57,9 @@ inline Ints one_more_where(Ints x, Ints a, Ints is_above) {
   return _mm512_mask_add_epi32(x, _mm512_cmpgt_epi32_mask(a, is_above), x, all(1));
 }
 inline Ints zero_unless_positive(Ints x, Ints of) { return _mm512_maskz_mov_epi32(_mm512_cmpgt_epi32_mask(of, _mm512_setzero_si512()), x); }
+inline Ints exponent_of(Ints x) { return _mm512_slli_epi32(x, 23); }
+inline Floats floats(Ints x) { return _mm512_castsi512_ps(x); }
+inline Ints larger(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
 inline Ints exponent(Floats x) { return _mm512_srli_epi32(bits(x), 23); }
 inline Ints guess(Ints leading, Ints base, Ints scale) { return _mm512_mulhi_epu16(_mm512_subs_epu16(leading, base), scale); }
 inline Ints leading_bits(Floats x) { return _mm512_srli_epi32(bits(x), 16); }
@@ -83,6 +87,10 @@ inline Floats at(Floats eight, Ints i) { return _mm256_permutevar8x32_ps(eight, 
 inline Floats absolute(Floats x) { return _mm256_andnot_ps(all(-0.0f), x); }
 inline Floats larger(Floats a, Floats b) { return _mm256_max_ps(a, b); }
 inline Floats smaller(Floats a, Floats b) { return _mm256_min_ps(a, b); }
+inline float largest_lane(Floats x) {
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)), two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
 inline Floats multiply(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 inline Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
 inline Floats line(Floats x, Floats slope, Floats start) { return _mm256_fmadd_ps(x, slope, start); }
@@ -93,6 +101,9 @@ inline Ints absolute(Ints x) { return _mm256_abs_epi32(x); }
 inline Ints negated_where_negative(Ints x, Ints of) { return _mm256_sign_epi32(x, _mm256_or_si256(of, all(1))); }
 inline Ints one_more_where(Ints x, Ints a, Ints is_above) { return _mm256_sub_epi32(x, _mm256_cmpgt_epi32(a, is_above)); }
 inline Ints zero_unless_positive(Ints x, Ints of) { return _mm256_and_si256(x, _mm256_cmpgt_epi32(of, _mm256_setzero_si256())); }
+inline Ints exponent_of(Ints x) { return _mm256_slli_epi32(x, 23); }
+inline Floats floats(Ints x) { return _mm256_castsi256_ps(x); }
+inline Ints larger(Ints a, Ints b) { return _mm256_max_epi32(a, b); }
 inline Ints exponent(Floats x) { return _mm256_srli_epi32(bits(x), 23); }
 inline Ints guess(Ints leading, Ints base, Ints scale) { return _mm256_mulhi_epu16(_mm256_subs_epu16(leading, base), scale); }
 inline Ints leading_bits(Floats x) { return _mm256_srli_epi32(bits(x), 16); }
@@ -131,30 +142,28 @@ constexpr Decoding make_decoding(bool is_signed) {
 // The guess: 150 / 2^16 of a decade for each step of the 16 leading bits of y from a base on, 7 bits of which are the mantissa's.
 inline constexpr int kGuessBase = 0x34a0, kGuessScale = 150;
 
+// In decade i the line is k = y * slope + 2^e * 8/9 for 2^e ranges, where k = |code - 127|, unsigned code + 1, is in [2^e, 2^(e + 1)).
 struct Encoding {
-  float next[8];             // beyond: the next decade
-  float slope[8], start[8];  // |code - 127|, unsigned the code, rounded down
-  float most[8];
+  float next[8];  // beyond: the next decade
+  float slope[8];
 };
+inline constexpr float kStart = 8.0f / 9, kMost = 0x1.fffffep0f;  // of k, times 2^e
+
 constexpr Encoding make_encoding(bool is_signed) {
   const std::array<float, 256>& map = is_signed ? kDynamic8Signed : kDynamic8Unsigned;
   const auto middle = [&](int code) { return (map[static_cast<size_t>(code)] + map[static_cast<size_t>(code) + 1]) / 2; };  // to the next
   const int zero = is_signed ? 127 : 0;
   Encoding e{};
   for (int decade = 0; decade < kDynamic8Decades; ++decade) {
-    const double ranges = 1 << (is_signed ? decade : decade + 1);
-    const int first = is_signed ? 1 << decade : (2 << decade) - 1, last = first + static_cast<int>(ranges) - 1;
-    e.next[decade] = middle(zero + last);
+    const int ranges = 1 << (is_signed ? decade : decade + 1);
+    e.next[decade] = middle(zero + 2 * ranges - (is_signed ? 1 : 2));
     e.slope[decade] = static_cast<float>(ranges / 0.9 / kDynamic8Powers[decade]);
-    e.start[decade] = static_cast<float>(first - ranges / 9);
-    e.most[decade] = static_cast<float>(last) + 0.5f;
   }
-  // In the first decade, too: 0, or of the unsigned map nothing, below the first code.
-  e.slope[0] = 1 / middle(is_signed ? zero : zero + 1);
-  e.start[0] = is_signed ? 0 : 1;
+  // In the first decade k becomes 1, which is signed below the first code; unsigned 3, as 2 is the least.
+  e.slope[0] = is_signed ? (1 - kStart) / middle(zero) : (3 - 2 * kStart) / middle(zero + 1);
   e.next[kOne] = std::numeric_limits<float>::infinity();
-  e.slope[kOne] = 0;
-  e.start[kOne] = e.most[kOne] = static_cast<float>(255 - zero);
+  const float one = is_signed ? 128 : 256;
+  e.slope[kOne] = one * (1 - kStart) + 0.3f;  // y is nearly 1
   return e;
 }
 constexpr int guessed_decade(float y) { return (static_cast<int>(std::bit_cast<uint32_t>(y) >> 16) - kGuessBase) * kGuessScale >> 16; }
@@ -215,10 +224,7 @@ template <bool is_signed> inline void decode(const uint8_t* block, float* x) {
 inline float largest_of(const float* x) {
   Floats most = all(0.0f);
   for (int64_t i = 0; i < kDynamic8Block; i += kWidth) most = larger(absolute(load(x + i)), most);
-  float lanes[kWidth], result = 0;
-  store(lanes, most);
-  for (const float lane : lanes) result = lane > result ? lane : result;
-  return result;
+  return largest_lane(most);
 }
 
 template <bool is_signed> inline void encode(const float* x, uint8_t* block) {
@@ -226,7 +232,8 @@ template <bool is_signed> inline void encode(const float* x, uint8_t* block) {
   const float largest = largest_of(x);
   std::memcpy(block + kDynamic8Block, &largest, sizeof(largest));
   const Floats inverse = all(largest >= std::numeric_limits<float>::min() ? 1 / largest : 0.0f);
-  const Floats next = eight(e.next), slope = eight(e.slope), start = eight(e.start), most = eight(e.most);
+  const Floats next = eight(e.next), slope = eight(e.slope);
+  const Ints start = bits(all(is_signed ? kStart : 2 * kStart)), most = bits(all(is_signed ? kMost : 2 * kMost));
   const Ints base = all(kGuessBase), scale = all(kGuessScale);
   constexpr int kStored = 32 / kWidth;  // vectors
   for (int64_t i = 0; i < kDynamic8Block; i += 32) {
@@ -235,11 +242,12 @@ template <bool is_signed> inline void encode(const float* x, uint8_t* block) {
       const Floats number = load(x + i + v * kWidth), y = multiply(absolute(number), inverse);
       const Ints below = guess(leading_bits(y), base, scale);
       const Ints decade = one_more_where(below, bits(y), bits(at(next, below)));
-      const Ints code = truncated(smaller(line(y, at(slope, decade), at(start, decade)), at(most, decade)));
+      const Ints power = exponent_of(decade);
+      const Ints k = truncated(smaller(line(y, at(slope, decade), floats(add(start, power))), floats(add(most, power))));
       if constexpr (is_signed)
-        codes[v] = add(negated_where_negative(code, bits(number)), all(127));  // there is no -1: 0 is the nearest
+        codes[v] = add(negated_where_negative(k, bits(number)), all(127));  // there is no -1: 0 is the nearest
       else
-        codes[v] = zero_unless_positive(code, bits(number));
+        codes[v] = zero_unless_positive(subtract(larger(k, all(2)), all(1)), bits(number));
     }
     store_codes(block + i, codes);
   }

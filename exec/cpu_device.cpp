@@ -11,7 +11,7 @@ std::unique_ptr<Memory> CpuDevice::allocate(SpaceKind kind, int64_t bytes) {
   return std::make_unique<Arena>(bytes);
 }
 
-const KernelTable* CpuDevice::kernels(SpaceKind where) const { return where == SpaceKind::host ? &cpu_kernels() : nullptr; }
+const KernelTable* CpuDevice::kernels(SpaceKind where) const { return cpu_kernels_for(where); }
 
 void CpuDevice::issue(const Work& work) {
   if (work.kernel == nullptr) return transfer(work.to, work.from, work.bytes);

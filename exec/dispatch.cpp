@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "exec/kernel.h"
+#include "exec/program.h"
 #include "graph/error.h"
 #include "graph/op_def.h"
 
@@ -40,6 +41,8 @@ const KernelTable& cpu_kernels() {
   static const KernelTable table("CPU", choose());
   return table;
 }
+
+const KernelTable* cpu_kernels_for(SpaceKind where) { return where == SpaceKind::host ? &cpu_kernels() : nullptr; }
 
 const OpDef* find_op(std::string_view name) {
   static const auto& by_name = *new std::unordered_map<std::string_view, const OpDef*>([] {

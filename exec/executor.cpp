@@ -128,7 +128,7 @@ struct Executor::Impl {
   SpaceKind where(const Instruction& instruction) const { return program.spaces[program.queues[instruction.queue].from].kind; }
 
   void prepare_all() {
-    std::map<SpaceKind, KernelSpecs> specs;
+    SpaceKernels specs([this](SpaceKind kind) { return device.kernels(kind); }, program.threads);
     std::map<std::pair<SpaceKind, size_t>, size_t> prepared;  // number in its specs -> that in `kernels`
     std::vector<std::vector<size_t>> numbers;                 // in `kernels`, by entry and instruction
     for (size_t e = 0; e < graphs.size(); ++e) {
@@ -137,16 +137,15 @@ struct Executor::Impl {
         numbers[e].push_back(0);
         if (!runs_kernel(*graphs[e], instruction)) continue;
         const SpaceKind kind = where(instruction);
-        const KernelTable* const table = device.kernels(kind);
-        if (table == nullptr)
+        KernelSpecs* const of = specs.of(kind);
+        if (of == nullptr)
           throw error(ErrorCode::unsupported, "[{}] can't be run: nothing is computed in the {}", describe(*graphs[e], instruction.node),
                       program.spaces[program.queues[instruction.queue].from].name);
-        KernelSpecs& of = specs.try_emplace(kind, *table, program.threads).first->second;
         try {
           const Node& node = graphs[e]->node(instruction.node);
-          const size_t number = of.add(*node.op, make_spec(*graphs[e], node));
+          const size_t number = of->add(*node.op, make_spec(*graphs[e], node));
           const auto [at, is_new] = prepared.emplace(std::pair(kind, number), kernels.size());
-          if (is_new) kernels.push_back(prepare(of.kernel(number), of.spec(number)));
+          if (is_new) kernels.push_back(prepare(of->kernel(number), of->spec(number)));
           numbers[e].back() = at->second;
         } catch (...) {
           rethrow_named(*graphs[e], instruction.node);

@@ -82,4 +82,10 @@ int64_t KernelSpecs::workspace(size_t i) {
   return kernel.workspace;
 }
 
+KernelSpecs* SpaceKernels::of(SpaceKind kind) {
+  if (const auto found = specs_.find(kind); found != specs_.end()) return &found->second;
+  const KernelTable* const table = tables_(kind);
+  return table == nullptr ? nullptr : &specs_.emplace(kind, KernelSpecs(*table, workers_)).first->second;
+}
+
 }  // namespace ort_train

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -15,6 +16,8 @@
 #include "graph/graph.h"
 
 namespace ort_train {
+
+class KernelTable;
 
 inline constexpr int64_t kPlaceAlignment = 64;  // bytes: a cache line, and the width of the widest vector
 inline constexpr int64_t kSector = 4096;        // bytes: what goes to or comes from the disk begins at a multiple of it, in memory too
@@ -188,6 +191,11 @@ int64_t copies_under_way(const Program& program);
 // The node that instruction `at` runs; of a transfer, the next one that is run, or the last. kNone where the entry runs none.
 NodeId node_at(const Entry& entry, size_t at);
 
+// How nodes run that are computed in a space of that kind; null where nothing is.
+using KernelTables = std::function<const KernelTable*(SpaceKind)>;
+// The CPU's.
+const KernelTable* cpu_kernels_for(SpaceKind where);
+
 // Replays every entry's instructions and throws Error(device) at the first violation. What it proves holds for any order in which queues
 // may really run: two instructions that touch the same bytes, one of which writes them, are ordered by their queue or by waits. Besides: a
 // read of bytes that another storage has overwritten since, an output or workspace over something that its instruction reads, two live
@@ -196,7 +204,7 @@ NodeId node_at(const Entry& entry, size_t at);
 // or run twice, a kept value that isn't intact at the end, state not written by its writer, not in place or not brought back to where it
 // lives, a peak of a space that isn't the stated one, an entry that isn't of its role, an update that no entry makes, an input that the
 // host can't fill, a desk or spare memory over something that lives then. Written apart from the planner: it looks at places, waits and
-// graphs only.
-void verify(const Program& program, const std::vector<const Graph*>& graphs);
+// graphs only, and at the kernels that the program will run, for their workspace and for what they may write over.
+void verify(const Program& program, const std::vector<const Graph*>& graphs, const KernelTables& kernels = cpu_kernels_for);
 
 }  // namespace ort_train

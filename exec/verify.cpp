@@ -29,7 +29,7 @@ namespace {
 
 class EntryVerifier {
  public:
-  EntryVerifier(const Program& program, const Entry& entry, const Graph& graph, KernelSpecs& kernels)
+  EntryVerifier(const Program& program, const Entry& entry, const Graph& graph, SpaceKernels& kernels)
       : program_(program),
         entry_(entry),
         graph_(graph),
@@ -286,7 +286,8 @@ class EntryVerifier {
   }
 
   void check_workspace(const Node& node, const Instruction& instruction) {
-    const int64_t wanted = kernels_.workspace(kernels_.add(*node.op, make_spec(graph_, node)));
+    KernelSpecs& kernels = kernels_of(instruction);
+    const int64_t wanted = kernels.workspace(kernels.add(*node.op, make_spec(graph_, node)));
     const Place& workspace = instruction.workspace;
     check_operand(instruction, workspace, wanted, "the workspace");
     if (wanted > 0 && is_persistent(workspace)) fail("the workspace lies over what lives across runs");
@@ -301,6 +302,16 @@ class EntryVerifier {
   template <size_t most> static bool declared(const List<Alias, most>& pairs, size_t output, size_t input) {
     return std::any_of(pairs.begin(), pairs.end(),
                        [&](const Alias& a) { return static_cast<size_t>(a.output) == output && static_cast<size_t>(a.input) == input; });
+  }
+
+  KernelSpecs& kernels_of(const Instruction& instruction) {
+    const Space& space = program_.spaces[program_.queues[instruction.queue].from];
+    KernelSpecs* const kernels = kernels_.of(space.kind);
+    if (kernels == nullptr) fail("nothing is computed in the {}", space.name);
+    return *kernels;
+  }
+  bool may_overwrite(const Node& node, const Instruction& instruction, size_t output, size_t input) {
+    return declared(kernels_of(instruction).table().find(*node.op)->in_place, output, input);
   }
 
   void check_output(const Node& node, const Instruction& instruction, size_t i) {
@@ -322,7 +333,7 @@ class EntryVerifier {
       if (!overlap(place, instruction.inputs[j])) continue;
       ++shared;
       const bool view = is_view(node, instruction) && static_cast<size_t>(node.op->alias[0].input) == j;
-      const bool allowed = view || ((changes || declared(cpu_kernels().find(*node.op)->in_place, i, j)) && place == instruction.inputs[j]);
+      const bool allowed = view || (place == instruction.inputs[j] && (changes || may_overwrite(node, instruction, i, j)));
       if (!allowed) fail("'{}' lies over the input '{}'", graph_.value(value).name, graph_.value(node.inputs[j]).name);
     }
     if (shared > 1) fail("'{}' lies over more than one input", graph_.value(value).name);
@@ -488,7 +499,7 @@ class EntryVerifier {
   const Program& program_;
   const Entry& entry_;
   const Graph& graph_;
-  KernelSpecs& kernels_;
+  SpaceKernels& kernels_;
   std::vector<ByteMap> bytes_;  // by space
   std::vector<AccessMap> accesses_;
   std::optional<HappensBefore> before_;
@@ -506,11 +517,11 @@ class EntryVerifier {
 
 }  // namespace
 
-void verify(const Program& program, const std::vector<const Graph*>& graphs) {
+void verify(const Program& program, const std::vector<const Graph*>& graphs, const KernelTables& tables) {
   if (graphs.size() != program.entries.size()) fail_program("it has {} entry points for {} graphs", program.entries.size(), graphs.size());
   if (program.threads < 1) fail_program("its workspaces are for {} threads", program.threads);
   check_program(program);
-  KernelSpecs kernels(cpu_kernels(), program.threads);
+  SpaceKernels kernels(tables, program.threads);
   for (size_t i = 0; i < graphs.size(); ++i) {
     EntryVerifier(program, program.entries[i], *graphs[i], kernels).run();
     check_kept(program, program.entries[i], *graphs[i]);

@@ -203,7 +203,7 @@ void Trainer::Impl::use(Program made) {
   const std::vector<const Graph*> graphs = graph_pointers();
   executor.reset();  // it refers to the program
   program = std::move(made);
-  verify(program, graphs);
+  verify(program, graphs, [this](SpaceKind kind) { return device.kernels(kind); });
   executor = std::make_unique<Executor>(program, graphs, device);
 }
 

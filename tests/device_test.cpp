@@ -143,7 +143,9 @@ struct Counts {
 
 // A job as a program in three spaces, on a device.
 struct OnDevice {
-  OnDevice(const Job& job, const PagingOptions& options) : program(page(job.paged(), options)) { verify(program, job.graphs()); }
+  OnDevice(const Job& job, const PagingOptions& options) : program(page(job.paged(), options)) {
+    verify(program, job.graphs(), kernels_of_pages);
+  }
   const Program program;
 
   Bytes train(const Job& job, const TestDevice& on, int steps, uint32_t seed) {
@@ -372,7 +374,7 @@ TEST(DeviceExecutor, KernelErrorsNameTheirNode) {
   for (const bool on_host : {false, true}) {
     const Program program = testing::page({{.name = "run", .graph = &graph}},
                                           {.on_host = [&](const Node& node) { return on_host && node.op->name == "Gather"; }});
-    verify(program, {&graph});
+    verify(program, {&graph}, testing::kernels_of_pages);
     for (const TestDevice& on : devices()) {
       const std::unique_ptr<Device> device = on.make(program, {&graph}, 1, 3);
       LazyDisk disk(program.file().bytes, 1);

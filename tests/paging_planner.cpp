@@ -482,6 +482,8 @@ void place_desks(Program& program, const std::vector<PagedEntry>& entries) {
 
 }  // namespace
 
+const KernelTable* kernels_of_pages(SpaceKind where) { return where == SpaceKind::file ? nullptr : &cpu_kernels(); }
+
 Program page(const std::vector<PagedEntry>& entries, const PagingOptions& options) {
   Program program;
   program.threads = options.threads;

@@ -31,6 +31,8 @@ struct PagingOptions {
 
 // Throws Error(budget) where a limit is too low for it.
 Program page(const std::vector<PagedEntry>& entries, const PagingOptions& options);
+// What computes in its spaces, whichever they are.
+const KernelTable* kernels_of_pages(SpaceKind where);
 
 // A limit about as low as page() takes, of one space, the other's being as in `options`: found by trying.
 int64_t least_limit(const std::vector<PagedEntry>& entries, PagingOptions options, int64_t PagingOptions::*limit);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "frontend/names.h"
@@ -55,9 +56,36 @@ void add_shapes(const std::string& text, std::map<std::string, int64_t>& shapes)
   }
 }
 
+// "num_cycles=2,power=1", or {"num_cycles": 2}; of JSON, null is as if it weren't given.
+void add_scheduler_arguments(const std::string& text, std::map<std::string, std::string>& arguments) {
+  const auto refuse = [&](const std::string& item, const char* why) {
+    return usage(fmt::format("--lr-scheduler-kwargs '{}' {}", item, why));
+  };
+  if (text.find_first_not_of(' ') != std::string::npos && text[text.find_first_not_of(' ')] == '{') {
+    const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object()) throw refuse(text, "is no JSON object");
+    for (const auto& [name, value] : json.items()) {
+      if (value.is_null()) continue;
+      if (!value.is_number() && !value.is_string()) throw refuse(name, "has to be a number or a string");
+      arguments[name] = value.is_string() ? value.get<std::string>() : value.dump();
+    }
+    return;
+  }
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    const std::string item = text.substr(at, end - at);
+    const size_t equals = item.find('=');
+    if (equals == std::string::npos || equals == 0) throw refuse(item, "is not name=value");
+    std::string name = item.substr(0, equals);
+    std::replace(name.begin(), name.end(), '-', '_');
+    arguments[name] = item.substr(equals + 1);
+    at = end + 1;
+  }
+}
+
 // What needs more than a conversion.
 struct Raw {
-  std::string budget, host_budget, nvme_budget, nvme_endurance, part_size;
+  std::string budget, host_budget, nvme_budget, nvme_endurance, part_size, scheduler_arguments;
   std::vector<std::string> shapes, dump_after, batch_norm;
   double warmup_ratio = 0;
   bool gradient_checkpointing = false;
@@ -155,9 +183,27 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   constexpr const char* optimizer = "Optimizer";
   add(optimizer, "--optim", o.optim, optimizer_names());
   add(optimizer, "--learning-rate", o.learning_rate, "the highest, where the schedule changes it");
-  add(optimizer, "--lr-scheduler-type", o.lr_scheduler_type, "linear, cosine, constant or constant_with_warmup");
+  std::string known_schedules, known_arguments;
+  for (const ScheduleChoice& choice : schedules()) {
+    known_schedules += (known_schedules.empty() ? "" : ", ") + choice.name;
+    if (choice.arguments.empty()) continue;
+    known_arguments += (known_arguments.empty() ? "" : "; ") + choice.name + ":";
+    for (const ScheduleChoice::Argument& argument : choice.arguments)
+      known_arguments += fmt::format(" {}{}", argument.name, argument.value.empty() ? "" : fmt::format(" ({})", argument.value));
+  }
+  add(optimizer, "--lr-scheduler-type", o.lr_scheduler_type, known_schedules);
+  app.add_option("--lr-scheduler-kwargs", raw.scheduler_arguments,
+                 "arguments of the schedule, as name=value,... or as a JSON object (defaults in parentheses). " + known_arguments)
+      ->group(optimizer)
+      ->type_name("NAME=VALUE,...");
   add(optimizer, "--warmup-steps", o.warmup_steps, "a number below 1 is a share of all steps");
   app.add_option("--warmup-ratio", raw.warmup_ratio, "the same as --warmup-steps below 1")->group(optimizer);
+  app.add_option("--scale-lr", o.scale_lr,
+                 "multiply the learning rate by k = samples of an optimizer step / --base-batch-size (linear), or by its root (sqrt)")
+      ->group(optimizer)
+      ->type_name("linear|sqrt");
+  app.add_option("--base-batch-size", o.base_batch_size, "the samples of an optimizer step for which --learning-rate was chosen")
+      ->group(optimizer);
   add(optimizer, "--weight-decay", o.weight_decay, "on tensors of two dimensions and more");
   add_optimizer_options(app, optimizer, o);
   add(optimizer, "--max-grad-norm", o.max_grad_norm, "clip gradients to this norm (0: no clipping)");
@@ -330,6 +376,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
       throw usage(fmt::format("--warmup-ratio {} has to lie between 0 and 1", raw.warmup_ratio));
     if (o.warmup_steps == 0) o.warmup_steps = raw.warmup_ratio;
   }
+  add_scheduler_arguments(raw.scheduler_arguments, o.lr_scheduler_kwargs);
   o.shuffle = !raw.no_shuffle;
   o.retie = !raw.no_retie;
   if (line.logging_steps < 1) throw usage("--logging-steps is at least 1");

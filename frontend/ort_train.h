@@ -59,8 +59,13 @@ struct Options {
   bool recalibrate = false;    // measure the machine again
 
   double learning_rate = 5e-5;
-  std::string lr_scheduler_type = "linear";    // linear | cosine | constant | constant_with_warmup
-  double warmup_steps = 0;                     // a number below 1 is a share of all steps
+  std::string lr_scheduler_type = "linear";                  // one of schedules()
+  std::map<std::string, std::string> lr_scheduler_kwargs{};  // the schedule's arguments, as text, that aren't as by default
+  double warmup_steps = 0;                                   // a number below 1 is a share of all steps
+  // The learning rate grows with the samples of an optimizer step, k = batch_size * gradient_accumulation_steps / base_batch_size:
+  // linear (times k) | sqrt (times the root of k) | empty (it doesn't).
+  std::string scale_lr{};
+  int64_t base_batch_size = 0;                 // the samples of a step for which `learning_rate` was chosen; goes with scale_lr
   double weight_decay = 0;                     // on tensors of two dimensions and more
   double max_grad_norm = 1.0;                  // 0: no clipping
   std::string optim = "adamw";                 // one of optimizers()
@@ -269,6 +274,18 @@ struct OptimizerChoice {
   std::vector<Option> options;
 };
 ORT_TRAIN_API std::vector<OptimizerChoice> optimizers();
+
+// What `lr_scheduler_type` can be, and the `lr_scheduler_kwargs` that each has.
+struct ScheduleChoice {
+  struct Argument {
+    std::string name;
+    std::string value;  // by default; empty: it isn't given
+    std::string help;
+  };
+  std::string name;
+  std::vector<Argument> arguments;
+};
+ORT_TRAIN_API std::vector<ScheduleChoice> schedules();
 
 // "12GB" -> 12e9, "12GiB", "300MB", plain bytes. Throws Error(usage).
 ORT_TRAIN_API int64_t parse_bytes(const std::string& text);

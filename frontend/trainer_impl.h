@@ -116,6 +116,7 @@ struct Trainer::Impl {
   void build();
   static const Options& checked(const Options& options);
   void divide_samples();
+  void settle_schedule();
   void build_entries(Deferral defer);
   void check_live_layers(const Graph& forward, int64_t batch) const;
   JobEntry& add_entry(const std::string& name, JobGraph job, int64_t batch, SampleRange* range);
@@ -255,7 +256,8 @@ struct Trainer::Impl {
 
   // --- trainer_loop.cpp
   Summary train();
-  EvalReport evaluate();  // loss NaN where `stop` ended it
+  EvalReport evaluate();                      // loss NaN where `stop` ended it
+  void observe(const EvalReport& evaluated);  // by a schedule that follows the loss
   Window next_window(int64_t epoch, int64_t index) const;
   StepResult run_step(const Window& window, int64_t step, double learning_rate, bool save_gradients);
   JobEntry& entry_for(EntryWanted wanted, size_t samples, size_t* index) const;  // the entry itself, or that of the remainder

@@ -282,6 +282,14 @@ EvalReport Trainer::Impl::evaluate() {
   return result;
 }
 
+// Not the evaluation at the end, which a longer run doesn't have.
+void Trainer::Impl::observe(const EvalReport& evaluated) {
+  const bool was_ended = std::isnan(evaluated.loss) && stop.load(std::memory_order_relaxed);
+  if (!schedule.follows_loss() || evaluated.step % options.eval_steps != 0 || was_ended) return;
+  schedule.def->observe(schedule, state.schedule, evaluated.loss);
+  state.schedule.step = evaluated.step;
+}
+
 Summary Trainer::Impl::train() {
   if (trained) throw error(ErrorCode::usage, "this trainer has trained already: make another one, with resume to go on");
   trained = true;
@@ -324,11 +332,13 @@ Summary Trainer::Impl::train() {
   double step_seconds = 0, computing = 0, waiting = 0;
   std::vector<double> last_times;  // the ring of the last steps'
   last_times.reserve(kAveraged);
+  // An evaluation that the schedule would have seen, but the run was interrupted before or in it.
+  if (schedule.follows_loss() && first_step > state.schedule.step && first_step % options.eval_steps == 0) observe(evaluate());
   while (state.step < total_steps && goes_on()) {
     const auto start = Clock::now();
     spent = {};
     const int64_t step = state.step + 1;
-    const double rate = schedule.at(step);
+    const double rate = schedule.at(state.step, schedule.learning_rate, state.schedule);
     const Window window = next_window(state.epoch, state.index);
     const int64_t read_before = disk ? disk->bytes_read() : 0, written_before = disk ? disk->bytes_written() : 0;
     const StepResult result = run_step(window, step, rate, step == first_step + 1 && !options.save_gradients.empty());
@@ -371,6 +381,7 @@ Summary Trainer::Impl::train() {
     double eval_loss = std::numeric_limits<double>::quiet_NaN();
     if (!thrown && options.eval_steps > 0 && (step % options.eval_steps == 0 || step == total_steps)) {
       const EvalReport evaluated = evaluate();
+      observe(evaluated);
       eval_loss = evaluated.loss;
       if (std::isfinite(eval_loss)) {
         summary.eval_loss = eval_loss;

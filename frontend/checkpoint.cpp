@@ -339,6 +339,14 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
                     saved_with("optim"), now->second);
       }
       if (candidate.manifest.at("model").get<std::string>() != content.model) {
+        for (const char* name : {"param_groups", "layer_decay"}) {  // so does it on the groups
+          if (const auto now = content.settings.find(name); now != content.settings.end() && now->second != saved_with(name))
+            throw error(ErrorCode::usage,
+                        "{}: was saved with `{}` {}, not {}: small weights of a group are one tensor there; give it the same groups (their "
+                        "learning rates and weight decays may be others)",
+                        candidate.folder.path, name, saved_with(name).empty() ? "none" : saved_with(name),
+                        now->second.empty() ? "none" : now->second);
+        }
         throw error(ErrorCode::usage, "{}: is the checkpoint of another model: its parameters have other names, types or shapes",
                     candidate.folder.path);
       }

@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "frontend/file.h"
+#include "frontend/parameter_groups.h"
 #include "frontend/trainer_impl.h"
 #include "graph/error.h"
 #include "passes/build.h"
@@ -55,6 +56,7 @@ const Options& Trainer::Impl::checked(const Options& options) {
   make_optimizer(options.optim, options.optim_args);  // refuses
   if (make_schedule(options.lr_scheduler_type, options.lr_scheduler_kwargs).follows_loss() && options.eval_steps == 0)
     throw refuse("lr_scheduler_type", options.lr_scheduler_type, "follows the held-out loss: it needs evaluations (`eval_steps`)");
+  check_groups(options);
   if (!options.scale_lr.empty() && options.scale_lr != "linear" && options.scale_lr != "sqrt")
     throw refuse("scale_lr", options.scale_lr, "is not known: linear or sqrt");
   if (options.base_batch_size < 0) throw refuse("base_batch_size", options.base_batch_size, "is negative");
@@ -115,6 +117,7 @@ const Options& Trainer::Impl::checked(const Options& options) {
 OptimizerSpec Trainer::Impl::optimizer_spec(Deferral defer) const {
   return {.optimizer = optimizer,
           .weight_decay = options.weight_decay,
+          .groups = groups,
           .max_grad_norm = options.max_grad_norm,
           .accumulate = options.gradient_accumulation_steps > 1,
           .deferred = defer != Deferral::none};
@@ -219,22 +222,22 @@ void Trainer::Impl::build_entries(Deferral defer) {
   std::vector<std::string> passes;
   first.on_pass = [&](const std::string& pass, double, bool) { passes.push_back(pass); };
   const LossSpec loss = loss_spec();
-  OptimizerSpec update = optimizer_spec(defer);
-
   // One import for each batch size.
   const auto forward = [&](int64_t batch) -> const Graph& {
     if (const auto found = forwards.find(batch); found != forwards.end()) return found->second;
     Imported imported = import_model(options.model, binding.import_options(batch, options), workers);
     refuse_obstacles(imported);
+    groups = assign_groups(imported, options);
     const bool is_first = forwards.empty();
     if (is_first && !model_read) {
       refuse_state_names(imported.graph, optimizer);
+      report_groups = describe_groups(imported.graph, groups, schedule.learning_rate, options.weight_decay);
       weights = std::move(imported.weights);
       info = std::move(imported.info);
       for (const std::string& text : info.notes) note(text);
       const auto& nodes = imported.graph.order();
       const auto is_live = [&](NodeId id) { return imported.graph.node(id).op->traits.statistics == Statistics::batch; };
-      if (update.accumulate && std::any_of(nodes.begin(), nodes.end(), is_live))
+      if (options.gradient_accumulation_steps > 1 && std::any_of(nodes.begin(), nodes.end(), is_live))
         note("with gradient accumulation live BatchNormalization sees each micro-batch by itself: a step is not that of one large batch");
       model_read = true;
     }
@@ -243,6 +246,7 @@ void Trainer::Impl::build_entries(Deferral defer) {
   };
 
   const Graph& main = forward(binding.batch);
+  OptimizerSpec update = optimizer_spec(defer);
   if (defer == Deferral::most) update.at_once = used_soon(main);  // the same weights for every batch size: they share the sums
   for (ValueId id : main.outputs) {
     const Value& output = main.value(id);

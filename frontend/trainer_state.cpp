@@ -185,6 +185,8 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
                                             {"lr_scheduler_kwargs", kwargs},
                                             {"warmup_steps", text(schedule.warmup_steps)},
                                             {"weight_decay", text(options.weight_decay)},
+                                            {"param_groups", groups_setting(options)},
+                                            {"layer_decay", text(options.layer_decay)},
                                             {"max_grad_norm", text(options.max_grad_norm)},
                                             {"optim", optimizer.state_label()},
                                             {"total_steps", text(total_steps)},

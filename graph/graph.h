@@ -46,6 +46,7 @@ struct Value {
   NodeId producer = kNone;                   // kNone for inputs, parameters, state and constants
   std::shared_ptr<const Tensor> constant{};  // set exactly where kind is constant
   bool trainable = false;                    // parameters only: false where frozen
+  uint32_t group = 0;                        // parameters only: the row of the job's table of groups (passes/optimizer.h)
   int64_t part_rows = 0;                     // parameters only: so many rows go by themselves (passes/split_weights.h); 0: it is one piece
   std::string owner{};                       // optimizer state, accumulators: the parameter that they belong to, by name
   std::string whole{};                       // parameters and state that are a range of a whole's bytes: its name; else empty

@@ -64,6 +64,7 @@ class Splitter {
                  .shape = whole.shape,
                  .kind = ValueKind::parameter,
                  .trainable = whole.trainable,
+                 .group = whole.group,
                  .whole = whole.name,
                  .whole_offset = whole.bytes() / whole.shape[0] * first};
       part.shape[0] = rows.count;

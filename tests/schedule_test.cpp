@@ -44,7 +44,8 @@ TEST(Schedule, IsHuggingFaces) {
           const auto& loss = c.at("losses")[i];
           schedule.def->observe(schedule, state, loss.is_null() ? std::numeric_limits<double>::infinity() : loss.get<double>());
         }
-        EXPECT_DOUBLE_EQ(schedule.at(static_cast<int64_t>(i), highest, state), rates[i]) << type << ' ' << c.at("kwargs") << " step " << i + 1;
+        EXPECT_DOUBLE_EQ(schedule.at(static_cast<int64_t>(i), highest, state), rates[i])
+            << type << ' ' << c.at("kwargs") << " step " << i + 1;
       }
     }
   }
@@ -83,7 +84,8 @@ TEST(Schedule, HasSynonyms) {
 }
 
 TEST(Schedule, RefusesWhatDoesNotFit) {
-  const auto refused = [](const std::string& type, const Arguments& arguments, const std::string& what, double warmup = 0, double rate = 3e-4) {
+  const auto refused = [](const std::string& type, const Arguments& arguments, const std::string& what, double warmup = 0,
+                          double rate = 3e-4) {
     const std::string text = error_of(ErrorCode::usage, [&] { begun(type, arguments, warmup, 10, rate); });
     EXPECT_NE(text.find(what), std::string::npos) << text;
   };

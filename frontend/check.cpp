@@ -12,6 +12,7 @@
 #include "frontend/boundary.h"
 #include "frontend/importer.h"
 #include "frontend/ort_train.h"
+#include "frontend/parameter_groups.h"
 #include "frontend/units.h"
 #include "graph/autodiff.h"
 #include "graph/error.h"
@@ -171,6 +172,8 @@ class Check {
     find_nodes_without_gradient();
     find_nodes_without_kernel();
     list_tensors();
+    const std::vector<ParameterGroup> groups = assign_groups(model_, options_);
+    report_.groups = describe_groups(model_.graph, groups, options_.learning_rate, options_.weight_decay);
     describe(assumed);
     report_.text = text_.take();
     return std::move(report_);
@@ -268,6 +271,7 @@ class Check {
                                         grouped(static_cast<int64_t>(report_.tensors.size()) - static_cast<int64_t>(trained))));
       text_.tensors(report_.tensors);
     }
+    if (report_.groups.size() > 1) text_.add(shown_groups(report_.groups));
     if (!report_.rows.empty()) {
       text_.add(
           fmt::format("not trainable, {} of {} nodes:\n", grouped(static_cast<int64_t>(report_.rows.size())), grouped(model_.info.nodes)));
@@ -322,7 +326,10 @@ class Check {
 }  // namespace
 
 CheckReport check(const Options& options) {
-  return in_library([&] { return Check(options).run(); });
+  return in_library([&] {
+    check_groups(options);
+    return Check(options).run();
+  });
 }
 
 }  // namespace ort_train

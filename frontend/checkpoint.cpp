@@ -73,6 +73,14 @@ void read_tensors(const std::string& path, const Json& manifest, const Json& par
   }
 }
 
+Json to_json(const ScheduleState& state) {
+  return {{"step", state.step},
+          {"best", state.best ? Json(*state.best) : Json(nullptr)},
+          {"bad", state.bad},
+          {"cooldown", state.cooldown},
+          {"reductions", state.reductions}};
+}
+
 Json to_json(const RunState& state) {
   return {{"run", state.run},
           {"step", state.step},
@@ -82,7 +90,20 @@ Json to_json(const RunState& state) {
           {"tokens", state.tokens},
           {"seconds", state.seconds},
           {"first_losses", state.first_losses},
-          {"last_losses", state.last_losses}};
+          {"last_losses", state.last_losses},
+          {"schedule", to_json(state.schedule)}};
+}
+
+ScheduleState schedule_of(const Json& json) {
+  ScheduleState state;
+  json.at("step").get_to(state.step);
+  if (const Json& best = json.at("best"); !best.is_null()) state.best = best.get<double>();
+  json.at("bad").get_to(state.bad);
+  json.at("cooldown").get_to(state.cooldown);
+  json.at("reductions").get_to(state.reductions);
+  if (state.step < 0 || state.bad < 0 || state.cooldown < 0 || state.reductions < 0)
+    throw error(ErrorCode::corrupt, "a schedule that counts below 0");
+  return state;
 }
 
 RunState state_of(const Json& json) {
@@ -96,6 +117,7 @@ RunState state_of(const Json& json) {
   json.at("seconds").get_to(state.seconds);
   json.at("first_losses").get_to(state.first_losses);
   json.at("last_losses").get_to(state.last_losses);
+  if (const auto schedule = json.find("schedule"); schedule != json.end()) state.schedule = schedule_of(*schedule);
   if (state.step < 0 || state.epoch < 0 || state.index < 0) throw error(ErrorCode::corrupt, "a negative step");
   return state;
 }
@@ -319,6 +341,14 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
                     saved_with("optim"), now->second);
       }
       if (candidate.manifest.at("model").get<std::string>() != content.model) {
+        for (const char* name : {"param_groups", "layer_decay"}) {  // so does it on the groups
+          if (const auto now = content.settings.find(name); now != content.settings.end() && now->second != saved_with(name))
+            throw error(ErrorCode::usage,
+                        "{}: was saved with `{}` {}, not {}: small weights of a group are one tensor there; give it the same groups (their "
+                        "learning rates and weight decays may be others)",
+                        candidate.folder.path, name, saved_with(name).empty() ? "none" : saved_with(name),
+                        now->second.empty() ? "none" : now->second);
+        }
         throw error(ErrorCode::usage, "{}: is the checkpoint of another model: its parameters have other names, types or shapes",
                     candidate.folder.path);
       }

@@ -28,6 +28,7 @@
 #include <string>
 #include <vector>
 
+#include "frontend/schedule.h"
 #include "graph/types.h"
 #include "offload/state_file.h"
 
@@ -42,6 +43,7 @@ struct RunState {
   int64_t tokens = 0;                             // trained on so far
   double seconds = 0;                             // of training, earlier pieces of the run included
   std::vector<double> first_losses, last_losses;  // at most 100 each
+  ScheduleState schedule{};
 };
 
 // A tensor that lives across steps.

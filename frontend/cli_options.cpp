@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "frontend/names.h"
@@ -55,10 +56,61 @@ void add_shapes(const std::string& text, std::map<std::string, int64_t>& shapes)
   }
 }
 
+// "num_cycles=2,power=1", or {"num_cycles": 2}; of JSON, null is as if it weren't given.
+void add_scheduler_arguments(const std::string& text, std::map<std::string, std::string>& arguments) {
+  const auto refuse = [&](const std::string& item, const char* why) {
+    return usage(fmt::format("--lr-scheduler-kwargs '{}' {}", item, why));
+  };
+  if (text.find_first_not_of(' ') != std::string::npos && text[text.find_first_not_of(' ')] == '{') {
+    const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object()) throw refuse(text, "is no JSON object");
+    for (const auto& [name, value] : json.items()) {
+      if (value.is_null()) continue;
+      if (!value.is_number() && !value.is_string()) throw refuse(name, "has to be a number or a string");
+      arguments[name] = value.is_string() ? value.get<std::string>() : value.dump();
+    }
+    return;
+  }
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    const std::string item = text.substr(at, end - at);
+    const size_t equals = item.find('=');
+    if (equals == std::string::npos || equals == 0) throw refuse(item, "is not name=value");
+    std::string name = item.substr(0, equals);
+    std::replace(name.begin(), name.end(), '-', '_');
+    arguments[name] = item.substr(equals + 1);
+    at = end + 1;
+  }
+}
+
+// "h.*.bias:weight_decay=0,lr=1e-4"
+ParamGroup parse_param_group(const std::string& text) {
+  const auto refuse = [&](const std::string& why) { return usage(fmt::format("--param-group '{}': {}", text, why)); };
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos || colon == 0 || text.find('=', colon) == std::string::npos) throw refuse("is not PATTERN:key=value,...");
+  ParamGroup group{.pattern = text.substr(0, colon)};
+  for (size_t at = colon + 1; at < text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size()), equals = std::min(text.find('=', at), end);
+    const std::string key = text.substr(at, equals - at), value = equals < end ? text.substr(equals + 1, end - equals - 1) : "";
+    double number = 0;
+    if (key != "lr" && key != "lr_scale" && key != "weight_decay")
+      throw refuse(fmt::format("'{}' is not known: lr, lr_scale or weight_decay", key));
+    if (value.empty() || !CLI::detail::lexical_cast(value, number)) throw refuse(fmt::format("{} '{}' is no number", key, value));
+    if (key == "lr")
+      group.lr = number;
+    else if (key == "lr_scale")
+      group.lr_scale = number;
+    else
+      group.weight_decay = number;
+    at = end + 1;
+  }
+  return group;
+}
+
 // What needs more than a conversion.
 struct Raw {
-  std::string budget, host_budget, nvme_budget, nvme_endurance, part_size;
-  std::vector<std::string> shapes, dump_after, batch_norm;
+  std::string budget, host_budget, nvme_budget, nvme_endurance, part_size, scheduler_arguments;
+  std::vector<std::string> shapes, dump_after, batch_norm, param_groups;
   double warmup_ratio = 0;
   bool gradient_checkpointing = false;
   bool no_checksums = false, no_shuffle = false, no_retie = false, plan = false, version = false;
@@ -162,10 +214,36 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   constexpr const char* optimizer = "Optimizer";
   add(optimizer, "--optim", o.optim, optimizer_names() + "; _8bit behind the name: with its state in 8 bits");
   add(optimizer, "--learning-rate", o.learning_rate, "the highest, where the schedule changes it");
-  add(optimizer, "--lr-scheduler-type", o.lr_scheduler_type, "linear, cosine, constant or constant_with_warmup");
+  std::string known_schedules, known_arguments;
+  for (const ScheduleChoice& choice : schedules()) {
+    known_schedules += (known_schedules.empty() ? "" : ", ") + choice.name;
+    if (choice.arguments.empty()) continue;
+    known_arguments += (known_arguments.empty() ? "" : "; ") + choice.name + ":";
+    for (const ScheduleChoice::Argument& argument : choice.arguments)
+      known_arguments += fmt::format(" {}{}", argument.name, argument.value.empty() ? "" : fmt::format(" ({})", argument.value));
+  }
+  add(optimizer, "--lr-scheduler-type", o.lr_scheduler_type, known_schedules);
+  app.add_option("--lr-scheduler-kwargs", raw.scheduler_arguments,
+                 "arguments of the schedule, as name=value,... or as a JSON object (defaults in parentheses). " + known_arguments)
+      ->group(optimizer)
+      ->type_name("ARGUMENTS");
   add(optimizer, "--warmup-steps", o.warmup_steps, "a number below 1 is a share of all steps");
   app.add_option("--warmup-ratio", raw.warmup_ratio, "the same as --warmup-steps below 1")->group(optimizer);
+  app.add_option("--scale-lr", o.scale_lr,
+                 "multiply the learning rate by k = samples of an optimizer step / --base-batch-size (linear), or by its root (sqrt)")
+      ->group(optimizer)
+      ->type_name("linear|sqrt");
+  app.add_option("--base-batch-size", o.base_batch_size, "the samples of an optimizer step for which --learning-rate was chosen")
+      ->group(optimizer);
   add(optimizer, "--weight-decay", o.weight_decay, "on tensors of two dimensions and more");
+  app.add_option("--param-group", raw.param_groups,
+                 "PATTERN:key=value,...: numbers of their own for the weights of this name: lr (a learning rate) or lr_scale (a factor), "
+                 "weight_decay. * matches any text, the first pattern that fits counts; may be given several times")
+      ->group(optimizer)
+      ->type_name("GROUP")
+      ->take_all()
+      ->allow_extra_args(false);
+  add(optimizer, "--layer-decay", o.layer_decay, "multiply the learning rate of layer i of n by this to the power of n - i");
   add_optimizer_options(app, optimizer, o);
   add(optimizer, "--max-grad-norm", o.max_grad_norm, "clip gradients to this norm (0: no clipping)");
 
@@ -237,9 +315,13 @@ std::string default_profile() {
 
 // The option of a field; empty where there is none.
 std::string option_of(const CLI::App& app, const std::string& field) {
-  static const std::map<std::string, std::string> kOthers{{"shapes", "--shape"},          {"shuffle", "--no-shuffle"},
-                                                          {"retie", "--no-retie"},        {"nvme_checksums", "--no-nvme-checksums"},
-                                                          {"skip_passes", "--skip-pass"}, {"batch_norm_nodes", "--batch-norm"}};
+  static const std::map<std::string, std::string> kOthers{{"shapes", "--shape"},
+                                                          {"shuffle", "--no-shuffle"},
+                                                          {"retie", "--no-retie"},
+                                                          {"nvme_checksums", "--no-nvme-checksums"},
+                                                          {"skip_passes", "--skip-pass"},
+                                                          {"batch_norm_nodes", "--batch-norm"},
+                                                          {"param_groups", "--param-group"}};
   if (const auto found = kOthers.find(field); found != kOthers.end()) return found->second;
   const std::string name = with_dashes("--" + field);
   return app.get_option_no_throw(name) != nullptr ? name : std::string();
@@ -338,6 +420,8 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
       throw usage(fmt::format("--warmup-ratio {} has to lie between 0 and 1", raw.warmup_ratio));
     if (o.warmup_steps == 0) o.warmup_steps = raw.warmup_ratio;
   }
+  add_scheduler_arguments(raw.scheduler_arguments, o.lr_scheduler_kwargs);
+  for (const std::string& group : raw.param_groups) o.param_groups.push_back(parse_param_group(group));
   o.shuffle = !raw.no_shuffle;
   o.retie = !raw.no_retie;
   if (line.logging_steps < 1) throw usage("--logging-steps is at least 1");

@@ -59,4 +59,13 @@ std::vector<std::string> nearest_names(std::string_view pattern, const std::vect
   return names;
 }
 
+std::string alternatives(const std::vector<std::string_view>& names) {
+  std::string text;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) text += i + 1 < names.size() ? ", " : " or ";
+    text += names[i];
+  }
+  return text;
+}
+
 }  // namespace ort_train

@@ -17,4 +17,7 @@ size_t distance(std::string_view a, std::string_view b);
 // Up to `count` of the known names, those first that hold what the pattern has between its stars, then those that differ least from it.
 std::vector<std::string> nearest_names(std::string_view pattern, const std::vector<std::string>& known, size_t count);
 
+// "a, b or c"
+std::string alternatives(const std::vector<std::string_view>& names);
+
 }  // namespace ort_train

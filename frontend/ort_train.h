@@ -18,6 +18,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,14 @@
 namespace ort_train {
 
 // Fields have the names and defaults of the command line's options, which follow Hugging Face's Trainer where it has the option.
+// Parameters that are updated with numbers of their own.
+struct ParamGroup {
+  std::string pattern{};                 // over names, as in Options::freeze; of several that fit, the first counts
+  std::optional<double> lr{};            // the learning rate, where the schedule changes it the highest; or
+  double lr_scale = 1;                   // what the job's is multiplied by
+  std::optional<double> weight_decay{};  // on all of them, whatever their dimensions
+};
+
 struct Options {
   std::string model{};                      // path of an ONNX file
   std::string data{};                       // .txt, .bin, .npz, .safetensors, or a folder with train and valid of one of these
@@ -59,9 +68,18 @@ struct Options {
   bool recalibrate = false;    // measure the machine again
 
   double learning_rate = 5e-5;
-  std::string lr_scheduler_type = "linear";    // linear | cosine | constant | constant_with_warmup
-  double warmup_steps = 0;                     // a number below 1 is a share of all steps
-  double weight_decay = 0;                     // on tensors of two dimensions and more
+  std::string lr_scheduler_type = "linear";                  // one of schedules()
+  std::map<std::string, std::string> lr_scheduler_kwargs{};  // the schedule's arguments, as text, that aren't as by default
+  double warmup_steps = 0;                                   // a number below 1 is a share of all steps
+  // The learning rate grows with the samples of an optimizer step, k = batch_size * gradient_accumulation_steps / base_batch_size:
+  // linear (times k) | sqrt (times the root of k) | empty (it doesn't).
+  std::string scale_lr{};
+  int64_t base_batch_size = 0;  // the samples of a step for which `learning_rate` was chosen; goes with scale_lr
+  double weight_decay = 0;      // on tensors of two dimensions and more
+  std::vector<ParamGroup> param_groups{};
+  // The learning rate of layer i of n is multiplied by this to the power of n - i; layers are told by the numbers in the weights' names,
+  // and what stands before them (embeddings) is layer 0, what stands behind (the head) layer n. Not where a group has an `lr`. 1: none.
+  double layer_decay = 1;
   double max_grad_norm = 1.0;                  // 0: no clipping
   std::string optim = "adamw";                 // one of optimizers(), "_8bit" behind it: with its state in 8 bits
   std::map<std::string, double> optim_args{};  // of the optimizer's own options those that aren't as by default
@@ -123,6 +141,15 @@ struct PlanMoves {
   int64_t read = 0, written = 0;  // bytes a step
 };
 
+// A group of trained parameters that are updated with the same numbers.
+struct GroupReport {
+  std::string name;  // the pattern of `param_groups`, the layer of `layer_decay`, or both; "all", or "others" beside these
+  int64_t tensors = 0, elements = 0;
+  double learning_rate = 0;  // the highest
+  double weight_decay = 0;
+  int64_t decayed = 0;  // of the tensors, those that have weight decay
+};
+
 struct PlanReport {
   int64_t budget = 0;                     // Options::budget, or the machine's memory where the job would take more; 0: none
   int64_t minimum_budget = 0;             // the smallest budget that is accepted, in bytes
@@ -134,6 +161,7 @@ struct PlanReport {
   int64_t parameters = 0, trainable_parameters = 0;
   int64_t batch = 0, sequence = 0;  // sequence 0: the model has no sequence
   int64_t train_samples = 0, valid_samples = 0, total_steps = 0;
+  std::vector<GroupReport> groups;
   double flops_per_step = 0;
   double machine_flops = 0, machine_bytes_per_second = 0;  // measured: matrix products, memory traffic
   int64_t micro_batches_together = 1;                      // in the vertical order; 1: horizontal
@@ -222,6 +250,7 @@ struct CheckReport {
   std::string text;  // as the command line prints it
   std::vector<CheckRow> rows;
   std::vector<CheckTensor> tensors;  // in import order
+  std::vector<GroupReport> groups;   // with the learning rates before `scale_lr`
   std::vector<std::string> notes;
   bool trainable = false;  // nothing blocks the way from the weights to the loss
 };
@@ -272,6 +301,18 @@ struct OptimizerChoice {
 ORT_TRAIN_API std::vector<OptimizerChoice> optimizers();
 // Most of them can store their state in 8 bits: NAME_8bit. The `optim_args` that it then has besides its own.
 ORT_TRAIN_API std::vector<OptimizerChoice::Option> eight_bit_options();
+
+// What `lr_scheduler_type` can be, and the `lr_scheduler_kwargs` that each has.
+struct ScheduleChoice {
+  struct Argument {
+    std::string name;
+    std::string value;  // by default; empty: it isn't given
+    std::string help;
+  };
+  std::string name;
+  std::vector<Argument> arguments;
+};
+ORT_TRAIN_API std::vector<ScheduleChoice> schedules();
 
 // "12GB" -> 12e9, "12GiB", "300MB", plain bytes. Throws Error(usage).
 ORT_TRAIN_API int64_t parse_bytes(const std::string& text);

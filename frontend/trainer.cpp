@@ -117,6 +117,19 @@ std::vector<OptimizerChoice::Option> eight_bit_options() {
   });
 }
 
+std::vector<ScheduleChoice> schedules() {
+  return in_library([] {
+    std::vector<ScheduleChoice> choices;
+    for (const ScheduleDef& def : all_schedules()) {
+      ScheduleChoice& choice = choices.emplace_back(ScheduleChoice{.name = std::string(def.name)});
+      for (const ScheduleArgument& argument : def.arguments)
+        choice.arguments.push_back(
+            {.name = std::string(argument.name), .value = default_text(argument), .help = std::string(argument.help)});
+    }
+    return choices;
+  });
+}
+
 std::string version() { return ORT_TRAIN_VERSION; }
 
 }  // namespace ort_train

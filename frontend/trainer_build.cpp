@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "frontend/file.h"
+#include "frontend/parameter_groups.h"
 #include "frontend/trainer_impl.h"
 #include "graph/error.h"
 #include "passes/build.h"
@@ -53,6 +54,16 @@ const Options& Trainer::Impl::checked(const Options& options) {
   if (options.model.empty()) throw error(ErrorCode::usage, "no model is given");
   if (options.data.empty()) throw error(ErrorCode::usage, "no data is given: `data` is a file or a folder");
   make_optimizer(options.optim, options.optim_args);  // refuses
+  if (make_schedule(options.lr_scheduler_type, options.lr_scheduler_kwargs).follows_loss() && options.eval_steps == 0)
+    throw refuse("lr_scheduler_type", options.lr_scheduler_type, "follows the held-out loss: it needs evaluations (`eval_steps`)");
+  check_groups(options);
+  if (!options.scale_lr.empty() && options.scale_lr != "linear" && options.scale_lr != "sqrt")
+    throw refuse("scale_lr", options.scale_lr, "is not known: linear or sqrt");
+  if (options.base_batch_size < 0) throw refuse("base_batch_size", options.base_batch_size, "is negative");
+  if (options.scale_lr.empty() != (options.base_batch_size == 0))
+    throw error(ErrorCode::usage,
+                "`scale_lr` (how the learning rate grows with the batch) and `base_batch_size` (the samples of a step for which it was "
+                "chosen) go together: give both or none");
   if (options.loss != "cross_entropy" && options.loss != "mse" && options.loss != "output") {
     throw refuse("loss", options.loss, "is not known: cross_entropy, mse or output");
   }
@@ -83,7 +94,8 @@ const Options& Trainer::Impl::checked(const Options& options) {
     if (std::find(std::begin(kOptional), std::end(kOptional), pass) == std::end(kOptional))
       throw error(ErrorCode::usage, "`skip_passes` {}: no such pass can be left out; these can: {}", pass, fmt::join(kOptional, ", "));
   }
-  if (!(options.learning_rate >= 0)) throw refuse("learning_rate", options.learning_rate, "has to be 0 or more");
+  if (!(options.learning_rate >= 0) || !std::isfinite(options.learning_rate))
+    throw refuse("learning_rate", options.learning_rate, "has to be 0 or more");
   if (!(options.weight_decay >= 0)) throw refuse("weight_decay", options.weight_decay, "is negative");
   if (!(options.max_grad_norm >= 0)) throw refuse("max_grad_norm", options.max_grad_norm, "is negative (0: no clipping)");
   if (options.gradient_accumulation_steps < 1)
@@ -105,6 +117,7 @@ const Options& Trainer::Impl::checked(const Options& options) {
 OptimizerSpec Trainer::Impl::optimizer_spec(Deferral defer) const {
   return {.optimizer = optimizer,
           .weight_decay = options.weight_decay,
+          .groups = groups,
           .max_grad_norm = options.max_grad_norm,
           .accumulate = options.gradient_accumulation_steps > 1,
           .deferred = defer != Deferral::none};
@@ -156,7 +169,22 @@ void Trainer::Impl::divide_samples() {
   const int64_t steps = divided_up(batches, options.gradient_accumulation_steps);  // an epoch
   total_steps =
       options.max_steps > 0 ? options.max_steps : static_cast<int64_t>(std::ceil(options.num_train_epochs * static_cast<double>(steps)));
-  schedule = make_schedule(options.lr_scheduler_type, options.learning_rate, options.warmup_steps, total_steps);
+}
+
+// The learning rates, once it is known how long the job is and how large its batches are.
+void Trainer::Impl::settle_schedule() {
+  schedule = make_schedule(options.lr_scheduler_type, options.lr_scheduler_kwargs);
+  double rate = options.learning_rate;
+  if (!options.scale_lr.empty()) {
+    const int64_t samples = binding.batch * options.gradient_accumulation_steps;
+    const double k = static_cast<double>(samples) / static_cast<double>(options.base_batch_size);
+    rate *= options.scale_lr == "linear" ? k : std::sqrt(k);
+    note(fmt::format("the learning rate is {:.6g}: `learning_rate` {} for a step of {} samples, by `scale_lr` {} for one of {}", rate,
+                     options.learning_rate, options.base_batch_size, options.scale_lr, samples));
+  }
+  schedule.begin(rate, options.warmup_steps, total_steps);
+  if (!schedule.def->warms_up && options.warmup_steps > 0)
+    note(fmt::format("`lr_scheduler_type` {} has no warm-up: `warmup_steps` {} changes nothing", schedule.def->name, options.warmup_steps));
 }
 
 JobEntry& Trainer::Impl::add_entry(const std::string& name, JobGraph job, int64_t batch, SampleRange* range) {
@@ -194,22 +222,22 @@ void Trainer::Impl::build_entries(Deferral defer) {
   std::vector<std::string> passes;
   first.on_pass = [&](const std::string& pass, double, bool) { passes.push_back(pass); };
   const LossSpec loss = loss_spec();
-  OptimizerSpec update = optimizer_spec(defer);
-
   // One import for each batch size.
   const auto forward = [&](int64_t batch) -> const Graph& {
     if (const auto found = forwards.find(batch); found != forwards.end()) return found->second;
     Imported imported = import_model(options.model, binding.import_options(batch, options), workers);
     refuse_obstacles(imported);
+    groups = assign_groups(imported, options);
     const bool is_first = forwards.empty();
     if (is_first && !model_read) {
       refuse_state_names(imported.graph, optimizer);
+      report_groups = describe_groups(imported.graph, groups, schedule.learning_rate, options.weight_decay);
       weights = std::move(imported.weights);
       info = std::move(imported.info);
       for (const std::string& text : info.notes) note(text);
       const auto& nodes = imported.graph.order();
       const auto is_live = [&](NodeId id) { return imported.graph.node(id).op->traits.statistics == Statistics::batch; };
-      if (update.accumulate && std::any_of(nodes.begin(), nodes.end(), is_live))
+      if (options.gradient_accumulation_steps > 1 && std::any_of(nodes.begin(), nodes.end(), is_live))
         note("with gradient accumulation live BatchNormalization sees each micro-batch by itself: a step is not that of one large batch");
       model_read = true;
     }
@@ -218,6 +246,7 @@ void Trainer::Impl::build_entries(Deferral defer) {
   };
 
   const Graph& main = forward(binding.batch);
+  OptimizerSpec update = optimizer_spec(defer);
   if (defer == Deferral::most) update.at_once = used_soon(main);  // the same weights for every batch size: they share the sums
   for (ValueId id : main.outputs) {
     const Value& output = main.value(id);
@@ -313,6 +342,7 @@ void Trainer::Impl::build() {
   binding = bind_inputs(model, options, *data.train);
   if (data.valid && data.valid->is_row()) data.valid->cut(binding.sequence);
   divide_samples();
+  settle_schedule();
   constexpr int64_t kUsualPart = int64_t{16} << 20;
   part_bytes = options.part_size > 0 ? options.part_size : kUsualPart;
   build_entries(Deferral::none);

@@ -68,6 +68,12 @@ struct Window {
   int64_t samples = 0;
 };
 
+// What a step's update is made with.
+struct UpdateNumbers {
+  int64_t t = 0;                         // of the optimizer, from 1
+  std::vector<double> learning_rates{};  // by group
+};
+
 struct StepResult {
   double loss = 0, grad_norm = 0;
   int64_t counted = 0;  // labels
@@ -116,6 +122,7 @@ struct Trainer::Impl {
   void build();
   static const Options& checked(const Options& options);
   void divide_samples();
+  void settle_schedule();
   void build_entries(Deferral defer);
   void check_live_layers(const Graph& forward, int64_t batch) const;
   JobEntry& add_entry(const std::string& name, JobGraph job, int64_t batch, SampleRange* range);
@@ -192,6 +199,8 @@ struct Trainer::Impl {
   bool model_read = false;                         // weights and info are there
   std::optional<Packs> packs;                      // of small weights, chosen for the first of these
   std::map<int64_t, Graph> forwards;               // by batch, ready to be made into entries; while planning
+  std::vector<ParameterGroup> groups;              // by Value::group
+  std::vector<GroupReport> report_groups;          // the same
   int64_t class_count = 0;
   int64_t total_steps = 0;
   Schedule schedule;
@@ -255,9 +264,10 @@ struct Trainer::Impl {
 
   // --- trainer_loop.cpp
   Summary train();
-  EvalReport evaluate();  // loss NaN where `stop` ended it
+  EvalReport evaluate();                      // loss NaN where `stop` ended it
+  void observe(const EvalReport& evaluated);  // by a schedule that follows the loss
   Window next_window(int64_t epoch, int64_t index) const;
-  StepResult run_step(const Window& window, int64_t step, double learning_rate, bool save_gradients);
+  StepResult run_step(const Window& window, int64_t step, const UpdateNumbers& update, bool save_gradients);
   JobEntry& entry_for(EntryWanted wanted, size_t samples, size_t* index) const;  // the entry itself, or that of the remainder
   // Runs an entry; false where `until` ended it. One of a step's makes the update that waits, if one does; before another runs, settle()
   // has.
@@ -266,8 +276,8 @@ struct Trainer::Impl {
   double run_together(size_t index, std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first, int64_t counted,
                       double sum);
   void set_inverse_count(size_t index, const JobEntry& entry, int64_t counted);
-  void flush();                                                                       // makes the update that waits, if one does
-  void set_scalars(size_t index, ValueId input, int64_t step, double learning_rate);  // kNone: nothing
+  void flush();  // makes the update that waits, if one does
+  void set_update(size_t index, const std::vector<ValueId>& scalars, const UpdateNumbers& update);
   void set_random(size_t index, ValueId input, int64_t step, int64_t first, int64_t samples);
   void save_gradients(size_t index, const JobEntry& entry);
   void save_optimizer_state();
@@ -276,11 +286,7 @@ struct Trainer::Impl {
   float scalar(size_t entry, ValueId value) const;
   void note(const std::string& text) const;
   bool trained = false, training = false;  // train() has begun; is under way
-  struct Pending {
-    int64_t step = 0;
-    double learning_rate = 0;
-  };
-  std::optional<Pending> pending;  // the update that waits
+  std::optional<UpdateNumbers> pending;    // the update that waits
   struct Spent {
     double computing = 0, waiting = 0;  // milliseconds
   };

@@ -72,8 +72,8 @@ JobEntry& Trainer::Impl::entry_for(EntryWanted wanted, size_t samples, size_t* i
 bool Trainer::Impl::run_entry(size_t index, const std::atomic<bool>* until) {
   const JobGraph& job = entries[index]->job;
   check_usable();
-  require(!pending || job.pending_scalars != kNone, "an update that waits would be lost");
-  if (pending) set_scalars(index, job.pending_scalars, pending->step, pending->learning_rate);
+  require(!pending || !job.pending_scalars.empty(), "an update that waits would be lost");
+  if (pending) set_update(index, job.pending_scalars, *pending);
   try {
     if (!executor->run(index, until)) return false;
   } catch (const std::exception& problem) {
@@ -97,11 +97,12 @@ void Trainer::Impl::flush() {
   run_entry(static_cast<size_t>(find_entry({.kind = EntryKind::update})));
 }
 
-void Trainer::Impl::set_scalars(size_t index, ValueId input, int64_t step, double learning_rate) {
-  if (input == kNone) return;
-  const std::vector<float> scalars = optimizer.scalars(step, learning_rate);
-  const auto to = place(index, input);
-  if (!to.empty()) std::memcpy(to.data(), scalars.data(), to.size());
+void Trainer::Impl::set_update(size_t index, const std::vector<ValueId>& scalars, const UpdateNumbers& update) {
+  for (size_t group = 0; group < scalars.size(); ++group) {
+    const std::vector<float> numbers = optimizer.scalars(update.t, update.learning_rates.at(group));
+    const auto to = place(index, scalars[group]);
+    if (!to.empty()) std::memcpy(to.data(), numbers.data(), to.size());
+  }
 }
 
 // Where this run's random numbers are found: exec/random.h.
@@ -132,7 +133,7 @@ Window Trainer::Impl::next_window(int64_t epoch, int64_t index) const {
   return window;
 }
 
-StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double learning_rate, bool save) {
+StepResult Trainer::Impl::run_step(const Window& window, int64_t step, const UpdateNumbers& update, bool save) {
   const bool accumulate = options.gradient_accumulation_steps > 1, own_loss = options.loss == "output";
   const auto wanted = [&] { return EntryWanted{.kind = EntryKind::train, .completes_update = pending.has_value()}; };
   StepResult result;
@@ -162,7 +163,7 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
     set_inverse_count(index, entry, result.counted);
     set_random(index, entry.job.graph.find_value(kRandomInput), step, first, static_cast<int64_t>(batch.size()));
     first += static_cast<int64_t>(batch.size());
-    set_scalars(index, entry.job.scalars, step, learning_rate);
+    set_update(index, entry.job.scalars, update);
     run_entry(index);
     sum += static_cast<double>(scalar(index, entry.job.loss_sum));
     if (entry.job.count != kNone) require(scalar(index, entry.job.count) == static_cast<float>(here), "labels were counted differently");
@@ -170,10 +171,10 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, double le
   const bool used_up = accumulate && !deferred;  // the update clears the sums
   if (save && used_up) save_gradients(index, *entries[index]);
   if (deferred) {
-    pending = Pending{.step = step, .learning_rate = learning_rate};
+    pending = update;
   } else if (accumulate) {
     index = static_cast<size_t>(find_entry({.kind = EntryKind::update}));
-    set_scalars(index, entries[index]->job.scalars, step, learning_rate);
+    set_update(index, entries[index]->job.scalars, update);
     run_entry(index);
   }
   result.grad_norm = static_cast<double>(scalar(index, entries[index]->job.grad_norm));
@@ -282,6 +283,14 @@ EvalReport Trainer::Impl::evaluate() {
   return result;
 }
 
+// Not the evaluation at the end, which a longer run doesn't have.
+void Trainer::Impl::observe(const EvalReport& evaluated) {
+  const bool was_ended = std::isnan(evaluated.loss) && stop.load(std::memory_order_relaxed);
+  if (!schedule.follows_loss() || evaluated.step % options.eval_steps != 0 || was_ended) return;
+  schedule.def->observe(schedule, state.schedule, evaluated.loss);
+  state.schedule.step = evaluated.step;
+}
+
 Summary Trainer::Impl::train() {
   if (trained) throw error(ErrorCode::usage, "this trainer has trained already: make another one, with resume to go on");
   trained = true;
@@ -321,17 +330,31 @@ Summary Trainer::Impl::train() {
     }
   };
   const auto goes_on = [&] { return !stop.load(std::memory_order_relaxed) && !thrown && log.failure().empty(); };
+  const auto evaluate_now = [&] {
+    const EvalReport evaluated = evaluate();
+    observe(evaluated);
+    if (std::isfinite(evaluated.loss)) {
+      summary.eval_loss = evaluated.loss;
+      tell(callbacks.on_eval, evaluated);
+    }
+    return evaluated.loss;
+  };
   double step_seconds = 0, computing = 0, waiting = 0;
   std::vector<double> last_times;  // the ring of the last steps'
   last_times.reserve(kAveraged);
+  // An evaluation that the schedule would have seen, but the run was interrupted before or in it.
+  if (schedule.follows_loss() && state.step < total_steps && state.step > state.schedule.step && state.step % options.eval_steps == 0)
+    evaluate_now();
   while (state.step < total_steps && goes_on()) {
     const auto start = Clock::now();
     spent = {};
     const int64_t step = state.step + 1;
-    const double rate = schedule.at(step);
+    UpdateNumbers update{.t = step};
+    for (const ParameterGroup& group : groups)
+      update.learning_rates.push_back(schedule.at(state.step, group.rate(schedule.learning_rate), state.schedule));
     const Window window = next_window(state.epoch, state.index);
     const int64_t read_before = disk ? disk->bytes_read() : 0, written_before = disk ? disk->bytes_written() : 0;
-    const StepResult result = run_step(window, step, rate, step == first_step + 1 && !options.save_gradients.empty());
+    const StepResult result = run_step(window, step, update, step == first_step + 1 && !options.save_gradients.empty());
     const double seconds = seconds_since(start);
     if (disk) {
       summary.read_per_step = disk->bytes_read() - read_before;
@@ -349,7 +372,7 @@ Summary Trainer::Impl::train() {
                            .total_steps = total_steps,
                            .loss = result.loss,
                            .grad_norm = result.grad_norm,
-                           .learning_rate = rate,
+                           .learning_rate = update.learning_rates[0],
                            .milliseconds = seconds * 1e3,
                            .computing_milliseconds = spent.computing,
                            .waiting_milliseconds = spent.waiting,
@@ -369,14 +392,7 @@ Summary Trainer::Impl::train() {
       tell(callbacks.on_note, fmt::format("step {}: none of its labels counts, so nothing was learned from it", step));
     tell(callbacks.on_step, step_report);
     double eval_loss = std::numeric_limits<double>::quiet_NaN();
-    if (!thrown && options.eval_steps > 0 && (step % options.eval_steps == 0 || step == total_steps)) {
-      const EvalReport evaluated = evaluate();
-      eval_loss = evaluated.loss;
-      if (std::isfinite(eval_loss)) {
-        summary.eval_loss = eval_loss;
-        tell(callbacks.on_eval, evaluated);
-      }
-    }
+    if (!thrown && options.eval_steps > 0 && (step % options.eval_steps == 0 || step == total_steps)) eval_loss = evaluate_now();
     log.step(step_report, eval_loss);
     if (options.save_steps > 0 && step % options.save_steps == 0) {
       save(/*note_it=*/false);

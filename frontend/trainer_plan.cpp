@@ -107,7 +107,9 @@ MicroBatches Trainer::Impl::finish_train(const JobEntry& entry, Graph& graph, co
   run_pass("recompute", graph, joined ? PassOptions{} : passes, [&] { return recompute(graph, choice, counted); });
   if (joined) {
     run_pass("micro_batches", graph, passes, [&] {
-      batches = join_micro_batches(graph, static_cast<size_t>(together), {entry.job.inverse_count, entry.job.pending_scalars});
+      std::vector<ValueId> shared = entry.job.pending_scalars;
+      shared.push_back(entry.job.inverse_count);
+      batches = join_micro_batches(graph, static_cast<size_t>(together), shared);
       return true;
     });
   }

@@ -9,6 +9,7 @@
 
 #include "frontend/budget.h"
 #include "frontend/file.h"
+#include "frontend/parameter_groups.h"
 #include "frontend/trainer_impl.h"
 #include "frontend/units.h"
 #include "graph/error.h"
@@ -62,6 +63,7 @@ void Trainer::Impl::describe(double seconds) {
   report.train_samples = train_range.count;
   report.valid_samples = valid_range.count;
   report.total_steps = total_steps;
+  report.groups = report_groups;
   report.machine_flops = device.rates.flops;
   report.machine_bytes_per_second = device.rates.bytes_per_second;
 
@@ -256,6 +258,7 @@ std::string Trainer::Impl::plan_text(const std::string& memory) const {
   if (together > 1)
     text += fmt::format("order       vertical: {} micro-batches of {} go through the model together\n", together,
                         options.gradient_accumulation_steps);
+  if (report.groups.size() > 1) text += shown_groups(report.groups);
   if (deferred) text += "updates     in the next step, each before the first use of its weight\n";
   text += fmt::format("step        {} predicted, {:.3g} GFLOP · {} steps\n", shown_duration(report.predicted_milliseconds),
                       report.flops_per_step / 1e9, total_steps);
@@ -296,6 +299,15 @@ void Trainer::Impl::write_plan_json(const nlohmann::ordered_json& memory) const 
                      {"recomputed_bytes", row.recomputed_bytes},
                      {"read", row.read},
                      {"written", row.written}});
+  }
+  Json of_groups = Json::array();
+  for (const GroupReport& row : report.groups) {
+    of_groups.push_back({{"name", row.name},
+                         {"tensors", row.tensors},
+                         {"elements", row.elements},
+                         {"learning_rate", row.learning_rate},
+                         {"weight_decay", row.weight_decay},
+                         {"decayed", row.decayed}});
   }
   Json json{
       {"model", options.model},
@@ -352,6 +364,7 @@ void Trainer::Impl::write_plan_json(const nlohmann::ordered_json& memory) const 
         {"data_bytes", job_size.data_bytes}}},
       {"parameters", report.parameters},
       {"trainable_parameters", report.trainable_parameters},
+      {"groups", of_groups},
       {"batch", report.batch},
       {"sequence", report.sequence},
       {"train_samples", report.train_samples},

@@ -173,16 +173,21 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
   const auto text = [](const auto& value) { return fmt::format("{}", value); };
   std::string batch_norm = options.batch_norm;
   for (const auto& [pattern, mode] : options.batch_norm_nodes) batch_norm += fmt::format(" {}={}", pattern, mode);
+  std::string kwargs;
+  for (const auto& [name, value] : options.lr_scheduler_kwargs) kwargs += fmt::format("{}{}={}", kwargs.empty() ? "" : ",", name, value);
   std::map<std::string, std::string> result{{"loss", options.loss},
                                             {"output", options.output},
                                             {"labels", options.labels},
                                             {"task", options.task},
                                             {"batch_size", text(binding.batch)},
                                             {"seq_length", text(binding.sequence)},
-                                            {"learning_rate", text(options.learning_rate)},
-                                            {"lr_scheduler_type", options.lr_scheduler_type},
+                                            {"learning_rate", text(schedule.learning_rate)},
+                                            {"lr_scheduler_type", std::string(schedule.def->name)},
+                                            {"lr_scheduler_kwargs", kwargs},
                                             {"warmup_steps", text(schedule.warmup_steps)},
                                             {"weight_decay", text(options.weight_decay)},
+                                            {"param_groups", groups_setting(options)},
+                                            {"layer_decay", text(options.layer_decay)},
                                             {"max_grad_norm", text(options.max_grad_norm)},
                                             {"optim", optimizer.state_label()},
                                             {"total_steps", text(total_steps)},

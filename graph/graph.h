@@ -47,6 +47,7 @@ struct Value {
   std::shared_ptr<const Tensor> constant{};  // set exactly where kind is constant
   bool trainable = false;                    // parameters only: false where frozen
   bool quantized_state = false;              // parameters only: an optimizer that quantizes its state does so with this one's
+  uint32_t group = 0;                        // parameters only: the row of the job's table of groups (passes/optimizer.h)
   int64_t part_rows = 0;                     // parameters only: so many rows go by themselves (passes/split_weights.h); 0: it is one piece
   std::string owner{};                       // optimizer state, accumulators: the parameter that they belong to, by name
   std::string whole{};                       // parameters and state that are a range of a whole's bytes: its name; else empty

@@ -15,8 +15,8 @@ void emit_behind(Builder& builder, const std::vector<ValueId>& values);
 
 // Adds the norm of job.gradients as job.grad_norm.
 void build_norm(JobGraph& job, Stage stage);
-// An input for the optimizer's scalars.
-ValueId add_scalars(Graph& graph, const Optimizer& optimizer, const char* name);
+// Inputs for the optimizer's scalars, one for each parameter group: each has a learning rate of its own.
+std::vector<ValueId> add_scalars(Graph& graph, const OptimizerSpec& spec, const char* name);
 // Of these nodes the one that comes first in the graph's order; kNone where none is in it.
 NodeId first_in_order(const Graph& graph, const std::vector<NodeId>& nodes);
 // Adds clipping by `norm` and the update of each gradient's parameter (parameter -> gradient). `before`, where given, says the node that a
@@ -24,6 +24,6 @@ NodeId first_in_order(const Graph& graph, const std::vector<NodeId>& nodes);
 // update.
 using UpdatePlaces = std::function<NodeId(ValueId parameter)>;
 std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec, const std::map<ValueId, ValueId>& gradients, ValueId norm,
-                                        ValueId scalars, const UpdatePlaces& before = nullptr);
+                                        const std::vector<ValueId>& scalars, const UpdatePlaces& before = nullptr);
 
 }  // namespace ort_train

@@ -4,9 +4,12 @@
 //   after    norm = GlobalNorm(SumSquares(g1) … SumSquares(gn)) ; c = UpdateFactor(norm)
 //            p1', m1', v1' = AdamW(p1, g1, c, scalars, m1, v1) …                            in import order
 //
-// Which nodes these are, and which state, its definition says (passes/optimizer.h). Weight decay is on parameters of rank 2 and more. The
-// scalars (learning rate, bias corrections) are computed once a step on the host, and fed as a graph input. Without clipping c is the
+// Which nodes these are, and which state, its definition says (passes/optimizer.h). Weight decay is that of the parameter's group, else the
+// job's on parameters of rank 2 and more. The scalars (learning rate, bias corrections) are computed once a step on the host, and fed as a
+// graph input for each group. Without clipping c is the
 // constant 1.
+
+#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -42,10 +45,15 @@ void build_norm(JobGraph& job, Stage stage) {
   job.grad_norm = builder.before(kNone).emit("GlobalNorm", squares);
 }
 
-ValueId add_scalars(Graph& graph, const Optimizer& optimizer, const char* name) {
-  const auto count = static_cast<int64_t>(optimizer.def->scalar_count);
-  graph.inputs.push_back(graph.add_value({.name = name, .dtype = DType::float32, .shape = {count}, .kind = ValueKind::input}));
-  return graph.inputs.back();
+std::vector<ValueId> add_scalars(Graph& graph, const OptimizerSpec& spec, const char* name) {
+  const auto count = static_cast<int64_t>(spec.optimizer.def->scalar_count);
+  std::vector<ValueId> scalars;
+  for (size_t group = 0; group < spec.groups.size(); ++group) {
+    const std::string of_group = group == 0 ? std::string(name) : fmt::format("{}.{}", name, group);
+    scalars.push_back(graph.add_value({.name = of_group, .dtype = DType::float32, .shape = {count}, .kind = ValueKind::input}));
+  }
+  graph.inputs.insert(graph.inputs.end(), scalars.begin(), scalars.end());
+  return scalars;
 }
 
 NodeId first_in_order(const Graph& graph, const std::vector<NodeId>& nodes) {
@@ -111,7 +119,7 @@ void add_states(Graph& graph, UpdateBuilder& update) {
 }  // namespace
 
 std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec, const std::map<ValueId, ValueId>& gradients, ValueId norm,
-                                        ValueId scalars, const UpdatePlaces& before) {
+                                        const std::vector<ValueId>& scalars, const UpdatePlaces& before) {
   Builder builder(graph, Stage::update);
   builder.named("gradient norm");
   if (before && !graph.order().empty()) builder.before(graph.order().front());
@@ -122,7 +130,8 @@ std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec,
   for (const std::vector<ValueId>& parameters : updated_together(graph, spec.optimizer, gradients)) {
     UpdateBuilder update(builder, spec.optimizer);
     update.clip = coefficient;
-    update.scalars = scalars;
+    const Value& first = graph.value(parameters[0]);  // its parts are of the same group
+    update.scalars = scalars.at(first.group);
     update.shape = graph.value(parameters[0]).shape;
     std::vector<NodeId> places;
     for (const ValueId parameter : parameters) {
@@ -131,7 +140,7 @@ std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec,
       update.parts.push_back({.parameter = parameter, .gradient = gradients.at(parameter), .before = places.back()});
     }
     update.before_all = before ? first_in_order(graph, places) : kNone;
-    update.weight_decay = group_of(graph.value(parameters[0])) == ParameterGroup::decayed ? spec.weight_decay : 0;
+    update.weight_decay = spec.groups.at(first.group).decay(spec.weight_decay, first.shape);
     add_states(graph, update);
     const std::vector<ValueId> results = spec.optimizer.def->update(update);
     for (size_t i = 0; i < parameters.size(); ++i) updated[parameters[i]] = results.at(i);

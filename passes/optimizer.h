@@ -132,10 +132,15 @@ struct OptimizerDef {
   std::string_view (*variant)(const Optimizer&) = nullptr;
 };
 
-// Parameters of one group are updated with the same numbers: those of rank 2 and more have weight decay, the others none.
-enum class ParameterGroup : uint8_t { not_decayed, decayed };
-inline ParameterGroup group_of(const Value& parameter) {
-  return parameter.shape.size() >= 2 ? ParameterGroup::decayed : ParameterGroup::not_decayed;
-}
+// The numbers of a group of parameters: a row of the job's table, which Value::group refers to.
+struct ParameterGroup {
+  std::string name{};                     // for reports
+  std::optional<double> learning_rate{};  // the highest; else the job's times `rate_scale`
+  double rate_scale = 1;
+  std::optional<double> weight_decay{};  // of all its parameters; else the job's, of those of rank 2 and more
+
+  double rate(double of_job) const { return learning_rate.value_or(of_job * rate_scale); }
+  double decay(double of_job, const Shape& parameter) const { return weight_decay.value_or(parameter.size() >= 2 ? of_job : 0); }
+};
 
 }  // namespace ort_train

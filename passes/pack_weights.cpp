@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <tuple>
 
 #include "exec/program.h"
 #include "graph/autodiff.h"
@@ -35,10 +36,11 @@ class Packer {
     const std::string name = fmt::format("{}..{}", names.front(), names.back());
     pack_ = graph_.add_value({.name = name,
                               .dtype = first.dtype,
-                              .shape = group_of(first) == ParameterGroup::decayed ? Shape{1, elements} : Shape{elements},
+                              .shape = first.shape.size() >= 2 ? Shape{1, elements} : Shape{elements},
                               .kind = ValueKind::parameter,
                               .trainable = true,
-                              .quantized_state = first.quantized_state});
+                              .quantized_state = first.quantized_state,
+                              .group = first.group});
     if (graph_.value(pack_).name != name)
       throw error(ErrorCode::unsupported, "'{}' is a name in the model that a pack of small weights has to have: rename it", name);
     for (size_t i = 0; i < members_.size(); ++i)
@@ -111,7 +113,7 @@ Packs choose_packs(const Graph& forward, const LossSpec& loss, const Optimizer& 
     std::vector<std::string> names{};
     int64_t end = 0;
   };
-  std::map<std::pair<ParameterGroup, std::vector<DType>>, Open> open;  // by group and types of state
+  std::map<std::tuple<uint32_t, bool, std::vector<DType>>, Open> open;  // by group, whether it may have weight decay, and types of state
   const auto close = [&](Open& pack) {
     if (pack.names.size() > 1) packs.push_back(std::move(pack.names));
     pack = {};
@@ -122,7 +124,7 @@ Packs choose_packs(const Graph& forward, const LossSpec& loss, const Optimizer& 
       const Value& weight = forward.value(input);
       std::vector<DType> types;
       for (const StateDef& state : optimizer.states(weight)) types.push_back(state.type.dtype);
-      Open& pack = open[{group_of(weight), types}];
+      Open& pack = open[{weight.group, weight.shape.size() >= 2, types}];
       if (next_member(pack.end, multiple, weight.dtype) + weight.bytes() > kPackBytes) close(pack);
       pack.names.push_back(weight.name);
       pack.end = next_member(pack.end, multiple, weight.dtype) + weight.bytes();

@@ -20,8 +20,8 @@ namespace ort_train {
 inline constexpr int64_t kPackBytes = int64_t{64} << 10;
 
 // Of an optimized forward graph, the names of what goes into each pack: float32 parameters that get a gradient, are used once and aren't
-// divided, neighbours in the order of their use, of one parameter group, with state of the same types. A pack has two members at least.
-// None where the optimizer's granularity forbids it.
+// divided, neighbours in the order of their use, of one parameter group and one weight decay, with state of the same types. A pack has two
+// members at least. None where the optimizer's granularity forbids it.
 Packs choose_packs(const Graph& forward, const LossSpec& loss, const Optimizer& optimizer = make_optimizer());
 
 // Makes options.packs in a job's graph, which has its backward pass but no update. `gradients`: parameter -> those of its uses; the packs'

@@ -23,15 +23,16 @@ struct LossSpec {
 
 struct OptimizerSpec {
   Optimizer optimizer = make_optimizer();
-  double weight_decay = 0;     // on parameters of rank 2 and more
-  double max_grad_norm = 1.0;  // 0: no clipping
-  bool accumulate = false;     // gradients are summed over micro-batches into accumulators: two graphs instead of one, see below
-  bool deferred = false;  // an update waits for the next step, where it runs before the first use of its weight: three graphs, see below
+  double weight_decay = 0;                                              // where the parameter's group has none: on those of rank 2 and more
+  std::vector<ParameterGroup> groups = std::vector<ParameterGroup>(1);  // by Value::group
+  double max_grad_norm = 1.0;                                           // 0: no clipping
+  bool accumulate = false;  // gradients are summed over micro-batches into accumulators: two graphs instead of one, see below
+  bool deferred = false;    // an update waits for the next step, where it runs before the first use of its weight: three graphs, see below
   std::set<std::string> at_once{};  // but not of these weights, for which the next step would wait (used_soon)
 };
 
 // Names of graph inputs that the pipeline adds.
-inline constexpr const char* kScalarsInput = "ort_train.scalars";                 // float32 [n]: Optimizer::scalars
+inline constexpr const char* kScalarsInput = "ort_train.scalars";  // float32 [n]: Optimizer::scalars; of group i: with .i behind it
 inline constexpr const char* kPendingScalarsInput = "ort_train.pending_scalars";  // the same, of the step that left updates behind
 inline constexpr const char* kInverseCountInput =
     "ort_train.inverse_count";  // float32 []: 1 / counted labels (elements for mse) of the optimizer step's batch
@@ -48,8 +49,8 @@ struct JobGraph {
   Graph graph;
   EntryRole role{};
   ValueId labels = kNone;                // input
-  ValueId scalars = kNone;               // input, see kScalarsInput
-  ValueId pending_scalars = kNone;       // input, see kPendingScalarsInput
+  std::vector<ValueId> scalars;          // inputs by group, see kScalarsInput; or none
+  std::vector<ValueId> pending_scalars;  // inputs by group, see kPendingScalarsInput; or none
   ValueId inverse_count = kNone;         // input, see kInverseCountInput; (batches for output)
   ValueId loss_sum = kNone;              // float32 []: sum over counted labels or elements; for loss "output" the loss itself
   ValueId count = kNone;                 // float32 []: how many counted; kNone: one

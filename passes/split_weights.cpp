@@ -71,6 +71,7 @@ class Splitter {
                  .kind = ValueKind::parameter,
                  .trainable = whole.trainable,
                  .quantized_state = whole.quantized_state,
+                 .group = whole.group,
                  .whole = whole.name,
                  .whole_offset = whole.bytes() / whole.shape[0] * first};
       part.shape[0] = rows.count;

@@ -253,6 +253,25 @@ TEST_F(CommandLineTest, TheLogHasALineAStepAndASummary) {
   EXPECT_TRUE(fs::exists(folder / "a/checkpoint-5"));
 }
 
+TEST_F(CommandLineTest, SchedulesTakeArgumentsAsPairsAndAsJson) {
+  const auto rates = [&](const std::string& out, const std::string& arguments) {
+    const Result result = run(gpt(out, {"--max-steps", "6", "--lr-scheduler-type", "wsd", "--warmup-ratio", "0.3", "--lr-scheduler-kwargs",
+                                        arguments, "--param-group", "*ln_*:lr_scale=0.5,weight_decay=0", "--param_group=*.bias:lr=1e-5"}));
+    EXPECT_EQ(result.code, 0) << result.err;
+    std::vector<double> found;
+    for (const Json& line : log(out)) {
+      if (line.contains("learning_rate")) found.push_back(line.at("learning_rate"));
+    }
+    return found;
+  };
+  const std::vector<double> pairs = rates("a", "num-decay-steps=2,decay_type=linear,min_lr_ratio=0.5");
+  EXPECT_EQ(pairs, (std::vector<double>{5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3, 7.5e-4}));
+  EXPECT_EQ(rates("b", R"({"num_decay_steps": 2, "decay_type": "linear", "min_lr_ratio": 0.5, "num_stable_steps": null})"), pairs);
+  const Result plan = run(gpt("c", {"--plan", "--param-group", "*ln_*:lr_scale=0.5,weight_decay=0"}));
+  EXPECT_EQ(plan.code, 0) << plan.err;
+  EXPECT_THAT(plan.out, testing::ContainsRegex("groups .*tensors +parameters +learning rate +weight decay\n +others .*\n +\\*ln_\\* .* 0.0005 "));
+}
+
 TEST_F(CommandLineTest, ALearningRateOfZeroGivesTheSameFileBack) {
   for (const char* model : {"gpt2-dynamo-20-folded", "gpt2-torchscript-18-folded", "mlp-mse"}) {
     const std::string data = kGolden + model + ".data.safetensors";

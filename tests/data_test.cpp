@@ -1,4 +1,4 @@
-// Data sets as a job sees them: rows of tokens, binding of dimensions, feeding, shuffling, schedules.
+// Data sets as a job sees them: rows of tokens, binding of dimensions, feeding, shuffling.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,6 @@
 #include "frontend/binding.h"
 #include "frontend/data_set.h"
 #include "frontend/feed.h"
-#include "frontend/schedule.h"
 #include "frontend/shuffle.h"
 #include "tests/failures.h"
 #include "tests/test_files.h"
@@ -272,42 +271,6 @@ TEST(Shuffle, IsAPermutationThatDependsOnSeedAndEpoch) {
   EXPECT_LE(same_seed, 8);
   EXPECT_LE(fixed, 8);
   EXPECT_NEAR(static_cast<double>(order), 500, 60);
-}
-
-// transformers.get_scheduler(name, SGD(lr=3e-4), warmup, total), get_last_lr() before each step.
-TEST(Schedule, IsHuggingFaces) {
-  struct Case {
-    const char* type;
-    double warmup;
-    std::vector<double> rates;
-  };
-  const Case cases[] = {{"linear",
-                         0,
-                         {0.0003, 0.00027, 0.00023999999999999998, 0.00020999999999999998, 0.00017999999999999998, 0.00015,
-                          0.00011999999999999999, 8.999999999999999e-05, 5.9999999999999995e-05, 2.9999999999999997e-05}},
-                        {"linear",
-                         3,
-                         {0.0, 9.999999999999999e-05, 0.00019999999999999998, 0.0003, 0.0002571428571428571, 0.00021428571428571427,
-                          0.0001714285714285714, 0.00012857142857142855, 8.57142857142857e-05, 4.285714285714285e-05}},
-                        {"cosine",
-                         0,
-                         {0.0003, 0.0002851453301853628, 0.00024352347027881003, 0.00018337814009344714, 0.00011662185990655284,
-                          5.6476529721189974e-05, 1.4854669814637143e-05}},
-                        {"cosine",
-                         2,
-                         {0.0, 0.00015, 0.0003, 0.0002851453301853628, 0.00024352347027881003, 0.00018337814009344714,
-                          0.00011662185990655284, 5.6476529721189974e-05, 1.4854669814637143e-05}},
-                        {"constant", 3, {0.0003, 0.0003, 0.0003, 0.0003, 0.0003}},
-                        {"constant_with_warmup", 4, {0.0, 7.5e-05, 0.00015, 0.000225, 0.0003, 0.0003, 0.0003, 0.0003}}};
-  for (const Case& c : cases) {
-    const Schedule schedule = make_schedule(c.type, 3e-4, c.warmup, static_cast<int64_t>(c.rates.size()));
-    for (size_t i = 0; i < c.rates.size(); ++i)
-      EXPECT_DOUBLE_EQ(schedule.at(static_cast<int64_t>(i) + 1), c.rates[i]) << c.type << " step " << i + 1;
-  }
-  EXPECT_EQ(make_schedule("linear", 1, 0.1, 95).warmup_steps, 10);  // TrainingArguments.get_warmup_steps: rounded up
-  EXPECT_EQ(make_schedule("linear", 1, 5.9, 95).warmup_steps, 5);
-  error_of(ErrorCode::usage, [] { make_schedule("polynomial", 1, 0, 10); });
-  error_of(ErrorCode::usage, [] { make_schedule("linear", 1, -1, 10); });
 }
 
 }  // namespace

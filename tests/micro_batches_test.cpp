@@ -129,7 +129,9 @@ TEST(MicroBatches, AnUpdateInTheNextStepGivesTheSameBits) {
     for (size_t step = 0; step < 2; ++step) {
       const JobGraph& job = step == 0 ? first : pending;
       Graph together = job.graph;
-      const MicroBatches batches = join_micro_batches(together, kBatches, {job.inverse_count, job.pending_scalars});
+      std::vector<ValueId> shared = job.pending_scalars;
+      shared.push_back(job.inverse_count);
+      const MicroBatches batches = join_micro_batches(together, kBatches, shared);
       together.verify("micro_batches");
       std::map<ValueId, Tensor> inputs;
       for (size_t batch = 0; batch < kBatches; ++batch) {

@@ -74,7 +74,7 @@ struct Update {
   };
   Graph graph;
   std::vector<Part> parts;
-  ValueId scalars = kNone;
+  std::vector<ValueId> scalars;
 
   Update(const Golden& golden, const std::string& which, const OptimizerSpec& spec, int64_t most) {
     std::map<ValueId, ValueId> gradients;
@@ -97,7 +97,7 @@ struct Update {
         parts.push_back(part);
       }
     }
-    scalars = add_scalars(graph, spec.optimizer, kScalarsInput);
+    scalars = add_scalars(graph, spec, kScalarsInput);
     build_update(graph, spec, gradients, kNone, scalars);
     graph.verify("the update");
   }
@@ -150,7 +150,7 @@ TEST(Optimizer, StepsAreThoseOfTheReferenceImplementations) {
       for (size_t step = 0; step < rates.size(); ++step) {
         const auto at = static_cast<int64_t>(step);
         const std::vector<float> scalars = spec.optimizer.scalars(at + 1, rates[step]);
-        std::map<ValueId, Tensor> inputs{{update.scalars, make_tensor<float>({static_cast<int64_t>(scalars.size())}, scalars)}};
+        std::map<ValueId, Tensor> inputs{{update.scalars[0], make_tensor<float>({static_cast<int64_t>(scalars.size())}, scalars)}};
         for (const Update::Part& part : update.parts) {
           const Tensor all = golden.tensor(fmt::format("{}/{}/gradients", which, part.tensor));
           inputs[part.gradient] = rows_of(element_of(all, at), part.first, part.rows);

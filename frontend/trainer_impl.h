@@ -17,6 +17,7 @@
 #include "exec/cpu_device.h"
 #include "exec/executor.h"
 #include "exec/program.h"
+#include "frontend/anomaly_watch.h"
 #include "frontend/binding.h"
 #include "frontend/boundary.h"
 #include "frontend/budget.h"
@@ -26,6 +27,7 @@
 #include "frontend/feed.h"
 #include "frontend/import.h"
 #include "frontend/log.h"
+#include "frontend/loss_scaling.h"
 #include "frontend/ort_train.h"
 #include "frontend/schedule.h"
 #include "offload/calibration.h"
@@ -68,9 +70,16 @@ struct Window {
   int64_t samples = 0;
 };
 
+// What a step's update is made with.
+struct UpdateNumbers {
+  int64_t t = 0;  // of the optimizer, from 1
+  double learning_rate = 0;
+  float loss_scale = 1;
+};
+
 struct StepResult {
-  double loss = 0, grad_norm = 0;
-  int64_t counted = 0;  // labels
+  double loss = 0, grad_norm = 0;  // as they are without loss scaling
+  int64_t counted = 0;             // labels
 };
 
 // The state file in the folder of the disk tier to which the checkpoints in the output folder refer.
@@ -97,6 +106,7 @@ struct Trainer::Impl {
 
   Options options;
   Optimizer optimizer;
+  LossScaling scaling;
   Boundary boundary;
   Callbacks callbacks;
   std::atomic<bool> stop{false};  // asked for, and not seen to yet
@@ -197,6 +207,7 @@ struct Trainer::Impl {
   Schedule schedule;
   Program program;
   std::unique_ptr<Executor> executor;
+  std::unique_ptr<AnomalyWatch> anomalies;  // null where nobody asks
   MachineProfile profile;
   DiskRates disk_rates;                   // zero where there is no disk
   int64_t part_bytes = 0;                 // the size of parts that the entries' weights are in
@@ -222,6 +233,7 @@ struct Trainer::Impl {
   void check_space() const;
   void resume();
   void save(bool note_it);
+  void save_gradients(size_t index, const JobEntry& entry, float loss_scale);
   int64_t kept_checkpoints(bool in_slots) const;
   int state_slots() const { return static_cast<int>(kept_checkpoints(/*in_slots=*/true)) + 1; }
   std::string resume_folder;  // the newest checkpoint, or the one that was named; empty: the run begins afresh
@@ -257,29 +269,27 @@ struct Trainer::Impl {
   Summary train();
   EvalReport evaluate();  // loss NaN where `stop` ended it
   Window next_window(int64_t epoch, int64_t index) const;
-  StepResult run_step(const Window& window, int64_t step, double learning_rate, bool save_gradients);
+  StepResult run_step(const Window& window, int64_t step, const UpdateNumbers& update, bool save_gradients);
   JobEntry& entry_for(EntryWanted wanted, size_t samples, size_t* index) const;  // the entry itself, or that of the remainder
   // Runs an entry; false where `until` ended it. One of a step's makes the update that waits, if one does; before another runs, settle()
   // has.
   bool run_entry(size_t index, const std::atomic<bool>* until = nullptr);
   // Micro-batches of an accumulating step, together. Returns `sum` with their losses added.
-  double run_together(size_t index, std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first, int64_t counted,
-                      double sum);
-  void set_inverse_count(size_t index, const JobEntry& entry, int64_t counted);
-  void flush();                                                                       // makes the update that waits, if one does
-  void set_scalars(size_t index, ValueId input, int64_t step, double learning_rate);  // kNone: nothing
+  double run_together(size_t index, std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first, int64_t counted, double sum,
+                      float loss_scale);
+  void flush();  // makes the update that waits, if one does
+  // Inputs; kNone: nothing.
+  void set_number(size_t index, ValueId input, float number);
+  void set_seed(size_t index, const JobEntry& entry, int64_t counted, float loss_scale);
+  void set_update(size_t index, ValueId scalars, ValueId loss_scale, const UpdateNumbers& update);
   void set_random(size_t index, ValueId input, int64_t step, int64_t first, int64_t samples);
-  void save_gradients(size_t index, const JobEntry& entry);
-  void check_finite(const StepResult& result, int64_t step) const;
+  std::string why_not_finite(const StepResult& result) const;  // empty where it is
+  Error diverged(int64_t step, const std::string& why) const;
   std::span<std::byte> place(size_t entry, ValueId value) const;
   float scalar(size_t entry, ValueId value) const;
   void note(const std::string& text) const;
   bool trained = false, training = false;  // train() has begun; is under way
-  struct Pending {
-    int64_t step = 0;
-    double learning_rate = 0;
-  };
-  std::optional<Pending> pending;  // the update that waits
+  std::optional<UpdateNumbers> pending;    // the update that waits
   struct Spent {
     double computing = 0, waiting = 0;  // milliseconds
   };

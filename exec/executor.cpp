@@ -104,6 +104,7 @@ struct Executor::Impl {
   std::map<std::string, const Persistent*, std::less<>> persistents;
   std::vector<std::byte*> spaces;  // where each begins; empty before attach()
   Disk* disk = nullptr;
+  NodeWatch* watch = nullptr;
   bool waiting = false;  // the last entry left gradients for an update that isn't made yet
   std::vector<RunTimes> times;
   std::vector<std::vector<int32_t>> unwaited;  // by entry: copies of the file that only its end waits for
@@ -326,6 +327,7 @@ struct Executor::Impl {
     const Drained drained{device, disk};
     RunTimes& spent = times[entry];
     spent.waiting = 0;
+    if (watch != nullptr) watch->begin(entry);
     Clock::time_point before = Clock::now();
     const auto lap = [&] {
       const Clock::time_point now = Clock::now();
@@ -343,7 +345,9 @@ struct Executor::Impl {
         begin(step, fence);
       } else if (step.kernel || is_copy(*step.instruction) || !device.is_synchronous()) {  // or a view, which others may wait for
         fence.open(*step.instruction);
+        if (watch != nullptr && step.kernel) watch->before(entry, step.instruction->node, step.inputs);
         on_device(entry, [&] { issue(step, static_cast<int32_t>(i)); });
+        if (watch != nullptr && step.kernel) watch->behind(entry, step.instruction->node, step.outputs);
         fence.close(*step.instruction);
       }
       spent.seconds[i] = lap();
@@ -421,6 +425,10 @@ size_t Executor::prepared_kernels() const { return impl_->kernels.size(); }
 void Executor::attach(std::vector<Memory*> spaces, Disk* disk, bool fresh) { impl_->attach(spaces, disk, fresh); }
 bool Executor::run(size_t entry, const std::atomic<bool>* stop) { return impl_->run(entry, stop); }
 int64_t Executor::measured_peak_bytes(SpaceId space) const { return impl_->measured_peak(space); }
+void Executor::watch(NodeWatch* watch) {
+  require(watch == nullptr || impl_->device.is_synchronous(), "only what a synchronous device runs can be watched");
+  impl_->watch = watch;
+}
 const RunTimes& Executor::times(size_t entry) const { return impl_->times.at(entry); }
 
 std::span<std::byte> Executor::input(size_t entry, ValueId value) const {

@@ -23,6 +23,15 @@ struct RunTimes {
   double waiting = 0;           // seconds for copies of the file, and for work that these wait for
 };
 
+// Looks at what nodes read and make, right before and behind each. What it throws ends the run.
+class NodeWatch {
+ public:
+  virtual ~NodeWatch() = default;
+  virtual void begin(size_t entry) = 0;
+  virtual void before(size_t entry, NodeId node, std::span<const void* const> inputs) = 0;
+  virtual void behind(size_t entry, NodeId node, std::span<void* const> outputs) = 0;
+};
+
 class Executor {
  public:
   // Prepares all kernels of all entries; equal specs of one op share one. Throws what preparing a kernel throws, with its node named.
@@ -57,6 +66,9 @@ class Executor {
   // the last entry (may_run; else throws Error(device)). `stop`, polled between
   // instructions, abandons the run (returns false): state that it had changed by then stays changed. Allocates nothing itself.
   bool run(size_t entry, const std::atomic<bool>* stop = nullptr);
+
+  // From the next run on, this one watches; null: nobody. Only of a synchronous device, whose memory is the host's.
+  void watch(NodeWatch* watch);
 
   // The highest end of any place of the space that was written or read so far: what its memory really had to be.
   int64_t measured_peak_bytes(SpaceId space = kMemory) const;

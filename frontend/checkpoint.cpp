@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <filesystem>
 #include <new>
 #include <nlohmann/json.hpp>
@@ -91,7 +92,12 @@ Json to_json(const RunState& state) {
           {"seconds", state.seconds},
           {"first_losses", state.first_losses},
           {"last_losses", state.last_losses},
-          {"schedule", to_json(state.schedule)}};
+          {"schedule", to_json(state.schedule)},
+          {"loss_scale",
+           {{"scale", state.loss_scale.scale},
+            {"finite_steps", state.loss_scale.finite_steps},
+            {"skipped", state.loss_scale.skipped},
+            {"skipped_in_row", state.loss_scale.skipped_in_row}}}};
 }
 
 ScheduleState schedule_of(const Json& json) {
@@ -119,6 +125,16 @@ RunState state_of(const Json& json) {
   json.at("last_losses").get_to(state.last_losses);
   if (const auto schedule = json.find("schedule"); schedule != json.end()) state.schedule = schedule_of(*schedule);
   if (state.step < 0 || state.epoch < 0 || state.index < 0) throw error(ErrorCode::corrupt, "a negative step");
+  if (const auto found = json.find("loss_scale"); found != json.end()) {  // older ones have none
+    LossScaleState& of = state.loss_scale;
+    found->at("scale").get_to(of.scale);
+    found->at("finite_steps").get_to(of.finite_steps);
+    found->at("skipped").get_to(of.skipped);
+    found->at("skipped_in_row").get_to(of.skipped_in_row);
+    if (!(of.scale >= 0 && std::isfinite(of.scale)) || of.finite_steps < 0 || of.skipped_in_row < 0 || of.skipped < of.skipped_in_row ||
+        of.skipped > state.step)
+      throw error(ErrorCode::corrupt, "a loss scale that can't be");
+  }
   return state;
 }
 

@@ -28,6 +28,7 @@
 #include <string>
 #include <vector>
 
+#include "frontend/loss_scaling.h"
 #include "frontend/schedule.h"
 #include "graph/types.h"
 #include "offload/state_file.h"
@@ -37,13 +38,17 @@ namespace ort_train {
 // Everything about a run that isn't a tensor.
 struct RunState {
   int64_t run = 0;               // when it was begun, in nanoseconds: tells runs apart that share a folder
-  int64_t step = 0;              // optimizer steps done
+  int64_t step = 0;              // optimizer steps done, with skipped ones
   int64_t epoch = 0, index = 0;  // the next sample: data cursor
   uint64_t seed = 0;
   int64_t tokens = 0;                             // trained on so far
   double seconds = 0;                             // of training, earlier pieces of the run included
   std::vector<double> first_losses, last_losses;  // at most 100 each
   ScheduleState schedule{};
+  LossScaleState loss_scale{};
+
+  // Updates made, with the one of that step: skipped ones don't count, neither for the optimizer nor for the schedule.
+  int64_t update_of(int64_t of_step) const { return of_step - loss_scale.skipped; }
 };
 
 // A tensor that lives across steps.

@@ -246,6 +246,14 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(optimizer, "--layer-decay", o.layer_decay, "multiply the learning rate of layer i of n by this to the power of n - i");
   add_optimizer_options(app, optimizer, o);
   add(optimizer, "--max-grad-norm", o.max_grad_norm, "clip gradients to this norm (0: no clipping)");
+  app.add_flag("--clip-per-layer", o.clip_per_layer, "clip each weight's gradient to --max-grad-norm by its own norm")->group(optimizer);
+  add(optimizer, "--loss-scale", o.loss_scale,
+      "multiply the loss by this before the backward pass, and skip steps whose gradients aren't finite: auto (dynamic where gradients are "
+      "float16, else none), none, dynamic or a number");
+  add(optimizer, "--loss-scale-init", o.loss_scale_init, "what the dynamic loss scale begins as");
+  add(optimizer, "--loss-scale-window", o.loss_scale_window, "finite steps after which the dynamic loss scale grows");
+  add(optimizer, "--loss-scale-growth", o.loss_scale_growth, "the factor by which it grows");
+  add(optimizer, "--loss-scale-backoff", o.loss_scale_backoff, "the factor by which a skipped step lowers it");
 
   constexpr const char* length = "Length";
   app.add_option("--max-steps", o.max_steps, "optimizer steps; wins over --num-train-epochs")->group(length);
@@ -276,6 +284,8 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(files, "--sample-length", line.sample_length, "characters that the model writes after training on a .txt file");
 
   constexpr const char* graph = "Graph";
+  app.add_flag("--detect-anomaly", o.detect_anomaly, "end with the name of the first node that makes NaN or infinities; slow")
+      ->group(graph);
   app.add_flag("--no-retie", raw.no_retie, "keep a weight that the file stores twice as two weights")->group(graph);
   app.add_flag("--untie", o.untie, "give each use of a shared weight a weight of its own")->group(graph);
   app.add_option(

@@ -47,6 +47,7 @@ void Progress::step(const StepReport& report, const std::string& rate) {
   if (terminal_) text += " " + bar(static_cast<double>(report.step) / static_cast<double>(report.total_steps));
   text += fmt::format(" loss {:.4g}  |g| {:.3g}  lr {:.1e}  {}  {} {}", report.loss, report.grad_norm, report.learning_rate,
                       shown_duration(report.milliseconds), grouped(static_cast<int64_t>(std::llround(report.tokens_per_second))), rate);
+  if (report.loss_scale > 0) text += fmt::format("  scale {:.4g}{}", report.loss_scale, report.skipped ? " (overflow, skipped)" : "");
   if (report.peak_share > 0) text += fmt::format("  {:.0f} % of peak", 100 * report.peak_share);
   text += "  RAM " +
           (budget_ > 0 ? fmt::format("{} of {}", megabytes(report.resident_bytes), megabytes(budget_)) : megabytes(report.resident_bytes));

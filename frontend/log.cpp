@@ -71,6 +71,10 @@ void StepLog::step(const StepReport& report, double eval_loss) {
             {"tokens_per_second", report.tokens_per_second},
             {"computing_ms", report.computing_milliseconds},
             {"waiting_ms", report.waiting_milliseconds}};
+  if (report.loss_scale > 0) {
+    json["loss_scale"] = report.loss_scale;
+    json["skipped"] = report.skipped;
+  }
   if (std::isfinite(eval_loss)) json["eval_loss"] = eval_loss;
   line(json.dump());
 }
@@ -89,6 +93,8 @@ void StepLog::summary(const Summary& summary) {
               {"minimum_budget_bytes", summary.minimum_budget_bytes},
               {"weights_hash", summary.weights_hash},
               {"steps", summary.steps},
+              {"skipped_steps", summary.skipped_steps},
+              {"loss_scale", summary.loss_scale},
               {"stopped", summary.stopped},
               {"first_loss", summary.first_loss},
               {"last_loss", summary.last_loss},

@@ -59,7 +59,8 @@ void show_short_plan(const PlanReport& plan, Progress& progress) {
 }
 
 void show_summary(const CommandLine& line, const Summary& summary, const PlanReport& plan, Progress& progress) {
-  std::string done = fmt::format("{} steps in {:.1f} s · training loss {:.4g} -> {:.4g}", grouped(summary.steps), summary.seconds,
+  std::string done = fmt::format("{} steps in {:.1f} s{} · training loss {:.4g} -> {:.4g}", grouped(summary.steps), summary.seconds,
+                                 summary.skipped_steps > 0 ? fmt::format(", {} of them skipped", grouped(summary.skipped_steps)) : "",
                                  summary.first_loss, summary.last_loss);
   if (std::isfinite(summary.eval_loss)) done += fmt::format(", held-out {:.4g}", summary.eval_loss);
   done += fmt::format(" · {} a step (predicted {}, median {})", shown_duration(summary.milliseconds_per_step),

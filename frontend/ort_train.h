@@ -81,9 +81,18 @@ struct Options {
   // and what stands before them (embeddings) is layer 0, what stands behind (the head) layer n. Not where a group has an `lr`. 1: none.
   double layer_decay = 1;
   double max_grad_norm = 1.0;                  // 0: no clipping
+  bool clip_per_layer = false;                 // clip each weight's gradient by its own norm, not all by theirs: no gradient has to wait
   std::string optim = "adamw";                 // one of optimizers(), "_8bit" behind it: with its state in 8 bits
   std::map<std::string, double> optim_args{};  // of the optimizer's own options those that aren't as by default
-  int64_t max_steps = -1;                      // if positive, num_train_epochs is ignored
+  // The loss is multiplied by this before the backward pass, and gradients are divided by it before they are clipped and used: auto
+  // (dynamic where gradients are float16, else none) | none | dynamic | a number. A step whose gradients aren't finite is then skipped: its
+  // data is used up, but weights, optimizer state and learning rate schedule stay where they are. Dynamic is as torch.amp.GradScaler: the
+  // number begins as loss_scale_init; a skipped step multiplies it by loss_scale_backoff, loss_scale_window finite ones by
+  // loss_scale_growth.
+  std::string loss_scale = "auto";
+  double loss_scale_init = 65536, loss_scale_growth = 2, loss_scale_backoff = 0.5;
+  int64_t loss_scale_window = 2000;
+  int64_t max_steps = -1;  // if positive, num_train_epochs is ignored
   double num_train_epochs = 3;
   int64_t gradient_accumulation_steps = 1;
   int64_t eval_steps = 0;         // evaluate every so many steps and at the end; 0: never
@@ -117,6 +126,8 @@ struct Options {
   // matches any text, and the last pattern that matches counts.
   std::string batch_norm = "model";
   std::vector<std::pair<std::string, std::string>> batch_norm_nodes{};
+  // Look at what every node makes, and end with the name of the first that makes NaN or infinities of finite numbers. Slow.
+  bool detect_anomaly = false;
   std::vector<std::string> skip_passes{};
   std::map<std::string, std::string> dump_after{};  // pass name -> .onnx file
 };
@@ -192,6 +203,8 @@ struct PlanReport {
 struct StepReport {
   int64_t step = 0, total_steps = 0;  // step counts from 1
   double loss = 0, grad_norm = 0, learning_rate = 0, milliseconds = 0;
+  double loss_scale = 0;                                        // that this step was made with; 0: none
+  bool skipped = false;                                         // its gradients weren't finite, so it changed nothing (Options::loss_scale)
   double computing_milliseconds = 0, waiting_milliseconds = 0;  // of these: computing; waiting for the disk
   double tokens_per_second = 0;                                 // samples, if the model has no sequence
   double peak_share = 0;                                        // of the machine's measured rate of matrix products
@@ -207,6 +220,8 @@ struct EvalReport {
 
 struct Summary {
   int64_t steps = 0;                                            // in total, with those before a resume
+  int64_t skipped_steps = 0;                                    // of these, see Options::loss_scale
+  double loss_scale = 0;                                        // after the last step; 0: none
   bool stopped = false;                                         // by request_stop(); a checkpoint was saved
   double first_loss = 0, last_loss = 0;                         // means over the first and last tenth of the steps, at most 100
   double eval_loss = 0;                                         // of the last evaluation; NaN if there was none

@@ -64,6 +64,7 @@ const Options& Trainer::Impl::checked(const Options& options) {
     throw error(ErrorCode::usage,
                 "`scale_lr` (how the learning rate grows with the batch) and `base_batch_size` (the samples of a step for which it was "
                 "chosen) go together: give both or none");
+  LossScaling{options};  // refuses, too
   if (options.loss != "cross_entropy" && options.loss != "mse" && options.loss != "output") {
     throw refuse("loss", options.loss, "is not known: cross_entropy, mse or output");
   }
@@ -88,8 +89,8 @@ const Options& Trainer::Impl::checked(const Options& options) {
   if (options.threads > kMostThreads) throw refuse("threads", options.threads, "is more than 1,024");
   constexpr int64_t kMostSteps = int64_t{1} << 53;  // counted in double too
   if (options.max_steps > kMostSteps) throw refuse("max_steps", options.max_steps, "is more than can be counted");
-  constexpr std::string_view kOptional[] = {"simplify",       "fuse_normalization", "fuse_gelu",
-                                            "fuse_attention", "simplify_again",     "backward_simplify"};
+  constexpr std::string_view kOptional[] = {"simplify",       "fuse_normalization", "fuse_gelu",    "fuse_attention",
+                                            "simplify_again", "backward_simplify",  "early_updates"};
   for (const std::string& pass : options.skip_passes) {
     if (std::find(std::begin(kOptional), std::end(kOptional), pass) == std::end(kOptional))
       throw error(ErrorCode::usage, "`skip_passes` {}: no such pass can be left out; these can: {}", pass, fmt::join(kOptional, ", "));
@@ -98,6 +99,8 @@ const Options& Trainer::Impl::checked(const Options& options) {
     throw refuse("learning_rate", options.learning_rate, "has to be 0 or more");
   if (!(options.weight_decay >= 0)) throw refuse("weight_decay", options.weight_decay, "is negative");
   if (!(options.max_grad_norm >= 0)) throw refuse("max_grad_norm", options.max_grad_norm, "is negative (0: no clipping)");
+  if (options.clip_per_layer && options.max_grad_norm == 0)
+    throw error(ErrorCode::usage, "`clip_per_layer`: goes with `max_grad_norm`, which is 0");
   if (options.gradient_accumulation_steps < 1)
     throw refuse("gradient_accumulation_steps", options.gradient_accumulation_steps, "is at least 1");
   if (options.max_steps <= 0 && !(options.num_train_epochs > 0))
@@ -119,6 +122,8 @@ OptimizerSpec Trainer::Impl::optimizer_spec(Deferral defer) const {
           .weight_decay = options.weight_decay,
           .groups = groups,
           .max_grad_norm = options.max_grad_norm,
+          .clip_per_layer = options.clip_per_layer,
+          .loss_scaling = scaling.is_on(),
           .accumulate = options.gradient_accumulation_steps > 1,
           .deferred = defer != Deferral::none};
 }
@@ -253,7 +258,7 @@ void Trainer::Impl::build_entries(Deferral defer) {
     if (!output.shape.empty() && (options.output.empty() ? id == main.outputs[0] : output.name == options.output))
       class_count = output.shape.back();
   }
-  if (!packs) packs = choose_packs(main, loss, optimizer);
+  if (!packs) packs = options.clip_per_layer ? Packs{} : choose_packs(main, loss, optimizer);  // a pack has one norm
   first.packs = quiet.packs = *packs;
   const bool flexible = !binding.batch_is_fixed;
   const int64_t remainder = train_range.count % binding.batch;
@@ -268,7 +273,8 @@ void Trainer::Impl::build_entries(Deferral defer) {
   };
   add_train(main, binding.batch, false, first);
   for (const auto& [pass, file] : options.dump_after) {
-    if (!is_first_build || pass == "recompute" || pass == "micro_batches" || std::find(passes.begin(), passes.end(), pass) != passes.end())
+    if (!is_first_build || pass == "recompute" || pass == "micro_batches" || pass == "early_updates" ||
+        std::find(passes.begin(), passes.end(), pass) != passes.end())
       continue;  // that one comes with the plan
     throw error(ErrorCode::usage, "`dump_after` {}: no such pass ran; these did: {}", pass, fmt::join(passes, ", "));
   }

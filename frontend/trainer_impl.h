@@ -17,6 +17,7 @@
 #include "exec/cpu_device.h"
 #include "exec/executor.h"
 #include "exec/program.h"
+#include "frontend/anomaly_watch.h"
 #include "frontend/binding.h"
 #include "frontend/boundary.h"
 #include "frontend/budget.h"
@@ -26,6 +27,7 @@
 #include "frontend/feed.h"
 #include "frontend/import.h"
 #include "frontend/log.h"
+#include "frontend/loss_scaling.h"
 #include "frontend/ort_train.h"
 #include "frontend/schedule.h"
 #include "offload/calibration.h"
@@ -72,11 +74,12 @@ struct Window {
 struct UpdateNumbers {
   int64_t t = 0;                         // of the optimizer, from 1
   std::vector<double> learning_rates{};  // by group
+  float loss_scale = 1;
 };
 
 struct StepResult {
-  double loss = 0, grad_norm = 0;
-  int64_t counted = 0;  // labels
+  double loss = 0, grad_norm = 0;  // as they are without loss scaling
+  int64_t counted = 0;             // labels
 };
 
 // The state file in the folder of the disk tier to which the checkpoints in the output folder refer.
@@ -103,6 +106,7 @@ struct Trainer::Impl {
 
   Options options;
   Optimizer optimizer;
+  LossScaling scaling;
   Boundary boundary;
   Callbacks callbacks;
   std::atomic<bool> stop{false};  // asked for, and not seen to yet
@@ -206,6 +210,7 @@ struct Trainer::Impl {
   Schedule schedule;
   Program program;
   std::unique_ptr<Executor> executor;
+  std::unique_ptr<AnomalyWatch> anomalies;  // null where nobody asks
   MachineProfile profile;
   DiskRates disk_rates;                   // zero where there is no disk
   int64_t part_bytes = 0;                 // the size of parts that the entries' weights are in
@@ -231,6 +236,7 @@ struct Trainer::Impl {
   void check_space() const;
   void resume();
   void save(bool note_it);
+  void save_gradients(size_t index, const JobEntry& entry, float loss_scale);
   int64_t kept_checkpoints(bool in_slots) const;
   int state_slots() const { return static_cast<int>(kept_checkpoints(/*in_slots=*/true)) + 1; }
   std::string resume_folder;  // the newest checkpoint, or the one that was named; empty: the run begins afresh
@@ -273,15 +279,17 @@ struct Trainer::Impl {
   // has.
   bool run_entry(size_t index, const std::atomic<bool>* until = nullptr);
   // Micro-batches of an accumulating step, together. Returns `sum` with their losses added.
-  double run_together(size_t index, std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first, int64_t counted,
-                      double sum);
-  void set_inverse_count(size_t index, const JobEntry& entry, int64_t counted);
+  double run_together(size_t index, std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first, int64_t counted, double sum,
+                      float loss_scale);
   void flush();  // makes the update that waits, if one does
-  void set_update(size_t index, const std::vector<ValueId>& scalars, const UpdateNumbers& update);
+  // Inputs; kNone: nothing.
+  void set_number(size_t index, ValueId input, float number);
+  void set_seed(size_t index, const JobEntry& entry, int64_t counted, float loss_scale);
+  void set_update(size_t index, const std::vector<ValueId>& scalars, ValueId loss_scale, const UpdateNumbers& update);
   void set_random(size_t index, ValueId input, int64_t step, int64_t first, int64_t samples);
-  void save_gradients(size_t index, const JobEntry& entry);
   void save_optimizer_state();
-  void check_finite(const StepResult& result, int64_t step) const;
+  std::string why_not_finite(const StepResult& result) const;  // empty where it is
+  Error diverged(int64_t step, const std::string& why) const;
   std::span<std::byte> place(size_t entry, ValueId value) const;
   float scalar(size_t entry, ValueId value) const;
   void note(const std::string& text) const;

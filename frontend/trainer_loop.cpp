@@ -8,6 +8,7 @@
 #include <exception>
 #include <limits>
 
+#include "exec/loss_scale.h"
 #include "exec/random.h"
 #include "frontend/budget.h"
 #include "frontend/export.h"
@@ -37,6 +38,7 @@ double mean(std::span<const double> values) {
 size_t averaged(int64_t steps) { return std::clamp<size_t>(static_cast<size_t>(steps) / 10, 1, kAveraged); }
 
 void remember(RunState& state, double loss) {
+  if (!std::isfinite(loss)) return;  // of a skipped step
   if (state.first_losses.size() < kAveraged) state.first_losses.push_back(loss);
   if (state.last_losses.size() == kAveraged) state.last_losses.erase(state.last_losses.begin());
   state.last_losses.push_back(loss);
@@ -73,7 +75,7 @@ bool Trainer::Impl::run_entry(size_t index, const std::atomic<bool>* until) {
   const JobGraph& job = entries[index]->job;
   check_usable();
   require(!pending || !job.pending_scalars.empty(), "an update that waits would be lost");
-  if (pending) set_update(index, job.pending_scalars, *pending);
+  if (pending) set_update(index, job.pending_scalars, job.pending_loss_scale, *pending);
   try {
     if (!executor->run(index, until)) return false;
   } catch (const std::exception& problem) {
@@ -97,7 +99,13 @@ void Trainer::Impl::flush() {
   run_entry(static_cast<size_t>(find_entry({.kind = EntryKind::update})));
 }
 
-void Trainer::Impl::set_update(size_t index, const std::vector<ValueId>& scalars, const UpdateNumbers& update) {
+void Trainer::Impl::set_number(size_t index, ValueId input, float number) {
+  const auto to = input == kNone ? std::span<std::byte>() : place(index, input);
+  if (!to.empty()) std::memcpy(to.data(), &number, sizeof(number));
+}
+
+void Trainer::Impl::set_update(size_t index, const std::vector<ValueId>& scalars, ValueId loss_scale, const UpdateNumbers& update) {
+  set_number(index, loss_scale, update.loss_scale);
   for (size_t group = 0; group < scalars.size(); ++group) {
     const std::vector<float> numbers = optimizer.scalars(update.t, update.learning_rates.at(group));
     const auto to = place(index, scalars[group]);
@@ -153,38 +161,38 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, const Upd
     EntryWanted joined = wanted();
     joined.joined = true;
     index = static_cast<size_t>(find_entry(joined));
-    sum = run_together(index, batches, step, first, result.counted, sum);
+    sum = run_together(index, batches, step, first, result.counted, sum, update.loss_scale);
     first += together * binding.batch;
   }
   for (const auto& batch : left) {
     JobEntry& entry = entry_for(wanted(), batch.size(), &index);
     const int64_t here = entry.feed->fill(batch, [&](ValueId value) { return place(index, value); });
     if (!own_loss && !accumulate) result.counted = here;
-    set_inverse_count(index, entry, result.counted);
+    set_seed(index, entry, result.counted, update.loss_scale);
     set_random(index, entry.job.graph.find_value(kRandomInput), step, first, static_cast<int64_t>(batch.size()));
     first += static_cast<int64_t>(batch.size());
-    set_update(index, entry.job.scalars, update);
+    set_update(index, entry.job.scalars, entry.job.loss_scale, update);
     run_entry(index);
     sum += static_cast<double>(scalar(index, entry.job.loss_sum));
     if (entry.job.count != kNone) require(scalar(index, entry.job.count) == static_cast<float>(here), "labels were counted differently");
   }
   const bool used_up = accumulate && !deferred;  // the update clears the sums
-  if (save && used_up) save_gradients(index, *entries[index]);
+  if (save && used_up) save_gradients(index, *entries[index], update.loss_scale);
   if (deferred) {
     pending = update;
   } else if (accumulate) {
     index = static_cast<size_t>(find_entry({.kind = EntryKind::update}));
-    set_update(index, entries[index]->job.scalars, update);
+    set_update(index, entries[index]->job.scalars, entries[index]->job.loss_scale, update);
     run_entry(index);
   }
-  result.grad_norm = static_cast<double>(scalar(index, entries[index]->job.grad_norm));
-  if (save && !used_up) save_gradients(index, *entries[index]);  // after the norm: it may use the memory
+  result.grad_norm = static_cast<double>(unscaled_norm(scalar(index, entries[index]->job.grad_norm), update.loss_scale));
+  if (save && !used_up) save_gradients(index, *entries[index], update.loss_scale);  // after the norm: it may use the memory
   result.loss = result.counted > 0 ? sum / static_cast<double>(result.counted) : 0;
   return result;
 }
 
 double Trainer::Impl::run_together(size_t index, std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first,
-                                   int64_t counted, double sum) {
+                                   int64_t counted, double sum, float loss_scale) {
   const JobEntry& entry = *entries[index];
   Feed& feed = *entries[0]->feed;  // one micro-batch's
   const ValueId random = entry.job.graph.find_value(kRandomInput);
@@ -194,7 +202,7 @@ double Trainer::Impl::run_together(size_t index, std::span<const std::vector<int
     here.push_back(feed.fill(batches[i], [&](ValueId value) { return place(index, entry.together[i][value]); }));
     if (random != kNone) set_random(index, entry.together[i][random], step, first + static_cast<int64_t>(i) * samples, samples);
   }
-  set_inverse_count(index, entry, counted);
+  set_seed(index, entry, counted, loss_scale);
   run_entry(index);
   for (size_t i = 0; i < batches.size(); ++i) {
     sum += static_cast<double>(scalar(index, entry.together[i][entry.job.loss_sum]));
@@ -204,57 +212,19 @@ double Trainer::Impl::run_together(size_t index, std::span<const std::vector<int
   return sum;
 }
 
-void Trainer::Impl::set_inverse_count(size_t index, const JobEntry& entry, int64_t counted) {
-  const float inverse = counted > 0 ? static_cast<float>(1.0 / static_cast<double>(counted)) : 0.0f;
-  const auto to = place(index, entry.job.inverse_count);
-  if (!to.empty()) std::memcpy(to.data(), &inverse, sizeof(inverse));
+void Trainer::Impl::set_seed(size_t index, const JobEntry& entry, int64_t counted, float loss_scale) {
+  set_number(index, entry.job.inverse_count, counted > 0 ? static_cast<float>(1.0 / static_cast<double>(counted)) : 0.0f);
+  set_number(index, entry.job.loss_scale, loss_scale);
 }
 
-void Trainer::Impl::save_gradients(size_t index, const JobEntry& entry) {
-  const Graph& graph = entry.job.graph;
-  std::map<std::string, ValueId> gradients;
-  std::map<std::string, std::string> accumulated;  // parameter -> accumulator
-  for (const auto& [parameter, whole] : entry.job.gradients) {
-    if (entry.job.accumulators.empty()) gradients[graph.value(parameter).name] = whole;
-  }
-  for (const auto& [parameter, uses] : entry.job.accumulators) {
-    // Added up where they are: the first holds the sum, the others zero, which leaves the sum that the update makes what it is.
-    const std::string& first = graph.value(uses[0]).name;
-    for (size_t use = 1; use < uses.size(); ++use) {
-      const std::string& other = graph.value(uses[use]).name;
-      const auto sum = executor->persistent(first), from = executor->persistent(other, 1);
-      float* to = reinterpret_cast<float*>(sum.data());
-      const float* more = reinterpret_cast<const float*>(from.data());
-      for (size_t i = 0; i < sum.size() / sizeof(float); ++i) to[i] += more[i];
-      std::memset(from.data(), 0, from.size());
-      executor->changed(first);
-      executor->changed(other, 1);
-    }
-    accumulated[graph.value(parameter).name] = first;
-  }
-  write_layouts(options.save_gradients, weights, [&](const std::string& name, const ByteSink& sink) {
-    int64_t offset = 0;
-    const std::vector<Slice> slices = slices_of(name);
-    for (const Slice& slice : slices) {
-      const auto sum = accumulated.find(slice.name);
-      const auto found = gradients.find(slice.name);
-      if (sum == accumulated.end() && found == gradients.end()) return false;
-      if (!sink) continue;
-      const std::span<const std::byte> bytes =
-          sum != accumulated.end() ? executor->persistent(sum->second) : executor->bytes(index, found->second);
-      sink(offset, bytes.subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes)));
-      offset += slice.bytes;
-    }
-    return !slices.empty();
-  });
-  note(fmt::format("wrote the gradients of the first step to {}", options.save_gradients));
+std::string Trainer::Impl::why_not_finite(const StepResult& result) const {
+  if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return {};
+  return fmt::format("the loss is {}, the gradient norm {}: lower `learning_rate`, or warm up longer", result.loss, result.grad_norm);
 }
 
-void Trainer::Impl::check_finite(const StepResult& result, int64_t step) const {
-  if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return;
-  throw error(ErrorCode::diverged, "step {}: the loss is {}, the gradient norm {}: lower `learning_rate`, or warm up longer; {}", step,
-              result.loss, result.grad_norm,
-              checkpoint_path.empty() ? "nothing was saved before" : "the last good state is " + checkpoint_path + " (`resume`)");
+Error Trainer::Impl::diverged(int64_t step, const std::string& why) const {
+  return error(ErrorCode::diverged, "step {}: {}; {}", step, why,
+               checkpoint_path.empty() ? "nothing was saved before" : "the last good state is " + checkpoint_path + " (`resume`)");
 }
 
 EvalReport Trainer::Impl::evaluate() {
@@ -320,6 +290,7 @@ Summary Trainer::Impl::train() {
   const double seconds_before = state.seconds;
   const int64_t first_step = state.step;
   int64_t saved_step = is_resumed() ? state.step : -1;
+  bool saves_gradients = !options.save_gradients.empty();
   // What ends a run beside its last step and request_stop(): it is saved before anybody is told.
   std::exception_ptr thrown;  // by a callback
   const auto tell = [&](const auto& callback, const auto& report) {
@@ -349,12 +320,17 @@ Summary Trainer::Impl::train() {
     const auto start = Clock::now();
     spent = {};
     const int64_t step = state.step + 1;
-    UpdateNumbers update{.t = step};
+    const int64_t updates = state.update_of(state.step);  // made before this one
+    UpdateNumbers update{.t = updates + 1, .loss_scale = scaling.is_on() ? state.loss_scale.scale : 1.0f};
     for (const ParameterGroup& group : groups)
-      update.learning_rates.push_back(schedule.at(state.step, group.rate(schedule.learning_rate), state.schedule));
+      update.learning_rates.push_back(schedule.at(updates, group.rate(schedule.learning_rate), state.schedule));
     const Window window = next_window(state.epoch, state.index);
     const int64_t read_before = disk ? disk->bytes_read() : 0, written_before = disk ? disk->bytes_written() : 0;
-    const StepResult result = run_step(window, step, update, step == first_step + 1 && !options.save_gradients.empty());
+    if (anomalies) anomalies->set_place(fmt::format("step {}", step));
+    const StepResult result = run_step(window, step, update, saves_gradients);
+    const std::string found = anomalies ? anomalies->take() : std::string();
+    const bool is_skipped = scaling.is_on() && !std::isfinite(result.grad_norm);
+    saves_gradients = saves_gradients && is_skipped;  // then those of the next step
     const double seconds = seconds_since(start);
     if (disk) {
       summary.read_per_step = disk->bytes_read() - read_before;
@@ -374,20 +350,29 @@ Summary Trainer::Impl::train() {
                            .grad_norm = result.grad_norm,
                            .learning_rate = update.learning_rates[0],
                            .milliseconds = seconds * 1e3,
+                           .loss_scale = scaling.is_on() ? static_cast<double>(update.loss_scale) : 0,
+                           .skipped = is_skipped,
                            .computing_milliseconds = spent.computing,
                            .waiting_milliseconds = spent.waiting,
                            .tokens_per_second = static_cast<double>(tokens) / seconds,
                            .peak_share = device.rates.flops > 0 ? report.flops_per_step / seconds / device.rates.flops : 0,
                            .resident_bytes = callbacks.on_step ? process_memory().resident : 0,
                            .seconds_left = step_seconds / static_cast<double>(step - first_step) * static_cast<double>(total_steps - step)};
-    if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) log.step(step_report, summary.eval_loss);
-    check_finite(result, step);
+    LossScaleState scale = state.loss_scale;
+    std::string wrong = scaling.update(scale, std::isfinite(result.grad_norm));
+    if (!is_skipped) wrong = why_not_finite(result);
+    if (!wrong.empty()) {
+      log.step(step_report, summary.eval_loss);
+      throw diverged(step, wrong);
+    }
+    state.loss_scale = scale;
     state.step = step;
     state.epoch = window.epoch;
     state.index = window.index;
     state.tokens += tokens;
     state.seconds = seconds_before + seconds_since(begin);
     remember(state, result.loss);
+    if (is_skipped && !found.empty()) tell(callbacks.on_note, fmt::format("step {} is skipped: {}", step, found));
     if (result.counted == 0)
       tell(callbacks.on_note, fmt::format("step {}: none of its labels counts, so nothing was learned from it", step));
     tell(callbacks.on_step, step_report);
@@ -402,6 +387,8 @@ Summary Trainer::Impl::train() {
   }
   summary.seconds = seconds_since(begin);
   summary.steps = state.step;
+  summary.skipped_steps = state.loss_scale.skipped;
+  summary.loss_scale = scaling.is_on() ? static_cast<double>(state.loss_scale.scale) : 0;
   summary.stopped = state.step < total_steps;
   if (saved_step != state.step) save(/*note_it=*/!thrown);
   if (thrown) std::rethrow_exception(thrown);

@@ -98,21 +98,31 @@ std::unique_ptr<Planner> Trainer::Impl::adopt_first() {
   return adopt(options.recompute == "auto" ? RecomputeChoice{} : recompute_mode(options.recompute));
 }
 
-// What an entry's graph still needs: what is recomputed, then micro-batches side by side.
+// What an entry's graph still needs: what is recomputed, micro-batches side by side, updates early. Those that were left behind stand as
+// late as they may already.
 MicroBatches Trainer::Impl::finish_train(const JobEntry& entry, Graph& graph, const RecomputeChoice& choice, Recomputed* counted,
                                          const PassOptions& passes) const {
   MicroBatches batches;
-  if (entry.job.role.kind != EntryKind::train) return batches;
+  const EntryRole& role = entry.job.role;
+  const auto move_updates = [&] {
+    PassOptions with = passes;
+    with.skip = options.skip_passes;
+    run_pass("early_updates", graph, with, [&] { return early_updates(graph, with); });
+  };
+  if (role.kind == EntryKind::update) move_updates();
+  if (role.kind != EntryKind::train) return batches;
   const bool joined = entry.joined;
   run_pass("recompute", graph, joined ? PassOptions{} : passes, [&] { return recompute(graph, choice, counted); });
   if (joined) {
     run_pass("micro_batches", graph, passes, [&] {
-      std::vector<ValueId> shared = entry.job.pending_scalars;
-      shared.push_back(entry.job.inverse_count);
+      const JobGraph& job = entry.job;
+      std::vector<ValueId> shared = job.pending_scalars;
+      shared.insert(shared.end(), {job.inverse_count, job.loss_scale, job.pending_loss_scale});
       batches = join_micro_batches(graph, static_cast<size_t>(together), shared);
       return true;
     });
   }
+  if (!role.completes_update) move_updates();
   return batches;
 }
 

@@ -1,13 +1,16 @@
 // Where a run begins, and what it saves: which checkpoint it goes on from, what it may replace in its output folder, the space that it
-// needs there, and each checkpoint.
+// needs there, each checkpoint, and a step's gradients.
 
 #include <sys/statvfs.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <filesystem>
 #include <new>
 #include <nlohmann/json.hpp>
 
+#include "exec/loss_scale.h"
 #include "frontend/checkpoint_folder.h"
 #include "frontend/export.h"
 #include "frontend/file.h"
@@ -40,6 +43,20 @@ int64_t bytes_in(const std::string& folder) {
     if (!code) bytes += static_cast<int64_t>(size);
   }
   return bytes;
+}
+
+// Gradients, float32, without the loss scale.
+void write_unscaled(std::span<const std::byte> bytes, float loss_scale, int64_t offset, const ByteSink& sink) {
+  if (loss_scale == 1) return sink(offset, bytes);
+  const float inverse = inverse_loss_scale(loss_scale);
+  std::array<float, 4096> buffer;
+  for (size_t done = 0; done < bytes.size();) {
+    const size_t count = std::min(bytes.size() - done, sizeof(buffer));
+    std::memcpy(buffer.data(), bytes.data() + done, count);
+    for (float& number : buffer) number *= inverse;
+    sink(offset + static_cast<int64_t>(done), std::as_bytes(std::span(buffer)).first(count));
+    done += count;
+  }
 }
 
 }  // namespace
@@ -161,6 +178,46 @@ void Trainer::Impl::save(bool note_it) {
   StateFile* const slots = fill_slots();
   checkpoint_path = save_checkpoint(options.output_dir, state, content, static_cast<size_t>(kept_checkpoints(slots != nullptr)), slots);
   if (note_it) note(fmt::format("saved {}", checkpoint_path));
+}
+
+void Trainer::Impl::save_gradients(size_t index, const JobEntry& entry, float loss_scale) {
+  const Graph& graph = entry.job.graph;
+  std::map<std::string, ValueId> gradients;
+  std::map<std::string, std::string> accumulated;  // parameter -> accumulator
+  for (const auto& [parameter, whole] : entry.job.gradients) {
+    if (entry.job.accumulators.empty()) gradients[graph.value(parameter).name] = whole;
+  }
+  for (const auto& [parameter, uses] : entry.job.accumulators) {
+    // Added up where they are: the first holds the sum, the others zero, which leaves the sum that the update makes what it is.
+    const std::string& first = graph.value(uses[0]).name;
+    for (size_t use = 1; use < uses.size(); ++use) {
+      const std::string& other = graph.value(uses[use]).name;
+      const auto sum = executor->persistent(first), from = executor->persistent(other, 1);
+      float* to = reinterpret_cast<float*>(sum.data());
+      const float* more = reinterpret_cast<const float*>(from.data());
+      for (size_t i = 0; i < sum.size() / sizeof(float); ++i) to[i] += more[i];
+      std::memset(from.data(), 0, from.size());
+      executor->changed(first);
+      executor->changed(other, 1);
+    }
+    accumulated[graph.value(parameter).name] = first;
+  }
+  write_layouts(options.save_gradients, weights, [&](const std::string& name, const ByteSink& sink) {
+    int64_t offset = 0;
+    const std::vector<Slice> slices = slices_of(name);
+    for (const Slice& slice : slices) {
+      const auto sum = accumulated.find(slice.name);
+      const auto found = gradients.find(slice.name);
+      if (sum == accumulated.end() && found == gradients.end()) return false;
+      if (!sink) continue;
+      const std::span<const std::byte> bytes =
+          sum != accumulated.end() ? executor->persistent(sum->second) : executor->bytes(index, found->second);
+      write_unscaled(bytes.subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes)), loss_scale, offset, sink);
+      offset += slice.bytes;
+    }
+    return !slices.empty();
+  });
+  note(fmt::format("wrote the gradients of the first step to {}", options.save_gradients));
 }
 
 }  // namespace ort_train

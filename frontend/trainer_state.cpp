@@ -70,6 +70,7 @@ void Trainer::Impl::give_up(const std::string& why) {
 
 void Trainer::Impl::settle() {
   prepare();
+  if (anomalies) anomalies->set_place(fmt::format("after step {}", state.step));
   flush();
 }
 
@@ -137,6 +138,11 @@ void Trainer::Impl::take_memory() {
     start_disk(nullptr, {});
     load_weights();
   }
+  scaling.begin(state.loss_scale);
+  if (options.detect_anomaly) {
+    anomalies = std::make_unique<AnomalyWatch>(graph_pointers(), scaling.is_on());
+    executor->watch(anomalies.get());
+  }
   for (const auto& entry : entries) release_constants(entry->job.graph);
   for (Persistent& value : program.persistent) value.initial.reset();
   if (options.budget_is_process) release_free_heap();
@@ -189,6 +195,8 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
                                             {"param_groups", groups_setting(options)},
                                             {"layer_decay", text(options.layer_decay)},
                                             {"max_grad_norm", text(options.max_grad_norm)},
+                                            {"clip_per_layer", text(options.clip_per_layer)},
+                                            {"loss_scale", scaling.is_on() ? options.loss_scale : "none"},
                                             {"optim", optimizer.state_label()},
                                             {"total_steps", text(total_steps)},
                                             {"gradient_accumulation_steps", text(options.gradient_accumulation_steps)},

@@ -19,11 +19,20 @@ void build_norm(JobGraph& job, Stage stage);
 std::vector<ValueId> add_scalars(Graph& graph, const OptimizerSpec& spec, const char* name);
 // Of these nodes the one that comes first in the graph's order; kNone where none is in it.
 NodeId first_in_order(const Graph& graph, const std::vector<NodeId>& nodes);
-// Adds clipping by `norm` and the update of each gradient's parameter (parameter -> gradient). `before`, where given, says the node that a
+// An input for the loss scale of a step; kNone where the optimizer's gradients aren't scaled.
+ValueId add_loss_scale(Graph& graph, const OptimizerSpec& spec, const char* name);
+// What all updates of a step read.
+struct StepNumbers {
+  ValueId norm = kNone;  // of the gradients
+  std::vector<ValueId> scalars{};  // by group
+  ValueId loss_scale = kNone;
+  std::map<ValueId, ValueId> squares{};  // gradient -> sums of its squares, where they are there
+};
+// Adds clipping and the update of each gradient's parameter (parameter -> gradient). `before`, where given, says the node that a
 // parameter's update stands before (kNone: behind all), and clipping stands before the first node. Returns what each parameter is after its
 // update.
 using UpdatePlaces = std::function<NodeId(ValueId parameter)>;
-std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec, const std::map<ValueId, ValueId>& gradients, ValueId norm,
-                                        const std::vector<ValueId>& scalars, const UpdatePlaces& before = nullptr);
+std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec, const std::map<ValueId, ValueId>& gradients,
+                                        const StepNumbers& step, const UpdatePlaces& before = nullptr);
 
 }  // namespace ort_train

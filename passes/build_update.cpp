@@ -1,13 +1,14 @@
 // build_update: the optimizer's nodes behind the gradients.
 //
 //   before   g1 … gn
-//   after    norm = GlobalNorm(SumSquares(g1) … SumSquares(gn)) ; c = UpdateFactor(norm)
+//   after    norm = GlobalNorm(SumSquares(g1) … SumSquares(gn)) ; c = UpdateFactor(norm, loss_scale)
 //            p1', m1', v1' = AdamW(p1, g1, c, scalars, m1, v1) …                            in import order
 //
 // Which nodes these are, and which state, its definition says (passes/optimizer.h). Weight decay is that of the parameter's group, else the
 // job's on parameters of rank 2 and more. The scalars (learning rate, bias corrections) are computed once a step on the host, and fed as a
-// graph input for each group. Without clipping c is the
-// constant 1.
+// graph input for each group. c takes the loss scale out of the gradients, clips them, and has the updates skip a step whose norm isn't
+// finite. Without clipping and loss scaling it is the constant 1. Where clipping is per layer, each weight has a norm and a c of its own,
+// those of all its parts.
 
 #include <fmt/format.h>
 
@@ -40,7 +41,7 @@ void build_norm(JobGraph& job, Stage stage) {
   std::vector<ValueId> squares;
   for (const auto& [place, gradient] : gradients) {
     emit_behind(builder, gradient);
-    squares.push_back(builder.emit("SumSquares", {gradient}));
+    squares.push_back(job.squares[gradient] = builder.emit("SumSquares", {gradient}));
   }
   job.grad_norm = builder.before(kNone).emit("GlobalNorm", squares);
 }
@@ -56,6 +57,12 @@ std::vector<ValueId> add_scalars(Graph& graph, const OptimizerSpec& spec, const 
   return scalars;
 }
 
+ValueId add_loss_scale(Graph& graph, const OptimizerSpec& spec, const char* name) {
+  if (!spec.loss_scaling) return kNone;
+  graph.inputs.push_back(graph.add_value({.name = name, .dtype = DType::float32, .kind = ValueKind::input}));
+  return graph.inputs.back();
+}
+
 NodeId first_in_order(const Graph& graph, const std::vector<NodeId>& nodes) {
   const std::vector<NodeId>& order = graph.order();
   const auto first = std::find_first_of(order.begin(), order.end(), nodes.begin(), nodes.end());
@@ -64,15 +71,14 @@ NodeId first_in_order(const Graph& graph, const std::vector<NodeId>& nodes) {
 
 namespace {
 
-// What is updated together: a weight, or all parts of one, in order.
-std::vector<std::vector<ValueId>> updated_together(const Graph& graph, const Optimizer& optimizer,
-                                                   const std::map<ValueId, ValueId>& gradients) {
+// Weights: each as itself, or as all its parts, in order.
+std::vector<std::vector<ValueId>> weights_of(const Graph& graph, const std::map<ValueId, ValueId>& gradients) {
   std::vector<std::vector<ValueId>> groups;
   std::map<std::string, size_t> group_of;
   for (const auto& [parameter, gradient] : gradients) {
     const std::string& whole = graph.value(parameter).whole;
     size_t group = groups.size();
-    if (optimizer.granularity() == Granularity::tensor && !whole.empty()) group = group_of.emplace(whole, group).first->second;
+    if (!whole.empty()) group = group_of.emplace(whole, group).first->second;
     if (group == groups.size()) groups.emplace_back();
     groups[group].push_back(parameter);
   }
@@ -116,22 +122,47 @@ void add_states(Graph& graph, UpdateBuilder& update) {
   }
 }
 
+ValueId emit_factor(Builder& builder, const OptimizerSpec& spec, const StepNumbers& step, ValueId norm) {
+  std::vector<ValueId> inputs{norm};
+  if (spec.loss_scaling) inputs.push_back(step.loss_scale);
+  if (spec.loss_scaling && norm != step.norm) inputs.push_back(step.norm);
+  return builder.emit("UpdateFactor", std::move(inputs), {{"max_norm", static_cast<float>(spec.max_grad_norm)}});
+}
+
+// By the norm of one weight.
+ValueId emit_factor_of(Builder& builder, const OptimizerSpec& spec, const StepNumbers& step, const std::vector<ValueId>& parts,
+                       const std::map<ValueId, ValueId>& gradients, const UpdatePlaces& before) {
+  const Graph& graph = builder.graph();
+  const Value& first = graph.value(parts[0]);
+  std::vector<NodeId> places;
+  for (const ValueId part : parts) places.push_back(before ? before(part) : kNone);
+  builder.named(first.whole.empty() ? first.name : first.whole).before(before ? first_in_order(graph, places) : kNone);
+  std::vector<ValueId> squares;
+  for (const ValueId part : parts) {
+    const auto known = step.squares.find(gradients.at(part));
+    squares.push_back(known != step.squares.end() ? known->second : builder.emit("SumSquares", {gradients.at(part)}));
+  }
+  return emit_factor(builder, spec, step, builder.emit("GlobalNorm", squares));
+}
+
 }  // namespace
 
-std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec, const std::map<ValueId, ValueId>& gradients, ValueId norm,
-                                        const std::vector<ValueId>& scalars, const UpdatePlaces& before) {
+std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec, const std::map<ValueId, ValueId>& gradients,
+                                        const StepNumbers& step, const UpdatePlaces& before) {
   Builder builder(graph, Stage::update);
   builder.named("gradient norm");
   if (before && !graph.order().empty()) builder.before(graph.order().front());
-  const ValueId coefficient = spec.max_grad_norm > 0
-                                  ? builder.emit("UpdateFactor", {norm}, {{"max_norm", static_cast<float>(spec.max_grad_norm)}})
-                                  : builder.constant(scalar_tensor(1.0f));
+  const bool per_layer = spec.clip_per_layer && spec.max_grad_norm > 0;
+  ValueId factor = kNone;
+  if (!per_layer)
+    factor =
+        spec.max_grad_norm > 0 || spec.loss_scaling ? emit_factor(builder, spec, step, step.norm) : builder.constant(scalar_tensor(1.0f));
   std::map<ValueId, ValueId> updated;
-  for (const std::vector<ValueId>& parameters : updated_together(graph, spec.optimizer, gradients)) {
+  const auto update_together = [&](const std::vector<ValueId>& parameters) {
     UpdateBuilder update(builder, spec.optimizer);
-    update.clip = coefficient;
+    update.clip = factor;
     const Value& first = graph.value(parameters[0]);  // its parts are of the same group
-    update.scalars = scalars.at(first.group);
+    update.scalars = step.scalars.at(first.group);
     update.shape = graph.value(parameters[0]).shape;
     std::vector<NodeId> places;
     for (const ValueId parameter : parameters) {
@@ -144,6 +175,14 @@ std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec,
     add_states(graph, update);
     const std::vector<ValueId> results = spec.optimizer.def->update(update);
     for (size_t i = 0; i < parameters.size(); ++i) updated[parameters[i]] = results.at(i);
+  };
+  for (const std::vector<ValueId>& weight : weights_of(graph, gradients)) {
+    if (per_layer) factor = emit_factor_of(builder, spec, step, weight, gradients, before);
+    if (spec.optimizer.granularity() == Granularity::tensor) {
+      update_together(weight);
+    } else {
+      for (const ValueId part : weight) update_together({part});
+    }
   }
   return updated;
 }

@@ -34,6 +34,7 @@ bool fuse_gelu(Graph& graph, const PassOptions& options);
 bool fuse_attention(Graph& graph, const PassOptions& options);
 bool leave_training(Graph& graph, const PassOptions& options);
 bool mark_quantized_state(Graph& graph, const PassOptions& options);
+bool early_updates(Graph& graph, const PassOptions& options);
 
 using Pass = bool (*)(Graph&, const PassOptions&);
 // Runs one pass unless skipped: times it, verifies the graph after it, dumps it where asked.

@@ -176,6 +176,10 @@ void accumulate(JobGraph& job, const std::map<ValueId, std::vector<ValueId>>& us
   job.graph.outputs.push_back(job.grad_norm);
 }
 
+StepNumbers numbers_of(const JobGraph& job) {
+  return {.norm = job.grad_norm, .scalars = job.scalars, .loss_scale = job.loss_scale, .squares = job.squares};
+}
+
 // The gradients and their norm, kept for a later run, but for those that are used at once.
 void store(JobGraph& job, const OptimizerSpec& optimizer) {
   std::set<std::string> soon = optimizer.at_once;
@@ -198,7 +202,7 @@ void store(JobGraph& job, const OptimizerSpec& optimizer) {
   store_norm(job, Stage::backward);
   if (now.empty()) return;
   job.scalars = add_scalars(job.graph, optimizer, kScalarsInput);
-  build_update(job.graph, optimizer, now, job.grad_norm, job.scalars);
+  build_update(job.graph, optimizer, now, numbers_of(job));
 }
 
 }  // namespace
@@ -226,7 +230,17 @@ JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const Opt
     Value seed{.name = kInverseCountInput, .dtype = job.graph.value(job.loss_sum).dtype, .kind = ValueKind::input};
     job.inverse_count = job.graph.add_value(std::move(seed));
     job.graph.inputs.push_back(job.inverse_count);
-    uses = differentiate_uses(job.graph, job.loss_sum, job.inverse_count);
+    ValueId of_loss = job.inverse_count;
+    if (optimizer.loss_scaling) {
+      job.loss_scale = add_loss_scale(job.graph, optimizer, kLossScaleInput);
+      Builder builder(job.graph, Stage::backward);
+      builder.named("loss scale");
+      const DType dtype = builder.dtype(of_loss);
+      const ValueId scale =
+          dtype == DType::float32 ? job.loss_scale : builder.emit("Cast", {job.loss_scale}, {{"to", static_cast<int64_t>(dtype)}});
+      of_loss = builder.emit("Mul", {of_loss, scale});
+    }
+    uses = differentiate_uses(job.graph, job.loss_sum, of_loss);
     if (uses.empty()) throw error(ErrorCode::unsupported, "the loss depends on no trainable parameter of the model");
     // While they are outputs, simplifying keeps track of them.
     for (const auto& [parameter, gradients] : uses) job.graph.outputs.insert(job.graph.outputs.end(), gradients.begin(), gradients.end());
@@ -253,7 +267,7 @@ JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const Opt
     } else {
       build_norm(job, Stage::backward);
       job.scalars = add_scalars(job.graph, optimizer, kScalarsInput);
-      build_update(job.graph, optimizer, job.gradients, job.grad_norm, job.scalars);
+      build_update(job.graph, optimizer, job.gradients, numbers_of(job));
     }
     job.graph.outputs.push_back(job.grad_norm);
   });
@@ -268,9 +282,10 @@ JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimiz
     Graph& graph = job.graph;
     const auto readers = graph.readers();
     const auto first_reader = [&](ValueId parameter) { return readers[parameter].front(); };
-    // Where a parameter's gradient is needed: by its own update, or one that it takes part in because it is of the same weight.
+    // Where a parameter's gradient is needed: by its own update, or what it takes part in because it is of the same weight: another part's
+    // update, the norm.
     std::map<std::string, NodeId> first_of_weight;
-    if (optimizer.optimizer.granularity() == Granularity::tensor) {
+    if (optimizer.optimizer.granularity() == Granularity::tensor || optimizer.clip_per_layer) {
       std::map<std::string, std::vector<NodeId>> uses_of_weight;
       for (const auto& [parameter, uses] : job.accumulators) {
         if (const std::string& whole = graph.value(parameter).whole; !whole.empty())
@@ -287,7 +302,9 @@ JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimiz
     for (const auto& [parameter, uses] : job.accumulators)
       stored[parameter] = add_up(builder.named(graph.value(parameter).name).before(first_needed(parameter)), uses);
     job.pending_scalars = add_scalars(graph, optimizer, kPendingScalarsInput);
-    const auto updated = build_update(graph, optimizer, stored, job.stored_norm, job.pending_scalars, first_reader);
+    job.pending_loss_scale = add_loss_scale(graph, optimizer, kPendingLossScaleInput);
+    const StepNumbers left{.norm = job.stored_norm, .scalars = job.pending_scalars, .loss_scale = job.pending_loss_scale};
+    const auto updated = build_update(graph, optimizer, stored, left, first_reader);
     // From the update on, everything reads what it leaves.
     for (const auto& [parameter, result] : updated) {
       for (const NodeId reader : readers[parameter])
@@ -328,11 +345,14 @@ JobGraph build_update_graph(const JobGraph& train, const OptimizerSpec& optimize
     if (optimizer.deferred) {
       job.stored_norm = job.graph.add_value(train.graph.value(train.stored_norm));
       job.pending_scalars = add_scalars(job.graph, optimizer, kPendingScalarsInput);
-      build_update(job.graph, optimizer, job.gradients, job.stored_norm, job.pending_scalars);
+      job.pending_loss_scale = add_loss_scale(job.graph, optimizer, kPendingLossScaleInput);
+      build_update(job.graph, optimizer, job.gradients,
+                   {.norm = job.stored_norm, .scalars = job.pending_scalars, .loss_scale = job.pending_loss_scale});
     } else {
       build_norm(job, Stage::update);
       job.scalars = add_scalars(job.graph, optimizer, kScalarsInput);
-      build_update(job.graph, optimizer, job.gradients, job.grad_norm, job.scalars);
+      job.loss_scale = add_loss_scale(job.graph, optimizer, kLossScaleInput);
+      build_update(job.graph, optimizer, job.gradients, numbers_of(job));
       job.graph.outputs = {job.grad_norm};
     }
     if (!optimizer.accumulate) return true;

@@ -26,14 +26,18 @@ struct OptimizerSpec {
   double weight_decay = 0;                                              // where the parameter's group has none: on those of rank 2 and more
   std::vector<ParameterGroup> groups = std::vector<ParameterGroup>(1);  // by Value::group
   double max_grad_norm = 1.0;                                           // 0: no clipping
-  bool accumulate = false;  // gradients are summed over micro-batches into accumulators: two graphs instead of one, see below
-  bool deferred = false;    // an update waits for the next step, where it runs before the first use of its weight: three graphs, see below
+  bool clip_per_layer = false;  // each weight's gradient by its own norm, instead of all by theirs
+  bool loss_scaling = false;    // gradients are those of the loss times a number that is fed, see kLossScaleInput
+  bool accumulate = false;      // gradients are summed over micro-batches into accumulators: two graphs instead of one, see below
+  bool deferred = false;  // an update waits for the next step, where it runs before the first use of its weight: three graphs, see below
   std::set<std::string> at_once{};  // but not of these weights, for which the next step would wait (used_soon)
 };
 
 // Names of graph inputs that the pipeline adds.
 inline constexpr const char* kScalarsInput = "ort_train.scalars";  // float32 [n]: Optimizer::scalars; of group i: with .i behind it
-inline constexpr const char* kPendingScalarsInput = "ort_train.pending_scalars";  // the same, of the step that left updates behind
+inline constexpr const char* kPendingScalarsInput = "ort_train.pending_scalars";       // the same, of the step that left updates behind
+inline constexpr const char* kLossScaleInput = "ort_train.loss_scale";                 // float32 []: multiplies the loss's gradient
+inline constexpr const char* kPendingLossScaleInput = "ort_train.pending_loss_scale";  // the same, of the step that left updates behind
 inline constexpr const char* kInverseCountInput =
     "ort_train.inverse_count";  // float32 []: 1 / counted labels (elements for mse) of the optimizer step's batch
 
@@ -52,12 +56,16 @@ struct JobGraph {
   std::vector<ValueId> scalars;          // inputs by group, see kScalarsInput; or none
   std::vector<ValueId> pending_scalars;  // inputs by group, see kPendingScalarsInput; or none
   ValueId inverse_count = kNone;         // input, see kInverseCountInput; (batches for output)
+  ValueId loss_scale = kNone;            // input, see kLossScaleInput
+  ValueId pending_loss_scale = kNone;    // input, see kPendingLossScaleInput
   ValueId loss_sum = kNone;              // float32 []: sum over counted labels or elements; for loss "output" the loss itself
   ValueId count = kNone;                 // float32 []: how many counted; kNone: one
-  ValueId grad_norm = kNone;             // float32 []: global norm before clipping
+  ValueId grad_norm = kNone;             // float32 []: global norm before clipping, of the gradients as they are: scaled
   ValueId stored_norm = kNone;           // float32 []: the same where an update is deferred; persistent
   std::vector<ValueId> outputs;          // the model's outputs
-  std::map<ValueId, ValueId> gradients;  // parameter -> gradient, before clipping; of an accumulating step: in the graph with the norm
+  // Parameter -> gradient, scaled, before clipping; of an accumulating step: in the graph with the norm.
+  std::map<ValueId, ValueId> gradients;
+  std::map<ValueId, ValueId> squares;                    // gradient -> sums of its squares
   std::map<ValueId, std::vector<ValueId>> accumulators;  // parameter -> the sum for each of its uses; persistent, named "NAME.grad"
   std::map<std::string, std::vector<Slice>> slices;      // where the model's parameters are that are divided or packed, in order; by name
 };

@@ -341,6 +341,20 @@ void optimizer_cases(std::vector<OpCase>& cases) {
   clip("below", 1.5, 1);
   clip("zero", 0, 1);
   clip("infinite", kInfinity, std::numeric_limits<double>::quiet_NaN());
+  const auto scaled = [&](const char* name, float max_norm, double norm, double scale, double factor) {
+    cases.push_back({.name = name,
+                     .op = "UpdateFactor",
+                     .attributes = {{"max_norm", max_norm}},
+                     .inputs = {floats({}, {norm}), floats({}, {scale})},
+                     .float64 = false,
+                     .expected = {{factor}},
+                     .ulps = 1});
+  };
+  scaled("scaled, above", 2, 8 * 1024, 1024, 2 / (8 + 1e-6) / 1024);
+  scaled("scaled, below", 2, 1.5 * 1024, 1024, 1.0 / 1024);
+  scaled("scaled by no power of two", 0, 7, 3, 1.0 / 3);
+  scaled("scaled, infinite", 0, kInfinity, 1024, std::numeric_limits<double>::quiet_NaN());
+  scaled("scaled down, beyond float32", 2, 1e30, 1e-30, std::numeric_limits<double>::quiet_NaN());
 }
 
 void dropout_cases(std::vector<OpCase>& cases) {

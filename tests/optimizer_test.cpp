@@ -98,7 +98,7 @@ struct Update {
       }
     }
     scalars = add_scalars(graph, spec, kScalarsInput);
-    build_update(graph, spec, gradients, kNone, scalars);
+    build_update(graph, spec, gradients, {.scalars = scalars});
     graph.verify("the update");
   }
 };

@@ -3,8 +3,12 @@
 //
 //   SumSquares(x) -> float64 [blocks]              each block (exec/norm_block.h) in lanes of double (exec/lanes.h)
 //   GlobalNorm(s...) -> float32 []                 sqrt of the sum, in the order of the inputs, each in ascending order
-//   UpdateFactor{max_norm}(norm) -> float32 []     min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ (max_norm 0: 1);
-//                                                  NaN, which skips the updates, where the norm isn't finite
+//   UpdateFactor{max_norm}(norm, loss_scale?, norm_of_all?) -> float32 []
+//                                                  what the updates multiply gradients by. Clips as torch.nn.utils.clip_grad_norm_:
+//                                                  min(1, max_norm / (norm + 1e-6)) (max_norm 0: 1). With a loss scale (exec/loss_scale.h)
+//                                                  norm and gradients are those of the scaled loss, and the factor takes it out, too.
+//                                                  NaN, which skips the updates, where the norm isn't finite; where it is one weight's,
+//                                                  norm_of_all may have the step skipped as one
 //   Accumulate(sum, x)                             sum += x in place
 //   Clear(sum)                                     sum = 0 in place
 //   Store(place, x)                                place = x, in its place: what a later run of an entry reads
@@ -15,6 +19,7 @@
 #include <limits>
 
 #include "exec/lanes.h"
+#include "exec/loss_scale.h"
 #include "exec/norm_block.h"
 #include "exec/op_list.h"
 #include "exec/ops/update.h"
@@ -47,10 +52,21 @@ KernelRun make_global_norm(const KernelSpec& spec) {
   };
 }
 
+std::vector<TensorType> infer_update_factor(const InferContext& context) {
+  const TensorType number{DType::float32, {}};
+  check_input(context, 0, number);
+  for (const size_t i : {1, 2}) {
+    if (context.has(i)) check_input(context, i, number);
+  }
+  return {number};
+}
+
 KernelRun make_update_factor(const KernelSpec& spec) {
-  return [max_norm = spec.attributes.get("max_norm", 0.0f)](const KernelArgs& args) {
-    const float norm = *args.in<float>(0), clip = max_norm > 0 ? std::min(1.0f, max_norm / (norm + 1e-6f)) : 1.0f;
-    *args.out<float>(0) = std::isfinite(norm) ? clip : std::numeric_limits<float>::quiet_NaN();
+  return [max_norm = spec.attributes.get("max_norm", 0.0f), is_scaled = spec.has(1), is_of_one = spec.has(2)](const KernelArgs& args) {
+    const float scale = is_scaled ? *args.in<float>(1) : 1.0f, norm = unscaled_norm(*args.in<float>(0), scale);
+    const float clip = max_norm > 0 ? std::min(1.0f, max_norm / (norm + 1e-6f)) : 1.0f;
+    const bool is_finite = std::isfinite(norm) && (!is_of_one || std::isfinite(unscaled_norm(*args.in<float>(2), scale)));
+    *args.out<float>(0) = is_finite ? inverse_loss_scale(scale) * clip : std::numeric_limits<float>::quiet_NaN();
   };
 }
 
@@ -115,7 +131,7 @@ constexpr Kernel kGlobalNormKernel{
 };
 constexpr OpDef kUpdateFactor{
     .name = "UpdateFactor",
-    .infer = infer_same_as_input,
+    .infer = infer_update_factor,
     .no_gradient = kNoSecondOrder,
 };
 constexpr Kernel kUpdateFactorKernel{

@@ -1,0 +1,54 @@
+// early_updates: each update right behind its gradient.
+//
+//   before   dw1 = MatMul(…) ; … ; dw0 = MatMul(…) ; w0' = AdamW(w0, dw0, 1, …) ; w1' = AdamW(w1, dw1, 1, …)
+//   after    dw1 = MatMul(…) ; w1' = AdamW(w1, dw1, 1, …) ; … ; dw0 = MatMul(…) ; w0' = AdamW(w0, dw0, 1, …)
+//
+// No gradient is kept longer than that. Clipping by the norm of all gradients, and the check of a scaled loss's, come before every update:
+// then nothing can move.
+//
+// Needs: recompute, because nodes that read a weight are not run again once it has changed. Leaves: each node of the update stage behind
+// what it reads and behind the readers of what it changes; these nodes in the order in which they were.
+
+#include <algorithm>
+
+#include "graph/op_def.h"
+#include "passes/passes.h"
+
+namespace ort_train {
+
+bool early_updates(Graph& graph, const PassOptions&) {
+  const std::vector<NodeId> order = graph.order();
+  std::vector<ValueId> base(graph.value_count());  // whose memory a view shows
+  for (ValueId id = 0; id < base.size(); ++id) base[id] = id;
+  // The position in `order` behind which a value is there; behind which nobody reads what it is now.
+  std::vector<int64_t> made(graph.value_count(), -1), read(graph.value_count(), -1);
+  std::vector<std::pair<int64_t, NodeId>> placed;
+  for (size_t i = 0; i < order.size(); ++i) {
+    const Node& node = graph.node(order[i]);
+    auto at = static_cast<int64_t>(i);
+    if (node.stage == Stage::update) {
+      at = -1;
+      for (const ValueId input : node.inputs) at = input == kNone ? at : std::max(at, made[input]);
+      for (const Alias& write : node.op->writes) {
+        const ValueId state = node.inputs[static_cast<size_t>(write.input)];
+        if (state != kNone) at = std::max(at, read[base[state]]);
+      }
+    }
+    if (const ValueId source = viewed(node); source != kNone) base[node.outputs[0]] = base[source];
+    for (const ValueId input : node.inputs) {
+      if (input != kNone) read[base[input]] = std::max(read[base[input]], at);
+    }
+    for (const ValueId output : node.outputs) {
+      if (output != kNone) made[output] = at;
+    }
+    placed.emplace_back(at, order[i]);
+  }
+  std::stable_sort(placed.begin(), placed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<NodeId> result;
+  for (const auto& [at, id] : placed) result.push_back(id);
+  if (result == order) return false;
+  graph.set_order(std::move(result));
+  return true;
+}
+
+}  // namespace ort_train

@@ -63,7 +63,7 @@ struct Options {
   double warmup_steps = 0;                     // a number below 1 is a share of all steps
   double weight_decay = 0;                     // on tensors of two dimensions and more
   double max_grad_norm = 1.0;                  // 0: no clipping
-  std::string optim = "adamw";                 // one of optimizers()
+  std::string optim = "adamw";                 // one of optimizers(), or a synonym
   std::map<std::string, double> optim_args{};  // of the optimizer's own options those that aren't as by default
   int64_t max_steps = -1;                      // if positive, num_train_epochs is ignored
   double num_train_epochs = 3;
@@ -264,9 +264,11 @@ struct OptimizerChoice {
     std::string name;
     double value = 0;  // by default
     std::string help;
+    bool flag = false;  // 1: yes, 0: no
   };
   std::string name;
-  std::vector<Option> options;
+  std::vector<std::string> synonyms{};  // Hugging Face's names
+  std::vector<Option> options{};
 };
 ORT_TRAIN_API std::vector<OptimizerChoice> optimizers();
 

@@ -52,7 +52,6 @@ const Options& Trainer::Impl::checked(const Options& options) {
   };
   if (options.model.empty()) throw error(ErrorCode::usage, "no model is given");
   if (options.data.empty()) throw error(ErrorCode::usage, "no data is given: `data` is a file or a folder");
-  make_optimizer(options.optim, options.optim_args);  // refuses
   if (options.loss != "cross_entropy" && options.loss != "mse" && options.loss != "output") {
     throw refuse("loss", options.loss, "is not known: cross_entropy, mse or output");
   }
@@ -157,6 +156,8 @@ void Trainer::Impl::divide_samples() {
   total_steps =
       options.max_steps > 0 ? options.max_steps : static_cast<int64_t>(std::ceil(options.num_train_epochs * static_cast<double>(steps)));
   schedule = make_schedule(options.lr_scheduler_type, options.learning_rate, options.warmup_steps, total_steps);
+  if (optimizer.learning_rate(1, /*scheduled=*/0) != 0)
+    note("the optimizer sets the learning rate itself: `learning_rate`, `lr_scheduler_type` and `warmup_steps` change nothing");
 }
 
 JobEntry& Trainer::Impl::add_entry(const std::string& name, JobGraph job, int64_t batch, SampleRange* range) {

@@ -349,7 +349,7 @@ Summary Trainer::Impl::train() {
                            .total_steps = total_steps,
                            .loss = result.loss,
                            .grad_norm = result.grad_norm,
-                           .learning_rate = rate,
+                           .learning_rate = optimizer.learning_rate(step, rate),
                            .milliseconds = seconds * 1e3,
                            .computing_milliseconds = spent.computing,
                            .waiting_milliseconds = spent.waiting,

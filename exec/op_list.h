@@ -44,7 +44,8 @@
   /* attention.cpp, attention_gradient.cpp */ op(Attention) op(AttentionGrad) \
   /* cross_entropy.cpp, mean_squared_error.cpp */ op(SoftmaxCrossEntropy) op(SoftmaxCrossEntropyGrad) op(CountLabels) op(SquaredError) \
   /* optimizer.cpp */ op(SumSquares) op(GlobalNorm) op(UpdateFactor) op(Accumulate) op(Clear) op(Store) \
-  /* adamw.cpp, sgd.cpp */ op(AdamW) op(SGD) \
+  /* adamw.cpp, sgd.cpp, lion.cpp, adagrad.cpp, rmsprop.cpp */ op(AdamW) op(Adam) op(SGD) op(Lion) op(Adagrad) op(RMSprop) \
+  /* lamb.cpp, lars.cpp */ op(LambSquares) op(LambTrust) op(Lamb) op(LarsTrust) op(Lars) \
   /* adafactor.cpp */ op(AdafactorRows) op(AdafactorColumns) op(AdafactorSquares) op(AdafactorScale) op(AdafactorFactored) \
     op(AdafactorMoment) op(AdafactorPlain)
 // clang-format on

@@ -1,6 +1,7 @@
 #include "frontend/cli_options.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -124,14 +125,6 @@ std::string with_dashes(std::string argument) {
   return argument;
 }
 
-// "a, b or c"
-std::string optimizer_names() {
-  std::string text;
-  const std::vector<OptimizerChoice> all = optimizers();
-  for (size_t i = 0; i < all.size(); ++i) text += (i == 0 ? "" : i + 1 < all.size() ? ", " : " or ") + all[i].name;
-  return text;
-}
-
 // Those that each optimizer has; what several have is one option.
 void add_optimizer_options(CLI::App& app, const char* group, Options& o) {
   for (const OptimizerChoice& choice : optimizers()) {
@@ -139,6 +132,12 @@ void add_optimizer_options(CLI::App& app, const char* group, Options& o) {
       const std::string name = with_dashes("--" + option.name), what = fmt::format("of {}: {}", choice.name, option.help);
       if (CLI::Option* const known = app.get_option_no_throw(name)) {
         known->description(fmt::format("{}; {} (default {})", known->get_description(), what, option.value));
+        continue;
+      }
+      if (option.flag) {
+        app.add_flag_function(
+               name, [&o, of = option.name](int64_t times) { o.optim_args[of] = times > 0; }, what)
+            ->group(group);
         continue;
       }
       app.add_option_function<double>(
@@ -212,7 +211,9 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
       ->group(memory);
 
   constexpr const char* optimizer = "Optimizer";
-  add(optimizer, "--optim", o.optim, optimizer_names() + "; _8bit behind the name: with its state in 8 bits");
+  std::vector<std::string> names;
+  for (const OptimizerChoice& choice : optimizers()) names.push_back(choice.name);
+  add(optimizer, "--optim", o.optim, fmt::format("{}; or what Hugging Face's Trainer calls it. _8bit behind the name: with its state in 8 bits", fmt::join(names, ", ")));
   add(optimizer, "--learning-rate", o.learning_rate, "the highest, where the schedule changes it");
   std::string known_schedules, known_arguments;
   for (const ScheduleChoice& choice : schedules()) {

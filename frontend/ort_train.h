@@ -82,7 +82,7 @@ struct Options {
   double layer_decay = 1;
   double max_grad_norm = 1.0;                  // 0: no clipping
   bool clip_per_layer = false;                 // clip each weight's gradient by its own norm, not all by theirs: no gradient has to wait
-  std::string optim = "adamw";                 // one of optimizers(), "_8bit" behind it: with its state in 8 bits
+  std::string optim = "adamw";                 // one of optimizers() or a synonym, "_8bit" behind it: with its state in 8 bits
   std::map<std::string, double> optim_args{};  // of the optimizer's own options those that aren't as by default
   // The loss is multiplied by this before the backward pass, and gradients are divided by it before they are clipped and used: auto
   // (dynamic where gradients are float16, else none) | none | dynamic | a number. A step whose gradients aren't finite is then skipped: its
@@ -309,9 +309,11 @@ struct OptimizerChoice {
     std::string name;
     double value = 0;  // by default
     std::string help;
+    bool flag = false;  // 1: yes, 0: no
   };
   std::string name;
-  std::vector<Option> options;
+  std::vector<std::string> synonyms{};  // Hugging Face's names
+  std::vector<Option> options{};
 };
 ORT_TRAIN_API std::vector<OptimizerChoice> optimizers();
 // Most of them can store their state in 8 bits: NAME_8bit. The `optim_args` that it then has besides its own.

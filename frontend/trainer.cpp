@@ -101,9 +101,12 @@ std::vector<OptimizerChoice> optimizers() {
   return in_library([] {
     std::vector<OptimizerChoice> choices;
     for (const OptimizerDef* def : all_optimizers()) {
-      OptimizerChoice& choice = choices.emplace_back(OptimizerChoice{.name = std::string(def->name)});
-      for (const OptimizerOption& option : def->options)
-        choice.options.push_back({.name = std::string(option.name), .value = option.value, .help = std::string(option.help)});
+      OptimizerChoice& choice =
+          choices.emplace_back(OptimizerChoice{.name = std::string(def->name), .synonyms = {def->synonyms.begin(), def->synonyms.end()}});
+      for (const OptimizerOption& option : def->options) {
+        choice.options.push_back(
+            {.name = std::string(option.name), .value = option.value, .help = std::string(option.help), .flag = option.flag});
+      }
     }
     return choices;
   });

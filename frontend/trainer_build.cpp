@@ -53,7 +53,6 @@ const Options& Trainer::Impl::checked(const Options& options) {
   };
   if (options.model.empty()) throw error(ErrorCode::usage, "no model is given");
   if (options.data.empty()) throw error(ErrorCode::usage, "no data is given: `data` is a file or a folder");
-  make_optimizer(options.optim, options.optim_args);  // refuses
   if (make_schedule(options.lr_scheduler_type, options.lr_scheduler_kwargs).follows_loss() && options.eval_steps == 0)
     throw refuse("lr_scheduler_type", options.lr_scheduler_type, "follows the held-out loss: it needs evaluations (`eval_steps`)");
   check_groups(options);
@@ -64,7 +63,7 @@ const Options& Trainer::Impl::checked(const Options& options) {
     throw error(ErrorCode::usage,
                 "`scale_lr` (how the learning rate grows with the batch) and `base_batch_size` (the samples of a step for which it was "
                 "chosen) go together: give both or none");
-  LossScaling{options};  // refuses, too
+  LossScaling{options};  // refuses
   if (options.loss != "cross_entropy" && options.loss != "mse" && options.loss != "output") {
     throw refuse("loss", options.loss, "is not known: cross_entropy, mse or output");
   }
@@ -190,6 +189,8 @@ void Trainer::Impl::settle_schedule() {
   schedule.begin(rate, options.warmup_steps, total_steps);
   if (!schedule.def->warms_up && options.warmup_steps > 0)
     note(fmt::format("`lr_scheduler_type` {} has no warm-up: `warmup_steps` {} changes nothing", schedule.def->name, options.warmup_steps));
+  if (optimizer.learning_rate(1, /*scheduled=*/0) != 0)
+    note("the optimizer sets the learning rate itself: `learning_rate`, `lr_scheduler_type` and `warmup_steps` change nothing");
 }
 
 JobEntry& Trainer::Impl::add_entry(const std::string& name, JobGraph job, int64_t batch, SampleRange* range) {

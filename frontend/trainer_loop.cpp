@@ -348,7 +348,7 @@ Summary Trainer::Impl::train() {
                            .total_steps = total_steps,
                            .loss = result.loss,
                            .grad_norm = result.grad_norm,
-                           .learning_rate = update.learning_rates[0],
+                           .learning_rate = optimizer.learning_rate(update.t, update.learning_rates[0]),
                            .milliseconds = seconds * 1e3,
                            .loss_scale = scaling.is_on() ? static_cast<double>(update.loss_scale) : 0,
                            .skipped = is_skipped,

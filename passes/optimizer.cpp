@@ -12,18 +12,23 @@
 namespace ort_train {
 
 const std::vector<const OptimizerDef*>& all_optimizers() {
-  static const std::vector<const OptimizerDef*> list{&kAdamWOptimizer, &kSgdOptimizer, &kAdafactorOptimizer};
+  static const std::vector<const OptimizerDef*> list{&kAdamWOptimizer,          &kAdamOptimizer,   &kSgdOptimizer,  &kAdafactorOptimizer,
+                                                     &kAdafactorTorchOptimizer, &kLionOptimizer,   &kLambOptimizer, &kLarsOptimizer,
+                                                     &kAdagradOptimizer,        &kRmspropOptimizer};
   return list;
 }
 
-std::string optimizer_names() {
-  std::string text;
-  const auto& all = all_optimizers();
-  for (size_t i = 0; i < all.size(); ++i) text += fmt::format("{}{}", i == 0 ? "" : i + 1 < all.size() ? ", " : " or ", all[i]->name);
-  return text;
-}
-
 namespace {
+
+const OptimizerDef& find_optimizer(std::string_view name) {
+  std::vector<std::string_view> names;
+  for (const OptimizerDef* def : all_optimizers()) {
+    const auto& synonyms = def->synonyms;
+    if (def->name == name || std::find(synonyms.begin(), synonyms.end(), name) != synonyms.end()) return *def;
+    names.push_back(def->name);
+  }
+  throw error(ErrorCode::usage, "`optim` {}: is not known; these are, and Hugging Face's names for them: {}", name, fmt::join(names, ", "));
+}
 
 constexpr std::string_view kQuantizedSuffix = "_8bit", kPlainSuffix = "_32bit";
 constexpr std::string_view kBitsandbytesOption = "bitsandbytes_rounding", kEmbeddingsOption = "quantize_embeddings",
@@ -75,11 +80,8 @@ bool has_quantized_states(const Optimizer& optimizer) {
 }
 
 Optimizer make_optimizer(std::string_view name, const std::map<std::string, double>& options) {
-  const auto& all = all_optimizers();
   const StorageName storage(name);
-  const auto found = std::find_if(all.begin(), all.end(), [&](const OptimizerDef* def) { return def->name == storage.base; });
-  if (found == all.end()) throw error(ErrorCode::usage, "`optim` {}: is not known: {}", name, optimizer_names());
-  Optimizer optimizer{.def = *found, .quantized = storage.quantized};
+  Optimizer optimizer{.def = &find_optimizer(storage.base), .quantized = storage.quantized};
   const std::vector<OptimizerOption> all_options = optimizer.options();
   std::vector<std::string_view> known;
   for (const OptimizerOption& option : all_options) {
@@ -98,6 +100,8 @@ Optimizer make_optimizer(std::string_view name, const std::map<std::string, doub
   if (optimizer.quantized && !has_quantized_states(optimizer))
     throw error(ErrorCode::usage, "`optim` {}: {} with these options keeps no state that could be stored in 8 bits", name,
                 optimizer.def->name);
+  if (const auto conflict = optimizer.def->conflict; conflict != nullptr && !conflict(optimizer).empty())
+    throw error(ErrorCode::usage, "`optim` {}: {}", name, conflict(optimizer));
   return optimizer;
 }
 
@@ -136,8 +140,12 @@ bool Optimizer::quantizes(int64_t elements, bool is_embedding) const {
   return quantized && static_cast<double>(elements) >= value(kLeastOption) && (!is_embedding || value(kEmbeddingsOption) != 0);
 }
 
-std::vector<float> Optimizer::scalars(int64_t t, double learning_rate) const {
-  std::vector<float> numbers = def->scalars(*this, t, learning_rate);
+double Optimizer::learning_rate(int64_t t, double scheduled) const {
+  return def->own_rate != nullptr ? def->own_rate(*this, t, scheduled) : scheduled;
+}
+
+std::vector<float> Optimizer::scalars(int64_t t, double scheduled) const {
+  std::vector<float> numbers = def->scalars(*this, t, learning_rate(t, scheduled));
   require(numbers.size() == def->scalar_count, "an optimizer's scalars are as many as it says");
   return numbers;
 }
@@ -160,6 +168,13 @@ std::vector<ValueId> UpdateBuilder::emit(const UpdatePart& part, std::string_vie
 std::vector<ValueId> UpdateBuilder::emit_before_all(const UpdatePart& part, std::string_view op, std::vector<ValueId> inputs,
                                                     Attributes attributes, size_t outputs) {
   return emit_at(before_all, part, op, std::move(inputs), std::move(attributes), outputs);
+}
+
+ValueId UpdateBuilder::emit_update(const UpdatePart& part, std::string_view op, Attributes attributes) {
+  std::vector<ValueId> inputs{part.parameter, part.gradient, clip, scalars};
+  inputs.insert(inputs.end(), part.states.begin(), part.states.end());
+  attributes.set("weight_decay", static_cast<float>(weight_decay));
+  return emit(part, op, std::move(inputs), std::move(attributes), 1 + part.states.size())[0];
 }
 
 std::vector<ValueId> UpdateBuilder::emit_at(NodeId before, const UpdatePart& part, std::string_view op, std::vector<ValueId> inputs,

@@ -37,18 +37,19 @@ struct Optimizer {
   Granularity granularity() const;
   // Parts of a weight begin at multiples of so many elements.
   int64_t state_block() const;
-  // The numbers of step t, counted from 1: computed in double, fed to the update's nodes as one float32 input.
-  std::vector<float> scalars(int64_t t, double learning_rate) const;
+  // That of step t, counted from 1, where the schedule's is this.
+  double learning_rate(int64_t t, double scheduled) const;
+  // The numbers of step t: computed in double, fed to the update's nodes as one float32 input.
+  std::vector<float> scalars(int64_t t, double scheduled) const;
   // For checkpoints: they can be resumed by what has this label.
   std::string state_label() const;
 };
 
-// By its name, with "_8bit" behind it where its state is to be quantized, with the options given, the others as they are by default. Throws
-// Error(usage) for a name or an option that isn't known, or a value that doesn't fit.
+// By its name or a synonym, with "_8bit" behind it where its state is to be quantized, with the options given, the others as they are by
+// default. Throws Error(usage) for a name or an option that isn't known, a value that doesn't fit, or options that contradict each other.
 Optimizer make_optimizer(std::string_view name = "adamw", const std::map<std::string, double>& options = {});
 
 const std::vector<const OptimizerDef*>& all_optimizers();
-std::string optimizer_names();  // "a, b or c"
 // Of every optimizer whose state is quantized, besides its own.
 const std::vector<OptimizerOption>& quantized_options();
 // Whether it keeps state that may be stored in 8 bits.
@@ -60,6 +61,7 @@ struct OptimizerOption {
   std::string_view help{};
   bool (*fits)(double) = nullptr;
   std::string_view wrong{};  // of a value that doesn't fit: "has to lie in [0, 1)"
+  bool flag = false;         // 1: yes, 0: no
 };
 
 // A tensor that an optimizer keeps for each parameter.
@@ -111,6 +113,9 @@ class UpdateBuilder {
                             size_t outputs = 1);
   std::vector<ValueId> emit_before_all(const UpdatePart& part, std::string_view op, std::vector<ValueId> inputs, Attributes attributes = {},
                                        size_t outputs = 1);
+  // Emits the update of a part by an op in the form of exec/ops/element_update.h, with `weight_decay` among its attributes. Returns what
+  // the parameter is after it.
+  ValueId emit_update(const UpdatePart& part, std::string_view op, Attributes attributes = {});
 
  private:
   std::vector<ValueId> emit_at(NodeId before, const UpdatePart& part, std::string_view op, std::vector<ValueId> inputs,
@@ -119,7 +124,8 @@ class UpdateBuilder {
 };
 
 struct OptimizerDef {
-  std::string_view name{};  // as in Hugging Face's `optim`
+  std::string_view name{};
+  std::vector<std::string_view> synonyms{};  // what Hugging Face's `optim` calls it
   std::vector<OptimizerOption> options{};
   Granularity granularity = Granularity::element;
   size_t scalar_count = 0;
@@ -130,6 +136,10 @@ struct OptimizerDef {
   std::vector<ValueId> (*update)(UpdateBuilder&) = nullptr;
   // What a state label has behind the name, where options decide what is kept. Null: nothing.
   std::string_view (*variant)(const Optimizer&) = nullptr;
+  // What is wrong with options that don't go together: "`nesterov` goes with `momentum`". Empty: nothing. Null: all do.
+  std::string_view (*conflict)(const Optimizer&) = nullptr;
+  // The learning rate of step t where options may say so, else the schedule's. Null: always the schedule's.
+  double (*own_rate)(const Optimizer&, int64_t t, double learning_rate) = nullptr;
 };
 
 // The numbers of a group of parameters: a row of the job's table, which Value::group refers to.

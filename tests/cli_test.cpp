@@ -166,7 +166,9 @@ TEST_F(CommandLineTest, ExitCodes) {
   expect(gpt("o", {"--max-stepz=3"}), 2, "did you mean --max-steps?");
   expect(gpt("o", {"--max-steps", "many"}), 2, "max-steps");
   expect(gpt("o", {"another.onnx"}), 2, "one model");
-  expect(gpt("o", {"--optim", "lion"}), 2, "adamw, sgd or adafactor");
+  expect(gpt("o", {"--optim", "adamw_hf"}), 2,
+         "Hugging Face's names for them: adamw, adam, sgd, adafactor, adafactor_torch, lion, lamb, lars, adagrad, rmsprop");
+  expect(gpt("o", {"--optim", "sgd", "--nesterov"}), 2, "--optim sgd: --nesterov goes with --momentum, which is 0");
   expect(gpt("o", {"--optim", "adafactor", "--momentum", "0.9"}), 2, "--momentum 0.9: --optim adafactor has no such option, only");
   expect(gpt("o", {"--adam-beta1", "1"}), 2, "--adam-beta1 1: has to lie in [0, 1)");
   expect(gpt("o", {"--recompute", "most"}), 2, "auto, none, sqrt or all");

@@ -4,7 +4,12 @@
 #include <limits>
 
 #include "exec/ops/adafactor.h"
+#include "exec/ops/adagrad.h"
 #include "exec/ops/adamw.h"
+#include "exec/ops/lamb.h"
+#include "exec/ops/lars.h"
+#include "exec/ops/lion.h"
+#include "exec/ops/rmsprop.h"
 #include "exec/ops/sgd.h"
 #include "exec/random.h"
 #include "tests/op_cases.h"
@@ -259,23 +264,39 @@ void adafactor_cases(std::vector<OpCase>& cases) {
   const auto doubles = [](Shape shape, std::vector<double> values) {
     return OpInput{.dtype = DType::float64, .shape = std::move(shape), .values = std::move(values)};
   };
-  const OpInput half = floats({}, {0.5}), scalars = floats({kAdafactorScalars}, {0.5, 0.5, 0.5, 0}), g = floats({2, 2}, {1, 2, 3, 4}),
-                factor = floats({2}, {0.5, 2});
+  // rate, decay rate, beta1, 1 - beta1, beta2, 1 - beta2, epsilon
+  const OpInput half = floats({}, {0.5}), scalars = floats({kAdafactorScalars}, {0.5, 0.125, 0.5, 0.5, 0.5, 0.5, 0}),
+                g = floats({2, 2}, {1, 2, 3, 4}), factor = floats({2}, {0.5, 2}), rates = floats({2}, {0.5, 0.25});
   const Attributes rows{{"rows", int64_t{2}}}, decay{{"weight_decay", 0.5f}, {"rows", int64_t{2}}};
+  Attributes floored = decay;
+  floored.set("floor", 2.0f);
   add("numbers", "AdafactorRows", {}, {g, floats({2}, {2, 4}), half, scalars}, 3, {{1.3125, 3.5625}, {2.5, 5}, {4.875}});
   add("goes_on", "AdafactorRows", {}, {g, floats({2}, {2, 4}), half, scalars, doubles({1, 2}, {10, 20}), doubles({1}, {1})}, 3,
       {{1.3125, 3.5625}, {12.5, 25}, {5.875}});
   add("numbers", "AdafactorColumns", rows, {floats({2}, {2, 0.25}), doubles({1, 2}, {12, 0.5}), half, scalars}, 2, {{4, 0.25}, {0.5, 2}});
   add("numbers", "AdafactorSquares", rows, {g, floats({2}, {1, 4}), doubles({1}, {8}), factor, half}, 1, {{32.8125}});
-  add("numbers", "AdafactorScale", {{"clip_threshold", 2.0f}, {"elements", int64_t{4}}}, {doubles({1}, {32}), doubles({2}, {16, 16})}, 1,
-      {{0.5}});
-  add("below", "AdafactorScale", {{"clip_threshold", 2.0f}, {"elements", int64_t{4}}}, {doubles({1}, {15})}, 1, {{1}});
-  add("numbers", "AdafactorFactored", decay,
-      {floats({2, 2}, {4, 8, 12, 16}), g, floats({2}, {1, 4}), doubles({1}, {8}), factor, half, half, scalars}, 1,
-      {{2.875, 5, 8.8125, 11}});
+  const Attributes scale{{"clip_threshold", 2.0f}, {"elements", int64_t{4}}};
+  add("numbers", "AdafactorScale", scale, {scalars, doubles({1}, {32}), doubles({2}, {16, 16})}, 1, {{0.5, 0.25}});
+  add("below", "AdafactorScale", scale, {scalars, doubles({1}, {15})}, 1, {{0.5, 0.5}});
+  Attributes scaled = scale;
+  scaled.set("scale_epsilon", 1.0f);
+  add("scaled", "AdafactorScale", scaled, {scalars, doubles({1}, {32}), doubles({1}, {32}), doubles({1}, {15}), doubles({1}, {1})}, 1,
+      {{1, 0.5}});
+  scaled.set("decay_by_rate", int64_t{1});
+  add("scaled by the least", "AdafactorScale", scaled, {scalars, doubles({1}, {64}), doubles({1}, {1})}, 1, {{0.125, 0.25}});
+  const std::vector<OpInput> of_matrix{
+      floats({2, 2}, {4, 8, 12, 16}), g, floats({2}, {1, 4}), doubles({1}, {8}), factor, half, rates, scalars};
+  add("numbers", "AdafactorFactored", decay, of_matrix, 1, {{2.875, 5, 8.8125, 11}});
+  add("floor", "AdafactorFactored", floored, of_matrix, 1, {{2.9375, 5.875, 8.8125, 11.75}});
+  std::vector<OpInput> with_mean = of_matrix;
+  with_mean.push_back(floats({2, 2}, {1, 1, 1, 1}));
+  add("mean", "AdafactorFactored", decay, with_mean, 2, {{2.4375, 5, 8.40625, 11}, {0.5625, 1, 0.59375, 1}});
   add("numbers", "AdafactorMoment", {}, {floats({2}, {1, 2}), floats({2}, {0.25, 7}), half, scalars}, 2, {{0.25, 4}, {1.25}});
-  add("numbers", "AdafactorPlain", {{"weight_decay", 0.5f}},
-      {floats({2}, {4, 8}), floats({2}, {1, 2}), floats({2}, {0.25, 4}), half, half, scalars}, 1, {{2.75, 5.875}});
+  add("floor", "AdafactorMoment", {{"floor", 1.0f}}, {floats({2}, {1, 2}), floats({2}, {0.25, 7}), half, scalars}, 2, {{0.25, 4}, {0.5}});
+  std::vector<OpInput> of_vector{floats({2}, {4, 8}), floats({2}, {1, 2}), floats({2}, {0.25, 4}), half, rates, scalars};
+  add("numbers", "AdafactorPlain", {{"weight_decay", 0.5f}}, of_vector, 1, {{2.75, 5.875}});
+  of_vector.push_back(floats({2}, {1, 1}));
+  add("mean", "AdafactorPlain", {{"weight_decay", 0.5f}}, of_vector, 2, {{2.375, 5.4375}, {0.625, 0.5625}});
   for (const auto& [name, shape] : {std::pair{"matrix", Shape{1000, 301}}, {"wide", {3, 70'000}}, {"kernels", {64, 300, 3, 3}}}) {
     const int64_t count = shape[shape.size() - 2], batch = element_count(shape.before(shape.size() - 2));
     Shape columns = shape.before(shape.size() - 2);
@@ -285,34 +306,74 @@ void adafactor_cases(std::vector<OpCase>& cases) {
     add(name, "AdafactorRows", {}, {random(shape), row, half, scalars}, 3);
     add(name, "AdafactorColumns", of, {random(columns, 0.1, 1), doubles({batch, shape.back()}, {3}), half, scalars}, 2);
     add(name, "AdafactorSquares", of, {random(shape), row, sum, random(columns, 0.1, 1), half}, 1);
-    add(name, "AdafactorFactored", of, {random(shape), random(shape), row, sum, random(columns, 0.1, 1), half, half, scalars}, 1);
+    add(name, "AdafactorFactored", of, {random(shape), random(shape), row, sum, random(columns, 0.1, 1), half, rates, scalars}, 1);
   }
   add("blocks", "AdafactorMoment", {}, {random({200'003}), random({200'003}, 0.1, 1), half, scalars}, 2);
-  add("blocks", "AdafactorPlain", {}, {random({200'003}), random({200'003}), random({200'003}, 0.1, 1), half, half, scalars}, 1);
+  add("blocks", "AdafactorPlain", {}, {random({200'003}), random({200'003}), random({200'003}, 0.1, 1), half, rates, scalars}, 1);
+}
+
+void trust_ratio_cases(std::vector<OpCase>& cases) {
+  const auto add = [&](const char* name, const char* op, Attributes attributes, std::vector<OpInput> inputs, size_t outputs,
+                       std::vector<std::vector<double>> expected = {}) {
+    cases.push_back({.name = name,
+                     .op = op,
+                     .attributes = std::move(attributes),
+                     .inputs = std::move(inputs),
+                     .outputs = outputs,
+                     .float64 = false,
+                     .expected = std::move(expected)});
+  };
+  const auto squares = [](std::vector<double> values) {
+    const auto n = static_cast<int64_t>(values.size());
+    return OpInput{.dtype = DType::float64, .shape = {n}, .values = std::move(values)};
+  };
+  // rate, trust ratio, beta1, gain1, beta2, 1 - beta2, both corrections, epsilon
+  const OpInput lamb = floats({kLambScalars}, {0.5, 1, 0.5, 0.5, 0, 1, 2, 0.5, 0}), half = floats({}, {0.5});
+  add("numbers", "LambSquares", {{"weight_decay", 0.5f}},
+      {floats({2}, {1, -2}), floats({2}, {2, 4}), half, lamb, floats({2}, {1, 2}), floats({2}, {9, 9})}, 2, {{29.25}, {5}});
+  for (const auto& [name, shape] : {std::pair{"matrix", Shape{1000, 301}}, {"wide", {3, 70'000}}, {"vector", {200'003}}, {"one", {1}}})
+    add(name, "LambSquares", {{"weight_decay", 0.5f}}, {random(shape), random(shape), half, lamb, random(shape), random(shape, 0, 1)}, 2);
+  add("two parts", "LambTrust", {}, {lamb, squares({16}), squares({0, 48}), squares({1, 2}), squares({1})}, 1,
+      {{0.5, 0.25, 0.5, 0.5, 0, 1, 2, 0.5, 0}});
+  add("no update", "LambTrust", {}, {lamb, squares({0}), squares({1})}, 1, {{0.5, 1, 0.5, 0.5, 0, 1, 2, 0.5, 0}});
+  const Attributes of{{"trust_coefficient", 0.5f}, {"epsilon", 1.0f}, {"weight_decay", 0.25f}};
+  const OpInput lars = floats({kLarsScalars}, {0.5, 1, 0.75});
+  add("two parts", "LarsTrust", of, {lars, half, squares({16}), squares({20}), squares({0}), squares({16})}, 1, {{0.5, 0.4, 0.75}});
+  add("no weight", "LarsTrust", of, {lars, half, squares({16}), squares({0})}, 1, {{0.5, 1, 0.75}});
 }
 
 void optimizer_cases(std::vector<OpCase>& cases) {
   adafactor_cases(cases);
+  trust_ratio_cases(cases);
   for (const int64_t n : {1, 17, 65536, 200003}) {
     const std::string name = std::to_string(n);
     cases.push_back({.name = name, .op = "SumSquares", .inputs = {random({n})}});
-    cases.push_back(
-        {.name = name,
-         .op = "AdamW",
-         .attributes = {{"weight_decay", 0.1f}},
-         .inputs = {random({n}), random({n}), floats({}, {0.5}), random({kAdamWScalars}, 0.001, 0.1), random({n}), random({n}, 0, 1)},
-         .outputs = 3,
-         .float64 = false});
-    cases.push_back({.name = name,
-                     .op = "SGD",
-                     .attributes = {{"weight_decay", 0.1f}},
-                     .inputs = {random({n}), random({n}), floats({}, {0.5}), random({kSgdScalars}, 0.001, 0.1), random({n})},
-                     .outputs = 2,
-                     .float64 = false});
-    cases.push_back({.name = "plain_" + name,
-                     .op = "SGD",
-                     .inputs = {random({n}), random({n}), floats({}, {0.5}), random({kSgdScalars}, 0.001, 0.1)},
-                     .float64 = false});
+    // Each of which the numbers of a step are all between 0.001 and 0.1.
+    const auto update = [&](const std::string& of, const char* op, int64_t scalars, size_t states, Attributes attributes = {}) {
+      std::vector<OpInput> inputs{random({n}), random({n}), floats({}, {0.5}), random({scalars}, 0.001, 0.1)};
+      for (size_t i = 0; i < states; ++i) inputs.push_back(random({n}, 0, 1));
+      attributes.set("weight_decay", 0.1f);
+      cases.push_back({.name = of + name,
+                       .op = op,
+                       .attributes = std::move(attributes),
+                       .inputs = std::move(inputs),
+                       .outputs = 1 + states,
+                       .float64 = false});
+    };
+    update("", "AdamW", kAdamWScalars, 2);
+    update("", "Adam", kAdamWScalars, 2);
+    update("plain_", "SGD", kSgdScalars, 0);
+    update("", "SGD", kSgdScalars, 1);
+    update("nesterov_", "SGD", kSgdScalars, 1, {{"nesterov", int64_t{1}}});
+    update("", "Lion", kLionScalars, 1);
+    update("", "Lamb", kLambScalars, 2);
+    update("plain_", "Lars", kLarsScalars, 0);
+    update("", "Lars", kLarsScalars, 1);
+    update("", "Adagrad", kAdagradScalars, 1);
+    update("", "RMSprop", kRmspropScalars, 1);
+    update("momentum_", "RMSprop", kRmspropScalars, 2);
+    update("centered_", "RMSprop", kRmspropScalars, 2, {{"centered", int64_t{1}}});
+    update("centered_momentum_", "RMSprop", kRmspropScalars, 3, {{"centered", int64_t{1}}});
     cases.push_back({.name = name, .op = "Accumulate", .inputs = {random({n}), random({n})}});
     cases.push_back({.name = name, .op = "Store", .inputs = {floats({n}, std::vector<double>(static_cast<size_t>(n))), random({n})}});
     cases.push_back({.name = name, .op = "Clear", .inputs = {random({n})}, .expected = {std::vector<double>(static_cast<size_t>(n))}});

@@ -212,6 +212,11 @@ std::vector<PromiseJob> promise_jobs(const TestFolder& folder, const std::string
     o.max_grad_norm = 0;
   });
   vectors("perceptron, adafactor", 16, 3, [](Options& o) { o.optim = "adafactor"; });
+  vectors("perceptron, lamb, accumulating", 8, 3, [&](Options& o) {
+    o.optim = "lamb";
+    o.weight_decay = 0.1;
+    accumulating(o);
+  });
   gpt2("gpt2 of dynamo", "gpt2-dynamo-20-folded", 4, evaluated);
   gpt2("gpt2 of torchscript", "gpt2-torchscript-18-folded", 3, nothing);
   gpt2("gpt2 of torchscript, accumulating", "gpt2-torchscript-23-eager", 2, accumulating);

@@ -198,7 +198,7 @@ Left left_by(const GptShape& shape, const OptimizerSpec& optimizer, int64_t part
 }
 
 TEST(SplitWeights, AModelInPartsComputesWhatItDoesInOnePiece) {
-  for (const char* name : {"adamw", "sgd", "adafactor"}) {
+  for (const char* name : {"adamw", "sgd", "adafactor", "lamb", "lars"}) {
     for (const int mode : {0, 1, 2, 3}) {  // plain, accumulating, all deferred, most
       const OptimizerSpec optimizer{.optimizer = calm_optimizer(name),
                                     .weight_decay = 0.1,
@@ -229,7 +229,7 @@ TEST(SplitWeights, AModelInPartsComputesWhatItDoesInOnePiece) {
 TEST(SplitWeights, AModelInPartsOfAnySizeComputesTheSameBits) {
   constexpr GptShape kShape{.layers = 1, .heads = 2, .width = 160, .vocabulary = 1500, .batch = 2, .length = 24};
   for (const int mode : {0, 1, 2}) {  // plain, accumulating, deferred
-    for (const char* name : {"adamw", "adafactor", "adamw_8bit"}) {
+    for (const char* name : {"adamw", "adafactor", "adafactor_torch", "lamb", "lars", "adamw_8bit"}) {
       const OptimizerSpec optimizer{
           .optimizer = make_optimizer(name), .weight_decay = 0.1, .max_grad_norm = 0.01, .accumulate = mode == 1, .deferred = mode == 2};
       const Left whole = left_by(kShape, optimizer, int64_t{1} << 30);

@@ -9,24 +9,26 @@
 //   AdafactorColumns{rows}(column, column_sums, clip, scalars) -> column, factor
 //     column changes in place; factor = 1 / sqrt(column)
 //
-//   AdafactorSquares{rows}(g, row, row_sum, factor, clip) -> float64 [blocks]
+//   AdafactorSquares{rows, floor}(g, row, row_sum, factor, clip) -> float64 [blocks]
 //     of u, in the blocks of exec/norm_block.h
 //
-//   AdafactorScale{clip_threshold, elements}(squares...) -> float32 []
-//     1 / max(1, rms(u) / clip_threshold)
+//   AdafactorScale{clip_threshold, elements, scale_epsilon, decay_by_rate}(scalars, squares of u..., squares of p...) -> float32 [2]
+//     the rates of weight decay and of u: rate * max(scale_epsilon, rms(p)) / max(1, rms(u) / clip_threshold), that of the decay without
+//     clipping; with decay_by_rate the learning rate itself. Without squares of p there is no factor for it
 //
-//   AdafactorFactored{weight_decay, rows}(p, g, row, row_sum, factor, clip, scale, scalars) -> p
-//     in place
+//   AdafactorFactored{weight_decay, rows, floor}(p, g, row, row_sum, factor, clip, rates, scalars, m?) -> p, m
+//     in place; with m, the mean of what is to be subtracted, p is changed by that
 //
 // With the full mean square v, for tensors of less than two dimensions:
 //
-//   AdafactorMoment(g, v, clip, scalars) -> v, float64 [blocks]
+//   AdafactorMoment{floor}(g, v, clip, scalars) -> v, float64 [blocks]
 //     v changes in place; squares of u
 //
-//   AdafactorPlain{weight_decay}(p, g, v, clip, scale, scalars) -> p
+//   AdafactorPlain{weight_decay, floor}(p, g, v, clip, rates, scalars, m?) -> p, m
 //     in place
 //
-// `rows`: of the whole matrix, of which g may have some. Every sum is in double, in an order that neither threads nor the division into
+// `rows`: of the whole matrix, of which g may have some. `floor`: the least mean(row), and the least root of an element's mean square.
+// Every sum is in double, in an order that neither threads nor the division into
 // parts change: columns and row_sum go from row to row, on from one part to the next; blocks of squares are whole rows.
 // `clip` multiplies the gradient; where it is NaN nothing is computed or changed. `scalars` are those of exec/ops/adafactor.h.
 
@@ -182,10 +184,18 @@ template <typename T> struct MakeColumns {
 
 // --- the update, and its root mean square ---------------------------------------------------------------------------------------------
 
-// What of u is the same along a row: 1 / sqrt(row / mean(row)).
-template <typename T> T row_factor(T row, double row_sum, int64_t rows) {
-  return T(1) / std::sqrt(row / static_cast<T>(row_sum / static_cast<double>(rows)));
-}
+// u of an element of a matrix: what is the same along its row, 1 / sqrt(row / mean(row)), times that of its column, times the gradient.
+template <typename T> struct Factored {
+  T clip, floor, most;
+  Factored(float clip_, float floor_) : clip(clip_), floor(floor_), most(T(1) / floor) {}  // without a floor, infinity
+
+  T of_row(T row, double row_sum, int64_t rows) const {
+    return T(1) / std::sqrt(row / std::max(static_cast<T>(row_sum / static_cast<double>(rows)), floor));
+  }
+  T update(T of_row, T of_column, T g) const { return std::min(of_row * of_column, most) * (g * clip); }
+};
+
+float floor_of(const KernelSpec& spec) { return spec.attributes.get("floor", 0.0f); }
 
 void check_factors(const InferContext& context, size_t first, const TensorType& g) {
   const Matrices m = matrices_of(g.shape);
@@ -200,25 +210,25 @@ std::vector<TensorType> infer_squares(const InferContext& context) {
   return {{DType::float64, {norm_blocks(context.input(0).shape)}}};
 }
 
-template <typename T> double factored_squares(const T* __restrict g, const T* __restrict factor, T clip, T of_row, int64_t n) {
-  return sum_of_squares(n, [&](int64_t i) { return (of_row * factor[i]) * (g[i] * clip); });
+template <typename T> double factored_squares(const Factored<T> f, const T* __restrict g, const T* __restrict factor, T of_row, int64_t n) {
+  return sum_of_squares(n, [&](int64_t i) { return f.update(of_row, factor[i], g[i]); });
 }
 
 template <typename T> struct MakeSquares {
   KernelRun operator()(const KernelSpec& spec) const {
     const Shape& shape = spec.inputs[0].shape;
     return [m = matrices_of(shape), n = element_count(shape), block = norm_block(shape), blocks = norm_blocks(shape),
-            rows = spec.attributes.get("rows", matrices_of(shape).rows)](const KernelArgs& args) {
+            rows = spec.attributes.get("rows", matrices_of(shape).rows), floor = floor_of(spec)](const KernelArgs& args) {
       if (is_skipped(*args.in<float>(4))) return;
-      const T clip = *args.in<float>(4);
+      const Factored<T> f(*args.in<float>(4), floor);
       args.workers().parallel_for(blocks, [&](int64_t task, int) {
         double sum = 0;
         const int64_t end = std::min(n, (task + 1) * block);
         for (int64_t i = task * block, count; i < end; i += count) {  // from row to row
           const int64_t r = i / m.columns, matrix = r / m.rows, column = i % m.columns;
           count = std::min(m.columns - column, end - i);
-          const T of_row = row_factor(args.in<T>(1)[r], args.in<double>(2)[matrix], rows);
-          sum += factored_squares(args.in<T>(0) + i, args.in<T>(3) + matrix * m.columns + column, clip, of_row, count);
+          const T of_row = f.of_row(args.in<T>(1)[r], args.in<double>(2)[matrix], rows);
+          sum += factored_squares(f, args.in<T>(0) + i, args.in<T>(3) + matrix * m.columns + column, of_row, count);
         }
         args.out<double>(0)[task] = sum;
       });
@@ -226,52 +236,89 @@ template <typename T> struct MakeSquares {
   }
 };
 
+std::vector<TensorType> infer_scale(const InferContext& context) {
+  check_input(context, 0, {DType::float32, {kAdafactorScalars}});
+  const bool scaled = context.attributes.get("scale_epsilon", 0.0f) > 0;
+  if (context.inputs.size() < 2 || (scaled && context.inputs.size() % 2 != 1))
+    throw error(ErrorCode::unsupported, "there are squares missing");
+  check_squares(context, 1);
+  return {{DType::float32, {2}}};
+}
+
 KernelRun make_scale(const KernelSpec& spec) {
   return [counts = counts_of(spec), threshold = double{spec.attributes.get("clip_threshold", 1.0f)},
-          elements = spec.attributes.get("elements", int64_t{1})](const KernelArgs& args) {
-    const double excess = std::sqrt(sum_of_inputs(args, counts) / static_cast<double>(elements)) / threshold;
-    *args.out<float>(0) = static_cast<float>(1 / std::max(excess, 1.0));
+          elements = static_cast<double>(spec.attributes.get("elements", int64_t{1})),
+          scale_epsilon = double{spec.attributes.get("scale_epsilon", 0.0f)},
+          decay_by_rate = spec.attributes.get("decay_by_rate", 0) != 0](const KernelArgs& args) {
+    const float* const scalars = args.in<float>(0);
+    const bool scaled = scale_epsilon > 0;
+    const size_t parts = (counts.size() - 1) / (scaled ? 2 : 1);
+    const auto rms = [&](size_t first) { return std::sqrt(sum_of_inputs(args, counts, first, first + parts) / elements); };
+    const double rate = double{scalars[kAdafactorRate]} * (scaled ? std::max(scale_epsilon, rms(1 + parts)) : 1);
+    args.out<float>(0)[0] = decay_by_rate ? scalars[kAdafactorDecayRate] : static_cast<float>(rate);
+    args.out<float>(0)[1] = static_cast<float>(rate / std::max(rms(1) / threshold, 1.0));
   };
 }
 
-// What is taken from a parameter for the update u: rate * scale * u, after weight decay as AdamW's.
-template <typename T> struct StepNumbers {
-  T clip, keep, step;
-  StepNumbers(const float* scalars, float clip_, float scale, double weight_decay)
-      : clip(clip_),
-        keep(static_cast<T>(1 - double{scalars[kAdafactorRate]} * weight_decay)),
-        step(static_cast<T>(scalars[kAdafactorRate]) * static_cast<T>(scale)) {}
+// What becomes of a parameter by its update u, and of their mean.
+template <typename T, bool has_mean> struct Step {
+  T keep, step, beta1, gain1;
+  Step(const float* scalars, const float* rates, double weight_decay)
+      : keep(static_cast<T>(1 - double{rates[0]} * weight_decay)),
+        step(rates[1]),
+        beta1(scalars[kAdafactorBeta1]),
+        gain1(scalars[kAdafactorOneMinusBeta1]) {}
+
+  void operator()(T u, T* p, T* m, int64_t i) const {
+    T change = step * u;
+    if constexpr (has_mean) change = m[i] = beta1 * m[i] + gain1 * change;
+    p[i] = p[i] * keep - change;
+  }
 };
+
+// The last three inputs: rates, scalars, m.
+std::vector<TensorType> infer_step(const InferContext& context, size_t rates) {
+  check_input(context, rates, {DType::float32, {2}});
+  check_input(context, rates + 1, {DType::float32, {kAdafactorScalars}});
+  if (context.inputs.size() <= rates + 2) return {context.input(0)};
+  check_same(context, 0, rates + 2);
+  return {context.input(0), context.input(0)};
+}
 
 std::vector<TensorType> infer_factored(const InferContext& context) {
   check_same(context, 0, 1);
   check_factors(context, 2, context.input(0));
-  check_input(context, 6, {DType::float32, {}});
-  check_input(context, 7, {DType::float32, {kAdafactorScalars}});
-  return {context.input(0)};
+  return infer_step(context, 6);
 }
 
-template <typename T>
-void factored_loop(const StepNumbers<T> c, T of_row, const T* __restrict g, const T* __restrict factor, T* __restrict p, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) p[i] = p[i] * c.keep - c.step * ((of_row * factor[i]) * (g[i] * c.clip));
+template <typename T, typename Step>
+void factored_loop(const Factored<T> f, const Step step, T of_row, const T* __restrict g, const T* __restrict factor, T* __restrict p,
+                   T* __restrict m, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) step(f.update(of_row, factor[i], g[i]), p, m, i);
+}
+
+template <typename T, bool has_mean> KernelRun make_factored(const KernelSpec& spec) {
+  const Matrices shape = matrices_of(spec.inputs[0].shape);
+  return [m = shape, rows = spec.attributes.get("rows", shape.rows), weight_decay = double{spec.attributes.get("weight_decay", 0.0f)},
+          floor = floor_of(spec)](const KernelArgs& args) {
+    if (is_skipped(*args.in<float>(5))) return;
+    const Factored<T> f(*args.in<float>(5), floor);
+    const Step<T, has_mean> step(args.in<float>(7), args.in<float>(6), weight_decay);
+    T* const mean = has_mean ? args.out<T>(1) : nullptr;
+    args.workers().parallel_blocks(m.all_rows(), per_task(m.columns), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const int64_t matrix = r / m.rows, at = r * m.columns;
+        const T of_row = f.of_row(args.in<T>(2)[r], args.in<double>(3)[matrix], rows);
+        factored_loop(f, step, of_row, args.in<T>(1) + at, args.in<T>(4) + matrix * m.columns, args.out<T>(0) + at,
+                      has_mean ? mean + at : nullptr, m.columns);
+      }
+    });
+  };
 }
 
 template <typename T> struct MakeFactored {
   KernelRun operator()(const KernelSpec& spec) const {
-    const Matrices shape = matrices_of(spec.inputs[0].shape);
-    return [m = shape, rows = spec.attributes.get("rows", shape.rows),
-            weight_decay = double{spec.attributes.get("weight_decay", 0.0f)}](const KernelArgs& args) {
-      if (is_skipped(*args.in<float>(5))) return;
-      const StepNumbers<T> numbers(args.in<float>(7), *args.in<float>(5), *args.in<float>(6), weight_decay);
-      args.workers().parallel_blocks(m.all_rows(), per_task(m.columns), [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r) {
-          const int64_t matrix = r / m.rows;
-          const T of_row = row_factor(args.in<T>(2)[r], args.in<double>(3)[matrix], rows);
-          factored_loop(numbers, of_row, args.in<T>(1) + r * m.columns, args.in<T>(4) + matrix * m.columns, args.out<T>(0) + r * m.columns,
-                        m.columns);
-        }
-      });
-    };
+    return spec.outputs.size() > 1 ? make_factored<T, true>(spec) : make_factored<T, false>(spec);
   }
 };
 
@@ -284,57 +331,69 @@ std::vector<TensorType> infer_moment(const InferContext& context) {
   return {context.input(1), {DType::float64, {norm_blocks(context.input(0).shape)}}};
 }
 
-template <typename T> struct MomentNumbers { T clip, beta2, gain, epsilon; };
+template <typename T> struct MomentNumbers { T clip, beta2, gain, epsilon, floor; };
+template <typename T> T plain_update(T g, T v, T floor) { return g / std::max(std::sqrt(v), floor); }
+
 template <typename T> void moment_loop(const MomentNumbers<T> c, const T* __restrict gradient, T* __restrict v, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     const T g = gradient[i] * c.clip;
     v[i] = c.beta2 * v[i] + c.gain * (g * g + c.epsilon);
   }
 }
-template <typename T> double moment_squares(T clip, const T* __restrict gradient, const T* __restrict v, int64_t n) {
-  return sum_of_squares(n, [&](int64_t i) { return (gradient[i] * clip) / std::sqrt(v[i]); });
+template <typename T> double moment_squares(const MomentNumbers<T> c, const T* __restrict gradient, const T* __restrict v, int64_t n) {
+  return sum_of_squares(n, [&](int64_t i) { return plain_update(gradient[i] * c.clip, v[i], c.floor); });
 }
 
 template <typename T> struct MakeMoment {
   KernelRun operator()(const KernelSpec& spec) const {
     const Shape& shape = spec.inputs[0].shape;
-    return [n = element_count(shape), block = norm_block(shape), blocks = norm_blocks(shape)](const KernelArgs& args) {
-      const float* const scalars = args.in<float>(3);
-      if (is_skipped(*args.in<float>(2))) return;
-      const MomentNumbers<T> numbers{.clip = *args.in<float>(2),
-                                     .beta2 = scalars[kAdafactorBeta2],
-                                     .gain = scalars[kAdafactorOneMinusBeta2],
-                                     .epsilon = scalars[kAdafactorEpsilon]};
-      args.workers().parallel_for(blocks, [&](int64_t task, int) {
-        const int64_t from = task * block, count = std::min(block, n - from);
-        moment_loop(numbers, args.in<T>(0) + from, args.out<T>(0) + from, count);
-        args.out<double>(1)[task] = moment_squares(numbers.clip, args.in<T>(0) + from, args.out<T>(0) + from, count);
-      });
-    };
+    return
+        [n = element_count(shape), block = norm_block(shape), blocks = norm_blocks(shape), floor = floor_of(spec)](const KernelArgs& args) {
+          const float* const scalars = args.in<float>(3);
+          if (is_skipped(*args.in<float>(2))) return;
+          const MomentNumbers<T> numbers{.clip = *args.in<float>(2),
+                                         .beta2 = scalars[kAdafactorBeta2],
+                                         .gain = scalars[kAdafactorOneMinusBeta2],
+                                         .epsilon = scalars[kAdafactorEpsilon],
+                                         .floor = floor};
+          args.workers().parallel_for(blocks, [&](int64_t task, int) {
+            const int64_t from = task * block, count = std::min(block, n - from);
+            moment_loop(numbers, args.in<T>(0) + from, args.out<T>(0) + from, count);
+            args.out<double>(1)[task] = moment_squares(numbers, args.in<T>(0) + from, args.out<T>(0) + from, count);
+          });
+        };
   }
 };
 
 std::vector<TensorType> infer_plain(const InferContext& context) {
   for (size_t i : {1, 2}) check_same(context, 0, i);
-  for (size_t i : {3, 4}) check_input(context, i, {DType::float32, {}});
-  check_input(context, 5, {DType::float32, {kAdafactorScalars}});
-  return {context.input(0)};
+  check_input(context, 3, {DType::float32, {}});
+  return infer_step(context, 4);
 }
 
-template <typename T> void plain_loop(const StepNumbers<T> c, const T* __restrict g, const T* __restrict v, T* __restrict p, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) p[i] = p[i] * c.keep - c.step * ((g[i] * c.clip) / std::sqrt(v[i]));
+template <typename T, typename Step>
+void plain_loop(const Step step, T clip, T floor, const T* __restrict g, const T* __restrict v, T* __restrict p, T* __restrict m,
+                int64_t n) {
+  for (int64_t i = 0; i < n; ++i) step(plain_update(g[i] * clip, v[i], floor), p, m, i);
+}
+
+template <typename T, bool has_mean> KernelRun make_plain(const KernelSpec& spec) {
+  return [n = element_count(spec.inputs[0].shape), weight_decay = double{spec.attributes.get("weight_decay", 0.0f)},
+          floor = static_cast<T>(floor_of(spec))](const KernelArgs& args) {
+    if (is_skipped(*args.in<float>(3))) return;
+    const Step<T, has_mean> step(args.in<float>(5), args.in<float>(4), weight_decay);
+    const auto clip = static_cast<T>(*args.in<float>(3));
+    T* const mean = has_mean ? args.out<T>(1) : nullptr;
+    args.workers().parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
+      plain_loop(step, clip, floor, args.in<T>(1) + begin, args.in<T>(2) + begin, args.out<T>(0) + begin, has_mean ? mean + begin : nullptr,
+                 end - begin);
+    });
+  };
 }
 
 template <typename T> struct MakePlain {
   KernelRun operator()(const KernelSpec& spec) const {
-    return [n = element_count(spec.inputs[0].shape),
-            weight_decay = double{spec.attributes.get("weight_decay", 0.0f)}](const KernelArgs& args) {
-      if (is_skipped(*args.in<float>(3))) return;
-      const StepNumbers<T> numbers(args.in<float>(5), *args.in<float>(3), *args.in<float>(4), weight_decay);
-      args.workers().parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
-        plain_loop(numbers, args.in<T>(1) + begin, args.in<T>(2) + begin, args.out<T>(0) + begin, end - begin);
-      });
-    };
+    return spec.outputs.size() > 1 ? make_plain<T, true>(spec) : make_plain<T, false>(spec);
   }
 };
 
@@ -375,11 +434,11 @@ constexpr Kernel kAdafactorSquaresKernel{
 };
 constexpr OpDef kAdafactorScale{
     .name = "AdafactorScale",
-    .infer = infer_of_squares,
+    .infer = infer_scale,
     .no_gradient = kNoSecondOrder,
 };
 constexpr Kernel kAdafactorScaleKernel{
-    .types = {DType::float64},
+    .types = {DType::float32},
     .cost = per_element<8, 1>,
     .prepare = make_scale,
 };
@@ -387,7 +446,7 @@ constexpr OpDef kAdafactorFactored{
     .name = "AdafactorFactored",
     .infer = infer_factored,
     .no_gradient = kNoSecondOrder,
-    .writes = {{.output = 0, .input = 0}},
+    .writes = {{.output = 0, .input = 0}, {.output = 1, .input = 8}},
 };
 constexpr Kernel kAdafactorFactoredKernel{
     .types = kWide,
@@ -409,7 +468,7 @@ constexpr OpDef kAdafactorPlain{
     .name = "AdafactorPlain",
     .infer = infer_plain,
     .no_gradient = kNoSecondOrder,
-    .writes = {{.output = 0, .input = 0}},
+    .writes = {{.output = 0, .input = 0}, {.output = 1, .input = 6}},
 };
 constexpr Kernel kAdafactorPlainKernel{
     .types = kWide,

@@ -1,5 +1,7 @@
-// AdamW{weight_decay}(p, g, factor, scalars, m, v) -> p, m, v: torch.optim.AdamW (Loshchilov & Hutter, arXiv 1711.05101), see
-// exec/ops/element_update.h. `scalars` are those of exec/ops/adamw.h.
+// AdamW{weight_decay}(p, g, factor, scalars, m, v) -> p, m, v: torch.optim.AdamW (Loshchilov & Hutter, arXiv 1711.05101)
+// Adam{weight_decay}(p, g, factor, scalars, m, v) -> p, m, v: torch.optim.Adam, where the decay is added to the gradient
+//
+// See exec/ops/element_update.h. `scalars` are those of exec/ops/adamw.h.
 
 #include "exec/ops/adamw.h"
 
@@ -32,6 +34,14 @@ template <typename T> struct AdamWRule {
   }
 };
 
+template <typename T> struct AdamRule : AdamWRule<T> {
+  T weight_decay;
+
+  AdamRule(const Attributes& attributes, const float* scalars)
+      : AdamWRule<T>(Attributes(), scalars), weight_decay(static_cast<T>(attributes.get("weight_decay", 0.0f))) {}
+  HOST_DEVICE void operator()(T g, T& p, T* state) const { AdamWRule<T>::operator()(g + weight_decay * p, p, state); }
+};
+
 }  // namespace
 
 constexpr OpDef kAdamW{
@@ -44,6 +54,17 @@ constexpr Kernel kAdamWKernel{
     .types = kWide,
     .cost = element_update_cost<15>,
     .prepare = prepare_element_update<AdamWRule>,
+};
+constexpr OpDef kAdam{
+    .name = "Adam",
+    .infer = infer_element_update<kAdamWScalars>,
+    .no_gradient = kNoSecondOrder,
+    .writes = kElementUpdateWrites,
+};
+constexpr Kernel kAdamKernel{
+    .types = kWide,
+    .cost = element_update_cost<16>,
+    .prepare = prepare_element_update<AdamRule>,
 };
 
 ORT_TRAIN_OPS_END

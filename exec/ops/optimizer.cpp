@@ -46,9 +46,14 @@ KernelRun make_sum_squares(const KernelSpec& spec) {
   });
 }
 
+std::vector<TensorType> infer_global_norm(const InferContext& context) {
+  check_squares(context, 0);
+  return {{DType::float32, {}}};
+}
+
 KernelRun make_global_norm(const KernelSpec& spec) {
   return [counts = counts_of(spec)](const KernelArgs& args) {
-    *args.out<float>(0) = static_cast<float>(std::sqrt(sum_of_inputs(args, counts)));
+    *args.out<float>(0) = static_cast<float>(std::sqrt(sum_of_inputs(args, counts, 0, counts.size())));
   };
 }
 
@@ -121,7 +126,7 @@ constexpr Kernel kSumSquaresKernel{
 };
 constexpr OpDef kGlobalNorm{
     .name = "GlobalNorm",
-    .infer = infer_of_squares,
+    .infer = infer_global_norm,
     .no_gradient = kNoSecondOrder,
 };
 constexpr Kernel kGlobalNormKernel{

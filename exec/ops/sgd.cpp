@@ -1,5 +1,5 @@
-// SGD{weight_decay}(p, g, factor, scalars, buffer?) -> p, buffer: torch.optim.SGD with dampening 0, see exec/ops/element_update.h.
-// `scalars` are those of exec/ops/sgd.h.
+// SGD{weight_decay, nesterov}(p, g, factor, scalars, buffer?) -> p, buffer: torch.optim.SGD, see exec/ops/element_update.h. `scalars` are
+// those of exec/ops/sgd.h.
 
 #include "exec/ops/sgd.h"
 
@@ -19,20 +19,27 @@ template <typename T> struct SgdRule {
 };
 
 // The buffer is zero at first, so that the first step's is the gradient.
-template <typename T> struct MomentumRule {
+template <typename T, bool nesterov> struct BufferRule {
   static constexpr size_t kStates = 1;
-  T rate, weight_decay, momentum;
+  T rate, weight_decay, momentum, gain;
 
-  MomentumRule(const Attributes& attributes, const float* scalars)
-      : rate(scalars[kSgdRate]), weight_decay(static_cast<T>(attributes.get("weight_decay", 0.0f))), momentum(scalars[kSgdMomentum]) {}
+  BufferRule(const Attributes& attributes, const float* scalars)
+      : rate(scalars[kSgdRate]),
+        weight_decay(static_cast<T>(attributes.get("weight_decay", 0.0f))),
+        momentum(scalars[kSgdMomentum]),
+        gain(scalars[kSgdGain]) {}
   HOST_DEVICE void operator()(T g, T& p, T* state) const {
-    state[0] = momentum * state[0] + (g + weight_decay * p);
-    p = p - rate * state[0];
+    g = g + weight_decay * p;
+    state[0] = momentum * state[0] + gain * g;
+    p = p - rate * (nesterov ? g + momentum * state[0] : state[0]);
   }
 };
+template <typename T> using MomentumRule = BufferRule<T, false>;
+template <typename T> using NesterovRule = BufferRule<T, true>;
 
 KernelRun prepare_sgd(const KernelSpec& spec) {
-  return spec.outputs.size() > 1 ? prepare_element_update<MomentumRule>(spec) : prepare_element_update<SgdRule>(spec);
+  if (spec.outputs.size() == 1) return prepare_element_update<SgdRule>(spec);
+  return spec.attributes.get("nesterov", 0) != 0 ? prepare_element_update<NesterovRule>(spec) : prepare_element_update<MomentumRule>(spec);
 }
 
 }  // namespace
@@ -45,7 +52,7 @@ constexpr OpDef kSGD{
 };
 constexpr Kernel kSGDKernel{
     .types = kWide,
-    .cost = element_update_cost<6>,
+    .cost = element_update_cost<8>,
     .prepare = prepare_sgd,
 };
 

@@ -9,6 +9,7 @@ namespace ort_train {
 enum SgdScalar : int64_t {
   kSgdRate,  // the learning rate
   kSgdMomentum,
+  kSgdGain,    // of the gradient in the buffer: 1 - dampening, 1 in the first step
   kSgdScalars  // how many
 };
 

@@ -26,23 +26,22 @@ inline void check_input(const InferContext& context, size_t i, const TensorType&
     throw error(ErrorCode::unsupported, "input {} is {}, not {}", i, to_string(context.input(i)), to_string(wanted));
 }
 
-// (float64 [...], ...) -> float32 []: what is made of the sums of squares of a tensor's blocks, or of several tensors'.
-inline std::vector<TensorType> infer_of_squares(const InferContext& context) {
-  for (size_t i = 0; i < context.inputs.size(); ++i) {
+// The inputs from `first` on are sums of squares of a tensor's blocks: float64 [...], ...
+inline void check_squares(const InferContext& context, size_t first) {
+  for (size_t i = first; i < context.inputs.size(); ++i) {
     if (context.input(i).dtype != DType::float64 || context.input(i).shape.size() != 1)
       throw error(ErrorCode::unsupported, "input {} is no float64 vector", i);
   }
-  return {{DType::float32, {}}};
 }
 inline std::vector<int64_t> counts_of(const KernelSpec& spec) {
   std::vector<int64_t> counts;
   for (const TensorType& input : spec.inputs) counts.push_back(element_count(input.shape));
   return counts;
 }
-// In the order of the inputs, each in ascending order.
-inline double sum_of_inputs(const KernelArgs& args, const std::vector<int64_t>& counts) {
+// Of the inputs [first, end): in their order, each in ascending order.
+inline double sum_of_inputs(const KernelArgs& args, const std::vector<int64_t>& counts, size_t first, size_t end) {
   double sum = 0;
-  for (size_t i = 0; i < counts.size(); ++i) {
+  for (size_t i = first; i < end; ++i) {
     const double* const squares = args.in<double>(i);
     for (int64_t k = 0; k < counts[i]; ++k) sum += squares[k];
   }

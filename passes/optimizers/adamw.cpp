@@ -2,6 +2,8 @@
 //
 //   p *= 1 - lr wd ; m += (1 - b1) (g - m) ; v = b2 v + (1 - b2) g^2
 //   p -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + epsilon)
+//
+// adam: with L2 decay instead (Kingma & Ba, arXiv 1412.6980), as torch.optim.Adam: g += wd p, then the same.
 
 #include "exec/ops/adamw.h"
 
@@ -11,8 +13,6 @@
 
 namespace ort_train {
 namespace {
-
-bool is_share(double x) { return x >= 0 && x < 1; }
 
 std::vector<float> scalars(const Optimizer& o, int64_t t, double learning_rate) {
   const double beta1 = o.value("adam_beta1"), beta2 = o.value("adam_beta2");
@@ -33,35 +33,30 @@ std::vector<StateDef> states(const Optimizer&, const TensorType& parameter) {
           {.suffix = ".exp_avg_sq", .type = parameter, .quantized = DType::dynamic8_unsigned}};
 }
 
-std::vector<ValueId> update(UpdateBuilder& b) {
-  const UpdatePart& part = b.parts[0];
+OptimizerDef define(std::string_view name, std::vector<std::string_view> synonyms, std::vector<ValueId> (*update)(UpdateBuilder&)) {
+  return {.name = name,
+          .synonyms = std::move(synonyms),
+          .options = {share("adam_beta1", 0.9, "decay of the mean"), share("adam_beta2", 0.999, "decay of the mean square"),
+                      not_negative("adam_epsilon", 1e-8, "added to the root of the mean square")},
+          .granularity = Granularity::element,
+          .scalar_count = kAdamWScalars,
+          .scalars = scalars,
+          .states = states,
+          .update = update};
+}
+
+std::vector<ValueId> emit(UpdateBuilder& b, std::string_view op) {
   const auto number = [&](const char* option) { return static_cast<float>(b.optimizer.value(option)); };
-  const Attributes attributes{{"weight_decay", static_cast<float>(b.weight_decay)},
-                              {"beta1", number("adam_beta1")},
-                              {"beta2", number("adam_beta2")},
-                              {"epsilon", number("adam_epsilon")}};
-  return {b.emit(part, "AdamW", {part.parameter, part.gradient, b.clip, b.scalars, part.states[0], part.states[1]}, attributes, 3)[0]};
+  return {b.emit_update(b.parts[0], op,
+                        {{"beta1", number("adam_beta1")}, {"beta2", number("adam_beta2")}, {"epsilon", number("adam_epsilon")}})};
 }
 
 }  // namespace
 
-const OptimizerDef kAdamWOptimizer{
-    .name = "adamw",
-    .options =
-        {
-            {.name = "adam_beta1", .value = 0.9, .help = "decay of the mean", .fits = is_share, .wrong = "has to lie in [0, 1)"},
-            {.name = "adam_beta2", .value = 0.999, .help = "decay of the mean square", .fits = is_share, .wrong = "has to lie in [0, 1)"},
-            {.name = "adam_epsilon",
-             .value = 1e-8,
-             .help = "added to the root of the mean square",
-             .fits = [](double x) { return x >= 0; },
-             .wrong = "is negative"},
-        },
-    .granularity = Granularity::element,
-    .scalar_count = kAdamWScalars,
-    .scalars = scalars,
-    .states = states,
-    .update = update,
-};
+const OptimizerDef kAdamWOptimizer = define("adamw",
+                                            {"adamw_torch", "adamw_torch_fused", "adamw_apex_fused", "adamw_torch_xla",
+                                             "adamw_torch_npu_fused", "paged_adamw", "paged_adamw_32bit"},
+                                            [](UpdateBuilder& b) { return emit(b, "AdamW"); });
+const OptimizerDef kAdamOptimizer = define("adam", {}, [](UpdateBuilder& b) { return emit(b, "Adam"); });
 
 }  // namespace ort_train

@@ -1,0 +1,44 @@
+// Adagrad{weight_decay}(p, g, factor, scalars, sum) -> p, sum: torch.optim.Adagrad (Duchi, Hazan & Singer, JMLR 12, 2011), see
+// exec/ops/element_update.h. `scalars` are those of exec/ops/adagrad.h.
+
+#include "exec/ops/adagrad.h"
+
+#include <cmath>
+
+#include "exec/op_list.h"
+#include "exec/ops/element_update.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace {
+
+template <typename T> struct AdagradRule {
+  static constexpr size_t kStates = 1;
+  T rate, weight_decay, epsilon;
+
+  AdagradRule(const Attributes& attributes, const float* scalars)
+      : rate(scalars[kAdagradRate]),
+        weight_decay(static_cast<T>(attributes.get("weight_decay", 0.0f))),
+        epsilon(scalars[kAdagradEpsilon]) {}
+
+  HOST_DEVICE void operator()(T g, T& p, T* state) const {
+    g = g + weight_decay * p;
+    state[0] = state[0] + g * g;
+    p = p - rate * (g / (std::sqrt(state[0]) + epsilon));
+  }
+};
+
+}  // namespace
+
+constexpr OpDef kAdagrad{
+    .name = "Adagrad",
+    .infer = infer_element_update<kAdagradScalars>,
+    .no_gradient = kNoSecondOrder,
+    .writes = kElementUpdateWrites,
+};
+constexpr Kernel kAdagradKernel{
+    .types = kWide,
+    .cost = element_update_cost<10>,
+    .prepare = prepare_element_update<AdagradRule>,
+};
+
+ORT_TRAIN_OPS_END

@@ -1,0 +1,80 @@
+// LARS's update (You, Gitman & Ginsburg, arXiv 1708.03888), whose trust ratio needs the norms of the whole tensor and of its gradient
+// (SumSquares).
+//
+//   LarsTrust{trust_coefficient, epsilon, weight_decay}(scalars, factor, squares of g..., squares of p...) -> scalars
+//     with the ratio trust_coefficient |p| / (|factor g| + weight_decay |p| + epsilon) of the tensor whose parts the squares are; 1 where
+//     one of the norms is 0
+//
+//   Lars{weight_decay}(p, g, factor, scalars, buffer?) -> p, buffer
+//     buffer = momentum buffer + rate * trust * (g + weight_decay p) ; p -= buffer, see exec/ops/element_update.h
+//
+// `scalars` are those of exec/ops/lars.h.
+
+#include "exec/ops/lars.h"
+
+#include <cmath>
+
+#include "exec/op_list.h"
+#include "exec/ops/element_update.h"
+#include "exec/ops/trust_ratio.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace {
+
+template <typename T, bool has_momentum> struct LarsRule {
+  static constexpr size_t kStates = has_momentum;
+  T step, weight_decay, momentum;
+
+  LarsRule(const Attributes& attributes, const float* scalars)
+      : step(static_cast<T>(scalars[kLarsRate]) * static_cast<T>(scalars[kLarsTrustRatio])),
+        weight_decay(static_cast<T>(attributes.get("weight_decay", 0.0f))),
+        momentum(scalars[kLarsMomentum]) {}
+
+  HOST_DEVICE void operator()(T g, T& p, T* state) const {
+    T change = step * (g + weight_decay * p);
+    if constexpr (has_momentum) change = state[0] = momentum * state[0] + change;
+    p = p - change;
+  }
+};
+template <typename T> using PlainRule = LarsRule<T, false>;
+template <typename T> using MomentumRule = LarsRule<T, true>;
+
+KernelRun prepare_lars(const KernelSpec& spec) {
+  return spec.outputs.size() > 1 ? prepare_element_update<MomentumRule>(spec) : prepare_element_update<PlainRule>(spec);
+}
+
+KernelRun prepare_trust(const KernelSpec& spec) {
+  const auto number = [&](const char* name) { return double{spec.attributes.get(name, 0.0f)}; };
+  return [counts = counts_of(spec), coefficient = number("trust_coefficient"), epsilon = number("epsilon"),
+          weight_decay = number("weight_decay")](const KernelArgs& args) {
+    auto [g, p] = two_norms(args, counts, 2);
+    g *= std::abs(double{*args.in<float>(1)});
+    put_trust<kLarsScalars>(args, 0, kLarsTrustRatio, g > 0 && p > 0 ? coefficient * p / (g + weight_decay * p + epsilon) : 1);
+  };
+}
+
+}  // namespace
+
+constexpr OpDef kLarsTrust{
+    .name = "LarsTrust",
+    .infer = infer_trust<kLarsScalars, 2>,
+    .no_gradient = kNoSecondOrder,
+};
+constexpr Kernel kLarsTrustKernel{
+    .types = {DType::float32},
+    .cost = trust_cost,
+    .prepare = prepare_trust,
+};
+constexpr OpDef kLars{
+    .name = "Lars",
+    .infer = infer_element_update<kLarsScalars>,
+    .no_gradient = kNoSecondOrder,
+    .writes = kElementUpdateWrites,
+};
+constexpr Kernel kLarsKernel{
+    .types = kWide,
+    .cost = element_update_cost<7>,
+    .prepare = prepare_lars,
+};
+
+ORT_TRAIN_OPS_END

@@ -106,13 +106,21 @@ void update_blocks(const Rule& rule, float factor, const KernelArgs& args, const
   }
 }
 
-template <template <typename> class Rule> KernelRun prepare_quantized_update(const KernelSpec& spec) {
+template <typename Rule> std::array<StoredState, Rule::kStates> stored_states(const KernelSpec& spec) {
   require(spec.inputs[kParameterInput].dtype == DType::float32, "quantized state of a parameter that isn't float32");
-  std::array<StoredState, Rule<float>::kStates> stored;
+  std::array<StoredState, Rule::kStates> stored;
   for (size_t s = 0; s < stored.size(); ++s) {
     const DType dtype = spec.inputs[kFirstStateInput + s].dtype;
     if (is_quantized(dtype)) stored[s].codec = dynamic8::codec(dtype, spec.attributes.get("bitsandbytes", int64_t{0}) != 0);
   }
+  return stored;
+}
+inline bool has_quantized_state(const KernelSpec& spec) {
+  return std::any_of(spec.inputs.begin(), spec.inputs.end(), [](const TensorType& type) { return is_quantized(type.dtype); });
+}
+
+template <template <typename> class Rule> KernelRun prepare_quantized_update(const KernelSpec& spec) {
+  const auto stored = stored_states<Rule<float>>(spec);
   static_assert(kUpdateBlock % kDynamic8Block == 0);
   return [n = element_count(spec.inputs[kParameterInput].shape), attributes = spec.attributes, stored](const KernelArgs& args) {
     const float factor = *args.in<float>(kFactorInput);
@@ -125,8 +133,7 @@ template <template <typename> class Rule> KernelRun prepare_quantized_update(con
 
 template <template <typename> class Rule> KernelRun prepare_element_update(const KernelSpec& spec) {
   if constexpr (Rule<float>::kStates > 0) {
-    const auto in_blocks = [](const TensorType& type) { return is_quantized(type.dtype); };
-    if (std::any_of(spec.inputs.begin(), spec.inputs.end(), in_blocks)) return prepare_quantized_update<Rule>(spec);
+    if (has_quantized_state(spec)) return prepare_quantized_update<Rule>(spec);
   }
   return for_type(Wide{}, spec.inputs[kParameterInput].dtype, [&]<typename T>() -> KernelRun {
     require(spec.inputs.size() == kFirstStateInput + Rule<T>::kStates, "an update has as many states as its rule");

@@ -17,7 +17,8 @@ std::vector<float> scalars(const Optimizer& o, int64_t t, double learning_rate) 
 }
 
 std::vector<StateDef> states(const Optimizer& o, const TensorType& parameter) {
-  return {{.suffix = ".sum", .type = parameter, .fill = o.value("adagrad_initial_accumulator_value")}};
+  return {
+      {.suffix = ".sum", .type = parameter, .fill = o.value("adagrad_initial_accumulator_value"), .quantized = DType::dynamic8_unsigned}};
 }
 
 }  // namespace

@@ -32,7 +32,8 @@ std::vector<float> scalars(const Optimizer& o, int64_t t, double learning_rate) 
 }
 
 std::vector<StateDef> states(const Optimizer&, const TensorType& parameter) {
-  return {{.suffix = ".exp_avg", .type = parameter}, {.suffix = ".exp_avg_sq", .type = parameter}};
+  return {{.suffix = ".exp_avg", .type = parameter, .quantized = DType::dynamic8},
+          {.suffix = ".exp_avg_sq", .type = parameter, .quantized = DType::dynamic8_unsigned}};
 }
 
 std::vector<ValueId> update(UpdateBuilder& b) {

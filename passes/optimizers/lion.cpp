@@ -34,8 +34,10 @@ const OptimizerDef kLionOptimizer{
     .granularity = Granularity::element,
     .scalar_count = kLionScalars,
     .scalars = scalars,
-    .states = [](const Optimizer&,
-                 const TensorType& parameter) { return std::vector<StateDef>{{.suffix = ".exp_avg", .type = parameter}}; },
+    .states =
+        [](const Optimizer&, const TensorType& parameter) {
+          return std::vector<StateDef>{{.suffix = ".exp_avg", .type = parameter, .quantized = DType::dynamic8}};
+        },
     .update = update,
 };
 

@@ -26,9 +26,9 @@ std::vector<float> scalars(const Optimizer& o, int64_t, double learning_rate) {
 }
 
 std::vector<StateDef> states(const Optimizer& o, const TensorType& parameter) {
-  std::vector<StateDef> all{{.suffix = ".square_avg", .type = parameter}};
-  if (is_centered(o)) all.push_back({.suffix = ".grad_avg", .type = parameter});
-  if (has_momentum(o)) all.push_back({.suffix = ".momentum_buffer", .type = parameter});
+  std::vector<StateDef> all{{.suffix = ".square_avg", .type = parameter, .quantized = DType::dynamic8_unsigned}};
+  if (is_centered(o)) all.push_back({.suffix = ".grad_avg", .type = parameter, .quantized = DType::dynamic8});
+  if (has_momentum(o)) all.push_back({.suffix = ".momentum_buffer", .type = parameter, .quantized = DType::dynamic8});
   return all;
 }
 

@@ -8,7 +8,7 @@
 #include <map>
 #include <vector>
 
-#include "frontend/names.h"
+#include "graph/names.h"
 
 namespace ort_train {
 namespace {
@@ -161,6 +161,16 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(optimizer, "--weight-decay", o.weight_decay, "on tensors of two dimensions and more");
   add_optimizer_options(app, optimizer, o);
   add(optimizer, "--max-grad-norm", o.max_grad_norm, "clip gradients to this norm (0: no clipping)");
+
+  constexpr const char* precision = "Precision";
+  app.add_flag(
+         "--bf16", o.bf16,
+         "products, convolutions and attention in bfloat16, and what follows them: half the memory of activations; weights stay float32")
+      ->group(precision);
+  app.add_flag("--fp16", o.fp16, "the same in float16")->group(precision);
+  add(precision, "--autocast-list", o.autocast_list,
+      "a text file that says of ops, or of nodes by name, whether they run low (in 16 bits), in float32, or follow what they read");
+  app.add_flag("--tf32", o.tf32, "on GPUs that have it")->group(precision);
 
   constexpr const char* length = "Length";
   app.add_option("--max-steps", o.max_steps, "optimizer steps; wins over --num-train-epochs")->group(length);

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "frontend/importer.h"
-#include "frontend/names.h"
 #include "graph/error.h"
+#include "graph/names.h"
 #include "graph/onnx/schema.h"
 #include "graph/op_def.h"
 

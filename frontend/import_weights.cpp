@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "frontend/import_evidence.h"
-#include "frontend/names.h"
 #include "graph/error.h"
+#include "graph/names.h"
 
 namespace ort_train {
 

@@ -65,7 +65,13 @@ struct Options {
   double max_grad_norm = 1.0;                  // 0: no clipping
   std::string optim = "adamw";                 // one of optimizers()
   std::map<std::string, double> optim_args{};  // of the optimizer's own options those that aren't as by default
-  int64_t max_steps = -1;                      // if positive, num_train_epochs is ignored
+  // Mixed precision: products, convolutions and attention, and what only follows them, compute and store 16-bit numbers (bfloat16,
+  // float16); weights, their gradients, sums, statistics and losses are float32. `autocast_list` is a text file that changes which ops do:
+  // a line is the name of an op, or a pattern over names of nodes, and low, float32 or follow (the widest type of what they read).
+  bool bf16 = false, fp16 = false;
+  std::string autocast_list{};
+  bool tf32 = false;       // on GPUs that have it
+  int64_t max_steps = -1;  // if positive, num_train_epochs is ignored
   double num_train_epochs = 3;
   int64_t gradient_accumulation_steps = 1;
   int64_t eval_steps = 0;         // evaluate every so many steps and at the end; 0: never

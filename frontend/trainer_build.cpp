@@ -53,6 +53,7 @@ const Options& Trainer::Impl::checked(const Options& options) {
   if (options.model.empty()) throw error(ErrorCode::usage, "no model is given");
   if (options.data.empty()) throw error(ErrorCode::usage, "no data is given: `data` is a file or a folder");
   make_optimizer(options.optim, options.optim_args);  // refuses
+  number_types(options);                              // too
   if (options.loss != "cross_entropy" && options.loss != "mse" && options.loss != "output") {
     throw refuse("loss", options.loss, "is not known: cross_entropy, mse or output");
   }
@@ -187,6 +188,8 @@ void Trainer::Impl::build_entries(Deferral defer) {
                     .part_bytes = part_bytes,
                     .granularity = optimizer.def->granularity,
                     .packs = {},
+                    .precision = types.low,
+                    .autocast = types.autocast,
                     .folder = make_folder(workers)};
   PassOptions first = quiet;
   const bool is_first_build = !model_read;
@@ -307,6 +310,7 @@ void Trainer::Impl::add_together(int64_t count) {
 
 void Trainer::Impl::build() {
   const auto start = std::chrono::steady_clock::now();
+  types = number_types(options);
   choose_start();
   const Declared model = declared(options.model);
   data = open_data(options.data, options.model, options.token_type);

@@ -193,6 +193,12 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
                                             {"data", std::filesystem::path(data.train->path()).filename().string()},
                                             {"instruction_set", __builtin_cpu_supports("x86-64-v4") ? "x86-64-v4" : "x86-64-v3"}};
   for (const OptimizerOption& option : optimizer.def->options) result[std::string(option.name)] = text(optimizer.value(option.name));
+  if (types.low != DType::float32) result["precision"] = to_string(types.low);
+  if (!types.autocast.empty()) {
+    std::string rules;
+    for (const AutocastRule& rule : types.autocast) rules += fmt::format("{} {}\n", rule.name, static_cast<int>(rule.runs));
+    result["autocast_list"] = hex16(hash_bytes(std::as_bytes(std::span(rules))));
+  }
   if (!info.chosen.empty()) result["train_freeze"] = hex16(hash_bytes(std::as_bytes(std::span(info.chosen))));
   for (const auto& [name, size] : binding.shapes) result["shape " + name] = text(size);
   return result;

@@ -46,6 +46,10 @@ class Builder {
   ValueId transpose(ValueId value, std::vector<int64_t> permutation);
   // Sums a broadcast gradient back to `shape` (itself where the shapes agree).
   ValueId reduce_to(ValueId value, Shape shape);
+  // The same, to the shape and the type of `like`: sums of 16-bit numbers are rounded to it once.
+  ValueId reduce_like(ValueId value, ValueId like);
+  // As elements of that type: itself, or a Cast of it.
+  ValueId cast(ValueId value, DType to);
 
   Graph& graph() { return graph_; }
   const Value& value(ValueId id) const { return graph_.value(id); }
@@ -53,6 +57,8 @@ class Builder {
   DType dtype(ValueId id) const { return graph_.value(id).dtype; }
 
  protected:
+  ValueId reduce(ValueId value, Shape shape, DType to);
+
   Graph& graph_;
   Stage stage_;
   NodeId before_ = kNone;

@@ -51,8 +51,9 @@ void optimize_forward(Graph& forward, const PassOptions& options) {
   run("fuse_normalization", fuse_normalization);  // before fuse_gelu: its Mul and Add are not a GELU's
   run("fuse_gelu", fuse_gelu);
   run("fuse_attention", fuse_attention);
-  run("simplify_again", simplify);  // fuse_attention leaves transposes that meet others
-  run("mark_parts", mark_parts);    // last: it asks what the uses of a weight are
+  run("simplify_again", simplify);          // fuse_attention leaves transposes that meet others
+  run("mixed_precision", mixed_precision);  // after the fusions: what is one node needs no Casts inside; before gradients: they cast back
+  run("mark_parts", mark_parts);            // last: it asks what the uses of a weight are
   rename_outputs(forward, names);
 }
 

@@ -423,6 +423,7 @@ constexpr OpDef kAttention{
     .onnx = {{.domain = "", .name = "Attention", .since = 23, .lower = lower_attention}},
     .infer = infer_attention,
     .gradient = gradient,
+    .traits = {.precision = {.runs = Precision::low}},
 };
 constexpr Kernel kAttentionKernel{
     .types = kWide,

@@ -531,7 +531,7 @@ constexpr OpDef kConv{
     .onnx = {{.domain = "", .name = "Conv", .since = 1, .lower = lower}},
     .infer = infer,
     .gradient = gradient,
-    .traits = {.division = {.rows = rows_of_parts, .share = share}},
+    .traits = {.division = {.rows = rows_of_parts, .share = share}, .precision = {.runs = Precision::low}},
     .standard = 22,
 };
 constexpr Kernel kConvKernel{

@@ -355,7 +355,7 @@ constexpr OpDef kMatMul{
              {.domain = "com.microsoft", .name = "FusedMatMul", .lower = lower_fused, .inputs = 2, .outputs = 1}},
     .infer = infer,
     .gradient = gradient,
-    .traits = {.division = {.rows = rows_of_parts, .share = share, .gradient = gradient_rows}},
+    .traits = {.division = {.rows = rows_of_parts, .share = share, .gradient = gradient_rows}, .precision = {.runs = Precision::low}},
 };
 constexpr Kernel kMatMulKernel{
     .types = dtypes_of(Elements{}),

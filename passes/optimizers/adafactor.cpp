@@ -79,7 +79,8 @@ std::vector<Factors> add_factors(UpdateBuilder& b, int64_t rows) {
     factors.push_back({.row = sums[0]});
     column_sums = sums[1], row_sum = sums[2];
     if (one_matrix && &part != &b.parts.back()) continue;
-    const ValueId column = b.emit_before_all(part, "AdafactorColumns", {part.states[1], column_sums, b.clip, b.scalars}, {{"rows", rows}}, 2)[1];
+    const ValueId column =
+        b.emit_before_all(part, "AdafactorColumns", {part.states[1], column_sums, b.clip, b.scalars}, {{"rows", rows}}, 2)[1];
     for (Factors& f : factors) {
       if (f.column == kNone) f.row_sum = row_sum, f.column = column;
     }

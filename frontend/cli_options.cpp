@@ -168,6 +168,11 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
          "products, convolutions and attention in bfloat16, and what follows them: half the memory of activations; weights stay float32")
       ->group(precision);
   app.add_flag("--fp16", o.fp16, "the same in float16")->group(precision);
+  app.add_flag("--bf16-full", o.bf16_full,
+               "the same as --bf16, and trained weights are bfloat16 themselves (rounded stochastically): the least to keep and to stream")
+      ->group(precision);
+  app.add_flag("--fp32", o.fp32, "all in float32, even where the model comes in 16 bits (which else computes in its own type)")
+      ->group(precision);
   add(precision, "--autocast-list", o.autocast_list,
       "a text file that says of ops, or of nodes by name, whether they run low (in 16 bits), in float32, or follow what they read");
   app.add_flag("--tf32", o.tf32, "on GPUs that have it")->group(precision);

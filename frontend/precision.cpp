@@ -43,15 +43,17 @@ std::vector<AutocastRule> read_list(const std::string& path) {
 
 }  // namespace
 
-NumberTypes number_types(const Options& options) {
-  if (options.bf16 && options.fp16) throw error(ErrorCode::usage, "`bf16` and `fp16` are two choices of one type: give one of them");
+NumberTypes number_types(const Options& options, DType model) {
+  if ((options.bf16 || options.bf16_full) + options.fp16 + options.fp32 > 1)
+    throw error(ErrorCode::usage, "`bf16`, `fp16` and `fp32` are choices of one type: give one of them");
   if (options.tf32)
     throw error(ErrorCode::usage, "`tf32` is a way of computing that some GPUs have; the CPU device hasn't: `bf16` is the nearest");
-  NumberTypes types;
-  if (options.bf16) types.low = DType::bfloat16;
+  NumberTypes types{.low = options.fp32 ? DType::float32 : model};
+  types.low_weights = options.bf16_full;
+  if (options.bf16 || options.bf16_full) types.low = DType::bfloat16;
   if (options.fp16) types.low = DType::float16;
   if (options.autocast_list.empty()) return types;
-  if (types.low == DType::float32)
+  if (types.low == DType::float32 && (options.fp32 || model == types.low))
     throw error(ErrorCode::usage, "`autocast_list` {} says which ops run in 16 bits; it goes with `bf16` or `fp16`", options.autocast_list);
   types.autocast = read_list(options.autocast_list);
   return types;

@@ -53,7 +53,6 @@ const Options& Trainer::Impl::checked(const Options& options) {
   if (options.model.empty()) throw error(ErrorCode::usage, "no model is given");
   if (options.data.empty()) throw error(ErrorCode::usage, "no data is given: `data` is a file or a folder");
   make_optimizer(options.optim, options.optim_args);  // refuses
-  number_types(options);                              // too
   if (options.loss != "cross_entropy" && options.loss != "mse" && options.loss != "output") {
     throw refuse("loss", options.loss, "is not known: cross_entropy, mse or output");
   }
@@ -84,6 +83,16 @@ const Options& Trainer::Impl::checked(const Options& options) {
     if (std::find(std::begin(kOptional), std::end(kOptional), pass) == std::end(kOptional))
       throw error(ErrorCode::usage, "`skip_passes` {}: no such pass can be left out; these can: {}", pass, fmt::join(kOptional, ", "));
   }
+  if (options.bf16_full && !make_optimizer(options.optim, options.optim_args).def->rounds) {
+    std::string others;
+    for (const OptimizerDef* def : all_optimizers()) {
+      if (def->rounds) others += fmt::format("{}{}", others.empty() ? "" : ", ", def->name);
+    }
+    throw error(ErrorCode::usage, "`bf16_full` keeps weights that `optim` {} can't round; these can: {} (or `bf16`)", options.optim,
+                others);
+  }
+  // Which list a 16-bit model may have is known when it has been read.
+  number_types(options, options.autocast_list.empty() ? DType::float32 : DType::bfloat16);
   if (!(options.learning_rate >= 0)) throw refuse("learning_rate", options.learning_rate, "has to be 0 or more");
   if (!(options.weight_decay >= 0)) throw refuse("weight_decay", options.weight_decay, "is negative");
   if (!(options.max_grad_norm >= 0)) throw refuse("max_grad_norm", options.max_grad_norm, "is negative (0: no clipping)");
@@ -107,6 +116,8 @@ OptimizerSpec Trainer::Impl::optimizer_spec(Deferral defer) const {
   return {.optimizer = optimizer,
           .weight_decay = options.weight_decay,
           .max_grad_norm = options.max_grad_norm,
+          .rounds = types.low_weights,
+          .seed = options.seed,
           .accumulate = options.gradient_accumulation_steps > 1,
           .deferred = defer != Deferral::none};
 }
@@ -188,8 +199,6 @@ void Trainer::Impl::build_entries(Deferral defer) {
                     .part_bytes = part_bytes,
                     .granularity = optimizer.def->granularity,
                     .packs = {},
-                    .precision = types.low,
-                    .autocast = types.autocast,
                     .folder = make_folder(workers)};
   PassOptions first = quiet;
   const bool is_first_build = !model_read;
@@ -214,9 +223,16 @@ void Trainer::Impl::build_entries(Deferral defer) {
       const auto is_live = [&](NodeId id) { return imported.graph.node(id).op->traits.statistics == Statistics::batch; };
       if (update.accumulate && std::any_of(nodes.begin(), nodes.end(), is_live))
         note("with gradient accumulation live BatchNormalization sees each micro-batch by itself: a step is not that of one large batch");
+      types = number_types(options, info.low);
       model_read = true;
     }
+    first.precision = quiet.precision = types.low;
+    first.low_weights = quiet.low_weights = types.low_weights;
+    first.autocast = quiet.autocast = types.autocast;
     optimize_forward(imported.graph, is_first ? first : quiet);
+    for (Weight& weight : weights) {
+      if (const ValueId id = imported.graph.find_value(weight.parameter); id != kNone) weight.dtype = imported.graph.value(id).dtype;
+    }
     return forwards.emplace(batch, std::move(imported.graph)).first->second;
   };
 
@@ -310,7 +326,6 @@ void Trainer::Impl::add_together(int64_t count) {
 
 void Trainer::Impl::build() {
   const auto start = std::chrono::steady_clock::now();
-  types = number_types(options);
   choose_start();
   const Declared model = declared(options.model);
   data = open_data(options.data, options.model, options.token_type);

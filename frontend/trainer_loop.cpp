@@ -99,7 +99,8 @@ void Trainer::Impl::flush() {
 
 void Trainer::Impl::set_scalars(size_t index, ValueId input, int64_t step, double learning_rate) {
   if (input == kNone) return;
-  const std::vector<float> scalars = optimizer.scalars(step, learning_rate);
+  std::vector<float> scalars = optimizer.scalars(step, learning_rate);
+  if (types.low_weights) scalars.insert(scalars.end(), {static_cast<float>(step / kStepLow), static_cast<float>(step % kStepLow)});
   const auto to = place(index, input);
   if (!to.empty()) std::memcpy(to.data(), scalars.data(), to.size());
 }
@@ -231,9 +232,24 @@ void Trainer::Impl::save_gradients(size_t index, const JobEntry& entry) {
     }
     accumulated[graph.value(parameter).name] = first;
   }
-  write_layouts(options.save_gradients, weights, [&](const std::string& name, const ByteSink& sink) {
+  std::vector<Weight> as_summed = weights;  // of the types that the gradients have
+  const auto type_of = [&](const std::string& slice) {
+    const auto sum = accumulated.find(slice);
+    const auto found = gradients.find(slice);
+    return sum != accumulated.end()   ? graph.value(graph.find_value(sum->second)).dtype
+           : found != gradients.end() ? graph.value(found->second).dtype
+                                      : DType::float32;
+  };
+  for (Weight& weight : as_summed) {
+    if (const std::vector<Slice> slices = slices_of(weight.parameter); !slices.empty()) weight.dtype = type_of(slices[0].name);
+  }
+  write_layouts(options.save_gradients, as_summed, [&](const std::string& name, const ByteSink& sink) {
     int64_t offset = 0;
     const std::vector<Slice> slices = slices_of(name);
+    const auto weight = std::find_if(weights.begin(), weights.end(), [&](const Weight& w) { return w.parameter == name; });
+    const auto in_gradient = [&](const std::string& slice, int64_t bytes) {
+      return static_cast<size_t>(bytes / size_of(weight->dtype) * size_of(type_of(slice)));
+    };
     for (const Slice& slice : slices) {
       const auto sum = accumulated.find(slice.name);
       const auto found = gradients.find(slice.name);
@@ -241,8 +257,8 @@ void Trainer::Impl::save_gradients(size_t index, const JobEntry& entry) {
       if (!sink) continue;
       const std::span<const std::byte> bytes =
           sum != accumulated.end() ? executor->persistent(sum->second) : executor->bytes(index, found->second);
-      sink(offset, bytes.subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes)));
-      offset += slice.bytes;
+      sink(offset, bytes.subspan(in_gradient(slice.name, slice.offset), in_gradient(slice.name, slice.bytes)));
+      offset += static_cast<int64_t>(in_gradient(slice.name, slice.bytes));
     }
     return !slices.empty();
   });

@@ -78,10 +78,14 @@ struct OnnxNode {
 
 class Lowering : public Builder {
  public:
-  Lowering(Graph& graph, const OnnxNode& node) : Builder(graph), node(node), results_(node.outputs, kNone) {}
+  // `widens`: 16-bit types stand for float32 (frontend/import.h).
+  Lowering(Graph& graph, const OnnxNode& node, bool widens = false)
+      : Builder(graph), node(node), widens_(widens), results_(node.outputs, kNone) {}
 
   const OnnxNode& node;
 
+  // What a type that the node's attributes name is in the graph.
+  DType type(DType named) const { return widens_ ? compute_type(named) : named; }
   uint32_t ordinal() const { return ordinal_; }  // of the node in the user's file
   bool has(size_t i) const { return i < node.inputs.size() && node.inputs[i] != kNone; }
   ValueId input(size_t i) const;                                        // throws Error(unsupported) where absent
@@ -106,6 +110,7 @@ class Lowering : public Builder {
 
  private:
   const Tensor& single(size_t i, std::string_view what) const;
+  const bool widens_;
   std::vector<ValueId> results_;
 };
 

@@ -15,8 +15,8 @@ void emit_behind(Builder& builder, const std::vector<ValueId>& values);
 
 // Adds the norm of job.gradients as job.grad_norm.
 void build_norm(JobGraph& job, Stage stage);
-// An input for the optimizer's scalars.
-ValueId add_scalars(Graph& graph, const Optimizer& optimizer, const char* name);
+// An input for the optimizer's scalars, behind which the step stands where weights are rounded (exec/random.h).
+ValueId add_scalars(Graph& graph, const OptimizerSpec& spec, const char* name);
 // Of these nodes the one that comes first in the graph's order; kNone where none is in it.
 NodeId first_in_order(const Graph& graph, const std::vector<NodeId>& nodes);
 // Adds clipping by `norm` and the update of each gradient's parameter (parameter -> gradient). `before`, where given, says the node that a

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 
+#include "exec/random.h"
 #include "graph/builder.h"
 #include "passes/build.h"
 
@@ -42,8 +43,8 @@ void build_norm(JobGraph& job, Stage stage) {
   job.grad_norm = builder.before(kNone).emit("GlobalNorm", squares);
 }
 
-ValueId add_scalars(Graph& graph, const Optimizer& optimizer, const char* name) {
-  const auto count = static_cast<int64_t>(optimizer.def->scalar_count);
+ValueId add_scalars(Graph& graph, const OptimizerSpec& spec, const char* name) {
+  const int64_t count = static_cast<int64_t>(spec.optimizer.def->scalar_count) + (spec.rounds ? kStepNumbers : 0);
   graph.inputs.push_back(graph.add_value({.name = name, .dtype = DType::float32, .shape = {count}, .kind = ValueKind::input}));
   return graph.inputs.back();
 }
@@ -75,7 +76,7 @@ std::vector<std::vector<ValueId>> updated_together(const Graph& graph, const Opt
 
 // The state of a weight's parts: what is shared once, the rest by part, each the range of the whole's that follows on the part's before it.
 void add_states(Graph& graph, UpdateBuilder& update) {
-  const DType dtype = graph.value(update.parts[0].parameter).dtype;
+  const DType dtype = compute_type(graph.value(update.parts[0].parameter).dtype);
   const std::vector<StateDef> of_whole = update.optimizer.def->states(update.optimizer, {dtype, update.shape});
   for (size_t i = 0; i < of_whole.size(); ++i) {
     const bool is_shared = of_whole[i].shared;
@@ -87,7 +88,7 @@ void add_states(Graph& graph, UpdateBuilder& update) {
       }
       const Value parameter = graph.value(part.parameter);
       const bool is_part = !parameter.whole.empty();
-      const StateDef def = is_shared ? of_whole[i] : update.optimizer.def->states(update.optimizer, parameter.type()).at(i);
+      const StateDef def = is_shared ? of_whole[i] : update.optimizer.def->states(update.optimizer, {dtype, parameter.shape}).at(i);
       const std::string owner = is_shared && is_part ? parameter.whole : parameter.name;
       Value state{
           .name = owner + std::string(def.suffix), .dtype = def.type.dtype, .shape = def.type.shape, .kind = ValueKind::optimizer_state};
@@ -130,7 +131,15 @@ std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec,
     update.weight_decay = group_of(graph.value(parameters[0])) == ParameterGroup::decayed ? spec.weight_decay : 0;
     add_states(graph, update);
     const std::vector<ValueId> results = spec.optimizer.def->update(update);
-    for (size_t i = 0; i < parameters.size(); ++i) updated[parameters[i]] = results.at(i);
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const Value& parameter = graph.value(parameters[i]);
+      updated[parameters[i]] = results.at(i);
+      if (!is_half(parameter.dtype)) continue;
+      Attributes& attributes = graph.node(graph.value(results.at(i)).producer).attributes;
+      attributes.set("seed", static_cast<int64_t>(spec.seed));
+      attributes.set("ordinal", int64_t{parameter.ordinal});
+      attributes.set("first", parameter.whole_offset / size_of(parameter.dtype));
+    }
   }
   return updated;
 }

@@ -11,6 +11,9 @@
 // that it came from is the value before it. Casts of what can be stored in either type are done by the op that makes it. The model's
 // outputs keep their types.
 //
+// Where weights are stored in the low type themselves (low_weights), trained ones of two dimensions and more are; vectors, which are little
+// memory, and what isn't trained stay float32.
+//
 // Needs: fusions done, no gradients yet (autodiff's Casts follow from these). Leaves: each node with operands of types that it takes.
 
 #include <algorithm>
@@ -223,10 +226,19 @@ bool mixed_precision(Graph& graph, const PassOptions& options) {
   if (options.precision == DType::float32) return false;
   std::vector<DType> types;
   for (const ValueId output : graph.outputs) types.push_back(graph.value(output).dtype);
+  if (options.low_weights) {
+    const std::vector<ValueId> parameters = graph.parameters();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      Value& weight = graph.value(parameters[i]);
+      if (!weight.trainable || weight.shape.size() < 2 || weight.dtype != DType::float32) continue;
+      weight.dtype = options.precision;
+      weight.ordinal = static_cast<uint32_t>(i);
+    }
+  }
   Caster caster(graph, options);
   caster.run();
-  caster.restore_outputs(types);
   caster.merge_casts();
+  caster.restore_outputs(types);  // behind it: a loss reads the 16-bit numbers
   graph.remove_dead_nodes();
   return true;
 }

@@ -34,6 +34,7 @@ struct PassOptions {
   Packs packs;                                     // small weights that are packed; the same in all entries of a job
   // Mixed precision: the low type, float16 or bfloat16; float32: none. Of the rules, the last that fits a node counts.
   DType precision = DType::float32;
+  bool low_weights = false;  // trained matrices and higher tensors are stored in it, too, instead of float32
   std::vector<AutocastRule> autocast;
   Folder folder;  // folds what passes emit on constants; null: nothing is folded
 };

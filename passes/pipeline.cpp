@@ -124,12 +124,16 @@ struct State {
   ValueId before = kNone, after = kNone;
 };
 
-// Hands `value` to a persistent value of its type, by one node of the op.
+// Hands `value` to a persistent value, by one node of the op.
 State add_to_state(Builder& builder, const char* op, const std::string& name, const std::string& owner, ValueId value) {
   Graph& graph = builder.graph();
-  const Value& from = graph.value(value);
-  const ValueId place =
-      graph.add_value({.name = name, .dtype = from.dtype, .shape = from.shape, .kind = ValueKind::accumulator, .owner = owner});
+  const TensorType from = graph.value(value).type();
+  const bool adds = op_named(op).overwrites == false;  // many numbers of 16 bits are added up in float32
+  const ValueId place = graph.add_value({.name = name,
+                                         .dtype = adds ? compute_type(from.dtype) : from.dtype,
+                                         .shape = from.shape,
+                                         .kind = ValueKind::accumulator,
+                                         .owner = owner});
   const ValueId after = builder.emit(op, {place, value});
   graph.value(after).kind = ValueKind::accumulator;
   return {.before = place, .after = after};
@@ -197,7 +201,7 @@ void store(JobGraph& job, const OptimizerSpec& optimizer) {
   }
   store_norm(job, Stage::backward);
   if (now.empty()) return;
-  job.scalars = add_scalars(job.graph, optimizer.optimizer, kScalarsInput);
+  job.scalars = add_scalars(job.graph, optimizer, kScalarsInput);
   build_update(job.graph, optimizer, now, job.grad_norm, job.scalars);
 }
 
@@ -252,7 +256,7 @@ JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const Opt
       store(job, optimizer);
     } else {
       build_norm(job, Stage::backward);
-      job.scalars = add_scalars(job.graph, optimizer.optimizer, kScalarsInput);
+      job.scalars = add_scalars(job.graph, optimizer, kScalarsInput);
       build_update(job.graph, optimizer, job.gradients, job.grad_norm, job.scalars);
     }
     job.graph.outputs.push_back(job.grad_norm);
@@ -286,7 +290,7 @@ JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimiz
     std::map<ValueId, ValueId> stored;
     for (const auto& [parameter, uses] : job.accumulators)
       stored[parameter] = add_up(builder.named(graph.value(parameter).name).before(first_needed(parameter)), uses);
-    job.pending_scalars = add_scalars(graph, optimizer.optimizer, kPendingScalarsInput);
+    job.pending_scalars = add_scalars(graph, optimizer, kPendingScalarsInput);
     const auto updated = build_update(graph, optimizer, stored, job.stored_norm, job.pending_scalars, first_reader);
     // From the update on, everything reads what it leaves.
     for (const auto& [parameter, result] : updated) {
@@ -327,11 +331,11 @@ JobGraph build_update_graph(const JobGraph& train, const OptimizerSpec& optimize
     }
     if (optimizer.deferred) {
       job.stored_norm = job.graph.add_value(train.graph.value(train.stored_norm));
-      job.pending_scalars = add_scalars(job.graph, optimizer.optimizer, kPendingScalarsInput);
+      job.pending_scalars = add_scalars(job.graph, optimizer, kPendingScalarsInput);
       build_update(job.graph, optimizer, job.gradients, job.stored_norm, job.pending_scalars);
     } else {
       build_norm(job, Stage::update);
-      job.scalars = add_scalars(job.graph, optimizer.optimizer, kScalarsInput);
+      job.scalars = add_scalars(job.graph, optimizer, kScalarsInput);
       build_update(job.graph, optimizer, job.gradients, job.grad_norm, job.scalars);
       job.graph.outputs = {job.grad_norm};
     }

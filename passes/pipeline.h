@@ -25,8 +25,10 @@ struct OptimizerSpec {
   Optimizer optimizer = make_optimizer();
   double weight_decay = 0;     // on parameters of rank 2 and more
   double max_grad_norm = 1.0;  // 0: no clipping
-  bool accumulate = false;     // gradients are summed over micro-batches into accumulators: two graphs instead of one, see below
-  bool deferred = false;  // an update waits for the next step, where it runs before the first use of its weight: three graphs, see below
+  bool rounds = false;         // weights of 16 bits are rounded stochastically, with numbers that follow from `seed`
+  uint64_t seed = 0;
+  bool accumulate = false;  // gradients are summed over micro-batches into accumulators: two graphs instead of one, see below
+  bool deferred = false;    // an update waits for the next step, where it runs before the first use of its weight: three graphs, see below
   std::set<std::string> at_once{};  // but not of these weights, for which the next step would wait (used_soon)
 };
 

@@ -41,7 +41,7 @@ constexpr OpDef kAdamW{
     .writes = kElementUpdateWrites,
 };
 constexpr Kernel kAdamWKernel{
-    .types = kWide,
+    .types = kUpdated,
     .cost = element_update_cost<15>,
     .prepare = prepare_element_update<AdamWRule>,
 };

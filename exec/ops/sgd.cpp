@@ -44,7 +44,7 @@ constexpr OpDef kSGD{
     .writes = kElementUpdateWrites,
 };
 constexpr Kernel kSGDKernel{
-    .types = kWide,
+    .types = kUpdated,
     .cost = element_update_cost<6>,
     .prepare = prepare_sgd,
 };

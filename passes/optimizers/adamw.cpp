@@ -61,6 +61,7 @@ const OptimizerDef kAdamWOptimizer{
     .scalars = scalars,
     .states = states,
     .update = update,
+    .rounds = true,
 };
 
 }  // namespace ort_train

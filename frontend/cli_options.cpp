@@ -183,7 +183,7 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(length, "--gradient-accumulation-steps", o.gradient_accumulation_steps, "micro-batches in an optimizer step");
   app.add_option("--eval-steps", o.eval_steps, "evaluate every so many steps and at the end (default: never)")->group(length);
   app.add_option("--eval-batches", o.eval_batches, "at most so many batches in an evaluation (default: all)")->group(length);
-  add(length, "--seed", o.seed, "of the order of samples and of Dropout");
+  add(length, "--seed", o.seed, "of the order of samples, of Dropout and of stochastic rounding");
 
   constexpr const char* files = "Files";
   add(files, "--output-dir", o.output_dir, "the trained model and the checkpoints go here");

@@ -116,7 +116,7 @@ OptimizerSpec Trainer::Impl::optimizer_spec(Deferral defer) const {
   return {.optimizer = optimizer,
           .weight_decay = options.weight_decay,
           .max_grad_norm = options.max_grad_norm,
-          .rounds = types.low_weights,
+          .rounds = options.bf16_full,
           .seed = options.seed,
           .accumulate = options.gradient_accumulation_steps > 1,
           .deferred = defer != Deferral::none};

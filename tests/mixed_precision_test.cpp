@@ -9,6 +9,9 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "exec/kernel.h"
+#include "exec/ops/sgd.h"
+#include "exec/random.h"
 #include "frontend/file.h"
 #include "frontend/safetensors.h"
 #include "graph/autodiff.h"
@@ -246,6 +249,74 @@ TEST_F(MixedGolden, GradientsAreAsNearToDoubleAsPyTorchsUnderAutocast) {
       std::printf("%-28s %-8s ours %.5f %.5f  PyTorch %.5f %.5f  ratio %.2f %.2f\n", name.c_str(), low, ours.all, ours.median, all,
                   of_median, ours.all / all, ours.median / of_median);
     }
+  }
+}
+
+// --- 16-bit weights
+// ------------------------------------------------------------------------------------------------------------------------
+
+TEST(MixedPrecision, SumsOf16BitNumbersMayBeFloat32) {
+  Workers workers(1);
+  Tensor x(DType::bfloat16, {300, 40});
+  std::vector<double> sums(40);
+  for (size_t i = 0; i < 300 * 40; ++i) {
+    x.data<bfloat16>()[i] = to_bfloat16(static_cast<float>(i % 97) / 97 - 0.3f);
+    sums[i % 40] += static_cast<double>(to_float(x.data<bfloat16>()[i]));
+  }
+  Attributes attributes{{"axes", std::vector<int64_t>{0}}, {"keepdims", int64_t{0}}};
+  set_type(attributes, kResultType, DType::float32);
+  const Tensor wide = evaluate(op_named("ReduceSum"), attributes, {&x}, 1, workers)[0];
+  ASSERT_EQ(wide.dtype, DType::float32);
+  for (size_t i = 0; i < 40; ++i) EXPECT_NEAR(static_cast<double>(wide.data<float>()[i]), sums[i], 1e-6 * std::abs(sums[i]) + 1e-6);
+}
+
+// p - rate * g, by SGD, on weights of bfloat16.
+struct RoundedUpdate {
+  int64_t ordinal = 3, first = 0, step = 7;
+  float rate = 0, gradient = 0, weight = 1;
+
+  std::vector<float> run(int64_t n) const {
+    Workers workers(2);
+    Tensor p(DType::bfloat16, {n}), g(DType::float32, {n}), scalars(DType::float32, {kSgdScalars + kStepNumbers});
+    for (bfloat16& x : p.data<bfloat16>()) x = to_bfloat16(weight);
+    for (float& x : g.data<float>()) x = gradient;
+    scalars.data<float>()[kSgdRate] = rate;
+    scalars.data<float>()[kSgdScalars] = 0;
+    scalars.data<float>()[kSgdScalars + 1] = static_cast<float>(step);
+    const Tensor factor = scalar_tensor(1.0f);
+    const Tensor updated = evaluate(op_named("SGD"), {{"seed", int64_t{42}}, {"ordinal", ordinal}, {"first", first}},
+                                    {&p, &g, &factor, &scalars}, 1, workers)[0];
+    std::vector<float> values;
+    for (const bfloat16 x : updated.data<bfloat16>()) values.push_back(to_float(x));
+    return values;
+  }
+};
+
+TEST(StochasticRounding, KeepsOnAverageWhatRoundingToNearestLoses) {
+  // 1 - 1e-4: the numbers below 1 are 2^-8 apart.
+  const std::vector<float> values = RoundedUpdate{.rate = 1, .gradient = 1e-4f}.run(200'000);
+  double sum = 0;
+  for (const float value : values) {
+    EXPECT_TRUE(value == 1 || value == 1 - 0x1p-8f) << value;
+    sum += static_cast<double>(value);
+  }
+  const double n = static_cast<double>(values.size()), share = 1e-4 / 0x1p-8, deviation = 0x1p-8 * std::sqrt(share * (1 - share) / n);
+  EXPECT_NEAR(sum / n, 1 - 1e-4, 5 * deviation);
+  EXPECT_EQ(RoundedUpdate{}.run(1000), std::vector<float>(1000, 1)) << "what bfloat16 has stays";
+}
+
+TEST(StochasticRounding, PartsDrawWhatTheWholeDraws) {
+  const RoundedUpdate update{.rate = 1, .gradient = 1e-3f};
+  const std::vector<float> whole = update.run(100'003);
+  for (const auto& [first, count] : {std::pair{0, 31}, {31, 70'001}, {70'032, 29'971}}) {
+    RoundedUpdate part = update;
+    part.first = first;
+    EXPECT_EQ(part.run(count), std::vector<float>(whole.begin() + first, whole.begin() + first + count)) << first;
+  }
+  for (auto change : {+[](RoundedUpdate& u) { ++u.step; }, +[](RoundedUpdate& u) { ++u.ordinal; }}) {
+    RoundedUpdate other = update;
+    change(other);
+    EXPECT_NE(other.run(100'003), whole);
   }
 }
 

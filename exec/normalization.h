@@ -30,18 +30,24 @@ inline RowLayout row_layout(const Attributes& attributes, const Shape& shape) {
   return layout;
 }
 
-// (x, scale, bias?) -> y like x, then `statistics` outputs of one number a row, float32 or wider.
+// (x, scale, bias?) -> y like x, then `statistics` outputs of one number a row, float32 or wider. Where x is of 16 bits, scale and bias may
+// be float32. One of x and y may be of 16 bits and the other float32 (attribute `to`).
 inline std::vector<TensorType> infer_normalization(const InferContext& context, size_t statistics) {
   const TensorType& x = context.input(0);
   const int64_t axis = normalized_axis(context.attributes, x.shape);
   const Shape normalized(x.shape.begin() + axis, x.shape.end());
   for (size_t i = 1; i < context.inputs.size(); ++i) {
-    if (context.has(i) && (context.input(i).shape != normalized || context.input(i).dtype != x.dtype)) {
+    const bool is_right = !context.has(i) || (context.input(i).shape == normalized && context.input(i).dtype == context.input(1).dtype);
+    if (!is_right || (context.input(1).dtype != x.dtype && context.input(1).dtype != compute_type(x.dtype))) {
       throw error(ErrorCode::unsupported, "input {} is {}, but must be {}", i, to_string(context.input(i)),
                   to_string(TensorType{x.dtype, normalized}));
     }
   }
   std::vector<TensorType> types(1 + statistics, x);
+  const DType y = get_type(context.attributes, kResultType, x.dtype);
+  if (y != x.dtype && (compute_type(x.dtype) != compute_type(y) || (is_half(x.dtype) && is_half(y))))
+    throw error(ErrorCode::unsupported, "{} isn't normalised to {}", to_string(x), to_string(y));
+  types[0].dtype = y;
   for (size_t i = 1; i < types.size(); ++i) {
     types[i].dtype = compute_type(x.dtype);
     std::fill(types[i].shape.begin() + axis, types[i].shape.end(), 1);
@@ -49,9 +55,11 @@ inline std::vector<TensorType> infer_normalization(const InferContext& context, 
   return types;
 }
 
-// The value as elements of that type: itself, or a Cast of it.
-inline ValueId cast_to(Builder& builder, ValueId value, DType to) {
-  return builder.dtype(value) == to ? value : builder.emit("Cast", {value}, {{"to", static_cast<int64_t>(to)}});
+// Of the node's gradient, whose types follow from its inputs.
+inline Attributes gradient_attributes(const Node& node) {
+  Attributes attributes = node.attributes;
+  attributes.erase(kResultType);
+  return attributes;
 }
 
 // (dy, x, scale, ...) -> dx, and the gradients of scale and bias where wanted.
@@ -92,6 +100,23 @@ inline std::vector<ValueId> emit_normalization(Lowering& l, std::string_view op,
   if (bias != kNone) results[0] = l.emit("Add", {results[0], bias});
   return results;
 }
+
+// Calls body.operator()<X, S, Y>() for the types of a node's x, of its scale, and of y or dy, and returns what it does.
+template <typename Body> KernelRun for_normalization(const TensorType& x, const TensorType& scale, const TensorType& y, Body&& body) {
+  return for_type(Floats{}, x.dtype, [&]<typename X>() -> KernelRun {
+    if constexpr (std::is_same_v<X, float>) {
+      return for_type(Types<float, float16, bfloat16>{}, y.dtype, [&]<typename Y>() { return body.template operator()<X, float, Y>(); });
+    } else if constexpr (std::is_same_v<X, double>) {
+      return body.template operator()<X, X, X>();
+    } else {
+      return for_type(Types<X, float>{}, scale.dtype, [&]<typename S>() {
+        return for_type(Types<X, float>{}, y.dtype, [&]<typename Y>() { return body.template operator()<X, S, Y>(); });
+      });
+    }
+  });
+}
+
+inline constexpr PrecisionTraits kNormalizationPrecision{.keeps_float32 = 0b110, .chooses_result = true};  // scale and bias
 
 // --- gradients of scales --------------------------------------------------------------------------------------------------------------
 

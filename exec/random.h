@@ -22,6 +22,9 @@ enum RandomNumber : int64_t {
   kRandomNumbers   // how many
 };
 
+// Where updates round stochastically, these stand behind the optimizer's scalars: the step as high * kStepLow + low, both float32.
+inline constexpr int64_t kStepNumbers = 2, kStepLow = int64_t{1} << 20;
+
 using PhiloxCounter = std::array<uint32_t, 4>;
 using PhiloxKey = std::array<uint32_t, 2>;
 

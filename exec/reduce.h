@@ -31,15 +31,15 @@ template <typename T> struct SumKind {
   static constexpr int kIdentity = 0;
   static Block take(T x) { return static_cast<Block>(load(x)); }
   template <typename V> static V combine(V a, V b) { return a + b; }
-  static T finish(Total total, int64_t) { return store<T>(static_cast<Compute<T>>(total)); }
+  template <typename R> static R finish(Total total, int64_t) { return store<R>(static_cast<Compute<R>>(total)); }
 };
 
 template <typename T> struct MeanKind : SumKind<T> {
-  static T finish(TotalOf<T> total, int64_t count) {
+  template <typename R> static R finish(TotalOf<T> total, int64_t count) {
     if constexpr (std::is_integral_v<T>)
-      return count == 0 ? T(0) : static_cast<T>(static_cast<int64_t>(total) / count);
+      return count == 0 ? R(0) : static_cast<R>(static_cast<int64_t>(total) / count);
     else
-      return store<T>(static_cast<Compute<T>>(total / static_cast<double>(count)));
+      return store<R>(static_cast<Compute<R>>(total / static_cast<double>(count)));
   }
 };
 
@@ -48,12 +48,12 @@ template <typename T> struct SumSquareKind : SumKind<T> {
 };
 
 template <typename T> struct L2Kind : SumSquareKind<T> {
-  static T finish(TotalOf<T> total, int64_t) {
+  template <typename R> static R finish(TotalOf<T> total, int64_t) {
     const double root = std::sqrt(static_cast<double>(total));
     if constexpr (std::is_integral_v<T>)
-      return to_integer<T>(root);
+      return to_integer<R>(root);
     else
-      return store<T>(static_cast<Compute<T>>(root));
+      return store<R>(static_cast<Compute<R>>(root));
   }
 };
 
@@ -64,7 +64,7 @@ template <typename T> struct ProdKind {
   static constexpr int kIdentity = 1;
   static Block take(T x) { return static_cast<Block>(load(x)); }
   template <typename V> static V combine(V a, V b) { return a * b; }
-  static T finish(Total total, int64_t) { return store<T>(static_cast<Compute<T>>(total)); }
+  template <typename R> static R finish(Total total, int64_t) { return store<R>(static_cast<Compute<R>>(total)); }
 };
 
 // NaN wins.
@@ -75,7 +75,7 @@ template <typename T> struct MaxKind {
   static constexpr Compute<T> kIdentity = Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
   static Block take(T x) { return load(x); }
   template <typename V> static V combine(V a, V b) { return (b > a) | (b != b) ? b : a; }
-  static T finish(Total total, int64_t) { return store<T>(total); }
+  template <typename R> static R finish(Total total, int64_t) { return store<R>(static_cast<Compute<R>>(total)); }
 };
 
 template <typename T> struct MinKind {
@@ -85,7 +85,7 @@ template <typename T> struct MinKind {
   static constexpr Compute<T> kIdentity = Limits::has_infinity ? Limits::infinity() : Limits::max();
   static Block take(T x) { return load(x); }
   template <typename V> static V combine(V a, V b) { return (b < a) | (b != b) ? b : a; }
-  static T finish(Total total, int64_t) { return store<T>(total); }
+  template <typename R> static R finish(Total total, int64_t) { return store<R>(static_cast<Compute<R>>(total)); }
 };
 
 template <typename Kind> inline constexpr bool is_extreme = false;
@@ -254,15 +254,16 @@ inline int64_t offset_at(const StridedLoop<1>& loop, int64_t index) {
   return offset;
 }
 
-template <typename Kind, typename T> void run_reduce(const ReducePlan& plan, const KernelArgs& args) {
+// Of elements of T to results of R.
+template <typename Kind, typename T, typename R> void run_reduce(const ReducePlan& plan, const KernelArgs& args) {
   using Total = typename Kind::Total;
   const T* const x = args.in<T>(0);
-  T* const y = args.out<T>(0);
+  R* const y = args.out<R>(0);
   Total* const partials = reinterpret_cast<Total*>(args.workspace);  // (pieces, outputs), where there are several pieces
   const int64_t outputs = plan.outputs(), blocks = plan.columns ? plan.column_blocks() : 1;
   const auto store = [&](int64_t piece, int64_t output, Total total) {
     if (plan.pieces == 1)
-      y[output] = Kind::finish(total, plan.count);
+      y[output] = Kind::template finish<R>(total, plan.count);
     else
       partials[piece * outputs + output] = total;
   };
@@ -295,7 +296,7 @@ template <typename Kind, typename T> void run_reduce(const ReducePlan& plan, con
     for (int64_t output = begin; output < end; ++output) {
       Total total = partials[output];
       for (int64_t piece = 1; piece < plan.pieces; ++piece) total = Kind::combine(total, partials[piece * outputs + output]);
-      y[output] = Kind::finish(total, plan.count);
+      y[output] = Kind::template finish<R>(total, plan.count);
     }
   });
 }

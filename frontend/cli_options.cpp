@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "frontend/names.h"
+#include "graph/names.h"
 
 namespace ort_train {
 namespace {
@@ -213,7 +213,8 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   constexpr const char* optimizer = "Optimizer";
   std::vector<std::string> names;
   for (const OptimizerChoice& choice : optimizers()) names.push_back(choice.name);
-  add(optimizer, "--optim", o.optim, fmt::format("{}; or what Hugging Face's Trainer calls it. _8bit behind the name: with its state in 8 bits", fmt::join(names, ", ")));
+  add(optimizer, "--optim", o.optim,
+      fmt::format("{}; or what Hugging Face's Trainer calls it. _8bit behind the name: with its state in 8 bits", fmt::join(names, ", ")));
   add(optimizer, "--learning-rate", o.learning_rate, "the highest, where the schedule changes it");
   std::string known_schedules, known_arguments;
   for (const ScheduleChoice& choice : schedules()) {
@@ -256,13 +257,28 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(optimizer, "--loss-scale-growth", o.loss_scale_growth, "the factor by which it grows");
   add(optimizer, "--loss-scale-backoff", o.loss_scale_backoff, "the factor by which a skipped step lowers it");
 
+  constexpr const char* precision = "Precision";
+  app.add_flag(
+         "--bf16", o.bf16,
+         "products, convolutions and attention in bfloat16, and what follows them: half the memory of activations; weights stay float32")
+      ->group(precision);
+  app.add_flag("--fp16", o.fp16, "the same in float16")->group(precision);
+  app.add_flag("--bf16-full", o.bf16_full,
+               "the same as --bf16, and trained weights are bfloat16 themselves (rounded stochastically): the least to keep and to stream")
+      ->group(precision);
+  app.add_flag("--fp32", o.fp32, "all in float32, even where the model comes in 16 bits (which else computes in its own type)")
+      ->group(precision);
+  add(precision, "--autocast-list", o.autocast_list,
+      "a text file that says of ops, or of nodes by name, whether they run low (in 16 bits), in float32, or follow what they read");
+  app.add_flag("--tf32", o.tf32, "on GPUs that have it")->group(precision);
+
   constexpr const char* length = "Length";
   app.add_option("--max-steps", o.max_steps, "optimizer steps; wins over --num-train-epochs")->group(length);
   add(length, "--num-train-epochs", o.num_train_epochs, "passes over the training data");
   add(length, "--gradient-accumulation-steps", o.gradient_accumulation_steps, "micro-batches in an optimizer step");
   app.add_option("--eval-steps", o.eval_steps, "evaluate every so many steps and at the end (default: never)")->group(length);
   app.add_option("--eval-batches", o.eval_batches, "at most so many batches in an evaluation (default: all)")->group(length);
-  add(length, "--seed", o.seed, "of the order of samples and of Dropout");
+  add(length, "--seed", o.seed, "of the order of samples, of Dropout and of stochastic rounding");
 
   constexpr const char* files = "Files";
   add(files, "--output-dir", o.output_dir, "the trained model and the checkpoints go here");

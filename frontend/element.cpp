@@ -168,4 +168,42 @@ int64_t convert(Element from, std::span<const std::byte> bytes, DType to, std::s
   return -1;
 }
 
+namespace {
+
+// body.operator()<T>() for the T that the floating-point type is.
+template <typename Body> int64_t for_float(DType type, Body&& body) {
+  switch (type) {
+    case DType::float32:
+      return body.template operator()<float>();
+    case DType::float64:
+      return body.template operator()<double>();
+    case DType::float16:
+      return body.template operator()<float16>();
+    case DType::bfloat16:
+      return body.template operator()<bfloat16>();
+    default:
+      throw error(ErrorCode::device, "internal error: {} is no floating-point type; please report this", to_string(type));
+  }
+}
+
+}  // namespace
+
+int64_t round_floats(DType from, std::span<const std::byte> bytes, DType to, std::span<std::byte> result) {
+  return for_float(from, [&]<typename From>() {
+    return for_float(to, [&]<typename To>() {
+      const size_t count = bytes.size() / sizeof(From);
+      require(result.size() == count * sizeof(To), "a conversion between arrays of different lengths");
+      int64_t wrong = -1;
+      for (size_t i = 0; i < count; ++i) {
+        From number;
+        std::memcpy(&number, bytes.data() + i * sizeof number, sizeof number);
+        const To rounded = store<To>(static_cast<Compute<To>>(load(number)));
+        if (wrong < 0 && std::isfinite(load(number)) && !std::isfinite(load(rounded))) wrong = static_cast<int64_t>(i);
+        std::memcpy(result.data() + i * sizeof rounded, &rounded, sizeof rounded);
+      }
+      return wrong;
+    });
+  });
+}
+
 }  // namespace ort_train

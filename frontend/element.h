@@ -21,5 +21,7 @@ Element element_of(DType dtype);
 bool converts(Element from, DType to);
 // Converts as many elements as `to` holds; -1, or the index of the first one whose value the wanted type can't hold.
 int64_t convert(Element from, std::span<const std::byte> bytes, DType to, std::span<std::byte> result);
+// Floating-point numbers in another type, to nearest even; -1, or the index of the first finite one that becomes infinite.
+int64_t round_floats(DType from, std::span<const std::byte> bytes, DType to, std::span<std::byte> result);
 
 }  // namespace ort_train

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "frontend/element.h"
 #include "frontend/file.h"
 #include "frontend/safetensors.h"
 #include "graph/error.h"
@@ -83,7 +84,7 @@ bool is_ours(const Json& marker, const OutputFile& file) {
 struct Patch {
   int64_t offset, bytes;
   const WeightPlace* place;
-  std::string parameter;
+  const Weight* weight;
 };
 
 // The model's file, or what --untie makes of it.
@@ -104,18 +105,41 @@ void copy_range(const File& from, File& to, int64_t begin, int64_t end, int64_t 
   }
 }
 
-void write_parameter(const WeightPlace& place, const std::string& parameter, const WeightBytes& bytes_of, const ByteSink& sink) {
+// A parameter as numbers of type `to`, in the layout of one of its places.
+void write_parameter(const Weight& weight, const WeightPlace& place, DType to, const WeightBytes& bytes_of, const ByteSink& sink) {
+  WeightPlace written = place;
+  written.dtype = to;
+  const int64_t from_size = size_of(weight.dtype), to_size = size_of(to);
   int64_t bytes = 0;
-  bytes_of(parameter, [&](int64_t first, std::span<const std::byte> piece) {
-    in_layout(place, first, piece, sink);
-    bytes += static_cast<int64_t>(piece.size());
-  });
-  require(bytes == place.bytes.bytes, "a weight whose size is not that of its place");
+  if (weight.dtype == to) {
+    bytes_of(weight.parameter, [&](int64_t first, std::span<const std::byte> piece) {
+      in_layout(written, first, piece, sink);
+      bytes += static_cast<int64_t>(piece.size());
+    });
+  } else {  // a block of whole rows at a time
+    const int64_t row = place.transposed ? place.shape[0] : 1,
+                  block = std::max<int64_t>(1, static_cast<int64_t>(kBlock) / (row * to_size)) * row * from_size;
+    std::vector<std::byte> buffer;
+    bytes_of(weight.parameter, [&](int64_t first, std::span<const std::byte> piece) {
+      for (int64_t at = 0; at < static_cast<int64_t>(piece.size()); at += block) {
+        const auto part =
+            piece.subspan(static_cast<size_t>(at), std::min(static_cast<size_t>(block), piece.size() - static_cast<size_t>(at)));
+        buffer.resize(part.size() / static_cast<size_t>(from_size) * static_cast<size_t>(to_size));
+        if (round_floats(weight.dtype, part, to, buffer) >= 0) {
+          throw error(ErrorCode::diverged, "the weight '{}' has numbers that {} can't hold: the last checkpoint has them in {}", place.name,
+                      to_string(to), to_string(weight.dtype));
+        }
+        in_layout(written, (first + at) / from_size * to_size, buffer, sink);
+        bytes += static_cast<int64_t>(buffer.size());
+      }
+    });
+  }
+  require(bytes == element_count(place.shape) * to_size, "a weight whose size is not that of its place");
 }
 
-// `added`: the parameters that the pieces which are new tensors hold.
+// `added`: the weights that the pieces which are new tensors hold.
 void write_copy(const OutputFile& file, File& to, std::vector<Patch>& patches, const ModelInfo& model,
-                const std::vector<std::string>& added, const WeightBytes& bytes_of) {
+                const std::vector<std::pair<const Weight*, const WeightPlace*>>& added, const WeightBytes& bytes_of) {
   std::sort(patches.begin(), patches.end(), [](const Patch& a, const Patch& b) { return a.offset < b.offset; });
   const File from = open_source(file, model);
   const std::vector<onnx::Piece> pieces = pieces_of(from, file.location.empty() ? model : ModelInfo{});
@@ -134,8 +158,10 @@ void write_copy(const OutputFile& file, File& to, std::vector<Patch>& patches, c
   auto patch = patches.begin();
   for (const onnx::Piece& piece : pieces) {
     if (piece.kind == onnx::Piece::Kind::literal) append(std::as_bytes(std::span(piece.literal)));
-    if (piece.kind == onnx::Piece::Kind::tensor)
-      bytes_of(added.at(piece.tensor), [&](int64_t, std::span<const std::byte> bytes) { append(bytes); });
+    if (piece.kind == onnx::Piece::Kind::tensor) {
+      const auto [weight, place] = added.at(piece.tensor);
+      write_parameter(*weight, *place, place->dtype, bytes_of, [&](int64_t, std::span<const std::byte> bytes) { append(bytes); });
+    }
     if (piece.kind != onnx::Piece::Kind::source) continue;
     const int64_t shift = written - piece.begin;
     int64_t done = piece.begin;
@@ -145,7 +171,7 @@ void write_copy(const OutputFile& file, File& to, std::vector<Patch>& patches, c
                     patch->place->name);
       }
       copy_range(from, to, done, patch->offset, shift, buffer);
-      write_parameter(*patch->place, patch->parameter, bytes_of,
+      write_parameter(*patch->weight, *patch->place, patch->place->dtype, bytes_of,
                       [&](int64_t offset, std::span<const std::byte> bytes) { to.write(patch->offset + shift + offset, bytes); });
       done = patch->offset + patch->bytes;
     }
@@ -181,18 +207,18 @@ std::string export_model(const ModelInfo& model, const std::vector<Weight>& weig
   std::vector<NewFile> written;
   for (const OutputFile& file : files) {
     std::vector<Patch> patches;
-    std::vector<std::string> added(model.added.size());
+    std::vector<std::pair<const Weight*, const WeightPlace*>> added(model.added.size());
     for (const Weight& weight : weights) {
       for (const WeightPlace& place : weight.places) {
         if (place.added) {
           const auto at =
               std::find_if(model.added.begin(), model.added.end(), [&](const auto& tensor) { return tensor.name == place.name; });
-          added.at(static_cast<size_t>(at - model.added.begin())) = weight.parameter;
+          added.at(static_cast<size_t>(at - model.added.begin())) = {&weight, &place};
           continue;
         }
         const std::string path = fs::path(place.bytes.path).lexically_normal().string();
         if (path == fs::path(file.from).lexically_normal().string())
-          patches.push_back({place.bytes.offset, place.bytes.bytes, &place, weight.parameter});
+          patches.push_back({place.bytes.offset, place.bytes.bytes, &place, &weight});
       }
     }
     make_folders(folder_of(file.to));
@@ -249,20 +275,21 @@ void in_layout(const WeightPlace& place, int64_t first, std::span<const std::byt
 
 void write_layouts(const std::string& path, const std::vector<Weight>& weights, const WeightBytes& bytes_of) {
   std::vector<SafetensorsWriter::Tensor> header;
-  std::vector<std::pair<const WeightPlace*, const std::string*>> tensors;
+  std::vector<std::pair<const Weight*, const WeightPlace*>> tensors;
   for (const Weight& weight : weights) {
     if (!bytes_of(weight.parameter, nullptr)) continue;
     for (const WeightPlace& place : weight.places) {
-      header.push_back({.name = place.name, .element = element_of(place.dtype), .shape = place.shape});
-      tensors.emplace_back(&place, &weight.parameter);
+      header.push_back({.name = place.name, .element = element_of(compute_type(place.dtype)), .shape = place.shape});
+      tensors.emplace_back(&weight, &place);
     }
   }
   make_folders(folder_of(path));
   NewFile file(path);
   SafetensorsWriter writer(file.file(), header, {{"format", "pt"}});
   for (size_t i = 0; i < tensors.size(); ++i) {
-    write_parameter(*tensors[i].first, *tensors[i].second, bytes_of,
-                    [&](int64_t offset, std::span<const std::byte> bytes) { writer.write(i, bytes, offset); });
+    const auto [weight, place] = tensors[i];
+    write_parameter(*weight, *place, compute_type(place->dtype), bytes_of,
+                    [&, i](int64_t offset, std::span<const std::byte> bytes) { writer.write(i, bytes, offset); });
   }
   file.publish();
 }

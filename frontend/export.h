@@ -18,8 +18,8 @@ namespace ort_train {
 
 // Where bytes go: a piece and its place, in bytes from the beginning.
 using ByteSink = std::function<void(int64_t offset, std::span<const std::byte> bytes)>;
-// Hands over a parameter's bytes, from the first to the last, in pieces of whole rows: those that live on a disk are brought into memory
-// one by one. False where there is no such parameter. An empty sink only asks.
+// Hands over a parameter's bytes, in its own type, from the first to the last, in pieces of whole rows: those that live on a disk are
+// brought into memory one by one. False where there is no such parameter. An empty sink only asks.
 using WeightBytes = std::function<bool(const std::string& parameter, const ByteSink& sink)>;
 
 // Throws Error(usage) if the output would be the input, or would overwrite files that no run of ours wrote. Called before any work.
@@ -35,7 +35,8 @@ int64_t export_bytes(const ModelInfo& model);
 // Hands a piece of a parameter-shaped tensor, whole rows from byte `first` on, to `sink` in the layout of one of its places.
 void in_layout(const WeightPlace& place, int64_t first, std::span<const std::byte> piece, const ByteSink& sink);
 
-// One tensor for each place of each parameter that `bytes_of` knows (the others are left out), in a safetensors file.
+// One tensor for each place of each parameter that `bytes_of` knows (the others are left out), in a safetensors file; float32 where the
+// place is of 16 bits.
 void write_layouts(const std::string& path, const std::vector<Weight>& weights, const WeightBytes& bytes_of);
 
 }  // namespace ort_train

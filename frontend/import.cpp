@@ -169,6 +169,12 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
   try {
     const BoundInputs inputs = bind_dimensions(model.graph, options);
     TensorFiles files(path);
+    result.info.low = low_type_of(model.graph);
+    if (is_half(result.info.low)) {
+      files.widen();
+      result.info.notes.push_back(fmt::format("the model's numbers are {0}: its weights are trained as float32 and written back as {0}",
+                                              to_string(result.info.low)));
+    }
     WeightTable weights(result.graph, files, options, result);
     Walk walk(model, result.graph, files, weights, inputs, make_folder(workers));
     walk.run(options);

@@ -1,6 +1,9 @@
 // Import: an ONNX file becomes a forward Graph whose dimensions are bound and whose shape arithmetic is folded, plus the places of its
 // weights.
 //
+// A model whose numbers are mostly stored in 16 bits is imported as the float32 model that it was made of: its weights become float32
+// masters, its constants float32, and Casts to 16 bits nothing. What it computes in is mixed precision's affair (ModelInfo::low).
+//
 // One walk in topological order: each node's inputs have known types (and values, where constant) when its turn comes, so binding, folding,
 // opset differences, function expansion and `If` on a constant are settled on the way. Weights are never read here, only located
 // (tied-weight detection streams them through a small buffer).
@@ -41,6 +44,7 @@ struct WeightPlace {
 
 struct Weight {
   std::string parameter;            // name of the Graph's parameter value
+  DType dtype = DType::float32;     // of that
   std::vector<WeightPlace> places;  // the first is the one it is read from; more than one where tied weights were stored twice
 };
 
@@ -67,6 +71,7 @@ struct TensorFate {
 struct ModelInfo {
   std::string path, producer;  // "pytorch 2.13.0"
   int64_t opset = 0, nodes = 0;
+  DType low = DType::float32;               // float16 or bfloat16 where most of its numbers are stored so
   std::vector<std::string> external_files;  // every file of external data, relative to the model's folder, each once: export copies them
   std::map<std::string, FileStamp> stamps;  // of these, and of the model as "": how they were when they were first read
   // --untie: what the file lacks of being that model. The initializers have the names of the places that are `added`.

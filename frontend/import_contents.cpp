@@ -19,9 +19,9 @@ namespace {
 
 constexpr int64_t kBlock = 4096;  // elements
 constexpr int64_t kMostFrequencies = 4096;
-constexpr double kForgotten = -1e4;  // by a softmax; as old models have it
-constexpr double kClose = 1e-4;
-constexpr int kMaxComparisons = 100'000;  // a model made to hold this up keeps its tables
+constexpr double kForgotten = -1e4;                     // by a softmax; as old models have it
+constexpr double kClose = 1e-4, kCloseInHalf = 0x1p-7;  // relative; bfloat16 has eight bits
+constexpr int kMaxComparisons = 100'000;                // a model made to hold this up keeps its tables
 
 constexpr NoteText kMasks{"is a mask, no weight: left as it is", "are masks, no weights: left as they are"};
 constexpr NoteText kRotary{"has cosines or sines of positions, no weight: left as it is",
@@ -37,12 +37,12 @@ template <size_t n> bool is_one_of(const Use& use, const std::array<const char*,
   return use.domain.empty() && std::find(ops.begin(), ops.end(), use.op_type) != ops.end();
 }
 
-bool is_readable(const Subject& subject) { return !is_half(*subject.candidate.tensor->dtype); }
+double closeness(const Subject& subject) { return is_half(*subject.candidate.tensor->dtype) ? kCloseInHalf : kClose; }
 
 bool is_elementwise(const Subject& subject) {
   static constexpr std::array kOps{"Add",     "Sub",    "Mul",  "Where",    "Slice",     "Unsqueeze", "Squeeze",
                                    "Reshape", "Expand", "Cast", "Identity", "Transpose", "Concat",    "Tile"};
-  return is_readable(subject) && subject.candidate.tensor->shape.size() >= 2 &&
+  return subject.candidate.tensor->shape.size() >= 2 &&
          std::all_of(subject.candidate.uses.begin(), subject.candidate.uses.end(), [](const Use& use) { return is_one_of(use, kOps); });
 }
 
@@ -110,13 +110,14 @@ bool is_circle(const Evidence& evidence, const Subject& a, const Subject& b) {
   bool varies = false;
   double first = 0;
   const Subject* const of[] = {&a, &b};
+  const double close = closeness(a);
   return for_blocks(evidence, of,
                     [&](const auto& values) {
                       for (size_t i = 0; i < values[0].size(); ++i) {
                         const double x = values[0][i], sum = x * x + values[1][i] * values[1][i];
                         if (!square) square = sum, first = x;
-                        varies |= std::abs(x - first) > kClose;
-                        if (!(sum > 0) || std::abs(sum - *square) > kClose * *square) return false;
+                        varies |= std::abs(x - first) > close;
+                        if (!(sum > 0) || std::abs(sum - *square) > close * *square) return false;
                       }
                       return true;
                     }) &&
@@ -130,18 +131,17 @@ Sequence geometric(const Evidence& evidence, const Subject& subject) {
   const Shape& shape = subject.candidate.tensor->shape;
   constexpr int64_t kFew = 4;
   const int64_t count = element_count(shape);
-  if (!is_readable(subject) || count < kFew || count > kMostFrequencies || *std::max_element(shape.begin(), shape.end()) != count)
-    return Sequence::none;
+  if (count < kFew || count > kMostFrequencies || *std::max_element(shape.begin(), shape.end()) != count) return Sequence::none;
   const std::vector<double> few = read(evidence, subject, 0, kFew);
-  const double ratio = few[1] / few[0];
-  if (!(few[0] > 0 && ratio > 0 && ratio < 1 - kClose)) return Sequence::none;
+  const double ratio = few[1] / few[0], close = closeness(subject);
+  if (!(few[0] > 0 && ratio > 0 && ratio < 1 - close)) return Sequence::none;
   for (size_t i = 2; i < few.size(); ++i) {
-    if (std::abs(few[i] - ratio * few[i - 1]) > kClose * few[i - 1]) return Sequence::none;
+    if (std::abs(few[i] - ratio * few[i - 1]) > close * few[i - 1]) return Sequence::none;
   }
   const std::vector<double> all = read(evidence, subject, 0, count);
   if (few[0] == 1) return all.back() > 0 && std::is_sorted(all.rbegin(), all.rend()) ? Sequence::from_one : Sequence::none;
   const bool in_range = std::all_of(all.begin(), all.end(), [](double value) { return value > 0 && value < 1; });
-  return std::abs(few[0] - ratio) <= kClose * ratio && in_range ? Sequence::from_ratio : Sequence::none;
+  return std::abs(few[0] - ratio) <= close * ratio && in_range ? Sequence::from_ratio : Sequence::none;
 }
 
 // 0, s, 2s, … along the last axis, and not zeros alone.
@@ -152,6 +152,7 @@ bool is_linear(const Evidence& evidence, const Subject& subject) {
   int64_t at = 0;
   double step = 0;
   bool rises = false;
+  const double close = closeness(subject);
   const Subject* const of[] = {&subject};
   return for_blocks(evidence, of,
                     [&](const auto& values) {
@@ -160,7 +161,7 @@ bool is_linear(const Evidence& evidence, const Subject& subject) {
                         if (column == 1) step = value;
                         rises |= value != 0;
                         const double wanted = column < 2 ? (column == 0 ? 0 : value) : step * static_cast<double>(column);
-                        if (std::abs(value - wanted) > kClose * std::abs(wanted)) return false;
+                        if (std::abs(value - wanted) > close * std::abs(wanted)) return false;
                       }
                       return true;
                     }) &&
@@ -224,7 +225,6 @@ Verdicts find_slopes(const Evidence& evidence, const Undecided& open) {
 
 Verdicts find_uniform(const Evidence& evidence, const Undecided& open) {
   return left_where(evidence, open, "one number throughout", kUniform, [&](const Subject& subject) {
-    if (!is_readable(subject)) return false;
     const double first = read(evidence, subject, 0, 1)[0];
     const Subject* const of[] = {&subject};
     return for_blocks(evidence, of,

@@ -1,5 +1,6 @@
 #include <filesystem>
 
+#include "frontend/element.h"
 #include "frontend/importer.h"
 #include "graph/error.h"
 #include "graph/onnx/reader.h"
@@ -92,7 +93,32 @@ FileRange TensorFiles::locate(const onnx::TensorDef& tensor) {
   return range;
 }
 
+DType low_type_of(const onnx::GraphDef& graph) {
+  std::map<DType, double> elements;
+  const auto count = [&](const onnx::TensorDef& tensor) {
+    if (tensor.dtype && is_floating(*tensor.dtype)) elements[*tensor.dtype] += static_cast<double>(element_count(tensor.shape));
+  };
+  for (const onnx::TensorDef& tensor : graph.initializers) count(tensor);
+  for (const onnx::NodeDef& node : graph.nodes) {
+    if (node.op_type != "Constant") continue;
+    for (const auto& [name, tensor] : node.tensors) count(tensor);
+  }
+  DType most = DType::float32;
+  for (const auto& [type, number] : elements) {
+    if (number > elements[most]) most = type;
+  }
+  return is_half(most) ? most : DType::float32;
+}
+
 Tensor TensorFiles::read(const onnx::TensorDef& tensor) {
+  Tensor stored = read_stored(tensor);
+  if (!widens_ || !is_half(stored.dtype)) return stored;
+  Tensor result(DType::float32, stored.shape);
+  convert(element_of(stored.dtype), stored.bytes, DType::float32, result.bytes);
+  return result;
+}
+
+Tensor TensorFiles::read_stored(const onnx::TensorDef& tensor) {
   if (tensor.value) return *tensor.value;
   if (!tensor.dtype) throw error(ErrorCode::unsupported, "'{}' is of type {}, which is not supported", tensor.name, tensor.type);
   const FileRange range = locate(tensor);

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "frontend/import_evidence.h"
-#include "frontend/names.h"
+#include "graph/names.h"
 
 namespace ort_train::importing {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "frontend/importer.h"
-#include "frontend/names.h"
 #include "graph/error.h"
+#include "graph/names.h"
 #include "graph/onnx/schema.h"
 #include "graph/op_def.h"
 
@@ -126,8 +126,11 @@ void Walk::add_inputs(const ImportOptions& options) {
     if (const auto bound = options.bound_inputs.find(input.name); bound != options.bound_inputs.end()) {
       meaning.value = graph_.add_constant(bound->second, input.name);
     } else if (inputs_.types[i]) {
-      meaning.value = graph_.add_value(
-          {.name = input.name, .dtype = inputs_.types[i]->dtype, .shape = inputs_.types[i]->shape, .kind = ValueKind::input});
+      const DType dtype = inputs_.types[i]->dtype;
+      meaning.value = graph_.add_value({.name = input.name,
+                                        .dtype = files_.widens() ? compute_type(dtype) : dtype,
+                                        .shape = inputs_.types[i]->shape,
+                                        .kind = ValueKind::input});
       graph_.inputs.push_back(meaning.value);
     } else {
       found.push_back({{.node = fmt::format("input '{}'", input.name),
@@ -436,7 +439,7 @@ std::string Walk::lower(Job& job, const OpDef& op, const OnnxForm& form) {
       if (!node.attributes.has(name)) node.attributes.set(name, files_.read(tensor));
     }
     if (node.domain.empty() && node.op_type == "BatchNormalization") node.attributes.set("training_mode", int64_t{is_live(job)});
-    Lowering lowering(graph_, node);
+    Lowering lowering(graph_, node, files_.widens());
     lowering.named(job.name, job.ordinal).folding(folder_);
     if (form.lower)
       form.lower(lowering);

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "frontend/import_evidence.h"
-#include "frontend/names.h"
 #include "graph/error.h"
+#include "graph/names.h"
 
 namespace ort_train {
 
@@ -157,8 +157,9 @@ std::vector<Candidate> WeightTable::parameters(const onnx::GraphDef& graph, cons
     candidate.trainable = verdicts[i].treatment == Treatment::trained;
     candidate.fate = result_.info.tensors.size();
     result_.info.tensors.push_back({candidate.name, type, verdicts[i].treatment, verdicts[i].why, verdicts[i].original});
-    if (is_constant && (is_half(type.dtype) || type.bytes() <= kMaxConstant)) continue;
-    if (is_half(type.dtype)) {
+    const bool is_refused = is_half(type.dtype) && !files_.widens();
+    if (is_constant && (is_refused || type.bytes() <= kMaxConstant)) continue;
+    if (is_refused) {
       refused_.push_back(candidate.name);
       continue;
     }
@@ -296,10 +297,14 @@ void WeightTable::check_overlaps(const onnx::GraphDef& graph) {
 
 ValueId WeightTable::make_parameter(const Candidate& candidate, const std::string& name, bool added) {
   const TensorType type{*candidate.tensor->dtype, candidate.tensor->shape};
-  const ValueId id = graph_.add_value(
-      {.name = name, .dtype = type.dtype, .shape = type.shape, .kind = ValueKind::parameter, .trainable = candidate.trainable});
+  const ValueId id = graph_.add_value({.name = name,
+                                       .dtype = compute_type(type.dtype),
+                                       .shape = type.shape,
+                                       .kind = ValueKind::parameter,
+                                       .trainable = candidate.trainable});
   result_.weights.push_back(
       {.parameter = graph_.value(id).name,
+       .dtype = graph_.value(id).dtype,
        .places = {{.name = name, .bytes = candidate.bytes, .dtype = type.dtype, .shape = type.shape, .added = added}}});
   if (added) result_.info.added.push_back({name, type});
   return id;

@@ -29,20 +29,27 @@ class TensorFiles {
   // Where the elements are; checks that the file is there, is one that may be read, and is long enough. Throws Error(io),
   // Error(unsupported).
   FileRange locate(const onnx::TensorDef& tensor);
-  // All elements, for constants; the total that may be read is limited.
+  // All elements, for constants; the total that may be read is limited. Of a 16-bit model they are float32 (widen).
   Tensor read(const onnx::TensorDef& tensor);
+  void widen() { widens_ = true; }
+  bool widens() const { return widens_; }
   const File& reader(const FileRange& range);
   // Opens every file of external data and notes its stamp: export copies them all, under their names in the output folder. So each is named
   // in one way, and in none that a file of ours has there. Throws Error(io), Error(unsupported).
   void check_external(ModelInfo& info);
 
  private:
+  Tensor read_stored(const onnx::TensorDef& tensor);
   FileRange external(const std::string& location) const;  // of no bytes
   std::string model_path_, folder_;
   std::map<std::string, File> readers_;  // by path
   std::map<std::string, FileStamp> stamps_;
   int64_t read_bytes_ = 0;
+  bool widens_ = false;
 };
+
+// The 16-bit type in which most of a model's floating-point numbers are stored; float32 where most are in others.
+DType low_type_of(const onnx::GraphDef& graph);
 
 // --- dimensions -----------------------------------------------------------------------------------------------------------------------
 
@@ -112,7 +119,7 @@ class WeightTable {
 
   // Weights of a graph: initializers in the file's order, then Constant nodes in theirs. Returns what their names mean.
   std::map<std::string, Meaning> add(const onnx::GraphDef& graph, const Uses& uses, bool is_main);
-  // The names of float16 and bfloat16 tensors that would have been weights.
+  // The names of float16 and bfloat16 tensors that would have been weights, in a model of wider ones.
   const std::vector<std::string>& refused() const { return refused_; }
   // Once all graphs have been added: what `train` and `freeze` did. Throws Error(usage) where one of their patterns fits nothing, or
   // nothing is left to train.

@@ -18,12 +18,12 @@ bool is_scale(double scale) { return scale >= kLeast && scale <= std::numeric_li
 
 }  // namespace
 
-LossScaling::LossScaling(const Options& options)
+LossScaling::LossScaling(const Options& options, bool in_float16)
     : growth_(options.loss_scale_growth), backoff_(options.loss_scale_backoff), window_(options.loss_scale_window) {
   const std::string& wanted = options.loss_scale;
   double scale = options.loss_scale_init;
   std::string given = fmt::format("`loss_scale_init` {}", scale);
-  if (wanted == "dynamic") {
+  if (wanted == "dynamic" || (wanted == "auto" && in_float16)) {
     mode_ = Mode::dynamic;
   } else if (wanted != "auto" && wanted != "none") {
     mode_ = Mode::fixed;

@@ -21,7 +21,8 @@ struct LossScaleState {
 class LossScaling {
  public:
   // Throws Error(usage) for options that don't fit.
-  explicit LossScaling(const Options& options);
+  // `in_float16`: some gradients are, so that they need it.
+  explicit LossScaling(const Options& options, bool in_float16 = false);
 
   bool is_on() const { return mode_ != Mode::none; }
   // At the beginning of a run, or where one goes on, perhaps with other options.

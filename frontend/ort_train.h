@@ -92,6 +92,17 @@ struct Options {
   std::string loss_scale = "auto";
   double loss_scale_init = 65536, loss_scale_growth = 2, loss_scale_backoff = 0.5;
   int64_t loss_scale_window = 2000;
+  // Mixed precision: products, convolutions and attention, and what only follows them, compute and store 16-bit numbers (bfloat16,
+  // float16); weights, their gradients, sums, statistics and losses are float32. `autocast_list` is a text file that changes which ops do:
+  // a line is the name of an op, or a pattern over names of nodes, and low, float32 or follow (the widest type of what they read).
+  // A model that comes in 16 bits computes in its own type, unless one of these says otherwise (fp32: all in float32); its weights are
+  // trained as float32, and written back in their own type.
+  bool bf16 = false, fp16 = false, fp32 = false;
+  std::string autocast_list{};
+  // The same as bf16, and the trained weights of two dimensions and more are bfloat16 themselves: two bytes a parameter less to keep and to
+  // stream. What an update leaves is rounded stochastically, by `seed`.
+  bool bf16_full = false;
+  bool tf32 = false;       // on GPUs that have it
   int64_t max_steps = -1;  // if positive, num_train_epochs is ignored
   double num_train_epochs = 3;
   int64_t gradient_accumulation_steps = 1;

@@ -94,6 +94,16 @@ const Options& Trainer::Impl::checked(const Options& options) {
     if (std::find(std::begin(kOptional), std::end(kOptional), pass) == std::end(kOptional))
       throw error(ErrorCode::usage, "`skip_passes` {}: no such pass can be left out; these can: {}", pass, fmt::join(kOptional, ", "));
   }
+  if (options.bf16_full && !make_optimizer(options.optim, options.optim_args).def->rounds) {
+    std::string others;
+    for (const OptimizerDef* def : all_optimizers()) {
+      if (def->rounds) others += fmt::format("{}{}", others.empty() ? "" : ", ", def->name);
+    }
+    throw error(ErrorCode::usage, "`bf16_full` keeps weights that `optim` {} can't round; these can: {} (or `bf16`)", options.optim,
+                others);
+  }
+  // Which list a 16-bit model may have is known when it has been read.
+  number_types(options, options.autocast_list.empty() ? DType::float32 : DType::bfloat16);
   if (!(options.learning_rate >= 0) || !std::isfinite(options.learning_rate))
     throw refuse("learning_rate", options.learning_rate, "has to be 0 or more");
   if (!(options.weight_decay >= 0)) throw refuse("weight_decay", options.weight_decay, "is negative");
@@ -123,6 +133,8 @@ OptimizerSpec Trainer::Impl::optimizer_spec(Deferral defer) const {
           .max_grad_norm = options.max_grad_norm,
           .clip_per_layer = options.clip_per_layer,
           .loss_scaling = scaling.is_on(),
+          .rounds = options.bf16_full,
+          .seed = options.seed,
           .accumulate = options.gradient_accumulation_steps > 1,
           .deferred = defer != Deferral::none};
 }
@@ -245,9 +257,17 @@ void Trainer::Impl::build_entries(Deferral defer) {
       const auto is_live = [&](NodeId id) { return imported.graph.node(id).op->traits.statistics == Statistics::batch; };
       if (options.gradient_accumulation_steps > 1 && std::any_of(nodes.begin(), nodes.end(), is_live))
         note("with gradient accumulation live BatchNormalization sees each micro-batch by itself: a step is not that of one large batch");
+      types = number_types(options, info.low);
+      scaling = LossScaling(options, types.low == DType::float16);
       model_read = true;
     }
+    first.precision = quiet.precision = types.low;
+    first.low_weights = quiet.low_weights = types.low_weights;
+    first.autocast = quiet.autocast = types.autocast;
     optimize_forward(imported.graph, is_first ? first : quiet);
+    for (Weight& weight : weights) {
+      if (const ValueId id = imported.graph.find_value(weight.parameter); id != kNone) weight.dtype = imported.graph.value(id).dtype;
+    }
     return forwards.emplace(batch, std::move(imported.graph)).first->second;
   };
 

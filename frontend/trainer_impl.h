@@ -29,6 +29,7 @@
 #include "frontend/log.h"
 #include "frontend/loss_scaling.h"
 #include "frontend/ort_train.h"
+#include "frontend/precision.h"
 #include "frontend/schedule.h"
 #include "offload/calibration.h"
 #include "offload/spill_disk.h"
@@ -200,11 +201,12 @@ struct Trainer::Impl {
   ModelInfo info;
   std::vector<Weight> weights;
   std::vector<std::unique_ptr<JobEntry>> entries;  // index = the program's entry
-  bool model_read = false;                         // weights and info are there
-  std::optional<Packs> packs;                      // of small weights, chosen for the first of these
-  std::map<int64_t, Graph> forwards;               // by batch, ready to be made into entries; while planning
-  std::vector<ParameterGroup> groups;              // by Value::group
-  std::vector<GroupReport> report_groups;          // the same
+  NumberTypes types;
+  bool model_read = false;                 // weights and info are there
+  std::optional<Packs> packs;              // of small weights, chosen for the first of these
+  std::map<int64_t, Graph> forwards;       // by batch, ready to be made into entries; while planning
+  std::vector<ParameterGroup> groups;      // by Value::group
+  std::vector<GroupReport> report_groups;  // the same
   int64_t class_count = 0;
   int64_t total_steps = 0;
   Schedule schedule;

@@ -107,7 +107,9 @@ void Trainer::Impl::set_number(size_t index, ValueId input, float number) {
 void Trainer::Impl::set_update(size_t index, const std::vector<ValueId>& scalars, ValueId loss_scale, const UpdateNumbers& update) {
   set_number(index, loss_scale, update.loss_scale);
   for (size_t group = 0; group < scalars.size(); ++group) {
-    const std::vector<float> numbers = optimizer.scalars(update.t, update.learning_rates.at(group));
+    std::vector<float> numbers = optimizer.scalars(update.t, update.learning_rates.at(group));
+    if (types.low_weights)
+      numbers.insert(numbers.end(), {static_cast<float>(update.t / kStepLow), static_cast<float>(update.t % kStepLow)});
     const auto to = place(index, scalars[group]);
     if (!to.empty()) std::memcpy(to.data(), numbers.data(), to.size());
   }
@@ -219,7 +221,10 @@ void Trainer::Impl::set_seed(size_t index, const JobEntry& entry, int64_t counte
 
 std::string Trainer::Impl::why_not_finite(const StepResult& result) const {
   if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return {};
-  return fmt::format("the loss is {}, the gradient norm {}: lower `learning_rate`, or warm up longer", result.loss, result.grad_norm);
+  const char* const what_to_do = types.low == DType::float16 && !scaling.is_on() && std::isfinite(result.loss)
+                                     ? "float16 holds no number beyond 65504: let `loss_scale` be dynamic, or use `bf16`"
+                                     : "lower `learning_rate`, or warm up longer";
+  return fmt::format("the loss is {}, the gradient norm {}: {}", result.loss, result.grad_norm, what_to_do);
 }
 
 Error Trainer::Impl::diverged(int64_t step, const std::string& why) const {

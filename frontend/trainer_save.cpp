@@ -45,18 +45,21 @@ int64_t bytes_in(const std::string& folder) {
   return bytes;
 }
 
-// Gradients, float32, without the loss scale.
-void write_unscaled(std::span<const std::byte> bytes, float loss_scale, int64_t offset, const ByteSink& sink) {
-  if (loss_scale == 1) return sink(offset, bytes);
-  const float inverse = inverse_loss_scale(loss_scale);
-  std::array<float, 4096> buffer;
+template <typename T> void write_divided(std::span<const std::byte> bytes, float inverse, int64_t offset, const ByteSink& sink) {
+  std::array<T, 4096> buffer;
   for (size_t done = 0; done < bytes.size();) {
     const size_t count = std::min(bytes.size() - done, sizeof(buffer));
     std::memcpy(buffer.data(), bytes.data() + done, count);
-    for (float& number : buffer) number *= inverse;
+    for (T& number : buffer) number = ort_train::store<T>(load(number) * inverse);
     sink(offset + static_cast<int64_t>(done), std::as_bytes(std::span(buffer)).first(count));
     done += count;
   }
+}
+
+// Gradients without the loss scale. They are float32, or of the 16 bits that the weight itself has.
+void write_unscaled(std::span<const std::byte> bytes, DType dtype, float loss_scale, int64_t offset, const ByteSink& sink) {
+  if (loss_scale == 1) return sink(offset, bytes);
+  (dtype == DType::bfloat16 ? write_divided<bfloat16> : write_divided<float>)(bytes, inverse_loss_scale(loss_scale), offset, sink);
 }
 
 }  // namespace
@@ -202,18 +205,32 @@ void Trainer::Impl::save_gradients(size_t index, const JobEntry& entry, float lo
     }
     accumulated[graph.value(parameter).name] = first;
   }
-  write_layouts(options.save_gradients, weights, [&](const std::string& name, const ByteSink& sink) {
+  std::vector<Weight> as_summed = weights;  // of the types that the gradients have
+  const auto type_of = [&](const std::string& slice) {
+    const auto sum = accumulated.find(slice);
+    const auto found = gradients.find(slice);
+    return sum != accumulated.end()   ? graph.value(graph.find_value(sum->second)).dtype
+           : found != gradients.end() ? graph.value(found->second).dtype
+                                      : DType::float32;
+  };
+  for (Weight& weight : as_summed) {
+    if (const std::vector<Slice> slices = slices_of(weight.parameter); !slices.empty()) weight.dtype = type_of(slices[0].name);
+  }
+  write_layouts(options.save_gradients, as_summed, [&](const std::string& name, const ByteSink& sink) {
     int64_t offset = 0;
     const std::vector<Slice> slices = slices_of(name);
+    const auto weight = std::find_if(weights.begin(), weights.end(), [&](const Weight& w) { return w.parameter == name; });
     for (const Slice& slice : slices) {
       const auto sum = accumulated.find(slice.name);
       const auto found = gradients.find(slice.name);
       if (sum == accumulated.end() && found == gradients.end()) return false;
       if (!sink) continue;
+      const DType dtype = type_of(slice.name);
+      const auto in_gradient = [&](int64_t bytes) { return static_cast<size_t>(bytes / size_of(weight->dtype) * size_of(dtype)); };
       const std::span<const std::byte> bytes =
           sum != accumulated.end() ? executor->persistent(sum->second) : executor->bytes(index, found->second);
-      write_unscaled(bytes.subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes)), loss_scale, offset, sink);
-      offset += slice.bytes;
+      write_unscaled(bytes.subspan(in_gradient(slice.offset), in_gradient(slice.bytes)), dtype, loss_scale, offset, sink);
+      offset += static_cast<int64_t>(in_gradient(slice.bytes));
     }
     return !slices.empty();
   });

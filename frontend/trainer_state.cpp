@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "frontend/budget.h"
+#include "frontend/element.h"
 #include "frontend/file.h"
 #include "frontend/machine.h"
 #include "frontend/memory.h"
@@ -23,6 +24,22 @@ const Persistent* find_persistent(const Program& program, std::string_view name)
     if (value.name == name) return &value;
   }
   return nullptr;
+}
+
+// Numbers of a file, in another type where the weight has one of its own.
+void read_weight(const FileRange& from, DType stored, DType wanted, std::span<std::byte> to) {
+  if (stored == wanted) return read_range(from, to);
+  constexpr int64_t kBlock = int64_t{1} << 18;  // elements
+  std::vector<std::byte> buffer;
+  FileRange range = from;
+  for (const int64_t end = from.offset + from.bytes; range.offset < end; range.offset += range.bytes) {
+    range.bytes = std::min(end - range.offset, kBlock * size_of(stored));
+    buffer.resize(static_cast<size_t>(range.bytes));
+    read_range(range, buffer);
+    const auto bytes = static_cast<size_t>(range.bytes / size_of(stored) * size_of(wanted));
+    round_floats(stored, buffer, wanted, to.first(bytes));
+    to = to.subspan(bytes);
+  }
 }
 
 // The constants are in the memory now; those that prepared kernels may look at stay.
@@ -160,15 +177,15 @@ void Trainer::Impl::load_weights() {
   for (const Weight& weight : weights) {
     const WeightPlace& from = weight.places.at(0);
     FileRange range = from.bytes;
+    const int64_t end = range.offset + range.bytes;
     for (const Slice& slice : slices_of(weight.parameter)) {
       const Persistent* value = find_persistent(program, slice.name);
-      require(value != nullptr && !from.transposed && from.dtype == value->type.dtype &&
-                  range.offset + slice.bytes <= from.bytes.offset + from.bytes.bytes,
+      range.bytes = slice.bytes / size_of(weight.dtype) * size_of(from.dtype);
+      require(value != nullptr && !from.transposed && value->type.dtype == weight.dtype && range.offset + range.bytes <= end,
               "a weight that is not stored as it is used");
-      range.bytes = slice.bytes;
       // Of a pack the rest stays what it is: other weights, or zeros.
       const auto whole = slice.bytes == value->type.bytes() ? executor->blank(slice.name) : executor->persistent(slice.name);
-      read_range(range, whole.subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes)));
+      read_weight(range, from.dtype, weight.dtype, whole.subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes)));
       executor->changed(slice.name);
       range.offset += range.bytes;
     }
@@ -207,6 +224,12 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
                                             {"data", std::filesystem::path(data.train->path()).filename().string()},
                                             {"instruction_set", __builtin_cpu_supports("x86-64-v4") ? "x86-64-v4" : "x86-64-v3"}};
   for (const OptimizerOption& option : optimizer.options()) result[std::string(option.name)] = text(optimizer.value(option.name));
+  if (types.low != DType::float32) result["precision"] = to_string(types.low);
+  if (!types.autocast.empty()) {
+    std::string rules;
+    for (const AutocastRule& rule : types.autocast) rules += fmt::format("{} {}\n", rule.name, static_cast<int>(rule.runs));
+    result["autocast_list"] = hex16(hash_bytes(std::as_bytes(std::span(rules))));
+  }
   if (!info.chosen.empty()) result["train_freeze"] = hex16(hash_bytes(std::as_bytes(std::span(info.chosen))));
   for (const auto& [name, size] : binding.shapes) result["shape " + name] = text(size);
   return result;

@@ -58,6 +58,10 @@ ValueId Builder::scalar_like(ValueId value, double number) {
       return constant(scalar_tensor(static_cast<float>(number)));
     case DType::float64:
       return constant(scalar_tensor(number));
+    case DType::float16:
+      return constant(scalar_tensor(to_float16(static_cast<float>(number))));
+    case DType::bfloat16:
+      return constant(scalar_tensor(to_bfloat16(static_cast<float>(number))));
     case DType::int64:
       return constant(scalar_tensor(to_integer<int64_t>(number)));
     case DType::int32:
@@ -76,16 +80,26 @@ ValueId Builder::transpose(ValueId value, std::vector<int64_t> permutation) {
   return emit("Transpose", {value}, {{"perm", std::move(permutation)}});
 }
 
-ValueId Builder::reduce_to(ValueId value, Shape target) {
+ValueId Builder::reduce_to(ValueId value, Shape target) { return reduce(value, std::move(target), dtype(value)); }
+
+ValueId Builder::reduce_like(ValueId value, ValueId like) { return reduce(value, shape(like), dtype(like)); }
+
+ValueId Builder::reduce(ValueId value, Shape target, DType to) {
   const Shape from = shape(value);
-  if (from == target) return value;
+  if (from == target) return cast(value, to);
   const size_t extra = from.size() - target.size();
   std::vector<int64_t> axes;
   for (size_t i = 0; i < from.size(); ++i) {
     if (i < extra || (target[i - extra] == 1 && from[i] != 1)) axes.push_back(static_cast<int64_t>(i));
   }
-  const ValueId sum = axes.empty() ? value : emit("ReduceSum", {value}, {{"axes", axes}, {"keepdims", int64_t{0}}});
-  return reshape(sum, target);
+  if (axes.empty()) return reshape(cast(value, to), target);
+  Attributes attributes{{"axes", axes}, {"keepdims", int64_t{0}}};
+  if (to != dtype(value)) set_type(attributes, kResultType, to);
+  return reshape(emit("ReduceSum", {value}, attributes), target);
+}
+
+ValueId Builder::cast(ValueId value, DType to) {
+  return dtype(value) == to ? value : emit("Cast", {value}, {{"to", static_cast<int64_t>(to)}});
 }
 
 ValueId Lowering::input(size_t i) const {

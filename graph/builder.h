@@ -46,6 +46,10 @@ class Builder {
   ValueId transpose(ValueId value, std::vector<int64_t> permutation);
   // Sums a broadcast gradient back to `shape` (itself where the shapes agree).
   ValueId reduce_to(ValueId value, Shape shape);
+  // The same, to the shape and the type of `like`: sums of 16-bit numbers are rounded to it once.
+  ValueId reduce_like(ValueId value, ValueId like);
+  // As elements of that type: itself, or a Cast of it.
+  ValueId cast(ValueId value, DType to);
 
   Graph& graph() { return graph_; }
   const Value& value(ValueId id) const { return graph_.value(id); }
@@ -53,6 +57,8 @@ class Builder {
   DType dtype(ValueId id) const { return graph_.value(id).dtype; }
 
  protected:
+  ValueId reduce(ValueId value, Shape shape, DType to);
+
   Graph& graph_;
   Stage stage_;
   NodeId before_ = kNone;
@@ -72,10 +78,14 @@ struct OnnxNode {
 
 class Lowering : public Builder {
  public:
-  Lowering(Graph& graph, const OnnxNode& node) : Builder(graph), node(node), results_(node.outputs, kNone) {}
+  // `widens`: 16-bit types stand for float32 (frontend/import.h).
+  Lowering(Graph& graph, const OnnxNode& node, bool widens = false)
+      : Builder(graph), node(node), widens_(widens), results_(node.outputs, kNone) {}
 
   const OnnxNode& node;
 
+  // What a type that the node's attributes name is in the graph.
+  DType type(DType named) const { return widens_ ? compute_type(named) : named; }
   uint32_t ordinal() const { return ordinal_; }  // of the node in the user's file
   bool has(size_t i) const { return i < node.inputs.size() && node.inputs[i] != kNone; }
   ValueId input(size_t i) const;                                        // throws Error(unsupported) where absent
@@ -100,6 +110,7 @@ class Lowering : public Builder {
 
  private:
   const Tensor& single(size_t i, std::string_view what) const;
+  const bool widens_;
   std::vector<ValueId> results_;
 };
 

@@ -52,6 +52,7 @@ struct Value {
   std::string owner{};                       // optimizer state, accumulators: the parameter that they belong to, by name
   std::string whole{};                       // parameters and state that are a range of a whole's bytes: its name; else empty
   int64_t whole_offset = 0;                  // the byte of the whole where it begins
+  uint32_t ordinal = 0;                      // parameters of 16 bits: of the whole in the model, by which its random numbers are found
   double fill = 0;                           // optimizer state: what each element begins as
 
   TensorType type() const { return {dtype, shape}; }

@@ -39,6 +39,12 @@ std::vector<TensorType> infer_types(const Graph& graph, const OpDef& op, const s
   }
 }
 
+DType get_type(const Attributes& attributes, std::string_view name, DType otherwise) {
+  return static_cast<DType>(attributes.between(name, 0, static_cast<int64_t>(DType::boolean), static_cast<int64_t>(otherwise)));
+}
+
+void set_type(Attributes& attributes, std::string_view name, DType type) { attributes.set(std::string(name), static_cast<int64_t>(type)); }
+
 std::vector<TensorType> infer_same_as_input(const InferContext& context) {
   return std::vector<TensorType>(context.outputs, context.input(0));
 }

@@ -109,6 +109,10 @@ int64_t view_offset(const Node& node);
 std::vector<TensorType> infer_types(const Graph& graph, const OpDef& op, const std::vector<ValueId>& inputs, const Attributes& attributes,
                                     size_t outputs, std::string_view node_name);
 
+// Attributes that are an element type, as a number. get_type throws Error(unsupported) where it is none.
+DType get_type(const Attributes& attributes, std::string_view name, DType otherwise);
+void set_type(Attributes& attributes, std::string_view name, DType type);
+
 // Shape rules that many ops share.
 std::vector<TensorType> infer_same_as_input(const InferContext& context);   // outputs[i] like inputs[0]
 std::vector<TensorType> infer_broadcast(const InferContext& context);       // NumPy broadcasting over all inputs, dtype of the first

@@ -39,12 +39,32 @@ struct Division {
   std::optional<PartNode> (*gradient)(const Graph&, const Node&, const RowRange& rows) = nullptr;
 };
 
+// In which type mixed precision runs an op (passes/mixed_precision.cpp), whose low type is float16 or bfloat16.
+enum class Precision : uint8_t {
+  follow,   // in the widest type of what it reads
+  low,      // in the low type: products, for whose speed all of this is
+  float32,  // in float32: what needs its range or adds up many numbers
+};
+
+// Attributes that are an element type (get_type and set_type in graph/op_def.h).
+inline constexpr const char* kResultType = "to";        // of output 0, where it isn't the one that follows from the inputs
+inline constexpr const char* kComputeType = "compute";  // what a product's wider operands are rounded to as it reads them
+
+struct PrecisionTraits {
+  Precision runs = Precision::follow;
+  uint32_t keeps_float32 = 0;   // a bit for each input that is float32 whatever the op runs in: biases, scales, statistics
+  bool rounds = false;          // has kComputeType: weights need no copy in the low type
+  bool chooses_result = false;  // has kResultType, float32 or the low type: a Cast of its result is its own affair
+};
+
 // What a normalisation takes mean and variance from, where that isn't each sample by itself.
 enum class Statistics : uint8_t {
   none,
   batch,    // of the batch: it needs several values for each of them
   running,  // parameters that stay as they are
 };
+
+inline constexpr PrecisionTraits kInFloat32{.runs = Precision::float32};
 
 struct OpTraits {
   // Output 0 has the numbers of input 0, under another shape or in another type: with input 0's own type it is input 0.
@@ -55,6 +75,7 @@ struct OpTraits {
   // Where `input` of a node is of indices into a parameter: how many rows they choose from. 0: it is something else.
   int64_t (*index_limit)(const Graph&, const Node&, size_t input) = nullptr;
   Division division{};
+  PrecisionTraits precision{};
 };
 
 }  // namespace ort_train

@@ -15,7 +15,8 @@ void emit_behind(Builder& builder, const std::vector<ValueId>& values);
 
 // Adds the norm of job.gradients as job.grad_norm.
 void build_norm(JobGraph& job, Stage stage);
-// Inputs for the optimizer's scalars, one for each parameter group: each has a learning rate of its own.
+// Inputs for the optimizer's scalars, one for each parameter group: each has a learning rate of its own. Behind them stands the step
+// where weights are rounded (exec/random.h).
 std::vector<ValueId> add_scalars(Graph& graph, const OptimizerSpec& spec, const char* name);
 // Of these nodes the one that comes first in the graph's order; kNone where none is in it.
 NodeId first_in_order(const Graph& graph, const std::vector<NodeId>& nodes);
@@ -23,7 +24,7 @@ NodeId first_in_order(const Graph& graph, const std::vector<NodeId>& nodes);
 ValueId add_loss_scale(Graph& graph, const OptimizerSpec& spec, const char* name);
 // What all updates of a step read.
 struct StepNumbers {
-  ValueId norm = kNone;  // of the gradients
+  ValueId norm = kNone;            // of the gradients
   std::vector<ValueId> scalars{};  // by group
   ValueId loss_scale = kNone;
   std::map<ValueId, ValueId> squares{};  // gradient -> sums of its squares, where they are there

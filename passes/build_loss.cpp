@@ -10,6 +10,7 @@
 #include "graph/builder.h"
 #include "graph/op_def.h"
 #include "passes/build.h"
+#include "passes/match.h"
 
 namespace ort_train {
 
@@ -43,6 +44,9 @@ void build_loss(JobGraph& job, const LossSpec& spec) {
                   graph.value(read).name);
     add_labels(DType::int64, Shape(type.shape.begin(), type.shape.end() - 1));
     const Attributes attributes{{"ignore_index", spec.ignore_index}};
+    // It computes in float32 from logits of 16 bits as from their float32 copy, without that.
+    const View view(graph);
+    if (const Node* cast = view.made_by(read, "Cast"); cast && is_half(graph.value(cast->inputs[0]).dtype)) read = cast->inputs[0];
     job.loss_sum = builder.emit_many("SoftmaxCrossEntropy", {read, job.labels}, attributes, 2)[0];
     job.count = builder.emit("CountLabels", {job.labels}, attributes);
   } else if (spec.kind == "mse") {

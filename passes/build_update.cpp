@@ -14,6 +14,7 @@
 
 #include <algorithm>
 
+#include "exec/random.h"
 #include "graph/builder.h"
 #include "passes/build.h"
 
@@ -47,7 +48,7 @@ void build_norm(JobGraph& job, Stage stage) {
 }
 
 std::vector<ValueId> add_scalars(Graph& graph, const OptimizerSpec& spec, const char* name) {
-  const auto count = static_cast<int64_t>(spec.optimizer.def->scalar_count);
+  const int64_t count = static_cast<int64_t>(spec.optimizer.def->scalar_count) + (spec.rounds ? kStepNumbers : 0);
   std::vector<ValueId> scalars;
   for (size_t group = 0; group < spec.groups.size(); ++group) {
     const std::string of_group = group == 0 ? std::string(name) : fmt::format("{}.{}", name, group);
@@ -145,6 +146,16 @@ ValueId emit_factor_of(Builder& builder, const OptimizerSpec& spec, const StepNu
   return emit_factor(builder, spec, step, builder.emit("GlobalNorm", squares));
 }
 
+// How an update rounds a weight of 16 bits.
+void set_rounding(Graph& graph, const OptimizerSpec& spec, ValueId parameter, ValueId updated) {
+  const Value& of = graph.value(parameter);
+  if (!is_half(of.dtype)) return;
+  Attributes& attributes = graph.node(graph.value(updated).producer).attributes;
+  attributes.set("seed", static_cast<int64_t>(spec.seed));
+  attributes.set("ordinal", int64_t{of.ordinal});
+  attributes.set("first", of.whole_offset / size_of(of.dtype));
+}
+
 }  // namespace
 
 std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec, const std::map<ValueId, ValueId>& gradients,
@@ -174,7 +185,10 @@ std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec,
     update.weight_decay = spec.groups.at(first.group).decay(spec.weight_decay, first.shape);
     add_states(graph, update);
     const std::vector<ValueId> results = spec.optimizer.def->update(update);
-    for (size_t i = 0; i < parameters.size(); ++i) updated[parameters[i]] = results.at(i);
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      updated[parameters[i]] = results.at(i);
+      set_rounding(graph, spec, parameters[i], results.at(i));
+    }
   };
   for (const std::vector<ValueId>& weight : weights_of(graph, gradients)) {
     if (per_layer) factor = emit_factor_of(builder, spec, step, weight, gradients, before);

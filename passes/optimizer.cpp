@@ -122,7 +122,7 @@ double Optimizer::value(std::string_view option) const {
 }
 
 std::vector<StateDef> Optimizer::states(const Value& parameter) const {
-  std::vector<StateDef> all = def->states(*this, parameter.type());
+  std::vector<StateDef> all = def->states(*this, {compute_type(parameter.dtype), parameter.shape});
   for (StateDef& state : all) {
     if (quantized && parameter.quantized_state && state.quantized) state.type.dtype = *state.quantized;
   }

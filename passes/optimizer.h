@@ -134,6 +134,7 @@ struct OptimizerDef {
   std::vector<StateDef> (*states)(const Optimizer&, const TensorType& parameter) = nullptr;
   // Emits the update; returns what each part is after it.
   std::vector<ValueId> (*update)(UpdateBuilder&) = nullptr;
+  bool rounds = false;  // its update can leave bfloat16 weights, rounded stochastically
   // What a state label has behind the name, where options decide what is kept. Null: nothing.
   std::string_view (*variant)(const Optimizer&) = nullptr;
   // What is wrong with options that don't go together: "`nesterov` goes with `momentum`". Empty: nothing. Null: all do.

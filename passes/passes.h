@@ -10,12 +10,19 @@
 #include <vector>
 
 #include "graph/builder.h"
+#include "graph/op_traits.h"
 #include "passes/optimizer.h"
 
 namespace ort_train {
 
 // The parameters that go together, by name (passes/pack_weights.h).
 using Packs = std::vector<std::vector<std::string>>;
+
+// What the user says of an op, by an ONNX name or an internal one, or of nodes, by a pattern over their names in the user's model.
+struct AutocastRule {
+  std::string name;
+  Precision runs = Precision::follow;
+};
 
 struct PassOptions {
   std::vector<std::string> skip;                                                       // passes by name
@@ -25,13 +32,18 @@ struct PassOptions {
   int64_t part_rows = 0;                   // 0: parts begin where that changes no bit; else at multiples of so many rows
   Optimizer optimizer{};                   // whose updates will come: says where parts may begin; none: anywhere
   Packs packs;                             // small weights that are packed; the same in all entries of a job
-  Folder folder;                           // folds what passes emit on constants; null: nothing is folded
+  // Mixed precision: the low type, float16 or bfloat16; float32: none. Of the rules, the last that fits a node counts.
+  DType precision = DType::float32;
+  bool low_weights = false;  // trained matrices and higher tensors are stored in it, too, instead of float32
+  std::vector<AutocastRule> autocast;
+  Folder folder;  // folds what passes emit on constants; null: nothing is folded
 };
 
 bool simplify(Graph& graph, const PassOptions& options);
 bool fuse_normalization(Graph& graph, const PassOptions& options);
 bool fuse_gelu(Graph& graph, const PassOptions& options);
 bool fuse_attention(Graph& graph, const PassOptions& options);
+bool mixed_precision(Graph& graph, const PassOptions& options);
 bool leave_training(Graph& graph, const PassOptions& options);
 bool mark_quantized_state(Graph& graph, const PassOptions& options);
 bool early_updates(Graph& graph, const PassOptions& options);

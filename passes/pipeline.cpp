@@ -51,7 +51,8 @@ void optimize_forward(Graph& forward, const PassOptions& options) {
   run("fuse_normalization", fuse_normalization);  // before fuse_gelu: its Mul and Add are not a GELU's
   run("fuse_gelu", fuse_gelu);
   run("fuse_attention", fuse_attention);
-  run("simplify_again", simplify);                    // fuse_attention leaves transposes that meet others
+  run("simplify_again", simplify);          // fuse_attention leaves transposes that meet others
+  run("mixed_precision", mixed_precision);  // after the fusions: what is one node needs no Casts inside; before gradients: they cast back
   run("mark_quantized_state", mark_quantized_state);  // like mark_parts it asks what the uses of a weight are
   run("mark_parts", mark_parts);                      // last
   rename_outputs(forward, names);
@@ -124,12 +125,16 @@ struct State {
   ValueId before = kNone, after = kNone;
 };
 
-// Hands `value` to a persistent value of its type, by one node of the op.
+// Hands `value` to a persistent value, by one node of the op.
 State add_to_state(Builder& builder, const char* op, const std::string& name, const std::string& owner, ValueId value) {
   Graph& graph = builder.graph();
-  const Value& from = graph.value(value);
-  const ValueId place =
-      graph.add_value({.name = name, .dtype = from.dtype, .shape = from.shape, .kind = ValueKind::accumulator, .owner = owner});
+  const TensorType from = graph.value(value).type();
+  const bool adds = op_named(op).overwrites == false;  // many numbers of 16 bits are added up in float32
+  const ValueId place = graph.add_value({.name = name,
+                                         .dtype = adds ? compute_type(from.dtype) : from.dtype,
+                                         .shape = from.shape,
+                                         .kind = ValueKind::accumulator,
+                                         .owner = owner});
   const ValueId after = builder.emit(op, {place, value});
   graph.value(after).kind = ValueKind::accumulator;
   return {.before = place, .after = after};

@@ -73,7 +73,8 @@ class Splitter {
                  .quantized_state = whole.quantized_state,
                  .group = whole.group,
                  .whole = whole.name,
-                 .whole_offset = whole.bytes() / whole.shape[0] * first};
+                 .whole_offset = whole.bytes() / whole.shape[0] * first,
+                 .ordinal = whole.ordinal};
       part.shape[0] = rows.count;
       const std::string name = part.name;
       parts_.push_back({.value = graph.add_value(std::move(part)), .rows = rows});

@@ -1,6 +1,9 @@
 // Cases of the op test table: softmax, layer and RMS normalisation.
 
+#include <fmt/format.h>
+
 #include <limits>
+#include <string_view>
 
 #include "tests/op_cases.h"
 
@@ -129,6 +132,45 @@ void layer_cases(std::vector<OpCase>& cases) {
                    .op = "LayerNormalizationGrad",
                    .attributes = last,
                    .inputs = {random({5, 37}), random({5, 37}), random({37}), statistic(random({5, 1})), statistic(random({5, 1}))}});
+  // As mixed precision has them: scale and bias of float32, y of 16 bits where x is float32.
+  const auto wide = [](OpInput input) { return statistic(std::move(input)); };
+  for (const Shape& x : {Shape{5, 37}, Shape{300, 20}}) {
+    const Shape row{x[1]}, rows{x[0], 1};
+    cases.push_back({.name = fmt::format("wide_scale_{}", x[0]),
+                     .op = "LayerNormalization",
+                     .attributes = last,
+                     .inputs = {random(x, -1, 3), wide(random(row, 0.5, 1.5)), wide(random(row))},
+                     .outputs = 3,
+                     .project = {0}});
+    cases.push_back({.name = fmt::format("wide_scale_{}", x[0]),
+                     .op = "RMSNormalization",
+                     .attributes = last,
+                     .inputs = {random(x, -1, 3), wide(random(row, 0.5, 1.5))},
+                     .outputs = 2,
+                     .project = {0}});
+    cases.push_back({.name = fmt::format("wide_scale_{}", x[0]),
+                     .op = "LayerNormalizationGrad",
+                     .attributes = last,
+                     .inputs = {random(x), random(x, -1, 3), wide(random(row, 0.5, 1.5)), statistic(random(rows, 0.9, 1.1)),
+                                statistic(random(rows, 0.8, 1))},
+                     .outputs = 3});
+    cases.push_back({.name = fmt::format("wide_scale_{}", x[0]),
+                     .op = "RMSNormalizationGrad",
+                     .attributes = last,
+                     .inputs = {random(x), random(x, -1, 3), wide(random(row, 0.5, 1.5)), statistic(random(rows, 0.6, 0.7))},
+                     .outputs = 2});
+  }
+  for (const char* op : {"LayerNormalization", "RMSNormalization"}) {
+    const bool layer = std::string_view(op) == "LayerNormalization";
+    cases.push_back({.name = "to_bfloat16",
+                     .op = op,
+                     .attributes = {{"to", static_cast<int64_t>(DType::bfloat16)}},
+                     .inputs = {random({5, 37}, -1, 3), random({37}, 0.5, 1.5)},
+                     .outputs = layer ? size_t{3} : size_t{2},
+                     .tolerance = 0x1p-8,
+                     .gradient = false,
+                     .attributes64 = Attributes{}});
+  }
   cases.push_back({.name = "constant_row",
                    .op = "LayerNormalization",
                    .attributes = {{"epsilon", 0.25f}},

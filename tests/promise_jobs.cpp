@@ -242,6 +242,29 @@ std::vector<PromiseJob> promise_jobs(const TestFolder& folder, const std::string
     o.batch_norm = "frozen";
     o.max_grad_norm = 0;
   });
+  // In mixed precision, and with 16-bit weights.
+  text("char-gpt, bf16", 3, [&](Options& o) {
+    o.bf16 = true;
+    accumulating(o);
+  });
+  vectors("perceptron, bf16", 16, 3, [](Options& o) { o.bf16 = true; });
+  vectors("perceptron, fp16, adafactor", 16, 3, [](Options& o) {
+    o.fp16 = true;
+    o.optim = "adafactor";
+  });
+  vectors("perceptron, bf16 weights", 16, 4, [&](Options& o) {
+    o.bf16_full = true;
+    evaluated(o);
+  });
+  gpt2("gpt2 of dynamo, bf16 weights, accumulating", "gpt2-dynamo-20-sdpa-odd", 2, [&](Options& o) {
+    o.bf16_full = true;
+    accumulating(o);
+  });
+  bert("bert of torchscript, dropout, bf16", "dropout/bert-torchscript-17", data.masked, 64, 3, [](Options& o) { o.bf16 = true; });
+  add("residual cnn, bf16", residual, data.images, 32, 4, [&](Options& o) {
+    o.bf16 = true;
+    evaluated(o);
+  });
   add("running statistics that leave the memory", wide, data.wide, 8, 2, both);
   return jobs;
 }

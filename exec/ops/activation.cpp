@@ -107,8 +107,14 @@ void lower_prelu(Lowering& l) {  // max(x, 0) - slope * max(-x, 0); the slope br
 }
 void lower_quick_gelu(Lowering& l) { l.pass_on("Swish", {{"alpha", l.node.attributes.get("alpha", 1.702f)}}); }
 
-constexpr OpDef activation(std::string_view name, int standard, void (*gradient)(const Node&, GradientBuilder&), List<OnnxForm, 6> forms) {
-  return {.name = name, .onnx = forms, .infer = infer_same_as_input, .gradient = gradient, .standard = standard};
+constexpr OpDef activation(std::string_view name, int standard, void (*gradient)(const Node&, GradientBuilder&), List<OnnxForm, 6> forms,
+                           PrecisionTraits precision = {}) {
+  return {.name = name,
+          .onnx = forms,
+          .infer = infer_same_as_input,
+          .gradient = gradient,
+          .traits = {.precision = precision},
+          .standard = standard};
 }
 
 }  // namespace
@@ -147,7 +153,8 @@ constexpr OpDef kSoftplus = activation("Softplus", 22, gradient_from_input,
                                        {{.domain = "", .name = "Softplus", .since = 1},
                                         {.domain = "", .name = "Mish", .since = 18, .lower = lower_mish},
                                         {.domain = "", .name = "Softsign", .since = 1, .lower = lower_softsign},
-                                        {.domain = "", .name = "ThresholdedRelu", .since = 10, .lower = lower_thresholded_relu}});
+                                        {.domain = "", .name = "ThresholdedRelu", .since = 10, .lower = lower_thresholded_relu}},
+                                       kInFloat32);
 constexpr Kernel kSoftplusKernel = unary_kernel_of(unary<SoftplusOf>, elementwise_cost<45>);
 constexpr OpDef kSoftplusGrad = slope_op("SoftplusGrad");
 constexpr Kernel kSoftplusGradKernel = slope_kernel(unary_slope<SoftplusOf>, elementwise_cost<23>);

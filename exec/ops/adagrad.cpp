@@ -36,7 +36,7 @@ constexpr OpDef kAdagrad{
     .writes = kElementUpdateWrites,
 };
 constexpr Kernel kAdagradKernel{
-    .types = kWide,
+    .types = kUpdated,
     .cost = element_update_cost<10>,
     .prepare = prepare_element_update<AdagradRule>,
 };

@@ -51,7 +51,7 @@ constexpr OpDef kAdamW{
     .writes = kElementUpdateWrites,
 };
 constexpr Kernel kAdamWKernel{
-    .types = kWide,
+    .types = kUpdated,
     .cost = element_update_cost<15>,
     .prepare = prepare_element_update<AdamWRule>,
 };
@@ -62,7 +62,7 @@ constexpr OpDef kAdam{
     .writes = kElementUpdateWrites,
 };
 constexpr Kernel kAdamKernel{
-    .types = kWide,
+    .types = kUpdated,
     .cost = element_update_cost<16>,
     .prepare = prepare_element_update<AdamRule>,
 };

@@ -245,6 +245,7 @@ constexpr OpDef kAttention{
     .onnx = {{.domain = "", .name = "Attention", .since = 23, .lower = lower_attention}},
     .infer = infer_attention,
     .gradient = gradient,
+    .traits = {.precision = {.runs = Precision::low, .keeps_float32 = 0b1000}},
 };
 constexpr Kernel kAttentionKernel{
     .types = kWide | kMixed,

@@ -19,6 +19,7 @@
 // 1,024 elements in 32 lanes; blocks, samples and pieces are added in double.
 
 #include <array>
+#include <utility>
 
 #include "exec/lanes.h"
 #include "exec/normalization.h"
@@ -101,13 +102,13 @@ template <int K> double total(const Layout& l, const double* sums, int64_t chann
 
 template <typename T> T inverse_deviation(T variance, T epsilon) { return T(1) / math::sqrt(variance + epsilon); }
 
-template <typename T> void normalize_plane(const T* x, T* y, int64_t n, T mean, T factor, T bias) {
+template <typename T, typename C = Compute<T>> void normalize_plane(const T* x, T* y, int64_t n, C mean, C factor, C bias) {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) y[i] = math::fma(x[i] - mean, factor, bias);
+  for (int64_t i = 0; i < n; ++i) y[i] = store<T>(math::fma(load(x[i]) - mean, factor, bias));
 }
 
-template <typename T>
-void normalize(const Layout& l, const T* x, const T* scale, const T* bias, const T* mean, const T* variance, T epsilon, T* y,
+template <typename T, typename C = Compute<T>>
+void normalize(const Layout& l, const T* x, const C* scale, const C* bias, const C* mean, const C* variance, C epsilon, T* y,
                Workers& workers) {
   workers.parallel_blocks(l.samples * l.channels, l.planes_per_task(), [&](int64_t begin, int64_t end) {
     for (int64_t plane = begin; plane < end; ++plane) {
@@ -117,67 +118,120 @@ void normalize(const Layout& l, const T* x, const T* scale, const T* bias, const
   });
 }
 
+// A number for each channel (scales, statistics), which is float32 or as x is: in the type that all is computed in, copied to the
+// workspace where it isn't stored so.
+template <typename C> class ChannelNumbers {
+ public:
+  static int64_t bytes(const KernelSpec& spec, int64_t channels) {
+    int64_t halves = 0;
+    for (const TensorType& input : spec.inputs) halves += is_half(input.dtype) && input.shape.size() == 1;
+    return halves * line(channels);
+  }
+  ChannelNumbers(const KernelSpec& spec, int64_t channels) : channels_(channels) {
+    for (const TensorType& input : spec.inputs) types_.push_back(input.dtype);
+  }
+  // The next one goes to `at`, which moves on.
+  const C* get(const KernelArgs& args, size_t input, std::byte*& at) const {
+    if (!is_half(types_[input])) return args.in<C>(input);
+    C* const copy = reinterpret_cast<C*>(std::exchange(at, at + line(channels_)));
+    const auto widen = [&](const auto* from) {
+      for (int64_t c = 0; c < channels_; ++c) copy[c] = static_cast<C>(load(from[c]));
+    };
+    types_[input] == DType::float16 ? widen(args.in<float16>(input)) : widen(args.in<bfloat16>(input));
+    return copy;
+  }
+
+ private:
+  static int64_t line(int64_t channels) { return (channels * int64_t{sizeof(C)} + 63) / 64 * 64; }
+  int64_t channels_;
+  std::vector<DType> types_;
+};
+
+// of(c), the number of channel c, to an output of that type.
+template <typename Of> void put_channels(const KernelArgs& args, size_t output, DType dtype, int64_t channels, const Of& of) {
+  for_type(Floats{}, dtype, [&]<typename S>() {
+    for (int64_t c = 0; c < channels; ++c) args.out<S>(output)[c] = store<S>(static_cast<Compute<S>>(of(c)));
+  });
+}
+
 KernelRun frozen(const KernelSpec& spec) {
-  return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
-    return [l = layout_of(spec.inputs[0].shape), epsilon = T(spec.attributes.get("epsilon", kUsualEpsilon))](const KernelArgs& args) {
-      normalize(l, args.in<T>(0), args.in<T>(1), args.in<T>(2), args.in<T>(3), args.in<T>(4), epsilon, args.out<T>(0), args.workers());
+  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    using C = Compute<T>;
+    const Layout l = layout_of(spec.inputs[0].shape);
+    return [l, numbers = ChannelNumbers<C>(spec, l.channels),
+            epsilon = C(spec.attributes.get("epsilon", kUsualEpsilon))](const KernelArgs& args) {
+      std::byte* at = args.workspace;
+      const C *const scale = numbers.get(args, 1, at), *const bias = numbers.get(args, 2, at), *const mean = numbers.get(args, 3, at),
+                     *const variance = numbers.get(args, 4, at);
+      normalize(l, args.in<T>(0), scale, bias, mean, variance, epsilon, args.out<T>(0), args.workers());
     };
   });
 }
 
 KernelRun live(const KernelSpec& spec) {
-  return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
-    return [l = layout_of(spec.inputs[0].shape), epsilon = T(spec.attributes.get("epsilon", kUsualEpsilon))](const KernelArgs& args) {
+  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    using C = Compute<T>;
+    const Layout l = layout_of(spec.inputs[0].shape);
+    return [l, numbers = ChannelNumbers<C>(spec, l.channels),
+            epsilon = C(spec.attributes.get("epsilon", kUsualEpsilon))](const KernelArgs& args) {
       const T* const x = args.in<T>(0);
-      T *const mean = args.out<T>(1), *const variance = args.out<T>(2);
+      C *const mean = args.out<C>(1), *const variance = args.out<C>(2);
       auto* const sums = reinterpret_cast<double*>(args.workspace);
+      std::byte* at = args.workspace + sums_bytes<1>(l);
+      const C *const scale = numbers.get(args, 1, at), *const bias = numbers.get(args, 2, at);
       const double count = static_cast<double>(std::max<int64_t>(1, l.count()));
-      sum_channels<1>(l, args.workers(), sums, [&](int64_t, int64_t at, int64_t n) {
-        const T* const from = x + at;
-        return std::array<double, 1>{static_cast<double>(sum_row<T>(n, [&](T lane, int64_t i) { return lane + from[i]; }))};
+      sum_channels<1>(l, args.workers(), sums, [&](int64_t, int64_t begin, int64_t n) {
+        const T* const from = x + begin;
+        return std::array<double, 1>{static_cast<double>(sum_row<T>(n, [&](C lane, int64_t i) { return lane + load(from[i]); }))};
       });
-      for (int64_t c = 0; c < l.channels; ++c) mean[c] = static_cast<T>(total<1>(l, sums, c, 0) / count);
-      sum_channels<1>(l, args.workers(), sums, [&](int64_t c, int64_t at, int64_t n) {
-        const T* const from = x + at;
-        const T middle = mean[c];
-        return std::array<double, 1>{static_cast<double>(sum_row<T>(n, [&](T lane, int64_t i) {
-          const T d = from[i] - middle;
+      for (int64_t c = 0; c < l.channels; ++c) mean[c] = static_cast<C>(total<1>(l, sums, c, 0) / count);
+      sum_channels<1>(l, args.workers(), sums, [&](int64_t c, int64_t begin, int64_t n) {
+        const T* const from = x + begin;
+        const C middle = mean[c];
+        return std::array<double, 1>{static_cast<double>(sum_row<T>(n, [&](C lane, int64_t i) {
+          const C d = load(from[i]) - middle;
           return math::fma(d, d, lane);
         }))};
       });
-      for (int64_t c = 0; c < l.channels; ++c) variance[c] = static_cast<T>(total<1>(l, sums, c, 0) / count);
-      normalize(l, x, args.in<T>(1), args.in<T>(2), mean, variance, epsilon, args.out<T>(0), args.workers());
+      for (int64_t c = 0; c < l.channels; ++c) variance[c] = static_cast<C>(total<1>(l, sums, c, 0) / count);
+      normalize(l, x, scale, bias, mean, variance, epsilon, args.out<T>(0), args.workers());
     };
   });
 }
 
 // --- gradient -------------------------------------------------------------------------------------------------------------------------
 
-template <typename T> void gradient_plane(const T* dy, const T* x, T* dx, int64_t n, T mean, T factor, T of_one, T of_deviation) {
+template <typename T, typename C = Compute<T>>
+void gradient_plane(const T* dy, const T* x, T* dx, int64_t n, C mean, C factor, C of_one, C of_deviation) {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) dx[i] = factor * (dy[i] - math::fma(x[i] - mean, of_deviation, of_one));
+  for (int64_t i = 0; i < n; ++i) dx[i] = store<T>(factor * (load(dy[i]) - math::fma(load(x[i]) - mean, of_deviation, of_one)));
 }
-template <typename T> void scaled_plane(const T* dy, T* dx, int64_t n, T factor) {
+template <typename T> void scaled_plane(const T* dy, T* dx, int64_t n, Compute<T> factor) {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) dx[i] = factor * dy[i];
+  for (int64_t i = 0; i < n; ++i) dx[i] = store<T>(factor * load(dy[i]));
 }
 
 bool is_live(const Attributes& attributes) { return attributes.get("live", 0) != 0; }
 bool needs_sums(const KernelSpec& spec) { return is_live(spec.attributes) || spec.outputs.size() > 1; }
 
 KernelRun backward(const KernelSpec& spec) {
-  return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
-    return [l = layout_of(spec.inputs[1].shape), epsilon = T(spec.attributes.get("epsilon", kUsualEpsilon)),
-            live = is_live(spec.attributes), summed = needs_sums(spec), outputs = spec.outputs.size()](const KernelArgs& args) {
-      const T *dy = args.in<T>(0), *x = args.in<T>(1), *scale = args.in<T>(2), *mean = args.in<T>(3), *variance = args.in<T>(4);
+  return for_type(Floats{}, spec.inputs[1].dtype, [&]<typename T>() -> KernelRun {
+    using C = Compute<T>;
+    const Layout l = layout_of(spec.inputs[1].shape);
+    return [l, numbers = ChannelNumbers<C>(spec, l.channels), epsilon = C(spec.attributes.get("epsilon", kUsualEpsilon)),
+            live = is_live(spec.attributes), summed = needs_sums(spec), outputs = spec.outputs.size(),
+            of_scale = spec.inputs[2].dtype](const KernelArgs& args) {
+      const T *const dy = args.in<T>(0), *const x = args.in<T>(1);
       auto* const sums = reinterpret_cast<double*>(args.workspace);  // of dy and dy * (x - mean)
+      std::byte* at = args.workspace + (summed ? sums_bytes<2>(l) : 0);
+      const C *const scale = numbers.get(args, 2, at), *const mean = numbers.get(args, 3, at), *const variance = numbers.get(args, 4, at);
       if (summed) {
-        sum_channels<2>(l, args.workers(), sums, [&](int64_t c, int64_t at, int64_t n) {
-          const T *const d = dy + at, *const from = x + at;
-          const T middle = mean[c];
-          const TwoSums<T> two = sum_row_twice<T>(n, [&](T& of_dy, T& of_product, int64_t i) {
-            of_dy += d[i];
-            of_product = math::fma(d[i], from[i] - middle, of_product);
+        sum_channels<2>(l, args.workers(), sums, [&](int64_t c, int64_t begin, int64_t n) {
+          const T *const d = dy + begin, *const from = x + begin;
+          const C middle = mean[c];
+          const TwoSums<C> two = sum_row_twice<T>(n, [&](C& of_dy, C& of_product, int64_t i) {
+            of_dy += load(d[i]);
+            of_product = math::fma(load(d[i]), load(from[i]) - middle, of_product);
           });
           return std::array<double, 2>{static_cast<double>(two.first), static_cast<double>(two.second)};
         });
@@ -187,29 +241,32 @@ KernelRun backward(const KernelSpec& spec) {
         }
       }
       if (outputs > 1) {
-        for (int64_t c = 0; c < l.channels; ++c)
-          args.out<T>(1)[c] = static_cast<T>(sums[2 * c + 1] * static_cast<double>(inverse_deviation(variance[c], epsilon)));
+        put_channels(args, 1, of_scale, l.channels,
+                     [&](int64_t c) { return sums[2 * c + 1] * static_cast<double>(inverse_deviation(variance[c], epsilon)); });
       }
-      if (outputs > 2) {
-        for (int64_t c = 0; c < l.channels; ++c) args.out<T>(2)[c] = static_cast<T>(sums[2 * c]);
-      }
+      if (outputs > 2) put_channels(args, 2, of_scale, l.channels, [&](int64_t c) { return sums[2 * c]; });
       T* const dx = args.out<T>(0);
       const double count = static_cast<double>(std::max<int64_t>(1, l.count()));
       args.workers().parallel_blocks(l.samples * l.channels, l.planes_per_task(), [&](int64_t begin, int64_t end) {
         for (int64_t plane = begin; plane < end; ++plane) {
-          const int64_t c = plane % l.channels, at = plane * l.size;
-          const T inverse = inverse_deviation(variance[c], epsilon), factor = inverse * scale[c];
+          const int64_t c = plane % l.channels, first = plane * l.size;
+          const C inverse = inverse_deviation(variance[c], epsilon), factor = inverse * scale[c];
           if (!live) {
-            scaled_plane(dy + at, dx + at, l.size, factor);
+            scaled_plane(dy + first, dx + first, l.size, factor);
             continue;
           }
           const double of_deviation = sums[2 * c + 1] / count * static_cast<double>(inverse) * static_cast<double>(inverse);
-          gradient_plane(dy + at, x + at, dx + at, l.size, mean[c], factor, static_cast<T>(sums[2 * c] / count),
-                         static_cast<T>(of_deviation));
+          gradient_plane(dy + first, x + first, dx + first, l.size, mean[c], factor, static_cast<C>(sums[2 * c] / count),
+                         static_cast<C>(of_deviation));
         }
       });
     };
   });
+}
+
+template <int K> int64_t workspace_of(const KernelSpec& spec, bool summed) {
+  const Layout l = layout_of(spec.outputs[0].shape);
+  return (summed ? sums_bytes<K>(l) : 0) + ChannelNumbers<float>::bytes(spec, l.channels);
 }
 
 ValueId by_channel(GradientBuilder& g, ValueId value, const Shape& x) {  // (C) -> (C, 1, 1)
@@ -233,10 +290,11 @@ void emit_gradient(GradientBuilder& g, const Node& node, ValueId mean, ValueId v
   const Shape shape = g.shape(x);
   const double share = 1 / static_cast<double>(std::max<int64_t>(1, layout_of(shape).count()));
   if (live && g.has_output_gradient(1))
-    dx = g.emit("Add", {dx, by_channel(g, g.emit("Mul", {g.output_gradient(1), g.scalar_like(x, share)}), shape)});
+    dx = g.emit("Add", {dx, by_channel(g, g.cast(g.emit("Mul", {g.output_gradient(1), g.scalar_like(mean, share)}), g.dtype(x)), shape)});
   if (live && g.has_output_gradient(2)) {
-    const ValueId slope = by_channel(g, g.emit("Mul", {g.output_gradient(2), g.scalar_like(x, 2 * share)}), shape);
-    dx = g.emit("Add", {dx, g.emit("Mul", {g.emit("Sub", {x, by_channel(g, mean, shape)}), slope})});
+    const ValueId slope =
+        by_channel(g, g.cast(g.emit("Mul", {g.output_gradient(2), g.scalar_like(variance, 2 * share)}), g.dtype(x)), shape);
+    dx = g.emit("Add", {dx, g.emit("Mul", {g.emit("Sub", {x, by_channel(g, g.cast(mean, g.dtype(x)), shape)}), slope})});
   }
   g.input_gradient(0, dx);
 }
@@ -317,8 +375,9 @@ void lower(Lowering& l) {
   const float momentum = l.node.attributes.get("momentum", kUsualMomentum);
   const std::vector<ValueId> results = l.emit_many("LiveBatchNormalization", {x, l.input(1), l.input(2)}, attributes, 3);
   for (size_t i = 1; i < std::min<size_t>(3, l.node.outputs); ++i) {  // rare: something reads what they become, before they do
-    const ValueId kept = l.emit("Mul", {running[i - 1], l.scalar_like(x, momentum)});
-    l.output(i, l.emit("Add", {kept, l.emit("Mul", {results[i], l.scalar_like(x, 1 - double{momentum})})}));
+    const ValueId kept = l.emit("Mul", {running[i - 1], l.scalar_like(running[i - 1], momentum)});
+    const ValueId taken = l.emit("Mul", {results[i], l.scalar_like(results[i], 1 - double{momentum})});
+    l.output(i, l.emit("Add", {kept, l.cast(taken, l.dtype(kept))}));
   }
   const std::vector<ValueId> changed =
       l.emit_many("RunningStatistics", {running[0], running[1], results[1], results[2]}, {{"momentum", momentum}}, 2);
@@ -337,14 +396,14 @@ constexpr OpDef kBatchNormalization{
     },
     .gradient = frozen_gradient,
     .hint = "`untie` gives each use of a merged tensor one of its own; `batch_norm` chooses what is live",
-    .traits = {.statistics = Statistics::running},
+    .traits = {.statistics = Statistics::running, .precision = {.keeps_float32 = 0b11110}},
     .standard = 15,
 };
 constexpr Kernel kBatchNormalizationKernel{
-    .types = kWide,
-    .halves_by_float32 = true,
+    .types = kFloating,
     .in_place = {{.output = 0, .input = 0}},
     .cost = elementwise_cost<3>,
+    .workspace = [](const KernelSpec& spec) { return Workspace{.shared = workspace_of<1>(spec, false)}; },
     .prepare = frozen,
 };
 
@@ -357,14 +416,13 @@ constexpr OpDef kLiveBatchNormalization{
       return {x, statistics, statistics};
     },
     .gradient = live_gradient,
-    .traits = {.statistics = Statistics::batch},
+    .traits = {.statistics = Statistics::batch, .precision = {.keeps_float32 = 0b110}},
 };
 constexpr Kernel kLiveBatchNormalizationKernel{
-    .types = kWide,
-    .halves_by_float32 = true,
+    .types = kFloating,
     .in_place = {{.output = 0, .input = 0}},
     .cost = elementwise_cost<8>,
-    .workspace = [](const KernelSpec& spec) { return Workspace{.shared = sums_bytes<1>(layout_of(spec.inputs[0].shape))}; },
+    .workspace = [](const KernelSpec& spec) { return Workspace{.shared = workspace_of<1>(spec, true)}; },
     .prepare = live,
 };
 
@@ -375,12 +433,10 @@ constexpr OpDef kBatchNormalizationGrad{
     .no_gradient = kNoSecondDerivative,
 };
 constexpr Kernel kBatchNormalizationGradKernel{
-    .types = kWide,
-    .halves_by_float32 = true,
+    .types = kFloating,
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<12>,
-    .workspace =
-        [](const KernelSpec& spec) { return Workspace{.shared = needs_sums(spec) ? sums_bytes<2>(layout_of(spec.inputs[1].shape)) : 0}; },
+    .workspace = [](const KernelSpec& spec) { return Workspace{.shared = workspace_of<2>(spec, needs_sums(spec))}; },
     .prepare = backward,
 };
 

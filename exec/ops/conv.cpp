@@ -195,7 +195,8 @@ constexpr OpDef kConv{
     .onnx = {{.domain = "", .name = "Conv", .since = 1, .lower = lower}},
     .infer = infer,
     .gradient = gradient,
-    .traits = {.division = {.rows = rows_of_parts, .share = share}},
+    .traits = {.division = {.rows = rows_of_parts, .share = share},
+               .precision = {.runs = Precision::low, .keeps_float32 = 0b100, .rounds = true, .chooses_result = true}},
     .standard = 22,
 };
 constexpr Kernel kConvKernel{

@@ -352,6 +352,7 @@ constexpr OpDef kCumSum{
     .onnx = {{.domain = "", .name = "CumSum", .since = 11, .lower = lower_cumsum}},
     .infer = infer_cumsum,
     .gradient = cumsum_gradient,
+    .traits = {.precision = kInFloat32},
 };
 constexpr Kernel kCumSumKernel{
     .types = dtypes_of(Summed{}),

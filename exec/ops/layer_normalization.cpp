@@ -23,26 +23,28 @@ template <typename T, typename C = Compute<T>> RowMoments<C> moments(const T* x,
   return {mean, C(1) / math::sqrt(squares / static_cast<C>(n) + epsilon)};
 }
 
-template <typename T> void normalize_row(const T* x, const T* scale, const T* bias, T* y, int64_t n, RowMoments<Compute<T>> m) {
+template <typename X, typename S, typename Y>
+void normalize_row(const X* x, const S* scale, const S* bias, Y* y, int64_t n, RowMoments<Compute<X>> m) {
   if (bias) {
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) y[i] = store<T>(math::fma((load(x[i]) - m.mean) * m.inv_std_dev, load(scale[i]), load(bias[i])));
+    for (int64_t i = 0; i < n; ++i) y[i] = store<Y>(math::fma((load(x[i]) - m.mean) * m.inv_std_dev, load(scale[i]), load(bias[i])));
   } else {
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) y[i] = store<T>((load(x[i]) - m.mean) * m.inv_std_dev * load(scale[i]));
+    for (int64_t i = 0; i < n; ++i) y[i] = store<Y>((load(x[i]) - m.mean) * m.inv_std_dev * load(scale[i]));
   }
 }
 
 KernelRun forward(const KernelSpec& spec) {
-  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
-    using C = Compute<T>;
+  return for_normalization(spec.inputs[0], spec.inputs[1], spec.outputs[0], [&]<typename X, typename S, typename Y>() -> KernelRun {
+    using C = Compute<X>;
     const RowLayout layout = row_layout(spec.attributes, spec.inputs[0].shape);
     const C epsilon = spec.attributes.get("epsilon", 1e-5f);
     const bool with_bias = spec.has(2);
     return [layout, epsilon, with_bias](const KernelArgs& args) {
       const int64_t n = layout.n;
-      const T *x = args.in<T>(0), *scale = args.in<T>(1), *bias = with_bias ? args.in<T>(2) : nullptr;
-      T* y = args.out<T>(0);
+      const X* const x = args.in<X>(0);
+      const S *const scale = args.in<S>(1), *const bias = with_bias ? args.in<S>(2) : nullptr;
+      Y* const y = args.out<Y>(0);
       C *mean = args.out<C>(1), *inv_std_dev = args.out<C>(2);
       args.workers().parallel_blocks(layout.rows, layout.rows_per_task(), [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
@@ -57,9 +59,9 @@ KernelRun forward(const KernelSpec& spec) {
 }
 
 // dx of one row; dscale and dbias (null or n partial sums) take in the row.
-template <bool with_scale, typename T, typename C = Compute<T>>
-void gradient_row(const T* dy, const T* x, const T* scale, T* dx, C* dscale, C* dbias, int64_t n, RowMoments<C> m) {
-  const TwoSums<C> sums = sum_row_twice<T>(n, [&](C& of_g, C& of_gh, int64_t i) {
+template <bool with_scale, typename Y, typename X, typename S, typename C = Compute<X>>
+void gradient_row(const Y* dy, const X* x, const S* scale, X* dx, C* dscale, C* dbias, int64_t n, RowMoments<C> m) {
+  const TwoSums<C> sums = sum_row_twice<X>(n, [&](C& of_g, C& of_gh, int64_t i) {
     const C g = load(dy[i]) * load(scale[i]);
     of_g += g;
     of_gh = math::fma(g, (load(x[i]) - m.mean) * m.inv_std_dev, of_gh);
@@ -72,20 +74,22 @@ void gradient_row(const T* dy, const T* x, const T* scale, T* dx, C* dscale, C* 
       dscale[i] = math::fma(d, h, dscale[i]);
       dbias[i] += d;
     }
-    dx[i] = store<T>(m.inv_std_dev * (d * load(scale[i]) - mean_g - h * mean_gh));
+    dx[i] = store<X>(m.inv_std_dev * (d * load(scale[i]) - mean_g - h * mean_gh));
   }
 }
 
 KernelRun backward(const KernelSpec& spec) {
-  return for_type(Floats{}, spec.inputs[1].dtype, [&]<typename T>() -> KernelRun {
-    using C = Compute<T>;
+  return for_normalization(spec.inputs[1], spec.inputs[2], spec.inputs[0], [&]<typename X, typename S, typename Y>() -> KernelRun {
+    using C = Compute<X>;
     const RowLayout layout = row_layout(spec.attributes, spec.inputs[1].shape);
     const size_t outputs = spec.outputs.size();
     return [layout, outputs](const KernelArgs& args) {
       const int64_t n = layout.n;
-      const T *dy = args.in<T>(0), *x = args.in<T>(1), *scale = args.in<T>(2);
+      const Y* const dy = args.in<Y>(0);
+      const X* const x = args.in<X>(1);
+      const S* const scale = args.in<S>(2);
       const C *mean = args.in<C>(3), *inv_std_dev = args.in<C>(4);
-      T* dx = args.out<T>(0);
+      X* const dx = args.out<X>(0);
       C* partial = outputs > 1 ? reinterpret_cast<C*>(args.workspace) : nullptr;
       args.workers().parallel_for(layout.blocks(), [&](int64_t block, int) {
         C* dscale = partial ? partial + block * 2 * n : nullptr;
@@ -100,8 +104,8 @@ KernelRun backward(const KernelSpec& spec) {
         }
       });
       if (!partial) return;
-      T* const sums[2] = {args.out<T>(1), outputs > 2 ? args.out<T>(2) : nullptr};
-      add_partials(layout, partial, 2, sums, args.workers());
+      S* const sums[2] = {args.out<S>(1), outputs > 2 ? args.out<S>(2) : nullptr};
+      add_partials<S>(layout, partial, 2, sums, args.workers());
     };
   });
 }
@@ -115,15 +119,15 @@ void gradient(const Node& node, GradientBuilder& g) {
   const ValueId x = node.inputs[0], mean = node.outputs[1], inv_std_dev = node.outputs[2];
   const bool with_bias = node.inputs.size() > 2 && node.inputs[2] != kNone;
   const size_t outputs = with_bias && g.wants(2) ? 3 : g.wants(1) ? 2 : 1;
-  const std::vector<ValueId> gradients =
-      g.emit_many("LayerNormalizationGrad", {g.output_gradient(0), x, node.inputs[1], mean, inv_std_dev}, node.attributes, outputs);
+  const std::vector<ValueId> gradients = g.emit_many("LayerNormalizationGrad", {g.output_gradient(0), x, node.inputs[1], mean, inv_std_dev},
+                                                     gradient_attributes(node), outputs);
   if (g.wants(1)) g.input_gradient(1, gradients[1]);
   if (g.wants(2)) g.input_gradient(2, gradients[2]);
   if (!g.wants(0)) return;
   // Rare: the model reads the statistics too. dmean/dx = 1/n, dinv_std_dev/dx = -inv_std_dev^3 * (x - mean) / n.
   ValueId dx = gradients[0];
   const ValueId per_element = g.scalar_like(mean, 1.0 / static_cast<double>(row_layout(node.attributes, g.shape(x)).n));
-  const auto like_x = [&](ValueId of_rows) { return cast_to(g, of_rows, g.dtype(x)); };
+  const auto like_x = [&](ValueId of_rows) { return g.cast(of_rows, g.dtype(x)); };
   if (g.has_output_gradient(1)) dx = g.emit("Add", {dx, like_x(g.emit("Mul", {g.output_gradient(1), per_element}))});
   if (g.has_output_gradient(2)) {
     const ValueId cube = g.emit("Mul", {g.emit("Mul", {inv_std_dev, inv_std_dev}), inv_std_dev});
@@ -157,6 +161,7 @@ constexpr OpDef kLayerNormalization{
              {.domain = "com.microsoft", .name = "SkipLayerNormalization", .lower = lower_skip, .inputs = 5, .outputs = 4}},
     .infer = [](const InferContext& context) { return infer_normalization(context, 2); },
     .gradient = gradient,
+    .traits = {.precision = kNormalizationPrecision},
     .standard = 17,
 };
 constexpr Kernel kLayerNormalizationKernel{

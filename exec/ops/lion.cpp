@@ -38,7 +38,7 @@ constexpr OpDef kLion{
     .writes = kElementUpdateWrites,
 };
 constexpr Kernel kLionKernel{
-    .types = kWide,
+    .types = kUpdated,
     .cost = element_update_cost<9>,
     .prepare = prepare_element_update<LionRule>,
 };

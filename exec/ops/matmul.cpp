@@ -396,7 +396,8 @@ constexpr OpDef kMatMul{
              {.domain = "com.microsoft", .name = "FusedMatMul", .lower = lower_fused, .inputs = 2, .outputs = 1}},
     .infer = infer,
     .gradient = gradient,
-    .traits = {.division = {.rows = rows_of_parts, .share = share, .gradient = gradient_rows}},
+    .traits = {.division = {.rows = rows_of_parts, .share = share, .gradient = gradient_rows},
+               .precision = {.runs = Precision::low, .keeps_float32 = 0b100, .rounds = true, .chooses_result = true}},
 };
 constexpr Kernel kMatMulKernel{
     .types = dtypes_of(Numeric{}) | kMixed,

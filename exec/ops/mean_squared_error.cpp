@@ -57,6 +57,7 @@ constexpr OpDef kSquaredError{
     .name = "SquaredError",
     .infer = infer_squared_error,
     .gradient = squared_error_gradient,
+    .traits = {.precision = kInFloat32},
 };
 constexpr Kernel kSquaredErrorKernel{
     .types = kFloating,

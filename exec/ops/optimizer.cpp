@@ -9,7 +9,7 @@
 //                                                  norm and gradients are those of the scaled loss, and the factor takes it out, too.
 //                                                  NaN, which skips the updates, where the norm isn't finite; where it is one weight's,
 //                                                  norm_of_all may have the step skipped as one
-//   Accumulate(sum, x)                             sum += x in place
+//   Accumulate(sum, x)                             sum += x in place; the sum of 16-bit numbers is float32
 //   Clear(sum)                                     sum = 0 in place
 //   Store(place, x)                                place = x, in its place: what a later run of an entry reads
 
@@ -78,23 +78,28 @@ KernelRun make_update_factor(const KernelSpec& spec) {
 // --- accumulators -------------------------------------------------------------------------------------------------------------------
 
 std::vector<TensorType> infer_accumulate(const InferContext& context) {
+  const TensorType& x = context.input(1);
+  if (context.input(0) != TensorType{compute_type(x.dtype), x.shape}) check_same(context, 0, 1);
+  return {context.input(0)};
+}
+std::vector<TensorType> infer_store(const InferContext& context) {
   check_same(context, 0, 1);
   return {context.input(0)};
 }
 
-template <typename T> void accumulate_loop(const T* __restrict x, T* __restrict sum, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) sum[i] = sum[i] + x[i];
+template <typename X, typename T> void accumulate_loop(const X* __restrict x, T* __restrict sum, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) sum[i] = sum[i] + load(x[i]);
 }
 
-template <typename T> struct MakeAccumulate {
-  KernelRun operator()(const KernelSpec& spec) const {
+KernelRun make_accumulate(const KernelSpec& spec) {
+  return for_type(Floats{}, spec.inputs[1].dtype, [&]<typename X>() -> KernelRun {
     return [n = element_count(spec.inputs[0].shape)](const KernelArgs& args) {
       args.workers().parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
-        accumulate_loop(args.in<T>(1) + begin, args.out<T>(0) + begin, end - begin);
+        accumulate_loop(args.in<X>(1) + begin, args.out<Compute<X>>(0) + begin, end - begin);
       });
     };
-  }
-};
+  });
+}
 
 KernelRun make_store(const KernelSpec& spec) {
   return [n = spec.inputs[0].bytes()](const KernelArgs& args) {
@@ -153,7 +158,7 @@ constexpr OpDef kAccumulate{
 constexpr Kernel kAccumulateKernel{
     .types = kWide,
     .cost = per_element<12, 1>,
-    .prepare = for_floats<MakeAccumulate>,
+    .prepare = make_accumulate,
 };
 constexpr OpDef kClear{
     .name = "Clear",
@@ -169,7 +174,7 @@ constexpr Kernel kClearKernel{
 };
 constexpr OpDef kStore{
     .name = "Store",
-    .infer = infer_accumulate,
+    .infer = infer_store,
     .no_gradient = kNoSecondOrder,
     .writes = {{.output = 0, .input = 0}},
     .overwrites = true,

@@ -141,6 +141,7 @@ constexpr OpDef kPow{
     .onnx = {{.domain = "", .name = "Pow", .since = 7, .lower = lower}},
     .infer = infer_broadcast,
     .gradient = gradient,
+    .traits = {.precision = kInFloat32},
     .standard = 15,
 };
 constexpr Kernel kPowKernel{

@@ -1,9 +1,9 @@
 // ReduceSum, ReduceMean, ReduceMax, ReduceMin, ReduceProd, ReduceL2, ReduceSumSquare {axes, keepdims} (ONNX 1 and later of each).
 //
-// `axes` are normalised; none means that nothing is reduced (ONNX's "all" is resolved at import). ReduceL1, ReduceLogSum and
-// ReduceLogSumExp lower to these. The gradient of Max and Min is shared equally among the elements that are equal to the result.
-// ReduceProd's is ReduceProdGrad(dy, x): dy times the product of all other elements, right where elements are zero. Of ReduceL2 at the zero
-// vector it is zero.
+// Of 16-bit numbers the result may be float32 (attribute `to`). `axes` are normalised; none means that nothing is reduced (ONNX's "all" is
+// resolved at import). ReduceL1, ReduceLogSum and ReduceLogSumExp lower to these. The gradient of Max and Min is shared equally among the
+// elements that are equal to the result. ReduceProd's is ReduceProdGrad(dy, x): dy times the product of all other elements, right where
+// elements are zero. Of ReduceL2 at the zero vector it is zero.
 
 #include "exec/reduce.h"
 
@@ -86,15 +86,18 @@ void lower_log_sum_exp(Lowering& l) {
 
 std::vector<TensorType> infer(const InferContext& context) {
   const TensorType& x = context.input(0);
-  return {{x.dtype, reduced_shape(x.shape, axes_of(context.attributes, x.shape), keeps(context.attributes))}};
+  const DType result = get_type(context.attributes, kResultType, x.dtype);
+  if (result != x.dtype && result != compute_type(x.dtype))
+    throw error(ErrorCode::unsupported, "{} isn't reduced to {}", to_string(x), to_string(result));
+  return {{result, reduced_shape(x.shape, axes_of(context.attributes, x.shape), keeps(context.attributes))}};
 }
 
 // --- gradients ------------------------------------------------------------------------------------------------------------------------
 
-// A value of the reduced shape, with the reduced axes put back as axes of one element.
+// A value of the reduced shape in x's type, with the reduced axes put back as axes of one element.
 ValueId with_axes(GradientBuilder& g, const Node& node, ValueId value) {
   const Shape from = g.shape(node.inputs[0]);
-  return g.reshape(value, reduced_shape(from, axes_of(node.attributes, from), true));
+  return g.reshape(g.cast(value, g.dtype(node.inputs[0])), reduced_shape(from, axes_of(node.attributes, from), true));
 }
 
 ValueId spread(GradientBuilder& g, const Node& node, ValueId value) {
@@ -134,7 +137,7 @@ void l2_gradient(const Node& node, GradientBuilder& g) {
 }
 
 void prod_gradient(const Node& node, GradientBuilder& g) {
-  g.input_gradient(0, g.emit("ReduceProdGrad", {g.output_gradient(0), node.inputs[0]}, node.attributes));
+  g.input_gradient(0, g.emit("ReduceProdGrad", {g.cast(g.output_gradient(0), g.dtype(node.inputs[0])), node.inputs[0]}, node.attributes));
 }
 
 // --- kernels --------------------------------------------------------------------------------------------------------------------------
@@ -157,7 +160,11 @@ using Ordered = Types<float, double, float16, bfloat16, int64_t, int32_t, int16_
 
 template <template <typename> class Kind, typename Supported> KernelRun prepare(const KernelSpec& spec) {
   return for_type(Supported{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
-    return [plan = plan_of(spec)](const KernelArgs& args) { run_reduce<Kind<T>, T>(plan, args); };
+    if constexpr (!std::is_same_v<T, Compute<T>>) {
+      if (spec.outputs[0].dtype != dtype_of<T>())
+        return [plan = plan_of(spec)](const KernelArgs& args) { run_reduce<Kind<T>, T, Compute<T>>(plan, args); };
+    }
+    return [plan = plan_of(spec)](const KernelArgs& args) { run_reduce<Kind<T>, T, T>(plan, args); };
   });
 }
 
@@ -213,8 +220,12 @@ KernelRun prepare_prod_grad(const KernelSpec& spec) {
   return for_type(Wide{}, spec.inputs[1].dtype, [&]<typename T>() { return prod_grad_of<T>(spec); });
 }
 
-constexpr OpDef reduction(std::string_view name, List<OnnxForm, 6> forms, void (*gradient)(const Node&, GradientBuilder&)) {
-  return {.name = name, .onnx = forms, .infer = infer, .gradient = gradient};
+// Sums are float32, whatever they are sums of.
+constexpr PrecisionTraits kSum{.runs = Precision::float32, .chooses_result = true};
+
+constexpr OpDef reduction(std::string_view name, List<OnnxForm, 6> forms, void (*gradient)(const Node&, GradientBuilder&),
+                          PrecisionTraits precision = kSum) {
+  return {.name = name, .onnx = forms, .infer = infer, .gradient = gradient, .traits = {.precision = precision}};
 }
 
 constexpr Kernel reduction_kernel(Prepare prepare, DTypes types) {
@@ -237,10 +248,10 @@ constexpr OpDef kReduceMean =
     reduction("ReduceMean", {{.domain = "", .name = "ReduceMean", .since = 1, .lower = lower_plain}}, mean_gradient);
 constexpr Kernel kReduceMeanKernel = arithmetic_kernel<MeanKind>;
 constexpr OpDef kReduceMax =
-    reduction("ReduceMax", {{.domain = "", .name = "ReduceMax", .since = 1, .lower = lower_plain}}, extreme_gradient);
+    reduction("ReduceMax", {{.domain = "", .name = "ReduceMax", .since = 1, .lower = lower_plain}}, extreme_gradient, {});
 constexpr Kernel kReduceMaxKernel = extreme_kernel<MaxKind>;
 constexpr OpDef kReduceMin =
-    reduction("ReduceMin", {{.domain = "", .name = "ReduceMin", .since = 1, .lower = lower_plain}}, extreme_gradient);
+    reduction("ReduceMin", {{.domain = "", .name = "ReduceMin", .since = 1, .lower = lower_plain}}, extreme_gradient, {});
 constexpr Kernel kReduceMinKernel = extreme_kernel<MinKind>;
 constexpr OpDef kReduceProd =
     reduction("ReduceProd", {{.domain = "", .name = "ReduceProd", .since = 1, .lower = lower_plain}}, prod_gradient);

@@ -12,21 +12,21 @@ ORT_TRAIN_OPS_BEGIN
 namespace {
 
 KernelRun forward(const KernelSpec& spec) {
-  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
-    using C = Compute<T>;
+  return for_normalization(spec.inputs[0], spec.inputs[1], spec.outputs[0], [&]<typename X, typename S, typename Y>() -> KernelRun {
+    using C = Compute<X>;
     const RowLayout layout = row_layout(spec.attributes, spec.inputs[0].shape);
     return [layout, epsilon = C(spec.attributes.get("epsilon", 1e-5f))](const KernelArgs& args) {
       const int64_t n = layout.n;
-      const T* scale = args.in<T>(1);
+      const S* scale = args.in<S>(1);
       C* inv_rms = args.out<C>(1);
       args.workers().parallel_blocks(layout.rows, layout.rows_per_task(), [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
-          const T* x = args.in<T>(0) + r * n;
-          T* y = args.out<T>(0) + r * n;
-          const C squares = sum_row<T>(n, [&](C lane, int64_t i) { return math::fma(load(x[i]), load(x[i]), lane); });
+          const X* x = args.in<X>(0) + r * n;
+          Y* y = args.out<Y>(0) + r * n;
+          const C squares = sum_row<X>(n, [&](C lane, int64_t i) { return math::fma(load(x[i]), load(x[i]), lane); });
           const C inverse = C(1) / math::sqrt(squares / static_cast<C>(n) + epsilon);
 #pragma GCC ivdep
-          for (int64_t i = 0; i < n; ++i) y[i] = store<T>(load(x[i]) * inverse * load(scale[i]));
+          for (int64_t i = 0; i < n; ++i) y[i] = store<Y>(load(x[i]) * inverse * load(scale[i]));
           if (inv_rms) inv_rms[r] = inverse;
         }
       });
@@ -35,27 +35,29 @@ KernelRun forward(const KernelSpec& spec) {
 }
 
 // dx of one row; dscale (null or n partial sums) takes in the row.
-template <bool with_scale, typename T, typename C = Compute<T>>
-void gradient_row(const T* dy, const T* x, const T* scale, T* dx, C* dscale, int64_t n, C inv_rms) {
-  const C sum = sum_row<T>(n, [&](C lane, int64_t i) { return math::fma(load(dy[i]) * load(scale[i]), load(x[i]) * inv_rms, lane); });
+template <bool with_scale, typename Y, typename X, typename S, typename C = Compute<X>>
+void gradient_row(const Y* dy, const X* x, const S* scale, X* dx, C* dscale, int64_t n, C inv_rms) {
+  const C sum = sum_row<X>(n, [&](C lane, int64_t i) { return math::fma(load(dy[i]) * load(scale[i]), load(x[i]) * inv_rms, lane); });
   const C mean = sum / static_cast<C>(n);
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
     const C d = load(dy[i]), h = load(x[i]) * inv_rms;
     if (with_scale) dscale[i] = math::fma(d, h, dscale[i]);
-    dx[i] = store<T>(inv_rms * (d * load(scale[i]) - h * mean));
+    dx[i] = store<X>(inv_rms * (d * load(scale[i]) - h * mean));
   }
 }
 
 KernelRun backward(const KernelSpec& spec) {
-  return for_type(Floats{}, spec.inputs[1].dtype, [&]<typename T>() -> KernelRun {
-    using C = Compute<T>;
+  return for_normalization(spec.inputs[1], spec.inputs[2], spec.inputs[0], [&]<typename X, typename S, typename Y>() -> KernelRun {
+    using C = Compute<X>;
     const RowLayout layout = row_layout(spec.attributes, spec.inputs[1].shape);
     return [layout, with_scale = spec.outputs.size() > 1](const KernelArgs& args) {
       const int64_t n = layout.n;
-      const T *dy = args.in<T>(0), *x = args.in<T>(1), *scale = args.in<T>(2);
+      const Y* const dy = args.in<Y>(0);
+      const X* const x = args.in<X>(1);
+      const S* const scale = args.in<S>(2);
       const C* inv_rms = args.in<C>(3);
-      T* dx = args.out<T>(0);
+      X* const dx = args.out<X>(0);
       C* partial = with_scale ? reinterpret_cast<C*>(args.workspace) : nullptr;
       args.workers().parallel_for(layout.blocks(), [&](int64_t block, int) {
         C* dscale = partial ? partial + block * n : nullptr;
@@ -69,8 +71,8 @@ KernelRun backward(const KernelSpec& spec) {
         }
       });
       if (!partial) return;
-      T* const sums[1] = {args.out<T>(1)};
-      add_partials(layout, partial, 1, sums, args.workers());
+      S* const sums[1] = {args.out<S>(1)};
+      add_partials<S>(layout, partial, 1, sums, args.workers());
     };
   });
 }
@@ -82,8 +84,8 @@ Workspace backward_workspace(const KernelSpec& spec) {
 
 void gradient(const Node& node, GradientBuilder& g) {
   const ValueId x = node.inputs[0], inv_rms = node.outputs[1];
-  const std::vector<ValueId> gradients =
-      g.emit_many("RMSNormalizationGrad", {g.output_gradient(0), x, node.inputs[1], inv_rms}, node.attributes, g.wants(1) ? 2 : 1);
+  const std::vector<ValueId> gradients = g.emit_many("RMSNormalizationGrad", {g.output_gradient(0), x, node.inputs[1], inv_rms},
+                                                     gradient_attributes(node), g.wants(1) ? 2 : 1);
   if (g.wants(1)) g.input_gradient(1, gradients[1]);
   if (!g.wants(0)) return;
   ValueId dx = gradients[0];
@@ -91,7 +93,7 @@ void gradient(const Node& node, GradientBuilder& g) {
     const ValueId per_element = g.scalar_like(inv_rms, 1.0 / static_cast<double>(row_layout(node.attributes, g.shape(x)).n));
     const ValueId cube = g.emit("Mul", {g.emit("Mul", {inv_rms, inv_rms}), inv_rms});
     const ValueId slope = g.emit("Mul", {g.emit("Mul", {cube, per_element}), g.output_gradient(1)});
-    dx = g.emit("Sub", {dx, g.emit("Mul", {x, cast_to(g, slope, g.dtype(x))})});
+    dx = g.emit("Sub", {dx, g.emit("Mul", {x, g.cast(slope, g.dtype(x))})});
   }
   g.input_gradient(0, dx);
 }
@@ -123,6 +125,7 @@ constexpr OpDef kRMSNormalization{
              {.domain = "com.microsoft", .name = "SkipSimplifiedLayerNormalization", .lower = lower_skip, .inputs = 4, .outputs = 4}},
     .infer = [](const InferContext& context) { return infer_normalization(context, 1); },
     .gradient = gradient,
+    .traits = {.precision = kNormalizationPrecision},
 };
 constexpr Kernel kRMSNormalizationKernel{
     .types = kFloating,

@@ -58,7 +58,7 @@ constexpr OpDef kRMSprop{
     .writes = kElementUpdateWrites,
 };
 constexpr Kernel kRMSpropKernel{
-    .types = kWide,
+    .types = kUpdated,
     .cost = element_update_cost<14>,
     .prepare = prepare_rmsprop,
 };

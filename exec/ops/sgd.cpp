@@ -51,7 +51,7 @@ constexpr OpDef kSGD{
     .writes = kElementUpdateWrites,
 };
 constexpr Kernel kSGDKernel{
-    .types = kWide,
+    .types = kUpdated,
     .cost = element_update_cost<8>,
     .prepare = prepare_sgd,
 };

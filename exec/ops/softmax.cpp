@@ -185,18 +185,19 @@ void lower(Lowering& l) {
   l.output(0, l.reshape(l.emit(op, {l.reshape(x, flat)}, {{"axis", int64_t{1}}}), shape));
 }
 
-constexpr OpDef softmax(std::string_view name) {
+constexpr OpDef softmax(std::string_view name, PrecisionTraits precision = {}) {
   return {.name = name,
           .onnx = {{.domain = "", .name = name, .since = 1, .lower = lower}},
           .infer = infer,
           .gradient = gradient_from_output,
+          .traits = {.precision = precision},
           .standard = 13};
 }
 
 }  // namespace
 
 constexpr OpDef kSoftmax = softmax("Softmax");
-constexpr OpDef kLogSoftmax = softmax("LogSoftmax");
+constexpr OpDef kLogSoftmax = softmax("LogSoftmax", kInFloat32);
 constexpr Kernel kSoftmaxKernel = unary_kernel_of(forward<false>, elementwise_cost<24>);
 constexpr Kernel kLogSoftmaxKernel = unary_kernel_of(forward<true>, elementwise_cost<24>);
 

@@ -95,9 +95,13 @@ constexpr OpDef step(std::string_view name, int since) {
           .standard = 13};
 }
 
-constexpr OpDef function(std::string_view name, void (*gradient)(const Node&, GradientBuilder&)) {
-  return {
-      .name = name, .onnx = {{.domain = "", .name = name, .since = 6}}, .infer = infer_same_as_input, .gradient = gradient, .standard = 13};
+constexpr OpDef function(std::string_view name, void (*gradient)(const Node&, GradientBuilder&), PrecisionTraits precision = {}) {
+  return {.name = name,
+          .onnx = {{.domain = "", .name = name, .since = 6}},
+          .infer = infer_same_as_input,
+          .gradient = gradient,
+          .traits = {.precision = precision},
+          .standard = 13};
 }
 
 }  // namespace
@@ -110,13 +114,13 @@ constexpr OpDef kSqrt = function("Sqrt", gradient_from_output);
 constexpr Kernel kSqrtKernel = unary_kernel_of(unary<SqrtOf>, elementwise_cost<1>);
 constexpr OpDef kSqrtGrad = slope_op("SqrtGrad");
 constexpr Kernel kSqrtGradKernel = slope_kernel(unary_slope<SqrtOf>, elementwise_cost<2>);
-constexpr OpDef kReciprocal = function("Reciprocal", gradient_from_output);
+constexpr OpDef kReciprocal = function("Reciprocal", gradient_from_output, kInFloat32);
 constexpr Kernel kReciprocalKernel = unary_kernel_of(unary<ReciprocalOf>, elementwise_cost<1>);
 constexpr OpDef kReciprocalGrad = slope_op("ReciprocalGrad");
 constexpr Kernel kReciprocalGradKernel = slope_kernel(unary_slope<ReciprocalOf>, elementwise_cost<3>);
-constexpr OpDef kExp = function("Exp", exp_gradient);
+constexpr OpDef kExp = function("Exp", exp_gradient, kInFloat32);
 constexpr Kernel kExpKernel = unary_kernel_of(unary<ExpOf>, elementwise_cost<20>);
-constexpr OpDef kLog = function("Log", log_gradient);
+constexpr OpDef kLog = function("Log", log_gradient, kInFloat32);
 constexpr Kernel kLogKernel = unary_kernel_of(unary<LogOf>, elementwise_cost<20>);
 constexpr OpDef kErf = function("Erf", gradient_from_input);  // since 9
 constexpr Kernel kErfKernel = unary_kernel_of(unary<ErfOf>, elementwise_cost<40>);

@@ -109,11 +109,11 @@ void lower_cast(Lowering& l) {
     case 9:
       return lower_to(l, DType::boolean);
     case 10:
-      return lower_to(l, DType::float16);
+      return lower_to(l, l.type(DType::float16));
     case 11:
       return lower_to(l, DType::float64);
     case 16:
-      return lower_to(l, DType::bfloat16);
+      return lower_to(l, l.type(DType::bfloat16));
     default:
       l.fail(fmt::format("it casts to ONNX's element type {}, which is not supported", to));
   }

@@ -60,6 +60,17 @@ bool is_standard(const OpDef& op, const pb::NodeProto& proto, int opset) {
   }
 }
 
+// Few of the standard's ops take floating-point numbers of several types, as mixed precision has them.
+bool mixes_types(const Graph& graph, const Node& node) {
+  std::optional<DType> first;
+  for (const ValueId input : node.inputs) {
+    if (input == kNone || !is_floating(graph.value(input).dtype)) continue;
+    if (first && *first != graph.value(input).dtype) return true;
+    first = graph.value(input).dtype;
+  }
+  return false;
+}
+
 pb::ValueInfoProto describe_value(const Graph& graph, ValueId id) {
   const Value& value = graph.value(id);
   pb::ValueInfoProto proto;
@@ -137,7 +148,7 @@ pb::ModelProto to_model(const Graph& graph) {
     for (ValueId input : node.inputs) written.add_input(input == kNone ? "" : graph.value(input).name);
     for (ValueId output : node.outputs) written.add_output(output == kNone ? "" : graph.value(output).name);
     for (const auto& [name, attribute] : node.attributes.entries()) *written.add_attribute() = onnx::to_proto(name, attribute);
-    if (!is_standard(*node.op, written, opset)) written.set_domain(std::string(kOwnDomain));
+    if (mixes_types(graph, node) || !is_standard(*node.op, written, opset)) written.set_domain(std::string(kOwnDomain));
     note(written, kStage, std::string(to_string(node.stage)));
     if (node.ordinal != 0) note(written, kOrdinal, std::to_string(node.ordinal));
   }

@@ -37,6 +37,7 @@ const OptimizerDef kAdagradOptimizer{
           const auto epsilon = static_cast<float>(b.optimizer.value("adagrad_epsilon"));
           return std::vector{b.emit_update(b.parts[0], "Adagrad", {{"epsilon", epsilon}})};
         },
+    .rounds = true,
 };
 
 }  // namespace ort_train

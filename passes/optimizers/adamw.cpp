@@ -42,7 +42,8 @@ OptimizerDef define(std::string_view name, std::vector<std::string_view> synonym
           .scalar_count = kAdamWScalars,
           .scalars = scalars,
           .states = states,
-          .update = update};
+          .update = update,
+          .rounds = true};
 }
 
 std::vector<ValueId> emit(UpdateBuilder& b, std::string_view op) {

@@ -39,6 +39,7 @@ const OptimizerDef kLionOptimizer{
           return std::vector<StateDef>{{.suffix = ".exp_avg", .type = parameter, .quantized = DType::dynamic8}};
         },
     .update = update,
+    .rounds = true,
 };
 
 }  // namespace ort_train

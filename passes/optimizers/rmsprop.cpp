@@ -59,6 +59,7 @@ const OptimizerDef kRmspropOptimizer{
     .scalars = scalars,
     .states = states,
     .update = update,
+    .rounds = true,
     .variant = variant,
 };
 

@@ -57,6 +57,7 @@ const OptimizerDef kSgdOptimizer{
     .scalars = scalars,
     .states = states,
     .update = update,
+    .rounds = true,
     .variant = [](const Optimizer& o) { return has_momentum(o) ? std::string_view("with momentum") : std::string_view(); },
     .conflict = conflict,
 };

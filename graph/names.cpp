@@ -1,4 +1,4 @@
-#include "frontend/names.h"
+#include "graph/names.h"
 
 #include <algorithm>
 #include <numeric>

@@ -11,6 +11,7 @@
 #include "frontend/file.h"
 #include "frontend/machine.h"
 #include "frontend/memory.h"
+#include "frontend/parameter_groups.h"
 #include "frontend/trainer_impl.h"
 #include "graph/error.h"
 #include "graph/op_def.h"

@@ -30,7 +30,8 @@ bool early_updates(Graph& graph, const PassOptions&) {
       at = -1;
       for (const ValueId input : node.inputs) at = input == kNone ? at : std::max(at, made[input]);
       for (const Alias& write : node.op->writes) {
-        const ValueId state = node.inputs[static_cast<size_t>(write.input)];
+        const auto input = static_cast<size_t>(write.input);
+        const ValueId state = input < node.inputs.size() ? node.inputs[input] : kNone;
         if (state != kNone) at = std::max(at, read[base[state]]);
       }
     }

@@ -144,7 +144,7 @@ struct Counts {
 // A job as a program in three spaces, on a device.
 struct OnDevice {
   OnDevice(const Job& job, const PagingOptions& options) : program(page(job.paged(), options)) {
-    verify(program, job.graphs(), kernels_of_pages);
+    verify(program, job.graphs(), testing::kernels_of_pages);
   }
   const Program program;
 

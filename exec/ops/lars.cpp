@@ -36,11 +36,11 @@ template <typename T, bool has_momentum> struct LarsRule {
     p = p - change;
   }
 };
-template <typename T> using PlainRule = LarsRule<T, false>;
-template <typename T> using MomentumRule = LarsRule<T, true>;
+template <typename T> struct LarsPlainRule : LarsRule<T, false> { using LarsRule<T, false>::LarsRule; };
+template <typename T> struct LarsMomentumRule : LarsRule<T, true> { using LarsRule<T, true>::LarsRule; };
 
 KernelRun prepare_lars(const KernelSpec& spec) {
-  return spec.outputs.size() > 1 ? prepare_element_update<MomentumRule>(spec) : prepare_element_update<PlainRule>(spec);
+  return spec.outputs.size() > 1 ? prepare_element_update<LarsMomentumRule>(spec) : prepare_element_update<LarsPlainRule>(spec);
 }
 
 KernelRun prepare_trust(const KernelSpec& spec) {

@@ -38,15 +38,16 @@ template <typename T, bool centered, bool has_momentum> struct RmspropRule {
     p = p - rate * step;
   }
 };
-template <typename T> using PlainRule = RmspropRule<T, false, false>;
-template <typename T> using MomentumRule = RmspropRule<T, false, true>;
-template <typename T> using CenteredRule = RmspropRule<T, true, false>;
-template <typename T> using CenteredMomentumRule = RmspropRule<T, true, true>;
+template <typename T> struct RmspropPlainRule : RmspropRule<T, false, false> { using RmspropRule<T, false, false>::RmspropRule; };
+template <typename T> struct RmspropMomentumRule : RmspropRule<T, false, true> { using RmspropRule<T, false, true>::RmspropRule; };
+template <typename T> struct RmspropCenteredRule : RmspropRule<T, true, false> { using RmspropRule<T, true, false>::RmspropRule; };
+template <typename T> struct RmspropCenteredMomentumRule : RmspropRule<T, true, true> { using RmspropRule<T, true, true>::RmspropRule; };
 
 KernelRun prepare_rmsprop(const KernelSpec& spec) {
   if (spec.attributes.get("centered", 0) == 0)
-    return spec.outputs.size() > 2 ? prepare_element_update<MomentumRule>(spec) : prepare_element_update<PlainRule>(spec);
-  return spec.outputs.size() > 3 ? prepare_element_update<CenteredMomentumRule>(spec) : prepare_element_update<CenteredRule>(spec);
+    return spec.outputs.size() > 2 ? prepare_element_update<RmspropMomentumRule>(spec) : prepare_element_update<RmspropPlainRule>(spec);
+  return spec.outputs.size() > 3 ? prepare_element_update<RmspropCenteredMomentumRule>(spec)
+                                 : prepare_element_update<RmspropCenteredRule>(spec);
 }
 
 }  // namespace

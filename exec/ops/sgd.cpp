@@ -34,12 +34,13 @@ template <typename T, bool nesterov> struct BufferRule {
     p = p - rate * (nesterov ? g + momentum * state[0] : state[0]);
   }
 };
-template <typename T> using MomentumRule = BufferRule<T, false>;
-template <typename T> using NesterovRule = BufferRule<T, true>;
+template <typename T> struct SgdMomentumRule : BufferRule<T, false> { using BufferRule<T, false>::BufferRule; };
+template <typename T> struct SgdNesterovRule : BufferRule<T, true> { using BufferRule<T, true>::BufferRule; };
 
 KernelRun prepare_sgd(const KernelSpec& spec) {
   if (spec.outputs.size() == 1) return prepare_element_update<SgdRule>(spec);
-  return spec.attributes.get("nesterov", 0) != 0 ? prepare_element_update<NesterovRule>(spec) : prepare_element_update<MomentumRule>(spec);
+  return spec.attributes.get("nesterov", 0) != 0 ? prepare_element_update<SgdNesterovRule>(spec)
+                                                 : prepare_element_update<SgdMomentumRule>(spec);
 }
 
 }  // namespace

@@ -186,7 +186,7 @@ Layers find_layers(const std::vector<Trained>& trained, const Graph& graph) {
     layers.of[i] = last = layer->second;
     behind.clear();
   }
-  if (known.size() < 2)
+  if (known.empty())
     throw error(
         ErrorCode::usage,
         "`layer_decay`: the names of the weights don't tell layers apart (a layer's have its number as a part, h.3.weight); set the "

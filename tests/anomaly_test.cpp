@@ -139,7 +139,9 @@ TEST_F(Anomalies, MasksAreNone) {
 // With loss scaling, what overflows in the backward pass has a step skipped, and is told; the forward pass has no such excuse.
 TEST_F(Anomalies, AreToldWithLossScaling) {
   std::vector<std::string> notes;
-  Options o = job("[product] y = MatMul (x, w)", samples());
+  std::vector<float> x = samples();
+  for (float& number : x) number *= 1000;
+  Options o = job("[product] y = MatMul (x, w)", x);
   o.loss_scale = "dynamic";
   o.loss_scale_init = 3e38;
   const Summary summary = Trainer(o, {.on_note = [&](const std::string& note) { notes.push_back(note); }}).train();

@@ -18,6 +18,7 @@
 #include "passes/build.h"
 #include "passes/pack_weights.h"
 #include "test_paths.h"
+#include "tests/chain_model.h"
 #include "tests/failures.h"
 #include "tests/plan_support.h"
 #include "tests/trainer_runs.h"
@@ -132,18 +133,23 @@ TEST_F(ParameterGroups, TrainAsPyTorchDoes) {
 
 // Packs, parts, micro-batches, updates that wait, and a resume: the bits are those of the plain run.
 TEST_F(ParameterGroups, StreamAndResumeWithTheSameBits) {
-  for (const auto& [name, settings] : header.metadata) {
+  std::vector<std::pair<std::string, Options>> jobs;
+  for (const auto& [name, settings] : header.metadata) jobs.emplace_back(name, options(name));
+  Options& chain = jobs.emplace_back("chain", chain_job(folder / "chain", 8, 128, 128)).second;
+  chain.learning_rate = 1e-3;
+  chain.param_groups = {{.pattern = "w1", .lr = 5e-4}, {.pattern = "w2", .lr_scale = 0.5, .weight_decay = 0.1}};
+  for (const auto& [name, job] : jobs) {
     for (const int64_t accumulation : {1, 2}) {
-      Options o = options(name);
+      Options o = job;
       o.gradient_accumulation_steps = accumulation;
-      o.max_steps = 8;
+      o.max_steps = 12;
       o.part_size = 2048;
       const Run plain = train(o);
       o.nvme_path = folder / ("disk-" + name + std::to_string(accumulation));
       fs::create_directory(o.nvme_path);
       o.budget = Trainer(o).plan().minimum_budget;
       const Run streamed = train(o);
-      EXPECT_GT(streamed.plan.disk_read_per_step, 0);
+      EXPECT_EQ(streamed.plan.disk_read_per_step > 0, name == "chain") << "the others' weights are small beside their activations";
       EXPECT_EQ(streamed.losses, plain.losses) << name << ' ' << accumulation;
       EXPECT_EQ(streamed.summary.weights_hash, plain.summary.weights_hash) << name << ' ' << accumulation;
       o.output_dir = folder / ("resumed-" + name + std::to_string(accumulation));
@@ -192,7 +198,7 @@ TEST_F(ParameterGroups, LayersAreFoundInExportedModels) {
   };
   for (const char* name : {"gpt2-torchscript", "gpt2-dynamo", "gpt2-torchscript-plain", "gpt2-dynamo-plain"})
     EXPECT_THAT(layers(name), ::testing::StartsWith("others: 1; layer 0: ")) << name;
-  EXPECT_EQ(layers("lstm-torchscript"), "?");
+  EXPECT_THAT(error_of(ErrorCode::usage, [&] { layers("lstm-torchscript"); }), HasSubstr("names of the weights don't tell layers apart"));
 }
 
 TEST_F(ParameterGroups, PacksAreOfOneGroup) {
@@ -220,9 +226,9 @@ TEST_F(ParameterGroups, UpdatesReadTheScalarsOfTheirGroup) {
   std::map<std::string, uint32_t> group_of;
   for (const ValueId id : forward.parameters()) group_of[forward.value(id).name] = forward.value(id).group = next++ % 3;
   const OptimizerSpec spec{.weight_decay = 0.5, .groups = {{}, {.weight_decay = 0.25}, {.weight_decay = 0}}};
-  PassOptions options{.part_bytes = int64_t{16} << 10};
-  options.packs = choose_packs(forward, {});
+  PassOptions options{.part_bytes = int64_t{16} << 10, .part_rows = 16};
   optimize_forward(forward, options);
+  options.packs = choose_packs(forward, {});
   const JobGraph job = build_train_graph(forward, {}, spec, options);
   ASSERT_EQ(job.scalars.size(), 3u);
   EXPECT_EQ(job.graph.value(job.scalars[0]).name, kScalarsInput);

@@ -213,7 +213,8 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   constexpr const char* optimizer = "Optimizer";
   std::vector<std::string> names;
   for (const OptimizerChoice& choice : optimizers()) names.push_back(choice.name);
-  add(optimizer, "--optim", o.optim, fmt::format("{}; or what Hugging Face's Trainer calls it. _8bit behind the name: with its state in 8 bits", fmt::join(names, ", ")));
+  add(optimizer, "--optim", o.optim,
+      fmt::format("{}; or what Hugging Face's Trainer calls it. _8bit behind the name: with its state in 8 bits", fmt::join(names, ", ")));
   add(optimizer, "--learning-rate", o.learning_rate, "the highest, where the schedule changes it");
   std::string known_schedules, known_arguments;
   for (const ScheduleChoice& choice : schedules()) {

@@ -23,7 +23,7 @@ NodeId first_in_order(const Graph& graph, const std::vector<NodeId>& nodes);
 ValueId add_loss_scale(Graph& graph, const OptimizerSpec& spec, const char* name);
 // What all updates of a step read.
 struct StepNumbers {
-  ValueId norm = kNone;  // of the gradients
+  ValueId norm = kNone;            // of the gradients
   std::vector<ValueId> scalars{};  // by group
   ValueId loss_scale = kNone;
   std::map<ValueId, ValueId> squares{};  // gradient -> sums of its squares, where they are there

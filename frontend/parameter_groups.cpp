@@ -8,9 +8,9 @@
 #include <optional>
 
 #include "frontend/import_evidence.h"
-#include "frontend/names.h"
 #include "frontend/units.h"
 #include "graph/error.h"
+#include "graph/names.h"
 
 namespace ort_train {
 namespace {

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <numbers>
 
-#include "frontend/names.h"
 #include "graph/error.h"
+#include "graph/names.h"
 
 namespace ort_train {
 namespace {

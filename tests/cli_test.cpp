@@ -271,7 +271,8 @@ TEST_F(CommandLineTest, SchedulesTakeArgumentsAsPairsAndAsJson) {
   EXPECT_EQ(rates("b", R"({"num_decay_steps": 2, "decay_type": "linear", "min_lr_ratio": 0.5, "num_stable_steps": null})"), pairs);
   const Result plan = run(gpt("c", {"--plan", "--param-group", "*ln_*:lr_scale=0.5,weight_decay=0"}));
   EXPECT_EQ(plan.code, 0) << plan.err;
-  EXPECT_THAT(plan.out, testing::ContainsRegex("groups .*tensors +parameters +learning rate +weight decay\n +others .*\n +\\*ln_\\* .* 0.0005 "));
+  EXPECT_THAT(plan.out,
+              testing::ContainsRegex("groups .*tensors +parameters +learning rate +weight decay\n +others .*\n +\\*ln_\\* .* 0.0005 "));
 }
 
 TEST_F(CommandLineTest, ALearningRateOfZeroGivesTheSameFileBack) {

@@ -27,7 +27,7 @@ def known_options():
 def rows():
     """Of the table of options: (names, default)."""
     for line in OPTIONS.split("## Options", 1)[1].split("\n## ", 1)[0].splitlines():
-        cells = [cell.strip() for cell in line.split("|")]
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
         if len(cells) > 3 and cells[1].startswith("`--"):
             yield re.findall(NAME, cells[1]), cells[2].replace("`", "")
 

@@ -19,8 +19,8 @@
 //
 // It runs over fixed blocks of elements, so neither threads nor transfer chunks show in a result.
 //
-// No two rules have the same name, in whatever files: of functions that are made of a template in an unnamed namespace, GCC 12 keeps one for
-// all files.
+// No two rules have the same name, in whatever files: of functions that are made of a template in an unnamed namespace, GCC 12 keeps one
+// for all files.
 //
 // States may be stored as dynamic8 (graph/dynamic8.h), each block of which is made numbers, updated and rounded again. The parameter is
 // updated by the numbers before they are rounded, as in bitsandbytes, whose rounding the attribute `bitsandbytes` asks for.

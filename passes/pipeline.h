@@ -26,24 +26,12 @@ struct OptimizerSpec {
   double weight_decay = 0;                                              // where the parameter's group has none: on those of rank 2 and more
   std::vector<ParameterGroup> groups = std::vector<ParameterGroup>(1);  // by Value::group
   double max_grad_norm = 1.0;                                           // 0: no clipping
-<<<<<<< HEAD
   bool clip_per_layer = false;                                          // each weight's gradient by its own norm, instead of all by theirs
   bool loss_scaling = false;  // gradients are those of the loss times a number that is fed, see kLossScaleInput
   bool rounds = false;        // weights of 16 bits are rounded stochastically, with numbers that follow from `seed`
   uint64_t seed = 0;
   bool accumulate = false;  // gradients are summed over micro-batches into accumulators: two graphs instead of one, see below
   bool deferred = false;    // an update waits for the next step, where it runs before the first use of its weight: three graphs, see below
-||||||| a003975
-  bool clip_per_layer = false;  // each weight's gradient by its own norm, instead of all by theirs
-  bool loss_scaling = false;    // gradients are those of the loss times a number that is fed, see kLossScaleInput
-  bool accumulate = false;      // gradients are summed over micro-batches into accumulators: two graphs instead of one, see below
-  bool deferred = false;        // an update waits for the next step, where it runs before the first use of its weight: three graphs, see below
-=======
-  bool clip_per_layer = false;  // each weight's gradient by its own norm, instead of all by theirs
-  bool loss_scaling = false;    // gradients are those of the loss times a number that is fed, see kLossScaleInput
-  bool accumulate = false;      // gradients are summed over micro-batches into accumulators: two graphs instead of one, see below
-  bool deferred = false;        // an update waits for the next step, where it runs before the first use of its weight: three graphs, see below
->>>>>>> all2
   std::set<std::string> at_once{};  // but not of these weights, for which the next step would wait (used_soon)
 };
 

@@ -48,9 +48,9 @@ def test_environment(tmp_path):
     assert "can't be run" in lacks("streaming.py", tmp_path, "--python", tmp_path / "none")
 
 
-@pytest.mark.parametrize("script", ["peers.py", "streaming.py"])
-def test_parts(tmp_path, script):
-    assert "--only knows" in lacks(script, tmp_path, "--only", "everything")
+@pytest.mark.parametrize("script, option", [("peers.py", "--only"), ("streaming.py", "--only"), ("anatomy.py", "--rows")])
+def test_parts(tmp_path, script, option):
+    assert f"{option} knows" in lacks(script, tmp_path, option, "everything")
 
 
 def test_revisions(tmp_path):

@@ -61,9 +61,4 @@ inline Attributes with_result(Attributes attributes, std::initializer_list<DType
   return attributes;
 }
 
-// The value in this type.
-inline ValueId as_type(Builder& builder, ValueId value, DType to) {
-  return builder.dtype(value) == to ? value : builder.emit("Cast", {value}, {{"to", static_cast<int64_t>(to)}});
-}
-
 ORT_TRAIN_OPS_END

@@ -92,10 +92,13 @@ ValueId Builder::reduce(ValueId value, Shape target, DType to) {
   for (size_t i = 0; i < from.size(); ++i) {
     if (i < extra || (target[i - extra] == 1 && from[i] != 1)) axes.push_back(static_cast<int64_t>(i));
   }
-  if (axes.empty()) return reshape(cast(value, to), target);
-  Attributes attributes{{"axes", axes}, {"keepdims", int64_t{0}}};
-  if (to != dtype(value)) set_type(attributes, kResultType, to);
-  return reshape(emit("ReduceSum", {value}, attributes), target);
+  return reshape(axes.empty() ? cast(value, to) : sum(value, std::move(axes), to), target);
+}
+
+ValueId Builder::sum(ValueId value, std::vector<int64_t> axes, DType to) {
+  Attributes attributes{{"axes", std::move(axes)}, {"keepdims", int64_t{0}}};
+  if (to != dtype(value) && to == compute_type(dtype(value))) set_type(attributes, kResultType, to);
+  return cast(emit("ReduceSum", {value}, std::move(attributes)), to);
 }
 
 ValueId Builder::cast(ValueId value, DType to) {

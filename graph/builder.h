@@ -46,8 +46,10 @@ class Builder {
   ValueId transpose(ValueId value, std::vector<int64_t> permutation);
   // Sums a broadcast gradient back to `shape` (itself where the shapes agree).
   ValueId reduce_to(ValueId value, Shape shape);
-  // The same, to the shape and the type of `like`: sums of 16-bit numbers are rounded to it once.
+  // The same, to the shape and the type of `like`.
   ValueId reduce_like(ValueId value, ValueId like);
+  // Over these axes, which go. Sums of 16-bit numbers are rounded to the type that is asked for once.
+  ValueId sum(ValueId value, std::vector<int64_t> axes, DType to);
   // As elements of that type: itself, or a Cast of it.
   ValueId cast(ValueId value, DType to);
 

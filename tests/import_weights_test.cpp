@@ -1,5 +1,6 @@
 // Import: which weights a model has, where they stand in its files, and which of them are one.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <onnx/checker.h>
 
@@ -168,22 +169,25 @@ TEST(ImportWeights, ZerosThatASoftmaxTakesForAllHeadsAreAMask) {
   EXPECT_EQ(parameters("[2]", "0, 0", "Softmax"), (Names{"zeros", "w"}));  // a fresh bias of the product
 }
 
-TEST(ImportWeights, HalfPrecisionWeightsAreObstacles) {
+TEST(ImportWeights, WeightsOfAModelIn16BitsBecomeFloat32) {
   const TestFolder folder;
-  pb::ModelProto model = model_of(R"(<ir_version: 8, opset_import: ["" : 17]>
-    g (float16[2, 2] x) => (float16[2, 2] y) { y = MatMul (x, w) })");
-  pb::TensorProto& w = *model.mutable_graph()->add_initializer();
-  w.set_name("w");
-  w.set_data_type(pb::TensorProto::FLOAT16);
-  w.add_dims(2);
-  w.add_dims(2);
-  w.set_raw_data(std::string(8, '\0'));
-  const Imported imported = import_file(write_model(folder, model));
-  ASSERT_EQ(imported.obstacles.size(), 1u);
-  EXPECT_EQ(imported.obstacles[0].node, "weight 'w'");
-  EXPECT_HAS(imported.obstacles[0].reason, "float16");
-  EXPECT_TRUE(imported.obstacles[0].blocks);
-  EXPECT_TRUE(imported.graph.outputs.empty());
+  for (const auto type : {pb::TensorProto::FLOAT16, pb::TensorProto::BFLOAT16}) {
+    pb::ModelProto model = model_of(fmt::format(R"(<ir_version: 8, opset_import: ["" : 17]>
+      g ({0}[2, 2] x) => ({0}[2, 2] y) {{ y = MatMul (x, w) }})",
+                                                type == pb::TensorProto::FLOAT16 ? "float16" : "bfloat16"));
+    pb::TensorProto& w = *model.mutable_graph()->add_initializer();
+    w.set_name("w");
+    w.set_data_type(type);
+    w.add_dims(2);
+    w.add_dims(2);
+    w.set_raw_data(std::string(8, '\0'));
+    const Imported imported = import_file(write_model(folder, model));
+    EXPECT_TRUE(imported.obstacles.empty());
+    EXPECT_EQ(imported.info.low, type == pb::TensorProto::FLOAT16 ? DType::float16 : DType::bfloat16);
+    ASSERT_EQ(imported.weights.size(), 1u);
+    EXPECT_EQ(imported.weights[0].places.at(0).dtype, imported.info.low);  // as it is written back
+    EXPECT_EQ(imported.graph.value(imported.graph.find_value("w")).dtype, DType::float32);
+  }
 }
 
 // --- tied weights ---------------------------------------------------------------------------------------------------------------------

@@ -157,6 +157,64 @@ def test_every_storage_keeps_its_layout(tmp_path, storage):
     assert np.array_equal(session(tmp_path / "out/model.onnx").run(names, ids)[0], session(tmp_path / "raw/model.onnx").run(names, ids)[0])
 
 
+def rounded(values, type):
+    """As ONNX stores them: float16, or the upper halves of float32 (bfloat16)."""
+    if type == onnx.TensorProto.FLOAT16:
+        return values.clip(-65504, 65504).astype(np.float16)  # masks have the lowest number of their type
+    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def widened(values, type):
+    return values.astype(np.float32) if type == onnx.TensorProto.FLOAT16 else (values.astype(np.uint32) << 16).view(np.float32)
+
+
+def in_16_bits(model, type):
+    """What `model.half()` and `model.bfloat16()` export: numbers and casts of that type. And the float32 model that has the same numbers."""
+    low, wide = onnx.ModelProto(), onnx.ModelProto()
+    low.CopyFrom(model)
+    wide.CopyFrom(model)
+    del low.graph.value_info[:]
+    for narrow, twin in zip(low.graph.initializer, wide.graph.initializer):
+        if twin.data_type == onnx.TensorProto.FLOAT:
+            bits = rounded(numpy_helper.to_array(twin), type)
+            narrow.data_type, narrow.raw_data, twin.raw_data = type, bits.tobytes(), widened(bits, type).tobytes()
+    for value in [*low.graph.input, *low.graph.output]:
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = type
+    for node in low.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.name == "to" and attribute.i == onnx.TensorProto.FLOAT:
+                attribute.i = type
+            assert attribute.type != onnx.AttributeProto.TENSOR or attribute.t.data_type != onnx.TensorProto.FLOAT
+    return low, wide
+
+
+@pytest.mark.parametrize("type, option", [(onnx.TensorProto.FLOAT16, "--fp16"), (onnx.TensorProto.BFLOAT16, "--bf16")])
+def test_models_in_16_bits_are_trained_in_float32_and_written_back(tmp_path, type, option):
+    low, wide = in_16_bits(onnx.load(CHAR_GPT), type)
+    onnx.save(low, tmp_path / "low.onnx")
+    onnx.save(wide, tmp_path / "wide.onnx")
+    for name in "low", "wide":
+        (tmp_path / f"{name}.vocab.json").write_bytes(CHAR_GPT.with_suffix(".vocab.json").read_bytes())
+    job = ["--data", TEXT, "--task", "causal-lm", "--seq-length", 32, "--batch-size", 4, "--max-steps", 8, "--learning-rate", 1e-3]
+    run(tmp_path, tmp_path / "low.onnx", *job, "--output-dir", "low", "--log-file", "low.jsonl")
+    run(tmp_path, tmp_path / "wide.onnx", *job, option, "--output-dir", "wide", "--log-file", "wide.jsonl")
+    (ours, ended), (theirs, twin) = log(tmp_path / "low.jsonl"), log(tmp_path / "wide.jsonl")
+    assert [line["loss"] for line in ours] == [line["loss"] for line in theirs]  # the same numbers are computed
+    before, after, masters = initializers(tmp_path / "low.onnx"), initializers(tmp_path / "low/model.onnx"), initializers(tmp_path / "wide/model.onnx")
+    trained = [name for name, tensor in before.items() if tensor.data_type == type and tensor.raw_data != after[name].raw_data]
+    assert len(trained) > 10
+    for name in trained:
+        assert after[name].data_type == type
+        assert after[name].raw_data == rounded(numpy_helper.to_array(masters[name]), type).tobytes()  # to nearest, ties to even
+    onnx.checker.check_model(onnx.load(tmp_path / "low/model.onnx"), full_check=True)
+    if type == onnx.TensorProto.FLOAT16:  # ONNX Runtime's CPU has no products of bfloat16
+        ids = {"input_ids": np.arange(32).reshape(1, 32)}
+        low_logits, wide_logits = (session(tmp_path / name).run(["logits"], ids)[0] for name in ("low/model.onnx", "wide/model.onnx"))
+        assert low_logits.dtype == np.float16 and error(low_logits, wide_logits) < 1e-2
+
+
 def cross_entropy(logits, labels):
     """Mean over the labels that count."""
     logits, labels = logits.reshape(-1, logits.shape[-1]).astype(np.float64), labels.ravel()

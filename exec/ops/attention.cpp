@@ -174,12 +174,12 @@ void gradient(const Node& node, GradientBuilder& g) {
   };
   Shape column = g.shape(q);
   column[3] = 1;
-  const ValueId scores = g.emit("Add", {product(q, k, node.attributes.get("scale", 1.0f)), as_type(g, bias, wide)});
+  const ValueId scores = g.emit("Add", {product(q, k, node.attributes.get("scale", 1.0f)), g.cast(bias, wide)});
   ValueId weights = g.emit("Exp", {g.emit("Sub", {scores, g.reshape(lse, column)})});
   if (node.attributes.get("causal", 0)) weights = g.emit("Trilu", {weights}, {{"upper", int64_t{0}}, {"k", int64_t{0}}});
-  const ValueId delta = g.reduce_to(g.emit("Mul", {as_type(g, dy, wide), as_type(g, node.outputs[0], wide)}), column);
+  const ValueId delta = g.reduce_to(g.emit("Mul", {g.cast(dy, wide), g.cast(node.outputs[0], wide)}), column);
   const ValueId slope = g.emit("Mul", {weights, g.emit("Sub", {product(dy, v, 1), delta})});
-  g.input_gradient(3, as_type(g, g.reduce_to(slope, g.shape(bias)), g.dtype(bias)));
+  g.input_gradient(3, g.reduce_like(slope, bias));
 }
 
 // --- ONNX Attention-23, -24 -----------------------------------------------------------------------------------------------------------

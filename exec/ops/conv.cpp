@@ -172,8 +172,7 @@ void gradient(const Node& node, GradientBuilder& g) {
   if (!g.wants(2)) return;
   std::vector<int64_t> axes{0};
   for (size_t axis = 2; axis < g.shape(dy).size(); ++axis) axes.push_back(static_cast<int64_t>(axis));
-  const ValueId sum = g.emit("ReduceSum", {dy}, {{"axes", axes}, {"keepdims", int64_t{0}}});
-  g.input_gradient(2, as_type(g, sum, g.dtype(node.inputs[2])));
+  g.input_gradient(2, g.sum(dy, axes, g.dtype(node.inputs[2])));
 }
 
 void lower(Lowering& l) {

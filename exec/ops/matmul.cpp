@@ -309,7 +309,7 @@ void gradient(const Node& node, GradientBuilder& g) {
     g.input_gradient(
         1, g.reduce_to(trans_b ? product(dy_rows, true, rows, trans_a, b) : product(rows, !trans_a, dy_rows, false, b), g.shape(b)));
   }
-  if (g.wants(2)) g.input_gradient(2, as_type(g, g.reduce_to(dy, g.shape(node.inputs[2])), g.dtype(node.inputs[2])));
+  if (g.wants(2)) g.input_gradient(2, g.reduce_like(dy, node.inputs[2]));
 }
 
 // --- parts of a weight ----------------------------------------------------------------------------------------------------------------

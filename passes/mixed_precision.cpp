@@ -7,9 +7,9 @@
 // Each op says how it runs (PrecisionTraits in graph/op_traits.h), which the user's list may change: low, in float32, or in the widest type
 // of what it reads. Numbers of one element don't count there: they take the others' type. The ops' kernels compute in float32 whatever
 // they store, so norms, softmax and activations may store 16 bits. Weights stay float32: products round them as they read them, so there
-// are no copies of weights to keep; activations are cast once, right where they are made, for all that read them. A Cast back to the type
-// that it came from is the value before it. Casts of what can be stored in either type are done by the op that makes it. The model's
-// outputs keep their types.
+// are no copies of weights to keep; activations are cast once, right where they are made, for all that read them: before a Reshape of
+// theirs. A Cast back to the type that it came from is the value before it. Casts of what can be stored in either type are done by the op
+// that makes it. The model's outputs keep their types.
 //
 // Where weights are stored in the low type themselves (low_weights), trained ones of two dimensions and more are; vectors, which are little
 // memory, and what isn't trained stay float32.
@@ -192,18 +192,28 @@ class Caster {
     } else if (maker != kNone && is_cast(graph_.node(maker)) && graph_.value(graph_.node(maker).inputs[0]).dtype == to && to == low_) {
       result = graph_.node(maker).inputs[0];
     } else {
+      const ValueId whole = maker == kNone ? kNone : reshaped(maker);
+      const ValueId of = whole == kNone ? kNone : as(whole, to, reader);
       Builder builder(graph_);
       builder.before(to == low_ ? behind(maker) : reader);
       if (maker == kNone)
         builder.named(graph_.value(value).name);
       else
         builder.named(graph_.node(maker).name, graph_.node(maker).ordinal);
-      result = builder.cast(value, to);
+      result = whole == kNone ? builder.cast(value, to) : builder.reshape(of, graph_.value(value).shape);
     }
     of_weights_.resize(graph_.value_count());
     of_weights_[result] = of_weights_[value];
     casts_[{value, to}] = result;
     return result;
+  }
+
+  // What a node is only another shape of; kNone where it is something else.
+  ValueId reshaped(NodeId id) const {
+    const Node& node = graph_.node(id);
+    const ValueId whole = viewed(node);
+    const bool is_whole = whole != kNone && element_count(graph_.value(whole).shape) == element_count(graph_.value(node.outputs[0]).shape);
+    return is_whole ? whole : kNone;
   }
 
   NodeId behind(NodeId maker) const {
@@ -237,6 +247,7 @@ bool mixed_precision(Graph& graph, const PassOptions& options) {
   }
   Caster caster(graph, options);
   caster.run();
+  graph.remove_dead_nodes();  // a Reshape whose Cast is before it
   caster.merge_casts();
   caster.restore_outputs(types);  // behind it: a loss reads the 16-bit numbers
   graph.remove_dead_nodes();

@@ -103,6 +103,18 @@ TEST(MixedPrecision, OneCastOfAnActivationServesAllThatReadIt) {
                                             "Neg bfloat16", "Cast float32", "Cast float32"));
 }
 
+TEST(MixedPrecision, CastsMoveBeforeAReshape) {
+  const Graph graph = mixed(R"(g (float[2, 3, 8] x) => (float[2, 3, 8] y) <float[8] s, float[8] b, float[8, 8] w> {
+    n, mean, inverse = LayerNormalization(x, s, b)
+    r = Reshape<shape = [6, 8]>(n)
+    a = MatMul(r, w)
+    v = Reshape<shape = [2, 3, 8]>(a)
+    y = Add(x, v)
+  })");
+  EXPECT_THAT(typed_ops(graph),
+              ElementsAre("LayerNormalization bfloat16", "Reshape bfloat16", "MatMul float32", "Reshape float32", "Add float32"));
+}
+
 TEST(MixedPrecision, ACastThereAndBackIsNone) {
   const Graph graph = mixed(R"(g (float[2, 8] x) => (float[2, 4] y) <float[8, 4] v, float[4, 4] w, float[4, 4] u> {
     a = MatMul(x, v)

@@ -23,8 +23,17 @@ KILLS = 54 if "ORT_TRAIN_SOAK" in os.environ else 30
 FEW, MANY = KILLS // 10, 3 * KILLS // 8  # how many of them have to meet the rare moments, and the usual ones
 STEPS = 216
 # The checkpoints' file system is the disk tier's, or another; gradients live through a step, or through several batches, which have a weight in parts
-# whose update is of the whole (Adafactor).
+# whose update is of the whole (Adafactor). The first has 16-bit weights and 8-bit state, rounded at random.
 pytestmark = pytest.mark.parametrize("out, job", [("one file system", "a batch a step"), ("two file systems", "three batches a step")], indirect=True)
+
+
+def persistent_bytes(shape, adafactor):
+    """Of a weight and its optimizer state."""
+    count = int(np.prod(shape))
+    if adafactor:  # float32; rows and columns, of a vector itself
+        return 4 * count + 4 * sum(shape)
+    weight, moment = (2 * count, count + 4 * -(-count // 256)) if len(shape) > 1 else (4 * count, 4 * count)
+    return weight + 2 * moment
 
 
 @functools.cache
@@ -51,8 +60,7 @@ def make_job(folder, profile, *more):
     least = json.loads((folder / "plan.json").read_text())["minimum_budget_bytes"]
     run(folder, "plan", *arguments, "--nvme-path", "nvme", "--budget", least, "--plan-json", "plan.json")
     plan = json.loads((folder / "plan.json").read_text())
-    kept = sum if "adafactor" in more else lambda shape: 2 * np.prod(shape)  # rows and columns, of a vector itself; or two moments
-    state = sum(np.prod(shape) + kept(shape) for shape in shapes.values()) * 4
+    state = sum(persistent_bytes(shape, "adafactor" in more) for shape in shapes.values())
     assert 2 * state <= plan["disk"]["state_file_bytes"] <= 2 * state + 40 * 4096
     assert plan["planned_peak_bytes"]["NVMe"] == plan["disk"]["state_file_bytes"] + plan["disk"]["spill_bytes"]
     run(folder, *arguments)
@@ -62,7 +70,8 @@ def make_job(folder, profile, *more):
 @pytest.fixture
 def job(request, tmp_path_factory):
     accumulating, folder = request.param.startswith("three"), tmp_path_factory.getbasetemp()
-    more = ["--gradient-accumulation-steps", 3, "--optim", "adafactor", "--part-size", 300_000] if accumulating else []
+    more = (["--gradient-accumulation-steps", 3, "--optim", "adafactor", "--part-size", 300_000] if accumulating
+            else ["--bf16-full", "--optim", "adamw_8bit"])
     return make_job(folder / f"resume-{accumulating}", nominal_machine(folder), *more)
 
 

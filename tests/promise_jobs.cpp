@@ -248,12 +248,15 @@ std::vector<PromiseJob> promise_jobs(const TestFolder& folder, const std::string
     accumulating(o);
   });
   vectors("perceptron, bf16", 16, 3, [](Options& o) { o.bf16 = true; });
-  vectors("perceptron, fp16, adafactor", 16, 3, [](Options& o) {
+  vectors("perceptron, fp16, adafactor, its first step overflows", 16, 3, [](Options& o) {
     o.fp16 = true;
     o.optim = "adafactor";
+    o.loss_scale_init = 1e12;
+    o.loss_scale_backoff = 1e-8;
   });
-  vectors("perceptron, bf16 weights", 16, 4, [&](Options& o) {
+  vectors("perceptron, bf16 weights, 8-bit state", 16, 4, [&](Options& o) {
     o.bf16_full = true;
+    o.optim = "adamw_8bit";
     evaluated(o);
   });
   gpt2("gpt2 of dynamo, bf16 weights, accumulating", "gpt2-dynamo-20-sdpa-odd", 2, [&](Options& o) {

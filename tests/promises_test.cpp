@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -137,7 +138,7 @@ struct Matrix {
 // --- running them ---------------------------------------------------------------------------------------------------------------------
 
 struct Outcome {
-  std::map<int64_t, std::array<double, 3>> steps;  // loss, norm, evaluated loss (0: none)
+  std::map<int64_t, std::array<uint64_t, 3>> steps;  // the bits of loss, norm (NaN, where a step is skipped), evaluated loss (0: none)
   std::string weights_hash, model;
   bool operator==(const Outcome&) const = default;
 };
@@ -164,12 +165,13 @@ struct Promises : ::testing::Test {
   // Trains, adding what it sees to `outcome`; `stop_after` a step, or not.
   Summary train(const Options& options, Outcome& outcome, int64_t stop_after = -1, PlanReport* plan = nullptr) {
     Trainer* running = nullptr;
-    Trainer trainer(options, {.on_step =
-                                  [&](const StepReport& step) {
-                                    outcome.steps[step.step] = {step.loss, step.grad_norm, 0};
-                                    if (step.step == stop_after) running->request_stop();
-                                  },
-                              .on_eval = [&](const EvalReport& eval) { outcome.steps[eval.step][2] = eval.loss; }});
+    Trainer trainer(options,
+                    {.on_step =
+                         [&](const StepReport& step) {
+                           outcome.steps[step.step] = {std::bit_cast<uint64_t>(step.loss), std::bit_cast<uint64_t>(step.grad_norm), 0};
+                           if (step.step == stop_after) running->request_stop();
+                         },
+                     .on_eval = [&](const EvalReport& eval) { outcome.steps[eval.step][2] = std::bit_cast<uint64_t>(eval.loss); }});
     running = &trainer;
     if (plan) *plan = trainer.plan();
     const Summary summary = trainer.train();

@@ -22,7 +22,13 @@ inline constexpr int kLanes = 32;
 template <typename T, int lanes = kLanes, typename Visit>
 __attribute__((always_inline)) inline void each_in_lanes(int64_t n, const Visit& visit) {
   if constexpr (std::is_same_v<T, float16> || std::is_same_v<T, bfloat16>) {
-    for (int64_t i = 0; i < n; ++i) visit(static_cast<int>(i / 8 % lanes), i);
+    int64_t begin = 0;
+    for (; begin + 8 * lanes <= n; begin += 8 * lanes) {  // a vector of lanes at a time
+      for (int i = 0; i < 8; ++i) {
+        for (int l = 0; l < lanes; ++l) visit(l, begin + 8 * l + i);
+      }
+    }
+    for (int64_t i = begin; i < n; ++i) visit(static_cast<int>(i / 8 % lanes), i);
   } else {
     int64_t i = 0;
     for (; i + lanes <= n; i += lanes) {

@@ -15,11 +15,11 @@
 
 ORT_TRAIN_OPS_BEGIN
 
-// x with sixteen random bits; infinities and NaN stay, what bfloat16 has stays.
-HOST_DEVICE inline bfloat16 round_stochastically(float x, uint32_t random) {
-  const uint32_t bits = float_bits::of(x);
-  const uint32_t up = (bits + random) >> 16, plain = to_bfloat16(x).bits;
-  return {static_cast<uint16_t>((bits & 0x7f800000u) == 0x7f800000u ? plain : up)};
+// The bits of x, rounded with sixteen random bits; infinities and NaN stay, what bfloat16 has stays.
+inline uint16_t round_stochastically(float x, uint32_t random) {
+  const uint32_t bits = float_bits::of(x), nan = bits >> 16 | 0x40u;  // quiet
+  const uint32_t special = (bits & 0x7fffffffu) > 0x7f800000u ? nan : bits >> 16;
+  return static_cast<uint16_t>((bits & 0x7f800000u) == 0x7f800000u ? special : (bits + random) >> 16);
 }
 
 class StochasticRounding {
@@ -40,12 +40,10 @@ class StochasticRounding {
       philox({static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), static_cast<uint32_t>(number),
               static_cast<uint32_t>(number >> 32) ^ static_cast<uint32_t>(seed_ >> 32)},
              {static_cast<uint32_t>(seed_), ordinal_}, words);
-      const int64_t count = std::min(kElements - skip, n - at);
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t e = skip + i;  // the first half of the elements takes the lower halves of the words
-        const uint32_t word = words[e % (kElements / 2)];
-        to[at + i] = round_stochastically(from[at + i], e < kElements / 2 ? word & 0xffffu : word >> 16);
-      }
+      // The first half of the elements takes the lower halves of the words.
+      const int64_t count = std::min(kElements - skip, n - at), lower = std::clamp(kElements / 2 - skip, int64_t{0}, count);
+      for (int64_t i = 0; i < lower; ++i) to[at + i].bits = round_stochastically(from[at + i], words[skip + i] & 0xffffu);
+      for (int64_t i = lower; i < count; ++i) to[at + i].bits = round_stochastically(from[at + i], words[skip + i - kElements / 2] >> 16);
       at += count;
     }
   }

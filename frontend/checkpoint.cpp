@@ -365,6 +365,12 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
                         candidate.folder.path, name, saved_with(name).empty() ? "none" : saved_with(name),
                         now->second.empty() ? "none" : now->second);
         }
+        for (const char* name : {"precision", "clip_per_layer"}) {  // and on the weights' types, and how their gradients are clipped
+          if (const auto now = content.settings.find(name);
+              now != content.settings.end() && now->second != saved_with(name) && !saved_with(name).empty())
+            throw error(ErrorCode::usage, "{}: was saved with `{}` {}, not {}: its tensors have other types, or are packed otherwise",
+                        candidate.folder.path, name, saved_with(name), now->second);
+        }
         throw error(ErrorCode::usage, "{}: is the checkpoint of another model: its parameters have other names, types or shapes",
                     candidate.folder.path);
       }

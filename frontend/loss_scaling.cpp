@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "graph/error.h"
 
@@ -20,6 +21,7 @@ bool is_scale(double scale) { return scale >= kLeast && scale <= std::numeric_li
 
 LossScaling::LossScaling(const Options& options, bool in_float16)
     : growth_(options.loss_scale_growth), backoff_(options.loss_scale_backoff), window_(options.loss_scale_window) {
+  const Options usual;
   const std::string& wanted = options.loss_scale;
   double scale = options.loss_scale_init;
   std::string given = fmt::format("`loss_scale_init` {}", scale);
@@ -37,6 +39,16 @@ LossScaling::LossScaling(const Options& options, bool in_float16)
   if (!(backoff_ > 0 && backoff_ < 1)) throw error(ErrorCode::usage, "`loss_scale_backoff` {}: has to lie between 0 and 1", backoff_);
   if (window_ < 1) throw error(ErrorCode::usage, "`loss_scale_window` {}: is at least 1", window_);
   initial_ = static_cast<float>(scale);
+  if (mode_ == Mode::dynamic || wanted == "none") return;
+  const std::pair<const char*, bool> given_for_dynamic[] = {{"loss_scale_init", options.loss_scale_init != usual.loss_scale_init},
+                                                            {"loss_scale_window", window_ != usual.loss_scale_window},
+                                                            {"loss_scale_growth", growth_ != usual.loss_scale_growth},
+                                                            {"loss_scale_backoff", backoff_ != usual.loss_scale_backoff}};
+  for (const auto& [name, is_given] : given_for_dynamic) {
+    if (is_given)
+      throw error(ErrorCode::usage,
+                  "`{}` goes with a `loss_scale` that is dynamic, which it isn't here: leave it out, or choose `loss_scale` dynamic", name);
+  }
 }
 
 void LossScaling::begin(LossScaleState& state) const {

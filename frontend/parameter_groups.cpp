@@ -113,14 +113,17 @@ std::vector<size_t> match_rules(const std::vector<Trained>& trained, const Impor
 
 // --- layers ---------------------------------------------------------------------------------------------------------------------------
 
-// Of "transformer.h.3.attn.weight" or "/transformer/h.3/attn/MatMul": "transformer.h.3"; empty where no part is a number.
+// Of "transformer.h.3.attn.weight", "/transformer/h.3/attn/MatMul" or "/transformer/h/h.3/attn/MatMul" (the exporter's names of a
+// Sequential's modules): "transformer.h.3"; empty where no part is a number.
 std::string layer_in(std::string_view name) {
   std::string layer;
+  std::string_view last;
   while (!name.empty()) {
     const size_t end = std::min(name.find_first_of("./"), name.size());
     const std::string_view part = name.substr(0, end);
     name.remove_prefix(std::min(end + 1, name.size()));
-    if (part.empty()) continue;
+    if (part.empty() || part == last) continue;
+    last = part;
     layer += (layer.empty() ? "" : ".") + std::string(part);
     if (std::all_of(part.begin(), part.end(), [](char c) { return '0' <= c && c <= '9'; })) return layer;
   }

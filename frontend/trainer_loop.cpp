@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <limits>
 
 #include "exec/loss_scale.h"
@@ -335,7 +336,8 @@ Summary Trainer::Impl::train() {
     const StepResult result = run_step(window, step, update, saves_gradients);
     const std::string found = anomalies ? anomalies->take() : std::string();
     const bool is_skipped = scaling.is_on() && !std::isfinite(result.grad_norm);
-    saves_gradients = saves_gradients && is_skipped;  // then those of the next step
+    if (saves_gradients && !is_skipped) note(fmt::format("wrote the gradients of step {} to {}", step, options.save_gradients));
+    saves_gradients = saves_gradients && is_skipped;  // then those of the next step, in place of these
     const double seconds = seconds_since(start);
     if (disk) {
       summary.read_per_step = disk->bytes_read() - read_before;
@@ -395,6 +397,15 @@ Summary Trainer::Impl::train() {
   summary.skipped_steps = state.loss_scale.skipped;
   summary.loss_scale = scaling.is_on() ? static_cast<double>(state.loss_scale.scale) : 0;
   summary.stopped = state.step < total_steps;
+  if (summary.steps > 0 && summary.skipped_steps == summary.steps)
+    note(
+        fmt::format("all steps were skipped, so the weights are what they were: their gradients overflow with a loss scale of {:.3g} still",
+                    summary.loss_scale));
+  if (saves_gradients && state.step > first_step) {  // of a skipped step
+    std::error_code ignored;
+    std::filesystem::remove(options.save_gradients, ignored);
+    note(fmt::format("no step had finite gradients, so {} isn't written", options.save_gradients));
+  }
   if (saved_step != state.step) save(/*note_it=*/!thrown);
   if (thrown) std::rethrow_exception(thrown);
   if (!summary.stopped)

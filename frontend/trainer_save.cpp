@@ -160,7 +160,8 @@ void Trainer::Impl::resume() {
   for (const auto& [name, now] : content.settings) {
     const auto then = loaded.settings.find(name);
     if (then != loaded.settings.end() && then->second != now)
-      changed += fmt::format("{}{} {} instead of {}", changed.empty() ? "" : ", ", name, now, then->second);
+      changed += fmt::format("{}{} {} instead of {}", changed.empty() ? "" : ", ", name, now.empty() ? "none" : now,
+                             then->second.empty() ? "none" : then->second);
   }
   if (!changed.empty()) note(fmt::format("from here on the run differs from the one that was saved: {}", changed));
   const int64_t run = state.run;
@@ -234,7 +235,6 @@ void Trainer::Impl::save_gradients(size_t index, const JobEntry& entry, float lo
     }
     return !slices.empty();
   });
-  note(fmt::format("wrote the gradients of the first step to {}", options.save_gradients));
 }
 
 }  // namespace ort_train

@@ -225,7 +225,7 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
                                             {"data", std::filesystem::path(data.train->path()).filename().string()},
                                             {"instruction_set", __builtin_cpu_supports("x86-64-v4") ? "x86-64-v4" : "x86-64-v3"}};
   for (const OptimizerOption& option : optimizer.options()) result[std::string(option.name)] = text(optimizer.value(option.name));
-  if (types.low != DType::float32) result["precision"] = to_string(types.low);
+  result["precision"] = fmt::format("{}{}", to_string(types.low), types.low_weights ? " weights" : "");
   if (!types.autocast.empty()) {
     std::string rules;
     for (const AutocastRule& rule : types.autocast) rules += fmt::format("{} {}\n", rule.name, static_cast<int>(rule.runs));

@@ -79,6 +79,30 @@ bool has_quantized_states(const Optimizer& optimizer) {
   return std::any_of(states.begin(), states.end(), [](const StateDef& state) { return state.quantized.has_value(); });
 }
 
+namespace {
+
+// Names of the optimizers that have state in 8 bits, those that only have it with some of their options with these.
+std::vector<std::string> quantizable() {
+  std::vector<std::string> names;
+  for (const OptimizerDef* def : all_optimizers()) {
+    Optimizer optimizer{.def = def, .quantized = true};
+    for (const OptimizerOption& option : optimizer.options()) optimizer.values.push_back(option.value);
+    if (has_quantized_states(optimizer)) {
+      names.push_back(optimizer.name());
+      continue;
+    }
+    const std::vector<OptimizerOption> options = optimizer.options();
+    for (size_t i = 0; i < options.size(); ++i) {
+      Optimizer changed = optimizer;
+      changed.values[i] = 0.9;
+      if (options[i].name == "momentum" && has_quantized_states(changed)) names.push_back(optimizer.name() + " with `momentum`");
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
 Optimizer make_optimizer(std::string_view name, const std::map<std::string, double>& options) {
   const StorageName storage(name);
   Optimizer optimizer{.def = &find_optimizer(storage.base), .quantized = storage.quantized};
@@ -98,8 +122,8 @@ Optimizer make_optimizer(std::string_view name, const std::map<std::string, doub
     optimizer.values[at] = value;
   }
   if (optimizer.quantized && !has_quantized_states(optimizer))
-    throw error(ErrorCode::usage, "`optim` {}: {} with these options keeps no state that could be stored in 8 bits", name,
-                optimizer.def->name);
+    throw error(ErrorCode::usage, "`optim` {}: {} keeps no state that is stored in 8 bits; these do: {}", name, optimizer.def->name,
+                fmt::join(quantizable(), ", "));
   if (const auto conflict = optimizer.def->conflict; conflict != nullptr && !conflict(optimizer).empty())
     throw error(ErrorCode::usage, "`optim` {}: {}", name, conflict(optimizer));
   return optimizer;

@@ -105,6 +105,8 @@ TEST(LossScaling, WhatCanNotBeIsRefused) {
   EXPECT_THAT(refusal({.loss_scale = ""}), HasSubstr("is not known"));
   for (const char* scale : {"0", "-1", "nan", "inf", "1e39", "1e-39"}) EXPECT_THAT(refusal({.loss_scale = scale}), HasSubstr(scale));
   EXPECT_THAT(refusal({.loss_scale = "dynamic", .loss_scale_init = 0}), HasSubstr("`loss_scale_init` 0"));
+  EXPECT_THAT(refusal({.loss_scale = "1024", .loss_scale_window = 3}), HasSubstr("`loss_scale_window` goes with a `loss_scale` that is"));
+  EXPECT_THAT(refusal({.loss_scale_init = 1e9}), HasSubstr("choose `loss_scale` dynamic"));
   EXPECT_THAT(refusal({.loss_scale_growth = 1}), HasSubstr("`loss_scale_growth` 1"));
   EXPECT_THAT(refusal({.loss_scale_backoff = 1}), HasSubstr("`loss_scale_backoff` 1"));
   EXPECT_THAT(refusal({.loss_scale_window = 0}), HasSubstr("`loss_scale_window` 0"));
@@ -335,6 +337,31 @@ TEST_F(LossScaleRuns, ResumesInTheMiddleOfTheCount) {
   }
 }
 
+// Gradients that overflow are nobody's; and a run in which all did says so.
+TEST_F(LossScaleRuns, SavedGradientsAreOfAStepThatCounts) {
+  Options o = overflowing_chain();
+  o.data = chain_job(folder / "fine", 4, 128, 640).data;
+  o.save_gradients = folder / "gradients.safetensors";
+  o.fp16 = true;
+  o.loss_scale_init = 1e30;
+  o.loss_scale_backoff = 1e-30;
+  o.max_steps = 3;
+  const Seen some = run(o);
+  EXPECT_EQ(some.skipped(), 1);
+  EXPECT_THAT(some.notes, Contains(HasSubstr("wrote the gradients of step 2 to")));
+  const std::string bytes = read_file(o.save_gradients);
+  const SafetensorsHeader header = read_safetensors_header(File::open(o.save_gradients), ErrorCode::data);
+  std::vector<float> numbers(static_cast<size_t>(header.entries.at(0).bytes) / sizeof(float));
+  std::memcpy(numbers.data(), bytes.data() + header.entries[0].offset, header.entries[0].bytes);
+  EXPECT_TRUE(std::all_of(numbers.begin(), numbers.end(), [](float x) { return std::isfinite(x); }));
+  o.loss_scale_backoff = 0.5;
+  const Seen none = run(o);
+  EXPECT_EQ(none.skipped(), 3);
+  EXPECT_THAT(none.notes, Contains(HasSubstr("no step had finite gradients")));
+  EXPECT_THAT(none.notes, Contains(HasSubstr("all steps were skipped")));
+  EXPECT_FALSE(std::filesystem::exists(o.save_gradients));
+}
+
 // A run goes on with another way of scaling, or without: what was skipped stays skipped.
 TEST_F(LossScaleRuns, ARunMayGoOnWithAnother) {
   Options o = overflowing_chain();
@@ -345,6 +372,7 @@ TEST_F(LossScaleRuns, ARunMayGoOnWithAnother) {
   o.resume = true;
   o.max_steps = 12;
   o.loss_scale = "512";
+  o.loss_scale_window = Options().loss_scale_window;
   const Seen second = run(o);
   EXPECT_EQ(second.steps.front().loss_scale, 512);
   EXPECT_EQ(second.steps.front().step, 7);
@@ -370,6 +398,7 @@ TEST_F(LossScaleRuns, EndlessOverflowEndsTheRun) {
   o.max_steps = 500;
   for (const char* scale : {"dynamic", "1e6"}) {
     o.loss_scale = scale;
+    o.loss_scale_window = Options().loss_scale_window;
     Seen seen;
     const Error problem = error_of([&] { Trainer(o, watched(seen)).train(); });
     EXPECT_EQ(problem.code(), ErrorCode::diverged);

@@ -20,6 +20,7 @@
 #include "test_paths.h"
 #include "tests/chain_model.h"
 #include "tests/failures.h"
+#include "tests/onnx_models.h"
 #include "tests/plan_support.h"
 #include "tests/trainer_runs.h"
 
@@ -199,6 +200,30 @@ TEST_F(ParameterGroups, LayersAreFoundInExportedModels) {
   for (const char* name : {"gpt2-torchscript", "gpt2-dynamo", "gpt2-torchscript-plain", "gpt2-dynamo-plain"})
     EXPECT_THAT(layers(name), ::testing::StartsWith("others: 1; layer 0: ")) << name;
   EXPECT_THAT(error_of(ErrorCode::usage, [&] { layers("lstm-torchscript"); }), HasSubstr("names of the weights don't tell layers apart"));
+}
+
+// torchscript's names of a Sequential's nodes have its own name again in that of each module.
+TEST_F(ParameterGroups, NodesOfASequentialAreOfTheLayersOfItsWeights) {
+  ort_train_onnx::ModelProto model = testing::model_of(R"(<ir_version: 8, opset_import: ["" : 17]> g (float[2, 4] x) => (float[2, 4] y) {
+    h = MatMul (x, a)
+    r = Mul (h, s)
+    k = MatMul (r, b)
+    y = Mul (k, t) })");
+  const char* const nodes[] = {"/net/net.0/MatMul", "/net/net.0/Mul", "/net/net.1/MatMul", "/net/net.1/Mul"};
+  for (int i = 0; i < 4; ++i) model.mutable_graph()->mutable_node(i)->set_name(nodes[i]);
+  for (const char* matrix : {"onnx::MatMul_1", "onnx::MatMul_2"})
+    *model.mutable_graph()->add_initializer() = testing::tensor_of(matrix, {4, 4}, numbers(16, matrix[13]));
+  for (const char* vector : {"net.0.scale", "net.1.scale"})
+    *model.mutable_graph()->add_initializer() = testing::tensor_of(vector, {4}, numbers(4, vector[4]));
+  model.mutable_graph()->mutable_node(0)->set_input(1, "onnx::MatMul_1");
+  model.mutable_graph()->mutable_node(1)->set_input(1, "net.0.scale");
+  model.mutable_graph()->mutable_node(2)->set_input(1, "onnx::MatMul_2");
+  model.mutable_graph()->mutable_node(3)->set_input(1, "net.1.scale");
+  Options o{.model = testing::write_model(folder, model)};
+  o.layer_decay = 0.5;
+  std::map<std::string, int64_t> tensors;
+  for (const GroupReport& row : check(o).groups) tensors[row.name] = row.tensors;
+  EXPECT_EQ(tensors, (std::map<std::string, int64_t>{{"layer 1 (net.0)", 2}, {"others", 2}}));
 }
 
 TEST_F(ParameterGroups, PacksAreOfOneGroup) {

@@ -383,8 +383,8 @@ TEST(QuantizedState, NamesSayIt) {
     }
     return std::string();
   };
-  EXPECT_THAT(refusal("sgd_8bit", {}), HasSubstr("`optim` sgd_8bit: sgd with these options keeps no state"));
-  EXPECT_THAT(refusal("adafactor_8bit", {}), HasSubstr("keeps no state that could be stored in 8 bits"));
+  EXPECT_THAT(refusal("sgd_8bit", {}), HasSubstr("`optim` sgd_8bit: sgd keeps no state that is stored in 8 bits; these do: adamw_8bit, "));
+  EXPECT_THAT(refusal("adafactor_8bit", {}), HasSubstr("keeps no state that is stored in 8 bits"));
   EXPECT_EQ(refusal("paged_adamw", {}), "");
   EXPECT_THAT(refusal("paged_adafactor_8bit", {}), HasSubstr("keeps no state"));
   EXPECT_THAT(refusal("adamw", {{"min_8bit_size", 1}}), HasSubstr("has no such option"));

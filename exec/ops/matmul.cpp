@@ -33,6 +33,7 @@ struct Layout {
   int64_t items = 1, rows = 0, columns = 0, depth = 0;
   Shape batch;                                // item -> indices
   std::vector<int64_t> a_strides, b_strides;  // elements an index; 0 where broadcast
+  bool converts_a = false;                    // 16 bits, of which each tile makes floats or pairs
 
   bool is_empty() const { return items * rows * columns == 0; }
 };
@@ -143,9 +144,10 @@ struct Tiles {
 };
 
 // The tile that does best on average with 1, 2, 4 and 8 threads, by measured costs: copying a panel of b takes as long as some five more
-// rows of multiply-adds (transposed: eleven), fetching a as three more columns (from memory: eight), a task as 65,536 more of them.
+// rows of multiply-adds (transposed: eleven), fetching a as three more columns (from memory: eight; where it is converted, 25 more), a task
+// as 65,536 more of them.
 double tile_cost(const Layout& l, int64_t rows, int64_t columns) {
-  const double copying = l.trans_b ? 11 : 5, fetching = l.rows * l.depth > (int64_t{2} << 20) ? 8 : 3;
+  const double copying = l.trans_b ? 11 : 5, fetching = (l.rows * l.depth > (int64_t{2} << 20) ? 8 : 3) + (l.converts_a ? 25 : 0);
   return (static_cast<double>(rows) + copying) * (static_cast<double>(columns) + fetching) * static_cast<double>(l.depth) + 65536;
 }
 
@@ -182,7 +184,9 @@ int64_t batch_offset(int64_t item, const Shape& batch, const std::vector<int64_t
 
 // A part's columns of a alone.
 Layout part_layout(const KernelSpec& spec) {
-  return layout_of(windowed(spec.inputs[0].shape, window_of(spec.attributes)), spec.inputs[1].shape, spec.attributes);
+  Layout layout = layout_of(windowed(spec.inputs[0].shape, window_of(spec.attributes)), spec.inputs[1].shape, spec.attributes);
+  layout.converts_a = is_half(spec.inputs[0].dtype);
+  return layout;
 }
 
 bool adds_to_base(const KernelSpec& spec) { return spec.has(3) && window_of(spec.attributes).y_columns == 0; }

@@ -63,7 +63,7 @@ const Options& Trainer::Impl::checked(const Options& options) {
     throw error(ErrorCode::usage,
                 "`scale_lr` (how the learning rate grows with the batch) and `base_batch_size` (the samples of a step for which it was "
                 "chosen) go together: give both or none");
-  LossScaling{options};  // refuses
+  LossScaling(options, /*in_float16=*/true);  // refuses what fits no model
   if (options.loss != "cross_entropy" && options.loss != "mse" && options.loss != "output") {
     throw refuse("loss", options.loss, "is not known: cross_entropy, mse or output");
   }

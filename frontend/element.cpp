@@ -1,5 +1,6 @@
 #include "frontend/element.h"
 
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <type_traits>
@@ -25,12 +26,15 @@ template <typename To, typename From> bool fits(From value) {
 }
 
 template <typename From, typename To> int64_t convert_all(const std::byte* from, std::byte* to, int64_t count) {
-  constexpr bool floats = std::is_floating_point_v<To>;
+  constexpr bool halves = !std::is_same_v<To, Compute<To>>, floats = std::is_floating_point_v<To>;
   for (int64_t i = 0; i < count; ++i) {
     From value;  // neither side need be aligned
     std::memcpy(&value, from + i * static_cast<int64_t>(sizeof(From)), sizeof(From));
     To result;
-    if constexpr (floats) {
+    if constexpr (halves) {
+      result = store<To>(static_cast<float>(load(value)));
+      if (std::isfinite(load(value)) && !std::isfinite(load(result))) return i;
+    } else if constexpr (floats) {
       result = static_cast<To>(load(value));
     } else {
       if (!fits<To>(value)) return i;
@@ -64,6 +68,8 @@ template <typename From> int64_t integers(const std::byte* from, DType to, std::
 template <typename From> int64_t floats(const std::byte* from, DType to, std::byte* result, int64_t count) {
   if (to == DType::float32) return convert_all<From, float>(from, result, count);
   if (to == DType::float64) return convert_all<From, double>(from, result, count);
+  if (to == DType::float16) return convert_all<From, float16>(from, result, count);
+  if (to == DType::bfloat16) return convert_all<From, bfloat16>(from, result, count);
   throw error(ErrorCode::data, "floating-point numbers can't become {}", to_string(to));
 }
 
@@ -166,44 +172,6 @@ int64_t convert(Element from, std::span<const std::byte> bytes, DType to, std::s
       return floats<double>(bytes.data(), to, result.data(), count);
   }
   return -1;
-}
-
-namespace {
-
-// body.operator()<T>() for the T that the floating-point type is.
-template <typename Body> int64_t for_float(DType type, Body&& body) {
-  switch (type) {
-    case DType::float32:
-      return body.template operator()<float>();
-    case DType::float64:
-      return body.template operator()<double>();
-    case DType::float16:
-      return body.template operator()<float16>();
-    case DType::bfloat16:
-      return body.template operator()<bfloat16>();
-    default:
-      throw error(ErrorCode::device, "internal error: {} is no floating-point type; please report this", to_string(type));
-  }
-}
-
-}  // namespace
-
-int64_t round_floats(DType from, std::span<const std::byte> bytes, DType to, std::span<std::byte> result) {
-  return for_float(from, [&]<typename From>() {
-    return for_float(to, [&]<typename To>() {
-      const size_t count = bytes.size() / sizeof(From);
-      require(result.size() == count * sizeof(To), "a conversion between arrays of different lengths");
-      int64_t wrong = -1;
-      for (size_t i = 0; i < count; ++i) {
-        From number;
-        std::memcpy(&number, bytes.data() + i * sizeof number, sizeof number);
-        const To rounded = store<To>(static_cast<Compute<To>>(load(number)));
-        if (wrong < 0 && std::isfinite(load(number)) && !std::isfinite(load(rounded))) wrong = static_cast<int64_t>(i);
-        std::memcpy(result.data() + i * sizeof rounded, &rounded, sizeof rounded);
-      }
-      return wrong;
-    });
-  });
 }
 
 }  // namespace ort_train

@@ -17,11 +17,10 @@ int64_t size_of(Element element);
 std::string_view to_string(Element element);
 Element element_of(DType dtype);
 
-// Integers and booleans become integers (or booleans, from 0 and 1) of any width, floats floats.
+// Of data: integers and booleans become integers (or booleans, from 0 and 1) of any width, floats float32 or float64.
 bool converts(Element from, DType to);
-// Converts as many elements as `to` holds; -1, or the index of the first one whose value the wanted type can't hold.
+// Converts as many elements as `result` holds; -1, or the index of the first one whose value the wanted type can't hold. Floats become
+// 16-bit ones, too: the nearest, of two as near the even one.
 int64_t convert(Element from, std::span<const std::byte> bytes, DType to, std::span<std::byte> result);
-// Floating-point numbers in another type, to nearest even; -1, or the index of the first finite one that becomes infinite.
-int64_t round_floats(DType from, std::span<const std::byte> bytes, DType to, std::span<std::byte> result);
 
 }  // namespace ort_train

@@ -125,7 +125,7 @@ void write_parameter(const Weight& weight, const WeightPlace& place, DType to, c
         const auto part =
             piece.subspan(static_cast<size_t>(at), std::min(static_cast<size_t>(block), piece.size() - static_cast<size_t>(at)));
         buffer.resize(part.size() / static_cast<size_t>(from_size) * static_cast<size_t>(to_size));
-        if (round_floats(weight.dtype, part, to, buffer) >= 0) {
+        if (convert(element_of(weight.dtype), part, to, buffer) >= 0) {
           throw error(ErrorCode::diverged, "the weight '{}' has numbers that {} can't hold: the last checkpoint has them in {}", place.name,
                       to_string(to), to_string(weight.dtype));
         }

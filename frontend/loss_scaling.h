@@ -20,8 +20,8 @@ struct LossScaleState {
 
 class LossScaling {
  public:
-  // Throws Error(usage) for options that don't fit.
-  // `in_float16`: some gradients are, so that they need it.
+  LossScaling() = default;  // none
+  // `in_float16`: some gradients are, so that they need it. Throws Error(usage) for options that don't fit.
   explicit LossScaling(const Options& options, bool in_float16 = false);
 
   bool is_on() const { return mode_ != Mode::none; }

@@ -13,7 +13,6 @@ namespace ort_train {
 Trainer::Impl::Impl(const Options& options_, Callbacks callbacks_)
     : options(checked(options_)),  // before threads are started
       optimizer(make_optimizer(options.optim, options.optim_args)),
-      scaling(options, /*in_float16=*/true),  // until the model is known
       callbacks(boundary.guarded(std::move(callbacks_))),
       workers(options_.threads > 0 ? options_.threads : available_processors()) {}
 

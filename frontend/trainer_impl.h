@@ -107,7 +107,7 @@ struct Trainer::Impl {
 
   Options options;
   Optimizer optimizer;
-  LossScaling scaling;
+  LossScaling scaling;  // none until the model has been read
   Boundary boundary;
   Callbacks callbacks;
   std::atomic<bool> stop{false};  // asked for, and not seen to yet

@@ -38,7 +38,11 @@ void read_weight(const FileRange& from, DType stored, DType wanted, std::span<st
     buffer.resize(static_cast<size_t>(range.bytes));
     read_range(range, buffer);
     const auto bytes = static_cast<size_t>(range.bytes / size_of(stored) * size_of(wanted));
-    round_floats(stored, buffer, wanted, to.first(bytes));
+    if (const int64_t bad = convert(element_of(stored), buffer, wanted, to.first(bytes)); bad >= 0) {
+      throw error(ErrorCode::data,
+                  "{}: the weight's number at byte {} is more than {} can hold: use `bf16`, which keeps weights in float32", range.path,
+                  range.offset + bad * size_of(stored), to_string(wanted));
+    }
     to = to.subspan(bytes);
   }
 }

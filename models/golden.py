@@ -342,12 +342,17 @@ def write_dropout(name, folder):
     print(f"dropout/{name}: model {os.path.getsize(path):,} bytes, {sum(n.op_type == 'Dropout' for n in graph.graph.node)} Dropout nodes", flush=True)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(description):
+    """The folder, and the names of cases (none: all), of a script whose numbers are one thread's."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "golden"))
     parser.add_argument("names", nargs="*", metavar="NAME")
-    options = parser.parse_args()
     torch.set_num_threads(1)
+    return parser.parse_args()
+
+
+def main():
+    options = arguments(__doc__)
     for name in options.names or [*CASES, *DROPOUT]:
         (write_dropout if name in DROPOUT else write)(name, options.folder)
 

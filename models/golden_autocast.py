@@ -7,9 +7,9 @@ gradients divided by the norm of all gradients, and `median`, the median over pa
 (parameters whose gradient is less than a thousandth of the median norm don't count: some are zero but for rounding). The
 gradients are those of the first batch; of float16, of the loss times 1024, divided by that afterwards.
 """
-import argparse, json, os, statistics, tempfile
+import json, os, statistics, tempfile
 import torch
-from golden import CASES, CNN
+from golden import CASES, CNN, arguments
 
 SCALE = {torch.bfloat16: 1, torch.float16: 1024}
 LEAST = 1e-3
@@ -50,11 +50,7 @@ def measure(name):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "golden"))
-    parser.add_argument("names", nargs="*", metavar="NAME")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    options = arguments(__doc__)
     path = os.path.join(options.folder, "autocast.json")
     known = json.load(open(path)) if options.names and os.path.exists(path) else {}
     for name in options.names or CASES:

@@ -95,7 +95,9 @@ std::vector<std::string> quantizable() {
     for (size_t i = 0; i < options.size(); ++i) {
       Optimizer changed = optimizer;
       changed.values[i] = 0.9;
-      if (options[i].name == "momentum" && has_quantized_states(changed)) names.push_back(optimizer.name() + " with `momentum`");
+      if (!options[i].fits(0.9) || !has_quantized_states(changed)) continue;
+      names.push_back(fmt::format("{} with `{}`", optimizer.name(), options[i].name));
+      break;
     }
   }
   return names;

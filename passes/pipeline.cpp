@@ -129,7 +129,7 @@ struct State {
 State add_to_state(Builder& builder, const char* op, const std::string& name, const std::string& owner, ValueId value) {
   Graph& graph = builder.graph();
   const TensorType from = graph.value(value).type();
-  const bool adds = op_named(op).overwrites == false;  // many numbers of 16 bits are added up in float32
+  const bool adds = !op_named(op).overwrites;  // many numbers of 16 bits are added up in float32
   const ValueId place = graph.add_value({.name = name,
                                          .dtype = adds ? compute_type(from.dtype) : from.dtype,
                                          .shape = from.shape,

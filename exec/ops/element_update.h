@@ -15,7 +15,7 @@
 //   };
 //
 // A parameter may be bfloat16: the rule computes in float32 from it and from its gradient, which is bfloat16 or float32, and the result is
-// rounded stochastically (exec/stochastic_rounding.h). Its states are float32.
+// rounded stochastically (exec/stochastic_rounding.h). Its states are what a float32 parameter's are.
 //
 // It runs over fixed blocks of elements, so neither threads nor transfer chunks show in a result.
 //

@@ -42,6 +42,7 @@ ROWS = {  # name: (options, the documents' MB, the documents' samples a second)
 PEERS = {  # name: (recompute, low)
     "PyTorch": (False, False), "PyTorch, recompute": (True, False), "PyTorch, bf16": (False, True),
     "PyTorch, recompute, bf16": (True, True)}
+SIZES = ("tiny", "mini", "small", "base", "large")  # of models/export_bert.py
 KINDS = ("weights", "gradients", "optimizer", "activations", "workspace")
 
 
@@ -58,8 +59,8 @@ def export(work, size):
     import numpy as np
     import torch
     exporter, model = bert(size)
-    exporter.export(model, os.path.join(work, "bert.onnx"), "dynamo", 20)
-    torch.save(model.state_dict(), os.path.join(work, "bert.pt"))
+    exporter.export(model, os.path.join(work, f"bert-{size}.onnx"), "dynamo", 20)
+    torch.save(model.state_dict(), os.path.join(work, f"bert-{size}.pt"))
     numbers = np.random.default_rng(0)
     ids = numbers.integers(1, model.config.vocab_size, (BATCH, TOKENS))
     np.savez(os.path.join(work, "data.npz"), input_ids=ids, attention_mask=np.ones_like(ids), token_type_ids=np.zeros_like(ids),
@@ -72,7 +73,7 @@ def run_torch(work, size, steps, recompute, low):
     import torch
     torch.set_num_threads(os.cpu_count())
     _, model = bert(size)
-    model.load_state_dict(torch.load(os.path.join(work, "bert.pt")))
+    model.load_state_dict(torch.load(os.path.join(work, f"bert-{size}.pt")))
     model.train()
     if recompute:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -103,7 +104,7 @@ def command(o, options):
     given = ["--batch-size", str(BATCH)] + options
     if "--budget" in options:
         given += ["--nvme-path", disk(o)]
-    return [os.path.join(o.build, "ort-train"), os.path.join(o.work, "bert.onnx"), "--data", os.path.join(o.work, "data.npz"), "--shape",
+    return [os.path.join(o.build, "ort-train"), os.path.join(o.work, f"bert-{o.size}.onnx"), "--data", os.path.join(o.work, "data.npz"), "--shape",
             f"sequence={TOKENS}", "--learning-rate", "1e-5", "--lr-scheduler-type", "constant", "--max-steps", str(o.steps), "--no-shuffle",
             "--save-steps", "0", "--overwrite", "--output-dir", os.path.join(o.work, "out"), "--profile", os.path.join(o.work, "machine.json"), *given]
 
@@ -160,7 +161,7 @@ def main():
     parser.add_argument("--build", default=os.path.join(ROOT, "build"))
     parser.add_argument("--work", default=os.path.join(ROOT, "build", "anatomy"))
     parser.add_argument("--nvme", help="folder on the disk that streamed rows use")
-    parser.add_argument("--size", default="large", choices=("tiny", "mini", "small", "base", "large"))
+    parser.add_argument("--size", default="large", choices=SIZES)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--rows", help="some of: " + "; ".join([*ROWS, *PEERS]) + " (with semicolons between them)")
     parser.add_argument("--plan", action="store_true")
@@ -183,9 +184,6 @@ def main():
     made_for = os.path.join(o.work, f"exported-{o.size}")
     if not os.path.exists(made_for):
         sh(python, os.path.abspath(__file__), "--inside", "export", "--work", o.work, "--size", o.size, stdout=subprocess.DEVNULL)
-        for size in parser._option_string_actions["--size"].choices:
-            if os.path.exists(os.path.join(o.work, f"exported-{size}")):
-                os.remove(os.path.join(o.work, f"exported-{size}"))
         open(made_for, "w").close()
     lines = []
     for name in chosen:

@@ -6,13 +6,13 @@
 //
 // 16 bits: operands of float16, of bfloat16, and of float32 that is rounded to one of these, become float32 block by block: B as it is
 // packed, a block of A once for all panels. Sums are float32, from one block of the depth to the next in the workspace; the last one rounds
-// them to the elements of C. Where both operands are bfloat16 and the processor multiplies pairs of these (AVX512-BF16), they are packed as
-// pairs instead.
+// them to the elements of C. Where both operands are bfloat16 and the processor multiplies pairs of these (AMX-BF16, else AVX512-BF16),
+// they are packed as pairs instead.
 //
 // The bits of an element depend on the depth and its blocks alone (exec/depth_block.h): each is one chain of fused multiply-adds in
-// ascending order, the blocks in ascending order. How C is divided among tiles, tasks and threads, where it lies and which vectors
-// the processor has never shows; whether it multiplies pairs does. Nothing is allocated: the workspace is the caller's, one for each
-// thread.
+// ascending order (of pairs: exec/gemm_micro.h, exec/gemm_tiles.h), the blocks in ascending order. How C is divided among tiles, tasks and
+// threads, where it lies and which vectors the processor has never shows; whether and how it multiplies pairs does. Nothing is allocated:
+// the workspace is the caller's, one for each thread.
 
 #pragma once
 
@@ -26,6 +26,7 @@
 #include "exec/depth_block.h"
 #include "exec/gemm_micro.h"
 #include "exec/gemm_pack.h"
+#include "exec/gemm_tiles.h"
 
 ORT_TRAIN_OPS_BEGIN
 
@@ -79,14 +80,33 @@ namespace gemm {
 // Where a product's copies lie in the workspace.
 struct Room {
   float* panel = nullptr;
-  float* a = nullptr;     // a block of A
-  float* sums = nullptr;  // what the blocks of the depth have added up to: rows x sums_row
-  int64_t a_row = 0, sums_row = 0;
+  float* a = nullptr;                              // a block of A
+  float* sums = nullptr;                           // what the blocks of the depth have added up to: rows x sums_row
+  int64_t a_row = 0, pairs_row = 0, sums_row = 0;  // pairs_row: where pairs lie in rows whatever A's layout
 };
 
-// Whether products of such operands are of pairs, and how many times as fast they are as those of floats.
-inline bool are_of_pairs(Element a, Element b) { return is_bfloat16(a) && is_bfloat16(b) && multiplies_pairs(); }
-inline double rate_of(Element a, Element b) { return are_of_pairs(a, b) ? 1.9 : 1; }
+#ifdef __AVX512F__
+inline bool has_pairs() {
+  static const bool has = __builtin_cpu_supports("avx512bf16");
+  return has;
+}
+#else
+inline bool has_pairs() { return false; }
+#endif
+
+// How products are made, each by a Unit.
+enum class Way : uint8_t { floats, pairs, tiles };
+
+inline Way way_of(Element a, Element b) {
+  if (!is_bfloat16(a) || !is_bfloat16(b)) return Way::floats;
+  if (has_tiles()) return Way::tiles;
+  return has_pairs() ? Way::pairs : Way::floats;
+}
+// How many times as fast they are as those of floats.
+inline double rate_of(Element a, Element b) {
+  const Way way = way_of(a, b);
+  return way == Way::tiles ? 4 : way == Way::pairs ? 1.9 : 1;
+}
 
 constexpr int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -100,18 +120,18 @@ inline std::pair<Room, int64_t> room_of(const Product<float>& p, std::byte* plac
     const int64_t at = std::exchange(bytes, bytes + whole_lines(floats * int64_t{sizeof(float)}));
     return place ? reinterpret_cast<float*>(place + at) : nullptr;
   };
-  room.panel = take(depth * kPanel);
-  room.a_row = up(p.a.column == 1 ? depth : p.rows) + 16;  // not a power of two: its rows lie in the first-level cache together
-  if (p.a.element != Element::own) room.a = take(std::max((up(depth) + 16) * p.rows, (up(p.rows) + 16) * depth));
+  const int64_t words = (depth + 1) / 2;        // of pairs
+  const bool pairs = is_bfloat16(p.a.element);  // perhaps
+  room.panel = take(pairs ? std::max(depth * kPanel, words * 2 * kTileSide) : depth * kPanel);
+  // No power of two: its rows lie in the first-level cache together.
+  room.a_row = up(p.a.column == 1 ? depth : p.rows) + 16;
+  room.pairs_row = up(words) + 16;
+  int64_t a = std::max((up(depth) + 16) * p.rows, (up(p.rows) + 16) * depth);
+  if (pairs) a = std::max(a, up(p.rows) * room.pairs_row);
+  if (p.a.element != Element::own) room.a = take(a);
   room.sums_row = (p.columns + kPanel - 1) / kPanel * kPanel;
   if (is_half(p.c.element) && p.depth > (p.block > 0 ? p.block : depth_block(p.depth))) room.sums = take(p.rows * room.sums_row);
   return {room, bytes};
-}
-
-// How many vectors the next panel has: three, but four that remain are two and two.
-inline int64_t panel_vectors(int64_t columns_left) {
-  const int64_t left = (columns_left + kWidth - 1) / kWidth;
-  return left == kVectors + 1 && kVectors > 2 ? 2 : std::min<int64_t>(left, kVectors);
 }
 
 // A's words of one block of the depth.
@@ -132,6 +152,10 @@ template <typename Unit> Words words_of_a(const Product<float>& p, const Block& 
   const Operand<float> a = p.a.from(0, block.begin);
   if (a.element == Element::own) return {a.own(), a.row, a.column};
   const int64_t size = a.size();
+  if constexpr (Unit::a_in_rows) {
+    pair_rows_of_a(a.element, {a.data, a.row * size, a.column * size}, p.rows, block.depth, room.a, room.pairs_row);
+    return {room.a, room.pairs_row, 1};
+  }
   if (a.column == 1) {
     pack_rows<Unit::pairs>(a.element, {a.data, a.row * size, size}, p.rows, block.depth, room.a, room.a_row);
     return {room.a, room.a_row, 1};
@@ -143,9 +167,9 @@ template <typename Unit> Words words_of_a(const Product<float>& p, const Block& 
 // Lines of B that come into the second-level cache while a panel is multiplied: those of the next one.
 class Ahead {
  public:
-  Ahead(const Product<float>& p, const Operand<float>& b, int64_t depth, int64_t width)
+  // kernels: in how many of them
+  Ahead(const Operand<float>& b, int64_t depth, int64_t width, int64_t kernels)
       : from_(b.data + width * b.column * b.size()), row_(b.row * b.size()), column_(b.column * b.size()) {
-    const int64_t kernels = (p.rows + kRows - 1) / kRows;
     lines_ = b.column == 1 ? 0 : (depth * b.size() + 63) / 64;
     share_ = (width * lines_ + kernels - 1) / kernels;
   }
@@ -174,17 +198,17 @@ class Ahead {
 };
 
 // Rounds what a kernel left in `edge`, whole vectors.
-template <Element e> void round_tile(const float* edge, int64_t rows, int64_t columns, std::byte* to, int64_t to_row) {
-  for (int64_t r = 0; r < rows; ++r, edge += kPanel, to += to_row) {
+template <Element e> void round_tile(const float* edge, int64_t edge_row, int64_t rows, int64_t columns, std::byte* to, int64_t to_row) {
+  for (int64_t r = 0; r < rows; ++r, edge += edge_row, to += to_row) {
     for (int64_t x = 0; x < columns; x += 8) narrow8<e>(edge + x, to + 2 * x);
   }
 }
 
 // What a kernel left in `edge`, of panels that aren't whole, becomes `columns` of the sums or of C.
 inline void finish(const Product<float>& p, int64_t rows, int64_t columns, const float* start, int64_t start_row, float* edge,
-                   const Result<float>& to) {
+                   int64_t edge_row, const Result<float>& to) {
   for (int64_t r = 0; r < rows; ++r) {
-    float* const sums = edge + r * kPanel;
+    float* const sums = edge + r * edge_row;
     for (int64_t x = 0; x < columns; ++x) sums[x] = start ? std::fma(p.alpha, sums[x], start[r * start_row + x]) : p.alpha * sums[x];
     if (is_half(to.element))
       narrow(to.element, sums, columns, to.from(r, 0).data);
@@ -195,9 +219,9 @@ inline void finish(const Product<float>& p, int64_t rows, int64_t columns, const
 
 // One panel of one depth block, all rows.
 template <typename Unit>
-void multiply_panel(const Product<float>& p, const Words& a, const Block& block, int64_t j, int64_t columns, int64_t vectors,
+void multiply_panel(const Product<float>& p, const Words& a, const Block& block, int64_t j, int64_t columns, int64_t width,
                     const Room& room) {
-  const int64_t width = vectors * kWidth, depth = block.depth;
+  const int64_t depth = block.depth;
   const Operand<float> b = p.b.from(block.begin, j);
   const bool is_own = b.element == Element::own, is_whole = columns == width;
   const bool direct = b.column == 1 && is_whole;
@@ -212,21 +236,26 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
   const Matrix<float> sums = is_half(p.c.element) ? Matrix<float>{room.sums, room.sums_row} : Matrix<float>{p.c.own(), p.c.row};
   const Result<float> result = rounds ? p.c : Result<float>(sums);
   const Matrix<const float> start = block.first ? p.start : Matrix<const float>{sums.data, sums.row};
-  float edge[kRows * kPanel];
-  Ahead ahead(p, b, depth, width);
-  for (int64_t i = 0; i < p.rows; i += kRows) {
-    const int64_t rows = std::min<int64_t>(kRows, p.rows - i);
+  float edge[Unit::rows * Unit::width];
+  Ahead ahead(b, depth, width, (p.rows + Unit::rows - 1) / Unit::rows);
+  for (int64_t i = 0; i < p.rows; i += Unit::rows) {
+    const int64_t rows = std::min<int64_t>(Unit::rows, p.rows - i);
     int64_t begin = 0, end = depth;
     if (p.triangle == Triangle::result && j > i + rows - 1 + p.diagonal) continue;
     if (p.triangle == Triangle::a_lower) end = std::clamp<int64_t>(i + rows + p.diagonal - block.begin, 0, depth);
     if (p.triangle == Triangle::a_upper) begin = std::clamp<int64_t>(i + p.diagonal - block.begin, 0, depth);
     if (begin >= end && !block.first) continue;
     if (Unit::pairs) begin = begin / 2;
+    end = std::max(begin, words_of<Unit>(end));  // from here on in words
+    const int64_t skipped = begin - Unit::aligned(begin);
+    begin -= skipped;
     const bool copying = packing && i == 0;
     ahead.fetch();
     const bool source = few || copying;
     const Result<float> to = result.from(i, j);
-    Micro m{.depth = std::max<int64_t>(0, words_of<Unit>(end) - begin),
+    Micro m{.depth = end - begin,
+            .skipped = skipped,
+            .rows = rows,
             .a = a.data + i * a.row + begin * a.depth,
             .a_row = a.row,
             .a_depth = a.depth,
@@ -236,41 +265,43 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
             .prefetch = reinterpret_cast<const std::byte*>(a.data),
             .prefetch_step = 0,
             .c = rounds || !is_whole ? edge : to.own(),
-            .c_row = rounds || !is_whole ? kPanel : to.row,
+            .c_row = rounds || !is_whole ? Unit::width : to.row,
             .result = to.data,
             .result_row = to.row * to.size(),
             .start = start.data ? start.data + i * start.row + j : nullptr,
             .start_row = start.row,
             .alpha = p.alpha};
     // The next panel's lines in the first kernels; or the next rows of a transposed A.
-    if (!ahead.fetch_within<Unit>(i / kRows, m) && a.row == 1 && j == 0) {
-      m.prefetch = reinterpret_cast<const std::byte*>(m.a + 2 * kRows);
+    if (!ahead.fetch_within<Unit>(i / Unit::rows, m) && a.row == 1 && j == 0) {
+      m.prefetch = reinterpret_cast<const std::byte*>(m.a + 2 * Unit::rows);
       m.prefetch_step = a.depth * int64_t{sizeof(float)};
     }
-    const MicroKernel kernel = copying ? packing_kernel(b.element, vectors) : micro_kernel<Unit>(rows, vectors);
+    const MicroKernel kernel = copying ? packing_kernel(b.element, width) : Unit::kernel(rows, width);
     if (is_whole) {
       kernel(m);
-      if (rounds && p.c.element == Element::bfloat16) round_tile<Element::bfloat16>(edge, rows, columns, to.data, m.result_row);
-      if (rounds && p.c.element == Element::float16) round_tile<Element::float16>(edge, rows, columns, to.data, m.result_row);
+      if (rounds && p.c.element == Element::bfloat16)
+        round_tile<Element::bfloat16>(edge, Unit::width, rows, columns, to.data, m.result_row);
+      if (rounds && p.c.element == Element::float16) round_tile<Element::float16>(edge, Unit::width, rows, columns, to.data, m.result_row);
       continue;
     }
     const float* const added = std::exchange(m.start, nullptr);  // not all that a kernel would read is there
     m.alpha = 1;
     kernel(m);
-    finish(p, rows, columns, added, m.start_row, edge, to);
+    finish(p, rows, columns, added, m.start_row, edge, Unit::width, to);
   }
 }
 
 template <typename Unit> void multiply(const Product<float>& p, std::byte* workspace) {
+  [[maybe_unused]] const typename Unit::Session session;
   const Room room = room_of(p, workspace).first;
   const int64_t size = p.block > 0 ? p.block : depth_block(p.depth);
   int64_t begin = 0;
   do {
     const Block block{begin, std::min(size, p.depth - begin), begin == 0, begin + size >= p.depth};
     const Words a = words_of_a<Unit>(p, block, room);
-    for (int64_t j = 0, vectors; j < p.columns; j += vectors * kWidth) {
-      vectors = panel_vectors(p.columns - j);
-      multiply_panel<Unit>(p, a, block, j, std::min(vectors * kWidth, p.columns - j), vectors, room);
+    for (int64_t j = 0, width; j < p.columns; j += width) {
+      width = Unit::panel(p.columns - j);
+      multiply_panel<Unit>(p, a, block, j, std::min(width, p.columns - j), width, room);
     }
     begin += size;
   } while (begin < p.depth);
@@ -310,12 +341,20 @@ template <typename T> int64_t product_workspace(const Product<T>& largest) {
 }
 
 template <typename T> void multiply(const Product<T>& product, std::byte* workspace) {
-  if constexpr (!std::is_same_v<T, float>)
+  if constexpr (!std::is_same_v<T, float>) {
     gemm::multiply_plainly(product);
-  else if (gemm::are_of_pairs(product.a.element, product.b.element))
-    gemm::multiply<gemm::DotPairs>(product, workspace);
-  else
-    gemm::multiply<gemm::Fused>(product, workspace);
+  } else {
+    switch (gemm::way_of(product.a.element, product.b.element)) {
+#ifdef __AVX512F__
+      case gemm::Way::tiles:
+        return gemm::multiply<gemm::Tiles<gemm::TileRegisters>>(product, workspace);
+      case gemm::Way::pairs:
+        return gemm::multiply<gemm::DotPairs>(product, workspace);
+#endif
+      default:
+        return gemm::multiply<gemm::Fused>(product, workspace);
+    }
+  }
 }
 
 ORT_TRAIN_OPS_END

@@ -1,16 +1,18 @@
 // Micro-kernels of matrix products: some rows by one panel of columns, in vector registers, along one block of the depth (exec/gemm.h).
 //
 // Operands come as words of 32 bits: a float, or a pair of bfloat16 that are neighbours along the depth, the first one in the lower half.
-// A Unit says what a word is and how a product of words is added to a float:
+// A Unit says what a word is, how large the blocks of C are, and which micro-kernel computes one:
 //
 //   Fused      floats: one fused multiply-add
 //   DotPairs   pairs, on processors with AVX512-BF16: vdpbf16ps. Of a pair the second product is added first, then the first, each as a
 //              fused multiply-add that takes denormal numbers as zero and rounds to nearest even
+//   Tiles      pairs, on processors with AMX-BF16 (exec/gemm_tiles.h)
 
 #pragma once
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -42,33 +44,11 @@ inline Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
 #endif
 inline constexpr int kPanel = kVectors * kWidth;  // columns
 
-struct Fused {
-  static constexpr bool pairs = false;
-  __attribute__((always_inline)) static Vector add_product(Vector a, Vector b, Vector sum) { return multiply_add(a, b, sum); }
-};
-
-#ifdef __AVX512F__
-struct DotPairs {
-  static constexpr bool pairs = true;
-  // The instruction as it is: the rest of the file is compiled for processors that may lack it.
-  __attribute__((always_inline)) static Vector add_product(Vector a, Vector b, Vector sum) {
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
-    return sum;
-  }
-};
-// Whether the processor has it.
-inline bool multiplies_pairs() {
-  static const bool has = __builtin_cpu_supports("avx512bf16");
-  return has;
-}
-#else
-using DotPairs = Fused;  // never chosen
-inline bool multiplies_pairs() { return false; }
-#endif
-
-// What a micro-kernel computes: `rows` (its template argument) x (vectors * kWidth) elements of C. Steps are in words.
+// What a micro-kernel computes: so many rows and columns of C as it was chosen for. Steps are in words.
 struct Micro {
   int64_t depth;
+  int64_t skipped;  // the first words of the depth that count as zeros; where a Unit aligns them
+  int64_t rows;
   const float* a;
   int64_t a_row, a_depth;
   const void* b;              // a packed panel, or B itself
@@ -109,7 +89,7 @@ template <Element e> struct Packing {
   }
 };
 
-template <typename Unit, int rows, int vectors, typename Source> __attribute__((noinline)) void micro(const Micro& m) {
+template <typename Add, int rows, int vectors, typename Source> __attribute__((noinline)) void micro(const Micro& m) {
   Vector sum[rows][vectors];
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
@@ -141,7 +121,7 @@ template <typename Unit, int rows, int vectors, typename Source> __attribute__((
     for (int r = 0; r < rows; ++r) {
       const Vector x = broadcast(a[r][at]);
 #pragma GCC unroll 3
-      for (int v = 0; v < vectors; ++v) sum[r][v] = Unit::add_product(x, row[v], sum[r][v]);
+      for (int v = 0; v < vectors; ++v) sum[r][v] = Add::add_product(x, row[v], sum[r][v]);
     }
     b += b_depth;
     prefetch += prefetch_step;
@@ -167,26 +147,60 @@ template <typename Unit, int rows, int vectors, typename Source> __attribute__((
 }
 using MicroKernel = void (*)(const Micro&);
 
-template <typename Unit, int vectors, int... rows> const MicroKernel* micro_row(std::integer_sequence<int, rows...>) {
-  static constexpr MicroKernel table[] = {micro<Unit, rows + 1, vectors, Packed>...};
-  return table;
+// How products in vector registers are made. Add: how a product of words is added.
+template <typename Add> struct Vectors {
+  static constexpr bool pairs = Add::pairs, a_in_rows = false;
+  static constexpr int64_t rows = kRows, width = kPanel;
+  struct Session {};  // nothing to prepare
+
+  // How wide the next panel is: three vectors, but four that remain are two and two.
+  static int64_t panel(int64_t columns_left) {
+    const int64_t left = (columns_left + kWidth - 1) / kWidth;
+    return kWidth * (left == kVectors + 1 && kVectors > 2 ? 2 : std::min<int64_t>(left, kVectors));
+  }
+  static int64_t aligned(int64_t word) { return word; }  // where a chain of the depth may begin
+  static MicroKernel kernel(int64_t rows, int64_t columns) {
+    using Rows = std::make_integer_sequence<int, kRows>;
+    if (columns == kWidth) return of_rows<1>(Rows{})[rows - 1];
+    if (columns == 2 * kWidth) return of_rows<2>(Rows{})[rows - 1];
+    return of_rows<kVectors>(Rows{})[rows - 1];
+  }
+
+ private:
+  template <int vectors, int... r> static const MicroKernel* of_rows(std::integer_sequence<int, r...>) {
+    static constexpr MicroKernel table[] = {micro<Add, r + 1, vectors, Packed>...};
+    return table;
+  }
+};
+
+struct AddFused {
+  static constexpr bool pairs = false;
+  __attribute__((always_inline)) static Vector add_product(Vector a, Vector b, Vector sum) { return multiply_add(a, b, sum); }
+};
+using Fused = Vectors<AddFused>;
+
+#ifdef __AVX512F__
+struct AddPairs {
+  static constexpr bool pairs = true;
+  // The instruction as it is: the rest of the file is compiled for processors that may lack it.
+  __attribute__((always_inline)) static Vector add_product(Vector a, Vector b, Vector sum) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+  }
+};
+using DotPairs = Vectors<AddPairs>;
+#endif
+
+// The first rows of a product of floats, which leave the packed panel.
+template <Element e> MicroKernel packing_kernel(int64_t columns) {
+  if (columns == kWidth) return micro<AddFused, kRows, 1, Packing<e>>;
+  if (columns == 2 * kWidth) return micro<AddFused, kRows, 2, Packing<e>>;
+  return micro<AddFused, kRows, kVectors, Packing<e>>;
 }
-// The kernel for a number of rows (1 .. kRows) and vectors (1 .. kVectors).
-template <typename Unit> MicroKernel micro_kernel(int64_t rows, int64_t vectors) {
-  using Rows = std::make_integer_sequence<int, kRows>;
-  if (vectors == 1) return micro_row<Unit, 1>(Rows{})[rows - 1];
-  if (vectors == 2) return micro_row<Unit, 2>(Rows{})[rows - 1];
-  return micro_row<Unit, kVectors>(Rows{})[rows - 1];
-}
-template <Element e> MicroKernel packing_kernel(int64_t vectors) {
-  if (vectors == 1) return micro<Fused, kRows, 1, Packing<e>>;
-  if (vectors == 2) return micro<Fused, kRows, 2, Packing<e>>;
-  return micro<Fused, kRows, kVectors, Packing<e>>;
-}
-inline MicroKernel packing_kernel(Element element, int64_t vectors) {
-  if (element == Element::own) return packing_kernel<Element::own>(vectors);
+inline MicroKernel packing_kernel(Element element, int64_t columns) {
+  if (element == Element::own) return packing_kernel<Element::own>(columns);
   MicroKernel kernel = nullptr;
-  for_element(element, [&]<Element e>() { kernel = packing_kernel<e>(vectors); });
+  for_element(element, [&]<Element e>() { kernel = packing_kernel<e>(columns); });
   return kernel;
 }
 

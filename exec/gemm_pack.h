@@ -145,5 +145,42 @@ template <bool pairs> void pack_rows(Element element, const Source& a, int64_t r
   });
 }
 
+// The same where A's columns lie one behind the other: words of two neighbouring columns, 8 of them by 8 rows in one go.
+template <Element e> void pair_across_columns(const Source& from, int64_t rows, int64_t depth, float* to, int64_t to_row) {
+  constexpr int64_t size = bytes_each<float>(e);
+  const auto pairs_at = [&](int64_t i, int64_t k) {  // of 8 rows
+    const std::byte* const first = from.data + k * from.column + i * size;
+    const __m256i second = k + 1 < depth ? bits8<e>(first + from.column) : _mm256_setzero_si256();
+    return _mm256_castsi256_ps(_mm256_or_si256(bits8<e>(first), _mm256_slli_epi32(second, 16)));
+  };
+  int64_t i = 0;
+  for (; i + 8 <= rows; i += 8) {
+    for (int64_t k = 0; k < depth; k += 16) {
+      __m256 words[8];
+#pragma GCC unroll 8
+      for (int64_t w = 0; w < 8; ++w) words[w] = k + 2 * w < depth ? pairs_at(i, k + 2 * w) : _mm256_setzero_ps();
+      transpose8(words, to + i * to_row + k / 2, to_row);
+    }
+  }
+  for (; i < rows; ++i) {
+    for (int64_t k = 0; k < depth; k += 2) {
+      const std::byte* const first = from.data + k * from.column;
+      to[i * to_row + k / 2] = as_word(bits<e>(first, i) | (k + 1 < depth ? bits<e>(first + from.column, i) << 16 : 0));
+    }
+  }
+}
+
+// Of A a block of rows x depth, whatever its layout, as rows of pairs. `to_row`: a multiple of 8, and room for whole eights of words.
+inline void pair_rows_of_a(Element element, const Source& a, int64_t rows, int64_t depth, float* to, int64_t to_row) {
+  for_element(element, [&]<Element e>() {
+    if constexpr (is_bfloat16(e)) {
+      if (a.column == bytes_each<float>(e))
+        pair_along_rows<e>(a, rows, depth, to, to_row);
+      else
+        pair_across_columns<e>(a, rows, depth, to, to_row);
+    }
+  });
+}
+
 }  // namespace gemm
 ORT_TRAIN_OPS_END

@@ -77,7 +77,6 @@ struct StateDef {
 enum class Granularity : uint8_t {
   element,  // nothing: small weights may be updated as one
   block,    // the block of kStateBlock elements in which it is, from the tensor's beginning on: packs and parts begin at multiples of that
-  row,      // its row: parts are whole rows; nothing is packed
   tensor,   // statistics of the whole tensor: the parts of a weight are updated together; nothing is packed
 };
 inline constexpr int64_t kStateBlock = 256;

@@ -1,6 +1,6 @@
 // Products of pairs of bfloat16 (exec/gemm.h), on any processor: the packing, the tiles and the blocks are the real ones, of the
-// instruction there is a model in plain arithmetic. Each element has the bits of the chain that it stands for, and lies near the product in
-// double.
+// instructions there are models in plain arithmetic. Each element has the bits of the chain that it stands for, and lies near the product
+// in double. Where the processor has the instructions, they are compared with their models.
 
 #define ORT_TRAIN_ISA isa_of_gemm_test  // copies of its own of what the library compiles, too
 
@@ -17,9 +17,10 @@ namespace {
 
 float without_denormals(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 
+float half(uint32_t word, int shift) { return without_denormals(float_bits::as_float(word >> shift << 16)); }
+
 // What vdpbf16ps does to one lane: the upper halves of the words first (Intel's manual, volume 2, VDPBF16PS).
 float add_pair(uint32_t a, uint32_t b, float sum) {
-  const auto half = [](uint32_t word, int shift) { return without_denormals(float_bits::as_float(word >> shift << 16)); };
   sum = without_denormals(std::fma(half(a, 16), half(b, 16), without_denormals(sum)));
   return without_denormals(std::fma(half(a, 0), half(b, 0), sum));
 }
@@ -33,6 +34,70 @@ struct ModelOfPairs {
     gemm::store(z, sum);
     for (int i = 0; i < gemm::kWidth; ++i) z[i] = add_pair(float_bits::of(x[i]), float_bits::of(y[i]), z[i]);
     return gemm::load(z);
+  }
+};
+
+// What tdpbf16ps does to one element (volume 2, TDPBF16PS).
+float add_pairs_of_tiles(const std::vector<uint32_t>& a, const std::vector<uint32_t>& b, float sum) {
+  float first = 0, second = 0;
+  for (size_t k = 0; k < a.size(); ++k) {
+    first = without_denormals(std::fma(half(a[k], 0), half(b[k], 0), first));
+    second = without_denormals(std::fma(half(a[k], 16), half(b[k], 16), second));
+  }
+  return without_denormals(without_denormals(sum) + without_denormals(first + second));
+}
+
+struct ModelOfTiles {
+  static inline bool ready = false;
+  static inline float registers[8][16][16];
+  struct Session {
+    Session() { ready = true; }
+    ~Session() { ready = false; }
+  };
+  template <int t> static void zero() {
+    EXPECT_TRUE(ready);
+    for (auto& row : registers[t]) std::fill(std::begin(row), std::end(row), 0.0f);
+  }
+  template <int t> static void load(const float* from, int64_t row) {
+    for (int64_t r = 0; r < 16; ++r) std::copy_n(from + r * row, 16, registers[t][r]);
+  }
+  template <int t> static void store(float* to, int64_t row) {
+    for (int64_t r = 0; r < 16; ++r) std::copy_n(registers[t][r], 16, to + r * row);
+  }
+  template <int c, int a, int b> static void add_products() {
+    for (int64_t i = 0; i < 16; ++i) {
+      for (int64_t j = 0; j < 16; ++j) {
+        std::vector<uint32_t> x, y;
+        for (int64_t k = 0; k < 16; ++k) {
+          x.push_back(float_bits::of(registers[a][i][k]));
+          y.push_back(float_bits::of(registers[b][k][j]));
+        }
+        registers[c][i][j] = add_pairs_of_tiles(x, y, registers[c][i][j]);
+      }
+    }
+  }
+};
+
+// Ways of multiplying: how, and what a chain of words of the depth adds up to.
+struct InPairs {
+  using Unit = gemm::Vectors<ModelOfPairs>;
+  static float chain(const std::vector<uint32_t>& a, const std::vector<uint32_t>& b) {
+    float sum = 0;
+    for (size_t k = 0; k < a.size(); ++k) sum = add_pair(a[k], b[k], sum);
+    return sum;
+  }
+};
+struct InTiles {
+  using Unit = gemm::Tiles<ModelOfTiles>;
+  static float chain(const std::vector<uint32_t>& a, const std::vector<uint32_t>& b) {
+    float sum = 0;
+    for (size_t k = 0; k < a.size(); k += 16) {
+      const auto some = [&](const std::vector<uint32_t>& words) {
+        return std::vector(words.begin() + static_cast<int64_t>(k), words.begin() + static_cast<int64_t>(std::min(k + 16, words.size())));
+      };
+      sum = add_pairs_of_tiles(some(a), some(b), sum);
+    }
+    return sum;
   }
 };
 
@@ -66,7 +131,7 @@ struct Case {
   float alpha;
 };
 
-void check(const Case& c, bool trans_a, bool trans_b, bool float_a, bool float_b, Element result, bool starts) {
+template <typename In> void check(const Case& c, bool trans_a, bool trans_b, bool float_a, bool float_b, Element result, bool starts) {
   SCOPED_TRACE(::testing::Message() << c.rows << " x " << c.columns << " x " << c.depth << " in " << c.block << (trans_a ? " a'" : " a")
                                     << (trans_b ? " b'" : " b") << float_a << float_b << static_cast<int>(result) << starts);
   const Stored a(c.rows, c.depth, trans_a, float_a, 1), b(c.depth, c.columns, trans_b, float_b, 2);
@@ -81,18 +146,20 @@ void check(const Case& c, bool trans_a, bool trans_b, bool float_a, bool float_b
   product.alpha = c.alpha;
   if (starts) product.start = {start.numbers.data(), 0};
   std::vector<std::byte> workspace(static_cast<size_t>(product_workspace(product)) + 64);
-  gemm::multiply<ModelOfPairs>(product, workspace.data());
+  gemm::multiply<typename In::Unit>(product, workspace.data());
   for (int64_t i = 0; i < c.rows; ++i) {
     for (int64_t j = 0; j < c.columns; ++j) {
       float chain = 0;
       double exact = 0, size = 0;
       for (int64_t begin = 0; begin == 0 || begin < c.depth; begin += c.block) {
         const int64_t end = std::min(begin + c.block, c.depth);
-        float sum = 0;
+        std::vector<uint32_t> x, y;
         for (int64_t k = begin; k < end; k += 2) {
           const bool two = k + 1 < end;
-          sum = add_pair(a.bits(i, k) | (two ? a.bits(i, k + 1) << 16 : 0), b.bits(k, j) | (two ? b.bits(k + 1, j) << 16 : 0), sum);
+          x.push_back(a.bits(i, k) | (two ? a.bits(i, k + 1) << 16 : 0));
+          y.push_back(b.bits(k, j) | (two ? b.bits(k + 1, j) << 16 : 0));
         }
+        const float sum = In::chain(x, y);
         for (int64_t k = begin; k < end; ++k) {
           exact += a.number(i, k) * b.number(k, j);
           size += std::abs(a.number(i, k) * b.number(k, j));
@@ -118,26 +185,30 @@ void check(const Case& c, bool trans_a, bool trans_b, bool float_a, bool float_b
   }
 }
 
-TEST(PairsOfBfloat16, GiveTheirChainInEveryLayout) {
-  const Case cases[] = {{1, 1, 1, 64, 1},        {7, 17, 2, 64, -0.5f}, {6, 16, 64, 64, 1}, {13, 49, 65, 64, 2},     {37, 100, 63, 64, 1},
-                        {24, 97, 200, 64, 0.3f}, {50, 33, 129, 128, 1}, {9, 48, 0, 64, 1},  {3, 145, 770, 384, 1.0f}};
+template <typename In> class PairsOfBfloat16 : public ::testing::Test {};
+using Ways = ::testing::Types<InPairs, InTiles>;
+TYPED_TEST_SUITE(PairsOfBfloat16, Ways);
+
+TYPED_TEST(PairsOfBfloat16, GiveTheirChainInEveryLayout) {
+  const Case cases[] = {{1, 1, 1, 64, 1},        {7, 17, 2, 64, -0.5f}, {6, 16, 64, 64, 1}, {13, 49, 65, 64, 2},      {37, 100, 63, 64, 1},
+                        {24, 97, 200, 64, 0.3f}, {50, 33, 129, 128, 1}, {9, 48, 0, 64, 1},  {3, 145, 770, 384, 1.0f}, {33, 31, 45, 40, 1}};
   for (const Case& c : cases) {
     for (int bits = 0; bits < 32; ++bits) {
       for (const Element result : {Element::own, Element::float16, Element::bfloat16})
-        check(c, bits & 1, bits & 2, bits & 4, bits & 8, result, bits & 16);
+        check<TypeParam>(c, bits & 1, bits & 2, bits & 4, bits & 8, result, bits & 16);
     }
   }
 }
 
 // Tiles change no bit.
-TEST(PairsOfBfloat16, TheBitsAreTheSameInTiles) {
+TYPED_TEST(PairsOfBfloat16, TheBitsAreTheSameInTiles) {
   constexpr int64_t kRows = 40, kColumns = 130, kDepth = 333;
   const Stored a(kRows, kDepth, false, false, 1), b(kDepth, kColumns, true, true, 2);
   Product<float> whole{.rows = kRows, .columns = kColumns, .depth = kDepth, .a = a.operand(), .b = b.operand(), .c = {}, .block = 128};
   std::vector<float> one(kRows * kColumns), tiled(kRows * kColumns);
   std::vector<std::byte> workspace(static_cast<size_t>(product_workspace(whole)) + 64);
   whole.c = {one.data(), kColumns};
-  gemm::multiply<ModelOfPairs>(whole, workspace.data());
+  gemm::multiply<typename TypeParam::Unit>(whole, workspace.data());
   for (int64_t i = 0; i < kRows; i += 11) {
     for (int64_t j = 0; j < kColumns; j += 37) {
       Product<float> tile = whole;
@@ -146,10 +217,61 @@ TEST(PairsOfBfloat16, TheBitsAreTheSameInTiles) {
       tile.a = whole.a.from(i, 0);
       tile.b = whole.b.from(0, j);
       tile.c = {tiled.data() + i * kColumns + j, kColumns};
-      gemm::multiply<ModelOfPairs>(tile, workspace.data());
+      gemm::multiply<typename TypeParam::Unit>(tile, workspace.data());
     }
   }
   EXPECT_EQ(tiled, one);
+}
+
+// What a triangle leaves out is zero: with zeros in its place the whole product has the same bits.
+TYPED_TEST(PairsOfBfloat16, TrianglesOfAAreThoseOfZeros) {
+  constexpr int64_t kSide = 77, kColumns = 40;
+  for (const bool transposed : {false, true}) {
+    for (const Triangle triangle : {Triangle::a_lower, Triangle::a_upper}) {
+      for (const int64_t diagonal : {-9, 0, 20}) {
+        SCOPED_TRACE(::testing::Message() << transposed << static_cast<int>(triangle) << " " << diagonal);
+        Stored a(kSide, kSide, transposed, false, 1);
+        const Stored b(kSide, kColumns, false, false, 2);
+        for (int64_t i = 0; i < kSide; ++i) {
+          for (int64_t k = 0; k < kSide; ++k) {
+            const bool there = triangle == Triangle::a_lower ? k <= i + diagonal : k >= i + diagonal;
+            if (!there) a.words[static_cast<size_t>(transposed ? k * kSide + i : i * kSide + k)] = {};
+          }
+        }
+        Product<float> product{
+            .rows = kSide, .columns = kColumns, .depth = kSide, .a = a.operand(), .b = b.operand(), .c = {}, .block = 64};
+        std::vector<float> whole(kSide * kColumns), part(kSide * kColumns);
+        std::vector<std::byte> workspace(static_cast<size_t>(product_workspace(product)) + 64);
+        product.c = {whole.data(), kColumns};
+        gemm::multiply<typename TypeParam::Unit>(product, workspace.data());
+        product.c = {part.data(), kColumns};
+        product.triangle = triangle;
+        product.diagonal = diagonal;
+        gemm::multiply<typename TypeParam::Unit>(product, workspace.data());
+        EXPECT_EQ(part, whole);
+      }
+    }
+  }
+}
+
+TEST(TileRegisters, TheirModelMultipliesWholeNumbers) { EXPECT_TRUE(gemm::multiplies_rightly<ModelOfTiles>()); }
+
+// Where there are some. (That their bits are the model's in every case is more than the manual says: the order within an instruction.)
+TEST(TileRegisters, ThoseOfTheProcessorAgreeWithTheModel) {
+  if (!gemm::asks_for_tiles()) GTEST_SKIP() << "this processor has no AMX-BF16";
+  ASSERT_TRUE(gemm::multiplies_rightly<gemm::TileRegisters>());
+  for (const Case& c : {Case{50, 33, 129, 128, 1}, Case{3, 145, 770, 384, 1.0f}, Case{13, 49, 65, 64, 2}}) {
+    const Stored a(c.rows, c.depth, false, false, 1), b(c.depth, c.columns, false, false, 2);
+    std::vector<float> model(static_cast<size_t>(c.rows * c.columns)), real(model.size());
+    Product<float> product{
+        .rows = c.rows, .columns = c.columns, .depth = c.depth, .a = a.operand(), .b = b.operand(), .c = {}, .block = c.block};
+    std::vector<std::byte> workspace(static_cast<size_t>(product_workspace(product)) + 64);
+    product.c = {model.data(), c.columns};
+    gemm::multiply<gemm::Tiles<ModelOfTiles>>(product, workspace.data());
+    product.c = {real.data(), c.columns};
+    gemm::multiply<gemm::Tiles<gemm::TileRegisters>>(product, workspace.data());
+    for (size_t i = 0; i < model.size(); ++i) ASSERT_NEAR(real[i], model[i], 1e-5 * static_cast<double>(c.depth)) << i;
+  }
 }
 
 }  // namespace

@@ -17,9 +17,11 @@
   /* gather.cpp */ op(Gather) op(GatherPart) op(GatherGrad) op(GatherElements) op(GatherND) op(GatherNDGrad) \
   /* scatter.cpp */ op(ScatterElements) op(ScatterElementsReduce) op(ScatterND) op(ScatterNDReduce) \
   /* pack.cpp */ op(PackMember) op(Pack) \
+  /* selection.cpp, cumprod.cpp */ op(Unique) op(NonMaxSuppression) op(CumProd) op(CumProdGrad) \
   /* generate.cpp */ op(Range) op(ConstantOfShape) op(OneHot) op(NonZero) op(Trilu) op(CumSum) \
   /* compare.cpp */ op(Equal) op(Greater) op(GreaterOrEqual) op(Less) op(LessOrEqual) op(And) op(Or) op(Xor) op(Not) op(Mod) \
-  /* where_cast.cpp */ op(Where) op(Cast) \
+  /* bitwise.cpp */ op(BitwiseAnd) op(BitwiseOr) op(BitwiseXor) op(BitwiseNot) op(BitShift) \
+  /* where_cast.cpp */ op(Where) op(Cast) op(BitCast) \
   /* reduce.cpp */ op(ReduceSum) op(ReduceMean) op(ReduceMax) op(ReduceMin) op(ReduceProd) op(ReduceProdGrad) op(ReduceL2) \
     op(ReduceSumSquare) \
   /* arg.cpp */ op(ArgMax) op(ArgMin) op(TopK) \
@@ -38,9 +40,9 @@
   /* layer_normalization.cpp */ op(LayerNormalization) op(LayerNormalizationGrad) \
   /* rms_normalization.cpp */ op(RMSNormalization) op(RMSNormalizationGrad) \
   /* batch_normalization.cpp */ op(BatchNormalization) op(LiveBatchNormalization) op(BatchNormalizationGrad) op(RunningStatistics) \
-  /* conv.cpp, conv_gradient.cpp, pool.cpp */ op(Conv) op(ConvPart) op(ConvInputGrad) op(ConvWeightGrad) op(MaxPool) op(MaxPoolGrad) op(AveragePool) \
+  /* conv.cpp, conv_gradient.cpp, pool.cpp */ op(Conv) op(ConvPart) op(ConvTranspose) op(ConvInputGrad) op(ConvWeightGrad) op(MaxPool) op(MaxPoolGrad) op(AveragePool) \
     op(AveragePoolGrad) \
-  /* matmul.cpp */ op(MatMul) op(MatMulPart) \
+  /* matmul.cpp, det.cpp */ op(MatMul) op(MatMulPart) op(Det) op(DetGrad) \
   /* attention.cpp, attention_gradient.cpp */ op(Attention) op(AttentionGrad) \
   /* cross_entropy.cpp, mean_squared_error.cpp */ op(SoftmaxCrossEntropy) op(SoftmaxCrossEntropyGrad) op(CountLabels) op(SquaredError) \
   /* optimizer.cpp */ op(SumSquares) op(GlobalNorm) op(UpdateFactor) op(Accumulate) op(Clear) op(Store) \

@@ -52,6 +52,7 @@ constexpr Role kRoles[] = {
     {"LSTM", 1, Part::weight, "weight"},
     {"LSTM", 2, Part::weight, "recurrent weight"},
     {"LSTM", 3, Part::bias, "bias"},
+    {"LSTM", 7, Part::weight, "peepholes"},
     {"GRU", 1, Part::weight, "weight"},
     {"GRU", 2, Part::weight, "recurrent weight"},
     {"GRU", 3, Part::bias, "bias"},
@@ -99,6 +100,7 @@ bool is_unweighted_place(const Evidence& evidence, const Use& use) {
   static constexpr std::array<std::string_view, 3> kRecurrent{"LSTM", "GRU", "RNN"};
   constexpr size_t kHidden = 5, kCell = 6;  // the initial states
   if (!use.domain.empty()) return false;
+  if ((use.op_type == "Resize" || use.op_type == "Upsample") && use.input > 0) return true;  // old forms don't say so
   return is_one_of(use.op_type, kOps) || normalises_input(evidence, use) ||
          (is_one_of(use.op_type, kRecurrent) && (use.input == kHidden || use.input == kCell));
 }

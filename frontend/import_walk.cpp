@@ -225,8 +225,8 @@ void Walk::node(const onnx::NodeDef& node, Scope& scope, const Site& site) {
     resolve_inputs(job);
     return fail(job, fmt::format("is not a valid node: {}", wrong), "check the model with onnx.checker, and export it again");
   }
-  // The forms were written for opset 24: what a newer one has added must not be overlooked.
-  constexpr int kNewestForms = 24;
+  // The forms were written for opset 28: what a newer one has added must not be overlooked.
+  constexpr int kNewestForms = 28;
   if (form.form && node.domain.empty() && job.opset > kNewestForms) {
     if (const std::string newer = onnx::violation(node, kNewestForms); !newer.empty()) {
       resolve_inputs(job);

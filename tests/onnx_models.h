@@ -10,9 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "exec/kernel.h"
-#include "frontend/import.h"
-#include "graph/op_def.h"
+#include "tests/run_imported.h"
 #include "tests/test_files.h"
 
 namespace ort_train::testing {
@@ -26,7 +24,7 @@ layer (float[batch, 3] x) => (float[batch, 2] y)
 inline constexpr const char* kObstacles = R"(<ir_version: 8, opset_import: ["" : 17, "their.ops" : 1]>
   g (float[2, 3, 3] x, float[4, 4] boxes) => (float[2] y, float[2, 3, 3] z, int64[n, 3] picked) <float[3] w = {1, 2, 3}, float[2] v = {1, 2}> {
     a = Add (x, w)
-    [det] d = Det (a)
+    [sampled] d = GridSample (a, boxes)
     e = Add (d, v)
     [spectral] f = their.ops.Spectral (e)
     y = Add (f, v)
@@ -88,13 +86,6 @@ inline Imported import_file(const std::string& path, const ImportOptions& option
   return import_model(path, options, workers);
 }
 
-inline Tensor weight_tensor(const Imported& imported, const Weight& weight) {
-  const Value& value = imported.graph.value(imported.graph.find_value(weight.parameter));
-  Tensor tensor(value.dtype, value.shape);
-  read_range(weight.places.at(0).bytes, tensor.bytes);
-  return tensor;
-}
-
 using Names = std::vector<std::string>;
 
 inline Names parameter_names(const Imported& imported) {
@@ -104,28 +95,6 @@ inline Names parameter_names(const Imported& imported) {
 }
 
 inline std::vector<float> floats(const Tensor& tensor) { return {tensor.data<float>().begin(), tensor.data<float>().end()}; }
-
-// The model's outputs, by name; weights come from the file.
-inline std::map<std::string, Tensor> run_imported(const Imported& imported, const std::map<std::string, Tensor>& inputs) {
-  Workers workers(1);
-  const Graph& graph = imported.graph;
-  std::map<ValueId, Tensor> values;
-  for (const auto& [name, tensor] : inputs) values[graph.find_value(name)] = tensor;
-  for (const Weight& weight : imported.weights) values[graph.find_value(weight.parameter)] = weight_tensor(imported, weight);
-  for (NodeId id : graph.order()) {
-    const Node& node = graph.node(id);
-    std::vector<const Tensor*> read;
-    for (ValueId input : node.inputs)
-      read.push_back(input == kNone ? nullptr : graph.constant(input) ? graph.constant(input) : &values.at(input));
-    std::vector<Tensor> outputs = evaluate(*node.op, node.attributes, read, node.outputs.size(), workers);
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      if (node.outputs[i] != kNone) values[node.outputs[i]] = std::move(outputs[i]);
-    }
-  }
-  std::map<std::string, Tensor> results;
-  for (ValueId output : graph.outputs) results[graph.value(output).name] = values.at(output);
-  return results;
-}
 
 // What a call throws; fails the test where it throws nothing.
 template <typename Call> Error error_of(Call&& call) {

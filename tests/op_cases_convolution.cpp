@@ -85,6 +85,8 @@ void conv_cases(std::vector<OpCase>& cases) {
     cases.push_back(std::move(forward));
     attributes.set("shape", x);
     cases.push_back({.name = f.name, .op = "ConvInputGrad", .attributes = attributes, .inputs = {random(y), random(w)}});
+    cases.push_back(
+        {.name = f.name, .op = "ConvTranspose", .attributes = attributes, .inputs = {random(y), random(w)}, .gradient = is_small});
     attributes.set("shape", w);
     cases.push_back({.name = f.name, .op = "ConvWeightGrad", .attributes = attributes, .inputs = {random(y), random(x)}});
     if (f.groups > 1) continue;

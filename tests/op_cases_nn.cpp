@@ -20,6 +20,26 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
+void determinant_cases(std::vector<OpCase>& cases) {
+  cases.insert(cases.end(),
+               {
+                   {.name = "one", .op = "Det", .inputs = {floats({2, 2}, {1, 2, 3, 4})}, .expected = {{-2}}, .ulps = 2},
+                   {.name = "batch", .op = "Det", .inputs = {random({2, 3, 4, 4})}},
+                   {.name = "scalars", .op = "Det", .inputs = {random({3, 1, 1})}},
+                   {.name = "singular", .op = "Det", .inputs = {floats({3, 3}, {1, 2, 3, 4, 5, 6, 7, 8, 10})}},
+                   {.name = "of_rank_two", .op = "Det", .inputs = {floats({3, 3}, {1, 2, 3, 2, 4, 6, 0, 1, 5})}, .tolerance = 1e-5},
+                   {.name = "of_rank_one",
+                    .op = "DetGrad",
+                    .inputs = {floats({}, {1}), floats({3, 3}, {1, 2, 3, 2, 4, 6, 3, 6, 9})},
+                    .expected = {{0, 0, 0, 0, 0, 0, 0, 0, 0}}},
+                   {.name = "cofactors",
+                    .op = "DetGrad",
+                    .inputs = {floats({}, {2}), floats({2, 2}, {1, 2, 3, 4})},
+                    .expected = {{8, -6, -4, 2}},
+                    .ulps = 4},
+               });
+}
+
 void matmul_cases(std::vector<OpCase>& cases) {
   struct Form {
     const char* name;
@@ -437,6 +457,7 @@ void dropout_cases(std::vector<OpCase>& cases) {
 
 std::vector<OpCase> nn_op_cases() {
   std::vector<OpCase> cases;
+  determinant_cases(cases);
   matmul_cases(cases);
   matmul_part_cases(cases);
   attention_cases(cases);

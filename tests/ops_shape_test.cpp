@@ -281,7 +281,6 @@ TEST(ShapeOps, RefuseWhatDoesNotFit) {
   refuse("GatherND", {{"batch_dims", int64_t{1}}}, {counting({2, 2}), make_tensor<int64_t>({1, 1}, {0})});
   refuse("ScatterND", {}, {counting({2}), make_tensor<int64_t>({1, 1}, {0}), counting({2})});
   refuse("ReduceSum", {}, {counting({2, 2}), integers({0, -2})});
-  refuse("Mod", {}, {counting({2}), counting({2})});
   refuse("Where", {}, {counting({2}), counting({2}), counting({2})});
 }
 

@@ -1,5 +1,5 @@
 // Tanh, Sigmoid, Relu, LeakyRelu, Elu, Softplus, HardSigmoid, HardSwish, Swish (SiLU), and what is made of them: Selu, Celu, Mish,
-// Softsign, ThresholdedRelu, PRelu, QuickGelu. Gelu has a file of its own.
+// Softsign, ThresholdedRelu, Shrink, PRelu, QuickGelu. Gelu has a file of its own.
 //
 // Each has one fused gradient node, which reads y where that suffices (Tanh, Sigmoid, Relu, HardSigmoid, LeakyRelu with alpha >= 0): then
 // the forward result may overwrite x. At a kink the gradient is that of the flatter side. NaN stays NaN.
@@ -90,6 +90,14 @@ void lower_celu(Lowering& l) {  // alpha * elu(x / alpha)
   const ValueId x = l.input(0), alpha = l.scalar_like(x, l.node.attributes.get("alpha", 1.0f));
   l.output(0, l.emit("Mul", {l.emit("Elu", {l.emit("Div", {x, alpha})}), alpha}));
 }
+// x -+ bias where |x| is above lambd, else 0.
+void lower_shrink(Lowering& l) {
+  const ValueId x = l.input(0);
+  const auto number = [&](float value) { return l.scalar_like(x, value); };
+  const float bias = l.node.attributes.get("bias", 0.0f), lambd = l.node.attributes.get("lambd", 0.5f);
+  const ValueId above = l.emit("Where", {l.emit("Greater", {x, number(lambd)}), l.emit("Sub", {x, number(bias)}), number(0)});
+  l.output(0, l.emit("Where", {l.emit("Less", {x, number(-lambd)}), l.emit("Add", {x, number(bias)}), above}));
+}
 void lower_mish(Lowering& l) { l.output(0, l.emit("Mul", {l.input(0), l.emit("Tanh", {l.emit("Softplus", {l.input(0)})})})); }
 void lower_softsign(Lowering& l) {
   const ValueId x = l.input(0);
@@ -153,7 +161,8 @@ constexpr OpDef kSoftplus = activation("Softplus", 22, gradient_from_input,
                                        {{.domain = "", .name = "Softplus", .since = 1},
                                         {.domain = "", .name = "Mish", .since = 18, .lower = lower_mish},
                                         {.domain = "", .name = "Softsign", .since = 1, .lower = lower_softsign},
-                                        {.domain = "", .name = "ThresholdedRelu", .since = 10, .lower = lower_thresholded_relu}},
+                                        {.domain = "", .name = "ThresholdedRelu", .since = 10, .lower = lower_thresholded_relu},
+                                        {.domain = "", .name = "Shrink", .since = 9, .lower = lower_shrink}},
                                        kInFloat32);
 constexpr Kernel kSoftplusKernel = unary_kernel_of(unary<SoftplusOf>, elementwise_cost<45>);
 constexpr OpDef kSoftplusGrad = slope_op("SoftplusGrad");

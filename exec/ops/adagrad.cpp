@@ -7,6 +7,7 @@
 
 #include "exec/op_list.h"
 #include "exec/ops/element_update.h"
+#include "exec/ops/onnx_training.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -31,6 +32,7 @@ template <typename T> struct AdagradRule {
 
 constexpr OpDef kAdagrad{
     .name = "Adagrad",
+    .onnx = {{.domain = kTrainingDomain, .name = "Adagrad", .since = 1, .lower = lower_onnx_adagrad}},
     .infer = infer_element_update<kAdagradScalars>,
     .no_gradient = kNoSecondOrder,
     .writes = kElementUpdateWrites,

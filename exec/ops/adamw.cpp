@@ -9,6 +9,7 @@
 
 #include "exec/op_list.h"
 #include "exec/ops/element_update.h"
+#include "exec/ops/onnx_training.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -57,6 +58,7 @@ constexpr Kernel kAdamWKernel{
 };
 constexpr OpDef kAdam{
     .name = "Adam",
+    .onnx = {{.domain = kTrainingDomain, .name = "Adam", .since = 1, .lower = lower_onnx_adam}},
     .infer = infer_element_update<kAdamWScalars>,
     .no_gradient = kNoSecondOrder,
     .writes = kElementUpdateWrites,

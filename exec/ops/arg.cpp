@@ -1,8 +1,8 @@
 // ArgMax and ArgMin{axis, keepdims, select_last_index} -> int64, TopK{axis, k, largest, sorted}(x) -> values, indices (ONNX 1 and later of
 // each).
 //
-// Of equal elements the first wins (the last with select_last_index); NaN wins over every number. TopK is always sorted; its gradient goes
-// back to where the values came from.
+// Hardmax lowers to ArgMax and OneHot. Of equal elements the first wins (the last with select_last_index); NaN wins over every number. TopK
+// is always sorted; its gradient goes back to where the values came from.
 
 #include <limits>
 
@@ -38,6 +38,24 @@ void lower_arg(Lowering& l) {
   l.pass_on(l.node.op_type, {{"axis", axis_of(given, l.shape(l.input(0)), 0)},
                              {"keepdims", given.get("keepdims", 1)},
                              {"select_last_index", given.get("select_last_index", 0)}});
+}
+
+// One where the first of the largest stands, else zero. Before opset 13 all axes from `axis` on are one.
+void lower_hardmax(Lowering& l) {
+  constexpr int kOneAxis = 13;
+  ValueId x = l.input(0);
+  const Shape shape = l.shape(x);
+  const bool one_axis = l.node.opset >= kOneAxis;
+  int64_t axis = normalize_axis(l.node.attributes.get("axis", one_axis ? -1 : 1), static_cast<int64_t>(shape.size()), "axis");
+  if (!one_axis) {
+    x = l.reshape(x, {element_count(shape.before(static_cast<size_t>(axis))), element_count(shape.from(static_cast<size_t>(axis)))});
+    axis = 1;
+  }
+  const int64_t length = l.shape(x)[axis];
+  const ValueId largest = l.emit("ArgMax", {x}, {{"axis", axis}, {"keepdims", int64_t{0}}, {"select_last_index", int64_t{0}}});
+  const ValueId values =
+      l.emit("Concat", {l.reshape(l.scalar_like(x, 0), {1}), l.reshape(l.scalar_like(x, 1), {1})}, {{"axis", int64_t{0}}});
+  l.output(0, l.reshape(l.emit("OneHot", {largest, values}, {{"axis", axis}, {"depth", length}}), shape));
 }
 
 std::vector<TensorType> infer_arg(const InferContext& context) {
@@ -106,12 +124,8 @@ Cost arg_cost(const KernelSpec& spec) {
   return cost;
 }
 
-constexpr OpDef arg_op(std::string_view name) {
-  return {.name = name,
-          .onnx = {{.domain = "", .name = name, .since = 1, .lower = lower_arg}},
-          .infer = infer_arg,
-          .no_gradient = "positions have no gradient",
-          .standard = 13};
+constexpr OpDef arg_op(std::string_view name, List<OnnxForm, 6> forms) {
+  return {.name = name, .onnx = forms, .infer = infer_arg, .no_gradient = "positions have no gradient", .standard = 13};
 }
 constexpr Kernel arg_kernel(Prepare prepare) {
   return {.types = dtypes_of(Ordered{}), .halves_by_float32 = true, .cost = arg_cost, .prepare = prepare};
@@ -190,8 +204,9 @@ Cost topk_cost(const KernelSpec& spec) {
 
 }  // namespace
 
-constexpr OpDef kArgMax = arg_op("ArgMax");
-constexpr OpDef kArgMin = arg_op("ArgMin");
+constexpr OpDef kArgMax = arg_op("ArgMax", {{.domain = "", .name = "ArgMax", .since = 1, .lower = lower_arg},
+                                            {.domain = "", .name = "Hardmax", .since = 1, .lower = lower_hardmax}});
+constexpr OpDef kArgMin = arg_op("ArgMin", {{.domain = "", .name = "ArgMin", .since = 1, .lower = lower_arg}});
 constexpr Kernel kArgMaxKernel = arg_kernel(prepare_arg<true>);
 constexpr Kernel kArgMinKernel = arg_kernel(prepare_arg<false>);
 

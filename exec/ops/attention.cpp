@@ -206,6 +206,8 @@ void lower_attention(Lowering& l) {
     if (l.has(i)) l.fail("past keys and values and nonpad_kv_seqlen are not supported: export without a cache");
   }
   if (l.node.outputs > 1) l.fail("outputs other than Y are not supported: export without a cache");
+  if (attributes.get("left_window_size", -1) != -1 || attributes.get("right_window_size", -1) != -1)
+    l.fail("windows of positions are not supported: export them as a mask");
   if (attributes.get("softcap", 0.0f) != 0) l.fail("softcap is not supported");
   if (attributes.has("softmax_precision") && attributes.get("softmax_precision", 1) != 1) l.fail("softmax_precision must be float32");
   ValueId q = l.input(0), k = l.input(1), v = l.input(2);

@@ -58,6 +58,14 @@ struct FloatRemainder {
   template <typename T> HOST_DEVICE T value(T a, T b) const { return ::fmod(a, b); }
   HOST_DEVICE float value(float a, float b) const { return ::fmodf(a, b); }
 };
+// The same with the sign of the divisor, zeros too (from opset 28 on).
+struct FloatModulus {
+  template <typename T> HOST_DEVICE T value(T a, T b) const {
+    const T remainder = FloatRemainder().value(a, b);
+    if (remainder == 0) return std::copysign(remainder, b);
+    return (remainder < 0) != (b < 0) ? remainder + b : remainder;
+  }
+};
 
 template <bool kSignOfDivisor> struct IntegerRemainder {
   template <typename T> HOST_DEVICE T value(T a, T b) const {
@@ -70,13 +78,7 @@ template <bool kSignOfDivisor> struct IntegerRemainder {
 
 bool is_fmod(const Attributes& attributes) { return attributes.get("fmod", 0) != 0; }
 
-std::vector<TensorType> infer_mod(const InferContext& context) {
-  if (is_floating(context.input(0).dtype) && !is_fmod(context.attributes))
-    throw error(ErrorCode::unsupported, "floating-point numbers need fmod=1");
-  return infer_broadcast(context);
-}
-
-// y = a - n b, n = trunc(a / b): dy/da = 1, dy/db = -n = -(a - y) / b.
+// y = a - n b, n = trunc(a / b), or floor(a / b): dy/da = 1, dy/db = -n = -(a - y) / b.
 void mod_gradient(const Node& node, GradientBuilder& g) {
   const ValueId dy = g.output_gradient(0), a = node.inputs[0], b = node.inputs[1];
   if (g.wants(0)) g.input_gradient(0, g.reduce_to(dy, g.shape(a)));
@@ -87,7 +89,7 @@ void mod_gradient(const Node& node, GradientBuilder& g) {
 }
 
 KernelRun prepare_mod(const KernelSpec& spec) {
-  if (is_floating(spec.inputs[0].dtype)) return binary<FloatRemainder>(spec);
+  if (is_floating(spec.inputs[0].dtype)) return is_fmod(spec.attributes) ? binary<FloatRemainder>(spec) : binary<FloatModulus>(spec);
   return is_fmod(spec.attributes) ? binary<IntegerRemainder<false>, Integers>(spec) : binary<IntegerRemainder<true>, Integers>(spec);
 }
 
@@ -151,7 +153,7 @@ constexpr Kernel kNotKernel{
 constexpr OpDef kMod{
     .name = "Mod",
     .onnx = {{.domain = "", .name = "Mod", .since = 10}},
-    .infer = infer_mod,
+    .infer = infer_broadcast,
     .gradient = mod_gradient,
     .standard = 13,
 };

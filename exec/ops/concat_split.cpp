@@ -1,9 +1,12 @@
 // Concat{axis} (ONNX Concat-4 and later) and Split{axis, split} (ONNX Split-2 and later): each other's gradient.
 //
+// LSTM, GRU and RNN, whose steps are joined by a Concat, lower to a chain of ops (recurrent.cpp).
+//
 // Both copy: each part is a StridedCopy of rows. A part whose gradient nobody wants is not made (Concat's gradient is then a Slice for each
 // part that is wanted).
 
 #include "exec/op_list.h"
+#include "exec/ops/recurrent.h"
 #include "exec/strided.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -148,7 +151,10 @@ KernelRun prepare_split(const KernelSpec& spec) {
 
 constexpr OpDef kConcat{
     .name = "Concat",
-    .onnx = {{.domain = "", .name = "Concat", .since = 1, .lower = lower_concat}},
+    .onnx = {{.domain = "", .name = "Concat", .since = 1, .lower = lower_concat},
+             {.domain = "", .name = "LSTM", .since = 7, .lower = lower_lstm},
+             {.domain = "", .name = "GRU", .since = 7, .lower = lower_gru},
+             {.domain = "", .name = "RNN", .since = 7, .lower = lower_rnn}},
     .infer = infer_concat,
     .gradient = concat_gradient,
     .standard = 13,

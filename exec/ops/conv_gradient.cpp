@@ -2,6 +2,7 @@
 //
 //   ConvInputGrad{…, shape}(dy, w) -> dx of that shape
 //   ConvWeightGrad{…, shape}(dy, x) -> dw of that shape
+//   ConvTranspose{…, shape}(x, w) -> y of that shape: as ConvInputGrad
 //
 // Tiles as there; where a plane has few windows, those of several samples make one. An element's bits depend on the shapes alone: of dx,
 // each tap's product is added in the order of the taps; of dw, tiles of windows are added upwards within pieces of the batch, the pieces
@@ -36,6 +37,14 @@ std::vector<TensorType> infer_input_gradient(const InferContext& context) {
   if (context.has(2) && context.input(2) != products)
     throw error(ErrorCode::unsupported, "{} is no base for {}", to_string(context.input(2)), to_string(products));
   return {l.is_last() ? TensorType{type, x} : products};
+}
+
+std::vector<TensorType> infer_transpose(const InferContext& context) {
+  const Shape y = shape_of(context.attributes);
+  const Layout l = layout_of(context.attributes, y, context.input(1).shape);
+  if (windowed_shape(l.windows, y, l.total) != context.input(0).shape)
+    throw error(ErrorCode::unsupported, "{} gives no result of {}", to_string(context.input(0)), to_string(y));
+  return infer_input_gradient(context);
 }
 
 Layout layout_of_dx(const KernelSpec& spec) { return layout_of(spec.attributes, shape_of(spec.attributes), spec.inputs[1].shape); }
@@ -338,7 +347,91 @@ std::optional<PartNode> gradient_rows(const Graph&, const Node& node, const RowR
   return PartNode{"ConvWeightGrad", node.inputs, attributes_of_part(node, rows, "rows", rows.count)};
 }
 
+// --- ConvTranspose --------------------------------------------------------------------------------------------------------------------
+
+// Is dx of a convolution, with x in the place of dy. Its own gradients are that convolution and its dw.
+void transpose_gradient(const Node& node, GradientBuilder& g) {
+  const ValueId x = node.inputs[0], w = node.inputs[1], dy = g.output_gradient(0);
+  Attributes plain = node.attributes;
+  plain.erase("shape");
+  if (g.wants(0)) g.input_gradient(0, g.emit("Conv", {dy, w}, with_result(plain, {g.dtype(dy), g.dtype(w)}, g.dtype(x))));
+  if (!g.wants(1)) return;
+  Attributes of_w = with_result(plain, {g.dtype(x), g.dtype(dy)}, g.dtype(w));
+  of_w.set("shape", g.shape(w));
+  g.input_gradient(1, g.emit("ConvWeightGrad", {x, dy}, of_w));
+}
+
+void lower_transpose(Lowering& l) {
+  const Attributes& given = l.node.attributes;
+  const Shape x = l.shape(l.input(0)), w = l.shape(l.input(1));
+  if (w.size() != x.size() || w.size() < 3) l.fail(fmt::format("a weight of {} does not fit {}", to_string(w), to_string(x)));
+  const size_t axes = w.size() - 2;
+  const auto list = [&](const char* name, int64_t otherwise, size_t size) {
+    std::vector<int64_t> values = given.get(name, std::vector<int64_t>(size, otherwise));
+    constexpr int64_t kMost = int64_t{1} << 20;
+    if (values.size() != size || std::any_of(values.begin(), values.end(), [](int64_t v) { return v < 0 || v > kMost; }))
+      l.fail(fmt::format("its {} are {}, but must be {} numbers from 0 to {}", name, to_string(values), size, kMost));
+    return values;
+  };
+  const std::vector<int64_t> kernel(w.begin() + 2, w.end()), strides = list("strides", 1, axes), dilations = list("dilations", 1, axes),
+                                                             more = list("output_padding", 0, axes), wanted = list("output_shape", 0, axes);
+  if (given.get("kernel_shape", kernel) != kernel) l.fail("its kernel_shape is not that of its weight");
+  std::vector<int64_t> pads = list("pads", 0, 2 * axes);
+  const int64_t group = given.get("group", int64_t{1});
+  if (group < 1 || x[1] != w[0] || w[0] % group != 0)
+    l.fail(fmt::format("{} channels, a weight of {} and {} groups don't go together", x[1], to_string(w), group));
+  const std::string automatic = given.get("auto_pad", "NOTSET");
+  const bool is_same = automatic == "SAME_UPPER" || automatic == "SAME_LOWER", is_free = is_same || given.has("output_shape");
+  if (!is_same && automatic != "NOTSET" && automatic != "VALID" && !automatic.empty())
+    l.fail(fmt::format("its auto_pad is '{}', which the standard does not know", automatic));
+  Shape y{x[0], checked_product({w[1], group})};
+  for (size_t i = 0; i < axes; ++i) {
+    const int64_t whole = checked_product({strides[i], x[2 + i] - 1}) + more[i] + checked_product({kernel[i] - 1, dilations[i]}) + 1;
+    if (is_free) {  // the pads follow from the size
+      const int64_t size = given.has("output_shape") ? wanted[i] : checked_product({x[2 + i], strides[i]});
+      const int64_t all = std::max<int64_t>(0, whole - size), half = all / 2;
+      const bool begins = given.has("output_shape") ? automatic != "SAME_UPPER" : automatic == "SAME_LOWER";
+      pads[i] = begins ? all - half : half;
+      pads[axes + i] = all - pads[i];
+      y.push_back(size);
+    } else {
+      if (automatic == "VALID") pads[i] = pads[axes + i] = 0;
+      y.push_back(whole - pads[i] - pads[axes + i]);
+    }
+    if (y.back() < 1) l.fail(fmt::format("its result would have {} elements along axis {}", y.back(), 2 + i));
+  }
+  const Attributes attributes{{"kernel_shape", kernel}, {"strides", strides}, {"dilations", dilations},
+                              {"pads", pads},           {"group", group},     {"shape", y}};
+  const Windows windows = windows_of(attributes, y);
+  if (windowed_shape(windows, y, x[1]) != x)
+    l.fail(fmt::format("a result of {} does not belong to {}: its output_padding must be smaller than its strides", to_string(y),
+                       to_string(x)));
+  ValueId result = l.emit("ConvTranspose", {l.input(0), l.input(1)}, attributes);
+  if (l.has(2)) {
+    Shape of_channels(y.size() - 1, 1);
+    of_channels[0] = y[1];
+    result = l.emit("Add", {result, l.reshape(l.input(2), of_channels)});
+  }
+  l.output(0, result);
+}
+
 }  // namespace
+
+// The gradient of a convolution as an op of its own (ONNX ConvTranspose-1, 11, 22), which adds its bias by an Add.
+constexpr OpDef kConvTranspose{
+    .name = "ConvTranspose",
+    .onnx = {{.domain = "", .name = "ConvTranspose", .since = 1, .lower = lower_transpose}},
+    .infer = infer_transpose,
+    .gradient = transpose_gradient,
+    .traits = {.precision = {.runs = Precision::low, .rounds = true, .chooses_result = true}},
+};
+constexpr Kernel kConvTransposeKernel{
+    .types = kTypes,
+    .cost = cost<layout_of_dx>,
+    .efficiency = input_efficiency,
+    .workspace = input_workspace,
+    .prepare = prepare_input_gradient,
+};
 
 constexpr OpDef kConvInputGrad{
     .name = "ConvInputGrad",

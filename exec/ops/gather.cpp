@@ -1,4 +1,5 @@
 // Gather{axis}, GatherElements{axis}, GatherND{batch_dims} (ONNX Gather-1, GatherElements-11, GatherND-11 and later): reading by index.
+// Compress lowers to Gather, ReverseSequence to GatherND, Resize and Upsample to Gather or a product (resize.cpp).
 //
 // Negative indices count from the end; one outside is an Error(data). Gradients add what was read back into zeros, in the order of the
 // indices: GatherGrad{axis, shape}(dy, indices), GatherNDGrad{batch_dims, shape}(dy, indices); GatherElements' is ScatterElements.
@@ -12,8 +13,10 @@
 // and adds to it while it is in the cache.
 
 #include <cstring>
+#include <numeric>
 
 #include "exec/op_list.h"
+#include "exec/ops/resize.h"
 #include "exec/scatter.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -27,6 +30,28 @@ int64_t axis_of(const Attributes& attributes, const Shape& shape) {
 }
 
 void lower_gather(Lowering& l) { l.pass_on("Gather", {{"axis", axis_of(l.node.attributes, l.shape(l.input(0)))}}); }
+
+// Of the axis (of the flat tensor, where there is none) what the condition says: a shorter one says no more than that.
+void lower_compress(Lowering& l) {
+  ValueId x = l.input(0);
+  const Tensor& condition = l.constant_input(1, "which elements Compress keeps");
+  if (condition.dtype != DType::boolean || condition.shape.size() != 1)
+    l.fail(fmt::format("its condition is {}, not a list of booleans", to_string(condition.type())));
+  int64_t axis = 0;
+  if (l.node.attributes.has("axis"))
+    axis = axis_of(l.node.attributes, l.shape(x));
+  else
+    x = l.reshape(x, {element_count(l.shape(x))});
+  const std::vector<int64_t> keeps = condition.to_int64();
+  if (static_cast<int64_t>(keeps.size()) > l.shape(x)[axis])
+    l.fail(fmt::format("its condition has {} elements for an axis of {}", keeps.size(), l.shape(x)[axis]));
+  std::vector<int64_t> kept;
+  for (size_t i = 0; i < keeps.size(); ++i) {
+    if (keeps[i] != 0) kept.push_back(static_cast<int64_t>(i));
+  }
+  const ValueId indices = l.constant(make_tensor<int64_t>({static_cast<int64_t>(kept.size())}, kept));
+  l.output(0, l.emit("Gather", {x, indices}, {{"axis", axis}}));
+}
 
 // data [outer..., n, inner...] and indices [...] -> [outer..., indices..., inner...]
 Shape gathered_shape(const Shape& data, const Shape& indices, int64_t axis) {
@@ -279,6 +304,30 @@ KernelRun prepare_gather_elements(const KernelSpec& spec) {
 
 // --- GatherND -------------------------------------------------------------------------------------------------------------------------
 
+// The first `length` steps of each sample, from the last to the first; what is behind them stays.
+void lower_reverse_sequence(Lowering& l) {
+  ValueId x = l.input(0);
+  const Shape shape = l.shape(x);
+  const int64_t batch_axis = l.node.attributes.get("batch_axis", 1), time_axis = l.node.attributes.get("time_axis", 0);
+  if (shape.size() < 2 || batch_axis < 0 || batch_axis > 1 || time_axis != 1 - batch_axis)
+    l.fail(fmt::format("batch_axis {} and time_axis {} of {} are not its first two axes", batch_axis, time_axis, to_string(shape)));
+  const int64_t batch = shape[batch_axis], steps = shape[time_axis];
+  if (l.shape(l.input(1)) != Shape{batch})
+    l.fail(fmt::format("sequence_lens has the shape {} instead of [{}]", to_string(l.shape(l.input(1))), batch));
+  std::vector<int64_t> counted(static_cast<size_t>(steps));
+  std::iota(counted.begin(), counted.end(), 0);
+  std::vector<int64_t> swap(shape.size());
+  std::iota(swap.begin(), swap.end(), 0);
+  std::swap(swap[0], swap[1]);
+  if (batch_axis == 1) x = l.transpose(x, swap);
+  const ValueId time = l.constant(make_tensor<int64_t>({1, steps}, counted));
+  const ValueId length = l.reshape(l.cast(l.input(1), DType::int64), {batch, 1});
+  const ValueId mirrored = l.emit("Sub", {l.emit("Sub", {length, l.scalar_like(length, 1)}), time});
+  const ValueId from = l.emit("Where", {l.emit("Less", {time, length}), mirrored, time});
+  x = l.emit("GatherND", {x, l.reshape(from, {batch, steps, 1})}, {{"batch_dims", int64_t{1}}});
+  l.output(0, batch_axis == 1 ? l.transpose(x, swap) : x);
+}
+
 std::vector<TensorType> infer_gather_nd(const InferContext& context) {
   require_indices(context, 1);
   return {{context.input(0).dtype, tuples_shape(context.input(0).shape, context.input(1).shape, context.attributes.get("batch_dims", 0))}};
@@ -348,7 +397,10 @@ KernelRun prepare_gather_nd_grad(const KernelSpec& spec) {
 
 constexpr OpDef kGather{
     .name = "Gather",
-    .onnx = {{.domain = "", .name = "Gather", .since = 1, .lower = lower_gather}},
+    .onnx = {{.domain = "", .name = "Gather", .since = 1, .lower = lower_gather},
+             {.domain = "", .name = "Compress", .since = 9, .lower = lower_compress},
+             {.domain = "", .name = "Resize", .since = 10, .lower = lower_resize},
+             {.domain = "", .name = "Upsample", .since = 7, .lower = lower_upsample}},
     .infer = infer_gather,
     .gradient = gather_gradient,
     .traits = {.index_limit = index_limit, .division = {.rows = rows_of_parts, .share = share}},
@@ -402,7 +454,8 @@ constexpr Kernel kGatherElementsKernel{
 
 constexpr OpDef kGatherND{
     .name = "GatherND",
-    .onnx = {{.domain = "", .name = "GatherND", .since = 11}},
+    .onnx = {{.domain = "", .name = "GatherND", .since = 11},
+             {.domain = "", .name = "ReverseSequence", .since = 10, .lower = lower_reverse_sequence}},
     .infer = infer_gather_nd,
     .gradient = gather_nd_gradient,
     .standard = 13,

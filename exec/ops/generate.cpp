@@ -1,5 +1,5 @@
 // What makes tensors from sizes, and what looks at positions: Range, ConstantOfShape{shape, value} (with Shape and Size, which lower to
-// constants), OneHot{axis, depth}(indices, values), NonZero, Trilu{upper, k}, CumSum{axis, exclusive, reverse}.
+// constants), OneHot{axis, depth}(indices, values), NonZero, Trilu{upper, k} (to which EyeLike lowers), CumSum{axis, exclusive, reverse}.
 //
 // Range and NonZero have shapes that depend on values, so their inputs must be constant; they are folded as soon as they are read.
 
@@ -7,6 +7,8 @@
 #include <cstring>
 
 #include "exec/op_list.h"
+#include "exec/ops/fourier.h"
+#include "exec/ops/onnx_type.h"
 #include "exec/scatter.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -188,6 +190,20 @@ void lower_trilu(Lowering& l) {
   l.pass_on("Trilu", {l.input(0)}, {{"k", k}, {"upper", l.node.attributes.get("upper", 1)}});
 }
 
+// Ones, without what is above and below the k-th diagonal.
+void lower_eye_like(Lowering& l) {
+  const Shape shape = l.shape(l.input(0));
+  if (shape.size() != 2) l.fail(fmt::format("{} is no matrix", to_string(shape)));
+  const DType type =
+      l.node.attributes.has("dtype") ? onnx_type(l, l.node.attributes.get("dtype", 0), "its result is of") : l.dtype(l.input(0));
+  const int64_t k = l.node.attributes.get("k", 0);
+  Tensor one(type, {1});
+  fill_elements(one.bytes, type, 1);
+  const ValueId ones = l.emit("ConstantOfShape", {}, {{"shape", shape}, {"value", std::move(one)}});
+  const ValueId upper = l.emit("Trilu", {ones}, {{"k", k}, {"upper", int64_t{1}}});
+  l.output(0, l.emit("Trilu", {upper}, {{"k", k}, {"upper", int64_t{0}}}));
+}
+
 std::vector<TensorType> infer_trilu(const InferContext& context) {
   if (context.input(0).shape.size() < 2) throw error(ErrorCode::unsupported, "{} is no matrix", to_string(context.input(0).shape));
   return {context.input(0)};
@@ -295,7 +311,8 @@ constexpr OpDef kConstantOfShape{
     .name = "ConstantOfShape",
     .onnx = {{.domain = "", .name = "ConstantOfShape", .since = 9, .lower = lower_constant_of_shape},
              {.domain = "", .name = "Shape", .since = 1, .lower = lower_shape},
-             {.domain = "", .name = "Size", .since = 1, .lower = lower_size}},
+             {.domain = "", .name = "Size", .since = 1, .lower = lower_size},
+             {.domain = "", .name = "MelWeightMatrix", .since = 17, .lower = lower_mel_weight_matrix}},
     .infer = infer_constant_of_shape,
     .no_gradient = "it has no inputs",
 };
@@ -336,7 +353,8 @@ constexpr Kernel kNonZeroKernel{
 
 constexpr OpDef kTrilu{
     .name = "Trilu",
-    .onnx = {{.domain = "", .name = "Trilu", .since = 14, .lower = lower_trilu}},
+    .onnx = {{.domain = "", .name = "Trilu", .since = 14, .lower = lower_trilu},
+             {.domain = "", .name = "EyeLike", .since = 9, .lower = lower_eye_like}},
     .infer = infer_trilu,
     .gradient = trilu_gradient,
 };

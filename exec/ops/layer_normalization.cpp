@@ -153,11 +153,25 @@ void lower_skip(Lowering& l) {
   l.output_all(results);
 }
 
+// Of each channel of each sample: x (N, C, ...), scale and bias (C).
+void lower_instance(Lowering& l) {
+  const Shape shape = l.shape(l.input(0));
+  if (shape.size() < 3 || l.shape(l.input(1)) != Shape{shape[1]} || l.shape(l.input(2)) != Shape{shape[1]})
+    l.fail(fmt::format("x {} has no channels for a scale {} and a bias {}", to_string(shape), to_string(l.shape(l.input(1))),
+                       to_string(l.shape(l.input(2)))));
+  const ValueId planes = l.reshape(l.input(0), {shape[0], shape[1], element_count(shape.from(2))});
+  const auto of_channels = [&](size_t i) { return l.reshape(l.input(i), {shape[1], 1}); };
+  const ValueId y = emit_normalization(l, "LayerNormalization", planes, of_channels(1), of_channels(2), -1,
+                                       l.node.attributes.get("epsilon", 1e-5f), 3)[0];
+  l.output(0, l.reshape(y, shape));
+}
+
 }  // namespace
 
 constexpr OpDef kLayerNormalization{
     .name = "LayerNormalization",
     .onnx = {{.domain = "", .name = "LayerNormalization", .since = 1, .lower = lower},  // before opset 17 a contributed op of that name
+             {.domain = "", .name = "InstanceNormalization", .since = 6, .lower = lower_instance},
              {.domain = "com.microsoft", .name = "SkipLayerNormalization", .lower = lower_skip, .inputs = 5, .outputs = 4}},
     .infer = [](const InferContext& context) { return infer_normalization(context, 2); },
     .gradient = gradient,

@@ -21,6 +21,8 @@
 
 #include "exec/gemm.h"
 #include "exec/op_list.h"
+#include "exec/ops/einsum.h"
+#include "exec/ops/fourier.h"
 #include "exec/product_types.h"
 #include "exec/strided.h"
 
@@ -397,6 +399,9 @@ constexpr OpDef kMatMul{
     .name = "MatMul",
     .onnx = {{.domain = "", .name = "MatMul", .lower = lower_matmul},
              {.domain = "", .name = "Gemm", .lower = lower_gemm},
+             {.domain = "", .name = "Einsum", .since = 12, .lower = lower_einsum},
+             {.domain = "", .name = "DFT", .since = 17, .lower = lower_dft},
+             {.domain = "", .name = "STFT", .since = 17, .lower = lower_stft},
              {.domain = "com.microsoft", .name = "FusedMatMul", .lower = lower_fused, .inputs = 2, .outputs = 1}},
     .infer = infer,
     .gradient = gradient,

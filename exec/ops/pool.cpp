@@ -1,6 +1,6 @@
 // MaxPool{kernel_shape, strides, pads, dilations, ceil_mode}(x) (ONNX MaxPool-1..22, without Indices) and AveragePool{the same,
-// count_include_pad}(x) (ONNX AveragePool-1..22) over one or two axes. GlobalAveragePool and GlobalMaxPool lower to ReduceMean and
-// ReduceMax.
+// count_include_pad}(x) (ONNX AveragePool-1..22) over one or two axes; over three they lower to two of these. GlobalAveragePool and
+// GlobalMaxPool lower to ReduceMean and ReduceMax, LpPool, GlobalLpPool and LRN to AveragePool or a sum.
 //
 // MaxPool saves x: its gradient goes to the first of the largest elements of a window, rows before columns, as in PyTorch; NaN is larger
 // than all. AveragePool saves nothing. Elements of padding are never the largest, and count in a mean where count_include_pad says so;
@@ -182,13 +182,88 @@ void mean_gradient(const Node& node, GradientBuilder& g) {
 
 // --- import ---------------------------------------------------------------------------------------------------------------------------
 
-template <bool mean> void lower(Lowering& l) {
+// Over three axes: the last two first, then the one before. (A mean's count is a product of counts along axes.)
+ValueId pool(Lowering& l, std::string_view op, ValueId x, const Attributes& attributes) {
+  const Shape shape = l.shape(x);
+  if (shape.size() != 5) return l.emit(op, {x}, attributes);
+  const auto some = [&](const std::vector<size_t>& axes, int64_t otherwise) {
+    Attributes of_axes = attributes;
+    for (const char* name : {"kernel_shape", "strides", "dilations", "pads"}) {
+      const std::vector<int64_t> all = attributes.get(name, std::vector<int64_t>{});
+      std::vector<int64_t> values;
+      for (size_t half = 0; half * 3 < all.size(); ++half) {
+        for (const size_t axis : axes)
+          values.push_back(axis < 3 ? all.at(half * 3 + axis) : std::string_view(name) == "pads" ? 0 : otherwise);
+      }
+      of_axes.set(name, values);
+    }
+    return of_axes;
+  };
+  const ValueId planes = l.emit(op, {l.reshape(x, {shape[0], checked_product({shape[1], shape[2]}), shape[3], shape[4]})}, some({1, 2}, 1));
+  const int64_t h = l.shape(planes)[2], w = l.shape(planes)[3];
+  const ValueId y = l.emit(op, {l.reshape(planes, {shape[0], shape[1], shape[2], h * w})}, some({0, 3}, 1));
+  return l.reshape(y, {shape[0], shape[1], l.shape(y)[2], h, w});
+}
+
+Attributes pool_attributes(Lowering& l) {
   const Attributes& given = l.node.attributes;
-  const std::vector<int64_t> kernel = given.get("kernel_shape", std::vector<int64_t>{});
-  Attributes attributes = window_attributes(l, l.shape(l.input(0)), kernel);
-  if (mean && given.get("count_include_pad", 0) != 0) attributes.set("count_include_pad", int64_t{1});
+  Attributes attributes = window_attributes(l, l.shape(l.input(0)), given.get("kernel_shape", std::vector<int64_t>{}));
   if (given.get("ceil_mode", 0) != 0) attributes.set("ceil_mode", int64_t{1});
-  l.output(0, l.emit(mean ? "AveragePool" : "MaxPool", {l.input(0)}, attributes));
+  return attributes;
+}
+
+template <bool mean> void lower(Lowering& l) {
+  Attributes attributes = pool_attributes(l);
+  if (mean && l.node.attributes.get("count_include_pad", 0) != 0) attributes.set("count_include_pad", int64_t{1});
+  l.output(0, pool(l, mean ? "AveragePool" : "MaxPool", l.input(0), attributes));
+}
+
+// |x|^p, and of a sum its p-th root.
+ValueId power(Lowering& l, ValueId x, double exponent) { return exponent == 1 ? x : l.emit("Pow", {x, l.scalar_like(x, exponent)}); }
+double order_of(Lowering& l) {
+  const auto p = static_cast<double>(l.node.attributes.get("p", int64_t{2}));
+  if (p < 1) l.fail(fmt::format("p is {}, but must be 1 or more", p));
+  return p;
+}
+
+// LpPool: the p-norm of a window, as a mean times the number of its taps; padding counts as zero.
+void lower_norm(Lowering& l) {
+  const double p = order_of(l);
+  Attributes attributes = pool_attributes(l);
+  if (attributes.has("ceil_mode")) l.fail("ceil_mode is not supported");
+  attributes.set("count_include_pad", int64_t{1});
+  int64_t taps = 1;
+  for (const int64_t size : attributes.get("kernel_shape", std::vector<int64_t>{})) taps = checked_product({taps, size});
+  const ValueId mean = pool(l, "AveragePool", power(l, l.emit("Abs", {l.input(0)}), p), attributes);
+  l.output(0, power(l, l.emit("Mul", {mean, l.scalar_like(mean, static_cast<double>(taps))}), 1 / p));
+}
+
+void lower_global_norm(Lowering& l) {
+  const double p = order_of(l);
+  std::vector<int64_t> axes;
+  for (size_t axis = 2; axis < l.shape(l.input(0)).size(); ++axis) axes.push_back(static_cast<int64_t>(axis));
+  const Attributes attributes{{"axes", axes}, {"keepdims", int64_t{1}}};
+  if (p == 2) return l.output(0, l.emit("ReduceL2", {l.input(0)}, attributes));
+  l.output(0, power(l, l.emit("ReduceSum", {power(l, l.emit("Abs", {l.input(0)}), p)}, attributes), 1 / p));
+}
+
+// LRN: x / (bias + alpha * mean of the squares of `size` neighbouring channels)^beta, where channels that aren't there count as zero.
+void lower_response(Lowering& l) {
+  const Attributes& given = l.node.attributes;
+  const ValueId x = l.input(0);
+  const Shape shape = l.shape(x);
+  const int64_t size = given.get("size", int64_t{0});
+  if (shape.size() < 2 || size < 1) l.fail(fmt::format("{} channels of {} are no neighbours", size, to_string(shape)));
+  const ValueId channels = l.reshape(x, {shape[0], 1, shape[1], element_count(shape.from(2))});
+  const Attributes attributes{{"kernel_shape", std::vector<int64_t>{size, 1}},
+                              {"strides", std::vector<int64_t>{1, 1}},
+                              {"dilations", std::vector<int64_t>{1, 1}},
+                              {"pads", std::vector<int64_t>{(size - 1) / 2, 0, size / 2, 0}},
+                              {"count_include_pad", int64_t{1}}};
+  const ValueId mean = l.reshape(l.emit("AveragePool", {l.emit("Mul", {channels, channels})}, attributes), shape);
+  const auto number = [&](const char* name, float otherwise) { return l.scalar_like(x, given.get(name, otherwise)); };
+  const ValueId base = l.emit("Add", {l.emit("Mul", {mean, number("alpha", 0.0001f)}), number("bias", 1)});
+  l.output(0, l.emit("Div", {x, l.emit("Pow", {base, number("beta", 0.75f)})}));
 }
 
 template <bool mean> void lower_global(Lowering& l) {
@@ -237,7 +312,10 @@ constexpr Kernel kMaxPoolGradKernel{
 constexpr OpDef kAveragePool{
     .name = "AveragePool",
     .onnx = {{.domain = "", .name = "AveragePool", .since = 1, .lower = lower<true>},
-             {.domain = "", .name = "GlobalAveragePool", .since = 1, .lower = lower_global<true>}},
+             {.domain = "", .name = "GlobalAveragePool", .since = 1, .lower = lower_global<true>},
+             {.domain = "", .name = "LpPool", .since = 2, .lower = lower_norm},
+             {.domain = "", .name = "GlobalLpPool", .since = 2, .lower = lower_global_norm},
+             {.domain = "", .name = "LRN", .since = 1, .lower = lower_response}},
     .infer = infer,
     .gradient = mean_gradient,
     .standard = 22,

@@ -1,9 +1,9 @@
 // ReduceSum, ReduceMean, ReduceMax, ReduceMin, ReduceProd, ReduceL2, ReduceSumSquare {axes, keepdims} (ONNX 1 and later of each).
 //
 // Of 16-bit numbers the result may be float32 (attribute `to`). `axes` are normalised; none means that nothing is reduced (ONNX's "all" is
-// resolved at import). ReduceL1, ReduceLogSum and ReduceLogSumExp lower to these. The gradient of Max and Min is shared equally among the
-// elements that are equal to the result. ReduceProd's is ReduceProdGrad(dy, x): dy times the product of all other elements, right where
-// elements are zero. Of ReduceL2 at the zero vector it is zero.
+// resolved at import). ReduceL1, ReduceLogSum, ReduceLogSumExp and LpNormalization lower to these. The gradient of Max and Min is shared
+// equally among the elements that are equal to the result. ReduceProd's is ReduceProdGrad(dy, x): dy times the product of all other
+// elements, right where elements are zero. Of ReduceL2 at the zero vector it is zero.
 
 #include "exec/reduce.h"
 
@@ -65,6 +65,17 @@ void lower_plain(Lowering& l) {
 }
 
 void lower_norm(Lowering& l) { l.output(0, emit_reduce(l, l.node.op_type, l.input(0), lowered_axes(l), keeps(l.node.attributes))); }
+
+// x / ||x||_p along an axis, p 1 or 2; zeros stay.
+void lower_lp_normalization(Lowering& l) {
+  const ValueId x = l.input(0);
+  const int64_t p = l.node.attributes.get("p", 2);
+  if (p != 1 && p != 2) l.fail(fmt::format("p is {}, but must be 1 or 2", p));
+  const std::vector<int64_t> axes{normalize_axis(l.node.attributes.get("axis", -1), static_cast<int64_t>(l.shape(x).size()), "axis")};
+  const ValueId norm = p == 2 ? emit_reduce(l, "ReduceL2", x, axes, true) : emit_reduce(l, "ReduceSum", l.emit("Abs", {x}), axes, true);
+  const ValueId is_zero = l.emit("Equal", {norm, l.scalar_like(norm, 0)});
+  l.output(0, l.emit("Div", {x, l.emit("Where", {is_zero, l.scalar_like(norm, 1), norm})}));
+}
 
 void lower_l1(Lowering& l) {
   l.output(0, emit_reduce(l, "ReduceSum", l.emit("Abs", {l.input(0)}), lowered_axes(l), keeps(l.node.attributes)));
@@ -256,7 +267,10 @@ constexpr Kernel kReduceMinKernel = extreme_kernel<MinKind>;
 constexpr OpDef kReduceProd =
     reduction("ReduceProd", {{.domain = "", .name = "ReduceProd", .since = 1, .lower = lower_plain}}, prod_gradient);
 constexpr Kernel kReduceProdKernel = arithmetic_kernel<ProdKind>;
-constexpr OpDef kReduceL2 = reduction("ReduceL2", {{.domain = "", .name = "ReduceL2", .since = 1, .lower = lower_norm}}, l2_gradient);
+constexpr OpDef kReduceL2 = reduction("ReduceL2",
+                                      {{.domain = "", .name = "ReduceL2", .since = 1, .lower = lower_norm},
+                                       {.domain = "", .name = "LpNormalization", .since = 1, .lower = lower_lp_normalization}},
+                                      l2_gradient);
 constexpr Kernel kReduceL2Kernel = arithmetic_kernel<L2Kind>;
 constexpr OpDef kReduceSumSquare =
     reduction("ReduceSumSquare", {{.domain = "", .name = "ReduceSumSquare", .since = 1, .lower = lower_norm}}, sum_square_gradient);

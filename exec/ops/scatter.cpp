@@ -1,4 +1,5 @@
 // ScatterElements{axis, reduction} and ScatterND{reduction} (ONNX Scatter-9, ScatterElements-11, ScatterND-11 and later): writing by index.
+// TensorScatter lowers to ScatterElements.
 //
 // y = data with updates put at the indices: reduction none or add. What reduces by mul, max or min are ops of their own,
 // ScatterElementsReduce and ScatterNDReduce, since they have no gradient. Updates that meet (which ONNX forbids for none) are combined in
@@ -7,6 +8,7 @@
 #include "exec/scatter.h"
 
 #include <cstring>
+#include <numeric>
 
 #include "exec/op_list.h"
 
@@ -51,6 +53,27 @@ void lower_scatter_elements(Lowering& l) {
   const std::string reduction = reduction_of(l.node.attributes);
   l.pass_on(is_differentiable(reduction) ? "ScatterElements" : "ScatterElementsReduce",
             {{"axis", axis_of(l.node.attributes, l.shape(l.input(0)))}, {"reduction", reduction}});
+}
+
+// A cache, in which each sample of the batch gets its update from its own position of `axis` on; circular: modulo the axis.
+void lower_tensor_scatter(Lowering& l) {
+  const ValueId cache = l.input(0), update = l.input(1);
+  const Shape shape = l.shape(cache), part = l.shape(update);
+  const int64_t rank = static_cast<int64_t>(shape.size()), axis = normalize_axis(l.node.attributes.get("axis", -2), rank, "axis");
+  const std::string mode = l.node.attributes.get("mode", "linear");
+  if (mode != "linear" && mode != "circular") l.fail(fmt::format("the mode '{}' is unknown", mode));
+  if (axis == 0 || part.size() != shape.size())
+    l.fail(fmt::format("an update {} along axis {} doesn't fit {}", to_string(part), axis, to_string(shape)));
+  std::vector<int64_t> counted(static_cast<size_t>(part[axis]));
+  std::iota(counted.begin(), counted.end(), 0);
+  Shape along(shape.size(), 1), batch(shape.size(), 1);
+  along[axis] = part[axis];
+  batch[0] = shape[0];
+  ValueId at = l.constant(make_tensor<int64_t>(along, counted));
+  if (l.has(2)) at = l.emit("Add", {l.reshape(l.cast(l.input(2), DType::int64), batch), at});
+  if (mode == "circular") at = l.emit("Mod", {at, l.constant(scalar_tensor<int64_t>(std::max<int64_t>(shape[axis], 1)))});
+  if (l.shape(at) != part) at = l.emit("Expand", {at}, {{"shape", part}});
+  l.output(0, l.emit("ScatterElements", {cache, at, update}, {{"axis", axis}, {"reduction", std::string("none")}}));
 }
 
 template <bool kReducing> std::vector<TensorType> infer_scatter_elements(const InferContext& context) {
@@ -182,7 +205,8 @@ constexpr std::string_view kReducedHint = "export with reduction=add, or freeze 
 constexpr OpDef kScatterElements{
     .name = "ScatterElements",
     .onnx = {{.domain = "", .name = "ScatterElements", .since = 11, .lower = lower_scatter_elements},
-             {.domain = "", .name = "Scatter", .since = 9, .lower = lower_scatter_elements}},
+             {.domain = "", .name = "Scatter", .since = 9, .lower = lower_scatter_elements},
+             {.domain = "", .name = "TensorScatter", .since = 24, .lower = lower_tensor_scatter}},
     .infer = infer_scatter_elements<false>,
     .gradient = scatter_elements_gradient,
     .standard = 18,

@@ -5,6 +5,7 @@
 
 #include "exec/op_list.h"
 #include "exec/ops/element_update.h"
+#include "exec/ops/onnx_training.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -47,6 +48,7 @@ KernelRun prepare_sgd(const KernelSpec& spec) {
 
 constexpr OpDef kSGD{
     .name = "SGD",
+    .onnx = {{.domain = kTrainingDomain, .name = "Momentum", .since = 1, .lower = lower_onnx_momentum}},
     .infer = infer_element_update<kSgdScalars>,
     .no_gradient = kNoSecondOrder,
     .writes = kElementUpdateWrites,

@@ -69,7 +69,9 @@ void lower_space_to_depth(Lowering& l) {
   if (from.size() != 4 || from[2] % b != 0 || from[3] % b != 0) l.fail(fmt::format("blocks of {} don't fit {}", b, to_string(from)));
   const int64_t n = from[0], c = from[1], h = from[2] / b, w = from[3] / b;
   const ValueId split = l.reshape(x, {n, c, h, b, w, b});
-  l.output(0, l.reshape(transposed(l, split, {0, 3, 5, 1, 2, 4}), {n, checked_product({c, b, b}), h, w}));
+  const bool columns_first = l.node.attributes.get("mode", "DCR") == "CRD";  // from opset 28 on
+  const std::vector<int64_t> perm = columns_first ? std::vector<int64_t>{0, 1, 3, 5, 2, 4} : std::vector<int64_t>{0, 3, 5, 1, 2, 4};
+  l.output(0, l.reshape(transposed(l, split, perm), {n, checked_product({c, b, b}), h, w}));
 }
 
 std::vector<TensorType> infer(const InferContext& context) {

@@ -5,6 +5,7 @@
 
 #include "exec/elementwise.h"
 #include "exec/op_list.h"
+#include "exec/ops/onnx_type.h"
 
 ORT_TRAIN_OPS_BEGIN
 
@@ -92,32 +93,7 @@ void lower_to(Lowering& l, DType to) {
 }
 
 // ONNX numbers element types as TensorProto.DataType does.
-void lower_cast(Lowering& l) {
-  switch (const int64_t to = l.node.attributes.get("to", 0)) {
-    case 1:
-      return lower_to(l, DType::float32);
-    case 2:
-      return lower_to(l, DType::uint8);
-    case 3:
-      return lower_to(l, DType::int8);
-    case 5:
-      return lower_to(l, DType::int16);
-    case 6:
-      return lower_to(l, DType::int32);
-    case 7:
-      return lower_to(l, DType::int64);
-    case 9:
-      return lower_to(l, DType::boolean);
-    case 10:
-      return lower_to(l, l.type(DType::float16));
-    case 11:
-      return lower_to(l, DType::float64);
-    case 16:
-      return lower_to(l, l.type(DType::bfloat16));
-    default:
-      l.fail(fmt::format("it casts to ONNX's element type {}, which is not supported", to));
-  }
-}
+void lower_cast(Lowering& l) { lower_to(l, onnx_type(l, l.node.attributes.get("to", 0), "it casts to")); }
 
 void lower_cast_like(Lowering& l) { lower_to(l, l.dtype(l.input(1))); }
 
@@ -159,6 +135,38 @@ constexpr Kernel kWhereKernel{
     .in_place = {{.output = 0, .input = 1}, {.output = 0, .input = 2}},
     .cost = elementwise_cost<1>,
     .prepare = prepare_where,
+};
+
+// BitCast{to}: the same bits as elements of another type of that size.
+void lower_bitcast(Lowering& l) {
+  const DType to = onnx_type(l, l.node.attributes.get("to", 0), "it makes its bits");
+  l.pass_on("BitCast", {l.input(0)}, {{"to", static_cast<int64_t>(to)}});
+}
+
+std::vector<TensorType> infer_bitcast(const InferContext& context) {
+  const DType to = target_of(context.attributes);
+  if (size_of(to) != size_of(context.input(0).dtype))
+    throw error(ErrorCode::unsupported, "the elements of {} aren't as large as those of {}", to_string(context.input(0)), to_string(to));
+  return {{to, context.input(0).shape}};
+}
+
+KernelRun prepare_bitcast(const KernelSpec& spec) {
+  return [bytes = spec.outputs[0].bytes()](const KernelArgs& args) {
+    if (args.outputs[0] != args.inputs[0]) copy_parallel(args.workers(), args.outputs[0], args.inputs[0], bytes);
+  };
+}
+
+constexpr OpDef kBitCast{
+    .name = "BitCast",
+    .onnx = {{.domain = "", .name = "BitCast", .since = 26, .lower = lower_bitcast}},
+    .infer = infer_bitcast,
+    .no_gradient = "bits have no gradient",
+};
+constexpr Kernel kBitCastKernel{
+    .types = kAnyType,
+    .in_place = {{.output = 0, .input = 0}},
+    .cost = movement_cost,
+    .prepare = prepare_bitcast,
 };
 
 constexpr OpDef kCast{

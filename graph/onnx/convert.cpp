@@ -345,6 +345,9 @@ NodeDef to_node(const pb::NodeProto& proto, const std::shared_ptr<const void>& o
       case pb::AttributeProto::INTS:
         node.attributes.set(name, std::vector<int64_t>(attribute.ints().begin(), attribute.ints().end()));
         break;
+      case pb::AttributeProto::STRINGS:  // as one text: the standard's are names
+        node.attributes.set(name, fmt::format("{}", fmt::join(attribute.strings(), ",")));
+        break;
       case pb::AttributeProto::TENSOR: {
         TensorDef tensor = to_tensor(attribute.t());
         if (tensor.value) node.attributes.set(name, *tensor.value);

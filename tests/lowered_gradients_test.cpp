@@ -1,0 +1,242 @@
+// Operators of ONNX that are no op of ours but a chain of some: each is imported in double at the attributes that matter, and the gradients
+// of its inputs, made by autodiff, are compared with central differences of what the imported graph computes.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "graph/autodiff.h"
+#include "graph/builder.h"
+#include "tests/onnx_models.h"
+
+namespace ort_train {
+namespace {
+
+using namespace testing;
+
+struct Lowered {
+  std::string name;
+  std::string inputs;  // of the model, in ONNX's text: those of type double are differentiated, others are numbered from 0
+  std::string node, outputs;
+  std::string constants{};  // its initializers
+  double low = -1, high = 1;
+};
+
+std::ostream& operator<<(std::ostream& out, const Lowered& lowered) { return out << lowered.name; }
+
+class LoweredGradients : public ::testing::TestWithParam<Lowered> {};
+
+double uniform(uint32_t& seed) {
+  seed = seed * 1664525 + 1013904223;
+  return static_cast<double>(seed >> 8) * 0x1p-24;
+}
+
+std::vector<double> run_projected(const Imported& imported, const std::map<std::string, Tensor>& inputs,
+                                  const std::map<std::string, Tensor>& weights) {
+  std::vector<double> sums;
+  for (const auto& [name, output] : run_imported(imported, inputs)) {
+    const std::vector<double> y = output.to_double(), w = weights.at(name).to_double();
+    long double sum = 0;
+    for (size_t i = 0; i < y.size(); ++i) sum += static_cast<long double>(y[i]) * w[i];
+    sums.push_back(static_cast<double>(sum));
+  }
+  return sums;
+}
+
+TEST_P(LoweredGradients, AreThoseOfCentralDifferences) {
+  const Lowered& lowered = GetParam();
+  const TestFolder folder;
+  const std::string path = write_model(folder, fmt::format(R"(<ir_version: 10, opset_import: ["" : 22]> g ({}) => ({}) <{}> {{ {} }})",
+                                                           lowered.inputs, lowered.outputs, lowered.constants, lowered.node));
+  const Imported imported = import_file(path);
+  for (const Obstacle& obstacle : imported.obstacles) ADD_FAILURE() << obstacle.node << ": " << obstacle.reason;
+  if (HasFailure()) return;
+
+  // A second copy gets the loss and the backward nodes.
+  Imported trained = import_file(path);
+  Graph& graph = trained.graph;
+  uint32_t seed = 17;
+  std::map<std::string, Tensor> inputs, weights;
+  std::vector<ValueId> differentiated;
+  for (const ValueId id : std::vector(graph.inputs)) {
+    Value& value = graph.value(id);
+    Tensor tensor(value.dtype, value.shape);
+    if (value.dtype == DType::float64) {
+      for (double& x : tensor.data<double>()) x = lowered.low + (lowered.high - lowered.low) * uniform(seed);
+      differentiated.push_back(id);
+    } else {
+      ASSERT_EQ(value.dtype, DType::int64);
+      int64_t number = 0;
+      for (int64_t& x : tensor.data<int64_t>()) x = ++number;
+    }
+    inputs[value.name] = std::move(tensor);
+  }
+  for (const ValueId id : differentiated) {
+    graph.value(id).kind = ValueKind::parameter;
+    graph.value(id).trainable = true;
+    std::erase(graph.inputs, id);
+  }
+  Builder builder(graph);
+  builder.named("tested");
+  ValueId loss = kNone;
+  for (const ValueId id : std::vector(graph.outputs)) {
+    const Value output = graph.value(id);
+    ASSERT_EQ(output.dtype, DType::float64);
+    Tensor weight(output.dtype, output.shape);
+    for (double& w : weight.data<double>()) w = uniform(seed) * 2 - 1;
+    const ValueId product = builder.emit("Mul", {id, builder.constant(weight)});
+    weights[output.name] = std::move(weight);
+    const ValueId sum = builder.emit("ReduceSum", {builder.reshape(product, {element_count(output.shape)})},
+                                     {{"axes", std::vector<int64_t>{0}}, {"keepdims", int64_t{0}}});
+    loss = loss == kNone ? sum : builder.emit("Add", {loss, sum});
+  }
+  const std::map<ValueId, ValueId> gradients = differentiate(graph, loss);
+  graph.verify("differentiate");
+  for (const auto& [parameter, gradient] : gradients) graph.outputs.push_back(gradient);
+  std::map<std::string, Tensor> computed = run_imported(trained, inputs);
+
+  for (const ValueId id : differentiated) {
+    const std::string name = graph.value(id).name;
+    ASSERT_TRUE(gradients.contains(id)) << name;
+    const ValueId gradient = gradients.at(id);
+    const std::vector<double> analytic =
+        graph.constant(gradient) ? graph.constant(gradient)->to_double() : computed.at(graph.value(gradient).name).to_double();
+    const std::vector<double> start = inputs[name].to_double();
+    ASSERT_EQ(analytic.size(), start.size()) << name;
+    constexpr double kStep = 1e-5;
+    double difference = 0, norm = 0;
+    for (size_t j = 0; j < start.size(); j += 1 + start.size() / 60) {
+      double ends[2];
+      for (const int end : {0, 1}) {
+        inputs[name].data<double>()[j] = start[j] + (end ? kStep : -kStep);
+        ends[end] = 0;
+        for (const double sum : run_projected(imported, inputs, weights)) ends[end] += sum;
+      }
+      inputs[name].data<double>()[j] = start[j];
+      const double numeric = (ends[1] - ends[0]) / (2 * kStep);
+      difference += (numeric - analytic[j]) * (numeric - analytic[j]);
+      norm += numeric * numeric;
+    }
+    EXPECT_GT(norm, 0) << name << " has no influence";
+    EXPECT_LE(std::sqrt(difference), 1e-7 * std::max(1.0, std::sqrt(norm))) << name << ", of norm " << std::sqrt(norm);
+  }
+}
+
+std::vector<Lowered> recurrent_cases() {
+  std::vector<Lowered> cases;
+  for (const int directions : {1, 2}) {
+    for (const char* direction : {"forward", "reverse", "bidirectional"}) {
+      if ((directions == 2) != (std::string(direction) == "bidirectional")) continue;
+      const auto inputs = [&](int gates) {
+        return fmt::format("double[4, 2, 3] x, double[{0}, {1}, 3] w, double[{0}, {1}, 2] r, double[{0}, {2}] b, double[{0}, 2, 2] h",
+                           directions, 2 * gates, 4 * gates);
+      };
+      const auto c = fmt::format(", double[{0}, 2, 2] c, double[{0}, 6] p", directions);
+      cases.push_back({fmt::format("lstm_{}", direction), inputs(4) + c,
+                       fmt::format("y, yh, yc = LSTM <hidden_size = 2, direction = \"{}\"> (x, w, r, b, , h, c, p)", direction),
+                       "double[s, d, n, e] y, double[d, n, e] yh, double[d, n, e] yc"});
+      for (const int after : {0, 1}) {
+        cases.push_back(
+            {fmt::format("gru_{}_{}", direction, after), inputs(3),
+             fmt::format("y, yh = GRU <hidden_size = 2, direction = \"{}\", linear_before_reset = {}> (x, w, r, b, , h)", direction, after),
+             "double[s, d, n, e] y, double[d, n, e] yh"});
+      }
+      cases.push_back({fmt::format("rnn_{}", direction), inputs(1),
+                       fmt::format("y, yh = RNN <hidden_size = 2, direction = \"{}\"> (x, w, r, b, , h)", direction),
+                       "double[s, d, n, e] y, double[d, n, e] yh"});
+    }
+  }
+  cases.push_back({"lstm_lengths", "double[4, 3, 3] x, double[2, 8, 3] w, double[2, 8, 2] r, double[2, 16] b",
+                   "y, yh, yc = LSTM <hidden_size = 2, direction = \"bidirectional\"> (x, w, r, b, lengths)",
+                   "double[s, d, n, e] y, double[d, n, e] yh, double[d, n, e] yc", "int32[3] lengths = {4, 1, 3}"});
+  cases.push_back({"lstm_batch_first_coupled",
+                   "double[2, 4, 3] x, double[1, 8, 3] w, double[1, 8, 2] r, double[2, 1, 2] h, double[2, 1, 2] c",
+                   "y, yh, yc = LSTM <hidden_size = 2, layout = 1, input_forget = 1> (x, w, r, , , h, c)",
+                   "double[n, s, d, e] y, double[n, d, e] yh, double[n, d, e] yc"});
+  cases.push_back({"gru_activations", "double[3, 2, 3] x, double[1, 6, 3] w, double[1, 6, 2] r, double[1, 12] b",
+                   "y = GRU <hidden_size = 2, activations = [\"HardSigmoid\", \"ScaledTanh\"], activation_alpha = [0.3, 0.9], "
+                   "activation_beta = [0.4, 1.1], clip = 5.0> (x, w, r, b)",
+                   "double[s, d, n, e] y"});
+  return cases;
+}
+
+std::vector<Lowered> image_cases() {
+  std::vector<Lowered> cases{
+      {"instance_normalization", "double[2, 3, 4, 2] x, double[3] s, double[3] b", "y = InstanceNormalization (x, s, b)",
+       "double[n, c, h, w] y"},
+      {"group_normalization", "double[2, 4, 3, 2] x, double[4] s, double[4] b",
+       "y = GroupNormalization <num_groups = 2, stash_type = 11> (x, s, b)", "double[n, c, h, w] y"},
+      {"response", "double[2, 6, 2, 2] x", "y = LRN <size = 4, alpha = 0.5, beta = 0.6, bias = 1.5> (x)", "double[n, c, h, w] y"},
+      {"average_over_three_axes", "double[1, 2, 4, 5, 4] x",
+       "y = AveragePool <kernel_shape = [2, 3, 2], strides = [1, 2, 2], pads = [0, 1, 0, 1, 1, 0]> (x)", "double[n, c, d, h, w] y"},
+      {"largest_over_three_axes", "double[1, 2, 4, 4, 4] x", "y = MaxPool <kernel_shape = [2, 2, 3], pads = [0, 0, 1, 0, 0, 1]> (x)",
+       "double[n, c, d, h, w] y"},
+      {"norm_of_windows", "double[1, 2, 4, 5] x", "y = LpPool <kernel_shape = [2, 3], p = 3, pads = [0, 1, 1, 0]> (x)",
+       "double[n, c, h, w] y"},
+      {"norm_of_planes", "double[1, 2, 4, 5] x", "y = GlobalLpPool <p = 3> (x)", "double[n, c, h, w] y"},
+      {"transposed", "double[2, 4, 3, 5] x, double[4, 3, 3, 2] w, double[3] b",
+       "y = ConvTranspose <strides = [2, 3], pads = [1, 0, 0, 1], output_padding = [1, 2]> (x, w, b)", "double[n, c, h, w] y"},
+      {"transposed_groups", "double[2, 4, 3, 4] x, double[4, 2, 2, 3] w",
+       "y = ConvTranspose <group = 2, dilations = [2, 1], strides = [1, 2]> (x, w)", "double[n, c, h, w] y"},
+      {"transposed_line", "double[1, 2, 6] x, double[2, 3, 4] w, double[3] b",
+       "y = ConvTranspose <strides = [2], auto_pad = \"SAME_UPPER\"> (x, w, b)", "double[n, c, w] y"},
+      {"transposed_to_shape", "double[1, 2, 3, 3] x, double[2, 1, 3, 3] w",
+       "y = ConvTranspose <strides = [3, 2], output_shape = [10, 8]> (x, w)", "double[n, c, h, w] y"},
+  };
+  for (const char* mode : {"nearest", "linear", "cubic"}) {
+    for (const char* place : {"half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"}) {
+      cases.push_back({fmt::format("resize_{}_{}", mode, place), "double[1, 2, 4, 5] x",
+                       fmt::format("y = Resize <mode = \"{}\", coordinate_transformation_mode = \"{}\"> (x, , scales)", mode, place),
+                       "double[n, c, h, w] y", "float[4] scales = {1.0, 1.0, 1.75, 0.6}"});
+    }
+  }
+  for (const char* nearest : {"round_prefer_ceil", "floor", "ceil"}) {
+    cases.push_back({fmt::format("resize_{}", nearest), "double[1, 2, 4, 5] x",
+                     fmt::format("y = Resize <nearest_mode = \"{}\"> (x, , , sizes)", nearest), "double[n, c, h, w] y",
+                     "int64[4] sizes = {1, 2, 9, 7}"});
+  }
+  cases.push_back({"resize_repeats", "double[1, 2, 3, 2] x",
+                   "y = Resize <coordinate_transformation_mode = \"asymmetric\", nearest_mode = \"floor\"> (x, , scales)",
+                   "double[n, c, h, w] y", "float[4] scales = {1.0, 1.0, 2.0, 3.0}"});
+  for (const char* mode : {"linear", "cubic"}) {
+    cases.push_back({fmt::format("resize_antialias_{}", mode), "double[1, 1, 8, 6] x",
+                     fmt::format("y = Resize <mode = \"{}\", antialias = 1, exclude_outside = 1, axes = [2, 3]> (x, , scales)", mode),
+                     "double[n, c, h, w] y", "float[2] scales = {0.4, 1.5}"});
+  }
+  cases.push_back({"resize_crops", "double[1, 1, 5, 6] x",
+                   "y = Resize <mode = \"linear\", coordinate_transformation_mode = \"tf_crop_and_resize\", extrapolation_value = 10.0> "
+                   "(x, roi, , sizes)",
+                   "double[n, c, h, w] y", "double[8] roi = {0.0, 0.0, 0.3, 0.5, 1.0, 1.0, 0.9, 1.4}, int64[4] sizes = {1, 1, 4, 5}"});
+  return cases;
+}
+
+std::vector<Lowered> other_cases() {
+  return {
+      {"einsum_attention", "double[2, 3, 2, 4] q, double[2, 5, 2, 4] k", "y = Einsum <equation = \"bihd,bjhd->bhij\"> (q, k)",
+       "double[b, h, i, j] y"},
+      {"einsum_three", "double[3, 4] a, double[4, 2] b, double[2, 5] c", "y = Einsum <equation = \"ij,jk,kl->il\"> (a, b, c)",
+       "double[i, l] y"},
+      {"einsum_diagonal", "double[4, 4] a, double[4] b", "y = Einsum <equation = \"ii,i->i\"> (a, b)", "double[i] y"},
+      {"einsum_ellipsis", "double[2, 1, 3, 4] a, double[5, 4, 2] b", "y = Einsum <equation = \"...ij,...jk->...ik\"> (a, b)",
+       "double[x, y, i, k] y"},
+      {"einsum_sum", "double[3, 4] a", "y = Einsum <equation = \"ij->\"> (a)", "double y"},
+      {"compress", "double[3, 4] x", "y = Compress <axis = 1> (x, keeps)", "double[n, m] y", "bool[4] keeps = {1, 0, 1, 1}"},
+      {"reverse_sequence", "double[4, 3, 2] x", "y = ReverseSequence <time_axis = 0, batch_axis = 1> (x, lengths)", "double[t, n, m] y",
+       "int64[3] lengths = {4, 1, 3}"},
+      {"hard_maximum_times", "double[3, 4] x", "h = Hardmax (x) y = Mul (h, x)", "double[n, m] y"},
+      {"unit_length", "double[3, 4] x", "y = LpNormalization <axis = 1, p = 2> (x)", "double[n, m] y"},
+      {"unit_sum", "double[3, 4] x", "y = LpNormalization <axis = 0, p = 1> (x)", "double[n, m] y", "", 0.1, 1},
+      {"spectrum", "double[1, 8, 1] x", "y = DFT <onesided = 1> (x, , axis)", "double[n, m, c] y", "int64 axis = {1}"},
+      {"remainder", "double[3, 4] a, double[3, 4] b", "y = Mod <fmod = 1> (a, b)", "double[n, m] y", "", 0.5, 2},
+      {"shrunk", "double[3, 4] x", "y = Shrink <lambd = 0.3, bias = 0.1> (x)", "double[n, m] y"},
+  };
+}
+
+std::string name_of(const ::testing::TestParamInfo<Lowered>& info) { return info.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Recurrent, LoweredGradients, ::testing::ValuesIn(recurrent_cases()), name_of);
+INSTANTIATE_TEST_SUITE_P(Images, LoweredGradients, ::testing::ValuesIn(image_cases()), name_of);
+INSTANTIATE_TEST_SUITE_P(Others, LoweredGradients, ::testing::ValuesIn(other_cases()), name_of);
+
+}  // namespace
+}  // namespace ort_train

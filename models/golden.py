@@ -183,6 +183,78 @@ def own_loss(name):
     return model, lambda path: export_plain(model, path, {k: v[:batch] for k, v in data.items()}, "loss", 20), data, loss, batch, "output", "loss"
 
 
+class Tagger(torch.nn.Module):
+    """Two layers of an LSTM in both directions and a GRU above them, a class for each word."""
+
+    def __init__(self, words=41, width=8, classes=5):
+        super().__init__()
+        self.table = torch.nn.Embedding(words, width)
+        self.lstm = torch.nn.LSTM(width, 6, num_layers=2, bidirectional=True, batch_first=True)
+        self.gru = torch.nn.GRU(12, 10, batch_first=True)
+        self.head = torch.nn.Linear(10, classes)
+
+    def forward(self, words):
+        return self.head(self.gru(self.lstm(self.table(words))[0])[0])
+
+
+class Upward(torch.nn.Module):
+    """A small U-Net: strides down, a transposed convolution and bilinear interpolation up, norms of groups and instances."""
+
+    def __init__(self):
+        super().__init__()
+        layer = torch.nn.Conv2d
+        self.first, self.down, self.deep = layer(2, 6, 3, padding=1), layer(6, 8, 3, stride=2, padding=1, bias=False), layer(8, 8, 3, padding=1)
+        self.groups, self.instances = torch.nn.GroupNorm(2, 6), torch.nn.InstanceNorm2d(8, affine=True)
+        self.up, self.last = torch.nn.ConvTranspose2d(8, 6, 3, stride=2, padding=1, output_padding=1), layer(14, 3, 1)
+
+    def forward(self, image):
+        function = torch.nn.functional
+        high = function.silu(self.groups(self.first(image)))
+        low = function.mish(self.instances(self.down(high)))
+        low = low + function.interpolate(function.avg_pool2d(self.deep(low), 2), scale_factor=2, mode="bilinear", align_corners=False)
+        both = torch.cat([self.up(low), function.interpolate(low, size=image.shape[2:], mode="nearest")], 1)
+        return self.last(both)
+
+
+def perturbed(model, seed):
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    return model.eval()
+
+
+def tagger(name):
+    torch.manual_seed(79)
+    model, batch, length = perturbed(Tagger(), 79), 4, 7
+    model.decayed = lambda name, p: p.dim() >= 2 or ".bias_" in name  # in the file, the biases of all gates are one tensor of rank 2
+    data = dict(words=torch.randint(0, 41, (STEPS * batch, length)), labels=torch.randint(0, 5, (STEPS * batch, length)))
+
+    def loss(m, batch):
+        output = m(batch["words"])
+        return torch.nn.functional.cross_entropy(output.flatten(0, 1), batch["labels"].flatten()), output
+
+    def write_model(path):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(model, (data["words"][:batch],), path, dynamo=False, opset_version=17, input_names=["words"], output_names=["logits"],
+                              dynamic_axes={"words": {0: "batch"}, "logits": {0: "batch"}}, do_constant_folding=True)
+
+    return model, write_model, data, loss, batch, "cross_entropy", "logits"
+
+
+def upward(name):
+    torch.manual_seed(80)
+    model, batch = perturbed(Upward(), 80), 3
+    data = dict(image=torch.randn(STEPS * batch, 2, 8, 8), y=torch.randn(STEPS * batch, 3, 8, 8))
+
+    def loss(m, batch):
+        output = m(batch["image"])
+        return torch.nn.functional.mse_loss(output, batch["y"]), output
+
+    return model, lambda path: export_plain(model, path, dict(image=data["image"][:batch]), "prediction", 20), data, loss, batch, "mse", "prediction"
+
+
 def export_plain(model, path, arguments, output, opset):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -190,7 +262,7 @@ def export_plain(model, path, arguments, output, opset):
                           dynamic_shapes=({0: torch.export.Dim("batch")},) * len(arguments), external_data=False, verbose=False)
 
 
-CASES = dict({name: gpt2 for name in GPT2}, **{name: bert for name in BERT}, **{name: convolutions for name in CNN}, **{"mlp-mse": regression, "mlp-own-loss": own_loss})
+CASES = dict({name: gpt2 for name in GPT2}, **{name: bert for name in BERT}, **{name: convolutions for name in CNN}, **{"mlp-mse": regression, "mlp-own-loss": own_loss, "recurrent-tagger": tagger, "unet-mse": upward})
 
 
 def slim(graph):
@@ -222,12 +294,17 @@ def running_values(graph, model, start):
 
 
 def gradients(graph, model):
-    """Each parameter's gradient under the name and in the layout of every initializer that holds it."""
+    """Each parameter's gradient under the name and in the layout of every initializer that holds it, whole or (LSTM, GRU) with others."""
+    numbers = torch.cat([p.detach().flatten() for p in model.parameters()]).float().numpy()
+    slopes = torch.cat([p.grad.flatten() for p in model.parameters()])
+    owner = np.repeat(np.arange(len(list(model.parameters()))), [p.numel() for p in model.parameters()])
+    order = np.argsort(numbers, kind="stable")
     found, parameters = {}, {n: p.detach().float().numpy() for n, p in model.named_parameters()}
     missing, running = set(parameters), running_statistics(graph)
+    running |= {name for node in graph.graph.node if node.op_type == "Resize" for name in node.input[1:]}  # scales
     for tensor in graph.graph.initializer:
         value = onnx.numpy_helper.to_array(tensor)
-        if value.dtype != np.float32 or value.ndim == 0 or tensor.name in running:
+        if value.dtype != np.float32 or value.ndim == 0 or tensor.name in running or np.ptp(value) == 0:  # ones that stand for no scale
             continue
         for name, parameter in parameters.items():
             gradient = model.get_parameter(name).grad
@@ -240,7 +317,11 @@ def gradients(graph, model):
             missing.discard(name)
             break
         else:
-            raise SystemExit(f"initializer {tensor.name} {value.shape} is no parameter of the model")
+            at = np.searchsorted(numbers[order], value.flatten())
+            if not np.array_equal(numbers[order][np.minimum(at, len(order) - 1)], value.flatten()) or len(np.unique(numbers)) < len(numbers):
+                raise SystemExit(f"initializer {tensor.name} {value.shape} is no parameter of the model")
+            found[tensor.name] = slopes[order[at]].reshape(value.shape)
+            missing -= {list(parameters)[i] for i in set(owner[order[at]])}
     if missing:
         raise SystemExit(f"no initializer holds {sorted(missing)}")
     return found
@@ -249,8 +330,9 @@ def gradients(graph, model):
 def train(model, loss, batches, schedule):
     """Losses, gradient norms before clipping and learning rates of ten steps of AdamW."""
     parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW([dict(params=[p for p in parameters if p.dim() >= 2], weight_decay=0.01),
-                                   dict(params=[p for p in parameters if p.dim() < 2], weight_decay=0.0)], lr=RATE, betas=(0.9, 0.999), eps=1e-8)
+    decayed = getattr(model, "decayed", lambda name, p: p.dim() >= 2)
+    groups = [[p for n, p in model.named_parameters() if bool(decayed(n, p)) == wanted] for wanted in (True, False)]
+    optimizer = torch.optim.AdamW([dict(params=groups[0], weight_decay=0.01), dict(params=groups[1], weight_decay=0.0)], lr=RATE, betas=(0.9, 0.999), eps=1e-8)
     scheduler = get_scheduler(schedule, optimizer, num_warmup_steps=WARMUP if schedule == "linear" else 0, num_training_steps=STEPS)
     rows = []
     for batch in batches:

@@ -110,6 +110,41 @@ def each_version(op, first=7, last=24):
     return [max(first, v) for v in begin + [v for v in since if first < v <= last]]
 
 
+def images():
+    x = floats(1, 2, 5, 4)
+    for opset in (7, 11, 18):
+        form(f"GlobalLpPool_opset{opset}", "GlobalLpPool", opset, [x], p=3)
+        form(f"LpPool_opset{opset}", "LpPool", opset, [x], kernel_shape=[2, 3], strides=[2, 1], pads=[1, 0, 0, 1])
+        form(f"InstanceNormalization_opset{opset}", "InstanceNormalization", opset, [x, floats(2), floats(2)])
+        form(f"LRN_opset{opset}", "LRN", opset, [floats(2, 5, 3, 2)], size=3, alpha=0.1)
+        form(f"ConvTranspose_opset{opset}", "ConvTranspose", opset, [x, floats(2, 3, 3, 2), floats(3)], strides=[2, 2], pads=[1, 0, 1, 1],
+             output_padding=[1, 0])
+        form(f"ConvTranspose_groups_opset{opset}", "ConvTranspose", opset, [floats(1, 4, 3, 3), floats(4, 1, 2, 2)], group=2, dilations=[2, 1])
+    scales = ints(1, 1, 2, 3, dtype=np.float32)
+    for mode in ("nearest", "linear"):
+        form(f"Upsample_{mode}_opset7", "Upsample", 7, [x], mode=mode, scales=[1.0, 1.0, 2.0, 3.0])
+        form(f"Upsample_{mode}_opset9", "Upsample", 9, [x, scales], initializers=[1], mode=mode)
+        form(f"Resize_{mode}_opset10", "Resize", 10, [x, scales], initializers=[1], mode=mode)
+        for opset in (11, 13, 18, 19):
+            for place in ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"):
+                form(f"Resize_{mode}_{place}_opset{opset}", "Resize", opset, [x, ints(dtype=np.float32), ints(dtype=np.float32), ints(1, 2, 7, 3)],
+                     initializers=[1, 2, 3], mode=mode, coordinate_transformation_mode=place)
+
+
+def recurrent():
+    for opset in (7, 14):
+        for direction, d in (("forward", 1), ("reverse", 1), ("bidirectional", 2)):
+            x, h, lengths = floats(4, 3, 2), floats(d, 3, 2), ints(4, 2, 3, dtype=np.int32)
+
+            def of(gates):
+                return [x, floats(d, 2 * gates, 2), floats(d, 2 * gates, 2), floats(d, 4 * gates), lengths, h]
+            common = dict(hidden_size=2, direction=direction)
+            form(f"LSTM_{direction}_opset{opset}", "LSTM", opset, of(4) + [floats(d, 3, 2), floats(d, 6)], 3, **common)
+            form(f"GRU_{direction}_opset{opset}", "GRU", opset, of(3), 2, **common)
+            form(f"GRU_{direction}_after_opset{opset}", "GRU", opset, of(3), 2, linear_before_reset=1, **common)
+            form(f"RNN_{direction}_opset{opset}", "RNN", opset, of(1), 2, **common)
+
+
 def older_forms():
     # The same node at every opset that had a text of its own (onnxruntime may lack the newest).
     x = floats(3, 5)
@@ -125,6 +160,8 @@ def older_forms():
         for opset in each_version(op, last=22):
             broadcasts = opset >= 8 or op not in ("Min", "Max", "Sum", "Mean")
             form(f"{op}_opset{opset}", op, opset, [data, floats(5, low=0.5) if broadcasts else floats(3, 5)])
+    images()
+    recurrent()
     for opset in each_version("PRelu"):
         form(f"PRelu_opset{opset}", "PRelu", opset, [floats(2, 3, 4), floats(3, 1)])
     # Pow with an exponent of another type.

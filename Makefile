@@ -4,7 +4,7 @@ MINUTES ?= 10
 export WERROR := $(if $(CI),ON,OFF)
 FORMATTED = $(shell find graph passes exec offload frontend tests -name '*.h' -o -name '*.cpp')
 
-.PHONY: build build-bench demo test sanitize fuzz races soak cuda bench compare format check-format clean
+.PHONY: build build-bench demo test conformance sanitize fuzz races soak cuda bench compare format check-format clean
 
 build:  # build/ort-train
 	@.ci/configure release
@@ -18,6 +18,11 @@ test:  # everything, and ONNX Runtime as the judge of what comes out
 	@.ci/configure release
 	@cmake --build build
 	@.ci/test build judge
+
+conformance:  # runs the standard's tests of its operators and writes what comes out to docs/conformance.md
+	@.ci/configure release
+	@cmake --build build --target ort-train-conformance
+	@PYTHONDONTWRITEBYTECODE=1 $$(.ci/python) tests/conformance.py
 
 sanitize:  # what parses and allocates, under AddressSanitizer and UndefinedBehaviorSanitizer (the preset names what `soak` does)
 	@.ci/configure sanitize

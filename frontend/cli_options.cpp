@@ -168,7 +168,8 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   constexpr const char* data = "Data";
   add(data, "--data", o.data, ".txt, token .bin, .npz, .safetensors, or a folder with train and valid of one of these");
   add(data, "--task", o.task, "causal-lm: labels are the inputs, shifted by one");
-  add(data, "--loss", o.loss, "cross_entropy, mse, or output (the model's output is the loss)");
+  add(data, "--loss", o.loss,
+      "cross_entropy, mse, l1, smooth_l1, binary_cross_entropy (of logits), or output (the model's output is the loss)");
   add(data, "--output", o.output, "the model's output that the loss reads (default: the first)");
   add(data, "--labels", o.labels, "the array that holds the labels");
   add(data, "--token-type", o.token_type, "number type of .bin files: uint16 or uint32");

@@ -39,7 +39,7 @@ struct Options {
   std::string model{};                      // path of an ONNX file
   std::string data{};                       // .txt, .bin, .npz, .safetensors, or a folder with train and valid of one of these
   std::string task{};                       // "causal-lm" or empty
-  std::string loss = "cross_entropy";       // cross_entropy | mse | output
+  std::string loss = "cross_entropy";       // cross_entropy | mse | l1 | smooth_l1 | binary_cross_entropy (of logits) | output
   std::string output{};                     // which model output the loss reads; empty: the first
   std::string labels = "labels";            // the array in the data file that holds the labels
   std::string token_type = "uint16";        // number type of a .bin file: uint16 | uint32

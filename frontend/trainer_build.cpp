@@ -64,11 +64,10 @@ const Options& Trainer::Impl::checked(const Options& options) {
                 "`scale_lr` (how the learning rate grows with the batch) and `base_batch_size` (the samples of a step for which it was "
                 "chosen) go together: give both or none");
   LossScaling(options, /*in_float16=*/true);  // refuses what fits no model
-  if (options.loss != "cross_entropy" && options.loss != "mse" && options.loss != "output") {
-    throw refuse("loss", options.loss, "is not known: cross_entropy, mse or output");
-  }
-  if (options.task == "causal-lm" && options.loss == "mse")
-    throw error(ErrorCode::usage, "`task` causal-lm goes with `loss` cross_entropy, not mse");
+  if (std::find(loss_names().begin(), loss_names().end(), options.loss) == loss_names().end())
+    throw error(ErrorCode::usage, "`loss` {} is not known; these are: {}", options.loss, fmt::join(loss_names(), ", "));
+  if (options.task == "causal-lm" && options.loss != "cross_entropy" && options.loss != "output")
+    throw error(ErrorCode::usage, "`task` causal-lm goes with `loss` cross_entropy, not {}", options.loss);
   if (options.recompute != "auto") recompute_mode(options.recompute);
   if (options.micro_batches != "auto" && options.micro_batches != "horizontal" && options.micro_batches != "vertical")
     throw refuse("micro_batches", options.micro_batches, "is not known: auto, horizontal or vertical");
@@ -272,6 +271,9 @@ void Trainer::Impl::build_entries(Deferral defer) {
   };
 
   const Graph& main = forward(binding.batch);
+  if (is_first_build) {
+    if (const std::string text = loss_note(main, loss); !text.empty()) note(text);
+  }
   OptimizerSpec update = optimizer_spec(defer);
   if (defer == Deferral::most) update.at_once = used_soon(main);  // the same weights for every batch size: they share the sums
   for (ValueId id : main.outputs) {

@@ -156,16 +156,23 @@ def convolutions(name):
     return model, write_model, data, loss, batch, "cross_entropy", "logits"
 
 
+REGRESSION = {"mlp-mse": "mse", "mlp-l1": "l1", "mlp-smooth-l1": "smooth_l1", "mlp-binary": "binary_cross_entropy"}
+
+
 def regression(name):
     torch.manual_seed(77)
-    model, batch = Regression().eval(), 5
+    model, batch, task = Regression().eval(), 5, REGRESSION[name]
     data = dict(x=torch.randn(STEPS * batch, 7), y=torch.randn(STEPS * batch, 3))
+    if task == "binary_cross_entropy":
+        data["y"] = torch.rand(STEPS * batch, 3).round(decimals=1)
+    function = {"mse": torch.nn.functional.mse_loss, "l1": torch.nn.functional.l1_loss, "smooth_l1": torch.nn.functional.smooth_l1_loss,
+                "binary_cross_entropy": torch.nn.functional.binary_cross_entropy_with_logits}[task]
 
     def loss(m, batch):
         output = m(batch["x"])
-        return torch.nn.functional.mse_loss(output, batch["y"]), output
+        return function(output, batch["y"]), output
 
-    return model, lambda path: export_plain(model, path, dict(x=data["x"][:batch]), "prediction", 18), data, loss, batch, "mse", "prediction"
+    return model, lambda path: export_plain(model, path, dict(x=data["x"][:batch]), "prediction", 18), data, loss, batch, task, "prediction"
 
 
 def own_loss(name):
@@ -262,7 +269,7 @@ def export_plain(model, path, arguments, output, opset):
                           dynamic_shapes=({0: torch.export.Dim("batch")},) * len(arguments), external_data=False, verbose=False)
 
 
-CASES = dict({name: gpt2 for name in GPT2}, **{name: bert for name in BERT}, **{name: convolutions for name in CNN}, **{"mlp-mse": regression, "mlp-own-loss": own_loss, "recurrent-tagger": tagger, "unet-mse": upward})
+CASES = dict({name: gpt2 for name in GPT2}, **{name: bert for name in BERT}, **{name: convolutions for name in CNN}, **{name: regression for name in REGRESSION}, **{"mlp-own-loss": own_loss, "recurrent-tagger": tagger, "unet-mse": upward})
 
 
 def slim(graph):
@@ -400,7 +407,7 @@ def write(name, folder):
                 golden[f"grad_norms/{schedule}"], golden[f"learning_rates/{schedule}"] = rows[1], rows[2]
     metadata = dict(task=task, output=output, batch_size=str(batch_size), steps=str(STEPS), learning_rate=str(RATE), warmup_steps=str(WARMUP),
                     weight_decay="0.01", betas="0.9,0.999", epsilon="1e-8", max_grad_norm="1.0", opset=str(graph.opset_import[0].version),
-                    producer=f"{graph.producer_name} {graph.producer_version}", labels={"mse": "y", "output": ""}.get(task, "labels"))
+                    producer=f"{graph.producer_name} {graph.producer_version}", labels="y" if name in REGRESSION or task == "mse" else "" if task == "output" else "labels")
     if name in CNN:
         metadata["batch_norm"] = model.batch_norm
     save_sorted(data, os.path.join(folder, name + ".data.safetensors"))

@@ -15,7 +15,7 @@
 namespace ort_train {
 
 struct LossSpec {
-  std::string kind = "cross_entropy";  // cross_entropy | mse | output (the model's output is the loss)
+  std::string kind = "cross_entropy";  // one of loss_names()
   std::string output;                  // model output that it reads; empty: the first
   std::string labels = "labels";       // name of the graph input that it adds: int64 for cross_entropy, else the output's type
   int64_t ignore_index = -100;         // cross_entropy: labels that don't count
@@ -74,6 +74,11 @@ struct JobGraph {
 
 // Simplifies and fuses an imported graph in place, once, before the job graphs are derived from it.
 void optimize_forward(Graph& forward, const PassOptions& options);
+
+// What LossSpec::kind may be.
+const std::vector<std::string>& loss_names();
+// What a user should know of how the loss reads the model's output; empty where there is nothing.
+std::string loss_note(const Graph& forward, const LossSpec& loss);
 
 // The names of the weights that are used before a share of the forward pass is over, by what it takes on a nominal machine.
 std::set<std::string> used_soon(const Graph& forward, double share = 0.02);

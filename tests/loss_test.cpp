@@ -1,0 +1,100 @@
+// What a loss reads of a model's outputs.
+
+#include <gmock/gmock.h>
+
+#include "graph/error.h"
+#include "tests/arrays.h"
+#include "tests/onnx_models.h"
+#include "tests/trainer_runs.h"
+
+namespace ort_train {
+namespace {
+
+using testing::write_model;
+
+struct Losses : TrainerRuns {
+  static constexpr int64_t kSamples = 48, kWidth = 6, kClasses = 4;
+  std::vector<std::string> notes;
+
+  // A classifier that ends in these nodes, which make y of z.
+  Options classifier(const std::string& name, const std::string& end) {
+    std::vector<int64_t> labels;
+    for (int64_t i = 0; i < kSamples; ++i) labels.push_back(i * 5 % 7 % kClasses);
+    Options o;
+    o.data = Arrays()
+                 .add("x", {kSamples, kWidth}, numbers(kSamples * kWidth, 389))
+                 .add("labels", {kSamples}, labels)
+                 .write(folder / "data.safetensors");
+    auto model = testing::model_of(fmt::format(
+        R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 6] x) => (float[batch, 4] y) {{ z = MatMul (x, w) {} }})", end));
+    *model.mutable_graph()->add_initializer() = testing::tensor_of("w", {kWidth, kClasses}, numbers(kWidth * kClasses, 97));
+    o.model = write_model(folder, model, name + ".onnx");
+    o.batch_size = 8;
+    o.max_steps = 6;
+    o.learning_rate = 0.05;
+    o.profile = profile;
+    return o;
+  }
+  std::vector<double> losses(Options o, const std::string& name) {
+    std::vector<double> losses;
+    o.output_dir = folder / name;
+    notes.clear();
+    Trainer trainer(o, {.on_step = [&](const StepReport& step) { losses.push_back(step.loss); },
+                        .on_note = [&](const std::string& text) { notes.push_back(text); }});
+    trainer.train();
+    return losses;
+  }
+  bool is_noted(const std::string& text) const {
+    return std::any_of(notes.begin(), notes.end(), [&](const std::string& note) { return note.find(text) != std::string::npos; });
+  }
+};
+
+TEST_F(Losses, OfASoftmaxIsThatOfItsLogits) {
+  const std::vector<double> plain = losses(classifier("plain", "y = Identity (z)"), "plain");
+  EXPECT_FALSE(is_noted("is a Softmax"));
+  EXPECT_NE(plain.back(), plain.front());
+  for (const char* end : {"y = Softmax (z)", "y = LogSoftmax (z)"}) {
+    EXPECT_EQ(losses(classifier("softmax", end), "softmax"), plain) << end;
+    EXPECT_TRUE(is_noted("the output 'y' is a Softmax: the loss is taken of what goes into it")) << end;
+    std::filesystem::remove_all(folder / "softmax");
+  }
+  // Other losses read the output itself.
+  Options o = classifier("squares", "y = Softmax (z)");
+  o.data = Arrays()
+               .add("x", {kSamples, kWidth}, numbers(kSamples * kWidth, 389))
+               .add("labels", {kSamples, kClasses}, numbers(kSamples * kClasses, 31))
+               .write(folder / "squares.safetensors");
+  o.loss = "mse";
+  losses(o, "squares");
+  EXPECT_FALSE(is_noted("is a Softmax"));
+}
+
+TEST_F(Losses, OfASigmoidAreThoseOfItsLogits) {
+  const auto binary = [&](const std::string& name, const std::string& end) {
+    Options o = classifier(name, end);
+    std::vector<float> labels;
+    for (int64_t i = 0; i < kSamples * kClasses; ++i) labels.push_back(static_cast<float>(i * 5 % 7 % 3) / 2);
+    o.data = Arrays()
+                 .add("x", {kSamples, kWidth}, numbers(kSamples * kWidth, 389))
+                 .add("labels", {kSamples, kClasses}, labels)
+                 .write(folder / "binary.safetensors");
+    o.loss = "binary_cross_entropy";
+    return losses(o, name);
+  };
+  const std::vector<double> plain = binary("logits", "y = Identity (z)");
+  EXPECT_TRUE(notes.empty() || !is_noted("is a Sigmoid"));
+  EXPECT_EQ(binary("sigmoid", "y = Sigmoid (z)"), plain);
+  EXPECT_TRUE(is_noted("the output 'y' is a Sigmoid: the loss is taken of what goes into it"));
+  losses(classifier("mistaken", "y = Sigmoid (z)"), "mistaken");
+  EXPECT_TRUE(is_noted("is `loss` binary_cross_entropy meant?"));
+}
+
+TEST_F(Losses, UnknownOnesAreRefusedWithTheNamesThereAre) {
+  Options o = classifier("unknown", "y = Identity (z)");
+  o.loss = "hinge";
+  EXPECT_THAT(testing::error_of([&] { Trainer{o}; }).what(),
+              ::testing::HasSubstr("cross_entropy, mse, l1, smooth_l1, binary_cross_entropy, output"));
+}
+
+}  // namespace
+}  // namespace ort_train

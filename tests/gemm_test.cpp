@@ -37,12 +37,12 @@ struct ModelOfPairs {
   }
 };
 
-// What tdpbf16ps does to one element (volume 2, TDPBF16PS).
-float add_pairs_of_tiles(const std::vector<uint32_t>& a, const std::vector<uint32_t>& b, float sum) {
+// What tdpbf16ps does to one element (volume 2, TDPBF16PS), with `pairs` words a(k) and b(k).
+template <typename A, typename B> float add_pairs_of_tiles(size_t pairs, A a, B b, float sum) {
   float first = 0, second = 0;
-  for (size_t k = 0; k < a.size(); ++k) {
-    first = without_denormals(std::fma(half(a[k], 0), half(b[k], 0), first));
-    second = without_denormals(std::fma(half(a[k], 16), half(b[k], 16), second));
+  for (size_t k = 0; k < pairs; ++k) {
+    first = without_denormals(std::fma(half(a(k), 0), half(b(k), 0), first));
+    second = without_denormals(std::fma(half(a(k), 16), half(b(k), 16), second));
   }
   return without_denormals(without_denormals(sum) + without_denormals(first + second));
 }
@@ -67,12 +67,9 @@ struct ModelOfTiles {
   template <int c, int a, int b> static void add_products() {
     for (int64_t i = 0; i < 16; ++i) {
       for (int64_t j = 0; j < 16; ++j) {
-        std::vector<uint32_t> x, y;
-        for (int64_t k = 0; k < 16; ++k) {
-          x.push_back(float_bits::of(registers[a][i][k]));
-          y.push_back(float_bits::of(registers[b][k][j]));
-        }
-        registers[c][i][j] = add_pairs_of_tiles(x, y, registers[c][i][j]);
+        registers[c][i][j] = add_pairs_of_tiles(
+            16, [&](size_t k) { return float_bits::of(registers[a][i][k]); }, [&](size_t k) { return float_bits::of(registers[b][k][j]); },
+            registers[c][i][j]);
       }
     }
   }
@@ -92,10 +89,8 @@ struct InTiles {
   static float chain(const std::vector<uint32_t>& a, const std::vector<uint32_t>& b) {
     float sum = 0;
     for (size_t k = 0; k < a.size(); k += 16) {
-      const auto some = [&](const std::vector<uint32_t>& words) {
-        return std::vector(words.begin() + static_cast<int64_t>(k), words.begin() + static_cast<int64_t>(std::min(k + 16, words.size())));
-      };
-      sum = add_pairs_of_tiles(some(a), some(b), sum);
+      sum = add_pairs_of_tiles(
+          std::min<size_t>(16, a.size() - k), [&](size_t i) { return a[k + i]; }, [&](size_t i) { return b[k + i]; }, sum);
     }
     return sum;
   }

@@ -236,6 +236,10 @@ void lower_resize(Lowering& l) {
   std::vector<double> roi = method.crops() ? numbers(l, 1, "the region") : std::vector<double>{};
   if (method.crops() && roi.size() != 2 * numbered.size())
     l.fail(fmt::format("its region has {} numbers instead of two for each axis", roi.size()));
+  constexpr double kFarthest = 1e6;  // of a place outside, in lengths of the axis
+  for (const double end : roi) {
+    if (!(std::abs(end) <= kFarthest)) l.fail(fmt::format("its region reaches to {}", end));
+  }
   std::vector<Axis> axes;
   for (size_t i = 0; i < numbered.size(); ++i) {
     Axis axis;

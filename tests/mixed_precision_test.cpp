@@ -18,8 +18,8 @@
 #include "graph/onnx/writer.h"
 #include "graph/op_def.h"
 #include "passes/pipeline.h"
-#include "test_paths.h"
 #include "tests/failures.h"
+#include "tests/golden_model.h"
 #include "tests/trainer_runs.h"
 
 namespace ort_train {
@@ -28,7 +28,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-const std::string kRoot = ORT_TRAIN_SOURCE_DIR, kGolden = kRoot + "/tests/golden/";
+const std::string kRoot = ORT_TRAIN_SOURCE_DIR;
 
 // --- the pass ---------------------------------------------------------------------------------------------------------------------------
 
@@ -211,11 +211,7 @@ struct MixedGolden : TrainerRuns {
   Options options(const std::string& name) {
     std::map<std::string, std::string> metadata;
     truth = tensors_of(kGolden + name + ".golden.safetensors", metadata);
-    Options o{.model = kGolden + name + ".onnx", .data = kGolden + name + ".data.safetensors"};
-    o.loss = metadata.at("task") == "causal-lm" ? "cross_entropy" : metadata.at("task");
-    if (metadata.contains("batch_norm")) o.batch_norm = metadata.at("batch_norm");
-    if (!metadata.at("labels").empty()) o.labels = metadata.at("labels");
-    o.batch_size = std::stoll(metadata.at("batch_size"));
+    Options o = golden_options(name);
     o.max_steps = 1;
     o.lr_scheduler_type = "constant";
     o.shuffle = false;

@@ -13,7 +13,7 @@
 #include "frontend/import.h"
 #include "frontend/ort_train.h"
 #include "frontend/safetensors.h"
-#include "test_paths.h"
+#include "tests/golden_model.h"
 #include "tests/trainer_runs.h"
 
 namespace ort_train {
@@ -21,8 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
-
-const std::string kGolden = std::string(ORT_TRAIN_SOURCE_DIR) + "/tests/golden/";
 
 // All of a safetensors file, as double.
 struct Tensors {
@@ -84,12 +82,7 @@ struct Golden : testing::TestWithParam<std::string> {
   const std::string profile = nominal_machine(folder);
 
   Options options() const {
-    const std::string task = golden.metadata.at("task");
-    Options o{.model = kGolden + name + ".onnx", .data = kGolden + name + ".data.safetensors"};
-    o.loss = task == "causal-lm" ? "cross_entropy" : task;  // the labels are there, aligned
-    if (golden.metadata.contains("batch_norm")) o.batch_norm = golden.metadata.at("batch_norm");
-    if (!golden.metadata.at("labels").empty()) o.labels = golden.metadata.at("labels");
-    o.batch_size = static_cast<int64_t>(golden.number("batch_size"));
+    Options o = golden_options(name);
     o.learning_rate = golden.number("learning_rate");
     o.weight_decay = golden.number("weight_decay");
     o.max_grad_norm = golden.number("max_grad_norm");

@@ -22,23 +22,10 @@ std::string without_prefix(const std::string& message) {
   return rest.empty() ? "is not supported" : rest;
 }
 
-struct Reason {
-  std::string reason, hint;
-};
-
-// Why there is nothing to make of an op, and what to do.
 Reason why_not(const onnx::NodeDef& node, int opset, const FoundForm& form) {
   const std::string& op = node.op_type;
-  const auto any = [&](std::initializer_list<std::string_view> names) { return std::find(names.begin(), names.end(), op) != names.end(); };
   if (opset == 0) {
     return {fmt::format("comes from the operator set '{}', which the model does not import", node.domain), "export the model again"};
-  }
-  if (any({"Loop", "Scan"})) return {"repeats a graph; loops are not supported", "export with fixed lengths, so that the loop is unrolled"};
-  if (op == "If")
-    return {"its condition is computed from the model's inputs",
-            "bind what it depends on with `shapes`, or export only the branch that is needed"};
-  if (op.find("Sequence") != std::string::npos || op.starts_with("Optional")) {
-    return {"works on sequences of tensors, which are not supported", "write the model with tensors (stack, cat) before exporting"};
   }
   if (op.find("QuantizeLinear") != std::string::npos || op.find("Integer") != std::string::npos || op.find("NBits") != std::string::npos ||
       op.starts_with("QLinear")) {
@@ -215,8 +202,8 @@ void Walk::node(const onnx::NodeDef& node, Scope& scope, const Site& site) {
   // Every node that can't be imported is found, also behind others that can't.
   const FoundForm form = find_form(node.domain, node.op_type, job.opset);
   const bool has_body = onnx::has_function_body(model_, node, site.opsets);
-  const bool is_branch = node.domain.empty() && node.op_type == "If";
-  if (!form.form && !has_body && !is_branch) {
+  const Control* const control = find_control(node);
+  if (!form.form && !has_body && !control) {
     resolve_inputs(job);
     const auto [reason, hint] = why_not(node, job.opset, form);
     return fail(job, reason, hint);
@@ -239,8 +226,16 @@ void Walk::node(const onnx::NodeDef& node, Scope& scope, const Site& site) {
     ++skipped;
     return leave_unknown(job);
   }
-  if (is_branch) return branch(job);
+  if (control) {
+    const std::optional<Reason> why = (this->**control)(job);
+    if (!why) return;
+    return job.tainted ? leave_unknown(job) : fail(job, why->reason, why->hint);
+  }
   if (!form.form) return expand(job);
+  if (std::any_of(job.inputs.begin(), job.inputs.end(), [](const Meaning& input) { return input.sequence != nullptr; })) {
+    if (node.op_type == "Identity") return bind(job, 0, job.inputs[0]);
+    return fail(job, "reads a sequence of tensors where the standard has a tensor", "check the model with onnx.checker");
+  }
   const std::string why = lower(job, *form.op, *form.form);
   if (why.empty()) return;
   if (job.tainted) {
@@ -301,7 +296,8 @@ bool Walk::resolve(Job& job, Meaning& meaning, const std::string& name) {
 void Walk::constant(Job& job) {
   const onnx::NodeDef& node = job.node;
   const std::string& name = node.outputs[0];
-  if (const auto known = job.scope.names.find(name); known != job.scope.names.end()) return;  // a weight
+  const bool known = job.scope.names.contains(name) || (job.scope.in_body && job.scope.outer->names.contains(name));
+  if (known) return;  // a weight, or a body's, which was read before
   const auto make = [&](Tensor tensor) { bind(job, 0, {.value = graph_.add_constant(std::move(tensor), name)}); };
   try {
     if (const auto value = node.tensors.find("value"); value != node.tensors.end()) {
@@ -326,32 +322,6 @@ void Walk::constant(Job& job) {
     return fail(job, e.what(), "export the model again");
   }
   fail(job, "is text or a sparse tensor, which is not supported", "replace it before exporting");
-}
-
-// An If whose condition is known is its branch.
-void Walk::branch(Job& job) {
-  const Tensor* condition = job.inputs.empty() ? nullptr : graph_.constant(job.inputs[0].value);
-  if (!condition || condition->dtype != DType::boolean || condition->size() != 1) {
-    if (job.tainted) return leave_unknown(job);
-    const auto [reason, hint] = why_not(job.node, job.opset, {});
-    return fail(job, reason, hint);
-  }
-  const auto graph = job.node.graphs.find(condition->data<bool>()[0] ? "then_branch" : "else_branch");
-  if (graph == job.node.graphs.end() || graph->second->outputs.size() < job.node.outputs.size()) {
-    return fail(job, "lacks a branch or one of its outputs", "check the model with onnx.checker, and export it again");
-  }
-  const onnx::GraphDef& taken = *graph->second;
-  const Uses uses = find_uses(taken.nodes, output_names(taken), job.site.opsets);
-  Scope scope{.outer = &job.scope};
-  add_tensors(taken, uses, scope);
-  list(taken.nodes, scope, {.opsets = job.site.opsets, .uses = uses, .caller = job.site.caller, .depth = job.site.depth});
-  for (size_t i = 0; i < job.node.outputs.size(); ++i) {
-    const std::string& name = taken.outputs[i].name;
-    Meaning* meaning = scope.find(name);
-    if (!meaning) throw error(ErrorCode::unsupported, "[If '{}'] nothing gives its branch's output '{}'", job.name, name);
-    if (!resolve(job, *meaning, name)) return;
-    bind(job, i, *meaning);
-  }
 }
 
 // A node that stands for a function is its body, read at the body's own opsets.

@@ -83,12 +83,13 @@ std::vector<std::string> output_names(const onnx::GraphDef& graph);
 // unknown because a node before it could not be imported.
 struct Meaning {
   ValueId value = kNone;
-  const onnx::TensorDef* tensor = nullptr;                // read when first asked for
-  std::map<std::pair<size_t, size_t>, ValueId> copies{};  // --untie: what (node, input) of the main graph reads instead
+  const onnx::TensorDef* tensor = nullptr;                 // read when first asked for
+  std::map<std::pair<size_t, size_t>, ValueId> copies{};   // --untie: what (node, input) of the main graph reads instead
+  std::shared_ptr<const std::vector<Meaning>> sequence{};  // of tensors, by position
   bool absent = false;
   bool tainted = false;  // only its type is known, or it comes from such a value
 
-  bool unknown() const { return value == kNone && !tensor && !absent; }
+  bool unknown() const { return value == kNone && !tensor && !sequence && !absent; }
 };
 
 // A tensor that may be a weight.
@@ -148,6 +149,11 @@ class WeightTable {
 
 // --- nodes ----------------------------------------------------------------------------------------------------------------------------
 
+// Why there is nothing to make of a node, and what to do.
+struct Reason {
+  std::string reason, hint;
+};
+
 // Walks the model's nodes and emits what they mean.
 class Walk {
  public:
@@ -171,6 +177,7 @@ class Walk {
   struct Scope {
     Scope* outer = nullptr;
     std::unordered_map<std::string, Meaning> names{};
+    bool in_body = false;  // of a nested graph, whose own tensors `outer` has
     Meaning* find(const std::string& name);
   };
   // Where a list of nodes stands.
@@ -191,6 +198,7 @@ class Walk {
     size_t outputs = 0;  // without trailing ones that nobody reads
     std::vector<Meaning> inputs{};
     bool unknown = false, tainted = false;
+    bool has(size_t i) const { return i < inputs.size() && inputs[i].value != kNone; }
   };
 
   bool is_live(const Job& job);
@@ -201,7 +209,6 @@ class Walk {
   void list(const std::vector<onnx::NodeDef>& nodes, Scope& scope, const Site& site);
   void node(const onnx::NodeDef& node, Scope& scope, const Site& site);
   void constant(Job& job);
-  void branch(Job& job);
   void expand(Job& job);
   bool expand_instead(Job& job);
   std::string lower(Job& job, const OpDef& op, const OnnxForm& form);
@@ -211,6 +218,27 @@ class Walk {
   void bind(Job& job, size_t output, Meaning meaning);
   void fail(Job& job, std::string reason, std::string hint);
   void leave_unknown(Job& job);
+
+  // Control flow and sequences (import_control.cpp): each binds the node's outputs, or says why it can't.
+  using Control = std::optional<Reason> (Walk::*)(Job& job);
+  static const Control* find_control(const onnx::NodeDef& node);
+  std::optional<Reason> branch(Job& job);
+  std::optional<Reason> loop(Job& job);
+  std::optional<Reason> scan(Job& job);
+  std::optional<Reason> construct_sequence(Job& job);
+  std::optional<Reason> sequence_at(Job& job);
+  std::optional<Reason> change_sequence(Job& job);
+  std::optional<Reason> sequence_length(Job& job);
+  std::optional<Reason> split_to_sequence(Job& job);
+  std::optional<Reason> concat_from_sequence(Job& job);
+  std::optional<Reason> optional(Job& job);
+  std::optional<Reason> optional_has_element(Job& job);
+  Builder builder(const Job& job);
+  const Tensor* known(const Job& job, size_t input) const;  // null where the input's value isn't known
+  std::optional<Reason> integer(const Job& job, size_t input, const std::string& what, int64_t& value) const;
+  std::optional<Reason> position(const Job& job, size_t input, size_t ends, int64_t& at) const;
+  Scope& enter(const onnx::GraphDef& body, const Uses& uses, Scope& outer);
+  bool go_through(Job& job, const onnx::GraphDef& body, const std::vector<Meaning>& inputs, std::vector<Meaning>& outputs);
 
   const onnx::ModelDef& model_;
   Graph& graph_;
@@ -222,6 +250,8 @@ class Walk {
   std::set<size_t> fitting_;           // of options.batch_norm_nodes
   std::vector<std::string> layers_{};  // names of BatchNormalization nodes
   Scope main_;
+  std::map<const onnx::GraphDef*, Scope> bodies_;  // their own tensors
+  std::map<const onnx::GraphDef*, Uses> uses_;
   size_t top_ = 0;  // position of the main graph's node at work
   int64_t visited_ = 0;
 };

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "frontend/bound_value.h"
 #include "graph/error.h"
 
 namespace ort_train {
@@ -95,11 +96,11 @@ class Sizes {
 };
 
 // The input that a row of tokens feeds.
-const DeclaredInput& token_input(const Declared& declared) {
+const DeclaredInput& token_input(const Declared& declared, const Options& options) {
   if (const DeclaredInput* input = find_input(declared, "input_ids")) return *input;
   std::vector<const DeclaredInput*> others;
   for (const DeclaredInput& input : declared.inputs) {
-    if (!constant_kind(input.name)) others.push_back(&input);
+    if (!constant_kind(input.name) && !options.bind.contains(input.name)) others.push_back(&input);
   }
   if (others.size() != 1 || is_floating(others[0]->dtype)) {
     throw error(ErrorCode::data, "text gives 'input_ids', which the model does not have; its inputs are {}",
@@ -115,22 +116,27 @@ const DeclaredInput& token_input(const Declared& declared) {
 }
 
 // Says which inputs are fed and which are constants; refuses the rest.
-void divide(const Declared& declared, bool causal, const DataSet& data, Binding& binding, std::vector<const DeclaredInput*>& constants) {
-  const std::string token = data.is_row() ? token_input(declared).name : "";
+void divide(const Declared& declared, const Options& options, const DataSet& data, Binding& binding,
+            std::vector<const DeclaredInput*>& constants) {
+  const bool causal = options.task == "causal-lm";
+  for (const auto& [name, text] : options.bind) bound_input(declared.inputs, name);
+  const std::string token = data.is_row() ? token_input(declared, options).name : "";
   for (const DeclaredInput& input : declared.inputs) {
+    if (options.bind.contains(input.name)) continue;
     if (data.is_row() ? input.name == token : data.find(input.name) >= 0) {
       binding.fed.push_back({.input = input.name, .field = data.is_row() ? "input_ids" : input.name});
     } else if (causal && constant_kind(input.name)) {
       constants.push_back(&input);
     } else if (data.is_row()) {
       throw error(ErrorCode::data,
-                  "the model's input '{}' can't come from text: give the data as .npz or .safetensors with an array for each input",
-                  input.name);
+                  "the model's input '{}' can't come from text: give the data as .npz or .safetensors with an array for each input, or "
+                  "fix it (`bind` {}=VALUE)",
+                  input.name, input.name);
     } else {
       std::vector<std::string> names;
       for (const Field& field : data.fields()) names.push_back("'" + field.name + "'");
-      throw error(ErrorCode::data, "{}: has no array '{}', which the model wants as an input; it has {}", data.path(), input.name,
-                  fmt::join(names, ", "));
+      throw error(ErrorCode::data, "{}: has no array '{}', which the model wants as an input; it has {} (`bind` {}=VALUE fixes an input)",
+                  data.path(), input.name, fmt::join(names, ", "), input.name);
     }
   }
   if (binding.fed.empty()) throw error(ErrorCode::data, "{}: feeds none of the model's inputs", data.path());
@@ -196,6 +202,21 @@ ConstantInput constant_input(const DeclaredInput& input, const Binding& binding,
   return constant;
 }
 
+// An input of Options::bind. Of its dimensions those are known that the file fixes, or that the data or options bind.
+ConstantInput given_input(const DeclaredInput& input, const std::string& text, const Binding& binding, const Sizes& sizes) {
+  ConstantInput constant{
+      .name = input.name, .kind = ConstantInput::Kind::given, .dtype = input.dtype, .shape = {}, .first_is_batch = false, .text = text};
+  for (size_t axis = 0; axis < input.dims.size(); ++axis) {
+    const bool is_batch = std::find(binding.batch_names.begin(), binding.batch_names.end(), input.dims[axis]) != binding.batch_names.end();
+    const auto asked = sizes.asked(input, axis);
+    const auto known = sizes.sizes.find(input.dims[axis]);
+    if (axis == 0) constant.first_is_batch = is_batch;
+    constant.shape.push_back(is_batch ? binding.batch : asked ? *asked : known == sizes.sizes.end() ? -1 : known->second);
+  }
+  bound_value(input.name, text, input.dtype, constant.shape);  // throws where it can't be
+  return constant;
+}
+
 template <typename T> Tensor filled(const ConstantInput& constant, int64_t batch) {
   Shape shape = constant.shape;
   if (constant.first_is_batch) shape[0] = batch;
@@ -209,6 +230,8 @@ template <typename T> Tensor filled(const ConstantInput& constant, int64_t batch
       case ConstantInput::Kind::zeros:
         data[i] = T(0);
         break;
+      case ConstantInput::Kind::given:  // has a text of its own
+        break;
       case ConstantInput::Kind::positions:
         data[i] = static_cast<T>(static_cast<int64_t>(i) % shape.back());
         break;
@@ -218,6 +241,11 @@ template <typename T> Tensor filled(const ConstantInput& constant, int64_t batch
 }
 
 Tensor tensor_of(const ConstantInput& constant, int64_t batch) {
+  if (constant.kind == ConstantInput::Kind::given) {
+    Shape dims = constant.shape;
+    if (constant.first_is_batch) dims[0] = batch;
+    return bound_value(constant.name, constant.text, constant.dtype, dims);
+  }
   switch (constant.dtype) {
     case DType::int64:
       return filled<int64_t>(constant, batch);
@@ -259,7 +287,7 @@ Binding bind_inputs(const Declared& declared, const Options& options, DataSet& d
   if (data.is_row() && !causal) throw error(ErrorCode::usage, "{}: text and token files need `task` causal-lm", data.path());
   Binding binding;
   std::vector<const DeclaredInput*> constants;
-  divide(declared, causal, data, binding, constants);
+  divide(declared, options, data, binding, constants);
   Sizes sizes(declared, options.shapes);
 
   binding.batch = find_batch(declared, options, sizes, binding);
@@ -300,6 +328,8 @@ Binding bind_inputs(const Declared& declared, const Options& options, DataSet& d
     }
   }
   for (const DeclaredInput* input : constants) binding.constants.push_back(constant_input(*input, binding, sizes));
+  for (const auto& [name, text] : options.bind)
+    binding.constants.push_back(given_input(bound_input(declared.inputs, name), text, binding, sizes));
   binding.shapes = std::move(sizes.sizes);
   for (const auto& [name, size] : options.shapes) {
     if (std::find(binding.batch_names.begin(), binding.batch_names.end(), name) == binding.batch_names.end())

@@ -20,14 +20,16 @@ struct FedInput {
   std::string field;  // of the data set
 };
 
-// An input that text doesn't give: attention_mask ones, position_ids 0..T-1, token_type_ids zeros.
+// An input that the data don't feed: what Options::bind gives, or where text doesn't: attention_mask ones, position_ids 0..T-1,
+// token_type_ids zeros.
 struct ConstantInput {
-  enum class Kind { ones, positions, zeros };
+  enum class Kind { ones, positions, zeros, given };
   std::string name;
   Kind kind = Kind::ones;
   DType dtype = DType::int64;
   Shape shape;  // with the batch of the binding
   bool first_is_batch = false;
+  std::string text{};  // given: see bound_value()
 };
 
 struct Binding {

@@ -9,6 +9,7 @@
 
 #include "exec/kernel.h"
 #include "exec/workers.h"
+#include "frontend/bound_value.h"
 #include "frontend/boundary.h"
 #include "frontend/importer.h"
 #include "frontend/ort_train.h"
@@ -39,22 +40,47 @@ int64_t assumed_size(const std::string& name, size_t axis, bool integers, const 
   return axis >= 2 && !integers ? 224 : 8;
 }
 
-// Sizes for the dimensions that the options leave open; `assumed` says which.
-std::map<std::string, int64_t> complete_shapes(const onnx::GraphDef& graph, const Options& options, std::vector<std::string>& assumed) {
-  std::map<std::string, int64_t> shapes = options.shapes;
+// What import needs besides the options: sizes for the dimensions that they leave open, of which `assumed` tells, and the inputs that they
+// fix.
+void complete(const onnx::GraphDef& graph, const Options& options, ImportOptions& import, std::vector<std::string>& assumed) {
   const std::set<std::string> initializers = importing::initializer_names(graph);
-  for (const onnx::ValueDef& input : graph.inputs) {
-    if (initializers.contains(input.name) || !input.dtype) continue;
+  const auto for_dims = [&](const onnx::ValueDef& input, auto&& visit) {
     for (size_t axis = 0; axis < input.dims.size(); ++axis) {
       const onnx::DimDef& dim = input.dims[axis];
       const std::string by_axis = fmt::format("{}.{}", input.name, axis);
-      if (dim.size >= 0 || shapes.contains(by_axis) || (!dim.name.empty() && shapes.contains(dim.name))) continue;
-      const std::string& key = dim.name.empty() ? by_axis : dim.name;
-      shapes[key] = assumed_size(dim.name, axis, !is_floating(*input.dtype), options);
-      assumed.push_back(fmt::format("{}={}", key, shapes[key]));
+      auto size = import.shapes.find(by_axis);
+      if (size == import.shapes.end() && !dim.name.empty()) size = import.shapes.find(dim.name);
+      const int64_t known = dim.size >= 0 ? dim.size : size == import.shapes.end() ? -1 : size->second;
+      visit(axis, dim, known, dim.name.empty() ? by_axis : dim.name);
     }
+  };
+  const auto bind = [&](const onnx::ValueDef& input, const std::string& text) {
+    std::vector<int64_t> dims;
+    for_dims(input, [&](size_t, const onnx::DimDef&, int64_t known, const std::string&) { dims.push_back(known); });
+    Tensor value = bound_value(input.name, text, *input.dtype, dims);
+    for_dims(input, [&](size_t axis, const onnx::DimDef&, int64_t known, const std::string& key) {
+      if (known < 0) import.shapes[key] = value.shape[axis];
+    });
+    import.bound_inputs.emplace(input.name, std::move(value));
+  };
+  // First those whose values say how many they are.
+  const auto bind_all = [&](bool counted) {
+    for (const onnx::ValueDef& input : graph.inputs) {
+      const auto text = options.bind.find(input.name);
+      if (text == options.bind.end() || initializers.contains(input.name) || !input.dtype) continue;
+      if ((text->second.find_first_of("@,") != std::string::npos) == counted) bind(input, text->second);
+    }
+  };
+  bind_all(true);
+  for (const onnx::ValueDef& input : graph.inputs) {
+    if (initializers.contains(input.name) || !input.dtype) continue;
+    for_dims(input, [&](size_t axis, const onnx::DimDef& dim, int64_t known, const std::string& key) {
+      if (known >= 0) return;
+      import.shapes[key] = assumed_size(dim.name, axis, !is_floating(*input.dtype), options);
+      assumed.push_back(fmt::format("{}={}", key, import.shapes[key]));
+    });
   }
-  return shapes;
+  bind_all(false);
 }
 
 std::string in_words(const onnx::ValueDef& value) {
@@ -156,15 +182,17 @@ class Check {
       throw error(ErrorCode::unsupported, "'{}': the model has no outputs, so there is nothing to train", options_.model);
     find_output();
     std::vector<std::string> assumed;
-    const ImportOptions import{.shapes = complete_shapes(file_.graph, options_, assumed),
-                               .bound_inputs = {},
-                               .retie = options_.retie,
-                               .untie = options_.untie,
-                               .batch_norm = options_.batch_norm,
-                               .batch_norm_nodes = options_.batch_norm_nodes,
-                               .train = options_.train,
-                               .freeze = options_.freeze,
-                               .output = output_};
+    ImportOptions import{.shapes = options_.shapes,
+                         .bound_inputs = {},
+                         .retie = options_.retie,
+                         .untie = options_.untie,
+                         .batch_norm = options_.batch_norm,
+                         .batch_norm_nodes = options_.batch_norm_nodes,
+                         .train = options_.train,
+                         .freeze = options_.freeze,
+                         .output = output_};
+    for (const auto& [name, text] : options_.bind) bound_input(declared(options_.model).inputs, name);
+    complete(file_.graph, options_, import, assumed);
     Workers workers(1);
     model_ = import_model(options_.model, import, workers);
 

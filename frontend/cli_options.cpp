@@ -111,7 +111,7 @@ ParamGroup parse_param_group(const std::string& text) {
 // What needs more than a conversion.
 struct Raw {
   std::string budget, host_budget, nvme_budget, nvme_endurance, part_size, scheduler_arguments;
-  std::vector<std::string> shapes, dump_after, batch_norm, param_groups;
+  std::vector<std::string> shapes, bound, dump_after, batch_norm, param_groups;
   double warmup_ratio = 0;
   bool gradient_checkpointing = false;
   bool no_checksums = false, no_shuffle = false, no_retie = false, plan = false, version = false;
@@ -174,6 +174,10 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(data, "--labels", o.labels, "the array that holds the labels");
   add(data, "--token-type", o.token_type, "number type of .bin files: uint16 or uint32");
   app.add_option("--shape", raw.shapes, "sizes of dynamic dimensions: name=value,...")->group(data)->take_all();
+  app.add_option("--bind", raw.bound,
+                 "an input that is the same for all samples: NAME=VALUE, a number, numbers separated by commas, or @FILE.npy; repeatable")
+      ->group(data)
+      ->take_all();
   app.add_option("--batch-size,--per-device-train-batch-size", o.batch_size,
                  "samples in a batch (default: the model's size if it is fixed, else 8)")
       ->group(data);
@@ -435,6 +439,12 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     throw usage(fmt::format("--gradient-checkpointing leaves it to the budget, --recompute {} does not: give one of them", o.recompute));
   if (o.profile.empty()) o.profile = default_profile();
   for (const std::string& shape : raw.shapes) add_shapes(shape, o.shapes);
+  for (const std::string& item : raw.bound) {
+    const size_t equals = item.find('=');
+    if (equals == std::string::npos || equals == 0 || equals + 1 == item.size())
+      throw usage(fmt::format("--bind '{}' is not NAME=VALUE", item));
+    o.bind[item.substr(0, equals)] = item.substr(equals + 1);
+  }
   for (const std::string& item : raw.batch_norm) {
     const size_t equals = item.rfind('=');
     if (equals == std::string::npos)

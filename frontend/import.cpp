@@ -181,6 +181,12 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
     files.check_external(result.info);  // also those that only an untaken branch mentions
     note_modes(model.graph, result.graph, result.info);
 
+    if (walk.output(loss_output).sequence) {
+      result.obstacles.push_back({.node = onnx::printable(fmt::format("output '{}'", loss_output)),
+                                  .reason = "is a sequence of tensors, which no loss can read",
+                                  .hint = "choose another one (`output` NAME), or export the model with a tensor"});
+    }
+
     const Needed needed = needed_for(model.graph, loss_output);
     for (Walk::Found& found : walk.found) {
       // A tensor without a name belongs to no node, and nobody can say what reads it: it is in the way.

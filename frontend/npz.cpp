@@ -349,6 +349,16 @@ std::vector<NpyArray> read_npz_directory(const File& file) {
   return arrays;
 }
 
+NpyArray read_npy(const File& file) {
+  NpyArray array;
+  read_npy_header(file.path(), file.size(), array, [&](int64_t offset, std::span<std::byte> to) {
+    file.read(offset, to);
+    return to.size();
+  });
+  array.offset = array.header_bytes;
+  return array;
+}
+
 std::vector<std::byte> unpack(const File& file, const NpyArray& array) {
   const auto refuse = [&](const char* how) {
     return error(ErrorCode::data, "{}: the compressed array {} {}", file.path(), quoted(array.name), how);

@@ -29,6 +29,9 @@ struct NpyArray {
 // All arrays, in the archive's order. Throws Error(data) naming the file, the member and what is wrong.
 std::vector<NpyArray> read_npz_directory(const File& file);
 
+// The array of a .npy file. Throws Error(data).
+NpyArray read_npy(const File& file);
+
 // The elements of a deflated array; checks length and CRC.
 std::vector<std::byte> unpack(const File& file, const NpyArray& array);
 

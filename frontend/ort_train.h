@@ -44,8 +44,11 @@ struct Options {
   std::string labels = "labels";            // the array in the data file that holds the labels
   std::string token_type = "uint16";        // number type of a .bin file: uint16 | uint32
   std::map<std::string, int64_t> shapes{};  // dimension name -> size
-  int64_t batch_size = 0;                   // 0: as the model or `shapes` fixes it, else 8
-  int64_t seq_length = 0;                   // 0: as the model, `shapes` or the data fixes it
+  // Inputs that the data don't feed, each the same for all samples: name -> a number (for all elements), numbers separated by commas, or
+  // @FILE.npy. What follows from them is known at import: branches, trip counts, shapes.
+  std::map<std::string, std::string> bind{};
+  int64_t batch_size = 0;  // 0: as the model or `shapes` fixes it, else 8
+  int64_t seq_length = 0;  // 0: as the model, `shapes` or the data fixes it
 
   int64_t budget = 0;              // bytes; 0: as much as the job takes, within what the machine and its cgroups have left
   bool budget_is_process = false;  // true: `budget` limits the whole process's resident memory; false: what the library takes

@@ -236,6 +236,7 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
     result["autocast_list"] = hex16(hash_bytes(std::as_bytes(std::span(rules))));
   }
   if (!info.chosen.empty()) result["train_freeze"] = hex16(hash_bytes(std::as_bytes(std::span(info.chosen))));
+  for (const auto& [name, value] : options.bind) result["bind " + name] = value;
   for (const auto& [name, size] : binding.shapes) result["shape " + name] = text(size);
   return result;
 }

@@ -48,7 +48,7 @@ struct Windows {
 inline Windows windows_of(const Attributes& attributes, const Shape& x) {
   const size_t axes = x.size() < 2 ? 0 : x.size() - 2;
   if (axes != 1 && axes != 2)
-    throw error(ErrorCode::unsupported, "it slides over {} axes of {}; over one or two it is supported", axes, to_string(x));
+    throw error(ErrorCode::unsupported, "it slides over {} axes of {}; over one to three it is supported", axes, to_string(x));
   const auto list = [&](const char* name, int64_t otherwise, size_t size) {
     std::vector<int64_t> values = attributes.get(name, std::vector<int64_t>(size, otherwise));
     constexpr int64_t kMost = int64_t{1} << 20;  // more is a mistake, and sums would overflow

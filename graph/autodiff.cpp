@@ -10,7 +10,8 @@
 namespace ort_train {
 namespace {
 
-// wanted[v]: v depends on a trainable parameter; useful[v]: the loss depends on v. A gradient is needed where both hold.
+// wanted[v]: v depends on a trainable parameter; useful[v]: the loss depends on v, through floating-point values alone (through an index or
+// a condition goes no gradient). A gradient is needed where both hold.
 std::vector<bool> depends_on_parameters(const Graph& graph) {
   std::vector<bool> wanted(graph.value_count());
   for (ValueId id : graph.parameters()) wanted[id] = graph.value(id).trainable;
@@ -32,7 +33,7 @@ std::vector<bool> reaches(const Graph& graph, ValueId loss) {
     const Node& node = graph.node(*at);
     if (!std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId v) { return v != kNone && useful[v]; })) continue;
     for (ValueId input : node.inputs) {
-      if (input != kNone) useful[input] = true;
+      if (input != kNone) useful[input] = is_floating(graph.value(input).dtype);
     }
   }
   return useful;

@@ -20,7 +20,7 @@
 #include "tests/chain_model.h"
 #include "tests/trainer_runs.h"
 
-#ifndef __SANITIZE_ADDRESS__  // which has its own
+#ifndef ORT_TRAIN_SANITIZED  // which has its own
 
 namespace {
 

@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 const std::string kProgram = std::string(ORT_TRAIN_BINARY_DIR) + "/ort-train";
 const std::string kGolden = std::string(ORT_TRAIN_SOURCE_DIR) + "/tests/golden/";
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(ORT_TRAIN_SANITIZED)
 constexpr bool kSanitized = true;  // the sanitizer's memory is not the program's
 #else
 constexpr bool kSanitized = false;

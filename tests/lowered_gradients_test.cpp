@@ -183,6 +183,53 @@ std::vector<Lowered> image_cases() {
       {"transposed_to_shape", "double[1, 2, 3, 3] x, double[2, 1, 3, 3] w",
        "y = ConvTranspose <strides = [3, 2], output_shape = [10, 8]> (x, w)", "double[n, c, h, w] y"},
   };
+  for (const char* mode : {"linear", "cubic"}) {
+    for (const char* padding : {"zeros", "border", "reflection"}) {
+      for (const int corners : {0, 1}) {
+        cases.push_back(
+            {fmt::format("grid_{}_{}_{}", mode, padding, corners), "double[2, 2, 4, 5] x, double[2, 3, 4, 2] grid",
+             fmt::format("y = GridSample <mode = \"{}\", padding_mode = \"{}\", align_corners = {}> (x, grid)", mode, padding, corners),
+             "double[n, c, h, w] y", "", -1.6, 1.7});
+      }
+    }
+  }
+  cases.push_back({"grid_nearest", "double[1, 2, 4, 5] x", "y = GridSample <mode = \"nearest\", padding_mode = \"reflection\"> (x, grid)",
+                   "double[n, c, h, w] y", "double[1, 2, 2, 2] grid = {-0.9, 0.3, 0.2, -1.4, 1.3, 0.7, 0.1, 0.05}"});
+  cases.push_back({"grid_volume", "double[1, 2, 3, 4, 3] x, double[1, 2, 2, 2, 3] grid", "y = GridSample (x, grid)",
+                   "double[n, c, d, h, w] y", "", -1.2, 1.2});
+  for (const char* mode : {"avg", "max"}) {
+    cases.push_back({fmt::format("region_{}", mode), "double[2, 2, 6, 7] x",
+                     fmt::format("y = RoiAlign <mode = \"{}\", output_height = 2, output_width = 3, sampling_ratio = 2, spatial_scale = "
+                                 "0.5> (x, regions, samples)",
+                                 mode),
+                     "double[r, c, h, w] y",
+                     "double[2, 4] regions = {1.2, 0.5, 9.1, 8.3, -3.0, 2.2, 15.5, 10.1}, int64[2] samples = {1, 0}"});
+  }
+  for (const int parts : {1, 2}) {
+    cases.push_back(
+        {fmt::format("deformed_{}", parts),
+         fmt::format("double[2, 4, 5, 4] x, double[4, 2, 2, 3] w, double[2, {}, 3, 2] o, double[4] b, double[2, {}, 3, 2] m", parts * 12,
+                     parts * 6),
+         fmt::format(
+             "y = DeformConv <group = 2, offset_group = {}, strides = [2, 2], pads = [1, 1, 0, 1], dilations = [1, 1]> (x, w, o, b, m)",
+             parts),
+         "double[n, c, h, w] y"});
+  }
+  cases.push_back({"volume", "double[2, 4, 4, 3, 5] x, double[6, 2, 3, 2, 3] w, double[6] b",
+                   "y = Conv <group = 2, strides = [2, 1, 2], pads = [1, 0, 1, 2, 1, 0], dilations = [1, 2, 1]> (x, w, b)",
+                   "double[n, c, d, h, w] y"});
+  cases.push_back({"transposed_volume", "double[1, 4, 2, 3, 2] x, double[4, 2, 3, 2, 3] w, double[4] b",
+                   "y = ConvTranspose <group = 2, strides = [2, 1, 2], pads = [1, 0, 1, 0, 1, 0], dilations = [1, 2, 1], output_padding = "
+                   "[1, 0, 0]> (x, w, b)",
+                   "double[n, c, d, h, w] y"});
+  cases.push_back({"folded", "double[2, 6, 12] x", "y = Col2Im <strides = [2, 1], pads = [0, 1, 1, 0]> (x, image, block)",
+                   "double[n, c, h, w] y", "int64[2] image = {6, 5}, int64[2] block = {2, 3}"});
+  cases.push_back({"folded_volume", "double[1, 24, 16] x", "y = Col2Im <dilations = [1, 2, 1], strides = [2, 1, 1]> (x, image, block)",
+                   "double[n, c, d, h, w] y", "int64[3] image = {4, 4, 5}, int64[3] block = {2, 2, 2}"});
+  cases.push_back(
+      {"unpooled", "double[1, 2, 4, 6] x",
+       "y0, i = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x) y = MaxUnpool <kernel_shape = [2, 2], strides = [2, 2]> (y0, i)",
+       "double[n, c, h, w] y"});
   for (const char* mode : {"nearest", "linear", "cubic"}) {
     for (const char* place : {"half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"}) {
       cases.push_back({fmt::format("resize_{}_{}", mode, place), "double[1, 2, 4, 5] x",

@@ -13,7 +13,7 @@ using namespace testing;
 std::string obstacle(const std::string& node) {
   const TestFolder folder;
   const std::string text = fmt::format(R"(<ir_version: 8, opset_import: ["" : 17]>
-    g (float[2, 4, 6, 7] x, float[2, 4, 9] line, float[2, 4] flat, float[1, 2, 3, 4, 5] volume, float[6, 2, 3, 3] w, float[6] b, float[5] wrong)
+    g (float[2, 4, 6, 7] x, float[2, 4, 9] line, float[2, 4] flat, float[1, 2, 3, 4, 5] volume, float[1, 1, 2, 2, 2, 2] hyper, float[6, 2, 3, 3] w, float[6] b, float[5] wrong)
       => (float y) {{ [here] y = {} }})",
                                        node);
   const Imported imported = import_file(write_model(folder, text));
@@ -24,6 +24,7 @@ std::string obstacle(const std::string& node) {
 TEST(Windows, WhatFitsIsImported) {
   EXPECT_EQ(obstacle("Conv <group = 2> (x, w, b)"), "");
   EXPECT_EQ(obstacle("Conv <group = 2, pads = [9, 0, 0, 9]> (x, w)"), "");
+  EXPECT_EQ(obstacle("Conv (volume, volume)"), "");
   EXPECT_EQ(obstacle("MaxPool <kernel_shape = [6, 7]> (x)"), "");
   EXPECT_EQ(obstacle("AveragePool <kernel_shape = [3], auto_pad = \"SAME_UPPER\"> (line)"), "");
 }
@@ -48,7 +49,7 @@ TEST(Windows, WhatDoesNotFitIsOneSentence) {
       {"Conv <group = 2> (x, w, wrong)", "the bias is float32 [5] instead of 6 numbers"},
       {"Conv (line, w)", "its window has 2 axes, its input is [2, 4, 9]"},
       {"Conv (x, flat)", "its weight is [2, 4], but has at least three axes"},
-      {"Conv (volume, volume)", "it slides over 3 axes"},
+      {"Conv (hyper, hyper)", "it slides over 4 axes of [1, 1, 2, 2, 2, 2]; over one to three it is supported"},
       {"MaxPool <kernel_shape = [7, 7]> (x)", "is larger than the padded axis 2"},
       {"MaxPool <kernel_shape = [0, 1]> (x)", "its kernel_shape are [0, 1]"},
       {"MaxPool <kernel_shape = [2]> (x)", "its window has 1 axes"},

@@ -19,6 +19,7 @@
 
 #include "exec/convolution.h"
 #include "exec/op_list.h"
+#include "exec/ops/sampling.h"
 #include "exec/strided.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -175,6 +176,52 @@ void gradient(const Node& node, GradientBuilder& g) {
   g.input_gradient(2, g.sum(dy, axes, g.dtype(node.inputs[2])));
 }
 
+// Over three axes: what the taps of the first of them read stands beside each other as channels, and slices of the second and third are
+// samples.
+void lower_volume(Lowering& l, const Attributes& attributes) {
+  const ValueId x = l.input(0), w = l.input(1);
+  const Shape shape = l.shape(x), weight = l.shape(w);
+  const auto list = [&](const char* name) { return attributes.get(name, std::vector<int64_t>{}); };
+  const std::vector<int64_t> strides = list("strides"), dilations = list("dilations"), pads = list("pads");
+  const int64_t groups = attributes.get("group", int64_t{1});
+  if (groups < 1 || weight[1] * groups != shape[1] || weight[0] % groups != 0)
+    l.fail(fmt::format("{} channels, a weight of {} and {} groups don't go together", shape[1], to_string(weight), groups));
+  // The first axis alone, as windows over it and one element.
+  const WindowAxis depth = windows_of({{"kernel_shape", std::vector<int64_t>{weight[2]}},
+                                       {"strides", std::vector<int64_t>{strides[0]}},
+                                       {"dilations", std::vector<int64_t>{dilations[0]}},
+                                       {"pads", std::vector<int64_t>{pads[0], pads[3]}}},
+                                      {shape[0], shape[1], shape[2]})
+                               .w;
+  const ValueId slices = l.transpose(x, {0, 2, 1, 3, 4});  // (N, D, C, H, W)
+  ValueId padded = slices;
+  if (depth.begin > 0 || depth.end > 0)
+    padded = l.emit("Pad", {slices}, {{"pads", std::vector<int64_t>{0, depth.begin, 0, 0, 0, 0, depth.end, 0, 0, 0}}});
+  std::vector<ValueId> taps;
+  for (int64_t k = 0; k < depth.kernel; ++k) {
+    const int64_t first = k * depth.dilation, end = first + (depth.out - 1) * depth.stride + 1;
+    const ValueId tap = l.emit("Slice", {padded},
+                               {{"axes", std::vector<int64_t>{1}},
+                                {"starts", std::vector<int64_t>{first}},
+                                {"ends", std::vector<int64_t>{end}},
+                                {"steps", std::vector<int64_t>{depth.stride}}});
+    taps.push_back(l.reshape(tap, {shape[0] * depth.out, groups, 1, weight[1], shape[3], shape[4]}));
+  }
+  const ValueId beside = taps.size() == 1 ? taps[0] : l.emit("Concat", taps, {{"axis", int64_t{2}}});
+  const int64_t channels = checked_product({weight[1], depth.kernel});
+  std::vector<ValueId> inputs{l.reshape(beside, {shape[0] * depth.out, groups * channels, shape[3], shape[4]}),
+                              l.reshape(l.transpose(w, {0, 2, 1, 3, 4}), {weight[0], channels, weight[3], weight[4]})};
+  if (l.has(2)) inputs.push_back(l.input(2));
+  const ValueId y = l.emit("Conv", inputs,
+                           {{"kernel_shape", std::vector<int64_t>{weight[3], weight[4]}},
+                            {"strides", std::vector<int64_t>{strides[1], strides[2]}},
+                            {"dilations", std::vector<int64_t>{dilations[1], dilations[2]}},
+                            {"pads", std::vector<int64_t>{pads[1], pads[2], pads[4], pads[5]}},
+                            {"group", groups}});
+  const Shape plane = l.shape(y);
+  l.output(0, l.transpose(l.reshape(y, {shape[0], depth.out, plane[1], plane[2], plane[3]}), {0, 2, 1, 3, 4}));
+}
+
 void lower(Lowering& l) {
   const Shape x = l.shape(l.input(0)), w = l.shape(l.input(1));
   if (w.size() < 3) l.fail(fmt::format("its weight is {}, but has at least three axes", to_string(w)));
@@ -182,6 +229,7 @@ void lower(Lowering& l) {
   if (l.node.attributes.get("kernel_shape", kernel) != kernel) l.fail("its kernel_shape is not that of its weight");
   Attributes attributes = window_attributes(l, x, kernel);
   attributes.set("group", l.node.attributes.get("group", int64_t{1}));
+  if (x.size() == 5) return lower_volume(l, attributes);
   std::vector<ValueId> inputs{l.input(0), l.input(1)};
   if (l.has(2)) inputs.push_back(l.input(2));
   l.pass_on("Conv", std::move(inputs), std::move(attributes));
@@ -191,7 +239,8 @@ void lower(Lowering& l) {
 
 constexpr OpDef kConv{
     .name = "Conv",
-    .onnx = {{.domain = "", .name = "Conv", .since = 1, .lower = lower}},
+    .onnx = {{.domain = "", .name = "Conv", .since = 1, .lower = lower},
+             {.domain = "", .name = "DeformConv", .since = 19, .lower = lower_deform_conv}},
     .infer = infer,
     .gradient = gradient,
     .traits = {.division = {.rows = rows_of_parts, .share = share},

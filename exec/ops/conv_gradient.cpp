@@ -361,6 +361,113 @@ void transpose_gradient(const Node& node, GradientBuilder& g) {
   g.input_gradient(1, g.emit("ConvWeightGrad", {x, dy}, of_w));
 }
 
+// x (N, channels * taps, windows...) as y (N, channels, axes...): each element is added where its tap of its window is. A ConvTranspose
+// whose weights choose one tap for each channel of x. Over one or two axes.
+ValueId fold(Lowering& l, ValueId x, Attributes attributes, const Shape& y) {
+  const auto kernel = attributes.get("kernel_shape", std::vector<int64_t>{});
+  const int64_t taps = element_count(Shape(kernel.begin(), kernel.end()));
+  Shape weight{checked_product({y[1], taps}), 1};
+  weight.insert(weight.end(), kernel.begin(), kernel.end());
+  Tensor chosen(l.dtype(x) == DType::float64 ? DType::float64 : DType::float32, weight);
+  for (int64_t i = 0; i < weight[0]; ++i) {
+    const auto at = static_cast<size_t>(i * taps + i % taps);
+    if (chosen.dtype == DType::float64)
+      chosen.data<double>()[at] = 1;
+    else
+      chosen.data<float>()[at] = 1;
+  }
+  attributes.set("group", y[1]);
+  attributes.set("shape", y);
+  return l.emit("ConvTranspose", {x, l.cast(l.constant(std::move(chosen)), l.dtype(x))}, attributes);
+}
+
+// Of an attribute of three axes (or of their begins and ends) those of the first, with nothing to do along a second; or those of the
+// others.
+Attributes first_axis(const Attributes& all) {
+  const auto of = [&](const char* name, size_t i) { return all.get(name, std::vector<int64_t>{}).at(i); };
+  return {{"kernel_shape", std::vector<int64_t>{of("kernel_shape", 0), 1}},
+          {"strides", std::vector<int64_t>{of("strides", 0), 1}},
+          {"dilations", std::vector<int64_t>{of("dilations", 0), 1}},
+          {"pads", std::vector<int64_t>{of("pads", 0), 0, of("pads", 3), 0}}};
+}
+Attributes other_axes(const Attributes& all) {
+  const auto of = [&](const char* name, size_t i) { return all.get(name, std::vector<int64_t>{}).at(i); };
+  return {{"kernel_shape", std::vector<int64_t>{of("kernel_shape", 1), of("kernel_shape", 2)}},
+          {"strides", std::vector<int64_t>{of("strides", 1), of("strides", 2)}},
+          {"dilations", std::vector<int64_t>{of("dilations", 1), of("dilations", 2)}},
+          {"pads", std::vector<int64_t>{of("pads", 1), of("pads", 2), of("pads", 4), of("pads", 5)}}};
+}
+
+// Whether a convolution over three axes of y has the windows that x has elements.
+bool fits_volume(const Attributes& attributes, const Shape& x, const Shape& y) {
+  const Windows depth = windows_of(first_axis(attributes), {1, 1, y[2], 1}),
+                planes = windows_of(other_axes(attributes), {1, 1, y[3], y[4]});
+  return depth.h.out == x[2] && planes.h.out == x[3] && planes.w.out == x[4];
+}
+
+// z (N * depth, channels * taps, H, W), where taps are those of the first of three axes, as y.
+ValueId fold_depth(Lowering& l, ValueId z, const Attributes& attributes, const Shape& y, int64_t depth) {
+  const Shape planes = l.shape(z);
+  const ValueId rows = l.transpose(l.reshape(z, {y[0], depth, planes[1], planes[2] * planes[3]}), {0, 2, 1, 3});
+  return l.reshape(fold(l, rows, first_axis(attributes), {y[0], y[1], y[2], planes[2] * planes[3]}), y);
+}
+
+// Over three axes: the second and third by a ConvTranspose of slices that gives all taps of the first.
+ValueId transposed_volume(Lowering& l, const Attributes& attributes, const Shape& y) {
+  const Shape x = l.shape(l.input(0)), w = l.shape(l.input(1));
+  Attributes planes = other_axes(attributes);
+  planes.set("group", attributes.get("group", int64_t{1}));
+  planes.set("shape", Shape{x[0] * x[2], checked_product({y[1], w[2]}), y[3], y[4]});
+  const ValueId slices = l.reshape(l.transpose(l.input(0), {0, 2, 1, 3, 4}), {x[0] * x[2], x[1], x[3], x[4]});
+  const ValueId z = l.emit("ConvTranspose", {slices, l.reshape(l.input(1), {w[0], w[1] * w[2], w[3], w[4]})}, planes);
+  return fold_depth(l, z, attributes, y, x[2]);
+}
+
+// Col2Im(x (N, channels * taps, windows), image, block): what im2col would have made x of, with what overlaps added up.
+void lower_col2im(Lowering& l) {
+  const std::vector<int64_t> image = l.ints(1, "the image's shape"), block = l.ints(2, "the block's shape");
+  const Shape x = l.shape(l.input(0));
+  const size_t axes = block.size();
+  if (axes < 1 || axes > 3 || image.size() != axes || x.size() != 3)
+    l.fail(fmt::format("blocks of {} in an image of {} do not fit {}", to_string(block), to_string(image), to_string(x)));
+  const Attributes& given = l.node.attributes;
+  const Attributes attributes{{"kernel_shape", block},
+                              {"strides", given.get("strides", std::vector<int64_t>(axes, 1))},
+                              {"dilations", given.get("dilations", std::vector<int64_t>(axes, 1))},
+                              {"pads", given.get("pads", std::vector<int64_t>(2 * axes, 0))}};
+  const auto windows = [&](const Attributes& some, std::vector<int64_t> sizes) {
+    sizes.insert(sizes.begin(), {1, 1});
+    return windows_of(some, Shape(sizes.begin(), sizes.end()));
+  };
+  const int64_t taps = element_count(Shape(block.begin(), block.end()));
+  if (taps < 1 || x[1] % taps != 0) l.fail(fmt::format("{} channels are no blocks of {}", x[1], to_string(block)));
+  Shape y{x[0], x[1] / taps};
+  y.insert(y.end(), image.begin(), image.end());
+  Shape of_windows;
+  if (axes < 3) {
+    const Windows all = windows(attributes, image);
+    of_windows = axes == 1 ? Shape{all.w.out} : Shape{all.h.out, all.w.out};
+  } else {
+    for (const char* name : {"strides", "dilations"}) {
+      if (attributes.get(name, std::vector<int64_t>{}).size() != axes) l.fail(fmt::format("its {} are not three", name));
+    }
+    if (attributes.get("pads", std::vector<int64_t>{}).size() != 2 * axes) l.fail("its pads are not six");
+    const Windows depth = windows(first_axis(attributes), {image[0], 1}), planes = windows(other_axes(attributes), {image[1], image[2]});
+    of_windows = {depth.h.out, planes.h.out, planes.w.out};
+  }
+  if (element_count(of_windows) != x[2]) l.fail(fmt::format("{} windows are not the {} of the image", x[2], element_count(of_windows)));
+  if (axes < 3) {
+    Shape columns{x[0], x[1]};
+    columns.insert(columns.end(), of_windows.begin(), of_windows.end());
+    return l.output(0, fold(l, l.reshape(l.input(0), columns), attributes, y));
+  }
+  const int64_t channels = y[1] * block[0];
+  const ValueId columns = l.reshape(l.input(0), {x[0], x[1], of_windows[0], of_windows[1] * of_windows[2]});
+  const ValueId slices = l.reshape(l.transpose(columns, {0, 2, 1, 3}), {x[0] * of_windows[0], x[1], of_windows[1], of_windows[2]});
+  const ValueId z = fold(l, slices, other_axes(attributes), {x[0] * of_windows[0], channels, image[1], image[2]});
+  l.output(0, fold_depth(l, z, attributes, y, of_windows[0]));
+}
+
 void lower_transpose(Lowering& l) {
   const Attributes& given = l.node.attributes;
   const Shape x = l.shape(l.input(0)), w = l.shape(l.input(1));
@@ -402,11 +509,12 @@ void lower_transpose(Lowering& l) {
   }
   const Attributes attributes{{"kernel_shape", kernel}, {"strides", strides}, {"dilations", dilations},
                               {"pads", pads},           {"group", group},     {"shape", y}};
-  const Windows windows = windows_of(attributes, y);
-  if (windowed_shape(windows, y, x[1]) != x)
+  if (axes > 3) l.fail(fmt::format("it slides over {} axes of {}; over one to three it is supported", axes, to_string(x)));
+  const bool fits = axes < 3 ? windowed_shape(windows_of(attributes, y), y, x[1]) == x : fits_volume(attributes, x, y);
+  if (!fits)
     l.fail(fmt::format("a result of {} does not belong to {}: its output_padding must be smaller than its strides", to_string(y),
                        to_string(x)));
-  ValueId result = l.emit("ConvTranspose", {l.input(0), l.input(1)}, attributes);
+  ValueId result = axes == 3 ? transposed_volume(l, attributes, y) : l.emit("ConvTranspose", {l.input(0), l.input(1)}, attributes);
   if (l.has(2)) {
     Shape of_channels(y.size() - 1, 1);
     of_channels[0] = y[1];
@@ -420,7 +528,8 @@ void lower_transpose(Lowering& l) {
 // The gradient of a convolution as an op of its own (ONNX ConvTranspose-1, 11, 22), which adds its bias by an Add.
 constexpr OpDef kConvTranspose{
     .name = "ConvTranspose",
-    .onnx = {{.domain = "", .name = "ConvTranspose", .since = 1, .lower = lower_transpose}},
+    .onnx = {{.domain = "", .name = "ConvTranspose", .since = 1, .lower = lower_transpose},
+             {.domain = "", .name = "Col2Im", .since = 18, .lower = lower_col2im}},
     .infer = infer_transpose,
     .gradient = transpose_gradient,
     .traits = {.precision = {.runs = Precision::low, .rounds = true, .chooses_result = true}},

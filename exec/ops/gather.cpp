@@ -17,6 +17,7 @@
 
 #include "exec/op_list.h"
 #include "exec/ops/resize.h"
+#include "exec/ops/sampling.h"
 #include "exec/scatter.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -400,7 +401,9 @@ constexpr OpDef kGather{
     .onnx = {{.domain = "", .name = "Gather", .since = 1, .lower = lower_gather},
              {.domain = "", .name = "Compress", .since = 9, .lower = lower_compress},
              {.domain = "", .name = "Resize", .since = 10, .lower = lower_resize},
-             {.domain = "", .name = "Upsample", .since = 7, .lower = lower_upsample}},
+             {.domain = "", .name = "Upsample", .since = 7, .lower = lower_upsample},
+             {.domain = "", .name = "GridSample", .since = 16, .lower = lower_grid_sample},
+             {.domain = "", .name = "RoiAlign", .since = 10, .lower = lower_roi_align}},
     .infer = infer_gather,
     .gradient = gather_gradient,
     .traits = {.index_limit = index_limit, .division = {.rows = rows_of_parts, .share = share}},

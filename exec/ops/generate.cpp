@@ -8,6 +8,7 @@
 
 #include "exec/op_list.h"
 #include "exec/ops/fourier.h"
+#include "exec/ops/ngrams.h"
 #include "exec/ops/onnx_type.h"
 #include "exec/scatter.h"
 
@@ -325,7 +326,8 @@ constexpr Kernel kConstantOfShapeKernel{
 
 constexpr OpDef kOneHot{
     .name = "OneHot",
-    .onnx = {{.domain = "", .name = "OneHot", .since = 9, .lower = lower_one_hot}},
+    .onnx = {{.domain = "", .name = "OneHot", .since = 9, .lower = lower_one_hot},
+             {.domain = "", .name = "TfIdfVectorizer", .since = 9, .lower = lower_tf_idf}},
     .infer = infer_one_hot,
     .no_gradient = "the two values that OneHot chooses between are not trained",
     .hint = "multiply its result instead",

@@ -1,5 +1,5 @@
-// MaxPool{kernel_shape, strides, pads, dilations, ceil_mode}(x) (ONNX MaxPool-1..22, without Indices) and AveragePool{the same,
-// count_include_pad}(x) (ONNX AveragePool-1..22) over one or two axes; over three they lower to two of these. GlobalAveragePool and
+// MaxPool{kernel_shape, strides, pads, dilations, ceil_mode}(x) (ONNX MaxPool-1..22, whose Indices are a chain of ops) and AveragePool{the
+// same, count_include_pad}(x) (ONNX AveragePool-1..22) over one or two axes; over three they lower to two of these. GlobalAveragePool and
 // GlobalMaxPool lower to ReduceMean and ReduceMax, LpPool, GlobalLpPool and LRN to AveragePool or a sum.
 //
 // MaxPool saves x: its gradient goes to the first of the largest elements of a window, rows before columns, as in PyTorch; NaN is larger
@@ -212,8 +212,102 @@ Attributes pool_attributes(Lowering& l) {
   return attributes;
 }
 
+// MaxPool's second output: for each window where the first of its largest elements is, counted through all of x; `columns_first` counts
+// each plane of two axes column by column.
+ValueId indices_of(Lowering& l, ValueId x, const Attributes& attributes, const Shape y) {
+  const Shape shape = l.shape(x);
+  const size_t axes = shape.size() - 2;
+  const auto list = [&](const char* name) { return attributes.get(name, std::vector<int64_t>{}); };
+  const std::vector<int64_t> kernel = list("kernel_shape"), strides = list("strides"), dilations = list("dilations"), pads = list("pads");
+  const bool columns_first = l.node.attributes.get("storage_order", int64_t{0}) != 0;
+  if (columns_first && axes != 2) l.fail("storage_order 1 is supported over two axes");
+  const int64_t windows = element_count(Shape(y.begin() + 2, y.end())), taps = element_count(Shape(kernel.begin(), kernel.end())),
+                plane = element_count(Shape(shape.begin() + 2, shape.end())), planes = checked_product({shape[0], shape[1]});
+  constexpr int64_t kMost = int64_t{1} << 26;
+  if (checked_product({windows, taps}) > kMost) l.fail("its windows are too many to number their elements");
+  std::vector<int64_t> read, numbers;  // of each tap of each window: its element of a plane, `plane` where it reads padding; its number
+  for (int64_t window = 0; window < windows; ++window) {
+    for (int64_t tap = 0; tap < taps; ++tap) {
+      int64_t element = 0, number = 0, stride = 1, w = window, t = tap, by_columns = 0;
+      bool inside = true;
+      for (size_t axis = axes; axis-- > 0;) {
+        const int64_t size = shape[2 + axis], at = w % y[2 + axis] * strides[axis] - pads[axis] + t % kernel[axis] * dilations[axis];
+        w /= y[2 + axis];
+        t /= kernel[axis];
+        inside &= at >= 0 && at < size;
+        element += at * stride;
+        stride *= size;
+        by_columns = by_columns * size + at;
+      }
+      number = columns_first ? by_columns : element;
+      read.push_back(inside ? element : plane);
+      numbers.push_back(inside ? number : 0);
+    }
+  }
+  // Behind each plane an element that is never the largest.
+  const ValueId flat = l.reshape(x, {planes, plane});
+  Tensor lowest(DType::float64, {1, 1});
+  lowest.data<double>()[0] = -std::numeric_limits<double>::infinity();
+  const ValueId behind =
+      l.emit("Expand", {l.cast(l.constant(std::move(lowest)), l.dtype(x))}, {{"shape", std::vector<int64_t>{planes, 1}}});
+  const ValueId elements = l.emit("Concat", {flat, behind}, {{"axis", int64_t{1}}});
+  const ValueId taken = l.emit("Gather", {elements, l.constant(make_tensor({windows, taps}, read))}, {{"axis", int64_t{1}}});
+  const ValueId best = l.emit("ArgMax", {taken}, {{"axis", int64_t{2}}, {"keepdims", int64_t{0}}});
+  std::vector<int64_t> rows, begins;
+  for (int64_t window = 0; window < windows; ++window) rows.push_back(window * taps);
+  for (int64_t p = 0; p < planes; ++p) begins.push_back(p * plane);
+  const ValueId at = l.emit("Add", {best, l.constant(make_tensor({1, windows}, rows))});
+  const ValueId number = l.emit("Gather", {l.constant(make_tensor({windows * taps}, numbers)), at}, {{"axis", int64_t{0}}});
+  return l.reshape(l.emit("Add", {number, l.constant(make_tensor({planes, 1}, begins))}), y);
+}
+
+// MaxUnpool(x, indices, shape?): zeros but for the elements of x, each at its index into a result of the size that follows from the
+// windows; a larger shape has more zeros at its ends.
+void lower_unpool(Lowering& l) {
+  const Shape x = l.shape(l.input(0));
+  const size_t axes = x.size() < 3 ? 0 : x.size() - 2;
+  const auto list = [&](const char* name, int64_t otherwise, size_t size) {
+    std::vector<int64_t> values = l.node.attributes.get(name, std::vector<int64_t>(size, otherwise));
+    constexpr int64_t kMost = int64_t{1} << 20;
+    if (values.size() != size || std::any_of(values.begin(), values.end(), [&](int64_t v) { return v < otherwise || v > kMost; }))
+      l.fail(fmt::format("its {} are {}", name, to_string(values)));
+    return values;
+  };
+  const std::vector<int64_t> kernel = list("kernel_shape", 1, axes), strides = list("strides", 1, axes), pads = list("pads", 0, 2 * axes);
+  if (axes == 0 || l.shape(l.input(1)) != x)
+    l.fail(fmt::format("indices of {} do not fit {}", to_string(l.shape(l.input(1))), to_string(x)));
+  Shape y{x[0], x[1]};
+  for (size_t i = 0; i < axes; ++i) {
+    y.push_back(checked_product({x[2 + i] - 1, strides[i]}) + kernel[i] - pads[i] - pads[axes + i]);
+    if (y.back() < 1) l.fail(fmt::format("its result would have {} elements along axis {}", y.back(), 2 + i));
+  }
+  const int64_t count = element_count(y), given = element_count(x);
+  const ValueId zeros = l.emit("Expand", {l.reshape(l.scalar_like(l.input(0), 0), {1})}, {{"shape", std::vector<int64_t>{count}}});
+  ValueId result = l.reshape(
+      l.emit("ScatterElements", {zeros, l.reshape(l.input(1), {given}), l.reshape(l.input(0), {given})}, {{"axis", int64_t{0}}}), y);
+  if (l.has(2)) {
+    const std::vector<int64_t> wanted = l.ints(2, "the shape");
+    if (wanted.size() != y.size() || wanted[0] != y[0] || wanted[1] != y[1])
+      l.fail(fmt::format("a result of {} is no {}", to_string(y), to_string(wanted)));
+    std::vector<int64_t> more(2 * y.size());
+    for (size_t i = 0; i < y.size(); ++i) more[y.size() + i] = wanted[i] - y[i];
+    if (Shape(wanted.begin(), wanted.end()) != y) result = l.emit("Pad", {result}, {{"pads", more}});
+  }
+  l.output(0, result);
+}
+
 template <bool mean> void lower(Lowering& l) {
   Attributes attributes = pool_attributes(l);
+  if (!mean && (l.node.outputs > 1 || !is_floating(l.dtype(l.input(0))))) {
+    // Integers of 8 bits are numbers of float32.
+    const DType type = l.dtype(l.input(0));
+    if (!is_floating(type) && type != DType::int8 && type != DType::uint8)
+      l.fail(fmt::format("there is no pool of {}; cast it to float32", to_string(type)));
+    const ValueId x = l.cast(l.input(0), is_floating(type) ? type : DType::float32), y = pool(l, "MaxPool", x, attributes);
+    l.output(0, l.cast(y, type));
+    if (l.node.outputs > 1) l.output(1, indices_of(l, x, attributes, l.shape(y)));
+    return;
+  }
   if (mean && l.node.attributes.get("count_include_pad", 0) != 0) attributes.set("count_include_pad", int64_t{1});
   l.output(0, pool(l, mean ? "AveragePool" : "MaxPool", l.input(0), attributes));
 }
@@ -284,7 +378,8 @@ template <int each> Cost cost_of(const KernelSpec& spec, const Shape& x) {
 constexpr OpDef kMaxPool{
     .name = "MaxPool",
     .onnx = {{.domain = "", .name = "MaxPool", .since = 1, .lower = lower<false>},
-             {.domain = "", .name = "GlobalMaxPool", .since = 1, .lower = lower_global<false>}},
+             {.domain = "", .name = "GlobalMaxPool", .since = 1, .lower = lower_global<false>},
+             {.domain = "", .name = "MaxUnpool", .since = 9, .lower = lower_unpool}},
     .infer = infer,
     .gradient = max_gradient,
     .standard = 22,

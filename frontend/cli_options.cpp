@@ -170,6 +170,9 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(data, "--task", o.task, "causal-lm: labels are the inputs, shifted by one");
   add(data, "--loss", o.loss,
       "cross_entropy, mse, l1, smooth_l1, binary_cross_entropy (of logits), or output (the model's output is the loss)");
+  add(data, "--label-smoothing,--label-smoothing-factor", o.label_smoothing,
+      "of cross_entropy: the share of a label that goes to all classes alike, from 0 to below 1");
+  add(data, "--z-loss", o.z_loss, "of cross_entropy: this times the square of log(sum(exp(logits))) is added");
   add(data, "--output", o.output, "the model's output that the loss reads (default: the first)");
   add(data, "--labels", o.labels, "the array that holds the labels");
   add(data, "--token-type", o.token_type, "number type of .bin files: uint16 or uint32");

@@ -40,6 +40,8 @@ struct Options {
   std::string data{};                       // .txt, .bin, .npz, .safetensors, or a folder with train and valid of one of these
   std::string task{};                       // "causal-lm" or empty
   std::string loss = "cross_entropy";       // cross_entropy | mse | l1 | smooth_l1 | binary_cross_entropy (of logits) | output
+  double label_smoothing = 0;               // of cross_entropy: the share of a label that goes to all classes alike, from 0 to below 1
+  double z_loss = 0;                        // of cross_entropy: this times the square of log(sum(exp(logits))) is added
   std::string output{};                     // which model output the loss reads; empty: the first
   std::string labels = "labels";            // the array in the data file that holds the labels
   std::string token_type = "uint16";        // number type of a .bin file: uint16 | uint32

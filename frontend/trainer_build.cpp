@@ -68,6 +68,13 @@ const Options& Trainer::Impl::checked(const Options& options) {
     throw error(ErrorCode::usage, "`loss` {} is not known; these are: {}", options.loss, fmt::join(loss_names(), ", "));
   if (options.task == "causal-lm" && options.loss != "cross_entropy" && options.loss != "output")
     throw error(ErrorCode::usage, "`task` causal-lm goes with `loss` cross_entropy, not {}", options.loss);
+  if (!(options.label_smoothing >= 0 && options.label_smoothing < 1))
+    throw refuse("label_smoothing", options.label_smoothing, "has to lie in [0, 1)");
+  if (!(options.z_loss >= 0) || !std::isfinite(options.z_loss)) throw refuse("z_loss", options.z_loss, "has to be 0 or more");
+  for (const auto& [name, value] : {std::pair{"label_smoothing", options.label_smoothing}, {"z_loss", options.z_loss}}) {
+    if (value != 0 && options.loss != "cross_entropy")
+      throw error(ErrorCode::usage, "`{}` {}: goes with `loss` cross_entropy, not {}", name, value, options.loss);
+  }
   if (options.recompute != "auto") recompute_mode(options.recompute);
   if (options.micro_batches != "auto" && options.micro_batches != "horizontal" && options.micro_batches != "vertical")
     throw refuse("micro_batches", options.micro_batches, "is not known: auto, horizontal or vertical");
@@ -138,7 +145,13 @@ OptimizerSpec Trainer::Impl::optimizer_spec(Deferral defer) const {
           .deferred = defer != Deferral::none};
 }
 
-LossSpec Trainer::Impl::loss_spec() const { return {.kind = options.loss, .output = options.output, .labels = options.labels}; }
+LossSpec Trainer::Impl::loss_spec() const {
+  return {.kind = options.loss,
+          .output = options.output,
+          .labels = options.labels,
+          .label_smoothing = options.label_smoothing,
+          .z_loss = options.z_loss};
+}
 
 int Trainer::Impl::find_entry(const EntryWanted& wanted) const {
   for (size_t i = 0; i < entries.size(); ++i) {

@@ -229,6 +229,8 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
                                             {"data", std::filesystem::path(data.train->path()).filename().string()},
                                             {"instruction_set", __builtin_cpu_supports("x86-64-v4") ? "x86-64-v4" : "x86-64-v3"}};
   for (const OptimizerOption& option : optimizer.options()) result[std::string(option.name)] = text(optimizer.value(option.name));
+  if (options.label_smoothing != 0) result["label_smoothing"] = text(options.label_smoothing);
+  if (options.z_loss != 0) result["z_loss"] = text(options.z_loss);
   result["precision"] = fmt::format("{}{}", to_string(types.low), types.low_weights ? " weights" : "");
   if (!types.autocast.empty()) {
     std::string rules;

@@ -156,7 +156,8 @@ def convolutions(name):
     return model, write_model, data, loss, batch, "cross_entropy", "logits"
 
 
-REGRESSION = {"mlp-mse": "mse", "mlp-l1": "l1", "mlp-smooth-l1": "smooth_l1", "mlp-binary": "binary_cross_entropy"}
+REGRESSION = {"mlp-mse": "mse", "mlp-l1": "l1", "mlp-smooth-l1": "smooth_l1", "mlp-binary": "binary_cross_entropy", "mlp-smoothed": "cross_entropy"}
+TERMS = {"mlp-smoothed": dict(label_smoothing=0.2, z_loss=0.05)}
 
 
 def regression(name):
@@ -165,7 +166,16 @@ def regression(name):
     data = dict(x=torch.randn(STEPS * batch, 7), y=torch.randn(STEPS * batch, 3))
     if task == "binary_cross_entropy":
         data["y"] = torch.rand(STEPS * batch, 3).round(decimals=1)
-    function = {"mse": torch.nn.functional.mse_loss, "l1": torch.nn.functional.l1_loss, "smooth_l1": torch.nn.functional.smooth_l1_loss,
+    if task == "cross_entropy":
+        data["y"] = torch.randint(0, 3, (STEPS * batch,))
+        data["y"][::7] = -100
+
+    def cross_entropy(logits, labels):
+        z_losses = torch.logsumexp(logits, -1)[labels != -100] ** 2
+        smoothing, z_loss = TERMS[name]["label_smoothing"], TERMS[name]["z_loss"]
+        return torch.nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing) + z_loss * z_losses.mean()
+
+    function = {"cross_entropy": cross_entropy, "mse": torch.nn.functional.mse_loss, "l1": torch.nn.functional.l1_loss, "smooth_l1": torch.nn.functional.smooth_l1_loss,
                 "binary_cross_entropy": torch.nn.functional.binary_cross_entropy_with_logits}[task]
 
     def loss(m, batch):
@@ -408,6 +418,7 @@ def write(name, folder):
     metadata = dict(task=task, output=output, batch_size=str(batch_size), steps=str(STEPS), learning_rate=str(RATE), warmup_steps=str(WARMUP),
                     weight_decay="0.01", betas="0.9,0.999", epsilon="1e-8", max_grad_norm="1.0", opset=str(graph.opset_import[0].version),
                     producer=f"{graph.producer_name} {graph.producer_version}", labels="y" if name in REGRESSION or task == "mse" else "" if task == "output" else "labels")
+    metadata.update({key: str(value) for key, value in TERMS.get(name, {}).items()})
     if name in CNN:
         metadata["batch_norm"] = model.batch_norm
     save_sorted(data, os.path.join(folder, name + ".data.safetensors"))

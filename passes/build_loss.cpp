@@ -126,11 +126,14 @@ void build_loss(JobGraph& job, const LossSpec& spec) {
                   graph.value(read).name);
     add_labels(DType::int64, Shape(type.shape.begin(), type.shape.end() - 1));
     const Attributes attributes{{"ignore_index", spec.ignore_index}};
+    Attributes terms = attributes;
+    if (spec.label_smoothing != 0) terms.set("smoothing", static_cast<float>(spec.label_smoothing));
+    if (spec.z_loss != 0) terms.set("z_loss", static_cast<float>(spec.z_loss));
     read = logits_behind(graph, spec, read);
     // It computes in float32 from logits of 16 bits as from their float32 copy, without that.
     const View view(graph);
     if (const Node* cast = view.made_by(read, "Cast"); cast && is_half(graph.value(cast->inputs[0]).dtype)) read = cast->inputs[0];
-    job.loss_sum = builder.emit_many("SoftmaxCrossEntropy", {read, job.labels}, attributes, 2)[0];
+    job.loss_sum = builder.emit_many("SoftmaxCrossEntropy", {read, job.labels}, terms, 2)[0];
     job.count = builder.emit("CountLabels", {job.labels}, attributes);
   } else if (spec.kind == "mse") {
     add_labels(type.dtype, type.shape);

@@ -19,6 +19,8 @@ struct LossSpec {
   std::string output;                  // model output that it reads; empty: the first
   std::string labels = "labels";       // name of the graph input that it adds: int64 for cross_entropy, else the output's type
   int64_t ignore_index = -100;         // cross_entropy: labels that don't count
+  double label_smoothing = 0;          // cross_entropy: the share of a label that goes to all classes alike
+  double z_loss = 0;                   // cross_entropy: this times the square of log(sum(exp(logits))) is added
 };
 
 struct OptimizerSpec {

@@ -26,6 +26,8 @@ inline Options golden_options(const std::string& name) {
   o.loss = metadata.at("task") == "causal-lm" ? "cross_entropy" : metadata.at("task");  // the labels are there, aligned
   if (metadata.contains("batch_norm")) o.batch_norm = metadata.at("batch_norm");
   if (!metadata.at("labels").empty()) o.labels = metadata.at("labels");
+  if (metadata.contains("label_smoothing")) o.label_smoothing = std::stod(metadata.at("label_smoothing"));
+  if (metadata.contains("z_loss")) o.z_loss = std::stod(metadata.at("z_loss"));
   o.batch_size = std::stoll(metadata.at("batch_size"));
   return o;
 }

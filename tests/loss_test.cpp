@@ -89,6 +89,19 @@ TEST_F(Losses, OfASigmoidAreThoseOfItsLogits) {
   EXPECT_TRUE(is_noted("is `loss` binary_cross_entropy meant?"));
 }
 
+TEST_F(Losses, TermsOfCrossEntropyNeedIt) {
+  const auto refusal = [&](double smoothing, double z_loss, const char* loss) {
+    Options o = classifier("terms", "y = Identity (z)");
+    o.label_smoothing = smoothing;
+    o.z_loss = z_loss;
+    o.loss = loss;
+    return std::string(testing::error_of([&] { Trainer{o}; }).what());
+  };
+  EXPECT_THAT(refusal(1, 0, "cross_entropy"), ::testing::HasSubstr("`label_smoothing` 1: has to lie in [0, 1)"));
+  EXPECT_THAT(refusal(0, -1, "cross_entropy"), ::testing::HasSubstr("`z_loss` -1: has to be 0 or more"));
+  EXPECT_THAT(refusal(0.1, 0, "mse"), ::testing::HasSubstr("`label_smoothing` 0.1: goes with `loss` cross_entropy, not mse"));
+}
+
 TEST_F(Losses, UnknownOnesAreRefusedWithTheNamesThereAre) {
   Options o = classifier("unknown", "y = Identity (z)");
   o.loss = "hinge";

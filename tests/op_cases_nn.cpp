@@ -1,5 +1,7 @@
 // Cases of the op test table: products, attention, losses, optimizers.
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <limits>
 
@@ -228,6 +230,15 @@ void loss_cases(std::vector<OpCase>& cases) {
     Shape logits = f.labels;
     logits.push_back(f.classes);
     const Attributes attributes{{"ignore_index", int64_t{3}}};
+    for (const auto& [smoothing, z_loss] : {std::pair{0.1f, 0.0f}, {0.0f, 0.25f}, {0.3f, 0.01f}}) {
+      cases.push_back({.name = fmt::format("{}_smoothed_{}_z_{}", f.name, static_cast<int>(smoothing * 10), static_cast<int>(z_loss * 100)),
+                       .op = "SoftmaxCrossEntropy",
+                       .attributes = {{"ignore_index", int64_t{3}}, {"smoothing", smoothing}, {"z_loss", z_loss}},
+                       .inputs = {random(logits, -3, 3), random_ints(f.labels, 0, f.classes - 1)},
+                       .outputs = 2,
+                       .project = {0},
+                       .gradient = f.classes < 100 && element_count(f.labels) < 100});
+    }
     cases.push_back({.name = f.name,
                      .op = "SoftmaxCrossEntropy",
                      .attributes = attributes,

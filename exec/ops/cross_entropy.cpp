@@ -1,10 +1,12 @@
 // Softmax and cross-entropy of class labels in one op (ONNX SoftmaxCrossEntropyLoss-13 with the classes last): never writes the
 // probabilities.
 //
-//   SoftmaxCrossEntropy{ignore_index}(logits (..., V), labels int64 (...)) -> loss_sum [], lse (...)
-//     lse = log sum exp of a row; loss_sum = sum over rows whose label isn't ignore_index of lse - logits[label]
-//   SoftmaxCrossEntropyGrad{ignore_index}(d_loss_sum [], logits, lse, labels) -> dlogits = (exp(logits - lse) - [class = label]) *
-//   d_loss_sum CountLabels{ignore_index}(labels) -> float32 [], the rows that count
+//   SoftmaxCrossEntropy{ignore_index, smoothing, z_loss}(logits (..., V), labels int64 (...)) -> loss_sum [], lse (...)
+//     lse = log sum exp of a row; loss_sum = sum over rows whose label isn't ignore_index of
+//     lse - (1 - smoothing) logits[label] - smoothing * mean of the logits + z_loss lse^2
+//   SoftmaxCrossEntropyGrad{the same}(d_loss_sum [], logits, lse, labels) -> dlogits =
+//     (exp(logits - lse) (1 + 2 z_loss lse) - smoothing / V - (1 - smoothing) [class = label]) d_loss_sum
+//   CountLabels{ignore_index}(labels) -> float32 [], the rows that count
 //
 // Saves the logits, which the gradient overwrites, and lse. loss_sum and lse are float32 or wider. A row is summed in fixed chunks of
 // lanes, rows in ascending order in double. A label outside the classes is the data's fault: a DataError.
@@ -61,65 +63,86 @@ template <typename T, typename C = Compute<T>> double row_sum_exp(const T* __res
   return sum;
 }
 
-template <typename T> KernelRun forward(const KernelSpec& spec) {
-  return
-      [n = classes(spec, 0), rows = rows(spec, 0), ignore = spec.attributes.get("ignore_index", kNothingIgnored)](const KernelArgs& args) {
-        using C = Compute<T>;
-        auto* losses = reinterpret_cast<double*>(args.workspace);
-        const auto* labels = args.in<int64_t>(1);
-        const int64_t block = rows_per_task(n);
-        args.workers().parallel_blocks(rows, block, [&](int64_t begin, int64_t end) {
-          for (int64_t row = begin; row < end; ++row) {
-            const T* x = args.in<T>(0) + row * n;
-            const Compute<T> max = row_max(x, n);
-            const double lse = static_cast<double>(max) + std::log(row_sum_exp(x, n, max));
-            args.out<C>(1)[row] = static_cast<C>(lse);
-            if (labels[row] == ignore) {
-              losses[row] = 0;
-              continue;
-            }
-            if (labels[row] < 0 || labels[row] >= n) {
-              args.error->report(DataError::label, labels[row], n, row);
-              losses[row] = 0;
-              continue;
-            }
-            losses[row] = lse - static_cast<double>(load(x[labels[row]]));
-          }
-        });
-        double sum = 0;
-        for (int64_t row = 0; row < rows; ++row) sum += losses[row];
-        *args.out<C>(0) = static_cast<C>(sum);
-      };
+template <typename T> double row_sum(const T* __restrict x, int64_t n) {
+  double sum = 0;
+  for (int64_t begin = 0; begin < n; begin += kChunk) {
+    const T* chunk = x + begin;
+    sum += static_cast<double>(fold_row<T, kRowLanes>(
+        std::min(kChunk, n - begin), Compute<T>(0), [&](Compute<T> lane, int64_t i) { return lane + load(chunk[i]); },
+        [](Compute<T> a, Compute<T> b) { return a + b; }));
+  }
+  return sum;
 }
 
-// dx = e^(x - lse) * scale; dx may be x.
-template <typename T> void scaled_softmax(const T* x, T* dx, int64_t n, Compute<T> lse, Compute<T> scale) {
+// What is added to the plain loss.
+struct CrossEntropyTerms {
+  double smoothing = 0, z_loss = 0;
+  explicit CrossEntropyTerms(const Attributes& attributes)
+      : smoothing(static_cast<double>(attributes.get("smoothing", 0.0f))), z_loss(static_cast<double>(attributes.get("z_loss", 0.0f))) {}
+};
+
+template <typename T> KernelRun forward(const KernelSpec& spec) {
+  return [n = classes(spec, 0), rows = rows(spec, 0), ignore = spec.attributes.get("ignore_index", kNothingIgnored),
+          terms = CrossEntropyTerms(spec.attributes)](const KernelArgs& args) {
+    using C = Compute<T>;
+    auto* losses = reinterpret_cast<double*>(args.workspace);
+    const auto* labels = args.in<int64_t>(1);
+    const int64_t block = rows_per_task(n);
+    args.workers().parallel_blocks(rows, block, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const T* x = args.in<T>(0) + row * n;
+        const Compute<T> max = row_max(x, n);
+        const double lse = static_cast<double>(max) + std::log(row_sum_exp(x, n, max));
+        args.out<C>(1)[row] = static_cast<C>(lse);
+        if (labels[row] == ignore) {
+          losses[row] = 0;
+          continue;
+        }
+        if (labels[row] < 0 || labels[row] >= n) {
+          args.error->report(DataError::label, labels[row], n, row);
+          losses[row] = 0;
+          continue;
+        }
+        const auto at_label = static_cast<double>(load(x[labels[row]]));
+        losses[row] = lse - at_label + terms.z_loss * lse * lse;
+        if (terms.smoothing != 0) losses[row] += terms.smoothing * (at_label - row_sum(x, n) / static_cast<double>(n));
+      }
+    });
+    double sum = 0;
+    for (int64_t row = 0; row < rows; ++row) sum += losses[row];
+    *args.out<C>(0) = static_cast<C>(sum);
+  };
+}
+
+// dx = e^(x - lse) * scale - less; dx may be x.
+template <typename T> void scaled_softmax(const T* x, T* dx, int64_t n, Compute<T> lse, Compute<T> scale, Compute<T> less) {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) dx[i] = store<T>(math::exp(load(x[i]) - lse) * scale);
+  for (int64_t i = 0; i < n; ++i) dx[i] = store<T>(math::exp(load(x[i]) - lse) * scale - less);
 }
 
 template <typename T> KernelRun backward(const KernelSpec& spec) {
-  return
-      [n = classes(spec, 1), rows = rows(spec, 1), ignore = spec.attributes.get("ignore_index", kNothingIgnored)](const KernelArgs& args) {
-        using C = Compute<T>;
-        const C scale = *args.in<C>(0);
-        const auto* labels = args.in<int64_t>(3);
-        args.workers().parallel_blocks(rows, rows_per_task(n), [&](int64_t begin, int64_t end) {
-          for (int64_t row = begin; row < end; ++row) {
-            const T* x = args.in<T>(1) + row * n;  // may be dx itself
-            T* dx = args.out<T>(0) + row * n;
-            if (labels[row] == ignore) {
-              std::fill(dx, dx + n, store<T>(C(0)));
-              continue;
-            }
-            const C lse = args.in<C>(2)[row];
-            if (labels[row] < 0 || labels[row] >= n) continue;  // the forward pass has reported it
-            const C at_label = (math::exp(load(x[labels[row]]) - lse) - C(1)) * scale;
-            scaled_softmax(x, dx, n, lse, scale);
-            dx[labels[row]] = store<T>(at_label);
-          }
-        });
-      };
+  return [n = classes(spec, 1), rows = rows(spec, 1), ignore = spec.attributes.get("ignore_index", kNothingIgnored),
+          terms = CrossEntropyTerms(spec.attributes)](const KernelArgs& args) {
+    using C = Compute<T>;
+    const C scale = *args.in<C>(0);
+    const auto* labels = args.in<int64_t>(3);
+    args.workers().parallel_blocks(rows, rows_per_task(n), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const T* x = args.in<T>(1) + row * n;  // may be dx itself
+        T* dx = args.out<T>(0) + row * n;
+        if (labels[row] == ignore) {
+          std::fill(dx, dx + n, store<T>(C(0)));
+          continue;
+        }
+        const C lse = args.in<C>(2)[row];
+        if (labels[row] < 0 || labels[row] >= n) continue;  // the forward pass has reported it
+        const C of_softmax = C(1) + C(2 * terms.z_loss) * lse, of_all = C(terms.smoothing / static_cast<double>(n));
+        const C at_label = (math::exp(load(x[labels[row]]) - lse) * of_softmax - of_all - C(1 - terms.smoothing)) * scale;
+        scaled_softmax(x, dx, n, lse, of_softmax * scale, of_all * scale);
+        dx[labels[row]] = store<T>(at_label);
+      }
+    });
+  };
 }
 
 Workspace workspace(const KernelSpec& spec) { return {.shared = rows(spec, 0) * int64_t{sizeof(double)}}; }

@@ -181,7 +181,8 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
     files.check_external(result.info);  // also those that only an untaken branch mentions
     note_modes(model.graph, result.graph, result.info);
 
-    if (walk.output(loss_output).sequence) {
+    const std::vector<std::string> names = output_names(model.graph);
+    if (std::find(names.begin(), names.end(), loss_output) != names.end() && walk.output(loss_output).sequence) {
       result.obstacles.push_back({.node = onnx::printable(fmt::format("output '{}'", loss_output)),
                                   .reason = "is a sequence of tensors, which no loss can read",
                                   .hint = "choose another one (`output` NAME), or export the model with a tensor"});

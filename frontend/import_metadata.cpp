@@ -38,6 +38,9 @@ bool is_moved(std::string_view name) {
   return std::find(kMoves.begin(), kMoves.end(), op_of(name)) != kMoves.end();
 }
 
+// One copy for each sample of a batch, as fixed batches are exported: each copy would be trained by itself.
+bool is_repeated(std::string_view name, const Shape& shape) { return op_of(name) == "expand" && !shape.empty() && shape[0] > 1; }
+
 // The exported program's tensors that a folded one was made of.
 struct Sources {
   std::vector<std::string> parameters{};
@@ -45,8 +48,8 @@ struct Sources {
   bool computed = false;  // by more than moving elements
 };
 
-Sources sources_of(const onnx::GraphDef& graph, const std::string& name, const onnx::TensorOrigin& origin) {
-  Sources sources{.computed = !is_moved(name)};
+Sources sources_of(const onnx::GraphDef& graph, const std::string& name, const Shape& shape, const onnx::TensorOrigin& origin) {
+  Sources sources{.computed = !is_moved(name) || is_repeated(name, shape)};
   for (const std::string& from : origin.folded_from) {
     const auto known = graph.program.find(from);
     if (known == graph.program.end())
@@ -85,7 +88,7 @@ class Judge {
           break;
       }
       if (graph_.program.empty()) return std::nullopt;  // what it was folded from is not known
-      const Sources sources = sources_of(graph_, name, origin->second);
+      const Sources sources = sources_of(graph_, name, subject.candidate.tensor->shape, origin->second);
       return sources.parameters.empty() ? left("computed at export, from no parameter") : folded(sources);
     }
     if (const auto known = graph_.program.find(name); known != graph_.program.end() && known->second == onnx::OriginKind::parameter) {

@@ -8,9 +8,10 @@ A file passes where all gradients of the first step differ from PyTorch's in dou
 AdamW by at most 1e-3. Where folding has merged weights (a convolution with its BatchNorm, a table with what is looked up in it), what trains is another form of the model: there the
 gradients of the other weights are compared. What an exporter can't export is listed as that.
 
-    models/zoo.py [--ort-train PROGRAM] [--write] [--keep FOLDER] [NAME...]      needs torch, transformers, onnx, onnxscript
+    models/zoo.py [--ort-train PROGRAM] [--write] [--jobs N] [--keep FOLDER] [NAME...]      needs torch, transformers, onnx, onnxscript
 """
 import argparse
+import concurrent.futures
 import contextlib
 import inspect
 import io
@@ -18,10 +19,10 @@ import json
 import logging
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 
 import numpy as np
@@ -70,8 +71,8 @@ def configured(config, options):
     known |= set(getattr(config, "attribute_map", {}))
     taken = {key: value for key, value in {**SMALL, **options}.items() if key in known or key in options or key == "attn_implementation"}
     for alias, name in getattr(config, "attribute_map", {}).items():
-        if alias in taken and name in taken and name not in options:
-            del taken[alias]
+        if alias in taken and name in taken:
+            del taken[name if alias in options else alias]
     return config(**taken)
 
 
@@ -79,8 +80,12 @@ def from_transformers(kind, model="AutoModelForCausalLM", inputs=("input_ids",),
     def build():
         config = configured(type(transformers.AutoConfig.for_model(kind)), options)
         names = list(inputs)
+        if hasattr(config, "_experts_implementation"):
+            config._experts_implementation = "eager"  # the other one knows no doubles
         built = getattr(transformers, model).from_config(config, **({"attn_implementation": "eager"} if "attn_implementation" not in options else {}))
         known = inspect.signature(built.forward).parameters
+        if model == "AutoModelForCausalLM":  # without them the older exporter fails
+            names += [name for name in ("attention_mask", "position_ids") if name in known]
         more = {"use_cache": False} if "use_cache" in known else {}
         return Output(built, names, {**more, **(fixed or {})}), names, sample_inputs(names)
     return build
@@ -90,6 +95,7 @@ def sample_inputs(names):
     """Each with all samples, by the name of the input."""
     count = STEPS * BATCH
     makers = {"input_ids": lambda: torch.randint(3, VOCABULARY, (count, LENGTH)), "decoder_input_ids": lambda: torch.randint(3, VOCABULARY, (count, LENGTH)),
+              "position_ids": lambda: torch.arange(LENGTH).repeat(count, 1),
               "attention_mask": lambda: torch.ones(count, LENGTH, dtype=torch.int64), "pixel_values": lambda: torch.randn(count, 3, 32, 32),
               "input_values": lambda: torch.randn(count, 400), "input_features": lambda: torch.randn(count, 8, 32), "x": lambda: torch.randn(count, 3, 16, 16),
               "words": lambda: torch.randint(0, VOCABULARY, (count, LENGTH)), "time": lambda: torch.rand(count)}
@@ -180,9 +186,9 @@ PAIR = dict(model="AutoModelForSeq2SeqLM", inputs=("input_ids", "decoder_input_i
 CONVOLUTIONS = dict(IMAGES, hidden_sizes=[16, 32], depths=[1, 1], num_stages=2)
 ZOO = {
     **{kind: from_transformers(kind) for kind in ("gpt2", "gpt_neo", "gptj", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "phi", "gemma", "gemma2", "falcon", "bloom",
-                                                  "stablelm", "mpt", "codegen", "olmo", "cohere", "starcoder2", "granite", "biogpt", "xglm", "gpt_bigcode", "smollm3", "olmo2",
+                                                  "stablelm", "mpt", "codegen", "olmo", "cohere", "starcoder2", "granite", "biogpt", "gpt_bigcode", "smollm3", "olmo2",
                                                   "mixtral", "qwen2_moe", "mamba")},
-    **{kind: from_transformers(kind, **ENCODER) for kind in ("bert", "roberta", "distilbert", "albert", "electra", "deberta-v2", "mpnet", "convbert", "squeezebert", "xlm-roberta",
+    **{kind: from_transformers(kind, **ENCODER) for kind in ("bert", "roberta", "distilbert", "albert", "electra", "deberta-v2", "mpnet", "convbert", "xlm-roberta",
                                                              "camembert", "modernbert", "nystromformer", "roformer")},
     **{kind: from_transformers(kind, **PAIR) for kind in ("t5", "bart", "mbart", "pegasus", "marian", "blenderbot")},
     "whisper": from_transformers("whisper", model="AutoModelForSpeechSeq2Seq", inputs=("input_features", "decoder_input_ids"), num_mel_bins=8, max_source_positions=16, max_target_positions=32),
@@ -190,17 +196,15 @@ ZOO = {
                                   num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2),
     "hubert": from_transformers("hubert", model="AutoModelForCTC", inputs=("input_values",), conv_dim=[16, 16], conv_stride=[5, 4], conv_kernel=[10, 8], num_feat_extract_layers=2,
                                 num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2),
-    **{kind: from_transformers(kind, **IMAGES, patch_size=8) for kind in ("vit", "deit", "beit", "dinov2")},
+    **{kind: from_transformers(kind, **IMAGES, patch_size=8) for kind in ("vit", "beit", "dinov2")},
     "swin": from_transformers("swin", **IMAGES, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=4),
     "swinv2": from_transformers("swinv2", **IMAGES, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=4),
     "resnet": from_transformers("resnet", **CONVOLUTIONS, embedding_size=8), "regnet": from_transformers("regnet", **CONVOLUTIONS, embedding_size=8, groups_width=8),
     "convnext": from_transformers("convnext", **CONVOLUTIONS), "convnextv2": from_transformers("convnextv2", **CONVOLUTIONS),
     "mobilenet_v2": from_transformers("mobilenet_v2", **IMAGES, depth_multiplier=0.25), "mobilenet_v1": from_transformers("mobilenet_v1", **IMAGES, depth_multiplier=0.25),
-    "efficientnet": from_transformers("efficientnet", **IMAGES, width_coefficient=0.25, depth_coefficient=0.25, hidden_dim=64),
     "poolformer": from_transformers("poolformer", **IMAGES, hidden_sizes=[16, 24, 32, 40], depths=[1, 1, 1, 1]),
     "segformer": from_transformers("segformer", model="AutoModelForSemanticSegmentation", inputs=("pixel_values",), hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1],
                                    num_attention_heads=[1, 2, 2, 4], decoder_hidden_size=16, num_labels=5),
-    "levit": from_transformers("levit", **IMAGES, hidden_sizes=[16, 24, 32], num_attention_heads=[2, 2, 4], key_dim=[8, 8, 8], depths=[1, 1, 1]),
     "mobilevit": from_transformers("mobilevit", **IMAGES, hidden_sizes=[16, 24, 32], neck_hidden_sizes=[8, 8, 16, 16, 24, 24, 32]),
     "lstm": module(lambda: Tagger(torch.nn.LSTM), ["words"]), "gru": module(lambda: Tagger(torch.nn.GRU), ["words"]), "rnn": module(lambda: Tagger(torch.nn.RNN), ["words"]),
     "mixer": module(Mixer, ["x"]), "diffusion-unet": module(Diffusion, ["x", "time"]), "spatial-transformer": module(Warp, ["x"]),
@@ -231,23 +235,25 @@ def steps_of(model, inputs, labels):
 
 def matched(ours, graph, model, gradients):
     """(ours, PyTorch's) of each of our gradients, matched by what the initializer holds; and the names of those that no parameter is. Of weights
-    that were joined or divided, numbers that come only once are compared."""
+    that were joined or divided, numbers that come only once are compared; of those from which others were computed at export, a part of the gradient
+    belongs to these, and nothing is compared."""
     values = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.graph.initializer}
     values.update({node.output[0]: numpy_helper.to_array(node.attribute[0].t) for node in graph.graph.node if node.op_type == "Constant" and node.attribute[0].name == "value"})
     parameters = {name: parameter.detach().numpy() for name, parameter in model.named_parameters() if name in gradients}
     numbers = np.concatenate([parameter.ravel() for parameter in parameters.values()])
     slopes = np.concatenate([gradients[name].ravel() for name in parameters])
     unique, first, counts = np.unique(numbers, return_index=True, return_counts=True)
-    pairs, others = [], []
+    sources = {value.name: prop.value for value in graph.graph.value_info for prop in value.metadata_props if prop.key.endswith("folded_from")}
+    pairs, others, whole_ones = [], [], []
     for name, gradient in ours.items():
         value = values.get(name)
         if value is None:
             others.append(name)
             continue
-        whole = [gradients[key] for key, parameter in parameters.items() if parameter.size == value.size and np.array_equal(parameter.ravel(), value.ravel())]
-        whole += [gradients[key].T for key, parameter in parameters.items() if parameter.ndim == 2 and parameter.T.shape == value.shape and np.array_equal(parameter.T, value)]
+        whole = [(key, gradients[key]) for key, parameter in parameters.items() if parameter.size == value.size and np.array_equal(parameter.ravel(), value.ravel())]
+        whole += [(key, gradients[key].T) for key, parameter in parameters.items() if parameter.ndim == 2 and parameter.T.shape == value.shape and np.array_equal(parameter.T, value)]
         if whole:
-            pairs.append((gradient.ravel(), whole[0].ravel()))
+            whole_ones.append((gradient.ravel(), *whole[0]))
             continue
         at = np.minimum(np.searchsorted(unique, value.ravel()), len(unique) - 1)
         repeats = value.size - len(np.unique(value))  # of rows that were looked up at export
@@ -256,7 +262,8 @@ def matched(ours, graph, model, gradients):
             continue
         once = counts[at] == 1
         pairs.append((gradient.ravel()[once], slopes[first[at]][once]))
-    return pairs, others
+    used = "".join(sources.get(name, "") for name in others)
+    return pairs + [(gradient, theirs.ravel()) for gradient, key, theirs in whole_ones if f"'{key}'" not in used], others
 
 
 def far(actual, expected):
@@ -288,7 +295,7 @@ def try_export(model, inputs, names, options, path):
             torch.onnx.export(model, example, path, input_names=names, output_names=["output"], verbose=False, **({"external_data": False} if options["dynamo"] else {"opset_version": 17}), **options)
         return None
     except Exception as e:  # whatever an exporter throws
-        lines = [line for line in str(e).splitlines() if line.strip()]
+        lines = [line for line in re.sub(r"\x1b\[\d+m", "", str(e)).splitlines() if line.strip()]
         return f"{type(e).__name__}: {lines[0] if lines else ''}"[:160]
 
 
@@ -336,6 +343,13 @@ def examine(name, program, keep):
     return rows
 
 
+def examined(name, program, keep):
+    try:
+        return examine(name, program, keep)
+    except Exception as e:
+        return {"(none)": dict(result="not exported", reason=f"could not be built: {type(e).__name__}: {e}"[:200].replace("\n", " "))}
+
+
 def write(results):
     exported = [row for rows in results.values() for row in rows.values() if row["result"] != "not exported"]
     passed = sum(row["result"] == "passed" for row in exported)
@@ -354,23 +368,20 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ort-train", default=os.environ.get("ORT_TRAIN", ROOT / "build" / "ort-train"))
     parser.add_argument("--write", action="store_true", help="docs/zoo.md")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="architectures at a time")
     parser.add_argument("--keep", help="a folder for the exported files and what was made of them")
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    results = {}
-    for name in options.names or ZOO:
-        start = time.time()
-        try:
-            results[name] = examine(name, str(options.ort_train), options.keep)
-        except Exception as e:
-            results[name] = {"(none)": dict(result="not exported", reason=f"could not be built: {type(e).__name__}: {e}"[:200].replace("\n", " "))}
-        for export, row in results[name].items():
-            numbers = " ".join(f"{key} {row[key]:.1e}" for key in ("gradients", "losses") if key in row)
-            print(f"{name}, {export}: {row['result']} {numbers} {row['reason'] or ''}", flush=True)
-        print(f"  {time.time() - start:.0f} s", flush=True)
+    names, results = options.names or list(ZOO), {}
+    with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
+        for name, rows in zip(names, pool.map(examined, names, [str(options.ort_train)] * len(names), [options.keep] * len(names))):
+            results[name] = rows
+            for export, row in rows.items():
+                numbers = " ".join(f"{key} {row[key]:.1e}" for key in ("gradients", "losses") if key in row)
+                print(f"{name}, {export}: {row['result']} {numbers} {row['reason'] or ''}", flush=True)
     if options.write:
         write(results)
     return any(row["result"] in ("WRONG", "refused") for rows in results.values() for row in rows.values())

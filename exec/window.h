@@ -44,19 +44,21 @@ struct Windows {
   }
 };
 
+// A list of `size` numbers of `least` and more, which is also what stands for an absent one; throws Error(unsupported).
+inline std::vector<int64_t> window_list(const Attributes& attributes, const char* name, int64_t least, size_t size) {
+  std::vector<int64_t> values = attributes.get(name, std::vector<int64_t>(size, least));
+  constexpr int64_t kMost = int64_t{1} << 20;  // more is a mistake, and sums would overflow
+  if (values.size() != size || std::any_of(values.begin(), values.end(), [&](int64_t v) { return v < least || v > kMost; }))
+    throw error(ErrorCode::unsupported, "its {} are {}, but must be {} numbers of {} and more", name, to_string(values), size, least);
+  return values;
+}
+
 // Throws Error(unsupported) for attributes that don't fit the shape (batch, channels, axes...).
 inline Windows windows_of(const Attributes& attributes, const Shape& x) {
   const size_t axes = x.size() < 2 ? 0 : x.size() - 2;
   if (axes != 1 && axes != 2)
     throw error(ErrorCode::unsupported, "it slides over {} axes of {}; over one to three it is supported", axes, to_string(x));
-  const auto list = [&](const char* name, int64_t otherwise, size_t size) {
-    std::vector<int64_t> values = attributes.get(name, std::vector<int64_t>(size, otherwise));
-    constexpr int64_t kMost = int64_t{1} << 20;  // more is a mistake, and sums would overflow
-    const int64_t least = otherwise;
-    if (values.size() != size || std::any_of(values.begin(), values.end(), [&](int64_t v) { return v < least || v > kMost; }))
-      throw error(ErrorCode::unsupported, "its {} are {}, but must be {} numbers of {} and more", name, to_string(values), size, least);
-    return values;
-  };
+  const auto list = [&](const char* name, int64_t least, size_t size) { return window_list(attributes, name, least, size); };
   const std::vector<int64_t> kernel = list("kernel_shape", 1, axes), strides = list("strides", 1, axes), pads = list("pads", 0, 2 * axes),
                              dilations = list("dilations", 1, axes);
   const bool ceil = attributes.get("ceil_mode", 0) != 0;
@@ -90,10 +92,12 @@ inline Attributes window_attributes(Lowering& l, const Shape& x, const std::vect
                     {"dilations", given.get("dilations", std::vector<int64_t>(axes, 1))},
                     {"pads", given.get("pads", std::vector<int64_t>(2 * axes, 0))}};
   const std::string automatic = given.get("auto_pad", "NOTSET");
-  if (automatic == "NOTSET" || automatic.empty()) return result;
+  const bool is_given = automatic == "NOTSET" || automatic.empty();
+  for (const char* name : {"kernel_shape", "strides", "dilations"}) window_list(result, name, 1, axes);
+  if (is_given) window_list(result, "pads", 0, 2 * axes);
+  if (is_given) return result;
   std::vector<int64_t> pads(2 * axes, 0);
   result.set("pads", pads);
-  windows_of(result, Shape(x.size(), int64_t{1} << 40));  // checks the other attributes
   if (automatic == "SAME_UPPER" || automatic == "SAME_LOWER") {
     const auto strides = result.get("strides", std::vector<int64_t>{}), dilations = result.get("dilations", std::vector<int64_t>{});
     for (size_t i = 0; i < axes; ++i) {

@@ -279,6 +279,22 @@ std::vector<Lowered> other_cases() {
   };
 }
 
+// Of a cubic, each of the sixteen elements is clamped to the picture, not the place: what PyTorch 2.13 and ONNX Runtime 1.31 give. (The
+// standard's reference evaluator clamps the place; none of its tests tells.)
+TEST(GridSample, ACubicAtTheBorderIsThatOfPyTorch) {
+  const TestFolder folder;
+  const Imported imported = import_file(write_model(folder, R"(<ir_version: 9, opset_import: ["" : 20]>
+    g (float[1, 1, 4, 5] x, float[1, 1, 3, 2] grid) => (float[1, 1, 1, 3] y) { y = GridSample <mode = "cubic", padding_mode = "border"> (x, grid) })"));
+  std::vector<float> x;
+  for (int i = 0; i < 20; ++i) x.push_back(std::pow(static_cast<float>(i), 1.5f));
+  const auto y = floats(run_imported(imported, {{"x", make_tensor<float>({1, 1, 4, 5}, x)},
+                                                {"grid", make_tensor<float>({1, 1, 3, 2}, {-1.1f, 0.2f, 0.95f, -1.05f, -0.98f, 1.3f})}})
+                            .at("y"));
+  const float expected[] = {28.24845f, 6.927629f, 57.49185f};
+  ASSERT_EQ(y.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(y[i], expected[i], 2e-5f * expected[i]);
+}
+
 std::string name_of(const ::testing::TestParamInfo<Lowered>& info) { return info.param.name; }
 
 INSTANTIATE_TEST_SUITE_P(Recurrent, LoweredGradients, ::testing::ValuesIn(recurrent_cases()), name_of);

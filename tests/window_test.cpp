@@ -25,6 +25,8 @@ TEST(Windows, WhatFitsIsImported) {
   EXPECT_EQ(obstacle("Conv <group = 2> (x, w, b)"), "");
   EXPECT_EQ(obstacle("Conv <group = 2, pads = [9, 0, 0, 9]> (x, w)"), "");
   EXPECT_EQ(obstacle("Conv (volume, volume)"), "");
+  EXPECT_EQ(obstacle("Conv <auto_pad = \"SAME_UPPER\", strides = [2, 1, 2]> (volume, volume)"), "");
+  EXPECT_EQ(obstacle("MaxPool <kernel_shape = [2, 2, 2], auto_pad = \"SAME_LOWER\"> (volume)"), "");
   EXPECT_EQ(obstacle("MaxPool <kernel_shape = [6, 7]> (x)"), "");
   EXPECT_EQ(obstacle("AveragePool <kernel_shape = [3], auto_pad = \"SAME_UPPER\"> (line)"), "");
 }
@@ -50,6 +52,9 @@ TEST(Windows, WhatDoesNotFitIsOneSentence) {
       {"Conv (line, w)", "its window has 2 axes, its input is [2, 4, 9]"},
       {"Conv (x, flat)", "its weight is [2, 4], but has at least three axes"},
       {"Conv (hyper, hyper)", "it slides over 4 axes of [1, 1, 2, 2, 2, 2]; over one to three it is supported"},
+      {"Conv <strides = [1]> (volume, volume)", "its strides are [1], but must be 3 numbers of 1 and more"},
+      {"Conv <pads = [1, 1]> (volume, volume)", "its pads are [1, 1], but must be 6 numbers of 0 and more"},
+      {"MaxPool <kernel_shape = [2, 2, 2], dilations = [1]> (volume)", "its dilations are [1]"},
       {"MaxPool <kernel_shape = [7, 7]> (x)", "is larger than the padded axis 2"},
       {"MaxPool <kernel_shape = [0, 1]> (x)", "its kernel_shape are [0, 1]"},
       {"MaxPool <kernel_shape = [2]> (x)", "its window has 1 axes"},

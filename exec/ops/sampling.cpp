@@ -132,11 +132,12 @@ struct GridAxis {
     return add(l, multiply(l, l.emit("Abs", {add(l, rest, -range)}), -1), low + range);
   }
 
-  // The place that is read; with zeros around it, one is as good as another a little farther outside.
+  // The place that is read; with zeros or copies around it, one is as good as another a little farther outside.
   ValueId restricted(ValueId v) const {
-    if (padding == "zeros") return clip(l, v, -4, last + 4);
     if (padding == "border" && mode != Mode::cubic) return clip(l, v, 0, last);
-    return l.emit("Where", {within(l, v, low, high), v, padding == "border" ? clip(l, v, 0, last) : reflected(v)});
+    // Of a cubic each element is at the border, not the place, as PyTorch and ONNX Runtime have it.
+    if (padding != "reflection") return clip(l, v, -4, last + 4);
+    return l.emit("Where", {within(l, v, low, high), v, reflected(v)});
   }
 
   // The element at a whole number, which may be outside.

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "exec/kernel.h"
@@ -80,6 +81,22 @@ inline Windows windows_of(const Attributes& attributes, const Shape& x) {
 // The shape that windows make of x, with so many channels.
 inline Shape windowed_shape(const Windows& windows, const Shape& x, int64_t channels) {
   return x.size() == 3 ? Shape{x[0], channels, windows.w.out} : Shape{x[0], channels, windows.h.out, windows.w.out};
+}
+
+inline constexpr size_t kNoAxis = 3;
+
+// Of attributes over three axes those of some; along kNoAxis each window is one element.
+inline Attributes of_axes(const Attributes& attributes, const std::vector<size_t>& axes) {
+  Attributes result = attributes;
+  for (const char* name : {"kernel_shape", "strides", "dilations", "pads"}) {
+    const std::vector<int64_t> all = attributes.get(name, std::vector<int64_t>{});
+    std::vector<int64_t> values;
+    for (size_t half = 0; half * 3 < all.size(); ++half) {
+      for (const size_t axis : axes) values.push_back(axis != kNoAxis ? all.at(half * 3 + axis) : std::string_view(name) == "pads" ? 0 : 1);
+    }
+    result.set(name, values);
+  }
+  return result;
 }
 
 // The attributes of an ONNX node with nothing left open.

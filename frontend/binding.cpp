@@ -119,7 +119,9 @@ const DeclaredInput& token_input(const Declared& declared, const Options& option
 void divide(const Declared& declared, const Options& options, const DataSet& data, Binding& binding,
             std::vector<const DeclaredInput*>& constants) {
   const bool causal = options.task == "causal-lm";
-  for (const auto& [name, text] : options.bind) bound_input(declared.inputs, name);
+  std::vector<std::string> inputs;
+  for (const DeclaredInput& input : declared.inputs) inputs.push_back(input.name);
+  check_bound_names(options.bind, inputs);
   const std::string token = data.is_row() ? token_input(declared, options).name : "";
   for (const DeclaredInput& input : declared.inputs) {
     if (options.bind.contains(input.name)) continue;
@@ -264,16 +266,21 @@ Tensor tensor_of(const ConstantInput& constant, int64_t batch) {
 
 }  // namespace
 
+ImportOptions import_options(const Options& options) {
+  return {.shapes = options.shapes,
+          .bound_inputs = {},
+          .retie = options.retie,
+          .untie = options.untie,
+          .batch_norm = options.batch_norm,
+          .batch_norm_nodes = options.batch_norm_nodes,
+          .train = options.train,
+          .freeze = options.freeze,
+          .output = options.output};
+}
+
 ImportOptions Binding::import_options(int64_t size, const Options& options) const {
-  ImportOptions result{.shapes = shapes,
-                       .bound_inputs = {},
-                       .retie = options.retie,
-                       .untie = options.untie,
-                       .batch_norm = options.batch_norm,
-                       .batch_norm_nodes = options.batch_norm_nodes,
-                       .train = options.train,
-                       .freeze = options.freeze,
-                       .output = options.output};
+  ImportOptions result = ort_train::import_options(options);
+  result.shapes = shapes;
   for (const std::string& name : batch_names) result.shapes[name] = size;
   for (const ConstantInput& constant : constants) result.bound_inputs[constant.name] = tensor_of(constant, size);
   return result;
@@ -328,8 +335,7 @@ Binding bind_inputs(const Declared& declared, const Options& options, DataSet& d
     }
   }
   for (const DeclaredInput* input : constants) binding.constants.push_back(constant_input(*input, binding, sizes));
-  for (const auto& [name, text] : options.bind)
-    binding.constants.push_back(given_input(bound_input(declared.inputs, name), text, binding, sizes));
+  for (const auto& [name, text] : options.bind) binding.constants.push_back(given_input(*find_input(declared, name), text, binding, sizes));
   binding.shapes = std::move(sizes.sizes);
   for (const auto& [name, size] : options.shapes) {
     if (std::find(binding.batch_names.begin(), binding.batch_names.end(), name) == binding.batch_names.end())

@@ -15,6 +15,9 @@
 
 namespace ort_train {
 
+// What of the options is the importer's, but for what has to be bound.
+ImportOptions import_options(const Options& options);
+
 struct FedInput {
   std::string input;  // of the model
   std::string field;  // of the data set

@@ -98,12 +98,11 @@ Tensor bound_value(const std::string& input, const std::string& text, DType dtyp
   return Bound(input, text, dtype, dims).value();
 }
 
-const DeclaredInput& bound_input(const std::vector<DeclaredInput>& declared, const std::string& name) {
-  const auto found = std::find_if(declared.begin(), declared.end(), [&](const DeclaredInput& input) { return input.name == name; });
-  if (found != declared.end()) return *found;
-  std::vector<std::string> names;
-  for (const DeclaredInput& input : declared) names.push_back(fmt::format("'{}'", input.name));
-  throw error(ErrorCode::usage, "`bind` {}: the model has no such input; it has {}", name, fmt::join(names, ", "));
+void check_bound_names(const std::map<std::string, std::string>& bind, const std::vector<std::string>& inputs) {
+  for (const auto& [name, text] : bind) {
+    if (std::find(inputs.begin(), inputs.end(), name) == inputs.end())
+      throw error(ErrorCode::usage, "`bind` {}: the model has no such input; it has '{}'", name, fmt::join(inputs, "', '"));
+  }
 }
 
 }  // namespace ort_train

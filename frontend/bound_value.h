@@ -2,10 +2,10 @@
 
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
-#include "frontend/import.h"
 #include "graph/types.h"
 
 namespace ort_train {
@@ -15,7 +15,7 @@ namespace ort_train {
 // doesn't fit, Error(data) where the file can't be read or holds what the type can't.
 Tensor bound_value(const std::string& input, const std::string& text, DType dtype, const std::vector<int64_t>& dims);
 
-// As one of `declared`. Throws Error(usage) that lists the model's inputs.
-const DeclaredInput& bound_input(const std::vector<DeclaredInput>& declared, const std::string& name);
+// Throws Error(usage) where Options::bind names what is none of the model's inputs.
+void check_bound_names(const std::map<std::string, std::string>& bind, const std::vector<std::string>& inputs);
 
 }  // namespace ort_train

@@ -9,6 +9,7 @@
 
 #include "exec/kernel.h"
 #include "exec/workers.h"
+#include "frontend/binding.h"
 #include "frontend/bound_value.h"
 #include "frontend/boundary.h"
 #include "frontend/importer.h"
@@ -63,20 +64,26 @@ void complete(const onnx::GraphDef& graph, const Options& options, ImportOptions
     });
     import.bound_inputs.emplace(input.name, std::move(value));
   };
+  std::vector<const onnx::ValueDef*> inputs;
+  std::vector<std::string> names;
+  for (const onnx::ValueDef& input : graph.inputs) {
+    if (initializers.contains(input.name) || !input.dtype) continue;
+    inputs.push_back(&input);
+    names.push_back(input.name);
+  }
+  check_bound_names(options.bind, names);
   // First those whose values say how many they are.
   const auto bind_all = [&](bool counted) {
-    for (const onnx::ValueDef& input : graph.inputs) {
-      const auto text = options.bind.find(input.name);
-      if (text == options.bind.end() || initializers.contains(input.name) || !input.dtype) continue;
-      if ((text->second.find_first_of("@,") != std::string::npos) == counted) bind(input, text->second);
+    for (const onnx::ValueDef* input : inputs) {
+      const auto text = options.bind.find(input->name);
+      if (text != options.bind.end() && (text->second.find_first_of("@,") != std::string::npos) == counted) bind(*input, text->second);
     }
   };
   bind_all(true);
-  for (const onnx::ValueDef& input : graph.inputs) {
-    if (initializers.contains(input.name) || !input.dtype) continue;
-    for_dims(input, [&](size_t axis, const onnx::DimDef& dim, int64_t known, const std::string& key) {
+  for (const onnx::ValueDef* input : inputs) {
+    for_dims(*input, [&](size_t axis, const onnx::DimDef& dim, int64_t known, const std::string& key) {
       if (known >= 0) return;
-      import.shapes[key] = assumed_size(dim.name, axis, !is_floating(*input.dtype), options);
+      import.shapes[key] = assumed_size(dim.name, axis, !is_floating(*input->dtype), options);
       assumed.push_back(fmt::format("{}={}", key, import.shapes[key]));
     });
   }
@@ -182,16 +189,8 @@ class Check {
       throw error(ErrorCode::unsupported, "'{}': the model has no outputs, so there is nothing to train", options_.model);
     find_output();
     std::vector<std::string> assumed;
-    ImportOptions import{.shapes = options_.shapes,
-                         .bound_inputs = {},
-                         .retie = options_.retie,
-                         .untie = options_.untie,
-                         .batch_norm = options_.batch_norm,
-                         .batch_norm_nodes = options_.batch_norm_nodes,
-                         .train = options_.train,
-                         .freeze = options_.freeze,
-                         .output = output_};
-    for (const auto& [name, text] : options_.bind) bound_input(declared(options_.model).inputs, name);
+    ImportOptions import = import_options(options_);
+    import.output = output_;
     complete(file_.graph, options_, import, assumed);
     Workers workers(1);
     model_ = import_model(options_.model, import, workers);

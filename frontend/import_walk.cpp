@@ -227,7 +227,13 @@ void Walk::node(const onnx::NodeDef& node, Scope& scope, const Site& site) {
     return leave_unknown(job);
   }
   if (control) {
-    const std::optional<Reason> why = (this->**control)(job);
+    std::optional<Reason> why;
+    try {
+      why = (this->**control)(job);
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::unsupported || visited_ > kMaxNodes) throw;
+      why = Reason{without_prefix(e.what()), "check the model with onnx.checker, or export it in another way"};
+    }
     if (!why) return;
     return job.tainted ? leave_unknown(job) : fail(job, why->reason, why->hint);
   }

@@ -154,6 +154,8 @@ struct Reason {
   std::string reason, hint;
 };
 
+struct ScanForm;  // import_control.cpp
+
 // Walks the model's nodes and emits what they mean.
 class Walk {
  public:
@@ -179,6 +181,12 @@ class Walk {
     std::unordered_map<std::string, Meaning> names{};
     bool in_body = false;  // of a nested graph, whose own tensors `outer` has
     Meaning* find(const std::string& name);
+  };
+  // A nested graph that was gone through. Those of functions live no longer than their expansion, but for this.
+  struct Body {
+    std::shared_ptr<const onnx::GraphDef> graph{};
+    Uses uses{};
+    Scope scope{};  // its own tensors
   };
   // Where a list of nodes stands.
   struct Site {
@@ -236,9 +244,12 @@ class Walk {
   Builder builder(const Job& job);
   const Tensor* known(const Job& job, size_t input) const;  // null where the input's value isn't known
   std::optional<Reason> integer(const Job& job, size_t input, const std::string& what, int64_t& value) const;
-  std::optional<Reason> position(const Job& job, size_t input, size_t ends, int64_t& at) const;
-  Scope& enter(const onnx::GraphDef& body, const Uses& uses, Scope& outer);
-  bool go_through(Job& job, const onnx::GraphDef& body, const std::vector<Meaning>& inputs, std::vector<Meaning>& outputs);
+  std::optional<Reason> boolean(const Meaning& meaning, const std::string& what, bool& value) const;
+  std::optional<Reason> position(const Job& job, size_t input, int64_t last, int64_t& at) const;
+  std::optional<Reason> scan_once(Job& job, const ScanForm& form, std::vector<Meaning> inputs, std::vector<Meaning>& results);
+  Body& enter(const std::shared_ptr<const onnx::GraphDef>& graph, Job& job);
+  bool go_through(Job& job, const std::shared_ptr<const onnx::GraphDef>& graph, const std::vector<Meaning>& inputs,
+                  std::vector<Meaning>& outputs);
 
   const onnx::ModelDef& model_;
   Graph& graph_;
@@ -250,8 +261,7 @@ class Walk {
   std::set<size_t> fitting_;           // of options.batch_norm_nodes
   std::vector<std::string> layers_{};  // names of BatchNormalization nodes
   Scope main_;
-  std::map<const onnx::GraphDef*, Scope> bodies_;  // their own tensors
-  std::map<const onnx::GraphDef*, Uses> uses_;
+  std::map<const onnx::GraphDef*, Body> bodies_;
   size_t top_ = 0;  // position of the main graph's node at work
   int64_t visited_ = 0;
 };

@@ -29,7 +29,7 @@ std::map<std::string, Tensor> run(const std::string& text, const std::map<std::s
 
 // h = tanh(x_t + h u), three times; u is of the body, b of the graph around it.
 const char* const kLoop = R"(<ir_version: 8, opset_import: ["" : 17]>
-  g (float[batch, 3, 2] x) => (float[batch, 2] y) <int64 three = {3}, float[2] b = {0.25, -0.5}, float[2, 2] zero = {0, 0, 0, 0}> {
+  g (float[batch, 3, 2] x) => (float[batch, 2] y) <int64 three = {3}, float[2] b = {0.25, -0.5}, int64[1] axis = {0}> {
     flat = ReduceMean <axes = [1], keepdims = 0> (x)
     h0 = Mul (flat, b)
     h, rows = Loop (three, , h0) <body = step (int64 i, bool go, float[n, 2] before) => (bool on, float[n, 2] after, float[n, 2] row)
@@ -72,25 +72,18 @@ const char* const kWrittenOut = R"(<ir_version: 8, opset_import: ["" : 17]>
     y = Add (all, h3)
   })";
 
-std::string loop_model() {
-  std::string text = kLoop;
-  return text.replace(text.find("float[2, 2] zero = {0, 0, 0, 0}"), std::string("float[2, 2] zero = {0, 0, 0, 0}").size(),
-                      "int64[1] axis = {0}");
-}
-
 TEST(ControlFlow, AWeightOfABodyIsOneParameter) {
   const TestFolder folder;
-  const Imported imported = import_file(write_model(folder, loop_model()), {.shapes = {{"batch", 2}}, .bound_inputs = {}});
+  const Imported imported = import_file(write_model(folder, kLoop), {.shapes = {{"batch", 2}}, .bound_inputs = {}});
   ASSERT_TRUE(imported.obstacles.empty()) << imported.obstacles[0].reason;
   EXPECT_EQ(parameter_names(imported), (Names{"b", "u"}));
 }
 
 struct ControlFlowRuns : TrainerRuns {
-  std::string data(const std::string& more = "", const std::string& more_bytes = "") {
-    std::vector<ZipMember> arrays{{.name = "x.npy", .content = npy(npy_description("<f4", "(16, 3, 2)"), bytes_of(numbers(96, 37)))},
-                                  {.name = "labels.npy", .content = npy(npy_description("<f4", "(16, 2)"), bytes_of(numbers(32, 53)))}};
-    if (!more.empty()) arrays.push_back({.name = more, .content = more_bytes});
-    return write_file(folder / "data.npz", zip(arrays));
+  std::string data() {
+    return write_file(folder / "data.npz",
+                      zip({{.name = "x.npy", .content = npy(npy_description("<f4", "(16, 3, 2)"), bytes_of(numbers(96, 37)))},
+                           {.name = "labels.npy", .content = npy(npy_description("<f4", "(16, 2)"), bytes_of(numbers(32, 53)))}}));
   }
   Options options(const std::string& text) {
     Options o{
@@ -105,7 +98,7 @@ struct ControlFlowRuns : TrainerRuns {
 };
 
 TEST_F(ControlFlowRuns, ALoopTrainsAsTheSameGraphWrittenOut) {
-  const Run loop = train(options(loop_model())), written_out = train(options(kWrittenOut));
+  const Run loop = train(options(kLoop)), written_out = train(options(kWrittenOut));
   EXPECT_EQ(loop.losses, written_out.losses);
   EXPECT_EQ(loop.summary.weights_hash, written_out.summary.weights_hash);
   EXPECT_GT(loop.losses[1], 0);  // the norm of its gradients
@@ -190,6 +183,30 @@ TEST_F(ControlFlowRuns, SequencesTrainAsSlices) {
   EXPECT_EQ(train(options(sequences)).losses, train(options(slices)).losses);
 }
 
+TEST(ControlFlow, ALoopOfAFunctionKeepsItsOwnConstants) {
+  // x + 3 n with the n of each call; the bodies of functions live no longer than their calls.
+  std::string calls, last = "x";
+  for (int i = 1; i <= 8; ++i) {
+    calls += fmt::format("y{0} = my.Thrice <n = {0}.0> ({1}) ", i, last);
+    last = fmt::format("y{}", i);
+  }
+  const std::string text = fmt::format(R"(<ir_version: 8, opset_import: ["" : 17, "my" : 1]>
+    g (float[2] x) => (float[2] y) {{ {} y = Identity ({}) }}
+    <domain: "my", opset_import: ["" : 17]>
+    Thrice <n> (a) => (b) {{
+      three = Constant <value = int64 {{3}}> ()
+      n1 = Constant <value_float: float = @n> ()
+      b = Loop (three, , a) <body = step (int64 i, bool go, float[2] before) => (bool on, float[2] after) {{
+        on = Identity (go)
+        zero = Constant <value = float[2] {{0, 0}}> ()
+        moved = Add (before, zero)
+        after = Add (moved, n1)
+      }}>
+    }})",
+                                       calls, last);
+  EXPECT_EQ(floats(run(text, {{"x", make_tensor<float>({2}, {1, -1})}}).at("y")), (std::vector<float>{109, 107}));
+}
+
 // --- what has to be known -------------------------------------------------------------------------------------------------------------
 
 TEST(ControlFlow, WhatIsNotKnownNamesTheInput) {
@@ -206,6 +223,18 @@ TEST(ControlFlow, WhatIsNotKnownNamesTheInput) {
   EXPECT_HAS(of("y = Loop ( , c, x) " + body), "whether it goes on after 0 turns is computed from the model's input 'c'");
   EXPECT_HAS(of("y = Loop ( , , x) " + body), "repeats its body for ever");
   EXPECT_HAS(of("many = Constant <value_int = 1000000> () y = Loop (many, , x) " + body), "repeats a body of 2 nodes 1000000 times");
+  const std::string empty = "<body = b (int64 i, bool go, float[2] x0) => (bool go, float[2] x0) { }>";
+  EXPECT_HAS(of("many = Constant <value_int = 1000000000000> () y = Loop (many, , x) " + empty), "which is too large a graph");
+  EXPECT_HAS(of("yes = Constant <value_int = 1> () go = Cast <to = 9> (yes) y = Loop ( , go, x) " + empty), "more than 200000 times");
+  EXPECT_HAS(of("two = Constant <value_int = 2> () r, y = Loop (two, , x) <body = b (int64 i, bool go, float[2] x0) => (bool go, float[z] "
+                "x1, float[z] x1) { "
+                "x1 = Concat <axis = 0> (x0, x0) }>"),
+             "can't be");
+  EXPECT_HAS(of("two = Constant <value_int = 2> () r, y = Loop (two, , x) <body = b (int64 i, bool go, float[2] x0) => (bool go, float[2] "
+                "x0, seq(float) s) { "
+                "s = SequenceConstruct (x0) }>"),
+             "stacks or joins what are no tensors");
+  EXPECT_HAS(of("s = SplitToSequence <axis = 2> (x) y = SequenceAt (s, zero)"), "outside a tensor of rank 1");
   EXPECT_HAS(of("s = SequenceConstruct (x, x) y = SequenceAt (s, n)"),
              "the position in its sequence is computed from the model's input 'n'");
   EXPECT_HAS(of("s = SequenceConstruct (x) three = Constant <value_int = 3> () y = SequenceAt (s, three)"), "outside a sequence of 1");

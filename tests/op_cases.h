@@ -55,12 +55,19 @@ inline OpInput random_ints(Shape shape, int64_t low, int64_t high, DType dtype =
 }
 inline OpInput random_bools(Shape shape) { return {.dtype = DType::boolean, .shape = std::move(shape), .low = 0, .high = 1}; }
 inline OpInput floats(Shape shape, std::vector<double> values) { return {.shape = std::move(shape), .values = std::move(values)}; }
+// 0, 1, 2, …
+inline OpInput counting(Shape shape) {
+  std::vector<double> values(static_cast<size_t>(element_count(shape)));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(i);
+  return floats(std::move(shape), values);
+}
 inline OpInput ints(Shape shape, std::vector<double> values, DType dtype = DType::int64) {
   return {.dtype = dtype, .shape = std::move(shape), .values = std::move(values)};
 }
 inline OpInput bools(Shape shape, std::vector<double> values) {
   return {.dtype = DType::boolean, .shape = std::move(shape), .values = std::move(values)};
 }
+inline Attribute text(const char* value) { return std::string(value); }
 inline OpInput absent() { return {.present = false}; }
 inline OpInput constant(OpInput input) {
   input.constant = true;
@@ -79,7 +86,8 @@ inline OpInput statistic(OpInput input) {
 // The families, each in tests/op_cases_FAMILY.cpp.
 std::vector<OpCase> elementwise_op_cases();    // arithmetic, unary functions, activations
 std::vector<OpCase> normalization_op_cases();  // softmax, layer and RMS normalisation
-std::vector<OpCase> shape_op_cases();          // data movement, indexing, reductions, comparisons, integer ops
+std::vector<OpCase> shape_op_cases();          // data movement, reductions, comparisons, integer ops
+std::vector<OpCase> index_op_cases();          // gathering, scattering and sorting by index, tensors made of positions
 std::vector<OpCase> nn_op_cases();             // MatMul, attention, losses, optimizers, dropout
 std::vector<OpCase> convolution_op_cases();    // convolutions, pools, batch normalisation
 

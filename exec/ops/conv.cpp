@@ -181,18 +181,10 @@ void gradient(const Node& node, GradientBuilder& g) {
 void lower_volume(Lowering& l, const Attributes& attributes) {
   const ValueId x = l.input(0), w = l.input(1);
   const Shape shape = l.shape(x), weight = l.shape(w);
-  const auto list = [&](const char* name) { return attributes.get(name, std::vector<int64_t>{}); };
-  const std::vector<int64_t> strides = list("strides"), dilations = list("dilations"), pads = list("pads");
   const int64_t groups = attributes.get("group", int64_t{1});
   if (groups < 1 || weight[1] * groups != shape[1] || weight[0] % groups != 0)
     l.fail(fmt::format("{} channels, a weight of {} and {} groups don't go together", shape[1], to_string(weight), groups));
-  // The first axis alone, as windows over it and one element.
-  const WindowAxis depth = windows_of({{"kernel_shape", std::vector<int64_t>{weight[2]}},
-                                       {"strides", std::vector<int64_t>{strides[0]}},
-                                       {"dilations", std::vector<int64_t>{dilations[0]}},
-                                       {"pads", std::vector<int64_t>{pads[0], pads[3]}}},
-                                      {shape[0], shape[1], shape[2]})
-                               .w;
+  const WindowAxis depth = windows_of(of_axes(attributes, {0, kNoAxis}), {shape[0], shape[1], shape[2], 1}).h;
   const ValueId slices = l.transpose(x, {0, 2, 1, 3, 4});  // (N, D, C, H, W)
   ValueId padded = slices;
   if (depth.begin > 0 || depth.end > 0)
@@ -212,12 +204,7 @@ void lower_volume(Lowering& l, const Attributes& attributes) {
   std::vector<ValueId> inputs{l.reshape(beside, {shape[0] * depth.out, groups * channels, shape[3], shape[4]}),
                               l.reshape(l.transpose(w, {0, 2, 1, 3, 4}), {weight[0], channels, weight[3], weight[4]})};
   if (l.has(2)) inputs.push_back(l.input(2));
-  const ValueId y = l.emit("Conv", inputs,
-                           {{"kernel_shape", std::vector<int64_t>{weight[3], weight[4]}},
-                            {"strides", std::vector<int64_t>{strides[1], strides[2]}},
-                            {"dilations", std::vector<int64_t>{dilations[1], dilations[2]}},
-                            {"pads", std::vector<int64_t>{pads[1], pads[2], pads[4], pads[5]}},
-                            {"group", groups}});
+  const ValueId y = l.emit("Conv", inputs, of_axes(attributes, {1, 2}));
   const Shape plane = l.shape(y);
   l.output(0, l.transpose(l.reshape(y, {shape[0], depth.out, plane[1], plane[2], plane[3]}), {0, 2, 1, 3, 4}));
 }

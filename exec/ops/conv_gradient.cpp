@@ -381,27 +381,10 @@ ValueId fold(Lowering& l, ValueId x, Attributes attributes, const Shape& y) {
   return l.emit("ConvTranspose", {x, l.cast(l.constant(std::move(chosen)), l.dtype(x))}, attributes);
 }
 
-// Of an attribute of three axes (or of their begins and ends) those of the first, with nothing to do along a second; or those of the
-// others.
-Attributes first_axis(const Attributes& all) {
-  const auto of = [&](const char* name, size_t i) { return all.get(name, std::vector<int64_t>{}).at(i); };
-  return {{"kernel_shape", std::vector<int64_t>{of("kernel_shape", 0), 1}},
-          {"strides", std::vector<int64_t>{of("strides", 0), 1}},
-          {"dilations", std::vector<int64_t>{of("dilations", 0), 1}},
-          {"pads", std::vector<int64_t>{of("pads", 0), 0, of("pads", 3), 0}}};
-}
-Attributes other_axes(const Attributes& all) {
-  const auto of = [&](const char* name, size_t i) { return all.get(name, std::vector<int64_t>{}).at(i); };
-  return {{"kernel_shape", std::vector<int64_t>{of("kernel_shape", 1), of("kernel_shape", 2)}},
-          {"strides", std::vector<int64_t>{of("strides", 1), of("strides", 2)}},
-          {"dilations", std::vector<int64_t>{of("dilations", 1), of("dilations", 2)}},
-          {"pads", std::vector<int64_t>{of("pads", 1), of("pads", 2), of("pads", 4), of("pads", 5)}}};
-}
-
 // Whether a convolution over three axes of y has the windows that x has elements.
 bool fits_volume(const Attributes& attributes, const Shape& x, const Shape& y) {
-  const Windows depth = windows_of(first_axis(attributes), {1, 1, y[2], 1}),
-                planes = windows_of(other_axes(attributes), {1, 1, y[3], y[4]});
+  const Windows depth = windows_of(of_axes(attributes, {0, kNoAxis}), {1, 1, y[2], 1}),
+                planes = windows_of(of_axes(attributes, {1, 2}), {1, 1, y[3], y[4]});
   return depth.h.out == x[2] && planes.h.out == x[3] && planes.w.out == x[4];
 }
 
@@ -409,13 +392,13 @@ bool fits_volume(const Attributes& attributes, const Shape& x, const Shape& y) {
 ValueId fold_depth(Lowering& l, ValueId z, const Attributes& attributes, const Shape& y, int64_t depth) {
   const Shape planes = l.shape(z);
   const ValueId rows = l.transpose(l.reshape(z, {y[0], depth, planes[1], planes[2] * planes[3]}), {0, 2, 1, 3});
-  return l.reshape(fold(l, rows, first_axis(attributes), {y[0], y[1], y[2], planes[2] * planes[3]}), y);
+  return l.reshape(fold(l, rows, of_axes(attributes, {0, kNoAxis}), {y[0], y[1], y[2], planes[2] * planes[3]}), y);
 }
 
 // Over three axes: the second and third by a ConvTranspose of slices that gives all taps of the first.
 ValueId transposed_volume(Lowering& l, const Attributes& attributes, const Shape& y) {
   const Shape x = l.shape(l.input(0)), w = l.shape(l.input(1));
-  Attributes planes = other_axes(attributes);
+  Attributes planes = of_axes(attributes, {1, 2});
   planes.set("group", attributes.get("group", int64_t{1}));
   planes.set("shape", Shape{x[0] * x[2], checked_product({y[1], w[2]}), y[3], y[4]});
   const ValueId slices = l.reshape(l.transpose(l.input(0), {0, 2, 1, 3, 4}), {x[0] * x[2], x[1], x[3], x[4]});
@@ -432,9 +415,9 @@ void lower_col2im(Lowering& l) {
     l.fail(fmt::format("blocks of {} in an image of {} do not fit {}", to_string(block), to_string(image), to_string(x)));
   const Attributes& given = l.node.attributes;
   const Attributes attributes{{"kernel_shape", block},
-                              {"strides", given.get("strides", std::vector<int64_t>(axes, 1))},
-                              {"dilations", given.get("dilations", std::vector<int64_t>(axes, 1))},
-                              {"pads", given.get("pads", std::vector<int64_t>(2 * axes, 0))}};
+                              {"strides", window_list(given, "strides", 1, axes)},
+                              {"dilations", window_list(given, "dilations", 1, axes)},
+                              {"pads", window_list(given, "pads", 0, 2 * axes)}};
   const auto windows = [&](const Attributes& some, std::vector<int64_t> sizes) {
     sizes.insert(sizes.begin(), {1, 1});
     return windows_of(some, Shape(sizes.begin(), sizes.end()));
@@ -448,11 +431,8 @@ void lower_col2im(Lowering& l) {
     const Windows all = windows(attributes, image);
     of_windows = axes == 1 ? Shape{all.w.out} : Shape{all.h.out, all.w.out};
   } else {
-    for (const char* name : {"strides", "dilations"}) {
-      if (attributes.get(name, std::vector<int64_t>{}).size() != axes) l.fail(fmt::format("its {} are not three", name));
-    }
-    if (attributes.get("pads", std::vector<int64_t>{}).size() != 2 * axes) l.fail("its pads are not six");
-    const Windows depth = windows(first_axis(attributes), {image[0], 1}), planes = windows(other_axes(attributes), {image[1], image[2]});
+    const Windows depth = windows(of_axes(attributes, {0, kNoAxis}), {image[0], 1}),
+                  planes = windows(of_axes(attributes, {1, 2}), {image[1], image[2]});
     of_windows = {depth.h.out, planes.h.out, planes.w.out};
   }
   if (element_count(of_windows) != x[2]) l.fail(fmt::format("{} windows are not the {} of the image", x[2], element_count(of_windows)));
@@ -464,7 +444,7 @@ void lower_col2im(Lowering& l) {
   const int64_t channels = y[1] * block[0];
   const ValueId columns = l.reshape(l.input(0), {x[0], x[1], of_windows[0], of_windows[1] * of_windows[2]});
   const ValueId slices = l.reshape(l.transpose(columns, {0, 2, 1, 3}), {x[0] * of_windows[0], x[1], of_windows[1], of_windows[2]});
-  const ValueId z = fold(l, slices, other_axes(attributes), {x[0] * of_windows[0], channels, image[1], image[2]});
+  const ValueId z = fold(l, slices, of_axes(attributes, {1, 2}), {x[0] * of_windows[0], channels, image[1], image[2]});
   l.output(0, fold_depth(l, z, attributes, y, of_windows[0]));
 }
 

@@ -52,24 +52,14 @@ template <typename T, typename C = Compute<T>> C row_max(const T* __restrict x, 
       n, -std::numeric_limits<C>::infinity(), [&](C lane, int64_t i) { return load(x[i]) > lane ? load(x[i]) : lane; }, larger);
 }
 
-template <typename T, typename C = Compute<T>> double row_sum_exp(const T* __restrict x, int64_t n, C max) {
+// Sum of what `of` makes of each element.
+template <typename T, typename Of> double row_sum(const T* __restrict x, int64_t n, Of of) {
+  using C = Compute<T>;
   double sum = 0;
   for (int64_t begin = 0; begin < n; begin += kChunk) {
     const T* chunk = x + begin;
     sum += static_cast<double>(fold_row<T, kRowLanes>(
-        std::min(kChunk, n - begin), C(0), [&](C lane, int64_t i) { return lane + math::exp(load(chunk[i]) - max); },
-        [](C a, C b) { return a + b; }));
-  }
-  return sum;
-}
-
-template <typename T> double row_sum(const T* __restrict x, int64_t n) {
-  double sum = 0;
-  for (int64_t begin = 0; begin < n; begin += kChunk) {
-    const T* chunk = x + begin;
-    sum += static_cast<double>(fold_row<T, kRowLanes>(
-        std::min(kChunk, n - begin), Compute<T>(0), [&](Compute<T> lane, int64_t i) { return lane + load(chunk[i]); },
-        [](Compute<T> a, Compute<T> b) { return a + b; }));
+        std::min(kChunk, n - begin), C(0), [&](C lane, int64_t i) { return lane + of(load(chunk[i])); }, [](C a, C b) { return a + b; }));
   }
   return sum;
 }
@@ -92,7 +82,7 @@ template <typename T> KernelRun forward(const KernelSpec& spec) {
       for (int64_t row = begin; row < end; ++row) {
         const T* x = args.in<T>(0) + row * n;
         const Compute<T> max = row_max(x, n);
-        const double lse = static_cast<double>(max) + std::log(row_sum_exp(x, n, max));
+        const double lse = static_cast<double>(max) + std::log(row_sum(x, n, [&](C v) { return math::exp(v - max); }));
         args.out<C>(1)[row] = static_cast<C>(lse);
         if (labels[row] == ignore) {
           losses[row] = 0;
@@ -105,7 +95,8 @@ template <typename T> KernelRun forward(const KernelSpec& spec) {
         }
         const auto at_label = static_cast<double>(load(x[labels[row]]));
         losses[row] = lse - at_label + terms.z_loss * lse * lse;
-        if (terms.smoothing != 0) losses[row] += terms.smoothing * (at_label - row_sum(x, n) / static_cast<double>(n));
+        if (terms.smoothing != 0)
+          losses[row] += terms.smoothing * (at_label - row_sum(x, n, [](C v) { return v; }) / static_cast<double>(n));
       }
     });
     double sum = 0;
@@ -136,7 +127,8 @@ template <typename T> KernelRun backward(const KernelSpec& spec) {
         }
         const C lse = args.in<C>(2)[row];
         if (labels[row] < 0 || labels[row] >= n) continue;  // the forward pass has reported it
-        const C of_softmax = C(1) + C(2 * terms.z_loss) * lse, of_all = C(terms.smoothing / static_cast<double>(n));
+        const C of_softmax = terms.z_loss == 0 ? C(1) : C(1) + C(2 * terms.z_loss) * lse,
+                of_all = C(terms.smoothing / static_cast<double>(n));
         const C at_label = (math::exp(load(x[labels[row]]) - lse) * of_softmax - of_all - C(1 - terms.smoothing)) * scale;
         scaled_softmax(x, dx, n, lse, of_softmax * scale, of_all * scale);
         dx[labels[row]] = store<T>(at_label);

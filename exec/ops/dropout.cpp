@@ -10,6 +10,7 @@
 #include "exec/elementwise.h"
 #include "exec/op_list.h"
 #include "exec/random.h"
+#include "graph/dependence.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -17,20 +18,8 @@ namespace {
 constexpr float kUsualRatio = 0.5f;
 
 bool depends_on_an_input(const Graph& graph, ValueId value) {
-  std::vector<bool> seen(graph.value_count());
-  std::vector<ValueId> open{value};
-  while (!open.empty()) {
-    const ValueId at = open.back();
-    open.pop_back();
-    if (at == kNone || seen[at]) continue;
-    seen[at] = true;
-    const Value& v = graph.value(at);
-    if (v.kind == ValueKind::input && v.name != kRandomInput) return true;
-    if (v.producer == kNone) continue;
-    const std::vector<ValueId>& inputs = graph.node(v.producer).inputs;
-    open.insert(open.end(), inputs.begin(), inputs.end());
-  }
-  return false;
+  const std::vector<ValueId> inputs = inputs_behind(graph, value);
+  return std::any_of(inputs.begin(), inputs.end(), [&](ValueId input) { return graph.value(input).name != kRandomInput; });
 }
 
 ValueId random_input(Graph& graph) {

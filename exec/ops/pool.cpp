@@ -186,22 +186,10 @@ void mean_gradient(const Node& node, GradientBuilder& g) {
 ValueId pool(Lowering& l, std::string_view op, ValueId x, const Attributes& attributes) {
   const Shape shape = l.shape(x);
   if (shape.size() != 5) return l.emit(op, {x}, attributes);
-  const auto some = [&](const std::vector<size_t>& axes, int64_t otherwise) {
-    Attributes of_axes = attributes;
-    for (const char* name : {"kernel_shape", "strides", "dilations", "pads"}) {
-      const std::vector<int64_t> all = attributes.get(name, std::vector<int64_t>{});
-      std::vector<int64_t> values;
-      for (size_t half = 0; half * 3 < all.size(); ++half) {
-        for (const size_t axis : axes)
-          values.push_back(axis < 3 ? all.at(half * 3 + axis) : std::string_view(name) == "pads" ? 0 : otherwise);
-      }
-      of_axes.set(name, values);
-    }
-    return of_axes;
-  };
-  const ValueId planes = l.emit(op, {l.reshape(x, {shape[0], checked_product({shape[1], shape[2]}), shape[3], shape[4]})}, some({1, 2}, 1));
+  const ValueId planes =
+      l.emit(op, {l.reshape(x, {shape[0], checked_product({shape[1], shape[2]}), shape[3], shape[4]})}, of_axes(attributes, {1, 2}));
   const int64_t h = l.shape(planes)[2], w = l.shape(planes)[3];
-  const ValueId y = l.emit(op, {l.reshape(planes, {shape[0], shape[1], shape[2], h * w})}, some({0, 3}, 1));
+  const ValueId y = l.emit(op, {l.reshape(planes, {shape[0], shape[1], shape[2], h * w})}, of_axes(attributes, {0, kNoAxis}));
   return l.reshape(y, {shape[0], shape[1], l.shape(y)[2], h, w});
 }
 
@@ -266,14 +254,9 @@ ValueId indices_of(Lowering& l, ValueId x, const Attributes& attributes, const S
 void lower_unpool(Lowering& l) {
   const Shape x = l.shape(l.input(0));
   const size_t axes = x.size() < 3 ? 0 : x.size() - 2;
-  const auto list = [&](const char* name, int64_t otherwise, size_t size) {
-    std::vector<int64_t> values = l.node.attributes.get(name, std::vector<int64_t>(size, otherwise));
-    constexpr int64_t kMost = int64_t{1} << 20;
-    if (values.size() != size || std::any_of(values.begin(), values.end(), [&](int64_t v) { return v < otherwise || v > kMost; }))
-      l.fail(fmt::format("its {} are {}", name, to_string(values)));
-    return values;
-  };
-  const std::vector<int64_t> kernel = list("kernel_shape", 1, axes), strides = list("strides", 1, axes), pads = list("pads", 0, 2 * axes);
+  const Attributes& given = l.node.attributes;
+  const std::vector<int64_t> kernel = window_list(given, "kernel_shape", 1, axes), strides = window_list(given, "strides", 1, axes),
+                             pads = window_list(given, "pads", 0, 2 * axes);
   if (axes == 0 || l.shape(l.input(1)) != x)
     l.fail(fmt::format("indices of {} do not fit {}", to_string(l.shape(l.input(1))), to_string(x)));
   Shape y{x[0], x[1]};
@@ -281,10 +264,10 @@ void lower_unpool(Lowering& l) {
     y.push_back(checked_product({x[2 + i] - 1, strides[i]}) + kernel[i] - pads[i] - pads[axes + i]);
     if (y.back() < 1) l.fail(fmt::format("its result would have {} elements along axis {}", y.back(), 2 + i));
   }
-  const int64_t count = element_count(y), given = element_count(x);
+  const int64_t count = element_count(y), elements = element_count(x);
   const ValueId zeros = l.emit("Expand", {l.reshape(l.scalar_like(l.input(0), 0), {1})}, {{"shape", std::vector<int64_t>{count}}});
   ValueId result = l.reshape(
-      l.emit("ScatterElements", {zeros, l.reshape(l.input(1), {given}), l.reshape(l.input(0), {given})}, {{"axis", int64_t{0}}}), y);
+      l.emit("ScatterElements", {zeros, l.reshape(l.input(1), {elements}), l.reshape(l.input(0), {elements})}, {{"axis", int64_t{0}}}), y);
   if (l.has(2)) {
     const std::vector<int64_t> wanted = l.ints(2, "the shape");
     if (wanted.size() != y.size() || wanted[0] != y[0] || wanted[1] != y[1])

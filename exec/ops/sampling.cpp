@@ -5,10 +5,10 @@
 
 #include "exec/ops/sampling.h"
 
-#include <functional>
 #include <string>
 #include <vector>
 
+#include "exec/window.h"
 #include "graph/builder.h"
 #include "graph/error.h"
 
@@ -275,14 +275,8 @@ void lower_deform_conv(Lowering& l) {
   if (shape.size() != 4 || weight.size() != 4 || offsets.size() != 4)
     l.fail(fmt::format("x {}, weight {} and offsets {} must have four axes", to_string(shape), to_string(weight), to_string(offsets)));
   const Attributes& given = l.node.attributes;
-  const auto list = [&](const char* name, int64_t otherwise, size_t size) {
-    std::vector<int64_t> values = given.get(name, std::vector<int64_t>(size, otherwise));
-    constexpr int64_t kMost = int64_t{1} << 20;
-    if (values.size() != size || std::any_of(values.begin(), values.end(), [&](int64_t v) { return v < otherwise || v > kMost; }))
-      l.fail(fmt::format("its {} are {}", name, to_string(values)));
-    return values;
-  };
-  const std::vector<int64_t> strides = list("strides", 1, 2), dilations = list("dilations", 1, 2), pads = list("pads", 0, 4);
+  const std::vector<int64_t> strides = window_list(given, "strides", 1, 2), dilations = window_list(given, "dilations", 1, 2),
+                             pads = window_list(given, "pads", 0, 4);
   const int64_t groups = given.get("group", int64_t{1}), parts = given.get("offset_group", int64_t{1});
   const int64_t taps = checked_product({weight[2], weight[3]}), out = checked_product({offsets[2], offsets[3]}), n = shape[0];
   if (groups < 1 || parts < 1 || shape[1] % parts != 0 || weight[1] * groups != shape[1] || offsets[0] != n ||

@@ -14,6 +14,7 @@
   /* concat_split.cpp */ op(Concat) op(Split) \
   /* slice_pad.cpp */ op(Slice) op(SliceGrad) op(Pad) op(PadGrad) \
   /* expand_tile.cpp */ op(Expand) op(Tile) \
+  /* quantization.cpp */ op(Dequantize) \
   /* gather.cpp */ op(Gather) op(GatherPart) op(GatherGrad) op(GatherElements) op(GatherND) op(GatherNDGrad) \
   /* scatter.cpp */ op(ScatterElements) op(ScatterElementsReduce) op(ScatterND) op(ScatterNDReduce) \
   /* pack.cpp */ op(PackMember) op(Pack) \
@@ -44,7 +45,8 @@
     op(AveragePoolGrad) \
   /* matmul.cpp, det.cpp */ op(MatMul) op(MatMulPart) op(Det) op(DetGrad) \
   /* attention.cpp, attention_gradient.cpp */ op(Attention) op(AttentionGrad) \
-  /* cross_entropy.cpp, mean_squared_error.cpp */ op(SoftmaxCrossEntropy) op(SoftmaxCrossEntropyGrad) op(CountLabels) op(SquaredError) \
+  /* cross_entropy.cpp, mean_squared_error.cpp, ctc.cpp */ op(SoftmaxCrossEntropy) op(SoftmaxCrossEntropyGrad) op(CountLabels) \
+    op(SquaredError) op(CtcLoss) \
   /* optimizer.cpp */ op(SumSquares) op(GlobalNorm) op(UpdateFactor) op(Accumulate) op(Clear) op(Store) \
   /* adamw.cpp, sgd.cpp, lion.cpp, adagrad.cpp, rmsprop.cpp */ op(AdamW) op(Adam) op(SGD) op(Lion) op(Adagrad) op(RMSprop) \
   /* lamb.cpp, lars.cpp */ op(LambSquares) op(LambTrust) op(Lamb) op(LarsTrust) op(Lars) \

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "frontend/bound_value.h"
+#include "frontend/loss_options.h"
 #include "graph/error.h"
 
 namespace ort_train {
@@ -266,6 +267,21 @@ Tensor tensor_of(const ConstantInput& constant, int64_t batch) {
 
 }  // namespace
 
+namespace {
+
+std::vector<std::string> outputs_read(const Options& options) {
+  std::vector<std::string> outputs;
+  for (const LossTerm& term : parse_losses(options).terms) {
+    if (term.outputs.empty()) outputs.emplace_back();
+    outputs.insert(outputs.end(), term.outputs.begin(), term.outputs.end());
+  }
+  if (options.loss_model.empty()) return outputs;
+  for (const DeclaredInput& input : declared(options.loss_model).inputs) outputs.push_back(input.name);
+  return outputs;
+}
+
+}  // namespace
+
 ImportOptions import_options(const Options& options) {
   return {.shapes = options.shapes,
           .bound_inputs = {},
@@ -275,7 +291,8 @@ ImportOptions import_options(const Options& options) {
           .batch_norm_nodes = options.batch_norm_nodes,
           .train = options.train,
           .freeze = options.freeze,
-          .output = options.output};
+          .dropout = options.dropout,
+          .outputs = outputs_read(options)};
 }
 
 ImportOptions Binding::import_options(int64_t size, const Options& options) const {

@@ -12,7 +12,9 @@
 #include "frontend/binding.h"
 #include "frontend/bound_value.h"
 #include "frontend/boundary.h"
+#include "frontend/check_shapes.h"
 #include "frontend/importer.h"
+#include "frontend/loss_options.h"
 #include "frontend/ort_train.h"
 #include "frontend/parameter_groups.h"
 #include "frontend/units.h"
@@ -31,19 +33,23 @@ std::string lower_case(std::string text) {
   return text;
 }
 
-// A size for a dimension that nobody has bound: large enough for usual models, small enough to be quick.
+bool is_batch(const std::string& name, size_t axis) {
+  const std::string lower = lower_case(name);
+  return lower.find("batch") != std::string::npos || (axis == 0 && lower.find("seq") == std::string::npos);
+}
+
+// The size with which the search begins for a dimension that nobody has bound: large enough for usual models, small enough to be quick.
 int64_t assumed_size(const std::string& name, size_t axis, bool integers, const Options& options) {
   const std::string lower = lower_case(name);
   const auto has = [&](std::string_view part) { return lower.find(part) != std::string::npos; };
   if (has("height") || has("width")) return 224;
-  if (has("batch") || (axis == 0 && !has("seq"))) return options.batch_size > 0 ? options.batch_size : 2;
+  if (is_batch(name, axis)) return options.batch_size > 0 ? options.batch_size : 2;
   if (has("seq") || has("len") || (axis == 1 && integers)) return options.seq_length > 0 ? options.seq_length : 8;
   return axis >= 2 && !integers ? 224 : 8;
 }
 
-// What import needs besides the options: sizes for the dimensions that they leave open, of which `assumed` tells, and the inputs that they
-// fix.
-void complete(const onnx::GraphDef& graph, const Options& options, ImportOptions& import, std::vector<std::string>& assumed) {
+// What import needs besides the options: the inputs that they fix, and sizes for the dimensions that they leave open, each once in `open`.
+void complete(const onnx::GraphDef& graph, const Options& options, ImportOptions& import, std::vector<OpenDimension>& open) {
   const std::set<std::string> initializers = importing::initializer_names(graph);
   const auto for_dims = [&](const onnx::ValueDef& input, auto&& visit) {
     for (size_t axis = 0; axis < input.dims.size(); ++axis) {
@@ -84,7 +90,7 @@ void complete(const onnx::GraphDef& graph, const Options& options, ImportOptions
     for_dims(*input, [&](size_t axis, const onnx::DimDef& dim, int64_t known, const std::string& key) {
       if (known >= 0) return;
       import.shapes[key] = assumed_size(dim.name, axis, !is_floating(*input->dtype), options);
-      assumed.push_back(fmt::format("{}={}", key, import.shapes[key]));
+      open.push_back({.name = key, .size = import.shapes[key], .is_batch = is_batch(dim.name, axis)});
     });
   }
   bind_all(false);
@@ -165,10 +171,10 @@ std::string header(const Imported& model) {
                      fmt::join(types, " and "));
 }
 
-// The parameters that a gradient reaches from `loss`, past no node without one.
-std::vector<bool> reached(const Graph& graph, ValueId loss) {
+// The parameters that a gradient reaches from some outputs, past no node without one.
+std::vector<bool> reached(const Graph& graph, const std::vector<ValueId>& outputs) {
   std::vector<bool> live(graph.value_count());
-  live[loss] = is_floating(graph.value(loss).dtype);
+  for (const ValueId id : outputs) live[id] = is_floating(graph.value(id).dtype);
   for (auto at = graph.order().rbegin(); at != graph.order().rend(); ++at) {
     const Node& node = graph.node(*at);
     if (!node.op->gradient || std::none_of(node.outputs.begin(), node.outputs.end(), [&](ValueId v) { return v != kNone && live[v]; }))
@@ -187,12 +193,14 @@ class Check {
   CheckReport run() {
     if (file_.graph.outputs.empty())
       throw error(ErrorCode::unsupported, "'{}': the model has no outputs, so there is nothing to train", options_.model);
-    find_output();
-    std::vector<std::string> assumed;
+    find_outputs();
+    std::vector<OpenDimension> open;
     ImportOptions import = import_options(options_);
-    import.output = output_;
-    complete(file_.graph, options_, import, assumed);
+    import.outputs = outputs_;
+    complete(file_.graph, options_, import, open);
     Workers workers(1);
+    if (import.bound_inputs.empty())  // whose shapes hang on the sizes
+      find_sizes(options_.model, static_cast<int64_t>(file_.graph.nodes.size()), bytes_of_weights(), import, open, workers);
     model_ = import_model(options_.model, import, workers);
 
     for (const Obstacle& obstacle : model_.obstacles) add_row({obstacle.node, obstacle.reason, obstacle.hint, obstacle.blocks});
@@ -201,22 +209,39 @@ class Check {
     list_tensors();
     const std::vector<ParameterGroup> groups = assign_groups(model_, options_);
     report_.groups = describe_groups(model_.graph, groups, options_.learning_rate, options_.weight_decay);
-    describe(assumed);
+    for (const OpenDimension& dimension : open) {
+      report_.dimensions.push_back(
+          {.name = dimension.name, .size = dimension.size, .fits = dimension.fits, .does_not_fit = dimension.fails});
+    }
+    describe(open);
     report_.text = text_.take();
     return std::move(report_);
   }
 
  private:
-  void find_output() {
-    output_ = options_.output.empty() ? file_.graph.outputs[0].name : options_.output;
+  // Those that the losses read.
+  void find_outputs() {
     const std::vector<std::string> names = importing::output_names(file_.graph);
-    if (std::find(names.begin(), names.end(), output_) == names.end()) {
-      throw error(ErrorCode::usage, "the model has no output '{}'; it has {}", output_, fmt::join(names, ", "));
+    for (std::string name : import_options(options_).outputs) {
+      if (name.empty()) name = names[0];
+      const bool is_there = std::find(names.begin(), names.end(), name) != names.end();
+      // Other models have outputs and inputs, too.
+      if (!is_there && (!options_.loss_model.empty() || name.starts_with(kTeacherPrefix))) continue;
+      if (!is_there) throw error(ErrorCode::usage, "the model has no output '{}'; it has {}", name, fmt::join(names, ", "));
+      if (std::find(outputs_.begin(), outputs_.end(), name) == outputs_.end()) outputs_.push_back(name);
     }
+    if (outputs_.empty())
+      throw error(ErrorCode::usage, "the loss model '{}' reads none of the model's outputs, which are {}", options_.loss_model,
+                  fmt::join(names, ", "));
+  }
+
+  std::string quoted() const { return fmt::format("'{}'", fmt::join(outputs_, "', '")); }
+  bool is_read(const Graph& graph, ValueId output) const {
+    return std::find(outputs_.begin(), outputs_.end(), graph.value(output).name) != outputs_.end();
   }
 
   void add_row(CheckRow row) {
-    if (!row.blocks) row.hint = fmt::format("not in the way: the loss reads '{}'", output_);
+    if (!row.blocks) row.hint = fmt::format("not in the way: the loss reads {}", quoted());
     report_.rows.push_back(std::move(row));
   }
 
@@ -235,7 +260,7 @@ class Check {
   void find_nodes_without_kernel() {
     const Graph& graph = model_.graph;
     std::vector<bool> needed(graph.value_count());
-    if (loss_ != kNone) needed[loss_] = true;
+    for (const ValueId id : read_) needed[id] = true;
     for (auto at = graph.order().rbegin(); at != graph.order().rend(); ++at) {
       const Node& node = graph.node(*at);
       if (std::none_of(node.outputs.begin(), node.outputs.end(), [&](ValueId v) { return v != kNone && needed[v]; })) continue;
@@ -257,11 +282,11 @@ class Check {
     std::set<NodeId> listed;
     // The loss's own output first: what stands in its way blocks.
     std::vector<ValueId> outputs = graph.outputs;
-    std::stable_partition(outputs.begin(), outputs.end(), [&](ValueId id) { return graph.value(id).name == output_; });
+    std::stable_partition(outputs.begin(), outputs.end(), [&](ValueId id) { return is_read(graph, id); });
     for (ValueId id : outputs) {
-      const bool is_loss = graph.value(id).name == output_;
-      if (is_loss) loss_ = id;
-      for (const Blocker& blocker : find_blockers(graph, id)) {
+      const bool is_loss = is_read(graph, id);
+      if (is_loss) read_.push_back(id);
+      for (const Blocker& blocker : find_blockers(graph, {id})) {
         if (listed.insert(blocker.node).second) add_row({describe_node(blocker.node), blocker.reason, blocker.hint, is_loss});
       }
     }
@@ -279,7 +304,13 @@ class Check {
     report_.notes = model_.info.notes;
   }
 
-  void describe(const std::vector<std::string>& assumed) {
+  int64_t bytes_of_weights() const {
+    int64_t bytes = 0;
+    for (const onnx::TensorDef& tensor : file_.graph.initializers) bytes += tensor.bytes;
+    return bytes;
+  }
+
+  void describe(const std::vector<OpenDimension>& open) {
     const auto all = [](const std::vector<onnx::ValueDef>& values, const std::set<std::string>& but) {
       std::vector<std::string> lines;
       for (const onnx::ValueDef& value : values) {
@@ -290,7 +321,7 @@ class Check {
     text_.line(std::filesystem::path(options_.model).filename().string(), header(model_));
     text_.lines("inputs", all(file_.graph.inputs, importing::initializer_names(file_.graph)));
     text_.lines("outputs", all(file_.graph.outputs, {}));
-    if (!assumed.empty()) text_.line("assumed", fmt::format("{} (`shapes` binds others)", fmt::join(assumed, ", ")));
+    if (!open.empty()) text_.line("dimensions", fmt::format("{} (`shapes` binds them)", onnx::printable(in_words(open))));
     text_.lines("noted", model_.info.notes);
     if (!report_.tensors.empty()) {
       const auto trained = std::count_if(report_.tensors.begin(), report_.tensors.end(), [](const CheckTensor& t) { return t.trained; });
@@ -311,8 +342,9 @@ class Check {
     std::vector<ValueId> parameters = model_.graph.parameters();
     std::erase_if(parameters, [&](ValueId id) { return !model_.graph.value(id).trainable; });  // running statistics
     const auto blocking = std::count_if(report_.rows.begin(), report_.rows.end(), [](const CheckRow& row) { return row.blocks; });
-    std::vector<bool> live(model_.graph.value_count());
-    if (loss_ != kNone) live = reached(model_.graph, loss_);
+    const std::vector<bool> live = reached(model_.graph, read_);
+    const auto other = std::find_if(read_.begin(), read_.end(), [&](ValueId id) { return !is_floating(model_.graph.value(id).dtype); });
+    const bool is_whole = read_.size() == outputs_.size();
     std::vector<std::string> unreached;
     for (ValueId id : parameters) {
       if (!live[id]) unreached.push_back(onnx::printable(model_.graph.value(id).name));
@@ -320,21 +352,21 @@ class Check {
     report_.trainable = blocking == 0 && unreached.size() < parameters.size();
     const std::string count =
         fmt::format("{} of {} tensors", grouped(static_cast<int64_t>(unreached.size())), grouped(static_cast<int64_t>(parameters.size())));
-    if (loss_ != kNone && !is_floating(model_.graph.value(loss_).dtype)) {
-      text_.add(fmt::format("'{}' is {}: a loss needs an output of floating-point numbers (`output`)\n", output_,
-                            to_string(model_.graph.value(loss_).dtype)));
+    if (other != read_.end()) {
+      text_.add(fmt::format("'{}' is {}: a loss needs an output of floating-point numbers (`output`)\n", model_.graph.value(*other).name,
+                            to_string(model_.graph.value(*other).dtype)));
     } else if (parameters.empty()) {
       text_.add("the model has no floating-point weights, so there is nothing to train\n");
-    } else if (blocking > 0 && loss_ == kNone) {
-      text_.add(fmt::format("the loss can't be computed: '{}' depends on {} that can't be imported\n", output_,
-                            blocking == 1 ? "a node" : "nodes"));
+    } else if (blocking > 0 && !is_whole) {
+      text_.add(fmt::format("the loss can't be computed: {} on {} that can't be imported\n",
+                            outputs_.size() == 1 ? quoted() + " depends" : quoted() + " depend", blocking == 1 ? "a node" : "nodes"));
     } else if (blocking > 0) {
       text_.add(fmt::format("{} can't be reached from the loss\n", count));
     } else if (unreached.empty()) {
-      text_.line("trainable", fmt::format("all {} tensors, by a loss on '{}'", grouped(static_cast<int64_t>(parameters.size())), output_));
+      text_.line("trainable", fmt::format("all {} tensors, by a loss on {}", grouped(static_cast<int64_t>(parameters.size())), quoted()));
     } else {
       const size_t shown = std::min<size_t>(unreached.size(), 4);
-      text_.line("trainable", fmt::format("{} have no influence on '{}' and stay as they are: {}{}", count, output_,
+      text_.line("trainable", fmt::format("{} have no influence on {} and stay as they are: {}{}", count, quoted(),
                                           fmt::join(unreached.begin(), unreached.begin() + static_cast<ptrdiff_t>(shown), ", "),
                                           shown < unreached.size() ? ", …" : ""));
     }
@@ -342,10 +374,10 @@ class Check {
 
   const Options& options_;
   onnx::ModelDef file_;
-  std::string output_;
+  std::vector<std::string> outputs_;
   std::map<std::string, std::string> op_types_;  // by the name of the file's node, or of its first output
   Imported model_;
-  ValueId loss_ = kNone;
+  std::vector<ValueId> read_;  // of these, those that could be imported
   CheckReport report_;
   Report text_;
 };

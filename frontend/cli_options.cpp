@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -111,7 +112,7 @@ ParamGroup parse_param_group(const std::string& text) {
 // What needs more than a conversion.
 struct Raw {
   std::string budget, host_budget, nvme_budget, nvme_endurance, part_size, scheduler_arguments;
-  std::vector<std::string> shapes, bound, dump_after, batch_norm, param_groups;
+  std::vector<std::string> shapes, bound, dump_after, batch_norm, dropout, param_groups;
   double warmup_ratio = 0;
   bool gradient_checkpointing = false;
   bool no_checksums = false, no_shuffle = false, no_retie = false, plan = false, version = false;
@@ -169,7 +170,13 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(data, "--data", o.data, ".txt, token .bin, .npz, .safetensors, or a folder with train and valid of one of these");
   add(data, "--task", o.task, "causal-lm: labels are the inputs, shifted by one");
   add(data, "--loss", o.loss,
-      "cross_entropy, mse, l1, smooth_l1, binary_cross_entropy (of logits), or output (the model's output is the loss)");
+      fmt::format("{} (the model's output is the loss), or several: OUTPUT:NAME(PARAMETER=VALUE)*WEIGHT@LABELS,... (default: "
+                  "cross_entropy)",
+                  fmt::join(losses(), ", ")));
+  add(data, "--teacher", o.teacher, "an ONNX model that the loss distillation follows, the default with it");
+  add(data, "--temperature", o.temperature, "of distillation: the logits of both models are divided by it");
+  add(data, "--loss-model", o.loss_model,
+      "a loss as an ONNX model, whose first output is one number: its inputs are, by name, outputs of the model or arrays of the data");
   add(data, "--label-smoothing,--label-smoothing-factor", o.label_smoothing,
       "of cross_entropy: the share of a label that goes to all classes alike, from 0 to below 1");
   add(data, "--z-loss", o.z_loss, "of cross_entropy: this times the square of log(sum(exp(logits))) is added");
@@ -326,6 +333,11 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
       ->type_name("PATTERN")
       ->take_all()
       ->allow_extra_args(false);
+  app.add_option("--dropout", raw.dropout,
+                 "puts a Dropout behind nodes in training: NODE=RATIO, NODE a name, a pattern with *, or an op; repeatable")
+      ->group(graph)
+      ->take_all()
+      ->allow_extra_args(false);
   app.add_option("--batch-norm", raw.batch_norm,
                  "BatchNormalization uses the statistics of each batch and updates its running ones (live), or uses the running ones "
                  "(frozen); model: as exported (default). NODE=live or NODE=frozen: for some nodes, * matches any text")
@@ -454,6 +466,15 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
       o.batch_norm = item;
     else
       o.batch_norm_nodes.emplace_back(item.substr(0, equals), item.substr(equals + 1));
+  }
+  for (const std::string& item : raw.dropout) {
+    const size_t equals = std::min(item.rfind('='), item.size());
+    double ratio = 0;
+    const char* const end = item.data() + item.size();
+    const char* const begin = std::min(item.data() + equals + 1, end);
+    if (const auto [stop, code] = std::from_chars(begin, end, ratio); equals == 0 || begin == end || code != std::errc() || stop != end)
+      throw usage(fmt::format("--dropout '{}' is not NODE=RATIO", item));
+    o.dropout.emplace_back(item.substr(0, equals), ratio);
   }
   for (size_t i = 0; i + 1 < raw.dump_after.size(); i += 2) o.dump_after[raw.dump_after[i]] = raw.dump_after[i + 1];
   if (raw.warmup_ratio != 0) {

@@ -209,6 +209,7 @@ std::string export_model(const ModelInfo& model, const std::vector<Weight>& weig
     std::vector<Patch> patches;
     std::vector<std::pair<const Weight*, const WeightPlace*>> added(model.added.size());
     for (const Weight& weight : weights) {
+      if (weight.is_attached) continue;  // of a model that may be this very file
       for (const WeightPlace& place : weight.places) {
         if (place.added) {
           const auto at =

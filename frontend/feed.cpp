@@ -48,23 +48,24 @@ int64_t index_limit(const Graph& graph, ValueId input) {
   return limit;
 }
 
-Feed::Feed(DataSet& data, const Graph& graph, const Binding& binding, const LabelSpec& labels)
+Feed::Feed(DataSet& data, const Graph& graph, const Binding& binding, const std::vector<LabelSpec>& labels)
     : data_(data), graph_(graph), labels_(labels) {
   for (const FedInput& fed : binding.fed) {
     const ValueId value = graph.find_value(fed.input);
     if (value == kNone || graph.value(value).kind != ValueKind::input) continue;  // nothing in the model reads it
-    add(fed.input, fed.field, value, false);
+    add(fed.input, fed.field, value, nullptr);
   }
-  if (labels.value == kNone) return;
-  std::string field = labels.field;
-  if (labels.causal && data.find(field) < 0) {
-    field = binding.fed[0].field;
-    if (data.find("input_ids") >= 0) field = "input_ids";
+  for (const LabelSpec& label : labels_) {
+    std::string field = label.field;
+    if (label.causal && data.find(field) < 0) {
+      field = binding.fed[0].field;
+      if (data.find("input_ids") >= 0) field = "input_ids";
+    }
+    add("labels", field, label.value, &label);
   }
-  add("labels", field, labels.value, true);
 }
 
-void Feed::add(const std::string& input, const std::string& field, ValueId value, bool labels) {
+void Feed::add(const std::string& input, const std::string& field, ValueId value, const LabelSpec* labels) {
   const int index = data_.find(field);
   if (index < 0) throw error(ErrorCode::data, "{}: has no array '{}' for the labels: name it with `labels`", data_.path(), field);
   const Field& from = data_.fields()[static_cast<size_t>(index)];
@@ -82,12 +83,12 @@ void Feed::add(const std::string& input, const std::string& field, ValueId value
             .field = static_cast<size_t>(index),
             .dtype = wanted.dtype,
             .elements = element_count(sample),
-            .limit = labels || is_floating(wanted.dtype) ? 0 : index_limit(graph_, value),
-            .shifted = labels && labels_.causal,
+            .limit = labels != nullptr || is_floating(wanted.dtype) ? 0 : index_limit(graph_, value),
             .labels = labels};
   const size_t packed = static_cast<size_t>(from.bytes());
   if (element_of(wanted.dtype) != from.element) buffer_.resize(std::max(buffer_.size(), packed));
-  if (labels) label_buffer_.resize(static_cast<size_t>(slot.elements * size_of(slot.dtype)));
+  if (labels != nullptr)
+    label_buffer_.resize(std::max(label_buffer_.size(), static_cast<size_t>(slot.elements * size_of(slot.dtype))));
   slots_.push_back(slot);
 }
 
@@ -117,63 +118,68 @@ void Feed::check_indices(const Slot& slot, int64_t sample, std::span<const std::
   }
 }
 
-int64_t Feed::finish_labels(const Slot& slot, int64_t sample, std::span<std::byte> bytes) const {
-  if (!labels_.classes) return slot.elements;
-  if (slot.shifted) {
+double Feed::finish_labels(const Slot& slot, int64_t sample, std::span<std::byte> bytes) const {
+  const LabelSpec& labels = *slot.labels;
+  const std::string& array = data_.fields()[slot.field].name;
+  if (labels.kind == LabelKind::signs) {
+    for (int64_t i = 0; i < slot.elements; ++i) {
+      const int64_t sign = integer_at(slot.dtype, bytes.data(), i);
+      if (sign != 1 && sign != -1)
+        throw error(ErrorCode::data, "{}: sample {} of array '{}' is {}: labels of pairs are 1 (alike) or -1", data_.path(), sample, array,
+                    sign);
+    }
+  }
+  if (labels.kind != LabelKind::classes && labels.kind != LabelKind::sequences) return 0;
+  if (labels.causal) {
     const size_t width = static_cast<size_t>(size_of(slot.dtype));
     std::memmove(bytes.data(), bytes.data() + width, bytes.size() - width);
     const auto put = [&](auto value) { std::memcpy(bytes.data() + bytes.size() - width, &value, width); };
     if (slot.dtype == DType::int64)
-      put(labels_.ignore_index);
+      put(labels.ignore_index);
     else
-      put(static_cast<int32_t>(labels_.ignore_index));
+      put(static_cast<int32_t>(labels.ignore_index));
   }
-  int64_t counted = 0;
+  double counted = 0;
   for (int64_t i = 0; i < slot.elements; ++i) {
     const int64_t label = integer_at(slot.dtype, bytes.data(), i);
-    if (label == labels_.ignore_index) continue;
-    if (label < 0 || label >= labels_.class_count) {
+    if (label == labels.ignore_index) continue;
+    if (label < 0 || label >= labels.class_count) {
       throw error(ErrorCode::data, "{}: sample {}: label {} is outside the {} classes of the loss (ignored ones are {})", data_.path(),
-                  sample, label, labels_.class_count, labels_.ignore_index);
+                  sample, label, labels.class_count, labels.ignore_index);
     }
-    ++counted;
+    counted += labels.class_weights.empty() ? 1 : labels.class_weights[static_cast<size_t>(label)];
   }
   return counted;
 }
 
-int64_t Feed::fill(std::span<const int64_t> samples, const Places& at) {
-  int64_t counted = 0;
+void Feed::fill(std::span<const int64_t> samples, const Places& at, std::span<double> counted) {
   for (const Slot& slot : slots_) {
     const std::span<std::byte> place = at(slot.value);
     const size_t bytes = static_cast<size_t>(slot.elements * size_of(slot.dtype));
     require(place.empty() || place.size() == bytes * samples.size(), "a batch that is not the graph's");
     for (size_t i = 0; i < samples.size(); ++i) {
-      if (place.empty() && !slot.labels) break;  // read by nobody
-      const auto to = place.empty() ? std::span(label_buffer_) : place.subspan(i * bytes, bytes);
+      if (place.empty() && slot.labels == nullptr) break;  // read by nobody
+      const auto to = place.empty() ? std::span(label_buffer_).first(bytes) : place.subspan(i * bytes, bytes);
       read(slot, samples[i], to);
-      if (slot.labels)
-        counted += finish_labels(slot, samples[i], to);
-      else
+      if (slot.labels == nullptr)
         check_indices(slot, samples[i], to);
+      else if (slot.labels->counts)
+        counted[slot.labels->loss] += finish_labels(slot, samples[i], to);
+      else
+        finish_labels(slot, samples[i], to);
     }
   }
-  return counted;
 }
 
-int64_t Feed::count(std::span<const int64_t> samples) {
-  int64_t counted = 0;
+void Feed::count(std::span<const int64_t> samples, std::span<double> counted) {
   for (const Slot& slot : slots_) {
-    if (!slot.labels) continue;
+    if (slot.labels == nullptr || !slot.labels->counts) continue;
+    const auto to = std::span(label_buffer_).first(static_cast<size_t>(slot.elements * size_of(slot.dtype)));
     for (const int64_t sample : samples) {
-      if (!labels_.classes) {
-        counted += slot.elements;
-        continue;
-      }
-      read(slot, sample, label_buffer_);
-      counted += finish_labels(slot, sample, label_buffer_);
+      read(slot, sample, to);
+      counted[slot.labels->loss] += finish_labels(slot, sample, to);
     }
   }
-  return counted;
 }
 
 int64_t Feed::memory_bytes() const { return static_cast<int64_t>(buffer_.size() + label_buffer_.size()); }

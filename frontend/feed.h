@@ -13,28 +13,33 @@
 #include "frontend/binding.h"
 #include "frontend/data_set.h"
 #include "graph/graph.h"
+#include "passes/losses.h"
 
 namespace ort_train {
 
+// An array of labels that a loss reads.
 struct LabelSpec {
-  ValueId value = kNone;  // input of the graph; kNone: the loss needs no labels
+  ValueId value = kNone;  // input of the graph
   std::string field = "labels";
+  size_t loss = 0;  // which of the job's losses
   bool causal = false;
-  bool classes = true;  // class numbers: below class_count, or ignore_index
-  int64_t class_count = 0;
+  LabelKind kind = LabelKind::classes;
+  bool counts = true;                  // how many of its numbers are classes that aren't ignored is asked for
+  int64_t class_count = 0;             // class numbers are below it, or ignore_index
+  std::vector<double> class_weights{}; // what a label of each class counts; empty: one
   int64_t ignore_index = -100;
 };
 
 class Feed {
  public:
   // Throws Error(data) in one sentence naming the array, what it is and what is wanted.
-  Feed(DataSet& data, const Graph& graph, const Binding& binding, const LabelSpec& labels);
+  Feed(DataSet& data, const Graph& graph, const Binding& binding, const std::vector<LabelSpec>& labels);
 
   using Places = std::function<std::span<std::byte>(ValueId)>;
-  // Reads the samples, as many as the graph's batch. Returns how many labels (or elements) count.
-  int64_t fill(std::span<const int64_t> samples, const Places& at);
+  // Reads the samples, as many as the graph's batch. Adds to `counted` (by loss) what the labels count that are class numbers.
+  void fill(std::span<const int64_t> samples, const Places& at, std::span<double> counted);
   // Only counts, without touching the graph's memory.
-  int64_t count(std::span<const int64_t> samples);
+  void count(std::span<const int64_t> samples, std::span<double> counted);
   // Bytes of its buffers.
   int64_t memory_bytes() const;
 
@@ -45,16 +50,16 @@ class Feed {
     DType dtype;
     int64_t elements;  // of a sample
     int64_t limit;     // indices lie in [-limit, limit); 0: no limit
-    bool shifted = false, labels = false;
+    const LabelSpec* labels = nullptr;  // null: an input of the model
   };
-  void add(const std::string& input, const std::string& field, ValueId value, bool labels);
+  void add(const std::string& input, const std::string& field, ValueId value, const LabelSpec* labels);
   void check_indices(const Slot& slot, int64_t sample, std::span<const std::byte> bytes) const;
-  int64_t finish_labels(const Slot& slot, int64_t sample, std::span<std::byte> bytes) const;
+  double finish_labels(const Slot& slot, int64_t sample, std::span<std::byte> bytes) const;
   void read(const Slot& slot, int64_t sample, std::span<std::byte> to);
 
   DataSet& data_;
   const Graph& graph_;
-  LabelSpec labels_;
+  const std::vector<LabelSpec> labels_;
   std::vector<Slot> slots_;
   std::vector<std::byte> buffer_, label_buffer_;
 };

@@ -39,7 +39,7 @@ std::vector<DeclaredInput> declared_values(const std::vector<onnx::ValueDef>& va
   return result;
 }
 
-// The names that `output` depends on, and the nodes of the main graph between.
+// The names that some outputs depend on, and the nodes of the main graph between.
 struct Needed {
   std::set<std::string> names;
   std::vector<bool> nodes;
@@ -53,8 +53,8 @@ void add_reads(const onnx::NodeDef& node, std::set<std::string>& names) {
   }
 }
 
-Needed needed_for(const onnx::GraphDef& graph, const std::string& output) {
-  Needed needed{.names = {output}, .nodes = std::vector<bool>(graph.nodes.size())};
+Needed needed_for(const onnx::GraphDef& graph, const std::vector<std::string>& outputs) {
+  Needed needed{.names = {outputs.begin(), outputs.end()}, .nodes = std::vector<bool>(graph.nodes.size())};
   for (size_t i = graph.nodes.size(); i-- > 0;) {
     const onnx::NodeDef& node = graph.nodes[i];
     if (std::none_of(node.outputs.begin(), node.outputs.end(), [&](const std::string& name) { return needed.names.contains(name); }))
@@ -164,7 +164,8 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
   result.graph.name = model.graph.name.empty() ? "graph" : model.graph.name;
   if (model.graph.outputs.empty())
     throw error(ErrorCode::unsupported, "'{}': the model has no outputs, so there is nothing to train", path);
-  const std::string loss_output = options.output.empty() ? model.graph.outputs[0].name : options.output;
+  std::vector<std::string> loss_outputs = options.outputs;
+  std::replace(loss_outputs.begin(), loss_outputs.end(), std::string(), model.graph.outputs[0].name);
 
   try {
     const BoundInputs inputs = bind_dimensions(model.graph, options);
@@ -182,13 +183,14 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
     note_modes(model.graph, result.graph, result.info);
 
     const std::vector<std::string> names = output_names(model.graph);
-    if (std::find(names.begin(), names.end(), loss_output) != names.end() && walk.output(loss_output).sequence) {
+    for (const std::string& loss_output : loss_outputs) {
+      if (std::find(names.begin(), names.end(), loss_output) == names.end() || !walk.output(loss_output).sequence) continue;
       result.obstacles.push_back({.node = onnx::printable(fmt::format("output '{}'", loss_output)),
                                   .reason = "is a sequence of tensors, which no loss can read",
                                   .hint = "choose another one (`output` NAME), or export the model with a tensor"});
     }
 
-    const Needed needed = needed_for(model.graph, loss_output);
+    const Needed needed = needed_for(model.graph, loss_outputs);
     for (Walk::Found& found : walk.found) {
       // A tensor without a name belongs to no node, and nobody can say what reads it: it is in the way.
       const bool is_nameless = found.tensor.empty() && found.node >= needed.nodes.size();

@@ -29,7 +29,8 @@ struct ImportOptions {
   std::string batch_norm = "model";                                     // model | live | frozen
   std::vector<std::pair<std::string, std::string>> batch_norm_nodes{};  // name or pattern -> the same; the last that fits counts
   std::vector<std::string> train{}, freeze{};                           // patterns over names of tensors; `train` wins
-  std::string output{};  // which model output the loss reads, for Obstacle::blocks; empty: the first
+  std::vector<std::pair<std::string, double>> dropout{};                // name, pattern or op of nodes -> ratio; the last that fits counts
+  std::vector<std::string> outputs{""};  // which model outputs the losses read, for Obstacle::blocks; "": the first
 };
 
 // One tensor of the user's file that holds (a copy of) a parameter.
@@ -46,6 +47,7 @@ struct Weight {
   std::string parameter;            // name of the Graph's parameter value
   DType dtype = DType::float32;     // of that
   std::vector<WeightPlace> places;  // the first is the one it is read from; more than one where tied weights were stored twice
+  bool is_attached = false;         // of another model (frontend/attach_model.h): never changed, hashed or exported
 };
 
 // A node (or tensor) that stands in the way of training, for `check`.
@@ -53,7 +55,7 @@ struct Obstacle {
   std::string node;  // "Resize 'upsample_3'"
   std::string reason;
   std::string hint;
-  bool blocks = true;  // false where the output that the loss reads does not depend on it
+  bool blocks = true;  // false where no output that a loss reads depends on it
 };
 
 // What becomes of a floating-point tensor of the file. A frozen one and a statistic are parameters that no gradient changes.

@@ -62,7 +62,11 @@ std::vector<std::string> missing_parameters(const Evidence& evidence);
 // "weight of MatMul"; of the first use that has a name.
 std::string role_of(const Subject& subject);
 bool is_running_statistic(const Use& use);
+// The codes of a quantized weight; their scales and zero points.
+bool is_quantized_place(const Use& use);
+bool is_quantization_place(const Use& use);
 Verdicts find_statistics(const Evidence& evidence, const Undecided& open);       // BatchNormalization's running ones
+Verdicts find_quantization(const Evidence& evidence, const Undecided& open);     // scales of quantized weights
 Verdicts find_constant_places(const Evidence& evidence, const Undecided& open);  // that the standard calls not differentiable
 Verdicts find_small(const Evidence& evidence, const Undecided& open);            // of one element
 Verdicts find_unweighted_places(const Evidence& evidence,

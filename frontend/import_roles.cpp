@@ -182,6 +182,14 @@ bool is_fresh_use(const Evidence& evidence, const Subject& subject, const Use& u
 // The running mean and variance: state of the layer, not what a gradient changes.
 bool is_running_statistic(const Use& use) { return use.op_type == "BatchNormalization" && use.domain.empty() && use.input >= 3; }
 
+bool is_quantized_place(const Use& use) {
+  return (use.op_type == "DequantizeLinear" && use.input == 0) || (use.op_type == "MatMulNBits" && use.input == 1);
+}
+bool is_quantization_place(const Use& use) {
+  return (use.op_type == "DequantizeLinear" && (use.input == 1 || use.input == 2)) ||
+         (use.op_type == "MatMulNBits" && (use.input == 2 || use.input == 3));
+}
+
 std::string role_of(const Subject& subject) {
   for (const Use& use : subject.ends) {
     if (const Role* role = find_role(use)) return fmt::format("{} of {}", role->words, use.op_type);
@@ -199,6 +207,16 @@ Verdicts find_statistics(const Evidence& evidence, const Undecided& open) {
     const std::vector<Use>& uses = evidence.subjects[i].candidate.uses;
     if (!uses.empty() && std::all_of(uses.begin(), uses.end(), is_running_statistic))
       verdicts.push_back({i, {.treatment = Treatment::statistic, .why = "running statistic of BatchNormalization"}});
+  }
+  return verdicts;
+}
+
+Verdicts find_quantization(const Evidence& evidence, const Undecided& open) {
+  Verdicts verdicts;
+  for (const size_t i : open) {
+    const std::vector<Use>& uses = evidence.subjects[i].candidate.uses;
+    if (!uses.empty() && std::all_of(uses.begin(), uses.end(), is_quantization_place))
+      verdicts.push_back({i, {.treatment = Treatment::constant, .why = fmt::format("scales of {}", uses[0].op_type)}});
   }
   return verdicts;
 }

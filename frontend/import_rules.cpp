@@ -16,6 +16,7 @@ using Rule = Verdicts (*)(const Evidence&, const Undecided&);
 // resort of files without metadata.
 constexpr Rule kRules[] = {
     find_statistics,         // state of a layer, whatever else is said
+    find_quantization,       // the same of a quantized weight
     judge_by_metadata,       //
     find_constant_places,    //
     find_small,              //

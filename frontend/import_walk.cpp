@@ -95,6 +95,7 @@ void Walk::run(const ImportOptions& options) {
   add_tensors(model_.graph, uses, main_);
   list(model_.graph.nodes, main_, {.opsets = model_.opsets, .uses = uses});
   check_modes();
+  finish_dropout();
   weights_.finish();
   // An output may be an initializer that no node reads.
   for (const onnx::ValueDef& value : model_.graph.outputs) {
@@ -167,7 +168,63 @@ void Walk::add_tensors(const onnx::GraphDef& graph, const Uses& uses, Scope& sco
 void Walk::list(const std::vector<onnx::NodeDef>& nodes, Scope& scope, const Site& site) {
   for (size_t i = 0; i < nodes.size(); ++i) {
     if (&scope == &main_) top_ = i;
+    const auto ordinal = static_cast<uint32_t>(visited_ + 1);
     node(nodes[i], scope, site);
+    if (!site.caller && !options_->dropout.empty()) drop(nodes[i], ordinal, scope);
+  }
+}
+
+// Puts the Dropout that the options want behind a node of the file, in place of one that is there.
+void Walk::drop(const onnx::NodeDef& node, uint32_t ordinal, Scope& scope) {
+  std::string name = node.name;
+  for (const std::string& output : node.outputs) {
+    if (name.empty()) name = output;
+  }
+  std::optional<double> ratio;
+  std::vector<std::string>* nodes = nullptr;
+  for (size_t i = 0; i < options_->dropout.size(); ++i) {
+    const auto& [pattern, wanted] = options_->dropout[i];
+    if (!fits(pattern, name) && pattern != node.op_type) continue;
+    ratio = wanted;
+    nodes = &dropped_[i];
+  }
+  if (!ratio || node.outputs.empty()) return;
+  Meaning* const meaning = scope.find(node.outputs[0]);
+  if (meaning == nullptr || meaning->value == kNone || meaning->tainted || graph_.constant(meaning->value) != nullptr ||
+      !is_floating(graph_.value(meaning->value).dtype))
+    return;  // nothing to drop of
+  nodes->push_back(name);
+  const NodeId producer = graph_.value(meaning->value).producer;
+  if (producer != kNone && graph_.node(producer).op->name == "Dropout") meaning->value = graph_.node(producer).inputs[0];
+  constexpr int kOpset = 13;
+  const FoundForm form = find_form("", "Dropout", kOpset);
+  const OnnxNode dropout{.op_type = "Dropout",
+                         .name = name,
+                         .opset = kOpset,
+                         .attributes = {},
+                         .inputs = {meaning->value, graph_.add_constant(scalar_tensor(static_cast<float>(*ratio)), "ratio"),
+                                    graph_.add_constant(scalar_tensor(true), "training_mode")},
+                         .outputs = 1};
+  Lowering lowering(graph_, dropout);
+  lowering.named(name, ordinal).folding(folder_);
+  form.form->lower(lowering);
+  meaning->value = lowering.results()[0];
+}
+
+void Walk::finish_dropout() {
+  for (size_t i = 0; i < options_->dropout.size(); ++i) {
+    const auto& [pattern, ratio] = options_->dropout[i];
+    const auto found = dropped_.find(i);
+    if (found == dropped_.end() || found->second.empty()) {
+      std::vector<std::string> names;
+      for (const onnx::NodeDef& node : model_.graph.nodes) names.push_back(node.name.empty() ? node.outputs.at(0) : node.name);
+      const std::vector<std::string> near = nearest_names(pattern, names, 3);
+      throw error(ErrorCode::usage,
+                  "`dropout` {}={}: fits no node that gives floating-point numbers; {} (the name of a node, a pattern with *, or an op)",
+                  pattern, ratio, near.empty() ? "the model has none" : fmt::format("there are '{}'", fmt::join(near, "', '")));
+    }
+    weights_.note(fmt::format("Dropout of {} behind {} node{} ('{}'{})", ratio, found->second.size(), found->second.size() == 1 ? "" : "s",
+                              found->second[0], found->second.size() == 1 ? "" : ", …"));
   }
 }
 

@@ -346,6 +346,29 @@ Meaning WeightTable::tie_to(const Candidate& kept, const Meaning& parameter, con
   return {.value = Builder(graph_).named(tied.name).transpose(parameter.value, {1, 0})};
 }
 
+// The codes of quantized weights stay as they are in the file, and are not read before they have their place in memory.
+void WeightTable::add_quantized(const onnx::GraphDef& graph, const Uses& uses, std::map<std::string, Meaning>& meanings) {
+  std::vector<std::string> names;
+  int64_t bytes = 0;
+  for (const onnx::TensorDef& tensor : graph.initializers) {
+    const auto readers = uses.find(tensor.name);
+    if (readers == uses.end() || !tensor.dtype || is_floating(*tensor.dtype) || element_count(tensor.shape) == 0) continue;
+    if (tensor.offset < 0 || tensor.varints) continue;  // in no one piece: a constant
+    if (!std::all_of(readers->second.begin(), readers->second.end(), is_quantized_place)) continue;
+    const TensorType type{*tensor.dtype, tensor.shape};
+    result_.info.tensors.push_back(
+        {tensor.name, type, Treatment::frozen, fmt::format("quantized weight of {}", readers->second[0].op_type), ""});
+    meanings[tensor.name] = add_parameter(
+        {.name = tensor.name, .tensor = &tensor, .trainable = false, .uses = readers->second, .bytes = files_.locate(tensor)});
+    names.push_back(tensor.name);
+    bytes += type.bytes();
+  }
+  if (names.empty()) return;
+  result_.info.notes.push_back(fmt::format("{} quantized weight{} ('{}'{}), {} bytes: frozen, dequantized where {} used", names.size(),
+                                           names.size() == 1 ? "" : "s", names[0], names.size() == 1 ? "" : ", …", bytes,
+                                           names.size() == 1 ? "it is" : "they are"));
+}
+
 std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, const Uses& uses, bool is_main) {
   check_overlaps(graph);
   std::vector<Candidate> found = parameters(graph, uses, is_main);
@@ -377,6 +400,7 @@ std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, con
     meanings[candidate.name] = by_index.back();
     if (candidate.uses.size() > 1) shared.push_back(fmt::format("'{}' ({})", candidate.name, candidate.uses.size()));
   }
+  add_quantized(graph, uses, meanings);
   if (!shared.empty()) {
     const size_t shown = std::min<size_t>(shared.size(), 4);
     result_.info.notes.push_back(

@@ -122,6 +122,7 @@ class WeightTable {
   std::map<std::string, Meaning> add(const onnx::GraphDef& graph, const Uses& uses, bool is_main);
   // The names of float16 and bfloat16 tensors that would have been weights, in a model of wider ones.
   const std::vector<std::string>& refused() const { return refused_; }
+  void note(std::string text) { result_.info.notes.push_back(std::move(text)); }
   // Once all graphs have been added: what `train` and `freeze` did. Throws Error(usage) where one of their patterns fits nothing, or
   // nothing is left to train.
   void finish();
@@ -133,6 +134,7 @@ class WeightTable {
   void check_patterns(const std::vector<std::string>& patterns, const char* option) const;
   void share_choices(std::vector<Candidate>& found, const std::vector<Tie>& ties);
   void check_overlaps(const onnx::GraphDef& graph);
+  void add_quantized(const onnx::GraphDef& graph, const Uses& uses, std::map<std::string, Meaning>& meanings);
   Meaning add_parameter(const Candidate& candidate);
   ValueId make_parameter(const Candidate& candidate, const std::string& name, bool added);
   void split(const Candidate& candidate, Meaning& meaning, std::set<std::string>& names);
@@ -212,6 +214,8 @@ class Walk {
   bool is_live(const Job& job);
   void note_layer(const std::string& name);
   void check_modes() const;
+  void drop(const onnx::NodeDef& node, uint32_t ordinal, Scope& scope);
+  void finish_dropout();
   void add_inputs(const ImportOptions& options);
   void add_tensors(const onnx::GraphDef& graph, const Uses& uses, Scope& scope);
   void list(const std::vector<onnx::NodeDef>& nodes, Scope& scope, const Site& site);
@@ -259,6 +263,7 @@ class Walk {
   Folder folder_;
   const ImportOptions* options_ = nullptr;
   std::set<size_t> fitting_;           // of options.batch_norm_nodes
+  std::map<size_t, std::vector<std::string>> dropped_{};  // of options.dropout: the nodes that it fits
   std::vector<std::string> layers_{};  // names of BatchNormalization nodes
   Scope main_;
   std::map<const onnx::GraphDef*, Body> bodies_;

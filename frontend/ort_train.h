@@ -39,11 +39,18 @@ struct Options {
   std::string model{};                      // path of an ONNX file
   std::string data{};                       // .txt, .bin, .npz, .safetensors, or a folder with train and valid of one of these
   std::string task{};                       // "causal-lm" or empty
-  std::string loss = "cross_entropy";       // cross_entropy | mse | l1 | smooth_l1 | binary_cross_entropy (of logits) | output
+  // What is minimized: cross_entropy | nll | mse | l1 | smooth_l1 | huber | binary_cross_entropy (of logits) | focal | dice | kl |
+  // distillation | cosine_embedding | info_nce | triplet | ctc | output (the model's output is the loss); or several, with weights,
+  // parameters and labels: OUTPUT:NAME(PARAMETER=VALUE,…)*WEIGHT@LABELS,… (docs/losses.md). Empty: `output` with `loss_model`,
+  // distillation with `teacher`, else cross_entropy.
+  std::string loss{};
+  std::string teacher{};                    // an ONNX model that `distillation` follows; its inputs have the names of the model's
+  double temperature = 1;                   // of `distillation`: both models' logits are divided by it
+  std::string loss_model{};                 // a loss as an ONNX model: its inputs are outputs of the model or arrays of the data, by name
   double label_smoothing = 0;               // of cross_entropy: the share of a label that goes to all classes alike, from 0 to below 1
   double z_loss = 0;                        // of cross_entropy: this times the square of log(sum(exp(logits))) is added
-  std::string output{};                     // which model output the loss reads; empty: the first
-  std::string labels = "labels";            // the array in the data file that holds the labels
+  std::string output{};                     // which model output a loss reads that names none; empty: the first
+  std::string labels = "labels";            // the array that holds the labels; of several losses, OUTPUT_labels where none is named
   std::string token_type = "uint16";        // number type of a .bin file: uint16 | uint32
   std::map<std::string, int64_t> shapes{};  // dimension name -> size
   // Inputs that the data don't feed, each the same for all samples: name -> a number (for all elements), numbers separated by commas, or
@@ -142,6 +149,9 @@ struct Options {
   // matches any text, and the last pattern that matches counts.
   std::string batch_norm = "model";
   std::vector<std::pair<std::string, std::string>> batch_norm_nodes{};
+  // Puts a Dropout behind nodes in training, in place of one that the file has there: (name of a node, pattern with *, or op; ratio from 0 to
+  // below 1). Of several that fit, the last counts. Exporters leave Dropout out, or in evaluation mode. The new model is not changed by it.
+  std::vector<std::pair<std::string, double>> dropout{};
   // Look at what every node makes, and end with the name of the first that makes NaN or infinities of finite numbers. Slow.
   bool detect_anomaly = false;
   std::vector<std::string> skip_passes{};
@@ -277,8 +287,15 @@ struct CheckTensor {
   std::string why;
   std::string original;  // names of the exported program's tensors that it was made of, where the file says so and they are others
 };
+// A dimension that neither the file nor the options bind.
+struct CheckDimension {
+  std::string name;                           // or INPUT.AXIS
+  int64_t size = 0;                           // with which the model was checked
+  std::vector<int64_t> fits{}, does_not_fit{};  // other sizes that were tried
+};
 struct CheckReport {
   std::string text;  // as the command line prints it
+  std::vector<CheckDimension> dimensions;
   std::vector<CheckRow> rows;
   std::vector<CheckTensor> tensors;  // in import order
   std::vector<GroupReport> groups;   // with the learning rates before `scale_lr`
@@ -332,6 +349,8 @@ struct OptimizerChoice {
   std::vector<Option> options{};
 };
 ORT_TRAIN_API std::vector<OptimizerChoice> optimizers();
+// What Options::loss may name.
+ORT_TRAIN_API std::vector<std::string> losses();
 // Most of them can store their state in 8 bits: NAME_8bit. The `optim_args` that it then has besides its own.
 ORT_TRAIN_API std::vector<OptimizerChoice::Option> eight_bit_options();
 

@@ -96,6 +96,10 @@ int64_t parse_bytes(const std::string& text) {
   return in_library([&] { return bytes_in(text); });
 }
 
+std::vector<std::string> losses() {
+  return in_library([] { return loss_names(); });
+}
+
 std::vector<OptimizerChoice> optimizers() {
   return in_library([] {
     std::vector<OptimizerChoice> choices;

@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "frontend/file.h"
+#include "frontend/loss_options.h"
 #include "frontend/parameter_groups.h"
 #include "frontend/trainer_impl.h"
 #include "graph/error.h"
@@ -64,16 +65,12 @@ const Options& Trainer::Impl::checked(const Options& options) {
                 "`scale_lr` (how the learning rate grows with the batch) and `base_batch_size` (the samples of a step for which it was "
                 "chosen) go together: give both or none");
   LossScaling(options, /*in_float16=*/true);  // refuses what fits no model
-  if (std::find(loss_names().begin(), loss_names().end(), options.loss) == loss_names().end())
-    throw error(ErrorCode::usage, "`loss` {} is not known; these are: {}", options.loss, fmt::join(loss_names(), ", "));
-  if (options.task == "causal-lm" && options.loss != "cross_entropy" && options.loss != "output")
-    throw error(ErrorCode::usage, "`task` causal-lm goes with `loss` cross_entropy, not {}", options.loss);
-  if (!(options.label_smoothing >= 0 && options.label_smoothing < 1))
-    throw refuse("label_smoothing", options.label_smoothing, "has to lie in [0, 1)");
-  if (!(options.z_loss >= 0) || !std::isfinite(options.z_loss)) throw refuse("z_loss", options.z_loss, "has to be 0 or more");
-  for (const auto& [name, value] : {std::pair{"label_smoothing", options.label_smoothing}, {"z_loss", options.z_loss}}) {
-    if (value != 0 && options.loss != "cross_entropy")
-      throw error(ErrorCode::usage, "`{}` {}: goes with `loss` cross_entropy, not {}", name, value, options.loss);
+  for (const LossTerm& term : parse_losses(options).terms) {
+    if (options.task == "causal-lm" && term.kind != "cross_entropy" && term.kind != "nll" && loss_named(term.kind).labels != LabelKind::none)
+      throw error(ErrorCode::usage, "`task` causal-lm goes with `loss` cross_entropy, not {}", term.kind);
+  }
+  for (const auto& [name, ratio] : options.dropout) {
+    if (!(ratio >= 0 && ratio < 1)) throw error(ErrorCode::usage, "`dropout` {}={}: has to lie in [0, 1)", name, ratio);
   }
   if (options.recompute != "auto") recompute_mode(options.recompute);
   if (options.micro_batches != "auto" && options.micro_batches != "horizontal" && options.micro_batches != "vertical")
@@ -145,12 +142,20 @@ OptimizerSpec Trainer::Impl::optimizer_spec(Deferral defer) const {
           .deferred = defer != Deferral::none};
 }
 
+// The losses, with what the data say of their labels.
 LossSpec Trainer::Impl::loss_spec() const {
-  return {.kind = options.loss,
-          .output = options.output,
-          .labels = options.labels,
-          .label_smoothing = options.label_smoothing,
-          .z_loss = options.z_loss};
+  LossSpec spec = parse_losses(options);
+  for (LossTerm& term : spec.terms) {
+    if (loss_named(term.kind).labels != LabelKind::sequences) continue;
+    const int field = data.train->find(term.labels[0]);
+    if (field < 0) continue;  // the feed says so
+    const Shape& sample = data.train->fields()[static_cast<size_t>(field)].shape;
+    if (sample.size() != 1)
+      throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}; `loss` {} reads a row of labels", data.train->path(),
+                  term.labels[0], to_string(sample), term.kind);
+    term.longest = sample[0];
+  }
+  return spec;
 }
 
 int Trainer::Impl::find_entry(const EntryWanted& wanted) const {
@@ -225,12 +230,22 @@ JobEntry& Trainer::Impl::add_entry(const std::string& name, JobGraph job, int64_
   require(entry.job.slices == entries[0]->job.slices, "entries that divide or pack weights differently");  // what is loaded and written
   entry.batch = batch;
   if (range != nullptr) {
-    const LabelSpec labels{.value = entry.job.labels,
-                           .field = options.labels,
-                           .causal = options.task == "causal-lm",
-                           .classes = options.loss == "cross_entropy",
-                           .class_count = class_count,
-                           .ignore_index = loss_spec().ignore_index};
+    std::vector<LabelSpec> labels;
+    for (size_t i = 0; i < entry.job.losses.size(); ++i) {
+      const JobLoss& loss = entry.job.losses[i];
+      for (size_t at = 0; at < loss.labels.size(); ++at) {
+        const bool is_length = loss.kind == LabelKind::sequences && at == 1;
+        labels.push_back({.value = loss.labels[at],
+                          .field = losses.terms[i].labels.at(at),
+                          .loss = i,
+                          .causal = options.task == "causal-lm" && loss.kind == LabelKind::classes,
+                          .kind = is_length ? LabelKind::numbers : loss.kind,
+                          .counts = loss.counted == Counted::labels,
+                          .class_count = loss.classes,
+                          .class_weights = loss.class_weights,
+                          .ignore_index = loss.ignore_index});
+      }
+    }
     entry.feed = std::make_unique<Feed>(*range->data, entry.job.graph, binding, labels);
   }
   return entry;
@@ -251,13 +266,15 @@ void Trainer::Impl::build_entries(Deferral defer) {
   if (is_first_build) first.dump_after = options.dump_after;
   std::vector<std::string> passes;
   first.on_pass = [&](const std::string& pass, double, bool) { passes.push_back(pass); };
-  const LossSpec loss = loss_spec();
+  losses = loss_spec();
   // One import for each batch size.
   const auto forward = [&](int64_t batch) -> const Graph& {
     if (const auto found = forwards.find(batch); found != forwards.end()) return found->second;
     Imported imported = import_model(options.model, binding.import_options(batch, options), workers);
     refuse_obstacles(imported);
     groups = assign_groups(imported, options);
+    model_outputs = imported.graph.outputs.size();
+    for (const Attachment& other : attached) attach_model(imported, other, binding.import_options(batch, options), *data.train, workers);
     const bool is_first = forwards.empty();
     if (is_first && !model_read) {
       refuse_state_names(imported.graph, optimizer);
@@ -285,16 +302,13 @@ void Trainer::Impl::build_entries(Deferral defer) {
 
   const Graph& main = forward(binding.batch);
   if (is_first_build) {
-    if (const std::string text = loss_note(main, loss); !text.empty()) note(text);
+    for (const std::string& text : loss_notes(main, losses)) note(text);
+    for (const Attachment& other : attached)
+      note(fmt::format("{} {}: its weights stay as they are", other.is_loss ? "the loss is" : "the teacher is", other.path));
   }
   OptimizerSpec update = optimizer_spec(defer);
   if (defer == Deferral::most) update.at_once = used_soon(main);  // the same weights for every batch size: they share the sums
-  for (ValueId id : main.outputs) {
-    const Value& output = main.value(id);
-    if (!output.shape.empty() && (options.output.empty() ? id == main.outputs[0] : output.name == options.output))
-      class_count = output.shape.back();
-  }
-  if (!packs) packs = options.clip_per_layer ? Packs{} : choose_packs(main, loss, optimizer);  // a pack has one norm
+  if (!packs) packs = options.clip_per_layer ? Packs{} : choose_packs(main, losses, optimizer);  // a pack has one norm
   first.packs = quiet.packs = *packs;
   const bool flexible = !binding.batch_is_fixed;
   const int64_t remainder = train_range.count % binding.batch;
@@ -302,7 +316,7 @@ void Trainer::Impl::build_entries(Deferral defer) {
   // Deferred: "train" makes the update that a step before it left behind, "train-first" has none before it.
   const auto add_train = [&](const Graph& graph, int64_t batch, bool is_remainder, const PassOptions& passes_of) {
     check_live_layers(graph, batch);
-    JobGraph train = build_train_graph(graph, loss, update, passes_of);
+    JobGraph train = build_train_graph(graph, losses, update, passes_of);
     const std::string suffix = is_remainder ? "-remainder" : "";
     if (deferred) add_entry("train" + suffix, build_pending_graph(train, update, passes_of), batch, &train_range).remainder = is_remainder;
     add_entry((deferred ? "train-first" : "train") + suffix, std::move(train), batch, &train_range).remainder = is_remainder;
@@ -327,9 +341,9 @@ void Trainer::Impl::build_entries(Deferral defer) {
       throw error(ErrorCode::data, "{}: has {} samples, fewer than the batch of {} that the model's file fixes", valid_range.data->path(),
                   valid_range.count, binding.batch);
     }
-    if (full > 0) add_entry("evaluate", build_evaluate_graph(main, loss, quiet), binding.batch, &valid_range);
+    if (full > 0) add_entry("evaluate", build_evaluate_graph(main, losses, quiet), binding.batch, &valid_range);
     if (rest > 0 && flexible && (options.eval_batches == 0 || options.eval_batches > full)) {
-      add_entry("evaluate-remainder", build_evaluate_graph(forward(rest), loss, quiet), rest, &valid_range).remainder = true;
+      add_entry("evaluate-remainder", build_evaluate_graph(forward(rest), losses, quiet), rest, &valid_range).remainder = true;
     }
   }
   if (options.predict_batch_size > 0 || data.vocabulary) {
@@ -338,7 +352,7 @@ void Trainer::Impl::build_entries(Deferral defer) {
       throw error(ErrorCode::usage, "a prediction for {} samples is wanted, the model's file fixes the batch at {}",
                   options.predict_batch_size, batch);
     }
-    add_entry("predict", build_predict_graph(forward(batch), quiet), batch, nullptr);
+    add_entry("predict", build_predict_graph(forward(batch), model_outputs, quiet), batch, nullptr);
   }
 }
 
@@ -382,6 +396,8 @@ void Trainer::Impl::build() {
   const Declared model = declared(options.model);
   data = open_data(options.data, options.model, options.token_type);
   binding = bind_inputs(model, options, *data.train);
+  attached = attachments(options);
+  for (const Attachment& other : attached) bind_attachment(other, model, *data.train, binding);
   if (data.valid && data.valid->is_row()) data.valid->cut(binding.sequence);
   divide_samples();
   settle_schedule();

@@ -5,12 +5,14 @@
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,6 +20,7 @@
 #include "exec/executor.h"
 #include "exec/program.h"
 #include "frontend/anomaly_watch.h"
+#include "frontend/attach_model.h"
 #include "frontend/binding.h"
 #include "frontend/boundary.h"
 #include "frontend/budget.h"
@@ -80,7 +83,34 @@ struct UpdateNumbers {
 
 struct StepResult {
   double loss = 0, grad_norm = 0;  // as they are without loss scaling
-  int64_t counted = 0;             // labels
+  bool counts = true;              // false: all labels were ignored
+};
+
+// The means of a job's losses: of an optimizer step, of an evaluation.
+struct LossMeans {
+  explicit LossMeans(const std::vector<JobLoss>& of) : losses(of), sums(of.size()), counted(of.size()) {}
+
+  // What counts in a batch whatever its labels; `own` is how much a mean counts that the model says itself.
+  void count_batch(int64_t samples, double own) {
+    for (size_t i = 0; i < losses.size(); ++i) {
+      if (losses[i].counted == Counted::samples) counted[i] += losses[i].per_sample * static_cast<double>(samples);
+      if (losses[i].counted == Counted::batches) counted[i] += own;
+    }
+  }
+  void add_labels(std::span<const double> labels) {
+    for (size_t i = 0; i < losses.size(); ++i) counted[i] += labels[i];
+  }
+  bool counts() const {
+    return std::any_of(counted.begin(), counted.end(), [](double count) { return count > 0; });
+  }
+  double loss() const {
+    double sum = 0;
+    for (size_t i = 0; i < losses.size(); ++i) sum += counted[i] > 0 ? losses[i].weight * (sums[i] / counted[i]) : 0;
+    return sum;
+  }
+
+  const std::vector<JobLoss>& losses;
+  std::vector<double> sums, counted;  // by loss
 };
 
 // The state file in the folder of the disk tier to which the checkpoints in the output folder refer.
@@ -207,7 +237,9 @@ struct Trainer::Impl {
   std::map<int64_t, Graph> forwards;       // by batch, ready to be made into entries; while planning
   std::vector<ParameterGroup> groups;      // by Value::group
   std::vector<GroupReport> report_groups;  // the same
-  int64_t class_count = 0;
+  LossSpec losses;
+  std::vector<Attachment> attached;  // other models that the losses read
+  size_t model_outputs = 0;          // how many outputs the trained model has itself
   int64_t total_steps = 0;
   Schedule schedule;
   Program program;
@@ -280,13 +312,13 @@ struct Trainer::Impl {
   // Runs an entry; false where `until` ended it. One of a step's makes the update that waits, if one does; before another runs, settle()
   // has.
   bool run_entry(size_t index, const std::atomic<bool>* until = nullptr);
-  // Micro-batches of an accumulating step, together. Returns `sum` with their losses added.
-  double run_together(size_t index, std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first, int64_t counted, double sum,
-                      float loss_scale);
+  // Micro-batches of an accumulating step, together. Adds up their losses in `means`.
+  void run_together(size_t index, std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first, LossMeans& means,
+                    float loss_scale);
   void flush();  // makes the update that waits, if one does
   // Inputs; kNone: nothing.
   void set_number(size_t index, ValueId input, float number);
-  void set_seed(size_t index, const JobEntry& entry, int64_t counted, float loss_scale);
+  void set_seed(size_t index, const JobEntry& entry, const LossMeans& means, float loss_scale);
   void set_update(size_t index, const std::vector<ValueId>& scalars, ValueId loss_scale, const UpdateNumbers& update);
   void set_random(size_t index, ValueId input, int64_t step, int64_t first, int64_t samples);
   void save_optimizer_state();

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <limits>
 
 #include "exec/loss_scale.h"
@@ -37,6 +38,16 @@ double mean(std::span<const double> values) {
 
 // How many losses stand for the beginning and the end of a run: a tenth, a hundred at most.
 size_t averaged(int64_t steps) { return std::clamp<size_t>(static_cast<size_t>(steps) / 10, 1, kAveraged); }
+
+// Of one batch: what its graph says, and what its labels count. `batch_weight`: of a mean that the model says itself.
+void add_losses(LossMeans& means, const std::vector<JobLoss>& losses, std::span<const double> labels,
+                const std::function<float(ValueId)>& scalar, double batch_weight = 1) {
+  for (size_t i = 0; i < losses.size(); ++i) {
+    const double weight = losses[i].counted == Counted::batches ? batch_weight : 1;
+    means.sums[i] += static_cast<double>(scalar(losses[i].sum)) * weight;
+    if (losses[i].count != kNone) require(scalar(losses[i].count) == static_cast<float>(labels[i]), "labels were counted differently");
+  }
+}
 
 void remember(RunState& state, double loss) {
   if (!std::isfinite(loss)) return;  // of a skipped step
@@ -145,16 +156,15 @@ Window Trainer::Impl::next_window(int64_t epoch, int64_t index) const {
 }
 
 StepResult Trainer::Impl::run_step(const Window& window, int64_t step, const UpdateNumbers& update, bool save) {
-  const bool accumulate = options.gradient_accumulation_steps > 1, own_loss = options.loss == "output";
+  const bool accumulate = options.gradient_accumulation_steps > 1;
   const auto wanted = [&] { return EntryWanted{.kind = EntryKind::train, .completes_update = pending.has_value()}; };
   StepResult result;
   size_t index = 0;
-  if (own_loss) {
-    result.counted = static_cast<int64_t>(window.batches.size());  // the mean over batches of what the model says
-  } else if (accumulate) {
-    for (const auto& batch : window.batches) result.counted += entry_for(wanted(), batch.size(), &index).feed->count(batch);
+  LossMeans means(entries[0]->job.losses);
+  for (const auto& batch : window.batches) means.count_batch(static_cast<int64_t>(batch.size()), 1);
+  if (accumulate) {
+    for (const auto& batch : window.batches) entry_for(wanted(), batch.size(), &index).feed->count(batch, means.counted);
   }
-  double sum = 0;
   int64_t first = 0;  // samples of the window before this batch
   std::span<const std::vector<int64_t>> left = window.batches;
   const auto full = [&](const std::vector<int64_t>& batch) { return static_cast<int64_t>(batch.size()) == binding.batch; };
@@ -164,20 +174,20 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, const Upd
     EntryWanted joined = wanted();
     joined.joined = true;
     index = static_cast<size_t>(find_entry(joined));
-    sum = run_together(index, batches, step, first, result.counted, sum, update.loss_scale);
+    run_together(index, batches, step, first, means, update.loss_scale);
     first += together * binding.batch;
   }
   for (const auto& batch : left) {
     JobEntry& entry = entry_for(wanted(), batch.size(), &index);
-    const int64_t here = entry.feed->fill(batch, [&](ValueId value) { return place(index, value); });
-    if (!own_loss && !accumulate) result.counted = here;
-    set_seed(index, entry, result.counted, update.loss_scale);
+    std::vector<double> here(means.counted.size());
+    entry.feed->fill(batch, [&](ValueId value) { return place(index, value); }, here);
+    if (!accumulate) means.add_labels(here);
+    set_seed(index, entry, means, update.loss_scale);
     set_random(index, entry.job.graph.find_value(kRandomInput), step, first, static_cast<int64_t>(batch.size()));
     first += static_cast<int64_t>(batch.size());
     set_update(index, entry.job.scalars, entry.job.loss_scale, update);
     run_entry(index);
-    sum += static_cast<double>(scalar(index, entry.job.loss_sum));
-    if (entry.job.count != kNone) require(scalar(index, entry.job.count) == static_cast<float>(here), "labels were counted differently");
+    add_losses(means, entry.job.losses, here, [&](ValueId value) { return scalar(index, value); });
   }
   const bool used_up = accumulate && !deferred;  // the update clears the sums
   if (save && used_up) save_gradients(index, *entries[index], update.loss_scale);
@@ -190,33 +200,33 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, const Upd
   }
   result.grad_norm = static_cast<double>(unscaled_norm(scalar(index, entries[index]->job.grad_norm), update.loss_scale));
   if (save && !used_up) save_gradients(index, *entries[index], update.loss_scale);  // after the norm: it may use the memory
-  result.loss = result.counted > 0 ? sum / static_cast<double>(result.counted) : 0;
+  result.loss = means.loss();
+  result.counts = means.counts();
   return result;
 }
 
-double Trainer::Impl::run_together(size_t index, std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first,
-                                   int64_t counted, double sum, float loss_scale) {
+void Trainer::Impl::run_together(size_t index, std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first,
+                                 LossMeans& means, float loss_scale) {
   const JobEntry& entry = *entries[index];
   Feed& feed = *entries[0]->feed;  // one micro-batch's
   const ValueId random = entry.job.graph.find_value(kRandomInput);
-  std::vector<int64_t> here;
+  std::vector<std::vector<double>> here(batches.size(), std::vector<double>(means.counted.size()));
   for (size_t i = 0; i < batches.size(); ++i) {
     const auto samples = static_cast<int64_t>(batches[i].size());
-    here.push_back(feed.fill(batches[i], [&](ValueId value) { return place(index, entry.together[i][value]); }));
+    feed.fill(batches[i], [&](ValueId value) { return place(index, entry.together[i][value]); }, here[i]);
     if (random != kNone) set_random(index, entry.together[i][random], step, first + static_cast<int64_t>(i) * samples, samples);
   }
-  set_seed(index, entry, counted, loss_scale);
+  set_seed(index, entry, means, loss_scale);
   run_entry(index);
-  for (size_t i = 0; i < batches.size(); ++i) {
-    sum += static_cast<double>(scalar(index, entry.together[i][entry.job.loss_sum]));
-    if (entry.job.count != kNone)
-      require(scalar(index, entry.together[i][entry.job.count]) == static_cast<float>(here[i]), "labels were counted differently");
-  }
-  return sum;
+  for (size_t i = 0; i < batches.size(); ++i)
+    add_losses(means, entry.job.losses, here[i], [&](ValueId value) { return scalar(index, entry.together[i][value]); });
 }
 
-void Trainer::Impl::set_seed(size_t index, const JobEntry& entry, int64_t counted, float loss_scale) {
-  set_number(index, entry.job.inverse_count, counted > 0 ? static_cast<float>(1.0 / static_cast<double>(counted)) : 0.0f);
+void Trainer::Impl::set_seed(size_t index, const JobEntry& entry, const LossMeans& means, float loss_scale) {
+  for (size_t i = 0; i < entry.job.losses.size(); ++i) {
+    const double counted = means.counted[i];
+    set_number(index, entry.job.losses[i].inverse_count, counted > 0 ? static_cast<float>(entry.job.losses[i].weight / counted) : 0.0f);
+  }
   set_number(index, entry.job.loss_scale, loss_scale);
 }
 
@@ -239,23 +249,23 @@ EvalReport Trainer::Impl::evaluate() {
   }
   settle();
   EvalReport result{.step = state.step, .loss = std::numeric_limits<double>::quiet_NaN(), .batches = 0};
-  double sum = 0;
-  int64_t counted = 0;
-  const bool own_loss = options.loss == "output";
+  LossMeans means(entries[0]->job.losses);
   const int64_t usable = binding.batch_is_fixed ? valid_range.count / binding.batch * binding.batch : valid_range.count;
   for (int64_t at = 0; at < usable && (options.eval_batches == 0 || result.batches < options.eval_batches); ++result.batches) {
     std::vector<int64_t> batch;
     for (; static_cast<int64_t>(batch.size()) < binding.batch && at < usable; ++at) batch.push_back(valid_range.begin + at);
     size_t index = 0;
     JobEntry& entry = entry_for({.kind = EntryKind::evaluate}, batch.size(), &index);
-    const int64_t here = entry.feed->fill(batch, [&](ValueId value) { return place(index, value); });
+    std::vector<double> here(means.counted.size());
+    entry.feed->fill(batch, [&](ValueId value) { return place(index, value); }, here);
     if (!run_entry(index, &stop)) return result;
     // The mean of a model's own loss is weighted by samples, so that a short last batch counts for what it is.
-    const int64_t weight = own_loss ? static_cast<int64_t>(batch.size()) : here;
-    sum += static_cast<double>(scalar(index, entry.job.loss_sum)) * (own_loss ? static_cast<double>(weight) : 1.0);
-    counted += weight;
+    const auto samples = static_cast<int64_t>(batch.size());
+    means.count_batch(samples, static_cast<double>(samples));
+    means.add_labels(here);
+    add_losses(means, entry.job.losses, here, [&](ValueId value) { return scalar(index, value); }, static_cast<double>(samples));
   }
-  if (counted > 0) result.loss = sum / static_cast<double>(counted);
+  if (means.counts()) result.loss = means.loss();
   return result;
 }
 
@@ -380,7 +390,7 @@ Summary Trainer::Impl::train() {
     state.seconds = seconds_before + seconds_since(begin);
     remember(state, result.loss);
     if (is_skipped && !found.empty()) tell(callbacks.on_note, fmt::format("step {} is skipped: {}", step, found));
-    if (result.counted == 0)
+    if (!result.counts)
       tell(callbacks.on_note, fmt::format("step {}: none of its labels counts, so nothing was learned from it", step));
     tell(callbacks.on_step, step_report);
     double eval_loss = std::numeric_limits<double>::quiet_NaN();

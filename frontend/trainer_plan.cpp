@@ -117,7 +117,8 @@ MicroBatches Trainer::Impl::finish_train(const JobEntry& entry, Graph& graph, co
     run_pass("micro_batches", graph, passes, [&] {
       const JobGraph& job = entry.job;
       std::vector<ValueId> shared = job.pending_scalars;
-      shared.insert(shared.end(), {job.inverse_count, job.loss_scale, job.pending_loss_scale});
+      for (const JobLoss& loss : job.losses) shared.push_back(loss.inverse_count);
+      shared.insert(shared.end(), {job.loss_scale, job.pending_loss_scale});
       batches = join_micro_batches(graph, static_cast<size_t>(together), shared);
       return true;
     });

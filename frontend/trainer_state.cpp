@@ -203,7 +203,7 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
   for (const auto& [pattern, mode] : options.batch_norm_nodes) batch_norm += fmt::format(" {}={}", pattern, mode);
   std::string kwargs;
   for (const auto& [name, value] : options.lr_scheduler_kwargs) kwargs += fmt::format("{}{}={}", kwargs.empty() ? "" : ",", name, value);
-  std::map<std::string, std::string> result{{"loss", options.loss},
+  std::map<std::string, std::string> result{{"loss", options.loss.empty() ? losses.terms[0].kind : options.loss},
                                             {"output", options.output},
                                             {"labels", options.labels},
                                             {"task", options.task},
@@ -229,6 +229,9 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
                                             {"data", std::filesystem::path(data.train->path()).filename().string()},
                                             {"instruction_set", __builtin_cpu_supports("x86-64-v4") ? "x86-64-v4" : "x86-64-v3"}};
   for (const OptimizerOption& option : optimizer.options()) result[std::string(option.name)] = text(optimizer.value(option.name));
+  if (!options.teacher.empty()) result["teacher"] = std::filesystem::path(options.teacher).filename().string();
+  if (!options.loss_model.empty()) result["loss_model"] = std::filesystem::path(options.loss_model).filename().string();
+  if (options.temperature != 1) result["temperature"] = text(options.temperature);
   if (options.label_smoothing != 0) result["label_smoothing"] = text(options.label_smoothing);
   if (options.z_loss != 0) result["z_loss"] = text(options.z_loss);
   result["precision"] = fmt::format("{}{}", to_string(types.low), types.low_weights ? " weights" : "");
@@ -238,6 +241,7 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
     result["autocast_list"] = hex16(hash_bytes(std::as_bytes(std::span(rules))));
   }
   if (!info.chosen.empty()) result["train_freeze"] = hex16(hash_bytes(std::as_bytes(std::span(info.chosen))));
+  for (const auto& [name, ratio] : options.dropout) result["dropout " + name] = text(ratio);
   for (const auto& [name, value] : options.bind) result["bind " + name] = value;
   for (const auto& [name, size] : binding.shapes) result["shape " + name] = text(size);
   return result;
@@ -259,6 +263,7 @@ std::string Trainer::Impl::weights_hash() const {
   require(hash != nullptr && XXH3_64bits_reset(hash.get()) == XXH_OK, "no hash state");
   std::vector<std::byte> buffer;
   for (const Weight& weight : weights) {
+    if (weight.is_attached) continue;
     const auto update = [&](int64_t, std::span<const std::byte> bytes) { XXH3_64bits_update(hash.get(), bytes.data(), bytes.size()); };
     if (read_parameter(weight.parameter, update)) continue;
     FileRange range = weight.places.at(0).bytes;  // as in the file: nothing reads it

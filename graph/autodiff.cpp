@@ -26,9 +26,9 @@ std::vector<bool> depends_on_parameters(const Graph& graph) {
   return wanted;
 }
 
-std::vector<bool> reaches(const Graph& graph, ValueId loss) {
+std::vector<bool> reaches(const Graph& graph, const std::vector<ValueId>& values) {
   std::vector<bool> useful(graph.value_count());
-  useful[loss] = true;
+  for (const ValueId id : values) useful[id] = true;
   for (auto at = graph.order().rbegin(); at != graph.order().rend(); ++at) {
     const Node& node = graph.node(*at);
     if (!std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId v) { return v != kNone && useful[v]; })) continue;
@@ -53,8 +53,8 @@ ValueId add_up(Builder& builder, const std::vector<ValueId>& addends) {
   return total;
 }
 
-std::vector<Blocker> find_blockers(const Graph& graph, ValueId loss) {
-  const std::vector<bool> wanted = depends_on_parameters(graph), useful = reaches(graph, loss);
+std::vector<Blocker> find_blockers(const Graph& graph, const std::vector<ValueId>& values) {
+  const std::vector<bool> wanted = depends_on_parameters(graph), useful = reaches(graph, values);
   std::vector<Blocker> blockers;
   for (NodeId id : graph.order()) {
     const Node& node = graph.node(id);
@@ -65,32 +65,38 @@ std::vector<Blocker> find_blockers(const Graph& graph, ValueId loss) {
   return blockers;
 }
 
-std::map<ValueId, std::vector<ValueId>> differentiate_uses(Graph& graph, ValueId loss, ValueId seed) {
-  if (element_count(graph.value(loss).shape) != 1 || !is_floating(graph.value(loss).dtype)) {
-    throw error(ErrorCode::unsupported, "the loss '{}' is {}, but must be one floating-point number", graph.value(loss).name,
-                to_string(graph.value(loss).type()));
+std::map<ValueId, std::vector<ValueId>> differentiate_uses(Graph& graph, const std::vector<Seed>& seeds) {
+  std::vector<ValueId> losses;
+  for (const Seed& seed : seeds) {
+    const Value& loss = graph.value(seed.value);
+    if (element_count(loss.shape) != 1 || !is_floating(loss.dtype))
+      throw error(ErrorCode::unsupported, "the loss '{}' is {}, but must be one floating-point number", loss.name, to_string(loss.type()));
+    losses.push_back(seed.value);
   }
-  const std::vector<Blocker> blockers = find_blockers(graph, loss);
+  const std::vector<Blocker> blockers = find_blockers(graph, losses);
   if (!blockers.empty()) {
     std::string list;
     for (const Blocker& blocker : blockers) list += fmt::format("\n  {}: {}", describe(graph, blocker.node), blocker.reason);
     throw error(ErrorCode::unsupported, "{} node{} between the parameters and the loss can't be differentiated:{}", blockers.size(),
                 blockers.size() == 1 ? "" : "s", list);
   }
-  const std::vector<bool> wanted = depends_on_parameters(graph), useful = reaches(graph, loss);
+  const std::vector<bool> wanted = depends_on_parameters(graph), useful = reaches(graph, losses);
   const std::vector<NodeId> forward = graph.order();
   // The addends of each value's gradient, last use first. Values that the backward pass adds need none.
   std::vector<std::vector<ValueId>> sums(graph.value_count());
 
-  if (seed == kNone) {
-    Tensor one(graph.value(loss).dtype, graph.value(loss).shape);
-    if (one.dtype == DType::float32)
-      one.data<float>()[0] = 1;
-    else
-      one.data<double>()[0] = 1;
-    seed = graph.add_constant(std::move(one), "loss/seed");
+  for (const auto& [value, given] : seeds) {
+    ValueId gradient = given;
+    if (gradient == kNone) {
+      Tensor one(graph.value(value).dtype, graph.value(value).shape);
+      if (one.dtype == DType::float32)
+        one.data<float>()[0] = 1;
+      else
+        one.data<double>()[0] = 1;
+      gradient = graph.add_constant(std::move(one), "loss/seed");
+    }
+    sums[value].push_back(Builder(graph, Stage::backward).named("loss").reshape(gradient, graph.value(value).shape));
   }
-  sums[loss].push_back(Builder(graph, Stage::backward).named("loss").reshape(seed, graph.value(loss).shape));
 
   for (size_t position = forward.size(); position-- > 0;) {
     const NodeId id = forward[position];
@@ -124,7 +130,7 @@ std::map<ValueId, std::vector<ValueId>> differentiate_uses(Graph& graph, ValueId
 
 std::map<ValueId, ValueId> differentiate(Graph& graph, ValueId loss, ValueId seed) {
   std::map<ValueId, ValueId> gradients;
-  for (const auto& [parameter, uses] : differentiate_uses(graph, loss, seed)) {
+  for (const auto& [parameter, uses] : differentiate_uses(graph, {{.value = loss, .gradient = seed}})) {
     Builder builder(graph, Stage::backward);
     builder.named(graph.value(parameter).name);
     gradients[parameter] = add_up(builder, uses);

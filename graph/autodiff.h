@@ -11,15 +11,21 @@
 
 namespace ort_train {
 
+// A value of one element whose gradient is known: `gradient`, or one where it is kNone.
+struct Seed {
+  ValueId value = kNone;
+  ValueId gradient = kNone;
+};
+
 // Appends the backward nodes of d loss / d parameter for every trainable parameter and returns parameter -> gradient; a parameter that
-// the loss does not depend on is absent. `loss` has one element; `seed` is the value that its gradient starts from (kNone: one).
+// the loss does not depend on is absent. The loss is the sum of gradient * value over the seeds.
 //
 // Sums have a canonical order: a parameter's gradient is summed over its uses in import order, an activation's over its readers from the
 // last to the first; each addition is an explicit Add node.
 // Throws Error(unsupported) naming every node on the way that has no gradient.
 std::map<ValueId, ValueId> differentiate(Graph& graph, ValueId loss, ValueId seed = kNone);
 // The same without the sums over uses: parameter -> the gradient of each of its uses, in import order.
-std::map<ValueId, std::vector<ValueId>> differentiate_uses(Graph& graph, ValueId loss, ValueId seed = kNone);
+std::map<ValueId, std::vector<ValueId>> differentiate_uses(Graph& graph, const std::vector<Seed>& seeds);
 // first + second + …, from left to right, as Add nodes.
 ValueId add_up(Builder& builder, const std::vector<ValueId>& addends);
 
@@ -27,7 +33,7 @@ struct Blocker {
   NodeId node;
   std::string reason, hint;
 };
-// The nodes without gradient that lie between a trainable parameter and `loss`.
-std::vector<Blocker> find_blockers(const Graph& graph, ValueId loss);
+// The nodes without gradient that lie between a trainable parameter and one of `values`.
+std::vector<Blocker> find_blockers(const Graph& graph, const std::vector<ValueId>& values);
 
 }  // namespace ort_train

@@ -304,6 +304,37 @@ def older_forms():
     for opset in (14, 15):
         form(f"BatchNormalization_live_opset{opset}", "BatchNormalization", opset, [image, *statistics], outputs=3, initializers=[3, 4], reference=True,
              training_mode=1, momentum=0.75)
+    quantized_forms(ms)
+
+
+def quantized_forms(ms):
+    """Codes and scales stand in the file, as the weights that they are."""
+    def codes(*shape, dtype=np.uint8):
+        return random.integers(np.iinfo(dtype).min, np.iinfo(dtype).max + 1, shape).astype(dtype)
+
+    for opset in (10, 13, 19, 21, 23):
+        form(f"DequantizeLinear_opset{opset}", "DequantizeLinear", opset, [codes(3, 4), scalar(0.02), scalar(130, np.uint8)], initializers=[0, 1, 2])
+    for dtype in (np.int8, np.uint8):
+        for axis in (0, 1, -1):
+            size = (4, 3, 5)[axis]
+            form(f"DequantizeLinear_{dtype.__name__}_axis_{axis}", "DequantizeLinear", 13,
+                 [codes(4, 3, 5, dtype=dtype), floats(size, low=0.01, high=0.1), codes(size, dtype=dtype)], axis=axis, initializers=[0, 1, 2])
+        for axis, shape in ((0, (2, 6)), (1, (8, 2))):
+            form(f"DequantizeLinear_{dtype.__name__}_blocks_{axis}", "DequantizeLinear", 21,
+                 [codes(8, 6, dtype=dtype), floats(*shape, low=0.01, high=0.1), codes(*shape, dtype=dtype)], axis=axis, block_size=4 - axis,
+                 initializers=[0, 1, 2])
+    form("DequantizeLinear_bias", "DequantizeLinear", 13, [random.integers(-1000, 1000, 6).astype(np.int32), scalar(1e-3)], initializers=[0, 1])
+    for bits in (4, 8):
+        for k, block in ((32, 16), (40, 16), (64, 32)):
+            n, blocks = 6, -(-k // block)
+            size = block * bits // 8
+            packed = codes(n, -(-blocks * bits // 8))
+            scales = floats(n * blocks, low=0.005, high=0.05)
+            weight = codes(n, blocks, size)
+            attributes = dict(K=k, N=n, bits=bits, block_size=block, **ms)
+            form(f"ms_MatMulNBits_{bits}_{k}", "MatMulNBits", 17, [floats(2, 3, k), weight, scales], initializers=[1, 2], **attributes)
+            form(f"ms_MatMulNBits_{bits}_{k}_zeros", "MatMulNBits", 17, [floats(5, k), weight, scales, packed.reshape(-1)], initializers=[1, 2, 3], **attributes)
+    form("ms_MatMulNBits_bias", "MatMulNBits", 17, [floats(5, k), weight, scales, None, None, floats(n)], initializers=[1, 2, 5], **attributes)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@
 
 namespace ort_train {
 
-// Adds labels, loss_sum and count. Throws Error(usage | unsupported) for a loss that the model's outputs can't give.
-void build_loss(JobGraph& job, const LossSpec& spec);
 // Makes a builder emit right behind the node that makes `value`, while it is still at hand, or the last of those that make `values`; at the
 // end where no node makes one.
 void emit_behind(Builder& builder, ValueId value);

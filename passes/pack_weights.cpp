@@ -97,10 +97,14 @@ Packs choose_packs(const Graph& forward, const LossSpec& loss, const Optimizer& 
   const int64_t multiple = pack_multiple(optimizer.granularity());
   if (multiple == 0) return {};
   JobGraph job{.graph = forward};  // what has a gradient is known when there are gradients
-  build_loss(job, loss);
-  job.graph.outputs = {job.loss_sum};
+  std::vector<Seed> seeds;
+  job.graph.outputs.clear();
+  for (const JobLoss& term : build_losses(job.graph, loss)) {
+    seeds.push_back({.value = term.sum});
+    job.graph.outputs.push_back(term.sum);
+  }
   job.graph.remove_dead_nodes();
-  const auto gradients = differentiate_uses(job.graph, job.loss_sum);
+  const auto gradients = differentiate_uses(job.graph, seeds);
   const auto readers = forward.readers();
   const auto fits = [&](ValueId id) {
     const Value& weight = forward.value(id);

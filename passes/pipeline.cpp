@@ -70,6 +70,33 @@ void divide(JobGraph& job, const PassOptions& options) {
   divide(job, none, options);
 }
 
+void add_losses(JobGraph& job, const LossSpec& spec) {
+  job.losses = build_losses(job.graph, spec);
+  job.graph.outputs.clear();
+  for (const JobLoss& loss : job.losses) {
+    job.graph.outputs.push_back(loss.sum);
+    if (loss.count != kNone) job.graph.outputs.push_back(loss.count);
+  }
+}
+
+// Inputs for what the gradient of each loss's sum starts from, and what it is, with the loss scale.
+std::vector<Seed> add_seeds(JobGraph& job, const OptimizerSpec& optimizer) {
+  std::vector<Seed> seeds;
+  if (optimizer.loss_scaling) job.loss_scale = add_loss_scale(job.graph, optimizer, kLossScaleInput);
+  Builder builder(job.graph, Stage::backward);
+  builder.named("loss scale");
+  for (size_t i = 0; i < job.losses.size(); ++i) {
+    JobLoss& loss = job.losses[i];
+    const std::string name = i == 0 ? kInverseCountInput : fmt::format("{}.{}", kInverseCountInput, i);
+    loss.inverse_count = job.graph.add_value({.name = name, .dtype = job.graph.value(loss.sum).dtype, .kind = ValueKind::input});
+    job.graph.inputs.push_back(loss.inverse_count);
+    ValueId of_loss = loss.inverse_count;
+    if (optimizer.loss_scaling) of_loss = builder.emit("Mul", {of_loss, builder.cast(job.loss_scale, builder.dtype(of_loss))});
+    seeds.push_back({.value = loss.sum, .gradient = of_loss});
+  }
+  return seeds;
+}
+
 }  // namespace
 
 std::set<std::string> used_soon(const Graph& forward, double share) {
@@ -89,11 +116,12 @@ std::set<std::string> used_soon(const Graph& forward, double share) {
   return soon;
 }
 
-JobGraph build_predict_graph(const Graph& forward, const PassOptions& options) {
+JobGraph build_predict_graph(const Graph& forward, size_t outputs, const PassOptions& options) {
   JobGraph job{.graph = forward};
+  job.graph.outputs.resize(outputs);
   job.graph.name = "predict";
   job.role = {.kind = EntryKind::predict};
-  job.outputs = forward.outputs;
+  job.outputs = job.graph.outputs;
   run_pass("predict", job.graph, options, [&] {
     const bool left = leave_training(job.graph, options);
     return job.graph.remove_dead_nodes() || left;
@@ -109,9 +137,7 @@ JobGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const 
   job.outputs = forward.outputs;
   run_pass("evaluate_loss", job.graph, options, [&] {
     leave_training(job.graph, options);
-    build_loss(job, loss);
-    job.graph.outputs = {job.loss_sum};
-    if (job.count != kNone) job.graph.outputs.push_back(job.count);
+    add_losses(job, loss);
     return job.graph.remove_dead_nodes() || true;
   });
   divide(job, options);
@@ -224,28 +250,13 @@ JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const Opt
     });
   };
   run("loss", [&] {
-    build_loss(job, loss);
-    job.graph.outputs = {job.loss_sum};
-    if (job.count != kNone) job.graph.outputs.push_back(job.count);
+    add_losses(job, loss);
     job.graph.remove_dead_nodes();
   });
   std::map<ValueId, std::vector<ValueId>> uses;
   const std::vector<ValueId> results = job.graph.outputs;
   run("autodiff", [&] {  // after the fusions: fused nodes have better gradients than their parts
-    Value seed{.name = kInverseCountInput, .dtype = job.graph.value(job.loss_sum).dtype, .kind = ValueKind::input};
-    job.inverse_count = job.graph.add_value(std::move(seed));
-    job.graph.inputs.push_back(job.inverse_count);
-    ValueId of_loss = job.inverse_count;
-    if (optimizer.loss_scaling) {
-      job.loss_scale = add_loss_scale(job.graph, optimizer, kLossScaleInput);
-      Builder builder(job.graph, Stage::backward);
-      builder.named("loss scale");
-      const DType dtype = builder.dtype(of_loss);
-      const ValueId scale =
-          dtype == DType::float32 ? job.loss_scale : builder.emit("Cast", {job.loss_scale}, {{"to", static_cast<int64_t>(dtype)}});
-      of_loss = builder.emit("Mul", {of_loss, scale});
-    }
-    uses = differentiate_uses(job.graph, job.loss_sum, of_loss);
+    uses = differentiate_uses(job.graph, add_seeds(job, optimizer));
     if (uses.empty()) throw error(ErrorCode::unsupported, "the loss depends on no trainable parameter of the model");
     // While they are outputs, simplifying keeps track of them.
     for (const auto& [parameter, gradients] : uses) job.graph.outputs.insert(job.graph.outputs.end(), gradients.begin(), gradients.end());

@@ -9,19 +9,11 @@
 
 #include "exec/program.h"
 #include "graph/graph.h"
+#include "passes/losses.h"
 #include "passes/optimizer.h"
 #include "passes/passes.h"
 
 namespace ort_train {
-
-struct LossSpec {
-  std::string kind = "cross_entropy";  // one of loss_names()
-  std::string output;                  // model output that it reads; empty: the first
-  std::string labels = "labels";       // name of the graph input that it adds: int64 for cross_entropy, else the output's type
-  int64_t ignore_index = -100;         // cross_entropy: labels that don't count
-  double label_smoothing = 0;          // cross_entropy: the share of a label that goes to all classes alike
-  double z_loss = 0;                   // cross_entropy: this times the square of log(sum(exp(logits))) is added
-};
 
 struct OptimizerSpec {
   Optimizer optimizer = make_optimizer();
@@ -43,7 +35,7 @@ inline constexpr const char* kPendingScalarsInput = "ort_train.pending_scalars";
 inline constexpr const char* kLossScaleInput = "ort_train.loss_scale";                 // float32 []: multiplies the loss's gradient
 inline constexpr const char* kPendingLossScaleInput = "ort_train.pending_loss_scale";  // the same, of the step that left updates behind
 inline constexpr const char* kInverseCountInput =
-    "ort_train.inverse_count";  // float32 []: 1 / counted labels (elements for mse) of the optimizer step's batch
+    "ort_train.inverse_count";  // float32 []: JobLoss::inverse_count; of loss i: with .i behind it
 
 // A range of bytes of a persistent value.
 struct Slice {
@@ -56,14 +48,11 @@ struct Slice {
 struct JobGraph {
   Graph graph;
   EntryRole role{};
-  ValueId labels = kNone;                // input
+  std::vector<JobLoss> losses;
   std::vector<ValueId> scalars;          // inputs by group, see kScalarsInput; or none
   std::vector<ValueId> pending_scalars;  // inputs by group, see kPendingScalarsInput; or none
-  ValueId inverse_count = kNone;         // input, see kInverseCountInput; (batches for output)
   ValueId loss_scale = kNone;            // input, see kLossScaleInput
   ValueId pending_loss_scale = kNone;    // input, see kPendingLossScaleInput
-  ValueId loss_sum = kNone;              // float32 []: sum over counted labels or elements; for loss "output" the loss itself
-  ValueId count = kNone;                 // float32 []: how many counted; kNone: one
   ValueId grad_norm = kNone;             // float32 []: global norm before clipping, of the gradients as they are: scaled
   ValueId stored_norm = kNone;           // float32 []: the same where an update is deferred; persistent
   std::vector<ValueId> outputs;          // the model's outputs
@@ -77,16 +66,11 @@ struct JobGraph {
 // Simplifies and fuses an imported graph in place, once, before the job graphs are derived from it.
 void optimize_forward(Graph& forward, const PassOptions& options);
 
-// What LossSpec::kind may be.
-const std::vector<std::string>& loss_names();
-// What a user should know of how the loss reads the model's output; empty where there is nothing.
-std::string loss_note(const Graph& forward, const LossSpec& loss);
-
 // The names of the weights that are used before a share of the forward pass is over, by what it takes on a nominal machine.
 std::set<std::string> used_soon(const Graph& forward, double share = 0.02);
 
-// Forward only: the model's outputs.
-JobGraph build_predict_graph(const Graph& forward, const PassOptions& options);
+// Forward only: the model's outputs, of which `forward` may have more behind them: those of other models that its losses read.
+JobGraph build_predict_graph(const Graph& forward, size_t outputs, const PassOptions& options);
 // Forward and loss, no gradients.
 JobGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const PassOptions& options);
 // Forward, loss, backward and update: one optimizer step of one batch. With optimizer.accumulate it ends in the accumulation of each

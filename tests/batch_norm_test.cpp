@@ -156,7 +156,8 @@ TEST_F(BatchNorm, EvaluationAndPredictionAreFrozen) {
     })";
   const Graph graph = import(text).graph;
   EXPECT_THAT(ops(graph), Contains("RunningStatistics"));
-  const JobGraph predict = build_predict_graph(graph, {}), evaluate = build_evaluate_graph(graph, {.kind = "mse"}, {});
+  const JobGraph predict = build_predict_graph(graph, graph.outputs.size(), {}),
+                 evaluate = build_evaluate_graph(graph, {.terms = {{.kind = "mse"}}}, {});
   EXPECT_EQ(ops(predict.graph), (Names{"BatchNormalization", "Mul", "Mul", "Add"}));  // `after` of what stays is the same
   EXPECT_EQ(ops(evaluate.graph), (Names{"BatchNormalization", "SquaredError"}));
   EXPECT_EQ(predict.graph.parameters().size(), 4u);
@@ -166,7 +167,7 @@ TEST_F(BatchNorm, EvaluationAndPredictionAreFrozen) {
 
 // Recompute runs the layer again, never the node that changes its statistics.
 TEST_F(BatchNorm, StatisticsAreUpdatedOnceWhateverIsRecomputed) {
-  Graph graph = build_train_graph(import(kTwo, {.batch_norm = "live"}).graph, {.kind = "mse"}, {}, {}).graph;
+  Graph graph = build_train_graph(import(kTwo, {.batch_norm = "live"}).graph, {.terms = {{.kind = "mse"}}}, {}, {}).graph;
   Names before = ops(graph);
   Recomputed result;
   ASSERT_TRUE(recompute(graph, recompute_mode("all"), &result) || recompute(graph, {.groups = 1}, &result));

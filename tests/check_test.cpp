@@ -21,7 +21,7 @@ TEST(Check, SaysThatAModelIsTrainable) {
             "model.onnx  opset 17 · pen 2 · 8 parameters in 2 tensors, 32 B float32\n"
             "inputs      x float32 [batch, 3]\n"
             "outputs     y float32 [batch, 2]\n"
-            "assumed     batch=2 (`shapes` binds others)\n"
+            "dimensions  batch: any size (2 here) (`shapes` binds them)\n"
             "tensors     2 trained, 0 left as they are\n"
             "  trained    w  float32 [3, 2]  weight of Gemm\n"
             "  trained    b  float32 [2]     bias of Gemm\n"

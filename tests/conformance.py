@@ -37,7 +37,7 @@ KINDS = {"uint16": "unsigned integers of 16 bits and more: no weight, activation
          "int2": "numbers of 8 bits and less", "object": "strings", "str": "strings"}
 KINDS["uint32"] = KINDS["uint64"] = KINDS["uint16"]
 QUANTIZED = ("quantized integers: a model is trained before it is quantized", {
-    "ConvInteger", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QuantizeLinear"})
+    "ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QuantizeLinear"})
 RANDOM = "draws random numbers, which are the generator's own"
 DECODER = "decodes image files, which is a data set's affair"
 

@@ -199,6 +199,12 @@ struct FeedTest : testing::Test {
     std::memcpy(result.data(), memory[id].data(), memory[id].size());
     return result;
   }
+  // What its labels count.
+  double filled(Feed& feed, std::span<const int64_t> samples) {
+    double counted = 0;
+    feed.fill(samples, places(), {&counted, 1});
+    return counted;
+  }
 };
 
 TEST_F(FeedTest, LabelsAreTheTokensShiftedInsideEachSample) {
@@ -206,10 +212,12 @@ TEST_F(FeedTest, LabelsAreTheTokensShiftedInsideEachSample) {
   sets.train->cut(3);
   const ValueId ids = add("input_ids", DType::int32, {2, 3}), labels = add("labels", DType::int64, {2, 3});
   binding.fed = {{.input = "input_ids", .field = "input_ids"}};
-  Feed feed(*sets.train, graph, binding, {.value = labels, .causal = true, .class_count = 7});
+  Feed feed(*sets.train, graph, binding, {{.value = labels, .causal = true, .class_count = 7}});
   const int64_t samples[] = {1, 0};
-  EXPECT_EQ(feed.fill(samples, places()), 4);
-  EXPECT_EQ(feed.count(samples), 4);
+  EXPECT_EQ(filled(feed, samples), 4);
+  double counted = 0;
+  feed.count(samples, {&counted, 1});
+  EXPECT_EQ(counted, 4);
   EXPECT_EQ(values<int32_t>(ids), (std::vector<int32_t>{4, 5, 6, 1, 2, 3}));
   EXPECT_EQ(values<int64_t>(labels), (std::vector<int64_t>{5, 6, -100, 2, 3, -100}));
 }
@@ -221,9 +229,9 @@ TEST_F(FeedTest, GivenLabelsOfACausalModelAreShiftedToo) {
   add("input_ids", DType::int64, {1, 3});
   const ValueId labels = add("labels", DType::int64, {1, 3});
   binding.fed = {{.input = "input_ids", .field = "input_ids"}};
-  Feed feed(*sets.train, graph, binding, {.value = labels, .causal = true, .class_count = 7});
+  Feed feed(*sets.train, graph, binding, {{.value = labels, .causal = true, .class_count = 7}});
   const int64_t samples[] = {0};
-  EXPECT_EQ(feed.fill(samples, places()), 1);
+  EXPECT_EQ(filled(feed, samples), 1);
   EXPECT_EQ(values<int64_t>(labels), (std::vector<int64_t>{-100, 3, -100}));
 }
 
@@ -234,15 +242,15 @@ TEST_F(FeedTest, WrongArraysAreNamed) {
   add("x", DType::float32, {1, 3});
   const ValueId labels = add("labels", DType::int64, {1});
   binding.fed = {{.input = "x", .field = "x"}};
-  EXPECT_THAT(error_of(ErrorCode::data, [&] { Feed(*sets.train, graph, binding, {.value = labels}); }), HasSubstr("no array 'labels'"));
-  Feed feed(*sets.train, graph, binding, {.value = labels, .field = "y", .class_count = 5});
+  EXPECT_THAT(error_of(ErrorCode::data, [&] { Feed(*sets.train, graph, binding, {{.value = labels}}); }), HasSubstr("no array 'labels'"));
+  Feed feed(*sets.train, graph, binding, {{.value = labels, .field = "y", .class_count = 5}});
   const int64_t samples[] = {0};
-  EXPECT_THAT(error_of(ErrorCode::data, [&] { feed.fill(samples, places()); }), HasSubstr("label 5 is outside the 5 classes"));
-  EXPECT_THAT(error_of(ErrorCode::data, [&] { Feed(*sets.train, graph, binding, {.value = labels, .field = "x"}); }),
+  EXPECT_THAT(error_of(ErrorCode::data, [&] { filled(feed, samples); }), HasSubstr("label 5 is outside the 5 classes"));
+  EXPECT_THAT(error_of(ErrorCode::data, [&] { Feed(*sets.train, graph, binding, {{.value = labels, .field = "x"}}); }),
               HasSubstr("samples of shape [3]"));
   const ValueId whole = add("z", DType::int64, {1, 3});
   binding.fed = {{.input = "z", .field = "x"}};
-  EXPECT_THAT(error_of(ErrorCode::data, [&] { Feed(*sets.train, graph, binding, {.value = whole}); }), HasSubstr("is float32"));
+  EXPECT_THAT(error_of(ErrorCode::data, [&] { Feed(*sets.train, graph, binding, {{.value = whole}}); }), HasSubstr("is float32"));
 }
 
 TEST(Shuffle, IsAPermutationThatDependsOnSeedAndEpoch) {

@@ -226,7 +226,7 @@ TEST(Import, FindsEveryObstacleAtOnce) {
   EXPECT_EQ(first.graph.value(first.graph.outputs[0]).name, "z");
   EXPECT_EQ(op_names(first.graph), (Names{"Add", "Mul"}));
 
-  const Imported second = import_file(path, {.shapes = {}, .bound_inputs = {}, .retie = true, .untie = false, .output = "z"});
+  const Imported second = import_file(path, {.shapes = {}, .bound_inputs = {}, .retie = true, .untie = false, .outputs = {"z"}});
   for (const Obstacle& obstacle : second.obstacles) EXPECT_FALSE(obstacle.blocks) << obstacle.node;
 }
 

@@ -106,7 +106,7 @@ TEST_F(Losses, UnknownOnesAreRefusedWithTheNamesThereAre) {
   Options o = classifier("unknown", "y = Identity (z)");
   o.loss = "hinge";
   EXPECT_THAT(testing::error_of([&] { Trainer{o}; }).what(),
-              ::testing::HasSubstr("cross_entropy, mse, l1, smooth_l1, binary_cross_entropy, output"));
+              ::testing::HasSubstr("cross_entropy, nll, mse, l1, smooth_l1, huber, binary_cross_entropy, focal, dice, "));
 }
 
 }  // namespace

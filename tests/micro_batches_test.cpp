@@ -47,16 +47,16 @@ TEST(MicroBatches, TogetherGiveTheBitsOfOneByOne) {
     Reference apart(workers), joined(workers);
     set_parameters(graph, apart);
     set_parameters(graph, joined);
-    std::map<ValueId, Tensor> shared{{job.inverse_count, input_of(graph, job.inverse_count, 1)}}, all = shared;
+    std::map<ValueId, Tensor> shared{{job.losses[0].inverse_count, input_of(graph, job.losses[0].inverse_count, 1)}}, all = shared;
     Graph together = graph;
-    const MicroBatches batches = join_micro_batches(together, kBatches, {job.inverse_count});
+    const MicroBatches batches = join_micro_batches(together, kBatches, {job.losses[0].inverse_count});
     together.verify("micro_batches");
     ASSERT_EQ(batches.size(), kBatches);
     std::vector<std::vector<double>> wanted;
     for (size_t batch = 0; batch < kBatches; ++batch) {
       std::map<ValueId, Tensor> inputs = shared;
       for (ValueId id : graph.inputs) {
-        if (id != job.inverse_count) all[batches[batch][id]] = inputs[id] = input_of(graph, id, static_cast<uint32_t>(100 * batch + id));
+        if (id != job.losses[0].inverse_count) all[batches[batch][id]] = inputs[id] = input_of(graph, id, static_cast<uint32_t>(100 * batch + id));
       }
       const auto values = apart.run(graph, inputs);
       for (ValueId id : graph.outputs) wanted.push_back(values.at(id).to_double());
@@ -100,7 +100,7 @@ TEST(MicroBatches, AnUpdateInTheNextStepGivesTheSameBits) {
     set_parameters(plain.graph, wanted);
     std::vector<double> wanted_losses, wanted_norms;
     for (size_t batch = 0; batch < 2 * kBatches; ++batch) {
-      losses(wanted.run(plain.graph, fed(plain.graph, batch)), plain.loss_sum, wanted_losses);
+      losses(wanted.run(plain.graph, fed(plain.graph, batch)), plain.losses[0].sum, wanted_losses);
       if (batch % kBatches + 1 < kBatches) continue;
       losses(wanted.run(update.graph, fed(update.graph, batch)), update.grad_norm, wanted_norms);
     }
@@ -116,7 +116,7 @@ TEST(MicroBatches, AnUpdateInTheNextStepGivesTheSameBits) {
     for (size_t batch = 0; batch < 2 * kBatches; ++batch) {
       const JobGraph& job = batch == kBatches ? pending : first;
       const auto values = apart.run(job.graph, fed(job.graph, batch));
-      losses(values, job.loss_sum, found_losses);
+      losses(values, job.losses[0].sum, found_losses);
       if (batch % kBatches + 1 == kBatches) losses(values, job.grad_norm, found_norms);
     }
     EXPECT_NE(by_name(apart), by_name(wanted)) << "an update waits";
@@ -130,7 +130,7 @@ TEST(MicroBatches, AnUpdateInTheNextStepGivesTheSameBits) {
       const JobGraph& job = step == 0 ? first : pending;
       Graph together = job.graph;
       std::vector<ValueId> shared = job.pending_scalars;
-      shared.push_back(job.inverse_count);
+      shared.push_back(job.losses[0].inverse_count);
       const MicroBatches batches = join_micro_batches(together, kBatches, shared);
       together.verify("micro_batches");
       std::map<ValueId, Tensor> inputs;
@@ -138,7 +138,7 @@ TEST(MicroBatches, AnUpdateInTheNextStepGivesTheSameBits) {
         for (const auto& [id, tensor] : fed(job.graph, step * kBatches + batch)) inputs.try_emplace(batches[batch][id], tensor);
       }
       const auto values = joined.run(together, inputs);
-      for (size_t batch = 0; batch < kBatches; ++batch) losses(values, batches[batch][job.loss_sum], found_losses);
+      for (size_t batch = 0; batch < kBatches; ++batch) losses(values, batches[batch][job.losses[0].sum], found_losses);
       losses(values, job.grad_norm, found_norms);
       for (const char* once : {"AdamW", "SumSquares", "Clear"}) {
         const auto count = [&](const Graph& graph) {
@@ -157,7 +157,7 @@ TEST(MicroBatches, AnUpdateInTheNextStepGivesTheSameBits) {
 // No block is left for the next one before all micro-batches have passed it, and come back to only in the backward pass.
 TEST(MicroBatches, GoFromBlockToBlock) {
   JobGraph job = gpt_training(kTiny, {.accumulate = true});
-  join_micro_batches(job.graph, kBatches, {job.inverse_count});
+  join_micro_batches(job.graph, kBatches, {job.losses[0].inverse_count});
   std::vector<int> forward, backward;
   for (NodeId id : job.graph.order()) {
     const Node& node = job.graph.node(id);
@@ -174,7 +174,7 @@ TEST(MicroBatches, MoveLessThanOneByOne) {
   constexpr GptShape kShape{.layers = 4, .heads = 4, .width = 512, .vocabulary = 300, .batch = 1, .length = 8};
   const JobGraph job = gpt_training(kShape, {.accumulate = true});
   Graph apart = job.graph, together = job.graph;
-  join_micro_batches(together, 4, {job.inverse_count});
+  join_micro_batches(together, 4, {job.losses[0].inverse_count});
   const auto moved = [&](Graph& graph, bool ordered, int64_t limit) {
     JobGraph update = build_update_graph(job, {.accumulate = true}, {});
     const Planner planner({{.name = "train", .graph = &graph, .ordered = ordered, .role = job.role},

@@ -72,7 +72,7 @@ TEST(OneWeightGraphs, UpdateLater) {
   const ValueId w = forward.add_value({.name = "w", .shape = {64, 512}, .kind = ValueKind::parameter, .trainable = true});
   forward.outputs = {Builder(forward).emit("MatMul", {forward.inputs[0], w})};
   EXPECT_EQ(used_soon(forward), std::set<std::string>{"w"});
-  const LossSpec loss{.kind = "mse"};
+  const LossSpec loss{.terms = {{.kind = "mse"}}};
   Workers workers(2);
   const auto left_by = [&](const Program& program, const std::vector<const Graph*>& graphs, const std::vector<size_t>& runs, Disk* disk) {
     StreamMachine machine(program, graphs, workers, disk);

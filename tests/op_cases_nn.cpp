@@ -253,7 +253,44 @@ void loss_cases(std::vector<OpCase>& cases) {
                                 random_ints(f.labels, 0, f.classes - 1)},
                      .tolerance = 2e-6});
     cases.push_back({.name = f.name, .op = "CountLabels", .attributes = attributes, .inputs = {random_ints(f.labels, 0, 4)}});
+    const OpInput weights = statistic(random({f.classes}, 0.1, 2));
+    for (const auto& [smoothing, z_loss] : {std::pair{0.0f, 0.0f}, {0.3f, 0.01f}}) {
+      cases.push_back({.name = fmt::format("{}_weighted_{}", f.name, static_cast<int>(smoothing * 10)),
+                       .op = "SoftmaxCrossEntropy",
+                       .attributes = {{"ignore_index", int64_t{3}}, {"smoothing", smoothing}, {"z_loss", z_loss}},
+                       .inputs = {random(logits, -3, 3), random_ints(f.labels, 0, f.classes - 1), weights},
+                       .outputs = 2,
+                       .project = {0},
+                       .gradient = f.classes < 100 && element_count(f.labels) < 100});
+    }
+    cases.push_back({.name = fmt::format("{}_weighted", f.name),
+                     .op = "CountLabels",
+                     .attributes = attributes,
+                     .inputs = {random_ints(f.labels, 0, f.classes - 1), weights}});
   }
+  // Labels of several lengths, with repetitions (which need a blank between them); as many time steps as they need at the least, and more.
+  const OpInput sequences = ints({3, 4}, {1, 2, 2, 1, 3, -100, -100, -100, -1, 0, 0, 0});
+  for (const int64_t blank : {0, 4}) {
+    for (const bool has_lengths : {false, true}) {
+      OpCase ctc{.name = fmt::format("blank_{}{}", blank, has_lengths ? "_lengths" : ""),
+                 .op = "CtcLoss",
+                 .attributes = {{"blank", blank}},
+                 .inputs = {random({3, 7, 5}, -4, 0), sequences},
+                 .outputs = 2,
+                 .tolerance = 3e-6,
+                 .project = {0}};
+      if (has_lengths) ctc.inputs.push_back(ints({3}, {5, 4, 7}));
+      cases.push_back(ctc);
+    }
+  }
+  // Four labels and a repetition in four steps: no path spells them.
+  cases.push_back({.name = "impossible",
+                   .op = "CtcLoss",
+                   .attributes = {{"zero_infinity", int64_t{1}}},
+                   .inputs = {random({1, 4, 5}, -4, 0), ints({1, 4}, {1, 2, 2, 1})},
+                   .outputs = 2,
+                   .gradient = false,
+                   .expected = {{0}, std::vector<double>(20, 0)}});
   cases.push_back({.name = "ignored",
                    .op = "SoftmaxCrossEntropy",
                    .attributes = {{"ignore_index", int64_t{-100}}},

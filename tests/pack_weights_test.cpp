@@ -48,7 +48,7 @@ TEST(PackWeights, NeighboursOfOneClassThatGetAGradient) {
   m.graph.outputs = {loss, b.emit("Add", {y, elsewhere})};
   EXPECT_EQ(choose_packs(m.graph, {}), (Packs{{"a", "late"}, {"matrix", "other"}})) << "in the order of use";
   const std::string second = m.graph.value(m.graph.outputs[1]).name;
-  EXPECT_EQ(choose_packs(m.graph, {.output = second}), (Packs{{"a", "elsewhere"}, {"matrix", "other"}})) << "'late' has no gradient then";
+  EXPECT_EQ(choose_packs(m.graph, {.terms = {{.outputs = {second}}}}), (Packs{{"a", "elsewhere"}, {"matrix", "other"}})) << "'late' has no gradient then";
 }
 
 TEST(PackWeights, APackEndsBeforeItIsTooLarge) {
@@ -71,7 +71,7 @@ TEST(PackWeights, APackEndsBeforeItIsTooLarge) {
   }
   m.graph.outputs = {y};
   // a and b fill a pack; c, which is padded, and d are too much for one; g is as large as a pack.
-  EXPECT_EQ(choose_packs(m.graph, {.kind = "output"}), (Packs{{"a", "b"}, {"d", "e"}}));
+  EXPECT_EQ(choose_packs(m.graph, {.terms = {{.kind = "output"}}}), (Packs{{"a", "b"}, {"d", "e"}}));
 }
 
 // Node by node, as the head of the pass says.
@@ -126,7 +126,7 @@ TEST(PackWeights, AllEntriesHaveTheSamePacks) {
   other.batch = 1;
   const Graph smaller = gpt_forward(other);
   std::vector<JobGraph> jobs{build_train_graph(smaller, {}, optimizer, options), build_evaluate_graph(forward, {}, options),
-                             build_predict_graph(smaller, options), build_pending_graph(train, optimizer, options),
+                             build_predict_graph(smaller, smaller.outputs.size(), options), build_pending_graph(train, optimizer, options),
                              build_update_graph(train, optimizer, options)};
   const auto weights = [](const JobGraph& job) {
     std::map<std::string, TensorType> all;
@@ -145,7 +145,7 @@ TEST(PackWeights, ANameThatIsTakenIsSaid) {
   const Packs packs = choose_packs(forward, {});
   forward.rename(forward.find_value("wte.weight"), packs[0].front() + ".." + packs[0].back());
   try {
-    build_predict_graph(forward, {.packs = packs});
+    build_predict_graph(forward, forward.outputs.size(), {.packs = packs});
     FAIL() << "two weights of one name";
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::unsupported);

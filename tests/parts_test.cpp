@@ -124,7 +124,7 @@ struct Left {
 Left left_by(const Graph& forward, const Geometry& g, const OptimizerSpec& optimizer, int64_t part_bytes, Workers& workers) {
   Graph divided = forward;
   mark_parts(divided, {.part_bytes = part_bytes});
-  const JobGraph train = build_train_graph(divided, {.kind = "mse"}, optimizer, {});
+  const JobGraph train = build_train_graph(divided, {.terms = {{.kind = "mse"}}}, optimizer, {});
   const ValueId weight = forward.find_value("w");
   Tensor whole = random_tensor(forward.value(weight).type(), 5);
   Reference reference(workers);
@@ -147,7 +147,7 @@ Left left_by(const Graph& forward, const Geometry& g, const OptimizerSpec& optim
   }
   Left left{.results = {}, .state = {}, .parts = parts.size()};
   const auto values = reference.run(train.graph, inputs);
-  for (const ValueId id : {train.loss_sum, train.grad_norm}) left.results.push_back(values.at(id).to_double()[0]);
+  for (const ValueId id : {train.losses[0].sum, train.grad_norm}) left.results.push_back(values.at(id).to_double()[0]);
   const auto together = reference.state.find("w.exp_avg_sq_col");  // of all parts
   if (together != reference.state.end()) left.state["col"] = {together->second.data<float>().begin(), together->second.data<float>().end()};
   for (const char* of : {"", ".exp_avg", ".exp_avg_sq", ".momentum_buffer", ".exp_avg_sq_row"}) {
@@ -251,7 +251,7 @@ Trained train_once(const Graph& forward, const Optimizer& by, int64_t part_bytes
   Graph divided = forward;
   mark_parts(divided, {.part_bytes = part_bytes});
   const OptimizerSpec optimizer{.optimizer = by, .weight_decay = 0.1, .max_grad_norm = 1e-3};
-  const JobGraph train = build_train_graph(divided, {.kind = "mse"}, optimizer, {});
+  const JobGraph train = build_train_graph(divided, {.terms = {{.kind = "mse"}}}, optimizer, {});
   Reference reference(workers);
   for (const ValueId id : forward.parameters()) {
     const Value& value = forward.value(id);
@@ -271,7 +271,7 @@ Trained train_once(const Graph& forward, const Optimizer& by, int64_t part_bytes
   Trained trained;
   for (const NodeId id : train.graph.order()) ++trained.ops[std::string(train.graph.node(id).op->name)];
   const auto values = reference.run(train.graph, step_inputs(train.graph, optimizer, /*limit=*/500));
-  for (const ValueId id : {train.loss_sum, train.grad_norm}) trained.results.push_back(values.at(id).to_double()[0]);
+  for (const ValueId id : {train.losses[0].sum, train.grad_norm}) trained.results.push_back(values.at(id).to_double()[0]);
   const auto add = [&](const std::string& whole, const std::string& name) {
     for (const char* of : {"", ".exp_avg", ".exp_avg_sq", ".exp_avg_sq_row", ".exp_avg_sq_col"}) {
       const auto found = reference.state.find(name + of);

@@ -243,7 +243,7 @@ TEST(Autodiff, AWeightUsedTwiceIsSummedInImportOrder) {
   })");
   const ValueId loss = Builder(graph).emit("SquaredError", {graph.outputs[0], graph.inputs[0]});
   graph.outputs = {loss};
-  const auto uses = differentiate_uses(graph, loss);
+  const auto uses = differentiate_uses(graph, {{.value = loss}});
   graph.verify("autodiff");
   ASSERT_EQ(uses.size(), 1u);
   const std::vector<ValueId>& gradients = uses.begin()->second;
@@ -299,7 +299,7 @@ TEST(Autodiff, NamesEveryNodeWithoutGradient) {
     y = Neg(b)
   })");
   const ValueId loss = Builder(graph).emit("SquaredError", {graph.outputs[0], graph.inputs[0]});
-  EXPECT_EQ(find_blockers(graph, loss).size(), op_named("CumSum").gradient ? 0u : 1u);
+  EXPECT_EQ(find_blockers(graph, {loss}).size(), op_named("CumSum").gradient ? 0u : 1u);
 }
 
 TEST(Pipeline, AnAccumulatedStepComputesTheGradientsOfThePlainOne) {
@@ -309,7 +309,7 @@ TEST(Pipeline, AnAccumulatedStepComputesTheGradientsOfThePlainOne) {
     c = MatMul(b, w)
     y = MatMul(c, v)
   })";
-  const LossSpec loss{.kind = "mse"};
+  const LossSpec loss{.terms = {{.kind = "mse"}}};
   const Graph forward = parse_graph(text);
   JobGraph plain = build_train_graph(forward, loss, {.max_grad_norm = 0}, {});
   const OptimizerSpec accumulating{.max_grad_norm = 0, .accumulate = true};

@@ -54,7 +54,7 @@ Graph perceptron() {
 }
 
 TEST(Recompute, RunsAgainRightBeforeTheReader) {
-  Graph graph = build_train_graph(perceptron(), {.kind = "mse"}, {}, {}).graph;
+  Graph graph = build_train_graph(perceptron(), {.terms = {{.kind = "mse"}}}, {}, {}).graph;
   const Graph before = graph;
   EXPECT_FALSE(recompute(graph, {}));
   EXPECT_EQ(graph.to_text(), before.to_text());

@@ -281,7 +281,7 @@ RandomTraining random_training(uint32_t seed) {
   Graph forward =
       random_forward(seed, 8 + static_cast<int>(seed % 3) * 4, {.rows = 32, .width = 128, .near = 4, .small_state = seed % 4 == 0});
   if (seed % 3 == 0) mark_parts(forward, {.part_bytes = int64_t{1} << 13, .part_rows = 64});
-  JobGraph train = build_train_graph(forward, {.kind = "output"}, optimizer, {});
+  JobGraph train = build_train_graph(forward, {.terms = {{.kind = "output"}}}, optimizer, {});
   const JobGraph update = build_update_graph(train, optimizer, {});
   for (ValueId id = seed % 5; id < train.graph.value_count(); id += 31) {
     const Value& value = train.graph.value(id);

@@ -1,12 +1,15 @@
 // Softmax and cross-entropy of class labels in one op (ONNX SoftmaxCrossEntropyLoss-13 with the classes last): never writes the
 // probabilities.
 //
-//   SoftmaxCrossEntropy{ignore_index, smoothing, z_loss}(logits (..., V), labels int64 (...)) -> loss_sum [], lse (...)
-//     lse = log sum exp of a row; loss_sum = sum over rows whose label isn't ignore_index of
-//     lse - (1 - smoothing) logits[label] - smoothing * mean of the logits + z_loss lse^2
-//   SoftmaxCrossEntropyGrad{the same}(d_loss_sum [], logits, lse, labels) -> dlogits =
-//     (exp(logits - lse) (1 + 2 z_loss lse) - smoothing / V - (1 - smoothing) [class = label]) d_loss_sum
-//   CountLabels{ignore_index}(labels) -> float32 [], the rows that count
+//   SoftmaxCrossEntropy{ignore_index, smoothing, z_loss}(logits (..., V), labels int64 (...), w? (V)) -> loss_sum [], lse (...)
+//     lse = log sum exp of a row; w: a weight for each class, 1 where there is none; loss_sum = sum over rows whose label isn't ignore_index of
+//     (1 - smoothing) w[label] (lse - logits[label]) + smoothing / V * sum over classes of w (lse - logits) + w[label] z_loss lse^2
+//   SoftmaxCrossEntropyGrad{the same}(d_loss_sum [], logits, lse, labels, w?) -> dlogits =
+//     (exp(logits - lse) ((1 - smoothing) w[label] + smoothing / V * sum of w + 2 w[label] z_loss lse)
+//      - smoothing / V * w - (1 - smoothing) w[label] [class = label]) d_loss_sum
+//   CountLabels{ignore_index}(labels, w?) -> float32 [], the rows that count, each as the weight of its label
+//
+// As torch.nn.functional.cross_entropy has it, whose mean is loss_sum / count.
 //
 // Saves the logits, which the gradient overwrites, and lse. loss_sum and lse are float32 or wider. A row is summed in fixed chunks of
 // lanes, rows in ascending order in double. A label outside the classes is the data's fault: a DataError.
@@ -41,6 +44,8 @@ std::vector<TensorType> infer(const InferContext& context) {
                 to_string(leading));
   }
   const DType computed = compute_type(logits.dtype);
+  if (context.has(2) && context.input(2) != TensorType{computed, {logits.shape.back()}})
+    throw error(ErrorCode::unsupported, "the weights of the classes are {}, the logits {}", to_string(context.input(2)), to_string(logits));
   return {{computed, {}}, {computed, leading}};
 }
 
@@ -69,14 +74,24 @@ struct CrossEntropyTerms {
   double smoothing = 0, z_loss = 0;
   explicit CrossEntropyTerms(const Attributes& attributes)
       : smoothing(static_cast<double>(attributes.get("smoothing", 0.0f))), z_loss(static_cast<double>(attributes.get("z_loss", 0.0f))) {}
+
+  // The loss of a row whose classes have weights.
+  template <typename T, typename C> double weighted(const T* x, int64_t n, const C* weights, int64_t label, double lse) const {
+    const auto at = [&](int64_t i) { return static_cast<double>(weights[i]) * (lse - static_cast<double>(load(x[i]))); };
+    double loss = (1 - smoothing) * at(label) + static_cast<double>(weights[label]) * z_loss * lse * lse;
+    double all = 0;
+    for (int64_t i = 0; smoothing != 0 && i < n; ++i) all += at(i);
+    return loss + smoothing / static_cast<double>(n) * all;
+  }
 };
 
 template <typename T> KernelRun forward(const KernelSpec& spec) {
   return [n = classes(spec, 0), rows = rows(spec, 0), ignore = spec.attributes.get("ignore_index", kNothingIgnored),
-          terms = CrossEntropyTerms(spec.attributes)](const KernelArgs& args) {
+          terms = CrossEntropyTerms(spec.attributes), has_weights = spec.has(2)](const KernelArgs& args) {
     using C = Compute<T>;
     auto* losses = reinterpret_cast<double*>(args.workspace);
     const auto* labels = args.in<int64_t>(1);
+    const C* const weights = has_weights ? args.in<C>(2) : nullptr;
     const int64_t block = rows_per_task(n);
     args.workers().parallel_blocks(rows, block, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
@@ -95,8 +110,11 @@ template <typename T> KernelRun forward(const KernelSpec& spec) {
         }
         const auto at_label = static_cast<double>(load(x[labels[row]]));
         losses[row] = lse - at_label + terms.z_loss * lse * lse;
-        if (terms.smoothing != 0)
+        if (weights != nullptr) {
+          losses[row] = terms.weighted(x, n, weights, labels[row], lse);
+        } else if (terms.smoothing != 0) {
           losses[row] += terms.smoothing * (at_label - row_sum(x, n, [](C v) { return v; }) / static_cast<double>(n));
+        }
       }
     });
     double sum = 0;
@@ -105,7 +123,12 @@ template <typename T> KernelRun forward(const KernelSpec& spec) {
   };
 }
 
-// dx = e^(x - lse) * scale - less; dx may be x.
+// dx = e^(x - lse) * scale - less * weights; dx may be x.
+template <typename T>
+void scaled_softmax(const T* x, T* dx, int64_t n, Compute<T> lse, Compute<T> scale, Compute<T> less, const Compute<T>* weights) {
+  for (int64_t i = 0; i < n; ++i) dx[i] = store<T>(math::exp(load(x[i]) - lse) * scale - less * weights[i]);
+}
+// The same where the classes have no weights.
 template <typename T> void scaled_softmax(const T* x, T* dx, int64_t n, Compute<T> lse, Compute<T> scale, Compute<T> less) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) dx[i] = store<T>(math::exp(load(x[i]) - lse) * scale - less);
@@ -113,8 +136,11 @@ template <typename T> void scaled_softmax(const T* x, T* dx, int64_t n, Compute<
 
 template <typename T> KernelRun backward(const KernelSpec& spec) {
   return [n = classes(spec, 1), rows = rows(spec, 1), ignore = spec.attributes.get("ignore_index", kNothingIgnored),
-          terms = CrossEntropyTerms(spec.attributes)](const KernelArgs& args) {
+          terms = CrossEntropyTerms(spec.attributes), has_weights = spec.has(4)](const KernelArgs& args) {
     using C = Compute<T>;
+    const C* const weights = has_weights ? args.in<C>(4) : nullptr;
+    double all_weights = 0;
+    for (int64_t i = 0; weights != nullptr && i < n; ++i) all_weights += static_cast<double>(weights[i]);
     const C scale = *args.in<C>(0);
     const auto* labels = args.in<int64_t>(3);
     args.workers().parallel_blocks(rows, rows_per_task(n), [&](int64_t begin, int64_t end) {
@@ -127,6 +153,15 @@ template <typename T> KernelRun backward(const KernelSpec& spec) {
         }
         const C lse = args.in<C>(2)[row];
         if (labels[row] < 0 || labels[row] >= n) continue;  // the forward pass has reported it
+        if (weights != nullptr) {
+          const auto at = static_cast<double>(weights[labels[row]]), smoothed = terms.smoothing / static_cast<double>(n);
+          const C of_softmax = C((1 - terms.smoothing) * at + smoothed * all_weights) + C(2 * terms.z_loss * at) * lse;
+          const C of_label = C((1 - terms.smoothing) * at), less = C(smoothed) * weights[labels[row]];
+          const C at_label = (math::exp(load(x[labels[row]]) - lse) * of_softmax - less - of_label) * scale;
+          scaled_softmax(x, dx, n, lse, of_softmax * scale, C(smoothed) * scale, weights);
+          dx[labels[row]] = store<T>(at_label);
+          continue;
+        }
         const C of_softmax = terms.z_loss == 0 ? C(1) : C(1) + C(2 * terms.z_loss) * lse,
                 of_all = C(terms.smoothing / static_cast<double>(n));
         const C at_label = (math::exp(load(x[labels[row]]) - lse) * of_softmax - of_all - C(1 - terms.smoothing)) * scale;
@@ -147,8 +182,9 @@ KernelRun prepare_backward(const KernelSpec& spec) {
 }
 
 void gradient(const Node& node, GradientBuilder& g) {
-  g.input_gradient(
-      0, g.emit("SoftmaxCrossEntropyGrad", {g.output_gradient(0), node.inputs[0], node.outputs[1], node.inputs[1]}, node.attributes));
+  std::vector<ValueId> inputs{g.output_gradient(0), node.inputs[0], node.outputs[1], node.inputs[1]};
+  if (node.inputs.size() > 2) inputs.push_back(node.inputs[2]);
+  g.input_gradient(0, g.emit("SoftmaxCrossEntropyGrad", std::move(inputs), node.attributes));
 }
 
 std::vector<TensorType> infer_count(const InferContext& context) {
@@ -158,9 +194,19 @@ std::vector<TensorType> infer_count(const InferContext& context) {
 }
 
 KernelRun make_count(const KernelSpec& spec) {
-  return [n = element_count(spec.inputs[0].shape), ignore = spec.attributes.get("ignore_index", kNothingIgnored)](const KernelArgs& args) {
+  const int64_t classes = spec.has(1) ? spec.inputs[1].shape[0] : 0;
+  return [n = element_count(spec.inputs[0].shape), ignore = spec.attributes.get("ignore_index", kNothingIgnored),
+          classes](const KernelArgs& args) {
     const auto* labels = args.in<int64_t>(0);
-    *args.out<float>(0) = static_cast<float>(n - std::count(labels, labels + n, ignore));
+    if (classes == 0) {
+      *args.out<float>(0) = static_cast<float>(n - std::count(labels, labels + n, ignore));
+      return;
+    }
+    double sum = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      if (labels[i] != ignore && labels[i] >= 0 && labels[i] < classes) sum += static_cast<double>(args.in<float>(1)[labels[i]]);
+    }
+    *args.out<float>(0) = static_cast<float>(sum);
   };
 }
 

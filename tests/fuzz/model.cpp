@@ -60,7 +60,7 @@ void run_nodes(const Graph& graph) {
 
 // The gradient of the sum of an output's elements.
 void differentiate_output(Graph graph, ValueId output) {
-  if (!is_floating(graph.value(output).dtype) || !find_blockers(graph, output).empty()) return;
+  if (!is_floating(graph.value(output).dtype) || !find_blockers(graph, {output}).empty()) return;
   std::vector<int64_t> axes;
   for (size_t i = 0; i < graph.value(output).shape.size(); ++i) axes.push_back(static_cast<int64_t>(i));
   const ValueId loss = Builder(graph).emit("ReduceSum", {output}, {{"axes", axes}, {"keepdims", int64_t{0}}});
@@ -81,7 +81,7 @@ void exercise_model(const std::string& path) {
   // Dimensions that are numbers need none, and one too many is an error.
   std::erase_if(options.shapes, [](const auto& entry) { return entry.first.find_first_not_of("0123456789") == std::string::npos; });
   const Imported imported = import_model(path, options, workers());
-  for (ValueId output : imported.graph.outputs) find_blockers(imported.graph, output);
+  for (ValueId output : imported.graph.outputs) find_blockers(imported.graph, {output});
   if (!imported.graph.outputs.empty()) differentiate_output(imported.graph, imported.graph.outputs[0]);
 }
 

@@ -1,0 +1,146 @@
+#include "frontend/attach_model.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "frontend/loss_options.h"
+#include "graph/error.h"
+#include "graph/op_def.h"
+#include "passes/passes.h"
+
+namespace ort_train {
+namespace {
+
+bool has(const std::vector<DeclaredInput>& values, const std::string& name) {
+  return std::any_of(values.begin(), values.end(), [&](const DeclaredInput& value) { return value.name == name; });
+}
+
+ValueId find_output(const Graph& graph, const std::string& name) {
+  const auto found = std::find_if(graph.outputs.begin(), graph.outputs.end(), [&](ValueId id) { return graph.value(id).name == name; });
+  return found == graph.outputs.end() ? kNone : *found;
+}
+
+// What an input of the attached model reads: an output of the trained model, one of its inputs, or a new one, which the data feed.
+ValueId source_of(Graph& graph, const Attachment& attachment, const Value& input) {
+  const ValueId output = attachment.is_loss ? find_output(graph, input.name) : kNone;
+  ValueId source = output != kNone ? output : graph.find_value(input.name);
+  if (source == kNone || (output == kNone && graph.value(source).kind != ValueKind::input)) {
+    source = graph.add_value({.name = input.name, .dtype = input.dtype, .shape = input.shape, .kind = ValueKind::input});
+    graph.inputs.push_back(source);
+  }
+  const TensorType type = graph.value(source).type();
+  if (type.shape != input.shape || (type.dtype != input.dtype && !(is_floating(type.dtype) && is_floating(input.dtype))))
+    throw error(ErrorCode::unsupported, "'{}': its input '{}' is {}, what goes into it is {}", attachment.path, input.name,
+                to_string(input.type()), to_string(type));
+  return type.dtype == input.dtype ? source : Builder(graph).named(input.name).cast(source, input.dtype);
+}
+
+// Copies `from` into `to`. Returns what each value became.
+void append(Graph& to, const Graph& from, const Attachment& attachment) {
+  std::vector<ValueId> now(from.value_count(), kNone);
+  for (const ValueId id : from.inputs) now[id] = source_of(to, attachment, from.value(id));
+  const auto copy = [&](ValueId id) {
+    if (id == kNone || now[id] != kNone) return;
+    Value value = from.value(id);
+    value.name = attachment.prefix + value.name;
+    value.producer = kNone;
+    value.trainable = false;
+    now[id] = to.add_value(std::move(value));
+  };
+  for (const ValueId id : from.parameters()) copy(id);
+  for (const NodeId id : from.order()) {
+    Node node = from.node(id);
+    node.name = attachment.prefix + node.name;
+    for (std::vector<ValueId>* values : {&node.inputs, &node.outputs}) {
+      for (ValueId& value : *values) {
+        copy(value);
+        if (value != kNone) value = now[value];
+      }
+    }
+    to.add_node(std::move(node));
+  }
+  for (const ValueId id : from.outputs) {
+    copy(id);  // one that no node makes
+    to.outputs.push_back(now[id]);
+  }
+}
+
+}  // namespace
+
+std::vector<Attachment> attachments(const Options& options) {
+  std::vector<Attachment> all;
+  if (!options.teacher.empty()) all.push_back({.path = options.teacher, .prefix = kTeacherPrefix});
+  if (!options.loss_model.empty()) all.push_back({.path = options.loss_model, .prefix = kLossModelPrefix, .is_loss = true});
+  for (Attachment& attachment : all) attachment.model = declared(attachment.path);
+  return all;
+}
+
+void bind_attachment(const Attachment& attachment, const Declared& trained, const DataSet& data, Binding& binding) {
+  for (const DeclaredInput& input : attachment.model.inputs) {
+    const bool is_fed = std::any_of(binding.fed.begin(), binding.fed.end(), [&](const FedInput& fed) { return fed.input == input.name; });
+    const bool is_fixed = std::any_of(binding.constants.begin(), binding.constants.end(),
+                                      [&](const ConstantInput& constant) { return constant.name == input.name; });
+    if (is_fed || is_fixed || (attachment.is_loss && has(trained.outputs, input.name))) continue;
+    if (data.is_row() || data.find(input.name) < 0) {
+      std::vector<std::string> names;
+      for (const DeclaredInput& known : trained.inputs) names.push_back(known.name);
+      for (const DeclaredInput& known : trained.outputs) {
+        if (attachment.is_loss) names.push_back(known.name);
+      }
+      for (const Field& field : data.fields()) {
+        if (!data.is_row()) names.push_back(field.name);
+      }
+      throw error(ErrorCode::usage, "'{}': its input '{}' comes from nowhere: it has to have the name of one of these: {}", attachment.path,
+                  input.name, fmt::join(names, ", "));
+    }
+    binding.fed.push_back({.input = input.name, .field = input.name});
+  }
+}
+
+void attach_model(Imported& trained, const Attachment& attachment, const ImportOptions& options, const DataSet& data, Workers& workers) {
+  ImportOptions own{.shapes = {}, .bound_inputs = {}, .freeze = {}};
+  const Graph& graph = trained.graph;
+  int64_t batch = 1;
+  for (const ValueId id : graph.inputs) {
+    if (!graph.value(id).shape.empty()) batch = graph.value(id).shape[0];
+  }
+  for (const DeclaredInput& input : attachment.model.inputs) {
+    if (const auto fixed = options.bound_inputs.find(input.name); fixed != options.bound_inputs.end()) {
+      own.bound_inputs.insert(*fixed);
+      continue;
+    }
+    ValueId source = attachment.is_loss ? find_output(graph, input.name) : kNone;
+    if (source == kNone) source = graph.find_value(input.name);
+    Shape shape;
+    if (source != kNone) {
+      shape = graph.value(source).shape;
+    } else {
+      shape = {batch};
+      const Field& field = data.fields()[static_cast<size_t>(data.find(input.name))];
+      shape.insert(shape.end(), field.shape.begin(), field.shape.end());
+    }
+    if (shape.size() != input.dims.size())
+      throw error(ErrorCode::unsupported, "'{}': its input '{}' has {} dimensions, what goes into it {}", attachment.path, input.name,
+                  input.dims.size(), shape.size());
+    for (size_t axis = 0; axis < shape.size(); ++axis) own.shapes[fmt::format("{}.{}", input.name, axis)] = shape[axis];
+  }
+  Imported other = import_model(attachment.path, own, workers);
+  std::vector<std::string> obstacles;
+  for (const Obstacle& obstacle : other.obstacles) {
+    if (obstacle.blocks) obstacles.push_back(obstacle.node + ": " + obstacle.reason);
+  }
+  if (!obstacles.empty())
+    throw error(ErrorCode::unsupported, "'{}': {} of its nodes can't be imported: {}", attachment.path, obstacles.size(),
+                fmt::join(obstacles, "; "));
+  leave_training(other.graph, {});
+  append(trained.graph, other.graph, attachment);
+  for (Weight& weight : other.weights) {
+    weight.parameter = attachment.prefix + weight.parameter;
+    weight.is_attached = true;
+    trained.weights.push_back(std::move(weight));
+  }
+  trained.graph.verify("attach");
+}
+
+}  // namespace ort_train

@@ -123,7 +123,11 @@ void attach_model(Imported& trained, const Attachment& attachment, const ImportO
     if (shape.size() != input.dims.size())
       throw error(ErrorCode::unsupported, "'{}': its input '{}' has {} dimensions, what goes into it {}", attachment.path, input.name,
                   input.dims.size(), shape.size());
-    for (size_t axis = 0; axis < shape.size(); ++axis) own.shapes[fmt::format("{}.{}", input.name, axis)] = shape[axis];
+    for (size_t axis = 0; axis < shape.size(); ++axis) {
+      const std::string& dim = input.dims[axis];  // a number where the file fixes it
+      if (dim.find_first_not_of("0123456789") == std::string::npos && !dim.empty() && dim != "0") continue;
+      own.shapes[fmt::format("{}.{}", input.name, axis)] = shape[axis];
+    }
   }
   Imported other = import_model(attachment.path, own, workers);
   std::vector<std::string> obstacles;

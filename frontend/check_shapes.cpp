@@ -15,7 +15,11 @@ constexpr int64_t kMostNodes = 60'000, kMostBytes = int64_t{1} << 30;  // of all
 class Search {
  public:
   Search(const std::string& path, int64_t nodes, ImportOptions& import, std::vector<OpenDimension>& open, Workers& workers)
-      : path_(path), import_(import), open_(open), workers_(workers), left_(std::max<int64_t>(kMostNodes / std::max<int64_t>(nodes, 1), 2)) {}
+      : path_(path),
+        import_(import),
+        open_(open),
+        workers_(workers),
+        left_(std::max<int64_t>(kMostNodes / std::max<int64_t>(nodes, 1), 2)) {}
 
   void run() {
     best_ = obstacles();

@@ -15,14 +15,14 @@
 namespace ort_train {
 
 struct OpenDimension {
-  std::string name;      // a dimension's, or INPUT.AXIS
-  int64_t size = 0;      // with which the model is checked
+  std::string name;  // a dimension's, or INPUT.AXIS
+  int64_t size = 0;  // with which the model is checked
   bool is_batch = false;
   std::vector<int64_t> fits{}, fails{};  // of the other sizes that were tried
 };
 
-// Tries sizes for the dimensions whose size is not known, beginning with `open[i].size`. Leaves in `import.shapes` those that the model takes,
-// and in `open` what was found. `nodes` and `bytes` are the model's: large models are tried with fewer sizes.
+// Tries sizes for the dimensions whose size is not known, beginning with `open[i].size`. Leaves in `import.shapes` those that the model
+// takes, and in `open` what was found. `nodes` and `bytes` are the model's: large models are tried with fewer sizes.
 void find_sizes(const std::string& path, int64_t nodes, int64_t bytes, ImportOptions& import, std::vector<OpenDimension>& open,
                 Workers& workers);
 

@@ -87,8 +87,7 @@ void Feed::add(const std::string& input, const std::string& field, ValueId value
             .labels = labels};
   const size_t packed = static_cast<size_t>(from.bytes());
   if (element_of(wanted.dtype) != from.element) buffer_.resize(std::max(buffer_.size(), packed));
-  if (labels != nullptr)
-    label_buffer_.resize(std::max(label_buffer_.size(), static_cast<size_t>(slot.elements * size_of(slot.dtype))));
+  if (labels != nullptr) label_buffer_.resize(std::max(label_buffer_.size(), static_cast<size_t>(slot.elements * size_of(slot.dtype))));
   slots_.push_back(slot);
 }
 

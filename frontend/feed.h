@@ -24,9 +24,9 @@ struct LabelSpec {
   size_t loss = 0;  // which of the job's losses
   bool causal = false;
   LabelKind kind = LabelKind::classes;
-  bool counts = true;                  // how many of its numbers are classes that aren't ignored is asked for
-  int64_t class_count = 0;             // class numbers are below it, or ignore_index
-  std::vector<double> class_weights{}; // what a label of each class counts; empty: one
+  bool counts = true;                   // how many of its numbers are classes that aren't ignored is asked for
+  int64_t class_count = 0;              // class numbers are below it, or ignore_index
+  std::vector<double> class_weights{};  // what a label of each class counts; empty: one
   int64_t ignore_index = -100;
 };
 
@@ -48,8 +48,8 @@ class Feed {
     ValueId value;
     size_t field;
     DType dtype;
-    int64_t elements;  // of a sample
-    int64_t limit;     // indices lie in [-limit, limit); 0: no limit
+    int64_t elements;                   // of a sample
+    int64_t limit;                      // indices lie in [-limit, limit); 0: no limit
     const LabelSpec* labels = nullptr;  // null: an input of the model
   };
   void add(const std::string& input, const std::string& field, ValueId value, const LabelSpec* labels);

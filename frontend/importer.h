@@ -262,9 +262,9 @@ class Walk {
   const BoundInputs& inputs_;
   Folder folder_;
   const ImportOptions* options_ = nullptr;
-  std::set<size_t> fitting_;           // of options.batch_norm_nodes
+  std::set<size_t> fitting_;                              // of options.batch_norm_nodes
   std::map<size_t, std::vector<std::string>> dropped_{};  // of options.dropout: the nodes that it fits
-  std::vector<std::string> layers_{};  // names of BatchNormalization nodes
+  std::vector<std::string> layers_{};                     // names of BatchNormalization nodes
   Scope main_;
   std::map<const onnx::GraphDef*, Body> bodies_;
   size_t top_ = 0;  // position of the main graph's node at work

@@ -104,7 +104,8 @@ class Term {
       std::vector<std::string> names;
       for (const LossParameter& parameter : shape_->parameters) names.emplace_back(parameter.name);
       if (shape_->labels == LabelKind::classes) names.emplace_back("ignore_index");
-      throw wrong("{} has no parameter '{}'; it has {}", term_.kind, name, names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", ")));
+      throw wrong("{} has no parameter '{}'; it has {}", term_.kind, name,
+                  names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", ")));
     }
     if (equals == std::string::npos) throw wrong("'{}' has no value: {}=VALUE", name, name);
     const std::string text = trimmed(setting.substr(equals + 1));
@@ -188,14 +189,13 @@ LossSpec parse_losses(const Options& options) {
       if (term.kind == "output" && term.outputs.empty() && !outputs.empty()) term.outputs = {kLossModelPrefix + outputs[0].name};
     }
   }
+  const auto follows = [](const LossTerm& term) { return term.kind == "distillation"; };
+  if (!options.teacher.empty() && std::none_of(spec.terms.begin(), spec.terms.end(), follows))
+    throw error(ErrorCode::usage, "`teacher` {}: no loss follows it: leave `loss` out, or add a term, as in '{}*0.5,distillation*0.5'",
+                options.teacher, spec.terms[0].kind);
   apply(options.label_smoothing, 0, "label_smoothing", "cross_entropy", "label_smoothing", spec, 0, 1);
   apply(options.z_loss, 0, "z_loss", "cross_entropy", "z_loss", spec, 0, INFINITY);
   apply(options.temperature, 1, "temperature", "distillation", "temperature", spec, 1e-6, INFINITY);
-  const auto follows = [](const LossTerm& term) { return term.kind == "distillation"; };
-  if (!options.teacher.empty() && std::none_of(spec.terms.begin(), spec.terms.end(), follows))
-    throw error(ErrorCode::usage,
-                "`teacher` {}: no loss follows it: leave `loss` out, or add a term, as in '{}*0.5,distillation*0.5'", options.teacher,
-                spec.terms[0].kind);
   return spec;
 }
 

@@ -36,9 +36,9 @@ struct ParamGroup {
 };
 
 struct Options {
-  std::string model{};                      // path of an ONNX file
-  std::string data{};                       // .txt, .bin, .npz, .safetensors, or a folder with train and valid of one of these
-  std::string task{};                       // "causal-lm" or empty
+  std::string model{};  // path of an ONNX file
+  std::string data{};   // .txt, .bin, .npz, .safetensors, or a folder with train and valid of one of these
+  std::string task{};   // "causal-lm" or empty
   // What is minimized: cross_entropy | nll | mse | l1 | smooth_l1 | huber | binary_cross_entropy (of logits) | focal | dice | kl |
   // distillation | cosine_embedding | info_nce | triplet | ctc | output (the model's output is the loss); or several, with weights,
   // parameters and labels: OUTPUT:NAME(PARAMETER=VALUE,…)*WEIGHT@LABELS,… (docs/losses.md). Empty: `output` with `loss_model`,
@@ -149,8 +149,9 @@ struct Options {
   // matches any text, and the last pattern that matches counts.
   std::string batch_norm = "model";
   std::vector<std::pair<std::string, std::string>> batch_norm_nodes{};
-  // Puts a Dropout behind nodes in training, in place of one that the file has there: (name of a node, pattern with *, or op; ratio from 0 to
-  // below 1). Of several that fit, the last counts. Exporters leave Dropout out, or in evaluation mode. The new model is not changed by it.
+  // Puts a Dropout behind nodes in training, in place of one that the file has there: (name of a node, pattern with *, or op; ratio from 0
+  // to below 1). Of several that fit, the last counts. Exporters leave Dropout out, or in evaluation mode. The new model is not changed by
+  // it.
   std::vector<std::pair<std::string, double>> dropout{};
   // Look at what every node makes, and end with the name of the first that makes NaN or infinities of finite numbers. Slow.
   bool detect_anomaly = false;
@@ -289,8 +290,8 @@ struct CheckTensor {
 };
 // A dimension that neither the file nor the options bind.
 struct CheckDimension {
-  std::string name;                           // or INPUT.AXIS
-  int64_t size = 0;                           // with which the model was checked
+  std::string name;                             // or INPUT.AXIS
+  int64_t size = 0;                             // with which the model was checked
   std::vector<int64_t> fits{}, does_not_fit{};  // other sizes that were tried
 };
 struct CheckReport {

@@ -66,7 +66,8 @@ const Options& Trainer::Impl::checked(const Options& options) {
                 "chosen) go together: give both or none");
   LossScaling(options, /*in_float16=*/true);  // refuses what fits no model
   for (const LossTerm& term : parse_losses(options).terms) {
-    if (options.task == "causal-lm" && term.kind != "cross_entropy" && term.kind != "nll" && loss_named(term.kind).labels != LabelKind::none)
+    if (options.task == "causal-lm" && term.kind != "cross_entropy" && term.kind != "nll" &&
+        loss_named(term.kind).labels != LabelKind::none)
       throw error(ErrorCode::usage, "`task` causal-lm goes with `loss` cross_entropy, not {}", term.kind);
   }
   for (const auto& [name, ratio] : options.dropout) {

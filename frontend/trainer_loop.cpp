@@ -180,7 +180,8 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, const Upd
   for (const auto& batch : left) {
     JobEntry& entry = entry_for(wanted(), batch.size(), &index);
     std::vector<double> here(means.counted.size());
-    entry.feed->fill(batch, [&](ValueId value) { return place(index, value); }, here);
+    entry.feed->fill(
+        batch, [&](ValueId value) { return place(index, value); }, here);
     if (!accumulate) means.add_labels(here);
     set_seed(index, entry, means, update.loss_scale);
     set_random(index, entry.job.graph.find_value(kRandomInput), step, first, static_cast<int64_t>(batch.size()));
@@ -205,15 +206,16 @@ StepResult Trainer::Impl::run_step(const Window& window, int64_t step, const Upd
   return result;
 }
 
-void Trainer::Impl::run_together(size_t index, std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first,
-                                 LossMeans& means, float loss_scale) {
+void Trainer::Impl::run_together(size_t index, std::span<const std::vector<int64_t>> batches, int64_t step, int64_t first, LossMeans& means,
+                                 float loss_scale) {
   const JobEntry& entry = *entries[index];
   Feed& feed = *entries[0]->feed;  // one micro-batch's
   const ValueId random = entry.job.graph.find_value(kRandomInput);
   std::vector<std::vector<double>> here(batches.size(), std::vector<double>(means.counted.size()));
   for (size_t i = 0; i < batches.size(); ++i) {
     const auto samples = static_cast<int64_t>(batches[i].size());
-    feed.fill(batches[i], [&](ValueId value) { return place(index, entry.together[i][value]); }, here[i]);
+    feed.fill(
+        batches[i], [&](ValueId value) { return place(index, entry.together[i][value]); }, here[i]);
     if (random != kNone) set_random(index, entry.together[i][random], step, first + static_cast<int64_t>(i) * samples, samples);
   }
   set_seed(index, entry, means, loss_scale);
@@ -257,13 +259,15 @@ EvalReport Trainer::Impl::evaluate() {
     size_t index = 0;
     JobEntry& entry = entry_for({.kind = EntryKind::evaluate}, batch.size(), &index);
     std::vector<double> here(means.counted.size());
-    entry.feed->fill(batch, [&](ValueId value) { return place(index, value); }, here);
+    entry.feed->fill(
+        batch, [&](ValueId value) { return place(index, value); }, here);
     if (!run_entry(index, &stop)) return result;
     // The mean of a model's own loss is weighted by samples, so that a short last batch counts for what it is.
     const auto samples = static_cast<int64_t>(batch.size());
     means.count_batch(samples, static_cast<double>(samples));
     means.add_labels(here);
-    add_losses(means, entry.job.losses, here, [&](ValueId value) { return scalar(index, value); }, static_cast<double>(samples));
+    add_losses(
+        means, entry.job.losses, here, [&](ValueId value) { return scalar(index, value); }, static_cast<double>(samples));
   }
   if (means.counts()) result.loss = means.loss();
   return result;
@@ -390,8 +394,7 @@ Summary Trainer::Impl::train() {
     state.seconds = seconds_before + seconds_since(begin);
     remember(state, result.loss);
     if (is_skipped && !found.empty()) tell(callbacks.on_note, fmt::format("step {} is skipped: {}", step, found));
-    if (!result.counts)
-      tell(callbacks.on_note, fmt::format("step {}: none of its labels counts, so nothing was learned from it", step));
+    if (!result.counts) tell(callbacks.on_note, fmt::format("step {}: none of its labels counts, so nothing was learned from it", step));
     tell(callbacks.on_step, step_report);
     double eval_loss = std::numeric_limits<double>::quiet_NaN();
     if (!thrown && options.eval_steps > 0 && (step % options.eval_steps == 0 || step == total_steps)) eval_loss = evaluate_now();

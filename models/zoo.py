@@ -8,11 +8,12 @@ A file passes where all gradients of the first step differ from PyTorch's in dou
 AdamW by at most 1e-3. Where folding has merged weights (a convolution with its BatchNorm, a table with what is looked up in it), what trains is another form of the model: there the
 gradients of the other weights are compared. What an exporter can't export is listed as that.
 
-    models/zoo.py [--ort-train PROGRAM] [--write] [--jobs N] [--keep FOLDER] [NAME...]      needs torch, transformers, onnx, onnxscript
+    models/zoo.py [--ort-train PROGRAM] [--write] [--jobs N] [--keep FOLDER] [NAME...]      needs what models/requirements-zoo.txt lists
 """
 import argparse
 import concurrent.futures
 import contextlib
+import importlib.util
 import inspect
 import io
 import json
@@ -28,6 +29,22 @@ import warnings
 import numpy as np
 import onnx
 import torch
+
+
+def declare_operators():
+    """torchvision's wheels have their operators for one build of torch each; its models, and timm's, need none, but want them declared."""
+    found = importlib.util.find_spec("torchvision")
+    if found is None:
+        return None
+    text = (pathlib.Path(found.submodule_search_locations[0]) / "_meta_registrations.py").read_text()
+    library = torch.library.Library("torchvision", "DEF")
+    for names in set(re.findall(r'register_meta\("(\w+)"\)|register_fake\("torchvision::(\w+)"\)', text)):
+        with contextlib.suppress(RuntimeError):  # it is there
+            library.define(f"{names[0] or names[1]}(Tensor x) -> Tensor")
+    return library
+
+
+OPERATORS = declare_operators()  # before transformers, which imports torchvision where it is installed
 import transformers
 from onnx import numpy_helper
 from safetensors.numpy import load_file
@@ -97,13 +114,72 @@ def sample_inputs(names):
     makers = {"input_ids": lambda: torch.randint(3, VOCABULARY, (count, LENGTH)), "decoder_input_ids": lambda: torch.randint(3, VOCABULARY, (count, LENGTH)),
               "position_ids": lambda: torch.arange(LENGTH).repeat(count, 1),
               "attention_mask": lambda: torch.ones(count, LENGTH, dtype=torch.int64), "pixel_values": lambda: torch.randn(count, 3, 32, 32),
-              "input_values": lambda: torch.randn(count, 400), "input_features": lambda: torch.randn(count, 8, 32), "x": lambda: torch.randn(count, 3, 16, 16),
+              "input_values": lambda: torch.randn(count, 400), "input_features": lambda: torch.randn(count, 8, 32), "x": lambda: torch.randn(count, 3, 16, 16), "image": lambda: torch.randn(count, 3, 64, 64),
               "words": lambda: torch.randint(0, VOCABULARY, (count, LENGTH)), "time": lambda: torch.rand(count)}
     return {name: makers[name]() for name in names}
 
 
 def module(kind, names):
     return lambda: (kind(), list(names), sample_inputs(names))
+
+
+def from_timm(name, **options):
+    def build():
+        import timm
+        return timm.create_model(name, num_classes=5, **options), ["image"], sample_inputs(["image"])
+    return build
+
+
+def from_torchvision(name, **options):
+    def build():
+        import torchvision
+        model = getattr(torchvision.models, name)(num_classes=5, **options)
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.Dropout):
+                layer.p = 0.0
+        return model, ["image"], sample_inputs(["image"])
+    return build
+
+
+class Pyramid(torch.nn.Module):
+    """The body of a detector: ResNet-18's stages and a feature pyramid, with a head on every level."""
+
+    def __init__(self):
+        super().__init__()
+        import torchvision
+        body = torchvision.models.resnet18()
+        self.stem = torch.nn.Sequential(body.conv1, body.bn1, body.relu, body.maxpool)
+        self.stages = torch.nn.ModuleList([body.layer1, body.layer2, body.layer3])
+        self.pyramid = torchvision.ops.FeaturePyramidNetwork([64, 128, 256], 16)
+        self.head = torch.nn.Conv2d(16, 5, 3, padding=1)
+
+    def forward(self, image):
+        x, levels = self.stem(image), {}
+        for i, stage in enumerate(self.stages):
+            x = levels[str(i)] = stage(x)
+        return torch.cat([self.head(level).flatten(2) for level in self.pyramid(levels).values()], 2).transpose(1, 2)
+
+
+class Segmenter(torch.nn.Module):
+    """A U-Net with BatchNorm and transposed convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        block = lambda n, m: torch.nn.Sequential(torch.nn.Conv2d(n, m, 3, padding=1), torch.nn.BatchNorm2d(m), torch.nn.ReLU(), torch.nn.Conv2d(m, m, 3, padding=1), torch.nn.ReLU())
+        self.down, self.middle = torch.nn.ModuleList([block(3, 8), block(8, 16)]), block(16, 32)
+        self.up, self.join = torch.nn.ModuleList([torch.nn.ConvTranspose2d(32, 16, 2, 2), torch.nn.ConvTranspose2d(16, 8, 2, 2)]), torch.nn.ModuleList([block(32, 16), block(16, 8)])
+        self.head = torch.nn.Conv2d(8, 5, 1)
+
+    def forward(self, image):
+        x, kept = image, []
+        for block in self.down:
+            x = block(x)
+            kept.append(x)
+            x = torch.nn.functional.max_pool2d(x, 2)
+        x = self.middle(x)
+        for up, join in zip(self.up, self.join):
+            x = join(torch.cat([kept.pop(), up(x)], 1))
+        return self.head(x).flatten(2).transpose(1, 2)
 
 
 class Tagger(torch.nn.Module):
@@ -208,7 +284,12 @@ ZOO = {
     "mobilevit": from_transformers("mobilevit", **IMAGES, hidden_sizes=[16, 24, 32], neck_hidden_sizes=[8, 8, 16, 16, 24, 24, 32]),
     "lstm": module(lambda: Tagger(torch.nn.LSTM), ["words"]), "gru": module(lambda: Tagger(torch.nn.GRU), ["words"]), "rnn": module(lambda: Tagger(torch.nn.RNN), ["words"]),
     "mixer": module(Mixer, ["x"]), "diffusion-unet": module(Diffusion, ["x", "time"]), "spatial-transformer": module(Warp, ["x"]),
+    "unet": module(Segmenter, ["image"]), "feature-pyramid": module(Pyramid, ["image"]),
+    **{f"timm {name}": from_timm(name) for name in ("efficientnet_lite0", "mobilenetv3_small_050", "ghostnet_050", "lcnet_035", "tinynet_e", "resnet10t", "seresnext26t_32x4d", "repvgg_a0",
+                                                    "edgenext_xx_small", "dla46_c", "hardcorenas_a", "cspdarknet53", "res2net50_48w_2s", "selecsls42b", "regnetx_002")},
+    **{f"torchvision {name}": from_torchvision(name) for name in ("squeezenet1_1", "shufflenet_v2_x0_5", "mnasnet0_5", "densenet121", "mobilenet_v3_small", "vgg11_bn")},
 }
+CHOSEN = ("gpt2", "llama", "bert", "t5", "whisper", "vit", "resnet", "lstm", "unet", "timm mobilenetv3_small_050")  # of all kinds, in some minutes
 
 
 def steps_of(model, inputs, labels):
@@ -361,7 +442,9 @@ def write(results):
         for export, row in rows.items():
             number = lambda key: f"{row[key]:.1e}" if key in row else ""
             lines.append(f"| {name} | {export} | {row.get('opset', '')} | {row.get('nodes', '')} | {number('gradients')} | {number('losses')} | {' '.join([row['result'], row['reason'] or '']).strip().replace('|', '/')} |")
-    (ROOT / "docs" / "zoo.md").write_text("\n".join(lines) + "\n")
+    page = ROOT / "docs" / "zoo.md"
+    _, heading, others = page.read_text().partition("\n## Other exporters")  # written by zoo_exporters.py
+    page.write_text("\n".join(lines) + "\n" + heading + others)
 
 
 def main():
@@ -370,12 +453,13 @@ def main():
     parser.add_argument("--write", action="store_true", help="docs/zoo.md")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="architectures at a time")
     parser.add_argument("--keep", help="a folder for the exported files and what was made of them")
+    parser.add_argument("--some", action="store_true", help="ten of all kinds")
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    names, results = options.names or list(ZOO), {}
+    names, results = options.names or list(CHOSEN if options.some else ZOO), {}
     with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
         for name, rows in zip(names, pool.map(examined, names, [str(options.ort_train)] * len(names), [options.keep] * len(names))):
             results[name] = rows

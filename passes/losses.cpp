@@ -360,7 +360,8 @@ void connectionist(LossBuilder& b) {
   b.mean_of(b.emit_many("CtcLoss", inputs, {{"blank", blank}, {"zero_infinity", int64_t{b.number("zero_infinity") != 0}}}, 2)[0]);
 }
 
-// --- the model's own -----------------------------------------------------------------------------------------------------------------------
+// --- the model's own
+// -----------------------------------------------------------------------------------------------------------------------
 
 void own(LossBuilder& b) {
   if (element_count(b.output().shape) != 1) b.fail("`loss` output needs one number");
@@ -389,10 +390,7 @@ const std::vector<LossDef>& all_losses() {
       {"cosine_embedding", {LabelKind::signs, 2, {{"margin", 0, -1, 1}}}, Takes::nothing, cosine_embedding},
       {"info_nce", {LabelKind::none, 2, {{"temperature", 0.07, 1e-6}, {"symmetric", 0, 0, 1}}}, Takes::nothing, info_nce},
       {"triplet", {LabelKind::none, 3, {{"margin", 1}}}, Takes::nothing, triplet},
-      {"ctc",
-       {LabelKind::sequences, 1, {{"blank", 0}, {"zero_infinity", 0, 0, 1}}},
-       Takes::softmax,
-       connectionist},
+      {"ctc", {LabelKind::sequences, 1, {{"blank", 0}, {"zero_infinity", 0, 0, 1}}}, Takes::softmax, connectionist},
       {"output", {LabelKind::none, 1, {}}, Takes::nothing, own}};
   return losses;
 }
@@ -424,9 +422,8 @@ std::vector<ValueId> read_outputs(const Graph& graph, const LossSpec& spec, cons
     const auto of_teacher = [&](ValueId id) { return graph.value(id).name.starts_with(spec.teacher); };
     const auto first = std::find_if(graph.outputs.begin(), graph.outputs.end(), of_teacher);
     require(first != graph.outputs.end(), "a teacher without outputs");
-    const auto same = std::find_if(graph.outputs.begin(), graph.outputs.end(), [&](ValueId id) {
-      return graph.value(id).name == spec.teacher + graph.value(read[0]).name;
-    });
+    const auto same = std::find_if(graph.outputs.begin(), graph.outputs.end(),
+                                   [&](ValueId id) { return graph.value(id).name == spec.teacher + graph.value(read[0]).name; });
     if (read.size() < 2) read.push_back(same == graph.outputs.end() ? *first : *same);
   }
   if (read.size() != def.shape.outputs)

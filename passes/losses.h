@@ -31,15 +31,15 @@ enum class Counted : uint8_t {
 
 struct LossParameter {
   std::string_view name;
-  double value = 0;                       // where none is given
-  double least = 0, most = 1e30;          // that it may be
-  bool is_list = false;                   // or numbers for each class
+  double value = 0;               // where none is given
+  double least = 0, most = 1e30;  // that it may be
+  bool is_list = false;           // or numbers for each class
 };
 
 // One loss of a job.
 struct LossTerm {
   std::string kind = "cross_entropy";
-  std::vector<std::string> outputs{};  // of the model, that it reads; empty: the first
+  std::vector<std::string> outputs{};         // of the model, that it reads; empty: the first
   std::vector<std::string> labels{"labels"};  // names of the graph inputs that it adds
   double weight = 1;
   int64_t ignore_index = -100;
@@ -66,8 +66,8 @@ struct JobLoss {
   std::vector<ValueId> labels{};  // inputs
   LabelKind kind = LabelKind::none;
   Counted counted = Counted::labels;
-  double per_sample = 0;             // Counted::samples: how many
-  int64_t classes = 0;               // of labels that are class numbers
+  double per_sample = 0;                // Counted::samples: how many
+  int64_t classes = 0;                  // of labels that are class numbers
   std::vector<double> class_weights{};  // of these; or none
   int64_t ignore_index = -100;
   double weight = 1;

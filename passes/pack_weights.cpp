@@ -98,8 +98,9 @@ Packs choose_packs(const Graph& forward, const LossSpec& loss, const Optimizer& 
   if (multiple == 0) return {};
   JobGraph job{.graph = forward};  // what has a gradient is known when there are gradients
   std::vector<Seed> seeds;
+  const std::vector<JobLoss> losses = build_losses(job.graph, loss);
   job.graph.outputs.clear();
-  for (const JobLoss& term : build_losses(job.graph, loss)) {
+  for (const JobLoss& term : losses) {
     seeds.push_back({.value = term.sum});
     job.graph.outputs.push_back(term.sum);
   }

@@ -102,7 +102,8 @@ TEST_F(AttachedModels, ALossModelIsPartOfTheGraph) {
       total = ReduceMean <keepdims = 0> (weighted)
       square = Mul (logits, logits)
       other = ReduceMean <keepdims = 0> (square)
-    })", "loss.onnx");
+    })",
+                                       "loss.onnx");
   Options o = job("");
   o.loss_model = loss;
   const Run attached = train(o);
@@ -126,13 +127,17 @@ TEST_F(AttachedModels, ALossModelIsPartOfTheGraph) {
 
   Options wrong = o;
   wrong.loss_model = write_model(folder, R"(<ir_version: 8, opset_import: ["" : 17]>
-    g (float[n, 4] boxes, float[n, 4] nowhere) => (float total) { d = Sub (boxes, nowhere) total = ReduceMean <keepdims = 0> (d) })", "w.onnx");
-  EXPECT_THAT(refusal(wrong), HasSubstr("its input 'nowhere' comes from nowhere: it has to have the name of one of these: x, logits, boxes"));
+    g (float[n, 4] boxes, float[n, 4] nowhere) => (float total) { d = Sub (boxes, nowhere) total = ReduceMean <keepdims = 0> (d) })",
+                                 "w.onnx");
+  EXPECT_THAT(refusal(wrong),
+              HasSubstr("its input 'nowhere' comes from nowhere: it has to have the name of one of these: x, logits, boxes"));
   wrong.loss_model = write_model(folder, R"(<ir_version: 8, opset_import: ["" : 17]>
-    g (float[n, 3] boxes) => (float total) { total = ReduceMean <keepdims = 0> (boxes) })", "w.onnx");
+    g (float[n, 3] boxes) => (float total) { total = ReduceMean <keepdims = 0> (boxes) })",
+                                 "w.onnx");
   EXPECT_THAT(refusal(wrong), HasSubstr("boxes"));
   wrong.loss_model = write_model(folder, R"(<ir_version: 8, opset_import: ["" : 17]>
-    g (float[n, 4] boxes) => (float[n, 4] total) { total = Neg (boxes) })", "w.onnx");
+    g (float[n, 4] boxes) => (float[n, 4] total) { total = Neg (boxes) })",
+                                 "w.onnx");
   wrong.loss = "";
   EXPECT_THAT(refusal(wrong), HasSubstr("the output 'loss/total' is float32 [4, 4]; `loss` output needs one number"));
 }

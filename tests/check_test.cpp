@@ -30,6 +30,33 @@ TEST(Check, SaysThatAModelIsTrainable) {
   EXPECT_HAS(error_of([&] { check(options); }).what(), "has no output 'nothing'; it has y");
 }
 
+// The Gemm takes 3 x 28 x 28 numbers: the sizes of a picture are found by trying some.
+TEST(Check, FindsTheSizesThatAModelTakes) {
+  const TestFolder folder;
+  auto model = model_of(R"--(<ir_version: 8, opset_import: ["" : 17]>
+    g (float[batch, 3, height, "floor(width/2 - 1/2)"] x, float[batch, length] z) => (float[batch, 2] y, float[batch, length] u) <float[1] c = {2}> {
+      flat = Flatten (x)
+      [fc] y = Gemm (flat, w)
+      u = Mul (z, c)
+    })--");
+  *model.mutable_graph()->add_initializer() = tensor_of("w", {3 * 28 * 28, 2}, std::vector<float>(3 * 28 * 28 * 2, 0.5f));
+  Options options;
+  options.model = write_model(folder, model);
+  const CheckReport report = check(options);
+  EXPECT_TRUE(report.trainable) << report.text;
+  ASSERT_EQ(report.dimensions.size(), 4u);
+  EXPECT_EQ(report.dimensions[1].name, "height");
+  EXPECT_EQ(report.dimensions[1].size, 28);
+  EXPECT_EQ(report.dimensions[1].does_not_fit, (std::vector<int64_t>{29, 56, 14}));
+  EXPECT_EQ(report.dimensions[3].fits, (std::vector<int64_t>{29, 56, 14}));
+  EXPECT_HAS(report.text, "height: 28, not 29 or 56 or 14");
+  EXPECT_HAS(report.text, "batch: any size (2 here)");
+  options.shapes = {{"x.2", 14}, {"x.3", 56}};  // by position, whatever their names
+  const CheckReport given = check(options);
+  EXPECT_TRUE(given.trainable) << given.text;
+  EXPECT_EQ(given.dimensions.size(), 2u);
+}
+
 TEST(Check, ListsWhatIsInTheWayAndWhatIsNot) {
   const TestFolder folder;
   Options options;

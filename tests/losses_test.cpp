@@ -1,5 +1,5 @@
-// Every loss against PyTorch (tests/golden/losses.safetensors, written by models/golden_losses.py): its value, and its gradient with respect to
-// the outputs that it reads, in float64 and float32; and what Options::loss may say.
+// Every loss against PyTorch (tests/golden/losses.safetensors, written by models/golden_losses.py): its value, and its gradient with
+// respect to the outputs that it reads, in float64 and float32; and what Options::loss may say.
 
 #include "passes/losses.h"
 
@@ -82,11 +82,8 @@ TEST(LossesOfPyTorch, AreOurs) {
       std::map<ValueId, Tensor> values;
       for (size_t i = 0; golden.has(fmt::format("{}/outputs/{}", name, i)); ++i) {
         Tensor output = golden.at(fmt::format("{}/outputs/{}", name, i), dtype);
-        const ValueId id = graph.add_value({.name = fmt::format("y{}", i),
-                                            .dtype = output.dtype,
-                                            .shape = output.shape,
-                                            .kind = ValueKind::parameter,
-                                            .trainable = true});
+        const ValueId id = graph.add_value(
+            {.name = fmt::format("y{}", i), .dtype = output.dtype, .shape = output.shape, .kind = ValueKind::parameter, .trainable = true});
         graph.outputs.push_back(id);
         values[id] = std::move(output);
       }

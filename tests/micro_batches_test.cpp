@@ -56,7 +56,8 @@ TEST(MicroBatches, TogetherGiveTheBitsOfOneByOne) {
     for (size_t batch = 0; batch < kBatches; ++batch) {
       std::map<ValueId, Tensor> inputs = shared;
       for (ValueId id : graph.inputs) {
-        if (id != job.losses[0].inverse_count) all[batches[batch][id]] = inputs[id] = input_of(graph, id, static_cast<uint32_t>(100 * batch + id));
+        if (id != job.losses[0].inverse_count)
+          all[batches[batch][id]] = inputs[id] = input_of(graph, id, static_cast<uint32_t>(100 * batch + id));
       }
       const auto values = apart.run(graph, inputs);
       for (ValueId id : graph.outputs) wanted.push_back(values.at(id).to_double());

@@ -1,5 +1,7 @@
 // Cases of the op test table: gathering, scattering and sorting by index, tensors made of positions.
 
+#include <fmt/format.h>
+
 #include "tests/op_cases.h"
 
 namespace ort_train::testing {

@@ -48,7 +48,8 @@ TEST(PackWeights, NeighboursOfOneClassThatGetAGradient) {
   m.graph.outputs = {loss, b.emit("Add", {y, elsewhere})};
   EXPECT_EQ(choose_packs(m.graph, {}), (Packs{{"a", "late"}, {"matrix", "other"}})) << "in the order of use";
   const std::string second = m.graph.value(m.graph.outputs[1]).name;
-  EXPECT_EQ(choose_packs(m.graph, {.terms = {{.outputs = {second}}}}), (Packs{{"a", "elsewhere"}, {"matrix", "other"}})) << "'late' has no gradient then";
+  EXPECT_EQ(choose_packs(m.graph, {.terms = {{.outputs = {second}}}}), (Packs{{"a", "elsewhere"}, {"matrix", "other"}}))
+      << "'late' has no gradient then";
 }
 
 TEST(PackWeights, APackEndsBeforeItIsTooLarge) {

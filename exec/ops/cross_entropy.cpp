@@ -2,8 +2,9 @@
 // probabilities.
 //
 //   SoftmaxCrossEntropy{ignore_index, smoothing, z_loss}(logits (..., V), labels int64 (...), w? (V)) -> loss_sum [], lse (...)
-//     lse = log sum exp of a row; w: a weight for each class, 1 where there is none; loss_sum = sum over rows whose label isn't ignore_index of
-//     (1 - smoothing) w[label] (lse - logits[label]) + smoothing / V * sum over classes of w (lse - logits) + w[label] z_loss lse^2
+//     lse = log sum exp of a row; w: a weight for each class, 1 where there is none; loss_sum = sum over rows whose label isn't
+//     ignore_index of (1 - smoothing) w[label] (lse - logits[label]) + smoothing / V * sum over classes of w (lse - logits) + w[label]
+//     z_loss lse^2
 //   SoftmaxCrossEntropyGrad{the same}(d_loss_sum [], logits, lse, labels, w?) -> dlogits =
 //     (exp(logits - lse) ((1 - smoothing) w[label] + smoothing / V * sum of w + 2 w[label] z_loss lse)
 //      - smoothing / V * w - (1 - smoothing) w[label] [class = label]) d_loss_sum
@@ -190,23 +191,29 @@ void gradient(const Node& node, GradientBuilder& g) {
 std::vector<TensorType> infer_count(const InferContext& context) {
   if (context.input(0).dtype != DType::int64)
     throw error(ErrorCode::unsupported, "labels are {} instead of int64", to_string(context.input(0)));
+  if (context.has(1) && (context.input(1).shape.size() != 1 || compute_type(context.input(1).dtype) != context.input(1).dtype ||
+                         !is_floating(context.input(1).dtype)))
+    throw error(ErrorCode::unsupported, "the weights of the classes are {}", to_string(context.input(1)));
   return {{DType::float32, {}}};
 }
 
 KernelRun make_count(const KernelSpec& spec) {
   const int64_t classes = spec.has(1) ? spec.inputs[1].shape[0] : 0;
-  return [n = element_count(spec.inputs[0].shape), ignore = spec.attributes.get("ignore_index", kNothingIgnored),
-          classes](const KernelArgs& args) {
+  return [n = element_count(spec.inputs[0].shape), ignore = spec.attributes.get("ignore_index", kNothingIgnored), classes,
+          in_double = spec.has(1) && spec.inputs[1].dtype == DType::float64](const KernelArgs& args) {
     const auto* labels = args.in<int64_t>(0);
     if (classes == 0) {
       *args.out<float>(0) = static_cast<float>(n - std::count(labels, labels + n, ignore));
       return;
     }
-    double sum = 0;
-    for (int64_t i = 0; i < n; ++i) {
-      if (labels[i] != ignore && labels[i] >= 0 && labels[i] < classes) sum += static_cast<double>(args.in<float>(1)[labels[i]]);
-    }
-    *args.out<float>(0) = static_cast<float>(sum);
+    const auto sum_of = [&]<typename T>(const T* weights) {
+      double sum = 0;
+      for (int64_t i = 0; i < n; ++i) {
+        if (labels[i] != ignore && labels[i] >= 0 && labels[i] < classes) sum += static_cast<double>(weights[labels[i]]);
+      }
+      return sum;
+    };
+    *args.out<float>(0) = static_cast<float>(in_double ? sum_of(args.in<double>(1)) : sum_of(args.in<float>(1)));
   };
 }
 

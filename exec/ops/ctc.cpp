@@ -113,19 +113,14 @@ template <typename T> KernelRun ctc_of(const KernelSpec& spec) {
       T* const paths = args.out<T>(1) == nullptr ? nullptr : args.out<T>(1) + i * shape.steps * shape.classes;
       *loss = 0;
       if (paths != nullptr) std::fill(paths, paths + shape.steps * shape.classes, T(0));
-      CtcSample<T> sample{args.in<T>(0) + i * shape.steps * shape.classes,
-                          args.in<int64_t>(1) + i * shape.labels,
-                          0,
-                          shape.steps,
-                          shape.classes,
-                          blank};
+      CtcSample<T> sample{
+          args.in<T>(0) + i * shape.steps * shape.classes, args.in<int64_t>(1) + i * shape.labels, 0, shape.steps, shape.classes, blank};
       for (; sample.count < shape.labels && sample.labels[sample.count] >= 0; ++sample.count) {
         const int64_t label = sample.labels[sample.count];
         if (label >= shape.classes || label == blank) return args.error->report(DataError::label, label, shape.classes, i);
       }
       if (has_lengths) sample.steps = args.in<int64_t>(2)[i];
-      if (sample.steps < 1 || sample.steps > shape.steps)
-        return args.error->report(DataError::index, sample.steps, shape.steps + 1, i);
+      if (sample.steps < 1 || sample.steps > shape.steps) return args.error->report(DataError::index, sample.steps, shape.steps + 1, i);
       auto* const alpha = reinterpret_cast<double*>(args.workspace) + worker * shape.doubles();
       const double total = sample.forward(alpha), scale = 1 / static_cast<double>(std::max<int64_t>(sample.count, 1));
       if (total == kImpossible && zero_infinity) return;

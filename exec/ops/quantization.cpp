@@ -1,9 +1,10 @@
 // Dequantize{axis, block_size, bits, zero}(codes, scales, zeros?) -> y = (code - zero) * scale, of the scales' type
 //
-// ONNX DequantizeLinear-10 to -25 of 8-bit and 32-bit integers, and the weights of com.microsoft's MatMulNBits. By the shape of the scales there
-// is one for the whole tensor, one for each index of `axis`, or one for every `block_size` elements along it (then scales have the rank of y).
-// With `bits` of 2 or 4, codes are unsigned, packed along the last axis into bytes, the lowest bits first, and y's last axis is longer by that.
-// `zeros` are codes or numbers of the scales' type, in the scales' shape; where they are absent, the attribute `zero` is for all.
+// ONNX DequantizeLinear-10 to -25 of 8-bit and 32-bit integers, and the weights of com.microsoft's MatMulNBits. By the shape of the scales
+// there is one for the whole tensor, one for each index of `axis`, or one for every `block_size` elements along it (then scales have the
+// rank of y). With `bits` of 2 or 4, codes are unsigned, packed along the last axis into bytes, the lowest bits first, and y's last axis is
+// longer by that. `zeros` are codes or numbers of the scales' type, in the scales' shape; where they are absent, the attribute `zero` is
+// for all.
 //
 // The weights of a quantized model are frozen: they stay as they are in the file, and are dequantized where they are used.
 
@@ -87,9 +88,7 @@ template <typename Code, typename T> KernelRun dequantize_of(const KernelSpec& s
     const Code* const codes = args.in<Code>(0);
     const T* const scales = args.in<T>(1);
     T* const y = args.out<T>(0);
-    const auto zero = [&](int64_t at) {
-      return !has_zeros ? all : are_codes ? static_cast<T>(args.in<Code>(2)[at]) : args.in<T>(2)[at];
-    };
+    const auto zero = [&](int64_t at) { return !has_zeros ? all : are_codes ? static_cast<T>(args.in<Code>(2)[at]) : args.in<T>(2)[at]; };
     const int64_t run = s.block * s.inner, per_task = std::max<int64_t>(1, 32768 / std::max<int64_t>(run, 1));
     args.workers().parallel_blocks(s.outer * s.blocks, per_task, [&](int64_t begin, int64_t end) {
       for (int64_t task = begin; task < end; ++task) {

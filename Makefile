@@ -4,7 +4,7 @@ MINUTES ?= 10
 export WERROR := $(if $(CI),ON,OFF)
 FORMATTED = $(shell find graph passes exec offload frontend tests -name '*.h' -o -name '*.cpp')
 
-.PHONY: build build-bench demo test conformance sanitize fuzz races soak cuda bench compare format check-format clean
+.PHONY: build build-bench demo test conformance zoo sanitize fuzz races soak cuda bench compare format check-format clean
 
 build:  # build/ort-train
 	@.ci/configure release
@@ -23,6 +23,12 @@ conformance:  # runs the standard's tests of its operators and writes what comes
 	@.ci/configure release
 	@cmake --build build --target ort-train-conformance
 	@PYTHONDONTWRITEBYTECODE=1 $$(.ci/python) tests/conformance.py
+
+zoo:  # ten architectures of all kinds, exported by PyTorch and trained beside it; models/zoo.py has the rest, soak runs all
+	@.ci/configure release
+	@cmake --build build --target ort-train
+	@python=$$(.ci/python models/requirements-zoo.txt) || { echo "zoo: SKIPPED, PyTorch can't be installed here"; exit 0; }; \
+	  PYTHONDONTWRITEBYTECODE=1 $$python models/zoo.py --some
 
 sanitize:  # what parses and allocates, under AddressSanitizer and UndefinedBehaviorSanitizer (the preset names what `soak` does)
 	@.ci/configure sanitize

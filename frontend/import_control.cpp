@@ -10,8 +10,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <sstream>
 
 #include "frontend/importer.h"
+#include "graph/autodiff.h"
 #include "graph/builder.h"
 #include "graph/dependence.h"
 #include "graph/error.h"
@@ -104,6 +106,8 @@ const Walk::Control* Walk::find_control(const onnx::NodeDef& node) {
                                                         {"Optional", &Walk::optional},
                                                         {"OptionalGetElement", &Walk::optional},
                                                         {"OptionalHasElement", &Walk::optional_has_element}};
+  static const Control kGradient = &Walk::gradient;
+  if (node.domain == "ai.onnx.preview.training" && node.op_type == "Gradient") return &kGradient;
   if (!node.domain.empty()) return nullptr;
   const auto found = kControls.find(node.op_type);
   return found == kControls.end() ? nullptr : &found->second;
@@ -459,6 +463,36 @@ std::optional<Reason> Walk::optional(Job& job) {
 std::optional<Reason> Walk::optional_has_element(Job& job) {
   const bool has = !job.inputs.empty() && !job.inputs[0].absent;
   bind(job, 0, {.value = builder(job).constant(scalar_tensor(has))});
+  return std::nullopt;
+}
+
+// ai.onnx.preview.training Gradient-1: outputs dy / dx for each x of the attribute `xs`, of the nodes before it. What goes into it are the
+// values of the `xs` and `zs` where it is taken, which have to be those of the graph.
+std::optional<Reason> Walk::gradient(Job& job) {
+  const auto names = [&](const char* attribute) {  // the reader joins lists of texts by commas
+    std::vector<std::string> list;
+    std::istringstream text(job.node.attributes.get(attribute, std::string()));
+    for (std::string name; std::getline(text, name, ',');) list.push_back(name);
+    return list;
+  };
+  std::vector<std::string> read = names("xs");
+  const size_t count = read.size();
+  for (const std::string& name : names("zs")) read.push_back(name);
+  if (count == 0 || job.outputs > count || read != job.node.inputs)
+    return Reason{"takes a gradient elsewhere than where the graph is", "export the model with inputs that are its xs and zs"};
+  const std::string y = job.node.attributes.get("y", std::string());
+  const Meaning* const of = job.scope.find(y);
+  if (of == nullptr || of->value == kNone || !is_floating(graph_.value(of->value).dtype))
+    return Reason{fmt::format("takes the gradient of '{}', which no node before it gives as floating-point numbers", y),
+                  "check the model with onnx.checker"};
+  std::vector<ValueId> xs;
+  for (size_t i = 0; i < count; ++i) xs.push_back(job.inputs[i].value);
+  const std::vector<ValueId> gradients = gradients_of(graph_, of->value, xs, Stage::forward);
+  for (size_t i = 0; i < job.outputs; ++i) {
+    ValueId value = gradients[i];
+    if (value == kNone) value = builder(job).emit("Expand", {builder(job).scalar_like(xs[i], 0)}, {{"shape", graph_.value(xs[i]).shape}});
+    bind(job, i, {.value = value});
+  }
   return std::nullopt;
 }
 

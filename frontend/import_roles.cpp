@@ -144,6 +144,16 @@ bool is_normalising(const Evidence& evidence, const onnx::NodeDef& node) {
   });
 }
 
+// Whether it is added to a product, or the bias of a layer: that of a layer of one unit has one element.
+bool is_bias(const Evidence& evidence, const Use& use) {
+  if (const Role* role = find_role(use)) return role->part == Part::bias;
+  if (use.op_type != "Add" || use.node >= evidence.graph.nodes.size()) return false;
+  const std::vector<std::string>& inputs = evidence.graph.nodes[use.node].inputs;
+  if (inputs.size() != 2) return false;
+  const onnx::NodeDef* const other = maker_of(evidence, inputs[1 - use.input]);
+  return other != nullptr && (other->op_type == "MatMul" || other->op_type == "Gemm" || other->op_type.starts_with("Conv"));
+}
+
 // Whether all but one of the dimensions are 1.
 bool is_vector(const Shape& shape) {
   return std::count_if(shape.begin(), shape.end(), [](int64_t size) { return size != 1; }) == 1;
@@ -162,9 +172,9 @@ bool is_fresh_use(const Evidence& evidence, const Subject& subject, const Use& u
     const auto producer = evidence.producers.find(evidence.graph.nodes[use.node].inputs.at(0));
     return producer == evidence.producers.end() || producer->second->op_type != "Reshape";
   }
-  if ((use.op_type != "Add" && use.op_type != "Mul") || !is_vector(subject.candidate.tensor->shape) ||
-      use.node >= evidence.graph.nodes.size())
-    return false;
+  const Shape& shape = subject.candidate.tensor->shape;
+  if (element_count(shape) == 1) return is_bias(evidence, use);
+  if ((use.op_type != "Add" && use.op_type != "Mul") || !is_vector(shape) || use.node >= evidence.graph.nodes.size()) return false;
   const std::vector<std::string>& inputs = evidence.graph.nodes[use.node].inputs;
   if (inputs.size() != 2) return false;
   const onnx::NodeDef* const other = maker_of(evidence, inputs[1 - use.input]);
@@ -237,6 +247,8 @@ Verdicts find_small(const Evidence& evidence, const Undecided& open) {
   for (const size_t i : open) {
     const onnx::TensorDef& tensor = *evidence.subjects[i].candidate.tensor;
     if (element_count(tensor.shape) != 1) continue;
+    const std::vector<Use>& ends = evidence.subjects[i].ends;
+    if (!tensor.shape.empty() && std::any_of(ends.begin(), ends.end(), [&](const Use& use) { return is_bias(evidence, use); })) continue;
     // Every model has numbers of no dimension; a module's attribute ("encoder.scale") is worth telling of.
     const bool tells = !tensor.shape.empty() || evidence.subjects[i].candidate.name.find('.') != std::string::npos;
     verdicts.push_back({i, {.treatment = Treatment::constant, .why = "one element", .note = tells ? &kSmall : nullptr}});
@@ -258,7 +270,8 @@ Verdicts find_unweighted_places(const Evidence& evidence, const Undecided& open)
 }
 
 Verdicts find_unweighted_constants(const Evidence& evidence, const Undecided& open) {
-  static constexpr std::array<std::string_view, 9> kWeighted{"Conv", "ConvTranspose", "MatMul", "Gemm", "Add", "Mul", "LSTM", "GRU", "RNN"};
+  static constexpr std::array<std::string_view, 10> kWeighted{"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum",
+                                                              "Add",  "Mul",           "LSTM",   "GRU",  "RNN"};
   return left_where(
       evidence, open,
       [](const Subject& subject) -> std::string {

@@ -245,6 +245,7 @@ class Walk {
   std::optional<Reason> concat_from_sequence(Job& job);
   std::optional<Reason> optional(Job& job);
   std::optional<Reason> optional_has_element(Job& job);
+  std::optional<Reason> gradient(Job& job);
   Builder builder(const Job& job);
   const Tensor* known(const Job& job, size_t input) const;  // null where the input's value isn't known
   std::optional<Reason> integer(const Job& job, size_t input, const std::string& what, int64_t& value) const;

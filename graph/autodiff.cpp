@@ -12,9 +12,7 @@ namespace {
 
 // wanted[v]: v depends on a trainable parameter; useful[v]: the loss depends on v, through floating-point values alone (through an index or
 // a condition goes no gradient). A gradient is needed where both hold.
-std::vector<bool> depends_on_parameters(const Graph& graph) {
-  std::vector<bool> wanted(graph.value_count());
-  for (ValueId id : graph.parameters()) wanted[id] = graph.value(id).trainable;
+void spread(const Graph& graph, std::vector<bool>& wanted) {
   for (NodeId id : graph.order()) {
     const Node& node = graph.node(id);
     const bool any = std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId v) { return v != kNone && wanted[v]; });
@@ -23,6 +21,12 @@ std::vector<bool> depends_on_parameters(const Graph& graph) {
       if (output != kNone) wanted[output] = is_floating(graph.value(output).dtype);
     }
   }
+}
+
+std::vector<bool> depends_on_parameters(const Graph& graph) {
+  std::vector<bool> wanted(graph.value_count());
+  for (ValueId id : graph.parameters()) wanted[id] = graph.value(id).trainable;
+  spread(graph, wanted);
   return wanted;
 }
 
@@ -42,6 +46,47 @@ std::vector<bool> reaches(const Graph& graph, const std::vector<ValueId>& values
 bool on_the_way(const Node& node, const std::vector<bool>& wanted, const std::vector<bool>& useful) {
   return std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId v) { return v != kNone && useful[v] && wanted[v]; }) &&
          std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId v) { return v != kNone && wanted[v]; });
+}
+
+// The addends of each value's gradient, last use first.
+std::vector<std::vector<ValueId>> go_backward(Graph& graph, const std::vector<Seed>& seeds, const std::vector<bool>& wanted,
+                                              const std::vector<bool>& useful, Stage stage) {
+  const std::vector<NodeId> forward = graph.order();
+  // Values that the backward pass adds need none.
+  std::vector<std::vector<ValueId>> sums(graph.value_count());
+
+  for (const auto& [value, given] : seeds) {
+    ValueId gradient = given;
+    if (gradient == kNone) {
+      Builder builder(graph, stage);
+      gradient = builder.named("loss").scalar_like(value, 1);
+      if (element_count(graph.value(value).shape) != 1)
+        gradient = builder.emit("Expand", {gradient}, {{"shape", graph.value(value).shape}});
+    }
+    sums[value].push_back(Builder(graph, stage).named("loss").reshape(gradient, graph.value(value).shape));
+  }
+
+  for (size_t position = forward.size(); position-- > 0;) {
+    const NodeId id = forward[position];
+    const Node node = graph.node(id);  // a copy: emitting moves the nodes
+    if (!on_the_way(node, wanted, useful)) continue;
+    std::vector<ValueId> output_gradients;
+    for (ValueId output : node.outputs) {
+      Builder builder(graph, stage);
+      builder.named(node.name, node.ordinal);
+      output_gradients.push_back(output == kNone || !wanted[output] ? kNone : add_up(builder, sums[output]));
+    }
+    if (std::all_of(output_gradients.begin(), output_gradients.end(), [](ValueId v) { return v == kNone; })) continue;
+    std::vector<bool> wants;
+    for (ValueId input : node.inputs) wants.push_back(input != kNone && wanted[input]);
+    GradientBuilder builder(graph, id, std::move(output_gradients), wants, stage);
+    node.op->gradient(node, builder);
+    for (size_t i = node.inputs.size(); i-- > 0;) {
+      const ValueId gradient = builder.input_gradients()[i];
+      if (gradient != kNone && wants[i]) sums[node.inputs[i]].push_back(gradient);
+    }
+  }
+  return sums;
 }
 
 }  // namespace
@@ -80,50 +125,32 @@ std::map<ValueId, std::vector<ValueId>> differentiate_uses(Graph& graph, const s
     throw error(ErrorCode::unsupported, "{} node{} between the parameters and the loss can't be differentiated:{}", blockers.size(),
                 blockers.size() == 1 ? "" : "s", list);
   }
-  const std::vector<bool> wanted = depends_on_parameters(graph), useful = reaches(graph, losses);
-  const std::vector<NodeId> forward = graph.order();
-  // The addends of each value's gradient, last use first. Values that the backward pass adds need none.
-  std::vector<std::vector<ValueId>> sums(graph.value_count());
-
-  for (const auto& [value, given] : seeds) {
-    ValueId gradient = given;
-    if (gradient == kNone) {
-      Tensor one(graph.value(value).dtype, graph.value(value).shape);
-      if (one.dtype == DType::float32)
-        one.data<float>()[0] = 1;
-      else
-        one.data<double>()[0] = 1;
-      gradient = graph.add_constant(std::move(one), "loss/seed");
-    }
-    sums[value].push_back(Builder(graph, Stage::backward).named("loss").reshape(gradient, graph.value(value).shape));
-  }
-
-  for (size_t position = forward.size(); position-- > 0;) {
-    const NodeId id = forward[position];
-    const Node node = graph.node(id);  // a copy: emitting moves the nodes
-    if (!on_the_way(node, wanted, useful)) continue;
-    std::vector<ValueId> output_gradients;
-    for (ValueId output : node.outputs) {
-      Builder builder(graph, Stage::backward);
-      builder.named(node.name, node.ordinal);
-      output_gradients.push_back(output == kNone || !wanted[output] ? kNone : add_up(builder, sums[output]));
-    }
-    if (std::all_of(output_gradients.begin(), output_gradients.end(), [](ValueId v) { return v == kNone; })) continue;
-    std::vector<bool> wants;
-    for (ValueId input : node.inputs) wants.push_back(input != kNone && wanted[input]);
-    GradientBuilder builder(graph, id, std::move(output_gradients), wants);
-    node.op->gradient(node, builder);
-    for (size_t i = node.inputs.size(); i-- > 0;) {
-      const ValueId gradient = builder.input_gradients()[i];
-      if (gradient != kNone && wants[i]) sums[node.inputs[i]].push_back(gradient);
-    }
-  }
-
+  const std::vector<std::vector<ValueId>> sums =
+      go_backward(graph, seeds, depends_on_parameters(graph), reaches(graph, losses), Stage::backward);
   std::map<ValueId, std::vector<ValueId>> gradients;
   for (ValueId id : graph.parameters()) {
     if (!graph.value(id).trainable || sums[id].empty()) continue;
-    std::reverse(sums[id].begin(), sums[id].end());
-    gradients[id] = std::move(sums[id]);
+    gradients[id].assign(sums[id].rbegin(), sums[id].rend());
+  }
+  return gradients;
+}
+
+std::vector<ValueId> gradients_of(Graph& graph, ValueId y, const std::vector<ValueId>& xs, Stage stage) {
+  std::vector<bool> wanted(graph.value_count());
+  for (const ValueId x : xs) wanted[x] = true;
+  spread(graph, wanted);
+  const std::vector<bool> useful = reaches(graph, {y});
+  for (const NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    if (!node.op->gradient && on_the_way(node, wanted, useful))
+      throw error(ErrorCode::unsupported, "{} has no gradient: {}", describe(graph, id), node.op->no_gradient);
+  }
+  const std::vector<std::vector<ValueId>> sums = go_backward(graph, {{.value = y}}, wanted, useful, stage);
+  std::vector<ValueId> gradients;
+  for (const ValueId x : xs) {
+    Builder builder(graph, stage);
+    builder.named(graph.value(x).name);
+    gradients.push_back(add_up(builder, {sums[x].rbegin(), sums[x].rend()}));
   }
   return gradients;
 }

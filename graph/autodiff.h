@@ -26,6 +26,9 @@ struct Seed {
 std::map<ValueId, ValueId> differentiate(Graph& graph, ValueId loss, ValueId seed = kNone);
 // The same without the sums over uses: parameter -> the gradient of each of its uses, in import order.
 std::map<ValueId, std::vector<ValueId>> differentiate_uses(Graph& graph, const std::vector<Seed>& seeds);
+// The gradients of the sum of y's elements with respect to other values, as nodes of that stage behind all others; kNone where y does not
+// depend on one. Throws Error(unsupported) for a node on the way that has none.
+std::vector<ValueId> gradients_of(Graph& graph, ValueId y, const std::vector<ValueId>& xs, Stage stage);
 // first + second + …, from left to right, as Add nodes.
 ValueId add_up(Builder& builder, const std::vector<ValueId>& addends);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "graph/dependence.h"
 #include "graph/op_def.h"
 
 namespace ort_train {
@@ -112,9 +113,17 @@ ValueId Lowering::input(size_t i) const {
 
 const Tensor& Lowering::constant_input(size_t i, std::string_view what) const {
   const Tensor* tensor = graph_.constant(input(i));
-  if (!tensor)
-    fail(fmt::format("{} must be known before training, but '{}' is computed from the model's inputs", what, value(input(i)).name));
-  return *tensor;
+  if (tensor) return *tensor;
+  std::string inputs, first;
+  for (const ValueId id : inputs_behind(graph_, input(i))) {
+    if (first.empty()) first = value(id).name;
+    inputs += fmt::format("{}'{}'", inputs.empty() ? "" : ", ", value(id).name);
+  }
+  fail(first.empty()
+           ? fmt::format("{} must be known before training, but '{}' is computed from the model's weights", what, value(input(i)).name)
+           : fmt::format("{} must be known before training, but '{}' is computed from the model's input{} {} (`bind` {}=VALUE "
+                         "fixes an input)",
+                         what, value(input(i)).name, inputs.find(',') == std::string::npos ? "" : "s", inputs, first));
 }
 
 const Tensor& Lowering::single(size_t i, std::string_view what) const {
@@ -144,8 +153,8 @@ void Lowering::pass_on(std::string_view op, std::vector<ValueId> inputs, Attribu
 
 void Lowering::fail(const std::string& why) const { throw error(ErrorCode::unsupported, "[{} '{}'] {}", node.op_type, node.name, why); }
 
-GradientBuilder::GradientBuilder(Graph& graph, NodeId node, std::vector<ValueId> output_gradients, std::vector<bool> wanted)
-    : Builder(graph, Stage::backward), node_(node), output_gradients_(std::move(output_gradients)), wanted_(std::move(wanted)) {
+GradientBuilder::GradientBuilder(Graph& graph, NodeId node, std::vector<ValueId> output_gradients, std::vector<bool> wanted, Stage stage)
+    : Builder(graph, stage), node_(node), output_gradients_(std::move(output_gradients)), wanted_(std::move(wanted)) {
   named(graph.node(node).name, graph.node(node).ordinal);
   input_gradients_.assign(graph.node(node).inputs.size(), kNone);
 }

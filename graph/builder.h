@@ -118,7 +118,8 @@ class Lowering : public Builder {
 
 class GradientBuilder : public Builder {
  public:
-  GradientBuilder(Graph& graph, NodeId node, std::vector<ValueId> output_gradients, std::vector<bool> wanted);
+  GradientBuilder(Graph& graph, NodeId node, std::vector<ValueId> output_gradients, std::vector<bool> wanted,
+                  Stage stage = Stage::backward);
 
   // The gradient of output i; zeros (emitted on demand) where nothing downstream depends on it but another output's does.
   ValueId output_gradient(size_t i);

@@ -93,13 +93,13 @@ def next_character(logits, samples):
     return 100 * float((logits[:, :-1].argmax(-1) == samples[:, 1:]).mean())
 
 
-def language_model(program, work, steps=400, rate=1e-3):
+def language_model(program, work, steps=300, rate=1e-3):
     torch.manual_seed(1)
     model = export_char_gpt.CharGpt(GPT2LMHeadModel(GPT2Config(
         n_layer=3, n_head=4, n_embd=128, vocab_size=len(CHARACTERS), n_positions=LENGTH, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, use_cache=False,
         activation_function="gelu_pytorch_tanh", attn_implementation="eager", bos_token_id=0, eos_token_id=0)).eval())
     shakespeare = torch.tensor(encoded((HERE / "tinyshakespeare.txt").read_text(encoding="utf-8")))
-    pretrain(model, lambda step: shakespeare[torch.randint(0, len(shakespeare), (BATCH,))], 1200, 3e-3, language_loss)
+    pretrain(model, lambda step: shakespeare[torch.randint(0, len(shakespeare), (BATCH,))], 600, 3e-3, language_loss)
     path = work / "language-model.onnx"
     torch.onnx.export(model, (torch.zeros(2, 8, dtype=torch.int64),), str(path), dynamo=True, opset_version=20, input_names=["input_ids"],
                       output_names=["logits"], external_data=False, verbose=False, dynamic_shapes=({0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")},))

@@ -327,6 +327,19 @@ TEST(ImportWeights, AnUntiedModelIsExportedWithItsCopies) {
   EXPECT_EQ(floats(y), (std::vector<float>{-10, -3, 10, -3}));
 }
 
+// scikit-learn's StandardScaler, as skl2onnx writes it.
+TEST(Import, AScalerIsArithmetic) {
+  const TestFolder folder;
+  const Imported imported = import_file(write_model(folder, R"(<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 1]>
+    g (int64[2, 3] x) => (float[2, 3] y) <float[3] w = {1, 1, 2}> {
+      z = ai.onnx.ml.Scaler <offset = [1.0, 2.0, 0.5], scale = [2.0, 0.5, 4.0]> (x)
+      y = Mul (z, w)
+    })"));
+  EXPECT_TRUE(imported.obstacles.empty());
+  const auto y = run_imported(imported, {{"x", make_tensor<int64_t>({2, 3}, {1, 2, 3, 4, 5, 6})}}).at("y");
+  EXPECT_EQ(floats(y), (std::vector<float>{0, 0, 20, 6, 1.5f, 44}));
+}
+
 TEST(ImportWeights, OnePlaceInAFileIsOneParameter) {
   const TestFolder folder;
   write_file(folder / "w.bin", bytes_of(counted(5)));

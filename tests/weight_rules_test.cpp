@@ -67,6 +67,21 @@ TEST_F(WeightRules, MetadataComeFirst) {
   EXPECT_EQ(fate(model, "t"), "constant: constant of the exported program");
 }
 
+// A layer of one unit has a bias of one element; what merely is added somewhere else, or multiplies, is a number.
+TEST_F(WeightRules, TheBiasOfOneUnitIsABias) {
+  const char* model = R"(<ir_version: 8, opset_import: ["" : 17]>
+    g (float[1, 2] x) => (float[1, 1] y) <float[2, 1] w = {1, 2}, float[1, 1] b = {3}, float[1] c = {4}, float[1, 1] v = {5}, float[1] d = {6}> {
+      p = MatMul (x, w)
+      q = Add (p, b)
+      r = Tanh (q)
+      s = Add (r, c)
+      y = Gemm (s, v, d)
+    })";
+  EXPECT_EQ(fate(model, "b"), "trained: added");
+  EXPECT_EQ(fate(model, "c"), "constant: one element");
+  EXPECT_EQ(fate(model, "d"), "trained: bias of Gemm");
+}
+
 TEST_F(WeightRules, FoldedTensorsAreWhatTheyWereMadeOf) {
   const auto of_a = [&](const std::string& from, const std::string& extra = "") {
     pb::ModelProto model = three();

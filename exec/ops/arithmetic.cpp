@@ -108,6 +108,17 @@ void lower_mean(Lowering& l) {
   l.output(0, l.node.inputs.size() == 1 ? sum : l.emit("Div", {sum, l.scalar_like(sum, double(l.node.inputs.size()))}));
 }
 
+// ai.onnx.ml Scaler-1: (x - offset) * scale, in float32; of each column, or of all.
+void lower_scaler(Lowering& l) {
+  const ValueId x = l.cast(l.input(0), DType::float32);
+  const auto numbers = [&](const char* name) {
+    const std::vector<float> list = l.node.attributes.get(name, std::vector<float>{});
+    if (list.empty()) l.fail(fmt::format("its attribute '{}' has no numbers", name));
+    return l.constant(make_tensor<float>({static_cast<int64_t>(list.size())}, list));
+  };
+  l.output(0, l.emit("Mul", {l.emit("Sub", {x, numbers("offset")}), numbers("scale")}));
+}
+
 std::vector<TensorType> infer_pair(const InferContext& context) {
   if (context.inputs.size() != 2) throw error(ErrorCode::unsupported, "has {} inputs, not 2", context.inputs.size());
   return infer_broadcast(context);
@@ -147,7 +158,7 @@ constexpr Kernel kSubKernel{
 
 constexpr OpDef kMul{
     .name = "Mul",
-    .onnx = {{.domain = "", .name = "Mul", .since = 7}},
+    .onnx = {{.domain = "", .name = "Mul", .since = 7}, {.domain = "ai.onnx.ml", .name = "Scaler", .lower = lower_scaler, .inputs = 1}},
     .infer = infer_pair,
     .gradient = mul_gradient,
     .standard = 14,

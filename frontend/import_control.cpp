@@ -471,7 +471,7 @@ std::optional<Reason> Walk::optional_has_element(Job& job) {
 std::optional<Reason> Walk::gradient(Job& job) {
   const auto names = [&](const char* attribute) {  // the reader joins lists of texts by commas
     std::vector<std::string> list;
-    std::istringstream text(job.node.attributes.get(attribute, std::string()));
+    std::istringstream text(job.node.attributes.get(attribute, ""));
     for (std::string name; std::getline(text, name, ',');) list.push_back(name);
     return list;
   };
@@ -480,7 +480,7 @@ std::optional<Reason> Walk::gradient(Job& job) {
   for (const std::string& name : names("zs")) read.push_back(name);
   if (count == 0 || job.outputs > count || read != job.node.inputs)
     return Reason{"takes a gradient elsewhere than where the graph is", "export the model with inputs that are its xs and zs"};
-  const std::string y = job.node.attributes.get("y", std::string());
+  const std::string y = job.node.attributes.get("y", "");
   const Meaning* const of = job.scope.find(y);
   if (of == nullptr || of->value == kNone || !is_floating(graph_.value(of->value).dtype))
     return Reason{fmt::format("takes the gradient of '{}', which no node before it gives as floating-point numbers", y),

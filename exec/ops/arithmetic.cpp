@@ -112,9 +112,10 @@ void lower_mean(Lowering& l) {
 void lower_scaler(Lowering& l) {
   const ValueId x = l.cast(l.input(0), DType::float32);
   const auto numbers = [&](const char* name) {
-    const std::vector<float> list = l.node.attributes.get(name, std::vector<float>{});
-    if (list.empty()) l.fail(fmt::format("its attribute '{}' has no numbers", name));
-    return l.constant(make_tensor<float>({static_cast<int64_t>(list.size())}, list));
+    const Attribute* const attribute = l.node.attributes.find(name);
+    const auto* const list = attribute == nullptr ? nullptr : std::get_if<std::vector<float>>(attribute);
+    if (list == nullptr || list->empty()) l.fail(fmt::format("its attribute '{}' has no numbers", name));
+    return l.constant(make_tensor<float>({static_cast<int64_t>(list->size())}, *list));
   };
   l.output(0, l.emit("Mul", {l.emit("Sub", {x, numbers("offset")}), numbers("scale")}));
 }

@@ -335,6 +335,8 @@ def quantized_forms(ms):
             form(f"ms_MatMulNBits_{bits}_{k}", "MatMulNBits", 17, [floats(2, 3, k), weight, scales], initializers=[1, 2], **attributes)
             form(f"ms_MatMulNBits_{bits}_{k}_zeros", "MatMulNBits", 17, [floats(5, k), weight, scales, packed.reshape(-1)], initializers=[1, 2, 3], **attributes)
     form("ms_MatMulNBits_bias", "MatMulNBits", 17, [floats(5, k), weight, scales, None, None, floats(n)], initializers=[1, 2, 5], **attributes)
+    form("ml_Scaler", "Scaler", 17, [floats(4, 3)], domain="ai.onnx.ml", offset=[0.5, -1.0, 2.0], scale=[2.0, 0.25, 3.0])
+    form("ml_Scaler_all", "Scaler", 17, [random.integers(-9, 9, (4, 3)).astype(np.int64)], domain="ai.onnx.ml", offset=[1.5], scale=[0.5])
 
 
 if __name__ == "__main__":

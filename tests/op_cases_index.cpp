@@ -345,7 +345,7 @@ void quantization_cases(std::vector<OpCase>& cases) {
   const auto codes = [](Shape shape, DType dtype) {
     return random_ints(std::move(shape), dtype == DType::uint8 ? 0 : -128, dtype == DType::uint8 ? 255 : 127, dtype);
   };
-  for (const DType dtype : {DType::int8, DType::uint8, DType::int32}) {
+  for (const DType dtype : {DType::int8, DType::uint8, DType::int16, DType::int32}) {
     for (const int64_t axis : {0, 1, 2}) {
       const Shape shape{6, 8, 5};
       const int64_t size = shape[static_cast<size_t>(axis)];

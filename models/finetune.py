@@ -22,6 +22,7 @@ import warnings
 
 import numpy as np
 import torch
+import zoo  # before transformers: declares torchvision's operators, where that is installed
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import export_char_gpt

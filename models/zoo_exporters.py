@@ -670,7 +670,9 @@ def main():
              for exporter, names in chosen.items() for name in names if (exporter, name) not in compared]
     if options.write:
         page = ROOT / "docs" / "zoo.md"
-        page.write_text(page.read_text().partition(SECTION)[0].rstrip("\n") + "\n\n" + section(rows))
+        before, _, after = page.read_text().partition(SECTION)
+        others = re.split(r"\n(?=## )", after)[1:]  # sections of other scripts
+        page.write_text("\n\n".join(part.strip("\n") for part in [before, section(rows), *others]) + "\n")
     return any(row["result"] in ("WRONG", "refused", "not compared") for row in rows)
 
 

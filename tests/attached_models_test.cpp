@@ -8,7 +8,7 @@
 #include "graph/error.h"
 #include "tests/arrays.h"
 #include "tests/onnx_models.h"
-#include "tests/trainer_runs.h"
+#include "tests/promised_runs.h"
 
 namespace ort_train {
 namespace {
@@ -16,7 +16,7 @@ namespace {
 using namespace testing;
 using ::testing::HasSubstr;
 
-struct AttachedModels : TrainerRuns {
+struct AttachedModels : PromisedRuns {
   static constexpr int64_t kSamples = 26, kIn = 12, kHidden = 96, kClasses = 5, kBoxes = 4;
 
   // A trunk with two heads: logits and boxes.
@@ -55,21 +55,6 @@ struct AttachedModels : TrainerRuns {
     ASSERT_EQ(a.size(), b.size());
     for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], tolerance * std::max(1.0, std::abs(b[i]))) << i;
   }
-  // The same bits with as little memory as there may be, with a disk, in one thread, and resumed.
-  void expect_promises(Options o) {
-    const Run plain = train(o);
-    Options small = o;
-    small.nvme_path = folder / "disk";
-    std::filesystem::create_directories(small.nvme_path);
-    small.budget = Trainer(small).plan().minimum_budget;
-    small.threads = 1;
-    const Run streamed = train(small);
-    EXPECT_EQ(streamed.losses, plain.losses);
-    EXPECT_EQ(streamed.summary.weights_hash, plain.summary.weights_hash);
-    o.output_dir = folder / "two";
-    EXPECT_EQ(train_in_two(o, 4).weights_hash, plain.summary.weights_hash);
-    std::filesystem::remove_all(o.output_dir);
-  }
 };
 
 TEST_F(AttachedModels, SeveralLossesAddUp) {
@@ -88,8 +73,8 @@ TEST_F(AttachedModels, SeveralLossesAddUp) {
   expect_near(train(parts).losses, train(whole).losses, 1e-5);
   parts.micro_batches = "vertical";
   expect_near(train(parts).losses, train(whole).losses, 1e-5);
-  expect_promises(whole);
-  expect_promises(parts);
+  expect_promises(whole, 4);
+  expect_promises(parts, 4);
 }
 
 // The same as the model with the loss written out behind it.
@@ -120,7 +105,7 @@ TEST_F(AttachedModels, ALossModelIsPartOfTheGraph) {
   written.model = write_model(folder, whole, "whole.onnx");
   written.freeze = {"weights"};
   EXPECT_EQ(train(written).losses, attached.losses);
-  expect_promises(o);
+  expect_promises(o, 4);
   // Its other outputs are losses, too, beside ours.
   o.loss = "output, loss/other:output*0.1, logits:cross_entropy@logits_labels";
   EXPECT_GT(train(o).losses[0], attached.losses[0]);
@@ -150,11 +135,11 @@ TEST_F(AttachedModels, ATeacherIsFollowed) {
   const Run alone = train(o);
   EXPECT_LT(alone.losses[alone.losses.size() - 2], alone.losses[0]);
   EXPECT_EQ(read_file(o.teacher), before);
-  expect_promises(o);
+  expect_promises(o, 4);
   o.loss = "logits:cross_entropy*0.5@logits_labels,distillation(temperature=2)*0.5";
   const Run both = train(o);
   EXPECT_NE(both.losses, alone.losses);
-  expect_promises(o);
+  expect_promises(o, 4);
 
   // A model is as far from itself as can be told: not at all.
   o.loss = "";

@@ -7,7 +7,7 @@
 #include "frontend/file.h"
 #include "tests/arrays.h"
 #include "tests/onnx_models.h"
-#include "tests/trainer_runs.h"
+#include "tests/promised_runs.h"
 
 namespace ort_train {
 namespace {
@@ -16,7 +16,7 @@ using namespace testing;
 using ::testing::HasSubstr;
 using Proto = ort_train_onnx::TensorProto;
 
-struct QuantizedWeights : TrainerRuns {
+struct QuantizedWeights : PromisedRuns {
   static constexpr int64_t kSamples = 24, kIn = 64, kHidden = 48, kOut = 5;
 
   static Proto codes(const std::string& name, const std::vector<int64_t>& dims, Proto::DataType type, int64_t step) {
@@ -140,20 +140,7 @@ TEST_F(QuantizedWeights, ComputeWhatTheyStandFor) {
   }
 }
 
-TEST_F(QuantizedWeights, KeepThePromises) {
-  Options o = job();
-  const Run plain = train(o);
-  Options small = o;
-  small.nvme_path = folder / "disk";
-  std::filesystem::create_directories(small.nvme_path);
-  small.budget = Trainer(small).plan().minimum_budget;
-  small.threads = 1;
-  const Run streamed = train(small);
-  EXPECT_EQ(streamed.losses, plain.losses);
-  EXPECT_EQ(streamed.summary.weights_hash, plain.summary.weights_hash);
-  o.output_dir = folder / "two";
-  EXPECT_EQ(train_in_two(o, 3).weights_hash, plain.summary.weights_hash);
-}
+TEST_F(QuantizedWeights, KeepThePromises) { expect_promises(job(), 3); }
 
 // Dropout on request: behind the nodes that a pattern fits, in training alone.
 TEST_F(QuantizedWeights, DropoutIsPutBehindNodes) {

@@ -47,6 +47,7 @@ struct Needed {
 
 void add_reads(const onnx::NodeDef& node, std::set<std::string>& names) {
   names.insert(node.inputs.begin(), node.inputs.end());
+  if (node.op_type == "Gradient") names.insert(node.attributes.get("y", ""));
   for (const auto& [name, graph] : node.graphs) {
     for (const onnx::NodeDef& inner : graph->nodes) add_reads(inner, names);
     for (const onnx::ValueDef& output : graph->outputs) names.insert(output.name);

@@ -487,7 +487,13 @@ std::optional<Reason> Walk::gradient(Job& job) {
                   "check the model with onnx.checker"};
   std::vector<ValueId> xs;
   for (size_t i = 0; i < count; ++i) xs.push_back(job.inputs[i].value);
+  // A gradient of gradients doubles the graph each time.
+  const auto nodes = static_cast<int64_t>(graph_.node_count());
+  if (nodes > kMaxUnrolled / 2 && graph_.order().size() > model_.graph.nodes.size())
+    return Reason{fmt::format("with the gradients of gradients before it the model has more than {} nodes", kMaxUnrolled / 2),
+                  "export the model without them: training takes gradients by itself"};
   const std::vector<ValueId> gradients = gradients_of(graph_, of->value, xs, Stage::forward);
+  visited_ += static_cast<int64_t>(graph_.node_count()) - nodes;
   for (size_t i = 0; i < job.outputs; ++i) {
     ValueId value = gradients[i];
     if (value == kNone) value = builder(job).emit("Expand", {builder(job).scalar_like(xs[i], 0)}, {{"shape", graph_.value(xs[i]).shape}});

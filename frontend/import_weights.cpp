@@ -73,6 +73,10 @@ void count_uses(const std::vector<onnx::NodeDef>& nodes, const onnx::Opsets& ops
                                       .output = node.outputs.empty() ? "" : node.outputs[0],
                                       .node = nested ? ~size_t{0} : at});
     }
+    if (node.op_type == "Gradient") {  // ai.onnx.preview.training's reads what it is a gradient of by name
+      if (const std::string y = node.attributes.get("y", ""); !y.empty())
+        uses[y].push_back({.domain = node.domain, .op_type = node.op_type});
+    }
     for (const auto& [name, graph] : node.graphs) {
       count_uses(graph->nodes, opsets, true, uses);
       for (const std::string& output : output_names(*graph)) uses[output].push_back({});

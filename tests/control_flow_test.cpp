@@ -291,5 +291,32 @@ TEST(BoundValue, IsANumberOrNumbersOrAFile) {
   EXPECT_HAS(refused(file, DType::int8, {2}), "element 1 is no int8");
 }
 
+// The gradient of a node's inputs as outputs of a model: x -> 3 x^2 and, by a gradient of that, 6 x.
+TEST(GradientNodes, AreTakenOfTheGraphBeforeThem) {
+  const TestFolder folder;
+  const char* const model = R"(<ir_version: 8, opset_import: ["" : 17, "ai.onnx.preview.training" : 1]>
+    g (float[3] x) => (float[3] once, float[3] twice) {
+      s = Mul (x, x)
+      c = Mul (s, x)
+      once = ai.onnx.preview.training.Gradient <xs = ["x"], y = "c"> (x)
+      twice = ai.onnx.preview.training.Gradient <xs = ["x"], y = "once"> (x)
+    })";
+  const Imported imported = import_file(write_model(folder, model));
+  for (const Obstacle& obstacle : imported.obstacles) ADD_FAILURE() << obstacle.node << ": " << obstacle.reason;
+  const auto y = run_imported(imported, {{"x", make_tensor<float>({3}, {1, -2, 0.5f})}});
+  EXPECT_EQ(floats(y.at("once")), (std::vector<float>{3, 12, 0.75f}));
+  EXPECT_EQ(floats(y.at("twice")), (std::vector<float>{6, -12, 3}));
+  // Many of them one behind the other would make a graph without end.
+  std::string nodes = "v0 = Mul (x, x)\n";
+  for (int i = 0; i < 60; ++i)
+    nodes += fmt::format("g{0} = ai.onnx.preview.training.Gradient <xs = [\"x\"], y = \"v{0}\"> (x)\nv{1} = Mul (g{0}, v{0})\n", i, i + 1);
+  const Imported many =
+      import_file(write_model(folder, fmt::format(R"(<ir_version: 8, opset_import: ["" : 17, "ai.onnx.preview.training" : 1]>
+    g (float[3] x) => (float[3] v60) {{ {} }})",
+                                                  nodes)));
+  ASSERT_FALSE(many.obstacles.empty());
+  EXPECT_HAS(many.obstacles[0].reason, "nodes");
+}
+
 }  // namespace
 }  // namespace ort_train

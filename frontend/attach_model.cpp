@@ -98,13 +98,10 @@ void bind_attachment(const Attachment& attachment, const Declared& trained, cons
   }
 }
 
-void attach_model(Imported& trained, const Attachment& attachment, const ImportOptions& options, const DataSet& data, Workers& workers) {
+void attach_model(Imported& trained, const Attachment& attachment, int64_t batch, const ImportOptions& options, const DataSet& data,
+                  Workers& workers) {
   ImportOptions own{.shapes = {}, .bound_inputs = {}, .freeze = {}};
   const Graph& graph = trained.graph;
-  int64_t batch = 1;
-  for (const ValueId id : graph.inputs) {
-    if (!graph.value(id).shape.empty()) batch = graph.value(id).shape[0];
-  }
   for (const DeclaredInput& input : attachment.model.inputs) {
     if (const auto fixed = options.bound_inputs.find(input.name); fixed != options.bound_inputs.end()) {
       own.bound_inputs.insert(*fixed);
@@ -124,9 +121,7 @@ void attach_model(Imported& trained, const Attachment& attachment, const ImportO
       throw error(ErrorCode::unsupported, "'{}': its input '{}' has {} dimensions, what goes into it {}", attachment.path, input.name,
                   input.dims.size(), shape.size());
     for (size_t axis = 0; axis < shape.size(); ++axis) {
-      const std::string& dim = input.dims[axis];  // a number where the file fixes it
-      if (dim.find_first_not_of("0123456789") == std::string::npos && !dim.empty() && dim != "0") continue;
-      own.shapes[fmt::format("{}.{}", input.name, axis)] = shape[axis];
+      if (!fixed_size(input.dims[axis])) own.shapes[fmt::format("{}.{}", input.name, axis)] = shape[axis];
     }
   }
   Imported other = import_model(attachment.path, own, workers);

@@ -24,8 +24,9 @@ std::vector<Attachment> attachments(const Options& options);
 // Adds to the binding the arrays that only an attached model reads. Throws Error(usage | data) where one of its inputs comes from nowhere.
 void bind_attachment(const Attachment& attachment, const Declared& trained, const DataSet& data, Binding& binding);
 
-// Imports an attached model for the batch of `options`, which are those of the trained model, and adds it to that model's graph: its
+// Imports an attached model for `batch` samples with the `options` of the trained model, and adds it to that model's graph: its
 // weights to the weights, its outputs behind the outputs. Throws Error(unsupported) with all that can't be imported.
-void attach_model(Imported& trained, const Attachment& attachment, const ImportOptions& options, const DataSet& data, Workers& workers);
+void attach_model(Imported& trained, const Attachment& attachment, int64_t batch, const ImportOptions& options, const DataSet& data,
+                  Workers& workers);
 
 }  // namespace ort_train

@@ -16,13 +16,6 @@ namespace {
 
 constexpr int64_t kDefaultBatch = 8;
 
-std::optional<int64_t> fixed(const std::string& dim) {
-  int64_t size = 0;
-  const auto [end, code] = std::from_chars(dim.data(), dim.data() + dim.size(), size);
-  if (code != std::errc() || end != dim.data() + dim.size() || size <= 0) return std::nullopt;  // -1 and 0 mean "any" in some files
-  return size;
-}
-
 bool unnamed(const std::string& dim) { return dim.empty() || dim == "?" || dim == "-1" || dim == "0"; }
 
 std::string axis_name(const DeclaredInput& input, size_t axis) { return fmt::format("{}.{}", input.name, axis); }
@@ -48,7 +41,7 @@ class Sizes {
     std::set<std::string> known;
     for (const DeclaredInput& input : declared.inputs) {
       for (size_t axis = 0; axis < input.dims.size(); ++axis) {
-        if (fixed(input.dims[axis])) continue;
+        if (fixed_size(input.dims[axis])) continue;
         known.insert(axis_name(input, axis));
         if (!unnamed(input.dims[axis])) known.insert(input.dims[axis]);
       }
@@ -64,7 +57,7 @@ class Sizes {
 
   // What --shape or the file says of a dimension.
   std::optional<int64_t> asked(const DeclaredInput& input, size_t axis) const {
-    if (const auto size = fixed(input.dims[axis])) return size;
+    if (const auto size = fixed_size(input.dims[axis])) return size;
     for (const std::string& key : {axis_name(input, axis), input.dims[axis]}) {
       if (const auto found = asked_.find(key); found != asked_.end()) return found->second;
     }
@@ -73,7 +66,7 @@ class Sizes {
 
   // Binds a dimension that isn't fixed; throws where it is bound to something else.
   void bind(const DeclaredInput& input, size_t axis, int64_t size, std::string_view source) {
-    if (const auto is = fixed(input.dims[axis])) {
+    if (const auto is = fixed_size(input.dims[axis])) {
       if (*is != size) {
         throw error(ErrorCode::data, "input '{}' has {} as dimension {} in the model's file, {} gives {}", input.name, *is, axis, source,
                     size);
@@ -155,7 +148,7 @@ int64_t find_batch(const Declared& declared, const Options& options, const Sizes
       throw error(ErrorCode::unsupported, "input '{}' is a single number, which has no place for samples", input.name);
     const auto size = sizes.asked(input, 0);
     if (!size) continue;
-    if (fixed(input.dims[0])) binding.batch_is_fixed = true;
+    if (fixed_size(input.dims[0])) binding.batch_is_fixed = true;
     if (batch && *batch != *size)
       throw error(ErrorCode::usage, "inputs '{}' and '{}' have batches of {} and {}", source, input.name, *batch, *size);
     batch = size;
@@ -175,7 +168,7 @@ int64_t find_sequence(const DeclaredInput& input, const Options& options, const 
   const auto size = sizes.asked(input, 1);
   if (size && options.seq_length > 0 && *size != options.seq_length) {
     throw error(ErrorCode::usage, "`seq_length` {} contradicts the length {} that {} for input '{}'", options.seq_length, *size,
-                fixed(input.dims[1]) ? "the model's file fixes" : "`shapes` gives", input.name);
+                fixed_size(input.dims[1]) ? "the model's file fixes" : "`shapes` gives", input.name);
   }
   if (!size && options.seq_length <= 0) {
     throw error(ErrorCode::usage, "the model leaves the length of a sample open (input '{}'): give `seq_length`", input.name);
@@ -193,7 +186,7 @@ ConstantInput constant_input(const DeclaredInput& input, const Binding& binding,
                 input.name, rank);
   }
   if (rank == 2) {
-    const auto size = fixed(input.dims[0]);
+    const auto size = fixed_size(input.dims[0]);
     if (size && *size != 1 && *size != binding.batch) {
       throw error(ErrorCode::usage, "input '{}' has a batch of {} in the model's file, the job has {}", input.name, *size, binding.batch);
     }
@@ -265,10 +258,7 @@ Tensor tensor_of(const ConstantInput& constant, int64_t batch) {
               to_string(constant.dtype));
 }
 
-}  // namespace
-
-namespace {
-
+// By the losses; "" is the first.
 std::vector<std::string> outputs_read(const Options& options) {
   std::vector<std::string> outputs;
   for (const LossTerm& term : parse_losses(options).terms) {
@@ -281,6 +271,13 @@ std::vector<std::string> outputs_read(const Options& options) {
 }
 
 }  // namespace
+
+std::optional<int64_t> fixed_size(const std::string& dim) {
+  int64_t size = 0;
+  const auto [end, code] = std::from_chars(dim.data(), dim.data() + dim.size(), size);
+  if (code != std::errc() || end != dim.data() + dim.size() || size <= 0) return std::nullopt;  // -1 and 0 mean "any" in some files
+  return size;
+}
 
 ImportOptions import_options(const Options& options) {
   return {.shapes = options.shapes,
@@ -317,10 +314,10 @@ Binding bind_inputs(const Declared& declared, const Options& options, DataSet& d
   binding.batch = find_batch(declared, options, sizes, binding);
   for (const FedInput& fed : binding.fed) {
     const DeclaredInput& input = *find_input(declared, fed.input);
-    if (!fixed(input.dims[0])) binding.batch_names.push_back(unnamed(input.dims[0]) ? axis_name(input, 0) : input.dims[0]);
+    if (!fixed_size(input.dims[0])) binding.batch_names.push_back(unnamed(input.dims[0]) ? axis_name(input, 0) : input.dims[0]);
   }
   for (const DeclaredInput* input : constants) {
-    if (input->dims.size() == 2 && !fixed(input->dims[0]))
+    if (input->dims.size() == 2 && !fixed_size(input->dims[0]))
       binding.batch_names.push_back(unnamed(input->dims[0]) ? axis_name(*input, 0) : input->dims[0]);
   }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,9 @@
 #include "frontend/ort_train.h"
 
 namespace ort_train {
+
+// The size of a dimension of DeclaredInput::dims that the file fixes.
+std::optional<int64_t> fixed_size(const std::string& dim);
 
 // What of the options is the importer's, but for what has to be bound.
 ImportOptions import_options(const Options& options);

@@ -45,6 +45,13 @@ Reason why_not(const onnx::NodeDef& node, int opset, const FoundForm& form) {
   return {"is not supported", "replace it by other operators before exporting, or cut the model before it"};
 }
 
+// As the user knows it: a node without a name by its first output that has one.
+std::string name_of(const onnx::NodeDef& node) {
+  if (!node.name.empty()) return node.name;
+  const auto named = std::find_if(node.outputs.begin(), node.outputs.end(), [](const std::string& output) { return !output.empty(); });
+  return named == node.outputs.end() ? std::string() : *named;
+}
+
 }  // namespace
 
 FoundForm find_form(const std::string& domain, const std::string& op_type, int opset) {
@@ -176,10 +183,7 @@ void Walk::list(const std::vector<onnx::NodeDef>& nodes, Scope& scope, const Sit
 
 // Puts the Dropout that the options want behind a node of the file, in place of one that is there.
 void Walk::drop(const onnx::NodeDef& node, uint32_t ordinal, Scope& scope) {
-  std::string name = node.name;
-  for (const std::string& output : node.outputs) {
-    if (name.empty()) name = output;
-  }
+  const std::string name = name_of(node);
   std::optional<double> ratio;
   std::vector<std::string>* nodes = nullptr;
   for (size_t i = 0; i < options_->dropout.size(); ++i) {
@@ -217,7 +221,7 @@ void Walk::finish_dropout() {
     const auto found = dropped_.find(i);
     if (found == dropped_.end() || found->second.empty()) {
       std::vector<std::string> names;
-      for (const onnx::NodeDef& node : model_.graph.nodes) names.push_back(node.name.empty() ? node.outputs.at(0) : node.name);
+      for (const onnx::NodeDef& node : model_.graph.nodes) names.push_back(name_of(node));
       const std::vector<std::string> near = nearest_names(pattern, names, 3);
       throw error(ErrorCode::usage,
                   "`dropout` {}={}: fits no node that gives floating-point numbers; {} (the name of a node, a pattern with *, or an op)",
@@ -244,12 +248,9 @@ void Walk::node(const onnx::NodeDef& node, Scope& scope, const Site& site) {
   Job job{.node = node,
           .scope = scope,
           .site = site,
-          .name = node.name,
+          .name = name_of(node),
           .opset = opset == site.opsets.end() ? 0 : opset->second,
           .ordinal = static_cast<uint32_t>(visited_)};
-  for (const std::string& output : node.outputs) {
-    if (job.name.empty()) job.name = output;
-  }
   if (site.caller) job.name = *site.caller;
   if (node.domain.empty() && node.op_type == "BatchNormalization") note_layer(job.name);
   job.outputs = wanted_outputs(node, job.opset, site.uses);

@@ -275,7 +275,8 @@ void Trainer::Impl::build_entries(Deferral defer) {
     refuse_obstacles(imported);
     groups = assign_groups(imported, options);
     model_outputs = imported.graph.outputs.size();
-    for (const Attachment& other : attached) attach_model(imported, other, binding.import_options(batch, options), *data.train, workers);
+    for (const Attachment& other : attached)
+      attach_model(imported, other, batch, binding.import_options(batch, options), *data.train, workers);
     const bool is_first = forwards.empty();
     if (is_first && !model_read) {
       refuse_state_names(imported.graph, optimizer);

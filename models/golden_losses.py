@@ -3,7 +3,7 @@
     python golden_losses.py [FILE]
 
 For each case: CASE/outputs/i, CASE/labels/i, CASE/loss, and CASE/gradients/i, of the loss with respect to output i. The metadata have the text
-of the loss, as `--loss` takes it, with the outputs named y0, y1, … and their labels l0, l1, … tests/losses_test.cpp reads it.
+of the loss, as `--loss` takes it, with the outputs named y0, y1, … and their labels l0, l1, … tests/loss_golden_test.cpp reads it.
 """
 import os, sys
 import torch

@@ -1,8 +1,6 @@
 // Every loss against PyTorch (tests/golden/losses.safetensors, written by models/golden_losses.py): its value, and its gradient with
 // respect to the outputs that it reads, in float64 and float32; and what Options::loss may say.
 
-#include "passes/losses.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,6 +14,7 @@
 #include "frontend/loss_options.h"
 #include "frontend/safetensors.h"
 #include "graph/autodiff.h"
+#include "passes/losses.h"
 #include "test_paths.h"
 #include "tests/onnx_models.h"
 

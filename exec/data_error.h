@@ -14,10 +14,10 @@
 namespace ort_train {
 
 struct DataError {
-  enum Kind : int64_t { none, index, label };
+  enum Kind : int64_t { none, index, label, limit, selected };
   int64_t kind = none;
-  int64_t value = 0;     // the index or label
-  int64_t size = 0;      // it must be less
+  int64_t value = 0;     // the index, the label, how many elements a mask selects
+  int64_t size = 0;      // it must be less; limit: no more; selected: just that
   int64_t position = 0;  // of it in its tensor
 
   // From any thread.
@@ -36,6 +36,9 @@ struct DataError {
     if (found.kind == label)
       throw error(ErrorCode::data, "label {} at position {} of the batch is outside the {} classes that the model gives (0 to {})",
                   found.value, found.position, found.size, found.size - 1);
+    if (found.kind == limit || found.kind == selected)
+      throw error(ErrorCode::data, "a mask selects {} elements of this batch, but {} {} (`selects` NODE<=COUNT says how many there may be)",
+                  found.value, found.kind == limit ? "at most" : "just", found.size);
     throw error(ErrorCode::data, "index {} at position {} is outside an axis of {} elements", found.value, found.position, found.size);
   }
 };

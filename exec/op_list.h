@@ -19,6 +19,7 @@
   /* scatter.cpp */ op(ScatterElements) op(ScatterElementsReduce) op(ScatterND) op(ScatterNDReduce) \
   /* pack.cpp */ op(PackMember) op(Pack) \
   /* selection.cpp, cumprod.cpp */ op(Unique) op(NonMaxSuppression) op(CumProd) op(CumProdGrad) \
+  /* selected.cpp */ op(FindSelected) op(KeepFirst) op(RepeatLast) \
   /* generate.cpp */ op(Range) op(ConstantOfShape) op(OneHot) op(NonZero) op(Trilu) op(CumSum) \
   /* compare.cpp */ op(Equal) op(Greater) op(GreaterOrEqual) op(Less) op(LessOrEqual) op(And) op(Or) op(Xor) op(Not) op(Mod) \
   /* bitwise.cpp */ op(BitwiseAnd) op(BitwiseOr) op(BitwiseXor) op(BitwiseNot) op(BitShift) \

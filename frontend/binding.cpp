@@ -289,6 +289,7 @@ ImportOptions import_options(const Options& options) {
           .train = options.train,
           .freeze = options.freeze,
           .dropout = options.dropout,
+          .selects = options.selects,
           .outputs = outputs_read(options)};
 }
 

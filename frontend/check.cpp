@@ -12,11 +12,13 @@
 #include "frontend/binding.h"
 #include "frontend/bound_value.h"
 #include "frontend/boundary.h"
+#include "frontend/check_options.h"
 #include "frontend/check_shapes.h"
 #include "frontend/importer.h"
 #include "frontend/loss_options.h"
 #include "frontend/ort_train.h"
 #include "frontend/parameter_groups.h"
+#include "frontend/precision.h"
 #include "frontend/units.h"
 #include "graph/autodiff.h"
 #include "graph/error.h"
@@ -203,6 +205,7 @@ class Check {
       find_sizes(options_.model, static_cast<int64_t>(file_.graph.nodes.size()), bytes_of_weights(), import, open, workers);
     model_ = import_model(options_.model, import, workers);
 
+    number_types(options_, model_.info.low);  // refuses what doesn't go with the model's type
     for (const Obstacle& obstacle : model_.obstacles) add_row({obstacle.node, obstacle.reason, obstacle.hint, obstacle.blocks});
     find_nodes_without_gradient();
     find_nodes_without_kernel();
@@ -386,7 +389,7 @@ class Check {
 
 CheckReport check(const Options& options) {
   return in_library([&] {
-    check_groups(options);
+    check_options(options);
     return Check(options).run();
   });
 }

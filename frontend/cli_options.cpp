@@ -28,6 +28,35 @@ constexpr const char* kFooter =
 
 Error usage(const std::string& text) { return Error(ErrorCode::usage, text); }
 
+// What options of Hugging Face's Trainer are called here that have other names; empty for all others.
+std::string known_as(const std::string& name) {
+  constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+      {"--per-device-train-batch-size", "--batch-size"},
+      {"--per-device-eval-batch-size", "--batch-size"},
+      {"--train-batch-size", "--batch-size"},
+      {"--block-size", "--seq-length"},
+      {"--max-seq-length", "--seq-length"},
+      {"--max-length", "--seq-length"},
+      {"--gradient-checkpointing", "--recompute"},
+      {"--label-smoothing-factor", "--label-smoothing"},
+      {"--train-file", "--data"},
+      {"--dataset-name", "--data"},
+      {"--validation-file", "--data FOLDER with train and valid"},
+      {"--model-name-or-path", "the first argument, MODEL.onnx"},
+      {"--do-train", "what happens without it"},
+      {"--do-eval", "--eval-steps"},
+      {"--eval-strategy", "--eval-steps"},
+      {"--evaluation-strategy", "--eval-steps"},
+      {"--save-strategy", "--save-steps"},
+      {"--logging-dir", "--log-file"},
+      {"--use-cpu", "what happens without it"},
+  };
+  for (const auto& [theirs, ours] : kNames) {
+    if (theirs == name) return std::string(ours);
+  }
+  return "";
+}
+
 std::string nearest(const CLI::App& app, const std::string& name) {
   std::string best;
   size_t least = ~size_t{0};
@@ -112,7 +141,7 @@ ParamGroup parse_param_group(const std::string& text) {
 // What needs more than a conversion.
 struct Raw {
   std::string budget, host_budget, nvme_budget, nvme_endurance, part_size, scheduler_arguments;
-  std::vector<std::string> shapes, bound, dump_after, batch_norm, dropout, param_groups;
+  std::vector<std::string> shapes, bound, dump_after, batch_norm, dropout, selects, param_groups;
   double warmup_ratio = 0;
   bool gradient_checkpointing = false;
   bool no_checksums = false, no_shuffle = false, no_retie = false, plan = false, version = false;
@@ -220,6 +249,7 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   app.add_flag("--recalibrate", o.recalibrate, "measure the machine again")->group(memory);
   app.add_flag("--plan", raw.plan, "show the plan, train nothing")->group(memory);
   add(memory, "--plan-json", o.plan_json, "write the plan as JSON to this file");
+  add(memory, "--dump-problem", o.dump_problem, "where a disk is used: write what the planner solves, as JSON, to this file");
   add(memory, "--plan-svg", o.plan_svg, "draw the plan as SVG into this file");
   app.add_option("--threads", o.threads,
                  "default: the processors that the process may use, or its cgroup's CPU quota pays for; never changes a result")
@@ -338,6 +368,12 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
       ->group(graph)
       ->take_all()
       ->allow_extra_args(false);
+  app.add_option("--selects", raw.selects,
+                 "how many elements a NonZero or Compress node takes of a batch by its mask: NODE=COUNT (always) or 'NODE<=COUNT', NODE a "
+                 "name, a pattern with *, or an op; repeatable. Default: at most as many as the mask has")
+      ->group(graph)
+      ->take_all()
+      ->allow_extra_args(false);
   app.add_option("--batch-norm", raw.batch_norm,
                  "BatchNormalization uses the statistics of each batch and updates its running ones (live), or uses the running ones "
                  "(frozen); model: as exported (default). NODE=live or NODE=frozen: for some nodes, * matches any text")
@@ -432,7 +468,9 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   for (const std::string& extra : app.remaining()) {
     if (!extra.starts_with("-")) continue;
     const std::string name = extra.substr(0, extra.find('='));
-    throw usage(fmt::format("unknown option {}; did you mean {}?", name, nearest(app, name)));
+    const std::string known = known_as(name);
+    throw usage(known.empty() ? fmt::format("unknown option {}; did you mean {}?", name, nearest(app, name))
+                              : fmt::format("unknown option {}: here it is {}", name, known));
   }
   if (!app.remaining().empty())
     throw usage(fmt::format("'{}' is one argument too many: there is one model, '{}'", app.remaining()[0], line.options.model));
@@ -475,6 +513,17 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     if (const auto [stop, code] = std::from_chars(begin, end, ratio); equals == 0 || begin == end || code != std::errc() || stop != end)
       throw usage(fmt::format("--dropout '{}' is not NODE=RATIO", item));
     o.dropout.emplace_back(item.substr(0, equals), ratio);
+  }
+  for (const std::string& item : raw.selects) {
+    const size_t equals = std::min(item.rfind('='), item.size());
+    SelectionLimit limit{.node = item.substr(0, equals), .exact = true};
+    const char* const end = item.data() + item.size();
+    const char* const begin = std::min(item.data() + equals + 1, end);
+    const auto [stop, code] = std::from_chars(begin, end, limit.count);
+    if (limit.node.ends_with('<')) limit.exact = false, limit.node.pop_back();
+    if (limit.node.empty() || begin == end || code != std::errc() || stop != end)
+      throw usage(fmt::format("--selects '{}' is not NODE=COUNT or NODE<=COUNT", item));
+    o.selects.push_back(std::move(limit));
   }
   for (size_t i = 0; i + 1 < raw.dump_after.size(); i += 2) o.dump_after[raw.dump_after[i]] = raw.dump_after[i + 1];
   if (raw.warmup_ratio != 0) {

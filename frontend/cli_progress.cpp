@@ -23,6 +23,9 @@ std::string bar(double share) {
   return text;
 }
 
+// Which bit a NaN has as its sign says nothing.
+double unsigned_nan(double number) { return std::isnan(number) ? std::abs(number) : number; }
+
 std::string clock(double seconds) {
   const int64_t whole = static_cast<int64_t>(std::llround(std::max(0.0, seconds)));
   return whole >= 3600 ? fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60)
@@ -45,8 +48,9 @@ void Progress::step(const StepReport& report, const std::string& rate) {
   const int width = static_cast<int>(std::to_string(report.total_steps).size());
   std::string text = fmt::format("step {:>{}}/{}", report.step, width, report.total_steps);
   if (terminal_) text += " " + bar(static_cast<double>(report.step) / static_cast<double>(report.total_steps));
-  text += fmt::format(" loss {:.4g}  |g| {:.3g}  lr {:.1e}  {}  {} {}", report.loss, report.grad_norm, report.learning_rate,
-                      shown_duration(report.milliseconds), grouped(static_cast<int64_t>(std::llround(report.tokens_per_second))), rate);
+  text += fmt::format(" loss {:.4g}  |g| {:.3g}  lr {:.1e}  {}  {} {}", unsigned_nan(report.loss), unsigned_nan(report.grad_norm),
+                      report.learning_rate, shown_duration(report.milliseconds),
+                      grouped(static_cast<int64_t>(std::llround(report.tokens_per_second))), rate);
   if (report.loss_scale > 0) text += fmt::format("  scale {:.4g}{}", report.loss_scale, report.skipped ? " (overflow, skipped)" : "");
   if (report.peak_share > 0) text += fmt::format("  {:.0f} % of peak", 100 * report.peak_share);
   text += "  RAM " +
@@ -56,7 +60,9 @@ void Progress::step(const StepReport& report, const std::string& rate) {
   open_ = terminal_;
 }
 
-void Progress::eval(const EvalReport& report) { line("held-out", fmt::format("loss {:.4g} after step {}", report.loss, report.step)); }
+void Progress::eval(const EvalReport& report) {
+  line("held-out", fmt::format("loss {:.4g} after step {}", unsigned_nan(report.loss), report.step));
+}
 
 void Progress::note(const std::string& text) { line("note", text); }
 

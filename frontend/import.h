@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "exec/workers.h"
+#include "frontend/ort_train.h"
 #include "graph/graph.h"
 #include "graph/onnx/edit.h"
 #include "offload/file_range.h"
@@ -30,6 +31,7 @@ struct ImportOptions {
   std::vector<std::pair<std::string, std::string>> batch_norm_nodes{};  // name or pattern -> the same; the last that fits counts
   std::vector<std::string> train{}, freeze{};                           // patterns over names of tensors; `train` wins
   std::vector<std::pair<std::string, double>> dropout{};                // name, pattern or op of nodes -> ratio; the last that fits counts
+  std::vector<SelectionLimit> selects{};                                // the last that fits counts
   std::vector<std::string> outputs{""};  // which model outputs the losses read, for Obstacle::blocks; "": the first
 };
 

@@ -73,7 +73,13 @@ FoundForm find_form(const std::string& domain, const std::string& op_type, int o
 }
 
 Walk::Walk(const onnx::ModelDef& model, Graph& graph, TensorFiles& files, WeightTable& weights, const BoundInputs& inputs, Folder folder)
-    : model_(model), graph_(graph), files_(files), weights_(weights), inputs_(inputs), folder_(std::move(folder)) {}
+    : model_(model),
+      graph_(graph),
+      files_(files),
+      weights_(weights),
+      inputs_(inputs),
+      folder_(std::move(folder)),
+      selections_(graph, placeholders) {}
 
 Meaning* Walk::Scope::find(const std::string& name) {
   for (Scope* scope = this; scope; scope = scope->outer) {
@@ -91,6 +97,7 @@ const Meaning& Walk::output(const std::string& name) const {
 void Walk::run(const ImportOptions& options) {
   const Uses uses = find_uses(model_.graph.nodes, output_names(model_.graph), model_.opsets);
   options_ = &options;
+  selections_.limit(options.selects);
   const auto check_mode = [](const std::string& mode) {
     if (mode != "model" && mode != "live" && mode != "frozen")
       throw error(ErrorCode::usage, "`batch_norm` {}: is not known: model, live or frozen, or NODE=live for some nodes", mode);
@@ -103,12 +110,27 @@ void Walk::run(const ImportOptions& options) {
   list(model_.graph.nodes, main_, {.opsets = model_.opsets, .uses = uses});
   check_modes();
   finish_dropout();
+  selections_.finish();
+  for (const std::string& note : selections_.notes()) weights_.note(note);
   weights_.finish();
   // An output may be an initializer that no node reads.
   for (const onnx::ValueDef& value : model_.graph.outputs) {
     const auto found = main_.names.find(value.name);
     if (found == main_.names.end() || found->second.value != kNone || !found->second.tensor) continue;
     found->second.value = graph_.add_constant(files_.read(*found->second.tensor), value.name);
+  }
+  for (const onnx::ValueDef& value : model_.graph.outputs) {
+    const auto meaning = main_.names.find(value.name);
+    if (meaning == main_.names.end() || meaning->second.value == kNone) continue;
+    if (const std::string* const node = selections_.selecting(meaning->second.value); node != nullptr) {
+      found.push_back({{.node = fmt::format("output '{}'", value.name),
+                        .reason = fmt::format("has as many elements as '{}' selects of each batch, so that no labels can fit it", *node),
+                        .hint = fmt::format("take the loss in the model, before exporting it; where the number is always the same, say so "
+                                            "(`selects` {}=COUNT)",
+                                            *node)},
+                       top_,
+                       value.name});
+    }
   }
 }
 
@@ -473,13 +495,25 @@ std::string Walk::lower(Job& job, const OpDef& op, const OnnxForm& form) {
       if (!node.attributes.has(name)) node.attributes.set(name, files_.read(tensor));
     }
     if (node.domain.empty() && node.op_type == "BatchNormalization") node.attributes.set("training_mode", int64_t{is_live(job)});
+    const auto lower_form = [&](Lowering& lowering) {
+      if (form.lower)
+        form.lower(lowering);
+      else
+        lowering.pass_on(op.name, lowering.node.attributes);
+    };
+    const auto first_node = static_cast<NodeId>(graph_.node_count());
     Lowering lowering(graph_, node, files_.widens());
     lowering.named(job.name, job.ordinal).folding(folder_);
-    if (form.lower)
-      form.lower(lowering);
-    else
-      lowering.pass_on(op.name, node.attributes);
+    if (!selections_.lower(node, lowering)) lower_form(lowering);
     results = lowering.results();
+    selections_.follow(node, first_node, results, [&](const std::vector<ValueId>& inputs) {
+      OnnxNode other = node;
+      other.inputs = inputs;
+      Lowering again(graph_, other, files_.widens());
+      again.named(job.name, job.ordinal).folding(folder_);
+      lower_form(again);
+      return again.results();
+    });
     for (ValueId result : results) {
       if (result != kNone) element_count(graph_.value(result).shape);
     }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "frontend/import.h"
+#include "frontend/import_selection.h"
 #include "graph/builder.h"
 #include "graph/onnx/model.h"
 #include "graph/op_def.h"
@@ -263,6 +264,7 @@ class Walk {
   const BoundInputs& inputs_;
   Folder folder_;
   const ImportOptions* options_ = nullptr;
+  Selections selections_;
   std::set<size_t> fitting_;                              // of options.batch_norm_nodes
   std::map<size_t, std::vector<std::string>> dropped_{};  // of options.dropout: the nodes that it fits
   std::vector<std::string> layers_{};                     // names of BatchNormalization nodes

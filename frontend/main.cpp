@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdio>
 #include <optional>
+#include <string_view>
 
 #include "frontend/cli_options.h"
 #include "frontend/cli_progress.h"
@@ -23,7 +24,12 @@ std::atomic<int> caught{0};
 // The first signal asks for an end, the second makes one; before there is anything to save the first does.
 extern "C" void on_signal(int number) {
   Trainer* trainer = running.load();
-  if (caught.exchange(number) != 0 || trainer == nullptr) _exit(128 + number);
+  const bool is_first = caught.exchange(number) == 0;
+  if (is_first && trainer == nullptr) {
+    constexpr std::string_view kStopped = "\nstopped     before there was anything to save\n";
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kStopped.data(), kStopped.size());
+  }
+  if (!is_first || trainer == nullptr) _exit(128 + number);
   trainer->request_stop();
 }
 

@@ -35,6 +35,13 @@ struct ParamGroup {
   std::optional<double> weight_decay{};  // on all of them, whatever their dimensions
 };
 
+// How many elements a node that selects by a mask of the batch (NonZero, Compress) takes of it.
+struct SelectionLimit {
+  std::string node;  // name, pattern or op
+  int64_t count = 0;
+  bool exact = false;  // just as many in each batch; else at most
+};
+
 struct Options {
   std::string model{};  // path of an ONNX file
   std::string data{};   // .txt, .bin, .npz, .safetensors, or a folder with train and valid of one of these
@@ -137,7 +144,7 @@ struct Options {
   // is complete. Files that ort-train did not write are never replaced.
   bool overwrite = false;
   int64_t predict_batch_size = 0;  // the batch size of predict(); 0: predict() is not used
-  std::string log_file{}, plan_json{}, plan_svg{}, save_gradients{};
+  std::string log_file{}, plan_json{}, plan_svg{}, dump_problem{}, save_gradients{};
   std::string save_optimizer_state{};  // .safetensors file for the optimizer's state at the end of train()
   bool retie = true, untie = false;
   // Which tensors are trained follows from the exporter's metadata, or else from what they are used for; check() lists all, with the
@@ -153,6 +160,9 @@ struct Options {
   // to below 1). Of several that fit, the last counts. Exporters leave Dropout out, or in evaluation mode. The new model is not changed by
   // it.
   std::vector<std::pair<std::string, double>> dropout{};
+  // How many elements the nodes that select by a mask of the batch (NonZero, Compress) take of it. A step has fixed shapes: as many as the
+  // mask has where nothing is said here. A batch that selects more (with `exact`: another number) ends the run with an Error(data).
+  std::vector<SelectionLimit> selects{};
   // Look at what every node makes, and end with the name of the first that makes NaN or infinities of finite numbers. Slow.
   bool detect_anomaly = false;
   std::vector<std::string> skip_passes{};

@@ -242,6 +242,8 @@ std::map<std::string, std::string> Trainer::Impl::settings() const {
   }
   if (!info.chosen.empty()) result["train_freeze"] = hex16(hash_bytes(std::as_bytes(std::span(info.chosen))));
   for (const auto& [name, ratio] : options.dropout) result["dropout " + name] = text(ratio);
+  for (const SelectionLimit& limit : options.selects)
+    result["selects " + limit.node] = fmt::format("{}{}", limit.exact ? "" : "<=", limit.count);
   for (const auto& [name, value] : options.bind) result["bind " + name] = value;
   for (const auto& [name, size] : binding.shapes) result["shape " + name] = text(size);
   return result;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <future>
 
+#include "frontend/file.h"
 #include "frontend/trainer_impl.h"
 #include "frontend/units.h"
 #include "graph/error.h"
@@ -95,6 +96,7 @@ class Trainer::Impl::Streaming {
   void sort_choices();
   bool use_best();
   void use_least();
+  void dump_problem(const Planner& planner, int64_t limit) const;
   int64_t bytes_there(const DiskNeed& need, int64_t part_bytes) const;
   bool has_room(int64_t disk_bytes) const { return t_.options.nvme_budget == 0 || disk_bytes <= t_.options.nvme_budget; }
   [[noreturn]] void refuse_disk(int64_t disk_bytes) const;
@@ -377,6 +379,7 @@ bool Trainer::Impl::Streaming::use_best() {
       if (made.program.entries.empty() || made.program.memory().bytes > limit)
         made = trial.planner->streamed(limit, t_.device.rates, t_.stream_rates());
       if (made.program.memory().bytes > limit) continue;
+      dump_problem(*trial.planner, limit);
       choice.disk_bytes = bytes_there(disk_need(made.program, t_.state_slots()), choice.way.part_bytes);
       if (has_room(choice.disk_bytes)) {
         turn_to(choice.way);
@@ -395,12 +398,21 @@ bool Trainer::Impl::Streaming::use_best() {
 // What the smallest budget was computed from.
 void Trainer::Impl::Streaming::use_least() {
   if (t_.least.part_bytes > 0) turn_to({.together = t_.together, .part_bytes = t_.least.part_bytes});
-  StreamedProgram made = t_.adopt(t_.least.recompute)->streamed(0, t_.device.rates, t_.stream_rates());
+  std::unique_ptr<Planner> planner = t_.adopt(t_.least.recompute);
+  dump_problem(*planner, t_.options.budget - t_.reserve_with(t_.instructions()));
+  StreamedProgram made = planner->streamed(0, t_.device.rates, t_.stream_rates());
+  planner.reset();
   if (const int64_t disk_bytes = bytes_there(disk_need(made.program, t_.state_slots()), t_.part_bytes); !has_room(disk_bytes))
     refuse_disk(disk_bytes);
   t_.reserve = t_.reserve_with(t_.instructions());
   t_.use(std::move(made));
   settle_pinning();
+}
+
+void Trainer::Impl::Streaming::dump_problem(const Planner& planner, int64_t limit) const {
+  if (t_.options.dump_problem.empty()) return;
+  make_folders(folder_of(t_.options.dump_problem));
+  replace_file(t_.options.dump_problem, planning::to_json(planner.problem(limit, t_.device.rates, t_.stream_rates())));
 }
 
 // What a plan takes at most in the folder of the disk tier. A run that goes on with the parts of its checkpoint does so in the checkpoint's

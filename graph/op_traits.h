@@ -66,6 +66,31 @@ enum class Statistics : uint8_t {
 
 inline constexpr PrecisionTraits kInFloat32{.runs = Precision::float32};
 
+// What a node makes of one axis of an input that ends in padding: rows that the model doesn't have, because it takes only as many of a
+// batch as a mask selects (frontend/import_selection.h).
+struct AxisPath {
+  static constexpr size_t kEnds = ~size_t{0};
+  enum Use : uint8_t {
+    unknown,   // can't be told
+    kept,      // element i has a part in elements i of the outputs' axis alone
+    filled,    // right where the padding of this input is `fill`
+    repeated,  // right where the padding repeats the element before it
+  };
+  Use use = unknown;
+  size_t axis = kEnds;             // of the outputs, on which the padding goes on
+  int64_t times = 1, divided = 1;  // kept: that axis has times / divided as many elements, each made of some of these
+  double fill = 0;
+  std::string_view reader{};  // repeated: the op that reads, of inputs 0 and 1, what this one overwrites
+};
+using AxisRule = AxisPath (*)(const Graph&, const Node&, size_t input, size_t axis);
+// Of ops that work element by element, with broadcasting.
+AxisPath along_elements(const Graph& graph, const Node& node, size_t input, size_t axis);
+// Of ops that work along the attribute `axis`, or from there on, and treat what lies before it alike. Inputs have the outputs' rank.
+AxisPath along_other_axes(const Graph& graph, const Node& node, size_t input, size_t axis);
+AxisPath along_axes_before(const Graph& graph, const Node& node, size_t input, size_t axis);
+// Of ops whose inputs and outputs all have the batch as their first axis, where these samples don't meet.
+AxisPath along_batch(const Graph& graph, const Node& node, size_t input, size_t axis);
+
 struct OpTraits {
   // Output 0 has the numbers of input 0, under another shape or in another type: with input 0's own type it is input 0.
   bool same_numbers = false;
@@ -76,6 +101,7 @@ struct OpTraits {
   int64_t (*index_limit)(const Graph&, const Node&, size_t input) = nullptr;
   Division division{};
   PrecisionTraits precision{};
+  AxisRule along = nullptr;  // null: unknown
 };
 
 }  // namespace ort_train

@@ -116,7 +116,8 @@ def sample_inputs(names):
               "position_ids": lambda: torch.arange(LENGTH).repeat(count, 1),
               "attention_mask": lambda: torch.ones(count, LENGTH, dtype=torch.int64), "pixel_values": lambda: torch.randn(count, 3, 32, 32),
               "input_values": lambda: torch.randn(count, 400), "input_features": lambda: torch.randn(count, 8, 32), "x": lambda: torch.randn(count, 3, 16, 16), "image": lambda: torch.randn(count, 3, 64, 64),
-              "words": lambda: torch.randint(0, VOCABULARY, (count, LENGTH)), "time": lambda: torch.rand(count)}
+              "words": lambda: torch.randint(0, VOCABULARY, (count, LENGTH)), "time": lambda: torch.rand(count),
+              "is_image": lambda: torch.rand(count, LENGTH).argsort(1) < 4, "features": lambda: torch.randn(count, 4, 8), "mask": lambda: torch.rand(count, LENGTH) < 0.6}
     return {name: makers[name]() for name in names}
 
 
@@ -257,6 +258,23 @@ class Warp(torch.nn.Module):
         return self.body(torch.nn.functional.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)).mean((2, 3))
 
 
+class Selecting(torch.nn.Module):
+    """Takes rows by masks that are fed: images' features take the places of tokens, a head works on some positions and puts its results back."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.project = torch.nn.Embedding(VOCABULARY, 16), torch.nn.Linear(8, 16)
+        self.body = torch.nn.Sequential(torch.nn.LayerNorm(16), torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 16))
+        self.head = torch.nn.Linear(16, 5)
+
+    def forward(self, words, is_image, features, mask):
+        x = self.table(words)
+        x = x.masked_scatter(is_image.unsqueeze(-1).expand_as(x), self.project(features))
+        rows = self.body(x[mask])
+        x = torch.index_put(x, (mask,), rows)
+        return self.head(x + rows.mean(0))
+
+
 IMAGES = dict(model="AutoModelForImageClassification", inputs=("pixel_values",), image_size=32, num_labels=5)
 ENCODER = dict(model="AutoModelForMaskedLM", inputs=("input_ids", "attention_mask"))
 PAIR = dict(model="AutoModelForSeq2SeqLM", inputs=("input_ids", "decoder_input_ids"))
@@ -285,6 +303,7 @@ ZOO = {
     "mobilevit": from_transformers("mobilevit", **IMAGES, hidden_sizes=[16, 24, 32], neck_hidden_sizes=[8, 8, 16, 16, 24, 24, 32]),
     "lstm": module(lambda: Tagger(torch.nn.LSTM), ["words"]), "gru": module(lambda: Tagger(torch.nn.GRU), ["words"]), "rnn": module(lambda: Tagger(torch.nn.RNN), ["words"]),
     "mixer": module(Mixer, ["x"]), "diffusion-unet": module(Diffusion, ["x", "time"]), "spatial-transformer": module(Warp, ["x"]),
+    "selecting": module(Selecting, ["words", "is_image", "features", "mask"]),
     "unet": module(Segmenter, ["image"]), "feature-pyramid": module(Pyramid, ["image"]),
     **{f"timm {name}": from_timm(name) for name in ("efficientnet_lite0", "mobilenetv3_small_050", "ghostnet_050", "lcnet_035", "tinynet_e", "resnet10t", "edgenext_xx_small", "dla46_c",
                                                     "hardcorenas_a", "regnetx_002")},

@@ -74,11 +74,17 @@ class Caster {
       visit(id, runs);
     }
     for (size_t i = 0; i < used.size(); ++i) {
-      if (!used[i])
-        throw error(ErrorCode::usage,
-                    "`autocast_list`: '{}' is no op and no node of the model as it is after the fusions (`dump_after` simplify_again FILE "
-                    "shows it)",
-                    options_.autocast[i].name);
+      if (used[i]) continue;
+      std::vector<std::string> names;
+      for (const NodeId id : graph_.order()) {
+        for (const std::string& name : {std::string(graph_.node(id).op->name), graph_.node(id).name}) {
+          if (!name.empty() && std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+        }
+      }
+      throw error(ErrorCode::usage,
+                  "`autocast_list`: '{}' is no op and no node of the model as it is after the fusions; there are '{}' (`dump_after` "
+                  "simplify_again FILE shows all)",
+                  options_.autocast[i].name, fmt::join(nearest_names(options_.autocast[i].name, names, 4), "', '"));
     }
   }
 

@@ -437,6 +437,57 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
   return result;
 }
 
+planning::Problem Planner::problem(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
+  const Impl::Streams streams = impl_->streams(compute);
+  planning::Problem problem{.memory = limit};
+  problem.disk = {.read = disk.read,
+                  .write = disk.write,
+                  .beside = disk.beside,
+                  .slowed = disk.slowed,
+                  .read_latency = disk.read_latency,
+                  .write_latency = disk.write_latency};
+  std::vector<int32_t> number(impl_->persistents.size(), -1);
+  for (size_t i = 0; i < number.size(); ++i) {
+    const Persistent& value = impl_->persistents[i];
+    if (!streams.movable[i]) {
+      problem.always += aligned(value.type.bytes());
+      continue;
+    }
+    number[i] = static_cast<int32_t>(problem.lasting.size());
+    problem.lasting.push_back({.name = value.name, .bytes = whole_sectors(value.type.bytes())});
+  }
+  problem.always = whole_sectors(problem.always);
+  for (size_t e = 0; e < impl_->drafts.size(); ++e) {
+    const Draft& draft = impl_->drafts[e];
+    const StreamDraft& stream = streams.drafts[e];
+    planning::Run run{.name = draft.name, .weight = draft.weight, .seconds = stream.entry.seconds};
+    std::vector<bool> moves(draft.chains.size());
+    for (size_t p = 0; p < stream.pieces.size(); ++p) {
+      const PieceOf& of = stream.pieces[p];
+      const StreamPiece& asked = stream.entry.pieces[p];
+      if (of.is_chain) moves[of.index] = true;
+      const uint32_t root = of.is_chain ? draft.chains[of.index].classes[0] : of.index;
+      planning::Piece piece{.name = draft.graph->value(draft.model.classes[root].root).name,
+                            .bytes = asked.bytes,
+                            .lasting = asked.persistent < 0 ? -1 : number[static_cast<size_t>(asked.persistent)]};
+      for (const StreamUse& use : asked.uses) piece.uses.push_back({.step = use.step, .reads = use.reads, .changes = use.changes});
+      run.pieces.push_back(std::move(piece));
+    }
+    const auto last = static_cast<int32_t>(draft.order.size()) - 1;
+    for (size_t i = 0; i < moves.size(); ++i) {
+      const Chain& chain = draft.chains[i];
+      if (!moves[i] && chain.bytes > 0)
+        run.blocks.push_back({.bytes = chain.bytes, .first = chain.first, .last = std::min(chain.last, last)});
+    }
+    for (int32_t t = 0; t <= last; ++t) {
+      const int64_t bytes = aligned(draft.workspaces[static_cast<size_t>(t)]);
+      if (bytes > 0) run.blocks.push_back({.bytes = bytes, .first = t, .last = t});
+    }
+    problem.runs.push_back(std::move(run));
+  }
+  return problem;
+}
+
 Program plan(const std::vector<PlanEntry>& entries, const PlanOptions& options) { return Planner(entries, options).resident(); }
 
 }  // namespace ort_train

@@ -15,6 +15,7 @@
 
 #include "exec/program.h"
 #include "passes/cost.h"
+#include "passes/plan/problem.h"
 #include "passes/stream.h"
 
 namespace ort_train {
@@ -61,6 +62,8 @@ class Planner {
   int64_t least_bytes() const;
   // The fastest that it finds in an arena of `limit` bytes with a disk; the one of least memory where that is larger.
   StreamedProgram streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const;
+  // What streamed() solves.
+  planning::Problem problem(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const;
   // What streamed() can be expected to lead to, without addresses. Where nothing takes less than `beat` seconds it says so at once, by the
   // bound.
   StreamOutlook outlook(int64_t limit, const ComputeRates& compute, const StreamRates& disk, double beat) const;

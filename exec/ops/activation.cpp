@@ -121,7 +121,7 @@ constexpr OpDef activation(std::string_view name, int standard, void (*gradient)
           .onnx = forms,
           .infer = infer_same_as_input,
           .gradient = gradient,
-          .traits = {.precision = precision},
+          .traits = {.precision = precision, .along = along_elements},
           .standard = standard};
 }
 

@@ -124,8 +124,21 @@ Cost arg_cost(const KernelSpec& spec) {
   return cost;
 }
 
+AxisPath along_arg(const Graph& graph, const Node& node, size_t, size_t axis) {
+  const bool keeps = node.attributes.get("keepdims", 1) != 0;
+  const auto own = static_cast<size_t>(
+      normalize_axis(node.attributes.get("axis", 0), static_cast<int64_t>(graph.value(node.inputs[0]).shape.size()), "axis"));
+  if (axis == own) return {};
+  return {.use = AxisPath::kept, .axis = axis > own && !keeps ? axis - 1 : axis};
+}
+
 constexpr OpDef arg_op(std::string_view name, List<OnnxForm, 6> forms) {
-  return {.name = name, .onnx = forms, .infer = infer_arg, .no_gradient = "positions have no gradient", .standard = 13};
+  return {.name = name,
+          .onnx = forms,
+          .infer = infer_arg,
+          .no_gradient = "positions have no gradient",
+          .traits = {.along = along_arg},
+          .standard = 13};
 }
 constexpr Kernel arg_kernel(Prepare prepare) {
   return {.types = dtypes_of(Ordered{}), .halves_by_float32 = true, .cost = arg_cost, .prepare = prepare};
@@ -215,6 +228,7 @@ constexpr OpDef kTopK{
     .onnx = {{.domain = "", .name = "TopK", .since = 1, .lower = lower_topk}},
     .infer = infer_topk,
     .gradient = topk_gradient,
+    .traits = {.along = along_other_axes},
 };
 constexpr Kernel kTopKKernel{
     .types = dtypes_of(Ordered{}),

@@ -134,6 +134,7 @@ constexpr OpDef kAdd{
              {.domain = "", .name = "Mean", .since = 6, .lower = lower_mean}},
     .infer = infer_pair,
     .gradient = add_gradient,
+    .traits = {.along = along_elements},
     .standard = 14,
 };
 constexpr Kernel kAddKernel{
@@ -148,6 +149,7 @@ constexpr OpDef kSub{
     .onnx = {{.domain = "", .name = "Sub", .since = 7}},
     .infer = infer_pair,
     .gradient = sub_gradient,
+    .traits = {.along = along_elements},
     .standard = 14,
 };
 constexpr Kernel kSubKernel{
@@ -162,6 +164,7 @@ constexpr OpDef kMul{
     .onnx = {{.domain = "", .name = "Mul", .since = 7}, {.domain = "ai.onnx.ml", .name = "Scaler", .lower = lower_scaler, .inputs = 1}},
     .infer = infer_pair,
     .gradient = mul_gradient,
+    .traits = {.along = along_elements},
     .standard = 14,
 };
 constexpr Kernel kMulKernel{
@@ -176,6 +179,7 @@ constexpr OpDef kDiv{
     .onnx = {{.domain = "", .name = "Div", .since = 7}},
     .infer = infer_pair,
     .gradient = div_gradient,
+    .traits = {.along = along_elements},
     .standard = 14,
 };
 constexpr Kernel kDivKernel{
@@ -190,6 +194,7 @@ constexpr OpDef kMin{
     .onnx = {{.domain = "", .name = "Min", .since = 6, .lower = lower_min}},
     .infer = infer_pair,
     .gradient = extremum_gradient<1>,
+    .traits = {.along = along_elements},
     .standard = 13,
 };
 constexpr Kernel kMinKernel{
@@ -204,6 +209,7 @@ constexpr OpDef kMax{
     .onnx = {{.domain = "", .name = "Max", .since = 6, .lower = lower_max}},
     .infer = infer_pair,
     .gradient = extremum_gradient<0>,
+    .traits = {.along = along_elements},
     .standard = 13,
 };
 constexpr Kernel kMaxKernel{

@@ -240,6 +240,12 @@ void lower_attention(Lowering& l) {
   l.output(0, y);
 }
 
+// Each sample by itself.
+AxisPath along_samples(const Graph&, const Node&, size_t input, size_t axis) {
+  if (input > 2 || axis != 0) return {};
+  return {.use = AxisPath::kept, .axis = 0};
+}
+
 }  // namespace
 
 constexpr OpDef kAttention{
@@ -247,7 +253,7 @@ constexpr OpDef kAttention{
     .onnx = {{.domain = "", .name = "Attention", .since = 23, .lower = lower_attention}},
     .infer = infer_attention,
     .gradient = gradient,
-    .traits = {.precision = {.runs = Precision::low, .keeps_float32 = 0b1000}},
+    .traits = {.precision = {.runs = Precision::low, .keeps_float32 = 0b1000}, .along = along_samples},
 };
 constexpr Kernel kAttentionKernel{
     .types = kWide | kMixed,

@@ -396,7 +396,7 @@ constexpr OpDef kBatchNormalization{
     },
     .gradient = frozen_gradient,
     .hint = "`untie` gives each use of a merged tensor one of its own; `batch_norm` chooses what is live",
-    .traits = {.statistics = Statistics::running, .precision = {.keeps_float32 = 0b11110}},
+    .traits = {.statistics = Statistics::running, .precision = {.keeps_float32 = 0b11110}, .along = along_batch},
     .standard = 15,
 };
 constexpr Kernel kBatchNormalizationKernel{

@@ -46,7 +46,12 @@ std::vector<TensorType> infer_shift(const InferContext& context) {
 constexpr std::string_view kWhy = "integers have no gradient";
 
 constexpr OpDef bitwise(std::string_view name) {
-  return {.name = name, .onnx = {{.domain = "", .name = name, .since = 18}}, .infer = infer_broadcast, .no_gradient = kWhy, .standard = 18};
+  return {.name = name,
+          .onnx = {{.domain = "", .name = name, .since = 18}},
+          .infer = infer_broadcast,
+          .no_gradient = kWhy,
+          .traits = {.along = along_elements},
+          .standard = 18};
 }
 constexpr Kernel bitwise_kernel(Prepare prepare) {
   return {.types = dtypes_of(Integers{}), .in_place = kOverEither, .cost = elementwise_cost<1>, .prepare = prepare};
@@ -68,6 +73,7 @@ constexpr OpDef kBitShift{
     .onnx = {{.domain = "", .name = "BitShift", .since = 11}},
     .infer = infer_shift,
     .no_gradient = kWhy,
+    .traits = {.along = along_elements},
     .standard = 28,
 };
 constexpr Kernel kBitShiftKernel = bitwise_kernel(binary<Shifted, Integers>);

@@ -46,6 +46,7 @@ constexpr OpDef kClip{
     .onnx = {{.domain = "", .name = "Clip", .since = 6, .lower = lower}},
     .infer = infer_same_as_input,
     .gradient = gradient_from_input,
+    .traits = {.along = along_elements},
     .standard = 6,
 };
 constexpr Kernel kClipKernel{

@@ -100,6 +100,7 @@ constexpr OpDef comparison(std::string_view name, int since, int standard) {
           .onnx = {{.domain = "", .name = name, .since = since}},
           .infer = infer_broadcast_bool,
           .no_gradient = "comparisons have no gradient",
+          .traits = {.along = along_elements},
           .standard = standard};
 }
 constexpr Kernel comparison_kernel(Prepare prepare) {
@@ -111,6 +112,7 @@ constexpr OpDef logical(std::string_view name) {
           .onnx = {{.domain = "", .name = name, .since = 7}},
           .infer = infer_logical,
           .no_gradient = "booleans have no gradient",
+          .traits = {.along = along_elements},
           .standard = 7};
 }
 constexpr Kernel logical_kernel(Prepare prepare) {
@@ -141,6 +143,7 @@ constexpr OpDef kNot{
     .onnx = {{.domain = "", .name = "Not", .since = 1}},
     .infer = infer_logical,
     .no_gradient = "booleans have no gradient",
+    .traits = {.along = along_elements},
     .standard = 1,
 };
 constexpr Kernel kNotKernel{
@@ -155,6 +158,7 @@ constexpr OpDef kMod{
     .onnx = {{.domain = "", .name = "Mod", .since = 10}},
     .infer = infer_broadcast,
     .gradient = mod_gradient,
+    .traits = {.along = along_elements},
     .standard = 13,
 };
 constexpr Kernel kModKernel{

@@ -157,6 +157,7 @@ constexpr OpDef kConcat{
              {.domain = "", .name = "RNN", .since = 7, .lower = lower_rnn}},
     .infer = infer_concat,
     .gradient = concat_gradient,
+    .traits = {.along = along_other_axes},
     .standard = 13,
 };
 constexpr Kernel kConcatKernel{
@@ -170,6 +171,7 @@ constexpr OpDef kSplit{
     .onnx = {{.domain = "", .name = "Split", .since = 1, .lower = lower_split}},
     .infer = infer_split,
     .gradient = split_gradient,
+    .traits = {.along = along_other_axes},
 };
 constexpr Kernel kSplitKernel{
     .types = kAnyType,

@@ -231,7 +231,8 @@ constexpr OpDef kConv{
     .infer = infer,
     .gradient = gradient,
     .traits = {.division = {.rows = rows_of_parts, .share = share},
-               .precision = {.runs = Precision::low, .keeps_float32 = 0b100, .rounds = true, .chooses_result = true}},
+               .precision = {.runs = Precision::low, .keeps_float32 = 0b100, .rounds = true, .chooses_result = true},
+               .along = along_batch},
     .standard = 22,
 };
 constexpr Kernel kConvKernel{

@@ -102,7 +102,7 @@ constexpr OpDef kDropout{
     .infer = infer_same_as_input,
     .gradient = gradient,
     .random = true,
-    .traits = {.outside_training = outside_training},
+    .traits = {.outside_training = outside_training, .along = along_elements},
 };
 constexpr Kernel kDropoutKernel{
     .types = kFloating,

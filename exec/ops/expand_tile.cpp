@@ -96,7 +96,7 @@ constexpr OpDef kExpand{
     .onnx = {{.domain = "", .name = "Expand", .since = 8, .lower = lower_expand}},
     .infer = infer_expand,
     .gradient = expand_gradient,
-    .traits = {.same_numbers = true},
+    .traits = {.same_numbers = true, .along = along_elements},
 };
 constexpr Kernel kExpandKernel{
     .types = kAnyType,

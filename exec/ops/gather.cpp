@@ -394,6 +394,27 @@ KernelRun prepare_gather_nd_grad(const KernelSpec& spec) {
   });
 }
 
+AxisPath along_gather(const Graph& graph, const Node& node, size_t input, size_t axis) {
+  const auto own = static_cast<size_t>(axis_of(node.attributes, graph.value(node.inputs[0]).shape));
+  if (input == 1) return {.use = AxisPath::kept, .axis = own + axis};
+  if (axis == own) return {};
+  return {.use = AxisPath::kept, .axis = axis < own ? axis : axis - 1 + graph.value(node.inputs[1]).shape.size()};
+}
+
+AxisPath along_gather_elements(const Graph& graph, const Node& node, size_t input, size_t axis) {
+  const auto own = static_cast<size_t>(axis_of(node.attributes, graph.value(node.inputs[0]).shape));
+  if (input == 0 && axis == own) return {};
+  return {.use = AxisPath::kept, .axis = axis};
+}
+
+AxisPath along_gather_nd(const Graph& graph, const Node& node, size_t input, size_t axis) {
+  const Shape& indices = graph.value(node.inputs[1]).shape;
+  const auto batch = static_cast<size_t>(node.attributes.get("batch_dims", 0)), places = static_cast<size_t>(indices.back());
+  if (input == 1 ? axis + 1 < indices.size() : axis < batch) return {.use = AxisPath::kept, .axis = axis};
+  if (input == 1 || axis < batch + places) return {};
+  return {.use = AxisPath::kept, .axis = indices.size() - 1 + axis - batch - places};
+}
+
 }  // namespace
 
 constexpr OpDef kGather{
@@ -406,7 +427,7 @@ constexpr OpDef kGather{
              {.domain = "", .name = "RoiAlign", .since = 10, .lower = lower_roi_align}},
     .infer = infer_gather,
     .gradient = gather_gradient,
-    .traits = {.index_limit = index_limit, .division = {.rows = rows_of_parts, .share = share}},
+    .traits = {.index_limit = index_limit, .division = {.rows = rows_of_parts, .share = share}, .along = along_gather},
     .standard = 13,
 };
 constexpr Kernel kGatherKernel{
@@ -447,6 +468,7 @@ constexpr OpDef kGatherElements{
     .onnx = {{.domain = "", .name = "GatherElements", .since = 11, .lower = lower_gather_elements}},
     .infer = infer_gather_elements,
     .gradient = gather_elements_gradient,
+    .traits = {.along = along_gather_elements},
     .standard = 13,
 };
 constexpr Kernel kGatherElementsKernel{
@@ -461,6 +483,7 @@ constexpr OpDef kGatherND{
              {.domain = "", .name = "ReverseSequence", .since = 10, .lower = lower_reverse_sequence}},
     .infer = infer_gather_nd,
     .gradient = gather_nd_gradient,
+    .traits = {.along = along_gather_nd},
     .standard = 13,
 };
 constexpr Kernel kGatherNDKernel{

@@ -56,6 +56,7 @@ constexpr OpDef kGelu{
              {.domain = "com.microsoft", .name = "FastGelu", .lower = lower_fast_gelu, .inputs = 2, .outputs = 1}},  // the bias is optional
     .infer = infer,
     .gradient = gradient_from_input,  // one fused node: in primitives the backward pass would keep five tensors instead of x
+    .traits = {.along = along_elements},
     .standard = 20,
 };
 constexpr Kernel kGeluKernel{

@@ -146,6 +146,14 @@ KernelRun prepare_one_hot(const KernelSpec& spec) {
   });
 }
 
+// The indices' axes, with the classes between.
+AxisPath along_one_hot(const Graph& graph, const Node& node, size_t input, size_t axis) {
+  if (input != 0) return {};
+  const auto rank = static_cast<int64_t>(graph.value(node.outputs[0]).shape.size());
+  const auto own = static_cast<size_t>(normalize_axis(node.attributes.get("axis", -1), rank, "axis"));
+  return {.use = AxisPath::kept, .axis = axis < own ? axis : axis + 1};
+}
+
 // --- NonZero --------------------------------------------------------------------------------------------------------------------------
 
 using Anything = Types<float, double, float16, bfloat16, int64_t, int32_t, int16_t, int8_t, uint8_t, bool>;
@@ -331,6 +339,7 @@ constexpr OpDef kOneHot{
     .infer = infer_one_hot,
     .no_gradient = "the two values that OneHot chooses between are not trained",
     .hint = "multiply its result instead",
+    .traits = {.along = along_one_hot},
 };
 constexpr Kernel kOneHotKernel{
     .types = kAnyType,

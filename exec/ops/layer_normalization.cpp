@@ -175,7 +175,7 @@ constexpr OpDef kLayerNormalization{
              {.domain = "com.microsoft", .name = "SkipLayerNormalization", .lower = lower_skip, .inputs = 5, .outputs = 4}},
     .infer = [](const InferContext& context) { return infer_normalization(context, 2); },
     .gradient = gradient,
-    .traits = {.precision = kNormalizationPrecision},
+    .traits = {.precision = kNormalizationPrecision, .along = along_axes_before},
     .standard = 17,
 };
 constexpr Kernel kLayerNormalizationKernel{

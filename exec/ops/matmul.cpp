@@ -393,6 +393,19 @@ void lower_fused(Lowering& l) {
              {"alpha", l.node.attributes.get("alpha", 1.0f)}});
 }
 
+// Rows of a and columns of b go on; over what both share, zeros add nothing.
+AxisPath along(const Graph& graph, const Node& node, size_t input, size_t axis) {
+  const size_t rank = graph.value(node.inputs[input]).shape.size(), result = graph.value(node.outputs[0]).shape.size();
+  const size_t behind = rank - axis;  // 1: the last axis
+  if (input < 2 && behind <= 2) {
+    const bool transposed = node.attributes.get(input == 0 ? "trans_a" : "trans_b", 0) != 0;
+    const bool is_shared = (behind == 1) == ((input == 0) != transposed);
+    if (is_shared) return {.use = AxisPath::filled};
+    return {.use = AxisPath::kept, .axis = result - (input == 0 ? 2 : 1)};
+  }
+  return {.use = AxisPath::kept, .axis = result - behind};
+}
+
 }  // namespace
 
 constexpr OpDef kMatMul{
@@ -406,7 +419,8 @@ constexpr OpDef kMatMul{
     .infer = infer,
     .gradient = gradient,
     .traits = {.division = {.rows = rows_of_parts, .share = share, .gradient = gradient_rows},
-               .precision = {.runs = Precision::low, .keeps_float32 = 0b100, .rounds = true, .chooses_result = true}},
+               .precision = {.runs = Precision::low, .keeps_float32 = 0b100, .rounds = true, .chooses_result = true},
+               .along = along},
 };
 constexpr Kernel kMatMulKernel{
     .types = dtypes_of(Numeric{}) | kMixed,

@@ -365,6 +365,7 @@ constexpr OpDef kMaxPool{
              {.domain = "", .name = "MaxUnpool", .since = 9, .lower = lower_unpool}},
     .infer = infer,
     .gradient = max_gradient,
+    .traits = {.along = along_batch},
     .standard = 22,
 };
 constexpr Kernel kMaxPoolKernel{
@@ -396,6 +397,7 @@ constexpr OpDef kAveragePool{
              {.domain = "", .name = "LRN", .since = 1, .lower = lower_response}},
     .infer = infer,
     .gradient = mean_gradient,
+    .traits = {.along = along_batch},
     .standard = 22,
 };
 constexpr Kernel kAveragePoolKernel{

@@ -141,7 +141,7 @@ constexpr OpDef kPow{
     .onnx = {{.domain = "", .name = "Pow", .since = 7, .lower = lower}},
     .infer = infer_broadcast,
     .gradient = gradient,
-    .traits = {.precision = kInFloat32},
+    .traits = {.precision = kInFloat32, .along = along_elements},
     .standard = 15,
 };
 constexpr Kernel kPowKernel{

@@ -7,6 +7,8 @@
 
 #include "exec/reduce.h"
 
+#include <limits>
+
 #include "exec/op_list.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -231,12 +233,35 @@ KernelRun prepare_prod_grad(const KernelSpec& spec) {
   return for_type(Wide{}, spec.inputs[1].dtype, [&]<typename T>() { return prod_grad_of<T>(spec); });
 }
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// `fill`, in place of an element, changes nothing.
+template <double (*kFill)()> AxisPath along(const Graph& graph, const Node& node, size_t, size_t axis) {
+  const std::vector<int64_t> axes = axes_of(node.attributes, graph.value(node.inputs[0]).shape);
+  const bool keep = keeps(node.attributes);
+  size_t gone = 0;
+  for (const int64_t reduced : axes) {
+    if (static_cast<size_t>(reduced) == axis) return {.use = AxisPath::filled, .fill = kFill()};
+    gone += !keep && static_cast<size_t>(reduced) < axis;
+  }
+  return {.use = AxisPath::kept, .axis = axis - gone};
+}
+constexpr double zero() { return 0; }
+constexpr double one() { return 1; }
+constexpr double lowest() { return -kInfinity; }
+constexpr double highest() { return kInfinity; }
+// A mean divides by how many there are, which only the importer knows.
+AxisPath along_mean(const Graph& graph, const Node& node, size_t input, size_t axis) {
+  const AxisPath path = along<zero>(graph, node, input, axis);
+  return path.use == AxisPath::kept ? path : AxisPath{};
+}
+
 // Sums are float32, whatever they are sums of.
 constexpr PrecisionTraits kSum{.runs = Precision::float32, .chooses_result = true};
 
-constexpr OpDef reduction(std::string_view name, List<OnnxForm, 6> forms, void (*gradient)(const Node&, GradientBuilder&),
+constexpr OpDef reduction(std::string_view name, List<OnnxForm, 6> forms, void (*gradient)(const Node&, GradientBuilder&), AxisRule along,
                           PrecisionTraits precision = kSum) {
-  return {.name = name, .onnx = forms, .infer = infer, .gradient = gradient, .traits = {.precision = precision}};
+  return {.name = name, .onnx = forms, .infer = infer, .gradient = gradient, .traits = {.precision = precision, .along = along}};
 }
 
 constexpr Kernel reduction_kernel(Prepare prepare, DTypes types) {
@@ -253,27 +278,27 @@ constexpr OpDef kReduceSum = reduction("ReduceSum",
                                         {.domain = "", .name = "ReduceL1", .since = 1, .lower = lower_l1},
                                         {.domain = "", .name = "ReduceLogSum", .since = 1, .lower = lower_log_sum},
                                         {.domain = "", .name = "ReduceLogSumExp", .since = 1, .lower = lower_log_sum_exp}},
-                                       sum_gradient);
+                                       sum_gradient, along<zero>);
 constexpr Kernel kReduceSumKernel = arithmetic_kernel<SumKind>;
 constexpr OpDef kReduceMean =
-    reduction("ReduceMean", {{.domain = "", .name = "ReduceMean", .since = 1, .lower = lower_plain}}, mean_gradient);
+    reduction("ReduceMean", {{.domain = "", .name = "ReduceMean", .since = 1, .lower = lower_plain}}, mean_gradient, along_mean);
 constexpr Kernel kReduceMeanKernel = arithmetic_kernel<MeanKind>;
 constexpr OpDef kReduceMax =
-    reduction("ReduceMax", {{.domain = "", .name = "ReduceMax", .since = 1, .lower = lower_plain}}, extreme_gradient, {});
+    reduction("ReduceMax", {{.domain = "", .name = "ReduceMax", .since = 1, .lower = lower_plain}}, extreme_gradient, along<lowest>, {});
 constexpr Kernel kReduceMaxKernel = extreme_kernel<MaxKind>;
 constexpr OpDef kReduceMin =
-    reduction("ReduceMin", {{.domain = "", .name = "ReduceMin", .since = 1, .lower = lower_plain}}, extreme_gradient, {});
+    reduction("ReduceMin", {{.domain = "", .name = "ReduceMin", .since = 1, .lower = lower_plain}}, extreme_gradient, along<highest>, {});
 constexpr Kernel kReduceMinKernel = extreme_kernel<MinKind>;
 constexpr OpDef kReduceProd =
-    reduction("ReduceProd", {{.domain = "", .name = "ReduceProd", .since = 1, .lower = lower_plain}}, prod_gradient);
+    reduction("ReduceProd", {{.domain = "", .name = "ReduceProd", .since = 1, .lower = lower_plain}}, prod_gradient, along<one>);
 constexpr Kernel kReduceProdKernel = arithmetic_kernel<ProdKind>;
 constexpr OpDef kReduceL2 = reduction("ReduceL2",
                                       {{.domain = "", .name = "ReduceL2", .since = 1, .lower = lower_norm},
                                        {.domain = "", .name = "LpNormalization", .since = 1, .lower = lower_lp_normalization}},
-                                      l2_gradient);
+                                      l2_gradient, along<zero>);
 constexpr Kernel kReduceL2Kernel = arithmetic_kernel<L2Kind>;
-constexpr OpDef kReduceSumSquare =
-    reduction("ReduceSumSquare", {{.domain = "", .name = "ReduceSumSquare", .since = 1, .lower = lower_norm}}, sum_square_gradient);
+constexpr OpDef kReduceSumSquare = reduction(
+    "ReduceSumSquare", {{.domain = "", .name = "ReduceSumSquare", .since = 1, .lower = lower_norm}}, sum_square_gradient, along<zero>);
 constexpr Kernel kReduceSumSquareKernel = arithmetic_kernel<SumSquareKind>;
 
 // dx = dy times the product of the other elements

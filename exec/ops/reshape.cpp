@@ -105,6 +105,18 @@ KernelRun prepare(const KernelSpec& spec) {
   };
 }
 
+// An axis goes on, divided into several or as one with those behind it; not with those before it.
+AxisPath along(const Graph& graph, const Node& node, size_t, size_t axis) {
+  const Shape &from = graph.value(node.inputs[0]).shape, &to = graph.value(node.outputs[0]).shape;
+  const int64_t before = element_count(from.before(axis)), size = from[axis];
+  for (size_t i = 0; i < to.size() && size > 1; ++i) {
+    if (to[i] <= 1 || element_count(to.before(i)) != before) continue;
+    if (to[i] % size == 0) return {.use = AxisPath::kept, .axis = i, .times = to[i] / size};
+    if (size % to[i] == 0) return {.use = AxisPath::kept, .axis = i, .divided = size / to[i]};
+  }
+  return {};
+}
+
 }  // namespace
 
 constexpr OpDef kReshape{
@@ -117,7 +129,7 @@ constexpr OpDef kReshape{
     .infer = infer,
     .gradient = gradient,
     .alias = {{.output = 0, .input = 0}},
-    .traits = {.same_numbers = true},
+    .traits = {.same_numbers = true, .along = along},
 };
 constexpr Kernel kReshapeKernel{
     .types = kAnyType,

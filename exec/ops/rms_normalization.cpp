@@ -125,7 +125,7 @@ constexpr OpDef kRMSNormalization{
              {.domain = "com.microsoft", .name = "SkipSimplifiedLayerNormalization", .lower = lower_skip, .inputs = 4, .outputs = 4}},
     .infer = [](const InferContext& context) { return infer_normalization(context, 1); },
     .gradient = gradient,
-    .traits = {.precision = kNormalizationPrecision},
+    .traits = {.precision = kNormalizationPrecision, .along = along_axes_before},
 };
 constexpr Kernel kRMSNormalizationKernel{
     .types = kFloating,

@@ -8,6 +8,7 @@
 #include "exec/scatter.h"
 
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "exec/op_list.h"
@@ -198,6 +199,29 @@ KernelRun prepare_scatter_nd(const KernelSpec& spec) {
   });
 }
 
+// What the padding of updates must be for a reduction to leave the data as they are.
+AxisPath unwritten(const std::string& reduction, std::string_view reader) {
+  if (reduction == "none") return {.use = AxisPath::repeated, .reader = reader};
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  return {.use = AxisPath::filled, .fill = reduction == "mul" ? 1 : reduction == "max" ? -kInfinity : reduction == "min" ? kInfinity : 0};
+}
+
+// Indices may be anything inside the data where the updates change nothing.
+AxisPath along_scatter_elements(const Graph& graph, const Node& node, size_t input, size_t axis) {
+  const auto own = static_cast<size_t>(axis_of(node.attributes, graph.value(node.inputs[0]).shape));
+  if (axis != own) return {.use = AxisPath::kept, .axis = axis};
+  if (input == 0) return {};
+  const AxisPath path = unwritten(reduction_of(node.attributes), "GatherElements");
+  return input == 2 || path.use == AxisPath::repeated ? path : AxisPath{.use = AxisPath::kept};
+}
+
+AxisPath along_scatter_nd(const Graph& graph, const Node& node, size_t input, size_t axis) {
+  const Shape& indices = graph.value(node.inputs[1]).shape;
+  if (input == 0 || axis + 1 >= indices.size()) return {};
+  const AxisPath path = unwritten(reduction_of(node.attributes), "GatherND");
+  return input == 2 || path.use == AxisPath::repeated ? path : AxisPath{.use = AxisPath::kept};
+}
+
 constexpr std::string_view kReducedHint = "export with reduction=add, or freeze what comes before it";
 
 }  // namespace
@@ -209,6 +233,7 @@ constexpr OpDef kScatterElements{
              {.domain = "", .name = "TensorScatter", .since = 24, .lower = lower_tensor_scatter}},
     .infer = infer_scatter_elements<false>,
     .gradient = scatter_elements_gradient,
+    .traits = {.along = along_scatter_elements},
     .standard = 18,
 };
 constexpr Kernel kScatterElementsKernel{
@@ -224,6 +249,7 @@ constexpr OpDef kScatterElementsReduce{
     .infer = infer_scatter_elements<true>,
     .no_gradient = "scattering with reduction mul, max or min has no gradient",
     .hint = kReducedHint,
+    .traits = {.along = along_scatter_elements},
 };
 constexpr Kernel kScatterElementsReduceKernel{
     .types = dtypes_of(Combined{}),
@@ -238,6 +264,7 @@ constexpr OpDef kScatterND{
     .onnx = {{.domain = "", .name = "ScatterND", .since = 11, .lower = lower_scatter_nd}},
     .infer = infer_scatter_nd<false>,
     .gradient = scatter_nd_gradient,
+    .traits = {.along = along_scatter_nd},
     .standard = 18,
 };
 constexpr Kernel kScatterNDKernel{
@@ -254,6 +281,7 @@ constexpr OpDef kScatterNDReduce{
     .infer = infer_scatter_nd<true>,
     .no_gradient = "scattering with reduction mul, max or min has no gradient",
     .hint = kReducedHint,
+    .traits = {.along = along_scatter_nd},
 };
 constexpr Kernel kScatterNDReduceKernel{
     .types = dtypes_of(Combined{}),

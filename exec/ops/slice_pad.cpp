@@ -334,6 +334,13 @@ KernelRun prepare_pad_grad(const KernelSpec& spec) {
   return for_type(Wide{}, spec.outputs[0].dtype, [&]<typename T>() { return prepare_pad_grad_of<T>(spec); });
 }
 
+AxisPath along_slice(const Graph& graph, const Node& node, size_t, size_t axis) {
+  const Shape& shape = graph.value(node.inputs[0]).shape;
+  const AxisSlice slice = slices_of(node.attributes, shape)[axis];
+  if (slice.count != shape[axis] || slice.step != 1) return {};
+  return {.use = AxisPath::kept, .axis = axis};
+}
+
 }  // namespace
 
 constexpr OpDef kSlice{
@@ -341,6 +348,7 @@ constexpr OpDef kSlice{
     .onnx = {{.domain = "", .name = "Slice", .since = 1, .lower = lower_slice}},
     .infer = infer_slice,
     .gradient = slice_gradient,
+    .traits = {.along = along_slice},
 };
 constexpr Kernel kSliceKernel{
     .types = kAnyType,

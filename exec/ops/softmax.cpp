@@ -4,6 +4,8 @@
 // Saves y. A number of -infinity (a mask) gives 0; a row of nothing else gives NaN, as everywhere. Along the last axis a row is read from
 // cache three times; along another one, kColumns columns are worked on side by side.
 
+#include <limits>
+
 #include "exec/elementwise.h"
 #include "exec/lanes.h"
 #include "exec/op_list.h"
@@ -185,12 +187,19 @@ void lower(Lowering& l) {
   l.output(0, l.reshape(l.emit(op, {l.reshape(x, flat)}, {{"axis", int64_t{1}}}), shape));
 }
 
+AxisPath along(const Graph& graph, const Node& node, size_t, size_t axis) {
+  const auto rank = static_cast<int64_t>(graph.value(node.inputs[0]).shape.size());
+  if (static_cast<size_t>(normalize_axis(node.attributes.get("axis", -1), rank, "axis")) != axis)
+    return {.use = AxisPath::kept, .axis = axis};
+  return {.use = AxisPath::filled, .axis = axis, .fill = -std::numeric_limits<double>::infinity()};
+}
+
 constexpr OpDef softmax(std::string_view name, PrecisionTraits precision = {}) {
   return {.name = name,
           .onnx = {{.domain = "", .name = name, .since = 1, .lower = lower}},
           .infer = infer,
           .gradient = gradient_from_output,
-          .traits = {.precision = precision},
+          .traits = {.precision = precision, .along = along},
           .standard = 13};
 }
 

@@ -4,6 +4,7 @@
 // transposes of matrices where another axis becomes last. One that only moves axes of one element is a Reshape, a view. DepthToSpace and
 // SpaceToDepth lower to Reshape - Transpose - Reshape.
 
+#include <algorithm>
 #include <numeric>
 
 #include "exec/op_list.h"
@@ -99,6 +100,12 @@ KernelRun prepare(const KernelSpec& spec) {
   };
 }
 
+AxisPath along(const Graph& graph, const Node& node, size_t, size_t axis) {
+  const std::vector<int64_t> permutation = permutation_of(node.attributes, graph.value(node.inputs[0]).shape.size());
+  const auto at = std::find(permutation.begin(), permutation.end(), static_cast<int64_t>(axis));
+  return {.use = AxisPath::kept, .axis = static_cast<size_t>(at - permutation.begin())};
+}
+
 }  // namespace
 
 constexpr OpDef kTranspose{
@@ -108,6 +115,7 @@ constexpr OpDef kTranspose{
              {.domain = "", .name = "SpaceToDepth", .since = 1, .lower = lower_space_to_depth}},
     .infer = infer,
     .gradient = gradient,
+    .traits = {.along = along},
     .standard = 13,
 };
 constexpr Kernel kTransposeKernel{

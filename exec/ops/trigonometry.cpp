@@ -74,7 +74,7 @@ constexpr OpDef function(std::string_view name, int standard, void (*gradient)(c
           .onnx = {{.domain = "", .name = name, .since = standard}},
           .infer = infer_same_as_input,
           .gradient = gradient,
-          .traits = {.precision = precision},
+          .traits = {.precision = precision, .along = along_elements},
           .standard = standard};
 }
 

@@ -82,6 +82,7 @@ constexpr OpDef predicate(std::string_view name, int since, int standard) {
                 return std::vector<TensorType>{{DType::boolean, context.input(0).shape}};
               },
           .no_gradient = "the result is boolean",
+          .traits = {.along = along_elements},
           .standard = standard};
 }
 constexpr Kernel predicate_kernel(Prepare prepare) { return {.types = kFloating, .cost = elementwise_cost<1>, .prepare = prepare}; }
@@ -92,6 +93,7 @@ constexpr OpDef step(std::string_view name, int since) {
           .infer = infer_same_as_input,
           .no_gradient = kStep,
           .hint = kStepHint,
+          .traits = {.along = along_elements},
           .standard = 13};
 }
 
@@ -100,7 +102,7 @@ constexpr OpDef function(std::string_view name, void (*gradient)(const Node&, Gr
           .onnx = {{.domain = "", .name = name, .since = 6}},
           .infer = infer_same_as_input,
           .gradient = gradient,
-          .traits = {.precision = precision},
+          .traits = {.precision = precision, .along = along_elements},
           .standard = 13};
 }
 

@@ -127,6 +127,7 @@ constexpr OpDef kWhere{
     .onnx = {{.domain = "", .name = "Where", .since = 9}},
     .infer = infer_where,
     .gradient = where_gradient,
+    .traits = {.along = along_elements},
     .standard = 9,
 };
 constexpr Kernel kWhereKernel{
@@ -175,7 +176,7 @@ constexpr OpDef kCast{
              {.domain = "", .name = "CastLike", .since = 15, .lower = lower_cast_like}},
     .infer = infer_cast,
     .gradient = cast_gradient,
-    .traits = {.same_numbers = true},
+    .traits = {.same_numbers = true, .along = along_elements},
 };
 constexpr Kernel kCastKernel{
     .types = kAnyType,

@@ -1,0 +1,100 @@
+#include "frontend/check_options.h"
+
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "frontend/loss_options.h"
+#include "frontend/loss_scaling.h"
+#include "frontend/parameter_groups.h"
+#include "frontend/precision.h"
+#include "frontend/schedule.h"
+#include "graph/error.h"
+#include "passes/losses.h"
+#include "passes/optimizer.h"
+#include "passes/recompute.h"
+
+namespace ort_train {
+
+void check_options(const Options& options) {
+  const auto refuse = [](const char* name, auto value, const char* wanted) {
+    return error(ErrorCode::usage, "`{}` {}: {}", name, value, wanted);
+  };
+  if (options.model.empty()) throw error(ErrorCode::usage, "no model is given");
+  if (make_schedule(options.lr_scheduler_type, options.lr_scheduler_kwargs).follows_loss() && options.eval_steps == 0)
+    throw refuse("lr_scheduler_type", options.lr_scheduler_type, "follows the held-out loss: it needs evaluations (`eval_steps`)");
+  check_groups(options);
+  if (!options.scale_lr.empty() && options.scale_lr != "linear" && options.scale_lr != "sqrt")
+    throw refuse("scale_lr", options.scale_lr, "is not known: linear or sqrt");
+  if (options.base_batch_size < 0) throw refuse("base_batch_size", options.base_batch_size, "is negative");
+  if (options.scale_lr.empty() != (options.base_batch_size == 0))
+    throw error(ErrorCode::usage,
+                "`scale_lr` (how the learning rate grows with the batch) and `base_batch_size` (the samples of a step for which it was "
+                "chosen) go together: give both or none");
+  LossScaling(options, /*in_float16=*/true);  // refuses what fits no model
+  for (const LossTerm& term : parse_losses(options).terms) {
+    if (options.task == "causal-lm" && term.kind != "cross_entropy" && term.kind != "nll" &&
+        loss_named(term.kind).labels != LabelKind::none)
+      throw error(ErrorCode::usage, "`task` causal-lm goes with `loss` cross_entropy, not {}", term.kind);
+  }
+  for (const auto& [name, ratio] : options.dropout) {
+    if (!(ratio >= 0 && ratio < 1)) throw error(ErrorCode::usage, "`dropout` {}={}: has to lie in [0, 1)", name, ratio);
+  }
+  if (options.recompute != "auto") recompute_mode(options.recompute);
+  if (options.micro_batches != "auto" && options.micro_batches != "horizontal" && options.micro_batches != "vertical")
+    throw refuse("micro_batches", options.micro_batches, "is not known: auto, horizontal or vertical");
+  constexpr int64_t kLeastPart = 64;
+  if (options.part_size != 0 && options.part_size < kLeastPart) throw refuse("part_size", options.part_size, "is less than 64 bytes");
+  if (options.budget < 0) throw refuse("budget", options.budget, "is negative");
+  if (options.host_budget != 0)
+    throw refuse("host_budget", options.host_budget,
+                 "limits pinned memory beside a GPU; the CPU device has no other memory than that of `budget`: leave it out");
+  if (options.nvme_budget < 0) throw refuse("nvme_budget", options.nvme_budget, "is negative");
+  if (!options.nvme_path.empty() && !std::filesystem::is_directory(options.nvme_path))
+    throw error(ErrorCode::io, "`nvme_path` {}: is no folder", options.nvme_path);
+  if (options.nvme_budget > 0 && options.nvme_path.empty())
+    throw error(ErrorCode::usage, "`nvme_budget` {} goes with `nvme_path`, the folder on a disk", options.nvme_budget);
+  if (options.threads < 0) throw refuse("threads", options.threads, "is negative");
+  constexpr int kMostThreads = 1024;
+  if (options.threads > kMostThreads) throw refuse("threads", options.threads, "is more than 1,024");
+  constexpr int64_t kMostSteps = int64_t{1} << 53;  // counted in double too
+  if (options.max_steps > kMostSteps) throw refuse("max_steps", options.max_steps, "is more than can be counted");
+  constexpr std::string_view kOptional[] = {"simplify",       "fuse_normalization", "fuse_gelu",    "fuse_attention",
+                                            "simplify_again", "backward_simplify",  "early_updates"};
+  for (const std::string& pass : options.skip_passes) {
+    if (std::find(std::begin(kOptional), std::end(kOptional), pass) == std::end(kOptional))
+      throw error(ErrorCode::usage, "`skip_passes` {}: no such pass can be left out; these can: {}", pass, fmt::join(kOptional, ", "));
+  }
+  if (options.bf16_full && !make_optimizer(options.optim, options.optim_args).def->rounds) {
+    std::string others;
+    for (const OptimizerDef* def : all_optimizers()) {
+      if (def->rounds) others += fmt::format("{}{}", others.empty() ? "" : ", ", def->name);
+    }
+    throw error(ErrorCode::usage, "`bf16_full` keeps weights that `optim` {} can't round; these can: {} (or `bf16`)", options.optim,
+                others);
+  }
+  // Which list a 16-bit model may have is known when it has been read.
+  number_types(options, options.autocast_list.empty() ? DType::float32 : DType::bfloat16);
+  if (!(options.learning_rate >= 0) || !std::isfinite(options.learning_rate))
+    throw refuse("learning_rate", options.learning_rate, "has to be 0 or more");
+  if (!(options.weight_decay >= 0)) throw refuse("weight_decay", options.weight_decay, "is negative");
+  if (!(options.max_grad_norm >= 0)) throw refuse("max_grad_norm", options.max_grad_norm, "is negative (0: no clipping)");
+  if (options.clip_per_layer && options.max_grad_norm == 0)
+    throw error(ErrorCode::usage, "`clip_per_layer`: goes with `max_grad_norm`, which is 0");
+  if (options.gradient_accumulation_steps < 1)
+    throw refuse("gradient_accumulation_steps", options.gradient_accumulation_steps, "is at least 1");
+  if (options.max_steps <= 0 && !(options.num_train_epochs > 0))
+    throw refuse("num_train_epochs", options.num_train_epochs, "is not positive");
+  if (options.eval_steps < 0) throw refuse("eval_steps", options.eval_steps, "is negative");
+  if (options.eval_batches < 0) throw refuse("eval_batches", options.eval_batches, "is negative");
+  if (options.save_steps < 0) throw refuse("save_steps", options.save_steps, "is negative");
+  if (options.save_total_limit < 0) throw refuse("save_total_limit", options.save_total_limit, "is negative");
+  constexpr int64_t kMostKept = 1000;
+  if (options.save_total_limit > kMostKept) throw refuse("save_total_limit", options.save_total_limit, "is more than 1,000");
+  if (options.predict_batch_size < 0) throw refuse("predict_batch_size", options.predict_batch_size, "is negative");
+  if (!(options.validation_split >= 0 && options.validation_split < 1))
+    throw refuse("validation_split", options.validation_split, "has to lie in [0, 1)");
+}
+
+}  // namespace ort_train

@@ -1,0 +1,72 @@
+// Problem: what the planner solves, as a value: which memory a job's steps want, when, and what there is of it. It knows no graph and no
+// machine; `ort-train plan --dump-problem` writes it, tests and benchmarks plan it again.
+//
+// A job is some runs (entry points of a Program) that share one memory. In each, steps compute one after the other. A block is memory that
+// stays where it is. A piece may leave the memory between its uses for a file, and come back: a weight, its optimizer state or accumulator,
+// or activations. What lives across runs is `lasting`: its content is in the file before and after each run, unless it is resident, that
+// is, held in memory by all of them. Bytes are as they are laid out: whole sectors where something moves.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ort_train::planning {
+
+struct Use {
+  int32_t step = 0;
+  bool reads = true;     // needs the content as it was; else it writes all of it anew
+  bool changes = false;  // leaves another content
+};
+
+struct Piece {
+  std::string name{};
+  int64_t bytes = 0;
+  int32_t lasting = -1;     // its number in Problem::lasting; -1: made by its first use, forgotten after its last
+  std::vector<Use> uses{};  // ascending, each step once; at least one
+};
+
+struct Block {
+  int64_t bytes = 0;
+  int32_t first = 0, last = 0;  // steps, inclusive
+};
+
+struct Run {
+  std::string name{};
+  double weight = 1;              // how often it runs, for an optimizer step
+  std::vector<double> seconds{};  // that each step computes
+  std::vector<Block> blocks{};
+  std::vector<Piece> pieces{};
+  size_t steps() const { return seconds.size(); }
+};
+
+struct Lasting {
+  std::string name{};
+  int64_t bytes = 0;
+};
+
+// Transfers between memory and file, one after the other.
+struct Disk {
+  double read = 0, write = 0;                  // bytes per second, while nothing is computed
+  double beside = 1;                           // the share of these that is left beside computing
+  double slowed = 0;                           // the share of computing that is lost meanwhile
+  double read_latency = 0, write_latency = 0;  // seconds, where no other transfer is under way
+};
+
+struct Problem {
+  int64_t memory = 0;  // bytes
+  int64_t always = 0;  // of these, taken by what lives across runs and never moves
+  Disk disk{};
+  std::vector<Lasting> lasting{};  // what may move
+  std::vector<Run> runs{};
+};
+
+// Runs of less weight are no part of an optimizer step.
+inline constexpr double kRarelyRun = 0.1;
+
+std::string to_json(const Problem& problem);
+// Throws Error(data) where it isn't one.
+Problem problem_from_json(const std::string& text);
+
+}  // namespace ort_train::planning

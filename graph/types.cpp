@@ -7,6 +7,7 @@
 
 #include "graph/dynamic8.h"
 #include "graph/error.h"
+#include "graph/half.h"
 
 namespace ort_train {
 
@@ -117,8 +118,16 @@ void fill_elements(std::span<std::byte> bytes, DType dtype, double number) {
       return fill_with(bytes, to_integer<int64_t>(number));
     case DType::int32:
       return fill_with(bytes, to_integer<int32_t>(number));
+    case DType::int16:
+      return fill_with(bytes, to_integer<int16_t>(number));
+    case DType::int8:
+      return fill_with(bytes, to_integer<int8_t>(number));
     case DType::uint8:
       return fill_with(bytes, to_integer<uint8_t>(number));
+    case DType::float16:
+      return fill_with(bytes, to_float16(static_cast<float>(number)));
+    case DType::bfloat16:
+      return fill_with(bytes, to_bfloat16(static_cast<float>(number)));
     case DType::dynamic8:
     case DType::dynamic8_unsigned:
       if (number > 0) return fill_blocks(bytes, static_cast<float>(number));

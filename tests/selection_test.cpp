@@ -257,7 +257,7 @@ TEST(SelectionRefusals, NameWhatSelectsAndWhatMeets) {
   EXPECT_HAS(
       refusal(s + "s1 = Shape <end = 1> (s)\n n = Sub (s1, one)\n f = Cast <to = 1> (n)\n a = ReduceSum (s)\n [divide] y = Div (a, f)",
               "float[1, 1] y"),
-      "Div 'divide' reads 'f', which is computed from the number of elements that 'pick' selects");
+      "Cast 'f' reads 'n', which is computed from the number of elements that 'pick' selects of a batch");
   EXPECT_THAT(error_of([&] { refusal(s + "y = ReduceSum (s)", "float[1, 1] y", {.selects = {{.node = "pic", .count = 3}}}); }).what(),
               HasSubstr("`selects` pic: no node of that name selects by a mask of the batch; there are 'pick'"));
 }

@@ -397,7 +397,14 @@ void Selections::use_counts(const OnnxNode& node, std::vector<ValueId>& results,
       input = graph_.add_constant(longer(input, selection), "longer");
     }
   }
-  const std::vector<ValueId> others = again(inputs);
+  std::vector<ValueId> others;
+  try {
+    others = again(inputs);
+  } catch (const Error&) {
+    throw error(ErrorCode::unsupported,
+                "wants '{}' to select {} elements of each batch, neither more nor fewer (where it does, `selects` {}={} says so)",
+                which.node, which.limit, which.node, which.limit);
+  }
   for (size_t i = 0; i < results.size(); ++i) {
     if (results[i] == kNone) continue;
     const Shape &shape = graph_.value(results[i]).shape, &other = graph_.value(others[i]).shape;

@@ -519,7 +519,16 @@ std::string Walk::lower(Job& job, const OpDef& op, const OnnxForm& form) {
     }
   } catch (const std::exception& e) {
     if (const auto* known = dynamic_cast<const Error*>(&e); known && known->code() == ErrorCode::io) throw;
-    return dynamic_cast<const std::bad_alloc*>(&e) ? "needs more memory than there is" : without_prefix(e.what());
+    if (dynamic_cast<const std::bad_alloc*>(&e)) return "needs more memory than there is";
+    std::string why = without_prefix(e.what());
+    for (const ValueId input : node.inputs) {
+      const std::string* const selecting = input == kNone ? nullptr : selections_.selecting(input);
+      if (selecting == nullptr || why.find("`selects`") != std::string::npos) continue;
+      why += fmt::format(
+          " ('{}' has as many elements as '{}' selects of a batch; where the number is always the same, `selects` {}=COUNT says so)",
+          graph_.value(input).name, *selecting, *selecting);
+    }
+    return why;
   }
   for (size_t i = 0; i < job.outputs; ++i) {
     const std::string& name = job.node.outputs[i];

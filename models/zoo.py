@@ -309,6 +309,8 @@ ZOO = {
                                                     "hardcorenas_a", "regnetx_002")},
     **{f"torchvision {name}": from_torchvision(name) for name in ("squeezenet1_1", "shufflenet_v2_x0_5", "densenet121", "mobilenet_v3_small")},
 }
+EXPERTS = ["--selects", "/model/model/layers.*/mlp/experts/NonZero=4"]  # in each batch all four are wanted, as in the one that was exported
+ARGUMENTS = {"mixtral": EXPERTS, "qwen2_moe": EXPERTS}
 CHOSEN = ("gpt2", "llama", "bert", "t5", "whisper", "vit", "resnet", "lstm", "unet", "timm mobilenetv3_small_050")  # of all kinds, in some minutes
 
 
@@ -400,7 +402,7 @@ def try_export(model, inputs, names, options, path):
         return f"{type(e).__name__}: {lines[0] if lines else ''}"[:160]
 
 
-def judge(program, path, folder, arrays, model, gradients, losses, own):
+def judge(program, path, folder, arrays, model, gradients, losses, own, more):
     """What a file does: dict(nodes, opset, result, gradients, losses). `own`: how far PyTorch's run in float32 is from that in double."""
     graph = onnx.load(path)
     row = dict(nodes=len(graph.graph.node), opset=graph.opset_import[0].version)
@@ -408,7 +410,7 @@ def judge(program, path, folder, arrays, model, gradients, losses, own):
     data = folder / "data.npz"
     np.savez(data, labels=arrays["labels"], **{name: array for name, array in arrays.items() if name in fed})
     arguments = [path, "--data", data, "--loss", "mse", "--batch-size", BATCH, "--max-steps", STEPS, "--learning-rate", RATE, "--weight-decay", 0, "--lr-scheduler-type", "constant", "--no-shuffle",
-                 "--save-gradients", folder / "gradients.safetensors", "--log-file", folder / "log.jsonl", "--output-dir", folder / "out", "--overwrite"]
+                 "--save-gradients", folder / "gradients.safetensors", "--log-file", folder / "log.jsonl", "--output-dir", folder / "out", "--overwrite", *more]
     done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         message = [line for line in done.stderr.splitlines() if line.strip()]
@@ -444,7 +446,7 @@ def examine(name, program, keep):
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / "model.onnx"
             why = try_export(model, inputs, names, options, str(path))
-            rows[export] = dict(result="not exported", reason=why) if why else judge(program, path, folder, arrays, model, gradients, losses, own)
+            rows[export] = dict(result="not exported", reason=why) if why else judge(program, path, folder, arrays, model, gradients, losses, own, ARGUMENTS.get(name, []))
     return rows
 
 

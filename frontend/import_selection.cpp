@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "graph/error.h"
 #include "graph/names.h"
@@ -235,7 +236,7 @@ bool Selections::lower_sum(Lowering& l) {
   Tensor constant(l.dtype(l.input(0)), Shape(keeps ? shape.size() : 0, 1));
   fill_elements(constant.bytes, constant.dtype, static_cast<double>(size_of(count)));
   const ValueId result = l.constant(std::move(constant));
-  counts_[result] = {count};
+  if (!selections_[static_cast<size_t>(count.selection)].exact) counts_[result] = {count};
   l.output(0, result);
   return true;
 }
@@ -256,11 +257,14 @@ bool Selections::lower_slice(Lowering& l) {
     return true;
   }
   const int64_t limit = size_of(ends[0]), size = l.shape(x)[axis];
-  // Where there are fewer than the limit, the last one stands for those that aren't there.
+  if (size == 0) l.fail("cuts from nothing");
+  // Where there are fewer than the limit, the last one stands for those that aren't there, and a batch that wants one of them is refused.
   std::vector<int64_t> places(static_cast<size_t>(limit));
   for (int64_t i = 0; i < limit; ++i) places[static_cast<size_t>(i)] = std::min(i, size - 1);
-  const ValueId result = l.emit("Gather", {x, l.constant(make_tensor<int64_t>({limit}, places))}, {{"axis", static_cast<int64_t>(axis)}});
+  ValueId result = l.emit("Gather", {x, l.constant(make_tensor<int64_t>({limit}, places))}, {{"axis", static_cast<int64_t>(axis)}});
   padded_[result] = {.count = ends[0], .axis = axis};
+  if (size < limit)
+    result = l.emit("RepeatLast", {result, counted(l, ends[0]), result}, {{"axis", static_cast<int64_t>(axis)}, {"most", size}});
   l.output(0, result);
   return true;
 }
@@ -452,18 +456,30 @@ void Selections::use_counts(const OnnxNode& node, std::vector<ValueId>& results,
       input = builder.reshape(builder.cast(counted(builder, counts->second[0]), type.dtype), type.shape);
     }
     results = again(inputs);
-    const auto last = static_cast<NodeId>(graph_.node_count());
-    for (NodeId id = first; id < last; ++id) visit(id);
+    visit_from(first);
     return;
   }
 }
 
-void Selections::follow(const OnnxNode& node, NodeId first, std::vector<ValueId>& results, const Again& again) {
-  if (selections_.empty()) return;
+// To the last that is there now: what visiting them puts in is as it has to be.
+void Selections::visit_from(NodeId first) {
+  const auto is_finder = [&](NodeId id) {
+    return std::any_of(finders_.begin(), finders_.end(), [&](const Finder& f) { return graph_.value(f.indices).producer == id; });
+  };
   const auto last = static_cast<NodeId>(graph_.node_count());
-  for (NodeId id = first; id < last; ++id) {
-    if (finders_.empty() || id != graph_.value(finders_.back().indices).producer) visit(id);
+  for (NodeId id = first; id < last && !padded_.empty(); ++id) {
+    if (!is_finder(id)) visit(id);
   }
+}
+
+void Selections::follow() {
+  const NodeId first = std::exchange(next_, static_cast<NodeId>(graph_.node_count()));
+  visit_from(first);
+  next_ = static_cast<NodeId>(graph_.node_count());
+}
+
+void Selections::follow(const OnnxNode& node, std::vector<ValueId>& results, const Again& again) {
+  follow();
   const ValueId x = node.inputs.empty() ? kNone : node.inputs[0];
   if (const auto padding = padded_.find(x); padding != padded_.end() && (node.op_type == "Shape" || node.op_type == "Size")) {
     const Shape& shape = graph_.value(x).shape;
@@ -485,7 +501,14 @@ void Selections::follow(const OnnxNode& node, NodeId first, std::vector<ValueId>
   }
   const bool is_done = node.op_type == "Slice" && node.inputs.size() > 2 && counts_.contains(node.inputs[2]);
   const bool counts = std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId v) { return v != kNone && counts_.contains(v); });
-  if (counts && !is_done) use_counts(node, results, again);
+  if (!counts || is_done) return;
+  try {
+    use_counts(node, results, again);
+  } catch (const Error&) {
+    next_ = static_cast<NodeId>(graph_.node_count());
+    throw;
+  }
+  next_ = static_cast<NodeId>(graph_.node_count());  // what was lowered only to be compared is nobody's
 }
 
 }  // namespace ort_train::importing

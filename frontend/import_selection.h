@@ -32,10 +32,11 @@ class Selections {
   // Lowers what of `node` needs a selection or the count of one; false where the node's own form does, which may have got other
   // attributes. Throws Error(unsupported).
   bool lower(OnnxNode& node, Lowering& l);
-  // Follows the padding through what a node was lowered to: nodes from `first` on. `again` lowers the same node with other inputs. May
-  // change the results. Throws Error(unsupported) where padding would count.
+  // Follows the padding through the graph's nodes that have come since the last call. Throws Error(unsupported) where padding would count.
+  void follow();
+  // The same behind a node of the file that was lowered to `results`, which may change. `again` lowers it with other inputs.
   using Again = std::function<std::vector<ValueId>(const std::vector<ValueId>& inputs)>;
-  void follow(const OnnxNode& node, NodeId first, std::vector<ValueId>& results, const Again& again);
+  void follow(const OnnxNode& node, std::vector<ValueId>& results, const Again& again);
 
   // The node by which a value has as many elements along an axis as it selects; null where there is none.
   const std::string* selecting(ValueId value) const;
@@ -78,6 +79,7 @@ class Selections {
   ValueId counted(Builder& builder, const Count& count);
   int64_t size_of(const Count& count) const { return selections_[static_cast<size_t>(count.selection)].limit * count.times; }
   const Selection& selection(const Padding& padding) const { return selections_[static_cast<size_t>(padding.count.selection)]; }
+  void visit_from(NodeId first);
   void visit(NodeId id);
   void check_sizes(const Node& node) const;
   void use_counts(const OnnxNode& node, std::vector<ValueId>& results, const Again& again);
@@ -94,6 +96,7 @@ class Selections {
   std::vector<std::string> notes_;
   std::vector<Selection> selections_;
   std::vector<Finder> finders_;
+  NodeId next_ = 0;  // the first that was not looked at
   std::unordered_map<ValueId, Padding> padded_;
   std::unordered_map<ValueId, std::vector<Count>> counts_;  // by element
 };

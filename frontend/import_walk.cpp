@@ -234,6 +234,7 @@ void Walk::drop(const onnx::NodeDef& node, uint32_t ordinal, Scope& scope) {
   Lowering lowering(graph_, dropout);
   lowering.named(name, ordinal).folding(folder_);
   form.form->lower(lowering);
+  selections_.follow();
   meaning->value = lowering.results()[0];
 }
 
@@ -310,6 +311,7 @@ void Walk::node(const onnx::NodeDef& node, Scope& scope, const Site& site) {
     std::optional<Reason> why;
     try {
       why = (this->**control)(job);
+      selections_.follow();
     } catch (const Error& e) {
       if (e.code() != ErrorCode::unsupported || visited_ > kMaxNodes) throw;
       why = Reason{without_prefix(e.what()), "check the model with onnx.checker, or export it in another way"};
@@ -501,12 +503,11 @@ std::string Walk::lower(Job& job, const OpDef& op, const OnnxForm& form) {
       else
         lowering.pass_on(op.name, lowering.node.attributes);
     };
-    const auto first_node = static_cast<NodeId>(graph_.node_count());
     Lowering lowering(graph_, node, files_.widens());
     lowering.named(job.name, job.ordinal).folding(folder_);
     if (!selections_.lower(node, lowering)) lower_form(lowering);
     results = lowering.results();
-    selections_.follow(node, first_node, results, [&](const std::vector<ValueId>& inputs) {
+    selections_.follow(node, results, [&](const std::vector<ValueId>& inputs) {
       OnnxNode other = node;
       other.inputs = inputs;
       Lowering again(graph_, other, files_.widens());

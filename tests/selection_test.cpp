@@ -217,6 +217,9 @@ std::vector<Selecting> selecting_cases() {
                                      f = Cast <to = 11> (i)
                                      y = Div (r, f))",
        "double[3] y", ", int64[1] three = {3}", true},
+      {"through_a_sequence", s + R"(q = SplitToSequence <axis = 1, keepdims = 1> (s)
+                                    e = SequenceAt (q, one)
+                                    y = ReduceSum <keepdims = 0> (e))"},
       // A tensor of images' features takes the places of the tokens that stand for them.
       {"masked_scatter", R"(f = Reshape (z, flat)
                             c = Unsqueeze (m, last)
@@ -260,6 +263,46 @@ TEST(SelectionRefusals, NameWhatSelectsAndWhatMeets) {
       "Cast 'f' reads 'n', which is computed from the number of elements that 'pick' selects of a batch");
   EXPECT_THAT(error_of([&] { refusal(s + "y = ReduceSum (s)", "float[1, 1] y", {.selects = {{.node = "pic", .count = 3}}}); }).what(),
               HasSubstr("`selects` pic: no node of that name selects by a mask of the batch; there are 'pick'"));
+}
+
+TEST(SelectionRefusals, FollowPaddingThroughDropoutThatIsPutIn) {
+  const std::string s = "[pick] at = NonZero (m)\n t = Transpose (at)\n g = GatherND (x, t)\n [product] s = MatMul (g, w)\n";
+  EXPECT_HAS(refusal(s + "y = Identity (s)", "float[n, 3] y", {.dropout = {{"product", 0.5}}}),
+             "output 'y' has as many elements as 'pick'");
+}
+
+TEST(SelectionRefusals, CountWhatThereIsToTake) {
+  const TestFolder folder;
+  const Imported imported = import_file(write_model(folder, R"(<ir_version: 10, opset_import: ["" : 18]>
+    g (bool[6] m, float[6] x, float[4] few) => (float[6] y) <int64[1] zero = {0}> {
+      at = NonZero (m)
+      t = Transpose (at)
+      k = Shape <end = 1> (t)
+      u = Slice (few, zero, k)
+      y = ScatterND (x, t, u)
+    })"));
+  ASSERT_TRUE(imported.obstacles.empty());
+  const Tensor x = make_tensor<float>({6}, {1, 2, 3, 4, 5, 6}), few = make_tensor<float>({4}, {10, 20, 30, 40});
+  EXPECT_EQ(floats(run_imported(imported, {{"m", mask_of(0b101011)}, {"x", x}, {"few", few}}).at("y")),
+            (std::vector<float>{10, 20, 3, 30, 5, 40}));
+  EXPECT_HAS(error_of([&] {
+               run_imported(imported, {{"m", mask_of(0b101111)}, {"x", x}, {"few", few}});
+             }).what(),
+             "a mask selects 5 elements of this batch, but at most 4");
+}
+
+TEST(SelectionRefusals, ANumberThatIsAlwaysTheSameIsASize) {
+  const std::string counted = R"([pick] at = NonZero (m)
+    t = Transpose (at)
+    g = GatherND (x, t)
+    c = Cast <to = 7> (m)
+    n = ReduceSum <keepdims = 1> (c)
+    three = Constant <value_ints = [3]> ()
+    size = Concat <axis = 0> (n, three)
+    v = Expand (g, size)
+    y = CumSum (v, zero))";
+  EXPECT_HAS(refusal(counted, "float[n, 3] y"), "CumSum");
+  EXPECT_EQ(refusal(counted, "float[n, 3] y", {.selects = {{.node = "pick", .count = 4, .exact = true}}}), "");
 }
 
 // --- training -------------------------------------------------------------------------------------------------------------------------

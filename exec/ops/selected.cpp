@@ -3,9 +3,9 @@
 //
 //   FindSelected{limit, exact}(mask) -> indices [rank, limit], count [1]   NonZero; the padding repeats the last one (0s where none is)
 //   KeepFirst{axis, value}(x, count) -> y        elements from `count` on along the axis are `value`
-//   RepeatLast{axis}(x, count, otherwise) -> y   they are those at count - 1 or, where the count is 0, those of `otherwise`
+//   RepeatLast{axis, most}(x, count, otherwise) -> y   they are those at count - 1 or, where the count is 0, those of `otherwise`
 //
-// More than `limit` (with `exact`: another number) is an Error(data).
+// More than `limit` or `most` (with `exact`: another number) is an Error(data).
 
 #include <algorithm>
 #include <cstring>
@@ -115,8 +115,9 @@ void repeat_gradient(const Node& node, GradientBuilder& g) {
 }
 
 KernelRun prepare_repeat(const KernelSpec& spec) {
-  return [rows = Rows(spec)](const KernelArgs& args) {
+  return [rows = Rows(spec), most = spec.attributes.get("most", INT64_MAX)](const KernelArgs& args) {
     const int64_t count = *args.in<int64_t>(1);
+    if (count > most) args.error->report(DataError::limit, count, most, 0);
     rows.each(args, [&](int64_t row, int64_t place) {
       const int64_t source = place < count || count == 0 ? row : row - place + count - 1;
       const std::byte* const from = args.in<std::byte>(count == 0 ? 2 : 0) + source * rows.bytes;

@@ -72,6 +72,16 @@ std::string nearest(const CLI::App& app, const std::string& name) {
   return best;
 }
 
+// "NAME=NUMBER"; false where it is none.
+template <typename Number> bool split_number(const std::string& item, std::string& name, Number& number) {
+  const size_t equals = item.rfind('=');
+  if (equals == std::string::npos || equals == 0 || equals + 1 == item.size()) return false;
+  name = item.substr(0, equals);
+  const char* const end = item.data() + item.size();
+  const auto [stop, code] = std::from_chars(item.data() + equals + 1, end, number);
+  return code == std::errc() && stop == end;
+}
+
 // "batch=4,sequence=512"
 void add_shapes(const std::string& text, std::map<std::string, int64_t>& shapes) {
   for (size_t at = 0; at <= text.size();) {
@@ -506,24 +516,15 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
       o.batch_norm_nodes.emplace_back(item.substr(0, equals), item.substr(equals + 1));
   }
   for (const std::string& item : raw.dropout) {
-    const size_t equals = std::min(item.rfind('='), item.size());
-    double ratio = 0;
-    const char* const end = item.data() + item.size();
-    const char* const begin = std::min(item.data() + equals + 1, end);
-    if (const auto [stop, code] = std::from_chars(begin, end, ratio); equals == 0 || begin == end || code != std::errc() || stop != end)
-      throw usage(fmt::format("--dropout '{}' is not NODE=RATIO", item));
-    o.dropout.emplace_back(item.substr(0, equals), ratio);
+    std::pair<std::string, double>& drop = o.dropout.emplace_back();
+    if (!split_number(item, drop.first, drop.second)) throw usage(fmt::format("--dropout '{}' is not NODE=RATIO", item));
   }
   for (const std::string& item : raw.selects) {
-    const size_t equals = std::min(item.rfind('='), item.size());
-    SelectionLimit limit{.node = item.substr(0, equals), .exact = true};
-    const char* const end = item.data() + item.size();
-    const char* const begin = std::min(item.data() + equals + 1, end);
-    const auto [stop, code] = std::from_chars(begin, end, limit.count);
-    if (limit.node.ends_with('<')) limit.exact = false, limit.node.pop_back();
-    if (limit.node.empty() || begin == end || code != std::errc() || stop != end)
-      throw usage(fmt::format("--selects '{}' is not NODE=COUNT or NODE<=COUNT", item));
-    o.selects.push_back(std::move(limit));
+    SelectionLimit& limit = o.selects.emplace_back();
+    const bool is_split = split_number(item, limit.node, limit.count);
+    limit.exact = !limit.node.ends_with('<');
+    if (!limit.exact) limit.node.pop_back();
+    if (!is_split || limit.node.empty()) throw usage(fmt::format("--selects '{}' is not NODE=COUNT or NODE<=COUNT", item));
   }
   for (size_t i = 0; i + 1 < raw.dump_after.size(); i += 2) o.dump_after[raw.dump_after[i]] = raw.dump_after[i + 1];
   if (raw.warmup_ratio != 0) {

@@ -439,13 +439,7 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
 
 planning::Problem Planner::problem(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
   const Impl::Streams streams = impl_->streams(compute);
-  planning::Problem problem{.memory = limit};
-  problem.disk = {.read = disk.read,
-                  .write = disk.write,
-                  .beside = disk.beside,
-                  .slowed = disk.slowed,
-                  .read_latency = disk.read_latency,
-                  .write_latency = disk.write_latency};
+  planning::Problem problem{.memory = limit, .disk = disk};
   std::vector<int32_t> number(impl_->persistents.size(), -1);
   for (size_t i = 0; i < number.size(); ++i) {
     const Persistent& value = impl_->persistents[i];
@@ -469,8 +463,8 @@ planning::Problem Planner::problem(int64_t limit, const ComputeRates& compute, c
       const uint32_t root = of.is_chain ? draft.chains[of.index].classes[0] : of.index;
       planning::Piece piece{.name = draft.graph->value(draft.model.classes[root].root).name,
                             .bytes = asked.bytes,
-                            .lasting = asked.persistent < 0 ? -1 : number[static_cast<size_t>(asked.persistent)]};
-      for (const StreamUse& use : asked.uses) piece.uses.push_back({.step = use.step, .reads = use.reads, .changes = use.changes});
+                            .lasting = asked.persistent < 0 ? -1 : number[static_cast<size_t>(asked.persistent)],
+                            .uses = asked.uses};
       run.pieces.push_back(std::move(piece));
     }
     const auto last = static_cast<int32_t>(draft.order.size()) - 1;

@@ -40,13 +40,7 @@ struct AttachedModels : PromisedRuns {
                  .add("boxes_labels", {kSamples, kBoxes}, numbers(kSamples * kBoxes, 104'743))
                  .write(folder / "data.safetensors");
     o.loss = loss;
-    o.batch_size = 4;
-    o.learning_rate = 1e-2;
-    o.lr_scheduler_type = "constant";
-    o.max_steps = 9;
-    o.threads = 2;
-    o.profile = profile;
-    return o;
+    return short_job(std::move(o));
   }
   std::string refusal(const Options& o) {
     return error_of([&] { Trainer{o}; }).what();

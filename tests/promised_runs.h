@@ -9,6 +9,16 @@
 namespace ort_train {
 
 struct PromisedRuns : TrainerRuns {
+  // Nine steps of batches of 4.
+  Options short_job(Options o) const {
+    o.batch_size = 4;
+    o.learning_rate = 1e-2;
+    o.lr_scheduler_type = "constant";
+    o.max_steps = 9;
+    o.threads = 2;
+    o.profile = profile;
+    return o;
+  }
   // The same bits with as little memory as there may be, with a disk, in one thread, and resumed after a step.
   void expect_promises(Options o, int64_t stop_after) {
     const Run plain = train(o);

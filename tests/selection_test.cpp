@@ -330,13 +330,7 @@ struct MaskedLoss : PromisedRuns {
                  .add("targets", {kSamples}, targets)
                  .write(folder / "data.safetensors");
     o.loss = "output";
-    o.batch_size = 4;
-    o.learning_rate = 1e-2;
-    o.lr_scheduler_type = "constant";
-    o.max_steps = 9;
-    o.threads = 2;
-    o.profile = profile;
-    return o;
+    return short_job(std::move(o));
   }
   std::string selecting() {
     return model("selecting.onnx", R"(e = Equal (targets, none)

@@ -11,15 +11,6 @@
 namespace ort_train::planning {
 namespace {
 
-StreamRates rates_of(const Disk& disk) {
-  return {.read = disk.read,
-          .write = disk.write,
-          .beside = disk.beside,
-          .slowed = disk.slowed,
-          .read_latency = disk.read_latency,
-          .write_latency = disk.write_latency};
-}
-
 struct Range {
   int64_t begin = 0, end = 0;
   bool meets(const Range& other) const { return begin < other.end && other.begin < end; }
@@ -27,13 +18,13 @@ struct Range {
 
 class Pass {
  public:
-  Pass(const Run& run, std::vector<Stay> stays, std::vector<int64_t> block_offsets, int64_t bytes, const Disk& disk,
+  Pass(const Run& run, std::vector<Stay> stays, std::vector<int64_t> block_offsets, int64_t bytes, const StreamRates& disk,
        const Eagerness& eagerness)
       : run_(run),
         eagerness_(eagerness),
         bytes_(bytes),
         steps_(static_cast<int32_t>(run.steps())),
-        clock_(rates_of(disk)),
+        clock_(disk),
         computed_(run.steps() + 1),
         starting_(run.steps()),
         ending_(run.steps() + 1) {
@@ -46,7 +37,6 @@ class Pass {
       stay.released = stay.last + 1;
       items_.push_back({.first = stay.first,
                         .last = stay.last,
-                        .stay = static_cast<int32_t>(i),
                         .before = std::exchange(previous[stay.piece], static_cast<int32_t>(i)),
                         .place = {stay.offset, stay.offset + run.pieces[stay.piece].bytes}});
       if (stay.reads) reads_.push_back(i);
@@ -83,18 +73,18 @@ class Pass {
   enum class State : uint8_t { coming, there, writing, gone };
   struct Item {
     int32_t first = 0, last = 0;
-    int32_t stay = -1;    // -1: a block
     int32_t before = -1;  // the stay of the same piece before it
     Range place{};
     State state = State::coming;
     size_t transfer = 0;
   };
 
-  bool is_read(size_t i) const { return items_[i].stay >= 0 && plan_.stays[i].reads; }
+  bool is_stay(size_t i) const { return i < plan_.stays.size(); }  // else a block
+  bool is_read(size_t i) const { return is_stay(i) && plan_.stays[i].reads; }
 
   void end(size_t i) {
     Item& item = items_[i];
-    if (item.stay >= 0 && plan_.stays[i].writes) {
+    if (is_stay(i) && plan_.stays[i].writes) {
       item.state = State::writing;
       item.transfer = clock_.begin(true, item.place.end - item.place.begin);
       return;
@@ -126,7 +116,6 @@ class Pass {
     item.transfer = clock_.begin(false, item.place.end - item.place.begin);
   }
 
-  // Whether a write will be over soon enough not to be waited for.
   bool is_over(size_t i) const { return clock_.is_over(items_[i].transfer); }
 
   // Reads ahead of their steps, in the order of need.
@@ -218,7 +207,7 @@ class Pass {
 
 }  // namespace
 
-std::optional<Cores> Cores::place(const Run& run, std::vector<Stay> stays, int64_t bytes, const Disk& disk) {
+std::optional<Cores> Cores::place(const Run& run, std::vector<Stay> stays, int64_t bytes, const StreamRates& disk) {
   std::vector<double> computed(run.steps() + 1);
   std::partial_sum(run.seconds.begin(), run.seconds.end(), computed.begin() + 1);
   const auto steps = static_cast<int32_t>(run.steps());
@@ -248,7 +237,7 @@ std::optional<Cores> Cores::place(const Run& run, std::vector<Stay> stays, int64
   return std::nullopt;
 }
 
-RunPlan Cores::assign(const Run& run, const Disk& disk, const Eagerness& eagerness) const {
+RunPlan Cores::assign(const Run& run, const StreamRates& disk, const Eagerness& eagerness) const {
   return Pass(run, stays_, block_offsets_, bytes_, disk, eagerness).run();
 }
 

@@ -1,6 +1,6 @@
 // assign: gives every stay in memory its interval, its place on the disk's time and its address, in one pass through a run's steps.
 //
-// What is held between which uses is chosen before (hold.h); each stay's core, from its first use to its last, then has a place that
+// What is held between which uses is chosen before (stream_hold.h); each stay's core, from its first use to its last, then has a place that
 // nothing else of those takes, so that every pass has a plan at its end. Beside them go the flanks: a read before the core, a write behind
 // it. The pass goes from step to step with a clock. Writes begin when their stays end, and keep the place until they are over. Reads begin
 // in the order of need, as early as `Eagerness` says and the place is free, there or elsewhere. What begins at a step takes its place, and
@@ -43,8 +43,8 @@ struct Eagerness {
 // Cores with places, for passes with several eagernesses. None where they don't fit into `bytes`.
 class Cores {
  public:
-  static std::optional<Cores> place(const Run& run, std::vector<Stay> stays, int64_t bytes, const Disk& disk);
-  RunPlan assign(const Run& run, const Disk& disk, const Eagerness& eagerness) const;
+  static std::optional<Cores> place(const Run& run, std::vector<Stay> stays, int64_t bytes, const StreamRates& disk);
+  RunPlan assign(const Run& run, const StreamRates& disk, const Eagerness& eagerness) const;
 
  private:
   std::vector<Stay> stays_;

@@ -62,7 +62,7 @@ Run run_from(const Json& json, const Problem& problem) {
 }  // namespace
 
 std::string to_json(const Problem& problem) {
-  const Disk& disk = problem.disk;
+  const StreamRates& disk = problem.disk;
   Json json{{"version", kVersion}, {"memory", problem.memory}, {"always", problem.always}};
   json["disk"] = {{"read", disk.read},
                   {"write", disk.write},

@@ -12,13 +12,11 @@
 #include <string>
 #include <vector>
 
+#include "passes/stream.h"
+
 namespace ort_train::planning {
 
-struct Use {
-  int32_t step = 0;
-  bool reads = true;     // needs the content as it was; else it writes all of it anew
-  bool changes = false;  // leaves another content
-};
+using Use = StreamUse;
 
 struct Piece {
   std::string name{};
@@ -34,7 +32,7 @@ struct Block {
 
 struct Run {
   std::string name{};
-  double weight = 1;              // how often it runs, for an optimizer step
+  double weight = 1;              // how often it runs, for an optimizer step: below kRarely it is no part of one
   std::vector<double> seconds{};  // that each step computes
   std::vector<Block> blocks{};
   std::vector<Piece> pieces{};
@@ -46,24 +44,13 @@ struct Lasting {
   int64_t bytes = 0;
 };
 
-// Transfers between memory and file, one after the other.
-struct Disk {
-  double read = 0, write = 0;                  // bytes per second, while nothing is computed
-  double beside = 1;                           // the share of these that is left beside computing
-  double slowed = 0;                           // the share of computing that is lost meanwhile
-  double read_latency = 0, write_latency = 0;  // seconds, where no other transfer is under way
-};
-
 struct Problem {
-  int64_t memory = 0;  // bytes
-  int64_t always = 0;  // of these, taken by what lives across runs and never moves
-  Disk disk{};
+  int64_t memory = 0;              // bytes
+  int64_t always = 0;              // of these, taken by what lives across runs and never moves
+  StreamRates disk{};              // transfers between memory and file, one after the other
   std::vector<Lasting> lasting{};  // what may move
   std::vector<Run> runs{};
 };
-
-// Runs of less weight are no part of an optimizer step.
-inline constexpr double kRarelyRun = 0.1;
 
 std::string to_json(const Problem& problem);
 // Throws Error(data) where it isn't one.

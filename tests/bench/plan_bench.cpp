@@ -29,9 +29,7 @@ std::vector<StreamEntry> entries_of(const Problem& problem) {
       for (int32_t t = block.first; t <= block.last; ++t) entry.fixed[static_cast<size_t>(t)] += block.bytes;
     }
     for (const Piece& piece : run.pieces) {
-      StreamPiece of{.bytes = piece.bytes, .uses = {}, .persistent = piece.lasting};
-      for (const Use& use : piece.uses) of.uses.push_back({.step = use.step, .reads = use.reads, .changes = use.changes});
-      entry.pieces.push_back(std::move(of));
+      entry.pieces.push_back({.bytes = piece.bytes, .uses = piece.uses, .persistent = piece.lasting});
     }
     entries.push_back(std::move(entry));
   }
@@ -71,7 +69,7 @@ double fastest(const Problem& problem, const std::vector<Cores>& cores) {
       double seconds = 0;
       for (size_t r = 0; r < problem.runs.size(); ++r) {
         const Run& run = problem.runs[r];
-        if (run.weight < kRarelyRun) continue;
+        if (run.weight < kRarely) continue;
         const double computing = std::accumulate(run.seconds.begin(), run.seconds.end(), 0.0);
         const Eagerness eagerness{.queued = queued * computing, .early = early * static_cast<double>(problem.memory) / problem.disk.read};
         seconds += run.weight * cores[r].assign(run, problem.disk, eagerness).seconds;
@@ -87,20 +85,14 @@ void plan_file(const std::string& path) {
   text << std::ifstream(path).rdbuf();
   const Problem problem = problem_from_json(text.str());
   const std::vector<StreamEntry> entries = entries_of(problem);
-  const Disk& disk = problem.disk;
-  const StreamRates rates{.read = disk.read,
-                          .write = disk.write,
-                          .beside = disk.beside,
-                          .slowed = disk.slowed,
-                          .read_latency = disk.read_latency,
-                          .write_latency = disk.write_latency};
+  const StreamRates& disk = problem.disk;
   const auto begin = std::chrono::steady_clock::now();
   const auto since = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
   const int64_t floor = stream_floor(entries);
   if (problem.memory < floor) throw error(ErrorCode::data, "{}: {} bytes hold less than the {} of one step", path, problem.memory, floor);
-  StreamBound bound(entries, problem.lasting.size(), problem.memory, rates, std::numeric_limits<double>::infinity());
+  StreamBound bound(entries, problem.lasting.size(), problem.memory, disk, std::numeric_limits<double>::infinity());
   const double bound_took = since();
-  Holder holder(entries, problem.lasting.size(), problem.memory, rates);
+  Holder holder(entries, problem.lasting.size(), problem.memory, disk);
   double least = std::numeric_limits<double>::infinity();
   size_t steps = 0;
   for (const Run& run : problem.runs) steps += run.steps();

@@ -40,8 +40,8 @@ struct Anatomy : TrainerRuns, ::testing::WithParamInterface<Technique> {};
 
 TEST_P(Anatomy, TheTableIsTheTechniquesArithmetic) {
   const Technique& technique = GetParam();
-  Options o{.model = std::string(ORT_TRAIN_SOURCE_DIR) + "/models/char-gpt.onnx",
-            .data = std::string(ORT_TRAIN_SOURCE_DIR) + "/models/tinyshakespeare.txt",
+  Options o{.model = ORT_TRAIN_SOURCE_DIR "/models/char-gpt.onnx",
+            .data = ORT_TRAIN_SOURCE_DIR "/models/tinyshakespeare.txt",
             .task = "causal-lm",
             .batch_size = kBatch,
             .seq_length = kTokens};

@@ -91,7 +91,7 @@ std::unique_ptr<Planner> Trainer::Impl::adopt(const RecomputeChoice& choice) {
 }
 
 PlanOptions Trainer::Impl::plan_options() const {
-  return {.threads = workers.threads(), .planners = roomy && workers.threads() > 1 ? 2 : 1, .careful = roomy};
+  return {.threads = workers.threads(), .careful = roomy};
 }
 
 std::unique_ptr<Planner> Trainer::Impl::adopt_first() {

@@ -102,6 +102,7 @@ class Trainer::Impl::Streaming {
   [[noreturn]] void refuse_disk(int64_t disk_bytes) const;
 
   bool is_roomy(int64_t planning) const;
+  bool plans_two() const { return t_.roomy && t_.workers.threads() > 1; }  // at once
   void plan_pinning();
   void settle_pinning();
   LeastSearch least_with_disk(std::vector<PartSize>& sizes);
@@ -132,7 +133,7 @@ void Trainer::Impl::Streaming::plan(std::unique_ptr<Planner> planner) {
   const int64_t saved = t_.is_resumed() ? saved_part_bytes(t_.resume_folder) : 0;
   const size_t parts = first_parts(sizes, saved);
   t_.roomy = is_roomy(sizes[parts].planning);
-  const bool is_beside = !fits && t_.plan_options().planners > 1 && share >= kAmple;
+  const bool is_beside = !fits && plans_two() && share >= kAmple;
   std::future<Least> searched = std::async(is_beside ? std::launch::async : std::launch::deferred, [&] { return search.run(); });
   const auto is_refused = [&] {
     if (Least with_disk = searched.get(); with_disk.budget < t_.least.budget) t_.least = std::move(with_disk);
@@ -350,7 +351,7 @@ double Trainer::Impl::Streaming::look_at(const std::vector<RecomputeChoice>& run
     const size_t count = std::min<size_t>(2, rungs.size() - i);
     for (size_t of = 0; of < count; ++of) two[of].way = present(), two[of].rung = rungs[i + of];
     call_both(
-        t_.plan_options().planners > 1 && count > 1, [&] { look(two[0], least[0]); },
+        plans_two() && count > 1, [&] { look(two[0], least[0]); },
         [&] {
           if (count > 1) look(two[1], least[1]);
         });

@@ -11,16 +11,12 @@
 #include <numeric>
 #include <utility>
 
-#include "passes/both.h"
-
 namespace ort_train {
 namespace {
 
 // What the rounds may cost, in steps of the inner loop (a nanosecond or two each): fixed, so that the result is.
 constexpr int64_t kRoundSteps = 100'000'000;
 constexpr int64_t kMaxRounds = 600;
-// With fewer, a thread isn't worth its beginning.
-constexpr size_t kManyBlocks = 1000;
 // So far above what is enough, rounds lead nowhere.
 constexpr double kHopeless = 1.01;
 
@@ -174,17 +170,9 @@ class Packer {
   }
 
   // In either way, where it is better than the best so far: until that is no more than `enough`.
-  void place_both(const Order& order, int64_t enough, bool at_once) {
-    bool is_lower[2] = {false, false};
-    const int64_t below = best_;
-    call_both(
-        at_once, [&] { is_lower[0] = placer_.place(order, false, below); },
-        [&] {
-          const int64_t now = !at_once && is_lower[0] ? placer_.height() : below;
-          is_lower[1] = now > enough && other_.place(order, true, now);
-        });
-    if (is_lower[0]) keep(placer_, order, false);
-    if (is_lower[1] && best_ > enough) keep(other_, order, true);
+  void place_both(const Order& order, int64_t enough) {
+    if (placer_.place(order, false, best_)) keep(placer_, order, false);
+    if (best_ > enough && other_.place(order, true, best_)) keep(other_, order, true);
   }
 
   // Those that stick out above `limit` in the last placement go first, the rest after them; both in their present order.
@@ -297,7 +285,6 @@ int64_t pack(std::vector<Block>& blocks, const PackOptions& options) {
       },
   };
   const bool is_given = bound == options.enough;
-  const bool at_once = options.at_once && blocks.size() >= kManyBlocks;
   // With many short lives between transfers the second ones mostly do better, and what does well enough ends the search; the first lead to
   // less in the rounds.
   if (is_given) std::swap(starts[0], starts[1]);
@@ -305,7 +292,7 @@ int64_t pack(std::vector<Block>& blocks, const PackOptions& options) {
   for (const auto& orders : starts) {
     const int64_t before = packer.best();
     for (const Order& order : orders)
-      if (packer.best() > bound) packer.place_both(order, bound, at_once);
+      if (packer.best() > bound) packer.place_both(order, bound);
     const bool is_hopeless = is_given && static_cast<double>(packer.best()) > kHopeless * static_cast<double>(bound);
     if (packer.best() < before && !is_hopeless) run_rounds(packer, bound, static_cast<int64_t>(blocks.size()));
   }

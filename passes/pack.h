@@ -22,8 +22,7 @@ struct Block {
 int64_t max_live_bytes(const std::vector<Block>& blocks, int32_t* when = nullptr);
 
 struct PackOptions {
-  int64_t enough = 0;    // no lower end is looked for
-  bool at_once = false;  // on two threads, which find the same
+  int64_t enough = 0;  // no lower end is looked for
 };
 
 // Sets every offset, to a multiple of the block's alignment; returns the highest end.

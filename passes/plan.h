@@ -2,9 +2,9 @@
 //
 // For each entry: workspaces (exec/kernel_specs.h), what the values ask of memory (memory_model.h), an order of low peak (schedule.h). Then
 // the persistent values of all entries get the bottom of the arena, and each entry's transient storages are packed above them (pack.h).
-// Where memory is short and there is a disk, stream.h says what leaves the arena and when. Orders and kernels are a fixed function of the
-// graphs and the number of threads, which sizes workspaces; the machine's rates and the limit decide where bytes are, and when. A planner
-// is for one thread at a time.
+// Where memory is short and there is a disk, plan/search.h says what leaves the arena and when, and where all of it lies. Orders and
+// kernels are a fixed function of the graphs and the number of threads, which sizes workspaces; the machine's rates and the limit decide
+// where bytes are, and when. A planner is for one thread at a time.
 
 #pragma once
 
@@ -31,8 +31,7 @@ struct PlanEntry {
 
 struct PlanOptions {
   int threads = 1;       // for workspaces per worker
-  int planners = 1;      // threads that plan, one or two, which takes more memory: the same plan comes out
-  bool careful = false;  // with more memory, too: of plans that take about the same time, one that a slower disk would do for
+  bool careful = false;  // takes more memory: of plans that take about the same time, one that a slower disk would do for
 };
 
 struct StreamedProgram {

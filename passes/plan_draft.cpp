@@ -133,7 +133,7 @@ std::vector<std::vector<ValueId>> values_by_class(const Graph& graph, const Memo
   return values;
 }
 
-StreamDraft make_stream_draft(const Draft& draft, const PersistentValues& persistents, int threads, const ComputeRates& rates) {
+RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents, int threads, const ComputeRates& rates) {
   const MemoryModel& model = draft.model;
   const auto steps = static_cast<int32_t>(draft.order.size());
   std::vector<uint32_t> chain_of(model.classes.size(), kNone);
@@ -145,13 +145,14 @@ StreamDraft make_stream_draft(const Draft& draft, const PersistentValues& persis
       if (model.classes[c].fed || model.classes[c].kept) stays[i] = true;
     }
   }
-  std::vector<std::vector<StreamUse>> chain_uses(draft.chains.size()), class_uses(model.classes.size());
-  const auto use = [](std::vector<StreamUse>& uses, int32_t step, bool reads, bool changes) {
+  std::vector<std::vector<planning::Use>> chain_uses(draft.chains.size()), class_uses(model.classes.size());
+  const auto use = [](std::vector<planning::Use>& uses, int32_t step, bool reads, bool changes) {
     if (uses.empty() || uses.back().step != step) uses.push_back({.step = step, .reads = false, .changes = false});
     uses.back().reads |= reads;
     uses.back().changes |= changes;
   };
-  StreamDraft result;
+  RunDraft result{.run = {.name = draft.name, .weight = draft.weight}, .pieces = {}};
+  planning::Run& run = result.run;
   for (int32_t at = 0; at < steps; ++at) {
     const MemoryStep& step = model.steps[draft.order[static_cast<size_t>(at)]];
     for (uint32_t c : step.reads) use(chain_uses[chain_of[c]], at, true, false);
@@ -160,29 +161,32 @@ StreamDraft make_stream_draft(const Draft& draft, const PersistentValues& persis
     const Node& node = draft.graph->node(step.node);
     const ValueId source = viewed(node);
     const bool is_view = source != kNone && model.class_of[node.outputs[0]] == model.class_of[source];
-    result.entry.seconds.push_back(is_view ? 0 : work_of(*draft.graph, node, threads, rates).seconds);
+    run.seconds.push_back(is_view ? 0 : work_of(*draft.graph, node, threads, rates).seconds);
   }
-  result.entry.weight = draft.weight;
-  result.entry.fixed.assign(static_cast<size_t>(steps), 0);
-  for (int32_t at = 0; at < steps; ++at) result.entry.fixed[static_cast<size_t>(at)] = aligned(draft.workspaces[static_cast<size_t>(at)]);
+  const auto name_of = [&](uint32_t c) { return draft.graph->value(model.classes[c].root).name; };
   for (uint32_t i = 0; i < draft.chains.size(); ++i) {
     const Chain& chain = draft.chains[i];
     const bool has_gap = std::any_of(chain_uses[i].begin(), chain_uses[i].end(),
-                                     [&](const StreamUse& u) { return &u != chain_uses[i].data() && u.step > (&u - 1)->step + 1; });
-    if (!stays[i] && has_gap) {
-      result.entry.pieces.push_back({.bytes = whole_sectors(chain.bytes), .uses = std::move(chain_uses[i])});
-      result.pieces.push_back({.is_chain = true, .index = i});
+                                     [&](const planning::Use& u) { return &u != chain_uses[i].data() && u.step > (&u - 1)->step + 1; });
+    if (stays[i] || !has_gap) {
+      run.blocks.push_back({.bytes = chain.bytes, .first = chain.first, .last = std::min(chain.last, steps - 1)});
       continue;
     }
-    for (int32_t at = chain.first; at <= chain.last && at < steps; ++at) result.entry.fixed[static_cast<size_t>(at)] += chain.bytes;
+    run.pieces.push_back({.name = name_of(chain.classes[0]), .bytes = whole_sectors(chain.bytes), .uses = std::move(chain_uses[i])});
+    result.pieces.push_back({.is_chain = true, .index = i});
+  }
+  for (int32_t at = 0; at < steps; ++at) {
+    const int64_t bytes = draft.workspaces[static_cast<size_t>(at)];
+    if (bytes > 0) run.blocks.push_back({.bytes = aligned(bytes), .first = at, .last = at});
   }
   for (uint32_t c = 0; c < model.classes.size(); ++c) {
     if (!model.classes[c].persistent || class_uses[c].empty()) continue;
     const size_t number = draft.persistent_of_class[c];
     if (!persistents.movable(number)) continue;
-    result.entry.pieces.push_back({.bytes = whole_sectors(persistents[number].type.bytes()),
-                                   .uses = std::move(class_uses[c]),
-                                   .persistent = static_cast<int32_t>(number)});
+    run.pieces.push_back({.name = name_of(c),
+                          .bytes = whole_sectors(persistents[number].type.bytes()),
+                          .lasting = static_cast<int32_t>(number),
+                          .uses = std::move(class_uses[c])});
     result.pieces.push_back({.is_chain = false, .index = c});
   }
   return result;

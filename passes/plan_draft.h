@@ -68,11 +68,12 @@ struct PieceOf {
   uint32_t index = 0;
 };
 
-struct StreamDraft {
-  StreamEntry entry;
-  std::vector<PieceOf> pieces;
+// What a draft asks of the memory where some of it may move.
+struct RunDraft {
+  planning::Run run;            // pieces that last have the numbers of PersistentValues
+  std::vector<PieceOf> pieces;  // by piece of the run
 };
 
-StreamDraft make_stream_draft(const Draft& draft, const PersistentValues& persistents, int threads, const ComputeRates& rates);
+RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents, int threads, const ComputeRates& rates);
 
 }  // namespace ort_train

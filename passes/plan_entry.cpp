@@ -5,21 +5,22 @@
 #include <map>
 #include <utility>
 
+#include "passes/pack.h"
+
 namespace ort_train {
 namespace {
 
-// From a draft (and what stream.h decided of it) to an entry of a program whose persistent values have their places.
+using planning::Stay;
+
 class EntryMaker {
  public:
-  EntryMaker(const Draft& draft, const std::vector<Persistent>& persistents, const StreamDraft* stream, const std::vector<Visit>* visits,
-             const PackOptions& packing, const Entry* placed)
+  EntryMaker(const Draft& draft, const std::vector<Persistent>& persistents, const PlannedRun* planned)
       : draft_(draft),
         graph_(*draft.graph),
         persistents_(persistents),
-        stream_(stream),
-        visits_(visits),
-        packing_(packing),
-        placed_(placed) {}
+        pieces_(planned ? planned->draft->pieces : std::vector<PieceOf>{}),
+        plan_(planned ? planned->plan : nullptr),
+        stays_(planned ? planned->plan->stays : std::vector<Stay>{}) {}
 
   Entry make(Program& program) {
     entry_ = {.name = draft_.name, .role = draft_.role, .value_places = std::vector<Place>(graph_.value_count()), .keep = draft_.keep};
@@ -27,7 +28,7 @@ class EntryMaker {
     waited_computing_.assign(program.queues.size(), -1);
     lay_code();
     add_storages();
-    pack_storages(program.memory().persistent_bytes);
+    place_storages(program.memory().persistent_bytes);
     place_values();
     place_spills(program);
     return std::move(entry_);
@@ -37,26 +38,26 @@ class EntryMaker {
   // The instructions, without places: computing steps, copies between them. At each step, in this order: writes begin, writes are waited
   // for, reads begin, reads are waited for.
   void lay_code() {
-    const size_t steps = draft_.order.size(), count = visits_ ? visits_->size() : 0;
+    const size_t steps = draft_.order.size(), count = stays_.size();
     std::vector<std::vector<size_t>> issues(steps + 1), needs(steps + 1), begins(steps + 1), waits(steps + 1);
     read_at_.assign(count, -1);
     write_at_.assign(count, -1);
     write_over_.assign(count, -1);
-    for (size_t v = 0; v < count; ++v) {
-      const Visit& visit = (*visits_)[v];
-      if (visit.issue >= 0) {
-        issues[static_cast<size_t>(visit.issue)].push_back(v);
-        needs[static_cast<size_t>(visit.first)].push_back(v);
+    for (size_t i = 0; i < count; ++i) {
+      const Stay& stay = stays_[i];
+      if (stay.reads) {
+        issues[static_cast<size_t>(stay.issue)].push_back(i);
+        needs[static_cast<size_t>(stay.first)].push_back(i);
       }
-      if (visit.written < 0) continue;
-      begins[static_cast<size_t>(visit.last) + 1].push_back(v);
-      waits[static_cast<size_t>(visit.written)].push_back(v);
+      if (!stay.writes) continue;
+      begins[static_cast<size_t>(stay.last) + 1].push_back(i);
+      waits[static_cast<size_t>(stay.released)].push_back(i);
     }
     for (size_t t = 0; t <= steps; ++t) {
-      for (size_t v : begins[t]) write_at_[v] = add(Action::copy, kWrite);
-      for (size_t v : waits[t]) write_over_[v] = wait(write_at_[v]);
-      for (size_t v : issues[t]) read_at_[v] = add(Action::copy, kRead);
-      for (size_t v : needs[t]) wait(read_at_[v]);
+      for (size_t i : begins[t]) write_at_[i] = add(Action::copy, kWrite);
+      for (size_t i : waits[t]) write_over_[i] = wait(write_at_[i]);
+      for (size_t i : issues[t]) read_at_[i] = add(Action::copy, kRead);
+      for (size_t i : needs[t]) wait(read_at_[i]);
       if (t == steps) break;
       step_at_.push_back(add(Action::compute, kCompute));
       entry_.code.back().node = draft_.model.steps[draft_.order[t]].node;
@@ -85,7 +86,7 @@ class EntryMaker {
   void add_storages() {
     const auto values = values_by_class(graph_, draft_.model);
     std::vector<bool> moves(draft_.chains.size(), false);
-    for (const PieceOf& piece : stream_ ? stream_->pieces : std::vector<PieceOf>{}) {
+    for (const PieceOf& piece : pieces_) {
       if (piece.is_chain) moves[piece.index] = true;
     }
     storage_of_chain_.assign(draft_.chains.size(), -1);
@@ -115,20 +116,20 @@ class EntryMaker {
                                  .first = step_at_[at],
                                  .last = step_at_[at]});
     }
-    visits_of_.resize(draft_.model.classes.size());
-    for (size_t v = 0; visits_ && v < visits_->size(); ++v) {
-      const Visit& visit = (*visits_)[v];
-      const PieceOf& piece = stream_->pieces[visit.piece];
+    stays_of_.resize(draft_.model.classes.size());
+    first_stay_ = entry_.storages.size();
+    for (size_t i = 0; i < stays_.size(); ++i) {
+      const Stay& stay = stays_[i];
+      const PieceOf& piece = pieces_[stay.piece];
       const Chain* chain = piece.is_chain ? &draft_.chains[piece.index] : nullptr;
       const Value& first = graph_.value(draft_.model.classes[chain ? chain->classes[0] : piece.index].root);
-      for (uint32_t c : chain ? chain->classes : std::vector<uint32_t>{piece.index}) visits_of_[c].push_back(v);
-      storage_of_visit_.push_back(entry_.storages.size());
+      for (uint32_t c : chain ? chain->classes : std::vector<uint32_t>{piece.index}) stays_of_[c].push_back(i);
       entry_.storages.push_back({.name = first.name,
                                  .purpose = purpose_of(first.kind),
                                  .place = {.bytes = whole_sectors(first.bytes())},
                                  .values = chain ? chain_values(*chain) : values[piece.index],
-                                 .first = read_at_[v] >= 0 ? read_at_[v] : step_at_[visit.first],
-                                 .last = write_over_[v] >= 0 ? write_over_[v] : step_at_[visit.last]});
+                                 .first = read_at_[i] >= 0 ? read_at_[i] : step_at_[stay.first],
+                                 .last = write_over_[i] >= 0 ? write_over_[i] : step_at_[stay.last]});
     }
   }
 
@@ -140,18 +141,19 @@ class EntryMaker {
     return step_at_[step];
   }
 
-  // Addresses above the persistent values, and the peak.
-  void pack_storages(int64_t persistent_bytes) {
+  // Addresses above the persistent values, and the peak. The storages are the plan's blocks and, behind those, its stays.
+  void place_storages(int64_t persistent_bytes) {
     std::vector<Block> blocks;
     for (const Storage& storage : entry_.storages)
       blocks.push_back({.bytes = storage.place.bytes, .first = storage.first, .last = storage.last});
-    for (size_t storage : storage_of_visit_) blocks[storage].alignment = kSector;
+    for (size_t i = first_stay_; i < blocks.size(); ++i) blocks[i].alignment = kSector;
     entry_.peaks.resize(kFile + 1);
     SpacePeak& peak = entry_.peaks[kMemory];
     peak.bytes = max_live_bytes(blocks, &peak.instruction) + persistent_bytes;
-    if (!placed_) pack(blocks, {.enough = packing_.enough - persistent_bytes, .at_once = packing_.at_once});
-    for (size_t i = 0; i < blocks.size(); ++i)
-      entry_.storages[i].place.offset = placed_ ? placed_->storages[i].place.offset : blocks[i].offset + persistent_bytes;
+    if (!plan_) pack(blocks);
+    for (size_t i = 0; plan_ && i < blocks.size(); ++i)
+      blocks[i].offset = i < first_stay_ ? plan_->block_offsets[i] : stays_[i - first_stay_].offset;
+    for (size_t i = 0; i < blocks.size(); ++i) entry_.storages[i].place.offset = blocks[i].offset + persistent_bytes;
   }
 
   Place place_of(ValueId value, int32_t step) const {
@@ -162,10 +164,10 @@ class EntryMaker {
     const Persistent* const persistent = draft_.model.classes[c].persistent ? &persistents_[draft_.persistent_of_class[c]] : nullptr;
     const int64_t inside = draft_.model.offset_of[value];
     if (persistent && !is_in_file(*persistent)) return {.offset = persistent->home.offset + inside, .bytes = bytes};
-    if (!visits_of_[c].empty()) {
-      size_t found = visits_of_[c].front();  // of several: the last that has begun
-      for (size_t v : visits_of_[c]) found = (*visits_)[v].first <= step ? v : found;
-      return {.offset = entry_.storages[storage_of_visit_[found]].place.offset + inside, .bytes = bytes};
+    if (!stays_of_[c].empty()) {
+      size_t found = stays_of_[c].front();  // of several: the last that has begun
+      for (size_t i : stays_of_[c]) found = stays_[i].first <= step ? i : found;
+      return {.offset = entry_.storages[first_stay_ + found].place.offset + inside, .bytes = bytes};
     }
     if (persistent) return {};  // on the disk, and this entry has no use for it
     return {.offset = entry_.storages[static_cast<size_t>(storage_of_chain_[chain_of_[c]])].place.offset + inside, .bytes = bytes};
@@ -198,10 +200,10 @@ class EntryMaker {
     std::map<uint32_t, Place> spilled;  // by chain
     int64_t end = 0;
     for (const Persistent& value : persistents_) end = std::max(end, is_in_file(value) ? value.home.offset + file_bytes(value) : 0);
-    for (size_t v = 0; visits_ && v < visits_->size(); ++v) {
-      if (read_at_[v] < 0 && write_at_[v] < 0) continue;  // it never leaves
-      const PieceOf& piece = stream_->pieces[(*visits_)[v].piece];
-      const Storage& storage = entry_.storages[storage_of_visit_[v]];
+    for (size_t i = 0; i < stays_.size(); ++i) {
+      if (read_at_[i] < 0 && write_at_[i] < 0) continue;  // it never leaves
+      const PieceOf& piece = pieces_[stays_[i].piece];
+      const Storage& storage = entry_.storages[first_stay_ + i];
       Place disk;
       if (piece.is_chain) {
         const auto [at, is_new] = spilled.emplace(piece.index, Place{.offset = end, .bytes = 0, .space = kFile});
@@ -219,8 +221,8 @@ class EntryMaker {
         entry_.code[static_cast<size_t>(at)].from = from;
         entry_.code[static_cast<size_t>(at)].to = to;
       };
-      copy(read_at_[v], disk, memory);
-      copy(write_at_[v], memory, disk);
+      copy(read_at_[i], disk, memory);
+      copy(write_at_[i], memory, disk);
     }
     program.file().bytes = std::max(program.file().bytes, end);
   }
@@ -228,27 +230,25 @@ class EntryMaker {
   const Draft& draft_;
   const Graph& graph_;
   const std::vector<Persistent>& persistents_;
-  const StreamDraft* stream_;  // null: everything is in memory
-  const std::vector<Visit>* visits_;
-  const PackOptions packing_;
-  const Entry* const placed_;  // null: it is packed
+  const std::vector<PieceOf> pieces_;
+  const planning::RunPlan* const plan_;  // null: everything is in memory
+  const std::vector<Stay> stays_;
   Entry entry_;
   std::vector<int32_t> step_at_;                // instruction of each step
   std::vector<std::vector<int32_t>> unwaited_;  // by queue: copies that its next instruction waits for
   std::vector<int32_t> waited_computing_;       // by queue: the last computing step that it has waited for; -1: none
-  std::vector<int32_t> read_at_, write_at_;     // instructions of each visit; -1: none
+  std::vector<int32_t> read_at_, write_at_;     // instructions of each stay; -1: none
   std::vector<int32_t> write_over_;             // the last instruction before its write is waited for
   std::vector<int32_t> storage_of_chain_;       // -1: it moves
   std::vector<size_t> chain_of_;                // by class
-  std::vector<size_t> storage_of_visit_;
-  std::vector<std::vector<size_t>> visits_of_;  // by class
+  size_t first_stay_ = 0;                       // of the storages
+  std::vector<std::vector<size_t>> stays_of_;   // by class
 };
 
 }  // namespace
 
-Entry make_entry(const Draft& draft, const std::vector<Persistent>& persistents, const StreamDraft* stream,
-                 const std::vector<Visit>* visits, const PackOptions& packing, const Entry* placed, Program& program) {
-  return EntryMaker(draft, persistents, stream, visits, packing, placed).make(program);
+Entry make_entry(const Draft& draft, const std::vector<Persistent>& persistents, const PlannedRun* planned, Program& program) {
+  return EntryMaker(draft, persistents, planned).make(program);
 }
 
 }  // namespace ort_train

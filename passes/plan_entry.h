@@ -1,22 +1,23 @@
-// make_entry: from a draft (and what stream.h decided of it) to an entry of a program: its instructions, transfers among them, with
-// addresses.
+// make_entry: from a draft, and what was planned of it, to an entry of a program: its instructions, transfers among them, with addresses.
 
 #pragma once
 
-#include <cstdint>
 #include <vector>
 
 #include "exec/program.h"
-#include "passes/pack.h"
+#include "passes/plan/assign.h"
 #include "passes/plan_draft.h"
-#include "passes/stream.h"
 
 namespace ort_train {
 
-// `persistents` have their places, which take the program's persistent bytes. `stream` and `visits`: null where everything is in memory.
-// `packing`: with `enough` bytes of the arena. `placed`: one of the same storages, whose addresses it gets, or null: they are packed.
-// Raises the bytes of the program's file to what it needs.
-Entry make_entry(const Draft& draft, const std::vector<Persistent>& persistents, const StreamDraft* stream,
-                 const std::vector<Visit>* visits, const PackOptions& packing, const Entry* placed, Program& program);
+// What of an entry moves, when, and where all of it lies.
+struct PlannedRun {
+  const RunDraft* draft;
+  const planning::RunPlan* plan;
+};
+
+// `persistents` have their places, which take the program's persistent bytes. `planned`: null where everything is in memory; it is packed
+// then. Raises the bytes of the program's file to what it needs.
+Entry make_entry(const Draft& draft, const std::vector<Persistent>& persistents, const PlannedRun* planned, Program& program);
 
 }  // namespace ort_train

@@ -1,4 +1,4 @@
-// Threads that meet: trainers in threads of their own that stream at the same time, each planned by two planners, one of them stopped from
+// Threads that meet: trainers in threads of their own that stream at the same time, each with two plans made at once, one of them stopped from
 // a third thread while callbacks report. `make races` builds this and the disk's tests under ThreadSanitizer.
 
 #include <gtest/gtest.h>

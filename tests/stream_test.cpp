@@ -373,20 +373,6 @@ TEST(Stream, TrainingGivesTheBitsOfTheResidentPlan) {
   }
 }
 
-// Where every byte is, and when it moves.
-std::vector<std::vector<int64_t>> places_of(const Program& program) {
-  std::vector<std::vector<int64_t>> all;
-  for (const Persistent& value : program.persistent) all.push_back({value.home.space, value.home.offset, value.home.bytes});
-  for (const Entry& entry : program.entries) {
-    for (const Storage& storage : entry.storages) all.push_back({storage.place.offset, storage.place.bytes, storage.first, storage.last});
-    for (const Instruction& instruction : entry.code) {
-      all.push_back({instruction.queue, instruction.from.offset, instruction.to.offset});
-      all.emplace_back(instruction.waits.begin(), instruction.waits.end());
-    }
-  }
-  return all;
-}
-
 // A training job with what its arena takes at least and at most; `tenths` of the way between them.
 struct Range {
   JobGraph job;
@@ -401,22 +387,6 @@ struct Range {
   int64_t at(int tenths) const { return least + (most - least) * tenths / 10; }
 };
 
-TEST(Stream, TwoPlannersFindTheSame) {
-  Range range({.layers = 2, .heads = 2, .width = 64, .vocabulary = 150, .batch = 2, .length = 32});
-  const StreamRates disk{.read = 1e9, .write = 2e9};
-  for (const int tenths : {1, 4}) {
-    for (const double flops : {1e9, 1e11}) {  // the disk hides, or it doesn't
-      std::vector<std::vector<std::vector<int64_t>>> found;
-      for (const int planners : {1, 2}) {
-        const StreamedProgram made = range.make({.threads = 2, .planners = planners}).streamed(range.at(tenths), {.flops = flops}, disk);
-        EXPECT_GT(made.forecasts[0].bytes_read, 0);
-        found.push_back(places_of(made.program));
-      }
-      EXPECT_EQ(found[0], found[1]) << tenths << " " << flops;
-    }
-  }
-}
-
 // Of plans that take about as long as any on a disk as it was measured, the careful one takes less on a slower one.
 TEST(Stream, CarefulPlansBearASlowerDisk) {
   Range range({.layers = 4, .heads = 4, .width = 256, .vocabulary = 1000, .batch = 4, .length = 64});
@@ -427,7 +397,7 @@ TEST(Stream, CarefulPlansBearASlowerDisk) {
       const StreamRates disk{.read = rate, .write = 1.5 * rate}, slower{.read = 0.8 * rate, .write = 1.2 * rate};
       double nominal[2], slowed[2];
       for (const bool careful : {false, true}) {
-        const StreamedProgram made = range.make({.threads = 2, .planners = 2, .careful = careful}).streamed(range.at(tenths), {}, disk);
+        const StreamedProgram made = range.make({.threads = 2, .careful = careful}).streamed(range.at(tenths), {}, disk);
         verify(made.program, {&range.job.graph});
         const auto seconds = [&](const StreamRates& rates) {
           return make_timeline(made.program, made.program.entries[0], range.job.graph, {}, rates).seconds();

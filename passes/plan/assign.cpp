@@ -1,7 +1,7 @@
 #include "passes/plan/assign.h"
 
 #include <algorithm>
-#include <limits>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -16,107 +16,129 @@ struct Range {
   bool meets(const Range& other) const { return begin < other.end && other.begin < end; }
 };
 
-class Pass {
+enum class State : uint8_t { coming, there, writing, gone };
+
+// A stay or, behind those, a block.
+struct Item {
+  int64_t bytes = 0;
+  int32_t first = 0, last = 0;
+  int32_t before = -1;  // the stay of the same piece before it
+  State state = State::coming;
+  size_t transfer = 0;  // the one that was begun last
+};
+
+// What a pass goes by: where there is room, and for which writes has to be waited to get it.
+class Room {
  public:
-  Pass(const Run& run, std::vector<Stay> stays, std::vector<int64_t> block_offsets, int64_t bytes, const StreamRates& disk,
-       const Eagerness& eagerness)
-      : run_(run),
-        eagerness_(eagerness),
-        bytes_(bytes),
-        steps_(static_cast<int32_t>(run.steps())),
-        clock_(disk),
-        computed_(run.steps() + 1),
-        starting_(run.steps()),
-        ending_(run.steps() + 1) {
-    plan_.stays = std::move(stays);
-    plan_.block_offsets = std::move(block_offsets);
-    std::partial_sum(run.seconds.begin(), run.seconds.end(), computed_.begin() + 1);
+  using Release = std::function<void(size_t)>;  // waits for an item's write
+  virtual ~Room() = default;
+  // Takes room for an item from before step t, ahead of its step, and releases what was written from there; false where that is not over
+  // yet.
+  virtual bool take_early(size_t i, int32_t t, const Release& release) = 0;
+  // Its step t has come: takes its room, after it has waited for what is still written from there.
+  virtual void take(size_t i, int32_t t, const Release& release) = 0;
+  virtual void begin_write(size_t i) = 0;
+  virtual void leave(size_t i) = 0;
+};
+
+// What the pass and its room know of the items.
+struct Table {
+  Table(const Run& run, const std::vector<Stay>& stays, const StreamRates& disk)
+      : clock(disk), computed(run.steps() + 1), starting(run.steps()), ending(run.steps() + 1) {
+    std::partial_sum(run.seconds.begin(), run.seconds.end(), computed.begin() + 1);
     std::vector<int32_t> previous(run.pieces.size(), -1);
-    for (size_t i = 0; i < plan_.stays.size(); ++i) {
-      Stay& stay = plan_.stays[i];
-      stay.released = stay.last + 1;
-      items_.push_back({.first = stay.first,
-                        .last = stay.last,
-                        .before = std::exchange(previous[stay.piece], static_cast<int32_t>(i)),
-                        .place = {stay.offset, stay.offset + run.pieces[stay.piece].bytes}});
-      if (stay.reads) reads_.push_back(i);
-    }
-    for (size_t i = 0; i < run.blocks.size(); ++i)
-      items_.push_back({.first = run.blocks[i].first,
-                        .last = run.blocks[i].last,
-                        .place = {plan_.block_offsets[i], plan_.block_offsets[i] + run.blocks[i].bytes}});
-    for (size_t i = 0; i < items_.size(); ++i) {
-      starting_[static_cast<size_t>(items_[i].first)].push_back(i);
-      ending_[static_cast<size_t>(items_[i].last) + 1].push_back(i);
+    for (const Stay& stay : stays)
+      items.push_back({.bytes = run.pieces[stay.piece].bytes,
+                       .first = stay.first,
+                       .last = stay.last,
+                       .before = std::exchange(previous[stay.piece], static_cast<int32_t>(items.size()))});
+    for (const Block& block : run.blocks) items.push_back({.bytes = block.bytes, .first = block.first, .last = block.last});
+    for (size_t i = 0; i < items.size(); ++i) {
+      starting[static_cast<size_t>(items[i].first)].push_back(i);
+      ending[static_cast<size_t>(items[i].last) + 1].push_back(i);
     }
   }
+  bool is_over(size_t i) const { return clock.is_over(items[i].transfer); }
 
-  RunPlan run() {
-    for (int32_t t = 0; t <= steps_; ++t) {
-      for (const size_t i : ending_[static_cast<size_t>(t)]) end(i);
-      if (t == steps_) break;
-      for (const size_t i : starting_[static_cast<size_t>(t)]) {
-        if (items_[i].state == State::coming) begin(i, t);
-      }
+  StreamClock clock;
+  std::vector<double> computed;  // before each step, if nothing waits
+  std::vector<Item> items;
+  std::vector<std::vector<size_t>> starting, ending;  // by step
+};
+
+class Pass {
+ public:
+  Pass(const Run& run, RunPlan& plan, const Eagerness& eagerness, Table& table, Room& room)
+      : run_(run), plan_(plan), eagerness_(eagerness), table_(table), items_(table.items), clock_(table.clock), room_(room) {}
+
+  void run() {
+    const auto steps = static_cast<int32_t>(run_.steps());
+    for (size_t i = 0; i < plan_.stays.size(); ++i) {
+      Stay& stay = plan_.stays[i];
+      stay.issue = stay.first;
+      stay.released = stay.last + 1;
+      if (stay.reads) reads_.push_back(i);
+    }
+    for (int32_t t = 0; t <= steps; ++t) {
+      for (const size_t i : table_.ending[static_cast<size_t>(t)]) end(i);
+      if (t == steps) break;
+      const std::vector<size_t>& starting = table_.starting[static_cast<size_t>(t)];
+      const auto each_coming = [&](auto&& body) {
+        for (const size_t i : starting) {
+          if (items_[i].state == State::coming) body(i);
+        }
+      };
+      each_coming([&](size_t i) {
+        room_.take(i, t, [&](size_t other) { release(other, t); });
+        release_before(i, t);
+      });
+      each_coming([&](size_t i) { begin(i, t); });
       begin_reads(t);
-      for (const size_t i : starting_[static_cast<size_t>(t)]) {
-        if (is_read(i)) plan_.waited += clock_.wait(items_[i].transfer);
+      for (const size_t i : starting) {
+        if (is_read(i)) clock_.wait(items_[i].transfer);
       }
       clock_.compute(run_.seconds[static_cast<size_t>(t)]);
     }
-    for (const size_t i : std::vector<size_t>(live_)) release(i, steps_);
+    for (size_t i = 0; i < plan_.stays.size(); ++i) {
+      if (items_[i].state == State::writing) release(i, steps);
+    }
     plan_.seconds = clock_.now();
-    return std::move(plan_);
   }
 
  private:
-  enum class State : uint8_t { coming, there, writing, gone };
-  struct Item {
-    int32_t first = 0, last = 0;
-    int32_t before = -1;  // the stay of the same piece before it
-    Range place{};
-    State state = State::coming;
-    size_t transfer = 0;
-  };
-
-  bool is_stay(size_t i) const { return i < plan_.stays.size(); }  // else a block
-  bool is_read(size_t i) const { return is_stay(i) && plan_.stays[i].reads; }
+  bool is_read(size_t i) const { return i < plan_.stays.size() && plan_.stays[i].reads; }
 
   void end(size_t i) {
-    Item& item = items_[i];
-    if (is_stay(i) && plan_.stays[i].writes) {
-      item.state = State::writing;
-      item.transfer = clock_.begin(true, item.place.end - item.place.begin);
-      return;
+    if (i < plan_.stays.size() && plan_.stays[i].writes) {
+      items_[i].state = State::writing;
+      items_[i].transfer = clock_.begin(true, items_[i].bytes);
+      room_.begin_write(i);
+    } else {
+      items_[i].state = State::gone;
+      room_.leave(i);
     }
-    item.state = State::gone;
-    std::erase(live_, i);
   }
 
   // Before step t its write is waited for.
   void release(size_t i, int32_t t) {
-    plan_.waited += clock_.wait(items_[i].transfer);
+    clock_.wait(items_[i].transfer);
     plan_.stays[i].released = t;
     items_[i].state = State::gone;
-    std::erase(live_, i);
+    room_.leave(i);
   }
 
-  // From before step t it is in its place, and read if it has to be.
+  // What it reads is in the file.
+  void release_before(size_t i, int32_t t) {
+    const int32_t before = items_[i].before;
+    if (is_read(i) && before >= 0 && items_[static_cast<size_t>(before)].state == State::writing) release(static_cast<size_t>(before), t);
+  }
+
   void begin(size_t i, int32_t t) {
-    Item& item = items_[i];
-    for (size_t k = live_.size(); k-- > 0;) {
-      const size_t other = live_[k];
-      if (items_[other].state == State::writing && items_[other].place.meets(item.place)) release(other, t);
-    }
-    item.state = State::there;
-    live_.push_back(i);
+    items_[i].state = State::there;
     if (!is_read(i)) return;
-    if (item.before >= 0 && items_[static_cast<size_t>(item.before)].state == State::writing) release(static_cast<size_t>(item.before), t);
     plan_.stays[i].issue = t;
-    item.transfer = clock_.begin(false, item.place.end - item.place.begin);
+    items_[i].transfer = clock_.begin(false, items_[i].bytes);
   }
-
-  bool is_over(size_t i) const { return clock_.is_over(items_[i].transfer); }
 
   // Reads ahead of their steps, in the order of need.
   void begin_reads(int32_t t) {
@@ -127,118 +149,257 @@ class Pass {
       const size_t i = reads_[r];
       if (items_[i].state != State::coming) continue;
       if (clock_.backlog() > run_.seconds[static_cast<size_t>(t)] + eagerness_.queued) return;
-      if (computed_[static_cast<size_t>(items_[i].first)] - computed_[static_cast<size_t>(t) + 1] > eagerness_.early) return;
-      if (!may_begin(i, t)) {
+      if (table_.computed[static_cast<size_t>(items_[i].first)] - table_.computed[static_cast<size_t>(t) + 1] > eagerness_.early) return;
+      if (!is_written(i) || !room_.take_early(i, t, [&](size_t other) { release(other, t); })) {
         ++blocked;
         continue;
       }
+      release_before(i, t);
       begin(i, t);
     }
   }
 
-  bool may_begin(size_t i, int32_t t) {
-    Item& item = items_[i];
-    if (item.before >= 0) {
-      const Item& before = items_[static_cast<size_t>(item.before)];
-      if (before.state == State::coming || before.state == State::there) return false;
-      if (before.state == State::writing && !is_over(static_cast<size_t>(item.before))) return false;
-    }
-    if (is_free(item.place, i, t, item.first - 1)) return true;
-    return move(i, t);
+  // Whether what it reads is in the file.
+  bool is_written(size_t i) const {
+    if (items_[i].before < 0) return true;
+    const auto before = static_cast<size_t>(items_[i].before);
+    const State state = items_[before].state;
+    return state == State::gone || (state == State::writing && table_.is_over(before));
   }
 
-  // Calls body(place) for what is in memory before step t, or comes at one of the steps to `last`, until it returns false.
-  template <typename Body> bool each_between(size_t besides, int32_t t, int32_t last, Body&& body) const {
+  const Run& run_;
+  RunPlan& plan_;
+  const Eagerness eagerness_;
+  Table& table_;
+  std::vector<Item>& items_;
+  StreamClock& clock_;
+  Room& room_;
+  std::vector<size_t> reads_;  // in the order of need
+  size_t next_ = 0;            // of these: those before it have begun
+};
+
+// Bytes at each step.
+class Bytes : public Room {
+ public:
+  Bytes(Table& table, int64_t bytes) : table_(table), bytes_(bytes), load_(table.starting.size()) {
+    for (const Item& item : table.items) {
+      for (int32_t t = item.first; t <= item.last; ++t) load_[static_cast<size_t>(t)] += item.bytes;
+    }
+  }
+
+  bool take_early(size_t i, int32_t t, const Release& release) override {
+    const Item& item = table_.items[i];
+    int64_t writing = writing_bytes_;
+    size_t over = 0;
+    for (; over < writing_.size() && table_.is_over(writing_[over]); ++over) writing -= bytes_of(over);
+    for (int32_t s = t; s < item.first; ++s) {
+      const double until = table_.computed[static_cast<size_t>(s)] - table_.computed[static_cast<size_t>(t)];
+      for (; over < writing_.size() && table_.clock.lead(table_.items[writing_[over]].transfer) <= until; ++over) writing -= bytes_of(over);
+      if (load_[static_cast<size_t>(s)] + writing + item.bytes > bytes_) return false;
+    }
+    for (int32_t s = t; s < item.first; ++s) load_[static_cast<size_t>(s)] += item.bytes;
+    take(i, t, release);
+    return true;
+  }
+  void take(size_t, int32_t t, const Release& release) override {
+    while (!writing_.empty() && load_[static_cast<size_t>(t)] + writing_bytes_ > bytes_) release(writing_.front());
+  }
+  void begin_write(size_t i) override {
+    writing_.push_back(i);
+    writing_bytes_ += table_.items[i].bytes;
+  }
+  void leave(size_t i) override {
+    const auto found = std::find(writing_.begin(), writing_.end(), i);
+    if (found == writing_.end()) return;
+    writing_.erase(found);
+    writing_bytes_ -= table_.items[i].bytes;
+  }
+
+ private:
+  int64_t bytes_of(size_t writing) const { return table_.items[writing_[writing]].bytes; }
+
+  const Table& table_;
+  const int64_t bytes_;
+  std::vector<int64_t> load_;    // cores, and reads ahead of them
+  std::vector<size_t> writing_;  // in the order in which they were begun
+  int64_t writing_bytes_ = 0;
+};
+
+// Addresses.
+class Addresses : public Room {
+ public:
+  Addresses(Table& table, int64_t bytes, std::vector<int64_t> offsets)
+      : table_(table), items_(table.items), bytes_(bytes), offsets_(std::move(offsets)) {}
+
+  const std::vector<int64_t>& offsets() const { return offsets_; }
+
+  bool take_early(size_t i, int32_t t, const Release& release) override {
+    if (!is_free(place(i), i, t, items_[i].first - 1) && !move_to_gap(i, t, t) && !eject(i, t)) return false;
+    take(i, t, release);
+    return true;
+  }
+  void take(size_t i, int32_t, const Release& release) override {
+    for (size_t k = live_.size(); k-- > 0;) {
+      const size_t other = live_[k];
+      if (items_[other].state == State::writing && place(other).meets(place(i))) release(other);
+    }
+    live_.push_back(i);
+  }
+  void begin_write(size_t) override {}
+  void leave(size_t i) override { std::erase(live_, i); }
+
+ private:
+  Range place(size_t i) const { return {offsets_[i], offsets_[i] + items_[i].bytes}; }
+
+  // Calls body(item) for what is in memory before step t and stays until `from` at least, or comes at one of the steps behind t to `last`
+  // and is not over before `from`, until it returns false.
+  template <typename Body> bool each_between(size_t besides, int32_t t, int32_t from, int32_t last, Body&& body) const {
     for (const size_t i : live_) {
-      if (items_[i].state == State::writing && is_over(i)) continue;
-      if (!body(items_[i].place)) return false;
+      if (i == besides || (items_[i].state == State::writing && table_.is_over(i))) continue;
+      if (from > t && items_[i].last < from) continue;
+      if (!body(i)) return false;
     }
     for (int32_t s = t + 1; s <= last; ++s) {
-      for (const size_t i : starting_[static_cast<size_t>(s)]) {
-        if (i != besides && items_[i].state == State::coming && !body(items_[i].place)) return false;
+      for (const size_t i : table_.starting[static_cast<size_t>(s)]) {
+        if (i != besides && items_[i].state == State::coming && items_[i].last >= from && !body(i)) return false;
       }
     }
     return true;
   }
 
-  bool is_free(const Range& place, size_t besides, int32_t t, int32_t last) const {
-    return each_between(besides, t, last, [&](const Range& other) { return !place.meets(other); });
+  bool is_free(const Range& wanted, size_t besides, int32_t t, int32_t last) const {
+    return each_between(besides, t, t, last, [&](size_t i) { return !wanted.meets(place(i)); });
   }
 
-  // To the tightest gap that is free from step t to its last.
-  bool move(size_t i, int32_t t) {
-    Item& item = items_[i];
-    taken_.clear();
-    each_between(i, t, item.last, [&](const Range& place) {
-      taken_.push_back(place);
-      return true;
-    });
-    std::sort(taken_.begin(), taken_.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
-    const int64_t bytes = item.place.end - item.place.begin;
+  // The tightest gap between `taken` for so many bytes; -1: none.
+  int64_t tightest(std::vector<Range>& taken, int64_t bytes) const {
+    std::sort(taken.begin(), taken.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
     int64_t cursor = 0, chosen = -1, room = std::numeric_limits<int64_t>::max();
     const auto try_gap = [&](int64_t end) {
       if (end - cursor >= bytes && end - cursor < room) chosen = cursor, room = end - cursor;
     };
-    for (const Range& place : taken_) {
+    for (const Range& place : taken) {
       try_gap(place.begin);
       cursor = std::max(cursor, (place.end + kSector - 1) / kSector * kSector);
     }
     try_gap(bytes_);
-    if (chosen < 0) return false;
-    item.place = {chosen, chosen + bytes};
-    plan_.stays[i].offset = chosen;
-    return true;
+    return chosen;
   }
 
-  const Run& run_;
-  const Eagerness eagerness_;
+  // To the tightest gap that is free from step `from`, t or later, to its last.
+  bool move_to_gap(size_t i, int32_t t, int32_t from) {
+    taken_.clear();
+    each_between(i, t, from, items_[i].last, [&](size_t other) {
+      taken_.push_back(place(other));
+      return true;
+    });
+    const int64_t chosen = tightest(taken_, items_[i].bytes);
+    if (chosen >= 0) offsets_[i] = chosen;
+    return chosen >= 0;
+  }
+
+  // To where only what has not begun is in the way, which moves elsewhere.
+  bool eject(size_t i, int32_t t) {
+    constexpr size_t kMost = 8;  // items
+    const int64_t own = offsets_[i];
+    taken_.clear();
+    each_between(i, t, t, t, [&](size_t other) {
+      taken_.push_back(place(other));
+      return true;
+    });
+    const int64_t gap = tightest(taken_, items_[i].bytes);
+    for (const int64_t at : {own, gap}) {
+      if (at < 0 || (at == own && !is_free(place(i), i, t, t))) continue;
+      offsets_[i] = at;
+      std::vector<size_t> inside;
+      each_between(i, t, t, items_[i].last, [&](size_t other) {
+        if (place(i).meets(place(other))) inside.push_back(other);
+        return inside.size() <= kMost;
+      });
+      if (inside.size() <= kMost && move_away(inside, i, t)) return true;
+      offsets_[i] = own;
+    }
+    return false;
+  }
+
+  // Gives other places to what comes later than step t; all stay where they are if one finds none.
+  bool move_away(const std::vector<size_t>& items, size_t from, int32_t t) {
+    std::vector<int64_t> before;
+    live_.push_back(from);
+    bool moved = true;
+    for (const size_t i : items) {
+      before.push_back(offsets_[i]);
+      moved = move_to_gap(i, t, items_[i].first);
+      if (!moved) break;
+    }
+    live_.pop_back();
+    if (moved) return true;
+    for (size_t k = 0; k < before.size(); ++k) offsets_[items[k]] = before[k];
+    return false;
+  }
+
+  const Table& table_;
+  const std::vector<Item>& items_;
   const int64_t bytes_;
-  const int32_t steps_;
-  StreamClock clock_;
-  std::vector<double> computed_;  // before each step, if nothing waits
-  RunPlan plan_;
-  std::vector<Item> items_;  // the stays, then the blocks
-  std::vector<std::vector<size_t>> starting_, ending_;
-  std::vector<size_t> live_;   // in memory, or being written
-  std::vector<size_t> reads_;  // in the order of need
-  size_t next_ = 0;            // of these: those before it have begun
+  std::vector<int64_t> offsets_;  // by item
+  std::vector<size_t> live_;      // in memory, or being written
   std::vector<Range> taken_;
 };
 
+// Each core with such a share of its flanks.
+std::vector<ort_train::Block> blocks_of(const Run& run, const std::vector<Stay>& stays, double share) {
+  std::vector<ort_train::Block> blocks;
+  const auto part = [&](int32_t steps) { return static_cast<int32_t>(share * steps); };
+  for (const Stay& stay : stays)
+    blocks.push_back({.bytes = run.pieces[stay.piece].bytes,
+                      .first = stay.first - part(stay.first - stay.issue),
+                      .last = stay.last + part(stay.released - stay.last - 1),
+                      .alignment = kSector});
+  for (const Block& block : run.blocks) blocks.push_back({.bytes = block.bytes, .first = block.first, .last = block.last});
+  return blocks;
+}
+
+Cores cores_of(const std::vector<ort_train::Block>& blocks, int64_t bytes) {
+  Cores cores{.offsets = {}, .bytes = bytes};
+  for (const ort_train::Block& block : blocks) cores.offsets.push_back(block.offset);
+  return cores;
+}
+
 }  // namespace
 
-std::optional<Cores> Cores::place(const Run& run, std::vector<Stay> stays, int64_t bytes, const StreamRates& disk) {
-  std::vector<double> computed(run.steps() + 1);
-  std::partial_sum(run.seconds.begin(), run.seconds.end(), computed.begin() + 1);
-  const auto steps = static_cast<int32_t>(run.steps());
-  // With the flanks that transfers would like, as far as there is room.
-  for (const double flanks : {4.0, 2.0, 1.0, 0.0}) {
-    std::vector<ort_train::Block> blocks;
-    for (const Stay& stay : stays) {
-      const auto size = static_cast<double>(run.pieces[stay.piece].bytes);
-      int32_t first = stay.first, last = stay.last;
-      while (stay.reads && first > 0 &&
-             computed[static_cast<size_t>(stay.first)] - computed[static_cast<size_t>(first)] < flanks * size / disk.read)
-        --first;
-      while (stay.writes && last + 1 < steps &&
-             computed[static_cast<size_t>(last) + 1] - computed[static_cast<size_t>(stay.last) + 1] < flanks * size / disk.write)
-        ++last;
-      blocks.push_back({.bytes = run.pieces[stay.piece].bytes, .first = first, .last = last, .alignment = kSector});
-    }
-    for (const Block& block : run.blocks) blocks.push_back({.bytes = block.bytes, .first = block.first, .last = block.last});
-    if (max_live_bytes(blocks) > bytes || pack(blocks, {.enough = bytes}) > bytes) continue;
-    Cores cores;
-    for (size_t i = 0; i < stays.size(); ++i) stays[i].offset = blocks[i].offset;
-    for (size_t i = stays.size(); i < blocks.size(); ++i) cores.block_offsets_.push_back(blocks[i].offset);
-    cores.stays_ = std::move(stays);
-    cores.bytes_ = bytes;
-    return cores;
+RunPlan assign_bytes(const Run& run, std::vector<Stay> stays, int64_t bytes, const StreamRates& disk, const Eagerness& eagerness) {
+  RunPlan plan{.stays = std::move(stays), .block_offsets = {}};
+  Table table(run, plan.stays, disk);
+  Bytes room(table, bytes);
+  Pass(run, plan, eagerness, table, room).run();
+  return plan;
+}
+
+std::optional<Cores> place_cores(const Run& run, const RunPlan& wish, int64_t bytes) {
+  for (const double share : {1.0, 0.7, 0.5, 0.3, 0.15, 0.0}) {
+    std::vector<ort_train::Block> blocks = blocks_of(run, wish.stays, share);
+    if (max_live_bytes(blocks) > bytes) continue;
+    const int64_t most = pack(blocks, {.enough = bytes});
+    if (most <= bytes) return cores_of(blocks, most);
   }
   return std::nullopt;
 }
 
-RunPlan Cores::assign(const Run& run, const StreamRates& disk, const Eagerness& eagerness) const {
-  return Pass(run, stays_, block_offsets_, bytes_, disk, eagerness).run();
+Cores place_tightly(const Run& run, const std::vector<Stay>& stays) {
+  std::vector<ort_train::Block> blocks = blocks_of(run, stays, 0);
+  const int64_t most = pack(blocks);
+  return cores_of(blocks, most);
+}
+
+RunPlan assign(const Run& run, std::vector<Stay> stays, const Cores& cores, int64_t bytes, const StreamRates& disk,
+               const Eagerness& eagerness) {
+  RunPlan plan{.stays = std::move(stays), .block_offsets = {}};
+  Table table(run, plan.stays, disk);
+  Addresses room(table, bytes, cores.offsets);
+  Pass(run, plan, eagerness, table, room).run();
+  for (size_t i = 0; i < plan.stays.size(); ++i) plan.stays[i].offset = room.offsets()[i];
+  plan.block_offsets.assign(room.offsets().begin() + static_cast<std::ptrdiff_t>(plan.stays.size()), room.offsets().end());
+  return plan;
 }
 
 }  // namespace ort_train::planning

@@ -1,14 +1,18 @@
 // assign: gives every stay in memory its interval, its place on the disk's time and its address, in one pass through a run's steps.
 //
-// What is held between which uses is chosen before (stream_hold.h); each stay's core, from its first use to its last, then has a place that
-// nothing else of those takes, so that every pass has a plan at its end. Beside them go the flanks: a read before the core, a write behind
-// it. The pass goes from step to step with a clock. Writes begin when their stays end, and keep the place until they are over. Reads begin
-// in the order of need, as early as `Eagerness` says and the place is free, there or elsewhere. What begins at a step takes its place, and
-// waits for the writes that are still in it.
+// What is held between which uses is chosen before (hold.h). A stay's core reaches from its first use to its last; before it lies
+// the time of its read, behind it that of its write: its flanks. Each core has a place reserved that no other core takes, so that every
+// pass has a plan at its end. The pass goes from step to step with a clock. Writes begin when their stays end, and keep their place until
+// they are over. Reads begin in the order of need, as early as `Eagerness` says and there is room: in the place that is reserved, in the
+// tightest gap, or where something that has not begun can be moved away from. What begins at its step takes its place, and waits for the
+// writes that are still in it.
+//
+// The same pass can go by bytes alone, without addresses: that is fast, and says which flanks are worth a place.
 
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -23,33 +27,37 @@ struct Stay {
   bool reads = false;           // its content comes from the file
   bool writes = false;          // and goes there
   int64_t offset = 0;           // from the beginning of the memory that can be given away
-  int32_t issue = 0;            // the step before which its read begins
-  int32_t released = 0;         // the step before which its write, begun behind `last`, is waited for
+  int32_t issue = 0;            // the step before which its read begins; where it isn't read, its first
+  int32_t released = 0;         // the step before which its write, begun behind `last`, is waited for; without one the step behind its last
 };
 
 struct RunPlan {
   std::vector<Stay> stays;             // by first use
   std::vector<int64_t> block_offsets;  // by block
   double seconds = 0;                  // that the run is expected to take
-  double waited = 0;                   // of these, for the disk
 };
 
 // How early reads begin.
 struct Eagerness {
-  double queued = 0;  // seconds of transfers that may wait for the disk when another read is begun
-  double early = 0;   // seconds that are computed at most between the beginning of a read and its step
+  double queued = 0;                                       // seconds of transfers that may wait for the disk when another read is begun
+  double early = std::numeric_limits<double>::infinity();  // seconds that are computed at most between the beginning of a read and its step
 };
 
-// Cores with places, for passes with several eagernesses. None where they don't fit into `bytes`.
-class Cores {
- public:
-  static std::optional<Cores> place(const Run& run, std::vector<Stay> stays, int64_t bytes, const StreamRates& disk);
-  RunPlan assign(const Run& run, const StreamRates& disk, const Eagerness& eagerness) const;
+// By bytes alone: no more than `bytes` are taken at any step. Offsets are not set.
+RunPlan assign_bytes(const Run& run, std::vector<Stay> stays, int64_t bytes, const StreamRates& disk, const Eagerness& eagerness);
 
- private:
-  std::vector<Stay> stays_;
-  std::vector<int64_t> block_offsets_;
-  int64_t bytes_ = 0;
+// Places of cores: the offset of each stay and, behind those, of each block.
+struct Cores {
+  std::vector<int64_t> offsets;
+  int64_t bytes = 0;  // the highest end
 };
+// Below `bytes`, with as much of the flanks of `wish` as there is room for. None where the cores alone don't fit.
+std::optional<Cores> place_cores(const Run& run, const RunPlan& wish, int64_t bytes);
+// Without flanks, in few bytes.
+Cores place_tightly(const Run& run, const std::vector<Stay>& stays);
+
+// With addresses below `bytes`.
+RunPlan assign(const Run& run, std::vector<Stay> stays, const Cores& cores, int64_t bytes, const StreamRates& disk,
+               const Eagerness& eagerness);
 
 }  // namespace ort_train::planning

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
+#include "exec/program.h"
 #include "graph/error.h"
 
 namespace ort_train::planning {
@@ -10,7 +12,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2;
 
 Json to_json(const Run& run) {
   Json json{{"name", run.name}, {"weight", run.weight}, {"seconds", run.seconds}};
@@ -61,6 +63,38 @@ Run run_from(const Json& json, const Problem& problem) {
 
 }  // namespace
 
+std::vector<int64_t> fixed_load(const Problem& problem, const Run& run) {
+  std::vector<int64_t> load(run.steps(), whole_sectors(problem.always));
+  for (const Block& block : run.blocks) {
+    for (int32_t t = block.first; t <= block.last; ++t) load[static_cast<size_t>(t)] += block.bytes;
+  }
+  return load;
+}
+
+std::vector<int64_t> least_load(const Problem& problem, const Run& run) {
+  std::vector<int64_t> load = fixed_load(problem, run);
+  for (const Piece& piece : run.pieces) {
+    for (const Use& use : piece.uses) load[static_cast<size_t>(use.step)] += piece.bytes;
+  }
+  return load;
+}
+
+int64_t floor_bytes(const Problem& problem) {
+  int64_t floor = 0;
+  for (const Run& run : problem.runs) {
+    for (const int64_t bytes : least_load(problem, run)) floor = std::max(floor, bytes);
+  }
+  return floor;
+}
+
+double step_seconds(const Problem& problem, const std::vector<double>& seconds) {
+  double sum = 0;
+  for (size_t r = 0; r < problem.runs.size(); ++r) sum += problem.runs[r].weight < kRarely ? 0 : problem.runs[r].weight * seconds[r];
+  return sum;
+}
+
+double computing(const Run& run) { return std::accumulate(run.seconds.begin(), run.seconds.end(), 0.0); }
+
 std::string to_json(const Problem& problem) {
   const StreamRates& disk = problem.disk;
   Json json{{"version", kVersion}, {"memory", problem.memory}, {"always", problem.always}};
@@ -71,7 +105,7 @@ std::string to_json(const Problem& problem) {
                   {"read_latency", disk.read_latency},
                   {"write_latency", disk.write_latency}};
   Json& lasting = json["lasting"] = Json::array();
-  for (const Lasting& value : problem.lasting) lasting.push_back({{"name", value.name}, {"bytes", value.bytes}});
+  for (const Lasting& value : problem.lasting) lasting.push_back({{"name", value.name}, {"bytes", value.bytes}, {"held", value.held}});
   Json& runs = json["runs"] = Json::array();
   for (const Run& run : problem.runs) runs.push_back(to_json(run));
   return json.dump() + "\n";
@@ -90,7 +124,8 @@ Problem problem_from_json(const std::string& text) {
                     .read_latency = disk.at("read_latency"),
                     .write_latency = disk.at("write_latency")};
     if (!(problem.disk.read > 0 && problem.disk.write > 0)) throw error(ErrorCode::data, "its disk has no rates");
-    for (const Json& value : json.at("lasting")) problem.lasting.push_back({.name = value.at("name"), .bytes = value.at("bytes")});
+    for (const Json& value : json.at("lasting"))
+      problem.lasting.push_back({.name = value.at("name"), .bytes = value.at("bytes"), .held = value.at("held")});
     for (const Json& run : json.at("runs")) problem.runs.push_back(run_from(run, problem));
     return problem;
   } catch (const nlohmann::json::exception& e) {

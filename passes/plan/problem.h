@@ -16,7 +16,11 @@
 
 namespace ort_train::planning {
 
-using Use = StreamUse;
+struct Use {
+  int32_t step = 0;
+  bool reads = true;  // needs the content as it was; else it writes all of it anew
+  bool changes = false;
+};
 
 struct Piece {
   std::string name{};
@@ -41,7 +45,8 @@ struct Run {
 
 struct Lasting {
   std::string name{};
-  int64_t bytes = 0;
+  int64_t bytes = 0;  // of its pieces
+  int64_t held = 0;   // of memory, where it is resident
 };
 
 struct Problem {
@@ -51,6 +56,16 @@ struct Problem {
   std::vector<Lasting> lasting{};  // what may move
   std::vector<Run> runs{};
 };
+
+// Bytes at each step: of what doesn't move; with each piece while it is used.
+std::vector<int64_t> fixed_load(const Problem& problem, const Run& run);
+std::vector<int64_t> least_load(const Problem& problem, const Run& run);
+// The least memory that will do: at every step what it uses.
+int64_t floor_bytes(const Problem& problem);
+// Of an optimizer step, from those of each run: runs that run rarely left out.
+double step_seconds(const Problem& problem, const std::vector<double>& seconds);
+// Seconds of computing.
+double computing(const Run& run);
 
 std::string to_json(const Problem& problem);
 // Throws Error(data) where it isn't one.

@@ -1,7 +1,7 @@
-// StreamBound: how fast a job could run at best in a given memory with a given disk, whatever moves when; and what such a run would hold.
+// Bound: how fast a job could run at best in a given memory with a given disk, whatever moves when; and what such a run would hold.
 //
-// stream.h's choices, relaxed to shares: of a piece between two uses any share of its bytes may be held, of a persistent piece any share
-// may be resident. A linear program minimises the time, of which this is asked:
+// What may be chosen, relaxed to shares: of a piece between two uses any share of its bytes may be held, of what lasts any share may be
+// resident. A linear program minimises the time, of which this is asked:
 //
 //   memory     at each step what it uses, and the shares that are held then, fit into the limit
 //   disk       what is not held is read and (where it was changed) written between its uses; one transfer after the other
@@ -15,47 +15,48 @@
 // that something waits for, unless it is hidden behind computing.
 //
 // Of the rows those are made that a solution violates, until there are none or the rounds are over: each of them is true, so fewer make a
-// lower bound as well. Every plan of stream.h satisfies all of it, so none is faster. Left out is that a piece takes its memory at once and
+// lower bound as well. Every plan satisfies all of it, so none is faster. Left out is that a piece takes its memory at once and
 // a transfer its time: by about the time of one block of fill and drain real plans are slower.
 //
-// The bound is for the given entries: with their order of steps, and what they recompute. Entries that run rarely (kRarely) don't count.
+// The bound is for the given runs: with their order of steps, and what they recompute. Entries that run rarely (kRarely) don't count.
 
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <vector>
 
 #include "passes/linear_program.h"
-#include "passes/stream.h"
+#include "passes/plan/problem.h"
 
-namespace ort_train {
+namespace ort_train::planning {
 
-class StreamBound {
+class Bound {
  public:
-  // `limit` is at least the floor. The entries must outlive it. No bound above `enough` seconds is looked for.
-  StreamBound(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates, double enough);
+  // The memory is at least the floor. The problem must outlive it. No bound above `enough` seconds is looked for.
+  explicit Bound(const Problem& problem, double enough = std::numeric_limits<double>::infinity());
 
   // No plan takes less, for an optimizer step.
   double seconds() const { return seconds_; }
 
   // Shares of a best solution in the limit less `free` bytes. False where the solver has none; the shares are then those of before, or 1.
   bool settle(int64_t free);
-  double resident(size_t persistent) const { return resident_[persistent]; }
-  double held(size_t entry, uint32_t piece, size_t use) const;  // from this use to the next
+  double resident(size_t lasting) const { return resident_[lasting]; }
+  double held(size_t run, uint32_t piece, size_t use) const;  // from this use to the next
 
  private:
-  // Equal pieces as one: those with the same uses in all entries. The shares of each are those of all.
+  // Equal pieces as one: those with the same uses in all runs. The shares of each are those of all.
   struct Group {
-    bool persistent = false;
+    bool lasting = false;
     double bytes = 0;
     int32_t resident = -1;  // column
     struct Member {
-      size_t entry;
+      size_t run;
       uint32_t piece;             // one of those that it stands for
       std::vector<int32_t> held;  // column by use; -1: nothing to choose
     };
-    std::vector<Member> members;  // one an entry
+    std::vector<Member> members;  // one a run
   };
   // Seconds of transfer between two moments, the beginnings of steps, that may be waited for: constant + terms.
   struct Job {
@@ -75,7 +76,7 @@ class StreamBound {
     std::vector<const Job*> jobs;        // in the order in which they count
     std::map<int32_t, int32_t> columns;  // by moment
   };
-  struct EntryRows {
+  struct RunRows {
     double computing = 0;       // seconds
     std::vector<double> begin;  // seconds of transfers that steps before each can hide
     std::vector<Job> jobs;
@@ -90,7 +91,7 @@ class StreamBound {
     bool is_end(int32_t moment) const { return moment == static_cast<int32_t>(room.size()); }
   };
 
-  void find_groups(size_t persistents);
+  void find_groups(size_t lasting);
   void add_group(Group& group);
   void add_member(const Group& group, Group::Member& member);
   // What is left out of memory between two uses, 1 - the column's share.
@@ -98,37 +99,38 @@ class StreamBound {
     int32_t held = 0;            // column
     int32_t begin = 0, end = 0;  // moments
   };
-  void add_writes(EntryRows& rows, int32_t changed, double seconds, const std::vector<Gap>& gaps);
-  void occupy(EntryRows& rows, int32_t from, int32_t to, int32_t column, double bytes) const;
-  void add_memory(size_t entry);
-  Row memory_row(EntryRows& rows, int32_t step);
+  void add_writes(RunRows& rows, int32_t changed, double seconds, const std::vector<Gap>& gaps);
+  void occupy(RunRows& rows, int32_t from, int32_t to, int32_t column, double bytes) const;
+  void add_memory(size_t run);
+  Row memory_row(RunRows& rows, int32_t step);
   double most_load(int64_t room) const;
-  std::vector<double> free_memory(const EntryRows& rows) const;
-  bool add_overfull(EntryRows& rows);
+  std::vector<double> free_memory(const RunRows& rows) const;
+  bool add_overfull(RunRows& rows);
   bool solve(bool is_near, double least_weight);
-  int32_t waited_until(EntryRows& rows, int32_t moment);
-  void add_time(EntryRows& rows, int32_t begin, int32_t end);
-  bool add_violated(EntryRows& rows);
-  void sort_jobs(EntryRows& rows);
-  int32_t sum_until(EntryRows& rows, Sum& sum, int32_t moment);
-  int32_t ahead_behind(EntryRows& rows, int32_t step);    // what was read ahead when the step ends
-  int32_t pending_before(EntryRows& rows, int32_t step);  // what is yet to be written when it begins
-  int32_t add_underway(EntryRows& rows, const std::vector<const Job*>& jobs, int32_t step, double rate);
-  void add_room(EntryRows& rows, int32_t begin, int32_t end);
-  bool add_crowded(EntryRows& rows);
+  int32_t waited_until(RunRows& rows, int32_t moment);
+  void add_time(RunRows& rows, int32_t begin, int32_t end);
+  bool add_violated(RunRows& rows);
+  void sort_jobs(RunRows& rows);
+  int32_t sum_until(RunRows& rows, Sum& sum, int32_t moment);
+  int32_t ahead_behind(RunRows& rows, int32_t step);    // what was read ahead when the step ends
+  int32_t pending_before(RunRows& rows, int32_t step);  // what is yet to be written when it begins
+  int32_t add_underway(RunRows& rows, const std::vector<const Job*>& jobs, int32_t step, double rate);
+  void add_room(RunRows& rows, int32_t begin, int32_t end);
+  bool add_crowded(RunRows& rows);
   double value_of(const Job& job) const;  // in the last solution
   void set_costs(double least_weight, double of_transfers);
   void find_seconds(double enough);
 
-  const std::vector<StreamEntry>& entries_;
+  const Problem& problem_;
+  const std::vector<Run>& runs_;
   const int64_t limit_;
   double price_;    // of a second of what can be waited for
   double rate_[2];  // bytes read, written, in such a second
   LinearProgram program_;
   std::vector<Group> groups_;
-  std::vector<size_t> group_of_persistent_;
-  std::vector<std::vector<size_t>> group_of_piece_;  // by entry and piece
-  std::vector<EntryRows> rows_;
+  std::vector<size_t> group_of_lasting_;
+  std::vector<std::vector<size_t>> group_of_piece_;  // by run and piece
+  std::vector<RunRows> rows_;
   double seconds_ = 0;
   int64_t free_ = 0;     // bytes of the limit that are left alone
   bool by_time_ = true;  // what the costs are
@@ -136,4 +138,4 @@ class StreamBound {
   std::vector<std::vector<std::vector<double>>> held_;  // by group, member, use
 };
 
-}  // namespace ort_train
+}  // namespace ort_train::planning

@@ -1,20 +1,20 @@
-#include "passes/stream_bound.h"
+#include "passes/plan/bound.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
-namespace ort_train {
+namespace ort_train::planning {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kUnit = 1e6;  // bytes of a row of memory
 constexpr int kRounds = 16;    // of rows of time
 constexpr int kIdleRounds = 3;
-constexpr size_t kRowsARound = 12;   // an entry
-constexpr double kTolerance = 3e-4;  // of an entry's time, that a row of time may be violated
-constexpr int kFirstRows = 64;       // of memory, an entry
+constexpr size_t kRowsARound = 12;   // a run
+constexpr double kTolerance = 3e-4;  // of a run's time, that a row of time may be violated
+constexpr int kFirstRows = 64;       // of memory, a run
 constexpr size_t kMemoryRowsARound = 32;
 constexpr int kMemoryRounds = 16;
 constexpr double kOverfull = 2e-4;      // of the limit, that a row of memory may be violated
@@ -55,28 +55,28 @@ template <typename Body> bool for_worst(std::vector<Stretch>& all, size_t most, 
 
 }  // namespace
 
-StreamBound::StreamBound(const std::vector<StreamEntry>& entries, size_t persistents, int64_t limit, const StreamRates& rates,
-                         double enough)
-    : entries_(entries), limit_(limit), resident_(persistents, 1) {
+Bound::Bound(const Problem& problem, double enough)
+    : problem_(problem), runs_(problem.runs), limit_(problem.memory), resident_(problem.lasting.size(), 1) {
+  const StreamRates& rates = problem.disk;
   const double price = rates.slowed / rates.beside;
   const double hidden = (rates.beside - rates.slowed) / (1 - rates.slowed);  // by a second of computing
   price_ = price / (1 - price);
   for (const bool write : {false, true}) rate_[write] = rates.rate(write) / (1 - price);
-  for (const StreamEntry& entry : entries) {
-    EntryRows& rows = rows_.emplace_back();
-    rows.begin.resize(entry.seconds.size() + 1);
-    std::partial_sum(entry.seconds.begin(), entry.seconds.end(), rows.begin.begin() + 1);
+  for (const Run& run : runs_) {
+    RunRows& rows = rows_.emplace_back();
+    rows.begin.resize(run.seconds.size() + 1);
+    std::partial_sum(run.seconds.begin(), run.seconds.end(), rows.begin.begin() + 1);
     rows.computing = rows.begin.back();
     for (double& seconds : rows.begin) seconds *= hidden;
-    rows.changes.resize(entry.seconds.size() + 1);
+    rows.changes.resize(run.seconds.size() + 1);
   }
-  find_groups(persistents);
+  find_groups(resident_.size());
   for (Group& group : groups_) add_group(group);
-  for (size_t e = 0; e < entries.size(); ++e) {
+  for (size_t e = 0; e < runs_.size(); ++e) {
     add_memory(e);
-    EntryRows& rows = rows_[e];
+    RunRows& rows = rows_[e];
     for (const Job& job : rows.jobs) rows.work += job.most();
-    const auto end = static_cast<int32_t>(entries[e].seconds.size());
+    const auto end = static_cast<int32_t>(runs_[e].seconds.size());
     sort_jobs(rows);
     rows.waited[-1] = program_.add_column(0, 0, 0);
     rows.waited[end] = program_.add_column(0, 0, rows.work);
@@ -90,24 +90,24 @@ StreamBound::StreamBound(const std::vector<StreamEntry>& entries, size_t persist
   find_seconds(enough);
 }
 
-void StreamBound::find_groups(size_t persistents) {
-  const auto key_of = [&](std::vector<int64_t>& key, size_t entry, const StreamPiece& piece) {
-    key.push_back(static_cast<int64_t>(entry));
+void Bound::find_groups(size_t lasting) {
+  const auto key_of = [&](std::vector<int64_t>& key, size_t run, const Piece& piece) {
+    key.push_back(static_cast<int64_t>(run));
     key.push_back(static_cast<int64_t>(piece.uses.size()));
-    for (const StreamUse& use : piece.uses) key.push_back(int64_t{use.step} * 4 + use.reads * 2 + use.changes);
+    for (const Use& use : piece.uses) key.push_back(int64_t{use.step} * 4 + use.reads * 2 + use.changes);
   };
   struct Found {
     std::vector<int64_t> key;
     double bytes = 0;
     std::vector<std::pair<size_t, uint32_t>> pieces;
   };
-  std::vector<Found> found(persistents);
-  for (size_t e = 0; e < entries_.size(); ++e) {
-    auto& of = group_of_piece_.emplace_back(entries_[e].pieces.size());
-    for (uint32_t p = 0; p < entries_[e].pieces.size(); ++p) {
-      const StreamPiece& piece = entries_[e].pieces[p];
-      const size_t at = piece.persistent >= 0 ? static_cast<size_t>(piece.persistent) : found.size();
-      if (piece.persistent < 0) found.push_back({.key = {-1}, .pieces = {}});
+  std::vector<Found> found(lasting);
+  for (size_t e = 0; e < runs_.size(); ++e) {
+    auto& of = group_of_piece_.emplace_back(runs_[e].pieces.size());
+    for (uint32_t p = 0; p < runs_[e].pieces.size(); ++p) {
+      const Piece& piece = runs_[e].pieces[p];
+      const size_t at = piece.lasting >= 0 ? static_cast<size_t>(piece.lasting) : found.size();
+      if (piece.lasting < 0) found.push_back({.key = {-1}, .pieces = {}});
       key_of(found[at].key, e, piece);
       found[at].bytes = static_cast<double>(piece.bytes);
       found[at].pieces.push_back({e, p});
@@ -122,41 +122,41 @@ void StreamBound::find_groups(size_t persistents) {
     group_of[i] = at->second;
     if (is_new) {
       Group& group = groups_.emplace_back();
-      group.persistent = i < persistents;
-      for (const auto& [e, p] : found[i].pieces) group.members.push_back({.entry = e, .piece = p, .held = {}});
+      group.lasting = i < lasting;
+      for (const auto& [e, p] : found[i].pieces) group.members.push_back({.run = e, .piece = p, .held = {}});
     }
     groups_[at->second].bytes += found[i].bytes;
   }
   for (auto& of : group_of_piece_) {
     for (size_t& at : of) at = group_of[at];
   }
-  group_of_persistent_.assign(group_of.begin(), group_of.begin() + static_cast<std::ptrdiff_t>(persistents));
+  group_of_lasting_.assign(group_of.begin(), group_of.begin() + static_cast<std::ptrdiff_t>(lasting));
 }
 
 // The column's share of `bytes` is there at steps [from, to).
-void StreamBound::occupy(EntryRows& rows, int32_t from, int32_t to, int32_t column, double bytes) const {
+void Bound::occupy(RunRows& rows, int32_t from, int32_t to, int32_t column, double bytes) const {
   if (from >= to) return;
   rows.changes[static_cast<size_t>(from)][column] += bytes / kUnit;
   rows.changes[static_cast<size_t>(to)][column] -= bytes / kUnit;
 }
 
-void StreamBound::add_group(Group& group) {
-  if (group.persistent) group.resident = program_.add_column(0, 0, 1);
+void Bound::add_group(Group& group) {
+  if (group.lasting) group.resident = program_.add_column(0, 0, 1);
   for (Group::Member& member : group.members) add_member(group, member);
-  for (size_t e = 0; group.persistent && e < entries_.size(); ++e) {
-    const bool used = std::any_of(group.members.begin(), group.members.end(), [&](const Group::Member& m) { return m.entry == e; });
-    if (!used) occupy(rows_[e], 0, static_cast<int32_t>(entries_[e].seconds.size()), group.resident, group.bytes);
+  for (size_t e = 0; group.lasting && e < runs_.size(); ++e) {
+    const bool used = std::any_of(group.members.begin(), group.members.end(), [&](const Group::Member& m) { return m.run == e; });
+    if (!used) occupy(rows_[e], 0, static_cast<int32_t>(runs_[e].seconds.size()), group.resident, group.bytes);
   }
 }
 
-void StreamBound::add_member(const Group& group, Group::Member& member) {
-  const StreamPiece& piece = entries_[member.entry].pieces[member.piece];
-  EntryRows& rows = rows_[member.entry];
-  const auto steps = static_cast<int32_t>(entries_[member.entry].seconds.size());
+void Bound::add_member(const Group& group, Group::Member& member) {
+  const Piece& piece = runs_[member.run].pieces[member.piece];
+  RunRows& rows = rows_[member.run];
+  const auto steps = static_cast<int32_t>(runs_[member.run].seconds.size());
   const double read = group.bytes / rate_[false], write = group.bytes / rate_[true];
   const int32_t resident = group.resident;
   member.held.assign(piece.uses.size(), -1);
-  if (group.persistent) {
+  if (group.lasting) {
     occupy(rows, 0, piece.uses.front().step, resident, group.bytes);
     if (piece.uses.front().reads)
       rows.jobs.push_back({.begin = 0, .end = piece.uses.front().step, .constant = read, .terms = {{resident, -read}}});
@@ -166,7 +166,7 @@ void StreamBound::add_member(const Group& group, Group::Member& member) {
   std::vector<Gap> gaps;    // since then: what is not held through all of them is written
   for (size_t u = 0; u < piece.uses.size(); ++u) {
     const int32_t step = piece.uses[u].step;
-    if (piece.uses[u].changes || (u == 0 && !group.persistent)) {
+    if (piece.uses[u].changes || (u == 0 && !group.lasting)) {
       add_writes(rows, change_over, write, gaps);
       gaps.clear();
       changed = true;
@@ -176,16 +176,16 @@ void StreamBound::add_member(const Group& group, Group::Member& member) {
     const int32_t next = piece.uses[u + 1].step;
     if (next == step + 1) continue;
     if (!piece.uses[u + 1].reads) {  // nothing would come back
-      if (group.persistent) occupy(rows, step + 1, next, resident, group.bytes);
+      if (group.lasting) occupy(rows, step + 1, next, resident, group.bytes);
       continue;
     }
     const int32_t held = member.held[u] = program_.add_column(0, 0, 1);
-    if (group.persistent) program_.add_row(0, kInfinity, {{held, 1}, {resident, -1}});
+    if (group.lasting) program_.add_row(0, kInfinity, {{held, 1}, {resident, -1}});
     occupy(rows, step + 1, next, held, group.bytes);
     rows.jobs.push_back({.begin = step + 1, .end = next, .constant = read, .terms = {{held, -read}}});
     if (changed) gaps.push_back({.held = held, .begin = step + 1, .end = next});
   }
-  if (group.persistent) {
+  if (group.lasting) {
     const int32_t last = piece.uses.back().step + 1;
     occupy(rows, last, steps, resident, group.bytes);
     if (changed) gaps.push_back({.held = resident, .begin = last, .end = steps});
@@ -194,7 +194,7 @@ void StreamBound::add_member(const Group& group, Group::Member& member) {
 }
 
 // By the end of each gap as much is written as is not held through it.
-void StreamBound::add_writes(EntryRows& rows, int32_t changed, double seconds, const std::vector<Gap>& gaps) {
+void Bound::add_writes(RunRows& rows, int32_t changed, double seconds, const std::vector<Gap>& gaps) {
   if (gaps.size() == 1) {
     const Gap& gap = gaps[0];
     rows.jobs.push_back({.begin = changed, .end = gap.end, .released = gap.begin, .constant = seconds, .terms = {{gap.held, -seconds}}});
@@ -212,16 +212,16 @@ void StreamBound::add_writes(EntryRows& rows, int32_t changed, double seconds, c
 }
 
 // The rooms of the steps, and rows of a few: the others are made where a solution violates them.
-void StreamBound::add_memory(size_t entry) {
-  EntryRows& rows = rows_[entry];
-  for (const int64_t least : least_load(entries_[entry])) rows.room.push_back(limit_ - least);
+void Bound::add_memory(size_t run) {
+  RunRows& rows = rows_[run];
+  for (const int64_t least : least_load(problem_, runs_[run])) rows.room.push_back(limit_ - least);
   const auto steps = static_cast<int32_t>(rows.room.size());
   for (int32_t i = 0; i < kFirstRows && steps > 0; ++i)
     memory_row(rows, static_cast<int32_t>(int64_t{steps} * (2 * i + 1) / (2 * kFirstRows)));
 }
 
 // The load at a step: that of the row before it, and what changes between them.
-StreamBound::Row StreamBound::memory_row(EntryRows& rows, int32_t step) {
+Bound::Row Bound::memory_row(RunRows& rows, int32_t step) {
   const auto behind = rows.memory_at.upper_bound(step);
   const auto before = behind == rows.memory_at.begin() ? rows.memory_at.end() : std::prev(behind);
   const bool is_first = before == rows.memory_at.end();
@@ -242,10 +242,10 @@ StreamBound::Row StreamBound::memory_row(EntryRows& rows, int32_t step) {
   return row;
 }
 
-double StreamBound::most_load(int64_t room) const { return static_cast<double>(std::max<int64_t>(0, room - free_)) / kUnit; }
+double Bound::most_load(int64_t room) const { return static_cast<double>(std::max<int64_t>(0, room - free_)) / kUnit; }
 
 // By step, in the last solution.
-std::vector<double> StreamBound::free_memory(const EntryRows& rows) const {
+std::vector<double> Bound::free_memory(const RunRows& rows) const {
   std::vector<double> free(rows.room.size());
   double load = 0;
   for (size_t t = 0; t < free.size(); ++t) {
@@ -256,7 +256,7 @@ std::vector<double> StreamBound::free_memory(const EntryRows& rows) const {
 }
 
 // Makes the rows of memory that the solution violates most, some way from each other.
-bool StreamBound::add_overfull(EntryRows& rows) {
+bool Bound::add_overfull(RunRows& rows) {
   const std::vector<double> free = free_memory(rows);
   const auto steps = static_cast<int32_t>(free.size());
   const int32_t apart = steps / kFirstRows / 4;
@@ -268,13 +268,13 @@ bool StreamBound::add_overfull(EntryRows& rows) {
   return for_worst(worst, kMemoryRowsARound, [&](const Stretch& stretch) { memory_row(rows, stretch.begin); });
 }
 
-// Solves until the memory does for all entries that cost something, or for all.
-bool StreamBound::solve(bool is_near, double least_weight) {
+// Solves until the memory does for all runs that cost something, or for all.
+bool Bound::solve(bool is_near, double least_weight) {
   for (int round = 0; round < kMemoryRounds; ++round) {
     if (!program_.solve(is_near || round > 0)) return false;
     bool violated = false;
-    for (size_t e = 0; e < entries_.size(); ++e) {
-      if (entries_[e].weight >= least_weight && add_overfull(rows_[e])) violated = true;
+    for (size_t e = 0; e < runs_.size(); ++e) {
+      if (runs_[e].weight >= least_weight && add_overfull(rows_[e])) violated = true;
     }
     if (!violated) return true;
   }
@@ -282,7 +282,7 @@ bool StreamBound::solve(bool is_near, double least_weight) {
 }
 
 // The moments that have a column are in order: later ones have waited no less.
-int32_t StreamBound::waited_until(EntryRows& rows, int32_t moment) {
+int32_t Bound::waited_until(RunRows& rows, int32_t moment) {
   const auto found = rows.waited.find(moment);
   if (found != rows.waited.end()) return found->second;
   const int32_t column = program_.add_column(0, 0, rows.work);
@@ -294,7 +294,7 @@ int32_t StreamBound::waited_until(EntryRows& rows, int32_t moment) {
 
 // From moment `begin` to `end` all the transfers take place that can't be outside. They may begin before one waits at the first moment, and
 // are over after one has waited at the last.
-void StreamBound::add_time(EntryRows& rows, int32_t begin, int32_t end) {
+void Bound::add_time(RunRows& rows, int32_t begin, int32_t end) {
   const int32_t from = waited_until(rows, begin - 1), to = waited_until(rows, end);
   const double computing = rows.begin[static_cast<size_t>(end)] - rows.begin[static_cast<size_t>(begin)];
   std::map<int32_t, double> sums;
@@ -310,7 +310,7 @@ void StreamBound::add_time(EntryRows& rows, int32_t begin, int32_t end) {
 }
 
 // Makes the rows of time that the solution violates most, of stretches that don't meet.
-bool StreamBound::add_violated(EntryRows& rows) {
+bool Bound::add_violated(RunRows& rows) {
   const size_t moments = rows.begin.size();
   std::vector<bool> begins(moments), ends(moments);
   for (const Job& job : rows.jobs) begins[static_cast<size_t>(job.begin)] = ends[static_cast<size_t>(job.end)] = true;
@@ -349,22 +349,22 @@ bool StreamBound::add_violated(EntryRows& rows) {
   return for_worst(worst, kRowsARound, [&](const Stretch& stretch) { add_time(rows, stretch.begin, stretch.end); });
 }
 
-int32_t StreamBound::Job::counted() const { return released < 0 ? end : released; }
+int32_t Bound::Job::counted() const { return released < 0 ? end : released; }
 
-double StreamBound::Job::most() const {
+double Bound::Job::most() const {
   double seconds = constant;
   for (const LinearTerm& term : terms) seconds += std::max(0.0, term.factor);
   return seconds;
 }
 
-double StreamBound::value_of(const Job& job) const {
+double Bound::value_of(const Job& job) const {
   double seconds = job.constant;
   for (const LinearTerm& term : job.terms) seconds += term.factor * program_.value(term.column);
   return seconds;
 }
 
 // Reads count when they are wanted, writes when their memory is.
-void StreamBound::sort_jobs(EntryRows& rows) {
+void Bound::sort_jobs(RunRows& rows) {
   for (const Job& job : rows.jobs) (job.released < 0 ? rows.reads : rows.writes).jobs.push_back(&job);
   for (Sum* sum : {&rows.reads, &rows.writes}) {
     std::stable_sort(sum->jobs.begin(), sum->jobs.end(), [](const Job* a, const Job* b) { return a->counted() < b->counted(); });
@@ -372,7 +372,7 @@ void StreamBound::sort_jobs(EntryRows& rows) {
   }
 }
 
-int32_t StreamBound::sum_until(EntryRows& rows, Sum& sum, int32_t moment) {
+int32_t Bound::sum_until(RunRows& rows, Sum& sum, int32_t moment) {
   const auto before = std::prev(sum.columns.upper_bound(moment));
   if (before->first == moment) return before->second;
   const auto from =
@@ -392,7 +392,7 @@ int32_t StreamBound::sum_until(EntryRows& rows, Sum& sum, int32_t moment) {
 }
 
 // Seconds of the jobs that may be under way at a step: no more than there are, and bytes that fit beside what is there then.
-int32_t StreamBound::add_underway(EntryRows& rows, const std::vector<const Job*>& jobs, int32_t step, double rate) {
+int32_t Bound::add_underway(RunRows& rows, const std::vector<const Job*>& jobs, int32_t step, double rate) {
   std::map<int32_t, double> factors;
   double constant = 0, most = 0;
   for (const Job* job : jobs) {
@@ -412,20 +412,20 @@ int32_t StreamBound::add_underway(EntryRows& rows, const std::vector<const Job*>
   return column;
 }
 
-int32_t StreamBound::ahead_behind(EntryRows& rows, int32_t step) {
+int32_t Bound::ahead_behind(RunRows& rows, int32_t step) {
   const auto [at, is_new] = rows.ahead.emplace(step, 0);
   if (is_new) at->second = add_underway(rows, rows.reads.jobs, step, rate_[false]);
   return at->second;
 }
 
-int32_t StreamBound::pending_before(EntryRows& rows, int32_t step) {
+int32_t Bound::pending_before(RunRows& rows, int32_t step) {
   const auto [at, is_new] = rows.pending.emplace(step, 0);
   if (is_new) at->second = add_underway(rows, rows.writes.jobs, step, rate_[true]);
   return at->second;
 }
 
 // From the end of one step (-1: from the beginning of all) to the beginning of another, or to the end of all, when nothing is under way.
-void StreamBound::add_room(EntryRows& rows, int32_t begin, int32_t end) {
+void Bound::add_room(RunRows& rows, int32_t begin, int32_t end) {
   std::vector<LinearTerm> terms{
       {waited_until(rows, end), 1}, {sum_until(rows, rows.reads, end), -1}, {sum_until(rows, rows.writes, end), -1}};
   if (!rows.is_end(end)) terms.push_back({pending_before(rows, end), 1});
@@ -449,7 +449,7 @@ void StreamBound::add_room(EntryRows& rows, int32_t begin, int32_t end) {
 }
 
 // Makes the rows of room that the solution violates most, whatever of the free memory is under way.
-bool StreamBound::add_crowded(EntryRows& rows) {
+bool Bound::add_crowded(RunRows& rows) {
   const std::vector<double> free = free_memory(rows);
   const std::vector<int32_t> moments = thinned(std::vector<bool>(rows.begin.size(), true));
   const size_t count = moments.size();
@@ -505,11 +505,11 @@ bool StreamBound::add_crowded(EntryRows& rows) {
   return for_worst(worst, kRowsARound, [&](const Stretch& stretch) { add_room(rows, stretch.begin, stretch.end); });
 }
 
-// What is minimised: what is waited for, and what transfers cost, of entries that run often enough.
-void StreamBound::set_costs(double least_weight, double of_transfers) {
+// What is minimised: what is waited for, and what transfers cost, of runs that run often enough.
+void Bound::set_costs(double least_weight, double of_transfers) {
   std::map<int32_t, double> costs;
-  for (size_t e = 0; e < entries_.size(); ++e) {
-    const double weight = entries_[e].weight;
+  for (size_t e = 0; e < runs_.size(); ++e) {
+    const double weight = runs_[e].weight;
     if (weight < least_weight) continue;
     costs[std::prev(rows_[e].waited.end())->second] += weight;
     for (const Job& job : rows_[e].jobs) {
@@ -519,12 +519,12 @@ void StreamBound::set_costs(double least_weight, double of_transfers) {
   for (const auto& [column, cost] : costs) program_.set_cost(column, cost);
 }
 
-void StreamBound::find_seconds(double enough) {
+void Bound::find_seconds(double enough) {
   double certain = 0;
-  for (size_t e = 0; e < entries_.size(); ++e) {
-    if (entries_[e].weight < kRarely) continue;
-    seconds_ += entries_[e].weight * rows_[e].computing;
-    for (const Job& job : rows_[e].jobs) certain += entries_[e].weight * price_ * job.constant;
+  for (size_t e = 0; e < runs_.size(); ++e) {
+    if (runs_[e].weight < kRarely) continue;
+    seconds_ += runs_[e].weight * rows_[e].computing;
+    for (const Job& job : rows_[e].jobs) certain += runs_[e].weight * price_ * job.constant;
   }
   certain += seconds_;
   int idle = 0;  // rounds that changed next to nothing
@@ -533,8 +533,8 @@ void StreamBound::find_seconds(double enough) {
     seconds_ = std::max(seconds_, certain + program_.bound());
     idle = round > 0 && seconds_ < before * (1 + kTolerance) ? idle + 1 : 0;
     bool violated = false;
-    for (size_t e = 0; e < entries_.size() && seconds_ < enough; ++e) {
-      if (entries_[e].weight < kRarely) continue;
+    for (size_t e = 0; e < runs_.size() && seconds_ < enough; ++e) {
+      if (runs_[e].weight < kRarely) continue;
       if (add_violated(rows_[e])) violated = true;
       if (add_crowded(rows_[e])) violated = true;
     }
@@ -542,13 +542,13 @@ void StreamBound::find_seconds(double enough) {
   }
 }
 
-bool StreamBound::settle(int64_t free) {
-  if (by_time_) {  // of what takes the same time, what moves least; rare entries too
+bool Bound::settle(int64_t free) {
+  if (by_time_) {  // of what takes the same time, what moves least; rare runs too
     by_time_ = false;
     set_costs(0, kTransferCost);
   }
   free_ = free;
-  for (const EntryRows& rows : rows_) {
+  for (const RunRows& rows : rows_) {
     for (const auto& [step, row] : rows.memory_at) program_.set_upper(row.column, most_load(row.room));
     for (const Row& row : rows.underway) program_.set_upper(row.column, most_load(row.room));
   }
@@ -560,18 +560,18 @@ bool StreamBound::settle(int64_t free) {
     }
   }
   for (size_t i = 0; i < resident_.size(); ++i) {
-    const int32_t column = groups_.empty() ? -1 : groups_[group_of_persistent_[i]].resident;
+    const int32_t column = groups_.empty() ? -1 : groups_[group_of_lasting_[i]].resident;
     resident_[i] = column < 0 ? 1 : program_.value(column);
   }
   return true;
 }
 
-double StreamBound::held(size_t entry, uint32_t piece, size_t use) const {
-  const size_t g = group_of_piece_[entry][piece];
+double Bound::held(size_t run, uint32_t piece, size_t use) const {
+  const size_t g = group_of_piece_[run][piece];
   for (size_t m = 0; m < groups_[g].members.size(); ++m) {
-    if (groups_[g].members[m].entry == entry) return held_[g][m][use];
+    if (groups_[g].members[m].run == run) return held_[g][m][use];
   }
   return 1;
 }
 
-}  // namespace ort_train
+}  // namespace ort_train::planning

@@ -1,0 +1,72 @@
+// search: plans for a problem, the fastest that it finds.
+//
+// Pieces are held by an order of preference, that of the linear program (bound.h), until so many bytes are left for transfers ahead of
+// their steps and behind them. How many, and how early reads begin, are settings: each is tried by bytes alone, and the best get addresses
+// (assign.h).
+
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "passes/plan/bound.h"
+#include "passes/plan/hold.h"
+
+namespace ort_train::planning {
+
+struct Plan {
+  std::vector<bool> resident;               // by number in Problem::lasting
+  std::vector<RunPlan> runs{};              // by run
+  std::vector<StreamForecast> forecasts{};  // by run
+  double seconds = 0;                       // of an optimizer step
+};
+
+// What the runs of a plan are expected to take with such a disk.
+void set_forecasts(const Problem& problem, const StreamRates& disk, Plan& plan);
+
+class Search {
+ public:
+  // The memory is at least the floor. No bound above `enough` seconds is looked for. The problem must outlive it.
+  explicit Search(const Problem& problem, double enough = std::numeric_limits<double>::infinity());
+
+  // Seconds: no plan takes less, for an optimizer step.
+  double bound() const { return bound_.seconds(); }
+  // What best() can be expected to find, without addresses.
+  Plan outlook();
+  // None where it finds no addresses.
+  std::optional<Plan> best();
+
+ private:
+  struct Setting {
+    size_t order = 0;
+    double free = 0;     // share of the memory above the floor that holding leaves alone
+    double early = 0;    // how early reads begin, in the time in which all of the memory could be read
+    double seconds = 0;  // of an optimizer step, by bytes alone
+  };
+
+  const HoldOrder* order(size_t number);
+  void hold(const Setting& setting);
+  Eagerness eagerness(size_t run, double early) const;
+  bool counts(size_t run) const;
+  RunPlan wish(size_t run, double early, double share) const;
+  double seconds_of(double early) const;
+  std::vector<Setting> ranked();
+  std::optional<RunPlan> place(size_t run, double early) const;
+  std::optional<Plan> place_all(double early) const;
+
+  const Problem& problem_;
+  const int64_t floor_;
+  Bound bound_;
+  Holder holder_;
+  std::vector<std::optional<HoldOrder>> orders_;  // empty where the linear program has no solution
+};
+
+// A plan whose addresses take little, whatever the problem's memory: `bytes` above which it lies, the same whatever the rates. Its seconds
+// are those of the problem's disk.
+struct LeastPlan {
+  Plan plan;
+  int64_t bytes = 0;
+};
+LeastPlan least_plan(const Problem& problem);
+
+}  // namespace ort_train::planning

@@ -90,9 +90,7 @@ std::unique_ptr<Planner> Trainer::Impl::adopt(const RecomputeChoice& choice) {
   return std::make_unique<Planner>(wanted_entries(), plan_options());
 }
 
-PlanOptions Trainer::Impl::plan_options() const {
-  return {.threads = workers.threads(), .careful = roomy};
-}
+PlanOptions Trainer::Impl::plan_options() const { return {.threads = workers.threads(), .careful = roomy}; }
 
 std::unique_ptr<Planner> Trainer::Impl::adopt_first() {
   return adopt(options.recompute == "auto" ? RecomputeChoice{} : recompute_mode(options.recompute));

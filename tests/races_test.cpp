@@ -1,5 +1,5 @@
-// Threads that meet: trainers in threads of their own that stream at the same time, each with two plans made at once, one of them stopped from
-// a third thread while callbacks report. `make races` builds this and the disk's tests under ThreadSanitizer.
+// Threads that meet: trainers in threads of their own that stream at the same time, each with two plans made at once, one of them stopped
+// from a third thread while callbacks report. `make races` builds this and the disk's tests under ThreadSanitizer.
 
 #include <gtest/gtest.h>
 #include <tbb/global_control.h>

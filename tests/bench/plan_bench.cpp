@@ -1,5 +1,5 @@
 // Plans dumped problems (`ort-train plan … --dump-problem F.json`) without model or machine, and says how far each plan is above the lower
-// bound. Without arguments, in the project's folder: the problems in tests/problems.
+// bound; with --print in front of them, prints problem and plan, too. Without files, in the project's folder: those in tests/problems.
 
 #include <fmt/format.h>
 
@@ -9,13 +9,13 @@
 #include <optional>
 
 #include "graph/error.h"
-#include "passes/plan/search.h"
+#include "passes/plan/print.h"
 #include "tests/problem_file.h"
 
 namespace ort_train::planning {
 namespace {
 
-void plan_file(const std::string& path) {
+void plan_file(const std::string& path, bool prints) {
   const Problem problem = read_problem(path);
   const auto begin = std::chrono::steady_clock::now();
   const auto since = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
@@ -29,6 +29,10 @@ void plan_file(const std::string& path) {
   // No plan is faster than the bound, but for rounding.
   if (plan.seconds < search.bound() * (1 - 1e-6))
     throw error(ErrorCode::device, "{}: a plan of {} s is below the bound {} s", path, plan.seconds, search.bound());
+  if (prints) {
+    fmt::print("{}", print(problem));
+    for (size_t r = 0; r < problem.runs.size(); ++r) fmt::print("run '{}'\n{}", problem.runs[r].name, print(problem.runs[r], plan.runs[r]));
+  }
   size_t steps = 0;
   for (const Run& run : problem.runs) steps += run.steps();
   fmt::print(
@@ -42,7 +46,8 @@ void plan_file(const std::string& path) {
 }  // namespace ort_train::planning
 
 int main(int argc, char** argv) {
-  std::vector<std::string> paths(argv + 1, argv + argc);
+  const bool prints = argc > 1 && std::string(argv[1]) == "--print";
+  std::vector<std::string> paths(argv + (prints ? 2 : 1), argv + argc);
   if (paths.empty()) {
     for (const auto& file : std::filesystem::directory_iterator("tests/problems")) {
       if (file.path().extension() == ".gz") paths.push_back(file.path());
@@ -50,7 +55,7 @@ int main(int argc, char** argv) {
     std::sort(paths.begin(), paths.end());
   }
   try {
-    for (const std::string& path : paths) ort_train::planning::plan_file(path);
+    for (const std::string& path : paths) ort_train::planning::plan_file(path, prints);
   } catch (const std::exception& problem) {
     std::fputs(fmt::format("{}\n", problem.what()).c_str(), stderr);
     return 1;

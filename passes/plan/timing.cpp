@@ -22,20 +22,16 @@ StreamForecast forecast_of(const Run& run, const std::vector<Stay>& stays, const
   StreamForecast forecast;
   std::vector<size_t> reads(stays.size()), writes(stays.size());
   StreamClock clock(disk);
+  const auto begin = [&](bool write, const Stay& stay) {
+    const int64_t bytes = run.pieces[stay.piece].bytes;
+    (write ? forecast.write : forecast.read) += static_cast<double>(bytes) / disk.rate(write);
+    (write ? forecast.bytes_written : forecast.bytes_read) += bytes;
+    return clock.begin(write, bytes);
+  };
   for (size_t t = 0; t <= steps; ++t) {
-    for (const size_t i : ended[t]) {
-      const int64_t bytes = run.pieces[stays[i].piece].bytes;
-      writes[i] = clock.begin(true, bytes);
-      forecast.write += static_cast<double>(bytes) / disk.write;
-      forecast.bytes_written += bytes;
-    }
+    for (const size_t i : ended[t]) writes[i] = begin(true, stays[i]);
     for (const size_t i : released[t]) forecast.stalled += clock.wait(writes[i]);
-    for (const size_t i : issued[t]) {
-      const int64_t bytes = run.pieces[stays[i].piece].bytes;
-      reads[i] = clock.begin(false, bytes);
-      forecast.read += static_cast<double>(bytes) / disk.read;
-      forecast.bytes_read += bytes;
-    }
+    for (const size_t i : issued[t]) reads[i] = begin(false, stays[i]);
     for (const size_t i : first[t]) forecast.stalled += clock.wait(reads[i]);
     if (t == steps) break;
     clock.compute(run.seconds[t]);

@@ -4,11 +4,11 @@
 #include <cmath>
 #include <future>
 
+#include "frontend/both.h"
 #include "frontend/file.h"
 #include "frontend/trainer_impl.h"
 #include "frontend/units.h"
 #include "graph/error.h"
-#include "passes/both.h"
 #include "passes/split_weights.h"
 
 namespace ort_train {

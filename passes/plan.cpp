@@ -21,8 +21,8 @@ struct Planner::Impl {
 
   // A job with so much memory and such a machine; what is found out about it serves outlook() and streamed().
   struct Job {
-    std::vector<RunDraft> drafts{};
-    std::vector<bool> movable{};  // by persistent value
+    std::vector<std::vector<PieceOf>> pieces{};  // by entry and piece of its run
+    std::vector<bool> movable{};                 // by persistent value
     planning::Problem problem{};
     int64_t floor = 0;
     ComputeRates compute{};
@@ -42,8 +42,9 @@ struct Planner::Impl {
     problem.memory = limit;
     problem.disk = disk;
     for (const Draft& draft : drafts) {
-      job->drafts.push_back(make_run_draft(draft, persistents, options.threads, compute));
-      problem.runs.push_back(job->drafts.back().run);
+      RunDraft of = make_run_draft(draft, persistents, options.threads, compute);
+      job->pieces.push_back(std::move(of.pieces));
+      problem.runs.push_back(std::move(of.run));
       for (const planning::Piece& piece : problem.runs.back().pieces) {
         if (piece.lasting >= 0) job->movable[static_cast<size_t>(piece.lasting)] = true;
       }
@@ -114,7 +115,7 @@ struct Planner::Impl {
     if (plan) program.memory().persistent_bytes = whole_sectors(program.memory().persistent_bytes);
     program.memory().bytes = program.memory().persistent_bytes;
     for (size_t i = 0; i < drafts.size(); ++i) {
-      const PlannedRun planned{.draft = plan ? &job->drafts[i] : nullptr, .plan = plan ? &plan->runs[i] : nullptr};
+      const PlannedRun planned{.pieces = plan ? &job->pieces[i] : nullptr, .plan = plan ? &plan->runs[i] : nullptr};
       program.entries.push_back(make_entry(drafts[i], values, plan ? &planned : nullptr, program));
       for (const Storage& storage : program.entries.back().storages)
         program.memory().bytes = std::max(program.memory().bytes, aligned(storage.place.end()));
@@ -138,7 +139,7 @@ struct Planner::Impl {
     planning::Search search(slower, kNear * bound);
     if (search.bound() >= kNear * bound) return std::nullopt;
     std::optional<planning::Plan> plan = search.best();
-    if (plan) set_forecasts(job.problem, job.problem.disk, *plan);
+    if (plan) set_forecasts(job.problem, *plan);
     return plan;
   }
 
@@ -204,7 +205,7 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
   }
   if (plan) result.program = impl_->make(&job, &*plan);
   if (!plan || result.program.memory().bytes > limit) {
-    plan = planning::least_plan(job.problem).plan;
+    plan = planning::least_plan(job.problem);
     result.program = impl_->make(&job, &*plan);
   }
   result.forecasts = std::move(plan->forecasts);

@@ -18,7 +18,7 @@ class EntryMaker {
       : draft_(draft),
         graph_(*draft.graph),
         persistents_(persistents),
-        pieces_(planned ? planned->draft->pieces : std::vector<PieceOf>{}),
+        pieces_(planned ? *planned->pieces : std::vector<PieceOf>{}),
         plan_(planned ? planned->plan : nullptr),
         stays_(planned ? planned->plan->stays : std::vector<Stay>{}) {}
 

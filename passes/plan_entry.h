@@ -12,7 +12,7 @@ namespace ort_train {
 
 // What of an entry moves, when, and where all of it lies.
 struct PlannedRun {
-  const RunDraft* draft;
+  const std::vector<PieceOf>* pieces;  // by piece of the run
   const planning::RunPlan* plan;
 };
 

@@ -167,7 +167,7 @@ TEST(Bound, NoPlanIsFaster) {
         for (size_t r = 0; r < problem.runs.size(); ++r)
           chance.runs.push_back(assign_bytes(problem.runs[r], holder.stays(r), problem.memory - holder.resident_bytes(), problem.disk,
                                              {.queued = random() % 2 ? 1e9 : 0.0}));
-        set_forecasts(problem, problem.disk, chance);
+        set_forecasts(problem, chance);
         EXPECT_GE(chance.seconds, bound * (1 - 1e-9)) << "seed " << seed << ", memory " << problem.memory;
       }
     }

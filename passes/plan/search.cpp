@@ -20,11 +20,11 @@ constexpr int kPlaced = 8, kTries = 24;       // settings that get addresses, th
 
 }  // namespace
 
-void set_forecasts(const Problem& problem, const StreamRates& disk, Plan& plan) {
+void set_forecasts(const Problem& problem, Plan& plan) {
   plan.forecasts.clear();
   std::vector<double> seconds;
   for (size_t r = 0; r < plan.runs.size(); ++r) {
-    plan.forecasts.push_back(forecast_of(problem.runs[r], plan.runs[r].stays, disk));
+    plan.forecasts.push_back(forecast_of(problem.runs[r], plan.runs[r].stays, problem.disk));
     seconds.push_back(plan.forecasts.back().seconds);
   }
   plan.seconds = step_seconds(problem, seconds);
@@ -126,7 +126,7 @@ std::optional<Plan> Search::place_all(double early) const {
     if (!placed) return std::nullopt;
     plan.runs.push_back(std::move(*placed));
   }
-  set_forecasts(problem_, problem_.disk, plan);
+  set_forecasts(problem_, plan);
   return plan;
 }
 
@@ -170,16 +170,17 @@ Plan Search::outlook() {
   return best;
 }
 
-LeastPlan least_plan(const Problem& problem) {
+Plan least_plan(const Problem& problem) {
   constexpr double kMore[] = {0, 1, 1.02};  // times the floor, that is held; 0: nothing
   constexpr double kLittle = 1.002;         // times the floor: there is hardly less
   const auto floor = static_cast<double>(floor_bytes(problem));
   Problem nominal = problem;  // with other rates the same is held
   nominal.disk = {};
-  LeastPlan least{.plan = {}, .bytes = std::numeric_limits<int64_t>::max()};
-  std::vector<Cores> cores;
+  Plan least{.resident = {}};
+  std::vector<Cores> cores;                                            // of its runs
+  int64_t bytes = std::numeric_limits<int64_t>::max(), run_bytes = 0;  // that it takes, and its largest run above what is resident
   for (const double more : kMore) {
-    if (static_cast<double>(least.bytes) <= kLittle * floor) break;
+    if (static_cast<double>(bytes) <= kLittle * floor) break;
     nominal.memory = static_cast<int64_t>(more * floor);
     Holder holder(nominal);
     holder.choose(holder.greedy(), nominal.memory);
@@ -191,18 +192,18 @@ LeastPlan least_plan(const Problem& problem) {
       placed.push_back(place_tightly(problem.runs[r], plan.runs[r].stays));
       most = std::max(most, placed.back().bytes);
     }
-    if (holder.resident_bytes() + most >= least.bytes) continue;
-    least = {.plan = std::move(plan), .bytes = holder.resident_bytes() + most};
-    for (Cores& of : placed) of.bytes = most;
+    if (holder.resident_bytes() + most >= bytes) continue;
+    least = std::move(plan);
     cores = std::move(placed);
+    bytes = holder.resident_bytes() + most;
+    run_bytes = most;
   }
   for (size_t r = 0; r < problem.runs.size(); ++r) {
-    RunPlan& run = least.plan.runs[r];
-    const double early = kEarly[0] * static_cast<double>(least.bytes) / problem.disk.read;
-    run = assign(problem.runs[r], std::move(run.stays), cores[r], cores[r].bytes, problem.disk,
-                 {.queued = computing(problem.runs[r]), .early = early});
+    const double early = kEarly[0] * static_cast<double>(bytes) / problem.disk.read;
+    least.runs[r] = assign(problem.runs[r], std::move(least.runs[r].stays), cores[r], run_bytes, problem.disk,
+                           {.queued = computing(problem.runs[r]), .early = early});
   }
-  set_forecasts(problem, problem.disk, least.plan);
+  set_forecasts(problem, least);
   return least;
 }
 

@@ -21,8 +21,8 @@ struct Plan {
   double seconds = 0;                       // of an optimizer step
 };
 
-// What the runs of a plan are expected to take with such a disk.
-void set_forecasts(const Problem& problem, const StreamRates& disk, Plan& plan);
+// What the runs of a plan are expected to take.
+void set_forecasts(const Problem& problem, Plan& plan);
 
 class Search {
  public:
@@ -61,12 +61,8 @@ class Search {
   std::vector<std::optional<HoldOrder>> orders_;  // empty where the linear program has no solution
 };
 
-// A plan whose addresses take little, whatever the problem's memory: `bytes` above which it lies, the same whatever the rates. Its seconds
-// are those of the problem's disk.
-struct LeastPlan {
-  Plan plan;
-  int64_t bytes = 0;
-};
-LeastPlan least_plan(const Problem& problem);
+// A plan whose addresses take little, whatever the problem's memory, and the same whatever the rates. Its seconds are those of the
+// problem's disk.
+Plan least_plan(const Problem& problem);
 
 }  // namespace ort_train::planning

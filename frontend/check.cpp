@@ -238,13 +238,13 @@ class Check {
                   fmt::join(names, ", "));
   }
 
-  std::string quoted() const { return fmt::format("'{}'", fmt::join(outputs_, "', '")); }
+  std::string in_quotes() const { return fmt::format("'{}'", fmt::join(outputs_, "', '")); }
   bool is_read(const Graph& graph, ValueId output) const {
     return std::find(outputs_.begin(), outputs_.end(), graph.value(output).name) != outputs_.end();
   }
 
   void add_row(CheckRow row) {
-    if (!row.blocks) row.hint = fmt::format("not in the way: the loss reads {}", quoted());
+    if (!row.blocks) row.hint = fmt::format("not in the way: the loss reads {}", in_quotes());
     report_.rows.push_back(std::move(row));
   }
 
@@ -362,14 +362,15 @@ class Check {
       text_.add("the model has no floating-point weights, so there is nothing to train\n");
     } else if (blocking > 0 && !is_whole) {
       text_.add(fmt::format("the loss can't be computed: {} on {} that can't be imported\n",
-                            outputs_.size() == 1 ? quoted() + " depends" : quoted() + " depend", blocking == 1 ? "a node" : "nodes"));
+                            outputs_.size() == 1 ? in_quotes() + " depends" : in_quotes() + " depend", blocking == 1 ? "a node" : "nodes"));
     } else if (blocking > 0) {
       text_.add(fmt::format("{} can't be reached from the loss\n", count));
     } else if (unreached.empty()) {
-      text_.line("trainable", fmt::format("all {} tensors, by a loss on {}", grouped(static_cast<int64_t>(parameters.size())), quoted()));
+      text_.line("trainable",
+                 fmt::format("all {} tensors, by a loss on {}", grouped(static_cast<int64_t>(parameters.size())), in_quotes()));
     } else {
       const size_t shown = std::min<size_t>(unreached.size(), 4);
-      text_.line("trainable", fmt::format("{} have no influence on {} and stay as they are: {}{}", count, quoted(),
+      text_.line("trainable", fmt::format("{} have no influence on {} and stay as they are: {}{}", count, in_quotes(),
                                           fmt::join(unreached.begin(), unreached.begin() + static_cast<ptrdiff_t>(shown), ", "),
                                           shown < unreached.size() ? ", …" : ""));
     }

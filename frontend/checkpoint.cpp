@@ -40,8 +40,6 @@ Json write_tensors(const std::string& path, const std::vector<StateTensor>& tens
   return {{"bytes", writer.size()}, {"tensors", hashes}};
 }
 
-Error corrupt(const std::string& path, const std::string& why) { return error(ErrorCode::corrupt, "{}: {}", path, why); }
-
 void read_tensors(const std::string& path, const Json& manifest, const Json& parts, const std::vector<StateTensor>& tensors) {
   if (!exists(path)) throw corrupt(path, "is missing");
   const File file = File::open(path);

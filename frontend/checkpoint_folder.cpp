@@ -10,7 +10,6 @@
 #include <optional>
 
 #include "frontend/file.h"
-#include "graph/error.h"
 
 namespace ort_train {
 namespace {
@@ -26,8 +25,6 @@ constexpr std::string_view kMarkerText =
     "taken their place, and keeps away from folders that have neither this file nor a manifest (state.json) of its own.\n";
 
 std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
-
-Error corrupt(const std::string& path, const std::string& why) { return error(ErrorCode::corrupt, "{}: {}", path, why); }
 
 // The step of "checkpoint-N", as we write it: no sign, no zeros before it.
 std::optional<int64_t> step_of(std::string_view name) {
@@ -108,6 +105,8 @@ template <typename Body> void each_name(const std::string& output_dir, Body&& bo
 }
 
 }  // namespace
+
+Error corrupt(const std::string& path, const std::string& why) { return error(ErrorCode::corrupt, "{}: {}", path, why); }
 
 std::string checkpoint_path_of(const std::string& output_dir, int64_t step) {
   return (fs::path(output_dir) / (std::string(kPrefix) + std::to_string(step))).string();

@@ -19,6 +19,8 @@
 #include <string_view>
 #include <vector>
 
+#include "graph/error.h"
+
 namespace ort_train {
 
 // The files of a checkpoint.
@@ -36,6 +38,9 @@ struct CheckpointFolder {
   int64_t step = 0;
   std::string path;
 };
+
+// Of a checkpoint that can't be believed: "PATH: WHY".
+Error corrupt(const std::string& path, const std::string& why);
 
 std::string checkpoint_path_of(const std::string& output_dir, int64_t step);
 // The same folder's name with one of the prefixes.

@@ -25,7 +25,7 @@ template <typename T> T number_at(std::span<const std::byte> bytes, size_t offse
   return value;
 }
 
-std::string quoted(std::string_view name) { return fmt::format("'{}'", name.substr(0, 200)); }
+std::string in_quotes(std::string_view name) { return fmt::format("'{}'", name.substr(0, 200)); }
 
 class Inflater {  // raw deflate, as zip has it
  public:
@@ -63,7 +63,7 @@ class Inflater {  // raw deflate, as zip has it
 
  private:
   Error failed(const char* how) const {
-    return error(ErrorCode::data, "{}: the compressed array {} {}", file_.path(), quoted(array_.name), how);
+    return error(ErrorCode::data, "{}: the compressed array {} {}", file_.path(), in_quotes(array_.name), how);
   }
 
   const File& file_;
@@ -95,7 +95,7 @@ class NpyHeader {
         array.shape = tuple();
         has_shape = true;
       } else {
-        throw refuse("it has the unknown or doubled key " + quoted(key));
+        throw refuse("it has the unknown or doubled key " + in_quotes(key));
       }
       if (!take(',')) {
         expect('}');
@@ -173,7 +173,7 @@ class NpyHeader {
       }
     }
     if (!text.empty() && text[0] == '>') throw refuse("it is big-endian: save array.astype(array.dtype.newbyteorder('<'))");
-    throw refuse("its type " + quoted(text) + " can't be read: integers, booleans and floats of 16 to 64 bits can");
+    throw refuse("its type " + in_quotes(text) + " can't be read: integers, booleans and floats of 16 to 64 bits can");
   }
 
   std::string_view text_, where_;
@@ -265,7 +265,7 @@ void read_extra64(std::span<const std::byte> extra, Member& member) {
 }
 
 std::optional<NpyArray> read_member(const File& file, const Member& member, int64_t directory) {
-  const std::string where = fmt::format("{}: array {}", file.path(), quoted(member.name));
+  const std::string where = fmt::format("{}: array {}", file.path(), in_quotes(member.name));
   const auto refuse = [&](const char* why) { return error(ErrorCode::data, "{}: {}", where, why); };
   if (!member.name.ends_with(".npy")) return std::nullopt;
   if (member.flags & 1) throw refuse("it is encrypted");
@@ -361,7 +361,7 @@ NpyArray read_npy(const File& file) {
 
 std::vector<std::byte> unpack(const File& file, const NpyArray& array) {
   const auto refuse = [&](const char* how) {
-    return error(ErrorCode::data, "{}: the compressed array {} {}", file.path(), quoted(array.name), how);
+    return error(ErrorCode::data, "{}: the compressed array {} {}", file.path(), in_quotes(array.name), how);
   };
   Inflater inflater(file, array);
   std::vector<std::byte> header(static_cast<size_t>(array.header_bytes)), elements(static_cast<size_t>(array.bytes));

@@ -153,7 +153,7 @@ ValueId combined_mask(Builder& builder, const Match& match, bool& causal) {
   return total;
 }
 
-bool fuse_one(Graph& graph, NodeId softmax_id, const Folder& folder) {
+bool fuse_softmax(Graph& graph, NodeId softmax_id, const Folder& folder) {
   const View view(graph);
   const Node softmax = graph.node(softmax_id);
   const auto rank = static_cast<int64_t>(graph.value(softmax.outputs[0]).shape.size());
@@ -198,7 +198,7 @@ bool fuse_attention(Graph& graph, const PassOptions& options) {
   bool changed = false;
   for (NodeId id : std::vector<NodeId>(graph.order())) {
     const OpDef* op = graph.node(id).op;
-    if (op && op->name == "Softmax") changed |= fuse_one(graph, id, options.folder);
+    if (op && op->name == "Softmax") changed |= fuse_softmax(graph, id, options.folder);
   }
   return changed;
 }

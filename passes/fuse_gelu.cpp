@@ -90,7 +90,7 @@ bool is_half_x_times(const View& view, ValueId value, ValueId x, ValueId one_plu
   return true;
 }
 
-bool fuse_one(Graph& graph, NodeId id) {
+bool fuse_one_gelu(Graph& graph, NodeId id) {
   const View view(graph);
   const Node node = graph.node(id);
   const bool tanh = node.op->name == "Tanh";
@@ -122,7 +122,7 @@ bool fuse_gelu(Graph& graph, const PassOptions&) {
   bool changed = false;
   for (NodeId id : std::vector<NodeId>(graph.order())) {
     const OpDef* op = graph.node(id).op;
-    if (op && (op->name == "Tanh" || op->name == "Erf")) changed |= fuse_one(graph, id);
+    if (op && (op->name == "Tanh" || op->name == "Erf")) changed |= fuse_one_gelu(graph, id);
   }
   return changed;
 }

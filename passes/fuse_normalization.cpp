@@ -35,7 +35,7 @@ ValueId squared(const View& view, ValueId value) {
   return node->op->name == "Pow" && view.is_number(node->inputs[1], 2) ? node->inputs[0] : kNone;
 }
 
-bool fuse_one(Graph& graph, NodeId id) {
+bool fuse_division(Graph& graph, NodeId id) {
   const View view(graph);
   const Node& div = graph.node(id);
   const Node* root = view.made_by(div.inputs[1], "Sqrt");
@@ -89,7 +89,7 @@ bool fuse_normalization(Graph& graph, const PassOptions&) {
   bool changed = false;
   for (NodeId id : std::vector<NodeId>(graph.order())) {
     const OpDef* op = graph.node(id).op;
-    if (op && op->name == "Div") changed |= fuse_one(graph, id);
+    if (op && op->name == "Div") changed |= fuse_division(graph, id);
   }
   return changed;
 }

@@ -20,9 +20,9 @@ int64_t next_member(int64_t end, int64_t multiple, DType dtype) {
   return (end + bytes - 1) / bytes * bytes;
 }
 
-class Packer {
+class WeightPacker {
  public:
-  Packer(JobGraph& job, const std::vector<std::string>& names, int64_t multiple) : graph_(job.graph) {
+  WeightPacker(JobGraph& job, const std::vector<std::string>& names, int64_t multiple) : graph_(job.graph) {
     int64_t end = 0;
     for (const std::string& name : names) {
       const ValueId id = graph_.find_value(name);
@@ -142,7 +142,7 @@ Packs choose_packs(const Graph& forward, const LossSpec& loss, const Optimizer& 
 bool pack_weights(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients, const PassOptions& options) {
   const bool trains = !gradients.empty();  // else this entry has no backward pass
   for (const std::vector<std::string>& names : options.packs) {
-    Packer packer(job, names, pack_multiple(options.optimizer.granularity()));
+    WeightPacker packer(job, names, pack_multiple(options.optimizer.granularity()));
     packer.show_members();
     if (trains) packer.join_gradients(gradients);
   }

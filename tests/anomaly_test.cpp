@@ -18,7 +18,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;

@@ -16,8 +16,8 @@
 namespace ort_train::planning {
 namespace {
 
-using testing::error_of;
-using testing::expect_sound;
+using fixtures::error_of;
+using fixtures::expect_sound;
 
 // Weights that come from the file and go back, activations that wait there, blocks between them.
 Problem random_problem(unsigned seed) {

@@ -13,7 +13,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 using ::testing::HasSubstr;
 
 struct AttachedModels : PromisedRuns {

@@ -16,7 +16,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 namespace fs = std::filesystem;
 using ::testing::Contains;
 using ::testing::HasSubstr;

@@ -22,14 +22,14 @@ inline std::string write_chain(const std::string& folder, int64_t layers, int64_
     body += fmt::format("h{0} = MatMul ({1}, w{0})\n{2} = Tanh (h{0})\n", i, from, i + 1 == layers ? "y" : fmt::format("t{}", i));
     from = fmt::format("t{}", i);
   }
-  ort_train_onnx::ModelProto model = testing::model_of(
+  ort_train_onnx::ModelProto model = fixtures::model_of(
       fmt::format(R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, {0}] x) => (float[batch, {0}] y) {{ {1} }})", width, body));
   for (int64_t i = 0; i < layers; ++i) {
     std::vector<float> values = TrainerRuns::numbers(width * width, 7919 + 2 * i);
     for (float& value : values) value /= 8;
-    auto& tensor = *model.mutable_graph()->add_initializer() = testing::tensor_of(fmt::format("w{}", i), {width, width}, values);
+    auto& tensor = *model.mutable_graph()->add_initializer() = fixtures::tensor_of(fmt::format("w{}", i), {width, width}, values);
     if (i % 2 == 0) continue;
-    testing::store_externally(tensor, "weights.data", static_cast<int64_t>(weights.size()), width * width * 4);
+    fixtures::store_externally(tensor, "weights.data", static_cast<int64_t>(weights.size()), width * width * 4);
     weights += bytes_of(values);
   }
   write_file(folder + "/weights.data", weights);

@@ -8,7 +8,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 
 TEST(Check, SaysThatAModelIsTrainable) {
   const TestFolder folder;

@@ -24,7 +24,7 @@ using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
 const std::string kProgram = std::string(ORT_TRAIN_BINARY_DIR) + "/ort-train";
-const std::string kGolden = std::string(ORT_TRAIN_SOURCE_DIR) + "/tests/golden/";
+const std::string kModels = std::string(ORT_TRAIN_SOURCE_DIR) + "/tests/golden/";
 
 #if defined(ORT_TRAIN_SANITIZED)
 constexpr bool kSanitized = true;  // the sanitizer's memory is not the program's
@@ -98,7 +98,7 @@ struct CommandLineTest : testing::Test {
       for (int i = 0; i < 326; ++i) ids.push_back(static_cast<uint16_t>(i * i * 7 % 61));
       write_file(tokens, bytes_of(ids));
     }
-    std::vector<std::string> arguments{kGolden + "gpt2-dynamo-20-folded.onnx",
+    std::vector<std::string> arguments{kModels + "gpt2-dynamo-20-folded.onnx",
                                        "--data",
                                        tokens,
                                        "--task",
@@ -175,17 +175,17 @@ TEST_F(CommandLineTest, ExitCodes) {
   expect(gpt("o", {"--gradient-checkpointing", "--recompute", "none"}), 2, "give one of them");
   expect(gpt("o", {"--shape", "batch"}), 2, "name=value");
   expect(gpt("o", {"--budget", "12 apples"}), 2, "no number of bytes");
-  expect({kGolden + "mlp-mse.onnx"}, 2, "no data is given: --data is a file");
+  expect({kModels + "mlp-mse.onnx"}, 2, "no data is given: --data is a file");
   expect(gpt("o", {"--host-budget", "1GB"}), 2, "--host-budget 1000000000: limits pinned memory beside a GPU");
   expect(gpt("o", {"--shape", "nothing=3"}), 2, "--shape nothing=3: the model has no free dimension");
   expect(gpt("o", {"--skip-pass", "all"}), 2, "--skip-pass all: no such pass");
   expect({folder / "missing.onnx", "--data", "x.npz"}, 6, "missing.onnx");
   expect({write_file(folder / "bad.onnx", "this is no model"), "--data", "x.npz"}, 3, "bad.onnx");
-  expect({kGolden + "mlp-mse.onnx", "--data", folder / "none.npz"}, 5, "none.npz");
-  expect({kGolden + "mlp-own-loss.onnx", "--data", kGolden + "mlp-mse.data.safetensors", "--loss", "output"}, 5, "no array 'target'");
-  expect({kGolden + "mlp-mse.onnx", "--data", kGolden + "mlp-mse.data.safetensors", "--loss", "mse"}, 5, "'labels'");
+  expect({kModels + "mlp-mse.onnx", "--data", folder / "none.npz"}, 5, "none.npz");
+  expect({kModels + "mlp-own-loss.onnx", "--data", kModels + "mlp-mse.data.safetensors", "--loss", "output"}, 5, "no array 'target'");
+  expect({kModels + "mlp-mse.onnx", "--data", kModels + "mlp-mse.data.safetensors", "--loss", "mse"}, 5, "'labels'");
   expect(
-      {kGolden + "gpt2-dynamo-20-folded.onnx", "--data", write_file(folder / "t.txt", "abc"), "--task", "causal-lm", "--seq-length", "2"},
+      {kModels + "gpt2-dynamo-20-folded.onnx", "--data", write_file(folder / "t.txt", "abc"), "--task", "causal-lm", "--seq-length", "2"},
       5, "vocabulary");
   expect(gpt("o", {"--budget", "1MB"}), 4, "smallest budget");
   std::vector<uint16_t> wild(64, 60000);
@@ -197,7 +197,7 @@ TEST_F(CommandLineTest, ExitCodes) {
 }
 
 TEST_F(CommandLineTest, CheckSaysWhatCanBeTrained) {
-  const Result result = run({"check", kGolden + "mlp-mse.onnx"});
+  const Result result = run({"check", kModels + "mlp-mse.onnx"});
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("prediction"));
 }
@@ -277,14 +277,14 @@ TEST_F(CommandLineTest, SchedulesTakeArgumentsAsPairsAndAsJson) {
 
 TEST_F(CommandLineTest, ALearningRateOfZeroGivesTheSameFileBack) {
   for (const char* model : {"gpt2-dynamo-20-folded", "gpt2-torchscript-18-folded", "mlp-mse"}) {
-    const std::string data = kGolden + model + ".data.safetensors";
-    std::vector<std::string> arguments{kGolden + model + ".onnx", "--data", data,           "--max-steps", "2", "--batch-size", "2",
+    const std::string data = kModels + model + ".data.safetensors";
+    std::vector<std::string> arguments{kModels + model + ".onnx", "--data", data,           "--max-steps", "2", "--batch-size", "2",
                                        "--learning-rate",         "0",      "--output-dir", folder / model};
     if (std::string(model) == "mlp-mse") arguments.insert(arguments.end(), {"--loss", "mse", "--labels", "y"});
     const Result result = run(arguments);
     ASSERT_EQ(result.code, 0) << result.err;
     EXPECT_THAT(result.out, HasSubstr(std::string(model) == "mlp-mse" ? " samples/s" : " tok/s"));
-    EXPECT_TRUE(read_file(folder / (std::string(model) + "/model.onnx")) == read_file(kGolden + model + ".onnx")) << model;
+    EXPECT_TRUE(read_file(folder / (std::string(model) + "/model.onnx")) == read_file(kModels + model + ".onnx")) << model;
   }
 }
 
@@ -500,7 +500,7 @@ TEST_F(CommandLineTest, AForeignModelIsNeverOverwritten) {
 }
 
 TEST_F(CommandLineTest, TextIsTrainedOnAndWritten) {
-  fs::copy_file(kGolden + "gpt2-dynamo-20-folded.onnx", folder / "m.onnx");
+  fs::copy_file(kModels + "gpt2-dynamo-20-folded.onnx", folder / "m.onnx");
   write_file(folder / "m.vocab.json", R"({"tokens": ["\n", " ", "a", "b", "c", "d", "é"]})");
   std::string text;
   for (int i = 0; i < 400; ++i) text += i % 5 == 4 ? "é\n" : "abc d ";

@@ -10,7 +10,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 
 std::string obstacle(const std::string& text, const ImportOptions& options = {}) {
   const TestFolder folder;

@@ -21,11 +21,11 @@
 namespace ort_train {
 namespace {
 
-using testing::DiscreteDevice;
-using testing::LazyDisk;
-using testing::PagedEntry;
-using testing::PagingOptions;
-using testing::StreamMachine;
+using fixtures::DiscreteDevice;
+using fixtures::LazyDisk;
+using fixtures::PagedEntry;
+using fixtures::PagingOptions;
+using fixtures::StreamMachine;
 using Bytes = std::vector<std::byte>;
 
 constexpr int kThreads = 2;
@@ -130,11 +130,11 @@ struct Counts {
   explicit Counts(const Program& program) {
     for (const Entry& entry : program.entries) {
       for (const Instruction& instruction : entry.code) {
-        up += instruction.queue == testing::kUp;
-        down += instruction.queue == testing::kDown;
+        up += instruction.queue == fixtures::kUp;
+        down += instruction.queue == fixtures::kDown;
         read += instruction.queue == kRead;
         written += instruction.queue == kWrite;
-        on_host += instruction.queue == testing::kHostCompute;
+        on_host += instruction.queue == fixtures::kHostCompute;
         on_device += instruction.queue == kCompute;
       }
     }
@@ -144,7 +144,7 @@ struct Counts {
 // A job as a program in three spaces, on a device.
 struct OnDevice {
   OnDevice(const Job& job, const PagingOptions& options) : program(page(job.paged(), options)) {
-    verify(program, job.graphs(), testing::kernels_of_pages);
+    verify(program, job.graphs(), fixtures::kernels_of_pages);
   }
   const Program program;
 
@@ -191,8 +191,8 @@ TEST_P(DeviceJobs, HaveTheBitsOfTheProcessor) {
   for (const auto& [where, on_host] : places) {
     PagingOptions options{.threads = kThreads, .seed = seed, .on_host = on_host};
     PagingOptions least = options;
-    least.device_bytes = testing::least_limit(job.paged(), options, &PagingOptions::device_bytes);
-    least.host_bytes = testing::least_limit(job.paged(), least, &PagingOptions::host_bytes);
+    least.device_bytes = fixtures::least_limit(job.paged(), options, &PagingOptions::device_bytes);
+    least.host_bytes = fixtures::least_limit(job.paged(), least, &PagingOptions::host_bytes);
     PagingOptions between = least;
     between.device_bytes *= 2;
     between.host_bytes *= 2;
@@ -235,13 +235,13 @@ INSTANTIATE_TEST_SUITE_P(Models, DeviceJobs,
 TEST(DeviceRandom, GraphsHaveTheBitsOfTheProcessor) {
   int64_t on_host = 0, late = 0, poisoned = 0;
   for (uint32_t seed = 0; seed < 150; ++seed) {
-    Job job{.entries = {JobGraph{.graph = testing::random_graph(seed, 30 + static_cast<int>(seed % 4) * 10, {.pieces = seed % 2 == 1})}}};
+    Job job{.entries = {JobGraph{.graph = fixtures::random_graph(seed, 30 + static_cast<int>(seed % 4) * 10, {.pieces = seed % 2 == 1})}}};
     PagingOptions options{.threads = kThreads, .seed = seed, .on_host = [&](const Node& node) {
                             return (seed % 3 == 0 ? 0 : std::hash<std::string>{}(node.name) + node.outputs[0]) % 3 == 1;
                           }};
     if (seed % 2 == 0) {
-      options.device_bytes = testing::least_limit(job.paged(), options, &PagingOptions::device_bytes);
-      options.host_bytes = testing::least_limit(job.paged(), options, &PagingOptions::host_bytes);
+      options.device_bytes = fixtures::least_limit(job.paged(), options, &PagingOptions::device_bytes);
+      options.host_bytes = fixtures::least_limit(job.paged(), options, &PagingOptions::host_bytes);
     }
     OnDevice run(job, options);
     for (const TestDevice& device : devices()) ASSERT_EQ(run.train(job, device, 2, seed), train_on_processor(job, 2)) << seed;
@@ -258,7 +258,7 @@ TEST(DeviceRandom, GraphsHaveTheBitsOfTheProcessor) {
 TEST(DeviceRandom, ProgramsOfTheProcessorRunInTheBackground) {
   int64_t views = 0, copies = 0;
   for (uint32_t seed = 0; seed < 60; ++seed) {
-    JobGraph entry{.graph = testing::random_graph(seed, 40, {.rows = 32, .width = 128, .near = 1, .saved = true, .pieces = true})};
+    JobGraph entry{.graph = fixtures::random_graph(seed, 40, {.rows = 32, .width = 128, .near = 1, .saved = true, .pieces = true})};
     Job job{.entries = {std::move(entry)}};
     const Planner planner({{.name = "run", .graph = &job.entries[0].graph, .keep = {}}}, {.threads = kThreads});
     const Program program = planner.streamed(0, {}, {}).program;
@@ -317,7 +317,7 @@ TEST(DeviceExecutor, StopsBetweenInstructionsAndGoesOn) {
     stop = false;
     std::vector<std::byte> left;
     machine.run(0, 1, 2, left);
-    EXPECT_EQ(left, testing::random_tensor({DType::float32, {64}}, 1).bytes);  // forty negations
+    EXPECT_EQ(left, fixtures::random_tensor({DType::float32, {64}}, 1).bytes);  // forty negations
   }
 }
 
@@ -372,9 +372,9 @@ TEST(DeviceExecutor, KernelErrorsNameTheirNode) {
   const ValueId row = builder.named("/embedding").emit("Gather", {table, graph.inputs[0]}, {{"axis", int64_t{0}}});
   graph.outputs = {builder.named("/last").emit("Neg", {row})};
   for (const bool on_host : {false, true}) {
-    const Program program = testing::page({{.name = "run", .graph = &graph}},
-                                          {.on_host = [&](const Node& node) { return on_host && node.op->name == "Gather"; }});
-    verify(program, {&graph}, testing::kernels_of_pages);
+    const Program program = fixtures::page({{.name = "run", .graph = &graph}},
+                                           {.on_host = [&](const Node& node) { return on_host && node.op->name == "Gather"; }});
+    verify(program, {&graph}, fixtures::kernels_of_pages);
     for (const TestDevice& on : devices()) {
       const std::unique_ptr<Device> device = on.make(program, {&graph}, 1, 3);
       LazyDisk disk(program.file().bytes, 1);

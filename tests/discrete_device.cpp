@@ -8,7 +8,7 @@
 #include "exec/float_environment.h"
 #include "graph/error.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 namespace {
 
 constexpr int kRubbish = 0xb7;
@@ -293,4 +293,4 @@ void DiscreteDevice::finish() {
   if (failure_ != nullptr) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

@@ -18,7 +18,7 @@
 #include "exec/device.h"
 #include "exec/workers.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 
 class DiscreteDevice : public Device {
  public:
@@ -82,4 +82,4 @@ class DiscreteDevice : public Device {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

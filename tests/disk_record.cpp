@@ -33,7 +33,7 @@ struct Call {
   int replaced = -1;
 };
 
-struct Node {
+struct Inode {
   bool is_folder = false;
   std::string content{};
   std::map<std::string, int> names{};
@@ -54,7 +54,7 @@ void change(std::string& content, const Call& call) {
   }
 }
 
-void change_names(std::vector<Node>& nodes, const Call& call) {
+void change_names(std::vector<Inode>& nodes, const Call& call) {
   if (call.kind == Call::make || call.kind == Call::link) nodes[static_cast<size_t>(call.folder)].names[call.name] = call.node;
   if (call.kind == Call::remove || call.kind == Call::rename) {
     auto& names = nodes[static_cast<size_t>(call.folder)].names;
@@ -77,8 +77,8 @@ bool coin(uint64_t seed, size_t call) {
 
 struct DiskRecord::Model {
   std::string root;
-  std::vector<Node> first;  // when the record began; node 0 is the root
-  std::vector<Node> nodes;  // now; of names alone
+  std::vector<Inode> first;  // when the record began; node 0 is the root
+  std::vector<Inode> nodes;  // now; of names alone
   std::map<uint64_t, int> by_inode;
   std::vector<Call> calls;
 
@@ -164,9 +164,9 @@ std::string path_at(int folder, const char* path) {
   return (fs::read_symlink("/proc/self/fd/" + std::to_string(folder), code) / path).string();
 }
 
-void collect(const std::vector<Node>& nodes, int node, const std::string& path, DiskRecord::Tree& tree) {
+void collect(const std::vector<Inode>& nodes, int node, const std::string& path, DiskRecord::Tree& tree) {
   for (const auto& [name, inner] : nodes[static_cast<size_t>(node)].names) {
-    const Node& at = nodes[static_cast<size_t>(inner)];
+    const Inode& at = nodes[static_cast<size_t>(inner)];
     const std::string full = path.empty() ? name : path + "/" + name;
     tree[full] = {.node = inner, .is_folder = at.is_folder, .content = std::make_shared<const std::string>(at.content)};
     if (at.is_folder) collect(nodes, inner, full, tree);
@@ -254,7 +254,7 @@ std::string DiskRecord::what(size_t call) const {
 bool DiskRecord::is_transfer(size_t call) const { return model_->calls[call].kind < Call::sync; }
 
 DiskRecord::Tree DiskRecord::after(size_t calls, Survives survives, uint64_t seed) const {
-  std::vector<Node> live = model_->first, kept = model_->first;
+  std::vector<Inode> live = model_->first, kept = model_->first;
   live.resize(model_->nodes.size());
   kept.resize(model_->nodes.size());
   for (size_t i = 0; i < calls; ++i) {

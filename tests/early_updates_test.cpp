@@ -15,7 +15,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 
 constexpr GptShape kShape{.layers = 4, .heads = 2, .width = 32, .vocabulary = 61, .batch = 2, .length = 8};
 

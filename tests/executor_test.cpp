@@ -14,9 +14,9 @@
 namespace ort_train {
 namespace {
 
-using testing::random_graph;
-using testing::random_tensor;
-using testing::Reference;
+using fixtures::random_graph;
+using fixtures::random_tensor;
+using fixtures::Reference;
 
 // One program with its memory. Whatever isn't persistent is filled with rubbish before each run.
 struct Machine {
@@ -111,10 +111,10 @@ TEST(Executor, RandomGraphsGiveTheBitsOfPlainEvaluation) {
 
 // Forward, loss, backward, clipping and AdamW; and accumulation over micro-batches with the update as an entry of its own.
 TEST(Executor, TrainingStepsGiveTheBitsOfPlainEvaluation) {
-  const testing::GptShape shape{.layers = 2, .heads = 2, .width = 16, .vocabulary = 20, .batch = 2, .length = 8};
+  const fixtures::GptShape shape{.layers = 2, .heads = 2, .width = 16, .vocabulary = 20, .batch = 2, .length = 8};
   for (const bool accumulate : {false, true}) {
     OptimizerSpec optimizer{.weight_decay = 0.1, .accumulate = accumulate};
-    JobGraph train = testing::gpt_training(shape, optimizer);
+    JobGraph train = fixtures::gpt_training(shape, optimizer);
     std::vector<JobGraph> jobs = {train};
     if (accumulate) jobs.push_back(build_update_graph(train, optimizer, {}));
     const std::vector<JobGraph> own = jobs;

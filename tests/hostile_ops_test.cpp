@@ -17,7 +17,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 
 // What import says of nodes that take x (2 numbers), q (1, 2, 4), k (2, 4), m (1, 4, 2, 2) or labels (int64 scalar), and give y.
 std::string complaint(const std::string& nodes, const std::string& inputs = "float[2] x", int opset = 17) {

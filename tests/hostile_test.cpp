@@ -22,7 +22,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 namespace pb = ort_train_onnx;
 
 // A bit of everything that a file can hold: raw and typed tensors, a branch, a function, attributes of all kinds, shape arithmetic.

@@ -12,7 +12,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 
 std::vector<std::string> op_names(const Graph& graph) {
   std::vector<std::string> names;

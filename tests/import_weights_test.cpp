@@ -14,7 +14,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 namespace pb = ort_train_onnx;
 
 std::vector<float> counted(size_t n, float first = 1) {

@@ -34,10 +34,10 @@ std::string path_of(int descriptor) {
   return std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(descriptor), code).string();
 }
 
-enum class Counted { changes, reads, names };
-Counted counted(Fault which) {
-  if (which == Fault::name_error) return Counted::names;
-  return which == Fault::read_error || which == Fault::short_read ? Counted::reads : Counted::changes;
+enum class CountedCalls { changes, reads, names };
+CountedCalls counted(Fault which) {
+  if (which == Fault::name_error) return CountedCalls::names;
+  return which == Fault::read_error || which == Fault::short_read ? CountedCalls::reads : CountedCalls::changes;
 }
 bool halves(Fault which) { return which == Fault::short_read || which == Fault::short_write; }
 
@@ -47,7 +47,7 @@ size_t half_of(int descriptor, size_t bytes) {
 }
 
 // Whether this call is the one; what fails sets errno.
-bool strikes(const char* what, const std::string& where, Counted kind = Counted::changes) {
+bool strikes(const char* what, const std::string& where, CountedCalls kind = CountedCalls::changes) {
   if (!armed || kind != counted(fault)) return false;
   const std::lock_guard lock(mutex);
   calls.push_back(std::string(what) + " " + where);
@@ -62,7 +62,8 @@ bool strikes(const char* what, const std::string& where, Counted kind = Counted:
 bool strikes_transfer(bool read, int descriptor, size_t bytes) {
   if (!armed || (halves(fault) && half_of(descriptor, bytes) == 0)) return false;
   const std::string path = path_of(descriptor);
-  return path.starts_with('/') && strikes(read ? "read" : "write", path, read ? Counted::reads : Counted::changes);  // events have no path
+  return path.starts_with('/') &&
+         strikes(read ? "read" : "write", path, read ? CountedCalls::reads : CountedCalls::changes);  // events have no path
 }
 
 // Reads and writes that are about to go into the ring: short ones really are. Those that fail become what the kernel does at once, so that
@@ -137,7 +138,7 @@ LinksRefused::LinksRefused(bool refuse) { no_links = refuse; }
 LinksRefused::~LinksRefused() { no_links = false; }
 bool links_refused() { return no_links; }
 
-bool name_call_fails(const char* what, const std::string& where) { return strikes(what, where, Counted::names); }
+bool name_call_fails(const char* what, const std::string& where) { return strikes(what, where, CountedCalls::names); }
 
 UringBroken::UringBroken(int code) { uring_broken = code; }
 UringBroken::~UringBroken() { uring_broken = 0; }

@@ -22,7 +22,7 @@ namespace ort_train {
 namespace {
 
 using ::testing::HasSubstr;
-using namespace testing;
+using namespace fixtures;
 
 // y = tanh(x w) v, with a table of held-out samples.
 struct Library : TrainerRuns {

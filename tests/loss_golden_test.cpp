@@ -58,7 +58,7 @@ std::map<ValueId, Tensor> run(const Graph& graph, std::map<ValueId, Tensor> valu
   return values;
 }
 
-double distance(const std::vector<double>& a, const std::vector<double>& b) {
+double relative_distance(const std::vector<double>& a, const std::vector<double>& b) {
   double difference = 0, norm = 0;
   for (size_t i = 0; i < a.size(); ++i) {
     difference += (a[i] - b.at(i)) * (a[i] - b[i]);
@@ -126,7 +126,7 @@ TEST(LossesOfPyTorch, AreOurs) {
       for (size_t i = 0; i < outputs.size(); ++i) {
         const std::vector<double> expected = golden.at(fmt::format("{}/gradients/{}", name, i), DType::float64).to_double();
         ASSERT_TRUE(gradients.contains(outputs[i]));
-        EXPECT_LE(distance(backward.at(gradients.at(outputs[i])).to_double(), expected), tolerance) << "output " << i;
+        EXPECT_LE(relative_distance(backward.at(gradients.at(outputs[i])).to_double(), expected), tolerance) << "output " << i;
       }
     }
   }
@@ -160,7 +160,7 @@ TEST(LossText, NamesOutputsWeightsParametersAndLabels) {
 }
 
 TEST(LossText, WhatIsWrongIsSaid) {
-  const auto refusal = [](const std::string& text) { return std::string(testing::error_of([&] { parsed(text); }).what()); };
+  const auto refusal = [](const std::string& text) { return std::string(fixtures::error_of([&] { parsed(text); }).what()); };
   using ::testing::HasSubstr;
   EXPECT_THAT(refusal("hinge"), HasSubstr("`loss` hinge is not known; these are: cross_entropy, nll, mse"));
   EXPECT_THAT(refusal("mse(beta=1)"), HasSubstr("mse has no parameter 'beta'; it has none"));

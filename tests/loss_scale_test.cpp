@@ -26,12 +26,12 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Json = nlohmann::json;
-using testing::error_of;
+using fixtures::error_of;
 
-const std::string kGolden = std::string(ORT_TRAIN_SOURCE_DIR) + "/tests/golden/loss_scale/";
+const std::string kScalerGolden = std::string(ORT_TRAIN_SOURCE_DIR) + "/tests/golden/loss_scale/";
 
 struct Golden {
-  Golden() : file(File::open(kGolden + "golden.safetensors")) {
+  Golden() : file(File::open(kScalerGolden + "golden.safetensors")) {
     SafetensorsHeader header = read_safetensors_header(file, ErrorCode::data);
     metadata = std::move(header.metadata);
     for (const SafetensorsEntry& entry : header.entries) entries.emplace(entry.name, entry);
@@ -147,7 +147,7 @@ struct LossScaleRuns : TrainerRuns {
 
   Options golden_job(const Golden& golden, const std::string& name) const {
     const Json settings = Json::parse(golden.metadata.at(name));
-    Options o{.model = kGolden + "model.onnx", .data = kGolden + settings.at("data").get<std::string>() + ".safetensors"};
+    Options o{.model = kScalerGolden + "model.onnx", .data = kScalerGolden + settings.at("data").get<std::string>() + ".safetensors"};
     o.loss = "mse";
     o.batch_size = settings.at("batch");
     o.learning_rate = settings.at("rate");
@@ -188,9 +188,9 @@ struct LossScaleRuns : TrainerRuns {
 };
 
 std::vector<float> weight_of(const std::string& model, const std::string& name) {
-  const Imported imported = testing::import_file(model, {.shapes = {{"batch", 1}}});
+  const Imported imported = fixtures::import_file(model, {.shapes = {{"batch", 1}}});
   for (const Weight& weight : imported.weights) {
-    if (weight.parameter == name) return testing::floats(testing::weight_tensor(imported, weight));
+    if (weight.parameter == name) return fixtures::floats(fixtures::weight_tensor(imported, weight));
   }
   ADD_FAILURE() << name;
   return {};

@@ -10,7 +10,7 @@
 namespace ort_train {
 namespace {
 
-using testing::write_model;
+using fixtures::write_model;
 
 struct Losses : TrainerRuns {
   static constexpr int64_t kSamples = 48, kWidth = 6, kClasses = 4;
@@ -25,9 +25,9 @@ struct Losses : TrainerRuns {
                  .add("x", {kSamples, kWidth}, numbers(kSamples * kWidth, 389))
                  .add("labels", {kSamples}, labels)
                  .write(folder / "data.safetensors");
-    auto model = testing::model_of(fmt::format(
+    auto model = fixtures::model_of(fmt::format(
         R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 6] x) => (float[batch, 4] y) {{ z = MatMul (x, w) {} }})", end));
-    *model.mutable_graph()->add_initializer() = testing::tensor_of("w", {kWidth, kClasses}, numbers(kWidth * kClasses, 97));
+    *model.mutable_graph()->add_initializer() = fixtures::tensor_of("w", {kWidth, kClasses}, numbers(kWidth * kClasses, 97));
     o.model = write_model(folder, model, name + ".onnx");
     o.batch_size = 8;
     o.max_steps = 6;
@@ -95,7 +95,7 @@ TEST_F(Losses, TermsOfCrossEntropyNeedIt) {
     o.label_smoothing = smoothing;
     o.z_loss = z_loss;
     o.loss = loss;
-    return std::string(testing::error_of([&] { Trainer{o}; }).what());
+    return std::string(fixtures::error_of([&] { Trainer{o}; }).what());
   };
   EXPECT_THAT(refusal(1, 0, "cross_entropy"), ::testing::HasSubstr("`label_smoothing` 1: has to lie in [0, 1)"));
   EXPECT_THAT(refusal(0, -1, "cross_entropy"), ::testing::HasSubstr("`z_loss` -1: has to be 0 or more"));
@@ -105,7 +105,7 @@ TEST_F(Losses, TermsOfCrossEntropyNeedIt) {
 TEST_F(Losses, UnknownOnesAreRefusedWithTheNamesThereAre) {
   Options o = classifier("unknown", "y = Identity (z)");
   o.loss = "hinge";
-  EXPECT_THAT(testing::error_of([&] { Trainer{o}; }).what(),
+  EXPECT_THAT(fixtures::error_of([&] { Trainer{o}; }).what(),
               ::testing::HasSubstr("cross_entropy, nll, mse, l1, smooth_l1, huber, binary_cross_entropy, focal, dice, "));
 }
 

@@ -12,7 +12,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 
 struct Lowered {
   std::string name;

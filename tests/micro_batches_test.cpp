@@ -16,13 +16,13 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 
-constexpr GptShape kTiny{.layers = 4, .heads = 2, .width = 8, .vocabulary = 11, .batch = 2, .length = 5};
+constexpr GptShape kFourLayers{.layers = 4, .heads = 2, .width = 8, .vocabulary = 11, .batch = 2, .length = 5};
 constexpr size_t kBatches = 3;
 
 Tensor input_of(const Graph& graph, ValueId id, uint32_t seed) {
-  Tensor tensor = random_tensor(graph.value(id).type(), seed, kTiny.vocabulary);
+  Tensor tensor = random_tensor(graph.value(id).type(), seed, kFourLayers.vocabulary);
   const auto scalars = make_optimizer().scalars(2, 1e-2);
   if (graph.value(id).name == kScalarsInput) std::copy(scalars.begin(), scalars.end(), tensor.data<float>().begin());
   return tensor;
@@ -39,7 +39,7 @@ std::map<std::string, std::vector<double>> numbers(const Reference& reference) {
 }
 
 TEST(MicroBatches, TogetherGiveTheBitsOfOneByOne) {
-  const JobGraph job = gpt_training(kTiny, {.accumulate = true}, /*part_bytes=*/64);
+  const JobGraph job = gpt_training(kFourLayers, {.accumulate = true}, /*part_bytes=*/64);
   for (const RecomputeChoice& choice : {RecomputeChoice{}, RecomputeChoice{.groups = 5}, recompute_mode("sqrt")}) {
     Graph graph = job.graph;
     recompute(graph, choice);
@@ -76,7 +76,8 @@ TEST(MicroBatches, AnUpdateInTheNextStepGivesTheSameBits) {
     std::map<ValueId, Tensor> inputs;
     for (const ValueId id : graph.inputs) {
       const std::string& name = graph.value(id).name;
-      Tensor& tensor = inputs[id] = random_tensor(graph.value(id).type(), static_cast<uint32_t>(100 * micro_batch + id), kTiny.vocabulary);
+      Tensor& tensor = inputs[id] =
+          random_tensor(graph.value(id).type(), static_cast<uint32_t>(100 * micro_batch + id), kFourLayers.vocabulary);
       if (name == kInverseCountInput) tensor.data<float>()[0] = 0.1f;
       if (name != kScalarsInput && name != kPendingScalarsInput) continue;
       const size_t step = micro_batch / kBatches + (name == kScalarsInput ? 1 : 0);
@@ -96,7 +97,7 @@ TEST(MicroBatches, AnUpdateInTheNextStepGivesTheSameBits) {
   };
   for (const int64_t part_bytes : {int64_t{64}, int64_t{1} << 30}) {
     OptimizerSpec optimizer{.max_grad_norm = 0.05, .accumulate = true};
-    const JobGraph plain = gpt_training(kTiny, optimizer, part_bytes), update = build_update_graph(plain, optimizer, {});
+    const JobGraph plain = gpt_training(kFourLayers, optimizer, part_bytes), update = build_update_graph(plain, optimizer, {});
     Reference wanted(workers);
     set_parameters(plain.graph, wanted);
     std::vector<double> wanted_losses, wanted_norms;
@@ -108,7 +109,7 @@ TEST(MicroBatches, AnUpdateInTheNextStepGivesTheSameBits) {
     EXPECT_GT(wanted_norms[0], 0.05) << "clipped";
 
     optimizer.deferred = true;
-    const JobGraph first = gpt_training(kTiny, optimizer, part_bytes), pending = build_pending_graph(first, optimizer, {});
+    const JobGraph first = gpt_training(kFourLayers, optimizer, part_bytes), pending = build_pending_graph(first, optimizer, {});
     const JobGraph flush = build_update_graph(first, optimizer, {});
     Reference apart(workers), joined(workers);
     set_parameters(first.graph, apart);
@@ -157,7 +158,7 @@ TEST(MicroBatches, AnUpdateInTheNextStepGivesTheSameBits) {
 
 // No block is left for the next one before all micro-batches have passed it, and come back to only in the backward pass.
 TEST(MicroBatches, GoFromBlockToBlock) {
-  JobGraph job = gpt_training(kTiny, {.accumulate = true});
+  JobGraph job = gpt_training(kFourLayers, {.accumulate = true});
   join_micro_batches(job.graph, kBatches, {job.losses[0].inverse_count});
   std::vector<int> forward, backward;
   for (NodeId id : job.graph.order()) {

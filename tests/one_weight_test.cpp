@@ -17,7 +17,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 
 struct OneWeight : TrainerRuns {
   static constexpr int64_t kSamples = 22, kIn = 1024, kOut = 1536;

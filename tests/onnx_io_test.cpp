@@ -14,7 +14,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 namespace pb = ort_train_onnx;
 
 const char* const kClassifier = R"(classifier (float[4, 3] x) => (float[4, 5] logits)

@@ -13,7 +13,7 @@
 #include "tests/run_imported.h"
 #include "tests/test_files.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 
 inline constexpr const char* kLayer = R"(<ir_version: 8, opset_import: ["" : 17], producer_name: "pen", producer_version: "2">
 layer (float[batch, 3] x) => (float[batch, 2] y)
@@ -109,4 +109,4 @@ template <typename Call> Error error_of(Call&& call) {
 
 #define EXPECT_HAS(text, part) EXPECT_NE(std::string(text).find(part), std::string::npos) << (text)
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

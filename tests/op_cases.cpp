@@ -1,6 +1,6 @@
 #include "tests/op_cases.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 
 std::vector<OpCase> all_op_cases() {
   std::vector<OpCase> all;
@@ -11,4 +11,4 @@ std::vector<OpCase> all_op_cases() {
   return all;
 }
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

@@ -8,6 +8,7 @@
 
 #pragma once
 
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,7 +16,10 @@
 #include "graph/attributes.h"
 #include "graph/types.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
+
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
+inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 struct OpInput {
   DType dtype = DType::float32;  // float32 stands for "floating": the double runs make float64 of it
@@ -93,4 +97,4 @@ std::vector<OpCase> convolution_op_cases();    // convolutions, pools, batch nor
 
 std::vector<OpCase> all_op_cases();
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

@@ -1,14 +1,9 @@
 // Cases of the op test table: convolutions, pools, batch normalisation.
 
-#include <limits>
-
 #include "tests/op_cases.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using Numbers = std::vector<int64_t>;
 
@@ -247,4 +242,4 @@ std::vector<OpCase> convolution_op_cases() {
   return cases;
 }
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

@@ -1,15 +1,11 @@
 // Cases of the op test table: arithmetic, functions of one number, activations.
 
 #include <cmath>
-#include <limits>
 
 #include "tests/op_cases.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // What can go wrong in any function of one number: a length that is no multiple of a vector, more than a task's elements, one element,
 // none.
@@ -259,4 +255,4 @@ std::vector<OpCase> elementwise_op_cases() {
   return cases;
 }
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

@@ -4,7 +4,7 @@
 
 #include "tests/op_cases.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 namespace {
 
 using Ints = std::vector<int64_t>;
@@ -430,4 +430,4 @@ std::vector<OpCase> index_op_cases() {
   return cases;
 }
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

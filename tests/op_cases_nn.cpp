@@ -16,11 +16,8 @@
 #include "exec/random.h"
 #include "tests/op_cases.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 void determinant_cases(std::vector<OpCase>& cases) {
   cases.insert(cases.end(),
@@ -515,4 +512,4 @@ std::vector<OpCase> nn_op_cases() {
   return cases;
 }
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

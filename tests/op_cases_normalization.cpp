@@ -2,16 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <limits>
 #include <string_view>
 
 #include "tests/op_cases.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 void softmax_cases(std::vector<OpCase>& cases) {
   struct Form {
@@ -189,4 +185,4 @@ std::vector<OpCase> normalization_op_cases() {
   return cases;
 }
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

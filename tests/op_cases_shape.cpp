@@ -2,7 +2,7 @@
 
 #include "tests/op_cases.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 namespace {
 
 using Ints = std::vector<int64_t>;
@@ -346,4 +346,4 @@ std::vector<OpCase> shape_op_cases() {
   return cases;
 }
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

@@ -18,7 +18,7 @@ namespace {
 using Ints = std::vector<int64_t>;
 using Doubles = std::vector<double>;
 
-Workers& workers() {
+Workers& two_workers() {
   static Workers two(2);
   return two;
 }
@@ -60,7 +60,7 @@ std::vector<Tensor> lowered(const std::string& op, int opset, Attributes attribu
       .domain = "", .op_type = op, .name = "tested", .opset = opset, .attributes = std::move(attributes), .inputs = {}, .outputs = outputs};
   for (const Tensor& input : inputs) node.inputs.push_back(input.shape == kAbsent.shape ? kNone : graph.add_constant(input));
   Lowering lowering(graph, node);
-  lowering.named("tested").folding(make_folder(workers()));
+  lowering.named("tested").folding(make_folder(two_workers()));
   if (form->lower)
     form->lower(lowering);
   else
@@ -113,7 +113,7 @@ Tensor gradient_of(const std::string& op, const Attributes& attributes, const Te
     const Node& node = graph.node(id);
     std::vector<const Tensor*> in;
     for (ValueId value : node.inputs) in.push_back(graph.constant(value) ? graph.constant(value) : &values.at(value));
-    std::vector<Tensor> out = evaluate(*node.op, node.attributes, in, node.outputs.size(), workers());
+    std::vector<Tensor> out = evaluate(*node.op, node.attributes, in, node.outputs.size(), two_workers());
     for (size_t i = 0; i < out.size(); ++i) values[node.outputs[i]] = std::move(out[i]);
   }
   return values.at(gradient);

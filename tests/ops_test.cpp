@@ -16,7 +16,7 @@
 #include "graph/op_def.h"
 #include "tests/op_cases.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 
 void PrintTo(const OpCase& op_case, std::ostream* out) { *out << op_case.op << " " << op_case.name; }
 
@@ -566,4 +566,4 @@ TEST(OpList, CaseNamesAreUnique) {
 }
 
 }  // namespace
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

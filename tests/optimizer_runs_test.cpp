@@ -13,7 +13,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 
 constexpr int64_t kSamples = 14, kIn = 512, kInner = 400, kOut = 4;
 

@@ -30,7 +30,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 
 // --- against the reference implementations --------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-constexpr int64_t kWidth = 64, kSamples = 48, kSteps = 6;
+constexpr int64_t kWidth = 64, kChainSamples = 48, kSteps = 6;
 
 struct OutputDir : TrainerRuns {
   Options options;
@@ -28,16 +28,16 @@ struct OutputDir : TrainerRuns {
   const std::string out = folder / "out";
 
   void SetUp() override {
-    auto model = testing::model_of(fmt::format(
+    auto model = fixtures::model_of(fmt::format(
         R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, {0}] x) => (float[batch, {0}] y) {{ a = MatMul (x, u) b = Tanh (a) c = MatMul (b, v) d = Tanh (c) y = MatMul (d, w) }})",
         kWidth));
     for (const char* name : {"u", "v", "w"}) {
       std::vector<float> values = numbers(kWidth * kWidth, 7919 + name[0]);
       for (float& value : values) value /= 8;
-      *model.mutable_graph()->add_initializer() = testing::tensor_of(name, {kWidth, kWidth}, values);
+      *model.mutable_graph()->add_initializer() = fixtures::tensor_of(name, {kWidth, kWidth}, values);
     }
     options.model = write_file(folder / "model.onnx", model.SerializeAsString());
-    options.data = write_chain_data(folder.path, kSamples, kWidth);
+    options.data = write_chain_data(folder.path, kChainSamples, kWidth);
     options.loss = "mse";
     options.batch_size = 16;
     options.learning_rate = 1e-3;

@@ -14,7 +14,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 
 struct PackedRuns : TrainerRuns {
   static constexpr int64_t kSamples = 14, kIn = 512, kInner = 4001, kOut = 4;

@@ -11,7 +11,7 @@
 #include "graph/error.h"
 #include "graph/op_def.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 namespace {
 
 constexpr int64_t kDeviceAlignment = 256;
@@ -519,4 +519,4 @@ int64_t least_limit(const std::vector<PagedEntry>& entries, PagingOptions option
   }
 }
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

@@ -11,7 +11,7 @@
 
 #include "exec/program.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 
 inline constexpr QueueId kUp = 3, kDown = 4, kHostCompute = 5;
 
@@ -37,4 +37,4 @@ const KernelTable* kernels_of_pages(SpaceKind where);
 // A limit about as low as page() takes, of one space, the other's being as in `options`: found by trying.
 int64_t least_limit(const std::vector<PagedEntry>& entries, PagingOptions options, int64_t PagingOptions::*limit);
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

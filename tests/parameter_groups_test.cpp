@@ -204,7 +204,7 @@ TEST_F(ParameterGroups, LayersAreFoundInExportedModels) {
 
 // torchscript's names of a Sequential's nodes have its own name again in that of each module.
 TEST_F(ParameterGroups, NodesOfASequentialAreOfTheLayersOfItsWeights) {
-  ort_train_onnx::ModelProto model = testing::model_of(R"(<ir_version: 8, opset_import: ["" : 17]> g (float[2, 4] x) => (float[2, 4] y) {
+  ort_train_onnx::ModelProto model = fixtures::model_of(R"(<ir_version: 8, opset_import: ["" : 17]> g (float[2, 4] x) => (float[2, 4] y) {
     h = MatMul (x, a)
     r = Mul (h, s)
     k = MatMul (r, b)
@@ -212,14 +212,14 @@ TEST_F(ParameterGroups, NodesOfASequentialAreOfTheLayersOfItsWeights) {
   const char* const nodes[] = {"/net/net.0/MatMul", "/net/net.0/Mul", "/net/net.1/MatMul", "/net/net.1/Mul"};
   for (int i = 0; i < 4; ++i) model.mutable_graph()->mutable_node(i)->set_name(nodes[i]);
   for (const char* matrix : {"onnx::MatMul_1", "onnx::MatMul_2"})
-    *model.mutable_graph()->add_initializer() = testing::tensor_of(matrix, {4, 4}, numbers(16, matrix[13]));
+    *model.mutable_graph()->add_initializer() = fixtures::tensor_of(matrix, {4, 4}, numbers(16, matrix[13]));
   for (const char* vector : {"net.0.scale", "net.1.scale"})
-    *model.mutable_graph()->add_initializer() = testing::tensor_of(vector, {4}, numbers(4, vector[4]));
+    *model.mutable_graph()->add_initializer() = fixtures::tensor_of(vector, {4}, numbers(4, vector[4]));
   model.mutable_graph()->mutable_node(0)->set_input(1, "onnx::MatMul_1");
   model.mutable_graph()->mutable_node(1)->set_input(1, "net.0.scale");
   model.mutable_graph()->mutable_node(2)->set_input(1, "onnx::MatMul_2");
   model.mutable_graph()->mutable_node(3)->set_input(1, "net.1.scale");
-  Options o{.model = testing::write_model(folder, model)};
+  Options o{.model = fixtures::write_model(folder, model)};
   o.layer_decay = 0.5;
   std::map<std::string, int64_t> tensors;
   for (const GroupReport& row : check(o).groups) tensors[row.name] = row.tensors;
@@ -227,7 +227,7 @@ TEST_F(ParameterGroups, NodesOfASequentialAreOfTheLayersOfItsWeights) {
 }
 
 TEST_F(ParameterGroups, PacksAreOfOneGroup) {
-  Graph forward = testing::gpt_forward({.layers = 2, .heads = 4, .width = 64, .vocabulary = 300, .batch = 2, .length = 16});
+  Graph forward = fixtures::gpt_forward({.layers = 2, .heads = 4, .width = 64, .vocabulary = 300, .batch = 2, .length = 16});
   const Packs before = choose_packs(forward, {});
   uint32_t next = 0;
   for (const ValueId id : forward.parameters()) forward.value(id).group = next++ % 3;
@@ -246,7 +246,7 @@ TEST_F(ParameterGroups, PacksAreOfOneGroup) {
 
 // Its own scalars, its own weight decay; parts and packs have their weights' group.
 TEST_F(ParameterGroups, UpdatesReadTheScalarsOfTheirGroup) {
-  Graph forward = testing::gpt_forward({.layers = 2, .heads = 4, .width = 64, .vocabulary = 300, .batch = 2, .length = 16});
+  Graph forward = fixtures::gpt_forward({.layers = 2, .heads = 4, .width = 64, .vocabulary = 300, .batch = 2, .length = 16});
   uint32_t next = 0;
   std::map<std::string, uint32_t> group_of;
   for (const ValueId id : forward.parameters()) group_of[forward.value(id).name] = forward.value(id).group = next++ % 3;

@@ -17,7 +17,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 
 // The sizes that decide which kernel runs: of the weight, and how many rows meet it (of a product's other factor, or of indices).
 struct Geometry {
@@ -115,13 +115,13 @@ Tensor numbers_for(const Value& value, const Geometry& g) {
   return tensor;
 }
 
-struct Left {
+struct LeftByParts {
   std::vector<double> results;                      // loss and gradient norm
   std::map<std::string, std::vector<float>> state;  // weight and optimizer's state, put together
   size_t parts = 0;
 };
 
-Left left_by(const Graph& forward, const Geometry& g, const OptimizerSpec& optimizer, int64_t part_bytes, Workers& workers) {
+LeftByParts left_by(const Graph& forward, const Geometry& g, const OptimizerSpec& optimizer, int64_t part_bytes, Workers& workers) {
   Graph divided = forward;
   mark_parts(divided, {.part_bytes = part_bytes});
   const JobGraph train = build_train_graph(divided, {.terms = {{.kind = "mse"}}}, optimizer, {});
@@ -145,7 +145,7 @@ Left left_by(const Graph& forward, const Geometry& g, const OptimizerSpec& optim
     const Value& value = train.graph.value(id);
     if (value.name[0] == 'x') tensor = numbers_for(value, g);
   }
-  Left left{.results = {}, .state = {}, .parts = parts.size()};
+  LeftByParts left{.results = {}, .state = {}, .parts = parts.size()};
   const auto values = reference.run(train.graph, inputs);
   for (const ValueId id : {train.losses[0].sum, train.grad_norm}) left.results.push_back(values.at(id).to_double()[0]);
   const auto together = reference.state.find("w.exp_avg_sq_col");  // of all parts
@@ -195,11 +195,11 @@ TEST(Parts, EveryUseOfADividedWeightHasTheBitsOfTheWhole) {
       const Graph forward = model_of_use(use, g);
       const Optimizer optimizers[] = {make_optimizer("adafactor"), make_optimizer("sgd", {{"momentum", 0.9}}), make_optimizer("adamw")};
       const OptimizerSpec optimizer{.optimizer = optimizers[round % 3], .weight_decay = 0.1, .max_grad_norm = 1e-3};
-      const Left whole = left_by(forward, g, optimizer, int64_t{1} << 40, workers);
+      const LeftByParts whole = left_by(forward, g, optimizer, int64_t{1} << 40, workers);
       ASSERT_EQ(whole.parts, 1u);
       size_t before = 1;
       for (const int64_t part_bytes : {g.rows * g.columns * 2, int64_t{4096}}) {
-        const Left parts = left_by(forward, g, optimizer, part_bytes, workers);
+        const LeftByParts parts = left_by(forward, g, optimizer, part_bytes, workers);
         if (parts.parts == before) continue;
         before = parts.parts;
         ++divided;

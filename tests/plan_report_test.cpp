@@ -13,8 +13,8 @@
 namespace ort_train {
 namespace {
 
-struct Job {
-  explicit Job(const testing::GptShape& shape) : train(testing::gpt_training(shape)) {
+struct PlannedGpt {
+  explicit PlannedGpt(const fixtures::GptShape& shape) : train(fixtures::gpt_training(shape)) {
     train.graph.node(train.graph.order()[0]).name = "/wte \"<&>\" ü";  // names are the user's
     program = plan({{.name = "train", .graph = &train.graph, .keep = {}}}, {.threads = 2});
   }
@@ -23,10 +23,10 @@ struct Job {
   Program program;
 };
 
-const testing::GptShape kSmall{.layers = 2, .heads = 2, .width = 64, .vocabulary = 500, .batch = 4, .length = 32};
+const fixtures::GptShape kSmall{.layers = 2, .heads = 2, .width = 64, .vocabulary = 500, .batch = 4, .length = 32};
 
 TEST(PlanReport, PeakIsTheSumOfItsPurposes) {
-  const Job job(kSmall);
+  const PlannedGpt job(kSmall);
   const MemoryPeak peak = memory_peak(job.program, job.graphs());
   EXPECT_EQ(std::accumulate(peak.bytes.begin(), peak.bytes.end(), int64_t{0}), peak.live);
   EXPECT_EQ(peak.live, job.program.entries[0].peak().bytes);
@@ -44,7 +44,7 @@ TEST(PlanReport, PeakIsTheSumOfItsPurposes) {
 }
 
 TEST(PlanReport, TableHasAColumnForWhatIsThere) {
-  const Job job(kSmall);
+  const PlannedGpt job(kSmall);
   const std::string table = memory_table(job.program, job.graphs(), {.title = "", .reserve = 70'000'000, .budget = 90'000'000});
   for (const char* wanted :
        {"program", "weights", "gradients", "optimizer", "activations", "workspace", "total", "70.0", "MB of 90.0, at ", " in 'train'\n"})
@@ -53,7 +53,7 @@ TEST(PlanReport, TableHasAColumnForWhatIsThere) {
 }
 
 TEST(PlanReport, JsonHoldsEveryStorage) {
-  const Job job(kSmall);
+  const PlannedGpt job(kSmall);
   const nlohmann::ordered_json json = memory_json(job.program, job.graphs());
   EXPECT_EQ(json["arena_bytes"], job.program.memory().bytes);
   EXPECT_EQ(json["persistent"].size(), job.program.persistent.size());
@@ -99,7 +99,7 @@ void expect_sound(const std::string& svg) {
 }
 
 TEST(PlanReport, PictureIsSound) {
-  const Job job(kSmall);
+  const PlannedGpt job(kSmall);
   for (int64_t budget : {int64_t{0}, job.program.memory().bytes + 80'000'000, int64_t{12'000'000'000}}) {
     for (int64_t reserve : {0, 70'000'000}) {
       const std::string svg = memory_svg(job.program, job.graphs(), {.title = "a<b>&\"c\" ü", .reserve = reserve, .budget = budget});
@@ -115,7 +115,7 @@ TEST(PlanReport, PictureIsSound) {
 
 // The timeline is made from the program alone: it says what the planner's simulation said.
 TEST(PlanReport, TimelineIsTheForecast) {
-  Job job(kSmall);
+  PlannedGpt job(kSmall);
   const Planner planner({{.name = "train", .graph = &job.train.graph, .keep = {}}}, {.threads = 2});
   const int64_t most = planner.resident().memory().bytes, least = planner.streamed(0, {}, {}).program.memory().bytes;
   const ComputeRates compute{.flops = 1e11, .element_flops = 5e10, .bytes_per_second = 4e10, .far_bytes_per_second = 2e10};
@@ -159,7 +159,7 @@ TEST(PlanReport, TimelineIsTheForecast) {
 }
 
 TEST(PlanReport, PictureOfManyStoragesStaysSmall) {
-  const Job job({.layers = 50, .heads = 25, .width = 1600, .batch = 1, .length = 1024});
+  const PlannedGpt job({.layers = 50, .heads = 25, .width = 1600, .batch = 1, .length = 1024});
   EXPECT_GT(job.program.entries[0].storages.size(), 4000u);
   const std::string svg = memory_svg(job.program, job.graphs(), {.title = "gpt2-xl.onnx"});
   expect_sound(svg);

@@ -13,7 +13,7 @@
 #include "passes/pack_weights.h"
 #include "passes/split_weights.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 namespace {
 
 ValueId add(Graph& graph, const std::string& name, ValueKind kind, Shape shape, DType dtype = DType::float32) {
@@ -418,4 +418,4 @@ std::map<ValueId, Tensor> Reference::run(const Graph& graph, const std::map<Valu
   return values;
 }
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

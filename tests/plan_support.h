@@ -12,7 +12,7 @@
 #include "graph/graph.h"
 #include "passes/pipeline.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 
 // A graph of `nodes` random ops over small tensors: views, in-place ops, several outputs, broadcasting, products, workspaces, state that is
 // changed in the middle and read before and after (through views that are wanted later, too), updates at the end, random outputs.
@@ -70,4 +70,4 @@ class Reference {
   Workers& workers_;
 };
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

@@ -21,8 +21,8 @@
 namespace ort_train {
 namespace {
 
-using testing::gpt_training;
-using testing::random_graph;
+using fixtures::gpt_training;
+using fixtures::random_graph;
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -278,7 +278,7 @@ TEST(Plan, RandomGraphsPackTightly) {
 
 struct GptCase {
   const char* name;
-  testing::GptShape shape;
+  fixtures::GptShape shape;
   double max_grad_norm;
 };
 class GptPlan : public ::testing::TestWithParam<GptCase> {};

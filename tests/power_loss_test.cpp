@@ -23,12 +23,12 @@ using Survives = DiskRecord::Survives;
 
 constexpr int64_t kLayers = 6, kWidth = 128, kSamples = 384, kSteps = 3;
 
-enum class Job { in_memory, streamed, streamed_to_another_file_system };
+enum class Killed { in_memory, streamed, streamed_to_another_file_system };
 
-struct PowerLoss : TrainerRuns, ::testing::WithParamInterface<Job> {
+struct PowerLoss : TrainerRuns, ::testing::WithParamInterface<Killed> {
   const TestFolder quick = TestFolder(quick_folder());
   const UringRefused threads = UringRefused(EPERM);  // what the kernel does by itself can't be recorded
-  const LinksRefused no_links = LinksRefused(GetParam() == Job::streamed_to_another_file_system);
+  const LinksRefused no_links = LinksRefused(GetParam() == Killed::streamed_to_another_file_system);
   const std::string in = quick / "in", root = quick / "root", out = root + "/new/out", disk = root + "/disk";
   Options options;
   std::vector<double> losses;  // of the run that nobody interrupts, and gradient norms
@@ -47,7 +47,7 @@ struct PowerLoss : TrainerRuns, ::testing::WithParamInterface<Job> {
     fs::create_directory(root);
     fs::create_directory(disk);
     options.output_dir = out;
-    if (GetParam() == Job::in_memory) return;
+    if (GetParam() == Killed::in_memory) return;
     options.nvme_path = disk;
     options.budget = Trainer(options).plan().minimum_budget;
   }
@@ -144,11 +144,12 @@ TEST_P(PowerLoss, LosesNothingThatWasSaved) {
   EXPECT_GT(moments, 20u);
 }
 
-std::string name_of(const ::testing::TestParamInfo<Job>& info) {
+std::string name_of(const ::testing::TestParamInfo<Killed>& info) {
   constexpr std::array names{"InMemory", "Streamed", "StreamedToAnotherFileSystem"};
   return names[static_cast<size_t>(info.param)];
 }
-INSTANTIATE_TEST_SUITE_P(Runs, PowerLoss, ::testing::Values(Job::in_memory, Job::streamed, Job::streamed_to_another_file_system), name_of);
+INSTANTIATE_TEST_SUITE_P(Runs, PowerLoss, ::testing::Values(Killed::in_memory, Killed::streamed, Killed::streamed_to_another_file_system),
+                         name_of);
 
 }  // namespace
 }  // namespace ort_train

@@ -10,7 +10,7 @@
 #include "tests/arrays.h"
 #include "tests/onnx_models.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 namespace {
 
 const std::string kRoot = ORT_TRAIN_SOURCE_DIR;
@@ -272,4 +272,4 @@ std::vector<PromiseJob> promise_jobs(const TestFolder& folder, const std::string
   return jobs;
 }
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

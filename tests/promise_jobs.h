@@ -8,7 +8,7 @@
 #include "frontend/ort_train.h"
 #include "tests/test_files.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 
 struct PromiseJob {
   std::string name;
@@ -20,4 +20,4 @@ struct PromiseJob {
 // Writes models and data into `folder`, where they stay for as long as the jobs are used.
 std::vector<PromiseJob> promise_jobs(const TestFolder& folder, const std::string& profile);
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

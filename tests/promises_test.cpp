@@ -37,7 +37,7 @@ namespace ort_train {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::PromiseJob;
+using fixtures::PromiseJob;
 
 // Of what lies between the smallest budget and all that a job takes.
 constexpr double kShares[] = {0, 0.01, 0.03, 0.06, 0.1, 0.18, 0.4, 1};
@@ -148,7 +148,7 @@ struct Promises : ::testing::Test {
   tbb::global_control allow{tbb::global_control::max_allowed_parallelism, 8};
   TestFolder folder;
   const std::string profile = nominal_machine(folder);
-  const std::vector<PromiseJob> jobs = testing::promise_jobs(folder, profile);
+  const std::vector<PromiseJob> jobs = fixtures::promise_jobs(folder, profile);
   const std::string nvme = folder / "nvme", out = folder / "out";
 
   struct Plain {
@@ -368,7 +368,7 @@ TEST_F(Promises, ASmallestBudgetIsExact) {
       options.budget = smallest;
       EXPECT_EQ(Trainer(options).plan().minimum_budget, smallest);
       options.budget -= 4096;
-      const Error refusal = testing::error_of([&] { Trainer trainer(options); });
+      const Error refusal = fixtures::error_of([&] { Trainer trainer(options); });
       EXPECT_EQ(refusal.code(), ErrorCode::budget);
       EXPECT_HAS(refusal.what(), fmt::format(" {})", smallest)) << "the sentence names it";
       EXPECT_EQ(names_in(nvme), std::vector<std::string>());

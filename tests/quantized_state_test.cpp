@@ -25,7 +25,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 using ::testing::HasSubstr;
 
 // --- codes ----------------------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 using ::testing::HasSubstr;
 using Proto = ort_train_onnx::TensorProto;
 

@@ -17,11 +17,11 @@ namespace {
 struct Races : ::testing::Test {
   tbb::global_control allow{tbb::global_control::max_allowed_parallelism, 8};
   TestFolder folder;
-  const std::vector<testing::PromiseJob> jobs = testing::promise_jobs(folder, nominal_machine(folder));
+  const std::vector<fixtures::PromiseJob> jobs = fixtures::promise_jobs(folder, nominal_machine(folder));
 
   // The job of this name at its smallest budget with a disk, on `threads`.
   Options streamed(const std::string& name, int threads) const {
-    for (const testing::PromiseJob& job : jobs) {
+    for (const fixtures::PromiseJob& job : jobs) {
       if (job.name != name) continue;
       Options o = job.options;
       o.threads = threads;

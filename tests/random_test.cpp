@@ -19,8 +19,8 @@
 namespace ort_train {
 namespace {
 
-using testing::import_file;
-using testing::write_model;
+using fixtures::import_file;
+using fixtures::write_model;
 
 // The known answers of the paper's own library (Random123, kat_vectors).
 TEST(Philox, GivesTheKnownAnswers) {

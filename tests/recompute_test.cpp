@@ -23,8 +23,8 @@
 namespace ort_train {
 namespace {
 
-using testing::gpt_training;
-using testing::GptShape;
+using fixtures::gpt_training;
+using fixtures::GptShape;
 
 constexpr GptShape kTiny{.layers = 4, .heads = 2, .width = 8, .vocabulary = 11, .batch = 2, .length = 5};
 
@@ -154,15 +154,15 @@ TEST(Recompute, ReadersOfChangedStateStay) {
 // Two steps of everything: loss, norm, gradients, weights, state.
 std::map<std::string, std::vector<double>> two_steps(const Graph& graph, const std::vector<ValueId>& watched) {
   Workers workers(1);
-  testing::Reference reference(workers);
+  fixtures::Reference reference(workers);
   std::map<ValueId, Tensor> inputs;
   for (ValueId id : graph.inputs) {
-    inputs[id] = testing::random_tensor(graph.value(id).type(), id, 11);
+    inputs[id] = fixtures::random_tensor(graph.value(id).type(), id, 11);
     const auto scalars = make_optimizer().scalars(2, 1e-2);
     if (graph.value(id).name == kScalarsInput || graph.value(id).name == kPendingScalarsInput)
       std::copy(scalars.begin(), scalars.end(), inputs[id].data<float>().begin());
   }
-  for (ValueId id : graph.parameters()) reference.state[graph.value(id).name] = testing::random_tensor(graph.value(id).type(), id);
+  for (ValueId id : graph.parameters()) reference.state[graph.value(id).name] = fixtures::random_tensor(graph.value(id).type(), id);
   std::map<std::string, std::vector<double>> numbers;
   for (const char* step : {"first ", "second "}) {
     const std::map<ValueId, Tensor> values = reference.run(graph, inputs);

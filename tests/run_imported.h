@@ -11,7 +11,7 @@
 #include "frontend/import.h"
 #include "graph/op_def.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 
 inline Tensor weight_tensor(const Imported& imported, const Weight& weight) {
   const Value& value = imported.graph.value(imported.graph.find_value(weight.parameter));
@@ -42,4 +42,4 @@ inline std::map<std::string, Tensor> run_imported(const Imported& imported, cons
   return results;
 }
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

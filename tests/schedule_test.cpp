@@ -16,8 +16,6 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
-
 using Arguments = std::map<std::string, std::string>;
 
 Schedule begun(const std::string& type, const Arguments& arguments, double warmup, int64_t total, double rate = 3e-4) {

@@ -28,7 +28,7 @@ TEST_P(Corpus, IsPlannedAsWellAsBefore) {
   int64_t resident = problem.always;
   for (size_t i = 0; i < problem.lasting.size(); ++i) resident += plan->resident[i] ? problem.lasting[i].held : 0;
   for (size_t r = 0; r < problem.runs.size(); ++r)
-    ort_train::testing::expect_sound(problem.runs[r], plan->runs[r], problem.memory - resident);
+    ort_train::fixtures::expect_sound(problem.runs[r], plan->runs[r], problem.memory - resident);
 }
 
 INSTANTIATE_TEST_SUITE_P(Problems, Corpus,

@@ -14,7 +14,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 using ::testing::HasSubstr;
 
 constexpr int64_t kRows = 6;  // of x and of the mask

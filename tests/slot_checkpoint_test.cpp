@@ -29,20 +29,18 @@ namespace {
 using testing::HasSubstr;
 namespace fs = std::filesystem;
 
-constexpr int64_t kBlock = kDiskAlignment;
-
 // A job of three tensors, of which one is on the disk between steps; its folder of checkpoints on the same file system, or on another.
 struct SlotCheckpointTest : testing::TestWithParam<bool> {
   TestFolder nvme, near;
   std::string out = near.path;
   std::unique_ptr<TestFolder> none;
-  Arena arena = Arena(64 * kBlock);
+  Arena arena = Arena(64 * kDiskAlignment);
   std::vector<float> weight = std::vector<float>(3000), bias = std::vector<float>(5), moment = std::vector<float>(3000);
   std::unique_ptr<SpillDisk> disk;
   CheckpointContent content;
   std::vector<std::string> notes;
   size_t slots = 2;  // of each tensor: one more than checkpoints that are kept
-  static constexpr int64_t kBytes = 12000, kMoved = 3 * kBlock;
+  static constexpr int64_t kBytes = 12000, kMoved = 3 * kDiskAlignment;
 
   void SetUp() override {
     if (GetParam()) {
@@ -95,7 +93,7 @@ struct SlotCheckpointTest : testing::TestWithParam<bool> {
   }
   void save(int64_t step, int64_t run = 7) {
     for (const StateTensor& tensor : content.weights)
-      disk->write_state(tensor.name, tensor.bytes(false), {arena.data() + 32 * kBlock, static_cast<size_t>(4 * kBlock)});
+      disk->write_state(tensor.name, tensor.bytes(false), {arena.data() + 32 * kDiskAlignment, static_cast<size_t>(4 * kDiskAlignment)});
     disk->finish();
     save_checkpoint(out, {.run = run, .step = step}, content, slots - 1, disk->state());
   }

@@ -8,7 +8,7 @@
 
 #include "passes/plan/assign.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 
 struct Taken {
   int64_t begin, end;
@@ -42,4 +42,4 @@ inline void expect_sound(const planning::Run& run, const planning::RunPlan& plan
   }
 }
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

@@ -30,7 +30,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int64_t kPage = kDiskAlignment, kBlock = int64_t{256} << 10;
+constexpr int64_t kPage = kDiskAlignment, kTransfer = int64_t{256} << 10;
 
 TEST(SpillFile, IsThereAndThenGone) {
   const TestFolder folder;
@@ -147,7 +147,7 @@ TEST(SpillFile, OnASmallTmpfs) {
     const SpillFile spill(folder.path, 1 << 20);
     const SpillFile most(folder.path, 2 << 20);
     const Arena arena(2 << 20);
-    DiskEngine engine({.method = method, .block_bytes = kBlock, .depth = 2});
+    DiskEngine engine({.method = method, .block_bytes = kTransfer, .depth = 2});
     const DiskTicket ticket = engine.submit({.write = true, .file = &spill.file(), .data = arena.data(), .bytes = 2 << 20});
     engine.wait(ticket);  // what it takes, the next one must not take before it
     const DiskTicket beyond =

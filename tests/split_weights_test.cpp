@@ -15,9 +15,9 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 
-constexpr GptShape kTiny{.layers = 2, .heads = 2, .width = 8, .vocabulary = 37, .batch = 2, .length = 5};
+constexpr GptShape kSmallGpt{.layers = 2, .heads = 2, .width = 8, .vocabulary = 37, .batch = 2, .length = 5};
 
 size_t count(const Graph& graph, std::string_view op) {
   return static_cast<size_t>(
@@ -144,13 +144,13 @@ double norm(const std::vector<double>& a, const std::vector<double>& b) {
 }
 
 // Loss, gradient norm and, by the model's names, weights and state after an optimizer step.
-struct Left {
+struct LeftBySplit {
   std::vector<double> results;
   std::map<std::string, std::vector<double>> tensors;
   size_t parts = 0;
 };
 
-Left left_by(const GptShape& shape, const OptimizerSpec& optimizer, int64_t part_bytes) {
+LeftBySplit left_by(const GptShape& shape, const OptimizerSpec& optimizer, int64_t part_bytes) {
   const JobGraph train = gpt_training(shape, optimizer, part_bytes);
   std::vector<JobGraph> jobs{train};
   if (optimizer.deferred) jobs.push_back(build_pending_graph(train, optimizer, {}));
@@ -173,7 +173,7 @@ Left left_by(const GptShape& shape, const OptimizerSpec& optimizer, int64_t part
       from += static_cast<std::ptrdiff_t>(part.data<float>().size());
     }
   }
-  Left left;
+  LeftBySplit left;
   for (const JobGraph& job : jobs) {
     job.graph.verify("building");
     EXPECT_EQ(job.slices, train.slices);
@@ -205,11 +205,11 @@ TEST(SplitWeights, AModelInPartsComputesWhatItDoesInOnePiece) {
                                     .max_grad_norm = 0.5,
                                     .accumulate = mode == 1,
                                     .deferred = mode >= 2,
-                                    .at_once = mode == 3 ? used_soon(gpt_forward(kTiny), 0.3) : std::set<std::string>{}};
-      const Left whole = left_by(kTiny, optimizer, int64_t{1} << 30);
+                                    .at_once = mode == 3 ? used_soon(gpt_forward(kSmallGpt), 0.3) : std::set<std::string>{}};
+      const LeftBySplit whole = left_by(kSmallGpt, optimizer, int64_t{1} << 30);
       EXPECT_EQ(whole.parts, 0u);
       for (const int64_t part_bytes : {200, 64}) {
-        const Left parts = left_by(kTiny, optimizer, part_bytes);
+        const LeftBySplit parts = left_by(kSmallGpt, optimizer, part_bytes);
         EXPECT_GT(parts.parts, 50u);
         ASSERT_EQ(parts.results.size(), whole.results.size());
         for (size_t i = 0; i < whole.results.size(); ++i)
@@ -232,11 +232,11 @@ TEST(SplitWeights, AModelInPartsOfAnySizeComputesTheSameBits) {
     for (const char* name : {"adamw", "adafactor", "adafactor_torch", "lamb", "lars", "adamw_8bit"}) {
       const OptimizerSpec optimizer{
           .optimizer = make_optimizer(name), .weight_decay = 0.1, .max_grad_norm = 0.01, .accumulate = mode == 1, .deferred = mode == 2};
-      const Left whole = left_by(kShape, optimizer, int64_t{1} << 30);
+      const LeftBySplit whole = left_by(kShape, optimizer, int64_t{1} << 30);
       EXPECT_EQ(whole.parts, 0u);
       size_t parts = 0;
       for (const int64_t part_bytes : {400'000, 200'000}) {
-        const Left divided = left_by(kShape, optimizer, part_bytes);
+        const LeftBySplit divided = left_by(kShape, optimizer, part_bytes);
         EXPECT_GT(divided.parts, parts) << part_bytes;
         parts = divided.parts;
         EXPECT_EQ(divided.results, whole.results) << name << part_bytes;
@@ -248,7 +248,7 @@ TEST(SplitWeights, AModelInPartsOfAnySizeComputesTheSameBits) {
 
 // No product, no gradient and no update of a divided weight sees more than a part of it.
 TEST(SplitWeights, NothingIsLeftOfTheWhole) {
-  const JobGraph job = gpt_training(kTiny, {}, 64);
+  const JobGraph job = gpt_training(kSmallGpt, {}, 64);
   EXPECT_EQ(job.slices.size(), 9u) << "the table, and four matrices in each of two layers";
   for (const NodeId id : job.graph.order()) {
     const Node& node = job.graph.node(id);
@@ -257,7 +257,7 @@ TEST(SplitWeights, NothingIsLeftOfTheWhole) {
     EXPECT_LE(job.graph.value(node.inputs[1]).bytes(), 128) << "a row at least: " << job.graph.value(node.inputs[0]).name;
   }
   EXPECT_EQ(count(job.graph, "Slice"), 0u) << "gradients are made in parts";
-  EXPECT_EQ(count(job.graph, "Concat"), count(gpt_training(kTiny).graph, "Concat"));
+  EXPECT_EQ(count(job.graph, "Concat"), count(gpt_training(kSmallGpt).graph, "Concat"));
 }
 
 // What a step only reads comes from the disk in parts, and never goes back to it: under any memory, in a frozen model's every entry.

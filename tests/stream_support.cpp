@@ -8,7 +8,7 @@
 #include "passes/optimizer.h"
 #include "tests/plan_support.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 namespace {
 
 constexpr int kRubbish = 0xa5;
@@ -186,4 +186,4 @@ Moves moves_of(const Program& program, size_t entry, const Graph& graph) {
   return moves;
 }
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

@@ -15,7 +15,7 @@
 #include "exec/executor.h"
 #include "passes/plan.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 
 // A disk in memory that is as late as it may be: it copies when somebody waits, sometimes a little earlier, in any order. Until then the
 // target of a transfer holds rubbish. Refuses (Error(device)) what a Disk needn't take: misaligned or overlapping transfers, places that
@@ -94,4 +94,4 @@ struct Moves {
 };
 Moves moves_of(const Program& program, size_t entry, const Graph& graph);
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

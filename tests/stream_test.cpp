@@ -24,15 +24,15 @@
 namespace ort_train {
 namespace {
 
-using testing::gpt_forward;
-using testing::gpt_training;
-using testing::GptShape;
-using testing::LazyDisk;
-using testing::Moves;
-using testing::moves_of;
-using testing::random_forward;
-using testing::random_graph;
-using testing::StreamMachine;
+using fixtures::gpt_forward;
+using fixtures::gpt_training;
+using fixtures::GptShape;
+using fixtures::LazyDisk;
+using fixtures::Moves;
+using fixtures::moves_of;
+using fixtures::random_forward;
+using fixtures::random_graph;
+using fixtures::StreamMachine;
 
 using Bytes = std::vector<std::byte>;
 

@@ -13,7 +13,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 
 const char* const kThree = R"(<ir_version: 8, opset_import: ["" : 17]>
   g (float[2, 2] x) => (float[2, 2] y)

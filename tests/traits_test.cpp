@@ -15,7 +15,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 
 // Ops under new names; they live as long as the graphs that refer to them.
 class UnknownOps {

@@ -16,19 +16,19 @@
 namespace ort_train {
 namespace {
 
-using testing::PagingOptions;
-using namespace testing::mutations;
+using fixtures::PagingOptions;
+using namespace fixtures::mutations;
 
 // A random graph as a program with so little memory that it needs all spaces, some of its nodes computed by the host.
 struct Paged {
-  explicit Paged(uint32_t seed, int nodes = 18) : graph(testing::random_graph(seed, nodes, {.rows = 8, .pieces = seed % 2 == 1})) {
-    const std::vector<testing::PagedEntry> entries{{.name = "run", .graph = &graph}};
+  explicit Paged(uint32_t seed, int nodes = 18) : graph(fixtures::random_graph(seed, nodes, {.rows = 8, .pieces = seed % 2 == 1})) {
+    const std::vector<fixtures::PagedEntry> entries{{.name = "run", .graph = &graph}};
     PagingOptions options{.threads = 2, .seed = seed, .on_host = [&](const Node& node) { return (node.outputs[0] + seed) % 4 == 0; }};
-    options.device_bytes = testing::least_limit(entries, options, &PagingOptions::device_bytes);
-    options.host_bytes = testing::least_limit(entries, options, &PagingOptions::host_bytes);
+    options.device_bytes = fixtures::least_limit(entries, options, &PagingOptions::device_bytes);
+    options.host_bytes = fixtures::least_limit(entries, options, &PagingOptions::host_bytes);
     program = page(entries, options);
   }
-  std::string complaint(const Program& p) const { return testing::complaint(p, graph); }
+  std::string complaint(const Program& p) const { return fixtures::complaint(p, graph); }
 
   Graph graph;
   Program program;
@@ -52,7 +52,7 @@ TEST(VerifySpacesMutations, EachIsCaughtOrMakesNoDifference) {
         ++count.caught;
         return;
       }
-      EXPECT_EQ(testing::brute_force_difference(mutant, paged.program, paged.graph), "") << "seed " << seed << ", " << what;
+      EXPECT_EQ(fixtures::brute_force_difference(mutant, paged.program, paged.graph), "") << "seed " << seed << ", " << what;
     };
     for (int32_t i = 0; i < static_cast<int32_t>(code.size()); ++i) {
       const Instruction& instruction = code[static_cast<size_t>(i)];
@@ -113,9 +113,9 @@ TEST(VerifySpacesMutations, DroppedWaitsShowOnTheDiscreteDevice) {
   for (uint32_t seed = 0; seed < 10; ++seed) {
     const Paged paged(seed);
     const auto result = [&](const Program& program) {
-      testing::DiscreteDevice device(program, {&paged.graph}, 1, seed);
-      testing::LazyDisk disk(program.file().bytes, seed);
-      testing::StreamMachine machine(program, {&paged.graph}, device, &disk);
+      fixtures::DiscreteDevice device(program, {&paged.graph}, 1, seed);
+      fixtures::LazyDisk disk(program.file().bytes, seed);
+      fixtures::StreamMachine machine(program, {&paged.graph}, device, &disk);
       machine.set_parameters(1);
       std::vector<std::byte> left;
       machine.run(0, 1, 2, left);
@@ -185,16 +185,16 @@ TEST_P(VerifySpaces, AreKept) {
     return true;
   });
   caught("a node of the host's in the device's memory", "its queue computes in the device", [](Program& p) {
-    Instruction* const found = first_on(p, testing::kHostCompute);
+    Instruction* const found = first_on(p, fixtures::kHostCompute);
     if (found != nullptr) found->queue = kCompute;
     return found != nullptr;
   });
   caught("a node of the device's in the host's memory", "its queue computes in the host", [](Program& p) {
     Instruction* const found = first_on(p, kCompute);
-    if (found != nullptr) found->queue = testing::kHostCompute;
+    if (found != nullptr) found->queue = fixtures::kHostCompute;
     return found != nullptr;
   });
-  for (const QueueId queue : {testing::kUp, testing::kDown}) {
+  for (const QueueId queue : {fixtures::kUp, fixtures::kDown}) {
     caught("a copy that goes the other way", "its queue from", [&](Program& p) {
       Instruction* const found = first_on(p, queue);
       if (found != nullptr) std::swap(found->from, found->to);

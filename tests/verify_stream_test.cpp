@@ -17,10 +17,10 @@
 namespace ort_train {
 namespace {
 
-using testing::LazyDisk;
-using testing::random_graph;
-using testing::StreamMachine;
-using namespace testing::mutations;
+using fixtures::LazyDisk;
+using fixtures::random_graph;
+using fixtures::StreamMachine;
+using namespace fixtures::mutations;
 
 struct Streamed {
   // `share`: of the way from the least arena to one that holds everything; less where nothing would be on the disk then.
@@ -35,7 +35,7 @@ struct Streamed {
   Graph graph;
   Program program;
 
-  std::string complaint(const Program& p) const { return testing::complaint(p, graph); }
+  std::string complaint(const Program& p) const { return fixtures::complaint(p, graph); }
   std::vector<std::byte> result(const Program& p, uint32_t disk_seed) const {
     Workers workers(1);
     LazyDisk disk(p.file().bytes, disk_seed);
@@ -71,7 +71,7 @@ class VerifyStream : public ::testing::TestWithParam<std::tuple<uint32_t, double
     change(mutant);
     if (!streamed.complaint(mutant).empty()) return;
     ++harmless_count;
-    EXPECT_EQ(testing::brute_force_difference(mutant, streamed.program, graph), "") << what;
+    EXPECT_EQ(fixtures::brute_force_difference(mutant, streamed.program, graph), "") << what;
     EXPECT_EQ(streamed.result(mutant, 1), streamed.result(streamed.program, 1)) << what;
   }
   const Instruction& instruction(int32_t i) const { return code[static_cast<size_t>(i)]; }
@@ -92,7 +92,7 @@ TEST_P(VerifyStream, CatchesWhatIsWrongWithACopy) {
   Program same = streamed.program;  // the tools of this test leave a right program right
   reorder(same, graph, own_order(same));
   ASSERT_EQ(streamed.complaint(same), "");
-  ASSERT_EQ(testing::brute_force_difference(same, streamed.program, graph), "");
+  ASSERT_EQ(fixtures::brute_force_difference(same, streamed.program, graph), "");
   int copies = 0;
   for (int32_t i = 0; i < size; ++i) {
     if (!is_copy(instruction(i))) continue;
@@ -248,7 +248,7 @@ TEST(VerifyStreamMutations, EachIsCaughtOrMakesNoDifference) {
     const auto& code = streamed.program.entries[0].code;
     const auto is_caught = [&](const Program& mutant, const std::string& what) {
       const bool caught = !streamed.complaint(mutant).empty();
-      const std::string difference = caught ? "" : testing::brute_force_difference(mutant, streamed.program, streamed.graph);
+      const std::string difference = caught ? "" : fixtures::brute_force_difference(mutant, streamed.program, streamed.graph);
       EXPECT_EQ(difference, "") << "seed " << seed << ", " << what;
       return caught;
     };
@@ -259,7 +259,7 @@ TEST(VerifyStreamMutations, EachIsCaughtOrMakesNoDifference) {
         at(mutant, i).waits.erase(at(mutant, i).waits.begin() + static_cast<std::ptrdiff_t>(w));
         reorder(mutant, streamed.graph, own_order(mutant));
         const bool caught = is_caught(mutant, fmt::format("{} without its wait for {}", i, instruction.waits[w]));
-        strict += caught && testing::brute_force_difference(mutant, streamed.program, streamed.graph).empty();
+        strict += caught && fixtures::brute_force_difference(mutant, streamed.program, streamed.graph).empty();
         waits_caught += caught;
         ++waits;
       }
@@ -337,7 +337,7 @@ TEST(VerifyStreamSoundness, WhatIsAcceptedComputesTheSameBits) {
       }
       ++harmless;
       moved_transfers += mutation % 5 < 2;
-      ASSERT_EQ(testing::brute_force_difference(mutant, streamed.program, streamed.graph), "")
+      ASSERT_EQ(fixtures::brute_force_difference(mutant, streamed.program, streamed.graph), "")
           << "seed " << seed << ", mutation " << mutation;
       ASSERT_EQ(streamed.result(mutant, static_cast<uint32_t>(mutation)), wanted) << "seed " << seed << ", mutation " << mutation;
     }

@@ -7,7 +7,7 @@
 #include "graph/error.h"
 #include "graph/op_def.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 namespace mutations {
 namespace {
 
@@ -244,4 +244,4 @@ std::string brute_force_difference(const Program& program, const Program& right,
   return BruteForce::difference(program, right, graph);
 }
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

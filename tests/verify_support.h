@@ -7,7 +7,7 @@
 
 #include "exec/program.h"
 
-namespace ort_train::testing {
+namespace ort_train::fixtures {
 
 // Of programs with one entry.
 namespace mutations {
@@ -40,4 +40,4 @@ void forget(Program& program, int32_t instruction);
 // of its list.
 std::string brute_force_difference(const Program& program, const Program& right, const Graph& graph);
 
-}  // namespace ort_train::testing
+}  // namespace ort_train::fixtures

@@ -16,9 +16,9 @@
 namespace ort_train {
 namespace {
 
-using testing::complaint;
-using testing::random_graph;
-using testing::random_tensor;
+using fixtures::complaint;
+using fixtures::random_graph;
+using fixtures::random_tensor;
 
 struct Planned {
   explicit Planned(Graph graph_, std::vector<ValueId> keep = {}) : graph(std::move(graph_)) {
@@ -27,7 +27,7 @@ struct Planned {
   Graph graph;
   Program program;
 
-  std::string complaint(const Program& p) const { return testing::complaint(p, graph); }
+  std::string complaint(const Program& p) const { return fixtures::complaint(p, graph); }
 };
 
 // Each of these changes must be caught wherever it is made.
@@ -378,11 +378,11 @@ struct Roles {
   std::vector<const Graph*> graphs;
   Program program;
   Roles() {
-    const testing::GptShape shape{.layers = 1, .heads = 2, .width = 16, .vocabulary = 20, .batch = 2, .length = 8};
+    const fixtures::GptShape shape{.layers = 1, .heads = 2, .width = 16, .vocabulary = 20, .batch = 2, .length = 8};
     const OptimizerSpec optimizer{.accumulate = true};
-    jobs.push_back(testing::gpt_training(shape, optimizer));
+    jobs.push_back(fixtures::gpt_training(shape, optimizer));
     jobs.push_back(build_update_graph(jobs[0], optimizer, {}));
-    jobs.push_back(build_evaluate_graph(testing::gpt_forward(shape), {}, {}));
+    jobs.push_back(build_evaluate_graph(fixtures::gpt_forward(shape), {}, {}));
     std::vector<PlanEntry> entries;
     for (JobGraph& job : jobs) {
       entries.push_back({.name = job.graph.name, .graph = &job.graph, .role = job.role});

@@ -10,7 +10,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 namespace pb = ort_train_onnx;
 
 struct WeightRules : ::testing::Test {

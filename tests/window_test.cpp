@@ -7,7 +7,7 @@
 namespace ort_train {
 namespace {
 
-using namespace testing;
+using namespace fixtures;
 
 // What stands in the way of a node that reads an image x (2, 4, 6, 7), a line (2, 4, 9), weights w (6, 2, 3, 3) and a bias b.
 std::string obstacle(const std::string& node) {

@@ -10,7 +10,6 @@
 namespace ort_train::planning {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kRounds = 16;  // of rows of time
 constexpr int kIdleRounds = 3;
 constexpr int kFirstRows = 64;  // of memory, a run

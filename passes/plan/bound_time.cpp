@@ -10,7 +10,6 @@
 namespace ort_train::planning {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr size_t kRowsARound = 12;  // a run
 
 // Of the marked moments all of the first and the last, and evenly of those between.

@@ -100,7 +100,7 @@ Attempt attempt(const std::string& path, const Case& given, bool (*known)(const 
     for (const Obstacle& obstacle : imported.obstacles) {
       made.refusal += fmt::format("{}{}: {}", made.refusal.empty() ? "" : "; ", obstacle.node, obstacle.reason);
     }
-    if (made.refusal.empty()) made.outputs = testing::run_imported(imported, fed);
+    if (made.refusal.empty()) made.outputs = fixtures::run_imported(imported, fed);
   } catch (const Error& e) {
     made.refusal = e.what();
   }

@@ -14,6 +14,7 @@
 
 #include "test_paths.h"
 #include "tests/foreign_files.h"
+#include "tests/sanitized.h"
 #include "tests/test_files.h"
 
 namespace ort_train {
@@ -25,12 +26,6 @@ namespace fs = std::filesystem;
 
 const std::string kProgram = std::string(ORT_TRAIN_BINARY_DIR) + "/ort-train";
 const std::string kModels = std::string(ORT_TRAIN_SOURCE_DIR) + "/tests/golden/";
-
-#if defined(ORT_TRAIN_SANITIZED)
-constexpr bool kSanitized = true;  // the sanitizer's memory is not the program's
-#else
-constexpr bool kSanitized = false;
-#endif
 
 struct Result {
   int code = -1;

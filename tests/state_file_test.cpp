@@ -23,6 +23,7 @@
 #include "offload/spill_disk.h"
 #include "tests/failures.h"
 #include "tests/io_faults.h"
+#include "tests/sanitized.h"
 #include "tests/test_files.h"
 
 namespace ort_train {
@@ -61,11 +62,7 @@ TEST(StateFile, NothingThatIsPublishedIsEverWrittenTo) {
   const std::vector<StateFile::Tensor> tensors{{"a", 3 * kBlock}, {"b", 100}, {"c", kChecksumPiece + 5}, {"memory", 2 * kBlock + 9}};
   using Values = std::map<std::string, char>;  // what each tensor is full of
   int64_t restarts = 0, publications = 0, reads = 0;
-#ifdef ORT_TRAIN_SANITIZED  // ten times as slow: each number of slots once
-  const uint32_t seeds = 3;
-#else
-  const uint32_t seeds = 9;
-#endif
+  const uint32_t seeds = kSanitized ? 3 : 9;  // each number of slots once
   for (uint32_t seed = 0; seed < seeds; ++seed) {
     const int slots = 2 + static_cast<int>(seed % 3);
     const TestFolder folder;

@@ -44,8 +44,6 @@ void check_options(const Options& options) {
   if (options.recompute != "auto") recompute_mode(options.recompute);
   if (options.micro_batches != "auto" && options.micro_batches != "horizontal" && options.micro_batches != "vertical")
     throw refuse("micro_batches", options.micro_batches, "is not known: auto, horizontal or vertical");
-  constexpr int64_t kLeastPart = 64;
-  if (options.part_size != 0 && options.part_size < kLeastPart) throw refuse("part_size", options.part_size, "is less than 64 bytes");
   if (options.budget < 0) throw refuse("budget", options.budget, "is negative");
   if (options.host_budget != 0)
     throw refuse("host_budget", options.host_budget,

@@ -245,16 +245,6 @@ std::vector<std::string> checkpoints_newer_than(const std::string& output_dir, c
   return newer;
 }
 
-int64_t saved_part_bytes(const std::string& folder) {
-  try {
-    return read_manifest(folder).at("part_bytes").get<int64_t>();
-  } catch (const std::bad_alloc&) {
-    throw;
-  } catch (const std::exception&) {  // whoever loads it says what is wrong
-    return 0;
-  }
-}
-
 std::vector<SlotTable> tables_before(const std::string& output_dir, const std::string& path, size_t kept) {
   std::vector<SlotTable> tables;
   for (auto& [other, table] : sharing_state_before(output_dir, path)) {
@@ -284,11 +274,7 @@ std::string save_checkpoint(const std::string& output_dir, const RunState& state
     throw error(ErrorCode::io, "{}: was not written by ort-train, and stands where this run has to save: move it away", path);
   begin_folder(temporary);
   try {
-    Json body = {{"model", content.model},
-                 {"settings", content.settings},
-                 {"state", to_json(state)},
-                 {"parts", parts_to_json(content)},
-                 {"part_bytes", content.part_bytes}};
+    Json body = {{"model", content.model}, {"settings", content.settings}, {"state", to_json(state)}, {"parts", parts_to_json(content)}};
     if (slots != nullptr) {
       body["slots"] = slots_to_json(slots->sync(), content);
     } else {

@@ -69,7 +69,6 @@ struct CheckpointContent {
   std::vector<StateTensor> weights, optimizer;
   std::string model;                            // hash of the parameters' names, types and order, whatever their parts
   std::map<std::string, std::string> settings;  // options that change numbers
-  int64_t part_bytes = 0;                       // the size of parts that the weights are in
 };
 
 struct Loaded {
@@ -98,9 +97,6 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
 
 // Paths of the checkpoints in output_dir that load_checkpoint() would take before `path`; all of them where `path` isn't there or empty.
 std::vector<std::string> checkpoints_newer_than(const std::string& output_dir, const std::string& path);
-
-// The size of parts of the checkpoint in `folder`: a run that goes on with the same can do so in its state file. 0: nobody knows.
-int64_t saved_part_bytes(const std::string& folder);
 
 // A run that goes on from `path` in its state file keeps the slots of `kept` checkpoints: of that one and of those before it that refer to
 // the same file. The tables of the latter, the oldest first.

@@ -150,7 +150,7 @@ ParamGroup parse_param_group(const std::string& text) {
 
 // What needs more than a conversion.
 struct Raw {
-  std::string budget, host_budget, nvme_budget, nvme_endurance, part_size, scheduler_arguments;
+  std::string budget, host_budget, nvme_budget, nvme_endurance, scheduler_arguments;
   std::vector<std::string> shapes, bound, dump_after, batch_norm, dropout, selects, param_groups;
   double warmup_ratio = 0;
   bool gradient_checkpointing = false;
@@ -245,9 +245,6 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(memory, "--micro-batches", o.micro_batches,
       "order of an accumulating step: horizontal (one after the other), vertical (all through one layer, then the next) or auto (the "
       "faster)");
-  app.add_option("--part-size", raw.part_size,
-                 "divide large weights by rows into parts of about so many bytes (default: the plan's choice)")
-      ->group(memory);
   app.add_flag("--gradient-checkpointing", raw.gradient_checkpointing, "the same as --recompute auto: the budget decides")->group(memory);
   add(memory, "--nvme-path", o.nvme_path, "a folder on a disk for what the budget can't hold");
   app.add_option("--nvme-budget", raw.nvme_budget, "hard limit of the bytes in that folder (default: none)")->group(memory);
@@ -496,7 +493,6 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   if (!raw.host_budget.empty()) o.host_budget = parse_bytes(raw.host_budget);
   if (!raw.nvme_budget.empty()) o.nvme_budget = parse_bytes(raw.nvme_budget);
   if (!raw.nvme_endurance.empty()) o.nvme_endurance = parse_bytes(raw.nvme_endurance);
-  if (!raw.part_size.empty()) o.part_size = parse_bytes(raw.part_size);
   o.nvme_checksums = !raw.no_checksums;
   if (raw.gradient_checkpointing && o.recompute != "auto")
     throw usage(fmt::format("--gradient-checkpointing leaves it to the budget, --recompute {} does not: give one of them", o.recompute));

@@ -75,10 +75,6 @@ struct Options {
   // Order of the micro-batches of an accumulating step: horizontal (one after the other through the whole model) | vertical (all of them
   // through one block of layers, then the next: streamed weights are read once a step) | auto (the faster one). Changes no result.
   std::string micro_batches = "auto";
-  // Bytes. A weight of a matrix product, a convolution or an embedding that has at least twice as many is divided by rows into parts, which
-  // are read, used and updated one by one. Smaller parts need less memory, larger ones fewer transfers. A part has at least 64 to 384 rows
-  // (one block of a product's sum) and 64 KiB. 0: the plan chooses between 256 KiB and 64 MiB. Changes no result.
-  int64_t part_size = 0;
   std::string nvme_path{};     // a folder on a disk for what the budget can't hold; empty: no disk
   int64_t nvme_budget = 0;     // limit of the bytes in that folder; 0: none
   bool nvme_checksums = true;  // verify what is read back from the disk
@@ -315,6 +311,8 @@ struct CheckReport {
 };
 ORT_TRAIN_API CheckReport check(const Options& options);
 
+struct DeviceChoice;
+
 class ORT_TRAIN_API Trainer {
  public:
   // Imports the model, makes the plan and checks it. Throws Error: unsupported, budget (it names the smallest that would do), data, io,
@@ -341,6 +339,9 @@ class ORT_TRAIN_API Trainer {
   // train() that has not been called yet will end before its first step. Any other later call works as usual. Safe from other threads and
   // from signal handlers.
   void request_stop() noexcept;
+
+ protected:
+  Trainer(const Options& options, Callbacks callbacks, const DeviceChoice& on);
 
  private:
   struct Impl;

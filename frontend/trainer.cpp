@@ -10,8 +10,9 @@
 
 namespace ort_train {
 
-Trainer::Impl::Impl(const Options& options_, Callbacks callbacks_)
+Trainer::Impl::Impl(const Options& options_, Callbacks callbacks_, const DeviceChoice& on_)
     : options(checked(options_)),  // before threads are started
+      on(on_),
       optimizer(make_optimizer(options.optim, options.optim_args)),
       callbacks(boundary.guarded(std::move(callbacks_))),
       workers(options_.threads > 0 ? options_.threads : available_processors()) {}
@@ -46,8 +47,9 @@ void Trainer::Impl::check_usable() const {
   if (life == Life::failed) throw error(ErrorCode::usage, "this trainer can't be used any more ({}): make another one", failure);
 }
 
-Trainer::Trainer(const Options& options, Callbacks callbacks)
-    : impl_(in_library([&] { return std::make_unique<Impl>(options, std::move(callbacks)); })) {
+Trainer::Trainer(const Options& options, Callbacks callbacks) : Trainer(options, std::move(callbacks), DeviceChoice{}) {}
+Trainer::Trainer(const Options& options, Callbacks callbacks, const DeviceChoice& on)
+    : impl_(in_library([&] { return std::make_unique<Impl>(options, std::move(callbacks), on); })) {
   impl_->boundary.call([&] { impl_->build(); });
 }
 Trainer::~Trainer() = default;

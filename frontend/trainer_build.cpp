@@ -183,7 +183,7 @@ void Trainer::Impl::build_entries(Deferral defer) {
   PassOptions quiet{.skip = options.skip_passes,
                     .dump_after = {},
                     .on_pass = nullptr,
-                    .part_bytes = part_bytes,
+                    .part_bytes = on.part_bytes,
                     .optimizer = optimizer,
                     .packs = {},
                     .folder = make_folder(workers)};
@@ -328,8 +328,6 @@ void Trainer::Impl::build() {
   if (data.valid && data.valid->is_row()) data.valid->cut(binding.sequence);
   divide_samples();
   settle_schedule();
-  constexpr int64_t kUsualPart = int64_t{16} << 20;
-  part_bytes = options.part_size > 0 ? options.part_size : kUsualPart;
   build_entries(Deferral::none);
   if (options.micro_batches == "vertical" && most_together() > 1) add_together(most_together());
   plan_memory();

@@ -26,6 +26,7 @@
 #include "frontend/budget.h"
 #include "frontend/checkpoint.h"
 #include "frontend/data_set.h"
+#include "frontend/device_choice.h"
 #include "frontend/export.h"
 #include "frontend/feed.h"
 #include "frontend/import.h"
@@ -133,9 +134,10 @@ DiskNeed disk_need(const StreamOutlook& outlook, const Program& other, int slots
 enum class Deferral : uint8_t { none, most, all };
 
 struct Trainer::Impl {
-  Impl(const Options& options, Callbacks callbacks);  // build() comes next
+  Impl(const Options& options, Callbacks callbacks, const DeviceChoice& on);  // build() comes next
 
   Options options;
+  const DeviceChoice on;
   Optimizer optimizer;
   LossScaling scaling;  // none until the model has been read
   Boundary boundary;
@@ -180,7 +182,6 @@ struct Trainer::Impl {
     int64_t budget = 0;
     std::string op{}, entry{};  // that sets it; no entry where it is planning itself
     RecomputeChoice recompute{};
-    int64_t part_bytes = 0;  // 0: as the entries are
     std::string set_by() const { return entry.empty() ? op : fmt::format("{} in '{}'", op, entry); }
   };
   std::vector<PlanEntry> wanted_entries() const;
@@ -247,7 +248,6 @@ struct Trainer::Impl {
   std::unique_ptr<AnomalyWatch> anomalies;  // null where nobody asks
   MachineProfile profile;
   DiskRates disk_rates;                   // zero where there is no disk
-  int64_t part_bytes = 0;                 // the size of parts that the entries' weights are in
   int64_t together = 1;                   // micro-batches that go through the model together
   bool deferred = false;                  // updates wait for the next step
   std::vector<StreamForecast> forecasts;  // by entry; empty where everything is in memory

@@ -144,7 +144,6 @@ void Trainer::Impl::take_memory() {
   for (auto* list : {&content.weights, &content.optimizer})  // the plan has an order of its own
     std::sort(list->begin(), list->end(), [](const StateTensor& a, const StateTensor& b) { return a.name < b.name; });
   content.settings = settings();
-  content.part_bytes = part_bytes;
   std::string description;
   for (const auto& [name, type] : wholes) description += fmt::format("{}: {}\n", name, to_string(type));
   for (const auto& [parameter, slices] : entries[0]->job.slices) {  // packs of one name and size may have other members

@@ -1,4 +1,4 @@
-// Plans with a disk: which updates wait, how many micro-batches go together, in what parts the weights are, what is recomputed.
+// Plans with a disk: which updates wait, how many micro-batches go together, what is recomputed.
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,6 @@
 #include "frontend/trainer_impl.h"
 #include "frontend/units.h"
 #include "graph/error.h"
-#include "passes/split_weights.h"
 
 namespace ort_train {
 namespace {
@@ -33,17 +32,13 @@ class Trainer::Impl::Streaming {
   explicit Streaming(Impl& trainer) : t_(trainer), before_(trainer.options.nvme_budget > 0 ? trainer.state_before() : StateBefore{}) {}
 
   void plan(std::unique_ptr<Planner> planner);
-  Least least() {
-    std::vector<PartSize> sizes = part_sizes();
-    return least_with_disk(sizes).run();
-  }
+  Least least() const { return least_with_disk().run(); }
 
  private:
   // What the entries are like.
   struct Way {
     Deferral defer = Deferral::none;
     int64_t together = 1;
-    int64_t part_bytes = 0;
     bool operator==(const Way&) const = default;
   };
   struct Variant {
@@ -62,27 +57,18 @@ class Trainer::Impl::Streaming {
     bool is_plain() const { return way.defer == Deferral::none && way.together == 1; }
     double rank() const { return is_plain() ? kClose * seconds : seconds; }
   };
-  struct PartSize {
-    int64_t bytes = 0;
-    int64_t pieces = 0;         // weights, and parts of those that are divided
-    int64_t planning = 0;       // what plans are made in; no budget is less
-    int64_t floor = INT64_MAX;  // no smaller budget would do
-  };
   // The smallest budget. Knows nothing of the machine, so that it is the same everywhere; refers to nothing of the trainer's.
   struct LeastSearch {
     struct Candidate {
       Trial trial;
       int64_t besides = 0;  // bytes besides the arena
-      PartSize parts{};
     };
+    int64_t planning = 0;                            // bytes that plans are made in; no budget is less
     std::multimap<int64_t, Candidate> candidates{};  // by a budget that is not above what they take
     Least run() const;
   };
 
-  std::vector<PartSize> part_sizes() const;
-  size_t first_parts(const std::vector<PartSize>& sizes, int64_t saved) const;
-
-  Way present() const { return {.defer = present_, .together = t_.together, .part_bytes = t_.part_bytes}; }
+  Way present() const { return {.defer = present_, .together = t_.together}; }
   Variant make(const Way& way);
   Variant& find(const Way& way);
   void exchange(Variant& other);
@@ -90,14 +76,13 @@ class Trainer::Impl::Streaming {
   template <typename Body> void with(const Way& way, Body&& body);
 
   void look_at_ways();
-  void look_at_other_parts(const std::vector<PartSize>& sizes, size_t parts);
   std::vector<RecomputeChoice> rungs() const;
   double look_at(const std::vector<RecomputeChoice>& rungs, bool in_memory);
   void sort_choices();
   bool use_best();
   void use_least();
   void dump_problem(const Planner& planner, int64_t limit) const;
-  int64_t bytes_there(const DiskNeed& need, int64_t part_bytes) const;
+  int64_t bytes_there(const DiskNeed& need) const;
   bool has_room(int64_t disk_bytes) const { return t_.options.nvme_budget == 0 || disk_bytes <= t_.options.nvme_budget; }
   [[noreturn]] void refuse_disk(int64_t disk_bytes) const;
 
@@ -105,8 +90,7 @@ class Trainer::Impl::Streaming {
   bool plans_two() const { return t_.roomy && t_.workers.threads() > 1; }  // at once
   void plan_pinning();
   void settle_pinning();
-  LeastSearch least_with_disk(std::vector<PartSize>& sizes);
-  void add_candidates(PartSize& parts, LeastSearch& search) const;
+  LeastSearch least_with_disk() const;
 
   Impl& t_;
   const StateBefore before_;           // what the checkpoints in the output folder have on the disk
@@ -125,14 +109,11 @@ void Trainer::Impl::Streaming::plan(std::unique_ptr<Planner> planner) {
   t_.least.budget = t_.reserve + whole_pages(t_.program.memory().bytes);
   const int64_t budget = t_.options.budget;
   const bool fits = budget == 0 || budget - t_.reserve >= t_.program.memory().bytes;
-  std::vector<PartSize> sizes = part_sizes();
-  LeastSearch search = least_with_disk(sizes);
+  LeastSearch search = least_with_disk();
   // Where a refusal is unlikely, the smallest budget is looked for beside the plan.
   constexpr double kAmple = 1.25, kRoomy = 1.05;
   const double share = static_cast<double>(budget) / static_cast<double>(search.candidates.begin()->first);
-  const int64_t saved = t_.is_resumed() ? saved_part_bytes(t_.resume_folder) : 0;
-  const size_t parts = first_parts(sizes, saved);
-  t_.roomy = is_roomy(sizes[parts].planning);
+  t_.roomy = is_roomy(search.planning);
   const bool is_beside = !fits && plans_two() && share >= kAmple;
   std::future<Least> searched = std::async(is_beside ? std::launch::async : std::launch::deferred, [&] { return search.run(); });
   const auto is_refused = [&] {
@@ -146,10 +127,8 @@ void Trainer::Impl::Streaming::plan(std::unique_ptr<Planner> planner) {
 
   t_.executor.reset();
   const Way usual = present();
-  turn_to({.together = t_.together, .part_bytes = sizes[parts].bytes});
   t_.recompute_entries(t_.recompute_choice);
   look_at_ways();
-  if (sizes[parts].bytes != saved) look_at_other_parts(sizes, parts);
   if (is_beside && is_refused()) {
     turn_to(usual);
     return t_.use(t_.adopt_first()->resident());
@@ -159,54 +138,9 @@ void Trainer::Impl::Streaming::plan(std::unique_ptr<Planner> planner) {
 
 // --- parts and other entries ------------------------------------------------------------------------------------------------------------
 
-// What plans may choose from: the largest sizes that divide the model each in another way, down to where its pieces are so many that a plan
-// takes long.
-std::vector<Trainer::Impl::Streaming::PartSize> Trainer::Impl::Streaming::part_sizes() const {
-  constexpr int64_t kMiB = int64_t{1} << 20, kMostPieces = 1000;
-  std::vector<int64_t> wanted{64 * kMiB, 16 * kMiB, 4 * kMiB, kMiB, kMiB / 4};
-  if (t_.options.part_size > 0) wanted = {t_.options.part_size};
-  Graph forward = t_.forwards.at(t_.binding.batch);
-  const auto divided = [&](int64_t bytes) {
-    mark_parts(forward, {.part_bytes = bytes, .optimizer = t_.optimizer});
-    std::vector<int64_t> rows;
-    for (const ValueId id : forward.parameters()) rows.push_back(forward.value(id).part_rows);
-    return rows;
-  };
-  const std::vector<int64_t> present = divided(t_.part_bytes);
-  std::vector<PartSize> sizes;
-  std::vector<int64_t> before;
-  for (const int64_t bytes : wanted) {
-    std::vector<int64_t> rows = divided(bytes);
-    int64_t pieces = 0;
-    for (const ValueId id : forward.parameters()) {
-      const Value& weight = forward.value(id);
-      pieces += weight.part_rows == 0 ? 1 : (weight.shape[0] + weight.part_rows - 1) / weight.part_rows;
-    }
-    if (!sizes.empty() && (rows == before || pieces > kMostPieces)) continue;
-    sizes.push_back({.bytes = rows == present ? t_.part_bytes : bytes, .pieces = pieces});
-    before = std::move(rows);
-  }
-  return sizes;
-}
-
-// Parts for the first plans: many fit into the memory at once. None of what takes more memory to plan than there is. A run that is resumed
-// goes on with those that it has, where they fit.
-size_t Trainer::Impl::Streaming::first_parts(const std::vector<PartSize>& sizes, int64_t saved) const {
-  constexpr int64_t kAtOnce = 32;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i].bytes == saved && sizes[i].floor <= t_.options.budget) return i;
-  }
-  size_t chosen = 0;
-  for (size_t i = 1; i < sizes.size() && sizes[i - 1].bytes > (t_.options.budget - t_.reserve) / kAtOnce; ++i) {
-    if (sizes[i].planning <= t_.options.budget || sizes[i].planning < sizes[chosen].planning) chosen = i;
-  }
-  return chosen;
-}
-
 Trainer::Impl::Streaming::Variant Trainer::Impl::Streaming::make(const Way& way) {
-  Variant variant{.way = {.part_bytes = way.part_bytes}};
+  Variant variant;
   exchange(variant);
-  for (auto& [batch, forward] : t_.forwards) mark_parts(forward, {.part_bytes = way.part_bytes, .optimizer = t_.optimizer});
   t_.build_entries(way.defer);
   present_ = way.defer;
   if (way.together > 1) t_.add_together(way.together);
@@ -223,7 +157,6 @@ void Trainer::Impl::Streaming::exchange(Variant& other) {
   present_ = before.defer;
   t_.deferred = before.defer != Deferral::none;
   t_.together = before.together;
-  t_.part_bytes = before.part_bytes;
 }
 
 // Such entries, made where they aren't kept.
@@ -254,23 +187,23 @@ template <typename Body> void Trainer::Impl::Streaming::with(const Way& way, Bod
 
 // Updates that wait, micro-batches together, each with what is recomputed.
 void Trainer::Impl::Streaming::look_at_ways() {
-  const int64_t parts = t_.part_bytes, state = t_.program.memory().persistent_bytes;  // which every plan without a disk holds
+  const int64_t state = t_.program.memory().persistent_bytes;  // which every plan without a disk holds
   std::vector<Way> ways;
   // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
   const int64_t most = t_.options.micro_batches == "horizontal" ? 1 : t_.most_together();
   if (t_.options.gradient_accumulation_steps == 1) {
     const bool keeps_all = !t_.options.save_gradients.empty();
-    if (!keeps_all && has_weights_used_late(t_.forwards.at(t_.binding.batch))) ways.push_back({Deferral::most, 1, parts});
-    ways.push_back({Deferral::all, 1, parts});
+    if (!keeps_all && has_weights_used_late(t_.forwards.at(t_.binding.batch))) ways.push_back({Deferral::most, 1});
+    ways.push_back({Deferral::all, 1});
   } else {
-    if (most > t_.together) ways.push_back({Deferral::none, most, parts});
+    if (most > t_.together) ways.push_back({Deferral::none, most});
     // These are planned where memory is left for it.
     const auto batch = static_cast<int64_t>(t_.drafts[0].order().size());
     JobSize planned = t_.job_size;
     planned.instructions = t_.instructions() + most * batch;
     const auto add_deferred = [&](int64_t joined, int64_t batches) {
       planned.instructions += batches * batch;
-      if (planning_need(planned) <= t_.options.budget) ways.push_back({Deferral::all, joined, parts});
+      if (planning_need(planned) <= t_.options.budget) ways.push_back({Deferral::all, joined});
     };
     if (t_.together == 1) add_deferred(1, 1);
     if (most > 1) add_deferred(most, 1 + 2 * most);
@@ -288,20 +221,6 @@ void Trainer::Impl::Streaming::look_at_ways() {
       others.erase(others.begin());
       look_at(others, /*in_memory=*/!is_best);
     });
-  }
-  sort_choices();
-}
-
-// The best so far with the sizes of parts next to its own.
-void Trainer::Impl::Streaming::look_at_other_parts(const std::vector<PartSize>& sizes, size_t parts) {
-  constexpr int64_t kFewPieces = 400;  // else another plan takes long
-  if (choices_.empty() || choices_[0].seconds == INFINITY || choices_[0].disk_bytes == 0) return;
-  const RecomputeChoice rung = choices_[0].rung;
-  Way way = choices_[0].way;
-  for (const size_t other : {parts + 1, parts - 1}) {
-    if (other >= sizes.size() || sizes[other].pieces > kFewPieces || sizes[other].planning > t_.options.budget) continue;
-    way.part_bytes = sizes[other].bytes;
-    with(way, [&] { look_at({rung}, /*in_memory=*/false); });
   }
   sort_choices();
 }
@@ -339,7 +258,7 @@ double Trainer::Impl::Streaming::look_at(const std::vector<RecomputeChoice>& run
       const StreamOutlook outlook = choice.trial.planner->outlook(limit, t_.device.rates, t_.stream_rates(), beat);
       least = outlook.bound;
       choice.expected = outlook.seconds;
-      choice.disk_bytes = bytes_there(disk_need(outlook, t_.program, t_.state_slots()), t_.part_bytes);
+      choice.disk_bytes = bytes_there(disk_need(outlook, t_.program, t_.state_slots()));
       if (has_room(choice.disk_bytes)) choice.seconds = outlook.seconds;
     }
     if (!t_.roomy) choice.trial = {};
@@ -381,7 +300,7 @@ bool Trainer::Impl::Streaming::use_best() {
         made = trial.planner->streamed(limit, t_.device.rates, t_.stream_rates());
       if (made.program.memory().bytes > limit) continue;
       dump_problem(*trial.planner, limit);
-      choice.disk_bytes = bytes_there(disk_need(made.program, t_.state_slots()), choice.way.part_bytes);
+      choice.disk_bytes = bytes_there(disk_need(made.program, t_.state_slots()));
       if (has_room(choice.disk_bytes)) {
         turn_to(choice.way);
         t_.adopt_as(trial);
@@ -398,13 +317,11 @@ bool Trainer::Impl::Streaming::use_best() {
 
 // What the smallest budget was computed from.
 void Trainer::Impl::Streaming::use_least() {
-  if (t_.least.part_bytes > 0) turn_to({.together = t_.together, .part_bytes = t_.least.part_bytes});
   std::unique_ptr<Planner> planner = t_.adopt(t_.least.recompute);
   dump_problem(*planner, t_.options.budget - t_.reserve_with(t_.instructions()));
   StreamedProgram made = planner->streamed(0, t_.device.rates, t_.stream_rates());
   planner.reset();
-  if (const int64_t disk_bytes = bytes_there(disk_need(made.program, t_.state_slots()), t_.part_bytes); !has_room(disk_bytes))
-    refuse_disk(disk_bytes);
+  if (const int64_t disk_bytes = bytes_there(disk_need(made.program, t_.state_slots())); !has_room(disk_bytes)) refuse_disk(disk_bytes);
   t_.reserve = t_.reserve_with(t_.instructions());
   t_.use(std::move(made));
   settle_pinning();
@@ -416,11 +333,10 @@ void Trainer::Impl::Streaming::dump_problem(const Planner& planner, int64_t limi
   replace_file(t_.options.dump_problem, planning::to_json(planner.problem(limit, t_.device.rates, t_.stream_rates())));
 }
 
-// What a plan takes at most in the folder of the disk tier. A run that goes on with the parts of its checkpoint does so in the checkpoint's
-// state file; any other makes a new one, and the old one stays until a checkpoint refers to the new one.
-int64_t Trainer::Impl::Streaming::bytes_there(const DiskNeed& need, int64_t part_bytes) const {
-  const bool goes_on =
-      need.state > 0 && need.state == before_.size && t_.is_resumed() && !t_.is_branch && saved_part_bytes(t_.resume_folder) == part_bytes;
+// What a plan takes at most in the folder of the disk tier. A run that is resumed goes on in its checkpoint's state file; any other makes a
+// new one, and the old one stays until a checkpoint refers to the new one.
+int64_t Trainer::Impl::Streaming::bytes_there(const DiskNeed& need) const {
+  const bool goes_on = need.state > 0 && need.state == before_.size && t_.is_resumed() && !t_.is_branch;
   return need.total() + (goes_on ? 0 : before_.held);
 }
 
@@ -459,15 +375,10 @@ void Trainer::Impl::Streaming::settle_pinning() {
   t_.pinning = 0;
 }
 
-Trainer::Impl::Streaming::LeastSearch Trainer::Impl::Streaming::least_with_disk(std::vector<PartSize>& sizes) {
-  LeastSearch search;
-  for (PartSize& size : sizes) with({.together = t_.together, .part_bytes = size.bytes}, [&] { add_candidates(size, search); });
-  return search;
-}
-
-// With the entries as they are. Sets what is found out of their parts.
-void Trainer::Impl::Streaming::add_candidates(PartSize& parts, LeastSearch& search) const {
+// With the entries as they are.
+Trainer::Impl::Streaming::LeastSearch Trainer::Impl::Streaming::least_with_disk() const {
   constexpr double kNear = 1.05;  // with addresses none takes so much more than its floor
+  LeastSearch search;
   std::vector<RecomputeChoice> choices{t_.recompute_choice};
   if (t_.options.recompute == "auto") choices = {recompute_mode("none"), recompute_mode("all")};
   std::vector<Trial> trials(choices.size());
@@ -484,15 +395,15 @@ void Trainer::Impl::Streaming::add_candidates(PartSize& parts, LeastSearch& sear
     planned.instructions += 2 * batch;
   else if (t_.options.micro_batches != "horizontal")
     planned.instructions += t_.most_together() * batch;
-  parts.planning = planning_need(planned);
+  search.planning = planning_need(planned);
   for (Trial& trial : trials) {
     const int64_t besides = t_.reserve_with(trial.instructions);
-    const int64_t floor = std::max(parts.planning, besides + whole_pages(trial.planner->least_bytes()));
-    parts.floor = std::min(parts.floor, floor);
-    search.candidates.emplace(floor, LeastSearch::Candidate{.trial = std::move(trial), .besides = besides, .parts = parts});
+    const int64_t floor = std::max(search.planning, besides + whole_pages(trial.planner->least_bytes()));
+    search.candidates.emplace(floor, LeastSearch::Candidate{.trial = std::move(trial), .besides = besides});
   }
   const auto most = static_cast<int64_t>(kNear * static_cast<double>(search.candidates.begin()->first));
   search.candidates.erase(search.candidates.upper_bound(most), search.candidates.end());
+  return search;
 }
 
 Trainer::Impl::Least Trainer::Impl::Streaming::LeastSearch::run() const {
@@ -500,12 +411,11 @@ Trainer::Impl::Least Trainer::Impl::Streaming::LeastSearch::run() const {
   for (const auto& [floor, of] : candidates) {
     if (floor >= smallest.budget) break;
     const Program made = of.trial.planner->streamed(0, ComputeRates{}, StreamRates{}).program;
-    const int64_t run = of.besides + whole_pages(made.memory().bytes), budget = std::max(of.parts.planning, run);
+    const int64_t run = of.besides + whole_pages(made.memory().bytes), budget = std::max(planning, run);
     if (budget >= smallest.budget) continue;
     smallest = least_of(budget, made, of.trial.pointers());
-    if (of.parts.planning > run) smallest.op = "what it takes to make the plan", smallest.entry.clear();
+    if (planning > run) smallest.op = "what it takes to make the plan", smallest.entry.clear();
     smallest.recompute = of.trial.recompute;
-    smallest.part_bytes = of.parts.bytes;
   }
   return smallest;
 }

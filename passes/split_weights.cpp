@@ -43,12 +43,12 @@ int64_t least_rows(const Value& weight, const PassOptions& options) {
   return std::lcm(options.part_rows, block / std::gcd(block, row_elements(weight)));
 }
 
-int64_t rows_of_part(const Value& weight, int64_t block, const PassOptions& options) {
+int64_t rows_of_part(const Value& weight, int64_t block, int64_t part_bytes, const PassOptions& options) {
   const int64_t rows = weight.shape[0];
-  if (weight.bytes() == 0 || weight.bytes() / 2 < options.part_bytes) return 0;
+  if (weight.bytes() == 0 || weight.bytes() / 2 < part_bytes) return 0;
   if (options.part_rows == 0 && weight.bytes() < kPackBytes) return 0;  // what is packed has nothing to do with parts
   const int64_t whole = options.part_rows > 0 ? least_rows(weight, options) : whole_rows(weight, block, options.optimizer);
-  const int64_t most = std::max(whole, options.part_bytes / (weight.bytes() / rows) / whole * whole);
+  const int64_t most = std::max(whole, part_bytes / (weight.bytes() / rows) / whole * whole);
   const int64_t parts = (rows + most - 1) / most;
   const int64_t of_part = ((rows + parts - 1) / parts + whole - 1) / whole * whole;  // about the same, and not more than `most`
   return of_part < rows ? of_part : 0;
@@ -159,7 +159,15 @@ class Splitter {
 
 }  // namespace
 
+int64_t usual_part_bytes(const Graph& graph) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  int64_t all = 0;
+  for (const ValueId id : graph.parameters()) all += graph.value(id).bytes();
+  return std::clamp(all / 64, 4 * kMiB, 16 * kMiB);
+}
+
 bool mark_parts(Graph& graph, const PassOptions& options) {
+  const int64_t part_bytes = options.part_bytes > 0 ? options.part_bytes : usual_part_bytes(graph);
   const auto readers = graph.readers();
   bool changed = false;
   for (const ValueId id : graph.parameters()) {
@@ -167,7 +175,7 @@ bool mark_parts(Graph& graph, const PassOptions& options) {
     weight.part_rows = 0;
     if (weight.shape.size() < 2 || std::find(graph.outputs.begin(), graph.outputs.end(), id) != graph.outputs.end()) continue;
     const int64_t block = rows_for_all(graph, id, readers[id]);
-    if (block > 0) weight.part_rows = rows_of_part(weight, block, options);
+    if (block > 0) weight.part_rows = rows_of_part(weight, block, part_bytes, options);
     changed |= weight.part_rows > 0;
   }
   return changed;

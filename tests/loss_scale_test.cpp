@@ -138,7 +138,7 @@ struct LossScaleRuns : TrainerRuns {
   Seen run(Options o) {
     Seen seen;
     if (o.output_dir == "out") o.output_dir = folder / fmt::format("run{}", count_++);
-    Trainer trainer(o, watched(seen));
+    fixtures::TrainerOn trainer(on, o, watched(seen));
     seen.plan = trainer.plan();
     seen.summary = trainer.train();
     EXPECT_LE(seen.summary.measured_peak_bytes, seen.summary.planned_peak_bytes);
@@ -282,10 +282,10 @@ TEST_F(LossScaleRuns, SkippedStepsAreSkippedAlikeInLittleMemory) {
       for (const int way : {0, 1, 2}) {
         SCOPED_TRACE(fmt::format("{} micro-batches, per layer {}, way {}", micro_batches, per_layer, way));
         Options small = o;
-        small.part_size = way == 1 ? 20'000 : 0;
+        on.part_bytes = way == 1 ? 20'000 : 0;
         small.recompute = way == 2 ? "all" : "auto";
         small.micro_batches = way == 0 ? "auto" : way == 1 ? "horizontal" : "vertical";
-        small.budget = Trainer(small).plan().minimum_budget;
+        small.budget = fixtures::TrainerOn(on, small).plan().minimum_budget;
         if (way == 2) small.budget += 100'000;
         const Seen seen = run(small);
         EXPECT_EQ(seen.rows, plain.rows);

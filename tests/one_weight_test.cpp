@@ -20,6 +20,7 @@ namespace {
 using namespace fixtures;
 
 struct OneWeight : TrainerRuns {
+  OneWeight() { on.part_bytes = 1 << 20; }  // six parts
   static constexpr int64_t kSamples = 22, kIn = 1024, kOut = 1536;
 
   Options options() const {
@@ -32,8 +33,7 @@ struct OneWeight : TrainerRuns {
                  .add("labels", {kSamples, kOut}, numbers(kSamples * kOut, 1'299'709))
                  .write(folder / "data.safetensors");
     o.loss = "mse";
-    o.part_size = 1 << 20;  // six parts
-    o.batch_size = 4;       // the last batch of an epoch has two
+    o.batch_size = 4;  // the last batch of an epoch has two
     o.learning_rate = 1e-3;
     o.max_steps = 7;
     o.threads = 2;
@@ -52,7 +52,7 @@ TEST_F(OneWeight, StreamsWithTheSameBits) {
       const int64_t most = plain.plan.at_peak.total;
       o.nvme_path = folder / "disk";
       std::filesystem::create_directory(o.nvme_path);
-      const int64_t least = Trainer(o).plan().minimum_budget;
+      const int64_t least = least_budget(o);
       ASSERT_LT(least, most);
       for (const int64_t budget : {least, (least + most) / 2}) {
         o.budget = budget;

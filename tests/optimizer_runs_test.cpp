@@ -79,13 +79,13 @@ struct OptimizerRuns : TrainerRuns, ::testing::WithParamInterface<Case> {
     o.optim_args = GetParam().args;
     return o;
   }
+  static constexpr DeviceChoice kInParts{.part_bytes = 300'000};
   Options streamed() const {
     Options o = options();
     o.nvme_path = folder / "disk";
     std::filesystem::create_directory(o.nvme_path);
-    o.part_size = 300'000;
     o.threads = 1;
-    o.budget = Trainer(o).plan().minimum_budget;
+    o.budget = fixtures::TrainerOn(kInParts, o).plan().minimum_budget;
     return o;
   }
 };
@@ -94,6 +94,7 @@ TEST_P(OptimizerRuns, StreamedInPartsAndResumedLeaveTheSameBits) {
   const Run plain = train(options());
   EXPECT_NE(plain.losses.front(), plain.losses.back());
   const Options in_parts = streamed();
+  on = kInParts;
   const Run parts = train(in_parts);
   EXPECT_EQ(parts.losses, plain.losses);
   EXPECT_EQ(parts.summary.weights_hash, plain.summary.weights_hash);
@@ -104,14 +105,15 @@ TEST_P(OptimizerRuns, StreamedInPartsAndResumedLeaveTheSameBits) {
     first.save_steps = 3;
     {
       Trainer* running = nullptr;
-      Trainer trainer(first, {.on_step = [&](const StepReport& step) {
-                        if (step.step == 3) running->request_stop();
-                      }});
+      fixtures::TrainerOn trainer(disk_first ? kInParts : DeviceChoice{}, first, {.on_step = [&](const StepReport& step) {
+                                    if (step.step == 3) running->request_stop();
+                                  }});
       running = &trainer;
       EXPECT_TRUE(trainer.train().stopped);
     }
     second.resume = true;
-    EXPECT_EQ(Trainer(second).train().weights_hash, plain.summary.weights_hash) << disk_first;
+    EXPECT_EQ(fixtures::TrainerOn(disk_first ? DeviceChoice{} : kInParts, second).train().weights_hash, plain.summary.weights_hash)
+        << disk_first;
   }
 }
 

@@ -17,6 +17,7 @@ namespace {
 using namespace fixtures;
 
 struct PackedRuns : TrainerRuns {
+  PackedRuns() { on.part_bytes = 1 << 20; }
   static constexpr int64_t kSamples = 14, kIn = 512, kInner = 4001, kOut = 4;
 
   // Vectors of 16,004 bytes: four make a pack. `a`, `b` and `c` are on the way to both outputs, `d` to y, `e` and `f` to z.
@@ -44,7 +45,6 @@ struct PackedRuns : TrainerRuns {
     o.data = arrays.write(folder / "data.safetensors");
     o.loss = "mse";
     o.output = "y";
-    o.part_size = 1 << 20;
     o.batch_size = 4;  // the last batch of an epoch has two
     o.learning_rate = 1e-3;
     o.weight_decay = 0.1;
@@ -76,7 +76,7 @@ TEST_F(PackedRuns, StreamWithTheSameBits) {
     const std::string model = read_file(plain.summary.model_path);
     o = on_disk(o);
     o.save_gradients = folder / "streamed.safetensors";
-    const int64_t most = plain.plan.at_peak.total, least = Trainer(o).plan().minimum_budget;
+    const int64_t most = plain.plan.at_peak.total, least = fixtures::TrainerOn(on, o).plan().minimum_budget;
     ASSERT_LT(least, most);
     for (const int64_t budget : {least, (3 * least + most) / 4}) {
       o.budget = budget;
@@ -98,14 +98,14 @@ TEST_F(PackedRuns, StreamWithTheSameBits) {
 TEST_F(PackedRuns, APlanShowsTheEntryThatRunsAndAllItsMicroBatches) {
   Options o = options();
   o.gradient_accumulation_steps = 3;
-  const PlanReport one_by_one = Trainer(o).plan();
+  const PlanReport one_by_one = fixtures::TrainerOn(on, o).plan();
   o = on_disk(o);
   o.micro_batches = "vertical";
   o.plan_svg = folder / "plan.svg";
-  const PlanReport resident = Trainer(o).plan();
+  const PlanReport resident = fixtures::TrainerOn(on, o).plan();
   EXPECT_EQ(resident.saved_kept, 3 * one_by_one.saved_kept);
   o.budget = (3 * resident.minimum_budget + resident.at_peak.total) / 4;
-  const PlanReport streamed = Trainer(o).plan();
+  const PlanReport streamed = fixtures::TrainerOn(on, o).plan();
   EXPECT_EQ(streamed.micro_batches_together, 3);
   EXPECT_EQ(streamed.saved_kept + streamed.saved_recomputed, 3 * one_by_one.saved_kept);
   EXPECT_HAS(read_file(o.plan_svg), "peak of 'train-together'");
@@ -120,7 +120,7 @@ TEST_F(PackedRuns, GiveBackTheWeightsThatTheyWereGiven) {
   const std::string model = read_file(o.model);
   EXPECT_TRUE(read_file(train(o).summary.model_path) == model);
   o = on_disk(o);
-  o.budget = Trainer(o).plan().minimum_budget;
+  o.budget = fixtures::TrainerOn(on, o).plan().minimum_budget;
   const Run run = train(o);
   EXPECT_TRUE(read_file(run.summary.model_path) == model);
   const auto written = static_cast<double>(run.summary.disk_bytes_written);
@@ -134,19 +134,19 @@ TEST_F(PackedRuns, ResumeInAnotherBudget) {
     Options first = options(), second = options();
     Options& streamed = disk_first ? first : second;
     streamed = on_disk(streamed);
-    streamed.budget = Trainer(streamed).plan().minimum_budget;
+    streamed.budget = fixtures::TrainerOn(on, streamed).plan().minimum_budget;
     first.output_dir = second.output_dir = folder / (disk_first ? "there" : "back");
     first.save_steps = 3;
     {
       Trainer* running = nullptr;
-      Trainer trainer(first, {.on_step = [&](const StepReport& step) {
-                        if (step.step == 3) running->request_stop();
-                      }});
+      fixtures::TrainerOn trainer(on, first, {.on_step = [&](const StepReport& step) {
+                                    if (step.step == 3) running->request_stop();
+                                  }});
       running = &trainer;
       EXPECT_TRUE(trainer.train().stopped);
     }
     second.resume = true;
-    EXPECT_EQ(Trainer(second).train().weights_hash, whole.summary.weights_hash) << disk_first;
+    EXPECT_EQ(fixtures::TrainerOn(on, second).train().weights_hash, whole.summary.weights_hash) << disk_first;
   }
 }
 
@@ -156,16 +156,16 @@ TEST_F(PackedRuns, ACheckpointOfOtherPacksIsRefused) {
   o.output_dir = folder / "y";
   o.max_steps = 2;
   o.save_steps = 1;
-  Trainer(o).train();
+  fixtures::TrainerOn(on, o).train();
   o.resume = true;
   o.max_steps = 3;
   o.output = "z";
   o.labels = "wide";
-  const Error refused = error_of([&] { Trainer(o).train(); });
+  const Error refused = error_of([&] { fixtures::TrainerOn(on, o).train(); });
   EXPECT_EQ(refused.code(), ErrorCode::usage);
   EXPECT_HAS(refused.what(), "is the checkpoint of another model");
   o.optim = "adafactor";  // which has no packs
-  EXPECT_HAS(error_of([&] { Trainer(o).train(); }).what(), "was saved with `optim` adamw, not adafactor");
+  EXPECT_HAS(error_of([&] { fixtures::TrainerOn(on, o).train(); }).what(), "was saved with `optim` adamw, not adafactor");
 }
 
 }  // namespace

@@ -139,16 +139,16 @@ TEST_F(ParameterGroups, StreamAndResumeWithTheSameBits) {
   Options& chain = jobs.emplace_back("chain", chain_job(folder / "chain", 8, 128, 128)).second;
   chain.learning_rate = 1e-3;
   chain.param_groups = {{.pattern = "w1", .lr = 5e-4}, {.pattern = "w2", .lr_scale = 0.5, .weight_decay = 0.1}};
+  on.part_bytes = 2048;
   for (const auto& [name, job] : jobs) {
     for (const int64_t accumulation : {1, 2}) {
       Options o = job;
       o.gradient_accumulation_steps = accumulation;
       o.max_steps = 12;
-      o.part_size = 2048;
       const Run plain = train(o);
       o.nvme_path = folder / ("disk-" + name + std::to_string(accumulation));
       fs::create_directory(o.nvme_path);
-      o.budget = Trainer(o).plan().minimum_budget;
+      o.budget = least_budget(o);
       const Run streamed = train(o);
       EXPECT_EQ(streamed.plan.disk_read_per_step > 0, name == "chain") << "the others' weights are small beside their activations";
       EXPECT_EQ(streamed.losses, plain.losses) << name << ' ' << accumulation;

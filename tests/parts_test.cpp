@@ -374,10 +374,10 @@ TEST_F(PartsOfATable, EndWithTheSameHashWhateverTheirSize) {
   o.max_steps = 4;
   o.threads = 2;
   o.profile = profile;
-  o.part_size = int64_t{64} << 20;
+  on.part_bytes = int64_t{64} << 20;
   const Run whole = train(o);
   EXPECT_EQ(whole.plan.parts, 0);
-  o.part_size = int64_t{2} << 20;
+  on.part_bytes = int64_t{2} << 20;
   const Run parts = train(o);
   EXPECT_GT(parts.plan.parts, 1);
   EXPECT_EQ(parts.losses, whole.losses);
@@ -426,18 +426,18 @@ TEST_F(PartsOfConvolutions, EndWithTheSameBitsInMemoryAndFromADisk) {
   for (const bool frozen : {false, true}) {
     Options o = options();
     if (frozen) o.freeze = {"middle"};
-    o.part_size = int64_t{64} << 20;
+    on.part_bytes = int64_t{64} << 20;
     const Run whole = train(o);
     EXPECT_EQ(whole.plan.parts, 0);
-    o.part_size = int64_t{1} << 20;
+    on.part_bytes = int64_t{1} << 20;
     const Run parts = train(o);
     EXPECT_EQ(parts.plan.divided, 2) << "the first one is too small for parts of 1 MiB";
     EXPECT_EQ(parts.losses, whole.losses);
     EXPECT_EQ(parts.summary.weights_hash, whole.summary.weights_hash);
-    o.part_size = 0;
+    on.part_bytes = int64_t{1} << 18;
     o.nvme_path = folder / (frozen ? "frozen" : "trained");
     std::filesystem::create_directory(o.nvme_path);
-    const int64_t least = Trainer(o).plan().minimum_budget;
+    const int64_t least = least_budget(o);
     o.budget = least + (whole.plan.at_peak.total - least) / 8;
     const Run streamed = train(o);
     EXPECT_GT(streamed.plan.disk_read_per_step, 0);

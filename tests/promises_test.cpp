@@ -32,6 +32,7 @@
 #include "tests/nominal_machine.h"
 #include "tests/onnx_models.h"
 #include "tests/promise_jobs.h"
+#include "tests/trainer_on.h"
 
 namespace ort_train {
 namespace {
@@ -163,15 +164,16 @@ struct Promises : ::testing::Test {
   Promises() { fs::create_directory(nvme); }
 
   // Trains, adding what it sees to `outcome`; `stop_after` a step, or not.
-  Summary train(const Options& options, Outcome& outcome, int64_t stop_after = -1, PlanReport* plan = nullptr) {
+  Summary train(const DeviceChoice& on, const Options& options, Outcome& outcome, int64_t stop_after = -1, PlanReport* plan = nullptr) {
     Trainer* running = nullptr;
-    Trainer trainer(options,
-                    {.on_step =
-                         [&](const StepReport& step) {
-                           outcome.steps[step.step] = {std::bit_cast<uint64_t>(step.loss), std::bit_cast<uint64_t>(step.grad_norm), 0};
-                           if (step.step == stop_after) running->request_stop();
-                         },
-                     .on_eval = [&](const EvalReport& eval) { outcome.steps[eval.step][2] = std::bit_cast<uint64_t>(eval.loss); }});
+    fixtures::TrainerOn trainer(
+        on, options,
+        {.on_step =
+             [&](const StepReport& step) {
+               outcome.steps[step.step] = {std::bit_cast<uint64_t>(step.loss), std::bit_cast<uint64_t>(step.grad_norm), 0};
+               if (step.step == stop_after) running->request_stop();
+             },
+         .on_eval = [&](const EvalReport& eval) { outcome.steps[eval.step][2] = std::bit_cast<uint64_t>(eval.loss); }});
     running = &trainer;
     if (plan) *plan = trainer.plan();
     const Summary summary = trainer.train();
@@ -194,7 +196,7 @@ struct Promises : ::testing::Test {
     options.recompute = "none";
     PlanReport plan;
     Plain& made = plain[job];
-    train(options, made.outcome, -1, &plan);
+    train({}, options, made.outcome, -1, &plan);
     made.most = plan.at_peak.total + 1'000'000;
     EXPECT_EQ(static_cast<int64_t>(made.outcome.steps.size()), options.max_steps);
     return made;
@@ -207,10 +209,10 @@ struct Promises : ::testing::Test {
     if (row[kDisk]) o.nvme_path = nvme;
     o.recompute = kRecompute[row[kRecomputed]];
     o.micro_batches = kOrders[row[kOrder]];
-    o.part_size = kParts[row[kPart]];
     o.nvme_checksums = row[kChecked] == 0;
     return o;
   }
+  static DeviceChoice device_of(const Row& row) { return {.part_bytes = kParts[row[kPart]]}; }
   std::string where(const Row& row) const {
     return fmt::format("{}: budget {} of the way, {} threads, {} disk, recompute {}, {}, parts of {}, resumed {}, {}",
                        jobs[static_cast<size_t>(row[kJob])].name, kShares[row[kShare]], kThreads[row[kThread]],
@@ -222,7 +224,7 @@ struct Promises : ::testing::Test {
     Row key = row;
     for (const Factor factor : {kShare, kResumed, kChecked}) key[factor] = 0;
     const auto [found, fresh] = least.emplace(where(key), 0);
-    if (fresh) found->second = Trainer(options_of(key)).plan().minimum_budget;
+    if (fresh) found->second = fixtures::TrainerOn(device_of(key), options_of(key)).plan().minimum_budget;
     return found->second;
   }
 
@@ -290,15 +292,17 @@ struct Promises : ::testing::Test {
       int64_t half = (options.max_steps + 1) / 2;
       if (options.eval_steps > 0 && half % options.eval_steps == 0) --half;  // who stops doesn't evaluate first
       Options first = options;
+      DeviceChoice on = device_of(row);
       if (row[kResumed] == kFromMemory) {
         first = jobs[static_cast<size_t>(row[kJob])].options;
+        on = {};
         first.output_dir = out;
       }
-      train(first, outcome, half);
+      train(on, first, outcome, half);
       options.resume = true;
     }
     PlanReport plan;
-    const Summary summary = train(options, outcome, -1, &plan);
+    const Summary summary = train(device_of(row), options, outcome, -1, &plan);
     EXPECT_TRUE(outcome == wanted);
     EXPECT_LE(plan.at_peak.total, options.budget);
     EXPECT_EQ(plan.minimum_budget, smallest);
@@ -392,7 +396,7 @@ TEST_F(Promises, ChecksOfWhatIsReadMoveNoBytes) {
       Options options = options_of(row);
       options.budget = least_of(row);
       Outcome outcome;
-      summaries[unchecked] = train(options, outcome);
+      summaries[unchecked] = train(device_of(row), options, outcome);
       EXPECT_TRUE(outcome == plain_of(job).outcome);
     }
     EXPECT_EQ(summaries[0].disk_bytes_read, summaries[1].disk_bytes_read);

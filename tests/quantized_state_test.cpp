@@ -447,7 +447,7 @@ TEST_F(QuantizedRuns, HaveTheSameBitsResidentStreamedInPartsAndResumed) {
   }
   for (const int64_t part : {int64_t{0}, int64_t{1} << 20, int64_t{1} << 19}) {
     Options o = on_disk(options("adamw_8bit"));
-    o.part_size = part;
+    on.part_bytes = part;
     o.budget = train(o).plan.minimum_budget;
     const Run streamed = train(o);
     EXPECT_GT(streamed.plan.disk_read_per_step, 0) << part;
@@ -456,6 +456,7 @@ TEST_F(QuantizedRuns, HaveTheSameBitsResidentStreamedInPartsAndResumed) {
     o.output_dir = folder / fmt::format("two{}", part);
     EXPECT_EQ(train_in_two(o, 3).weights_hash, plain.summary.weights_hash) << part;
   }
+  on.part_bytes = 0;
   Options o = options("adamw_8bit");
   o.output_dir = folder / "resident";
   EXPECT_EQ(train_in_two(o, 3).weights_hash, plain.summary.weights_hash);
@@ -464,20 +465,20 @@ TEST_F(QuantizedRuns, HaveTheSameBitsResidentStreamedInPartsAndResumed) {
 // A checkpoint of one division goes on in another: its parts are ranges of the whole's bytes.
 TEST_F(QuantizedRuns, GoOnInOtherParts) {
   Options o = options("adamw_8bit");
-  o.part_size = int64_t{1} << 20;
+  on.part_bytes = int64_t{1} << 20;
   o.output_dir = folder / "out";
   const std::string wanted = train(o).summary.weights_hash;
   {
     Trainer* running = nullptr;
-    Trainer trainer(o, {.on_step = [&](const StepReport& step) {
-                      if (step.step == 2) running->request_stop();
-                    }});
+    fixtures::TrainerOn trainer(on, o, {.on_step = [&](const StepReport& step) {
+                                  if (step.step == 2) running->request_stop();
+                                }});
     running = &trainer;
     EXPECT_TRUE(trainer.train().stopped);
   }
-  o.part_size = int64_t{1} << 19;
+  on.part_bytes = int64_t{1} << 19;
   o.resume = true;
-  EXPECT_EQ(Trainer(o).train().weights_hash, wanted);
+  EXPECT_EQ(fixtures::TrainerOn(on, o).train().weights_hash, wanted);
 }
 
 // Under the weights' own names, whatever parts and packs they were in.
@@ -485,7 +486,7 @@ TEST_F(QuantizedRuns, StateIsWrittenForOtherPrograms) {
   std::string first;
   for (const int64_t part : {int64_t{1} << 30, int64_t{1} << 19}) {
     Options o = options("adamw_8bit");
-    o.part_size = part;
+    on.part_bytes = part;
     o.save_optimizer_state = folder / fmt::format("state{}.safetensors", part);
     const Run run = train(o);
     const std::string bytes = read_file(o.save_optimizer_state);

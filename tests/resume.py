@@ -70,7 +70,7 @@ def make_job(folder, profile, *more):
 @pytest.fixture
 def job(request, tmp_path_factory):
     accumulating, folder = request.param.startswith("three"), tmp_path_factory.getbasetemp()
-    more = (["--gradient-accumulation-steps", 3, "--optim", "adafactor", "--part-size", 300_000] if accumulating
+    more = (["--gradient-accumulation-steps", 3, "--optim", "adafactor"] if accumulating
             else ["--bf16-full", "--optim", "adamw_8bit"])
     return make_job(folder / f"resume-{accumulating}", nominal_machine(folder), *more)
 
@@ -212,25 +212,21 @@ def test_a_checkpoint_writes_only_what_lives_in_memory(tmp_path, job, out):
         assert traffic[1] == (traffic[0][0], traffic[0][1] + (STEPS // 4 - 1) * resident)
 
 
-def test_it_resumes_under_other_budgets_folders_threads_and_parts(tmp_path, job, out):
+def test_it_resumes_under_other_budgets_folders_and_threads(tmp_path, job, out):
     own, wanted, least, _ = job
-    divided = "--part-size" in own
-    others = own[:own.index("--part-size")] if divided else [*own, "--part-size", 300_000]  # whole weights, or w2 in two parts
     a, b, c = (tmp_path / name for name in "abc")
     a.mkdir()
     b.mkdir()
-    run(tmp_path, "plan", *others, "--nvme-path", a, "--plan-json", "plan.json")
-    others_least = json.loads((tmp_path / "plan.json").read_text())["minimum_budget_bytes"]
     disk = lambda folder, budget=least: ["--budget", budget, "--nvme-path", folder]
     stages = [  # the job, options, folder to move before, what lies in the folders afterwards
         (own, disk(a), None, {a: 1}),
-        (others, disk(a, others_least) + ["--threads", 1], None, {a: 1}),  # from state file to state file, part by part
+        (own, disk(a) + ["--threads", 1], None, {a: 1}),
         (own, disk(b, least + 300_000), None, {a: 0, b: 1}),
-        (others, [], None, {b: 0}),  # everything in memory: two checkpoints later nobody needs the state file
+        (own, [], None, {b: 0}),  # everything in memory: two checkpoints later nobody needs the state file
         (own, disk(a), None, {a: 1}),
         (own, disk(c, least + 100_000), (a, c), {c: 1}),
         (own, ["--nvme-path", c], None, {c: 0}),  # as much memory as it takes
-        (others, ["--nvme-path", c, "--threads", 8], None, {}),
+        (own, ["--nvme-path", c, "--threads", 8], None, {}),
     ]
     for number, (arguments, options, move, files) in enumerate(stages):
         last = number == len(stages) - 1

@@ -161,11 +161,12 @@ TEST_F(FrozenRuns, StreamedAndDividedTheyEndWithTheSameBits) {
   for (const int64_t accumulation : {1, 3}) {
     Options o = options();
     o.gradient_accumulation_steps = accumulation;
+    on.part_bytes = 0;
     const Run plain = train(o);
     for (const int64_t part : {int64_t{0}, int64_t{1} << 20}) {
       Options streamed = on_disk(o);
-      streamed.part_size = part;
-      const int64_t least = Trainer(streamed).plan().minimum_budget;
+      on.part_bytes = part;
+      const int64_t least = least_budget(streamed);
       streamed.budget = least + (plain.plan.at_peak.total - least) / 8;
       const Run run = train(streamed);
       EXPECT_GT(run.plan.disk_read_per_step, 0);

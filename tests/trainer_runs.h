@@ -9,12 +9,14 @@
 
 #include "frontend/ort_train.h"
 #include "tests/nominal_machine.h"
+#include "tests/trainer_on.h"
 
 namespace ort_train {
 
 struct TrainerRuns : ::testing::Test {
   const TestFolder folder;
   const std::string profile = nominal_machine(folder);
+  DeviceChoice on;  // of all runs
 
   // From -1 to 1, the same each time.
   static std::vector<float> numbers(int64_t count, int64_t step) {
@@ -31,24 +33,27 @@ struct TrainerRuns : ::testing::Test {
   Run train(Options o) {
     Run run;
     o.output_dir = folder / ("out" + std::to_string(count_++));
-    Trainer trainer(o, {.on_step = [&](const StepReport& step) { run.losses.insert(run.losses.end(), {step.loss, step.grad_norm}); }});
+    fixtures::TrainerOn trainer(on, o, {.on_step = [&](const StepReport& step) {
+                                  run.losses.insert(run.losses.end(), {step.loss, step.grad_norm});
+                                }});
     run.plan = trainer.plan();
     run.summary = trainer.train();
     EXPECT_LE(run.summary.measured_peak_bytes, run.summary.planned_peak_bytes);
     return run;
   }
   // Stopped after a step, as by Ctrl-C, and resumed by another trainer: the summary of that one.
-  static Summary train_in_two(Options o, int64_t stop_after) {
+  int64_t least_budget(const Options& o) const { return fixtures::TrainerOn(on, o).plan().minimum_budget; }
+  Summary train_in_two(Options o, int64_t stop_after) const {
     {
       Trainer* running = nullptr;
-      Trainer trainer(o, {.on_step = [&](const StepReport& step) {
-                        if (step.step == stop_after) running->request_stop();
-                      }});
+      fixtures::TrainerOn trainer(on, o, {.on_step = [&](const StepReport& step) {
+                                    if (step.step == stop_after) running->request_stop();
+                                  }});
       running = &trainer;
       EXPECT_TRUE(trainer.train().stopped);
     }
     o.resume = true;
-    return Trainer(o).train();
+    return fixtures::TrainerOn(on, o).train();
   }
 
  private:

@@ -5,9 +5,9 @@
 #include <set>
 #include <utility>
 
+#include "passes/plan/behind.h"
+#include "passes/plan/emit.h"
 #include "passes/plan/search.h"
-#include "passes/plan_draft.h"
-#include "passes/plan_entry.h"
 
 namespace ort_train {
 
@@ -21,8 +21,8 @@ struct Planner::Impl {
 
   // A job with so much memory and such a machine; what is found out about it serves outlook() and streamed().
   struct Job {
-    std::vector<std::vector<PieceOf>> pieces{};  // by entry and piece of its run
-    std::vector<bool> movable{};                 // by persistent value
+    std::vector<RunDraft> drafts{};  // by entry; their runs are in the problem
+    std::vector<bool> movable{};     // by persistent value
     planning::Problem problem{};
     int64_t floor = 0;
     ComputeRates compute{};
@@ -36,22 +36,28 @@ struct Planner::Impl {
   };
   std::unique_ptr<Job> last_job;
 
-  std::unique_ptr<Job> make_job(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
+  std::unique_ptr<Job> make_job(int64_t limit, const ComputeRates& compute, const StreamRates& disk,
+                                const ComputedBehind& behind = {}) const {
     auto job = std::make_unique<Job>(Job{.movable = std::vector<bool>(persistents.size()), .compute = compute});
     planning::Problem& problem = job->problem;
     problem.memory = limit;
     problem.disk = disk;
-    for (const Draft& draft : drafts) {
-      RunDraft of = make_run_draft(draft, persistents, options.threads, compute);
-      job->pieces.push_back(std::move(of.pieces));
-      problem.runs.push_back(std::move(of.run));
-      for (const planning::Piece& piece : problem.runs.back().pieces) {
+    std::vector<bool> used_behind(persistents.size());
+    std::vector<std::vector<bool>> steps;
+    for (const Draft& draft : drafts) steps.push_back(steps_behind(draft, persistents, behind, used_behind));
+    for (size_t i = 0; i < drafts.size(); ++i) {
+      job->drafts.push_back(make_run_draft(drafts[i], persistents, options.threads, compute, behind, steps[i], used_behind));
+      problem.runs.push_back(std::move(job->drafts.back().run));
+      const planning::Run& run = problem.runs.back();
+      for (const planning::Piece& piece : run.pieces) {
         if (piece.lasting >= 0) job->movable[static_cast<size_t>(piece.lasting)] = true;
       }
     }
     for (size_t i = 0; i < persistents.size(); ++i) {
+      if (used_behind[i]) job->movable[i] = true;
       const int64_t bytes = persistents[i].type.bytes();
-      problem.lasting.push_back({.name = persistents[i].name, .bytes = whole_sectors(bytes), .held = aligned(bytes)});
+      problem.lasting.push_back(
+          {.name = persistents[i].name, .bytes = whole_sectors(bytes), .held = aligned(bytes), .stays = !used_behind[i]});
       if (!job->movable[i]) problem.always += aligned(bytes);
     }
     job->floor = planning::floor_bytes(problem);
@@ -64,18 +70,21 @@ struct Planner::Impl {
     return *last_job;
   }
 
-  std::vector<bool> on_disk(const Job& job, const planning::Plan& plan) const {
-    std::vector<bool> result(job.movable.size());
-    for (size_t i = 0; i < result.size(); ++i) result[i] = job.movable[i] && !plan.resident[i];
+  // Where each value that lives across runs does.
+  std::vector<SpaceId> homes(const Job& job, const planning::Layers& layers) const {
+    std::vector<SpaceId> result(job.movable.size(), kMemory);
+    for (size_t i = 0; i < result.size(); ++i) {
+      if (!job.movable[i] || layers.plans[0].resident[i]) continue;
+      result[i] = layers.plans.size() > 1 && layers.plans[1].resident[i] ? kHost : kFile;
+    }
     return result;
   }
 
   // Sets the bytes on the disk.
   void count_disk(const Job& job, const planning::Plan& plan, StreamOutlook& result) const {
     int64_t most = 0;
-    const std::vector<bool> moved = on_disk(job, plan);
-    for (size_t i = 0; i < moved.size(); ++i) {
-      if (!moved[i]) continue;
+    for (size_t i = 0; i < job.movable.size(); ++i) {
+      if (!job.movable[i] || plan.resident[i]) continue;
       const int64_t bytes = whole_sectors(persistents[i].type.bytes());
       result.disk_bytes += bytes;
       if (persistents[i].purpose == Purpose::weights || persistents[i].purpose == Purpose::optimizer) result.state_bytes += bytes;
@@ -93,32 +102,75 @@ struct Planner::Impl {
     result.disk_bytes += most;
   }
 
-  // Between runs a tensor of the disk is looked at above what always stays; of accumulators, two.
-  static void add_desks(const std::vector<Persistent>& values, Program& program) {
-    int64_t largest = 0, accumulator = 0;
+  static constexpr int64_t kSpare = 16 * kSector;  // at least, where something is brought to a device by it
+
+  // Between runs a tensor that the host can't touch where it lives is looked at above what always stays in its memory; of accumulators,
+  // two.
+  void add_desks(const std::vector<Persistent>& values, Program& program) const {
+    const bool apart = program.memory().kind == SpaceKind::device;
+    Space& host = program.spaces[apart ? kHost : kMemory];
+    int64_t largest = 0, accumulator = 0, begin = whole_sectors(host.persistent_bytes);
+    bool fills = false;  // what lives on a device is first brought there by the spare memory
     for (const Persistent& value : values) {
-      largest = std::max(largest, file_bytes(value));
-      if (value.purpose == Purpose::gradients) accumulator = std::max(accumulator, file_bytes(value));
+      if (!is_far(program, value.home)) continue;
+      fills |= apart && !is_in_file(value);
+      if (value.initial) continue;
+      largest = std::max(largest, whole_sectors(value.home.bytes));
+      if (value.purpose == Purpose::gradients) accumulator = std::max(accumulator, whole_sectors(value.home.bytes));
     }
-    const int64_t begin = whole_sectors(program.memory().persistent_bytes);
-    program.desks[0] = {.offset = begin, .bytes = largest};
-    program.desks[1] = {.offset = begin + accumulator, .bytes = accumulator};
-    for (const Place& desk : program.desks) program.memory().bytes = std::max(program.memory().bytes, desk.bytes > 0 ? desk.end() : 0);
-    program.spare = {.offset = begin, .bytes = std::max<int64_t>(0, program.memory().bytes - begin) / kSector * kSector};
+    for (size_t i = 0; apart && i < drafts.size(); ++i) {  // what is looked at behind a run
+      for (const ValueId value : drafts[i].keep) {
+        const Place& place = program.entries[i].value_places[value];
+        if (is_far(program, place))
+          largest = std::max(largest, whole_sectors(place.bytes));
+        else
+          begin = std::max(begin, whole_sectors(place.end()));
+      }
+    }
+    const SpaceId space = apart ? kHost : kMemory;
+    program.desks[0] = {.offset = begin, .bytes = largest, .space = space};
+    program.desks[1] = {.offset = begin + (apart ? largest : accumulator), .bytes = accumulator, .space = space};
+    for (const Place& desk : program.desks) host.bytes = std::max(host.bytes, desk.bytes > 0 ? desk.end() : 0);
+    if (!apart) {
+      program.spare = {.offset = begin, .bytes = std::max<int64_t>(0, host.bytes - begin) / kSector * kSector};
+      return;
+    }
+    const int64_t end = program.desks[1].end();
+    if (fills) host.bytes = std::max(host.bytes, end + kSpare);
+    program.spare = {.offset = end, .bytes = std::max<int64_t>(0, host.bytes - end) / kSector * kSector, .space = kHost};
   }
 
-  // `plan`: null where everything is in memory.
-  Program make(const Job* job, const planning::Plan* plan) const {
+  // `layers`: null where everything is in one memory.
+  Program make(const Job* job, const planning::Layers* layers) const {
     Program program;
     program.threads = options.threads;
-    std::vector<Persistent> values = persistents.lay_out(plan ? on_disk(*job, *plan) : std::vector<bool>(persistents.size()), program);
-    if (plan) program.memory().persistent_bytes = whole_sectors(program.memory().persistent_bytes);
-    program.memory().bytes = program.memory().persistent_bytes;
+    const bool apart = layers && layers->plans.size() > 1;
+    if (apart) {
+      program.spaces = {
+          {.name = "device", .kind = SpaceKind::device}, {.name = "disk", .kind = SpaceKind::file, .alignment = kSector}, {.name = "host"}};
+      program.queues = {{.name = "compute"},
+                        {.name = "read", .ordered = false, .from = kFile, .to = kHost},
+                        {.name = "write", .ordered = false, .from = kHost, .to = kFile},
+                        {.name = "up", .from = kHost, .to = kMemory},
+                        {.name = "down", .from = kMemory, .to = kHost},
+                        {.name = "host", .from = kHost, .to = kHost}};
+    }
+    std::vector<Persistent> values =
+        persistents.lay_out(layers ? homes(*job, *layers) : std::vector<SpaceId>(persistents.size(), kMemory), program);
+    for (Space& space : program.spaces) {
+      if (space.kind == SpaceKind::file) continue;
+      if (layers) space.persistent_bytes = whole_sectors(space.persistent_bytes);
+      space.bytes = space.persistent_bytes;
+    }
     for (size_t i = 0; i < drafts.size(); ++i) {
-      const PlannedRun planned{.pieces = plan ? &job->pieces[i] : nullptr, .plan = plan ? &plan->runs[i] : nullptr};
-      program.entries.push_back(make_entry(drafts[i], values, plan ? &planned : nullptr, program));
-      for (const Storage& storage : program.entries.back().storages)
-        program.memory().bytes = std::max(program.memory().bytes, aligned(storage.place.end()));
+      PlannedRun planned{.draft = layers ? &job->drafts[i] : nullptr};
+      for (size_t l = 0; layers && l < layers->plans.size(); ++l)
+        planned.layers.push_back({.run = &layers->problem(job->problem, l).runs[i], .plan = &layers->plans[l].runs[i]});
+      program.entries.push_back(make_entry(drafts[i], values, layers ? &planned : nullptr, program));
+      for (const Storage& storage : program.entries.back().storages) {
+        int64_t& bytes = program.spaces[storage.place.space].bytes;
+        bytes = std::max(bytes, aligned(storage.place.end()));
+      }
     }
     add_desks(values, program);
     const auto memory_offset = [](const Persistent& value) { return is_in_file(value) ? 0 : value.home.offset; };
@@ -151,6 +203,48 @@ struct Planner::Impl {
     if (patient && patient->seconds <= kGood * search.bound()) return patient;
     std::optional<planning::Plan> fastest = search.best();
     return patient && (!fastest || patient->seconds <= kGood * fastest->seconds) ? std::move(patient) : std::move(fastest);
+  }
+
+  // --- a device with memory of its own ----------------------------------------------------------------------------------------------
+
+  // Bytes of the host's memory that are taken between runs (add_desks).
+  int64_t between_runs() const {
+    int64_t largest = 0, accumulator = 0;
+    for (size_t i = 0; i < persistents.size(); ++i) {
+      const int64_t bytes = whole_sectors(persistents[i].type.bytes());
+      largest = std::max(largest, bytes);
+      if (persistents[i].purpose == Purpose::gradients) accumulator = std::max(accumulator, bytes);
+    }
+    for (const Draft& draft : drafts) {
+      for (const ValueId value : draft.keep) largest = std::max(largest, whole_sectors(draft.graph->value(value).bytes()));
+    }
+    return largest + accumulator + kSpare;
+  }
+
+  std::unique_ptr<Job> make_apart(const DeviceMemories& memories, const ComputedBehind& computed) const {
+    std::unique_ptr<Job> job = make_job(memories.device, memories.compute, memories.link, computed);
+    job->problem.behind = {{.name = "host", .bytes = memories.host, .between_runs = between_runs(), .store = memories.disk}};
+    return job;
+  }
+
+  std::optional<StreamedProgram> apart(const DeviceMemories& memories, const ComputedBehind& computed) const {
+    const std::unique_ptr<Job> job = make_apart(memories, computed);
+    // With desks (add_desks) above inputs that are kept, the second may fit where the first doesn't.
+    for (const bool least : {false, true}) {
+      const std::optional<planning::Layers> layers = least ? planning::least_layers(job->problem) : planning::plan_layers(job->problem);
+      if (!layers) continue;
+      StreamedProgram made{.program = make(job.get(), &*layers), .forecasts = layers->forecasts, .bound = layers->bound};
+      if (made.program.memory().bytes <= memories.device && made.program.spaces[kHost].bytes <= memories.host) return made;
+    }
+    return std::nullopt;
+  }
+
+  std::pair<int64_t, int64_t> least_apart() const {
+    const std::unique_ptr<Job> job = make_apart({}, {});
+    const planning::Layers layers = planning::least_layers(job->problem);
+    const Program program = make(job.get(), &layers);
+    return {std::max(program.memory().bytes, planning::bytes_of(job->problem, layers.plans[0])),
+            std::max(program.spaces[kHost].bytes, planning::bytes_of(layers.behind[0], layers.plans[1]))};
   }
 };
 
@@ -203,14 +297,40 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
     plan = impl_->best(job);
     result.bound = job.search->bound();
   }
-  if (plan) result.program = impl_->make(&job, &*plan);
+  const auto make = [&] {
+    const planning::Layers layers{.plans = {*plan}};
+    result.program = impl_->make(&job, &layers);
+  };
+  if (plan) make();
   if (!plan || result.program.memory().bytes > limit) {
     plan = planning::least_plan(job.problem);
-    result.program = impl_->make(&job, &*plan);
+    make();
   }
   result.forecasts = std::move(plan->forecasts);
   return result;
 }
+
+StreamedProgram Planner::apart(const DeviceMemories& memories) const {
+  std::optional<StreamedProgram> best = impl_->apart(memories, {});
+  if (memories.on_host) {
+    std::optional<StreamedProgram> other = impl_->apart(memories, {.wanted = memories.on_host, .rates = memories.host_compute});
+    const auto seconds = [&](const StreamedProgram& made) {
+      double sum = 0;
+      for (size_t r = 0; r < made.forecasts.size(); ++r)
+        sum += impl_->drafts[r].weight < kRarely ? 0 : impl_->drafts[r].weight * made.forecasts[r].seconds;
+      return sum;
+    };
+    if (other && (!best || seconds(*other) < seconds(*best))) best = std::move(other);
+  }
+  if (!best) {
+    const auto [device, host] = least_apart();
+    throw error(ErrorCode::budget, "{} bytes of the device's memory and {} of the host's are too few: {} and {} would do", memories.device,
+                memories.host, device, host);
+  }
+  return std::move(*best);
+}
+
+std::pair<int64_t, int64_t> Planner::least_apart() const { return impl_->least_apart(); }
 
 planning::Problem Planner::problem(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
   return impl_->job(limit, compute, disk).problem;

@@ -8,9 +8,11 @@
 
 #pragma once
 
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "exec/program.h"
@@ -47,6 +49,16 @@ struct StreamOutlook {
   int64_t state_bytes = 0;  // of these, of weights and optimizer state
 };
 
+// A device with memory of its own, behind it the host's, behind that a disk.
+struct DeviceMemories {
+  int64_t device = 0, host = 0;  // bytes
+  ComputeRates compute{}, host_compute{};
+  StreamRates link{.read = 2e10, .write = 2e10, .duplex = true};  // host to device, and back
+  StreamRates disk{};
+  // Nodes that the host may compute where the values are then, beside the device; null: none.
+  std::function<bool(const Graph&, const Node&)> on_host = nullptr;
+};
+
 class Planner {
  public:
   // Persistent values are matched across entries by name and type, constants by content. Throws Error(unsupported) for a node whose op has
@@ -61,6 +73,11 @@ class Planner {
   int64_t least_bytes() const;
   // The fastest that it finds in an arena of `limit` bytes with a disk; the one of least memory where that is larger.
   StreamedProgram streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const;
+  // Programs in three spaces (exec/program.h): the fastest that it finds. Throws Error(budget), which names what would do, where it finds
+  // none.
+  StreamedProgram apart(const DeviceMemories& memories) const;
+  // The least of a device's memory, and of the host's with that, that apart() finds plans for.
+  std::pair<int64_t, int64_t> least_apart() const;
   // What streamed() solves.
   planning::Problem problem(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const;
   // What streamed() can be expected to lead to, without addresses. Where nothing takes less than `beat` seconds it says so at once, by the

@@ -1,4 +1,4 @@
-// What plans know of the disk, and what they say of a run.
+// What plans know of a store (a disk, or the memory behind a device's), and what they say of a run.
 
 #pragma once
 
@@ -10,6 +10,7 @@ struct StreamRates {
   double read = 2e9, write = 2e9;              // bytes per second, while nothing is computed
   double beside = 1;                           // the share of these that is left beside computing; at most 1
   double slowed = 0;                           // the share of computing that is lost meanwhile; below the one above
+  bool duplex = false;                         // reads and writes at once, each at their rate
   double read_latency = 0, write_latency = 0;  // seconds that a transfer takes besides, where no other is under way
   double rate(bool of_write) const { return of_write ? write : read; }
   double latency(bool of_write) const { return of_write ? write_latency : read_latency; }
@@ -24,6 +25,8 @@ struct StreamForecast {
   double slowed = 0;           // of these, lost because transfers get in the way of computing
   double read = 0, write = 0;  // seconds that the disk is busy
   int64_t bytes_read = 0, bytes_written = 0;
+  double up = 0, down = 0;  // seconds of copies to a device's memory and from there
+  int64_t bytes_up = 0, bytes_down = 0;
 };
 
 // Entries that run less often, for an optimizer step, are no part of one.

@@ -1,49 +1,99 @@
 #include "passes/stream_clock.h"
 
+#include <algorithm>
+#include <limits>
+
 namespace ort_train {
 
-size_t StreamClock::begin(bool write, int64_t bytes) {
-  const double seconds = static_cast<double>(bytes) / rates_.rate(write);
-  const double latency = head_ < transfers_.size() ? 0 : rates_.latency(write);
-  const double took = latency + seconds / rates_.beside;  // beside computing
-  const double beside = took - rates_.slowed * (took - latency);
-  const double until = transfers_.empty() ? 0 : transfers_.back().computed_until;
-  transfers_.push_back(
-      {.seconds = latency + seconds, .beside = beside, .pace = beside / took, .computed_until = until + beside, .began = now_});
+StreamClock::StreamClock(const std::vector<StreamRates>& stores) {
+  for (const StreamRates& rates : stores) {
+    const size_t reads = lines_.size(), writes = reads + (rates.duplex ? 1 : 0);
+    stores_.push_back({.rates = rates, .line = {reads, writes}});
+    lines_.resize(writes + 1);
+  }
+}
+
+size_t StreamClock::begin(bool write, int64_t bytes, size_t store) {
+  const StreamRates& rates = stores_[store].rates;
+  Line& line = lines_[stores_[store].line[write]];
+  const double seconds = static_cast<double>(bytes) / rates.rate(write);
+  const double latency = is_busy(line) ? 0 : rates.latency(write);
+  const double took = latency + seconds / rates.beside;  // beside computing
+  const double computed = took - rates.slowed * (took - latency);
+  const double until = line.transfers.empty() ? 0 : transfers_[line.transfers.back()].computed_until;
+  line.transfers.push_back(transfers_.size());
+  transfers_.push_back({.line = stores_[store].line[write],
+                        .alone = latency + seconds,
+                        .beside = took,
+                        .pace = took > 0 ? computed / took : 1,
+                        .computed_until = until + computed,
+                        .began = now_});
   return transfers_.size() - 1;
 }
 
-void StreamClock::end_head() {
-  transfers_[head_].ended = now_;
-  computed_ = transfers_[head_].computed_until;
-  done_ = 0;
-  if (++head_ < transfers_.size()) transfers_[head_].began = now_;
+double StreamClock::lead(size_t transfer) const {
+  const Transfer& of = transfers_[transfer];
+  return of.over ? 0 : of.computed_until - lines_[of.line].computed;
+}
+
+double StreamClock::backlog(bool write, size_t store) const {
+  const Line& line = lines_[stores_[store].line[write]];
+  return line.transfers.empty() ? 0 : lead(line.transfers.back());
+}
+
+double StreamClock::advance(double seconds, bool computing) {
+  const auto takes = [&](const Transfer& transfer) { return computing ? transfer.beside : transfer.alone; };
+  double passed = seconds;
+  for (const Line& line : lines_) {
+    if (is_busy(line)) passed = std::min(passed, (1 - line.done) * takes(head(line)));
+  }
+  now_ += passed;
+  for (Line& line : lines_) {
+    if (!is_busy(line)) continue;
+    Transfer& transfer = transfers_[line.transfers[line.head]];
+    if (passed < (1 - line.done) * takes(transfer)) {
+      const double share = passed / takes(transfer);
+      line.done += share;
+      line.computed += share * transfer.beside * transfer.pace;
+      continue;
+    }
+    transfer.over = true;
+    transfer.ended = now_;
+    line.computed = transfer.computed_until;
+    line.done = 0;
+    if (++line.head < line.transfers.size()) transfers_[line.transfers[line.head]].began = now_;
+  }
+  return passed;
 }
 
 double StreamClock::wait(size_t transfer) {
   const double before = now_;
-  while (head_ <= transfer) {
-    now_ += (1 - done_) * transfers_[head_].seconds;
-    end_head();
-  }
+  while (!transfers_[transfer].over) advance(std::numeric_limits<double>::infinity(), /*computing=*/false);
   return now_ - before;
 }
 
+void StreamClock::wait_until(double time) {
+  while (now_ < time) {
+    const double left = time - now_;
+    if (advance(left, /*computing=*/false) < left) continue;  // a transfer ended
+    now_ = time;
+  }
+}
+
 void StreamClock::compute(double seconds) {
-  while (head_ < transfers_.size() && seconds > 0) {
-    const Transfer& transfer = transfers_[head_];
-    const double left = (1 - done_) * transfer.beside, pace = transfer.pace;
-    if (left > seconds) {
-      done_ += seconds / transfer.beside;
-      computed_ += seconds;
-      now_ += seconds / pace;
+  while (seconds > 0) {
+    double pace = 1;
+    bool is_idle = true;
+    for (const Line& line : lines_) {
+      if (is_busy(line)) pace *= head(line).pace, is_idle = false;
+    }
+    if (is_idle) {
+      now_ += seconds;
       return;
     }
-    seconds -= left;
-    now_ += left / pace;
-    end_head();
+    const double wanted = seconds / pace, passed = advance(wanted, /*computing=*/true);
+    seconds = passed < wanted ? seconds - passed * pace : 0;
   }
-  now_ += seconds;
 }
 
 }  // namespace ort_train

@@ -4,11 +4,13 @@
 
 #include "passes/stream.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <random>
 
 #include "offload/spill_disk.h"
@@ -17,7 +19,10 @@
 #include "passes/recompute.h"
 #include "passes/split_weights.h"
 #include "passes/timeline.h"
+#include "tests/discrete_device.h"
+#include "tests/paging_planner.h"
 #include "tests/plan_support.h"
+#include "tests/sanitized.h"
 #include "tests/stream_support.h"
 #include "tests/test_files.h"
 
@@ -268,6 +273,105 @@ TEST(Stream, RandomGraphsGiveTheBitsOfTheResidentPlan) {
   EXPECT_GE(count.several, 60);
   EXPECT_LE(count.luckier * 50, count.programs);
   EXPECT_LE(packing, 1.02);
+}
+
+// In three memories: a device's, which the host can't touch, the host's and a disk. The device is an adversary (discrete_device.h).
+struct ApartCount {
+  int64_t runs = 0, up = 0, down = 0, file = 0, behind = 0, on_device = 0, on_host = 0, in_file = 0;
+  double share(int64_t of) const { return 100.0 * static_cast<double>(of) / static_cast<double>(runs); }
+};
+
+void count_apart(const Program& program, ApartCount& count) {
+  bool up = false, file = false, behind = false;
+  for (const Entry& entry : program.entries) {
+    for (const Instruction& instruction : entry.code) {
+      up |= is_copy(instruction) && instruction.from.space == kMemory;
+      file |= uses_file(instruction);
+      behind |= !is_copy(instruction) && program.queues[instruction.queue].from == kHost;
+    }
+  }
+  bool homes[3] = {};
+  for (const Persistent& value : program.persistent) homes[value.home.space] |= !value.initial && value.home.bytes > 0;
+  ++count.runs;
+  count.down += up;
+  count.file += file;
+  count.behind += behind;
+  count.on_device += homes[kMemory];
+  count.on_host += homes[kHost];
+  count.in_file += homes[kFile];
+}
+
+TEST(Stream, RandomGraphsInThreeMemoriesGiveTheBitsOfTheResidentPlan) {
+  const int64_t most_seeds = kSanitized ? 20 : 100;
+  ApartCount count;
+  int64_t refused = 0;
+  for (uint32_t seed = 0; seed < most_seeds; ++seed) {
+    Workers workers(1);
+    Job job = random_job(seed);
+    const Bytes wanted = plain_result(job, workers);
+    job.finish();
+    const Planner planner(job.entries(), {.threads = 1});
+    const auto graphs = job.pointers();
+    const int64_t most = planner.resident().memory().bytes;
+    const auto [least, least_host] = planner.least_apart();
+    std::mt19937 random(seed);
+    for (int i = 0; i < 4; ++i) {
+      SCOPED_TRACE(fmt::format("seed {}, limits {}", seed, i));
+      const auto between = [&](int64_t from, int64_t to) { return from + static_cast<int64_t>(random() % 1000) * (to - from) / 1000; };
+      DeviceMemories memories{.device = i == 0   ? least
+                                        : i == 3 ? 2 * most
+                                                 : between(least, most),
+                              .host = i == 0 ? least_host : between(least_host, least_host + (i == 2 ? most : most / 4))};
+      if (seed % 4 != 1) {  // which is faster there
+        memories.on_host = [](const Graph&, const Node& node) { return node.stage == Stage::update && !node.op->writes.empty(); };
+        memories.compute = {.bytes_per_second = 1e7, .far_bytes_per_second = 1e7};
+        memories.host_compute = {.bytes_per_second = 1e12, .far_bytes_per_second = 1e12};
+      }
+      std::optional<StreamedProgram> made;
+      try {
+        made = planner.apart(memories);
+      } catch (const Error& problem) {
+        ASSERT_EQ(problem.code(), ErrorCode::budget) << problem.what();
+        ASSERT_NE(i, 0) << "the least is enough";
+        ++refused;
+        continue;
+      }
+      const Program& program = made->program;
+      try {
+        verify(program, graphs, fixtures::kernels_of_pages);
+      } catch (...) {
+        std::puts(program.to_text(graphs).c_str());
+      }
+      ASSERT_NO_THROW(verify(program, graphs, fixtures::kernels_of_pages));
+      EXPECT_LE(program.spaces[kMemory].bytes, memories.device);
+      EXPECT_LE(program.spaces[kHost].bytes, memories.host);
+      fixtures::DiscreteDevice device(program, graphs, 1, random());
+      LazyDisk disk(program.file().bytes, random());
+      StreamMachine machine(program, graphs, device, &disk);
+      machine.set_parameters(job.seed);
+      Bytes left;
+      uint32_t number = 0;
+      for (const size_t entry : job.runs) {
+        device.expect(entry);
+        const int64_t read = disk.bytes_read(), written = disk.bytes_written();
+        number += run_entry(job, program, machine, entry, number, left);
+        EXPECT_EQ(disk.bytes_read() - read, made->forecasts[entry].bytes_read);
+        EXPECT_EQ(disk.bytes_written() - written, made->forecasts[entry].bytes_written);
+      }
+      machine.append_state(left);
+      ASSERT_TRUE(left == wanted);
+      count_apart(program, count);
+    }
+  }
+  std::printf(
+      "%ld programs, %ld refused: %.1f %% copy to the host, %.1f %% to or from the disk, in %.1f %% the host computes; something lives on "
+      "the "
+      "device in %.1f %%, in the host's memory in %.1f %%, on the disk in %.1f %%\n",
+      count.runs, refused, count.share(count.down), count.share(count.file), count.share(count.behind), count.share(count.on_device),
+      count.share(count.on_host), count.share(count.in_file));
+  for (const int64_t of : {count.down, count.file, count.behind, count.on_device, count.on_host, count.in_file})
+    EXPECT_GE(count.share(of), 25);
+  EXPECT_LE(refused * 10, count.runs);
 }
 
 // A random model's training on micro-batches that accumulate: the same ones one after the other, and together, but for a rest of a step.

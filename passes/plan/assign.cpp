@@ -1,6 +1,7 @@
 #include "passes/plan/assign.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "passes/pack.h"
@@ -21,10 +22,13 @@ class Pass {
       stay.issue = stay.first;
       stay.released = stay.last + 1;
       if (stay.reads) reads_.push_back(i);
+      const int32_t until = run_.pieces[stay.piece].until;
+      if (stay.writes && until >= 0 && until < steps) due_[until].push_back(i);
     }
     for (int32_t t = 0; t <= steps; ++t) {
       for (const size_t i : table_.ending[static_cast<size_t>(t)]) end(i);
       if (t == steps) break;
+      compute_behind(t);
       const std::vector<size_t>& starting = table_.starting[static_cast<size_t>(t)];
       const auto each_coming = [&](auto&& body) {
         for (const size_t i : starting) {
@@ -62,6 +66,25 @@ class Pass {
     }
   }
 
+  // What step t uses behind is there by then.
+  void compute_behind(int32_t t) {
+    if (const auto due = due_.find(t); due != due_.end()) {
+      for (const size_t i : due->second) {
+        if (items_[i].state == State::writing && run_.pieces[plan_.stays[i].piece].until == t) release(i, t);
+      }
+    }
+    if (run_.seconds_behind.empty()) return;
+    done_behind_.resize(run_.steps());
+    behind_ = std::max(behind_, clock_.now()) + run_.seconds_behind[static_cast<size_t>(t)];
+    done_behind_[static_cast<size_t>(t)] = behind_;
+  }
+
+  // When what a stay reads has been computed behind.
+  double ready(size_t i) const {
+    const int32_t from = run_.pieces[plan_.stays[i].piece].from;
+    return from == 0 || done_behind_.empty() ? 0 : done_behind_[static_cast<size_t>(from) - 1];
+  }
+
   // Before step t its write is waited for.
   void release(size_t i, int32_t t) {
     clock_.wait(items_[i].transfer);
@@ -80,6 +103,7 @@ class Pass {
     items_[i].state = State::there;
     if (!is_read(i)) return;
     plan_.stays[i].issue = t;
+    clock_.wait_until(ready(i));
     items_[i].transfer = clock_.begin(false, items_[i].bytes);
   }
 
@@ -93,7 +117,8 @@ class Pass {
       if (items_[i].state != State::coming) continue;
       if (clock_.backlog() > run_.seconds[static_cast<size_t>(t)] + eagerness_.queued) return;
       if (table_.computed[static_cast<size_t>(items_[i].first)] - table_.computed[static_cast<size_t>(t) + 1] > eagerness_.early) return;
-      if (!is_written(i) || !room_.take_early(i, t, [&](size_t other) { release(other, t); })) {
+      if (run_.pieces[plan_.stays[i].piece].from > t || ready(i) > clock_.now() || !is_written(i) ||
+          !room_.take_early(i, t, [&](size_t other) { release(other, t); })) {
         ++blocked;
         continue;
       }
@@ -117,8 +142,11 @@ class Pass {
   std::vector<Item>& items_;
   StreamClock& clock_;
   Room& room_;
-  std::vector<size_t> reads_;  // in the order of need
-  size_t next_ = 0;            // of these: those before it have begun
+  std::vector<size_t> reads_;                   // in the order of need
+  size_t next_ = 0;                             // of these: those before it have begun
+  std::map<int32_t, std::vector<size_t>> due_;  // by step: stays whose content it uses behind
+  std::vector<double> done_behind_;             // by step: when it has computed behind
+  double behind_ = 0;                           // when all that was computed behind is over
 };
 
 // Each core with such a share of its flanks.

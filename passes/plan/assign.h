@@ -20,7 +20,7 @@
 
 namespace ort_train::planning {
 
-// A stay of a piece in memory.
+// A stay of a piece in memory. Of a run with `until`s, a write is over before that step.
 struct Stay {
   uint32_t piece = 0;
   int32_t first = 0, last = 0;  // steps of its first and last use

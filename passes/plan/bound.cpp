@@ -26,7 +26,8 @@ Bound::Bound(const Problem& problem, double enough)
   const double price = rates.slowed / rates.beside;
   const double hidden = (rates.beside - rates.slowed) / (1 - rates.slowed);  // by a second of computing
   price_ = price / (1 - price);
-  for (const bool write : {false, true}) rate_[write] = rates.rate(write) / (1 - price);
+  // A duplex store's reads and writes take as long as the longer of them, so at least half of their sum.
+  for (const bool write : {false, true}) rate_[write] = (rates.duplex ? 2 : 1) * rates.rate(write) / (1 - price);
   for (const Run& run : runs_) {
     RunRows& rows = rows_.emplace_back();
     rows.begin.resize(run.seconds.size() + 1);
@@ -58,12 +59,16 @@ Bound::Bound(const Problem& problem, double enough)
 void Bound::find_groups(size_t lasting) {
   const auto key_of = [&](std::vector<int64_t>& key, size_t run, const Piece& piece) {
     key.push_back(static_cast<int64_t>(run));
-    key.push_back(static_cast<int64_t>(piece.uses.size()));
-    for (const Use& use : piece.uses) key.push_back(int64_t{use.step} * 4 + use.reads * 2 + use.changes);
+    key.insert(key.end(), {static_cast<int64_t>(piece.uses.size()), piece.comes * 2 + piece.leaves, piece.from, piece.until});
+    for (const Use& use : piece.uses) {
+      key.push_back(int64_t{use.step} * 4 + use.reads * 2 + use.changes);
+      key.push_back(use.steps);
+    }
   };
   struct Found {
     std::vector<int64_t> key;
     double bytes = 0;
+    bool stays = true;
     std::vector<std::pair<size_t, uint32_t>> pieces;
   };
   std::vector<Found> found(lasting);
@@ -75,6 +80,7 @@ void Bound::find_groups(size_t lasting) {
       if (piece.lasting < 0) found.push_back({.key = {-1}, .pieces = {}});
       key_of(found[at].key, e, piece);
       found[at].bytes = static_cast<double>(piece.bytes);
+      if (piece.lasting >= 0) found[at].stays = problem_.lasting[at].stays;
       found[at].pieces.push_back({e, p});
       of[p] = at;
     }
@@ -83,11 +89,13 @@ void Bound::find_groups(size_t lasting) {
   std::vector<size_t> group_of(found.size());
   for (size_t i = 0; i < found.size(); ++i) {
     if (found[i].pieces.empty()) continue;  // it never moves
+    found[i].key.push_back(found[i].stays);
     const auto [at, is_new] = known.emplace(found[i].key, groups_.size());
     group_of[i] = at->second;
     if (is_new) {
       Group& group = groups_.emplace_back();
       group.lasting = i < lasting;
+      group.stays = found[i].stays;
       for (const auto& [e, p] : found[i].pieces) group.members.push_back({.run = e, .piece = p, .held = {}});
     }
     groups_[at->second].bytes += found[i].bytes;
@@ -106,7 +114,7 @@ void Bound::occupy(RunRows& rows, int32_t from, int32_t to, int32_t column, doub
 }
 
 void Bound::add_group(Group& group) {
-  if (group.lasting) group.resident = program_.add_column(0, 0, 1);
+  if (group.lasting) group.resident = program_.add_column(0, 0, group.stays ? 1 : 0);
   for (Group::Member& member : group.members) add_member(group, member);
   for (size_t e = 0; group.lasting && e < runs_.size(); ++e) {
     const bool used = std::any_of(group.members.begin(), group.members.end(), [&](const Group::Member& m) { return m.run == e; });
@@ -123,15 +131,17 @@ void Bound::add_member(const Group& group, Group::Member& member) {
   member.held.assign(piece.uses.size(), -1);
   if (group.lasting) {
     occupy(rows, 0, piece.uses.front().step, resident, group.bytes);
-    if (piece.uses.front().reads)
-      rows.jobs.push_back({.begin = 0, .end = piece.uses.front().step, .constant = read, .terms = {{resident, -read}}});
+  }
+  if (piece.is_read() && piece.uses.front().reads) {
+    rows.jobs.push_back({.begin = piece.from, .end = piece.uses.front().step, .constant = read});
+    if (group.lasting) rows.jobs.back().terms = {{resident, -read}};
   }
   bool changed = false;
   int32_t change_over = 0;  // the moment from which it can be written
   std::vector<Gap> gaps;    // since then: what is not held through all of them is written
   for (size_t u = 0; u < piece.uses.size(); ++u) {
-    const int32_t step = piece.uses[u].step;
-    if (piece.uses[u].changes || (u == 0 && !group.lasting)) {
+    const int32_t step = piece.uses[u].last();
+    if (piece.uses[u].changes || (u == 0 && !piece.is_read())) {
       add_writes(rows, change_over, write, gaps);
       gaps.clear();
       changed = true;
@@ -151,9 +161,12 @@ void Bound::add_member(const Group& group, Group::Member& member) {
     if (changed) gaps.push_back({.held = held, .begin = step + 1, .end = next});
   }
   if (group.lasting) {
-    const int32_t last = piece.uses.back().step + 1;
+    const int32_t last = piece.uses.back().last() + 1;
     occupy(rows, last, steps, resident, group.bytes);
-    if (changed) gaps.push_back({.held = resident, .begin = last, .end = steps});
+    if (changed) gaps.push_back({.held = resident, .begin = last, .end = piece.until < 0 ? steps : piece.until});
+  } else if (piece.leaves && changed) {
+    const int32_t last = piece.uses.back().last() + 1;
+    gaps.push_back({.held = program_.add_column(0, 0, 0), .begin = last, .end = piece.until < 0 ? steps : piece.until});
   }
   add_writes(rows, change_over, write, gaps);
 }

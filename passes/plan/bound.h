@@ -48,7 +48,7 @@ class Bound {
  private:
   // Equal pieces as one: those with the same uses in all runs. The shares of each are those of all.
   struct Group {
-    bool lasting = false;
+    bool lasting = false, stays = true;
     double bytes = 0;
     int32_t resident = -1;  // column
     struct Member {

@@ -58,7 +58,7 @@ void Holder::find_contended() {
     const auto steps = static_cast<int32_t>(all.size());
     for (const Piece& piece : run.pieces) {
       const int32_t first = piece.lasting >= 0 ? 0 : piece.uses.front().step;
-      const int32_t last = piece.lasting >= 0 ? steps - 1 : piece.uses.back().step;
+      const int32_t last = piece.lasting >= 0 ? steps - 1 : piece.uses.back().last();
       for (int32_t t = first; t <= last; ++t) all[static_cast<size_t>(t)] += piece.bytes;
     }
     auto& contended = contended_.emplace_back(1, 0.0);
@@ -75,25 +75,27 @@ void Holder::find_candidates() {
   for (size_t e = 0; e < runs_.size(); ++e) {
     for (uint32_t p = 0; p < runs_[e].pieces.size(); ++p) {
       const Piece& piece = runs_[e].pieces[p];
-      bool changed = piece.lasting < 0;
+      bool changed = !piece.is_read();
       for (size_t u = 0; u + 1 < piece.uses.size(); ++u) {
         changed |= piece.uses[u].changes;
         if (!piece.uses[u + 1].reads) continue;  // nothing would come back
         const double saved = 1 / rates.read + (changed ? 1 / rates.write : 0);
-        const double steps = span(e, piece.uses[u].step, piece.uses[u + 1].step);
+        const double steps = span(e, piece.uses[u].last(), piece.uses[u + 1].step);
         candidates_.push_back({e, p, static_cast<int32_t>(u), saved / std::max(steps, 1e-6)});
       }
     }
   }
   for (const auto& owners : owners_) {
     if (owners.empty()) continue;
+    if (!problem_.lasting[static_cast<size_t>(runs_[owners[0].run].pieces[owners[0].piece].lasting)].stays) continue;
     double saved = 0, steps = 0;
     for (const Owner& owner : owners) {
       const Piece& piece = runs_[owner.run].pieces[owner.piece];
       const bool changed = std::any_of(piece.uses.begin(), piece.uses.end(), [](const Use& use) { return use.changes; });
       const bool reads = piece.uses.front().reads;
       saved += runs_[owner.run].weight * ((reads ? 1 / rates.read : 0) + (changed ? 1 / rates.write : 0));
-      steps += runs_[owner.run].weight * (contended_[owner.run].back() - span(owner.run, piece.uses.front().step, piece.uses.back().step));
+      steps +=
+          runs_[owner.run].weight * (contended_[owner.run].back() - span(owner.run, piece.uses.front().step, piece.uses.back().last()));
     }
     candidates_.push_back({owners[0].run, owners[0].piece, -1, saved / std::max(steps, 1e-6)});
   }
@@ -105,7 +107,7 @@ void Holder::hold(const HoldCandidate& candidate, int64_t cap) {
   if (is_resident(piece)) return;
   auto& load = load_[candidate.run];
   const auto use = static_cast<size_t>(candidate.use);
-  const auto begin = load.begin() + piece.uses[use].step + 1, end = load.begin() + piece.uses[use + 1].step;
+  const auto begin = load.begin() + piece.uses[use].last() + 1, end = load.begin() + piece.uses[use + 1].step;
   if (std::any_of(begin, end, [&](int64_t bytes) { return bytes + piece.bytes > cap; })) return;
   for (auto at = begin; at != end; ++at) *at += piece.bytes;
   held_[candidate.run][candidate.piece][use] = true;
@@ -116,7 +118,7 @@ bool Holder::is_there(const Owner& owner, int32_t step) const {
   const auto next = std::upper_bound(piece.uses.begin(), piece.uses.end(), step, [](int32_t t, const Use& use) { return t < use.step; });
   if (next == piece.uses.begin()) return false;
   const auto use = static_cast<size_t>(next - piece.uses.begin()) - 1;
-  return piece.uses[use].step == step || held_[owner.run][owner.piece][use];
+  return piece.uses[use].last() >= step || held_[owner.run][owner.piece][use];
 }
 
 void Holder::make_resident(const HoldCandidate& candidate, int64_t cap) {
@@ -135,7 +137,7 @@ void Holder::make_resident(const HoldCandidate& candidate, int64_t cap) {
     for (; owner != owners.end() && owner->run == e; ++owner) {
       const Piece& piece = runs_[e].pieces[owner->piece];
       for (size_t u = 0; u < piece.uses.size(); ++u)
-        busy_.push_back({piece.uses[u].step, held_[e][owner->piece][u] ? piece.uses[u + 1].step : piece.uses[u].step + 1});
+        busy_.push_back({piece.uses[u].step, held_[e][owner->piece][u] ? piece.uses[u + 1].step : piece.uses[u].last() + 1});
     }
     std::sort(busy_.begin(), busy_.end(), [](const Span& x, const Span& y) { return x.begin < y.begin; });
     busy_.push_back({static_cast<int32_t>(load_[e].size()), 0});
@@ -168,15 +170,15 @@ std::vector<Stay> Holder::stays(size_t number) const {
     if (is_resident(piece)) continue;
     bool changed = false;
     for (size_t u = 0; u < piece.uses.size(); ++u) {
-      Stay stay{.piece = p, .first = piece.uses[u].step, .last = piece.uses[u].step};
-      stay.reads = piece.uses[u].reads && (u > 0 || piece.lasting >= 0);
+      Stay stay{.piece = p, .first = piece.uses[u].step, .last = piece.uses[u].last()};
+      stay.reads = piece.uses[u].reads && (u > 0 || piece.is_read());
       changed |= piece.uses[u].changes;
       // Uses in neighbouring steps have nothing between them.
-      while (u + 1 < piece.uses.size() && (held(number, p, u) || piece.uses[u + 1].step == piece.uses[u].step + 1)) {
-        stay.last = piece.uses[++u].step;
+      while (u + 1 < piece.uses.size() && (held(number, p, u) || piece.uses[u + 1].step == piece.uses[u].last() + 1)) {
+        stay.last = piece.uses[++u].last();
         changed |= piece.uses[u].changes;
       }
-      const bool comes_back = u + 1 < piece.uses.size() ? piece.uses[u + 1].reads : piece.lasting >= 0;
+      const bool comes_back = u + 1 < piece.uses.size() ? piece.uses[u + 1].reads : piece.is_left();
       stay.writes = changed && comes_back;
       stay.issue = stay.first;
       stay.released = stay.last + 1;

@@ -2,9 +2,13 @@
 // machine; `ort-train plan --dump-problem` writes it, tests and benchmarks plan it again.
 //
 // A job is some runs (entry points of a Program) that share one memory. In each, steps compute one after the other. A block is memory that
-// stays where it is. A piece may leave the memory between its uses for a file, and come back: a weight, its optimizer state or accumulator,
-// or activations. What lives across runs is `lasting`: its content is in the file before and after each run, unless it is resident, that
-// is, held in memory by all of them. Bytes are as they are laid out: whole sectors where something moves.
+// stays where it is. A piece may leave the memory between its uses for a store, and come back: a weight, its optimizer state or
+// accumulator, or activations. What lives across runs is `lasting`: its content is in the store before and after each run, unless it is
+// resident, that is, held in memory by all of them. Bytes are as they are laid out: whole sectors where something moves.
+//
+// The store is a file, or another memory (a GPU's is the host's), which has a store of its own: `behind` lists them. Each memory is planned
+// by itself, the nearest first: what a plan moves is what the memory behind it has to hold (problem_behind()). Some steps may compute there
+// (updates by the host): what they use has to be there by then, and comes back from there.
 
 #pragma once
 
@@ -20,6 +24,8 @@ struct Use {
   int32_t step = 0;
   bool reads = true;  // needs the content as it was; else it writes all of it anew
   bool changes = false;
+  int32_t steps = 1;  // that it lasts
+  int32_t last() const { return step + steps - 1; }
 };
 
 struct Piece {
@@ -27,11 +33,27 @@ struct Piece {
   int64_t bytes = 0;
   int32_t lasting = -1;     // its number in Problem::lasting; -1: made by its first use, forgotten after its last
   std::vector<Use> uses{};  // ascending, each step once; at least one
+  // Of a run in which steps compute behind. A value that these use is a piece before such a step and another one after it.
+  int32_t value = -1;                  // the same for pieces of one value; -1: it has no other
+  bool comes = false, leaves = false;  // besides what lasts: made behind before its first use; used there after its last
+  int32_t from = 0;                    // the step before which it can't be read: until then the store has no content, or an old one
+  int32_t until = -1;                  // the step that uses it behind, before which its write is complete; -1: none
+  bool is_read() const { return lasting >= 0 || comes; }
+  bool is_left() const { return lasting >= 0 || leaves; }
 };
 
 struct Block {
   int64_t bytes = 0;
   int32_t first = 0, last = 0;  // steps, inclusive
+  bool fed = false;             // filled from the memory behind, if there is one, before the first step
+};
+
+// What a step that computes in the memory behind uses there.
+struct BehindUse {
+  int32_t value = -1;  // of pieces; -1: memory of its own
+  int64_t bytes = 0;
+  int32_t lasting = -1;
+  Use use{};
 };
 
 struct Run {
@@ -40,6 +62,11 @@ struct Run {
   std::vector<double> seconds{};  // that each step computes
   std::vector<Block> blocks{};
   std::vector<Piece> pieces{};
+  // Of steps that compute in the memory behind: their seconds there (by step; empty: none do), what they use, and memory that only they
+  // use.
+  std::vector<double> seconds_behind{};
+  std::vector<BehindUse> uses_behind{};
+  std::vector<Block> blocks_behind{};
   size_t steps() const { return seconds.size(); }
 };
 
@@ -47,13 +74,23 @@ struct Lasting {
   std::string name{};
   int64_t bytes = 0;  // of its pieces
   int64_t held = 0;   // of memory, where it is resident
+  bool stays = true;  // may be resident; false: it is changed behind
+};
+
+// A memory between the one that is computed in and the file.
+struct MemoryBehind {
+  std::string name{};
+  int64_t bytes = 0;
+  int64_t between_runs = 0;  // of these, that are taken between runs, above what is resident
+  StreamRates store{};       // between it and what lies behind it
 };
 
 struct Problem {
-  int64_t memory = 0;              // bytes
-  int64_t always = 0;              // of these, taken by what lives across runs and never moves
-  StreamRates disk{};              // transfers between memory and file, one after the other
-  std::vector<Lasting> lasting{};  // what may move
+  int64_t memory = 0;                  // bytes
+  int64_t always = 0;                  // of these, taken by what lives across runs and never moves
+  StreamRates disk{};                  // transfers between memory and store
+  std::vector<MemoryBehind> behind{};  // the nearest first; none: the store is a file
+  std::vector<Lasting> lasting{};      // what may move
   std::vector<Run> runs{};
 };
 

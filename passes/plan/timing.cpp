@@ -5,38 +5,79 @@
 #include "passes/stream_clock.h"
 
 namespace ort_train::planning {
+namespace {
 
-StreamForecast forecast_of(const Run& run, const std::vector<Stay>& stays, const StreamRates& disk) {
-  const size_t steps = run.steps();
-  std::vector<std::vector<size_t>> issued(steps + 1), first(steps + 1), ended(steps + 1), released(steps + 1);  // stays, by step
-  for (size_t i = 0; i < stays.size(); ++i) {
-    if (stays[i].reads) {
-      issued[static_cast<size_t>(stays[i].issue)].push_back(i);
-      first[static_cast<size_t>(stays[i].first)].push_back(i);
-    }
-    if (stays[i].writes) {
-      ended[static_cast<size_t>(stays[i].last) + 1].push_back(i);
-      released[static_cast<size_t>(stays[i].released)].push_back(i);
+// The transfers of a layer, by the step at which something happens to them.
+struct Events {
+  explicit Events(const Layer& layer) : reads(layer.stays->size()), writes(layer.stays->size()) {
+    const size_t steps = layer.run->steps();
+    for (auto* list : {&issued, &first, &ended, &released}) list->resize(steps + 1);
+    const std::vector<Stay>& stays = *layer.stays;
+    for (size_t i = 0; i < stays.size(); ++i) {
+      if (stays[i].reads) {
+        issued[static_cast<size_t>(stays[i].issue)].push_back(i);
+        first[static_cast<size_t>(stays[i].first)].push_back(i);
+      }
+      if (stays[i].writes) {
+        ended[static_cast<size_t>(stays[i].last) + 1].push_back(i);
+        released[static_cast<size_t>(stays[i].released)].push_back(i);
+      }
     }
   }
+  std::vector<std::vector<size_t>> issued, first, ended, released;  // stays, by step
+  std::vector<size_t> reads, writes;                                // transfers, by stay
+};
+
+}  // namespace
+
+StreamForecast forecast_of(const std::vector<Layer>& layers) {
+  std::vector<Events> events;
+  std::vector<StreamRates> stores;
+  for (const Layer& layer : layers) {
+    events.emplace_back(layer);
+    stores.push_back(layer.store);
+  }
+  const Run& run = *layers.front().run;
+  const size_t steps = run.steps();
   StreamForecast forecast;
-  std::vector<size_t> reads(stays.size()), writes(stays.size());
-  StreamClock clock(disk);
-  const auto begin = [&](bool write, const Stay& stay) {
-    const int64_t bytes = run.pieces[stay.piece].bytes;
-    (write ? forecast.write : forecast.read) += static_cast<double>(bytes) / disk.rate(write);
-    (write ? forecast.bytes_written : forecast.bytes_read) += bytes;
-    return clock.begin(write, bytes);
+  StreamClock clock(stores);
+  double behind = 0;                    // when what was computed behind is over
+  std::vector<double> done(steps + 1);  // by step: that of its own
+  const auto begin = [&](size_t l, bool write, const Stay& stay) {
+    const Piece& piece = layers[l].run->pieces[stay.piece];
+    const double seconds = static_cast<double>(piece.bytes) / layers[l].store.rate(write);
+    if (l + 1 == layers.size()) {
+      (write ? forecast.write : forecast.read) += seconds;
+      (write ? forecast.bytes_written : forecast.bytes_read) += piece.bytes;
+    } else {
+      (write ? forecast.down : forecast.up) += seconds;
+      (write ? forecast.bytes_down : forecast.bytes_up) += piece.bytes;
+    }
+    if (l == 0 && !write && piece.from > 0) {
+      const double before = clock.now();
+      clock.wait_until(done[static_cast<size_t>(piece.from) - 1]);
+      forecast.stalled += clock.now() - before;
+    }
+    return clock.begin(write, piece.bytes, l);
   };
-  for (size_t t = 0; t <= steps; ++t) {
-    for (const size_t i : ended[t]) writes[i] = begin(true, stays[i]);
-    for (const size_t i : released[t]) forecast.stalled += clock.wait(writes[i]);
-    for (const size_t i : issued[t]) reads[i] = begin(false, stays[i]);
-    for (const size_t i : first[t]) forecast.stalled += clock.wait(reads[i]);
-    if (t == steps) break;
+  const size_t last = layers.back().run->steps();
+  for (size_t t = 0; t <= last; ++t) {
+    for (size_t l = layers.size(); l-- > 0;) {
+      Events& of = events[l];
+      const std::vector<Stay>& stays = *layers[l].stays;
+      if (t > layers[l].run->steps()) continue;
+      for (const size_t i : of.ended[t]) of.writes[i] = begin(l, true, stays[i]);
+      for (const size_t i : of.released[t]) forecast.stalled += clock.wait(of.writes[i]);
+      for (const size_t i : of.issued[t]) of.reads[i] = begin(l, false, stays[i]);
+      for (const size_t i : of.first[t]) forecast.stalled += clock.wait(of.reads[i]);
+    }
+    if (t >= steps) continue;
+    if (!run.seconds_behind.empty()) done[t] = behind = std::max(behind, clock.now()) + run.seconds_behind[t];
     clock.compute(run.seconds[t]);
     forecast.compute += run.seconds[t];
   }
+  forecast.stalled += std::max(0.0, behind - clock.now());
+  clock.wait_until(behind);
   forecast.seconds = clock.now();
   forecast.slowed = std::max(0.0, forecast.seconds - forecast.compute - forecast.stalled);
   return forecast;

@@ -1,12 +1,25 @@
-// timing: what a run is expected to take, with its transfers where a plan has them. The one simulation of a plan (stream_clock.h).
+// timing: what a run is expected to take, with its transfers where plans have them. The one simulation of a plan (stream_clock.h).
 
 #pragma once
+
+#include <vector>
 
 #include "passes/plan/assign.h"
 
 namespace ort_train::planning {
 
-// At each step writes begin, writes are waited for, reads begin, reads are waited for, and then it computes: as emitted programs do.
-StreamForecast forecast_of(const Run& run, const std::vector<Stay>& stays, const StreamRates& disk);
+// A run in one memory, as it is planned.
+struct Layer {
+  const Run* run = nullptr;
+  const std::vector<Stay>* stays = nullptr;
+  StreamRates store{};
+};
+
+// At each step, first in the farthest memory: writes begin, writes are waited for, reads begin, reads are waited for; and then it computes,
+// as emitted programs do. What steps compute in the memory behind goes on beside that. `layers`: the nearest memory first.
+StreamForecast forecast_of(const std::vector<Layer>& layers);
+inline StreamForecast forecast_of(const Run& run, const std::vector<Stay>& stays, const StreamRates& disk) {
+  return forecast_of({{.run = &run, .stays = &stays, .store = disk}});
+}
 
 }  // namespace ort_train::planning

@@ -1,8 +1,9 @@
 // What the planner knows of a job before addresses are: the values that live across runs, each entry's order and memory, and what of it may
-// move. plan.cpp makes programs of it.
+// move. emit.h makes programs of it.
 
 #pragma once
 
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -26,12 +27,14 @@ class PersistentValues {
   // What a caller looks at after a run is where the run left it: it never moves.
   void keep(size_t i) { kept_.insert(i); }
   bool movable(size_t i) const;
+  // Whatever its size: neither a constant nor kept.
+  bool may_move(size_t i) const { return !values_[i].initial && kept_.count(i) == 0; }
 
   size_t size() const { return values_.size(); }
   const Persistent& operator[](size_t i) const { return values_[i]; }
 
-  // Gives each its place: in the arena, or on the disk where `on_disk` says so. Sets the bytes that they take there.
-  std::vector<Persistent> lay_out(const std::vector<bool>& on_disk, Program& program) const;
+  // Gives each its place, in the space that `homes` says. Sets the bytes that they take there.
+  std::vector<Persistent> lay_out(const std::vector<SpaceId>& homes, Program& program) const;
 
  private:
   size_t add_constant(const Value& value);
@@ -68,12 +71,31 @@ struct PieceOf {
   uint32_t index = 0;
 };
 
+// Nodes that compute in the memory behind, and how fast that is. None where there is no such memory.
+struct ComputedBehind {
+  std::function<bool(const Graph&, const Node&)> wanted = nullptr;
+  ComputeRates rates{};
+};
+
 // What a draft asks of the memory where some of it may move.
 struct RunDraft {
   planning::Run run;            // pieces that last have the numbers of PersistentValues
-  std::vector<PieceOf> pieces;  // by piece of the run
+  std::vector<PieceOf> values;  // by Piece::value
+  std::vector<bool> behind;     // by step: it computes in the memory behind
+  // Of the run's blocks, and of those behind: a chain, or the workspace of a step.
+  struct BlockOf {
+    int32_t chain = -1, step = -1;
+  };
+  std::vector<BlockOf> blocks{}, blocks_behind{};
 };
 
-RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents, int threads, const ComputeRates& rates);
+// By step: whether it computes in the memory behind, as is wanted and what it uses allows. Adds to `used`, by number of PersistentValues,
+// what lives across runs and is used there.
+std::vector<bool> steps_behind(const Draft& draft, const PersistentValues& persistents, const ComputedBehind& behind,
+                               std::vector<bool>& used);
+
+// `steps`: those that compute behind. `used`: what lives across runs and is used there by any entry.
+RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents, int threads, const ComputeRates& rates,
+                        const ComputedBehind& behind, const std::vector<bool>& steps, const std::vector<bool>& used);
 
 }  // namespace ort_train

@@ -1,0 +1,45 @@
+// behind: what a plan asks of the memory behind the one that it is for, as a problem of its own.
+//
+// What is read from there has to be there from the beginning of its copy to the end; what is written, likewise; what steps compute there,
+// at those steps. Between these it may leave for what lies behind that memory, unless it is resident there. What is resident in the nearer
+// memory is no piece of this problem.
+//
+// A run has one more step than the one in front of it: the end, at which the last copies are over. One run more is what the memory is used
+// for between runs.
+
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "passes/plan/search.h"
+
+namespace ort_train::planning {
+
+// The problem's memory is that of problem.behind[0]. Pieces have the values of those in front. A run's blocks are the fed ones in front, in
+// their order, and its blocks_behind.
+Problem problem_behind(const Problem& problem, const std::vector<bool>& resident, const std::vector<RunPlan>& runs);
+
+// Later reads and sooner waits, so that the memory behind holds fewer copies at a time: `share` of the lead is left.
+RunPlan with_lead(RunPlan plan, double share);
+
+// A plan for each memory, the nearest first.
+struct Layers {
+  std::vector<Problem> behind{};  // of all but the nearest
+  std::vector<Plan> plans{};
+  std::vector<StreamForecast> forecasts{};  // by run
+  double seconds = 0;                       // of an optimizer step
+  double bound = 0;                         // no plan takes less
+
+  const Problem& problem(const Problem& nearest, size_t layer) const { return layer == 0 ? nearest : behind[layer - 1]; }
+};
+
+// What a plan takes of its problem's memory.
+int64_t bytes_of(const Problem& problem, const Plan& plan);
+
+// The fastest that it finds; none where it finds no room. One memory behind the nearest at most.
+std::optional<Layers> plan_layers(const Problem& problem);
+// Of least memory, the nearest first: those of all memories are as large as they have to be.
+Layers least_layers(const Problem& problem);
+
+}  // namespace ort_train::planning

@@ -1,0 +1,278 @@
+#include "passes/plan/lifetimes.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string_view>
+#include <utility>
+
+#include "graph/op_def.h"
+#include "passes/schedule.h"
+
+namespace ort_train {
+namespace {
+
+// Bytes: what is smaller always stays in memory. Of what lives across runs that is less: packs of small weights (passes/pack_weights.h) end
+// where the next one would take them beyond 64 KiB.
+constexpr int64_t kMovable = int64_t{64} << 10, kMovableState = int64_t{32} << 10;
+
+}  // namespace
+
+Purpose purpose_of(ValueKind kind) {
+  switch (kind) {
+    case ValueKind::input:
+      return Purpose::inputs;
+    case ValueKind::parameter:
+      return Purpose::weights;
+    case ValueKind::activation:
+      return Purpose::activations;
+    case ValueKind::gradient:
+    case ValueKind::accumulator:
+      return Purpose::gradients;
+    case ValueKind::optimizer_state:
+      return Purpose::optimizer;
+    case ValueKind::constant:
+      return Purpose::constants;
+  }
+  return Purpose::activations;
+}
+
+size_t PersistentValues::add(const std::string& entry, const Value& value) {
+  if (value.constant) return add_constant(value);
+  const auto [at, is_new] = by_name_.emplace(value.name, values_.size());
+  if (is_new) {
+    values_.push_back({.name = value.name, .purpose = purpose_of(value.kind), .type = value.type(), .fill = value.fill});
+  } else if (const Persistent& known = values_[at->second]; known.type != value.type() || known.purpose != purpose_of(value.kind)) {
+    throw error(ErrorCode::device, "internal error: '{}' is {} ({}) in entry '{}' but {} ({}) in one before it; please report this",
+                value.name, to_string(value.type()), to_string(purpose_of(value.kind)), entry, to_string(known.type),
+                to_string(known.purpose));
+  }
+  return at->second;
+}
+
+bool PersistentValues::movable(size_t i) const { return may_move(i) && values_[i].type.bytes() >= kMovableState; }
+
+std::vector<Persistent> PersistentValues::lay_out(const std::vector<SpaceId>& homes, Program& program) const {
+  std::vector<Persistent> values = values_;
+  for (Purpose purpose : {Purpose::weights, Purpose::optimizer, Purpose::gradients, Purpose::constants}) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (values[i].purpose != purpose) continue;
+      const int64_t bytes = values[i].type.bytes();
+      Space& space = program.spaces[homes[i]];
+      int64_t& end = homes[i] == kFile ? space.bytes : space.persistent_bytes;
+      values[i].home = {.offset = end, .bytes = bytes, .space = homes[i]};
+      end += homes[i] == kFile ? whole_sectors(bytes) : aligned(bytes);
+    }
+  }
+  return values;
+}
+
+size_t PersistentValues::add_constant(const Value& value) {
+  const auto& bytes = value.constant->bytes;
+  const size_t hash = std::hash<std::string_view>{}({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  const auto [begin, end] = constants_.equal_range(hash);
+  for (auto at = begin; at != end; ++at) {
+    if (*values_[at->second].initial == *value.constant) return at->second;
+  }
+  constants_.emplace(hash, values_.size());
+  values_.push_back({.name = value.name, .purpose = Purpose::constants, .type = value.type(), .initial = value.constant});
+  return values_.size() - 1;
+}
+
+Draft make_draft(const PlanEntry& entry, KernelSpecs& kernels) {
+  Graph& graph = *entry.graph;
+  std::vector<int64_t> workspaces;
+  for (NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    try {
+      workspaces.push_back(kernels.workspace(kernels.add(*node.op, make_spec(graph, node))));
+    } catch (const Error& e) {
+      throw error(e.code(), "[{}] {}", describe(graph, id), e.what());
+    }
+  }
+  std::vector<ValueId> keep = graph.outputs;
+  keep.insert(keep.end(), entry.keep.begin(), entry.keep.end());
+  std::sort(keep.begin(), keep.end());
+  keep.erase(std::unique(keep.begin(), keep.end()), keep.end());
+  Draft draft{.name = entry.name,
+              .role = entry.role,
+              .graph = &graph,
+              .keep = keep,
+              .weight = entry.weight,
+              .model = make_memory_model(graph, keep, workspaces)};
+  if (entry.ordered) {
+    draft.order.resize(draft.model.steps.size());
+    std::iota(draft.order.begin(), draft.order.end(), 0u);
+  } else {
+    draft.order = schedule(draft.model);
+  }
+  simulate(draft.model, draft.order, &draft.chains);
+  std::vector<NodeId> nodes;
+  for (uint32_t step : draft.order) {
+    nodes.push_back(draft.model.steps[step].node);
+    draft.workspaces.push_back(workspaces[step]);
+  }
+  graph.set_order(std::move(nodes));
+  return draft;
+}
+
+std::vector<std::vector<ValueId>> values_by_class(const Graph& graph, const MemoryModel& model) {
+  std::vector<std::vector<ValueId>> values(model.classes.size());
+  for (ValueId value = 0; value < graph.value_count(); ++value) {
+    if (model.class_of[value] != kNone && graph.value(value).producer == kNone) values[model.class_of[value]].push_back(value);
+  }
+  for (NodeId id : graph.order()) {
+    for (ValueId value : graph.node(id).outputs) {
+      if (value != kNone) values[model.class_of[value]].push_back(value);
+    }
+  }
+  return values;
+}
+
+namespace {
+
+// A use of a value by a step, on the spot or behind.
+struct ValueUse {
+  planning::Use use;
+  bool behind = false;
+};
+
+void add_use(std::vector<ValueUse>& uses, int32_t step, bool reads, bool changes, bool behind) {
+  if (uses.empty() || uses.back().use.step != step)
+    uses.push_back({.use = {.step = step, .reads = false, .changes = false}, .behind = behind});
+  uses.back().use.reads |= reads;
+  uses.back().use.changes |= changes;
+}
+
+bool is_used_behind(const std::vector<ValueUse>& uses) {
+  return std::any_of(uses.begin(), uses.end(), [](const ValueUse& of) { return of.behind; });
+}
+
+// A value as pieces: one, or one between any two steps that use it behind.
+void add_pieces(planning::Run& run, const planning::Piece& like, const std::vector<ValueUse>& uses) {
+  planning::Piece piece = like;
+  for (const ValueUse& of : uses) {
+    if (!of.behind) {
+      if (piece.uses.empty()) piece.comes = like.lasting < 0 && &of != uses.data() && of.use.reads;
+      piece.uses.push_back(of.use);
+      continue;
+    }
+    run.uses_behind.push_back({.value = like.value, .bytes = like.bytes, .lasting = like.lasting, .use = of.use});
+    if (!piece.uses.empty()) {
+      piece.leaves = like.lasting < 0 && of.use.reads;
+      piece.until = of.use.step;
+      run.pieces.push_back(std::move(piece));
+    }
+    piece = like;
+    piece.from = of.use.last() + 1;
+  }
+  if (!piece.uses.empty()) run.pieces.push_back(std::move(piece));
+}
+
+}  // namespace
+
+std::vector<bool> steps_behind(const Draft& draft, const PersistentValues& persistents, const ComputedBehind& behind,
+                               std::vector<bool>& used) {
+  std::vector<bool> result(draft.order.size());
+  if (!behind.wanted) return result;
+  const MemoryModel& model = draft.model;
+  // What is looked at behind a run stays here, and what is fed is in the memory behind as it was fed, not as it was written over.
+  std::vector<bool> stays(model.classes.size());
+  for (const Chain& chain : draft.chains) {
+    const auto any = [&](bool MemoryClass::*is) {
+      return std::any_of(chain.classes.begin(), chain.classes.end(), [&](uint32_t c) { return model.classes[c].*is; });
+    };
+    for (uint32_t c : chain.classes) stays[c] = any(&MemoryClass::kept) || (any(&MemoryClass::fed) && chain.classes.size() > 1);
+  }
+  for (size_t at = 0; at < result.size(); ++at) {
+    const MemoryStep& step = model.steps[draft.order[at]];
+    const auto number = [&](const PersistentUse& u) { return draft.persistent_of_class[u.of]; };
+    result[at] = behind.wanted(*draft.graph, draft.graph->node(step.node)) &&
+                 std::all_of(step.persistents.begin(), step.persistents.end(),
+                             [&](const PersistentUse& u) { return persistents.may_move(number(u)); }) &&
+                 std::none_of(step.reads.begin(), step.reads.end(), [&](uint32_t c) { return stays[c]; });
+    for (const PersistentUse& u : step.persistents) used[number(u)] = used[number(u)] || result[at];
+  }
+  return result;
+}
+
+RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents, int threads, const ComputeRates& rates,
+                        const ComputedBehind& behind, const std::vector<bool>& steps_of_behind, const std::vector<bool>& used) {
+  const MemoryModel& model = draft.model;
+  const auto steps = static_cast<int32_t>(draft.order.size());
+  RunDraft result{.run = {.name = draft.name, .weight = draft.weight}, .values = {}, .behind = steps_of_behind};
+  planning::Run& run = result.run;
+  std::vector<uint32_t> chain_of(model.classes.size(), kNone);
+  for (uint32_t i = 0; i < draft.chains.size(); ++i) {
+    for (uint32_t c : draft.chains[i].classes) chain_of[c] = i;
+  }
+  std::vector<std::vector<ValueUse>> chain_uses(draft.chains.size()), class_uses(model.classes.size());
+  for (int32_t at = 0; at < steps; ++at) {
+    const MemoryStep& step = model.steps[draft.order[static_cast<size_t>(at)]];
+    const Node& node = draft.graph->node(step.node);
+    const bool is_behind = steps_of_behind[static_cast<size_t>(at)];
+    for (uint32_t c : step.reads) add_use(chain_uses[chain_of[c]], at, true, false, is_behind);
+    for (uint32_t c : step.defines) add_use(chain_uses[chain_of[c]], at, false, true, is_behind);
+    for (const PersistentUse& u : step.persistents) add_use(class_uses[u.of], at, u.reads, u.changes, is_behind);
+    const ValueId source = viewed(node);
+    const bool is_view = source != kNone && model.class_of[node.outputs[0]] == model.class_of[source];
+    const auto seconds = [&](const ComputeRates& of) { return is_view ? 0 : work_of(*draft.graph, node, threads, of).seconds; };
+    run.seconds.push_back(is_behind ? 0 : seconds(rates));
+    if (behind.wanted) run.seconds_behind.push_back(is_behind ? seconds(behind.rates) : 0);
+  }
+  const auto name_of = [&](uint32_t c) { return draft.graph->value(model.classes[c].root).name; };
+  const auto new_value = [&](bool is_chain, uint32_t index) {
+    result.values.push_back({.is_chain = is_chain, .index = index});
+    return static_cast<int32_t>(result.values.size()) - 1;
+  };
+  for (uint32_t i = 0; i < draft.chains.size(); ++i) {
+    const Chain& chain = draft.chains[i];
+    std::vector<ValueUse>& uses = chain_uses[i];
+    bool fed = false, kept = false;
+    for (uint32_t c : chain.classes) fed |= model.classes[c].fed, kept |= model.classes[c].kept;
+    const bool has_gap =
+        std::any_of(uses.begin(), uses.end(), [&](const ValueUse& u) { return &u != uses.data() && u.use.step > (&u - 1)->use.step + 1; });
+    const bool used_behind = is_used_behind(uses);
+    if (used_behind ? !fed : has_gap && chain.bytes >= kMovable && !fed && !kept) {
+      add_pieces(run, {.name = name_of(chain.classes[0]), .bytes = whole_sectors(chain.bytes), .uses = {}, .value = new_value(true, i)},
+                 uses);
+      continue;
+    }
+    const planning::Block block{
+        .bytes = chain.bytes, .first = chain.first, .last = std::min(chain.last, steps - 1), .fed = fed && !used_behind && !kept};
+    planning::Block there = block;
+    there.fed = false;
+    if (kept) there.last = steps;  // the end of a run behind
+    const auto is_here = [](const ValueUse& u) { return !u.behind; };
+    if (!used_behind || std::any_of(uses.begin(), uses.end(), is_here)) {
+      run.blocks.push_back(block);
+      result.blocks.push_back({.chain = static_cast<int32_t>(i)});
+    }
+    // What is fed is in the memory behind already, where it stays for who uses it there, or looks at it when the run is over.
+    if (used_behind || (fed && kept)) {
+      run.blocks_behind.push_back(there);
+      result.blocks_behind.push_back({.chain = static_cast<int32_t>(i)});
+    }
+  }
+  for (int32_t at = 0; at < steps; ++at) {
+    const int64_t bytes = draft.workspaces[static_cast<size_t>(at)];
+    if (bytes == 0) continue;
+    const bool is_behind = result.behind[static_cast<size_t>(at)];
+    (is_behind ? run.blocks_behind : run.blocks).push_back({.bytes = aligned(bytes), .first = at, .last = at});
+    (is_behind ? result.blocks_behind : result.blocks).push_back({.step = at});
+  }
+  for (uint32_t c = 0; c < model.classes.size(); ++c) {
+    if (!model.classes[c].persistent || class_uses[c].empty()) continue;
+    const size_t number = draft.persistent_of_class[c];
+    if (!persistents.movable(number) && !used[number]) continue;
+    add_pieces(run,
+               {.name = name_of(c),
+                .bytes = whole_sectors(persistents[number].type.bytes()),
+                .lasting = static_cast<int32_t>(number),
+                .uses = {},
+                .value = new_value(false, c)},
+               class_uses[c]);
+  }
+  return result;
+}
+
+}  // namespace ort_train

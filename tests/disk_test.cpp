@@ -92,10 +92,11 @@ const Way kRings[] = {{"UringDirect", DiskMethod::uring, Direct::automatic},
                       {"UringPinned", DiskMethod::uring, Direct::automatic, true},
                       {"UringBuffered", DiskMethod::uring, Direct::off},
                       {"UringBufferedPinned", DiskMethod::uring, Direct::off, true}};
-const Way kThreads[] = {{"ThreadsDirect", DiskMethod::threads, Direct::automatic}, {"ThreadsBuffered", DiskMethod::threads, Direct::off}};
+const Way kThreadWays[] = {{"ThreadsDirect", DiskMethod::threads, Direct::automatic},
+                           {"ThreadsBuffered", DiskMethod::threads, Direct::off}};
 
 INSTANTIATE_TEST_SUITE_P(Rings, DiskEngines, ::testing::ValuesIn(kRings), way_name);
-INSTANTIATE_TEST_SUITE_P(Threads, DiskEngines, ::testing::ValuesIn(kThreads), way_name);
+INSTANTIATE_TEST_SUITE_P(Threads, DiskEngines, ::testing::ValuesIn(kThreadWays), way_name);
 INSTANTIATE_TEST_SUITE_P(Rings, DiskRings, ::testing::ValuesIn(kRings), way_name);
 
 TEST_P(DiskEngines, ManyRequestsOfManySizesReadWhatWasWritten) {

@@ -146,8 +146,8 @@ TEST(Executor, TrainingStepsGiveTheBitsOfPlainEvaluation) {
   }
 }
 
-struct Chain {
-  explicit Chain(int length) {
+struct ChainGraph {
+  explicit ChainGraph(int length) {
     ValueId x = graph.add_value({.name = "x", .shape = {64}, .kind = ValueKind::input});
     graph.inputs = {x};
     for (int i = 0; i < length; ++i) x = Builder(graph).named(fmt::format("/n{}", i)).emit("Neg", {x});
@@ -157,7 +157,7 @@ struct Chain {
 };
 
 TEST(Executor, StopsBetweenInstructions) {
-  Chain chain(4);
+  ChainGraph chain(4);
   const Program program = plan({{.name = "run", .graph = &chain.graph, .keep = {}}}, {});
   Workers workers(1);
   Machine machine(program, {&chain.graph}, workers);
@@ -168,7 +168,7 @@ TEST(Executor, StopsBetweenInstructions) {
 }
 
 TEST(Executor, MeasuresEachInstruction) {
-  Chain chain(4);
+  ChainGraph chain(4);
   const Program program = plan({{.name = "run", .graph = &chain.graph, .keep = {}}}, {});
   Workers workers(1);
   Machine machine(program, {&chain.graph}, workers);
@@ -198,7 +198,7 @@ TEST(Executor, KernelErrorsNameTheirNode) {
 }
 
 TEST(Executor, UnknownNamesAndMissingMemoryAreErrors) {
-  Chain chain(2);
+  ChainGraph chain(2);
   const ValueId unused = chain.graph.add_value({.name = "unused", .shape = {4}});
   const Program program = plan({{.name = "run", .graph = &chain.graph, .keep = {}}}, {});
   Workers workers(1);

@@ -85,7 +85,7 @@ JOBS = {
     "a small one": (0, lambda made: [GOLDEN / "gpt2-dynamo-20-folded.onnx", "--data", GOLDEN / "gpt2-dynamo-20-folded.data.safetensors",
                                      "--num-train-epochs", 30]),
     "streamed, vertical": (20, lambda made: streamed(made, kept(24), *VERTICAL, "--sample-length", 0)),
-    "streamed, external": (50, lambda made: streamed(made, wide(made, "external.onnx", "small.npz"), "--save-steps", 1)),
+    "streamed, external": (20, lambda made: streamed(made, wide(made, "external.onnx", "small.npz"), "--save-steps", 1)),
     "streamed, vertical, external": (
         20, lambda made: streamed(made, wide(made, "external.onnx", "small.npz"), *VERTICAL, "--save-steps", 1)),
 }

@@ -4,7 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstdio>
+
+#include "passes/plan/behind.h"
 #include "test_paths.h"
+#include "tests/device_problems.h"
 #include "tests/problem_file.h"
 #include "tests/sound_plan.h"
 
@@ -43,6 +48,52 @@ INSTANTIATE_TEST_SUITE_P(Problems, Corpus,
                            for (char& c : name) c = c == '-' ? '_' : c;
                            return name;
                          });
+
+// Devices with memory of their own: each memory's plan is sound, what a step needs of the memory behind is there, and the plan isn't far
+// above the bound.
+struct DeviceCorpus : ::testing::TestWithParam<ort_train::fixtures::DeviceCase> {};
+
+void expect_sound_layer(const Problem& problem, const Plan& plan) {
+  int64_t resident = problem.always;
+  for (size_t i = 0; i < problem.lasting.size(); ++i) resident += plan.resident[i] ? problem.lasting[i].held : 0;
+  for (size_t r = 0; r < problem.runs.size(); ++r) {
+    ort_train::fixtures::expect_sound(problem.runs[r], plan.runs[r], problem.memory - resident);
+    for (const Stay& stay : plan.runs[r].stays) {
+      const Piece& piece = problem.runs[r].pieces[stay.piece];
+      if (stay.reads) {
+        EXPECT_GE(stay.issue, piece.from) << piece.name;
+      }
+      if (stay.writes && piece.until >= 0) {
+        EXPECT_LE(stay.released, piece.until) << piece.name;
+      }
+    }
+  }
+}
+
+TEST_P(DeviceCorpus, IsPlannedInAllMemories) {
+  const Problem problem = ort_train::fixtures::problem_of(GetParam());
+  EXPECT_EQ(to_json(problem_from_json(to_json(problem))), to_json(problem));
+  const auto begin = std::chrono::steady_clock::now();
+  const std::optional<Layers> layers = plan_layers(problem);
+  const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  ASSERT_TRUE(layers.has_value());
+  ASSERT_EQ(layers->plans.size(), 2u);
+  expect_sound_layer(problem, layers->plans[0]);
+  expect_sound_layer(layers->behind[0], layers->plans[1]);
+  EXPECT_LE(bytes_of(problem, layers->plans[0]), problem.memory);
+  EXPECT_LE(bytes_of(layers->behind[0], layers->plans[1]), problem.behind[0].bytes);
+  EXPECT_GE(layers->seconds, layers->bound * (1 - 1e-6));
+  EXPECT_LE(layers->seconds, layers->bound * (1 + GetParam().above / 100));
+  const StreamForecast& forecast = layers->forecasts[0];
+  std::printf(
+      "%-24s bound %7.2f s, plan %7.2f s, %5.1f %% above; computes %.2f s, up %.2f s, down %.2f s, read %.2f s, written %.2f s; planned in "
+      "%.2f s\n",
+      GetParam().name.c_str(), layers->bound, layers->seconds, 100 * (layers->seconds / layers->bound - 1), forecast.compute, forecast.up,
+      forecast.down, forecast.read, forecast.write, took);
+}
+
+INSTANTIATE_TEST_SUITE_P(Problems, DeviceCorpus, ::testing::ValuesIn(ort_train::fixtures::device_cases()),
+                         [](const auto& info) { return "of_" + info.param.name; });
 
 }  // namespace
 }  // namespace ort_train::planning

@@ -53,6 +53,8 @@ class Device {
   // How ops run where a queue computes in a space of that kind: the device's own kernels, or the host's. Null where nothing is computed.
   virtual const KernelTable* kernels(SpaceKind where) const = 0;
 
+  // What is issued from here on is a run of that entry of the program.
+  virtual void begin(size_t) {}
   virtual void issue(const Work& work) = 0;
   // Until the work of that number, in this run, is complete; until all of it is. Either throws what a kernel reported in its DataError, or
   // else went wrong; what hadn't begun by then is dropped. So does issue(), where the device is synchronous.

@@ -328,6 +328,7 @@ struct Executor::Impl {
     RunTimes& spent = times[entry];
     spent.waiting = 0;
     if (watch != nullptr) watch->begin(entry);
+    device.begin(entry);
     Clock::time_point before = Clock::now();
     const auto lap = [&] {
       const Clock::time_point now = Clock::now();

@@ -3,11 +3,20 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "exec/device.h"
+#include "passes/plan.h"
 
 namespace ort_train {
 
 struct DeviceChoice {
   int64_t part_bytes = 0;  // that large weights are computed in parts of (passes/split_weights.h); 0: as the model's size says
+  // A device with memory of its own, for a program in three spaces; null: the processor, whose memory is the host's.
+  std::function<std::unique_ptr<Device>(const Program&, const std::vector<const Graph*>&)> make = nullptr;
+  DeviceMemories memories{};  // what it has, in place of the options' budgets
 };
 
 }  // namespace ort_train

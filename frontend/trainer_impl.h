@@ -145,6 +145,8 @@ struct Trainer::Impl {
   std::atomic<bool> stop{false};  // asked for, and not seen to yet
   Workers workers;
   CpuDevice device{workers};
+  std::unique_ptr<Device> apart;  // with memory of its own; null: there is none
+  Device& computing() { return apart ? *apart : device; }
 
   // --- trainer.cpp: the program's calls
   template <typename Body> auto call(Body&& body) -> decltype(body());  // any but train()
@@ -186,6 +188,7 @@ struct Trainer::Impl {
   };
   std::vector<PlanEntry> wanted_entries() const;
   void plan_memory();
+  void plan_apart();  // on a device with memory of its own
   void recompute_entries(const RecomputeChoice& choice);
   std::unique_ptr<Planner> adopt(const RecomputeChoice& choice);  // on the entries' own graphs
   std::unique_ptr<Planner> adopt_first();                         // where nothing asks for another choice

@@ -55,6 +55,7 @@ double Trainer::Impl::runs_per_step(const JobEntry& entry) const {
 
 void Trainer::Impl::plan_memory() {
   for (const auto& entry : entries) drafts.push_back(entry->job.graph);
+  if (on.make) return plan_apart();
   std::unique_ptr<Planner> planner = adopt_first();
   use(planner->resident());
   settle_reserve();
@@ -66,6 +67,14 @@ void Trainer::Impl::plan_memory() {
   else if (options.recompute == "auto")
     recompute_to_fit(std::move(planner));
   if (options.budget > 0 && options.budget < least.budget) refuse_budget();
+  drafts.clear();
+  forwards.clear();
+}
+
+void Trainer::Impl::plan_apart() {
+  use(adopt_first()->apart(on.memories));
+  settle_reserve();
+  least = least_of(reserve + whole_pages(program.memory().bytes), program, graph_pointers());
   drafts.clear();
   forwards.clear();
 }
@@ -214,8 +223,9 @@ void Trainer::Impl::use(Program made) {
   const std::vector<const Graph*> graphs = graph_pointers();
   executor.reset();  // it refers to the program
   program = std::move(made);
-  verify(program, graphs, [this](SpaceKind kind) { return device.kernels(kind); });
-  executor = std::make_unique<Executor>(program, graphs, device);
+  apart = on.make ? on.make(program, graphs) : nullptr;
+  verify(program, graphs, [this](SpaceKind kind) { return computing().kernels(kind); });
+  executor = std::make_unique<Executor>(program, graphs, computing());
 }
 
 // Without a budget a job takes what it wants, up to what there is: beyond that it is planned as for a budget of so much.

@@ -112,7 +112,7 @@ void Trainer::Impl::take_memory() {
     }
   }
   for (const Space& space : program.spaces)
-    memory.push_back(space.kind == SpaceKind::file ? nullptr : device.allocate(space.kind, space.bytes));
+    memory.push_back(space.kind == SpaceKind::file ? nullptr : computing().allocate(space.kind, space.bytes));
   tidy_disk();
   std::map<std::string, const Value*> values;  // what lives across runs, in any of the graphs
   for (const auto& entry : entries) {

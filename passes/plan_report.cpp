@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
+#include <utility>
 
 #include "graph/op_def.h"
 
@@ -20,15 +21,16 @@ std::string op_at(const Entry& entry, const Graph& graph) {
   return node == kNone ? std::string() : describe(graph, node);
 }
 
-// Calls body(instruction, at, purpose) for each read and write of a run.
+// Calls body(instruction, at, purpose) for each read and write of the file in a run.
 template <typename Body> void each_transfer(const Entry& entry, Body body) {
-  std::map<int64_t, const Storage*> live;  // by offset
+  std::map<std::pair<SpaceId, int64_t>, const Storage*> live;  // by place
+  const auto at_place = [](const Place& place) { return std::pair(place.space, place.offset); };
   std::multimap<int32_t, const Storage*> begins;
   for (const Storage& storage : entry.storages) begins.emplace(storage.first, &storage);
   for (int32_t at = 0; at < static_cast<int32_t>(entry.code.size()); ++at) {
-    for (auto [begin, end] = begins.equal_range(at); begin != end; ++begin) live[begin->second->place.offset] = begin->second;
+    for (auto [begin, end] = begins.equal_range(at); begin != end; ++begin) live[at_place(begin->second->place)] = begin->second;
     const Instruction& instruction = entry.code[static_cast<size_t>(at)];
-    if (is_copy(instruction)) body(instruction, at, live.at(memory_of(instruction).offset)->purpose);
+    if (uses_file(instruction)) body(instruction, at, live.at(at_place(memory_of(instruction)))->purpose);
   }
 }
 
@@ -46,8 +48,11 @@ nlohmann::ordered_json traffic_json(const std::array<DiskTraffic, kPurposes>& tr
 
 std::vector<PurposeBytes> live_bytes(const Program& program, const Entry& entry) {
   std::vector<PurposeBytes> live(entry.code.size() + 1);
-  for (const Persistent& value : program.persistent) live[0][static_cast<size_t>(value.purpose)] += aligned(memory_bytes(value));
+  for (const Persistent& value : program.persistent) {
+    if (value.home.space == kMemory) live[0][static_cast<size_t>(value.purpose)] += aligned(value.home.bytes);
+  }
   for (const Storage& storage : entry.storages) {
+    if (storage.place.space != kMemory) continue;
     const auto purpose = static_cast<size_t>(storage.purpose);
     live[static_cast<size_t>(storage.first)][purpose] += aligned(storage.place.bytes);
     if (static_cast<size_t>(storage.last) + 1 < live.size())

@@ -10,24 +10,28 @@ namespace ort_train {
 Timeline make_timeline(const Program& program, const Entry& entry, const Graph& graph, const ComputeRates& compute,
                        const StreamRates& disk) {
   Timeline result;
-  std::map<int64_t, Purpose> live;  // by offset
+  std::map<std::pair<SpaceId, int64_t>, Purpose> live;  // by place
   std::multimap<int32_t, const Storage*> begins;
   for (const Storage& storage : entry.storages) begins.emplace(storage.first, &storage);
   std::vector<size_t> transfer(entry.code.size());  // by the instruction that begins it
   StreamClock clock(disk);
   const auto wait = [&](size_t copy) {
     const double before = clock.now();
-    if (is_copy(entry.code[copy]) && clock.wait(transfer[copy]) > 0) result.waits.emplace_back(before, clock.now());
+    if (uses_file(entry.code[copy]) && clock.wait(transfer[copy]) > 0) result.waits.emplace_back(before, clock.now());
   };
   for (size_t at = 0; at < entry.code.size(); ++at) {
-    for (auto [i, end] = begins.equal_range(static_cast<int32_t>(at)); i != end; ++i) live[i->second->place.offset] = i->second->purpose;
+    for (auto [i, end] = begins.equal_range(static_cast<int32_t>(at)); i != end; ++i)
+      live[{i->second->place.space, i->second->place.offset}] = i->second->purpose;
     const Instruction& instruction = entry.code[at];
     for (const int32_t earlier : instruction.waits) wait(static_cast<size_t>(earlier));
     result.begin.push_back(clock.now());
+    if (is_copy(instruction) && !uses_file(instruction)) continue;
     if (is_copy(instruction)) {
       const int64_t bytes = whole_sectors(memory_of(instruction).bytes);
       transfer[at] = clock.begin(is_write(instruction), bytes);
-      result.transfers.push_back({.write = is_write(instruction), .purpose = live.at(memory_of(instruction).offset), .bytes = bytes});
+      result.transfers.push_back({.write = is_write(instruction),
+                                  .purpose = live.at({memory_of(instruction).space, memory_of(instruction).offset}),
+                                  .bytes = bytes});
     } else if (!is_view(graph.node(instruction.node), instruction)) {
       clock.compute(work_of(graph, graph.node(instruction.node), program.threads, compute).seconds);
     }

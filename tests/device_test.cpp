@@ -44,11 +44,6 @@ const std::vector<TestDevice>& devices() {
   return all;
 }
 
-// The discrete device wants to know.
-void expect(Device& device, size_t entry) {
-  if (auto* const discrete = dynamic_cast<DiscreteDevice*>(&device)) discrete->expect(entry);
-}
-
 bool is_update(const Node& node) { return node.stage == Stage::update && !node.op->writes.empty(); }
 
 // The entries of a job, and its weights.
@@ -89,7 +84,7 @@ Job golden_job(const std::string& name, const std::map<std::string, int64_t>& sh
 }
 
 // What some steps leave: the outputs of each run, and everything that lives across runs.
-Bytes train(const Job& job, StreamMachine& machine, int steps, const std::function<void(size_t)>& before_run = nullptr) {
+Bytes train(const Job& job, StreamMachine& machine, int steps) {
   machine.set_parameters(1);
   for (const auto& [name, tensor] : job.weights) {
     std::memcpy(machine.executor().blank(name).data(), tensor.bytes.data(), tensor.bytes.size());
@@ -98,7 +93,6 @@ Bytes train(const Job& job, StreamMachine& machine, int steps, const std::functi
   Bytes left;
   uint32_t number = 0;
   const auto run = [&](size_t entry) {
-    if (before_run) before_run(entry);
     const Graph& graph = job.entries[entry].graph;
     std::map<ValueId, uint32_t> seeds;
     for (const ValueId id : graph.inputs) seeds[id] = number + static_cast<uint32_t>(graph.value(id).name.size());
@@ -152,7 +146,7 @@ struct OnDevice {
     const std::unique_ptr<Device> device = on.make(program, job.graphs(), kThreads, seed);
     LazyDisk disk(program.file().bytes, seed);
     StreamMachine machine(program, job.graphs(), *device, &disk);
-    const Bytes left = ort_train::train(job, machine, steps, [&](size_t entry) { expect(*device, entry); });
+    const Bytes left = ort_train::train(job, machine, steps);
     for (const SpaceId space : {kMemory, kHost}) {
       EXPECT_LE(machine.executor().measured_peak_bytes(space), program.spaces[space].bytes);
     }
@@ -265,7 +259,7 @@ TEST(DeviceRandom, ProgramsOfTheProcessorRunInTheBackground) {
     const auto result = [&](Device& device) {
       LazyDisk disk(program.file().bytes, seed);
       StreamMachine machine(program, job.graphs(), device, &disk);
-      return train(job, machine, 2, [&](size_t at) { expect(device, at); });
+      return train(job, machine, 2);
     };
     Workers workers(kThreads);
     CpuDevice processor(workers);

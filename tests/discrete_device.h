@@ -26,11 +26,9 @@ class DiscreteDevice : public Device {
   DiscreteDevice(const Program& program, const std::vector<const Graph*>& graphs, int threads, uint32_t seed);
   ~DiscreteDevice() override;
 
-  // The next run is that of this entry.
-  void expect(size_t entry) { entry_ = entry; }
-
   std::unique_ptr<Memory> allocate(SpaceKind kind, int64_t bytes) override;
   const KernelTable* kernels(SpaceKind where) const override;
+  void begin(size_t entry) override { entry_ = entry; }
   void issue(const Work& work) override;
   void wait(int32_t number) override;
   void finish() override;

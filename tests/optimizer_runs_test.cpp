@@ -79,7 +79,7 @@ struct OptimizerRuns : TrainerRuns, ::testing::WithParamInterface<Case> {
     o.optim_args = GetParam().args;
     return o;
   }
-  static constexpr DeviceChoice kInParts{.part_bytes = 300'000};
+  static inline const DeviceChoice kInParts{.part_bytes = 300'000};
   Options streamed() const {
     Options o = options();
     o.nvme_path = folder / "disk";

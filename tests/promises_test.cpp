@@ -29,6 +29,8 @@
 #include <thread>
 
 #include "exec/workers.h"
+#include "graph/op_def.h"
+#include "tests/discrete_device.h"
 #include "tests/nominal_machine.h"
 #include "tests/onnx_models.h"
 #include "tests/promise_jobs.h"
@@ -228,6 +230,12 @@ struct Promises : ::testing::Test {
     return found->second;
   }
 
+  // A step after which a run may be stopped: who stops doesn't evaluate first.
+  static int64_t half_of(const Options& options) {
+    const int64_t half = (options.max_steps + 1) / 2;
+    return options.eval_steps > 0 && half % options.eval_steps == 0 ? half - 1 : half;
+  }
+
   // What lies on the disk beside the state file that a checkpoint refers to.
   std::vector<std::string> leftovers() const {
     std::set<ino_t> needed;
@@ -289,8 +297,7 @@ struct Promises : ::testing::Test {
         smallest + page_floor(static_cast<int64_t>(kShares[row[kShare]] * static_cast<double>(std::max<int64_t>(0, most - smallest))));
     Outcome outcome;
     if (row[kResumed] != kWhole) {
-      int64_t half = (options.max_steps + 1) / 2;
-      if (options.eval_steps > 0 && half % options.eval_steps == 0) --half;  // who stops doesn't evaluate first
+      const int64_t half = half_of(options);
       Options first = options;
       DeviceChoice on = device_of(row);
       if (row[kResumed] == kFromMemory) {
@@ -379,6 +386,53 @@ TEST_F(Promises, ASmallestBudgetIsExact) {
     }
   }
   EXPECT_GE(helped, 4u);  // those with much state; for the others the disk engine takes more memory than it saves
+}
+
+// Each job on a device with memory of its own (discrete_device.h), in three memories of several sizes.
+TEST_F(Promises, ADeviceWithMemoryOfItsOwnGivesTheSameBits) {
+  int refused = 0, on_disk = 0, again = 0;
+  for (int job = 0; job < static_cast<int>(jobs.size()); ++job) {
+    Options options = jobs[static_cast<size_t>(job)].options;
+    options.output_dir = out;
+    const Plain& wanted = plain_of(job);
+    const int64_t arena = Trainer(options).plan().arena_bytes;
+    options.nvme_path = nvme;
+    options.threads = 1;
+    for (int i = 0; i < 3; ++i) {
+      SCOPED_TRACE(fmt::format("{}, sizes {}", jobs[static_cast<size_t>(job)].name, i));
+      const auto seed = static_cast<uint32_t>(4 * job + i);
+      DeviceChoice on{.part_bytes = i == 1 ? 20'000 : 0,
+                      .make =
+                          [&](const Program& program, const std::vector<const Graph*>& graphs) {
+                            return std::make_unique<fixtures::DiscreteDevice>(program, graphs, 1, seed);
+                          },
+                      .memories = {.device = arena * (i + 4) / 6, .host = arena / (i == 2 ? 1 : 3)}};
+      if (i > 0)
+        on.memories.on_host = [](const Graph&, const Node& node) { return node.stage == Stage::update && !node.op->writes.empty(); };
+      clean();
+      options.recompute = i == 2 ? "all" : "none";
+      options.resume = false;
+      Outcome outcome;
+      try {
+        if (i == 0) {
+          train(on, options, outcome, half_of(options));
+          options.resume = true;
+        }
+        PlanReport plan;
+        const Summary summary = train(on, options, outcome, -1, &plan);
+        on_disk += summary.disk_bytes_read > 0;
+        again += plan.saved_recomputed > 0;
+      } catch (const Error& problem) {
+        ASSERT_EQ(problem.code(), ErrorCode::budget) << problem.what();
+        ++refused;
+        continue;
+      }
+      EXPECT_TRUE(outcome == wanted.outcome);
+    }
+  }
+  fmt::print("{} jobs, {} runs refused, {} with a disk, {} recomputing\n", jobs.size(), refused, on_disk, again);
+  EXPECT_LE(refused, static_cast<int>(jobs.size()) / 3);
+  EXPECT_GE(on_disk, static_cast<int>(jobs.size()) / 2);
 }
 
 // What a budget's checks of the disk cost is no traffic.

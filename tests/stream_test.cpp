@@ -352,7 +352,6 @@ TEST(Stream, RandomGraphsInThreeMemoriesGiveTheBitsOfTheResidentPlan) {
       Bytes left;
       uint32_t number = 0;
       for (const size_t entry : job.runs) {
-        device.expect(entry);
         const int64_t read = disk.bytes_read(), written = disk.bytes_written();
         number += run_entry(job, program, machine, entry, number, left);
         EXPECT_EQ(disk.bytes_read() - read, made->forecasts[entry].bytes_read);

@@ -46,6 +46,19 @@ bool is_view(const Node& node, const Instruction& instruction) {
   return view.space == whole.space && view.offset == whole.offset + view_offset(node) && view.end() <= whole.end();
 }
 
+Program program_apart() {
+  Program program;
+  program.spaces = {
+      {.name = "device", .kind = SpaceKind::device}, {.name = "disk", .kind = SpaceKind::file, .alignment = kSector}, {.name = "host"}};
+  program.queues = {{.name = "compute"},
+                    {.name = "read", .ordered = false, .from = kFile, .to = kHost},
+                    {.name = "write", .ordered = false, .from = kHost, .to = kFile},
+                    {.name = "up", .from = kHost, .to = kMemory},
+                    {.name = "down", .from = kMemory, .to = kHost},
+                    {.name = "host", .from = kHost, .to = kHost}};
+  return program;
+}
+
 std::vector<int32_t> first_waits(const Entry& entry) {
   std::vector<int32_t> first(entry.code.size(), static_cast<int32_t>(entry.code.size()));
   for (size_t i = entry.code.size(); i-- > 0;) {

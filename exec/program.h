@@ -61,8 +61,10 @@ struct Queue {
   SpaceId from = kMemory, to = kMemory;  // one space: it computes there; two: it copies
   bool computes() const { return from == to; }
 };
-inline constexpr QueueId kCompute = 0, kRead = 1,
-                         kWrite = 2;  // of every program; read and write are between the file and the host's memory
+// Of every program; read and write are between the file and the host's memory.
+inline constexpr QueueId kCompute = 0, kRead = 1, kWrite = 2;
+// Where the memory that most nodes are computed in is a device's: to there from the host's, back, and what the host computes.
+inline constexpr QueueId kUp = 3, kDown = 4, kHostCompute = 5;
 
 // What a byte of the arena is for: the rows of the plan's table.
 enum class Purpose : uint8_t { weights, gradients, optimizer, activations, inputs, constants, workspace };
@@ -160,6 +162,9 @@ struct Program {
   const Space& file() const { return spaces[kFile]; }
   std::string to_text(const std::vector<const Graph*>& graphs) const;
 };
+
+// One without entries for a device with memory of its own: its three spaces, and its queues.
+Program program_apart();
 
 // "Reshape": the node's only output is a view of an input; where it lies in that one's place, as far in as the node says, there is nothing
 // to run.

@@ -145,8 +145,6 @@ struct Trainer::Impl {
   std::atomic<bool> stop{false};  // asked for, and not seen to yet
   Workers workers;
   CpuDevice device{workers};
-  std::unique_ptr<Device> apart;  // with memory of its own; null: there is none
-  Device& computing() { return apart ? *apart : device; }
 
   // --- trainer.cpp: the program's calls
   template <typename Body> auto call(Body&& body) -> decltype(body());  // any but train()
@@ -188,6 +186,7 @@ struct Trainer::Impl {
   };
   std::vector<PlanEntry> wanted_entries() const;
   void plan_memory();
+  void plan_here();   // on the processor
   void plan_apart();  // on a device with memory of its own
   void recompute_entries(const RecomputeChoice& choice);
   std::unique_ptr<Planner> adopt(const RecomputeChoice& choice);  // on the entries' own graphs
@@ -247,6 +246,8 @@ struct Trainer::Impl {
   int64_t total_steps = 0;
   Schedule schedule;
   Program program;
+  std::unique_ptr<Device> apart;  // with memory of its own, for that program; null: there is none
+  Device& computing() { return apart ? *apart : device; }
   std::unique_ptr<Executor> executor;
   std::unique_ptr<AnomalyWatch> anomalies;  // null where nobody asks
   MachineProfile profile;

@@ -55,7 +55,12 @@ double Trainer::Impl::runs_per_step(const JobEntry& entry) const {
 
 void Trainer::Impl::plan_memory() {
   for (const auto& entry : entries) drafts.push_back(entry->job.graph);
-  if (on.make) return plan_apart();
+  on.make ? plan_apart() : plan_here();
+  drafts.clear();
+  forwards.clear();
+}
+
+void Trainer::Impl::plan_here() {
   std::unique_ptr<Planner> planner = adopt_first();
   use(planner->resident());
   settle_reserve();
@@ -67,16 +72,12 @@ void Trainer::Impl::plan_memory() {
   else if (options.recompute == "auto")
     recompute_to_fit(std::move(planner));
   if (options.budget > 0 && options.budget < least.budget) refuse_budget();
-  drafts.clear();
-  forwards.clear();
 }
 
 void Trainer::Impl::plan_apart() {
   use(adopt_first()->apart(on.memories));
   settle_reserve();
   least = least_of(reserve + whole_pages(program.memory().bytes), program, graph_pointers());
-  drafts.clear();
-  forwards.clear();
 }
 
 // --- recompute ------------------------------------------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ void Trainer::Impl::Streaming::plan(std::unique_ptr<Planner> planner) {
   if (!use_best()) use_least();
 }
 
-// --- parts and other entries ------------------------------------------------------------------------------------------------------------
+// --- other entries ------------------------------------------------------------------------------------------------------------
 
 Trainer::Impl::Streaming::Variant Trainer::Impl::Streaming::make(const Way& way) {
   Variant variant;

@@ -142,19 +142,8 @@ struct Planner::Impl {
 
   // `layers`: null where everything is in one memory.
   Program make(const Job* job, const planning::Layers* layers) const {
-    Program program;
+    Program program = layers && layers->plans.size() > 1 ? program_apart() : Program{};
     program.threads = options.threads;
-    const bool apart = layers && layers->plans.size() > 1;
-    if (apart) {
-      program.spaces = {
-          {.name = "device", .kind = SpaceKind::device}, {.name = "disk", .kind = SpaceKind::file, .alignment = kSector}, {.name = "host"}};
-      program.queues = {{.name = "compute"},
-                        {.name = "read", .ordered = false, .from = kFile, .to = kHost},
-                        {.name = "write", .ordered = false, .from = kHost, .to = kFile},
-                        {.name = "up", .from = kHost, .to = kMemory},
-                        {.name = "down", .from = kMemory, .to = kHost},
-                        {.name = "host", .from = kHost, .to = kHost}};
-    }
     std::vector<Persistent> values =
         persistents.lay_out(layers ? homes(*job, *layers) : std::vector<SpaceId>(persistents.size(), kMemory), program);
     for (Space& space : program.spaces) {

@@ -124,11 +124,11 @@ struct Counts {
   explicit Counts(const Program& program) {
     for (const Entry& entry : program.entries) {
       for (const Instruction& instruction : entry.code) {
-        up += instruction.queue == fixtures::kUp;
-        down += instruction.queue == fixtures::kDown;
+        up += instruction.queue == kUp;
+        down += instruction.queue == kDown;
         read += instruction.queue == kRead;
         written += instruction.queue == kWrite;
-        on_host += instruction.queue == fixtures::kHostCompute;
+        on_host += instruction.queue == kHostCompute;
         on_device += instruction.queue == kCompute;
       }
     }

@@ -485,17 +485,9 @@ void place_desks(Program& program, const std::vector<PagedEntry>& entries) {
 const KernelTable* kernels_of_pages(SpaceKind where) { return where == SpaceKind::file ? nullptr : &cpu_kernels(); }
 
 Program page(const std::vector<PagedEntry>& entries, const PagingOptions& options) {
-  Program program;
+  Program program = program_apart();
   program.threads = options.threads;
-  program.spaces = {{.name = "device", .kind = SpaceKind::device, .alignment = kDeviceAlignment},
-                    {.name = "disk", .kind = SpaceKind::file, .alignment = kSector},
-                    {.name = "host"}};
-  program.queues = {{.name = "compute"},
-                    {.name = "read", .ordered = false, .from = kFile, .to = kHost},
-                    {.name = "write", .ordered = false, .from = kHost, .to = kFile},
-                    {.name = "up", .from = kHost, .to = kMemory},
-                    {.name = "down", .from = kMemory, .to = kHost},
-                    {.name = "host", .from = kHost, .to = kHost}};
+  program.memory().alignment = kDeviceAlignment;
   const int64_t homes_end = place_persistents(program, entries, options);
   KernelSpecs kernels(cpu_kernels(), options.threads);
   for (const PagedEntry& entry : entries) {

@@ -13,8 +13,6 @@
 
 namespace ort_train::fixtures {
 
-inline constexpr QueueId kUp = 3, kDown = 4, kHostCompute = 5;
-
 struct PagedEntry {
   std::string name;
   const Graph* graph = nullptr;

@@ -185,16 +185,16 @@ TEST_P(VerifySpaces, AreKept) {
     return true;
   });
   caught("a node of the host's in the device's memory", "its queue computes in the device", [](Program& p) {
-    Instruction* const found = first_on(p, fixtures::kHostCompute);
+    Instruction* const found = first_on(p, kHostCompute);
     if (found != nullptr) found->queue = kCompute;
     return found != nullptr;
   });
   caught("a node of the device's in the host's memory", "its queue computes in the host", [](Program& p) {
     Instruction* const found = first_on(p, kCompute);
-    if (found != nullptr) found->queue = fixtures::kHostCompute;
+    if (found != nullptr) found->queue = kHostCompute;
     return found != nullptr;
   });
-  for (const QueueId queue : {fixtures::kUp, fixtures::kDown}) {
+  for (const QueueId queue : {kUp, kDown}) {
     caught("a copy that goes the other way", "its queue from", [&](Program& p) {
       Instruction* const found = first_on(p, queue);
       if (found != nullptr) std::swap(found->from, found->to);

@@ -70,13 +70,12 @@ class Pass {
   void compute_behind(int32_t t) {
     if (const auto due = due_.find(t); due != due_.end()) {
       for (const size_t i : due->second) {
-        if (items_[i].state == State::writing && run_.pieces[plan_.stays[i].piece].until == t) release(i, t);
+        if (items_[i].state == State::writing) release(i, t);
       }
     }
     if (run_.seconds_behind.empty()) return;
-    done_behind_.resize(run_.steps());
-    behind_ = std::max(behind_, clock_.now()) + run_.seconds_behind[static_cast<size_t>(t)];
-    done_behind_[static_cast<size_t>(t)] = behind_;
+    const double before = done_behind_.empty() ? 0 : done_behind_.back();
+    done_behind_.push_back(std::max(before, clock_.now()) + run_.seconds_behind[static_cast<size_t>(t)]);
   }
 
   // When what a stay reads has been computed behind.
@@ -145,8 +144,7 @@ class Pass {
   std::vector<size_t> reads_;                   // in the order of need
   size_t next_ = 0;                             // of these: those before it have begun
   std::map<int32_t, std::vector<size_t>> due_;  // by step: stays whose content it uses behind
-  std::vector<double> done_behind_;             // by step: when it has computed behind
-  double behind_ = 0;                           // when all that was computed behind is over
+  std::vector<double> done_behind_;             // by step so far: when it has computed behind
 };
 
 // Each core with such a share of its flanks.

@@ -10,17 +10,6 @@
 namespace ort_train::planning {
 namespace {
 
-// What a value is used for behind, by the copies of a plan and by steps that compute there.
-struct Value {
-  Piece piece;
-  std::vector<Use> uses{};
-};
-
-int32_t value_of(const Run& run, uint32_t piece) {
-  // Those without a number have no other piece, and numbers of their own.
-  return run.pieces[piece].value >= 0 ? run.pieces[piece].value : -1 - static_cast<int32_t>(piece);
-}
-
 // In the order of steps, those that meet as one.
 std::vector<Use> joined(std::vector<Use> uses) {
   std::stable_sort(uses.begin(), uses.end(), [](const Use& a, const Use& b) { return a.step < b.step; });
@@ -37,30 +26,51 @@ std::vector<Use> joined(std::vector<Use> uses) {
   return result;
 }
 
+// Values with all their uses, whatever pieces they are in.
+class Values {
+ public:
+  Values(const Problem& problem, const Run& run) : problem_(problem), run_(run) {}
+
+  void add(uint32_t piece, const Use& use) {
+    const Piece& of = run_.pieces[piece];
+    // One without a number has no other piece: it gets a number that no value has.
+    add(of.value >= 0 ? of.value : -1 - static_cast<int32_t>(piece), {.name = of.name, .bytes = of.bytes, .lasting = of.lasting}, use);
+  }
+  // What steps that compute behind use.
+  void add_behind() {
+    for (const BehindUse& of : run_.uses_behind) {
+      const std::string& name = of.lasting >= 0 ? problem_.lasting[static_cast<size_t>(of.lasting)].name : run_.name;
+      add(of.value, {.name = name, .bytes = of.bytes, .lasting = of.lasting}, of.use);
+    }
+  }
+  // A piece for each.
+  std::vector<Piece> pieces() {
+    std::vector<Piece> result;
+    for (auto& [number, piece] : values_) {
+      piece.uses = joined(std::move(piece.uses));
+      piece.value = std::max(number, -1);
+      result.push_back(std::move(piece));
+    }
+    return result;
+  }
+
+ private:
+  void add(int32_t number, const Piece& like, const Use& use) { values_.try_emplace(number, like).first->second.uses.push_back(use); }
+
+  const Problem& problem_;
+  const Run& run_;
+  std::map<int32_t, Piece> values_;  // by number
+};
+
 Run run_behind(const Problem& problem, const Run& run, const RunPlan& plan) {
-  Run result{.name = run.name, .weight = run.weight, .seconds = run.seconds};
-  result.seconds.push_back(0);
-  std::map<int32_t, Value> values;
-  const auto value = [&](int32_t number, const std::string& name, int64_t bytes, int32_t lasting) -> Value& {
-    Value& of = values[number];
-    if (of.uses.empty()) of.piece = {.name = name, .bytes = bytes, .lasting = lasting, .uses = {}, .value = std::max(number, -1)};
-    return of;
-  };
+  Values values(problem, run);
   for (const Stay& stay : plan.stays) {
-    const Piece& piece = run.pieces[stay.piece];
-    if (!stay.reads && !stay.writes) continue;
-    std::vector<Use>& uses = value(value_of(run, stay.piece), piece.name, piece.bytes, piece.lasting).uses;
-    if (stay.reads) uses.push_back({.step = stay.issue, .reads = true, .changes = false, .steps = stay.first - stay.issue + 1});
-    if (stay.writes) uses.push_back({.step = stay.last + 1, .reads = false, .changes = true, .steps = stay.released - stay.last});
+    if (stay.reads) values.add(stay.piece, {.step = stay.issue, .steps = stay.first - stay.issue + 1});
+    if (stay.writes) values.add(stay.piece, {.step = stay.last + 1, .reads = false, .changes = true, .steps = stay.released - stay.last});
   }
-  for (const BehindUse& of : run.uses_behind) {
-    const std::string name = of.lasting >= 0 ? problem.lasting[static_cast<size_t>(of.lasting)].name : run.name;
-    value(of.value, name, of.bytes, of.lasting).uses.push_back(of.use);
-  }
-  for (auto& [number, of] : values) {
-    of.piece.uses = joined(std::move(of.uses));
-    result.pieces.push_back(std::move(of.piece));
-  }
+  values.add_behind();
+  Run result{.name = run.name, .weight = run.weight, .seconds = run.seconds, .pieces = values.pieces()};
+  result.seconds.push_back(0);
   for (const Block& block : run.blocks) {
     if (block.fed) result.blocks.push_back({.bytes = block.bytes, .first = 0, .last = 0});
   }
@@ -110,7 +120,7 @@ void set_forecasts(const Problem& problem, Layers& layers) {
 Layers in_front_of_behind(const Problem& problem, Plan near, double lead) {
   Layers layers{.plans = {std::move(near)}};
   for (RunPlan& run : layers.plans[0].runs) run = with_lead(std::move(run), lead);
-  if (!problem.behind.empty()) layers.behind = {problem_behind(problem, layers.plans[0].resident, layers.plans[0].runs)};
+  layers.behind = {problem_behind(problem, layers.plans[0].resident, layers.plans[0].runs)};
   return layers;
 }
 
@@ -136,24 +146,12 @@ double bound_of_all(const Problem& problem) {
   all.behind.clear();
   for (Lasting& value : all.lasting) value.stays = true;
   for (Run& run : all.runs) {
-    std::map<int32_t, Value> values;
+    Values values(problem, run);
     for (uint32_t p = 0; p < run.pieces.size(); ++p) {
-      const Piece& piece = run.pieces[p];
-      Value& of = values[value_of(run, p)];
-      if (of.uses.empty())
-        of.piece = {.name = piece.name, .bytes = piece.bytes, .lasting = piece.lasting, .uses = {}, .value = piece.value};
-      of.uses.insert(of.uses.end(), piece.uses.begin(), piece.uses.end());
+      for (const Use& use : run.pieces[p].uses) values.add(p, use);
     }
-    for (const BehindUse& use : run.uses_behind) {
-      Value& of = values[use.value];
-      if (of.uses.empty()) of.piece = {.bytes = use.bytes, .lasting = use.lasting, .uses = {}, .value = use.value};
-      of.uses.push_back(use.use);
-    }
-    run.pieces.clear();
-    for (auto& [number, of] : values) {
-      of.piece.uses = joined(std::move(of.uses));
-      run.pieces.push_back(std::move(of.piece));
-    }
+    values.add_behind();
+    run.pieces = values.pieces();
     run.uses_behind.clear();
     run.seconds_behind.clear();
     run.blocks_behind.clear();
@@ -177,19 +175,15 @@ int64_t bytes_of(const Problem& problem, const Plan& plan) {
 std::optional<Layers> plan_layers(const Problem& problem) {
   std::optional<Layers> best;
   double bound = 0;
-  const auto consider = [&](const Plan& near) {
-    std::optional<Layers> layers = add_behind(problem, near);
-    if (layers && (!best || layers->seconds < best->seconds)) best = std::move(layers);
-  };
   if (problem.memory >= floor_bytes(problem)) {
     Search search(problem);
     bound = search.bound();
-    if (const std::optional<Plan> near = search.best()) consider(*near);
+    if (const std::optional<Plan> near = search.best()) best = add_behind(problem, *near);
     bound = std::max(bound, bound_of_all(problem));
   }
   if (!best) {
     const Plan least = least_plan(problem);
-    if (bytes_of(problem, least) <= problem.memory) consider(least);
+    if (bytes_of(problem, least) <= problem.memory) best = add_behind(problem, least);
   }
   if (best) best->bound = bound;
   return best;

@@ -239,9 +239,6 @@ class EntryMaker {
 
   // --- places -----------------------------------------------------------------------------------------------------------------------
 
-  // The value of the plan's pieces that a class belongs to; -1: none.
-  int32_t piece_value(uint32_t c) const { return value_of_class_[c]; }
-
   // Of the stays of a value the last that has begun by a step, in a layer; -1: none.
   int32_t stay_at(size_t layer, int32_t value, int32_t step) const {
     const auto found = layers_[layer].stays.find(value);
@@ -260,8 +257,8 @@ class EntryMaker {
     const auto in = [&](const Place& whole) { return Place{.offset = whole.offset + inside, .bytes = bytes, .space = whole.space}; };
     const Persistent* const persistent = draft_.model.classes[c].persistent ? &persistents_[draft_.persistent_of_class[c]] : nullptr;
     if (persistent && persistent->home.space == kSpaceOf[layer]) return in(persistent->home);
-    if (piece_value(c) >= 0) {
-      if (const int32_t stay = stay_at(layer, piece_value(c), step); stay >= 0)
+    if (value_of_class_[c] >= 0) {
+      if (const int32_t stay = stay_at(layer, value_of_class_[c], step); stay >= 0)
         return in(storage(layers_[layer].storage_of_stay[stay]).place);
     }
     if (persistent) return {};  // elsewhere, and this entry has no use for it here
@@ -311,7 +308,7 @@ class EntryMaker {
   void use_behind(ValueId value, int32_t step, int32_t at) {
     const uint32_t c = draft_.model.class_of[value];
     if (c == kNone || (draft_.model.classes[c].persistent && persistents_[draft_.persistent_of_class[c]].home.space == kHost)) return;
-    const int32_t stay = piece_value(c) < 0 ? -1 : stay_at(1, piece_value(c), step);
+    const int32_t stay = value_of_class_[c] < 0 ? -1 : stay_at(1, value_of_class_[c], step);
     const int32_t used = stay >= 0 ? layers_[1].storage_of_stay[static_cast<size_t>(stay)] : layers_[1].storage_of_chain[chain_of_[c]];
     if (used >= 0) lives_[static_cast<size_t>(used)].use(at);
   }
@@ -431,11 +428,11 @@ class EntryMaker {
   Program& program_;
   std::vector<Layer> layers_;
   Entry entry_;
-  std::vector<Life> lives_;       // by storage
-  std::vector<int32_t> step_at_;  // instruction of each step
-  std::vector<int32_t> fed_at_;   // by chain: instruction of the copy that brings an input; -1: none
-  std::vector<size_t> chain_of_;  // by class
-  std::vector<int32_t> value_of_class_;
+  std::vector<Life> lives_;              // by storage
+  std::vector<int32_t> step_at_;         // instruction of each step
+  std::vector<int32_t> fed_at_;          // by chain: instruction of the copy that brings an input; -1: none
+  std::vector<size_t> chain_of_;         // by class
+  std::vector<int32_t> value_of_class_;  // of the plan's pieces, by class; -1: none
   std::vector<std::vector<ValueId>> by_class_;
 };
 

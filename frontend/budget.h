@@ -8,10 +8,9 @@
 
 #include <cstdint>
 
-namespace ort_train {
+#include "exec/pages.h"
 
-inline constexpr int64_t kPage = 4096;
-constexpr int64_t whole_pages(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+namespace ort_train {
 
 struct JobSize {
   bool whole_process = false;  // else only what the library adds to a process

@@ -104,6 +104,17 @@ template <typename Body> void each_name(const std::string& output_dir, Body&& bo
   }
 }
 
+int64_t bytes_in(const std::string& folder) {
+  int64_t bytes = 0;
+  std::error_code code;
+  for (const auto& entry : fs::directory_iterator(folder, code)) {
+    if (entry.path().filename() == kStateLink) continue;  // of the state file
+    const auto size = entry.file_size(code);
+    if (!code) bytes += static_cast<int64_t>(size);
+  }
+  return bytes;
+}
+
 }  // namespace
 
 Error corrupt(const std::string& path, const std::string& why) { return error(ErrorCode::corrupt, "{}: {}", path, why); }
@@ -196,6 +207,24 @@ bool remove_our_files(const std::string& folder) {
     if (!remove_file(fs::path(folder) / name) && errno != ENOENT) return false;
   }
   return remove_empty_folder(folder) || has_other_files(folder);
+}
+
+CheckpointsThere checkpoints_there(const std::string& output_dir, int64_t run) {
+  CheckpointsThere there;
+  for (const CheckpointFolder& folder : find_checkpoints(output_dir)) {
+    bool is_own = false;
+    try {
+      is_own = read_manifest(folder.path).at("state").at("run").get<int64_t>() == run;
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (const std::exception&) {  // broken: nobody's
+    }
+    if (is_own)
+      ++there.own;
+    else
+      there.others_bytes += bytes_in(folder.path);
+  }
+  return there;
 }
 
 void refuse_foreign_names(const std::string& output_dir, int64_t first, int64_t last) {

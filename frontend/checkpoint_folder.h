@@ -71,6 +71,12 @@ bool remove_our_files(const std::string& folder);
 // put files. A run that is stopped saves wherever it is, so it may need the names of all steps first..last.
 void refuse_foreign_names(const std::string& output_dir, int64_t first, int64_t last);
 
+// How many checkpoints of that run (RunState::run) are there, and the bytes of all others.
+struct CheckpointsThere {
+  int64_t own = 0, others_bytes = 0;
+};
+CheckpointsThere checkpoints_there(const std::string& output_dir, int64_t run);
+
 // Leftovers of runs that were killed, by what has to be done with them: `lost` were being written or removed, `put_back` made room for a
 // checkpoint that never came. Only ours, and empty folders.
 struct CheckpointLeftovers {

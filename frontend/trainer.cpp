@@ -1,24 +1,76 @@
 // The public face: Trainer's calls and the few functions beside them.
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
+#include <chrono>
 #include <cmath>
+#include <optional>
 
+#include "exec/cpu_device.h"
 #include "frontend/boundary.h"
+#include "frontend/check_options.h"
+#include "frontend/job.h"
+#include "frontend/loop.h"
 #include "frontend/machine.h"
-#include "frontend/trainer_impl.h"
+#include "frontend/machine_rates.h"
+#include "frontend/plan_description.h"
+#include "frontend/plan_job.h"
+#include "frontend/run_start.h"
+#include "frontend/runtime.h"
+#include "graph/error.h"
 
 namespace ort_train {
+namespace {
 
-Trainer::Impl::Impl(const Options& options_, Callbacks callbacks_, const DeviceChoice& on_)
-    : options(checked(options_)),  // before threads are started
-      on(on_),
-      optimizer(make_optimizer(options.optim, options.optim_args)),
-      callbacks(boundary.guarded(std::move(callbacks_))),
-      workers(options_.threads > 0 ? options_.threads : available_processors()) {}
+const Options& checked(const Options& options) {
+  check_options(options);
+  if (options.data.empty()) throw error(ErrorCode::usage, "no data is given: `data` is a file or a folder");
+  return options;
+}
 
-void Trainer::Impl::note(const std::string& text) const {
-  if (callbacks.on_note) callbacks.on_note(text);
+}  // namespace
+
+// The four parts of a trainer, one made from the other: what is computed (Job), how (PlannedJob), in which memory (Runtime), and the run
+// (Loop).
+struct Trainer::Impl {
+  Impl(const Options& options_, Callbacks callbacks_)
+      : options(checked(options_)),  // before threads are started
+        callbacks(boundary.guarded(std::move(callbacks_))),
+        workers(options_.threads > 0 ? options_.threads : available_processors()) {}
+
+  void build(const DeviceChoice& on);
+  template <typename Body> auto call(Body&& body) -> decltype(body());  // any but train()
+
+  const Options options;
+  Boundary boundary;
+  const Callbacks callbacks;
+  const Note note = [this](const std::string& text) {
+    if (callbacks.on_note) callbacks.on_note(text);
+  };
+  std::atomic<bool> stop{false};  // asked for, and not seen to yet
+  Workers workers;
+  CpuDevice device{workers};
+  RunStart start;
+  std::optional<Job> job;
+  PlannedJob planned;
+  PlanReport report;
+  std::optional<Runtime> runtime;
+  std::optional<Loop> loop;
+};
+
+void Trainer::Impl::build(const DeviceChoice& on) {
+  const auto begin = std::chrono::steady_clock::now();
+  start = choose_start(options);
+  job.emplace(options, on.part_bytes, workers, note);
+  MachineRates rates(options, device, note);
+  planned = plan_job(*job, start, on, device, rates, note);
+  report = describe_plan(*job, planned, rates, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  report.text = plan_text(*job, planned, rates, report);
+  if (!options.plan_json.empty()) write_plan_json(*job, planned, report);
+  if (!options.plan_svg.empty()) write_plan_svg(*job, planned, rates);
+  runtime.emplace(*job, planned, device, note);
+  loop.emplace(*job, planned, *runtime, report, start, callbacks, stop);
 }
 
 // A call does its work whatever was asked to stop before it. Such a request is still there behind it for a train() that is under way (the
@@ -29,7 +81,7 @@ template <typename Body> auto Trainer::Impl::call(Body&& body) -> decltype(body(
     const bool earlier;
     ~Request() {
       if (earlier) trainer.stop.store(true, std::memory_order_relaxed);
-      if (trainer.trained && !trainer.training) trainer.stop.store(false, std::memory_order_relaxed);
+      if (trainer.loop->has_trained() && !trainer.loop->is_training()) trainer.stop.store(false, std::memory_order_relaxed);
     }
   };
   return boundary.call([&] {
@@ -38,35 +90,26 @@ template <typename Body> auto Trainer::Impl::call(Body&& body) -> decltype(body(
   });
 }
 
-void Trainer::Impl::fail(const std::string& why) {
-  life = Life::failed;
-  failure = why;
-}
-
-void Trainer::Impl::check_usable() const {
-  if (life == Life::failed) throw error(ErrorCode::usage, "this trainer can't be used any more ({}): make another one", failure);
-}
-
 Trainer::Trainer(const Options& options, Callbacks callbacks) : Trainer(options, std::move(callbacks), DeviceChoice{}) {}
 Trainer::Trainer(const Options& options, Callbacks callbacks, const DeviceChoice& on)
-    : impl_(in_library([&] { return std::make_unique<Impl>(options, std::move(callbacks), on); })) {
-  impl_->boundary.call([&] { impl_->build(); });
+    : impl_(in_library([&] { return std::make_unique<Impl>(options, std::move(callbacks)); })) {
+  impl_->boundary.call([&] { impl_->build(on); });
 }
 Trainer::~Trainer() = default;
 const PlanReport& Trainer::plan() const { return impl_->report; }
 Summary Trainer::train() {
-  return impl_->boundary.call([&] { return impl_->train(); });
+  return impl_->boundary.call([&] { return impl_->loop->train(); });
 }
 double Trainer::evaluate() {
-  return impl_->call([&] { return impl_->evaluate().loss; });
+  return impl_->call([&] { return impl_->loop->evaluate().loss; });
 }
-bool Trainer::can_sample() const { return impl_->data.vocabulary != nullptr; }
+bool Trainer::can_sample() const { return impl_->job->data.vocabulary != nullptr; }
 std::string Trainer::sample(const std::string& prompt, int64_t length, double temperature, uint64_t seed) {
-  return impl_->call([&] { return impl_->sample(prompt, length, temperature, seed); });
+  return impl_->call([&] { return impl_->loop->sample({prompt, length, temperature, seed}); });
 }
 std::map<std::string, std::vector<float>> Trainer::predict(const std::map<std::string, std::vector<int64_t>>& integers,
                                                            const std::map<std::string, std::vector<float>>& reals) {
-  return impl_->call([&] { return impl_->predict(integers, reals); });
+  return impl_->call([&] { return impl_->loop->predict(integers, reals); });
 }
 void Trainer::request_stop() noexcept { impl_->stop.store(true, std::memory_order_relaxed); }
 

@@ -1,6 +1,5 @@
 #include "offload/disk_folder.h"
 
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -47,14 +46,13 @@ bool reserve_space(DiskFile& file, const std::string& folder, int64_t bytes) {
     return error(ErrorCode::io, "'{}': the disk tier needs {} bytes there, and {} bytes are free{}: free some, or name another folder",
                  folder, missing, free, quota ? " (and you have a quota)" : "");
   };
-  struct statvfs space {};
-  const bool known = ::statvfs(folder.c_str(), &space) == 0;
-  const int64_t free = known ? static_cast<int64_t>(space.f_bavail) * static_cast<int64_t>(space.f_frsize) : 0;
+  const std::optional<int64_t> left = free_bytes(folder);
+  const int64_t free = left.value_or(0);
   const int64_t missing = std::max<int64_t>(0, bytes - file.file().held());
   int code = 0;
   const bool reserved = file.file().reserve(bytes, code);
   if (!reserved && code == 0) {  // the file system can't: writes will tell
-    if (known && free < missing) throw full(missing, free, false);
+    if (left && free < missing) throw full(missing, free, false);
     file.file().resize(bytes);
   }
   if (code == ENOSPC || code == EDQUOT) throw full(missing, free, code == EDQUOT);

@@ -5,6 +5,7 @@
 #include <linux/openat2.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -123,6 +124,12 @@ int flags_of(Access access) { return access == Access::read ? O_RDONLY : O_RDWR;
 }  // namespace
 
 std::string reason(int code) { return std::generic_category().message(code); }
+
+std::optional<int64_t> free_bytes(const std::string& path) {
+  struct statvfs space {};
+  if (::statvfs(path.c_str(), &space) != 0) return std::nullopt;
+  return static_cast<int64_t>(space.f_bavail) * static_cast<int64_t>(space.f_frsize);
+}
 
 std::optional<FileStamp> stamp_of(const std::string& path) {
   struct stat status {};

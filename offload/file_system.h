@@ -33,6 +33,8 @@ struct FileStamp {
 };
 // Of what the path leads to, through links; none where nothing can be looked at.
 std::optional<FileStamp> stamp_of(const std::string& path);
+// What the file system of that path has left for us; none where it doesn't say.
+std::optional<int64_t> free_bytes(const std::string& path);
 // Whether two paths lead to one file or folder.
 bool same_file(const std::string& a, const std::string& b);
 

@@ -25,18 +25,18 @@ struct AutocastRule {
 };
 
 struct PassOptions {
-  std::vector<std::string> skip;                                                       // passes by name
-  std::map<std::string, std::string> dump_after;                                       // pass name -> .onnx file, written after that pass
-  std::function<void(const std::string& pass, double seconds, bool changed)> on_pass;  // null: nobody asks
+  std::vector<std::string> skip{};                                                       // passes by name
+  std::map<std::string, std::string> dump_after{};                                       // pass name -> .onnx file, written after that pass
+  std::function<void(const std::string& pass, double seconds, bool changed)> on_pass{};  // null: nobody asks
   int64_t part_bytes = 0;  // of a weight: from twice as many on it is divided (passes/split_weights.h); 0: the model's size says
   int64_t part_rows = 0;   // 0: parts begin where that changes no bit; else at multiples of so many rows
   Optimizer optimizer{};   // whose updates will come: says where parts may begin; none: anywhere
-  Packs packs;             // small weights that are packed; the same in all entries of a job
+  Packs packs{};           // small weights that are packed; the same in all entries of a job
   // Mixed precision: the low type, float16 or bfloat16; float32: none. Of the rules, the last that fits a node counts.
   DType precision = DType::float32;
   bool low_weights = false;  // trained matrices and higher tensors are stored in it, too, instead of float32
-  std::vector<AutocastRule> autocast;
-  Folder folder;  // folds what passes emit on constants; null: nothing is folded
+  std::vector<AutocastRule> autocast{};
+  Folder folder{};  // folds what passes emit on constants; null: nothing is folded
 };
 
 bool simplify(Graph& graph, const PassOptions& options);

@@ -26,7 +26,7 @@ bool lasting = false;
 std::vector<std::string> calls;
 std::map<std::pair<io_uring*, uint64_t>, int> spoilt;  // completions to come, by user data: what they shall say
 std::atomic<int> uring_refused = 0, uring_broken = 0;
-std::atomic<int64_t> free_bytes = -1;
+std::atomic<int64_t> bytes_left = -1;
 std::atomic<bool> no_links = false;
 
 std::string path_of(int descriptor) {
@@ -125,8 +125,8 @@ const std::vector<std::string>& IoFaults::trace() { return calls; }
 UringRefused::UringRefused(int code) { uring_refused = code; }
 UringRefused::~UringRefused() { uring_refused = 0; }
 
-FreeSpace::FreeSpace(int64_t bytes) { free_bytes = bytes; }
-FreeSpace::~FreeSpace() { free_bytes = -1; }
+FreeSpace::FreeSpace(int64_t bytes) { bytes_left = bytes; }
+FreeSpace::~FreeSpace() { bytes_left = -1; }
 
 CallListener call_listener;
 
@@ -202,9 +202,9 @@ int fallocate(int descriptor, int mode, off_t offset, off_t bytes) {
 int statvfs(const char* path, struct statvfs* status) noexcept {
   static auto* const call = ort_train::real<int(const char*, struct statvfs*)>("statvfs");
   const int result = call(path, status);
-  if (result == 0 && ort_train::free_bytes >= 0) {
+  if (result == 0 && ort_train::bytes_left >= 0) {
     status->f_frsize = 1;
-    status->f_bavail = static_cast<fsblkcnt_t>(ort_train::free_bytes);
+    status->f_bavail = static_cast<fsblkcnt_t>(ort_train::bytes_left);
   }
   return result;
 }

@@ -1,4 +1,4 @@
-// The forward pass alone: text from a character model, outputs for given inputs.
+#include "frontend/predict.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,6 @@
 #include <random>
 
 #include "frontend/element.h"
-#include "frontend/trainer_impl.h"
 #include "graph/error.h"
 
 namespace ort_train {
@@ -34,16 +33,17 @@ int64_t choose(const float* logits, int64_t count, const Vocabulary& vocabulary,
 
 }  // namespace
 
-std::string Trainer::Impl::sample(const std::string& prompt, int64_t length, double temperature, uint64_t seed) {
-  if (!data.vocabulary) throw error(ErrorCode::usage, "text can be written only by a job whose data is text");
-  settle();
-  const Vocabulary& vocabulary = *data.vocabulary;
-  const size_t index = static_cast<size_t>(find_entry({.kind = EntryKind::predict}));
-  const JobEntry& entry = *entries[index];
+std::string sample_text(const Job& job, const EntrySet& set, Runtime& runtime, const Continuation& wanted_text,
+                        const std::atomic<bool>& stop) {
+  const auto& [prompt, length, temperature, seed] = wanted_text;
+  const Binding& binding = job.binding;
+  const Vocabulary& vocabulary = *job.data.vocabulary;
+  const size_t index = static_cast<size_t>(set.find({.kind = EntryKind::predict}));
+  const JobEntry& entry = set.entries[index];
   const Graph& graph = entry.job.graph;
   ValueId logits = kNone;
   for (ValueId output : entry.job.outputs) {
-    if (options.output.empty() ? logits == kNone : graph.value(output).name == options.output) logits = output;
+    if (job.options.output.empty() ? logits == kNone : graph.value(output).name == job.options.output) logits = output;
   }
   const ValueId input = graph.find_value(binding.fed[0].input);
   const TensorType wanted{DType::float32, {entry.batch, binding.sequence, graph.value(logits).shape.back()}};
@@ -75,13 +75,13 @@ std::string Trainer::Impl::sample(const std::string& prompt, int64_t length, dou
     const size_t count = std::min(tokens.size(), static_cast<size_t>(std::max<int64_t>(binding.sequence - 1, 1)));
     std::vector<int64_t> window(static_cast<size_t>(binding.sequence), 0);
     std::copy_n(tokens.end() - static_cast<std::ptrdiff_t>(count), count, window.begin());
-    const auto to = place(index, input);
+    const auto to = runtime.place(index, input);
     for (int64_t sample = 0; sample < entry.batch; ++sample) {
       convert(Element::int64, std::as_bytes(std::span(window)), dtype, to.subspan(static_cast<size_t>(sample) * row, row));
     }
-    run_entry(index);
+    runtime.run(index);
     const float* last =
-        reinterpret_cast<const float*>(executor->bytes(index, logits).data()) + static_cast<int64_t>(count - 1) * wanted.shape[2];
+        reinterpret_cast<const float*>(runtime.bytes(index, logits).data()) + static_cast<int64_t>(count - 1) * wanted.shape[2];
     const double draw = static_cast<double>(random() >> 11) * 0x1p-53;
     const int64_t token = choose(last, wanted.shape[2], vocabulary, temperature, draw);
     if (token < 0) throw error(ErrorCode::data, "{}: has no text for any token of the model", vocabulary.path());
@@ -91,13 +91,11 @@ std::string Trainer::Impl::sample(const std::string& prompt, int64_t length, dou
   return written;
 }
 
-std::map<std::string, std::vector<float>> Trainer::Impl::predict(const std::map<std::string, std::vector<int64_t>>& integers,
-                                                                 const std::map<std::string, std::vector<float>>& reals) {
-  const int found = find_entry({.kind = EntryKind::predict});
-  if (found < 0 || options.predict_batch_size == 0) throw error(ErrorCode::usage, "predictions were not planned: set predict_batch_size");
-  settle();
-  const size_t index = static_cast<size_t>(found);
-  const JobEntry& entry = *entries[index];
+std::map<std::string, std::vector<float>> predict_batch(const EntrySet& set, Runtime& runtime,
+                                                        const std::map<std::string, std::vector<int64_t>>& integers,
+                                                        const std::map<std::string, std::vector<float>>& reals) {
+  const size_t index = static_cast<size_t>(set.find({.kind = EntryKind::predict}));
+  const JobEntry& entry = set.entries[index];
   const Graph& graph = entry.job.graph;
   for (ValueId id : graph.inputs) {
     const Value& input = graph.value(id);
@@ -112,20 +110,20 @@ std::map<std::string, std::vector<float>> Trainer::Impl::predict(const std::map<
       throw error(ErrorCode::usage, "input '{}' is given {} {} numbers, {} is wanted", input.name, count, to_string(from),
                   to_string(input.type()));
     }
-    const auto to = place(index, id);
+    const auto to = runtime.place(index, id);
     if (to.empty()) continue;
     const int64_t bad =
         convert(from, is_real ? std::as_bytes(std::span(real->second)) : std::as_bytes(std::span(whole->second)), input.dtype, to);
     if (bad >= 0) throw error(ErrorCode::usage, "input '{}': number {} does not fit {}", input.name, bad, to_string(input.dtype));
   }
-  run_entry(index);
+  runtime.run(index);
   std::map<std::string, std::vector<float>> outputs;
   for (ValueId id : entry.job.outputs) {
     const Value& output = graph.value(id);
     if (output.dtype != DType::float32) continue;
     std::vector<float>& values = outputs[output.name];
     values.resize(static_cast<size_t>(element_count(output.shape)));
-    std::memcpy(values.data(), executor->bytes(index, id).data(), values.size() * sizeof(float));
+    std::memcpy(values.data(), runtime.bytes(index, id).data(), values.size() * sizeof(float));
   }
   return outputs;
 }

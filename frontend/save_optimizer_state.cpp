@@ -1,16 +1,10 @@
-// The optimizer's state as arrays for other programs: under the names and in the shapes of the model's weights, whatever parts or packs
-// they were trained in.
-//
-//   WEIGHT.exp_avg                             a state in the numbers that it is stored in
-//   WEIGHT.exp_avg.codes, WEIGHT.exp_avg.absmax   one in 8 bits (graph/dynamic8.h): uint8 by element, float32 by block of 256
-
 #include <algorithm>
 #include <cstring>
 
 #include "frontend/element.h"
 #include "frontend/file.h"
 #include "frontend/safetensors.h"
-#include "frontend/trainer_impl.h"
+#include "frontend/save_tensors.h"
 #include "graph/dynamic8.h"
 #include "graph/error.h"
 
@@ -76,15 +70,16 @@ void write_blocks(SafetensorsWriter& writer, const StateTensor& piece, std::span
 
 }  // namespace
 
-void Trainer::Impl::save_optimizer_state() {
-  const JobGraph& job = entries[0]->job;
+void write_optimizer_state(const Job& job, const PlannedJob& planned, const CheckpointContent& content, int64_t step) {
+  const JobGraph& main = planned.set.entries[0].job;
+  const std::string& path = job.options.save_optimizer_state;
   std::map<std::string, Whole> wholes;
   for (const StateTensor& piece : content.optimizer) {
     Whole& whole = wholes[piece.whole.empty() ? piece.name : piece.whole];
     whole.pieces.push_back(&piece);
   }
   std::vector<SafetensorsWriter::Tensor> header;
-  std::map<std::string, std::string> metadata{{"format", "pt"}, {"optim", optimizer.state_label()}, {"step", std::to_string(state.step)}};
+  std::map<std::string, std::string> metadata{{"format", "pt"}, {"optim", job.optimizer.state_label()}, {"step", std::to_string(step)}};
   for (auto& [name, whole] : wholes) {
     std::sort(whole.pieces.begin(), whole.pieces.end(), [](const auto* a, const auto* b) { return a->offset < b->offset; });
     const StateTensor& first = *whole.pieces.front();
@@ -92,9 +87,9 @@ void Trainer::Impl::save_optimizer_state() {
     whole.dtype = first.type.dtype;
     whole.shape = first.type.shape;
     for (size_t i = 1; i < whole.pieces.size(); ++i) whole.shape[0] += whole.pieces[i]->type.shape[0];
-    for (const auto& [member, slices] : job.slices) {  // of a pack
+    for (const auto& [member, slices] : main.slices) {  // of a pack
       if (slices.size() != 1 || slices[0].name != weight) continue;
-      const Value& value = job.graph.value(job.graph.find_value(member));
+      const Value& value = main.graph.value(main.graph.find_value(member));
       whole.members.push_back({.name = member + suffix, .shape = value.shape, .first = slices[0].offset / size_of(value.dtype)});
     }
     if (whole.members.empty()) whole.members.push_back({.name = name, .shape = whole.shape});
@@ -111,8 +106,8 @@ void Trainer::Impl::save_optimizer_state() {
                                           to_string(whole.dtype), whole.dtype == DType::dynamic8 ? "True" : "False", kDynamic8Block);
     }
   }
-  make_folders(folder_of(options.save_optimizer_state));
-  NewFile file(options.save_optimizer_state);
+  make_folders(folder_of(path));
+  NewFile file(path);
   SafetensorsWriter writer(file.file(), header, metadata);
   for (const auto& [name, whole] : wholes) {
     for (const StateTensor* const piece : whole.pieces) {
@@ -121,7 +116,6 @@ void Trainer::Impl::save_optimizer_state() {
     }
   }
   file.publish();
-  note(fmt::format("wrote the optimizer's state after step {} to {}", state.step, options.save_optimizer_state));
 }
 
 }  // namespace ort_train

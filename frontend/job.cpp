@@ -1,0 +1,354 @@
+#include "frontend/job.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "exec/kernel.h"
+#include "frontend/loss_options.h"
+#include "frontend/parameter_groups.h"
+#include "frontend/shuffle.h"
+#include "graph/error.h"
+#include "passes/pack_weights.h"
+
+namespace ort_train {
+namespace {
+
+int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// All that stands in the way, at once.
+void refuse_obstacles(const Imported& imported) {
+  std::string list;
+  int64_t count = 0;
+  for (const Obstacle& obstacle : imported.obstacles) {
+    if (!obstacle.blocks) continue;
+    list += fmt::format("{}{}: {}{}", count++ ? "; " : "", obstacle.node, obstacle.reason,
+                        obstacle.hint.empty() ? "" : " (" + obstacle.hint + ")");
+  }
+  if (count > 0)
+    throw error(ErrorCode::unsupported, "{} {} in the way of training: {}", count, count == 1 ? "node stands" : "nodes stand", list);
+}
+
+// Checkpoints have the optimizer's state by the names of weights.
+void refuse_state_names(const Graph& graph, const Optimizer& optimizer) {
+  for (const ValueId id : graph.parameters()) {
+    if (!graph.value(id).trainable) continue;
+    for (const StateDef& state : optimizer.states(graph.value(id))) {
+      const std::string name = graph.value(id).name + std::string(state.suffix);
+      if (graph.find_value(name) != kNone)
+        throw error(ErrorCode::unsupported, "'{}' is a name in the model that the optimizer's state of '{}' has to have: rename it", name,
+                    graph.value(id).name);
+    }
+  }
+}
+
+bool has_live_layers(const Graph& graph) {
+  const auto& nodes = graph.order();
+  return std::any_of(nodes.begin(), nodes.end(), [&](NodeId id) { return graph.node(id).op->traits.statistics == Statistics::batch; });
+}
+
+void add_entry(EntrySet& set, const std::string& name, JobGraph job, int64_t batch, bool is_remainder = false) {
+  require(set.entries.empty() || job.slices == set.entries[0].job.slices, "entries that divide or pack weights differently");
+  set.entries.push_back({.name = name, .job = std::move(job), .batch = batch, .remainder = is_remainder});
+}
+
+}  // namespace
+
+Job::Job(const Options& options_, int64_t part_bytes, Workers& workers, std::function<void(const std::string&)> note)
+    : options(options_), optimizer(make_optimizer(options.optim, options.optim_args)), workers_(workers), note_(std::move(note)) {
+  const Declared model = declared(options.model);
+  data = open_data(options.data, options.model, options.token_type);
+  binding = bind_inputs(model, options, *data.train);
+  attached_ = attachments(options);
+  for (const Attachment& other : attached_) bind_attachment(other, model, *data.train, binding);
+  if (data.valid && data.valid->is_row()) data.valid->cut(binding.sequence);
+  passes_ = {.skip = options.skip_passes, .part_bytes = part_bytes, .optimizer = optimizer, .folder = make_folder(workers_)};
+  divide_samples();
+  settle_schedule();
+}
+
+void Job::divide_samples() {
+  train_range = {.data = data.train.get(), .begin = 0, .count = data.train->samples()};
+  if (data.valid) {
+    valid_range = {.data = data.valid.get(), .begin = 0, .count = data.valid->samples()};
+  } else if (options.eval_steps > 0) {
+    const int64_t held_out = static_cast<int64_t>(std::ceil(static_cast<double>(train_range.count) * options.validation_split));
+    if (held_out == 0 || held_out >= train_range.count) {
+      throw error(ErrorCode::data,
+                  "{}: of its {} samples, none is left to evaluate or to train on: change `validation_split`, or give a folder with train "
+                  "and valid",
+                  data.train->path(), train_range.count);
+    }
+    train_range.count -= held_out;
+    valid_range = {.data = data.train.get(), .begin = train_range.count, .count = held_out};
+    note_(fmt::format("the last {} of {} samples are held out", held_out, train_range.count + held_out));
+  }
+  if (train_range.count < binding.batch) {
+    if (binding.batch_is_fixed) {
+      throw error(ErrorCode::data, "{}: has {} samples, fewer than the batch of {} that the model's file fixes", data.train->path(),
+                  train_range.count, binding.batch);
+    }
+    note_(fmt::format("the batch is {}: the data has no more samples", train_range.count));
+    binding.batch = train_range.count;
+  }
+  const int64_t remainder = train_range.count % binding.batch;
+  if (remainder > 0 && binding.batch_is_fixed) {
+    note_(fmt::format("the model's file fixes the batch at {}: {} of {} samples are left out in each epoch", binding.batch, remainder,
+                      train_range.count));
+  }
+  const int64_t batches = train_range.count / binding.batch + (remainder > 0 && !binding.batch_is_fixed ? 1 : 0);
+  const int64_t steps = divided_up(batches, options.gradient_accumulation_steps);  // an epoch
+  total_steps =
+      options.max_steps > 0 ? options.max_steps : static_cast<int64_t>(std::ceil(options.num_train_epochs * static_cast<double>(steps)));
+}
+
+// The learning rates, once it is known how long the job is and how large its batches are.
+void Job::settle_schedule() {
+  schedule = make_schedule(options.lr_scheduler_type, options.lr_scheduler_kwargs);
+  double rate = options.learning_rate;
+  if (!options.scale_lr.empty()) {
+    const int64_t samples = binding.batch * options.gradient_accumulation_steps;
+    const double k = static_cast<double>(samples) / static_cast<double>(options.base_batch_size);
+    rate *= options.scale_lr == "linear" ? k : std::sqrt(k);
+    note_(fmt::format("the learning rate is {:.6g}: `learning_rate` {} for a step of {} samples, by `scale_lr` {} for one of {}", rate,
+                      options.learning_rate, options.base_batch_size, options.scale_lr, samples));
+  }
+  schedule.begin(rate, options.warmup_steps, total_steps);
+  if (!schedule.def->warms_up && options.warmup_steps > 0)
+    note_(
+        fmt::format("`lr_scheduler_type` {} has no warm-up: `warmup_steps` {} changes nothing", schedule.def->name, options.warmup_steps));
+  if (optimizer.learning_rate(1, /*scheduled=*/0) != 0)
+    note_("the optimizer sets the learning rate itself: `learning_rate`, `lr_scheduler_type` and `warmup_steps` change nothing");
+}
+
+// --- graphs -----------------------------------------------------------------------------------------------------------------------------
+
+// The losses, with what the data say of their labels.
+LossSpec Job::loss_spec() const {
+  LossSpec spec = parse_losses(options);
+  for (LossTerm& term : spec.terms) {
+    if (loss_named(term.kind).labels != LabelKind::sequences) continue;
+    const int field = data.train->find(term.labels[0]);
+    if (field < 0) continue;  // the feed says so
+    const Shape& sample = data.train->fields()[static_cast<size_t>(field)].shape;
+    if (sample.size() != 1)
+      throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}; `loss` {} reads a row of labels", data.train->path(),
+                  term.labels[0], to_string(sample), term.kind);
+    term.longest = sample[0];
+  }
+  return spec;
+}
+
+OptimizerSpec Job::optimizer_spec(const Way& way) const {
+  return {.optimizer = optimizer,
+          .weight_decay = options.weight_decay,
+          .groups = groups,
+          .max_grad_norm = options.max_grad_norm,
+          .clip_per_layer = options.clip_per_layer,
+          .loss_scaling = scaling.is_on(),
+          .rounds = options.bf16_full,
+          .seed = options.seed,
+          .accumulate = options.gradient_accumulation_steps > 1,
+          .deferred = way.is_deferred()};
+}
+
+// What is read of the model once, whatever the batch.
+void Job::note_model(const Imported& imported) {
+  refuse_state_names(imported.graph, optimizer);
+  group_reports = describe_groups(imported.graph, groups, schedule.learning_rate, options.weight_decay);
+  for (const std::string& text : imported.info.notes) note_(text);
+  if (options.gradient_accumulation_steps > 1 && has_live_layers(imported.graph))
+    note_("with gradient accumulation live BatchNormalization sees each micro-batch by itself: a step is not that of one large batch");
+  types = number_types(options, imported.info.low);
+  scaling = LossScaling(options, types.low == DType::float16);
+  passes_.precision = types.low;
+  passes_.low_weights = types.low_weights;
+  passes_.autocast = types.autocast;
+}
+
+// The model's graph for a batch: one import for each.
+const Graph& Job::forward(int64_t batch) {
+  if (const auto found = forwards_.find(batch); found != forwards_.end()) return found->second;
+  const ImportOptions import = binding.import_options(batch, options);
+  Imported imported = import_model(options.model, import, workers_);
+  refuse_obstacles(imported);
+  groups = assign_groups(imported, options);
+  model_outputs_ = imported.graph.outputs.size();
+  for (const Attachment& other : attached_) attach_model(imported, other, batch, import, *data.train, workers_);
+  PassOptions passes = passes_;
+  if (!model_read_) {
+    note_model(imported);
+    weights = std::move(imported.weights);
+    info = std::move(imported.info);
+    passes = passes_;
+    passes.dump_after = options.dump_after;
+    passes.on_pass = [&](const std::string& pass, double, bool) { ran_.push_back(pass); };
+    model_read_ = true;
+  }
+  optimize_forward(imported.graph, passes);
+  for (Weight& weight : weights) {
+    if (const ValueId id = imported.graph.find_value(weight.parameter); id != kNone) weight.dtype = imported.graph.value(id).dtype;
+  }
+  return forwards_.emplace(batch, std::move(imported.graph)).first->second;
+}
+
+bool Job::has_weights_used_late() const {
+  const Graph& main = forwards_.at(binding.batch);
+  const std::set<std::string> soon = used_soon(main);
+  const std::vector<ValueId> parameters = main.parameters();
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [&](ValueId id) { return main.value(id).trainable && !soon.contains(main.value(id).name); });
+}
+
+// A batch's own statistics need several values a channel.
+void Job::check_live_layers(const Graph& forward, int64_t batch) const {
+  for (const NodeId id : forward.order()) {
+    const Node& node = forward.node(id);
+    if (node.op->traits.statistics != Statistics::batch) continue;
+    const int64_t channels = element_count(forward.value(node.inputs[1]).shape),
+                  elements = element_count(forward.value(node.inputs[0]).shape);
+    if (elements > channels) continue;
+    throw error(
+        ErrorCode::usage,
+        "[BatchNormalization '{}'] a batch of {} gives it one value a channel{}: a live layer needs several (another `batch_size`, or "
+        "`batch_norm` frozen)",
+        node.name, batch, batch == binding.batch ? "" : ", as the last of an epoch here");
+  }
+}
+
+// Deferred: "train" makes the update that a step before it left behind, "train-first" has none before it.
+void Job::add_train(EntrySet& set, const Graph& forward, int64_t batch, bool is_remainder, const OptimizerSpec& update,
+                    const PassOptions& passes) const {
+  check_live_layers(forward, batch);
+  JobGraph train = build_train_graph(forward, losses, update, passes);
+  const std::string suffix = is_remainder ? "-remainder" : "";
+  if (update.deferred) add_entry(set, "train" + suffix, build_pending_graph(train, update, passes), batch, is_remainder);
+  add_entry(set, (update.deferred ? "train-first" : "train") + suffix, std::move(train), batch, is_remainder);
+}
+
+void Job::add_evaluate(EntrySet& set) {
+  if (valid_range.data == nullptr) return;
+  const int64_t full = valid_range.count / binding.batch, rest = valid_range.count % binding.batch;
+  if (full == 0 && binding.batch_is_fixed) {
+    throw error(ErrorCode::data, "{}: has {} samples, fewer than the batch of {} that the model's file fixes", valid_range.data->path(),
+                valid_range.count, binding.batch);
+  }
+  if (full > 0) add_entry(set, "evaluate", build_evaluate_graph(forward(binding.batch), losses, passes_), binding.batch);
+  if (rest > 0 && !binding.batch_is_fixed && (options.eval_batches == 0 || options.eval_batches > full))
+    add_entry(set, "evaluate-remainder", build_evaluate_graph(forward(rest), losses, passes_), rest, /*is_remainder=*/true);
+}
+
+void Job::add_predict(EntrySet& set) {
+  if (options.predict_batch_size == 0 && !data.vocabulary) return;
+  const int64_t batch = binding.batch_is_fixed ? binding.batch : options.predict_batch_size > 0 ? options.predict_batch_size : 1;
+  if (options.predict_batch_size > 0 && options.predict_batch_size != batch) {
+    throw error(ErrorCode::usage, "a prediction for {} samples is wanted, the model's file fixes the batch at {}",
+                options.predict_batch_size, batch);
+  }
+  add_entry(set, "predict", build_predict_graph(forward(batch), model_outputs_, passes_), batch);
+}
+
+EntrySet Job::entries(const Way& way) {
+  EntrySet set{.way = way, .micro_batches = options.gradient_accumulation_steps};
+  const bool is_first = !model_read_;
+  losses = loss_spec();
+  const Graph& main = forward(binding.batch);
+  if (is_first) {
+    for (const std::string& text : loss_notes(main, losses)) note_(text);
+    for (const Attachment& other : attached_)
+      note_(fmt::format("{} {}: its weights stay as they are", other.is_loss ? "the loss is" : "the teacher is", other.path));
+  }
+  OptimizerSpec update = optimizer_spec(way);
+  if (way.defer == Deferral::most) update.at_once = used_soon(main);  // the same weights for every batch size: they share the sums
+  if (!packs_) packs_ = options.clip_per_layer ? Packs{} : choose_packs(main, losses, optimizer);  // a pack has one norm
+  passes_.packs = *packs_;
+  PassOptions first = passes_;
+  if (is_first) {
+    first.dump_after = options.dump_after;
+    first.on_pass = [&](const std::string& pass, double, bool) { ran_.push_back(pass); };
+  }
+  add_train(set, main, binding.batch, /*is_remainder=*/false, update, first);
+  for (const auto& [pass, file] : options.dump_after) {
+    if (!is_first || pass == "recompute" || pass == "micro_batches" || pass == "early_updates" ||
+        std::find(ran_.begin(), ran_.end(), pass) != ran_.end())
+      continue;  // that one comes with the plan
+    throw error(ErrorCode::usage, "`dump_after` {}: no such pass ran; these did: {}", pass, fmt::join(ran_, ", "));
+  }
+  const int64_t remainder = train_range.count % binding.batch;
+  const int64_t epoch_steps = divided_up(divided_up(train_range.count, binding.batch), options.gradient_accumulation_steps);
+  if (!binding.batch_is_fixed && remainder > 0 && total_steps >= epoch_steps)
+    add_train(set, forward(remainder), remainder, /*is_remainder=*/true, update, passes_);
+  if (update.accumulate || update.deferred) {
+    const int source = set.find({.kind = EntryKind::train});
+    add_entry(set, "update", build_update_graph(set.entries[static_cast<size_t>(source)].job, update, passes_), 0);
+  }
+  add_evaluate(set);
+  add_predict(set);
+  if (way.together > 1) {
+    const auto add_joined = [&](const std::string& name, size_t of) {
+      add_entry(set, name, JobGraph(set.entries[of].job), binding.batch);
+      set.entries.back().joined = true;
+    };
+    add_joined("train-together", 0);
+    if (update.deferred) add_joined("train-first-together", static_cast<size_t>(set.find({.kind = EntryKind::train})));
+  }
+  return set;
+}
+
+// --- data -------------------------------------------------------------------------------------------------------------------------------
+
+std::vector<std::unique_ptr<Feed>> Job::feeds(const EntrySet& set) const {
+  std::vector<std::unique_ptr<Feed>> feeds;
+  for (const JobEntry& entry : set.entries) {
+    const EntryKind kind = entry.job.role.kind;
+    const bool is_fed = !entry.joined && (kind == EntryKind::train || kind == EntryKind::evaluate);
+    if (!is_fed) {
+      feeds.push_back(nullptr);
+      continue;
+    }
+    std::vector<LabelSpec> labels;
+    for (size_t i = 0; i < entry.job.losses.size(); ++i) {
+      const JobLoss& loss = entry.job.losses[i];
+      for (size_t at = 0; at < loss.labels.size(); ++at) {
+        const bool is_length = loss.kind == LabelKind::sequences && at == 1;
+        labels.push_back({.value = loss.labels[at],
+                          .field = losses.terms[i].labels.at(at),
+                          .loss = i,
+                          .causal = options.task == "causal-lm" && loss.kind == LabelKind::classes,
+                          .kind = is_length ? LabelKind::numbers : loss.kind,
+                          .counts = loss.counted == Counted::labels,
+                          .class_count = loss.classes,
+                          .class_weights = loss.class_weights,
+                          .ignore_index = loss.ignore_index});
+      }
+    }
+    const SampleRange& range = kind == EntryKind::train ? train_range : valid_range;
+    feeds.push_back(std::make_unique<Feed>(*range.data, entry.job.graph, binding, labels));
+  }
+  return feeds;
+}
+
+int64_t Job::data_bytes() const { return data.train->memory_bytes() + (data.valid ? data.valid->memory_bytes() : 0); }
+
+Window Job::window(int64_t epoch, int64_t index) const {
+  const int64_t samples = train_range.count;
+  const int64_t usable = binding.batch_is_fixed ? samples / binding.batch * binding.batch : samples;
+  if (index >= usable) return window(epoch + 1, 0);
+  const Shuffle shuffle(options.seed, epoch, samples);
+  Window window{.batches = {}, .epoch = epoch, .index = index, .samples = 0};
+  while (static_cast<int64_t>(window.batches.size()) < options.gradient_accumulation_steps && window.index < usable) {
+    std::vector<int64_t>& batch = window.batches.emplace_back();
+    for (; static_cast<int64_t>(batch.size()) < binding.batch && window.index < usable; ++window.index) {
+      batch.push_back(train_range.begin + (options.shuffle ? shuffle(window.index) : window.index));
+    }
+    window.samples += static_cast<int64_t>(batch.size());
+  }
+  if (window.index >= usable) {  // a window never crosses the end of an epoch
+    ++window.epoch;
+    window.index = 0;
+  }
+  return window;
+}
+
+}  // namespace ort_train

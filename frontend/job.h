@@ -1,0 +1,103 @@
+// Job: what a trainer computes, before anything is planned: the model, read and bound; its data, losses and updates; the graphs of its
+// entry points and what feeds them. It knows nothing of memory. It refers to the options and the workers, which outlive it.
+
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "exec/workers.h"
+#include "frontend/attach_model.h"
+#include "frontend/binding.h"
+#include "frontend/data_set.h"
+#include "frontend/feed.h"
+#include "frontend/import.h"
+#include "frontend/loss_scaling.h"
+#include "frontend/ort_train.h"
+#include "frontend/precision.h"
+#include "frontend/schedule.h"
+#include "passes/entry_set.h"
+
+namespace ort_train {
+
+// Samples [begin, begin + count) of a data set.
+struct SampleRange {
+  DataSet* data = nullptr;
+  int64_t begin = 0, count = 0;
+};
+
+// The micro-batches of one optimizer step.
+struct Window {
+  std::vector<std::vector<int64_t>> batches;  // sample numbers
+  int64_t epoch = 0, index = 0;               // the cursor behind it
+  int64_t samples = 0;
+};
+
+class Job {
+ public:
+  // Opens the data and binds the model's inputs. `part_bytes`: PassOptions::part_bytes. Throws Error: usage, data, unsupported.
+  Job(const Options& options, int64_t part_bytes, Workers& workers, std::function<void(const std::string&)> note);
+
+  // The graphs of all entry points, which go that way, each before the passes that a plan decides (finish()). The first call reads the
+  // model. Throws Error: unsupported, usage, data.
+  EntrySet entries(const Way& way);
+  // No more calls of that: frees what they share.
+  void end_planning() { forwards_.clear(); }
+  // What fills the inputs of these, by entry; null where nothing does. They refer to the graphs. Throws Error(data).
+  std::vector<std::unique_ptr<Feed>> feeds(const EntrySet& set) const;
+  // Whether a step uses weights so late that their updates may wait for that, with an entry set of Deferral::most.
+  bool has_weights_used_late() const;
+
+  // The samples of a step that begins there, in the epoch's order.
+  Window window(int64_t epoch, int64_t index) const;
+  // The options that change numbers, as a checkpoint keeps them.
+  std::map<std::string, std::string> settings() const;
+  // What the data sets take, loaded.
+  int64_t data_bytes() const;
+
+  const Options& options;
+  const Optimizer optimizer;
+  DataSets data;
+  Binding binding;
+  SampleRange train_range, valid_range;  // valid: none where its data is null
+  int64_t total_steps = 0;
+  Schedule schedule;
+  // Once the model has been read:
+  ModelInfo info;
+  std::vector<Weight> weights;
+  NumberTypes types;
+  LossScaling scaling;
+  LossSpec losses;
+  std::vector<ParameterGroup> groups;      // by Value::group
+  std::vector<GroupReport> group_reports;  // the same
+
+ private:
+  void divide_samples();
+  void settle_schedule();
+  LossSpec loss_spec() const;
+  OptimizerSpec optimizer_spec(const Way& way) const;
+  const Graph& forward(int64_t batch);
+  void note_model(const Imported& imported);
+  void check_live_layers(const Graph& forward, int64_t batch) const;
+  void add_train(EntrySet& set, const Graph& forward, int64_t batch, bool is_remainder, const OptimizerSpec& update,
+                 const PassOptions& passes) const;
+  void add_evaluate(EntrySet& set);
+  void add_predict(EntrySet& set);
+
+  Workers& workers_;
+  const std::function<void(const std::string&)> note_;
+  std::vector<Attachment> attached_;   // other models that the losses read
+  PassOptions passes_;                 // of all graphs
+  std::vector<std::string> ran_;       // names of passes
+  bool model_read_ = false;            // info and weights are there
+  size_t model_outputs_ = 0;           // how many outputs the trained model has itself
+  std::optional<Packs> packs_;         // of small weights, chosen for the first batch size
+  std::map<int64_t, Graph> forwards_;  // by batch, ready to be made into entries
+};
+
+}  // namespace ort_train

@@ -1,0 +1,63 @@
+// Which options change what is computed: a checkpoint keeps them, and a run that goes on with others says so.
+
+#include <filesystem>
+
+#include "frontend/file.h"
+#include "frontend/job.h"
+#include "frontend/parameter_groups.h"
+
+namespace ort_train {
+
+std::map<std::string, std::string> Job::settings() const {
+  const auto text = [](const auto& value) { return fmt::format("{}", value); };
+  std::string batch_norm = options.batch_norm;
+  for (const auto& [pattern, mode] : options.batch_norm_nodes) batch_norm += fmt::format(" {}={}", pattern, mode);
+  std::string kwargs;
+  for (const auto& [name, value] : options.lr_scheduler_kwargs) kwargs += fmt::format("{}{}={}", kwargs.empty() ? "" : ",", name, value);
+  std::map<std::string, std::string> result{{"loss", options.loss.empty() ? losses.terms[0].kind : options.loss},
+                                            {"output", options.output},
+                                            {"labels", options.labels},
+                                            {"task", options.task},
+                                            {"batch_size", text(binding.batch)},
+                                            {"seq_length", text(binding.sequence)},
+                                            {"learning_rate", text(schedule.learning_rate)},
+                                            {"lr_scheduler_type", std::string(schedule.def->name)},
+                                            {"lr_scheduler_kwargs", kwargs},
+                                            {"warmup_steps", text(schedule.warmup_steps)},
+                                            {"weight_decay", text(options.weight_decay)},
+                                            {"param_groups", groups_setting(options)},
+                                            {"layer_decay", text(options.layer_decay)},
+                                            {"max_grad_norm", text(options.max_grad_norm)},
+                                            {"clip_per_layer", text(options.clip_per_layer)},
+                                            {"loss_scale", scaling.is_on() ? options.loss_scale : "none"},
+                                            {"optim", optimizer.state_label()},
+                                            {"total_steps", text(total_steps)},
+                                            {"gradient_accumulation_steps", text(options.gradient_accumulation_steps)},
+                                            {"seed", text(options.seed)},
+                                            {"shuffle", text(options.shuffle)},
+                                            {"batch_norm", batch_norm},
+                                            {"train_samples", text(train_range.count)},
+                                            {"data", std::filesystem::path(data.train->path()).filename().string()},
+                                            {"instruction_set", __builtin_cpu_supports("x86-64-v4") ? "x86-64-v4" : "x86-64-v3"}};
+  for (const OptimizerOption& option : optimizer.options()) result[std::string(option.name)] = text(optimizer.value(option.name));
+  if (!options.teacher.empty()) result["teacher"] = std::filesystem::path(options.teacher).filename().string();
+  if (!options.loss_model.empty()) result["loss_model"] = std::filesystem::path(options.loss_model).filename().string();
+  if (options.temperature != 1) result["temperature"] = text(options.temperature);
+  if (options.label_smoothing != 0) result["label_smoothing"] = text(options.label_smoothing);
+  if (options.z_loss != 0) result["z_loss"] = text(options.z_loss);
+  result["precision"] = fmt::format("{}{}", to_string(types.low), types.low_weights ? " weights" : "");
+  if (!types.autocast.empty()) {
+    std::string rules;
+    for (const AutocastRule& rule : types.autocast) rules += fmt::format("{} {}\n", rule.name, static_cast<int>(rule.runs));
+    result["autocast_list"] = hex16(hash_bytes(std::as_bytes(std::span(rules))));
+  }
+  if (!info.chosen.empty()) result["train_freeze"] = hex16(hash_bytes(std::as_bytes(std::span(info.chosen))));
+  for (const auto& [name, ratio] : options.dropout) result["dropout " + name] = text(ratio);
+  for (const SelectionLimit& limit : options.selects)
+    result["selects " + limit.node] = fmt::format("{}{}", limit.exact ? "" : "<=", limit.count);
+  for (const auto& [name, value] : options.bind) result["bind " + name] = value;
+  for (const auto& [name, size] : binding.shapes) result["shape " + name] = text(size);
+  return result;
+}
+
+}  // namespace ort_train

@@ -1,0 +1,186 @@
+#include "frontend/loop.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+#include "frontend/checkpoint_folder.h"
+#include "frontend/file.h"
+#include "graph/error.h"
+#include "offload/file_system.h"
+
+namespace ort_train {
+
+Loop::Loop(const Job& job, PlannedJob& planned, Runtime& runtime, const PlanReport& report, const RunStart& start,
+           const Callbacks& callbacks, std::atomic<bool>& stop)
+    : job_(job),
+      options_(job.options),
+      planned_(planned),
+      runtime_(runtime),
+      report_(report),
+      start_(start),
+      callbacks_(callbacks),
+      stop_(stop),
+      steps_(job, planned, runtime) {}
+
+void Loop::note(const std::string& text) const {
+  if (callbacks_.on_note) callbacks_.on_note(text);
+}
+
+// --- the beginning ----------------------------------------------------------------------------------------------------------------------
+
+void Loop::prepare() {
+  if (memory_ == Memory::ready) return;
+  runtime_.check_usable();
+  if (memory_ == Memory::loading)
+    throw error(ErrorCode::usage, "a callback can't use a trainer whose weights are being read: wait until the call returns");
+  memory_ = Memory::loading;
+  const auto give_up = [&](const std::string& why) {
+    runtime_.fail(why);
+    runtime_.release();
+  };
+  try {
+    begin();
+  } catch (const std::exception& problem) {
+    give_up(problem.what());
+    throw;
+  } catch (...) {
+    give_up("its preparation was broken off");
+    throw;
+  }
+  memory_ = Memory::ready;
+}
+
+void Loop::begin() {
+  runtime_.allocate();
+  state_.run = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  state_.seed = options_.seed;
+  if (start_.is_resumed()) {
+    resume();
+  } else {
+    runtime_.open_files(start_, {});
+    runtime_.load_weights();
+  }
+  job_.scaling.begin(state_.loss_scale);
+  if (options_.detect_anomaly) {
+    anomalies_ = std::make_unique<AnomalyWatch>(planned_.set.graphs(), job_.scaling.is_on());
+    runtime_.watch(anomalies_.get());
+  }
+  runtime_.end_loading();
+}
+
+void Loop::resume() {
+  const CheckpointContent& content = runtime_.content();
+  const Loaded loaded = load_checkpoint(
+      options_.output_dir, content, [&](const std::string& text) { note(text); }, options_.nvme_path,
+      [&](const SlotTable* table, const std::string& path, const std::string& folder) {
+        SavedSlots saved{.table = table, .path = path};
+        const auto kept = static_cast<size_t>(kept_checkpoints(options_, /*in_slots=*/true));
+        if (table != nullptr) saved.before = tables_before(options_.output_dir, folder, kept);
+        return runtime_.open_files(start_, saved);
+      },
+      start_.is_named ? start_.checkpoint : std::string());
+  std::string changed;
+  for (const auto& [name, now] : content.settings) {
+    const auto then = loaded.settings.find(name);
+    if (then != loaded.settings.end() && then->second != now)
+      changed += fmt::format("{}{} {} instead of {}", changed.empty() ? "" : ", ", name, now.empty() ? "none" : now,
+                             then->second.empty() ? "none" : then->second);
+  }
+  if (!changed.empty()) note(fmt::format("from here on the run differs from the one that was saved: {}", changed));
+  const int64_t run = state_.run;
+  state_ = loaded.state;
+  if (start_.is_branch) state_.run = run;  // the newest from here on, whatever else is in the folder
+  checkpoint_ = loaded.path;
+  if (state_.index >= job_.train_range.count) {  // the data has become smaller
+    ++state_.epoch;
+    state_.index = 0;
+  }
+  note(fmt::format("resumed from {} after step {}", loaded.path, state_.step));
+}
+
+void Loop::settle() {
+  prepare();
+  if (anomalies_) anomalies_->set_place(fmt::format("after step {}", state_.step));
+  steps_.flush();
+}
+
+// --- what only reads --------------------------------------------------------------------------------------------------------------------
+
+EvalReport Loop::evaluate() {
+  if (job_.valid_range.data == nullptr) {
+    throw error(ErrorCode::usage, "there is no held-out data to evaluate on: give `eval_steps`, or a folder with train and valid as data");
+  }
+  settle();
+  const Evaluated evaluated = steps_.evaluate(stop_);
+  return {.step = state_.step, .loss = evaluated.loss, .batches = evaluated.batches};
+}
+
+std::string Loop::sample(const Continuation& wanted) {
+  if (!job_.data.vocabulary) throw error(ErrorCode::usage, "text can be written only by a job whose data is text");
+  settle();
+  return sample_text(job_, planned_.set, runtime_, wanted, stop_);
+}
+
+std::map<std::string, std::vector<float>> Loop::predict(const std::map<std::string, std::vector<int64_t>>& integers,
+                                                        const std::map<std::string, std::vector<float>>& reals) {
+  if (options_.predict_batch_size == 0) throw error(ErrorCode::usage, "predictions were not planned: set predict_batch_size");
+  settle();
+  return predict_batch(planned_.set, runtime_, integers, reals);
+}
+
+// --- between steps ----------------------------------------------------------------------------------------------------------------------
+
+// A schedule that follows the loss sees an evaluation; not the one at the end, which a longer run doesn't have.
+void Loop::observe(const EvalReport& evaluated) {
+  const bool was_ended = std::isnan(evaluated.loss) && stop_.load(std::memory_order_relaxed);
+  if (!job_.schedule.follows_loss() || evaluated.step % options_.eval_steps != 0 || was_ended) return;
+  job_.schedule.def->observe(job_.schedule, state_.schedule, evaluated.loss);
+  state_.schedule.step = evaluated.step;
+}
+
+void Loop::save(bool note_it) {
+  runtime_.check_usable();
+  steps_.flush();
+  state_.seed = options_.seed;
+  StateFile* const slots = runtime_.fill_slots();
+  const auto kept = static_cast<size_t>(kept_checkpoints(options_, slots != nullptr));
+  checkpoint_ = save_checkpoint(options_.output_dir, state_, runtime_.content(), kept, slots);
+  if (note_it) note(fmt::format("saved {}", checkpoint_));
+}
+
+// Whether the output folder's disk has room for what the run will write there.
+void Loop::check_space() const {
+  const std::optional<int64_t> free = free_bytes(options_.output_dir);
+  if (!free) return;
+  const bool in_slots = runtime_.disk() != nullptr && runtime_.disk()->state() != nullptr;
+  const int64_t kept = kept_checkpoints(options_, in_slots), each = checkpoint_bytes(runtime_.content(), in_slots);
+  const int64_t model = export_bytes(job_.info), total = job_.total_steps;
+  const int64_t every = options_.save_steps > 0 ? options_.save_steps : total;
+  const int64_t saves = state_.step >= total ? 0 : total / every - state_.step / every + (total % every != 0 ? 1 : 0);
+  const CheckpointsThere there = checkpoints_there(options_.output_dir, state_.run);
+  const int64_t wanted = space_needed(each, kept, saves, std::min(there.own, kept), there.others_bytes, model);
+  if (*free >= wanted) return;
+  throw error(
+      ErrorCode::io,
+      "{}: the disk has {} bytes left, and this run needs {}: its checkpoints take {} bytes each, of which {} are kept and one more is "
+      "there while it is written, and the new model takes {}: free some, keep fewer (`save_total_limit`), or choose another `output_dir`",
+      options_.output_dir, *free, wanted, each, kept, model);
+}
+
+std::string Loop::why_not_finite(const StepResult& result) const {
+  if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return {};
+  const char* const what_to_do = job_.types.low == DType::float16 && !job_.scaling.is_on() && std::isfinite(result.loss)
+                                     ? "float16 holds no number beyond 65504: let `loss_scale` be dynamic, or use `bf16`"
+                                     : "lower `learning_rate`, or warm up longer";
+  return fmt::format("the loss is {}, the gradient norm {}: {}", result.loss, result.grad_norm, what_to_do);
+}
+
+Error Loop::diverged(int64_t step, const std::string& why) const {
+  return error(ErrorCode::diverged, "step {}: {}; {}", step, why,
+               checkpoint_.empty() ? "nothing was saved before" : "the last good state is " + checkpoint_ + " (`resume`)");
+}
+
+}  // namespace ort_train

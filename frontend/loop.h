@@ -1,0 +1,68 @@
+// Loop: the run of a job: where it begins, its steps, and what happens between them: evaluation, checkpoints, reports, the end.
+
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "frontend/anomaly_watch.h"
+#include "frontend/job.h"
+#include "frontend/plan_job.h"
+#include "frontend/predict.h"
+#include "frontend/run_start.h"
+#include "frontend/runtime.h"
+#include "frontend/steps.h"
+
+namespace ort_train {
+
+class Loop {
+ public:
+  // All of these outlive it. `stop`: asked for, and not seen to yet.
+  Loop(const Job& job, PlannedJob& planned, Runtime& runtime, const PlanReport& report, const RunStart& start, const Callbacks& callbacks,
+       std::atomic<bool>& stop);
+
+  // As the Trainer's calls.
+  Summary train();
+  EvalReport evaluate();
+  std::string sample(const Continuation& wanted);
+  std::map<std::string, std::vector<float>> predict(const std::map<std::string, std::vector<int64_t>>& integers,
+                                                    const std::map<std::string, std::vector<float>>& reals);
+  bool has_trained() const { return trained_; }   // train() was called
+  bool is_training() const { return training_; }  // and hasn't returned
+
+ private:
+  class Training;  // a call of train()
+
+  void prepare();  // takes the memory, once; throws, too, where that has failed before
+  void begin();
+  void resume();
+  void settle();  // prepares and makes the update that waits: what only reads then sees the weights behind the last step
+  void check_space() const;
+  void save(bool note_it);
+  void observe(const EvalReport& evaluated);
+  void note(const std::string& text) const;
+  Error diverged(int64_t step, const std::string& why) const;
+  std::string why_not_finite(const StepResult& result) const;
+
+  const Job& job_;
+  const Options& options_;
+  PlannedJob& planned_;
+  Runtime& runtime_;
+  const PlanReport& report_;
+  const RunStart& start_;
+  const Callbacks& callbacks_;
+  std::atomic<bool>& stop_;
+  Steps steps_;
+  std::unique_ptr<AnomalyWatch> anomalies_;  // null where nobody asks
+  RunState state_;
+  std::string checkpoint_;  // the last that was saved or read
+  enum class Memory : uint8_t { none, loading, ready };
+  Memory memory_ = Memory::none;
+  bool trained_ = false, training_ = false;
+};
+
+}  // namespace ort_train

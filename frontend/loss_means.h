@@ -1,0 +1,52 @@
+// The means of a job's losses, whose sums its graphs make and whose counts follow from the labels.
+
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "graph/error.h"
+#include "passes/losses.h"
+
+namespace ort_train {
+
+// Of an optimizer step, of an evaluation.
+struct LossMeans {
+  explicit LossMeans(const std::vector<JobLoss>& of) : losses(of), sums(of.size()), counted(of.size()) {}
+
+  // What counts in a batch whatever its labels; `own` is how much a mean counts that the model says itself.
+  void count_batch(int64_t samples, double own) {
+    for (size_t i = 0; i < losses.size(); ++i) {
+      if (losses[i].counted == Counted::samples) counted[i] += losses[i].per_sample * static_cast<double>(samples);
+      if (losses[i].counted == Counted::batches) counted[i] += own;
+    }
+  }
+  void add_labels(std::span<const double> labels) {
+    for (size_t i = 0; i < losses.size(); ++i) counted[i] += labels[i];
+  }
+  // Of one batch: what its graph says (`scalar`), and what its labels count. `batch_weight`: of a mean that the model says itself.
+  void add_losses(const std::vector<JobLoss>& of_graph, std::span<const double> labels, const std::function<float(ValueId)>& scalar,
+                  double batch_weight = 1) {
+    for (size_t i = 0; i < of_graph.size(); ++i) {
+      const double weight = of_graph[i].counted == Counted::batches ? batch_weight : 1;
+      sums[i] += static_cast<double>(scalar(of_graph[i].sum)) * weight;
+      if (of_graph[i].count != kNone)
+        require(scalar(of_graph[i].count) == static_cast<float>(labels[i]), "labels were counted differently");
+    }
+  }
+  bool counts() const {
+    return std::any_of(counted.begin(), counted.end(), [](double count) { return count > 0; });
+  }
+  double loss() const {
+    double sum = 0;
+    for (size_t i = 0; i < losses.size(); ++i) sum += counted[i] > 0 ? losses[i].weight * (sums[i] / counted[i]) : 0;
+    return sum;
+  }
+
+  const std::vector<JobLoss>& losses;
+  std::vector<double> sums, counted;  // by loss
+};
+
+}  // namespace ort_train

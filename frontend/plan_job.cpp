@@ -1,0 +1,281 @@
+#include "frontend/plan_job.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "exec/executor.h"
+#include "frontend/file.h"
+#include "frontend/machine.h"
+#include "frontend/memory.h"
+#include "frontend/run_disk.h"
+#include "frontend/units.h"
+#include "graph/error.h"
+#include "passes/disk_search.h"
+#include "passes/plan_report.h"
+
+namespace ort_train {
+namespace {
+
+int64_t constant_bytes(const Graph& graph) {
+  int64_t bytes = 0;
+  for (const ValueId id : graph.values_of(ValueKind::constant)) bytes += graph.value(id).bytes();
+  return bytes;
+}
+
+SearchOptions search_options(const Options& options, int threads) {
+  return {.threads = threads,
+          .recompute = options.recompute,
+          .micro_batches = options.micro_batches,
+          .keeps_gradients = !options.save_gradients.empty(),
+          .passes = {.skip = options.skip_passes, .dump_after = options.dump_after}};
+}
+
+// For plans with everything in memory.
+EntrySet first_entries(Job& job) {
+  EntrySet set = job.entries({});
+  const int64_t together = job.options.micro_batches == "vertical" ? most_together(set) : 1;
+  return together > 1 ? job.entries({.together = together}) : std::move(set);
+}
+
+class JobPlanner {
+ public:
+  JobPlanner(Job& job, const RunStart& start, const DeviceChoice& on, CpuDevice& device, MachineRates& rates, const Note& note)
+      : job_(job),
+        options_(job.options),
+        start_(start),
+        on_(on),
+        device_(device),
+        rates_(rates),
+        note_(note),
+        search_(
+            first_entries(job), [&job](const Way& way) { return job.entries(way); },
+            search_options(job.options, device.workers().threads())) {
+    made_.budget = options_.budget;
+    for (const auto& feed : job_.feeds(search_.first())) feed_bytes_ += feed ? feed->memory_bytes() : 0;
+  }
+
+  PlannedJob on_processor();
+  PlannedJob on_device();
+
+ private:
+  void settle_reserve(const Placed& placed, bool with_disk);
+  Reserve reserve() const;
+  int64_t takes(const Program& program) const { return made_.reserve + whole_pages(program.memory().bytes); }
+  void limit_to_machine(const Program& resident);
+  std::optional<Placed> recomputing();
+  DiskLimits disk_limits(const Program& resident) const;
+  std::optional<Placed> with_disk(const Placed& resident);
+  void settle_pinning(const Program& program);
+  [[noreturn]] void refuse(const Placed& resident);
+  [[noreturn]] void refuse_disk(int64_t disk_bytes) const;
+  PlannedJob adopt(Placed placed);
+  bool is_within_budget() const { return made_.budget == 0 || made_.budget >= made_.least.budget; }
+
+  Job& job_;
+  const Options& options_;
+  const RunStart& start_;
+  const DeviceChoice& on_;
+  CpuDevice& device_;
+  MachineRates& rates_;
+  const Note& note_;
+  PlanSearch search_;
+  int64_t feed_bytes_ = 0;  // what feeds take
+  StateBefore before_{};    // what the checkpoints in the output folder have on the disk
+  PlannedJob made_{};
+};
+
+PlannedJob JobPlanner::on_processor() {
+  Placed resident = search_.resident();
+  settle_reserve(resident, /*with_disk=*/false);
+  const Program& program = resident.made.program;
+  const int64_t memory = whole_pages(program.memory().bytes);
+  rates_.measure_processor(made_.budget > 0 ? std::min(memory, made_.budget - made_.reserve) : memory);
+  made_.least = least_of(takes(program), program, resident.of.finished.pointers());
+  if (made_.budget == 0) limit_to_machine(program);
+  std::optional<Placed> other;
+  if (!options_.nvme_path.empty())
+    other = with_disk(resident);
+  else if (options_.recompute == "auto")
+    other = recomputing();
+  if (!is_within_budget()) refuse(resident);
+  return adopt(other ? std::move(*other) : std::move(resident));
+}
+
+PlannedJob JobPlanner::on_device() {
+  Placed placed = search_.apart(on_.memories);
+  settle_reserve(placed, /*with_disk=*/false);
+  made_.least = least_of(takes(placed.made.program), placed.made.program, placed.of.finished.pointers());
+  return adopt(std::move(placed));
+}
+
+PlannedJob JobPlanner::adopt(Placed placed) {
+  PlannedEntries planned = search_.adopt(std::move(placed));
+  made_.set = std::move(planned.set);
+  made_.program = std::move(planned.made.program);
+  made_.forecasts = std::move(planned.made.forecasts);
+  made_.bound = planned.made.bound;
+  made_.recomputed = std::move(planned.recomputed);
+  if (made_.set.way.together == 1 && options_.dump_after.contains("micro_batches"))
+    throw error(ErrorCode::usage, "`dump_after` micro_batches: this job's micro-batches go one after the other (`micro_batches` vertical)");
+  if (on_.make) made_.apart = on_.make(made_.program, made_.set.graphs());
+  const Device& computing = made_.apart ? *made_.apart : device_;
+  verify(made_.program, made_.set.graphs(), [&](SpaceKind kind) { return computing.kernels(kind); });
+  job_.end_planning();
+  return std::move(made_);
+}
+
+// What the program itself takes, now that kernels are prepared for a first plan.
+void JobPlanner::settle_reserve(const Placed& placed, bool with_disk) {
+  const Program& program = placed.made.program;
+  JobSize& job = made_.size;
+  job = {.whole_process = options_.budget_is_process,
+         .disk = with_disk,
+         .threads = device_.workers().threads(),
+         .instructions = placed.of.finished.instructions(),
+         .kernels = 0,
+         .file_nodes = job_.info.nodes,
+         .parameters = static_cast<int64_t>(job_.weights.size()),
+         .constant_bytes = 0,
+         .data_bytes = job_.data_bytes() + feed_bytes_};
+  for (const Graph& graph : placed.of.finished.graphs) job.constant_bytes += constant_bytes(graph);
+  std::unique_ptr<Device> apart = on_.make ? on_.make(program, placed.of.finished.pointers()) : nullptr;
+  const Executor executor(program, placed.of.finished.pointers(), apart ? *apart : device_);
+  job.kernels = static_cast<int64_t>(executor.prepared_kernels());
+  made_.reserve = reserve_for(job);
+  if (!options_.budget_is_process) return;
+  release_free_heap();
+  const ProcessMemory memory = process_memory();
+  made_.resident = memory.resident;
+  const int64_t raised =
+      raised_reserve(made_.reserve, std::max(memory.resident + job.data_bytes, memory.peak - whole_pages(program.memory().bytes)));
+  if (raised != made_.reserve)
+    note_(fmt::format("the program takes more memory than foreseen: {} instead of {} bytes are set aside for it", raised, made_.reserve));
+  made_.reserve = raised;
+}
+
+Reserve JobPlanner::reserve() const {
+  return [base = made_.reserve, size = made_.size](int64_t instructions) {
+    JobSize other = size;
+    other.instructions = instructions;
+    return base + reserve_for(other) - reserve_for(size);
+  };
+}
+
+// Without a budget a job takes what it wants, up to what there is: beyond that it is planned as for a budget of so much.
+void JobPlanner::limit_to_machine(const Program& resident) {
+  const int64_t available = available_memory();
+  const int64_t budget = budget_by_machine(takes(resident), options_.budget_is_process ? made_.resident : 0, available);
+  if (budget == 0) return;
+  made_.budget = budget;
+  made_.budget_is_machines = true;
+  note_(fmt::format("the job takes {} bytes as it is, this machine has {} left: it is planned as with `budget` {}",
+                    grouped(takes(resident)), grouped(available), budget));
+}
+
+std::optional<Placed> JobPlanner::recomputing() {
+  std::optional<Placed> placed = search_.recomputing(made_.budget, reserve(), made_.least);
+  if (!placed) return placed;
+  const Program& program = placed->made.program;
+  const int64_t foreseen = reserve()(placed->of.finished.instructions()) + whole_pages(program.memory().bytes);
+  settle_reserve(*placed, /*with_disk=*/false);
+  made_.least.budget += std::max<int64_t>(0, takes(program) - foreseen);  // the process has grown beyond what was foreseen
+  return placed;
+}
+
+// --- with a disk ------------------------------------------------------------------------------------------------------------------------
+
+DiskLimits JobPlanner::disk_limits(const Program& resident) const {
+  const int slots = state_slots(options_);
+  return {
+      .budget = made_.budget,
+      .reserve = reserve(),
+      .planning =
+          [size = made_.size](int64_t instructions) {
+            JobSize planned = size;
+            planned.instructions = instructions;
+            return planning_need(planned);
+          },
+      .disk_bytes = options_.nvme_budget,
+      .updates_can_wait_longer = job_.has_weights_used_late(),
+      .on_disk = [this, slots](const Program& program) { return most_on_disk(disk_need(program, slots), before_, start_); },
+      .expected_on_disk = [this, slots, &resident](
+                              const StreamOutlook& outlook) { return most_on_disk(disk_need(outlook, resident, slots), before_, start_); }};
+}
+
+// A smaller arena, and a disk for the rest, where the budget asks for it. None: nothing asks for it, or the budget is too small.
+std::optional<Placed> JobPlanner::with_disk(const Placed& resident) {
+  settle_reserve(resident, /*with_disk=*/true);
+  made_.least.budget = takes(resident.made.program);
+  if (options_.nvme_budget > 0) before_ = state_before(options_);
+  const DiskLimits limits = disk_limits(resident.made.program);
+  DiskSearch search(search_, resident, limits);
+  const auto is_refused = [&] {
+    if (search.least().budget < made_.least.budget) made_.least = search.least();
+    return !is_within_budget();
+  };
+  if (!search.least_can_wait() && (is_refused() || search.fits())) return std::nullopt;
+  const int64_t memory = made_.budget - made_.reserve;
+  if (search.may_pin() && may_pin(memory)) made_.pinning = whole_pages(pinning_bytes(memory));
+  rates_.measure_disk(memory - made_.pinning);
+  made_.disk = rates_.disk();
+  DiskPlan plan = search.best(rates_.compute(), rates_.stream(), made_.pinning, /*dumps=*/!options_.dump_problem.empty());
+  if (search.least_can_wait() && is_refused()) return std::nullopt;
+  if (!plan.placed) refuse_disk(plan.disk_bytes);
+  if (!plan.problem.empty()) {
+    make_folders(folder_of(options_.dump_problem));
+    replace_file(options_.dump_problem, plan.problem);
+  }
+  made_.reserve = limits.reserve(plan.placed->of.finished.instructions());
+  settle_pinning(plan.placed->made.program);
+  return std::move(plan.placed);
+}
+
+// Not where the plan doesn't need it after all, or has no room for it.
+void JobPlanner::settle_pinning(const Program& program) {
+  if (program.file().bytes == 0 || program.memory().bytes > made_.budget - made_.reserve - made_.pinning) made_.pinning = 0;
+  made_.reserve += made_.pinning;
+}
+
+// --- refusals ---------------------------------------------------------------------------------------------------------------------------
+
+void JobPlanner::refuse(const Placed& resident) {
+  const MemoryPeak peak = memory_peak(resident.made.program, resident.of.finished.pointers());
+  const auto bytes = [&](Purpose purpose) { return peak.bytes[static_cast<size_t>(purpose)]; };
+  const Least least = made_.least;
+  std::string more;
+  if (options_.nvme_path.empty()) {  // as it would be found with one
+    settle_reserve(resident, /*with_disk=*/true);
+    const DiskLimits limits = disk_limits(resident.made.program);
+    const int64_t with_disk = DiskSearch(search_, resident, limits).least().budget;
+    if (with_disk < least.budget) more = fmt::format("; with `nvme_path` on a disk, {} (`budget` {})", grouped(with_disk), with_disk);
+  }
+  throw error(ErrorCode::budget,
+              "{}{} bytes can't hold this job: at its peak weights, gradients and optimizer state alone take {} bytes; the smallest budget "
+              "that would do is {} bytes (`budget` {}), set by {}{}",
+              made_.budget_is_machines ? "the memory that this machine has left is too little: " : "", grouped(made_.budget),
+              grouped(bytes(Purpose::weights) + bytes(Purpose::gradients) + bytes(Purpose::optimizer)), grouped(least.budget), least.budget,
+              least.set_by(), more);
+}
+
+void JobPlanner::refuse_disk(int64_t disk_bytes) const {
+  const int slots = state_slots(options_);
+  const std::string fewer = slots > 2
+                                ? fmt::format(" (`save_total_limit` {}: {} slots for each weight and its optimizer state; 1 takes two)",
+                                              options_.save_total_limit, slots)
+                                : "";
+  const std::string old = before_.held > 0 ? fmt::format(", of which {} hold the checkpoints in '{}' until the next one is saved",
+                                                         grouped(before_.held), options_.output_dir)
+                                           : std::string();
+  throw error(ErrorCode::budget, "within {} bytes of memory this job takes up to {} bytes on the disk{}, more than `nvme_budget` {}{}",
+              grouped(made_.budget), grouped(disk_bytes), old, options_.nvme_budget, fewer);
+}
+
+}  // namespace
+
+PlannedJob plan_job(Job& job, const RunStart& start, const DeviceChoice& on, CpuDevice& device, MachineRates& rates, const Note& note) {
+  JobPlanner planner(job, start, on, device, rates, note);
+  return on.make ? planner.on_device() : planner.on_processor();
+}
+
+}  // namespace ort_train

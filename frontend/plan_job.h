@@ -1,0 +1,40 @@
+// From a job to its proven plan: how much of the budget is the program's own, which plan is looked for, and refusals.
+
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "exec/cpu_device.h"
+#include "frontend/budget.h"
+#include "frontend/checkpoint.h"
+#include "frontend/device_choice.h"
+#include "frontend/job.h"
+#include "frontend/machine_rates.h"
+#include "frontend/run_start.h"
+#include "offload/calibration.h"
+#include "passes/plan_search.h"
+
+namespace ort_train {
+
+struct PlannedJob {
+  EntrySet set;                             // with the planned graphs
+  Program program;                          // verified
+  std::unique_ptr<Device> apart{};          // with memory of its own, for that program; null: it runs on the processor
+  std::vector<StreamForecast> forecasts{};  // by entry; empty where everything is in memory
+  double bound = 0;                         // seconds of an optimizer step, with the disk
+  Recomputed recomputed{};                  // of the first entry
+  Least least{};                            // the smallest budget that would do
+  int64_t budget = 0;                       // bytes; 0: none
+  bool budget_is_machines = false;          // it is what the machine had left, not the user's
+  DiskRates disk{};                         // as it was measured; zero where there is none
+  JobSize size{};
+  int64_t reserve = 0;   // bytes of the budget that aren't the arena's
+  int64_t pinning = 0;   // of these: what the kernel takes to pin the arena; 0 where it isn't pinned
+  int64_t resident = 0;  // bytes of the process when everything was planned, without the arena
+};
+
+// Measures the machine where that is needed. Throws Error(budget) with the smallest budget that would do, or the disk's.
+PlannedJob plan_job(Job& job, const RunStart& start, const DeviceChoice& on, CpuDevice& device, MachineRates& rates, const Note& note);
+
+}  // namespace ort_train

@@ -1,0 +1,30 @@
+// Where a run begins, and what it may replace in its output folder.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "frontend/ort_train.h"
+
+namespace ort_train {
+
+struct RunStart {
+  std::string checkpoint{};  // the newest, or the one that was named; empty: the run begins afresh
+  bool is_named = false;     // that one and no other
+  bool is_branch = false;    // the run goes on beside checkpoints that aren't its own
+  bool is_resumed() const { return !checkpoint.empty(); }
+};
+
+// Throws Error(usage) where what the options name isn't there.
+RunStart choose_start(const Options& options);
+
+// How many checkpoints are kept; of a streamed run in its state file (`in_slots`).
+int64_t kept_checkpoints(const Options& options, bool in_slots);
+// The slots of such a file for each tensor.
+int state_slots(const Options& options);
+
+// Before anything is changed there: throws Error(usage) where the run would replace what it may not.
+void check_output_dir(const Options& options, const RunStart& start, int64_t total_steps);
+
+}  // namespace ort_train

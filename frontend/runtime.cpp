@@ -1,0 +1,290 @@
+#include "frontend/runtime.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+
+#include "frontend/element.h"
+#include "frontend/file.h"
+#include "frontend/machine.h"
+#include "frontend/memory.h"
+#include "graph/error.h"
+#include "graph/op_def.h"
+#include "offload/file_range.h"
+
+namespace ort_train {
+namespace {
+
+const Persistent* find_persistent(const Program& program, std::string_view name) {
+  for (const Persistent& value : program.persistent) {
+    if (value.name == name) return &value;
+  }
+  return nullptr;
+}
+
+// Numbers of a file, in another type where the weight has one of its own.
+void read_weight(const FileRange& from, DType stored, DType wanted, std::span<std::byte> to) {
+  if (stored == wanted) return read_range(from, to);
+  constexpr int64_t kBlock = int64_t{1} << 18;  // elements
+  std::vector<std::byte> buffer;
+  FileRange range = from;
+  for (const int64_t end = from.offset + from.bytes; range.offset < end; range.offset += range.bytes) {
+    range.bytes = std::min(end - range.offset, kBlock * size_of(stored));
+    buffer.resize(static_cast<size_t>(range.bytes));
+    read_range(range, buffer);
+    const auto bytes = static_cast<size_t>(range.bytes / size_of(stored) * size_of(wanted));
+    if (const int64_t bad = convert(element_of(stored), buffer, wanted, to.first(bytes)); bad >= 0) {
+      throw error(ErrorCode::data,
+                  "{}: the weight's number at byte {} is more than {} can hold: use `bf16`, which keeps weights in float32", range.path,
+                  range.offset + bad * size_of(stored), to_string(wanted));
+    }
+    to = to.subspan(bytes);
+  }
+}
+
+// The constants are in the memory now; those that prepared kernels may look at stay.
+void release_constants(Graph& graph) {
+  constexpr size_t kSmall = 4096;
+  std::vector<bool> wanted(graph.value_count(), false);
+  for (NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    for (const int input : node.op->host_inputs) {
+      if (static_cast<size_t>(input) < node.inputs.size() && node.inputs[static_cast<size_t>(input)] != kNone)
+        wanted[node.inputs[static_cast<size_t>(input)]] = true;
+    }
+  }
+  for (ValueId id = 0; id < graph.value_count(); ++id) {
+    if (!wanted[id] && graph.constant(id) != nullptr && graph.constant(id)->bytes.size() > kSmall) graph.value(id).constant.reset();
+  }
+}
+
+}  // namespace
+
+Runtime::Runtime(Job& job, PlannedJob& planned, CpuDevice& device, const Note& note)
+    : job_(job),
+      planned_(planned),
+      processor_(device),
+      note_(note),
+      executor_(planned.program, planned.set.graphs(), planned.apart ? *planned.apart : device) {}
+
+// --- before the first run ---------------------------------------------------------------------------------------------------------------
+
+void Runtime::allocate() {
+  const Options& options = job_.options;
+  const int64_t arena = planned_.program.memory().bytes, available = available_memory();
+  if (arena > available)
+    throw error(ErrorCode::budget, "the job's arena takes {} bytes, of which this machine has {} left", arena, available);
+  job_.data.train->load();
+  if (job_.data.valid) job_.data.valid->load();
+  if (options.budget_is_process) {
+    release_free_heap();  // what planning took
+    const int64_t taken = process_memory().resident + whole_pages(arena);
+    if (planned_.budget > 0 && taken > planned_.budget && !planned_.budget_is_machines) {
+      throw error(ErrorCode::budget, "the program takes more memory than foreseen: with the job's arena {} bytes, more than `budget` {}",
+                  taken, planned_.budget);
+    }
+  }
+  for (const Space& space : planned_.program.spaces)
+    memory_.push_back(space.kind == SpaceKind::file ? nullptr : device().allocate(space.kind, space.bytes));
+  tidy_disk(options, note_);
+  collect_tensors();
+}
+
+// What a checkpoint has.
+void Runtime::collect_tensors() {
+  std::map<std::string, const Value*> values;  // what lives across runs, in any of the graphs
+  for (const JobEntry& entry : planned_.set.entries) {
+    const Graph& graph = entry.job.graph;
+    for (const ValueKind kind : {ValueKind::parameter, ValueKind::optimizer_state}) {
+      for (const ValueId id : graph.values_of(kind)) values.emplace(graph.value(id).name, &graph.value(id));
+    }
+  }
+  std::map<std::string, TensorType> wholes;  // of the weights
+  for (const Persistent& value : planned_.program.persistent) {
+    if (value.purpose != Purpose::weights && value.purpose != Purpose::optimizer) continue;
+    const Value& of = *values.at(value.name);
+    const StateTensor tensor{
+        .name = value.name,
+        .type = value.type,
+        .owner = of.owner,
+        .whole = of.whole,
+        .offset = of.whole_offset,
+        .bytes = [this, &value](bool overwrite) { return overwrite ? executor_.blank(value.name) : executor_.persistent(value.name); },
+        .changed = [this, &value] { executor_.changed(value.name); },
+        .on_disk = is_in_file(value)};
+    if (value.purpose == Purpose::weights) {
+      content_.weights.push_back(tensor);
+      const auto [whole, is_first] = wholes.emplace(tensor.whole.empty() ? tensor.name : tensor.whole, tensor.type);
+      if (!is_first) whole->second.shape[0] += tensor.type.shape[0];
+    }
+    if (value.purpose == Purpose::optimizer) content_.optimizer.push_back(tensor);
+  }
+  for (auto* list : {&content_.weights, &content_.optimizer})  // the plan has an order of its own
+    std::sort(list->begin(), list->end(), [](const StateTensor& a, const StateTensor& b) { return a.name < b.name; });
+  content_.settings = job_.settings();
+  std::string description;
+  for (const auto& [name, type] : wholes) description += fmt::format("{}: {}\n", name, to_string(type));
+  for (const auto& [parameter, slices] : planned_.set.entries[0].job.slices) {  // packs of one name and size may have other members
+    if (slices.size() == 1)
+      description += fmt::format("{}: {} bytes of {} from {}\n", parameter, slices[0].bytes, slices[0].name, slices[0].offset);
+  }
+  content_.model = hex16(hash_bytes(std::as_bytes(std::span(description))));
+}
+
+DiskOptions Runtime::disk_engine() const {
+  DiskOptions engine;
+  if (planned_.disk.block_bytes > 0) engine.block_bytes = planned_.disk.block_bytes;
+  if (planned_.disk.depth > 0) engine.depth = planned_.disk.depth;
+  // A step never waits because too many requests are outstanding; a thousand take 150 KB.
+  engine.requests = static_cast<int>(std::clamp<int64_t>(copies_under_way(planned_.program), engine.requests, 1024));
+  const Memory& host = *memory_.at(planned_.program.spare.space);  // which transfers lie in
+  if (planned_.pinning > 0) engine.memory = {host.data(), static_cast<size_t>(host.bytes())};
+  return engine;
+}
+
+bool Runtime::open_files(const RunStart& start, const SavedSlots& saved) {
+  disk_.reset();
+  const DiskOptions engine = planned_.program.file().bytes > 0 ? disk_engine() : DiskOptions{};
+  OpenedDisk opened = open_disk(job_.options, planned_.program, start, engine, saved);
+  disk_ = std::move(opened.disk);
+  if (disk_) {
+    std::istringstream lines(disk_->note());
+    for (std::string line; std::getline(lines, line);) note_(line);
+  }
+  std::vector<Memory*> spaces;
+  for (const auto& space : memory_) spaces.push_back(space.get());
+  executor_.attach(std::move(spaces), disk_.get(), /*fresh=*/!opened.in_place);
+  return opened.in_place;
+}
+
+void Runtime::end_loading() {
+  for (JobEntry& entry : planned_.set.entries) release_constants(entry.job.graph);
+  for (Persistent& value : planned_.program.persistent) value.initial.reset();
+  if (job_.options.budget_is_process) release_free_heap();
+}
+
+void Runtime::release() {
+  disk_.reset();
+  memory_.clear();
+}
+
+// --- runs -------------------------------------------------------------------------------------------------------------------------------
+
+void Runtime::check_usable() const {
+  if (!failure_.empty()) throw error(ErrorCode::usage, "this trainer can't be used any more ({}): make another one", failure_);
+}
+
+bool Runtime::run(size_t entry, const std::atomic<bool>* until) {
+  check_usable();
+  try {
+    if (!executor_.run(entry, until)) return false;
+  } catch (const std::exception& problem) {
+    const Graph& graph = planned_.set.entries[entry].job.graph;
+    const auto& nodes = graph.order();
+    if (std::any_of(nodes.begin(), nodes.end(), [&](NodeId id) { return !graph.node(id).op->writes.empty(); }))
+      fail(fmt::format("a step ended half way: {}", problem.what()));
+    throw;
+  }
+  const std::vector<Instruction>& code = planned_.program.entries[entry].code;
+  const RunTimes& times = executor_.times(entry);
+  for (size_t i = 0; i < code.size(); ++i) {
+    if (!is_copy(code[i])) spent_.computing += times.seconds[i] * 1e3;
+  }
+  spent_.waiting += times.waiting * 1e3;
+  return true;
+}
+
+std::span<std::byte> Runtime::place(size_t entry, ValueId value) const {
+  const auto& places = planned_.program.entries[entry].value_places;
+  if (value >= places.size() || places[value].bytes == 0) return {};
+  return executor_.input(entry, value);
+}
+
+float Runtime::scalar(size_t entry, ValueId value) const {
+  float number = 0;
+  const auto bytes = executor_.bytes(entry, value);
+  require(bytes.size() >= sizeof(number), "a scalar that is none");
+  std::memcpy(&number, bytes.data(), sizeof(number));
+  return number;
+}
+
+// --- weights ----------------------------------------------------------------------------------------------------------------------------
+
+std::vector<Slice> Runtime::slices_of(const std::string& parameter) const {
+  const auto& known = planned_.set.entries[0].job.slices;
+  if (const auto found = known.find(parameter); found != known.end()) return found->second;
+  const Persistent* value = find_persistent(planned_.program, parameter);
+  if (value == nullptr) return {};  // nothing reads it
+  return {{.name = parameter, .offset = 0, .bytes = value->type.bytes()}};
+}
+
+void Runtime::load_weights() {
+  for (const Weight& weight : job_.weights) {
+    const WeightPlace& from = weight.places.at(0);
+    FileRange range = from.bytes;
+    const int64_t end = range.offset + range.bytes;
+    for (const Slice& slice : slices_of(weight.parameter)) {
+      const Persistent* value = find_persistent(planned_.program, slice.name);
+      range.bytes = slice.bytes / size_of(weight.dtype) * size_of(from.dtype);
+      require(value != nullptr && !from.transposed && value->type.dtype == weight.dtype && range.offset + range.bytes <= end,
+              "a weight that is not stored as it is used");
+      // Of a pack the rest stays what it is: other weights, or zeros.
+      const auto whole = slice.bytes == value->type.bytes() ? executor_.blank(slice.name) : executor_.persistent(slice.name);
+      read_weight(range, from.dtype, weight.dtype, whole.subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes)));
+      executor_.changed(slice.name);
+      range.offset += range.bytes;
+    }
+  }
+}
+
+StateFile* Runtime::fill_slots() {
+  if (!disk_ || disk_->state() == nullptr) return nullptr;
+  if (disk_->state()->gone()) {
+    note_(fmt::format("'{}' was deleted, so the checkpoint is written out as a whole", disk_->state()->file().path()));
+    return nullptr;
+  }
+  constexpr int64_t kStaging = int64_t{8} << 20;
+  const std::span<std::byte> staging = executor_.spare(kStaging);
+  for (const auto* list : {&content_.weights, &content_.optimizer}) {
+    for (const StateTensor& tensor : *list) {
+      if (!tensor.on_disk) disk_->write_state(tensor.name, tensor.bytes(/*overwrite=*/false), staging);
+    }
+  }
+  disk_->finish();
+  return disk_->state();
+}
+
+bool Runtime::read_parameter(const std::string& name, const ByteSink& sink) const {
+  int64_t offset = 0;
+  const std::vector<Slice> slices = slices_of(name);
+  for (const Slice& slice : slices) {
+    if (!sink) break;
+    sink(offset, executor_.persistent(slice.name).subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes)));
+    offset += slice.bytes;
+  }
+  return !slices.empty();
+}
+
+std::string Runtime::weights_hash() const {
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), XXH3_freeState);
+  require(hash != nullptr && XXH3_64bits_reset(hash.get()) == XXH_OK, "no hash state");
+  std::vector<std::byte> buffer;
+  for (const Weight& weight : job_.weights) {
+    if (weight.is_attached) continue;
+    const auto update = [&](int64_t, std::span<const std::byte> bytes) { XXH3_64bits_update(hash.get(), bytes.data(), bytes.size()); };
+    if (read_parameter(weight.parameter, update)) continue;
+    FileRange range = weight.places.at(0).bytes;  // as in the file: nothing reads it
+    const int64_t end = range.offset + range.bytes;
+    for (; range.offset < end; range.offset += range.bytes) {
+      range.bytes = std::min<int64_t>(end - range.offset, int64_t{1} << 20);
+      buffer.resize(static_cast<size_t>(range.bytes));
+      read_range(range, buffer);
+      XXH3_64bits_update(hash.get(), buffer.data(), buffer.size());
+    }
+  }
+  return hex16(XXH3_64bits_digest(hash.get()));
+}
+
+}  // namespace ort_train

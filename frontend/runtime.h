@@ -1,0 +1,85 @@
+// Runtime: a planned job in memory. It has the memory of each space, the weights, the files on the disk and the executor, and runs entries.
+//
+// It refers to all that it is made of. One thread at a time. What fails half way leaves it unusable: check_usable() says so from then on.
+
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "exec/cpu_device.h"
+#include "exec/executor.h"
+#include "frontend/checkpoint.h"
+#include "frontend/export.h"
+#include "frontend/plan_job.h"
+#include "frontend/run_disk.h"
+
+namespace ort_train {
+
+class Runtime {
+ public:
+  // Prepares all kernels.
+  Runtime(Job& job, PlannedJob& planned, CpuDevice& device, const Note& note);
+
+  // --- before the first run, in this order
+  // Takes the memory. Throws Error(budget) where there isn't so much.
+  void allocate();
+  // Opens the files on the disk; true where the run goes on with its checkpoint's state file, so that nothing has to be read.
+  bool open_files(const RunStart& start, const SavedSlots& saved);
+  // As the model's file has them; or a checkpoint is read into content().
+  void load_weights();
+  // Frees what only loading needed.
+  void end_loading();
+  // Nothing of what was taken is kept: not the memory, nor files that another trainer may want.
+  void release();
+
+  // --- runs
+  // False where `until` ended it. Adds to spent().
+  bool run(size_t entry, const std::atomic<bool>* until = nullptr);
+  struct Spent {
+    double computing = 0, waiting = 0;  // milliseconds
+  };
+  Spent& spent() { return spent_; }
+  void fail(const std::string& why) { failure_ = why; }
+  // Throws Error(usage) where it has failed.
+  void check_usable() const;
+
+  // --- what is in memory
+  std::span<std::byte> place(size_t entry, ValueId value) const;  // of an input; empty where nobody reads it
+  std::span<const std::byte> bytes(size_t entry, ValueId value) const { return executor_.bytes(entry, value); }
+  float scalar(size_t entry, ValueId value) const;
+  std::span<std::byte> persistent(const std::string& name, int desk = 0) const { return executor_.persistent(name, desk); }
+  void changed(const std::string& name, int desk = 0) const { executor_.changed(name, desk); }
+  // Where a parameter of the model is: itself, its parts in order, or a piece of a pack; or nowhere.
+  std::vector<Slice> slices_of(const std::string& parameter) const;
+  bool read_parameter(const std::string& name, const ByteSink& sink) const;  // as WeightBytes; false where no entry holds it
+  std::string weights_hash() const;
+  const CheckpointContent& content() const { return content_; }
+  // Brings to the state file what lives in memory; the rest is there. Null where the run has none.
+  StateFile* fill_slots();
+
+  SpillDisk* disk() const { return disk_.get(); }  // null: there is none
+  void watch(NodeWatch* watch) { executor_.watch(watch); }
+  int64_t measured_peak_bytes() const { return executor_.measured_peak_bytes(); }
+
+ private:
+  Device& device() const { return planned_.apart ? *planned_.apart : processor_; }
+  void collect_tensors();
+  DiskOptions disk_engine() const;
+
+  Job& job_;
+  PlannedJob& planned_;
+  CpuDevice& processor_;
+  const Note& note_;
+  mutable Executor executor_;
+  std::vector<std::unique_ptr<Memory>> memory_;  // by space; null for the disk
+  std::unique_ptr<SpillDisk> disk_;
+  CheckpointContent content_;
+  std::string failure_;  // why it can't be used any more
+  Spent spent_;
+};
+
+}  // namespace ort_train

@@ -1,0 +1,71 @@
+// Steps: brings batches into the inputs of a runtime's entries and runs them: an optimizer step, an evaluation.
+
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "frontend/job.h"
+#include "frontend/loss_means.h"
+#include "frontend/plan_job.h"
+#include "frontend/runtime.h"
+
+namespace ort_train {
+
+// What a step's update is made with.
+struct UpdateNumbers {
+  int64_t t = 0;                         // of the optimizer, from 1
+  std::vector<double> learning_rates{};  // by group
+  float loss_scale = 1;
+};
+
+struct StepResult {
+  double loss = 0, grad_norm = 0;  // as they are without loss scaling
+  bool counts = true;              // false: all labels were ignored
+};
+
+struct Evaluated {
+  double loss = 0;  // NaN where it was ended, or no label counts
+  int64_t batches = 0;
+};
+
+class Steps {
+ public:
+  // All three outlive it.
+  Steps(const Job& job, const PlannedJob& planned, Runtime& runtime);
+
+  // The optimizer step of that number. Its update may wait: what reads weights then calls flush() first. `save_gradients`: writes
+  // Options::save_gradients.
+  StepResult step(const Window& window, int64_t number, const UpdateNumbers& update, bool save_gradients);
+  // Makes the update that waits, if one does.
+  void flush();
+  // On the held-out samples; `stop` ends it.
+  Evaluated evaluate(const std::atomic<bool>& stop);
+
+ private:
+  const JobEntry& entry_for(EntryWanted wanted, size_t samples, size_t* index) const;  // the entry itself, or that of the remainder
+  bool run(size_t index, const std::atomic<bool>* until = nullptr);
+  Feed::Places places(size_t index) const;
+  std::function<float(ValueId)> scalars(size_t index) const;
+  // One micro-batch, or several that go together. `first`: samples of the window before it.
+  void run_batch(size_t index, const std::vector<int64_t>& batch, int64_t number, int64_t first, const UpdateNumbers& update,
+                 LossMeans& means);
+  void run_together(size_t index, std::span<const std::vector<int64_t>> batches, int64_t number, int64_t first, float loss_scale,
+                    LossMeans& means);
+  // Inputs; kNone: nothing.
+  void set_number(size_t index, ValueId input, float number);
+  void set_seed(size_t index, const LossMeans& means, float loss_scale);
+  void set_update(size_t index, const std::vector<ValueId>& scalars, ValueId loss_scale, const UpdateNumbers& update);
+  void set_random(size_t index, ValueId input, int64_t number, int64_t first, int64_t samples);
+
+  const Job& job_;
+  const PlannedJob& planned_;
+  Runtime& runtime_;
+  const std::vector<std::unique_ptr<Feed>> feeds_;  // by entry
+  std::optional<UpdateNumbers> pending_;            // the update that waits
+};
+
+}  // namespace ort_train

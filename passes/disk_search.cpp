@@ -1,0 +1,255 @@
+#include "passes/disk_search.h"
+
+#include <algorithm>
+
+#include "exec/pages.h"
+#include "passes/both.h"
+#include "passes/plan/problem.h"
+
+namespace ort_train {
+namespace {
+
+// Skip candidates whose bound is within 0.2 % of the best plan's seconds, and prefer the plain way within as much.
+constexpr double kClose = 0.998;
+
+}  // namespace
+
+double DiskSearch::Choice::rank() const { return way.is_plain() ? kClose * seconds : seconds; }
+
+DiskSearch::DiskSearch(PlanSearch& entries, const Placed& resident, const DiskLimits& limits)
+    : entries_(entries), resident_(resident), limits_(limits), search_(least_search()) {
+  constexpr double kAmple = 1.25;  // a refusal is unlikely
+  share_ = static_cast<double>(limits_.budget) / static_cast<double>(search_.candidates.begin()->first);
+  careful_ = is_roomy(search_.planning);
+  least_can_wait_ = !fits() && plans_two() && share_ >= kAmple;
+  searched_ = std::async(least_can_wait_ ? std::launch::async : std::launch::deferred, [this] { return search_.run(); });
+}
+
+bool DiskSearch::fits() const {
+  return limits_.budget == 0 ||
+         limits_.budget - limits_.reserve(resident_.of.finished.instructions()) >= resident_.made.program.memory().bytes;
+}
+
+bool DiskSearch::may_pin() const {
+  constexpr double kRoomy = 1.05;
+  return share_ >= kRoomy;
+}
+
+// Whether there is memory for more than one plan at a time.
+bool DiskSearch::is_roomy(int64_t planning) const {
+  constexpr int64_t kMuch = 4;
+  return limits_.budget / kMuch >= planning;
+}
+
+const Least& DiskSearch::least() {
+  if (!least_) {
+    least_ = searched_.get();
+    search_.candidates.clear();
+  }
+  return *least_;
+}
+
+DiskPlan DiskSearch::best(const ComputeRates& compute, const StreamRates& disk, int64_t pinning, bool dumps) {
+  compute_ = compute, disk_ = disk, pinning_ = pinning, dumps_ = dumps;
+  look_at_ways();
+  int64_t disk_bytes = 0;  // of those for which the disk has no room, the least
+  for (Choice& choice : choices_) {
+    if (choice.seconds < INFINITY) {
+      Placed placed = place(choice);
+      if (placed.made.program.memory().bytes > limit(choice.instructions)) continue;
+      choice.disk_bytes = limits_.on_disk(placed.made.program);
+      if (disk_has_room(choice.disk_bytes)) return {.placed = std::move(placed), .problem = std::move(problem_)};
+    }
+    disk_bytes = disk_bytes > 0 ? std::min(disk_bytes, choice.disk_bytes) : choice.disk_bytes;
+  }
+  if (disk_bytes > 0) return {.disk_bytes = disk_bytes};
+  return least_plan();
+}
+
+// With addresses.
+Placed DiskSearch::place(Choice& choice) {
+  Placed placed;
+  if (choice.candidate)
+    placed.of = std::move(*choice.candidate);
+  else
+    placed.of = entries_.candidate(entries_.entries(choice.way, careful_), choice.recompute, compute_, INFINITY, careful_);
+  const Planner& planner = *placed.of.planner;
+  const int64_t most = limit(choice.instructions);
+  if (planner.resident_bytes() <= most) placed.made.program = planner.resident();
+  if (placed.made.program.entries.empty() || placed.made.program.memory().bytes > most)
+    placed.made = planner.streamed(most, compute_, disk_);
+  if (dumps_) problem_ = planning::to_json(planner.problem(most, compute_, disk_));
+  placed.of.planner.reset();
+  return placed;
+}
+
+// What the smallest budget was computed from.
+DiskPlan DiskSearch::least_plan() {
+  const EntrySet& set = entries_.first();
+  Placed placed{.of = entries_.candidate(set, least().recompute, compute_, INFINITY, careful_)};
+  if (dumps_) problem_ = planning::to_json(placed.of.planner->problem(limit(placed.of.finished.instructions()), compute_, disk_));
+  placed.made = placed.of.planner->streamed(0, compute_, disk_);
+  placed.of.planner.reset();
+  const int64_t disk_bytes = limits_.on_disk(placed.made.program);
+  if (!disk_has_room(disk_bytes)) return {.disk_bytes = disk_bytes};
+  return {.placed = std::move(placed), .problem = std::move(problem_)};
+}
+
+// --- choices ----------------------------------------------------------------------------------------------------------------------------
+
+// Ways other than the first, and then that one: mostly it is not the best, and of what is worse little has to be looked at.
+std::vector<Way> DiskSearch::ways() const {
+  const EntrySet& first = entries_.first();
+  const int64_t most = entries_.options().micro_batches == "horizontal" ? 1 : most_together(first);
+  std::vector<Way> ways;
+  // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
+  if (first.micro_batches == 1) {
+    if (!entries_.options().keeps_gradients && limits_.updates_can_wait_longer) ways.push_back({Deferral::most, 1});
+    ways.push_back({Deferral::all, 1});
+  } else {
+    if (most > first.way.together) ways.push_back({Deferral::none, most});
+    // These are planned where memory is left for it.
+    const auto batch = static_cast<int64_t>(first.entries[0].job.graph.order().size());
+    int64_t instructions = resident_.of.finished.instructions() + most * batch;
+    const auto add_deferred = [&](int64_t joined, int64_t batches) {
+      instructions += batches * batch;
+      if (limits_.planning(instructions) <= limits_.budget) ways.push_back({Deferral::all, joined});
+    };
+    if (first.way.together == 1) add_deferred(1, 1);
+    if (most > 1) add_deferred(most, 1 + 2 * most);
+  }
+  ways.push_back(first.way);
+  return ways;
+}
+
+// Updates that wait, micro-batches together, each with what is recomputed.
+void DiskSearch::look_at_ways() {
+  const int64_t state = resident_.made.program.memory().persistent_bytes;  // which every plan without a disk holds
+  const std::vector<Way> all = ways();
+  std::vector<double> bounds;  // with the first rung: on the others of the best one time is spent
+  for (const Way& way : all) {
+    const EntrySet& set = entries_.entries(way, careful_);
+    bounds.push_back(look_at(set, {rungs(set).front()}, /*in_memory=*/false));
+  }
+  const auto best = static_cast<size_t>(std::min_element(bounds.begin(), bounds.end()) - bounds.begin());
+  for (size_t i = 0; i < all.size(); ++i) {
+    const bool is_best = i == best || bounds[best] == INFINITY, is_last = i + 1 == all.size();
+    if (!is_best && (!is_last || state > limit(resident_.of.finished.instructions()))) continue;
+    const EntrySet& set = entries_.entries(all[i], careful_);
+    std::vector<RecomputeChoice> others = rungs(set);
+    others.erase(others.begin());
+    look_at(set, others, /*in_memory=*/!is_best);
+  }
+  std::stable_sort(choices_.begin(), choices_.end(), [](const Choice& a, const Choice& b) { return a.rank() < b.rank(); });
+}
+
+// What is recomputed needn't be moved: a few rungs of the ladder.
+std::vector<RecomputeChoice> DiskSearch::rungs(const EntrySet& set) const {
+  constexpr size_t kParts = 4;
+  if (entries_.options().recompute != "auto") return {entries_.first_choice()};
+  const std::vector<RecomputeChoice> ladder = recompute_ladder(set.entries[0].job.graph);
+  std::vector<RecomputeChoice> rungs;
+  for (const size_t rung : sampled_rungs(ladder, kParts)) rungs.push_back(ladder[rung]);
+  return rungs;
+}
+
+// What is better by less than a little isn't worth looking at; the plain may be worse by that.
+double DiskSearch::to_beat(const Choice& choice) const {
+  double beat = INFINITY;
+  for (const Choice& other : choices_)
+    beat = std::min(beat, choice.way.is_plain() && !other.way.is_plain() ? other.seconds / kClose : kClose * other.seconds);
+  return beat;
+}
+
+// Of these rungs, adds those whose step may take less than that of all choices so far; with `in_memory` those that need no disk. Where the
+// bound says that it can't, or the disk has no room, a choice's time is infinite. Returns the least bound of those that need a disk.
+double DiskSearch::look_at(const EntrySet& set, const std::vector<RecomputeChoice>& rungs, bool in_memory) {
+  double bound = INFINITY;
+  for (size_t i = 0; i < rungs.size(); i += 2) {  // of two that are looked at together neither knows of the other
+    Choice two[2];
+    double least[2] = {INFINITY, INFINITY};
+    const size_t count = std::min<size_t>(2, rungs.size() - i);
+    for (size_t of = 0; of < count; ++of) two[of].way = set.way, two[of].recompute = rungs[i + of];
+    call_both(
+        plans_two() && count > 1, [&] { least[0] = look(set, two[0], in_memory); },
+        [&] {
+          if (count > 1) least[1] = look(set, two[1], in_memory);
+        });
+    for (size_t of = 0; of < count; ++of) {
+      bound = std::min(bound, least[of]);
+      if (two[of].expected < to_beat(two[of])) choices_.push_back(std::move(two[of]));
+    }
+  }
+  return bound;
+}
+
+// Without addresses. Returns the bound where it needs a disk, else infinity.
+double DiskSearch::look(const EntrySet& set, Choice& choice, bool in_memory) const {
+  const double beat = to_beat(choice);
+  Candidate candidate = entries_.candidate(set, choice.recompute, compute_, beat, careful_);
+  choice.instructions = candidate.finished.instructions();
+  if (!candidate.planner) return INFINITY;
+  const int64_t most = limit(choice.instructions);
+  double bound = INFINITY;
+  if (candidate.planner->resident_bytes() <= most) {
+    choice.expected = choice.seconds = candidate.seconds;
+  } else if (!in_memory) {
+    const StreamOutlook outlook = candidate.planner->outlook(most, compute_, disk_, beat);
+    bound = outlook.bound;
+    choice.expected = outlook.seconds;
+    choice.disk_bytes = limits_.expected_on_disk(outlook);
+    if (disk_has_room(choice.disk_bytes)) choice.seconds = outlook.seconds;
+  }
+  if (careful_) choice.candidate = std::move(candidate);
+  return bound;
+}
+
+// --- the smallest budget ----------------------------------------------------------------------------------------------------------------
+
+DiskSearch::LeastSearch DiskSearch::least_search() const {
+  constexpr double kNear = 1.05;  // with addresses none takes so much more than its floor
+  const EntrySet& set = entries_.first();
+  const SearchOptions& options = entries_.options();
+  LeastSearch search;
+  std::vector<RecomputeChoice> choices{entries_.first_choice()};
+  if (options.recompute == "auto") choices = {recompute_mode("none"), recompute_mode("all")};
+  std::vector<Candidate> tried(choices.size());
+  call_both(
+      choices.size() > 1 && options.threads > 1 && is_roomy(limits_.planning(resident_.of.finished.instructions())),
+      [&] { tried.front() = entries_.candidate(set, choices.front()); },
+      [&] {
+        if (choices.size() > 1) tried.back() = entries_.candidate(set, choices.back());
+      });
+  // With what comes where updates wait, or micro-batches go together.
+  const auto batch = static_cast<int64_t>(set.entries[0].job.graph.order().size());
+  int64_t instructions = tried.front().finished.instructions();
+  if (set.micro_batches == 1)
+    instructions += 2 * batch;
+  else if (options.micro_batches != "horizontal")
+    instructions += most_together(set) * batch;
+  search.planning = limits_.planning(instructions);
+  for (Candidate& candidate : tried) {
+    const int64_t besides = limits_.reserve(candidate.finished.instructions());
+    const int64_t floor = std::max(search.planning, besides + whole_pages(candidate.planner->least_bytes()));
+    search.candidates.emplace(floor, LeastSearch::Of{.candidate = std::move(candidate), .besides = besides});
+  }
+  const auto most = static_cast<int64_t>(kNear * static_cast<double>(search.candidates.begin()->first));
+  search.candidates.erase(search.candidates.upper_bound(most), search.candidates.end());
+  return search;
+}
+
+Least DiskSearch::LeastSearch::run() const {
+  Least smallest{.budget = INT64_MAX};
+  for (const auto& [floor, of] : candidates) {
+    if (floor >= smallest.budget) break;
+    const Program made = of.candidate.planner->streamed(0, ComputeRates{}, StreamRates{}).program;
+    const int64_t run = of.besides + whole_pages(made.memory().bytes), budget = std::max(planning, run);
+    if (budget >= smallest.budget) continue;
+    smallest = least_of(budget, made, of.candidate.finished.pointers());
+    if (planning > run) smallest.op = "what it takes to make the plan", smallest.entry.clear();
+    smallest.recompute = of.candidate.recompute;
+  }
+  return smallest;
+}
+
+}  // namespace ort_train

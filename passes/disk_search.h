@@ -1,0 +1,104 @@
+// The search for a plan with a disk, where the budget can't hold a job: which updates wait for the next step, how many micro-batches go
+// together, and what is recomputed.
+
+#pragma once
+
+#include <future>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "passes/plan_search.h"
+
+namespace ort_train {
+
+struct DiskLimits {
+  int64_t budget = 0;                    // bytes of memory; 0: none
+  Reserve reserve{};                     // of these, not the arena's, with a disk
+  Reserve planning{};                    // what it takes to plan so many instructions; no smaller budget is accepted
+  int64_t disk_bytes = 0;                // on the disk; 0: no limit
+  bool updates_can_wait_longer = false;  // there are weights that a step uses late: see Deferral::most
+  // What a plan takes there.
+  std::function<int64_t(const Program&)> on_disk{};
+  std::function<int64_t(const StreamOutlook&)> expected_on_disk{};
+};
+
+// The program of the fastest plan that was found, or else what the disk would have to hold.
+struct DiskPlan {
+  std::optional<Placed> placed{};
+  int64_t disk_bytes = 0;
+  std::string problem{};  // planning::to_json(), of the one that was solved
+};
+
+class DiskSearch {
+ public:
+  // `resident`: what takes no disk. All three must outlive it.
+  DiskSearch(PlanSearch& entries, const Placed& resident, const DiskLimits& limits);
+
+  // Whether no disk is needed.
+  bool fits() const;
+  // Whether the budget is so far above the smallest that this one is looked for beside the plan.
+  bool least_can_wait() const { return least_can_wait_; }
+  // Whether there may be room for what the kernel needs to pin memory.
+  bool may_pin() const;
+  // The smallest budget with a disk. It depends on the job alone, not on budget or machine.
+  const Least& least();
+  // `pinning`: bytes of the budget that are set aside. `dumps`: the problem is wanted.
+  DiskPlan best(const ComputeRates& compute, const StreamRates& disk, int64_t pinning, bool dumps);
+
+ private:
+  struct Choice {
+    Way way{};
+    RecomputeChoice recompute{};
+    std::optional<Candidate> candidate{};  // none where there is no room to keep it
+    int64_t instructions = 0;
+    double expected = INFINITY;  // seconds of an optimizer step
+    double seconds = INFINITY;   // the same; infinite where it takes too much of the disk
+    int64_t disk_bytes = 0;
+    double rank() const;
+  };
+  // Refers to nothing that changes.
+  struct LeastSearch {
+    struct Of {
+      Candidate candidate;
+      int64_t besides = 0;  // bytes besides the arena
+    };
+    int64_t planning = 0;                     // bytes that plans are made in
+    std::multimap<int64_t, Of> candidates{};  // by a budget that is not above what they take
+    Least run() const;
+  };
+
+  LeastSearch least_search() const;
+  bool is_roomy(int64_t planning) const;
+  bool plans_two() const { return careful_ && entries_.options().threads > 1; }  // at once
+  int64_t limit(int64_t instructions) const { return limits_.budget - pinning_ - limits_.reserve(instructions); }
+  bool disk_has_room(int64_t bytes) const { return limits_.disk_bytes == 0 || bytes <= limits_.disk_bytes; }
+
+  std::vector<Way> ways() const;
+  void look_at_ways();
+  std::vector<RecomputeChoice> rungs(const EntrySet& set) const;
+  double look_at(const EntrySet& set, const std::vector<RecomputeChoice>& rungs, bool in_memory);
+  double look(const EntrySet& set, Choice& choice, bool in_memory) const;
+  double to_beat(const Choice& choice) const;
+  Placed place(Choice& choice);
+  DiskPlan least_plan();
+
+  PlanSearch& entries_;
+  const Placed& resident_;
+  const DiskLimits& limits_;
+  LeastSearch search_;
+  double share_ = 0;      // the budget in smallest budgets, about
+  bool careful_ = false;  // there is memory for several plans at a time
+  bool least_can_wait_ = false;
+  std::future<Least> searched_;
+  std::optional<Least> least_;
+  ComputeRates compute_{};
+  StreamRates disk_{};
+  int64_t pinning_ = 0;
+  bool dumps_ = false;
+  std::string problem_;
+  std::vector<Choice> choices_;
+};
+
+}  // namespace ort_train

@@ -1,0 +1,66 @@
+// The entry points of a job as graphs, and the ways in which they can go about updates and micro-batches. A way changes no result.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "passes/micro_batches.h"
+#include "passes/pipeline.h"
+#include "passes/recompute.h"
+
+namespace ort_train {
+
+// Which updates wait for the next step: none, those that it need not wait for itself (OptimizerSpec::at_once), or all.
+enum class Deferral : uint8_t { none, most, all };
+
+struct Way {
+  Deferral defer = Deferral::none;
+  int64_t together = 1;  // micro-batches that go through the model together; the rest of a step's goes one by one
+  bool is_deferred() const { return defer != Deferral::none; }
+  bool is_plain() const { return *this == Way{}; }
+  bool operator==(const Way&) const = default;
+};
+
+// Which of the entry points.
+struct EntryWanted {
+  EntryKind kind = EntryKind::train;
+  bool completes_update = false;  // of those that train: makes the update that the step before left behind
+  bool joined = false;            // runs several micro-batches as the one beside it runs one
+  bool remainder = false;         // for the smaller batch at the end of an epoch
+};
+
+struct JobEntry {
+  std::string name;
+  JobGraph job;
+  int64_t batch = 0;  // samples
+  bool joined = false, remainder = false;
+  MicroBatches together{};  // of one that is joined and finished: each micro-batch's values, by those of one
+};
+
+struct EntrySet {
+  Way way{};
+  int64_t micro_batches = 1;      // of an optimizer step
+  std::vector<JobEntry> entries;  // index = the program's entry
+
+  int find(const EntryWanted& wanted) const;          // -1 where there is none
+  double runs_per_step(const JobEntry& entry) const;  // how often an optimizer step runs it
+  std::vector<const Graph*> graphs() const;
+};
+
+// How many micro-batches may share a graph: a divisor of the step's, as long as planning takes seconds.
+int64_t most_together(const EntrySet& set);
+
+// The graphs of a set's entries with what still has to be decided: what is recomputed, micro-batches side by side, updates early.
+struct FinishedGraphs {
+  std::vector<Graph> graphs;           // by entry
+  std::vector<MicroBatches> together;  // the same
+  Recomputed recomputed{};             // of the first entry
+
+  std::vector<const Graph*> pointers() const;
+  int64_t instructions() const;
+};
+FinishedGraphs finish(const EntrySet& set, const RecomputeChoice& choice, const PassOptions& passes);
+
+}  // namespace ort_train

@@ -1,0 +1,133 @@
+#include "passes/plan_search.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "exec/pages.h"
+#include "passes/plan_report.h"
+
+namespace ort_train {
+namespace {
+
+// What the planner has to know of the entries, by their finished graphs.
+std::vector<PlanEntry> plan_entries(const EntrySet& set, FinishedGraphs& finished, bool keeps_gradients) {
+  constexpr double kNowAndThen = 1e-2;  // hardly counts
+  std::vector<PlanEntry> wanted;
+  for (size_t i = 0; i < set.entries.size(); ++i) {
+    const JobEntry& entry = set.entries[i];
+    PlanEntry& added = wanted.emplace_back(PlanEntry{.name = entry.name,
+                                                     .graph = &finished.graphs[i],
+                                                     .weight = std::max(kNowAndThen, set.runs_per_step(entry)),
+                                                     .ordered = entry.joined,
+                                                     .role = entry.job.role});
+    if (!keeps_gradients || entry.job.role.kind != EntryKind::train || set.way.is_deferred()) continue;
+    for (const auto& [parameter, gradient] : entry.job.gradients) added.keep.push_back(gradient);
+  }
+  return wanted;
+}
+
+}  // namespace
+
+std::string Least::set_by() const { return entry.empty() ? op : fmt::format("{} in '{}'", op, entry); }
+
+Least least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs) {
+  const MemoryPeak peak = memory_peak(made, graphs);
+  return {.budget = budget, .op = peak.op, .entry = made.entries[peak.entry].name};
+}
+
+PlanSearch::PlanSearch(EntrySet first, Source source, SearchOptions options) : source_(std::move(source)), options_(std::move(options)) {
+  sets_.push_back(std::move(first));
+}
+
+const EntrySet& PlanSearch::entries(const Way& way, bool keeps_all) {
+  const auto found = std::find_if(sets_.begin(), sets_.end(), [&](const EntrySet& set) { return set.way == way; });
+  if (found != sets_.end()) return *found;
+  if (!keeps_all) sets_.resize(1);
+  sets_.push_back(source_(way));
+  return sets_.back();
+}
+
+RecomputeChoice PlanSearch::first_choice() const {
+  return options_.recompute == "auto" ? RecomputeChoice{} : recompute_mode(options_.recompute);
+}
+
+Candidate PlanSearch::candidate(const EntrySet& set, const RecomputeChoice& choice, const ComputeRates& rates, double beat,
+                                bool careful) const {
+  Candidate made{.way = set.way, .recompute = choice, .finished = finish(set, choice, {.skip = options_.passes.skip})};
+  const std::vector<PlanEntry> wanted = plan_entries(set, made.finished, options_.keeps_gradients);
+  for (const PlanEntry& entry : wanted) {
+    if (entry.weight < kRarely) continue;
+    for (const NodeId id : entry.graph->order())
+      made.seconds += entry.weight * work_of(*entry.graph, entry.graph->node(id), options_.threads, rates).seconds;
+  }
+  if (made.seconds < beat) made.planner = std::make_unique<Planner>(wanted, PlanOptions{.threads = options_.threads, .careful = careful});
+  return made;
+}
+
+Placed PlanSearch::resident() const {
+  Placed placed{.of = candidate(first(), first_choice())};
+  placed.made.program = placed.of.planner->resident();
+  placed.of.planner.reset();
+  return placed;
+}
+
+Placed PlanSearch::apart(const DeviceMemories& memories) const {
+  Placed placed{.of = candidate(first(), first_choice())};
+  placed.made = placed.of.planner->apart(memories);
+  placed.of.planner.reset();
+  return placed;
+}
+
+// The rungs of the ladder are tried by halving, between one that doesn't fit and one that does.
+std::optional<Placed> PlanSearch::recomputing(int64_t budget, const Reserve& reserve, Least& least) const {
+  const std::vector<RecomputeChoice> ladder = recompute_ladder(first().entries[0].job.graph);
+  const auto planned = [&](size_t rung) {
+    Placed placed{.of = candidate(first(), ladder[rung])};
+    placed.made.program = placed.of.planner->resident();
+    placed.of.planner.reset();
+    return placed;
+  };
+  std::map<size_t, Least> known{{0, least}};
+  const auto budget_of = [&](size_t rung) {
+    if (const auto found = known.find(rung); found != known.end()) return found->second.budget;
+    const Placed placed = planned(rung);
+    const int64_t takes = reserve(placed.of.finished.instructions()) + whole_pages(placed.made.program.memory().bytes);
+    return known.emplace(rung, least_of(takes, placed.made.program, placed.of.finished.pointers())).first->second.budget;
+  };
+  constexpr size_t kParts = 8;
+  std::vector<size_t> rungs = sampled_rungs(ladder, kParts);
+  const size_t all = rungs.back();
+  for (size_t rung = all + 1; rung < ladder.size(); ++rung) rungs.push_back(rung);
+  if (budget_of(all) >= budget_of(0)) rungs.clear();  // activations don't make the peak
+  size_t smallest = 0;
+  for (const size_t rung : rungs) {
+    if (budget_of(rung) < budget_of(smallest)) smallest = rung;
+  }
+  const bool fits = budget == 0 || budget >= budget_of(0);
+  least = known[smallest];
+  if (fits || budget < least.budget) return std::nullopt;
+  size_t below = 0, chosen = smallest;
+  while (chosen - below > 1) {
+    const size_t between = below + (chosen - below) / 2;
+    (budget_of(between) <= budget ? chosen : below) = between;
+  }
+  return planned(chosen);
+}
+
+PlannedEntries PlanSearch::adopt(Placed placed) {
+  const auto found = std::find_if(sets_.begin(), sets_.end(), [&](const EntrySet& set) { return set.way == placed.of.way; });
+  PlannedEntries planned{.set = found == sets_.end() ? source_(placed.of.way) : std::move(*found),
+                         .made = std::move(placed.made),
+                         .recomputed = std::move(placed.of.finished.recomputed)};
+  sets_.clear();
+  if (!options_.passes.dump_after.empty() && !planned.set.way.is_deferred()) finish(planned.set, placed.of.recompute, options_.passes);
+  for (size_t i = 0; i < planned.set.entries.size(); ++i) {
+    planned.set.entries[i].job.graph = std::move(placed.of.finished.graphs[i]);
+    planned.set.entries[i].together = std::move(placed.of.finished.together[i]);
+  }
+  return planned;
+}
+
+}  // namespace ort_train

@@ -1,0 +1,95 @@
+// The search for a job's plan: what is recomputed, and with a disk (disk_search.h) which updates wait and how many micro-batches go
+// together.
+//
+// It is a function of the job's entry points, the memory and the machine's rates, and of nothing else.
+
+#pragma once
+
+#include <functional>
+#include <limits>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "passes/entry_set.h"
+#include "passes/plan.h"
+
+namespace ort_train {
+
+struct SearchOptions {
+  int threads = 1;
+  std::string recompute = "auto";      // as Options::recompute
+  std::string micro_batches = "auto";  // as Options::micro_batches
+  bool keeps_gradients = false;        // of a run that trains, until it is over
+  PassOptions passes{};                // skip, and dump_after of the passes that come with the plan
+};
+
+// What of a budget isn't the arena's: bytes, by the number of instructions of the program.
+using Reserve = std::function<int64_t(int64_t instructions)>;
+
+// Entry points with what is recomputed, and their planner.
+struct Candidate {
+  Way way{};
+  RecomputeChoice recompute{};
+  FinishedGraphs finished{};
+  std::unique_ptr<Planner> planner{};  // none where it can't take less than what it has to beat
+  double seconds = 0;                  // of computing, for an optimizer step with everything in memory
+};
+
+struct Placed {
+  Candidate of{};
+  StreamedProgram made{};
+};
+
+// The smallest budget.
+struct Least {
+  int64_t budget = 0;
+  std::string op{}, entry{};  // that sets it; no entry where it is planning itself
+  RecomputeChoice recompute{};
+  std::string set_by() const;
+};
+Least least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs);
+
+// What the search leads to.
+struct PlannedEntries {
+  EntrySet set;  // with the planned graphs
+  StreamedProgram made;
+  Recomputed recomputed;  // of the first entry
+};
+
+class PlanSearch {
+ public:
+  using Source = std::function<EntrySet(const Way&)>;
+
+  // `first`: for plans with everything in memory. Others are asked of `source` when they are looked at.
+  PlanSearch(EntrySet first, Source source, SearchOptions options);
+
+  const SearchOptions& options() const { return options_; }
+  const EntrySet& first() const { return sets_.front(); }
+  // The entry points that go that way. Where `keeps_all` is false, besides the first only the last that was asked for is kept.
+  const EntrySet& entries(const Way& way, bool keeps_all);
+  // What is recomputed where nothing asks for another choice.
+  RecomputeChoice first_choice() const;
+
+  // `beat`: no planner is made where computing alone takes as many seconds. `careful`: PlanOptions::careful.
+  Candidate candidate(const EntrySet& set, const RecomputeChoice& choice, const ComputeRates& rates = {},
+                      double beat = std::numeric_limits<double>::infinity(), bool careful = false) const;
+  // Everything in memory, the first way and choice.
+  Placed resident() const;
+  // On a device with memory of its own.
+  Placed apart(const DeviceMemories& memories) const;
+  // Everything in memory, with as much recomputed as `budget` asks for (0: no budget). None where that is nothing, or where nothing would
+  // do. `least`: of the first choice; becomes that of the choice which takes least.
+  std::optional<Placed> recomputing(int64_t budget, const Reserve& reserve, Least& least) const;
+
+  // Ends the search.
+  PlannedEntries adopt(Placed placed);
+
+ private:
+  const Source source_;
+  const SearchOptions options_;
+  std::list<EntrySet> sets_;  // the first, and others
+};
+
+}  // namespace ort_train

@@ -89,6 +89,7 @@ struct Persistent {
   Place home{};                             // in memory or in the file
   std::shared_ptr<const Tensor> initial{};  // constants, in memory; null else (weights are loaded)
   double fill = 0;                          // what each element of state begins as
+  bool read_only = false;                   // a weight that no entry changes
 };
 
 enum class Action : uint8_t {
@@ -170,6 +171,10 @@ Program program_apart();
 // to run.
 bool is_view(const Node& node, const Instruction& instruction);
 
+// What a run changes and the next one needs: weights and optimizer state. A read-only weight is in the model's file.
+inline bool survives(const Persistent& value) {
+  return value.purpose == Purpose::optimizer || (value.purpose == Purpose::weights && !value.read_only);
+}
 inline bool is_in_file(const Persistent& value) { return value.home.space == kFile; }
 // The bytes that it takes of memory.
 inline int64_t memory_bytes(const Persistent& value) { return is_in_file(value) ? 0 : value.home.bytes; }

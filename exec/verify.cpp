@@ -234,6 +234,9 @@ class EntryVerifier {
         fail("it ends at {}, outside the {}'s {} bytes", place.end(), program_.spaces[place.space].name, bytes);
       }
     }
+    for (const Persistent& value : program_.persistent) {
+      if (value.read_only && is_file(to) && overlap(value.home, to)) fail("it writes '{}' to the file, which is read-only", value.name);
+    }
     touch(from, false);
     touch(to, true);
     const Content content = bytes_[from.space].content(instruction.from);
@@ -357,7 +360,10 @@ class EntryVerifier {
     for (const Alias& write : node.op->writes) {
       if (static_cast<size_t>(write.output) != i || node.inputs[write.input] == kNone) continue;
       persistent_of_[value] = persistent_of_[node.inputs[write.input]];
-      if (persistent_of_[value] >= 0) state_[static_cast<size_t>(persistent_of_[value])] = content_[value];
+      if (persistent_of_[value] < 0) continue;
+      const auto number = static_cast<size_t>(persistent_of_[value]);
+      if (program_.persistent[number].read_only) fail("it changes '{}', which is read-only", program_.persistent[number].name);
+      state_[number] = content_[value];
     }
   }
 

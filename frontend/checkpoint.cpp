@@ -136,6 +136,25 @@ RunState state_of(const Json& json) {
   return state;
 }
 
+// Throws Error(usage) unless the same weights stay as they are, and are the same. (Older checkpoints have all weights.)
+void check_unchanged(const std::string& folder, const Json& manifest, const CheckpointContent& content) {
+  const auto found = manifest.find("unchanged");
+  if (found == manifest.end()) return;
+  const auto then = found->get<std::map<std::string, std::string>>();
+  const std::string same = "give it the same model and the same `batch_norm`";
+  for (const auto& [name, sum] : content.unchanged) {
+    const auto before = then.find(name);
+    if (before == then.end())
+      throw error(ErrorCode::usage, "{}: was saved by a run that changed '{}', which stays as it is in this one: {}", folder, name, same);
+    if (before->second != sum)
+      throw error(ErrorCode::usage, "{}: was saved by a run whose model had another '{}', which isn't trained: {}", folder, name, same);
+  }
+  for (const auto& [name, sum] : then) {
+    if (!content.unchanged.contains(name))
+      throw error(ErrorCode::usage, "{}: was saved by a run in which '{}' stayed as it is; this one changes it: {}", folder, name, same);
+  }
+}
+
 // The table of a folder whose tensors are in a state file, if it can be read.
 std::optional<SlotTable> table_in(const std::string& folder) {
   try {
@@ -274,7 +293,11 @@ std::string save_checkpoint(const std::string& output_dir, const RunState& state
     throw error(ErrorCode::io, "{}: was not written by ort-train, and stands where this run has to save: move it away", path);
   begin_folder(temporary);
   try {
-    Json body = {{"model", content.model}, {"settings", content.settings}, {"state", to_json(state)}, {"parts", parts_to_json(content)}};
+    Json body = {{"model", content.model},
+                 {"settings", content.settings},
+                 {"state", to_json(state)},
+                 {"parts", parts_to_json(content)},
+                 {"unchanged", content.unchanged}};
     if (slots != nullptr) {
       body["slots"] = slots_to_json(slots->sync(), content);
     } else {
@@ -366,10 +389,12 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
         const SlotTable table = slots_of(slots);
         const std::string file = find_state_file(table, candidate.folder.path, nvme_path);
         const bool in_place = prepare(&table, file);
+        check_unchanged(candidate.folder.path, candidate.manifest, content);
         read_slots(file, table, slots, candidate.manifest.at("parts"), content, in_place);
         return loaded;
       }
       prepare(nullptr, {});
+      check_unchanged(candidate.folder.path, candidate.manifest, content);
       const Json &files = candidate.manifest.at("files"), &parts = candidate.manifest.at("parts");
       read_tensors((fs::path(candidate.folder.path) / kWeightsFile).string(), files.at(kWeightsFile), parts, content.weights);
       read_tensors((fs::path(candidate.folder.path) / kOptimizerFile).string(), files.at(kOptimizerFile), parts, content.optimizer);

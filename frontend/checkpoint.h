@@ -10,6 +10,8 @@
 //   2. rename it to checkpoint-STEP, sync the output folder. A checkpoint that has this name already (an earlier run's) is renamed
 //      first, and gets its name back if step 2 fails
 //   3. remove the oldest checkpoints, down to the number that is kept
+// Weights that the run doesn't change stay in the model's file; the manifest has their checksums, so that a run goes on with the same.
+//
 // A crash leaves at most a folder .tmp-*, which the next run removes. If the disk damages a checkpoint later, its checksums show it, and a
 // run resumes from the one before.
 //
@@ -66,9 +68,10 @@ struct StateTensor {
 };
 
 struct CheckpointContent {
-  std::vector<StateTensor> weights, optimizer;
-  std::string model;                            // hash of the parameters' names, types and order, whatever their parts
-  std::map<std::string, std::string> settings;  // options that change numbers
+  std::vector<StateTensor> weights, optimizer;   // that the run changes
+  std::map<std::string, std::string> unchanged;  // weights that stay as they are in the model's file: name -> checksum, 16 hex digits
+  std::string model;                             // hash of the parameters' names, types and order, whatever their parts
+  std::map<std::string, std::string> settings;   // options that change numbers
 };
 
 struct Loaded {
@@ -85,8 +88,8 @@ using Note = std::function<void(const std::string&)>;
 std::string save_checkpoint(const std::string& output_dir, const RunState& state, const CheckpointContent& content, size_t kept,
                             StateFile* slots = nullptr);
 
-// Called before the tensors of the checkpoint in `folder` are read, for what they are read into. Where they are in a state file, that is
-// `table`'s, found at `path` (else null); true says that the run goes on with this file.
+// Called before the tensors of the checkpoint in `folder` are read, for what they are read into and for content.unchanged. Where they are
+// in a state file, that is `table`'s, found at `path` (else null); true says that the run goes on with this file.
 using BeforeLoad = std::function<bool(const SlotTable* table, const std::string& path, const std::string& folder)>;
 
 // Loads the newest valid checkpoint in output_dir into content's tensors, or `only`, the folder of one. Those that aren't valid are

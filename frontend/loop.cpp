@@ -61,7 +61,7 @@ void Loop::begin() {
     resume();
   } else {
     runtime_.open_files(start_, {});
-    runtime_.load_weights();
+    runtime_.load_weights(Runtime::Weights::all);
   }
   job_.scaling.begin(state_.loss_scale);
   if (options_.detect_anomaly) {
@@ -79,7 +79,9 @@ void Loop::resume() {
         SavedSlots saved{.table = table, .path = path};
         const auto kept = static_cast<size_t>(kept_checkpoints(options_, /*in_slots=*/true));
         if (table != nullptr) saved.before = tables_before(options_.output_dir, folder, kept);
-        return runtime_.open_files(start_, saved);
+        const bool in_place = runtime_.open_files(start_, saved);
+        runtime_.load_weights(Runtime::Weights::unchanged);
+        return in_place;
       },
       start_.is_named ? start_.checkpoint : std::string());
   std::string changed;

@@ -16,8 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool survives(const Persistent& value) { return value.purpose == Purpose::weights || value.purpose == Purpose::optimizer; }
-
 // Bytes at the front of the program's disk that belong to tensors which survive; 0: none is there.
 int64_t homes_end(const Program& program) {
   int64_t end = 0, others = program.file().bytes;

@@ -24,6 +24,18 @@ const Persistent* find_persistent(const Program& program, std::string_view name)
   return nullptr;
 }
 
+class Hash {
+ public:
+  Hash() : state_(XXH3_createState(), XXH3_freeState) {
+    require(state_ != nullptr && XXH3_64bits_reset(state_.get()) == XXH_OK, "no hash state");
+  }
+  void add(std::span<const std::byte> bytes) { XXH3_64bits_update(state_.get(), bytes.data(), bytes.size()); }
+  std::string text() const { return hex16(XXH3_64bits_digest(state_.get())); }
+
+ private:
+  std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state_;
+};
+
 // Numbers of a file, in another type where the weight has one of its own.
 void read_weight(const FileRange& from, DType stored, DType wanted, std::span<std::byte> to) {
   if (stored == wanted) return read_range(from, to);
@@ -105,6 +117,12 @@ void Runtime::collect_tensors() {
   for (const Persistent& value : planned_.program.persistent) {
     if (value.purpose != Purpose::weights && value.purpose != Purpose::optimizer) continue;
     const Value& of = *values.at(value.name);
+    const auto note_whole = [&] {
+      const auto [whole, is_first] = wholes.emplace(of.whole.empty() ? value.name : of.whole, value.type);
+      if (!is_first) whole->second.shape[0] += value.type.shape[0];
+    };
+    if (value.purpose == Purpose::weights) note_whole();
+    if (!survives(value)) continue;
     const StateTensor tensor{
         .name = value.name,
         .type = value.type,
@@ -114,12 +132,7 @@ void Runtime::collect_tensors() {
         .bytes = [this, &value](bool overwrite) { return overwrite ? executor_.blank(value.name) : executor_.persistent(value.name); },
         .changed = [this, &value] { executor_.changed(value.name); },
         .on_disk = is_in_file(value)};
-    if (value.purpose == Purpose::weights) {
-      content_.weights.push_back(tensor);
-      const auto [whole, is_first] = wholes.emplace(tensor.whole.empty() ? tensor.name : tensor.whole, tensor.type);
-      if (!is_first) whole->second.shape[0] += tensor.type.shape[0];
-    }
-    if (value.purpose == Purpose::optimizer) content_.optimizer.push_back(tensor);
+    (value.purpose == Purpose::weights ? content_.weights : content_.optimizer).push_back(tensor);
   }
   for (auto* list : {&content_.weights, &content_.optimizer})  // the plan has an order of its own
     std::sort(list->begin(), list->end(), [](const StateTensor& a, const StateTensor& b) { return a.name < b.name; });
@@ -220,23 +233,37 @@ std::vector<Slice> Runtime::slices_of(const std::string& parameter) const {
   return {{.name = parameter, .offset = 0, .bytes = value->type.bytes()}};
 }
 
-void Runtime::load_weights() {
+void Runtime::load_weights(Weights which) {
   for (const Weight& weight : job_.weights) {
-    const WeightPlace& from = weight.places.at(0);
-    FileRange range = from.bytes;
-    const int64_t end = range.offset + range.bytes;
-    for (const Slice& slice : slices_of(weight.parameter)) {
-      const Persistent* value = find_persistent(planned_.program, slice.name);
-      range.bytes = slice.bytes / size_of(weight.dtype) * size_of(from.dtype);
-      require(value != nullptr && !from.transposed && value->type.dtype == weight.dtype && range.offset + range.bytes <= end,
-              "a weight that is not stored as it is used");
-      // Of a pack the rest stays what it is: other weights, or zeros.
-      const auto whole = slice.bytes == value->type.bytes() ? executor_.blank(slice.name) : executor_.persistent(slice.name);
-      read_weight(range, from.dtype, weight.dtype, whole.subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes)));
-      executor_.changed(slice.name);
-      range.offset += range.bytes;
-    }
+    const std::vector<Slice> slices = slices_of(weight.parameter);
+    const auto is_unchanged = [&](const Slice& slice) { return find_persistent(planned_.program, slice.name)->read_only; };
+    const bool unchanged = std::all_of(slices.begin(), slices.end(), is_unchanged);
+    if (!unchanged && which == Weights::unchanged) continue;
+    const std::string sum = load_weight(weight, slices);
+    if (unchanged && !slices.empty()) content_.unchanged[weight.parameter] = sum;
   }
+}
+
+// Returns its checksum.
+std::string Runtime::load_weight(const Weight& weight, const std::vector<Slice>& slices) {
+  Hash hash;
+  const WeightPlace& from = weight.places.at(0);
+  FileRange range = from.bytes;
+  const int64_t end = range.offset + range.bytes;
+  for (const Slice& slice : slices) {
+    const Persistent* value = find_persistent(planned_.program, slice.name);
+    range.bytes = slice.bytes / size_of(weight.dtype) * size_of(from.dtype);
+    require(value != nullptr && !from.transposed && value->type.dtype == weight.dtype && range.offset + range.bytes <= end,
+            "a weight that is not stored as it is used");
+    // Of a pack the rest stays what it is: other weights, or zeros.
+    const auto whole = slice.bytes == value->type.bytes() ? executor_.blank(slice.name) : executor_.persistent(slice.name);
+    const auto bytes = whole.subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes));
+    read_weight(range, from.dtype, weight.dtype, bytes);
+    hash.add(bytes);
+    executor_.changed(slice.name);
+    range.offset += range.bytes;
+  }
+  return hash.text();
 }
 
 StateFile* Runtime::fill_slots() {
@@ -268,23 +295,21 @@ bool Runtime::read_parameter(const std::string& name, const ByteSink& sink) cons
 }
 
 std::string Runtime::weights_hash() const {
-  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), XXH3_freeState);
-  require(hash != nullptr && XXH3_64bits_reset(hash.get()) == XXH_OK, "no hash state");
+  Hash hash;
   std::vector<std::byte> buffer;
   for (const Weight& weight : job_.weights) {
     if (weight.is_attached) continue;
-    const auto update = [&](int64_t, std::span<const std::byte> bytes) { XXH3_64bits_update(hash.get(), bytes.data(), bytes.size()); };
-    if (read_parameter(weight.parameter, update)) continue;
+    if (read_parameter(weight.parameter, [&](int64_t, std::span<const std::byte> bytes) { hash.add(bytes); })) continue;
     FileRange range = weight.places.at(0).bytes;  // as in the file: nothing reads it
     const int64_t end = range.offset + range.bytes;
     for (; range.offset < end; range.offset += range.bytes) {
       range.bytes = std::min<int64_t>(end - range.offset, int64_t{1} << 20);
       buffer.resize(static_cast<size_t>(range.bytes));
       read_range(range, buffer);
-      XXH3_64bits_update(hash.get(), buffer.data(), buffer.size());
+      hash.add(buffer);
     }
   }
-  return hex16(XXH3_64bits_digest(hash.get()));
+  return hash.text();
 }
 
 }  // namespace ort_train

@@ -29,8 +29,9 @@ class Runtime {
   void allocate();
   // Opens the files on the disk; true where the run goes on with its checkpoint's state file, so that nothing has to be read.
   bool open_files(const RunStart& start, const SavedSlots& saved);
-  // As the model's file has them; or a checkpoint is read into content().
-  void load_weights();
+  // From the model's file: all of them, or those that the job doesn't change, where the others come from a checkpoint.
+  enum class Weights : uint8_t { all, unchanged };
+  void load_weights(Weights which);
   // Frees what only loading needed.
   void end_loading();
   // Nothing of what was taken is kept: not the memory, nor files that another trainer may want.
@@ -68,6 +69,7 @@ class Runtime {
  private:
   Device& device() const { return planned_.apart ? *planned_.apart : processor_; }
   void collect_tensors();
+  std::string load_weight(const Weight& weight, const std::vector<Slice>& slices);
   DiskOptions disk_engine() const;
 
   Job& job_;

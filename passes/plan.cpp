@@ -87,7 +87,7 @@ struct Planner::Impl {
       if (!job.movable[i] || plan.resident[i]) continue;
       const int64_t bytes = whole_sectors(persistents[i].type.bytes());
       result.disk_bytes += bytes;
-      if (persistents[i].purpose == Purpose::weights || persistents[i].purpose == Purpose::optimizer) result.state_bytes += bytes;
+      if (survives(persistents[i])) result.state_bytes += bytes;
     }
     for (size_t r = 0; r < plan.runs.size(); ++r) {
       const std::vector<planning::Piece>& pieces = job.problem.runs[r].pieces;
@@ -243,6 +243,11 @@ Planner::Planner(const std::vector<PlanEntry>& entries, const PlanOptions& optio
     for (const MemoryClass& c : draft.model.classes) {
       draft.persistent_of_class.push_back(c.persistent ? impl_->persistents.add(entry.name, entry.graph->value(c.root)) : 0);
       if (c.persistent && c.kept) impl_->persistents.keep(draft.persistent_of_class.back());
+    }
+    for (const MemoryStep& step : draft.model.steps) {
+      for (const PersistentUse& use : step.persistents) {
+        if (use.changes) impl_->persistents.change(draft.persistent_of_class[use.of]);
+      }
     }
     impl_->drafts.push_back(std::move(draft));
   }

@@ -46,7 +46,7 @@ struct StreamOutlook {
   double bound = std::numeric_limits<double>::infinity();    // as above; infinite where the memory is below the floor
   double seconds = std::numeric_limits<double>::infinity();  // of an optimizer step; infinite where there is no such plan
   int64_t disk_bytes = 0;
-  int64_t state_bytes = 0;  // of these, of weights and optimizer state
+  int64_t state_bytes = 0;  // of these, of what survives the process: weights that change, optimizer state
 };
 
 // A device with memory of its own, behind it the host's, behind that a disk.

@@ -14,6 +14,7 @@ namespace ort_train {
 namespace {
 
 using namespace fixtures;
+namespace fs = std::filesystem;
 
 const char* const kThree = R"(<ir_version: 8, opset_import: ["" : 17]>
   g (float[2, 2] x) => (float[2, 2] y)
@@ -124,6 +125,21 @@ struct FrozenRuns : TrainerRuns {
     o.freeze = {"frozen", "c"};
     return o;
   }
+  // Another way from that step on.
+  Summary train_in_two(const Options& begun, Options resumed, int64_t stop_after) const {
+    {
+      Trainer* running = nullptr;
+      Trainer trainer(begun, {.on_step = [&](const StepReport& step) {
+                        if (step.step == stop_after) running->request_stop();
+                      }});
+      running = &trainer;
+      EXPECT_TRUE(trainer.train().stopped);
+    }
+    resumed.resume = true;
+    return Trainer(resumed).train();
+  }
+  using TrainerRuns::train_in_two;
+  int count_dirs = 0;
   Options on_disk(Options o) const {
     o.nvme_path = folder / "disk";
     std::filesystem::create_directory(o.nvme_path);
@@ -178,6 +194,69 @@ TEST_F(FrozenRuns, StreamedAndDividedTheyEndWithTheSameBits) {
         EXPECT_LT(run.plan.arena_bytes, kInner * kInner * 4);
       }
     }
+  }
+}
+
+// Whole, in parts, in memory and from a disk: what stays as it is isn't written.
+TEST_F(FrozenRuns, CheckpointsHaveOnlyWhatChanges) {
+  const Options o = options();
+  const Run whole = train(o);
+  const std::string saved = read_file(fs::path(whole.summary.checkpoint_path) / "weights.safetensors");
+  EXPECT_LT(saved.size(), size_t{4} * kInner * kInner);
+  EXPECT_EQ(saved.substr(0, 1000).find("\"frozen"), std::string::npos);
+  EXPECT_HAS(read_file(fs::path(whole.summary.checkpoint_path) / "state.json"), "\"unchanged\":{\"c\":");
+  Options streamed = on_disk(o);
+  streamed.budget = least_budget(streamed);
+  const Trainer all(streamed);
+  EXPECT_GT(all.plan().state_bytes, 0);
+  EXPECT_GT(all.plan().disk_bytes - all.plan().state_bytes, 4 * kInner * kInner);  // one slot
+  EXPECT_LT(all.plan().state_bytes,
+            2 * 3 * 4 * (kIn * kInner + 2 * kInner * kOut) + (int64_t{1} << 20));  // two, of the rest with its state
+  for (const auto& [first, second] : {std::pair(o, streamed), {streamed, o}, {streamed, streamed}}) {
+    Options begun = first, resumed = second;
+    begun.output_dir = resumed.output_dir = folder / fmt::format("resumed-{}", count_dirs++);
+    EXPECT_EQ(train_in_two(begun, resumed, 3).weights_hash, whole.summary.weights_hash);
+  }
+}
+
+TEST_F(FrozenRuns, ResumeWantsTheSameUnchangedWeights) {
+  Options o = options();
+  o.output_dir = folder / "changed";
+  train_in_two(o, 3);
+  std::string bytes = read_file(o.model);
+  const std::vector<float> frozen = weight(o.model, "frozen");
+  const size_t at = bytes.find(std::string(reinterpret_cast<const char*>(frozen.data()), 4096));
+  ASSERT_NE(at, std::string::npos);
+  bytes[at] = static_cast<char>(bytes[at] ^ 1);
+  write_file(o.model, bytes);
+  o.max_steps = 8;
+  o.resume = true;
+  const Error problem = error_of([&] { Trainer(o).train(); });
+  EXPECT_EQ(problem.code(), ErrorCode::usage);
+  EXPECT_HAS(problem.what(), "a run whose model had another 'frozen', which isn't trained: give it the same model");
+}
+
+// Running statistics change where BatchNormalization is live.
+TEST_F(TrainerRuns, ResumeWantsTheSameLiveLayers) {
+  Arrays arrays;
+  arrays.add("x", {8, 2}, numbers(16, 7919));
+  arrays.add("labels", {8, 2}, numbers(16, 7907));
+  Options o{.model = write_model(folder, kThree), .data = arrays.write(folder / "data.safetensors"), .loss = "mse", .learning_rate = 1e-3};
+  o.max_steps = 4;
+  o.profile = profile;
+  for (const std::string first : {"live", "frozen"}) {
+    o.output_dir = folder / first;
+    o.batch_norm = first;
+    o.resume = false;
+    train_in_two(o, 2);
+    o.batch_norm = first == "live" ? "frozen" : "live";
+    o.max_steps = 6;
+    o.resume = true;
+    const Error problem = error_of([&] { Trainer(o).train(); });
+    EXPECT_EQ(problem.code(), ErrorCode::usage);
+    EXPECT_HAS(problem.what(), first == "live" ? "a run that changed 'mean', which stays as it is in this one"
+                                               : "a run in which 'mean' stayed as it is; this one changes it");
+    o.max_steps = 4;
   }
 }
 

@@ -216,6 +216,15 @@ TEST_P(VerifyStream, CatchesWrongStatements) {
         "a home in no space", [&](Program& p) { p.persistent[i].home.space = 2; }, "space");
     caught("no home", [&](Program& p) { p.persistent[i].home = {}; });
   }
+  for (size_t i = 0; i < program.persistent.size(); ++i) {
+    const Persistent& value = program.persistent[i];
+    const bool is_written = std::any_of(code.begin(), code.end(), [&](const Instruction& of) {
+      return is_copy(of) && is_write(of) && is_in_file(value) && file_of(of).offset == value.home.offset;
+    });
+    if (is_written)
+      caught(
+          "a write of what is read-only", [&](Program& p) { p.persistent[i].read_only = true; }, "read-only");
+  }
   int around = 0;
   for (size_t s = 0; s < program.entries[0].storages.size(); ++s) {
     const Storage& storage = program.entries[0].storages[s];

@@ -1,6 +1,7 @@
 #include "passes/plan/lifetimes.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <string_view>
 #include <utility>
@@ -40,7 +41,11 @@ size_t PersistentValues::add(const std::string& entry, const Value& value) {
   if (value.constant) return add_constant(value);
   const auto [at, is_new] = by_name_.emplace(value.name, values_.size());
   if (is_new) {
-    values_.push_back({.name = value.name, .purpose = purpose_of(value.kind), .type = value.type(), .fill = value.fill});
+    values_.push_back({.name = value.name,
+                       .purpose = purpose_of(value.kind),
+                       .type = value.type(),
+                       .fill = value.fill,
+                       .read_only = value.kind == ValueKind::parameter});
   } else if (const Persistent& known = values_[at->second]; known.type != value.type() || known.purpose != purpose_of(value.kind)) {
     throw error(ErrorCode::device, "internal error: '{}' is {} ({}) in entry '{}' but {} ({}) in one before it; please report this",
                 value.name, to_string(value.type()), to_string(purpose_of(value.kind)), entry, to_string(known.type),
@@ -53,15 +58,20 @@ bool PersistentValues::movable(size_t i) const { return may_move(i) && values_[i
 
 std::vector<Persistent> PersistentValues::lay_out(const std::vector<SpaceId>& homes, Program& program) const {
   std::vector<Persistent> values = values_;
-  for (Purpose purpose : {Purpose::weights, Purpose::optimizer, Purpose::gradients, Purpose::constants}) {
-    for (size_t i = 0; i < values.size(); ++i) {
-      if (values[i].purpose != purpose) continue;
-      const int64_t bytes = values[i].type.bytes();
-      Space& space = program.spaces[homes[i]];
-      int64_t& end = homes[i] == kFile ? space.bytes : space.persistent_bytes;
-      values[i].home = {.offset = end, .bytes = bytes, .space = homes[i]};
-      end += homes[i] == kFile ? whole_sectors(bytes) : aligned(bytes);
-    }
+  const auto rank = [&](size_t i) {  // what survives the process lies at the front of a file (frontend/run_disk.h)
+    constexpr std::array kOrder{Purpose::weights, Purpose::optimizer, Purpose::gradients, Purpose::constants};
+    const auto at = std::find(kOrder.begin(), kOrder.end(), values[i].purpose) - kOrder.begin();
+    return std::pair(!survives(values[i]), at);
+  };
+  std::vector<size_t> order(values.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return rank(a) < rank(b); });
+  for (const size_t i : order) {
+    const int64_t bytes = values[i].type.bytes();
+    Space& space = program.spaces[homes[i]];
+    int64_t& end = homes[i] == kFile ? space.bytes : space.persistent_bytes;
+    values[i].home = {.offset = end, .bytes = bytes, .space = homes[i]};
+    end += homes[i] == kFile ? whole_sectors(bytes) : aligned(bytes);
   }
   return values;
 }

@@ -24,6 +24,8 @@ class PersistentValues {
   // The number of the value, known already or new.
   size_t add(const std::string& entry, const Value& value);
 
+  // Some entry writes it.
+  void change(size_t i) { values_[i].read_only = false; }
   // What a caller looks at after a run is where the run left it: it never moves.
   void keep(size_t i) { kept_.insert(i); }
   bool movable(size_t i) const;

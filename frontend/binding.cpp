@@ -293,12 +293,39 @@ ImportOptions import_options(const Options& options) {
           .outputs = outputs_read(options)};
 }
 
-ImportOptions Binding::import_options(int64_t size, const Options& options) const {
+ImportOptions Binding::import_options(int64_t size, int64_t length, const Options& options) const {
   ImportOptions result = ort_train::import_options(options);
   result.shapes = shapes;
   for (const std::string& name : batch_names) result.shapes[name] = size;
-  for (const ConstantInput& constant : constants) result.bound_inputs[constant.name] = tensor_of(constant, size);
+  for (const std::string& name : length_names) result.shapes[name] = length;
+  for (ConstantInput constant : constants) {
+    if (constant.kind != ConstantInput::Kind::given && length != sequence) constant.shape.back() = length;
+    result.bound_inputs[constant.name] = tensor_of(constant, size);
+  }
   return result;
+}
+
+// The dimensions that are as long as a sample: of what the data feeds the second axis, and all that have its name.
+void bind_lengths(const Declared& declared, const Options& options, const DataSet& data, Binding& binding) {
+  if (options.length_buckets.empty()) return;
+  if (data.is_row()) throw error(ErrorCode::usage, "{}: is cut into samples of one length: `length_buckets` are for arrays", data.path());
+  const int mask = data.find(kLengthField);
+  if (mask < 0 || data.fields()[static_cast<size_t>(mask)].shape.size() != 1)
+    throw error(ErrorCode::data, "{}: has no array '{}' of two dimensions, which would say how long each sample is (`length_buckets`)",
+                data.path(), kLengthField);
+  binding.sequence = data.fields()[static_cast<size_t>(mask)].shape[0];
+  for (const FedInput& fed : binding.fed) {
+    const DeclaredInput& input = *find_input(declared, fed.input);
+    const Field& field = data.fields()[static_cast<size_t>(data.find(fed.field))];
+    if (input.dims.size() < 2 || fixed_size(input.dims[1]) || field.shape[0] != binding.sequence) continue;
+    binding.length_names.push_back(unnamed(input.dims[1]) ? axis_name(input, 1) : input.dims[1]);
+  }
+  if (binding.length_names.empty())
+    throw error(ErrorCode::usage, "the model's file fixes the length of a sample: `length_buckets` need one that is open");
+  for (const int64_t length : options.length_buckets) {
+    if (length > binding.sequence)
+      throw error(ErrorCode::usage, "`length_buckets` {}: the samples of {} are {} long", length, data.path(), binding.sequence);
+  }
 }
 
 Binding bind_inputs(const Declared& declared, const Options& options, DataSet& data) {
@@ -356,6 +383,7 @@ Binding bind_inputs(const Declared& declared, const Options& options, DataSet& d
     if (std::find(binding.batch_names.begin(), binding.batch_names.end(), name) == binding.batch_names.end())
       binding.shapes.emplace(name, size);
   }
+  bind_lengths(declared, options, data, binding);
   return binding;
 }
 

@@ -16,6 +16,9 @@
 
 namespace ort_train {
 
+// The array whose samples end with zeros behind what counts.
+inline constexpr const char* kLengthField = "attention_mask";
+
 // The size of a dimension of DeclaredInput::dims that the file fixes.
 std::optional<int64_t> fixed_size(const std::string& dim);
 
@@ -47,9 +50,10 @@ struct Binding {
   std::vector<ConstantInput> constants;
   std::map<std::string, int64_t> shapes;  // without the batch
   std::vector<std::string> batch_names;   // dimensions that are the batch
+  std::vector<std::string> length_names;  // dimensions that are the sequence, which Options::length_buckets cut
 
-  // What import needs for a batch of this size.
-  ImportOptions import_options(int64_t batch, const Options& options) const;
+  // What import needs for a batch of this size, and samples of this length (of a job without lengths: `sequence`).
+  ImportOptions import_options(int64_t batch, int64_t length, const Options& options) const;
 };
 
 // Cuts `data` into samples where it is one long row. Throws Error(usage) or Error(data).

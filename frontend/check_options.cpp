@@ -41,6 +41,9 @@ void check_options(const Options& options) {
   for (const auto& [name, ratio] : options.dropout) {
     if (!(ratio >= 0 && ratio < 1)) throw error(ErrorCode::usage, "`dropout` {}={}: has to lie in [0, 1)", name, ratio);
   }
+  for (const int64_t length : options.length_buckets) {
+    if (length <= 0) throw refuse("length_buckets", length, "a length is at least 1");
+  }
   if (options.recompute != "auto") recompute_mode(options.recompute);
   if (options.micro_batches != "auto" && options.micro_batches != "horizontal" && options.micro_batches != "vertical")
     throw refuse("micro_batches", options.micro_batches, "is not known: auto, horizontal or vertical");

@@ -231,6 +231,10 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
                  "samples in a batch (default: the model's size if it is fixed, else 8)")
       ->group(data);
   app.add_option("--seq-length", o.seq_length, "tokens in a sample of text (default: the model's length if it is fixed)")->group(data);
+  app.add_option("--length-buckets", o.length_buckets,
+                 "of arrays: cut each batch to the first of these lengths that holds all its samples, by attention_mask")
+      ->delimiter(',')
+      ->group(data);
   app.add_flag("--no-shuffle", raw.no_shuffle, "take the samples in the file's order")->group(data);
   add(data, "--validation-split", o.validation_split, "with --eval-steps and a single data file: the share at its end that is held out");
 

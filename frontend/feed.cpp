@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <numeric>
 
 #include "graph/error.h"
 #include "graph/op_def.h"
@@ -28,6 +30,17 @@ int64_t integer_at(DType dtype, const std::byte* bytes, int64_t i) {
   }
 }
 
+// Moves what of a tensor of shape `from` lies in its first corner of shape `to` to `out`, which may be where it begins. Returns its end.
+std::byte* take_corner(std::byte* out, const std::byte* in, std::span<const int64_t> from, std::span<const int64_t> to, int64_t element) {
+  const int64_t inner = std::accumulate(from.begin() + 1, from.end(), element, std::multiplies<>());
+  if (std::equal(from.begin() + 1, from.end(), to.begin() + 1)) {
+    std::memmove(out, in, static_cast<size_t>(to[0] * inner));
+    return out + to[0] * inner;
+  }
+  for (int64_t i = 0; i < to[0]; ++i) out = take_corner(out, in + i * inner, from.subspan(1), to.subspan(1), element);
+  return out;
+}
+
 }  // namespace
 
 int64_t index_limit(const Graph& graph, ValueId input) {
@@ -49,7 +62,7 @@ int64_t index_limit(const Graph& graph, ValueId input) {
 }
 
 Feed::Feed(DataSet& data, const Graph& graph, const Binding& binding, const std::vector<LabelSpec>& labels)
-    : data_(data), graph_(graph), labels_(labels) {
+    : data_(data), graph_(graph), binding_(binding), labels_(labels) {
   for (const FedInput& fed : binding.fed) {
     const ValueId value = graph.find_value(fed.input);
     if (value == kNone || graph.value(value).kind != ValueKind::input) continue;  // nothing in the model reads it
@@ -65,13 +78,23 @@ Feed::Feed(DataSet& data, const Graph& graph, const Binding& binding, const std:
   }
 }
 
+// Axes as long as a sample may become shorter, where the job has batches of several lengths.
+bool Feed::may_cut(const Shape& from, const Shape& to) const {
+  if (binding_.length_names.empty() || from.size() != to.size()) return false;
+  for (size_t axis = 0; axis < from.size(); ++axis) {
+    if (to[axis] != from[axis] && (from[axis] != binding_.sequence || to[axis] > from[axis])) return false;
+  }
+  return true;
+}
+
 void Feed::add(const std::string& input, const std::string& field, ValueId value, const LabelSpec* labels) {
   const int index = data_.find(field);
   if (index < 0) throw error(ErrorCode::data, "{}: has no array '{}' for the labels: name it with `labels`", data_.path(), field);
   const Field& from = data_.fields()[static_cast<size_t>(index)];
   const TensorType wanted = graph_.value(value).type();
   const Shape sample = wanted.shape.empty() ? Shape{} : Shape(wanted.shape.begin() + 1, wanted.shape.end());
-  if (wanted.shape.empty() || from.shape != sample) {
+  const bool is_cut = from.shape != sample && may_cut(from.shape, sample);
+  if (wanted.shape.empty() || (from.shape != sample && !is_cut)) {
     throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}, {} wants {}", data_.path(), field, to_string(from.shape),
                 labels ? "the loss" : "input '" + input + "'", to_string(sample));
   }
@@ -84,21 +107,26 @@ void Feed::add(const std::string& input, const std::string& field, ValueId value
             .dtype = wanted.dtype,
             .elements = element_count(sample),
             .limit = labels != nullptr || is_floating(wanted.dtype) ? 0 : index_limit(graph_, value),
-            .labels = labels};
+            .labels = labels,
+            .kept = is_cut ? sample : Shape{}};
   const size_t packed = static_cast<size_t>(from.bytes());
-  if (element_of(wanted.dtype) != from.element) buffer_.resize(std::max(buffer_.size(), packed));
+  if (is_cut || element_of(wanted.dtype) != from.element) buffer_.resize(std::max(buffer_.size(), packed));
   if (labels != nullptr) label_buffer_.resize(std::max(label_buffer_.size(), static_cast<size_t>(slot.elements * size_of(slot.dtype))));
   slots_.push_back(slot);
 }
 
 void Feed::read(const Slot& slot, int64_t sample, std::span<std::byte> to) {
   const Field& field = data_.fields()[slot.field];
-  if (element_of(slot.dtype) == field.element) {
+  if (element_of(slot.dtype) == field.element && slot.kept.empty()) {
     data_.read(slot.field, sample, to);
     return;
   }
-  const auto packed = std::span(buffer_).first(static_cast<size_t>(field.bytes()));
+  auto packed = std::span(buffer_).first(static_cast<size_t>(field.bytes()));
   data_.read(slot.field, sample, packed);
+  if (!slot.kept.empty()) {
+    std::byte* const end = take_corner(packed.data(), packed.data(), field.shape, slot.kept, size_of(field.element));
+    packed = packed.first(static_cast<size_t>(end - packed.data()));
+  }
   const int64_t bad = convert(field.element, packed, slot.dtype, to);
   if (bad >= 0) {
     throw error(ErrorCode::data, "{}: sample {}: element {} of array '{}' does not fit {}", data_.path(), sample, bad, field.name,

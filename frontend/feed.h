@@ -1,7 +1,8 @@
 // Feed: brings samples of a data set into the inputs of a job graph, checked and in the graph's types.
 //
 // Labels of causal language models are their tokens moved one to the left inside each sample, the last one ignored, as Hugging Face does it
-// (a `labels` array is moved the same way). A Feed belongs to one data set and one graph, which outlive it.
+// (a `labels` array is moved the same way). Where the graph is for shorter samples (Options::length_buckets), what is behind is left out. A
+// Feed belongs to one data set, graph and binding, which outlive it.
 
 #pragma once
 
@@ -51,7 +52,9 @@ class Feed {
     int64_t elements;                   // of a sample
     int64_t limit;                      // indices lie in [-limit, limit); 0: no limit
     const LabelSpec* labels = nullptr;  // null: an input of the model
+    Shape kept{};                       // of a sample that is cut: what is left of it
   };
+  bool may_cut(const Shape& from, const Shape& to) const;
   void add(const std::string& input, const std::string& field, ValueId value, const LabelSpec* labels);
   void check_indices(const Slot& slot, int64_t sample, std::span<const std::byte> bytes) const;
   double finish_labels(const Slot& slot, int64_t sample, std::span<std::byte> bytes) const;
@@ -59,6 +62,7 @@ class Feed {
 
   DataSet& data_;
   const Graph& graph_;
+  const Binding& binding_;
   const std::vector<LabelSpec> labels_;
   std::vector<Slot> slots_;
   std::vector<std::byte> buffer_, label_buffer_;

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <set>
 
 #include "exec/kernel.h"
 #include "frontend/loss_options.h"
@@ -48,9 +50,14 @@ bool has_live_layers(const Graph& graph) {
   return std::any_of(nodes.begin(), nodes.end(), [&](NodeId id) { return graph.node(id).op->traits.statistics == Statistics::batch; });
 }
 
-void add_entry(EntrySet& set, const std::string& name, JobGraph job, int64_t batch, bool is_remainder = false) {
-  require(set.entries.empty() || job.slices == set.entries[0].job.slices, "entries that divide or pack weights differently");
-  set.entries.push_back({.name = name, .job = std::move(job), .batch = batch, .remainder = is_remainder});
+void add_entry(EntrySet& set, JobEntry entry) {
+  require(set.entries.empty() || entry.job.slices == set.entries[0].job.slices, "entries that divide or pack weights differently");
+  set.entries.push_back(std::move(entry));
+}
+
+// "evaluate-remainder-128"
+std::string named(const std::string& name, const JobEntry& like) {
+  return name + (like.remainder ? "-remainder" : "") + (like.length > 0 ? fmt::format("-{}", like.length) : "");
 }
 
 }  // namespace
@@ -65,6 +72,7 @@ Job::Job(const Options& options_, int64_t part_bytes, Workers& workers, std::fun
   if (data.valid && data.valid->is_row()) data.valid->cut(binding.sequence);
   passes_ = {.skip = options.skip_passes, .part_bytes = part_bytes, .optimizer = optimizer, .folder = make_folder(workers_)};
   divide_samples();
+  settle_lengths();
   settle_schedule();
 }
 
@@ -101,6 +109,49 @@ void Job::divide_samples() {
   const int64_t steps = divided_up(batches, options.gradient_accumulation_steps);  // an epoch
   total_steps =
       options.max_steps > 0 ? options.max_steps : static_cast<int64_t>(std::ceil(options.num_train_epochs * static_cast<double>(steps)));
+}
+
+int64_t Job::length_of(const SampleRange& range, std::span<const int64_t> samples) const {
+  if (lengths.empty()) return 0;
+  const auto field = static_cast<size_t>(range.data->find(kLengthField));
+  const Field& mask = range.data->fields()[field];
+  std::vector<std::byte> bytes(static_cast<size_t>(mask.bytes()));
+  int64_t longest = 0;
+  for (const int64_t sample : samples) {
+    range.data->read(field, sample, bytes);
+    const auto last = std::find_if(bytes.rbegin(), bytes.rend(), [](std::byte byte) { return byte != std::byte{0}; });
+    longest = std::max(longest, divided_up(bytes.rend() - last, size_of(mask.element)));
+  }
+  int64_t length = lengths.front().length;
+  for (const LengthReport& shorter : lengths) length = shorter.length >= longest ? shorter.length : length;
+  return length;
+}
+
+// How often batches have each length: in the first epoch, or the beginning of it.
+void Job::settle_lengths() {
+  if (options.length_buckets.empty()) return;
+  for (const SampleRange* range : {&train_range, &valid_range}) {
+    const int field = range->data == nullptr ? 0 : range->data->find(kLengthField);
+    const bool fits =
+        range->data == nullptr || (field >= 0 && range->data->fields()[static_cast<size_t>(field)].shape == Shape{binding.sequence});
+    if (!fits)
+      throw error(ErrorCode::data, "{}: has no array '{}' of samples of {}, as the data to train on", range->data->path(), kLengthField,
+                  binding.sequence);
+  }
+  std::set<int64_t, std::greater<>> all(options.length_buckets.begin(), options.length_buckets.end());
+  all.insert(binding.sequence);
+  for (const int64_t length : all) lengths.push_back({.length = length});
+  constexpr int64_t kEnough = 1000;
+  int64_t batches = 0;
+  for (Window window = samples_of(0, 0); batches < kEnough; window = samples_of(window.epoch, window.index)) {
+    for (const auto& batch : window.batches) {
+      const int64_t length = length_of(train_range, batch);
+      for (LengthReport& of : lengths) of.share += of.length == length ? 1 : 0;
+      ++batches;
+    }
+    if (window.epoch > 0) break;
+  }
+  for (LengthReport& of : lengths) of.share /= static_cast<double>(batches);
 }
 
 // The learning rates, once it is known how long the job is and how large its batches are.
@@ -167,10 +218,10 @@ void Job::note_model(const Imported& imported) {
   passes_.autocast = types.autocast;
 }
 
-// The model's graph for a batch: one import for each.
-const Graph& Job::forward(int64_t batch) {
-  if (const auto found = forwards_.find(batch); found != forwards_.end()) return found->second;
-  const ImportOptions import = binding.import_options(batch, options);
+// The model's graph for a batch, and a length of the job's or 0: one import for each.
+const Graph& Job::forward(int64_t batch, int64_t length) {
+  if (const auto found = forwards_.find({batch, length}); found != forwards_.end()) return found->second;
+  const ImportOptions import = binding.import_options(batch, length > 0 ? length : binding.sequence, options);
   Imported imported = import_model(options.model, import, workers_);
   refuse_obstacles(imported);
   groups = assign_groups(imported, options);
@@ -190,11 +241,11 @@ const Graph& Job::forward(int64_t batch) {
   for (Weight& weight : weights) {
     if (const ValueId id = imported.graph.find_value(weight.parameter); id != kNone) weight.dtype = imported.graph.value(id).dtype;
   }
-  return forwards_.emplace(batch, std::move(imported.graph)).first->second;
+  return forwards_.emplace(std::pair(batch, length), std::move(imported.graph)).first->second;
 }
 
 bool Job::has_weights_used_late() const {
-  const Graph& main = forwards_.at(binding.batch);
+  const Graph& main = forwards_.at({binding.batch, lengths.empty() ? 0 : binding.sequence});
   const std::set<std::string> soon = used_soon(main);
   const std::vector<ValueId> parameters = main.parameters();
   return std::any_of(parameters.begin(), parameters.end(),
@@ -217,26 +268,36 @@ void Job::check_live_layers(const Graph& forward, int64_t batch) const {
   }
 }
 
-// Deferred: "train" makes the update that a step before it left behind, "train-first" has none before it.
-void Job::add_train(EntrySet& set, const Graph& forward, int64_t batch, bool is_remainder, const OptimizerSpec& update,
-                    const PassOptions& passes) const {
-  check_live_layers(forward, batch);
-  JobGraph train = build_train_graph(forward, losses, update, passes);
-  const std::string suffix = is_remainder ? "-remainder" : "";
-  if (update.deferred) add_entry(set, "train" + suffix, build_pending_graph(train, update, passes), batch, is_remainder);
-  add_entry(set, (update.deferred ? "train-first" : "train") + suffix, std::move(train), batch, is_remainder);
+// Deferred: "train" makes the update that a step before it left behind, "train-first" has none before it. `like`: has all but the graph.
+void Job::add_train(EntrySet& set, const JobEntry& like, const OptimizerSpec& update, const PassOptions& passes) {
+  const Graph& graph = forward(like.batch, like.length);
+  check_live_layers(graph, like.batch);
+  JobEntry entry = like, pending = like;
+  entry.job = build_train_graph(graph, losses, update, passes);
+  if (update.deferred) {
+    pending.job = build_pending_graph(entry.job, update, passes);
+    pending.name = named("train", like);
+    add_entry(set, std::move(pending));
+  }
+  entry.name = named(update.deferred ? "train-first" : "train", like);
+  add_entry(set, std::move(entry));
 }
 
-void Job::add_evaluate(EntrySet& set) {
+void Job::add_evaluate(EntrySet& set, const LengthReport& length) {
   if (valid_range.data == nullptr) return;
   const int64_t full = valid_range.count / binding.batch, rest = valid_range.count % binding.batch;
   if (full == 0 && binding.batch_is_fixed) {
     throw error(ErrorCode::data, "{}: has {} samples, fewer than the batch of {} that the model's file fixes", valid_range.data->path(),
                 valid_range.count, binding.batch);
   }
-  if (full > 0) add_entry(set, "evaluate", build_evaluate_graph(forward(binding.batch), losses, passes_), binding.batch);
-  if (rest > 0 && !binding.batch_is_fixed && (options.eval_batches == 0 || options.eval_batches > full))
-    add_entry(set, "evaluate-remainder", build_evaluate_graph(forward(rest), losses, passes_), rest, /*is_remainder=*/true);
+  const auto add = [&](int64_t batch, bool is_remainder) {
+    JobEntry entry{.batch = batch, .length = length.length, .share = length.share, .remainder = is_remainder};
+    entry.name = named("evaluate", entry);
+    entry.job = build_evaluate_graph(forward(batch, length.length), losses, passes_);
+    add_entry(set, std::move(entry));
+  };
+  if (full > 0) add(binding.batch, /*is_remainder=*/false);
+  if (rest > 0 && !binding.batch_is_fixed && (options.eval_batches == 0 || options.eval_batches > full)) add(rest, /*is_remainder=*/true);
 }
 
 void Job::add_predict(EntrySet& set) {
@@ -246,21 +307,23 @@ void Job::add_predict(EntrySet& set) {
     throw error(ErrorCode::usage, "a prediction for {} samples is wanted, the model's file fixes the batch at {}",
                 options.predict_batch_size, batch);
   }
-  add_entry(set, "predict", build_predict_graph(forward(batch), model_outputs_, passes_), batch);
+  const int64_t length = lengths.empty() ? 0 : binding.sequence;
+  add_entry(set, {.name = "predict", .job = build_predict_graph(forward(batch, length), model_outputs_, passes_), .batch = batch});
 }
 
 EntrySet Job::entries(const Way& way) {
   EntrySet set{.way = way, .micro_batches = options.gradient_accumulation_steps};
   const bool is_first = !model_read_;
+  const std::vector<LengthReport> all = lengths.empty() ? std::vector{LengthReport{.share = 1}} : lengths;
   losses = loss_spec();
-  const Graph& main = forward(binding.batch);
+  const Graph& main = forward(binding.batch, all.front().length);
   if (is_first) {
     for (const std::string& text : loss_notes(main, losses)) note_(text);
     for (const Attachment& other : attached_)
       note_(fmt::format("{} {}: its weights stay as they are", other.is_loss ? "the loss is" : "the teacher is", other.path));
   }
   OptimizerSpec update = optimizer_spec(way);
-  if (way.defer == Deferral::most) update.at_once = used_soon(main);  // the same weights for every batch size: they share the sums
+  if (way.defer == Deferral::most) update.at_once = used_soon(main);  // the same weights for every shape: they share the sums
   if (!packs_) packs_ = options.clip_per_layer ? Packs{} : choose_packs(main, losses, optimizer);  // a pack has one norm
   passes_.packs = *packs_;
   PassOptions first = passes_;
@@ -268,7 +331,8 @@ EntrySet Job::entries(const Way& way) {
     first.dump_after = options.dump_after;
     first.on_pass = [&](const std::string& pass, double, bool) { ran_.push_back(pass); };
   }
-  add_train(set, main, binding.batch, /*is_remainder=*/false, update, first);
+  for (const LengthReport& length : all)
+    add_train(set, {.batch = binding.batch, .length = length.length, .share = length.share}, update, set.entries.empty() ? first : passes_);
   for (const auto& [pass, file] : options.dump_after) {
     if (!is_first || pass == "recompute" || pass == "micro_batches" || pass == "early_updates" ||
         std::find(ran_.begin(), ran_.end(), pass) != ran_.end())
@@ -277,18 +341,22 @@ EntrySet Job::entries(const Way& way) {
   }
   const int64_t remainder = train_range.count % binding.batch;
   const int64_t epoch_steps = divided_up(divided_up(train_range.count, binding.batch), options.gradient_accumulation_steps);
-  if (!binding.batch_is_fixed && remainder > 0 && total_steps >= epoch_steps)
-    add_train(set, forward(remainder), remainder, /*is_remainder=*/true, update, passes_);
+  if (!binding.batch_is_fixed && remainder > 0 && total_steps >= epoch_steps) {
+    for (const LengthReport& length : all)
+      add_train(set, {.batch = remainder, .length = length.length, .share = length.share, .remainder = true}, update, passes_);
+  }
   if (update.accumulate || update.deferred) {
     const int source = set.find({.kind = EntryKind::train});
-    add_entry(set, "update", build_update_graph(set.entries[static_cast<size_t>(source)].job, update, passes_), 0);
+    add_entry(set, {.name = "update", .job = build_update_graph(set.entries[static_cast<size_t>(source)].job, update, passes_)});
   }
-  add_evaluate(set);
+  for (const LengthReport& length : all) add_evaluate(set, length);
   add_predict(set);
   if (way.together > 1) {
     const auto add_joined = [&](const std::string& name, size_t of) {
-      add_entry(set, name, JobGraph(set.entries[of].job), binding.batch);
-      set.entries.back().joined = true;
+      JobEntry entry = set.entries[of];
+      entry.name = name;
+      entry.joined = true;
+      add_entry(set, std::move(entry));
     };
     add_joined("train-together", 0);
     if (update.deferred) add_joined("train-first-together", static_cast<size_t>(set.find({.kind = EntryKind::train})));
@@ -332,9 +400,18 @@ std::vector<std::unique_ptr<Feed>> Job::feeds(const EntrySet& set) const {
 int64_t Job::data_bytes() const { return data.train->memory_bytes() + (data.valid ? data.valid->memory_bytes() : 0); }
 
 Window Job::window(int64_t epoch, int64_t index) const {
+  Window window = samples_of(epoch, index);
+  for (const auto& batch : window.batches) {
+    const int64_t length = lengths.empty() ? std::max<int64_t>(1, binding.sequence) : length_of(train_range, batch);
+    window.tokens += static_cast<int64_t>(batch.size()) * length;
+  }
+  return window;
+}
+
+Window Job::samples_of(int64_t epoch, int64_t index) const {
   const int64_t samples = train_range.count;
   const int64_t usable = binding.batch_is_fixed ? samples / binding.batch * binding.batch : samples;
-  if (index >= usable) return window(epoch + 1, 0);
+  if (index >= usable) return samples_of(epoch + 1, 0);
   const Shuffle shuffle(options.seed, epoch, samples);
   Window window{.batches = {}, .epoch = epoch, .index = index, .samples = 0};
   while (static_cast<int64_t>(window.batches.size()) < options.gradient_accumulation_steps && window.index < usable) {

@@ -36,6 +36,7 @@ struct Window {
   std::vector<std::vector<int64_t>> batches;  // sample numbers
   int64_t epoch = 0, index = 0;               // the cursor behind it
   int64_t samples = 0;
+  int64_t tokens = 0;  // of all samples, with what a batch's length adds; samples, where the job has no sequence
 };
 
 class Job {
@@ -53,6 +54,8 @@ class Job {
   // Whether a step uses weights so late that their updates may wait for that, with an entry set of Deferral::most.
   bool has_weights_used_late() const;
 
+  // JobEntry::length of the entry for these samples.
+  int64_t length_of(const SampleRange& range, std::span<const int64_t> samples) const;
   // The samples of a step that begins there, in the epoch's order.
   Window window(int64_t epoch, int64_t index) const;
   // The options that change numbers, as a checkpoint keeps them.
@@ -65,6 +68,7 @@ class Job {
   DataSets data;
   Binding binding;
   SampleRange train_range, valid_range;  // valid: none where its data is null
+  std::vector<LengthReport> lengths;     // of batches, the longest first; none: all have one
   int64_t total_steps = 0;
   Schedule schedule;
   // Once the model has been read:
@@ -78,26 +82,27 @@ class Job {
 
  private:
   void divide_samples();
+  void settle_lengths();
   void settle_schedule();
+  Window samples_of(int64_t epoch, int64_t index) const;
   LossSpec loss_spec() const;
   OptimizerSpec optimizer_spec(const Way& way) const;
-  const Graph& forward(int64_t batch);
+  const Graph& forward(int64_t batch, int64_t length);
   void note_model(const Imported& imported);
   void check_live_layers(const Graph& forward, int64_t batch) const;
-  void add_train(EntrySet& set, const Graph& forward, int64_t batch, bool is_remainder, const OptimizerSpec& update,
-                 const PassOptions& passes) const;
-  void add_evaluate(EntrySet& set);
+  void add_train(EntrySet& set, const JobEntry& like, const OptimizerSpec& update, const PassOptions& passes);
+  void add_evaluate(EntrySet& set, const LengthReport& length);
   void add_predict(EntrySet& set);
 
   Workers& workers_;
   const std::function<void(const std::string&)> note_;
-  std::vector<Attachment> attached_;   // other models that the losses read
-  PassOptions passes_;                 // of all graphs
-  std::vector<std::string> ran_;       // names of passes
-  bool model_read_ = false;            // info and weights are there
-  size_t model_outputs_ = 0;           // how many outputs the trained model has itself
-  std::optional<Packs> packs_;         // of small weights, chosen for the first batch size
-  std::map<int64_t, Graph> forwards_;  // by batch, ready to be made into entries
+  std::vector<Attachment> attached_;                       // other models that the losses read
+  PassOptions passes_;                                     // of all graphs
+  std::vector<std::string> ran_;                           // names of passes
+  bool model_read_ = false;                                // info and weights are there
+  size_t model_outputs_ = 0;                               // how many outputs the trained model has itself
+  std::optional<Packs> packs_;                             // of small weights, chosen for the first batch size
+  std::map<std::pair<int64_t, int64_t>, Graph> forwards_;  // by batch and length, ready to be made into entries
 };
 
 }  // namespace ort_train

@@ -1,5 +1,7 @@
 // Which options change what is computed: a checkpoint keeps them, and a run that goes on with others says so.
 
+#include <fmt/ranges.h>
+
 #include <filesystem>
 
 #include "frontend/file.h"
@@ -42,6 +44,7 @@ std::map<std::string, std::string> Job::settings() const {
   for (const OptimizerOption& option : optimizer.options()) result[std::string(option.name)] = text(optimizer.value(option.name));
   if (!options.teacher.empty()) result["teacher"] = std::filesystem::path(options.teacher).filename().string();
   if (!options.loss_model.empty()) result["loss_model"] = std::filesystem::path(options.loss_model).filename().string();
+  if (!options.length_buckets.empty()) result["length_buckets"] = fmt::format("{}", fmt::join(options.length_buckets, ","));
   if (options.temperature != 1) result["temperature"] = text(options.temperature);
   if (options.label_smoothing != 0) result["label_smoothing"] = text(options.label_smoothing);
   if (options.z_loss != 0) result["z_loss"] = text(options.z_loss);

@@ -161,8 +161,7 @@ void Loop::Training::step() {
   const std::string anomaly = loop_.anomalies_ ? loop_.anomalies_->take() : std::string();
   const bool is_skipped = scaling.is_on() && !std::isfinite(result.grad_norm);
   note_gradients(step, is_skipped);
-  const int64_t tokens = window.samples * std::max<int64_t>(1, loop_.job_.binding.sequence);
-  const StepReport report = report_of(step, result, update, tokens);
+  const StepReport report = report_of(step, result, update, window.tokens);
   LossScaleState scale = state_.loss_scale;
   std::string wrong = scaling.update(scale, std::isfinite(result.grad_norm));
   if (!is_skipped) wrong = loop_.why_not_finite(result);
@@ -174,7 +173,7 @@ void Loop::Training::step() {
   state_.step = step;
   state_.epoch = window.epoch;
   state_.index = window.index;
-  state_.tokens += tokens;
+  state_.tokens += window.tokens;
   state_.seconds = seconds_before_ + seconds_since(begin_);
   remember(state_, result.loss);
   if (is_skipped && !anomaly.empty()) tell(fmt::format("step {} is skipped: {}", step, anomaly));

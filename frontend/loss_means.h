@@ -16,11 +16,11 @@ namespace ort_train {
 struct LossMeans {
   explicit LossMeans(const std::vector<JobLoss>& of) : losses(of), sums(of.size()), counted(of.size()) {}
 
-  // What counts in a batch whatever its labels; `own` is how much a mean counts that the model says itself.
-  void count_batch(int64_t samples, double own) {
-    for (size_t i = 0; i < losses.size(); ++i) {
-      if (losses[i].counted == Counted::samples) counted[i] += losses[i].per_sample * static_cast<double>(samples);
-      if (losses[i].counted == Counted::batches) counted[i] += own;
+  // What counts in a batch of that graph whatever its labels; `own` is how much a mean counts that the model says itself.
+  void count_batch(const std::vector<JobLoss>& of_graph, int64_t samples, double own) {
+    for (size_t i = 0; i < of_graph.size(); ++i) {
+      if (of_graph[i].counted == Counted::samples) counted[i] += of_graph[i].per_sample * static_cast<double>(samples);
+      if (of_graph[i].counted == Counted::batches) counted[i] += own;
     }
   }
   void add_labels(std::span<const double> labels) {

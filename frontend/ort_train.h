@@ -65,6 +65,9 @@ struct Options {
   std::map<std::string, std::string> bind{};
   int64_t batch_size = 0;  // 0: as the model or `shapes` fixes it, else 8
   int64_t seq_length = 0;  // 0: as the model, `shapes` or the data fixes it
+  // Of arrays: each batch is cut to the first of these lengths that holds all its samples, by `attention_mask`; the length of the arrays is
+  // one of them. A step of short samples takes less time; which length a batch has depends on the data alone.
+  std::vector<int64_t> length_buckets{};
 
   int64_t budget = 0;              // bytes; 0: as much as the job takes, within what the machine and its cgroups have left
   bool budget_is_process = false;  // true: `budget` limits the whole process's resident memory; false: what the library takes
@@ -194,6 +197,12 @@ struct GroupReport {
   int64_t decayed = 0;  // of the tensors, those that have weight decay
 };
 
+// One of Options::length_buckets, and the share of the batches that have it.
+struct LengthReport {
+  int64_t length = 0;
+  double share = 0;
+};
+
 struct PlanReport {
   int64_t budget = 0;                     // Options::budget, or the machine's memory where the job would take more; 0: none
   int64_t minimum_budget = 0;             // the smallest budget that is accepted, in bytes
@@ -205,6 +214,7 @@ struct PlanReport {
   int64_t parameters = 0, trainable_parameters = 0;
   int64_t batch = 0, sequence = 0;  // sequence 0: the model has no sequence
   int64_t train_samples = 0, valid_samples = 0, total_steps = 0;
+  std::vector<LengthReport> lengths;  // none: all batches have one
   std::vector<GroupReport> groups;
   double flops_per_step = 0;
   double machine_flops = 0, machine_bytes_per_second = 0;  // measured: matrix products, memory traffic

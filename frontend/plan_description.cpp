@@ -57,6 +57,7 @@ PlanReport Description::describe(double seconds) {
   report_.train_samples = job_.train_range.count;
   report_.valid_samples = job_.valid_range.count;
   report_.total_steps = job_.total_steps;
+  report_.lengths = job_.lengths;
   report_.groups = job_.group_reports;
   report_.machine_flops = compute_.flops;
   report_.machine_bytes_per_second = compute_.bytes_per_second;
@@ -170,13 +171,13 @@ void Description::describe_moves() {
   }
   std::array<DiskTraffic, kPurposes> traffic{};
   for (size_t index = 0; index < set_.entries.size(); ++index) {
-    const auto times = static_cast<int64_t>(set_.runs_per_step(set_.entries[index]));
+    const double times = set_.runs_per_step(set_.entries[index]);
     if (times == 0) continue;
     const auto of_run = disk_traffic(planned_.program, planned_.program.entries[index]);
     for (size_t i = 0; i < kPurposes; ++i) {
       if (of_run[i].bytes > traffic[i].bytes) std::tie(traffic[i].tensors, traffic[i].bytes) = std::tie(of_run[i].tensors, of_run[i].bytes);
-      traffic[i].read += times * of_run[i].read;
-      traffic[i].written += times * of_run[i].written;
+      traffic[i].read += static_cast<int64_t>(times * static_cast<double>(of_run[i].read));
+      traffic[i].written += static_cast<int64_t>(times * static_cast<double>(of_run[i].written));
     }
   }
   for (const Purpose purpose : {Purpose::weights, Purpose::gradients, Purpose::optimizer, Purpose::activations}) {

@@ -1,5 +1,7 @@
 // A plan as text for people, as JSON for programs, and as a picture.
 
+#include <fmt/ranges.h>
+
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -69,6 +71,11 @@ std::string plan_text(const Job& job, const PlannedJob& planned, const MachineRa
   if (planned.set.way.together > 1)
     text += fmt::format("order       vertical: {} micro-batches of {} go through the model planned.set.way.together\n",
                         planned.set.way.together, options.gradient_accumulation_steps);
+  if (!report.lengths.empty()) {
+    std::vector<std::string> shares;
+    for (const LengthReport& of : report.lengths) shares.push_back(fmt::format("{} for {:.0f} %", of.length, 100 * of.share));
+    text += fmt::format("lengths     {} of the batches\n", fmt::join(shares, ", "));
+  }
   if (report.groups.size() > 1) text += shown_groups(report.groups);
   if (planned.set.way.is_deferred()) text += "updates     in the next step, each before the first use of its weight\n";
   text += fmt::format("step        {} predicted, {:.3g} GFLOP · {} steps\n", shown_duration(report.predicted_milliseconds),
@@ -113,6 +120,8 @@ void write_plan_json(const Job& job, const PlannedJob& planned, const PlanReport
                      {"read", row.read},
                      {"written", row.written}});
   }
+  Json lengths = Json::array();
+  for (const LengthReport& row : report.lengths) lengths.push_back({{"length", row.length}, {"share", row.share}});
   Json of_groups = Json::array();
   for (const GroupReport& row : report.groups) {
     of_groups.push_back({{"name", row.name},
@@ -180,6 +189,7 @@ void write_plan_json(const Job& job, const PlannedJob& planned, const PlanReport
       {"groups", of_groups},
       {"batch", report.batch},
       {"sequence", report.sequence},
+      {"lengths", lengths},
       {"train_samples", report.train_samples},
       {"valid_samples", report.valid_samples},
       {"job.total_steps", report.total_steps},

@@ -15,14 +15,16 @@ namespace ort_train {
 Steps::Steps(const Job& job, const PlannedJob& planned, Runtime& runtime)
     : job_(job), planned_(planned), runtime_(runtime), feeds_(job.feeds(planned.set)) {}
 
-const JobEntry& Steps::entry_for(EntryWanted wanted, size_t samples, size_t* index) const {
+const JobEntry& Steps::entry_for(EntryWanted wanted, const SampleRange& range, std::span<const int64_t> samples, size_t* index) const {
   const EntrySet& set = planned_.set;
+  const auto batch = static_cast<int64_t>(samples.size());
+  wanted.length = job_.length_of(range, samples);
   int found = set.find(wanted);
-  if (found < 0 || set.entries[static_cast<size_t>(found)].batch != static_cast<int64_t>(samples)) {
+  if (found < 0 || set.entries[static_cast<size_t>(found)].batch != batch) {
     wanted.remainder = true;
     found = set.find(wanted);
   }
-  require(found >= 0 && set.entries[static_cast<size_t>(found)].batch == static_cast<int64_t>(samples), "no entry point for a batch");
+  require(found >= 0 && set.entries[static_cast<size_t>(found)].batch == batch, "no entry point for a batch");
   *index = static_cast<size_t>(found);
   return set.entries[*index];
 }
@@ -94,12 +96,10 @@ StepResult Steps::step(const Window& window, int64_t number, const UpdateNumbers
   const auto wanted = [&] { return EntryWanted{.kind = EntryKind::train, .completes_update = pending_.has_value()}; };
   size_t index = 0;
   LossMeans means(set.entries[0].job.losses);
-  for (const auto& batch : window.batches) means.count_batch(static_cast<int64_t>(batch.size()), 1);
-  if (accumulate) {
-    for (const auto& batch : window.batches) {
-      entry_for(wanted(), batch.size(), &index);
-      feeds_[index]->count(batch, means.counted);
-    }
+  for (const auto& batch : window.batches) {
+    const JobEntry& entry = entry_for(wanted(), job_.train_range, batch, &index);
+    means.count_batch(entry.job.losses, static_cast<int64_t>(batch.size()), 1);
+    if (accumulate) feeds_[index]->count(batch, means.counted);
   }
   int64_t first = 0;  // samples of the window before this batch
   std::span<const std::vector<int64_t>> left = window.batches;
@@ -114,7 +114,7 @@ StepResult Steps::step(const Window& window, int64_t number, const UpdateNumbers
     first += set.way.together * job_.binding.batch;
   }
   for (const auto& batch : left) {
-    entry_for(wanted(), batch.size(), &index);
+    entry_for(wanted(), job_.train_range, batch, &index);
     run_batch(index, batch, number, first, update, means);
     first += static_cast<int64_t>(batch.size());
   }
@@ -176,13 +176,13 @@ Evaluated Steps::evaluate(const std::atomic<bool>& stop) {
     std::vector<int64_t> batch;
     for (; static_cast<int64_t>(batch.size()) < batch_size && at < usable; ++at) batch.push_back(range.begin + at);
     size_t index = 0;
-    const JobEntry& entry = entry_for({.kind = EntryKind::evaluate}, batch.size(), &index);
+    const JobEntry& entry = entry_for({.kind = EntryKind::evaluate}, range, batch, &index);
     std::vector<double> here(means.counted.size());
     feeds_[index]->fill(batch, places(index), here);
     if (!run(index, &stop)) return result;
     // The mean of a model's own loss is weighted by samples, so that a short last batch counts for what it is.
     const auto samples = static_cast<double>(batch.size());
-    means.count_batch(static_cast<int64_t>(batch.size()), samples);
+    means.count_batch(entry.job.losses, static_cast<int64_t>(batch.size()), samples);
     means.add_labels(here);
     means.add_losses(entry.job.losses, here, scalars(index), samples);
   }

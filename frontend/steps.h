@@ -46,7 +46,8 @@ class Steps {
   Evaluated evaluate(const std::atomic<bool>& stop);
 
  private:
-  const JobEntry& entry_for(EntryWanted wanted, size_t samples, size_t* index) const;  // the entry itself, or that of the remainder
+  // The entry itself, or that of the remainder, for samples of that range.
+  const JobEntry& entry_for(EntryWanted wanted, const SampleRange& range, std::span<const int64_t> samples, size_t* index) const;
   bool run(size_t index, const std::atomic<bool>* until = nullptr);
   Feed::Places places(size_t index) const;
   std::function<float(ValueId)> scalars(size_t index) const;

@@ -37,7 +37,8 @@ int EntrySet::find(const EntryWanted& wanted) const {
   for (size_t i = 0; i < entries.size(); ++i) {
     const JobEntry& entry = entries[i];
     const bool trains = wanted.kind == EntryKind::train;
-    if (entry.job.role.kind == wanted.kind && entry.joined == wanted.joined && entry.remainder == wanted.remainder &&
+    const bool fits = wanted.length == 0 || entry.length == wanted.length;
+    if (entry.job.role.kind == wanted.kind && entry.joined == wanted.joined && entry.remainder == wanted.remainder && fits &&
         (!trains || entry.job.role.completes_update == wanted.completes_update))
       return static_cast<int>(i);
   }
@@ -49,7 +50,7 @@ double EntrySet::runs_per_step(const JobEntry& entry) const {
   if (role.kind == EntryKind::update) return way.is_deferred() ? 0 : 1;
   if (role.kind != EntryKind::train || entry.remainder || entry.joined != (way.together > 1)) return 0;
   const double runs = static_cast<double>(micro_batches) / static_cast<double>(way.together);
-  return !way.is_deferred() ? runs : role.completes_update ? 1 : runs - 1;
+  return entry.share * (!way.is_deferred() ? runs : role.completes_update ? 1 : runs - 1);
 }
 
 std::vector<const Graph*> EntrySet::graphs() const {
@@ -59,6 +60,7 @@ std::vector<const Graph*> EntrySet::graphs() const {
 }
 
 int64_t most_together(const EntrySet& set) {
+  if (set.entries[0].length > 0) return 1;  // one after the other may have other lengths
   constexpr int64_t kMostNodes = 20'000;
   const auto nodes = static_cast<int64_t>(set.entries[0].job.graph.order().size());
   int64_t most = set.micro_batches;

@@ -29,12 +29,15 @@ struct EntryWanted {
   bool completes_update = false;  // of those that train: makes the update that the step before left behind
   bool joined = false;            // runs several micro-batches as the one beside it runs one
   bool remainder = false;         // for the smaller batch at the end of an epoch
+  int64_t length = 0;             // of its samples, where the job has several; 0: any
 };
 
 struct JobEntry {
   std::string name;
   JobGraph job;
-  int64_t batch = 0;  // samples
+  int64_t batch = 0;   // samples
+  int64_t length = 0;  // of a sample, where the job has several
+  double share = 1;    // of the batches that have that length
   bool joined = false, remainder = false;
   MicroBatches together{};  // of one that is joined and finished: each micro-batch's values, by those of one
 };
@@ -49,7 +52,7 @@ struct EntrySet {
   std::vector<const Graph*> graphs() const;
 };
 
-// How many micro-batches may share a graph: a divisor of the step's, as long as planning takes seconds.
+// How many micro-batches may share a graph: a divisor of the step's, as long as planning takes seconds. 1 where they have several lengths.
 int64_t most_together(const EntrySet& set);
 
 // The graphs of a set's entries with what still has to be decided: what is recomputed, micro-batches side by side, updates early.

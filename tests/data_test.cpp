@@ -122,7 +122,7 @@ TEST_F(BindingTest, TextFillsInWhatItDoesNotGive) {
   EXPECT_EQ(binding.batch, 3);
   EXPECT_EQ(binding.sequence, 5);
   EXPECT_EQ(sets.train->samples(), 20);
-  const ImportOptions import = binding.import_options(2, options);
+  const ImportOptions import = binding.import_options(2, binding.sequence, options);
   EXPECT_EQ(import.shapes.at("batch"), 2);
   EXPECT_EQ(import.shapes.at("sequence"), 5);
   EXPECT_EQ(import.shapes.at("token_type_ids.1"), 5);
@@ -138,7 +138,7 @@ TEST_F(BindingTest, TheBatchIsEightAndTheOnlyIntegerInputIsTheTokens) {
   EXPECT_EQ(binding.batch, 8);
   EXPECT_EQ(binding.sequence, 4);
   EXPECT_EQ(binding.fed[0].input, "idx");
-  EXPECT_EQ(binding.import_options(8, options).shapes.at("idx.0"), 8);
+  EXPECT_EQ(binding.import_options(8, binding.sequence, options).shapes.at("idx.0"), 8);
 }
 
 TEST_F(BindingTest, WhatTheFileFixesWins) {

@@ -1,0 +1,160 @@
+// `length_buckets`: batches that are cut to shorter samples compute what they would with the padding, in less; each length is an entry of
+// one program, and whatever the budget the same bits come out.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "tests/arrays.h"
+#include "tests/onnx_models.h"
+#include "tests/trainer_runs.h"
+
+namespace ort_train {
+namespace {
+
+using namespace fixtures;
+
+struct LengthBuckets : TrainerRuns {
+  static constexpr int64_t kSamples = 22, kLength = 16, kVocabulary = 256, kWidth = 1024;
+
+  // Each position by itself, and a mean over those that count: padding changes nothing.
+  std::string model() const {
+    ort_train_onnx::ModelProto model = model_of(fmt::format(
+        R"(<ir_version: 8, opset_import: ["" : 17]>
+        g (int64[batch, seq] input_ids, float[batch, seq] attention_mask) => (float[batch, seq, {}] logits) {{
+             axes = Constant <value_ints = [1]> ()
+             last = Constant <value_ints = [2]> ()
+             e = Gather (embedding, input_ids)
+             m = Unsqueeze (attention_mask, last)
+             kept = Mul (e, m)
+             sum = ReduceSum (kept, axes)
+             h = MatMul (e, w)
+             mixed = Add (h, sum)
+             t = Tanh (mixed)
+             logits = MatMul (t, v) }})",
+        kVocabulary));
+    const auto add = [&](const char* name, std::vector<int64_t> dims, int64_t step) {
+      std::vector<float> values = numbers(element_count(dims), step);
+      for (float& value : values) value /= 32;
+      *model.mutable_graph()->add_initializer() = tensor_of(name, dims, values);
+    };
+    add("embedding", {kVocabulary, kWidth}, 7919);
+    add("w", {kWidth, kWidth}, 613);
+    add("v", {kWidth, kVocabulary}, 619);
+    return write_model(folder, model);
+  }
+  static int64_t length_of(int64_t sample) { return sample % 7 == 3 ? 2 + sample % 15 : 1 + sample * 5 % 6; }
+  Options options() const {
+    std::vector<int64_t> ids, labels;
+    std::vector<float> mask;
+    for (int64_t sample = 0; sample < kSamples; ++sample) {
+      for (int64_t i = 0; i < kLength; ++i) {
+        const bool counts = i < length_of(sample);
+        ids.push_back(counts ? (sample * 31 + i * 7) % kVocabulary : 0);
+        labels.push_back(counts ? (sample * 17 + i * 5) % kVocabulary : -100);
+        mask.push_back(counts ? 1.0f : 0.0f);
+      }
+    }
+    Arrays arrays;
+    arrays.add("input_ids", {kSamples, kLength}, ids);
+    arrays.add("attention_mask", {kSamples, kLength}, mask);
+    arrays.add("labels", {kSamples, kLength}, labels);
+    Options o{.model = model(), .data = arrays.write(folder / "data.safetensors")};
+    o.length_buckets = {4, 8};
+    o.batch_size = 3;
+    o.learning_rate = 1e-2;
+    o.num_train_epochs = 2;
+    o.eval_steps = 5;
+    o.threads = 2;
+    o.profile = profile;
+    return o;
+  }
+};
+
+TEST_F(LengthBuckets, ComputeWhatThePaddedBatchesDo) {
+  for (const int64_t accumulation : {1, 3}) {
+    Options o = options();
+    o.gradient_accumulation_steps = accumulation;
+    const Run cut = train(o);
+    o.length_buckets.clear();
+    const Run padded = train(o);
+    ASSERT_EQ(cut.losses.size(), padded.losses.size());
+    for (size_t i = 0; i < cut.losses.size(); ++i) EXPECT_NEAR(cut.losses[i], padded.losses[i], 2e-5 * std::abs(padded.losses[i])) << i;
+    EXPECT_NEAR(cut.summary.eval_loss, padded.summary.eval_loss, 2e-5 * padded.summary.eval_loss);
+    EXPECT_LT(cut.plan.flops_per_step, 0.7 * padded.plan.flops_per_step);
+  }
+}
+
+// All three occur, and the plan knows how often.
+TEST_F(LengthBuckets, ThePlanHasTheShareOfEach) {
+  const Trainer trainer(options());
+  const std::vector<LengthReport>& lengths = trainer.plan().lengths;
+  ASSERT_EQ(lengths.size(), 3u);
+  EXPECT_EQ(lengths[0].length, kLength);
+  EXPECT_EQ(lengths[1].length, 8);
+  EXPECT_EQ(lengths[2].length, 4);
+  double sum = 0;
+  for (const LengthReport& length : lengths) {
+    EXPECT_GT(length.share, 0);
+    sum += length.share;
+  }
+  EXPECT_NEAR(sum, 1, 1e-9);
+  EXPECT_HAS(trainer.plan().text, "lengths     16 for ");
+}
+
+// Whatever the budget, with and without a disk, recomputing, with updates that wait; killed and resumed.
+TEST_F(LengthBuckets, TheBudgetChangesNoBit) {
+  for (const int64_t accumulation : {1, 2}) {
+    Options o = options();
+    o.gradient_accumulation_steps = accumulation;
+    const Run whole = train(o);
+    Options small = o;
+    small.recompute = "all";
+    EXPECT_EQ(train(small).losses, whole.losses);
+    small = o;
+    small.nvme_path = folder / "disk";
+    std::filesystem::create_directories(small.nvme_path);
+    on.part_bytes = 1 << 20;
+    const Run parts = train(o);
+    EXPECT_EQ(parts.losses, whole.losses);
+    const int64_t least = least_budget(small);
+    for (const int64_t budget : {least, least + (parts.plan.at_peak.total - least) / 2}) {
+      small.budget = budget;
+      const Run run = train(small);
+      EXPECT_GT(run.plan.disk_read_per_step, 0);
+      EXPECT_EQ(run.losses, whole.losses) << budget;
+      EXPECT_EQ(run.summary.weights_hash, whole.summary.weights_hash);
+      EXPECT_EQ(run.summary.eval_loss, whole.summary.eval_loss);
+    }
+    small.output_dir = folder / fmt::format("resumed-{}", accumulation);
+    EXPECT_EQ(train_in_two(small, 3).weights_hash, whole.summary.weights_hash);
+    on.part_bytes = 0;
+  }
+}
+
+TEST_F(LengthBuckets, WhatDoesNotFitIsRefused) {
+  const auto refusal = [&](const Options& o, ErrorCode code) {
+    const Error problem = error_of([&] { const Trainer trainer(o); });
+    EXPECT_EQ(problem.code(), code) << problem.what();
+    return std::string(problem.what());
+  };
+  Options o = options();
+  o.length_buckets = {0};
+  EXPECT_HAS(refusal(o, ErrorCode::usage), "`length_buckets` 0: a length is at least 1");
+  o.length_buckets = {17};
+  EXPECT_HAS(refusal(o, ErrorCode::usage), "`length_buckets` 17: the samples of ");
+  o.length_buckets = {8};
+  Arrays arrays;
+  arrays.add("input_ids", {4, kLength}, std::vector<int64_t>(4 * kLength));
+  arrays.add("labels", {4, kLength}, std::vector<int64_t>(4 * kLength));
+  o.data = arrays.write(folder / "no-mask.safetensors");
+  o.bind = {{"attention_mask", "1"}};
+  EXPECT_HAS(refusal(o, ErrorCode::data), "has no array 'attention_mask' of two dimensions");
+  o = options();
+  o.shapes = {{"seq", kLength}};
+  EXPECT_EQ(Trainer(o).plan().lengths.size(), 3u);  // a size that is given is the longest
+}
+
+}  // namespace
+}  // namespace ort_train

@@ -218,12 +218,22 @@ void Job::note_model(const Imported& imported) {
   passes_.autocast = types.autocast;
 }
 
+Imported Job::import_for(const ImportOptions& import, int64_t length) const try {
+  Imported imported = import_model(options.model, import, workers_);
+  refuse_obstacles(imported);
+  return imported;
+} catch (const Error& problem) {
+  if (length == 0 || length == binding.sequence) throw;
+  throw error(problem.code(),
+              "`length_buckets` {}: the model can't be cut to samples of that length, which its exporter may have fixed: {}", length,
+              problem.what());
+}
+
 // The model's graph for a batch, and a length of the job's or 0: one import for each.
 const Graph& Job::forward(int64_t batch, int64_t length) {
   if (const auto found = forwards_.find({batch, length}); found != forwards_.end()) return found->second;
   const ImportOptions import = binding.import_options(batch, length > 0 ? length : binding.sequence, options);
-  Imported imported = import_model(options.model, import, workers_);
-  refuse_obstacles(imported);
+  Imported imported = import_for(import, length);
   groups = assign_groups(imported, options);
   model_outputs_ = imported.graph.outputs.size();
   for (const Attachment& other : attached_) attach_model(imported, other, batch, import, *data.train, workers_);

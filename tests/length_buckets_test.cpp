@@ -152,6 +152,18 @@ TEST_F(LengthBuckets, WhatDoesNotFitIsRefused) {
   o.bind = {{"attention_mask", "1"}};
   EXPECT_HAS(refusal(o, ErrorCode::data), "has no array 'attention_mask' of two dimensions");
   o = options();
+  std::string fixed = read_file(o.model);
+  ort_train_onnx::ModelProto model;
+  ASSERT_TRUE(model.ParseFromString(fixed));
+  auto& shape = *model.mutable_graph()->add_initializer();
+  shape.set_name("shape"), shape.set_data_type(ort_train_onnx::TensorProto::INT64), shape.add_dims(3);
+  for (const int64_t dim : {int64_t{-1}, kLength, kVocabulary}) shape.add_int64_data(dim);
+  auto& node = *model.mutable_graph()->add_node();
+  node.set_op_type("Reshape"), node.add_input("logits"), node.add_input("shape"), node.add_output("reshaped");
+  model.mutable_graph()->mutable_output(0)->set_name("reshaped");
+  o.model = write_model(folder, model);
+  EXPECT_HAS(refusal(o, ErrorCode::unsupported), "`length_buckets` 8: the model can't be cut to samples of that length");
+  o = options();
   o.shapes = {{"seq", kLength}};
   EXPECT_EQ(Trainer(o).plan().lengths.size(), 3u);  // a size that is given is the longest
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "passes/pack.h"
+#include "passes/plan/emit_code.h"
 #include "passes/plan/waits.h"
 
 namespace ort_train {
@@ -13,19 +14,15 @@ namespace {
 
 using planning::Stay;
 
-constexpr SpaceId kSpaceOf[] = {kMemory, kHost};  // by layer
-
 class EntryMaker {
  public:
   EntryMaker(const Draft& draft, const std::vector<Persistent>& persistents, const PlannedRun* planned, Program& program)
-      : draft_(draft), graph_(*draft.graph), persistents_(persistents), planned_(planned), program_(program) {
-    layers_.resize(planned ? planned->layers.size() : 1);
-    for (size_t l = 0; planned && l < layers_.size(); ++l) layers_[l].plan = planned->layers[l].plan;
-  }
+      : draft_(draft), graph_(*draft.graph), persistents_(persistents), planned_(planned), program_(program), layers_(layers_of(planned)) {}
 
   Entry make() {
     entry_ = {.name = draft_.name, .role = draft_.role, .value_places = std::vector<Place>(graph_.value_count()), .keep = draft_.keep};
-    lay_code();
+    code_ = lay_code(draft_, planned_, program_.queues);
+    entry_.code = std::move(code_.code);
     for (size_t l = 0; l < layers_.size(); ++l) add_storages(l);
     place_values();
     place_copies();
@@ -38,16 +35,10 @@ class EntryMaker {
  private:
   // A memory of the plan, and what of it is in the entry.
   struct Layer {
-    const planning::RunPlan* plan = nullptr;         // null: everything is here, and packed
-    std::vector<int32_t> read_at{}, write_at{};      // instructions, by stay; -1: none
     std::vector<int32_t> storage_of_stay{};          // by stay
     std::vector<int32_t> storage_of_chain{};         // of blocks; -1: none
     std::map<int32_t, std::vector<size_t>> stays{};  // by value
     std::map<int32_t, int32_t> workspace_of{};       // by step
-    const std::vector<Stay>& all() const {
-      static const std::vector<Stay> none;
-      return plan ? plan->stays : none;
-    }
   };
   // What instructions do with a storage.
   struct Life {
@@ -60,83 +51,18 @@ class EntryMaker {
     }
   };
 
-  bool is_behind(int32_t step) const { return planned_ && planned_->draft->behind[static_cast<size_t>(step)]; }
-  size_t layer_of_step(int32_t step) const { return is_behind(step) ? 1 : 0; }
-  SpaceId store_of(size_t layer) const { return layer + 1 < layers_.size() ? kSpaceOf[layer + 1] : kFile; }
-  QueueId queue(SpaceId from, SpaceId to) const {
-    for (QueueId q = 0; q < program_.queues.size(); ++q) {
-      if (program_.queues[q].from == from && program_.queues[q].to == to) return q;
-    }
-    throw error(ErrorCode::device, "internal error: no queue between spaces {} and {}; please report this", from, to);
-  }
-
-  // --- instructions -----------------------------------------------------------------------------------------------------------------
-
-  int32_t add(Action action, QueueId on, NodeId node = kNone) {
-    entry_.code.push_back({.action = action, .queue = on, .node = node});
-    return static_cast<int32_t>(entry_.code.size()) - 1;
-  }
-
-  // Computing steps, copies between them, without places. At each step, first in the farthest memory: writes begin, then reads.
-  void lay_code() {
-    const auto steps = static_cast<int32_t>(draft_.order.size());
-    std::vector<std::vector<std::vector<size_t>>> ends(layers_.size()), issues(layers_.size());  // stays, by layer and step
-    int32_t last = steps;
-    for (size_t l = 0; l < layers_.size(); ++l) {
-      const std::vector<Stay>& stays = layers_[l].all();
-      const auto most = planned_ ? static_cast<int32_t>(planned_->layers[l].run->steps()) : steps;
-      last = std::max(last, most);
-      ends[l].resize(static_cast<size_t>(most) + 2);
-      issues[l].resize(static_cast<size_t>(most) + 2);
-      layers_[l].read_at.assign(stays.size(), -1);
-      layers_[l].write_at.assign(stays.size(), -1);
-      for (size_t i = 0; i < stays.size(); ++i) {
-        if (stays[i].reads) issues[l][static_cast<size_t>(stays[i].issue)].push_back(i);
-        if (stays[i].writes) ends[l][static_cast<size_t>(stays[i].last) + 1].push_back(i);
-      }
-    }
-    for (int32_t t = 0; t <= last; ++t) {
-      for (size_t l = layers_.size(); l-- > 0;) {
-        if (static_cast<size_t>(t) >= ends[l].size()) continue;
-        for (size_t i : ends[l][static_cast<size_t>(t)]) layers_[l].write_at[i] = add(Action::copy, queue(kSpaceOf[l], store_of(l)));
-        for (size_t i : issues[l][static_cast<size_t>(t)]) layers_[l].read_at[i] = add(Action::copy, queue(store_of(l), kSpaceOf[l]));
-        if (t == 0 && l == 0) lay_feeds();
-      }
-      if (t >= steps) continue;
-      const SpaceId where = kSpaceOf[layer_of_step(t)];
-      step_at_.push_back(add(Action::compute, queue(where, where), draft_.model.steps[draft_.order[static_cast<size_t>(t)]].node));
-    }
-  }
-
-  // Inputs are fed to the host's memory.
-  void lay_feeds() {
-    fed_at_.assign(draft_.chains.size(), -1);
-    if (layers_.size() < 2) return;
-    for (const RunDraft::BlockOf& block : planned_->draft->blocks) {
-      if (block.chain >= 0 && is_fed(block.chain)) fed_at_[static_cast<size_t>(block.chain)] = add(Action::copy, queue(kHost, kMemory));
-    }
-  }
-  bool is_fed(int32_t chain) const {
-    const std::vector<uint32_t>& classes = draft_.chains[static_cast<size_t>(chain)].classes;
-    return std::any_of(classes.begin(), classes.end(), [&](uint32_t c) { return draft_.model.classes[c].fed; });
-  }
-  bool is_kept(int32_t chain) const {
-    const std::vector<uint32_t>& classes = draft_.chains[static_cast<size_t>(chain)].classes;
-    return std::any_of(classes.begin(), classes.end(), [&](uint32_t c) { return draft_.model.classes[c].kept; });
-  }
-
   // --- storages ---------------------------------------------------------------------------------------------------------------------
 
+  std::vector<uint32_t> classes_of(const PieceOf& of) const {
+    return of.is_chain ? draft_.chains[of.index].classes : std::vector{of.index};
+  }
   std::vector<ValueId> values_of(const PieceOf& of) {
     if (by_class_.empty()) by_class_ = values_by_class(graph_, draft_.model);
     std::vector<ValueId> all;
-    for (uint32_t c : of.is_chain ? draft_.chains[of.index].classes : std::vector<uint32_t>{of.index})
-      all.insert(all.end(), by_class_[c].begin(), by_class_[c].end());
+    for (uint32_t c : classes_of(of)) all.insert(all.end(), by_class_[c].begin(), by_class_[c].end());
     return all;
   }
-  ValueId root_of(const PieceOf& of) const {
-    return draft_.model.classes[of.is_chain ? draft_.chains[of.index].classes[0] : of.index].root;
-  }
+  ValueId root_of(const PieceOf& of) const { return draft_.model.classes[classes_of(of)[0]].root; }
 
   int32_t add_storage(const PieceOf& of, size_t layer, int64_t bytes) {
     const Value& root = graph_.value(root_of(of));
@@ -148,17 +74,15 @@ class EntryMaker {
     return static_cast<int32_t>(entry_.storages.size()) - 1;
   }
 
-  // Its blocks, in the order of the plan, and its stays.
+  // Of a layer, in the order of the plan.
   std::vector<RunDraft::BlockOf> blocks_of(size_t layer) const {
+    if (planned_ && layer == 0) return planned_->draft->blocks;
     std::vector<RunDraft::BlockOf> blocks;
-    if (!planned_) {
-      for (size_t i = 0; i < draft_.chains.size(); ++i) blocks.push_back({.chain = static_cast<int32_t>(i)});
-      for (size_t t = 0; t < draft_.workspaces.size(); ++t) {
-        if (draft_.workspaces[t] > 0) blocks.push_back({.step = static_cast<int32_t>(t)});
-      }
-      return blocks;
+    for (size_t i = 0; !planned_ && i < draft_.chains.size(); ++i) blocks.push_back({.chain = static_cast<int32_t>(i)});
+    for (size_t t = 0; !planned_ && t < draft_.workspaces.size(); ++t) {
+      if (draft_.workspaces[t] > 0) blocks.push_back({.step = static_cast<int32_t>(t)});
     }
-    if (layer == 0) return planned_->draft->blocks;
+    if (!planned_) return blocks;
     const std::vector<planning::Block>& near = planned_->layers[0].run->blocks;
     for (size_t b = 0; b < near.size(); ++b) {
       if (near[b].fed) blocks.push_back(planned_->draft->blocks[b]);
@@ -179,7 +103,7 @@ class EntryMaker {
         set_block_life(number, block.chain, lives_[static_cast<size_t>(storage)]);
         continue;
       }
-      const int32_t at = step_at_[static_cast<size_t>(block.step)];
+      const int32_t at = code_.step_at[static_cast<size_t>(block.step)];
       layer.workspace_of[block.step] = static_cast<int32_t>(entry_.storages.size());
       entry_.storages.push_back({.name = describe(graph_, entry_.code[static_cast<size_t>(at)].node),
                                  .purpose = Purpose::workspace,
@@ -187,7 +111,7 @@ class EntryMaker {
                                  .values = {}});
       lives_.emplace_back().use(at);
     }
-    const std::vector<Stay>& stays = layer.all();
+    const std::vector<Stay>& stays = stays_of(planned_, number);
     const size_t first_stay = entry_.storages.size();
     for (size_t i = 0; i < stays.size(); ++i) {
       const planning::Piece& piece = planned_->layers[number].run->pieces[stays[i].piece];
@@ -197,8 +121,8 @@ class EntryMaker {
       Life& life = lives_.back();
       life.is_whole = true;
       if (number == 0) {
-        life.use(step_at_[static_cast<size_t>(stays[i].first)]);
-        life.use(step_at_[static_cast<size_t>(stays[i].last)]);
+        life.use(code_.step_at[static_cast<size_t>(stays[i].first)]);
+        life.use(code_.step_at[static_cast<size_t>(stays[i].last)]);
       }
     }
     place_storages(number, begin, first_stay);
@@ -207,24 +131,22 @@ class EntryMaker {
   // Graph inputs are there before the first copy; what is kept is there after the last one.
   void set_block_life(size_t layer, int32_t chain, Life& life) const {
     const Chain& of = draft_.chains[static_cast<size_t>(chain)];
-    const auto steps = static_cast<int32_t>(step_at_.size()), end = std::max(0, static_cast<int32_t>(entry_.code.size()) - 1);
-    const bool fed_here = layer + 1 == layers_.size() && is_fed(chain);
+    const auto steps = static_cast<int32_t>(code_.step_at.size()), end = std::max(0, static_cast<int32_t>(entry_.code.size()) - 1);
+    const bool fed_here = layer + 1 == layers_.size() && is_fed(draft_, chain);
     if (fed_here || steps == 0) life.use(0);
     if (layer == 0) {  // else by its copies and the steps that use it there
-      if (of.first < steps && (!is_fed(chain) || layers_.size() == 1))
-        life.use(of.first <= 0 ? first_step() : step_at_[static_cast<size_t>(of.first)]);
-      life.use(of.last >= steps - 1 ? end : step_at_[static_cast<size_t>(of.last)]);
-    } else if (is_kept(chain)) {
+      if (of.first < steps && (!is_fed(draft_, chain) || layers_.size() == 1))
+        life.use(of.first <= 0 ? (layers_.size() == 1 ? 0 : code_.step_at[0]) : code_.step_at[static_cast<size_t>(of.first)]);
+      life.use(of.last >= steps - 1 ? end : code_.step_at[static_cast<size_t>(of.last)]);
+    } else if (is_kept(draft_, chain)) {
       life.use(end);
     }
   }
-  int32_t first_step() const { return step_at_.empty() ? 0 : layers_.size() == 1 ? 0 : step_at_[0]; }
 
   // Addresses above the persistent values. The storages are the plan's blocks and, behind those, its stays.
   void place_storages(size_t number, size_t begin, size_t first_stay) {
-    const Layer& layer = layers_[number];
     const int64_t persistent_bytes = program_.spaces[kSpaceOf[number]].persistent_bytes;
-    if (!layer.plan) {  // without copies
+    if (!planned_) {  // without copies
       std::vector<Block> blocks;
       for (size_t i = begin; i < entry_.storages.size(); ++i)
         blocks.push_back({.bytes = entry_.storages[i].place.bytes, .first = lives_[i].first, .last = lives_[i].last});
@@ -232,9 +154,10 @@ class EntryMaker {
       for (size_t i = begin; i < entry_.storages.size(); ++i) entry_.storages[i].place.offset = blocks[i - begin].offset + persistent_bytes;
       return;
     }
+    const planning::RunPlan& plan = *planned_->layers[number].plan;
     for (size_t i = begin; i < entry_.storages.size(); ++i)
       entry_.storages[i].place.offset =
-          persistent_bytes + (i < first_stay ? layer.plan->block_offsets[i - begin] : layer.plan->stays[i - first_stay].offset);
+          persistent_bytes + (i < first_stay ? plan.block_offsets[i - begin] : plan.stays[i - first_stay].offset);
   }
 
   // --- places -----------------------------------------------------------------------------------------------------------------------
@@ -244,7 +167,7 @@ class EntryMaker {
     const auto found = layers_[layer].stays.find(value);
     if (found == layers_[layer].stays.end()) return -1;
     size_t last = found->second.front();
-    for (size_t i : found->second) last = layers_[layer].all()[i].first <= step ? i : last;
+    for (size_t i : found->second) last = stays_of(planned_, layer)[i].first <= step ? i : last;
     return static_cast<int32_t>(last);
   }
 
@@ -275,8 +198,7 @@ class EntryMaker {
     }
     for (size_t v = 0; planned_ && v < planned_->draft->values.size(); ++v) {
       const PieceOf& of = planned_->draft->values[v];
-      for (uint32_t c : of.is_chain ? draft_.chains[of.index].classes : std::vector<uint32_t>{of.index})
-        value_of_class_[c] = static_cast<int32_t>(v);
+      for (uint32_t c : classes_of(of)) value_of_class_[c] = static_cast<int32_t>(v);
     }
     const size_t far = layers_.size() - 1;
     const auto is_input = [&](ValueId value) {
@@ -286,11 +208,11 @@ class EntryMaker {
       for (size_t l = is_input(value) ? far : 0; l < layers_.size() && entry_.value_places[value].bytes == 0; ++l)
         entry_.value_places[value] = place_of(value, 0, l);
     }
-    for (int32_t t = 0; t < static_cast<int32_t>(step_at_.size()); ++t) {
-      const int32_t at = step_at_[static_cast<size_t>(t)];
+    for (int32_t t = 0; t < static_cast<int32_t>(code_.step_at.size()); ++t) {
+      const int32_t at = code_.step_at[static_cast<size_t>(t)];
       Instruction& instruction = entry_.code[static_cast<size_t>(at)];
       const Node& node = graph_.node(instruction.node);
-      const size_t layer = layer_of_step(t);
+      const size_t layer = layer_of_step(planned_, t);
       const auto place = [&](ValueId value) {
         const Place found = place_of(value, t, layer);
         if (value != kNone && !(far > 0 && is_input(value))) entry_.value_places[value] = found;
@@ -320,9 +242,9 @@ class EntryMaker {
     int64_t end = 0;
     for (const Persistent& value : persistents_) end = std::max(end, is_in_file(value) ? value.home.offset + file_bytes(value) : 0);
     for (size_t l = 0; l < layers_.size(); ++l) {
-      const std::vector<Stay>& stays = layers_[l].all();
+      const std::vector<Stay>& stays = stays_of(planned_, l);
       for (size_t i = 0; i < stays.size(); ++i) {
-        const int32_t read = layers_[l].read_at[i], write = layers_[l].write_at[i];
+        const int32_t read = code_.read_at[l][i], write = code_.write_at[l][i];
         if (read < 0 && write < 0) continue;  // it never leaves
         const int32_t value = planned_->layers[l].run->pieces[stays[i].piece].value;
         const PieceOf& of = planned_->draft->values[static_cast<size_t>(value)];
@@ -331,8 +253,8 @@ class EntryMaker {
         const int32_t here = layers_[l].storage_of_stay[i];
         // Its place in the store, at a step.
         const auto there = [&](int32_t step) -> std::pair<Place, int32_t> {
-          if (persistent && persistent->home.space == store_of(l)) return {persistent->home, -1};
-          if (store_of(l) != kFile) {
+          if (persistent && persistent->home.space == store_of(planned_, l)) return {persistent->home, -1};
+          if (store_of(planned_, l) != kFile) {
             const int32_t stay = stay_at(l + 1, value, step);
             const int32_t held = layers_[l + 1].storage_of_stay.at(static_cast<size_t>(stay));
             return {storage(held).place, held};
@@ -346,10 +268,10 @@ class EntryMaker {
       }
     }
     program_.file().bytes = std::max(program_.file().bytes, end);
-    for (size_t chain = 0; chain < fed_at_.size(); ++chain) {
-      if (fed_at_[chain] < 0) continue;
+    for (size_t chain = 0; chain < code_.fed_at.size(); ++chain) {
+      if (code_.fed_at[chain] < 0) continue;
       const int32_t from = layers_[1].storage_of_chain[chain], to = layers_[0].storage_of_chain[chain];
-      copy(fed_at_[chain], {storage(from).place, from}, {storage(to).place, to}, storage(from).place.bytes);
+      copy(code_.fed_at[chain], {storage(from).place, from}, {storage(to).place, to}, storage(from).place.bytes);
     }
   }
 
@@ -366,36 +288,20 @@ class EntryMaker {
     }
   }
 
-  // --- waits, lifetimes, peaks ------------------------------------------------------------------------------------------------------
-
   void find_waits() {
-    std::vector<std::vector<int32_t>> whole(entry_.code.size()), due(entry_.code.size());  // storages, copies; by instruction
+    std::vector<WaitsBesides> besides(entry_.code.size());
     for (size_t s = 0; s < lives_.size(); ++s) {
-      if (lives_[s].is_whole && lives_[s].last >= 0) whole[static_cast<size_t>(lives_[s].first)].push_back(static_cast<int32_t>(s));
+      if (lives_[s].is_whole && lives_[s].last >= 0)
+        besides[static_cast<size_t>(lives_[s].first)].writes.push_back(entry_.storages[s].place);
     }
-    for (const Layer& layer : layers_) {
-      const std::vector<Stay>& stays = layer.all();
+    for (size_t l = 0; l < layers_.size(); ++l) {
+      const std::vector<Stay>& stays = stays_of(planned_, l);
       for (size_t i = 0; i < stays.size(); ++i) {  // by then a plan counts on its place
-        if (stays[i].writes && static_cast<size_t>(stays[i].released) < step_at_.size())
-          due[static_cast<size_t>(step_at_[static_cast<size_t>(stays[i].released)])].push_back(layer.write_at[i]);
+        if (stays[i].writes && static_cast<size_t>(stays[i].released) < code_.step_at.size())
+          besides[static_cast<size_t>(code_.step_at[static_cast<size_t>(stays[i].released)])].earlier.push_back(code_.write_at[l][i]);
       }
     }
-    Waits waits(program_.queues);
-    std::vector<Waits::Touch> touches;
-    for (size_t at = 0; at < entry_.code.size(); ++at) {
-      Instruction& instruction = entry_.code[at];
-      touches.clear();
-      const auto touch = [&](Place place, bool writes) {
-        if (uses_file(instruction)) place.bytes = whole_sectors(place.bytes);
-        touches.push_back({place, writes});
-      };
-      if (is_copy(instruction)) touch(instruction.from, false), touch(instruction.to, true);
-      for (const Place& place : instruction.inputs) touch(place, false);
-      for (const Place& place : instruction.outputs) touch(place, true);
-      touch(instruction.workspace, true);
-      for (const int32_t s : whole[at]) touch(storage(s).place, true);
-      waits.add(instruction, touches, due[at]);
-    }
+    add_waits(entry_.code, program_.queues, besides);
   }
 
   void set_lifetimes() {
@@ -429,8 +335,7 @@ class EntryMaker {
   std::vector<Layer> layers_;
   Entry entry_;
   std::vector<Life> lives_;              // by storage
-  std::vector<int32_t> step_at_;         // instruction of each step
-  std::vector<int32_t> fed_at_;          // by chain: instruction of the copy that brings an input; -1: none
+  EntryCode code_;                       // but for the instructions, which are the entry's
   std::vector<size_t> chain_of_;         // by class
   std::vector<int32_t> value_of_class_;  // of the plan's pieces, by class; -1: none
   std::vector<std::vector<ValueId>> by_class_;

@@ -1,8 +1,45 @@
 #include "passes/plan/waits.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
+#include <span>
 
 namespace ort_train {
+namespace {
+
+class Waits {
+ public:
+  struct Touch {
+    Place place;
+    bool writes = false;
+  };
+  // Of programs with these queues; they must outlive it.
+  explicit Waits(const std::vector<Queue>& queues) : queues_(queues), known_(queues.size()) {}
+
+  // The next instruction, its queue, what it touches, and earlier ones that it waits for besides. Sets what it waits for.
+  void add(Instruction& instruction, std::span<const Touch> touches, std::span<const int32_t> besides);
+
+ private:
+  struct Segment {
+    int64_t end = 0;
+    int32_t writer = -1;
+    std::vector<int32_t> readers{};  // since then
+  };
+  using Segments = std::map<int64_t, Segment>;  // by their beginning
+  struct Known {
+    std::map<QueueId, int32_t> until{};  // of computing queues: all up to this instruction
+    std::set<int32_t> copies{};
+  };
+  static void split(Segments& segments, int64_t at);
+  void touch(const Touch& touch, std::vector<int32_t>& met);
+  void add_reader(std::vector<int32_t>& readers, int32_t reader) const;
+
+  const std::vector<Queue>& queues_;
+  std::vector<QueueId> queue_of_;  // by instruction
+  std::map<SpaceId, Segments> spaces_;
+  std::vector<Known> known_;  // by queue: what is complete when its next instruction begins
+};
 
 void Waits::split(Segments& segments, int64_t at) {
   auto found = segments.upper_bound(at);
@@ -76,6 +113,27 @@ void Waits::add(Instruction& instruction, std::span<const Touch> touches, std::s
     if (other <= until) continue;
     until = other;
     instruction.waits.push_back(other);
+  }
+}
+
+}  // namespace
+
+void add_waits(std::vector<Instruction>& code, const std::vector<Queue>& queues, const std::vector<WaitsBesides>& besides) {
+  Waits waits(queues);
+  std::vector<Waits::Touch> touches;
+  for (size_t at = 0; at < code.size(); ++at) {
+    Instruction& instruction = code[at];
+    touches.clear();
+    const auto touch = [&](Place place, bool writes) {
+      if (uses_file(instruction)) place.bytes = whole_sectors(place.bytes);
+      touches.push_back({place, writes});
+    };
+    if (is_copy(instruction)) touch(instruction.from, false), touch(instruction.to, true);
+    for (const Place& place : instruction.inputs) touch(place, false);
+    for (const Place& place : instruction.outputs) touch(place, true);
+    touch(instruction.workspace, true);
+    for (const Place& place : besides[at].writes) touch(place, true);
+    waits.add(instruction, touches, besides[at].earlier);
   }
 }
 

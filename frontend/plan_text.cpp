@@ -69,7 +69,7 @@ std::string plan_text(const Job& job, const PlannedJob& planned, const MachineRa
     text += fmt::format("parts       {} weight{} in {} parts of up to {}\n", report.divided, report.divided == 1 ? "" : "s", report.parts,
                         shown(report.part_bytes));
   if (planned.set.way.together > 1)
-    text += fmt::format("order       vertical: {} micro-batches of {} go through the model planned.set.way.together\n",
+    text += fmt::format("order       vertical: {} micro-batches of {} go through the model together\n",
                         planned.set.way.together, options.gradient_accumulation_steps);
   if (!report.lengths.empty()) {
     std::vector<std::string> shares;
@@ -160,7 +160,7 @@ void write_plan_json(const Job& job, const PlannedJob& planned, const PlanReport
         {"recomputed", report.saved_recomputed},
         {"recomputed_bytes", report.saved_recomputed_bytes},
         {"ms_per_step", report.recompute_milliseconds}}},
-      {"micro_batches", {{"of_step", options.gradient_accumulation_steps}, {"planned.set.way.together", report.micro_batches_together}}},
+      {"micro_batches", {{"of_step", options.gradient_accumulation_steps}, {"together", report.micro_batches_together}}},
       {"parts", {{"weights", report.divided}, {"parts", report.parts}, {"largest_bytes", report.part_bytes}}},
       {"updates_in_next_step", report.updates_in_next_step},
       {"peak_live_bytes", report.peak_live_bytes},
@@ -192,7 +192,7 @@ void write_plan_json(const Job& job, const PlannedJob& planned, const PlanReport
       {"lengths", lengths},
       {"train_samples", report.train_samples},
       {"valid_samples", report.valid_samples},
-      {"job.total_steps", report.total_steps},
+      {"total_steps", report.total_steps},
       {"flops_per_step", report.flops_per_step},
       {"predicted_ms_per_step", report.predicted_milliseconds},
       {"machine",

@@ -98,8 +98,8 @@ void bind_attachment(const Attachment& attachment, const Declared& trained, cons
   }
 }
 
-void attach_model(Imported& trained, const Attachment& attachment, int64_t batch, const ImportOptions& options, const DataSet& data,
-                  Workers& workers) {
+void attach_model(Imported& trained, const Attachment& attachment, const BatchShape& batch, const ImportOptions& options,
+                  const DataSet& data, Workers& workers) {
   ImportOptions own{.shapes = {}, .bound_inputs = {}, .freeze = {}};
   const Graph& graph = trained.graph;
   for (const DeclaredInput& input : attachment.model.inputs) {
@@ -113,9 +113,9 @@ void attach_model(Imported& trained, const Attachment& attachment, int64_t batch
     if (source != kNone) {
       shape = graph.value(source).shape;
     } else {
-      shape = {batch};
-      const Field& field = data.fields()[static_cast<size_t>(data.find(input.name))];
-      shape.insert(shape.end(), field.shape.begin(), field.shape.end());
+      const Shape sample = batch.binding.cut(data.fields()[static_cast<size_t>(data.find(input.name))].shape, batch.length);
+      shape = {batch.samples};
+      shape.insert(shape.end(), sample.begin(), sample.end());
     }
     if (shape.size() != input.dims.size())
       throw error(ErrorCode::unsupported, "'{}': its input '{}' has {} dimensions, what goes into it {}", attachment.path, input.name,

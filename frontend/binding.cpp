@@ -293,6 +293,11 @@ ImportOptions import_options(const Options& options) {
           .outputs = outputs_read(options)};
 }
 
+Shape Binding::cut(Shape sample, int64_t length) const {
+  if (!length_names.empty()) std::replace(sample.begin(), sample.end(), sequence, length);
+  return sample;
+}
+
 ImportOptions Binding::import_options(int64_t size, int64_t length, const Options& options) const {
   ImportOptions result = ort_train::import_options(options);
   result.shapes = shapes;

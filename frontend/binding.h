@@ -52,6 +52,8 @@ struct Binding {
   std::vector<std::string> batch_names;   // dimensions that are the batch
   std::vector<std::string> length_names;  // dimensions that are the sequence, which Options::length_buckets cut
 
+  // Of a sample of an array, where samples are cut to `length`: axes as long as a sample are.
+  Shape cut(Shape sample, int64_t length) const;
   // What import needs for a batch of this size, and samples of this length (of a job without lengths: `sequence`).
   ImportOptions import_options(int64_t batch, int64_t length, const Options& options) const;
 };

@@ -61,8 +61,8 @@ int64_t index_limit(const Graph& graph, ValueId input) {
   return limit;
 }
 
-Feed::Feed(DataSet& data, const Graph& graph, const Binding& binding, const std::vector<LabelSpec>& labels)
-    : data_(data), graph_(graph), binding_(binding), labels_(labels) {
+Feed::Feed(DataSet& data, const Graph& graph, const Binding& binding, const std::vector<LabelSpec>& labels, int64_t length)
+    : data_(data), graph_(graph), binding_(binding), length_(length), labels_(labels) {
   for (const FedInput& fed : binding.fed) {
     const ValueId value = graph.find_value(fed.input);
     if (value == kNone || graph.value(value).kind != ValueKind::input) continue;  // nothing in the model reads it
@@ -78,22 +78,13 @@ Feed::Feed(DataSet& data, const Graph& graph, const Binding& binding, const std:
   }
 }
 
-// Axes as long as a sample may become shorter, where the job has batches of several lengths.
-bool Feed::may_cut(const Shape& from, const Shape& to) const {
-  if (binding_.length_names.empty() || from.size() != to.size()) return false;
-  for (size_t axis = 0; axis < from.size(); ++axis) {
-    if (to[axis] != from[axis] && (from[axis] != binding_.sequence || to[axis] > from[axis])) return false;
-  }
-  return true;
-}
-
 void Feed::add(const std::string& input, const std::string& field, ValueId value, const LabelSpec* labels) {
   const int index = data_.find(field);
   if (index < 0) throw error(ErrorCode::data, "{}: has no array '{}' for the labels: name it with `labels`", data_.path(), field);
   const Field& from = data_.fields()[static_cast<size_t>(index)];
   const TensorType wanted = graph_.value(value).type();
   const Shape sample = wanted.shape.empty() ? Shape{} : Shape(wanted.shape.begin() + 1, wanted.shape.end());
-  const bool is_cut = from.shape != sample && may_cut(from.shape, sample);
+  const bool is_cut = from.shape != sample && binding_.cut(from.shape, length_) == sample;
   if (wanted.shape.empty() || (from.shape != sample && !is_cut)) {
     throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}, {} wants {}", data_.path(), field, to_string(from.shape),
                 labels ? "the loss" : "input '" + input + "'", to_string(sample));

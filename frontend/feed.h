@@ -34,7 +34,8 @@ struct LabelSpec {
 class Feed {
  public:
   // Throws Error(data) in one sentence naming the array, what it is and what is wanted.
-  Feed(DataSet& data, const Graph& graph, const Binding& binding, const std::vector<LabelSpec>& labels);
+  // `length`: of the graph's samples, where the job has several lengths.
+  Feed(DataSet& data, const Graph& graph, const Binding& binding, const std::vector<LabelSpec>& labels, int64_t length = 0);
 
   using Places = std::function<std::span<std::byte>(ValueId)>;
   // Reads the samples, as many as the graph's batch. Adds to `counted` (by loss) what the labels count that are class numbers.
@@ -54,7 +55,6 @@ class Feed {
     const LabelSpec* labels = nullptr;  // null: an input of the model
     Shape kept{};                       // of a sample that is cut: what is left of it
   };
-  bool may_cut(const Shape& from, const Shape& to) const;
   void add(const std::string& input, const std::string& field, ValueId value, const LabelSpec* labels);
   void check_indices(const Slot& slot, int64_t sample, std::span<const std::byte> bytes) const;
   double finish_labels(const Slot& slot, int64_t sample, std::span<std::byte> bytes) const;
@@ -63,6 +63,7 @@ class Feed {
   DataSet& data_;
   const Graph& graph_;
   const Binding& binding_;
+  const int64_t length_;
   const std::vector<LabelSpec> labels_;
   std::vector<Slot> slots_;
   std::vector<std::byte> buffer_, label_buffer_;

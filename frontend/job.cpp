@@ -232,11 +232,12 @@ Imported Job::import_for(const ImportOptions& import, int64_t length) const try 
 // The model's graph for a batch, and a length of the job's or 0: one import for each.
 const Graph& Job::forward(int64_t batch, int64_t length) {
   if (const auto found = forwards_.find({batch, length}); found != forwards_.end()) return found->second;
-  const ImportOptions import = binding.import_options(batch, length > 0 ? length : binding.sequence, options);
+  const BatchShape shape{.binding = binding, .samples = batch, .length = length > 0 ? length : binding.sequence};
+  const ImportOptions import = binding.import_options(batch, shape.length, options);
   Imported imported = import_for(import, length);
   groups = assign_groups(imported, options);
   model_outputs_ = imported.graph.outputs.size();
-  for (const Attachment& other : attached_) attach_model(imported, other, batch, import, *data.train, workers_);
+  for (const Attachment& other : attached_) attach_model(imported, other, shape, import, *data.train, workers_);
   PassOptions passes = passes_;
   if (!model_read_) {
     note_model(imported);
@@ -402,7 +403,7 @@ std::vector<std::unique_ptr<Feed>> Job::feeds(const EntrySet& set) const {
       }
     }
     const SampleRange& range = kind == EntryKind::train ? train_range : valid_range;
-    feeds.push_back(std::make_unique<Feed>(*range.data, entry.job.graph, binding, labels));
+    feeds.push_back(std::make_unique<Feed>(*range.data, entry.job.graph, binding, labels, entry.length));
   }
   return feeds;
 }

@@ -86,6 +86,37 @@ TEST_F(LengthBuckets, ComputeWhatThePaddedBatchesDo) {
   }
 }
 
+// Whatever reads an array of the samples' length reads it cut: here a loss that is a model, with a weight for each position.
+TEST_F(LengthBuckets, LossModelsReadWhatIsCut) {
+  Options o = options();
+  const TestFolder beside;
+  o.loss_model = write_model(beside, R"(<ir_version: 8, opset_import: ["" : 17]>
+    g (float[batch, seq, n] logits, float[batch, seq] attention_mask, float[batch, seq] importance) => (float loss) {
+      last = Constant <value_ints = [2]> ()
+      square = Mul (logits, logits)
+      each = ReduceSum <keepdims = 0> (square, last)
+      important = Mul (each, importance)
+      kept = Mul (important, attention_mask)
+      loss = ReduceSum <keepdims = 0> (kept) })");
+  std::vector<int64_t> ids;
+  std::vector<float> mask;
+  for (int64_t i = 0; i < kSamples * kLength; ++i) {
+    const bool counts = i % kLength < length_of(i / kLength);
+    ids.push_back(counts ? i % kVocabulary : 0);
+    mask.push_back(counts ? 1.0f : 0.0f);
+  }
+  Arrays arrays;
+  arrays.add("input_ids", {kSamples, kLength}, ids).add("attention_mask", {kSamples, kLength}, mask);
+  arrays.add("importance", {kSamples, kLength}, numbers(kSamples * kLength, 7919));
+  o.data = arrays.write(folder / "weighted.safetensors");
+  o.max_steps = 4;
+  const Run cut = train(o);
+  EXPECT_EQ(cut.plan.lengths.size(), 3u);
+  o.length_buckets.clear();
+  const Run padded = train(o);
+  for (size_t i = 0; i < cut.losses.size(); ++i) EXPECT_NEAR(cut.losses[i], padded.losses[i], 2e-5 * std::abs(padded.losses[i])) << i;
+}
+
 // All three occur, and the plan knows how often.
 TEST_F(LengthBuckets, ThePlanHasTheShareOfEach) {
   const Trainer trainer(options());

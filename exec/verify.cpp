@@ -234,8 +234,10 @@ class EntryVerifier {
         fail("it ends at {}, outside the {}'s {} bytes", place.end(), program_.spaces[place.space].name, bytes);
       }
     }
-    for (const Persistent& value : program_.persistent) {
-      if (value.read_only && is_file(to) && overlap(value.home, to)) fail("it writes '{}' to the file, which is read-only", value.name);
+    if (is_file(to)) {
+      for (const Persistent& value : program_.persistent) {
+        if (value.read_only && overlap(value.home, to)) fail("it writes '{}' to the file, which is read-only", value.name);
+      }
     }
     touch(from, false);
     touch(to, true);

@@ -188,14 +188,7 @@ void prune(const std::string& output_dir, const std::string& saved, const RunSta
   std::vector<std::string> others;
   for (const auto& [step, path] : find_checkpoints(output_dir)) {
     if (path == saved) continue;
-    bool mine = false;
-    try {
-      mine = read_manifest(path).at("state").at("run").get<int64_t>() == state.run;
-    } catch (const std::bad_alloc&) {
-      throw;
-    } catch (const std::exception&) {  // broken: nobody's
-    }
-    if (!mine || step > state.step)
+    if (!is_of_run(path, state.run) || step > state.step)
       others.push_back(path);
     else if (++own > kept)
       remove_checkpoint(path);

@@ -209,17 +209,20 @@ bool remove_our_files(const std::string& folder) {
   return remove_empty_folder(folder) || has_other_files(folder);
 }
 
+bool is_of_run(const std::string& folder, int64_t run) {
+  try {
+    return read_manifest(folder).at("state").at("run").get<int64_t>() == run;
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 CheckpointsThere checkpoints_there(const std::string& output_dir, int64_t run) {
   CheckpointsThere there;
   for (const CheckpointFolder& folder : find_checkpoints(output_dir)) {
-    bool is_own = false;
-    try {
-      is_own = read_manifest(folder.path).at("state").at("run").get<int64_t>() == run;
-    } catch (const std::bad_alloc&) {
-      throw;
-    } catch (const std::exception&) {  // broken: nobody's
-    }
-    if (is_own)
+    if (is_of_run(folder.path, run))
       ++there.own;
     else
       there.others_bytes += bytes_in(folder.path);

@@ -71,7 +71,9 @@ bool remove_our_files(const std::string& folder);
 // put files. A run that is stopped saves wherever it is, so it may need the names of all steps first..last.
 void refuse_foreign_names(const std::string& output_dir, int64_t first, int64_t last);
 
-// How many checkpoints of that run (RunState::run) are there, and the bytes of all others.
+// Whether that run (RunState::run) saved the checkpoint; one that is broken is nobody's.
+bool is_of_run(const std::string& folder, int64_t run);
+// How many checkpoints of that run are there, and the bytes of all others.
 struct CheckpointsThere {
   int64_t own = 0, others_bytes = 0;
 };

@@ -111,31 +111,29 @@ void Job::divide_samples() {
       options.max_steps > 0 ? options.max_steps : static_cast<int64_t>(std::ceil(options.num_train_epochs * static_cast<double>(steps)));
 }
 
-int64_t Job::length_of(const SampleRange& range, std::span<const int64_t> samples) const {
-  if (lengths.empty()) return 0;
+Batch Job::batch_of(const SampleRange& range, std::vector<int64_t> samples) const {
+  Batch batch{.samples = std::move(samples)};
+  if (lengths.empty()) return batch;
   const auto field = static_cast<size_t>(range.data->find(kLengthField));
   const Field& mask = range.data->fields()[field];
   std::vector<std::byte> bytes(static_cast<size_t>(mask.bytes()));
   int64_t longest = 0;
-  for (const int64_t sample : samples) {
+  for (const int64_t sample : batch.samples) {
     range.data->read(field, sample, bytes);
     const auto last = std::find_if(bytes.rbegin(), bytes.rend(), [](std::byte byte) { return byte != std::byte{0}; });
     longest = std::max(longest, divided_up(bytes.rend() - last, size_of(mask.element)));
   }
-  int64_t length = lengths.front().length;
-  for (const LengthReport& shorter : lengths) length = shorter.length >= longest ? shorter.length : length;
-  return length;
+  for (const LengthReport& of : lengths) batch.length = of.length >= longest ? of.length : batch.length;
+  return batch;
 }
 
 // How often batches have each length: in the first epoch, or the beginning of it.
 void Job::settle_lengths() {
   if (options.length_buckets.empty()) return;
-  for (const SampleRange* range : {&train_range, &valid_range}) {
-    const int field = range->data == nullptr ? 0 : range->data->find(kLengthField);
-    const bool fits =
-        range->data == nullptr || (field >= 0 && range->data->fields()[static_cast<size_t>(field)].shape == Shape{binding.sequence});
-    if (!fits)
-      throw error(ErrorCode::data, "{}: has no array '{}' of samples of {}, as the data to train on", range->data->path(), kLengthField,
+  if (const DataSet* const valid = data.valid.get(); valid != nullptr) {
+    const int field = valid->find(kLengthField);
+    if (field < 0 || valid->fields()[static_cast<size_t>(field)].shape != Shape{binding.sequence})
+      throw error(ErrorCode::data, "{}: has no array '{}' of samples of {}, as the data to train on", valid->path(), kLengthField,
                   binding.sequence);
   }
   std::set<int64_t, std::greater<>> all(options.length_buckets.begin(), options.length_buckets.end());
@@ -143,14 +141,14 @@ void Job::settle_lengths() {
   for (const int64_t length : all) lengths.push_back({.length = length});
   constexpr int64_t kEnough = 1000;
   int64_t batches = 0;
-  for (Window window = samples_of(0, 0); batches < kEnough; window = samples_of(window.epoch, window.index)) {
-    for (const auto& batch : window.batches) {
-      const int64_t length = length_of(train_range, batch);
-      for (LengthReport& of : lengths) of.share += of.length == length ? 1 : 0;
+  Window at;
+  do {
+    at = window(at.epoch, at.index);
+    for (const Batch& batch : at.batches) {
+      for (LengthReport& of : lengths) of.share += of.length == batch.length ? 1 : 0;
       ++batches;
     }
-    if (window.epoch > 0) break;
-  }
+  } while (at.epoch == 0 && batches < kEnough);
   for (LengthReport& of : lengths) of.share /= static_cast<double>(batches);
 }
 
@@ -229,6 +227,14 @@ Imported Job::import_for(const ImportOptions& import, int64_t length) const try 
               problem.what());
 }
 
+// Those of the first graph of all, which is written out where that is asked for.
+PassOptions Job::first_passes() {
+  PassOptions passes = passes_;
+  passes.dump_after = options.dump_after;
+  passes.on_pass = [this](const std::string& pass, double, bool) { ran_.push_back(pass); };
+  return passes;
+}
+
 // The model's graph for a batch, and a length of the job's or 0: one import for each.
 const Graph& Job::forward(int64_t batch, int64_t length) {
   if (const auto found = forwards_.find({batch, length}); found != forwards_.end()) return found->second;
@@ -243,9 +249,7 @@ const Graph& Job::forward(int64_t batch, int64_t length) {
     note_model(imported);
     weights = std::move(imported.weights);
     info = std::move(imported.info);
-    passes = passes_;
-    passes.dump_after = options.dump_after;
-    passes.on_pass = [&](const std::string& pass, double, bool) { ran_.push_back(pass); };
+    passes = first_passes();
     model_read_ = true;
   }
   optimize_forward(imported.graph, passes);
@@ -337,11 +341,7 @@ EntrySet Job::entries(const Way& way) {
   if (way.defer == Deferral::most) update.at_once = used_soon(main);  // the same weights for every shape: they share the sums
   if (!packs_) packs_ = options.clip_per_layer ? Packs{} : choose_packs(main, losses, optimizer);  // a pack has one norm
   passes_.packs = *packs_;
-  PassOptions first = passes_;
-  if (is_first) {
-    first.dump_after = options.dump_after;
-    first.on_pass = [&](const std::string& pass, double, bool) { ran_.push_back(pass); };
-  }
+  const PassOptions first = is_first ? first_passes() : passes_;
   for (const LengthReport& length : all)
     add_train(set, {.batch = binding.batch, .length = length.length, .share = length.share}, update, set.entries.empty() ? first : passes_);
   for (const auto& [pass, file] : options.dump_after) {
@@ -411,26 +411,19 @@ std::vector<std::unique_ptr<Feed>> Job::feeds(const EntrySet& set) const {
 int64_t Job::data_bytes() const { return data.train->memory_bytes() + (data.valid ? data.valid->memory_bytes() : 0); }
 
 Window Job::window(int64_t epoch, int64_t index) const {
-  Window window = samples_of(epoch, index);
-  for (const auto& batch : window.batches) {
-    const int64_t length = lengths.empty() ? std::max<int64_t>(1, binding.sequence) : length_of(train_range, batch);
-    window.tokens += static_cast<int64_t>(batch.size()) * length;
-  }
-  return window;
-}
-
-Window Job::samples_of(int64_t epoch, int64_t index) const {
   const int64_t samples = train_range.count;
   const int64_t usable = binding.batch_is_fixed ? samples / binding.batch * binding.batch : samples;
-  if (index >= usable) return samples_of(epoch + 1, 0);
+  if (index >= usable) return window(epoch + 1, 0);
   const Shuffle shuffle(options.seed, epoch, samples);
-  Window window{.batches = {}, .epoch = epoch, .index = index, .samples = 0};
+  Window window{.epoch = epoch, .index = index};
   while (static_cast<int64_t>(window.batches.size()) < options.gradient_accumulation_steps && window.index < usable) {
-    std::vector<int64_t>& batch = window.batches.emplace_back();
+    std::vector<int64_t> batch;
     for (; static_cast<int64_t>(batch.size()) < binding.batch && window.index < usable; ++window.index) {
       batch.push_back(train_range.begin + (options.shuffle ? shuffle(window.index) : window.index));
     }
-    window.samples += static_cast<int64_t>(batch.size());
+    const Batch& added = window.batches.emplace_back(batch_of(train_range, std::move(batch)));
+    const int64_t length = added.length > 0 ? added.length : std::max<int64_t>(1, binding.sequence);
+    window.tokens += static_cast<int64_t>(added.samples.size()) * length;
   }
   if (window.index >= usable) {  // a window never crosses the end of an epoch
     ++window.epoch;

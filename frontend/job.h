@@ -31,12 +31,16 @@ struct SampleRange {
   int64_t begin = 0, count = 0;
 };
 
+struct Batch {
+  std::vector<int64_t> samples{};  // numbers
+  int64_t length = 0;              // JobEntry::length of the entry for them
+};
+
 // The micro-batches of one optimizer step.
 struct Window {
-  std::vector<std::vector<int64_t>> batches;  // sample numbers
-  int64_t epoch = 0, index = 0;               // the cursor behind it
-  int64_t samples = 0;
-  int64_t tokens = 0;  // of all samples, with what a batch's length adds; samples, where the job has no sequence
+  std::vector<Batch> batches{};
+  int64_t epoch = 0, index = 0;  // the cursor behind it
+  int64_t tokens = 0;            // of all samples, with what a batch's length adds; samples, where the job has no sequence
 };
 
 class Job {
@@ -54,8 +58,7 @@ class Job {
   // Whether a step uses weights so late that their updates may wait for that, with an entry set of Deferral::most.
   bool has_weights_used_late() const;
 
-  // JobEntry::length of the entry for these samples.
-  int64_t length_of(const SampleRange& range, std::span<const int64_t> samples) const;
+  Batch batch_of(const SampleRange& range, std::vector<int64_t> samples) const;
   // The samples of a step that begins there, in the epoch's order.
   Window window(int64_t epoch, int64_t index) const;
   // The options that change numbers, as a checkpoint keeps them.
@@ -84,9 +87,9 @@ class Job {
   void divide_samples();
   void settle_lengths();
   void settle_schedule();
-  Window samples_of(int64_t epoch, int64_t index) const;
   LossSpec loss_spec() const;
   OptimizerSpec optimizer_spec(const Way& way) const;
+  PassOptions first_passes();
   const Graph& forward(int64_t batch, int64_t length);
   Imported import_for(const ImportOptions& import, int64_t length) const;
   void note_model(const Imported& imported);

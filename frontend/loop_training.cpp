@@ -210,7 +210,9 @@ StepResult Loop::Training::run_step(int64_t step, const Window& window, const Up
     summary_.read_per_step = disk->bytes_read() - read;
     summary_.written_per_step = disk->bytes_written() - written;
   }
-  sum_ = {.seconds = sum_.seconds + last_.seconds, .computing = sum_.computing + last_.computing, .waiting = sum_.waiting + last_.waiting};
+  sum_.seconds += last_.seconds;
+  sum_.computing += last_.computing;
+  sum_.waiting += last_.waiting;
   if (last_times_.size() < kAveraged)
     last_times_.push_back(last_.seconds * 1e3);
   else

@@ -117,11 +117,10 @@ void Runtime::collect_tensors() {
   for (const Persistent& value : planned_.program.persistent) {
     if (value.purpose != Purpose::weights && value.purpose != Purpose::optimizer) continue;
     const Value& of = *values.at(value.name);
-    const auto note_whole = [&] {
+    if (value.purpose == Purpose::weights) {
       const auto [whole, is_first] = wholes.emplace(of.whole.empty() ? value.name : of.whole, value.type);
       if (!is_first) whole->second.shape[0] += value.type.shape[0];
-    };
-    if (value.purpose == Purpose::weights) note_whole();
+    }
     if (!survives(value)) continue;
     const StateTensor tensor{
         .name = value.name,

@@ -15,16 +15,16 @@ namespace ort_train {
 Steps::Steps(const Job& job, const PlannedJob& planned, Runtime& runtime)
     : job_(job), planned_(planned), runtime_(runtime), feeds_(job.feeds(planned.set)) {}
 
-const JobEntry& Steps::entry_for(EntryWanted wanted, const SampleRange& range, std::span<const int64_t> samples, size_t* index) const {
+const JobEntry& Steps::entry_for(EntryWanted wanted, const Batch& batch, size_t* index) const {
   const EntrySet& set = planned_.set;
-  const auto batch = static_cast<int64_t>(samples.size());
-  wanted.length = job_.length_of(range, samples);
+  const auto samples = static_cast<int64_t>(batch.samples.size());
+  wanted.length = batch.length;
   int found = set.find(wanted);
-  if (found < 0 || set.entries[static_cast<size_t>(found)].batch != batch) {
+  if (found < 0 || set.entries[static_cast<size_t>(found)].batch != samples) {
     wanted.remainder = true;
     found = set.find(wanted);
   }
-  require(found >= 0 && set.entries[static_cast<size_t>(found)].batch == batch, "no entry point for a batch");
+  require(found >= 0 && set.entries[static_cast<size_t>(found)].batch == samples, "no entry point for a batch");
   *index = static_cast<size_t>(found);
   return set.entries[*index];
 }
@@ -96,14 +96,14 @@ StepResult Steps::step(const Window& window, int64_t number, const UpdateNumbers
   const auto wanted = [&] { return EntryWanted{.kind = EntryKind::train, .completes_update = pending_.has_value()}; };
   size_t index = 0;
   LossMeans means(set.entries[0].job.losses);
-  for (const auto& batch : window.batches) {
-    const JobEntry& entry = entry_for(wanted(), job_.train_range, batch, &index);
-    means.count_batch(entry.job.losses, static_cast<int64_t>(batch.size()), 1);
-    if (accumulate) feeds_[index]->count(batch, means.counted);
+  for (const Batch& batch : window.batches) {
+    const JobEntry& entry = entry_for(wanted(), batch, &index);
+    means.count_batch(entry.job.losses, static_cast<int64_t>(batch.samples.size()), 1);
+    if (accumulate) feeds_[index]->count(batch.samples, means.counted);
   }
   int64_t first = 0;  // samples of the window before this batch
-  std::span<const std::vector<int64_t>> left = window.batches;
-  const auto is_full = [&](const std::vector<int64_t>& batch) { return static_cast<int64_t>(batch.size()) == job_.binding.batch; };
+  std::span<const Batch> left = window.batches;
+  const auto is_full = [&](const Batch& batch) { return static_cast<int64_t>(batch.samples.size()) == job_.binding.batch; };
   for (const auto many = static_cast<size_t>(set.way.together); many > 1 && left.size() >= many; left = left.subspan(many)) {
     const auto batches = left.first(many);
     if (!std::all_of(batches.begin(), batches.end(), is_full)) break;
@@ -113,10 +113,10 @@ StepResult Steps::step(const Window& window, int64_t number, const UpdateNumbers
     run_together(index, batches, number, first, update.loss_scale, means);
     first += set.way.together * job_.binding.batch;
   }
-  for (const auto& batch : left) {
-    entry_for(wanted(), job_.train_range, batch, &index);
+  for (const Batch& batch : left) {
+    entry_for(wanted(), batch, &index);
     run_batch(index, batch, number, first, update, means);
-    first += static_cast<int64_t>(batch.size());
+    first += static_cast<int64_t>(batch.samples.size());
   }
   const auto save_gradients = [&] { write_gradients(job_, planned_, runtime_, index, update.loss_scale); };
   const bool used_up = accumulate && !set.way.is_deferred();  // the update clears the sums
@@ -133,29 +133,27 @@ StepResult Steps::step(const Window& window, int64_t number, const UpdateNumbers
   return {.loss = means.loss(), .grad_norm = static_cast<double>(unscaled_norm(norm, update.loss_scale)), .counts = means.counts()};
 }
 
-void Steps::run_batch(size_t index, const std::vector<int64_t>& batch, int64_t number, int64_t first, const UpdateNumbers& update,
-                      LossMeans& means) {
+void Steps::run_batch(size_t index, const Batch& batch, int64_t number, int64_t first, const UpdateNumbers& update, LossMeans& means) {
   const JobGraph& job = planned_.set.entries[index].job;
   std::vector<double> here(means.counted.size());
-  feeds_[index]->fill(batch, places(index), here);
+  feeds_[index]->fill(batch.samples, places(index), here);
   if (planned_.set.micro_batches == 1) means.add_labels(here);
   set_seed(index, means, update.loss_scale);
-  set_random(index, job.graph.find_value(kRandomInput), number, first, static_cast<int64_t>(batch.size()));
+  set_random(index, job.graph.find_value(kRandomInput), number, first, static_cast<int64_t>(batch.samples.size()));
   set_update(index, job.scalars, job.loss_scale, update);
   run(index);
   means.add_losses(job.losses, here, scalars(index));
 }
 
-void Steps::run_together(size_t index, std::span<const std::vector<int64_t>> batches, int64_t number, int64_t first, float loss_scale,
-                         LossMeans& means) {
+void Steps::run_together(size_t index, std::span<const Batch> batches, int64_t number, int64_t first, float loss_scale, LossMeans& means) {
   const JobEntry& entry = planned_.set.entries[index];
   Feed& feed = *feeds_[0];  // one micro-batch's
   const ValueId random = entry.job.graph.find_value(kRandomInput);
   std::vector<std::vector<double>> here(batches.size(), std::vector<double>(means.counted.size()));
   for (size_t i = 0; i < batches.size(); ++i) {
-    const auto samples = static_cast<int64_t>(batches[i].size());
+    const auto samples = static_cast<int64_t>(batches[i].samples.size());
     feed.fill(
-        batches[i], [&](ValueId value) { return runtime_.place(index, entry.together[i][value]); }, here[i]);
+        batches[i].samples, [&](ValueId value) { return runtime_.place(index, entry.together[i][value]); }, here[i]);
     if (random != kNone) set_random(index, entry.together[i][random], number, first + static_cast<int64_t>(i) * samples, samples);
   }
   set_seed(index, means, loss_scale);
@@ -173,16 +171,17 @@ Evaluated Steps::evaluate(const std::atomic<bool>& stop) {
   LossMeans means(planned_.set.entries[0].job.losses);
   const int64_t usable = job_.binding.batch_is_fixed ? range.count / batch_size * batch_size : range.count;
   for (int64_t at = 0; at < usable && (most == 0 || result.batches < most); ++result.batches) {
-    std::vector<int64_t> batch;
-    for (; static_cast<int64_t>(batch.size()) < batch_size && at < usable; ++at) batch.push_back(range.begin + at);
+    std::vector<int64_t> taken;
+    for (; static_cast<int64_t>(taken.size()) < batch_size && at < usable; ++at) taken.push_back(range.begin + at);
+    const Batch batch = job_.batch_of(range, std::move(taken));
     size_t index = 0;
-    const JobEntry& entry = entry_for({.kind = EntryKind::evaluate}, range, batch, &index);
+    const JobEntry& entry = entry_for({.kind = EntryKind::evaluate}, batch, &index);
     std::vector<double> here(means.counted.size());
-    feeds_[index]->fill(batch, places(index), here);
+    feeds_[index]->fill(batch.samples, places(index), here);
     if (!run(index, &stop)) return result;
     // The mean of a model's own loss is weighted by samples, so that a short last batch counts for what it is.
-    const auto samples = static_cast<double>(batch.size());
-    means.count_batch(entry.job.losses, static_cast<int64_t>(batch.size()), samples);
+    const auto samples = static_cast<double>(batch.samples.size());
+    means.count_batch(entry.job.losses, static_cast<int64_t>(batch.samples.size()), samples);
     means.add_labels(here);
     means.add_losses(entry.job.losses, here, scalars(index), samples);
   }

@@ -46,16 +46,13 @@ class Steps {
   Evaluated evaluate(const std::atomic<bool>& stop);
 
  private:
-  // The entry itself, or that of the remainder, for samples of that range.
-  const JobEntry& entry_for(EntryWanted wanted, const SampleRange& range, std::span<const int64_t> samples, size_t* index) const;
+  const JobEntry& entry_for(EntryWanted wanted, const Batch& batch, size_t* index) const;  // the entry itself, or that of the remainder
   bool run(size_t index, const std::atomic<bool>* until = nullptr);
   Feed::Places places(size_t index) const;
   std::function<float(ValueId)> scalars(size_t index) const;
   // One micro-batch, or several that go together. `first`: samples of the window before it.
-  void run_batch(size_t index, const std::vector<int64_t>& batch, int64_t number, int64_t first, const UpdateNumbers& update,
-                 LossMeans& means);
-  void run_together(size_t index, std::span<const std::vector<int64_t>> batches, int64_t number, int64_t first, float loss_scale,
-                    LossMeans& means);
+  void run_batch(size_t index, const Batch& batch, int64_t number, int64_t first, const UpdateNumbers& update, LossMeans& means);
+  void run_together(size_t index, std::span<const Batch> batches, int64_t number, int64_t first, float loss_scale, LossMeans& means);
   // Inputs; kNone: nothing.
   void set_number(size_t index, ValueId input, float number);
   void set_seed(size_t index, const LossMeans& means, float loss_scale);

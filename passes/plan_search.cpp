@@ -66,8 +66,10 @@ Candidate PlanSearch::candidate(const EntrySet& set, const RecomputeChoice& choi
   return made;
 }
 
-Placed PlanSearch::resident() const {
-  Placed placed{.of = candidate(first(), first_choice())};
+Placed PlanSearch::resident() const { return in_memory(first_choice()); }
+
+Placed PlanSearch::in_memory(const RecomputeChoice& choice) const {
+  Placed placed{.of = candidate(first(), choice)};
   placed.made.program = placed.of.planner->resident();
   placed.of.planner.reset();
   return placed;
@@ -83,16 +85,10 @@ Placed PlanSearch::apart(const DeviceMemories& memories) const {
 // The rungs of the ladder are tried by halving, between one that doesn't fit and one that does.
 std::optional<Placed> PlanSearch::recomputing(int64_t budget, const Reserve& reserve, Least& least) const {
   const std::vector<RecomputeChoice> ladder = recompute_ladder(first().entries[0].job.graph);
-  const auto planned = [&](size_t rung) {
-    Placed placed{.of = candidate(first(), ladder[rung])};
-    placed.made.program = placed.of.planner->resident();
-    placed.of.planner.reset();
-    return placed;
-  };
   std::map<size_t, Least> known{{0, least}};
   const auto budget_of = [&](size_t rung) {
     if (const auto found = known.find(rung); found != known.end()) return found->second.budget;
-    const Placed placed = planned(rung);
+    const Placed placed = in_memory(ladder[rung]);
     const int64_t takes = reserve(placed.of.finished.instructions()) + whole_pages(placed.made.program.memory().bytes);
     return known.emplace(rung, least_of(takes, placed.made.program, placed.of.finished.pointers())).first->second.budget;
   };
@@ -113,7 +109,7 @@ std::optional<Placed> PlanSearch::recomputing(int64_t budget, const Reserve& res
     const size_t between = below + (chosen - below) / 2;
     (budget_of(between) <= budget ? chosen : below) = between;
   }
-  return planned(chosen);
+  return in_memory(ladder[chosen]);
 }
 
 PlannedEntries PlanSearch::adopt(Placed placed) {

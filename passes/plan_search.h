@@ -87,6 +87,8 @@ class PlanSearch {
   PlannedEntries adopt(Placed placed);
 
  private:
+  Placed in_memory(const RecomputeChoice& choice) const;  // the first way
+
   const Source source_;
   const SearchOptions options_;
   std::list<EntrySet> sets_;  // the first, and others

@@ -125,21 +125,6 @@ struct FrozenRuns : TrainerRuns {
     o.freeze = {"frozen", "c"};
     return o;
   }
-  // Another way from that step on.
-  Summary train_in_two(const Options& begun, Options resumed, int64_t stop_after) const {
-    {
-      Trainer* running = nullptr;
-      Trainer trainer(begun, {.on_step = [&](const StepReport& step) {
-                        if (step.step == stop_after) running->request_stop();
-                      }});
-      running = &trainer;
-      EXPECT_TRUE(trainer.train().stopped);
-    }
-    resumed.resume = true;
-    return Trainer(resumed).train();
-  }
-  using TrainerRuns::train_in_two;
-  int count_dirs = 0;
   Options on_disk(Options o) const {
     o.nvme_path = folder / "disk";
     std::filesystem::create_directory(o.nvme_path);
@@ -212,9 +197,10 @@ TEST_F(FrozenRuns, CheckpointsHaveOnlyWhatChanges) {
   EXPECT_GT(all.plan().disk_bytes - all.plan().state_bytes, 4 * kInner * kInner);  // one slot
   EXPECT_LT(all.plan().state_bytes,
             2 * 3 * 4 * (kIn * kInner + 2 * kInner * kOut) + (int64_t{1} << 20));  // two, of the rest with its state
+  int number = 0;
   for (const auto& [first, second] : {std::pair(o, streamed), {streamed, o}, {streamed, streamed}}) {
     Options begun = first, resumed = second;
-    begun.output_dir = resumed.output_dir = folder / fmt::format("resumed-{}", count_dirs++);
+    begun.output_dir = resumed.output_dir = folder / fmt::format("resumed-{}", number++);
     EXPECT_EQ(train_in_two(begun, resumed, 3).weights_hash, whole.summary.weights_hash);
   }
 }

@@ -41,19 +41,20 @@ struct TrainerRuns : ::testing::Test {
     EXPECT_LE(run.summary.measured_peak_bytes, run.summary.planned_peak_bytes);
     return run;
   }
-  // Stopped after a step, as by Ctrl-C, and resumed by another trainer: the summary of that one.
   int64_t least_budget(const Options& o) const { return fixtures::TrainerOn(on, o).plan().minimum_budget; }
-  Summary train_in_two(Options o, int64_t stop_after) const {
+  // Stopped after a step, as by Ctrl-C, and resumed by another trainer: the summary of that one.
+  Summary train_in_two(const Options& o, int64_t stop_after) const { return train_in_two(o, o, stop_after); }
+  Summary train_in_two(const Options& begun, Options resumed, int64_t stop_after) const {
     {
       Trainer* running = nullptr;
-      fixtures::TrainerOn trainer(on, o, {.on_step = [&](const StepReport& step) {
+      fixtures::TrainerOn trainer(on, begun, {.on_step = [&](const StepReport& step) {
                                     if (step.step == stop_after) running->request_stop();
                                   }});
       running = &trainer;
       EXPECT_TRUE(trainer.train().stopped);
     }
-    o.resume = true;
-    return fixtures::TrainerOn(on, o).train();
+    resumed.resume = true;
+    return fixtures::TrainerOn(on, resumed).train();
   }
 
  private:

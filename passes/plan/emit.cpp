@@ -1,8 +1,8 @@
 #include "passes/plan/emit.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
+#include <span>
 #include <utility>
 
 #include "passes/pack.h"
@@ -53,8 +53,8 @@ class EntryMaker {
 
   // --- storages ---------------------------------------------------------------------------------------------------------------------
 
-  std::vector<uint32_t> classes_of(const PieceOf& of) const {
-    return of.is_chain ? draft_.chains[of.index].classes : std::vector{of.index};
+  std::span<const uint32_t> classes_of(const PieceOf& of) const {
+    return of.is_chain ? std::span(draft_.chains[of.index].classes) : std::span(&of.index, 1);
   }
   std::vector<ValueId> values_of(const PieceOf& of) {
     if (by_class_.empty()) by_class_ = values_by_class(graph_, draft_.model);

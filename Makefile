@@ -53,9 +53,9 @@ soak:  # MINUTES of what continuous integration has no time for; goes on where t
 	@cmake --build build-soak
 	@nice .ci/soak $(MINUTES)
 
-cuda:  # the op files that both devices share, through nvcc; needs no GPU
+cuda:  # the program with its CUDA device, through nvcc; needs no GPU
 	@.ci/configure release -B build-cuda -DORT_TRAIN_CUDA=ON -DORT_TRAIN_TESTS=OFF
-	@cmake --build build-cuda --target ort_train_cuda_check -- -k 0
+	@cmake --build build-cuda --target ort-train -- -k 0
 
 bench: build-bench  # each benchmark prints its lines of JSON
 	@for program in build/bench-*; do $$program || exit 1; done

@@ -1,55 +1,18 @@
-// What attention and its gradient share: the problem, a thread's workspace, the scores of a block.
+// What attention and its gradient share on the CPU: a thread's workspace, the scores of a block.
 
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <limits>
 
+#include "exec/attention_problem.h"
 #include "exec/element_types.h"
 #include "exec/gemm.h"
-#include "exec/lanes.h"
-#include "exec/product_types.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace attention {
 
-inline constexpr int64_t kQueries = 128, kKeys = 256;
-
-struct Problem {
-  int64_t batch = 0, heads = 0, rows = 0, columns = 0, depth = 0, width = 0;  // B, H, T, S, D, E
-  bool causal = false, safe = false;
-  float scale = 1;
-  std::array<int64_t, 4> bias{};  // strides, 0 where broadcast
-  int64_t stride = 0;             // of a row of scores, a multiple of kLanes
-
-  int64_t items() const { return batch * heads; }
-  int64_t query_blocks() const { return (rows + kQueries - 1) / kQueries; }
-  // Columns that some of the rows before `row` see, of those in the block that begins at `column`.
-  int64_t block_columns(int64_t column, int64_t row) const { return std::min({kKeys, columns - column, causal ? row - column : columns}); }
-};
-
-// `first` is the position of q among the inputs, `bias` that of the bias.
-inline Problem problem_of(const KernelSpec& spec, size_t first, size_t bias) {
-  const Shape &q = spec.inputs[first].shape, &k = spec.inputs[first + 1].shape, &v = spec.inputs[first + 2].shape;
-  Problem p{.batch = q[0], .heads = q[1], .rows = q[2], .columns = k[2], .depth = q[3], .width = v[3]};
-  p.causal = spec.attributes.get("causal", 0) != 0;
-  p.safe = spec.attributes.get("safe", 0) != 0;
-  p.scale = spec.attributes.get("scale", 1.0f);
-  p.stride = (std::min(p.columns, kKeys) + kLanes - 1) / kLanes * kLanes;
-  if (spec.has(bias)) {
-    const Shape& shape = spec.inputs[bias].shape;
-    const std::vector<int64_t> strides = strides_of(shape);
-    for (size_t i = 0; i < shape.size(); ++i) p.bias[4 - shape.size() + i] = shape[i] == 1 ? 0 : strides[i];
-  }
-  return p;
-}
-
-// A tensor of one head, or of several: what its elements are.
-inline Element operand_element(const KernelSpec& spec, size_t input) {
-  return element_of(spec.inputs[input].dtype, type_from(spec.attributes, "compute", DType::float32));
-}
-inline Element stored_element(const TensorType& type) { return element_of(type.dtype); }
+static_assert(gemm::kRows <= kBeyond);
 
 // Places in a thread's workspace, in bytes from its beginning, where products have theirs.
 class Places {
@@ -117,34 +80,12 @@ void block_scores(const Problem& p, const Scores<T>& head, int64_t row, int64_t 
   }
 }
 
-// How many of a block's n columns row `row` sees; the rest of its scores are hidden up to where products and lanes read.
-inline int64_t seen(const Problem& p, int64_t row, int64_t column, int64_t n) {
-  return p.causal ? std::clamp<int64_t>(row - column + 1, 0, n) : n;
-}
-inline int64_t padded(const Problem& p, int64_t seen) { return std::min(p.stride, (seen + gemm::kRows + kLanes - 1) / kLanes * kLanes); }
-
-inline int64_t bias_offset(const Problem& p, int64_t item) { return item / p.heads * p.bias[0] + item % p.heads * p.bias[1]; }
-
 // What is in T as elements of a result.
 template <typename T> void store_elements(const T* from, int64_t n, const Result<T>& to) {
   if constexpr (std::is_same_v<T, float>) {
     if (is_half(to.element)) return gemm::narrow(to.element, from, n, to.data);
   }
   std::copy_n(from, n, to.own());
-}
-
-// What a score takes besides the products: flops, each of which takes as long as three of a product.
-inline constexpr double kExponential = 25, kSlower = 3;
-
-inline double scores_of(const Problem& p) { return static_cast<double>(p.rows * p.columns) * (p.causal ? 0.5 : 1); }  // of an item
-template <int products> double product_of(const Problem& p) { return static_cast<double>(products * (p.depth + p.width)); }
-
-template <size_t first, size_t bias, int products> Cost cost(const KernelSpec& spec) {
-  const Problem p = problem_of(spec, first, bias);
-  Cost cost{.flops = static_cast<double>(p.items()) * scores_of(p) * (product_of<products>(p) + kExponential)};
-  for (const TensorType& input : spec.inputs) cost.bytes += static_cast<double>(input.bytes());
-  for (const TensorType& output : spec.outputs) cost.bytes += static_cast<double>(output.bytes());
-  return cost;
 }
 
 template <size_t first, size_t bias, int products> double efficiency(const KernelSpec& spec, int) {

@@ -1,14 +1,15 @@
-// What the convolution and its gradients share: shapes, which part of the weight a node has, elements of 16 bits.
+// What the convolution and its gradients share on all devices: shapes, which part of the weight a node has, and the tiles by whose sizes
+// the sums are ordered.
 
 #pragma once
 
 #include <algorithm>
-#include <utility>
 
-#include "exec/columns.h"
+#include "exec/depth_block.h"
+#include "exec/element.h"
 #include "exec/element_types.h"
-#include "exec/gemm.h"
 #include "exec/product_types.h"
+#include "exec/window.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace convolution {
@@ -21,16 +22,18 @@ struct Layout {
   int64_t batch = 0, groups = 1, in_channels = 0, out_channels = 0;  // channels of one group
   int64_t first = 0, total = 0;                                      // of y's channels: where a part begins; all of them
 
-  int64_t depth() const { return in_channels * windows.taps(); }
-  int64_t weights() const { return groups * out_channels * depth(); }
-  int64_t image() const { return groups * in_channels * windows.in_size(); }  // elements of a sample of x
-  int64_t result() const { return total * windows.out_size(); }               // and of y
-  int64_t products() const { return groups * depth() * windows.out_size(); }  // and of what dx is made from
-  int64_t x_at(int64_t n, int64_t g, int64_t channel) const { return n * image() + (g * in_channels + channel) * windows.in_size(); }
-  int64_t y_at(int64_t n, int64_t g, int64_t channel) const {
+  HOST_DEVICE int64_t depth() const { return in_channels * windows.taps(); }
+  HOST_DEVICE int64_t weights() const { return groups * out_channels * depth(); }
+  HOST_DEVICE int64_t image() const { return groups * in_channels * windows.in_size(); }  // elements of a sample of x
+  HOST_DEVICE int64_t result() const { return total * windows.out_size(); }               // and of y
+  HOST_DEVICE int64_t products() const { return groups * depth() * windows.out_size(); }  // and of what dx is made from
+  HOST_DEVICE int64_t x_at(int64_t n, int64_t g, int64_t channel) const {
+    return n * image() + (g * in_channels + channel) * windows.in_size();
+  }
+  HOST_DEVICE int64_t y_at(int64_t n, int64_t g, int64_t channel) const {
     return n * result() + (first + g * out_channels + channel) * windows.out_size();
   }
-  int64_t products_at(int64_t n, int64_t g, int64_t channel) const {
+  HOST_DEVICE int64_t products_at(int64_t n, int64_t g, int64_t channel) const {
     return n * products() + (g * in_channels + channel) * windows.taps() * windows.out_size();
   }
   bool is_last() const { return first + groups * out_channels == total; }
@@ -71,6 +74,17 @@ inline Layout layout_of(const Attributes& attributes, const Shape& x, const Shap
 // Of the gradients: the tensor's that they are of.
 inline Shape shape_of(const Attributes& attributes) { return attributes.get("shape", Shape{}); }
 
+inline Layout layout_of_y(const KernelSpec& spec) { return layout_of(spec.attributes, spec.inputs[0].shape, spec.inputs[1].shape); }
+
+inline Layout layout_of_dx(const KernelSpec& spec) { return layout_of(spec.attributes, shape_of(spec.attributes), spec.inputs[1].shape); }
+
+inline Layout layout_of_dw(const KernelSpec& spec) {
+  const Shape whole = shape_of(spec.attributes);
+  Layout l = whole_layout(spec.attributes, spec.inputs[1].shape, whole);
+  l.out_channels = spec.outputs[0].shape[0] / l.groups;
+  return part_layout(l, spec.attributes.get("first", int64_t{0}), whole[0]);
+}
+
 inline Attributes attributes_of_part(const Node& node, const RowRange& rows, const char* size, int64_t value) {
   Attributes attributes = node.attributes;
   attributes.set("first", rows.first);
@@ -93,15 +107,80 @@ inline int64_t samples_together(const Layout& l, int64_t columns) {
 
 inline int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Places one behind another, each in whole lines.
-class Places {
- public:
-  int64_t take(int64_t bytes) { return std::exchange(end_, end_ + gemm::whole_lines(bytes)); }
-  int64_t all() const { return end_; }
+// Of the convolution.
+struct Tiles {
+  int64_t samples = 1, groups_of_samples = 0;
+  int64_t columns = 0, across = 0;  // windows of a tile; tiles of a sample
+  int64_t channels = 0;             // of x, in a chunk
+  int64_t rows = 0, down = 0;       // channels of y
 
- private:
-  int64_t end_ = 0;
+  bool gathers(const Layout& l) const { return samples > 1 || !l.windows.plain(); }
 };
+
+inline Tiles tiles_of(const Layout& l) {
+  constexpr int64_t kColumns = 192, kPlainColumns = 480, kDepth = 384, kMostRows = 256, kLeastRows = 64;
+  const int64_t all = l.windows.out_size();
+  Tiles tiles{.samples = samples_together(l, kColumns)};
+  tiles.groups_of_samples = divided_up(l.batch, tiles.samples);
+  tiles.columns = std::min(all, l.windows.plain() ? kPlainColumns : kColumns);
+  tiles.across = divided_up(all, tiles.columns);
+  tiles.channels = tiles.gathers(l) ? std::clamp<int64_t>(kDepth / l.windows.taps(), 1, l.in_channels) : l.in_channels;
+  tiles.rows = tiles.samples > 1 ? std::min(kMostRows, l.out_channels) : l.out_channels;
+  while (tiles.groups_of_samples * l.groups * tiles.across * divided_up(l.out_channels, tiles.rows) < kFewTasks &&
+         tiles.rows >= 2 * kLeastRows)
+    tiles.rows = divided_up(tiles.rows, 2);
+  tiles.down = divided_up(l.out_channels, tiles.rows);
+  return tiles;
+}
+
+// Of dx.
+struct InputTiles {
+  int64_t samples = 1, groups_of_samples = 0;
+  int64_t channels = 0, count = 0;  // of x
+};
+
+inline InputTiles input_tiles(const Layout& l, int64_t size) {
+  constexpr int64_t kColumns = 192, kPlainChannels = 96;
+  InputTiles tiles{.samples = samples_together(l, kColumns)};
+  tiles.groups_of_samples = divided_up(l.batch, tiles.samples);
+  const int64_t bytes = l.windows.taps() * tiles.samples * l.windows.out_size() * size;
+  tiles.channels = l.windows.plain() ? kPlainChannels : std::max<int64_t>(1, kColumnBytes / bytes);
+  tiles.channels = std::min(tiles.channels, l.in_channels);
+  while (tiles.groups_of_samples * l.groups * divided_up(l.in_channels, tiles.channels) < kFewTasks && tiles.channels > 1)
+    tiles.channels = divided_up(tiles.channels, 2);
+  tiles.count = divided_up(l.in_channels, tiles.channels);
+  return tiles;
+}
+
+// Of dw.
+struct WeightTiles {
+  int64_t pieces = 1, piece_samples = 0;  // of the batch
+  int64_t samples = 1;                    // in a tile
+  int64_t columns = 0;                    // windows of a tile, in each of its samples
+  int64_t channels = 0, across = 0;       // of x
+  int64_t rows = 0, down = 0;             // channels of y
+
+  bool gathers(const Layout& l) const { return samples > 1 || !l.windows.plain(); }
+};
+
+inline WeightTiles weight_tiles(const Layout& l, int64_t size) {
+  constexpr int64_t kPieces = 8, kPartials = int64_t{1} << 19, kColumns = 768, kMostRows = 128, kLeastRows = 32, kPlainChannels = 192;
+  WeightTiles tiles;
+  const int64_t weights = l.total * l.depth();  // of the whole
+  tiles.piece_samples = std::max<int64_t>(1, divided_up(l.batch, std::clamp<int64_t>(kPartials / weights, 1, kPieces)));
+  tiles.pieces = std::max<int64_t>(1, divided_up(l.batch, tiles.piece_samples));
+  tiles.samples = std::min(samples_together(l, kColumns), tiles.piece_samples);
+  tiles.columns = std::min(kColumns, l.windows.out_size());
+  const int64_t bytes = l.windows.taps() * tiles.samples * tiles.columns * size;
+  tiles.channels = tiles.gathers(l) ? std::max<int64_t>(1, kColumnBytes / bytes) : kPlainChannels;
+  tiles.channels = std::min(tiles.channels, l.in_channels);
+  tiles.across = divided_up(l.in_channels, tiles.channels);
+  tiles.rows = tiles.samples > 1 ? std::min(kMostRows, l.out_channels) : l.out_channels;
+  while (tiles.pieces * l.groups * tiles.across * divided_up(l.out_channels, tiles.rows) < kFewTasks && tiles.rows >= 2 * kLeastRows)
+    tiles.rows = divided_up(tiles.rows, 2);
+  tiles.down = divided_up(l.out_channels, tiles.rows);
+  return tiles;
+}
 
 // --- tensors of T, or of 16 bits ------------------------------------------------------------------------------------------------------
 
@@ -110,44 +189,6 @@ inline Element operand_element(const KernelSpec& spec, size_t input) {
   return element_of(spec.inputs[input].dtype, type_from(spec.attributes, "compute", DType::float32));
 }
 inline Element result_element(const KernelSpec& spec) { return element_of(spec.outputs[0].dtype); }
-
-// A tensor whose elements are moved, not computed with: body.operator()<Word>() for the type that is as large as they are.
-template <typename T, typename Body> void as_words(Element element, Body&& body) {
-  if (is_half(element))
-    body.template operator()<uint16_t>();
-  else
-    body.template operator()<T>();
-}
-
-// The columns of some channels of x, from which elements lie at `x`, as elements of the same kind.
-template <typename T>
-void gather_elements(const Windows& windows, Element element, const std::byte* x, int64_t channels, int64_t first, int64_t count,
-                     std::byte* columns, int64_t stride) {
-  as_words<T>(element, [&]<typename Word>() {
-    gather_columns(windows, reinterpret_cast<const Word*>(x), channels, first, count, reinterpret_cast<Word*>(columns), stride);
-  });
-}
-template <typename T>
-void copy_elements(Element element, const std::byte* from, int64_t from_stride, std::byte* to, int64_t to_stride, int64_t rows,
-                   int64_t size) {
-  as_words<T>(element, [&]<typename Word>() {
-    copy_planes(reinterpret_cast<const Word*>(from), from_stride, reinterpret_cast<Word*>(to), to_stride, rows, size);
-  });
-}
-
-// Rows of T as elements of a result.
-template <typename T> void store_rows(const T* from, int64_t from_stride, const Result<T>& to, int64_t rows, int64_t size) {
-  for (int64_t r = 0; r < rows; ++r, from += from_stride) {
-    const Result<T> row = to.from(r, 0);
-    if constexpr (std::is_same_v<T, float>) {
-      if (is_half(to.element)) {
-        gemm::narrow(to.element, from, size, row.data);
-        continue;
-      }
-    }
-    std::copy_n(from, size, row.own());
-  }
-}
 
 // Prepares for the T of the sums: kernel.operator()<T>().
 template <typename Kernel> auto for_sums(const KernelSpec& spec, Kernel&& kernel) {
@@ -168,13 +209,6 @@ template <Layout (*layout)(const KernelSpec&)> Cost cost(const KernelSpec& spec)
   cost.bytes -= static_cast<double>(l.batch * others * l.windows.out_size() * size_of(spec.outputs[0].dtype));
   if (spec.has(3)) cost.bytes -= static_cast<double>(spec.inputs[3].bytes());  // y as it was
   return cost;
-}
-
-// Gathering and spreading columns takes as long as `more` multiply-adds with each element of them, of which the product itself makes
-// `useful` (measured). Pairs of bfloat16 are multiplied faster, which leaves the other work as it is.
-inline double share_of(const KernelSpec& spec, int64_t useful, double more) {
-  const double rate = gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1));
-  return static_cast<double>(useful) / (static_cast<double>(useful) / rate + more);
 }
 
 }  // namespace convolution

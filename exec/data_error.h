@@ -10,6 +10,7 @@
 #include <string>
 
 #include "graph/error.h"
+#include "graph/half.h"
 
 namespace ort_train {
 
@@ -21,9 +22,14 @@ struct DataError {
   int64_t position = 0;  // of it in its tensor
 
   // From any thread.
-  void report(Kind what, int64_t bad, int64_t bound, int64_t at) {
+  HOST_DEVICE void report(Kind what, int64_t bad, int64_t bound, int64_t at) {
+#ifdef __CUDA_ARCH__
+    static_assert(sizeof(unsigned long long) == sizeof kind);
+    if (atomicCAS(reinterpret_cast<unsigned long long*>(&kind), none, static_cast<unsigned long long>(what)) != none) return;
+#else
     int64_t expected = none;
     if (!std::atomic_ref(kind).compare_exchange_strong(expected, what, std::memory_order_relaxed)) return;
+#endif
     value = bad;
     size = bound;
     position = at;

@@ -13,7 +13,7 @@ inline constexpr int64_t kLeastDepthBlock = 64;  // and at least; all are multip
 
 // Rows of a block. `columns`: of a float32 matrix of so many rows as the depth, which may be divided between blocks; they shouldn't be more
 // than 8 MiB. 0: nothing is divided.
-inline int64_t depth_block(int64_t depth, int64_t columns = 0) {
+constexpr int64_t depth_block(int64_t depth, int64_t columns = 0) {
   constexpr int64_t kElements = int64_t{2} << 20;
   const auto up = [](int64_t rows) { return (rows + kLeastDepthBlock - 1) / kLeastDepthBlock * kLeastDepthBlock; };
   const int64_t most =

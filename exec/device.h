@@ -63,6 +63,9 @@ class Device {
   // Copies between the host's memory and a device's, or within one, at once; nothing runs then.
   virtual void transfer(std::byte* to, const std::byte* from, int64_t bytes) = 0;
 
+  // What the process takes of the memory of a device with its own, by the driver's count; 0: it can't be asked.
+  virtual int64_t used_bytes() const { return 0; }
+
   // The workers that a kernel may find: those that workspaces are for.
   int threads() const { return threads_; }
   // Work is complete when issue() returns: nothing needs waiting for.

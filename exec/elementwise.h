@@ -3,8 +3,8 @@
 // An element is read as Compute<T>, goes through the functor and is rounded once when it is written: float16 and bfloat16 are computed in
 // float32.
 // A functor has `value(x)` (or `value(a, b)`) and, where unary_slope uses it, `slope(x)`: templates over the element type, HOST_DEVICE,
-// pure. It may be constructed from the node's Attributes. One functor serves both devices: nvcc compiles each into a CUDA kernel as well,
-// from the same lines of arithmetic that the CPU tests check.
+// pure. It may be constructed from the node's Attributes. One functor serves both devices: with ORT_TRAIN_BLOCKS an op file gives CUDA's
+// kernels (exec/block.h), from the same lines of arithmetic.
 // Every element goes through the same operations whatever its position, so blocks and threads never show in a result. Outputs may alias
 // inputs exactly (in place), never partly.
 
@@ -21,6 +21,9 @@
 #include "exec/strided.h"
 #include "graph/error.h"
 #include "graph/op_def.h"
+#ifdef ORT_TRAIN_BLOCKS
+#include "exec/block.h"
+#endif
 
 ORT_TRAIN_OPS_BEGIN
 
@@ -72,10 +75,59 @@ inline StridedLoop<2> broadcast_loop(const Shape& a, const Shape& b, const Shape
   return StridedLoop<2>(to, {broadcast_strides(a, to), broadcast_strides(b, to)});
 }
 
+// --- on CUDA (and as CUDA on the host): a thread an element ---------------------------------------------------------------------------
+
+#ifdef ORT_TRAIN_BLOCKS
+
+template <typename F, typename T, typename R> struct UnaryElement {
+  F f;
+  const T* x;
+  R* y;
+  HOST_DEVICE void operator()(int64_t i) const { y[i] = store<R>(f.value(load(x[i]))); }
+};
+template <typename F, typename T> struct SlopeElement {
+  F f;
+  const T *dy, *x;
+  T* dx;
+  HOST_DEVICE void operator()(int64_t i) const { dx[i] = store<T>(load(dy[i]) * f.slope(load(x[i]))); }
+};
+template <typename F, typename T, typename R> struct BinaryElement {
+  F f;
+  StridedLoop<2> loop;
+  const T *a, *b;
+  R* y;
+  HOST_DEVICE void operator()(int64_t i) const {
+    const auto at = offsets_at(loop, i);
+    y[i] = store<R>(f.value(load(a[at.of[0]]), load(b[at.of[1]])));
+  }
+};
+
+template <typename F, typename T, typename R> void run_unary(F f, const T* x, R* y, int64_t n, const KernelArgs& args) {
+  launch_elements(UnaryElement<F, T, R>{f, x, y}, n, args);
+}
+template <typename F, typename T> void run_slope(F f, const T* dy, const T* x, T* dx, int64_t n, const KernelArgs& args) {
+  launch_elements(SlopeElement<F, T>{f, dy, x, dx}, n, args);
+}
 template <typename F, typename T, typename R>
-void run_binary(const F& f, const StridedLoop<2>& loop, const T* a, const T* b, R* y, Workers& workers) {
+void run_binary(F f, const StridedLoop<2>& loop, const T* a, const T* b, R* y, const KernelArgs& args) {
+  launch_elements(BinaryElement<F, T, R>{f, loop, a, b, y}, loop.count, args);
+}
+
+#else
+
+// --- on the processor: in blocks --------------------------------------------------------------------------------------------------------
+
+template <typename F, typename T, typename R> void run_unary(F f, const T* x, R* y, int64_t n, const KernelArgs& args) {
+  args.workers().parallel_blocks(n, kElementBlock, [&](int64_t begin, int64_t end) { unary_loop(f, x + begin, y + begin, end - begin); });
+}
+template <typename F, typename T> void run_slope(F f, const T* dy, const T* x, T* dx, int64_t n, const KernelArgs& args) {
+  args.workers().parallel_blocks(n, kElementBlock,
+                                 [&](int64_t begin, int64_t end) { slope_loop(f, dy + begin, x + begin, dx + begin, end - begin); });
+}
+template <typename F, typename T, typename R>
+void run_binary(const F& f, const StridedLoop<2>& loop, const T* a, const T* b, R* y, const KernelArgs& args) {
   const auto run = [&](auto stride_a, auto stride_b) {
-    workers.parallel_blocks(loop.count, kElementBlock, [&](int64_t begin, int64_t end) {
+    args.workers().parallel_blocks(loop.count, kElementBlock, [&](int64_t begin, int64_t end) {
       walk(loop, begin, end, [&](const std::array<int64_t, 2>& offsets, int64_t first, int64_t n) {
         binary_loop<decltype(stride_a)::value, decltype(stride_b)::value>(f, a + offsets[0], b + offsets[1], y + first, n);
       });
@@ -90,34 +142,6 @@ void run_binary(const F& f, const StridedLoop<2>& loop, const T* a, const T* b, 
   else
     run(same, each);  // never both 0: an axis along which neither side moves has one element
 }
-
-// --- the same functors on CUDA --------------------------------------------------------------------------------------------------------
-
-#ifdef __CUDACC__
-template <typename F, typename T, typename R> __global__ void unary_kernel(F f, const T* x, R* y, int64_t n) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i < n) y[i] = store<R>(f.value(load(x[i])));
-}
-template <typename F, typename T> __global__ void slope_kernel(F f, const T* dy, const T* x, T* dx, int64_t n) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i < n) dx[i] = store<T>(load(dy[i]) * f.slope(load(x[i])));
-}
-template <typename F, typename T, typename R> __global__ void binary_kernel(F f, StridedLoop<2> loop, const T* a, const T* b, R* y) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i >= loop.count) return;
-  int64_t rest = i, at_a = 0, at_b = 0;
-  for (int axis = loop.rank - 1; axis >= 0; --axis) {
-    const int64_t index = rest % loop.dims[axis];
-    rest /= loop.dims[axis];
-    at_a += index * loop.strides[axis][0];
-    at_b += index * loop.strides[axis][1];
-  }
-  y[i] = store<R>(f.value(load(a[at_a]), load(b[at_b])));
-}
-// Naming a kernel makes nvcc compile it, though nothing in this file launches it.
-#define ORT_TRAIN_CUDA_KERNEL(...) [[maybe_unused]] const auto cuda_kernel = &__VA_ARGS__
-#else
-#define ORT_TRAIN_CUDA_KERNEL(...) static_cast<void>(0)
 #endif
 
 // --- kernels ------------------------------------------------------------------------------------------------------------------------
@@ -130,13 +154,7 @@ template <typename F, typename Supported = Floats> KernelRun unary(const KernelS
   return for_type(Supported{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     const F f = make_functor<F>(spec.attributes);
     using R = ResultOf<T, decltype(f.value(Compute<T>{}))>;
-    ORT_TRAIN_CUDA_KERNEL(unary_kernel<F, T, R>);
-    return [f, n = element_count(spec.outputs[0].shape)](const KernelArgs& args) {
-      const T* x = args.in<T>(0);
-      R* y = args.out<R>(0);
-      args.workers().parallel_blocks(n, kElementBlock,
-                                     [&](int64_t begin, int64_t end) { unary_loop(f, x + begin, y + begin, end - begin); });
-    };
+    return [f, n = element_count(spec.outputs[0].shape)](const KernelArgs& args) { run_unary(f, args.in<T>(0), args.out<R>(0), n, args); };
   });
 }
 
@@ -144,12 +162,8 @@ template <typename F, typename Supported = Floats> KernelRun unary(const KernelS
 template <typename F, typename Supported = Floats> KernelRun unary_slope(const KernelSpec& spec) {
   return for_type(Supported{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     const F f = make_functor<F>(spec.attributes);
-    ORT_TRAIN_CUDA_KERNEL(slope_kernel<F, T>);
     return [f, n = element_count(spec.outputs[0].shape)](const KernelArgs& args) {
-      const T *dy = args.in<T>(0), *x = args.in<T>(1);
-      T* dx = args.out<T>(0);
-      args.workers().parallel_blocks(n, kElementBlock,
-                                     [&](int64_t begin, int64_t end) { slope_loop(f, dy + begin, x + begin, dx + begin, end - begin); });
+      run_slope(f, args.in<T>(0), args.in<T>(1), args.out<T>(0), n, args);
     };
   });
 }
@@ -159,9 +173,8 @@ template <typename F, typename Supported = Floats> KernelRun binary(const Kernel
   return for_type(Supported{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     const F f = make_functor<F>(spec.attributes);
     using R = ResultOf<T, decltype(f.value(Compute<T>{}, Compute<T>{}))>;
-    ORT_TRAIN_CUDA_KERNEL(binary_kernel<F, T, R>);
     return [f, loop = broadcast_loop(spec.inputs[0].shape, spec.inputs[1].shape, spec.outputs[0].shape)](const KernelArgs& args) {
-      run_binary(f, loop, args.in<T>(0), args.in<T>(1), args.out<R>(0), args.workers());
+      run_binary(f, loop, args.in<T>(0), args.in<T>(1), args.out<R>(0), args);
     };
   });
 }

@@ -1,10 +1,11 @@
-// exp, expm1, log, tanh, erf, sigmoid, softplus: branch-free, so that the compiler vectorises the loops that call them (GCC calls libm once
-// an element otherwise, some 40 times slower) and an element has the same bits in a vector body, in its tail and at any address.
+// exp, expm1, log, tanh, erf, sigmoid, softplus, and sin, cos, tan, their inverses and hyperbolic kin, pow: branch-free, so that the
+// compiler vectorises the loops that call them (GCC calls libm once an element otherwise, some 40 times slower) and an element has the same
+// bits in a vector body, in its tail, at any address and on any device.
 //
-// float: polynomials, at most 1.01 (exp, log, erf), 2 (softplus) and 2.6 (tanh, sigmoid, expm1) units in the last place from the true value
-// over all floats (tests/math_test.cpp); NaN, infinities and denormals as in libm. double: libm itself. Every fused multiply-add is written
-// as one. What is rare (sin, cos, pow …) is libm in both. The polynomials are minimax fits of the functions named beside them, coefficients
-// rounded to float one after another.
+// float: polynomials, at most 0.51 (sin and what follows it), 1.01 (exp, log, erf), 2 (softplus) and 2.6 (tanh, sigmoid, expm1) units in
+// the last place from the true value over all floats (tests/math_test.cpp); NaN, infinities and denormals as in libm. double: libm itself,
+// the device's own on a GPU. Every fused multiply-add is written as one. The polynomials are minimax fits of the functions named beside
+// them, the coefficients of those in float rounded one after another.
 
 #pragma once
 
@@ -146,11 +147,221 @@ template <typename T> HOST_DEVICE inline T softplus(T x) {
   return (x > T(0) ? x : T(0)) + (log(one_plus) + rest / one_plus) + (x != x ? x : T(0));
 }
 
-HOST_DEVICE inline float sin(float x) { return ::sinf(x); }
+// --- by way of double -------------------------------------------------------------------------------------------------------------------
+
+// sin, cos, tan, their inverses and hyperbolic kin, pow, of floats: computed in double to 37 bits or better and rounded once, so at most
+// 0.51 units in the last place from the true value, again without branches and with the same bits on every device.
+
+HOST_DEVICE inline uint64_t bits_of(double x) {
+  uint64_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+HOST_DEVICE inline double double_of(uint64_t bits) {
+  double x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// c + x * (…): Horner's scheme, the coefficients of the lowest powers first.
+template <typename... Higher> HOST_DEVICE inline double polynomial(double x, double c, Higher... higher) {
+  if constexpr (sizeof...(higher) == 0)
+    return c;
+  else
+    return fma(polynomial(x, higher...), x, c);
+}
+
+inline constexpr double kHalfPi = 1.57079632679489661923;
+inline constexpr double kLog2E = 1.44269504088896340736;
+inline constexpr double kLn2 = 0.69314718055994530942;
+inline constexpr double kRoundingShift = 0x1.8p52;  // added, it rounds to an integer, which then stands in the low bits
+
+// x = (n + rest) * pi/2 with |rest| <= 1/2, for x >= 0. 2/pi is 106 bits long, in two parts. From 2^46 on x is a multiple of a 2^S, by
+// which it is divided, and 2/pi is 2^S * 2/pi less a multiple of 4: the product loses whole turns, and its integer part stays exact. No
+// float is nearer to a multiple of pi/2 than 2^-30, of which the product's 60 bits behind the point leave enough.
+struct QuarterTurns {
+  uint64_t n;  // its last two bits count
+  double rest;
+};
+HOST_DEVICE inline QuarterTurns quarter_turns(double x) {
+  const bool s23 = x >= 0x1p46, s46 = x >= 0x1p69, s69 = x >= 0x1p92, s92 = x >= 0x1p115;
+  const double scale = s92 ? 0x1p-92 : s69 ? 0x1p-69 : s46 ? 0x1p-46 : s23 ? 0x1p-23 : 1.0;
+  double high = s23 ? 0x1.b727220a94fe1p+0 : 0x1.45f306dc9c883p-1, low = s23 ? 0x1.d5f47d4d37703p-55 : -0x1.6b01ec5417056p-55;
+  high = s46 ? 0x1.054a7f09d5f48p+0 : high, low = s46 ? -0x1.596447e493ad5p-55 : low;
+  high = s69 ? -0x1.ec54170565912p-2 : high, low = s69 ? 0x1.b6c52b3278872p-60 : low;
+  high = s92 ? 0x1.1f534ddc0db63p+0 : high, low = s92 ? -0x1.a99b0ef1bef80p-54 : low;
+  const double part = x * scale, turns = part * high, shifted = turns + kRoundingShift;
+  return {bits_of(shifted), (turns - (shifted - kRoundingShift)) + fma(part, low, fma(part, high, -turns))};
+}
+// Of rest * pi/2.
+HOST_DEVICE inline double sine_of(double rest) {
+  return rest * polynomial(rest * rest, 0x1.921fb5443b577p+0, -0x1.4abbce56ad3cfp-1, 0x1.466bbac7c0510p-4, -0x1.32ca9d0f263efp-8,
+                           0x1.4bc83e464bd81p-13);
+}
+HOST_DEVICE inline double cosine_of(double rest) {
+  const double z = rest * rest;
+  return fma(
+      z, polynomial(z, -0x1.3bd3cc9be3630p+0, 0x1.03c1f07ea59f4p-2, -0x1.55d3c1c34af8ep-6, 0x1.e1ec711e4116dp-11, -0x1.a1e83293d8d03p-16),
+      1.0);
+}
+
+HOST_DEVICE inline float sin(float x) {
+  const QuarterTurns q = quarter_turns(abs(x));
+  const auto y = static_cast<float>(q.n & 1 ? cosine_of(q.rest) : sine_of(q.rest));
+  return float_bits::as_float(float_bits::of(y) ^ (static_cast<uint32_t>(q.n << 30) & 0x80000000u) ^ (float_bits::of(x) & 0x80000000u));
+}
 HOST_DEVICE inline double sin(double x) { return ::sin(x); }
-HOST_DEVICE inline float cos(float x) { return ::cosf(x); }
+
+HOST_DEVICE inline float cos(float x) {
+  const QuarterTurns q = quarter_turns(abs(x));
+  const auto y = static_cast<float>(q.n & 1 ? sine_of(q.rest) : cosine_of(q.rest));
+  return float_bits::as_float(float_bits::of(y) ^ (static_cast<uint32_t>((q.n + 1) << 30) & 0x80000000u));
+}
 HOST_DEVICE inline double cos(double x) { return ::cos(x); }
-HOST_DEVICE inline float pow(float x, float y) { return ::powf(x, y); }
+
+HOST_DEVICE inline float tan(float x) {
+  const QuarterTurns q = quarter_turns(abs(x));
+  const double sine = sine_of(q.rest), cosine = cosine_of(q.rest);
+  const auto y = static_cast<float>((q.n & 1 ? -cosine : sine) / (q.n & 1 ? sine : cosine));
+  return float_bits::as_float(float_bits::of(y) ^ (float_bits::of(x) & 0x80000000u));
+}
+HOST_DEVICE inline double tan(double x) { return ::tan(x); }
+
+// asin(a) for 0 <= a <= 1/2.
+HOST_DEVICE inline double small_asin(double a) {
+  const double z = a * a;
+  return fma(a * z,
+             polynomial(z, 0x1.555555555ba9ep-3, 0x1.333333133277ep-4, 0x1.6db6f5e9d0b98p-5, 0x1.f1beb9c867b18p-6, 0x1.6f347e4a44c5dp-6,
+                        0x1.14eefea06d8d9p-6, 0x1.144d1f0d0554dp-6, 0x1.17d722d86d4bep-10, 0x1.d06eddee004bep-6),
+             a);
+}
+HOST_DEVICE inline float asin(float x) {  // above 1/2: pi/2 - 2 asin(sqrt((1 - |x|) / 2))
+  const double a = abs(x);
+  const bool large = a > 0.5;
+  const double y = small_asin(large ? sqrt(0.5 * (1.0 - a)) : a);
+  return copysign(static_cast<float>(large ? kHalfPi - 2.0 * y : y), x);
+}
+HOST_DEVICE inline double asin(double x) { return ::asin(x); }
+
+HOST_DEVICE inline float acos(float x) {
+  const double a = abs(x);
+  const bool large = a > 0.5;
+  const double y = small_asin(large ? sqrt(0.5 * (1.0 - a)) : a);
+  const double right = large ? 2.0 * y : kHalfPi - y, left = large ? 2.0 * (kHalfPi - y) : kHalfPi + y;
+  return static_cast<float>(x < 0.0f ? left : right);
+}
+HOST_DEVICE inline double acos(double x) { return ::acos(x); }
+
+HOST_DEVICE inline float atan(float x) {  // above 1: pi/2 - atan(1 / |x|)
+  const double a = abs(x);
+  const bool large = a > 1.0;
+  const double t = large ? 1.0 / a : a, z = t * t;
+  const double y =
+      fma(t * z,
+          polynomial(z, -0x1.555555554e12ep-2, 0x1.9999998350a7ap-3, -0x1.2492436ae8038p-3, 0x1.c71b46328c101p-4, -0x1.744cee862929dp-4,
+                     0x1.3a8c2625b9aa7p-4, -0x1.0e22e4c8a6ab4p-4, 0x1.cb4cbfd1c120cp-5, -0x1.703ae186038e7p-5, 0x1.0357b7b676e8cp-5,
+                     -0x1.26a513965d7e6p-6, 0x1.e8b7d967003fbp-8, -0x1.01026ecc75077p-9, 0x1.fb94030f244ddp-13),
+          t);
+  return copysign(static_cast<float>(large ? kHalfPi - y : y), x);
+}
+HOST_DEVICE inline double atan(double x) { return ::atan(x); }
+
+// 2^x = scale * (1 + expm1) for |x| <= 1000.
+struct Exp2Parts {
+  double scale, expm1;
+};
+HOST_DEVICE inline Exp2Parts exp2_parts(double x) {
+  const double shifted = x + kRoundingShift, r = x - (shifted - kRoundingShift);
+  const double p = polynomial(r, 0x1.62e42fef9cc3cp-1, 0x1.ebfbdff82a727p-3, 0x1.c6b08da71da60p-5, 0x1.3b2ab70ad7014p-7,
+                              0x1.5d87757c238f2p-10, 0x1.4308c708aee31p-13, 0x1.00c0fb54e0f1cp-16, 0x1.63b2f07a28632p-20);
+  return {double_of((bits_of(shifted) + 1023) << 52), r * p};
+}
+
+HOST_DEVICE inline float sinh(float x) {  // (t + t / (t + 1)) / 2 with t = e^|x| - 1
+  const double a = abs(x);
+  const Exp2Parts e = exp2_parts((a > 100.0 ? 100.0 : a) * kLog2E);
+  const double t = fma(e.scale, e.expm1, e.scale - 1.0);
+  return copysign(static_cast<float>(0.5 * (t + t / (t + 1.0))), x);
+}
+HOST_DEVICE inline double sinh(double x) { return ::sinh(x); }
+
+HOST_DEVICE inline float cosh(float x) {
+  const double a = abs(x);
+  const Exp2Parts e = exp2_parts((a > 100.0 ? 100.0 : a) * kLog2E);
+  const double y = fma(e.scale, e.expm1, e.scale);
+  return static_cast<float>(0.5 * (y + 1.0 / y));
+}
+HOST_DEVICE inline double cosh(double x) { return ::cosh(x); }
+
+// x = 2^k * m with m in [sqrt(1/2), sqrt(2)), for 0 < x < infinity; log(m) = s * R(s^2) with s = (m - 1) / (m + 1).
+struct LogParts {
+  double k, log_m;
+};
+HOST_DEVICE inline LogParts log_parts(double x) {
+  constexpr uint64_t kOne = 0x3ff0000000000000u, kRootOfHalf = 0x3fe6a09e667f3bcdu, kFraction = 0x000fffffffffffffu;
+  const uint64_t bits = bits_of(x) + (kOne - kRootOfHalf);
+  const double k = double_of((bits >> 52) + bits_of(kRoundingShift)) - (kRoundingShift + 1023.0);
+  const double f = double_of((bits & kFraction) + kRootOfHalf) - 1.0, s = f / (2.0 + f), z = s * s;
+  return {k, s * polynomial(z, 0x1.fffffffffff11p+0, 0x1.5555555672baap-1, 0x1.9999962870e32p-2, 0x1.249439a497a18p-2, 0x1.c6206967897bep-3,
+                            0x1.919abd57b321ap-3)};
+}
+
+// log(1 + x) for x >= 0: the rounding of 1 + x is made good.
+HOST_DEVICE inline double log1p(double x) {
+  const double u = 1.0 + x;
+  const LogParts log = log_parts(u);
+  const double y = fma(log.k, kLn2, log.log_m) + (x - (u - 1.0)) / u;
+  return x < HUGE_VAL ? y : x;
+}
+
+HOST_DEVICE inline float asinh(float x) {
+  const double a = abs(x);
+  return copysign(static_cast<float>(log1p(a + a * a / (1.0 + sqrt(fma(a, a, 1.0))))), x);
+}
+HOST_DEVICE inline double asinh(double x) { return ::asinh(x); }
+
+HOST_DEVICE inline float acosh(float x) {
+  const double t = static_cast<double>(x) - 1.0;
+  const auto y = static_cast<float>(log1p(t + sqrt(t * (t + 2.0))));
+  return x < 1.0f ? float_of(0x7fc00000) : y;
+}
+HOST_DEVICE inline double acosh(double x) { return ::acosh(x); }
+
+HOST_DEVICE inline float atanh(float x) {
+  const double a = abs(x);
+  const auto y = static_cast<float>(0.5 * log1p(2.0 * a / (1.0 - a)));
+  return a > 1.0 ? float_of(0x7fc00000) : copysign(y, x);
+}
+HOST_DEVICE inline double atanh(double x) { return ::atanh(x); }
+
+// 2^(y log2 |x|), then the sign and what IEEE 754 says of NaN, infinities and zeros. Numbers beyond all others stand for infinite
+// logarithms and exponents, so that their products with zero are zero. Choices between values rather than conditions: loops with those
+// aren't vectorised.
+HOST_DEVICE inline float pow(float x, float y) {
+  constexpr double kBeyond = 0x1p800, kBeyondFloats = 0x1p128;
+  const double a = abs(x);
+  const LogParts parts = log_parts(a);
+  double log = fma(parts.log_m, kLog2E, parts.k);
+  log = a == 0.0 ? -kBeyond : log;
+  log = a == HUGE_VAL ? kBeyond : log;
+  log = a != a ? a : log;
+  double exponent = y;
+  exponent = exponent > kBeyondFloats ? kBeyondFloats : exponent;
+  exponent = exponent < -kBeyondFloats ? -kBeyondFloats : exponent;
+  double power = exponent == 0.0 ? 0.0 : exponent * log;
+  power = power > 1000.0 ? 1000.0 : power;
+  power = power < -1000.0 ? -1000.0 : power;
+  const Exp2Parts e = exp2_parts(power);
+  const auto size = static_cast<float>(fma(e.scale, e.expm1, e.scale));
+
+  const float whole = floor(y), rest = y - 2.0f * floor(0.5f * y);  // of an odd number 1
+  const float odd = whole == y ? rest : 0.0f;
+  const float result = odd == 1.0f ? copysign(size, x) : size;
+  const float rootless = whole == y ? 0.0f : x;  // if negative
+  const float bounded = rootless < 0.0f ? float_of(0x7fc00000) : result;
+  const float checked = x == -HUGE_VALF ? result : bounded;
+  return x == 1.0f ? 1.0f : checked;
+}
 HOST_DEVICE inline double pow(double x, double y) { return ::pow(x, y); }
 
 }  // namespace math

@@ -124,6 +124,11 @@ inline constexpr PrecisionTraits kNormalizationPrecision{.keeps_float32 = 0b110,
 inline int64_t partial_bytes(const RowLayout& layout, DType dtype, int64_t sums) {
   return layout.blocks() * sums * bytes_of(compute_type(dtype), layout.n);
 }
+// Of (dy, x, scale, ...) -> dx and maybe more: those of `sums` gradients of scales.
+template <int sums> Workspace scale_gradient_workspace(const KernelSpec& spec) {
+  const TensorType& x = spec.inputs[1];
+  return {.shared = spec.outputs.size() > 1 ? partial_bytes(row_layout(spec.attributes, x.shape), x.dtype, sums) : 0};
+}
 
 // outputs[s][j] = the sum over blocks of partial[block][s][j]; an output that is null is left out.
 template <typename T> void add_partials(const RowLayout& layout, const Compute<T>* partial, int sums, T* const* outputs, Workers& workers) {

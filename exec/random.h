@@ -7,10 +7,14 @@
 
 #pragma once
 
+#ifndef __CUDACC__
 #include <immintrin.h>
+#endif
 
 #include <array>
 #include <cstdint>
+
+#include "graph/half.h"
 
 namespace ort_train {
 
@@ -32,6 +36,20 @@ using PhiloxKey = std::array<uint32_t, 2>;
 
 inline constexpr int kPhiloxLanes = 16;  // counters at once
 
+// The four numbers of one counter.
+HOST_DEVICE inline PhiloxCounter philox_numbers(const PhiloxCounter& counter, const PhiloxKey& key) {
+  uint32_t w0 = counter[0], w1 = counter[1], w2 = counter[2], w3 = counter[3], k0 = key[0], k1 = key[1];
+  for (int round = 0; round < 10; ++round, k0 += 0x9e3779b9u, k1 += 0xbb67ae85u) {
+    const uint64_t a = uint64_t{0xd2511f53u} * w0, b = uint64_t{0xcd9e8d57u} * w2;
+    w0 = static_cast<uint32_t>(b >> 32) ^ w1 ^ k0;
+    w2 = static_cast<uint32_t>(a >> 32) ^ w3 ^ k1;
+    w1 = static_cast<uint32_t>(b);
+    w3 = static_cast<uint32_t>(a);
+  }
+  return {w0, w1, w2, w3};
+}
+
+#ifndef __CUDACC__
 // Four numbers for each of kPhiloxLanes counters that count up from `counter` in its first two words (a carry out of them is lost):
 // numbers[4 * lane + word].
 inline void philox(const PhiloxCounter& counter, const PhiloxKey& key, uint32_t* numbers) {
@@ -57,5 +75,6 @@ inline void philox(const PhiloxCounter& counter, const PhiloxKey& key, uint32_t*
     _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(even, odd, 0x31));
   }
 }
+#endif
 
 }  // namespace ort_train

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -14,10 +15,10 @@ ORT_TRAIN_OPS_BEGIN
 
 // Ways to combine what is there with an update. Integers wrap around.
 struct Replace {
-  template <typename T> static T combine(T, T update) { return update; }
+  template <typename T> HOST_DEVICE static T combine(T, T update) { return update; }
 };
 struct AddTo {
-  template <typename T> static T combine(T old, T update) {
+  template <typename T> HOST_DEVICE static T combine(T old, T update) {
     if constexpr (std::is_integral_v<T>)
       return static_cast<T>(static_cast<std::make_unsigned_t<T>>(old) + static_cast<std::make_unsigned_t<T>>(update));
     else
@@ -25,7 +26,7 @@ struct AddTo {
   }
 };
 struct MultiplyBy {
-  template <typename T> static T combine(T old, T update) {
+  template <typename T> HOST_DEVICE static T combine(T old, T update) {
     if constexpr (std::is_integral_v<T>)
       return static_cast<T>(static_cast<std::make_unsigned_t<T>>(old) * static_cast<std::make_unsigned_t<T>>(update));
     else
@@ -33,11 +34,30 @@ struct MultiplyBy {
   }
 };
 struct MaximumOf {
-  template <typename T> static T combine(T old, T update) { return (update > old) | (update != update) ? update : old; }
+  template <typename T> HOST_DEVICE static T combine(T old, T update) { return (update > old) | (update != update) ? update : old; }
 };
 struct MinimumOf {
-  template <typename T> static T combine(T old, T update) { return (update < old) | (update != update) ? update : old; }
+  template <typename T> HOST_DEVICE static T combine(T old, T update) { return (update < old) | (update != update) ? update : old; }
 };
+
+// The attribute of ScatterElements and ScatterND and what reduces like them.
+inline std::string reduction_of(const Attributes& attributes) { return attributes.get("reduction", "none"); }
+
+// Calls body.operator()<Combine, T>(): replacing works on bits, the others on numbers, whose types are those of `Combined`.
+template <typename Combined, typename Body> KernelRun with_combine(const std::string& reduction, DType dtype, Body&& body) {
+  if (reduction == "none") return for_word(size_of(dtype), [&]<typename T>() { return body.template operator()<Replace, T>(); });
+  return for_type(Combined{}, dtype, [&]<typename T>() -> KernelRun {
+    if (reduction == "add") return body.template operator()<AddTo, T>();
+    if (reduction == "mul") return body.template operator()<MultiplyBy, T>();
+    if (reduction == "max") return body.template operator()<MaximumOf, T>();
+    return body.template operator()<MinimumOf, T>();
+  });
+}
+
+// The axis that the indices of Gather, GatherElements and ScatterElements are of.
+inline int64_t indexed_axis(const Attributes& attributes, const Shape& shape) {
+  return normalize_axis(attributes.get("axis", 0), static_cast<int64_t>(shape.size()), "axis");
+}
 
 // `outer` tables of `rows` rows of `row` elements; `updates` rows for each of them. Where a table is divided and only a range of its rows
 // is at hand, how updates are added is chosen by the whole table all the same: a part has the bits that its rows have in the whole.
@@ -61,7 +81,10 @@ class RowScatter {
     large_ = sizes.outer * sizes.rows > 8 * sizes.updates && sizes.rows * row_bytes > kLargeTable;
   }
 
+  const Sizes& sizes() const { return sizes_; }  // of what is at hand
   int64_t updates() const { return sizes_.updates; }
+  // Whether sums of float32 are made in double.
+  bool in_double() const { return in_double_; }
   // Room for the order in which the updates are taken, bytes.
   int64_t workspace() const { return (sizes_.outer * (sizes_.updates + blocks_) + 1) * static_cast<int64_t>(sizeof(int64_t)); }
 
@@ -134,14 +157,26 @@ class RowScatter {
     });
   }
 
-  Sizes sizes_;             // of what is at hand
-  bool in_double_ = false;  // float32 sums are made in double
-  int block_shift_ = 0;     // rows of a block, which one task at a time owns: a power of two
-  int64_t blocks_ = 1;      // of a table
-  int64_t columns_ = 1;     // that a task takes of each row
-  int64_t together_ = 1;    // blocks in a task
-  bool large_ = false;      // most of a table stays zero and it is larger than caches
+  Sizes sizes_;
+  bool in_double_ = false;
+  int block_shift_ = 0;   // rows of a block, which one task at a time owns: a power of two
+  int64_t blocks_ = 1;    // of a table
+  int64_t columns_ = 1;   // that a task takes of each row
+  int64_t together_ = 1;  // blocks in a task
+  bool large_ = false;    // most of a table stays zero and it is larger than caches
 };
+
+// Where in axes of those sizes an index tuple points, which begins at place `first` of the indices; -1, and a report, if outside.
+template <typename Index>
+HOST_DEVICE inline int64_t tuple_position(const Index* indices, int64_t first, const int64_t* dims, int64_t length, DataError* error) {
+  int64_t at = 0;
+  for (int64_t k = 0; k < length; ++k) {
+    const int64_t index = checked_index(indices[first + k], dims[k], first + k, error);
+    if (index < 0) return -1;
+    at = at * dims[k] + index;
+  }
+  return at;
+}
 
 // Index tuples, as GatherND and ScatterND have them: the last axis of the indices addresses a row in the leading axes of the data.
 struct IndexTuples {
@@ -161,13 +196,7 @@ struct IndexTuples {
   // Of tuple `i` of all; -1, and a report, where it points outside.
   template <typename Index> int64_t position(const Index* indices, int64_t i, const KernelArgs& args) const {
     const int64_t length = static_cast<int64_t>(dims.size());
-    int64_t at = 0;
-    for (int64_t k = 0; k < length; ++k) {
-      const int64_t index = checked_index(indices[i * length + k], dims[static_cast<size_t>(k)], i * length + k, args);
-      if (index < 0) return -1;
-      at = at * dims[static_cast<size_t>(k)] + index;
-    }
-    return at;
+    return tuple_position(indices, i * length, dims.data(), length, args.error);
   }
 
   // Room for the position of every tuple, bytes.

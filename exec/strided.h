@@ -90,6 +90,28 @@ template <int K, typename Body> void walk(const StridedLoop<K>& loop, int64_t be
   }
 }
 
+// Where each operand is in iteration i, for threads that take one iteration each.
+template <int K> struct Offsets { int64_t of[K]; };
+template <int K> HOST_DEVICE inline Offsets<K> offsets_at(const StridedLoop<K>& loop, int64_t i) {
+  Offsets<K> at{};
+  if (loop.count <= INT32_MAX) {  // divisions of 32 bits take a fraction of the time
+    auto rest = static_cast<uint32_t>(i);
+    for (int axis = loop.rank - 1; axis > 0; --axis) {
+      const auto dim = static_cast<uint32_t>(loop.dims[axis]);
+      const uint32_t above = rest / dim;
+      for (int k = 0; k < K; ++k) at.of[k] += int64_t{rest - above * dim} * loop.strides[axis][k];
+      rest = above;
+    }
+    for (int k = 0; k < K; ++k) at.of[k] += int64_t{rest} * loop.strides[0][k];
+    return at;
+  }
+  for (int axis = loop.rank - 1; axis >= 0; --axis) {
+    for (int k = 0; k < K; ++k) at.of[k] += i % loop.dims[axis] * loop.strides[axis][k];
+    i /= loop.dims[axis];
+  }
+  return at;
+}
+
 // Strides with which a tensor of `shape` is read as if it were broadcast to `target`.
 inline std::vector<int64_t> broadcast_strides(const Shape& shape, const Shape& target) {
   const std::vector<int64_t> own = strides_of(shape);
@@ -99,12 +121,18 @@ inline std::vector<int64_t> broadcast_strides(const Shape& shape, const Shape& t
   return strides;
 }
 
-// out[i * out_strides + out_offset] = in[i * in_strides + in_offset] for each i inside `dims`. Any element type: it moves bytes.
+// out[i * out_strides + out_offset] = in[i * in_strides + in_offset] for each i inside `dims`. Any element type: bytes are moved.
+struct CopyLayout {
+  int64_t element_bytes = 0;
+  Shape dims;
+  std::vector<int64_t> out_strides, in_strides;
+  int64_t out_offset = 0, in_offset = 0;
+};
+
 class StridedCopy {
  public:
   StridedCopy() = default;
-  StridedCopy(int64_t element_bytes, const Shape& dims, const std::vector<int64_t>& out_strides, const std::vector<int64_t>& in_strides,
-              int64_t out_offset = 0, int64_t in_offset = 0);
+  explicit StridedCopy(const CopyLayout& layout);
   void run(Workers& workers, void* out, const void* in) const;
 
  private:
@@ -142,12 +170,15 @@ void copy_parallel(Workers& workers, void* out, const void* in, int64_t bytes);
 void stream_zeros(void* out, int64_t bytes);
 
 // An index that may count from the end as a position; -1, and a report, where it is outside the axis.
-template <typename Index> int64_t checked_index(Index index, int64_t size, int64_t position, const KernelArgs& args) {
+template <typename Index> HOST_DEVICE inline int64_t checked_index(Index index, int64_t size, int64_t position, DataError* error) {
   const int64_t i = index < 0 ? int64_t{index} + size : int64_t{index};
   if (static_cast<uint64_t>(i) < static_cast<uint64_t>(size)) [[likely]]
     return i;
-  args.error->report(DataError::index, index, size, position);
+  error->report(DataError::index, index, size, position);
   return -1;
+}
+template <typename Index> int64_t checked_index(Index index, int64_t size, int64_t position, const KernelArgs& args) {
+  return checked_index(index, size, position, args.error);
 }
 
 // The type of an index input.

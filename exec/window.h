@@ -12,6 +12,7 @@
 
 #include "exec/kernel.h"
 #include "graph/error.h"
+#include "graph/half.h"
 
 ORT_TRAIN_OPS_BEGIN
 
@@ -19,13 +20,13 @@ struct WindowAxis {
   int64_t in = 1, kernel = 1, stride = 1, begin = 0, end = 0, dilation = 1, out = 1;
 
   // Where tap k of window o begins to read; outside [0, in) is padding.
-  int64_t at(int64_t o, int64_t k) const { return o * stride - begin + k * dilation; }
+  HOST_DEVICE int64_t at(int64_t o, int64_t k) const { return o * stride - begin + k * dilation; }
   // The windows [first, last) whose tap k reads no padding.
-  int64_t first(int64_t k) const {
+  HOST_DEVICE int64_t first(int64_t k) const {
     const int64_t before = begin - k * dilation;
     return std::clamp<int64_t>(before > 0 ? (before + stride - 1) / stride : 0, 0, out);
   }
-  int64_t last(int64_t k) const {
+  HOST_DEVICE int64_t last(int64_t k) const {
     const int64_t room = in + begin - k * dilation;
     return std::clamp<int64_t>(room > 0 ? (room + stride - 1) / stride : 0, 0, out);
   }
@@ -34,9 +35,9 @@ struct WindowAxis {
 struct Windows {
   WindowAxis h, w;
 
-  int64_t taps() const { return h.kernel * w.kernel; }
-  int64_t in_size() const { return h.in * w.in; }
-  int64_t out_size() const { return h.out * w.out; }
+  HOST_DEVICE int64_t taps() const { return h.kernel * w.kernel; }
+  HOST_DEVICE int64_t in_size() const { return h.in * w.in; }
+  HOST_DEVICE int64_t out_size() const { return h.out * w.out; }
   double work() const { return static_cast<double>(out_size()) * static_cast<double>(h.kernel) * static_cast<double>(w.kernel); }
   // Each window is one element.
   bool plain() const {

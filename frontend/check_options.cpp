@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "frontend/gpu_choice.h"
 #include "frontend/loss_options.h"
 #include "frontend/loss_scaling.h"
 #include "frontend/parameter_groups.h"
@@ -48,9 +49,12 @@ void check_options(const Options& options) {
   if (options.micro_batches != "auto" && options.micro_batches != "horizontal" && options.micro_batches != "vertical")
     throw refuse("micro_batches", options.micro_batches, "is not known: auto, horizontal or vertical");
   if (options.budget < 0) throw refuse("budget", options.budget, "is negative");
-  if (options.host_budget != 0)
+  if (options.host_budget < 0) throw refuse("host_budget", options.host_budget, "is negative");
+  if (options.host_budget != 0 && gpu_number(options.device) < 0)
     throw refuse("host_budget", options.host_budget,
                  "limits pinned memory beside a GPU; the CPU device has no other memory than that of `budget`: leave it out");
+  if (options.detect_anomaly && gpu_number(options.device) >= 0)
+    throw error(ErrorCode::usage, "`detect_anomaly` looks at each node's results in the host's memory: use `device` cpu for it");
   if (options.nvme_budget < 0) throw refuse("nvme_budget", options.nvme_budget, "is negative");
   if (!options.nvme_path.empty() && !std::filesystem::is_directory(options.nvme_path))
     throw error(ErrorCode::io, "`nvme_path` {}: is no folder", options.nvme_path);

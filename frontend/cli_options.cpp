@@ -24,7 +24,7 @@ constexpr const char* kDescription =
 
 constexpr const char* kFooter =
     "\nExit codes: 0 done, 2 usage, 3 model not supported, 4 budget can't be met, 5 data, 6 input/output, 7 diverged,\n"
-    "8 corrupt checkpoint, 129 / 130 / 143 interrupted (SIGHUP, SIGINT, SIGTERM) and saved.";
+    "8 corrupt checkpoint, 9 no usable GPU, or it failed, 129 / 130 / 143 interrupted (SIGHUP, SIGINT, SIGTERM) and saved.";
 
 Error usage(const std::string& text) { return Error(ErrorCode::usage, text); }
 
@@ -239,10 +239,11 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(data, "--validation-split", o.validation_split, "with --eval-steps and a single data file: the share at its end that is held out");
 
   constexpr const char* memory = "Memory";
-  app.add_option("--budget", raw.budget, "hard limit of the whole process: 12GB, 300MiB (default: what the machine and its cgroup have)")
+  add(memory, "--device", o.device, "what computes: cpu, cuda, or cuda:N, the GPU of that number");
+  app.add_option("--budget", raw.budget, "hard limit of the whole process, on a GPU of all its memory that the process takes: 12GB, 300MiB (default: what is there)")
       ->group(memory);
   app.add_option("--host-budget", raw.host_budget,
-                 "of pinned memory beside a GPU; refused on the CPU device, which has no other memory than --budget's")
+                 "of pinned memory beside a GPU (default: half of what is available); refused on the CPU device, which has no other memory than --budget's")
       ->group(memory);
   add(memory, "--recompute", o.recompute,
       "recompute activations instead of keeping them: auto (as far as the budget asks for it), none, sqrt or all");

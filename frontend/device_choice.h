@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "exec/device.h"
@@ -14,9 +15,12 @@ namespace ort_train {
 
 struct DeviceChoice {
   int64_t part_bytes = 0;  // that large weights are computed in parts of (passes/split_weights.h); 0: as the model's size says
+  const KernelTable* kernels = nullptr;  // that the device computes with; null: the processor's
   // A device with memory of its own, for a program in three spaces; null: the processor, whose memory is the host's.
   std::function<std::unique_ptr<Device>(const Program&, const std::vector<const Graph*>&)> make = nullptr;
   DeviceMemories memories{};  // what it has, in place of the options' budgets
+  int64_t reserve = 0;  // bytes of the device's memory that no program has: its context, the kernels' code
+  std::string name{};   // for people
 };
 
 }  // namespace ort_train

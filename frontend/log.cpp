@@ -80,9 +80,14 @@ void StepLog::step(const StepReport& report, double eval_loss) {
 }
 
 void StepLog::summary(const Summary& summary) {
+  Json planned{{"RAM", summary.planned_peak_bytes}, {"NVMe", summary.planned_disk_bytes}}, measured{{"RAM", summary.measured_peak_bytes}};
+  if (summary.planned_device_bytes > 0) {
+    planned = {{"GPU", summary.planned_device_bytes}, {"RAM", summary.planned_host_bytes}, {"NVMe", summary.planned_disk_bytes}};
+    measured = {{"GPU", summary.measured_device_bytes}};
+  }
   line(Json{{"summary",
-             {{"planned_peak_bytes", {{"RAM", summary.planned_peak_bytes}, {"NVMe", summary.planned_disk_bytes}}},
-              {"measured_peak_bytes", {{"RAM", summary.measured_peak_bytes}}},
+             {{"planned_peak_bytes", std::move(planned)},
+              {"measured_peak_bytes", std::move(measured)},
               {"planned_ms_per_step", summary.predicted_milliseconds},
               {"planned_disk_per_step", {{"read", summary.planned_read_per_step}, {"written", summary.planned_written_per_step}}},
               {"disk_per_step", {{"read", summary.read_per_step}, {"written", summary.written_per_step}}},

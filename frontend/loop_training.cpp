@@ -312,6 +312,11 @@ void Loop::Training::summarize() {
     summary_.pinned_bytes = disk->pinned_bytes();
   }
   summary_.measured_peak_bytes = loop_.runtime_.measured_peak_bytes();
+  if (!plan.device.empty()) {
+    summary_.planned_device_bytes = plan.at_peak.total;
+    summary_.measured_device_bytes = loop_.runtime_.used_device_bytes();
+    summary_.planned_host_bytes = plan.host_bytes;
+  }
   summary_.weights_hash = loop_.runtime_.weights_hash();
   summary_.checkpoint_path = loop_.checkpoint_;
   summary_.minimum_budget_bytes = plan.minimum_budget;

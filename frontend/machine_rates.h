@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "exec/cpu_device.h"
@@ -23,7 +24,10 @@ class MachineRates {
   // The disk of Options::nvme_path, in `memory` bytes. Throws Error(io).
   void measure_disk(int64_t memory);
 
-  const ComputeRates& compute() const { return device_.rates; }
+  // Of the device that most is computed on.
+  const ComputeRates& compute() const { return apart_ ? *apart_ : device_.rates; }
+  const ComputeRates& processor() const { return device_.rates; }
+  void compute_apart(const ComputeRates& rates) { apart_ = rates; }
   const DiskRates& disk() const { return disk_; }  // zero where there is none
   StreamRates stream() const;
 
@@ -32,6 +36,7 @@ class MachineRates {
 
   const Options& options_;
   CpuDevice& device_;
+  std::optional<ComputeRates> apart_;
   const std::function<void(const std::string&)>& note_;
   MachineProfile profile_;
   DiskRates disk_;

@@ -49,6 +49,18 @@ void catch_signals() {
   sigaction(SIGPIPE, &action, nullptr);
 }
 
+// Variables of the environment by which NVIDIA's libraries compute in other ways: what a run gives would depend on them.
+void refuse_other_arithmetic() {
+  constexpr std::string_view kPrefixes[] = {"NVIDIA_TF32_OVERRIDE=", "CUBLAS_EMULAT"};
+  for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable) {
+    const std::string_view text = *variable;
+    for (const std::string_view prefix : kPrefixes) {
+      if (text.starts_with(prefix))
+        throw Error(ErrorCode::usage, fmt::format("the environment's {} changes what GPUs compute: unset it", text.substr(0, text.find('='))));
+    }
+  }
+}
+
 int check_model(const CommandLine& line) {
   const CheckReport report = check(line.options);
   fmt::print("{}", with_options(report.text));
@@ -72,9 +84,13 @@ void show_summary(const CommandLine& line, const Summary& summary, const PlanRep
   done += fmt::format(" · {} a step (predicted {}, median {})", shown_duration(summary.milliseconds_per_step),
                       shown_duration(summary.predicted_milliseconds), shown_duration(summary.median_milliseconds));
   progress.line("done", done);
+  if (summary.planned_device_bytes > 0)
+    progress.line("GPU", fmt::format("{} planned{}, {} in use · {} pinned", megabytes(summary.planned_device_bytes),
+                                     plan.budget > 0 ? " of " + megabytes(plan.budget) : "", megabytes(summary.measured_device_bytes),
+                                     megabytes(summary.planned_host_bytes)));
   progress.line("memory", fmt::format("arena {} planned, {} used · process {}{}", megabytes(summary.planned_peak_bytes),
                                       megabytes(summary.measured_peak_bytes), megabytes(summary.rss_peak_bytes),
-                                      plan.budget > 0 ? " of " + megabytes(plan.budget) : ""));
+                                      plan.budget > 0 && plan.device.empty() ? " of " + megabytes(plan.budget) : ""));
   if (summary.planned_disk_bytes > 0) {
     progress.line("disk", fmt::format("{} read and {} written a step (planned {} and {}) · in all {} and {}",
                                       shown_bytes(static_cast<double>(summary.read_per_step)),
@@ -101,6 +117,7 @@ int stopped_code(const Summary& summary, const Progress& progress) {
 }
 
 int train_model(const CommandLine& line) {
+  if (line.options.device != "cpu") refuse_other_arithmetic();
   Progress progress(line.options.budget, line.logging_steps);
   // oneTBB's number of threads belongs to programs, not to libraries.
   std::optional<tbb::global_control> threads;

@@ -69,9 +69,13 @@ struct Options {
   // one of them. A step of short samples takes less time; which length a batch has depends on the data alone.
   std::vector<int64_t> length_buckets{};
 
-  int64_t budget = 0;              // bytes; 0: as much as the job takes, within what the machine and its cgroups have left
-  bool budget_is_process = false;  // true: `budget` limits the whole process's resident memory; false: what the library takes
-  int64_t host_budget = 0;         // of pinned memory beside a GPU; refused on the CPU device, where `budget` limits all memory
+  // cpu | cuda | cuda:N, the GPU of that number. Every device gives the same bits in float32.
+  std::string device = "cpu";
+  // Bytes; 0: as much as the job takes, within what the machine and its cgroups have left. On a GPU: of all its memory that this process
+  // takes, CUDA's context included.
+  int64_t budget = 0;
+  bool budget_is_process = false;  // cpu: `budget` limits the whole process's resident memory; false: what the library takes
+  int64_t host_budget = 0;         // of pinned memory beside a GPU; 0: half of what is available. Refused on the CPU device
   // Which activations are recomputed in the backward pass instead of kept: auto (as many as the budget asks for) | none | sqrt (of n
   // blocks of layers, keeps the activations between sqrt(n)) | all (keeps those between all blocks). Changes no result.
   std::string recompute = "auto";
@@ -207,7 +211,10 @@ struct PlanReport {
   int64_t budget = 0;                     // Options::budget, or the machine's memory where the job would take more; 0: none
   int64_t minimum_budget = 0;             // the smallest budget that is accepted, in bytes
   std::string minimum_op, minimum_entry;  // the operation and entry point that set it; no entry: planning itself needs the most
-  int64_t arena_bytes = 0;
+  std::string device;                     // the GPU's name; empty: the processor
+  int64_t arena_bytes = 0;                // of the memory that most is computed in: the GPU's, or the host's
+  int64_t host_bytes = 0;                 // beside a GPU: pinned
+  int64_t up_per_step = 0, down_per_step = 0;  // bytes that go to the GPU and back
   int64_t peak_live_bytes = 0;      // arena_bytes / peak_live_bytes is the fragmentation
   MemoryTable at_peak;              // what the bytes are for when most are in use
   std::string peak_entry, peak_op;  // when that is: "train", "MatMul '/lm_head' backward"
@@ -273,6 +280,9 @@ struct Summary {
   double computing_milliseconds = 0, waiting_milliseconds = 0;  // per step: computing; waiting for the disk
   double predicted_milliseconds = 0;
   int64_t planned_peak_bytes = 0, measured_peak_bytes = 0;  // of the arena
+  // Of a GPU: what this process takes of its memory, as planned and by the driver's count when the run has ended (0: it can't be asked);
+  // pinned memory beside it.
+  int64_t planned_device_bytes = 0, measured_device_bytes = 0, planned_host_bytes = 0;
   int64_t rss_peak_bytes = 0, minimum_budget_bytes = 0;
   int64_t planned_disk_bytes = 0, disk_bytes_read = 0, disk_bytes_written = 0;  // in all
   int64_t pinned_bytes = 0;                                                     // of the arena, pinned for the disk's transfers

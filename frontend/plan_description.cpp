@@ -48,6 +48,10 @@ class Description {
 PlanReport Description::describe(double seconds) {
   report_.budget = planned_.budget;
   report_.arena_bytes = planned_.program.memory().bytes;
+  report_.device = planned_.device;
+  for (const Space& space : planned_.program.spaces) {
+    if (!planned_.device.empty() && space.kind == SpaceKind::host) report_.host_bytes += space.bytes;
+  }
   report_.minimum_budget = planned_.least.budget;
   report_.minimum_op = planned_.least.op;
   report_.minimum_entry = planned_.least.entry;
@@ -113,6 +117,8 @@ void Description::describe_step() {
     step.slowed += times * forecast.slowed;
     step.read += times * forecast.read;
     step.write += times * forecast.write;
+    report_.up_per_step += static_cast<int64_t>(times * static_cast<double>(forecast.bytes_up));
+    report_.down_per_step += static_cast<int64_t>(times * static_cast<double>(forecast.bytes_down));
     report_.disk_read_per_step += static_cast<int64_t>(times * static_cast<double>(forecast.bytes_read));
     report_.disk_written_per_step += static_cast<int64_t>(times * static_cast<double>(forecast.bytes_written));
   }

@@ -23,8 +23,9 @@ int64_t constant_bytes(const Graph& graph) {
   return bytes;
 }
 
-SearchOptions search_options(const Options& options, int threads) {
+SearchOptions search_options(const Options& options, const DeviceChoice& on, int threads) {
   return {.threads = threads,
+          .kernels = on.kernels,
           .recompute = options.recompute,
           .micro_batches = options.micro_batches,
           .keeps_gradients = !options.save_gradients.empty(),
@@ -50,7 +51,7 @@ class JobPlanner {
         note_(note),
         search_(
             first_entries(job), [&job](const Way& way) { return job.entries(way); },
-            search_options(job.options, device.workers().threads())) {
+            search_options(job.options, on, device.workers().threads())) {
     made_.budget = options_.budget;
     for (const auto& feed : job_.feeds(search_.first())) feed_bytes_ += feed ? feed->memory_bytes() : 0;
   }
@@ -102,11 +103,38 @@ PlannedJob JobPlanner::on_processor() {
   return adopt(other ? std::move(*other) : std::move(resident));
 }
 
+// On a device with memory of its own, the host's and, with a disk, a file.
 PlannedJob JobPlanner::on_device() {
-  Placed placed = search_.apart(on_.memories);
-  settle_reserve(placed, /*with_disk=*/false);
-  made_.least = least_of(takes(placed.made.program), placed.made.program, placed.of.finished.pointers());
-  return adopt(std::move(placed));
+  constexpr int64_t kTrial = int64_t{64} << 20;  // bytes that the host computes on to be measured
+  DeviceMemories memories = on_.memories;
+  made_.reserve = on_.reserve;
+  made_.device = on_.name;
+  made_.size = {.threads = device_.workers().threads()};
+  rates_.measure_processor(kTrial);
+  memories.host_compute = rates_.processor();
+  rates_.compute_apart(memories.compute);
+  if (!options_.nvme_path.empty()) {
+    rates_.measure_disk(memories.host);
+    made_.disk = rates_.disk();
+    memories.disk = rates_.stream();
+  }
+  ApartPlan plan = search_.apart(memories);
+  made_.least = {.budget = made_.reserve + whole_pages(plan.least_device), .op = "", .entry = ""};
+  const auto refuse = [&](const std::string& what) {
+    throw error(ErrorCode::budget,
+                "{}; the smallest budget that would do is {} bytes (`budget` {}), of which {} are the context and the kernels, with {} bytes "
+                "of the host's memory (`host_budget` {})",
+                what, grouped(made_.least.budget), made_.least.budget, grouped(made_.reserve), grouped(plan.least_host), plan.least_host);
+  };
+  if (!plan.placed)
+    refuse(fmt::format("{} bytes of the GPU's memory and {} of the host's can't hold this job", grouped(memories.device + made_.reserve),
+                       grouped(memories.host)));
+  if (plan.placed->made.program.file().bytes > 0 && options_.nvme_path.empty())
+    throw error(ErrorCode::budget,
+                "beside {} bytes of the GPU's memory this job takes more than {} bytes of the host's: give it more (`host_budget`), or a disk "
+                "(`nvme_path`)",
+                grouped(memories.device + made_.reserve), grouped(memories.host));
+  return adopt(std::move(*plan.placed));
 }
 
 PlannedJob JobPlanner::adopt(Placed placed) {

@@ -29,6 +29,7 @@ struct PlannedJob {
   bool budget_is_machines = false;          // it is what the machine had left, not the user's
   DiskRates disk{};                         // as it was measured; zero where there is none
   JobSize size{};
+  std::string device{};  // its name, where the program is for one with memory of its own
   int64_t reserve = 0;   // bytes of the budget that aren't the arena's
   int64_t pinning = 0;   // of these: what the kernel takes to pin the arena; 0 where it isn't pinned
   int64_t resident = 0;  // bytes of the process when everything was planned, without the arena

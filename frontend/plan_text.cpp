@@ -42,8 +42,10 @@ std::string plan_text(const Job& job, const PlannedJob& planned, const MachineRa
   const Options& options = job.options;
   const ComputeRates& compute = rates.compute();
   const int threads = planned.size.threads;
-  std::string text = fmt::format("machine     {} {} · {:.0f} GFLOP/s · {:.0f} GB/s", threads, threads == 1 ? "thread" : "threads",
-                                 compute.flops / 1e9, compute.bytes_per_second / 1e9);
+  const std::string machine =
+      report.device.empty() ? fmt::format("{} {}", threads, threads == 1 ? "thread" : "threads") : fmt::format("{}", report.device);
+  std::string text =
+      fmt::format("machine     {} · {:.0f} GFLOP/s · {:.0f} GB/s", machine, compute.flops / 1e9, compute.bytes_per_second / 1e9);
   if (report.disk_bytes > 0)
     text += fmt::format(" · disk {}/s read, {}/s written, beside computing {}/s, {}/s", shown_bytes(planned.disk.read),
                         shown_bytes(planned.disk.write), shown_bytes(planned.disk.read * planned.disk.beside),
@@ -53,6 +55,9 @@ std::string plan_text(const Job& job, const PlannedJob& planned, const MachineRa
                       planned.set.entries.size(), report.minimum_budget);
   if (!report.minimum_op.empty()) text += fmt::format(", set by {}", planned.least.set_by());
   text += "\n" + memory_table(planned.program, planned.set.graphs(), frame_of(job, planned));
+  if (report.host_bytes > 0)
+    text += fmt::format("  pinned  {} of the host's memory · {} to the GPU and {} back a step\n", shown(report.host_bytes),
+                        shown(report.up_per_step), shown(report.down_per_step));
   if (report.disk_bytes > 0) {
     text += fmt::format("  NVMe    {} on {}, in use at once {}{}\n", shown(report.disk_bytes), options.nvme_path,
                         shown(report.disk_peak_bytes), report.disk_peak_op.empty() ? "" : ", at " + report.disk_peak_op);
@@ -131,11 +136,13 @@ void write_plan_json(const Job& job, const PlannedJob& planned, const PlanReport
                          {"weight_decay", row.weight_decay},
                          {"decayed", row.decayed}});
   }
+  Json peaks{{"RAM", report.arena_bytes}, {"NVMe", report.disk_bytes}};
+  if (!report.device.empty()) peaks = {{"GPU", peak.total}, {"RAM", report.host_bytes}, {"NVMe", report.disk_bytes}};
   Json json{{"model", options.model},
             {"budget_bytes", report.budget},
             {"minimum_budget_bytes", report.minimum_budget},
             {"minimum", {{"op", report.minimum_op}, {"entry", report.minimum_entry}}},
-            {"planned_peak_bytes", {{"RAM", report.arena_bytes}, {"NVMe", report.disk_bytes}}},
+            {"planned_peak_bytes", std::move(peaks)},
             {"disk",
              {{"state_file_bytes", report.state_bytes},
               {"state_slots", report.state_slots},

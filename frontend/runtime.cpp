@@ -85,9 +85,10 @@ Runtime::Runtime(Job& job, PlannedJob& planned, CpuDevice& device, const Note& n
 
 void Runtime::allocate() {
   const Options& options = job_.options;
-  const int64_t arena = planned_.program.memory().bytes, available = available_memory();
-  if (arena > available)
-    throw error(ErrorCode::budget, "the job's arena takes {} bytes, of which this machine has {} left", arena, available);
+  int64_t arena = 0;  // of the host's memory
+  for (const Space& space : planned_.program.spaces) arena += space.kind == SpaceKind::host ? space.bytes : 0;
+  if (const int64_t available = available_memory(); arena > available)
+    throw error(ErrorCode::budget, "the job takes {} bytes of memory, of which this machine has {} left", arena, available);
   job_.data.train->load();
   if (job_.data.valid) job_.data.valid->load();
   if (options.budget_is_process) {

@@ -65,6 +65,7 @@ class Runtime {
   SpillDisk* disk() const { return disk_.get(); }  // null: there is none
   void watch(NodeWatch* watch) { executor_.watch(watch); }
   int64_t measured_peak_bytes() const { return executor_.measured_peak_bytes(); }
+  int64_t used_device_bytes() const { return device().used_bytes(); }
 
  private:
   Device& device() const { return planned_.apart ? *planned_.apart : processor_; }

@@ -10,6 +10,7 @@
 #include "exec/cpu_device.h"
 #include "frontend/boundary.h"
 #include "frontend/check_options.h"
+#include "frontend/gpu_choice.h"
 #include "frontend/job.h"
 #include "frontend/loop.h"
 #include "frontend/machine.h"
@@ -23,9 +24,10 @@
 namespace ort_train {
 namespace {
 
-const Options& checked(const Options& options) {
+Options checked(Options options) {
   check_options(options);
   if (options.data.empty()) throw error(ErrorCode::usage, "no data is given: `data` is a file or a folder");
+  if (gpu_number(options.device) >= 0) options.budget_is_process = false;  // it is the GPU's
   return options;
 }
 
@@ -39,7 +41,7 @@ struct Trainer::Impl {
         callbacks(boundary.guarded(std::move(callbacks_))),
         workers(options_.threads > 0 ? options_.threads : available_processors()) {}
 
-  void build(const DeviceChoice& on);
+  void build(DeviceChoice on);
   template <typename Body> auto call(Body&& body) -> decltype(body());  // any but train()
 
   const Options options;
@@ -51,6 +53,7 @@ struct Trainer::Impl {
   std::atomic<bool> stop{false};  // asked for, and not seen to yet
   Workers workers;
   CpuDevice device{workers};
+  std::unique_ptr<Gpu> gpu;  // null: the processor
   RunStart start;
   std::optional<Job> job;
   PlannedJob planned;
@@ -59,9 +62,13 @@ struct Trainer::Impl {
   std::optional<Loop> loop;
 };
 
-void Trainer::Impl::build(const DeviceChoice& on) {
+void Trainer::Impl::build(DeviceChoice on) {
   const auto begin = std::chrono::steady_clock::now();
   start = choose_start(options);
+  if (const int number = gpu_number(options.device); number >= 0) {
+    gpu = open_gpu(number);
+    on = on_gpu(*gpu, options, workers.threads());
+  }
   job.emplace(options, on.part_bytes, workers, note);
   MachineRates rates(options, device, note);
   planned = plan_job(*job, start, on, device, rates, note);

@@ -19,16 +19,10 @@ ValueId written(const Node& node, size_t output) {
   return kNone;
 }
 
-// Where the kernel may write an output over an input.
-const List<Alias, 4>& in_place_of(const OpDef& op) {
-  static const List<Alias, 4> nowhere;
-  const Kernel* const kernel = cpu_kernels().find(op);
-  return kernel ? kernel->in_place : nowhere;
-}
-
 class ModelMaker {
  public:
-  ModelMaker(const Graph& graph, const std::vector<ValueId>& keep) : graph_(graph), keep_(keep), last_use_(graph.value_count(), -1) {
+  ModelMaker(const Graph& graph, const std::vector<ValueId>& keep, const KernelTable& kernels)
+      : graph_(graph), keep_(keep), kernels_(kernels), last_use_(graph.value_count(), -1) {
     for (ValueId value : keep) last_use_[value] = kForever;
     model_.class_of.assign(graph.value_count(), kNone);
     model_.offset_of.assign(graph.value_count(), 0);
@@ -176,6 +170,13 @@ class ModelMaker {
     }
   }
 
+  // Where the kernel may write an output over an input.
+  const List<Alias, 4>& in_place_of(const OpDef& op) const {
+    static const List<Alias, 4> nowhere;
+    const Kernel* const kernel = kernels_.find(op);
+    return kernel ? kernel->in_place : nowhere;
+  }
+
   // Ops that may overwrite one input say nothing of another that is the same memory.
   bool fits_in_place(const Node& node, const Alias& alias) const {
     if (static_cast<size_t>(alias.input) >= node.inputs.size() || node.inputs[alias.input] == kNone) return false;
@@ -208,6 +209,7 @@ class ModelMaker {
 
   const Graph& graph_;
   const std::vector<ValueId>& keep_;
+  const KernelTable& kernels_;
   MemoryModel model_;
   std::vector<int32_t> last_use_;               // by ValueId; -1: none
   std::vector<bool> copy_;                      // by ValueId: a view that must be a copy
@@ -219,8 +221,9 @@ class ModelMaker {
 
 }  // namespace
 
-MemoryModel make_memory_model(const Graph& graph, const std::vector<ValueId>& keep, const std::vector<int64_t>& workspaces) {
-  return ModelMaker(graph, keep).make(workspaces);
+MemoryModel make_memory_model(const Graph& graph, const std::vector<ValueId>& keep, const std::vector<int64_t>& workspaces,
+                              const KernelTable& kernels) {
+  return ModelMaker(graph, keep, kernels).make(workspaces);
 }
 
 Peak simulate(const MemoryModel& model, const StepOrder& order, std::vector<Chain>* chains, std::vector<StepLoad>* loads) {

@@ -12,10 +12,10 @@
 namespace ort_train {
 
 struct Planner::Impl {
-  explicit Impl(const PlanOptions& given) : options(given), kernels(cpu_kernels(), given.threads) {}
+  explicit Impl(const PlanOptions& given) : options(given), kernels(given.kernels ? *given.kernels : cpu_kernels(), given.threads) {}
 
   PlanOptions options;
-  KernelSpecs kernels;
+  NodeKernels kernels;
   PersistentValues persistents;
   std::vector<Draft> drafts;
 
@@ -304,7 +304,7 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
   return result;
 }
 
-StreamedProgram Planner::apart(const DeviceMemories& memories) const {
+std::optional<StreamedProgram> Planner::apart(const DeviceMemories& memories) const {
   std::optional<StreamedProgram> best = impl_->apart(memories, {});
   if (memories.on_host) {
     std::optional<StreamedProgram> other = impl_->apart(memories, {.wanted = memories.on_host, .rates = memories.host_compute});
@@ -316,12 +316,7 @@ StreamedProgram Planner::apart(const DeviceMemories& memories) const {
     };
     if (other && (!best || seconds(*other) < seconds(*best))) best = std::move(other);
   }
-  if (!best) {
-    const auto [device, host] = least_apart();
-    throw error(ErrorCode::budget, "{} bytes of the device's memory and {} of the host's are too few: {} and {} would do", memories.device,
-                memories.host, device, host);
-  }
-  return std::move(*best);
+  return best;
 }
 
 std::pair<int64_t, int64_t> Planner::least_apart() const { return impl_->least_apart(); }

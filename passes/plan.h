@@ -11,6 +11,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +34,7 @@ struct PlanEntry {
 
 struct PlanOptions {
   int threads = 1;       // for workspaces per worker
+  const KernelTable* kernels = nullptr;  // that most nodes run by; null: the CPU's
   bool careful = false;  // takes more memory: of plans that take about the same time, one that a slower disk would do for
 };
 
@@ -48,6 +50,9 @@ struct StreamOutlook {
   int64_t disk_bytes = 0;
   int64_t state_bytes = 0;  // of these, of what survives the process: weights that change, optimizer state
 };
+
+// What the host may compute beside a device: where state lives in its memory, an update there moves less.
+inline bool updates_state(const Node& node) { return node.stage == Stage::update && !node.op->writes.empty(); }
 
 // A device with memory of its own, behind it the host's, behind that a disk.
 struct DeviceMemories {
@@ -73,9 +78,8 @@ class Planner {
   int64_t least_bytes() const;
   // The fastest that it finds in an arena of `limit` bytes with a disk; the one of least memory where that is larger.
   StreamedProgram streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const;
-  // Programs in three spaces (exec/program.h): the fastest that it finds. Throws Error(budget), which names what would do, where it finds
-  // none.
-  StreamedProgram apart(const DeviceMemories& memories) const;
+  // Programs in three spaces (exec/program.h): the fastest that it finds; none where the memories are too small.
+  std::optional<StreamedProgram> apart(const DeviceMemories& memories) const;
   // The least of a device's memory, and of the host's with that, that apart() finds plans for.
   std::pair<int64_t, int64_t> least_apart() const;
   // What streamed() solves.

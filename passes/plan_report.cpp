@@ -142,7 +142,7 @@ std::string memory_table(const Program& program, const std::vector<const Graph*>
   const auto show = [&](int64_t bytes) {
     return fmt::format("{:.{}f}", static_cast<double>(bytes) / unit, unit > 1e6 || total < 10'000'000 ? 2 : 1);
   };
-  std::string head = "          ", row = "  RAM     ";
+  std::string head = "          ", row = program.memory().kind == SpaceKind::device ? "  GPU     " : "  RAM     ";
   const auto column = [&](std::string_view name, int64_t bytes) {
     if (bytes == 0) return;
     const size_t width = std::max<size_t>(name.size(), 6) + 2;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 
 #include "exec/pages.h"
 #include "passes/plan_report.h"
@@ -62,7 +63,7 @@ Candidate PlanSearch::candidate(const EntrySet& set, const RecomputeChoice& choi
     for (const NodeId id : entry.graph->order())
       made.seconds += entry.weight * work_of(*entry.graph, entry.graph->node(id), options_.threads, rates).seconds;
   }
-  if (made.seconds < beat) made.planner = std::make_unique<Planner>(wanted, PlanOptions{.threads = options_.threads, .careful = careful});
+  if (made.seconds < beat) made.planner = std::make_unique<Planner>(wanted, PlanOptions{.threads = options_.threads, .kernels = options_.kernels, .careful = careful});
   return made;
 }
 
@@ -75,11 +76,26 @@ Placed PlanSearch::in_memory(const RecomputeChoice& choice) const {
   return placed;
 }
 
-Placed PlanSearch::apart(const DeviceMemories& memories) const {
-  Placed placed{.of = candidate(first(), first_choice())};
-  placed.made = placed.of.planner->apart(memories);
-  placed.of.planner.reset();
-  return placed;
+ApartPlan PlanSearch::apart(const DeviceMemories& memories) const {
+  std::vector<std::string> modes{options_.recompute};
+  if (options_.recompute == "auto") modes = {"none", "sqrt", "all"};
+  ApartPlan best;
+  double best_seconds = 0;
+  for (const std::string& mode : modes) {
+    Placed placed{.of = candidate(first(), recompute_mode(mode))};
+    const auto [device, host] = placed.of.planner->least_apart();
+    if (best.least_device == 0 || device < best.least_device) std::tie(best.least_device, best.least_host) = std::tie(device, host);
+    std::optional<StreamedProgram> made = placed.of.planner->apart(memories);
+    placed.of.planner.reset();
+    if (!made) continue;
+    double seconds = 0;
+    for (size_t i = 0; i < first().entries.size(); ++i) seconds += first().runs_per_step(first().entries[i]) * made->forecasts[i].seconds;
+    if (best.placed && seconds >= best_seconds) continue;
+    placed.made = std::move(*made);
+    best.placed = std::move(placed);
+    best_seconds = seconds;
+  }
+  return best;
 }
 
 // The rungs of the ladder are tried by halving, between one that doesn't fit and one that does.

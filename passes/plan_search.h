@@ -19,6 +19,7 @@ namespace ort_train {
 
 struct SearchOptions {
   int threads = 1;
+  const KernelTable* kernels = nullptr;  // as PlanOptions::kernels
   std::string recompute = "auto";      // as Options::recompute
   std::string micro_batches = "auto";  // as Options::micro_batches
   bool keeps_gradients = false;        // of a run that trains, until it is over
@@ -58,6 +59,12 @@ struct PlannedEntries {
   Recomputed recomputed;  // of the first entry
 };
 
+// On a device with memory of its own.
+struct ApartPlan {
+  std::optional<Placed> placed{};                // none: the memories are too small
+  int64_t least_device = 0, least_host = 0;      // bytes of its memory, and of the host's with that, that would do
+};
+
 class PlanSearch {
  public:
   using Source = std::function<EntrySet(const Way&)>;
@@ -77,8 +84,8 @@ class PlanSearch {
                       double beat = std::numeric_limits<double>::infinity(), bool careful = false) const;
   // Everything in memory, the first way and choice.
   Placed resident() const;
-  // On a device with memory of its own.
-  Placed apart(const DeviceMemories& memories) const;
+  // On a device with memory of its own: the fastest choice of what is recomputed.
+  ApartPlan apart(const DeviceMemories& memories) const;
   // Everything in memory, with as much recomputed as `budget` asks for (0: no budget). None where that is nothing, or where nothing would
   // do. `least`: of the first choice; becomes that of the choice which takes least.
   std::optional<Placed> recomputing(int64_t budget, const Reserve& reserve, Least& least) const;

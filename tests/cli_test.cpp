@@ -172,6 +172,9 @@ TEST_F(CommandLineTest, ExitCodes) {
   expect(gpt("o", {"--budget", "12 apples"}), 2, "no number of bytes");
   expect({kModels + "mlp-mse.onnx"}, 2, "no data is given: --data is a file");
   expect(gpt("o", {"--host-budget", "1GB"}), 2, "--host-budget 1000000000: limits pinned memory beside a GPU");
+  expect(gpt("o", {"--device", "tpu"}), 2, "--device tpu: is not known: cpu, cuda, or cuda:1");
+  expect(gpt("o", {"--device", "cuda", "--detect-anomaly"}), 2, "use --device cpu for it");
+  expect(gpt("o", {"--device", "cuda:99"}), 9, "--device cuda");
   expect(gpt("o", {"--shape", "nothing=3"}), 2, "--shape nothing=3: the model has no free dimension");
   expect(gpt("o", {"--skip-pass", "all"}), 2, "--skip-pass all: no such pass");
   expect({folder / "missing.onnx", "--data", "x.npz"}, 6, "missing.onnx");

@@ -1,5 +1,5 @@
-// exp, log, tanh, erf and the rest (exec/math.h), through the ops that use them: how far float32 is from the true value over the floats of
-// every size, and the same bits for an element wherever it stands in a tensor.
+// exp, log, tanh, erf, sin, pow and the rest (exec/math.h), through the ops that use them: how far float32 is from the true value over the
+// floats of every size, and the same bits for an element wherever it stands in a tensor.
 
 #include <gtest/gtest.h>
 
@@ -80,14 +80,85 @@ TEST_P(Functions, SameBitsInEveryPosition) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Math, Functions,
-                         ::testing::Values(Function{"Exp", std::exp, 1.01}, Function{"Log", std::log, 0.9},
-                                           Function{"Tanh", std::tanh, 2.6}, Function{"Erf", std::erf, 1.01},
-                                           Function{"Sigmoid", sigmoid, 2.6}, Function{"Softplus", log1p_exp, 2.0},
-                                           Function{"Elu", [](double x) { return x > 0 ? x : std::expm1(x); }, 2.6},
-                                           Function{"Sqrt", std::sqrt, 0.5001},
-                                           Function{"Reciprocal", [](double x) { return 1 / x; }, 0.5001}),
-                         [](const auto& info) { return std::string(info.param.op); });
+INSTANTIATE_TEST_SUITE_P(
+    Math, Functions,
+    ::testing::Values(Function{"Exp", std::exp, 1.01}, Function{"Log", std::log, 0.9}, Function{"Tanh", std::tanh, 2.6},
+                      Function{"Erf", std::erf, 1.01}, Function{"Sigmoid", sigmoid, 2.6}, Function{"Softplus", log1p_exp, 2.0},
+                      Function{"Elu", [](double x) { return x > 0 ? x : std::expm1(x); }, 2.6}, Function{"Sin", std::sin, 0.51},
+                      Function{"Cos", std::cos, 0.51}, Function{"Tan", std::tan, 0.51}, Function{"Asin", std::asin, 0.51},
+                      Function{"Acos", std::acos, 0.51}, Function{"Atan", std::atan, 0.51}, Function{"Sinh", std::sinh, 0.51},
+                      Function{"Cosh", std::cosh, 0.51}, Function{"Asinh", std::asinh, 0.51}, Function{"Acosh", std::acosh, 0.51},
+                      Function{"Atanh", std::atanh, 0.51}, Function{"Sqrt", std::sqrt, 0.5001},
+                      Function{"Reciprocal", [](double x) { return 1 / x; }, 0.5001}),
+    [](const auto& info) { return std::string(info.param.op); });
+
+// Near multiples of pi/2 nothing is left of the bits of an argument; these are the nearest of all floats, and the ends of the ranges in
+// which arguments are reduced.
+TEST(Math, SineOfLargeArguments) {
+  std::vector<float> numbers{0x1.921fb6p+0f, 0x1.921fb4p+1f, 0x1.f37c8ap+95f, 0x1.f37f4ap+95f, 0x1.fffffep+127f};
+  for (const int exponent : {39, 40, 45, 46, 68, 69, 91, 92, 114, 115, 127}) {
+    for (const float m : {1.0f, 1.25f, 1.9999999f}) numbers.push_back(std::ldexp(m, exponent));
+  }
+  for (size_t i = numbers.size(); i-- > 0;) numbers.push_back(-numbers[i]);
+  const Tensor x = make_tensor<float>({static_cast<int64_t>(numbers.size())}, numbers);
+  const Tensor sines = apply("Sin", x), cosines = apply("Cos", x), tangents = apply("Tan", x);
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    EXPECT_LE(units_off(sines.data<float>()[i], std::sin(static_cast<double>(numbers[i]))), 0.51) << numbers[i];
+    EXPECT_LE(units_off(cosines.data<float>()[i], std::cos(static_cast<double>(numbers[i]))), 0.51) << numbers[i];
+    EXPECT_LE(units_off(tangents.data<float>()[i], std::tan(static_cast<double>(numbers[i]))), 0.51) << numbers[i];
+  }
+}
+
+// The worst, over the pairs; a zero must have the sign of the true one.
+void check_powers(const std::vector<float>& a, const std::vector<float>& b) {
+  const int64_t n = static_cast<int64_t>(a.size());
+  const Tensor x = make_tensor<float>({n}, a), y = make_tensor<float>({n}, b);
+  const Tensor powers = evaluate(op_named("Pow"), {}, {&x, &y}, 1, worker())[0];
+  double worst = 0;
+  size_t where = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const float power = powers.data<float>()[i];
+    const double truth = std::pow(static_cast<double>(a[i]), static_cast<double>(b[i]));
+    const bool other_zero = power == 0 && !std::isnan(truth) && std::signbit(power) != std::signbit(truth);
+    const double off = other_zero ? HUGE_VAL : units_off(power, truth);
+    if (off > worst) worst = off, where = i;
+  }
+  EXPECT_LE(worst, 0.51) << a[where] << " to the power of " << b[where] << " is " << powers.data<float>()[where];
+}
+
+TEST(Math, PowersOfSpecialNumbers) {
+  constexpr float kInfinity = HUGE_VALF;
+  std::vector<float> numbers{0,      0.5,       0.99999994f, 1,          1.0000001f,   1.5,      2,        3,        127,
+                             128,    149,       150,         4194305.5f, 8388609,      16777215, 16777216, 33554432, 1e-45f,
+                             1e-40f, 0x1p-126f, 3e38f,       kInfinity,  std::nanf("")};
+  for (size_t i = numbers.size(); i-- > 0;) numbers.push_back(-numbers[i]);
+  std::vector<float> a, b;
+  for (const float x : numbers) {
+    for (const float y : numbers) a.push_back(x), b.push_back(y);
+  }
+  check_powers(a, b);
+}
+
+TEST(Math, PowersAreAccurate) {
+  std::vector<float> a, b;
+  uint64_t state = 1;
+  const auto random = [&] { return static_cast<uint32_t>((state = state * 6364136223846793005u + 1442695040888963407u) >> 32); };
+  const auto any_float = [&] {
+    const uint32_t bits = random();
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+  };
+  for (int i = 0; i < 200000; ++i) {
+    a.push_back(any_float()), b.push_back(any_float());
+    // Results of every size, and bases near 1.
+    const float base = std::abs(any_float()), size = static_cast<float>(random()) * 0x1p-32f * 300 - 150;
+    a.push_back(base), b.push_back(size / std::log2(base));
+    const float near_one = 1 + (static_cast<float>(random()) * 0x1p-32f - 0.5f) * 0.01f;
+    a.push_back(near_one), b.push_back(size / std::log2(near_one));
+  }
+  check_powers(a, b);
+}
 
 }  // namespace
 }  // namespace ort_train

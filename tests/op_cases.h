@@ -8,6 +8,7 @@
 
 #pragma once
 
+#include <iosfwd>
 #include <limits>
 #include <optional>
 #include <string>
@@ -96,5 +97,7 @@ std::vector<OpCase> nn_op_cases();             // MatMul, attention, losses, opt
 std::vector<OpCase> convolution_op_cases();    // convolutions, pools, batch normalisation
 
 std::vector<OpCase> all_op_cases();
+
+void PrintTo(const OpCase& op_case, std::ostream* out);
 
 }  // namespace ort_train::fixtures

@@ -65,6 +65,12 @@ void conv_cases(std::vector<OpCase>& cases) {
       {"one_tap_tiles", 3, 210, 100, 1, {25, 23}, {{1, 1}}, true},
       {"seven", 2, 3, 16, 1, {33, 35}, {{7, 7}, {2, 2}, {3, 3, 3, 3}}},
       {"large", 1, 150, 600, 1, {5, 5}, {{3, 3}, {}, {1, 1, 1, 1}}},
+      {"images", 2, 64, 48, 1, {28, 28}, {{3, 3}, {}, {1, 1, 1, 1}}, true},
+      {"images_strides", 3, 32, 40, 1, {28, 28}, {{3, 3}, {2, 2}, {1, 1, 1, 1}}, true},
+      {"images_groups", 2, 48, 72, 3, {15, 14}, {{3, 3}, {}, {1, 1, 1, 1}}, true},
+      {"images_depthwise", 5, 40, 40, 40, {29, 28}, {{5, 5}, {2, 2}, {2, 2, 2, 2}}, true},
+      {"images_plain", 3, 96, 80, 2, {14, 14}, {{1, 1}}, true},
+      {"many_taps", 3, 9, 8, 1, {23, 24}, {{21, 20}, {}, {1, 0, 1, 2}}, true},  // a channel's taps are several blocks
   };
   for (const Form& f : forms) {
     Shape x{f.batch, f.channels}, w{f.outputs, f.channels / f.groups}, y{f.batch, f.outputs};
@@ -108,6 +114,13 @@ void conv_cases(std::vector<OpCase>& cases) {
                        .inputs = {random(y), random(part), statistic(random(products))}});
     }
   }
+  // So many products that they are made of some samples, or of some channels, at a time.
+  for (const auto& [name, x] : {std::pair("samples_at_a_time", Shape{3, 64, 52, 52}), {"channels_at_a_time", Shape{1, 80, 90, 90}}}) {
+    cases.push_back({.name = name,
+                     .op = "ConvInputGrad",
+                     .attributes = {{"kernel_shape", Numbers{3, 3}}, {"pads", Numbers{1, 1, 1, 1}}, {"group", int64_t{2}}, {"shape", x}},
+                     .inputs = {random({x[0], 4, x[2], x[3]}), random({4, x[1] / 2, 3, 3})}});
+  }
   cases.push_back({.name = "numbers",
                    .op = "Conv",
                    .attributes = {{"kernel_shape", Numbers{2, 2}}, {"strides", Numbers{1, 2}}, {"pads", Numbers{0, 1, 0, 0}}},
@@ -136,6 +149,8 @@ void pool_cases(std::vector<OpCase>& cases) {
       {"whole", {2, 3, 4, 5}, {{4, 5}}},
       {"planes", {3, 40, 17, 19}, {{3, 3}, {2, 2}, {1, 1, 1, 1}}},
       {"no_samples", {0, 3, 4, 4}, {{2, 2}, {2, 2}}},
+      {"large_windows", {2, 5, 19, 23}, {{5, 7}, {1, 2}, {2, 3, 2, 3}}},
+      {"images", {2, 16, 56, 56}, {{3, 3}, {2, 2}, {1, 1, 1, 1}}},
   };
   for (const Form& f : forms) {
     Attributes attributes = attributes_of(f.window);
@@ -183,7 +198,7 @@ void batch_normalization_cases(std::vector<OpCase>& cases) {
   const std::vector<Form> forms{
       {"images", {3, 4, 5, 6}},        {"matrix", {7, 5}},         {"many_channels", {9, 150}, 0.1f}, {"one_axis", {4, 3, 11}},
       {"few_elements", {5, 70, 2, 3}}, {"blocks", {2, 3, 37, 61}}, {"pieces", {300, 2, 20, 20}},      {"one_channel", {6, 1, 4, 4}},
-      {"no_samples", {0, 3, 2, 2}}};
+      {"no_samples", {0, 3, 2, 2}},    {"lines", {9, 20, 7, 8}},   {"large", {24, 8, 28, 28}}};
   for (const Form& f : forms) {
     const Shape channels{f.x[1]};
     Attributes attributes{{"epsilon", f.epsilon}};

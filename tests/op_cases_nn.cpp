@@ -78,6 +78,13 @@ void matmul_cases(std::vector<OpCase>& cases) {
       {"tiles_trans_a", {70, 530}, {70, 801}, true},
       {"tiles_trans_b", {531, 70}, {799, 70}, false, true},
       {"heads", {1, 12, 64, 32}, {1, 12, 64, 32}, false, true},
+      {"odd_heads", {2, 3, 35, 70}, {3, 70, 45}, false, false, true, 0.5f},
+      {"heads_trans_a", {2, 3, 401, 36}, {2, 1, 401, 44}, true},
+      {"depth_trans_both", {801, 37}, {41, 801}, true, true, true, -1.5f},
+      {"depth_in_fours", {64, 1600}, {1600, 68}},
+      {"depth_in_fours_trans_a", {776, 132}, {776, 64}, true},
+      {"many_tiles", {1541, 7}, {7, 1549}, false, false, true},
+      {"many_tiles_trans_b", {1030, 24}, {1027, 24}, false, true},
   };
   for (const Form& form : forms) {
     OpCase op_case{.name = form.name,
@@ -94,6 +101,24 @@ void matmul_cases(std::vector<OpCase>& cases) {
                      .attributes = {{"trans_b", int64_t{1}}},
                      .inputs = {ints({2, 3}, {1, 2, 3, 4, 5, 6}, dtype), ints({2, 3}, {1, 0, -1, 2, 2, 2}, dtype)},
                      .expected = {{-2, 12, -2, 30}}});
+  }
+  // Operands of different types, and rounded when they are read.
+  for (const DType compute : {DType::float32, DType::float16, DType::bfloat16}) {
+    const auto number = [](DType type) { return static_cast<int64_t>(type); };
+    const Attributes rounded{{"compute", number(compute)}}, to_half{{"compute", number(compute)}, {"to", number(DType::bfloat16)}};
+    const std::string name = fmt::format("mixed_{}", to_string(compute));
+    const auto add = [&](const char* suffix, Attributes attributes, std::vector<OpInput> inputs) {
+      cases.push_back({.name = name + suffix,
+                       .op = "MatMul",
+                       .attributes = std::move(attributes),
+                       .inputs = std::move(inputs),
+                       .tolerance = 1e-2,
+                       .gradient = false,
+                       .float64 = false});
+    };
+    add("", rounded, {statistic(random({37, 420})), random({420, 45}), random({45})});
+    add("_right", rounded, {random({36, 420}), statistic(random({420, 44})), statistic(random({44}))});
+    add("_to_half", to_half, {random({36, 420}), statistic(random({420, 43}))});
   }
   cases.push_back({.name = "infinite",
                    .op = "MatMul",
@@ -122,6 +147,9 @@ void matmul_part_cases(std::vector<OpCase>& cases) {
       {"tiles", {530, 90}, {800, 70}, false, true, true, 13, 70, 100, 1000, {530, 1000}},
       {"tiles_added", {530, 1000}, {801, 70}, false, false, false, 60, 801, 0, 0, {530, 70}},
       {"nothing", {0, 8}, {3, 8}, false, true, false, 0, 0, 2, 5, {0, 5}},
+      {"fours_of_a", {36, 800}, {396, 44}, false, false, false, 384, 396, 0, 0, {36, 44}},
+      {"fours_of_y", {36, 72}, {64, 72}, false, true, true, 0, 0, 8, 132, {36, 132}, 0.5f},
+      {"other_columns_of_a", {36, 803}, {401, 44}, false, false, true, 402, 401, 0, 0, {}},
   };
   for (const Form& form : forms) {
     const int64_t columns = form.y_columns > 0 ? form.y_columns : form.b[form.trans_b ? 0 : 1];
@@ -167,6 +195,14 @@ void attention_cases(std::vector<OpCase>& cases) {
       {"blocks_causal_more_rows", 1, 1, 400, 270, 16, 24, true, true, {}},
       {"wide", 1, 1, 130, 130, 64, 64, true, false, {}},
       {"many_heads", 2, 7, 65, 33, 16, 16, false, false, {}},
+      {"bias_of_rows", 2, 2, 37, 45, 12, 20, true, false, {2, 1, 37, 1}},
+      {"three_blocks_of_keys", 1, 1, 140, 530, 20, 12, false, false, {1, 140, 530}},
+      {"three_blocks_of_rows_causal", 1, 1, 330, 530, 36, 44, true, false, {1, 1, 530}},
+      {"wide_causal", 1, 2, 75, 300, 128, 128, true, false, {}},
+      {"wider_than_a_tile", 1, 1, 140, 45, 136, 200, true, false, {}},
+      {"narrower_keys", 1, 1, 40, 70, 30, 150, false, false, {}},
+      {"narrower_values", 1, 1, 70, 40, 150, 30, true, false, {}},
+      {"blocks_of_the_depth", 1, 1, 35, 70, 500, 390, true, false, {70}},
   };
   for (const Form& f : forms) {
     const Attributes attributes{{"scale", 0.6f}, {"causal", int64_t{f.causal}}, {"safe", int64_t{f.safe}}};
@@ -205,6 +241,37 @@ void attention_cases(std::vector<OpCase>& cases) {
   uniform("seen_causal", 1, 0, {0, 0, 0, 0, 0, 0}, {1, 1.5}, {0, std::log(2)});
   uniform("hidden", 0, 0, {0, 0, -kInfinity, -kInfinity, -kInfinity, -kInfinity}, {1.5, kNaN}, {std::log(2), -kInfinity});
   uniform("hidden_safe", 0, 1, {0, 0, -kInfinity, -kInfinity, -kInfinity, -kInfinity}, {1.5, 0}, {std::log(2), kInfinity});
+  // Everything is hidden up to the second block of keys.
+  std::vector<double> hidden(300, -kInfinity);
+  std::fill(hidden.begin() + 270, hidden.end(), 0.5);
+  cases.push_back({.name = "hidden_block",
+                   .op = "Attention",
+                   .attributes = {{"scale", 0.5f}},
+                   .inputs = {random({1, 1, 5, 8}), random({1, 1, 300, 8}), random({1, 1, 300, 4}), floats({300}, hidden)},
+                   .outputs = 2,
+                   .gradient = false});
+  // Operands that are rounded when they are read.
+  for (const DType compute : {DType::float16, DType::bfloat16}) {
+    const Attributes attributes{{"scale", 0.4f}, {"causal", int64_t{1}}, {"compute", static_cast<int64_t>(compute)}};
+    const Shape q{1, 2, 40, 24}, k{1, 2, 50, 24}, v{1, 2, 50, 20}, o{1, 2, 40, 20};
+    const std::string name = fmt::format("rounded_to_{}", to_string(compute));
+    cases.push_back({.name = name,
+                     .op = "Attention",
+                     .attributes = attributes,
+                     .inputs = {random(q), random(k), random(v)},
+                     .outputs = 2,
+                     .tolerance = 1e-2,
+                     .gradient = false,
+                     .float64 = false});
+    cases.push_back({.name = name,
+                     .op = "AttentionGrad",
+                     .attributes = attributes,
+                     .inputs = {random(o), random(q), random(k), random(v), random(o), statistic(random({1, 2, 40}, 5, 6))},
+                     .outputs = 3,
+                     .tolerance = 1e-2,
+                     .gradient = false,
+                     .float64 = false});
+  }
   // A hidden row gives no gradient.
   cases.push_back(
       {.name = "hidden_safe",
@@ -223,7 +290,7 @@ void loss_cases(std::vector<OpCase>& cases) {
     int64_t classes;
   };
   for (const Form& f : {Form{"rows", {5}, 7}, Form{"sequences", {2, 3}, 17}, Form{"one_row", {}, 4}, Form{"many_rows", {3001}, 5},
-                        Form{"many_classes", {3}, 50257}}) {
+                        Form{"many_classes", {3}, 50257}, Form{"even_classes", {3}, 34824}, Form{"some_classes", {11}, 3001}}) {
     Shape logits = f.labels;
     logits.push_back(f.classes);
     const Attributes attributes{{"ignore_index", int64_t{3}}};
@@ -259,6 +326,16 @@ void loss_cases(std::vector<OpCase>& cases) {
                        .outputs = 2,
                        .project = {0},
                        .gradient = f.classes < 100 && element_count(f.labels) < 100});
+      OpCase slope{.name = fmt::format("{}_smoothed_{}", f.name, static_cast<int>(smoothing * 10)),
+                   .op = "SoftmaxCrossEntropyGrad",
+                   .attributes = {{"ignore_index", int64_t{3}}, {"smoothing", smoothing}, {"z_loss", z_loss}},
+                   .inputs = {statistic(floats({}, {0.3})), random(logits, -3, 3), statistic(random(f.labels, 3, 5)),
+                              random_ints(f.labels, 0, f.classes - 1)},
+                   .tolerance = 2e-6};
+      if (smoothing != 0) cases.push_back(slope);
+      slope.name = fmt::format("{}_weighted_{}", f.name, static_cast<int>(smoothing * 10));
+      slope.inputs.push_back(weights);
+      cases.push_back(slope);
     }
     cases.push_back({.name = fmt::format("{}_weighted", f.name),
                      .op = "CountLabels",
@@ -280,6 +357,12 @@ void loss_cases(std::vector<OpCase>& cases) {
       cases.push_back(ctc);
     }
   }
+  cases.push_back({.name = "many_labels",
+                   .op = "CtcLoss",
+                   .inputs = {random({3, 170, 11}, -4, 0), random_ints({3, 70}, 1, 10)},
+                   .outputs = 2,
+                   .tolerance = 3e-6,
+                   .gradient = false});
   // Four labels and a repetition in four steps: no path spells them.
   cases.push_back({.name = "impossible",
                    .op = "CtcLoss",
@@ -373,6 +456,10 @@ void adafactor_cases(std::vector<OpCase>& cases) {
     add(name, "AdafactorSquares", of, {random(shape), row, sum, random(columns, 0.1, 1), half}, 1);
     add(name, "AdafactorFactored", of, {random(shape), random(shape), row, sum, random(columns, 0.1, 1), half, rates, scalars}, 1);
   }
+  add("rows of mean", "AdafactorFactored", {{"rows", int64_t{40}}, {"weight_decay", 0.5f}},
+      {random({40, 64}), random({40, 64}), random({40}, 0.1, 1), doubles({1}, {20}), random({64}, 0.1, 1), half, rates, scalars,
+       random({40, 64})},
+      2);
   add("blocks", "AdafactorMoment", {}, {random({200'003}), random({200'003}, 0.1, 1), half, scalars}, 2);
   add("blocks", "AdafactorPlain", {}, {random({200'003}), random({200'003}), random({200'003}, 0.1, 1), half, rates, scalars}, 1);
 }
@@ -454,6 +541,9 @@ void optimizer_cases(std::vector<OpCase>& cases) {
       sixteen{.dtype = DType::float64, .shape = {2}, .values = {12, 4}};
   cases.push_back({.name = "two", .op = "GlobalNorm", .inputs = {nine, sixteen}, .float64 = false, .expected = {{5}}});
   cases.push_back({.name = "one", .op = "GlobalNorm", .inputs = {nine}, .float64 = false, .expected = {{3}}});
+  std::vector<OpInput> many;
+  for (int64_t i = 0; i < 300; ++i) many.push_back({.dtype = DType::float64, .shape = {i == 200 ? 5000 : i % 4}, .low = 0, .high = 1});
+  cases.push_back({.name = "many", .op = "GlobalNorm", .inputs = std::move(many), .float64 = false});
   const auto clip = [&](const char* name, double norm, double coefficient) {
     cases.push_back({.name = name,
                      .op = "UpdateFactor",

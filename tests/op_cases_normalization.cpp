@@ -18,7 +18,7 @@ void softmax_cases(std::vector<OpCase>& cases) {
   const std::vector<Form> forms{
       {"last", {3, 5, 37}, -1},     {"short_rows", {101, 3}, 1}, {"long_rows", {3, 40001}, -1},    {"one", {4, 1}, 1},
       {"first", {7, 11}, 0},        {"middle", {2, 9, 131}, 1},  {"wide_middle", {3, 4, 300}, -2}, {"vector", {19}, 0},
-      {"many_rows", {2100, 17}, 1}, {"none", {0, 5}, 1},
+      {"many_rows", {2100, 17}, 1}, {"none", {0, 5}, 1},         {"even_rows", {5, 1032}, 1},      {"long_even_rows", {3, 6152}, 1},
   };
   for (const char* op : {"Softmax", "LogSoftmax"}) {
     for (const Form& form : forms) {
@@ -97,6 +97,8 @@ void layer_cases(std::vector<OpCase>& cases) {
   shapes("many_rows", {700, 130}, -1);
   shapes("one_row", {1, 45}, -1);
   shapes("long_row", {2, 70001}, -1);
+  shapes("even_rows", {1101, 264}, -1);
+  shapes("long_even_rows", {3, 6152}, -1);
 
   const Attributes last{{"axis", int64_t{-1}}};
   const auto layer = [&](const char* name, std::vector<OpInput> inputs, std::vector<size_t> project) {

@@ -1,5 +1,7 @@
 // Cases of the op test table: data movement, reductions, comparisons, integer ops.
 
+#include <fmt/format.h>
+
 #include "tests/op_cases.h"
 
 namespace ort_train::fixtures {
@@ -38,6 +40,37 @@ void movement_cases(std::vector<OpCase>& cases) {
            .inputs = {bools({2, 3}, {1, 0, 0, 1, 1, 0})},
            .expected = {{1, 1, 0, 1, 0, 0}}},
 
+          {.name = "several_tiles",
+           .op = "Transpose",
+           .attributes = {{"perm", Ints{0, 2, 1}}},
+           .inputs = {random({3, 150, 203})},
+           .gradient = false},
+          {.name = "wide_of_bytes",
+           .op = "Transpose",
+           .attributes = {{"perm", Ints{1, 0}}},
+           .inputs = {random_ints({301, 77}, 0, 255, DType::uint8)}},
+          {.name = "wide_of_int64", .op = "Transpose", .attributes = {{"perm", Ints{1, 0}}}, .inputs = {random_ints({45, 97}, -9, 9)}},
+          {.name = "few_rows",
+           .op = "Transpose",
+           .attributes = {{"perm", Ints{0, 2, 1}}},
+           .inputs = {random({2, 1300, 3})},
+           .gradient = false},
+          {.name = "few_columns",
+           .op = "Transpose",
+           .attributes = {{"perm", Ints{0, 2, 1}}},
+           .inputs = {random({2, 5, 1300})},
+           .gradient = false},
+          {.name = "two_columns_of_bytes",
+           .op = "Transpose",
+           .attributes = {{"perm", Ints{1, 0}}},
+           .inputs = {random_ints({2, 5000}, 0, 255, DType::uint8)}},
+          {.name = "pairs", .op = "Transpose", .attributes = {{"perm", Ints{1, 0, 2}}}, .inputs = {random({33, 70, 2})}, .gradient = false},
+          {.name = "long_heads",
+           .op = "Transpose",
+           .attributes = {{"perm", Ints{0, 2, 1, 3}}},
+           .inputs = {random({2, 65, 12, 64})},
+           .gradient = false},
+
           {.name = "middle",
            .op = "Concat",
            .attributes = {{"axis", int64_t{1}}},
@@ -60,6 +93,17 @@ void movement_cases(std::vector<OpCase>& cases) {
            .attributes = {{"axis", int64_t{0}}},
            .inputs = {ints({2}, {1, 2}), ints({1}, {-3})},
            .expected = {{1, 2, -3}}},
+
+          {.name = "many",
+           .op = "Concat",
+           .attributes = {{"axis", int64_t{1}}},
+           .inputs = std::vector<OpInput>(70, random({3, 4, 2})),
+           .gradient = false},
+          {.name = "wide",
+           .op = "Concat",
+           .attributes = {{"axis", int64_t{1}}},
+           .inputs = {random({37, 64, 2}), random({37, 100, 2}), random({37, 8, 2})},
+           .gradient = false},
 
           {.name = "heads",
            .op = "Split",
@@ -97,6 +141,11 @@ void movement_cases(std::vector<OpCase>& cases) {
            .op = "Slice",
            .attributes = {{"starts", Ints{8}}, {"ends", Ints{16}}, {"axes", Ints{3}}},
            .inputs = {random({2, 3, 5, 16})}},
+          {.name = "channels_reversed",
+           .op = "Slice",
+           .attributes = {{"starts", Ints{2, 60}}, {"ends", Ints{-1, 3}}, {"axes", Ints{1, 2}}, {"steps", Ints{-1, -2}}},
+           .inputs = {random({5, 3, 64, 9})},
+           .gradient = false},
           {.name = "nothing",
            .op = "Slice",
            .attributes = {{"starts", Ints{2}}, {"ends", Ints{1}}, {"axes", Ints{0}}},
@@ -130,6 +179,38 @@ void movement_cases(std::vector<OpCase>& cases) {
            .op = "Pad",
            .attributes = {{"pads", Ints{0, 0, 1, 0, 0, 2}}, {"mode", text("wrap")}},
            .inputs = {random({2, 3, 4})}},
+
+          {.name = "turns_back",
+           .op = "Pad",
+           .attributes = {{"pads", Ints{0, 9, 3, 0, 4, 11}}, {"mode", text("reflect")}},
+           .inputs = {random({2, 4, 5})}},
+          {.name = "turns_around",
+           .op = "Pad",
+           .attributes = {{"pads", Ints{5, 0, 7, 9, 0, -2}}, {"mode", text("wrap")}},
+           .inputs = {random({3, 4, 5})}},
+          {.name = "of_one_element",
+           .op = "Pad",
+           .attributes = {{"pads", Ints{2, 0, 3, 1}}, {"mode", text("reflect")}},
+           .inputs = {random({1, 6})}},
+          {.name = "crops_edge",
+           .op = "Pad",
+           .attributes = {{"pads", Ints{-1, 3, 0, 2, -2, 1}}, {"mode", text("edge")}},
+           .inputs = {random({4, 5, 3})}},
+          {.name = "images",
+           .op = "Pad",
+           .attributes = {{"pads", Ints{0, 0, 1, 1, 0, 0, 1, 1}}},
+           .inputs = {random({4, 9, 30, 31})},
+           .gradient = false},
+          {.name = "wide_rows",
+           .op = "Pad",
+           .attributes = {{"pads", Ints{0, 4, 0, 0, 8, 0}}},
+           .inputs = {random({3, 20, 24})},
+           .gradient = false},
+          {.name = "wide_reflection",
+           .op = "PadGrad",
+           .attributes = {{"pads", Ints{0, 0, 15, 14, 0, 0, 15, 14}}, {"mode", text("reflect")}, {"shape", Shape{2, 3, 16, 15}}},
+           .inputs = {random({2, 3, 46, 43})},
+           .gradient = false},
 
           {.name = "reflect",
            .op = "PadGrad",
@@ -270,6 +351,27 @@ void choice_cases(std::vector<OpCase>& cases) {
            .inputs = {ints({3}, {-128, 5, 127})},
            .expected = {{-128, 5, 127}}},
       });
+  const std::vector<DType> types{DType::float32, DType::float16, DType::bfloat16, DType::int64,  DType::int32,
+                                 DType::int16,   DType::int8,    DType::uint8,    DType::boolean};
+  std::vector<double> numbers{0, -0.0, 0.49, -0.5, 1.5, 255.5, -128.25, 70000, 2.5e9, -3e9, 1e19, -1e30, kInfinity, -kInfinity, kNaN, 6e-8};
+  for (size_t i = numbers.size(); i < 37; ++i) numbers.push_back(13.7 * static_cast<double>(i) - 300);
+  for (const DType from : types) {
+    for (const DType to : types) {
+      if (from == to) continue;
+      const OpInput x = from == DType::float32   ? fixed(floats({37}, numbers))
+                        : is_half(from)          ? fixed({.dtype = from, .shape = {37}, .low = -300, .high = 300})
+                        : from == DType::boolean ? random_bools({37})
+                        : from == DType::uint8   ? random_ints({37}, 0, 255, from)
+                        : from == DType::int8    ? random_ints({37}, -128, 127, from)
+                                                 : random_ints({37}, -32768, 32767, from);
+      cases.push_back({.name = fmt::format("{}_to_{}", to_string(from), to_string(to)),
+                       .op = "Cast",
+                       .attributes = {{"to", number(to)}},
+                       .inputs = {x},
+                       .gradient = false,
+                       .float64 = false});
+    }
+  }
 }
 
 void reduction_cases(std::vector<OpCase>& cases) {
@@ -286,6 +388,45 @@ void reduction_cases(std::vector<OpCase>& cases) {
                      {.name = "nothing", .op = op, .attributes = none, .inputs = {random({3, 4}, 0.5, 1.5)}},
                  });
   }
+  for (const char* op : {"ReduceSum", "ReduceMax", "ReduceL2", "ReduceProd"}) {
+    const auto add = [&](const char* name, const Attributes& attributes, Shape shape) {
+      cases.push_back({.name = name,
+                       .op = op,
+                       .attributes = attributes,
+                       .inputs = {random(std::move(shape), 0.99, 1.01)},
+                       .tolerance = 2e-6,
+                       .gradient = false});
+    };
+    add("blocks_of_rows", last, {40, 1100});
+    add("odd_rows", last, {33, 1541});  // of 16 bits: not where packs of them begin
+    add("many_blocks_of_rows", last, {36, 9000});
+    add("short_rows", last, {1030, 7});
+    add("runs", outer, {6, 40, 70});
+    add("runs_of_blocks", outer, {5, 33, 1100});
+    add("short_runs", outer, {70, 40, 9});
+    add("few_columns", first, {3000, 5});
+    add("many_columns", first, {33, 8200});
+    add("blocks_of_columns", {{"axes", Ints{1}}}, {40, 70, 33});
+    add("columns_of_axes", {{"axes", Ints{0, 2}}}, {9, 5, 50, 4});
+    add("pieces_of_columns", {{"axes", Ints{0, 2}}}, {30, 3, 45, 2});
+  }
+  for (const DType dtype : {DType::int64, DType::int32}) {
+    for (const char* op : {"ReduceSum", "ReduceMax", "ReduceMean"}) {
+      const std::string of = std::string(to_string(dtype));
+      cases.push_back(
+          {.name = of + "_rows", .op = op, .attributes = last, .inputs = {random_ints({3, 2000}, -1'000'000, 1'000'000, dtype)}});
+      cases.push_back({.name = of + "_columns", .op = op, .attributes = first, .inputs = {random_ints({300, 7}, -9, 9, dtype)}});
+    }
+  }
+  for (const DType dtype : {DType::int16, DType::int8, DType::uint8}) {
+    const std::string of = std::string(to_string(dtype));
+    cases.push_back({.name = of, .op = "ReduceMin", .attributes = last, .inputs = {random_ints({3, 700}, 3, 99, dtype)}});
+  }
+  // Of 0 and -0 the first in its lane, of lanes the first.
+  std::vector<double> zeros(3 * 600);
+  for (size_t i = 0; i < zeros.size(); ++i) zeros[i] = i * i % 7 < 3 ? 0.0 : -0.0;
+  for (const char* op : {"ReduceMax", "ReduceMin"})
+    cases.push_back({.name = "zeros", .op = op, .attributes = last, .inputs = {floats({3, 600}, zeros)}, .gradient = false});
   cases.insert(
       cases.end(),
       {
@@ -308,6 +449,16 @@ void reduction_cases(std::vector<OpCase>& cases) {
            .attributes = outer,
            .inputs = {random({500, 3, 300})},
            .tolerance = 1e-6,
+           .gradient = false},
+          {.name = "piece_of_few",  // behind 32,768 elements
+           .op = "ReduceSum",
+           .attributes = last,
+           .inputs = {random({2, 32'768 + 5}, 0, 1)},
+           .gradient = false},
+          {.name = "pieces_of_short_rows",
+           .op = "ReduceSum",
+           .attributes = outer,
+           .inputs = {random({5000, 3, 9}, 0, 1)},
            .gradient = false},
           {.name = "empty", .op = "ReduceSum", .attributes = last, .inputs = {random({2, 0})}, .expected = {{0, 0}}},
           {.name = "integers", .op = "ReduceSum", .attributes = last, .inputs = {ints({2, 2}, {1, 2, -3, 4})}, .expected = {{3, 1}}},

@@ -15,111 +15,12 @@
 #include "graph/builder.h"
 #include "graph/op_def.h"
 #include "tests/op_cases.h"
+#include "tests/op_inputs.h"
 #include "tests/sanitized.h"
 
 namespace ort_train::fixtures {
 
-void PrintTo(const OpCase& op_case, std::ostream* out) { *out << op_case.op << " " << op_case.name; }
-
 namespace {
-
-// --- numbers --------------------------------------------------------------------------------------------------------------------------
-
-// SplitMix64: the same numbers everywhere.
-class Numbers {
- public:
-  explicit Numbers(std::string_view name, uint64_t salt) : state_(salt) {
-    for (char c : name) state_ = (state_ ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  }
-  double uniform() {  // in [0, 1)
-    state_ += 0x9e3779b97f4a7c15u;
-    uint64_t z = state_;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
-  }
-
- private:
-  uint64_t state_;
-};
-
-template <typename Body> void with_type(DType dtype, Body&& body) {
-  switch (dtype) {
-    case DType::float32:
-      return body(float{});
-    case DType::float64:
-      return body(double{});
-    case DType::float16:
-      return body(float16{});
-    case DType::bfloat16:
-      return body(bfloat16{});
-    case DType::int64:
-      return body(int64_t{});
-    case DType::int32:
-      return body(int32_t{});
-    case DType::int16:
-      return body(int16_t{});
-    case DType::int8:
-      return body(int8_t{});
-    case DType::uint8:
-      return body(uint8_t{});
-    case DType::boolean:
-      return body(bool{});
-    default:
-      FAIL() << "no numbers of type " << to_string(dtype);
-  }
-}
-
-Tensor tensor_of(DType dtype, const Shape& shape, const std::vector<double>& values) {
-  Tensor tensor(dtype, shape);
-  with_type(dtype, [&]<typename T>(T) {
-    for (int64_t i = 0; i < tensor.size(); ++i)
-      tensor.data<T>()[i] = store<T>(static_cast<Compute<T>>(values[values.size() == 1 ? 0 : static_cast<size_t>(i)]));
-  });
-  return tensor;
-}
-
-// The numbers of an input, as both precisions see them.
-std::vector<double> values_of(const OpCase& op_case, size_t index) {
-  const OpInput& input = op_case.inputs[index];
-  std::vector<double> values = input.values;
-  const size_t n = static_cast<size_t>(element_count(input.shape));
-  if (values.size() == 1) values.assign(n, values[0]);
-  if (input.values.empty()) {
-    Numbers numbers(op_case.op + "/" + op_case.name, index);
-    for (size_t i = 0; i < n; ++i) {
-      const double u = numbers.uniform();
-      values.push_back(is_floating(input.dtype) ? input.low + u * (input.high - input.low)
-                                                : std::floor(input.low + u * (input.high - input.low + 1)));
-    }
-  }
-  if (values.size() != n)
-    throw error(ErrorCode::usage, "{} {}: input {} has {} values for {}", op_case.op, op_case.name, index, values.size(),
-                to_string(input.shape));
-  if (is_floating(input.dtype)) {
-    for (double& value : values) value = static_cast<float>(value);
-  }
-  return values;
-}
-
-std::vector<Tensor> inputs_of(const OpCase& op_case, DType floating) {
-  std::vector<Tensor> tensors;
-  for (size_t i = 0; i < op_case.inputs.size(); ++i) {
-    const OpInput& input = op_case.inputs[i];
-    const DType dtype = input.dtype != DType::float32 ? input.dtype : input.statistic ? compute_type(floating) : floating;
-    tensors.push_back(input.present ? tensor_of(dtype, input.shape, values_of(op_case, i)) : Tensor{});
-  }
-  return tensors;
-}
-
-// The same numbers as double, where they are floating.
-std::vector<Tensor> widened(const std::vector<Tensor>& tensors) {
-  std::vector<Tensor> wide = tensors;
-  for (Tensor& tensor : wide) {
-    if (is_floating(tensor.dtype)) tensor = tensor_of(DType::float64, tensor.shape, tensor.to_double());
-  }
-  return wide;
-}
 
 // --- running --------------------------------------------------------------------------------------------------------------------------
 
@@ -387,7 +288,7 @@ std::vector<Tensor> projection(const OpCase& op_case, const std::vector<TensorTy
   for (size_t i = 0; i < outputs.size(); ++i) {
     const bool wanted = op_case.project.empty() || std::count(op_case.project.begin(), op_case.project.end(), i) > 0;
     if (!wanted || !is_floating(outputs[i].dtype)) continue;
-    Numbers numbers(op_case.op + "/" + op_case.name, 1000 + i);
+    SeededNumbers numbers(op_case.op + "/" + op_case.name, 1000 + i);
     std::vector<double> values(static_cast<size_t>(element_count(outputs[i].shape)));
     for (double& value : values) value = numbers.uniform() * 2 - 1;
     weights[i] = tensor_of(DType::float64, outputs[i].shape, values);
@@ -508,7 +409,7 @@ TEST_P(OpTest, Gradient) {
         << "input " << i << " of norm " << std::sqrt(norm);
 
     if (checked == n) continue;
-    Numbers numbers(op_case.op + "/" + op_case.name, 2000 + i);
+    SeededNumbers numbers(op_case.op + "/" + op_case.name, 2000 + i);
     double along = 0, scale = 0;
     for (size_t j = 0; j < n; ++j) {
       direction[j] = (numbers.uniform() * 2 - 1) / std::sqrt(static_cast<double>(n));

@@ -327,11 +327,8 @@ TEST(Stream, RandomGraphsInThreeMemoriesGiveTheBitsOfTheResidentPlan) {
         memories.compute = {.bytes_per_second = 1e7, .far_bytes_per_second = 1e7};
         memories.host_compute = {.bytes_per_second = 1e12, .far_bytes_per_second = 1e12};
       }
-      std::optional<StreamedProgram> made;
-      try {
-        made = planner.apart(memories);
-      } catch (const Error& problem) {
-        ASSERT_EQ(problem.code(), ErrorCode::budget) << problem.what();
+      const std::optional<StreamedProgram> made = planner.apart(memories);
+      if (!made) {
         ASSERT_NE(i, 0) << "the least is enough";
         ++refused;
         continue;

@@ -40,21 +40,13 @@
 #include "exec/lanes.h"
 #include "exec/norm_block.h"
 #include "exec/op_list.h"
+#include "exec/ops/adafactor_update.h"
 #include "exec/ops/update.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
 constexpr int64_t kChunk = 64;  // columns whose sums a task adds up
-
-struct Matrices {
-  int64_t batch = 1, rows = 1, columns = 1;
-  int64_t all_rows() const { return batch * rows; }
-};
-Matrices matrices_of(const Shape& shape) {
-  if (shape.size() < 2) throw error(ErrorCode::unsupported, "a tensor of shape {} has no rows and columns", to_string(shape));
-  return {.batch = element_count(shape.before(shape.size() - 2)), .rows = shape[shape.size() - 2], .columns = shape.back()};
-}
 
 Shape row_shape(const Shape& shape) { return shape.before(shape.size() - 1); }
 Shape column_shape(const Shape& shape) {
@@ -184,19 +176,6 @@ template <typename T> struct MakeColumns {
 
 // --- the update, and its root mean square ---------------------------------------------------------------------------------------------
 
-// u of an element of a matrix: what is the same along its row, 1 / sqrt(row / mean(row)), times that of its column, times the gradient.
-template <typename T> struct Factored {
-  T clip, floor, most;
-  Factored(float clip_, float floor_) : clip(clip_), floor(floor_), most(T(1) / floor) {}  // without a floor, infinity
-
-  T of_row(T row, double row_sum, int64_t rows) const {
-    return T(1) / std::sqrt(row / std::max(static_cast<T>(row_sum / static_cast<double>(rows)), floor));
-  }
-  T update(T of_row, T of_column, T g) const { return std::min(of_row * of_column, most) * (g * clip); }
-};
-
-float floor_of(const KernelSpec& spec) { return spec.attributes.get("floor", 0.0f); }
-
 void check_factors(const InferContext& context, size_t first, const TensorType& g) {
   const Matrices m = matrices_of(g.shape);
   check_input(context, first, {g.dtype, row_shape(g.shape)});
@@ -246,35 +225,12 @@ std::vector<TensorType> infer_scale(const InferContext& context) {
 }
 
 KernelRun make_scale(const KernelSpec& spec) {
-  return [counts = counts_of(spec), threshold = double{spec.attributes.get("clip_threshold", 1.0f)},
-          elements = static_cast<double>(spec.attributes.get("elements", int64_t{1})),
-          scale_epsilon = double{spec.attributes.get("scale_epsilon", 0.0f)},
-          decay_by_rate = spec.attributes.get("decay_by_rate", 0) != 0](const KernelArgs& args) {
-    const float* const scalars = args.in<float>(0);
-    const bool scaled = scale_epsilon > 0;
-    const size_t parts = (counts.size() - 1) / (scaled ? 2 : 1);
-    const auto rms = [&](size_t first) { return std::sqrt(sum_of_inputs(args, counts, first, first + parts) / elements); };
-    const double rate = double{scalars[kAdafactorRate]} * (scaled ? std::max(scale_epsilon, rms(1 + parts)) : 1);
-    args.out<float>(0)[0] = decay_by_rate ? scalars[kAdafactorDecayRate] : static_cast<float>(rate);
-    args.out<float>(0)[1] = static_cast<float>(rate / std::max(rms(1) / threshold, 1.0));
+  return [counts = counts_of(spec), scaling = AdafactorScaling(spec.attributes)](const KernelArgs& args) {
+    const size_t second = scaling.second_of(counts.size());
+    const double of_update = sum_of_inputs(args, counts, 1, second), of_parameter = sum_of_inputs(args, counts, second, counts.size());
+    scaling.put_rates(args.in<float>(0), of_update, of_parameter, args.out<float>(0));
   };
 }
-
-// What becomes of a parameter by its update u, and of their mean.
-template <typename T, bool has_mean> struct Step {
-  T keep, step, beta1, gain1;
-  Step(const float* scalars, const float* rates, double weight_decay)
-      : keep(static_cast<T>(1 - double{rates[0]} * weight_decay)),
-        step(rates[1]),
-        beta1(scalars[kAdafactorBeta1]),
-        gain1(scalars[kAdafactorOneMinusBeta1]) {}
-
-  void operator()(T u, T* p, T* m, int64_t i) const {
-    T change = step * u;
-    if constexpr (has_mean) change = m[i] = beta1 * m[i] + gain1 * change;
-    p[i] = p[i] * keep - change;
-  }
-};
 
 // The last three inputs: rates, scalars, m.
 std::vector<TensorType> infer_step(const InferContext& context, size_t rates) {
@@ -331,13 +287,9 @@ std::vector<TensorType> infer_moment(const InferContext& context) {
   return {context.input(1), {DType::float64, {norm_blocks(context.input(0).shape)}}};
 }
 
-template <typename T> struct MomentNumbers { T clip, beta2, gain, epsilon, floor; };
-template <typename T> T plain_update(T g, T v, T floor) { return g / std::max(std::sqrt(v), floor); }
-
 template <typename T> void moment_loop(const MomentNumbers<T> c, const T* __restrict gradient, T* __restrict v, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
-    const T g = gradient[i] * c.clip;
-    v[i] = c.beta2 * v[i] + c.gain * (g * g + c.epsilon);
+    v[i] = moment_of(c, gradient[i] * c.clip, v[i]);
   }
 }
 template <typename T> double moment_squares(const MomentNumbers<T> c, const T* __restrict gradient, const T* __restrict v, int64_t n) {
@@ -351,11 +303,7 @@ template <typename T> struct MakeMoment {
         [n = element_count(shape), block = norm_block(shape), blocks = norm_blocks(shape), floor = floor_of(spec)](const KernelArgs& args) {
           const float* const scalars = args.in<float>(3);
           if (is_skipped(*args.in<float>(2))) return;
-          const MomentNumbers<T> numbers{.clip = *args.in<float>(2),
-                                         .beta2 = scalars[kAdafactorBeta2],
-                                         .gain = scalars[kAdafactorOneMinusBeta2],
-                                         .epsilon = scalars[kAdafactorEpsilon],
-                                         .floor = floor};
+          const auto numbers = moment_numbers<T>(*args.in<float>(2), scalars, floor);
           args.workers().parallel_for(blocks, [&](int64_t task, int) {
             const int64_t from = task * block, count = std::min(block, n - from);
             moment_loop(numbers, args.in<T>(0) + from, args.out<T>(0) + from, count);

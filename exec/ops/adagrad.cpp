@@ -16,10 +16,8 @@ template <typename T> struct AdagradRule {
   static constexpr size_t kStates = 1;
   T rate, weight_decay, epsilon;
 
-  AdagradRule(const Attributes& attributes, const float* scalars)
-      : rate(scalars[kAdagradRate]),
-        weight_decay(static_cast<T>(attributes.get("weight_decay", 0.0f))),
-        epsilon(scalars[kAdagradEpsilon]) {}
+  HOST_DEVICE AdagradRule(float decay, const float* scalars)
+      : rate(scalars[kAdagradRate]), weight_decay(decay), epsilon(scalars[kAdagradEpsilon]) {}
 
   HOST_DEVICE void operator()(T g, T& p, T* state) const {
     g = g + weight_decay * p;

@@ -18,8 +18,8 @@ template <typename T> struct AdamWRule {
   static constexpr size_t kStates = 2;
   T keep, step, inverse_root, gain1, beta2, gain2, epsilon;
 
-  AdamWRule(const Attributes& attributes, const float* scalars)
-      : keep(static_cast<T>(1 - double{scalars[kAdamWRate]} * double{attributes.get("weight_decay", 0.0f)})),
+  HOST_DEVICE AdamWRule(float decay, const float* scalars)
+      : keep(static_cast<T>(1 - double{scalars[kAdamWRate]} * double{decay})),
         step(scalars[kAdamWStep]),
         inverse_root(scalars[kAdamWInverseRootBias]),
         gain1(scalars[kAdamWOneMinusBeta1]),
@@ -38,8 +38,7 @@ template <typename T> struct AdamWRule {
 template <typename T> struct AdamRule : AdamWRule<T> {
   T weight_decay;
 
-  AdamRule(const Attributes& attributes, const float* scalars)
-      : AdamWRule<T>(Attributes(), scalars), weight_decay(static_cast<T>(attributes.get("weight_decay", 0.0f))) {}
+  HOST_DEVICE AdamRule(float decay, const float* scalars) : AdamWRule<T>(0, scalars), weight_decay(decay) {}
   HOST_DEVICE void operator()(T g, T& p, T* state) const { AdamWRule<T>::operator()(g + weight_decay * p, p, state); }
 };
 

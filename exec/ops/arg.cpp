@@ -4,38 +4,22 @@
 // Hardmax lowers to ArgMax and OneHot. Of equal elements the first wins (the last with select_last_index); NaN wins over every number. TopK
 // is always sorted; its gradient goes back to where the values came from.
 
+#include "exec/ops/arg.h"
+
 #include <limits>
 
 #include "exec/op_list.h"
 #include "exec/reduce.h"
-#include "exec/strided.h"
 
 ORT_TRAIN_OPS_BEGIN
 
 namespace {
 
-int64_t axis_of(const Attributes& attributes, const Shape& shape, int otherwise) {
-  return normalize_axis(attributes.get("axis", otherwise), static_cast<int64_t>(shape.size()), "axis");
-}
-
-// A tensor as lines along an axis: line (o, i) begins at o * length * inner + i, in steps of inner.
-struct Lines {
-  int64_t outer, length, inner;
-  Lines(const Shape& shape, int64_t axis)
-      : outer(element_count(Shape(shape.begin(), shape.begin() + axis))),
-        length(shape[axis]),
-        inner(element_count(Shape(shape.begin() + axis + 1, shape.end()))) {}
-};
-
-template <bool kLargest, typename T> bool beats(T a, T b) { return (kLargest ? a > b : a < b) || (a != a && b == b); }
-
-using Ordered = Types<float, double, int64_t, int32_t, int8_t, uint8_t>;
-
 // --- ArgMax, ArgMin -------------------------------------------------------------------------------------------------------------------
 
 void lower_arg(Lowering& l) {
   const Attributes& given = l.node.attributes;
-  l.pass_on(l.node.op_type, {{"axis", axis_of(given, l.shape(l.input(0)), 0)},
+  l.pass_on(l.node.op_type, {{"axis", line_axis(given, l.shape(l.input(0)), 0)},
                              {"keepdims", given.get("keepdims", 1)},
                              {"select_last_index", given.get("select_last_index", 0)}});
 }
@@ -60,7 +44,7 @@ void lower_hardmax(Lowering& l) {
 
 std::vector<TensorType> infer_arg(const InferContext& context) {
   Shape shape = context.input(0).shape;
-  const int64_t axis = axis_of(context.attributes, shape, 0);
+  const int64_t axis = line_axis(context.attributes, shape, 0);
   if (shape[axis] == 0) throw error(ErrorCode::unsupported, "axis {} of {} is empty", axis, to_string(shape));
   if (context.attributes.get("keepdims", 1) != 0)
     shape[axis] = 1;
@@ -110,18 +94,12 @@ template <bool kLargest, bool kLast, typename T> void run_arg(const KernelArgs& 
 }
 
 template <bool kLargest> KernelRun prepare_arg(const KernelSpec& spec) {
-  const Lines lines(spec.inputs[0].shape, axis_of(spec.attributes, spec.inputs[0].shape, 0));
+  const Lines lines(spec.inputs[0].shape, line_axis(spec.attributes, spec.inputs[0].shape, 0));
   return for_type(Ordered{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     if (spec.attributes.get("select_last_index", 0) != 0)
       return [lines](const KernelArgs& args) { run_arg<kLargest, true, T>(args, lines); };
     return [lines](const KernelArgs& args) { run_arg<kLargest, false, T>(args, lines); };
   });
-}
-
-Cost arg_cost(const KernelSpec& spec) {
-  Cost cost = movement_cost(spec);
-  cost.flops = static_cast<double>(element_count(spec.inputs[0].shape));
-  return cost;
 }
 
 AxisPath along_arg(const Graph& graph, const Node& node, size_t, size_t axis) {
@@ -150,7 +128,7 @@ void lower_topk(Lowering& l) {
   const Attributes& given = l.node.attributes;
   const int64_t k = given.has("k") ? given.get("k", 0) : l.integer(1, "k");
   const std::vector<ValueId> results = l.emit_many("TopK", {l.input(0)},
-                                                   {{"axis", axis_of(given, l.shape(l.input(0)), -1)},
+                                                   {{"axis", line_axis(given, l.shape(l.input(0)), -1)},
                                                     {"k", k},
                                                     {"largest", given.get("largest", 1)},
                                                     {"sorted", given.get("sorted", 1)}},
@@ -160,7 +138,7 @@ void lower_topk(Lowering& l) {
 
 std::vector<TensorType> infer_topk(const InferContext& context) {
   TensorType type = context.input(0);
-  const int64_t axis = axis_of(context.attributes, type.shape, -1), k = context.attributes.get("k", 0);
+  const int64_t axis = line_axis(context.attributes, type.shape, -1), k = context.attributes.get("k", 0);
   if (k < 0 || k > type.shape[axis]) throw error(ErrorCode::unsupported, "the top {} of an axis of {} elements", k, type.shape[axis]);
   type.shape[axis] = k;
   return {type, {DType::int64, type.shape}};
@@ -170,11 +148,11 @@ void topk_gradient(const Node& node, GradientBuilder& g) {
   const Shape shape = g.shape(node.inputs[0]);
   const ValueId zeros = g.emit("ConstantOfShape", {}, {{"shape", shape}, {"value", Tensor(g.dtype(node.inputs[0]), {1})}});
   g.input_gradient(
-      0, g.emit("ScatterElements", {zeros, node.outputs[1], g.output_gradient(0)}, {{"axis", axis_of(node.attributes, shape, -1)}}));
+      0, g.emit("ScatterElements", {zeros, node.outputs[1], g.output_gradient(0)}, {{"axis", line_axis(node.attributes, shape, -1)}}));
 }
 
 Workspace topk_workspace(const KernelSpec& spec) {
-  return {.each = spec.inputs[0].shape[axis_of(spec.attributes, spec.inputs[0].shape, -1)] * static_cast<int64_t>(sizeof(int64_t))};
+  return {.each = spec.inputs[0].shape[line_axis(spec.attributes, spec.inputs[0].shape, -1)] * static_cast<int64_t>(sizeof(int64_t))};
 }
 
 template <bool kLargest, typename T> void run_topk(const KernelArgs& args, const Lines& lines, int64_t k) {
@@ -201,7 +179,7 @@ template <bool kLargest, typename T> void run_topk(const KernelArgs& args, const
 }
 
 KernelRun prepare_topk(const KernelSpec& spec) {
-  const Lines lines(spec.inputs[0].shape, axis_of(spec.attributes, spec.inputs[0].shape, -1));
+  const Lines lines(spec.inputs[0].shape, line_axis(spec.attributes, spec.inputs[0].shape, -1));
   const int64_t k = spec.attributes.get("k", 0);
   return for_type(Ordered{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     if (spec.attributes.get("largest", 1) != 0) return [lines, k](const KernelArgs& args) { run_topk<true, T>(args, lines, k); };

@@ -101,7 +101,7 @@ template <typename T> struct Forward {
     }
     for (int64_t i = 0; i < rows; ++i) {
       const bool hidden = p.safe && sum[i] == T(0);
-      lse[row + i] = hidden ? std::numeric_limits<T>::infinity() : largest[i] + std::log(sum[i]);
+      lse[row + i] = hidden ? std::numeric_limits<T>::infinity() : log_of_sum(largest[i], sum[i]);
       const T inverse = hidden ? T(0) : T(1) / sum[i];
       T* const of_row = sums + i * p.width;
       for (int64_t e = 0; e < p.width; ++e) of_row[e] *= inverse;

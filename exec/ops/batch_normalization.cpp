@@ -24,37 +24,12 @@
 #include "exec/lanes.h"
 #include "exec/normalization.h"
 #include "exec/op_list.h"
+#include "exec/ops/batch_normalization.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
-constexpr float kUsualEpsilon = 1e-5f, kUsualMomentum = 0.9f;
-
-// x as samples of channels of `size` elements.
-struct Layout {
-  int64_t samples = 0, channels = 0, size = 1;
-
-  static constexpr int64_t kShort = 16;     // elements of a channel: fewer are summed for many channels at once
-  static constexpr int64_t kTogether = 64;  // channels
-  static constexpr int64_t kPieces = 16;    // of the batch, at most
-  static constexpr int64_t kPiece = 32768;  // elements, at least
-
-  int64_t count() const { return samples * size; }  // of one channel
-  int64_t width() const { return size < kShort ? std::min(kTogether, channels) : 1; }
-  int64_t bands() const { return (channels + width() - 1) / std::max<int64_t>(1, width()); }
-  int64_t piece_samples() const {
-    const int64_t enough = (kPiece + width() * size - 1) / std::max<int64_t>(1, width() * size);
-    return std::max({int64_t{1}, enough, (samples + kPieces - 1) / kPieces});
-  }
-  int64_t pieces() const { return std::max<int64_t>(1, (samples + piece_samples() - 1) / piece_samples()); }
-  int64_t planes_per_task() const { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, size)); }
-};
-
-Layout layout_of(const Shape& x) {
-  Layout layout{.samples = x[0], .channels = x[1]};
-  for (size_t axis = 2; axis < x.size(); ++axis) layout.size *= x[axis];
-  return layout;
-}
+using namespace batch_normalization;
 
 void require_channels(const InferContext& context, const TensorType& x, size_t first, size_t last) {
   if (x.shape.size() < 2) throw error(ErrorCode::unsupported, "{} has no axis of channels", to_string(x));
@@ -69,12 +44,8 @@ void require_channels(const InferContext& context, const TensorType& x, size_t f
 
 // --- sums -----------------------------------------------------------------------------------------------------------------------------
 
-// Double sums of each channel: K of them a channel and piece, in the workspace.
-template <int K> int64_t sums_bytes(const Layout& l) { return (l.pieces() * l.channels * K * int64_t{sizeof(double)} + 63) / 64 * 64; }
-
 // of_run(channel, first element, elements) -> the K sums of a block.
 template <int K, typename OfRun> void sum_channels(const Layout& l, Workers& workers, double* sums, const OfRun& of_run) {
-  constexpr int64_t kBlock = 1024;
   workers.parallel_for(l.pieces() * l.bands(), [&](int64_t task, int) {
     const int64_t piece = task / l.bands(), first = task % l.bands() * l.width(), last = std::min(l.channels, first + l.width());
     double* const totals = sums + (piece * l.channels + first) * K;
@@ -83,8 +54,8 @@ template <int K, typename OfRun> void sum_channels(const Layout& l, Workers& wor
     for (int64_t n = piece * l.piece_samples(); n < end; ++n) {
       for (int64_t c = first; c < last; ++c) {
         const int64_t at = (n * l.channels + c) * l.size;
-        for (int64_t begin = 0; begin < l.size; begin += kBlock) {
-          const std::array<double, K> block = of_run(c, at + begin, std::min(kBlock, l.size - begin));
+        for (int64_t begin = 0; begin < l.size; begin += kSumBlock) {
+          const std::array<double, K> block = of_run(c, at + begin, std::min(kSumBlock, l.size - begin));
           for (int k = 0; k < K; ++k) totals[(c - first) * K + k] += block[static_cast<size_t>(k)];
         }
       }
@@ -99,8 +70,6 @@ template <int K> double total(const Layout& l, const double* sums, int64_t chann
 }
 
 // --- y --------------------------------------------------------------------------------------------------------------------------------
-
-template <typename T> T inverse_deviation(T variance, T epsilon) { return T(1) / math::sqrt(variance + epsilon); }
 
 template <typename T, typename C = Compute<T>> void normalize_plane(const T* x, T* y, int64_t n, C mean, C factor, C bias) {
 #pragma GCC ivdep
@@ -210,9 +179,6 @@ template <typename T> void scaled_plane(const T* dy, T* dx, int64_t n, Compute<T
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) dx[i] = store<T>(factor * load(dy[i]));
 }
-
-bool is_live(const Attributes& attributes) { return attributes.get("live", 0) != 0; }
-bool needs_sums(const KernelSpec& spec) { return is_live(spec.attributes) || spec.outputs.size() > 1; }
 
 KernelRun backward(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[1].dtype, [&]<typename T>() -> KernelRun {

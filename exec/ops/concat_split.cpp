@@ -17,8 +17,11 @@ namespace {
 StridedCopy part_copy(const TensorType& whole, const Shape& part, int64_t axis, int64_t begin, bool into) {
   const std::vector<int64_t> whole_strides = strides_of(whole.shape), part_strides = strides_of(part);
   const int64_t offset = begin * whole_strides[axis];
-  if (into) return StridedCopy(size_of(whole.dtype), part, whole_strides, part_strides, offset, 0);
-  return StridedCopy(size_of(whole.dtype), part, part_strides, whole_strides, 0, offset);
+  const int64_t bytes = size_of(whole.dtype);
+  if (into)
+    return StridedCopy(
+        {.element_bytes = bytes, .dims = part, .out_strides = whole_strides, .in_strides = part_strides, .out_offset = offset});
+  return StridedCopy({.element_bytes = bytes, .dims = part, .out_strides = part_strides, .in_strides = whole_strides, .in_offset = offset});
 }
 
 // --- Concat ---------------------------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@
 
 #include "exec/convolution.h"
 #include "exec/op_list.h"
+#include "exec/ops/conv_elements.h"
 #include "exec/ops/sampling.h"
 #include "exec/strided.h"
 
@@ -39,34 +40,7 @@ std::vector<TensorType> infer(const InferContext& context) {
   return {y};
 }
 
-Layout layout_of_y(const KernelSpec& spec) { return layout_of(spec.attributes, spec.inputs[0].shape, spec.inputs[1].shape); }
-
 // --- kernel ---------------------------------------------------------------------------------------------------------------------------
-
-struct Tiles {
-  int64_t samples = 1, groups_of_samples = 0;
-  int64_t columns = 0, across = 0;  // windows of a tile; tiles of a sample
-  int64_t channels = 0;             // of x, in a chunk
-  int64_t rows = 0, down = 0;       // channels of y
-
-  bool gathers(const Layout& l) const { return samples > 1 || !l.windows.plain(); }
-};
-
-Tiles tiles_of(const Layout& l) {
-  constexpr int64_t kColumns = 192, kPlainColumns = 480, kDepth = 384, kMostRows = 256, kLeastRows = 64;
-  const int64_t all = l.windows.out_size();
-  Tiles tiles{.samples = samples_together(l, kColumns)};
-  tiles.groups_of_samples = divided_up(l.batch, tiles.samples);
-  tiles.columns = std::min(all, l.windows.plain() ? kPlainColumns : kColumns);
-  tiles.across = divided_up(all, tiles.columns);
-  tiles.channels = tiles.gathers(l) ? std::clamp<int64_t>(kDepth / l.windows.taps(), 1, l.in_channels) : l.in_channels;
-  tiles.rows = tiles.samples > 1 ? std::min(kMostRows, l.out_channels) : l.out_channels;
-  while (tiles.groups_of_samples * l.groups * tiles.across * divided_up(l.out_channels, tiles.rows) < kFewTasks &&
-         tiles.rows >= 2 * kLeastRows)
-    tiles.rows = divided_up(tiles.rows, 2);
-  tiles.down = divided_up(l.out_channels, tiles.rows);
-  return tiles;
-}
 
 // A convolution, prepared. Of a thread's workspace: what the product takes, at its beginning; columns; y where that can't hold sums, being
 // of several samples, or of 16 bits.

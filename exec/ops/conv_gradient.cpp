@@ -20,6 +20,7 @@
 
 #include "exec/convolution.h"
 #include "exec/op_list.h"
+#include "exec/ops/conv_elements.h"
 #include "exec/strided.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -45,26 +46,6 @@ std::vector<TensorType> infer_transpose(const InferContext& context) {
   if (windowed_shape(l.windows, y, l.total) != context.input(0).shape)
     throw error(ErrorCode::unsupported, "{} gives no result of {}", to_string(context.input(0)), to_string(y));
   return infer_input_gradient(context);
-}
-
-Layout layout_of_dx(const KernelSpec& spec) { return layout_of(spec.attributes, shape_of(spec.attributes), spec.inputs[1].shape); }
-
-struct InputTiles {
-  int64_t samples = 1, groups_of_samples = 0;
-  int64_t channels = 0, count = 0;  // of x
-};
-
-InputTiles input_tiles(const Layout& l, int64_t size) {
-  constexpr int64_t kColumns = 192, kPlainChannels = 96;
-  InputTiles tiles{.samples = samples_together(l, kColumns)};
-  tiles.groups_of_samples = divided_up(l.batch, tiles.samples);
-  const int64_t bytes = l.windows.taps() * tiles.samples * l.windows.out_size() * size;
-  tiles.channels = l.windows.plain() ? kPlainChannels : std::max<int64_t>(1, kColumnBytes / bytes);
-  tiles.channels = std::min(tiles.channels, l.in_channels);
-  while (tiles.groups_of_samples * l.groups * divided_up(l.in_channels, tiles.channels) < kFewTasks && tiles.channels > 1)
-    tiles.channels = divided_up(tiles.channels, 2);
-  tiles.count = divided_up(l.in_channels, tiles.channels);
-  return tiles;
 }
 
 // Prepared. Of a thread's workspace: what the product takes, at its beginning; dy of several samples; the products, where they aren't dx
@@ -186,42 +167,6 @@ std::vector<TensorType> infer_weight_gradient(const InferContext& context) {
   Shape w = shape_of(context.attributes);
   if (!w.empty()) w[0] = context.attributes.get("rows", w[0]);
   return {{result_type(context.attributes, {context.input(0).dtype, context.input(1).dtype}), w}};
-}
-
-Layout layout_of_dw(const KernelSpec& spec) {
-  const Shape whole = shape_of(spec.attributes);
-  Layout l = whole_layout(spec.attributes, spec.inputs[1].shape, whole);
-  l.out_channels = spec.outputs[0].shape[0] / l.groups;
-  return part_layout(l, spec.attributes.get("first", int64_t{0}), whole[0]);
-}
-
-struct WeightTiles {
-  int64_t pieces = 1, piece_samples = 0;  // of the batch
-  int64_t samples = 1;                    // in a tile
-  int64_t columns = 0;                    // windows of a tile, in each of its samples
-  int64_t channels = 0, across = 0;       // of x
-  int64_t rows = 0, down = 0;             // channels of y
-
-  bool gathers(const Layout& l) const { return samples > 1 || !l.windows.plain(); }
-};
-
-WeightTiles weight_tiles(const Layout& l, int64_t size) {
-  constexpr int64_t kPieces = 8, kPartials = int64_t{1} << 19, kColumns = 768, kMostRows = 128, kLeastRows = 32, kPlainChannels = 192;
-  WeightTiles tiles;
-  const int64_t weights = l.total * l.depth();  // of the whole
-  tiles.piece_samples = std::max<int64_t>(1, divided_up(l.batch, std::clamp<int64_t>(kPartials / weights, 1, kPieces)));
-  tiles.pieces = std::max<int64_t>(1, divided_up(l.batch, tiles.piece_samples));
-  tiles.samples = std::min(samples_together(l, kColumns), tiles.piece_samples);
-  tiles.columns = std::min(kColumns, l.windows.out_size());
-  const int64_t bytes = l.windows.taps() * tiles.samples * tiles.columns * size;
-  tiles.channels = tiles.gathers(l) ? std::max<int64_t>(1, kColumnBytes / bytes) : kPlainChannels;
-  tiles.channels = std::min(tiles.channels, l.in_channels);
-  tiles.across = divided_up(l.in_channels, tiles.channels);
-  tiles.rows = tiles.samples > 1 ? std::min(kMostRows, l.out_channels) : l.out_channels;
-  while (tiles.pieces * l.groups * tiles.across * divided_up(l.out_channels, tiles.rows) < kFewTasks && tiles.rows >= 2 * kLeastRows)
-    tiles.rows = divided_up(tiles.rows, 2);
-  tiles.down = divided_up(l.out_channels, tiles.rows);
-  return tiles;
 }
 
 // Prepared. At the beginning of the workspace are the sums of all pieces, where there are several; then comes that of the threads, each:

@@ -15,11 +15,11 @@
 // Saves the logits, which the gradient overwrites, and lse. loss_sum and lse are float32 or wider. A row is summed in fixed chunks of
 // lanes, rows in ascending order in double. A label outside the classes is the data's fault: a DataError.
 
+#include "exec/ops/cross_entropy.h"
+
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
-#include "exec/element_types.h"
 #include "exec/lanes.h"
 #include "exec/math.h"
 #include "exec/op_list.h"
@@ -27,12 +27,8 @@
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
-constexpr int64_t kChunk = 1024, kTaskElements = 32768, kNothingIgnored = std::numeric_limits<int64_t>::min();
+constexpr int64_t kTaskElements = 32768;
 
-int64_t classes(const KernelSpec& spec, size_t logits) { return spec.inputs[logits].shape.back(); }
-int64_t rows(const KernelSpec& spec, size_t logits) {
-  return element_count(spec.inputs[logits].shape) / std::max<int64_t>(classes(spec, logits), 1);
-}
 int64_t rows_per_task(int64_t classes) { return std::max<int64_t>(1, kTaskElements / std::max<int64_t>(classes, 1)); }
 
 std::vector<TensorType> infer(const InferContext& context) {
@@ -50,11 +46,9 @@ std::vector<TensorType> infer(const InferContext& context) {
   return {{computed, {}}, {computed, leading}};
 }
 
-constexpr int kRowLanes = 16;
-
 template <typename T, typename C = Compute<T>> C row_max(const T* __restrict x, int64_t n) {
   const auto larger = [](C a, C b) { return a > b ? a : b; };
-  return fold_row<T, kRowLanes>(
+  return fold_row<T, kClassLanes>(
       n, -std::numeric_limits<C>::infinity(), [&](C lane, int64_t i) { return load(x[i]) > lane ? load(x[i]) : lane; }, larger);
 }
 
@@ -62,32 +56,27 @@ template <typename T, typename C = Compute<T>> C row_max(const T* __restrict x, 
 template <typename T, typename Of> double row_sum(const T* __restrict x, int64_t n, Of of) {
   using C = Compute<T>;
   double sum = 0;
-  for (int64_t begin = 0; begin < n; begin += kChunk) {
+  for (int64_t begin = 0; begin < n; begin += kClassChunk) {
     const T* chunk = x + begin;
-    sum += static_cast<double>(fold_row<T, kRowLanes>(
-        std::min(kChunk, n - begin), C(0), [&](C lane, int64_t i) { return lane + of(load(chunk[i])); }, [](C a, C b) { return a + b; }));
+    sum += static_cast<double>(fold_row<T, kClassLanes>(
+        std::min(kClassChunk, n - begin), C(0), [&](C lane, int64_t i) { return lane + of(load(chunk[i])); },
+        [](C a, C b) { return a + b; }));
   }
   return sum;
 }
 
-// What is added to the plain loss.
-struct CrossEntropyTerms {
-  double smoothing = 0, z_loss = 0;
-  explicit CrossEntropyTerms(const Attributes& attributes)
-      : smoothing(static_cast<double>(attributes.get("smoothing", 0.0f))), z_loss(static_cast<double>(attributes.get("z_loss", 0.0f))) {}
-
-  // The loss of a row whose classes have weights.
-  template <typename T, typename C> double weighted(const T* x, int64_t n, const C* weights, int64_t label, double lse) const {
-    const auto at = [&](int64_t i) { return static_cast<double>(weights[i]) * (lse - static_cast<double>(load(x[i]))); };
-    double loss = (1 - smoothing) * at(label) + static_cast<double>(weights[label]) * z_loss * lse * lse;
-    double all = 0;
-    for (int64_t i = 0; smoothing != 0 && i < n; ++i) all += at(i);
-    return loss + smoothing / static_cast<double>(n) * all;
-  }
-};
+// The loss of a row whose classes have weights.
+template <typename T, typename C>
+double weighted_loss(const CrossEntropyTerms& terms, const T* x, int64_t n, const C* weights, int64_t label, double lse) {
+  const auto x_at = [&](int64_t i) { return static_cast<double>(load(x[i])); };
+  const auto weight = [&](int64_t i) { return static_cast<double>(weights[i]); };
+  double all = 0;
+  for (int64_t i = 0; terms.smoothing != 0 && i < n; ++i) all += terms.weighted_at(x_at(i), weight(i), lse);
+  return terms.weighted_loss(lse, x_at(label), weight(label), all, n);
+}
 
 template <typename T> KernelRun forward(const KernelSpec& spec) {
-  return [n = classes(spec, 0), rows = rows(spec, 0), ignore = spec.attributes.get("ignore_index", kNothingIgnored),
+  return [n = class_count(spec, 0), rows = label_count(spec, 0), ignore = spec.attributes.get("ignore_index", kNothingIgnored),
           terms = CrossEntropyTerms(spec.attributes), has_weights = spec.has(2)](const KernelArgs& args) {
     using C = Compute<T>;
     auto* losses = reinterpret_cast<double*>(args.workspace);
@@ -98,7 +87,7 @@ template <typename T> KernelRun forward(const KernelSpec& spec) {
       for (int64_t row = begin; row < end; ++row) {
         const T* x = args.in<T>(0) + row * n;
         const Compute<T> max = row_max(x, n);
-        const double lse = static_cast<double>(max) + std::log(row_sum(x, n, [&](C v) { return math::exp(v - max); }));
+        const double lse = static_cast<double>(max) + math::log(row_sum(x, n, [&](C v) { return math::exp(v - max); }));
         args.out<C>(1)[row] = static_cast<C>(lse);
         if (labels[row] == ignore) {
           losses[row] = 0;
@@ -109,12 +98,11 @@ template <typename T> KernelRun forward(const KernelSpec& spec) {
           losses[row] = 0;
           continue;
         }
-        const auto at_label = static_cast<double>(load(x[labels[row]]));
-        losses[row] = lse - at_label + terms.z_loss * lse * lse;
         if (weights != nullptr) {
-          losses[row] = terms.weighted(x, n, weights, labels[row], lse);
-        } else if (terms.smoothing != 0) {
-          losses[row] += terms.smoothing * (at_label - row_sum(x, n, [](C v) { return v; }) / static_cast<double>(n));
+          losses[row] = weighted_loss(terms, x, n, weights, labels[row], lse);
+        } else {
+          const double sum = terms.smoothing != 0 ? row_sum(x, n, [](C v) { return v; }) : 0;
+          losses[row] = terms.loss(lse, static_cast<double>(load(x[labels[row]])), sum, n);
         }
       }
     });
@@ -136,7 +124,7 @@ template <typename T> void scaled_softmax(const T* x, T* dx, int64_t n, Compute<
 }
 
 template <typename T> KernelRun backward(const KernelSpec& spec) {
-  return [n = classes(spec, 1), rows = rows(spec, 1), ignore = spec.attributes.get("ignore_index", kNothingIgnored),
+  return [n = class_count(spec, 1), rows = label_count(spec, 1), ignore = spec.attributes.get("ignore_index", kNothingIgnored),
           terms = CrossEntropyTerms(spec.attributes), has_weights = spec.has(4)](const KernelArgs& args) {
     using C = Compute<T>;
     const C* const weights = has_weights ? args.in<C>(4) : nullptr;
@@ -154,26 +142,18 @@ template <typename T> KernelRun backward(const KernelSpec& spec) {
         }
         const C lse = args.in<C>(2)[row];
         if (labels[row] < 0 || labels[row] >= n) continue;  // the forward pass has reported it
-        if (weights != nullptr) {
-          const auto at = static_cast<double>(weights[labels[row]]), smoothed = terms.smoothing / static_cast<double>(n);
-          const C of_softmax = C((1 - terms.smoothing) * at + smoothed * all_weights) + C(2 * terms.z_loss * at) * lse;
-          const C of_label = C((1 - terms.smoothing) * at), less = C(smoothed) * weights[labels[row]];
-          const C at_label = (math::exp(load(x[labels[row]]) - lse) * of_softmax - less - of_label) * scale;
-          scaled_softmax(x, dx, n, lse, of_softmax * scale, C(smoothed) * scale, weights);
-          dx[labels[row]] = store<T>(at_label);
-          continue;
-        }
-        const C of_softmax = terms.z_loss == 0 ? C(1) : C(1) + C(2 * terms.z_loss) * lse,
-                of_all = C(terms.smoothing / static_cast<double>(n));
-        const C at_label = (math::exp(load(x[labels[row]]) - lse) * of_softmax - of_all - C(1 - terms.smoothing)) * scale;
-        scaled_softmax(x, dx, n, lse, of_softmax * scale, of_all * scale);
+        const CrossEntropySlope<C> slope =
+            weights != nullptr ? terms.weighted_slope(lse, weights[labels[row]], all_weights, n) : terms.slope(lse, n);
+        const C at_label = (math::exp(load(x[labels[row]]) - lse) * slope.of_softmax - slope.all_at_label - slope.of_label) * scale;
+        if (weights != nullptr)
+          scaled_softmax(x, dx, n, lse, slope.of_softmax * scale, slope.of_all * scale, weights);
+        else
+          scaled_softmax(x, dx, n, lse, slope.of_softmax * scale, slope.of_all * scale);
         dx[labels[row]] = store<T>(at_label);
       }
     });
   };
 }
-
-Workspace workspace(const KernelSpec& spec) { return {.shared = rows(spec, 0) * int64_t{sizeof(double)}}; }
 
 KernelRun prepare_forward(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() { return forward<T>(spec); });
@@ -289,12 +269,6 @@ void lower(Lowering& l) {
   l.output(0, l.dtype(loss) == given ? loss : l.emit("Cast", {loss}, {{"to", static_cast<int64_t>(given)}}));
 }
 
-Cost cost(const KernelSpec& spec) {
-  double elements = 0;
-  for (const TensorType& input : spec.inputs) elements = std::max(elements, static_cast<double>(element_count(input.shape)));
-  return {.flops = 12 * elements, .bytes = 8 * elements};
-}
-
 }  // namespace
 
 constexpr OpDef kSoftmaxCrossEntropy{
@@ -306,8 +280,8 @@ constexpr OpDef kSoftmaxCrossEntropy{
 };
 constexpr Kernel kSoftmaxCrossEntropyKernel{
     .types = kFloating,
-    .cost = cost,
-    .workspace = workspace,
+    .cost = cross_entropy_cost,
+    .workspace = cross_entropy_workspace,
     .prepare = prepare_forward,
 };
 constexpr OpDef kSoftmaxCrossEntropyGrad{
@@ -319,7 +293,7 @@ constexpr Kernel kSoftmaxCrossEntropyGradKernel{
     .types = kFloating,
     .typed = 1,
     .in_place = {{.output = 0, .input = 1}},
-    .cost = cost,
+    .cost = cross_entropy_cost,
     .prepare = prepare_backward,
 };
 constexpr OpDef kCountLabels{
@@ -329,7 +303,7 @@ constexpr OpDef kCountLabels{
 };
 constexpr Kernel kCountLabelsKernel{
     .types = {DType::int64},
-    .cost = cost,
+    .cost = cross_entropy_cost,
     .prepare = make_count,
 };
 

@@ -8,22 +8,14 @@
 // paths is the probability of each class at each time step among the paths that spell the labels, divided by the number of labels: minus
 // the gradient. Both recursions run in double, in logarithms, over the labels with blanks between and around them; a sample is one task.
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
+#include "exec/ops/ctc.h"
 
-#include "exec/element_types.h"
+#include <algorithm>
+
 #include "exec/op_list.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
-
-constexpr double kImpossible = -std::numeric_limits<double>::infinity();
-
-double log_add(double a, double b) {
-  const double larger = std::max(a, b);
-  return larger == kImpossible ? kImpossible : larger + std::log1p(std::exp(std::min(a, b) - larger));
-}
 
 std::vector<TensorType> infer_ctc(const InferContext& context) {
   const TensorType &log_p = context.input(0), &labels = context.input(1);
@@ -37,73 +29,29 @@ std::vector<TensorType> infer_ctc(const InferContext& context) {
   return {{log_p.dtype, {n}}, log_p};
 }
 
-struct CtcShape {
-  int64_t samples, steps, classes, labels;
-  explicit CtcShape(const KernelSpec& spec)
-      : samples(spec.inputs[0].shape[0]),
-        steps(spec.inputs[0].shape[1]),
-        classes(spec.inputs[0].shape[2]),
-        labels(spec.inputs[1].shape[1]) {}
-  int64_t states() const { return 2 * labels + 1; }
-  // For all of a sample's forward variables and two time steps of the backward ones.
-  int64_t doubles() const { return (steps + 2) * states(); }
-};
-
-// One sample: state s stands for label (s - 1) / 2 where s is odd, else for a blank.
-template <typename T> struct CtcSample {
-  const T* log_p;  // (T, V)
-  const int64_t* labels;
-  int64_t count, steps, classes, blank;
-
-  int64_t states() const { return 2 * count + 1; }
-  int64_t symbol(int64_t s) const { return s % 2 == 0 ? blank : labels[s / 2]; }
-  bool may_skip(int64_t s) const { return s % 2 == 1 && s >= 3 && labels[s / 2] != labels[s / 2 - 1]; }  // from s - 2
-  double at(int64_t t, int64_t s) const { return static_cast<double>(log_p[t * classes + symbol(s)]); }
-
-  // alpha[t][s]: of the paths that are in s at t, up to and with t. Returns the logarithm of the labels' probability.
-  double forward(double* alpha) const {
-    const int64_t n = states();
-    std::fill(alpha, alpha + n, kImpossible);
-    alpha[0] = at(0, 0);
-    if (n > 1) alpha[1] = at(0, 1);
-    for (int64_t t = 1; t < steps; ++t) {
-      const double* before = alpha + (t - 1) * n;
-      double* now = alpha + t * n;
-      for (int64_t s = 0; s < n; ++s) {
-        double sum = before[s];
-        if (s >= 1) sum = log_add(sum, before[s - 1]);
-        if (may_skip(s)) sum = log_add(sum, before[s - 2]);
-        now[s] = sum == kImpossible ? sum : sum + at(t, s);
-      }
-    }
-    const double* last = alpha + (steps - 1) * n;
-    return n > 1 ? log_add(last[n - 1], last[n - 2]) : last[0];
+// All forward variables, alpha[t][s]. Returns the logarithm of the labels' probability.
+template <typename T> double fill_forward(const CtcSample<T>& sample, double* alpha) {
+  const int64_t n = sample.states();
+  for (int64_t t = 0; t < sample.steps; ++t) {
+    for (int64_t s = 0; s < n; ++s) alpha[t * n + s] = sample.forward(t == 0 ? nullptr : alpha + (t - 1) * n, t, s);
   }
+  return sample.total(alpha + (sample.steps - 1) * n);
+}
 
-  // Adds scale * P(class at t | labels) to paths (T, V). `beta`: two rows.
-  void occupy(const double* alpha, double* beta, double total, double scale, T* paths) const {
-    const int64_t n = states();
-    double *now = beta, *next = beta + n;  // of the paths that are in s at t, behind t
-    for (int64_t t = steps - 1; t >= 0; --t) {
-      for (int64_t s = 0; s < n; ++s) {
-        double sum = kImpossible;
-        if (t == steps - 1) {
-          sum = s >= n - 2 ? 0 : kImpossible;
-        } else {
-          const auto into = [&](int64_t to) { return next[to] == kImpossible ? kImpossible : next[to] + at(t + 1, to); };
-          sum = into(s);
-          if (s + 1 < n) sum = log_add(sum, into(s + 1));
-          if (s + 2 < n && may_skip(s + 2)) sum = log_add(sum, into(s + 2));
-        }
-        now[s] = sum;
-        const double path = alpha[t * n + s] + sum - total;
-        if (path > kImpossible)
-          paths[t * classes + symbol(s)] = static_cast<T>(static_cast<double>(paths[t * classes + symbol(s)]) + std::exp(path) * scale);
-      }
-      std::swap(now, next);
+// Adds P(class at t | labels), divided by the number of labels, to paths (T, V). `beta`: two rows.
+template <typename T> void occupy(const CtcSample<T>& sample, const double* alpha, double* beta, double total, T* paths) {
+  const int64_t n = sample.states();
+  const double scale = sample.scale();
+  double *now = beta, *next = beta + n;
+  for (int64_t t = sample.steps - 1; t >= 0; --t) {
+    for (int64_t s = 0; s < n; ++s) {
+      now[s] = sample.backward(next, t, s);
+      T& of_class = paths[t * sample.classes + sample.symbol(s)];
+      of_class = sample.with_path(of_class, alpha[t * n + s] + now[s] - total, scale);
     }
+    std::swap(now, next);
   }
-};
+}
 
 template <typename T> KernelRun ctc_of(const KernelSpec& spec) {
   return [shape = CtcShape(spec), blank = spec.attributes.get("blank", int64_t{0}), has_lengths = spec.has(2),
@@ -122,10 +70,10 @@ template <typename T> KernelRun ctc_of(const KernelSpec& spec) {
       if (has_lengths) sample.steps = args.in<int64_t>(2)[i];
       if (sample.steps < 1 || sample.steps > shape.steps) return args.error->report(DataError::index, sample.steps, shape.steps + 1, i);
       auto* const alpha = reinterpret_cast<double*>(args.workspace) + worker * shape.doubles();
-      const double total = sample.forward(alpha), scale = 1 / static_cast<double>(std::max<int64_t>(sample.count, 1));
+      const double total = fill_forward(sample, alpha);
       if (total == kImpossible && zero_infinity) return;
-      *loss = static_cast<T>(-total * scale);
-      if (paths != nullptr && total > kImpossible) sample.occupy(alpha, alpha + shape.steps * shape.states(), total, scale, paths);
+      *loss = static_cast<T>(-total * sample.scale());
+      if (paths != nullptr && total > kImpossible) occupy(sample, alpha, alpha + shape.steps * shape.states(), total, paths);
     });
   };
 }
@@ -135,13 +83,6 @@ KernelRun prepare_ctc(const KernelSpec& spec) {
 }
 
 Workspace ctc_workspace(const KernelSpec& spec) { return {.each = CtcShape(spec).doubles() * int64_t{sizeof(double)}}; }
-
-Cost ctc_cost(const KernelSpec& spec) {
-  const CtcShape shape(spec);
-  const auto states = static_cast<double>(shape.samples * shape.steps * shape.states());
-  const auto elements = static_cast<double>(element_count(spec.inputs[0].shape));
-  return {.flops = 80 * states + elements, .bytes = 8 * elements};
-}
 
 void ctc_gradient(const Node& node, GradientBuilder& g) {
   const ValueId d = g.reshape(g.output_gradient(0), {g.shape(node.outputs[0])[0], 1, 1});

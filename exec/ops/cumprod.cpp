@@ -10,13 +10,11 @@
 // which divides by nothing, so zeros are no exception. Products of floats run in double.
 
 #include "exec/op_list.h"
+#include "exec/ops/cumulative.h"
 #include "exec/scatter.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
-
-using Multiplied = Types<float, double, int64_t, int32_t>;
-template <typename T> using ProductOf = std::conditional_t<std::is_same_v<T, float>, double, T>;
 
 int64_t axis_of(const Attributes& attributes, const Shape& shape) {
   return normalize_axis(attributes.get("axis", 0), static_cast<int64_t>(shape.size()), "axis");
@@ -45,33 +43,16 @@ void cumprod_gradient(const Node& node, GradientBuilder& g) {
   g.input_gradient(0, g.emit("CumProdGrad", {g.output_gradient(0), node.inputs[0]}, node.attributes));
 }
 
-// The lines along the axis: element k of line i is at base(i) + k * step, the first of them the one that `reverse` begins with.
-struct ProductLines {
-  int64_t count, length, inner;
-  bool exclusive, reverse;
-
-  explicit ProductLines(const KernelSpec& spec)
-      : exclusive(spec.attributes.get("exclusive", 0) != 0), reverse(spec.attributes.get("reverse", 0) != 0) {
-    const Shape& shape = spec.inputs[0].shape;
-    const int64_t axis = axis_of(spec.attributes, shape);
-    length = shape[axis];
-    inner = element_count(Shape(shape.begin() + axis + 1, shape.end()));
-    count = element_count(Shape(shape.begin(), shape.begin() + axis)) * inner;
-  }
-  int64_t base(int64_t line) const { return line / inner * length * inner + line % inner + (reverse ? (length - 1) * inner : 0); }
-  int64_t step() const { return reverse ? -inner : inner; }
-};
-
 template <typename T> KernelRun cumprod_of(const KernelSpec& spec) {
-  return [lines = ProductLines(spec)](const KernelArgs& args) {
-    args.workers().parallel_blocks(lines.count, per_task(kTaskElements, lines.length), [&](int64_t begin, int64_t end) {
+  return [lines = AxisLines(spec)](const KernelArgs& args) {
+    args.workers().parallel_blocks(lines.count(), per_task(kTaskElements, lines.length), [&](int64_t begin, int64_t end) {
       for (int64_t line = begin; line < end; ++line) {
         const T* x = args.in<T>(0) + lines.base(line);
         T* y = args.out<T>(0) + lines.base(line);
-        ProductOf<T> product = 1;
+        CumulatedIn<T> product = 1;
         for (int64_t k = 0; k < lines.length; ++k) {
-          const ProductOf<T> before = product;
-          product = MultiplyBy::combine(before, static_cast<ProductOf<T>>(x[k * lines.step()]));
+          const CumulatedIn<T> before = product;
+          product = MultiplyBy::combine(before, static_cast<CumulatedIn<T>>(x[k * lines.step()]));
           y[k * lines.step()] = static_cast<T>(lines.exclusive ? before : product);
         }
       }
@@ -80,8 +61,8 @@ template <typename T> KernelRun cumprod_of(const KernelSpec& spec) {
 }
 
 template <typename T> KernelRun cumprod_grad_of(const KernelSpec& spec) {
-  return [lines = ProductLines(spec)](const KernelArgs& args) {
-    args.workers().parallel_blocks(lines.count, per_task(kTaskElements, lines.length), [&](int64_t begin, int64_t end) {
+  return [lines = AxisLines(spec)](const KernelArgs& args) {
+    args.workers().parallel_blocks(lines.count(), per_task(kTaskElements, lines.length), [&](int64_t begin, int64_t end) {
       for (int64_t line = begin; line < end; ++line) {
         const int64_t base = lines.base(line), step = lines.step(), n = lines.length;
         const T* const dy = args.in<T>(0) + base;
@@ -106,7 +87,7 @@ template <typename T> KernelRun cumprod_grad_of(const KernelSpec& spec) {
 }
 
 KernelRun prepare_cumprod(const KernelSpec& spec) {
-  return for_type(Multiplied{}, spec.inputs[0].dtype, [&]<typename T>() { return cumprod_of<T>(spec); });
+  return for_type(Cumulated{}, spec.inputs[0].dtype, [&]<typename T>() { return cumprod_of<T>(spec); });
 }
 KernelRun prepare_cumprod_grad(const KernelSpec& spec) {
   return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() { return cumprod_grad_of<T>(spec); });
@@ -122,7 +103,7 @@ constexpr OpDef kCumProd{
     .traits = {.precision = kInFloat32},
 };
 constexpr Kernel kCumProdKernel{
-    .types = dtypes_of(Multiplied{}),
+    .types = dtypes_of(Cumulated{}),
     .halves_by_float32 = true,
     .in_place = {{.output = 0, .input = 0}},
     .cost = comparison_cost,

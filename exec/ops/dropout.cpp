@@ -5,17 +5,16 @@
 // in every micro-batch. An element's address counts samples along the first axis, as exporters lay batches out. ONNX's own attribute `seed`
 // is left aside: the run's seed is the user's.
 
+#include "exec/ops/dropout.h"
+
 #include <algorithm>
 
 #include "exec/elementwise.h"
 #include "exec/op_list.h"
-#include "exec/random.h"
 #include "graph/dependence.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
-
-constexpr float kUsualRatio = 0.5f;
 
 bool depends_on_an_input(const Graph& graph, ValueId value) {
   const std::vector<ValueId> inputs = inputs_behind(graph, value);
@@ -63,30 +62,21 @@ void outside_training(Graph& graph, NodeId id) {
 
 KernelRun prepare(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
-    const float ratio = spec.attributes.get("ratio", kUsualRatio);
-    const auto least = static_cast<uint32_t>(static_cast<double>(ratio) * 0x1p32);  // of the numbers that keep an element
-    const Compute<T> scale = Compute<T>(1) / (Compute<T>(1) - Compute<T>(ratio));
-    const auto ordinal = static_cast<uint32_t>(spec.attributes.get("ordinal", 0));
-    const bool shared = spec.attributes.get("shared", 0) != 0;
-    return [=, n = element_count(spec.outputs[0].shape)](const KernelArgs& args) {
+    const DropoutDraw draw(spec.attributes);
+    return [draw, scale = draw.scale<Compute<T>>(), n = element_count(spec.outputs[0].shape)](const KernelArgs& args) {
       const T* const x = args.in<T>(0);
       const int64_t* const random = args.in<int64_t>(1);
       T* const y = args.out<T>(0);
-      const auto seed = static_cast<uint64_t>(random[kRandomSeed]), step = static_cast<uint64_t>(random[kRandomStep]);
-      const int64_t samples = std::max<int64_t>(random[kRandomSamples], 1);
-      const int64_t before = shared ? 0 : random[kRandomFirst] * ((n + samples - 1) / samples);
-      const PhiloxKey key{static_cast<uint32_t>(seed), ordinal};
+      const int64_t before = draw.before(random, n);
+      const PhiloxKey key = draw.key(random);
       args.workers().parallel_blocks(n, kElementBlock, [&](int64_t begin, int64_t end) {
         constexpr int64_t kNumbers = 4 * kPhiloxLanes;
         uint32_t numbers[kNumbers];
         for (int64_t at = begin; at < end;) {
           const int64_t element = before + at, group = element / kNumbers, skip = element % kNumbers;
-          const auto block = static_cast<uint64_t>(group) * kPhiloxLanes;
-          philox({static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), static_cast<uint32_t>(step),
-                  static_cast<uint32_t>(step >> 32) ^ static_cast<uint32_t>(seed >> 32)},
-                 key, numbers);
+          philox(draw.counter(random, group * kPhiloxLanes), key, numbers);
           const int64_t count = std::min(kNumbers - skip, end - at);
-          for (int64_t i = 0; i < count; ++i) y[at + i] = store<T>(numbers[skip + i] >= least ? load(x[at + i]) * scale : Compute<T>(0));
+          for (int64_t i = 0; i < count; ++i) y[at + i] = store<T>(draw.value(load(x[at + i]), numbers[skip + i], scale));
           at += count;
         }
       });

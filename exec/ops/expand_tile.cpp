@@ -2,8 +2,9 @@
 //
 // Expand's attribute is the final shape. Both gradients add the copies up with ReduceSum.
 
+#include "exec/ops/expand_tile.h"
+
 #include "exec/op_list.h"
-#include "exec/strided.h"
 
 ORT_TRAIN_OPS_BEGIN
 
@@ -30,10 +31,7 @@ void expand_gradient(const Node& node, GradientBuilder& g) {
 }
 
 KernelRun prepare_expand(const KernelSpec& spec) {
-  const Shape &from = spec.inputs[0].shape, &to = spec.outputs[0].shape;
-  return [copy = StridedCopy(size_of(spec.outputs[0].dtype), to, strides_of(to), broadcast_strides(from, to))](const KernelArgs& args) {
-    copy.run(args.workers(), args.outputs[0], args.inputs[0]);
-  };
+  return [copy = StridedCopy(expand_layout(spec))](const KernelArgs& args) { copy.run(args.workers(), args.outputs[0], args.inputs[0]); };
 }
 
 void lower_tile(Lowering& l) {
@@ -53,16 +51,6 @@ std::vector<TensorType> infer_tile(const InferContext& context) {
   return {type};
 }
 
-// Each axis as two: the copies, and the elements of one.
-Shape interleaved(const Shape& shape, const std::vector<int64_t>& repeats) {
-  Shape result;
-  for (size_t i = 0; i < shape.size(); ++i) {
-    result.push_back(repeats[i]);
-    result.push_back(shape[i]);
-  }
-  return result;
-}
-
 void tile_gradient(const Node& node, GradientBuilder& g) {
   const Shape from = g.shape(node.inputs[0]);
   const std::vector<int64_t> repeats = node.attributes.get("repeats", std::vector<int64_t>{});
@@ -76,17 +64,7 @@ void tile_gradient(const Node& node, GradientBuilder& g) {
 }
 
 KernelRun prepare_tile(const KernelSpec& spec) {
-  const Shape& from = spec.inputs[0].shape;
-  const Shape dims = interleaved(from, spec.attributes.get("repeats", std::vector<int64_t>{}));
-  const std::vector<int64_t> own = strides_of(from);
-  std::vector<int64_t> in_strides;
-  for (int64_t stride : own) {
-    in_strides.push_back(0);
-    in_strides.push_back(stride);
-  }
-  return [copy = StridedCopy(size_of(spec.outputs[0].dtype), dims, strides_of(dims), in_strides)](const KernelArgs& args) {
-    copy.run(args.workers(), args.outputs[0], args.inputs[0]);
-  };
+  return [copy = StridedCopy(tile_layout(spec))](const KernelArgs& args) { copy.run(args.workers(), args.outputs[0], args.inputs[0]); };
 }
 
 }  // namespace

@@ -12,13 +12,14 @@
 // GatherGrad serves embeddings: (2048 indices) x [50257, 768] is a matter of writing 154 MB of zeros, so each task clears a block of rows
 // and adds to it while it is in the cache.
 
+#include "exec/ops/gather.h"
+
 #include <cstring>
 #include <numeric>
 
 #include "exec/op_list.h"
 #include "exec/ops/resize.h"
 #include "exec/ops/sampling.h"
-#include "exec/scatter.h"
 
 ORT_TRAIN_OPS_BEGIN
 
@@ -26,11 +27,7 @@ namespace {
 
 // --- Gather ---------------------------------------------------------------------------------------------------------------------------
 
-int64_t axis_of(const Attributes& attributes, const Shape& shape) {
-  return normalize_axis(attributes.get("axis", 0), static_cast<int64_t>(shape.size()), "axis");
-}
-
-void lower_gather(Lowering& l) { l.pass_on("Gather", {{"axis", axis_of(l.node.attributes, l.shape(l.input(0)))}}); }
+void lower_gather(Lowering& l) { l.pass_on("Gather", {{"axis", indexed_axis(l.node.attributes, l.shape(l.input(0)))}}); }
 
 // Of the axis (of the flat tensor, where there is none) what the condition says: a shorter one says no more than that.
 void lower_compress(Lowering& l) {
@@ -40,7 +37,7 @@ void lower_compress(Lowering& l) {
     l.fail(fmt::format("its condition is {}, not a list of booleans", to_string(condition.type())));
   int64_t axis = 0;
   if (l.node.attributes.has("axis"))
-    axis = axis_of(l.node.attributes, l.shape(x));
+    axis = indexed_axis(l.node.attributes, l.shape(x));
   else
     x = l.reshape(x, {element_count(l.shape(x))});
   const std::vector<int64_t> keeps = condition.to_int64();
@@ -54,39 +51,18 @@ void lower_compress(Lowering& l) {
   l.output(0, l.emit("Gather", {x, indices}, {{"axis", axis}}));
 }
 
-// data [outer..., n, inner...] and indices [...] -> [outer..., indices..., inner...]
-Shape gathered_shape(const Shape& data, const Shape& indices, int64_t axis) {
-  Shape shape(data.begin(), data.begin() + axis);
-  shape.insert(shape.end(), indices.begin(), indices.end());
-  shape.insert(shape.end(), data.begin() + axis + 1, data.end());
-  return shape;
-}
-
-struct GatherSizes {
-  int64_t outer, size, inner, indices;
-  GatherSizes(const Shape& data, const Shape& index_shape, int64_t axis)
-      : outer(element_count(Shape(data.begin(), data.begin() + axis))),
-        size(data[axis]),
-        inner(element_count(Shape(data.begin() + axis + 1, data.end()))),
-        indices(element_count(index_shape)) {}
-};
-
 std::vector<TensorType> infer_gather(const InferContext& context) {
   const TensorType& data = context.input(0);
   require_indices(context, 1);
-  return {{data.dtype, gathered_shape(data.shape, context.input(1).shape, axis_of(context.attributes, data.shape))}};
+  return {{data.dtype, gathered_shape(data.shape, context.input(1).shape, indexed_axis(context.attributes, data.shape))}};
 }
 
 void gather_gradient(const Node& node, GradientBuilder& g) {
   const Shape shape = g.shape(node.inputs[0]);
   if (g.wants(0)) {
-    g.input_gradient(
-        0, g.emit("GatherGrad", {g.output_gradient(0), node.inputs[1]}, {{"axis", axis_of(node.attributes, shape)}, {"shape", shape}}));
+    g.input_gradient(0, g.emit("GatherGrad", {g.output_gradient(0), node.inputs[1]},
+                               {{"axis", indexed_axis(node.attributes, shape)}, {"shape", shape}}));
   }
-}
-
-Cost gather_cost(const KernelSpec& spec) {
-  return {.flops = 0, .bytes = 2.0 * static_cast<double>(spec.outputs[0].bytes()) + static_cast<double>(spec.inputs[1].bytes())};
 }
 
 template <typename Index> void gather_rows(const KernelArgs& args, const GatherSizes& sizes, int64_t element_bytes) {
@@ -112,34 +88,13 @@ template <typename Index> void gather_rows(const KernelArgs& args, const GatherS
 
 KernelRun prepare_gather(const KernelSpec& spec) {
   const Shape& data = spec.inputs[0].shape;
-  const GatherSizes sizes(data, spec.inputs[1].shape, axis_of(spec.attributes, data));
+  const GatherSizes sizes(data, spec.inputs[1].shape, indexed_axis(spec.attributes, data));
   return for_type(Indices{}, spec.inputs[1].dtype, [&]<typename Index>() -> KernelRun {
     return [sizes, bytes = size_of(spec.inputs[0].dtype)](const KernelArgs& args) { gather_rows<Index>(args, sizes, bytes); };
   });
 }
 
 // --- parts of tables ------------------------------------------------------------------------------------------------------------------
-
-// Rows [first, first + rows) of a table of `total` rows.
-struct TablePart {
-  int64_t first = 0, rows = 0, total = 0;
-  // Where in the part the row of an index is; negative: in another one.
-  int64_t position(int64_t index) const {
-    const int64_t at = (index < 0 ? index + total : index) - first;
-    return at < rows ? at : -1;
-  }
-};
-
-TablePart checked_part(int64_t first, int64_t rows, int64_t total) {
-  if (first < 0 || rows < 0 || rows > total || first > total - rows)
-    throw error(ErrorCode::unsupported, "{} rows from {} on are no part of {}", rows, first, total);
-  return {.first = first, .rows = rows, .total = total};
-}
-
-// What a GatherPart has at hand: `rows` rows.
-TablePart part_of(const Attributes& attributes, int64_t rows) {
-  return checked_part(attributes.get("first", int64_t{0}), rows, attributes.get("total", rows));
-}
 
 std::vector<TensorType> infer_gather_part(const InferContext& context) {
   const TensorType& data = context.input(0);
@@ -154,7 +109,7 @@ std::vector<TensorType> infer_gather_part(const InferContext& context) {
 
 // Lookups of rows: each finds its row in one of the parts, wherever that begins.
 int64_t rows_of_parts(const Graph& graph, const Node& node, size_t input) {
-  return input == 0 && axis_of(node.attributes, graph.value(node.inputs[0]).shape) == 0 ? 1 : 0;
+  return input == 0 && indexed_axis(node.attributes, graph.value(node.inputs[0]).shape) == 0 ? 1 : 0;
 }
 
 PartNode share(const Graph&, const Node& node, size_t, ValueId part, const RowRange& rows, ValueId before) {
@@ -164,15 +119,10 @@ PartNode share(const Graph&, const Node& node, size_t, ValueId part, const RowRa
 int64_t index_limit(const Graph& graph, const Node& node, size_t input) {
   const Value& table = graph.value(node.inputs[0]);
   if (input != 1 || table.kind != ValueKind::parameter) return 0;
-  return table.shape[static_cast<size_t>(axis_of(node.attributes, table.shape))];
+  return table.shape[static_cast<size_t>(indexed_axis(node.attributes, table.shape))];
 }
 int64_t index_limit_of_part(const Graph&, const Node& node, size_t input) {
   return input == 1 ? node.attributes.get("total", int64_t{0}) : 0;
-}
-
-Cost gather_part_cost(const KernelSpec& spec) {
-  const int64_t rows = spec.inputs[0].shape[0], total = std::max<int64_t>(1, part_of(spec.attributes, rows).total);
-  return {.flops = 0, .bytes = gather_cost(spec).bytes * static_cast<double>(rows) / static_cast<double>(total)};
 }
 
 KernelRun prepare_gather_part(const KernelSpec& spec) {
@@ -196,20 +146,10 @@ KernelRun prepare_gather_part(const KernelSpec& spec) {
 
 // --- its gradient ---------------------------------------------------------------------------------------------------------------------
 
-// The whole table.
-Shape table_of(const Attributes& attributes) { return attributes.get("shape", Shape{}); }
-
-// What of it a GatherGrad makes.
-TablePart made_part(const Attributes& attributes) {
-  const Shape table = table_of(attributes);
-  const int64_t total = table[static_cast<size_t>(axis_of(attributes, table))];
-  return checked_part(attributes.get("first", int64_t{0}), attributes.get("rows", total), total);
-}
-
 std::vector<TensorType> infer_gather_grad(const InferContext& context) {
   Shape shape = table_of(context.attributes);
   require_indices(context, 1);
-  const int64_t axis = axis_of(context.attributes, shape);
+  const int64_t axis = indexed_axis(context.attributes, shape);
   if (gathered_shape(shape, context.input(1).shape, axis) != context.input(0).shape) {
     throw error(ErrorCode::unsupported, "{} isn't what indices {} gather from {}", to_string(context.input(0).shape),
                 to_string(context.input(1).shape), to_string(shape));
@@ -220,18 +160,11 @@ std::vector<TensorType> infer_gather_grad(const InferContext& context) {
 
 // `shape` stays that of the whole table.
 std::optional<PartNode> gradient_rows(const Graph&, const Node& node, const RowRange& rows) {
-  if (axis_of(node.attributes, table_of(node.attributes)) != 0) return std::nullopt;
+  if (indexed_axis(node.attributes, table_of(node.attributes)) != 0) return std::nullopt;
   Attributes attributes = node.attributes;
   attributes.set("first", rows.first);
   attributes.set("rows", rows.count);
   return PartNode{"GatherGrad", node.inputs, attributes};
-}
-
-RowScatter gather_grad_scatter(const KernelSpec& spec) {
-  const Shape table = table_of(spec.attributes);
-  const GatherSizes whole(table, spec.inputs[1].shape, axis_of(spec.attributes, table));
-  return RowScatter({.outer = whole.outer, .rows = whole.size, .row = whole.inner, .updates = whole.indices, .zeros_first = true},
-                    size_of(spec.outputs[0].dtype), made_part(spec.attributes).rows);
 }
 
 Workspace gather_grad_workspace(const KernelSpec& spec) { return {.shared = gather_grad_scatter(spec).workspace()}; }
@@ -255,12 +188,12 @@ KernelRun prepare_gather_grad(const KernelSpec& spec) {
 
 // --- GatherElements -------------------------------------------------------------------------------------------------------------------
 
-void lower_gather_elements(Lowering& l) { l.pass_on("GatherElements", {{"axis", axis_of(l.node.attributes, l.shape(l.input(0)))}}); }
+void lower_gather_elements(Lowering& l) { l.pass_on("GatherElements", {{"axis", indexed_axis(l.node.attributes, l.shape(l.input(0)))}}); }
 
 std::vector<TensorType> infer_gather_elements(const InferContext& context) {
   const TensorType &data = context.input(0), &indices = context.input(1);
   require_indices(context, 1);
-  const int64_t axis = axis_of(context.attributes, data.shape);
+  const int64_t axis = indexed_axis(context.attributes, data.shape);
   bool valid = indices.shape.size() == data.shape.size();
   for (int64_t i = 0; valid && i < static_cast<int64_t>(data.shape.size()); ++i) valid = i == axis || indices.shape[i] <= data.shape[i];
   if (!valid) {
@@ -275,26 +208,22 @@ void gather_elements_gradient(const Node& node, GradientBuilder& g) {
   const Shape shape = g.shape(node.inputs[0]);
   const ValueId zeros = g.emit("ConstantOfShape", {}, {{"shape", shape}, {"value", Tensor(g.dtype(node.inputs[0]), {1})}});
   g.input_gradient(0, g.emit("ScatterElements", {zeros, node.inputs[1], g.output_gradient(0)},
-                             {{"axis", axis_of(node.attributes, shape)}, {"reduction", std::string("add")}}));
+                             {{"axis", indexed_axis(node.attributes, shape)}, {"reduction", std::string("add")}}));
 }
 
 KernelRun prepare_gather_elements(const KernelSpec& spec) {
-  const Shape &data = spec.inputs[0].shape, &shape = spec.outputs[0].shape;
-  const int64_t axis = axis_of(spec.attributes, data), size = data[axis], step = strides_of(data)[axis];
-  std::vector<int64_t> others = strides_of(data);
-  others[axis] = 0;  // along the axis the index says where
-  const StridedLoop<1> loop(shape, {others});
+  const ElementLines lines(spec);
   return for_word(size_of(spec.inputs[0].dtype), [&]<typename T>() {
     return for_type(Indices{}, spec.inputs[1].dtype, [&]<typename Index>() -> KernelRun {
       return [=](const KernelArgs& args) {
         const Index* const indices = args.in<Index>(1);
         const T* const in = args.in<T>(0);
         T* const out = args.out<T>(0);
-        args.workers().parallel_blocks(loop.count, kTaskElements, [&](int64_t begin, int64_t end) {
-          walk(loop, begin, end, [&](const std::array<int64_t, 1>& offsets, int64_t first, int64_t run) {
+        args.workers().parallel_blocks(lines.loop.count, kTaskElements, [&](int64_t begin, int64_t end) {
+          walk(lines.loop, begin, end, [&](const std::array<int64_t, 1>& offsets, int64_t first, int64_t run) {
             for (int64_t i = 0; i < run; ++i) {
-              const int64_t at = checked_index(indices[first + i], size, first + i, args);
-              if (at >= 0) out[first + i] = in[offsets[0] + i * loop.inner_stride(0) + at * step];
+              const int64_t at = checked_index(indices[first + i], lines.size, first + i, args);
+              if (at >= 0) out[first + i] = in[offsets[0] + i * lines.loop.inner_stride(0) + at * lines.step];
             }
           });
         });
@@ -366,16 +295,6 @@ std::vector<TensorType> infer_gather_nd_grad(const InferContext& context) {
   return {{context.input(0).dtype, shape}};
 }
 
-IndexTuples gather_nd_grad_tuples(const KernelSpec& spec) {
-  return IndexTuples(spec.outputs[0].shape, spec.inputs[1].shape, spec.attributes.get("batch_dims", 0));
-}
-
-RowScatter gather_nd_grad_scatter(const KernelSpec& spec) {
-  const IndexTuples tuples = gather_nd_grad_tuples(spec);
-  return RowScatter({.outer = tuples.batches, .rows = tuples.rows, .row = tuples.row, .updates = tuples.tuples, .zeros_first = true},
-                    size_of(spec.outputs[0].dtype));
-}
-
 // The positions, then what the scatter wants.
 Workspace gather_nd_grad_workspace(const KernelSpec& spec) {
   return {.shared = gather_nd_grad_tuples(spec).positions_bytes() + gather_nd_grad_scatter(spec).workspace()};
@@ -395,14 +314,14 @@ KernelRun prepare_gather_nd_grad(const KernelSpec& spec) {
 }
 
 AxisPath along_gather(const Graph& graph, const Node& node, size_t input, size_t axis) {
-  const auto own = static_cast<size_t>(axis_of(node.attributes, graph.value(node.inputs[0]).shape));
+  const auto own = static_cast<size_t>(indexed_axis(node.attributes, graph.value(node.inputs[0]).shape));
   if (input == 1) return {.use = AxisPath::kept, .axis = own + axis};
   if (axis == own) return {};
   return {.use = AxisPath::kept, .axis = axis < own ? axis : axis - 1 + graph.value(node.inputs[1]).shape.size()};
 }
 
 AxisPath along_gather_elements(const Graph& graph, const Node& node, size_t input, size_t axis) {
-  const auto own = static_cast<size_t>(axis_of(node.attributes, graph.value(node.inputs[0]).shape));
+  const auto own = static_cast<size_t>(indexed_axis(node.attributes, graph.value(node.inputs[0]).shape));
   if (input == 0 && axis == own) return {};
   return {.use = AxisPath::kept, .axis = axis};
 }

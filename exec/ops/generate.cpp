@@ -3,10 +3,13 @@
 //
 // Range and NonZero have shapes that depend on values, so their inputs must be constant; they are folded as soon as they are read.
 
+#include "exec/ops/generate.h"
+
 #include <cmath>
 #include <cstring>
 
 #include "exec/op_list.h"
+#include "exec/ops/cumulative.h"
 #include "exec/ops/fourier.h"
 #include "exec/ops/ngrams.h"
 #include "exec/ops/onnx_type.h"
@@ -17,8 +20,6 @@ ORT_TRAIN_OPS_BEGIN
 namespace {
 
 // --- Range ----------------------------------------------------------------------------------------------------------------------------
-
-using Counted = Types<float, double, int64_t, int32_t, int16_t>;
 
 void lower_range(Lowering& l) {
   for (size_t i = 0; i < 3; ++i) l.constant_input(i, i == 0 ? "the start" : i == 1 ? "the limit" : "the step");
@@ -48,27 +49,17 @@ std::vector<TensorType> infer_range(const InferContext& context) {
 KernelRun prepare_range(const KernelSpec& spec) {
   const int64_t count = element_count(spec.outputs[0].shape);
   return for_type(Counted{}, spec.outputs[0].dtype, [&]<typename T>() -> KernelRun {
-    // Integers are computed without sign: the last may lie beyond the type, as its number of elements is a double's.
-    using Sum = std::conditional_t<std::is_integral_v<T>, uint64_t, T>;
     return [count](const KernelArgs& args) {
-      const Sum start = static_cast<Sum>(*args.in<T>(0)), delta = static_cast<Sum>(*args.in<T>(2));
-      for (int64_t i = 0; i < count; ++i) args.out<T>(0)[i] = static_cast<T>(start + static_cast<Sum>(i) * delta);
+      const T start = *args.in<T>(0), delta = *args.in<T>(2);
+      for (int64_t i = 0; i < count; ++i) args.out<T>(0)[i] = in_steps(start, delta, i);
     };
   });
 }
 
 // --- ConstantOfShape, Shape, Size -----------------------------------------------------------------------------------------------------
 
-Tensor value_of(const Attributes& attributes) {
-  const Attribute* value = attributes.find("value");
-  if (!value) return Tensor(DType::float32, {1});
-  const Tensor* tensor = std::get_if<Tensor>(value);
-  if (!tensor || tensor->size() != 1) throw error(ErrorCode::unsupported, "the value is not a tensor of one element");
-  return *tensor;
-}
-
 void lower_constant_of_shape(Lowering& l) {
-  l.pass_on("ConstantOfShape", {}, {{"shape", l.ints(0, "the shape")}, {"value", value_of(l.node.attributes)}});
+  l.pass_on("ConstantOfShape", {}, {{"shape", l.ints(0, "the shape")}, {"value", constant_of(l.node.attributes)}});
 }
 
 void lower_shape(Lowering& l) {
@@ -84,11 +75,11 @@ void lower_size(Lowering& l) { l.output(0, l.constant(scalar_tensor<int64_t>(ele
 std::vector<TensorType> infer_constant_of_shape(const InferContext& context) {
   const Shape shape = context.attributes.get("shape", Shape{});
   element_count(shape);
-  return {{value_of(context.attributes).dtype, shape}};
+  return {{constant_of(context.attributes).dtype, shape}};
 }
 
 KernelRun prepare_constant_of_shape(const KernelSpec& spec) {
-  const Tensor value = value_of(spec.attributes);
+  const Tensor value = constant_of(spec.attributes);
   return [value, count = element_count(spec.outputs[0].shape)](const KernelArgs& args) {
     fill_parallel(args.workers(), args.outputs[0], count, value.bytes.data(), size_of(value.dtype));
   };
@@ -120,10 +111,8 @@ std::vector<TensorType> infer_one_hot(const InferContext& context) {
 }
 
 KernelRun prepare_one_hot(const KernelSpec& spec) {
-  const Shape& shape = spec.outputs[0].shape;
-  const int64_t axis = normalize_axis(spec.attributes.get("axis", -1), static_cast<int64_t>(shape.size()), "axis"), depth = shape[axis];
-  const int64_t outer = element_count(Shape(shape.begin(), shape.begin() + axis)),
-                inner = element_count(Shape(shape.begin() + axis + 1, shape.end()));
+  const OneHotShape shape(spec);
+  const int64_t outer = shape.outer, depth = shape.depth, inner = shape.inner;
   return for_word(size_of(spec.outputs[0].dtype), [&]<typename T>() {
     return for_type(Indices{}, spec.inputs[0].dtype, [&]<typename Index>() -> KernelRun {
       return [=](const KernelArgs& args) {
@@ -221,21 +210,17 @@ std::vector<TensorType> infer_trilu(const InferContext& context) {
 void trilu_gradient(const Node& node, GradientBuilder& g) { g.input_gradient(0, g.emit("Trilu", {g.output_gradient(0)}, node.attributes)); }
 
 KernelRun prepare_trilu(const KernelSpec& spec) {
-  const Shape& shape = spec.inputs[0].shape;
-  const int64_t columns = shape.back(), rows = shape[shape.size() - 2], all = element_count(Shape(shape.begin(), shape.end() - 1));
-  const int64_t k = std::clamp(spec.attributes.get("k", 0), -rows, columns), bytes = size_of(spec.inputs[0].dtype);
-  const bool upper = spec.attributes.get("upper", 1) != 0;
-  return [=](const KernelArgs& args) {
-    if (columns == 0) return;
-    args.workers().parallel_blocks(all, per_task(kTaskBytes, columns * bytes), [&](int64_t begin, int64_t end) {
+  const int64_t bytes = size_of(spec.inputs[0].dtype);
+  return [bytes, t = Triangle(spec)](const KernelArgs& args) {
+    if (t.columns == 0) return;
+    args.workers().parallel_blocks(t.all, per_task(kTaskBytes, t.columns * bytes), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        const int64_t edge =
-            std::clamp<int64_t>(r % rows + k + (upper ? 0 : 1), 0, columns);  // upper keeps from it on, lower what is before
-        const int64_t keep = upper ? edge : 0, kept = upper ? columns - edge : edge, clear = upper ? 0 : edge;
-        const std::byte* const in = args.in<std::byte>(0) + r * columns * bytes;
-        std::byte* const out = args.out<std::byte>(0) + r * columns * bytes;
+        const int64_t edge = t.edge(r);
+        const int64_t keep = t.upper ? edge : 0, kept = t.upper ? t.columns - edge : edge, clear = t.upper ? 0 : edge;
+        const std::byte* const in = args.in<std::byte>(0) + r * t.columns * bytes;
+        std::byte* const out = args.out<std::byte>(0) + r * t.columns * bytes;
         if (in != out) std::memcpy(out + keep * bytes, in + keep * bytes, static_cast<size_t>(kept * bytes));
-        std::memset(out + clear * bytes, 0, static_cast<size_t>((columns - kept) * bytes));
+        std::memset(out + clear * bytes, 0, static_cast<size_t>((t.columns - kept) * bytes));
       }
     });
   };
@@ -265,27 +250,24 @@ void cumsum_gradient(const Node& node, GradientBuilder& g) {
 
 // Sums of floats run in double.
 template <typename T> KernelRun prepare_cumsum_of(const KernelSpec& spec) {
-  using Sum = std::conditional_t<std::is_same_v<T, float>, double, T>;
+  using Sum = CumulatedIn<T>;
   constexpr int64_t kColumns = 128;
-  const Shape& shape = spec.inputs[0].shape;
-  const int64_t axis = normalize_axis(spec.attributes.get("axis", 0), static_cast<int64_t>(shape.size()), "axis"), length = shape[axis];
-  const int64_t outer = element_count(Shape(shape.begin(), shape.begin() + axis)),
-                inner = element_count(Shape(shape.begin() + axis + 1, shape.end()));
-  const bool exclusive = spec.attributes.get("exclusive", 0) != 0, reverse = spec.attributes.get("reverse", 0) != 0;
+  const AxisLines lines(spec);
+  const int64_t length = lines.length, inner = lines.inner;
   const int64_t columns = std::max<int64_t>(1, std::min(inner, kColumns)), blocks = (inner + columns - 1) / columns;
   return [=](const KernelArgs& args) {
-    args.workers().parallel_blocks(outer * blocks, per_task(kTaskElements, length * columns), [&](int64_t begin, int64_t end) {
+    args.workers().parallel_blocks(lines.outer * blocks, per_task(kTaskElements, length * columns), [&](int64_t begin, int64_t end) {
       for (int64_t task = begin; task < end; ++task) {
         const int64_t left = task % blocks * columns, width = std::min(columns, inner - left), base = task / blocks * length * inner + left;
         Sum sums[kColumns] = {};
         for (int64_t k = 0; k < length; ++k) {
-          const int64_t row = base + (reverse ? length - 1 - k : k) * inner;
+          const int64_t row = base + (lines.reverse ? length - 1 - k : k) * inner;
           const T* const x = args.in<T>(0) + row;
           T* const y = args.out<T>(0) + row;
           for (int64_t c = 0; c < width; ++c) {
             const Sum before = sums[c];
             sums[c] = AddTo::combine(before, static_cast<Sum>(x[c]));
-            y[c] = static_cast<T>(exclusive ? before : sums[c]);
+            y[c] = static_cast<T>(lines.exclusive ? before : sums[c]);
           }
         }
       }
@@ -293,10 +275,8 @@ template <typename T> KernelRun prepare_cumsum_of(const KernelSpec& spec) {
   };
 }
 
-using Summed = Types<float, double, int64_t, int32_t>;
-
 KernelRun prepare_cumsum(const KernelSpec& spec) {
-  return for_type(Summed{}, spec.inputs[0].dtype, [&]<typename T>() { return prepare_cumsum_of<T>(spec); });
+  return for_type(Cumulated{}, spec.inputs[0].dtype, [&]<typename T>() { return prepare_cumsum_of<T>(spec); });
 }
 
 }  // namespace
@@ -384,7 +364,7 @@ constexpr OpDef kCumSum{
     .traits = {.precision = kInFloat32},
 };
 constexpr Kernel kCumSumKernel{
-    .types = dtypes_of(Summed{}),
+    .types = dtypes_of(Cumulated{}),
     .halves_by_float32 = true,
     .in_place = {{.output = 0, .input = 0}},
     .cost = comparison_cost,

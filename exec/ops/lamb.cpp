@@ -27,9 +27,9 @@ template <typename T> struct LambRule {
   static constexpr size_t kStates = 2;
   T step, weight_decay, beta1, gain1, beta2, gain2, inverse1, inverse_root2, epsilon;
 
-  LambRule(const Attributes& attributes, const float* scalars)
+  HOST_DEVICE LambRule(float decay, const float* scalars)
       : step(static_cast<T>(scalars[kLambRate]) * static_cast<T>(scalars[kLambTrustRatio])),
-        weight_decay(static_cast<T>(attributes.get("weight_decay", 0.0f))),
+        weight_decay(decay),
         beta1(scalars[kLambBeta1]),
         gain1(scalars[kLambGain1]),
         beta2(scalars[kLambBeta2]),
@@ -47,12 +47,10 @@ template <typename T> struct LambRule {
   HOST_DEVICE void operator()(T g, T& p, T* state) const { p = p - step * direction(g, p, state); }
 };
 
-KernelRun prepare_trust(const KernelSpec& spec) {
-  return [counts = counts_of(spec)](const KernelArgs& args) {
-    const auto [u, p] = two_norms(args, counts, 1);
-    put_trust<kLambScalars>(args, 0, kLambTrustRatio, u > 0 && p > 0 ? p / u : 1);
-  };
-}
+struct LambRatio {
+  HOST_DEVICE double operator()(double u, double p, double) const { return u > 0 && p > 0 ? p / u : 1; }
+};
+KernelRun prepare_lamb_trust(const KernelSpec& spec) { return prepare_trust<kLambScalars, 1, kLambTrustRatio>(spec, LambRatio{}); }
 
 }  // namespace
 
@@ -74,7 +72,8 @@ constexpr OpDef kLambTrust{
 constexpr Kernel kLambTrustKernel{
     .types = {DType::float32},
     .cost = trust_cost,
-    .prepare = prepare_trust,
+    .workspace = trust_workspace,
+    .prepare = prepare_lamb_trust,
 };
 constexpr OpDef kLamb{
     .name = "Lamb",

@@ -12,8 +12,7 @@
 
 #include "exec/ops/lars.h"
 
-#include <cmath>
-
+#include "exec/math.h"
 #include "exec/op_list.h"
 #include "exec/ops/element_update.h"
 #include "exec/ops/trust_ratio.h"
@@ -25,9 +24,9 @@ template <typename T, bool has_momentum> struct LarsRule {
   static constexpr size_t kStates = has_momentum;
   T step, weight_decay, momentum;
 
-  LarsRule(const Attributes& attributes, const float* scalars)
+  HOST_DEVICE LarsRule(float decay, const float* scalars)
       : step(static_cast<T>(scalars[kLarsRate]) * static_cast<T>(scalars[kLarsTrustRatio])),
-        weight_decay(static_cast<T>(attributes.get("weight_decay", 0.0f))),
+        weight_decay(decay),
         momentum(scalars[kLarsMomentum]) {}
 
   HOST_DEVICE void operator()(T g, T& p, T* state) const {
@@ -43,14 +42,17 @@ KernelRun prepare_lars(const KernelSpec& spec) {
   return spec.outputs.size() > 1 ? prepare_element_update<LarsMomentumRule>(spec) : prepare_element_update<LarsPlainRule>(spec);
 }
 
-KernelRun prepare_trust(const KernelSpec& spec) {
+struct LarsRatio {
+  double coefficient, epsilon, weight_decay;
+  HOST_DEVICE double operator()(double g, double p, double factor) const {
+    g *= math::abs(factor);
+    return g > 0 && p > 0 ? coefficient * p / (g + weight_decay * p + epsilon) : 1;
+  }
+};
+KernelRun prepare_lars_trust(const KernelSpec& spec) {
   const auto number = [&](const char* name) { return double{spec.attributes.get(name, 0.0f)}; };
-  return [counts = counts_of(spec), coefficient = number("trust_coefficient"), epsilon = number("epsilon"),
-          weight_decay = number("weight_decay")](const KernelArgs& args) {
-    auto [g, p] = two_norms(args, counts, 2);
-    g *= std::abs(double{*args.in<float>(1)});
-    put_trust<kLarsScalars>(args, 0, kLarsTrustRatio, g > 0 && p > 0 ? coefficient * p / (g + weight_decay * p + epsilon) : 1);
-  };
+  return prepare_trust<kLarsScalars, 2, kLarsTrustRatio>(
+      spec, LarsRatio{.coefficient = number("trust_coefficient"), .epsilon = number("epsilon"), .weight_decay = number("weight_decay")});
 }
 
 }  // namespace
@@ -63,7 +65,8 @@ constexpr OpDef kLarsTrust{
 constexpr Kernel kLarsTrustKernel{
     .types = {DType::float32},
     .cost = trust_cost,
-    .prepare = prepare_trust,
+    .workspace = trust_workspace,
+    .prepare = prepare_lars_trust,
 };
 constexpr OpDef kLars{
     .name = "Lars",

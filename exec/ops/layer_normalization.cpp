@@ -110,11 +110,6 @@ KernelRun backward(const KernelSpec& spec) {
   });
 }
 
-Workspace backward_workspace(const KernelSpec& spec) {
-  return {.shared =
-              spec.outputs.size() > 1 ? partial_bytes(row_layout(spec.attributes, spec.inputs[1].shape), spec.inputs[1].dtype, 2) : 0};
-}
-
 void gradient(const Node& node, GradientBuilder& g) {
   const ValueId x = node.inputs[0], mean = node.outputs[1], inv_std_dev = node.outputs[2];
   const bool with_bias = node.inputs.size() > 2 && node.inputs[2] != kNone;
@@ -195,7 +190,7 @@ constexpr Kernel kLayerNormalizationGradKernel{
     .types = kFloating,
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<16>,
-    .workspace = backward_workspace,
+    .workspace = scale_gradient_workspace<2>,
     .prepare = backward,
 };
 

@@ -13,8 +13,8 @@ template <typename T> struct LionRule {
   static constexpr size_t kStates = 1;
   T keep, rate, beta1, gain1, beta2, gain2;
 
-  LionRule(const Attributes& attributes, const float* scalars)
-      : keep(static_cast<T>(1 - double{scalars[kLionRate]} * double{attributes.get("weight_decay", 0.0f)})),
+  HOST_DEVICE LionRule(float decay, const float* scalars)
+      : keep(static_cast<T>(1 - double{scalars[kLionRate]} * double{decay})),
         rate(scalars[kLionRate]),
         beta1(scalars[kLionBeta1]),
         gain1(scalars[kLionOneMinusBeta1]),

@@ -23,51 +23,13 @@
 #include "exec/op_list.h"
 #include "exec/ops/einsum.h"
 #include "exec/ops/fourier.h"
-#include "exec/product_types.h"
+#include "exec/ops/matmul.h"
 #include "exec/strided.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
-// One MatMul as so many equal products: rows x depth times depth x columns.
-struct Layout {
-  bool trans_a = false, trans_b = false;
-  int64_t items = 1, rows = 0, columns = 0, depth = 0;
-  Shape batch;                                // item -> indices
-  std::vector<int64_t> a_strides, b_strides;  // elements an index; 0 where broadcast
-  bool converts_a = false;                    // 16 bits, of which each tile makes floats or pairs
-
-  bool is_empty() const { return items * rows * columns == 0; }
-};
-
-bool flag(const Attributes& attributes, std::string_view name) { return attributes.get(name, 0) != 0; }
-int64_t from_end(const Shape& shape, size_t i) { return shape[shape.size() - i]; }
-Shape batch_of(const Shape& shape) { return Shape(shape.begin(), shape.end() - 2); }
-
-std::vector<int64_t> batch_strides(const Shape& shape, const Shape& batch) {
-  std::vector<int64_t> strides(batch.size(), 0);
-  const std::vector<int64_t> own = strides_of(shape);
-  const size_t skipped = batch.size() + 2 - shape.size();
-  for (size_t i = 0; i + 2 < shape.size(); ++i) strides[skipped + i] = shape[i] == 1 ? 0 : own[i];
-  return strides;
-}
-
-Layout layout_of(const Shape& a, const Shape& b, const Attributes& attributes) {
-  Layout l{.trans_a = flag(attributes, "trans_a"), .trans_b = flag(attributes, "trans_b"), .batch = {}, .a_strides = {}, .b_strides = {}};
-  l.rows = from_end(a, l.trans_a ? 1 : 2);
-  l.depth = from_end(a, l.trans_a ? 2 : 1);
-  l.columns = from_end(b, l.trans_b ? 2 : 1);
-  const Shape a_batch = batch_of(a), b_batch = batch_of(b);
-  if (!l.trans_a && element_count(b_batch) == 1 && b_batch.size() <= a_batch.size()) {
-    l.rows *= element_count(a_batch);
-    return l;
-  }
-  l.batch = broadcast(a_batch, b_batch);
-  l.items = element_count(l.batch);
-  l.a_strides = batch_strides(a, l.batch);
-  l.b_strides = batch_strides(b, l.batch);
-  return l;
-}
+using namespace matmul;
 
 void check_bias(const InferContext& context, const TensorType& wanted) {
   if (!context.has(2)) return;
@@ -91,24 +53,6 @@ std::vector<TensorType> infer(const InferContext& context) {
   shape.push_back(from_end(b.shape, trans_b ? 2 : 1));
   check_bias(context, {type, {shape.back()}});
   return {{type, std::move(shape)}};
-}
-
-// What of a and y a MatMulPart deals with.
-struct Window {
-  int64_t a_from = 0, a_width = 0;    // width 0: all columns
-  int64_t y_from = 0, y_columns = 0;  // columns 0: y is the product
-};
-
-Window window_of(const Attributes& attributes) {
-  return {.a_from = attributes.get("a_from", int64_t{0}),
-          .a_width = attributes.get("a_width", int64_t{0}),
-          .y_from = attributes.get("y_from", int64_t{0}),
-          .y_columns = attributes.get("y_columns", int64_t{0})};
-}
-
-Shape windowed(Shape a, const Window& window) {
-  if (window.a_width > 0) a.back() = window.a_width;
-  return a;
 }
 
 std::vector<TensorType> infer_part(const InferContext& context) {
@@ -184,29 +128,18 @@ int64_t batch_offset(int64_t item, const Shape& batch, const std::vector<int64_t
   return offset;
 }
 
-// A part's columns of a alone.
-Layout part_layout(const KernelSpec& spec) {
-  Layout layout = layout_of(windowed(spec.inputs[0].shape, window_of(spec.attributes)), spec.inputs[1].shape, spec.attributes);
-  layout.converts_a = is_half(spec.inputs[0].dtype);
-  return layout;
-}
-
-bool adds_to_base(const KernelSpec& spec) { return spec.has(3) && window_of(spec.attributes).y_columns == 0; }
-
 // The product of a whole tile; of its operands only where they lie and what their elements are.
 template <typename T> Product<T> product_of(const KernelSpec& spec, const Layout& l, const Tiles& tiles) {
-  const Window window = window_of(spec.attributes);
   const DType compute = type_from(spec.attributes, "compute", DType::float32);
-  const int64_t whole_depth = l.trans_a ? l.depth : spec.inputs[0].shape.back();  // of the product that this may be a part of
-  const int64_t a_row = spec.inputs[0].shape.back(), y_row = window.y_columns > 0 ? window.y_columns : l.columns;
+  const Rows row = rows_of(spec, l);
   Product<T> product{.rows = tiles.rows, .columns = tiles.columns, .depth = l.depth};
-  const auto stored = [&](size_t i, bool transposed, int64_t row) {
-    return Operand<T>(nullptr, transposed ? 1 : row, transposed ? row : 1, element_of(spec.inputs[i].dtype, compute));
+  const auto stored = [&](size_t i, bool transposed, int64_t stride) {
+    return Operand<T>(nullptr, transposed ? 1 : stride, transposed ? stride : 1, element_of(spec.inputs[i].dtype, compute));
   };
-  product.a = stored(0, l.trans_a, a_row);
-  product.b = stored(1, l.trans_b, l.trans_b ? l.depth : l.columns);
-  product.c = {nullptr, y_row, 1, element_of(spec.outputs[0].dtype)};
-  product.block = depth_block(whole_depth, l.trans_a || l.trans_b ? 0 : l.columns);
+  product.a = stored(0, l.trans_a, row.a);
+  product.b = stored(1, l.trans_b, row.b);
+  product.c = {nullptr, row.y, 1, element_of(spec.outputs[0].dtype)};
+  product.block = block_of(spec, l);
   product.alpha = static_cast<T>(spec.attributes.get("alpha", 1.0f));
   return product;
 }
@@ -253,8 +186,6 @@ template <typename T> KernelRun make_for(const KernelSpec& spec) {
   };
 }
 
-using Numeric = Types<float, double, int64_t, int32_t>;  // 16 bits are of products in float32
-
 KernelRun make(const KernelSpec& spec) {
   return for_type(Numeric{}, compute_type(spec.inputs[0].dtype), [&]<typename T>() { return make_for<T>(spec); });
 }
@@ -264,17 +195,6 @@ Workspace workspace(const KernelSpec& spec) {
   if (l.is_empty()) return {};
   return for_type(Numeric{}, compute_type(spec.inputs[0].dtype),
                   [&]<typename T>() { return Workspace{.each = ThreadRoom<T>(spec, product_of<T>(spec, l, choose_tiles(l))).all()}; });
-}
-
-Cost cost(const KernelSpec& spec) {
-  const Layout l = part_layout(spec);
-  Cost cost{.flops = 2.0 * static_cast<double>(l.items * l.rows) * static_cast<double>(l.columns) * static_cast<double>(l.depth)};
-  const auto size = [](const TensorType& type) { return static_cast<double>(size_of(type.dtype)); };
-  const auto rows = static_cast<double>(l.items * l.rows), columns = static_cast<double>(l.columns);
-  cost.bytes = std::min(rows * static_cast<double>(l.depth) * size(spec.inputs[0]), static_cast<double>(spec.inputs[0].bytes())) +
-               static_cast<double>(spec.inputs[1].bytes()) + rows * columns * size(spec.outputs[0]);
-  if (adds_to_base(spec)) cost.bytes += rows * columns * size(spec.inputs[3]);
-  return cost;
 }
 
 // How well the tiles keep so many workers busy, beside a large product.

@@ -2,16 +2,15 @@
 //
 // Summed in double, in lanes of fixed blocks (exec/lanes.h), in ascending order; loss_sum is float32 or wider. Saves both inputs.
 
+#include "exec/ops/mean_squared_error.h"
+
 #include <algorithm>
 
-#include "exec/elementwise.h"
 #include "exec/lanes.h"
 #include "exec/op_list.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
-
-constexpr int64_t kBlock = 65536;
 
 std::vector<TensorType> infer_squared_error(const InferContext& context) {
   if (context.input(0) != context.input(1)) {
@@ -20,20 +19,15 @@ std::vector<TensorType> infer_squared_error(const InferContext& context) {
   return {{compute_type(context.input(0).dtype), {}}};
 }
 
-int64_t blocks(const KernelSpec& spec) { return (element_count(spec.inputs[0].shape) + kBlock - 1) / kBlock; }
-Workspace squared_error_workspace(const KernelSpec& spec) { return {.shared = blocks(spec) * int64_t{sizeof(double)}}; }
-
 KernelRun make_squared_error(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
-    return [n = element_count(spec.inputs[0].shape), blocks = blocks(spec)](const KernelArgs& args) {
+    return [n = element_count(spec.inputs[0].shape), blocks = squares_blocks(spec)](const KernelArgs& args) {
       auto* partial = reinterpret_cast<double*>(args.workspace);
       args.workers().parallel_for(blocks, [&](int64_t block, int) {
-        const int64_t begin = block * kBlock;
+        const int64_t begin = block * kSquaresBlock;
         const T *a = args.in<T>(0) + begin, *b = args.in<T>(1) + begin;
-        partial[block] = sum_row_in_double<T>(std::min(kBlock, n - begin), [&](int64_t i) {
-          const double d = static_cast<double>(load(a[i])) - static_cast<double>(load(b[i]));
-          return d * d;
-        });
+        partial[block] =
+            sum_row_in_double<T>(std::min(kSquaresBlock, n - begin), [&](int64_t i) { return squared_difference(load(a[i]), load(b[i])); });
       });
       double sum = 0;
       for (int64_t block = 0; block < blocks; ++block) sum += partial[block];

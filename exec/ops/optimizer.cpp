@@ -16,7 +16,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "exec/lanes.h"
 #include "exec/loss_scale.h"
@@ -68,10 +67,8 @@ std::vector<TensorType> infer_update_factor(const InferContext& context) {
 
 KernelRun make_update_factor(const KernelSpec& spec) {
   return [max_norm = spec.attributes.get("max_norm", 0.0f), is_scaled = spec.has(1), is_of_one = spec.has(2)](const KernelArgs& args) {
-    const float scale = is_scaled ? *args.in<float>(1) : 1.0f, norm = unscaled_norm(*args.in<float>(0), scale);
-    const float clip = max_norm > 0 ? std::min(1.0f, max_norm / (norm + 1e-6f)) : 1.0f;
-    const bool is_finite = std::isfinite(norm) && (!is_of_one || std::isfinite(unscaled_norm(*args.in<float>(2), scale)));
-    *args.out<float>(0) = is_finite ? inverse_loss_scale(scale) * clip : std::numeric_limits<float>::quiet_NaN();
+    *args.out<float>(0) =
+        update_factor(max_norm, *args.in<float>(0), *args.in<float>(is_of_one ? 2 : 0), is_scaled ? *args.in<float>(1) : 1.0f);
   };
 }
 

@@ -11,10 +11,12 @@
 
 #include "exec/normalization.h"
 #include "exec/op_list.h"
-#include "exec/window.h"
+#include "exec/ops/pool.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
+
+using namespace pool;
 
 std::vector<TensorType> infer(const InferContext& context) {
   const TensorType& x = context.input(0);
@@ -24,8 +26,6 @@ std::vector<TensorType> infer(const InferContext& context) {
 std::vector<TensorType> infer_mean_gradient(const InferContext& context) {
   return {{context.input(0).dtype, context.attributes.get("shape", std::vector<int64_t>{})}};
 }
-
-int64_t planes_of(const Shape& x) { return x[0] * x[1]; }
 
 // body(plane) for all samples' channels.
 template <typename Body> void for_planes(int64_t planes, const Windows& windows, Workers& workers, const Body& body) {
@@ -50,8 +50,6 @@ template <typename Body> void for_taps(const Windows& windows, const Body& row) 
 
 // --- MaxPool --------------------------------------------------------------------------------------------------------------------------
 
-template <typename T> bool exceeds(T a, T b) { return (a > b) | (a != a); }
-
 KernelRun max_forward(const KernelSpec& spec) {
   return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     const Windows windows = windows_of(spec.attributes, spec.inputs[0].shape);
@@ -71,23 +69,6 @@ KernelRun max_forward(const KernelSpec& spec) {
       });
     };
   });
-}
-
-// The element of x that a window's gradient belongs to; -1 where it reads padding alone.
-template <typename T> int64_t largest(const Windows& windows, const T* x, int64_t oh, int64_t ow) {
-  const auto& [h, w] = windows;
-  int64_t found = -1;
-  for (int64_t kh = 0; kh < h.kernel; ++kh) {
-    const int64_t row = h.at(oh, kh);
-    if (row < 0 || row >= h.in) continue;
-    for (int64_t kw = 0; kw < w.kernel; ++kw) {
-      const int64_t column = w.at(ow, kw);
-      if (column < 0 || column >= w.in) continue;
-      const int64_t element = row * w.in + column;
-      if (found < 0 || exceeds(x[element], x[found])) found = element;
-    }
-  }
-  return found;
 }
 
 KernelRun max_backward(const KernelSpec& spec) {
@@ -113,15 +94,6 @@ void max_gradient(const Node& node, GradientBuilder& g) {
 }
 
 // --- AveragePool ----------------------------------------------------------------------------------------------------------------------
-
-// How many elements window o counts along an axis: all in the padding too, or only those of x.
-int64_t counted(const WindowAxis& axis, int64_t o, bool with_padding) {
-  const int64_t first = axis.at(o, 0), end = with_padding ? axis.in + axis.end : axis.in;
-  const auto steps_to = [&](int64_t place) {  // taps that read before it
-    return place <= first ? 0 : std::min(axis.kernel, (place - first + axis.dilation - 1) / axis.dilation);
-  };
-  return std::max<int64_t>(1, steps_to(end) - (with_padding ? 0 : steps_to(0)));
-}
 
 struct Means {
   Windows windows;
@@ -183,7 +155,7 @@ void mean_gradient(const Node& node, GradientBuilder& g) {
 // --- import ---------------------------------------------------------------------------------------------------------------------------
 
 // Over three axes: the last two first, then the one before. (A mean's count is a product of counts along axes.)
-ValueId pool(Lowering& l, std::string_view op, ValueId x, const Attributes& attributes) {
+ValueId pooled(Lowering& l, std::string_view op, ValueId x, const Attributes& attributes) {
   const Shape shape = l.shape(x);
   if (shape.size() != 5) return l.emit(op, {x}, attributes);
   const ValueId planes =
@@ -286,13 +258,13 @@ template <bool mean> void lower(Lowering& l) {
     const DType type = l.dtype(l.input(0));
     if (!is_floating(type) && type != DType::int8 && type != DType::uint8)
       l.fail(fmt::format("there is no pool of {}; cast it to float32", to_string(type)));
-    const ValueId x = l.cast(l.input(0), is_floating(type) ? type : DType::float32), y = pool(l, "MaxPool", x, attributes);
+    const ValueId x = l.cast(l.input(0), is_floating(type) ? type : DType::float32), y = pooled(l, "MaxPool", x, attributes);
     l.output(0, l.cast(y, type));
     if (l.node.outputs > 1) l.output(1, indices_of(l, x, attributes, l.shape(y)));
     return;
   }
   if (mean && l.node.attributes.get("count_include_pad", 0) != 0) attributes.set("count_include_pad", int64_t{1});
-  l.output(0, pool(l, mean ? "AveragePool" : "MaxPool", l.input(0), attributes));
+  l.output(0, pooled(l, mean ? "AveragePool" : "MaxPool", l.input(0), attributes));
 }
 
 // |x|^p, and of a sum its p-th root.
@@ -311,7 +283,7 @@ void lower_norm(Lowering& l) {
   attributes.set("count_include_pad", int64_t{1});
   int64_t taps = 1;
   for (const int64_t size : attributes.get("kernel_shape", std::vector<int64_t>{})) taps = checked_product({taps, size});
-  const ValueId mean = pool(l, "AveragePool", power(l, l.emit("Abs", {l.input(0)}), p), attributes);
+  const ValueId mean = pooled(l, "AveragePool", power(l, l.emit("Abs", {l.input(0)}), p), attributes);
   l.output(0, power(l, l.emit("Mul", {mean, l.scalar_like(mean, static_cast<double>(taps))}), 1 / p));
 }
 
@@ -347,13 +319,6 @@ template <bool mean> void lower_global(Lowering& l) {
   std::vector<int64_t> axes;
   for (size_t axis = 2; axis < l.shape(l.input(0)).size(); ++axis) axes.push_back(static_cast<int64_t>(axis));
   l.output(0, l.emit(mean ? "ReduceMean" : "ReduceMax", {l.input(0)}, {{"axes", axes}, {"keepdims", int64_t{1}}}));
-}
-
-template <int each> Cost cost_of(const KernelSpec& spec, const Shape& x) {
-  const Windows windows = windows_of(spec.attributes, x);
-  Cost cost = movement_cost(spec);
-  cost.flops = double{each} * static_cast<double>(planes_of(x)) * windows.work();
-  return cost;
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ template <typename F> struct SlopeOf {
 template <typename F> struct ValueOf : F {};
 
 // body(f): f is the functor for a^b with this b; false where there is none.
-template <typename T, typename Body> bool with_exponent(T b, Body&& body) {
+template <typename T, typename Body> HOST_DEVICE inline bool with_exponent(T b, Body&& body) {
   if (b == T(2))
     body(Square{});
   else if (b == T(3))
@@ -89,21 +89,29 @@ template <typename T, typename Body> bool with_exponent(T b, Body&& body) {
   return true;
 }
 
+// The same where each element looks at the exponent.
+template <typename General, template <typename> typename Part> struct ByExponent {
+  template <typename T> HOST_DEVICE static T value(T a, T b) {
+    T y{};
+    return with_exponent(b, [&]<typename F>(F) { y = Part<F>::value(a); }) ? y : General::value(a, b);
+  }
+};
+
 // General is binary; Part<F> is what a special exponent computes of its functor F.
 template <typename General, template <typename> typename Part> KernelRun power(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     const Shape& y = spec.outputs[0].shape;
-    ORT_TRAIN_CUDA_KERNEL(binary_kernel<General, T, T>);
     const bool special = element_count(spec.inputs[1].shape) == 1 && element_count(spec.inputs[0].shape) == element_count(y);
     return [special, n = element_count(y), loop = broadcast_loop(spec.inputs[0].shape, spec.inputs[1].shape, y)](const KernelArgs& args) {
       const T* x = args.in<T>(0);
       T* out = args.out<T>(0);
-      const auto run = [&]<typename F>(F) {
-        args.workers().parallel_blocks(n, kElementBlock,
-                                       [&](int64_t begin, int64_t end) { unary_loop(Part<F>{}, x + begin, out + begin, end - begin); });
-      };
+#ifdef ORT_TRAIN_BLOCKS  // only the device can read the exponent
+      if (special) return run_binary(ByExponent<General, Part>{}, loop, x, args.in<T>(1), out, args);
+#else
+      const auto run = [&]<typename F>(F) { run_unary(Part<F>{}, x, out, n, args); };
       if (special && with_exponent(load(*args.in<T>(1)), run)) return;
-      run_binary(General{}, loop, x, args.in<T>(1), out, args.workers());
+#endif
+      run_binary(General{}, loop, x, args.in<T>(1), out, args);
     };
   });
 }

@@ -8,6 +8,8 @@
 //
 // The weights of a quantized model are frozen: they stay as they are in the file, and are dequantized where they are used.
 
+#include "exec/ops/quantization.h"
+
 #include <algorithm>
 
 #include "exec/element_types.h"
@@ -16,45 +18,10 @@
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
-constexpr int64_t kTaskElements = 32768;
-
-using Codes = Types<int8_t, uint8_t, int16_t, int32_t>;
-
-int64_t bits_of(const Attributes& attributes) { return attributes.get("bits", int64_t{8}); }
-
 Shape unpacked(Shape shape, int64_t bits) {
   if (bits != 8) shape.back() *= 8 / bits;
   return shape;
 }
-
-// Where the scale of an element is found: y as (outer, axis, inner), the axis in blocks.
-struct Scaling {
-  int64_t outer = 1, size = 1, inner = 1, block = 1, blocks = 1;
-  int64_t per_outer = 0, per_block = 0, per_inner = 0;  // steps in the scales
-
-  Scaling(const Shape& y, const Shape& scales, const Attributes& attributes) {
-    const auto rank = static_cast<int64_t>(y.size());
-    if (element_count(scales) == 1) {  // of all: blocks are only tasks
-      size = element_count(y);
-      block = kTaskElements;
-      blocks = (size + block - 1) / block;
-      return;
-    }
-    const int64_t axis = normalize_axis(attributes.get("axis", int64_t{1}), rank, "axis");
-    size = y[static_cast<size_t>(axis)];
-    for (int64_t i = 0; i < rank; ++i) (i < axis ? outer : i > axis ? inner : blocks) *= i == axis ? 1 : y[static_cast<size_t>(i)];
-    per_block = 1;
-    if (scales.size() == 1 && attributes.get("block_size", int64_t{0}) == 0) {
-      blocks = size;
-      return;
-    }
-    block = std::max<int64_t>(attributes.get("block_size", int64_t{0}), 1);
-    blocks = (size + block - 1) / block;
-    per_inner = 1;
-    per_block = inner;
-    per_outer = blocks * inner;
-  }
-};
 
 std::vector<TensorType> infer_dequantize(const InferContext& context) {
   const TensorType &codes = context.input(0), &scales = context.input(1);
@@ -85,15 +52,15 @@ std::vector<TensorType> infer_dequantize(const InferContext& context) {
 }
 
 template <typename Code, typename T> KernelRun dequantize_of(const KernelSpec& spec) {
-  const int64_t bits = bits_of(spec.attributes), each = 8 / bits, mask = (int64_t{1} << bits) - 1;
+  const int64_t bits = bits_of(spec.attributes);
   const bool has_zeros = spec.has(2), are_codes = has_zeros && spec.inputs[2].dtype == spec.inputs[0].dtype;
-  return [s = Scaling(spec.outputs[0].shape, spec.inputs[1].shape, spec.attributes), bits, each, mask, has_zeros, are_codes,
+  return [s = Scaling(spec.outputs[0].shape, spec.inputs[1].shape, spec.attributes), bits, has_zeros, are_codes,
           all = static_cast<T>(spec.attributes.get("zero", int64_t{0}))](const KernelArgs& args) {
     const Code* const codes = args.in<Code>(0);
     const T* const scales = args.in<T>(1);
     T* const y = args.out<T>(0);
     const auto zero = [&](int64_t at) { return !has_zeros ? all : are_codes ? static_cast<T>(args.in<Code>(2)[at]) : args.in<T>(2)[at]; };
-    const int64_t run = s.block * s.inner, per_task = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(run, 1));
+    const int64_t run = s.block * s.inner, per_task = std::max<int64_t>(1, kScaledBlock / std::max<int64_t>(run, 1));
     args.workers().parallel_blocks(s.outer * s.blocks, per_task, [&](int64_t begin, int64_t end) {
       for (int64_t task = begin; task < end; ++task) {
         const int64_t outer = task / s.blocks, block = task % s.blocks;
@@ -105,17 +72,17 @@ template <typename Code, typename T> KernelRun dequantize_of(const KernelSpec& s
             const T scale = scales[at], shift = zero(at);
             if (bits == 8) {
 #pragma GCC ivdep
-              for (int64_t i = from; i < to; ++i) y[i] = (static_cast<T>(codes[i]) - shift) * scale;
+              for (int64_t i = from; i < to; ++i) y[i] = dequantized(codes[i], shift, scale);
             } else {
               for (int64_t i = from; i < to; ++i) {
-                const auto code = (static_cast<int64_t>(codes[i / each]) >> (i % each * bits)) & mask;
-                y[i] = (static_cast<T>(code) - shift) * scale;
+                const auto code = packed_code(codes, i, bits);
+                y[i] = dequantized(code, shift, scale);
               }
             }
             if (s.inner == 1) break;  // the whole block
           } else {
             const int64_t from = (outer * s.size + a) * s.inner;
-            for (int64_t i = 0; i < s.inner; ++i) y[from + i] = (static_cast<T>(codes[from + i]) - zero(at + i)) * scales[at + i];
+            for (int64_t i = 0; i < s.inner; ++i) y[from + i] = dequantized(codes[from + i], zero(at + i), scales[at + i]);
           }
         }
       }
@@ -127,13 +94,6 @@ KernelRun prepare_dequantize(const KernelSpec& spec) {
   return for_type(Codes{}, spec.inputs[0].dtype, [&]<typename Code>() {
     return for_type(Wide{}, spec.outputs[0].dtype, [&]<typename T>() { return dequantize_of<Code, T>(spec); });
   });
-}
-
-Cost dequantize_cost(const KernelSpec& spec) {
-  const auto n = static_cast<double>(element_count(spec.outputs[0].shape));
-  double bytes = static_cast<double>(spec.outputs[0].bytes());
-  for (const TensorType& input : spec.inputs) bytes += static_cast<double>(input.bytes());
-  return {.flops = 2 * n, .bytes = bytes};
 }
 
 void lower_dequantize_linear(Lowering& l) {

@@ -5,24 +5,16 @@
 // equally among the elements that are equal to the result. ReduceProd's is ReduceProdGrad(dy, x): dy times the product of all other
 // elements, right where elements are zero. Of ReduceL2 at the zero vector it is zero.
 
-#include "exec/reduce.h"
+#include "exec/ops/reduce.h"
 
 #include <limits>
 
 #include "exec/op_list.h"
+#include "exec/reduce.h"
 
 ORT_TRAIN_OPS_BEGIN
 
 namespace {
-
-std::vector<int64_t> axes_of(const Attributes& attributes, const Shape& shape) {
-  std::vector<int64_t> axes = attributes.get("axes", std::vector<int64_t>{});
-  for (int64_t& axis : axes) axis = normalize_axis(axis, static_cast<int64_t>(shape.size()), "axis");
-  std::sort(axes.begin(), axes.end());
-  if (std::adjacent_find(axes.begin(), axes.end()) != axes.end())
-    throw error(ErrorCode::unsupported, "an axis of {} is named twice", to_string(axes));
-  return axes;
-}
 
 Shape reduced_shape(const Shape& from, const std::vector<int64_t>& axes, bool keep) {
   Shape shape;
@@ -46,7 +38,7 @@ std::vector<int64_t> lowered_axes(Lowering& l) {
   if (axes.empty() && l.node.attributes.get("noop_with_empty_axes", 0) == 0) {
     for (size_t i = 0; i < shape.size(); ++i) axes.push_back(static_cast<int64_t>(i));
   }
-  return axes_of({{"axes", axes}}, shape);
+  return reduced_axes({{"axes", axes}}, shape);
 }
 
 ValueId emit_reduce(Builder& builder, std::string_view op, ValueId x, const std::vector<int64_t>& axes, bool keep) {
@@ -102,7 +94,7 @@ std::vector<TensorType> infer(const InferContext& context) {
   const DType result = get_type(context.attributes, kResultType, x.dtype);
   if (result != x.dtype && result != compute_type(x.dtype))
     throw error(ErrorCode::unsupported, "{} isn't reduced to {}", to_string(x), to_string(result));
-  return {{result, reduced_shape(x.shape, axes_of(context.attributes, x.shape), keeps(context.attributes))}};
+  return {{result, reduced_shape(x.shape, reduced_axes(context.attributes, x.shape), keeps(context.attributes))}};
 }
 
 // --- gradients ------------------------------------------------------------------------------------------------------------------------
@@ -110,7 +102,7 @@ std::vector<TensorType> infer(const InferContext& context) {
 // A value of the reduced shape in x's type, with the reduced axes put back as axes of one element.
 ValueId with_axes(GradientBuilder& g, const Node& node, ValueId value) {
   const Shape from = g.shape(node.inputs[0]);
-  return g.reshape(g.cast(value, g.dtype(node.inputs[0])), reduced_shape(from, axes_of(node.attributes, from), true));
+  return g.reshape(g.cast(value, g.dtype(node.inputs[0])), reduced_shape(from, reduced_axes(node.attributes, from), true));
 }
 
 ValueId spread(GradientBuilder& g, const Node& node, ValueId value) {
@@ -124,7 +116,7 @@ void sum_gradient(const Node& node, GradientBuilder& g) { g.input_gradient(0, sp
 void mean_gradient(const Node& node, GradientBuilder& g) {
   const Shape from = g.shape(node.inputs[0]);
   double count = 1;
-  for (int64_t axis : axes_of(node.attributes, from)) count *= static_cast<double>(from[axis]);
+  for (int64_t axis : reduced_axes(node.attributes, from)) count *= static_cast<double>(from[axis]);
   const ValueId dy = g.output_gradient(0);
   g.input_gradient(0, spread(g, node, g.emit("Div", {dy, g.scalar_like(dy, count)})));
 }
@@ -133,7 +125,7 @@ void extreme_gradient(const Node& node, GradientBuilder& g) {
   const ValueId x = node.inputs[0], dy = with_axes(g, node, g.output_gradient(0));
   const ValueId equal = g.emit("Equal", {x, with_axes(g, node, node.outputs[0])});
   const ValueId chosen = g.emit("Cast", {equal}, {{"to", static_cast<int64_t>(g.dtype(x))}});
-  const ValueId ties = emit_reduce(g, "ReduceSum", chosen, axes_of(node.attributes, g.shape(x)), true);
+  const ValueId ties = emit_reduce(g, "ReduceSum", chosen, reduced_axes(node.attributes, g.shape(x)), true);
   g.input_gradient(0, g.emit("Mul", {chosen, g.emit("Div", {dy, ties})}));
 }
 
@@ -155,29 +147,13 @@ void prod_gradient(const Node& node, GradientBuilder& g) {
 
 // --- kernels --------------------------------------------------------------------------------------------------------------------------
 
-ReducePlan plan_of(const KernelSpec& spec) { return ReducePlan(spec.inputs[0].shape, axes_of(spec.attributes, spec.inputs[0].shape)); }
-
-Workspace workspace(const KernelSpec& spec) {
-  const ReducePlan plan = plan_of(spec);
-  return {.shared = plan.pieces == 1 ? 0 : plan.pieces * plan.outputs() * static_cast<int64_t>(sizeof(double))};  // no total is larger
-}
-
-Cost cost(const KernelSpec& spec) {
-  Cost cost = movement_cost(spec);
-  cost.flops = static_cast<double>(element_count(spec.inputs[0].shape));
-  return cost;
-}
-
-using Arithmetic = Types<float, double, float16, bfloat16, int64_t, int32_t>;
-using Ordered = Types<float, double, float16, bfloat16, int64_t, int32_t, int16_t, int8_t, uint8_t, bool>;
-
 template <template <typename> class Kind, typename Supported> KernelRun prepare(const KernelSpec& spec) {
   return for_type(Supported{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     if constexpr (!std::is_same_v<T, Compute<T>>) {
       if (spec.outputs[0].dtype != dtype_of<T>())
-        return [plan = plan_of(spec)](const KernelArgs& args) { run_reduce<Kind<T>, T, Compute<T>>(plan, args); };
+        return [plan = reduction_plan(spec)](const KernelArgs& args) { run_reduce<Kind<T>, T, Compute<T>>(plan, args); };
     }
-    return [plan = plan_of(spec)](const KernelArgs& args) { run_reduce<Kind<T>, T, T>(plan, args); };
+    return [plan = reduction_plan(spec)](const KernelArgs& args) { run_reduce<Kind<T>, T, T>(plan, args); };
   });
 }
 
@@ -185,25 +161,14 @@ std::vector<TensorType> infer_prod_grad(const InferContext& context) { return {c
 
 // Forwards the product of all elements before, then backwards times that of all after: no division, so zeros are no exception.
 template <typename T> KernelRun prod_grad_of(const KernelSpec& spec) {
-  const Shape& shape = spec.inputs[1].shape;
-  const std::vector<int64_t> axes = axes_of(spec.attributes, shape), strides = strides_of(shape);
-  Shape kept_dims, reduced_dims;
-  std::vector<int64_t> kept_strides, reduced_strides, backward_strides;
+  const auto [kept, forward] = reduced_loops(spec.inputs[1].shape, reduced_axes(spec.attributes, spec.inputs[1].shape));
+  StridedLoop<1> backward = forward;
   int64_t last = 0;  // offset of the last element of a product
-  for (size_t axis = 0; axis < shape.size(); ++axis) {
-    if (std::binary_search(axes.begin(), axes.end(), static_cast<int64_t>(axis))) {
-      reduced_dims.push_back(shape[axis]);
-      reduced_strides.push_back(strides[axis]);
-      backward_strides.push_back(-strides[axis]);
-      last += (shape[axis] - 1) * strides[axis];
-    } else {
-      kept_dims.push_back(shape[axis]);
-      kept_strides.push_back(strides[axis]);
-    }
+  for (int axis = 0; axis < forward.rank; ++axis) {
+    backward.strides[axis][0] = -forward.strides[axis][0];
+    last += (forward.dims[axis] - 1) * forward.strides[axis][0];
   }
-  const StridedLoop<1> kept(kept_dims, {kept_strides}), forward(reduced_dims, {reduced_strides}),
-      backward(reduced_dims, {backward_strides});
-  return [=](const KernelArgs& args) {
+  return [kept = kept, forward = forward, backward, last](const KernelArgs& args) {
     const T *const dy = args.in<T>(0), *const x = args.in<T>(1);
     T* const dx = args.out<T>(0);
     args.workers().parallel_blocks(kept.count, per_task(kTaskElements, forward.count), [&](int64_t begin, int64_t end) {
@@ -237,7 +202,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // `fill`, in place of an element, changes nothing.
 template <double (*kFill)()> AxisPath along(const Graph& graph, const Node& node, size_t, size_t axis) {
-  const std::vector<int64_t> axes = axes_of(node.attributes, graph.value(node.inputs[0]).shape);
+  const std::vector<int64_t> axes = reduced_axes(node.attributes, graph.value(node.inputs[0]).shape);
   const bool keep = keeps(node.attributes);
   size_t gone = 0;
   for (const int64_t reduced : axes) {
@@ -265,11 +230,12 @@ constexpr OpDef reduction(std::string_view name, List<OnnxForm, 6> forms, void (
 }
 
 constexpr Kernel reduction_kernel(Prepare prepare, DTypes types) {
-  return {.types = types, .cost = cost, .workspace = workspace, .prepare = prepare};
+  return {.types = types, .cost = reduction_cost, .workspace = reduction_workspace, .prepare = prepare};
 }
 template <template <typename> class Kind>
-constexpr Kernel arithmetic_kernel = reduction_kernel(prepare<Kind, Arithmetic>, dtypes_of(Arithmetic{}));
-template <template <typename> class Kind> constexpr Kernel extreme_kernel = reduction_kernel(prepare<Kind, Ordered>, dtypes_of(Ordered{}));
+constexpr Kernel arithmetic_kernel = reduction_kernel(prepare<Kind, ReducedNumbers>, dtypes_of(ReducedNumbers{}));
+template <template <typename> class Kind>
+constexpr Kernel extreme_kernel = reduction_kernel(prepare<Kind, ReducedOrdered>, dtypes_of(ReducedOrdered{}));
 
 }  // namespace
 
@@ -310,7 +276,7 @@ constexpr OpDef kReduceProdGrad{
 constexpr Kernel kReduceProdGradKernel{
     .types = kWide,
     .halves_by_float32 = true,
-    .cost = cost,
+    .cost = reduction_cost,
     .prepare = prepare_prod_grad,
 };
 

@@ -77,11 +77,6 @@ KernelRun backward(const KernelSpec& spec) {
   });
 }
 
-Workspace backward_workspace(const KernelSpec& spec) {
-  return {.shared =
-              spec.outputs.size() > 1 ? partial_bytes(row_layout(spec.attributes, spec.inputs[1].shape), spec.inputs[1].dtype, 1) : 0};
-}
-
 void gradient(const Node& node, GradientBuilder& g) {
   const ValueId x = node.inputs[0], inv_rms = node.outputs[1];
   const std::vector<ValueId> gradients = g.emit_many("RMSNormalizationGrad", {g.output_gradient(0), x, node.inputs[1], inv_rms},
@@ -144,7 +139,7 @@ constexpr Kernel kRMSNormalizationGradKernel{
     .types = kFloating,
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<12>,
-    .workspace = backward_workspace,
+    .workspace = scale_gradient_workspace<1>,
     .prepare = backward,
 };
 

@@ -17,9 +17,9 @@ template <typename T, bool centered, bool has_momentum> struct RmspropRule {
   static constexpr size_t kStates = 1 + centered + has_momentum;
   T rate, weight_decay, alpha, gain, momentum, epsilon;
 
-  RmspropRule(const Attributes& attributes, const float* scalars)
+  HOST_DEVICE RmspropRule(float decay, const float* scalars)
       : rate(scalars[kRmspropRate]),
-        weight_decay(static_cast<T>(attributes.get("weight_decay", 0.0f))),
+        weight_decay(decay),
         alpha(scalars[kRmspropAlpha]),
         gain(scalars[kRmspropOneMinusAlpha]),
         momentum(scalars[kRmspropMomentum]),

@@ -5,7 +5,7 @@
 // ScatterElementsReduce and ScatterNDReduce, since they have no gradient. Updates that meet (which ONNX forbids for none) are combined in
 // their order.
 
-#include "exec/scatter.h"
+#include "exec/ops/scatter.h"
 
 #include <cstring>
 #include <limits>
@@ -16,8 +16,6 @@
 ORT_TRAIN_OPS_BEGIN
 
 namespace {
-
-std::string reduction_of(const Attributes& attributes) { return attributes.get("reduction", "none"); }
 
 bool is_differentiable(const std::string& reduction) { return reduction == "none" || reduction == "add"; }
 
@@ -33,27 +31,12 @@ ValueId zeros_like(GradientBuilder& g, ValueId value) {
 
 using Combined = Types<float, double, int64_t, int32_t>;
 
-// Calls body.operator()<Combine, T>(): replacing works on bits, the others on numbers.
-template <typename Body> KernelRun with_combine(const std::string& reduction, DType dtype, Body&& body) {
-  if (reduction == "none") return for_word(size_of(dtype), [&]<typename T>() { return body.template operator()<Replace, T>(); });
-  return for_type(Combined{}, dtype, [&]<typename T>() -> KernelRun {
-    if (reduction == "add") return body.template operator()<AddTo, T>();
-    if (reduction == "mul") return body.template operator()<MultiplyBy, T>();
-    if (reduction == "max") return body.template operator()<MaximumOf, T>();
-    return body.template operator()<MinimumOf, T>();
-  });
-}
-
 // --- ScatterElements ------------------------------------------------------------------------------------------------------------------
-
-int64_t axis_of(const Attributes& attributes, const Shape& shape) {
-  return normalize_axis(attributes.get("axis", 0), static_cast<int64_t>(shape.size()), "axis");
-}
 
 void lower_scatter_elements(Lowering& l) {
   const std::string reduction = reduction_of(l.node.attributes);
   l.pass_on(is_differentiable(reduction) ? "ScatterElements" : "ScatterElementsReduce",
-            {{"axis", axis_of(l.node.attributes, l.shape(l.input(0)))}, {"reduction", reduction}});
+            {{"axis", indexed_axis(l.node.attributes, l.shape(l.input(0)))}, {"reduction", reduction}});
 }
 
 // A cache, in which each sample of the batch gets its update from its own position of `axis` on; circular: modulo the axis.
@@ -81,7 +64,7 @@ template <bool kReducing> std::vector<TensorType> infer_scatter_elements(const I
   const TensorType &data = context.input(0), &indices = context.input(1), &updates = context.input(2);
   check_reduction<kReducing>(context.attributes);
   require_indices(context, 1);
-  const int64_t axis = axis_of(context.attributes, data.shape);
+  const int64_t axis = indexed_axis(context.attributes, data.shape);
   bool valid = indices.shape.size() == data.shape.size() && updates.shape == indices.shape && updates.dtype == data.dtype;
   for (int64_t i = 0; valid && i < static_cast<int64_t>(data.shape.size()); ++i) valid = i == axis || indices.shape[i] <= data.shape[i];
   if (!valid)
@@ -100,21 +83,21 @@ void scatter_elements_gradient(const Node& node, GradientBuilder& g) {
   if (g.wants(2)) g.input_gradient(2, g.emit("GatherElements", {dy, indices}, axis));
 }
 
-template <typename Combine, typename T, typename Index>
-void scatter_elements(const KernelArgs& args, const StridedLoop<2>& loop, int64_t length, int64_t size, int64_t index_step, int64_t step) {
+template <typename Combine, typename T, typename Index> void scatter_elements(const KernelArgs& args, const ScatterLines& lines) {
   // A task owns some lines along the axis; in it, position by position along the axis, so that memory is read in order.
+  const StridedLoop<2>& loop = lines.loop;
   T* const out = args.out<T>(0);
   const T* const updates = args.in<T>(2);
   const Index* const indices = args.in<Index>(1);
-  args.workers().parallel_blocks(loop.count, std::max<int64_t>(16, kTaskElements / std::max<int64_t>(length, 1)),
+  args.workers().parallel_blocks(loop.count, std::max<int64_t>(16, kTaskElements / std::max<int64_t>(lines.length, 1)),
                                  [&](int64_t begin, int64_t end) {
-                                   for (int64_t k = 0; k < length; ++k) {
+                                   for (int64_t k = 0; k < lines.length; ++k) {
                                      walk(loop, begin, end, [&](const std::array<int64_t, 2>& offsets, int64_t, int64_t run) {
                                        for (int64_t i = 0; i < run; ++i) {
-                                         const int64_t from = offsets[0] + i * loop.inner_stride(0) + k * index_step;
-                                         const int64_t at = checked_index(indices[from], size, from, args);
+                                         const int64_t from = offsets[0] + i * loop.inner_stride(0) + k * lines.index_step;
+                                         const int64_t at = checked_index(indices[from], lines.size, from, args);
                                          if (at < 0) continue;
-                                         T& to = out[offsets[1] + i * loop.inner_stride(1) + at * step];
+                                         T& to = out[offsets[1] + i * loop.inner_stride(1) + at * lines.step];
                                          to = Combine::combine(to, updates[from]);
                                        }
                                      });
@@ -123,20 +106,12 @@ void scatter_elements(const KernelArgs& args, const StridedLoop<2>& loop, int64_
 }
 
 KernelRun prepare_scatter_elements(const KernelSpec& spec) {
-  const Shape &data = spec.inputs[0].shape, &indices = spec.inputs[1].shape;
-  const DType dtype = spec.inputs[0].dtype, index_dtype = spec.inputs[1].dtype;
-  const int64_t axis = axis_of(spec.attributes, data), bytes = spec.outputs[0].bytes();
-  const std::vector<int64_t> data_strides = strides_of(data), index_strides = strides_of(indices);
-  Shape lines = indices;
-  lines[axis] = indices[axis] == 0 ? 0 : 1;
-  const StridedLoop<2> loop(lines, {index_strides, data_strides});
-  const int64_t length = indices[axis], size = data[axis], index_step = index_strides[axis], step = data_strides[axis];
-  const std::string reduction = reduction_of(spec.attributes);
-  return with_combine(reduction, dtype, [&]<typename Combine, typename T>() {
-    return for_type(Indices{}, index_dtype, [&]<typename Index>() -> KernelRun {
-      return [=](const KernelArgs& args) {
+  const int64_t bytes = spec.outputs[0].bytes();
+  return with_combine<Combined>(reduction_of(spec.attributes), spec.inputs[0].dtype, [&]<typename Combine, typename T>() {
+    return for_type(Indices{}, spec.inputs[1].dtype, [&]<typename Index>() -> KernelRun {
+      return [lines = ScatterLines(spec), bytes](const KernelArgs& args) {
         if (args.outputs[0] != args.inputs[0]) copy_parallel(args.workers(), args.outputs[0], args.inputs[0], bytes);
-        scatter_elements<Combine, T, Index>(args, loop, length, size, index_step, step);
+        scatter_elements<Combine, T, Index>(args, lines);
       };
     });
   });
@@ -170,11 +145,6 @@ void scatter_nd_gradient(const Node& node, GradientBuilder& g) {
   if (g.wants(2)) g.input_gradient(2, g.emit("GatherND", {dy, indices}));
 }
 
-RowScatter scatter_of(const KernelSpec& spec, const IndexTuples& tuples) {
-  return RowScatter({.outer = 1, .rows = tuples.rows, .row = tuples.row, .updates = tuples.tuples, .zeros_first = false},
-                    size_of(spec.outputs[0].dtype));
-}
-
 // The positions, then what the scatter wants.
 Workspace scatter_nd_workspace(const KernelSpec& spec) {
   const IndexTuples tuples(spec.inputs[0].shape, spec.inputs[1].shape, 0);
@@ -186,7 +156,7 @@ KernelRun prepare_scatter_nd(const KernelSpec& spec) {
   const RowScatter scatter = scatter_of(spec, tuples);
   const DType index_dtype = spec.inputs[1].dtype;
   const int64_t bytes = spec.outputs[0].bytes();
-  return with_combine(reduction_of(spec.attributes), spec.inputs[0].dtype, [&]<typename Combine, typename T>() {
+  return with_combine<Combined>(reduction_of(spec.attributes), spec.inputs[0].dtype, [&]<typename Combine, typename T>() {
     return for_type(Indices{}, index_dtype, [&]<typename Index>() -> KernelRun {
       return [=](const KernelArgs& args) {
         int64_t* const positions = reinterpret_cast<int64_t*>(args.workspace);
@@ -208,7 +178,7 @@ AxisPath unwritten(const std::string& reduction, std::string_view reader) {
 
 // Indices may be anything inside the data where the updates change nothing.
 AxisPath along_scatter_elements(const Graph& graph, const Node& node, size_t input, size_t axis) {
-  const auto own = static_cast<size_t>(axis_of(node.attributes, graph.value(node.inputs[0]).shape));
+  const auto own = static_cast<size_t>(indexed_axis(node.attributes, graph.value(node.inputs[0]).shape));
   if (axis != own) return {.use = AxisPath::kept, .axis = axis};
   if (input == 0) return {};
   const AxisPath path = unwritten(reduction_of(node.attributes), "GatherElements");

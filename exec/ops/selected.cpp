@@ -7,6 +7,8 @@
 //
 // More than `limit` or `most` (with `exact`: another number) is an Error(data).
 
+#include "exec/ops/selected.h"
+
 #include <algorithm>
 #include <cstring>
 
@@ -17,8 +19,6 @@ ORT_TRAIN_OPS_BEGIN
 namespace {
 
 // --- FindSelected ---------------------------------------------------------------------------------------------------------------------
-
-using Selectable = Types<float, double, float16, bfloat16, int64_t, int32_t, int16_t, int8_t, uint8_t, bool>;
 
 std::vector<TensorType> infer_find(const InferContext& context) {
   const auto rank = static_cast<int64_t>(context.input(0).shape.size());
@@ -55,23 +55,12 @@ KernelRun prepare_find(const KernelSpec& spec) {
 
 // --- KeepFirst, RepeatLast ------------------------------------------------------------------------------------------------------------
 
-// x as (outer, n rows, bytes of a row), n the axis.
-struct Rows {
-  int64_t outer = 1, n = 1, bytes = 1;
-  explicit Rows(const KernelSpec& spec) {
-    const TensorType& x = spec.inputs[0];
-    const int64_t axis = spec.attributes.get("axis", 0);
-    outer = element_count(x.shape.before(static_cast<size_t>(axis)));
-    n = x.shape[static_cast<size_t>(axis)];
-    bytes = element_count(x.shape.from(static_cast<size_t>(axis) + 1)) * size_of(x.dtype);
-  }
-  // body(row as a number over all, its place along the axis)
-  template <typename Body> void each(const KernelArgs& args, Body&& body) const {
-    args.workers().parallel_blocks(outer * n, per_task(kTaskBytes, bytes), [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) body(row, row % n);
-    });
-  }
-};
+// body(row as a number over all, its place along the axis)
+template <typename Body> void each_row(const SelectedRows& rows, const KernelArgs& args, Body&& body) {
+  args.workers().parallel_blocks(rows.outer * rows.n, per_task(kTaskBytes, rows.bytes), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) body(row, row % rows.n);
+  });
+}
 
 std::vector<TensorType> infer_first(const InferContext& context) {
   normalize_axis(context.attributes.get("axis", 0), static_cast<int64_t>(context.input(0).shape.size()), "axis");
@@ -88,12 +77,9 @@ void keep_gradient(const Node& node, GradientBuilder& g) {
 }
 
 KernelRun prepare_keep(const KernelSpec& spec) {
-  const DType dtype = spec.inputs[0].dtype;
-  std::vector<std::byte> value(static_cast<size_t>(size_of(dtype)));
-  fill_elements(value, dtype, static_cast<double>(spec.attributes.get("value", 0.0f)));
-  return [rows = Rows(spec), value = std::move(value)](const KernelArgs& args) {
+  return [rows = SelectedRows(spec), value = value_behind(spec)](const KernelArgs& args) {
     const int64_t count = *args.in<int64_t>(1), size = static_cast<int64_t>(value.size());
-    rows.each(args, [&](int64_t row, int64_t place) {
+    each_row(rows, args, [&](int64_t row, int64_t place) {
       const std::byte* const from = args.in<std::byte>(0) + row * rows.bytes;
       std::byte* const to = args.out<std::byte>(0) + row * rows.bytes;
       if (place >= count)
@@ -115,12 +101,11 @@ void repeat_gradient(const Node& node, GradientBuilder& g) {
 }
 
 KernelRun prepare_repeat(const KernelSpec& spec) {
-  return [rows = Rows(spec), most = spec.attributes.get("most", INT64_MAX)](const KernelArgs& args) {
+  return [rows = SelectedRows(spec), most = spec.attributes.get("most", INT64_MAX)](const KernelArgs& args) {
     const int64_t count = *args.in<int64_t>(1);
     if (count > most) args.error->report(DataError::limit, count, most, 0);
-    rows.each(args, [&](int64_t row, int64_t place) {
-      const int64_t source = place < count || count == 0 ? row : row - place + count - 1;
-      const std::byte* const from = args.in<std::byte>(count == 0 ? 2 : 0) + source * rows.bytes;
+    each_row(rows, args, [&](int64_t row, int64_t place) {
+      const std::byte* const from = args.in<std::byte>(count == 0 ? 2 : 0) + repeated_row(row, place, count) * rows.bytes;
       std::memcpy(args.out<std::byte>(0) + row * rows.bytes, from, static_cast<size_t>(rows.bytes));
     });
   };

@@ -14,8 +14,7 @@ template <typename T> struct SgdRule {
   static constexpr size_t kStates = 0;
   T rate, weight_decay;
 
-  SgdRule(const Attributes& attributes, const float* scalars)
-      : rate(scalars[kSgdRate]), weight_decay(static_cast<T>(attributes.get("weight_decay", 0.0f))) {}
+  HOST_DEVICE SgdRule(float decay, const float* scalars) : rate(scalars[kSgdRate]), weight_decay(decay) {}
   HOST_DEVICE void operator()(T g, T& p, T*) const { p = p - rate * (g + weight_decay * p); }
 };
 
@@ -24,11 +23,8 @@ template <typename T, bool nesterov> struct BufferRule {
   static constexpr size_t kStates = 1;
   T rate, weight_decay, momentum, gain;
 
-  BufferRule(const Attributes& attributes, const float* scalars)
-      : rate(scalars[kSgdRate]),
-        weight_decay(static_cast<T>(attributes.get("weight_decay", 0.0f))),
-        momentum(scalars[kSgdMomentum]),
-        gain(scalars[kSgdGain]) {}
+  HOST_DEVICE BufferRule(float decay, const float* scalars)
+      : rate(scalars[kSgdRate]), weight_decay(decay), momentum(scalars[kSgdMomentum]), gain(scalars[kSgdGain]) {}
   HOST_DEVICE void operator()(T g, T& p, T* state) const {
     g = g + weight_decay * p;
     state[0] = momentum * state[0] + gain * g;

@@ -7,49 +7,17 @@
 // element was copied to, in the order of the output. SliceGrad{starts, ends, axes, steps, shape} puts the slice's gradient back among
 // zeros.
 
+#include "exec/ops/slice_pad.h"
+
 #include <numeric>
 
 #include "exec/op_list.h"
-#include "exec/strided.h"
 
 ORT_TRAIN_OPS_BEGIN
 
 namespace {
 
 // --- Slice ----------------------------------------------------------------------------------------------------------------------------
-
-// Element i of the slice's axis is element start + i * step of the input's.
-struct AxisSlice {
-  int64_t start = 0, step = 1, count = 0;
-};
-
-std::vector<AxisSlice> slices_of(const Attributes& attributes, const Shape& shape) {
-  std::vector<AxisSlice> slices;
-  for (int64_t dim : shape) slices.push_back({0, 1, dim});
-  const std::vector<int64_t> starts = attributes.get("starts", std::vector<int64_t>{}),
-                             ends = attributes.get("ends", std::vector<int64_t>{});
-  const std::vector<int64_t> steps = attributes.get("steps", std::vector<int64_t>(starts.size(), 1));
-  std::vector<int64_t> all(starts.size());
-  std::iota(all.begin(), all.end(), 0);
-  const std::vector<int64_t> axes = attributes.get("axes", all);
-  bool valid = ends.size() == starts.size() && axes.size() == starts.size() && steps.size() == starts.size();
-  std::vector<bool> seen(shape.size());
-  for (size_t i = 0; valid && i < starts.size(); ++i) {
-    valid = axes[i] >= 0 && axes[i] < static_cast<int64_t>(shape.size()) && steps[i] != 0 && !seen[axes[i]];
-    if (!valid) break;
-    seen[axes[i]] = true;
-    const int64_t dim = shape[axes[i]], span = steps[i] > 0 ? ends[i] - starts[i] : starts[i] - ends[i];
-    valid = starts[i] >= 0 && starts[i] <= dim && ends[i] >= -1 && ends[i] <= dim &&
-            (steps[i] > 0 ? ends[i] >= 0 : starts[i] < dim || span <= 0);
-    const int64_t stride = steps[i] > 0 ? steps[i] : -std::max(steps[i], -INT64_MAX);
-    slices[axes[i]] = {starts[i], steps[i], span <= 0 ? 0 : (span - 1) / stride + 1};
-  }
-  if (!valid) {
-    throw error(ErrorCode::unsupported, "the slice starts {}, ends {}, axes {}, steps {} doesn't fit {}", to_string(starts),
-                to_string(ends), to_string(axes), to_string(steps), to_string(shape));
-  }
-  return slices;
-}
 
 void lower_slice(Lowering& l) {
   const Shape from = l.shape(l.input(0));
@@ -92,26 +60,8 @@ void slice_gradient(const Node& node, GradientBuilder& g) {
   g.input_gradient(0, g.emit("SliceGrad", {g.output_gradient(0)}, attributes));
 }
 
-// The part of a tensor of `shape` that a slice means: its strides and its first element.
-struct SlicedView {
-  Shape dims;
-  std::vector<int64_t> strides;
-  int64_t offset = 0;
-
-  SlicedView(const std::vector<AxisSlice>& slices, const Shape& shape) : strides(strides_of(shape)) {
-    for (size_t i = 0; i < slices.size(); ++i) {
-      offset += slices[i].start * strides[i];
-      strides[i] = slices[i].count <= 1 ? strides[i] : strides[i] * slices[i].step;
-      dims.push_back(slices[i].count);
-    }
-  }
-};
-
 KernelRun prepare_slice(const KernelSpec& spec) {
-  const Shape& from = spec.inputs[0].shape;
-  const SlicedView view(slices_of(spec.attributes, from), from);
-  return [copy = StridedCopy(size_of(spec.inputs[0].dtype), view.dims, strides_of(view.dims), view.strides, 0, view.offset)](
-             const KernelArgs& args) { copy.run(args.workers(), args.outputs[0], args.inputs[0]); };
+  return [copy = StridedCopy(slice_layout(spec))](const KernelArgs& args) { copy.run(args.workers(), args.outputs[0], args.inputs[0]); };
 }
 
 std::vector<TensorType> infer_slice_grad(const InferContext& context) {
@@ -125,21 +75,13 @@ std::vector<TensorType> infer_slice_grad(const InferContext& context) {
 }
 
 KernelRun prepare_slice_grad(const KernelSpec& spec) {
-  const Shape& to = spec.outputs[0].shape;
-  const std::vector<AxisSlice> slices = slices_of(spec.attributes, to);
-  const int64_t bytes = size_of(spec.outputs[0].dtype), count = element_count(to);
-  if (std::all_of(slices.begin(), slices.end(), [](const AxisSlice& slice) { return slice.step == 1 && slice.count > 0; })) {
-    std::vector<int64_t> before, after;
-    for (size_t i = 0; i < slices.size(); ++i) {
-      before.push_back(slices[i].start);
-      after.push_back(to[i] - slices[i].start - slices[i].count);
-    }
-    return [copy = FramedCopy(bytes, spec.inputs[0].shape, before, after)](const KernelArgs& args) {
+  const int64_t bytes = size_of(spec.outputs[0].dtype), count = element_count(spec.outputs[0].shape);
+  if (const std::optional<Margins> margins = slice_margins(spec)) {
+    return [copy = FramedCopy(bytes, spec.inputs[0].shape, margins->before, margins->after)](const KernelArgs& args) {
       copy.run(args.workers(), args.outputs[0], args.inputs[0], nullptr);
     };
   }
-  const SlicedView view(slices, to);
-  return [bytes, count, copy = StridedCopy(bytes, view.dims, view.strides, strides_of(view.dims), view.offset, 0)](const KernelArgs& args) {
+  return [bytes, count, copy = StridedCopy(slice_grad_layout(spec))](const KernelArgs& args) {
     fill_parallel(args.workers(), args.outputs[0], count, nullptr, bytes);
     copy.run(args.workers(), args.outputs[0], args.inputs[0]);
   };
@@ -175,25 +117,6 @@ void lower_pad(Lowering& l) {
   l.pass_on("Pad", inputs, {{"pads", pads}, {"mode", mode}});
 }
 
-Shape padded_shape(const Attributes& attributes, const Shape& from) {
-  const std::vector<int64_t> pads = attributes.get("pads", std::vector<int64_t>{});
-  const std::string mode = attributes.get("mode", "constant");
-  if (mode != "constant" && mode != "reflect" && mode != "edge" && mode != "wrap")
-    throw error(ErrorCode::unsupported, "the mode '{}' is unknown", mode);
-  const size_t rank = from.size();
-  Shape shape = from;
-  bool valid = pads.size() == 2 * rank;
-  for (size_t i = 0; valid && i < rank; ++i) {
-    // What is left when both ends are cropped must be there.
-    const int64_t kept = from[i] + std::min<int64_t>(pads[i], 0) + std::min<int64_t>(pads[rank + i], 0);
-    valid = pads[i] > -(int64_t{1} << 48) && pads[rank + i] > -(int64_t{1} << 48) && kept >= 0 &&
-            !__builtin_add_overflow(shape[i], pads[i], &shape[i]) && !__builtin_add_overflow(shape[i], pads[rank + i], &shape[i]) &&
-            (kept > 0 || shape[i] == 0 || mode == "constant");
-  }
-  if (!valid) throw error(ErrorCode::unsupported, "the pads {} don't fit {}", to_string(pads), to_string(from));
-  return shape;
-}
-
 std::vector<TensorType> infer_pad(const InferContext& context) {
   const TensorType& from = context.input(0);
   if (context.has(1) && (context.input(1).dtype != from.dtype || element_count(context.input(1).shape) != 1)) {
@@ -219,24 +142,10 @@ void pad_gradient(const Node& node, GradientBuilder& g) {
 
 // For each axis, which element of the input an element of the padded output is a copy of; for the modes other than constant.
 std::vector<std::vector<int64_t>> sources_of(const Attributes& attributes, const Shape& from) {
-  const std::vector<int64_t> pads = attributes.get("pads", std::vector<int64_t>{});
-  const std::string mode = attributes.get("mode", "constant");
-  const Shape to = padded_shape(attributes, from);
-  const size_t rank = from.size();
-  const auto modulo = [](int64_t a, int64_t b) { return (a % b + b) % b; };
-  std::vector<std::vector<int64_t>> sources(rank);
-  for (size_t axis = 0; axis < rank; ++axis) {
-    const int64_t base = std::max<int64_t>(-pads[axis], 0), kept = from[axis] - base + std::min<int64_t>(pads[rank + axis], 0);
-    for (int64_t i = 0; i < to[axis]; ++i) {
-      const int64_t at = i - std::max<int64_t>(pads[axis], 0);
-      int64_t source = std::clamp<int64_t>(at, 0, kept - 1);
-      if (mode == "wrap") source = modulo(at, kept);
-      if (mode == "reflect" && kept > 1) {
-        const int64_t turn = modulo(at, 2 * (kept - 1));
-        source = std::min(turn, 2 * (kept - 1) - turn);
-      }
-      sources[axis].push_back(base + source);
-    }
+  std::vector<std::vector<int64_t>> sources;
+  for (const PadAxis& axis : pad_axes(attributes, from)) {
+    std::vector<int64_t>& of = sources.emplace_back();
+    for (int64_t i = 0; i < axis.out; ++i) of.push_back(axis.source(i));
   }
   return sources;
 }
@@ -290,9 +199,8 @@ KernelRun prepare_pad(const KernelSpec& spec) {
   const int64_t bytes = size_of(spec.inputs[0].dtype);
   const bool has_value = spec.has(1);
   if (spec.attributes.get("mode", "constant") == "constant") {
-    const std::vector<int64_t> pads = spec.attributes.get("pads", std::vector<int64_t>{});
-    const std::vector<int64_t> before(pads.begin(), pads.begin() + from.size()), after(pads.begin() + from.size(), pads.end());
-    return [copy = FramedCopy(bytes, from, before, after), has_value](const KernelArgs& args) {
+    const Margins margins = pad_margins(spec);
+    return [copy = FramedCopy(bytes, from, margins.before, margins.after), has_value](const KernelArgs& args) {
       copy.run(args.workers(), args.outputs[0], args.inputs[0], has_value ? args.inputs[1] : nullptr);
     };
   }

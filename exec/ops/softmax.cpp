@@ -4,9 +4,10 @@
 // Saves y. A number of -infinity (a mask) gives 0; a row of nothing else gives NaN, as everywhere. Along the last axis a row is read from
 // cache three times; along another one, kColumns columns are worked on side by side.
 
+#include "exec/ops/softmax.h"
+
 #include <limits>
 
-#include "exec/elementwise.h"
 #include "exec/lanes.h"
 #include "exec/op_list.h"
 
@@ -14,20 +15,6 @@ ORT_TRAIN_OPS_BEGIN
 namespace {
 
 constexpr int64_t kColumns = 128;
-
-// x seen as (outer, n, inner), n the axis.
-struct Layout {
-  int64_t outer = 1, n = 1, inner = 1;
-};
-
-Layout layout_of(const KernelSpec& spec) {
-  const Shape& shape = spec.outputs[0].shape;
-  const int64_t axis = normalize_axis(spec.attributes.get("axis", -1), static_cast<int64_t>(shape.size()), "axis");
-  Layout layout;
-  for (int64_t i = 0; i < static_cast<int64_t>(shape.size()); ++i)
-    (i < axis ? layout.outer : i == axis ? layout.n : layout.inner) *= shape[i];
-  return layout;
-}
 
 // --- one row, contiguous: (n) ---------------------------------------------------------------------------------------------------------
 
@@ -82,7 +69,7 @@ struct LogSoftmaxGradRow {
 
 // --- columns side by side: (n, inner), `width` of them from here on -------------------------------------------------------------------
 
-template <bool log_form, typename T> void softmax_columns(const T* x, T* y, const Layout& layout, int64_t width) {
+template <bool log_form, typename T> void softmax_columns(const T* x, T* y, const SoftmaxLayout& layout, int64_t width) {
   using C = Compute<T>;
   C largest[kColumns], sum[kColumns];
   for (int64_t c = 0; c < width; ++c) largest[c] = load(x[c]), sum[c] = C(0);
@@ -109,7 +96,7 @@ template <bool log_form, typename T> void softmax_columns(const T* x, T* y, cons
   }
 }
 
-template <bool log_form, typename T> void gradient_columns(const T* dy, const T* y, T* dx, const Layout& layout, int64_t width) {
+template <bool log_form, typename T> void gradient_columns(const T* dy, const T* y, T* dx, const SoftmaxLayout& layout, int64_t width) {
   using C = Compute<T>;
   C sum[kColumns] = {};
   for (int64_t i = 0; i < layout.n; ++i) {
@@ -128,7 +115,7 @@ template <bool log_form, typename T> void gradient_columns(const T* dy, const T*
 }
 
 // row(at) for each row of the last axis, or columns(at, width) for each group of columns: `at` is where it begins.
-template <typename Row, typename Columns> void run_layout(const Layout& layout, Workers& workers, Row&& row, Columns&& columns) {
+template <typename Row, typename Columns> void run_layout(const SoftmaxLayout& layout, Workers& workers, Row&& row, Columns&& columns) {
   if (layout.outer * layout.n * layout.inner == 0) return;
   if (layout.inner == 1) {
     const int64_t rows = layout.n < kElementBlock ? kElementBlock / layout.n : 1;
@@ -146,7 +133,7 @@ template <typename Row, typename Columns> void run_layout(const Layout& layout, 
 
 template <bool log_form> KernelRun forward(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
-    return [layout = layout_of(spec)](const KernelArgs& args) {
+    return [layout = softmax_layout(spec)](const KernelArgs& args) {
       using Row = std::conditional_t<log_form, LogSoftmaxRow, SoftmaxRow>;
       const T* x = args.in<T>(0);
       T* y = args.out<T>(0);
@@ -159,7 +146,7 @@ template <bool log_form> KernelRun forward(const KernelSpec& spec) {
 
 template <bool log_form> KernelRun backward(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
-    return [layout = layout_of(spec)](const KernelArgs& args) {
+    return [layout = softmax_layout(spec)](const KernelArgs& args) {
       using Row = std::conditional_t<log_form, LogSoftmaxGradRow, SoftmaxGradRow>;
       const T *dy = args.in<T>(0), *y = args.in<T>(1);
       T* dx = args.out<T>(0);
@@ -207,13 +194,13 @@ constexpr OpDef softmax(std::string_view name, PrecisionTraits precision = {}) {
 
 constexpr OpDef kSoftmax = softmax("Softmax");
 constexpr OpDef kLogSoftmax = softmax("LogSoftmax", kInFloat32);
-constexpr Kernel kSoftmaxKernel = unary_kernel_of(forward<false>, elementwise_cost<24>);
-constexpr Kernel kLogSoftmaxKernel = unary_kernel_of(forward<true>, elementwise_cost<24>);
+constexpr Kernel kSoftmaxKernel = unary_kernel_of(forward<false>, kSoftmaxCost);
+constexpr Kernel kLogSoftmaxKernel = unary_kernel_of(forward<true>, kSoftmaxCost);
 
 // (dy, y) -> dx
 constexpr OpDef kSoftmaxGrad = slope_op("SoftmaxGrad");
 constexpr OpDef kLogSoftmaxGrad = slope_op("LogSoftmaxGrad");
-constexpr Kernel kSoftmaxGradKernel = slope_kernel(backward<false>, elementwise_cost<4>);
-constexpr Kernel kLogSoftmaxGradKernel = slope_kernel(backward<true>, elementwise_cost<22>);
+constexpr Kernel kSoftmaxGradKernel = slope_kernel(backward<false>, kSoftmaxGradientCost);
+constexpr Kernel kLogSoftmaxGradKernel = slope_kernel(backward<true>, kLogSoftmaxGradientCost);
 
 ORT_TRAIN_OPS_END

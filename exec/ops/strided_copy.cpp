@@ -40,9 +40,11 @@ int64_t blocks_of(int64_t n, int64_t block) { return (n + block - 1) / block; }
 
 }  // namespace
 
-StridedCopy::StridedCopy(int64_t element_bytes, const Shape& dims, const std::vector<int64_t>& out_strides,
-                         const std::vector<int64_t>& in_strides, int64_t out_offset, int64_t in_offset)
-    : element_bytes_(element_bytes), out_offset_(out_offset), in_offset_(in_offset), loop_(dims, {out_strides, in_strides}) {
+StridedCopy::StridedCopy(const CopyLayout& layout)
+    : element_bytes_(layout.element_bytes),
+      out_offset_(layout.out_offset),
+      in_offset_(layout.in_offset),
+      loop_(layout.dims, {layout.out_strides, layout.in_strides}) {
   if (loop_.count == 0) return;
   kind_ = Kind::elements;
   if (loop_.inner_stride(0) != 1) return;

@@ -4,29 +4,16 @@
 // transposes of matrices where another axis becomes last. One that only moves axes of one element is a Reshape, a view. DepthToSpace and
 // SpaceToDepth lower to Reshape - Transpose - Reshape.
 
+#include "exec/ops/transpose.h"
+
 #include <algorithm>
 #include <numeric>
 
 #include "exec/op_list.h"
-#include "exec/strided.h"
 
 ORT_TRAIN_OPS_BEGIN
 
 namespace {
-
-std::vector<int64_t> permutation_of(const Attributes& attributes, size_t rank) {
-  std::vector<int64_t> reversed(rank);
-  for (size_t i = 0; i < rank; ++i) reversed[i] = static_cast<int64_t>(rank - 1 - i);
-  std::vector<int64_t> perm = attributes.get("perm", reversed);
-  std::vector<bool> seen(rank);
-  bool valid = perm.size() == rank;
-  for (size_t i = 0; valid && i < rank; ++i) {
-    valid = perm[i] >= 0 && perm[i] < static_cast<int64_t>(rank) && !seen[perm[i]];
-    if (valid) seen[perm[i]] = true;
-  }
-  if (!valid) throw error(ErrorCode::unsupported, "{} is no permutation of {} axes", to_string(perm), rank);
-  return perm;
-}
 
 // A Transpose, or the Reshape that does the same.
 ValueId transposed(Builder& builder, ValueId value, const std::vector<int64_t>& perm) {
@@ -91,13 +78,8 @@ void gradient(const Node& node, GradientBuilder& g) {
 }
 
 KernelRun prepare(const KernelSpec& spec) {
-  const Shape& out = spec.outputs[0].shape;
-  const std::vector<int64_t> perm = permutation_of(spec.attributes, out.size()), own = strides_of(spec.inputs[0].shape);
-  std::vector<int64_t> in_strides(perm.size());
-  for (size_t i = 0; i < perm.size(); ++i) in_strides[i] = own[perm[i]];
-  return [copy = StridedCopy(size_of(spec.outputs[0].dtype), out, strides_of(out), in_strides)](const KernelArgs& args) {
-    copy.run(args.workers(), args.outputs[0], args.inputs[0]);
-  };
+  return
+      [copy = StridedCopy(transpose_layout(spec))](const KernelArgs& args) { copy.run(args.workers(), args.outputs[0], args.inputs[0]); };
 }
 
 AxisPath along(const Graph& graph, const Node& node, size_t, size_t axis) {

@@ -1,5 +1,4 @@
-// Sin, Cos, Tan, their inverses and their hyperbolic kin: libm's, in both types (a rotary table is small; nothing else uses them much).
-// Gradients in primitives.
+// Sin, Cos, Tan, their inverses and their hyperbolic kin. Gradients in primitives.
 
 #include "exec/elementwise.h"
 #include "exec/op_list.h"
@@ -7,26 +6,22 @@
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
-struct SinOf {
-  template <typename T> HOST_DEVICE static T value(T x) { return math::sin(x); }
-};
-struct CosOf {
-  template <typename T> HOST_DEVICE static T value(T x) { return math::cos(x); }
-};
-// The rest in double, rounded once.
-#define ORT_TRAIN_LIBM(name, function)                                                                                 \
-  struct name {                                                                                                        \
-    template <typename T> HOST_DEVICE static T value(T x) { return static_cast<T>(function(static_cast<double>(x))); } \
+#define ORT_TRAIN_FUNCTION(name, function)                                              \
+  struct name {                                                                         \
+    template <typename T> HOST_DEVICE static T value(T x) { return math::function(x); } \
   }
-ORT_TRAIN_LIBM(TanOf, ::tan);
-ORT_TRAIN_LIBM(AsinOf, ::asin);
-ORT_TRAIN_LIBM(AcosOf, ::acos);
-ORT_TRAIN_LIBM(AtanOf, ::atan);
-ORT_TRAIN_LIBM(SinhOf, ::sinh);
-ORT_TRAIN_LIBM(CoshOf, ::cosh);
-ORT_TRAIN_LIBM(AsinhOf, ::asinh);
-ORT_TRAIN_LIBM(AcoshOf, ::acosh);
-ORT_TRAIN_LIBM(AtanhOf, ::atanh);
+ORT_TRAIN_FUNCTION(SinOf, sin);
+ORT_TRAIN_FUNCTION(CosOf, cos);
+ORT_TRAIN_FUNCTION(TanOf, tan);
+ORT_TRAIN_FUNCTION(AsinOf, asin);
+ORT_TRAIN_FUNCTION(AcosOf, acos);
+ORT_TRAIN_FUNCTION(AtanOf, atan);
+ORT_TRAIN_FUNCTION(SinhOf, sinh);
+ORT_TRAIN_FUNCTION(CoshOf, cosh);
+ORT_TRAIN_FUNCTION(AsinhOf, asinh);
+ORT_TRAIN_FUNCTION(AcoshOf, acosh);
+ORT_TRAIN_FUNCTION(AtanhOf, atanh);
+#undef ORT_TRAIN_FUNCTION
 
 ValueId product(GradientBuilder& g, ValueId a, ValueId b) { return g.emit("Mul", {a, b}); }
 // sign * x^2 + constant

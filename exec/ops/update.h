@@ -14,7 +14,7 @@ inline constexpr int64_t kUpdateBlock = 32768;  // elements of a task
 inline constexpr const char* kNoSecondOrder = "updates are not differentiated";
 
 // Of the number that multiplies a step's gradients (UpdateFactor): where they aren't finite it is NaN, and updates change nothing.
-inline bool is_skipped(float factor) { return std::isnan(factor); }
+HOST_DEVICE inline bool is_skipped(float factor) { return factor != factor; }
 
 inline void check_same(const InferContext& context, size_t a, size_t b) {
   if (context.input(a) != context.input(b)) {

@@ -3,6 +3,8 @@
 // Where broadcasts; its gradient is a Where for each side, with zeros where the other side was chosen. Cast rounds to nearest even, to
 // integers towards zero (numbers out of range: graph/types.h, to_integer); its gradient casts back.
 
+#include "exec/ops/where_cast.h"
+
 #include "exec/elementwise.h"
 #include "exec/op_list.h"
 #include "exec/ops/onnx_type.h"
@@ -55,26 +57,12 @@ template <typename T> void run_where(const StridedLoop<3>& loop, const KernelArg
 }
 
 KernelRun prepare_where(const KernelSpec& spec) {
-  const Shape& to = spec.outputs[0].shape;
-  const StridedLoop<3> loop(to, {broadcast_strides(spec.inputs[0].shape, to), broadcast_strides(spec.inputs[1].shape, to),
-                                 broadcast_strides(spec.inputs[2].shape, to)});
-  return for_word(size_of(spec.outputs[0].dtype),
-                  [&]<typename T>() -> KernelRun { return [loop](const KernelArgs& args) { run_where<T>(loop, args); }; });
+  return for_word(size_of(spec.outputs[0].dtype), [&]<typename T>() -> KernelRun {
+    return [loop = where_loops(spec)](const KernelArgs& args) { run_where<T>(loop, args); };
+  });
 }
 
 // --- Cast -----------------------------------------------------------------------------------------------------------------------------
-
-using Castable = Types<float, double, float16, bfloat16, int64_t, int32_t, int16_t, int8_t, uint8_t, bool>;
-
-template <typename To, typename From> To converted(From value) {
-  const Compute<From> number = load(value);
-  if constexpr (std::is_same_v<To, bool>)
-    return number != Compute<From>(0);
-  else if constexpr (std::is_floating_point_v<Compute<From>> && std::is_integral_v<To>)
-    return to_integer<To>(number);
-  else
-    return store<To>(static_cast<Compute<To>>(number));
-}
 
 template <typename To, typename From> void cast_loop(const From* in, To* out, int64_t n) {
 #pragma GCC ivdep

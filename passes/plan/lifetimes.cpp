@@ -88,13 +88,23 @@ size_t PersistentValues::add_constant(const Value& value) {
   return values_.size() - 1;
 }
 
-Draft make_draft(const PlanEntry& entry, KernelSpecs& kernels) {
+NodeKernels::NodeKernels(const KernelTable& table, int threads) : specs_(table, threads) {
+  if (&table != &cpu_kernels()) host_.emplace(cpu_kernels(), threads);
+}
+
+int64_t NodeKernels::workspace(const Graph& graph, const Node& node) {
+  const auto bytes = [&](KernelSpecs& specs) { return specs.workspace(specs.add(*node.op, make_spec(graph, node))); };
+  const bool may_be_hosts = host_ && updates_state(node);
+  return std::max(bytes(specs_), may_be_hosts ? bytes(*host_) : 0);
+}
+
+Draft make_draft(const PlanEntry& entry, NodeKernels& kernels) {
   Graph& graph = *entry.graph;
   std::vector<int64_t> workspaces;
   for (NodeId id : graph.order()) {
     const Node& node = graph.node(id);
     try {
-      workspaces.push_back(kernels.workspace(kernels.add(*node.op, make_spec(graph, node))));
+      workspaces.push_back(kernels.workspace(graph, node));
     } catch (const Error& e) {
       throw error(e.code(), "[{}] {}", describe(graph, id), e.what());
     }
@@ -108,7 +118,7 @@ Draft make_draft(const PlanEntry& entry, KernelSpecs& kernels) {
               .graph = &graph,
               .keep = keep,
               .weight = entry.weight,
-              .model = make_memory_model(graph, keep, workspaces)};
+              .model = make_memory_model(graph, keep, workspaces, kernels.table())};
   if (entry.ordered) {
     draft.order.resize(draft.model.steps.size());
     std::iota(draft.order.begin(), draft.order.end(), 0u);

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -47,6 +48,20 @@ class PersistentValues {
   std::unordered_multimap<size_t, size_t> constants_;
 };
 
+// The kernels that nodes run by: those of the device, and the host's where it may update.
+class NodeKernels {
+ public:
+  NodeKernels(const KernelTable& table, int threads);
+
+  const KernelTable& table() const { return specs_.table(); }
+  // Bytes that do wherever the node is computed. Throws Error(unsupported) where there is no kernel for it.
+  int64_t workspace(const Graph& graph, const Node& node);
+
+ private:
+  KernelSpecs specs_;
+  std::optional<KernelSpecs> host_;  // none: the device is the host
+};
+
 // One entry on its way: what is known before addresses are.
 struct Draft {
   std::string name;
@@ -62,7 +77,7 @@ struct Draft {
 };
 
 // Gives the graph its planned order.
-Draft make_draft(const PlanEntry& entry, KernelSpecs& kernels);
+Draft make_draft(const PlanEntry& entry, NodeKernels& kernels);
 
 // Values by class, in the order in which they come to be.
 std::vector<std::vector<ValueId>> values_by_class(const Graph& graph, const MemoryModel& model);

@@ -1,0 +1,263 @@
+#include "exec/cuda/device.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "exec/cuda/kernels.h"
+#include "exec/cuda/memory.h"
+#include "exec/cuda/status.h"
+#include "exec/float_environment.h"
+#include "graph/error.h"
+
+namespace ort_train::cuda {
+
+CudaDevice::CudaDevice(const Program& program, const Gpu& gpu, int threads)
+    : Device(threads, /*is_synchronous=*/false), program_(program), gpu_(gpu), number_(gpu.facts().number), streams_(program.queues.size()) {
+  check(cudaSetDevice(number_), "it can't be used");
+  plan_points();
+  for (size_t q = 0; q < program_.queues.size(); ++q) {
+    const Queue& queue = program_.queues[q];
+    const auto kind = [&](SpaceId space) { return program_.spaces[space].kind; };
+    if (kind(queue.from) == SpaceKind::file || kind(queue.to) == SpaceKind::file || is_host_queue(static_cast<QueueId>(q))) continue;
+    check(cudaStreamCreateWithFlags(&streams_[q], cudaStreamNonBlocking), "no stream");
+  }
+  check(cudaStreamCreateWithFlags(&side_, cudaStreamNonBlocking), "no stream");
+  const size_t bytes = std::max<size_t>(instructions_, 1) * sizeof(DataError);
+  check(cudaMalloc(&errors_, bytes), "no memory for error words");
+  check(cudaMemset(errors_, 0, bytes), "memory can't be cleared");
+  check(cudaMallocHost(&seen_, bytes), "no pinned memory");
+  void* ticket = nullptr;
+  check(cudaHostAlloc(&ticket, sizeof(uint32_t), cudaHostAllocMapped | cudaHostAllocPortable), "no pinned memory");
+  ticket_ = static_cast<volatile uint32_t*>(ticket);
+  *ticket_ = 0;
+  void* mapped = nullptr;
+  check(cudaHostGetDevicePointer(&mapped, ticket, 0), "pinned memory has no address on it");
+  ticket_address_ = reinterpret_cast<CUdeviceptr>(mapped);
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  check(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &found, 12000, cudaEnableDefault, &result), "its driver is too old");
+  require(found != nullptr, "the driver lacks cuStreamWaitValue32");
+  wait_value_ = reinterpret_cast<decltype(wait_value_)>(found);
+  tickets_.resize(instructions_);
+  const bool computes = std::any_of(points_.begin(), points_.end(), [](const std::vector<Point>& of) {
+    return std::any_of(of.begin(), of.end(), [](const Point& point) { return point.computes_on_host; });
+  });
+  if (computes) {
+    workers_ = std::make_unique<Workers>(threads);
+    host_ = std::thread([this] { compute_on_host(); });
+  }
+}
+
+CudaDevice::~CudaDevice() {
+  (void)cudaSetDevice(number_);
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  if (host_.joinable()) host_.join();
+  (void)cudaDeviceSynchronize();
+  for (cudaEvent_t event : events_) (void)cudaEventDestroy(event);
+  for (cudaStream_t stream : streams_) {
+    if (stream != nullptr) (void)cudaStreamDestroy(stream);
+  }
+  if (side_ != nullptr) (void)cudaStreamDestroy(side_);
+  (void)cudaFree(errors_);
+  (void)cudaFreeHost(seen_);
+  (void)cudaFreeHost(const_cast<uint32_t*>(ticket_));
+}
+
+bool CudaDevice::is_host_queue(QueueId queue) const {
+  const Queue& of = program_.queues[queue];
+  return of.computes() && program_.spaces[of.from].kind == SpaceKind::host;
+}
+
+void CudaDevice::plan_points() {
+  size_t most = 0;
+  for (const Entry& entry : program_.entries) {
+    std::vector<Point>& points = points_.emplace_back();
+    for (const Instruction& instruction : entry.code)
+      points.push_back({.queue = instruction.queue, .computes_on_host = is_host_queue(instruction.queue)});
+    size_t events = 0;
+    for (const Instruction& instruction : entry.code) {
+      for (const int32_t earlier : instruction.waits) {
+        Point& of = points[static_cast<size_t>(earlier)];
+        const bool other = of.queue != instruction.queue && !uses_file(entry.code[static_cast<size_t>(earlier)]);
+        if (other && !of.computes_on_host && of.event < 0) of.event = static_cast<int32_t>(events++);
+      }
+    }
+    most = std::max(most, events);
+    instructions_ = std::max(instructions_, entry.code.size());
+  }
+  events_.resize(most);
+  for (cudaEvent_t& event : events_)
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync), "no event");
+}
+
+std::unique_ptr<Memory> CudaDevice::allocate(SpaceKind kind, int64_t bytes) {
+  check(cudaSetDevice(number_), "it can't be used");
+  require(kind != SpaceKind::file, "no device gives a file");
+  if (kind == SpaceKind::host) return std::make_unique<PinnedMemory>(bytes);
+  return std::make_unique<DeviceMemory>(bytes);
+}
+
+const KernelTable* CudaDevice::kernels(SpaceKind where) const {
+  return where == SpaceKind::device ? &cuda_kernels() : where == SpaceKind::host ? &cpu_kernels() : nullptr;
+}
+
+template <typename Body> void CudaDevice::on_work(int32_t number, Body body) {
+  try {
+    body();
+  } catch (...) {
+    failed_ = number;
+    throw;
+  }
+}
+
+void CudaDevice::begin(size_t entry) {
+  entry_ = entry;
+  failed_ = -1;
+  check(cudaSetDevice(number_), "it can't be used");  // of the thread that trains
+}
+
+void CudaDevice::wait_for(cudaStream_t stream, QueueId queue, int32_t number) {
+  const Point& of = point(number);
+  if (of.computes_on_host) {
+    const CUresult status = wait_value_(stream, ticket_address_, tickets_[static_cast<size_t>(number)], CU_STREAM_WAIT_VALUE_GEQ);
+    if (status != CUDA_SUCCESS) throw error(ErrorCode::device, "the GPU: it can't wait for the host (error {})", static_cast<int>(status));
+  } else if (of.queue != queue) {
+    check(cudaStreamWaitEvent(stream, events_.at(static_cast<size_t>(of.event)), 0), "it can't wait");
+  }
+}
+
+void CudaDevice::issue(const Work& work) {
+  on_work(work.number, [&] {
+    if (is_host_queue(work.queue)) {
+      HostWork item{.work = work, .events = {}, .ticket = ++issued_};
+      tickets_[static_cast<size_t>(work.number)] = item.ticket;
+      for (const int32_t earlier : work.waits) {
+        if (!point(earlier).computes_on_host) item.events.push_back(point(earlier).event);
+      }
+      {
+        const std::lock_guard lock(mutex_);
+        waiting_.push_back(std::move(item));
+      }
+      changed_.notify_all();
+      return;
+    }
+    cudaStream_t const stream = stream_of(work.queue);
+    for (const int32_t earlier : work.waits) wait_for(stream, work.queue, earlier);
+    if (work.kernel != nullptr) {
+      (*work.kernel)({.inputs = work.inputs,
+                      .outputs = work.outputs,
+                      .workspace = work.workspace,
+                      .queue = stream,
+                      .error = errors_ + work.number});
+      check(cudaPeekAtLastError(), "a kernel can't be launched");
+    } else if (work.bytes > 0) {
+      check(cudaMemcpyAsync(work.to, work.from, static_cast<size_t>(work.bytes), cudaMemcpyDefault, stream), "a copy can't be made");
+    }
+    if (const int32_t event = point(work.number).event; event >= 0)
+      check(cudaEventRecord(events_[static_cast<size_t>(event)], stream), "an event can't be recorded");
+  });
+}
+
+void CudaDevice::wait(int32_t number) {
+  on_work(number, [&] {
+    if (point(number).computes_on_host) return wait_for_ticket(tickets_[static_cast<size_t>(number)]);
+    const int32_t event = point(number).event;
+    require(event >= 0, "a wait that the program doesn't have");
+    check(cudaEventSynchronize(events_[static_cast<size_t>(event)]), "it failed");
+  });
+}
+
+// Whatever failed, nothing runs any more behind it.
+void CudaDevice::finish() {
+  std::exception_ptr problem;
+  try {
+    wait_for_ticket(issued_);
+  } catch (...) {
+    problem = std::current_exception();
+  }
+  cudaError_t status = cudaSuccess;
+  for (cudaStream_t stream : streams_) {
+    if (stream == nullptr) continue;
+    const cudaError_t of_stream = cudaStreamSynchronize(stream);
+    if (status == cudaSuccess) status = of_stream;
+  }
+  if (problem != nullptr) std::rethrow_exception(problem);
+  failed_ = -1;  // of what ran, whichever it was
+  check(status, "a step failed on it");
+  check_errors();
+}
+
+// What kernels reported (exec/data_error.h).
+void CudaDevice::check_errors() {
+  const size_t count = points_.empty() ? 0 : points_[entry_].size();
+  if (count == 0) return;
+  const size_t bytes = count * sizeof(DataError);
+  check(cudaMemcpyAsync(seen_, errors_, bytes, cudaMemcpyDeviceToHost, side_), "error words can't be read");
+  check(cudaStreamSynchronize(side_), "error words can't be read");
+  for (size_t i = 0; i < count; ++i) {
+    if (seen_[i].kind == DataError::none) continue;
+    check(cudaMemset(errors_, 0, bytes), "memory can't be cleared");
+    on_work(static_cast<int32_t>(i), [&] { seen_[i].check(); });
+  }
+}
+
+void CudaDevice::transfer(std::byte* to, const std::byte* from, int64_t bytes) {
+  check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, side_), "a copy can't be made");
+  check(cudaStreamSynchronize(side_), "a copy failed");
+}
+
+// --- what the host computes -------------------------------------------------------------------------------------------------------------
+
+void CudaDevice::compute_on_host() {
+  const FloatEnvironment environment;
+  cudaError_t usable = cudaSetDevice(number_);
+  DataError wrong;
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return ends_ || !waiting_.empty(); });
+    if (waiting_.empty()) return;
+    HostWork item = std::move(waiting_.front());
+    waiting_.pop_front();
+    const bool drop = failure_ != nullptr;
+    lock.unlock();
+    std::exception_ptr problem;
+    if (!drop) {
+      try {
+        check(usable, "it can't be used");
+        for (const int32_t event : item.events) check(cudaEventSynchronize(events_[static_cast<size_t>(event)]), "it failed");
+        if (item.work.kernel != nullptr) {
+          (*item.work.kernel)({.inputs = item.work.inputs,
+                               .outputs = item.work.outputs,
+                               .workspace = item.work.workspace,
+                               .queue = workers_.get(),
+                               .error = &wrong});
+          wrong.check();
+        }
+      } catch (...) {
+        problem = std::current_exception();
+      }
+    }
+    lock.lock();
+    if (problem != nullptr && failure_ == nullptr) {
+      failure_ = problem;
+      failed_on_host_ = item.work.number;
+    }
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    *ticket_ = item.ticket;
+    changed_.notify_all();
+  }
+}
+
+void CudaDevice::wait_for_ticket(uint32_t ticket) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return !host_.joinable() || static_cast<int32_t>(*ticket_ - ticket) >= 0; });
+  if (failure_ == nullptr) return;
+  failed_ = failed_on_host_;
+  std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+}  // namespace ort_train::cuda

@@ -1,0 +1,94 @@
+// CudaDevice: an NVIDIA GPU as a Device (exec/device.h). A stream for each queue between the device's memory and the host's, one for what
+// it computes, a thread of the host for what the host computes.
+//
+// One event for each instruction that another queue waits for, made once. What the host computes completes with a ticket in pinned memory,
+// which streams wait for (cuStreamWaitValue32): neither side holds up the thread that issues.
+
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "exec/cuda/gpu.h"
+#include "exec/device.h"
+#include "exec/workers.h"
+
+namespace ort_train::cuda {
+
+class CudaDevice : public Device {
+ public:
+  // Both outlive it.
+  CudaDevice(const Program& program, const Gpu& gpu, int threads);
+  ~CudaDevice() override;
+
+  std::unique_ptr<Memory> allocate(SpaceKind kind, int64_t bytes) override;
+  const KernelTable* kernels(SpaceKind where) const override;
+  void begin(size_t entry) override;
+  void issue(const Work& work) override;
+  void wait(int32_t number) override;
+  void finish() override;
+  void transfer(std::byte* to, const std::byte* from, int64_t bytes) override;
+  int64_t used_bytes() const override { return gpu_.used_bytes(); }
+
+ private:
+  // How an instruction of an entry is waited for.
+  struct Point {
+    QueueId queue = 0;
+    bool computes_on_host = false;
+    int32_t event = -1;  // none: no other queue waits for it
+  };
+
+  void plan_points();
+  bool is_host_queue(QueueId queue) const;
+  cudaStream_t stream_of(QueueId queue) const { return streams_.at(queue); }
+  const Point& point(int32_t number) const { return points_[entry_].at(static_cast<size_t>(number)); }
+  void wait_for(cudaStream_t stream, QueueId queue, int32_t number);
+  void check_errors();
+  template <typename Body> void on_work(int32_t number, Body body);
+
+  // --- what the host computes
+  struct HostWork {
+    Work work;
+    std::vector<int32_t> events;  // that are complete before it begins
+    uint32_t ticket = 0;
+  };
+  void compute_on_host();
+  void wait_for_ticket(uint32_t ticket);
+
+  const Program& program_;
+  const Gpu& gpu_;
+  const int number_;
+  std::vector<std::vector<Point>> points_;  // by entry and instruction
+  std::vector<cudaStream_t> streams_;       // by queue; null where it has none
+  cudaStream_t side_ = nullptr;             // of transfers while nothing runs
+  std::vector<cudaEvent_t> events_;
+  size_t entry_ = 0;
+
+  size_t instructions_ = 0;              // of the longest entry
+  DataError* errors_ = nullptr;          // on the device, by instruction
+  DataError* seen_ = nullptr;            // a copy of them, pinned
+  volatile uint32_t* ticket_ = nullptr;  // pinned: of the host's work that was completed last
+  CUdeviceptr ticket_address_ = 0;
+  CUresult (*wait_value_)(CUstream, CUdeviceptr, cuuint32_t, unsigned int) = nullptr;
+  std::vector<uint32_t> tickets_;  // by instruction, of the run
+  uint32_t issued_ = 0;            // the newest ticket
+
+  std::unique_ptr<Workers> workers_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<HostWork> waiting_;
+  std::exception_ptr failure_;
+  int32_t failed_on_host_ = -1;
+  bool ends_ = false;
+  std::thread host_;
+};
+
+}  // namespace ort_train::cuda

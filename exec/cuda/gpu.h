@@ -1,0 +1,53 @@
+// Gpu: one NVIDIA GPU with a context of this process, and how much of its memory that takes. Makes Devices that run programs on it.
+//
+// Programs built without CUDA have open_gpu() too: it says so. A Gpu outlives the devices that it made. One thread at a time.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "exec/device.h"
+
+namespace ort_train {
+
+struct GpuFacts {
+  std::string name;          // "NVIDIA H100 80GB HBM3"
+  int number = 0;            // as CUDA counts: CUDA_VISIBLE_DEVICES has been applied
+  int major = 0, minor = 0;  // compute capability
+  int processors = 0;        // SMs
+  int64_t bytes = 0;         // of memory, in all
+};
+
+class Gpu {
+ public:
+  virtual ~Gpu() = default;
+  const GpuFacts& facts() const { return facts_; }
+
+  // Bytes of device memory that the process takes for its context, the kernels' code and what a Device has besides a program's spaces.
+  virtual int64_t taken_bytes() const = 0;
+  // That the process takes now, by the driver's count, which is the whole GPU's less what was in use before the context was made: other
+  // processes that come or go meanwhile are counted.
+  virtual int64_t used_bytes() const = 0;
+  // That are left.
+  virtual int64_t free_bytes() const = 0;
+  // Copies of the memory's link: bytes a second to the device and back, one at a time, and both at once (each way).
+  struct LinkRates {
+    double up = 0, down = 0, both = 0;
+  };
+  virtual LinkRates measure_link() = 0;
+
+  virtual const KernelTable& kernels() const = 0;
+  // For runs of that program, which outlives it, in spaces of the device, the host and a file. `threads`: of the host, where it computes.
+  virtual std::unique_ptr<Device> device(const Program& program, int threads) = 0;
+
+ protected:
+  GpuFacts facts_;
+};
+
+// The GPU of that number, with everything loaded that its kernels need, so that what it takes doesn't grow. Throws Error(device): this
+// build has no CUDA, no driver or too old a one, no such GPU, one that is too old, or no memory for a context.
+std::unique_ptr<Gpu> open_gpu(int number);
+
+}  // namespace ort_train

@@ -1,0 +1,45 @@
+#include "exec/cuda/memory.h"
+
+#include "exec/cuda/status.h"
+#include "graph/error.h"
+
+namespace ort_train::cuda {
+
+void check(cudaError_t status, std::string_view what) {
+  if (status == cudaSuccess) return;
+  (void)cudaGetLastError();  // of errors that don't last, the next call is free
+  const bool is_memory = status == cudaErrorMemoryAllocation;
+  throw error(is_memory ? ErrorCode::budget : ErrorCode::device, "the GPU: {}: {} ({})", what, cudaGetErrorString(status),
+              cudaGetErrorName(status));
+}
+
+DeviceMemory::DeviceMemory(int64_t bytes) : Memory(bytes) {
+  if (bytes == 0) return;
+  void* data = nullptr;
+  const cudaError_t status = cudaMalloc(&data, static_cast<size_t>(bytes));
+  if (status == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    size_t left = 0, all = 0;
+    (void)cudaMemGetInfo(&left, &all);
+    throw error(ErrorCode::budget, "the GPU has {} bytes of memory left, of which this job's plan takes {}: does another process use it?", left,
+                bytes);
+  }
+  check(status, "no memory");
+  data_ = static_cast<std::byte*>(data);
+  check(cudaMemset(data, 0, static_cast<size_t>(bytes)), "memory can't be cleared");
+  check(cudaDeviceSynchronize(), "memory can't be cleared");
+}
+
+DeviceMemory::~DeviceMemory() { (void)cudaFree(data_); }
+
+PinnedMemory::PinnedMemory(int64_t bytes) : Memory(bytes), arena_(bytes) {
+  data_ = arena_.data();
+  if (bytes > 0)
+    check(cudaHostRegister(data_, static_cast<size_t>(bytes), cudaHostRegisterPortable), "the host's memory can't be pinned (ulimit -l?)");
+}
+
+PinnedMemory::~PinnedMemory() {
+  if (bytes_ > 0) (void)cudaHostUnregister(data_);
+}
+
+}  // namespace ort_train::cuda

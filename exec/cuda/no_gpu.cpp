@@ -1,0 +1,14 @@
+// Where ort-train is built without CUDA.
+
+#include "exec/cuda/gpu.h"
+#include "graph/error.h"
+
+namespace ort_train {
+
+std::unique_ptr<Gpu> open_gpu(int) {
+  throw error(ErrorCode::device,
+              "`device` cuda: this build of ort-train runs on the processor only; on a machine with the CUDA Toolkit configure it with "
+              "ORT_TRAIN_CUDA=ON");
+}
+
+}  // namespace ort_train

@@ -1,0 +1,175 @@
+#include "exec/cuda/tensor_product.h"
+
+#include <cublasLt.h>
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <array>
+#include <string>
+#include <utility>
+
+#include "exec/cuda/status.h"
+#include "graph/error.h"
+
+namespace ort_train::cuda {
+namespace {
+
+// cuBLASLt of CUDA 13, wherever the loader finds it (LD_LIBRARY_PATH, the toolkit's folder).
+class Library {
+ public:
+  static const Library& open() {
+    static const Library library;
+    return library;
+  }
+
+  decltype(&cublasLtCreate) create;
+  decltype(&cublasLtMatmul) matmul;
+  decltype(&cublasLtMatmulDescCreate) make_product;
+  decltype(&cublasLtMatmulDescDestroy) end_product;
+  decltype(&cublasLtMatmulDescSetAttribute) set_product;
+  decltype(&cublasLtMatrixLayoutCreate) make_layout;
+  decltype(&cublasLtMatrixLayoutDestroy) end_layout;
+  decltype(&cublasLtMatrixLayoutSetAttribute) set_layout;
+  decltype(&cublasLtMatmulPreferenceCreate) make_preference;
+  decltype(&cublasLtMatmulPreferenceDestroy) end_preference;
+  decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference;
+  decltype(&cublasLtMatmulAlgoGetHeuristic) suggest;
+
+ private:
+  Library() {
+    for (const char* name : {"libcublasLt.so.13", "/usr/local/cuda/lib64/libcublasLt.so.13"}) {
+      if (library_ == nullptr) library_ = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    }
+    if (library_ == nullptr)
+      throw error(ErrorCode::device,
+                  "cuBLAS of CUDA 13 (libcublasLt.so.13), by which 16-bit products are made on a GPU, isn't found: install it, or name its "
+                  "folder in LD_LIBRARY_PATH");
+    find(create, "cublasLtCreate");
+    find(matmul, "cublasLtMatmul");
+    find(make_product, "cublasLtMatmulDescCreate");
+    find(end_product, "cublasLtMatmulDescDestroy");
+    find(set_product, "cublasLtMatmulDescSetAttribute");
+    find(make_layout, "cublasLtMatrixLayoutCreate");
+    find(end_layout, "cublasLtMatrixLayoutDestroy");
+    find(set_layout, "cublasLtMatrixLayoutSetAttribute");
+    find(make_preference, "cublasLtMatmulPreferenceCreate");
+    find(end_preference, "cublasLtMatmulPreferenceDestroy");
+    find(set_preference, "cublasLtMatmulPreferenceSetAttribute");
+    find(suggest, "cublasLtMatmulAlgoGetHeuristic");
+  }
+  template <typename Function> void find(Function& function, const char* name) {
+    function = reinterpret_cast<Function>(dlsym(library_, name));
+    if (function == nullptr) throw error(ErrorCode::device, "cuBLAS lacks {}: it must be that of CUDA 13", name);
+  }
+
+  void* library_ = nullptr;
+};
+
+void check(cublasStatus_t status, std::string_view what) {
+  if (status != CUBLAS_STATUS_SUCCESS) throw error(ErrorCode::device, "the GPU: {}: cuBLAS reports error {}", what, static_cast<int>(status));
+}
+
+// One for a device, made when it is first asked for; lives as long as the program.
+cublasLtHandle_t handle() {
+  constexpr int kDevices = 64;
+  static std::array<cublasLtHandle_t, kDevices> handles{};
+  int device = 0;
+  cuda::check(cudaGetDevice(&device), "no device is chosen");
+  cublasLtHandle_t& one = handles.at(static_cast<size_t>(device));
+  if (one == nullptr) check(Library::open().create(&one), "cuBLAS can't be started");
+  return one;
+}
+
+cudaDataType_t type_of(DType type) {
+  return type == DType::bfloat16 ? CUDA_R_16BF : type == DType::float16 ? CUDA_R_16F : CUDA_R_32F;
+}
+
+// A matrix that is stored in rows is, to a library that counts in columns, its transpose: a product's two sides change places.
+class Layout {
+ public:
+  Layout(DType type, int64_t rows, int64_t columns, int64_t pitch, int64_t items, int64_t stride) {
+    const Library& library = Library::open();
+    check(library.make_layout(&layout_, type_of(type), static_cast<uint64_t>(columns), static_cast<uint64_t>(rows), pitch), "no layout");
+    if (items == 1) return;
+    const auto count = static_cast<int32_t>(items);
+    check(library.set_layout(layout_, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count), "no layout");
+    check(library.set_layout(layout_, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride), "no layout");
+  }
+  Layout(const Layout&) = delete;
+  Layout& operator=(const Layout&) = delete;
+  ~Layout() { Library::open().end_layout(layout_); }
+  operator cublasLtMatrixLayout_t() const { return layout_; }
+
+ private:
+  cublasLtMatrixLayout_t layout_ = nullptr;
+};
+
+class Prepared : public PreparedProduct {
+ public:
+  explicit Prepared(const TensorProduct& p)
+      : alpha_(p.alpha),
+        beta_(p.adds ? 1.0f : 0.0f),
+        a_(p.operands, p.trans_a ? p.depth : p.rows, p.trans_a ? p.rows : p.depth, p.a_pitch, p.items, p.a_stride),
+        b_(p.operands, p.trans_b ? p.columns : p.depth, p.trans_b ? p.depth : p.columns, p.b_pitch, p.items, p.b_stride),
+        d_(p.result, p.rows, p.columns, p.d_pitch, p.items, p.d_stride) {
+    const Library& library = Library::open();
+    check(library.make_product(&product_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "no product");
+    const cublasOperation_t left = p.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, right = p.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    set(CUBLASLT_MATMUL_DESC_TRANSA, left);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, right);
+    if (p.has_bias) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(p.result));
+      has_bias_ = true;
+    }
+    choose(p);
+  }
+  ~Prepared() override { Library::open().end_product(product_); }
+
+  void run(const void* a, const void* b, const void* bias, const void* c, void* d, void* workspace, void* stream) const override {
+    if (has_bias_) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    check(Library::open().matmul(handle(), product_, &alpha_, b, b_, a, a_, &beta_, c != nullptr ? c : d, d_, d, d_, &algorithm_, workspace,
+                                 static_cast<size_t>(kTensorWorkspace), static_cast<cudaStream_t>(stream)),
+          "a product can't be made");
+  }
+
+ private:
+  template <typename Value> void set(cublasLtMatmulDescAttributes_t attribute, const Value& value) const {
+    check(Library::open().set_product(product_, attribute, &value, sizeof value), "no product");
+  }
+
+  void choose(const TensorProduct& p) {
+    const Library& library = Library::open();
+    cublasLtMatmulPreference_t preference = nullptr;
+    check(library.make_preference(&preference), "no preference");
+    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+      check(library.set_preference(preference, attribute, &value, sizeof value), "no preference");
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kTensorWorkspace));
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(p.b_alignment));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(p.a_alignment));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(p.d_alignment));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(p.d_alignment));
+    cublasLtMatmulHeuristicResult_t found{};
+    int count = 0;
+    const cublasStatus_t status = library.suggest(handle(), product_, b_, a_, d_, d_, preference, 1, &found, &count);
+    library.end_preference(preference);
+    if (status != CUBLAS_STATUS_SUCCESS || count == 0)
+      throw error(ErrorCode::device, "the GPU: cuBLAS has no way to multiply ({} x {}) by ({} x {}) of {}", p.rows, p.depth, p.depth, p.columns,
+                  to_string(p.operands));
+    algorithm_ = found.algo;
+  }
+
+  const float alpha_, beta_;
+  bool has_bias_ = false;
+  const Layout a_, b_, d_;
+  cublasLtMatmulDesc_t product_ = nullptr;
+  cublasLtMatmulAlgo_t algorithm_{};
+};
+
+}  // namespace
+
+std::unique_ptr<const PreparedProduct> prepare_product(const TensorProduct& product) { return std::make_unique<Prepared>(product); }
+
+}  // namespace ort_train::cuda

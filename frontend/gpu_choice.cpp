@@ -1,0 +1,61 @@
+#include "frontend/gpu_choice.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "exec/pages.h"
+#include "frontend/machine.h"
+#include "graph/error.h"
+
+namespace ort_train {
+namespace {
+
+// Of the device's memory, for what is allocated in pages of 2 MiB beside the slab: error words, the pages' rest.
+constexpr int64_t kBeside = int64_t{8} << 20;
+// Bytes a second of a disk that there isn't: a plan that uses it is the last resort, and is refused.
+constexpr double kNoDisk = 1e3;
+// Without a budget, that other processes may take meanwhile.
+constexpr int64_t kLeftAlone = int64_t{64} << 20;
+
+// What the GPU should reach, by its size; an H100's processors do 128 multiply-adds a cycle at some 1.7 GHz. Steers plans only.
+ComputeRates nominal_rates(const GpuFacts& gpu) {
+  const double processors = gpu.processors;
+  return {.flops = processors * 128 * 2 * 1.7e9 * 0.6,
+          .element_flops = processors * 128 * 1.7e9 * 0.5,
+          .bytes_per_second = processors * 1.7e10,
+          .far_bytes_per_second = processors * 1.7e10};
+}
+
+}  // namespace
+
+int gpu_number(const std::string& device) {
+  if (device == "cpu") return -1;
+  constexpr std::string_view kCuda = "cuda";
+  if (device == kCuda) return 0;
+  int number = -1;
+  if (device.starts_with("cuda:")) {
+    const char* const end = device.data() + device.size();
+    const auto [last, code] = std::from_chars(device.data() + kCuda.size() + 1, end, number);
+    if (code == std::errc() && last == end && number >= 0) return number;
+  }
+  throw error(ErrorCode::usage, "`device` {}: is not known: cpu, cuda, or cuda:1 for the second GPU", device);
+}
+
+DeviceChoice on_gpu(Gpu& gpu, const Options& options, int threads) {
+  const int64_t reserve = gpu.taken_bytes() + kBeside;
+  const int64_t left = options.budget > 0 ? options.budget - reserve : gpu.free_bytes() - kBeside - kLeftAlone;
+  const Gpu::LinkRates link = gpu.measure_link();
+  const GpuFacts& facts = gpu.facts();
+  return {.kernels = &gpu.kernels(),
+          .make = [&gpu, threads](const Program& program, const std::vector<const Graph*>&) { return gpu.device(program, threads); },
+          .memories = {.device = std::max<int64_t>(left, 0) / kPage * kPage,
+                       .host = (options.host_budget > 0 ? options.host_budget : available_memory() / 2) / kPage * kPage,
+                       .compute = nominal_rates(facts),
+                       .link = {.read = link.up, .write = link.down, .beside = std::min(1.0, link.both / std::max(link.up, link.down)), .duplex = true},
+                       .disk = {.read = kNoDisk, .write = kNoDisk},
+                       .on_host = [](const Graph&, const Node& node) { return updates_state(node); }},
+          .reserve = reserve,
+          .name = facts.name};
+}
+
+}  // namespace ort_train

@@ -1,0 +1,19 @@
+// The GPU that Options::device names, as the device of a trainer.
+
+#pragma once
+
+#include "exec/cuda/gpu.h"
+#include "frontend/device_choice.h"
+#include "frontend/ort_train.h"
+
+namespace ort_train {
+
+// The number of the GPU; -1: the processor. Throws Error(usage) for a name that is neither's.
+int gpu_number(const std::string& device);
+
+// A device on that GPU, which outlives it. Its memory is that of Options::budget less what the process takes there besides, the host's that
+// of Options::host_budget. Throws Error(device).
+DeviceChoice on_gpu(Gpu& gpu, const Options& options, int threads);
+
+
+}  // namespace ort_train

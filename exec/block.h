@@ -9,8 +9,8 @@
 //       typename Block::template Own<float> sum;       // one a thread, kept from phase to phase: a register
 //       const auto row = [&](int t) { return block.index * 4 + t / 32; };
 //       block.each([&](int t) { ... sum[t] = ... });   // f(thread) for every thread, then a barrier
-//       block.template fold<32>(sum, Plus{});          // each group of 32 threads joined in the tree of __shfl_down_sync; all get the result
-//       block.each([&](int t) { if (t % 32 == 0 && row(t) < rows) sums[row(t)] = sum[t]; });
+//       block.template fold<32>(sum, Plus{});          // each group of 32 threads joined in the tree of __shfl_down_sync; all get the
+//       result block.each([&](int t) { if (t % 32 == 0 && row(t) < rows) sums[row(t)] = sum[t]; });
 //     }
 //   };
 //   launch(RowSums{...}, blocks, args);                // block.index counts from 0 to blocks - 1
@@ -62,7 +62,8 @@ template <class Kernel> constexpr int resident_of() {
     return 1;
 }
 
-template <class Kernel> __global__ void __launch_bounds__(Kernel::kThreads, resident_of<Kernel>()) block_kernel(const __grid_constant__ Kernel kernel) {
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, resident_of<Kernel>()) block_kernel(const __grid_constant__ Kernel kernel) {
   __shared__ typename Kernel::Shared shared;
   DeviceBlock<Kernel::kThreads, typename Kernel::Shared> block{int64_t{blockIdx.x}, shared};
   kernel(block);
@@ -74,7 +75,8 @@ template <class Kernel> inline const bool is_listed = list_block_kernel(reinterp
 
 // Whoever runs kernels asks for the launch's error (exec/cuda/device.cpp).
 template <class Kernel> void launch(const Kernel& kernel, int64_t blocks, const KernelArgs& args) {
-  if (is_listed<Kernel> && blocks > 0) block_kernel<Kernel><<<static_cast<unsigned>(blocks), Kernel::kThreads, 0, static_cast<cudaStream_t>(args.queue)>>>(kernel);
+  if (is_listed<Kernel> && blocks > 0)
+    block_kernel<Kernel><<<static_cast<unsigned>(blocks), Kernel::kThreads, 0, static_cast<cudaStream_t>(args.queue)>>>(kernel);
 }
 
 #else

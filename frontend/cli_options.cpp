@@ -240,10 +240,13 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
 
   constexpr const char* memory = "Memory";
   add(memory, "--device", o.device, "what computes: cpu, cuda, or cuda:N, the GPU of that number");
-  app.add_option("--budget", raw.budget, "hard limit of the whole process, on a GPU of all its memory that the process takes: 12GB, 300MiB (default: what is there)")
+  app.add_option(
+         "--budget", raw.budget,
+         "hard limit of the whole process, on a GPU of all its memory that the process takes: 12GB, 300MiB (default: what is there)")
       ->group(memory);
   app.add_option("--host-budget", raw.host_budget,
-                 "of pinned memory beside a GPU (default: half of what is available); refused on the CPU device, which has no other memory than --budget's")
+                 "of pinned memory beside a GPU (default: half of what is available); refused on the CPU device, which has no other memory "
+                 "than --budget's")
       ->group(memory);
   add(memory, "--recompute", o.recompute,
       "recompute activations instead of keeping them: auto (as far as the budget asks for it), none, sqrt or all");

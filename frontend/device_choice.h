@@ -19,8 +19,8 @@ struct DeviceChoice {
   // A device with memory of its own, for a program in three spaces; null: the processor, whose memory is the host's.
   std::function<std::unique_ptr<Device>(const Program&, const std::vector<const Graph*>&)> make = nullptr;
   DeviceMemories memories{};  // what it has, in place of the options' budgets
-  int64_t reserve = 0;  // bytes of the device's memory that no program has: its context, the kernels' code
-  std::string name{};   // for people
+  int64_t reserve = 0;        // bytes of the device's memory that no program has: its context, the kernels' code
+  std::string name{};         // for people
 };
 
 }  // namespace ort_train

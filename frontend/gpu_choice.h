@@ -15,5 +15,4 @@ int gpu_number(const std::string& device);
 // of Options::host_budget. Throws Error(device).
 DeviceChoice on_gpu(Gpu& gpu, const Options& options, int threads);
 
-
 }  // namespace ort_train

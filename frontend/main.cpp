@@ -56,7 +56,8 @@ void refuse_other_arithmetic() {
     const std::string_view text = *variable;
     for (const std::string_view prefix : kPrefixes) {
       if (text.starts_with(prefix))
-        throw Error(ErrorCode::usage, fmt::format("the environment's {} changes what GPUs compute: unset it", text.substr(0, text.find('='))));
+        throw Error(ErrorCode::usage,
+                    fmt::format("the environment's {} changes what GPUs compute: unset it", text.substr(0, text.find('='))));
     }
   }
 }

@@ -121,19 +121,21 @@ PlannedJob JobPlanner::on_device() {
   ApartPlan plan = search_.apart(memories);
   made_.least = {.budget = made_.reserve + whole_pages(plan.least_device), .op = "", .entry = ""};
   const auto refuse = [&](const std::string& what) {
-    throw error(ErrorCode::budget,
-                "{}; the smallest budget that would do is {} bytes (`budget` {}), of which {} are the context and the kernels, with {} bytes "
-                "of the host's memory (`host_budget` {})",
-                what, grouped(made_.least.budget), made_.least.budget, grouped(made_.reserve), grouped(plan.least_host), plan.least_host);
+    throw error(
+        ErrorCode::budget,
+        "{}; the smallest budget that would do is {} bytes (`budget` {}), of which {} are the context and the kernels, with {} bytes "
+        "of the host's memory (`host_budget` {})",
+        what, grouped(made_.least.budget), made_.least.budget, grouped(made_.reserve), grouped(plan.least_host), plan.least_host);
   };
   if (!plan.placed)
     refuse(fmt::format("{} bytes of the GPU's memory and {} of the host's can't hold this job", grouped(memories.device + made_.reserve),
                        grouped(memories.host)));
   if (plan.placed->made.program.file().bytes > 0 && options_.nvme_path.empty())
-    throw error(ErrorCode::budget,
-                "beside {} bytes of the GPU's memory this job takes more than {} bytes of the host's: give it more (`host_budget`), or a disk "
-                "(`nvme_path`)",
-                grouped(memories.device + made_.reserve), grouped(memories.host));
+    throw error(
+        ErrorCode::budget,
+        "beside {} bytes of the GPU's memory this job takes more than {} bytes of the host's: give it more (`host_budget`), or a disk "
+        "(`nvme_path`)",
+        grouped(memories.device + made_.reserve), grouped(memories.host));
   return adopt(std::move(*plan.placed));
 }
 

@@ -33,9 +33,9 @@ struct PlanEntry {
 };
 
 struct PlanOptions {
-  int threads = 1;       // for workspaces per worker
+  int threads = 1;                       // for workspaces per worker
   const KernelTable* kernels = nullptr;  // that most nodes run by; null: the CPU's
-  bool careful = false;  // takes more memory: of plans that take about the same time, one that a slower disk would do for
+  bool careful = false;                  // takes more memory: of plans that take about the same time, one that a slower disk would do for
 };
 
 struct StreamedProgram {

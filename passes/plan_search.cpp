@@ -63,7 +63,9 @@ Candidate PlanSearch::candidate(const EntrySet& set, const RecomputeChoice& choi
     for (const NodeId id : entry.graph->order())
       made.seconds += entry.weight * work_of(*entry.graph, entry.graph->node(id), options_.threads, rates).seconds;
   }
-  if (made.seconds < beat) made.planner = std::make_unique<Planner>(wanted, PlanOptions{.threads = options_.threads, .kernels = options_.kernels, .careful = careful});
+  if (made.seconds < beat)
+    made.planner =
+        std::make_unique<Planner>(wanted, PlanOptions{.threads = options_.threads, .kernels = options_.kernels, .careful = careful});
   return made;
 }
 

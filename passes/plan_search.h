@@ -20,10 +20,10 @@ namespace ort_train {
 struct SearchOptions {
   int threads = 1;
   const KernelTable* kernels = nullptr;  // as PlanOptions::kernels
-  std::string recompute = "auto";      // as Options::recompute
-  std::string micro_batches = "auto";  // as Options::micro_batches
-  bool keeps_gradients = false;        // of a run that trains, until it is over
-  PassOptions passes{};                // skip, and dump_after of the passes that come with the plan
+  std::string recompute = "auto";        // as Options::recompute
+  std::string micro_batches = "auto";    // as Options::micro_batches
+  bool keeps_gradients = false;          // of a run that trains, until it is over
+  PassOptions passes{};                  // skip, and dump_after of the passes that come with the plan
 };
 
 // What of a budget isn't the arena's: bytes, by the number of instructions of the program.
@@ -61,8 +61,8 @@ struct PlannedEntries {
 
 // On a device with memory of its own.
 struct ApartPlan {
-  std::optional<Placed> placed{};                // none: the memories are too small
-  int64_t least_device = 0, least_host = 0;      // bytes of its memory, and of the host's with that, that would do
+  std::optional<Placed> placed{};            // none: the memories are too small
+  int64_t least_device = 0, least_host = 0;  // bytes of its memory, and of the host's with that, that would do
 };
 
 class PlanSearch {

@@ -53,8 +53,8 @@ std::vector<Tensor> run_on_host(const OpJob& job, Workers& workers) {
   }
   const Fenced workspace(static_cast<size_t>(workspace_bytes(kernel, job.spec, workers.threads())), 0xff);
   DataError wrong;
-  prepare(kernel, job.spec)(
-      {.inputs = in_places, .outputs = out_places, .workspace = workspace.data(), .queue = &workers, .error = &wrong});
+  prepare(kernel,
+          job.spec)({.inputs = in_places, .outputs = out_places, .workspace = workspace.data(), .queue = &workers, .error = &wrong});
   wrong.check();
   std::vector<Tensor> results;
   for (size_t i = 0; i < job.spec.outputs.size(); ++i) {

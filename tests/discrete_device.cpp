@@ -116,9 +116,10 @@ std::vector<bool> dying_sources(const Program& program, const Entry& entry, cons
 
 }  // namespace
 
-DiscreteDevice::DiscreteDevice(const Program& program, const std::vector<const Graph*>& graphs, int threads, uint32_t seed)
+DiscreteDevice::DiscreteDevice(const Program& program, const std::vector<const Graph*>& graphs, int threads, uint32_t seed,
+                               const KernelTable& kernels)
     : Device(threads, /*is_synchronous=*/false),
-      program_(program),
+      kernels_(kernels),
       of_queue_(program.queues.size()),
       random_(seed),
       workers_(program.queues.size()) {
@@ -148,7 +149,7 @@ std::unique_ptr<Memory> DiscreteDevice::allocate(SpaceKind kind, int64_t bytes) 
   return memory;
 }
 
-const KernelTable* DiscreteDevice::kernels(SpaceKind) const { return &cpu_kernels(); }
+const KernelTable* DiscreteDevice::kernels(SpaceKind where) const { return where == SpaceKind::device ? &kernels_ : &cpu_kernels(); }
 
 std::byte* DiscreteDevice::real(const void* address) const {
   const auto* const at = static_cast<const std::byte*>(address);

@@ -22,8 +22,9 @@ namespace ort_train::fixtures {
 
 class DiscreteDevice : public Device {
  public:
-  // For runs of that program, which is right and outlives it. Each queue that computes gets so many workers.
-  DiscreteDevice(const Program& program, const std::vector<const Graph*>& graphs, int threads, uint32_t seed);
+  // For runs of that program, which is right. Each queue that computes gets so many workers. `kernels`: of what it computes itself.
+  DiscreteDevice(const Program& program, const std::vector<const Graph*>& graphs, int threads, uint32_t seed,
+                 const KernelTable& kernels = cpu_kernels());
   ~DiscreteDevice() override;
 
   std::unique_ptr<Memory> allocate(SpaceKind kind, int64_t bytes) override;
@@ -63,7 +64,7 @@ class DiscreteDevice : public Device {
   std::byte* real(const void* address) const;
   std::byte* on_device(const void* address) const;  // throws for others
 
-  const Program& program_;
+  const KernelTable& kernels_;
   std::vector<std::vector<bool>> dies_;  // by entry and copy: what it copies isn't read where it was any more
   std::vector<Range> ranges_;
   size_t entry_ = 0;

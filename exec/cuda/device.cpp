@@ -12,13 +12,14 @@
 namespace ort_train::cuda {
 
 CudaDevice::CudaDevice(const Program& program, const Gpu& gpu, int threads)
-    : Device(threads, /*is_synchronous=*/false), program_(program), gpu_(gpu), number_(gpu.facts().number), streams_(program.queues.size()) {
+    : Device(threads, /*is_synchronous=*/false), gpu_(gpu), number_(gpu.facts().number), streams_(program.queues.size()) {
   check(cudaSetDevice(number_), "it can't be used");
-  plan_points();
-  for (size_t q = 0; q < program_.queues.size(); ++q) {
-    const Queue& queue = program_.queues[q];
-    const auto kind = [&](SpaceId space) { return program_.spaces[space].kind; };
-    if (kind(queue.from) == SpaceKind::file || kind(queue.to) == SpaceKind::file || is_host_queue(static_cast<QueueId>(q))) continue;
+  const auto kind = [&](SpaceId space) { return program.spaces[space].kind; };
+  for (const Queue& queue : program.queues) is_hosts_.push_back(queue.computes() && kind(queue.from) == SpaceKind::host);
+  plan_points(program);
+  for (size_t q = 0; q < program.queues.size(); ++q) {
+    const Queue& queue = program.queues[q];
+    if (kind(queue.from) == SpaceKind::file || kind(queue.to) == SpaceKind::file || is_hosts_[q]) continue;
     check(cudaStreamCreateWithFlags(&streams_[q], cudaStreamNonBlocking), "no stream");
   }
   check(cudaStreamCreateWithFlags(&side_, cudaStreamNonBlocking), "no stream");
@@ -67,17 +68,12 @@ CudaDevice::~CudaDevice() {
   (void)cudaFreeHost(const_cast<uint32_t*>(ticket_));
 }
 
-bool CudaDevice::is_host_queue(QueueId queue) const {
-  const Queue& of = program_.queues[queue];
-  return of.computes() && program_.spaces[of.from].kind == SpaceKind::host;
-}
-
-void CudaDevice::plan_points() {
+void CudaDevice::plan_points(const Program& program) {
   size_t most = 0;
-  for (const Entry& entry : program_.entries) {
+  for (const Entry& entry : program.entries) {
     std::vector<Point>& points = points_.emplace_back();
     for (const Instruction& instruction : entry.code)
-      points.push_back({.queue = instruction.queue, .computes_on_host = is_host_queue(instruction.queue)});
+      points.push_back({.queue = instruction.queue, .computes_on_host = is_hosts_[instruction.queue]});
     size_t events = 0;
     for (const Instruction& instruction : entry.code) {
       for (const int32_t earlier : instruction.waits) {
@@ -90,8 +86,7 @@ void CudaDevice::plan_points() {
     instructions_ = std::max(instructions_, entry.code.size());
   }
   events_.resize(most);
-  for (cudaEvent_t& event : events_)
-    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync), "no event");
+  for (cudaEvent_t& event : events_) check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync), "no event");
 }
 
 std::unique_ptr<Memory> CudaDevice::allocate(SpaceKind kind, int64_t bytes) {
@@ -132,7 +127,7 @@ void CudaDevice::wait_for(cudaStream_t stream, QueueId queue, int32_t number) {
 
 void CudaDevice::issue(const Work& work) {
   on_work(work.number, [&] {
-    if (is_host_queue(work.queue)) {
+    if (is_hosts_.at(work.queue)) {
       HostWork item{.work = work, .events = {}, .ticket = ++issued_};
       tickets_[static_cast<size_t>(work.number)] = item.ticket;
       for (const int32_t earlier : work.waits) {
@@ -148,11 +143,8 @@ void CudaDevice::issue(const Work& work) {
     cudaStream_t const stream = stream_of(work.queue);
     for (const int32_t earlier : work.waits) wait_for(stream, work.queue, earlier);
     if (work.kernel != nullptr) {
-      (*work.kernel)({.inputs = work.inputs,
-                      .outputs = work.outputs,
-                      .workspace = work.workspace,
-                      .queue = stream,
-                      .error = errors_ + work.number});
+      (*work.kernel)(
+          {.inputs = work.inputs, .outputs = work.outputs, .workspace = work.workspace, .queue = stream, .error = errors_ + work.number});
       check(cudaPeekAtLastError(), "a kernel can't be launched");
     } else if (work.bytes > 0) {
       check(cudaMemcpyAsync(work.to, work.from, static_cast<size_t>(work.bytes), cudaMemcpyDefault, stream), "a copy can't be made");

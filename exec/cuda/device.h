@@ -25,7 +25,7 @@ namespace ort_train::cuda {
 
 class CudaDevice : public Device {
  public:
-  // Both outlive it.
+  // The GPU outlives it; of the program it keeps what it needs.
   CudaDevice(const Program& program, const Gpu& gpu, int threads);
   ~CudaDevice() override;
 
@@ -46,8 +46,7 @@ class CudaDevice : public Device {
     int32_t event = -1;  // none: no other queue waits for it
   };
 
-  void plan_points();
-  bool is_host_queue(QueueId queue) const;
+  void plan_points(const Program& program);
   cudaStream_t stream_of(QueueId queue) const { return streams_.at(queue); }
   const Point& point(int32_t number) const { return points_[entry_].at(static_cast<size_t>(number)); }
   void wait_for(cudaStream_t stream, QueueId queue, int32_t number);
@@ -63,9 +62,9 @@ class CudaDevice : public Device {
   void compute_on_host();
   void wait_for_ticket(uint32_t ticket);
 
-  const Program& program_;
   const Gpu& gpu_;
   const int number_;
+  std::vector<bool> is_hosts_;              // by queue: the host computes
   std::vector<std::vector<Point>> points_;  // by entry and instruction
   std::vector<cudaStream_t> streams_;       // by queue; null where it has none
   cudaStream_t side_ = nullptr;             // of transfers while nothing runs

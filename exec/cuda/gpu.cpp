@@ -46,7 +46,9 @@ class Nvml {
   }
 
  private:
-  struct Memory { unsigned long long total, free, used; };  // nvmlMemory_t
+  struct Memory {
+    unsigned long long total, free, used;
+  };  // nvmlMemory_t
   template <typename Function> Function* find(const char* name) const { return reinterpret_cast<Function*>(dlsym(library_, name)); }
 
   void* library_ = nullptr;
@@ -67,7 +69,8 @@ void require_gpu(int number) {
     int driver = 0;
     (void)cudaDriverGetVersion(&driver);
     if (driver == 0) throw error(ErrorCode::device, "there is no NVIDIA driver on this machine, which `device` cuda needs");
-    throw error(ErrorCode::device, "`device` cuda: the NVIDIA driver is for CUDA {}.{}, this build of ort-train needs {}.{}: install a newer driver",
+    throw error(ErrorCode::device,
+                "`device` cuda: the NVIDIA driver is for CUDA {}.{}, this build of ort-train needs {}.{}: install a newer driver",
                 driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
   }
   if (status == cudaErrorNoDevice || (status == cudaSuccess && count == 0))
@@ -126,7 +129,8 @@ class CudaGpu : public Gpu {
       cudaFuncAttributes attributes{};
       const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
       if (status == cudaErrorNoKernelImageForDevice)
-        throw error(ErrorCode::device, "this build of ort-train has no kernels for {} (compute capability {}.{}): build it with CMAKE_CUDA_ARCHITECTURES={}{}",
+        throw error(ErrorCode::device,
+                    "this build of ort-train has no kernels for {} (compute capability {}.{}): build it with CMAKE_CUDA_ARCHITECTURES={}{}",
                     facts_.name, facts_.major, facts_.minor, facts_.major, facts_.minor);
       check(status, "a kernel can't be loaded");
     }
@@ -153,7 +157,8 @@ Gpu::LinkRates CudaGpu::measure_link() {
       check(cudaStreamWaitEvent(streams[1], events[0], 0), "it can't be timed");
       if (up) check(cudaMemcpyAsync(device.data(), host.data(), kBytes, cudaMemcpyHostToDevice, streams[0]), "a copy can't be made");
       if (down)
-        check(cudaMemcpyAsync(host.data() + kBytes, device.data() + kBytes, kBytes, cudaMemcpyDeviceToHost, streams[1]), "a copy can't be made");
+        check(cudaMemcpyAsync(host.data() + kBytes, device.data() + kBytes, kBytes, cudaMemcpyDeviceToHost, streams[1]),
+              "a copy can't be made");
       check(cudaEventRecord(events[1], streams[1]), "it can't be timed");
       check(cudaStreamWaitEvent(streams[0], events[1], 0), "it can't be timed");
       check(cudaEventRecord(events[1], streams[0]), "it can't be timed");

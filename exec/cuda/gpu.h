@@ -39,7 +39,7 @@ class Gpu {
   virtual LinkRates measure_link() = 0;
 
   virtual const KernelTable& kernels() const = 0;
-  // For runs of that program, which outlives it, in spaces of the device, the host and a file. `threads`: of the host, where it computes.
+  // For runs of that program, in spaces of the device, the host and a file. `threads`: of the host, where it computes.
   virtual std::unique_ptr<Device> device(const Program& program, int threads) = 0;
 
  protected:

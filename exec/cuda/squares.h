@@ -17,7 +17,7 @@ ORT_TRAIN_OPS_BEGIN
 
 enum class LanesJoin {
   none,      // each lane is a result
-  tree,      //
+  tree,      // of exec/lanes.h
   of_a_row,  // a tree; a row of fewer than 32 elements is added up in order
 };
 

@@ -66,7 +66,8 @@ class Library {
 };
 
 void check(cublasStatus_t status, std::string_view what) {
-  if (status != CUBLAS_STATUS_SUCCESS) throw error(ErrorCode::device, "the GPU: {}: cuBLAS reports error {}", what, static_cast<int>(status));
+  if (status != CUBLAS_STATUS_SUCCESS)
+    throw error(ErrorCode::device, "the GPU: {}: cuBLAS reports error {}", what, static_cast<int>(status));
 }
 
 // One for a device, made when it is first asked for; lives as long as the program.
@@ -80,9 +81,7 @@ cublasLtHandle_t handle() {
   return one;
 }
 
-cudaDataType_t type_of(DType type) {
-  return type == DType::bfloat16 ? CUDA_R_16BF : type == DType::float16 ? CUDA_R_16F : CUDA_R_32F;
-}
+cudaDataType_t type_of(DType type) { return type == DType::bfloat16 ? CUDA_R_16BF : type == DType::float16 ? CUDA_R_16F : CUDA_R_32F; }
 
 // A matrix that is stored in rows is, to a library that counts in columns, its transpose: a product's two sides change places.
 class Layout {
@@ -156,8 +155,8 @@ class Prepared : public PreparedProduct {
     const cublasStatus_t status = library.suggest(handle(), product_, b_, a_, d_, d_, preference, 1, &found, &count);
     library.end_preference(preference);
     if (status != CUBLAS_STATUS_SUCCESS || count == 0)
-      throw error(ErrorCode::device, "the GPU: cuBLAS has no way to multiply ({} x {}) by ({} x {}) of {}", p.rows, p.depth, p.depth, p.columns,
-                  to_string(p.operands));
+      throw error(ErrorCode::device, "the GPU: cuBLAS has no way to multiply ({} x {}) by ({} x {}) of {}", p.rows, p.depth, p.depth,
+                  p.columns, to_string(p.operands));
     algorithm_ = found.algo;
   }
 

@@ -21,10 +21,10 @@ struct TensorProduct {
   int64_t rows = 0, columns = 0, depth = 0;
   bool trans_a = false, trans_b = false;
   int64_t a_pitch = 0, b_pitch = 0, d_pitch = 0;
-  int64_t items = 1, a_stride = 0, b_stride = 0, d_stride = 0;  // of several, elements from one to the next
+  int64_t items = 1, a_stride = 0, b_stride = 0, d_stride = 0;   // of several, elements from one to the next
   int64_t a_alignment = 64, b_alignment = 64, d_alignment = 64;  // bytes that the addresses are multiples of
-  DType operands = DType::bfloat16;                             // or float16
-  DType result = DType::float32;                                // or the operands'
+  DType operands = DType::bfloat16;                              // or float16
+  DType result = DType::float32;                                 // or the operands'
   float alpha = 1;
   bool has_bias = false;  // of the result's type
   bool adds = false;      // c

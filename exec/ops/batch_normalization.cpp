@@ -18,13 +18,14 @@
 // live * (dbias + h * dscale) / n). Sums go over fixed pieces of the batch, in a piece over samples upwards, in a sample over blocks of
 // 1,024 elements in 32 lanes; blocks, samples and pieces are added in double.
 
+#include "exec/ops/batch_normalization.h"
+
 #include <array>
 #include <utility>
 
 #include "exec/lanes.h"
 #include "exec/normalization.h"
 #include "exec/op_list.h"
-#include "exec/ops/batch_normalization.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {

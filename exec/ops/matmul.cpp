@@ -16,6 +16,8 @@
 // and its blocks alone. Those are of the whole depth in a part, too: with parts that begin where blocks do, the chain has the bits of the
 // product that it was.
 
+#include "exec/ops/matmul.h"
+
 #include <algorithm>
 #include <array>
 
@@ -23,7 +25,6 @@
 #include "exec/op_list.h"
 #include "exec/ops/einsum.h"
 #include "exec/ops/fourier.h"
-#include "exec/ops/matmul.h"
 #include "exec/strided.h"
 
 ORT_TRAIN_OPS_BEGIN

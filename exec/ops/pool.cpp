@@ -6,12 +6,13 @@
 // than all. AveragePool saves nothing. Elements of padding are never the largest, and count in a mean where count_include_pad says so;
 // what ceil_mode adds beyond the padding never counts. Each plane of a sample is one thread's, in a fixed order.
 
+#include "exec/ops/pool.h"
+
 #include <algorithm>
 #include <limits>
 
 #include "exec/normalization.h"
 #include "exec/op_list.h"
-#include "exec/ops/pool.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {

@@ -9,8 +9,8 @@
 //       typename Block::template Own<float> sum;       // one a thread, kept from phase to phase: a register
 //       const auto row = [&](int t) { return block.index * 4 + t / 32; };
 //       block.each([&](int t) { ... sum[t] = ... });   // f(thread) for every thread, then a barrier
-//       block.template fold<32>(sum, Plus{});          // each group of 32 threads joined in the tree of __shfl_down_sync; all get the
-//       result block.each([&](int t) { if (t % 32 == 0 && row(t) < rows) sums[row(t)] = sum[t]; });
+//       block.template fold<32>(sum, Plus{});          // each group of 32 threads joined, in the tree of __shfl_down_sync, for all of it
+//       block.each([&](int t) { if (t % 32 == 0 && row(t) < rows) sums[row(t)] = sum[t]; });
 //     }
 //   };
 //   launch(RowSums{...}, blocks, args);                // block.index counts from 0 to blocks - 1

@@ -58,7 +58,7 @@ DeviceChoice on_gpu(Gpu& gpu, const Options& options, int threads) {
                                 .beside = std::min(1.0, link.both / std::max(link.up, link.down)),
                                 .duplex = true},
                        .disk = {.read = kNoDisk, .write = kNoDisk},
-                       .on_host = [](const Graph&, const Node& node) { return updates_state(node); }},
+                       .host_updates = true},
           .reserve = reserve,
           .name = facts.name};
 }

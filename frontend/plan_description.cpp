@@ -49,9 +49,7 @@ PlanReport Description::describe(double seconds) {
   report_.budget = planned_.budget;
   report_.arena_bytes = planned_.program.memory().bytes;
   report_.device = planned_.device;
-  for (const Space& space : planned_.program.spaces) {
-    if (!planned_.device.empty() && space.kind == SpaceKind::host) report_.host_bytes += space.bytes;
-  }
+  if (!planned_.device.empty()) report_.host_bytes = planned_.program.spaces[kHost].bytes;
   report_.minimum_budget = planned_.least.budget;
   report_.minimum_op = planned_.least.op;
   report_.minimum_entry = planned_.least.entry;

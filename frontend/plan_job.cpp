@@ -169,8 +169,7 @@ void JobPlanner::settle_reserve(const Placed& placed, bool with_disk) {
          .constant_bytes = 0,
          .data_bytes = job_.data_bytes() + feed_bytes_};
   for (const Graph& graph : placed.of.finished.graphs) job.constant_bytes += constant_bytes(graph);
-  std::unique_ptr<Device> apart = on_.make ? on_.make(program, placed.of.finished.pointers()) : nullptr;
-  const Executor executor(program, placed.of.finished.pointers(), apart ? *apart : device_);
+  const Executor executor(program, placed.of.finished.pointers(), device_);
   job.kernels = static_cast<int64_t>(executor.prepared_kernels());
   made_.reserve = reserve_for(job);
   if (!options_.budget_is_process) return;

@@ -42,8 +42,7 @@ std::string plan_text(const Job& job, const PlannedJob& planned, const MachineRa
   const Options& options = job.options;
   const ComputeRates& compute = rates.compute();
   const int threads = planned.size.threads;
-  const std::string machine =
-      report.device.empty() ? fmt::format("{} {}", threads, threads == 1 ? "thread" : "threads") : fmt::format("{}", report.device);
+  const std::string machine = report.device.empty() ? fmt::format("{} {}", threads, threads == 1 ? "thread" : "threads") : report.device;
   std::string text =
       fmt::format("machine     {} · {:.0f} GFLOP/s · {:.0f} GB/s", machine, compute.flops / 1e9, compute.bytes_per_second / 1e9);
   if (report.disk_bytes > 0)

@@ -306,8 +306,9 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
 
 std::optional<StreamedProgram> Planner::apart(const DeviceMemories& memories) const {
   std::optional<StreamedProgram> best = impl_->apart(memories, {});
-  if (memories.on_host) {
-    std::optional<StreamedProgram> other = impl_->apart(memories, {.wanted = memories.on_host, .rates = memories.host_compute});
+  if (memories.host_updates) {
+    const auto updates = [](const Graph&, const Node& node) { return updates_state(node); };
+    std::optional<StreamedProgram> other = impl_->apart(memories, {.wanted = updates, .rates = memories.host_compute});
     const auto seconds = [&](const StreamedProgram& made) {
       double sum = 0;
       for (size_t r = 0; r < made.forecasts.size(); ++r)

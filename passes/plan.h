@@ -60,8 +60,7 @@ struct DeviceMemories {
   ComputeRates compute{}, host_compute{};
   StreamRates link{.read = 2e10, .write = 2e10, .duplex = true};  // host to device, and back
   StreamRates disk{};
-  // Nodes that the host may compute where the values are then, beside the device; null: none.
-  std::function<bool(const Graph&, const Node&)> on_host = nullptr;
+  bool host_updates = false;  // the host may update state (updates_state), where it is then, beside the device
 };
 
 class Planner {

@@ -93,7 +93,8 @@ std::vector<OpCase> elementwise_op_cases();    // arithmetic, unary functions, a
 std::vector<OpCase> normalization_op_cases();  // softmax, layer and RMS normalisation
 std::vector<OpCase> shape_op_cases();          // data movement, reductions, comparisons, integer ops
 std::vector<OpCase> index_op_cases();          // gathering, scattering and sorting by index, tensors made of positions
-std::vector<OpCase> nn_op_cases();             // MatMul, attention, losses, optimizers, dropout
+std::vector<OpCase> product_op_cases();        // MatMul, attention
+std::vector<OpCase> nn_op_cases();             // losses, optimizers, dropout
 std::vector<OpCase> convolution_op_cases();    // convolutions, pools, batch normalisation
 
 std::vector<OpCase> all_op_cases();

@@ -5,6 +5,8 @@
 
 #include "graph/error.h"
 #include "graph/half.h"
+#include "graph/op_def.h"
+#include "tests/prepared_op.h"
 
 namespace ort_train::fixtures {
 
@@ -85,6 +87,19 @@ std::vector<Tensor> inputs_of(const OpCase& op_case, DType floating) {
     tensors.push_back(input.present ? tensor_of(dtype, input.shape, values_of(op_case, i)) : Tensor{});
   }
   return tensors;
+}
+
+std::vector<const Tensor*> views_of(const OpCase& op_case, const std::vector<Tensor>& tensors) {
+  std::vector<const Tensor*> views;
+  for (size_t i = 0; i < tensors.size(); ++i) views.push_back(op_case.inputs[i].present ? &tensors[i] : nullptr);
+  return views;
+}
+
+KernelSpec spec_of(const OpCase& op_case, DType floating, const std::vector<Tensor>& tensors) {
+  std::vector<bool> constant;
+  for (const OpInput& input : op_case.inputs) constant.push_back(input.constant);
+  const Attributes& attributes = floating == DType::float64 && op_case.attributes64 ? *op_case.attributes64 : op_case.attributes;
+  return spec_of(op_named(op_case.op), attributes, views_of(op_case, tensors), constant, op_case.outputs);
 }
 
 std::vector<Tensor> widened(const std::vector<Tensor>& tensors) {

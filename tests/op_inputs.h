@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "exec/kernel.h"
 #include "graph/types.h"
 #include "tests/op_cases.h"
 
@@ -31,6 +32,10 @@ class SeededNumbers {
 Tensor tensor_of(DType dtype, const Shape& shape, const std::vector<double>& values);
 // The case's inputs, with this type for "floating".
 std::vector<Tensor> inputs_of(const OpCase& op_case, DType floating);
+// They, null where absent.
+std::vector<const Tensor*> views_of(const OpCase& op_case, const std::vector<Tensor>& tensors);
+// Of the case on these. Throws Error(unsupported) where the op isn't of that type.
+KernelSpec spec_of(const OpCase& op_case, DType floating, const std::vector<Tensor>& tensors);
 // The same numbers as double, where they are floating.
 std::vector<Tensor> widened(const std::vector<Tensor>& tensors);
 

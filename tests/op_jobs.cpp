@@ -21,68 +21,24 @@ bool is_same(const Tensor& a, const Tensor& b, size_t i) {
 
 }  // namespace
 
-int OpJob::written(size_t output) const {
-  for (const Alias& alias : op->writes) {
-    if (static_cast<size_t>(alias.output) == output && inputs[static_cast<size_t>(alias.input)]) return alias.input;
-  }
-  return -1;
-}
-
 std::vector<std::unique_ptr<const OpJob>> op_jobs(const OpCase& op_case, const KernelTable& table) {
   std::vector<std::unique_ptr<const OpJob>> jobs;
   std::set<std::vector<DType>> done;
   for (const DType type : {DType::float32, DType::float16, DType::bfloat16, DType::float64}) {
     if (type == DType::float64 && !op_case.float64) continue;
-    auto job = std::make_unique<OpJob>();
-    job->op = &op_named(op_case.op);
-    job->tensors = inputs_of(op_case, type);
-    KernelSpec& spec = job->spec;
-    spec.attributes = type == DType::float64 ? op_case.attributes64.value_or(op_case.attributes) : op_case.attributes;
-    InferContext context{.attributes = spec.attributes, .inputs = {}, .constants = {}, .outputs = op_case.outputs};
+    auto job = std::make_unique<OpJob>(OpJob{.op = &op_named(op_case.op), .tensors = inputs_of(op_case, type)});
+    job->inputs = views_of(op_case, job->tensors);
     std::vector<DType> types;
-    for (size_t i = 0; i < job->tensors.size(); ++i) {
-      const bool present = op_case.inputs[i].present;
-      job->inputs.push_back(present ? &job->tensors[i] : nullptr);
-      spec.present.push_back(present);
-      spec.inputs.push_back(present ? job->tensors[i].type() : TensorType{});
-      spec.constants.push_back(op_case.inputs[i].constant ? job->inputs[i] : nullptr);
-      types.push_back(spec.inputs[i].dtype);
-    }
-    for (size_t i = 0; i < job->inputs.size(); ++i) context.inputs.push_back(job->inputs[i] ? &spec.inputs[i] : nullptr);
-    context.constants = spec.constants;
+    for (const Tensor* input : job->inputs) types.push_back(input ? input->dtype : DType::float32);
     if (!done.insert(types).second) continue;
     try {
-      spec.outputs = job->op->infer(context);
+      job->spec = spec_of(op_case, type, job->tensors);
     } catch (const Error&) {
       continue;  // not of this type
     }
-    if (cpu_kernels().refusal(*job->op, spec).empty() && table.refusal(*job->op, spec).empty()) jobs.push_back(std::move(job));
+    if (cpu_kernels().refusal(*job->op, job->spec).empty() && table.refusal(*job->op, job->spec).empty()) jobs.push_back(std::move(job));
   }
   return jobs;
-}
-
-std::vector<Tensor> processors_results(const OpJob& job, Workers& workers) {
-  const Kernel& kernel = cpu_kernels().at(*job.op, job.spec);
-  std::vector<Tensor> inputs = job.tensors, results;
-  std::vector<const void*> in;
-  std::vector<void*> out;
-  for (size_t i = 0; i < inputs.size(); ++i) in.push_back(job.inputs[i] ? inputs[i].bytes.data() : nullptr);
-  for (size_t i = 0; i < job.spec.outputs.size(); ++i) {
-    results.emplace_back(job.spec.outputs[i].dtype, job.spec.outputs[i].shape);
-    out.push_back(job.written(i) >= 0 ? const_cast<void*>(in[static_cast<size_t>(job.written(i))]) : results[i].bytes.data());
-  }
-  std::vector<std::byte> workspace(static_cast<size_t>(workspace_bytes(kernel, job.spec, workers.threads())) + 64);
-  DataError wrong;
-  prepare(kernel, job.spec)({.inputs = in,
-                             .outputs = out,
-                             .workspace = workspace.data() + (64 - reinterpret_cast<uintptr_t>(workspace.data()) % 64) % 64,
-                             .queue = &workers,
-                             .error = &wrong});
-  wrong.check();
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (job.written(i) >= 0) std::memcpy(results[i].bytes.data(), out[i], results[i].bytes.size());
-  }
-  return results;
 }
 
 void expect_same(const Tensor& found, const Tensor& wanted) {

@@ -11,21 +11,15 @@
 
 namespace ort_train::fixtures {
 
-// A constant that refers to its tensors: it isn't copied.
 struct OpJob {
   const OpDef* op = nullptr;
   KernelSpec spec{};
   std::vector<Tensor> tensors{};
-  std::vector<const Tensor*> inputs{};  // null where absent
-
-  // Which output is an input that the op writes; -1: none.
-  int written(size_t output) const;
+  std::vector<const Tensor*> inputs{};  // null where absent; among `tensors`
 };
 
-// A case in every element type in which the processor and the table take it. Kept by address.
+// A case in every element type in which the processor and the table take it.
 std::vector<std::unique_ptr<const OpJob>> op_jobs(const OpCase& op_case, const KernelTable& table);
-// What the processor makes of it.
-std::vector<Tensor> processors_results(const OpJob& job, Workers& workers);
 // The same bits; a NaN is a NaN, whichever.
 void expect_same(const Tensor& found, const Tensor& wanted);
 // The cases of ops that the table has a kernel for.

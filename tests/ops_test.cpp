@@ -16,160 +16,19 @@
 #include "graph/op_def.h"
 #include "tests/op_cases.h"
 #include "tests/op_inputs.h"
+#include "tests/prepared_op.h"
 #include "tests/sanitized.h"
 
 namespace ort_train::fixtures {
-
 namespace {
 
-// --- running --------------------------------------------------------------------------------------------------------------------------
-
-Workers& workers(int threads) {
-  static tbb::global_control allow(tbb::global_control::max_allowed_parallelism, 8);
-  static std::map<int, std::unique_ptr<Workers>> all;
-  std::unique_ptr<Workers>& one = all[threads];
-  if (!one) one = std::make_unique<Workers>(threads);
-  return *one;
-}
-
-// Bytes at a chosen distance from a 64-byte line, between guards, filled with nonsense.
-class Guarded {
- public:
-  Guarded(int64_t bytes, int64_t shift) : bytes_(bytes), memory_(static_cast<size_t>(bytes) + 4 * kGuard, std::byte{0xa5}) {
-    const auto address = reinterpret_cast<uintptr_t>(memory_.data());
-    data_ = memory_.data() + (kGuard - address % kGuard) + kGuard + shift;
-    std::memset(data_, 0xcd, static_cast<size_t>(bytes));
-  }
-  std::byte* data() const { return data_; }
-  bool intact() const {
-    for (const std::byte* at = memory_.data(); at < memory_.data() + memory_.size(); ++at) {
-      if ((at < data_ || at >= data_ + bytes_) && *at != std::byte{0xa5}) return false;
-    }
-    return true;
-  }
-
- private:
-  static constexpr int64_t kGuard = 64;
-  int64_t bytes_;
-  std::vector<std::byte> memory_;
-  std::byte* data_;
-};
-
-struct How {
-  int threads = 1;
-  int64_t shift = 0;  // bytes from a 64-byte line, in elements of each tensor
-  std::optional<Alias> in_place = {};
-};
-
-// An op on tensors, prepared once for any number of runs.
-class Prepared {
- public:
-  Prepared(const OpDef& op, const Attributes& attributes, const std::vector<const Tensor*>& inputs, const std::vector<bool>& constant,
-           size_t outputs, int threads)
-      : op_(op), threads_(threads) {
-    spec_.attributes = attributes;
-    InferContext context{.attributes = spec_.attributes, .inputs = {}, .constants = {}, .outputs = outputs};
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      spec_.present.push_back(inputs[i] != nullptr);
-      spec_.inputs.push_back(inputs[i] ? inputs[i]->type() : TensorType{});
-      spec_.constants.push_back(constant[i] ? inputs[i] : nullptr);
-    }
-    for (size_t i = 0; i < inputs.size(); ++i) context.inputs.push_back(inputs[i] ? &spec_.inputs[i] : nullptr);
-    context.constants = spec_.constants;
-    spec_.outputs = op.infer(context);
-    const Kernel& kernel = cpu_kernels().at(op, spec_);
-    run_ = ort_train::prepare(kernel, spec_);
-    workspace_ = workspace_bytes(kernel, spec_, threads);
-  }
-
-  const KernelSpec& spec() const { return spec_; }
-
-  std::vector<Tensor> run(const std::vector<const Tensor*>& inputs, const How& how = {}) const {
-    std::vector<Guarded> in, out;
-    in.reserve(inputs.size()), out.reserve(spec_.outputs.size());
-    std::vector<const void*> in_places;
-    std::vector<void*> out_places;
-    for (const Tensor* input : inputs) {
-      in.emplace_back(input ? input->type().bytes() : 0, input ? how.shift * size_of(input->dtype) : 0);
-      if (input && !input->bytes.empty()) std::memcpy(in.back().data(), input->bytes.data(), input->bytes.size());
-      in_places.push_back(input ? in.back().data() : nullptr);
-    }
-    for (const TensorType& type : spec_.outputs) {
-      out.emplace_back(type.bytes(), how.shift * size_of(type.dtype));
-      out_places.push_back(out.back().data());
-    }
-    std::vector<Alias> shared(op_.writes.begin(), op_.writes.end());
-    if (how.in_place) shared.push_back(*how.in_place);
-    for (const Alias& alias : shared) {
-      if (static_cast<size_t>(alias.output) < out.size() && in_places[alias.input])
-        out_places[alias.output] = const_cast<void*>(in_places[alias.input]);
-    }
-    const Guarded workspace(workspace_, 0);
-    DataError wrong;
-    run_({.inputs = in_places, .outputs = out_places, .workspace = workspace.data(), .queue = &workers(threads_), .error = &wrong});
-    wrong.check();
-
-    std::vector<Tensor> results;
-    for (size_t i = 0; i < spec_.outputs.size(); ++i) {
-      results.emplace_back(spec_.outputs[i].dtype, spec_.outputs[i].shape);
-      if (!results[i].bytes.empty()) std::memcpy(results[i].bytes.data(), out_places[i], results[i].bytes.size());
-    }
-    for (const Guarded& guarded : out) EXPECT_TRUE(guarded.intact()) << "wrote beside an output";
-    for (const Guarded& guarded : in) EXPECT_TRUE(guarded.intact()) << "wrote beside an input";
-    EXPECT_TRUE(workspace.intact()) << "wrote beside its workspace";
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      const bool overwritten =
-          std::any_of(shared.begin(), shared.end(), [&](const Alias& alias) { return static_cast<size_t>(alias.input) == i; });
-      if (inputs[i] && !overwritten && !inputs[i]->bytes.empty()) {
-        EXPECT_EQ(std::memcmp(in[i].data(), inputs[i]->bytes.data(), inputs[i]->bytes.size()), 0) << "changed input " << i;
-      }
-    }
-    return results;
-  }
-
- private:
-  const OpDef& op_;
-  int threads_;
-  KernelSpec spec_;
-  KernelRun run_;
-  int64_t workspace_ = 0;
-};
-
-std::vector<const Tensor*> pointers(const OpCase& op_case, const std::vector<Tensor>& tensors) {
-  std::vector<const Tensor*> result;
-  for (size_t i = 0; i < tensors.size(); ++i) result.push_back(op_case.inputs[i].present ? &tensors[i] : nullptr);
-  return result;
-}
-std::vector<bool> constant_flags(const OpCase& op_case) {
-  std::vector<bool> flags;
-  for (const OpInput& input : op_case.inputs) flags.push_back(input.constant);
-  return flags;
-}
-Prepared prepare(const OpCase& op_case, DType floating, const std::vector<Tensor>& inputs, int threads) {
-  const Attributes& attributes = floating == DType::float64 && op_case.attributes64 ? *op_case.attributes64 : op_case.attributes;
-  return Prepared(op_named(op_case.op), attributes, pointers(op_case, inputs), constant_flags(op_case), op_case.outputs, threads);
+PreparedOp prepare(const OpCase& op_case, DType floating, const std::vector<Tensor>& inputs, int threads) {
+  return PreparedOp(op_named(op_case.op), spec_of(op_case, floating, inputs), threads);
 }
 
 void expect_same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b, const std::string& what) {
   ASSERT_EQ(a.size(), b.size());
   for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(a[i] == b[i]) << "output " << i << " differs " << what;
-}
-
-// |a - b| and |b| in the 2-norm; positions that are NaN or the same infinity in both agree, and infinity with what is beyond the largest
-// number of a's type.
-std::pair<double, double> distance(const Tensor& a, const Tensor& b, double largest = 3.4e38) {
-  const std::vector<double> x = a.to_double(), y = b.to_double();
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < x.size(); ++i) {
-    if (x[i] == y[i] || (std::isnan(x[i]) && std::isnan(y[i]))) {
-      if (std::isfinite(y[i])) norm += y[i] * y[i];
-      continue;
-    }
-    if (std::isinf(x[i]) && std::abs(y[i]) > largest) continue;
-    difference += (x[i] - y[i]) * (x[i] - y[i]);
-    norm += y[i] * y[i];
-  }
-  return {std::sqrt(difference), std::sqrt(norm)};
 }
 
 double steps_between(float a, float b) {  // units in the last place
@@ -186,8 +45,8 @@ TEST_P(OpTest, Kernel) {
   const Kernel* const kernel = cpu_kernels().find(op);
   ASSERT_TRUE(kernel);
   const std::vector<Tensor> inputs = inputs_of(op_case, DType::float32);
-  const std::vector<const Tensor*> views = pointers(op_case, inputs);
-  const Prepared prepared = prepare(op_case, DType::float32, inputs, 1);
+  const std::vector<const Tensor*> views = views_of(op_case, inputs);
+  const PreparedOp prepared = prepare(op_case, DType::float32, inputs, 1);
   const std::vector<Tensor> results = prepared.run(views);
 
   for (int threads : {2, 3, 8}) {
@@ -196,12 +55,8 @@ TEST_P(OpTest, Kernel) {
   }
   expect_same_bits(prepared.run(views), results, "in a second run");
   expect_same_bits(prepared.run(views, {.shift = 1}), results, "at another address");
-  for (const Alias& alias : kernel->in_place) {
-    const size_t input = static_cast<size_t>(alias.input), output = static_cast<size_t>(alias.output);
-    if (input >= views.size() || !views[input] || output >= results.size()) continue;
-    if (views[input]->type().bytes() != results[output].type().bytes()) continue;  // the planner asks this too
+  for (const Alias& alias : prepared.in_place())
     expect_same_bits(prepared.run(views, {.in_place = alias}), results, fmt::format("over input {}", alias.input));
-  }
 
   for (size_t i = 0; i < op_case.expected.size(); ++i) {
     if (op_case.expected[i].empty()) continue;
@@ -219,7 +74,7 @@ TEST_P(OpTest, Kernel) {
 
   if (!op_case.float64) return;
   const std::vector<Tensor> wide = inputs_of(op_case, DType::float64);
-  const std::vector<Tensor> exact = prepare(op_case, DType::float64, wide, 1).run(pointers(op_case, wide));
+  const std::vector<Tensor> exact = prepare(op_case, DType::float64, wide, 1).run(views_of(op_case, wide));
   for (size_t i = 0; i < results.size(); ++i) {
     ASSERT_EQ(results[i].shape, exact[i].shape);
     if (!is_floating(results[i].dtype)) {
@@ -243,8 +98,8 @@ TEST_P(OpTest, NumberTypes) {
     const std::vector<Tensor> inputs = inputs_of(op_case, type), wide = widened(inputs);
     if (std::none_of(inputs.begin(), inputs.end(), [&](const Tensor& input) { return input.dtype == type && !input.bytes.empty(); }))
       continue;
-    const std::vector<const Tensor*> views = pointers(op_case, inputs);
-    const Prepared prepared = prepare(op_case, type, inputs, 1);
+    const std::vector<const Tensor*> views = views_of(op_case, inputs);
+    const PreparedOp prepared = prepare(op_case, type, inputs, 1);
     const std::vector<Tensor> results = prepared.run(views);
     expect_same_bits(prepare(op_case, type, inputs, 3).run(views), results, "with 3 threads");
     expect_same_bits(prepared.run(views, {.shift = 1}), results, "at another address");
@@ -255,7 +110,7 @@ TEST_P(OpTest, NumberTypes) {
       expect_same_bits(prepared.run(views, {.in_place = alias}), results, fmt::format("over input {}", alias.input));
     }
 
-    const std::vector<Tensor> exact = prepare(op_case, DType::float64, wide, 1).run(pointers(op_case, wide));
+    const std::vector<Tensor> exact = prepare(op_case, DType::float64, wide, 1).run(views_of(op_case, wide));
     const double largest = type == DType::float16 ? 65504 : 3.38e38, step = type == DType::float16 ? 0x1p-11 : 0x1p-8;
     for (size_t i = 0; i < results.size(); ++i) {
       if (!is_floating(results[i].dtype)) {
@@ -367,13 +222,13 @@ TEST_P(OpTest, Gradient) {
   const OpCase& op_case = GetParam();
   if (!checks_gradient(op_case)) return;
   std::vector<Tensor> inputs = inputs_of(op_case, DType::float64);
-  const Prepared prepared = prepare(op_case, DType::float64, inputs, 1);
+  const PreparedOp prepared = prepare(op_case, DType::float64, inputs, 1);
   const std::vector<Tensor> weights = projection(op_case, prepared.spec().outputs);
   const std::vector<Tensor> gradients = graph_gradients(op_case, inputs);
   if (kSanitized) return;  // every kernel has run; the differences run the same ones again
 
   const auto loss = [&] {
-    const std::vector<Tensor> outputs = prepared.run(pointers(op_case, inputs));
+    const std::vector<Tensor> outputs = prepared.run(views_of(op_case, inputs));
     long double sum = 0;
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (weights[i].bytes.empty()) continue;

@@ -414,8 +414,7 @@ TEST_F(Promises, ADeviceWithMemoryOfItsOwnGivesTheSameBits) {
                             return std::make_unique<fixtures::DiscreteDevice>(program, graphs, 1, seed, kernels);
                           },
                       .memories = {.device = arena * (i + 4) / 6, .host = arena / (i == 2 ? 1 : 3)}};
-      if (i > 0)
-        on.memories.on_host = [](const Graph&, const Node& node) { return node.stage == Stage::update && !node.op->writes.empty(); };
+      on.memories.host_updates = i > 0;
       clean();
       options.recompute = i == 2 ? "all" : "none";
       options.resume = false;

@@ -323,7 +323,7 @@ TEST(Stream, RandomGraphsInThreeMemoriesGiveTheBitsOfTheResidentPlan) {
                                                  : between(least, most),
                               .host = i == 0 ? least_host : between(least_host, least_host + (i == 2 ? most : most / 4))};
       if (seed % 4 != 1) {  // which is faster there
-        memories.on_host = [](const Graph&, const Node& node) { return node.stage == Stage::update && !node.op->writes.empty(); };
+        memories.host_updates = true;
         memories.compute = {.bytes_per_second = 1e7, .far_bytes_per_second = 1e7};
         memories.host_compute = {.bytes_per_second = 1e12, .far_bytes_per_second = 1e12};
       }

@@ -12,8 +12,8 @@
 namespace ort_train::cuda {
 
 CudaDevice::CudaDevice(const Program& program, const Gpu& gpu, int threads)
-    : Device(threads, /*is_synchronous=*/false), gpu_(gpu), number_(gpu.facts().number), streams_(program.queues.size()) {
-  check(cudaSetDevice(number_), "it can't be used");
+    : Device(threads, /*is_synchronous=*/false), gpu_(gpu), streams_(program.queues.size()) {
+  use();
   const auto kind = [&](SpaceId space) { return program.spaces[space].kind; };
   for (const Queue& queue : program.queues) is_hosts_.push_back(queue.computes() && kind(queue.from) == SpaceKind::host);
   plan_points(program);
@@ -50,7 +50,7 @@ CudaDevice::CudaDevice(const Program& program, const Gpu& gpu, int threads)
 }
 
 CudaDevice::~CudaDevice() {
-  (void)cudaSetDevice(number_);
+  (void)cudaSetDevice(gpu_.facts().number);
   {
     const std::lock_guard lock(mutex_);
     ends_ = true;
@@ -67,6 +67,8 @@ CudaDevice::~CudaDevice() {
   (void)cudaFreeHost(seen_);
   (void)cudaFreeHost(const_cast<uint32_t*>(ticket_));
 }
+
+void CudaDevice::use() const { check(cudaSetDevice(gpu_.facts().number), "it can't be used"); }
 
 void CudaDevice::plan_points(const Program& program) {
   size_t most = 0;
@@ -90,7 +92,7 @@ void CudaDevice::plan_points(const Program& program) {
 }
 
 std::unique_ptr<Memory> CudaDevice::allocate(SpaceKind kind, int64_t bytes) {
-  check(cudaSetDevice(number_), "it can't be used");
+  use();
   require(kind != SpaceKind::file, "no device gives a file");
   if (kind == SpaceKind::host) return std::make_unique<PinnedMemory>(bytes);
   return std::make_unique<DeviceMemory>(bytes);
@@ -112,7 +114,7 @@ template <typename Body> void CudaDevice::on_work(int32_t number, Body body) {
 void CudaDevice::begin(size_t entry) {
   entry_ = entry;
   failed_ = -1;
-  check(cudaSetDevice(number_), "it can't be used");  // of the thread that trains
+  use();  // in the thread that trains
 }
 
 void CudaDevice::wait_for(cudaStream_t stream, QueueId queue, int32_t number) {
@@ -206,7 +208,6 @@ void CudaDevice::transfer(std::byte* to, const std::byte* from, int64_t bytes) {
 
 void CudaDevice::compute_on_host() {
   const FloatEnvironment environment;
-  cudaError_t usable = cudaSetDevice(number_);
   DataError wrong;
   std::unique_lock lock(mutex_);
   while (true) {
@@ -219,7 +220,7 @@ void CudaDevice::compute_on_host() {
     std::exception_ptr problem;
     if (!drop) {
       try {
-        check(usable, "it can't be used");
+        use();
         for (const int32_t event : item.events) check(cudaEventSynchronize(events_[static_cast<size_t>(event)]), "it failed");
         if (item.work.kernel != nullptr) {
           (*item.work.kernel)({.inputs = item.work.inputs,

@@ -46,6 +46,7 @@ class CudaDevice : public Device {
     int32_t event = -1;  // none: no other queue waits for it
   };
 
+  void use() const;  // from this thread
   void plan_points(const Program& program);
   cudaStream_t stream_of(QueueId queue) const { return streams_.at(queue); }
   const Point& point(int32_t number) const { return points_[entry_].at(static_cast<size_t>(number)); }
@@ -63,7 +64,6 @@ class CudaDevice : public Device {
   void wait_for_ticket(uint32_t ticket);
 
   const Gpu& gpu_;
-  const int number_;
   std::vector<bool> is_hosts_;              // by queue: the host computes
   std::vector<std::vector<Point>> points_;  // by entry and instruction
   std::vector<cudaStream_t> streams_;       // by queue; null where it has none

@@ -7,8 +7,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -18,6 +18,7 @@
 #include "exec/cuda/status.h"
 #include "graph/error.h"
 #include "tests/op_jobs.h"
+#include "tests/prepared_op.h"
 
 namespace ort_train::fixtures {
 namespace {
@@ -67,6 +68,14 @@ class DeviceBytes {
   void* memory_ = nullptr;
 };
 
+// Which input is the place of an output, because the op writes it; -1: none.
+int written(const OpJob& job, size_t output) {
+  for (const Alias& alias : job.op->writes) {
+    if (static_cast<size_t>(alias.output) == output && job.inputs[static_cast<size_t>(alias.input)]) return alias.input;
+  }
+  return -1;
+}
+
 std::vector<Tensor> run_on_gpu(const OpJob& job) {
   const Kernel& kernel = cuda_kernels().at(*job.op, job.spec);
   std::vector<std::unique_ptr<DeviceBytes>> in, out;
@@ -78,7 +87,7 @@ std::vector<Tensor> run_on_gpu(const OpJob& job) {
   }
   for (size_t i = 0; i < job.spec.outputs.size(); ++i) {
     out.push_back(std::make_unique<DeviceBytes>(static_cast<size_t>(job.spec.outputs[i].bytes()), 0xcd));
-    out_places.push_back(job.written(i) >= 0 ? in[static_cast<size_t>(job.written(i))]->data() : out.back()->data());
+    out_places.push_back(written(job, i) >= 0 ? in[static_cast<size_t>(written(job, i))]->data() : out.back()->data());
   }
   const DeviceBytes workspace(static_cast<size_t>(workspace_bytes(kernel, job.spec, 1)), 0xff);
   const DeviceBytes wrong(sizeof(DataError), 0);
@@ -101,7 +110,7 @@ std::vector<Tensor> run_on_gpu(const OpJob& job) {
   for (size_t i = 0; i < job.spec.outputs.size(); ++i) {
     results.emplace_back(job.spec.outputs[i].dtype, job.spec.outputs[i].shape);
     std::vector<std::byte> bytes;
-    (job.written(i) >= 0 ? *in[static_cast<size_t>(job.written(i))] : *out[i]).read(bytes);
+    (written(job, i) >= 0 ? *in[static_cast<size_t>(written(job, i))] : *out[i]).read(bytes);
     if (!bytes.empty()) std::memcpy(results[i].bytes.data(), bytes.data(), bytes.size());
   }
   return results;
@@ -121,34 +130,24 @@ double tolerance_of(const OpJob& job, const Tensor& result) {
   return result.dtype == DType::bfloat16 ? 0x1p-8 : result.dtype == DType::float16 ? 0x1p-11 : 1e-5;
 }
 
-void expect_near(const Tensor& found, const Tensor& wanted, double tolerance) {
-  double apart = 0, norm = 0;
-  const std::vector<double> a = found.to_double(), b = wanted.to_double();
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]))) continue;
-    apart += (a[i] - b[i]) * (a[i] - b[i]);
-  }
-  for (const double x : b) norm += std::isfinite(x) ? x * x : 0;
-  EXPECT_LE(std::sqrt(apart), tolerance * std::sqrt(norm));
-}
-
 struct GpuKernel : ::testing::TestWithParam<OpCase> {};
 
 TEST_P(GpuKernel, HasTheProcessorsBits) {
   if (!lacking().empty()) GTEST_SKIP() << lacking();
-  static Workers workers(2);
   const auto jobs = op_jobs(GetParam(), cuda_kernels());
   for (const auto& job : jobs) {
     SCOPED_TRACE(job->spec.inputs.empty() ? "" : to_string(job->spec.inputs[0]));
-    const std::vector<Tensor> wanted = processors_results(*job, workers);
+    const std::vector<Tensor> wanted = PreparedOp(*job->op, job->spec, /*threads=*/2).run(job->inputs);
     const std::vector<Tensor> results = run_on_gpu(*job);
     for (size_t i = 0; i < results.size(); ++i) {
       SCOPED_TRACE("output " + std::to_string(i));
       const double tolerance = tolerance_of(*job, results[i]);
-      if (tolerance > 0)
-        expect_near(results[i], wanted[i], tolerance);
-      else
+      if (tolerance > 0) {
+        const auto [apart, norm] = distance(results[i], wanted[i], std::numeric_limits<double>::max());
+        EXPECT_LE(apart, tolerance * norm);
+      } else {
         expect_same(results[i], wanted[i]);
+      }
     }
   }
 }

@@ -60,6 +60,10 @@ class Device {
   // else went wrong; what hadn't begun by then is dropped. So does issue(), where the device is synchronous.
   virtual void wait(int32_t number) = 0;
   virtual void finish() = 0;
+  // Before the first run: seconds() will tell what each work took that it has computed. Runs may be slower.
+  virtual void time_work() {}
+  // What the work of that number took in the run that has ended; 0: it isn't known.
+  virtual double seconds(int32_t) const { return 0; }
   // Copies between the host's memory and a device's, or within one, at once; nothing runs then.
   virtual void transfer(std::byte* to, const std::byte* from, int64_t bytes) = 0;
 

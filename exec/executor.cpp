@@ -357,6 +357,9 @@ struct Executor::Impl {
     for (const int32_t copy : unwaited[entry]) wait(steps[static_cast<size_t>(copy)], fence);
     on_device(entry, [&] { device.finish(); });
     spent.waiting += lap();
+    for (size_t i = 0; i < steps.size() && !device.is_synchronous(); ++i) {
+      if (const double seconds = device.seconds(static_cast<int32_t>(i)); seconds > 0) spent.seconds[i] = seconds;
+    }
     waiting = role.leaves_update;
     return true;
   }

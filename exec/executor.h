@@ -19,7 +19,8 @@
 namespace ort_train {
 
 struct RunTimes {
-  std::vector<double> seconds;  // by instruction: to compute a node, where the device is synchronous; else to issue it; to begin a copy
+  // By instruction: to compute a node, where the device is synchronous or times its work; else to issue it; to begin a copy.
+  std::vector<double> seconds;
   double waiting = 0;           // seconds for copies of the file, and for work that these wait for
 };
 

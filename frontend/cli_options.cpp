@@ -355,6 +355,7 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
                  "checkpoints to keep (default: 2; with weights on a disk 1, because 2 take three slots for each tensor there)")
       ->group(files);
   add(files, "--log-file", o.log_file, "write one line of JSON for each step to this file");
+  add(files, "--op-times", o.op_times, "write how long each op took a step, and at what rates, as JSON to this file");
   add(files, "--logging-steps", line.logging_steps, "steps between printed lines if the output is not a terminal");
   add(files, "--save-gradients", o.save_gradients, "write every gradient of the first step to this .safetensors file");
   add(files, "--save-optimizer-state", o.save_optimizer_state, "write the optimizer's state at the end to this .safetensors file");

@@ -268,6 +268,10 @@ void Loop::Training::finish() {
   if (thrown_) std::rethrow_exception(thrown_);
   const auto weight_bytes = [&](const std::string& name, const ByteSink& sink) { return loop_.runtime_.read_parameter(name, sink); };
   if (!summary_.stopped) summary_.model_path = export_model(job.info, job.weights, weight_bytes, options_.output_dir);
+  if (!options_.op_times.empty()) {
+    loop_.runtime_.write_op_times();
+    loop_.note(fmt::format("wrote the times of the ops to {}", options_.op_times));
+  }
   if (options_.save_optimizer_state.empty()) return;
   write_optimizer_state(job, loop_.planned_, loop_.runtime_.content(), state_.step);
   loop_.note(fmt::format("wrote the optimizer's state after step {} to {}", state_.step, options_.save_optimizer_state));

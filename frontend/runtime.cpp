@@ -206,6 +206,7 @@ bool Runtime::run(size_t entry, const std::atomic<bool>* until) {
     if (!is_copy(code[i])) spent_.computing += times.seconds[i] * 1e3;
   }
   spent_.waiting += times.waiting * 1e3;
+  if (op_times_) op_times_->add(entry, times.seconds);
   return true;
 }
 

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "exec/executor.h"
 #include "frontend/checkpoint.h"
 #include "frontend/export.h"
+#include "frontend/op_times.h"
 #include "frontend/plan_job.h"
 #include "frontend/run_disk.h"
 
@@ -65,6 +67,8 @@ class Runtime {
   SpillDisk* disk() const { return disk_.get(); }  // null: there is none
   void watch(NodeWatch* watch) { executor_.watch(watch); }
   int64_t measured_peak_bytes() const { return executor_.measured_peak_bytes(); }
+  // What runs took so far, to Options::op_times.
+  void write_op_times() const { op_times_->write(job_.options.op_times); }
   int64_t used_device_bytes() const { return device().used_bytes(); }
 
  private:
@@ -83,6 +87,7 @@ class Runtime {
   CheckpointContent content_;
   std::string failure_;  // why it can't be used any more
   Spent spent_;
+  std::optional<OpTimes> op_times_;
 };
 
 }  // namespace ort_train

@@ -58,7 +58,18 @@ CudaDevice::~CudaDevice() {
   changed_.notify_all();
   if (host_.joinable()) host_.join();
   (void)cudaDeviceSynchronize();
+  for (const Recording& recording : recordings_) {
+    if (recording.graph != nullptr) (void)cudaGraphExecDestroy(recording.graph);
+  }
   for (cudaEvent_t event : events_) (void)cudaEventDestroy(event);
+  for (cudaEvent_t event : ends_of_) (void)cudaEventDestroy(event);
+  for (const auto& of_entry : timers_) {
+    for (const auto& pair : of_entry) {
+      for (cudaEvent_t event : pair) {
+        if (event != nullptr) (void)cudaEventDestroy(event);
+      }
+    }
+  }
   for (cudaStream_t stream : streams_) {
     if (stream != nullptr) (void)cudaStreamDestroy(stream);
   }
@@ -84,11 +95,17 @@ void CudaDevice::plan_points(const Program& program) {
         if (other && !of.computes_on_host && of.event < 0) of.event = static_cast<int32_t>(events++);
       }
     }
+    recordings_.push_back({.is_possible = std::none_of(entry.code.begin(), entry.code.end(), [&](const Instruction& instruction) {
+                             return uses_file(instruction) || is_hosts_[instruction.queue];
+                           })});
     most = std::max(most, events);
     instructions_ = std::max(instructions_, entry.code.size());
   }
   events_.resize(most);
-  for (cudaEvent_t& event : events_) check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync), "no event");
+  ends_of_.resize(program.queues.size());
+  for (std::vector<cudaEvent_t>* const events : {&events_, &ends_of_}) {
+    for (cudaEvent_t& event : *events) check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync), "no event");
+  }
 }
 
 std::unique_ptr<Memory> CudaDevice::allocate(SpaceKind kind, int64_t bytes) {
@@ -115,6 +132,49 @@ void CudaDevice::begin(size_t entry) {
   entry_ = entry;
   failed_ = -1;
   use();  // in the thread that trains
+  Recording& recording = recordings_[entry];
+  mode_ = recording.graph != nullptr ? Mode::replaying : recording.is_possible && recording.has_run ? Mode::recording : Mode::issuing;
+  if (mode_ == Mode::recording) begin_recording();
+  recording.has_run = true;
+}
+
+// What is issued to any queue from here on becomes a part of the graph: the others' streams begin behind the first's.
+void CudaDevice::begin_recording() {
+  cudaStream_t const first = streams_.at(kCompute);
+  check(cudaStreamBeginCapture(first, cudaStreamCaptureModeThreadLocal), "a step can't be recorded");
+  check(cudaEventRecord(ends_of_.at(kCompute), first), "a step can't be recorded");
+  for (cudaStream_t stream : streams_) {
+    if (stream != nullptr && stream != first) check(cudaStreamWaitEvent(stream, ends_of_.at(kCompute), 0), "a step can't be recorded");
+  }
+}
+
+// Null where what was recorded isn't whole.
+cudaGraph_t CudaDevice::end_recording() {
+  mode_ = Mode::issuing;
+  cudaStream_t const first = streams_.at(kCompute);
+  for (size_t q = 0; q < streams_.size(); ++q) {
+    if (streams_[q] == nullptr || streams_[q] == first) continue;
+    (void)cudaEventRecord(ends_of_[q], streams_[q]);
+    (void)cudaStreamWaitEvent(first, ends_of_[q], 0);
+  }
+  cudaGraph_t graph = nullptr;
+  if (cudaStreamEndCapture(first, &graph) == cudaSuccess) return graph;
+  (void)cudaGetLastError();
+  return nullptr;
+}
+
+// Behind the last work of a run.
+void CudaDevice::launch_recorded() {
+  cudaGraphExec_t& graph = recordings_[entry_].graph;
+  if (mode_ == Mode::recording) {
+    cudaGraph_t const recorded = end_recording();
+    if (recorded == nullptr) throw error(ErrorCode::device, "the GPU: a step can't be recorded");
+    const cudaError_t status = cudaGraphInstantiate(&graph, recorded, 0);
+    (void)cudaGraphDestroy(recorded);
+    check(status, "a recorded step can't be made ready");
+  }
+  mode_ = Mode::issuing;
+  check(cudaGraphLaunch(graph, streams_.at(kCompute)), "a recorded step can't be launched");
 }
 
 void CudaDevice::wait_for(cudaStream_t stream, QueueId queue, int32_t number) {
@@ -125,6 +185,45 @@ void CudaDevice::wait_for(cudaStream_t stream, QueueId queue, int32_t number) {
   } else if (of.queue != queue) {
     check(cudaStreamWaitEvent(stream, events_.at(static_cast<size_t>(of.event)), 0), "it can't wait");
   }
+}
+
+// Before (0) and behind (1) what it computes.
+void CudaDevice::time(int32_t number, size_t side, cudaStream_t stream) {
+  if (!times_work_) return;
+  cudaEvent_t& event = timers_[entry_].at(static_cast<size_t>(number))[side];
+  if (event == nullptr) check(cudaEventCreate(&event), "no event");
+  // In a recording, which other streams don't wait for, it is recorded each time that the graph runs.
+  check(cudaEventRecordWithFlags(event, stream, mode_ == Mode::recording ? cudaEventRecordExternal : cudaEventRecordDefault),
+        "it can't be timed");
+}
+
+void CudaDevice::time_work() {
+  times_work_ = true;
+  for (const std::vector<Point>& points : points_) timers_.emplace_back(points.size());
+}
+
+double CudaDevice::seconds(int32_t number) const {
+  const auto i = static_cast<size_t>(number);
+  if (!times_work_ || timers_[entry_].at(i)[1] == nullptr) return 0;
+  float milliseconds = 0;
+  const auto& [before, behind] = timers_[entry_][i];
+  return cudaEventElapsedTime(&milliseconds, before, behind) == cudaSuccess ? static_cast<double>(milliseconds) * 1e-3 : 0;
+}
+
+void CudaDevice::issue_on_gpu(const Work& work) {
+  cudaStream_t const stream = stream_of(work.queue);
+  for (const int32_t earlier : work.waits) wait_for(stream, work.queue, earlier);
+  if (work.kernel != nullptr) {
+    time(work.number, 0, stream);
+    (*work.kernel)(
+        {.inputs = work.inputs, .outputs = work.outputs, .workspace = work.workspace, .queue = stream, .error = errors_ + work.number});
+    check(cudaPeekAtLastError(), "a kernel can't be launched");
+    time(work.number, 1, stream);
+  } else if (work.bytes > 0) {
+    check(cudaMemcpyAsync(work.to, work.from, static_cast<size_t>(work.bytes), cudaMemcpyDefault, stream), "a copy can't be made");
+  }
+  if (const int32_t event = point(work.number).event; event >= 0)
+    check(cudaEventRecord(events_[static_cast<size_t>(event)], stream), "an event can't be recorded");
 }
 
 void CudaDevice::issue(const Work& work) {
@@ -142,17 +241,9 @@ void CudaDevice::issue(const Work& work) {
       changed_.notify_all();
       return;
     }
-    cudaStream_t const stream = stream_of(work.queue);
-    for (const int32_t earlier : work.waits) wait_for(stream, work.queue, earlier);
-    if (work.kernel != nullptr) {
-      (*work.kernel)(
-          {.inputs = work.inputs, .outputs = work.outputs, .workspace = work.workspace, .queue = stream, .error = errors_ + work.number});
-      check(cudaPeekAtLastError(), "a kernel can't be launched");
-    } else if (work.bytes > 0) {
-      check(cudaMemcpyAsync(work.to, work.from, static_cast<size_t>(work.bytes), cudaMemcpyDefault, stream), "a copy can't be made");
-    }
-    if (const int32_t event = point(work.number).event; event >= 0)
-      check(cudaEventRecord(events_[static_cast<size_t>(event)], stream), "an event can't be recorded");
+    const Mode mode = mode_;
+    if (mode != Mode::replaying) issue_on_gpu(work);
+    if (mode != Mode::issuing && static_cast<size_t>(work.number) + 1 == points_[entry_].size()) launch_recorded();
   });
 }
 
@@ -165,8 +256,11 @@ void CudaDevice::wait(int32_t number) {
   });
 }
 
-// Whatever failed, nothing runs any more behind it.
+// Whatever failed, nothing runs any more behind it. Of a recording that was abandoned nothing has run.
 void CudaDevice::finish() {
+  if (mode_ == Mode::recording) {
+    if (cudaGraph_t const recorded = end_recording(); recorded != nullptr) (void)cudaGraphDestroy(recorded);
+  }
   std::exception_ptr problem;
   try {
     wait_for_ticket(issued_);

@@ -3,12 +3,16 @@
 //
 // One event for each instruction that another queue waits for, made once. What the host computes completes with a ticket in pinned memory,
 // which streams wait for (cuStreamWaitValue32): neither side holds up the thread that issues.
+//
+// An entry in which neither the host computes nor a file is copied runs as one CUDA graph: its first run is issued work by work, the second
+// is recorded, and from then on each is one launch.
 
 #pragma once
 
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <array>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -35,6 +39,8 @@ class CudaDevice : public Device {
   void issue(const Work& work) override;
   void wait(int32_t number) override;
   void finish() override;
+  void time_work() override;
+  double seconds(int32_t number) const override;
   void transfer(std::byte* to, const std::byte* from, int64_t bytes) override;
   int64_t used_bytes() const override { return gpu_.used_bytes(); }
 
@@ -52,6 +58,19 @@ class CudaDevice : public Device {
   const Point& point(int32_t number) const { return points_[entry_].at(static_cast<size_t>(number)); }
   void wait_for(cudaStream_t stream, QueueId queue, int32_t number);
   void check_errors();
+  void issue_on_gpu(const Work& work);
+  void time(int32_t number, size_t side, cudaStream_t stream);
+
+  // --- entries as graphs
+  struct Recording {
+    bool is_possible = false;
+    bool has_run = false;
+    cudaGraphExec_t graph = nullptr;  // null: not recorded yet
+  };
+  enum class Mode : uint8_t { issuing, recording, replaying };  // of the entry's present run
+  void begin_recording();
+  cudaGraph_t end_recording();
+  void launch_recorded();
   template <typename Body> void on_work(int32_t number, Body body);
 
   // --- what the host computes
@@ -69,7 +88,12 @@ class CudaDevice : public Device {
   std::vector<cudaStream_t> streams_;       // by queue; null where it has none
   cudaStream_t side_ = nullptr;             // of transfers while nothing runs
   std::vector<cudaEvent_t> events_;
+  std::vector<cudaEvent_t> ends_of_;      // by queue: where a recording of it ends; the first: where it begins
+  std::vector<Recording> recordings_;     // by entry
   size_t entry_ = 0;
+  Mode mode_ = Mode::issuing;
+  bool times_work_ = false;
+  std::vector<std::vector<std::array<cudaEvent_t, 2>>> timers_;  // by entry and instruction: before and behind it; null: not recorded yet
 
   size_t instructions_ = 0;              // of the longest entry
   DataError* errors_ = nullptr;          // on the device, by instruction

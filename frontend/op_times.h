@@ -1,0 +1,43 @@
+// OpTimes: how long each op took in a run of a job's entries, beside the work that it did: Options::op_times.
+//
+// The first run of an entry doesn't count: it fills caches and loads libraries.
+
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "exec/program.h"
+
+namespace ort_train {
+
+class OpTimes {
+ public:
+  // The program and its graphs outlive it. `kernels`: those that the nodes run with, by which their work is counted.
+  OpTimes(const Program& program, const std::vector<const Graph*>& graphs, const KernelTables& kernels);
+
+  // What a run of the entry took, in seconds, by instruction.
+  void add(size_t entry, std::span<const double> seconds);
+  // {"entries": [{"entry": "train", "runs": 9, "ops": [{"op": "MatMul", "nodes": 97, "ms": 12.3, "share": 0.6, "gflops": 410,
+  // "gigabytes_per_second": 8}, …]}]}: of a run, the ops that took longest first; entries that ran but once are left out. Throws Error(io).
+  void write(const std::string& path) const;
+
+ private:
+  struct Op {
+    std::string name;
+    int64_t nodes = 0;
+    double flops = 0, bytes = 0;  // of a run
+    double seconds = 0;           // of all runs that count
+  };
+  struct EntryTimes {
+    std::string name;
+    std::vector<size_t> op_of;  // by instruction: the position in `ops`; kNoOp: nothing is computed
+    std::vector<Op> ops;
+    int64_t runs = -1;  // that count
+  };
+  static constexpr size_t kNoOp = SIZE_MAX;
+  std::vector<EntryTimes> entries_;
+};
+
+}  // namespace ort_train

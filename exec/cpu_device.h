@@ -2,10 +2,17 @@
 
 #pragma once
 
+#include <string>
+#include <string_view>
+
 #include "exec/device.h"
 #include "exec/workers.h"
 
 namespace ort_train {
+
+// By which of its instructions the processor multiplies bfloat16, which the last bits of such products depend on: "AMX-BF16",
+// "AVX512-BF16", or "float32", in which all others agree.
+std::string_view cpu_bfloat16_products();
 
 class CpuDevice : public Device {
  public:
@@ -20,6 +27,9 @@ class CpuDevice : public Device {
   void wait(int32_t) override {}
   void finish() override {}
   void transfer(std::byte* to, const std::byte* from, int64_t bytes) override;
+  std::string makes_products(DType type) const override {
+    return std::string(type == DType::bfloat16 ? cpu_bfloat16_products() : "float32");
+  }
 
  private:
   Workers& workers_;

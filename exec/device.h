@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "exec/arena.h"
 #include "exec/kernel.h"
@@ -21,10 +22,12 @@ namespace ort_train {
 
 // How fast a device computes, as measured (frontend/calibrate.h) or nominal. Steers plans, never results.
 struct ComputeRates {
-  double flops = 1e11;                 // of matrix products, per second
+  double flops = 1e11;                 // of matrix products in float32, per second
+  double half_flops = 0;               // of those of 16 bits; 0: as the processor's kernels say (Kernel::efficiency)
   double element_flops = 5e10;         // of exp, tanh, erf and the like
   double bytes_per_second = 1e10;      // of memory that is in the cache, in part
   double far_bytes_per_second = 1e10;  // of more memory than any cache holds
+  double launch = 0;                   // seconds that a node takes at least; 0: what a processor's threads take
   bool operator==(const ComputeRates&) const = default;
 };
 
@@ -67,6 +70,10 @@ class Device {
   // Copies between the host's memory and a device's, or within one, at once; nothing runs then.
   virtual void transfer(std::byte* to, const std::byte* from, int64_t bytes) = 0;
 
+  // What the last bits of products of that 16-bit type depend on, besides the numbers; in float32 all devices agree.
+  virtual std::string makes_products(DType type) const = 0;
+  // Kernels take memory of the device when they are first run.
+  virtual bool loads_late() const { return false; }
   // What the process takes of the memory of a device with its own, by the driver's count; 0: it can't be asked.
   virtual int64_t used_bytes() const { return 0; }
 

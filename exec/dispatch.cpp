@@ -3,6 +3,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "exec/cpu_device.h"
 #include "exec/kernel.h"
 #include "exec/program.h"
 #include "graph/error.h"
@@ -14,23 +15,30 @@ namespace ort_train {
 #ifdef ORT_TRAIN_HAS_v3
 namespace isa_v3 {
 extern const Kernel* const kKernels[];
+std::string_view bfloat16_products();
 }
 #endif
 #ifdef ORT_TRAIN_HAS_v4
 namespace isa_v4 {
 extern const Kernel* const kKernels[];
+std::string_view bfloat16_products();
 }
 #endif
 
 namespace {
 
-const Kernel* const* choose() {
+struct InstructionSet {
+  const Kernel* const* kernels;
+  std::string_view (*bfloat16_products)();
+};
+
+InstructionSet choose() {
   __builtin_cpu_init();
 #ifdef ORT_TRAIN_HAS_v4
-  if (__builtin_cpu_supports("x86-64-v4")) return isa_v4::kKernels;
+  if (__builtin_cpu_supports("x86-64-v4")) return {isa_v4::kKernels, isa_v4::bfloat16_products};
 #endif
 #ifdef ORT_TRAIN_HAS_v3
-  if (__builtin_cpu_supports("x86-64-v3")) return isa_v3::kKernels;
+  if (__builtin_cpu_supports("x86-64-v3")) return {isa_v3::kKernels, isa_v3::bfloat16_products};
 #endif
   throw error(ErrorCode::device, "this processor lacks AVX2 and FMA (x86-64-v3), which ort-train's kernels need");
 }
@@ -38,9 +46,11 @@ const Kernel* const* choose() {
 }  // namespace
 
 const KernelTable& cpu_kernels() {
-  static const KernelTable table("CPU", choose());
+  static const KernelTable table("CPU", choose().kernels);
   return table;
 }
+
+std::string_view cpu_bfloat16_products() { return choose().bfloat16_products(); }
 
 const KernelTable* cpu_kernels_for(SpaceKind where) { return where == SpaceKind::host ? &cpu_kernels() : nullptr; }
 

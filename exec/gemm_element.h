@@ -38,6 +38,7 @@ inline __m256i rounded8(__m256 x) {
   return _mm256_blendv_epi8(rounded, nan, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
 }
 inline __m128i load_halves(const std::byte* from) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)); }
+inline __m256i load_sixteen(const std::byte* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 inline __m256 load_floats(const std::byte* from) { return _mm256_loadu_ps(reinterpret_cast<const float*>(from)); }
 
 // Eight elements as floats.
@@ -53,6 +54,20 @@ template <Element e> __m256 widened8(const std::byte* from) {
     return _mm256_blendv_ps(upper, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));  // NaN stays NaN
   }
 }
+#ifdef __AVX512F__
+// Of sixteen elements to_bfloat16, each in the upper half of a lane; what the lower halves hold doesn't count.
+template <Element e> __m512i upper16(const std::byte* from) {
+  if constexpr (e == Element::bfloat16) {
+    return _mm512_slli_epi32(_mm512_cvtepu16_epi32(load_sixteen(from)), 16);
+  } else {
+    const __m512 x = _mm512_loadu_ps(reinterpret_cast<const float*>(from));
+    const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    return _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));  // a NaN stays one
+  }
+}
+#endif
+
 // Eight elements as the bits of bfloat16, each in the lower half of a lane.
 template <Element e> __m256i bits8(const std::byte* from) {
   if constexpr (e == Element::bfloat16)
@@ -63,8 +78,12 @@ template <Element e> __m256i bits8(const std::byte* from) {
 // Sixteen elements as eight pairs of bfloat16.
 template <Element e> __m256 pairs8(const std::byte* from) {
   if constexpr (e == Element::bfloat16) return load_floats(from);
+#ifdef __AVX512F__
+  return _mm256_castsi256_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(upper16<e>(from), 16)));
+#else
   const __m256i halves = _mm256_packus_epi32(rounded8(load_floats(from)), rounded8(load_floats(from + 32)));
   return _mm256_castsi256_ps(_mm256_permute4x64_epi64(halves, 0xd8));
+#endif
 }
 
 // One element, at a number of elements from there.

@@ -66,6 +66,15 @@ template <Element e> void pair_rows(const Source& from, int64_t rows, int64_t n,
   for (int64_t r = 0; r < rows; r += 2, to += width) {
     const std::byte *const first = from.data + r * from.row, *const second = r + 1 < rows ? first + from.row : nullptr;
     int64_t i = 0;
+#ifdef __AVX512F__
+    for (; i + 16 <= n; i += 16) {
+      const __m512i lower = _mm512_srli_epi32(upper16<e>(first + i * size), 16);
+      const __m512i upper = second ? upper16<e>(second + i * size) : _mm512_setzero_si512();
+      constexpr int kSelect = 0xd8;  // by the third: bits of the second where it has ones, else of the first
+      const __m512i words = _mm512_ternarylogic_epi32(lower, upper, _mm512_set1_epi32(static_cast<int>(0xffff0000u)), kSelect);
+      _mm512_storeu_ps(to + i, _mm512_castsi512_ps(words));
+    }
+#endif
     for (; i + 8 <= n; i += 8) {
       const __m256i upper = second ? _mm256_slli_epi32(bits8<e>(second + i * size), 16) : _mm256_setzero_si256();
       _mm256_storeu_ps(to + i, _mm256_castsi256_ps(_mm256_or_si256(bits8<e>(first + i * size), upper)));

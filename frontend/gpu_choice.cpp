@@ -19,15 +19,6 @@ constexpr double kNoDisk = 1e3;
 // Without a budget, that other processes may take meanwhile.
 constexpr int64_t kLeftAlone = int64_t{64} << 20;
 
-// What the GPU should reach, by its size; an H100's processors do 128 multiply-adds a cycle at some 1.7 GHz. Steers plans only.
-ComputeRates nominal_rates(const GpuFacts& gpu) {
-  const double processors = gpu.processors;
-  return {.flops = processors * 128 * 2 * 1.7e9 * 0.6,
-          .element_flops = processors * 128 * 1.7e9 * 0.5,
-          .bytes_per_second = processors * 1.7e10,
-          .far_bytes_per_second = processors * 1.7e10};
-}
-
 }  // namespace
 
 int gpu_number(const std::string& device) {
@@ -44,7 +35,8 @@ int gpu_number(const std::string& device) {
 }
 
 DeviceChoice on_gpu(Gpu& gpu, const Options& options, int threads) {
-  const int64_t reserve = gpu.taken_bytes() + kBeside;
+  const ComputeRates compute = gpu.measure_compute(/*halves=*/options.bf16 || options.fp16 || options.bf16_full);
+  const int64_t reserve = gpu.taken_bytes() + kBeside;  // behind it: by then cuBLAS, too, is loaded
   const int64_t left = options.budget > 0 ? options.budget - reserve : gpu.free_bytes() - kBeside - kLeftAlone;
   const Gpu::LinkRates link = gpu.measure_link();
   const GpuFacts& facts = gpu.facts();
@@ -52,7 +44,7 @@ DeviceChoice on_gpu(Gpu& gpu, const Options& options, int threads) {
           .make = [&gpu, threads](const Program& program, const std::vector<const Graph*>&) { return gpu.device(program, threads); },
           .memories = {.device = std::max<int64_t>(left, 0) / kDevicePage * kDevicePage,
                        .host = (options.host_budget > 0 ? options.host_budget : available_memory() / 2) / kPage * kPage,
-                       .compute = nominal_rates(facts),
+                       .compute = compute,
                        .link = {.read = link.up,
                                 .write = link.down,
                                 .beside = std::min(1.0, link.both / std::max(link.up, link.down)),

@@ -10,6 +10,7 @@
 #include "frontend/file.h"
 #include "frontend/machine.h"
 #include "frontend/memory.h"
+#include "frontend/units.h"
 #include "graph/error.h"
 #include "graph/op_def.h"
 #include "offload/file_range.h"
@@ -79,7 +80,12 @@ Runtime::Runtime(Job& job, PlannedJob& planned, CpuDevice& device, const Note& n
       planned_(planned),
       processor_(device),
       note_(note),
-      executor_(planned.program, planned.set.graphs(), planned.apart ? *planned.apart : device) {}
+      executor_(planned.program, planned.set.graphs(), planned.apart ? *planned.apart : device) {
+  if (job.options.op_times.empty()) return;
+  Device& runs = this->device();
+  op_times_.emplace(planned.program, planned.set.graphs(), [&runs](SpaceKind kind) { return runs.kernels(kind); });
+  runs.time_work();
+}
 
 // --- before the first run ---------------------------------------------------------------------------------------------------------------
 
@@ -137,6 +143,7 @@ void Runtime::collect_tensors() {
   for (auto* list : {&content_.weights, &content_.optimizer})  // the plan has an order of its own
     std::sort(list->begin(), list->end(), [](const StateTensor& a, const StateTensor& b) { return a.name < b.name; });
   content_.settings = job_.settings();
+  if (is_half(job_.types.low)) content_.settings["products"] = device().makes_products(job_.types.low);
   std::string description;
   for (const auto& [name, type] : wholes) description += fmt::format("{}: {}\n", name, to_string(type));
   for (const auto& [parameter, slices] : planned_.set.entries[0].job.slices) {  // packs of one name and size may have other members
@@ -169,7 +176,18 @@ bool Runtime::open_files(const RunStart& start, const SavedSlots& saved) {
   std::vector<Memory*> spaces;
   for (const auto& space : memory_) spaces.push_back(space.get());
   executor_.attach(std::move(spaces), disk_.get(), /*fresh=*/!opened.in_place);
+  check_device_memory();
   return opened.in_place;
+}
+
+// By the driver's count, now that everything is loaded: what the plan says is a promise.
+void Runtime::check_device_memory() const {
+  const int64_t used = used_device_bytes(), budget = job_.options.budget;
+  if (planned_.apart == nullptr || budget == 0 || used <= budget) return;
+  throw error(ErrorCode::budget,
+              "the GPU's memory holds {} bytes with all that the libraries have loaded, {} more than `budget` {}: the smallest budget that would "
+              "do is {} bytes (`budget` {}), if no other process takes memory there meanwhile",
+              grouped(used), grouped(used - budget), budget, grouped(planned_.least.budget + used - budget), planned_.least.budget + used - budget);
 }
 
 void Runtime::end_loading() {

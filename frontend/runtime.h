@@ -68,7 +68,7 @@ class Runtime {
   void watch(NodeWatch* watch) { executor_.watch(watch); }
   int64_t measured_peak_bytes() const { return executor_.measured_peak_bytes(); }
   // What runs took so far, to Options::op_times.
-  void write_op_times() const { op_times_->write(job_.options.op_times); }
+  void write_op_times() const { op_times_.value().write(job_.options.op_times); }
   int64_t used_device_bytes() const { return device().used_bytes(); }
 
  private:
@@ -76,6 +76,7 @@ class Runtime {
   void collect_tensors();
   std::string load_weight(const Weight& weight, const std::vector<Slice>& slices);
   DiskOptions disk_engine() const;
+  void check_device_memory() const;
 
   Job& job_;
   PlannedJob& planned_;

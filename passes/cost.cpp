@@ -10,6 +10,12 @@ constexpr double kWaking = 3e-6;    // more where there are several threads: the
 constexpr double kFar = 96e6;       // bytes that no cache holds
 constexpr double kMovement = 2;     // times as long as arithmetic on as many bytes takes what only moves them: in strides, mostly
 
+// Whether a product's operands are of 16 bits, or are rounded to these.
+bool is_of_halves(const KernelSpec& spec) {
+  const auto is_half_input = [&](size_t i) { return spec.has(i) && is_half(spec.inputs[i].dtype); };
+  return spec.attributes.has("compute") || (is_half_input(0) && is_half_input(1));
+}
+
 }  // namespace
 
 NodeWork work_of(const Graph& graph, const Node& node, int threads, const ComputeRates& rates) {
@@ -20,13 +26,14 @@ NodeWork work_of(const Graph& graph, const Node& node, int threads, const Comput
     const KernelSpec spec = make_spec(graph, node);
     cost = kernel->cost(spec);
     if (kernel->efficiency) efficiency = kernel->efficiency(spec, threads);
+    if (rates.launch > 0 && efficiency > 0) efficiency = is_of_halves(spec) && rates.half_flops > 0 ? rates.half_flops / rates.flops : 1;  // no processor
   } else {
     for (const auto* values : {&node.inputs, &node.outputs}) {
       for (ValueId value : *values) cost.bytes += value == kNone ? 0 : static_cast<double>(graph.value(value).bytes());
     }
   }
   if (cost.flops == 0 && cost.bytes == 0) return {};  // a view
-  const double start = kDispatch + (threads > 1 ? kWaking : 0);
+  const double start = rates.launch > 0 ? rates.launch : kDispatch + (threads > 1 ? kWaking : 0);
   const double bytes = cost.bytes / (cost.bytes > kFar ? rates.far_bytes_per_second : rates.bytes_per_second);
   // Products wait for their operands: each tile begins with what isn't there yet, and ends with writing.
   if (efficiency > 0) return {.flops = cost.flops, .seconds = start + cost.flops / (efficiency * rates.flops) + bytes};

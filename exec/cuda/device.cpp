@@ -1,11 +1,14 @@
 #include "exec/cuda/device.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "exec/cuda/kernels.h"
 #include "exec/cuda/memory.h"
 #include "exec/cuda/status.h"
+#include "exec/cuda/tensor_product.h"
 #include "exec/float_environment.h"
 #include "graph/error.h"
 
@@ -118,6 +121,8 @@ std::unique_ptr<Memory> CudaDevice::allocate(SpaceKind kind, int64_t bytes) {
 const KernelTable* CudaDevice::kernels(SpaceKind where) const {
   return where == SpaceKind::device ? &cuda_kernels() : where == SpaceKind::host ? &cpu_kernels() : nullptr;
 }
+
+std::string CudaDevice::makes_products(DType) const { return fmt::format("{}, {}", gpu_.facts().name, tensor_library()); }
 
 template <typename Body> void CudaDevice::on_work(int32_t number, Body body) {
   try {

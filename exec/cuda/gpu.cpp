@@ -5,13 +5,16 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 #include <vector>
 
 #include "exec/cuda/device.h"
 #include "exec/cuda/kernels.h"
 #include "exec/cuda/memory.h"
 #include "exec/cuda/status.h"
+#include "exec/program.h"
 #include "graph/error.h"
+#include "graph/op_def.h"
 
 namespace ort_train {
 namespace {
@@ -105,7 +108,7 @@ class CudaGpu : public Gpu {
     taken_ = used_bytes();
   }
 
-  int64_t taken_bytes() const override { return taken_; }
+  int64_t taken_bytes() const override { return std::max(taken_, used_bytes()); }
   int64_t used_bytes() const override {
     const int64_t now = nvml_.used();
     if (now >= 0 && before_ >= 0) return std::max<int64_t>(now - before_, 0);
@@ -117,6 +120,7 @@ class CudaGpu : public Gpu {
     return static_cast<int64_t>(left);
   }
   LinkRates measure_link() override;
+  ComputeRates measure_compute(bool halves) override;
   const KernelTable& kernels() const override { return cuda_kernels(); }
   std::unique_ptr<Device> device(const Program& program, int threads) override {
     return std::make_unique<cuda::CudaDevice>(program, *this, threads);
@@ -173,6 +177,89 @@ Gpu::LinkRates CudaGpu::measure_link() {
   for (cudaEvent_t event : events) (void)cudaEventDestroy(event);
   for (cudaStream_t stream : streams) (void)cudaStreamDestroy(stream);
   return rates;
+}
+
+// Runs of one kernel on memory of any content, in which everything it reads and makes lies from the beginning on.
+class Trial {
+ public:
+  Trial(const KernelTable& kernels, const char* op, KernelSpec spec, const cuda::DeviceMemory& memory) : memory_(memory) {
+    const Kernel& kernel = kernels.at(op_named(op), spec);
+    cost_ = kernel.cost(spec);
+    run_ = prepare(kernel, spec);
+    const auto take = [&](int64_t bytes) {
+      std::byte* const at = memory.data() + taken_;
+      taken_ += (bytes + kPlaceAlignment - 1) / kPlaceAlignment * kPlaceAlignment;
+      return at;
+    };
+    for (const TensorType& type : spec.inputs) inputs_.push_back(take(type.bytes()));
+    for (const TensorType& type : spec.outputs) outputs_.push_back(take(type.bytes()));
+    workspace_ = take(workspace_bytes(kernel, spec, 1));
+    require(taken_ <= memory.bytes(), "a trial of a kernel that is larger than its memory");
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "no stream");
+    for (cudaEvent_t& event : events_) check(cudaEventCreate(&event), "no event");
+  }
+  Trial(const Trial&) = delete;
+  Trial& operator=(const Trial&) = delete;
+  ~Trial() {
+    for (cudaEvent_t event : events_) (void)cudaEventDestroy(event);
+    (void)cudaStreamDestroy(stream_);
+  }
+
+  const Cost& cost() const { return cost_; }
+  // Of one run: the best of a few times so many in a row.
+  double seconds(int runs) {
+    constexpr int kTurns = 4;
+    float best = 0;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      check(cudaEventRecord(events_[0], stream_), "it can't be timed");
+      for (int i = 0; i < runs; ++i) run_({.inputs = inputs_, .outputs = outputs_, .workspace = workspace_, .queue = stream_});
+      check(cudaEventRecord(events_[1], stream_), "it can't be timed");
+      check(cudaStreamSynchronize(stream_), "a kernel failed");
+      float milliseconds = 0;
+      check(cudaEventElapsedTime(&milliseconds, events_[0], events_[1]), "it can't be timed");
+      if (turn == 1 || milliseconds < best) best = milliseconds;  // the first warms up
+    }
+    return static_cast<double>(best) * 1e-3 / runs;
+  }
+
+ private:
+  const cuda::DeviceMemory& memory_;
+  KernelRun run_;
+  Cost cost_;
+  int64_t taken_ = 0;
+  std::vector<const void*> inputs_;
+  std::vector<void*> outputs_;
+  std::byte* workspace_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  std::array<cudaEvent_t, 2> events_{};
+};
+
+ComputeRates CudaGpu::measure_compute(bool halves) {
+  constexpr int64_t kMost = int64_t{256} << 20, kWorkspace = int64_t{48} << 20;
+  const cuda::DeviceMemory memory(std::min(kMost, free_bytes() / 2));
+  const auto trial = [&](const char* op, std::vector<TensorType> inputs, TensorType output) {
+    const std::vector<bool> present(inputs.size(), true);
+    const std::vector<const Tensor*> constants(inputs.size());
+    return Trial(cuda_kernels(), op,
+                 {.attributes = {}, .inputs = std::move(inputs), .present = present, .outputs = {std::move(output)}, .constants = constants},
+                 memory);
+  };
+  const auto product_rate = [&](DType type) {
+    int64_t n = 4096;
+    while (3 * n * n * size_of(type) + kWorkspace > memory.bytes() && n > 128) n /= 2;
+    const TensorType square{type, {n, n}};
+    Trial product = trial("MatMul", {square, square}, square);
+    return product.cost().flops / product.seconds(2);
+  };
+  const TensorType large{DType::float32, {memory.bytes() / 16}}, small{DType::float32, {32}};
+  Trial sweep = trial("Add", {large, large}, large), elements = trial("Gelu", {large}, large), tiny = trial("Add", {small, small}, small);
+  const double bytes = sweep.cost().bytes / sweep.seconds(2);
+  return {.flops = product_rate(DType::float32),
+          .half_flops = halves ? product_rate(DType::bfloat16) : 0,
+          .element_flops = elements.cost().flops / elements.seconds(2),
+          .bytes_per_second = bytes,
+          .far_bytes_per_second = bytes,
+          .launch = tiny.seconds(200)};
 }
 
 }  // namespace

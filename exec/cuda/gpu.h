@@ -37,6 +37,8 @@ class Gpu {
     double up = 0, down = 0, both = 0;
   };
   virtual LinkRates measure_link() = 0;
+  // How fast it computes, in a quarter of a gigabyte or what is free. halves: products of 16 bits are wanted, too.
+  virtual ComputeRates measure_compute(bool halves) = 0;
 
   virtual const KernelTable& kernels() const = 0;
   // For runs of that program, in spaces of the device, the host and a file. `threads`: of the host, where it computes.

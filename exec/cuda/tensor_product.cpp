@@ -23,6 +23,7 @@ class Library {
   }
 
   decltype(&cublasLtCreate) create;
+  decltype(&cublasLtGetVersion) version;
   decltype(&cublasLtMatmul) matmul;
   decltype(&cublasLtMatmulDescCreate) make_product;
   decltype(&cublasLtMatmulDescDestroy) end_product;
@@ -45,6 +46,7 @@ class Library {
                   "cuBLAS of CUDA 13 (libcublasLt.so.13), by which 16-bit products are made on a GPU, isn't found: install it, or name its "
                   "folder in LD_LIBRARY_PATH");
     find(create, "cublasLtCreate");
+    find(version, "cublasLtGetVersion");
     find(matmul, "cublasLtMatmul");
     find(make_product, "cublasLtMatmulDescCreate");
     find(end_product, "cublasLtMatmulDescDestroy");
@@ -170,5 +172,10 @@ class Prepared : public PreparedProduct {
 }  // namespace
 
 std::unique_ptr<const PreparedProduct> prepare_product(const TensorProduct& product) { return std::make_unique<Prepared>(product); }
+
+std::string tensor_library() {
+  const size_t version = Library::open().version();
+  return fmt::format("cuBLASLt {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
 
 }  // namespace ort_train::cuda

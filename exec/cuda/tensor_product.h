@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "graph/types.h"
 
@@ -39,5 +40,8 @@ class PreparedProduct {
 
 // On the thread's current device. Throws Error(device): the library isn't found, or can't make such a product.
 std::unique_ptr<const PreparedProduct> prepare_product(const TensorProduct& product);
+
+// The library and its version: "cuBLASLt 13.1.0". Throws Error(device): it isn't found.
+std::string tensor_library();
 
 }  // namespace ort_train::cuda

@@ -46,21 +46,25 @@ std::vector<TensorType> infer(const InferContext& context) {
   return {{computed, {}}, {computed, leading}};
 }
 
+// The largest of a row is the same in any order: lanes take neighbours, whatever the type.
 template <typename T, typename C = Compute<T>> C row_max(const T* __restrict x, int64_t n) {
   const auto larger = [](C a, C b) { return a > b ? a : b; };
-  return fold_row<T, kClassLanes>(
+  return fold_row<C, kClassLanes>(
       n, -std::numeric_limits<C>::infinity(), [&](C lane, int64_t i) { return load(x[i]) > lane ? load(x[i]) : lane; }, larger);
 }
 
-// Sum of what `of` makes of each element.
+// Sum of what `of` makes of each element, a chunk at a time: lanes of 16-bit rows take runs of elements (exec/lanes.h), which vectors can
+// add but not make.
 template <typename T, typename Of> double row_sum(const T* __restrict x, int64_t n, Of of) {
   using C = Compute<T>;
   double sum = 0;
+  C made[kClassChunk];
   for (int64_t begin = 0; begin < n; begin += kClassChunk) {
+    const int64_t count = std::min(kClassChunk, n - begin);
     const T* chunk = x + begin;
+    for (int64_t i = 0; i < count; ++i) made[i] = of(load(chunk[i]));
     sum += static_cast<double>(fold_row<T, kClassLanes>(
-        std::min(kClassChunk, n - begin), C(0), [&](C lane, int64_t i) { return lane + of(load(chunk[i])); },
-        [](C a, C b) { return a + b; }));
+        count, C(0), [&](C lane, int64_t i) { return lane + made[i]; }, [](C a, C b) { return a + b; }));
   }
   return sum;
 }

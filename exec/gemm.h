@@ -164,29 +164,50 @@ template <typename Unit> Words words_of_a(const Product<float>& p, const Block& 
   return {room.a, 1, room.a_row};
 }
 
-// Lines of B that come into the second-level cache while a panel is multiplied: those of the next one.
-class Ahead {
+// Rows of memory that come into the second-level cache, some lines at a time.
+class Lines {
  public:
-  // kernels: in how many of them
-  Ahead(const Operand<float>& b, int64_t depth, int64_t width, int64_t kernels)
-      : from_(b.data + width * b.column * b.size()), row_(b.row * b.size()), column_(b.column * b.size()) {
-    lines_ = b.column == 1 ? 0 : (depth * b.size() + 63) / 64;
-    share_ = (width * lines_ + kernels - 1) / kernels;
-  }
-  // Of a transposed B a share before each kernel.
+  Lines() = default;
+  // times: in how many times
+  Lines(const std::byte* from, int64_t rows, int64_t row, int64_t bytes, int64_t times)
+      : from_(from), row_(row), each_((bytes + 63) / 64), left_(rows * each_), share_((left_ + times - 1) / times) {}
+
   void fetch() {
-    for (int64_t x = 0; lines_ > 0 && x < share_; ++x) {
+    for (int64_t n = std::min(share_, left_); n > 0; --n, --left_) {
       __builtin_prefetch(from_ + line_ * 64, 0, 2);
-      if (++line_ == lines_) {
+      if (++line_ == each_) {
         line_ = 0;
-        from_ += column_;
+        from_ += row_;
       }
     }
   }
+
+ private:
+  const std::byte* from_ = nullptr;
+  int64_t row_ = 0, each_ = 0, left_ = 0, share_ = 0, line_ = 0;
+};
+
+// `rows` x `columns` of an operand.
+inline Lines lines_of(const Operand<float>& m, int64_t rows, int64_t columns, int64_t times) {
+  const int64_t size = m.size();
+  if (m.column == 1) return {m.data, rows, m.row * size, columns * size, times};
+  return {m.data, columns, m.column * size, rows * size, times};
+}
+
+// What the next panel of B is: lines that come into the cache while this one is multiplied.
+class Ahead {
+ public:
+  // B of the next panel, `width` columns. kernels: how many of them this panel has
+  Ahead(const Operand<float>& next, int64_t depth, int64_t width, int64_t kernels)
+      : from_(next.data), row_(next.row * next.size()), is_dense_(next.column == 1) {
+    if (!is_dense_) lines_ = lines_of(next, depth, width, kernels);
+  }
+  // Of a transposed B a share before each kernel.
+  void fetch() { lines_.fetch(); }
   // Of another one, a line an iteration: in kernel `i` these. Words of pairs are two rows.
   template <typename Unit> bool fetch_within(int64_t i, Micro& m) const {
     constexpr int64_t rows = Unit::pairs ? 2 : 1, lines = 4;
-    if (lines_ > 0 || i >= rows * lines) return false;
+    if (!is_dense_ || i >= rows * lines) return false;
     m.prefetch = from_ + i / rows * 64 + i % rows * row_;
     m.prefetch_step = rows * row_;
     return true;
@@ -194,7 +215,9 @@ class Ahead {
 
  private:
   const std::byte* from_;
-  int64_t row_, column_, lines_ = 0, share_ = 0, line_ = 0;
+  int64_t row_;
+  bool is_dense_;
+  Lines lines_;
 };
 
 // Rounds what a kernel left in `edge`, whole vectors.
@@ -217,10 +240,12 @@ inline void finish(const Product<float>& p, int64_t rows, int64_t columns, const
   }
 }
 
+template <typename Unit> int64_t kernels_of(const Product<float>& p) { return (p.rows + Unit::rows - 1) / Unit::rows; }
+
 // One panel of one depth block, all rows.
 template <typename Unit>
 void multiply_panel(const Product<float>& p, const Words& a, const Block& block, int64_t j, int64_t columns, int64_t width,
-                    const Room& room) {
+                    const Room& room, Lines& next_a) {
   const int64_t depth = block.depth;
   const Operand<float> b = p.b.from(block.begin, j);
   const bool is_own = b.element == Element::own, is_whole = columns == width;
@@ -237,7 +262,10 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
   const Result<float> result = rounds ? p.c : Result<float>(sums);
   const Matrix<const float> start = block.first ? p.start : Matrix<const float>{sums.data, sums.row};
   float edge[Unit::rows * Unit::width];
-  Ahead ahead(b, depth, width, (p.rows + Unit::rows - 1) / Unit::rows);
+  // Behind the last panel comes the first of the next block.
+  const bool is_last = j + columns >= p.columns;
+  Ahead ahead(is_last ? p.b.from(block.begin + depth, 0) : p.b.from(block.begin, j + columns), is_last && block.last ? 0 : depth, width,
+              kernels_of<Unit>(p));
   for (int64_t i = 0; i < p.rows; i += Unit::rows) {
     const int64_t rows = std::min<int64_t>(Unit::rows, p.rows - i);
     int64_t begin = 0, end = depth;
@@ -251,6 +279,7 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
     begin -= skipped;
     const bool copying = packing && i == 0;
     ahead.fetch();
+    next_a.fetch();
     const bool source = few || copying;
     const Result<float> to = result.from(i, j);
     Micro m{.depth = end - begin,
@@ -299,9 +328,14 @@ template <typename Unit> void multiply(const Product<float>& p, std::byte* works
   do {
     const Block block{begin, std::min(size, p.depth - begin), begin == 0, begin + size >= p.depth};
     const Words a = words_of_a<Unit>(p, block, room);
+    Lines next_a;
+    if (!block.last) {
+      const int64_t panels = (p.columns + Unit::width - 1) / Unit::width;
+      next_a = lines_of(p.a.from(0, begin + size), p.rows, std::min(size, p.depth - begin - size), panels * kernels_of<Unit>(p));
+    }
     for (int64_t j = 0, width; j < p.columns; j += width) {
       width = Unit::panel(p.columns - j);
-      multiply_panel<Unit>(p, a, block, j, std::min(width, p.columns - j), width, room);
+      multiply_panel<Unit>(p, a, block, j, std::min(width, p.columns - j), width, room, next_a);
     }
     begin += size;
   } while (begin < p.depth);

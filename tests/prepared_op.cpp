@@ -81,17 +81,18 @@ std::vector<Alias> PreparedOp::in_place() const {
 }
 
 std::vector<Tensor> PreparedOp::run(const std::vector<const Tensor*>& inputs, const How& how) const {
+  const auto shift_of = [&](DType type) { return how.shift == 0 ? 0 : how.shift * size_of(type); };  // what is in blocks has no size
   std::vector<Guarded> in, out;
   in.reserve(inputs.size()), out.reserve(spec_.outputs.size());
   std::vector<const void*> in_places;
   std::vector<void*> out_places;
   for (const Tensor* input : inputs) {
-    in.emplace_back(input ? input->type().bytes() : 0, input ? how.shift * size_of(input->dtype) : 0);
+    in.emplace_back(input ? input->type().bytes() : 0, input ? shift_of(input->dtype) : 0);
     if (input && !input->bytes.empty()) std::memcpy(in.back().data(), input->bytes.data(), input->bytes.size());
     in_places.push_back(input ? in.back().data() : nullptr);
   }
   for (const TensorType& type : spec_.outputs) {
-    out.emplace_back(type.bytes(), how.shift * size_of(type.dtype));
+    out.emplace_back(type.bytes(), shift_of(type.dtype));
     out_places.push_back(out.back().data());
   }
   std::vector<Alias> shared(op_.writes.begin(), op_.writes.end());

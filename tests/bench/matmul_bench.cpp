@@ -10,6 +10,7 @@
 //   masters   mixed precision: weights are float32 and are rounded as they are read, their gradients are float32, all else is bfloat16
 
 #include <omp.h>
+#include <sys/mman.h>
 #include <tbb/global_control.h>
 
 #include <algorithm>
@@ -49,7 +50,10 @@ struct Free {
 };
 using Buffer = std::unique_ptr<std::byte, Free>;
 Buffer make_buffer(int64_t bytes) {
-  Buffer buffer(static_cast<std::byte*>(std::aligned_alloc(64, static_cast<size_t>((bytes + 63) / 64 * 64))));
+  constexpr int64_t kPage = int64_t{2} << 20;  // huge, as an arena's are
+  const auto whole = static_cast<size_t>((bytes + kPage - 1) / kPage * kPage);
+  Buffer buffer(static_cast<std::byte*>(std::aligned_alloc(static_cast<size_t>(kPage), whole)));
+  madvise(buffer.get(), whole, MADV_HUGEPAGE);
   std::memset(buffer.get(), 0, static_cast<size_t>(bytes));
   return buffer;
 }

@@ -5,9 +5,12 @@
 // score and the sum of its weights by blocks of keys, within a block by lanes; each element of o one chain for a block of keys, added to
 // what the blocks before it summed up and rescaled. A row doesn't depend on which others are in its block. Heads of more than 128 elements
 // are divided between blocks of threads, each of which makes the scores again.
+//
+// On a device, attention of 16 bits is made by cuDNN where it can (exec/cuda/half_attention.h).
 
 #include "exec/cuda/attention.h"
 
+#include "exec/cuda/half_attention.h"
 #include "exec/op_list.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -189,7 +192,7 @@ template <typename T, int width, bool deep> struct AttentionKernel {
   }
 };
 
-KernelRun prepare(const KernelSpec& spec) {
+KernelRun make(const KernelSpec& spec) {
   const Problem p = problem_of(spec, 0, 3);
   KernelRun run;
   for_sizes(compute_type(spec.inputs[0].dtype), p.depth, p.width, [&]<typename T, int width, bool deep>() {
@@ -215,11 +218,26 @@ KernelRun prepare(const KernelSpec& spec) {
   return run;
 }
 
+#ifdef __CUDACC__
+KernelRun prepare(const KernelSpec& spec) {
+  if (const std::optional<HalfForward> half = half_forward(spec)) return [half = *half](const KernelArgs& args) { half.run(args); };
+  return make(spec);
+}
+Workspace workspace(const KernelSpec& spec) {
+  const std::optional<HalfForward> half = half_forward(spec);
+  return {.shared = half ? half->bytes : 0};
+}
+#else
+KernelRun prepare(const KernelSpec& spec) { return make(spec); }
+Workspace workspace(const KernelSpec&) { return {}; }
+#endif
+
 }  // namespace
 
 constexpr Kernel kAttentionKernel{
     .types = kWide | kMixed,
     .cost = cost<0, 3, 2>,
+    .workspace = workspace,
     .prepare = prepare,
 };
 

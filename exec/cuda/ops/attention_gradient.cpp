@@ -9,8 +9,11 @@
 //            over such a block of rows is one chain, as on the CPU, which has one block of rows after the other
 //
 // Heads of more than 128 elements are divided between blocks of threads, each of which makes the scores again.
+//
+// On a device, the gradient of attention of 16 bits is made by cuDNN where it can (exec/cuda/half_attention.h).
 
 #include "exec/cuda/attention.h"
+#include "exec/cuda/half_attention.h"
 #include "exec/op_list.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -309,7 +312,7 @@ template <typename T> GradientTensors<T> on(const GradientTensors<T>& prepared, 
   return of;
 }
 
-KernelRun prepare(const KernelSpec& spec) {
+KernelRun make(const KernelSpec& spec) {
   KernelRun run;
   const Problem p = problem_of(spec, 1, 6);
   for_sizes(compute_type(spec.inputs[0].dtype), p.depth, p.width, [&]<typename T, int width, bool deep>() {
@@ -328,10 +331,24 @@ KernelRun prepare(const KernelSpec& spec) {
 }
 
 // delta of each row.
-Workspace workspace(const KernelSpec& spec) {
+Workspace own_workspace(const KernelSpec& spec) {
   const Problem p = problem_of(spec, 1, 6);
   return {.shared = p.items() * p.rows * size_of(compute_type(spec.inputs[0].dtype))};
 }
+
+#ifdef __CUDACC__
+KernelRun prepare(const KernelSpec& spec) {
+  if (const std::optional<HalfBackward> half = half_backward(spec)) return [half = *half](const KernelArgs& args) { half.run(args); };
+  return make(spec);
+}
+Workspace workspace(const KernelSpec& spec) {
+  const std::optional<HalfBackward> half = half_backward(spec);
+  return half ? Workspace{.shared = half->bytes} : own_workspace(spec);
+}
+#else
+KernelRun prepare(const KernelSpec& spec) { return make(spec); }
+Workspace workspace(const KernelSpec& spec) { return own_workspace(spec); }
+#endif
 
 }  // namespace
 

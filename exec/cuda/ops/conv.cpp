@@ -2,8 +2,11 @@
 //
 // An element of y is its bias, or nothing, then chunks of channels upwards, each in blocks of a depth: the chains of the processor's
 // products.
+//
+// On a device, convolutions of 16 bits are made by cuDNN where it can (exec/cuda/half_convolution.h).
 
 #include "exec/cuda/convolution.h"
+#include "exec/cuda/half_convolution.h"
 #include "exec/op_list.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -210,7 +213,7 @@ template <typename T> struct Forward {
   }
 };
 
-KernelRun prepare(const KernelSpec& spec) {
+KernelRun make(const KernelSpec& spec) {
   return for_sums(spec, [&]<typename T>() -> KernelRun {
     const Forward<T> forward(spec);
     if (forward.l.batch == 0) return [](const KernelArgs&) {};
@@ -222,17 +225,40 @@ KernelRun prepare(const KernelSpec& spec) {
   });
 }
 
+#ifdef __CUDACC__
+std::optional<HalfConvolution> half_of(const KernelSpec& spec) {
+  return half_convolution(spec, layout_of_y(spec), cuda::ConvolutionProblem::Result::y, /*goes_on=*/3);
+}
+KernelRun prepare(const KernelSpec& spec) {
+  const std::optional<HalfConvolution> half = half_of(spec);
+  if (!half) return make(spec);
+  if (!spec.has(2)) return [half = *half](const KernelArgs& args) { half.run(args); };
+  return [half = *half, l = layout_of_y(spec), bias = element_of(spec.inputs[2].dtype)](const KernelArgs& args) {
+    add_bias(half, l, {args.in<std::byte>(2), bias}, half.make(args), args);
+  };
+}
+Workspace workspace(const KernelSpec& spec) {
+  const std::optional<HalfConvolution> half = half_of(spec);
+  return {.shared = half ? half->bytes : 0};
+}
+#else
+KernelRun prepare(const KernelSpec& spec) { return make(spec); }
+Workspace workspace(const KernelSpec&) { return {}; }
+#endif
+
 }  // namespace
 
 constexpr Kernel kConvKernel{
     .types = kTypes,
     .cost = cost<layout_of_y>,
+    .workspace = workspace,
     .prepare = prepare,
 };
 constexpr Kernel kConvPartKernel{
     .types = kTypes,
     .in_place = {{.output = 0, .input = 3}},
     .cost = cost<layout_of_y>,
+    .workspace = workspace,
     .prepare = prepare,
 };
 

@@ -3,8 +3,11 @@
 // As on the processor, the products of w' and dy are made first, (channel, tap) by windows, summed over channels of y in blocks of a depth;
 // then each element of dx adds its taps' products, rows of taps upwards. Products of some samples or channels at a time go through the
 // workspace. Where a group has few channels, and in double, a thread has an element of dx and makes its products on the way.
+//
+// On a device, those of 16 bits are made by cuDNN where it can (exec/cuda/half_convolution.h).
 
 #include "exec/cuda/convolution.h"
+#include "exec/cuda/half_convolution.h"
 #include "exec/op_list.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -248,16 +251,33 @@ template <typename T> struct InputGradient {
   }
 };
 
-KernelRun prepare(const KernelSpec& spec) {
+KernelRun make(const KernelSpec& spec) {
   return for_sums(spec, [&]<typename T>() -> KernelRun {
     const InputGradient<T> gradient(spec);
     if (gradient.l.batch == 0) return [](const KernelArgs&) {};
     return [gradient](const KernelArgs& args) { gradient.run(args); };
   });
 }
-Workspace workspace(const KernelSpec& spec) {
+Workspace own_workspace(const KernelSpec& spec) {
   return for_sums(spec, [&]<typename T>() { return Workspace{.shared = InputGradient<T>(spec).workspace()}; });
 }
+
+#ifdef __CUDACC__
+std::optional<HalfConvolution> half_of(const KernelSpec& spec) {
+  return half_convolution(spec, layout_of_dx(spec), cuda::ConvolutionProblem::Result::dx, /*goes_on=*/2);
+}
+KernelRun prepare(const KernelSpec& spec) {
+  if (const std::optional<HalfConvolution> half = half_of(spec)) return [half = *half](const KernelArgs& args) { half.run(args); };
+  return make(spec);
+}
+Workspace workspace(const KernelSpec& spec) {
+  const std::optional<HalfConvolution> half = half_of(spec);
+  return half ? Workspace{.shared = half->bytes} : own_workspace(spec);
+}
+#else
+KernelRun prepare(const KernelSpec& spec) { return make(spec); }
+Workspace workspace(const KernelSpec& spec) { return own_workspace(spec); }
+#endif
 
 }  // namespace
 

@@ -2,9 +2,12 @@
 //
 // Products in tiles have a piece of the batch for each item, whose sums go through the workspace where there are several pieces. Where a
 // group has few channels, and in double, a thread has an element of dw and a chain, if there is room for the chains, else a piece.
+//
+// On a device, those of 16 bits are made by cuDNN where it can (exec/cuda/half_convolution.h).
 
 #include <cstring>
 
+#include "exec/cuda/half_convolution.h"
 #include "exec/cuda/weight_chains.h"
 #include "exec/op_list.h"
 
@@ -197,7 +200,7 @@ template <typename T> struct WeightGradient {
   }
 };
 
-KernelRun prepare(const KernelSpec& spec) {
+KernelRun make(const KernelSpec& spec) {
   return for_sums(spec, [&]<typename T>() -> KernelRun {
     const WeightGradient<T> gradient(spec);
     if (gradient.l.batch == 0)
@@ -205,9 +208,27 @@ KernelRun prepare(const KernelSpec& spec) {
     return [gradient](const KernelArgs& args) { gradient.run(args); };
   });
 }
-Workspace workspace(const KernelSpec& spec) {
+Workspace own_workspace(const KernelSpec& spec) {
   return for_sums(spec, [&]<typename T>() { return Workspace{.shared = WeightGradient<T>(spec).workspace()}; });
 }
+
+#ifdef __CUDACC__
+std::optional<HalfConvolution> half_of(const KernelSpec& spec) {
+  constexpr size_t kNone = 2;  // no input
+  return half_convolution(spec, layout_of_dw(spec), cuda::ConvolutionProblem::Result::dw, kNone);
+}
+KernelRun prepare(const KernelSpec& spec) {
+  if (const std::optional<HalfConvolution> half = half_of(spec)) return [half = *half](const KernelArgs& args) { half.run(args); };
+  return make(spec);
+}
+Workspace workspace(const KernelSpec& spec) {
+  const std::optional<HalfConvolution> half = half_of(spec);
+  return half ? Workspace{.shared = half->bytes} : own_workspace(spec);
+}
+#else
+KernelRun prepare(const KernelSpec& spec) { return make(spec); }
+Workspace workspace(const KernelSpec& spec) { return own_workspace(spec); }
+#endif
 
 }  // namespace
 

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "exec/cuda/cudnn_plan.h"
 #include "exec/cuda/device.h"
 #include "exec/cuda/kernels.h"
 #include "exec/cuda/memory.h"
@@ -121,6 +122,10 @@ class CudaGpu : public Gpu {
   }
   LinkRates measure_link() override;
   ComputeRates measure_compute(bool halves) override;
+  std::string start_cudnn() override {
+    check(cudaSetDevice(facts_.number), "it can't be used");
+    return cuda::start_cudnn();
+  }
   const KernelTable& kernels() const override { return cuda_kernels(); }
   std::unique_ptr<Device> device(const Program& program, int threads) override {
     return std::make_unique<cuda::CudaDevice>(program, *this, threads);
@@ -240,9 +245,10 @@ ComputeRates CudaGpu::measure_compute(bool halves) {
   const auto trial = [&](const char* op, std::vector<TensorType> inputs, TensorType output) {
     const std::vector<bool> present(inputs.size(), true);
     const std::vector<const Tensor*> constants(inputs.size());
-    return Trial(cuda_kernels(), op,
-                 {.attributes = {}, .inputs = std::move(inputs), .present = present, .outputs = {std::move(output)}, .constants = constants},
-                 memory);
+    return Trial(
+        cuda_kernels(), op,
+        {.attributes = {}, .inputs = std::move(inputs), .present = present, .outputs = {std::move(output)}, .constants = constants},
+        memory);
   };
   const auto product_rate = [&](DType type) {
     int64_t n = 4096;

@@ -39,6 +39,9 @@ class Gpu {
   virtual LinkRates measure_link() = 0;
   // How fast it computes, in a quarter of a gigabyte or what is free. halves: products of 16 bits are wanted, too.
   virtual ComputeRates measure_compute(bool halves) = 0;
+  // Starts cuDNN, by which attention and convolutions of 16 bits are made, so that taken_bytes() counts what it takes. Returns why there is
+  // none, in a sentence; empty: there is.
+  virtual std::string start_cudnn() = 0;
 
   virtual const KernelTable& kernels() const = 0;
   // For runs of that program, in spaces of the device, the host and a file. `threads`: of the host, where it computes.

@@ -1,5 +1,7 @@
 // Cases of the op test table: convolutions, pools, batch normalisation.
 
+#include <fmt/format.h>
+
 #include "tests/op_cases.h"
 
 namespace ort_train::fixtures {
@@ -128,6 +130,32 @@ void conv_cases(std::vector<OpCase>& cases) {
                    .expected = {{4010.5, 6532.5}}});
 }
 
+// Operands of different types, rounded when they are read; results of 16 bits and of float32.
+void rounded_conv_cases(std::vector<OpCase>& cases) {
+  const Window window{{3, 3}, {2, 1}, {1, 1, 1, 1}, {1, 2}};
+  const Shape x{2, 8, 13, 14}, w{16, 4, 3, 3}, y{2, 16, 7, 12};
+  for (const DType compute : {DType::float16, DType::bfloat16})
+    for (const DType to : {compute, DType::float32}) {
+      Attributes attributes = attributes_of(window);
+      attributes.set("group", int64_t{2});
+      attributes.set("compute", static_cast<int64_t>(compute));
+      attributes.set("to", static_cast<int64_t>(to));
+      const auto add = [&](const char* op, const Shape& shape, std::vector<OpInput> inputs) {
+        if (!shape.empty()) attributes.set("shape", shape);
+        cases.push_back({.name = fmt::format("rounded_to_{}_{}", to_string(compute), to_string(to)),
+                         .op = op,
+                         .attributes = attributes,
+                         .inputs = std::move(inputs),
+                         .tolerance = 1e-2,
+                         .gradient = false,
+                         .float64 = false});
+      };
+      add("Conv", {}, {random(x), statistic(random(w)), statistic(random({16}))});
+      add("ConvInputGrad", x, {random(y), statistic(random(w))});
+      add("ConvWeightGrad", w, {random(y), random(x)});
+    }
+}
+
 void pool_cases(std::vector<OpCase>& cases) {
   struct Form {
     const char* name;
@@ -252,6 +280,7 @@ void batch_normalization_cases(std::vector<OpCase>& cases) {
 std::vector<OpCase> convolution_op_cases() {
   std::vector<OpCase> cases;
   conv_cases(cases);
+  rounded_conv_cases(cases);
   pool_cases(cases);
   batch_normalization_cases(cases);
   return cases;

@@ -185,6 +185,11 @@ void attention_cases(std::vector<OpCase>& cases) {
       {"blocks_causal_more_keys", 1, 1, 140, 530, 16, 16, true, false, {140, 530}},
       {"blocks_causal_more_rows", 1, 1, 400, 270, 16, 24, true, true, {}},
       {"wide", 1, 1, 130, 130, 64, 64, true, false, {}},
+      {"heads", 1, 2, 128, 128, 64, 64, false, false, {}},
+      {"heads_causal", 1, 2, 128, 128, 64, 64, true, true, {}},
+      {"heads_more_keys", 2, 2, 36, 75, 40, 24, false, true, {}},
+      {"heads_causal_more_keys", 1, 2, 44, 101, 64, 64, true, false, {}},
+      {"heads_causal_more_rows", 1, 2, 101, 44, 32, 32, true, false, {}},
       {"many_heads", 2, 7, 65, 33, 16, 16, false, false, {}},
       {"bias_of_rows", 2, 2, 37, 45, 12, 20, true, false, {2, 1, 37, 1}},
       {"three_blocks_of_keys", 1, 1, 140, 530, 20, 12, false, false, {1, 140, 530}},
@@ -241,28 +246,38 @@ void attention_cases(std::vector<OpCase>& cases) {
                    .inputs = {random({1, 1, 5, 8}), random({1, 1, 300, 8}), random({1, 1, 300, 4}), floats({300}, hidden)},
                    .outputs = 2,
                    .gradient = false});
+  // Operands of 16 bits, and a result of float32.
+  cases.push_back({.name = "float32_result",
+                   .op = "Attention",
+                   .attributes = {{"scale", 0.4f}, {"causal", int64_t{1}}, {"to", static_cast<int64_t>(DType::float32)}},
+                   .inputs = {random({1, 2, 40, 24}), random({1, 2, 50, 24}), random({1, 2, 50, 32})},
+                   .outputs = 2,
+                   .tolerance = 1e-2,
+                   .gradient = false,
+                   .float64 = false});
   // Operands that are rounded when they are read.
-  for (const DType compute : {DType::float16, DType::bfloat16}) {
-    const Attributes attributes{{"scale", 0.4f}, {"causal", int64_t{1}}, {"compute", static_cast<int64_t>(compute)}};
-    const Shape q{1, 2, 40, 24}, k{1, 2, 50, 24}, v{1, 2, 50, 20}, o{1, 2, 40, 20};
-    const std::string name = fmt::format("rounded_to_{}", to_string(compute));
-    cases.push_back({.name = name,
-                     .op = "Attention",
-                     .attributes = attributes,
-                     .inputs = {random(q), random(k), random(v)},
-                     .outputs = 2,
-                     .tolerance = 1e-2,
-                     .gradient = false,
-                     .float64 = false});
-    cases.push_back({.name = name,
-                     .op = "AttentionGrad",
-                     .attributes = attributes,
-                     .inputs = {random(o), random(q), random(k), random(v), random(o), statistic(random({1, 2, 40}, 5, 6))},
-                     .outputs = 3,
-                     .tolerance = 1e-2,
-                     .gradient = false,
-                     .float64 = false});
-  }
+  for (const DType compute : {DType::float16, DType::bfloat16})
+    for (const int64_t width : {20, 24}) {
+      const Attributes attributes{{"scale", 0.4f}, {"causal", int64_t{1}}, {"compute", static_cast<int64_t>(compute)}};
+      const Shape q{1, 2, 40, 24}, k{1, 2, 50, 24}, v{1, 2, 50, width}, o{1, 2, 40, width};
+      const std::string name = fmt::format("rounded_to_{}_{}", to_string(compute), width);
+      cases.push_back({.name = name,
+                       .op = "Attention",
+                       .attributes = attributes,
+                       .inputs = {random(q), random(k), random(v)},
+                       .outputs = 2,
+                       .tolerance = 1e-2,
+                       .gradient = false,
+                       .float64 = false});
+      cases.push_back({.name = name,
+                       .op = "AttentionGrad",
+                       .attributes = attributes,
+                       .inputs = {random(o), random(q), random(k), random(v), random(o), statistic(random({1, 2, 40}, 5, 6))},
+                       .outputs = 3,
+                       .tolerance = 1e-2,
+                       .gradient = false,
+                       .float64 = false});
+    }
   // A hidden row gives no gradient.
   cases.push_back(
       {.name = "hidden_safe",

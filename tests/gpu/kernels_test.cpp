@@ -12,11 +12,15 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "exec/cuda/cudnn_plan.h"
 #include "exec/cuda/gpu.h"
 #include "exec/cuda/status.h"
 #include "graph/error.h"
+#include "tests/op_inputs.h"
 #include "tests/op_jobs.h"
 #include "tests/prepared_op.h"
 
@@ -116,18 +120,28 @@ std::vector<Tensor> run_on_gpu(const OpJob& job) {
   return results;
 }
 
-// How far a result may be from the processor's, in the 2-norm; 0: the same bits. float64 has exp, sin … of another C library, products of
-// 16 bits are made on tensor cores, in an order of their own.
-double tolerance_of(const OpJob& job, const Tensor& result) {
+// How far numbers that are rounded to that type may be from what they are rounded from.
+double rounding_of(DType type) { return type == DType::bfloat16 ? 0x1p-8 : type == DType::float16 ? 0x1p-11 : 0; }
+
+// How far a result may be from the processor's, in the 2-norm; 0: the same bits. float64 has exp, sin … of another C library. Products,
+// attention and convolutions of 16 bits are made on tensor cores, in an order of their own; of the last two all but lse is rounded to 16
+// bits, whatever it is stored as, weights of attention are on the way.
+double tolerance_of(const OpJob& job, size_t output, const Tensor& result) {
   const auto has = [&](DType type) {
     return std::any_of(job.spec.inputs.begin(), job.spec.inputs.end(), [&](const TensorType& input) { return input.dtype == type; });
   };
   if (has(DType::float64) || result.dtype == DType::float64) return 1e-13;
-  const bool is_product = job.op->name == "MatMul" || job.op->name == "MatMulPart";
-  const bool is_half_product =
-      is_product && (has(DType::float16) || has(DType::bfloat16) || job.spec.attributes.get("compute", int64_t{0}) != 0);
-  if (!is_half_product) return 0;
-  return result.dtype == DType::bfloat16 ? 0x1p-8 : result.dtype == DType::float16 ? 0x1p-11 : 1e-5;
+  const std::string_view op = job.op->name;
+  const bool is_product = op == "MatMul" || op == "MatMulPart", is_attention = op.starts_with("Attention");
+  const auto compute = static_cast<DType>(job.spec.attributes.get("compute", static_cast<int64_t>(DType::float32)));
+  const DType half = is_half(compute)       ? compute
+                     : has(DType::bfloat16) ? DType::bfloat16
+                     : has(DType::float16)  ? DType::float16
+                                            : DType::float32;
+  constexpr double kSums = 1e-5;
+  if (!is_half(half) || !(is_product || is_attention || op.starts_with("Conv"))) return 0;
+  if (is_product || (op == "Attention" && output == 1)) return std::max(rounding_of(result.dtype), kSums);
+  return (is_attention ? 2 : 1) * std::max(rounding_of(half), rounding_of(result.dtype));
 }
 
 struct GpuKernel : ::testing::TestWithParam<OpCase> {};
@@ -141,7 +155,7 @@ TEST_P(GpuKernel, HasTheProcessorsBits) {
     const std::vector<Tensor> results = run_on_gpu(*job);
     for (size_t i = 0; i < results.size(); ++i) {
       SCOPED_TRACE("output " + std::to_string(i));
-      const double tolerance = tolerance_of(*job, results[i]);
+      const double tolerance = tolerance_of(*job, i, results[i]);
       if (tolerance > 0) {
         const auto [apart, norm] = distance(results[i], wanted[i], std::numeric_limits<double>::max());
         EXPECT_LE(apart, tolerance * norm);
@@ -149,6 +163,86 @@ TEST_P(GpuKernel, HasTheProcessorsBits) {
         expect_same(results[i], wanted[i]);
       }
     }
+  }
+}
+
+// What models have must not fall back to kernels that compute in float32.
+TEST(GpuCudnn, MakesWhatModelsHave) {
+  if (!lacking().empty()) GTEST_SKIP() << lacking();
+  if (const std::string none = cuda::start_cudnn(); !none.empty()) GTEST_SKIP() << none;
+  for (const DType type : {DType::bfloat16, DType::float16}) {
+    for (const bool is_backward : {false, true}) {
+      for (const bool causal : {false, true}) {
+        for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{128, 128}, {512, 512}, {196, 77}, {77, 196}}) {
+          const cuda::AttentionProblem problem{.is_backward = is_backward,
+                                               .batch = 4,
+                                               .heads = 12,
+                                               .rows = rows,
+                                               .columns = columns,
+                                               .depth = 64,
+                                               .width = 64,
+                                               .scale = 0.125f,
+                                               .causal = causal,
+                                               .type = type};
+          const cuda::CudnnPlan* const plan = cuda::find_plan(problem);
+          EXPECT_NE(plan, nullptr) << "attention " << rows << " x " << columns << (is_backward ? ", backward" : "");
+          EXPECT_EQ(plan, cuda::find_plan(problem)) << "made twice";
+        }
+      }
+    }
+    using Result = cuda::ConvolutionProblem::Result;
+    for (const Result result : {Result::y, Result::dx, Result::dw}) {
+      const cuda::ConvolutionProblem plain{.result = result,
+                                           .batch = 8,
+                                           .in_channels = 64,
+                                           .out_channels = 64,
+                                           .in = {56, 56},
+                                           .out = {56, 56},
+                                           .kernel = {3, 3},
+                                           .stride = {1, 1},
+                                           .padding = {1, 1},
+                                           .dilation = {1, 1},
+                                           .type = type};
+      cuda::ConvolutionProblem strides = plain, groups = plain, depthwise = plain, dilations = plain;
+      strides.out = {28, 28}, strides.stride = {2, 2};
+      groups.groups = 4, groups.in_channels = groups.out_channels = 16;
+      depthwise.groups = 64, depthwise.in_channels = depthwise.out_channels = 1;
+      dilations.padding = dilations.dilation = {2, 2};
+      for (const auto& [name, problem] :
+           {std::pair{"plain", plain}, {"strides", strides}, {"groups", groups}, {"depthwise", depthwise}, {"dilations", dilations}})
+        EXPECT_NE(cuda::find_plan(problem), nullptr) << "convolution: " << name << ", result " << static_cast<int>(result);
+    }
+  }
+}
+
+// The gradient of so much attention that heads go by in groups: each head's is what it is alone.
+TEST(GpuCudnn, DividesGradientsOfAttention) {
+  if (!lacking().empty()) GTEST_SKIP() << lacking();
+  const auto gradients = [](int64_t heads, const std::vector<Tensor>& from) {  // of the first heads
+    const Shape q{1, heads, 4096, 32}, lse{1, heads, 4096};
+    std::vector<Tensor> inputs;
+    for (size_t i = 0; i < 6; ++i) {
+      inputs.emplace_back(i == 5 ? DType::float32 : DType::bfloat16, i == 5 ? lse : q);
+      std::copy_n(from[i].bytes.begin(), inputs[i].bytes.size(), inputs[i].bytes.begin());
+    }
+    OpJob job{.op = &op_named("AttentionGrad"), .tensors = std::move(inputs)};
+    for (const Tensor& input : job.tensors) job.inputs.push_back(&input);
+    job.spec = spec_of(*job.op, {{"scale", 0.2f}, {"causal", int64_t{1}}}, job.inputs, std::vector<bool>(job.inputs.size()), 3);
+    return run_on_gpu(job);
+  };
+  constexpr int64_t kHeads = 11;  // of 32 MiB: two groups, the last of which has fewer
+  const std::vector<Tensor> from =
+      inputs_of({.name = "groups",
+                 .op = "AttentionGrad",
+                 .inputs = {random({kHeads, 4096, 32}), random({kHeads, 4096, 32}), random({kHeads, 4096, 32}), random({kHeads, 4096, 32}),
+                            random({kHeads, 4096, 32}), statistic(random({kHeads, 4096}, 5, 6))}},
+                DType::bfloat16);
+  const std::vector<Tensor> all = gradients(kHeads, from), some = gradients(2, from);
+  for (size_t i = 0; i < all.size(); ++i) {
+    Tensor first(some[i].dtype, some[i].shape);
+    std::copy_n(all[i].bytes.begin(), first.bytes.size(), first.bytes.begin());
+    const auto [apart, norm] = distance(first, some[i], std::numeric_limits<double>::max());
+    EXPECT_LE(apart, 0x1p-8 * norm) << "gradient " << i;
   }
 }
 

@@ -42,6 +42,11 @@ class Library {
     return library;
   }
 
+  std::string name() const {  // "cuDNN 9.19.0"
+    const size_t number = version();
+    return fmt::format("cuDNN {}.{}.{}", number / 10000, number / 100 % 100, number % 100);
+  }
+
   std::string lacking;  // empty: it is there, with all of these
   decltype(&cudnnGetVersion) version = nullptr;
   decltype(&cudnnGetErrorString) error_text = nullptr;
@@ -77,9 +82,7 @@ class Library {
     find(set, "cudnnBackendSetAttribute");
     find(get, "cudnnBackendGetAttribute");
     find(execute, "cudnnBackendExecute");
-    if (!lacking.empty() || version() >= kLeastVersion) return;
-    lacking = fmt::format("cuDNN is {}.{}.{}, which is too old: 9.16 and later will do", version() / 10000, version() % 10000 / 100,
-                          version() % 100);
+    if (lacking.empty() && version() < kLeastVersion) lacking = fmt::format("{} is too old: 9.16 and later will do", name());
   }
   template <typename Function> void find(Function& function, const char* name) {
     function = reinterpret_cast<Function>(dlsym(library_, name));
@@ -370,6 +373,11 @@ template <class Problem> const CudnnPlan* find(const Problem& problem, std::map<
 
 const CudnnPlan* find_plan(const AttentionProblem& problem) { return find(problem, &Plans::attention); }
 const CudnnPlan* find_plan(const ConvolutionProblem& problem) { return find(problem, &Plans::convolutions); }
+
+std::string cudnn_library() {
+  const Library& library = Library::open();
+  return library.lacking.empty() ? library.name() : "no cuDNN";
+}
 
 std::string start_cudnn() {
   const std::lock_guard lock(mutex());

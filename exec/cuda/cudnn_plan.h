@@ -70,4 +70,7 @@ const CudnnPlan* find_plan(const ConvolutionProblem& problem);
 // where there is. Throws Error(device): it can't be started.
 std::string start_cudnn();
 
+// The library and its version: "cuDNN 9.19.0"; "no cuDNN".
+std::string cudnn_library();
+
 }  // namespace ort_train::cuda

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "exec/cuda/cudnn_plan.h"
 #include "exec/cuda/kernels.h"
 #include "exec/cuda/memory.h"
 #include "exec/cuda/status.h"
@@ -122,7 +123,9 @@ const KernelTable* CudaDevice::kernels(SpaceKind where) const {
   return where == SpaceKind::device ? &cuda_kernels() : where == SpaceKind::host ? &cpu_kernels() : nullptr;
 }
 
-std::string CudaDevice::makes_products(DType) const { return fmt::format("{}, {}", gpu_.facts().name, tensor_library()); }
+std::string CudaDevice::makes_products(DType) const {
+  return fmt::format("{}, {}, {}", gpu_.facts().name, tensor_library(), cudnn_library());
+}
 
 template <typename Body> void CudaDevice::on_work(int32_t number, Body body) {
   try {

@@ -34,9 +34,11 @@ int gpu_number(const std::string& device) {
   throw error(ErrorCode::usage, "`device` {}: is not known: cpu, cuda, or cuda:1 for the second GPU", device);
 }
 
-DeviceChoice on_gpu(Gpu& gpu, const Options& options, int threads) {
-  const ComputeRates compute = gpu.measure_compute(/*halves=*/options.bf16 || options.fp16 || options.bf16_full);
-  const int64_t reserve = gpu.taken_bytes() + kBeside;  // behind it: by then cuBLAS, too, is loaded
+DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int threads, const Note& note) {
+  if (const std::string lacking = halves ? gpu.start_cudnn() : std::string(); !lacking.empty())
+    note(lacking + "; attention and convolutions run on kernels that compute in float32, which are slower and give other last bits");
+  const ComputeRates compute = gpu.measure_compute(halves);
+  const int64_t reserve = gpu.taken_bytes() + kBeside;  // now that libraries are loaded
   const int64_t left = options.budget > 0 ? options.budget - reserve : gpu.free_bytes() - kBeside - kLeftAlone;
   const Gpu::LinkRates link = gpu.measure_link();
   const GpuFacts& facts = gpu.facts();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "exec/cuda/gpu.h"
+#include "frontend/checkpoint.h"
 #include "frontend/device_choice.h"
 #include "frontend/ort_train.h"
 
@@ -12,7 +13,7 @@ namespace ort_train {
 int gpu_number(const std::string& device);
 
 // A device on that GPU, which outlives it. Its memory is that of Options::budget less what the process takes there besides, the host's that
-// of Options::host_budget. Throws Error(device).
-DeviceChoice on_gpu(Gpu& gpu, const Options& options, int threads);
+// of Options::host_budget. halves: numbers of 16 bits are multiplied, for which libraries are loaded. Throws Error(device).
+DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int threads, const Note& note);
 
 }  // namespace ort_train

@@ -67,13 +67,7 @@ void Trainer::Impl::build(DeviceChoice on) {
   start = choose_start(options);
   if (const int number = gpu_number(options.device); number >= 0) gpu = open_gpu(number);
   job.emplace(options, on.part_bytes, workers, note);
-  if (gpu) {
-    if (is_half(job->types.low)) {
-      if (const std::string lacking = gpu->start_cudnn(); !lacking.empty())
-        note(lacking + "; attention and convolutions run on kernels that compute in float32, which are slower and give other last bits");
-    }
-    on = on_gpu(*gpu, options, workers.threads());
-  }
+  if (gpu) on = on_gpu(*gpu, options, /*halves=*/is_half(job->types.low), workers.threads(), note);
   MachineRates rates(options, device, note);
   planned = plan_job(*job, start, on, device, rates, note);
   report = describe_plan(*job, planned, rates, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());

@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -251,6 +252,31 @@ TEST_F(CommandLineTest, TheLogHasALineAStepAndASummary) {
   EXPECT_GT(summary.at("minimum_budget_bytes").get<int64_t>(), summary.at("planned_peak_bytes").at("RAM").get<int64_t>());
   EXPECT_TRUE(fs::exists(folder / "a/model.onnx"));
   EXPECT_TRUE(fs::exists(folder / "a/checkpoint-5"));
+}
+
+// Each op of the step's, with what it took and did; the first step doesn't count.
+TEST_F(CommandLineTest, OpTimesTellWhatAStepTook) {
+  ASSERT_EQ(run(gpt("a", {"--max_steps=5", "--op-times", folder / "ops.json"})).code, 0);
+  const Json entries = Json::parse(read_file(folder / "ops.json")).at("entries");
+  ASSERT_EQ(entries.size(), 1u);
+  EXPECT_EQ(entries[0].at("entry"), "train");
+  EXPECT_EQ(entries[0].at("runs"), 4);
+  double share = 0, milliseconds = 0;
+  std::map<std::string, Json> by_name;
+  for (const Json& op : entries[0].at("ops")) {
+    share += op.at("share").get<double>();
+    milliseconds += op.at("ms").get<double>();
+    by_name[op.at("op")] = op;
+  }
+  EXPECT_NEAR(share, 1, 1e-9);
+  double steps = 0;
+  for (const Json& line : log("a")) steps += line.value("step", 0) > 1 ? line.at("computing_ms").get<double>() : 0;
+  EXPECT_NEAR(milliseconds, steps / 4, 0.2 * milliseconds);  // which counts views, too
+  EXPECT_EQ(by_name.at("SoftmaxCrossEntropy").at("nodes"), 1);
+  EXPECT_GT(by_name.at("MatMul").at("nodes"), 10);
+  for (const char* rate : {"gflops", "gigabytes_per_second"}) EXPECT_GT(by_name.at("MatMul").at(rate), 0) << rate;
+  ASSERT_EQ(run(gpt("b", {"--max_steps=1", "--op-times", folder / "one.json"})).code, 0);
+  EXPECT_EQ(Json::parse(read_file(folder / "one.json")).at("entries"), Json::array());
 }
 
 TEST_F(CommandLineTest, SchedulesTakeArgumentsAsPairsAndAsJson) {

@@ -2,13 +2,17 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <set>
+#include <string_view>
 
 #include "graph/error.h"
 #include "tests/op_inputs.h"
+#include "tests/prepared_op.h"
 
 namespace ort_train::fixtures {
 namespace {
@@ -56,6 +60,32 @@ void expect_same(const Tensor& found, const Tensor& wanted) {
   EXPECT_EQ(different, 0) << "of " << found.size() << " elements; the first, " << first << ": "
                           << found.to_double()[static_cast<size_t>(first)] << ", the processor's "
                           << wanted.to_double()[static_cast<size_t>(first)];
+}
+
+void expect_near(const Tensor& found, const Tensor& wanted, double tolerance) {
+  const auto [apart, norm] = distance(found, wanted, std::numeric_limits<double>::max());
+  EXPECT_LE(apart, tolerance * norm);
+}
+
+double half_products_tolerance(const OpJob& job, size_t output, const Tensor& result) {
+  constexpr double kSums = 1e-5;
+  const auto rounding = [](DType type) { return type == DType::bfloat16 ? 0x1p-8 : type == DType::float16 ? 0x1p-11 : 0; };
+  const std::string_view op = job.op->name;
+  const bool is_product = op == "MatMul" || op == "MatMulPart", is_attention = op.starts_with("Attention");
+  const DType half = half_of_products(job);
+  if (!is_half(half)) return 0;
+  if (is_product || (op == "Attention" && output == 1)) return std::max(rounding(result.dtype), kSums);
+  return (is_attention ? 2 : 1) * std::max(rounding(half), rounding(result.dtype));
+}
+
+DType half_of_products(const OpJob& job) {
+  const std::string_view op = job.op->name;
+  if (!op.starts_with("MatMul") && !op.starts_with("Attention") && !op.starts_with("Conv")) return DType::float32;
+  const auto has = [&](DType type) {
+    return std::any_of(job.inputs.begin(), job.inputs.end(), [&](const Tensor* input) { return input && input->dtype == type; });
+  };
+  const auto compute = static_cast<DType>(job.spec.attributes.get("compute", static_cast<int64_t>(DType::float32)));
+  return is_half(compute) ? compute : has(DType::bfloat16) ? DType::bfloat16 : has(DType::float16) ? DType::float16 : DType::float32;
 }
 
 std::vector<OpCase> op_cases_for(const KernelTable& table) {

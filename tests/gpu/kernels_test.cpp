@@ -120,30 +120,6 @@ std::vector<Tensor> run_on_gpu(const OpJob& job) {
   return results;
 }
 
-// How far numbers that are rounded to that type may be from what they are rounded from.
-double rounding_of(DType type) { return type == DType::bfloat16 ? 0x1p-8 : type == DType::float16 ? 0x1p-11 : 0; }
-
-// How far a result may be from the processor's, in the 2-norm; 0: the same bits. float64 has exp, sin … of another C library. Products,
-// attention and convolutions of 16 bits are made on tensor cores, in an order of their own; of the last two all but lse is rounded to 16
-// bits, whatever it is stored as, weights of attention are on the way.
-double tolerance_of(const OpJob& job, size_t output, const Tensor& result) {
-  const auto has = [&](DType type) {
-    return std::any_of(job.spec.inputs.begin(), job.spec.inputs.end(), [&](const TensorType& input) { return input.dtype == type; });
-  };
-  if (has(DType::float64) || result.dtype == DType::float64) return 1e-13;
-  const std::string_view op = job.op->name;
-  const bool is_product = op == "MatMul" || op == "MatMulPart", is_attention = op.starts_with("Attention");
-  const auto compute = static_cast<DType>(job.spec.attributes.get("compute", static_cast<int64_t>(DType::float32)));
-  const DType half = is_half(compute)       ? compute
-                     : has(DType::bfloat16) ? DType::bfloat16
-                     : has(DType::float16)  ? DType::float16
-                                            : DType::float32;
-  constexpr double kSums = 1e-5;
-  if (!is_half(half) || !(is_product || is_attention || op.starts_with("Conv"))) return 0;
-  if (is_product || (op == "Attention" && output == 1)) return std::max(rounding_of(result.dtype), kSums);
-  return (is_attention ? 2 : 1) * std::max(rounding_of(half), rounding_of(result.dtype));
-}
-
 struct GpuKernel : ::testing::TestWithParam<OpCase> {};
 
 TEST_P(GpuKernel, HasTheProcessorsBits) {
@@ -155,13 +131,12 @@ TEST_P(GpuKernel, HasTheProcessorsBits) {
     const std::vector<Tensor> results = run_on_gpu(*job);
     for (size_t i = 0; i < results.size(); ++i) {
       SCOPED_TRACE("output " + std::to_string(i));
-      const double tolerance = tolerance_of(*job, i, results[i]);
-      if (tolerance > 0) {
-        const auto [apart, norm] = distance(results[i], wanted[i], std::numeric_limits<double>::max());
-        EXPECT_LE(apart, tolerance * norm);
-      } else {
-        expect_same(results[i], wanted[i]);
-      }
+      const bool is_wide = results[i].dtype == DType::float64 || std::any_of(job->inputs.begin(), job->inputs.end(), [](const Tensor* input) {
+                             return input && input->dtype == DType::float64;
+                           });
+      // float64 has exp, sin … of another C library.
+      const double tolerance = is_wide ? 1e-13 : half_products_tolerance(*job, i, results[i]);
+      tolerance > 0 ? expect_near(results[i], wanted[i], tolerance) : expect_same(results[i], wanted[i]);
     }
   }
 }

@@ -148,7 +148,7 @@ TEST(GpuCudnn, MakesWhatModelsHave) {
   for (const DType type : {DType::bfloat16, DType::float16}) {
     for (const bool is_backward : {false, true}) {
       for (const bool causal : {false, true}) {
-        for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{128, 128}, {512, 512}, {196, 77}, {77, 196}}) {
+        for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{512, 512}, {196, 76}}) {
           const cuda::AttentionProblem problem{.is_backward = is_backward,
                                                .batch = 4,
                                                .heads = 12,

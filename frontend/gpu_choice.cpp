@@ -11,9 +11,9 @@ namespace ort_train {
 namespace {
 
 constexpr int64_t kDevicePage = int64_t{2} << 20;
-// Of the device's memory, for what comes beside the slab: error words, events, and kernels of cuBLAS, which it loads when it needs them (3
-// MB were measured with GPT-2).
-constexpr int64_t kBeside = 8 * kDevicePage;
+// Of the device's memory, for what comes beside the slab: error words, events, steps as graphs (3 MB were measured with GPT-2 124M); and of
+// products of 16 bits the kernels of cuBLAS and cuDNN, which these load when they need them (15 MB in all).
+constexpr int64_t kBeside = 8 * kDevicePage, kBesideHalves = 20 * kDevicePage;
 // Bytes a second of a disk that there isn't: a plan that uses it is the last resort, and is refused.
 constexpr double kNoDisk = 1e3;
 // Without a budget, that other processes may take meanwhile.
@@ -38,8 +38,8 @@ DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int threads, 
   if (const std::string lacking = halves ? gpu.start_cudnn() : std::string(); !lacking.empty())
     note(lacking + "; attention and convolutions run on kernels that compute in float32, which are slower and give other last bits");
   const ComputeRates compute = gpu.measure_compute(halves);
-  const int64_t reserve = gpu.taken_bytes() + kBeside;  // now that libraries are loaded
-  const int64_t left = options.budget > 0 ? options.budget - reserve : gpu.free_bytes() - kBeside - kLeftAlone;
+  const int64_t beside = halves ? kBesideHalves : kBeside, reserve = gpu.taken_bytes() + beside;  // now that libraries are loaded
+  const int64_t left = options.budget > 0 ? options.budget - reserve : gpu.free_bytes() - beside - kLeftAlone;
   const Gpu::LinkRates link = gpu.measure_link();
   const GpuFacts& facts = gpu.facts();
   return {.kernels = &gpu.kernels(),

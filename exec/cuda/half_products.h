@@ -2,7 +2,8 @@
 // MatMulPart of devices. On the host (exec/block.h) they are those of exec/cuda/gemm.h.
 //
 // Operands of float32 are rounded (exec/cuda/half_tensors.h), and sums added to where the library can't, in the workspace. A bias is
-// rounded to the result's type.
+// rounded to the result's type. Tensor cores want rows that begin at multiples of 16 bytes, which those of 50,257 columns don't: large
+// products have aligned copies of such matrices there, too, and of their results.
 
 #pragma once
 
@@ -19,17 +20,33 @@
 ORT_TRAIN_OPS_BEGIN
 namespace matmul {
 
+// A matrix as it is stored, and as it is multiplied or made: a copy, or that itself.
+struct HalfMatrix {
+  DType stored = DType::float32, type = DType::bfloat16;
+  int64_t rows = 0, columns = 0, first = 0, pitch = 0;  // first: the element where it begins
+  bool is_copied = false;
+  int64_t copy_pitch = 0, at = 0;  // at: of the copy, in bytes from the workspace's beginning
+
+  int64_t used_pitch() const { return is_copied ? copy_pitch : pitch; }
+  int64_t alignment() const {  // of its address, as that of its tensor is
+    int64_t bytes = kPlaceAlignment;
+    while (!is_copied && first * size_of(stored) % bytes != 0) bytes /= 2;
+    return bytes;
+  }
+};
+
 struct HalfProduct {
   cuda::TensorProduct product{};
-  Window window{};
-  halves::HalfTensor a, b, bias;                   // the bias: of the result's type, whichever that is
-  bool adds = false, base_is_wider = false;        // wider: y is rounded from what was added up in float32
-  int64_t y_elements = 0;                          // of all items
-  int64_t sums_at = 0, library_at = 0, bytes = 0;  // of the workspace
+  HalfMatrix a, b, d;
+  halves::HalfTensor bias;  // of the result's type, whichever that is
+  int64_t bias_first = 0;
+  bool adds = false;
+  int64_t library_at = 0, bytes = 0;  // of the workspace
 };
 
 // How a product is made on tensor cores; none: it isn't.
 inline std::optional<HalfProduct> half_product(const KernelSpec& spec) {
+  constexpr int64_t kRow = 8, kLarge = int64_t{1} << 24;  // elements of 16 bytes; multiply-adds, from which on copies are worth it
   const DType type = halves::operand_type(spec, 0);
   const Layout l = part_layout(spec);
   if (!is_half(type) || type != halves::operand_type(spec, 1) || l.is_empty() || l.depth == 0) return std::nullopt;
@@ -38,41 +55,58 @@ inline std::optional<HalfProduct> half_product(const KernelSpec& spec) {
   const DType y = spec.outputs[0].dtype;
   if (y != DType::float32 && y != type) return std::nullopt;
   const Rows pitch = rows_of(spec, l);
-  HalfProduct p{.window = window_of(spec.attributes)};
-  p.adds = adds_to_base(spec);
-  p.base_is_wider = p.adds && y != DType::float32;
-  p.y_elements = l.items * l.rows * l.columns;
-  const auto alignment = [](int64_t elements, DType type) {  // of an address so far behind a place
-    int64_t bytes = kPlaceAlignment;
-    while (elements * size_of(type) % bytes != 0) bytes /= 2;
-    return bytes;
+  const Window window = window_of(spec.attributes);
+  HalfProduct p{.bias_first = window.y_from, .adds = adds_to_base(spec)};
+  halves::HalfWorkspace workspace;
+  const bool may_align = l.items == 1 && l.rows * l.columns * l.depth >= kLarge;
+  const auto take = [&](HalfMatrix matrix, bool aligns) {
+    const bool is_aligned = matrix.pitch % kRow == 0 && matrix.first % kRow == 0;
+    matrix.is_copied = matrix.stored != matrix.type || (aligns && !is_aligned);
+    if (!matrix.is_copied) return matrix;
+    matrix.copy_pitch = aligns ? (matrix.columns + kRow - 1) / kRow * kRow : matrix.columns;
+    matrix.at = workspace.take(bytes_of(matrix.type, matrix.rows * matrix.copy_pitch));
+    return matrix;
   };
-  const DType made = p.base_is_wider ? DType::float32 : y;
+  const auto operand = [&](size_t i, bool is_transposed, int64_t rows, int64_t columns, int64_t first, int64_t row) {
+    HalfMatrix matrix{.stored = spec.inputs[i].dtype, .type = type};
+    if (l.items > 1) {  // all of them, in one piece
+      matrix.rows = 1;
+      matrix.columns = matrix.pitch = element_count(spec.inputs[i].shape);
+    } else {
+      matrix.rows = is_transposed ? columns : rows;
+      matrix.columns = is_transposed ? rows : columns;
+      matrix.first = first;
+      matrix.pitch = row;
+    }
+    return take(matrix, may_align);
+  };
+  p.a = operand(0, l.trans_a, l.rows, l.depth, window.a_from, pitch.a);
+  p.b = operand(1, l.trans_b, l.depth, l.columns, 0, pitch.b);
+  HalfMatrix d{.stored = y, .type = p.adds ? DType::float32 : y, .rows = l.items * l.rows, .columns = l.columns};
+  d.first = window.y_from;
+  d.pitch = pitch.y;
+  p.d = take(d, may_align && !p.adds);  // what is added to is like d
   p.product = {.rows = l.rows,
                .columns = l.columns,
                .depth = l.depth,
                .trans_a = l.trans_a,
                .trans_b = l.trans_b,
-               .a_pitch = pitch.a,
-               .b_pitch = pitch.b,
-               .d_pitch = pitch.y,
+               .a_pitch = l.items > 1 ? pitch.a : p.a.used_pitch(),
+               .b_pitch = l.items > 1 ? pitch.b : p.b.used_pitch(),
+               .d_pitch = p.d.used_pitch(),
                .items = l.items,
                .a_stride = l.items > 1 ? items.strides[0][0] : 0,
                .b_stride = l.items > 1 ? items.strides[0][1] : 0,
                .d_stride = l.rows * l.columns,
-               .a_alignment = alignment(p.window.a_from, type),
-               .b_alignment = kPlaceAlignment,
-               .d_alignment = alignment(p.window.y_from, made),
+               .a_alignment = p.a.alignment(),
+               .b_alignment = p.b.alignment(),
+               .d_alignment = p.d.alignment(),
                .operands = type,
-               .result = made,
+               .result = p.d.type,
                .alpha = spec.attributes.get("alpha", 1.0f),
                .has_bias = spec.has(2),
                .adds = p.adds};
-  halves::HalfWorkspace workspace;
-  p.a = workspace.tensor(spec.inputs[0], type);
-  p.b = workspace.tensor(spec.inputs[1], type);
-  if (spec.has(2)) p.bias = workspace.tensor(spec.inputs[2], y);
-  if (p.base_is_wider) p.sums_at = workspace.take(bytes_of(DType::float32, p.y_elements));
+  if (spec.has(2)) p.bias = workspace.tensor(spec.inputs[2], p.d.type);
   p.library_at = workspace.take(cuda::kTensorWorkspace);
   p.bytes = workspace.all();
   return p;
@@ -80,17 +114,28 @@ inline std::optional<HalfProduct> half_product(const KernelSpec& spec) {
 
 #ifdef __CUDACC__
 
-inline KernelRun make_half_product(const HalfProduct& p, DType y_type) {
-  return [p, y_type, product = std::shared_ptr<const cuda::PreparedProduct>(cuda::prepare_product(p.product))](const KernelArgs& args) {
-    std::byte* const workspace = halves::workspace_of(args);
-    const std::byte* const a = halves::rounded_input(p.a, 0, args) + p.window.a_from * size_of(p.a.type);
-    const std::byte* const b = halves::rounded_input(p.b, 1, args);
+// Where the matrix of a tensor is used: there, or in the workspace.
+inline std::byte* used_place(const HalfMatrix& m, const void* tensor, const KernelArgs& args) {
+  if (m.is_copied) return halves::workspace_of(args) + m.at;
+  return const_cast<std::byte*>(static_cast<const std::byte*>(tensor)) + m.first * size_of(m.stored);
+}
+inline halves::Place stored_place(const HalfMatrix& m, const void* tensor) {
+  return {m.stored, const_cast<std::byte*>(static_cast<const std::byte*>(tensor)) + m.first * size_of(m.stored), m.pitch};
+}
+
+inline KernelRun make_half_product(const HalfProduct& p) {
+  return [p, product = std::shared_ptr<const cuda::PreparedProduct>(cuda::prepare_product(p.product))](const KernelArgs& args) {
+    const auto operand = [&](const HalfMatrix& m, size_t input) {
+      std::byte* const place = used_place(m, args.inputs[input], args);
+      if (m.is_copied) halves::round_rows(stored_place(m, args.inputs[input]), {m.type, place, m.copy_pitch}, m.rows, m.columns, args);
+      return place;
+    };
+    const std::byte *const a = operand(p.a, 0), *const b = operand(p.b, 1);
     const std::byte* bias = nullptr;
-    if (p.product.has_bias) bias = halves::rounded_input(p.bias, 2, args) + p.window.y_from * size_of(p.product.result);
-    std::byte* const y = args.out<std::byte>(0) + p.window.y_from * size_of(y_type);
-    std::byte* const d = p.base_is_wider ? workspace + p.sums_at : y;
-    product->run(a, b, bias, p.adds ? args.in<std::byte>(3) : nullptr, d, workspace + p.library_at, args.queue);
-    if (p.base_is_wider) halves::round_to(y_type, d, DType::float32, y, p.y_elements, args);
+    if (p.product.has_bias) bias = halves::rounded_input(p.bias, 2, args) + p.bias_first * size_of(p.product.result);
+    std::byte* const d = used_place(p.d, args.outputs[0], args);
+    product->run(a, b, bias, p.adds ? args.in<std::byte>(3) : nullptr, d, halves::workspace_of(args) + p.library_at, args.queue);
+    if (p.d.is_copied) halves::round_rows({p.d.type, d, p.d.copy_pitch}, stored_place(p.d, args.outputs[0]), p.d.rows, p.d.columns, args);
   };
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "exec/block.h"
+#include "exec/cuda/unroll.h"
 #include "exec/product_types.h"
 #include "graph/half.h"
 
@@ -52,29 +53,64 @@ inline std::byte* workspace_of(const KernelArgs& args) {
 
 #ifdef __CUDACC__
 
-template <typename To, typename From> struct RoundElement {
+// Rows of a matrix, each so many elements from the next, as rows of another type or with other steps. Loads come before stores.
+template <typename To, typename From> struct RoundRows {
+  static constexpr int kThreads = 256, kEach = 8;
+  using Shared = NoShared;
   const From* from;
   To* to;
-  HOST_DEVICE void operator()(int64_t i) const { to[i] = store<To>(load(from[i])); }
+  int64_t columns, from_row, to_row, chunks;  // chunks: of a row, each for a block
+
+  template <class Block> HOST_DEVICE void operator()(Block& block) const {
+    const int64_t row = block.index / chunks, first = block.index % chunks * (kThreads * kEach);
+    block.each([&](int t) {
+      From here[kEach];
+      ORT_TRAIN_UNROLL
+      for (int k = 0; k < kEach; ++k) {
+        const int64_t column = first + k * kThreads + t;
+        if (column < columns) here[k] = from[row * from_row + column];
+      }
+      ORT_TRAIN_UNROLL
+      for (int k = 0; k < kEach; ++k) {
+        const int64_t column = first + k * kThreads + t;
+        if (column < columns) to[row * to_row + column] = store<To>(load(here[k]));
+      }
+    });
+  }
 };
 
-template <typename To> void round_elements(const void* from, DType stored, void* to, int64_t n, const KernelArgs& args) {
-  if (stored == DType::float32)
-    launch_elements(RoundElement<To, float>{static_cast<const float*>(from), static_cast<To*>(to)}, n, args);
-  else if (stored == DType::bfloat16)
-    launch_elements(RoundElement<To, bfloat16>{static_cast<const bfloat16*>(from), static_cast<To*>(to)}, n, args);
-  else
-    launch_elements(RoundElement<To, float16>{static_cast<const float16*>(from), static_cast<To*>(to)}, n, args);
-}
+// A matrix in float32 or 16 bits.
+struct Place {
+  DType type;
+  void* data;
+  int64_t row;  // elements from one row to the next
+};
 
-// To float32 or to 16 bits.
-inline void round_to(DType type, const void* from, DType stored, void* to, int64_t n, const KernelArgs& args) {
-  if (type == DType::float32)
-    round_elements<float>(from, stored, to, n, args);
-  else if (type == DType::bfloat16)
-    round_elements<bfloat16>(from, stored, to, n, args);
+template <typename To> void round_rows_as(const Place& from, const Place& to, int64_t rows, int64_t columns, const KernelArgs& args) {
+  const auto run = [&]<typename From>(From) {
+    using Kernel = RoundRows<To, From>;
+    constexpr int64_t kChunk = Kernel::kThreads * Kernel::kEach;
+    const int64_t chunks = (columns + kChunk - 1) / kChunk;
+    launch(Kernel{static_cast<const From*>(from.data), static_cast<To*>(to.data), columns, from.row, to.row, chunks}, rows * chunks, args);
+  };
+  if (from.type == DType::float32)
+    run(float{});
+  else if (from.type == DType::bfloat16)
+    run(bfloat16{});
   else
-    round_elements<float16>(from, stored, to, n, args);
+    run(float16{});
+}
+inline void round_rows(const Place& from, const Place& to, int64_t rows, int64_t columns, const KernelArgs& args) {
+  if (to.type == DType::float32)
+    round_rows_as<float>(from, to, rows, columns, args);
+  else if (to.type == DType::bfloat16)
+    round_rows_as<bfloat16>(from, to, rows, columns, args);
+  else
+    round_rows_as<float16>(from, to, rows, columns, args);
+}
+// Of n elements, to float32 or to 16 bits.
+inline void round_to(DType type, const void* from, DType stored, void* to, int64_t n, const KernelArgs& args) {
+  round_rows({stored, const_cast<void*>(from), n}, {type, to, n}, 1, n, args);
 }
 
 // Where the library reads an input; rounded there, if that is a copy.

@@ -195,7 +195,7 @@ KernelRun make_product(const KernelSpec& spec) {
 // 16 bits on tensor cores, where there are any.
 KernelRun make_any_product(const KernelSpec& spec) {
 #ifdef __CUDACC__
-  if (const std::optional<HalfProduct> half = half_product(spec)) return make_half_product(*half, spec.outputs[0].dtype);
+  if (const std::optional<HalfProduct> half = half_product(spec)) return make_half_product(*half);
 #endif
   return make_product(spec);
 }

@@ -20,6 +20,7 @@ struct DeviceChoice {
   std::function<std::unique_ptr<Device>(const Program&, const std::vector<const Graph*>&)> make = nullptr;
   DeviceMemories memories{};  // what it has, in place of the options' budgets
   int64_t reserve = 0;        // bytes of the device's memory that no program has: its context, the kernels' code
+  int64_t page = 1;           // bytes that the device's memory is given out in
   std::string name{};         // for people
 };
 

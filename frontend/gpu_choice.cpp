@@ -54,6 +54,7 @@ DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int threads, 
                        .disk = {.read = kNoDisk, .write = kNoDisk},
                        .host_updates = true},
           .reserve = reserve,
+          .page = kDevicePage,
           .name = facts.name};
 }
 

@@ -119,7 +119,8 @@ PlannedJob JobPlanner::on_device() {
     memories.disk = rates_.stream();
   }
   ApartPlan plan = search_.apart(memories);
-  made_.least = {.budget = made_.reserve + whole_pages(plan.least_device), .op = "", .entry = ""};
+  const int64_t pages = (whole_pages(plan.least_device) + on_.page - 1) / on_.page;
+  made_.least = {.budget = made_.reserve + pages * on_.page, .op = "", .entry = ""};
   const auto refuse = [&](const std::string& what) {
     throw error(
         ErrorCode::budget,

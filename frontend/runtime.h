@@ -21,6 +21,13 @@
 
 namespace ort_train {
 
+// What the libraries of a device with memory of its own keep there, once they have loaded all their kernels, is more than was set aside,
+// and the budget is passed.
+class LateMemory : public Error {
+ public:
+  explicit LateMemory(const std::string& message) : Error(ErrorCode::budget, message) {}
+};
+
 class Runtime {
  public:
   // Prepares all kernels.
@@ -29,7 +36,7 @@ class Runtime {
   // --- before the first run, in this order
   // Takes the memory. Throws Error(budget) where there isn't so much.
   void allocate();
-  // Opens the files on the disk; true where the run goes on with its checkpoint's state file, so that nothing has to be read.
+  // Opens the files on the disk, and attaches the executor. Throws LateMemory. True where the run goes on with its checkpoint's state file, so that nothing has to be read.
   bool open_files(const RunStart& start, const SavedSlots& saved);
   // From the model's file: all of them, or those that the job doesn't change, where the others come from a checkpoint.
   enum class Weights : uint8_t { all, unchanged };

@@ -36,15 +36,18 @@ Options checked(Options options) {
 // The four parts of a trainer, one made from the other: what is computed (Job), how (PlannedJob), in which memory (Runtime), and the run
 // (Loop).
 struct Trainer::Impl {
-  Impl(const Options& options_, Callbacks callbacks_)
+  Impl(const Options& options_, Callbacks callbacks_, const DeviceChoice& on)
       : options(checked(options_)),  // before threads are started
+        choice(on),
         callbacks(boundary.guarded(std::move(callbacks_))),
         workers(options_.threads > 0 ? options_.threads : available_processors()) {}
 
-  void build(DeviceChoice on);
+  void build();
+  template <typename Body> auto in_memory(Body&& body) -> decltype(body());
   template <typename Body> auto call(Body&& body) -> decltype(body());  // any but train()
 
   const Options options;
+  const DeviceChoice choice;
   Boundary boundary;
   const Callbacks callbacks;
   const Note note = [this](const std::string& text) {
@@ -62,10 +65,14 @@ struct Trainer::Impl {
   std::optional<Loop> loop;
 };
 
-void Trainer::Impl::build(DeviceChoice on) {
+void Trainer::Impl::build() {
   const auto begin = std::chrono::steady_clock::now();
+  loop.reset();
+  runtime.reset();
+  planned = PlannedJob{};
+  DeviceChoice on = choice;
   start = choose_start(options);
-  if (const int number = gpu_number(options.device); number >= 0) gpu = open_gpu(number);
+  if (const int number = gpu_number(options.device); number >= 0 && gpu == nullptr) gpu = open_gpu(number);
   job.emplace(options, on.part_bytes, workers, note);
   if (gpu) on = on_gpu(*gpu, options, /*halves=*/is_half(job->types.low), workers.threads(), note);
   MachineRates rates(options, device, note);
@@ -76,6 +83,17 @@ void Trainer::Impl::build(DeviceChoice on) {
   if (!options.plan_svg.empty()) write_plan_svg(*job, planned, rates);
   runtime.emplace(*job, planned, device, note);
   loop.emplace(*job, planned, *runtime, report, start, callbacks, stop);
+}
+
+// The first call takes memory. If the device's libraries turn out to keep more of it than was set aside, there is another plan, which knows.
+template <typename Body> auto Trainer::Impl::in_memory(Body&& body) -> decltype(body()) {
+  try {
+    return body();
+  } catch (const LateMemory&) {
+    note("the GPU's libraries keep more memory than was set aside for them: planning once more");
+  }
+  build();
+  return body();
 }
 
 // A call does its work whatever was asked to stop before it. Such a request is still there behind it for a train() that is under way (the
@@ -91,19 +109,19 @@ template <typename Body> auto Trainer::Impl::call(Body&& body) -> decltype(body(
   };
   return boundary.call([&] {
     const Request request{*this, stop.exchange(false, std::memory_order_relaxed)};
-    return body();
+    return in_memory(body);
   });
 }
 
 Trainer::Trainer(const Options& options, Callbacks callbacks) : Trainer(options, std::move(callbacks), DeviceChoice{}) {}
 Trainer::Trainer(const Options& options, Callbacks callbacks, const DeviceChoice& on)
-    : impl_(in_library([&] { return std::make_unique<Impl>(options, std::move(callbacks)); })) {
-  impl_->boundary.call([&] { impl_->build(on); });
+    : impl_(in_library([&] { return std::make_unique<Impl>(options, std::move(callbacks), on); })) {
+  impl_->boundary.call([&] { impl_->build(); });
 }
 Trainer::~Trainer() = default;
 const PlanReport& Trainer::plan() const { return impl_->report; }
 Summary Trainer::train() {
-  return impl_->boundary.call([&] { return impl_->loop->train(); });
+  return impl_->boundary.call([&] { return impl_->in_memory([&] { return impl_->loop->train(); }); });
 }
 double Trainer::evaluate() {
   return impl_->call([&] { return impl_->loop->evaluate().loss; });

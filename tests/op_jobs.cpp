@@ -85,7 +85,10 @@ DType half_of_products(const OpJob& job) {
     return std::any_of(job.inputs.begin(), job.inputs.end(), [&](const Tensor* input) { return input && input->dtype == type; });
   };
   const auto compute = static_cast<DType>(job.spec.attributes.get("compute", static_cast<int64_t>(DType::float32)));
-  return is_half(compute) ? compute : has(DType::bfloat16) ? DType::bfloat16 : has(DType::float16) ? DType::float16 : DType::float32;
+  for (const DType type : {DType::bfloat16, DType::float16}) {  // of a mixture the one with fewer digits
+    if (compute == type || has(type)) return type;
+  }
+  return DType::float32;
 }
 
 std::vector<OpCase> op_cases_for(const KernelTable& table) {

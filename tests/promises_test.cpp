@@ -389,6 +389,43 @@ TEST_F(Promises, ASmallestBudgetIsExact) {
   EXPECT_GE(helped, 4u);  // those with much state; for the others the disk engine takes more memory than it saves
 }
 
+// A device that, once its kernels are loaded, has more than the budget in its memory: the first of its kind.
+struct LateDevice : fixtures::DiscreteDevice {
+  LateDevice(const Program& program, const std::vector<const Graph*>& graphs, int64_t used_)
+      : DiscreteDevice(program, graphs, /*threads=*/1, /*seed=*/7), used(used_) {}
+  bool loads_late() const override { return true; }
+  int64_t used_bytes() const override { return used; }
+  int64_t used;
+};
+
+TEST_F(Promises, WhatLibrariesLoadLateIsPlannedFor) {
+  Options options = jobs[0].options;
+  options.output_dir = out;
+  const Plain& wanted = plain_of(0);
+  options.threads = 1;
+  options.budget = 1'000'000'000;
+  for (const int64_t late : {1, 2}) {  // how many devices keep too much
+    int64_t made = 0;
+    const DeviceChoice on{.make =
+                              [&](const Program& program, const std::vector<const Graph*>& graphs) {
+                                return std::make_unique<LateDevice>(program, graphs, options.budget + (made++ < late ? 1 : 0));
+                              },
+                          .memories = {.device = options.budget / 2, .host = options.budget / 2},
+                          .page = 4096};
+    clean();
+    Outcome outcome;
+    if (late == 1) {
+      train(on, options, outcome);
+      EXPECT_TRUE(outcome == wanted.outcome);
+    } else {
+      const Error problem = fixtures::error_of([&] { train(on, options, outcome); });
+      EXPECT_EQ(problem.code(), ErrorCode::budget);
+      EXPECT_HAS(problem.what(), "1 more than `budget` 1000000000");
+    }
+    EXPECT_EQ(made, 2);
+  }
+}
+
 // Each job on a device with memory of its own (discrete_device.h), in three memories of several sizes; some with CUDA's kernels, run on the
 // host.
 TEST_F(Promises, ADeviceWithMemoryOfItsOwnGivesTheSameBits) {

@@ -16,13 +16,13 @@ namespace ort_train {
 namespace isa_v3 {
 extern const Kernel* const kKernels[];
 std::string_view bfloat16_products();
-}
+}  // namespace isa_v3
 #endif
 #ifdef ORT_TRAIN_HAS_v4
 namespace isa_v4 {
 extern const Kernel* const kKernels[];
 std::string_view bfloat16_products();
-}
+}  // namespace isa_v4
 #endif
 
 namespace {

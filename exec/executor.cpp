@@ -447,9 +447,7 @@ Executor::Executor(const Program& program, std::vector<const Graph*> graphs, Dev
 Executor::~Executor() = default;
 
 size_t Executor::prepared_kernels() const { return impl_->kernels.size(); }
-void Executor::attach(std::vector<Memory*> spaces, Disk* disk, bool fresh) {
-  impl_->attach(spaces, disk, fresh);
-}
+void Executor::attach(std::vector<Memory*> spaces, Disk* disk, bool fresh) { impl_->attach(spaces, disk, fresh); }
 bool Executor::run(size_t entry, const std::atomic<bool>* stop) { return impl_->run(entry, stop); }
 int64_t Executor::measured_peak_bytes(SpaceId space) const { return impl_->measured_peak(space); }
 void Executor::watch(NodeWatch* watch) {

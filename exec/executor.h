@@ -21,7 +21,7 @@ namespace ort_train {
 struct RunTimes {
   // By instruction: to compute a node, where the device is synchronous or times its work; else to issue it; to begin a copy.
   std::vector<double> seconds;
-  double waiting = 0;           // seconds for copies of the file, and for work that these wait for
+  double waiting = 0;  // seconds for copies of the file, and for work that these wait for
 };
 
 // Looks at what nodes read and make, right before and behind each. What it throws ends the run.

@@ -148,7 +148,7 @@ struct Options {
   bool overwrite = false;
   int64_t predict_batch_size = 0;  // the batch size of predict(); 0: predict() is not used
   std::string log_file{}, plan_json{}, plan_svg{}, dump_problem{}, save_gradients{};
-  std::string op_times{};  // JSON file for how long each op took a step, at the end of train()
+  std::string op_times{};              // JSON file for how long each op took a step, at the end of train()
   std::string save_optimizer_state{};  // .safetensors file for the optimizer's state at the end of train()
   bool retie = true, untie = false;
   // Which tensors are trained follows from the exporter's metadata, or else from what they are used for; check() lists all, with the

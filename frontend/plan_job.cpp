@@ -177,11 +177,8 @@ void JobPlanner::settle_reserve(const Placed& placed, bool with_disk) {
   release_free_heap();
   const ProcessMemory memory = process_memory();
   made_.resident = memory.resident;
-  const int64_t raised =
+  made_.reserve =
       raised_reserve(made_.reserve, std::max(memory.resident + job.data_bytes, memory.peak - whole_pages(program.memory().bytes)));
-  if (raised != made_.reserve)
-    note_(fmt::format("the program takes more memory than foreseen: {} instead of {} bytes are set aside for it", raised, made_.reserve));
-  made_.reserve = raised;
 }
 
 Reserve JobPlanner::reserve() const {

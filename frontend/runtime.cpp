@@ -184,10 +184,12 @@ bool Runtime::open_files(const RunStart& start, const SavedSlots& saved) {
 void Runtime::check_device_memory() const {
   const int64_t used = used_device_bytes(), budget = job_.options.budget;
   if (planned_.apart == nullptr || budget == 0 || used <= budget) return;
-  throw LateMemory(fmt::format(
-      "the GPU's memory holds {} bytes with all that the libraries have loaded, {} more than `budget` {}: the smallest budget that would do is "
-      "{} bytes (`budget` {}), if no other process takes memory there meanwhile",
-      grouped(used), grouped(used - budget), budget, grouped(planned_.least.budget + used - budget), planned_.least.budget + used - budget));
+  throw LateMemory(
+      fmt::format("the GPU's memory holds {} bytes with all that the libraries have loaded, {} more than `budget` {}: the smallest budget "
+                  "that would do is "
+                  "{} bytes (`budget` {}), if no other process takes memory there meanwhile",
+                  grouped(used), grouped(used - budget), budget, grouped(planned_.least.budget + used - budget),
+                  planned_.least.budget + used - budget));
 }
 
 void Runtime::end_loading() {

@@ -36,7 +36,8 @@ class Runtime {
   // --- before the first run, in this order
   // Takes the memory. Throws Error(budget) where there isn't so much.
   void allocate();
-  // Opens the files on the disk, and attaches the executor. Throws LateMemory. True where the run goes on with its checkpoint's state file, so that nothing has to be read.
+  // Opens the files on the disk, and attaches the executor. Throws LateMemory. True where the run goes on with its checkpoint's state file,
+  // so that nothing has to be read.
   bool open_files(const RunStart& start, const SavedSlots& saved);
   // From the model's file: all of them, or those that the job doesn't change, where the others come from a checkpoint.
   enum class Weights : uint8_t { all, unchanged };

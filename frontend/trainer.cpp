@@ -85,7 +85,8 @@ void Trainer::Impl::build() {
   loop.emplace(*job, planned, *runtime, report, start, callbacks, stop);
 }
 
-// The first call takes memory. If the device's libraries turn out to keep more of it than was set aside, there is another plan, which knows.
+// The first call takes memory. If the device's libraries turn out to keep more of it than was set aside, there is another plan, which
+// knows.
 template <typename Body> auto Trainer::Impl::in_memory(Body&& body) -> decltype(body()) {
   try {
     return body();

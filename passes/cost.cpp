@@ -26,7 +26,8 @@ NodeWork work_of(const Graph& graph, const Node& node, int threads, const Comput
     const KernelSpec spec = make_spec(graph, node);
     cost = kernel->cost(spec);
     if (kernel->efficiency) efficiency = kernel->efficiency(spec, threads);
-    if (rates.launch > 0 && efficiency > 0) efficiency = is_of_halves(spec) && rates.half_flops > 0 ? rates.half_flops / rates.flops : 1;  // no processor
+    if (rates.launch > 0 && efficiency > 0)
+      efficiency = is_of_halves(spec) && rates.half_flops > 0 ? rates.half_flops / rates.flops : 1;  // no processor
   } else {
     for (const auto* values : {&node.inputs, &node.outputs}) {
       for (ValueId value : *values) cost.bytes += value == kNone ? 0 : static_cast<double>(graph.value(value).bytes());

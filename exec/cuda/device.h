@@ -90,8 +90,8 @@ class CudaDevice : public Device {
   std::vector<cudaStream_t> streams_;       // by queue; null where it has none
   cudaStream_t side_ = nullptr;             // of transfers while nothing runs
   std::vector<cudaEvent_t> events_;
-  std::vector<cudaEvent_t> ends_of_;      // by queue: where a recording of it ends; the first: where it begins
-  std::vector<Recording> recordings_;     // by entry
+  std::vector<cudaEvent_t> ends_of_;   // by queue: where a recording of it ends; the first: where it begins
+  std::vector<Recording> recordings_;  // by entry
   size_t entry_ = 0;
   Mode mode_ = Mode::issuing;
   bool times_work_ = false;

@@ -96,7 +96,13 @@ struct Result {
 class Ours {
  public:
   Ours(const Shape3& s, DType a, DType b, DType to, Workers& workers)
-      : to_(to), depth_(s.depth), n_(s.rows * s.columns), workers_(workers), a_(a, s.rows * s.depth), b_(b, s.depth * s.columns), c_(to, n_) {
+      : to_(to),
+        depth_(s.depth),
+        n_(s.rows * s.columns),
+        workers_(workers),
+        a_(a, s.rows * s.depth),
+        b_(b, s.depth * s.columns),
+        c_(to, n_) {
     const OpDef& op = op_named("MatMul");
     KernelSpec spec{.attributes = {{"trans_a", int64_t{s.trans_a}}, {"trans_b", int64_t{s.trans_b}}, {"to", static_cast<int64_t>(to)}}};
     if (a != b) spec.attributes.set("compute", static_cast<int64_t>(DType::bfloat16));

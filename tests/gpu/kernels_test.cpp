@@ -131,9 +131,9 @@ TEST_P(GpuKernel, HasTheProcessorsBits) {
     const std::vector<Tensor> results = run_on_gpu(*job);
     for (size_t i = 0; i < results.size(); ++i) {
       SCOPED_TRACE("output " + std::to_string(i));
-      const bool is_wide = results[i].dtype == DType::float64 || std::any_of(job->inputs.begin(), job->inputs.end(), [](const Tensor* input) {
-                             return input && input->dtype == DType::float64;
-                           });
+      const bool is_wide =
+          results[i].dtype == DType::float64 ||
+          std::any_of(job->inputs.begin(), job->inputs.end(), [](const Tensor* input) { return input && input->dtype == DType::float64; });
       // float64 has exp, sin … of another C library.
       const double tolerance = is_wide ? 1e-13 : half_products_tolerance(*job, i, results[i]);
       tolerance > 0 ? expect_near(results[i], wanted[i], tolerance) : expect_same(results[i], wanted[i]);

@@ -1,62 +1,13 @@
-// Sums in one order: a chain of additions, which one thread makes, while others load what comes next into shared memory. So is the sum of
-// several inputs' numbers, in the order of sum_of_inputs (exec/ops/update.h).
+// The sum of several inputs' numbers, in the order of sum_of_inputs (exec/ops/update.h).
 
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-#include "exec/block.h"
+#include "exec/cuda/ordered_sum.h"
 
 ORT_TRAIN_OPS_BEGIN
-
-// A block of threads sums one unit. Source is a functor, HOST_DEVICE:
-//
-//   int64_t count(int64_t unit) const;
-//   double start(int64_t unit) const;                 that the sum goes on from
-//   double operator()(int64_t unit, int64_t i) const;
-//   void put(int64_t unit, double sum) const;
-template <class Source> struct OrderedSum {
-  static constexpr int kLoaders = 256, kThreads = kLoaders + 32, kChunk = 2048;
-  struct Shared {
-    double values[2][kChunk];
-  };
-
-  Source source;
-
-  template <class Block> HOST_DEVICE void operator()(Block& block) const {
-    typename Block::template Own<double> sum;
-    block.each([&](int t) {
-      if (t == kLoaders) sum[t] = source.start(block.index);
-    });
-    const int64_t n = source.count(block.index), chunks = (n + kChunk - 1) / kChunk;
-    for (int64_t chunk = 0; chunk <= chunks; ++chunk) {
-      block.each([&](int t) {
-        if (t < kLoaders) {
-          const int64_t first = chunk * kChunk;
-          for (int i = t; i < kChunk && first + i < n; i += kLoaders) block.shared.values[chunk % 2][i] = source(block.index, first + i);
-        } else if (t == kLoaders && chunk > 0) {
-          const int64_t left = n - (chunk - 1) * kChunk;
-          sum[t] = chain(block.shared.values[(chunk - 1) % 2], static_cast<int>(left < kChunk ? left : kChunk), sum[t]);
-        }
-      });
-    }
-    block.each([&](int t) {
-      if (t == kLoaders) source.put(block.index, sum[t]);
-    });
-  }
-
-  static HOST_DEVICE double chain(const double* values, int n, double sum) {
-    int i = 0;
-    for (; i + 16 <= n; i += 16) {
-      for (int k = 0; k < 16; ++k) sum += values[i + k];
-    }
-    for (; i < n; ++i) sum += values[i];
-    return sum;
-  }
-};
-
-// --- of inputs --------------------------------------------------------------------------------------------------------------------------
 
 inline constexpr int kInputsAtOnce = 128;  // that a launch takes; the next goes on from its sum
 

@@ -4,6 +4,7 @@
 
 #include "exec/ops/cross_entropy.h"
 
+#include "exec/cuda/ordered_sum.h"
 #include "exec/cuda/rows.h"
 #include "exec/elementwise.h"
 #include "exec/op_list.h"
@@ -176,7 +177,7 @@ template <typename T> KernelRun forward(const KernelSpec& spec) {
     else
       launch(CrossEntropyRows<T, false>{rows, terms, ignore, weighted, x, labels, args.out<C>(1), losses, args.error}, rows.blocks(), args);
     if (weighted) launch(WeightedCrossEntropy<T>{rows.n, terms, ignore, x, labels, args.in<C>(2), losses, args.error}, rows.rows, args);
-    launch(OrderedSum<NumberAt, C>{{losses}, rows.rows, args.out<C>(0)}, 1, args);
+    launch(OrderedSum<SumOf<NumberAt, C>>{{{losses}, rows.rows, args.out<C>(0)}}, 1, args);
   };
 }
 
@@ -245,7 +246,7 @@ template <typename T> KernelRun backward(const KernelSpec& spec) {
     const int64_t slices = (n + kSlice - 1) / kSlice;
     const C* const weights = weighted ? args.in<C>(4) : nullptr;
     auto* all_weights = reinterpret_cast<double*>(args.workspace);
-    if (weighted) launch(OrderedSum<WeightAt<C>, double>{{weights}, n, all_weights}, 1, args);
+    if (weighted) launch(OrderedSum<SumOf<WeightAt<C>, double>>{{{weights}, n, all_weights}}, 1, args);
     launch(CrossEntropyGradRows<T>{.rows = rows,
                                    .terms = terms,
                                    .ignore = ignore,
@@ -315,7 +316,8 @@ KernelRun make_count(const KernelSpec& spec) {
   }
   return for_type(Wide{}, spec.inputs[1].dtype, [&]<typename W>() -> KernelRun {
     return [n, ignore, classes](const KernelArgs& args) {
-      launch(OrderedSum<WeightOfLabel<W>, float>{{args.in<int64_t>(0), args.in<W>(1), classes, ignore}, n, args.out<float>(0)}, 1, args);
+      launch(OrderedSum<SumOf<WeightOfLabel<W>, float>>{{{args.in<int64_t>(0), args.in<W>(1), classes, ignore}, n, args.out<float>(0)}}, 1,
+             args);
     };
   });
 }

@@ -3,6 +3,7 @@
 
 #include "exec/ops/mean_squared_error.h"
 
+#include "exec/cuda/ordered_sum.h"
 #include "exec/cuda/rows.h"
 #include "exec/op_list.h"
 
@@ -37,7 +38,7 @@ KernelRun make_squared_error(const KernelSpec& spec) {
       auto* partial = reinterpret_cast<double*>(args.workspace);
       const LongRows rows{.rows = blocks, .n = kSquaresBlock, .elements = n};
       launch(SquaredErrorBlocks<T>{rows, args.in<T>(0), args.in<T>(1), partial}, blocks, args);
-      launch(OrderedSum<NumberAt, Compute<T>>{{partial}, blocks, args.out<Compute<T>>(0)}, 1, args);
+      launch(OrderedSum<SumOf<NumberAt, Compute<T>>>{{{partial}, blocks, args.out<Compute<T>>(0)}}, 1, args);
     };
   });
 }

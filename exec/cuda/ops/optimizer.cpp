@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "exec/block.h"
+#include "exec/cuda/copy.h"
 #include "exec/cuda/pack.h"
 #include "exec/cuda/squares.h"
 #include "exec/cuda/sum_inputs.h"
@@ -97,30 +98,11 @@ KernelRun prepare_accumulate(const KernelSpec& spec) {
   });
 }
 
-// Bytes from one place to another; from null: zeros.
-struct PutBytes {
-  static constexpr int kPack = 16;
-  const uint8_t* from;
-  uint8_t* to;
-  int64_t n;
-  HOST_DEVICE void operator()(int64_t pack) const {
-    const int64_t begin = pack * kPack;
-    if (begin + kPack <= n) {
-      store_pack(to + begin, from ? load_pack<kPack>(from + begin) : Pack<uint8_t, kPack>{});
-    } else {
-      for (int64_t i = begin; i < n; ++i) to[i] = from ? from[i] : uint8_t{0};
-    }
-  }
-};
-void put_bytes(const KernelArgs& args, const uint8_t* from, int64_t n) {
-  launch_elements(PutBytes{from, args.out<uint8_t>(0), n}, (n + PutBytes::kPack - 1) / PutBytes::kPack, args);
-}
-
 KernelRun prepare_store(const KernelSpec& spec) {
-  return [n = spec.inputs[0].bytes()](const KernelArgs& args) { put_bytes(args, args.in<uint8_t>(1), n); };
+  return [n = spec.inputs[0].bytes()](const KernelArgs& args) { copy_bytes(args.outputs[0], args.inputs[1], n, args); };
 }
 KernelRun prepare_clear(const KernelSpec& spec) {
-  return [n = spec.inputs[0].bytes()](const KernelArgs& args) { put_bytes(args, nullptr, n); };
+  return [n = spec.inputs[0].bytes()](const KernelArgs& args) { fill_zeros(args.outputs[0], n, args); };
 }
 
 }  // namespace

@@ -62,9 +62,13 @@ template <Element e> void widen_rows(const Source& from, int64_t rows, int64_t n
 
 // Two neighbouring rows of n elements each as a row of pairs; behind an odd last one comes a row of zeros.
 template <Element e> void pair_rows(const Source& from, int64_t rows, int64_t n, int64_t width, float* to) {
-  constexpr int64_t size = bytes_each<float>(e);
+  constexpr int64_t size = bytes_each<float>(e), kAhead = 8;
   for (int64_t r = 0; r < rows; r += 2, to += width) {
     const std::byte *const first = from.data + r * from.row, *const second = r + 1 < rows ? first + from.row : nullptr;
+    for (int64_t line = 0; line < n * size; line += 64) {  // of rows to come, from the second-level cache
+      __builtin_prefetch(first + kAhead * from.row + line, 0, 3);
+      __builtin_prefetch(first + (kAhead + 1) * from.row + line, 0, 3);
+    }
     int64_t i = 0;
 #ifdef __AVX512F__
     for (; i + 16 <= n; i += 16) {

@@ -1,4 +1,4 @@
-"""What 16-bit numbers and 8-bit optimizer state cost in quality: the mean loss of the last tenth of a real run is within 1 % of float32's."""
+"""What 16-bit numbers and 8-bit optimizer state cost in quality: the mean loss of the last tenth of a real run is within 0.5 % of float32's."""
 import functools
 
 import pytest
@@ -24,9 +24,9 @@ def last_tenth(folder, *options):
 
 
 @pytest.mark.parametrize("technique", TECHNIQUES)
-def test_the_loss_is_that_of_float32_within_a_hundredth(tmp_path_factory, technique):
+def test_the_loss_is_that_of_float32(tmp_path_factory, technique):
     folder = tmp_path_factory.getbasetemp() / "quality"
     wide, low = last_tenth(folder), last_tenth(folder, *TECHNIQUES[technique])
     print(f"{technique}: {low:.4f}, float32: {wide:.4f}, {100 * (low / wide - 1):+.2f} %")
     assert wide < 2.5  # it has learned
-    assert low == pytest.approx(wide, rel=0.01)
+    assert low == pytest.approx(wide, rel=0.005)

@@ -214,7 +214,7 @@ struct Executor::Impl {
       touch(value.home);
       if (value.initial)
         fill(value.home, value.initial->bytes.data(), value.type.dtype, 0);
-      else if (value.purpose != Purpose::weights)
+      else if (value.purpose != Purpose::weights || device.loads_late())  // between a pack's members there are zeros
         fill(value.home, nullptr, value.type.dtype, value.fill);
     }
   }
@@ -227,6 +227,7 @@ struct Executor::Impl {
     const std::vector<Step>& steps = entries[entry];
     const int turns = std::all_of(steps.begin(), steps.end(), is_devices) ? 2 : 1;
     for (int turn = 0; turn < turns; ++turn) {
+      const Drained drained{device, nullptr};
       try {
         device.begin(entry);
         for (size_t i = 0; i < steps.size(); ++i) {

@@ -170,7 +170,7 @@ class Lines {
   Lines() = default;
   // times: in how many times
   Lines(const std::byte* from, int64_t rows, int64_t row, int64_t bytes, int64_t times)
-      : from_(from), row_(row), each_((bytes + 63) / 64), left_(rows * each_), share_((left_ + times - 1) / times) {}
+      : from_(from), row_(row), each_((bytes + 63) / 64), left_(rows * each_), share_(times > 0 ? (left_ + times - 1) / times : 0) {}
 
   void fetch() {
     for (int64_t n = std::min(share_, left_); n > 0; --n, --left_) {
@@ -197,10 +197,10 @@ inline Lines lines_of(const Operand<float>& m, int64_t rows, int64_t columns, in
 // What the next panel of B is: lines that come into the cache while this one is multiplied.
 class Ahead {
  public:
-  // B of the next panel, `width` columns. kernels: how many of them this panel has
+  // B of the next panel, depth x width of it; of depth 0: there is none. kernels: how many of them this panel has
   Ahead(const Operand<float>& next, int64_t depth, int64_t width, int64_t kernels)
-      : from_(next.data), row_(next.row * next.size()), is_dense_(next.column == 1) {
-    if (!is_dense_) lines_ = lines_of(next, depth, width, kernels);
+      : from_(next.data), row_(next.row * next.size()), is_dense_(depth > 0 && next.column == 1) {
+    if (depth > 0 && !is_dense_) lines_ = lines_of(next, depth, width, kernels);
   }
   // Of a transposed B a share before each kernel.
   void fetch() { lines_.fetch(); }
@@ -264,8 +264,9 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
   float edge[Unit::rows * Unit::width];
   // Behind the last panel comes the first of the next block.
   const bool is_last = j + columns >= p.columns;
-  Ahead ahead(is_last ? p.b.from(block.begin + depth, 0) : p.b.from(block.begin, j + columns), is_last && block.last ? 0 : depth, width,
-              kernels_of<Unit>(p));
+  const int64_t next_depth = is_last ? std::min(depth, p.depth - block.begin - depth) : depth;
+  const int64_t next_width = is_last ? std::min(Unit::width, p.columns) : std::min(width, p.columns - j - columns);
+  Ahead ahead(is_last ? p.b.from(block.begin + depth, 0) : p.b.from(block.begin, j + columns), next_depth, next_width, kernels_of<Unit>(p));
   for (int64_t i = 0; i < p.rows; i += Unit::rows) {
     const int64_t rows = std::min<int64_t>(Unit::rows, p.rows - i);
     int64_t begin = 0, end = depth;

@@ -13,7 +13,7 @@ namespace ort_train {
 
 // Elements of a block. Of a matrix, or a weight with more axes, whole rows, a power of two that divides kLeastDepthBlock.
 inline int64_t norm_block(const Shape& shape) {
-  constexpr int64_t kMost = 16384;  // a GPU adds up a block in chains of a 32nd of it
+  constexpr int64_t kMost = 16384;  // a GPU adds up a block in 32 chains
   if (shape.size() < 2) return kMost;
   const int64_t width = element_count(shape.from(1));
   int64_t rows = kLeastDepthBlock;

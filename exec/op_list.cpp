@@ -1,5 +1,5 @@
-// The tables that exec/op_list.h stands for: the kernels of one instruction set how it multiplies
-// bfloat16 and, in one compilation, what the ops mean.
+// The tables that exec/op_list.h stands for: the kernels of one instruction set, with how it multiplies bfloat16; and, in one compilation,
+// what the ops mean.
 
 #include "exec/op_list.h"
 

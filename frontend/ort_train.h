@@ -225,7 +225,7 @@ struct PlanReport {
   std::vector<LengthReport> lengths;  // none: all batches have one
   std::vector<GroupReport> groups;
   double flops_per_step = 0;
-  double machine_flops = 0, machine_bytes_per_second = 0;  // measured: matrix products, memory traffic
+  double machine_flops = 0, machine_bytes_per_second = 0;  // measured: matrix products (of 16 bits, on a GPU), memory traffic
   int64_t micro_batches_together = 1;                      // in the vertical order; 1: horizontal
   int64_t divided = 0, parts = 0, part_bytes = 0;          // divided weights, all their parts, the largest part's bytes
   bool updates_in_next_step = false;                       // each right before its weight's first use

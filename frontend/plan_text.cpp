@@ -44,7 +44,7 @@ std::string plan_text(const Job& job, const PlannedJob& planned, const MachineRa
   const int threads = planned.size.threads;
   const std::string machine = report.device.empty() ? fmt::format("{} {}", threads, threads == 1 ? "thread" : "threads") : report.device;
   std::string text =
-      fmt::format("machine     {} · {:.0f} GFLOP/s · {:.0f} GB/s", machine, compute.flops / 1e9, compute.bytes_per_second / 1e9);
+      fmt::format("machine     {} · {:.0f} GFLOP/s · {:.0f} GB/s", machine, report.machine_flops / 1e9, compute.bytes_per_second / 1e9);
   if (report.disk_bytes > 0)
     text += fmt::format(" · disk {}/s read, {}/s written, beside computing {}/s, {}/s", shown_bytes(planned.disk.read),
                         shown_bytes(planned.disk.write), shown_bytes(planned.disk.read * planned.disk.beside),

@@ -43,6 +43,7 @@ struct Trainer::Impl {
         workers(options_.threads > 0 ? options_.threads : available_processors()) {}
 
   void build();
+  Loop& running();  // throws Error(usage) where a second plan was refused
   template <typename Body> auto in_memory(Body&& body) -> decltype(body());
   template <typename Body> auto call(Body&& body) -> decltype(body());  // any but train()
 
@@ -97,6 +98,11 @@ template <typename Body> auto Trainer::Impl::in_memory(Body&& body) -> decltype(
   return body();
 }
 
+Loop& Trainer::Impl::running() {
+  if (!loop) throw error(ErrorCode::usage, "this trainer has no plan: make another one, with more memory");
+  return *loop;
+}
+
 // A call does its work whatever was asked to stop before it. Such a request is still there behind it for a train() that is under way (the
 // call comes from a callback) or that is yet to come.
 template <typename Body> auto Trainer::Impl::call(Body&& body) -> decltype(body()) {
@@ -105,7 +111,7 @@ template <typename Body> auto Trainer::Impl::call(Body&& body) -> decltype(body(
     const bool earlier;
     ~Request() {
       if (earlier) trainer.stop.store(true, std::memory_order_relaxed);
-      if (trainer.loop->has_trained() && !trainer.loop->is_training()) trainer.stop.store(false, std::memory_order_relaxed);
+      if (trainer.loop && trainer.loop->has_trained() && !trainer.loop->is_training()) trainer.stop.store(false, std::memory_order_relaxed);
     }
   };
   return boundary.call([&] {
@@ -122,18 +128,18 @@ Trainer::Trainer(const Options& options, Callbacks callbacks, const DeviceChoice
 Trainer::~Trainer() = default;
 const PlanReport& Trainer::plan() const { return impl_->report; }
 Summary Trainer::train() {
-  return impl_->boundary.call([&] { return impl_->in_memory([&] { return impl_->loop->train(); }); });
+  return impl_->boundary.call([&] { return impl_->in_memory([&] { return impl_->running().train(); }); });
 }
 double Trainer::evaluate() {
-  return impl_->call([&] { return impl_->loop->evaluate().loss; });
+  return impl_->call([&] { return impl_->running().evaluate().loss; });
 }
-bool Trainer::can_sample() const { return impl_->job->data.vocabulary != nullptr; }
+bool Trainer::can_sample() const { return impl_->job && impl_->job->data.vocabulary != nullptr; }
 std::string Trainer::sample(const std::string& prompt, int64_t length, double temperature, uint64_t seed) {
-  return impl_->call([&] { return impl_->loop->sample({prompt, length, temperature, seed}); });
+  return impl_->call([&] { return impl_->running().sample({prompt, length, temperature, seed}); });
 }
 std::map<std::string, std::vector<float>> Trainer::predict(const std::map<std::string, std::vector<int64_t>>& integers,
                                                            const std::map<std::string, std::vector<float>>& reals) {
-  return impl_->call([&] { return impl_->loop->predict(integers, reals); });
+  return impl_->call([&] { return impl_->running().predict(integers, reals); });
 }
 void Trainer::request_stop() noexcept { impl_->stop.store(true, std::memory_order_relaxed); }
 

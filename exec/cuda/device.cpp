@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "exec/cuda/cudnn_plan.h"
@@ -44,6 +45,7 @@ CudaDevice::CudaDevice(const Program& program, const Gpu& gpu, int threads)
   require(found != nullptr, "the driver lacks cuStreamWaitValue32");
   wait_value_ = reinterpret_cast<decltype(wait_value_)>(found);
   tickets_.resize(instructions_);
+  host_seconds_.resize(instructions_);
   const bool computes = std::any_of(points_.begin(), points_.end(), [](const std::vector<Point>& of) {
     return std::any_of(of.begin(), of.end(), [](const Point& point) { return point.computes_on_host; });
   });
@@ -166,9 +168,9 @@ cudaGraph_t CudaDevice::end_recording() {
     (void)cudaStreamWaitEvent(first, ends_of_[q], 0);
   }
   cudaGraph_t graph = nullptr;
-  if (cudaStreamEndCapture(first, &graph) == cudaSuccess) return graph;
+  const cudaError_t status = cudaStreamEndCapture(first, &graph);
   (void)cudaGetLastError();
-  return nullptr;
+  return status == cudaSuccess ? graph : nullptr;
 }
 
 // Behind the last work of a run.
@@ -212,7 +214,9 @@ void CudaDevice::time_work() {
 
 double CudaDevice::seconds(int32_t number) const {
   const auto i = static_cast<size_t>(number);
-  if (!times_work_ || timers_[entry_].at(i)[1] == nullptr) return 0;
+  if (!times_work_) return 0;
+  if (point(number).computes_on_host) return host_seconds_[i];
+  if (timers_[entry_].at(i)[1] == nullptr) return 0;
   float milliseconds = 0;
   const auto& [before, behind] = timers_[entry_][i];
   return cudaEventElapsedTime(&milliseconds, before, behind) == cudaSuccess ? static_cast<double>(milliseconds) * 1e-3 : 0;
@@ -249,10 +253,9 @@ void CudaDevice::issue(const Work& work) {
       changed_.notify_all();
       return;
     }
-    const Mode mode = mode_;
-    if (mode != Mode::replaying) issue_on_gpu(work);
-    if (mode != Mode::issuing && static_cast<size_t>(work.number) + 1 == points_[entry_].size()) launch_recorded();
+    if (mode_ != Mode::replaying) issue_on_gpu(work);
   });
+  if (mode_ != Mode::issuing && static_cast<size_t>(work.number) + 1 == points_[entry_].size()) launch_recorded();
 }
 
 void CudaDevice::wait(int32_t number) {
@@ -296,7 +299,8 @@ void CudaDevice::check_errors() {
   check(cudaStreamSynchronize(side_), "error words can't be read");
   for (size_t i = 0; i < count; ++i) {
     if (seen_[i].kind == DataError::none) continue;
-    check(cudaMemset(errors_, 0, bytes), "memory can't be cleared");
+    check(cudaMemsetAsync(errors_, 0, bytes, side_), "memory can't be cleared");
+    check(cudaStreamSynchronize(side_), "memory can't be cleared");
     on_work(static_cast<int32_t>(i), [&] { seen_[i].check(); });
   }
 }
@@ -325,12 +329,15 @@ void CudaDevice::compute_on_host() {
         use();
         for (const int32_t event : item.events) check(cudaEventSynchronize(events_[static_cast<size_t>(event)]), "it failed");
         if (item.work.kernel != nullptr) {
+          const auto start = std::chrono::steady_clock::now();
           (*item.work.kernel)({.inputs = item.work.inputs,
                                .outputs = item.work.outputs,
                                .workspace = item.work.workspace,
                                .queue = workers_.get(),
                                .error = &wrong});
           wrong.check();
+          host_seconds_[static_cast<size_t>(item.work.number)] =
+              std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         }
       } catch (...) {
         problem = std::current_exception();

@@ -103,8 +103,9 @@ class CudaDevice : public Device {
   volatile uint32_t* ticket_ = nullptr;  // pinned: of the host's work that was completed last
   CUdeviceptr ticket_address_ = 0;
   CUresult (*wait_value_)(CUstream, CUdeviceptr, cuuint32_t, unsigned int) = nullptr;
-  std::vector<uint32_t> tickets_;  // by instruction, of the run
-  uint32_t issued_ = 0;            // the newest ticket
+  std::vector<uint32_t> tickets_;     // by instruction, of the run
+  std::vector<double> host_seconds_;  // by instruction: what the host's work took
+  uint32_t issued_ = 0;               // the newest ticket
 
   std::unique_ptr<Workers> workers_;
   std::mutex mutex_;

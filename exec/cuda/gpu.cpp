@@ -120,8 +120,8 @@ class CudaGpu : public Gpu {
     check(cudaMemGetInfo(&left, &all), "it can't be asked for its memory");
     return static_cast<int64_t>(left);
   }
-  LinkRates measure_link() override;
-  ComputeRates measure_compute(bool halves) override;
+  LinkRates measure_link(int64_t bytes) override;
+  ComputeRates measure_compute(bool halves, int64_t bytes) override;
   std::string start_cudnn() override {
     check(cudaSetDevice(facts_.number), "it can't be used");
     return cuda::start_cudnn();
@@ -149,12 +149,14 @@ class CudaGpu : public Gpu {
   int64_t before_ = -1, taken_ = 0;
 };
 
-// Of 64 MiB, the best of a few.
-Gpu::LinkRates CudaGpu::measure_link() {
-  constexpr int64_t kBytes = int64_t{64} << 20;
+// Of 64 MiB each way, or what there is, the best of a few.
+Gpu::LinkRates CudaGpu::measure_link(int64_t bytes) {
+  constexpr int64_t kMost = int64_t{64} << 20, kPage = 1 << 12;
   constexpr int kTurns = 4;
-  const cuda::DeviceMemory device(2 * kBytes);
-  const cuda::PinnedMemory host(2 * kBytes);
+  const int64_t each = std::min(kMost, bytes / 2) / kPage * kPage;
+  const auto size = static_cast<size_t>(each);
+  const cuda::DeviceMemory device(2 * each);
+  const cuda::PinnedMemory host(2 * each);
   std::array<cudaStream_t, 2> streams{};
   std::array<cudaEvent_t, 2> events{};
   for (cudaStream_t& stream : streams) check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "no stream");
@@ -164,10 +166,9 @@ Gpu::LinkRates CudaGpu::measure_link() {
     for (int turn = 0; turn < kTurns; ++turn) {
       check(cudaEventRecord(events[0], streams[0]), "it can't be timed");
       check(cudaStreamWaitEvent(streams[1], events[0], 0), "it can't be timed");
-      if (up) check(cudaMemcpyAsync(device.data(), host.data(), kBytes, cudaMemcpyHostToDevice, streams[0]), "a copy can't be made");
+      if (up) check(cudaMemcpyAsync(device.data(), host.data(), size, cudaMemcpyHostToDevice, streams[0]), "a copy can't be made");
       if (down)
-        check(cudaMemcpyAsync(host.data() + kBytes, device.data() + kBytes, kBytes, cudaMemcpyDeviceToHost, streams[1]),
-              "a copy can't be made");
+        check(cudaMemcpyAsync(host.data() + each, device.data() + each, size, cudaMemcpyDeviceToHost, streams[1]), "a copy can't be made");
       check(cudaEventRecord(events[1], streams[1]), "it can't be timed");
       check(cudaStreamWaitEvent(streams[0], events[1], 0), "it can't be timed");
       check(cudaEventRecord(events[1], streams[0]), "it can't be timed");
@@ -178,7 +179,8 @@ Gpu::LinkRates CudaGpu::measure_link() {
     }
     return static_cast<double>(best) * 1e-3;
   };
-  const LinkRates rates{.up = kBytes / seconds(true, false), .down = kBytes / seconds(false, true), .both = kBytes / seconds(true, true)};
+  const auto rate = [&](bool up, bool down) { return static_cast<double>(each) / seconds(up, down); };
+  const LinkRates rates{.up = rate(true, false), .down = rate(false, true), .both = rate(true, true)};
   for (cudaEvent_t event : events) (void)cudaEventDestroy(event);
   for (cudaStream_t stream : streams) (void)cudaStreamDestroy(stream);
   return rates;
@@ -239,9 +241,10 @@ class Trial {
   std::array<cudaEvent_t, 2> events_{};
 };
 
-ComputeRates CudaGpu::measure_compute(bool halves) {
-  constexpr int64_t kMost = int64_t{256} << 20, kWorkspace = int64_t{48} << 20;
-  const cuda::DeviceMemory memory(std::min(kMost, free_bytes() / 2));
+ComputeRates CudaGpu::measure_compute(bool halves, int64_t bytes) {
+  constexpr int64_t kMost = int64_t{256} << 20, kWorkspace = int64_t{48} << 20;  // of cuBLAS, and to spare
+  constexpr double kTensorCores = 8;                                             // times as fast, at least
+  const cuda::DeviceMemory memory(std::min(kMost, bytes));
   const auto trial = [&](const char* op, std::vector<TensorType> inputs, TensorType output) {
     const std::vector<bool> present(inputs.size(), true);
     const std::vector<const Tensor*> constants(inputs.size());
@@ -250,21 +253,24 @@ ComputeRates CudaGpu::measure_compute(bool halves) {
         {.attributes = {}, .inputs = std::move(inputs), .present = present, .outputs = {std::move(output)}, .constants = constants},
         memory);
   };
-  const auto product_rate = [&](DType type) {
+  const auto product_rate = [&](DType type, int64_t room) {
     int64_t n = 4096;
-    while (3 * n * n * size_of(type) + kWorkspace > memory.bytes() && n > 128) n /= 2;
+    while (4 * n * n * size_of(type) > room && n > 128) n /= 2;
     const TensorType square{type, {n, n}};
     Trial product = trial("MatMul", {square, square}, square);
     return product.cost().flops / product.seconds(2);
   };
   const TensorType large{DType::float32, {memory.bytes() / 16}}, small{DType::float32, {32}};
   Trial sweep = trial("Add", {large, large}, large), elements = trial("Gelu", {large}, large), tiny = trial("Add", {small, small}, small);
-  const double bytes = sweep.cost().bytes / sweep.seconds(2);
-  return {.flops = product_rate(DType::float32),
-          .half_flops = halves ? product_rate(DType::bfloat16) : 0,
+  const double moved = sweep.cost().bytes / sweep.seconds(2), flops = product_rate(DType::float32, memory.bytes());
+  const int64_t room = memory.bytes() - kWorkspace;
+  return {.flops = flops,
+          .half_flops = !halves                 ? 0
+                        : room > kWorkspace / 2 ? product_rate(DType::bfloat16, room)
+                                                : kTensorCores * flops,
           .element_flops = elements.cost().flops / elements.seconds(2),
-          .bytes_per_second = bytes,
-          .far_bytes_per_second = bytes,
+          .bytes_per_second = moved,
+          .far_bytes_per_second = moved,
           .launch = tiny.seconds(200)};
 }
 

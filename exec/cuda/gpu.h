@@ -25,7 +25,8 @@ class Gpu {
   virtual ~Gpu() = default;
   const GpuFacts& facts() const { return facts_; }
 
-  // Bytes of device memory that the process takes for its context, the kernels' code and what a Device has besides a program's spaces.
+  // Bytes of device memory that the process takes for its context, the kernels' code and libraries, while there is no Device and no memory
+  // of one.
   virtual int64_t taken_bytes() const = 0;
   // That the process takes now, by the driver's count, which is the whole GPU's less what was in use before the context was made: other
   // processes that come or go meanwhile are counted.
@@ -36,9 +37,10 @@ class Gpu {
   struct LinkRates {
     double up = 0, down = 0, both = 0;
   };
-  virtual LinkRates measure_link() = 0;
-  // How fast it computes, in a quarter of a gigabyte or what is free. halves: products of 16 bits are wanted, too.
-  virtual ComputeRates measure_compute(bool halves) = 0;
+  // In at most so many bytes of the device's memory, which are given back.
+  virtual LinkRates measure_link(int64_t bytes) = 0;
+  // How fast it computes, likewise. halves: products of 16 bits are wanted, too; they are guessed where there is no room for them.
+  virtual ComputeRates measure_compute(bool halves, int64_t bytes) = 0;
   // Starts cuDNN, by which attention and convolutions of 16 bits are made, so that taken_bytes() counts what it takes. Returns why there is
   // none, in a sentence; empty: there is.
   virtual std::string start_cudnn() = 0;

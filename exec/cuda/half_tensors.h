@@ -30,7 +30,7 @@ struct HalfTensor {
   bool is_copied() const { return stored != type; }
 };
 
-// Whose what of the workspace is. Counts from the first multiple of the alignment on.
+// Gives out the workspace of a kernel. Counts from the first multiple of the alignment on.
 struct HalfWorkspace {
   int64_t bytes = 0;
 
@@ -101,6 +101,8 @@ template <typename To> void round_rows_as(const Place& from, const Place& to, in
     run(float16{});
 }
 inline void round_rows(const Place& from, const Place& to, int64_t rows, int64_t columns, const KernelArgs& args) {
+  if (rows > 1 && from.row == columns && to.row == columns)  // one row
+    return round_rows({from.type, from.data, rows * columns}, {to.type, to.data, rows * columns}, 1, rows * columns, args);
   if (to.type == DType::float32)
     round_rows_as<float>(from, to, rows, columns, args);
   else if (to.type == DType::bfloat16)

@@ -53,8 +53,8 @@ template <typename T, typename C = Compute<T>> C row_max(const T* __restrict x, 
       n, -std::numeric_limits<C>::infinity(), [&](C lane, int64_t i) { return load(x[i]) > lane ? load(x[i]) : lane; }, larger);
 }
 
-// Sum of what `of` makes of each element, a chunk at a time: lanes of 16-bit rows take runs of elements (exec/lanes.h), which vectors can
-// add but not make.
+// Sum of what `of` makes of each element. A chunk's are made first, in vectors of neighbours, then added: in rows of 16 bits a lane takes
+// eight neighbours (exec/lanes.h), so vectors of lanes aren't vectors of neighbours.
 template <typename T, typename Of> double row_sum(const T* __restrict x, int64_t n, Of of) {
   using C = Compute<T>;
   double sum = 0;

@@ -105,7 +105,8 @@ struct Executor::Impl {
   std::vector<std::byte*> spaces;  // where each begins; empty before attach()
   Disk* disk = nullptr;
   NodeWatch* watch = nullptr;
-  bool waiting = false;  // the last entry left gradients for an update that isn't made yet
+  bool times_work = false;  // by the device
+  bool waiting = false;     // the last entry left gradients for an update that isn't made yet
   std::vector<RunTimes> times;
   std::vector<std::vector<int32_t>> unwaited;  // by entry: copies of the file that only its end waits for
   std::vector<size_t> reached;                 // by entry: how many instructions have ever been issued
@@ -379,7 +380,7 @@ struct Executor::Impl {
     for (const int32_t copy : unwaited[entry]) wait(steps[static_cast<size_t>(copy)], fence);
     on_device(entry, [&] { device.finish(); });
     spent.waiting += lap();
-    for (size_t i = 0; i < steps.size() && !device.is_synchronous(); ++i) {
+    for (size_t i = 0; i < steps.size() && times_work; ++i) {
       if (const double seconds = device.seconds(static_cast<int32_t>(i)); seconds > 0) spent.seconds[i] = seconds;
     }
     waiting = role.leaves_update;
@@ -451,6 +452,10 @@ size_t Executor::prepared_kernels() const { return impl_->kernels.size(); }
 void Executor::attach(std::vector<Memory*> spaces, Disk* disk, bool fresh) { impl_->attach(spaces, disk, fresh); }
 bool Executor::run(size_t entry, const std::atomic<bool>* stop) { return impl_->run(entry, stop); }
 int64_t Executor::measured_peak_bytes(SpaceId space) const { return impl_->measured_peak(space); }
+void Executor::time_work() {
+  impl_->times_work = !impl_->device.is_synchronous();
+  impl_->device.time_work();
+}
 void Executor::watch(NodeWatch* watch) {
   require(watch == nullptr || impl_->device.is_synchronous(), "only what a synchronous device runs can be watched");
   impl_->watch = watch;

@@ -84,7 +84,7 @@ Runtime::Runtime(Job& job, PlannedJob& planned, CpuDevice& device, const Note& n
   if (job.options.op_times.empty()) return;
   Device& runs = this->device();
   op_times_.emplace(planned.program, planned.set.graphs(), [&runs](SpaceKind kind) { return runs.kernels(kind); });
-  runs.time_work();
+  executor_.time_work();
 }
 
 // --- before the first run ---------------------------------------------------------------------------------------------------------------
@@ -184,12 +184,11 @@ bool Runtime::open_files(const RunStart& start, const SavedSlots& saved) {
 void Runtime::check_device_memory() const {
   const int64_t used = used_device_bytes(), budget = job_.options.budget;
   if (planned_.apart == nullptr || budget == 0 || used <= budget) return;
+  const int64_t over = used - budget, least = planned_.least.budget + over;
   throw LateMemory(
       fmt::format("the GPU's memory holds {} bytes with all that the libraries have loaded, {} more than `budget` {}: the smallest budget "
-                  "that would do is "
-                  "{} bytes (`budget` {}), if no other process takes memory there meanwhile",
-                  grouped(used), grouped(used - budget), budget, grouped(planned_.least.budget + used - budget),
-                  planned_.least.budget + used - budget));
+                  "that would do is {} bytes (`budget` {}), if no other process takes memory there meanwhile",
+                  grouped(used), grouped(over), budget, grouped(least), least));
 }
 
 void Runtime::end_loading() {

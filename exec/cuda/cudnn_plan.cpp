@@ -5,7 +5,6 @@
 #define NV_CUDNN_FRONTEND_DISABLE_LOGGING
 #define CUDNN_FRONTEND_SKIP_JSON_LIB
 #include <cudnn_frontend.h>
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "exec/cuda/shared_library.h"
 #include "exec/cuda/status.h"
 #include "graph/error.h"
 
@@ -63,10 +63,7 @@ class Library {
 
  private:
   Library() {
-    for (const char* name : {"libcudnn.so.9", "/usr/local/cuda/lib64/libcudnn.so.9"}) {
-      if (library_ == nullptr) library_ = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    }
-    if (library_ == nullptr) {
+    if (!library_.is_open()) {
       lacking = "cuDNN 9 (libcudnn.so.9) isn't found: install it, or name its folder in LD_LIBRARY_PATH";
       return;
     }
@@ -85,11 +82,10 @@ class Library {
     if (lacking.empty() && version() < kLeastVersion) lacking = fmt::format("{} is too old: 9.16 and later will do", name());
   }
   template <typename Function> void find(Function& function, const char* name) {
-    function = reinterpret_cast<Function>(dlsym(library_, name));
-    if (function == nullptr) lacking = fmt::format("cuDNN lacks {}: it must be cuDNN 9", name);
+    if (!library_.find(function, name)) lacking = fmt::format("cuDNN lacks {}: it must be cuDNN 9", name);
   }
 
-  void* library_ = nullptr;
+  const SharedLibrary library_{"libcudnn.so.9", "/usr/local/cuda/lib64/libcudnn.so.9"};
 };
 
 }  // namespace
@@ -177,7 +173,7 @@ class Plan : public CudnnPlan {
  public:
   // `first_bytes`: of the workspace's beginning, what the frontend takes for itself; what is the library's comes behind.
   Plan(cudnnHandle_t handle, std::unique_ptr<graph::Graph> made, int64_t first_bytes)
-      : handle_(handle), graph_(std::move(made)), begin_((kCudnnAlignment - first_bytes % kCudnnAlignment) % kCudnnAlignment) {
+      : handle_(handle), graph_(std::move(made)), begin_((kLibraryAlignment - first_bytes % kLibraryAlignment) % kLibraryAlignment) {
     int64_t bytes = 0;
     if (!graph_->get_workspace_size(bytes).is_good()) throw error(ErrorCode::device, "the GPU: a plan of cuDNN has no workspace");
     workspace_bytes_ = begin_ + bytes;

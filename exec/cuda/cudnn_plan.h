@@ -14,11 +14,12 @@
 #include <span>
 #include <string>
 
+#include "exec/cuda/tensor_product.h"
 #include "graph/types.h"
 
 namespace ort_train::cuda {
 
-inline constexpr int64_t kCudnnAlignment = 256;  // bytes: of a workspace; 16 are enough for tensors
+// A workspace begins at a multiple of kLibraryAlignment (exec/cuda/tensor_product.h), a tensor at one of 16 bytes.
 
 // Of tensors (batch, heads, rows or columns, depth or width), each in one piece; lse is float32, all others are of one type.
 //   forward    q, k, v -> o, lse

@@ -5,8 +5,6 @@
 
 #pragma once
 
-#ifdef __CUDACC__
-
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -17,6 +15,8 @@
 
 ORT_TRAIN_OPS_BEGIN
 namespace attention {
+
+#ifdef __CUDACC__
 
 // What cuDNN is asked for, on operands from `first` on (q, k, v) and a result of that type; none: it isn't asked.
 inline std::optional<cuda::AttentionProblem> half_problem(const KernelSpec& spec, size_t first, size_t bias) {
@@ -134,7 +134,12 @@ inline std::optional<HalfBackward> half_backward(const KernelSpec& spec) {
   return backward;
 }
 
-}  // namespace attention
-ORT_TRAIN_OPS_END
+#else
+
+inline std::optional<halves::NoWay> half_forward(const KernelSpec&) { return std::nullopt; }
+inline std::optional<halves::NoWay> half_backward(const KernelSpec&) { return std::nullopt; }
 
 #endif
+
+}  // namespace attention
+ORT_TRAIN_OPS_END

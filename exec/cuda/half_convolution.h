@@ -5,8 +5,7 @@
 
 #pragma once
 
-#ifdef __CUDACC__
-
+#include <array>
 #include <optional>
 
 #include "exec/cuda/convolution.h"
@@ -16,21 +15,52 @@
 ORT_TRAIN_OPS_BEGIN
 namespace convolution {
 
+#ifdef __CUDACC__
+
+// y of one type from that of another, or from itself.
+template <typename To, typename From> struct AddBias {
+  const From* from;
+  To* to;
+  OperandTensor<float> bias;
+  Size plane, channels;
+  bool small;
+
+  HOST_DEVICE void operator()(int64_t i) const {
+    const int64_t channel = channels.split(plane.split(i, small).above, small).place;
+    to[i] = store<To>(load(from[i]) + bias.at(channel));
+  }
+};
+
 struct HalfConvolution {
   const cuda::CudnnPlan* plan = nullptr;
   halves::HalfTensor a, b, result;
   int64_t library_at = 0, bytes = 0;  // of the workspace
+  // Input 2, which is added to y: the elements of a channel, and how many channels there are.
+  bool has_bias = false;
+  Element bias = Element::own;
+  int64_t plane = 0, channels = 0;
 
-  // Up to `result` as cuDNN makes it, whose place it returns.
-  std::byte* make(const KernelArgs& args) const {
+  void run(const KernelArgs& args) const {
     const std::array<void*, 3> tensors{halves::rounded_input(a, 0, args), halves::rounded_input(b, 1, args),
                                        halves::output_place(result, 0, args)};
     plan->run(tensors, halves::workspace_of(args) + library_at, args.queue);
-    return static_cast<std::byte*>(tensors[2]);
+    if (!has_bias)
+      halves::widen_output(result, 0, args);
+    else if (result.type == DType::bfloat16)
+      result.is_copied() ? add_bias<float, bfloat16>(tensors[2], args) : add_bias<bfloat16, bfloat16>(tensors[2], args);
+    else
+      result.is_copied() ? add_bias<float, float16>(tensors[2], args) : add_bias<float16, float16>(tensors[2], args);
   }
-  void run(const KernelArgs& args) const {
-    make(args);
-    halves::widen_output(result, 0, args);
+
+ private:
+  template <typename To, typename From> void add_bias(const void* made, const KernelArgs& args) const {
+    const AddBias<To, From> element{.from = static_cast<const From*>(made),
+                                    .to = args.out<To>(0),
+                                    .bias = {args.in<std::byte>(2), bias},
+                                    .plane = Size(plane),
+                                    .channels = Size(channels),
+                                    .small = result.elements <= INT32_MAX};
+    launch_elements(element, result.elements, args);
   }
 };
 
@@ -65,39 +95,31 @@ inline std::optional<HalfConvolution> half_convolution(const KernelSpec& spec, c
   return half;
 }
 
-// y of one type from that of another, or from itself.
-template <typename To, typename From> struct AddBias {
-  const From* from;
-  To* to;
-  OperandTensor<float> bias;
-  Size plane, channels;
-  bool small;
-
-  HOST_DEVICE void operator()(int64_t i) const {
-    const int64_t channel = channels.split(plane.split(i, small).above, small).place;
-    to[i] = store<To>(load(from[i]) + bias.at(channel));
-  }
-};
-
-inline void add_bias(const HalfConvolution& half, const Layout& l, const OperandTensor<float>& bias, const std::byte* made,
-                     const KernelArgs& args) {
-  const auto add = [&]<typename To, typename From>(To, From) {
-    const AddBias<To, From> element{.from = reinterpret_cast<const From*>(made),
-                                    .to = args.out<To>(0),
-                                    .bias = bias,
-                                    .plane = Size(l.windows.out_size()),
-                                    .channels = Size(l.total),
-                                    .small = half.result.elements <= INT32_MAX};
-    launch_elements(element, half.result.elements, args);
-  };
-  const bool is_float = half.result.is_copied();
-  if (half.result.type == DType::bfloat16)
-    is_float ? add(float{}, bfloat16{}) : add(bfloat16{}, bfloat16{});
-  else
-    is_float ? add(float{}, float16{}) : add(float16{}, float16{});
+inline std::optional<HalfConvolution> half_y(const KernelSpec& spec) {
+  const Layout l = layout_of_y(spec);
+  std::optional<HalfConvolution> half = half_convolution(spec, l, cuda::ConvolutionProblem::Result::y, /*goes_on=*/3);
+  if (!half || !spec.has(2)) return half;
+  half->has_bias = true;
+  half->bias = element_of(spec.inputs[2].dtype);
+  half->plane = l.windows.out_size();
+  half->channels = l.total;
+  return half;
 }
+inline std::optional<HalfConvolution> half_dx(const KernelSpec& spec) {
+  return half_convolution(spec, layout_of_dx(spec), cuda::ConvolutionProblem::Result::dx, /*goes_on=*/2);
+}
+inline std::optional<HalfConvolution> half_dw(const KernelSpec& spec) {
+  constexpr size_t kNone = 2;  // no input
+  return half_convolution(spec, layout_of_dw(spec), cuda::ConvolutionProblem::Result::dw, kNone);
+}
+
+#else
+
+inline std::optional<halves::NoWay> half_y(const KernelSpec&) { return std::nullopt; }
+inline std::optional<halves::NoWay> half_dx(const KernelSpec&) { return std::nullopt; }
+inline std::optional<halves::NoWay> half_dw(const KernelSpec&) { return std::nullopt; }
+
+#endif
 
 }  // namespace convolution
 ORT_TRAIN_OPS_END
-
-#endif

@@ -6,14 +6,13 @@
 #include <cstdint>
 
 #include "exec/block.h"
+#include "exec/cuda/tensor_product.h"
 #include "exec/cuda/unroll.h"
 #include "exec/product_types.h"
 #include "graph/half.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace halves {
-
-inline constexpr int64_t kAlignment = 256;  // bytes: what libraries want of a workspace
 
 // What an operand is when it is multiplied.
 inline DType operand_type(const KernelSpec& spec, size_t input) {
@@ -36,7 +35,7 @@ struct HalfWorkspace {
 
   int64_t take(int64_t size) {
     const int64_t at = bytes;
-    bytes += (size + kAlignment - 1) / kAlignment * kAlignment;
+    bytes += (size + cuda::kLibraryAlignment - 1) / cuda::kLibraryAlignment * cuda::kLibraryAlignment;
     return at;
   }
   HalfTensor tensor(const TensorType& stored, DType type) {
@@ -44,12 +43,24 @@ struct HalfWorkspace {
     if (tensor.is_copied()) tensor.at = take(bytes_of(type, tensor.elements));
     return tensor;
   }
-  int64_t all() const { return bytes + kAlignment; }
+  int64_t all() const { return bytes + cuda::kLibraryAlignment; }
 };
 inline std::byte* workspace_of(const KernelArgs& args) {
   const auto place = reinterpret_cast<uintptr_t>(args.workspace);
-  return args.workspace + (kAlignment - place % kAlignment) % kAlignment;
+  return args.workspace + (cuda::kLibraryAlignment - place % cuda::kLibraryAlignment) % cuda::kLibraryAlignment;
 }
+
+// A kernel by a library where that has a way, else by blocks of threads. way(spec): std::optional of what has run(args) and bytes, those of
+// its workspace; own(spec): as Kernel has it.
+template <auto way, auto own> KernelRun prepare_either(const KernelSpec& spec) {
+  if (const auto found = way(spec)) return [found = *found](const KernelArgs& args) { found.run(args); };
+  return own(spec);
+}
+template <auto way, auto own> Workspace workspace_of_either(const KernelSpec& spec) {
+  const auto found = way(spec);
+  return found ? Workspace{.shared = found->bytes} : own(spec);
+}
+inline Workspace no_workspace(const KernelSpec&) { return {}; }
 
 #ifdef __CUDACC__
 
@@ -129,6 +140,14 @@ inline std::byte* output_place(const HalfTensor& tensor, size_t output, const Ke
 inline void widen_output(const HalfTensor& tensor, size_t output, const KernelArgs& args) {
   if (tensor.is_copied()) round_to(tensor.stored, workspace_of(args) + tensor.at, tensor.type, args.outputs[output], tensor.elements, args);
 }
+
+#else
+
+// On the host there are no libraries.
+struct NoWay {
+  int64_t bytes = 0;
+  void run(const KernelArgs&) const {}
+};
 
 #endif
 

@@ -1,13 +1,13 @@
 #include "exec/cuda/tensor_product.h"
 
 #include <cublasLt.h>
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <array>
 #include <string>
 #include <utility>
 
+#include "exec/cuda/shared_library.h"
 #include "exec/cuda/status.h"
 #include "graph/error.h"
 
@@ -38,10 +38,7 @@ class Library {
 
  private:
   Library() {
-    for (const char* name : {"libcublasLt.so.13", "/usr/local/cuda/lib64/libcublasLt.so.13"}) {
-      if (library_ == nullptr) library_ = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    }
-    if (library_ == nullptr)
+    if (!library_.is_open())
       throw error(ErrorCode::device,
                   "cuBLAS of CUDA 13 (libcublasLt.so.13), by which 16-bit products are made on a GPU, isn't found: install it, or name its "
                   "folder in LD_LIBRARY_PATH");
@@ -60,11 +57,10 @@ class Library {
     find(suggest, "cublasLtMatmulAlgoGetHeuristic");
   }
   template <typename Function> void find(Function& function, const char* name) {
-    function = reinterpret_cast<Function>(dlsym(library_, name));
-    if (function == nullptr) throw error(ErrorCode::device, "cuBLAS lacks {}: it must be that of CUDA 13", name);
+    if (!library_.find(function, name)) throw error(ErrorCode::device, "cuBLAS lacks {}: it must be that of CUDA 13", name);
   }
 
-  void* library_ = nullptr;
+  const SharedLibrary library_{"libcublasLt.so.13", "/usr/local/cuda/lib64/libcublasLt.so.13"};
 };
 
 void check(cublasStatus_t status, std::string_view what) {

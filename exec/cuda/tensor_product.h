@@ -14,7 +14,8 @@
 
 namespace ort_train::cuda {
 
-inline constexpr int64_t kTensorWorkspace = int64_t{32} << 20;  // bytes, 256-byte aligned within the kernel's
+inline constexpr int64_t kLibraryAlignment = 256;               // bytes: what NVIDIA's libraries want of a workspace
+inline constexpr int64_t kTensorWorkspace = int64_t{32} << 20;  // bytes, so aligned within the kernel's
 
 // d (rows, columns) = alpha * op(a) op(b) [+ bias (columns)] [+ c, like d]; op transposes what is stored so. All are stored in rows, each
 // `pitch` elements from the next.

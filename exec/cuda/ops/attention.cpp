@@ -218,27 +218,13 @@ KernelRun make(const KernelSpec& spec) {
   return run;
 }
 
-#ifdef __CUDACC__
-KernelRun prepare(const KernelSpec& spec) {
-  if (const std::optional<HalfForward> half = half_forward(spec)) return [half = *half](const KernelArgs& args) { half.run(args); };
-  return make(spec);
-}
-Workspace workspace(const KernelSpec& spec) {
-  const std::optional<HalfForward> half = half_forward(spec);
-  return {.shared = half ? half->bytes : 0};
-}
-#else
-KernelRun prepare(const KernelSpec& spec) { return make(spec); }
-Workspace workspace(const KernelSpec&) { return {}; }
-#endif
-
 }  // namespace
 
 constexpr Kernel kAttentionKernel{
     .types = kWide | kMixed,
     .cost = cost<0, 3, 2>,
-    .workspace = workspace,
-    .prepare = prepare,
+    .workspace = halves::workspace_of_either<half_forward, halves::no_workspace>,
+    .prepare = halves::prepare_either<half_forward, make>,
 };
 
 ORT_TRAIN_OPS_END

@@ -336,27 +336,13 @@ Workspace own_workspace(const KernelSpec& spec) {
   return {.shared = p.items() * p.rows * size_of(compute_type(spec.inputs[0].dtype))};
 }
 
-#ifdef __CUDACC__
-KernelRun prepare(const KernelSpec& spec) {
-  if (const std::optional<HalfBackward> half = half_backward(spec)) return [half = *half](const KernelArgs& args) { half.run(args); };
-  return make(spec);
-}
-Workspace workspace(const KernelSpec& spec) {
-  const std::optional<HalfBackward> half = half_backward(spec);
-  return half ? Workspace{.shared = half->bytes} : own_workspace(spec);
-}
-#else
-KernelRun prepare(const KernelSpec& spec) { return make(spec); }
-Workspace workspace(const KernelSpec& spec) { return own_workspace(spec); }
-#endif
-
 }  // namespace
 
 constexpr Kernel kAttentionGradKernel{
     .types = kWide | kMixed,
     .cost = cost<1, 6, 5>,
-    .workspace = workspace,
-    .prepare = prepare,
+    .workspace = halves::workspace_of_either<half_backward, own_workspace>,
+    .prepare = halves::prepare_either<half_backward, make>,
 };
 
 ORT_TRAIN_OPS_END

@@ -225,41 +225,20 @@ KernelRun make(const KernelSpec& spec) {
   });
 }
 
-#ifdef __CUDACC__
-std::optional<HalfConvolution> half_of(const KernelSpec& spec) {
-  return half_convolution(spec, layout_of_y(spec), cuda::ConvolutionProblem::Result::y, /*goes_on=*/3);
-}
-KernelRun prepare(const KernelSpec& spec) {
-  const std::optional<HalfConvolution> half = half_of(spec);
-  if (!half) return make(spec);
-  if (!spec.has(2)) return [half = *half](const KernelArgs& args) { half.run(args); };
-  return [half = *half, l = layout_of_y(spec), bias = element_of(spec.inputs[2].dtype)](const KernelArgs& args) {
-    add_bias(half, l, {args.in<std::byte>(2), bias}, half.make(args), args);
-  };
-}
-Workspace workspace(const KernelSpec& spec) {
-  const std::optional<HalfConvolution> half = half_of(spec);
-  return {.shared = half ? half->bytes : 0};
-}
-#else
-KernelRun prepare(const KernelSpec& spec) { return make(spec); }
-Workspace workspace(const KernelSpec&) { return {}; }
-#endif
-
 }  // namespace
 
 constexpr Kernel kConvKernel{
     .types = kTypes,
     .cost = cost<layout_of_y>,
-    .workspace = workspace,
-    .prepare = prepare,
+    .workspace = halves::workspace_of_either<half_y, halves::no_workspace>,
+    .prepare = halves::prepare_either<half_y, make>,
 };
 constexpr Kernel kConvPartKernel{
     .types = kTypes,
     .in_place = {{.output = 0, .input = 3}},
     .cost = cost<layout_of_y>,
-    .workspace = workspace,
-    .prepare = prepare,
+    .workspace = halves::workspace_of_either<half_y, halves::no_workspace>,
+    .prepare = halves::prepare_either<half_y, make>,
 };
 
 ORT_TRAIN_OPS_END

@@ -262,37 +262,20 @@ Workspace own_workspace(const KernelSpec& spec) {
   return for_sums(spec, [&]<typename T>() { return Workspace{.shared = InputGradient<T>(spec).workspace()}; });
 }
 
-#ifdef __CUDACC__
-std::optional<HalfConvolution> half_of(const KernelSpec& spec) {
-  return half_convolution(spec, layout_of_dx(spec), cuda::ConvolutionProblem::Result::dx, /*goes_on=*/2);
-}
-KernelRun prepare(const KernelSpec& spec) {
-  if (const std::optional<HalfConvolution> half = half_of(spec)) return [half = *half](const KernelArgs& args) { half.run(args); };
-  return make(spec);
-}
-Workspace workspace(const KernelSpec& spec) {
-  const std::optional<HalfConvolution> half = half_of(spec);
-  return half ? Workspace{.shared = half->bytes} : own_workspace(spec);
-}
-#else
-KernelRun prepare(const KernelSpec& spec) { return make(spec); }
-Workspace workspace(const KernelSpec& spec) { return own_workspace(spec); }
-#endif
-
 }  // namespace
 
 constexpr Kernel kConvTransposeKernel{
     .types = kTypes,
     .cost = cost<layout_of_dx>,
-    .workspace = workspace,
-    .prepare = prepare,
+    .workspace = halves::workspace_of_either<half_dx, own_workspace>,
+    .prepare = halves::prepare_either<half_dx, make>,
 };
 constexpr Kernel kConvInputGradKernel{
     .types = kTypes,
     .in_place = {{.output = 0, .input = 2}},
     .cost = cost<layout_of_dx>,
-    .workspace = workspace,
-    .prepare = prepare,
+    .workspace = halves::workspace_of_either<half_dx, own_workspace>,
+    .prepare = halves::prepare_either<half_dx, make>,
 };
 
 ORT_TRAIN_OPS_END

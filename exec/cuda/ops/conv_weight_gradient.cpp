@@ -212,31 +212,13 @@ Workspace own_workspace(const KernelSpec& spec) {
   return for_sums(spec, [&]<typename T>() { return Workspace{.shared = WeightGradient<T>(spec).workspace()}; });
 }
 
-#ifdef __CUDACC__
-std::optional<HalfConvolution> half_of(const KernelSpec& spec) {
-  constexpr size_t kNone = 2;  // no input
-  return half_convolution(spec, layout_of_dw(spec), cuda::ConvolutionProblem::Result::dw, kNone);
-}
-KernelRun prepare(const KernelSpec& spec) {
-  if (const std::optional<HalfConvolution> half = half_of(spec)) return [half = *half](const KernelArgs& args) { half.run(args); };
-  return make(spec);
-}
-Workspace workspace(const KernelSpec& spec) {
-  const std::optional<HalfConvolution> half = half_of(spec);
-  return half ? Workspace{.shared = half->bytes} : own_workspace(spec);
-}
-#else
-KernelRun prepare(const KernelSpec& spec) { return make(spec); }
-Workspace workspace(const KernelSpec& spec) { return own_workspace(spec); }
-#endif
-
 }  // namespace
 
 constexpr Kernel kConvWeightGradKernel{
     .types = kTypes,
     .cost = cost<layout_of_dw>,
-    .workspace = workspace,
-    .prepare = prepare,
+    .workspace = halves::workspace_of_either<half_dw, own_workspace>,
+    .prepare = halves::prepare_either<half_dw, make>,
 };
 
 ORT_TRAIN_OPS_END

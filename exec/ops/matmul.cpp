@@ -20,6 +20,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 
 #include "exec/gemm.h"
 #include "exec/op_list.h"
@@ -90,21 +91,36 @@ struct Tiles {
   int64_t down = 0, across = 0;   // how many
 };
 
-// The tile that does best on average with 1, 2, 4 and 8 threads, by measured costs: copying a panel of b takes as long as some five more
-// rows of multiply-adds (transposed: eleven), fetching a as three more columns (from memory: eight; where it is converted, 25 more), a task
-// as 65,536 more of them.
-double tile_cost(const Layout& l, int64_t rows, int64_t columns) {
-  const double copying = l.trans_b ? 11 : 5, fetching = (l.rows * l.depth > (int64_t{2} << 20) ? 8 : 3) + (l.converts_a ? 25 : 0);
-  return (static_cast<double>(rows) + copying) * (static_cast<double>(columns) + fetching) * static_cast<double>(l.depth) + 65536;
+// What a tile takes beside its multiply-adds, as measured on AMD's Zen 4 and 5: copying a panel of b as long as so many more rows, fetching
+// its rows of a as so many more columns.
+struct Extra {
+  double copying = 15, fetching = 3;
+};
+
+Extra extra_of(const KernelSpec& spec, const Layout& l) {
+  Extra extra;
+  const DType compute = type_from(spec.attributes, "compute", DType::float32);
+  const Element a = element_of(spec.inputs[0].dtype, compute), b = element_of(spec.inputs[1].dtype, compute);
+  if (b == Element::to_bfloat16 && gemm::way_of(a, b) != gemm::Way::floats) extra.copying = 45;  // rounded before any is multiplied
+  if (l.rows * l.depth > (int64_t{2} << 20)) extra.fetching = 8;                                // from memory
+  if (is_half(spec.inputs[0].dtype)) extra.fetching += 25;                                       // becomes floats or pairs
+  return extra;
+}
+
+// In multiply-adds. A task: 65,536 of them.
+double tile_cost(const Layout& l, const Extra& extra, int64_t rows, int64_t columns) {
+  return (static_cast<double>(rows) + extra.copying) * (static_cast<double>(columns) + extra.fetching) * static_cast<double>(l.depth) +
+         65536;
 }
 
 // Of all tiles, in multiply-adds of one thread. Threads are never quite in step.
-double cost_of(const Layout& l, const Tiles& tiles, int64_t threads) {
+double cost_of(const Layout& l, const Extra& extra, const Tiles& tiles, int64_t threads) {
   const int64_t rounds = (l.items * tiles.down * tiles.across + threads - 1) / threads;
-  return tile_cost(l, tiles.rows, tiles.columns) * (static_cast<double>(rounds) + (threads > 1 ? 0.25 : 0));
+  return tile_cost(l, extra, tiles.rows, tiles.columns) * (static_cast<double>(rounds) + (threads > 1 ? 0.25 : 0));
 }
 
-Tiles choose_tiles(const Layout& l) {
+// The best ones with so many threads. They differ in time alone.
+Tiles choose_tiles(const Layout& l, const Extra& extra, int64_t threads) {
   Tiles best;
   double best_cost = 0;
   for (const int64_t most_rows : {512, 256, 128, 64, 32}) {
@@ -112,8 +128,7 @@ Tiles choose_tiles(const Layout& l) {
       const int64_t rows = std::min(l.rows, most_rows), columns = std::min(l.columns, most_columns);
       const int64_t down = (l.rows + rows - 1) / rows, across = (l.columns + columns - 1) / columns;
       const Tiles tiles{rows, columns, down, across};
-      double cost = 0;
-      for (const int64_t threads : {1, 2, 4, 8}) cost += cost_of(l, tiles, threads) * static_cast<double>(threads);
+      const double cost = cost_of(l, extra, tiles, threads);
       if (best_cost == 0 || cost < best_cost) {
         best = tiles;
         best_cost = cost;
@@ -123,17 +138,31 @@ Tiles choose_tiles(const Layout& l) {
   return best;
 }
 
+// The tiles for some numbers of threads.
+class TileChoice {
+ public:
+  TileChoice(const KernelSpec& spec, const Layout& l) {
+    const Extra extra = extra_of(spec, l);
+    for (size_t i = 0; i < tiles_.size(); ++i) tiles_[i] = choose_tiles(l, extra, int64_t{1} << i);
+  }
+  const Tiles& of(int64_t threads) const { return tiles_[std::min(tiles_.size(), std::bit_width(static_cast<size_t>(threads))) - 1]; }
+  const auto& all() const { return tiles_; }
+
+ private:
+  std::array<Tiles, 6> tiles_;  // 1, 2, 4, ... threads
+};
+
 int64_t batch_offset(int64_t item, const Shape& batch, const std::vector<int64_t>& strides) {
   int64_t offset = 0;
   for (size_t axis = batch.size(); axis-- > 0; item /= batch[axis]) offset += item % batch[axis] * strides[axis];
   return offset;
 }
 
-// The product of a whole tile; of its operands only where they lie and what their elements are.
-template <typename T> Product<T> product_of(const KernelSpec& spec, const Layout& l, const Tiles& tiles) {
+// The whole product; of its operands only where they lie and what their elements are.
+template <typename T> Product<T> product_of(const KernelSpec& spec, const Layout& l) {
   const DType compute = type_from(spec.attributes, "compute", DType::float32);
   const Rows row = rows_of(spec, l);
-  Product<T> product{.rows = tiles.rows, .columns = tiles.columns, .depth = l.depth};
+  Product<T> product{.rows = l.rows, .columns = l.columns, .depth = l.depth};
   const auto stored = [&](size_t i, bool transposed, int64_t stride) {
     return Operand<T>(nullptr, transposed ? 1 : stride, transposed ? stride : 1, element_of(spec.inputs[i].dtype, compute));
   };
@@ -148,8 +177,13 @@ template <typename T> Product<T> product_of(const KernelSpec& spec, const Layout
 // Of a thread: what its products take; a bias of 16 bits in float32.
 template <typename T> struct ThreadRoom {
   int64_t product = 0, bias = 0;
-  ThreadRoom(const KernelSpec& spec, const Product<T>& of) : product(product_workspace(of)) {
-    if (spec.has(2) && is_half(spec.inputs[2].dtype)) bias = gemm::whole_lines(of.columns * int64_t{sizeof(T)});
+  ThreadRoom(const KernelSpec& spec, Product<T> of, const TileChoice& choice) {
+    for (const Tiles& tiles : choice.all()) {
+      of.rows = tiles.rows;
+      of.columns = tiles.columns;
+      product = std::max(product, product_workspace(of));
+      if (spec.has(2) && is_half(spec.inputs[2].dtype)) bias = std::max(bias, gemm::whole_lines(of.columns * int64_t{sizeof(T)}));
+    }
   }
   int64_t all() const { return product + bias; }
 };
@@ -158,11 +192,12 @@ template <typename T> KernelRun make_for(const KernelSpec& spec) {
   const Window window = window_of(spec.attributes);
   const Layout l = part_layout(spec);
   if (l.is_empty()) return [](const KernelArgs&) {};
-  const Tiles tiles = choose_tiles(l);
-  const Product<T> whole = product_of<T>(spec, l, tiles);
+  const TileChoice choice(spec, l);
+  const Product<T> whole = product_of<T>(spec, l);
   const Element bias_element = spec.has(2) ? element_of(spec.inputs[2].dtype) : Element::own;
-  return [whole, l, window, tiles, bias_element, y_bytes = spec.outputs[0].bytes(),
-          room = ThreadRoom<T>(spec, whole)](const KernelArgs& args) {
+  return [whole, l, window, choice, bias_element, y_bytes = spec.outputs[0].bytes(),
+          room = ThreadRoom<T>(spec, whole, choice)](const KernelArgs& args) {
+    const Tiles& tiles = choice.of(args.workers().threads());
     const std::byte* const bias = args.inputs.size() > 2 ? args.in<std::byte>(2) : nullptr;
     const T* const base = args.inputs.size() > 3 ? args.in<T>(3) : nullptr;
     const bool placed = window.y_columns > 0;
@@ -195,20 +230,20 @@ Workspace workspace(const KernelSpec& spec) {
   const Layout l = part_layout(spec);
   if (l.is_empty()) return {};
   return for_type(Numeric{}, compute_type(spec.inputs[0].dtype),
-                  [&]<typename T>() { return Workspace{.each = ThreadRoom<T>(spec, product_of<T>(spec, l, choose_tiles(l))).all()}; });
+                  [&]<typename T>() { return Workspace{.each = ThreadRoom<T>(spec, product_of<T>(spec, l), {spec, l}).all()}; });
 }
 
 // How well the tiles keep so many workers busy, beside a large product.
 double efficiency(const KernelSpec& spec, int workers) {
-  const auto share = [&](const Layout& of) {  // of the multiply-adds that the threads have time for
+  const auto share = [&](const Layout& of, const Extra& extra) {  // of the multiply-adds that the threads have time for
     const double useful = static_cast<double>(of.items * of.rows) * static_cast<double>(of.columns) * static_cast<double>(of.depth);
-    return useful / (cost_of(of, choose_tiles(of), workers) * static_cast<double>(workers));
+    return useful / (cost_of(of, extra, choose_tiles(of, extra, workers), workers) * static_cast<double>(workers));
   };
   static const Layout large = layout_of({1024, 1024}, {1024, 1024}, {});
   const Layout l = part_layout(spec);
   const DType compute = type_from(spec.attributes, "compute", DType::float32);
   const double rate = gemm::rate_of(element_of(spec.inputs[0].dtype, compute), element_of(spec.inputs[1].dtype, compute));
-  return l.items * l.rows * l.columns * l.depth == 0 ? 0 : rate * std::min(1.0, share(l) / share(large));
+  return l.items * l.rows * l.columns * l.depth == 0 ? 0 : rate * std::min(1.0, share(l, extra_of(spec, l)) / share(large, {}));
 }
 
 // --- gradient -------------------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ struct Layout {
   int64_t items = 1, rows = 0, columns = 0, depth = 0;
   Shape batch;                                // item -> indices
   std::vector<int64_t> a_strides, b_strides;  // elements an index; 0 where broadcast
-  bool converts_a = false;                    // 16 bits, of which each tile makes floats or pairs
 
   bool is_empty() const { return items * rows * columns == 0; }
 };
@@ -75,9 +74,7 @@ inline Shape windowed(Shape a, const Window& window) {
 
 // A part's columns of a alone.
 inline Layout part_layout(const KernelSpec& spec) {
-  Layout layout = layout_of(windowed(spec.inputs[0].shape, window_of(spec.attributes)), spec.inputs[1].shape, spec.attributes);
-  layout.converts_a = is_half(spec.inputs[0].dtype);
-  return layout;
+  return layout_of(windowed(spec.inputs[0].shape, window_of(spec.attributes)), spec.inputs[1].shape, spec.attributes);
 }
 
 inline bool adds_to_base(const KernelSpec& spec) { return spec.has(3) && window_of(spec.attributes).y_columns == 0; }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "frontend/adapters.h"
 #include "frontend/bound_value.h"
 #include "frontend/loss_options.h"
 #include "graph/error.h"
@@ -288,6 +289,7 @@ ImportOptions import_options(const Options& options) {
           .batch_norm_nodes = options.batch_norm_nodes,
           .train = options.train,
           .freeze = options.freeze,
+          .adapts = has_adapters(options),
           .dropout = options.dropout,
           .selects = options.selects,
           .outputs = outputs_read(options)};

@@ -9,6 +9,7 @@
 
 #include "exec/kernel.h"
 #include "exec/workers.h"
+#include "frontend/adapters.h"
 #include "frontend/binding.h"
 #include "frontend/bound_value.h"
 #include "frontend/boundary.h"
@@ -210,6 +211,8 @@ class Check {
     find_nodes_without_gradient();
     find_nodes_without_kernel();
     list_tensors();
+    if (const AdapterSettings adapting = adapter_settings(options_); adapting.is_on())
+      model_.info.notes.push_back(adapters_note(model_, adapt(model_, adapting, {}), adapting));
     const std::vector<ParameterGroup> groups = assign_groups(model_, options_);
     report_.groups = describe_groups(model_.graph, groups, options_.learning_rate, options_.weight_decay);
     for (const OpenDimension& dimension : open) {

@@ -42,6 +42,21 @@ void check_options(const Options& options) {
   for (const auto& [name, ratio] : options.dropout) {
     if (!(ratio >= 0 && ratio < 1)) throw error(ErrorCode::usage, "`dropout` {}={}: has to lie in [0, 1)", name, ratio);
   }
+  if (options.lora_rank < 0) throw refuse("lora_rank", options.lora_rank, "is negative");
+  if (!(options.lora_alpha >= 0 && std::isfinite(options.lora_alpha))) throw refuse("lora_alpha", options.lora_alpha, "has to be positive");
+  if (!(options.lora_dropout >= 0 && options.lora_dropout < 1)) throw refuse("lora_dropout", options.lora_dropout, "has to lie in [0, 1)");
+  if (!(options.lora_plus_ratio > 0 && std::isfinite(options.lora_plus_ratio)))
+    throw refuse("lora_plus_ratio", options.lora_plus_ratio, "has to be positive");
+  if (options.lora_rank == 0 && options.adapter.empty()) {
+    for (const auto& [name, is_set] : {std::pair("lora_alpha", options.lora_alpha != 0),
+                                       {"lora_dropout", options.lora_dropout != 0},
+                                       {"lora_target", !options.lora_target.empty()},
+                                       {"use_rslora", options.use_rslora},
+                                       {"lora_plus_ratio", options.lora_plus_ratio != 1},
+                                       {"adapter_only", options.adapter_only}}) {
+      if (is_set) throw error(ErrorCode::usage, "`{}` is about adapters: give `lora_rank`, or an `adapter` to start from", name);
+    }
+  }
   for (const int64_t length : options.length_buckets) {
     if (length <= 0) throw refuse("length_buckets", length, "a length is at least 1");
   }

@@ -351,6 +351,12 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
         throw error(ErrorCode::usage, "{}: was saved by a run that trains other tensors: give it the same `train` and `freeze`",
                     candidate.folder.path);
       }
+      const auto adapters = content.settings.find("adapters");
+      if (const std::string now = adapters == content.settings.end() ? std::string() : adapters->second; now != saved_with("adapters")) {
+        throw error(ErrorCode::usage, "{}: was saved with {}, not {}: give it the same `lora_rank` and `lora_target`", candidate.folder.path,
+                    saved_with("adapters").empty() ? "no adapters" : "adapters of " + saved_with("adapters"),
+                    now.empty() ? "none" : "of " + now);
+      }
       // Before the model: which weights are packed depends on the optimizer.
       if (const auto now = content.settings.find("optim"); now != content.settings.end() && now->second != saved_with("optim")) {
         throw error(ErrorCode::usage, "{}: was saved with `optim` {}, not {}: its optimizer state can't be used", candidate.folder.path,

@@ -37,6 +37,9 @@ std::string known_as(const std::string& name) {
       {"--block-size", "--seq-length"},
       {"--max-seq-length", "--seq-length"},
       {"--max-length", "--seq-length"},
+      {"--lora-r", "--lora-rank"},
+      {"--lora-target-modules", "--lora-target"},
+      {"--target-modules", "--lora-target"},
       {"--gradient-checkpointing", "--recompute"},
       {"--label-smoothing-factor", "--label-smoothing"},
       {"--train-file", "--data"},
@@ -331,6 +334,25 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(precision, "--autocast-list", o.autocast_list,
       "a text file that says of ops, or of nodes by name, whether they run low (in 16 bits), in float32, or follow what they read");
   app.add_flag("--tf32", o.tf32, "on GPUs that have it")->group(precision);
+
+  constexpr const char* adapters = "Adapters";
+  app.add_option("--lora-rank", o.lora_rank, "train small matrices of this rank beside the model's weights, which stay as they are (LoRA)")
+      ->group(adapters);
+  app.add_option("--lora-alpha", o.lora_alpha, "what they give is multiplied by this / rank (default: the rank)")->group(adapters);
+  add(adapters, "--lora-dropout", o.lora_dropout, "share of their input that is left out in training");
+  app.add_option("--lora-target", o.lora_target,
+                 "which weights have them: names of weights or modules, or their last parts (q_proj); * matches any text; repeatable "
+                 "(default: all products with a matrix but the head)")
+      ->group(adapters)
+      ->type_name("PATTERN")
+      ->take_all()
+      ->allow_extra_args(false);
+  app.add_flag("--use-rslora", o.use_rslora, "multiply by alpha / sqrt(rank) instead")->group(adapters);
+  add(adapters, "--lora-plus-ratio", o.lora_plus_ratio, "the learning rate of the second matrix is this times the first one's (LoRA+)");
+  app.add_option("--adapter", o.adapter, "start from this adapter: a folder that PEFT or an earlier run wrote")
+      ->group(adapters)
+      ->type_name("FOLDER");
+  app.add_flag("--adapter-only", o.adapter_only, "write the adapter's files, as PEFT does, instead of the model")->group(adapters);
 
   constexpr const char* length = "Length";
   app.add_option("--max-steps", o.max_steps, "optimizer steps; wins over --num-train-epochs")->group(length);

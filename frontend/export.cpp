@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "frontend/element.h"
-#include "frontend/file.h"
+#include "frontend/output_files.h"
 #include "frontend/safetensors.h"
 #include "graph/error.h"
 
@@ -14,10 +13,7 @@ namespace ort_train {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
-constexpr const char* kMarker = ".ort-train-model.json";
-constexpr int64_t kMarkerLimit = int64_t{1} << 20;
 constexpr size_t kBlock = size_t{1} << 20;
 
 struct OutputFile {
@@ -51,33 +47,6 @@ File open_source(const OutputFile& file, const ModelInfo& model) {
   File from = file.location.empty() ? File::open(file.from) : File::open_beneath(file.from, folder_of(model.path));
   check_unchanged(file, from, model);
   return from;
-}
-
-// {"model.onnx": [{"bytes", "modified", "xxh3"}, ...]}: what each file may be and still be ours. During an export there are two.
-Json read_marker(const std::string& output_dir) {
-  const std::string path = (fs::path(output_dir) / kMarker).string();
-  if (!exists(path)) return Json::object();
-  Json json = Json::parse(read_small_file(path, kMarkerLimit), nullptr, /*allow_exceptions=*/false);
-  return json.is_object() ? json : Json::object();
-}
-
-void write_marker(const std::string& output_dir, const Json& marker) {
-  replace_file((fs::path(output_dir) / kMarker).string(), marker.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
-}
-
-bool is_ours(const Json& marker, const OutputFile& file) {
-  const auto known = marker.find(file.name);
-  if (known == marker.end() || !known->is_array()) return false;
-  const File written = File::open(file.to);
-  const FileStamp now = written.stamp();
-  std::string hash;
-  for (const Json& entry : *known) {
-    if (!entry.is_object() || entry.value("bytes", int64_t{-1}) != now.bytes) continue;
-    if (entry.value("modified", int64_t{-1}) == now.modified) return true;
-    if (hash.empty()) hash = hex16(hash_file(written));  // a copy, or touched: the content decides
-    if (entry.value("xxh3", std::string()) == hash) return true;
-  }
-  return false;
 }
 
 // A weight's bytes in one of the files.
@@ -187,23 +156,20 @@ void write_copy(const OutputFile& file, File& to, std::vector<Patch>& patches, c
 
 void check_output(const ModelInfo& model, const std::string& output_dir) {
   if (!model.edits.empty()) pieces_of(File::open(model.path), model);  // it may become too large
-  const Json marker = read_marker(output_dir);
+  std::vector<std::string> names;
   for (const OutputFile& file : output_files(model, output_dir)) {
-    if (!exists(file.to)) continue;
-    if (same_file(file.from, file.to))
+    if (exists(file.to) && same_file(file.from, file.to))
       throw error(ErrorCode::usage, "{}: is the input, and would be overwritten: choose another `output_dir`", file.to);
-    if (!is_ours(marker, file)) {
-      throw error(ErrorCode::usage, "{}: is there already and was not written by ort-train: move it away or choose another `output_dir`",
-                  file.to);
-    }
+    names.push_back(file.name);
   }
+  OutputFiles(output_dir, names);
 }
 
 std::string export_model(const ModelInfo& model, const std::vector<Weight>& weights, const WeightBytes& bytes_of,
                          const std::string& output_dir) {
   check_output(model, output_dir);
   const std::vector<OutputFile> files = output_files(model, output_dir);
-  Json marker = read_marker(output_dir);
+  std::vector<std::string> names;
   std::vector<NewFile> written;
   for (const OutputFile& file : files) {
     std::vector<Patch> patches;
@@ -223,20 +189,11 @@ std::string export_model(const ModelInfo& model, const std::vector<Weight>& weig
       }
     }
     make_folders(folder_of(file.to));
+    names.push_back(file.name);
     written.emplace_back(file.to);
     write_copy(file, written.back().file(), patches, model, added, bytes_of);
   }
-  // Both the old and the new files are ours while they change places.
-  Json now = Json::object();
-  for (size_t i = 0; i < files.size(); ++i) {
-    const FileStamp is = written[i].file().stamp();
-    const Json entry = {{"bytes", is.bytes}, {"modified", is.modified}, {"xxh3", hex16(hash_file(written[i].file()))}};
-    now[files[i].name] = {entry};
-    marker[files[i].name].push_back(entry);
-  }
-  write_marker(output_dir, marker);
-  for (size_t i = files.size(); i-- > 0;) written[i].publish();  // the model after its data
-  write_marker(output_dir, now);
+  OutputFiles(output_dir, names).publish(written);  // the model after its data
   return files[0].to;
 }
 

@@ -1,7 +1,7 @@
 // Export: the user's own file copied, with the bytes of each weight replaced where they stand; graph, names and layout stay.
 //
 // External data files are copied beside it under their own names. Everything is streamed from the arena, written to temporary files, synced
-// and renamed. A small file, .ort-train-model.json, remembers what was written, so that nothing else is ever overwritten.
+// and renamed; what no run of ours wrote is never overwritten (frontend/output_files.h).
 
 #pragma once
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,7 @@ struct ImportOptions {
   std::string batch_norm = "model";                                     // model | live | frozen
   std::vector<std::pair<std::string, std::string>> batch_norm_nodes{};  // name or pattern -> the same; the last that fits counts
   std::vector<std::string> train{}, freeze{};                           // patterns over names of tensors; `train` wins
+  bool adapts = false;                                                  // what `train` doesn't name is frozen: adapters are trained
   std::vector<std::pair<std::string, double>> dropout{};                // name, pattern or op of nodes -> ratio; the last that fits counts
   std::vector<SelectionLimit> selects{};                                // the last that fits counts
   std::vector<std::string> outputs{""};  // which model outputs the losses read, for Obstacle::blocks; "": the first
@@ -45,11 +47,19 @@ struct WeightPlace {
   bool added = false;       // --untie: a copy that the file does not have yet; `bytes` is what it is a copy of
 };
 
+// What a weight begins as that no file has: zeros, or
+struct FreshNumbers {
+  double bound = 0;      // uniform in (-bound, bound)
+  double deviation = 0;  // normal, of this standard deviation
+};
+
 struct Weight {
   std::string parameter;            // name of the Graph's parameter value
   DType dtype = DType::float32;     // of that
   std::vector<WeightPlace> places;  // the first is the one it is read from; more than one where tied weights were stored twice
   bool is_attached = false;         // of another model (frontend/attach_model.h): never changed, hashed or exported
+  // Not of the model's file; its only place says a name and a shape alone.
+  std::optional<FreshNumbers> fresh{};
 };
 
 // A node (or tensor) that stands in the way of training, for `check`.

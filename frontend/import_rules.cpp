@@ -83,6 +83,8 @@ std::vector<Verdict> decide(const Evidence& evidence, std::vector<std::string>& 
     if (names_tensor(evidence.options.train, name, verdict.original)) {
       if (verdict.treatment != Treatment::trained)
         verdict = {.treatment = Treatment::trained, .why = "`train` names it", .original = verdict.original};
+    } else if (verdict.treatment == Treatment::trained && evidence.options.adapts) {
+      verdict = {.treatment = Treatment::frozen, .why = "adapters are trained", .original = verdict.original};
     } else if (verdict.treatment == Treatment::trained && names_tensor(evidence.options.freeze, name, verdict.original)) {
       verdict = {.treatment = Treatment::frozen, .why = "`freeze` names it", .original = verdict.original};
     }

@@ -201,7 +201,7 @@ void WeightTable::share_choices(std::vector<Candidate>& found, const std::vector
     const TensorFate& fate = result_.info.tensors[candidate.fate];
     return names_tensor(patterns, fate.name, fate.original);
   };
-  if (options_.freeze.empty()) return;
+  if (options_.freeze.empty() && !options_.adapts) return;
   std::map<size_t, std::vector<size_t>> groups;  // by the one that is kept
   for (const Tie& tie : ties) groups[tie.kept].push_back(tie.tied);
   std::map<std::pair<std::string, int64_t>, size_t> places;
@@ -214,13 +214,15 @@ void WeightTable::share_choices(std::vector<Candidate>& found, const std::vector
     const auto any = [&](const std::vector<std::string>& patterns) {
       return std::any_of(group.begin(), group.end(), [&](size_t i) { return named(patterns, found[i]); });
     };
-    if (!any(options_.freeze)) continue;
+    if (!any(options_.freeze) && !options_.adapts) continue;
     const bool trains = any(options_.train);
     for (const size_t i : group) {
       found[i].trainable = trains;
       TensorFate& fate = result_.info.tensors[found[i].fate];
       fate.treatment = trains ? Treatment::trained : Treatment::frozen;
-      fate.why = trains ? "`train` names it, or what it is tied with" : "`freeze` names it, or what it is tied with";
+      fate.why = trains             ? "`train` names it, or what it is tied with"
+                 : options_.adapts ? "adapters are trained"
+                                   : "`freeze` names it, or what it is tied with";
     }
   }
 }
@@ -253,7 +255,7 @@ void WeightTable::check_patterns(const std::vector<std::string>& patterns, const
 }
 
 void WeightTable::finish() {
-  if (options_.train.empty() && options_.freeze.empty()) return;
+  if (options_.train.empty() && options_.freeze.empty() && !options_.adapts) return;
   check_patterns(options_.train, "train");
   check_patterns(options_.freeze, "freeze");
   int64_t trained = 0, frozen = 0, elements = 0, frozen_elements = 0;
@@ -266,11 +268,12 @@ void WeightTable::finish() {
     ++(is_frozen ? frozen : trained);
     if (is_frozen || tensor.why.starts_with("`train`")) names += fmt::format("{} {}\n", tensor.name, to_string(tensor.treatment));
   }
-  if (trained == 0) {
+  if (trained == 0 && !options_.adapts) {
     throw error(ErrorCode::usage,
                 "nothing is left to train: `freeze` names all {} weights of the model (`train` takes some of them out again)", frozen);
   }
   result_.info.chosen = names;
+  if (options_.adapts && options_.train.empty()) return;  // the adapters' note says it
   result_.info.notes.push_back(fmt::format("by `train` and `freeze`, {} of {} tensors are trained, {} frozen ({} of {} parameters)",
                                            trained, trained + frozen, frozen, frozen_elements, elements));
 }

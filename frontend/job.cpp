@@ -63,7 +63,7 @@ std::string named(const std::string& name, const JobEntry& like) {
 }  // namespace
 
 Job::Job(const Options& options_, int64_t part_bytes, Workers& workers, std::function<void(const std::string&)> note)
-    : options(options_), optimizer(make_optimizer(options.optim, options.optim_args)), workers_(workers), note_(std::move(note)) {
+    : options(options_), optimizer(make_optimizer(options.optim, options.optim_args)), adapting(adapter_settings(options)), workers_(workers), note_(std::move(note)) {
   const Declared model = declared(options.model);
   data = open_data(options.data, options.model, options.token_type);
   binding = bind_inputs(model, options, *data.train);
@@ -207,6 +207,7 @@ void Job::note_model(const Imported& imported) {
   refuse_state_names(imported.graph, optimizer);
   group_reports = describe_groups(imported.graph, groups, schedule.learning_rate, options.weight_decay);
   for (const std::string& text : imported.info.notes) note_(text);
+  if (adapting.is_on()) note_(adapters_note(imported, adapters, adapting));
   if (options.gradient_accumulation_steps > 1 && has_live_layers(imported.graph))
     note_("with gradient accumulation live BatchNormalization sees each micro-batch by itself: a step is not that of one large batch");
   types = number_types(options, imported.info.low);
@@ -241,6 +242,7 @@ const Graph& Job::forward(int64_t batch, int64_t length) {
   const BatchShape shape{.binding = binding, .samples = batch, .length = length > 0 ? length : binding.sequence};
   const ImportOptions import = binding.import_options(batch, shape.length, options);
   Imported imported = import_for(import, length);
+  if (adapting.is_on()) adapters = adapt(imported, adapting, model_read_ ? passes_ : first_passes());
   groups = assign_groups(imported, options);
   model_outputs_ = imported.graph.outputs.size();
   for (const Attachment& other : attached_) attach_model(imported, other, shape, import, *data.train, workers_);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "exec/workers.h"
+#include "frontend/adapters.h"
 #include "frontend/attach_model.h"
 #include "frontend/binding.h"
 #include "frontend/data_set.h"
@@ -80,6 +81,8 @@ class Job {
   NumberTypes types;
   LossScaling scaling;
   LossSpec losses;
+  const AdapterSettings adapting;
+  std::vector<Adapter> adapters;           // none where nothing is adapted
   std::vector<ParameterGroup> groups;      // by Value::group
   std::vector<GroupReport> group_reports;  // the same
 

@@ -55,6 +55,13 @@ std::map<std::string, std::string> Job::settings() const {
     result["autocast_list"] = hex16(hash_bytes(std::as_bytes(std::span(rules))));
   }
   if (!info.chosen.empty()) result["train_freeze"] = hex16(hash_bytes(std::as_bytes(std::span(info.chosen))));
+  if (adapting.is_on()) {
+    result["adapters"] = adapters_setting(adapters, adapting);
+    result["lora_alpha"] = text(adapting.alpha);
+    result["lora_dropout"] = text(adapting.dropout);
+    if (adapting.rslora) result["use_rslora"] = "true";
+    if (options.lora_plus_ratio != 1) result["lora_plus_ratio"] = text(options.lora_plus_ratio);
+  }
   for (const auto& [name, ratio] : options.dropout) result["dropout " + name] = text(ratio);
   for (const SelectionLimit& limit : options.selects)
     result["selects " + limit.node] = fmt::format("{}{}", limit.exact ? "" : "<=", limit.count);

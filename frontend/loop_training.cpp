@@ -267,7 +267,12 @@ void Loop::Training::finish() {
   if (saved_step_ != state_.step) loop_.save(/*note_it=*/!thrown_);
   if (thrown_) std::rethrow_exception(thrown_);
   const auto weight_bytes = [&](const std::string& name, const ByteSink& sink) { return loop_.runtime_.read_parameter(name, sink); };
-  if (!summary_.stopped) summary_.model_path = export_model(job.info, job.weights, weight_bytes, options_.output_dir);
+  if (!summary_.stopped) {
+    summary_.model_path =
+        options_.adapter_only
+            ? export_adapter(job.adapters, job.adapting, options_.task, job.weights, weight_bytes, options_.output_dir)
+            : export_model(job.info, job.weights, merged(job.adapters, job.adapting.scale, job.weights, weight_bytes), options_.output_dir);
+  }
   if (!options_.op_times.empty()) {
     loop_.runtime_.write_op_times();
     loop_.note(fmt::format("wrote the times of the ops to {}", options_.op_times));

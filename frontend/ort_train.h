@@ -155,6 +155,19 @@ struct Options {
   // reason. Patterns over their names, or over the names that the metadata give them, have the last word; `*` matches any text. What
   // matches `train` is trained, even where it matches `freeze`; what matches `freeze` alone stays as it is.
   std::vector<std::string> train{}, freeze{};
+  // LoRA: the model's weights stay as they are, but for those that `train` names, and beside each that `lora_target` names two small
+  // matrices are trained, A [lora_rank, in] and B [out, lora_rank]: y = W x + scale * B A dropout(x), scale = lora_alpha / lora_rank. 0: none.
+  // In the end the model is written with W + scale * B A.
+  int64_t lora_rank = 0;
+  double lora_alpha = 0;    // 0: as lora_rank, so that the scale is 1
+  double lora_dropout = 0;  // share of x that is left out, from 0 to below 1
+  // Patterns over names of weights, or of their modules, whose last parts will do (q_proj, `*.attn.*`): products, convolutions in one group
+  // and embeddings. None: all products with a matrix of the model but the head, whose result is an output.
+  std::vector<std::string> lora_target{};
+  bool use_rslora = false;     // scale = lora_alpha / sqrt(lora_rank)
+  double lora_plus_ratio = 1;  // the learning rate of B is this times A's (LoRA+)
+  std::string adapter{};       // folder of an adapter that PEFT or an earlier run wrote, to start from; it says rank, scale and targets
+  bool adapter_only = false;   // write the adapter, as PEFT does, instead of the model
   // Which BatchNormalization nodes are live, that is, normalise by the statistics of each batch and update the running ones: model (those
   // that the file has in training mode) | live | frozen. `batch_norm_nodes` sets it by node name, as (pattern, "live" or "frozen"); `*`
   // matches any text, and the last pattern that matches counts.

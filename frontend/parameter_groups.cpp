@@ -204,7 +204,10 @@ Layers find_layers(const std::vector<Trained>& trained, const Graph& graph) {
 
 // --- the table ------------------------------------------------------------------------------------------------------------------------
 
-std::vector<ParameterGroup> assign_groups(Imported& model, const Options& options) {
+std::vector<ParameterGroup> assign_groups(Imported& model, const Options& given) {
+  Options options = given;
+  // LoRA+ (Hayou et al., arXiv 2402.12354): behind the user's own.
+  if (options.lora_plus_ratio != 1) options.param_groups.push_back({.pattern = "*.lora_*B*", .lr_scale = options.lora_plus_ratio});
   if (options.param_groups.empty() && options.layer_decay == 1) return {{.name = "all"}};
   std::vector<ParameterGroup> groups{{.name = "others"}};
   const std::vector<Trained> trained = trained_parameters(model);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <sstream>
 
+#include "frontend/adapters.h"
 #include "frontend/element.h"
 #include "frontend/file.h"
 #include "frontend/machine.h"
@@ -268,6 +269,10 @@ void Runtime::load_weights(Weights which) {
 std::string Runtime::load_weight(const Weight& weight, const std::vector<Slice>& slices) {
   Hash hash;
   const WeightPlace& from = weight.places.at(0);
+  if (weight.fresh) {
+    load_fresh(weight, slices);
+    return {};
+  }
   FileRange range = from.bytes;
   const int64_t end = range.offset + range.bytes;
   for (const Slice& slice : slices) {
@@ -284,6 +289,17 @@ std::string Runtime::load_weight(const Weight& weight, const std::vector<Slice>&
     range.offset += range.bytes;
   }
   return hash.text();
+}
+
+void Runtime::load_fresh(const Weight& weight, const std::vector<Slice>& slices) {
+  const auto ordinal = static_cast<uint32_t>(&weight - job_.weights.data());
+  int64_t first = 0;  // element
+  for (const Slice& slice : slices) {
+    const auto bytes = executor_.persistent(slice.name).subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes));
+    write_fresh(*weight.fresh, weight.dtype, job_.options.seed, ordinal, first, bytes);
+    executor_.changed(slice.name);
+    first += slice.bytes / size_of(weight.dtype);
+  }
 }
 
 StateFile* Runtime::fill_slots() {

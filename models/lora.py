@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+"""LoRA beside PEFT, on models of several kinds that PyTorch exports:
+
+    an adapter that PEFT wrote, trained further by both     losses, matrices
+    an adapter that PEFT wrote, merged                      outputs of the new model.onnx (ONNX Runtime) and of PEFT
+    an adapter that ort-train wrote, loaded by PEFT         outputs of PEFT and of ort-train's own model.onnx
+
+    models/lora.py [--ort-train PROGRAM]        needs what models/requirements-zoo.txt lists
+"""
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import zoo  # first: it declares torchvision's operators
+import onnxruntime
+import peft
+import torch
+from safetensors.torch import load_file
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+STEPS, BATCH, RATE, RANK, ALPHA = 8, 2, 1e-2, 4, 8
+
+
+class Words(torch.nn.Module):
+    """An embedding, convolutions over time, a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.first, self.second = torch.nn.Embedding(zoo.VOCABULARY, 16), torch.nn.Conv1d(16, 24, 3, padding=1), torch.nn.Conv1d(24, 16, 3, padding=1, dilation=1)
+        self.inner, self.head = torch.nn.Linear(16, 32), torch.nn.Linear(32, 5)
+
+    def forward(self, words):
+        x = self.table(words).transpose(1, 2)
+        x = torch.relu(self.second(torch.relu(self.first(x)))).transpose(1, 2)
+        return self.head(torch.tanh(self.inner(x)))
+
+
+class Image(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = torch.nn.Conv2d(3, 8, 3, stride=2, padding=1), torch.nn.Conv2d(8, 12, 3, padding=1), torch.nn.Linear(12, 5)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.second(torch.relu(self.first(x)))).mean((2, 3)))
+
+
+# Model, PEFT's target_modules, ort-train's --lora-target (none: its default), exporters.
+CASES = {
+    "gpt2": (zoo.from_transformers("gpt2"), ["c_attn", "c_proj", "c_fc"], [], ["dynamo", "torchscript"]),
+    "llama": (zoo.from_transformers("llama"), ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], [], ["dynamo", "torchscript"]),
+    "bert": (zoo.from_transformers("bert", **zoo.ENCODER), ["query", "value"], ["query", "value"], ["dynamo"]),
+    "words": (zoo.module(Words, ["words"]), ["table", "first", "second", "inner"], ["table", "first", "second", "inner"], ["dynamo", "torchscript"]),
+    "image": (zoo.module(Image, ["x"]), ["first", "second"], ["first", "second"], ["dynamo"]),
+}
+EXPORTS = {"dynamo": zoo.EXPORTS["dynamo"], "torchscript": zoo.EXPORTS["torchscript, not folded"]}
+
+
+def far(ours, theirs):
+    return float(np.abs(np.asarray(ours) - np.asarray(theirs)).max())
+
+
+def with_peft(model, targets, folder=None):
+    if folder is not None:
+        return peft.PeftModel.from_pretrained(model, folder, is_trainable=True)
+    return peft.get_peft_model(model, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=targets))
+
+
+def run(program, path, data, folder, *more):
+    """Trains; returns the losses."""
+    log = folder.with_suffix(".jsonl")
+    arguments = [path, "--data", data, "--loss", "mse", "--batch-size", BATCH, "--learning-rate", RATE, "--weight-decay", 0, "--lr-scheduler-type", "constant", "--no-shuffle", "--output-dir", folder,
+                 "--log-file", log, *more]
+    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        raise SystemExit(done.stderr.strip())
+    return [row["loss"] for row in map(json.loads, log.read_text().splitlines()) if "loss" in row]
+
+
+def outputs_of(path, inputs):
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = {value.name for value in session.get_inputs()}
+    return session.run(None, {name: value[:BATCH].numpy() for name, value in inputs.items() if name in names})[0]
+
+
+def judge(program, name, folder):
+    build, targets, ours, exporters = CASES[name]
+    torch.manual_seed(7)
+    model, names, inputs = build()
+    model.eval()
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+    with torch.no_grad():
+        shape = model(*[value[:BATCH] for value in inputs.values()]).shape
+    labels = torch.randn(STEPS * BATCH, *shape[1:])
+    for exporter in exporters:
+        place = folder / name / exporter
+        place.mkdir(parents=True)
+        path, data = place / "model.onnx", place / "data.npz"
+        if why := zoo.try_export(model, inputs, names, EXPORTS[exporter], path):
+            raise SystemExit(f"{name}: {why}")
+        fed = {value.name for value in onnxruntime.InferenceSession(str(path)).get_inputs()}
+        np.savez(data, labels=labels.numpy()[:STEPS * BATCH], **{key: value.numpy()[:STEPS * BATCH] for key, value in inputs.items() if key in fed})
+        batch = lambda step: [value[step * BATCH:(step + 1) * BATCH] for value in inputs.values()]
+
+        # PEFT's, with random numbers in both matrices, trained by both.
+        adapted = with_peft(model, targets)
+        with torch.no_grad():
+            for key, value in adapted.named_parameters():
+                if "lora_" in key:
+                    value.normal_(0, 0.1)
+        adapted.save_pretrained(place / "theirs")
+        with torch.no_grad():
+            expected = adapted(*batch(0)).numpy()
+        losses, optimizer = [], torch.optim.AdamW([value for value in adapted.parameters() if value.requires_grad], lr=RATE, weight_decay=0.0)
+        for step in range(STEPS):
+            loss = torch.nn.functional.mse_loss(adapted(*batch(step)), labels[step * BATCH:(step + 1) * BATCH])
+            losses.append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(adapted.parameters(), 1.0)
+            optimizer.step()
+        trained = {key: value.detach().numpy() for key, value in peft.get_peft_model_state_dict(adapted).items()}
+        with torch.no_grad():
+            after = adapted(*batch(0)).numpy()
+        model = adapted.unload()
+        model.load_state_dict(start)
+        run(program, path, data, place / "merged", "--adapter", place / "theirs", "--max-steps", 1, "--learning-rate", 0)
+        result = {"merged": far(outputs_of(place / "merged" / "model.onnx", inputs), expected)}
+        result["losses"] = far(run(program, path, data, place / "trained", "--adapter", place / "theirs", "--max-steps", STEPS), losses)
+        result["trained outputs"] = far(outputs_of(place / "trained" / "model.onnx", inputs), after)
+        run(program, path, data, place / "trained-adapter", "--adapter", place / "theirs", "--max-steps", STEPS, "--adapter-only")
+        written = {key: value.numpy() for key, value in load_file(place / "trained-adapter" / "adapter_model.safetensors").items()}
+        if sorted(written) != sorted(trained):
+            raise SystemExit(f"{name}: the adapter has {sorted(written)[:4]}, PEFT's {sorted(trained)[:4]}")
+        result["matrices"] = max(far(written[key], trained[key]) for key in trained)
+
+        # Ours from the start, as PEFT reads it.
+        more = ["--lora-rank", RANK, "--lora-alpha", ALPHA, "--max-steps", STEPS, *[part for target in ours for part in ("--lora-target", target)]]
+        run(program, path, data, place / "own", *more)
+        run(program, path, data, place / "own-adapter", *more, "--adapter-only")
+        loaded = with_peft(model, targets, place / "own-adapter").eval()
+        with torch.no_grad():
+            result["ours in PEFT"] = far(loaded(*batch(0)).numpy(), outputs_of(place / "own" / "model.onnx", inputs))
+        model = loaded.unload()
+        model.load_state_dict(start)
+        bounds = {"merged": 1e-5, "losses": 1e-4, "trained outputs": 2e-3, "matrices": 2e-3, "ours in PEFT": 1e-5}
+        good = all(result[key] <= bounds[key] for key in bounds)
+        print(f"{'ok  ' if good else 'FAIL'} {name:6} {exporter:12} " + "  ".join(f"{key} {value:.1e}" for key, value in result.items()), flush=True)
+        yield good
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ort-train", default=os.environ.get("ORT_TRAIN", str(ROOT / "build" / "ort-train")))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        results = [good for name in CASES for good in judge(arguments.ort_train, name, pathlib.Path(folder))]
+    print(f"{sum(results)} of {len(results)} as PEFT's")
+    sys.exit(0 if all(results) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -22,7 +22,7 @@ enum class Element : uint8_t {
 constexpr Element element_of(DType stored, DType compute = DType::float32) {
   if (stored == DType::float16) return Element::float16;
   if (stored == DType::bfloat16) return Element::bfloat16;
-  if (stored != DType::float32 || !is_half(compute)) return Element::own;
+  if ((stored != DType::float32 && !is_weight_blocks(stored)) || !is_half(compute)) return Element::own;
   return compute == DType::float16 ? Element::to_float16 : Element::to_bfloat16;
 }
 constexpr bool is_half(Element element) { return element == Element::float16 || element == Element::bfloat16; }

@@ -9,6 +9,8 @@
 // them to the elements of C. Where both operands are bfloat16 and the processor multiplies pairs of these (AMX-BF16, else AVX512-BF16),
 // they are packed as pairs instead.
 //
+// A B that is stored in blocks (graph/weight_blocks.h) becomes float32 panel by panel, before it is packed.
+//
 // The bits of an element depend on the depth and its blocks alone (exec/depth_block.h): each is one chain of fused multiply-adds in
 // ascending order (of pairs: exec/gemm_micro.h, exec/gemm_tiles.h), the blocks in ascending order. How C is divided among tiles, tasks and
 // threads, where it lies and which vectors the processor has never shows; whether and how it multiplies pairs does. Nothing is allocated:
@@ -23,6 +25,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "exec/block_decode.h"
 #include "exec/depth_block.h"
 #include "exec/gemm_micro.h"
 #include "exec/gemm_pack.h"
@@ -50,6 +53,9 @@ template <typename T, typename Byte> struct Elements {
   Byte* data = nullptr;
   int64_t row = 0, column = 1;
   Element element = Element::own;
+  // Stored in blocks: as what (float32: they aren't), and the element at (0, 0), counted from `data`, where the blocks begin.
+  DType blocks = DType::float32;
+  int64_t first = 0;
 
   Elements() = default;
   Elements(Byte* data_, int64_t row_, int64_t column_, Element element_) : data(data_), row(row_), column(column_), element(element_) {}
@@ -57,7 +63,15 @@ template <typename T, typename Byte> struct Elements {
   Elements(const Matrix<T>& m) : Elements(m.data, m.row, m.column) {}
 
   int64_t size() const { return bytes_each<T>(element); }
-  Elements from(int64_t i, int64_t j) const { return {data + (i * row + j * column) * size(), row, column, element}; }
+  bool is_in_blocks() const { return is_weight_blocks(blocks); }
+  Elements from(int64_t i, int64_t j) const {
+    Elements result = *this;
+    if (is_in_blocks())
+      result.first += i * row + j * column;
+    else
+      result.data += (i * row + j * column) * size();
+    return result;
+  }
   T* own() const { return reinterpret_cast<T*>(data); }  // where they are of T
 };
 template <typename T> using Operand = Elements<const T, const std::byte>;
@@ -81,6 +95,7 @@ namespace gemm {
 struct Room {
   float* panel = nullptr;
   float* a = nullptr;                              // a block of A
+  float* decoded = nullptr;                        // a panel of B, of one that is stored in blocks, in rows
   float* sums = nullptr;                           // what the blocks of the depth have added up to: rows x sums_row
   int64_t a_row = 0, pairs_row = 0, sums_row = 0;  // pairs_row: where pairs lie in rows whatever A's layout
 };
@@ -129,6 +144,7 @@ inline std::pair<Room, int64_t> room_of(const Product<float>& p, std::byte* plac
   int64_t a = std::max((up(depth) + 16) * p.rows, (up(p.rows) + 16) * depth);
   if (pairs) a = std::max(a, up(p.rows) * room.pairs_row);
   if (p.a.element != Element::own) room.a = take(a);
+  if (p.b.is_in_blocks()) room.decoded = take(depth * std::max<int64_t>(kPanel, 2 * kTileSide));
   room.sums_row = (p.columns + kPanel - 1) / kPanel * kPanel;
   if (is_half(p.c.element) && p.depth > (p.block > 0 ? p.block : depth_block(p.depth))) room.sums = take(p.rows * room.sums_row);
   return {room, bytes};
@@ -242,17 +258,50 @@ inline void finish(const Product<float>& p, int64_t rows, int64_t columns, const
 
 template <typename Unit> int64_t kernels_of(const Product<float>& p) { return (p.rows + Unit::rows - 1) / Unit::rows; }
 
+// depth x columns of a B that is stored in blocks, in rows of `width` floats, zeros behind them.
+inline Operand<float> decoded(const Operand<float>& b, int64_t depth, int64_t columns, int64_t width, float* to) {
+  if (b.column == 1) {
+    for (int64_t k = 0; k < depth; ++k) {
+      weight_blocks::decode(b.blocks, b.data, b.first + k * b.row, columns, to + k * width);
+      std::fill(to + k * width + columns, to + (k + 1) * width, 0.0f);
+    }
+  } else {  // a block of each of eight columns at a time
+    constexpr int64_t kEach = 8;
+    float runs[kEach * kWeightBlock];
+    for (int64_t j = 0; j < width; j += kEach) {
+      const int64_t n = std::clamp<int64_t>(columns - j, 0, kEach);
+      std::fill(runs + n * kWeightBlock, std::end(runs), 0.0f);
+      for (int64_t k = 0, run; k < depth; k += run) {
+        run = std::min(kWeightBlock, depth - k);
+        for (int64_t x = 0; x < n; ++x)
+          weight_blocks::decode(b.blocks, b.data, b.first + k * b.row + (j + x) * b.column, run, runs + x * kWeightBlock);
+        float* const at = to + k * width + j;
+        int64_t y = 0;
+        for (; y + kEach <= run; y += kEach) transpose8(runs + y, kWeightBlock, at + y * width, width);
+        for (; y < run; ++y) {
+          for (int64_t x = 0; x < kEach; ++x) at[y * width + x] = runs[x * kWeightBlock + y];
+        }
+      }
+    }
+  }
+  Operand<float> result(to, width);
+  result.element = b.element;
+  return result;
+}
+
 // One panel of one depth block, all rows.
 template <typename Unit>
 void multiply_panel(const Product<float>& p, const Words& a, const Block& block, int64_t j, int64_t columns, int64_t width,
                     const Room& room, Lines& next_a) {
   const int64_t depth = block.depth;
-  const Operand<float> b = p.b.from(block.begin, j);
-  const bool is_own = b.element == Element::own, is_whole = columns == width;
-  const bool direct = b.column == 1 && is_whole;
+  Operand<float> b = p.b.from(block.begin, j);
+  const bool in_blocks = b.is_in_blocks(), is_own = b.element == Element::own, is_whole = columns == width;
+  const bool is_packed = in_blocks && is_own && !Unit::pairs;  // by being decoded
+  if (in_blocks) b = decoded(b, depth, columns, width, is_packed ? room.panel : room.decoded);
+  const bool direct = b.column == 1 && is_whole && !is_packed;
   const bool few = direct && is_own && p.rows <= kRows;                                                    // B is read once: no copy
   const bool packing = direct && !few && p.rows >= kRows && !Unit::pairs && p.triangle == Triangle::none;  // the first rows copy
-  const bool before = !few && !packing;
+  const bool before = !few && !packing && !is_packed;
   if (before && !is_own)
     pack_elements<Unit::pairs>(b.element, {b.data, b.row * b.size(), b.column * b.size()}, depth, columns, width, room.panel);
   if (before && is_own) pack(b.own(), b.row, b.column, depth, columns, width, room.panel);
@@ -264,7 +313,7 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
   float edge[Unit::rows * Unit::width];
   // Behind the last panel comes the first of the next block.
   const bool is_last = j + columns >= p.columns;
-  const int64_t next_depth = is_last ? std::min(depth, p.depth - block.begin - depth) : depth;
+  const int64_t next_depth = in_blocks ? 0 : is_last ? std::min(depth, p.depth - block.begin - depth) : depth;
   const int64_t next_width = is_last ? std::min(Unit::width, p.columns) : std::min(width, p.columns - j - columns);
   Ahead ahead(is_last ? p.b.from(block.begin + depth, 0) : p.b.from(block.begin, j + columns), next_depth, next_width, kernels_of<Unit>(p));
   for (int64_t i = 0; i < p.rows; i += Unit::rows) {

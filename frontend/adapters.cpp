@@ -286,12 +286,6 @@ std::vector<float> transposed(const std::vector<float>& m, int64_t rows, int64_t
   return result;
 }
 
-const Weight& weight_named(const std::vector<Weight>& weights, const std::string& name) {
-  const auto found = std::find_if(weights.begin(), weights.end(), [&](const Weight& weight) { return weight.parameter == name; });
-  require(found != weights.end(), "an adapter whose weight isn't there");
-  return *found;
-}
-
 Factors factors_of(const Adapter& adapter, double scale, const std::vector<Weight>& weights, const WeightBytes& bytes_of) {
   const Weight &a = weight_named(weights, adapter.a), &b = weight_named(weights, adapter.b);
   const int64_t rank = a.places[0].shape[0], in = element_count(a.places[0].shape) / rank, out = b.places[0].shape[0];
@@ -306,6 +300,12 @@ Factors factors_of(const Adapter& adapter, double scale, const std::vector<Weigh
 }
 
 }  // namespace
+
+const Weight& weight_named(const std::vector<Weight>& weights, const std::string& name) {
+  const auto found = std::find_if(weights.begin(), weights.end(), [&](const Weight& weight) { return weight.parameter == name; });
+  require(found != weights.end(), "a weight that isn't there");
+  return *found;
+}
 
 AdapterSettings adapter_settings(const Options& options) {
   AdapterSettings settings{.rank = options.lora_rank,

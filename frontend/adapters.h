@@ -48,6 +48,9 @@ std::string adapters_setting(const std::vector<Adapter>& adapters, const Adapter
 // A fresh matrix's bytes, of its own type: numbers that follow from the seed and from `ordinal`, which of the weights it is.
 void write_fresh(const FreshNumbers& numbers, DType type, uint64_t seed, uint32_t ordinal, int64_t first, std::span<std::byte> to);
 
+// The one of that parameter.
+const Weight& weight_named(const std::vector<Weight>& weights, const std::string& name);
+
 // The weights with their adapters added: each W + scale * B A, summed in float32 in the order of the rank.
 WeightBytes merged(const std::vector<Adapter>& adapters, double scale, const std::vector<Weight>& weights, WeightBytes bytes_of);
 

@@ -357,6 +357,12 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
                     saved_with("adapters").empty() ? "no adapters" : "adapters of " + saved_with("adapters"),
                     now.empty() ? "none" : "of " + now);
       }
+      if (const auto base = content.settings.find("base_dtype");
+          (base == content.settings.end() ? std::string() : base->second) != saved_with("base_dtype")) {
+        throw error(ErrorCode::usage, "{}: was saved by a run whose frozen weights are stored as {}, not {}: give it the same `base_dtype`",
+                    candidate.folder.path, saved_with("base_dtype").empty() ? "they come" : saved_with("base_dtype"),
+                    base == content.settings.end() ? "they come" : base->second);
+      }
       // Before the model: which weights are packed depends on the optimizer.
       if (const auto now = content.settings.find("optim"); now != content.settings.end() && now->second != saved_with("optim")) {
         throw error(ErrorCode::usage, "{}: was saved with `optim` {}, not {}: its optimizer state can't be used", candidate.folder.path,

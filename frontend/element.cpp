@@ -125,6 +125,9 @@ Element element_of(DType dtype) {
     case DType::uint8:
     case DType::dynamic8:
     case DType::dynamic8_unsigned:
+    case DType::nf4:
+    case DType::nf4_double:
+    case DType::block_int8:
       return Element::uint8;  // as bytes
     case DType::boolean:
       return Element::boolean;

@@ -62,6 +62,9 @@ struct Weight {
   std::optional<FreshNumbers> fresh{};
 };
 
+// Whether the graph's parameter has fewer bits than float32: it is rounded as it is read.
+inline bool is_narrowed(const Weight& weight) { return is_half(weight.dtype) || is_weight_blocks(weight.dtype); }
+
 // A node (or tensor) that stands in the way of training, for `check`.
 struct Obstacle {
   std::string node;  // "Resize 'upsample_3'"

@@ -70,7 +70,11 @@ Job::Job(const Options& options_, int64_t part_bytes, Workers& workers, std::fun
   attached_ = attachments(options);
   for (const Attachment& other : attached_) bind_attachment(other, model, *data.train, binding);
   if (data.valid && data.valid->is_row()) data.valid->cut(binding.sequence);
-  passes_ = {.skip = options.skip_passes, .part_bytes = part_bytes, .optimizer = optimizer, .folder = make_folder(workers_)};
+  passes_ = {.skip = options.skip_passes,
+             .part_bytes = part_bytes,
+             .optimizer = optimizer,
+             .base = base_type(options),
+             .folder = make_folder(workers_)};
   divide_samples();
   settle_lengths();
   settle_schedule();

@@ -267,11 +267,17 @@ void Loop::Training::finish() {
   if (saved_step_ != state_.step) loop_.save(/*note_it=*/!thrown_);
   if (thrown_) std::rethrow_exception(thrown_);
   const auto weight_bytes = [&](const std::string& name, const ByteSink& sink) { return loop_.runtime_.read_parameter(name, sink); };
-  if (!summary_.stopped) {
-    summary_.model_path =
-        options_.adapter_only
-            ? export_adapter(job.adapters, job.adapting, options_.task, job.weights, weight_bytes, options_.output_dir)
-            : export_model(job.info, job.weights, merged(job.adapters, job.adapting.scale, job.weights, weight_bytes), options_.output_dir);
+  if (!summary_.stopped && options_.adapter_only) {
+    summary_.model_path = export_adapter(job.adapters, job.adapting, options_.task, job.weights, weight_bytes, options_.output_dir);
+  } else if (!summary_.stopped) {
+    std::vector<Weight> weights = job.weights;  // of the types in which they are handed over
+    for (Weight& weight : weights) {
+      if (loop_.runtime_.is_unchanged(weight) && is_narrowed(weight)) weight.dtype = DType::float32;
+    }
+    const auto originals = [&](const std::string& name, const ByteSink& sink) {
+      return loop_.runtime_.read_original(weight_named(job.weights, name), sink);
+    };
+    summary_.model_path = export_model(job.info, weights, merged(job.adapters, job.adapting.scale, weights, originals), options_.output_dir);
   }
   if (!options_.op_times.empty()) {
     loop_.runtime_.write_op_times();

@@ -14,6 +14,7 @@
 #include "frontend/units.h"
 #include "graph/error.h"
 #include "graph/op_def.h"
+#include "graph/weight_blocks.h"
 #include "offload/file_range.h"
 
 namespace ort_train {
@@ -56,6 +57,24 @@ void read_weight(const FileRange& from, DType stored, DType wanted, std::span<st
     }
     to = to.subspan(bytes);
   }
+}
+
+// The numbers of a weight in its file, as float32.
+Elements32 numbers_in(const WeightPlace& place) {
+  return [&place](int64_t first, int64_t count, const std::function<void(std::span<const float>)>& sink) {
+    constexpr int64_t kBlock = int64_t{1} << 18;  // elements
+    std::vector<float> numbers;
+    const int64_t size = size_of(place.dtype);
+    for (int64_t done = 0; done < count;) {
+      numbers.resize(static_cast<size_t>(std::min(kBlock, count - done)));
+      FileRange range = place.bytes;
+      range.offset += (first + done) * size;
+      range.bytes = static_cast<int64_t>(numbers.size()) * size;
+      read_weight(range, place.dtype, DType::float32, std::as_writable_bytes(std::span(numbers)));
+      sink(numbers);
+      done += static_cast<int64_t>(numbers.size());
+    }
+  };
 }
 
 // The constants are in the memory now; those that prepared kernels may look at stay.
@@ -254,11 +273,16 @@ std::vector<Slice> Runtime::slices_of(const std::string& parameter) const {
   return {{.name = parameter, .offset = 0, .bytes = value->type.bytes()}};
 }
 
+bool Runtime::is_unchanged(const Weight& weight) const {
+  const std::vector<Slice> slices = slices_of(weight.parameter);
+  return std::all_of(slices.begin(), slices.end(),
+                     [&](const Slice& slice) { return find_persistent(planned_.program, slice.name)->read_only; });
+}
+
 void Runtime::load_weights(Weights which) {
   for (const Weight& weight : job_.weights) {
     const std::vector<Slice> slices = slices_of(weight.parameter);
-    const auto is_unchanged = [&](const Slice& slice) { return find_persistent(planned_.program, slice.name)->read_only; };
-    const bool unchanged = std::all_of(slices.begin(), slices.end(), is_unchanged);
+    const bool unchanged = is_unchanged(weight);
     if (!unchanged && which == Weights::unchanged) continue;
     const std::string sum = load_weight(weight, slices);
     if (unchanged && !slices.empty()) content_.unchanged[weight.parameter] = sum;
@@ -275,8 +299,18 @@ std::string Runtime::load_weight(const Weight& weight, const std::vector<Slice>&
   }
   FileRange range = from.bytes;
   const int64_t end = range.offset + range.bytes;
+  int64_t first = 0;  // element
   for (const Slice& slice : slices) {
     const Persistent* value = find_persistent(planned_.program, slice.name);
+    if (is_weight_blocks(weight.dtype)) {
+      const auto blocks = executor_.blank(slice.name);
+      const int64_t count = element_count(value->type.shape);
+      quantize_weight(weight.dtype, element_count(from.shape), first, count, numbers_in(from), blocks);
+      hash.add(blocks);
+      executor_.changed(slice.name);
+      first += count;
+      continue;
+    }
     range.bytes = slice.bytes / size_of(weight.dtype) * size_of(from.dtype);
     require(value != nullptr && !from.transposed && value->type.dtype == weight.dtype && range.offset + range.bytes <= end,
             "a weight that is not stored as it is used");
@@ -317,6 +351,21 @@ StateFile* Runtime::fill_slots() {
   }
   disk_->finish();
   return disk_->state();
+}
+
+bool Runtime::read_original(const Weight& weight, const ByteSink& sink) const {
+  if (!sink || !is_narrowed(weight) || !is_unchanged(weight) || slices_of(weight.parameter).empty())
+    return read_parameter(weight.parameter, sink);
+  const WeightPlace& place = weight.places.at(0);
+  const int64_t row = element_count(place.shape) / std::max<int64_t>(1, place.shape[0]);
+  const int64_t rows = std::max<int64_t>(1, (int64_t{1} << 18) / std::max<int64_t>(1, row));
+  for (int64_t r = 0; r < place.shape[0]; r += rows) {
+    std::vector<float> numbers;
+    numbers_in(place)(r * row, std::min(rows, place.shape[0] - r) * row,
+                      [&](std::span<const float> piece) { numbers.insert(numbers.end(), piece.begin(), piece.end()); });
+    sink(r * row * int64_t{sizeof(float)}, std::as_bytes(std::span(numbers)));
+  }
+  return true;
 }
 
 bool Runtime::read_parameter(const std::string& name, const ByteSink& sink) const {

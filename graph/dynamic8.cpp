@@ -5,15 +5,17 @@
 
 #include "graph/error.h"
 #include "graph/types.h"
+#include "graph/weight_blocks.h"
 
 namespace ort_train {
 
 const std::array<float, 256>& dynamic8_map(DType dtype) {
-  require(is_quantized(dtype), "the codes of a type that has none");
+  require(dtype == DType::dynamic8 || dtype == DType::dynamic8_unsigned, "the codes of a type that has none");
   return dtype == DType::dynamic8 ? kDynamic8Signed : kDynamic8Unsigned;
 }
 
 void dequantize(DType dtype, std::span<const std::byte> blocks, std::span<float> elements) {
+  if (is_weight_blocks(dtype)) return dequantize_weight(dtype, blocks, elements);
   const auto n = static_cast<int64_t>(elements.size());
   require(static_cast<int64_t>(blocks.size()) >= bytes_of(dtype, n), "fewer blocks than the elements have");
   const std::array<float, 256>& map = dynamic8_map(dtype);

@@ -8,6 +8,7 @@
 #include "graph/dynamic8.h"
 #include "graph/error.h"
 #include "graph/half.h"
+#include "graph/weight_blocks.h"
 
 namespace ort_train {
 
@@ -30,6 +31,12 @@ StorageTraits storage_of(DType dtype) {
     case DType::dynamic8:
     case DType::dynamic8_unsigned:
       return {kDynamic8Block, kDynamic8BlockBytes};
+    case DType::nf4:
+      return {kWeightBlock, kNf4Bytes};
+    case DType::nf4_double:
+      return {kWeightBlock * kNf4Group, kNf4GroupBytes};
+    case DType::block_int8:
+      return {kWeightBlock, kInt8Bytes};
   }
   return {};
 }
@@ -48,7 +55,7 @@ int64_t size_of(DType dtype) {
 std::string to_string(DTypes types) {
   std::string text;
   for (DType type : {DType::float32, DType::float64, DType::float16, DType::bfloat16, DType::int64, DType::int32, DType::int16, DType::int8,
-                     DType::uint8, DType::boolean, DType::dynamic8, DType::dynamic8_unsigned}) {
+                     DType::uint8, DType::boolean, DType::dynamic8, DType::dynamic8_unsigned, DType::nf4, DType::nf4_double, DType::block_int8}) {
     if (types.has(type)) text += (text.empty() ? "" : ", ") + std::string(to_string(type));
   }
   return text;
@@ -80,6 +87,12 @@ std::string_view to_string(DType dtype) {
       return "dynamic8";
     case DType::dynamic8_unsigned:
       return "dynamic8_unsigned";
+    case DType::nf4:
+      return "nf4";
+    case DType::nf4_double:
+      return "nf4_double";
+    case DType::block_int8:
+      return "block_int8";
   }
   return "?";
 }

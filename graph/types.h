@@ -33,6 +33,9 @@ enum class DType : uint8_t {
   boolean,
   dynamic8,           // numbers in 8 bits, in blocks with a scale (graph/dynamic8.h): optimizer state
   dynamic8_unsigned,  // the same of numbers that are never negative
+  nf4,                // 4 bits, in blocks with a scale (graph/weight_blocks.h): frozen weights
+  nf4_double,         // the same, with the scales in 8 bits
+  block_int8,         // 8 bits
 };
 
 // How elements lie in memory: in blocks of so many elements and bytes. A block of a number is the number itself.
@@ -49,11 +52,13 @@ int64_t size_of(DType dtype);
 std::string_view to_string(DType dtype);
 bool is_floating(DType dtype);
 // Numbers that are stored in blocks, each of which has to be read as a whole.
-constexpr bool is_quantized(DType dtype) { return dtype == DType::dynamic8 || dtype == DType::dynamic8_unsigned; }
+constexpr bool is_quantized(DType dtype) { return dtype >= DType::dynamic8; }
+// Those of frozen weights, which products read as float32.
+constexpr bool is_weight_blocks(DType dtype) { return dtype >= DType::nf4; }
 // float16 or bfloat16: 16 bits of storage, computed with in float32.
 constexpr bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
 // What arithmetic on elements is done in.
-constexpr DType compute_type(DType dtype) { return is_half(dtype) ? DType::float32 : dtype; }
+constexpr DType compute_type(DType dtype) { return is_half(dtype) || is_weight_blocks(dtype) ? DType::float32 : dtype; }
 
 // A set of element types.
 class DTypes {

@@ -146,6 +146,7 @@ class Caster {
       bool rounds = false;
       for (size_t i = 0; i < before.inputs.size(); ++i) {
         const ValueId input = before.inputs[i];
+        if (input != kNone && is_weight_blocks(graph_.value(input).dtype)) rounds |= type == low_;  // as it becomes float32
         if (!mixes(input)) continue;
         if (keeps(before, i)) {
           graph_.node(id).inputs[i] = as(input, DType::float32, id);

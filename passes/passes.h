@@ -36,6 +36,7 @@ struct PassOptions {
   DType precision = DType::float32;
   bool low_weights = false;  // trained matrices and higher tensors are stored in it, too, instead of float32
   std::vector<AutocastRule> autocast{};
+  DType base = DType::float32;  // what frozen matrices of products are stored as
   Folder folder{};  // folds what passes emit on constants; null: nothing is folded
 };
 
@@ -43,6 +44,7 @@ bool simplify(Graph& graph, const PassOptions& options);
 bool fuse_normalization(Graph& graph, const PassOptions& options);
 bool fuse_gelu(Graph& graph, const PassOptions& options);
 bool fuse_attention(Graph& graph, const PassOptions& options);
+bool store_base(Graph& graph, const PassOptions& options);
 bool mixed_precision(Graph& graph, const PassOptions& options);
 bool leave_training(Graph& graph, const PassOptions& options);
 bool mark_quantized_state(Graph& graph, const PassOptions& options);

@@ -52,6 +52,7 @@ void optimize_forward(Graph& forward, const PassOptions& options) {
   run("fuse_gelu", fuse_gelu);
   run("fuse_attention", fuse_attention);
   run("simplify_again", simplify);          // fuse_attention leaves transposes that meet others
+  run("store_base", store_base);            // before mixed_precision, which has products read what is stored
   run("mixed_precision", mixed_precision);  // after the fusions: what is one node needs no Casts inside; before gradients: they cast back
   run("mark_quantized_state", mark_quantized_state);  // like mark_parts it asks what the uses of a weight are
   run("mark_parts", mark_parts);                      // last

@@ -33,13 +33,15 @@ int64_t rows_for_all(const Graph& graph, ValueId weight, const std::vector<NodeI
 // At multiples of a block of quantized state, too, but where parts would be large and the optimizer quantizes none.
 int64_t whole_rows(const Value& weight, int64_t block, const Optimizer& optimizer) {
   constexpr int64_t kMuch = int64_t{16} << 20;  // bytes
-  const int64_t rows = std::lcm(block, kStateBlock / std::gcd(kStateBlock, row_elements(weight)));
+  const int64_t elements = std::lcm(kStateBlock, storage_of(weight.dtype).block_elements);
+  const int64_t rows = std::lcm(block, elements / std::gcd(elements, row_elements(weight)));
+  if (is_weight_blocks(weight.dtype)) return rows;
   return optimizer.state_block() == 1 && rows > block && rows * (weight.bytes() / weight.shape[0]) > kMuch ? block : rows;
 }
 
 // The same for tests, whose parts begin anywhere else.
 int64_t least_rows(const Value& weight, const PassOptions& options) {
-  const int64_t block = options.optimizer.state_block();
+  const int64_t block = std::lcm(options.optimizer.state_block(), storage_of(weight.dtype).block_elements);
   return std::lcm(options.part_rows, block / std::gcd(block, row_elements(weight)));
 }
 
@@ -73,7 +75,7 @@ class Splitter {
                  .quantized_state = whole.quantized_state,
                  .group = whole.group,
                  .whole = whole.name,
-                 .whole_offset = whole.bytes() / whole.shape[0] * first,
+                 .whole_offset = bytes_of(whole.dtype, first * row_elements(whole)),
                  .ordinal = whole.ordinal};
       part.shape[0] = rows.count;
       const std::string name = part.name;

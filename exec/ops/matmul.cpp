@@ -101,7 +101,8 @@ Extra extra_of(const KernelSpec& spec, const Layout& l) {
   Extra extra;
   const DType compute = type_from(spec.attributes, "compute", DType::float32);
   const Element a = element_of(spec.inputs[0].dtype, compute), b = element_of(spec.inputs[1].dtype, compute);
-  if (b == Element::to_bfloat16 && gemm::way_of(a, b) != gemm::Way::floats) extra.copying = 45;  // rounded before any is multiplied
+  const bool in_blocks = is_weight_blocks(spec.inputs[1].dtype), rounds = b == Element::to_bfloat16 && gemm::way_of(a, b) != gemm::Way::floats;
+  if (in_blocks || rounds) extra.copying = 45;  // before any is multiplied
   if (l.rows * l.depth > (int64_t{2} << 20)) extra.fetching = 8;                                // from memory
   if (is_half(spec.inputs[0].dtype)) extra.fetching += 25;                                       // becomes floats or pairs
   return extra;
@@ -164,7 +165,9 @@ template <typename T> Product<T> product_of(const KernelSpec& spec, const Layout
   const Rows row = rows_of(spec, l);
   Product<T> product{.rows = l.rows, .columns = l.columns, .depth = l.depth};
   const auto stored = [&](size_t i, bool transposed, int64_t stride) {
-    return Operand<T>(nullptr, transposed ? 1 : stride, transposed ? stride : 1, element_of(spec.inputs[i].dtype, compute));
+    Operand<T> operand(nullptr, transposed ? 1 : stride, transposed ? stride : 1, element_of(spec.inputs[i].dtype, compute));
+    if (is_weight_blocks(spec.inputs[i].dtype)) operand.blocks = spec.inputs[i].dtype;
+    return operand;
   };
   product.a = stored(0, l.trans_a, row.a);
   product.b = stored(1, l.trans_b, row.b);

@@ -33,6 +33,9 @@ int to_onnx(DType dtype) {
       return pb::TensorProto::BOOL;
     case DType::dynamic8:
     case DType::dynamic8_unsigned:
+    case DType::nf4:
+    case DType::nf4_double:
+    case DType::block_int8:
       break;  // ONNX has no such type
   }
   return pb::TensorProto::UNDEFINED;

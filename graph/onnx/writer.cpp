@@ -78,7 +78,7 @@ pb::ValueInfoProto describe_value(const Graph& graph, ValueId id) {
   if (is_quantized(value.dtype)) {
     onnx::set_type({DType::uint8, {value.bytes()}}, *proto.mutable_type());
     note(proto, kStored, fmt::format("{} {}", to_string(value.dtype), fmt::join(value.shape, " ")));
-    proto.set_doc_string(fmt::format("{}: for every {} elements as many codes, and their scale as float32", to_string(value.type()),
+    proto.set_doc_string(fmt::format("{}: for every {} elements their codes, and their scale as float32", to_string(value.type()),
                                      storage_of(value.dtype).block_elements));
   } else {
     onnx::set_type(value.type(), *proto.mutable_type());
@@ -176,7 +176,7 @@ TensorType stored_type(const std::string& text, const Shape& bytes, const std::s
   std::istringstream words(text);
   std::string dtype;
   words >> dtype;
-  TensorType type{parse_enum(&dtype, {DType::dynamic8, DType::dynamic8_unsigned}, DType::uint8), {}};
+  TensorType type{parse_enum(&dtype, {DType::dynamic8, DType::dynamic8_unsigned, DType::nf4, DType::nf4_double, DType::block_int8}, DType::uint8), {}};
   for (int64_t dim; words >> dim;) type.shape.push_back(dim);
   if (!is_quantized(type.dtype) || element_count(type.shape) < 0 || bytes != Shape{type.bytes()})
     throw error(ErrorCode::unsupported, "'{}' is stored as '{}', which {} bytes are not", name, text, to_string(bytes));

@@ -91,7 +91,8 @@ PlanReport Description::describe(double seconds) {
   for (ValueId id : train.parameters()) {
     const Value& value = train.value(id);
     const auto found = padded.find(value.name);
-    const int64_t elements = found == padded.end() ? element_count(value.shape) : found->second / size_of(value.dtype);
+    const bool is_whole = found == padded.end() || is_quantized(value.dtype);
+    const int64_t elements = is_whole ? element_count(value.shape) : found->second / size_of(value.dtype);
     report_.parameters += elements;
     if (value.trainable) report_.trainable_parameters += elements;
   }

@@ -1,0 +1,380 @@
+// Adapters: they compute what a model computes that has them written out; runs end with the same bits in any memory, with frozen weights as
+// they are or in few bits; the new model is the sum; what doesn't fit is refused. models/lora.py has PEFT as the judge.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "frontend/adapters.h"
+#include "tests/arrays.h"
+#include "tests/onnx_models.h"
+#include "tests/trainer_runs.h"
+
+namespace ort_train {
+namespace {
+
+using namespace fixtures;
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+constexpr int64_t kSamples = 12, kIn = 128, kInner = 1024, kOut = 4, kRank = 4;
+
+// With first_weight as first.weight, which the text of a model can't say.
+ort_train_onnx::ModelProto with_dots(const std::string& text) {
+  ort_train_onnx::ModelProto model = model_of(text);
+  for (auto& node : *model.mutable_graph()->mutable_node()) {
+    for (std::string& input : *node.mutable_input()) {
+      if (const size_t at = input.find('_'); at != std::string::npos) input[at] = '.';
+    }
+  }
+  return model;
+}
+
+struct AdapterRuns : TrainerRuns {
+  // Products in both layouts, and a head.
+  Options options() const {
+    ort_train_onnx::ModelProto model = with_dots(fmt::format(
+        R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, {}] x) => (float[batch, {}] y) {{
+             h0 = Gemm <transB = 1> (x, first_weight, first_bias)
+             h1 = Tanh (h0)
+             h2 = MatMul (h1, second_weight)
+             h3 = Tanh (h2)
+             h4 = MatMul (h3, third_weight)
+             y = MatMul (h4, head_weight) }})",
+        kIn, kOut));
+    const auto add = [&](const char* name, std::vector<int64_t> dims, int64_t step) {
+      std::vector<float> values = numbers(element_count(dims), step);
+      for (float& value : values) value /= 64;
+      *model.mutable_graph()->add_initializer() = tensor_of(name, dims, values);
+    };
+    add("first.weight", {kInner, kIn}, 7919);
+    add("first.bias", {kInner}, 613);
+    add("second.weight", {kInner, kInner}, 7907);
+    add("third.weight", {kInner, kInner}, 7901);
+    add("head.weight", {kInner, kOut}, 619);
+    return with_data(write_model(folder, model));
+  }
+  Options with_data(const std::string& model) const {
+    Arrays arrays;
+    for (const auto& [name, width] : {std::pair("x", kIn), {"labels", kOut}})
+      arrays.add(name, {kSamples, width}, numbers(kSamples * width, 104'729 + width));
+    return {.model = model,
+            .data = arrays.write(folder / "data.safetensors"),
+            .loss = "mse",
+            .batch_size = 4,
+            .profile = profile,
+            .learning_rate = 1e-2,
+            .max_steps = 6,
+            .threads = 2,
+            .lora_rank = kRank,
+            .lora_alpha = 2 * kRank};
+  }
+  static std::vector<float> weight(const std::string& path, const std::string& name) {
+    const Imported imported = import_file(path, {.shapes = {{"batch", 1}}});
+    for (const Weight& weight : imported.weights) {
+      if (weight.parameter == name) return floats(weight_tensor(imported, weight));
+    }
+    return {};
+  }
+  // A matrix that a run wrote with `adapter_only`.
+  static std::vector<float> matrix(const std::string& file, const std::string& name) {
+    const File from = File::open(file);
+    const SafetensorsHeader header = read_safetensors_header(from, ErrorCode::data);
+    const SafetensorsEntry* const entry = header.find("base_model.model." + name);
+    if (entry == nullptr) return {};
+    std::vector<float> result(static_cast<size_t>(entry->bytes) / sizeof(float));
+    from.read(entry->offset, std::as_writable_bytes(std::span(result)));
+    return result;
+  }
+  std::string refusal(const Options& o) const {
+    const Error problem = error_of([&] { Trainer trainer(o); });
+    EXPECT_NE(problem.code(), ErrorCode::device) << problem.what();
+    return problem.what();
+  }
+};
+
+// W + scale * B A of a weight [rows, columns], in float64; `transposed`: of a weight that is stored [in, out].
+std::vector<float> sum_of(const std::vector<float>& w, const std::vector<float>& a, const std::vector<float>& b, bool transposed) {
+  const size_t rank = kRank, in = a.size() / rank, out = b.size() / rank;
+  std::vector<float> sum = w;
+  for (size_t o = 0; o < out; ++o) {
+    for (size_t i = 0; i < in; ++i) {
+      double delta = 0;
+      for (size_t k = 0; k < rank; ++k) delta += static_cast<double>(b[o * rank + k]) * static_cast<double>(a[k * in + i]);
+      float& number = sum[transposed ? i * out + o : o * in + i];
+      number = static_cast<float>(static_cast<double>(number) + 2 * delta);
+    }
+  }
+  return sum;
+}
+
+TEST_F(AdapterRuns, TheNewModelIsTheSum) {
+  Options o = options();
+  const Run merged = train(o);
+  o.adapter_only = true;
+  const Run apart = train(o);
+  EXPECT_EQ(apart.losses, merged.losses);
+  EXPECT_EQ(merged.plan.trainable_parameters, kRank * (kIn + 5 * kInner));
+  EXPECT_EQ(merged.plan.at_peak.optimizer >= 2 * 4 * merged.plan.trainable_parameters, true);
+  for (const auto& [name, transposed] : {std::pair("first", false), {"second", true}}) {
+    const std::string module = name, file = apart.summary.model_path;
+    const std::vector<float> a = matrix(file, module + ".lora_A.weight"), b = matrix(file, module + ".lora_B.weight");
+    ASSERT_FALSE(a.empty() || b.empty()) << name;
+    EXPECT_TRUE(std::any_of(b.begin(), b.end(), [](float x) { return x != 0; })) << name;
+    const std::vector<float> expected = sum_of(weight(o.model, module + ".weight"), a, b, transposed),
+                             is = weight(merged.summary.model_path, module + ".weight");
+    ASSERT_EQ(is.size(), expected.size());
+    for (size_t i = 0; i < is.size(); ++i) ASSERT_NEAR(is[i], expected[i], 1e-7) << name << " " << i;
+  }
+  for (const char* name : {"first.bias", "head.weight"}) EXPECT_EQ(weight(merged.summary.model_path, name), weight(o.model, name));
+}
+
+// The same model with its adapters written out as nodes, which is trained without them.
+TEST_F(AdapterRuns, TheyComputeWhatTheSameNodesCompute) {
+  Options o = options();
+  o.adapter_only = true;
+  o.max_steps = 1;
+  o.learning_rate = 0;
+  const std::string begun = train(o).summary.model_path;
+  o.learning_rate = 1e-2;
+  o.max_steps = 6;
+  const Run run = train(o);
+  ort_train_onnx::ModelProto model = with_dots(fmt::format(
+      R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, {}] x) => (float[batch, {}] y) {{
+           h0 = Gemm <transB = 1> (x, first_weight, first_bias)
+           u0 = Gemm <transB = 1> (x, a0)
+           v0 = Gemm <transB = 1, alpha = 2.0> (u0, b0)
+           s0 = Add (h0, v0)
+           h1 = Tanh (s0)
+           h2 = MatMul (h1, second_weight)
+           u1 = Gemm <transB = 1> (h1, a1)
+           v1 = Gemm <transB = 1, alpha = 2.0> (u1, b1)
+           s1 = Add (h2, v1)
+           h3 = Tanh (s1)
+           h4 = MatMul (h3, third_weight)
+           u2 = Gemm <transB = 1> (h3, a2)
+           v2 = Gemm <transB = 1, alpha = 2.0> (u2, b2)
+           s2 = Add (h4, v2)
+           y = MatMul (s2, head_weight) }})",
+      kIn, kOut));
+  const auto add = [&](const char* name, std::vector<int64_t> dims, const std::vector<float>& values) {
+    *model.mutable_graph()->add_initializer() = tensor_of(name, dims, values);
+  };
+  const std::pair<const char*, std::vector<int64_t>> weights[] = {
+      {"first.weight", {kInner, kIn}}, {"first.bias", {kInner}}, {"second.weight", {kInner, kInner}}, {"third.weight", {kInner, kInner}}, {"head.weight", {kInner, kOut}}};
+  for (const auto& [name, dims] : weights) add(name, dims, weight(o.model, name));
+  add("a0", {kRank, kIn}, matrix(begun, "first.lora_A.weight"));
+  add("b0", {kInner, kRank}, matrix(begun, "first.lora_B.weight"));
+  add("a1", {kRank, kInner}, matrix(begun, "second.lora_A.weight"));
+  add("b1", {kInner, kRank}, matrix(begun, "second.lora_B.weight"));
+  add("a2", {kRank, kInner}, matrix(begun, "third.lora_A.weight"));
+  add("b2", {kInner, kRank}, matrix(begun, "third.lora_B.weight"));
+  Options written = with_data(write_model(folder, model, "written.onnx"));
+  written.lora_rank = 0;
+  written.lora_alpha = 0;
+  written.freeze = {"*.weight", "*.bias"};
+  const Run other = train(written);
+  EXPECT_EQ(other.losses, run.losses);
+  EXPECT_EQ(weight(other.summary.model_path, "a1"), matrix(run.summary.model_path, "second.lora_A.weight"));
+  EXPECT_EQ(weight(other.summary.model_path, "b0"), matrix(run.summary.model_path, "first.lora_B.weight"));
+}
+
+// In memory, from a disk, in parts, with the base in few bits, killed and resumed.
+TEST_F(AdapterRuns, AnyMemoryEndsWithTheSameBits) {
+  fs::create_directory(folder / "disk");
+  for (const char* base : {"float32", "bfloat16", "int8", "nf4", "nf4+"}) {
+    Options o = options();
+    o.lora_dropout = 0.25;
+    o.base_dtype = std::string(base).substr(0, 3) == "nf4" ? "nf4" : base;
+    o.double_quant = base == std::string("nf4+");
+    on.part_bytes = 0;
+    const Run plain = train(o);
+    Options again = o;
+    again.output_dir = folder / (std::string("resumed-") + base);
+    EXPECT_EQ(train_in_two(again, 3).weights_hash, plain.summary.weights_hash) << base;
+    for (const int64_t part : {int64_t{0}, int64_t{1} << 18}) {
+      Options streamed = o;
+      streamed.nvme_path = folder / "disk";
+      on.part_bytes = part;
+      streamed.budget = least_budget(streamed);
+      streamed.threads = 1;
+      const Run run = train(streamed);
+      if (!o.base_dtype.starts_with("nf4")) {  // whose matrices aren't much beside what an operation needs
+        EXPECT_GT(run.plan.disk_read_per_step, 0) << base;
+      }
+      EXPECT_EQ(run.losses, plain.losses) << base << ", parts of " << part;
+      EXPECT_EQ(run.summary.weights_hash, plain.summary.weights_hash) << base << ", parts of " << part;
+      EXPECT_TRUE(read_file(run.summary.model_path) == read_file(plain.summary.model_path)) << base;
+    }
+  }
+}
+
+// Which takes less, and is near.
+TEST_F(AdapterRuns, FewBitsOfTheBaseTakeFewBytes) {
+  Options o = options();
+  const Run plain = train(o);
+  const int64_t matrices = kInner * (kIn + 2 * kInner);
+  int64_t before = plain.plan.at_peak.weights;
+  for (const auto& [base, bits, bound] : {std::tuple("bfloat16", 16.0, 0.01), {"int8", 8.5, 0.02}, {"nf4", 4.5, 0.2}}) {
+    o.base_dtype = base;
+    const Run run = train(o);
+    EXPECT_NEAR(static_cast<double>(plain.plan.at_peak.weights - run.plan.at_peak.weights), static_cast<double>(matrices) * (4 - bits / 8), 4096) << base;
+    EXPECT_LT(run.plan.at_peak.weights, before) << base;
+    before = run.plan.at_peak.weights;
+    for (size_t i = 0; i < run.losses.size(); i += 2) EXPECT_NEAR(run.losses[i], plain.losses[i], bound * plain.losses[i]) << base;
+    // The numbers of the file are what the new model's weights are made of.
+    const std::vector<float> is = weight(run.summary.model_path, "head.weight");
+    EXPECT_EQ(is, weight(o.model, "head.weight"));
+    const std::vector<float> was = weight(o.model, "first.weight"), now = weight(run.summary.model_path, "first.weight");
+    double change = 0;
+    for (size_t i = 0; i < was.size(); ++i) change = std::max(change, std::abs(static_cast<double>(now[i] - was[i])));
+    EXPECT_LT(change, 0.05) << base;
+  }
+}
+
+TEST_F(AdapterRuns, AnAdapterIsGoneOnFrom) {
+  Options o = options();
+  o.adapter_only = true;
+  o.use_rslora = true;
+  const Run first = train(o);
+  Options next = o;
+  next.lora_rank = 0, next.lora_alpha = 0, next.use_rslora = false, next.adapter_only = false;
+  next.adapter = fs::path(first.summary.model_path).parent_path();
+  const Run second = train(next);
+  o.adapter_only = false;
+  const Run merged = train(o);
+  // What the first run ended with is what the second begins with: the loss of the merged model.
+  Options of_merged = next;
+  of_merged.adapter.clear();
+  of_merged.model = merged.summary.model_path;
+  of_merged.learning_rate = 0;
+  of_merged.max_steps = 1;
+  EXPECT_NEAR(train(of_merged).losses[0], second.losses[0], 1e-5);
+}
+
+TEST_F(AdapterRuns, PatternsChooseWeights) {
+  Options o = options();
+  o.lora_target = {"second"};
+  EXPECT_EQ(Trainer(o).plan().trainable_parameters, kRank * 2 * kInner);
+  o.lora_target = {"*.weight"};
+  EXPECT_EQ(Trainer(o).plan().trainable_parameters, kRank * (kIn + 6 * kInner + kOut));
+  o.lora_target = {"first"};
+  o.train = {"head.weight"};
+  EXPECT_EQ(Trainer(o).plan().trainable_parameters, kRank * (kIn + kInner) + kInner * kOut);
+  o.lora_plus_ratio = 16;
+  const PlanReport plan = Trainer(o).plan();
+  ASSERT_EQ(plan.groups.size(), 2U);
+  EXPECT_DOUBLE_EQ(plan.groups[1].learning_rate, 16 * o.learning_rate);
+  EXPECT_EQ(plan.groups[1].elements, kRank * kInner);
+}
+
+TEST_F(AdapterRuns, WhatDoesNotFitIsRefused) {
+  const Options good = options();
+  Options o = good;
+  o.lora_target = {"frist"};
+  EXPECT_HAS(refusal(o), "`lora_target` 'frist' fits no product, convolution or embedding of the model; it has 'first'");
+  o.lora_target = {"first"};
+  o.train = {"first.weight"};
+  EXPECT_HAS(refusal(o), "fits only weights that `train` names");
+  o = good;
+  o.lora_rank = 200;
+  EXPECT_HAS(refusal(o), "`lora_rank` 200 is more than 'first.weight' has, which is [1024, 128]: at most 128 is of use");
+  o = good;
+  o.lora_rank = 0;
+  EXPECT_HAS(refusal(o), "`lora_alpha` is about adapters");
+  o.lora_alpha = 0;
+  o.adapter_only = true;
+  EXPECT_HAS(refusal(o), "`adapter_only` is about adapters");
+  o = good;
+  o.base_dtype = "int3";
+  EXPECT_HAS(refusal(o), "`base_dtype` int3: is not known");
+  o.base_dtype = "int8";
+  o.double_quant = true;
+  EXPECT_HAS(refusal(o), "goes with `base_dtype` nf4, not int8");
+  o = good;
+  o.adapter = folder / "nowhere";
+  EXPECT_HAS(refusal(o), "is no folder with adapter_config.json");
+}
+
+TEST_F(AdapterRuns, AdaptersOfOtherModelsAreRefused) {
+  Options o = options();
+  o.adapter_only = true;
+  const std::string file = train(o).summary.model_path, at = fs::path(file).parent_path();
+  Options next = options();
+  next.lora_rank = 0, next.lora_alpha = 0;
+  next.adapter = at;
+  const std::string config = read_file(fs::path(at) / "adapter_config.json"), bytes = read_file(file);
+  const auto with = [&](const std::string& text, const std::string& from, const std::string& to) {
+    std::string changed = text;
+    changed.replace(changed.find(from), from.size(), to);
+    return changed;
+  };
+  write_file(file, with(bytes, ".first.", ".fifth."));
+  EXPECT_HAS(refusal(next), "has an adapter of 'fifth', which isn't in the model: it is of another model");
+  write_file(file, with(bytes, "[4,128]", "[128,4]"));
+  EXPECT_HAS(refusal(next), "'base_model.model.first.lora_A.weight' is [128, 4], and would have to be [4, 128] for this model");
+  write_file(file, bytes);
+  write_file(fs::path(at) / "adapter_config.json", with(config, "LORA", "IA3"));
+  EXPECT_HAS(refusal(next), "its adapter is of the kind IA3");
+  write_file(fs::path(at) / "adapter_config.json", with(config, "\"use_dora\": false", "\"use_dora\": true"));
+  EXPECT_HAS(refusal(next), "'use_dora' is on");
+  write_file(fs::path(at) / "adapter_config.json", "{}");
+  EXPECT_HAS(refusal(next), "lacks `r` or `lora_alpha`");
+  write_file(fs::path(at) / "adapter_config.json", config);
+  next.lora_rank = 8;
+  EXPECT_HAS(refusal(next), "says rank (4), scale and targets: leave out `lora_rank`");
+}
+
+TEST_F(AdapterRuns, ResumeWantsTheSameAdaptersAndBase) {
+  Options o = options();
+  o.output_dir = folder / "out-resumed";
+  train_in_two(o, 3);
+  o.resume = true;
+  o.max_steps = 8;
+  const auto problem = [&](Options changed) {
+    const Error error = error_of([&] { Trainer(changed).train(); });
+    EXPECT_EQ(error.code(), ErrorCode::usage);
+    return std::string(error.what());
+  };
+  Options other = o;
+  other.lora_rank = 2;
+  EXPECT_HAS(problem(other), "give it the same `lora_rank` and `lora_target`");
+  other = o;
+  other.lora_rank = 0, other.lora_alpha = 0;
+  EXPECT_HAS(problem(other), "give it the same");
+  other = o;
+  other.base_dtype = "nf4";
+  EXPECT_HAS(problem(other), "whose frozen weights are stored as they come, not nf4: give it the same `base_dtype`");
+  EXPECT_EQ(Trainer(o).train().steps, 8);
+}
+
+// A table that is the head's matrix, too, has two uses; untied, each has its own weight.
+TEST_F(AdapterRuns, AdaptersAreOfUses) {
+  const std::string tied = write_model(folder, R"(<ir_version: 8, opset_import: ["" : 17]>
+    g (int64[batch, 3] words) => (float[batch, 3, 6] y)
+    <float[6, 4] table = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24},
+     float[4, 4] inner = {1, 0, 2, 0, 0, 3, 0, 1, 4, 1, 0, 0, 1, 1, 1, 2}> {
+      a = Gather (table, words)
+      b = MatMul (a, inner)
+      t = Transpose <perm = [1, 0]> (table)
+      y = MatMul (b, t)
+    })");
+  Arrays arrays;
+  arrays.add("words", {4, 3}, std::vector<int64_t>{0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0});
+  arrays.add("labels", {4, 3, 6}, numbers(72, 7919));
+  Options o{.model = tied, .data = arrays.write(folder / "words.safetensors"), .loss = "mse", .batch_size = 2, .profile = profile, .max_steps = 2, .lora_rank = 2};
+  EXPECT_EQ(Trainer(o).plan().trainable_parameters, 2 * 8);  // the head has none
+  o.lora_target = {"table"};
+  EXPECT_HAS(refusal(o), "'table' can't have an adapter");
+  EXPECT_HAS(refusal(o), "`untie` gives each a weight of its own");
+  o.untie = true;
+  EXPECT_GT(Trainer(o).plan().trainable_parameters, 0);
+  const Run run = train(o);
+  EXPECT_EQ(run.summary.steps, 2);
+}
+
+}  // namespace
+}  // namespace ort_train

@@ -442,6 +442,8 @@ WeightBytes merged(const std::vector<Adapter>& adapters, double scale, const std
   };
 }
 
+void check_adapter_output(const std::string& output_dir) { OutputFiles(output_dir, {kConfig, kMatrices}); }
+
 std::string export_adapter(const std::vector<Adapter>& adapters, const AdapterSettings& settings, const std::string& task,
                            const std::vector<Weight>& weights, const WeightBytes& bytes_of, const std::string& output_dir) {
   std::vector<SafetensorsWriter::Tensor> header;

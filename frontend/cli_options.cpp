@@ -352,8 +352,9 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   app.add_option("--adapter", o.adapter, "start from this adapter: a folder that PEFT or an earlier run wrote")
       ->group(adapters)
       ->type_name("FOLDER");
-  add(adapters, "--base-dtype", o.base_dtype,
-      "what frozen matrices of products are stored as: float32, bfloat16, float16, int8 or nf4 (4 bits)");
+  app.add_option("--base-dtype", o.base_dtype,
+                 "what frozen matrices of products are stored as: float32, bfloat16, float16, int8 or nf4 (4 bits); default: as in the file")
+      ->group(adapters);
   app.add_flag("--double-quant", o.double_quant, "the scales of nf4 in 8 bits, too")->group(adapters);
   app.add_flag("--adapter-only", o.adapter_only, "write the adapter's files, as PEFT does, instead of the model")->group(adapters);
 

@@ -247,6 +247,9 @@ const Graph& Job::forward(int64_t batch, int64_t length) {
   const ImportOptions import = binding.import_options(batch, shape.length, options);
   Imported imported = import_for(import, length);
   if (adapting.is_on()) adapters = adapt(imported, adapting, model_read_ ? passes_ : first_passes());
+  for (const Weight& weight : imported.weights) {
+    if (!weight.fresh && is_half(weight.places.at(0).dtype)) passes_.in_file[weight.parameter] = weight.places[0].dtype;
+  }
   groups = assign_groups(imported, options);
   model_outputs_ = imported.graph.outputs.size();
   for (const Attachment& other : attached_) attach_model(imported, other, shape, import, *data.train, workers_);

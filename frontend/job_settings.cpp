@@ -55,7 +55,7 @@ std::map<std::string, std::string> Job::settings() const {
     result["autocast_list"] = hex16(hash_bytes(std::as_bytes(std::span(rules))));
   }
   if (!info.chosen.empty()) result["train_freeze"] = hex16(hash_bytes(std::as_bytes(std::span(info.chosen))));
-  if (passes_.base != DType::float32) result["base_dtype"] = to_string(passes_.base);
+  if (passes_.base) result["base_dtype"] = to_string(*passes_.base);
   if (adapting.is_on()) {
     result["adapters"] = adapters_setting(adapters, adapting);
     result["lora_alpha"] = text(adapting.alpha);

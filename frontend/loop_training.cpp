@@ -113,7 +113,10 @@ Summary Loop::train() {
   const UnderWay under_way{*this};
   make_folders(options_.output_dir);
   const FolderLock lock(options_.output_dir);
-  check_output(job_.info, options_.output_dir);
+  if (options_.adapter_only)
+    check_adapter_output(options_.output_dir);
+  else
+    check_output(job_.info, options_.output_dir);
   check_output_dir(options_, start_, job_.total_steps);
   remove_checkpoint_leftovers(options_.output_dir);
   prepare();

@@ -106,7 +106,9 @@ void show_summary(const CommandLine& line, const Summary& summary, const PlanRep
                                       shown_duration(summary.waiting_milliseconds), shown_duration(plan.stalled_milliseconds)));
   }
   if (!summary.stopped)
-    progress.line("model", fmt::format("{} (same graph, names and layout as {})", summary.model_path, line.options.model));
+    progress.line("model", line.options.adapter_only
+                               ? fmt::format("{} (an adapter of {})", summary.model_path, line.options.model)
+                               : fmt::format("{} (same graph, names and layout as {})", summary.model_path, line.options.model));
 }
 
 // What ends a run that was told to stop: a signal's number + 128, or output that nobody reads.

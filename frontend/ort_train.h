@@ -168,10 +168,10 @@ struct Options {
   double lora_plus_ratio = 1;  // the learning rate of B is this times A's (LoRA+)
   std::string adapter{};       // folder of an adapter that PEFT or an earlier run wrote, to start from; it says rank, scale and targets
   bool adapter_only = false;   // write the adapter, as PEFT does, instead of the model
-  // What frozen matrices of products are stored as: float32 | bfloat16 | float16 | int8 | nf4 (4 bits, 64 elements a scale); other weights
-  // (embeddings, norms, the head) stay as they are. They are rounded as they are read from the file; products compute as without it. The
-  // new model has adapters added to the file's own numbers.
-  std::string base_dtype = "float32";
+  // What frozen matrices of products are stored as: float32 | bfloat16 | float16 | int8 | nf4 (4 bits, 64 elements a scale); embeddings,
+  // norms and the head stay as they are. Empty: as in the file. They are rounded as they are read from it; products compute in float32, or
+  // as the job's precision says. The new model has adapters added to the file's own numbers.
+  std::string base_dtype{};
   bool double_quant = false;  // nf4: scales in 8 bits, too
   // Which BatchNormalization nodes are live, that is, normalise by the statistics of each batch and update the running ones: model (those
   // that the file has in training mode) | live | frozen. `batch_norm_nodes` sets it by node name, as (pattern, "live" or "frozen"); `*`

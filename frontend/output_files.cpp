@@ -54,7 +54,7 @@ OutputFiles::OutputFiles(std::string folder, std::vector<std::string> names) : f
 }
 
 void OutputFiles::publish(std::vector<NewFile>& written) const {
-  Json marker = read_marker(folder_), now = Json::object();
+  Json marker = read_marker(folder_), now = marker;
   // Both the old and the new files are ours while they change places.
   for (size_t i = 0; i < names_.size(); ++i) {
     const FileStamp is = written[i].file().stamp();

@@ -59,18 +59,19 @@ NumberTypes number_types(const Options& options, DType model) {
   return types;
 }
 
-DType base_type(const Options& options) {
+std::optional<DType> base_type(const Options& options) {
   constexpr std::pair<std::string_view, DType> kTypes[] = {{"float32", DType::float32},
                                                            {"bfloat16", DType::bfloat16},
                                                            {"float16", DType::float16},
                                                            {"int8", DType::block_int8},
                                                            {"nf4", DType::nf4}};
+  if (options.base_dtype.empty() && !options.double_quant) return std::nullopt;
   const auto found = std::find_if(std::begin(kTypes), std::end(kTypes), [&](const auto& type) { return type.first == options.base_dtype; });
-  if (found == std::end(kTypes))
+  if (found == std::end(kTypes) && !options.base_dtype.empty())
     throw error(ErrorCode::usage, "`base_dtype` {}: is not known: float32, bfloat16, float16, int8 or nf4", options.base_dtype);
-  if (options.double_quant && found->second != DType::nf4)
-    throw error(ErrorCode::usage, "`double_quant` stores the scales of nf4 in 8 bits: it goes with `base_dtype` nf4, not {}",
-                options.base_dtype);
+  if (options.double_quant && options.base_dtype != "nf4")
+    throw error(ErrorCode::usage, "`double_quant` stores the scales of nf4 in 8 bits: it goes with `base_dtype` nf4{}",
+                options.base_dtype.empty() ? "" : ", not " + options.base_dtype);
   return options.double_quant ? DType::nf4_double : found->second;
 }
 

@@ -20,7 +20,7 @@ struct NumberTypes {
 // `model`: the 16-bit type in which the model comes, which is what it computes in unless an option says otherwise; float32: none.
 NumberTypes number_types(const Options& options, DType model = DType::float32);
 
-// Options::base_dtype. Throws Error(usage).
-DType base_type(const Options& options);
+// Options::base_dtype; none: as in the file. Throws Error(usage).
+std::optional<DType> base_type(const Options& options);
 
 }  // namespace ort_train

@@ -120,7 +120,7 @@ class Adapting {
 std::vector<Adaptable> find_adaptable(const Graph& graph) {
   const std::set<ValueId> outputs = heads(graph);
   std::map<ValueId, Adaptable> found;
-  std::map<ValueId, std::string> others;  // uses that have no adapter: the node
+  std::map<ValueId, std::string> others, mixed;  // uses that have no adapter; that are of another kind than the first: the node
   for (const NodeId id : graph.order()) {
     const Node& node = graph.node(id);
     for (size_t i = 0; i < node.inputs.size(); ++i) {
@@ -133,14 +133,16 @@ std::vector<Adaptable> find_adaptable(const Graph& graph) {
       }
       const auto [at, is_first] = found.emplace(input, Adaptable{.weight = graph.value(input).name, .use = *use, .node = node.name});
       at->second.is_head |= outputs.contains(node.outputs[0]);
-      if (!is_first && at->second.use != *use) others.emplace(input, describe(graph, id));
+      if (!is_first && at->second.use != *use) mixed.emplace(input, describe(graph, id));
     }
   }
   std::vector<Adaptable> all;
   for (const ValueId id : graph.parameters()) {
     const auto at = found.find(id);
     if (at == found.end()) continue;
-    if (const auto other = others.find(id); other != others.end())
+    at->second.is_read_by_others = others.contains(id);
+    mixed.insert(others.begin(), others.end());
+    if (const auto other = mixed.find(id); other != mixed.end())
       at->second.obstacle = fmt::format("{} uses it in another way than '{}' does (`untie` gives each a weight of its own)", other->second,
                                         at->second.node);
     all.push_back(std::move(at->second));

@@ -21,7 +21,8 @@ struct Adaptable {
   AdaptedUse use = AdaptedUse::product;
   std::string node;       // the first that reads it
   bool is_head = false;   // its result is an output of the model, but for what only shapes, casts or adds a bias
-  std::string obstacle{};  // why it can't; empty: it can
+  bool is_read_by_others = false;  // than products, convolutions and lookups
+  std::string obstacle{};          // why it can't have one; empty: it can
 };
 // In import order: the parameters of two dimensions and more that products, convolutions and lookups read.
 std::vector<Adaptable> find_adaptable(const Graph& graph);

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,7 +37,8 @@ struct PassOptions {
   DType precision = DType::float32;
   bool low_weights = false;  // trained matrices and higher tensors are stored in it, too, instead of float32
   std::vector<AutocastRule> autocast{};
-  DType base = DType::float32;  // what frozen matrices of products are stored as
+  std::optional<DType> base{};             // what frozen matrices of products are stored as; none: as `in_file`, or float32
+  std::map<std::string, DType> in_file{};  // parameters that the model's file has in 16 bits: in which
   Folder folder{};  // folds what passes emit on constants; null: nothing is folded
 };
 

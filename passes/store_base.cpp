@@ -1,32 +1,64 @@
-// store_base: frozen matrices of products are stored in fewer bits.
+// store_base: frozen matrices are stored in fewer bits than float32.
 //
-//   before   y = MatMul(x, w)      w: float32 [768, 3072], frozen
-//   after    y = MatMul(x, w)      w: nf4 [768, 3072]
+//   before   x = Gather(t, i) ; y = MatMul(x, w)                     t, w: float32, frozen
+//   after    x = Cast{float32}(Gather(t, i)) ; y = MatMul(x, w)      t: bfloat16, as in the file; w: nf4
 //
-// Products read them as float32, panel by panel, so no copy is made. A weight that anything else reads (lookups, norms), one that is small
-// or whose result is an output of the model (the head) stays as it is.
+// Matrices of products are stored as the user says; products read them as float32, panel by panel, so no copy is made. What the file has in
+// 16 bits is stored so where the user says nothing, tables and the head always: these are the same numbers. Weights that anything but
+// products and lookups reads (norms), the head, whose result is an output of the model, and small ones stay as they are otherwise.
 //
-// Needs: simplified, adapters in place (which say what is frozen), no gradients. Leaves: types of parameters.
+// Needs: simplified, adapters in place (which say what is frozen), no gradients. Leaves: types of parameters, Casts behind lookups.
 
 #include <algorithm>
 
+#include "graph/builder.h"
 #include "graph/op_def.h"
 #include "passes/adapters.h"
 #include "passes/passes.h"
 
 namespace ort_train {
+namespace {
+
+// What a frozen matrix is stored as.
+DType stored_type(const Graph& graph, const Adaptable& matrix, const PassOptions& options) {
+  constexpr int64_t kFewest = 4096;  // elements
+  const Value& weight = graph.value(graph.find_value(matrix.weight));
+  if (weight.trainable || weight.dtype != DType::float32 || matrix.is_read_by_others || matrix.use == AdaptedUse::convolution)
+    return weight.dtype;
+  const bool is_product = matrix.use == AdaptedUse::product || matrix.use == AdaptedUse::transposed_product;
+  const bool is_chosen = is_product && !matrix.is_head && matrix.obstacle.empty() && element_count(weight.shape) >= kFewest;
+  if (is_chosen && options.base) return *options.base;
+  const auto in_file = options.in_file.find(matrix.weight);
+  return in_file == options.in_file.end() ? weight.dtype : in_file->second;
+}
+
+// Whoever looks up numbers of 16 bits makes float32 of them.
+void widen_lookups(Graph& graph, ValueId table) {
+  for (const NodeId id : std::vector<NodeId>(graph.order())) {
+    const Node node = graph.node(id);
+    if (node.op->name != "Gather" || node.inputs[0] != table) continue;
+    const auto& order = graph.order();
+    const auto next = std::next(std::find(order.begin(), order.end(), id));
+    const ValueId found = node.outputs[0];
+    graph.value(found).dtype = graph.value(table).dtype;
+    Builder builder(graph);
+    builder.before(next == order.end() ? kNone : *next).named(node.name, node.ordinal);
+    const ValueId wide = builder.cast(found, DType::float32);
+    graph.replace_uses(found, wide);
+    graph.node(graph.value(wide).producer).inputs[0] = found;
+  }
+}
+
+}  // namespace
 
 bool store_base(Graph& graph, const PassOptions& options) {
-  constexpr int64_t kFewest = 4096;  // elements
-  if (options.base == DType::float32) return false;
   bool changed = false;
   for (const Adaptable& matrix : find_adaptable(graph)) {
-    Value& weight = graph.value(graph.find_value(matrix.weight));
-    const bool is_product = matrix.use == AdaptedUse::product || matrix.use == AdaptedUse::transposed_product;
-    if (!is_product || matrix.is_head || !matrix.obstacle.empty() || weight.trainable || weight.dtype != DType::float32 ||
-        element_count(weight.shape) < kFewest)
-      continue;
-    weight.dtype = options.base;
+    const DType type = stored_type(graph, matrix, options);
+    const ValueId id = graph.find_value(matrix.weight);
+    if (type == graph.value(id).dtype) continue;
+    graph.value(id).dtype = type;
+    widen_lookups(graph, id);
     changed = true;
   }
   return changed;

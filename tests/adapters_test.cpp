@@ -294,6 +294,8 @@ TEST_F(AdapterRuns, WhatDoesNotFitIsRefused) {
   o.base_dtype = "int8";
   o.double_quant = true;
   EXPECT_HAS(refusal(o), "goes with `base_dtype` nf4, not int8");
+  o.base_dtype.clear();
+  EXPECT_HAS(refusal(o), "goes with `base_dtype` nf4");
   o = good;
   o.adapter = folder / "nowhere";
   EXPECT_HAS(refusal(o), "is no folder with adapter_config.json");

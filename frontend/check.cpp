@@ -31,74 +31,6 @@ namespace {
 
 constexpr size_t kLabelWidth = 12;
 
-std::string lower_case(std::string text) {
-  for (char& c : text) c = 'A' <= c && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  return text;
-}
-
-bool is_batch(const std::string& name, size_t axis) {
-  const std::string lower = lower_case(name);
-  return lower.find("batch") != std::string::npos || (axis == 0 && lower.find("seq") == std::string::npos);
-}
-
-// The size with which the search begins for a dimension that nobody has bound: large enough for usual models, small enough to be quick.
-int64_t assumed_size(const std::string& name, size_t axis, bool integers, const Options& options) {
-  const std::string lower = lower_case(name);
-  const auto has = [&](std::string_view part) { return lower.find(part) != std::string::npos; };
-  if (has("height") || has("width")) return 224;
-  if (is_batch(name, axis)) return options.batch_size > 0 ? options.batch_size : 2;
-  if (has("seq") || has("len") || (axis == 1 && integers)) return options.seq_length > 0 ? options.seq_length : 8;
-  return axis >= 2 && !integers ? 224 : 8;
-}
-
-// What import needs besides the options: the inputs that they fix, and sizes for the dimensions that they leave open, each once in `open`.
-void complete(const onnx::GraphDef& graph, const Options& options, ImportOptions& import, std::vector<OpenDimension>& open) {
-  const std::set<std::string> initializers = importing::initializer_names(graph);
-  const auto for_dims = [&](const onnx::ValueDef& input, auto&& visit) {
-    for (size_t axis = 0; axis < input.dims.size(); ++axis) {
-      const onnx::DimDef& dim = input.dims[axis];
-      const std::string by_axis = fmt::format("{}.{}", input.name, axis);
-      auto size = import.shapes.find(by_axis);
-      if (size == import.shapes.end() && !dim.name.empty()) size = import.shapes.find(dim.name);
-      const int64_t known = dim.size >= 0 ? dim.size : size == import.shapes.end() ? -1 : size->second;
-      visit(axis, dim, known, dim.name.empty() ? by_axis : dim.name);
-    }
-  };
-  const auto bind = [&](const onnx::ValueDef& input, const std::string& text) {
-    std::vector<int64_t> dims;
-    for_dims(input, [&](size_t, const onnx::DimDef&, int64_t known, const std::string&) { dims.push_back(known); });
-    Tensor value = bound_value(input.name, text, *input.dtype, dims);
-    for_dims(input, [&](size_t axis, const onnx::DimDef&, int64_t known, const std::string& key) {
-      if (known < 0) import.shapes[key] = value.shape[axis];
-    });
-    import.bound_inputs.emplace(input.name, std::move(value));
-  };
-  std::vector<const onnx::ValueDef*> inputs;
-  std::vector<std::string> names;
-  for (const onnx::ValueDef& input : graph.inputs) {
-    if (initializers.contains(input.name) || !input.dtype) continue;
-    inputs.push_back(&input);
-    names.push_back(input.name);
-  }
-  check_bound_names(options.bind, names);
-  // First those whose values say how many they are.
-  const auto bind_all = [&](bool counted) {
-    for (const onnx::ValueDef* input : inputs) {
-      const auto text = options.bind.find(input->name);
-      if (text != options.bind.end() && (text->second.find_first_of("@,") != std::string::npos) == counted) bind(*input, text->second);
-    }
-  };
-  bind_all(true);
-  for (const onnx::ValueDef* input : inputs) {
-    for_dims(*input, [&](size_t axis, const onnx::DimDef& dim, int64_t known, const std::string& key) {
-      if (known >= 0) return;
-      import.shapes[key] = assumed_size(dim.name, axis, !is_floating(*input->dtype), options);
-      open.push_back({.name = key, .size = import.shapes[key], .is_batch = is_batch(dim.name, axis)});
-    });
-  }
-  bind_all(false);
-}
-
 std::string in_words(const onnx::ValueDef& value) {
   std::vector<std::string> dims;
   for (const onnx::DimDef& dim : value.dims) dims.push_back(dim.size >= 0 ? std::to_string(dim.size) : dim.name.empty() ? "?" : dim.name);
@@ -198,13 +130,8 @@ class Check {
       throw error(ErrorCode::unsupported, "'{}': the model has no outputs, so there is nothing to train", options_.model);
     find_outputs();
     std::vector<OpenDimension> open;
-    ImportOptions import = import_options(options_);
-    import.outputs = outputs_;
-    complete(file_.graph, options_, import, open);
     Workers workers(1);
-    if (import.bound_inputs.empty())  // whose shapes hang on the sizes
-      find_sizes(options_.model, static_cast<int64_t>(file_.graph.nodes.size()), bytes_of_weights(), import, open, workers);
-    model_ = import_model(options_.model, import, workers);
+    model_ = import_with_some_sizes(file_.graph, options_, outputs_, open, workers);
 
     number_types(options_, model_.info.low);  // refuses what doesn't go with the model's type
     for (const Obstacle& obstacle : model_.obstacles) add_row({obstacle.node, obstacle.reason, obstacle.hint, obstacle.blocks});
@@ -308,12 +235,6 @@ class Check {
                                  .original = onnx::printable(tensor.original)});
     }
     report_.notes = model_.info.notes;
-  }
-
-  int64_t bytes_of_weights() const {
-    int64_t bytes = 0;
-    for (const onnx::TensorDef& tensor : file_.graph.initializers) bytes += tensor.bytes;
-    return bytes;
   }
 
   void describe(const std::vector<OpenDimension>& open) {

@@ -11,6 +11,7 @@
 
 #include "exec/workers.h"
 #include "frontend/import.h"
+#include "graph/onnx/reader.h"
 
 namespace ort_train {
 
@@ -25,6 +26,10 @@ struct OpenDimension {
 // takes, and in `open` what was found. `nodes` and `bytes` are the model's: large models are tried with fewer sizes.
 void find_sizes(const std::string& path, int64_t nodes, int64_t bytes, ImportOptions& import, std::vector<OpenDimension>& open,
                 Workers& workers);
+
+// The model with sizes for the dimensions that neither the file nor the options bind, which are `open`.
+Imported import_with_some_sizes(const onnx::GraphDef& graph, const Options& options, const std::vector<std::string>& outputs,
+                                std::vector<OpenDimension>& open, Workers& workers);
 
 // "batch: any size; height: 224 (not 1, 225)".
 std::string in_words(const std::vector<OpenDimension>& open);

@@ -20,7 +20,8 @@ constexpr const char* kDescription =
     "ort-train: fine-tunes an exported ONNX model within a hard limit of memory.\n\n"
     "  ort-train MODEL.onnx --data PATH [--budget 12GB] [options]    train, write OUTPUT_DIR/model.onnx\n"
     "  ort-train check MODEL.onnx [options]                          what can be trained, what can't, and why\n"
-    "  ort-train plan MODEL.onnx --data PATH [options]               show the plan, train nothing\n";
+    "  ort-train plan MODEL.onnx --data PATH [options]               show the plan, train nothing\n"
+    "  ort-train export MODEL.onnx --adapter FOLDER [options]        add an adapter to the model, write OUTPUT_DIR/model.onnx\n";
 
 constexpr const char* kFooter =
     "\nExit codes: 0 done, 2 usage, 3 model not supported, 4 budget can't be met, 5 data, 6 input/output, 7 diverged,\n"
@@ -481,10 +482,11 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   CommandLine line;
   std::vector<std::string> arguments;
   for (int i = 1; i < argc; ++i) arguments.push_back(with_dashes(argv[i]));
-  if (!arguments.empty() && (arguments[0] == "check" || arguments[0] == "plan" || arguments[0] == "train")) {
-    line.command = arguments[0] == "check"  ? CommandLine::Command::check
-                   : arguments[0] == "plan" ? CommandLine::Command::plan
-                                            : CommandLine::Command::train;
+  if (!arguments.empty() && (arguments[0] == "check" || arguments[0] == "plan" || arguments[0] == "train" || arguments[0] == "export")) {
+    line.command = arguments[0] == "check"    ? CommandLine::Command::check
+                   : arguments[0] == "plan"   ? CommandLine::Command::plan
+                   : arguments[0] == "export" ? CommandLine::Command::export_merged
+                                              : CommandLine::Command::train;
     arguments.erase(arguments.begin());
   }
 

@@ -11,7 +11,7 @@
 namespace ort_train {
 
 struct CommandLine {
-  enum class Command { train, plan, check };
+  enum class Command { train, plan, check, export_merged };
   Command command = Command::train;
   Options options;
   int64_t logging_steps = 10;

@@ -68,6 +68,11 @@ int check_model(const CommandLine& line) {
   return report.trainable ? 0 : static_cast<int>(ErrorCode::unsupported);
 }
 
+int export_model(const CommandLine& line) {
+  fmt::print("model       {} ({} with {})\n", export_merged(line.options), line.options.model, line.options.adapter);
+  return 0;
+}
+
 void show_short_plan(const PlanReport& plan, Progress& progress) {
   const std::string where = plan.disk_bytes == 0 ? "everything resident"
                                                  : fmt::format("disk {}: {} read, {} written a step", megabytes(plan.disk_bytes),
@@ -179,7 +184,8 @@ int run(int argc, const char* const* argv) {
     fmt::print("{}", line.text);
     return 0;
   }
-  return line.command == CommandLine::Command::check ? check_model(line) : train_model(line);
+  if (line.command == CommandLine::Command::check) return check_model(line);
+  return line.command == CommandLine::Command::export_merged ? export_model(line) : train_model(line);
 }
 
 }  // namespace

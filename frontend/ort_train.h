@@ -350,6 +350,9 @@ struct CheckReport {
 };
 ORT_TRAIN_API CheckReport check(const Options& options);
 
+// Adds Options::adapter to the weights of Options::model and writes the model into output_dir; returns its path. Throws Error.
+ORT_TRAIN_API std::string export_merged(const Options& options);
+
 struct DeviceChoice;
 
 class ORT_TRAIN_API Trainer {

@@ -12,6 +12,7 @@
 #include "frontend/machine.h"
 #include "frontend/memory.h"
 #include "frontend/units.h"
+#include "frontend/weight_file.h"
 #include "graph/error.h"
 #include "graph/op_def.h"
 #include "graph/weight_blocks.h"
@@ -38,44 +39,6 @@ class Hash {
  private:
   std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state_;
 };
-
-// Numbers of a file, in another type where the weight has one of its own.
-void read_weight(const FileRange& from, DType stored, DType wanted, std::span<std::byte> to) {
-  if (stored == wanted) return read_range(from, to);
-  constexpr int64_t kBlock = int64_t{1} << 18;  // elements
-  std::vector<std::byte> buffer;
-  FileRange range = from;
-  for (const int64_t end = from.offset + from.bytes; range.offset < end; range.offset += range.bytes) {
-    range.bytes = std::min(end - range.offset, kBlock * size_of(stored));
-    buffer.resize(static_cast<size_t>(range.bytes));
-    read_range(range, buffer);
-    const auto bytes = static_cast<size_t>(range.bytes / size_of(stored) * size_of(wanted));
-    if (const int64_t bad = convert(element_of(stored), buffer, wanted, to.first(bytes)); bad >= 0) {
-      throw error(ErrorCode::data,
-                  "{}: the weight's number at byte {} is more than {} can hold: use `bf16`, which keeps weights in float32", range.path,
-                  range.offset + bad * size_of(stored), to_string(wanted));
-    }
-    to = to.subspan(bytes);
-  }
-}
-
-// The numbers of a weight in its file, as float32.
-Elements32 numbers_in(const WeightPlace& place) {
-  return [&place](int64_t first, int64_t count, const std::function<void(std::span<const float>)>& sink) {
-    constexpr int64_t kBlock = int64_t{1} << 18;  // elements
-    std::vector<float> numbers;
-    const int64_t size = size_of(place.dtype);
-    for (int64_t done = 0; done < count;) {
-      numbers.resize(static_cast<size_t>(std::min(kBlock, count - done)));
-      FileRange range = place.bytes;
-      range.offset += (first + done) * size;
-      range.bytes = static_cast<int64_t>(numbers.size()) * size;
-      read_weight(range, place.dtype, DType::float32, std::as_writable_bytes(std::span(numbers)));
-      sink(numbers);
-      done += static_cast<int64_t>(numbers.size());
-    }
-  };
-}
 
 // The constants are in the memory now; those that prepared kernels may look at stay.
 void release_constants(Graph& graph) {
@@ -356,15 +319,7 @@ StateFile* Runtime::fill_slots() {
 bool Runtime::read_original(const Weight& weight, const ByteSink& sink) const {
   if (!sink || !is_narrowed(weight) || !is_unchanged(weight) || slices_of(weight.parameter).empty())
     return read_parameter(weight.parameter, sink);
-  const WeightPlace& place = weight.places.at(0);
-  const int64_t row = element_count(place.shape) / std::max<int64_t>(1, place.shape[0]);
-  const int64_t rows = std::max<int64_t>(1, (int64_t{1} << 18) / std::max<int64_t>(1, row));
-  for (int64_t r = 0; r < place.shape[0]; r += rows) {
-    std::vector<float> numbers;
-    numbers_in(place)(r * row, std::min(rows, place.shape[0] - r) * row,
-                      [&](std::span<const float> piece) { numbers.insert(numbers.end(), piece.begin(), piece.end()); });
-    sink(r * row * int64_t{sizeof(float)}, std::as_bytes(std::span(numbers)));
-  }
+  read_rows(weight.places.at(0), sink);
   return true;
 }
 

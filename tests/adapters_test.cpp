@@ -246,6 +246,10 @@ TEST_F(AdapterRuns, AnAdapterIsGoneOnFrom) {
   const Run second = train(next);
   o.adapter_only = false;
   const Run merged = train(o);
+  // What `export` makes of the adapter is what the run itself made of it.
+  Options only{.model = o.model, .output_dir = folder / "exported", .adapter = next.adapter};
+  EXPECT_TRUE(read_file(export_merged(only)) == read_file(merged.summary.model_path));
+  EXPECT_HAS(error_of([&] { export_merged({.model = o.model}); }).what(), "no adapter is given");
   // What the first run ended with is what the second begins with: the loss of the merged model.
   Options of_merged = next;
   of_merged.adapter.clear();

@@ -1,0 +1,61 @@
+#include "frontend/weight_file.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "frontend/element.h"
+#include "graph/error.h"
+
+namespace ort_train {
+
+// Numbers of a file, in another type where the weight has one of its own.
+void read_weight(const FileRange& from, DType stored, DType wanted, std::span<std::byte> to) {
+  if (stored == wanted) return read_range(from, to);
+  constexpr int64_t kBlock = int64_t{1} << 18;  // elements
+  std::vector<std::byte> buffer;
+  FileRange range = from;
+  for (const int64_t end = from.offset + from.bytes; range.offset < end; range.offset += range.bytes) {
+    range.bytes = std::min(end - range.offset, kBlock * size_of(stored));
+    buffer.resize(static_cast<size_t>(range.bytes));
+    read_range(range, buffer);
+    const auto bytes = static_cast<size_t>(range.bytes / size_of(stored) * size_of(wanted));
+    if (const int64_t bad = convert(element_of(stored), buffer, wanted, to.first(bytes)); bad >= 0) {
+      throw error(ErrorCode::data,
+                  "{}: the weight's number at byte {} is more than {} can hold: use `bf16`, which keeps weights in float32", range.path,
+                  range.offset + bad * size_of(stored), to_string(wanted));
+    }
+    to = to.subspan(bytes);
+  }
+}
+
+Elements32 numbers_in(const WeightPlace& place) {
+  return [&place](int64_t first, int64_t count, const std::function<void(std::span<const float>)>& sink) {
+    constexpr int64_t kBlock = int64_t{1} << 18;  // elements
+    std::vector<float> numbers;
+    const int64_t size = size_of(place.dtype);
+    for (int64_t done = 0; done < count;) {
+      numbers.resize(static_cast<size_t>(std::min(kBlock, count - done)));
+      FileRange range = place.bytes;
+      range.offset += (first + done) * size;
+      range.bytes = static_cast<int64_t>(numbers.size()) * size;
+      read_weight(range, place.dtype, DType::float32, std::as_writable_bytes(std::span(numbers)));
+      sink(numbers);
+      done += static_cast<int64_t>(numbers.size());
+    }
+  };
+}
+
+void read_rows(const WeightPlace& place, const ByteSink& sink) {
+  constexpr int64_t kBlock = int64_t{1} << 18;  // elements
+  const int64_t count = element_count(place.shape), row = place.shape.empty() ? count : count / std::max<int64_t>(1, place.shape[0]);
+  const int64_t block = std::max<int64_t>(1, kBlock / std::max<int64_t>(1, row)) * row;
+  std::vector<float> numbers;
+  for (int64_t first = 0; first < count; first += block) {
+    numbers.clear();
+    numbers_in(place)(first, std::min(block, count - first),
+                      [&](std::span<const float> piece) { numbers.insert(numbers.end(), piece.begin(), piece.end()); });
+    sink(first * int64_t{sizeof(float)}, std::as_bytes(std::span(numbers)));
+  }
+}
+
+}  // namespace ort_train

@@ -154,7 +154,7 @@ ParamGroup parse_param_group(const std::string& text) {
 
 // What needs more than a conversion.
 struct Raw {
-  std::string budget, host_budget, nvme_budget, nvme_endurance, scheduler_arguments;
+  std::string budget, host_budget, nvme_budget, nvme_endurance, scheduler_arguments, recipe;
   std::vector<std::string> shapes, bound, dump_after, batch_norm, dropout, selects, param_groups;
   double warmup_ratio = 0;
   bool gradient_checkpointing = false;
@@ -167,6 +167,56 @@ std::string with_dashes(std::string argument) {
   const size_t end = std::min(argument.find('='), argument.size());
   std::replace(argument.begin(), argument.begin() + static_cast<std::ptrdiff_t>(end), '_', '-');
   return argument;
+}
+
+// Options that go together; each that isn't given otherwise.
+struct Recipe {
+  std::string_view name;
+  std::vector<std::pair<std::string, std::string>> options;  // a flag's value is empty
+};
+const std::vector<Recipe>& recipes() {
+  static const std::vector<Recipe> kRecipes{
+      // qlora.py (github.com/artidoro/qlora), as its authors fine-tuned with it. Its constant schedule leaves out its warm-up, too.
+      {"qlora",
+       {{"--lora-rank", "64"},
+        {"--lora-alpha", "16"},
+        {"--base-dtype", "nf4"},
+        {"--double-quant", ""},
+        {"--bf16", ""},
+        {"--learning-rate", "2e-4"},
+        {"--lr-scheduler-type", "constant"},
+        {"--max-grad-norm", "0.3"},
+        {"--batch-size", "1"},
+        {"--gradient-accumulation-steps", "16"}}}};
+  return kRecipes;
+}
+
+// `--recipe NAME` among the arguments becomes the options that it stands for.
+void follow_recipe(std::vector<std::string>& arguments) {
+  constexpr std::string_view kOption = "--recipe";
+  const auto at = std::find_if(arguments.begin(), arguments.end(), [&](const std::string& argument) {
+    return argument == kOption || argument.starts_with(std::string(kOption) + "=");
+  });
+  if (at == arguments.end()) return;
+  const bool is_apart = *at == kOption;
+  if (is_apart && std::next(at) == arguments.end()) throw usage("--recipe is the name of one: qlora");
+  const std::string name = is_apart ? *std::next(at) : at->substr(kOption.size() + 1);
+  arguments.erase(at, std::next(at, is_apart ? 2 : 1));
+  const auto recipe = std::find_if(recipes().begin(), recipes().end(), [&](const Recipe& known) { return known.name == name; });
+  if (recipe == recipes().end()) throw usage(fmt::format("--recipe '{}' is not known: qlora", name));
+  const std::vector<std::string> given = arguments;
+  const auto has = [&](const std::string& option) {
+    return std::any_of(given.begin(), given.end(),
+                       [&](const std::string& argument) { return argument == option || argument.starts_with(option + "="); });
+  };
+  for (const auto& [option, value] : recipe->options) {
+    const bool is_said_otherwise = (option == "--bf16" && (has("--fp32") || has("--fp16") || has("--bf16-full"))) ||
+                                   (option == "--double-quant" && has("--base-dtype")) ||
+                                   (option.starts_with("--lora-") && has("--adapter"));
+    if (has(option) || is_said_otherwise) continue;
+    arguments.push_back(option);
+    if (!value.empty()) arguments.push_back(value);
+  }
 }
 
 // Those that each optimizer has; what several have is one option.
@@ -356,6 +406,10 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   app.add_option("--base-dtype", o.base_dtype,
                  "what frozen matrices of products are stored as: float32, bfloat16, float16, int8 or nf4 (4 bits); default: as in the file")
       ->group(adapters);
+  app.add_option("--recipe", raw.recipe,
+                 "options that go together, each that isn't given otherwise: qlora (rank 64, nf4 and the rest as qlora.py has it)")
+      ->group(adapters)
+      ->type_name("NAME");
   app.add_flag("--double-quant", o.double_quant, "the scales of nf4 in 8 bits, too")->group(adapters);
   app.add_flag("--adapter-only", o.adapter_only, "write the adapter's files, as PEFT does, instead of the model")->group(adapters);
 
@@ -490,6 +544,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     arguments.erase(arguments.begin());
   }
 
+  follow_recipe(arguments);
   CLI::App app(kDescription, "ort-train");
   app.footer(kFooter);
   app.allow_extras();

@@ -537,5 +537,21 @@ TEST_F(CommandLineTest, TextIsTrainedOnAndWritten) {
   EXPECT_THAT(result.out, testing::AllOf(HasSubstr("held-out"), HasSubstr("sample")));
 }
 
+TEST_F(CommandLineTest, RecipesStandForOptions) {
+  const std::string model = kModels + "gpt2-dynamo-20-folded.onnx";
+  const Result unknown = run({"check", model, "--recipe", "lora"});
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_THAT(unknown.err, HasSubstr("--recipe 'lora' is not known: qlora"));
+  const Result known = run({"check", model, "--recipe=qlora", "--lora-rank", "2"});  // what is given counts
+  EXPECT_EQ(known.code, 0) << known.err;
+  EXPECT_THAT(known.out, HasSubstr("LoRA of rank 2, scale 8"));
+}
+
+TEST_F(CommandLineTest, ExportAddsAnAdapter) {
+  const Result none = run({"export", kModels + "gpt2-dynamo-20-folded.onnx", "--output-dir", folder / "out"});
+  EXPECT_EQ(none.code, 2);
+  EXPECT_THAT(none.err, HasSubstr("no adapter is given: --adapter is a folder"));
+}
+
 }  // namespace
 }  // namespace ort_train

@@ -109,6 +109,10 @@ const Kernel* KernelTable::find(const OpDef& op) const {
 std::string KernelTable::refusal(const OpDef& op, const KernelSpec& spec) const {
   const Kernel* const kernel = find(op);
   if (!kernel) return fmt::format("{} can't be run on the {}", op.name, device_);
+  for (const TensorType& input : spec.inputs) {
+    if (is_weight_blocks(input.dtype) && !kernel->reads_blocks)
+      return fmt::format("{} can't read {} on the {}", op.name, to_string(input.dtype), device_);
+  }
   const DType type = typed_by(*kernel, spec);
   if (kernel->types.has(type) || by_float32(*kernel, spec)) return {};
   return fmt::format("{} of {} can't be run on the {}, which takes {}: cast to one of these", op.name, to_string(type), device_,

@@ -74,6 +74,7 @@ struct Kernel {
   DTypes types{};                  // of the elements of input `typed` (kResult: of the first output) that it takes
   int typed = 0;                   //
   bool halves_by_float32 = false;  // takes float16 and bfloat16, too, by way of float32 copies in its workspace
+  bool reads_blocks = false;       // takes matrices that are stored in blocks (graph/weight_blocks.h)
   List<Alias, 4> in_place{};       // output may overwrite input
   Cost (*cost)(const KernelSpec&) = nullptr;
   double (*efficiency)(const KernelSpec&, int workers) = nullptr;  // of large float32 products' rate, that its products reach; null: none

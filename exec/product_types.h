@@ -1,8 +1,7 @@
 // The element types of products, convolutions and attention.
 //
-// Operands are of float32, float16 and bfloat16 in any mixture; of another type, all are of that one. Frozen matrices may be stored in blocks,
-// which are float32 to what reads them. Two attributes, each a DType as a
-// number, as Cast's `to` is:
+// Operands are of float32, float16 and bfloat16 in any mixture; of another type, all are of that one. Frozen matrices may be stored in
+// blocks, which are float32 to what reads them. Two attributes, each a DType as a number, as Cast's `to` is:
 //
 //   to        of the result. Absent: that of the operands, or float32 where they differ
 //   compute   float16 or bfloat16: operands of float32 are rounded to it when they are read. Absent: they are used as they are

@@ -37,7 +37,8 @@ void refuse_kind(const std::string& path, const Json& config) {
   const auto refuse = [&](const std::string& what) { return error(ErrorCode::unsupported, "{}: {}", path, what); };
   if (const std::string kind = config.value("peft_type", std::string("LORA")); kind != "LORA")
     throw refuse(fmt::format("its adapter is of the kind {}; LORA is what can be trained here", kind));
-  for (const char* flag : {"use_dora", "use_qalora", "lora_bias", "layer_replication", "alora_invocation_tokens", "trainable_token_indices"}) {
+  for (const char* flag :
+       {"use_dora", "use_qalora", "lora_bias", "layer_replication", "alora_invocation_tokens", "trainable_token_indices"}) {
     const auto found = config.find(flag);
     if (found != config.end() && !found->is_null() && *found != false)
       throw refuse(fmt::format("'{}' is on, which LoRA adapters here don't have", flag));
@@ -206,8 +207,9 @@ void check_rank(const Graph& graph, const std::vector<Candidate>& candidates, co
     const Shape& shape = graph.value(graph.find_value(candidate.weight.weight)).shape;
     const int64_t least = std::min(shape[0], element_count(shape) / std::max<int64_t>(1, shape[0]));
     if (rank > least)
-      throw error(ErrorCode::usage, "`lora_rank` {} is more than '{}' has, which is {}: at most {} is of use (or leave it out by `lora_target`)",
-                  rank, candidate.weight.weight, to_string(shape), least);
+      throw error(ErrorCode::usage,
+                  "`lora_rank` {} is more than '{}' has, which is {}: at most {} is of use (or leave it out by `lora_target`)", rank,
+                  candidate.weight.weight, to_string(shape), least);
   }
 }
 
@@ -235,7 +237,8 @@ WeightPlace saved_place(const AdapterSettings& settings, const std::string& modu
     if (element_of(type) != entry.element)
       throw error(ErrorCode::unsupported, "{}: '{}' is {}: float32, float16 and bfloat16 are read", settings.file, entry.name,
                   to_string(entry.element));
-    return {.name = parameter, .bytes = {.path = settings.file, .offset = entry.offset, .bytes = entry.bytes}, .dtype = type, .shape = shape};
+    return {
+        .name = parameter, .bytes = {.path = settings.file, .offset = entry.offset, .bytes = entry.bytes}, .dtype = type, .shape = shape};
   }
   throw error(ErrorCode::data, "{}: has only one of the two matrices of '{}'", settings.file, module);
 }
@@ -355,7 +358,7 @@ std::vector<Adapter> adapt(Imported& model, const AdapterSettings& settings, con
     simplify(graph, passes);
     const std::vector<Candidate> candidates = candidates_of(model);
     LoraSpec spec{.rank = settings.rank, .scale = settings.scale, .dropout = settings.dropout};
-    spec.modules = !settings.file.empty()      ? saved_targets(candidates, settings)
+    spec.modules = !settings.file.empty()     ? saved_targets(candidates, settings)
                    : settings.targets.empty() ? usual_targets(candidates)
                                               : targets_named(candidates, settings.targets);
     check_rank(graph, candidates, spec.modules, settings.rank);
@@ -432,7 +435,8 @@ WeightBytes merged(const std::vector<Adapter>& adapters, double scale, const std
     return bytes_of(name, [&](int64_t first, std::span<const std::byte> piece) {
       require(first % row == 0 && static_cast<int64_t>(piece.size()) % row == 0, "a piece of a weight that isn't whole rows");
       for (int64_t at = 0; at < static_cast<int64_t>(piece.size()); at += block) {
-        const auto part = piece.subspan(static_cast<size_t>(at), static_cast<size_t>(std::min<int64_t>(block, static_cast<int64_t>(piece.size()) - at)));
+        const auto part =
+            piece.subspan(static_cast<size_t>(at), static_cast<size_t>(std::min<int64_t>(block, static_cast<int64_t>(piece.size()) - at)));
         buffer.resize(part.size() / sizeof(float));
         std::memcpy(buffer.data(), part.data(), part.size());
         factors.add((first + at) / row, buffer);

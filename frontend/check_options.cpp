@@ -43,7 +43,8 @@ void check_options(const Options& options) {
     if (!(ratio >= 0 && ratio < 1)) throw error(ErrorCode::usage, "`dropout` {}={}: has to lie in [0, 1)", name, ratio);
   }
   if (is_weight_blocks(base_type(options).value_or(DType::float32)) && gpu_number(options.device) >= 0)
-    throw error(ErrorCode::unsupported, "`base_dtype` {}: the GPU's products read float32, bfloat16 and float16 so far", options.base_dtype);
+    throw error(ErrorCode::unsupported, "`base_dtype` {}: the GPU's products read float32, bfloat16 and float16 so far",
+                options.base_dtype);
   if (options.lora_rank < 0) throw refuse("lora_rank", options.lora_rank, "is negative");
   if (!(options.lora_alpha >= 0 && std::isfinite(options.lora_alpha))) throw refuse("lora_alpha", options.lora_alpha, "has to be positive");
   if (!(options.lora_dropout >= 0 && options.lora_dropout < 1)) throw refuse("lora_dropout", options.lora_dropout, "has to lie in [0, 1)");

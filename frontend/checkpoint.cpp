@@ -353,8 +353,8 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
       }
       const auto adapters = content.settings.find("adapters");
       if (const std::string now = adapters == content.settings.end() ? std::string() : adapters->second; now != saved_with("adapters")) {
-        throw error(ErrorCode::usage, "{}: was saved with {}, not {}: give it the same `lora_rank` and `lora_target`", candidate.folder.path,
-                    saved_with("adapters").empty() ? "no adapters" : "adapters of " + saved_with("adapters"),
+        throw error(ErrorCode::usage, "{}: was saved with {}, not {}: give it the same `lora_rank` and `lora_target`",
+                    candidate.folder.path, saved_with("adapters").empty() ? "no adapters" : "adapters of " + saved_with("adapters"),
                     now.empty() ? "none" : "of " + now);
       }
       if (const auto base = content.settings.find("base_dtype");

@@ -403,8 +403,9 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   app.add_option("--adapter", o.adapter, "start from this adapter: a folder that PEFT or an earlier run wrote")
       ->group(adapters)
       ->type_name("FOLDER");
-  app.add_option("--base-dtype", o.base_dtype,
-                 "what frozen matrices of products are stored as: float32, bfloat16, float16, int8 or nf4 (4 bits); default: as in the file")
+  app.add_option(
+         "--base-dtype", o.base_dtype,
+         "what frozen matrices of products are stored as: float32, bfloat16, float16, int8 or nf4 (4 bits); default: as in the file")
       ->group(adapters);
   app.add_option("--recipe", raw.recipe,
                  "options that go together, each that isn't given otherwise: qlora (rank 64, nf4 and the rest as qlora.py has it)")

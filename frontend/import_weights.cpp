@@ -220,7 +220,7 @@ void WeightTable::share_choices(std::vector<Candidate>& found, const std::vector
       found[i].trainable = trains;
       TensorFate& fate = result_.info.tensors[found[i].fate];
       fate.treatment = trains ? Treatment::trained : Treatment::frozen;
-      fate.why = trains             ? "`train` names it, or what it is tied with"
+      fate.why = trains            ? "`train` names it, or what it is tied with"
                  : options_.adapts ? "adapters are trained"
                                    : "`freeze` names it, or what it is tied with";
     }

@@ -63,7 +63,11 @@ std::string named(const std::string& name, const JobEntry& like) {
 }  // namespace
 
 Job::Job(const Options& options_, int64_t part_bytes, Workers& workers, std::function<void(const std::string&)> note)
-    : options(options_), optimizer(make_optimizer(options.optim, options.optim_args)), adapting(adapter_settings(options)), workers_(workers), note_(std::move(note)) {
+    : options(options_),
+      optimizer(make_optimizer(options.optim, options.optim_args)),
+      adapting(adapter_settings(options)),
+      workers_(workers),
+      note_(std::move(note)) {
   const Declared model = declared(options.model);
   data = open_data(options.data, options.model, options.token_type);
   binding = bind_inputs(model, options, *data.train);

@@ -280,7 +280,8 @@ void Loop::Training::finish() {
     const auto originals = [&](const std::string& name, const ByteSink& sink) {
       return loop_.runtime_.read_original(weight_named(job.weights, name), sink);
     };
-    summary_.model_path = export_model(job.info, weights, merged(job.adapters, job.adapting.scale, weights, originals), options_.output_dir);
+    summary_.model_path =
+        export_model(job.info, weights, merged(job.adapters, job.adapting.scale, weights, originals), options_.output_dir);
   }
   if (!options_.op_times.empty()) {
     loop_.runtime_.write_op_times();

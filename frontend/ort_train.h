@@ -156,8 +156,8 @@ struct Options {
   // matches `train` is trained, even where it matches `freeze`; what matches `freeze` alone stays as it is.
   std::vector<std::string> train{}, freeze{};
   // LoRA: the model's weights stay as they are, but for those that `train` names, and beside each that `lora_target` names two small
-  // matrices are trained, A [lora_rank, in] and B [out, lora_rank]: y = W x + scale * B A dropout(x), scale = lora_alpha / lora_rank. 0: none.
-  // In the end the model is written with W + scale * B A.
+  // matrices are trained, A [lora_rank, in] and B [out, lora_rank]: y = W x + scale * B A dropout(x), scale = lora_alpha / lora_rank. 0:
+  // none. In the end the model is written with W + scale * B A.
   int64_t lora_rank = 0;
   double lora_alpha = 0;    // 0: as lora_rank, so that the scale is 1
   double lora_dropout = 0;  // share of x that is left out, from 0 to below 1

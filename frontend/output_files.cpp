@@ -49,7 +49,8 @@ OutputFiles::OutputFiles(std::string folder, std::vector<std::string> names) : f
   for (const std::string& name : names_) {
     const std::string path = (fs::path(folder_) / name).string();
     if (exists(path) && !is_ours(marker, folder_, name))
-      throw error(ErrorCode::usage, "{}: is there already and was not written by ort-train: move it away or choose another `output_dir`", path);
+      throw error(ErrorCode::usage, "{}: is there already and was not written by ort-train: move it away or choose another `output_dir`",
+                  path);
   }
 }
 

@@ -67,8 +67,9 @@ class Runtime {
   // Where a parameter of the model is: itself, its parts in order, or a piece of a pack; or nowhere.
   std::vector<Slice> slices_of(const std::string& parameter) const;
   bool read_parameter(const std::string& name, const ByteSink& sink) const;  // as WeightBytes; false where no entry holds it
-  bool is_unchanged(const Weight& weight) const;  // by the job
-  // As in the model's file, in float32, where the run stores it in fewer bits (is_narrowed) and doesn't change it; else as read_parameter().
+  bool is_unchanged(const Weight& weight) const;                             // by the job
+  // As in the model's file, in float32, where the run stores it in fewer bits (is_narrowed) and doesn't change it; else as
+  // read_parameter().
   bool read_original(const Weight& weight, const ByteSink& sink) const;
   std::string weights_hash() const;
   const CheckpointContent& content() const { return content_; }

@@ -54,8 +54,9 @@ int64_t size_of(DType dtype) {
 
 std::string to_string(DTypes types) {
   std::string text;
-  for (DType type : {DType::float32, DType::float64, DType::float16, DType::bfloat16, DType::int64, DType::int32, DType::int16, DType::int8,
-                     DType::uint8, DType::boolean, DType::dynamic8, DType::dynamic8_unsigned, DType::nf4, DType::nf4_double, DType::block_int8}) {
+  for (DType type :
+       {DType::float32, DType::float64, DType::float16, DType::bfloat16, DType::int64, DType::int32, DType::int16, DType::int8,
+        DType::uint8, DType::boolean, DType::dynamic8, DType::dynamic8_unsigned, DType::nf4, DType::nf4_double, DType::block_int8}) {
     if (types.has(type)) text += (text.empty() ? "" : ", ") + std::string(to_string(type));
   }
   return text;

@@ -13,9 +13,9 @@ namespace ort_train {
 namespace {
 
 // Halfway between neighbours, as bitsandbytes rounds them; a number on one of them takes the lower code.
-constexpr float kNf4Thresholds[] = {-0.8480964004993439f,  -0.6106329262256622f,  -0.4599952697753906f, -0.33967943489551544f,
+constexpr float kNf4Thresholds[] = {-0.8480964004993439f,  -0.6106329262256622f,  -0.4599952697753906f,   -0.33967943489551544f,
                                     -0.23460740596055984f, -0.13791173323988914f, -0.045525018125772476f, 0.03979014977812767f,
-                                    0.1202552504837513f,   0.2035212516784668f,   0.2920137718319893f,   0.3893125355243683f,
+                                    0.1202552504837513f,   0.2035212516784668f,   0.2920137718319893f,    0.3893125355243683f,
                                     0.5016634166240692f,   0.6427869200706482f,   0.8614784181118011f};
 
 float largest(std::span<const float> block) {
@@ -24,7 +24,9 @@ float largest(std::span<const float> block) {
   return most;
 }
 
-uint8_t nf4_code(float x) { return static_cast<uint8_t>(std::lower_bound(std::begin(kNf4Thresholds), std::end(kNf4Thresholds), x) - std::begin(kNf4Thresholds)); }
+uint8_t nf4_code(float x) {
+  return static_cast<uint8_t>(std::lower_bound(std::begin(kNf4Thresholds), std::end(kNf4Thresholds), x) - std::begin(kNf4Thresholds));
+}
 
 void write_codes(std::span<const float> block, float most, std::byte* to) {
   const float inverse = most > 0 ? 1 / most : 0;

@@ -1,6 +1,7 @@
 // How frozen weights are stored in few bits, block by block along their rows. A last block that is short has all of a block's bytes.
 //
-//   nf4          64 elements: 32 bytes of two codes each, the first in the upper half; the largest absolute value as float32. A code is one of
+//   nf4          64 elements: 32 bytes of two codes each, the first in the upper half; the largest absolute value as float32. A code is one
+//   of
 //                16 quantiles of the normal distribution (Dettmers et al., QLoRA, arXiv 2305.14314), and an element that times the largest
 //   nf4_double   256 of these: their codes; the largest absolute value of each as a code of signed dynamic8 (graph/dynamic8.h); then, as
 //                float32, what these codes are multiplied by, and the mean over the whole weight that is added to them
@@ -20,10 +21,10 @@ namespace ort_train {
 
 enum class DType : uint8_t;
 
-inline constexpr int64_t kWeightBlock = 64;     // elements with a scale
-inline constexpr int64_t kNf4Codes = 32;        // bytes of a block
-inline constexpr int64_t kNf4Bytes = 36;        // with the scale
-inline constexpr int64_t kNf4Group = 256;       // blocks of nf4_double
+inline constexpr int64_t kWeightBlock = 64;                   // elements with a scale
+inline constexpr int64_t kNf4Codes = 32;                      // bytes of a block
+inline constexpr int64_t kNf4Bytes = 36;                      // with the scale
+inline constexpr int64_t kNf4Group = 256;                     // blocks of nf4_double
 inline constexpr int64_t kNf4Scales = kNf4Group * kNf4Codes;  // where in a group the codes of scales are, behind all others
 inline constexpr int64_t kNf4GroupBytes = kNf4Scales + kNf4Group + 8;
 inline constexpr int64_t kInt8Bytes = 68;

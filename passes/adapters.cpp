@@ -4,10 +4,9 @@
 //   after    u = MatMul(Dropout(x), a, trans_b=1)                                    a [rank, in]
 //            y = Add(MatMul(x, w, bias, trans_b=1), MatMul(u, b, trans_b=1, alpha=scale))   b [out, rank]
 //
-// A convolution's a [rank, in, …] goes over x as w does, its b [out, rank, 1, …] over what that gives. Of a lookup, a [rank, rows] is looked
-// up in columns.
-// Adapters are of uses, not of weights: a weight that is used in two ways (a table that is the head's matrix, too) can't have one, because
-// what W + scale * B A is for one use isn't for the other.
+// A convolution's a [rank, in, …] goes over x as w does, its b [out, rank, 1, …] over what that gives. Of a lookup, a [rank, rows] is
+// looked up in columns. Adapters are of uses, not of weights: a weight that is used in two ways (a table that is the head's matrix, too)
+// can't have one, because what W + scale * B A is for one use isn't for the other.
 //
 // Needs: simplified, so that products have their weights with flags; no fusions, no gradients. Leaves: new parameters, trained.
 
@@ -81,9 +80,8 @@ class Adapting {
         narrow = builder.emit("MatMul", {dropped(node, node.inputs[0], before), a}, flags);
       }
       const double alpha = spec_.scale * static_cast<double>(node.attributes.get("alpha", 1.0f));
-      result = builder.emit(
-          "MatMul", {narrow, b},
-          {{"trans_a", int64_t{is_lookup}}, {"trans_b", int64_t{1}}, {"alpha", static_cast<float>(alpha)}});
+      result = builder.emit("MatMul", {narrow, b},
+                            {{"trans_a", int64_t{is_lookup}}, {"trans_b", int64_t{1}}, {"alpha", static_cast<float>(alpha)}});
       if (is_lookup) result = builder.reshape(result, graph_.value(y).shape);
     }
     // All readers of y now read the sum, which alone reads y.
@@ -143,8 +141,8 @@ std::vector<Adaptable> find_adaptable(const Graph& graph) {
     at->second.is_read_by_others = others.contains(id);
     mixed.insert(others.begin(), others.end());
     if (const auto other = mixed.find(id); other != mixed.end())
-      at->second.obstacle = fmt::format("{} uses it in another way than '{}' does (`untie` gives each a weight of its own)", other->second,
-                                        at->second.node);
+      at->second.obstacle =
+          fmt::format("{} uses it in another way than '{}' does (`untie` gives each a weight of its own)", other->second, at->second.node);
     all.push_back(std::move(at->second));
   }
   return all;

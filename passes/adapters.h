@@ -19,8 +19,8 @@ enum class AdaptedUse : uint8_t { product, transposed_product, convolution, look
 struct Adaptable {
   std::string weight;  // the parameter
   AdaptedUse use = AdaptedUse::product;
-  std::string node;       // the first that reads it
-  bool is_head = false;   // its result is an output of the model, but for what only shapes, casts or adds a bias
+  std::string node;                // the first that reads it
+  bool is_head = false;            // its result is an output of the model, but for what only shapes, casts or adds a bias
   bool is_read_by_others = false;  // than products, convolutions and lookups
   std::string obstacle{};          // why it can't have one; empty: it can
 };
@@ -43,8 +43,8 @@ struct Adapter {
   std::string a, b;
 };
 
-// Adds them; every use of a weight shares its matrices. Their numbers are whoever's who loads the weights. Throws Error(unsupported) where a
-// weight can't have one.
+// Adds them; every use of a weight shares its matrices. Their numbers are whoever's who loads the weights. Throws Error(unsupported) where
+// a weight can't have one.
 std::vector<Adapter> add_adapters(Graph& graph, const LoraSpec& spec);
 
 }  // namespace ort_train

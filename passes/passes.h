@@ -39,7 +39,7 @@ struct PassOptions {
   std::vector<AutocastRule> autocast{};
   std::optional<DType> base{};             // what frozen matrices of products are stored as; none: as `in_file`, or float32
   std::map<std::string, DType> in_file{};  // parameters that the model's file has in 16 bits: in which
-  Folder folder{};  // folds what passes emit on constants; null: nothing is folded
+  Folder folder{};                         // folds what passes emit on constants; null: nothing is folded
 };
 
 bool simplify(Graph& graph, const PassOptions& options);

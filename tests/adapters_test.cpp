@@ -1,6 +1,8 @@
 // Adapters: they compute what a model computes that has them written out; runs end with the same bits in any memory, with frozen weights as
 // they are or in few bits; the new model is the sum; what doesn't fit is refused. models/lora.py has PEFT as the judge.
 
+#include "frontend/adapters.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,7 +10,6 @@
 #include <cmath>
 #include <filesystem>
 
-#include "frontend/adapters.h"
 #include "tests/arrays.h"
 #include "tests/onnx_models.h"
 #include "tests/trainer_runs.h"
@@ -163,8 +164,11 @@ TEST_F(AdapterRuns, TheyComputeWhatTheSameNodesCompute) {
   const auto add = [&](const char* name, std::vector<int64_t> dims, const std::vector<float>& values) {
     *model.mutable_graph()->add_initializer() = tensor_of(name, dims, values);
   };
-  const std::pair<const char*, std::vector<int64_t>> weights[] = {
-      {"first.weight", {kInner, kIn}}, {"first.bias", {kInner}}, {"second.weight", {kInner, kInner}}, {"third.weight", {kInner, kInner}}, {"head.weight", {kInner, kOut}}};
+  const std::pair<const char*, std::vector<int64_t>> weights[] = {{"first.weight", {kInner, kIn}},
+                                                                  {"first.bias", {kInner}},
+                                                                  {"second.weight", {kInner, kInner}},
+                                                                  {"third.weight", {kInner, kInner}},
+                                                                  {"head.weight", {kInner, kOut}}};
   for (const auto& [name, dims] : weights) add(name, dims, weight(o.model, name));
   add("a0", {kRank, kIn}, matrix(begun, "first.lora_A.weight"));
   add("b0", {kInner, kRank}, matrix(begun, "first.lora_B.weight"));
@@ -221,7 +225,9 @@ TEST_F(AdapterRuns, FewBitsOfTheBaseTakeFewBytes) {
   for (const auto& [base, bits, bound] : {std::tuple("bfloat16", 16.0, 0.01), {"int8", 8.5, 0.02}, {"nf4", 4.5, 0.2}}) {
     o.base_dtype = base;
     const Run run = train(o);
-    EXPECT_NEAR(static_cast<double>(plain.plan.at_peak.weights - run.plan.at_peak.weights), static_cast<double>(matrices) * (4 - bits / 8), 4096) << base;
+    EXPECT_NEAR(static_cast<double>(plain.plan.at_peak.weights - run.plan.at_peak.weights), static_cast<double>(matrices) * (4 - bits / 8),
+                4096)
+        << base;
     EXPECT_LT(run.plan.at_peak.weights, before) << base;
     before = run.plan.at_peak.weights;
     for (size_t i = 0; i < run.losses.size(); i += 2) EXPECT_NEAR(run.losses[i], plain.losses[i], bound * plain.losses[i]) << base;
@@ -371,7 +377,13 @@ TEST_F(AdapterRuns, AdaptersAreOfUses) {
   Arrays arrays;
   arrays.add("words", {4, 3}, std::vector<int64_t>{0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0});
   arrays.add("labels", {4, 3, 6}, numbers(72, 7919));
-  Options o{.model = tied, .data = arrays.write(folder / "words.safetensors"), .loss = "mse", .batch_size = 2, .profile = profile, .max_steps = 2, .lora_rank = 2};
+  Options o{.model = tied,
+            .data = arrays.write(folder / "words.safetensors"),
+            .loss = "mse",
+            .batch_size = 2,
+            .profile = profile,
+            .max_steps = 2,
+            .lora_rank = 2};
   EXPECT_EQ(Trainer(o).plan().trainable_parameters, 2 * 8);  // the head has none
   o.lora_target = {"table"};
   EXPECT_HAS(refusal(o), "'table' can't have an adapter");

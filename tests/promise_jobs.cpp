@@ -269,6 +269,20 @@ std::vector<PromiseJob> promise_jobs(const TestFolder& folder, const std::string
     evaluated(o);
   });
   add("running statistics that leave the memory", wide, data.wide, 8, 2, both);
+  // Adapters beside frozen weights, in the file's numbers and in few bits.
+  text("char-gpt, adapters", 3, [&](Options& o) {
+    o.lora_rank = 4;
+    o.lora_dropout = 0.1;
+    accumulating(o);
+  });
+  vectors("perceptron, adapters on 4 bits", 16, 3, [](Options& o) {
+    o.lora_rank = 2;
+    o.base_dtype = "nf4";
+  });
+  add("residual cnn, adapters", residual, data.images, 32, 3, [](Options& o) {
+    o.lora_rank = 2;
+    o.lora_target = {"*"};
+  });
   return jobs;
 }
 

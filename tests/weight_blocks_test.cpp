@@ -27,12 +27,13 @@ std::vector<std::byte> blocks_of(DType type, const std::vector<float>& numbers, 
   const auto all = static_cast<int64_t>(numbers.size());
   if (count < 0) count = all - first;
   std::vector<std::byte> blocks(static_cast<size_t>(bytes_of(type, count)));
-  quantize_weight(type, all, first, count,
-                  [&](int64_t begin, int64_t n, const auto& sink) {  // in pieces that end within blocks
-                    for (int64_t at = begin; at < begin + n; at += 1000)
-                      sink(std::span(numbers).subspan(static_cast<size_t>(at), static_cast<size_t>(std::min<int64_t>(1000, begin + n - at))));
-                  },
-                  blocks);
+  quantize_weight(
+      type, all, first, count,
+      [&](int64_t begin, int64_t n, const auto& sink) {  // in pieces that end within blocks
+        for (int64_t at = begin; at < begin + n; at += 1000)
+          sink(std::span(numbers).subspan(static_cast<size_t>(at), static_cast<size_t>(std::min<int64_t>(1000, begin + n - at))));
+      },
+      blocks);
   return blocks;
 }
 std::vector<float> numbers_of(DType type, const std::vector<std::byte>& blocks, size_t n) {
@@ -101,7 +102,7 @@ TEST(WeightBlocks, ErrorsAreThoseOfTheTable) {
 }
 
 TEST(WeightBlocks, TheyTakeTheBytesThatTheySay) {
-  EXPECT_EQ(bytes_of(DType::nf4, 64 * 100), 3600);                     // 4.5 bits
+  EXPECT_EQ(bytes_of(DType::nf4, 64 * 100), 3600);  // 4.5 bits
   EXPECT_EQ(bytes_of(DType::nf4_double, 16384 * 10) * 8, 4.12890625 * 16384 * 10);
   EXPECT_EQ(bytes_of(DType::block_int8, 65), 2 * kInt8Bytes);
 }
@@ -153,8 +154,8 @@ std::vector<float> product(const Case& c, DType stored, const void* a, const voi
 }
 
 TEST(WeightBlocks, ProductsHaveTheBitsOfProductsWithTheRoundedNumbers) {
-  constexpr Case kCases[] = {{1, 64, 64, false},   {3, 100, 70, false},   {9, 48, 385, true},  {40, 130, 200, true},
-                             {64, 768, 768, true}, {33, 96, 1000, false}, {7, 17, 33, true},   {130, 33, 129, false}};
+  constexpr Case kCases[] = {{1, 64, 64, false},   {3, 100, 70, false},   {9, 48, 385, true}, {40, 130, 200, true},
+                             {64, 768, 768, true}, {33, 96, 1000, false}, {7, 17, 33, true},  {130, 33, 129, false}};
   for (const Case& c : kCases) {
     std::vector<float> a(static_cast<size_t>(c.rows * c.depth)), w(static_cast<size_t>(c.depth * c.columns));
     for (size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>(i * 7919 % 2003) / 1000 - 1;

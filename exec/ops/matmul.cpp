@@ -101,10 +101,11 @@ Extra extra_of(const KernelSpec& spec, const Layout& l) {
   Extra extra;
   const DType compute = type_from(spec.attributes, "compute", DType::float32);
   const Element a = element_of(spec.inputs[0].dtype, compute), b = element_of(spec.inputs[1].dtype, compute);
-  const bool in_blocks = is_weight_blocks(spec.inputs[1].dtype), rounds = b == Element::to_bfloat16 && gemm::way_of(a, b) != gemm::Way::floats;
-  if (in_blocks || rounds) extra.copying = 45;  // before any is multiplied
-  if (l.rows * l.depth > (int64_t{2} << 20)) extra.fetching = 8;                                // from memory
-  if (is_half(spec.inputs[0].dtype)) extra.fetching += 25;                                       // becomes floats or pairs
+  const bool in_blocks = is_weight_blocks(spec.inputs[1].dtype),
+             rounds = b == Element::to_bfloat16 && gemm::way_of(a, b) != gemm::Way::floats;
+  if (in_blocks || rounds) extra.copying = 45;                    // before any is multiplied
+  if (l.rows * l.depth > (int64_t{2} << 20)) extra.fetching = 8;  // from memory
+  if (is_half(spec.inputs[0].dtype)) extra.fetching += 25;        // becomes floats or pairs
   return extra;
 }
 
@@ -232,8 +233,9 @@ KernelRun make(const KernelSpec& spec) {
 Workspace workspace(const KernelSpec& spec) {
   const Layout l = part_layout(spec);
   if (l.is_empty()) return {};
-  return for_type(Numeric{}, compute_type(spec.inputs[0].dtype),
-                  [&]<typename T>() { return Workspace{.each = ThreadRoom<T>(spec, product_of<T>(spec, l), {spec, l}).all()}; });
+  return for_type(Numeric{}, compute_type(spec.inputs[0].dtype), [&]<typename T>() {
+    return Workspace{.each = ThreadRoom<T>(spec, product_of<T>(spec, l), {spec, l}).all()};
+  });
 }
 
 // How well the tiles keep so many workers busy, beside a large product.
@@ -383,6 +385,7 @@ constexpr OpDef kMatMul{
 };
 constexpr Kernel kMatMulKernel{
     .types = dtypes_of(Numeric{}) | kMixed,
+    .reads_blocks = true,
     .cost = cost,
     .efficiency = efficiency,
     .workspace = workspace,
@@ -396,6 +399,7 @@ constexpr OpDef kMatMulPart{
 };
 constexpr Kernel kMatMulPartKernel{
     .types = dtypes_of(Numeric{}) | kMixed,
+    .reads_blocks = true,
     .in_place = {{.output = 0, .input = 3}},
     .cost = cost,
     .efficiency = efficiency,

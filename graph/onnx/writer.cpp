@@ -176,7 +176,8 @@ TensorType stored_type(const std::string& text, const Shape& bytes, const std::s
   std::istringstream words(text);
   std::string dtype;
   words >> dtype;
-  TensorType type{parse_enum(&dtype, {DType::dynamic8, DType::dynamic8_unsigned, DType::nf4, DType::nf4_double, DType::block_int8}, DType::uint8), {}};
+  TensorType type{
+      parse_enum(&dtype, {DType::dynamic8, DType::dynamic8_unsigned, DType::nf4, DType::nf4_double, DType::block_int8}, DType::uint8), {}};
   for (int64_t dim; words >> dim;) type.shape.push_back(dim);
   if (!is_quantized(type.dtype) || element_count(type.shape) < 0 || bytes != Shape{type.bytes()})
     throw error(ErrorCode::unsupported, "'{}' is stored as '{}', which {} bytes are not", name, text, to_string(bytes));

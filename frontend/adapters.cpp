@@ -43,6 +43,13 @@ void refuse_kind(const std::string& path, const Json& config) {
     if (found != config.end() && !found->is_null() && *found != false)
       throw refuse(fmt::format("'{}' is on, which LoRA adapters here don't have", flag));
   }
+  // The others change the base when they begin, and the adapter is of the changed one.
+  if (const auto begun = config.find("init_lora_weights"); begun != config.end() && begun->is_string()) {
+    const std::string how = begun->get<std::string>();
+    if (how != "gaussian" && how != "orthogonal" && how != "eva")
+      throw refuse(
+          fmt::format("its adapter began by '{}', which changes the model's own weights: let PEFT convert it to a plain one", how));
+  }
   for (const char* pattern : {"rank_pattern", "alpha_pattern"}) {
     if (config.contains(pattern) && !config.at(pattern).is_null() && !config.at(pattern).empty())
       throw refuse(fmt::format("'{}' gives modules ranks or scales of their own; here all have the same", pattern));
@@ -103,14 +110,14 @@ struct Candidate {
   bool is_trained = false;
 };
 
-std::vector<Candidate> candidates_of(const Imported& model) {
+std::vector<Candidate> candidates_of(const Imported& model, const std::set<size_t>& read) {
   std::map<std::string, std::string> originals;
   for (const TensorFate& tensor : model.info.tensors) originals[tensor.name] = tensor.original;
   std::map<std::string, const Weight*> weights;
   for (const Weight& weight : model.weights) weights[weight.parameter] = &weight;
   std::vector<Candidate> all;
   std::set<std::string> modules;
-  for (Adaptable& weight : find_adaptable(model.graph)) {
+  for (Adaptable& weight : find_adaptable(model.graph, read)) {
     Candidate one{.weight = std::move(weight), .names = {}, .originals = {}, .module = {}};
     one.names.push_back(one.weight.weight);
     for (const WeightPlace& place : weights.at(one.weight.weight)->places) {
@@ -174,6 +181,10 @@ Modules usual_targets(const std::vector<Candidate>& candidates) {
     if (is_product && !candidate.is_trained && !candidate.weight.is_head && candidate.weight.obstacle.empty())
       modules.emplace(candidate.weight.weight, candidate.module);
   }
+  const auto hindered = std::find_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return !c.weight.obstacle.empty(); });
+  if (modules.empty() && hindered != candidates.end())
+    throw error(ErrorCode::usage, "`lora_rank`: no weight of the model can have an adapter, as '{}': {}", hindered->weight.weight,
+                hindered->weight.obstacle);
   if (modules.empty())
     throw error(ErrorCode::usage,
                 "`lora_rank`: the model has no product with a matrix but its head's: say with `lora_target` which convolutions, embeddings "
@@ -181,14 +192,18 @@ Modules usual_targets(const std::vector<Candidate>& candidates) {
   return modules;
 }
 
+// Each module of the file is one of the model's: by its name, or by the end of it.
 Modules saved_targets(const std::vector<Candidate>& candidates, const AdapterSettings& settings) {
   Modules modules;
+  std::map<std::string, std::string> taken;  // weight -> the file's module
   for (const SafetensorsEntry& entry : settings.saved.entries) {
     const SavedName name = saved_name(entry.name);
-    if (!name.is_a) continue;
     std::vector<const Candidate*> found;
     for (const Candidate& candidate : candidates) {
       if (same_module(candidate.module, name.module)) found.push_back(&candidate);
+    }
+    for (const Candidate& candidate : candidates) {
+      if (candidate.module == name.module) found = {&candidate};
     }
     if (found.size() != 1)
       throw error(ErrorCode::usage, "{}: has an adapter of '{}', {} the model: it is of another model", settings.file, name.module,
@@ -196,8 +211,13 @@ Modules saved_targets(const std::vector<Candidate>& candidates, const AdapterSet
     if (found[0]->is_trained || !found[0]->weight.obstacle.empty())
       throw error(ErrorCode::usage, "{}: has an adapter of '{}': {}", settings.file, name.module,
                   found[0]->is_trained ? "which `train` names, so that it is trained as a whole" : found[0]->weight.obstacle);
+    const auto [at, is_first] = taken.emplace(found[0]->weight.weight, name.module);
+    if (!is_first && at->second != name.module)
+      throw error(ErrorCode::usage, "{}: has adapters of '{}' and '{}', and both would be of '{}': it is of another model", settings.file,
+                  at->second, name.module, found[0]->module);
     modules.emplace(found[0]->weight.weight, found[0]->module);
   }
+  if (modules.empty()) throw error(ErrorCode::data, "{}: has no adapters", settings.file);
   return modules;
 }
 
@@ -325,6 +345,7 @@ AdapterSettings adapter_settings(const Options& options) {
     if (!config.is_object()) throw error(ErrorCode::data, "{}: is no JSON object", config_path);
     try {
       refuse_kind(config_path, config);
+      if (!config.at("r").is_number_integer()) throw error(ErrorCode::data, "{}: `r` is no whole number", config_path);
       settings.rank = config.at("r").get<int64_t>();
       settings.alpha = config.at("lora_alpha").get<double>();
       settings.rslora = config.value("use_rslora", false);
@@ -335,8 +356,10 @@ AdapterSettings adapter_settings(const Options& options) {
     if (settings.rank <= 0 || !(settings.dropout >= 0 && settings.dropout < 1) || !std::isfinite(settings.alpha))
       throw error(ErrorCode::data, "{}: `r` {}, `lora_alpha` {} and `lora_dropout` {} are no adapter's", config_path, settings.rank,
                   settings.alpha, settings.dropout);
-    if ((options.lora_rank != 0 && options.lora_rank != settings.rank) || !options.lora_target.empty() || options.lora_alpha != 0)
-      throw error(ErrorCode::usage, "`adapter` {} says rank ({}), scale and targets: leave out `lora_rank`, `lora_alpha` and `lora_target`",
+    if ((options.lora_rank != 0 && options.lora_rank != settings.rank) || !options.lora_target.empty() || options.lora_alpha != 0 ||
+        options.use_rslora)
+      throw error(ErrorCode::usage,
+                  "`adapter` {} says rank ({}), scale and targets: leave out `lora_rank`, `lora_alpha`, `use_rslora` and `lora_target`",
                   options.adapter, settings.rank);
     settings.saved = read_safetensors_header(File::open(settings.file), ErrorCode::data);
     for (const SafetensorsEntry& entry : settings.saved.entries) {
@@ -347,6 +370,8 @@ AdapterSettings adapter_settings(const Options& options) {
   if (settings.is_on()) {
     const auto rank = static_cast<double>(settings.rank);
     settings.scale = settings.alpha / (settings.rslora ? std::sqrt(rank) : rank);
+    if (!std::isfinite(static_cast<float>(settings.scale)))
+      throw error(ErrorCode::usage, "`lora_alpha` {}: float32 can't hold such a scale", settings.alpha);
   }
   return settings;
 }
@@ -356,13 +381,13 @@ std::vector<Adapter> adapt(Imported& model, const AdapterSettings& settings, con
   Graph& graph = model.graph;
   run_pass("adapters", graph, passes, [&] {
     simplify(graph, passes);
-    const std::vector<Candidate> candidates = candidates_of(model);
+    const std::vector<Candidate> candidates = candidates_of(model, passes.read);
     LoraSpec spec{.rank = settings.rank, .scale = settings.scale, .dropout = settings.dropout};
     spec.modules = !settings.file.empty()     ? saved_targets(candidates, settings)
                    : settings.targets.empty() ? usual_targets(candidates)
                                               : targets_named(candidates, settings.targets);
-    check_rank(graph, candidates, spec.modules, settings.rank);
-    adapters = add_adapters(graph, spec);
+    if (settings.file.empty()) check_rank(graph, candidates, spec.modules, settings.rank);
+    adapters = add_adapters(graph, spec, passes.read);
     return true;
   });
   for (const Adapter& adapter : adapters) {
@@ -446,6 +471,16 @@ WeightBytes merged(const std::vector<Adapter>& adapters, double scale, const std
   };
 }
 
+int64_t merging_bytes(const std::vector<Adapter>& adapters, const std::vector<Weight>& weights) {
+  int64_t most = 0;
+  for (const Adapter& adapter : adapters) {
+    const int64_t elements =
+        element_count(weight_named(weights, adapter.a).places[0].shape) + element_count(weight_named(weights, adapter.b).places[0].shape);
+    most = std::max(most, 2 * elements * int64_t{sizeof(float)});  // each is there transposed, too
+  }
+  return most;
+}
+
 void check_adapter_output(const std::string& output_dir) { OutputFiles(output_dir, {kConfig, kMatrices}); }
 
 std::string export_adapter(const std::vector<Adapter>& adapters, const AdapterSettings& settings, const std::string& task,
@@ -477,7 +512,7 @@ std::string export_adapter(const std::vector<Adapter>& adapters, const AdapterSe
   const OutputFiles files(output_dir, {kConfig, kMatrices});
   std::vector<NewFile> written;
   written.emplace_back((fs::path(output_dir) / kConfig).string());
-  const std::string text = config.dump(2) + "\n";
+  const std::string text = config.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
   written.back().file().write(0, std::as_bytes(std::span(text)));
   written.emplace_back((fs::path(output_dir) / kMatrices).string());
   SafetensorsWriter writer(written.back().file(), header, {{"format", "pt"}});

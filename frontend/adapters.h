@@ -54,6 +54,9 @@ const Weight& weight_named(const std::vector<Weight>& weights, const std::string
 // The weights with their adapters added: each W + scale * B A, summed in float32 in the order of the rank.
 WeightBytes merged(const std::vector<Adapter>& adapters, double scale, const std::vector<Weight>& weights, WeightBytes bytes_of);
 
+// What that takes at most, besides a buffer.
+int64_t merging_bytes(const std::vector<Adapter>& adapters, const std::vector<Weight>& weights);
+
 // Throws Error(usage) where export_adapter() would. Called before any work.
 void check_adapter_output(const std::string& output_dir);
 // Writes PEFT's two files into `output_dir`; returns the path of the one with the matrices. Throws Error(usage) where files of these names

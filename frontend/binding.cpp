@@ -295,6 +295,16 @@ ImportOptions import_options(const Options& options) {
           .outputs = outputs_read(options)};
 }
 
+std::set<size_t> outputs_read_of(const Graph& graph, const std::vector<std::string>& names) {
+  std::set<size_t> places;
+  for (size_t i = 0; i < graph.outputs.size(); ++i) {
+    const std::string& name = graph.value(graph.outputs[i]).name;
+    if (std::any_of(names.begin(), names.end(), [&](const std::string& read) { return read.empty() ? i == 0 : read == name; }))
+      places.insert(i);
+  }
+  return places;
+}
+
 Shape Binding::cut(Shape sample, int64_t length) const {
   if (!length_names.empty()) std::replace(sample.begin(), sample.end(), sequence, length);
   return sample;

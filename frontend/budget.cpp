@@ -30,7 +30,7 @@ int64_t reserve_for(const JobSize& job) {
   constexpr int64_t kDisk = 8 * kMB;         // an engine with its threads and rings, checksums, a longer program
   const int64_t bytes = (job.whole_process ? kProcess : 0) + kLibrary + kThread * job.threads + kInstruction * job.instructions +
                         kKernel * job.kernels + kFileNode * job.file_nodes + kTensor * job.parameters + job.constant_bytes +
-                        job.data_bytes + (job.disk ? kDisk : 0);
+                        job.data_bytes + job.merging_bytes + (job.disk ? kDisk : 0);
   return whole(bytes, kMB);
 }
 

@@ -22,6 +22,7 @@ struct JobSize {
   int64_t parameters = 0;      // tensors
   int64_t constant_bytes = 0;  // of the graphs: folded tensors, masks
   int64_t data_bytes = 0;      // that the data sets hold in memory, and a sample's buffers
+  int64_t merging_bytes = 0;   // what adding an adapter to its weight takes (frontend/adapters.h)
 };
 
 int64_t reserve_for(const JobSize& job);

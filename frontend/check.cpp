@@ -139,7 +139,8 @@ class Check {
     find_nodes_without_kernel();
     list_tensors();
     if (const AdapterSettings adapting = adapter_settings(options_); adapting.is_on())
-      model_.info.notes.push_back(adapters_note(model_, adapt(model_, adapting, {}), adapting));
+      model_.info.notes.push_back(
+          adapters_note(model_, adapt(model_, adapting, {.read = outputs_read_of(model_.graph, outputs_)}), adapting));
     const std::vector<ParameterGroup> groups = assign_groups(model_, options_);
     report_.groups = describe_groups(model_.graph, groups, options_.learning_rate, options_.weight_decay);
     for (const OpenDimension& dimension : open) {

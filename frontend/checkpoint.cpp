@@ -346,16 +346,16 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
     try {
       candidate.manifest.at("settings").get_to(loaded.settings);
       const auto saved_with = [&](const char* name) { return loaded.settings.contains(name) ? loaded.settings.at(name) : std::string(); };
-      const auto chosen = content.settings.find("train_freeze");
-      if ((chosen == content.settings.end() ? std::string() : chosen->second) != saved_with("train_freeze")) {
-        throw error(ErrorCode::usage, "{}: was saved by a run that trains other tensors: give it the same `train` and `freeze`",
-                    candidate.folder.path);
-      }
       const auto adapters = content.settings.find("adapters");
       if (const std::string now = adapters == content.settings.end() ? std::string() : adapters->second; now != saved_with("adapters")) {
         throw error(ErrorCode::usage, "{}: was saved with {}, not {}: give it the same `lora_rank` and `lora_target`",
                     candidate.folder.path, saved_with("adapters").empty() ? "no adapters" : "adapters of " + saved_with("adapters"),
                     now.empty() ? "none" : "of " + now);
+      }
+      const auto chosen = content.settings.find("train_freeze");
+      if ((chosen == content.settings.end() ? std::string() : chosen->second) != saved_with("train_freeze")) {
+        throw error(ErrorCode::usage, "{}: was saved by a run that trains other tensors: give it the same `train` and `freeze`",
+                    candidate.folder.path);
       }
       if (const auto base = content.settings.find("base_dtype");
           (base == content.settings.end() ? std::string() : base->second) != saved_with("base_dtype")) {
@@ -369,7 +369,7 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
                     saved_with("optim"), now->second);
       }
       if (candidate.manifest.at("model").get<std::string>() != content.model) {
-        for (const char* name : {"param_groups", "layer_decay"}) {  // so does it on the groups
+        for (const char* name : {"param_groups", "layer_decay", "lora_plus_ratio"}) {  // so does it on the groups
           if (const auto now = content.settings.find(name); now != content.settings.end() && now->second != saved_with(name))
             throw error(ErrorCode::usage,
                         "{}: was saved with `{}` {}, not {}: small weights of a group are one tensor there; give it the same groups (their "

@@ -209,9 +209,11 @@ void follow_recipe(std::vector<std::string>& arguments) {
     return std::any_of(given.begin(), given.end(),
                        [&](const std::string& argument) { return argument == option || argument.starts_with(option + "="); });
   };
+  const bool has_nf4 = std::find(given.begin(), given.end(), "nf4") != given.end() ||
+                       std::find(given.begin(), given.end(), "--base-dtype=nf4") != given.end();
   for (const auto& [option, value] : recipe->options) {
     const bool is_said_otherwise = (option == "--bf16" && (has("--fp32") || has("--fp16") || has("--bf16-full"))) ||
-                                   (option == "--double-quant" && has("--base-dtype")) ||
+                                   (option == "--double-quant" && has("--base-dtype") && !has_nf4) ||
                                    (option.starts_with("--lora-") && has("--adapter"));
     if (has(option) || is_said_otherwise) continue;
     arguments.push_back(option);

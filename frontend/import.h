@@ -12,6 +12,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -105,6 +106,9 @@ struct Imported {
   std::vector<Obstacle> obstacles;
   ModelInfo info;
 };
+
+// Places of the model's outputs that losses read, of ImportOptions::outputs.
+std::set<size_t> outputs_read_of(const Graph& graph, const std::vector<std::string>& names);
 
 // What a model declares, read without binding anything: for --help-like messages, data sets and binding.
 struct DeclaredInput {

@@ -50,6 +50,22 @@ bool has_live_layers(const Graph& graph) {
   return std::any_of(nodes.begin(), nodes.end(), [&](NodeId id) { return graph.node(id).op->traits.statistics == Statistics::batch; });
 }
 
+// An adapter's files have nothing but adapters.
+void refuse_others(const Graph& graph, const std::vector<Adapter>& adapters) {
+  const auto is_adapters = [&](const std::string& name) {
+    return std::any_of(adapters.begin(), adapters.end(), [&](const Adapter& adapter) { return name == adapter.a || name == adapter.b; });
+  };
+  for (const ValueId id : graph.parameters()) {
+    if (graph.value(id).trainable && !is_adapters(graph.value(id).name))
+      throw error(ErrorCode::usage, "`adapter_only` writes adapters alone, and '{}' is trained, too: leave it out, to get the whole model",
+                  graph.value(id).name);
+  }
+  if (has_live_layers(graph))
+    throw error(ErrorCode::usage,
+                "`adapter_only` writes adapters alone, and live BatchNormalization changes its statistics, too: leave it out, or let "
+                "`batch_norm` be frozen");
+}
+
 void add_entry(EntrySet& set, JobEntry entry) {
   require(set.entries.empty() || entry.job.slices == set.entries[0].job.slices, "entries that divide or pack weights differently");
   set.entries.push_back(std::move(entry));
@@ -216,6 +232,7 @@ void Job::note_model(const Imported& imported) {
   group_reports = describe_groups(imported.graph, groups, schedule.learning_rate, options.weight_decay);
   for (const std::string& text : imported.info.notes) note_(text);
   if (adapting.is_on()) note_(adapters_note(imported, adapters, adapting));
+  if (options.adapter_only) refuse_others(imported.graph, adapters);
   if (options.gradient_accumulation_steps > 1 && has_live_layers(imported.graph))
     note_("with gradient accumulation live BatchNormalization sees each micro-batch by itself: a step is not that of one large batch");
   types = number_types(options, imported.info.low);
@@ -250,8 +267,10 @@ const Graph& Job::forward(int64_t batch, int64_t length) {
   const BatchShape shape{.binding = binding, .samples = batch, .length = length > 0 ? length : binding.sequence};
   const ImportOptions import = binding.import_options(batch, shape.length, options);
   Imported imported = import_for(import, length);
+  passes_.read = outputs_read_of(imported.graph, import.outputs);
   if (adapting.is_on()) adapters = adapt(imported, adapting, model_read_ ? passes_ : first_passes());
   for (const Weight& weight : imported.weights) {
+    passes_.own.insert(weight.parameter);
     if (!weight.fresh && is_half(weight.places.at(0).dtype)) passes_.in_file[weight.parameter] = weight.places[0].dtype;
   }
   groups = assign_groups(imported, options);

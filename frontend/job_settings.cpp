@@ -61,7 +61,7 @@ std::map<std::string, std::string> Job::settings() const {
     result["lora_alpha"] = text(adapting.alpha);
     result["lora_dropout"] = text(adapting.dropout);
     if (adapting.rslora) result["use_rslora"] = "true";
-    if (options.lora_plus_ratio != 1) result["lora_plus_ratio"] = text(options.lora_plus_ratio);
+    result["lora_plus_ratio"] = text(options.lora_plus_ratio);
   }
   for (const auto& [name, ratio] : options.dropout) result["dropout " + name] = text(ratio);
   for (const SelectionLimit& limit : options.selects)

@@ -65,6 +65,7 @@ bool takes(const std::string& pattern, const Trained& parameter) {
 // --- patterns -------------------------------------------------------------------------------------------------------------------------
 
 constexpr size_t kNoRule = ~size_t{0};
+constexpr const char* kSecondMatrices = "*.lora_*B*";  // of adapters
 
 [[noreturn]] void refuse_pattern(const std::string& pattern, const Imported& model, const std::vector<Trained>& trained) {
   for (const TensorFate& tensor : model.info.tensors) {
@@ -105,6 +106,8 @@ std::vector<size_t> match_rules(const std::vector<Trained>& trained, const Impor
       ++taken;
     }
     if (fits == 0) refuse_pattern(pattern, model, trained);
+    if (taken == 0 && pattern == kSecondMatrices)
+      throw error(ErrorCode::usage, "`lora_plus_ratio`: the patterns of `param_groups` take all second matrices, and the first one counts");
     if (taken == 0)
       throw error(ErrorCode::usage, "`param_groups` '{}': the patterns before it take all that it fits, and the first one counts", pattern);
   }
@@ -207,7 +210,7 @@ Layers find_layers(const std::vector<Trained>& trained, const Graph& graph) {
 std::vector<ParameterGroup> assign_groups(Imported& model, const Options& given) {
   Options options = given;
   // LoRA+ (Hayou et al., arXiv 2402.12354): behind the user's own.
-  if (options.lora_plus_ratio != 1) options.param_groups.push_back({.pattern = "*.lora_*B*", .lr_scale = options.lora_plus_ratio});
+  if (options.lora_plus_ratio != 1) options.param_groups.push_back({.pattern = kSecondMatrices, .lr_scale = options.lora_plus_ratio});
   if (options.param_groups.empty() && options.layer_decay == 1) return {{.name = "all"}};
   std::vector<ParameterGroup> groups{{.name = "others"}};
   const std::vector<Trained> trained = trained_parameters(model);

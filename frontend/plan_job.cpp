@@ -168,7 +168,8 @@ void JobPlanner::settle_reserve(const Placed& placed, bool with_disk) {
          .file_nodes = job_.info.nodes,
          .parameters = static_cast<int64_t>(job_.weights.size()),
          .constant_bytes = 0,
-         .data_bytes = job_.data_bytes() + feed_bytes_};
+         .data_bytes = job_.data_bytes() + feed_bytes_,
+         .merging_bytes = merging_bytes(job_.adapters, job_.weights)};
   for (const Graph& graph : placed.of.finished.graphs) job.constant_bytes += constant_bytes(graph);
   const Executor executor(program, placed.of.finished.pointers(), device_);
   job.kernels = static_cast<int64_t>(executor.prepared_kernels());

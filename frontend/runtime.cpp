@@ -3,6 +3,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <sstream>
 
@@ -260,20 +261,11 @@ std::string Runtime::load_weight(const Weight& weight, const std::vector<Slice>&
     load_fresh(weight, slices);
     return {};
   }
+  if (is_weight_blocks(weight.dtype)) return load_blocks(weight, slices);
   FileRange range = from.bytes;
   const int64_t end = range.offset + range.bytes;
-  int64_t first = 0;  // element
   for (const Slice& slice : slices) {
     const Persistent* value = find_persistent(planned_.program, slice.name);
-    if (is_weight_blocks(weight.dtype)) {
-      const auto blocks = executor_.blank(slice.name);
-      const int64_t count = element_count(value->type.shape);
-      quantize_weight(weight.dtype, element_count(from.shape), first, count, numbers_in(from), blocks);
-      hash.add(blocks);
-      executor_.changed(slice.name);
-      first += count;
-      continue;
-    }
     range.bytes = slice.bytes / size_of(weight.dtype) * size_of(from.dtype);
     require(value != nullptr && !from.transposed && value->type.dtype == weight.dtype && range.offset + range.bytes <= end,
             "a weight that is not stored as it is used");
@@ -284,6 +276,30 @@ std::string Runtime::load_weight(const Weight& weight, const std::vector<Slice>&
     hash.add(bytes);
     executor_.changed(slice.name);
     range.offset += range.bytes;
+  }
+  return hash.text();
+}
+
+// The same of a weight that is stored in blocks: it is the model's, and divided where blocks begin.
+std::string Runtime::load_blocks(const Weight& weight, const std::vector<Slice>& slices) {
+  const Elements32 finite = [&, numbers = numbers_in(weight.places.at(0))](int64_t first, int64_t count, const auto& sink) {
+    numbers(first, count, [&](std::span<const float> piece) {
+      if (!std::all_of(piece.begin(), piece.end(), [](float x) { return std::isfinite(x); }))
+        throw error(ErrorCode::data, "the weight '{}' has numbers that aren't finite, which {} can't hold: use another `base_dtype`",
+                    weight.parameter, to_string(weight.dtype));
+      sink(piece);
+    });
+  };
+  Hash hash;
+  const float mean = mean_scale(weight.dtype, element_count(weight.places[0].shape), finite);
+  int64_t first = 0;
+  for (const Slice& slice : slices) {
+    const int64_t count = element_count(find_persistent(planned_.program, slice.name)->type.shape);
+    const auto blocks = executor_.blank(slice.name);
+    quantize_weight(weight.dtype, mean, first, count, finite, blocks);
+    hash.add(blocks);
+    executor_.changed(slice.name);
+    first += count;
   }
   return hash.text();
 }
@@ -319,7 +335,7 @@ StateFile* Runtime::fill_slots() {
 bool Runtime::read_original(const Weight& weight, const ByteSink& sink) const {
   if (!sink || !is_narrowed(weight) || !is_unchanged(weight) || slices_of(weight.parameter).empty())
     return read_parameter(weight.parameter, sink);
-  read_rows(weight.places.at(0), sink);
+  read_rows(weight.places.at(0), DType::float32, sink);
   return true;
 }
 

@@ -87,6 +87,7 @@ class Runtime {
   Device& device() const { return planned_.apart ? *planned_.apart : processor_; }
   void collect_tensors();
   std::string load_weight(const Weight& weight, const std::vector<Slice>& slices);
+  std::string load_blocks(const Weight& weight, const std::vector<Slice>& slices);
   void load_fresh(const Weight& weight, const std::vector<Slice>& slices);
   DiskOptions disk_engine() const;
   void check_device_memory() const;

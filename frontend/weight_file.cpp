@@ -21,8 +21,9 @@ void read_weight(const FileRange& from, DType stored, DType wanted, std::span<st
     const auto bytes = static_cast<size_t>(range.bytes / size_of(stored) * size_of(wanted));
     if (const int64_t bad = convert(element_of(stored), buffer, wanted, to.first(bytes)); bad >= 0) {
       throw error(ErrorCode::data,
-                  "{}: the weight's number at byte {} is more than {} can hold: use `bf16`, which keeps weights in float32", range.path,
-                  range.offset + bad * size_of(stored), to_string(wanted));
+                  "{}: the weight's number at byte {} is more than {} can hold: use `bf16`, which keeps trained weights in float32, or "
+                  "another `base_dtype`",
+                  range.path, range.offset + bad * size_of(stored), to_string(wanted));
     }
     to = to.subspan(bytes);
   }
@@ -45,16 +46,19 @@ Elements32 numbers_in(const WeightPlace& place) {
   };
 }
 
-void read_rows(const WeightPlace& place, const ByteSink& sink) {
+void read_rows(const WeightPlace& place, DType as, const ByteSink& sink) {
   constexpr int64_t kBlock = int64_t{1} << 18;  // elements
   const int64_t count = element_count(place.shape), row = place.shape.empty() ? count : count / std::max<int64_t>(1, place.shape[0]);
   const int64_t block = std::max<int64_t>(1, kBlock / std::max<int64_t>(1, row)) * row;
-  std::vector<float> numbers;
+  std::vector<std::byte> numbers;
   for (int64_t first = 0; first < count; first += block) {
-    numbers.clear();
-    numbers_in(place)(first, std::min(block, count - first),
-                      [&](std::span<const float> piece) { numbers.insert(numbers.end(), piece.begin(), piece.end()); });
-    sink(first * int64_t{sizeof(float)}, std::as_bytes(std::span(numbers)));
+    const int64_t n = std::min(block, count - first);
+    FileRange range = place.bytes;
+    range.offset += first * size_of(place.dtype);
+    range.bytes = n * size_of(place.dtype);
+    numbers.resize(static_cast<size_t>(n * size_of(as)));
+    read_weight(range, place.dtype, as, numbers);
+    sink(first * size_of(as), numbers);
   }
 }
 

@@ -16,7 +16,7 @@ void read_weight(const FileRange& from, DType stored, DType wanted, std::span<st
 
 // The numbers of a weight in its file, as float32, some at a time. `place` has to outlive it.
 Elements32 numbers_in(const WeightPlace& place);
-// All of them, in pieces of whole rows.
-void read_rows(const WeightPlace& place, const ByteSink& sink);
+// All of them, in that type, in pieces of whole rows.
+void read_rows(const WeightPlace& place, DType as, const ByteSink& sink);
 
 }  // namespace ort_train

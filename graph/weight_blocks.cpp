@@ -66,14 +66,7 @@ template <typename Body> void for_blocks(int64_t first, int64_t count, const Ele
   finish();
 }
 
-void quantize_twice(int64_t all, int64_t first, int64_t count, const Elements32& elements, std::span<std::byte> groups) {
-  double sum = 0;
-  int64_t blocks = 0;
-  for_blocks(0, all, elements, [&](int64_t, std::span<const float> block) {
-    sum += static_cast<double>(largest(block));
-    ++blocks;
-  });
-  const auto mean = static_cast<float>(sum / static_cast<double>(blocks));
+void quantize_twice(float mean, int64_t first, int64_t count, const Elements32& elements, std::span<std::byte> groups) {
   float scales[kNf4Group];
   const auto finish = [&](int64_t group, int64_t used) {  // its scales, once all are known
     std::byte* const to = groups.data() + group * kNf4GroupBytes + kNf4Scales;
@@ -97,11 +90,22 @@ void quantize_twice(int64_t all, int64_t first, int64_t count, const Elements32&
 
 }  // namespace
 
-void quantize_weight(DType dtype, int64_t all, int64_t first, int64_t count, const Elements32& elements, std::span<std::byte> blocks) {
+float mean_scale(DType dtype, int64_t all, const Elements32& elements) {
+  if (dtype != DType::nf4_double) return 0;
+  double sum = 0;
+  int64_t blocks = 0;
+  for_blocks(0, all, elements, [&](int64_t, std::span<const float> block) {
+    sum += static_cast<double>(largest(block));
+    ++blocks;
+  });
+  return blocks == 0 ? 0 : static_cast<float>(sum / static_cast<double>(blocks));
+}
+
+void quantize_weight(DType dtype, float mean, int64_t first, int64_t count, const Elements32& elements, std::span<std::byte> blocks) {
   require(first % storage_of(dtype).block_elements == 0 && static_cast<int64_t>(blocks.size()) == bytes_of(dtype, count),
           "blocks of a weight that aren't whole");
   std::fill(blocks.begin(), blocks.end(), std::byte{0});
-  if (dtype == DType::nf4_double) return quantize_twice(all, first, count, elements, blocks);
+  if (dtype == DType::nf4_double) return quantize_twice(mean, first, count, elements, blocks);
   for_blocks(first, count, elements, [&](int64_t number, std::span<const float> block) {
     float scale = largest(block);
     if (dtype == DType::nf4) {

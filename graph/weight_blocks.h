@@ -1,11 +1,14 @@
 // How frozen weights are stored in few bits, block by block along their rows. A last block that is short has all of a block's bytes.
 //
-//   nf4          64 elements: 32 bytes of two codes each, the first in the upper half; the largest absolute value as float32. A code is one
-//   of
-//                16 quantiles of the normal distribution (Dettmers et al., QLoRA, arXiv 2305.14314), and an element that times the largest
-//   nf4_double   256 of these: their codes; the largest absolute value of each as a code of signed dynamic8 (graph/dynamic8.h); then, as
-//                float32, what these codes are multiplied by, and the mean over the whole weight that is added to them
-//   block_int8   64 elements: a signed byte each; the largest absolute value / 127 as float32
+//   nf4          A block is 64 elements: 32 bytes of two codes each, the first in the upper half, and the largest absolute value as
+//   float32.
+//                A code stands for one of 16 numbers, quantiles of the normal distribution (Dettmers et al., QLoRA, arXiv 2305.14314). An
+//                element is that number times the block's largest.
+//
+//   nf4_double   A group is 256 of these blocks: first their codes, then the largest absolute value of each as a code of signed dynamic8
+//                (graph/dynamic8.h), then two numbers as float32: what these are multiplied by, and the mean that is added to them.
+//
+//   block_int8   A block is 64 elements: a signed byte each, and the largest absolute value / 127 as float32.
 //
 // Codes of nf4 and of its scales are those of bitsandbytes, but for blocks of zeros, whose codes are 0 here.
 
@@ -49,8 +52,10 @@ inline constexpr uint8_t kNf4Zero = 7;
 
 // Hands over `count` elements from `first` on, in as many pieces as it likes, in order.
 using Elements32 = std::function<void(int64_t first, int64_t count, const std::function<void(std::span<const float>)>& sink)>;
-// The blocks of elements [first, first + count) of a weight of `all` elements; `first` is where a block begins. nf4_double reads all.
-void quantize_weight(DType dtype, int64_t all, int64_t first, int64_t count, const Elements32& elements, std::span<std::byte> blocks);
+// What nf4_double adds to its scales: their mean over a weight of `all` elements; 0 for the others.
+float mean_scale(DType dtype, int64_t all, const Elements32& elements);
+// The blocks of elements [first, first + count) of a weight with that mean; `first` is where a block begins.
+void quantize_weight(DType dtype, float mean, int64_t first, int64_t count, const Elements32& elements, std::span<std::byte> blocks);
 
 // The numbers of so many elements, of whole blocks.
 void dequantize_weight(DType dtype, std::span<const std::byte> blocks, std::span<float> elements);

@@ -35,14 +35,21 @@ std::optional<AdaptedUse> use_of(const Graph& graph, const Node& node, size_t i)
   return std::nullopt;
 }
 
-// The values that are outputs but for views, casts and the bias that is added.
-std::set<ValueId> heads(const Graph& graph) {
-  std::set<ValueId> found(graph.outputs.begin(), graph.outputs.end());
+// Those of the outputs, and what they are but for views, casts and the bias that is added.
+std::set<ValueId> heads(const Graph& graph, const std::set<size_t>& read) {
+  std::set<ValueId> found;
+  for (const size_t i : read) found.insert(graph.outputs.at(i));
+  const auto is_given = [&](ValueId id) {
+    return graph.value(id).kind == ValueKind::parameter || graph.value(id).kind == ValueKind::constant;
+  };
   for (auto at = graph.order().rbegin(); at != graph.order().rend(); ++at) {
     const Node& node = graph.node(*at);
     if (!found.contains(node.outputs[0])) continue;
-    const bool passes_on = node.op->traits.same_numbers || node.op->name == "Transpose" || node.op->name == "Add";
-    if (passes_on) found.insert(node.inputs.begin(), node.inputs.end());
+    if (node.op->traits.same_numbers || node.op->name == "Transpose") found.insert(node.inputs[0]);
+    if (node.op->name != "Add") continue;
+    for (const size_t i : {0, 1}) {
+      if (is_given(node.inputs[1 - i])) found.insert(node.inputs[i]);
+    }
   }
   return found;
 }
@@ -115,8 +122,8 @@ class Adapting {
 
 }  // namespace
 
-std::vector<Adaptable> find_adaptable(const Graph& graph) {
-  const std::set<ValueId> outputs = heads(graph);
+std::vector<Adaptable> find_adaptable(const Graph& graph, const std::set<size_t>& read) {
+  const std::set<ValueId> outputs = heads(graph, read);
   std::map<ValueId, Adaptable> found;
   std::map<ValueId, std::string> others, mixed;  // uses that have no adapter; that are of another kind than the first: the node
   for (const NodeId id : graph.order()) {
@@ -131,6 +138,7 @@ std::vector<Adaptable> find_adaptable(const Graph& graph) {
       }
       const auto [at, is_first] = found.emplace(input, Adaptable{.weight = graph.value(input).name, .use = *use, .node = node.name});
       at->second.is_head |= outputs.contains(node.outputs[0]);
+      at->second.is_read_by_others |= node.attributes.get("trans_a", int64_t{0}) != 0;  // its gradient has the weight on the left
       if (!is_first && at->second.use != *use) mixed.emplace(input, describe(graph, id));
     }
   }
@@ -138,20 +146,22 @@ std::vector<Adaptable> find_adaptable(const Graph& graph) {
   for (const ValueId id : graph.parameters()) {
     const auto at = found.find(id);
     if (at == found.end()) continue;
-    at->second.is_read_by_others = others.contains(id);
+    at->second.is_read_by_others |= others.contains(id);
     mixed.insert(others.begin(), others.end());
     if (const auto other = mixed.find(id); other != mixed.end())
       at->second.obstacle =
           fmt::format("{} uses it in another way than '{}' does (`untie` gives each a weight of its own)", other->second, at->second.node);
+    else if (graph.value(id).dtype != DType::float32)
+      at->second.obstacle = fmt::format("it is {}; adapters are of float32 weights", to_string(graph.value(id).dtype));
     all.push_back(std::move(at->second));
   }
   return all;
 }
 
-std::vector<Adapter> add_adapters(Graph& graph, const LoraSpec& spec) {
+std::vector<Adapter> add_adapters(Graph& graph, const LoraSpec& spec, const std::set<size_t>& read) {
   std::vector<Adapter> adapters;
   std::map<ValueId, size_t> of;
-  for (const Adaptable& weight : find_adaptable(graph)) {
+  for (const Adaptable& weight : find_adaptable(graph, read)) {
     const auto module = spec.modules.find(weight.weight);
     if (module == spec.modules.end()) continue;
     if (!weight.obstacle.empty()) throw error(ErrorCode::unsupported, "'{}' can't have an adapter: {}", weight.weight, weight.obstacle);

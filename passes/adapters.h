@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,12 +21,13 @@ struct Adaptable {
   std::string weight;  // the parameter
   AdaptedUse use = AdaptedUse::product;
   std::string node;                // the first that reads it
-  bool is_head = false;            // its result is an output of the model, but for what only shapes, casts or adds a bias
-  bool is_read_by_others = false;  // than products, convolutions and lookups
+  bool is_head = false;            // its result is an output that a loss reads, but for what only shapes, casts or adds a bias
+  bool is_read_by_others = false;  // than convolutions, lookups and products of a factor that isn't transposed
   std::string obstacle{};          // why it can't have one; empty: it can
 };
 // In import order: the parameters of two dimensions and more that products, convolutions and lookups read.
-std::vector<Adaptable> find_adaptable(const Graph& graph);
+// `read`: places of the outputs that losses read.
+std::vector<Adaptable> find_adaptable(const Graph& graph, const std::set<size_t>& read);
 
 // `rank` rows and columns beside a weight W [out, in]: A [rank, in] and B [out, rank], so that y = W x + scale * B A dropout(x).
 struct LoraSpec {
@@ -45,6 +47,6 @@ struct Adapter {
 
 // Adds them; every use of a weight shares its matrices. Their numbers are whoever's who loads the weights. Throws Error(unsupported) where
 // a weight can't have one.
-std::vector<Adapter> add_adapters(Graph& graph, const LoraSpec& spec);
+std::vector<Adapter> add_adapters(Graph& graph, const LoraSpec& spec, const std::set<size_t>& read);
 
 }  // namespace ort_train

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,7 +39,9 @@ struct PassOptions {
   bool low_weights = false;  // trained matrices and higher tensors are stored in it, too, instead of float32
   std::vector<AutocastRule> autocast{};
   std::optional<DType> base{};             // what frozen matrices of products are stored as; none: as `in_file`, or float32
+  std::set<std::string> own{};             // parameters that these two are about: those of the trained model itself
   std::map<std::string, DType> in_file{};  // parameters that the model's file has in 16 bits: in which
+  std::set<size_t> read{};                 // places of the outputs that losses read
   Folder folder{};                         // folds what passes emit on constants; null: nothing is folded
 };
 

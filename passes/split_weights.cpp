@@ -50,7 +50,7 @@ int64_t rows_of_part(const Value& weight, int64_t block, int64_t part_bytes, con
   if (weight.bytes() == 0 || weight.bytes() / 2 < part_bytes) return 0;
   if (options.part_rows == 0 && weight.bytes() < kPackBytes) return 0;  // what is packed has nothing to do with parts
   const int64_t whole = options.part_rows > 0 ? least_rows(weight, options) : whole_rows(weight, block, options.optimizer);
-  const int64_t most = std::max(whole, part_bytes / (weight.bytes() / rows) / whole * whole);
+  const int64_t most = std::max(whole, part_bytes / std::max<int64_t>(1, weight.bytes() / rows) / whole * whole);
   const int64_t parts = (rows + most - 1) / most;
   const int64_t of_part = ((rows + parts - 1) / parts + whole - 1) / whole * whole;  // about the same, and not more than `most`
   return of_part < rows ? of_part : 0;

@@ -23,13 +23,15 @@ namespace {
 DType stored_type(const Graph& graph, const Adaptable& matrix, const PassOptions& options) {
   constexpr int64_t kFewest = 4096;  // elements
   const Value& weight = graph.value(graph.find_value(matrix.weight));
-  if (weight.trainable || weight.dtype != DType::float32 || matrix.is_read_by_others || matrix.use == AdaptedUse::convolution)
+  if (!options.own.contains(matrix.weight) || weight.trainable || weight.dtype != DType::float32 || matrix.is_read_by_others ||
+      matrix.use == AdaptedUse::convolution)
     return weight.dtype;
   const bool is_product = matrix.use == AdaptedUse::product || matrix.use == AdaptedUse::transposed_product;
   const bool is_chosen = is_product && !matrix.is_head && matrix.obstacle.empty() && element_count(weight.shape) >= kFewest;
   if (is_chosen && options.base) return *options.base;
   const auto in_file = options.in_file.find(matrix.weight);
-  return in_file == options.in_file.end() ? weight.dtype : in_file->second;
+  const bool fits = in_file != options.in_file.end() && (options.precision == DType::float32 || options.precision == in_file->second);
+  return fits ? in_file->second : weight.dtype;
 }
 
 // Whoever looks up numbers of 16 bits makes float32 of them.
@@ -52,8 +54,11 @@ void widen_lookups(Graph& graph, ValueId table) {
 }  // namespace
 
 bool store_base(Graph& graph, const PassOptions& options) {
+  if (options.base && is_half(*options.base) && options.precision != DType::float32 && options.precision != *options.base)
+    throw error(ErrorCode::usage, "`base_dtype` {}: products are in {} here, which takes that type, float32 or fewer bits",
+                to_string(*options.base), to_string(options.precision));
   bool changed = false;
-  for (const Adaptable& matrix : find_adaptable(graph)) {
+  for (const Adaptable& matrix : find_adaptable(graph, options.read)) {
     const DType type = stored_type(graph, matrix, options);
     const ValueId id = graph.find_value(matrix.weight);
     if (type == graph.value(id).dtype) continue;

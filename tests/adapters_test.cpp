@@ -299,6 +299,14 @@ TEST_F(AdapterRuns, WhatDoesNotFitIsRefused) {
   o.adapter_only = true;
   EXPECT_HAS(refusal(o), "`adapter_only` is about adapters");
   o = good;
+  o.adapter_only = true;
+  o.train = {"head.weight"};
+  EXPECT_HAS(refusal(o), "`adapter_only` writes adapters alone, and 'head.weight' is trained, too");
+  o = good;
+  o.bf16 = true;
+  o.base_dtype = "float16";
+  EXPECT_HAS(refusal(o), "`base_dtype` float16: products are in bfloat16 here");
+  o = good;
   o.base_dtype = "int3";
   EXPECT_HAS(refusal(o), "`base_dtype` int3: is not known");
   o.base_dtype = "int8";
@@ -336,6 +344,11 @@ TEST_F(AdapterRuns, AdaptersOfOtherModelsAreRefused) {
   write_file(fs::path(at) / "adapter_config.json", "{}");
   EXPECT_HAS(refusal(next), "lacks `r` or `lora_alpha`");
   write_file(fs::path(at) / "adapter_config.json", config);
+  write_file(fs::path(at) / "adapter_config.json", with(config, "\"r\": 4", "\"r\": 4.5"));
+  EXPECT_HAS(refusal(next), "`r` is no whole number");
+  write_file(fs::path(at) / "adapter_config.json", with(config, "\"r\": 4", "\"init_lora_weights\": \"pissa\", \"r\": 4"));
+  EXPECT_HAS(refusal(next), "began by 'pissa', which changes the model's own weights");
+  write_file(fs::path(at) / "adapter_config.json", config);
   next.lora_rank = 8;
   EXPECT_HAS(refusal(next), "says rank (4), scale and targets: leave out `lora_rank`");
 }
@@ -356,11 +369,49 @@ TEST_F(AdapterRuns, ResumeWantsTheSameAdaptersAndBase) {
   EXPECT_HAS(problem(other), "give it the same `lora_rank` and `lora_target`");
   other = o;
   other.lora_rank = 0, other.lora_alpha = 0;
-  EXPECT_HAS(problem(other), "give it the same");
+  EXPECT_HAS(problem(other), "was saved with adapters of rank 4");
   other = o;
   other.base_dtype = "nf4";
   EXPECT_HAS(problem(other), "whose frozen weights are stored as they come, not nf4: give it the same `base_dtype`");
   EXPECT_EQ(Trainer(o).train().steps, 8);
+}
+
+TEST_F(AdapterRuns, NumbersThatArentFiniteHaveNoCodes) {
+  Options o = options();
+  ort_train_onnx::ModelProto model;
+  ASSERT_TRUE(model.ParseFromString(read_file(o.model)));
+  std::vector<float> values(kInner * kInner, 1);
+  values[70] = std::numeric_limits<float>::quiet_NaN();
+  *model.mutable_graph()->mutable_initializer(2) = tensor_of("second.weight", {kInner, kInner}, values);
+  o.model = write_model(folder, model, "nan.onnx");
+  o.base_dtype = "nf4";
+  EXPECT_HAS(error_of([&] { Trainer(o).train(); }).what(),
+             "the weight 'second.weight' has numbers that aren't finite, which nf4 can't hold");
+}
+
+// The gradient of a product of a transposed factor has the weight on the left, where blocks aren't read: such a weight stays as it is. An
+// output that is a residual sum makes no head of what is added.
+TEST_F(AdapterRuns, ProductsOfTransposedFactorsAndResidualOutputs) {
+  Options o = options();
+  ort_train_onnx::ModelProto model = with_dots(R"(<ir_version: 8, opset_import: ["" : 17]>
+    g (float[batch, 8, 128] x) => (float[batch, 128, 512] y) {
+      t = Transpose <perm = [0, 2, 1]> (x)
+      a = MatMul (t, first_weight)
+      h = Tanh (a)
+      b = MatMul (h, second_weight)
+      y = Add (h, b)
+    })");
+  *model.mutable_graph()->add_initializer() = tensor_of("first.weight", {8, 512}, numbers(8 * 512, 7919));
+  *model.mutable_graph()->add_initializer() = tensor_of("second.weight", {512, 512}, numbers(512 * 512, 7907));
+  o.model = write_model(folder, model, "turned.onnx");
+  Arrays arrays;
+  arrays.add("x", {4, 8, 128}, numbers(4 * 8 * 128, 613)).add("labels", {4, 128, 512}, numbers(4 * 128 * 512, 617));
+  o.data = arrays.write(folder / "turned.safetensors");
+  const Run plain = train(o);
+  EXPECT_EQ(plain.plan.trainable_parameters, kRank * (8 + 3 * 512));
+  o.base_dtype = "nf4";
+  const Run few = train(o);
+  EXPECT_NEAR(static_cast<double>(plain.plan.at_peak.weights - few.plan.at_peak.weights), 512 * 512 * (4 - 4.5 / 8), 4096);
 }
 
 // A table that is the head's matrix, too, has two uses; untied, each has its own weight.

@@ -27,13 +27,11 @@ std::vector<std::byte> blocks_of(DType type, const std::vector<float>& numbers, 
   const auto all = static_cast<int64_t>(numbers.size());
   if (count < 0) count = all - first;
   std::vector<std::byte> blocks(static_cast<size_t>(bytes_of(type, count)));
-  quantize_weight(
-      type, all, first, count,
-      [&](int64_t begin, int64_t n, const auto& sink) {  // in pieces that end within blocks
-        for (int64_t at = begin; at < begin + n; at += 1000)
-          sink(std::span(numbers).subspan(static_cast<size_t>(at), static_cast<size_t>(std::min<int64_t>(1000, begin + n - at))));
-      },
-      blocks);
+  const Elements32 elements = [&](int64_t begin, int64_t n, const auto& sink) {  // in pieces that end within blocks
+    for (int64_t at = begin; at < begin + n; at += 1000)
+      sink(std::span(numbers).subspan(static_cast<size_t>(at), static_cast<size_t>(std::min<int64_t>(1000, begin + n - at))));
+  };
+  quantize_weight(type, mean_scale(type, all, elements), first, count, elements, blocks);
   return blocks;
 }
 std::vector<float> numbers_of(DType type, const std::vector<std::byte>& blocks, size_t n) {

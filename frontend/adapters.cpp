@@ -13,9 +13,9 @@
 #include "exec/random.h"
 #include "frontend/element.h"
 #include "frontend/file.h"
-#include "frontend/import_evidence.h"
 #include "frontend/output_files.h"
 #include "frontend/units.h"
+#include "frontend/weight_names.h"
 #include "graph/error.h"
 #include "graph/names.h"
 
@@ -105,40 +105,25 @@ std::string module_named(const std::string& name, const std::string& original, c
 // A weight that may be adapted, with all its names.
 struct Candidate {
   Adaptable weight;
-  std::vector<std::string> names;  // in the file
-  std::string originals, module;
+  WeightNames names;
+  std::string module;
   bool is_trained = false;
+
+  bool fit(const std::string& pattern) const { return fits(pattern, module) || fits("*." + pattern, module) || names.fit(pattern); }
 };
 
 std::vector<Candidate> candidates_of(const Imported& model, const std::set<size_t>& read) {
-  std::map<std::string, std::string> originals;
-  for (const TensorFate& tensor : model.info.tensors) originals[tensor.name] = tensor.original;
-  std::map<std::string, const Weight*> weights;
-  for (const Weight& weight : model.weights) weights[weight.parameter] = &weight;
+  const std::map<std::string, WeightNames> names = weight_names(model);
   std::vector<Candidate> all;
   std::set<std::string> modules;
-  for (Adaptable& weight : find_adaptable(model.graph, read)) {
-    Candidate one{.weight = std::move(weight), .names = {}, .originals = {}, .module = {}};
-    one.names.push_back(one.weight.weight);
-    for (const WeightPlace& place : weights.at(one.weight.weight)->places) {
-      if (place.name != one.weight.weight) one.names.push_back(place.name);
-    }
-    for (const std::string& name : one.names) {
-      if (const auto found = originals.find(name); found != originals.end() && !found->second.empty())
-        one.originals += (one.originals.empty() ? "" : ", ") + found->second;
-    }
-    one.module = module_named(one.weight.weight, one.originals, one.weight.node);
+  for (const Adaptable& weight : find_adaptable(model.graph, read)) {
+    Candidate one{.weight = weight, .names = names.at(weight.weight), .module = {}};
+    one.module = module_named(one.weight.weight, one.names.originals, one.weight.node);
     if (!modules.insert(one.module).second) modules.insert(one.module = without_weight(one.weight.weight));
     one.is_trained = model.graph.value(model.graph.find_value(one.weight.weight)).trainable;
     all.push_back(std::move(one));
   }
   return all;
-}
-
-bool takes(const std::string& pattern, const Candidate& candidate) {
-  if (fits(pattern, candidate.module) || fits("*." + pattern, candidate.module)) return true;
-  return std::any_of(candidate.names.begin(), candidate.names.end(),
-                     [&](const std::string& name) { return importing::names_tensor({pattern}, name, candidate.originals); });
 }
 
 // --- targets ----------------------------------------------------------------------------------------------------------------------------
@@ -158,7 +143,7 @@ Modules targets_named(const std::vector<Candidate>& candidates, const std::vecto
   for (const std::string& pattern : patterns) {
     bool any = false, any_frozen = false;
     for (const Candidate& candidate : candidates) {
-      if (!takes(pattern, candidate)) continue;
+      if (!candidate.fit(pattern)) continue;
       any = true;
       if (candidate.is_trained) continue;
       any_frozen = true;

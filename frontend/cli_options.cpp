@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "frontend/cli_recipes.h"
 #include "graph/names.h"
 
 namespace ort_train {
@@ -169,58 +170,6 @@ std::string with_dashes(std::string argument) {
   return argument;
 }
 
-// Options that go together; each that isn't given otherwise.
-struct Recipe {
-  std::string_view name;
-  std::vector<std::pair<std::string, std::string>> options;  // a flag's value is empty
-};
-const std::vector<Recipe>& recipes() {
-  static const std::vector<Recipe> kRecipes{
-      // qlora.py (github.com/artidoro/qlora), as its authors fine-tuned with it. Its constant schedule leaves out its warm-up, too.
-      {"qlora",
-       {{"--lora-rank", "64"},
-        {"--lora-alpha", "16"},
-        {"--base-dtype", "nf4"},
-        {"--double-quant", ""},
-        {"--bf16", ""},
-        {"--learning-rate", "2e-4"},
-        {"--lr-scheduler-type", "constant"},
-        {"--max-grad-norm", "0.3"},
-        {"--batch-size", "1"},
-        {"--gradient-accumulation-steps", "16"}}}};
-  return kRecipes;
-}
-
-// `--recipe NAME` among the arguments becomes the options that it stands for.
-void follow_recipe(std::vector<std::string>& arguments) {
-  constexpr std::string_view kOption = "--recipe";
-  const auto at = std::find_if(arguments.begin(), arguments.end(), [&](const std::string& argument) {
-    return argument == kOption || argument.starts_with(std::string(kOption) + "=");
-  });
-  if (at == arguments.end()) return;
-  const bool is_apart = *at == kOption;
-  if (is_apart && std::next(at) == arguments.end()) throw usage("--recipe is the name of one: qlora");
-  const std::string name = is_apart ? *std::next(at) : at->substr(kOption.size() + 1);
-  arguments.erase(at, std::next(at, is_apart ? 2 : 1));
-  const auto recipe = std::find_if(recipes().begin(), recipes().end(), [&](const Recipe& known) { return known.name == name; });
-  if (recipe == recipes().end()) throw usage(fmt::format("--recipe '{}' is not known: qlora", name));
-  const std::vector<std::string> given = arguments;
-  const auto has = [&](const std::string& option) {
-    return std::any_of(given.begin(), given.end(),
-                       [&](const std::string& argument) { return argument == option || argument.starts_with(option + "="); });
-  };
-  const bool has_nf4 = std::find(given.begin(), given.end(), "nf4") != given.end() ||
-                       std::find(given.begin(), given.end(), "--base-dtype=nf4") != given.end();
-  for (const auto& [option, value] : recipe->options) {
-    const bool is_said_otherwise = (option == "--bf16" && (has("--fp32") || has("--fp16") || has("--bf16-full"))) ||
-                                   (option == "--double-quant" && has("--base-dtype") && !has_nf4) ||
-                                   (option.starts_with("--lora-") && has("--adapter"));
-    if (has(option) || is_said_otherwise) continue;
-    arguments.push_back(option);
-    if (!value.empty()) arguments.push_back(value);
-  }
-}
-
 // Those that each optimizer has; what several have is one option.
 void add_optimizer_options(CLI::App& app, const char* group, Options& o) {
   for (const OptimizerChoice& choice : optimizers()) {
@@ -256,6 +205,9 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // so that a script's options can be overridden
   const auto add = [&](const char* group, const char* name, auto& value, const std::string& what) {
     return app.add_option(name, value, what)->group(group)->capture_default_str();
+  };
+  const auto add_list = [&](const char* group, const char* name, std::vector<std::string>& values, const std::string& what) {
+    return app.add_option(name, values, what)->group(group)->take_all()->allow_extra_args(false);
   };
   app.add_option("model", o.model, "the model: an ONNX file")->type_name("MODEL.onnx");
   app.set_help_flag("-h,--help", "this text");
@@ -354,13 +306,10 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   app.add_option("--base-batch-size", o.base_batch_size, "the samples of an optimizer step for which --learning-rate was chosen")
       ->group(optimizer);
   add(optimizer, "--weight-decay", o.weight_decay, "on tensors of two dimensions and more");
-  app.add_option("--param-group", raw.param_groups,
-                 "PATTERN:key=value,...: numbers of their own for the weights of this name: lr (a learning rate) or lr_scale (a factor), "
-                 "weight_decay. * matches any text, the first pattern that fits counts; may be given several times")
-      ->group(optimizer)
-      ->type_name("GROUP")
-      ->take_all()
-      ->allow_extra_args(false);
+  add_list(optimizer, "--param-group", raw.param_groups,
+           "PATTERN:key=value,...: numbers of their own for the weights of this name: lr (a learning rate) or lr_scale (a factor), "
+           "weight_decay. * matches any text, the first pattern that fits counts; may be given several times")
+      ->type_name("GROUP");
   add(optimizer, "--layer-decay", o.layer_decay, "multiply the learning rate of layer i of n by this to the power of n - i");
   add_optimizer_options(app, optimizer, o);
   add(optimizer, "--max-grad-norm", o.max_grad_norm, "clip gradients to this norm (0: no clipping)");
@@ -393,13 +342,10 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
       ->group(adapters);
   app.add_option("--lora-alpha", o.lora_alpha, "what they give is multiplied by this / rank (default: the rank)")->group(adapters);
   add(adapters, "--lora-dropout", o.lora_dropout, "share of their input that is left out in training");
-  app.add_option("--lora-target", o.lora_target,
-                 "which weights have them: names of weights or modules, or their last parts (q_proj); * matches any text; repeatable "
-                 "(default: all products with a matrix but the head)")
-      ->group(adapters)
-      ->type_name("PATTERN")
-      ->take_all()
-      ->allow_extra_args(false);
+  add_list(adapters, "--lora-target", o.lora_target,
+           "which weights have them: names of weights or modules, or their last parts (q_proj); * matches any text; repeatable "
+           "(default: all products with a matrix but the head)")
+      ->type_name("PATTERN");
   app.add_flag("--use-rslora", o.use_rslora, "multiply by alpha / sqrt(rank) instead")->group(adapters);
   add(adapters, "--lora-plus-ratio", o.lora_plus_ratio, "the learning rate of the second matrix is this times the first one's (LoRA+)");
   app.add_option("--adapter", o.adapter, "start from this adapter: a folder that PEFT or an earlier run wrote")
@@ -450,37 +396,21 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
       ->group(graph);
   app.add_flag("--no-retie", raw.no_retie, "keep a weight that the file stores twice as two weights")->group(graph);
   app.add_flag("--untie", o.untie, "give each use of a shared weight a weight of its own")->group(graph);
-  app.add_option(
-         "--freeze", o.freeze,
-         "leave the weights of this name as they are. The name is an initializer's, or the one that the exporter's metadata has for it; "
-         "* matches any text; may be given several times")
-      ->group(graph)
-      ->type_name("PATTERN")
-      ->take_all()
-      ->allow_extra_args(false);
-  app.add_option("--train", o.train, "train the tensors of this name, whatever they are taken for, and even if --freeze matches them")
-      ->group(graph)
-      ->type_name("PATTERN")
-      ->take_all()
-      ->allow_extra_args(false);
-  app.add_option("--dropout", raw.dropout,
-                 "puts a Dropout behind nodes in training: NODE=RATIO, NODE a name, a pattern with *, or an op; repeatable")
-      ->group(graph)
-      ->take_all()
-      ->allow_extra_args(false);
-  app.add_option("--selects", raw.selects,
-                 "how many elements a NonZero or Compress node takes of a batch by its mask: NODE=COUNT (always) or 'NODE<=COUNT', NODE a "
-                 "name, a pattern with *, or an op; repeatable. Default: at most as many as the mask has")
-      ->group(graph)
-      ->take_all()
-      ->allow_extra_args(false);
-  app.add_option("--batch-norm", raw.batch_norm,
-                 "BatchNormalization uses the statistics of each batch and updates its running ones (live), or uses the running ones "
-                 "(frozen); model: as exported (default). NODE=live or NODE=frozen: for some nodes, * matches any text")
-      ->group(graph)
-      ->take_all()
-      ->allow_extra_args(false);
-  app.add_option("--skip-pass", o.skip_passes, "leave out a graph pass")->group(graph)->take_all()->allow_extra_args(false);
+  add_list(graph, "--freeze", o.freeze,
+           "leave the weights of this name as they are. The name is an initializer's, or the one that the exporter's metadata has for it; "
+           "* matches any text; may be given several times")
+      ->type_name("PATTERN");
+  add_list(graph, "--train", o.train, "train the tensors of this name, whatever they are taken for, and even if --freeze matches them")
+      ->type_name("PATTERN");
+  add_list(graph, "--dropout", raw.dropout,
+           "puts a Dropout behind nodes in training: NODE=RATIO, NODE a name, a pattern with *, or an op; repeatable");
+  add_list(graph, "--selects", raw.selects,
+           "how many elements a NonZero or Compress node takes of a batch by its mask: NODE=COUNT (always) or 'NODE<=COUNT', NODE a "
+           "name, a pattern with *, or an op; repeatable. Default: at most as many as the mask has");
+  add_list(graph, "--batch-norm", raw.batch_norm,
+           "BatchNormalization uses the statistics of each batch and updates its running ones (live), or uses the running ones "
+           "(frozen); model: as exported (default). NODE=live or NODE=frozen: for some nodes, * matches any text");
+  add_list(graph, "--skip-pass", o.skip_passes, "leave out a graph pass");
   app.add_option("--dump-after", raw.dump_after, "PASS FILE.onnx: write the graph as it is after this pass")
       ->group(graph)
       ->type_size(2)

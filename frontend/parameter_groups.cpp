@@ -9,6 +9,7 @@
 
 #include "frontend/import_evidence.h"
 #include "frontend/units.h"
+#include "frontend/weight_names.h"
 #include "graph/error.h"
 #include "graph/names.h"
 
@@ -18,32 +19,22 @@ namespace {
 // A trained parameter.
 struct Trained {
   ValueId id = kNone;
-  std::vector<std::string> names{};  // all that it has in the file
-  std::string originals{};           // and in the exported program
-  NodeId reader = kNone;             // the first node that uses it
-  size_t use = ~size_t{0};           // when that is
+  WeightNames known{};
+  NodeId reader = kNone;    // the first node that uses it
+  size_t use = ~size_t{0};  // when that is
 };
 
 // In import order.
 std::vector<Trained> trained_parameters(const Imported& model) {
   const Graph& graph = model.graph;
-  std::map<std::string, std::string> originals;
-  for (const TensorFate& tensor : model.info.tensors) originals[tensor.name] = tensor.original;
+  const std::map<std::string, WeightNames> names = weight_names(model);
   std::vector<Trained> all;
   std::map<ValueId, size_t> places;
   for (const Weight& weight : model.weights) {
     const ValueId id = graph.find_value(weight.parameter);
     if (id == kNone || !graph.value(id).trainable) continue;
-    Trained one{.id = id, .names = {weight.parameter}};
-    for (const WeightPlace& place : weight.places) {
-      if (place.name != weight.parameter) one.names.push_back(place.name);
-    }
-    for (const std::string& name : one.names) {
-      const auto found = originals.find(name);
-      if (found != originals.end() && !found->second.empty()) one.originals += (one.originals.empty() ? "" : ", ") + found->second;
-    }
     places[id] = all.size();
-    all.push_back(std::move(one));
+    all.push_back({.id = id, .known = names.at(weight.parameter)});
   }
   size_t use = 0;
   for (const NodeId node : graph.order()) {
@@ -55,11 +46,6 @@ std::vector<Trained> trained_parameters(const Imported& model) {
     }
   }
   return all;
-}
-
-bool takes(const std::string& pattern, const Trained& parameter) {
-  return std::any_of(parameter.names.begin(), parameter.names.end(),
-                     [&](const std::string& name) { return importing::names_tensor({pattern}, name, parameter.originals); });
 }
 
 // --- patterns -------------------------------------------------------------------------------------------------------------------------
@@ -75,12 +61,12 @@ constexpr const char* kSecondMatrices = "*.lora_*B*";  // of adapters
   }
   std::vector<std::string> names;
   for (const Trained& parameter : trained) {
-    names.insert(names.end(), parameter.names.begin(), parameter.names.end());
-    if (!parameter.originals.empty()) names.push_back(parameter.originals);
+    names.insert(names.end(), parameter.known.names.begin(), parameter.known.names.end());
+    if (!parameter.known.originals.empty()) names.push_back(parameter.known.originals);
   }
   std::string hint;
   const std::string wider = '*' + pattern + '*';
-  const auto count = std::count_if(trained.begin(), trained.end(), [&](const Trained& parameter) { return takes(wider, parameter); });
+  const auto count = std::count_if(trained.begin(), trained.end(), [&](const Trained& parameter) { return parameter.known.fit(wider); });
   if (count > 0)
     hint = fmt::format("'{}' fits {}", wider, count);
   else if (const std::vector<std::string> near = nearest_names(pattern, names, 3); !near.empty())
@@ -99,7 +85,7 @@ std::vector<size_t> match_rules(const std::vector<Trained>& trained, const Impor
     const std::string& pattern = options.param_groups[rule].pattern;
     size_t fits = 0, taken = 0;
     for (size_t i = 0; i < trained.size(); ++i) {
-      if (!takes(pattern, trained[i])) continue;
+      if (!trained[i].known.fit(pattern)) continue;
       ++fits;
       if (rules[i] != kNoRule) continue;
       rules[i] = rule;
@@ -134,10 +120,10 @@ std::string layer_in(std::string_view name) {
 }
 
 std::string layer_named(const Trained& parameter, const Graph& graph) {
-  for (const std::string& name : parameter.names) {
+  for (const std::string& name : parameter.known.names) {
     if (std::string layer = layer_in(name); !layer.empty()) return layer;
   }
-  if (std::string layer = layer_in(parameter.originals); !layer.empty()) return layer;
+  if (std::string layer = layer_in(parameter.known.originals); !layer.empty()) return layer;
   return parameter.reader == kNone ? std::string() : layer_in(graph.node(parameter.reader).name);
 }
 

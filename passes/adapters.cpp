@@ -18,6 +18,7 @@
 
 #include "graph/builder.h"
 #include "graph/op_def.h"
+#include "passes/build.h"
 
 namespace ort_train {
 namespace {
@@ -60,16 +61,13 @@ class Adapting {
 
   void add(NodeId id, const Adapter& adapter) {
     const Node node = graph_.node(id);
-    const auto& order = graph_.order();
-    const auto next = std::next(std::find(order.begin(), order.end(), id));
-    const NodeId before = next == order.end() ? kNone : *next;
-    Builder builder(graph_);
-    builder.before(before).named(node.name, node.ordinal);
     const ValueId a = graph_.find_value(adapter.a), b = graph_.find_value(adapter.b), y = node.outputs[0];
+    Builder builder(graph_);
+    emit_behind(builder.named(node.name, node.ordinal), y);
     ValueId result = kNone;
     if (adapter.use == AdaptedUse::convolution) {
       const size_t axes = graph_.value(a).shape.size() - 2;
-      const ValueId narrow = builder.emit("Conv", {dropped(node, node.inputs[0], before), a}, node.attributes);
+      const ValueId narrow = builder.emit("Conv", {dropped(node), a}, node.attributes);
       const ValueId scaled = spec_.scale == 1 ? narrow : builder.emit("Mul", {narrow, builder.scalar_like(narrow, spec_.scale)});
       const Attributes one{{"kernel_shape", std::vector<int64_t>(axes, 1)},
                            {"strides", std::vector<int64_t>(axes, 1)},
@@ -84,7 +82,7 @@ class Adapting {
         narrow = builder.reshape(columns, {spec_.rank, element_count(graph_.value(node.inputs[1]).shape)});
       } else {
         const Attributes flags{{"trans_a", node.attributes.get("trans_a", int64_t{0})}, {"trans_b", int64_t{1}}};
-        narrow = builder.emit("MatMul", {dropped(node, node.inputs[0], before), a}, flags);
+        narrow = builder.emit("MatMul", {dropped(node), a}, flags);
       }
       const double alpha = spec_.scale * static_cast<double>(node.attributes.get("alpha", 1.0f));
       result = builder.emit("MatMul", {narrow, b},
@@ -92,14 +90,13 @@ class Adapting {
       if (is_lookup) result = builder.reshape(result, graph_.value(y).shape);
     }
     // All readers of y now read the sum, which alone reads y.
-    const ValueId sum = builder.emit("Add", {result, result});
-    graph_.replace_uses(y, sum);
-    graph_.node(graph_.value(sum).producer).inputs[0] = y;
+    insert_behind(graph_, y, builder.emit("Add", {y, result}));
   }
 
  private:
-  // What of x goes into the adapter: in training some of it is left out, by numbers that no other node draws.
-  ValueId dropped(const Node& node, ValueId x, NodeId before) {
+  // What of the node's x goes into the adapter: in training some of it is left out, by numbers that no other node of the file draws.
+  ValueId dropped(const Node& node) {
+    const ValueId x = node.inputs[0];
     if (spec_.dropout == 0) return x;
     constexpr uint32_t kOfAdapters = uint32_t{1} << 30;
     constexpr int kOpset = 13;
@@ -111,7 +108,7 @@ class Adapting {
                                       graph_.add_constant(scalar_tensor(true), "training_mode")},
                            .outputs = 1};
     Lowering lowering(graph_, dropout);
-    lowering.before(before).named(node.name, node.ordinal | kOfAdapters);
+    emit_behind(lowering.named(node.name, node.ordinal | kOfAdapters), node.outputs[0]);
     op_named(dropout.op_type).onnx[0].lower(lowering);
     return lowering.results()[0];
   }

@@ -11,6 +11,9 @@ namespace ort_train {
 void emit_behind(Builder& builder, ValueId value);
 void emit_behind(Builder& builder, const std::vector<ValueId>& values);
 
+// Every reader of `from` but the node that makes `to` reads that instead.
+void insert_behind(Graph& graph, ValueId from, ValueId to);
+
 // Adds the norm of job.gradients as job.grad_norm.
 void build_norm(JobGraph& job, Stage stage);
 // Inputs for the optimizer's scalars, one for each parameter group: each has a learning rate of its own. Behind them stands the step

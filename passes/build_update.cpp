@@ -29,6 +29,12 @@ void emit_behind(Builder& builder, const std::vector<ValueId>& values) {
 }
 void emit_behind(Builder& builder, ValueId value) { emit_behind(builder, std::vector{value}); }
 
+void insert_behind(Graph& graph, ValueId from, ValueId to) {
+  graph.replace_uses(from, to);
+  std::vector<ValueId>& inputs = graph.node(graph.value(to).producer).inputs;
+  std::replace(inputs.begin(), inputs.end(), to, from);
+}
+
 void build_norm(JobGraph& job, Stage stage) {
   // By the weights' names, then from part to part: in which parts they are doesn't show.
   std::map<std::pair<std::string, int64_t>, ValueId> gradients;

@@ -9,11 +9,10 @@
 //
 // Needs: simplified, adapters in place (which say what is frozen), no gradients. Leaves: types of parameters, Casts behind lookups.
 
-#include <algorithm>
-
 #include "graph/builder.h"
 #include "graph/op_def.h"
 #include "passes/adapters.h"
+#include "passes/build.h"
 #include "passes/passes.h"
 
 namespace ort_train {
@@ -39,15 +38,11 @@ void widen_lookups(Graph& graph, ValueId table) {
   for (const NodeId id : std::vector<NodeId>(graph.order())) {
     const Node node = graph.node(id);
     if (node.op->name != "Gather" || node.inputs[0] != table) continue;
-    const auto& order = graph.order();
-    const auto next = std::next(std::find(order.begin(), order.end(), id));
     const ValueId found = node.outputs[0];
     graph.value(found).dtype = graph.value(table).dtype;
     Builder builder(graph);
-    builder.before(next == order.end() ? kNone : *next).named(node.name, node.ordinal);
-    const ValueId wide = builder.cast(found, DType::float32);
-    graph.replace_uses(found, wide);
-    graph.node(graph.value(wide).producer).inputs[0] = found;
+    emit_behind(builder.named(node.name, node.ordinal), found);
+    insert_behind(graph, found, builder.cast(found, DType::float32));
   }
 }
 

@@ -105,6 +105,7 @@ class Caster {
       if (maker == kNone || caster == kNone || readers[value] != std::vector{caster}) continue;
       if (!graph_.node(maker).op->traits.precision.chooses_result || graph_.node(maker).outputs[0] != value) continue;
       if (std::find(graph_.outputs.begin(), graph_.outputs.end(), value) != graph_.outputs.end()) continue;
+      if (!can_result(graph_.node(maker), of.second)) continue;
       set_result(graph_.node(maker), of.second);
       graph_.replace_uses(cast, value);
       graph_.remove_node(caster);
@@ -177,6 +178,16 @@ class Caster {
     const std::vector<TensorType> types = types_of(graph_.node(id));
     for (size_t i = 0; i < types.size() && i < graph_.node(id).outputs.size(); ++i) {
       if (const ValueId output = graph_.node(id).outputs[i]; output != kNone) graph_.value(output).dtype = types[i].dtype;
+    }
+  }
+
+  // Whether the op's own rules allow it: sums of float32 have no narrower result.
+  bool can_result(Node node, DType type) const {
+    set_type(node.attributes, kResultType, type);
+    try {
+      return types_of(node)[0].dtype == type;
+    } catch (const Error&) {
+      return false;
     }
   }
 

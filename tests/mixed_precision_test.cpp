@@ -103,6 +103,16 @@ TEST(MixedPrecision, OneCastOfAnActivationServesAllThatReadIt) {
                                             "Neg bfloat16", "Cast float32", "Cast float32"));
 }
 
+// As a pooled classifier has it.
+TEST(MixedPrecision, ASumOfFloat32KeepsItsType) {
+  const Graph graph = mixed(R"(g (float[2, 3, 8] x) => (float[2, 4] y) <float[8, 4] w> {
+    e = Exp(x)
+    m = ReduceMean<axes = [1], keepdims = 0>(e)
+    y = MatMul(m, w)
+  })");
+  EXPECT_THAT(typed_ops(graph), ElementsAre("Exp float32", "ReduceMean float32", "Cast bfloat16", "MatMul bfloat16", "Cast float32"));
+}
+
 TEST(MixedPrecision, CastsMoveBeforeAReshape) {
   const Graph graph = mixed(R"(g (float[2, 3, 8] x) => (float[2, 3, 8] y) <float[8] s, float[8] b, float[8, 8] w> {
     n, mean, inverse = LayerNormalization(x, s, b)

@@ -45,6 +45,7 @@
   /* conv.cpp, conv_gradient.cpp, pool.cpp */ op(Conv) op(ConvPart) op(ConvTranspose) op(ConvInputGrad) op(ConvWeightGrad) op(MaxPool) op(MaxPoolGrad) op(AveragePool) \
     op(AveragePoolGrad) \
   /* matmul.cpp, det.cpp */ op(MatMul) op(MatMulPart) op(Det) op(DetGrad) \
+  /* dora.cpp */ op(DoraScale) \
   /* attention.cpp, attention_gradient.cpp */ op(Attention) op(AttentionGrad) \
   /* cross_entropy.cpp, mean_squared_error.cpp, ctc.cpp */ op(SoftmaxCrossEntropy) op(SoftmaxCrossEntropyGrad) op(CountLabels) \
     op(SquaredError) op(CtcLoss) \

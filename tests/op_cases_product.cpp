@@ -289,10 +289,36 @@ void attention_cases(std::vector<OpCase>& cases) {
        .expected = {{0}, {0, 0}, {0, 0}}});
 }
 
+void dora_cases(std::vector<OpCase>& cases) {
+  cases.push_back({.name = "norms",  // W = [[3, 0], [0, 4]], A = [1, 0], B = [1, 0]': that of the first row becomes 5
+                   .op = "DoraScale",
+                   .attributes = {{"scale", 2.0f}},
+                   .inputs = {floats({2}, {10, 2}), fixed(floats({2}, {9, 16})), fixed(floats({1, 2}, {3, 0})),
+                              fixed(floats({2, 1}, {1, 0})), fixed(floats({2, 1}, {1, 0}))},
+                   .outputs = 2,
+                   .project = {0},
+                   .expected = {{2, 0.5}, {}}});
+  cases.push_back({.name = "many_rows",
+                   .op = "DoraScale",
+                   .attributes = {{"scale", 0.5f}},
+                   .inputs = {random({3001}, 0.5, 2), fixed(random({3001}, 6, 9)), fixed(random({5, 3001})), fixed(random({3001, 5})),
+                              fixed(random({3001, 5}))},
+                   .outputs = 2,
+                   .project = {0}});
+  cases.push_back({.name = "zeros",
+                   .op = "DoraScale",
+                   .inputs = {floats({1}, {0}), fixed(floats({1}, {0})), fixed(floats({1, 1}, {0})), fixed(floats({1, 1}, {0})),
+                              fixed(floats({1, 1}, {0}))},
+                   .outputs = 2,
+                   .gradient = false,
+                   .expected = {{0}, {}}});
+}
+
 }  // namespace
 
 std::vector<OpCase> product_op_cases() {
   std::vector<OpCase> cases;
+  dora_cases(cases);
   determinant_cases(cases);
   matmul_cases(cases);
   matmul_part_cases(cases);

@@ -9,6 +9,8 @@
 // GatherGrad{axis, shape, first, rows} makes the gradient of rows [first, first + rows) of a table of that shape: how it adds is chosen by
 // the whole table.
 //
+// Rows of a table that is stored in blocks (graph/weight_blocks.h) are decoded as they are read, to float32.
+//
 // GatherGrad serves embeddings: (2048 indices) x [50257, 768] is a matter of writing 154 MB of zeros, so each task clears a block of rows
 // and adds to it while it is in the cache.
 
@@ -17,6 +19,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "exec/block_decode.h"
 #include "exec/op_list.h"
 #include "exec/ops/resize.h"
 #include "exec/ops/sampling.h"
@@ -51,10 +54,15 @@ void lower_compress(Lowering& l) {
   l.output(0, l.emit("Gather", {x, indices}, {{"axis", axis}}));
 }
 
+// The type of a table's rows: those of blocks come as float32.
+DType looked_up(DType table) { return is_weight_blocks(table) ? DType::float32 : table; }
+
 std::vector<TensorType> infer_gather(const InferContext& context) {
   const TensorType& data = context.input(0);
   require_indices(context, 1);
-  return {{data.dtype, gathered_shape(data.shape, context.input(1).shape, indexed_axis(context.attributes, data.shape))}};
+  if (is_weight_blocks(data.dtype) && indexed_axis(context.attributes, data.shape) != 0)
+    throw error(ErrorCode::unsupported, "of {} only rows are looked up", to_string(data));
+  return {{looked_up(data.dtype), gathered_shape(data.shape, context.input(1).shape, indexed_axis(context.attributes, data.shape))}};
 }
 
 void gather_gradient(const Node& node, GradientBuilder& g) {
@@ -63,6 +71,20 @@ void gather_gradient(const Node& node, GradientBuilder& g) {
     g.input_gradient(0, g.emit("GatherGrad", {g.output_gradient(0), node.inputs[1]},
                                {{"axis", indexed_axis(node.attributes, shape)}, {"shape", shape}}));
   }
+}
+
+// Rows of a table that is stored in blocks, as float32: each is decoded where it goes.
+template <typename Index> void gather_decoded(const KernelArgs& args, DType dtype, int64_t count, int64_t row, const TablePart& part) {
+  const Index* const indices = args.in<Index>(1);
+  auto* const out = args.out<float>(0);
+  args.workers().parallel_blocks(count, per_task(kTaskBytes, std::max<int64_t>(row * int64_t{sizeof(float)}, 16)),
+                                 [&](int64_t begin, int64_t end) {
+                                   for (int64_t i = begin; i < end; ++i) {
+                                     const int64_t index = checked_index(indices[i], part.total, i, args);
+                                     const int64_t at = index < 0 ? -1 : part.position(index);
+                                     if (at >= 0) weight_blocks::decode(dtype, args.in<std::byte>(0), at * row, row, out + i * row);
+                                   }
+                                 });
 }
 
 template <typename Index> void gather_rows(const KernelArgs& args, const GatherSizes& sizes, int64_t element_bytes) {
@@ -90,6 +112,11 @@ KernelRun prepare_gather(const KernelSpec& spec) {
   const Shape& data = spec.inputs[0].shape;
   const GatherSizes sizes(data, spec.inputs[1].shape, indexed_axis(spec.attributes, data));
   return for_type(Indices{}, spec.inputs[1].dtype, [&]<typename Index>() -> KernelRun {
+    if (const DType dtype = spec.inputs[0].dtype; is_weight_blocks(dtype)) {
+      return [sizes, dtype](const KernelArgs& args) {
+        gather_decoded<Index>(args, dtype, sizes.indices, sizes.inner, {.first = 0, .rows = sizes.size, .total = sizes.size});
+      };
+    }
     return [sizes, bytes = size_of(spec.inputs[0].dtype)](const KernelArgs& args) { gather_rows<Index>(args, sizes, bytes); };
   });
 }
@@ -101,7 +128,7 @@ std::vector<TensorType> infer_gather_part(const InferContext& context) {
   require_indices(context, 1);
   if (data.shape.empty()) throw error(ErrorCode::unsupported, "a scalar has no rows");
   part_of(context.attributes, data.shape[0]);
-  const TensorType y{data.dtype, gathered_shape(data.shape, context.input(1).shape, 0)};
+  const TensorType y{looked_up(data.dtype), gathered_shape(data.shape, context.input(1).shape, 0)};
   if (context.has(2) && context.input(2) != y)
     throw error(ErrorCode::unsupported, "{} is no base for {}", to_string(context.input(2)), to_string(y));
   return {y};
@@ -129,6 +156,14 @@ KernelRun prepare_gather_part(const KernelSpec& spec) {
   const Shape& data = spec.inputs[0].shape;
   const int64_t count = element_count(spec.inputs[1].shape), bytes = data[0] == 0 ? 0 : spec.inputs[0].bytes() / data[0];
   return for_type(Indices{}, spec.inputs[1].dtype, [&]<typename Index>() -> KernelRun {
+    if (const DType dtype = spec.inputs[0].dtype; is_weight_blocks(dtype)) {
+      return [part = part_of(spec.attributes, data[0]), count, dtype, row = element_count(data.from(1)),
+              all = spec.outputs[0].bytes()](const KernelArgs& args) {
+        const auto* const base = args.inputs.size() > 2 ? args.in<std::byte>(2) : nullptr;
+        if (base && base != args.outputs[0]) copy_parallel(args.workers(), args.outputs[0], base, all);
+        gather_decoded<Index>(args, dtype, count, row, part);
+      };
+    }
     return [part = part_of(spec.attributes, data[0]), count, bytes](const KernelArgs& args) {
       const auto* const base = args.inputs.size() > 2 ? args.in<std::byte>(2) : nullptr;
       std::byte* const out = args.out<std::byte>(0);
@@ -351,6 +386,8 @@ constexpr OpDef kGather{
 };
 constexpr Kernel kGatherKernel{
     .types = kAnyType,
+    .typed = kResult,
+    .reads_blocks = true,
     .cost = gather_cost,
     .prepare = prepare_gather,
 };
@@ -363,6 +400,8 @@ constexpr OpDef kGatherPart{
 };
 constexpr Kernel kGatherPartKernel{
     .types = kAnyType,
+    .typed = kResult,
+    .reads_blocks = true,
     .in_place = {{.output = 0, .input = 2}},
     .cost = gather_part_cost,
     .prepare = prepare_gather_part,

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "frontend/adapters.h"
 #include "frontend/gpu_choice.h"
 #include "frontend/loss_options.h"
 #include "frontend/loss_scaling.h"
@@ -50,13 +51,18 @@ void check_options(const Options& options) {
   if (!(options.lora_dropout >= 0 && options.lora_dropout < 1)) throw refuse("lora_dropout", options.lora_dropout, "has to lie in [0, 1)");
   if (!(options.lora_plus_ratio > 0 && std::isfinite(options.lora_plus_ratio)))
     throw refuse("lora_plus_ratio", options.lora_plus_ratio, "has to be positive");
+  if (options.base_dtype.empty() && !options.base_target.empty())
+    throw error(ErrorCode::usage, "`base_target` names weights that `base_dtype` is for, too: give that");
+  if (options.lora_rank > 0 && (!options.ia3_target.empty() || !options.ia3_feedforward.empty()))
+    throw error(ErrorCode::usage, "`lora_rank` and `ia3_target` are two kinds of adapters: give one of them");
   if (options.lora_rank == 0 && options.adapter.empty()) {
     for (const auto& [name, is_set] : {std::pair("lora_alpha", options.lora_alpha != 0),
                                        {"lora_dropout", options.lora_dropout != 0},
                                        {"lora_target", !options.lora_target.empty()},
                                        {"use_rslora", options.use_rslora},
+                                       {"use_dora", options.use_dora},
                                        {"lora_plus_ratio", options.lora_plus_ratio != 1},
-                                       {"adapter_only", options.adapter_only}}) {
+                                       {"adapter_only", options.adapter_only && !has_adapters(options)}}) {
       if (is_set) throw error(ErrorCode::usage, "`{}` is about adapters: give `lora_rank`, or an `adapter` to start from", name);
     }
   }

@@ -348,7 +348,8 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
       const auto saved_with = [&](const char* name) { return loaded.settings.contains(name) ? loaded.settings.at(name) : std::string(); };
       const auto adapters = content.settings.find("adapters");
       if (const std::string now = adapters == content.settings.end() ? std::string() : adapters->second; now != saved_with("adapters")) {
-        throw error(ErrorCode::usage, "{}: was saved with {}, not {}: give it the same `lora_rank` and `lora_target`",
+        throw error(ErrorCode::usage,
+                    "{}: was saved with {}, not {}: give it the same adapters (`lora_rank`, `lora_target`, `use_dora`, `ia3_target`)",
                     candidate.folder.path, saved_with("adapters").empty() ? "no adapters" : "adapters of " + saved_with("adapters"),
                     now.empty() ? "none" : "of " + now);
       }
@@ -359,7 +360,8 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
       }
       if (const auto base = content.settings.find("base_dtype");
           (base == content.settings.end() ? std::string() : base->second) != saved_with("base_dtype")) {
-        throw error(ErrorCode::usage, "{}: was saved by a run whose frozen weights are stored as {}, not {}: give it the same `base_dtype`",
+        throw error(ErrorCode::usage,
+                    "{}: was saved by a run whose frozen weights are stored as {}, not {}: give it the same `base_dtype` and `base_target`",
                     candidate.folder.path, saved_with("base_dtype").empty() ? "they come" : saved_with("base_dtype"),
                     base == content.settings.end() ? "they come" : base->second);
       }

@@ -30,7 +30,9 @@ const std::vector<Recipe>& recipes() {
         {"--lr-scheduler-type", "constant"},
         {"--max-grad-norm", "0.3"},
         {"--batch-size", "1"},
-        {"--gradient-accumulation-steps", "16"}}}};
+        {"--gradient-accumulation-steps", "16"}}},
+      // Ben Zaken, Goldberg & Ravfogel, arXiv 2106.10199.
+      {"bitfit", {{"--freeze", "*"}, {"--train", "*bias"}}}};
   return kRecipes;
 }
 
@@ -51,14 +53,15 @@ void follow_recipe(std::vector<std::string>& arguments) {
   const std::optional<std::string> name = value_of(arguments, option);
   if (!name) return;
   const auto recipe = std::find_if(recipes().begin(), recipes().end(), [&](const Recipe& known) { return known.name == *name; });
-  if (recipe == recipes().end()) throw Error(ErrorCode::usage, fmt::format("--recipe '{}' is not known: qlora", *name));
+  if (recipe == recipes().end()) throw Error(ErrorCode::usage, fmt::format("--recipe '{}' is not known: qlora or bitfit", *name));
   const std::vector<std::string> given = arguments;
   const auto has = [&](const std::string& of) { return value_of(given, of).has_value(); };
   for (const auto& [preset, value] : recipe->options) {
     const bool is_said_otherwise = (preset == "--bf16" && (has("--fp32") || has("--fp16") || has("--bf16-full"))) ||
                                    (preset == "--double-quant" && value_of(given, "--base-dtype").value_or("nf4") != "nf4") ||
                                    (preset.starts_with("--lora-") && has("--adapter"));
-    if (has(preset) || is_said_otherwise) continue;
+    const bool is_list = preset == "--freeze" || preset == "--train";  // which goes on from what is given
+    if ((has(preset) && !is_list) || is_said_otherwise) continue;
     arguments.push_back(preset);
     if (!value.empty()) arguments.push_back(value);
   }

@@ -48,10 +48,15 @@ struct WeightPlace {
   bool added = false;       // --untie: a copy that the file does not have yet; `bytes` is what it is a copy of
 };
 
-// What a weight begins as that no file has: zeros, or
+// What a weight begins as that no file has: all the same number, or
 struct FreshNumbers {
   double bound = 0;      // uniform in (-bound, bound)
   double deviation = 0;  // normal, of this standard deviation
+  double value = 0;
+  // A sum of the squares of that weight as the run stores it for each place along one of its axes; or its root.
+  std::string squares_of{};
+  size_t axis = 0;
+  bool root = false;
 };
 
 struct Weight {

@@ -52,11 +52,10 @@ bool has_live_layers(const Graph& graph) {
 
 // An adapter's files have nothing but adapters.
 void refuse_others(const Graph& graph, const std::vector<Adapter>& adapters) {
-  const auto is_adapters = [&](const std::string& name) {
-    return std::any_of(adapters.begin(), adapters.end(), [&](const Adapter& adapter) { return name == adapter.a || name == adapter.b; });
-  };
+  std::set<std::string> own;
+  for (const Adapter& adapter : adapters) own.merge(adapter.trained());
   for (const ValueId id : graph.parameters()) {
-    if (graph.value(id).trainable && !is_adapters(graph.value(id).name))
+    if (graph.value(id).trainable && !own.contains(graph.value(id).name))
       throw error(ErrorCode::usage, "`adapter_only` writes adapters alone, and '{}' is trained, too: leave it out, to get the whole model",
                   graph.value(id).name);
   }
@@ -235,6 +234,9 @@ void Job::note_model(const Imported& imported) {
   if (options.adapter_only) refuse_others(imported.graph, adapters);
   if (options.gradient_accumulation_steps > 1 && has_live_layers(imported.graph))
     note_("with gradient accumulation live BatchNormalization sees each micro-batch by itself: a step is not that of one large batch");
+}
+
+void Job::settle_types(const Imported& imported) {
   types = number_types(options, imported.info.low);
   scaling = LossScaling(options, types.low == DType::float16);
   passes_.precision = types.low;
@@ -268,6 +270,8 @@ const Graph& Job::forward(int64_t batch, int64_t length) {
   const ImportOptions import = binding.import_options(batch, shape.length, options);
   Imported imported = import_for(import, length);
   passes_.read = outputs_read_of(imported.graph, import.outputs);
+  if (!model_read_) settle_types(imported);
+  if (passes_.base) choose_base(imported, options, passes_);
   if (adapting.is_on()) adapters = adapt(imported, adapting, model_read_ ? passes_ : first_passes());
   for (const Weight& weight : imported.weights) {
     passes_.own.insert(weight.parameter);

@@ -96,6 +96,7 @@ class Job {
   const Graph& forward(int64_t batch, int64_t length);
   Imported import_for(const ImportOptions& import, int64_t length) const;
   void note_model(const Imported& imported);
+  void settle_types(const Imported& imported);
   void check_live_layers(const Graph& forward, int64_t batch) const;
   void add_train(EntrySet& set, const JobEntry& like, const OptimizerSpec& update, const PassOptions& passes);
   void add_evaluate(EntrySet& set, const LengthReport& length);

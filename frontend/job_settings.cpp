@@ -56,8 +56,11 @@ std::map<std::string, std::string> Job::settings() const {
   }
   if (!info.chosen.empty()) result["train_freeze"] = hex16(hash_bytes(std::as_bytes(std::span(info.chosen))));
   if (passes_.base) result["base_dtype"] = to_string(*passes_.base);
+  if (!options.base_target.empty()) result["base_dtype"] += fmt::format(" with '{}'", fmt::join(options.base_target, "', '"));
   if (adapting.is_on()) {
     result["adapters"] = adapters_setting(adapters, adapting);
+  }
+  if (adapting.is_on() && adapting.kind != AdapterKind::ia3) {
     result["lora_alpha"] = text(adapting.alpha);
     result["lora_dropout"] = text(adapting.dropout);
     if (adapting.rslora) result["use_rslora"] = "true";

@@ -164,14 +164,22 @@ struct Options {
   // Patterns over names of weights, or of their modules, whose last parts will do (q_proj, `*.attn.*`): products, convolutions in one group
   // and embeddings. None: all products with a matrix of the model but the head, whose result is an output.
   std::vector<std::string> lora_target{};
-  bool use_rslora = false;     // scale = lora_alpha / sqrt(lora_rank)
+  bool use_rslora = false;  // scale = lora_alpha / sqrt(lora_rank)
+  // DoRA: what each output of W + scale * B A has as its norm is trained, too: y = m / ||W + scale * B A|| * (W x + scale * B A x).
+  // Products and convolutions.
+  bool use_dora = false;
   double lora_plus_ratio = 1;  // the learning rate of B is this times A's (LoRA+)
   std::string adapter{};       // folder of an adapter that PEFT or an earlier run wrote, to start from; it says rank, scale and targets
   bool adapter_only = false;   // write the adapter, as PEFT does, instead of the model
+  // (IA)3, instead of LoRA: patterns as those of `lora_target`, of products and convolutions whose outputs, or inputs (`ia3_feedforward`),
+  // are multiplied by trained numbers. What both fit has its inputs multiplied. In the end weights and biases have these factors in them.
+  std::vector<std::string> ia3_target{}, ia3_feedforward{};
   // What frozen matrices of products are stored as: float32 | bfloat16 | float16 | int8 | nf4 (4 bits, 64 elements a scale); embeddings,
-  // norms and the head stay as they are. Empty: as in the file. They are rounded as they are read from it; products compute in float32, or
-  // as the job's precision says. The new model has adapters added to the file's own numbers.
+  // norms and the head stay as they are, but for heads and embeddings that `base_target` names (patterns). Empty: as in the file. They are
+  // rounded as they are read from it; products compute in float32, or as the job's precision says. The new model has adapters added to the
+  // file's own numbers.
   std::string base_dtype{};
+  std::vector<std::string> base_target{};
   bool double_quant = false;  // nf4: scales in 8 bits, too
   // Which BatchNormalization nodes are live, that is, normalise by the statistics of each batch and update the running ones: model (those
   // that the file has in training mode) | live | frozen. `batch_norm_nodes` sets it by node name, as (pattern, "live" or "frozen"); `*`

@@ -304,8 +304,56 @@ std::string Runtime::load_blocks(const Weight& weight, const std::vector<Slice>&
   return hash.text();
 }
 
+// The sums of the squares of a weight's numbers by their place along an axis, in the order of its elements.
+std::vector<double> Runtime::squares_of(const Weight& weight, size_t axis) const {
+  const Shape& shape = weight.places.at(0).shape;
+  const int64_t all = element_count(shape), size = shape[axis], inner = element_count(shape.from(axis + 1));
+  const StorageTraits storage = storage_of(weight.dtype);
+  constexpr int64_t kSome = int64_t{1} << 16;  // elements: whole blocks of any type
+  std::vector<double> sums(static_cast<size_t>(size));
+  std::vector<float> numbers;
+  int64_t element = 0;
+  read_parameter(weight.parameter, [&](int64_t, std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const auto taken = std::min(bytes.size(), static_cast<size_t>(bytes_of(weight.dtype, kSome)));
+      const int64_t held = static_cast<int64_t>(taken) / storage.block_bytes * storage.block_elements;
+      numbers.resize(static_cast<size_t>(std::min(held, all - element)));
+      if (is_weight_blocks(weight.dtype))
+        dequantize_weight(weight.dtype, bytes.first(taken), numbers);
+      else
+        convert(element_of(weight.dtype), bytes.first(taken), DType::float32, std::as_writable_bytes(std::span(numbers)));
+      int64_t place = element / inner % size, left = inner - element % inner;
+      for (const float number : numbers) {
+        sums[static_cast<size_t>(place)] += double{number} * double{number};
+        if (--left > 0) continue;
+        left = inner;
+        place = place + 1 == size ? 0 : place + 1;
+      }
+      element += static_cast<int64_t>(numbers.size());
+      bytes = bytes.subspan(taken);
+    }
+  });
+  require(element == all, "a weight that isn't read as a whole");
+  return sums;
+}
+
 void Runtime::load_fresh(const Weight& weight, const std::vector<Slice>& slices) {
   const auto ordinal = static_cast<uint32_t>(&weight - job_.weights.data());
+  if (const FreshNumbers& fresh = *weight.fresh; !fresh.squares_of.empty()) {
+    if (squares_.of != fresh.squares_of)
+      squares_ = {.of = fresh.squares_of, .sums = squares_of(weight_named(job_.weights, fresh.squares_of), fresh.axis)};
+    size_t at = 0;
+    for (const Slice& slice : slices) {
+      const auto bytes = executor_.persistent(slice.name).subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes));
+      for (size_t to = 0; to < bytes.size(); to += sizeof(float)) {
+        const double sum = squares_.sums.at(at++);
+        const auto number = static_cast<float>(fresh.root ? std::sqrt(sum) : sum);
+        std::memcpy(bytes.data() + to, &number, sizeof number);
+      }
+      executor_.changed(slice.name);
+    }
+    return;
+  }
   int64_t first = 0;  // element
   for (const Slice& slice : slices) {
     const auto bytes = executor_.persistent(slice.name).subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes));

@@ -89,6 +89,7 @@ class Runtime {
   std::string load_weight(const Weight& weight, const std::vector<Slice>& slices);
   std::string load_blocks(const Weight& weight, const std::vector<Slice>& slices);
   void load_fresh(const Weight& weight, const std::vector<Slice>& slices);
+  std::vector<double> squares_of(const Weight& weight, size_t axis) const;
   DiskOptions disk_engine() const;
   void check_device_memory() const;
 
@@ -100,6 +101,10 @@ class Runtime {
   std::vector<std::unique_ptr<Memory>> memory_;  // by space; null for the disk
   std::unique_ptr<SpillDisk> disk_;
   CheckpointContent content_;
+  struct {
+    std::string of{};
+    std::vector<double> sums{};
+  } squares_;            // the last that load_fresh() asked for: two tensors are made of them
   std::string failure_;  // why it can't be used any more
   Spent spent_;
   std::optional<OpTimes> op_times_;

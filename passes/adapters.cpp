@@ -1,12 +1,8 @@
-// adapters: a frozen weight W gets two small trained matrices beside it, A and B.
+// adapters: a frozen weight W gets little beside it that is trained: LoRA's two small matrices A and B, DoRA's and a number for each
+// output, or (IA)3's number for each output or input. adapter_nodes.cpp has the nodes.
 //
-//   before   y = MatMul(x, w, bias, trans_b=1)                                       w [out, in]
-//   after    u = MatMul(Dropout(x), a, trans_b=1)                                    a [rank, in]
-//            y = Add(MatMul(x, w, bias, trans_b=1), MatMul(u, b, trans_b=1, alpha=scale))   b [out, rank]
-//
-// A convolution's a [rank, in, …] goes over x as w does, its b [out, rank, 1, …] over what that gives. Of a lookup, a [rank, rows] is
-// looked up in columns. Adapters are of uses, not of weights: a weight that is used in two ways (a table that is the head's matrix, too)
-// can't have one, because what W + scale * B A is for one use isn't for the other.
+// Adapters are of uses, not of weights: a weight that is used in two ways (a table that is the head's matrix, too) can't have one, because
+// what W + scale * B A is for one use isn't for the other.
 //
 // Needs: simplified, so that products have their weights with flags; no fusions, no gradients. Leaves: new parameters, trained.
 
@@ -55,68 +51,6 @@ std::set<ValueId> heads(const Graph& graph, const std::set<size_t>& read) {
   return found;
 }
 
-class Adapting {
- public:
-  Adapting(Graph& graph, const LoraSpec& spec) : graph_(graph), spec_(spec) {}
-
-  void add(NodeId id, const Adapter& adapter) {
-    const Node node = graph_.node(id);
-    const ValueId a = graph_.find_value(adapter.a), b = graph_.find_value(adapter.b), y = node.outputs[0];
-    Builder builder(graph_);
-    emit_behind(builder.named(node.name, node.ordinal), y);
-    ValueId result = kNone;
-    if (adapter.use == AdaptedUse::convolution) {
-      const size_t axes = graph_.value(a).shape.size() - 2;
-      const ValueId narrow = builder.emit("Conv", {dropped(node), a}, node.attributes);
-      const ValueId scaled = spec_.scale == 1 ? narrow : builder.emit("Mul", {narrow, builder.scalar_like(narrow, spec_.scale)});
-      const Attributes one{{"kernel_shape", std::vector<int64_t>(axes, 1)},
-                           {"strides", std::vector<int64_t>(axes, 1)},
-                           {"dilations", std::vector<int64_t>(axes, 1)},
-                           {"pads", std::vector<int64_t>(2 * axes, 0)}};
-      result = builder.emit("Conv", {scaled, b}, one);
-    } else {
-      const bool is_lookup = adapter.use == AdaptedUse::lookup;
-      ValueId narrow = kNone;
-      if (is_lookup) {  // [rank, lookups]
-        const ValueId columns = builder.emit("Gather", {a, node.inputs[1]}, {{"axis", int64_t{1}}});
-        narrow = builder.reshape(columns, {spec_.rank, element_count(graph_.value(node.inputs[1]).shape)});
-      } else {
-        const Attributes flags{{"trans_a", node.attributes.get("trans_a", int64_t{0})}, {"trans_b", int64_t{1}}};
-        narrow = builder.emit("MatMul", {dropped(node), a}, flags);
-      }
-      const double alpha = spec_.scale * static_cast<double>(node.attributes.get("alpha", 1.0f));
-      result = builder.emit("MatMul", {narrow, b},
-                            {{"trans_a", int64_t{is_lookup}}, {"trans_b", int64_t{1}}, {"alpha", static_cast<float>(alpha)}});
-      if (is_lookup) result = builder.reshape(result, graph_.value(y).shape);
-    }
-    // All readers of y now read the sum, which alone reads y.
-    insert_behind(graph_, y, builder.emit("Add", {y, result}));
-  }
-
- private:
-  // What of the node's x goes into the adapter: in training some of it is left out, by numbers that no other node of the file draws.
-  ValueId dropped(const Node& node) {
-    const ValueId x = node.inputs[0];
-    if (spec_.dropout == 0) return x;
-    constexpr uint32_t kOfAdapters = uint32_t{1} << 30;
-    constexpr int kOpset = 13;
-    const OnnxNode dropout{.op_type = "Dropout",
-                           .name = node.name,
-                           .opset = kOpset,
-                           .attributes = {},
-                           .inputs = {x, graph_.add_constant(scalar_tensor(static_cast<float>(spec_.dropout)), "ratio"),
-                                      graph_.add_constant(scalar_tensor(true), "training_mode")},
-                           .outputs = 1};
-    Lowering lowering(graph_, dropout);
-    emit_behind(lowering.named(node.name, node.ordinal | kOfAdapters), node.outputs[0]);
-    op_named(dropout.op_type).onnx[0].lower(lowering);
-    return lowering.results()[0];
-  }
-
-  Graph& graph_;
-  const LoraSpec& spec_;
-};
-
 }  // namespace
 
 std::vector<Adaptable> find_adaptable(const Graph& graph, const std::set<size_t>& read) {
@@ -155,52 +89,83 @@ std::vector<Adaptable> find_adaptable(const Graph& graph, const std::set<size_t>
   return all;
 }
 
-std::vector<Adapter> add_adapters(Graph& graph, const LoraSpec& spec, const std::set<size_t>& read) {
+std::string to_string(AdapterKind kind) { return kind == AdapterKind::lora ? "LoRA" : kind == AdapterKind::dora ? "DoRA" : "(IA)3"; }
+
+std::set<std::string> Adapter::trained() const {
+  std::set<std::string> names{a, b, magnitude, factors};
+  names.erase("");
+  return names;
+}
+
+namespace {
+
+// The parameters of a weight's adapter.
+Adapter new_adapter(Graph& graph, const AdapterSpec& spec, const Adaptable& weight, const std::string& module) {
+  const Value& value = graph.value(graph.find_value(weight.weight));
+  const DType dtype = value.dtype;
+  const Shape shape = value.shape;
+  const bool is_turned = weight.use == AdaptedUse::transposed_product || weight.use == AdaptedUse::lookup;
+  const int64_t out = shape[is_turned ? 1 : 0], in = shape[is_turned ? 0 : 1];
+  const auto add = [&](const char* name, const Shape& of_shape, bool trained = true) {
+    const ValueId made = graph.add_value({.name = fmt::format("{}.{}", module, name),
+                                          .dtype = dtype,
+                                          .shape = of_shape,
+                                          .kind = ValueKind::parameter,
+                                          .trainable = trained});
+    return graph.value(made).name;
+  };
+  Adapter adapter{.weight = weight.weight, .use = weight.use, .module = module};
+  if (spec.kind == AdapterKind::ia3) {
+    adapter.scales_inputs = spec.scaled_inputs.contains(weight.weight);
+    adapter.factors = add("ia3_l", {adapter.scales_inputs ? in : out});
+    return adapter;
+  }
+  Shape a{spec.rank, in}, b{out, spec.rank};
+  if (weight.use == AdaptedUse::convolution) {
+    a.insert(a.end(), shape.begin() + 2, shape.end());
+    b.resize(shape.size(), 1);
+  }
+  const bool is_lookup = weight.use == AdaptedUse::lookup;
+  adapter.a = add(is_lookup ? "lora_embedding_A" : "lora_A.weight", a);
+  adapter.b = add(is_lookup ? "lora_embedding_B" : "lora_B.weight", b);
+  if (spec.kind == AdapterKind::dora) {
+    adapter.squares = add("lora_squares", {out}, /*trained=*/false);  // before what is made of it
+    adapter.magnitude = add("lora_magnitude_vector", {out});
+  }
+  return adapter;
+}
+
+}  // namespace
+
+std::vector<Adapter> add_adapters(Graph& graph, const AdapterSpec& spec, const std::set<size_t>& read) {
   std::vector<Adapter> adapters;
   std::map<ValueId, size_t> of;
   for (const Adaptable& weight : find_adaptable(graph, read)) {
     const auto module = spec.modules.find(weight.weight);
     if (module == spec.modules.end()) continue;
     if (!weight.obstacle.empty()) throw error(ErrorCode::unsupported, "'{}' can't have an adapter: {}", weight.weight, weight.obstacle);
-    const ValueId id = graph.find_value(weight.weight);
-    const Shape shape = graph.value(id).shape;
-    Shape a, b;
-    switch (weight.use) {
-      case AdaptedUse::product:
-        a = {spec.rank, shape[1]}, b = {shape[0], spec.rank};
-        break;
-      case AdaptedUse::transposed_product:
-      case AdaptedUse::lookup:
-        a = {spec.rank, shape[0]}, b = {shape[1], spec.rank};
-        break;
-      case AdaptedUse::convolution:
-        a = b = shape;
-        a[0] = spec.rank;
-        std::fill(b.begin() + 1, b.end(), 1);
-        b[1] = spec.rank;
-        break;
-    }
-    const auto add = [&](const char* which, const Shape& of_shape) {
-      const char* const pattern = weight.use == AdaptedUse::lookup ? "{}.lora_embedding_{}" : "{}.lora_{}.weight";
-      const ValueId made = graph.add_value({.name = fmt::format(fmt::runtime(pattern), module->second, which),
-                                            .dtype = graph.value(id).dtype,
-                                            .shape = of_shape,
-                                            .kind = ValueKind::parameter,
-                                            .trainable = true});
-      return graph.value(made).name;
-    };
-    of[id] = adapters.size();
-    adapters.push_back({.weight = weight.weight, .use = weight.use, .module = module->second, .a = add("A", a), .b = add("B", b)});
+    if (weight.use == AdaptedUse::lookup && spec.kind != AdapterKind::lora)
+      throw error(ErrorCode::unsupported, "'{}' is an embedding, which {} isn't for: leave it out of `{}`", weight.weight,
+                  to_string(spec.kind), spec.kind == AdapterKind::dora ? "lora_target" : "ia3_target");
+    of[graph.find_value(weight.weight)] = adapters.size();
+    adapters.push_back(new_adapter(graph, spec, weight, module->second));
   }
-  Adapting adapting(graph, spec);
+  const std::vector<ValueId> outputs = graph.outputs;
+  AdapterNodes nodes(graph, spec);
   for (const NodeId id : std::vector<NodeId>(graph.order())) {
     const Node& node = graph.node(id);
-    for (size_t i = 0; i < node.inputs.size(); ++i) {
-      const auto at = node.inputs[i] == kNone ? of.end() : of.find(node.inputs[i]);
+    for (const ValueId input : node.inputs) {
+      const auto at = input == kNone ? of.end() : of.find(input);
       if (at == of.end()) continue;
-      adapting.add(id, adapters[at->second]);
+      nodes.add(id, adapters[at->second]);
       break;
     }
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {  // what is an output now has the name that the user knows
+    if (graph.outputs[i] == outputs[i]) continue;
+    const std::string name = graph.value(outputs[i]).name;
+    graph.rename(outputs[i], name + ".base");
+    graph.rename(graph.outputs[i], name);
   }
   return adapters;
 }

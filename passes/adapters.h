@@ -1,4 +1,5 @@
-// adapters: small trained matrices beside frozen weights (LoRA, Hu et al., arXiv 2106.09685). See adapters.cpp.
+// adapters: little that is trained beside frozen weights: LoRA (Hu et al., arXiv 2106.09685), DoRA (Liu et al., arXiv 2402.09353) and (IA)3
+// (Liu et al., arXiv 2205.05638). See adapters.cpp.
 
 #pragma once
 
@@ -8,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "graph/builder.h"
 #include "graph/graph.h"
 
 namespace ort_train {
@@ -29,24 +31,66 @@ struct Adaptable {
 // `read`: places of the outputs that losses read.
 std::vector<Adaptable> find_adaptable(const Graph& graph, const std::set<size_t>& read);
 
-// `rank` rows and columns beside a weight W [out, in]: A [rank, in] and B [out, rank], so that y = W x + scale * B A dropout(x).
-struct LoraSpec {
+enum class AdapterKind : uint8_t {
+  lora,  // y = W x + scale * B A dropout(x), with `rank` rows of A [rank, in] and columns of B [out, rank]
+  dora,  // y = m / ||W + scale * B A|| * (W x + scale * B A x), where m [out] is trained and the norms, by output, count as constants
+  ia3,   // y = l * (W x + b), or W (l * x) + b
+};
+
+std::string to_string(AdapterKind kind);  // "LoRA"
+
+struct AdapterSpec {
+  AdapterKind kind = AdapterKind::lora;
   int64_t rank = 0;
   double scale = 1, dropout = 0;
-  std::map<std::string, std::string> modules{};  // weight -> the name of its module, by which its matrices are called as PEFT calls them
+  std::map<std::string, std::string> modules{};  // weight -> the name of its module, by which its tensors are called as PEFT calls them
+  std::set<std::string> scaled_inputs{};         // ia3: the weights whose inputs are scaled, not their outputs
+  bool mixed = false;                            // mixed_precision comes behind it
 };
 
 struct Adapter {
   std::string weight;
   AdaptedUse use = AdaptedUse::product;
   std::string module;
-  // Parameters, in the layouts of PEFT: [rank, in] and [out, rank]; of a convolution [rank, in, …] and [out, rank, 1, …], of a lookup
-  // [rank, rows] and [out, rank].
-  std::string a, b;
+  // Parameters. LoRA's and DoRA's are in the layouts of PEFT: [rank, in] and [out, rank]; of a convolution [rank, in, …] and [out, rank, 1,
+  // …], of a lookup [rank, rows] and [out, rank].
+  std::string a{}, b{};
+  std::string magnitude{};  // DoRA: [out]
+  std::string squares{};    // DoRA: [out], not trained: the sum of the squares of what the weight has for each output
+  std::string factors{};    // (IA)3: [out], or [in]
+  bool scales_inputs = false;
+  std::vector<std::string> biases{};  // that (IA)3 scales as well
+
+  std::set<std::string> trained() const;
 };
 
-// Adds them; every use of a weight shares its matrices. Their numbers are whoever's who loads the weights. Throws Error(unsupported) where
+// Adds them; every use of a weight shares its adapter. Their numbers are whoever's who loads the weights. Throws Error(unsupported) where
 // a weight can't have one.
-std::vector<Adapter> add_adapters(Graph& graph, const LoraSpec& spec, const std::set<size_t>& read);
+std::vector<Adapter> add_adapters(Graph& graph, const AdapterSpec& spec, const std::set<size_t>& read);
+
+// Adds the nodes of one adapter to one use of its weight (adapter_nodes.cpp).
+class AdapterNodes {
+ public:
+  AdapterNodes(Graph& graph, const AdapterSpec& spec) : graph_(graph), spec_(spec) {}
+  void add(NodeId use, Adapter& adapter);
+
+ private:
+  struct LowRank {
+    ValueId x = kNone;  // what it reads
+    ValueId y = kNone;
+  };
+  LowRank low_rank(const Node& node, const Adapter& adapter);
+  ValueId dropped(const Node& node);
+  void add_dora(NodeId use, const Adapter& adapter);
+  ValueId row_scale(const Node& node, const Adapter& adapter);
+  void scale_inputs(NodeId use, const Adapter& adapter);
+  void scale_outputs(NodeId use, Adapter& adapter);
+  Attributes as_first() const;
+  ValueId factor(Builder& builder, ValueId vector, const Node& node, const Adapter& adapter) const;
+
+  Graph& graph_;
+  const AdapterSpec& spec_;
+  std::map<std::string, ValueId> row_scales_{};  // weight -> what all of its uses share
+};
 
 }  // namespace ort_train

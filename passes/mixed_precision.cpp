@@ -120,6 +120,7 @@ class Caster {
 
   // The type of what a node's operands have in common; single elements only count where there is nothing else.
   DType widest(const Node& node) const {
+    if (node.attributes.has(kTypedByFirst)) return graph_.value(node.inputs[0]).dtype;
     bool any = false, any_float32 = false, single_float32 = false;
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       const ValueId input = node.inputs[i];
@@ -161,6 +162,7 @@ class Caster {
       if (traits.chooses_result && std::any_of(before.inputs.begin(), before.inputs.end(), [&](ValueId v) { return mixes(v); }))
         set_result(graph_.node(id), type);
     }
+    graph_.node(id).attributes.erase(kTypedByFirst);
     infer(id);
     for (const ValueId output : graph_.node(id).outputs) {
       if (output != kNone) of_weights_[output] = from_weights;

@@ -39,11 +39,16 @@ struct PassOptions {
   bool low_weights = false;  // trained matrices and higher tensors are stored in it, too, instead of float32
   std::vector<AutocastRule> autocast{};
   std::optional<DType> base{};             // what frozen matrices of products are stored as; none: as `in_file`, or float32
-  std::set<std::string> own{};             // parameters that these two are about: those of the trained model itself
+  std::set<std::string> base_named{};      // parameters that are stored so whatever they are for
+  std::set<std::string> heads{};           // parameters that aren't otherwise: those whose products losses read
+  std::set<std::string> own{};             // parameters that these are about: those of the trained model itself
   std::map<std::string, DType> in_file{};  // parameters that the model's file has in 16 bits: in which
   std::set<size_t> read{};                 // places of the outputs that losses read
   Folder folder{};                         // folds what passes emit on constants; null: nothing is folded
 };
+
+// An attribute by which a pass before mixed_precision says that a node runs in the type of its first input, whatever the others are.
+inline constexpr const char* kTypedByFirst = "typed_by_first";
 
 bool simplify(Graph& graph, const PassOptions& options);
 bool fuse_normalization(Graph& graph, const PassOptions& options);

@@ -3,9 +3,10 @@
 //   before   x = Gather(t, i) ; y = MatMul(x, w)                     t, w: float32, frozen
 //   after    x = Cast{float32}(Gather(t, i)) ; y = MatMul(x, w)      t: bfloat16, as in the file; w: nf4
 //
-// Matrices of products are stored as the user says; products read them as float32, panel by panel, so no copy is made. What the file has in
-// 16 bits is stored so where the user says nothing, tables and the head always: these are the same numbers. Weights that anything but
-// products and lookups reads (norms), the head, whose result is an output of the model, and small ones stay as they are otherwise.
+// Matrices of products are stored as the user says; products read them as float32, panel by panel, so no copy is made, and lookups decode
+// the rows that they take. What the file has in 16 bits is stored so where the user says nothing, tables and the head always: these are the
+// same numbers. Weights that anything but products and lookups reads (norms), the head, whose result is an output of the model, tables and
+// small ones stay as they are otherwise, but for heads and tables that the user names.
 //
 // Needs: simplified, adapters in place (which say what is frozen), no gradients. Leaves: types of parameters, Casts behind lookups.
 
@@ -26,15 +27,17 @@ DType stored_type(const Graph& graph, const Adaptable& matrix, const PassOptions
       matrix.use == AdaptedUse::convolution)
     return weight.dtype;
   const bool is_product = matrix.use == AdaptedUse::product || matrix.use == AdaptedUse::transposed_product;
-  const bool is_chosen = is_product && !matrix.is_head && matrix.obstacle.empty() && element_count(weight.shape) >= kFewest;
-  if (is_chosen && options.base) return *options.base;
+  const bool is_head = matrix.is_head || options.heads.contains(matrix.weight);
+  const bool is_chosen = is_product && !is_head && matrix.obstacle.empty() && element_count(weight.shape) >= kFewest;
+  if ((is_chosen || options.base_named.contains(matrix.weight)) && options.base) return *options.base;
   const auto in_file = options.in_file.find(matrix.weight);
   const bool fits = in_file != options.in_file.end() && (options.precision == DType::float32 || options.precision == in_file->second);
   return fits ? in_file->second : weight.dtype;
 }
 
-// Whoever looks up numbers of 16 bits makes float32 of them.
+// Whoever looks up numbers of 16 bits makes float32 of them; those of blocks come as float32.
 void widen_lookups(Graph& graph, ValueId table) {
+  if (!is_half(graph.value(table).dtype)) return;
   for (const NodeId id : std::vector<NodeId>(graph.order())) {
     const Node node = graph.node(id);
     if (node.op->name != "Gather" || node.inputs[0] != table) continue;

@@ -186,19 +186,114 @@ TEST_F(AdapterRuns, TheyComputeWhatTheSameNodesCompute) {
   EXPECT_EQ(weight(other.summary.model_path, "b0"), matrix(run.summary.model_path, "first.lora_B.weight"));
 }
 
+// DoRA's magnitudes are the norms of the rows, or columns, of the new weights.
+TEST_F(AdapterRuns, DoraTrainsNormsAndDirections) {
+  Options o = options();
+  const double first_loss = train(o).losses[0];
+  o.use_dora = true;
+  const Run merged = train(o);
+  EXPECT_NEAR(merged.losses[0], first_loss, 1e-6 * first_loss);
+  EXPECT_EQ(merged.plan.trainable_parameters, kRank * (kIn + 5 * kInner) + 3 * kInner);
+  o.adapter_only = true;
+  const std::string file = train(o).summary.model_path;
+  for (const auto& [name, transposed] : {std::pair("first", false), {"second", true}}) {
+    const std::string module = name;
+    const std::vector<float> a = matrix(file, module + ".lora_A.weight"), b = matrix(file, module + ".lora_B.weight"),
+                             m = matrix(file, module + ".lora_magnitude_vector"), w = weight(o.model, module + ".weight"),
+                             sum = sum_of(w, a, b, transposed), is = weight(merged.summary.model_path, module + ".weight");
+    ASSERT_EQ(m.size(), static_cast<size_t>(kInner));
+    const size_t in = sum.size() / m.size();
+    double moved = 0;
+    for (size_t output = 0; output < m.size(); ++output) {
+      const auto at = [&](size_t i) { return transposed ? i * m.size() + output : output * in + i; };
+      double norm = 0, before = 0;
+      for (size_t i = 0; i < in; ++i) norm += double{sum[at(i)]} * double{sum[at(i)]}, before += double{w[at(i)]} * double{w[at(i)]};
+      moved = std::max(moved, std::abs(double{m[output]} - std::sqrt(before)));
+      for (size_t i = 0; i < in; ++i) ASSERT_NEAR(is[at(i)], double{m[output]} * double{sum[at(i)]} / std::sqrt(norm), 1e-6) << name;
+    }
+    EXPECT_GT(moved, 0.01) << name;
+  }
+  // The magnitudes begin as the norms of what is stored, so the first step computes what it computes without adapters.
+  for (const char* base : {"int8", "nf4"}) {
+    Options few = options();
+    few.base_dtype = base;
+    few.max_steps = 1;
+    const double expected = train(few).losses[0];
+    few.use_dora = true;
+    EXPECT_NEAR(train(few).losses[0], expected, 2e-6 * expected) << base;
+    few.bf16 = true;
+    EXPECT_NEAR(train(few).losses[0], expected, 1e-2 * expected) << base;
+  }
+}
+
+// With a base product of its own behind Dropout, as PEFT has it; out of training there is none.
+TEST_F(AdapterRuns, DoraBehindDropout) {
+  Options o = options();
+  o.use_dora = true;
+  o.eval_steps = 1, o.max_steps = 1, o.learning_rate = 0, o.validation_split = 0.34;
+  const Run plain = train(o);
+  o.lora_dropout = 0.5;
+  const Run dropped = train(o);
+  EXPECT_NEAR(dropped.losses[0], plain.losses[0], 1e-6 * plain.losses[0]);  // at first both products have the factor 1
+  EXPECT_NEAR(dropped.summary.eval_loss, plain.summary.eval_loss, 1e-6 * plain.summary.eval_loss);
+  EXPECT_NE(dropped.losses[1], plain.losses[1]);
+}
+
+TEST_F(AdapterRuns, Ia3ScalesInputsAndOutputs) {
+  Options o = options();
+  o.lora_rank = 0, o.lora_alpha = 0;
+  o.ia3_target = {"first", "third"};
+  o.ia3_feedforward = {"second"};
+  const Run merged = train(o);
+  EXPECT_EQ(merged.plan.trainable_parameters, 3 * kInner);
+  o.adapter_only = true;
+  const std::string file = train(o).summary.model_path;
+  const auto factors = [&](const char* module) { return matrix(file, std::string(module) + ".ia3_l"); };
+  const auto expect = [&](const char* name, const auto& factor) {
+    const std::vector<float> was = weight(o.model, name), is = weight(merged.summary.model_path, name);
+    for (size_t i = 0; i < was.size(); ++i) ASSERT_EQ(is[i], was[i] * factor(i)) << name << " " << i;
+  };
+  const std::vector<float> first = factors("first"), second = factors("second"), third = factors("third");
+  ASSERT_TRUE(std::any_of(second.begin(), second.end(), [](float x) { return std::abs(x - 1) > 0.01f; }));
+  expect("first.weight", [&](size_t i) { return first[i / kIn]; });
+  expect("first.bias", [&](size_t i) { return first[i]; });
+  expect("second.weight", [&](size_t i) { return second[i / kInner]; });
+  expect("third.weight", [&](size_t i) { return third[i % kInner]; });
+  // It goes on from the file, and `export` makes the same model of it.
+  Options next = o;
+  next.ia3_target.clear(), next.ia3_feedforward.clear(), next.adapter_only = false;
+  next.adapter = fs::path(file).parent_path();
+  EXPECT_TRUE(read_file(export_merged({.model = o.model, .output_dir = folder / "exported", .adapter = next.adapter})) ==
+              read_file(merged.summary.model_path));
+  Options of_merged = next;
+  of_merged.adapter.clear();
+  of_merged.model = merged.summary.model_path;
+  of_merged.max_steps = 1;
+  EXPECT_NEAR(train(of_merged).losses[0], train(next).losses[0], 1e-5);
+}
+
 // In memory, from a disk, in parts, with the base in few bits, killed and resumed.
 TEST_F(AdapterRuns, AnyMemoryEndsWithTheSameBits) {
   fs::create_directory(folder / "disk");
-  for (const char* base : {"float32", "bfloat16", "int8", "nf4", "nf4+"}) {
+  for (const std::string kind : {"float32", "bfloat16", "int8", "nf4", "nf4+", "float32, DoRA", "nf4+, DoRA", "int8, (IA)3"}) {
     Options o = options();
-    o.lora_dropout = 0.25;
-    o.base_dtype = std::string(base).substr(0, 3) == "nf4" ? "nf4" : base;
-    o.double_quant = base == std::string("nf4+");
+    const std::string base = kind.substr(0, kind.find(','));
+    if (kind.ends_with("(IA)3")) {
+      o.lora_rank = 0, o.lora_alpha = 0;
+      o.ia3_target = {"first", "third"};
+      o.ia3_feedforward = {"second"};
+      o.base_target = {"head"};
+    } else {
+      o.lora_dropout = 0.25;
+      o.use_dora = kind.ends_with("DoRA");
+    }
+    o.base_dtype = base.starts_with("nf4") ? "nf4" : base;
+    o.double_quant = base == "nf4+";
     on.part_bytes = 0;
     const Run plain = train(o);
     Options again = o;
-    again.output_dir = folder / (std::string("resumed-") + base);
-    EXPECT_EQ(train_in_two(again, 3).weights_hash, plain.summary.weights_hash) << base;
+    again.output_dir = folder / ("resumed-" + kind);
+    EXPECT_EQ(train_in_two(again, 3).weights_hash, plain.summary.weights_hash) << kind;
     for (const int64_t part : {int64_t{0}, int64_t{1} << 18}) {
       Options streamed = o;
       streamed.nvme_path = folder / "disk";
@@ -207,11 +302,11 @@ TEST_F(AdapterRuns, AnyMemoryEndsWithTheSameBits) {
       streamed.threads = 1;
       const Run run = train(streamed);
       if (!o.base_dtype.starts_with("nf4")) {  // whose matrices aren't much beside what an operation needs
-        EXPECT_GT(run.plan.disk_read_per_step, 0) << base;
+        EXPECT_GT(run.plan.disk_read_per_step, 0) << kind;
       }
-      EXPECT_EQ(run.losses, plain.losses) << base << ", parts of " << part;
-      EXPECT_EQ(run.summary.weights_hash, plain.summary.weights_hash) << base << ", parts of " << part;
-      EXPECT_TRUE(read_file(run.summary.model_path) == read_file(plain.summary.model_path)) << base;
+      EXPECT_EQ(run.losses, plain.losses) << kind << ", parts of " << part;
+      EXPECT_EQ(run.summary.weights_hash, plain.summary.weights_hash) << kind << ", parts of " << part;
+      EXPECT_TRUE(read_file(run.summary.model_path) == read_file(plain.summary.model_path)) << kind;
     }
   }
 }
@@ -245,9 +340,10 @@ TEST_F(AdapterRuns, AnAdapterIsGoneOnFrom) {
   Options o = options();
   o.adapter_only = true;
   o.use_rslora = true;
+  o.use_dora = true;
   const Run first = train(o);
   Options next = o;
-  next.lora_rank = 0, next.lora_alpha = 0, next.use_rslora = false, next.adapter_only = false;
+  next.lora_rank = 0, next.lora_alpha = 0, next.use_rslora = false, next.use_dora = false, next.adapter_only = false;
   next.adapter = fs::path(first.summary.model_path).parent_path();
   const Run second = train(next);
   o.adapter_only = false;
@@ -288,7 +384,7 @@ TEST_F(AdapterRuns, WhatDoesNotFitIsRefused) {
   EXPECT_HAS(refusal(o), "`lora_target` 'frist' fits no product, convolution or embedding of the model; it has 'first'");
   o.lora_target = {"first"};
   o.train = {"first.weight"};
-  EXPECT_HAS(refusal(o), "fits only weights that `train` names");
+  EXPECT_HAS(refusal(o), "fits only weights that are trained as a whole");
   o = good;
   o.lora_rank = 200;
   EXPECT_HAS(refusal(o), "`lora_rank` 200 is more than 'first.weight' has, which is [1024, 128]: at most 128 is of use");
@@ -315,6 +411,23 @@ TEST_F(AdapterRuns, WhatDoesNotFitIsRefused) {
   o.base_dtype.clear();
   EXPECT_HAS(refusal(o), "goes with `base_dtype` nf4");
   o = good;
+  o.ia3_target = {"first"};
+  EXPECT_HAS(refusal(o), "`lora_rank` and `ia3_target` are two kinds of adapters");
+  o.lora_rank = 0;
+  EXPECT_HAS(refusal(o), "`lora_alpha` is about adapters");
+  o.lora_alpha = 0;
+  o.ia3_feedforward = {"frist"};
+  EXPECT_HAS(refusal(o), "`ia3_feedforward` 'frist' fits no product");
+  o = good;
+  o.lora_rank = 0, o.lora_alpha = 0, o.use_dora = true;
+  EXPECT_HAS(refusal(o), "`use_dora` is about adapters");
+  o = good;
+  o.base_target = {"head"};
+  EXPECT_HAS(refusal(o), "`base_target` names weights that `base_dtype` is for, too");
+  o.base_dtype = "nf4";
+  o.train = {"head.weight"};
+  EXPECT_HAS(refusal(o), "`base_target` 'head' fits only weights that are trained as a whole");
+  o = good;
   o.adapter = folder / "nowhere";
   EXPECT_HAS(refusal(o), "is no folder with adapter_config.json");
 }
@@ -337,10 +450,14 @@ TEST_F(AdapterRuns, AdaptersOfOtherModelsAreRefused) {
   write_file(file, with(bytes, "[4,128]", "[128,4]"));
   EXPECT_HAS(refusal(next), "'base_model.model.first.lora_A.weight' is [128, 4], and would have to be [4, 128] for this model");
   write_file(file, bytes);
+  write_file(fs::path(at) / "adapter_config.json", with(config, "LORA", "VERA"));
+  EXPECT_HAS(refusal(next), "its adapter is of the kind VERA");
   write_file(fs::path(at) / "adapter_config.json", with(config, "LORA", "IA3"));
-  EXPECT_HAS(refusal(next), "its adapter is of the kind IA3");
+  EXPECT_HAS(refusal(next), "which is no tensor of (IA)3");
   write_file(fs::path(at) / "adapter_config.json", with(config, "\"use_dora\": false", "\"use_dora\": true"));
-  EXPECT_HAS(refusal(next), "'use_dora' is on");
+  EXPECT_HAS(refusal(next), "lacks one of the tensors of 'first'");
+  write_file(fs::path(at) / "adapter_config.json", with(config, "\"r\": 4", "\"r\": 4, \"use_qalora\": true"));
+  EXPECT_HAS(refusal(next), "'use_qalora' is on");
   write_file(fs::path(at) / "adapter_config.json", "{}");
   EXPECT_HAS(refusal(next), "lacks `r` or `lora_alpha`");
   write_file(fs::path(at) / "adapter_config.json", config);
@@ -350,7 +467,7 @@ TEST_F(AdapterRuns, AdaptersOfOtherModelsAreRefused) {
   EXPECT_HAS(refusal(next), "began by 'pissa', which changes the model's own weights");
   write_file(fs::path(at) / "adapter_config.json", config);
   next.lora_rank = 8;
-  EXPECT_HAS(refusal(next), "says rank (4), scale and targets: leave out `lora_rank`");
+  EXPECT_HAS(refusal(next), "says kind, rank (4), scale and targets: leave out `lora_rank`");
 }
 
 TEST_F(AdapterRuns, ResumeWantsTheSameAdaptersAndBase) {
@@ -366,7 +483,7 @@ TEST_F(AdapterRuns, ResumeWantsTheSameAdaptersAndBase) {
   };
   Options other = o;
   other.lora_rank = 2;
-  EXPECT_HAS(problem(other), "give it the same `lora_rank` and `lora_target`");
+  EXPECT_HAS(problem(other), "give it the same adapters (`lora_rank`");
   other = o;
   other.lora_rank = 0, other.lora_alpha = 0;
   EXPECT_HAS(problem(other), "was saved with adapters of rank 4");
@@ -441,6 +558,9 @@ TEST_F(AdapterRuns, AdaptersAreOfUses) {
   EXPECT_HAS(refusal(o), "`untie` gives each a weight of its own");
   o.untie = true;
   EXPECT_GT(Trainer(o).plan().trainable_parameters, 0);
+  o.use_dora = true;
+  EXPECT_HAS(refusal(o), "'table' is an embedding, which DoRA isn't for: leave it out of `lora_target`");
+  o.use_dora = false;
   const Run run = train(o);
   EXPECT_EQ(run.summary.steps, 2);
 }

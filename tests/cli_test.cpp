@@ -541,7 +541,7 @@ TEST_F(CommandLineTest, RecipesStandForOptions) {
   const std::string model = kModels + "gpt2-dynamo-20-folded.onnx";
   const Result unknown = run({"check", model, "--recipe", "lora"});
   EXPECT_EQ(unknown.code, 2);
-  EXPECT_THAT(unknown.err, HasSubstr("--recipe 'lora' is not known: qlora"));
+  EXPECT_THAT(unknown.err, HasSubstr("--recipe 'lora' is not known: qlora or bitfit"));
   const Result known = run({"check", model, "--recipe=qlora", "--lora-rank", "2"});  // what is given counts
   EXPECT_EQ(known.code, 0) << known.err;
   EXPECT_THAT(known.out, HasSubstr("LoRA of rank 2, scale 8"));

@@ -283,6 +283,30 @@ std::vector<PromiseJob> promise_jobs(const TestFolder& folder, const std::string
     o.lora_rank = 2;
     o.lora_target = {"*"};
   });
+  text("char-gpt, DoRA, dropout", 3, [&](Options& o) {
+    o.lora_rank = 4;
+    o.lora_dropout = 0.1;
+    o.use_dora = true;
+    accumulating(o);
+  });
+  vectors("perceptron, DoRA on 4 bits, bf16", 16, 3, [](Options& o) {
+    o.lora_rank = 2;
+    o.use_dora = true;
+    o.base_dtype = "nf4";
+    o.double_quant = true;
+    o.bf16 = true;
+  });
+  add("residual cnn, DoRA", residual, data.images, 32, 3, [](Options& o) {
+    o.lora_rank = 2;
+    o.use_dora = true;
+    o.lora_target = {"*"};
+  });
+  text("char-gpt, (IA)3 on 8 bits, head and table, too", 3, [](Options& o) {
+    o.ia3_target = {"*attn*"};
+    o.ia3_feedforward = {"*mlp*"};
+    o.base_dtype = "int8";
+    o.base_target = {"*"};
+  });
   return jobs;
 }
 

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""LoRA beside PEFT, on models of several kinds that PyTorch exports:
+"""LoRA, DoRA and (IA)3 beside PEFT, on models of several kinds that PyTorch exports:
 
     an adapter that PEFT wrote, trained further by both     losses, matrices
     an adapter that PEFT wrote, merged by `export`          outputs of the new model.onnx (ONNX Runtime) and of PEFT
     an adapter that ort-train wrote, loaded by PEFT         outputs of PEFT and of ort-train's own model.onnx
 
-    models/lora.py [--ort-train PROGRAM]        needs what models/requirements-zoo.txt lists
+    models/lora.py [--ort-train PROGRAM] [--only DoRA]      needs what models/requirements-zoo.txt lists
 """
 import argparse
+import copy
 import json
 import os
 import pathlib
@@ -49,25 +50,58 @@ class Image(torch.nn.Module):
         return self.head(torch.relu(self.second(torch.relu(self.first(x)))).mean((2, 3)))
 
 
-# Model, PEFT's target_modules, ort-train's --lora-target (none: its default), exporters.
+def options(**patterns):
+    return [part for name, values in patterns.items() for value in values for part in ("--" + name.replace("_", "-"), value)]
+
+
+def lora(targets, **more):
+    return peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=targets, **more), ["--lora-rank", RANK, "--lora-alpha", ALPHA, *options(lora_target=targets)]
+
+
+def lora_of_all(targets, **more):
+    """The targets are the default."""
+    return lora(targets, **more)[0], lora([])[1]
+
+
+def dora(targets):
+    config, ours = lora(targets, use_dora=True)
+    return config, [*ours, "--use-dora"]
+
+
+def ia3(targets, feedforward):
+    return peft.IA3Config(target_modules=[*targets, *feedforward], feedforward_modules=feedforward), options(ia3_target=targets, ia3_feedforward=feedforward)
+
+
+MODELS = {
+    "gpt2": zoo.from_transformers("gpt2"),
+    "llama": zoo.from_transformers("llama"),
+    "bert": zoo.from_transformers("bert", **zoo.ENCODER),
+    "words": zoo.module(Words, ["words"]),
+    "image": zoo.module(Image, ["x"]),
+}
+BOTH, LLAMA = ["dynamo", "torchscript"], ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+# Model, exporters, PEFT's configuration and ort-train's options.
 CASES = {
-    "gpt2": (zoo.from_transformers("gpt2"), ["c_attn", "c_proj", "c_fc"], [], ["dynamo", "torchscript"]),
-    "llama": (zoo.from_transformers("llama"), ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], [], ["dynamo", "torchscript"]),
-    "bert": (zoo.from_transformers("bert", **zoo.ENCODER), ["query", "value"], ["query", "value"], ["dynamo"]),
-    "words": (zoo.module(Words, ["words"]), ["table", "first", "second", "inner"], ["table", "first", "second", "inner"], ["dynamo", "torchscript"]),
-    "image": (zoo.module(Image, ["x"]), ["first", "second"], ["first", "second"], ["dynamo"]),
+    "gpt2": ("gpt2", BOTH, lora_of_all(["c_attn", "c_proj", "c_fc"])),
+    "llama": ("llama", BOTH, lora_of_all(LLAMA)),
+    "bert": ("bert", ["dynamo"], lora(["query", "value"])),
+    "words": ("words", BOTH, lora(["table", "first", "second", "inner"])),
+    "image": ("image", ["dynamo"], lora(["first", "second"])),
+    "gpt2, DoRA": ("gpt2", BOTH, dora(["c_attn", "c_proj", "c_fc"])),
+    "llama, DoRA": ("llama", BOTH, dora(LLAMA)),
+    "bert, DoRA": ("bert", ["dynamo"], dora(["query", "value"])),
+    "words, DoRA": ("words", ["dynamo"], dora(["first", "second", "inner"])),
+    "image, DoRA": ("image", ["dynamo"], dora(["first", "second"])),
+    "gpt2, IA3": ("gpt2", BOTH, ia3(["c_attn"], ["mlp.c_proj"])),
+    "llama, IA3": ("llama", BOTH, ia3(["k_proj", "v_proj"], ["down_proj"])),
+    "bert, IA3": ("bert", ["dynamo"], ia3(["key", "value"], ["output.dense"])),
+    "image, IA3": ("image", ["dynamo"], ia3(["first"], ["second"])),
 }
 EXPORTS = {"dynamo": zoo.EXPORTS["dynamo"], "torchscript": zoo.EXPORTS["torchscript, not folded"]}
 
 
 def far(ours, theirs):
     return float(np.abs(np.asarray(ours) - np.asarray(theirs)).max())
-
-
-def with_peft(model, targets, folder=None):
-    if folder is not None:
-        return peft.PeftModel.from_pretrained(model, folder, is_trainable=True)
-    return peft.get_peft_model(model, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=targets))
 
 
 def run(program, path, data, folder, *more):
@@ -94,10 +128,14 @@ def outputs_of(path, inputs):
 
 
 def judge(program, name, folder):
-    build, targets, ours, exporters = CASES[name]
+    of_model, exporters, (config, ours) = CASES[name]
     torch.manual_seed(7)
-    model, names, inputs = build()
+    model, names, inputs = MODELS[of_model]()
     model.eval()
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            if key.endswith("bias"):  # many are zeros
+                value.add_(0.1 * torch.randn_like(value))
     start = {key: value.clone() for key, value in model.state_dict().items()}
     with torch.no_grad():
         shape = model(*[value[:BATCH] for value in inputs.values()]).shape
@@ -112,11 +150,13 @@ def judge(program, name, folder):
         np.savez(data, labels=labels.numpy()[:STEPS * BATCH], **{key: value.numpy()[:STEPS * BATCH] for key, value in inputs.items() if key in fed})
         batch = lambda step: [value[step * BATCH:(step + 1) * BATCH] for value in inputs.values()]
 
-        # PEFT's, with random numbers in both matrices, trained by both.
-        adapted = with_peft(model, targets)
+        # PEFT's, with random numbers in all it trains, trained by both.
+        adapted = peft.get_peft_model(model, copy.deepcopy(config)).eval()
         with torch.no_grad():
             for key, value in adapted.named_parameters():
-                if "lora_" in key:
+                if "ia3_" in key or "magnitude" in key:
+                    value.mul_(1 + 0.1 * torch.randn_like(value))
+                elif "lora_" in key:
                     value.normal_(0, 0.1)
         adapted.save_pretrained(place / "theirs")
         with torch.no_grad():
@@ -145,27 +185,28 @@ def judge(program, name, folder):
         result["matrices"] = max(far(written[key], trained[key]) for key in trained)
 
         # Ours from the start, as PEFT reads it.
-        more = ["--lora-rank", RANK, "--lora-alpha", ALPHA, "--max-steps", STEPS, *[part for target in ours for part in ("--lora-target", target)]]
+        more = [*ours, "--max-steps", STEPS]
         run(program, path, data, place / "own", *more)
         run(program, path, data, place / "own-adapter", *more, "--adapter-only")
-        loaded = with_peft(model, targets, place / "own-adapter").eval()
+        loaded = peft.PeftModel.from_pretrained(model, place / "own-adapter").eval()
         with torch.no_grad():
             result["ours in PEFT"] = far(loaded(*batch(0)).numpy(), outputs_of(place / "own" / "model.onnx", inputs))
         model = loaded.unload()
         model.load_state_dict(start)
         bounds = {"merged": 1e-5, "losses": 1e-5, "trained outputs": 1e-4, "matrices": 1e-4, "ours in PEFT": 1e-5}
         good = all(result[key] <= bounds[key] for key in bounds)
-        print(f"{'ok  ' if good else 'FAIL'} {name:6} {exporter:12} " + "  ".join(f"{key} {value:.1e}" for key, value in result.items()), flush=True)
+        print(f"{'ok  ' if good else 'FAIL'} {name:11} {exporter:12} " + "  ".join(f"{key} {value:.1e}" for key, value in result.items()), flush=True)
         yield good
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ort-train", default=os.environ.get("ORT_TRAIN", str(ROOT / "build" / "ort-train")))
+    parser.add_argument("--only", default="", help="cases whose names have this in them")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        results = [good for name in CASES for good in judge(arguments.ort_train, name, pathlib.Path(folder))]
+        results = [good for name in CASES if arguments.only in name for good in judge(arguments.ort_train, name, pathlib.Path(folder))]
     print(f"{sum(results)} of {len(results)} as PEFT's")
     sys.exit(0 if all(results) else 1)
 

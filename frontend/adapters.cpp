@@ -252,8 +252,8 @@ std::string adapters_note(const Imported& model, const std::vector<Adapter>& ada
   for (const Adapter& adapter : adapters) own.merge(adapter.trained());
   for (const ValueId id : model.graph.parameters()) {
     const Value& value = model.graph.value(id);
-    const bool is_file = std::none_of(adapters.begin(), adapters.end(), [&](const Adapter& a) { return a.squares == value.name; });
-    if (is_file) (!value.trainable ? left : own.contains(value.name) ? trained : others) += element_count(value.shape);
+    const bool counts = std::none_of(adapters.begin(), adapters.end(), [&](const Adapter& a) { return a.squares == value.name; });
+    if (counts) (!value.trainable ? left : own.contains(value.name) ? trained : others) += element_count(value.shape);
   }
   const std::string what = settings.kind == AdapterKind::ia3
                                ? to_string(settings.kind)

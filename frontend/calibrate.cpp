@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -37,75 +36,73 @@ template <typename Run> double usual(double seconds, Run run) {
   return median(std::move(samples));
 }
 
-class Product {
+// One op, by the kernel that a step runs it with.
+class OpTrial {
  public:
-  // Of two matrices of n x n, n as large as `memory` bytes permit.
-  Product(CpuDevice& device, int64_t memory) {
-    while (n_ > 64 && 4 * n_ * n_ * static_cast<int64_t>(sizeof(float)) > memory) n_ /= 2;  // a quarter for the workspace
-    for (const char* name : {"a", "b"})
-      graph_.inputs.push_back(graph_.add_value({.name = name, .dtype = DType::float32, .shape = {n_, n_}, .kind = ValueKind::input}));
-    graph_.outputs = {Builder(graph_).emit("MatMul", graph_.inputs)};
-    program_ = plan({{.name = "product", .graph = &graph_, .keep = {}}}, {.threads = device.workers().threads()});
+  OpTrial(CpuDevice& device, const char* op, const std::vector<Shape>& inputs) {
+    for (const Shape& shape : inputs) {
+      const std::string name = fmt::format("x{}", graph_.inputs.size());
+      graph_.inputs.push_back(graph_.add_value({.name = name, .dtype = DType::float32, .shape = shape, .kind = ValueKind::input}));
+    }
+    graph_.outputs = {Builder(graph_).emit(op, graph_.inputs)};
+    program_ = plan({{.name = op, .graph = &graph_, .keep = graph_.inputs}}, {.threads = device.workers().threads()});
     executor_ = std::make_unique<Executor>(program_, std::vector<const Graph*>{&graph_}, device);
     memory_ = device.allocate(SpaceKind::host, program_.memory().bytes);
     executor_->attach(*memory_);
+    for (const ValueId input : graph_.inputs) {  // pages that were never written all are the same one, which is in the cache
+      const std::span<std::byte> bytes = executor_->input(0, input);
+      std::fill_n(reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float), 1.0f);
+    }
   }
 
+  OpTrial(const OpTrial&) = delete;
+  OpTrial& operator=(const OpTrial&) = delete;
+
   void run() { executor_->run(0); }
-  double flops() const { return 2 * std::pow(static_cast<double>(n_), 3); }
+  // What it takes at once.
+  Cost work() const {
+    const Node& node = graph_.node(graph_.value(graph_.outputs[0]).producer);
+    return cpu_kernels().find(*node.op)->cost(make_spec(graph_, node));
+  }
+  double seconds_each(double seconds) {
+    return usual(seconds, [&] { run(); });
+  }
 
  private:
-  int64_t n_ = 1024;
   Graph graph_;
   Program program_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<Memory> memory_;
 };
 
+constexpr int64_t kFloat = sizeof(float);
+
+// Of two matrices of n x n, n as large as `memory` bytes permit.
+std::shared_ptr<OpTrial> product_of(CpuDevice& device, int64_t memory) {
+  int64_t n = 1024;
+  while (n > 64 && 4 * n * n * kFloat > memory) n /= 2;  // a quarter for the workspace
+  return std::make_shared<OpTrial>(device, "MatMul", std::vector<Shape>{{n, n}, {n, n}});
+}
+
+// Sums over so many bytes.
+std::shared_ptr<OpTrial> sums_of(CpuDevice& device, int64_t bytes) {
+  const Shape third{bytes / 3 / kFloat};
+  return std::make_shared<OpTrial>(device, "Add", std::vector<Shape>{third, third});
+}
+
 double product_rate(CpuDevice& device, int64_t memory, double seconds) {
-  Product product(device, memory);
-  return product.flops() / usual(seconds, [&] { product.run(); });
+  const auto product = product_of(device, memory);
+  return product->work().flops / product->seconds_each(seconds);
 }
 
 double element_rate(CpuDevice& device, int64_t n, double seconds) {
-  const int threads = device.workers().threads();
-  Graph graph;
-  graph.inputs = {graph.add_value({.name = "x", .dtype = DType::float32, .shape = {n}, .kind = ValueKind::input})};
-  const ValueId y = Builder(graph).emit("Gelu", graph.inputs);
-  graph.outputs = {y};
-  const Program program = plan({{.name = "gelu", .graph = &graph, .keep = {}}}, {.threads = threads});
-  Executor executor(program, {&graph}, device);
-  const std::unique_ptr<Memory> memory = device.allocate(SpaceKind::host, program.memory().bytes);
-  executor.attach(*memory);
-  const Node& node = graph.node(graph.value(y).producer);
-  return cpu_kernels().find(*node.op)->cost(make_spec(graph, node)).flops / usual(seconds, [&] { executor.run(0); });
+  OpTrial gelu(device, "Gelu", {{n}});
+  return gelu.work().flops / gelu.seconds_each(seconds);
 }
 
-// c = a + b over so many bytes.
-class Sweep {
- public:
-  Sweep(Workers& workers, int64_t bytes)
-      : workers_(workers), n_(bytes / 3 / static_cast<int64_t>(sizeof(float))), arena_(3 * n_ * static_cast<int64_t>(sizeof(float))) {}
-
-  void run() {
-    const float* const a = reinterpret_cast<const float*>(arena_.data());
-    const float* const b = a + n_;
-    float* const c = reinterpret_cast<float*>(arena_.data()) + 2 * n_;
-    workers_.parallel_blocks(n_, 1 << 15, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) c[i] = a[i] + b[i];
-    });
-  }
-  double bytes() const { return static_cast<double>(arena_.bytes()); }
-
- private:
-  Workers& workers_;
-  const int64_t n_;
-  const Arena arena_;
-};
-
-double memory_rate(Workers& workers, int64_t bytes, double seconds) {
-  Sweep sweep(workers, bytes);
-  return sweep.bytes() / usual(seconds, [&] { sweep.run(); });
+double memory_rate(CpuDevice& device, int64_t bytes, double seconds) {
+  const auto sums = sums_of(device, bytes);
+  return sums->work().bytes / sums->seconds_each(seconds);
 }
 
 constexpr int64_t kNear = int64_t{48} << 20, kFar = int64_t{256} << 20;  // bytes: in caches in part, in none
@@ -119,16 +116,16 @@ void measure_device(CpuDevice& device, int64_t memory, double seconds) {
   ComputeRates& rates = device.rates;
   rates = {.flops = product_rate(device, memory, most),
            .element_flops = element_rate(device, std::clamp<int64_t>(memory / 16, 1 << 10, kElements), little),
-           .bytes_per_second = memory_rate(device.workers(), std::clamp(memory, kLeast, kNear), little)};
-  rates.far_bytes_per_second = memory > kNear ? memory_rate(device.workers(), std::min(memory, kFar), little) : rates.bytes_per_second;
+           .bytes_per_second = memory_rate(device, std::clamp(memory, kLeast, kNear), little)};
+  rates.far_bytes_per_second = memory > kNear ? memory_rate(device, std::min(memory, kFar), little) : rates.bytes_per_second;
 }
 
 std::function<void()> sample_work(CpuDevice& device, int64_t memory) {
   constexpr int kSweeps = 3;  // beside a product of 1,024 rows they take a fifth of the time, about as in a training step
-  return [product = std::make_shared<Product>(device, memory / 2),
-          sweep = std::make_shared<Sweep>(device.workers(), std::clamp(memory / 2, kLeast, kNear))] {
+  return [product = product_of(device, memory / 2),
+          sums = sums_of(device, std::clamp(memory / 2, kLeast, kNear))] {
     product->run();
-    for (int i = 0; i < kSweeps; ++i) sweep->run();
+    for (int i = 0; i < kSweeps; ++i) sums->run();
   };
 }
 

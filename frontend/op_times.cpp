@@ -4,31 +4,37 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "exec/kernel.h"
 #include "frontend/file.h"
 
 namespace ort_train {
+namespace {
+
+using OpJson = nlohmann::ordered_json;
+
+// Adds what the work took, in seconds a run, and its share of all.
+void append_times(OpJson& to, const Cost& work, double seconds, double all) {
+  const auto rate = [&](double amount) { return seconds > 0 ? amount / seconds * 1e-9 : 0; };
+  to["ms"] = seconds * 1e3;
+  to["share"] = all > 0 ? seconds / all : 0;
+  to["gflops"] = rate(work.flops);
+  to["gigabytes_per_second"] = rate(work.bytes);
+}
+
+}  // namespace
 
 OpTimes::OpTimes(const Program& program, const std::vector<const Graph*>& graphs, const KernelTables& kernels) {
   for (size_t e = 0; e < program.entries.size(); ++e) {
     const Graph& graph = *graphs[e];
     EntryTimes& times = entries_.emplace_back();
     times.name = program.entries[e].name;
-    std::map<std::string_view, size_t> positions;
     for (const Instruction& instruction : program.entries[e].code) {
-      times.op_of.push_back(kNoOp);
+      times.node_of.push_back(kNoNode);
       if (instruction.action != Action::compute || is_view(graph.node(instruction.node), instruction)) continue;
       const Node& node = graph.node(instruction.node);
-      const auto [at, is_new] = positions.emplace(node.op->name, times.ops.size());
-      if (is_new) times.ops.push_back({.name = std::string(node.op->name)});
-      times.op_of.back() = at->second;
-      Op& op = times.ops[at->second];
-      ++op.nodes;
+      times.node_of.back() = times.nodes.size();
+      times.nodes.push_back({.op = std::string(node.op->name), .node = node.name, .result = graph.value(node.outputs[0]).shape});
       const Kernel* const kernel = kernels(program.spaces[program.queues[instruction.queue].from].kind)->find(*node.op);
-      if (kernel == nullptr || kernel->cost == nullptr) continue;
-      const Cost cost = kernel->cost(make_spec(graph, node));
-      op.flops += cost.flops;
-      op.bytes += cost.bytes;
+      if (kernel != nullptr && kernel->cost != nullptr) times.nodes.back().work = kernel->cost(make_spec(graph, node));
     }
   }
 }
@@ -36,35 +42,42 @@ OpTimes::OpTimes(const Program& program, const std::vector<const Graph*>& graphs
 void OpTimes::add(size_t entry, std::span<const double> seconds) {
   EntryTimes& times = entries_[entry];
   if (++times.runs == 0) return;
-  for (size_t i = 0; i < times.op_of.size(); ++i) {
-    if (times.op_of[i] != kNoOp) times.ops[times.op_of[i]].seconds += seconds[i];
+  for (size_t i = 0; i < times.node_of.size(); ++i) {
+    if (times.node_of[i] != kNoNode) times.nodes[times.node_of[i]].seconds += seconds[i];
   }
 }
 
 void OpTimes::write(const std::string& path) const {
-  using Json = nlohmann::ordered_json;
-  Json entries = Json::array();
+  struct Op {
+    int64_t nodes = 0;
+    Cost work;
+    double seconds = 0;
+  };
+  OpJson entries = OpJson::array();
   for (const EntryTimes& times : entries_) {
     if (times.runs <= 0) continue;
-    std::vector<Op> ops = times.ops;
-    std::stable_sort(ops.begin(), ops.end(), [](const Op& a, const Op& b) { return a.seconds > b.seconds; });
+    const auto runs = static_cast<double>(times.runs);
+    std::map<std::string, Op> by_name;
     double all = 0;
-    for (const Op& op : ops) all += op.seconds;
-    Json list = Json::array();
-    for (const Op& op : ops) {
-      const double each = op.seconds / static_cast<double>(times.runs);
-      const auto rate = [&](double work) { return each > 0 ? work / each * 1e-9 : 0; };
-      list.push_back({{"op", op.name},
-                      {"nodes", op.nodes},
-                      {"ms", each * 1e3},
-                      {"share", all > 0 ? op.seconds / all : 0},
-                      {"gflops", rate(op.flops)},
-                      {"gigabytes_per_second", rate(op.bytes)}});
+    for (const Timed& node : times.nodes) {
+      Op& op = by_name[node.op];
+      ++op.nodes;
+      op.work.flops += node.work.flops;
+      op.work.bytes += node.work.bytes;
+      op.seconds += node.seconds / runs;
+      all += node.seconds / runs;
     }
-    entries.push_back({{"entry", times.name}, {"runs", times.runs}, {"ops", std::move(list)}});
+    std::vector<std::pair<std::string, Op>> ops(by_name.begin(), by_name.end());
+    std::stable_sort(ops.begin(), ops.end(), [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+    OpJson op_list = OpJson::array(), node_list = OpJson::array();
+    for (const auto& [name, op] : ops) append_times(op_list.emplace_back(OpJson{{"op", name}, {"nodes", op.nodes}}), op.work, op.seconds, all);
+    for (const Timed& node : times.nodes)
+      append_times(node_list.emplace_back(OpJson{{"op", node.op}, {"node", node.node}, {"result", node.result}}), node.work,
+                   node.seconds / runs, all);
+    entries.push_back({{"entry", times.name}, {"runs", times.runs}, {"ops", std::move(op_list)}, {"nodes", std::move(node_list)}});
   }
   make_folders(folder_of(path));
-  replace_file(path, Json{{"entries", std::move(entries)}}.dump(2) + "\n");
+  replace_file(path, OpJson{{"entries", std::move(entries)}}.dump(2) + "\n");
 }
 
 }  // namespace ort_train

@@ -1,4 +1,4 @@
-// OpTimes: how long each op took in a run of a job's entries, beside the work that it did: Options::op_times.
+// OpTimes: how long each op and node took in a run of a job's entries, beside the work that it did: Options::op_times.
 //
 // The first run of an entry doesn't count: it fills caches and loads libraries.
 
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "exec/kernel.h"
 #include "exec/program.h"
 
 namespace ort_train {
@@ -20,23 +21,25 @@ class OpTimes {
   // What a run of the entry took, in seconds, by instruction.
   void add(size_t entry, std::span<const double> seconds);
   // {"entries": [{"entry": "train", "runs": 9, "ops": [{"op": "MatMul", "nodes": 97, "ms": 12.3, "share": 0.6, "gflops": 410,
-  // "gigabytes_per_second": 8}, …]}]}: of a run, the ops that took longest first; entries that ran but once are left out. Throws Error(io).
+  // "gigabytes_per_second": 8}, …], "nodes": [{"op": "MatMul", "node": "/lm_head/MatMul", "result": [1, 256, 50257], "ms": 12.3, …}, …]}]}:
+  // of a run, the ops that took longest first, and each node as they follow each other; entries that ran but once are left out. Throws
+  // Error(io).
   void write(const std::string& path) const;
 
  private:
-  struct Op {
-    std::string name;
-    int64_t nodes = 0;
-    double flops = 0, bytes = 0;  // of a run
-    double seconds = 0;           // of all runs that count
+  struct Timed {
+    std::string op, node;
+    Shape result;
+    Cost work;           // of a run
+    double seconds = 0;  // of all runs that count
   };
   struct EntryTimes {
     std::string name;
-    std::vector<size_t> op_of;  // by instruction: the position in `ops`; kNoOp: nothing is computed
-    std::vector<Op> ops;
+    std::vector<size_t> node_of;  // by instruction: the position in `nodes`; kNoNode: nothing is computed
+    std::vector<Timed> nodes;
     int64_t runs = -1;  // that count
   };
-  static constexpr size_t kNoOp = SIZE_MAX;
+  static constexpr size_t kNoNode = SIZE_MAX;
   std::vector<EntryTimes> entries_;
 };
 

@@ -17,7 +17,7 @@
 namespace ort_train {
 namespace {
 
-constexpr int kVersion = 8;
+constexpr int kVersion = 9;
 constexpr int64_t kLargest = int64_t{1} << 20;  // a profile has a few hundred bytes
 
 const std::string& processor() {

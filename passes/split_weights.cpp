@@ -165,7 +165,7 @@ int64_t usual_part_bytes(const Graph& graph) {
   constexpr int64_t kMiB = int64_t{1} << 20;
   int64_t all = 0;
   for (const ValueId id : graph.parameters()) all += graph.value(id).bytes();
-  return std::clamp(all / 64, 4 * kMiB, 16 * kMiB);
+  return std::clamp(all / 128, 4 * kMiB, 16 * kMiB);
 }
 
 bool mark_parts(Graph& graph, const PassOptions& options) {

@@ -30,7 +30,7 @@ namespace ort_train {
 // least twice options.part_bytes whose uses can all do with parts.
 bool mark_parts(Graph& graph, const PassOptions& options);
 
-// The usual size of parts: a 64th of all parameters, between 4 and 16 MiB. Smaller ones would take less memory, larger ones make fewer
+// The usual size of parts: a 128th of all parameters, between 4 and 16 MiB. Smaller ones would take less memory, larger ones make fewer
 // transfers: with these GPT-2 124M (256 tokens) trains in 104 MB and GPT-2-XL (1,024) in 291 MB.
 int64_t usual_part_bytes(const Graph& graph);
 

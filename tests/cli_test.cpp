@@ -275,6 +275,15 @@ TEST_F(CommandLineTest, OpTimesTellWhatAStepTook) {
   EXPECT_EQ(by_name.at("SoftmaxCrossEntropy").at("nodes"), 1);
   EXPECT_GT(by_name.at("MatMul").at("nodes"), 10);
   for (const char* rate : {"gflops", "gigabytes_per_second"}) EXPECT_GT(by_name.at("MatMul").at(rate), 0) << rate;
+  double of_nodes = 0;
+  int64_t products = 0;
+  for (const Json& node : entries[0].at("nodes")) {
+    of_nodes += node.at("ms").get<double>();
+    products += node.at("op") == "MatMul" ? 1 : 0;
+    EXPECT_FALSE(node.at("node").get<std::string>().empty()) << node;
+  }
+  EXPECT_NEAR(of_nodes, milliseconds, 1e-6 * milliseconds);
+  EXPECT_EQ(products, by_name.at("MatMul").at("nodes"));
   ASSERT_EQ(run(gpt("b", {"--max_steps=1", "--op-times", folder / "one.json"})).code, 0);
   EXPECT_EQ(Json::parse(read_file(folder / "one.json")).at("entries"), Json::array());
 }

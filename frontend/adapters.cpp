@@ -32,13 +32,8 @@ std::string without_weight(std::string name) {
 std::string module_named(const std::string& name, const std::string& original, const std::string& node) {
   const std::string first = original.substr(0, original.find(", "));
   if (first.ends_with(".weight")) return without_weight(first);
-  if (name.ends_with(".weight") || node.find('/') == std::string::npos) return without_weight(name);
-  std::string path = node.substr(node.front() == '/' ? 1 : 0);
-  const size_t op = path.rfind('/');
-  if (op == std::string::npos) return without_weight(name);
-  path.erase(op);
-  std::replace(path.begin(), path.end(), '/', '.');
-  return path;
+  const std::string path = module_of_path(node);
+  return name.ends_with(".weight") || path.empty() ? without_weight(name) : path;
 }
 
 // A weight that may be adapted, with all its names.

@@ -289,7 +289,8 @@ ImportOptions import_options(const Options& options) {
           .batch_norm_nodes = options.batch_norm_nodes,
           .train = options.train,
           .freeze = options.freeze,
-          .adapts = has_adapters(options),
+          .adapts = has_adapters(options) || !options.control.empty(),
+          .control = control_net(options),
           .dropout = options.dropout,
           .selects = options.selects,
           .outputs = outputs_read(options)};

@@ -123,7 +123,9 @@ std::vector<bool> reached(const Graph& graph, const std::vector<ValueId>& output
 
 class Check {
  public:
-  explicit Check(const Options& options) : options_(options), file_(importing::open_model(options.model)) {}
+  explicit Check(const Options& options) : options_(options), file_(importing::open_model(options.model)) {
+    add_condition(control_net(options), file_.graph);
+  }
 
   CheckReport run() {
     if (file_.graph.outputs.empty())

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "frontend/adapters.h"
+#include "frontend/controlnet.h"
 #include "frontend/gpu_choice.h"
 #include "frontend/loss_options.h"
 #include "frontend/loss_scaling.h"
@@ -65,6 +66,12 @@ void check_options(const Options& options) {
                                        {"adapter_only", options.adapter_only && !has_adapters(options)}}) {
       if (is_set) throw error(ErrorCode::usage, "`{}` is about adapters: give `lora_rank`, or an `adapter` to start from", name);
     }
+  }
+  if (control_net(options).is_on()) {
+    if (options.lora_rank > 0 || !options.adapter.empty())
+      throw error(ErrorCode::usage,
+                  "`control` copies blocks, `lora_rank` and `adapter` put small matrices beside them: give one or the other");
+    if (options.untie) throw error(ErrorCode::usage, "`control` doesn't go with `untie`: a copied block has weights of its own without it");
   }
   for (const int64_t length : options.length_buckets) {
     if (length <= 0) throw refuse("length_buckets", length, "a length is at least 1");

@@ -353,6 +353,12 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
                     candidate.folder.path, saved_with("adapters").empty() ? "no adapters" : "adapters of " + saved_with("adapters"),
                     now.empty() ? "none" : "of " + now);
       }
+      const auto control = content.settings.find("control");
+      if (const std::string now = control == content.settings.end() ? std::string() : control->second; now != saved_with("control")) {
+        throw error(ErrorCode::usage, "{}: was saved with {}, not {}: give it the same `control` and `control_input`",
+                    candidate.folder.path, saved_with("control").empty() ? "no copied blocks" : "a copy of " + saved_with("control"),
+                    now.empty() ? "none" : "of " + now);
+      }
       const auto chosen = content.settings.find("train_freeze");
       if ((chosen == content.settings.end() ? std::string() : chosen->second) != saved_with("train_freeze")) {
         throw error(ErrorCode::usage, "{}: was saved by a run that trains other tensors: give it the same `train` and `freeze`",

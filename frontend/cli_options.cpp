@@ -357,6 +357,13 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   app.add_option("--adapter", o.adapter, "start from this adapter: a folder that PEFT or an earlier run wrote")
       ->group(adapters)
       ->type_name("FOLDER");
+  add_list(adapters, "--control", o.control,
+           "train a copy of these blocks, joined by layers of zeros (ControlNet): names of modules, or their last parts (down.1), nodes or "
+           "weights; * matches any text; repeatable")
+      ->type_name("PATTERN");
+  app.add_option("--control-input", o.control_input, "a condition for the copy, which the data feed: NAME=SIZE,SIZE,... of a sample")
+      ->group(adapters)
+      ->type_name("INPUT");
   app.add_option(
          "--base-dtype", o.base_dtype,
          "what frozen matrices of products are stored as: float32, bfloat16, float16, int8 or nf4 (4 bits); default: as in the file")

@@ -56,12 +56,12 @@ struct Patch {
   const Weight* weight;
 };
 
-// The model's file, or what --untie makes of it.
+// The model's file, with what it lacks.
 std::vector<onnx::Piece> pieces_of(const File& from, const ModelInfo& model) {
-  if (model.edits.empty()) return {{.kind = onnx::Piece::Kind::source, .begin = 0, .end = from.size()}};
+  if (model.edit.empty()) return {{.kind = onnx::Piece::Kind::source, .begin = 0, .end = from.size()}};
   const onnx::ByteSource source{
       .name = from.path(), .size = from.size(), .read = [&](int64_t offset, std::span<std::byte> to) { from.read(offset, to); }};
-  return onnx::edit_model(source, model.edits, model.added);
+  return onnx::edit_model(source, model.edit);
 }
 
 // [begin, end) of one file to begin + shift of the other.
@@ -115,7 +115,7 @@ void write_copy(const OutputFile& file, File& to, std::vector<Patch>& patches, c
   int64_t size = 0;
   for (const onnx::Piece& piece : pieces) {
     size += piece.end - piece.begin + static_cast<int64_t>(piece.literal.size());
-    if (piece.kind == onnx::Piece::Kind::tensor) size += model.added.at(piece.tensor).type.bytes();
+    if (piece.kind == onnx::Piece::Kind::tensor) size += model.edit.initializers.at(piece.tensor).type.bytes();
   }
   to.reserve(size);
   std::vector<std::byte> buffer(kBlock);
@@ -155,7 +155,7 @@ void write_copy(const OutputFile& file, File& to, std::vector<Patch>& patches, c
 }  // namespace
 
 void check_output(const ModelInfo& model, const std::string& output_dir) {
-  if (!model.edits.empty()) pieces_of(File::open(model.path), model);  // it may become too large
+  if (!model.edit.empty()) pieces_of(File::open(model.path), model);  // it may become too large
   std::vector<std::string> names;
   for (const OutputFile& file : output_files(model, output_dir)) {
     if (exists(file.to) && same_file(file.from, file.to))
@@ -173,14 +173,14 @@ std::string export_model(const ModelInfo& model, const std::vector<Weight>& weig
   std::vector<NewFile> written;
   for (const OutputFile& file : files) {
     std::vector<Patch> patches;
-    std::vector<std::pair<const Weight*, const WeightPlace*>> added(model.added.size());
+    std::vector<std::pair<const Weight*, const WeightPlace*>> added(model.edit.initializers.size());
     for (const Weight& weight : weights) {
       if (weight.is_attached) continue;  // of a model that may be this very file
       for (const WeightPlace& place : weight.places) {
         if (place.added) {
-          const auto at =
-              std::find_if(model.added.begin(), model.added.end(), [&](const auto& tensor) { return tensor.name == place.name; });
-          added.at(static_cast<size_t>(at - model.added.begin())) = {&weight, &place};
+          const std::vector<onnx::NewInitializer>& all = model.edit.initializers;
+          const auto at = std::find_if(all.begin(), all.end(), [&](const auto& tensor) { return tensor.name == place.name; });
+          added.at(static_cast<size_t>(at - all.begin())) = {&weight, &place};
           continue;
         }
         const std::string path = fs::path(place.bytes.path).lexically_normal().string();
@@ -200,7 +200,7 @@ std::string export_model(const ModelInfo& model, const std::vector<Weight>& weig
 int64_t export_bytes(const ModelInfo& model) {
   int64_t bytes = 0;
   for (const OutputFile& file : output_files(model, ".")) bytes += model.stamps.at(file.location).bytes;
-  for (const onnx::NewInitializer& tensor : model.added) bytes += tensor.type.bytes();
+  for (const onnx::NewInitializer& tensor : model.edit.initializers) bytes += tensor.type.bytes();
   return bytes;
 }
 

@@ -45,15 +45,6 @@ struct Needed {
   std::vector<bool> nodes;
 };
 
-void add_reads(const onnx::NodeDef& node, std::set<std::string>& names) {
-  names.insert(node.inputs.begin(), node.inputs.end());
-  if (node.op_type == "Gradient") names.insert(node.attributes.get("y", ""));
-  for (const auto& [name, graph] : node.graphs) {
-    for (const onnx::NodeDef& inner : graph->nodes) add_reads(inner, names);
-    for (const onnx::ValueDef& output : graph->outputs) names.insert(output.name);
-  }
-}
-
 Needed needed_for(const onnx::GraphDef& graph, const std::vector<std::string>& outputs) {
   Needed needed{.names = {outputs.begin(), outputs.end()}, .nodes = std::vector<bool>(graph.nodes.size())};
   for (size_t i = graph.nodes.size(); i-- > 0;) {
@@ -61,8 +52,7 @@ Needed needed_for(const onnx::GraphDef& graph, const std::vector<std::string>& o
     if (std::none_of(node.outputs.begin(), node.outputs.end(), [&](const std::string& name) { return needed.names.contains(name); }))
       continue;
     needed.nodes[i] = true;
-    add_reads(node, needed.names);
-    needed.names.erase("");
+    needed.names.merge(reads_of(node));
   }
   return needed;
 }
@@ -145,11 +135,87 @@ void drop_dead_constants(Graph& graph) {
   }
 }
 
+// What copy_blocks() has to know; empty where the model can't be imported.
+std::optional<PlainModel> read_plain(const std::string& path, const onnx::ModelDef& model, const std::vector<std::string>& outputs,
+                                     ImportOptions options, Workers& workers) {
+  options.retie = false;  // reads no weights
+  options.control = {};
+  options.adapts = false;
+  options.train = options.freeze = {};  // may be patterns over what is added
+  options.dropout = {};
+  options.batch_norm_nodes = {};
+  const BoundInputs inputs = bind_dimensions(model.graph, options);
+  TensorFiles files(path);
+  PlainModel plain{.outputs = {outputs.begin(), outputs.end()}, .low = low_type_of(model.graph)};
+  if (is_half(plain.low)) files.widen();
+  Imported imported;
+  WeightTable weights(imported.graph, files, options, imported);
+  Walk walk(model, imported.graph, files, weights, inputs, make_folder(workers));
+  walk.run(options);
+  const Needed needed = needed_for(model.graph, outputs);
+  plain.needed = needed.nodes;
+  for (const Walk::Found& found : walk.found) {
+    if (found.tensor.empty() ? found.node >= needed.nodes.size() || needed.nodes[found.node] : needed.names.contains(found.tensor))
+      return std::nullopt;
+  }
+  std::set<std::string> data;  // what depends on an input
+  for (const onnx::ValueDef& input : model.graph.inputs) {
+    const Meaning* const meaning = walk.find(input.name);
+    if (meaning != nullptr && meaning->value != kNone && imported.graph.value(meaning->value).kind == ValueKind::input)
+      data.insert(input.name);
+  }
+  for (const onnx::NodeDef& node : model.graph.nodes) {
+    const std::set<std::string> reads = reads_of(node);
+    if (std::none_of(reads.begin(), reads.end(), [&](const std::string& name) { return data.contains(name); })) continue;
+    for (const std::string& output : node.outputs) {
+      const Meaning* const meaning = walk.find(output);
+      if (meaning != nullptr && meaning->value != kNone && imported.graph.constant(meaning->value) == nullptr) data.insert(output);
+    }
+  }
+  for (const std::string& name : data) plain.activations.emplace(name, imported.graph.value(walk.find(name)->value).type());
+  for (const TensorFate& tensor : imported.info.tensors) {
+    if (tensor.treatment == Treatment::trained || tensor.treatment == Treatment::statistic)
+      plain.weights.emplace(tensor.name, tensor.original);
+  }
+  return plain;
+}
+
+// Makes the copy that `control` wants, in a model whose obstacles are found without it.
+void add_control(const std::string& path, const ImportOptions& options, const std::vector<std::string>& outputs, Workers& workers,
+                 onnx::ModelDef& model, ModelInfo& info) {
+  if (!options.control.is_on()) return;
+  std::vector<onnx::ValueDef> condition = add_condition(options.control, model.graph);
+  const std::optional<PlainModel> plain = read_plain(path, model, outputs, options, workers);
+  if (!plain) return;
+  ControlCopy copy = copy_blocks(options.control, model.graph, *plain);
+  apply(copy.edit, model.graph);
+  model.graph.initializers.insert(model.graph.initializers.end(), copy.initializers.begin(), copy.initializers.end());
+  info.edit = std::move(copy.edit);
+  info.edit.graph_inputs = std::move(condition);
+  info.notes.push_back(std::move(copy.note));
+}
+
 }  // namespace
 
-Declared declared(const std::string& path) {
+namespace importing {
+
+std::set<std::string> reads_of(const onnx::NodeDef& node) {
+  std::set<std::string> names(node.inputs.begin(), node.inputs.end());
+  if (node.op_type == "Gradient") names.insert(node.attributes.get("y", ""));
+  for (const auto& [name, graph] : node.graphs) {
+    for (const onnx::NodeDef& inner : graph->nodes) names.merge(reads_of(inner));
+    for (const onnx::ValueDef& output : graph->outputs) names.insert(output.name);
+  }
+  names.erase("");
+  return names;
+}
+
+}  // namespace importing
+
+Declared declared(const std::string& path, const ControlNet& control) {
   FileStamp stamp;
-  const onnx::ModelDef model = open_model(path, &stamp);
+  onnx::ModelDef model = open_model(path, &stamp);
+  add_condition(control, model.graph);
   const std::set<std::string> initializers = initializer_names(model.graph);
   Declared result{.inputs = declared_values(model.graph.inputs, initializers),
                   .outputs = declared_values(model.graph.outputs, {}),
@@ -159,7 +225,7 @@ Declared declared(const std::string& path) {
 
 Imported import_model(const std::string& path, const ImportOptions& options, Workers& workers) {
   FileStamp stamp;
-  const onnx::ModelDef model = open_model(path, &stamp);
+  onnx::ModelDef model = open_model(path, &stamp);
   Imported result;
   result.info = describe(path, model, stamp);
   result.graph.name = model.graph.name.empty() ? "graph" : model.graph.name;
@@ -169,6 +235,7 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
   std::replace(loss_outputs.begin(), loss_outputs.end(), std::string(), model.graph.outputs[0].name);
 
   try {
+    add_control(path, options, loss_outputs, workers, model, result.info);
     const BoundInputs inputs = bind_dimensions(model.graph, options);
     TensorFiles files(path);
     result.info.low = low_type_of(model.graph);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "exec/workers.h"
+#include "frontend/controlnet.h"
 #include "frontend/ort_train.h"
 #include "graph/graph.h"
 #include "graph/onnx/edit.h"
@@ -32,10 +33,11 @@ struct ImportOptions {
   std::string batch_norm = "model";                                     // model | live | frozen
   std::vector<std::pair<std::string, std::string>> batch_norm_nodes{};  // name or pattern -> the same; the last that fits counts
   std::vector<std::string> train{}, freeze{};                           // patterns over names of tensors; `train` wins
-  bool adapts = false;                                                  // what `train` doesn't name is frozen: adapters are trained
-  std::vector<std::pair<std::string, double>> dropout{};                // name, pattern or op of nodes -> ratio; the last that fits counts
-  std::vector<SelectionLimit> selects{};                                // the last that fits counts
-  std::vector<std::string> outputs{""};  // which model outputs the losses read, for Obstacle::blocks; "": the first
+  bool adapts = false;   // what `train` doesn't name is frozen: adapters are trained, or what `control` adds
+  ControlNet control{};  // goes with `adapts`
+  std::vector<std::pair<std::string, double>> dropout{};  // name, pattern or op of nodes -> ratio; the last that fits counts
+  std::vector<SelectionLimit> selects{};                  // the last that fits counts
+  std::vector<std::string> outputs{""};                   // which model outputs the losses read, for Obstacle::blocks; "": the first
 };
 
 // One tensor of the user's file that holds (a copy of) a parameter.
@@ -45,7 +47,7 @@ struct WeightPlace {
   DType dtype = DType::float32;
   Shape shape;              // as stored in the file
   bool transposed = false;  // stored transposed against the parameter (rank 2)
-  bool added = false;       // --untie: a copy that the file does not have yet; `bytes` is what it is a copy of
+  bool added = false;       // the file does not have it yet; `bytes` is what it is a copy of, if anything
 };
 
 // What a weight begins as that no file has: all the same number, or
@@ -64,7 +66,7 @@ struct Weight {
   DType dtype = DType::float32;     // of that
   std::vector<WeightPlace> places;  // the first is the one it is read from; more than one where tied weights were stored twice
   bool is_attached = false;         // of another model (frontend/attach_model.h): never changed, hashed or exported
-  // Not of the model's file; its only place says a name and a shape alone.
+  // Not of the model's file; its only place says a name and a shape alone, and whether the new file has it (`added`).
   std::optional<FreshNumbers> fresh{};
 };
 
@@ -97,9 +99,8 @@ struct ModelInfo {
   DType low = DType::float32;               // float16 or bfloat16 where most of its numbers are stored so
   std::vector<std::string> external_files;  // every file of external data, relative to the model's folder, each once: export copies them
   std::map<std::string, FileStamp> stamps;  // of these, and of the model as "": how they were when they were first read
-  // --untie: what the file lacks of being that model. The initializers have the names of the places that are `added`.
-  std::vector<onnx::InputEdit> edits;
-  std::vector<onnx::NewInitializer> added;
+  // What the file lacks of being that model (`untie`, `control`). The initializers have the names of the places that are `added`.
+  onnx::ModelEdit edit;
   std::vector<TensorFate> tensors;  // floating-point ones, in import order
   std::string chosen;               // what `train` and `freeze` changed, as a checkpoint's setting; empty: nothing
   std::vector<std::string> notes;  // repairs and other things to tell: "tied 'lm_head.weight' with 'wte.weight' (stored twice, transposed)"
@@ -125,7 +126,7 @@ struct Declared {
   std::vector<DeclaredInput> inputs, outputs;
   ModelInfo info;
 };
-Declared declared(const std::string& path);
+Declared declared(const std::string& path, const ControlNet& control = {});
 
 // Throws Error(io) for files that can't be read, Error(unsupported) for what isn't a valid model or leaves a dimension unbound (naming all
 // of them). Nodes that can't be imported are collected in `obstacles`, all at once; values after them are missing from the graph.

@@ -50,6 +50,9 @@ using Undecided = std::vector<size_t>;                     // indices of subject
 // Whether one of the patterns fits a tensor's name, or one of the names that metadata have of it ("a, b").
 bool names_tensor(const std::vector<std::string>& patterns, const std::string& name, const std::string& originals);
 
+// Why the model's own weights stay as they are where ImportOptions::adapts.
+const char* trained_instead(const ImportOptions& options);
+
 // One for each subject, and what to tell of them.
 std::vector<Verdict> decide(const Evidence& evidence, std::vector<std::string>& notes);
 

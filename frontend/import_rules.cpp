@@ -12,10 +12,20 @@ namespace {
 
 using Rule = Verdicts (*)(const Evidence&, const Undecided&);
 
+Verdicts find_added(const Evidence& evidence, const Undecided& open) {
+  Verdicts verdicts;
+  for (const size_t i : open) {
+    const onnx::TensorDef& tensor = *evidence.subjects[i].candidate.tensor;
+    if (tensor.added) verdicts.push_back({i, {.why = tensor.offset < 0 ? "a zero-initialised layer's" : "copied by `control`"}});
+  }
+  return verdicts;
+}
+
 // In this order: what the standard and the exporter say is certain, what a tensor is used for is nearly so, what is in it is the last
 // resort of files without metadata.
 constexpr Rule kRules[] = {
     find_statistics,         // state of a layer, whatever else is said
+    find_added,              // what `control` adds is trained
     find_quantization,       // the same of a quantized weight
     judge_by_metadata,       //
     find_constant_places,    //
@@ -61,6 +71,10 @@ bool names_tensor(const std::vector<std::string>& patterns, const std::string& n
   });
 }
 
+const char* trained_instead(const ImportOptions& options) {
+  return options.control.is_on() ? "its copy is trained (`control`)" : "adapters are trained";
+}
+
 std::vector<Verdict> decide(const Evidence& evidence, std::vector<std::string>& notes) {
   std::vector<Verdict> verdicts(evidence.subjects.size());
   Undecided open(evidence.subjects.size());
@@ -83,8 +97,8 @@ std::vector<Verdict> decide(const Evidence& evidence, std::vector<std::string>& 
     if (names_tensor(evidence.options.train, name, verdict.original)) {
       if (verdict.treatment != Treatment::trained)
         verdict = {.treatment = Treatment::trained, .why = "`train` names it", .original = verdict.original};
-    } else if (verdict.treatment == Treatment::trained && evidence.options.adapts) {
-      verdict = {.treatment = Treatment::frozen, .why = "adapters are trained", .original = verdict.original};
+    } else if (verdict.treatment == Treatment::trained && evidence.options.adapts && !evidence.subjects[i].candidate.tensor->added) {
+      verdict = {.treatment = Treatment::frozen, .why = trained_instead(evidence.options), .original = verdict.original};
     } else if (verdict.treatment == Treatment::trained && names_tensor(evidence.options.freeze, name, verdict.original)) {
       verdict = {.treatment = Treatment::frozen, .why = "`freeze` names it", .original = verdict.original};
     }

@@ -54,14 +54,15 @@ class TieFinder {
   };
 
   static bool eligible(const Candidate& candidate) {
-    return candidate.tensor->shape.size() >= 2 && element_count(candidate.tensor->shape) > 1;
+    const bool is_zeros = candidate.tensor->added && candidate.tensor->offset < 0;
+    return candidate.tensor->shape.size() >= 2 && element_count(candidate.tensor->shape) > 1 && !is_zeros;
   }
 
-  // Equal for tensors that could be tied: type and dimensions, those of matrices in falling order.
+  // Equal for tensors that could be tied: type and dimensions, those of matrices in falling order; a copy is only tied with copies.
   static std::string group(const Candidate& candidate) {
     Shape shape = candidate.tensor->shape;
     if (shape.size() == 2) std::sort(shape.rbegin(), shape.rend());
-    return to_string(TensorType{*candidate.tensor->dtype, shape});
+    return (candidate.tensor->added ? "copy " : "") + to_string(TensorType{*candidate.tensor->dtype, shape});
   }
 
   std::optional<Tie> tie_to_earlier(size_t i, const std::string& straight) {

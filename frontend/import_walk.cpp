@@ -94,6 +94,11 @@ const Meaning& Walk::output(const std::string& name) const {
   return found->second;
 }
 
+const Meaning* Walk::find(const std::string& name) const {
+  const auto found = main_.names.find(name);
+  return found == main_.names.end() ? nullptr : &found->second;
+}
+
 void Walk::run(const ImportOptions& options) {
   const Uses uses = find_uses(model_.graph.nodes, output_names(model_.graph), model_.opsets);
   options_ = &options;

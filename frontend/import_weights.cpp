@@ -97,6 +97,11 @@ std::set<std::string> names_of(const onnx::GraphDef& graph) {
 
 }  // namespace
 
+PlaceKey place_key(const Candidate& candidate) {
+  const onnx::TensorDef& tensor = *candidate.tensor;
+  return {candidate.bytes.path, candidate.bytes.offset, !tensor.added ? "" : tensor.offset < 0 ? tensor.name : "a copy"};
+}
+
 std::vector<std::string> output_names(const onnx::GraphDef& graph) {
   std::vector<std::string> names;
   for (const onnx::ValueDef& output : graph.outputs) names.push_back(output.name);
@@ -167,7 +172,8 @@ std::vector<Candidate> WeightTable::parameters(const onnx::GraphDef& graph, cons
       refused_.push_back(candidate.name);
       continue;
     }
-    if (candidate.tensor->offset < 0) candidate.bytes = files_.locate(*candidate.tensor);  // says why it can't be trained
+    const onnx::TensorDef& tensor = *candidate.tensor;
+    if (tensor.offset < 0 && !tensor.added) candidate.bytes = files_.locate(tensor);  // says why it can't be trained
     found.push_back(std::move(candidate));
   }
   if (is_main) note_own_names(graph);
@@ -204,9 +210,9 @@ void WeightTable::share_choices(std::vector<Candidate>& found, const std::vector
   if (options_.freeze.empty() && !options_.adapts) return;
   std::map<size_t, std::vector<size_t>> groups;  // by the one that is kept
   for (const Tie& tie : ties) groups[tie.kept].push_back(tie.tied);
-  std::map<std::pair<std::string, int64_t>, size_t> places;
+  std::map<PlaceKey, size_t> places;
   for (size_t i = 0; i < found.size(); ++i) {
-    const auto [place, is_first] = places.emplace(std::pair(found[i].bytes.path, found[i].bytes.offset), i);
+    const auto [place, is_first] = places.emplace(place_key(found[i]), i);
     if (!is_first) groups[place->second].push_back(i);
   }
   for (auto& [kept, group] : groups) {
@@ -214,15 +220,16 @@ void WeightTable::share_choices(std::vector<Candidate>& found, const std::vector
     const auto any = [&](const std::vector<std::string>& patterns) {
       return std::any_of(group.begin(), group.end(), [&](size_t i) { return named(patterns, found[i]); });
     };
-    if (!any(options_.freeze) && !options_.adapts) continue;
+    const bool adapts = options_.adapts && !found[kept].tensor->added;
+    if (!any(options_.freeze) && !adapts) continue;
     const bool trains = any(options_.train);
     for (const size_t i : group) {
       found[i].trainable = trains;
       TensorFate& fate = result_.info.tensors[found[i].fate];
       fate.treatment = trains ? Treatment::trained : Treatment::frozen;
-      fate.why = trains            ? "`train` names it, or what it is tied with"
-                 : options_.adapts ? "adapters are trained"
-                                   : "`freeze` names it, or what it is tied with";
+      fate.why = trains   ? "`train` names it, or what it is tied with"
+                 : adapts ? trained_instead(options_)
+                          : "`freeze` names it, or what it is tied with";
     }
   }
 }
@@ -273,7 +280,7 @@ void WeightTable::finish() {
                 "nothing is left to train: `freeze` names all {} weights of the model (`train` takes some of them out again)", frozen);
   }
   result_.info.chosen = names;
-  if (options_.adapts && options_.train.empty()) return;  // the adapters' note says it
+  if (options_.adapts && options_.train.empty()) return;  // another note says it
   result_.info.notes.push_back(fmt::format("by `train` and `freeze`, {} of {} tensors are trained, {} frozen ({} of {} parameters)",
                                            trained, trained + frozen, frozen, frozen_elements, elements));
 }
@@ -313,11 +320,14 @@ ValueId WeightTable::make_parameter(const Candidate& candidate, const std::strin
       {.parameter = graph_.value(id).name,
        .dtype = graph_.value(id).dtype,
        .places = {{.name = name, .bytes = candidate.bytes, .dtype = type.dtype, .shape = type.shape, .added = added}}});
-  if (added) result_.info.added.push_back({name, type});
+  if (added && candidate.bytes.path.empty()) result_.weights.back().fresh = FreshNumbers();  // zeros
+  if (added) result_.info.edit.initializers.push_back({name, type});
   return id;
 }
 
-Meaning WeightTable::add_parameter(const Candidate& candidate) { return {.value = make_parameter(candidate, candidate.name, false)}; }
+Meaning WeightTable::add_parameter(const Candidate& candidate) {
+  return {.value = make_parameter(candidate, candidate.name, candidate.tensor->added)};
+}
 
 // --untie: every node of the main graph that reads the weight gets a copy, but for the first; what nested graphs read stays the weight
 // itself.
@@ -332,7 +342,7 @@ void WeightTable::split(const Candidate& candidate, Meaning& meaning, std::set<s
     Candidate copy = candidate;
     copy.trainable = candidate.trainable && !is_running_statistic(use);
     meaning.copies[{use.node, use.input}] = make_parameter(copy, name, true);
-    result_.info.edits.push_back({.node = use.node, .input = use.input, .name = name});
+    result_.info.edit.inputs.push_back({.node = use.node, .place = use.input, .name = name});
   }
 }
 
@@ -340,10 +350,15 @@ Meaning WeightTable::tie_to(const Candidate& kept, const Meaning& parameter, con
   const std::string& name = graph_.value(parameter.value).name;
   for (Weight& weight : result_.weights) {
     if (weight.parameter != name) continue;
-    if (tied.bytes != kept.bytes) {
-      weight.places.push_back(
-          {.name = tied.name, .bytes = tied.bytes, .dtype = *tied.tensor->dtype, .shape = tied.tensor->shape, .transposed = transposed});
-    }
+    if (tied.bytes == kept.bytes && !tied.tensor->added) continue;
+    const TensorType type{*tied.tensor->dtype, tied.tensor->shape};
+    weight.places.push_back({.name = tied.name,
+                             .bytes = tied.bytes,
+                             .dtype = type.dtype,
+                             .shape = type.shape,
+                             .transposed = transposed,
+                             .added = tied.tensor->added});
+    if (tied.tensor->added) result_.info.edit.initializers.push_back({tied.name, type});
   }
   result_.info.notes.push_back(fmt::format("tied '{}' with '{}' ({})", tied.name, kept.name,
                                            tied.bytes == kept.bytes ? "stored in the same place"
@@ -391,7 +406,7 @@ std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, con
   std::vector<std::string> shared;
   for (size_t i = 0; i < found.size(); ++i) {
     const Candidate& candidate = found[i];
-    const auto place = by_place_.find({candidate.bytes.path, candidate.bytes.offset});
+    const auto place = by_place_.find(place_key(candidate));
     if (place != by_place_.end() && place->second.first.tensor->shape == candidate.tensor->shape) {
       by_index.push_back(tie_to(place->second.first, place->second.second, candidate, false));
     } else if (const auto tie = tie_of.find(i); tie != tie_of.end()) {
@@ -402,7 +417,7 @@ std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, con
       if (splits) kept.trainable = candidate.trainable && trains_unsplit(candidate.uses);
       by_index.push_back(add_parameter(kept));
       if (splits) split(candidate, by_index.back(), names);
-      by_place_.insert_or_assign({candidate.bytes.path, candidate.bytes.offset}, std::pair(candidate, by_index.back()));
+      by_place_.insert_or_assign(place_key(candidate), std::pair(candidate, by_index.back()));
     }
     meanings[candidate.name] = by_index.back();
     if (candidate.uses.size() > 1) shared.push_back(fmt::format("'{}' ({})", candidate.name, candidate.uses.size()));

@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -79,6 +80,8 @@ using Uses = std::unordered_map<std::string, std::vector<Use>>;
 // The readers of each name, in order, those in nested graphs included.
 Uses find_uses(const std::vector<onnx::NodeDef>& nodes, const std::vector<std::string>& outputs, const onnx::Opsets& opsets);
 std::vector<std::string> output_names(const onnx::GraphDef& graph);
+// The values that a node reads, in nested graphs, too.
+std::set<std::string> reads_of(const onnx::NodeDef& node);
 
 // What a name of the file stands for in the Graph: a value, a constant that nobody has read yet, nothing (an absent input), or something
 // unknown because a node before it could not be imported.
@@ -104,13 +107,17 @@ struct Candidate {
 };
 struct Subject;  // import_evidence.h
 
+// Where a tensor's elements are; a copy that the file lacks is another place, and zeros that it lacks are one each.
+using PlaceKey = std::tuple<std::string, int64_t, std::string>;
+PlaceKey place_key(const Candidate& candidate);
+
 struct Tie {
   size_t kept = 0;  // indices of candidates; kept < tied
   size_t tied = 0;
   bool transposed = false;
 };
 // Candidates of rank 2 and more that hold the same elements as an earlier one, as they are or (rank 2) transposed; never where all elements
-// are equal. Reads a few elements of each, and all of those that agree in them.
+// are equal, and copies that the file lacks only with each other. Reads a few elements of each, and all of those that agree in them.
 std::vector<Tie> find_ties(const std::vector<Candidate>& candidates, TensorFiles& files);
 
 // Decides which tensors of the file are parameters, and makes them.
@@ -146,8 +153,8 @@ class WeightTable {
   const ImportOptions& options_;
   Imported& result_;
   std::vector<std::string> refused_;
-  std::vector<std::pair<std::string, std::string>> others_;                            // initializers that can't be trained, and why
-  std::map<std::pair<std::string, int64_t>, std::pair<Candidate, Meaning>> by_place_;  // path, offset
+  std::vector<std::pair<std::string, std::string>> others_;  // initializers that can't be trained, and why
+  std::map<PlaceKey, std::pair<Candidate, Meaning>> by_place_;
 };
 
 // --- nodes ----------------------------------------------------------------------------------------------------------------------------
@@ -171,8 +178,9 @@ class Walk {
   };
 
   void run(const ImportOptions& options);
-  // What the model's outputs mean.
+  // What the model's outputs mean; a name of the main graph, null where nothing has it.
   const Meaning& output(const std::string& name) const;
+  const Meaning* find(const std::string& name) const;
 
   std::vector<Found> found;           // in the order of the nodes
   std::vector<ValueId> placeholders;  // values of which only the type is known

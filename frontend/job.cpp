@@ -83,7 +83,7 @@ Job::Job(const Options& options_, int64_t part_bytes, Workers& workers, std::fun
       adapting(adapter_settings(options)),
       workers_(workers),
       note_(std::move(note)) {
-  const Declared model = declared(options.model);
+  const Declared model = declared(options.model, control_net(options));
   data = open_data(options.data, options.model, options.token_type);
   binding = bind_inputs(model, options, *data.train);
   attached_ = attachments(options);

@@ -55,6 +55,7 @@ std::map<std::string, std::string> Job::settings() const {
     result["autocast_list"] = hex16(hash_bytes(std::as_bytes(std::span(rules))));
   }
   if (!info.chosen.empty()) result["train_freeze"] = hex16(hash_bytes(std::as_bytes(std::span(info.chosen))));
+  if (!options.control.empty()) result["control"] = fmt::format("{} {}", fmt::join(options.control, " "), options.control_input);
   if (passes_.base) result["base_dtype"] = to_string(*passes_.base);
   if (!options.base_target.empty()) result["base_dtype"] += fmt::format(" with '{}'", fmt::join(options.base_target, "', '"));
   if (adapting.is_on()) {

@@ -174,6 +174,13 @@ struct Options {
   // (IA)3, instead of LoRA: patterns as those of `lora_target`, of products and convolutions whose outputs, or inputs (`ia3_feedforward`),
   // are multiplied by trained numbers. What both fit has its inputs multiplied. In the end weights and biases have these factors in them.
   std::vector<std::string> ia3_target{}, ia3_feedforward{};
+  // ControlNet's way: blocks of the model, by patterns over names of modules, nodes or weights, get a copy that is trained, beside layers
+  // of zeros that add what it gives to the model's own values. The model's weights stay as they are, but for those that `train` names. The
+  // new model has the copy in it.
+  std::vector<std::string> control{};
+  // A condition: NAME=SIZE,SIZE,… of one sample. An input that the data feed, and that is added to what the copy reads, through a layer of
+  // zeros.
+  std::string control_input{};
   // What frozen matrices of products are stored as: float32 | bfloat16 | float16 | int8 | nf4 (4 bits, 64 elements a scale); embeddings,
   // norms and the head stay as they are, but for heads and embeddings that `base_target` names (patterns). Empty: as in the file. They are
   // rounded as they are read from it; products compute in float32, or as the job's precision says. The new model has adapters added to the

@@ -29,4 +29,13 @@ std::map<std::string, WeightNames> weight_names(const Imported& model) {
   return all;
 }
 
+std::string module_of_path(const std::string& node) {
+  std::string path = node.substr(node.starts_with('/') ? 1 : 0);
+  const size_t op = path.rfind('/');
+  if (op == std::string::npos) return {};
+  path.erase(op);
+  std::replace(path.begin(), path.end(), '/', '.');
+  return path;
+}
+
 }  // namespace ort_train

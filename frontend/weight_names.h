@@ -19,4 +19,8 @@ struct WeightNames {
 // Of all weights of a model, by parameter.
 std::map<std::string, WeightNames> weight_names(const Imported& model);
 
+// The module of a node whose name is a path, as PyTorch's older exporter writes it: "/encoder/layer.0/fc/MatMul" -> "encoder.layer.0.fc";
+// empty where it is none.
+std::string module_of_path(const std::string& node);
+
 }  // namespace ort_train

@@ -291,7 +291,7 @@ TEST(ImportWeights, UntieGivesEachUseItsOwnCopy) {
   const std::string path = write_model(folder, kShared);
   const Imported together = import_file(path);
   EXPECT_EQ(parameter_names(together), (Names{"b"}));
-  EXPECT_TRUE(together.info.edits.empty());
+  EXPECT_TRUE(together.info.edit.empty());
   ASSERT_EQ(together.info.notes.size(), 1u);
   EXPECT_HAS(together.info.notes[0], "'b' (3)");
   const Imported apart = import_file(path, {.shapes = {}, .bound_inputs = {}, .retie = true, .untie = true});

@@ -92,6 +92,21 @@ ValueDef to_value(const pb::ValueInfoProto& proto) {
   return value;
 }
 
+pb::ValueInfoProto to_proto(const ValueDef& value) {
+  pb::ValueInfoProto proto;
+  proto.set_name(value.name);
+  auto& tensor = *proto.mutable_type()->mutable_tensor_type();
+  tensor.set_elem_type(to_onnx(*value.dtype));
+  for (const DimDef& dim : value.dims) {
+    auto& to = *tensor.mutable_shape()->add_dim();
+    if (dim.size >= 0)
+      to.set_dim_value(dim.size);
+    else if (!dim.name.empty())
+      to.set_dim_param(dim.name);
+  }
+  return proto;
+}
+
 pb::TensorProto to_proto(const Tensor& tensor, const std::string& name) {
   pb::TensorProto proto;
   proto.set_name(name);
@@ -327,6 +342,7 @@ NodeDef to_node(const pb::NodeProto& proto, const std::shared_ptr<const void>& o
   node.op_type = proto.op_type();
   node.overload = proto.overload();
   node.name = proto.name();
+  node.module = module_of(proto);
   node.inputs.assign(proto.input().begin(), proto.input().end());
   node.outputs.assign(proto.output().begin(), proto.output().end());
   node.proto = std::shared_ptr<const pb::NodeProto>(owner, &proto);

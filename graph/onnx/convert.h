@@ -20,6 +20,7 @@ std::string type_in_words(int data_type);
 
 void set_type(const TensorType& type, pb::TypeProto& proto);
 ValueDef to_value(const pb::ValueInfoProto& proto);
+pb::ValueInfoProto to_proto(const ValueDef& value);  // of a tensor
 pb::TensorProto to_proto(const Tensor& tensor, const std::string& name);
 pb::AttributeProto to_proto(const std::string& name, const Attribute& attribute);
 
@@ -28,13 +29,16 @@ pb::AttributeProto to_proto(const std::string& name, const Attribute& attribute)
 inline constexpr const char* kBytesKey = "ort_train.bytes";
 
 // What PyTorch's dynamo exporter writes of where tensors come from: of a value its kind and what it was folded from, of the graph all
-// parameters, buffers and constants of the program that was exported.
+// parameters, buffers and constants of the program that was exported, of a node the modules around it.
 inline constexpr std::string_view kKindKey = "pkg.torch.export.graph_signature.InputSpec.kind";
 inline constexpr std::string_view kFoldedKey = "pkg.onnxscript.optimizer.folded_from";
 inline constexpr std::string_view kSignatureKey = "pkg.torch.export.ExportedProgram.graph_signature";
-inline constexpr std::array kOriginKeys{kKindKey, kFoldedKey, kSignatureKey};
+inline constexpr std::string_view kScopesKey = "pkg.torch.onnx.name_scopes";
+inline constexpr std::array kOriginKeys{kKindKey, kFoldedKey, kSignatureKey, kScopesKey};
 // Reads these entries into `graph`; what isn't written as that exporter writes it is passed over.
 void read_origins(const pb::GraphProto& proto, GraphDef& graph);
+// The innermost module around a node.
+std::string module_of(const pb::NodeProto& proto);
 
 // Throw Error(unsupported) for what contradicts itself, such as three elements of float32 [4].
 TensorDef to_tensor(const pb::TensorProto& proto);

@@ -12,11 +12,34 @@ namespace {
 constexpr int64_t kMaxBytes = (int64_t{1} << 31) - 1;
 constexpr int64_t kInputsOfInitializers = 4;  // IR versions below want each initializer among the graph's inputs
 
+using Names = std::map<size_t, std::map<size_t, std::string>>;  // node -> place -> name
+
+Names by_node(const std::vector<NameEdit>& edits) {
+  Names names;
+  for (const NameEdit& edit : edits) names[edit.node][edit.place] = edit.name;
+  return names;
+}
+
+NodeDef own(pb::NodeProto proto) {
+  const auto owner = std::make_shared<const pb::NodeProto>(std::move(proto));
+  return to_node(*owner, owner);
+}
+
+pb::NodeProto with_names(pb::NodeProto proto, const std::string& name, const std::vector<std::string>& inputs,
+                         const std::vector<std::string>& outputs) {
+  proto.set_name(name);
+  proto.clear_input();
+  proto.clear_output();
+  for (const std::string& input : inputs) proto.add_input(input);
+  for (const std::string& output : outputs) proto.add_output(output);
+  return proto;
+}
+
 class Editor {
  public:
-  Editor(const ByteSource& source, const std::vector<InputEdit>& edits, const std::vector<NewInitializer>& added)
-      : reader_(source), added_(added) {
-    for (const InputEdit& edit : edits) edits_[edit.node][edit.input] = edit.name;
+  Editor(const ByteSource& source, const ModelEdit& edit)
+      : reader_(source), edit_(edit), added_(edit.initializers), inputs_(by_node(edit.inputs)), outputs_(by_node(edit.outputs)) {
+    for (const NewNode& node : edit.nodes) nodes_[node.behind].push_back(&node.node);
   }
 
   std::vector<Piece> run() {
@@ -39,7 +62,7 @@ class Editor {
       at = field.end;
     }
     if (bytes(model) > kMaxBytes) {
-      throw error(ErrorCode::unsupported, "with a copy of each shared weight '{}' would have {} bytes, more than the 2 GiB of an ONNX file",
+      throw error(ErrorCode::unsupported, "with what is added to it '{}' would have {} bytes, more than the 2 GiB of an ONNX file",
                   reader_.source().name, bytes(model));
     }
     return model;
@@ -53,13 +76,12 @@ class Editor {
       const WireField field = reader_.field(at, graph.end);
       at = field.end;
       if (field.number == pb::GraphProto::kNodeFieldNumber) {
-        if (const auto edits = edits_.find(node_index++); edits != edits_.end()) {
-          put_message(field.number, node(field, edits->second), pieces);
-          continue;
-        }
+        put_node(field, node_index++, pieces);
+        continue;
       }
       put_source(field.start, field.end, pieces);
     }
+    for (const ValueDef& value : edit_.graph_inputs) put_message(pb::GraphProto::kInputFieldNumber, literal(to_proto(value)), pieces);
     for (size_t i = 0; i < added_.size(); ++i) {
       pb::TensorProto tensor;
       tensor.set_name(added_[i].name);
@@ -73,24 +95,49 @@ class Editor {
       pb::ValueInfoProto input;
       input.set_name(added_[i].name);
       set_type(added_[i].type, *input.mutable_type());
-      put_message(pb::GraphProto::kInputFieldNumber, {{.kind = Piece::Kind::literal, .literal = input.SerializeAsString()}}, pieces);
+      put_message(pb::GraphProto::kInputFieldNumber, literal(input), pieces);
     }
     return pieces;
   }
 
-  std::vector<Piece> node(const WireField& node, const std::map<size_t, std::string>& edits) {
+  // A node of the file, and the new ones behind it.
+  void put_node(const WireField& field, size_t index, std::vector<Piece>& out) {
+    const auto inputs = inputs_.find(index), outputs = outputs_.find(index);
+    if (inputs == inputs_.end() && outputs == outputs_.end()) {
+      put_source(field.start, field.end, out);
+    } else {
+      static const std::map<size_t, std::string> kNone;
+      put_message(field.number,
+                  node(field, inputs == inputs_.end() ? kNone : inputs->second, outputs == outputs_.end() ? kNone : outputs->second), out);
+    }
+    if (const auto added = nodes_.find(index); added != nodes_.end()) {
+      for (const NodeDef* node : added->second) put_message(field.number, literal(*node->proto), out);
+    }
+  }
+
+  std::vector<Piece> node(const WireField& node, const std::map<size_t, std::string>& inputs,
+                          const std::map<size_t, std::string>& outputs) {
     std::vector<Piece> pieces;
-    size_t input_index = 0;
+    size_t input_index = 0, output_index = 0;
     for (int64_t at = node.content; at < node.end;) {
       const WireField field = reader_.field(at, node.end);
       at = field.end;
-      const auto edit = field.number == pb::NodeProto::kInputFieldNumber ? edits.find(input_index++) : edits.end();
-      if (edit == edits.end())
+      const std::string* name = nullptr;
+      const auto look = [&](const std::map<size_t, std::string>& names, size_t& index) {
+        if (const auto found = names.find(index++); found != names.end()) name = &found->second;
+      };
+      if (field.number == pb::NodeProto::kInputFieldNumber) look(inputs, input_index);
+      if (field.number == pb::NodeProto::kOutputFieldNumber) look(outputs, output_index);
+      if (name == nullptr)
         put_source(field.start, field.end, pieces);
       else
-        put_message(field.number, {{.kind = Piece::Kind::literal, .literal = edit->second}}, pieces);
+        put_message(field.number, {{.kind = Piece::Kind::literal, .literal = *name}}, pieces);
     }
     return pieces;
+  }
+
+  template <typename Proto> static std::vector<Piece> literal(const Proto& proto) {
+    return {{.kind = Piece::Kind::literal, .literal = proto.SerializeAsString()}};
   }
 
   int64_t bytes(const std::vector<Piece>& pieces) const {
@@ -118,14 +165,59 @@ class Editor {
   }
 
   WireReader reader_;
+  const ModelEdit& edit_;
   const std::vector<NewInitializer>& added_;
-  std::map<size_t, std::map<size_t, std::string>> edits_;  // node -> input -> name
+  const Names inputs_, outputs_;
+  std::map<size_t, std::vector<const NodeDef*>> nodes_;  // by the node that they follow
 };
 
 }  // namespace
 
-std::vector<Piece> edit_model(const ByteSource& source, const std::vector<InputEdit>& edits, const std::vector<NewInitializer>& added) {
-  return Editor(source, edits, added).run();
+NodeDef make_node(const std::string& op_type, const std::string& name, const std::vector<std::string>& inputs, const std::string& output) {
+  pb::NodeProto proto;
+  proto.set_op_type(op_type);
+  return own(with_names(std::move(proto), name, inputs, {output}));
 }
+
+NodeDef copy_node(const NodeDef& node, const std::string& name, const std::vector<std::string>& inputs,
+                  const std::vector<std::string>& outputs) {
+  const auto refuse = [&](const char* what) {
+    return error(ErrorCode::unsupported, "[{} '{}'] has {} of its own: it can't be copied", node.op_type, node.name, what);
+  };
+  if (!node.graphs.empty()) throw refuse("graphs");
+  for (const auto& [attribute, tensor] : node.tensors) {
+    if (!tensor.value) throw refuse("a large tensor");
+  }
+  pb::NodeProto proto = with_names(*node.proto, name, inputs, outputs);
+  proto.clear_metadata_props();  // the original's
+  for (auto& attribute : *proto.mutable_attribute()) {
+    if (attribute.has_t()) attribute.mutable_t()->clear_metadata_props();  // kBytesKey
+  }
+  return own(std::move(proto));
+}
+
+void apply(const ModelEdit& edit, GraphDef& graph) {
+  const Names inputs = by_node(edit.inputs), outputs = by_node(edit.outputs);
+  std::vector<NodeDef> nodes;
+  nodes.reserve(graph.nodes.size() + edit.nodes.size());
+  std::map<size_t, std::vector<const NodeDef*>> added;
+  for (const NewNode& node : edit.nodes) added[node.behind].push_back(&node.node);
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    NodeDef& node = graph.nodes[i];
+    const auto rename = [&](const Names& edits, std::vector<std::string>& names) {
+      const auto of_node = edits.find(i);
+      if (of_node == edits.end()) return false;
+      for (const auto& [place, name] : of_node->second) names.at(place) = name;
+      return true;
+    };
+    if (static_cast<int>(rename(inputs, node.inputs)) + static_cast<int>(rename(outputs, node.outputs)) > 0)
+      node.proto = std::make_shared<const pb::NodeProto>(with_names(*node.proto, node.name, node.inputs, node.outputs));
+    nodes.push_back(std::move(node));
+    for (const NodeDef* behind : added[i]) nodes.push_back(*behind);
+  }
+  graph.nodes = std::move(nodes);
+}
+
+std::vector<Piece> edit_model(const ByteSource& source, const ModelEdit& edit) { return Editor(source, edit).run(); }
 
 }  // namespace ort_train::onnx

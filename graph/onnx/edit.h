@@ -1,4 +1,5 @@
-// Changes to a model file that leave everything else in it as it is, byte for byte: new initializers, and nodes that read other values.
+// Changes to a model file that leave everything else in it as it is, byte for byte: new nodes, inputs and initializers, and nodes that read
+// other values or give theirs other names.
 
 #pragma once
 
@@ -9,15 +10,38 @@
 
 namespace ort_train::onnx {
 
-struct InputEdit {
-  size_t node = 0, input = 0;  // of the main graph
-  std::string name;            // what it reads from now on
+struct NameEdit {
+  size_t node = 0, place = 0;  // of the main graph; which of the node's inputs or outputs
+  std::string name;            // what it is from now on
+};
+
+struct NewNode {
+  size_t behind = 0;  // the node of the main graph that it follows; several behind one stay in this order
+  NodeDef node;
 };
 
 struct NewInitializer {
   std::string name;
   TensorType type;
 };
+
+struct ModelEdit {
+  std::vector<NameEdit> inputs{}, outputs{};
+  std::vector<NewNode> nodes{};
+  std::vector<NewInitializer> initializers{};
+  std::vector<ValueDef> graph_inputs{};
+
+  bool empty() const { return inputs.empty() && outputs.empty() && nodes.empty() && initializers.empty() && graph_inputs.empty(); }
+};
+
+// A node of the standard domain, and one that does what another does. Throws Error(unsupported) for a node that has large tensors or
+// graphs of its own.
+NodeDef make_node(const std::string& op_type, const std::string& name, const std::vector<std::string>& inputs, const std::string& output);
+NodeDef copy_node(const NodeDef& node, const std::string& name, const std::vector<std::string>& inputs,
+                  const std::vector<std::string>& outputs);
+
+// The nodes of an edit, in a graph that was read.
+void apply(const ModelEdit& edit, GraphDef& graph);
 
 // The edited file is its pieces, one after the other.
 struct Piece {
@@ -29,6 +53,6 @@ struct Piece {
 };
 
 // Throws Error(unsupported) where the file would become larger than the 2 GiB that ONNX allows.
-std::vector<Piece> edit_model(const ByteSource& source, const std::vector<InputEdit>& edits, const std::vector<NewInitializer>& added);
+std::vector<Piece> edit_model(const ByteSource& source, const ModelEdit& edit);
 
 }  // namespace ort_train::onnx

@@ -36,6 +36,7 @@ struct TensorDef {
   std::string location;  // of external data, relative to the model's folder; empty: in the model file itself
   int64_t offset = -1, bytes = 0;
   bool varints = false;  // bytes hold protobuf varints instead of elements: decode_varints()
+  bool added = false;    // not in the file: a copy of what lies at that place, or where offset < 0 zeros
 
   std::shared_ptr<const Tensor> value;  // in memory, where small; else read it from the file
 
@@ -46,6 +47,7 @@ struct GraphDef;
 
 struct NodeDef {
   std::string domain, op_type, overload, name;
+  std::string module;                        // the exported program's module that it is of, where metadata say it: "encoder.layer.0.fc"
   std::vector<std::string> inputs, outputs;  // empty where absent
   Attributes attributes;                     // those of the kinds that a Graph knows
   std::map<std::string, TensorDef> tensors;  // tensor attributes, the large ones included

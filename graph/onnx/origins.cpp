@@ -50,6 +50,16 @@ void read_signature(std::string_view text, std::map<std::string, OriginKind>& pr
 
 }  // namespace
 
+// ['', 'encoder', 'encoder.fc', 'linear_1']: the modules from the outermost to the innermost, then the node.
+std::string module_of(const pb::NodeProto& proto) {
+  for (const auto& entry : proto.metadata_props()) {
+    if (entry.key() != kScopesKey) continue;
+    const std::vector<std::string> names = strings_of(entry.value());
+    return names.size() < 2 ? std::string() : names[names.size() - 2];
+  }
+  return {};
+}
+
 void read_origins(const pb::GraphProto& proto, GraphDef& graph) {
   for (const auto* values : {&proto.value_info(), &proto.input(), &proto.output()}) {
     for (const auto& value : *values) {

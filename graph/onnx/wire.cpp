@@ -51,7 +51,7 @@ std::span<const Rule> rules_of(Message message) {
                                       {pb::FunctionProto::kMetadataPropsFieldNumber, A::drop},
                                       {pb::FunctionProto::kDocStringFieldNumber, A::drop}};
   static constexpr Rule node[] = {{pb::NodeProto::kAttributeFieldNumber, A::descend, M::attribute},
-                                  {pb::NodeProto::kMetadataPropsFieldNumber, A::drop},
+                                  {pb::NodeProto::kMetadataPropsFieldNumber, A::evidence},
                                   {pb::NodeProto::kDeviceConfigurationsFieldNumber, A::drop},
                                   {pb::NodeProto::kDocStringFieldNumber, A::drop}};
   static constexpr Rule attribute[] = {{pb::AttributeProto::kTFieldNumber, A::descend_once, M::tensor},

@@ -134,9 +134,11 @@ Data write_data(const TestFolder& folder, Numbers& numbers) {
   data.masked = Arrays(sequences).add("labels", {kSamples, kLength}, labels).write(folder / "masked.safetensors");
   data.classes = Arrays(sequences).add("labels", {kSamples}, kinds).write(folder / "classes.safetensors");
 
+  Numbers more;  // so that the other data stay what they are
   data.images = Arrays{}
                     .add("image", {kSamples, 3, 8, 8}, numbers.reals(kSamples * 3 * 8 * 8, -2, 2))
                     .add("labels", {kSamples}, numbers.integers(kSamples, 5))
+                    .add("hint", {kSamples, 2, 8, 8}, more.reals(kSamples * 2 * 8 * 8, -2, 2))
                     .write(folder / "images.safetensors");
   data.wide = Arrays{}
                   .add("image", {kWide, 20'000}, numbers.reals(kWide * 20'000, -2, 2))
@@ -306,6 +308,17 @@ std::vector<PromiseJob> promise_jobs(const TestFolder& folder, const std::string
     o.ia3_feedforward = {"*mlp*"};
     o.base_dtype = "int8";
     o.base_target = {"*"};
+  });
+  // Trained copies of frozen blocks.
+  text("char-gpt, control", 3, [&](Options& o) {
+    o.control = {"h.1"};
+    accumulating(o);
+  });
+  bert("bert of torchscript, dropout, control", "dropout/bert-torchscript-17", data.masked, 64, 3,
+       [](Options& o) { o.control = {"layer.0"}; });
+  add("residual cnn, control with a condition", residual, data.images, 32, 3, [](Options& o) {
+    o.control = {"w5", "w6", "w10"};  // two convolutions, a BatchNorm, and the pool between them
+    o.control_input = "hint=2,8,8";
   });
   return jobs;
 }

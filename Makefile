@@ -28,7 +28,8 @@ zoo:  # ten architectures of all kinds, exported by PyTorch and trained beside i
 	@.ci/configure release
 	@cmake --build build --target ort-train
 	@python=$$(.ci/python models/requirements-zoo.txt) || { echo "zoo: SKIPPED, PyTorch can't be installed here"; exit 0; }; \
-	  PYTHONDONTWRITEBYTECODE=1 $$python models/zoo.py --some && PYTHONDONTWRITEBYTECODE=1 $$python -W ignore models/lora.py
+	  PYTHONDONTWRITEBYTECODE=1 $$python models/zoo.py --some && PYTHONDONTWRITEBYTECODE=1 $$python -W ignore models/lora.py && \
+	  PYTHONDONTWRITEBYTECODE=1 $$python -W ignore models/control.py
 
 sanitize:  # what parses and allocates, under AddressSanitizer and UndefinedBehaviorSanitizer (the preset names what `soak` does)
 	@.ci/configure sanitize

@@ -157,18 +157,27 @@ class Copier {
     return all;
   }
 
-  // The names by which a pattern may mean a node: its own, and its module's, or where that isn't known those of the weights that it reads.
+  // The names by which a pattern may mean a node: its module's by the exporter's metadata, or else the path in its name, and those of the
+  // weights that it reads. (Of a weight that two modules share, one reads an Identity, which has the name that its own would have.)
   std::vector<std::string> names_of(const onnx::NodeDef& node) const {
+    if (!node.module.empty()) return {node.module};
     std::vector<std::string> names;
-    const std::string module = node.module.empty() ? module_of_path(node.name) : node.module;
-    if (!module.empty()) return {module};
-    for (const std::string& weight : weights_read(node)) {
-      names.push_back(weight);
-      const std::string& originals = plain_.weights.at(weight);
-      for (std::string_view rest = originals; !rest.empty();) {
-        const size_t end = std::min(rest.find(", "), rest.size());
-        names.emplace_back(rest.substr(0, end));
-        rest.remove_prefix(std::min(end + 2, rest.size()));
+    if (std::string path = module_of_path(node.name); !path.empty()) names.push_back(std::move(path));
+    for (const std::string& input : node.inputs) {
+      const auto weights = weights_of_.find(input);
+      if (weights == weights_of_.end()) continue;
+      const auto producer = producers_.find(input);
+      if (producer != producers_.end() && graph_.nodes[producer->second].op_type == "Identity") {
+        names.push_back(input);
+        continue;
+      }
+      for (const std::string& weight : weights->second) {
+        names.push_back(weight);
+        for (std::string_view rest = plain_.weights.at(weight); !rest.empty();) {
+          const size_t end = std::min(rest.find(", "), rest.size());
+          names.emplace_back(rest.substr(0, end));
+          rest.remove_prefix(std::min(end + 2, rest.size()));
+        }
       }
     }
     return names;

@@ -20,6 +20,8 @@ struct OutputFile {
   std::string from, to;
   std::string name;      // relative to the folder of `to`
   std::string location;  // relative to the model's folder; empty: the model itself
+
+  bool is_new() const { return from.empty(); }  // of what is added alone
 };
 
 std::vector<OutputFile> output_files(const ModelInfo& model, const std::string& output_dir) {
@@ -30,6 +32,10 @@ std::vector<OutputFile> output_files(const ModelInfo& model, const std::string& 
                      .to = (fs::path(output_dir) / external).string(),
                      .name = external,
                      .location = external});
+  }
+  if (const auto& added = model.edit.initializers; !added.empty() && !added[0].location.empty()) {
+    const std::string& name = added[0].location;
+    files.push_back({.from = "", .to = (fs::path(output_dir) / name).string(), .name = name, .location = name});
   }
   return files;
 }
@@ -106,9 +112,33 @@ void write_parameter(const Weight& weight, const WeightPlace& place, DType to, c
   require(bytes == element_count(place.shape) * to_size, "a weight whose size is not that of its place");
 }
 
+// The weight that each new initializer is.
+using Added = std::vector<std::pair<const Weight*, const WeightPlace*>>;
+Added weights_added(const ModelInfo& model, const std::vector<Weight>& weights) {
+  const std::vector<onnx::NewInitializer>& all = model.edit.initializers;
+  Added added(all.size());
+  for (const Weight& weight : weights) {
+    for (const WeightPlace& place : weight.places) {
+      const auto at = std::find_if(all.begin(), all.end(), [&](const auto& tensor) { return place.added && tensor.name == place.name; });
+      if (at != all.end()) added[static_cast<size_t>(at - all.begin())] = {&weight, &place};
+    }
+  }
+  return added;
+}
+
+void write_new(File& to, const ModelInfo& model, const Added& added, const WeightBytes& bytes_of) {
+  to.reserve(model.edit.initializers.back().offset + model.edit.initializers.back().type.bytes());
+  for (size_t i = 0; i < added.size(); ++i) {
+    const auto [weight, place] = added[i];
+    write_parameter(*weight, *place, place->dtype, bytes_of,
+                    [&, at = model.edit.initializers[i].offset](int64_t offset, auto bytes) { to.write(at + offset, bytes); });
+  }
+  to.sync();
+}
+
 // `added`: the weights that the pieces which are new tensors hold.
-void write_copy(const OutputFile& file, File& to, std::vector<Patch>& patches, const ModelInfo& model,
-                const std::vector<std::pair<const Weight*, const WeightPlace*>>& added, const WeightBytes& bytes_of) {
+void write_copy(const OutputFile& file, File& to, std::vector<Patch>& patches, const ModelInfo& model, const Added& added,
+                const WeightBytes& bytes_of) {
   std::sort(patches.begin(), patches.end(), [](const Patch& a, const Patch& b) { return a.offset < b.offset; });
   const File from = open_source(file, model);
   const std::vector<onnx::Piece> pieces = pieces_of(from, file.location.empty() ? model : ModelInfo{});
@@ -129,7 +159,9 @@ void write_copy(const OutputFile& file, File& to, std::vector<Patch>& patches, c
     if (piece.kind == onnx::Piece::Kind::literal) append(std::as_bytes(std::span(piece.literal)));
     if (piece.kind == onnx::Piece::Kind::tensor) {
       const auto [weight, place] = added.at(piece.tensor);
-      write_parameter(*weight, *place, place->dtype, bytes_of, [&](int64_t, std::span<const std::byte> bytes) { append(bytes); });
+      write_parameter(*weight, *place, place->dtype, bytes_of,
+                      [&](int64_t offset, std::span<const std::byte> bytes) { to.write(written + offset, bytes); });
+      written += model.edit.initializers[piece.tensor].type.bytes();
     }
     if (piece.kind != onnx::Piece::Kind::source) continue;
     const int64_t shift = written - piece.begin;
@@ -158,7 +190,7 @@ void check_output(const ModelInfo& model, const std::string& output_dir) {
   if (!model.edit.empty()) pieces_of(File::open(model.path), model);  // it may become too large
   std::vector<std::string> names;
   for (const OutputFile& file : output_files(model, output_dir)) {
-    if (exists(file.to) && same_file(file.from, file.to))
+    if (!file.is_new() && exists(file.to) && same_file(file.from, file.to))
       throw error(ErrorCode::usage, "{}: is the input, and would be overwritten: choose another `output_dir`", file.to);
     names.push_back(file.name);
   }
@@ -171,18 +203,13 @@ std::string export_model(const ModelInfo& model, const std::vector<Weight>& weig
   const std::vector<OutputFile> files = output_files(model, output_dir);
   std::vector<std::string> names;
   std::vector<NewFile> written;
+  const Added added = weights_added(model, weights);
   for (const OutputFile& file : files) {
     std::vector<Patch> patches;
-    std::vector<std::pair<const Weight*, const WeightPlace*>> added(model.edit.initializers.size());
     for (const Weight& weight : weights) {
       if (weight.is_attached) continue;  // of a model that may be this very file
       for (const WeightPlace& place : weight.places) {
-        if (place.added) {
-          const std::vector<onnx::NewInitializer>& all = model.edit.initializers;
-          const auto at = std::find_if(all.begin(), all.end(), [&](const auto& tensor) { return tensor.name == place.name; });
-          added.at(static_cast<size_t>(at - all.begin())) = {&weight, &place};
-          continue;
-        }
+        if (place.added) continue;
         const std::string path = fs::path(place.bytes.path).lexically_normal().string();
         if (path == fs::path(file.from).lexically_normal().string())
           patches.push_back({place.bytes.offset, place.bytes.bytes, &place, &weight});
@@ -191,7 +218,10 @@ std::string export_model(const ModelInfo& model, const std::vector<Weight>& weig
     make_folders(folder_of(file.to));
     names.push_back(file.name);
     written.emplace_back(file.to);
-    write_copy(file, written.back().file(), patches, model, added, bytes_of);
+    if (file.is_new())
+      write_new(written.back().file(), model, added, bytes_of);
+    else
+      write_copy(file, written.back().file(), patches, model, added, bytes_of);
   }
   OutputFiles(output_dir, names).publish(written);  // the model after its data
   return files[0].to;
@@ -199,7 +229,7 @@ std::string export_model(const ModelInfo& model, const std::vector<Weight>& weig
 
 int64_t export_bytes(const ModelInfo& model) {
   int64_t bytes = 0;
-  for (const OutputFile& file : output_files(model, ".")) bytes += model.stamps.at(file.location).bytes;
+  for (const OutputFile& file : output_files(model, ".")) bytes += file.is_new() ? 0 : model.stamps.at(file.location).bytes;
   for (const onnx::NewInitializer& tensor : model.edit.initializers) bytes += tensor.type.bytes();
   return bytes;
 }

@@ -212,6 +212,22 @@ std::set<std::string> reads_of(const onnx::NodeDef& node) {
 
 }  // namespace importing
 
+void place_added(ModelInfo& model, int64_t limit) {
+  constexpr int64_t kAlignment = 4096;  // of a mapped file
+  std::vector<onnx::NewInitializer>& added = model.edit.initializers;
+  int64_t bytes = model.stamps.at("").bytes;
+  for (const onnx::NewInitializer& tensor : added) bytes += tensor.type.bytes();
+  if (added.empty() || bytes <= limit) return;
+  std::string name = "added.data";
+  while (std::find(model.external_files.begin(), model.external_files.end(), name) != model.external_files.end()) name = "more-" + name;
+  int64_t at = 0;
+  for (onnx::NewInitializer& tensor : added) {
+    tensor.location = name;
+    tensor.offset = at;
+    at += (tensor.type.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+  }
+}
+
 Declared declared(const std::string& path, const ControlNet& control) {
   FileStamp stamp;
   onnx::ModelDef model = open_model(path, &stamp);
@@ -248,6 +264,7 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
     Walk walk(model, result.graph, files, weights, inputs, make_folder(workers));
     walk.run(options);
     files.check_external(result.info);  // also those that only an untaken branch mentions
+    place_added(result.info);
     note_modes(model.graph, result.graph, result.info);
 
     const std::vector<std::string> names = output_names(model.graph);

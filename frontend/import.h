@@ -113,6 +113,10 @@ struct Imported {
   ModelInfo info;
 };
 
+// Gives what is added a file of its own if the model with it would have more than so many bytes: ONNX allows 2 GiB.
+inline constexpr int64_t kMostInModel = (int64_t{2} << 30) - (int64_t{64} << 20);  // new nodes take some
+void place_added(ModelInfo& model, int64_t limit = kMostInModel);
+
 // Places of the model's outputs that losses read, of ImportOptions::outputs.
 std::set<size_t> outputs_read_of(const Graph& graph, const std::vector<std::string>& names);
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "frontend/export.h"
 #include "frontend/importer.h"
 #include "graph/onnx/reader.h"
 #include "tests/arrays.h"
@@ -197,8 +198,11 @@ TEST_F(ControlRuns, CopiesBeginAsWhatTheFileHas) {
       [blocks_1] c = MatMul (b, v)
       y = Add (c, x)
     })");
-  add(model, "w", {8, 8}, 7919);
-  add(model, "v", {8, 8}, 7919);
+  const std::vector<float> w = numbers(64, 7919);
+  std::vector<float> v(64);
+  for (size_t i = 0; i < v.size(); ++i) v[i] = w[i % 8 * 8 + i / 8];
+  *model.mutable_graph()->add_initializer() = tensor_of("w", {8, 8}, w);
+  *model.mutable_graph()->add_initializer() = tensor_of("v", {8, 8}, v);  // transposed
   std::string bytes;
   for (auto& tensor : *model.mutable_graph()->mutable_initializer()) {
     bytes += tensor.raw_data();
@@ -230,7 +234,27 @@ TEST_F(ControlRuns, CopiesBeginAsWhatTheFileHas) {
                          .control = {"blocks_*"}});
   const std::string out = fs::path(run.summary.model_path).parent_path();
   EXPECT_TRUE(read_file(out + "/weights.bin") == bytes);
-  EXPECT_EQ(weight(run.summary.model_path, "control.w").size(), 64u);
+  const Imported trained = import_file(run.summary.model_path, {.shapes = {{"batch", 2}}});
+  EXPECT_EQ(parameter_names(trained), (Names{"w", "control.w", "control.zero.0.bias", "control.zero.0.weight"}));  // tied still
+  const std::vector<float> is = weight(run.summary.model_path, "control.w");
+  EXPECT_NE(is, w);
+
+  // Where the model would become too large, what is added goes to a file of its own.
+  ModelInfo info = imported.info;
+  place_added(info, 1000);
+  const std::string split = export_model(
+      info, imported.weights,
+      [&](const std::string& name, const ByteSink& sink) {
+        const std::vector<float> numbers = weight(run.summary.model_path, name);
+        if (sink) sink(0, std::as_bytes(std::span(numbers)));
+        return true;
+      },
+      folder / "split");
+  EXPECT_TRUE(fs::exists(folder / "split/added.data"));
+  EXPECT_FALSE(read_file(split).find(bytes_of(weight(split, "control.w"))) != std::string::npos);
+  for (const char* name : {"w", "control.w", "control.zero.0.bias", "control.zero.0.weight"})
+    EXPECT_EQ(weight(split, name), weight(run.summary.model_path, name)) << name;
+  EXPECT_EQ(parameter_names(import_file(split, {.shapes = {{"batch", 2}}})).size(), 4u);
 }
 
 // What of a model is copied, by the names of the weights in its new file.

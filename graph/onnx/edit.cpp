@@ -35,6 +35,17 @@ pb::NodeProto with_names(pb::NodeProto proto, const std::string& name, const std
   return proto;
 }
 
+void set_external(const NewInitializer& added, pb::TensorProto& tensor) {
+  tensor.set_data_location(pb::TensorProto::EXTERNAL);
+  for (const auto& [key, value] : {std::pair<const char*, std::string>{"location", added.location},
+                                   {"offset", std::to_string(added.offset)},
+                                   {"length", std::to_string(added.type.bytes())}}) {
+    auto& entry = *tensor.add_external_data();
+    entry.set_key(key);
+    entry.set_value(value);
+  }
+}
+
 class Editor {
  public:
   Editor(const ByteSource& source, const ModelEdit& edit)
@@ -87,9 +98,12 @@ class Editor {
       tensor.set_name(added_[i].name);
       tensor.set_data_type(to_onnx(added_[i].type.dtype));
       for (int64_t dim : added_[i].type.shape) tensor.add_dims(dim);
-      std::vector<Piece> message{{.kind = Piece::Kind::literal, .literal = tensor.SerializeAsString()}};
-      put_header(pb::TensorProto::kRawDataFieldNumber, static_cast<uint64_t>(added_[i].type.bytes()), message[0].literal);
-      message.push_back({.kind = Piece::Kind::tensor, .literal = {}, .tensor = i});
+      if (!added_[i].location.empty()) set_external(added_[i], tensor);
+      std::vector<Piece> message = literal(tensor);
+      if (added_[i].location.empty()) {
+        put_header(pb::TensorProto::kRawDataFieldNumber, static_cast<uint64_t>(added_[i].type.bytes()), message[0].literal);
+        message.push_back({.kind = Piece::Kind::tensor, .literal = {}, .tensor = i});
+      }
       put_message(pb::GraphProto::kInitializerFieldNumber, std::move(message), pieces);
       if (ir_version >= kInputsOfInitializers) continue;
       pb::ValueInfoProto input;

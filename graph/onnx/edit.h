@@ -23,6 +23,8 @@ struct NewNode {
 struct NewInitializer {
   std::string name;
   TensorType type;
+  std::string location{};  // a new file of external data, where it begins at `offset`; empty: the model itself
+  int64_t offset = 0;
 };
 
 struct ModelEdit {

@@ -237,7 +237,16 @@ class Copier {
     std::set<std::string> names;
     for (const onnx::NodeDef& node : graph_.nodes) {
       if (!gives_data(node)) continue;
-      for (std::string& name : names_of(node)) names.insert(std::move(name));
+      for (const std::string& name : names_of(node)) {
+        names.insert(name);
+        // The modules around it, and their last parts: "encoder.layer.0", "layer.0".
+        for (size_t end = name.find('.'); end != std::string::npos; end = name.find('.', end + 1)) {
+          const std::string module = name.substr(0, end);
+          names.insert(module);
+          const size_t last = module.rfind('.'), before = last == 0 || last == std::string::npos ? last : module.rfind('.', last - 1);
+          if (before != std::string::npos) names.insert(module.substr(before + 1));
+        }
+      }
     }
     const std::vector<std::string> near = nearest_names(pattern, {names.begin(), names.end()}, 3);
     throw error(ErrorCode::usage, "`control` '{}' fits no module, node or weight of the model; {} (* stands for any text)", pattern,
@@ -340,7 +349,8 @@ class Copier {
   size_t channel_axis(const std::string& value) const {
     const size_t rank = plain_.activations.at(value).shape.size();
     std::vector<std::string> near{value};
-    for (size_t at = 0; at < near.size() && rank > 2; ++at) {
+    constexpr size_t kFarthest = 1000;
+    for (size_t at = 0; at < std::min(near.size(), kFarthest) && rank > 2; ++at) {
       std::vector<size_t> nodes;
       if (const auto producer = producers_.find(near[at]); producer != producers_.end()) nodes.push_back(producer->second);
       if (const auto readers = readers_.find(near[at]); readers != readers_.end())

@@ -138,6 +138,7 @@ void drop_dead_constants(Graph& graph) {
 // What copy_blocks() has to know; empty where the model can't be imported.
 std::optional<PlainModel> read_plain(const std::string& path, const onnx::ModelDef& model, const std::vector<std::string>& outputs,
                                      ImportOptions options, Workers& workers) {
+  const std::string condition = options.control.condition;
   options.retie = false;  // reads no weights
   options.control = {};
   options.adapts = false;
@@ -161,8 +162,8 @@ std::optional<PlainModel> read_plain(const std::string& path, const onnx::ModelD
   std::set<std::string> data;  // what depends on an input
   for (const onnx::ValueDef& input : model.graph.inputs) {
     const Meaning* const meaning = walk.find(input.name);
-    if (meaning != nullptr && meaning->value != kNone && imported.graph.value(meaning->value).kind == ValueKind::input)
-      data.insert(input.name);
+    if (meaning == nullptr || meaning->value == kNone) continue;
+    if (imported.graph.value(meaning->value).kind == ValueKind::input || input.name == condition) data.insert(input.name);
   }
   for (const onnx::NodeDef& node : model.graph.nodes) {
     const std::set<std::string> reads = reads_of(node);

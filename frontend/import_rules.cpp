@@ -72,7 +72,7 @@ bool names_tensor(const std::vector<std::string>& patterns, const std::string& n
 }
 
 const char* trained_instead(const ImportOptions& options) {
-  return options.control.is_on() ? "its copy is trained (`control`)" : "adapters are trained";
+  return options.control.is_on() ? "a copy is trained (`control`)" : "adapters are trained";
 }
 
 std::vector<Verdict> decide(const Evidence& evidence, std::vector<std::string>& notes) {

@@ -113,7 +113,8 @@ void show_summary(const CommandLine& line, const Summary& summary, const PlanRep
   if (!summary.stopped)
     progress.line("model", line.options.adapter_only
                                ? fmt::format("{} (an adapter of {})", summary.model_path, line.options.model)
-                               : fmt::format("{} (same graph, names and layout as {})", summary.model_path, line.options.model));
+                               : fmt::format("{} (same graph, names and layout as {}{})", summary.model_path, line.options.model,
+                                             line.options.control.empty() ? "" : ", and the copy"));
 }
 
 // What ends a run that was told to stop: a signal's number + 128, or output that nobody reads.

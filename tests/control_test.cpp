@@ -159,6 +159,8 @@ TEST_F(ControlRuns, AConditionIsAnInputOfTheNewModel) {
   const std::vector<float> layer = weight(run.summary.model_path, "control.condition.weight");
   EXPECT_EQ(layer.size(), 4u);
   EXPECT_TRUE(std::all_of(layer.begin(), layer.end(), [](float x) { return x != 0; }));
+  o.bind = {{"hint", "0.5"}};  // the same for all samples
+  EXPECT_EQ(train(o).losses[0], run.losses[0]);
 }
 
 TEST_F(ControlRuns, AnyMemoryEndsWithTheSameBits) {

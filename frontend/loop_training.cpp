@@ -13,7 +13,6 @@
 #include "frontend/file.h"
 #include "frontend/log.h"
 #include "frontend/loop.h"
-#include "frontend/machine_rates.h"
 #include "frontend/memory.h"
 #include "frontend/save_tensors.h"
 #include "graph/error.h"
@@ -343,18 +342,18 @@ void Loop::Training::summarize() {
   summary_.rss_peak_bytes = process_memory().peak;
 }
 
-// Where a step took much more or less than was predicted. Rates that a busy machine had when they were measured aren't kept.
+// Where a step took much more or less than was predicted.
 void Loop::Training::tell_of_prediction() const {
   constexpr double kFar = 1.5, kShort = 5;  // milliseconds: of less, most is not computing
   const double took = summary_.median_milliseconds, predicted = summary_.predicted_milliseconds;
   if (took <= 0 || predicted <= 0 || std::max(took, predicted) <= std::max(kShort, kFar * std::min(took, predicted))) return;
-  if (took > predicted)
-    return loop_.note(fmt::format("a step took {:.1f} times what was predicted: the machine is busier than when it was measured, or has "
-                                  "become slower (`recalibrate` measures it again)",
-                                  took / predicted));
-  const bool is_forgotten = forget_processor(options_);
-  loop_.note(fmt::format("a step took {:.2g} of what was predicted: the machine was busier when it was measured, or has become faster ({})",
-                         took / predicted, is_forgotten ? "the next run measures it again" : "`recalibrate` measures it again"));
+  loop_.note(took > predicted
+                 ? fmt::format("a step took {:.1f} times what was predicted: the machine is busier than when it was measured, or has "
+                               "become slower (`recalibrate` measures it again)",
+                               took / predicted)
+                 : fmt::format("a step took {:.2g} of what was predicted: the machine was busier when it was measured, or has "
+                               "become faster (`recalibrate` measures it again)",
+                               took / predicted));
 }
 
 }  // namespace ort_train

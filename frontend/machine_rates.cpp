@@ -73,16 +73,4 @@ void MachineRates::keep_profile() const {
   }
 }
 
-bool forget_processor(const Options& options) {
-  std::optional<MachineProfile> profile = options.profile.empty() ? std::nullopt : load_profile(options.profile);
-  if (!profile) return false;
-  profile->processor.clear();
-  try {
-    save_profile(options.profile, *profile);
-  } catch (const Error&) {
-    return false;
-  }
-  return true;
-}
-
 }  // namespace ort_train

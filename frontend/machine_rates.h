@@ -42,7 +42,4 @@ class MachineRates {
   DiskRates disk_;
 };
 
-// Takes what Options::profile says of the processor out of that file, so that the next run measures it. False where that can't be.
-bool forget_processor(const Options& options);
-
 }  // namespace ort_train

@@ -185,7 +185,7 @@ TEST(MachineProfile, ComesBackOnTheSameMachineOnly) {
   };
   EXPECT_TRUE(with("\"flops\"", "\"flops\""));
   EXPECT_FALSE(with(machine_key(), "another machine"));
-  EXPECT_FALSE(with("\"version\": 8", "\"version\": 7"));
+  EXPECT_FALSE(with("\"version\": 9", "\"version\": 7"));
   EXPECT_FALSE(with("\"2\"", "\"two\""));
   EXPECT_FALSE(with("\"depth\": 8", "\"depth\": 1000000"));
   EXPECT_FALSE(with("\"block_bytes\": 1048576", "\"block_bytes\": 1000"));

@@ -77,7 +77,7 @@ void OpTimes::write(const std::string& path) const {
     entries.push_back({{"entry", times.name}, {"runs", times.runs}, {"ops", std::move(op_list)}, {"nodes", std::move(node_list)}});
   }
   make_folders(folder_of(path));
-  replace_file(path, OpJson{{"entries", std::move(entries)}}.dump(2) + "\n");
+  replace_file(path, OpJson{{"entries", std::move(entries)}}.dump(2, ' ', false, OpJson::error_handler_t::replace) + "\n");
 }
 
 }  // namespace ort_train

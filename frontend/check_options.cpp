@@ -57,20 +57,24 @@ void check_options(const Options& options) {
   if (options.lora_rank > 0 && (!options.ia3_target.empty() || !options.ia3_feedforward.empty()))
     throw error(ErrorCode::usage, "`lora_rank` and `ia3_target` are two kinds of adapters: give one of them");
   if (options.lora_rank == 0 && options.adapter.empty()) {
+    const bool is_ia3 = has_adapters(options);
     for (const auto& [name, is_set] : {std::pair("lora_alpha", options.lora_alpha != 0),
                                        {"lora_dropout", options.lora_dropout != 0},
                                        {"lora_target", !options.lora_target.empty()},
                                        {"use_rslora", options.use_rslora},
                                        {"use_dora", options.use_dora},
                                        {"lora_plus_ratio", options.lora_plus_ratio != 1},
-                                       {"adapter_only", options.adapter_only && !has_adapters(options)}}) {
+                                       {"adapter_only", options.adapter_only && !is_ia3}}) {
+      if (is_set && is_ia3)
+        throw error(ErrorCode::usage, "`{}` is about LoRA, and `ia3_target` asks for (IA)3: leave out one of them", name);
       if (is_set) throw error(ErrorCode::usage, "`{}` is about adapters: give `lora_rank`, or an `adapter` to start from", name);
     }
   }
   if (control_net(options).is_on()) {
-    if (options.lora_rank > 0 || !options.adapter.empty())
+    if (has_adapters(options))
       throw error(ErrorCode::usage,
-                  "`control` copies blocks, `lora_rank` and `adapter` put small matrices beside them: give one or the other");
+                  "`control` copies blocks, `lora_rank`, `ia3_target`, `ia3_feedforward` and `adapter` put adapters beside their weights: "
+                  "give one or the other");
     if (options.untie) throw error(ErrorCode::usage, "`control` doesn't go with `untie`: a copied block has weights of its own without it");
   }
   for (const int64_t length : options.length_buckets) {

@@ -23,7 +23,8 @@ class Search {
         import_(import),
         open_(open),
         workers_(workers),
-        left_(std::max<int64_t>(kMostNodes / std::max<int64_t>(nodes, 1), 2)) {}
+        left_(std::max<int64_t>(kMostNodes / std::max<int64_t>(import.control.is_on() ? 2 * nodes : nodes, 1), 2)) {
+  }  // goes through it twice
 
   void run() {
     best_ = obstacles();

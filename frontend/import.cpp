@@ -57,7 +57,7 @@ Needed needed_for(const onnx::GraphDef& graph, const std::vector<std::string>& o
   return needed;
 }
 
-void note_modes(const onnx::GraphDef& graph, const Graph& imported, ModelInfo& info) {
+void note_modes(const onnx::GraphDef& graph, const Graph& imported, bool is_frozen, ModelInfo& info) {
   std::set<int64_t> drawing;  // Dropout nodes in training mode: nothing else of ONNX draws in training alone
   int64_t dropout = 0, live = 0, frozen = 0;
   for (NodeId id : imported.order()) {
@@ -76,8 +76,9 @@ void note_modes(const onnx::GraphDef& graph, const Graph& imported, ModelInfo& i
     info.notes.push_back(
         fmt::format("{} Dropout node{} in evaluation mode: kept, dropping nothing", dropout, dropout == 1 ? " is" : "s are"));
   if (live > 0) {
-    info.notes.push_back(fmt::format("{} BatchNormalization node{} live: {} by each batch's statistics, which the running ones take in",
-                                     live, live == 1 ? " is" : "s are", live == 1 ? "it normalises" : "they normalise"));
+    info.notes.push_back(fmt::format("{} BatchNormalization node{} live: {} by each batch's statistics, which the running ones take in{}",
+                                     live, live == 1 ? " is" : "s are", live == 1 ? "it normalises" : "they normalise",
+                                     is_frozen ? ", also in layers whose weights stay as they are (`batch_norm` frozen)" : ""));
   }
   if (frozen > 0) {
     info.notes.push_back(fmt::format("{} BatchNormalization node{} frozen: {} running statistics stay as they are (`batch_norm` live)",
@@ -135,6 +136,13 @@ void drop_dead_constants(Graph& graph) {
   }
 }
 
+// Whether something that couldn't be imported is on the way to what is needed. A tensor without a name belongs to no node, and nobody can
+// say what reads it: it is in the way.
+bool is_in_the_way(const Walk::Found& found, const Needed& needed) {
+  if (!found.tensor.empty()) return needed.names.contains(found.tensor);
+  return found.node >= needed.nodes.size() || needed.nodes[found.node];
+}
+
 // What copy_blocks() has to know; empty where the model can't be imported.
 std::optional<PlainModel> read_plain(const std::string& path, const onnx::ModelDef& model, const std::vector<std::string>& outputs,
                                      ImportOptions options, Workers& workers) {
@@ -155,10 +163,8 @@ std::optional<PlainModel> read_plain(const std::string& path, const onnx::ModelD
   walk.run(options);
   const Needed needed = needed_for(model.graph, outputs);
   plain.needed = needed.nodes;
-  for (const Walk::Found& found : walk.found) {
-    if (found.tensor.empty() ? found.node >= needed.nodes.size() || needed.nodes[found.node] : needed.names.contains(found.tensor))
-      return std::nullopt;
-  }
+  if (std::any_of(walk.found.begin(), walk.found.end(), [&](const Walk::Found& found) { return is_in_the_way(found, needed); }))
+    return std::nullopt;
   std::set<std::string> data;  // what depends on an input
   for (const onnx::ValueDef& input : model.graph.inputs) {
     const Meaning* const meaning = walk.find(input.name);
@@ -182,8 +188,8 @@ std::optional<PlainModel> read_plain(const std::string& path, const onnx::ModelD
 }
 
 // Makes the copy that `control` wants, in a model whose obstacles are found without it.
-void add_control(const std::string& path, const ImportOptions& options, const std::vector<std::string>& outputs, Workers& workers,
-                 onnx::ModelDef& model, ModelInfo& info) {
+void add_copied_blocks(const std::string& path, const ImportOptions& options, const std::vector<std::string>& outputs, Workers& workers,
+                       onnx::ModelDef& model, ModelInfo& info) {
   if (!options.control.is_on()) return;
   std::vector<onnx::ValueDef> condition = add_condition(options.control, model.graph);
   const std::optional<PlainModel> plain = read_plain(path, model, outputs, options, workers);
@@ -252,7 +258,7 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
   std::replace(loss_outputs.begin(), loss_outputs.end(), std::string(), model.graph.outputs[0].name);
 
   try {
-    add_control(path, options, loss_outputs, workers, model, result.info);
+    add_copied_blocks(path, options, loss_outputs, workers, model, result.info);
     const BoundInputs inputs = bind_dimensions(model.graph, options);
     TensorFiles files(path);
     result.info.low = low_type_of(model.graph);
@@ -266,7 +272,7 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
     walk.run(options);
     files.check_external(result.info);  // also those that only an untaken branch mentions
     place_added(result.info);
-    note_modes(model.graph, result.graph, result.info);
+    note_modes(model.graph, result.graph, options.adapts, result.info);
 
     const std::vector<std::string> names = output_names(model.graph);
     for (const std::string& loss_output : loss_outputs) {
@@ -278,9 +284,7 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
 
     const Needed needed = needed_for(model.graph, loss_outputs);
     for (Walk::Found& found : walk.found) {
-      // A tensor without a name belongs to no node, and nobody can say what reads it: it is in the way.
-      const bool is_nameless = found.tensor.empty() && found.node >= needed.nodes.size();
-      found.obstacle.blocks = is_nameless || (found.tensor.empty() ? needed.nodes[found.node] : needed.names.contains(found.tensor));
+      found.obstacle.blocks = is_in_the_way(found, needed);
       for (std::string* text : {&found.obstacle.node, &found.obstacle.reason, &found.obstacle.hint})
         *text = onnx::printable(std::move(*text));
       result.obstacles.push_back(std::move(found.obstacle));

@@ -50,12 +50,13 @@ struct WeightPlace {
   bool added = false;       // the file does not have it yet; `bytes` is what it is a copy of, if anything
 };
 
-// What a weight begins as that no file has: all the same number, or
+// What a weight that no file has begins as. One of these counts: `squares_of`, `bound`, `deviation`, else `value`.
 struct FreshNumbers {
-  double bound = 0;      // uniform in (-bound, bound)
-  double deviation = 0;  // normal, of this standard deviation
-  double value = 0;
-  // A sum of the squares of that weight as the run stores it for each place along one of its axes; or its root.
+  double bound = 0;      // uniformly distributed in (-bound, bound)
+  double deviation = 0;  // normally distributed, of this standard deviation
+  double value = 0;      // all the same number
+  // The name of another weight: element i is the sum of the squares of what that has at place i of `axis`, as the run stores it, or with
+  // `root` the root of this sum.
   std::string squares_of{};
   size_t axis = 0;
   bool root = false;

@@ -93,7 +93,7 @@ FileRange TensorFiles::locate(const onnx::TensorDef& tensor) {
   return range;
 }
 
-DType low_type_of(const onnx::GraphDef& graph) {
+DType weight_type_of(const onnx::GraphDef& graph) {
   std::map<DType, double> elements;
   const auto count = [&](const onnx::TensorDef& tensor) {
     if (tensor.dtype && is_floating(*tensor.dtype)) elements[*tensor.dtype] += static_cast<double>(element_count(tensor.shape));
@@ -107,6 +107,11 @@ DType low_type_of(const onnx::GraphDef& graph) {
   for (const auto& [type, number] : elements) {
     if (number > elements[most]) most = type;
   }
+  return most;
+}
+
+DType low_type_of(const onnx::GraphDef& graph) {
+  const DType most = weight_type_of(graph);
   return is_half(most) ? most : DType::float32;
 }
 

@@ -50,6 +50,8 @@ class TensorFiles {
   bool widens_ = false;
 };
 
+// The type of most of a model's floating-point numbers.
+DType weight_type_of(const onnx::GraphDef& graph);
 // The 16-bit type in which most of a model's floating-point numbers are stored; float32 where most are in others.
 DType low_type_of(const onnx::GraphDef& graph);
 

@@ -351,7 +351,11 @@ TEST_F(ControlRuns, WhatDoesNotFitIsRefused) {
   EXPECT_HAS(refusal(o), "`control` 'dwon_*' fits no module, node or weight of the model; it has 'down_");
   o = good;
   o.lora_rank = 2;
-  EXPECT_HAS(refusal(o), "`control` copies blocks, `lora_rank` and `adapter` put small matrices beside them");
+  EXPECT_HAS(refusal(o),
+             "`control` copies blocks, `lora_rank`, `ia3_target`, `ia3_feedforward` and `adapter` put adapters beside their weights");
+  o = good;
+  o.ia3_feedforward = {"head_weight"};
+  EXPECT_HAS(refusal(o), "`control` copies blocks, `lora_rank`, `ia3_target`");
   o = good;
   o.untie = true;
   EXPECT_HAS(refusal(o), "`control` doesn't go with `untie`");
@@ -362,6 +366,16 @@ TEST_F(ControlRuns, WhatDoesNotFitIsRefused) {
   EXPECT_HAS(refusal(o), "the model has an input of that name");
   o.control_input = "hint=0,6,6";
   EXPECT_HAS(refusal(o), "a dimension is at least 1");
+  o.control_input = "hint=-1,6,6";
+  EXPECT_HAS(refusal(o), "a dimension is at least 1");
+  for (const char* name : {"stem_weight", "r0"}) {
+    o.control_input = std::string(name) + "=1,6,6";
+    EXPECT_HAS(refusal(o), "the model has a tensor of that name: choose another");
+  }
+  o.control_input = "hint=depth,6,6";
+  o.shapes = {{"depth", 1}};
+  EXPECT_HAS(refusal(o), "the layer of zeros behind it has weights for each of its channels: give a number for 'depth'");
+  o.shapes.clear();
   o.control_input = "depth=1,6,6";
   EXPECT_HAS(refusal(o), "has no array 'depth'");
   o.control_input = "hint=1,6";
@@ -391,6 +405,119 @@ TEST_F(ControlRuns, WhatDoesNotFitIsRefused) {
                         y = MatMul (b, v) z = Relu (x))",
                      "one*"),
              "has graphs of its own, which can't be copied");
+}
+
+// What lies between the blocks' nodes and has its shape read is no result.
+TEST_F(ControlRuns, AShapeIsNoResult) {
+  ort_train_onnx::ModelProto model = model_of(R"(<ir_version: 8, opset_import: ["" : 17]>
+    g (float[batch, 4, 8] x) => (float[batch, 4, 3] y) {
+      [one] a = MatMul (x, w)
+      [one_shape] s = Shape (a)
+      [one_view] r = Reshape (a, s)
+      [one_more] b = MatMul (r, v)
+      [two] y = MatMul (b, u)
+    })");
+  add(model, "w", {8, 8}, 7919);
+  add(model, "v", {8, 8}, 7907);
+  add(model, "u", {8, 3}, 7901);
+  EXPECT_EQ(joined(write_model(folder, model), {"one*"}), (Names{"b"}));
+}
+
+// A layer of zeros has weights for each place of an axis, whose size is the model's, not a batch's.
+TEST_F(ControlRuns, LayersNeedAFixedAxis) {
+  const auto refused = [&](const std::string& inputs, const std::string& body, std::vector<std::string> blocks) {
+    ort_train_onnx::ModelProto model =
+        model_of(R"(<ir_version: 8, opset_import: ["" : 17]> g ()" + inputs + ") => (float[n] y) {" + body + "}");
+    for (const char* name : {"w", "v"}) add(model, name, {8, 8}, 7919 + name[0]);
+    add(model, "u", {1}, 7907);
+    const std::string path = write_model(folder, model);
+    std::map<std::string, int64_t> sizes{{"batch", 2}};
+    if (inputs.find("length") != std::string::npos) sizes["length"] = 5;
+    try {
+      import_file(path, {.shapes = sizes, .adapts = true, .control = {.blocks = std::move(blocks)}});
+    } catch (const Error& problem) {
+      return std::string(problem.what());
+    }
+    return std::string();
+  };
+  EXPECT_HAS(refused("float[batch, 8] x",
+                     R"([one] a = MatMul (x, w) axis = Constant <value = int64[1] {1}> () [one_sum] b = ReduceSum <keepdims = 0> (a, axis)
+                        [two] y = Mul (b, u))",
+                     {"one*"}),
+             "'b' is float32 [2] and has no axis of channels or features");
+  const std::string attention = R"([one] q = MatMul (x, w) [two] k = MatMul (x, v) [turn] t = Transpose <perm = [0, 2, 1]> (k)
+                                   [scores] s = MatMul (q, t) [three] p = Softmax (s) m = MatMul (p, x)
+                                   y = ReduceMean <axes = [1, 2], keepdims = 0> (m))";
+  EXPECT_HAS(refused("float[batch, length, 8] x", attention, {"one", "scores"}),
+             "'s' is float32 [2, 5, 5] and its axis 2 has a size that may vary with the data");
+  EXPECT_EQ(refused("float[batch, length, 8] x", attention, {"one"}), "");
+  EXPECT_EQ(refused("float[batch, 5, 8] x", attention, {"one", "scores"}), "");
+}
+
+// A condition that no result of the blocks depends on would be an input that nothing reads.
+TEST_F(ControlRuns, AConditionHasAnInfluence) {
+  ort_train_onnx::ModelProto model = model_of(R"(<ir_version: 8, opset_import: ["" : 17]>
+    g (float[batch, 4] x) => (float[batch, 4] y, float[batch, 4] z) {
+      a = Relu (x)
+      [one_unread] z = MatMul (x, w)
+      [one] b = MatMul (a, w)
+      y = Tanh (b)
+    })");
+  add(model, "w", {4, 4}, 7919);
+  const std::string path = write_model(folder, model);
+  const ControlNet control{.blocks = {"one*"}, .condition = "hint", .dimensions = {"4"}};
+  EXPECT_HAS(error_of([&] {
+               import_file(path, {.shapes = {{"batch", 2}}, .adapts = true, .control = control});
+             }).what(),
+             "'x', has no influence on what the blocks of `control` give");
+}
+
+// In a file of 16-bit numbers a layer has the type that the tensor has there, declared or not.
+TEST_F(ControlRuns, LayersHaveTheTypesOfTheFile) {
+  ort_train_onnx::ModelProto model = model_of(R"(<ir_version: 8, opset_import: ["" : 17]>
+    g (float16[batch, 8] x) => (float[batch, 4] y) {
+      [one] a = MatMul (x, w)
+      [wide] f = Cast <to = 1> (a)
+      [two] b = MatMul (f, v)
+      [three] y = Tanh (b)
+    })");
+  add(model, "v", {8, 4}, 7907);
+  auto& w = *model.mutable_graph()->add_initializer();
+  w.set_name("w");
+  w.set_data_type(ort_train_onnx::TensorProto::FLOAT16);
+  for (int i = 0; i < 2; ++i) w.add_dims(8);
+  w.set_raw_data(std::string(128, '0'));
+  const std::string path = write_model(folder, model);
+  const auto types = [&](const std::string& block, bool conditioned) {
+    ControlNet control{.blocks = {block}};
+    if (conditioned) control = {.blocks = {block}, .condition = "hint", .dimensions = {"3"}};
+    const Imported imported = import_file(path, {.shapes = {{"batch", 2}}, .adapts = true, .control = control});
+    std::map<std::string, DType> found;
+    for (const onnx::NewInitializer& added : imported.info.edit.initializers) found[added.name] = added.type.dtype;
+    for (const onnx::NewNode& added : imported.info.edit.nodes) {
+      if (added.node.op_type == "Cast" && added.node.inputs[0] == "hint") found["cast"] = onnx::cast_type(added.node).value();
+    }
+    return found;
+  };
+  EXPECT_EQ(types("one", true).at("control.condition.weight"), DType::float16);
+  EXPECT_EQ(types("one", true).count("cast"), 0u);
+  EXPECT_EQ(types("one", false).at("control.zero.0.weight"), DType::float16);
+  EXPECT_EQ(types("two", true).at("control.condition.weight"), DType::float32);
+  EXPECT_EQ(types("two", true).at("cast"), DType::float32);
+  EXPECT_EQ(types("two", false).at("control.zero.0.weight"), DType::float32);
+}
+
+// A name that is taken anywhere is none of the new ones.
+TEST_F(ControlRuns, NewNamesAreNew) {
+  ort_train_onnx::ModelProto model = model_of(R"(<ir_version: 8, opset_import: ["" : 17]>
+    g (float[batch, 4] x, float[batch, 4] control_x) => (float[batch, 4] y) {
+      [one] a = MatMul (x, w)
+      y = Add (a, control_x)
+    })");
+  add(model, "w", {4, 4}, 7919);
+  model.mutable_graph()->mutable_input(1)->set_name("control.x");
+  model.mutable_graph()->mutable_node(1)->set_input(1, "control.x");
+  EXPECT_EQ(copied(write_model(folder, model), {"one"}), (Names{"control2.w", "control2.zero.0.bias", "control2.zero.0.weight"}));
 }
 
 }  // namespace

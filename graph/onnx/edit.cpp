@@ -20,6 +20,14 @@ Names by_node(const std::vector<NameEdit>& edits) {
   return names;
 }
 
+using NodesBehind = std::map<size_t, std::vector<const NodeDef*>>;  // by the node that they follow
+
+NodesBehind by_node(const std::vector<NewNode>& added) {
+  NodesBehind nodes;
+  for (const NewNode& node : added) nodes[node.behind].push_back(&node.node);
+  return nodes;
+}
+
 NodeDef own(pb::NodeProto proto) {
   const auto owner = std::make_shared<const pb::NodeProto>(std::move(proto));
   return to_node(*owner, owner);
@@ -49,9 +57,12 @@ void set_external(const NewInitializer& added, pb::TensorProto& tensor) {
 class Editor {
  public:
   Editor(const ByteSource& source, const ModelEdit& edit)
-      : reader_(source), edit_(edit), added_(edit.initializers), inputs_(by_node(edit.inputs)), outputs_(by_node(edit.outputs)) {
-    for (const NewNode& node : edit.nodes) nodes_[node.behind].push_back(&node.node);
-  }
+      : reader_(source),
+        edit_(edit),
+        added_(edit.initializers),
+        inputs_(by_node(edit.inputs)),
+        outputs_(by_node(edit.outputs)),
+        nodes_(by_node(edit.nodes)) {}
 
   std::vector<Piece> run() {
     const int64_t size = reader_.source().size;
@@ -182,7 +193,7 @@ class Editor {
   const ModelEdit& edit_;
   const std::vector<NewInitializer>& added_;
   const Names inputs_, outputs_;
-  std::map<size_t, std::vector<const NodeDef*>> nodes_;  // by the node that they follow
+  const NodesBehind nodes_;
 };
 
 }  // namespace
@@ -192,6 +203,18 @@ NodeDef make_node(const std::string& op_type, const std::string& name, const std
   proto.set_op_type(op_type);
   return own(with_names(std::move(proto), name, inputs, {output}));
 }
+
+NodeDef make_cast(const std::string& name, const std::string& input, DType to, const std::string& output) {
+  pb::NodeProto proto;
+  proto.set_op_type("Cast");
+  auto& attribute = *proto.add_attribute();
+  attribute.set_name("to");
+  attribute.set_type(pb::AttributeProto::INT);
+  attribute.set_i(to_onnx(to));
+  return own(with_names(std::move(proto), name, {input}, {output}));
+}
+
+std::optional<DType> cast_type(const NodeDef& cast) { return from_onnx(static_cast<int>(cast.attributes.get("to", int64_t{0}))); }
 
 NodeDef copy_node(const NodeDef& node, const std::string& name, const std::vector<std::string>& inputs,
                   const std::vector<std::string>& outputs) {
@@ -214,8 +237,7 @@ void apply(const ModelEdit& edit, GraphDef& graph) {
   const Names inputs = by_node(edit.inputs), outputs = by_node(edit.outputs);
   std::vector<NodeDef> nodes;
   nodes.reserve(graph.nodes.size() + edit.nodes.size());
-  std::map<size_t, std::vector<const NodeDef*>> added;
-  for (const NewNode& node : edit.nodes) added[node.behind].push_back(&node.node);
+  const NodesBehind added = by_node(edit.nodes);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     NodeDef& node = graph.nodes[i];
     const auto rename = [&](const Names& edits, std::vector<std::string>& names) {
@@ -224,10 +246,13 @@ void apply(const ModelEdit& edit, GraphDef& graph) {
       for (const auto& [place, name] : of_node->second) names.at(place) = name;
       return true;
     };
-    if (static_cast<int>(rename(inputs, node.inputs)) + static_cast<int>(rename(outputs, node.outputs)) > 0)
+    const bool reads_others = rename(inputs, node.inputs), gives_others = rename(outputs, node.outputs);
+    if (reads_others || gives_others)
       node.proto = std::make_shared<const pb::NodeProto>(with_names(*node.proto, node.name, node.inputs, node.outputs));
     nodes.push_back(std::move(node));
-    for (const NodeDef* behind : added[i]) nodes.push_back(*behind);
+    if (const auto behind = added.find(i); behind != added.end()) {
+      for (const NodeDef* other : behind->second) nodes.push_back(*other);
+    }
   }
   graph.nodes = std::move(nodes);
 }

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,9 +37,11 @@ struct ModelEdit {
   bool empty() const { return inputs.empty() && outputs.empty() && nodes.empty() && initializers.empty() && graph_inputs.empty(); }
 };
 
-// A node of the standard domain, and one that does what another does. Throws Error(unsupported) for a node that has large tensors or
-// graphs of its own.
+// A node of the standard domain, a Cast, and a node that does what another does. Throws Error(unsupported) for a node that has large
+// tensors or graphs of its own.
 NodeDef make_node(const std::string& op_type, const std::string& name, const std::vector<std::string>& inputs, const std::string& output);
+NodeDef make_cast(const std::string& name, const std::string& input, DType to, const std::string& output);
+std::optional<DType> cast_type(const NodeDef& cast);  // that a Cast makes; none where it isn't known
 NodeDef copy_node(const NodeDef& node, const std::string& name, const std::vector<std::string>& inputs,
                   const std::vector<std::string>& outputs);
 

@@ -83,7 +83,8 @@ void read_adapter(AdapterSettings& settings, const Options& options) {
     else
       read_lora(settings, config, options, path);
   } catch (const Json::exception&) {
-    throw error(ErrorCode::data, "{}: lacks `r` or `lora_alpha`, or has something else where PEFT has a number or a flag", path);
+    throw error(ErrorCode::data, "{}: {}has something else where PEFT has a number, a flag or names", path,
+                settings.kind == AdapterKind::ia3 ? "" : "lacks `r` or `lora_alpha`, or ");
   }
   if ((options.lora_rank != 0 && options.lora_rank != settings.rank) || !options.lora_target.empty() || options.lora_alpha != 0 ||
       options.use_rslora || options.use_dora || !options.ia3_target.empty() || !options.ia3_feedforward.empty())

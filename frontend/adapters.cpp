@@ -146,8 +146,8 @@ AdapterSpec saved_targets(AdapterSpec spec, const std::vector<Candidate>& candid
   return spec;
 }
 
-AdapterSpec spec_of(const std::vector<Candidate>& candidates, const AdapterSettings& settings, bool mixed) {
-  AdapterSpec spec{.kind = settings.kind, .rank = settings.rank, .scale = settings.scale, .dropout = settings.dropout, .mixed = mixed};
+AdapterSpec spec_of(const std::vector<Candidate>& candidates, const AdapterSettings& settings) {
+  AdapterSpec spec{.kind = settings.kind, .rank = settings.rank, .scale = settings.scale, .dropout = settings.dropout};
   if (!settings.file.empty()) return saved_targets(std::move(spec), candidates, settings);
   if (settings.kind == AdapterKind::ia3) {
     spec.modules = targets_named("ia3_feedforward", candidates, settings.feedforward);
@@ -201,7 +201,7 @@ std::vector<Adapter> adapt(Imported& model, const AdapterSettings& settings, con
   run_pass("adapters", graph, passes, [&] {
     simplify(graph, passes);
     const std::vector<Candidate> candidates = candidates_of(model, passes.read);
-    const AdapterSpec spec = spec_of(candidates, settings, passes.precision != DType::float32);
+    const AdapterSpec spec = spec_of(candidates, settings);
     if (settings.file.empty()) check_rank(graph, candidates, spec.modules, settings.rank);
     adapters = add_adapters(graph, spec, passes.read);
     return true;
@@ -234,7 +234,8 @@ void choose_base(Imported& model, const Options& options, PassOptions& passes) {
     for (const Candidate* candidate : frozen_ones("base_target", pattern, candidates)) {
       const Adaptable& weight = candidate->weight;
       if (weight.is_read_by_others || weight.use == AdaptedUse::convolution)
-        throw error(ErrorCode::usage, "`base_target` '{}': '{}' is read by more than products and lookups of rows, which alone read {}",
+        throw error(ErrorCode::usage,
+                    "`base_target` '{}': '{}' is read by more than products and lookups of rows, which alone read {}: leave it out",
                     pattern, weight.weight, options.base_dtype);
       passes.base_named.insert(weight.weight);
     }
@@ -253,8 +254,9 @@ std::string adapters_note(const Imported& model, const std::vector<Adapter>& ada
   const std::string what = settings.kind == AdapterKind::ia3
                                ? to_string(settings.kind)
                                : fmt::format("{} of rank {}, scale {:.4g},", to_string(settings.kind), settings.rank, settings.scale);
-  return fmt::format("{} beside {} weights{}: {} parameters are trained{}, {} stay as they are", what, adapters.size(),
-                     settings.file.empty() ? "" : ", from " + settings.file, grouped(trained),
+  return fmt::format("{} beside {}{}: {} parameter{} trained{}, {} stay as they are", what,
+                     adapters.size() == 1 ? "1 weight" : fmt::format("{} weights", adapters.size()),
+                     settings.file.empty() ? "" : ", from " + settings.file, grouped(trained), trained == 1 ? " is" : "s are",
                      others > 0 ? fmt::format(" (and {} of the model's own)", grouped(others)) : "", grouped(left));
 }
 

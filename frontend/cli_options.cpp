@@ -348,12 +348,13 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
            "(default: all products with a matrix but the head)")
       ->type_name("PATTERN");
   app.add_flag("--use-rslora", o.use_rslora, "multiply by alpha / sqrt(rank) instead")->group(adapters);
-  app.add_flag("--use-dora", o.use_dora, "train the norm of each output of the sum, too (DoRA)")->group(adapters);
+  app.add_flag("--use-dora", o.use_dora, "DoRA: also train the norm of each output of W + scale * B A")->group(adapters);
   add(adapters, "--lora-plus-ratio", o.lora_plus_ratio, "the learning rate of the second matrix is this times the first one's (LoRA+)");
   add_list(adapters, "--ia3-target", o.ia3_target,
-           "instead, train factors of the outputs of these weights' products or convolutions, which stay as they are ((IA)3); repeatable")
+           "(IA)3 instead of LoRA: train a factor for each output of the products or convolutions with these weights; repeatable")
       ->type_name("PATTERN");
-  add_list(adapters, "--ia3-feedforward", o.ia3_feedforward, "the same, of their inputs")->type_name("PATTERN");
+  add_list(adapters, "--ia3-feedforward", o.ia3_feedforward, "(IA)3: train a factor for each input of theirs; repeatable")
+      ->type_name("PATTERN");
   app.add_option("--adapter", o.adapter, "start from this adapter: a folder that PEFT or an earlier run wrote")
       ->group(adapters)
       ->type_name("FOLDER");
@@ -368,7 +369,8 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
          "--base-dtype", o.base_dtype,
          "what frozen matrices of products are stored as: float32, bfloat16, float16, int8 or nf4 (4 bits); default: as in the file")
       ->group(adapters);
-  add_list(adapters, "--base-target", o.base_target, "heads and embeddings that are stored so, too; repeatable")->type_name("PATTERN");
+  add_list(adapters, "--base-target", o.base_target, "heads and embeddings that `--base-dtype` stores, too; repeatable")
+      ->type_name("PATTERN");
   app.add_option("--recipe", raw.recipe,
                  "options that go together, each that isn't given otherwise: qlora (rank 64, nf4 and the rest as qlora.py has it), bitfit "
                  "(biases alone are trained)")

@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 
+#include "exec/ops/dora.h"
 #include "frontend/adapters.h"
 #include "frontend/binding.h"
 #include "frontend/boundary.h"
@@ -25,7 +26,7 @@ namespace ort_train {
 namespace {
 
 // scale * L R, of which L has `rows` rows and R `columns` columns.
-struct Factors {
+struct LowRankSum {
   std::vector<float> left{}, right{};  // [rows, rank] and [rank, columns]
   int64_t rank = 0, columns = 0;
   double scale = 1;
@@ -55,23 +56,23 @@ std::vector<float> transposed(const std::vector<float>& m, int64_t rows, int64_t
   return result;
 }
 
-Factors factors_of(const Adapter& adapter, double scale, const std::vector<Weight>& weights, const WeightBytes& bytes_of) {
+LowRankSum low_rank_sum(const Adapter& adapter, double scale, const std::vector<Weight>& weights, const WeightBytes& bytes_of) {
   const Weight &a = weight_named(weights, adapter.a), &b = weight_named(weights, adapter.b);
   const int64_t rank = a.places[0].shape[0], in = element_count(a.places[0].shape) / rank, out = b.places[0].shape[0];
-  Factors factors{.left = numbers_of(b, bytes_of), .right = numbers_of(a, bytes_of), .rank = rank, .columns = in, .scale = scale};
+  LowRankSum sum{.left = numbers_of(b, bytes_of), .right = numbers_of(a, bytes_of), .rank = rank, .columns = in, .scale = scale};
   if (adapter.use == AdaptedUse::transposed_product || adapter.use == AdaptedUse::lookup) {
-    std::vector<float> left = transposed(factors.right, rank, in);
-    factors.right = transposed(factors.left, out, rank);
-    factors.left = std::move(left);
-    factors.columns = out;
+    std::vector<float> left = transposed(sum.right, rank, in);
+    sum.right = transposed(sum.left, out, rank);
+    sum.left = std::move(left);
+    sum.columns = out;
   }
-  return factors;
+  return sum;
 }
 
 // What becomes of a weight's rows: first the sum, then rows and columns are multiplied.
 struct Merge {
   int64_t columns = 1;
-  std::optional<Factors> low_rank{};
+  std::optional<LowRankSum> low_rank{};
   std::vector<float> of_rows{}, of_columns{};  // none: 1
 
   void apply(int64_t first, std::span<float> rows) const {
@@ -115,8 +116,8 @@ std::vector<float> norm_factors(const Merge& merge, const Adapter& adapter, cons
     for (size_t i = 0; i < rows.size(); ++i)
       squares[is_turned ? i % width : static_cast<size_t>(first) + i / width] += double{rows[i]} * double{rows[i]};
   });
-  constexpr double kLeast = 1e-30;  // as in training: a row of zeros stays one
-  for (size_t i = 0; i < factors.size(); ++i) factors[i] = static_cast<float>(double{factors[i]} / std::sqrt(std::max(squares[i], kLeast)));
+  for (size_t i = 0; i < factors.size(); ++i)
+    factors[i] = static_cast<float>(double{factors[i]} / std::sqrt(std::max(squares[i], kLeastSquares)));
   return factors;
 }
 
@@ -131,7 +132,7 @@ Merge merge_of(const Adapter& adapter, const std::string& name, double scale, co
   merge.columns = element_count(shape.from(1));
   const bool is_turned = adapter.use == AdaptedUse::transposed_product;
   if (adapter.factors.empty()) {
-    merge.low_rank = factors_of(adapter, scale, weights, bytes_of);
+    merge.low_rank = low_rank_sum(adapter, scale, weights, bytes_of);
     if (!adapter.magnitude.empty()) (is_turned ? merge.of_columns : merge.of_rows) = norm_factors(merge, adapter, weights, bytes_of);
     return merge;
   }

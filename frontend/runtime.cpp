@@ -178,6 +178,7 @@ void Runtime::check_device_memory() const {
 void Runtime::end_loading() {
   for (JobEntry& entry : planned_.set.entries) release_constants(entry.job.graph);
   for (Persistent& value : planned_.program.persistent) value.initial.reset();
+  squares_ = {};
   if (job_.options.budget_is_process) release_free_heap();
 }
 

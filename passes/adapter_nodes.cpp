@@ -32,6 +32,9 @@ Builder behind(Graph& graph, const Node& node) {
   return builder;
 }
 
+// Products of activations and factors have the type of the activations.
+Attributes as_first() { return {{kTypedByFirst, int64_t{1}}}; }
+
 ValueId bias_of(const Node& node) { return node.inputs.size() > 2 ? node.inputs[2] : kNone; }
 
 }  // namespace
@@ -144,10 +147,17 @@ void AdapterNodes::scale_inputs(NodeId use, const Adapter& adapter) {
 void AdapterNodes::scale_outputs(NodeId use, Adapter& adapter) {
   const Node node = graph_.node(use);
   if (ValueId bias = bias_of(node); bias != kNone) {  // the factors go into it in the end
-    while (graph_.value(bias).producer != kNone && graph_.node(graph_.value(bias).producer).op->name == "Reshape")
+    const auto readers = graph_.readers();
+    const auto is_read_once = [&](ValueId id) {
+      return readers[id].size() == 1 && std::find(graph_.outputs.begin(), graph_.outputs.end(), id) == graph_.outputs.end();
+    };
+    bool is_own = is_read_once(bias);
+    while (graph_.value(bias).producer != kNone && graph_.node(graph_.value(bias).producer).op->name == "Reshape") {
       bias = graph_.node(graph_.value(bias).producer).inputs[0];
+      is_own = is_own && is_read_once(bias);
+    }
     const std::string& name = graph_.value(bias).name;
-    const bool is_own = graph_.value(bias).kind == ValueKind::parameter && graph_.readers()[bias].size() == 1;
+    is_own = is_own && graph_.value(bias).kind == ValueKind::parameter;
     if (!is_own)
       throw error(ErrorCode::unsupported,
                   "'{}' can't have its outputs scaled: its bias '{}' {}, so that no bias of the new model can have the factors in it",
@@ -168,8 +178,5 @@ ValueId AdapterNodes::factor(Builder& builder, ValueId vector, const Node& node,
   if (adapter.scales_inputs && node.attributes.get("trans_a", int64_t{0}) != 0) shape.push_back(1);
   return builder.reshape(vector, shape);
 }
-
-// Products of activations and factors have the type of the activations.
-Attributes AdapterNodes::as_first() const { return spec_.mixed ? Attributes{{kTypedByFirst, int64_t{1}}} : Attributes{}; }
 
 }  // namespace ort_train

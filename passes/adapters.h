@@ -45,7 +45,6 @@ struct AdapterSpec {
   double scale = 1, dropout = 0;
   std::map<std::string, std::string> modules{};  // weight -> the name of its module, by which its tensors are called as PEFT calls them
   std::set<std::string> scaled_inputs{};         // ia3: the weights whose inputs are scaled, not their outputs
-  bool mixed = false;                            // mixed_precision comes behind it
 };
 
 struct Adapter {
@@ -85,7 +84,6 @@ class AdapterNodes {
   ValueId row_scale(const Node& node, const Adapter& adapter);
   void scale_inputs(NodeId use, const Adapter& adapter);
   void scale_outputs(NodeId use, Adapter& adapter);
-  Attributes as_first() const;
   ValueId factor(Builder& builder, ValueId vector, const Node& node, const Adapter& adapter) const;
 
   Graph& graph_;

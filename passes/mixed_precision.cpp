@@ -162,7 +162,6 @@ class Caster {
       if (traits.chooses_result && std::any_of(before.inputs.begin(), before.inputs.end(), [&](ValueId v) { return mixes(v); }))
         set_result(graph_.node(id), type);
     }
-    graph_.node(id).attributes.erase(kTypedByFirst);
     infer(id);
     for (const ValueId output : graph_.node(id).outputs) {
       if (output != kNone) of_weights_[output] = from_weights;
@@ -250,10 +249,7 @@ class Caster {
   std::map<Key, ValueId> casts_;
 };
 
-}  // namespace
-
-bool mixed_precision(Graph& graph, const PassOptions& options) {
-  if (options.precision == DType::float32) return false;
+void cast(Graph& graph, const PassOptions& options) {
   std::vector<DType> types;
   for (const ValueId output : graph.outputs) types.push_back(graph.value(output).dtype);
   if (options.low_weights) {
@@ -271,7 +267,15 @@ bool mixed_precision(Graph& graph, const PassOptions& options) {
   caster.merge_casts();
   caster.restore_outputs(types);  // behind it: a loss reads the 16-bit numbers
   graph.remove_dead_nodes();
-  return true;
+}
+
+}  // namespace
+
+bool mixed_precision(Graph& graph, const PassOptions& options) {
+  const bool is_mixed = options.precision != DType::float32;
+  if (is_mixed) cast(graph, options);
+  for (const NodeId id : graph.order()) graph.node(id).attributes.erase(kTypedByFirst);  // nobody asks any more
+  return is_mixed;
 }
 
 }  // namespace ort_train

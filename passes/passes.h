@@ -40,8 +40,8 @@ struct PassOptions {
   std::vector<AutocastRule> autocast{};
   std::optional<DType> base{};             // what frozen matrices of products are stored as; none: as `in_file`, or float32
   std::set<std::string> base_named{};      // parameters that are stored so whatever they are for
-  std::set<std::string> heads{};           // parameters that aren't otherwise: those whose products losses read
-  std::set<std::string> own{};             // parameters that these are about: those of the trained model itself
+  std::set<std::string> heads{};           // the head's matrices, whose products losses read: stored as `base` only if `base_named`
+  std::set<std::string> own{};             // the trained model's own parameters; those of attached models are stored as they are
   std::map<std::string, DType> in_file{};  // parameters that the model's file has in 16 bits: in which
   std::set<size_t> read{};                 // places of the outputs that losses read
   Folder folder{};                         // folds what passes emit on constants; null: nothing is folded

@@ -3,10 +3,10 @@
 //   before   x = Gather(t, i) ; y = MatMul(x, w)                     t, w: float32, frozen
 //   after    x = Cast{float32}(Gather(t, i)) ; y = MatMul(x, w)      t: bfloat16, as in the file; w: nf4
 //
-// Matrices of products are stored as the user says; products read them as float32, panel by panel, so no copy is made, and lookups decode
-// the rows that they take. What the file has in 16 bits is stored so where the user says nothing, tables and the head always: these are the
-// same numbers. Weights that anything but products and lookups reads (norms), the head, whose result is an output of the model, tables and
-// small ones stay as they are otherwise, but for heads and tables that the user names.
+// Matrices of products, but for the head's and small ones, are stored in the type that the user gives; so are tables and heads that the
+// user names. All other matrices and tables are stored in 16 bits if the file has them so, which are the same numbers, else in float32; so
+// are those of products where the user gives no type. A weight that anything but products and lookups reads, such as a norm's, stays
+// float32. Products read what is stored as float32, panel by panel, without a copy; lookups decode the rows that they take.
 //
 // Needs: simplified, adapters in place (which say what is frozen), no gradients. Leaves: types of parameters, Casts behind lookups.
 

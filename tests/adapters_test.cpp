@@ -414,7 +414,7 @@ TEST_F(AdapterRuns, WhatDoesNotFitIsRefused) {
   o.ia3_target = {"first"};
   EXPECT_HAS(refusal(o), "`lora_rank` and `ia3_target` are two kinds of adapters");
   o.lora_rank = 0;
-  EXPECT_HAS(refusal(o), "`lora_alpha` is about adapters");
+  EXPECT_HAS(refusal(o), "`lora_alpha` is about LoRA, and `ia3_target` asks for (IA)3");
   o.lora_alpha = 0;
   o.ia3_feedforward = {"frist"};
   EXPECT_HAS(refusal(o), "`ia3_feedforward` 'frist' fits no product");
@@ -427,6 +427,10 @@ TEST_F(AdapterRuns, WhatDoesNotFitIsRefused) {
   o.base_dtype = "nf4";
   o.train = {"head.weight"};
   EXPECT_HAS(refusal(o), "`base_target` 'head' fits only weights that are trained as a whole");
+  o.train.clear();
+  o.base_target = {"haed"};
+  EXPECT_HAS(refusal(o), "`base_target` 'haed' fits no product");
+  EXPECT_HAS(error_of([&] { check(o); }).what(), "`base_target` 'haed' fits no product");
   o = good;
   o.adapter = folder / "nowhere";
   EXPECT_HAS(refusal(o), "is no folder with adapter_config.json");
@@ -454,6 +458,8 @@ TEST_F(AdapterRuns, AdaptersOfOtherModelsAreRefused) {
   EXPECT_HAS(refusal(next), "its adapter is of the kind VERA");
   write_file(fs::path(at) / "adapter_config.json", with(config, "LORA", "IA3"));
   EXPECT_HAS(refusal(next), "which is no tensor of (IA)3");
+  write_file(fs::path(at) / "adapter_config.json", R"({"peft_type": "IA3", "feedforward_modules": [1]})");
+  EXPECT_HAS(refusal(next), "adapter_config.json: has something else where PEFT has a number, a flag or names");
   write_file(fs::path(at) / "adapter_config.json", with(config, "\"use_dora\": false", "\"use_dora\": true"));
   EXPECT_HAS(refusal(next), "lacks one of the tensors of 'first'");
   write_file(fs::path(at) / "adapter_config.json", with(config, "\"r\": 4", "\"r\": 4, \"use_qalora\": true"));
@@ -563,6 +569,32 @@ TEST_F(AdapterRuns, AdaptersAreOfUses) {
   o.use_dora = false;
   const Run run = train(o);
   EXPECT_EQ(run.summary.steps, 2);
+}
+
+// A bias has the factors in it in the end, so it may be no other product's: not even where both read one Reshape of it.
+TEST_F(AdapterRuns, FactorsWantABiasOfTheirOwn) {
+  const auto model = [&](const char* second) {
+    return write_model(folder, fmt::format(R"(<ir_version: 8, opset_import: ["" : 17]>
+      g (float[batch, 2] x) => (float[batch, 2] y)
+      <float[1, 2] b = {{1, 2}}, float[1, 2] c = {{3, 4}}, int64[1] size = {{2}}, float[2, 2] w = {{1, 2, 3, 4}}, float[2, 2] v = {{4, 3, 2, 2}}> {{
+        r = Reshape (b, size)
+        s = Reshape (c, size)
+        a = Gemm (x, w, r)
+        t = Tanh (a)
+        y = Gemm (t, v, {})
+      }})",
+                                           second));
+  };
+  Arrays arrays;
+  for (const char* name : {"x", "labels"}) arrays.add(name, {kSamples, 2}, numbers(kSamples * 2, 104'729));
+  Options o = options();
+  o.lora_rank = 0, o.lora_alpha = 0;
+  o.ia3_target = {"w"};
+  o.data = arrays.write(folder / "pairs.safetensors");
+  o.model = model("r");
+  EXPECT_HAS(refusal(o), "'w' can't have its outputs scaled: its bias 'b' has other uses, too");
+  o.model = model("s");
+  EXPECT_EQ(Trainer(o).plan().trainable_parameters, 2);
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
-// DoraScale{scale}(magnitude [out], squares [out], wa [rank, out], ba [out, rank], b [out, rank]) -> scale [out], inverse [out]
+// DoraScale{scale}(magnitude [out], squares [out], wa [rank, out], ba [out, rank], b [out, rank]) -> factor [out], inverse [out]
 // What the rows of a weight with its adapter are multiplied by so that they have their trained magnitudes (DoRA, Liu et al., arXiv
 // 2402.09353):
 //
-//   inverse = 1 / ||W + s B A||, scale = magnitude * inverse, by row
+//   inverse = 1 / ||W + s B A||, factor = magnitude * inverse, by row
 //
 // The sum isn't made for that: of row o, ||W + s B A||^2 = squares_o + sum over k of b_ok (2 s wa_ko + s^2 ba_ok), with squares those of
 // W's rows, wa = A W' and ba = B (A A'). The norm counts as a constant (section 4.3 of the paper): gradients go to the magnitude alone.

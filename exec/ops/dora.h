@@ -6,6 +6,12 @@
 #include "exec/math.h"
 #include "graph/types.h"
 
+namespace ort_train {
+
+inline constexpr double kLeastSquares = 1e-30;  // what a row's squares count as at least: a row of zeros stays one
+
+}
+
 ORT_TRAIN_OPS_BEGIN
 
 // One row: in double, from the first to the last of the adapter's rank.
@@ -16,13 +22,12 @@ template <typename T> struct DoraRow {
   double s;
 
   HOST_DEVICE void operator()(int64_t row) const {
-    constexpr double kLeast = 1e-30;  // of a row of zeros, which stays one
     double sum = static_cast<double>(squares[row]);
     for (int64_t k = 0; k < rank; ++k) {
       const double both = 2 * s * static_cast<double>(wa[k * rows + row]) + s * s * static_cast<double>(ba[row * rank + k]);
       sum += static_cast<double>(b[row * rank + k]) * both;
     }
-    const double norm = math::sqrt(sum > kLeast ? sum : kLeast);
+    const double norm = math::sqrt(sum > kLeastSquares ? sum : kLeastSquares);
     inverse[row] = static_cast<T>(1 / norm);
     scale[row] = static_cast<T>(static_cast<double>(magnitude[row]) / norm);
   }

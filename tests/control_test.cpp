@@ -507,6 +507,29 @@ TEST_F(ControlRuns, LayersHaveTheTypesOfTheFile) {
   EXPECT_EQ(types("two", false).at("control.zero.0.weight"), DType::float32);
 }
 
+// A condition has the type that most weights have.
+TEST_F(ControlRuns, AConditionHasTheWeightsType) {
+  ort_train_onnx::ModelProto model = model_of(R"(<ir_version: 8, opset_import: ["" : 17]>
+    g (double[batch, 2] x) => (double[batch, 2] y) <double[2, 2] w = {1, 2, 3, 4}> { [one] y = MatMul (x, w) })");
+  const ControlNet control{.blocks = {"one"}, .condition = "hint", .dimensions = {"3"}};
+  const Declared known = declared(write_model(folder, model), control);
+  ASSERT_EQ(known.inputs.size(), 2u);
+  EXPECT_EQ(known.inputs[1].dtype, DType::float64);
+}
+
+// Frozen layers, too, take each batch into the running statistics where the file has them live, and the run says so.
+TEST_F(ControlRuns, LiveStatisticsAreTold) {
+  ort_train_onnx::ModelProto model = model_of(R"(<ir_version: 8, opset_import: ["" : 17]>
+    g (float[batch, 2, 4] x) => (float[batch, 2, 4] y)
+    <float[2] s = {1, 2}, float[2] b = {3, 4}, float[2] m = {0, 1}, float[2] v = {1, 2}> {
+      [one] y, mean, variance = BatchNormalization <training_mode = 1> (x, s, b, m, v)
+    })");
+  const Imported imported =
+      import_file(write_model(folder, model), {.shapes = {{"batch", 2}}, .adapts = true, .control = {.blocks = {"one"}}});
+  EXPECT_HAS(fmt::format("{}", fmt::join(imported.info.notes, "; ")),
+             "also in layers whose weights stay as they are (`batch_norm` frozen)");
+}
+
 // A name that is taken anywhere is none of the new ones.
 TEST_F(ControlRuns, NewNamesAreNew) {
   ort_train_onnx::ModelProto model = model_of(R"(<ir_version: 8, opset_import: ["" : 17]>

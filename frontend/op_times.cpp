@@ -70,7 +70,8 @@ void OpTimes::write(const std::string& path) const {
     std::vector<std::pair<std::string, Op>> ops(by_name.begin(), by_name.end());
     std::stable_sort(ops.begin(), ops.end(), [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
     OpJson op_list = OpJson::array(), node_list = OpJson::array();
-    for (const auto& [name, op] : ops) append_times(op_list.emplace_back(OpJson{{"op", name}, {"nodes", op.nodes}}), op.work, op.seconds, all);
+    for (const auto& [name, op] : ops)
+      append_times(op_list.emplace_back(OpJson{{"op", name}, {"nodes", op.nodes}}), op.work, op.seconds, all);
     for (const Timed& node : times.nodes)
       append_times(node_list.emplace_back(OpJson{{"op", node.op}, {"node", node.node}, {"result", node.result}}), node.work,
                    node.seconds / runs, all);

@@ -407,8 +407,8 @@ class PeakSearch {
   int64_t unread_ = 0;  // bytes of inputs that nobody reads: there at the first step
 };
 
-// The order with what reads much and makes next to nothing (sums of squares, of columns) as soon as it can be: what it reads is in the cache
-// then.
+// The order with what reads much and makes next to nothing (sums of squares, of columns) as soon as it can be: what it reads is in the
+// cache then.
 StepOrder with_sums_at_once(const MemoryModel& model, const StepOrder& order) {
   constexpr int64_t kNextToNothing = 64;  // of the bytes read
   std::vector<uint32_t> waiting(model.steps.size());

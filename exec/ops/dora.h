@@ -27,7 +27,7 @@ template <typename T> struct DoraRow {
       const double both = 2 * s * static_cast<double>(wa[k * rows + row]) + s * s * static_cast<double>(ba[row * rank + k]);
       sum += static_cast<double>(b[row * rank + k]) * both;
     }
-    const double norm = math::sqrt(sum > kLeastSquares ? sum : kLeastSquares);
+    const double norm = math::sqrt(sum > kLeastSquares ? sum : double{kLeastSquares});
     inverse[row] = static_cast<T>(1 / norm);
     scale[row] = static_cast<T>(static_cast<double>(magnitude[row]) / norm);
   }

@@ -64,17 +64,18 @@ class Copier {
                   control_.condition);
     const TensorType &x = plain_.activations.at(entry_), &c = plain_.activations.at(control_.condition);
     check_layer(entry_, fmt::format("`control_input` {}: what it would be added to", control_.condition));
-    const size_t axis = channels_of(model_, entry_).axis;
+    const Channels channels = channels_of(model_, entry_);
+    const char* const called = channels.are_second ? "channels" : "features";
     bool is_alike = x.shape.size() == c.shape.size();
-    for (size_t i = 0; is_alike && i < x.shape.size(); ++i) is_alike = i == axis || x.shape[i] == c.shape[i];
+    for (size_t i = 0; is_alike && i < x.shape.size(); ++i) is_alike = i == channels.axis || x.shape[i] == c.shape[i];
     if (!is_alike)
       throw error(ErrorCode::usage,
                   "`control_input` {}: is {}, and what it is added to, '{}', is {}: all dimensions but that of the {} have to be alike",
-                  control_.condition, to_string(c), entry_, to_string(x), axis == 1 && x.shape.size() > 2 ? "channels" : "features");
-    if (graph_.inputs.back().dims.at(axis).size < 0)
+                  control_.condition, to_string(c), entry_, to_string(x), called);
+    if (graph_.inputs.back().dims.at(channels.axis).size < 0)
       throw error(ErrorCode::usage,
                   "`control_input` {}: the layer of zeros behind it has weights for each of its {}: give a number for '{}'",
-                  control_.condition, axis == 1 && x.shape.size() > 2 ? "channels" : "features", graph_.inputs.back().dims[axis].name);
+                  control_.condition, called, graph_.inputs.back().dims[channels.axis].name);
   }
 
   // Throws where no layer of zeros could be joined to a value.
@@ -176,12 +177,12 @@ class Copier {
   // A layer of zeros behind the node `behind` that makes what can be added to `like` of `from`; returns the name of its result.
   std::string add_layer(const std::string& name, size_t behind, const std::string& from, int64_t inputs, const std::string& like) {
     const Shape& shape = plain_.activations.at(like).shape;
-    const size_t axis = channels_of(model_, like).axis;
+    const Channels channels = channels_of(model_, like);
     const DType dtype = file_type(like);
-    const int64_t outputs = shape[axis];
+    const int64_t outputs = shape[channels.axis];
     const std::string weight = name + ".weight", bias = name + ".bias";
     add_zeros(bias, dtype, {outputs});
-    if (axis == 1 && shape.size() > 2) {
+    if (channels.are_second) {
       Shape kernel(shape.size(), 1);
       kernel[0] = outputs;
       kernel[1] = inputs;

@@ -118,7 +118,7 @@ Channels channels_of(const ModelIndex& model, const std::string& value) {
       if (!axis && (second || last)) axis = second ? 1 : rank - 1;
       if (axis && (second || last) && (rank <= 2 || *axis == (second ? 1 : rank - 1)) && is_sized_by_weight(model, node, name) &&
           activations.at(name).shape[*axis] == shape[*axis])
-        return {.axis = *axis, .is_fixed = true};
+        return {.axis = *axis, .is_fixed = true, .are_second = *axis == 1 && rank > 2};
       if (!is_one_of(node, kKeepLayout)) continue;
       for (const auto* names : {&node.inputs, &node.outputs}) {
         for (const std::string& other : *names) {
@@ -130,7 +130,7 @@ Channels channels_of(const ModelIndex& model, const std::string& value) {
     }
   }
   if (!axis) axis = rank - 1;
-  return {.axis = *axis, .is_fixed = is_declared_fixed(model, value, *axis)};
+  return {.axis = *axis, .is_fixed = is_declared_fixed(model, value, *axis), .are_second = *axis == 1 && rank > 2};
 }
 
 std::unordered_map<std::string, DType> file_types(const ModelIndex& model) {

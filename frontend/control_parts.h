@@ -40,7 +40,8 @@ std::vector<bool> find_blocks(const ModelIndex& model, const std::vector<std::st
 // The axis of an activation of two axes and more that has its channels or features.
 struct Channels {
   size_t axis = 0;
-  bool is_fixed = false;  // the model gives their number; else it may follow from the size of a batch or sample
+  bool is_fixed = false;    // the model gives their number; else it may follow from the size of a batch or sample
+  bool are_second = false;  // as convolutions have them; else they are the last
 };
 Channels channels_of(const ModelIndex& model, const std::string& value);
 

@@ -1,7 +1,8 @@
 // Two sweeps give candidates: `hoist` runs the last readers of something as soon as they can where that frees more than it takes (an update
 // right after its gradient), `defer` runs what takes more than it frees as late as its readers permit. Then a search at the peak: move the
 // readers of something that is live there to before it, or its producer to after it, with whatever has to move along or profits from it.
-// Each candidate is simulated; the lowest peak wins, the graph's own order where nothing is gained: it has the better locality.
+// Each candidate is simulated; the lowest peak wins, the graph's own order where nothing is gained: it has the better locality. At last,
+// sums are moved to right behind what they read.
 
 #include "passes/schedule.h"
 

@@ -1,7 +1,5 @@
 // Adapters: they compute what a model computes that has them written out; runs end with the same bits in any memory, with frozen weights as
-// they are or in few bits; the new model is the sum; what doesn't fit is refused. models/lora.py has PEFT as the judge.
-
-#include "frontend/adapters.h"
+// they are or in few bits; the new model is the sum. models/lora.py has PEFT as the judge.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,96 +8,19 @@
 #include <cmath>
 #include <filesystem>
 
-#include "tests/arrays.h"
-#include "tests/onnx_models.h"
-#include "tests/trainer_runs.h"
+#include "tests/adapter_job.h"
 
 namespace ort_train {
 namespace {
 
 using namespace fixtures;
-using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-constexpr int64_t kSamples = 12, kIn = 128, kInner = 1024, kOut = 4, kRank = 4;
-
-// With first_weight as first.weight, which the text of a model can't say.
-ort_train_onnx::ModelProto with_dots(const std::string& text) {
-  ort_train_onnx::ModelProto model = model_of(text);
-  for (auto& node : *model.mutable_graph()->mutable_node()) {
-    for (std::string& input : *node.mutable_input()) {
-      if (const size_t at = input.find('_'); at != std::string::npos) input[at] = '.';
-    }
-  }
-  return model;
-}
-
-struct AdapterRuns : TrainerRuns {
-  // Products in both layouts, and a head.
-  Options options() const {
-    ort_train_onnx::ModelProto model = with_dots(fmt::format(
-        R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, {}] x) => (float[batch, {}] y) {{
-             h0 = Gemm <transB = 1> (x, first_weight, first_bias)
-             h1 = Tanh (h0)
-             h2 = MatMul (h1, second_weight)
-             h3 = Tanh (h2)
-             h4 = MatMul (h3, third_weight)
-             y = MatMul (h4, head_weight) }})",
-        kIn, kOut));
-    const auto add = [&](const char* name, std::vector<int64_t> dims, int64_t step) {
-      std::vector<float> values = numbers(element_count(dims), step);
-      for (float& value : values) value /= 64;
-      *model.mutable_graph()->add_initializer() = tensor_of(name, dims, values);
-    };
-    add("first.weight", {kInner, kIn}, 7919);
-    add("first.bias", {kInner}, 613);
-    add("second.weight", {kInner, kInner}, 7907);
-    add("third.weight", {kInner, kInner}, 7901);
-    add("head.weight", {kInner, kOut}, 619);
-    return with_data(write_model(folder, model));
-  }
-  Options with_data(const std::string& model) const {
-    Arrays arrays;
-    for (const auto& [name, width] : {std::pair("x", kIn), {"labels", kOut}})
-      arrays.add(name, {kSamples, width}, numbers(kSamples * width, 104'729 + width));
-    return {.model = model,
-            .data = arrays.write(folder / "data.safetensors"),
-            .loss = "mse",
-            .batch_size = 4,
-            .profile = profile,
-            .learning_rate = 1e-2,
-            .max_steps = 6,
-            .threads = 2,
-            .lora_rank = kRank,
-            .lora_alpha = 2 * kRank};
-  }
-  static std::vector<float> weight(const std::string& path, const std::string& name) {
-    const Imported imported = import_file(path, {.shapes = {{"batch", 1}}});
-    for (const Weight& weight : imported.weights) {
-      if (weight.parameter == name) return floats(weight_tensor(imported, weight));
-    }
-    return {};
-  }
-  // A matrix that a run wrote with `adapter_only`.
-  static std::vector<float> matrix(const std::string& file, const std::string& name) {
-    const File from = File::open(file);
-    const SafetensorsHeader header = read_safetensors_header(from, ErrorCode::data);
-    const SafetensorsEntry* const entry = header.find("base_model.model." + name);
-    if (entry == nullptr) return {};
-    std::vector<float> result(static_cast<size_t>(entry->bytes) / sizeof(float));
-    from.read(entry->offset, std::as_writable_bytes(std::span(result)));
-    return result;
-  }
-  std::string refusal(const Options& o) const {
-    const Error problem = error_of([&] { Trainer trainer(o); });
-    EXPECT_NE(problem.code(), ErrorCode::device) << problem.what();
-    return problem.what();
-  }
-};
+struct AdapterRuns : AdapterJob {};
 
 // W + scale * B A of a weight [rows, columns], in float64; `transposed`: of a weight that is stored [in, out].
 std::vector<float> sum_of(const std::vector<float>& w, const std::vector<float>& a, const std::vector<float>& b, bool transposed) {
-  const size_t rank = kRank, in = a.size() / rank, out = b.size() / rank;
+  const size_t rank = AdapterJob::kRank, in = a.size() / rank, out = b.size() / rank;
   std::vector<float> sum = w;
   for (size_t o = 0; o < out; ++o) {
     for (size_t i = 0; i < in; ++i) {
@@ -377,141 +298,6 @@ TEST_F(AdapterRuns, PatternsChooseWeights) {
   EXPECT_EQ(plan.groups[1].elements, kRank * kInner);
 }
 
-TEST_F(AdapterRuns, WhatDoesNotFitIsRefused) {
-  const Options good = options();
-  Options o = good;
-  o.lora_target = {"frist"};
-  EXPECT_HAS(refusal(o), "`lora_target` 'frist' fits no product, convolution or embedding of the model; it has 'first'");
-  o.lora_target = {"first"};
-  o.train = {"first.weight"};
-  EXPECT_HAS(refusal(o), "fits only weights that are trained as a whole");
-  o = good;
-  o.lora_rank = 200;
-  EXPECT_HAS(refusal(o), "`lora_rank` 200 is more than 'first.weight' has, which is [1024, 128]: at most 128 is of use");
-  o = good;
-  o.lora_rank = 0;
-  EXPECT_HAS(refusal(o), "`lora_alpha` is about adapters");
-  o.lora_alpha = 0;
-  o.adapter_only = true;
-  EXPECT_HAS(refusal(o), "`adapter_only` is about adapters");
-  o = good;
-  o.adapter_only = true;
-  o.train = {"head.weight"};
-  EXPECT_HAS(refusal(o), "`adapter_only` writes adapters alone, and 'head.weight' is trained, too");
-  o = good;
-  o.bf16 = true;
-  o.base_dtype = "float16";
-  EXPECT_HAS(refusal(o), "`base_dtype` float16: products are in bfloat16 here");
-  o = good;
-  o.base_dtype = "int3";
-  EXPECT_HAS(refusal(o), "`base_dtype` int3: is not known");
-  o.base_dtype = "int8";
-  o.double_quant = true;
-  EXPECT_HAS(refusal(o), "goes with `base_dtype` nf4, not int8");
-  o.base_dtype.clear();
-  EXPECT_HAS(refusal(o), "goes with `base_dtype` nf4");
-  o = good;
-  o.ia3_target = {"first"};
-  EXPECT_HAS(refusal(o), "`lora_rank` and `ia3_target` are two kinds of adapters");
-  o.lora_rank = 0;
-  EXPECT_HAS(refusal(o), "`lora_alpha` is about LoRA, and `ia3_target` asks for (IA)3");
-  o.lora_alpha = 0;
-  o.ia3_feedforward = {"frist"};
-  EXPECT_HAS(refusal(o), "`ia3_feedforward` 'frist' fits no product");
-  o = good;
-  o.lora_rank = 0, o.lora_alpha = 0, o.use_dora = true;
-  EXPECT_HAS(refusal(o), "`use_dora` is about adapters");
-  o = good;
-  o.base_target = {"head"};
-  EXPECT_HAS(refusal(o), "`base_target` names weights that `base_dtype` is for, too");
-  o.base_dtype = "nf4";
-  o.train = {"head.weight"};
-  EXPECT_HAS(refusal(o), "`base_target` 'head' fits only weights that are trained as a whole");
-  o.train.clear();
-  o.base_target = {"haed"};
-  EXPECT_HAS(refusal(o), "`base_target` 'haed' fits no product");
-  EXPECT_HAS(error_of([&] { check(o); }).what(), "`base_target` 'haed' fits no product");
-  o = good;
-  o.adapter = folder / "nowhere";
-  EXPECT_HAS(refusal(o), "is no folder with adapter_config.json");
-}
-
-TEST_F(AdapterRuns, AdaptersOfOtherModelsAreRefused) {
-  Options o = options();
-  o.adapter_only = true;
-  const std::string file = train(o).summary.model_path, at = fs::path(file).parent_path();
-  Options next = options();
-  next.lora_rank = 0, next.lora_alpha = 0;
-  next.adapter = at;
-  const std::string config = read_file(fs::path(at) / "adapter_config.json"), bytes = read_file(file);
-  const auto with = [&](const std::string& text, const std::string& from, const std::string& to) {
-    std::string changed = text;
-    changed.replace(changed.find(from), from.size(), to);
-    return changed;
-  };
-  write_file(file, with(bytes, ".first.", ".fifth."));
-  EXPECT_HAS(refusal(next), "has an adapter of 'fifth', which isn't in the model: it is of another model");
-  write_file(file, with(bytes, "[4,128]", "[128,4]"));
-  EXPECT_HAS(refusal(next), "'base_model.model.first.lora_A.weight' is [128, 4], and would have to be [4, 128] for this model");
-  write_file(file, bytes);
-  write_file(fs::path(at) / "adapter_config.json", with(config, "LORA", "VERA"));
-  EXPECT_HAS(refusal(next), "its adapter is of the kind VERA");
-  write_file(fs::path(at) / "adapter_config.json", with(config, "LORA", "IA3"));
-  EXPECT_HAS(refusal(next), "which is no tensor of (IA)3");
-  write_file(fs::path(at) / "adapter_config.json", R"({"peft_type": "IA3", "feedforward_modules": [1]})");
-  EXPECT_HAS(refusal(next), "adapter_config.json: has something else where PEFT has a number, a flag or names");
-  write_file(fs::path(at) / "adapter_config.json", with(config, "\"use_dora\": false", "\"use_dora\": true"));
-  EXPECT_HAS(refusal(next), "lacks one of the tensors of 'first'");
-  write_file(fs::path(at) / "adapter_config.json", with(config, "\"r\": 4", "\"r\": 4, \"use_qalora\": true"));
-  EXPECT_HAS(refusal(next), "'use_qalora' is on");
-  write_file(fs::path(at) / "adapter_config.json", "{}");
-  EXPECT_HAS(refusal(next), "lacks `r` or `lora_alpha`");
-  write_file(fs::path(at) / "adapter_config.json", config);
-  write_file(fs::path(at) / "adapter_config.json", with(config, "\"r\": 4", "\"r\": 4.5"));
-  EXPECT_HAS(refusal(next), "`r` is no whole number");
-  write_file(fs::path(at) / "adapter_config.json", with(config, "\"r\": 4", "\"init_lora_weights\": \"pissa\", \"r\": 4"));
-  EXPECT_HAS(refusal(next), "began by 'pissa', which changes the model's own weights");
-  write_file(fs::path(at) / "adapter_config.json", config);
-  next.lora_rank = 8;
-  EXPECT_HAS(refusal(next), "says kind, rank (4), scale and targets: leave out `lora_rank`");
-}
-
-TEST_F(AdapterRuns, ResumeWantsTheSameAdaptersAndBase) {
-  Options o = options();
-  o.output_dir = folder / "out-resumed";
-  train_in_two(o, 3);
-  o.resume = true;
-  o.max_steps = 8;
-  const auto problem = [&](Options changed) {
-    const Error error = error_of([&] { Trainer(changed).train(); });
-    EXPECT_EQ(error.code(), ErrorCode::usage);
-    return std::string(error.what());
-  };
-  Options other = o;
-  other.lora_rank = 2;
-  EXPECT_HAS(problem(other), "give it the same adapters (`lora_rank`");
-  other = o;
-  other.lora_rank = 0, other.lora_alpha = 0;
-  EXPECT_HAS(problem(other), "was saved with adapters of rank 4");
-  other = o;
-  other.base_dtype = "nf4";
-  EXPECT_HAS(problem(other), "whose frozen weights are stored as they come, not nf4: give it the same `base_dtype`");
-  EXPECT_EQ(Trainer(o).train().steps, 8);
-}
-
-TEST_F(AdapterRuns, NumbersThatArentFiniteHaveNoCodes) {
-  Options o = options();
-  ort_train_onnx::ModelProto model;
-  ASSERT_TRUE(model.ParseFromString(read_file(o.model)));
-  std::vector<float> values(kInner * kInner, 1);
-  values[70] = std::numeric_limits<float>::quiet_NaN();
-  *model.mutable_graph()->mutable_initializer(2) = tensor_of("second.weight", {kInner, kInner}, values);
-  o.model = write_model(folder, model, "nan.onnx");
-  o.base_dtype = "nf4";
-  EXPECT_HAS(error_of([&] { Trainer(o).train(); }).what(),
-             "the weight 'second.weight' has numbers that aren't finite, which nf4 can't hold");
-}
-
 // The gradient of a product of a transposed factor has the weight on the left, where blocks aren't read: such a weight stays as it is. An
 // output that is a residual sum makes no head of what is added.
 TEST_F(AdapterRuns, ProductsOfTransposedFactorsAndResidualOutputs) {
@@ -535,66 +321,6 @@ TEST_F(AdapterRuns, ProductsOfTransposedFactorsAndResidualOutputs) {
   o.base_dtype = "nf4";
   const Run few = train(o);
   EXPECT_NEAR(static_cast<double>(plain.plan.at_peak.weights - few.plan.at_peak.weights), 512 * 512 * (4 - 4.5 / 8), 4096);
-}
-
-// A table that is the head's matrix, too, has two uses; untied, each has its own weight.
-TEST_F(AdapterRuns, AdaptersAreOfUses) {
-  const std::string tied = write_model(folder, R"(<ir_version: 8, opset_import: ["" : 17]>
-    g (int64[batch, 3] words) => (float[batch, 3, 6] y)
-    <float[6, 4] table = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24},
-     float[4, 4] inner = {1, 0, 2, 0, 0, 3, 0, 1, 4, 1, 0, 0, 1, 1, 1, 2}> {
-      a = Gather (table, words)
-      b = MatMul (a, inner)
-      t = Transpose <perm = [1, 0]> (table)
-      y = MatMul (b, t)
-    })");
-  Arrays arrays;
-  arrays.add("words", {4, 3}, std::vector<int64_t>{0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0});
-  arrays.add("labels", {4, 3, 6}, numbers(72, 7919));
-  Options o{.model = tied,
-            .data = arrays.write(folder / "words.safetensors"),
-            .loss = "mse",
-            .batch_size = 2,
-            .profile = profile,
-            .max_steps = 2,
-            .lora_rank = 2};
-  EXPECT_EQ(Trainer(o).plan().trainable_parameters, 2 * 8);  // the head has none
-  o.lora_target = {"table"};
-  EXPECT_HAS(refusal(o), "'table' can't have an adapter");
-  EXPECT_HAS(refusal(o), "`untie` gives each a weight of its own");
-  o.untie = true;
-  EXPECT_GT(Trainer(o).plan().trainable_parameters, 0);
-  o.use_dora = true;
-  EXPECT_HAS(refusal(o), "'table' is an embedding, which DoRA isn't for: leave it out of `lora_target`");
-  o.use_dora = false;
-  const Run run = train(o);
-  EXPECT_EQ(run.summary.steps, 2);
-}
-
-// A bias has the factors in it in the end, so it may be no other product's: not even where both read one Reshape of it.
-TEST_F(AdapterRuns, FactorsWantABiasOfTheirOwn) {
-  const auto model = [&](const char* second) {
-    return write_model(folder, fmt::format(R"(<ir_version: 8, opset_import: ["" : 17]>
-      g (float[batch, 2] x) => (float[batch, 2] y)
-      <float[1, 2] b = {{1, 2}}, float[1, 2] c = {{3, 4}}, int64[1] size = {{2}}, float[2, 2] w = {{1, 2, 3, 4}}, float[2, 2] v = {{4, 3, 2, 2}}> {{
-        r = Reshape (b, size)
-        s = Reshape (c, size)
-        a = Gemm (x, w, r)
-        t = Tanh (a)
-        y = Gemm (t, v, {})
-      }})",
-                                           second));
-  };
-  Arrays arrays;
-  for (const char* name : {"x", "labels"}) arrays.add(name, {kSamples, 2}, numbers(kSamples * 2, 104'729));
-  Options o = options();
-  o.lora_rank = 0, o.lora_alpha = 0;
-  o.ia3_target = {"w"};
-  o.data = arrays.write(folder / "pairs.safetensors");
-  o.model = model("r");
-  EXPECT_HAS(refusal(o), "'w' can't have its outputs scaled: its bias 'b' has other uses, too");
-  o.model = model("s");
-  EXPECT_EQ(Trainer(o).plan().trainable_parameters, 2);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kRetries = 100;
 
-bool aligned(int64_t value) { return value % kDiskAlignment == 0; }
+bool at_sector(int64_t value) { return value % kDiskAlignment == 0; }
 
 Error failure_of(const DiskRequest& request, const DiskBlock& block) {
   const int64_t at = block.offset + block.done, missing = block.bytes - block.done;
@@ -34,7 +34,7 @@ DiskQueue::DiskQueue(const DiskOptions& options) : block_bytes_(options.block_by
 
 DiskTicket DiskQueue::submit(const DiskRequest& request, bool& wake) {
   require(request.file != nullptr && request.data != nullptr && request.offset >= 0 && request.bytes > 0, "a disk request has bytes");
-  require(!request.file->direct() || (aligned(request.offset) && aligned(request.bytes) &&
+  require(!request.file->direct() || (at_sector(request.offset) && at_sector(request.bytes) &&
                                       reinterpret_cast<uintptr_t>(request.data) % static_cast<uintptr_t>(kDiskAlignment) == 0),
           "direct I/O is aligned");
   const std::lock_guard one_at_a_time(submitting_);  // so that the lines are in the order of tickets
@@ -132,7 +132,7 @@ bool DiskQueue::advance(DiskBlock& block, int64_t result) {
     block.done += result;
     if (block.done == block.bytes) return true;
     // What is asked for next must be aligned again; less than that is no progress.
-    if (block.direct && !aligned(block.done)) {
+    if (block.direct && !at_sector(block.done)) {
       block.done -= block.done % kDiskAlignment;
       if (result < kDiskAlignment) result = 0;
     }

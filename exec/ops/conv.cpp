@@ -18,6 +18,7 @@
 //     of all channels
 
 #include "exec/convolution.h"
+#include "exec/direct_convolution.h"
 #include "exec/op_list.h"
 #include "exec/ops/conv_elements.h"
 #include "exec/ops/sampling.h"
@@ -104,12 +105,35 @@ template <typename T> struct Forward {
   }
 };
 
+// Floats are read where they are, if all of them are floats.
+template <typename T> DirectForward direct_forward(const KernelSpec& spec) {
+  const Forward<T> convolution(spec);
+  const auto is_float = [](Element element) { return element == Element::own; };
+  if (!std::is_same_v<T, float> || !is_float(convolution.x) || !is_float(convolution.w) || !is_float(convolution.y) ||
+      !is_float(convolution.bias))
+    return {};
+  return {convolution.l, convolution.tiles.channels};
+}
+
+void copy_before(const KernelArgs& args, int64_t bytes) {
+  if (args.inputs.size() > 3 && args.inputs[3] && args.inputs[3] != args.outputs[0])
+    copy_parallel(args.workers(), args.outputs[0], args.inputs[3], bytes);
+}
+
 template <typename T> KernelRun forward(const KernelSpec& spec) {
   const Forward<T> convolution(spec);
   if (convolution.l.batch == 0) return [](const KernelArgs&) {};
+  if (DirectForward direct = direct_forward<T>(spec); direct.applies()) {
+    return [direct = std::move(direct), bytes = spec.outputs[0].bytes()](const KernelArgs& args) {
+      copy_before(args, bytes);
+      const float* const bias = args.inputs.size() > 2 ? args.in<float>(2) : nullptr;
+      args.workers().parallel_for(direct.tasks(), [&](int64_t task, int worker) {
+        direct.run(args.in<float>(0), args.in<float>(1), bias, args.out<float>(0), task, args.workspace + worker * direct.bytes());
+      });
+    };
+  }
   return [convolution, bytes = spec.outputs[0].bytes()](const KernelArgs& args) {
-    if (args.inputs.size() > 3 && args.inputs[3] && args.inputs[3] != args.outputs[0])
-      copy_parallel(args.workers(), args.outputs[0], args.inputs[3], bytes);
+    copy_before(args, bytes);
     args.workers().parallel_for(
         convolution.tasks(), [&](int64_t task, int worker) { convolution.run(args, task, args.workspace + worker * convolution.bytes); });
   };
@@ -119,7 +143,10 @@ KernelRun prepare(const KernelSpec& spec) {
   return for_sums(spec, [&]<typename T>() { return forward<T>(spec); });
 }
 Workspace workspace(const KernelSpec& spec) {
-  return for_sums(spec, [&]<typename T>() { return Workspace{.each = Forward<T>(spec).bytes}; });
+  return for_sums(spec, [&]<typename T>() {
+    const DirectForward direct = direct_forward<T>(spec);
+    return Workspace{.each = direct.applies() ? direct.bytes() : Forward<T>(spec).bytes};
+  });
 }
 
 double efficiency(const KernelSpec& spec, int) {

@@ -19,6 +19,7 @@
 #include <cstring>
 
 #include "exec/convolution.h"
+#include "exec/direct_convolution.h"
 #include "exec/op_list.h"
 #include "exec/ops/conv_elements.h"
 #include "exec/strided.h"
@@ -258,14 +259,26 @@ template <typename T> struct WeightGradient {
   }
 };
 
+// Floats are read where they are, if all of them are floats.
+template <typename T> DirectWeights direct_weights(const WeightGradient<T>& gradient) {
+  const bool are_floats = gradient.dy == Element::own && gradient.x == Element::own && gradient.dw == Element::own;
+  return std::is_same_v<T, float> && are_floats ? DirectWeights(gradient.l, gradient.tiles) : DirectWeights();
+}
+
 template <typename T> KernelRun weight_gradient(const KernelSpec& spec) {
   const WeightGradient<T> gradient(spec);
   if (gradient.l.batch == 0)
     return [bytes = spec.outputs[0].bytes()](const KernelArgs& args) { std::memset(args.outputs[0], 0, static_cast<size_t>(bytes)); };
-  return [gradient](const KernelArgs& args) {
-    args.workers().parallel_for(gradient.tasks(), [&](int64_t task, int worker) {
-      gradient.run(args, task, args.workspace + gradient.pieces_bytes + worker * gradient.each);
-    });
+  return [gradient, direct = direct_weights(gradient)](const KernelArgs& args) {
+    std::byte* const place = args.workspace + gradient.pieces_bytes;
+    if (direct.applies()) {
+      auto* const to = gradient.tiles.pieces > 1 ? reinterpret_cast<float*>(args.workspace) : args.out<float>(0);
+      args.workers().parallel_for(direct.tasks(), [&](int64_t task, int worker) {
+        direct.run(args.in<float>(0), args.in<float>(1), to, task, place + worker * direct.bytes());
+      });
+    } else {
+      args.workers().parallel_for(gradient.tasks(), [&](int64_t task, int worker) { gradient.run(args, task, place + worker * gradient.each); });
+    }
     if (gradient.tiles.pieces == 1) return;
     args.workers().parallel_blocks(gradient.l.weights(), kTaskElements,
                                    [&](int64_t begin, int64_t end) { gradient.join(args, begin, end); });
@@ -278,7 +291,8 @@ KernelRun prepare_weight_gradient(const KernelSpec& spec) {
 Workspace weight_workspace(const KernelSpec& spec) {
   return for_sums(spec, [&]<typename T>() {
     const WeightGradient<T> gradient(spec);
-    return Workspace{.shared = gradient.pieces_bytes, .each = gradient.each};
+    const DirectWeights direct = direct_weights(gradient);
+    return Workspace{.shared = gradient.pieces_bytes, .each = direct.applies() ? direct.bytes() : gradient.each};
   });
 }
 double weight_efficiency(const KernelSpec& spec, int) {

@@ -9,8 +9,8 @@ same matrices; each runs alone, in turn. Prints one JSON line a run and a table;
 """
 import argparse, json, os, statistics, subprocess, sys
 
+import gpt2
 import needs
-import peers
 from runs import ROOT, environment, sh, train, write_tokens
 
 WAYS = ("ort-train", "ort-train-lora", "ort-train-nf4", "torch", "torch-lora")
@@ -32,10 +32,10 @@ def with_peft(model, folder=None):
 
 def export(work, batch, tokens):
     import torch
-    model = peers.export_model(work)
+    model = gpt2.export_model(work)
     torch.manual_seed(1)
     with_peft(model).save_pretrained(os.path.join(work, "adapter"))
-    write_tokens(os.path.join(work, "tokens.bin"), batch * tokens, peers.VOCABULARY)
+    write_tokens(os.path.join(work, "tokens.bin"), batch * tokens, gpt2.VOCABULARY)
 
 
 def run_torch(work, batch, tokens, steps, way):
@@ -47,17 +47,17 @@ def run_torch(work, batch, tokens, steps, way):
     if way == "torch-lora":
         model = with_peft(model, os.path.join(work, "adapter"))
     optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=1e-4, weight_decay=0, fused=True)
-    ids = torch.from_numpy(peers.read_tokens(work, batch, tokens))
+    ids = torch.from_numpy(gpt2.read_tokens(work, batch, tokens))
 
     def step():
         optimizer.zero_grad(set_to_none=True)
         logits = model(input_ids=ids).logits
-        loss = torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, peers.VOCABULARY), ids[:, 1:].reshape(-1))
+        loss = torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, gpt2.VOCABULARY), ids[:, 1:].reshape(-1))
         loss.backward()
         optimizer.step()
         return loss.item()
 
-    peers.report(way, *peers.timed(step, steps))
+    gpt2.report(way, *gpt2.timed(step, steps))
 
 
 # --- run outside ------------------------------------------------------------------------------------------------------------------------

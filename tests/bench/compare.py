@@ -31,8 +31,8 @@ import subprocess
 import sys
 import time
 
+import gpt2
 import needs
-import peers
 import runs
 from runs import ROOT, gb, sh
 
@@ -134,7 +134,7 @@ def write_images(path):
 
 
 GPT2 = Job("gpt2.onnx", ["export_gpt2.py", "--size", "124M", "--attention", "eager", "--no-verify"], "tokens.bin",
-           lambda path: runs.write_tokens(path, BATCH * TOKENS, peers.VOCABULARY),
+           lambda path: runs.write_tokens(path, BATCH * TOKENS, gpt2.VOCABULARY),
            ["--task", "causal-lm", "--batch-size", str(BATCH), "--seq-length", str(TOKENS)])
 JOBS = {
     "gpt2": GPT2,
@@ -313,7 +313,7 @@ def report(names, budgets, old, new):
     if "gpt2" in measured and rate:  # how much of it the whole step reaches
         for name in ("old", "new"):
             seconds = measured["gpt2"][name]["ms"] / 1e3
-            measured["gpt2"][name]["share_of_onednn"] = round(peers.product_flops(BATCH, TOKENS) / seconds / (1e9 * rate), 3)
+            measured["gpt2"][name]["share_of_onednn"] = round(gpt2.product_flops(BATCH, TOKENS) / seconds / (1e9 * rate), 3)
     for line in lines:
         print(json.dumps(line), flush=True)
     for rows in tables(lines):

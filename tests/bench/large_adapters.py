@@ -9,8 +9,8 @@ PyTorch's.
 """
 import argparse, json, os, resource, statistics, sys
 
+import gpt2
 import needs
-import peers
 from adapters import ALPHA, RANK, adapter_environment
 from runs import ROOT, sh, train, write_tokens
 
@@ -104,7 +104,7 @@ def run_torch(o):
     if o.inside == "export":
         return
     optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=1e-4, weight_decay=0, fused=True)
-    ids = torch.from_numpy(peers.read_tokens(o.work, 1, o.tokens))
+    ids = torch.from_numpy(gpt2.read_tokens(o.work, 1, o.tokens))
 
     def step():
         optimizer.zero_grad(set_to_none=True)
@@ -114,7 +114,7 @@ def run_torch(o):
         optimizer.step()
         return loss.item()
 
-    losses, seconds = peers.timed(step, o.steps)
+    losses, seconds = gpt2.timed(step, o.steps)
     print(json.dumps(dict(peer="PyTorch", ms=round(1e3 * statistics.median(seconds[1:]), 1), best_ms=round(1e3 * min(seconds), 1),
                           peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, losses=losses)), flush=True)
 

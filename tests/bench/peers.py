@@ -1,21 +1,38 @@
-"""One AdamW training step of GPT-2 124M (1 x 256 tokens, float32 and bfloat16) in ort-train, PyTorch and ONNX Runtime Training, side by side.
+"""A training step of models of all kinds in ort-train, PyTorch (eager and compiled) and ONNX Runtime Training, side by side, in float32 and bfloat16.
 
-    python3 tests/bench/peers.py [--build build] [--work build/peers] [--batch 1] [--tokens 256] [--steps 11]
+    python3 tests/bench/peers.py [--build build] [--work build/peers] [--models gpt2-1x256,bert-8x128,resnet18,…] [--rounds 3] [--steps 5]
                                  [--only ort-train,eager,compile,ort-training,ort-train-bf16,eager-bf16,compile-bf16]
+                                 [--results FILE.jsonl] [--no-ops]
 
-Says at once what it lacks; `make build-bench` builds what it runs. Makes its virtual environments below --work at the first run, which takes some
-minutes and 3 GB. All train the same weights on the same tokens; each runs alone, in turn, twice. Rows of bfloat16 are ours with --bf16, and
-PyTorch's under CPU autocast; fast only on processors that have bfloat16 instructions. Prints one JSON line a run, the machine's product rate
-(oneDNN's own, measured in the same run) and a table; exits 1 where the losses don't agree within 1e-4 (bfloat16: 2e-2).
+The models are those of peer_models.py: GPT-2, BERT, a character GPT, an LSTM, ViT, ResNets, MobileNetV3, ConvNeXt, a U-Net. Says at once what it
+lacks; `make build-bench` builds what it runs. Makes its virtual environments below --work at the first run, and exports each model there once,
+which takes some minutes and 8 GB.
+
+All train the same weights on the same batch, with AdamW; PyTorch as fast as it goes: fused AdamW, scaled_dot_product_attention, channels_last for
+images, torch.compile of model and loss. They take turns of two steps that don't count and --steps that do, --rounds times. PyTorch's processes
+live from turn to turn, and wait meanwhile; so those of one model must fit into memory together (GPT-2 4 x 512: 18 GB). Rows of bfloat16 are ours
+with --bf16, and PyTorch's under CPU autocast; fast only on processors that have bfloat16 instructions.
+
+Prints one line of JSON a run; a table of medians and of the peaks of the processes; for each model a table of where our step's time goes by op
+(--op-times), beside what these ops would take at oneDNN's product rate and at the rate of memory, both measured in the same run. --results adds
+the runs to a file, and makes the table of all that are in it. Exits 1 where the losses of a first turn are further apart than 1e-4 (bfloat16: 2e-2).
 """
-import argparse, json, os, statistics, subprocess, sys, time
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
 
 import needs
-from runs import ROOT, environment, modern_environment, sh, train, write_tokens
+import peer_ops
+from peer_models import MODELS
+from runs import HERE, ROOT, environment, modern_environment, sh, train
 
-VOCABULARY = 50257
+WARM = 2  # steps of a turn that don't count
 OURS, TORCH = ("ort-train", "ort-train-bf16"), ("eager", "compile", "eager-bf16", "compile-bf16")
 PEERS = ("ort-train", "eager", "compile", "ort-training", "ort-train-bf16", "eager-bf16", "compile-bf16")
+NAMES = {"eager": "PyTorch", "compile": "compiled", "ort-training": "ORT Training"}
 
 
 def peer_environment(work):
@@ -23,207 +40,176 @@ def peer_environment(work):
                        ["--no-deps", "torch==2.13.0"], ["filelock", "typing-extensions", "jinja2", "networkx", "fsspec", "sympy", "mpmath"])
 
 
-# --- run inside the environments ------------------------------------------------------------------------------------------------------
-
-def export_model(work):
-    """The same weights as gpt2.onnx for ort-train (dynamo, opset 20) and gpt2.pt for PyTorch."""
-    import torch
-    sys.path.insert(0, os.path.join(ROOT, "models"))
-    import export_gpt2
-    model = export_gpt2.build(*export_gpt2.SIZES["124M"], attention="eager")
-    export_gpt2.export(model, os.path.join(work, "gpt2.onnx"), "dynamo", 20)
-    torch.save(model.state_dict(), os.path.join(work, "gpt2.pt"))
-    return model
+def inside(python, action, name, work, *more):
+    return [python, os.path.join(HERE, "peer_inside.py"), action, name, "--work", work, *map(str, more)]
 
 
-def export(work, batch, tokens):
-    """Besides: peer.onnx for ONNX Runtime Training (opset 16, logits of labelled positions)."""
-    import torch
-    model = export_model(work)
+class Ours:
+    """A process a turn."""
 
-    class Logits(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.m = model
+    def __init__(self, o, name, work, peer):
+        model = MODELS[name]
+        bf16 = ["--bf16"] if peer.endswith("bf16") else []
+        self.command, self.work = peer_ops.command(o, model, work, WARM + o.steps) + bf16, work
 
-        def forward(self, input_ids, attention_mask):
-            positions = torch.arange(input_ids.shape[1])[None]
-            logits = self.m(input_ids=input_ids, attention_mask=attention_mask, position_ids=positions).logits
-            return logits[:, :-1].reshape(batch * (tokens - 1), VOCABULARY)
+    def turn(self):
+        rows, summary, _, _ = train(self.command, self.work)
+        return dict(losses=[row["loss"] for row in rows], ms=[row["ms"] for row in rows], peak_mb=summary["rss_peak_bytes"] >> 20)
 
-    import onnx
-    ids = torch.randint(0, VOCABULARY, (batch, tokens))
-    path = os.path.join(work, "peer.onnx")
-    torch.onnx.export(Logits().eval(), (ids, torch.ones_like(ids)), path, input_names=["input_ids", "attention_mask"], output_names=["logits"],
-                      opset_version=16, dynamo=False, do_constant_folding=False)
-    graph = onnx.load(path)
-    graph.ir_version = 8  # the last that the peer reads
-    onnx.save(graph, path)
-    write_tokens(os.path.join(work, "tokens.bin"), batch * tokens, VOCABULARY)
+    def end(self):
+        pass
 
 
-def artifacts(work):
-    import onnx
-    from onnxruntime.training import artifacts as a
-    model = onnx.load(os.path.join(work, "peer.onnx"))
-    weights = [i.name for i in model.graph.initializer if i.data_type == 1 and len(i.dims) > 0]
-    a.generate_artifacts(model, requires_grad=weights, frozen_params=[i.name for i in model.graph.initializer if i.name not in weights],
-                         loss=a.LossType.CrossEntropyLoss, optimizer=a.OptimType.AdamW, artifact_directory=work)
-    # Its default is another formula (epsilon 1e-6, added before the bias correction): here PyTorch's.
-    path = os.path.join(work, "optimizer_model.onnx")
-    optimizer = onnx.load(path)
-    for node in optimizer.graph.node:
-        if node.op_type == "AdamWOptimizer":
-            for attribute in node.attribute:
-                if attribute.name == "epsilon":
-                    attribute.f = 1e-8
-                elif attribute.name == "adam_mode":
-                    attribute.i = 0
-    onnx.save(optimizer, path)
+class Theirs:
+    """A process that waits between its turns. One that can't train the model ends, and says why on its standard error."""
+
+    def __init__(self, o, python, name, work, peer):
+        settings = dict(TORCHINDUCTOR_CACHE_DIR=os.path.join(o.work, "inductor"), TOKENIZERS_PARALLELISM="false")
+        self.log = open(os.path.join(work, peer + ".log"), "w")
+        self.process = subprocess.Popen(inside(python, peer, name, work, "--steps", WARM + o.steps), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
+                                        env={**os.environ, **settings})
+
+    def turn(self):
+        try:
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return None
+        for line in self.process.stdout:  # an environment may print other lines first
+            if line.startswith("{"):
+                return json.loads(line)
+        return None
+
+    def end(self):
+        try:
+            self.process.stdin.close()
+        except BrokenPipeError:
+            pass
+        self.process.wait()
+        self.log.close()
 
 
-def report(peer, losses, seconds):
-    import resource
-    print(json.dumps(dict(peer=peer, ms=round(1e3 * statistics.median(seconds[3:]), 1), best_ms=round(1e3 * min(seconds), 1),
-                          peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, losses=losses)), flush=True)
+def last_line(path):
+    with open(path) as file:
+        return (file.read().strip().splitlines() or ["it gave no reason"])[-1]
 
 
-def timed(step, steps):
-    losses, seconds = [], []
-    for _ in range(steps):
-        start = time.perf_counter()
-        losses.append(float(step()))
-        seconds.append(time.perf_counter() - start)
-    return losses, seconds
+def exported(o, name, modern, peer):
+    """The folder of the model, with what its trainers read."""
+    work = os.path.join(o.work, name)
+    os.makedirs(work, exist_ok=True)
+    for action, python in (("export", modern), ("export-peer", modern if peer else None)):
+        done = os.path.join(work, action + "-done")
+        if python is None or os.path.exists(done):
+            continue
+        with open(os.path.join(work, action + ".log"), "w") as log:
+            failed = subprocess.run(inside(python, action, name, work), stdout=log, stderr=log).returncode
+        if failed and action == "export":
+            sys.exit(f"{name} can't be exported: {last_line(log.name)}")
+        open(done, "w").close()
+    return work
 
 
-def read_tokens(work, batch, tokens):
-    import numpy as np
-    return np.fromfile(os.path.join(work, "tokens.bin"), "uint16").astype("int64").reshape(batch, tokens)
+def compare(o, name, chosen, modern, peer, keep):
+    """Its runs, in turns."""
+    work = exported(o, name, modern, peer)
+    for precision in (False, True):  # one after the other: half as many processes
+        trainers = {}
+        for who in chosen:
+            if who.endswith("bf16") == precision:
+                trainers[who] = Ours(o, name, work, who) if who in OURS else Theirs(o, modern if who in TORCH else peer, name, work, who)
+        for turn in range(o.rounds):
+            for who, trainer in list(trainers.items()):
+                result = trainer.turn()
+                if result is None:
+                    trainers.pop(who).end()
+                    keep(dict(model=name, peer=who, error=last_line(os.path.join(work, who + ".log"))))
+                    continue
+                ms = result["ms"][WARM:]
+                keep(dict(model=name, peer=who, turn=turn, ms=round(statistics.median(ms), 2), best_ms=round(min(ms), 2), peak_mb=result["peak_mb"], losses=result["losses"]))
+        for trainer in trainers.values():
+            trainer.end()
 
 
-def run_torch(work, batch, tokens, steps, mode):
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
-    torch.set_num_threads(os.cpu_count())
-    model = GPT2LMHeadModel(GPT2Config(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, use_cache=False)).train()
-    model.load_state_dict(torch.load(os.path.join(work, "gpt2.pt")))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0, fused=True)
-    forward = torch.compile(model) if mode.startswith("compile") else model
-    ids = torch.from_numpy(read_tokens(work, batch, tokens))
+# --- what is said of them -------------------------------------------------------------------------------------------------------------
 
-    def step():
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, enabled=mode.endswith("bf16")):
-            logits = forward(input_ids=ids).logits
-            loss = torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1))
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    report("torch " + mode, *timed(step, steps))
+def summary(lines):
+    """(model, peer) -> median ms, peak; and problems with losses."""
+    found, problems = {}, []
+    for line in lines:
+        if "error" not in line:
+            found.setdefault((line["model"], line["peer"]), []).append(line)
+    for (name, who), runs in found.items():
+        ours = next((line for line in found.get((name, "ort-train"), []) if line["turn"] == 0), None) or runs[0]
+        first = next((line for line in runs if line["turn"] == 0), runs[0])
+        worst = max(abs(a - b) for a, b in zip(first["losses"], ours["losses"]))
+        if worst > (2e-2 if who.endswith("bf16") else 1e-4):
+            problems.append(f"{name}: the losses of {who} are {worst:.1e} from ort-train's")
+    return {key: (statistics.median(run["ms"] for run in runs), max(run["peak_mb"] for run in runs)) for key, runs in found.items()}, problems
 
 
-def run_ort_training(work, batch, tokens, steps):
-    import numpy as np
-    if not os.path.exists(os.path.join(work, "training_model.onnx")):
-        sh(sys.executable, __file__, "--inside", "artifacts", "--work", work)  # its own process, so that its memory doesn't count
-    from onnxruntime.training.api import CheckpointState, Module, Optimizer
-    state = CheckpointState.load_checkpoint(os.path.join(work, "checkpoint"))
-    module = Module(os.path.join(work, "training_model.onnx"), state, device="cpu")
-    optimizer = Optimizer(os.path.join(work, "optimizer_model.onnx"), module)
-    optimizer.set_learning_rate(1e-4)
-    module.train()
-    ids = read_tokens(work, batch, tokens)
-    mask, labels = np.ones((batch, tokens), np.int64), ids[:, 1:].reshape(-1)
-
-    def step():
-        loss = module(ids, mask, labels)
-        optimizer.step()
-        module.lazy_reset_grad()
-        return loss
-
-    report("onnxruntime-training", *timed(step, steps))
-
-
-# --- run outside ----------------------------------------------------------------------------------------------------------------------
-
-def run_ours(build, work, batch, tokens, steps, peer):
-    rows, summary, _, _ = train(
-        [os.path.join(build, "ort-train"), os.path.join(work, "gpt2.onnx"), "--data", os.path.join(work, "tokens.bin"), "--task", "causal-lm",
-         "--batch-size", str(batch), "--seq-length", str(tokens), "--learning-rate", "1e-4", "--lr-scheduler-type", "constant", "--weight-decay", "0",
-         "--max-grad-norm", "0", "--max-steps", str(steps), *(["--bf16"] if peer.endswith("bf16") else [])], work)
-    seconds = [row["ms"] / 1e3 for row in rows]
-    line = dict(peer=peer, ms=round(1e3 * statistics.median(seconds[3:]), 1), best_ms=round(1e3 * min(seconds), 1),
-                peak_mb=summary["rss_peak_bytes"] // (1 << 20), losses=[row["loss"] for row in rows])
-    print(json.dumps(line), flush=True)
-    return line
-
-
-def call(python, action, work, batch, tokens, steps, **options):
-    """An action inside an environment."""
-    return sh(python, os.path.abspath(__file__), "--inside", action, "--work", work, "--batch", str(batch), "--tokens", str(tokens), "--steps", str(steps), **options)
-
-
-def product_flops(batch, tokens):
-    """Of GPT-2 124M's products in one step, forward and backward, causal attention counted in full. (The first layer's products give no input gradient less than this.)"""
-    width, layers, rows = 768, 12, batch * tokens
-    forward = 2 * rows * (12 * width * width) * layers + 2 * rows * width * VOCABULARY + layers * 4 * batch * tokens * tokens * width
-    return 3 * forward
+def table(results, bf16):
+    """Markdown."""
+    suffix = "-bf16" if bf16 else ""
+    others = [who for who in NAMES if any(peer == who + suffix for _, peer in results)]
+    yield "| ms a step | ort-train | " + " | ".join(f"{NAMES[who]}" for who in others) + " | " + " | ".join(f"ours / {NAMES[who]}" for who in others) + " | MB: ort-train | " + \
+        " | ".join(NAMES[who] for who in others) + " | ours / the least |"
+    yield "|" + "---|" * (3 + 3 * len(others))
+    for name, model in MODELS.items():
+        if (name, "ort-train" + suffix) not in results:
+            continue
+        ours, theirs = results[name, "ort-train" + suffix], [results.get((name, who + suffix)) for who in others]
+        cells = [model.title, f"{ours[0]:.4g}", *(f"{t[0]:.4g}" if t else "-" for t in theirs), *(f"{ours[0] / t[0]:.2f}" if t else "-" for t in theirs), f"{ours[1]:,}",
+                 *(f"{t[1]:,}" if t else "-" for t in theirs), f"{ours[1] / min(t[1] for t in theirs if t):.2f}" if any(theirs) else "-"]
+        yield "| " + " | ".join(cells) + " |"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=os.path.join(ROOT, "build"))
     parser.add_argument("--work", default=os.path.join(ROOT, "build", "peers"))
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=11)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--steps", type=int, default=5, help="of a turn, that count")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join(PEERS))
-    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    parser.add_argument("--results", help="a file of runs, which these are added to")
+    parser.add_argument("--ops", action=argparse.BooleanOptionalAction, default=True, help="where our step's time goes")
     o = parser.parse_args()
-    inside = {"export": lambda: export(o.work, o.batch, o.tokens), "model": lambda: export_model(o.work), "artifacts": lambda: artifacts(o.work),
-              "ort-training": lambda: run_ort_training(o.work, o.batch, o.tokens, o.steps),
-              **{mode: lambda mode=mode: run_torch(o.work, o.batch, o.tokens, o.steps, mode) for mode in TORCH}}
-    if o.inside:
-        return inside[o.inside]()
-
-    chosen = o.only.split(",")
-    needs.check(needs.choices("--only", chosen, PEERS), needs.programs(o.build, ["ort-train", "bench-matmul_bench"]), needs.packages("", []),
-                needs.space(o.work, 0 if os.path.exists(os.path.join(o.work, "modern", "complete")) else 6e9))
+    chosen, models = o.only.split(",") if o.only else [], o.models.split(",")
+    needs.check(needs.choices("--only", chosen, PEERS), needs.choices("--models", models, MODELS), needs.programs(o.build, ["ort-train", "bench-matmul_bench"]),
+                needs.packages("", []), needs.space(o.work, 0 if os.path.exists(os.path.join(o.work, "modern", "complete")) else 8e9))
     os.makedirs(o.work, exist_ok=True)
     modern = modern_environment(o.work)
     peer = peer_environment(o.work) if "ort-training" in chosen else ""
-    made_for = os.path.join(o.work, f"exported-{o.batch}x{o.tokens}")
-    if not os.path.exists(made_for):
-        sh("rm", "-f", os.path.join(o.work, "training_model.onnx"))
-        call(modern, "export", o.work, o.batch, o.tokens, o.steps, stdout=subprocess.DEVNULL)
-        open(made_for, "w").close()
-    results = {}
-    for _ in range(o.rounds):
-        for name in chosen:
-            if name in OURS:
-                line = run_ours(o.build, o.work, o.batch, o.tokens, o.steps, name)
-            else:
-                out = call(modern if name in TORCH else peer, name, o.work, o.batch, o.tokens, o.steps, capture_output=True, text=True).stdout
-                line = json.loads([l for l in out.splitlines() if l.startswith("{")][-1])
-                print(json.dumps(line), flush=True)
-            results.setdefault(line["peer"], []).append(line)
-    products = subprocess.run([os.path.join(o.build, "bench-matmul_bench"), str(os.cpu_count())], check=True, capture_output=True, text=True).stdout
-    rate = json.loads(products.splitlines()[-1])["onednn_gflops"]  # over all of the step's products
-    reference = next(iter(results.values()))[0]["losses"]
-    agree = True
-    print(f"\noneDNN's products {rate:.0f} GFLOP/s in this run")
-    ours = min(l["ms"] for l in results.get("ort-train", [{"ms": float("nan")}]))
-    for name, lines in results.items():
-        ms, peak = min(l["ms"] for l in lines), max(l["peak_mb"] for l in lines)
-        worst = max(abs(a - b) for l in lines for a, b in zip(l["losses"], reference))
-        agree &= worst <= (2e-2 if name.endswith("bf16") else 1e-4)
-        share = product_flops(o.batch, o.tokens) / (ms * 1e-3) / (rate * 1e9)
-        print(f"{name:22} {ms:8.1f} ms a step  {ms / ours:5.2f} x ort-train  {100 * share:5.1f} % of the product rate  {peak:6,} MB  losses within {worst:.1e}")
-    if not agree:
-        sys.exit("the losses do not agree")
+    lines = []
+    if o.results and os.path.exists(o.results):
+        with open(o.results) as file:
+            lines = [json.loads(line) for line in file]
+
+    def keep(line):
+        lines.append(line)
+        print(json.dumps(line), flush=True)
+        if o.results:
+            with open(o.results, "a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    for name in models if chosen else ():
+        compare(o, name, chosen, modern, peer, keep)
+    results, problems = summary(lines)
+    for bf16 in (False, True):
+        if any(peer.endswith("bf16") == bf16 for _, peer in results):
+            print(f"\n{'bfloat16' if bf16 else 'float32'}\n", *table(results, bf16), sep="\n")
+    for line in lines:
+        if "error" in line:
+            print(f"{line['model']}: {line['peer']} can't train it: {line['error'][:200]}")
+    if o.ops:
+        rates = peer_ops.rates(o.build, lambda: sh(*inside(modern, "memory", models[0], o.work), capture_output=True, text=True).stdout)
+        print(f"\noneDNN's products {rates.products:.0f} GFLOP/s, memory {rates.memory:.0f} GB/s in this run")
+        for name in models:
+            work = exported(o, name, modern, "")
+            print(f"\n{MODELS[name].title}\n", *peer_ops.table(o, MODELS[name], work, rates), sep="\n")
+    if problems:
+        sys.exit("\n".join(problems))
 
 
 if __name__ == "__main__":

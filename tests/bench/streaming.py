@@ -26,8 +26,8 @@ import subprocess
 import sys
 
 import bounds
+import gpt2
 import needs
-import peers
 import runs
 from runs import ROOT, gb, modern_environment, sh, table
 
@@ -175,7 +175,7 @@ def half(o, python):
     """The same losses as PyTorch's, to rounding; the same bits as our own without a budget."""
     tokens = os.path.join(o.work, "tokens-4x512.bin")
     shutil.copyfile(tokens, os.path.join(o.work, "tokens.bin"))
-    out = peers.call(python, "eager", o.work, 4, 512, o.steps, capture_output=True, text=True).stdout
+    out = gpt2.call(python, "eager", o.work, 4, 512, o.steps, capture_output=True, text=True).stdout
     torch = json.loads([line for line in out.splitlines() if line.startswith("{")][-1])
     print(json.dumps(torch), flush=True)
     budget = torch["peak_mb"] * (1 << 20) // 2
@@ -237,10 +237,10 @@ def main():
     os.makedirs(o.work, exist_ok=True)
     python = o.python or modern_environment(o.work)
     if not os.path.exists(os.path.join(o.work, "gpt2.pt")):
-        peers.call(python, "model", o.work, 1, 256, o.steps, stdout=subprocess.DEVNULL)
+        gpt2.call(python, "model", o.work, 1, 256, o.steps, stdout=subprocess.DEVNULL)
     jobs = [tuple(map(int, job.split("x"))) for job in o.jobs.split(",")]
     for batch, tokens in {*jobs, (4, 512), (1, 1024)}:
-        runs.write_tokens(os.path.join(o.work, f"tokens-{batch}x{tokens}.bin"), batch * tokens, peers.VOCABULARY)
+        runs.write_tokens(os.path.join(o.work, f"tokens-{batch}x{tokens}.bin"), batch * tokens, gpt2.VOCABULARY)
     forget_machine(o)
 
     tables = []

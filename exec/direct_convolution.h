@@ -1,0 +1,268 @@
+// Convolutions of floats and their weights' gradients without columns: x is copied once with its padding (exec/padded_planes.h), and the
+// micro-kernels find each tap's elements there by a table (exec/indexed_product.h). The sums are those of the products with columns
+// (exec/ops/conv.cpp, exec/ops/conv_gradient.cpp), in the same order, so the bits are, too.
+
+#pragma once
+
+#include <vector>
+
+#include "exec/indexed_product.h"
+#include "exec/ops/conv_elements.h"
+#include "exec/padded_planes.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace convolution {
+
+inline constexpr int64_t kPlaneBytes = 768 << 10;  // of x's copy at most: planes that are larger are made by columns
+inline constexpr int64_t kBehind = gemm::kPanel;   // elements behind it, which the last vectors may reach
+
+// y of some channels, and some rows of windows of a sample, is a task. Of a thread's workspace: x's copy, the sums.
+class DirectForward {
+ public:
+  DirectForward() = default;
+  DirectForward(const Layout& l, int64_t channels) : l_(l), planes_(l.windows), channels_(channels) {
+    constexpr int64_t kColumns = 5 * gemm::kPanel, kMostChannels = 128, kLeastChannels = 32;
+    const int64_t taps = l.windows.taps();
+    rows_ = std::clamp<int64_t>(kColumns / planes_.width(), 1, l.windows.h.out);
+    bands_ = divided_up(l.windows.h.out, rows_);
+    rows_ = divided_up(l.windows.h.out, bands_);  // equally many
+    outputs_ = std::min(kMostChannels, l.out_channels);
+    while (l.batch * l.groups * bands_ * divided_up(l.out_channels, outputs_) < kFewTasks && outputs_ >= 2 * kLeastChannels)
+      outputs_ = divided_up(outputs_, 2);
+    down_ = divided_up(l.out_channels, outputs_);
+    sums_row_ = divided_up(planes_.windows(rows_), gemm::kWidth) * gemm::kWidth;
+    const int64_t copied = channels * planes_.channel(rows_) + kBehind;
+    applies_ = taps > 1 && l.windows.out_size() > 0 && channels * taps <= kDepthBlock && l.out_channels > 1 &&
+               copied * int64_t{sizeof(float)} <= kPlaneBytes && sums_row_ <= 4 * kColumns;
+    if (!applies_) return;
+    Places places;
+    places.take(copied * int64_t{sizeof(float)});
+    sums_at_ = places.take(outputs_ * sums_row_ * int64_t{sizeof(float)});
+    bytes_ = places.all();
+    for (int64_t channel = 0; channel < channels; ++channel) {
+      for (int64_t t = 0; t < taps; ++t) at_.push_back(static_cast<int32_t>(channel * planes_.channel(rows_) + planes_.tap(t, rows_)));
+    }
+  }
+
+  bool applies() const { return applies_; }
+  int64_t bytes() const { return bytes_; }
+  int64_t tasks() const { return l_.batch * l_.groups * bands_ * down_; }
+
+  // bias: of a channel of y, by its number; or null
+  void run(const float* x, const float* w, const float* bias, float* y, int64_t task, std::byte* place) const {
+    const int64_t down = task % down_, band = task / down_ % bands_, item = task / down_ / bands_, n = item / l_.groups, g = item % l_.groups;
+    const int64_t channel_of_y = down * outputs_, outputs = std::min(outputs_, l_.out_channels - channel_of_y);
+    const int64_t row = band * rows_, rows = std::min(rows_, l_.windows.h.out - row);
+    auto* const copy = reinterpret_cast<float*>(place);
+    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+    if (bias) {
+      for (int64_t r = 0; r < outputs; ++r)
+        std::fill_n(sums + r * sums_row_, sums_row_, bias[l_.first + g * l_.out_channels + channel_of_y + r]);
+    }
+    for (int64_t channel = 0; channel < l_.in_channels; channel += channels_) {
+      const int64_t channels = std::min(channels_, l_.in_channels - channel), each = planes_.channel(rows_);
+      for (int64_t i = 0; i < channels; ++i)
+        planes_.fill(x + l_.x_at(n, g, channel + i), row, rows, rows_, copy + i * each);
+      std::fill_n(copy + channels * each, kBehind, 0.0f);
+      const float* const weights = w + (g * l_.out_channels + channel_of_y) * l_.depth() + channel * l_.windows.taps();
+      add(weights, channels * l_.windows.taps(), outputs, planes_.windows(rows), copy, sums, bias || channel > 0);
+    }
+    const int64_t across = l_.windows.w.out;
+    for (int64_t r = 0; r < outputs; ++r) {
+      float* to = y + l_.y_at(n, g, channel_of_y + r) + row * across;
+      for (int64_t i = 0; i < rows; ++i) std::copy_n(sums + r * sums_row_ + i * planes_.width(), across, to + i * across);
+    }
+  }
+
+ private:
+  // The products of one chunk of channels.
+  void add(const float* weights, int64_t depth, int64_t outputs, int64_t columns, const float* copy, float* sums, bool has_start) const {
+    for (int64_t r = 0; r < outputs; r += gemm::kRows) {
+      const int64_t rows = std::min<int64_t>(gemm::kRows, outputs - r);
+      const float* a[gemm::kRows];
+      for (int64_t i = 0; i < rows; ++i) a[i] = weights + (r + i) * l_.depth();
+      for (int64_t j = 0, width; j < columns; j += width) {
+        width = gemm::Fused::panel(columns - j);
+        float* const to = sums + r * sums_row_ + j;
+        gemm::indexed_kernel<false>(rows, width)({.depth = depth,
+                                                  .a = a,
+                                                  .at = at_.data(),
+                                                  .step = 1,
+                                                  .b = copy + j,
+                                                  .c = to,
+                                                  .c_row = sums_row_,
+                                                  .start = has_start ? to : nullptr,
+                                                  .start_row = sums_row_});
+      }
+    }
+  }
+
+  Layout l_;
+  PaddedPlanes planes_;
+  int64_t channels_ = 0;                                  // of x, in a chunk
+  int64_t rows_ = 0, bands_ = 0, outputs_ = 0, down_ = 0;  // of a task: rows of windows, channels of y
+  int64_t sums_row_ = 0, sums_at_ = 0, bytes_ = 0;
+  bool applies_ = false;
+  std::vector<int32_t> at_;  // where a chunk's taps are
+};
+
+// dw of one piece of the batch, of some channels of y and some of x, is a task. It is made transposed: what x's taps read is broadcast, and
+// dy's channels lie side by side in a panel. Of a thread's workspace: x's copy, a panel, the sums, dy of several samples, and where a tile's
+// windows are in x's copy.
+class DirectWeights {
+ public:
+  DirectWeights() = default;
+  DirectWeights(const Layout& l, const WeightTiles& tiles) : l_(l), tiles_(tiles) {
+    constexpr int64_t kCopied = 48 << 10, kSums = 48 << 10, kMostOutputs = 4 * gemm::kPanel, kLeastOutputs = 32;  // in elements
+    const auto& [h, w] = l.windows;
+    width_ = std::max(w.begin + w.in + w.end, (w.out - 1) * w.stride + (w.kernel - 1) * w.dilation + 1);
+    windows_ = divided_up(tiles.columns - 1, w.out) + 1;  // rows of windows, of which a tile may have a part
+    windows_ = std::min(windows_, h.out);
+    plane_ = ((windows_ - 1) * h.stride + (h.kernel - 1) * h.dilation + 1) * width_;
+    const int64_t taps = l.windows.taps(), wide = tiles.samples * tiles.columns;
+    outputs_ = std::min(kMostOutputs, l.out_channels);
+    channels_ = std::min(kCopied / (tiles.samples * plane_), kSums / (taps * std::min(outputs_, kLeastOutputs * 4)));
+    applies_ = !l.windows.plain() && l.windows.out_size() > 0 && channels_ > 0 && l.out_channels >= gemm::kWidth;
+    if (!applies_) return;
+    channels_ = std::clamp<int64_t>(channels_, 1, l.in_channels);
+    const auto tasks = [&] { return tiles.pieces * l.groups * divided_up(l.in_channels, channels_) * divided_up(l.out_channels, outputs_); };
+    while (tasks() < kFewTasks && channels_ * taps >= 128 && channels_ > 1) channels_ = divided_up(channels_, 2);
+    while (tasks() < kFewTasks && outputs_ >= 2 * kLeastOutputs) outputs_ = divided_up(outputs_, 2);
+    channels_ = divided_up(l.in_channels, divided_up(l.in_channels, channels_));  // equally many
+    across_ = divided_up(l.in_channels, channels_);
+    down_ = divided_up(l.out_channels, outputs_);
+    sums_row_ = divided_up(outputs_, gemm::kWidth) * gemm::kWidth;
+    Places places;
+    const auto take = [&](int64_t elements) { return places.take(elements * int64_t{sizeof(float)}); };
+    take(channels_ * tiles.samples * plane_);
+    panel_at_ = take(std::min(wide, kDepthBlock) * gemm::kPanel);
+    sums_at_ = take(channels_ * taps * sums_row_);
+    dy_at_ = take(tiles.samples > 1 ? outputs_ * wide : 0);
+    table_at_ = take(wide);
+    bytes_ = places.all();
+    for (int64_t channel = 0; channel < channels_; ++channel) {
+      for (int64_t kh = 0; kh < h.kernel; ++kh) {
+        for (int64_t kw = 0; kw < w.kernel; ++kw)
+          taps_.push_back(channel * tiles.samples * plane_ + kh * h.dilation * width_ + kw * w.dilation);
+      }
+    }
+  }
+
+  bool applies() const { return applies_; }
+  int64_t bytes() const { return bytes_; }
+  int64_t tasks() const { return tiles_.pieces * l_.groups * across_ * down_; }
+
+  // dw: of the whole, or of all pieces, one behind the other.
+  void run(const float* dy, const float* x, float* dw, int64_t task, std::byte* place) const {
+    const int64_t down = task % down_, across = task / down_ % across_, item = task / down_ / across_;
+    const int64_t piece = item / l_.groups, g = item % l_.groups, all = l_.windows.out_size();
+    const int64_t row = down * outputs_, outputs = std::min(outputs_, l_.out_channels - row);
+    const int64_t channel = across * channels_, channels = std::min(channels_, l_.in_channels - channel);
+    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+    const int64_t begin = piece * tiles_.piece_samples, end = std::min(l_.batch, begin + tiles_.piece_samples);
+    for (int64_t n = begin; n < end; n += tiles_.samples) {
+      const int64_t samples = std::min(tiles_.samples, end - n);
+      for (int64_t column = 0; column < all; column += tiles_.columns) {
+        const int64_t count = std::min(tiles_.columns, all - column);
+        copy_x(x + l_.x_at(n, g, channel), samples, channels, column, count, place);
+        const float* from = dy + l_.y_at(n, g, row) + column;
+        int64_t from_row = all;
+        if (samples > 1) {
+          auto* const together = reinterpret_cast<float*>(place + dy_at_);
+          for (int64_t i = 0; i < samples; ++i) copy_planes(from + i * l_.result(), all, together + i * count, samples * count, outputs, count);
+          from = together;
+          from_row = samples * count;
+        }
+        add(from, from_row, samples * count, outputs, channels, place, n > begin || column > 0);
+      }
+    }
+    const int64_t depth = l_.depth(), taps = l_.windows.taps();
+    store(sums, channels * taps, outputs, dw + piece * l_.weights() + (g * l_.out_channels + row) * depth + channel * taps);
+  }
+
+ private:
+  // What the windows [column, column + count) of some samples read, and where each window's first tap does.
+  void copy_x(const float* x, int64_t samples, int64_t channels, int64_t column, int64_t count, std::byte* place) const {
+    const auto& [h, w] = l_.windows;
+    const int64_t first = column / w.out, rows = (column + count - 1) / w.out - first + 1;
+    const int64_t lines = (rows - 1) * h.stride + (h.kernel - 1) * h.dilation + 1;
+    for (int64_t channel = 0; channel < channels; ++channel) {
+      for (int64_t i = 0; i < samples; ++i) {
+        float* to = reinterpret_cast<float*>(place) + (channel * tiles_.samples + i) * plane_;
+        const float* const from = x + i * l_.image() + channel * l_.windows.in_size();
+        for (int64_t line = 0; line < lines; ++line, to += width_) {
+          const int64_t at = first * h.stride + line - h.begin;
+          if (at < 0 || at >= h.in) {
+            std::fill_n(to, width_, 0.0f);
+            continue;
+          }
+          std::fill_n(to, w.begin, 0.0f);
+          std::copy_n(from + at * w.in, w.in, to + w.begin);
+          std::fill_n(to + w.begin + w.in, width_ - w.begin - w.in, 0.0f);
+        }
+      }
+    }
+    auto* table = reinterpret_cast<int32_t*>(place + table_at_);
+    for (int64_t i = 0; i < samples; ++i) {
+      int64_t across = column - first * w.out, line = i * plane_;
+      for (int64_t k = 0; k < count; ++k) {
+        *table++ = static_cast<int32_t>(line + across * w.stride);
+        if (++across == w.out) across = 0, line += h.stride * width_;
+      }
+    }
+  }
+
+  // The products of one tile.
+  void add(const float* dy, int64_t dy_row, int64_t wide, int64_t outputs, int64_t channels, std::byte* place, bool has_start) const {
+    const auto* const copy = reinterpret_cast<const float*>(place);
+    const auto* const table = reinterpret_cast<const int32_t*>(place + table_at_);
+    auto* const panel = reinterpret_cast<float*>(place + panel_at_);
+    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+    const int64_t block = depth_block(wide), rows_of_sums = channels * l_.windows.taps();
+    for (int64_t begin = 0; begin < wide; begin += block) {
+      const int64_t depth = std::min(block, wide - begin);
+      for (int64_t j = 0, width; j < outputs; j += width) {
+        width = gemm::Fused::panel(outputs - j);
+        gemm::pack(dy + j * dy_row + begin, 1, dy_row, depth, std::min(width, outputs - j), width, panel);
+        for (int64_t r = 0; r < rows_of_sums; r += gemm::kRows) {
+          const int64_t rows = std::min<int64_t>(gemm::kRows, rows_of_sums - r);
+          const float* a[gemm::kRows];
+          for (int64_t i = 0; i < rows; ++i) a[i] = copy + taps_[static_cast<size_t>(r + i)];
+          float* const to = sums + r * sums_row_ + j;
+          gemm::indexed_kernel<true>(rows, width)({.depth = depth,
+                                                   .a = a,
+                                                   .at = table + begin,
+                                                   .step = width,
+                                                   .b = panel,
+                                                   .c = to,
+                                                   .c_row = sums_row_,
+                                                   .start = has_start || begin > 0 ? to : nullptr,
+                                                   .start_row = sums_row_});
+        }
+      }
+    }
+  }
+
+  // Transposed: rows x outputs of the sums.
+  void store(const float* sums, int64_t rows, int64_t outputs, float* to) const {
+    const int64_t depth = l_.depth();
+    for (int64_t j = 0; j < outputs; j += 8) {
+      int64_t r = 0;
+      for (; r + 8 <= rows && j + 8 <= outputs; r += 8) transpose8(sums + r * sums_row_ + j, sums_row_, to + j * depth + r, depth);
+      for (; r < rows; ++r) {
+        for (int64_t i = j; i < std::min(j + 8, outputs); ++i) to[i * depth + r] = sums[r * sums_row_ + i];
+      }
+    }
+  }
+
+  Layout l_;
+  WeightTiles tiles_;
+  int64_t width_ = 0, windows_ = 0, plane_ = 0;                        // of x's copy: a row, rows of windows, a sample's part of a channel
+  int64_t channels_ = 0, across_ = 0, outputs_ = 0, down_ = 0;         // of a task: channels of x and of y
+  int64_t sums_row_ = 0, panel_at_ = 0, sums_at_ = 0, dy_at_ = 0, table_at_ = 0, bytes_ = 0;
+  bool applies_ = false;
+  std::vector<int64_t> taps_;  // where the first window's are in x's copy
+};
+
+}  // namespace convolution
+ORT_TRAIN_OPS_END

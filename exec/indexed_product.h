@@ -1,0 +1,74 @@
+// A micro-kernel of products of floats whose operands lie where a table says: some rows by one panel of columns, in vector registers. It is
+// that of exec/gemm_micro.h, so the sums are the same chains of fused multiply-adds, but an operand isn't copied to where its elements lie
+// side by side: a convolution reads the same element of x for each tap.
+
+#pragma once
+
+#include "exec/gemm_micro.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace gemm {
+
+// Either A or B has a table.
+struct IndexedMicro {
+  int64_t depth = 0;
+  const float* const* a = nullptr;  // its rows
+  const int32_t* at = nullptr;      // where A's elements lie in their rows, or B's rows begin
+  int64_t step = 0;                 // from one to the next in the other one
+  const float* b = nullptr;         // whole vectors
+  float* c = nullptr;               // likewise
+  int64_t c_row = 0;
+  const float* start = nullptr;  // what the product is added to; null: zero
+  int64_t start_row = 0;
+};
+using IndexedMicroKernel = void (*)(const IndexedMicro&);
+
+template <bool table_of_a, int rows, int vectors> __attribute__((noinline)) void indexed_micro(const IndexedMicro& m) {
+  Vector sum[rows][vectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 3
+    for (int v = 0; v < vectors; ++v) sum[r][v] = zero();
+  }
+  const float* a[rows];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) a[r] = m.a[r];
+  const int64_t depth = m.depth, step = m.step;
+  const int32_t* const at = m.at;
+  const float* const b = m.b;
+  for (int64_t k = 0, other = 0; k < depth; ++k, other += step) {
+    const int64_t in_a = table_of_a ? at[k] : other;
+    const float* const from = b + (table_of_a ? other : at[k]);
+    Vector row[vectors];
+#pragma GCC unroll 3
+    for (int v = 0; v < vectors; ++v) row[v] = load(from + v * kWidth);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) {
+      const Vector x = broadcast(a[r][in_a]);
+#pragma GCC unroll 3
+      for (int v = 0; v < vectors; ++v) sum[r][v] = multiply_add(x, row[v], sum[r][v]);
+    }
+  }
+  for (int r = 0; r < rows; ++r) {
+    for (int v = 0; v < vectors; ++v) {
+      Vector total = sum[r][v];
+      if (m.start) total = multiply_add(broadcast(1), total, load(m.start + r * m.start_row + v * kWidth));
+      store(m.c + r * m.c_row + v * kWidth, total);
+    }
+  }
+}
+
+template <bool table_of_a, int vectors, int... r> IndexedMicroKernel indexed_kernel(int64_t rows, std::integer_sequence<int, r...>) {
+  static constexpr IndexedMicroKernel table[] = {indexed_micro<table_of_a, r + 1, vectors>...};
+  return table[rows - 1];
+}
+// Of at most kRows rows; columns: one, two or kVectors vectors.
+template <bool table_of_a> IndexedMicroKernel indexed_kernel(int64_t rows, int64_t columns) {
+  using Rows = std::make_integer_sequence<int, kRows>;
+  if (columns == kWidth) return indexed_kernel<table_of_a, 1>(rows, Rows{});
+  if (columns == 2 * kWidth) return indexed_kernel<table_of_a, 2>(rows, Rows{});
+  return indexed_kernel<table_of_a, kVectors>(rows, Rows{});
+}
+
+}  // namespace gemm
+ORT_TRAIN_OPS_END

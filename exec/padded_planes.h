@@ -1,0 +1,95 @@
+// Planes of x with their padding, as a convolution reads them without columns (exec/direct_convolution.h).
+//
+// Of a channel some rows are copied, divided into one plane for each phase of the strides: element (i, j) of phase (p, q) is that at
+// (i * stride + p, j * stride + q) of the padded x. So what a tap reads for neighbouring windows lies side by side, at an offset from the
+// first window that is the tap's own: a row of windows is so many elements wide as a row of the plane, and the windows of some rows are one
+// range, in which the last elements of each row belong to no window.
+
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "exec/window.h"
+
+ORT_TRAIN_OPS_BEGIN
+
+class PaddedPlanes {
+ public:
+  PaddedPlanes() = default;
+  explicit PaddedPlanes(const Windows& windows) : h_(windows.h), w_(windows.w) {
+    const auto last = [](const WindowAxis& a) { return (a.kernel - 1) * a.dilation; };
+    more_rows_ = last(h_) / h_.stride;
+    width_ = w_.out + last(w_) / w_.stride;
+    // In steps of one, the padding behind a row is also that before the next one.
+    if (w_.stride == 1 && w_.out + last(w_) <= w_.in + w_.begin + w_.end) width_ = std::max(w_.in + std::max(w_.begin, w_.end), w_.out);
+    for (int64_t kh = 0; kh < h_.kernel; ++kh) {
+      for (int64_t kw = 0; kw < w_.kernel; ++kw) {
+        const Phase phase{kh * h_.dilation % h_.stride, kw * w_.dilation % w_.stride};
+        const auto known = std::find_if(phases_.begin(), phases_.end(), [&](const Phase& p) { return p.h == phase.h && p.w == phase.w; });
+        taps_.push_back({known - phases_.begin(), kh * h_.dilation / h_.stride * width_ + kw * w_.dilation / w_.stride});
+        if (known == phases_.end()) phases_.push_back(phase);
+      }
+    }
+  }
+
+  int64_t width() const { return width_; }
+  // Elements of a channel, for so many rows of windows.
+  int64_t channel(int64_t rows) const { return static_cast<int64_t>(phases_.size()) * plane(rows); }
+  int64_t windows(int64_t rows) const { return (rows - 1) * width_ + w_.out; }
+  // What tap t reads for the first window, in its channel.
+  int64_t tap(int64_t t, int64_t rows) const {
+    const Tap& tap = taps_[static_cast<size_t>(t)];
+    return tap.phase * plane(rows) + tap.offset;
+  }
+
+  // `count` rows of windows of a channel of x, from `first` on, where there is room for `rows`.
+  template <typename T> void fill(const T* x, int64_t first, int64_t count, int64_t rows, T* to) const {
+    for (const Phase& phase : phases_) {
+      T* row = to;
+      for (int64_t i = 0; i < count + more_rows_; ++i, row += width_) {
+        const int64_t at = (first + i) * h_.stride + phase.h - h_.begin;
+        if (at < 0 || at >= h_.in)
+          std::fill_n(row, width_, T(0));
+        else
+          fill_row(x + at * w_.in, phase.w, row);
+      }
+      to += plane(rows);
+    }
+  }
+
+ private:
+  struct Phase {
+    int64_t h, w;
+  };
+  struct Tap {
+    int64_t phase, offset;
+  };
+
+  int64_t plane(int64_t rows) const { return (rows + more_rows_) * width_; }
+
+  template <typename T> void fill_row(const T* x, int64_t phase, T* to) const {
+    const int64_t before = w_.begin - phase;  // elements of padding that are in no other phase's way
+    const int64_t first = std::clamp<int64_t>(before > 0 ? (before + w_.stride - 1) / w_.stride : 0, 0, width_);
+    const int64_t room = w_.in + before;
+    const int64_t end = std::clamp<int64_t>(room > 0 ? (room + w_.stride - 1) / w_.stride : 0, first, width_);
+    std::fill_n(to, first, T(0));
+    const T* const from = x + first * w_.stride - before;
+    if (w_.stride == 1) {
+      std::memcpy(to + first, from, static_cast<size_t>(end - first) * sizeof(T));
+    } else if (w_.stride == 2) {
+      for (int64_t j = 0; j < end - first; ++j) to[first + j] = from[2 * j];
+    } else {
+      for (int64_t j = 0; j < end - first; ++j) to[first + j] = from[j * w_.stride];
+    }
+    std::fill_n(to + end, width_ - end, T(0));
+  }
+
+  WindowAxis h_, w_;
+  int64_t more_rows_ = 0, width_ = 0;
+  std::vector<Phase> phases_;
+  std::vector<Tap> taps_;
+};
+
+ORT_TRAIN_OPS_END

@@ -71,6 +71,13 @@ void conv_cases(std::vector<OpCase>& cases) {
       {"images_strides", 3, 32, 40, 1, {28, 28}, {{3, 3}, {2, 2}, {1, 1, 1, 1}}, true},
       {"images_groups", 2, 48, 72, 3, {15, 14}, {{3, 3}, {}, {1, 1, 1, 1}}, true},
       {"images_depthwise", 5, 40, 40, 40, {29, 28}, {{5, 5}, {2, 2}, {2, 2, 2, 2}}, true},
+      {"images_dilations", 2, 18, 24, 1, {17, 19}, {{3, 3}, {2, 1}, {2, 4, 1, 3}, {2, 3}}, true},
+      {"images_wide_pads", 2, 17, 33, 1, {6, 9}, {{3, 2}, {}, {4, 3, 3, 5}}},
+      {"images_windows", 3, 20, 50, 1, {40, 41}, {{3, 5}, {1, 2}, {1, 2, 1, 2}}},
+      {"depthwise_lanes", 3, 37, 37, 37, {30, 31}, {{7, 7}, {}, {3, 3, 3, 3}}, true},
+      {"depthwise_strides", 2, 19, 19, 19, {12, 17}, {{3, 5}, {2, 3}, {0, 2, 1, 1}}},
+      {"depthwise_dilations", 2, 16, 16, 16, {14, 12}, {{3, 3}, {2, 1}, {4, 1, 3, 2}, {2, 2}}, true},
+      {"depthwise_wide_pads", 1, 3, 3, 3, {4, 5}, {{3, 2}, {2, 2}, {5, 3, 4, 4}}},
       {"images_plain", 3, 96, 80, 2, {14, 14}, {{1, 1}}, true},
       {"many_taps", 3, 9, 8, 1, {23, 24}, {{21, 20}, {}, {1, 0, 1, 2}}, true},  // a channel's taps are several blocks
   };

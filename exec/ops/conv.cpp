@@ -18,6 +18,7 @@
 //     of all channels
 
 #include "exec/convolution.h"
+#include "exec/depthwise_convolution.h"
 #include "exec/direct_convolution.h"
 #include "exec/op_list.h"
 #include "exec/ops/conv_elements.h"
@@ -105,15 +106,33 @@ template <typename T> struct Forward {
   }
 };
 
-// Floats are read where they are, if all of them are floats.
-template <typename T> DirectForward direct_forward(const KernelSpec& spec) {
-  const Forward<T> convolution(spec);
-  const auto is_float = [](Element element) { return element == Element::own; };
-  if (!std::is_same_v<T, float> || !is_float(convolution.x) || !is_float(convolution.w) || !is_float(convolution.y) ||
-      !is_float(convolution.bias))
-    return {};
-  return {convolution.l, convolution.tiles.channels};
-}
+// How floats are convolved where they lie, if one of these applies.
+struct ForwardOfFloats {
+  DirectForward direct;
+  DepthwiseForward depthwise;
+
+  template <typename T> static ForwardOfFloats of(const Forward<T>& f) {
+    const auto is_float = [](Element element) { return element == Element::own; };
+    if (!std::is_same_v<T, float> || !is_float(f.x) || !is_float(f.w) || !is_float(f.y) || !is_float(f.bias)) return {};
+    return {DirectForward(f.l, f.tiles.channels), DepthwiseForward(f.l)};
+  }
+  bool applies() const { return direct.applies() || depthwise.applies(); }
+  int64_t bytes() const { return direct.applies() ? direct.bytes() : depthwise.bytes(); }
+  void run(const KernelArgs& args) const {
+    const float *const x = args.in<float>(0), *const w = args.in<float>(1), *const bias = args.inputs.size() > 2 ? args.in<float>(2) : nullptr;
+    const auto place = [&](int worker) { return args.workspace + worker * bytes(); };
+    if (direct.applies()) {
+      args.workers().parallel_for(direct.tasks(),
+                                  [&](int64_t task, int worker) { direct.run(x, w, bias, args.out<float>(0), task, place(worker)); });
+      return;
+    }
+    const int64_t each = depthwise.parts_of_task();
+    args.workers().parallel_for(divided_up(depthwise.parts(), each), [&](int64_t task, int worker) {
+      for (int64_t part = task * each; part < std::min((task + 1) * each, depthwise.parts()); ++part)
+        depthwise.run(x, w, bias, args.out<float>(0), part, place(worker));
+    });
+  }
+};
 
 void copy_before(const KernelArgs& args, int64_t bytes) {
   if (args.inputs.size() > 3 && args.inputs[3] && args.inputs[3] != args.outputs[0])
@@ -123,13 +142,10 @@ void copy_before(const KernelArgs& args, int64_t bytes) {
 template <typename T> KernelRun forward(const KernelSpec& spec) {
   const Forward<T> convolution(spec);
   if (convolution.l.batch == 0) return [](const KernelArgs&) {};
-  if (DirectForward direct = direct_forward<T>(spec); direct.applies()) {
-    return [direct = std::move(direct), bytes = spec.outputs[0].bytes()](const KernelArgs& args) {
+  if (ForwardOfFloats floats = ForwardOfFloats::of(convolution); floats.applies()) {
+    return [floats = std::move(floats), bytes = spec.outputs[0].bytes()](const KernelArgs& args) {
       copy_before(args, bytes);
-      const float* const bias = args.inputs.size() > 2 ? args.in<float>(2) : nullptr;
-      args.workers().parallel_for(direct.tasks(), [&](int64_t task, int worker) {
-        direct.run(args.in<float>(0), args.in<float>(1), bias, args.out<float>(0), task, args.workspace + worker * direct.bytes());
-      });
+      floats.run(args);
     };
   }
   return [convolution, bytes = spec.outputs[0].bytes()](const KernelArgs& args) {
@@ -144,8 +160,9 @@ KernelRun prepare(const KernelSpec& spec) {
 }
 Workspace workspace(const KernelSpec& spec) {
   return for_sums(spec, [&]<typename T>() {
-    const DirectForward direct = direct_forward<T>(spec);
-    return Workspace{.each = direct.applies() ? direct.bytes() : Forward<T>(spec).bytes};
+    const Forward<T> convolution(spec);
+    const ForwardOfFloats floats = ForwardOfFloats::of(convolution);
+    return Workspace{.each = floats.applies() ? floats.bytes() : convolution.bytes};
   });
 }
 

@@ -19,6 +19,7 @@
 #include <cstring>
 
 #include "exec/convolution.h"
+#include "exec/depthwise_convolution.h"
 #include "exec/direct_convolution.h"
 #include "exec/op_list.h"
 #include "exec/ops/conv_elements.h"
@@ -129,9 +130,23 @@ template <typename T> struct InputGradient {
   }
 };
 
+template <typename T> DepthwiseInput depthwise_input(const InputGradient<T>& gradient) {
+  const bool are_floats = gradient.dy == Element::own && gradient.w == Element::own && gradient.dx == Element::own;
+  return std::is_same_v<T, float> && are_floats ? DepthwiseInput(gradient.l) : DepthwiseInput();
+}
+
 template <typename T> KernelRun input_gradient(const KernelSpec& spec) {
   const InputGradient<T> gradient(spec);
   if (gradient.l.batch == 0) return [](const KernelArgs&) {};
+  if (DepthwiseInput depthwise = depthwise_input(gradient); depthwise.applies()) {
+    return [depthwise = std::move(depthwise)](const KernelArgs& args) {
+      const int64_t each = depthwise.parts_of_task();
+      args.workers().parallel_for(divided_up(depthwise.parts(), each), [&](int64_t task, int worker) {
+        for (int64_t part = task * each; part < std::min((task + 1) * each, depthwise.parts()); ++part)
+          depthwise.run(args.in<float>(0), args.in<float>(1), args.out<float>(0), part, args.workspace + worker * depthwise.bytes());
+      });
+    };
+  }
   return [gradient](const KernelArgs& args) {
     args.workers().parallel_for(gradient.tasks(),
                                 [&](int64_t task, int worker) { gradient.run(args, task, args.workspace + worker * gradient.bytes); });
@@ -142,7 +157,11 @@ KernelRun prepare_input_gradient(const KernelSpec& spec) {
   return for_sums(spec, [&]<typename T>() { return input_gradient<T>(spec); });
 }
 Workspace input_workspace(const KernelSpec& spec) {
-  return for_sums(spec, [&]<typename T>() { return Workspace{.each = InputGradient<T>(spec).bytes}; });
+  return for_sums(spec, [&]<typename T>() {
+    const InputGradient<T> gradient(spec);
+    const DepthwiseInput depthwise = depthwise_input(gradient);
+    return Workspace{.each = depthwise.applies() ? depthwise.bytes() : gradient.bytes};
+  });
 }
 double input_efficiency(const KernelSpec& spec, int) {
   const Layout l = layout_of_dx(spec);
@@ -259,23 +278,36 @@ template <typename T> struct WeightGradient {
   }
 };
 
-// Floats are read where they are, if all of them are floats.
-template <typename T> DirectWeights direct_weights(const WeightGradient<T>& gradient) {
-  const bool are_floats = gradient.dy == Element::own && gradient.x == Element::own && gradient.dw == Element::own;
-  return std::is_same_v<T, float> && are_floats ? DirectWeights(gradient.l, gradient.tiles) : DirectWeights();
-}
+// How dw of floats is made where they lie, if one of these applies.
+struct WeightsOfFloats {
+  DirectWeights direct;
+  DepthwiseWeights depthwise;
+
+  template <typename T> static WeightsOfFloats of(const WeightGradient<T>& gradient) {
+    const bool are_floats = gradient.dy == Element::own && gradient.x == Element::own && gradient.dw == Element::own;
+    if (!std::is_same_v<T, float> || !are_floats) return {};
+    return {DirectWeights(gradient.l, gradient.tiles), DepthwiseWeights(gradient.l, gradient.tiles)};
+  }
+  bool applies() const { return direct.applies() || depthwise.applies(); }
+  int64_t bytes() const { return direct.applies() ? direct.bytes() : depthwise.bytes(); }
+  int64_t tasks() const { return direct.applies() ? direct.tasks() : depthwise.tasks(); }
+  // dw: of all pieces
+  void run(const KernelArgs& args, int64_t task, float* dw, std::byte* place) const {
+    const float *const dy = args.in<float>(0), *const x = args.in<float>(1);
+    direct.applies() ? direct.run(dy, x, dw, task, place) : depthwise.run(dy, x, dw, task, place);
+  }
+};
 
 template <typename T> KernelRun weight_gradient(const KernelSpec& spec) {
   const WeightGradient<T> gradient(spec);
   if (gradient.l.batch == 0)
     return [bytes = spec.outputs[0].bytes()](const KernelArgs& args) { std::memset(args.outputs[0], 0, static_cast<size_t>(bytes)); };
-  return [gradient, direct = direct_weights(gradient)](const KernelArgs& args) {
+  return [gradient, floats = WeightsOfFloats::of(gradient)](const KernelArgs& args) {
     std::byte* const place = args.workspace + gradient.pieces_bytes;
-    if (direct.applies()) {
+    if (floats.applies()) {
       auto* const to = gradient.tiles.pieces > 1 ? reinterpret_cast<float*>(args.workspace) : args.out<float>(0);
-      args.workers().parallel_for(direct.tasks(), [&](int64_t task, int worker) {
-        direct.run(args.in<float>(0), args.in<float>(1), to, task, place + worker * direct.bytes());
-      });
+      args.workers().parallel_for(floats.tasks(),
+                                  [&](int64_t task, int worker) { floats.run(args, task, to, place + worker * floats.bytes()); });
     } else {
       args.workers().parallel_for(gradient.tasks(), [&](int64_t task, int worker) { gradient.run(args, task, place + worker * gradient.each); });
     }
@@ -291,8 +323,8 @@ KernelRun prepare_weight_gradient(const KernelSpec& spec) {
 Workspace weight_workspace(const KernelSpec& spec) {
   return for_sums(spec, [&]<typename T>() {
     const WeightGradient<T> gradient(spec);
-    const DirectWeights direct = direct_weights(gradient);
-    return Workspace{.shared = gradient.pieces_bytes, .each = direct.applies() ? direct.bytes() : gradient.each};
+    const WeightsOfFloats floats = WeightsOfFloats::of(gradient);
+    return Workspace{.shared = gradient.pieces_bytes, .each = floats.applies() ? floats.bytes() : gradient.each};
   });
 }
 double weight_efficiency(const KernelSpec& spec, int) {

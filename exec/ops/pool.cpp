@@ -72,17 +72,44 @@ KernelRun max_forward(const KernelSpec& spec) {
   });
 }
 
+// The elements that some windows' gradients belong to, as largest() finds them, of neighbours in row `oh` from `ow` on.
+inline constexpr int64_t kNeighbours = 64;
+template <typename T> void find_largest(const Windows& windows, const T* x, int64_t oh, int64_t ow, int64_t n, int32_t* found) {
+  const auto& [h, w] = windows;
+  T best[kNeighbours];
+  std::fill_n(found, n, -1);
+  for (int64_t kh = 0; kh < h.kernel; ++kh) {
+    const int64_t row = h.at(oh, kh);
+    if (row < 0 || row >= h.in) continue;
+    for (int64_t kw = 0; kw < w.kernel; ++kw) {
+      const int64_t first = std::clamp<int64_t>(w.first(kw) - ow, 0, n), last = std::clamp<int64_t>(w.last(kw) - ow, 0, n);
+      const int64_t element = row * w.in + w.at(ow, kw);
+      for (int64_t i = first; i < last; ++i) {
+        const T value = x[element + i * w.stride];
+        const bool is_larger = (found[i] < 0) | exceeds(value, best[i]);
+        best[i] = is_larger ? value : best[i];
+        found[i] = is_larger ? static_cast<int32_t>(element + i * w.stride) : found[i];
+      }
+    }
+  }
+}
+
 KernelRun max_backward(const KernelSpec& spec) {
   return for_type(Wide{}, spec.inputs[1].dtype, [&]<typename T>() -> KernelRun {
     const Windows windows = windows_of(spec.attributes, spec.inputs[1].shape);
-    return [windows, planes = planes_of(spec.inputs[1].shape)](const KernelArgs& args) {
+    return [windows, planes = planes_of(spec.inputs[1].shape), fits = windows.in_size() <= INT32_MAX](const KernelArgs& args) {
       for_planes(planes, windows, args.workers(), [&](int64_t plane) {
         const T *dy = args.in<T>(0) + plane * windows.out_size(), *x = args.in<T>(1) + plane * windows.in_size();
         T* const dx = args.out<T>(0) + plane * windows.in_size();
         std::fill_n(dx, windows.in_size(), T(0));
         for (int64_t oh = 0; oh < windows.h.out; ++oh) {
-          for (int64_t ow = 0; ow < windows.w.out; ++ow, ++dy) {
-            if (const int64_t element = largest(windows, x, oh, ow); element >= 0) dx[element] += *dy;
+          for (int64_t ow = 0, n; ow < windows.w.out; ow += n, dy += n) {
+            n = std::min(kNeighbours, windows.w.out - ow);
+            int32_t found[kNeighbours];
+            if (fits) find_largest(windows, x, oh, ow, n, found);
+            for (int64_t i = 0; i < n; ++i) {
+              if (const int64_t element = fits ? found[i] : largest(windows, x, oh, ow + i); element >= 0) dx[element] += dy[i];
+            }
           }
         }
       });

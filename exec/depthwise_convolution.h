@@ -1,0 +1,346 @@
+// Depthwise convolutions of floats, whose groups have one channel of x and one of y: each plane is copied once with its padding, and the taps
+// are multiplied there, some windows to a vector. dw has a channel in each lane of a vector. The order of the sums is that of the products with columns
+// (exec/ops/conv.cpp, exec/ops/conv_gradient.cpp), so the bits are, too.
+
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "exec/gemm_micro.h"
+#include "exec/ops/conv_elements.h"
+#include "exec/padded_planes.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace convolution {
+
+inline constexpr int kPlaneVectors = 4;  // that are computed together
+inline constexpr int64_t kPlaneRun = kPlaneVectors * gemm::kWidth;
+
+inline bool is_depthwise(const Layout& l) {
+  return l.in_channels == 1 && l.total == l.groups && l.windows.taps() > 1 && l.windows.taps() <= kDepthBlock && l.windows.out_size() > 0;
+}
+
+// Of n windows, in whole runs, the sums over taps: to[j] = sum of weights[t] * from[j + taps[t]], upwards. fused: multiply and add at once.
+template <bool fused>
+void add_taps(const float* weights, const int64_t* taps, int64_t count, int64_t n, const float* from, float* to) {
+  for (int64_t j = 0; j < n; j += kPlaneRun) {
+    gemm::Vector sum[kPlaneVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kPlaneVectors; ++v) sum[v] = gemm::zero();
+    for (int64_t t = 0; t < count; ++t) {
+      const gemm::Vector weight = gemm::broadcast(weights[t]);
+      const float* const at = from + j + taps[t];
+#pragma GCC unroll 4
+      for (int v = 0; v < kPlaneVectors; ++v) {
+        const gemm::Vector x = gemm::load(at + v * gemm::kWidth);
+        if constexpr (fused)
+          sum[v] = gemm::multiply_add(weight, x, sum[v]);
+        else
+          sum[v] = sum[v] + gemm::multiply(weight, x);
+      }
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kPlaneVectors; ++v) gemm::store(to + j + v * gemm::kWidth, sum[v]);
+  }
+}
+
+constexpr int64_t whole_runs(int64_t n) { return (n + kPlaneRun - 1) / kPlaneRun * kPlaneRun; }
+
+inline constexpr int64_t kTaskWork = int64_t{1} << 18;  // multiply-adds of a task, about
+
+// Some rows of windows of a plane are a part; some parts are a task. Of a thread's workspace: x's copy, the sums.
+class DepthwiseForward {
+ public:
+  DepthwiseForward() = default;
+  explicit DepthwiseForward(const Layout& l) : l_(l), planes_(l.windows) {
+    constexpr int64_t kWindows = 4096;
+    applies_ = is_depthwise(l);
+    if (!applies_) return;
+    rows_ = std::clamp<int64_t>(kWindows / planes_.width(), 1, l.windows.h.out);
+    bands_ = divided_up(l.windows.h.out, rows_);
+    each_ = std::max<int64_t>(1, kTaskWork / (rows_ * planes_.width() * l.windows.taps()));
+    Places places;
+    places.take((planes_.channel(rows_) + kPlaneRun) * int64_t{sizeof(float)});
+    sums_at_ = places.take(whole_runs(planes_.windows(rows_)) * int64_t{sizeof(float)});
+    bytes_ = places.all();
+    for (int64_t t = 0; t < l.windows.taps(); ++t) taps_.push_back(planes_.tap(t, rows_));
+  }
+
+  bool applies() const { return applies_; }
+  int64_t bytes() const { return bytes_; }
+  int64_t parts() const { return l_.batch * l_.groups * bands_; }
+  int64_t parts_of_task() const { return each_; }
+
+  void run(const float* x, const float* w, const float* bias, float* y, int64_t part, std::byte* place) const {
+    const int64_t band = part % bands_, plane = part / bands_, n = plane / l_.groups, g = plane % l_.groups, taps = l_.windows.taps();
+    const int64_t row = band * rows_, rows = std::min(rows_, l_.windows.h.out - row), across = l_.windows.w.out;
+    auto* const copy = reinterpret_cast<float*>(place);
+    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+    planes_.fill(x + l_.x_at(n, g, 0), row, rows, rows_, copy);
+    std::fill_n(copy + planes_.channel(rows_), kPlaneRun, 0.0f);
+    add_taps<true>(w + g * taps, taps_.data(), taps, planes_.windows(rows), copy, sums);
+    float* to = y + l_.y_at(n, g, 0) + row * across;
+    for (int64_t i = 0; i < rows; ++i, to += across) {
+      const float* const from = sums + i * planes_.width();
+      if (!bias) {
+        std::copy_n(from, across, to);
+        continue;
+      }
+      const float added = bias[l_.first + g];
+      for (int64_t j = 0; j < across; ++j) to[j] = from[j] + added;
+    }
+  }
+
+ private:
+  Layout l_;
+  PaddedPlanes planes_;
+  int64_t rows_ = 0, bands_ = 0, each_ = 0, sums_at_ = 0, bytes_ = 0;
+  bool applies_ = false;
+  std::vector<int64_t> taps_;
+};
+
+// dx. The elements of x are divided by the phases of the strides: those of one phase are read by the same taps, each at the same distance
+// among the windows. A plane is a part. Of a thread's workspace: dy's copy, the sums of a phase.
+class DepthwiseInput {
+ public:
+  DepthwiseInput() = default;
+  explicit DepthwiseInput(const Layout& l) : l_(l) {
+    const auto& [h, w] = l.windows;
+    applies_ = is_depthwise(l) && h.stride <= kMostStride && w.stride <= kMostStride;
+    if (!applies_) return;
+    const Reach down(h), across(w);
+    before_h_ = down.before;
+    before_w_ = across.before;
+    rows_ = down.before + h.out + down.behind;
+    width_ = across.before + w.out + across.behind;
+    each_ = std::max<int64_t>(1, kTaskWork / (l.windows.in_size() * l.windows.taps()));
+    for (int64_t a = 0; a < std::min(h.stride, h.in); ++a) {
+      for (int64_t b = 0; b < std::min(w.stride, w.in); ++b) {
+        Phase phase{.h = a, .w = b, .rows = divided_up(h.in - a, h.stride), .columns = divided_up(w.in - b, w.stride)};
+        for (int64_t t = 0; t < l.windows.taps(); ++t) {
+          const int64_t y = a + h.begin - t / w.kernel * h.dilation, z = b + w.begin - t % w.kernel * w.dilation;
+          if (y % h.stride != 0 || z % w.stride != 0) continue;
+          phase.taps.push_back((y / h.stride + before_h_) * width_ + z / w.stride + before_w_);
+          phase.numbers.push_back(t);
+        }
+        phases_.push_back(std::move(phase));
+      }
+    }
+    Places places;
+    copied_ = rows_ * width_ + kPlaneRun;
+    applies_ = copied_ * int64_t{sizeof(float)} <= kMostBytes;
+    places.take(copied_ * int64_t{sizeof(float)});
+    sums_at_ = places.take(whole_runs(rows_ * width_) * int64_t{sizeof(float)});
+    weights_at_ = places.take(l.windows.taps() * int64_t{sizeof(float)});
+    bytes_ = places.all();
+  }
+
+  bool applies() const { return applies_; }
+  int64_t bytes() const { return bytes_; }
+  int64_t parts() const { return l_.batch * l_.groups; }
+  int64_t parts_of_task() const { return each_; }
+
+  void run(const float* dy, const float* w, float* dx, int64_t part, std::byte* place) const {
+    const int64_t n = part / l_.groups, g = part % l_.groups, across = l_.windows.w.out;
+    auto* const copy = reinterpret_cast<float*>(place);
+    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+    auto* const weights = reinterpret_cast<float*>(place + weights_at_);
+    const float* from = dy + l_.y_at(n, g, 0);
+    std::fill_n(copy, before_h_ * width_, 0.0f);
+    float* row = copy + before_h_ * width_;
+    for (int64_t i = 0; i < l_.windows.h.out; ++i, row += width_, from += across) {
+      std::fill_n(row, before_w_, 0.0f);
+      std::copy_n(from, across, row + before_w_);
+      std::fill_n(row + before_w_ + across, width_ - before_w_ - across, 0.0f);
+    }
+    std::fill(row, copy + copied_, 0.0f);
+    const auto& [h, v] = l_.windows;
+    for (const Phase& phase : phases_) {
+      for (size_t t = 0; t < phase.taps.size(); ++t) weights[t] = w[g * l_.windows.taps() + phase.numbers[t]];
+      add_taps<false>(weights, phase.taps.data(), static_cast<int64_t>(phase.taps.size()), (phase.rows - 1) * width_ + phase.columns, copy, sums);
+      for (int64_t i = 0; i < phase.rows; ++i) {
+        float* const to = dx + l_.x_at(n, g, 0) + (i * h.stride + phase.h) * v.in + phase.w;
+        const float* const made = sums + i * width_;
+        if (v.stride == 1)
+          std::copy_n(made, phase.columns, to);
+        else
+          for (int64_t j = 0; j < phase.columns; ++j) to[j * v.stride] = made[j];
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kMostStride = 4, kMostBytes = 512 << 10;
+
+  // How many windows before the first and behind the last one would be read, and have no dy.
+  struct Reach {
+    int64_t before = 0, behind = 0;
+    explicit Reach(const WindowAxis& a) {
+      for (int64_t phase = 0; phase < std::min(a.stride, a.in); ++phase) {
+        for (int64_t k = 0; k < a.kernel; ++k) {
+          const int64_t at = phase + a.begin - k * a.dilation;
+          if (at % a.stride != 0) continue;
+          before = std::max(before, -(at / a.stride));
+          behind = std::max(behind, at / a.stride + divided_up(a.in - phase, a.stride) - a.out);
+        }
+      }
+    }
+  };
+  struct Phase {
+    int64_t h, w, rows, columns;
+    std::vector<int64_t> taps = {}, numbers = {};  // where they are in the copy; their numbers
+  };
+
+  Layout l_;
+  int64_t before_h_ = 0, before_w_ = 0, rows_ = 0, width_ = 0, copied_ = 0, each_ = 0, sums_at_ = 0, weights_at_ = 0, bytes_ = 0;
+  bool applies_ = false;
+  std::vector<Phase> phases_;
+};
+
+// dw of one piece of the batch and so many channels as a vector has lanes is a task. Of a thread's workspace: x's copy and dy's, with
+// channels side by side; the sums; where a tile's windows are in x's copy.
+class DepthwiseWeights {
+ public:
+  DepthwiseWeights() = default;
+  DepthwiseWeights(const Layout& l, const WeightTiles& tiles) : l_(l), tiles_(tiles) {
+    const auto& [h, w] = l.windows;
+    applies_ = is_depthwise(l);
+    if (!applies_) return;
+    width_ = std::max(w.begin + w.in + w.end, (w.out - 1) * w.stride + (w.kernel - 1) * w.dilation + 1);
+    const int64_t windows = std::min(divided_up(tiles.columns - 1, w.out) + 1, h.out);
+    plane_ = ((windows - 1) * h.stride + (h.kernel - 1) * h.dilation + 1) * width_;
+    const int64_t wide = tiles.samples * tiles.columns;
+    applies_ = tiles.samples * plane_ * kLane <= kMostBytes;
+    Places places;
+    places.take(tiles.samples * plane_ * kLane);
+    dy_at_ = places.take(wide * kLane);
+    sums_at_ = places.take(l.windows.taps() * kLane);
+    table_at_ = places.take(wide * int64_t{sizeof(int32_t)});
+    bytes_ = places.all();
+    for (int64_t t = 0; t < l.windows.taps(); ++t)
+      taps_.push_back((t / w.kernel * h.dilation * width_ + t % w.kernel * w.dilation) * gemm::kWidth);
+  }
+
+  bool applies() const { return applies_; }
+  int64_t bytes() const { return bytes_; }
+  int64_t tasks() const { return tiles_.pieces * divided_up(l_.groups, gemm::kWidth); }
+
+  void run(const float* dy, const float* x, float* dw, int64_t task, std::byte* place) const {
+    const int64_t some = divided_up(l_.groups, gemm::kWidth), piece = task / some, g = task % some * gemm::kWidth;
+    const int64_t channels = std::min<int64_t>(gemm::kWidth, l_.groups - g), all = l_.windows.out_size(), taps = l_.windows.taps();
+    auto* const dy_copy = reinterpret_cast<float*>(place + dy_at_);
+    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+    const int64_t begin = piece * tiles_.piece_samples, end = std::min(l_.batch, begin + tiles_.piece_samples);
+    bool has_start = false;
+    for (int64_t n = begin; n < end; n += tiles_.samples) {
+      const int64_t samples = std::min(tiles_.samples, end - n);
+      for (int64_t column = 0; column < all; column += tiles_.columns) {
+        const int64_t count = std::min(tiles_.columns, all - column), wide = samples * count;
+        for (int64_t i = 0; i < samples; ++i) beside(dy + l_.y_at(n + i, g, 0) + column, all, channels, count, dy_copy + i * count * gemm::kWidth);
+        copy_x(x, n, samples, g, channels, column, count, place);
+        const int64_t block = depth_block(wide);
+        for (int64_t first = 0; first < wide; first += block, has_start = true) add(first, std::min(block, wide - first), place, has_start);
+      }
+    }
+    float* const to = dw + piece * l_.weights() + g * taps;
+    for (int64_t channel = 0; channel < channels; ++channel) {
+      for (int64_t t = 0; t < taps; ++t) to[channel * taps + t] = sums[t * gemm::kWidth + channel];
+    }
+  }
+
+ private:
+  static constexpr int64_t kLane = gemm::kWidth * int64_t{sizeof(float)}, kMostBytes = 1 << 20;
+  static constexpr int kTogether = 9;  // taps
+
+  // n elements of some rows, as n vectors; lanes without a row are zero.
+  static void beside(const float* from, int64_t row, int64_t rows, int64_t n, float* to) {
+    for (int64_t r = 0; r < gemm::kWidth; r += 8) {
+      int64_t i = 0;
+      if (r + 8 <= rows) {
+        for (; i + 8 <= n; i += 8) transpose8(from + r * row + i, row, to + i * gemm::kWidth + r, gemm::kWidth);
+      }
+      for (; i < n; ++i) {
+        for (int64_t lane = r; lane < r + 8; ++lane) to[i * gemm::kWidth + lane] = lane < rows ? from[lane * row + i] : 0.0f;
+      }
+    }
+  }
+
+  // What the windows [column, column + count) of some samples read, and where each window's first tap does.
+  void copy_x(const float* x, int64_t n, int64_t samples, int64_t g, int64_t channels, int64_t column, int64_t count, std::byte* place) const {
+    const auto& [h, w] = l_.windows;
+    const int64_t first = column / w.out, rows = (column + count - 1) / w.out - first + 1;
+    const int64_t lines = (rows - 1) * h.stride + (h.kernel - 1) * h.dilation + 1;
+    for (int64_t i = 0; i < samples; ++i) {
+      float* to = reinterpret_cast<float*>(place) + i * plane_ * gemm::kWidth;
+      for (int64_t line = 0; line < lines; ++line, to += width_ * gemm::kWidth) {
+        const int64_t at = first * h.stride + line - h.begin;
+        if (at < 0 || at >= h.in) {
+          std::fill_n(to, width_ * gemm::kWidth, 0.0f);
+          continue;
+        }
+        std::fill_n(to, w.begin * gemm::kWidth, 0.0f);
+        beside(x + l_.x_at(n + i, g, 0) + at * w.in, l_.windows.in_size(), channels, w.in, to + w.begin * gemm::kWidth);
+        std::fill_n(to + (w.begin + w.in) * gemm::kWidth, (width_ - w.begin - w.in) * gemm::kWidth, 0.0f);
+      }
+    }
+    auto* table = reinterpret_cast<int32_t*>(place + table_at_);
+    for (int64_t i = 0; i < samples; ++i) {
+      int64_t across = column - first * w.out, line = i * plane_;
+      for (int64_t k = 0; k < count; ++k) {
+        *table++ = static_cast<int32_t>((line + across * w.stride) * gemm::kWidth);
+        if (++across == w.out) across = 0, line += h.stride * width_;
+      }
+    }
+  }
+
+  // One block of a tile's windows, all taps.
+  void add(int64_t first, int64_t depth, std::byte* place, bool has_start) const {
+    const auto* const x = reinterpret_cast<const float*>(place);
+    const auto* const dy = reinterpret_cast<const float*>(place + dy_at_) + first * gemm::kWidth;
+    const auto* const table = reinterpret_cast<const int32_t*>(place + table_at_) + first;
+    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+    const int64_t taps = l_.windows.taps();
+    for (int64_t t = 0; t < taps; t += kTogether)
+      chains(std::make_integer_sequence<int, kTogether>{}, std::min<int64_t>(kTogether, taps - t))(depth, dy, x, table, taps_.data() + t, sums + t * gemm::kWidth,
+                                                                                                  has_start);
+  }
+
+  using Chains = void (*)(int64_t, const float*, const float*, const int32_t*, const int64_t*, float*, bool);
+  template <int... i> static Chains chains(std::integer_sequence<int, i...>, int64_t count) {
+    static constexpr Chains table[] = {add_chains<i + 1>...};
+    return table[count - 1];
+  }
+  template <int count>
+  static void add_chains(int64_t depth, const float* dy, const float* x, const int32_t* table, const int64_t* taps, float* sums, bool has_start) {
+    gemm::Vector sum[count];
+    const float* at[count];
+#pragma GCC unroll 16
+    for (int t = 0; t < count; ++t) {
+      sum[t] = gemm::zero();
+      at[t] = x + taps[t];
+    }
+    for (int64_t k = 0; k < depth; ++k) {
+      const gemm::Vector y = gemm::load(dy + k * gemm::kWidth);
+      const int64_t window = table[k];
+#pragma GCC unroll 16
+      for (int t = 0; t < count; ++t) sum[t] = gemm::multiply_add(y, gemm::load(at[t] + window), sum[t]);
+    }
+#pragma GCC unroll 16
+    for (int t = 0; t < count; ++t) {
+      float* const to = sums + t * gemm::kWidth;
+      gemm::store(to, has_start ? sum[t] + gemm::load(to) : sum[t]);
+    }
+  }
+
+  Layout l_;
+  WeightTiles tiles_;
+  int64_t width_ = 0, plane_ = 0;  // of x's copy: a row, a sample's part
+  int64_t dy_at_ = 0, sums_at_ = 0, table_at_ = 0, bytes_ = 0;
+  bool applies_ = false;
+  std::vector<int64_t> taps_;  // where the first window's are in x's copy
+};
+
+}  // namespace convolution
+ORT_TRAIN_OPS_END

@@ -1,4 +1,4 @@
-// Convolutions of floats and their weights' gradients without columns: x is copied once with its padding (exec/padded_planes.h), and the
+// Convolutions of floats and their gradients without columns: x is copied once with its padding (exec/padded_planes.h), and the
 // micro-kernels find each tap's elements there by a table (exec/indexed_product.h). The sums are those of the products with columns
 // (exec/ops/conv.cpp, exec/ops/conv_gradient.cpp), in the same order, so the bits are, too.
 
@@ -104,6 +104,142 @@ class DirectForward {
   int64_t sums_row_ = 0, sums_at_ = 0, bytes_ = 0;
   bool applies_ = false;
   std::vector<int32_t> at_;  // where a chunk's taps are
+};
+
+// dx in steps of one: dy is the plane that is copied, and taps are taken from the last to the first place. First w goes to the shared workspace,
+// for each block of rows of dx as the micro-kernels read it: [block][tap][channel of y][row]. Then dx of some channels, and some rows of a
+// sample, is a task. Of a thread's workspace: dy's copy, the sums.
+//
+// Not where w may be divided (rows_of_input_parts): then products of several nodes have to be added tap by tap.
+class DirectInput {
+ public:
+  DirectInput() = default;
+  DirectInput(const Layout& l, int64_t block) : l_(l), block_(block) {
+    constexpr int64_t kColumns = 5 * gemm::kPanel, kMostChannels = 128, kLeastChannels = 32, kCopied = 96 << 10;
+    const auto turned = [](const WindowAxis& a) {
+      const int64_t reach = (a.kernel - 1) * a.dilation, begin = reach - a.begin;
+      return WindowAxis{.in = a.out, .kernel = a.kernel, .begin = begin, .end = a.in - a.out - begin + reach, .dilation = a.dilation, .out = a.in};
+    };
+    const auto& [h, w] = l.windows;
+    windows_ = {turned(h), turned(w)};
+    const int64_t taps = l.windows.taps();
+    const int64_t products = l.batch * l.products(), weights = l.weights();
+    const auto fits = [](const WindowAxis& a) { return a.begin >= 0 && a.end >= 0; };
+    applies_ = taps > 1 && h.stride == 1 && w.stride == 1 && fits(windows_.h) && fits(windows_.w) && l.in_channels > 1 && l.windows.out_size() > 0 &&
+               l.first == 0 && l.is_last() && (l.groups > 1 || products > weights);
+    if (!applies_) return;
+    planes_ = PaddedPlanes(windows_);
+    const int64_t more = planes_.channel(1) - planes_.width();  // rows of taps
+    const int64_t most = std::clamp<int64_t>((kCopied / l.out_channels - more) / planes_.width(), 1, std::max<int64_t>(1, kColumns / planes_.width()));
+    rows_ = std::min(most, h.in);
+    bands_ = divided_up(h.in, rows_);
+    rows_ = divided_up(h.in, bands_);
+    channels_ = std::min(kMostChannels, l.in_channels);
+    while (l.batch * l.groups * bands_ * divided_up(l.in_channels, channels_) < kFewTasks && channels_ >= 2 * kLeastChannels)
+      channels_ = divided_up(channels_, 2);
+    channels_ = divided_up(channels_, gemm::kRows) * gemm::kRows;
+    across_ = divided_up(l.in_channels, channels_);
+    sums_row_ = divided_up(planes_.windows(rows_), gemm::kWidth) * gemm::kWidth;
+    const int64_t copied = l.out_channels * planes_.channel(rows_) + kBehind;
+    const bool is_full = 5 * rows_ * w.in >= 4 * sums_row_;  // of elements of dx
+    applies_ = is_full && copied * int64_t{sizeof(float)} <= kPlaneBytes && sums_row_ <= 4 * kColumns;
+    Places places;
+    places.take(copied * int64_t{sizeof(float)});
+    sums_at_ = places.take(channels_ * sums_row_ * int64_t{sizeof(float)});
+    bytes_ = places.all();
+  }
+
+  bool applies() const { return applies_; }
+  int64_t bytes() const { return bytes_; }
+  int64_t shared_bytes() const { return gemm::whole_lines(blocks() * block_weights() * int64_t{sizeof(float)}); }
+  int64_t blocks() const { return l_.groups * divided_up(l_.in_channels, gemm::kRows); }
+  int64_t tasks() const { return l_.batch * l_.groups * bands_ * across_; }
+
+  void pack(const float* w, int64_t block, float* to) const {
+    const int64_t each = divided_up(l_.in_channels, gemm::kRows), g = block / each, channel = block % each * gemm::kRows;
+    const int64_t rows = std::min<int64_t>(gemm::kRows, l_.in_channels - channel), taps = l_.windows.taps();
+    to += block * block_weights();
+    for (int64_t o = 0; o < l_.out_channels; ++o) {
+      const float* const from = w + (g * l_.out_channels + o) * l_.depth() + channel * taps;
+      for (int64_t t = 0; t < taps; ++t) {
+        float* const row = to + (t * l_.out_channels + o) * gemm::kRows;
+        for (int64_t r = 0; r < rows; ++r) row[r] = from[r * taps + t];
+      }
+    }
+  }
+
+  void run(const float* dy, const float* packed, float* dx, int64_t task, std::byte* place) const {
+    const int64_t across = task % across_, band = task / across_ % bands_, item = task / across_ / bands_, n = item / l_.groups, g = item % l_.groups;
+    const int64_t channel = across * channels_, channels = std::min(channels_, l_.in_channels - channel), row = band * rows_;
+    const int64_t rows = std::min(rows_, windows_.h.out - row), each = planes_.channel(rows_), columns = planes_.windows(rows);
+    auto* const copy = reinterpret_cast<float*>(place);
+    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+    for (int64_t o = 0; o < l_.out_channels; ++o) planes_.fill(dy + l_.y_at(n, g, o), row, rows, rows_, copy + o * each);
+    std::fill_n(copy + l_.out_channels * each, kBehind, 0.0f);
+    const int64_t first = g * divided_up(l_.in_channels, gemm::kRows) + channel / gemm::kRows;
+    for (int64_t r = 0; r < channels; r += gemm::kRows) {
+      for (int64_t j = 0, width; j < columns; j += width) {
+        width = gemm::Fused::panel(columns - j);
+        add(packed + (first + r / gemm::kRows) * block_weights(), std::min<int64_t>(gemm::kRows, channels - r), width, copy + j, sums + r * sums_row_ + j);
+      }
+    }
+    const int64_t size = l_.windows.w.in;
+    for (int64_t r = 0; r < channels; ++r) {
+      float* to = dx + l_.x_at(n, g, channel + r) + row * size;
+      for (int64_t i = 0; i < rows; ++i) std::copy_n(sums + r * sums_row_ + i * planes_.width(), size, to + i * size);
+    }
+  }
+
+ private:
+  int64_t block_weights() const { return gemm::kRows * l_.out_channels * l_.windows.taps(); }
+
+  // Some rows of dx by one panel: taps upwards, of each the chains over channels of y.
+  void add(const float* packed, int64_t rows, int64_t width, const float* copy, float* sums) const {
+    const int64_t taps = l_.windows.taps(), each = planes_.channel(rows_);
+    float product[gemm::kRows * gemm::kPanel];
+    for (int64_t r = 0; r < rows; ++r) std::fill_n(sums + r * sums_row_, width, 0.0f);
+    const gemm::MicroKernel kernel = gemm::Fused::kernel(rows, width);
+    const bool is_one = l_.out_channels <= block_;
+    for (int64_t t = 0; t < taps; ++t) {
+      gemm::Micro m{.depth = 0,
+                    .skipped = 0,
+                    .rows = rows,
+                    .a = packed + t * l_.out_channels * gemm::kRows,
+                    .a_row = 1,
+                    .a_depth = gemm::kRows,
+                    .b = nullptr,
+                    .b_depth = each,
+                    .panel = nullptr,
+                    .prefetch = reinterpret_cast<const std::byte*>(packed),
+                    .prefetch_step = 0,
+                    .c = is_one ? sums : product,
+                    .c_row = is_one ? sums_row_ : gemm::kPanel,
+                    .result = reinterpret_cast<const std::byte*>(sums),
+                    .result_row = sums_row_ * int64_t{sizeof(float)},
+                    .start = is_one ? sums : nullptr,
+                    .start_row = is_one ? sums_row_ : gemm::kPanel,
+                    .alpha = 1};
+      const float* const from = copy + planes_.tap(taps - 1 - t, rows_);
+      for (int64_t begin = 0; begin < l_.out_channels; begin += block_) {
+        m.depth = std::min(block_, l_.out_channels - begin);
+        m.b = from + begin * each;
+        kernel(m);
+        m.a += m.depth * gemm::kRows;
+        if (!is_one) m.start = product;
+      }
+      for (int64_t r = 0; !is_one && r < rows; ++r) {
+        for (int64_t j = 0; j < width; ++j) sums[r * sums_row_ + j] += product[r * gemm::kPanel + j];
+      }
+    }
+  }
+
+  Layout l_;
+  Windows windows_;  // of dx over dy
+  PaddedPlanes planes_;
+  int64_t block_ = 0;                                        // of the chains
+  int64_t rows_ = 0, bands_ = 0, channels_ = 0, across_ = 0;  // of a task: rows, channels of x
+  int64_t sums_row_ = 0, sums_at_ = 0, bytes_ = 0;
+  bool applies_ = false;
 };
 
 // dw of one piece of the batch, of some channels of y and some of x, is a task. It is made transposed: what x's taps read is broadcast, and

@@ -22,8 +22,10 @@ class PaddedPlanes {
     const auto last = [](const WindowAxis& a) { return (a.kernel - 1) * a.dilation; };
     more_rows_ = last(h_) / h_.stride;
     width_ = w_.out + last(w_) / w_.stride;
-    // In steps of one, the padding behind a row is also that before the next one.
-    if (w_.stride == 1 && w_.out + last(w_) <= w_.in + w_.begin + w_.end) width_ = std::max(w_.in + std::max(w_.begin, w_.end), w_.out);
+    // In steps of one, the padding behind a row is also that before the next one; behind the last row fill() leaves zeros, or the caller.
+    constexpr int64_t kMostShared = 16;
+    is_shared_ = w_.stride == 1 && w_.begin <= kMostShared && w_.out + last(w_) <= w_.in + w_.begin + w_.end;
+    if (is_shared_) width_ = std::max(w_.in + std::max(w_.begin, w_.end), w_.out);
     for (int64_t kh = 0; kh < h_.kernel; ++kh) {
       for (int64_t kw = 0; kw < w_.kernel; ++kw) {
         const Phase phase{kh * h_.dilation % h_.stride, kw * w_.dilation % w_.stride};
@@ -44,7 +46,8 @@ class PaddedPlanes {
     return tap.phase * plane(rows) + tap.offset;
   }
 
-  // `count` rows of windows of a channel of x, from `first` on, where there is room for `rows`.
+  // `count` rows of windows of a channel of x, from `first` on, where there is room for `rows`. Behind the last channel the caller leaves zeros,
+  // at least so many as a row has padding before it (16 at most, where that matters).
   template <typename T> void fill(const T* x, int64_t first, int64_t count, int64_t rows, T* to) const {
     for (const Phase& phase : phases_) {
       T* row = to;
@@ -55,6 +58,7 @@ class PaddedPlanes {
         else
           fill_row(x + at * w_.in, phase.w, row);
       }
+      if (is_shared_ && count < rows) std::fill_n(row, width_, T(0));
       to += plane(rows);
     }
   }
@@ -88,6 +92,7 @@ class PaddedPlanes {
 
   WindowAxis h_, w_;
   int64_t more_rows_ = 0, width_ = 0;
+  bool is_shared_ = false;  // padding behind rows
   std::vector<Phase> phases_;
   std::vector<Tap> taps_;
 };

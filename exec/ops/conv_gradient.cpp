@@ -130,23 +130,44 @@ template <typename T> struct InputGradient {
   }
 };
 
-template <typename T> DepthwiseInput depthwise_input(const InputGradient<T>& gradient) {
-  const bool are_floats = gradient.dy == Element::own && gradient.w == Element::own && gradient.dx == Element::own;
-  return std::is_same_v<T, float> && are_floats ? DepthwiseInput(gradient.l) : DepthwiseInput();
-}
+// How dx of floats is made where they lie, if one of these applies.
+struct InputOfFloats {
+  DirectInput direct;
+  DepthwiseInput depthwise;
+
+  template <typename T> static InputOfFloats of(const InputGradient<T>& gradient) {
+    const bool are_floats = gradient.dy == Element::own && gradient.w == Element::own && gradient.dx == Element::own;
+    if (!std::is_same_v<T, float> || !are_floats) return {};
+    return {DirectInput(gradient.l, gradient.block), DepthwiseInput(gradient.l)};
+  }
+  bool applies() const { return direct.applies() || depthwise.applies(); }
+  Workspace workspace() const {
+    if (direct.applies()) return {.shared = direct.shared_bytes(), .each = direct.bytes()};
+    return {.each = depthwise.bytes()};
+  }
+  void run(const KernelArgs& args) const {
+    const float *const dy = args.in<float>(0), *const w = args.in<float>(1);
+    const auto place = [&, each = workspace()](int worker) { return args.workspace + each.shared + worker * each.each; };
+    if (direct.applies()) {
+      auto* const packed = reinterpret_cast<float*>(args.workspace);
+      args.workers().parallel_for(direct.blocks(), [&](int64_t block, int) { direct.pack(w, block, packed); });
+      args.workers().parallel_for(direct.tasks(),
+                                  [&](int64_t task, int worker) { direct.run(dy, packed, args.out<float>(0), task, place(worker)); });
+      return;
+    }
+    const int64_t each = depthwise.parts_of_task();
+    args.workers().parallel_for(divided_up(depthwise.parts(), each), [&](int64_t task, int worker) {
+      for (int64_t part = task * each; part < std::min((task + 1) * each, depthwise.parts()); ++part)
+        depthwise.run(dy, w, args.out<float>(0), part, place(worker));
+    });
+  }
+};
 
 template <typename T> KernelRun input_gradient(const KernelSpec& spec) {
   const InputGradient<T> gradient(spec);
   if (gradient.l.batch == 0) return [](const KernelArgs&) {};
-  if (DepthwiseInput depthwise = depthwise_input(gradient); depthwise.applies()) {
-    return [depthwise = std::move(depthwise)](const KernelArgs& args) {
-      const int64_t each = depthwise.parts_of_task();
-      args.workers().parallel_for(divided_up(depthwise.parts(), each), [&](int64_t task, int worker) {
-        for (int64_t part = task * each; part < std::min((task + 1) * each, depthwise.parts()); ++part)
-          depthwise.run(args.in<float>(0), args.in<float>(1), args.out<float>(0), part, args.workspace + worker * depthwise.bytes());
-      });
-    };
-  }
+  if (InputOfFloats floats = InputOfFloats::of(gradient); floats.applies())
+    return [floats = std::move(floats)](const KernelArgs& args) { floats.run(args); };
   return [gradient](const KernelArgs& args) {
     args.workers().parallel_for(gradient.tasks(),
                                 [&](int64_t task, int worker) { gradient.run(args, task, args.workspace + worker * gradient.bytes); });
@@ -159,8 +180,8 @@ KernelRun prepare_input_gradient(const KernelSpec& spec) {
 Workspace input_workspace(const KernelSpec& spec) {
   return for_sums(spec, [&]<typename T>() {
     const InputGradient<T> gradient(spec);
-    const DepthwiseInput depthwise = depthwise_input(gradient);
-    return Workspace{.each = depthwise.applies() ? depthwise.bytes() : gradient.bytes};
+    const InputOfFloats floats = InputOfFloats::of(gradient);
+    return floats.applies() ? floats.workspace() : Workspace{.each = gradient.bytes};
   });
 }
 double input_efficiency(const KernelSpec& spec, int) {

@@ -15,6 +15,10 @@ inline constexpr int64_t kShortRun = 16;  // elements of a row of windows
 template <typename T>
 void gather_columns(const Windows& windows, const T* x, int64_t channels, int64_t first, int64_t count, T* columns, int64_t stride) {
   const auto& [h, w] = windows;
+  if (windows.plain()) {
+    for (int64_t channel = 0; channel < channels; ++channel) std::copy_n(x + channel * windows.in_size() + first, count, columns + channel * stride);
+    return;
+  }
   for (int64_t channel = 0; channel < channels; ++channel, x += windows.in_size()) {
     for (int64_t kh = 0; kh < h.kernel; ++kh) {
       for (int64_t kw = 0; kw < w.kernel; ++kw, columns += stride) {

@@ -48,6 +48,7 @@ void add_taps(const float* weights, const int64_t* taps, int64_t count, int64_t 
 
 constexpr int64_t whole_runs(int64_t n) { return (n + kPlaneRun - 1) / kPlaneRun * kPlaneRun; }
 
+inline constexpr double kDepthwiseShare = 0.3;  // of the rate of large products: each multiply-add reads its operand (measured)
 inline constexpr int64_t kTaskWork = int64_t{1} << 18;  // multiply-adds of a task, about
 
 // Some rows of windows of a plane are a part; some parts are a task. Of a thread's workspace: x's copy, the sums.

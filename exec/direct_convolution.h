@@ -15,6 +15,7 @@ namespace convolution {
 
 inline constexpr int64_t kPlaneBytes = 768 << 10;  // of x's copy at most: planes that are larger are made by columns
 inline constexpr int64_t kBehind = gemm::kPanel;   // elements behind it, which the last vectors may reach
+inline constexpr double kCopying = 5;              // what copying takes, as multiply-adds with each element (share_of(); measured)
 
 // y of some channels, and some rows of windows of a sample, is a task. Of a thread's workspace: x's copy, the sums.
 class DirectForward {
@@ -47,6 +48,8 @@ class DirectForward {
   bool applies() const { return applies_; }
   int64_t bytes() const { return bytes_; }
   int64_t tasks() const { return l_.batch * l_.groups * bands_ * down_; }
+  // What vectors compute that are windows.
+  double useful() const { return static_cast<double>(rows_ * l_.windows.w.out) / static_cast<double>(sums_row_); }
 
   // bias: of a channel of y, by its number; or null
   void run(const float* x, const float* w, const float* bias, float* y, int64_t task, std::byte* place) const {
@@ -152,6 +155,7 @@ class DirectInput {
   bool applies() const { return applies_; }
   int64_t bytes() const { return bytes_; }
   int64_t shared_bytes() const { return gemm::whole_lines(blocks() * block_weights() * int64_t{sizeof(float)}); }
+  double useful() const { return static_cast<double>(rows_ * windows_.w.out) / static_cast<double>(sums_row_); }
   int64_t blocks() const { return l_.groups * divided_up(l_.in_channels, gemm::kRows); }
   int64_t tasks() const { return l_.batch * l_.groups * bands_ * across_; }
 

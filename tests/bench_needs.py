@@ -48,7 +48,7 @@ def test_environment(tmp_path):
     assert "can't be run" in lacks("streaming.py", tmp_path, "--python", tmp_path / "none")
 
 
-@pytest.mark.parametrize("script, option", [("peers.py", "--only"), ("streaming.py", "--only"), ("anatomy.py", "--rows")])
+@pytest.mark.parametrize("script, option", [("peers.py", "--only"), ("peers.py", "--models"), ("streaming.py", "--only"), ("anatomy.py", "--rows")])
 def test_parts(tmp_path, script, option):
     assert f"{option} knows" in lacks(script, tmp_path, option, "everything")
 

@@ -70,6 +70,30 @@ template <int K> double total(const Layout& l, const double* sums, int64_t chann
   return sum;
 }
 
+// Where a channel has elements enough, it is one task's from its sums to its results, and in the cache meanwhile. Sums are those of
+// sum_channels().
+bool takes_whole_channels(const Layout& l) {
+  constexpr int64_t kLeast = 16;
+  return l.width() == 1 && l.channels >= kLeast;
+}
+int64_t channels_per_task(const Layout& l) { return std::max<int64_t>(1, 32768 / std::max<int64_t>(1, l.count())); }
+
+template <int K, typename OfRun> std::array<double, K> sum_channel(const Layout& l, int64_t c, const OfRun& of_run) {
+  std::array<double, K> sums{};
+  for (int64_t piece = 0; piece < l.pieces(); ++piece) {
+    std::array<double, K> totals{};
+    const int64_t end = std::min(l.samples, (piece + 1) * l.piece_samples());
+    for (int64_t n = piece * l.piece_samples(); n < end; ++n) {
+      for (int64_t begin = 0; begin < l.size; begin += kSumBlock) {
+        const std::array<double, K> block = of_run(c, (n * l.channels + c) * l.size + begin, std::min(kSumBlock, l.size - begin));
+        for (size_t k = 0; k < K; ++k) totals[k] += block[k];
+      }
+    }
+    for (size_t k = 0; k < K; ++k) sums[k] += totals[k];
+  }
+  return sums;
+}
+
 // --- y --------------------------------------------------------------------------------------------------------------------------------
 
 template <typename T, typename C = Compute<T>> void normalize_plane(const T* x, T* y, int64_t n, C mean, C factor, C bias) {
@@ -150,19 +174,35 @@ KernelRun live(const KernelSpec& spec) {
       std::byte* at = args.workspace + sums_bytes<1>(l);
       const C *const scale = numbers.get(args, 1, at), *const bias = numbers.get(args, 2, at);
       const double count = static_cast<double>(std::max<int64_t>(1, l.count()));
-      sum_channels<1>(l, args.workers(), sums, [&](int64_t, int64_t begin, int64_t n) {
+      const auto of_x = [&](int64_t, int64_t begin, int64_t n) {
         const T* const from = x + begin;
         return std::array<double, 1>{static_cast<double>(sum_row<T>(n, [&](C lane, int64_t i) { return lane + load(from[i]); }))};
-      });
-      for (int64_t c = 0; c < l.channels; ++c) mean[c] = static_cast<C>(total<1>(l, sums, c, 0) / count);
-      sum_channels<1>(l, args.workers(), sums, [&](int64_t c, int64_t begin, int64_t n) {
+      };
+      const auto of_squares = [&](int64_t c, int64_t begin, int64_t n) {
         const T* const from = x + begin;
         const C middle = mean[c];
         return std::array<double, 1>{static_cast<double>(sum_row<T>(n, [&](C lane, int64_t i) {
           const C d = load(from[i]) - middle;
           return math::fma(d, d, lane);
         }))};
-      });
+      };
+      if (takes_whole_channels(l)) {
+        args.workers().parallel_blocks(l.channels, channels_per_task(l), [&](int64_t first, int64_t last) {
+          for (int64_t c = first; c < last; ++c) {
+            mean[c] = static_cast<C>(sum_channel<1>(l, c, of_x)[0] / count);
+            variance[c] = static_cast<C>(sum_channel<1>(l, c, of_squares)[0] / count);
+            const C factor = inverse_deviation(variance[c], epsilon) * scale[c];
+            for (int64_t n = 0; n < l.samples; ++n) {
+              const int64_t at = (n * l.channels + c) * l.size;
+              normalize_plane(x + at, args.out<T>(0) + at, l.size, mean[c], factor, bias[c]);
+            }
+          }
+        });
+        return;
+      }
+      sum_channels<1>(l, args.workers(), sums, of_x);
+      for (int64_t c = 0; c < l.channels; ++c) mean[c] = static_cast<C>(total<1>(l, sums, c, 0) / count);
+      sum_channels<1>(l, args.workers(), sums, of_squares);
       for (int64_t c = 0; c < l.channels; ++c) variance[c] = static_cast<C>(total<1>(l, sums, c, 0) / count);
       normalize(l, x, scale, bias, mean, variance, epsilon, args.out<T>(0), args.workers());
     };
@@ -192,16 +232,35 @@ KernelRun backward(const KernelSpec& spec) {
       auto* const sums = reinterpret_cast<double*>(args.workspace);  // of dy and dy * (x - mean)
       std::byte* at = args.workspace + (summed ? sums_bytes<2>(l) : 0);
       const C *const scale = numbers.get(args, 2, at), *const mean = numbers.get(args, 3, at), *const variance = numbers.get(args, 4, at);
-      if (summed) {
-        sum_channels<2>(l, args.workers(), sums, [&](int64_t c, int64_t begin, int64_t n) {
-          const T *const d = dy + begin, *const from = x + begin;
-          const C middle = mean[c];
-          const TwoSums<C> two = sum_row_twice<T>(n, [&](C& of_dy, C& of_product, int64_t i) {
-            of_dy += load(d[i]);
-            of_product = math::fma(load(d[i]), load(from[i]) - middle, of_product);
-          });
-          return std::array<double, 2>{static_cast<double>(two.first), static_cast<double>(two.second)};
+      T* const dx = args.out<T>(0);
+      const double count = static_cast<double>(std::max<int64_t>(1, l.count()));
+      const auto of_products = [&](int64_t c, int64_t begin, int64_t n) {
+        const T *const d = dy + begin, *const from = x + begin;
+        const C middle = mean[c];
+        const TwoSums<C> two = sum_row_twice<T>(n, [&](C& of_dy, C& of_product, int64_t i) {
+          of_dy += load(d[i]);
+          of_product = math::fma(load(d[i]), load(from[i]) - middle, of_product);
         });
+        return std::array<double, 2>{static_cast<double>(two.first), static_cast<double>(two.second)};
+      };
+      const auto make_plane = [&](int64_t c, int64_t first) {
+        const C inverse = inverse_deviation(variance[c], epsilon), factor = inverse * scale[c];
+        if (!live) return scaled_plane(dy + first, dx + first, l.size, factor);
+        const double of_deviation = sums[2 * c + 1] / count * static_cast<double>(inverse) * static_cast<double>(inverse);
+        gradient_plane(dy + first, x + first, dx + first, l.size, mean[c], factor, static_cast<C>(sums[2 * c] / count),
+                       static_cast<C>(of_deviation));
+      };
+      const bool by_channels = summed && takes_whole_channels(l);
+      if (by_channels) {
+        args.workers().parallel_blocks(l.channels, channels_per_task(l), [&](int64_t first, int64_t last) {
+          for (int64_t c = first; c < last; ++c) {
+            const std::array<double, 2> of_channel = sum_channel<2>(l, c, of_products);
+            std::copy(of_channel.begin(), of_channel.end(), sums + 2 * c);
+            for (int64_t n = 0; n < l.samples; ++n) make_plane(c, (n * l.channels + c) * l.size);
+          }
+        });
+      } else if (summed) {
+        sum_channels<2>(l, args.workers(), sums, of_products);
         for (int64_t c = 0; c < l.channels; ++c) {  // added up in the first piece's place
           sums[2 * c] = total<2>(l, sums, c, 0);
           sums[2 * c + 1] = total<2>(l, sums, c, 1);
@@ -212,20 +271,9 @@ KernelRun backward(const KernelSpec& spec) {
                      [&](int64_t c) { return sums[2 * c + 1] * static_cast<double>(inverse_deviation(variance[c], epsilon)); });
       }
       if (outputs > 2) put_channels(args, 2, of_scale, l.channels, [&](int64_t c) { return sums[2 * c]; });
-      T* const dx = args.out<T>(0);
-      const double count = static_cast<double>(std::max<int64_t>(1, l.count()));
+      if (by_channels) return;
       args.workers().parallel_blocks(l.samples * l.channels, l.planes_per_task(), [&](int64_t begin, int64_t end) {
-        for (int64_t plane = begin; plane < end; ++plane) {
-          const int64_t c = plane % l.channels, first = plane * l.size;
-          const C inverse = inverse_deviation(variance[c], epsilon), factor = inverse * scale[c];
-          if (!live) {
-            scaled_plane(dy + first, dx + first, l.size, factor);
-            continue;
-          }
-          const double of_deviation = sums[2 * c + 1] / count * static_cast<double>(inverse) * static_cast<double>(inverse);
-          gradient_plane(dy + first, x + first, dx + first, l.size, mean[c], factor, static_cast<C>(sums[2 * c] / count),
-                         static_cast<C>(of_deviation));
-        }
+        for (int64_t plane = begin; plane < end; ++plane) make_plane(plane % l.channels, plane * l.size);
       });
     };
   });

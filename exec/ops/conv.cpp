@@ -168,6 +168,9 @@ Workspace workspace(const KernelSpec& spec) {
 
 double efficiency(const KernelSpec& spec, int) {
   const Layout l = layout_of_y(spec);
+  const ForwardOfFloats floats = for_sums(spec, [&]<typename T>() { return ForwardOfFloats::of(Forward<T>(spec)); });
+  if (floats.depthwise.applies()) return kDepthwiseShare;
+  if (floats.direct.applies()) return floats.direct.useful() * share_of(spec, l.out_channels, kCopying);
   const Tiles tiles = tiles_of(l);
   return share_of(spec, tiles.rows, tiles.samples > 1 ? 50 : tiles.gathers(l) ? 16 : 8);
 }

@@ -186,6 +186,9 @@ Workspace input_workspace(const KernelSpec& spec) {
 }
 double input_efficiency(const KernelSpec& spec, int) {
   const Layout l = layout_of_dx(spec);
+  const InputOfFloats floats = for_sums(spec, [&]<typename T>() { return InputOfFloats::of(InputGradient<T>(spec)); });
+  if (floats.depthwise.applies()) return kDepthwiseShare;
+  if (floats.direct.applies()) return floats.direct.useful() * share_of(spec, l.out_channels, kCopying);
   return share_of(spec, l.out_channels, l.windows.plain() ? 8 : 12);
 }
 
@@ -351,6 +354,9 @@ Workspace weight_workspace(const KernelSpec& spec) {
 double weight_efficiency(const KernelSpec& spec, int) {
   const Layout l = layout_of_dw(spec);
   const WeightTiles tiles = weight_tiles(l, sizeof(float));
+  const WeightsOfFloats floats = for_sums(spec, [&]<typename T>() { return WeightsOfFloats::of(WeightGradient<T>(spec)); });
+  if (floats.depthwise.applies()) return kDepthwiseShare;
+  if (floats.direct.applies()) return share_of(spec, l.out_channels, kCopying);
   return share_of(spec, tiles.rows, tiles.gathers(l) ? 32 : 16);
 }
 

@@ -16,7 +16,8 @@ template <typename T>
 void gather_columns(const Windows& windows, const T* x, int64_t channels, int64_t first, int64_t count, T* columns, int64_t stride) {
   const auto& [h, w] = windows;
   if (windows.plain()) {
-    for (int64_t channel = 0; channel < channels; ++channel) std::copy_n(x + channel * windows.in_size() + first, count, columns + channel * stride);
+    for (int64_t channel = 0; channel < channels; ++channel)
+      std::copy_n(x + channel * windows.in_size() + first, count, columns + channel * stride);
     return;
   }
   for (int64_t channel = 0; channel < channels; ++channel, x += windows.in_size()) {

@@ -1,6 +1,6 @@
-// Depthwise convolutions of floats, whose groups have one channel of x and one of y: each plane is copied once with its padding, and the taps
-// are multiplied there, some windows to a vector. dw has a channel in each lane of a vector. The order of the sums is that of the products with columns
-// (exec/ops/conv.cpp, exec/ops/conv_gradient.cpp), so the bits are, too.
+// Depthwise convolutions of floats, whose groups have one channel of x and one of y: each plane is copied once with its padding, and the
+// taps are multiplied there, some windows to a vector. dw has a channel in each lane of a vector. The order of the sums is that of the
+// products with columns (exec/ops/conv.cpp, exec/ops/conv_gradient.cpp), so the bits are, too.
 
 #pragma once
 
@@ -23,8 +23,7 @@ inline bool is_depthwise(const Layout& l) {
 }
 
 // Of n windows, in whole runs, the sums over taps: to[j] = sum of weights[t] * from[j + taps[t]], upwards. fused: multiply and add at once.
-template <bool fused>
-void add_taps(const float* weights, const int64_t* taps, int64_t count, int64_t n, const float* from, float* to) {
+template <bool fused> void add_taps(const float* weights, const int64_t* taps, int64_t count, int64_t n, const float* from, float* to) {
   for (int64_t j = 0; j < n; j += kPlaneRun) {
     gemm::Vector sum[kPlaneVectors];
 #pragma GCC unroll 4
@@ -48,7 +47,7 @@ void add_taps(const float* weights, const int64_t* taps, int64_t count, int64_t 
 
 constexpr int64_t whole_runs(int64_t n) { return (n + kPlaneRun - 1) / kPlaneRun * kPlaneRun; }
 
-inline constexpr double kDepthwiseShare = 0.3;  // of the rate of large products: each multiply-add reads its operand (measured)
+inline constexpr double kDepthwiseShare = 0.3;          // of the rate of large products: each multiply-add reads its operand (measured)
 inline constexpr int64_t kTaskWork = int64_t{1} << 18;  // multiply-adds of a task, about
 
 // Some rows of windows of a plane are a part; some parts are a task. Of a thread's workspace: x's copy, the sums.
@@ -160,7 +159,8 @@ class DepthwiseInput {
     const auto& [h, v] = l_.windows;
     for (const Phase& phase : phases_) {
       for (size_t t = 0; t < phase.taps.size(); ++t) weights[t] = w[g * l_.windows.taps() + phase.numbers[t]];
-      add_taps<false>(weights, phase.taps.data(), static_cast<int64_t>(phase.taps.size()), (phase.rows - 1) * width_ + phase.columns, copy, sums);
+      add_taps<false>(weights, phase.taps.data(), static_cast<int64_t>(phase.taps.size()), (phase.rows - 1) * width_ + phase.columns, copy,
+                      sums);
       for (int64_t i = 0; i < phase.rows; ++i) {
         float* const to = dx + l_.x_at(n, g, 0) + (i * h.stride + phase.h) * v.in + phase.w;
         const float* const made = sums + i * width_;
@@ -239,7 +239,8 @@ class DepthwiseWeights {
       const int64_t samples = std::min(tiles_.samples, end - n);
       for (int64_t column = 0; column < all; column += tiles_.columns) {
         const int64_t count = std::min(tiles_.columns, all - column), wide = samples * count;
-        for (int64_t i = 0; i < samples; ++i) beside(dy + l_.y_at(n + i, g, 0) + column, all, channels, count, dy_copy + i * count * gemm::kWidth);
+        for (int64_t i = 0; i < samples; ++i)
+          beside(dy + l_.y_at(n + i, g, 0) + column, all, channels, count, dy_copy + i * count * gemm::kWidth);
         copy_x(x, n, samples, g, channels, column, count, place);
         const int64_t block = depth_block(wide);
         for (int64_t first = 0; first < wide; first += block, has_start = true) add(first, std::min(block, wide - first), place, has_start);
@@ -269,7 +270,8 @@ class DepthwiseWeights {
   }
 
   // What the windows [column, column + count) of some samples read, and where each window's first tap does.
-  void copy_x(const float* x, int64_t n, int64_t samples, int64_t g, int64_t channels, int64_t column, int64_t count, std::byte* place) const {
+  void copy_x(const float* x, int64_t n, int64_t samples, int64_t g, int64_t channels, int64_t column, int64_t count,
+              std::byte* place) const {
     const auto& [h, w] = l_.windows;
     const int64_t first = column / w.out, rows = (column + count - 1) / w.out - first + 1;
     const int64_t lines = (rows - 1) * h.stride + (h.kernel - 1) * h.dilation + 1;
@@ -304,8 +306,8 @@ class DepthwiseWeights {
     auto* const sums = reinterpret_cast<float*>(place + sums_at_);
     const int64_t taps = l_.windows.taps();
     for (int64_t t = 0; t < taps; t += kTogether)
-      chains(std::make_integer_sequence<int, kTogether>{}, std::min<int64_t>(kTogether, taps - t))(depth, dy, x, table, taps_.data() + t, sums + t * gemm::kWidth,
-                                                                                                  has_start);
+      chains(std::make_integer_sequence<int, kTogether>{}, std::min<int64_t>(kTogether, taps - t))(depth, dy, x, table, taps_.data() + t,
+                                                                                                   sums + t * gemm::kWidth, has_start);
   }
 
   using Chains = void (*)(int64_t, const float*, const float*, const int32_t*, const int64_t*, float*, bool);
@@ -314,7 +316,8 @@ class DepthwiseWeights {
     return table[count - 1];
   }
   template <int count>
-  static void add_chains(int64_t depth, const float* dy, const float* x, const int32_t* table, const int64_t* taps, float* sums, bool has_start) {
+  static void add_chains(int64_t depth, const float* dy, const float* x, const int32_t* table, const int64_t* taps, float* sums,
+                         bool has_start) {
     gemm::Vector sum[count];
     const float* at[count];
 #pragma GCC unroll 16

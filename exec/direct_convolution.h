@@ -53,7 +53,8 @@ class DirectForward {
 
   // bias: of a channel of y, by its number; or null
   void run(const float* x, const float* w, const float* bias, float* y, int64_t task, std::byte* place) const {
-    const int64_t down = task % down_, band = task / down_ % bands_, item = task / down_ / bands_, n = item / l_.groups, g = item % l_.groups;
+    const int64_t down = task % down_, band = task / down_ % bands_, item = task / down_ / bands_, n = item / l_.groups,
+                  g = item % l_.groups;
     const int64_t channel_of_y = down * outputs_, outputs = std::min(outputs_, l_.out_channels - channel_of_y);
     const int64_t row = band * rows_, rows = std::min(rows_, l_.windows.h.out - row);
     auto* const copy = reinterpret_cast<float*>(place);
@@ -64,8 +65,7 @@ class DirectForward {
     }
     for (int64_t channel = 0; channel < l_.in_channels; channel += channels_) {
       const int64_t channels = std::min(channels_, l_.in_channels - channel), each = planes_.channel(rows_);
-      for (int64_t i = 0; i < channels; ++i)
-        planes_.fill(x + l_.x_at(n, g, channel + i), row, rows, rows_, copy + i * each);
+      for (int64_t i = 0; i < channels; ++i) planes_.fill(x + l_.x_at(n, g, channel + i), row, rows, rows_, copy + i * each);
       std::fill_n(copy + channels * each, kBehind, 0.0f);
       const float* const weights = w + (g * l_.out_channels + channel_of_y) * l_.depth() + channel * l_.windows.taps();
       add(weights, channels * l_.windows.taps(), outputs, planes_.windows(rows), copy, sums, bias || channel > 0);
@@ -102,16 +102,16 @@ class DirectForward {
 
   Layout l_;
   PaddedPlanes planes_;
-  int64_t channels_ = 0;                                  // of x, in a chunk
+  int64_t channels_ = 0;                                   // of x, in a chunk
   int64_t rows_ = 0, bands_ = 0, outputs_ = 0, down_ = 0;  // of a task: rows of windows, channels of y
   int64_t sums_row_ = 0, sums_at_ = 0, bytes_ = 0;
   bool applies_ = false;
   std::vector<int32_t> at_;  // where a chunk's taps are
 };
 
-// dx in steps of one: dy is the plane that is copied, and taps are taken from the last to the first place. First w goes to the shared workspace,
-// for each block of rows of dx as the micro-kernels read it: [block][tap][channel of y][row]. Then dx of some channels, and some rows of a
-// sample, is a task. Of a thread's workspace: dy's copy, the sums.
+// dx in steps of one: dy is the plane that is copied, and taps are taken from the last to the first place. First w goes to the shared
+// workspace, for each block of rows of dx as the micro-kernels read it: [block][tap][channel of y][row]. Then dx of some channels, and some
+// rows of a sample, is a task. Of a thread's workspace: dy's copy, the sums.
 //
 // Not where w may be divided (rows_of_input_parts): then products of several nodes have to be added tap by tap.
 class DirectInput {
@@ -121,19 +121,21 @@ class DirectInput {
     constexpr int64_t kColumns = 5 * gemm::kPanel, kMostChannels = 128, kLeastChannels = 32, kCopied = 96 << 10;
     const auto turned = [](const WindowAxis& a) {
       const int64_t reach = (a.kernel - 1) * a.dilation, begin = reach - a.begin;
-      return WindowAxis{.in = a.out, .kernel = a.kernel, .begin = begin, .end = a.in - a.out - begin + reach, .dilation = a.dilation, .out = a.in};
+      return WindowAxis{
+          .in = a.out, .kernel = a.kernel, .begin = begin, .end = a.in - a.out - begin + reach, .dilation = a.dilation, .out = a.in};
     };
     const auto& [h, w] = l.windows;
     windows_ = {turned(h), turned(w)};
     const int64_t taps = l.windows.taps();
     const int64_t products = l.batch * l.products(), weights = l.weights();
     const auto fits = [](const WindowAxis& a) { return a.begin >= 0 && a.end >= 0; };
-    applies_ = taps > 1 && h.stride == 1 && w.stride == 1 && fits(windows_.h) && fits(windows_.w) && l.in_channels > 1 && l.windows.out_size() > 0 &&
-               l.first == 0 && l.is_last() && (l.groups > 1 || products > weights);
+    applies_ = taps > 1 && h.stride == 1 && w.stride == 1 && fits(windows_.h) && fits(windows_.w) && l.in_channels > 1 &&
+               l.windows.out_size() > 0 && l.first == 0 && l.is_last() && (l.groups > 1 || products > weights);
     if (!applies_) return;
     planes_ = PaddedPlanes(windows_);
     const int64_t more = planes_.channel(1) - planes_.width();  // rows of taps
-    const int64_t most = std::clamp<int64_t>((kCopied / l.out_channels - more) / planes_.width(), 1, std::max<int64_t>(1, kColumns / planes_.width()));
+    const int64_t most =
+        std::clamp<int64_t>((kCopied / l.out_channels - more) / planes_.width(), 1, std::max<int64_t>(1, kColumns / planes_.width()));
     rows_ = std::min(most, h.in);
     bands_ = divided_up(h.in, rows_);
     rows_ = divided_up(h.in, bands_);
@@ -173,7 +175,8 @@ class DirectInput {
   }
 
   void run(const float* dy, const float* packed, float* dx, int64_t task, std::byte* place) const {
-    const int64_t across = task % across_, band = task / across_ % bands_, item = task / across_ / bands_, n = item / l_.groups, g = item % l_.groups;
+    const int64_t across = task % across_, band = task / across_ % bands_, item = task / across_ / bands_, n = item / l_.groups,
+                  g = item % l_.groups;
     const int64_t channel = across * channels_, channels = std::min(channels_, l_.in_channels - channel), row = band * rows_;
     const int64_t rows = std::min(rows_, windows_.h.out - row), each = planes_.channel(rows_), columns = planes_.windows(rows);
     auto* const copy = reinterpret_cast<float*>(place);
@@ -184,7 +187,8 @@ class DirectInput {
     for (int64_t r = 0; r < channels; r += gemm::kRows) {
       for (int64_t j = 0, width; j < columns; j += width) {
         width = gemm::Fused::panel(columns - j);
-        add(packed + (first + r / gemm::kRows) * block_weights(), std::min<int64_t>(gemm::kRows, channels - r), width, copy + j, sums + r * sums_row_ + j);
+        add(packed + (first + r / gemm::kRows) * block_weights(), std::min<int64_t>(gemm::kRows, channels - r), width, copy + j,
+            sums + r * sums_row_ + j);
       }
     }
     const int64_t size = l_.windows.w.in;
@@ -240,15 +244,15 @@ class DirectInput {
   Layout l_;
   Windows windows_;  // of dx over dy
   PaddedPlanes planes_;
-  int64_t block_ = 0;                                        // of the chains
+  int64_t block_ = 0;                                         // of the chains
   int64_t rows_ = 0, bands_ = 0, channels_ = 0, across_ = 0;  // of a task: rows, channels of x
   int64_t sums_row_ = 0, sums_at_ = 0, bytes_ = 0;
   bool applies_ = false;
 };
 
 // dw of one piece of the batch, of some channels of y and some of x, is a task. It is made transposed: what x's taps read is broadcast, and
-// dy's channels lie side by side in a panel. Of a thread's workspace: x's copy, a panel, the sums, dy of several samples, and where a tile's
-// windows are in x's copy.
+// dy's channels lie side by side in a panel. Of a thread's workspace: x's copy, a panel, the sums, dy of several samples, and where a
+// tile's windows are in x's copy.
 class DirectWeights {
  public:
   DirectWeights() = default;
@@ -265,7 +269,9 @@ class DirectWeights {
     applies_ = !l.windows.plain() && l.windows.out_size() > 0 && channels_ > 0 && l.out_channels >= gemm::kWidth;
     if (!applies_) return;
     channels_ = std::clamp<int64_t>(channels_, 1, l.in_channels);
-    const auto tasks = [&] { return tiles.pieces * l.groups * divided_up(l.in_channels, channels_) * divided_up(l.out_channels, outputs_); };
+    const auto tasks = [&] {
+      return tiles.pieces * l.groups * divided_up(l.in_channels, channels_) * divided_up(l.out_channels, outputs_);
+    };
     while (tasks() < kFewTasks && channels_ * taps >= 128 && channels_ > 1) channels_ = divided_up(channels_, 2);
     while (tasks() < kFewTasks && outputs_ >= 2 * kLeastOutputs) outputs_ = divided_up(outputs_, 2);
     channels_ = divided_up(l.in_channels, divided_up(l.in_channels, channels_));  // equally many
@@ -309,7 +315,8 @@ class DirectWeights {
         int64_t from_row = all;
         if (samples > 1) {
           auto* const together = reinterpret_cast<float*>(place + dy_at_);
-          for (int64_t i = 0; i < samples; ++i) copy_planes(from + i * l_.result(), all, together + i * count, samples * count, outputs, count);
+          for (int64_t i = 0; i < samples; ++i)
+            copy_planes(from + i * l_.result(), all, together + i * count, samples * count, outputs, count);
           from = together;
           from_row = samples * count;
         }
@@ -397,8 +404,8 @@ class DirectWeights {
 
   Layout l_;
   WeightTiles tiles_;
-  int64_t width_ = 0, windows_ = 0, plane_ = 0;                        // of x's copy: a row, rows of windows, a sample's part of a channel
-  int64_t channels_ = 0, across_ = 0, outputs_ = 0, down_ = 0;         // of a task: channels of x and of y
+  int64_t width_ = 0, windows_ = 0, plane_ = 0;                 // of x's copy: a row, rows of windows, a sample's part of a channel
+  int64_t channels_ = 0, across_ = 0, outputs_ = 0, down_ = 0;  // of a task: channels of x and of y
   int64_t sums_row_ = 0, panel_at_ = 0, sums_at_ = 0, dy_at_ = 0, table_at_ = 0, bytes_ = 0;
   bool applies_ = false;
   std::vector<int64_t> taps_;  // where the first window's are in x's copy

@@ -46,8 +46,8 @@ class PaddedPlanes {
     return tap.phase * plane(rows) + tap.offset;
   }
 
-  // `count` rows of windows of a channel of x, from `first` on, where there is room for `rows`. Behind the last channel the caller leaves zeros,
-  // at least so many as a row has padding before it (16 at most, where that matters).
+  // `count` rows of windows of a channel of x, from `first` on, where there is room for `rows`. Behind the last channel the caller leaves
+  // zeros, at least so many as a row has padding before it (16 at most, where that matters).
   template <typename T> void fill(const T* x, int64_t first, int64_t count, int64_t rows, T* to) const {
     for (const Phase& phase : phases_) {
       T* row = to;

@@ -119,7 +119,8 @@ struct ForwardOfFloats {
   bool applies() const { return direct.applies() || depthwise.applies(); }
   int64_t bytes() const { return direct.applies() ? direct.bytes() : depthwise.bytes(); }
   void run(const KernelArgs& args) const {
-    const float *const x = args.in<float>(0), *const w = args.in<float>(1), *const bias = args.inputs.size() > 2 ? args.in<float>(2) : nullptr;
+    const float *const x = args.in<float>(0), *const w = args.in<float>(1),
+                       *const bias = args.inputs.size() > 2 ? args.in<float>(2) : nullptr;
     const auto place = [&](int worker) { return args.workspace + worker * bytes(); };
     if (direct.applies()) {
       args.workers().parallel_for(direct.tasks(),

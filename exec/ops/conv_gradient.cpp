@@ -333,7 +333,8 @@ template <typename T> KernelRun weight_gradient(const KernelSpec& spec) {
       args.workers().parallel_for(floats.tasks(),
                                   [&](int64_t task, int worker) { floats.run(args, task, to, place + worker * floats.bytes()); });
     } else {
-      args.workers().parallel_for(gradient.tasks(), [&](int64_t task, int worker) { gradient.run(args, task, place + worker * gradient.each); });
+      args.workers().parallel_for(gradient.tasks(),
+                                  [&](int64_t task, int worker) { gradient.run(args, task, place + worker * gradient.each); });
     }
     if (gradient.tiles.pieces == 1) return;
     args.workers().parallel_blocks(gradient.l.weights(), kTaskElements,

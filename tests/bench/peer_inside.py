@@ -6,7 +6,7 @@
     python peer_inside.py eager|compile|eager-bf16|compile-bf16|ort-training MODEL … --steps N
     python peer_inside.py memory MODEL …                   the rate at which memory is read and written
 
-Those that train take N steps for each line of the standard input, and answer with a line of JSON.
+Those that train say `ready`, then take N steps for each line of the standard input, and answer with a line of JSON.
 """
 import argparse
 import json
@@ -120,6 +120,7 @@ def artifacts(work, model):
 
 def serve(step, steps):
     """Of a turn's steps: their losses and milliseconds."""
+    print("ready", flush=True)
     for _ in sys.stdin:
         losses, ms = [], []
         for _ in range(steps):

@@ -211,8 +211,8 @@ def text(batch, tokens, vocabulary):
     return dict(inputs={"input_ids": ((batch, tokens), vocabulary)}, labels=(batch, tokens), classes=vocabulary)
 
 
-def pictures(title, build, options=()):
-    return Model(title + ", 8 x 224", build, PICTURES, 1000, (8,), rate=1e-5, options=options)
+def pictures(title, build, options=(), rate=1e-5):
+    return Model(title + ", 8 x 224", build, PICTURES, 1000, (8,), rate=rate, options=options)
 
 
 def resnet(**options):
@@ -229,7 +229,7 @@ MODELS = {
     "lstm": Model("LSTM tagger, 32 x 64", tagger, {"words": ((32, 64), 10000)}, 20, (32, 64)),
     "vit-s": pictures("ViT-S/16", of_transformers("ViTForImageClassification", "ViTConfig", hidden_size=384, num_attention_heads=6, intermediate_size=1536, num_labels=1000)),
     "resnet18": pictures("ResNet-18", resnet(embedding_size=64, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic"), LIVE),
-    "resnet50": pictures("ResNet-50", resnet(), LIVE),
+    "resnet50": pictures("ResNet-50", resnet(), LIVE, rate=1e-7),  # random weights multiply any rounding
     "mobilenet": pictures("MobileNetV3-Large", mobilenet_v3, LIVE),
     "convnext": pictures("ConvNeXt-T", of_transformers("ConvNextForImageClassification", "ConvNextConfig", attends=False, num_labels=1000)),
     "unet": Model("U-Net, 4 x 256 x 256", unet, {"image": ((4, 3, 256, 256), 0)}, 21, (4, 256, 256), axis=1, rate=1e-5,

@@ -68,6 +68,9 @@ class Theirs:
         self.log = open(os.path.join(work, peer + ".log"), "w")
         self.process = subprocess.Popen(inside(python, peer, name, work, "--steps", WARM + o.steps), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
                                         env={**os.environ, **settings})
+        for line in self.process.stdout:  # what it does until then would take time from others
+            if line == "ready\n":
+                break
 
     def turn(self):
         try:

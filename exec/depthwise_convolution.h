@@ -19,7 +19,8 @@ inline constexpr int kPlaneVectors = 4;  // that are computed together
 inline constexpr int64_t kPlaneRun = kPlaneVectors * gemm::kWidth;
 
 inline bool is_depthwise(const Layout& l) {
-  return l.in_channels == 1 && l.total == l.groups && l.windows.taps() > 1 && l.windows.taps() <= kDepthBlock && l.windows.out_size() > 0;
+  return l.in_channels == 1 && l.total == l.groups && l.windows.taps() > 1 && l.windows.taps() <= kDepthBlock && l.windows.in_size() > 0 &&
+         l.windows.out_size() > 0;
 }
 
 // Of n windows, in whole runs, the sums over taps: to[j] = sum of weights[t] * from[j + taps[t]], upwards. fused: multiply and add at once.
@@ -48,21 +49,25 @@ template <bool fused> void add_taps(const float* weights, const int64_t* taps, i
 constexpr int64_t whole_runs(int64_t n) { return (n + kPlaneRun - 1) / kPlaneRun * kPlaneRun; }
 
 inline constexpr double kDepthwiseShare = 0.3;          // of the rate of large products: each multiply-add reads its operand (measured)
+inline constexpr int64_t kMostPlaneBytes = 512 << 10;   // of a plane's copy: what is larger is made by columns
 inline constexpr int64_t kTaskWork = int64_t{1} << 18;  // multiply-adds of a task, about
 
 // Some rows of windows of a plane are a part; some parts are a task. Of a thread's workspace: x's copy, the sums.
 class DepthwiseForward {
  public:
   DepthwiseForward() = default;
-  explicit DepthwiseForward(const Layout& l) : l_(l), planes_(l.windows) {
+  explicit DepthwiseForward(const Layout& l) : l_(l) {
     constexpr int64_t kWindows = 4096;
     applies_ = is_depthwise(l);
     if (!applies_) return;
+    planes_ = PaddedPlanes(l.windows);
     rows_ = std::clamp<int64_t>(kWindows / planes_.width(), 1, l.windows.h.out);
     bands_ = divided_up(l.windows.h.out, rows_);
     each_ = std::max<int64_t>(1, kTaskWork / (rows_ * planes_.width() * l.windows.taps()));
+    const int64_t copied = planes_.channel(rows_) + kPlaneRun;
+    applies_ = copied * int64_t{sizeof(float)} <= kMostPlaneBytes;
     Places places;
-    places.take((planes_.channel(rows_) + kPlaneRun) * int64_t{sizeof(float)});
+    places.take(copied * int64_t{sizeof(float)});
     sums_at_ = places.take(whole_runs(planes_.windows(rows_)) * int64_t{sizeof(float)});
     bytes_ = places.all();
     for (int64_t t = 0; t < l.windows.taps(); ++t) taps_.push_back(planes_.tap(t, rows_));
@@ -130,7 +135,7 @@ class DepthwiseInput {
     }
     Places places;
     copied_ = rows_ * width_ + kPlaneRun;
-    applies_ = copied_ * int64_t{sizeof(float)} <= kMostBytes;
+    applies_ = copied_ * int64_t{sizeof(float)} <= kMostPlaneBytes;
     places.take(copied_ * int64_t{sizeof(float)});
     sums_at_ = places.take(whole_runs(rows_ * width_) * int64_t{sizeof(float)});
     weights_at_ = places.take(l.windows.taps() * int64_t{sizeof(float)});
@@ -173,7 +178,7 @@ class DepthwiseInput {
   }
 
  private:
-  static constexpr int64_t kMostStride = 4, kMostBytes = 512 << 10;
+  static constexpr int64_t kMostStride = 4;
 
   // How many windows before the first and behind the last one would be read, and have no dy.
   struct Reach {

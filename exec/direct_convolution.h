@@ -21,9 +21,12 @@ inline constexpr double kCopying = 5;              // what copying takes, as mul
 class DirectForward {
  public:
   DirectForward() = default;
-  DirectForward(const Layout& l, int64_t channels) : l_(l), planes_(l.windows), channels_(channels) {
+  DirectForward(const Layout& l, int64_t channels) : l_(l), channels_(channels) {
     constexpr int64_t kColumns = 5 * gemm::kPanel, kMostChannels = 128, kLeastChannels = 32;
     const int64_t taps = l.windows.taps();
+    applies_ = taps > 1 && l.windows.out_size() > 0 && channels * taps <= kDepthBlock && l.out_channels > 1;
+    if (!applies_) return;
+    planes_ = PaddedPlanes(l.windows);
     rows_ = std::clamp<int64_t>(kColumns / planes_.width(), 1, l.windows.h.out);
     bands_ = divided_up(l.windows.h.out, rows_);
     rows_ = divided_up(l.windows.h.out, bands_);  // equally many
@@ -33,8 +36,7 @@ class DirectForward {
     down_ = divided_up(l.out_channels, outputs_);
     sums_row_ = divided_up(planes_.windows(rows_), gemm::kWidth) * gemm::kWidth;
     const int64_t copied = channels * planes_.channel(rows_) + kBehind;
-    applies_ = taps > 1 && l.windows.out_size() > 0 && channels * taps <= kDepthBlock && l.out_channels > 1 &&
-               copied * int64_t{sizeof(float)} <= kPlaneBytes && sums_row_ <= 4 * kColumns;
+    applies_ = copied * int64_t{sizeof(float)} <= kPlaneBytes && sums_row_ <= 4 * kColumns;
     if (!applies_) return;
     Places places;
     places.take(copied * int64_t{sizeof(float)});
@@ -129,8 +131,9 @@ class DirectInput {
     const int64_t taps = l.windows.taps();
     const int64_t products = l.batch * l.products(), weights = l.weights();
     const auto fits = [](const WindowAxis& a) { return a.begin >= 0 && a.end >= 0; };
-    applies_ = taps > 1 && h.stride == 1 && w.stride == 1 && fits(windows_.h) && fits(windows_.w) && l.in_channels > 1 &&
-               l.windows.out_size() > 0 && l.first == 0 && l.is_last() && (l.groups > 1 || products > weights);
+    applies_ = taps > 1 && taps <= kDepthBlock && l.windows.in_size() > 0 && h.stride == 1 && w.stride == 1 && fits(windows_.h) &&
+               fits(windows_.w) && l.in_channels > 1 && l.windows.out_size() > 0 && l.first == 0 && l.is_last() &&
+               (l.groups > 1 || products > weights);
     if (!applies_) return;
     planes_ = PaddedPlanes(windows_);
     const int64_t more = planes_.channel(1) - planes_.width();  // rows of taps

@@ -157,7 +157,7 @@ def table(results, bf16):
     others = [who for who in NAMES if any(peer == who + suffix for _, peer in results)]
     yield "| ms a step | ort-train | " + " | ".join(f"{NAMES[who]}" for who in others) + " | " + " | ".join(f"ours / {NAMES[who]}" for who in others) + " | MB: ort-train | " + \
         " | ".join(NAMES[who] for who in others) + " | ours / the least |"
-    yield "|" + "---|" * (3 + 3 * len(others))
+    yield "|" + "---|" * (4 + 3 * len(others))
     for name, model in MODELS.items():
         if (name, "ort-train" + suffix) not in results:
             continue

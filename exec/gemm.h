@@ -100,15 +100,6 @@ struct Room {
   int64_t a_row = 0, pairs_row = 0, sums_row = 0;  // pairs_row: where pairs lie in rows whatever A's layout
 };
 
-#ifdef __AVX512F__
-inline bool has_pairs() {
-  static const bool has = __builtin_cpu_supports("avx512bf16");
-  return has;
-}
-#else
-inline bool has_pairs() { return false; }
-#endif
-
 // How products are made, each by a Unit.
 enum class Way : uint8_t { floats, pairs, tiles };
 
@@ -168,6 +159,9 @@ template <typename Unit> Words words_of_a(const Product<float>& p, const Block& 
   const Operand<float> a = p.a.from(0, block.begin);
   if (a.element == Element::own) return {a.own(), a.row, a.column};
   const int64_t size = a.size();
+  if (Unit::pairs && !Unit::a_in_rows && a.element == Element::bfloat16 && a.column == 1 && a.row % 2 == 0 && block.depth % 2 == 0 &&
+      a.row % 1024 != 0 && reinterpret_cast<uintptr_t>(a.data) % 4 == 0)  // pairs as they are
+    return {reinterpret_cast<const float*>(a.data), a.row / 2, 1};
   if constexpr (Unit::a_in_rows) {
     pair_rows_of_a(a.element, {a.data, a.row * size, a.column * size}, p.rows, block.depth, room.a, room.pairs_row);
     return {room.a, room.pairs_row, 1};
@@ -239,6 +233,12 @@ class Ahead {
 // Rounds what a kernel left in `edge`, whole vectors.
 template <Element e> void round_tile(const float* edge, int64_t edge_row, int64_t rows, int64_t columns, std::byte* to, int64_t to_row) {
   for (int64_t r = 0; r < rows; ++r, edge += edge_row, to += to_row) {
+#ifdef __AVX512F__
+    if constexpr (e == Element::bfloat16) {
+      for (int64_t x = 0; x < columns; x += 16) narrow16(edge + x, to + 2 * x);
+      continue;
+    }
+#endif
     for (int64_t x = 0; x < columns; x += 8) narrow8<e>(edge + x, to + 2 * x);
   }
 }

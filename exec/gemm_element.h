@@ -54,34 +54,67 @@ template <Element e> __m256 widened8(const std::byte* from) {
     return _mm256_blendv_ps(upper, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));  // NaN stays NaN
   }
 }
+// Pairs of bfloat16 are made for products that take denormal numbers as zero (exec/gemm_micro.h). Here, floats that are denormal become
+// zero before they are rounded, as the processor's own instructions have it.
+constexpr uint32_t kLeastNormal = 0x00800000;
+
 #ifdef __AVX512F__
-// Of sixteen elements to_bfloat16, each in the upper half of a lane; what the lower halves hold doesn't count.
-template <Element e> __m512i upper16(const std::byte* from) {
-  if constexpr (e == Element::bfloat16) {
-    return _mm512_slli_epi32(_mm512_cvtepu16_epi32(load_sixteen(from)), 16);
-  } else {
-    const __m512 x = _mm512_loadu_ps(reinterpret_cast<const float*>(from));
+// Whether the processor has AVX512-BF16: converts floats, and multiplies pairs.
+inline bool has_pairs() {
+  static const bool has = __builtin_cpu_supports("avx512bf16");
+  return has;
+}
+
+// The bits of bfloat16 of 2 x 16 floats, the lower ones first. converts: has_pairs()
+inline __m512i rounded32(__m512 lower, __m512 upper, bool converts) {
+  __m512i result;
+  if (converts) {  // as text: the rest of the file is compiled for processors that may lack it
+    asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(result) : "v"(upper), "v"(lower));
+    return result;
+  }
+  const auto halves = [](__m512 x) {
     const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    return _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));  // a NaN stays one
-  }
+    const __m512i all = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));  // NaN
+    const __m512i size = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)), sign = _mm512_andnot_si512(_mm512_set1_epi32(0x7fffffff), bits);
+    const __mmask16 is_denormal = _mm512_cmplt_epi32_mask(size, _mm512_set1_epi32(kLeastNormal));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(all, is_denormal, sign), 16));
+  };
+  return _mm512_inserti64x4(_mm512_castsi256_si512(halves(lower)), halves(upper), 1);
 }
+
+inline __m512 load16(const std::byte* from) { return _mm512_loadu_ps(reinterpret_cast<const float*>(from)); }
+
+// Sixteen pairs, of elements of one row and of the next; null: zeros.
+template <Element e> __m512i pairs16(const std::byte* first, const std::byte* second, bool converts) {
+  __m512i halves;
+  if constexpr (e == Element::bfloat16)
+    halves = _mm512_inserti64x4(_mm512_castsi256_si512(load_sixteen(first)), second ? load_sixteen(second) : _mm256_setzero_si256(), 1);
+  else
+    halves = rounded32(load16(first), second ? load16(second) : _mm512_setzero_ps(), converts);
+  alignas(64) static constexpr uint16_t kOrder[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                    8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), halves);
+}
+#else
+inline bool has_pairs() { return false; }
 #endif
 
 // Eight elements as the bits of bfloat16, each in the lower half of a lane.
 template <Element e> __m256i bits8(const std::byte* from) {
-  if constexpr (e == Element::bfloat16)
-    return _mm256_cvtepu16_epi32(load_halves(from));
-  else
-    return rounded8(load_floats(from));
+  if constexpr (e == Element::bfloat16) return _mm256_cvtepu16_epi32(load_halves(from));
+  const __m256 x = load_floats(from);
+  const __m256i size = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
+  const __m256i is_normal = _mm256_cmpgt_epi32(size, _mm256_set1_epi32(kLeastNormal - 1));
+  return _mm256_and_si256(rounded8(x), _mm256_or_si256(is_normal, _mm256_set1_epi32(0x8000)));
 }
 // Sixteen elements as eight pairs of bfloat16.
-template <Element e> __m256 pairs8(const std::byte* from) {
+template <Element e> __m256 pairs8(const std::byte* from, [[maybe_unused]] bool converts) {
   if constexpr (e == Element::bfloat16) return load_floats(from);
 #ifdef __AVX512F__
-  return _mm256_castsi256_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(upper16<e>(from), 16)));
+  return _mm256_castsi256_ps(_mm512_castsi512_si256(rounded32(load16(from), _mm512_setzero_ps(), converts)));
 #else
-  const __m256i halves = _mm256_packus_epi32(rounded8(load_floats(from)), rounded8(load_floats(from + 32)));
+  const __m256i halves = _mm256_packus_epi32(bits8<e>(from), bits8<e>(from + 32));
   return _mm256_castsi256_ps(_mm256_permute4x64_epi64(halves, 0xd8));
 #endif
 }
@@ -97,7 +130,16 @@ template <Element e> float widened(const std::byte* from, int64_t at) {
   if constexpr (e == Element::to_float16) return to_float(ort_train::to_float16(read(float{})));
   if constexpr (e == Element::to_bfloat16) return to_float(ort_train::to_bfloat16(read(float{})));
 }
-template <Element e> uint32_t bits(const std::byte* from, int64_t at) { return float_bits::of(widened<e>(from, at)) >> 16; }
+// Of one that is bfloat16, stored so or rounded, its bits as one of a pair.
+template <Element e> uint32_t bits(const std::byte* from, int64_t at) {
+  uint32_t of = float_bits::of(widened<e>(from, at));
+  if constexpr (e == Element::to_bfloat16) {
+    uint32_t stored;
+    std::memcpy(&stored, from + at * int64_t{sizeof stored}, sizeof stored);
+    if ((stored & 0x7fffffff) < kLeastNormal) of = stored & 0x80000000;
+  }
+  return of >> 16;
+}
 
 // Eight floats as elements of sixteen bits. `e`: float16 or bfloat16.
 template <Element e> void narrow8(const float* from, std::byte* to) {
@@ -111,6 +153,16 @@ template <Element e> void narrow8(const float* from, std::byte* to) {
   }
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), halves);
 }
+#ifdef __AVX512F__
+// Sixteen floats as bfloat16.
+inline void narrow16(const float* from, std::byte* to) {
+  const __m512 x = _mm512_loadu_ps(from);
+  const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const __m512i all = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(_mm512_srli_epi32(all, 16)));
+}
+#endif
 // The same of n floats.
 template <Element e> void narrow(const float* from, int64_t n, std::byte* to) {
   int64_t i = 0;

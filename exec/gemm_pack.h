@@ -63,6 +63,7 @@ template <Element e> void widen_rows(const Source& from, int64_t rows, int64_t n
 // Two neighbouring rows of n elements each as a row of pairs; behind an odd last one comes a row of zeros.
 template <Element e> void pair_rows(const Source& from, int64_t rows, int64_t n, int64_t width, float* to) {
   constexpr int64_t size = bytes_each<float>(e), kAhead = 8;
+  [[maybe_unused]] const bool converts = has_pairs();
   for (int64_t r = 0; r < rows; r += 2, to += width) {
     const std::byte *const first = from.data + r * from.row, *const second = r + 1 < rows ? first + from.row : nullptr;
     for (int64_t line = 0; line < n * size; line += 64) {  // of rows to come, from the second-level cache
@@ -71,13 +72,8 @@ template <Element e> void pair_rows(const Source& from, int64_t rows, int64_t n,
     }
     int64_t i = 0;
 #ifdef __AVX512F__
-    for (; i + 16 <= n; i += 16) {
-      const __m512i lower = _mm512_srli_epi32(upper16<e>(first + i * size), 16);
-      const __m512i upper = second ? upper16<e>(second + i * size) : _mm512_setzero_si512();
-      constexpr int kSelect = 0xd8;  // by the third: bits of the second where it has ones, else of the first
-      const __m512i words = _mm512_ternarylogic_epi32(lower, upper, _mm512_set1_epi32(static_cast<int>(0xffff0000u)), kSelect);
-      _mm512_storeu_ps(to + i, _mm512_castsi512_ps(words));
-    }
+    for (; i + 16 <= n; i += 16)
+      _mm512_storeu_si512(to + i, pairs16<e>(first + i * size, second ? second + i * size : nullptr, converts));
 #endif
     for (; i + 8 <= n; i += 8) {
       const __m256i upper = second ? _mm256_slli_epi32(bits8<e>(second + i * size), 16) : _mm256_setzero_si256();
@@ -91,10 +87,11 @@ template <Element e> void pair_rows(const Source& from, int64_t rows, int64_t n,
 // Rows of `depth` elements, each as a row of pairs, with a zero behind an odd last one.
 template <Element e> void pair_along_rows(const Source& from, int64_t rows, int64_t depth, float* to, int64_t to_row) {
   constexpr int64_t size = bytes_each<float>(e);
+  const bool converts = has_pairs();
   for (int64_t r = 0; r < rows; ++r, to += to_row) {
     const std::byte* const row = from.data + r * from.row;
     int64_t k = 0;
-    for (; k + 16 <= depth; k += 16) _mm256_storeu_ps(to + k / 2, pairs8<e>(row + k * size));
+    for (; k + 16 <= depth; k += 16) _mm256_storeu_ps(to + k / 2, pairs8<e>(row + k * size, converts));
     for (; k < depth; k += 2) to[k / 2] = as_word(bits<e>(row, k) | (k + 1 < depth ? bits<e>(row, k + 1) << 16 : 0));
   }
 }
@@ -102,6 +99,7 @@ template <Element e> void pair_along_rows(const Source& from, int64_t rows, int6
 // Columns that lie one behind the other as a panel of `width`, in blocks of 8 columns: of each, so many elements as a line holds in one go.
 template <Element e, bool pairs> void transpose_columns(const Source& from, int64_t depth, int64_t columns, int64_t width, float* panel) {
   constexpr int64_t size = bytes_each<float>(e), step = pairs ? 16 : 8, line = 64 / size;  // step: elements of 8 words
+  [[maybe_unused]] const bool converts = has_pairs();
   const auto word = [&](const std::byte* column, int64_t k) {
     if constexpr (pairs) return as_word(bits<e>(column, k) | (k + 1 < depth ? bits<e>(column, k + 1) << 16 : 0));
     return widened<e>(column, k);
@@ -118,7 +116,7 @@ template <Element e, bool pairs> void transpose_columns(const Source& from, int6
           for (int i = 0; i < 8; ++i) {
             const std::byte* const at = first + i * from.column + k * size;
             if constexpr (pairs)
-              r[i] = pairs8<e>(at);
+              r[i] = pairs8<e>(at, converts);
             else
               r[i] = widened8<e>(at);
           }

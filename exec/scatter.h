@@ -65,7 +65,7 @@ class RowScatter {
  public:
   struct Sizes {
     int64_t outer = 1, rows = 0, row = 1, updates = 0;
-    bool zeros_first = false;  // the tables start from zeros, which it writes
+    bool zeros_first = false;  // the tables start from zeros, which it writes where nothing else is there
   };
   // `whole` is of undivided tables; `rows_here` of each are at hand (-1: all).
   RowScatter(const Sizes& whole, int64_t element_bytes, int64_t rows_here = -1)
@@ -89,13 +89,14 @@ class RowScatter {
   int64_t workspace() const { return (sizes_.outer * (sizes_.updates + blocks_) + 1) * static_cast<int64_t>(sizeof(int64_t)); }
 
   // out[o, position(o, i), :] = combine(out[o, position(o, i), :], from[o, i, :]) for ascending i; a negative position: nowhere. Positions
-  // and `out` are of the rows at hand.
+  // and `out` are of the rows at hand. is_there: `out` has what tables start from, whatever `zeros_first` says.
   template <typename Combine, typename T, typename Position>
-  void run(Workers& workers, T* out, const T* from, std::byte* workspace, Position&& position) const {
-    const auto [outer, rows, row, updates, zeros_first] = sizes_;
+  void run(Workers& workers, T* out, const T* from, std::byte* workspace, Position&& position, bool is_there = false) const {
+    const auto [outer, rows, row, updates, from_zeros] = sizes_;
+    const bool zeros_first = from_zeros && !is_there;
     if (outer == 0 || rows == 0 || row == 0) return;
     if constexpr (std::is_same_v<Combine, AddTo> && std::is_same_v<T, float>) {
-      if (in_double_) return run_in_double(workers, out, from, position);
+      if (in_double_) return run_in_double(workers, out, from, position, is_there);
     }
     // Sorted by block of rows, the updates of each ascending: starts[b] is where block b's begin.
     int64_t* const starts = reinterpret_cast<int64_t*>(workspace);
@@ -137,13 +138,16 @@ class RowScatter {
   static constexpr int64_t kColumns = 64, kWideRows = 128, kLargeTable = int64_t{1} << 24;
 
   // Few rows, of which each gets many updates (characters, token types): sums in double, on the stack.
-  template <typename Position> void run_in_double(Workers& workers, float* out, const float* from, Position&& position) const {
+  template <typename Position>
+  void run_in_double(Workers& workers, float* out, const float* from, Position&& position, bool is_there) const {
     const auto [outer, rows, row, updates, zeros_first] = sizes_;
     const int64_t parts = (row + kColumns - 1) / kColumns;
     workers.parallel_for(outer * parts, [&](int64_t task, int) {
       const int64_t o = task / parts, left = task % parts * kColumns, width = std::min(kColumns, row - left);
       double sums[kWideRows * kColumns];
-      std::fill_n(sums, rows * kColumns, 0.0);
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = 0; c < width; ++c) sums[r * kColumns + c] = is_there ? static_cast<double>(out[(o * rows + r) * row + left + c]) : 0.0;
+      }
       for (int64_t i = 0; i < updates; ++i) {
         const int64_t at = position(o, i);
         if (at < 0) continue;

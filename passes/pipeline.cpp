@@ -212,6 +212,22 @@ StepNumbers numbers_of(const JobGraph& job) {
   return {.norm = job.grad_norm, .scalars = job.scalars, .loss_scale = job.loss_scale, .squares = job.squares};
 }
 
+// A parameter's gradient, from those of its uses. Lookups come last: each adds to the sum of the others, where it is, instead of to zeros.
+ValueId sum_of_uses(Builder& builder, std::vector<ValueId> gradients) {
+  Graph& graph = builder.graph();
+  const auto is_lookup = [&](ValueId gradient) { return graph.node(graph.value(gradient).producer).op->name == "GatherGrad"; };
+  const auto lookups = std::stable_partition(gradients.begin(), gradients.end(), [&](ValueId gradient) { return !is_lookup(gradient); });
+  const auto others = std::max(lookups, gradients.begin() + 1);
+  ValueId sum = add_up(builder, {gradients.begin(), others});
+  for (auto gradient = others; gradient != gradients.end(); ++gradient) {
+    const NodeId id = graph.value(*gradient).producer;
+    const Node lookup = graph.node(id);
+    graph.remove_node(id);
+    sum = builder.emit("GatherGrad", {lookup.inputs[0], lookup.inputs[1], sum}, lookup.attributes);
+  }
+  return sum;
+}
+
 // The gradients and their norm, kept for a later run, but for those that are used at once.
 void store(JobGraph& job, const OptimizerSpec& optimizer) {
   std::set<std::string> soon = optimizer.at_once;
@@ -277,7 +293,7 @@ JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const Opt
     for (const auto& [parameter, gradients] : uses) {
       Builder builder(job.graph, Stage::backward);
       builder.named(job.graph.value(parameter).name);
-      job.gradients[parameter] = add_up(builder, gradients);
+      job.gradients[parameter] = sum_of_uses(builder, gradients);
     }
     if (optimizer.deferred) {
       store(job, optimizer);

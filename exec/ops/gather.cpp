@@ -7,7 +7,8 @@
 // Where a table is in parts, each a range of its rows (passes/split_weights.h), GatherPart{first, total}(part, indices, base?) puts the
 // rows that lie in it into the base, in place; without one, what other parts hold is left to the nodes that fill it next.
 // GatherGrad{axis, shape, first, rows} makes the gradient of rows [first, first + rows) of a table of that shape: how it adds is chosen by
-// the whole table.
+// the whole table. GatherGrad(dy, indices, base) adds to the base, in place, instead of to zeros:
+// what other uses of a table leave.
 //
 // Rows of a table that is stored in blocks (graph/weight_blocks.h) are decoded as they are read, to float32.
 //
@@ -190,7 +191,10 @@ std::vector<TensorType> infer_gather_grad(const InferContext& context) {
                 to_string(context.input(1).shape), to_string(shape));
   }
   shape[static_cast<size_t>(axis)] = made_part(context.attributes).rows;
-  return {{context.input(0).dtype, shape}};
+  const TensorType result{context.input(0).dtype, shape};
+  if (context.has(2) && context.input(2) != result)
+    throw error(ErrorCode::unsupported, "{} is no base for {}", to_string(context.input(2)), to_string(result));
+  return {result};
 }
 
 // `shape` stays that of the whole table.
@@ -204,18 +208,22 @@ std::optional<PartNode> gradient_rows(const Graph&, const Node& node, const RowR
 
 Workspace gather_grad_workspace(const KernelSpec& spec) { return {.shared = gather_grad_scatter(spec).workspace()}; }
 
-template <typename T, typename Index> void gather_grad(const KernelArgs& args, const RowScatter& scatter, const TablePart& part) {
+template <typename T, typename Index>
+void gather_grad(const KernelArgs& args, const RowScatter& scatter, const TablePart& part, int64_t bytes) {
   const Index* const indices = args.in<Index>(1);
+  const void* const base = args.inputs.size() > 2 ? args.inputs[2] : nullptr;
+  if (base && base != args.outputs[0]) copy_parallel(args.workers(), args.outputs[0], base, bytes);
   for (int64_t i = 0; i < scatter.updates(); ++i) checked_index(indices[i], part.total, i, args);
-  scatter.run<AddTo>(args.workers(), args.out<T>(0), args.in<T>(0), args.workspace,
-                     [&](int64_t, int64_t i) { return part.position(indices[i]); });
+  scatter.run<AddTo>(
+      args.workers(), args.out<T>(0), args.in<T>(0), args.workspace, [&](int64_t, int64_t i) { return part.position(indices[i]); },
+      base != nullptr);
 }
 
 KernelRun prepare_gather_grad(const KernelSpec& spec) {
   return for_type(Wide{}, spec.outputs[0].dtype, [&]<typename T>() {
     return for_type(Indices{}, spec.inputs[1].dtype, [&]<typename Index>() -> KernelRun {
-      return [scatter = gather_grad_scatter(spec), part = made_part(spec.attributes)](const KernelArgs& args) {
-        gather_grad<T, Index>(args, scatter, part);
+      return [scatter = gather_grad_scatter(spec), part = made_part(spec.attributes), bytes = spec.outputs[0].bytes()](const KernelArgs& args) {
+        gather_grad<T, Index>(args, scatter, part, bytes);
       };
     });
   });
@@ -416,7 +424,8 @@ constexpr OpDef kGatherGrad{
 constexpr Kernel kGatherGradKernel{
     .types = kWide,
     .halves_by_float32 = true,
-    .cost = comparison_cost,
+    .in_place = {{.output = 0, .input = 2}},
+    .cost = gather_grad_cost,
     .workspace = gather_grad_workspace,
     .prepare = prepare_gather_grad,
 };

@@ -69,6 +69,15 @@ inline TablePart made_part(const Attributes& attributes) {
   return checked_part(attributes.get("first", int64_t{0}), attributes.get("rows", total), total);
 }
 
+// All that is made, or of a base the rows that are added to.
+inline Cost gather_grad_cost(const KernelSpec& spec) {
+  if (!spec.has(2)) return comparison_cost(spec);
+  const TablePart part = made_part(spec.attributes);
+  const double share = static_cast<double>(part.rows) / static_cast<double>(std::max<int64_t>(1, part.total));
+  const double elements = static_cast<double>(element_count(spec.inputs[0].shape)) * share;
+  return {.flops = elements, .bytes = 3 * elements * static_cast<double>(size_of(spec.outputs[0].dtype))};
+}
+
 inline RowScatter gather_grad_scatter(const KernelSpec& spec) {
   const Shape table = table_of(spec.attributes);
   const GatherSizes whole(table, spec.inputs[1].shape, indexed_axis(spec.attributes, table));

@@ -10,17 +10,20 @@
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
-// Adds to zeros; place(i): as launch_sort takes it.
+// Adds to the third input, where there is one, else to zeros; place(i): as launch_sort takes it.
 template <typename T, typename Place>
 void add_sorted(const SortedLayout& layout, const Place& place, const RowScatter& scatter, int64_t outer, const KernelArgs& args) {
   const int64_t row = scatter.sizes().row, elements = outer * layout.places * row;
-  const TableStart zeros{.to = args.out<std::byte>(0), .bytes = elements * static_cast<int64_t>(sizeof(T))};
-  const uint64_t* const sorted = launch_sort(layout, place, zeros, args.workspace, args);
+  const auto* const base = args.inputs.size() > 2 ? args.in<std::byte>(2) : nullptr;
+  TableStart start{.to = args.out<std::byte>(0), .from = base, .bytes = elements * static_cast<int64_t>(sizeof(T))};
+  if (base == start.to) start = {};  // it is there
+  const uint64_t* const sorted = launch_sort(layout, place, start, args.workspace, args);
+  const bool from_zero = base == nullptr;
   if (elements == 0) return;
   if constexpr (!std::is_same_v<T, double>) {
-    if (scatter.in_double()) return launch_combine<T, AddTo, double>(layout, sorted, args.out<T>(0), args.in<T>(0), outer, row, true, args);
+    if (scatter.in_double()) return launch_combine<T, AddTo, double>(layout, sorted, args.out<T>(0), args.in<T>(0), outer, row, from_zero, args);
   }
-  launch_combine<T, AddTo>(layout, sorted, args.out<T>(0), args.in<T>(0), outer, row, true, args);
+  launch_combine<T, AddTo>(layout, sorted, args.out<T>(0), args.in<T>(0), outer, row, from_zero, args);
 }
 
 // --- GatherGrad -----------------------------------------------------------------------------------------------------------------------
@@ -77,7 +80,8 @@ KernelRun prepare_gather_nd_grad(const KernelSpec& spec) {
 
 constexpr Kernel kGatherGradKernel{
     .types = kFloating,
-    .cost = comparison_cost,
+    .in_place = {{.output = 0, .input = 2}},
+    .cost = gather_grad_cost,
     .workspace = gather_grad_workspace,
     .prepare = prepare_gather_grad,
 };

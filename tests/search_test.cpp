@@ -38,7 +38,7 @@ TEST_P(Corpus, IsPlannedAsWellAsBefore) {
 
 INSTANTIATE_TEST_SUITE_P(Problems, Corpus,
                          ::testing::Values(Known{"char-gpt-47MB", 9}, Known{"char-gpt-50MB", 3}, Known{"char-gpt-55MB", 1},
-                                           Known{"char-gpt-60MB", 0.5}, Known{"gpt2-1x256-60", 7}, Known{"gpt2-1x256-min30", 5},
+                                           Known{"char-gpt-60MB", 0.8}, Known{"gpt2-1x256-60", 7}, Known{"gpt2-1x256-min30", 5},
                                            Known{"gpt2-1x256-min10", 7}, Known{"gpt2-4x512-60", 0.5}, Known{"gpt2-4x512-min10", 3},
                                            Known{"gpt2-1x1024-50", 0.5}, Known{"gpt2-1x1024-min20", 2}, Known{"gpt2-bf16-min30", 5},
                                            Known{"gpt2-acc-min20", 3.5}, Known{"xl-4GB", 0.5}, Known{"xl-2GB-8bit", 0.5},

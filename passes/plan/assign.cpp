@@ -106,21 +106,16 @@ class Pass {
     items_[i].transfer = clock_.begin(false, items_[i].bytes);
   }
 
-  // Reads ahead of their steps, in the order of need.
+  // Reads ahead of their steps, in the order of need, until there is no room for one.
   void begin_reads(int32_t t) {
-    constexpr int kBlocked = 8;  // that are passed over
     while (next_ < reads_.size() && items_[reads_[next_]].state != State::coming) ++next_;
-    int blocked = 0;
-    for (size_t r = next_; r < reads_.size() && blocked < kBlocked; ++r) {
+    for (size_t r = next_; r < reads_.size(); ++r) {
       const size_t i = reads_[r];
       if (items_[i].state != State::coming) continue;
       if (clock_.backlog() > run_.seconds[static_cast<size_t>(t)] + eagerness_.queued) return;
       if (table_.computed[static_cast<size_t>(items_[i].first)] - table_.computed[static_cast<size_t>(t) + 1] > eagerness_.early) return;
-      if (run_.pieces[plan_.stays[i].piece].from > t || ready(i) > clock_.now() || !is_written(i) ||
-          !room_.take_early(i, t, [&](size_t other) { release(other, t); })) {
-        ++blocked;
-        continue;
-      }
+      if (run_.pieces[plan_.stays[i].piece].from > t || ready(i) > clock_.now() || !is_written(i)) continue;
+      if (!room_.take_early(i, t, [&](size_t other) { release(other, t); })) return;
       release_before(i, t);
       begin(i, t);
     }
@@ -171,7 +166,8 @@ Cores cores_of(const std::vector<ort_train::Block>& blocks, int64_t bytes) {
 RunPlan assign_bytes(const Run& run, std::vector<Stay> stays, int64_t bytes, const StreamRates& disk, const Eagerness& eagerness) {
   RunPlan plan{.stays = std::move(stays), .block_offsets = {}};
   Table table(run, plan.stays, disk);
-  Pass(run, plan, eagerness, table, *room_of_bytes(table, bytes)).run();
+  Room room(table, bytes, /*offsets=*/nullptr);
+  Pass(run, plan, eagerness, table, room).run();
   return plan;
 }
 
@@ -196,7 +192,8 @@ RunPlan assign(const Run& run, std::vector<Stay> stays, const Cores& cores, int6
   RunPlan plan{.stays = std::move(stays), .block_offsets = {}};
   Table table(run, plan.stays, disk);
   std::vector<int64_t> offsets = cores.offsets;
-  Pass(run, plan, eagerness, table, *room_of_addresses(table, bytes, offsets)).run();
+  Room room(table, bytes, &offsets);
+  Pass(run, plan, eagerness, table, room).run();
   for (size_t i = 0; i < plan.stays.size(); ++i) plan.stays[i].offset = offsets[i];
   plan.block_offsets.assign(offsets.begin() + static_cast<std::ptrdiff_t>(plan.stays.size()), offsets.end());
   return plan;

@@ -3,9 +3,8 @@
 // What is held between which uses is chosen before (hold.h). A stay's core reaches from its first use to its last; before it lies
 // the time of its read, behind it that of its write: its flanks. Each core has a place reserved that no other core takes, so that every
 // pass has a plan at its end. The pass goes from step to step with a clock. Writes begin when their stays end, and keep their place until
-// they are over. Reads begin in the order of need, as early as `Eagerness` says and there is room: in the place that is reserved, in the
-// tightest gap, or where something that has not begun can be moved away from. What begins at its step takes its place, and waits for the
-// writes that are still in it.
+// they are over. Reads begin in the order of need, as early as `Eagerness` says and there is room: in the place that is reserved, or in the
+// tightest gap. What begins at its step takes its place, and waits for the writes that are still in it.
 //
 // The same pass can go by bytes alone, without addresses: that is fast, and says which flanks are worth a place.
 

@@ -21,7 +21,7 @@ constexpr double kTransferCost = 1e-4;  // of a second of transfers, of those th
 }  // namespace
 
 Bound::Bound(const Problem& problem, double enough)
-    : problem_(problem), runs_(problem.runs), limit_(problem.memory), resident_(problem.lasting.size(), 1) {
+    : problem_(problem), runs_(problem.runs), limit_(problem.memory), resident_(problem.lasting.size(), -1) {
   const StreamRates& rates = problem.disk;
   const double price = rates.slowed / rates.beside;
   const double hidden = (rates.beside - rates.slowed) / (1 - rates.slowed);  // by a second of computing
@@ -36,74 +36,26 @@ Bound::Bound(const Problem& problem, double enough)
     for (double& seconds : rows.begin) seconds *= hidden;
     rows.changes.resize(run.seconds.size() + 1);
   }
-  find_groups(resident_.size());
-  for (Group& group : groups_) add_group(group);
   for (size_t e = 0; e < runs_.size(); ++e) {
+    for (const Piece& piece : runs_[e].pieces) {
+      if (piece.lasting < 0) continue;
+      int32_t& column = resident_[static_cast<size_t>(piece.lasting)];
+      if (column < 0) column = program_.add_column(0, 0, problem.lasting[static_cast<size_t>(piece.lasting)].stays ? 1 : 0);
+    }
+  }
+  for (size_t e = 0; e < runs_.size(); ++e) {
+    add_pieces(e);
     add_memory(e);
     RunRows& rows = rows_[e];
-    for (const Job& job : rows.jobs) rows.work += job.most();
+    for (const Transfer& transfer : rows.transfers) rows.work += transfer.most();
     const auto end = static_cast<int32_t>(runs_[e].seconds.size());
-    sort_jobs(rows);
+    sort_transfers(rows);
     rows.waited[-1] = program_.add_column(0, 0, 0);
     rows.waited[end] = program_.add_column(0, 0, rows.work);
-    add_time(rows, 0, end);
-  }
-  for (const Group& group : groups_) {
-    auto& held = held_.emplace_back();
-    for (const Group::Member& member : group.members) held.emplace_back(member.held.size(), 1.0);
+    add_room(rows, -1, end);
   }
   set_costs(kRarely, 0);
   find_seconds(enough);
-}
-
-void Bound::find_groups(size_t lasting) {
-  const auto key_of = [&](std::vector<int64_t>& key, size_t run, const Piece& piece) {
-    key.push_back(static_cast<int64_t>(run));
-    key.insert(key.end(), {static_cast<int64_t>(piece.uses.size()), piece.comes * 2 + piece.leaves, piece.from, piece.until});
-    for (const Use& use : piece.uses) {
-      key.push_back(int64_t{use.step} * 4 + use.reads * 2 + use.changes);
-      key.push_back(use.steps);
-    }
-  };
-  struct Found {
-    std::vector<int64_t> key;
-    double bytes = 0;
-    bool stays = true;
-    std::vector<std::pair<size_t, uint32_t>> pieces;
-  };
-  std::vector<Found> found(lasting);
-  for (size_t e = 0; e < runs_.size(); ++e) {
-    auto& of = group_of_piece_.emplace_back(runs_[e].pieces.size());
-    for (uint32_t p = 0; p < runs_[e].pieces.size(); ++p) {
-      const Piece& piece = runs_[e].pieces[p];
-      const size_t at = piece.lasting >= 0 ? static_cast<size_t>(piece.lasting) : found.size();
-      if (piece.lasting < 0) found.push_back({.key = {-1}, .pieces = {}});
-      key_of(found[at].key, e, piece);
-      found[at].bytes = static_cast<double>(piece.bytes);
-      if (piece.lasting >= 0) found[at].stays = problem_.lasting[at].stays;
-      found[at].pieces.push_back({e, p});
-      of[p] = at;
-    }
-  }
-  std::map<std::vector<int64_t>, size_t> known;
-  std::vector<size_t> group_of(found.size());
-  for (size_t i = 0; i < found.size(); ++i) {
-    if (found[i].pieces.empty()) continue;  // it never moves
-    found[i].key.push_back(found[i].stays);
-    const auto [at, is_new] = known.emplace(found[i].key, groups_.size());
-    group_of[i] = at->second;
-    if (is_new) {
-      Group& group = groups_.emplace_back();
-      group.lasting = i < lasting;
-      group.stays = found[i].stays;
-      for (const auto& [e, p] : found[i].pieces) group.members.push_back({.run = e, .piece = p, .held = {}});
-    }
-    groups_[at->second].bytes += found[i].bytes;
-  }
-  for (auto& of : group_of_piece_) {
-    for (size_t& at : of) at = group_of[at];
-  }
-  group_of_lasting_.assign(group_of.begin(), group_of.begin() + static_cast<std::ptrdiff_t>(lasting));
 }
 
 // The column's share of `bytes` is there at steps [from, to).
@@ -113,28 +65,33 @@ void Bound::occupy(RunRows& rows, int32_t from, int32_t to, int32_t column, doub
   rows.changes[static_cast<size_t>(to)][column] -= bytes / kUnit;
 }
 
-void Bound::add_group(Group& group) {
-  if (group.lasting) group.resident = program_.add_column(0, 0, group.stays ? 1 : 0);
-  for (Group::Member& member : group.members) add_member(group, member);
-  for (size_t e = 0; group.lasting && e < runs_.size(); ++e) {
-    const bool used = std::any_of(group.members.begin(), group.members.end(), [&](const Group::Member& m) { return m.run == e; });
-    if (!used) occupy(rows_[e], 0, static_cast<int32_t>(runs_[e].seconds.size()), group.resident, group.bytes);
+void Bound::add_pieces(size_t run) {
+  std::vector<bool> used(resident_.size());
+  held_.emplace_back();
+  for (uint32_t p = 0; p < runs_[run].pieces.size(); ++p) {
+    const Piece& piece = runs_[run].pieces[p];
+    held_[run].emplace_back(piece.uses.size(), -1);
+    if (piece.lasting >= 0) used[static_cast<size_t>(piece.lasting)] = true;
+    add_piece(run, p);
+  }
+  for (size_t i = 0; i < used.size(); ++i) {
+    if (resident_[i] >= 0 && !used[i])
+      occupy(rows_[run], 0, static_cast<int32_t>(runs_[run].steps()), resident_[i], static_cast<double>(problem_.lasting[i].bytes));
   }
 }
 
-void Bound::add_member(const Group& group, Group::Member& member) {
-  const Piece& piece = runs_[member.run].pieces[member.piece];
-  RunRows& rows = rows_[member.run];
-  const auto steps = static_cast<int32_t>(runs_[member.run].seconds.size());
-  const double read = group.bytes / rate_[false], write = group.bytes / rate_[true];
-  const int32_t resident = group.resident;
-  member.held.assign(piece.uses.size(), -1);
-  if (group.lasting) {
-    occupy(rows, 0, piece.uses.front().step, resident, group.bytes);
-  }
+void Bound::add_piece(size_t run, uint32_t number) {
+  const Piece& piece = runs_[run].pieces[number];
+  RunRows& rows = rows_[run];
+  const auto steps = static_cast<int32_t>(runs_[run].steps());
+  const auto bytes = static_cast<double>(piece.bytes);
+  const double read = bytes / rate_[false], write = bytes / rate_[true];
+  const bool lasts = piece.lasting >= 0;
+  const int32_t resident = lasts ? resident_[static_cast<size_t>(piece.lasting)] : -1;
+  if (lasts) occupy(rows, 0, piece.uses.front().step, resident, bytes);
   if (piece.is_read() && piece.uses.front().reads) {
-    rows.jobs.push_back({.begin = piece.from, .end = piece.uses.front().step, .constant = read});
-    if (group.lasting) rows.jobs.back().terms = {{resident, -read}};
+    rows.transfers.push_back({.begin = piece.from, .end = piece.uses.front().step, .constant = read});
+    if (lasts) rows.transfers.back().terms = {{resident, -read}};
   }
   bool changed = false;
   int32_t change_over = 0;  // the moment from which it can be written
@@ -151,18 +108,18 @@ void Bound::add_member(const Group& group, Group::Member& member) {
     const int32_t next = piece.uses[u + 1].step;
     if (next == step + 1) continue;
     if (!piece.uses[u + 1].reads) {  // nothing would come back
-      if (group.lasting) occupy(rows, step + 1, next, resident, group.bytes);
+      if (lasts) occupy(rows, step + 1, next, resident, bytes);
       continue;
     }
-    const int32_t held = member.held[u] = program_.add_column(0, 0, 1);
-    if (group.lasting) program_.add_row(0, kInfinity, {{held, 1}, {resident, -1}});
-    occupy(rows, step + 1, next, held, group.bytes);
-    rows.jobs.push_back({.begin = step + 1, .end = next, .constant = read, .terms = {{held, -read}}});
+    const int32_t held = held_[run][number][u] = program_.add_column(0, 0, 1);
+    if (lasts) program_.add_row(0, kInfinity, {{held, 1}, {resident, -1}});
+    occupy(rows, step + 1, next, held, bytes);
+    rows.transfers.push_back({.begin = step + 1, .end = next, .constant = read, .terms = {{held, -read}}});
     if (changed) gaps.push_back({.held = held, .begin = step + 1, .end = next});
   }
-  if (group.lasting) {
+  if (lasts) {
     const int32_t last = piece.uses.back().last() + 1;
-    occupy(rows, last, steps, resident, group.bytes);
+    occupy(rows, last, steps, resident, bytes);
     if (changed) gaps.push_back({.held = resident, .begin = last, .end = piece.until < 0 ? steps : piece.until});
   } else if (piece.leaves && changed) {
     const int32_t last = piece.uses.back().last() + 1;
@@ -175,7 +132,7 @@ void Bound::add_member(const Group& group, Group::Member& member) {
 void Bound::add_writes(RunRows& rows, int32_t changed, double seconds, const std::vector<Gap>& gaps) {
   if (gaps.size() == 1) {
     const Gap& gap = gaps[0];
-    rows.jobs.push_back({.begin = changed, .end = gap.end, .released = gap.begin, .constant = seconds, .terms = {{gap.held, -seconds}}});
+    rows.transfers.push_back({.begin = changed, .end = gap.end, .released = gap.begin, .constant = seconds, .terms = {{gap.held, -seconds}}});
     return;
   }
   std::vector<LinearTerm> sum;
@@ -185,7 +142,7 @@ void Bound::add_writes(RunRows& rows, int32_t changed, double seconds, const std
     std::vector<LinearTerm> terms = sum;
     terms.push_back({gap.held, 1});
     program_.add_row(1, kInfinity, terms);
-    rows.jobs.push_back({.begin = changed, .end = gap.end, .released = gap.begin, .terms = {{written, seconds}}});
+    rows.transfers.push_back({.begin = changed, .end = gap.end, .released = gap.begin, .terms = {{written, seconds}}});
   }
 }
 
@@ -266,8 +223,8 @@ void Bound::set_costs(double least_weight, double of_transfers) {
     const double weight = runs_[e].weight;
     if (weight < least_weight) continue;
     costs[std::prev(rows_[e].waited.end())->second] += weight;
-    for (const Job& job : rows_[e].jobs) {
-      for (const LinearTerm& term : job.terms) costs[term.column] += weight * (price_ + of_transfers) * term.factor;
+    for (const Transfer& transfer : rows_[e].transfers) {
+      for (const LinearTerm& term : transfer.terms) costs[term.column] += weight * (price_ + of_transfers) * term.factor;
     }
   }
   for (const auto& [column, cost] : costs) program_.set_cost(column, cost);
@@ -278,7 +235,7 @@ void Bound::find_seconds(double enough) {
   for (size_t e = 0; e < runs_.size(); ++e) {
     if (runs_[e].weight < kRarely) continue;
     seconds_ += runs_[e].weight * rows_[e].computing;
-    for (const Job& job : rows_[e].jobs) certain += runs_[e].weight * price_ * job.constant;
+    for (const Transfer& transfer : rows_[e].transfers) certain += runs_[e].weight * price_ * transfer.constant;
   }
   certain += seconds_;
   int idle = 0;  // rounds that changed next to nothing
@@ -289,7 +246,6 @@ void Bound::find_seconds(double enough) {
     bool violated = false;
     for (size_t e = 0; e < runs_.size() && seconds_ < enough; ++e) {
       if (runs_[e].weight < kRarely) continue;
-      if (add_violated(rows_[e])) violated = true;
       if (add_crowded(rows_[e])) violated = true;
     }
     if (!violated) break;
@@ -306,26 +262,7 @@ bool Bound::settle(int64_t free) {
     for (const auto& [step, row] : rows.memory_at) program_.set_upper(row.column, most_load(row.room));
     for (const Row& row : rows.underway) program_.set_upper(row.column, most_load(row.room));
   }
-  if (!solve(/*is_near=*/false, 0)) return false;
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    for (size_t m = 0; m < groups_[g].members.size(); ++m) {
-      const auto& columns = groups_[g].members[m].held;
-      for (size_t u = 0; u < columns.size(); ++u) held_[g][m][u] = columns[u] < 0 ? 1 : program_.value(columns[u]);
-    }
-  }
-  for (size_t i = 0; i < resident_.size(); ++i) {
-    const int32_t column = groups_.empty() ? -1 : groups_[group_of_lasting_[i]].resident;
-    resident_[i] = column < 0 ? 1 : program_.value(column);
-  }
-  return true;
-}
-
-double Bound::held(size_t run, uint32_t piece, size_t use) const {
-  const size_t g = group_of_piece_[run][piece];
-  for (size_t m = 0; m < groups_[g].members.size(); ++m) {
-    if (groups_[g].members[m].run == run) return held_[g][m][use];
-  }
-  return 1;
+  return solve(/*is_near=*/false, 0);
 }
 
 }  // namespace ort_train::planning

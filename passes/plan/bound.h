@@ -5,8 +5,6 @@
 //
 //   memory     at each step what it uses, and the shares that are held then, fit into the limit
 //   disk       what is not held is read and (where it was changed) written between its uses; one transfer after the other
-//   time       between any two moments as much passes as the steps between them compute, and as the transfers take that can happen only
-//              between them
 //   room       between any two steps as much passes as the transfers take that are wanted between them, less what was read ahead when the
 //              first ended and what is yet to be written when the second begins: either takes memory beside what these steps use
 //
@@ -40,26 +38,14 @@ class Bound {
   // No plan takes less, for an optimizer step.
   double seconds() const { return seconds_; }
 
-  // Shares of a best solution in the limit less `free` bytes. False where the solver has none; the shares are then those of before, or 1.
+  // Finds the shares of a best solution in the limit less `free` bytes. False where the solver has none.
   bool settle(int64_t free);
-  double resident(size_t lasting) const { return resident_[lasting]; }
-  double held(size_t run, uint32_t piece, size_t use) const;  // from this use to the next
+  double resident(size_t lasting) const { return share(resident_[lasting]); }
+  double held(size_t run, uint32_t piece, size_t use) const { return share(held_[run][piece][use]); }  // from this use to the next
 
  private:
-  // Equal pieces as one: those with the same uses in all runs. The shares of each are those of all.
-  struct Group {
-    bool lasting = false, stays = true;
-    double bytes = 0;
-    int32_t resident = -1;  // column
-    struct Member {
-      size_t run;
-      uint32_t piece;             // one of those that it stands for
-      std::vector<int32_t> held;  // column by use; -1: nothing to choose
-    };
-    std::vector<Member> members;  // one a run
-  };
   // Seconds of transfer between two moments, the beginnings of steps, that may be waited for: constant + terms.
-  struct Job {
+  struct Transfer {
     int32_t begin = 0, end = 0;
     int32_t released = -1;  // of a write: the moment from which its memory is wanted back; -1: a read
     double constant = 0;
@@ -73,27 +59,26 @@ class Bound {
   };
   // Seconds of transfers until a moment, as columns that go from one to the next.
   struct Sum {
-    std::vector<const Job*> jobs;        // in the order in which they count
+    std::vector<const Transfer*> transfers;        // in the order in which they count
     std::map<int32_t, int32_t> columns;  // by moment
   };
   struct RunRows {
     double computing = 0;       // seconds
     std::vector<double> begin;  // seconds of transfers that steps before each can hide
-    std::vector<Job> jobs;
+    std::vector<Transfer> transfers;
     std::vector<int64_t> room;         // bytes above what each step uses, and
     std::map<int32_t, Row> memory_at;  // rows of some
     std::vector<Row> underway;
     Sum reads, writes;
-    std::map<int32_t, int32_t> ahead, pending;       // by step: columns, seconds of transfer
     std::map<int32_t, int32_t> waited;               // column of the seconds waited until a moment and at it
-    double work = 0;                                 // seconds of all jobs at most
+    double work = 0;                                 // seconds of all transfers at most
     std::vector<std::map<int32_t, double>> changes;  // of the load, by step and column
     bool is_end(int32_t moment) const { return moment == static_cast<int32_t>(room.size()); }
   };
 
-  void find_groups(size_t lasting);
-  void add_group(Group& group);
-  void add_member(const Group& group, Group::Member& member);
+  double share(int32_t column) const { return column < 0 ? 1 : program_.value(column); }
+  void add_pieces(size_t run);
+  void add_piece(size_t run, uint32_t piece);
   // What is left out of memory between two uses, 1 - the column's share.
   struct Gap {
     int32_t held = 0;            // column
@@ -108,16 +93,12 @@ class Bound {
   bool add_overfull(RunRows& rows);
   bool solve(bool is_near, double least_weight);
   int32_t waited_until(RunRows& rows, int32_t moment);
-  void add_time(RunRows& rows, int32_t begin, int32_t end);
-  bool add_violated(RunRows& rows);
-  void sort_jobs(RunRows& rows);
+  void sort_transfers(RunRows& rows);
   int32_t sum_until(RunRows& rows, Sum& sum, int32_t moment);
-  int32_t ahead_behind(RunRows& rows, int32_t step);    // what was read ahead when the step ends
-  int32_t pending_before(RunRows& rows, int32_t step);  // what is yet to be written when it begins
-  int32_t add_underway(RunRows& rows, const std::vector<const Job*>& jobs, int32_t step, double rate);
+  int32_t add_underway(RunRows& rows, const std::vector<const Transfer*>& transfers, int32_t step, double rate);
   void add_room(RunRows& rows, int32_t begin, int32_t end);
   bool add_crowded(RunRows& rows);
-  double value_of(const Job& job) const;  // in the last solution
+  double value_of(const Transfer& transfer) const;  // in the last solution
   void set_costs(double least_weight, double of_transfers);
   void find_seconds(double enough);
 
@@ -127,15 +108,13 @@ class Bound {
   double price_;    // of a second of what can be waited for
   double rate_[2];  // bytes read, written, in such a second
   LinearProgram program_;
-  std::vector<Group> groups_;
-  std::vector<size_t> group_of_lasting_;
-  std::vector<std::vector<size_t>> group_of_piece_;  // by run and piece
+  // Columns of the shares; -1: nothing to choose.
+  std::vector<int32_t> resident_;                       // by number in Problem::lasting
+  std::vector<std::vector<std::vector<int32_t>>> held_;  // by run, piece, use
   std::vector<RunRows> rows_;
   double seconds_ = 0;
   int64_t free_ = 0;     // bytes of the limit that are left alone
   bool by_time_ = true;  // what the costs are
-  std::vector<double> resident_;
-  std::vector<std::vector<std::vector<double>>> held_;  // by group, member, use
 };
 
 }  // namespace ort_train::planning

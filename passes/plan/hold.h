@@ -18,7 +18,7 @@ struct HoldCandidate {
   size_t run = 0;
   uint32_t piece = 0;
   int32_t use = -1;
-  double gain = 0;  // seconds of transfers saved, for a byte-step of contended memory
+  double gain = 0;  // seconds of transfers saved, for a byte-step of memory
   bool operator==(const HoldCandidate&) const = default;
 };
 using HoldOrder = std::vector<HoldCandidate>;  // the first is tried first
@@ -53,24 +53,18 @@ class Holder {
     int32_t begin, end;  // steps
   };
 
-  void find_contended();
-  double span(size_t run, int32_t after, int32_t before) const;
   void find_candidates();
   void hold(const HoldCandidate& candidate, int64_t cap);
   void make_resident(const HoldCandidate& candidate, int64_t cap);
-  bool is_there(const Owner& owner, int32_t step) const;  // used, or held from its last use
+  std::vector<Span> away(size_t run, const std::vector<Owner>& owners) const;
 
   const Problem& problem_;
   const std::vector<Run>& runs_;
   std::vector<std::vector<Owner>> owners_;  // by persistent, in the order of runs
   std::vector<std::vector<int64_t>> least_, load_;
-  std::vector<std::vector<double>> contended_;
   HoldOrder candidates_;
-  std::vector<size_t> full_;  // by run: a step at which something found no room
   std::vector<bool> resident_;
   std::vector<std::vector<std::vector<bool>>> held_;  // by run, piece, use: held from there to the next
-  std::vector<Span> busy_;                            // while something is made resident: where it is in memory already
-  std::vector<std::vector<Span>> away_;               // and by run, where it isn't
 };
 
 }  // namespace ort_train::planning

@@ -1,10 +1,9 @@
-// What assign's pass goes by: what is in memory, and where there is room. Rooms know bytes alone, or addresses.
+// What assign's pass goes by: what is in memory, and where there is room, by bytes alone or with addresses.
 
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -23,20 +22,6 @@ struct Item {
   int32_t before = -1;  // the stay of the same piece before it
   State state = State::coming;
   size_t transfer = 0;  // the one that was begun last
-};
-
-// What a pass goes by: where there is room, and for which writes has to be waited to get it.
-class Room {
- public:
-  using Release = std::function<void(size_t)>;  // waits for an item's write
-  virtual ~Room() = default;
-  // Takes room for an item from before step t, ahead of its step, and releases what was written from there; false where that is not over
-  // yet.
-  virtual bool take_early(size_t i, int32_t t, const Release& release) = 0;
-  // Its step t has come: takes its room, after it has waited for what is still written from there.
-  virtual void take(size_t i, int32_t t, const Release& release) = 0;
-  virtual void begin_write(size_t i) = 0;
-  virtual void leave(size_t i) = 0;
 };
 
 // What the pass and its room know of the items.
@@ -64,9 +49,43 @@ struct Table {
   std::vector<std::vector<size_t>> starting, ending;  // by step
 };
 
-// No more than `bytes` at any step. Refers to the table, as the other does.
-std::unique_ptr<Room> room_of_bytes(const Table& table, int64_t bytes);
-// Addresses below `bytes`, by item: at first those of `offsets`, where cores don't meet; what moves changes them. The offsets outlive it.
-std::unique_ptr<Room> room_of_addresses(const Table& table, int64_t bytes, std::vector<int64_t>& offsets);
+// Where there is room, and for which writes has to be waited to get it. Refers to the table.
+class Room {
+ public:
+  using Release = std::function<void(size_t)>;  // waits for an item's write
+
+  // No more than `bytes` at any step. `offsets`: addresses by item, below `bytes`; at first cores don't meet there, and what moves changes
+  // them. They outlive the room; null: it goes by bytes alone.
+  Room(const Table& table, int64_t bytes, std::vector<int64_t>* offsets);
+
+  // Takes room for an item from before step t, ahead of its step, and releases what was written from there; false where that is not over
+  // yet.
+  bool take_early(size_t i, int32_t t, const Release& release);
+  // Its step t has come: takes its room, after it has waited for what is still written from there.
+  void take(size_t i, int32_t t, const Release& release);
+  void begin_write(size_t i);
+  void leave(size_t i);
+
+ private:
+  struct Range {
+    int64_t begin = 0, end = 0;
+    bool meets(const Range& other) const { return begin < other.end && other.begin < end; }
+  };
+  int64_t bytes_of(size_t i) const { return table_.items[i].bytes; }
+  Range place(size_t i) const { return {(*offsets_)[i], (*offsets_)[i] + bytes_of(i)}; }
+  bool has_bytes(size_t i, int32_t t) const;
+  bool find_address(size_t i, int32_t t);
+  bool is_free(size_t i, int32_t t) const;
+  template <typename Body> bool each_until(size_t besides, int32_t t, int32_t last, Body&& body) const;
+
+  const Table& table_;
+  const int64_t bytes_;
+  std::vector<int64_t>* const offsets_;
+  std::vector<int64_t> load_;    // by step: cores, and reads ahead of them
+  std::vector<size_t> writing_;  // in the order in which the writes were begun
+  int64_t writing_bytes_ = 0;
+  std::vector<size_t> live_;   // with addresses: in memory, or being written
+  std::vector<Range> taken_{};  // while an address is looked for
+};
 
 }  // namespace ort_train::planning

@@ -9,14 +9,28 @@
 #include <optional>
 
 #include "graph/error.h"
+#include "passes/plan/behind.h"
 #include "passes/plan/print.h"
 #include "tests/problem_file.h"
 
 namespace ort_train::planning {
 namespace {
 
+// A plan for each memory.
+void plan_all_memories(const std::string& name, const Problem& problem) {
+  const auto begin = std::chrono::steady_clock::now();
+  const std::optional<Layers> layers = plan_layers(problem);
+  if (!layers) throw error(ErrorCode::data, "{}: its memories are too small", name);
+  const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  fmt::print(R"({{"problem": "{}", "bound_s": {:.6g}, "plan_s": {:.6g}, "above_percent": {:.2f}, "bound_took_s": 0, "took_s": {:.2f}}})"
+             "\n",
+             name, layers->bound, layers->seconds, 100 * (layers->seconds / layers->bound - 1), took);
+}
+
 void plan_file(const std::string& path, bool prints) {
   const Problem problem = read_problem(path);
+  const std::string name = std::filesystem::path(path).stem().stem().string();
+  if (!problem.behind.empty()) return plan_all_memories(name, problem);
   const auto begin = std::chrono::steady_clock::now();
   const auto since = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
   const int64_t floor = floor_bytes(problem);
@@ -38,7 +52,7 @@ void plan_file(const std::string& path, bool prints) {
   fmt::print(
       R"({{"problem": "{}", "steps": {}, "bound_s": {:.6g}, "plan_s": {:.6g}, "above_percent": {:.2f}, "bound_took_s": {:.2f}, "took_s": {:.2f}}})"
       "\n",
-      std::filesystem::path(path).stem().stem().string(), steps, search.bound(), plan.seconds, 100 * (plan.seconds / search.bound() - 1),
+      name, steps, search.bound(), plan.seconds, 100 * (plan.seconds / search.bound() - 1),
       bound_took, took);
 }
 

@@ -57,6 +57,7 @@ void MachineRates::measure_disk(int64_t memory) {
 StreamRates MachineRates::stream() const {
   return {.read = disk_.read,
           .write = disk_.write,
+          .together = disk_.together,
           .beside = disk_.beside,
           .slowed = disk_.slowed,
           .read_latency = disk_.read_latency,

@@ -127,7 +127,8 @@ void Description::describe_step() {
   report_.writing_milliseconds = step.write * 1e3;
   report_.slowed_milliseconds = step.slowed * 1e3;
   report_.predicted_milliseconds = report_.computing_milliseconds + report_.stalled_milliseconds + report_.slowed_milliseconds;
-  report_.bounded_by = step.compute >= step.read + step.write ? "compute" : "disk";
+  const double disk = std::max({step.read, step.write, (step.read + step.write) / planned_.disk.together});
+  report_.bounded_by = step.compute >= disk ? "compute" : "disk";
   report_.bound_milliseconds = planned_.forecasts.empty() ? report_.computing_milliseconds : planned_.bound * 1e3;
   report_.micro_batches_together = set_.way.together;
   report_.updates_in_next_step = set_.way.is_deferred();

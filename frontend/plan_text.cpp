@@ -39,6 +39,7 @@ MemoryFrame frame_of(const Job& job, const PlannedJob& planned) {
 }  // namespace
 
 std::string plan_text(const Job& job, const PlannedJob& planned, const MachineRates& rates, const PlanReport& report) {
+  constexpr double kTogether = 1.05;  // of a disk that reads and writes at once: less is not worth a word
   const Options& options = job.options;
   const ComputeRates& compute = rates.compute();
   const int threads = planned.size.threads;
@@ -46,9 +47,10 @@ std::string plan_text(const Job& job, const PlannedJob& planned, const MachineRa
   std::string text =
       fmt::format("machine     {} · {:.0f} GFLOP/s · {:.0f} GB/s", machine, report.machine_flops / 1e9, compute.bytes_per_second / 1e9);
   if (report.disk_bytes > 0)
-    text += fmt::format(" · disk {}/s read, {}/s written, beside computing {}/s, {}/s", shown_bytes(planned.disk.read),
-                        shown_bytes(planned.disk.write), shown_bytes(planned.disk.read * planned.disk.beside),
-                        shown_bytes(planned.disk.write * planned.disk.beside));
+    text += fmt::format(" · disk {}/s read, {}/s written{}, beside computing {}/s, {}/s", shown_bytes(planned.disk.read),
+                        shown_bytes(planned.disk.write),
+                        planned.disk.together >= kTogether ? fmt::format(" ({:.1f} x at once)", planned.disk.together) : "",
+                        shown_bytes(planned.disk.read * planned.disk.beside), shown_bytes(planned.disk.write * planned.disk.beside));
   text += fmt::format("\nplan        in {:.1f} s · batch {}{} · {} entry points · smallest budget {} bytes", report.seconds,
                       job.binding.batch, job.binding.sequence > 0 ? fmt::format(" x {}", job.binding.sequence) : "",
                       planned.set.entries.size(), report.minimum_budget);

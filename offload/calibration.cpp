@@ -120,20 +120,24 @@ template <typename IsOver> double pace(const std::function<void()>& work, IsOver
 }
 
 struct Shares {
-  double beside = 1, slowed = 0;
+  double together = 1, beside = 1, slowed = 0;
 };
 
-// What transfers and `work` leave each other: by turns alone and beside each other, since a machine's pace changes from second to second.
-// One after the other reads and writes are as fast as each is alone; both at once, mixed as in a job, may be slower or faster.
-Shares measure_beside(Trial& trial, DiskEngine& engine, double seconds, const std::function<void()>& work) {
+// What reads and writes leave each other, and transfers and `work`: by turns alone and beside each other, since a machine's pace changes from
+// second to second. Without work, nothing is said of that. Drives that are slower with both at once than with one after the other count as
+// those that share one channel, and as slower beside computing.
+Shares measure_shares(Trial& trial, DiskEngine& engine, double seconds, const std::function<void()>& work) {
   constexpr int kTurns = 5;
   constexpr double kLeast = 0.02, kMost = 0.95;
-  const double turn = seconds / (4 * kTurns);
-  std::vector<double> beside, slowed;
+  const double turn = seconds / (5 * kTurns);
+  std::vector<double> together, beside, slowed;
   for (int i = 0; i < kTurns; ++i) {
+    const double read = trial.run(engine, true, false, turn).read, write = trial.run(engine, false, true, turn).write;
+    const auto share = [&](const Rates& both) { return both.read / read + both.write / write; };
+    together.push_back(share(trial.run(engine, true, true, turn)));
+    if (!work) continue;
     const double end = now() + turn;
     const double alone = pace(work, [&] { return now() >= end; });
-    const double read = trial.run(engine, true, false, turn).read, write = trial.run(engine, false, true, turn).write;
     Rates both;
     std::exception_ptr problem;
     std::atomic<bool> over = false;
@@ -148,11 +152,14 @@ Shares measure_beside(Trial& trial, DiskEngine& engine, double seconds, const st
     const double meanwhile = pace(work, [&] { return over.load(); });
     other.join();
     if (problem) std::rethrow_exception(problem);
-    beside.push_back(both.read / read + both.write / write);
+    beside.push_back(share(both));
     slowed.push_back(1 - meanwhile / alone);
   }
-  const double left = std::clamp(median(beside), kLeast, 1.0);
-  return {.beside = left, .slowed = std::clamp(median(slowed), 0.0, kMost * left)};  // more would be worse than one after the other
+  Shares shares{.together = std::clamp(median(together), 1.0, 2.0)};
+  if (!work) return shares;
+  shares.beside = std::clamp(median(beside) / shares.together, kLeast, 1.0);
+  shares.slowed = std::clamp(median(slowed), 0.0, kMost * shares.beside);  // more would be worse than one after the other
+  return shares;
 }
 
 }  // namespace
@@ -201,10 +208,8 @@ DiskRates measure_disk(const std::string& folder, const DiskTrial& trial) {
                   .block_bytes = best.block_bytes,
                   .depth = best.depth,
                   .buffer_bytes = trial.buffer_bytes};
-  if (trial.work) {
-    const Shares shares = measure_beside(run, engine, trial.seconds, trial.work);
-    rates.beside = shares.beside, rates.slowed = shares.slowed;
-  }
+  const Shares shares = measure_shares(run, engine, trial.seconds, trial.work);
+  rates.together = shares.together, rates.beside = shares.beside, rates.slowed = shares.slowed;
   rates.read_latency = run.latency(engine, false, rates.read, trial.seconds / 30);
   rates.write_latency = run.latency(engine, true, rates.write, trial.seconds / 30);
   return rates;

@@ -17,7 +17,7 @@
 namespace ort_train {
 namespace {
 
-constexpr int kVersion = 9;
+constexpr int kVersion = 10;
 constexpr int64_t kLargest = int64_t{1} << 20;  // a profile has a few hundred bytes
 
 const std::string& processor() {
@@ -47,6 +47,7 @@ double at_most_one(const nlohmann::json& json, const char* name) {
 DiskRates disk_of(const nlohmann::json& json) {
   DiskRates rates{.read = rate(json, "read"),
                   .write = rate(json, "write"),
+                  .together = rate(json, "together"),
                   .beside = at_most_one(json, "beside"),
                   .slowed = at_most_one(json, "slowed"),
                   .read_latency = at_most_one(json, "read_latency"),
@@ -59,6 +60,7 @@ DiskRates disk_of(const nlohmann::json& json) {
   if (rates.block_bytes < piece || rates.block_bytes > (int64_t{64} << 20) || rates.block_bytes % piece != 0 || rates.depth < 1 ||
       rates.depth > 256)
     throw std::out_of_range("block_bytes, depth");
+  if (rates.together < 1 || rates.together > 2) throw std::out_of_range("together");
   if (rates.slowed >= rates.beside) throw std::out_of_range("slowed");
   return rates;
 }
@@ -117,6 +119,7 @@ void save_profile(const std::string& path, const MachineProfile& profile) {
   for (const auto& [key, rates] : profile.disks) {
     json["disks"][key] = {{"read", rates.read},
                           {"write", rates.write},
+                          {"together", rates.together},
                           {"beside", rates.beside},
                           {"slowed", rates.slowed},
                           {"read_latency", rates.read_latency},

@@ -58,7 +58,7 @@ inline bool updates_state(const Node& node) { return node.stage == Stage::update
 struct DeviceMemories {
   int64_t device = 0, host = 0;  // bytes
   ComputeRates compute{}, host_compute{};
-  StreamRates link{.read = 2e10, .write = 2e10, .duplex = true};  // host to device, and back
+  StreamRates link{.read = 2e10, .write = 2e10, .together = 2};  // host to device, and back
   StreamRates disk{};
   bool host_updates = false;  // the host may update state (updates_state), where it is then, beside the device
 };

@@ -8,9 +8,11 @@ namespace ort_train {
 
 struct StreamRates {
   double read = 2e9, write = 2e9;              // bytes per second, while nothing is computed
-  double beside = 1;                           // the share of these that is left beside computing; at most 1
-  double slowed = 0;                           // the share of computing that is lost meanwhile; below the one above
-  bool duplex = false;                         // reads and writes at once, each at their rate
+  // Of reads and writes at once, the shares of their rates together: 1 where they share one channel (it takes the sum of their times), 2
+  // where neither slows the other (the longer of them).
+  double together = 1;
+  double beside = 1;                           // the share of the rates that is left beside computing; at most 1
+  double slowed = 0;                           // the share of computing that both at once cost meanwhile; below the one above
   double read_latency = 0, write_latency = 0;  // seconds that a transfer takes besides, where no other is under way
   double rate(bool of_write) const { return of_write ? write : read; }
   double latency(bool of_write) const { return of_write ? write_latency : read_latency; }

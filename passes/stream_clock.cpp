@@ -7,9 +7,9 @@ namespace ort_train {
 
 StreamClock::StreamClock(const std::vector<StreamRates>& stores) {
   for (const StreamRates& rates : stores) {
-    const size_t reads = lines_.size(), writes = reads + (rates.duplex ? 1 : 0);
+    const size_t reads = lines_.size(), writes = reads + (rates.together > 1 ? 1 : 0);
+    lines_.resize(writes + 1, {.store = stores_.size()});
     stores_.push_back({.rates = rates, .line = {reads, writes}});
-    lines_.resize(writes + 1);
   }
 }
 
@@ -19,7 +19,7 @@ size_t StreamClock::begin(bool write, int64_t bytes, size_t store) {
   const double seconds = static_cast<double>(bytes) / rates.rate(write);
   const double latency = is_busy(line) ? 0 : rates.latency(write);
   const double took = latency + seconds / rates.beside;  // beside computing
-  const double computed = took - rates.slowed * (took - latency);
+  const double computed = took - rates.slowed / rates.together * (took - latency);
   const double until = line.transfers.empty() ? 0 : transfers_[line.transfers.back()].computed_until;
   line.transfers.push_back(transfers_.size());
   transfers_.push_back({.line = stores_[store].line[write],
@@ -41,18 +41,25 @@ double StreamClock::backlog(bool write, size_t store) const {
   return line.transfers.empty() ? 0 : lead(line.transfers.back());
 }
 
+double StreamClock::speed(const Store& store) const {
+  const bool both = store.line[0] != store.line[1] && is_busy(lines_[store.line[0]]) && is_busy(lines_[store.line[1]]);
+  return both ? store.rates.together / 2 : 1;
+}
+
 double StreamClock::advance(double seconds, bool computing) {
-  const auto takes = [&](const Transfer& transfer) { return computing ? transfer.beside : transfer.alone; };
+  speeds_.clear();
+  for (const Store& store : stores_) speeds_.push_back(speed(store));
+  const auto takes = [&](const Line& line) { return (computing ? head(line).beside : head(line).alone) / speeds_[line.store]; };
   double passed = seconds;
   for (const Line& line : lines_) {
-    if (is_busy(line)) passed = std::min(passed, (1 - line.done) * takes(head(line)));
+    if (is_busy(line)) passed = std::min(passed, (1 - line.done) * takes(line));
   }
   now_ += passed;
   for (Line& line : lines_) {
     if (!is_busy(line)) continue;
     Transfer& transfer = transfers_[line.transfers[line.head]];
-    if (passed < (1 - line.done) * takes(transfer)) {
-      const double share = passed / takes(transfer);
+    if (passed < (1 - line.done) * takes(line)) {
+      const double share = passed / takes(line);
       line.done += share;
       line.computed += share * transfer.beside * transfer.pace;
       continue;
@@ -84,8 +91,12 @@ void StreamClock::compute(double seconds) {
   while (seconds > 0) {
     double pace = 1;
     bool is_idle = true;
-    for (const Line& line : lines_) {
-      if (is_busy(line)) pace *= head(line).pace, is_idle = false;
+    for (const Store& store : stores_) {
+      double lost = 0;
+      for (size_t line = store.line[0]; line <= store.line[1]; ++line) {
+        if (is_busy(lines_[line])) lost += speed(store) * (1 - head(lines_[line]).pace), is_idle = false;
+      }
+      pace *= 1 - lost;
     }
     if (is_idle) {
       now_ += seconds;

@@ -1,6 +1,7 @@
 // StreamClock: when steps compute and transfers take place, as plans are made and judged by it.
 //
-// A store makes one transfer after the other, in the order in which they begin; one that is duplex has a line for reads and one for writes.
+// A store that reads or writes makes one transfer after the other, in the order in which they begin; one that can do more at once
+// (StreamRates::together) has a line for reads and one for writes, each of which goes on at half of that while both are busy.
 // Computing and transfers get in each other's way where they share memory or cores (a drive that is emulated, checksums): beside computing
 // a transfer goes on at a share of its rate, and computing at a share of its own (StreamRates). A transfer that finds its line idle takes
 // its latency besides, in which it slows nothing.
@@ -34,7 +35,7 @@ class StreamClock {
   // When it began and ended; the end only where it is over.
   double began(size_t transfer) const { return transfers_[transfer].began; }
   double ended(size_t transfer) const { return transfers_[transfer].ended; }
-  // Seconds of computing until it is over, if nothing waits and no other store is in use; 0 where it is.
+  // Seconds of computing until it is over, if nothing waits and no other line is in use; 0 where it is.
   double lead(size_t transfer) const;
   // Of the last one of a store's line.
   double backlog(bool write = false, size_t store = 0) const;
@@ -43,7 +44,7 @@ class StreamClock {
   struct Transfer {
     size_t line = 0;
     double alone = 0, beside = 0;  // seconds that it takes while nothing is computed, beside computing
-    double pace = 1;               // of computing meanwhile
+    double pace = 1;               // of computing meanwhile, if the other line is idle
     double computed_until = 0;     // that can be computed beside all transfers of its line until its end
     double began = 0, ended = 0;
     bool over = false;
@@ -54,6 +55,7 @@ class StreamClock {
     size_t head = 0;      // the first that is not over
     double done = 0;      // of it: the share
     double computed = 0;  // beside all that was transferred
+    size_t store = 0;
   };
   struct Store {
     StreamRates rates;
@@ -62,11 +64,14 @@ class StreamClock {
   // Goes on until `seconds` have passed or a transfer ends: what has passed.
   double advance(double seconds, bool computing);
   bool is_busy(const Line& line) const { return line.head < line.transfers.size(); }
+  // The share of its rate at which a store's line goes on.
+  double speed(const Store& store) const;
   const Transfer& head(const Line& line) const { return transfers_[line.transfers[line.head]]; }
 
   std::vector<Store> stores_;
   std::vector<Line> lines_;
   std::vector<Transfer> transfers_;
+  std::vector<double> speeds_;  // by store, while time goes on
   double now_ = 0;
 };
 

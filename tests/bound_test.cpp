@@ -133,6 +133,7 @@ TEST(Bound, NoPlanIsFaster) {
     problem.disk = {.read = rate(), .write = rate()};
     if (random() % 2) {  // computing and transfers get in each other's way
       const auto share = [&](double most) { return most * static_cast<double>(random() % 1000) / 1000; };
+      problem.disk.together = 1 + share(1);
       problem.disk.beside = 1 - share(0.9);
       problem.disk.slowed = share(0.95 * problem.disk.beside);
     }

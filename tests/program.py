@@ -67,7 +67,7 @@ def nominal_machine(folder):
     threads = range(1, max(8, os.cpu_count()) + 1)
     profile["processor"] = {str(count): dict(flops=1e11, element_flops=3e10, bytes_per_second=3e10, far_bytes_per_second=2e10) for count in threads}
     ((key, _),) = profile["disks"].items()
-    disk = dict(read=3e9, write=3e9, beside=0.9, slowed=0.05, read_latency=1e-4, write_latency=1e-4, block_bytes=1 << 20, depth=8, buffer_bytes=64 << 20)
+    disk = dict(read=3e9, write=3e9, together=1, beside=0.9, slowed=0.05, read_latency=1e-4, write_latency=1e-4, block_bytes=1 << 20, depth=8, buffer_bytes=64 << 20)
     profile["disks"] = {re.sub(r"\d+ threads$", f"{count} threads", key): disk for count in threads}
     (here / "machine.json").write_text(json.dumps(profile))
     return here / "machine.json"

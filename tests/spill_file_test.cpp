@@ -166,6 +166,7 @@ TEST(MachineProfile, ComesBackOnTheSameMachineOnly) {
       .disks = {{disk_key(folder.path, 2),
                  {.read = 1e9,
                   .write = 2e9,
+                  .together = 1.5,
                   .beside = 0.5,
                   .slowed = 0.25,
                   .read_latency = 0.25,
@@ -185,8 +186,9 @@ TEST(MachineProfile, ComesBackOnTheSameMachineOnly) {
   };
   EXPECT_TRUE(with("\"flops\"", "\"flops\""));
   EXPECT_FALSE(with(machine_key(), "another machine"));
-  EXPECT_FALSE(with("\"version\": 9", "\"version\": 7"));
+  EXPECT_FALSE(with("\"version\": 10", "\"version\": 7"));
   EXPECT_FALSE(with("\"2\"", "\"two\""));
+  EXPECT_FALSE(with("\"together\": 1.5", "\"together\": 2.5"));
   EXPECT_FALSE(with("\"depth\": 8", "\"depth\": 1000000"));
   EXPECT_FALSE(with("\"block_bytes\": 1048576", "\"block_bytes\": 1000"));
   EXPECT_FALSE(with("\"read\": 1000000000.0", "\"read\": \"fast\""));
@@ -206,6 +208,8 @@ TEST(MeasureDisk, GivesRatesAndLeavesNothing) {
     const DiskRates rates =
         measure_disk(folder.path, {.seconds = 0.3, .file_bytes = 48 << 20, .buffer_bytes = 32 << 20, .method = method, .work = work});
     EXPECT_GT(worked, 0);
+    EXPECT_GE(rates.together, 1);
+    EXPECT_LE(rates.together, 2);
     EXPECT_LE(rates.beside, 1);
     EXPECT_GE(rates.slowed, 0);
     EXPECT_LT(rates.slowed, rates.beside);

@@ -55,5 +55,27 @@ TEST(StreamClock, ATransferThatFindsTheDiskIdleTakesItsLatencyBesides) {
   EXPECT_DOUBLE_EQ(clock.wait(clock.begin(true, 20)), 4);
 }
 
+TEST(StreamClock, ReadsAndWritesAtOnceShareWhatTheStoreCanDo) {
+  for (const double together : {1.25, 2.0}) {
+    StreamClock clock({.read = 10, .write = 20, .together = together});
+    const size_t read = clock.begin(false, 10), write = clock.begin(true, 40);  // a second and two, each alone
+    EXPECT_DOUBLE_EQ(clock.wait(read), 2 / together);
+    EXPECT_DOUBLE_EQ(clock.wait(write), 1);  // of two seconds one was left, which it has for itself
+    EXPECT_DOUBLE_EQ(clock.now(), 2 / together + 1);
+  }
+}
+
+TEST(StreamClock, ReadsAndWritesAtOnceTakeFromComputingWhatBothCost) {
+  StreamClock clock({.read = 10, .write = 10, .together = 1.6, .beside = 0.5, .slowed = 0.4});
+  clock.begin(false, 10);
+  clock.begin(true, 10);
+  clock.compute(1.5);  // at 0.6 of its rate; the transfers at 0.8 of half of theirs
+  EXPECT_DOUBLE_EQ(clock.now(), 2.5);
+  EXPECT_DOUBLE_EQ(clock.wait(1), 0);
+  clock.begin(false, 10);
+  clock.compute(1.5);  // at 0.75
+  EXPECT_DOUBLE_EQ(clock.now(), 4.5);
+}
+
 }  // namespace
 }  // namespace ort_train

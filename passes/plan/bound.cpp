@@ -26,8 +26,8 @@ Bound::Bound(const Problem& problem, double enough)
   const double price = rates.slowed / rates.beside;
   const double hidden = (rates.beside - rates.slowed) / (1 - rates.slowed);  // by a second of computing
   price_ = price / (1 - price);
-  // A duplex store's reads and writes take as long as the longer of them, so at least half of their sum.
-  for (const bool write : {false, true}) rate_[write] = (rates.duplex ? 2 : 1) * rates.rate(write) / (1 - price);
+  // Reads and writes at once take at least their sum over what they reach together.
+  for (const bool write : {false, true}) rate_[write] = rates.together * rates.rate(write) / (1 - price);
   for (const Run& run : runs_) {
     RunRows& rows = rows_.emplace_back();
     rows.begin.resize(run.seconds.size() + 1);

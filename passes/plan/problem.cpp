@@ -24,9 +24,9 @@ Json to_json(const Use& use) {
 Json to_json(const StreamRates& rates) {
   return {{"read", rates.read},
           {"write", rates.write},
+          {"together", rates.together},
           {"beside", rates.beside},
           {"slowed", rates.slowed},
-          {"duplex", rates.duplex},
           {"read_latency", rates.read_latency},
           {"write_latency", rates.write_latency}};
 }
@@ -34,12 +34,13 @@ Json to_json(const StreamRates& rates) {
 StreamRates rates_from(const Json& json) {
   const StreamRates rates{.read = json.at("read"),
                           .write = json.at("write"),
+                          .together = json.value("together", 1.0),
                           .beside = json.at("beside"),
                           .slowed = json.at("slowed"),
-                          .duplex = json.value("duplex", false),
                           .read_latency = json.at("read_latency"),
                           .write_latency = json.at("write_latency")};
   if (!(rates.read > 0 && rates.write > 0)) throw error(ErrorCode::data, "its disk has no rates");
+  if (!(rates.together >= 1 && rates.together <= 2)) throw error(ErrorCode::data, "its disk reads and writes at once at {} of its rates, which is not from 1 to 2", rates.together);
   return rates;
 }
 

@@ -123,9 +123,9 @@ struct Shares {
   double together = 1, beside = 1, slowed = 0;
 };
 
-// What reads and writes leave each other, and transfers and `work`: by turns alone and beside each other, since a machine's pace changes from
-// second to second. Without work, nothing is said of that. Drives that are slower with both at once than with one after the other count as
-// those that share one channel, and as slower beside computing.
+// What reads and writes leave each other, and transfers and `work`: by turns alone and beside each other, since a machine's pace changes
+// from second to second. Without work, nothing is said of that. Drives that are slower with both at once than with one after the other
+// count as those that share one channel, and as slower beside computing.
 Shares measure_shares(Trial& trial, DiskEngine& engine, double seconds, const std::function<void()>& work) {
   constexpr int kTurns = 5;
   constexpr double kLeast = 0.02, kMost = 0.95;

@@ -4,7 +4,7 @@
 
 #include "exec/pages.h"
 #include "passes/both.h"
-#include "passes/plan/problem.h"
+#include "passes/problem_dump.h"
 
 namespace ort_train {
 namespace {

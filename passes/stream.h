@@ -7,7 +7,7 @@
 namespace ort_train {
 
 struct StreamRates {
-  double read = 2e9, write = 2e9;              // bytes per second, while nothing is computed
+  double read = 2e9, write = 2e9;  // bytes per second, while nothing is computed
   // Of reads and writes at once, the shares of their rates together: 1 where they share one channel (it takes the sum of their times), 2
   // where neither slows the other (the longer of them).
   double together = 1;

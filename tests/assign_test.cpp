@@ -10,6 +10,7 @@
 #include <random>
 
 #include "passes/plan/timing.h"
+#include "passes/problem_dump.h"
 #include "tests/onnx_models.h"
 #include "tests/sound_plan.h"
 
@@ -23,7 +24,8 @@ using fixtures::expect_sound;
 Problem random_problem(unsigned seed) {
   std::mt19937 random(seed);
   const auto upto = [&](int n) { return static_cast<int32_t>(random() % static_cast<unsigned>(n)); };
-  Problem problem{.disk = {.read = 2e9, .write = 1e9, .together = 1.5, .beside = 0.9, .slowed = 0.1, .read_latency = 1e-4, .write_latency = 1e-4}};
+  Problem problem{
+      .disk = {.read = 2e9, .write = 1e9, .together = 1.5, .beside = 0.9, .slowed = 0.1, .read_latency = 1e-4, .write_latency = 1e-4}};
   Run run{.name = "train"};
   const int32_t steps = 20 + upto(60);
   for (int32_t t = 0; t < steps; ++t) run.seconds.push_back(1e-4 * upto(20));

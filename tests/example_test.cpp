@@ -8,9 +8,9 @@
 #include <optional>
 #include <sstream>
 
-#include "passes/plan/print.h"
 #include "passes/plan/timing.h"
 #include "test_paths.h"
+#include "tests/print_plan.h"
 
 namespace ort_train::planning {
 namespace {

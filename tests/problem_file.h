@@ -7,7 +7,7 @@
 #include <string>
 
 #include "graph/error.h"
-#include "passes/plan/problem.h"
+#include "passes/problem_dump.h"
 
 namespace ort_train::planning {
 

@@ -132,7 +132,8 @@ void Bound::add_piece(size_t run, uint32_t number) {
 void Bound::add_writes(RunRows& rows, int32_t changed, double seconds, const std::vector<Gap>& gaps) {
   if (gaps.size() == 1) {
     const Gap& gap = gaps[0];
-    rows.transfers.push_back({.begin = changed, .end = gap.end, .released = gap.begin, .constant = seconds, .terms = {{gap.held, -seconds}}});
+    rows.transfers.push_back(
+        {.begin = changed, .end = gap.end, .released = gap.begin, .constant = seconds, .terms = {{gap.held, -seconds}}});
     return;
   }
   std::vector<LinearTerm> sum;

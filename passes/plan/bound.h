@@ -59,8 +59,8 @@ class Bound {
   };
   // Seconds of transfers until a moment, as columns that go from one to the next.
   struct Sum {
-    std::vector<const Transfer*> transfers;        // in the order in which they count
-    std::map<int32_t, int32_t> columns;  // by moment
+    std::vector<const Transfer*> transfers;  // in the order in which they count
+    std::map<int32_t, int32_t> columns;      // by moment
   };
   struct RunRows {
     double computing = 0;       // seconds
@@ -109,7 +109,7 @@ class Bound {
   double rate_[2];  // bytes read, written, in such a second
   LinearProgram program_;
   // Columns of the shares; -1: nothing to choose.
-  std::vector<int32_t> resident_;                       // by number in Problem::lasting
+  std::vector<int32_t> resident_;                        // by number in Problem::lasting
   std::vector<std::vector<std::vector<int32_t>>> held_;  // by run, piece, use
   std::vector<RunRows> rows_;
   double seconds_ = 0;

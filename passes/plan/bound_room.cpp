@@ -54,7 +54,8 @@ double Bound::value_of(const Transfer& transfer) const {
 void Bound::sort_transfers(RunRows& rows) {
   for (const Transfer& transfer : rows.transfers) (transfer.released < 0 ? rows.reads : rows.writes).transfers.push_back(&transfer);
   for (Sum* sum : {&rows.reads, &rows.writes}) {
-    std::stable_sort(sum->transfers.begin(), sum->transfers.end(), [](const Transfer* a, const Transfer* b) { return a->counted() < b->counted(); });
+    std::stable_sort(sum->transfers.begin(), sum->transfers.end(),
+                     [](const Transfer* a, const Transfer* b) { return a->counted() < b->counted(); });
     sum->columns[-1] = program_.add_column(0, 0, 0);
   }
 }
@@ -62,9 +63,10 @@ void Bound::sort_transfers(RunRows& rows) {
 int32_t Bound::sum_until(RunRows& rows, Sum& sum, int32_t moment) {
   const auto before = std::prev(sum.columns.upper_bound(moment));
   if (before->first == moment) return before->second;
-  const auto from =
-      std::upper_bound(sum.transfers.begin(), sum.transfers.end(), before->first, [](int32_t m, const Transfer* transfer) { return m < transfer->counted(); });
-  const auto to = std::upper_bound(sum.transfers.begin(), sum.transfers.end(), moment, [](int32_t m, const Transfer* transfer) { return m < transfer->counted(); });
+  const auto from = std::upper_bound(sum.transfers.begin(), sum.transfers.end(), before->first,
+                                     [](int32_t m, const Transfer* transfer) { return m < transfer->counted(); });
+  const auto to = std::upper_bound(sum.transfers.begin(), sum.transfers.end(), moment,
+                                   [](int32_t m, const Transfer* transfer) { return m < transfer->counted(); });
   std::map<int32_t, double> factors;
   double constant = 0;
   for (auto transfer = from; transfer != to; ++transfer) {

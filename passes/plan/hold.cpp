@@ -7,8 +7,7 @@
 
 namespace ort_train::planning {
 
-Holder::Holder(const Problem& problem)
-    : problem_(problem), runs_(problem.runs), owners_(problem.lasting.size()) {
+Holder::Holder(const Problem& problem) : problem_(problem), runs_(problem.runs), owners_(problem.lasting.size()) {
   for (size_t e = 0; e < runs_.size(); ++e) {
     least_.push_back(least_load(problem, runs_[e]));
     for (uint32_t p = 0; p < runs_[e].pieces.size(); ++p) {

@@ -1,5 +1,5 @@
 // Problem: what the planner solves, as a value: which memory a job's steps want, when, and what there is of it. It knows no graph and no
-// machine; `ort-train plan --dump-problem` writes it, tests and benchmarks plan it again.
+// machine; `ort-train plan --dump-problem` writes it (passes/problem_dump.h), tests and benchmarks plan it again.
 //
 // A job is some runs (entry points of a Program) that share one memory. In each, steps compute one after the other. A block is memory that
 // stays where it is. A piece may leave the memory between its uses for a store, and come back: a weight, its optimizer state or
@@ -103,9 +103,5 @@ int64_t floor_bytes(const Problem& problem);
 double step_seconds(const Problem& problem, const std::vector<double>& seconds);
 // Seconds of computing.
 double computing(const Run& run);
-
-std::string to_json(const Problem& problem);
-// Throws Error(data) where it isn't one.
-Problem problem_from_json(const std::string& text);
 
 }  // namespace ort_train::planning

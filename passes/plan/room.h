@@ -84,7 +84,7 @@ class Room {
   std::vector<int64_t> load_;    // by step: cores, and reads ahead of them
   std::vector<size_t> writing_;  // in the order in which the writes were begun
   int64_t writing_bytes_ = 0;
-  std::vector<size_t> live_;   // with addresses: in memory, or being written
+  std::vector<size_t> live_;    // with addresses: in memory, or being written
   std::vector<Range> taken_{};  // while an address is looked for
 };
 

@@ -10,7 +10,7 @@
 
 #include "graph/error.h"
 #include "passes/plan/behind.h"
-#include "passes/plan/print.h"
+#include "tests/print_plan.h"
 #include "tests/problem_file.h"
 
 namespace ort_train::planning {
@@ -52,8 +52,7 @@ void plan_file(const std::string& path, bool prints) {
   fmt::print(
       R"({{"problem": "{}", "steps": {}, "bound_s": {:.6g}, "plan_s": {:.6g}, "above_percent": {:.2f}, "bound_took_s": {:.2f}, "took_s": {:.2f}}})"
       "\n",
-      name, steps, search.bound(), plan.seconds, 100 * (plan.seconds / search.bound() - 1),
-      bound_took, took);
+      name, steps, search.bound(), plan.seconds, 100 * (plan.seconds / search.bound() - 1), bound_took, took);
 }
 
 }  // namespace

@@ -1,0 +1,183 @@
+#include "passes/problem_dump.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "graph/error.h"
+
+namespace ort_train::planning {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kVersion = 2;
+
+// Step, reads, changes; and how many steps, where these are several.
+Json to_json(const Use& use) {
+  Json json{use.step, int{use.reads}, int{use.changes}};
+  if (use.steps > 1) json.push_back(use.steps);
+  return json;
+}
+
+Json to_json(const StreamRates& rates) {
+  return {{"read", rates.read},
+          {"write", rates.write},
+          {"together", rates.together},
+          {"beside", rates.beside},
+          {"slowed", rates.slowed},
+          {"read_latency", rates.read_latency},
+          {"write_latency", rates.write_latency}};
+}
+
+StreamRates rates_from(const Json& json) {
+  const StreamRates rates{.read = json.at("read"),
+                          .write = json.at("write"),
+                          .together = json.value("together", 1.0),
+                          .beside = json.at("beside"),
+                          .slowed = json.at("slowed"),
+                          .read_latency = json.at("read_latency"),
+                          .write_latency = json.at("write_latency")};
+  if (!(rates.read > 0 && rates.write > 0)) throw error(ErrorCode::data, "its disk has no rates");
+  if (!(rates.together >= 1 && rates.together <= 2))
+    throw error(ErrorCode::data, "its disk reads and writes at once at {} of its rates, which is not from 1 to 2", rates.together);
+  return rates;
+}
+
+Json to_json(const Run& run) {
+  Json json{{"name", run.name}, {"weight", run.weight}, {"seconds", run.seconds}};
+  Json& blocks = json["blocks"] = Json::array();  // bytes, first, last
+  for (const Block& block : run.blocks) blocks.push_back({block.bytes, block.first, block.last});
+  Json& pieces = json["pieces"] = Json::array();
+  for (const Piece& piece : run.pieces) {
+    Json uses = Json::array();
+    for (const Use& use : piece.uses) uses.push_back(to_json(use));
+    Json& of =
+        pieces.emplace_back(Json{{"name", piece.name}, {"bytes", piece.bytes}, {"lasting", piece.lasting}, {"uses", std::move(uses)}});
+    if (run.seconds_behind.empty()) continue;
+    of.update({{"value", piece.value}, {"comes", piece.comes}, {"leaves", piece.leaves}, {"from", piece.from}, {"until", piece.until}});
+  }
+  for (size_t b = 0; b < run.blocks.size(); ++b) {
+    if (run.blocks[b].fed) json["fed"].push_back(b);
+  }
+  if (run.seconds_behind.empty()) return json;
+  Json behind{{"seconds", run.seconds_behind}, {"uses", Json::array()}, {"blocks", Json::array()}};
+  for (const BehindUse& of : run.uses_behind)
+    behind["uses"].push_back({{"value", of.value}, {"bytes", of.bytes}, {"lasting", of.lasting}, {"use", to_json(of.use)}});
+  for (const Block& block : run.blocks_behind) behind["blocks"].push_back({block.bytes, block.first, block.last});
+  json["behind"] = std::move(behind);
+  return json;
+}
+
+// A list of `n` numbers.
+const Json& numbers(const Json& json, size_t n) {
+  if (!json.is_array() || json.size() != n) throw error(ErrorCode::data, "{} is no list of {} numbers", json.dump(), n);
+  return json;
+}
+
+Block block_from(const Json& json, int32_t steps) {
+  numbers(json, 3);
+  const Block block{.bytes = json[0], .first = json[1], .last = json[2]};
+  if (block.bytes < 0 || block.first < 0 || block.last < block.first || block.last >= std::max(steps, 1))
+    throw error(ErrorCode::data, "{} is no block of {} steps", json.dump(), steps);
+  return block;
+}
+
+Use use_from(const Json& json, int32_t before, int32_t steps) {
+  numbers(json, json.size() == 4 ? 4 : 3);
+  const Use use{.step = json[0], .reads = json[1] != 0, .changes = json[2] != 0, .steps = json.size() == 4 ? json[3].get<int32_t>() : 1};
+  if (use.step <= before || use.steps < 1 || use.steps > steps || use.step > steps - use.steps)
+    throw error(ErrorCode::data, "{} is no use in the order of {} steps", json.dump(), steps);
+  return use;
+}
+
+int32_t lasting_from(const Json& json, int64_t bytes, const Problem& problem) {
+  const int32_t lasting = json;
+  if (bytes < 0 || lasting < -1 || lasting >= static_cast<int32_t>(problem.lasting.size()) ||
+      (lasting >= 0 && problem.lasting[static_cast<size_t>(lasting)].bytes != bytes))
+    throw error(ErrorCode::data, "{} bytes are not those of what lasts", bytes);
+  return lasting;
+}
+
+// A step or the end of a run.
+int32_t moment_from(const Json& json, int32_t least, int32_t steps) {
+  const int32_t moment = json;
+  if (moment < least || moment > steps) throw error(ErrorCode::data, "{} is no step of {}", moment, steps);
+  return moment;
+}
+
+void read_behind(const Json& json, Run& run, const Problem& problem) {
+  const auto steps = static_cast<int32_t>(run.steps());
+  run.seconds_behind = json.at("seconds").get<std::vector<double>>();
+  if (run.seconds_behind.size() != run.steps())
+    throw error(ErrorCode::data, "seconds of {} steps behind {}", run.seconds_behind.size(), steps);
+  for (const Json& of : json.at("uses")) {
+    const int64_t bytes = of.at("bytes");
+    run.uses_behind.push_back({.value = of.at("value"),
+                               .bytes = bytes,
+                               .lasting = lasting_from(of.at("lasting"), bytes, problem),
+                               .use = use_from(of.at("use"), -1, steps)});
+  }
+  for (const Json& of : json.at("blocks")) run.blocks_behind.push_back(block_from(of, steps + 1));
+}
+
+Run run_from(const Json& json, const Problem& problem) {
+  Run run{.name = json.at("name"), .weight = json.at("weight"), .seconds = json.at("seconds")};
+  const auto steps = static_cast<int32_t>(run.steps());
+  for (const Json& of : json.at("blocks")) run.blocks.push_back(block_from(of, steps));
+  for (const Json& number : json.value("fed", Json::array())) run.blocks.at(number.get<size_t>()).fed = true;
+  for (const Json& of : json.at("pieces")) {
+    Piece piece{.name = of.at("name"), .bytes = of.at("bytes")};
+    piece.lasting = lasting_from(of.at("lasting"), piece.bytes, problem);
+    for (const Json& use : of.at("uses")) piece.uses.push_back(use_from(use, piece.uses.empty() ? -1 : piece.uses.back().last(), steps));
+    if (piece.uses.empty()) throw error(ErrorCode::data, "piece '{}' has no use", piece.name);
+    piece.value = of.value("value", -1);
+    piece.comes = of.value("comes", false);
+    piece.leaves = of.value("leaves", false);
+    piece.from = moment_from(of.value("from", 0), 0, piece.uses.front().step);
+    piece.until = moment_from(of.value("until", -1), -1, steps);
+    if (piece.until >= 0 && piece.until <= piece.uses.back().last())
+      throw error(ErrorCode::data, "piece '{}' is used behind its end", piece.name);
+    run.pieces.push_back(std::move(piece));
+  }
+  if (json.contains("behind")) read_behind(json.at("behind"), run, problem);
+  return run;
+}
+
+}  // namespace
+
+std::string to_json(const Problem& problem) {
+  Json json{{"version", kVersion}, {"memory", problem.memory}, {"always", problem.always}, {"disk", to_json(problem.disk)}};
+  for (const MemoryBehind& memory : problem.behind)
+    json["behind"].push_back(
+        {{"name", memory.name}, {"bytes", memory.bytes}, {"between_runs", memory.between_runs}, {"store", to_json(memory.store)}});
+  Json& lasting = json["lasting"] = Json::array();
+  for (const Lasting& value : problem.lasting) {
+    lasting.push_back({{"name", value.name}, {"bytes", value.bytes}, {"held", value.held}});
+    if (!value.stays) lasting.back()["stays"] = false;
+  }
+  Json& runs = json["runs"] = Json::array();
+  for (const Run& run : problem.runs) runs.push_back(to_json(run));
+  return json.dump() + "\n";
+}
+
+Problem problem_from_json(const std::string& text) {
+  try {
+    const Json json = Json::parse(text);
+    if (json.at("version") != kVersion) throw error(ErrorCode::data, "it is of version {}, not {}", json.at("version").dump(), kVersion);
+    Problem problem{.memory = json.at("memory"), .always = json.at("always"), .disk = rates_from(json.at("disk"))};
+    for (const Json& of : json.value("behind", Json::array()))
+      problem.behind.push_back(
+          {.name = of.at("name"), .bytes = of.at("bytes"), .between_runs = of.at("between_runs"), .store = rates_from(of.at("store"))});
+    for (const Json& value : json.at("lasting"))
+      problem.lasting.push_back(
+          {.name = value.at("name"), .bytes = value.at("bytes"), .held = value.at("held"), .stays = value.value("stays", true)});
+    for (const Json& run : json.at("runs")) problem.runs.push_back(run_from(run, problem));
+    return problem;
+  } catch (const Json::exception& e) {
+    throw error(ErrorCode::data, "no problem of a plan: {}", e.what());
+  } catch (const std::out_of_range&) {
+    throw error(ErrorCode::data, "no problem of a plan: a block that isn't there is fed");
+  }
+}
+
+}  // namespace ort_train::planning

@@ -10,7 +10,7 @@
 namespace ort_train::planning {
 namespace {
 
-constexpr int kRounds = 16;  // of rows of time
+constexpr int kRounds = 16;  // of rows of room
 constexpr int kIdleRounds = 3;
 constexpr int kFirstRows = 64;  // of memory, a run
 constexpr size_t kMemoryRowsARound = 32;

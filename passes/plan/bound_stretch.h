@@ -12,7 +12,7 @@ namespace ort_train::planning {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kUnit = 1e6;        // bytes of a row of memory
-constexpr double kTolerance = 3e-4;  // of a run's time, that a row of time may be violated
+constexpr double kTolerance = 3e-4;  // of a run's time, that a row of room may be violated
 
 struct Stretch {  // between two moments
   double violation = 0;

@@ -17,10 +17,13 @@ namespace convolution {
 
 inline constexpr int kPlaneVectors = 4;  // that are computed together
 inline constexpr int64_t kPlaneRun = kPlaneVectors * gemm::kWidth;
+inline constexpr int64_t kBehindPlane = 16 + kPlaneRun;  // elements behind it: padding that rows share, and what the last run may reach
+
+inline constexpr int64_t kMostPlaneBytes = 512 << 10;  // of a plane's copy: what is larger is made by columns
 
 inline bool is_depthwise(const Layout& l) {
   return l.in_channels == 1 && l.total == l.groups && l.windows.taps() > 1 && l.windows.taps() <= kDepthBlock && l.windows.in_size() > 0 &&
-         l.windows.out_size() > 0;
+         l.windows.out_size() > 0 && l.windows.in_size() <= kMostPlaneBytes && l.windows.out_size() <= kMostPlaneBytes;
 }
 
 // Of n windows, in whole runs, the sums over taps: to[j] = sum of weights[t] * from[j + taps[t]], upwards. fused: multiply and add at once.
@@ -49,7 +52,6 @@ template <bool fused> void add_taps(const float* weights, const int64_t* taps, i
 constexpr int64_t whole_runs(int64_t n) { return (n + kPlaneRun - 1) / kPlaneRun * kPlaneRun; }
 
 inline constexpr double kDepthwiseShare = 0.3;          // of the rate of large products: each multiply-add reads its operand (measured)
-inline constexpr int64_t kMostPlaneBytes = 512 << 10;   // of a plane's copy: what is larger is made by columns
 inline constexpr int64_t kTaskWork = int64_t{1} << 18;  // multiply-adds of a task, about
 
 // Some rows of windows of a plane are a part; some parts are a task. Of a thread's workspace: x's copy, the sums.
@@ -64,7 +66,7 @@ class DepthwiseForward {
     rows_ = std::clamp<int64_t>(kWindows / planes_.width(), 1, l.windows.h.out);
     bands_ = divided_up(l.windows.h.out, rows_);
     each_ = std::max<int64_t>(1, kTaskWork / (rows_ * planes_.width() * l.windows.taps()));
-    const int64_t copied = planes_.channel(rows_) + kPlaneRun;
+    const int64_t copied = planes_.channel(rows_) + kBehindPlane;
     applies_ = copied * int64_t{sizeof(float)} <= kMostPlaneBytes;
     Places places;
     places.take(copied * int64_t{sizeof(float)});
@@ -84,7 +86,7 @@ class DepthwiseForward {
     auto* const copy = reinterpret_cast<float*>(place);
     auto* const sums = reinterpret_cast<float*>(place + sums_at_);
     planes_.fill(x + l_.x_at(n, g, 0), row, rows, rows_, copy);
-    std::fill_n(copy + planes_.channel(rows_), kPlaneRun, 0.0f);
+    std::fill_n(copy + planes_.channel(rows_), kBehindPlane, 0.0f);
     add_taps<true>(w + g * taps, taps_.data(), taps, planes_.windows(rows), copy, sums);
     float* to = y + l_.y_at(n, g, 0) + row * across;
     for (int64_t i = 0; i < rows; ++i, to += across) {
@@ -162,8 +164,18 @@ class DepthwiseInput {
     }
     std::fill(row, copy + copied_, 0.0f);
     const auto& [h, v] = l_.windows;
+    const float* const of_plane = w + g * l_.windows.taps();
+    float is_finite = 0;  // else no number
+    for (int64_t t = 0; t < l_.windows.taps(); ++t) is_finite += of_plane[t] * 0.0f;
+    if (is_finite != 0) {
+      for (int64_t i = 0; i < l_.windows.in_size(); ++i) {
+        dx[l_.x_at(n, g, 0) + i] =
+            input_gradient_at(l_, 1, dy + l_.y_at(n, g, 0), i / v.in, i % v.in, [&](int64_t, int64_t t) { return of_plane[t]; });
+      }
+      return;
+    }
     for (const Phase& phase : phases_) {
-      for (size_t t = 0; t < phase.taps.size(); ++t) weights[t] = w[g * l_.windows.taps() + phase.numbers[t]];
+      for (size_t t = 0; t < phase.taps.size(); ++t) weights[t] = of_plane[phase.numbers[t]];
       add_taps<false>(weights, phase.taps.data(), static_cast<int64_t>(phase.taps.size()), (phase.rows - 1) * width_ + phase.columns, copy,
                       sums);
       for (int64_t i = 0; i < phase.rows; ++i) {
@@ -218,7 +230,8 @@ class DepthwiseWeights {
     const int64_t windows = std::min(divided_up(tiles.columns - 1, w.out) + 1, h.out);
     plane_ = ((windows - 1) * h.stride + (h.kernel - 1) * h.dilation + 1) * width_;
     const int64_t wide = tiles.samples * tiles.columns;
-    applies_ = tiles.samples * plane_ * kLane <= kMostBytes;
+    applies_ = plane_ <= kMostBytes / kLane / tiles.samples;
+    if (!applies_) return;
     Places places;
     places.take(tiles.samples * plane_ * kLane);
     dy_at_ = places.take(wide * kLane);

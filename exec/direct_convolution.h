@@ -13,9 +13,9 @@
 ORT_TRAIN_OPS_BEGIN
 namespace convolution {
 
-inline constexpr int64_t kPlaneBytes = 768 << 10;  // of x's copy at most: planes that are larger are made by columns
-inline constexpr int64_t kBehind = gemm::kPanel;   // elements behind it, which the last vectors may reach
-inline constexpr double kCopying = 5;              // what copying takes, as multiply-adds with each element (share_of(); measured)
+inline constexpr int64_t kPlaneBytes = 768 << 10;      // of x's copy at most: planes that are larger are made by columns
+inline constexpr int64_t kBehind = 16 + gemm::kPanel;  // elements behind it: padding that rows share, and what the last vectors may reach
+inline constexpr double kCopying = 5;                  // what copying takes, as multiply-adds with each element (share_of(); measured)
 
 // y of some channels, and some rows of windows of a sample, is a task. Of a thread's workspace: x's copy, the sums.
 class DirectForward {
@@ -120,6 +120,7 @@ class DirectInput {
  public:
   DirectInput() = default;
   DirectInput(const Layout& l, int64_t block) : l_(l), block_(block) {
+    constexpr int64_t kSharedBytes = 16 << 20;  // ResNets' largest takes 9 MiB; more would show in the smallest budgets
     constexpr int64_t kColumns = 5 * gemm::kPanel, kMostChannels = 128, kLeastChannels = 32, kCopied = 96 << 10;
     const auto turned = [](const WindowAxis& a) {
       const int64_t reach = (a.kernel - 1) * a.dilation, begin = reach - a.begin;
@@ -129,7 +130,7 @@ class DirectInput {
     const auto& [h, w] = l.windows;
     windows_ = {turned(h), turned(w)};
     const int64_t taps = l.windows.taps();
-    const int64_t products = l.batch * l.products(), weights = l.weights();
+    const double products = static_cast<double>(l.batch) * static_cast<double>(l.products()), weights = static_cast<double>(l.weights());
     const auto fits = [](const WindowAxis& a) { return a.begin >= 0 && a.end >= 0; };
     applies_ = taps > 1 && taps <= kDepthBlock && l.windows.in_size() > 0 && h.stride == 1 && w.stride == 1 && fits(windows_.h) &&
                fits(windows_.w) && l.in_channels > 1 && l.windows.out_size() > 0 && l.first == 0 && l.is_last() &&
@@ -150,7 +151,7 @@ class DirectInput {
     sums_row_ = divided_up(planes_.windows(rows_), gemm::kWidth) * gemm::kWidth;
     const int64_t copied = l.out_channels * planes_.channel(rows_) + kBehind;
     const bool is_full = 5 * rows_ * w.in >= 4 * sums_row_;  // of elements of dx
-    applies_ = is_full && copied * int64_t{sizeof(float)} <= kPlaneBytes && sums_row_ <= 4 * kColumns;
+    applies_ = is_full && copied * int64_t{sizeof(float)} <= kPlaneBytes && sums_row_ <= 4 * kColumns && shared_bytes() <= kSharedBytes;
     Places places;
     places.take(copied * int64_t{sizeof(float)});
     sums_at_ = places.take(channels_ * sums_row_ * int64_t{sizeof(float)});
@@ -159,7 +160,7 @@ class DirectInput {
 
   bool applies() const { return applies_; }
   int64_t bytes() const { return bytes_; }
-  int64_t shared_bytes() const { return gemm::whole_lines(blocks() * block_weights() * int64_t{sizeof(float)}); }
+  int64_t shared_bytes() const { return gemm::whole_lines(blocks() * (block_weights() + 1) * int64_t{sizeof(float)}); }
   double useful() const { return static_cast<double>(rows_ * windows_.w.out) / static_cast<double>(sums_row_); }
   int64_t blocks() const { return l_.groups * divided_up(l_.in_channels, gemm::kRows); }
   int64_t tasks() const { return l_.batch * l_.groups * bands_ * across_; }
@@ -167,9 +168,12 @@ class DirectInput {
   void pack(const float* w, int64_t block, float* to) const {
     const int64_t each = divided_up(l_.in_channels, gemm::kRows), g = block / each, channel = block % each * gemm::kRows;
     const int64_t rows = std::min<int64_t>(gemm::kRows, l_.in_channels - channel), taps = l_.windows.taps();
+    float* const is_finite = to + blocks() * block_weights() + block;  // 0, else no number
+    *is_finite = 0;
     to += block * block_weights();
     for (int64_t o = 0; o < l_.out_channels; ++o) {
       const float* const from = w + (g * l_.out_channels + o) * l_.depth() + channel * taps;
+      for (int64_t i = 0; i < rows * taps; ++i) *is_finite += from[i] * 0.0f;
       for (int64_t t = 0; t < taps; ++t) {
         float* const row = to + (t * l_.out_channels + o) * gemm::kRows;
         for (int64_t r = 0; r < rows; ++r) row[r] = from[r * taps + t];
@@ -198,6 +202,12 @@ class DirectInput {
     for (int64_t r = 0; r < channels; ++r) {
       float* to = dx + l_.x_at(n, g, channel + r) + row * size;
       for (int64_t i = 0; i < rows; ++i) std::copy_n(sums + r * sums_row_ + i * planes_.width(), size, to + i * size);
+      const int64_t block = first + r / gemm::kRows;
+      if (packed[blocks() * block_weights() + block] == 0) continue;
+      const float* const weights = packed + block * block_weights() + r % gemm::kRows;
+      const auto weight = [&](int64_t o, int64_t t) { return weights[(t * l_.out_channels + o) * gemm::kRows]; };
+      for (int64_t i = 0; i < rows * size; ++i)
+        to[i] = input_gradient_at(l_, block_, dy + l_.y_at(n, g, 0), row + i / size, i % size, weight);
     }
   }
 
@@ -268,7 +278,7 @@ class DirectWeights {
     plane_ = ((windows_ - 1) * h.stride + (h.kernel - 1) * h.dilation + 1) * width_;
     const int64_t taps = l.windows.taps(), wide = tiles.samples * tiles.columns;
     outputs_ = std::min(kMostOutputs, l.out_channels);
-    channels_ = std::min(kCopied / (tiles.samples * plane_), kSums / (taps * std::min(outputs_, kLeastOutputs * 4)));
+    channels_ = outputs_ > 0 ? std::min(kCopied / (tiles.samples * plane_), kSums / (taps * std::min(outputs_, kLeastOutputs * 4))) : 0;
     applies_ = !l.windows.plain() && l.windows.out_size() > 0 && channels_ > 0 && l.out_channels >= gemm::kWidth;
     if (!applies_) return;
     channels_ = std::clamp<int64_t>(channels_, 1, l.in_channels);

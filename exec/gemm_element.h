@@ -76,7 +76,8 @@ inline __m512i rounded32(__m512 lower, __m512 upper, bool converts) {
     const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
     const __m512i all = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));  // NaN
-    const __m512i size = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)), sign = _mm512_andnot_si512(_mm512_set1_epi32(0x7fffffff), bits);
+    const __m512i size = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)),
+                  sign = _mm512_andnot_si512(_mm512_set1_epi32(0x7fffffff), bits);
     const __mmask16 is_denormal = _mm512_cmplt_epi32_mask(size, _mm512_set1_epi32(kLeastNormal));
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(all, is_denormal, sign), 16));
   };

@@ -72,8 +72,7 @@ template <Element e> void pair_rows(const Source& from, int64_t rows, int64_t n,
     }
     int64_t i = 0;
 #ifdef __AVX512F__
-    for (; i + 16 <= n; i += 16)
-      _mm512_storeu_si512(to + i, pairs16<e>(first + i * size, second ? second + i * size : nullptr, converts));
+    for (; i + 16 <= n; i += 16) _mm512_storeu_si512(to + i, pairs16<e>(first + i * size, second ? second + i * size : nullptr, converts));
 #endif
     for (; i + 8 <= n; i += 8) {
       const __m256i upper = second ? _mm256_slli_epi32(bits8<e>(second + i * size), 16) : _mm256_setzero_si256();

@@ -146,7 +146,8 @@ class RowScatter {
       const int64_t o = task / parts, left = task % parts * kColumns, width = std::min(kColumns, row - left);
       double sums[kWideRows * kColumns];
       for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t c = 0; c < width; ++c) sums[r * kColumns + c] = is_there ? static_cast<double>(out[(o * rows + r) * row + left + c]) : 0.0;
+        for (int64_t c = 0; c < width; ++c)
+          sums[r * kColumns + c] = is_there ? static_cast<double>(out[(o * rows + r) * row + left + c]) : 0.0;
       }
       for (int64_t i = 0; i < updates; ++i) {
         const int64_t at = position(o, i);

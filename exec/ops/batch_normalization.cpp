@@ -70,11 +70,11 @@ template <int K> double total(const Layout& l, const double* sums, int64_t chann
   return sum;
 }
 
-// Where a channel has elements enough, it is one task's from its sums to its results, and in the cache meanwhile. Sums are those of
-// sum_channels().
+// Where there are channels enough for all threads, and none is large, each is one task's from its sums to its results, and in the cache
+// meanwhile. Sums are those of sum_channels().
 bool takes_whole_channels(const Layout& l) {
-  constexpr int64_t kLeast = 16;
-  return l.width() == 1 && l.channels >= kLeast;
+  constexpr int64_t kLeast = 16, kLargest = int64_t{1} << 19;
+  return l.width() == 1 && l.channels >= kLeast && l.count() <= kLargest;
 }
 int64_t channels_per_task(const Layout& l) { return std::max<int64_t>(1, 32768 / std::max<int64_t>(1, l.count())); }
 

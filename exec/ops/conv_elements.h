@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "exec/columns.h"
@@ -65,6 +66,30 @@ template <typename T> void store_rows(const T* from, int64_t from_stride, const 
 inline double share_of(const KernelSpec& spec, int64_t useful, double more) {
   const double rate = gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1));
   return static_cast<double>(useful) / (static_cast<double>(useful) / rate + more);
+}
+
+// Of an element of a channel of dx, in row i and column j, the sum by its definition: over the taps that read it upwards, of each the
+// chains over channels of y. weight(o, tap); y: of the sample and group. What has no window isn't multiplied, which shows where a weight is
+// infinite or no number.
+template <typename Weight>
+float input_gradient_at(const Layout& l, int64_t block, const float* y, int64_t i, int64_t j, const Weight& weight) {
+  const auto& [h, w] = l.windows;
+  const int64_t plane = l.windows.out_size();
+  float sum = 0;
+  for (int64_t t = 0; t < l.windows.taps(); ++t) {
+    const int64_t down = i + h.begin - t / w.kernel * h.dilation, across = j + w.begin - t % w.kernel * w.dilation;
+    if (down < 0 || down % h.stride != 0 || down / h.stride >= h.out) continue;
+    if (across < 0 || across % w.stride != 0 || across / w.stride >= w.out) continue;
+    const float* const from = y + down / h.stride * w.out + across / w.stride;
+    float product = 0;
+    for (int64_t begin = 0; begin < l.out_channels; begin += block) {
+      float chain = 0;
+      for (int64_t o = begin; o < std::min(begin + block, l.out_channels); ++o) chain = std::fma(weight(o, t), from[o * plane], chain);
+      product = begin == 0 ? chain : product + chain;
+    }
+    sum += product;
+  }
+  return sum;
 }
 
 }  // namespace convolution

@@ -222,9 +222,8 @@ void gather_grad(const KernelArgs& args, const RowScatter& scatter, const TableP
 KernelRun prepare_gather_grad(const KernelSpec& spec) {
   return for_type(Wide{}, spec.outputs[0].dtype, [&]<typename T>() {
     return for_type(Indices{}, spec.inputs[1].dtype, [&]<typename Index>() -> KernelRun {
-      return [scatter = gather_grad_scatter(spec), part = made_part(spec.attributes), bytes = spec.outputs[0].bytes()](const KernelArgs& args) {
-        gather_grad<T, Index>(args, scatter, part, bytes);
-      };
+      return [scatter = gather_grad_scatter(spec), part = made_part(spec.attributes),
+              bytes = spec.outputs[0].bytes()](const KernelArgs& args) { gather_grad<T, Index>(args, scatter, part, bytes); };
     });
   });
 }

@@ -76,7 +76,7 @@ KernelRun max_forward(const KernelSpec& spec) {
 inline constexpr int64_t kNeighbours = 64;
 template <typename T> void find_largest(const Windows& windows, const T* x, int64_t oh, int64_t ow, int64_t n, int32_t* found) {
   const auto& [h, w] = windows;
-  T best[kNeighbours];
+  T best[kNeighbours] = {};
   std::fill_n(found, n, -1);
   for (int64_t kh = 0; kh < h.kernel; ++kh) {
     const int64_t row = h.at(oh, kh);

@@ -19,6 +19,7 @@ the runs to a file, and makes the table of all that are in it. Exits 1 where the
 """
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -109,7 +110,8 @@ def exported(o, name, modern, peer):
             failed = subprocess.run(inside(python, action, name, work), stdout=log, stderr=log).returncode
         if failed and action == "export":
             sys.exit(f"{name} can't be exported: {last_line(log.name)}")
-        open(done, "w").close()
+        if not failed:
+            open(done, "w").close()
     return work
 
 
@@ -145,8 +147,9 @@ def summary(lines):
     for (name, who), runs in found.items():
         ours = next((line for line in found.get((name, "ort-train"), []) if line["turn"] == 0), None) or runs[0]
         first = next((line for line in runs if line["turn"] == 0), runs[0])
-        worst = max(abs(a - b) for a, b in zip(first["losses"], ours["losses"]))
-        if worst > (2e-2 if who.endswith("bf16") else 1e-4):
+        apart = [abs(a - b) for a, b in zip(first["losses"], ours["losses"])]
+        worst = math.nan if any(map(math.isnan, apart)) else max(apart)
+        if not worst <= (2e-2 if who.endswith("bf16") else 1e-4):
             problems.append(f"{name}: the losses of {who} are {worst:.1e} from ort-train's")
     return {key: (statistics.median(run["ms"] for run in runs), max(run["peak_mb"] for run in runs)) for key, runs in found.items()}, problems
 

@@ -21,7 +21,8 @@ void add_sorted(const SortedLayout& layout, const Place& place, const RowScatter
   const bool from_zero = base == nullptr;
   if (elements == 0) return;
   if constexpr (!std::is_same_v<T, double>) {
-    if (scatter.in_double()) return launch_combine<T, AddTo, double>(layout, sorted, args.out<T>(0), args.in<T>(0), outer, row, from_zero, args);
+    if (scatter.in_double())
+      return launch_combine<T, AddTo, double>(layout, sorted, args.out<T>(0), args.in<T>(0), outer, row, from_zero, args);
   }
   launch_combine<T, AddTo>(layout, sorted, args.out<T>(0), args.in<T>(0), outer, row, from_zero, args);
 }

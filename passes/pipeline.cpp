@@ -213,16 +213,18 @@ StepNumbers numbers_of(const JobGraph& job) {
 }
 
 // A parameter's gradient, from those of its uses. Lookups come last: each adds to the sum of the others, where it is, instead of to zeros.
+// What it was may serve another parameter, too; else it is dead.
 ValueId sum_of_uses(Builder& builder, std::vector<ValueId> gradients) {
-  Graph& graph = builder.graph();
-  const auto is_lookup = [&](ValueId gradient) { return graph.node(graph.value(gradient).producer).op->name == "GatherGrad"; };
+  const Graph& graph = builder.graph();
+  const auto is_lookup = [&](ValueId gradient) {
+    const NodeId by = graph.value(gradient).producer;
+    return by != kNone && graph.node(by).op->name == "GatherGrad";
+  };
   const auto lookups = std::stable_partition(gradients.begin(), gradients.end(), [&](ValueId gradient) { return !is_lookup(gradient); });
   const auto others = std::max(lookups, gradients.begin() + 1);
   ValueId sum = add_up(builder, {gradients.begin(), others});
   for (auto gradient = others; gradient != gradients.end(); ++gradient) {
-    const NodeId id = graph.value(*gradient).producer;
-    const Node lookup = graph.node(id);
-    graph.remove_node(id);
+    const Node lookup = graph.node(graph.value(*gradient).producer);
     sum = builder.emit("GatherGrad", {lookup.inputs[0], lookup.inputs[1], sum}, lookup.attributes);
   }
   return sum;
@@ -303,6 +305,7 @@ JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const Opt
       build_update(job.graph, optimizer, job.gradients, numbers_of(job));
     }
     job.graph.outputs.push_back(job.grad_norm);
+    job.graph.remove_dead_nodes();  // lookups whose gradients are added elsewhere
   });
   return job;
 }

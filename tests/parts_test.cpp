@@ -346,6 +346,37 @@ TEST(Parts, OfATableOfRowsOfSeveralAxesHaveTheBitsOfTheWhole) {
   EXPECT_TRUE(parts.state == whole.state);
 }
 
+// A table that is a sum has one gradient for both terms, of which one, or the other's other use, may be added to.
+TEST(Lookups, OfASumOfTablesHaveTheGradientsOfASumOfLookups) {
+  const Shape shape{600, 24};
+  const auto model = [&](bool sum_first, bool twice_the_same, bool with_head) {
+    Graph graph;
+    const ValueId w = graph.add_value({.name = "w", .shape = shape, .kind = ValueKind::parameter, .trainable = true});
+    const ValueId v = twice_the_same ? w : graph.add_value({.name = "v", .shape = shape, .kind = ValueKind::parameter, .trainable = true});
+    graph.inputs = {graph.add_value({.name = "ids", .dtype = DType::int64, .shape = {40}, .kind = ValueKind::input})};
+    Builder builder(graph);
+    const auto rows_of = [&](ValueId table) { return builder.emit("Gather", {table, graph.inputs[0]}, {{"axis", int64_t{0}}}); };
+    const ValueId rows = sum_first ? rows_of(builder.emit("Add", {w, v})) : builder.emit("Add", {rows_of(w), rows_of(v)});
+    graph.outputs = {with_head ? builder.emit("MatMul", {rows, w}, {{"trans_b", int64_t{1}}}) : rows};
+    return graph;
+  };
+  Workers workers(2);
+  for (const bool twice_the_same : {false, true}) {
+    for (const bool with_head : {false, true}) {
+      const auto trained = [&](bool sum_first) {
+        return train_once(model(sum_first, twice_the_same, with_head), make_optimizer(), int64_t{1} << 40, workers);
+      };
+      const Trained of_sum = trained(true), of_lookups = trained(false);
+      ASSERT_EQ(of_sum.state.size(), of_lookups.state.size());
+      for (const auto& [name, numbers] : of_lookups.state) {
+        const std::vector<double>& found = of_sum.state.at(name);
+        ASSERT_EQ(found.size(), numbers.size()) << name;
+        for (size_t i = 0; i < numbers.size(); ++i) ASSERT_NEAR(found[i], numbers[i], 1e-6) << name << ", element " << i;
+      }
+    }
+  }
+}
+
 TEST(Parts, GroupedConvolutionsAreNotDivided) {
   Graph graph = model_of_convolution(Convolution{.why = "", .x = {1, 64, 6, 6}, .w = {1024, 32, 3, 3}, .group = 2}, false);
   EXPECT_FALSE(mark_parts(graph, {.part_bytes = 4096}));

@@ -77,10 +77,16 @@ class DepthwiseForward {
 
   bool applies() const { return applies_; }
   int64_t bytes() const { return bytes_; }
-  int64_t parts() const { return l_.batch * l_.groups * bands_; }
-  int64_t parts_of_task() const { return each_; }
+  int64_t tasks() const { return divided_up(parts(), each_); }
 
-  void run(const float* x, const float* w, const float* bias, float* y, int64_t part, std::byte* place) const {
+  void run(const float* x, const float* w, const float* bias, float* y, int64_t task, std::byte* place) const {
+    for (int64_t part = task * each_; part < std::min((task + 1) * each_, parts()); ++part) run_part(x, w, bias, y, part, place);
+  }
+
+ private:
+  int64_t parts() const { return l_.batch * l_.groups * bands_; }
+
+  void run_part(const float* x, const float* w, const float* bias, float* y, int64_t part, std::byte* place) const {
     const int64_t band = part % bands_, plane = part / bands_, n = plane / l_.groups, g = plane % l_.groups, taps = l_.windows.taps();
     const int64_t row = band * rows_, rows = std::min(rows_, l_.windows.h.out - row), across = l_.windows.w.out;
     auto* const copy = reinterpret_cast<float*>(place);
@@ -100,7 +106,6 @@ class DepthwiseForward {
     }
   }
 
- private:
   Layout l_;
   PaddedPlanes planes_;
   int64_t rows_ = 0, bands_ = 0, each_ = 0, sums_at_ = 0, bytes_ = 0;
@@ -146,10 +151,16 @@ class DepthwiseInput {
 
   bool applies() const { return applies_; }
   int64_t bytes() const { return bytes_; }
-  int64_t parts() const { return l_.batch * l_.groups; }
-  int64_t parts_of_task() const { return each_; }
+  int64_t tasks() const { return divided_up(parts(), each_); }
 
-  void run(const float* dy, const float* w, float* dx, int64_t part, std::byte* place) const {
+  void run(const float* dy, const float* w, float* dx, int64_t task, std::byte* place) const {
+    for (int64_t part = task * each_; part < std::min((task + 1) * each_, parts()); ++part) run_part(dy, w, dx, part, place);
+  }
+
+ private:
+  int64_t parts() const { return l_.batch * l_.groups; }
+
+  void run_part(const float* dy, const float* w, float* dx, int64_t part, std::byte* place) const {
     const int64_t n = part / l_.groups, g = part % l_.groups, across = l_.windows.w.out;
     auto* const copy = reinterpret_cast<float*>(place);
     auto* const sums = reinterpret_cast<float*>(place + sums_at_);
@@ -189,7 +200,6 @@ class DepthwiseInput {
     }
   }
 
- private:
   static constexpr int64_t kMostStride = 4;
 
   // How many windows before the first and behind the last one would be read, and have no dy.
@@ -223,23 +233,19 @@ class DepthwiseWeights {
  public:
   DepthwiseWeights() = default;
   DepthwiseWeights(const Layout& l, const WeightTiles& tiles) : l_(l), tiles_(tiles) {
-    const auto& [h, w] = l.windows;
     applies_ = is_depthwise(l);
     if (!applies_) return;
-    width_ = std::max(w.begin + w.in + w.end, (w.out - 1) * w.stride + (w.kernel - 1) * w.dilation + 1);
-    const int64_t windows = std::min(divided_up(tiles.columns - 1, w.out) + 1, h.out);
-    plane_ = ((windows - 1) * h.stride + (h.kernel - 1) * h.dilation + 1) * width_;
+    plane_ = TilePlane(l.windows, tiles.columns);
     const int64_t wide = tiles.samples * tiles.columns;
-    applies_ = plane_ <= kMostBytes / kLane / tiles.samples;
+    applies_ = plane_.size() <= kMostBytes / kLane / tiles.samples;
     if (!applies_) return;
     Places places;
-    places.take(tiles.samples * plane_ * kLane);
+    places.take(tiles.samples * plane_.size() * kLane);
     dy_at_ = places.take(wide * kLane);
     sums_at_ = places.take(l.windows.taps() * kLane);
     table_at_ = places.take(wide * int64_t{sizeof(int32_t)});
     bytes_ = places.all();
-    for (int64_t t = 0; t < l.windows.taps(); ++t)
-      taps_.push_back((t / w.kernel * h.dilation * width_ + t % w.kernel * w.dilation) * gemm::kWidth);
+    for (int64_t t = 0; t < l.windows.taps(); ++t) taps_.push_back(plane_.tap(t) * gemm::kWidth);
   }
 
   bool applies() const { return applies_; }
@@ -290,30 +296,13 @@ class DepthwiseWeights {
   // What the windows [column, column + count) of some samples read, and where each window's first tap does.
   void copy_x(const float* x, int64_t n, int64_t samples, int64_t g, int64_t channels, int64_t column, int64_t count,
               std::byte* place) const {
-    const auto& [h, w] = l_.windows;
-    const int64_t first = column / w.out, rows = (column + count - 1) / w.out - first + 1;
-    const int64_t lines = (rows - 1) * h.stride + (h.kernel - 1) * h.dilation + 1;
     for (int64_t i = 0; i < samples; ++i) {
-      float* to = reinterpret_cast<float*>(place) + i * plane_ * gemm::kWidth;
-      for (int64_t line = 0; line < lines; ++line, to += width_ * gemm::kWidth) {
-        const int64_t at = first * h.stride + line - h.begin;
-        if (at < 0 || at >= h.in) {
-          std::fill_n(to, width_ * gemm::kWidth, 0.0f);
-          continue;
-        }
-        std::fill_n(to, w.begin * gemm::kWidth, 0.0f);
-        beside(x + l_.x_at(n + i, g, 0) + at * w.in, l_.windows.in_size(), channels, w.in, to + w.begin * gemm::kWidth);
-        std::fill_n(to + (w.begin + w.in) * gemm::kWidth, (width_ - w.begin - w.in) * gemm::kWidth, 0.0f);
-      }
+      const float* const from = x + l_.x_at(n + i, g, 0);
+      plane_.fill(
+          column, count, gemm::kWidth, reinterpret_cast<float*>(place) + i * plane_.size() * gemm::kWidth,
+          [&](int64_t row, float* to) { beside(from + row * l_.windows.w.in, l_.windows.in_size(), channels, l_.windows.w.in, to); });
     }
-    auto* table = reinterpret_cast<int32_t*>(place + table_at_);
-    for (int64_t i = 0; i < samples; ++i) {
-      int64_t across = column - first * w.out, line = i * plane_;
-      for (int64_t k = 0; k < count; ++k) {
-        *table++ = static_cast<int32_t>((line + across * w.stride) * gemm::kWidth);
-        if (++across == w.out) across = 0, line += h.stride * width_;
-      }
-    }
+    plane_.find_windows(samples, column, count, gemm::kWidth, reinterpret_cast<int32_t*>(place + table_at_));
   }
 
   // One block of a tile's windows, all taps.
@@ -358,7 +347,7 @@ class DepthwiseWeights {
 
   Layout l_;
   WeightTiles tiles_;
-  int64_t width_ = 0, plane_ = 0;  // of x's copy: a row, a sample's part
+  TilePlane plane_;  // of x's copy, a sample's part
   int64_t dy_at_ = 0, sums_at_ = 0, table_at_ = 0, bytes_ = 0;
   bool applies_ = false;
   std::vector<int64_t> taps_;  // where the first window's are in x's copy

@@ -271,14 +271,11 @@ class DirectWeights {
   DirectWeights() = default;
   DirectWeights(const Layout& l, const WeightTiles& tiles) : l_(l), tiles_(tiles) {
     constexpr int64_t kCopied = 48 << 10, kSums = 48 << 10, kMostOutputs = 4 * gemm::kPanel, kLeastOutputs = 32;  // in elements
-    const auto& [h, w] = l.windows;
-    width_ = std::max(w.begin + w.in + w.end, (w.out - 1) * w.stride + (w.kernel - 1) * w.dilation + 1);
-    windows_ = divided_up(tiles.columns - 1, w.out) + 1;  // rows of windows, of which a tile may have a part
-    windows_ = std::min(windows_, h.out);
-    plane_ = ((windows_ - 1) * h.stride + (h.kernel - 1) * h.dilation + 1) * width_;
+    plane_ = TilePlane(l.windows, tiles.columns);
     const int64_t taps = l.windows.taps(), wide = tiles.samples * tiles.columns;
     outputs_ = std::min(kMostOutputs, l.out_channels);
-    channels_ = outputs_ > 0 ? std::min(kCopied / (tiles.samples * plane_), kSums / (taps * std::min(outputs_, kLeastOutputs * 4))) : 0;
+    channels_ =
+        outputs_ > 0 ? std::min(kCopied / (tiles.samples * plane_.size()), kSums / (taps * std::min(outputs_, kLeastOutputs * 4))) : 0;
     applies_ = !l.windows.plain() && l.windows.out_size() > 0 && channels_ > 0 && l.out_channels >= gemm::kWidth;
     if (!applies_) return;
     channels_ = std::clamp<int64_t>(channels_, 1, l.in_channels);
@@ -293,17 +290,14 @@ class DirectWeights {
     sums_row_ = divided_up(outputs_, gemm::kWidth) * gemm::kWidth;
     Places places;
     const auto take = [&](int64_t elements) { return places.take(elements * int64_t{sizeof(float)}); };
-    take(channels_ * tiles.samples * plane_);
+    take(channels_ * tiles.samples * plane_.size());
     panel_at_ = take(std::min(wide, kDepthBlock) * gemm::kPanel);
     sums_at_ = take(channels_ * taps * sums_row_);
     dy_at_ = take(tiles.samples > 1 ? outputs_ * wide : 0);
     table_at_ = take(wide);
     bytes_ = places.all();
     for (int64_t channel = 0; channel < channels_; ++channel) {
-      for (int64_t kh = 0; kh < h.kernel; ++kh) {
-        for (int64_t kw = 0; kw < w.kernel; ++kw)
-          taps_.push_back(channel * tiles.samples * plane_ + kh * h.dilation * width_ + kw * w.dilation);
-      }
+      for (int64_t tap = 0; tap < taps; ++tap) taps_.push_back(channel * tiles.samples * plane_.size() + plane_.tap(tap));
     }
   }
 
@@ -343,33 +337,14 @@ class DirectWeights {
  private:
   // What the windows [column, column + count) of some samples read, and where each window's first tap does.
   void copy_x(const float* x, int64_t samples, int64_t channels, int64_t column, int64_t count, std::byte* place) const {
-    const auto& [h, w] = l_.windows;
-    const int64_t first = column / w.out, rows = (column + count - 1) / w.out - first + 1;
-    const int64_t lines = (rows - 1) * h.stride + (h.kernel - 1) * h.dilation + 1;
     for (int64_t channel = 0; channel < channels; ++channel) {
       for (int64_t i = 0; i < samples; ++i) {
-        float* to = reinterpret_cast<float*>(place) + (channel * tiles_.samples + i) * plane_;
         const float* const from = x + i * l_.image() + channel * l_.windows.in_size();
-        for (int64_t line = 0; line < lines; ++line, to += width_) {
-          const int64_t at = first * h.stride + line - h.begin;
-          if (at < 0 || at >= h.in) {
-            std::fill_n(to, width_, 0.0f);
-            continue;
-          }
-          std::fill_n(to, w.begin, 0.0f);
-          std::copy_n(from + at * w.in, w.in, to + w.begin);
-          std::fill_n(to + w.begin + w.in, width_ - w.begin - w.in, 0.0f);
-        }
+        plane_.fill(column, count, 1, reinterpret_cast<float*>(place) + (channel * tiles_.samples + i) * plane_.size(),
+                    [&](int64_t row, float* to) { std::copy_n(from + row * l_.windows.w.in, l_.windows.w.in, to); });
       }
     }
-    auto* table = reinterpret_cast<int32_t*>(place + table_at_);
-    for (int64_t i = 0; i < samples; ++i) {
-      int64_t across = column - first * w.out, line = i * plane_;
-      for (int64_t k = 0; k < count; ++k) {
-        *table++ = static_cast<int32_t>(line + across * w.stride);
-        if (++across == w.out) across = 0, line += h.stride * width_;
-      }
-    }
+    plane_.find_windows(samples, column, count, 1, reinterpret_cast<int32_t*>(place + table_at_));
   }
 
   // The products of one tile.
@@ -417,7 +392,7 @@ class DirectWeights {
 
   Layout l_;
   WeightTiles tiles_;
-  int64_t width_ = 0, windows_ = 0, plane_ = 0;                 // of x's copy: a row, rows of windows, a sample's part of a channel
+  TilePlane plane_;                                             // of x's copy, a sample's part of a channel
   int64_t channels_ = 0, across_ = 0, outputs_ = 0, down_ = 0;  // of a task: channels of x and of y
   int64_t sums_row_ = 0, panel_at_ = 0, sums_at_ = 0, dy_at_ = 0, table_at_ = 0, bytes_ = 0;
   bool applies_ = false;

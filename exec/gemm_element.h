@@ -65,7 +65,17 @@ inline bool has_pairs() {
   return has;
 }
 
-// The bits of bfloat16 of 2 x 16 floats, the lower ones first. converts: has_pairs()
+// The bits of bfloat16 of sixteen floats: to_bfloat16 of each.
+inline __m256i rounded16(__m512 x) {
+  const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const __m512i all = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));  // NaN
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(all, 16));
+}
+
+inline __m512 load16(const std::byte* from) { return _mm512_loadu_ps(reinterpret_cast<const float*>(from)); }
+
+// The same of 2 x 16, the lower ones first, where denormal numbers become zero. converts: has_pairs()
 inline __m512i rounded32(__m512 lower, __m512 upper, bool converts) {
   __m512i result;
   if (converts) {  // as text: the rest of the file is compiled for processors that may lack it
@@ -73,18 +83,12 @@ inline __m512i rounded32(__m512 lower, __m512 upper, bool converts) {
     return result;
   }
   const auto halves = [](__m512 x) {
-    const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    const __m512i all = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));  // NaN
-    const __m512i size = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)),
-                  sign = _mm512_andnot_si512(_mm512_set1_epi32(0x7fffffff), bits);
+    const __m512i bits = _mm512_castps_si512(x), size = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
     const __mmask16 is_denormal = _mm512_cmplt_epi32_mask(size, _mm512_set1_epi32(kLeastNormal));
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(all, is_denormal, sign), 16));
+    return rounded16(_mm512_castsi512_ps(_mm512_mask_xor_epi32(bits, is_denormal, bits, size)));  // its sign is left
   };
   return _mm512_inserti64x4(_mm512_castsi256_si512(halves(lower)), halves(upper), 1);
 }
-
-inline __m512 load16(const std::byte* from) { return _mm512_loadu_ps(reinterpret_cast<const float*>(from)); }
 
 // Sixteen pairs, of elements of one row and of the next; null: zeros.
 template <Element e> __m512i pairs16(const std::byte* first, const std::byte* second, bool converts) {
@@ -157,11 +161,7 @@ template <Element e> void narrow8(const float* from, std::byte* to) {
 #ifdef __AVX512F__
 // Sixteen floats as bfloat16.
 inline void narrow16(const float* from, std::byte* to) {
-  const __m512 x = _mm512_loadu_ps(from);
-  const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-  const __m512i all = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(_mm512_srli_epi32(all, 16)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), rounded16(_mm512_loadu_ps(from)));
 }
 #endif
 // The same of n floats.

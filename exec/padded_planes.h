@@ -97,4 +97,53 @@ class PaddedPlanes {
   std::vector<Tap> taps_;
 };
 
+// What tiles of neighbouring windows read of a plane, as the gradient of the weight reads it: the rows from a tile's first row of windows
+// on, with their padding, one behind the other. An element is one number or, with several channels side by side, `lanes`.
+class TilePlane {
+ public:
+  TilePlane() = default;
+  // columns: windows of a tile, at most
+  TilePlane(const Windows& windows, int64_t columns) : h_(windows.h), w_(windows.w) {
+    width_ = std::max(w_.begin + w_.in + w_.end, (w_.out - 1) * w_.stride + (w_.kernel - 1) * w_.dilation + 1);
+    const int64_t rows = std::min((columns - 1 + w_.out - 1) / w_.out + 1, h_.out);  // of windows, of which a tile may have a part
+    size_ = lines(rows) * width_;
+  }
+
+  int64_t size() const { return size_; }  // elements
+  // Where a window's tap is, from the window's first one on.
+  int64_t tap(int64_t t) const { return t / w_.kernel * h_.dilation * width_ + t % w_.kernel * w_.dilation; }
+
+  // The copy for windows [column, column + count). put(row, to): row of the plane to where its first element is.
+  template <typename Put> void fill(int64_t column, int64_t count, int64_t lanes, float* to, const Put& put) const {
+    const int64_t first = column / w_.out, end = lines((column + count - 1) / w_.out - first + 1);
+    for (int64_t line = 0; line < end; ++line, to += width_ * lanes) {
+      const int64_t row = first * h_.stride + line - h_.begin;
+      if (row < 0 || row >= h_.in) {
+        std::fill_n(to, width_ * lanes, 0.0f);
+        continue;
+      }
+      std::fill_n(to, w_.begin * lanes, 0.0f);
+      put(row, to + w_.begin * lanes);
+      std::fill_n(to + (w_.begin + w_.in) * lanes, (width_ - w_.begin - w_.in) * lanes, 0.0f);
+    }
+  }
+
+  // Where the first tap of each of these windows is, of some samples whose copies lie one behind the other.
+  void find_windows(int64_t samples, int64_t column, int64_t count, int64_t lanes, int32_t* to) const {
+    for (int64_t i = 0; i < samples; ++i) {
+      int64_t across = column % w_.out, line = i * size_;
+      for (int64_t k = 0; k < count; ++k) {
+        *to++ = static_cast<int32_t>((line + across * w_.stride) * lanes);
+        if (++across == w_.out) across = 0, line += h_.stride * width_;
+      }
+    }
+  }
+
+ private:
+  int64_t lines(int64_t rows) const { return (rows - 1) * h_.stride + (h_.kernel - 1) * h_.dilation + 1; }
+
+  WindowAxis h_, w_;
+  int64_t width_ = 0, size_ = 0;
+};
+
 ORT_TRAIN_OPS_END

@@ -122,16 +122,11 @@ struct ForwardOfFloats {
     const float *const x = args.in<float>(0), *const w = args.in<float>(1),
                        *const bias = args.inputs.size() > 2 ? args.in<float>(2) : nullptr;
     const auto place = [&](int worker) { return args.workspace + worker * bytes(); };
-    if (direct.applies()) {
-      args.workers().parallel_for(direct.tasks(),
-                                  [&](int64_t task, int worker) { direct.run(x, w, bias, args.out<float>(0), task, place(worker)); });
-      return;
-    }
-    const int64_t each = depthwise.parts_of_task();
-    args.workers().parallel_for(divided_up(depthwise.parts(), each), [&](int64_t task, int worker) {
-      for (int64_t part = task * each; part < std::min((task + 1) * each, depthwise.parts()); ++part)
-        depthwise.run(x, w, bias, args.out<float>(0), part, place(worker));
-    });
+    float* const y = args.out<float>(0);
+    if (direct.applies())
+      args.workers().parallel_for(direct.tasks(), [&](int64_t task, int worker) { direct.run(x, w, bias, y, task, place(worker)); });
+    else
+      args.workers().parallel_for(depthwise.tasks(), [&](int64_t task, int worker) { depthwise.run(x, w, bias, y, task, place(worker)); });
   }
 };
 

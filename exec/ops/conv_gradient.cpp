@@ -147,19 +147,15 @@ struct InputOfFloats {
   }
   void run(const KernelArgs& args) const {
     const float *const dy = args.in<float>(0), *const w = args.in<float>(1);
+    float* const dx = args.out<float>(0);
     const auto place = [&, each = workspace()](int worker) { return args.workspace + each.shared + worker * each.each; };
     if (direct.applies()) {
       auto* const packed = reinterpret_cast<float*>(args.workspace);
       args.workers().parallel_for(direct.blocks(), [&](int64_t block, int) { direct.pack(w, block, packed); });
-      args.workers().parallel_for(direct.tasks(),
-                                  [&](int64_t task, int worker) { direct.run(dy, packed, args.out<float>(0), task, place(worker)); });
-      return;
+      args.workers().parallel_for(direct.tasks(), [&](int64_t task, int worker) { direct.run(dy, packed, dx, task, place(worker)); });
+    } else {
+      args.workers().parallel_for(depthwise.tasks(), [&](int64_t task, int worker) { depthwise.run(dy, w, dx, task, place(worker)); });
     }
-    const int64_t each = depthwise.parts_of_task();
-    args.workers().parallel_for(divided_up(depthwise.parts(), each), [&](int64_t task, int worker) {
-      for (int64_t part = task * each; part < std::min((task + 1) * each, depthwise.parts()); ++part)
-        depthwise.run(dy, w, args.out<float>(0), part, place(worker));
-    });
   }
 };
 

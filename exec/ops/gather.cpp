@@ -7,8 +7,7 @@
 // Where a table is in parts, each a range of its rows (passes/split_weights.h), GatherPart{first, total}(part, indices, base?) puts the
 // rows that lie in it into the base, in place; without one, what other parts hold is left to the nodes that fill it next.
 // GatherGrad{axis, shape, first, rows} makes the gradient of rows [first, first + rows) of a table of that shape: how it adds is chosen by
-// the whole table. GatherGrad(dy, indices, base) adds to the base, in place, instead of to zeros:
-// what other uses of a table leave.
+// the whole table. GatherGrad(dy, indices, base) adds to the base, what other uses of a table leave, in place instead of to zeros.
 //
 // Rows of a table that is stored in blocks (graph/weight_blocks.h) are decoded as they are read, to float32.
 //

@@ -174,60 +174,35 @@ template <typename Unit> Words words_of_a(const Product<float>& p, const Block& 
   return {room.a, 1, room.a_row};
 }
 
-// Rows of memory that come into the second-level cache, some lines at a time.
-class Lines {
- public:
-  Lines() = default;
-  // times: in how many times
-  Lines(const std::byte* from, int64_t rows, int64_t row, int64_t bytes, int64_t times)
-      : from_(from), row_(row), each_((bytes + 63) / 64), left_(rows * each_), share_(times > 0 ? (left_ + times - 1) / times : 0) {}
-
-  void fetch() {
-    for (int64_t n = std::min(share_, left_); n > 0; --n, --left_) {
-      __builtin_prefetch(from_ + line_ * 64, 0, 2);
-      if (++line_ == each_) {
-        line_ = 0;
-        from_ += row_;
-      }
-    }
-  }
-
- private:
-  const std::byte* from_ = nullptr;
-  int64_t row_ = 0, each_ = 0, left_ = 0, share_ = 0, line_ = 0;
-};
-
-// `rows` x `columns` of an operand.
-inline Lines lines_of(const Operand<float>& m, int64_t rows, int64_t columns, int64_t times) {
-  const int64_t size = m.size();
-  if (m.column == 1) return {m.data, rows, m.row * size, columns * size, times};
-  return {m.data, columns, m.column * size, rows * size, times};
-}
-
-// What the next panel of B is: lines that come into the cache while this one is multiplied.
+// The next panel of B, whose lines come into the second-level cache while this one is multiplied: a few in each kernel, for what is waited
+// for holds up the kernel's own reads. It lies in rows, or transposed in columns: in strips.
 class Ahead {
  public:
-  // B of the next panel, depth x width of it; of depth 0: there is none. kernels: how many of them this panel has
-  Ahead(const Operand<float>& next, int64_t depth, int64_t width, int64_t kernels)
-      : from_(next.data), row_(next.row * next.size()), is_dense_(depth > 0 && next.column == 1) {
-    if (depth > 0 && !is_dense_) lines_ = lines_of(next, depth, width, kernels);
+  // depth x width of it; of depth 0: there is none. This panel has so many kernels, each of so many words.
+  Ahead(const Operand<float>& next, int64_t depth, int64_t width, int64_t kernels, int64_t words) : data_(next.data), each_(words / 4) {
+    if (depth == 0 || each_ == 0) return;
+    const int64_t size = next.size(), strips = next.column == 1 ? depth : width, length = next.column == 1 ? width : depth;
+    strip_ = (next.column == 1 ? next.row : next.column) * size;
+    const bool is_aligned = reinterpret_cast<uintptr_t>(data_) % 64 == 0 && strip_ % 64 == 0;
+    const int64_t groups = (strips + each_ - 1) / each_, lines = (length * size + 63) / 64 + (is_aligned ? 0 : 1);
+    at_once_ = groups * lines <= kernels ? 1 : 4;
+    lines_ = (lines + at_once_ - 1) / at_once_;
+    kernels_ = groups * lines_;
   }
-  // Of a transposed B a share before each kernel.
-  void fetch() { lines_.fetch(); }
-  // Of another one, a line an iteration: in kernel `i` these. Words of pairs are two rows.
-  template <typename Unit> bool fetch_within(int64_t i, Micro& m) const {
-    constexpr int64_t rows = Unit::pairs ? 2 : 1, lines = 4;
-    if (!is_dense_ || i >= rows * lines) return false;
-    m.prefetch = from_ + i / rows * 64 + i % rows * row_;
-    m.prefetch_step = rows * row_;
+  // Whether kernel `i` has any.
+  bool fetch(int64_t i, Micro& m) const {
+    if (i >= kernels_) return false;
+    m.prefetch = data_ + i / lines_ * each_ * strip_ + i % lines_ * at_once_ * 64;
+    m.prefetch_within = at_once_ == 1 ? 0 : 64;
+    m.prefetch_step = strip_;
     return true;
   }
 
  private:
-  const std::byte* from_;
-  int64_t row_;
-  bool is_dense_;
-  Lines lines_;
+  const std::byte* data_;
+  int64_t each_, strip_ = 0;         // strips of a kernel; bytes from one to the next
+  int64_t at_once_ = 0, lines_ = 0;  // of a strip
+  int64_t kernels_ = 0;              // that have some
 };
 
 // Rounds what a kernel left in `edge`, whole vectors.
@@ -255,8 +230,6 @@ inline void finish(const Product<float>& p, int64_t rows, int64_t columns, const
       std::copy_n(sums, columns, to.from(r, 0).own());
   }
 }
-
-template <typename Unit> int64_t kernels_of(const Product<float>& p) { return (p.rows + Unit::rows - 1) / Unit::rows; }
 
 // depth x columns of a B that is stored in blocks, in rows of `width` floats, zeros behind them.
 inline Operand<float> decoded(const Operand<float>& b, int64_t depth, int64_t columns, int64_t width, float* to) {
@@ -292,15 +265,16 @@ inline Operand<float> decoded(const Operand<float>& b, int64_t depth, int64_t co
 // One panel of one depth block, all rows.
 template <typename Unit>
 void multiply_panel(const Product<float>& p, const Words& a, const Block& block, int64_t j, int64_t columns, int64_t width,
-                    const Room& room, Lines& next_a) {
+                    const Room& room) {
   const int64_t depth = block.depth;
   Operand<float> b = p.b.from(block.begin, j);
   const bool in_blocks = b.is_in_blocks(), is_own = b.element == Element::own, is_whole = columns == width;
   const bool is_packed = in_blocks && is_own && !Unit::pairs;  // by being decoded
   if (in_blocks) b = decoded(b, depth, columns, width, is_packed ? room.panel : room.decoded);
   const bool direct = b.column == 1 && is_whole && !is_packed;
-  const bool few = direct && is_own && p.rows <= kRows;                                                    // B is read once: no copy
-  const bool packing = direct && !few && p.rows >= kRows && !Unit::pairs && p.triangle == Triangle::none;  // the first rows copy
+  const bool few = direct && is_own && p.rows <= kRows;  // B is read once: no copy
+  const bool packing =                                   // the first rows copy
+      Unit::packs && direct && !few && p.rows >= kRows && p.triangle == Triangle::none && (!Unit::pairs || depth % 2 == 0);
   const bool before = !few && !packing && !is_packed;
   if (before && !is_own)
     pack_elements<Unit::pairs>(b.element, {b.data, b.row * b.size(), b.column * b.size()}, depth, columns, width, room.panel);
@@ -315,7 +289,8 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
   const bool is_last = j + columns >= p.columns;
   const int64_t next_depth = in_blocks ? 0 : is_last ? std::min(depth, p.depth - block.begin - depth) : depth;
   const int64_t next_width = is_last ? std::min(Unit::width, p.columns) : std::min(width, p.columns - j - columns);
-  Ahead ahead(is_last ? p.b.from(block.begin + depth, 0) : p.b.from(block.begin, j + columns), next_depth, next_width, kernels_of<Unit>(p));
+  const Ahead ahead(is_last ? p.b.from(block.begin + depth, 0) : p.b.from(block.begin, j + columns), next_depth, next_width,
+                    (p.rows + Unit::rows - 1) / Unit::rows, words_of<Unit>(depth));
   for (int64_t i = 0; i < p.rows; i += Unit::rows) {
     const int64_t rows = std::min<int64_t>(Unit::rows, p.rows - i);
     int64_t begin = 0, end = depth;
@@ -328,8 +303,6 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
     const int64_t skipped = begin - Unit::aligned(begin);
     begin -= skipped;
     const bool copying = packing && i == 0;
-    ahead.fetch();
-    next_a.fetch();
     const bool source = few || copying;
     const Result<float> to = result.from(i, j);
     Micro m{.depth = end - begin,
@@ -339,10 +312,11 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
             .a_row = a.row,
             .a_depth = a.depth,
             .b = source ? static_cast<const void*>(b.from(begin, 0).data) : room.panel + begin * width,
-            .b_depth = source ? b.row : width,
+            .b_depth = !source       ? width
+                       : Unit::pairs ? 2 * b.row
+                                     : b.row,
             .panel = room.panel,
             .prefetch = reinterpret_cast<const std::byte*>(a.data),
-            .prefetch_step = 0,
             .c = rounds || !is_whole ? edge : to.own(),
             .c_row = rounds || !is_whole ? Unit::width : to.row,
             .result = to.data,
@@ -350,12 +324,11 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
             .start = start.data ? start.data + i * start.row + j : nullptr,
             .start_row = start.row,
             .alpha = p.alpha};
-    // The next panel's lines in the first kernels; or the next rows of a transposed A.
-    if (!ahead.fetch_within<Unit>(i / Unit::rows, m) && a.row == 1 && j == 0) {
+    if (!ahead.fetch(i / Unit::rows, m) && a.row == 1 && j == 0) {  // the next rows of a transposed A
       m.prefetch = reinterpret_cast<const std::byte*>(m.a + 2 * Unit::rows);
-      m.prefetch_step = a.depth * int64_t{sizeof(float)};
+      m.prefetch_step = 4 * (m.prefetch_within = a.depth * int64_t{sizeof(float)});
     }
-    const MicroKernel kernel = copying ? packing_kernel(b.element, width) : Unit::kernel(rows, width);
+    const MicroKernel kernel = copying ? packing_kernel<Unit::pairs>(b.element, width) : Unit::kernel(rows, width);
     if (is_whole) {
       kernel(m);
       if (rounds && p.c.element == Element::bfloat16)
@@ -378,14 +351,9 @@ template <typename Unit> void multiply(const Product<float>& p, std::byte* works
   do {
     const Block block{begin, std::min(size, p.depth - begin), begin == 0, begin + size >= p.depth};
     const Words a = words_of_a<Unit>(p, block, room);
-    Lines next_a;
-    if (!block.last) {
-      const int64_t panels = (p.columns + Unit::width - 1) / Unit::width;
-      next_a = lines_of(p.a.from(0, begin + size), p.rows, std::min(size, p.depth - begin - size), panels * kernels_of<Unit>(p));
-    }
     for (int64_t j = 0, width; j < p.columns; j += width) {
       width = Unit::panel(p.columns - j);
-      multiply_panel<Unit>(p, a, block, j, std::min(width, p.columns - j), width, room, next_a);
+      multiply_panel<Unit>(p, a, block, j, std::min(width, p.columns - j), width, room);
     }
     begin += size;
   } while (begin < p.depth);

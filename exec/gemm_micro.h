@@ -51,11 +51,13 @@ struct Micro {
   int64_t rows;
   const float* a;
   int64_t a_row, a_depth;
-  const void* b;              // a packed panel, or B itself
-  int64_t b_depth;            // in its elements
-  float* panel;               // where a packing kernel leaves the panel
-  const std::byte* prefetch;  // one line an iteration, far ahead; never faults
-  int64_t prefetch_step;      // bytes
+  const void* b;    // a packed panel, or B itself
+  int64_t b_depth;  // in its elements, from a word to the next
+  float* panel;     // where a packing kernel leaves the panel
+  // Lines that come into the second-level cache, one an iteration, four iterations at a time: each so many bytes on from the last, the
+  // first of the next four so many. Equal ones cost nothing; none faults.
+  const std::byte* prefetch;
+  int64_t prefetch_within = 0, prefetch_step = 0;
   float* c;
   int64_t c_row;
   const std::byte* result;  // where the elements of C end up, which come into the first-level cache
@@ -65,21 +67,22 @@ struct Micro {
   float alpha;
 };
 
-// How a micro-kernel reads B: a packed panel, or B itself, of elements of this kind, which becomes the panel on the way. That hides the
-// copy behind the arithmetic.
+// How a micro-kernel reads vector `v` of a row of words of B: from a packed panel, or from B itself, of elements of this kind, whose words
+// become the panel on the way. That hides the copy behind the arithmetic.
 struct Packed {
   static constexpr bool packing = false;
-  using Word = float;
-  __attribute__((always_inline)) static Vector load(const float* b) { return gemm::load(b); }
+  using Number = float;
+  __attribute__((always_inline)) static Vector load(const float* b, int64_t, int v) { return gemm::load(b + v * kWidth); }
 };
 template <Element e> struct Packing {
   static constexpr bool packing = true;
-  using Word = std::conditional_t<is_half(e), uint16_t, float>;
-  __attribute__((always_inline)) static Vector load(const Word* b) {
+  using Number = std::conditional_t<is_half(e), uint16_t, float>;
+  __attribute__((always_inline)) static Vector load(const Number* b, int64_t, int v) {
+    b += v * kWidth;
     if constexpr (e == Element::own) {
       return gemm::load(b);
     } else {
-      const auto eight = [](const Word* from) { return widened8<e>(reinterpret_cast<const std::byte*>(from)); };
+      const auto eight = [](const Number* from) { return widened8<e>(reinterpret_cast<const std::byte*>(from)); };
 #ifdef __AVX512F__
       return _mm512_insertf32x8(_mm512_castps256_ps512(eight(b)), eight(b + 8), 1);
 #else
@@ -87,7 +90,25 @@ template <Element e> struct Packing {
 #endif
     }
   }
+  __attribute__((always_inline)) static void fetch(const Number* b, int64_t depth, int v) {
+    __builtin_prefetch(b + 8 * depth + v * kWidth, 0, 3);
+  }
 };
+#ifdef __AVX512F__
+// Of pairs: two rows of B. On processors with AVX512-BF16.
+template <Element e> struct PackingPairs {
+  static constexpr bool packing = true;
+  using Number = std::conditional_t<is_half(e), uint16_t, float>;
+  __attribute__((always_inline)) static Vector load(const Number* b, int64_t depth, int v) {
+    const auto* const first = reinterpret_cast<const std::byte*>(b + v * kWidth);
+    return _mm512_castsi512_ps(pairs16<e>(first, first + depth / 2 * int64_t{sizeof(Number)}, true));
+  }
+  __attribute__((always_inline)) static void fetch(const Number* b, int64_t depth, int v) {
+    __builtin_prefetch(b + 4 * depth + v * kWidth, 0, 3);
+    __builtin_prefetch(b + 4 * depth + depth / 2 + v * kWidth, 0, 3);
+  }
+};
+#endif
 
 template <typename Add, int rows, int vectors, typename Source> __attribute__((noinline)) void micro(const Micro& m) {
   Vector sum[rows][vectors];
@@ -99,24 +120,24 @@ template <typename Add, int rows, int vectors, typename Source> __attribute__((n
   for (int r = 0; r < rows; ++r) {
     for (int v = 0; v < vectors; ++v) __builtin_prefetch(m.result + r * m.result_row + v * kWidth * 4, 1, 3);
   }
-  const auto* b = static_cast<const typename Source::Word*>(m.b);
+  const auto* b = static_cast<const typename Source::Number*>(m.b);
   const std::byte* prefetch = m.prefetch;
-  const int64_t a_depth = m.a_depth, b_depth = m.b_depth, prefetch_step = m.prefetch_step;
+  const int64_t a_depth = m.a_depth, b_depth = m.b_depth;
   float* panel = m.panel;
   const float* a[rows];
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) a[r] = m.a + r * m.a_row;
-  for (int64_t k = m.depth, at = 0; k > 0; --k, at += a_depth) {
+  int64_t at = 0;
+  const auto add_products = [&]() __attribute__((always_inline)) {
     Vector row[vectors];
 #pragma GCC unroll 3
     for (int v = 0; v < vectors; ++v) {
-      row[v] = Source::load(b + v * kWidth);
-      if (Source::packing) {
+      row[v] = Source::load(b, b_depth, v);
+      if constexpr (Source::packing) {
         store(panel + v * kWidth, row[v]);
-        __builtin_prefetch(b + 8 * b_depth + v * kWidth, 0, 3);
+        Source::fetch(b, b_depth, v);
       }
     }
-    __builtin_prefetch(prefetch, 0, 2);
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
       const Vector x = broadcast(a[r][at]);
@@ -124,9 +145,19 @@ template <typename Add, int rows, int vectors, typename Source> __attribute__((n
       for (int v = 0; v < vectors; ++v) sum[r][v] = Add::add_product(x, row[v], sum[r][v]);
     }
     b += b_depth;
-    prefetch += prefetch_step;
+    at += a_depth;
     if (Source::packing) panel += vectors * kWidth;
+  };
+  int64_t k = m.depth;
+  for (const int64_t within = m.prefetch_within, step = m.prefetch_step - 3 * within; k >= 4; k -= 4, prefetch += step) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      __builtin_prefetch(prefetch, 0, 2);
+      if (i < 3) prefetch += within;
+      add_products();
+    }
   }
+  for (; k > 0; --k) add_products();
   const Vector alpha = broadcast(m.alpha);
   float* c = m.c;
   const int64_t c_row = m.c_row;
@@ -149,7 +180,7 @@ using MicroKernel = void (*)(const Micro&);
 
 // How products in vector registers are made. Add: how a product of words is added.
 template <typename Add> struct Vectors {
-  static constexpr bool pairs = Add::pairs, a_in_rows = false;
+  static constexpr bool pairs = Add::pairs, a_in_rows = false, packs = true;  // packs: its first kernel can
   static constexpr int64_t rows = kRows, width = kPanel;
   struct Session {};  // nothing to prepare
 
@@ -191,16 +222,21 @@ struct AddPairs {
 using DotPairs = Vectors<AddPairs>;
 #endif
 
-// The first rows of a product of floats, which leave the packed panel.
-template <Element e> MicroKernel packing_kernel(int64_t columns) {
-  if (columns == kWidth) return micro<AddFused, kRows, 1, Packing<e>>;
-  if (columns == 2 * kWidth) return micro<AddFused, kRows, 2, Packing<e>>;
-  return micro<AddFused, kRows, kVectors, Packing<e>>;
+// The first rows of a product, which leave the packed panel.
+template <typename Add, typename Source> MicroKernel packing_kernel(int64_t columns) {
+  if (columns == kWidth) return micro<Add, kRows, 1, Source>;
+  if (columns == 2 * kWidth) return micro<Add, kRows, 2, Source>;
+  return micro<Add, kRows, kVectors, Source>;
 }
-inline MicroKernel packing_kernel(Element element, int64_t columns) {
-  if (element == Element::own) return packing_kernel<Element::own>(columns);
+template <bool pairs> MicroKernel packing_kernel(Element element, int64_t columns) {
+  if (element == Element::own) return packing_kernel<AddFused, Packing<Element::own>>(columns);
   MicroKernel kernel = nullptr;
-  for_element(element, [&]<Element e>() { kernel = packing_kernel<e>(columns); });
+  for_element(element, [&]<Element e>() {
+    if constexpr (!pairs) kernel = packing_kernel<AddFused, Packing<e>>(columns);
+#ifdef __AVX512F__
+    if constexpr (pairs && is_bfloat16(e)) kernel = packing_kernel<AddPairs, PackingPairs<e>>(columns);
+#endif
+  });
   return kernel;
 }
 

@@ -95,6 +95,28 @@ template <Element e> void pair_along_rows(const Source& from, int64_t rows, int6
   }
 }
 
+#ifdef __AVX512F__
+// Columns that lie one behind the other, 16 of them, as a panel's rows of pairs: whole blocks of 32 elements. Returns how far it came.
+template <Element e>
+int64_t transpose_pairs16(const std::byte* from, int64_t column, int64_t depth, int64_t width, float* to, bool converts) {
+  constexpr int64_t size = bytes_each<float>(e), kStep = 32;
+  int64_t k = 0;
+  for (; k + kStep <= depth; k += kStep, from += kStep * size, to += kStep / 2 * width) {
+    __m512 words[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) {
+      const std::byte* const at = from + i * column;
+      if constexpr (e == Element::bfloat16)
+        words[i] = load16(at);
+      else
+        words[i] = _mm512_castsi512_ps(rounded32(load16(at), load16(at + kStep / 2 * size), converts));
+    }
+    transpose16(words, to, width);
+  }
+  return k;
+}
+#endif
+
 // Columns that lie one behind the other as a panel of `width`, in blocks of 8 columns: of each, so many elements as a line holds in one go.
 template <Element e, bool pairs> void transpose_columns(const Source& from, int64_t depth, int64_t columns, int64_t width, float* panel) {
   constexpr int64_t size = bytes_each<float>(e), step = pairs ? 16 : 8, line = 64 / size;  // step: elements of 8 words
@@ -103,8 +125,15 @@ template <Element e, bool pairs> void transpose_columns(const Source& from, int6
     if constexpr (pairs) return as_word(bits<e>(column, k) | (k + 1 < depth ? bits<e>(column, k + 1) << 16 : 0));
     return widened<e>(column, k);
   };
+  int64_t done = 0;  // of the depth, of sixteen columns
   for (int64_t j = 0; j < width; j += 8) {
-    for (int64_t begin = 0; begin < depth; begin += line) {
+#ifdef __AVX512F__
+    if constexpr (pairs) {
+      if (j % 16 == 0)
+        done = j + 16 <= columns ? transpose_pairs16<e>(from.data + j * from.column, from.column, depth, width, panel + j, converts) : 0;
+    }
+#endif
+    for (int64_t begin = done; begin < depth; begin += line) {
       const int64_t end = std::min(begin + line, depth);
       for (int64_t k = begin; k < end; k += step) {
         float* const to = panel + (pairs ? k / 2 : k) * width + j;

@@ -27,7 +27,7 @@ inline constexpr int64_t kTileSide = 16, kTileStep = 16;  // rows or columns, an
 
 // How products in tile registers are made. Registers: how they are reached (TileRegisters; a model of them in tests).
 template <typename Registers> struct Tiles {
-  static constexpr bool pairs = true, a_in_rows = true;
+  static constexpr bool pairs = true, a_in_rows = true, packs = false;
   static constexpr int64_t rows = 2 * kTileSide, width = 2 * kTileSide;
   using Session = typename Registers::Session;  // its life is that of a product on this thread
 

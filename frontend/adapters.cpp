@@ -206,6 +206,7 @@ std::vector<Adapter> adapt(Imported& model, const AdapterSettings& settings, con
     adapters = add_adapters(graph, spec, passes.read);
     return true;
   });
+  run_pass("join_adapters", graph, passes, [&] { return join_adapters(graph, adapters); });
   const auto add_weight = [&](const Adapter& adapter, const std::string& name, const Shape& shape) -> Weight& {
     return model.weights.emplace_back(Weight{.parameter = name,
                                              .dtype = graph.value(graph.find_value(name)).dtype,

@@ -67,6 +67,9 @@ struct Adapter {
 // a weight can't have one.
 std::vector<Adapter> add_adapters(Graph& graph, const AdapterSpec& spec, const std::set<size_t>& read);
 
+// Where several of them read the same, that meets their matrices A as one (join_adapters.cpp).
+bool join_adapters(Graph& graph, const std::vector<Adapter>& adapters);
+
 // Adds the nodes of one adapter to one use of its weight (adapter_nodes.cpp).
 class AdapterNodes {
  public:

@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 
+#include "graph/onnx/writer.h"
 #include "tests/adapter_job.h"
 
 namespace ort_train {
@@ -105,6 +107,78 @@ TEST_F(AdapterRuns, TheyComputeWhatTheSameNodesCompute) {
   EXPECT_EQ(other.losses, run.losses);
   EXPECT_EQ(weight(other.summary.model_path, "a1"), matrix(run.summary.model_path, "second.lora_A.weight"));
   EXPECT_EQ(weight(other.summary.model_path, "b0"), matrix(run.summary.model_path, "first.lora_B.weight"));
+}
+
+// Three products of the same x: their matrices A are multiplied as one, and stay parameters of their own, to which any optimizer, rate and
+// file is what it is without.
+TEST_F(AdapterRuns, TargetsThatShareAnInputShareItsProduct) {
+  ort_train_onnx::ModelProto model = with_dots(fmt::format(
+      R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, {}] x) => (float[batch, {}] y) {{
+           h = Gemm <transB = 1> (x, first_weight)
+           q = MatMul (h, q_weight)
+           k = Gemm <transB = 1> (h, k_weight)
+           v = MatMul (h, v_weight)
+           a = Tanh (q)
+           b = Mul (a, k)
+           c = Add (b, v)
+           y = MatMul (c, head_weight) }})",
+      kIn, kOut));
+  const std::pair<const char*, std::vector<int64_t>> weights[] = {{"first.weight", {kInner, kIn}},
+                                                                  {"q.weight", {kInner, kInner}},
+                                                                  {"k.weight", {kInner, kInner}},
+                                                                  {"v.weight", {kInner, kInner}},
+                                                                  {"head.weight", {kInner, kOut}}};
+  for (const auto& [name, dims] : weights) {
+    std::vector<float> values = numbers(element_count(dims), 7907 + 2 * static_cast<int64_t>(model.graph().initializer_size()));
+    for (float& value : values) value /= 64;
+    *model.mutable_graph()->add_initializer() = tensor_of(name, dims, values);
+  }
+  Options shared = with_data(write_model(folder, model, "shared.onnx"));
+  shared.adapter_only = true;
+  const auto products = [&](Options o) {
+    o.dump_after["join_adapters"] = folder / "joined.onnx";
+    Trainer trainer(o);
+    std::map<std::string, int64_t> count;
+    const Graph graph = read_graph(folder / "joined.onnx");
+    for (const NodeId id : graph.order()) ++count[std::string(graph.node(id).op->name)];
+    return std::pair(count["MatMul"], count["Concat"]);
+  };
+  EXPECT_EQ(products(shared), std::pair(int64_t{5 + 1 + 1 + 4}, int64_t{1}));  // the model's, first's A, the others', all B
+  Options dropped = shared;
+  dropped.lora_dropout = 0.1;  // each reads an x of its own
+  EXPECT_EQ(products(dropped), std::pair(int64_t{5 + 4 + 4}, int64_t{0}));
+
+  fs::create_directory(folder / "disk");
+  const auto close = [](const auto& is, const auto& expected, double tolerance) {
+    ASSERT_EQ(is.size(), expected.size());
+    for (size_t i = 0; i < is.size(); ++i) ASSERT_NEAR(is[i], expected[i], tolerance * std::max(1.0, std::abs(double{expected[i]}))) << i;
+  };
+  for (const std::string kind :
+       {"adamw", "lamb", "adafactor", "adamw, DoRA", "adamw, nf4"}) {  // lamb and adafactor take a matrix as a whole
+    SCOPED_TRACE(kind);
+    Options o = shared;
+    o.optim = kind.substr(0, kind.find(','));
+    o.use_dora = kind.ends_with("DoRA");
+    if (kind.ends_with("nf4")) o.base_dtype = "nf4";
+    o.lora_plus_ratio = 4;
+    const Run joined = train(o);
+    Options streamed = o;
+    streamed.nvme_path = folder / "disk";
+    streamed.budget = least_budget(streamed);
+    streamed.threads = 1;
+    const Run again = train(streamed);
+    EXPECT_EQ(again.losses, joined.losses);
+    EXPECT_EQ(again.summary.weights_hash, joined.summary.weights_hash);
+    streamed.output_dir = folder / ("resumed-" + kind);
+    EXPECT_EQ(train_in_two(streamed, 3).weights_hash, joined.summary.weights_hash);
+
+    o.skip_passes = {"join_adapters"};
+    const Run apart = train(o);
+    close(joined.losses, apart.losses, 1e-5);
+    for (const char* name : {"first.lora_A.weight", "q.lora_A.weight", "k.lora_A.weight", "v.lora_A.weight", "v.lora_B.weight"})
+      close(matrix(joined.summary.model_path, name), matrix(apart.summary.model_path, name), 1e-4);
+    EXPECT_EQ(joined.plan.groups.size(), apart.plan.groups.size());
+  }
 }
 
 // DoRA's magnitudes are the norms of the rows, or columns, of the new weights.

@@ -30,14 +30,15 @@ def rounded(weight, base):
 
 
 def model(path):
-    """A table, a product with a matrix [out, in], one with a matrix [in, out], a head. Returns the weights."""
+    """A table, a product with a matrix [out, in], two of its result with matrices [in, out], a head. Returns the weights."""
     draw = np.random.default_rng(5)
     weights = {"table.weight": draw.normal(0, 1, (TABLE, IN)), "first.weight": draw.normal(0, 0.1, (INNER, IN)), "first.bias": draw.normal(0, 0.1, INNER),
-               "second.weight": draw.normal(0, 0.1, (INNER, IN)), "head.weight": draw.normal(0, 0.1, (IN, OUT))}
+               "second.weight": draw.normal(0, 0.1, (INNER, IN)), "third.weight": draw.normal(0, 0.1, (INNER, IN)), "head.weight": draw.normal(0, 0.1, (IN, OUT))}
     weights = {name: value.astype(np.float32) for name, value in weights.items()}
     nodes = [helper.make_node("Gather", ["table.weight", "words"], ["x"]), helper.make_node("Transpose", ["first.weight"], ["turned"], perm=[1, 0]),
              helper.make_node("MatMul", ["x", "turned"], ["a"]), helper.make_node("Add", ["a", "first.bias"], ["b"]), helper.make_node("Tanh", ["b"], ["c"]),
-             helper.make_node("MatMul", ["c", "second.weight"], ["d"]), helper.make_node("Tanh", ["d"], ["e"]), helper.make_node("MatMul", ["e", "head.weight"], ["y"])]
+             helper.make_node("MatMul", ["c", "second.weight"], ["d"]), helper.make_node("Tanh", ["d"], ["e"]),
+             helper.make_node("MatMul", ["c", "third.weight"], ["f"]), helper.make_node("Mul", ["e", "f"], ["g"]), helper.make_node("MatMul", ["g", "head.weight"], ["y"])]
     graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("words", TensorProto.INT64, ["batch", TIME])],
                               [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", TIME, OUT])],
                               [numpy_helper.from_array(value, name) for name, value in weights.items()])
@@ -58,9 +59,9 @@ def adapter(folder, kind):
     """As PEFT writes it. Returns its tensors."""
     draw = np.random.default_rng(6)
     tensors = {}
-    for module, (rows, columns) in {"first": (INNER, IN), "second": (IN, INNER)}.items():  # outputs, inputs
+    for module, (rows, columns) in {"first": (INNER, IN), "second": (IN, INNER), "third": (IN, INNER)}.items():  # outputs, inputs
         if kind == "ia3":
-            tensors[f"{module}.ia3_l"] = 1 + draw.normal(0, 0.2, (rows, 1) if module == "first" else (1, columns))
+            tensors[f"{module}.ia3_l"] = 1 + draw.normal(0, 0.2, (1, columns) if module == "second" else (rows, 1))
             continue
         tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = draw.normal(0, 0.1, (RANK, columns)), draw.normal(0, 0.1, (rows, RANK))
         if kind == "dora":
@@ -68,7 +69,7 @@ def adapter(folder, kind):
     tensors = {name: value.astype(np.float32) for name, value in tensors.items()}
     folder.mkdir()
     write_safetensors(folder / "adapter_model.safetensors", {f"base_model.model.{name}": value for name, value in tensors.items()})
-    config = {"peft_type": "IA3", "target_modules": ["first", "second"], "feedforward_modules": ["second"]} if kind == "ia3" else \
+    config = {"peft_type": "IA3", "target_modules": ["first", "second", "third"], "feedforward_modules": ["second"]} if kind == "ia3" else \
         {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK * SCALE, "use_dora": kind == "dora"}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return tensors
@@ -128,14 +129,17 @@ def test_gradients_are_those_of_the_rounded_weights(tmp_path, kind, base):
     stored = {name: value.astype(np.float64) if name.endswith("bias") else rounded(value, base) for name, value in weights.items()}
     first = Layer("first", stored["first.weight"], stored["first.bias"], tensors)
     second = Layer("second", stored["second.weight"].T, 0, tensors)
+    third = Layer("third", stored["third.weight"].T, 0, tensors)
     c = np.tanh(first.forward(stored["table.weight"][words.ravel()]))
-    e = np.tanh(second.forward(c))
-    error = e @ stored["head.weight"] - labels.reshape(-1, OUT)
+    e, f = np.tanh(second.forward(c)), third.forward(c)
+    error = (e * f) @ stored["head.weight"] - labels.reshape(-1, OUT)
     steps, _ = log(tmp_path / "log.jsonl")
     assert abs(steps[0]["loss"] / (error**2).mean() - 1) < 1e-6
-    dc, of_second = second.backward((2 * error / error.size) @ stored["head.weight"].T * (1 - e**2))
-    _, of_first = first.backward(dc * (1 - c**2))
-    expected, gradients = {**of_first, **of_second}, safetensors(tmp_path / "gradients.safetensors")
+    dg = (2 * error / error.size) @ stored["head.weight"].T
+    dc, of_second = second.backward(dg * f * (1 - e**2))
+    dc_of_third, of_third = third.backward(dg * e)  # which has the same x as the second
+    _, of_first = first.backward((dc + dc_of_third) * (1 - c**2))
+    expected, gradients = {**of_first, **of_second, **of_third}, safetensors(tmp_path / "gradients.safetensors")
     assert sorted(gradients) == sorted(expected)
     for name, value in expected.items():
         assert gradients[name].shape == value.shape

@@ -26,6 +26,8 @@ class CpuDevice : public Device {
   void issue(const Work& work) override;
   void wait(int32_t) override {}
   void finish() override {}
+  void time_work() override { workers_.time_tasks(); }
+  TaskTimes tasks() override { return workers_.times(); }
   void transfer(std::byte* to, const std::byte* from, int64_t bytes) override;
   std::string makes_products(DType type) const override {
     return std::string(type == DType::bfloat16 ? cpu_bfloat16_products() : "float32");

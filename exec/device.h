@@ -67,6 +67,8 @@ class Device {
   virtual void time_work() {}
   // What the work of that number took in the run that has ended; 0: it isn't known.
   virtual double seconds(int32_t) const { return 0; }
+  // The tasks of the work that was issued last, since time_work(); of a device whose work isn't tasks of threads none.
+  virtual TaskTimes tasks() { return {}; }
   // Copies between the host's memory and a device's, or within one, at once; nothing runs then.
   virtual void transfer(std::byte* to, const std::byte* from, int64_t bytes) = 0;
 

@@ -371,6 +371,7 @@ struct Executor::Impl {
         fence.open(*step.instruction);
         if (watch != nullptr && step.kernel) watch->before(entry, step.instruction->node, step.inputs);
         on_device(entry, [&] { issue(step, static_cast<int32_t>(i)); });
+        if (!spent.tasks.empty()) spent.tasks[i] = device.tasks();
         if (watch != nullptr && step.kernel) watch->behind(entry, step.instruction->node, step.outputs);
         fence.close(*step.instruction);
       }
@@ -454,6 +455,7 @@ bool Executor::run(size_t entry, const std::atomic<bool>* stop) { return impl_->
 int64_t Executor::measured_peak_bytes(SpaceId space) const { return impl_->measured_peak(space); }
 void Executor::time_work() {
   impl_->times_work = !impl_->device.is_synchronous();
+  for (RunTimes& times : impl_->times) times.tasks.resize(impl_->times_work ? 0 : times.seconds.size());
   impl_->device.time_work();
 }
 void Executor::watch(NodeWatch* watch) {

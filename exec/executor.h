@@ -21,7 +21,8 @@ namespace ort_train {
 struct RunTimes {
   // By instruction: to compute a node, where the device is synchronous or time_work() was called; else to issue it; to begin a copy.
   std::vector<double> seconds;
-  double waiting = 0;  // seconds for copies of the file, and for work that these wait for
+  std::vector<TaskTimes> tasks{};  // by instruction, where time_work() was called and the device is synchronous; else empty
+  double waiting = 0;              // seconds for copies of the file, and for work that these wait for
 };
 
 // Looks at what nodes read and make, right before and behind each. What it throws ends the run.
@@ -69,7 +70,8 @@ class Executor {
   // instructions, abandons the run (returns false): state that it had changed by then stays changed. Allocates nothing itself.
   bool run(size_t entry, const std::atomic<bool>* stop = nullptr);
 
-  // Before the first run: times() is to tell what a device that isn't synchronous took for each node, not how long it was issued.
+  // Before the first run: times() is to tell what a device that isn't synchronous took for each node, not how long it was issued, and of
+  // a synchronous one the tasks of each node. Runs may be slower, and allocate memory.
   void time_work();
   // From the next run on, this one watches; null: nobody. Only of a synchronous device, whose memory is the host's.
   void watch(NodeWatch* watch);

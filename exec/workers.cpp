@@ -4,11 +4,15 @@
 #include <tbb/parallel_for.h>
 #include <tbb/partitioner.h>
 #include <tbb/task_arena.h>
+#include <time.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
+#include <queue>
 #include <thread>
+#include <vector>
 
 #include "exec/float_environment.h"
 
@@ -42,8 +46,10 @@ Workers::Workers(int threads) : impl_(std::make_unique<Impl>(std::max(threads, 1
 
 Workers::~Workers() = default;
 
+void Workers::run(int64_t tasks, Call call, void* closure) { times_tasks_ ? run_timed(tasks, call, closure) : share(tasks, call, closure); }
+
 // Each thread takes the next task when it has done one: tasks begin in ascending order, and unequal ones balance.
-void Workers::run(int64_t tasks, void (*call)(void*, int64_t, int), void* closure) {
+void Workers::share(int64_t tasks, Call call, void* closure) {
   if (tasks <= 1 || threads_ == 1) {
     const FloatEnvironment environment;
     for (int64_t task = 0; task < tasks; ++task) call(closure, task, 0);
@@ -63,10 +69,55 @@ void Workers::run(int64_t tasks, void (*call)(void*, int64_t, int), void* closur
     }
     __tsan_release(&next);
   };
-  const int takers = static_cast<int>(std::min<int64_t>(tasks, threads_));
+  // Timed tasks share no processor, so that they don't empty each other's caches.
+  const int threads = times_tasks_ ? std::min(threads_, static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))) : threads_;
+  const int takers = static_cast<int>(std::min<int64_t>(tasks, threads));
   __tsan_release(&next);
   impl_->arena.execute([&] { tbb::parallel_for(0, takers, take, tbb::simple_partitioner{}); });
   __tsan_acquire(&next);
+}
+
+namespace {
+
+double thread_seconds() {  // of the processor: what other processes take doesn't count
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+}  // namespace
+
+void Workers::run_timed(int64_t tasks, Call call, void* closure) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
+  struct Timed {
+    Call call;
+    void* closure;
+    std::vector<double> seconds;
+  } timed{call, closure, std::vector<double>(static_cast<size_t>(std::max<int64_t>(tasks, 0)))};
+  const auto timed_call = [](void* of, int64_t task, int worker) {
+    Timed& loop = *static_cast<Timed*>(of);
+    const double start = thread_seconds();
+    loop.call(loop.closure, task, worker);
+    loop.seconds[static_cast<size_t>(task)] = thread_seconds() - start;
+  };
+  share(tasks, timed_call, &timed);
+  ++times_.loops;
+  times_.tasks += tasks;
+  // As share() does it: each task goes to the thread that is free first.
+  std::priority_queue<double, std::vector<double>, std::greater<>> ends(std::greater<>{},
+                                                                        std::vector<double>(static_cast<size_t>(threads_)));
+  double last = 0;
+  for (const double seconds : timed.seconds) {
+    const double end = ends.top() + seconds;
+    ends.pop();
+    ends.push(end);
+    last = std::max(last, end);
+    times_.task_seconds += seconds;
+    times_.longest = std::max(times_.longest, seconds);
+  }
+  times_.scheduled += last;
+  times_.loop_seconds += std::chrono::duration<double>(Clock::now() - begin).count();  // with what timing takes
 }
 
 }  // namespace ort_train

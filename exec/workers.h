@@ -8,8 +8,18 @@
 #include <cstdint>
 #include <memory>
 #include <type_traits>
+#include <utility>
 
 namespace ort_train {
+
+// What loops over tasks took, in seconds.
+struct TaskTimes {
+  int64_t loops = 0, tasks = 0;
+  double loop_seconds = 0;  // of the loops as they ran, with what timing takes
+  double task_seconds = 0;  // of the processor, of all tasks together
+  double longest = 0;       // of one task
+  double scheduled = 0;     // of the loops if as many threads ran as are asked for, each as fast as those that did run
+};
 
 class Workers {
  public:
@@ -35,11 +45,20 @@ class Workers {
     });
   }
 
+  // From here on each task is timed: for times(), which tells of the loops since it was asked last. Loops then allocate memory.
+  void time_tasks() { times_tasks_ = true; }
+  TaskTimes times() { return std::exchange(times_, {}); }
+
  private:
-  void run(int64_t tasks, void (*call)(void*, int64_t, int), void* closure);
+  using Call = void (*)(void* closure, int64_t task, int worker);
+  void run(int64_t tasks, Call call, void* closure);
+  void share(int64_t tasks, Call call, void* closure);
+  void run_timed(int64_t tasks, Call call, void* closure);
   struct Impl;
   std::unique_ptr<Impl> impl_;
   int threads_;
+  bool times_tasks_ = false;
+  TaskTimes times_{};
 };
 
 }  // namespace ort_train

@@ -20,9 +20,16 @@ void append_times(OpJson& to, const Cost& work, double seconds, double all) {
   to["gigabytes_per_second"] = rate(work.bytes);
 }
 
+OpJson tasks_json(const TaskTimes& of, double outside) {
+  return {{"loops", of.loops},           {"count", of.tasks},
+          {"ms", of.task_seconds * 1e3}, {"longest_ms", of.longest * 1e3},
+          {"outside_ms", outside * 1e3}, {"scheduled_ms", (outside + of.scheduled) * 1e3}};
+}
+
 }  // namespace
 
-OpTimes::OpTimes(const Program& program, const std::vector<const Graph*>& graphs, const KernelTables& kernels) {
+OpTimes::OpTimes(const Program& program, const std::vector<const Graph*>& graphs, const KernelTables& kernels, int threads)
+    : threads_(threads) {
   for (size_t e = 0; e < program.entries.size(); ++e) {
     const Graph& graph = *graphs[e];
     EntryTimes& times = entries_.emplace_back();
@@ -39,11 +46,20 @@ OpTimes::OpTimes(const Program& program, const std::vector<const Graph*>& graphs
   }
 }
 
-void OpTimes::add(size_t entry, std::span<const double> seconds) {
+void OpTimes::add(size_t entry, const RunTimes& took) {
   EntryTimes& times = entries_[entry];
   if (++times.runs == 0) return;
+  has_tasks_ |= !took.tasks.empty();
   for (size_t i = 0; i < times.node_of.size(); ++i) {
-    if (times.node_of[i] != kNoNode) times.nodes[times.node_of[i]].seconds += seconds[i];
+    if (times.node_of[i] == kNoNode) continue;
+    Timed& node = times.nodes[times.node_of[i]];
+    node.seconds += took.seconds[i];
+    if (took.tasks.empty()) continue;
+    const TaskTimes& tasks = took.tasks[i];
+    const double outside = std::max(0.0, took.seconds[i] - tasks.loop_seconds);
+    if (times.runs > 1 && outside + tasks.scheduled >= node.outside + node.tasks.scheduled) continue;
+    node.outside = outside;
+    node.tasks = tasks;
   }
 }
 
@@ -72,13 +88,18 @@ void OpTimes::write(const std::string& path) const {
     OpJson op_list = OpJson::array(), node_list = OpJson::array();
     for (const auto& [name, op] : ops)
       append_times(op_list.emplace_back(OpJson{{"op", name}, {"nodes", op.nodes}}), op.work, op.seconds, all);
-    for (const Timed& node : times.nodes)
-      append_times(node_list.emplace_back(OpJson{{"op", node.op}, {"node", node.node}, {"result", node.result}}), node.work,
-                   node.seconds / runs, all);
+    for (const Timed& node : times.nodes) {
+      OpJson& of_node = node_list.emplace_back(OpJson{{"op", node.op}, {"node", node.node}, {"result", node.result}});
+      append_times(of_node, node.work, node.seconds / runs, all);
+      if (has_tasks_) of_node["tasks"] = tasks_json(node.tasks, node.outside);
+    }
     entries.push_back({{"entry", times.name}, {"runs", times.runs}, {"ops", std::move(op_list)}, {"nodes", std::move(node_list)}});
   }
   make_folders(folder_of(path));
-  replace_file(path, OpJson{{"entries", std::move(entries)}}.dump(2, ' ', false, OpJson::error_handler_t::replace) + "\n");
+  OpJson all_times;
+  if (has_tasks_) all_times["threads"] = threads_;
+  all_times["entries"] = std::move(entries);
+  replace_file(path, all_times.dump(2, ' ', false, OpJson::error_handler_t::replace) + "\n");
 }
 
 }  // namespace ort_train

@@ -67,7 +67,8 @@ Runtime::Runtime(Job& job, PlannedJob& planned, CpuDevice& device, const Note& n
       executor_(planned.program, planned.set.graphs(), planned.apart ? *planned.apart : device) {
   if (job.options.op_times.empty()) return;
   Device& runs = this->device();
-  op_times_.emplace(planned.program, planned.set.graphs(), [&runs](SpaceKind kind) { return runs.kernels(kind); });
+  op_times_.emplace(
+      planned.program, planned.set.graphs(), [&runs](SpaceKind kind) { return runs.kernels(kind); }, runs.threads());
   executor_.time_work();
 }
 
@@ -210,7 +211,7 @@ bool Runtime::run(size_t entry, const std::atomic<bool>* until) {
     if (!is_copy(code[i])) spent_.computing += times.seconds[i] * 1e3;
   }
   spent_.waiting += times.waiting * 1e3;
-  if (op_times_) op_times_->add(entry, times.seconds);
+  if (op_times_) op_times_->add(entry, times);
   return true;
 }
 

@@ -32,6 +32,8 @@ def test_programs_that_are_not_built(tmp_path):
     message = lacks("peers.py", tmp_path)
     assert "has no bench-matmul_bench: run" in message and "ort-train and" not in message, message
     assert "has no bench-disk_bench: run `make build-bench`" in lacks("streaming.py", tmp_path)
+    (tmp_path / "build" / "ort-train").unlink()
+    assert "has no ort-train: run `make build-bench`" in lacks("scaling.py", tmp_path)
 
 
 def test_fio(tmp_path):

@@ -121,6 +121,36 @@ TEST_F(WorkersTest, AnExceptionComesThroughAndTheWorkersGoOn) {
   }
 }
 
+// Sixteen tasks, of which the last two are longer: what they take together, and what they would on eight threads.
+TEST_F(WorkersTest, TimedTasksAreScheduledOnAllThreads) {
+  Workers workers(8);
+  const auto loop = [&] {
+    workers.parallel_for(16, [](int64_t task, int) {
+      const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(task < 14 ? 1 : 4);
+      while (std::chrono::steady_clock::now() < end) {
+      }
+    });
+  };
+  loop();
+  EXPECT_EQ(workers.times().loops, 0);
+  workers.time_tasks();
+  loop();
+  const TaskTimes times = workers.times();
+  EXPECT_EQ(times.loops, 1);
+  EXPECT_EQ(times.tasks, 16);
+  EXPECT_EQ(workers.times().tasks, 0);
+  EXPECT_GT(times.longest, 0);
+  EXPECT_GE(times.scheduled, std::max(times.longest, times.task_seconds / 8));
+  EXPECT_LE(times.scheduled, times.task_seconds / 8 + times.longest);  // Graham's bound
+  EXPECT_GE(times.loop_seconds, times.longest);
+  Workers alone(1);
+  alone.time_tasks();
+  alone.parallel_for(3, [](int64_t, int) {});
+  const TaskTimes of_one = alone.times();
+  EXPECT_EQ(of_one.tasks, 3);
+  EXPECT_DOUBLE_EQ(of_one.scheduled, of_one.task_seconds);
+}
+
 // --- threads change nothing -----------------------------------------------------------------------------------------------------------
 
 struct Job {

@@ -133,7 +133,7 @@ template <int sums> Workspace scale_gradient_workspace(const KernelSpec& spec) {
 // outputs[s][j] = the sum over blocks of partial[block][s][j]; an output that is null is left out.
 template <typename T> void add_partials(const RowLayout& layout, const Compute<T>* partial, int sums, T* const* outputs, Workers& workers) {
   constexpr int64_t kColumns = 64;
-  workers.parallel_blocks(layout.n, kColumns * 8, [&](int64_t begin, int64_t end) {
+  workers.parallel_blocks(layout.n, kColumns, [&](int64_t begin, int64_t end) {
     for (int s = 0; s < sums; ++s) {
       if (outputs[s] == nullptr) continue;
       for (int64_t first = begin; first < end; first += kColumns) {

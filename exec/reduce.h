@@ -158,7 +158,7 @@ template <typename Kind, typename T, typename R> void run_reduce(const ReducePla
         }
       });
   if (plan.pieces == 1) return;
-  args.workers().parallel_blocks(outputs, 4096, [&](int64_t begin, int64_t end) {
+  args.workers().parallel_blocks(outputs, ReducePlan::kColumns, [&](int64_t begin, int64_t end) {
     for (int64_t output = begin; output < end; ++output) {
       Total total = partials[output];
       for (int64_t piece = 1; piece < plan.pieces; ++piece) total = Kind::combine(total, partials[piece * outputs + output]);

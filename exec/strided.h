@@ -14,7 +14,7 @@
 ORT_TRAIN_OPS_BEGIN
 
 inline constexpr int kMaxAxes = 16;                      // that are left when what can be merged is merged
-inline constexpr int64_t kTaskBytes = int64_t{1} << 17;  // what one task moves, about
+inline constexpr int64_t kTaskBytes = int64_t{1} << 15;  // what one task moves, about
 inline constexpr int64_t kTaskElements = int64_t{1} << 14;
 // How many items that take `each` make a task.
 inline int64_t per_task(int64_t task, int64_t each) { return std::max<int64_t>(1, task / std::max<int64_t>(1, each)); }

@@ -10,7 +10,7 @@
 
 ORT_TRAIN_OPS_BEGIN
 
-inline constexpr int64_t kUpdateBlock = 32768;  // elements of a task
+inline constexpr int64_t kUpdateBlock = 8192;  // elements of a task
 inline constexpr const char* kNoSecondOrder = "updates are not differentiated";
 
 // Of the number that multiplies a step's gradients (UpdateFactor): where they aren't finite it is NaN, and updates change nothing.

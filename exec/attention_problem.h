@@ -19,13 +19,19 @@ inline constexpr int64_t kBeyond = 8;  // rows of a product's tile, at most: whe
 
 struct Problem {
   int64_t batch = 0, heads = 0, rows = 0, columns = 0, depth = 0, width = 0;  // B, H, T, S, D, E
+  int64_t group = 1;                                                          // neighbouring heads that share keys and values: H / K
   bool causal = false, safe = false;
   float scale = 1;
   std::array<int64_t, 4> bias{};  // strides, 0 where broadcast
   int64_t stride = 0;             // of a row of scores, a multiple of kLanes
 
   HOST_DEVICE int64_t items() const { return batch * heads; }
+  HOST_DEVICE int64_t key_items() const { return items() / group; }
+  HOST_DEVICE int64_t key_item(int64_t item) const { return item / group; }
   int64_t query_blocks() const { return (rows + kQueries - 1) / kQueries; }
+  int64_t key_blocks() const { return (columns + kKeys - 1) / kKeys; }
+  // Columns that the rows before `row` see.
+  int64_t columns_before(int64_t row) const { return causal ? std::min(columns, row) : columns; }
   // Columns that some of the rows before `row` see, of those in the block that begins at `column`.
   int64_t block_columns(int64_t column, int64_t row) const { return std::min({kKeys, columns - column, causal ? row - column : columns}); }
 };
@@ -34,6 +40,7 @@ struct Problem {
 inline Problem problem_of(const KernelSpec& spec, size_t first, size_t bias) {
   const Shape &q = spec.inputs[first].shape, &k = spec.inputs[first + 1].shape, &v = spec.inputs[first + 2].shape;
   Problem p{.batch = q[0], .heads = q[1], .rows = q[2], .columns = k[2], .depth = q[3], .width = v[3]};
+  p.group = k[1] > 0 ? q[1] / k[1] : 1;
   p.causal = spec.attributes.get("causal", 0) != 0;
   p.safe = spec.attributes.get("safe", 0) != 0;
   p.scale = spec.attributes.get("scale", 1.0f);

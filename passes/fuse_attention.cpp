@@ -4,9 +4,10 @@
 //   before   s = MatMul(q, k, trans_b) * scale [+ mask] ; p = Softmax(s) [; p = Where(IsNaN(p), 0, p)] ; y = MatMul(p, v)
 //   after    y, lse = Attention(q, k, v [, mask], scale, causal, safe)
 //
-// q, k, v: (B, H, T, D); rank 3 is read as one batch. The scale may stand at the scores, at q, at k, or half at each. A constant mask that
-// hides exactly what lies after each position becomes causal=1; other masks stay an input, as long as no parameter reaches them. Masks
-// given as Where(condition, scores, low) become Where(condition, 0, low).
+// q, k, v: (B, H, T, D); rank 3 is read as one batch. Heads of keys and values that are repeated for a group of neighbouring heads of
+// queries, Reshape(Expand(k (B, K, 1, S, D), (B, K, G, S, D)), (B, K * G, S, D)), are taken as they were before. The scale may stand at the
+// scores, at q, at k, or half at each. A constant mask that hides exactly what lies after each position becomes causal=1; other masks stay
+// an input, as long as no parameter reaches them. Masks given as Where(condition, scores, low) become Where(condition, 0, low).
 //
 // Needs: simplify (products have taken their transposes). Leaves: softmaxes over other things, and attention whose weights are an output.
 
@@ -129,6 +130,20 @@ bool hides_the_future(const Tensor& mask, int64_t rows, int64_t columns) {
   return true;
 }
 
+// Heads before they were repeated, each for its neighbours: (B, K, S, D); kNone where they weren't.
+ValueId unrepeated(const View& view, Builder& builder, ValueId heads) {
+  const Node* joined = view.made_by(heads, "Reshape");
+  const Node* repeated = joined ? view.made_by(joined->inputs[0], "Expand") : nullptr;
+  if (!repeated) return kNone;
+  const Shape of = view.graph().value(heads).shape;
+  Shape from = view.graph().value(repeated->inputs[0]).shape, to = view.graph().value(repeated->outputs[0]).shape;
+  if (of.size() != 4 || from.size() != 5 || to.size() != 5 || from[2] != 1 || of != Shape{to[0], to[1] * to[2], to[3], to[4]}) return kNone;
+  to[2] = 1;
+  if (from != to) return kNone;
+  from.erase(from.begin() + 2);
+  return builder.reshape(repeated->inputs[0], from);
+}
+
 // The one mask that the fused node adds, kNone where causal=1 says it all.
 ValueId combined_mask(Builder& builder, const Match& match, bool& causal) {
   Graph& graph = builder.graph();
@@ -176,6 +191,8 @@ bool fuse_softmax(Graph& graph, NodeId softmax_id, const Folder& folder) {
     const Shape shape = graph.value(value).shape;
     return builder.reshape(value, {1, shape[0], shape[1], shape[2]});
   };
+  const ValueId k = unrepeated(view, builder, match.k), v = unrepeated(view, builder, match.v);
+  if (k != kNone && v != kNone && graph.value(k).shape[1] == graph.value(v).shape[1]) match.k = k, match.v = v;
   bool causal = false;
   ValueId mask = combined_mask(builder, match, causal);
   if (mask != kNone && rank == 3) {

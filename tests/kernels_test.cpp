@@ -166,6 +166,10 @@ TEST_F(KernelsTest, ThreadsChangeNoBit) {
   const auto scalars = make_optimizer().scalars(3, 1e-3);
   const Tensor numbers_of_step = make_tensor<float>({static_cast<int64_t>(scalars.size())}, scalars), half = scalar_tensor(0.5f);
   const Tensor large = numbers({700001}, 4);
+  const auto rounded = [&](const Shape& shape, uint32_t seed) {
+    const Tensor wide = numbers(shape, seed);
+    return run("Cast", {{"to", static_cast<int64_t>(DType::bfloat16)}}, {&wide})[0];
+  };
   const std::vector<Job> jobs{
       {"MatMul", {}, {numbers({600, 401}, 1), numbers({401, 900}, 2), numbers({900}, 3)}},
       {"MatMul", {{"trans_a", int64_t{1}}}, {numbers({129, 777}, 1), numbers({129, 301}, 2)}},
@@ -175,6 +179,16 @@ TEST_F(KernelsTest, ThreadsChangeNoBit) {
        {{"causal", int64_t{1}}},
        {numbers({2, 3, 300, 20}, 1), numbers({2, 3, 300, 20}, 2), numbers({2, 3, 300, 20}, 3), numbers({2, 3, 300, 20}, 4),
         numbers({2, 3, 300, 20}, 5), numbers({2, 3, 300}, 6)},
+       3},
+      {"AttentionGrad",  // several blocks of keys, which wait for each other; groups of heads
+       {{"causal", int64_t{1}}},
+       {numbers({1, 4, 900, 20}, 1), numbers({1, 4, 900, 20}, 2), numbers({1, 2, 900, 20}, 3), numbers({1, 2, 900, 20}, 4),
+        numbers({1, 4, 900, 20}, 5), numbers({1, 4, 900}, 6)},
+       3},
+      {"AttentionGrad",
+       {},
+       {rounded({9, 4, 130, 8}, 1), rounded({9, 4, 130, 8}, 2), rounded({9, 4, 1600, 8}, 3), rounded({9, 4, 1600, 8}, 4),
+        rounded({9, 4, 130, 8}, 5), numbers({9, 4, 130}, 6)},
        3},
       {"SoftmaxCrossEntropy", {}, {numbers({300, 2001}, 1), labels}, 2},
       {"SoftmaxCrossEntropyGrad", {}, {half, numbers({300, 2001}, 1), numbers({300}, 2), labels}},
@@ -281,6 +295,41 @@ TEST_F(AttentionTest, EqualsItsParts) {
     EXPECT_LT(distance(gradients[0], dq), 1e-14);
     EXPECT_LT(distance(gradients[1], dk), 1e-14);
     EXPECT_LT(distance(gradients[2], dv), 1e-14);
+  }
+}
+
+// Keys and values that heads share give what copies of them for each head give, and their gradients add up.
+TEST_F(AttentionTest, GroupsEqualCopies) {
+  constexpr int64_t kHeads = 6, kGroup = 3, kRows = 300, kColumns = 600, kDepth = 12, kWidth = 10;
+  const auto of_heads = [](int64_t heads, int64_t rows, int64_t width, uint32_t seed) {
+    return numbers({2, heads, rows, width}, seed, DType::float64);
+  };
+  const auto copies = [&](const Tensor& shared) {
+    const Shape s = shared.shape;
+    Tensor grouped = shared;
+    grouped.shape = {s[0], s[1], 1, s[2], s[3]};
+    Tensor all = run("Expand", {{"shape", Shape{s[0], s[1], kGroup, s[2], s[3]}}}, {&grouped})[0];
+    all.shape = {s[0], s[1] * kGroup, s[2], s[3]};
+    return all;
+  };
+  const auto added_up = [&](Tensor each) {
+    const Shape s = each.shape;
+    each.shape = {s[0], s[1] / kGroup, kGroup, s[2], s[3]};
+    return run("ReduceSum", {{"axes", std::vector<int64_t>{2}}, {"keepdims", int64_t{0}}}, {&each})[0];
+  };
+  const Tensor q = of_heads(kHeads, kRows, kDepth, 1), k = of_heads(kHeads / kGroup, kColumns, kDepth, 2);
+  const Tensor v = of_heads(kHeads / kGroup, kColumns, kWidth, 3), dy = of_heads(kHeads, kRows, kWidth, 4);
+  const Tensor all_k = copies(k), all_v = copies(v);
+  for (const int64_t causal : {0, 1}) {
+    const Attributes attributes{{"scale", 0.7f}, {"causal", causal}};
+    const std::vector<Tensor> one = run("Attention", attributes, {&q, &k, &v}, 2),
+                              each = run("Attention", attributes, {&q, &all_k, &all_v}, 2);
+    EXPECT_EQ(one, each);
+    const std::vector<Tensor> gradients = run("AttentionGrad", attributes, {&dy, &q, &k, &v, &one[0], &one[1]}, 3);
+    const std::vector<Tensor> of_each = run("AttentionGrad", attributes, {&dy, &q, &all_k, &all_v, &one[0], &one[1]}, 3);
+    EXPECT_EQ(gradients[0], of_each[0]);
+    EXPECT_LT(distance(gradients[1], added_up(of_each[1])), 1e-14);
+    EXPECT_LT(distance(gradients[2], added_up(of_each[2])), 1e-14);
   }
 }
 

@@ -153,7 +153,8 @@ TEST_F(MixedProducts, Convolutions) {
 
 TEST_F(MixedProducts, Attention) {
   for (const bool causal : {false, true}) {
-    const Shape q_shape{1, 2, 150, 20}, k_shape{1, 2, 300, 20}, v_shape{1, 2, 300, 13}, o_shape{1, 2, 150, 13};
+    const int64_t key_heads = causal ? 1 : 2;
+    const Shape q_shape{1, 2, 150, 20}, k_shape{1, key_heads, 300, 20}, v_shape{1, key_heads, 300, 13}, o_shape{1, 2, 150, 13};
     const Attributes attributes{{"scale", 0.3f}, {"causal", int64_t{causal}}};
     for_mixtures([&](DType a, DType b, DType to, DType compute) {
       const Tensor q = numbers(q_shape, 1, a), k = numbers(k_shape, 2, b), v = numbers(v_shape, 3, a), bias = numbers({300}, 4, b);

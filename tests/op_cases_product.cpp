@@ -166,6 +166,7 @@ void attention_cases(std::vector<OpCase>& cases) {
     bool causal, safe;
     Shape bias;
     bool trained = false;
+    int64_t group = 1;
   };
   const std::vector<Form> forms{
       {"plain", 2, 3, 4, 5, 6, 3, false, false, {}},
@@ -199,10 +200,16 @@ void attention_cases(std::vector<OpCase>& cases) {
       {"narrower_keys", 1, 1, 40, 70, 30, 150, false, false, {}},
       {"narrower_values", 1, 1, 70, 40, 150, 30, true, false, {}},
       {"blocks_of_the_depth", 1, 1, 35, 70, 500, 390, true, false, {70}},
+      {"groups", 2, 6, 4, 5, 6, 3, false, false, {}, false, 3},
+      {"one_group_causal", 2, 3, 6, 6, 4, 4, true, true, {3, 6, 6}, false, 3},
+      {"groups_trained_bias", 2, 4, 3, 4, 4, 3, false, false, {4, 3, 4}, true, 2},
+      {"groups_of_blocks", 1, 4, 140, 530, 32, 24, false, false, {4, 1, 530}, false, 2},
+      {"groups_of_blocks_causal", 2, 4, 330, 530, 64, 64, true, false, {}, false, 2},
   };
   for (const Form& f : forms) {
     const Attributes attributes{{"scale", 0.6f}, {"causal", int64_t{f.causal}}, {"safe", int64_t{f.safe}}};
-    const Shape q{f.batch, f.heads, f.rows, f.depth}, k{f.batch, f.heads, f.columns, f.depth}, v{f.batch, f.heads, f.columns, f.width};
+    const Shape q{f.batch, f.heads, f.rows, f.depth}, k{f.batch, f.heads / f.group, f.columns, f.depth};
+    const Shape v{f.batch, f.heads / f.group, f.columns, f.width};
     const Shape o{f.batch, f.heads, f.rows, f.width};
     OpCase forward{.name = f.name, .op = "Attention", .attributes = attributes, .inputs = {random(q), random(k), random(v)}, .outputs = 2};
     OpCase backward{.name = f.name,

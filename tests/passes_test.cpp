@@ -222,6 +222,26 @@ TEST(FuseAttention, WhereMasksToo) {
   EXPECT_EQ(only(graph, "Attention").inputs.size(), 4u);
 }
 
+TEST(FuseAttention, RepeatedHeadsAreTakenOnce) {
+  const char* const model = R"(g (float[2, 6, 5, 4] q, float[2, 2, 1, 7, 4] k, float[2, %s, 1, 7, 3] v) => (float[2, 6, 5, 3] y) {
+    ke = Expand<shape = [2, 2, 3, 7, 4]>(k)
+    kr = Reshape<shape = [2, 6, 7, 4]>(ke)
+    ve = Expand<shape = [2, %s, %s, 7, 3]>(v)
+    vr = Reshape<shape = [2, 6, 7, 3]>(ve)
+    s = MatMul<trans_b = 1>(q, kr)
+    p = Softmax<axis = -1>(s)
+    y = MatMul(p, vr)
+  })";
+  const Graph graph = after(fmt::sprintf(model, "2", "2", "3"), fuse_attention);
+  const Node& attention = only(graph, "Attention");
+  EXPECT_EQ(graph.value(attention.inputs[1]).shape, (Shape{2, 2, 7, 4}));
+  EXPECT_EQ(graph.value(attention.inputs[2]).shape, (Shape{2, 2, 7, 3}));
+  EXPECT_EQ(std::ranges::count(ops(graph), std::string("Expand")), 0);
+  // Not where keys and values are repeated for different groups.
+  const Graph other = after(fmt::sprintf(model, "3", "3", "2"), fuse_attention);
+  EXPECT_EQ(other.value(only(other, "Attention").inputs[1]).shape, (Shape{2, 6, 7, 4}));
+}
+
 TEST(FuseAttention, WeightsThatAreAnOutputStay) {
   const Graph graph =
       after(R"(g (float[1, 2, 6, 4] q, float[1, 2, 6, 4] k, float[1, 2, 6, 4] v) => (float[1, 2, 6, 4] y, float[1, 2, 6, 6] p) {

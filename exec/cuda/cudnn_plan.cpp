@@ -235,8 +235,8 @@ template <class Attributes> Attributes attention_attributes(const AttentionProbl
 
 std::unique_ptr<graph::Graph> graph_of(const AttentionProblem& p) {
   auto made = empty_graph(p.type);
-  const std::vector<int64_t> of_q{p.batch, p.heads, p.rows, p.depth}, of_k{p.batch, p.heads, p.columns, p.depth},
-      of_v{p.batch, p.heads, p.columns, p.width}, of_o{p.batch, p.heads, p.rows, p.width}, of_lse{p.batch, p.heads, p.rows, 1};
+  const std::vector<int64_t> of_q{p.batch, p.heads, p.rows, p.depth}, of_k{p.batch, p.key_heads, p.columns, p.depth},
+      of_v{p.batch, p.key_heads, p.columns, p.width}, of_o{p.batch, p.heads, p.rows, p.width}, of_lse{p.batch, p.heads, p.rows, 1};
   if (!p.is_backward) {
     const auto q = input(*made, 1, of_q, p.type), k = input(*made, 2, of_k, p.type), v = input(*made, 3, of_v, p.type);
     auto attributes = attention_attributes<graph::SDPA_attributes>(p);

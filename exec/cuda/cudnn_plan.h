@@ -25,9 +25,10 @@ namespace ort_train::cuda {
 //   forward    q, k, v -> o, lse
 //   backward   dy, q, k, v, o, lse -> dq, dk, dv
 // o (rows, width) = p v, p = softmax(scale q k^T), lse = log sum exp of each row of scale q k^T. Its causal row i has columns 0 to i.
+// Each of key_heads heads of k and v serves heads / key_heads neighbouring heads of q.
 struct AttentionProblem {
   bool is_backward = false;
-  int64_t batch = 0, heads = 0, rows = 0, columns = 0, depth = 0, width = 0;
+  int64_t batch = 0, heads = 0, key_heads = 0, rows = 0, columns = 0, depth = 0, width = 0;
   float scale = 1;
   bool causal = false;
   DType type = DType::bfloat16;  // or float16

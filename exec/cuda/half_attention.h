@@ -28,6 +28,7 @@ inline std::optional<cuda::AttentionProblem> half_problem(const KernelSpec& spec
   if (halves::operand_type(spec, first + 1) != type || halves::operand_type(spec, first + 2) != type) return std::nullopt;
   return cuda::AttentionProblem{.batch = p.batch,
                                 .heads = p.heads,
+                                .key_heads = p.heads / p.group,
                                 .rows = p.rows,
                                 .columns = p.columns,
                                 .depth = p.depth,
@@ -72,18 +73,18 @@ inline std::optional<HalfForward> half_forward(const KernelSpec& spec) {
 
 // --- gradient -------------------------------------------------------------------------------------------------------------------------
 
-// What gives the same bits every time keeps all scores' gradients, so heads go by in groups of as many as have room for these: how many
-// follows from the problem.
+// What gives the same bits every time keeps all scores' gradients, so heads of keys go by, with the heads of queries that share them, as
+// many together as have room for these: how many follows from the problem.
 struct HalfBackward {
-  const cuda::CudnnPlan *plan = nullptr, *last_plan = nullptr;  // of a group of heads; of the last group
-  int64_t heads = 0, together = 0;                              // in all; in a group
+  const cuda::CudnnPlan *plan = nullptr, *last_plan = nullptr;  // of heads that go together; of the last of them
+  int64_t heads = 0, together = 0;                              // of keys: in all; that go together
   std::array<halves::HalfTensor, 5> operands;                   // dy, q, k, v, o
   std::array<halves::HalfTensor, 3> gradients;                  // dq, dk, dv
-  int64_t rows = 0, library_at = 0, bytes = 0;                  // of a head; of the workspace
+  int64_t rows = 0, library_at = 0, bytes = 0;                  // of queries that share a head of keys; of the workspace
 
   void run(const KernelArgs& args) const {
     std::array<void*, 9> tensors{};
-    std::array<int64_t, 9> steps{};  // bytes from one group to the next
+    std::array<int64_t, 9> steps{};  // bytes from some heads to the next
     const auto add = [&](size_t i, void* place, const halves::HalfTensor& tensor) {
       tensors[i] = place;
       steps[i] = bytes_of(tensor.type, tensor.elements / heads * together);
@@ -103,7 +104,8 @@ struct HalfBackward {
 inline int64_t heads_together(const cuda::AttentionProblem& p) {
   constexpr int64_t kMost = int64_t{256} << 20, kTile = 64;
   const auto padded = [](int64_t n) { return (n + kTile - 1) / kTile * kTile; };
-  const int64_t heads = p.batch * p.heads, bytes = padded(p.rows) * padded(p.columns) * size_of(p.type);
+  const int64_t heads = p.batch * p.key_heads;
+  const int64_t bytes = p.heads / p.key_heads * padded(p.rows) * padded(p.columns) * size_of(p.type);
   const int64_t most = std::clamp<int64_t>(kMost / bytes, 1, heads), groups = (heads + most - 1) / most;
   return (heads + groups - 1) / groups;
 }
@@ -114,13 +116,14 @@ inline std::optional<HalfBackward> half_backward(const KernelSpec& spec) {
   for (const TensorType& gradient : spec.outputs) {
     if (!is_near(gradient, problem->type)) return std::nullopt;
   }
-  HalfBackward backward{.heads = problem->batch * problem->heads, .together = heads_together(*problem), .rows = problem->rows};
+  const int64_t group = problem->heads / problem->key_heads;
+  HalfBackward backward{.heads = problem->batch * problem->key_heads, .together = heads_together(*problem), .rows = problem->rows * group};
   problem->is_backward = true;
   const auto plan_of = [&](int64_t heads) {
-    cuda::AttentionProblem group = *problem;
-    if (heads < backward.heads) group.batch = heads, group.heads = 1;
+    cuda::AttentionProblem some = *problem;
+    if (heads < backward.heads) some.batch = heads, some.heads = group, some.key_heads = 1;
     constexpr int64_t kWhole = 4;  // the sums of rows, float32, that come before the library's workspace are to end at 16 bytes
-    return heads * group.rows % kWhole == 0 ? cuda::find_plan(group) : nullptr;
+    return heads * backward.rows % kWhole == 0 ? cuda::find_plan(some) : nullptr;
   };
   const int64_t rest = backward.heads % backward.together;
   backward.plan = plan_of(backward.together);

@@ -1,15 +1,16 @@
 // Scaled dot-product attention without a T x S matrix in memory (FlashAttention: Dao et al., arXiv 2205.14135 and 2307.08691).
 //
-//   Attention{scale, causal, safe, to, compute}(q (B, H, T, D), k (B, H, S, D), v (B, H, S, E), bias?) -> o (B, H, T, E), lse (B, H, T)
+//   Attention{scale, causal, safe, to, compute}(q (B, H, T, D), k (B, K, S, D), v (B, K, S, E), bias?) -> o (B, H, T, E), lse (B, H, T)
 //     s = scale * q k^T + bias, where causal only columns j <= row i count; p = softmax(s); o = p v; lse = log sum exp of each row of s
+//     each head of keys and values serves H / K neighbouring heads of queries
 //     bias broadcasts to (B, H, T, S); a row that hides everything gives NaN, or 0 where safe
 //   AttentionGrad(dy, q, k, v, o, lse, bias?) -> dq, dk, dv, with p = exp(s - lse) computed again
 //
 // q, k, v and o: exec/product_types.h; lse is float32 where they are, or of 16 bits. The gradients have the types of q, k and v.
 //
-// Saves q, k, v, o and lse. A task of the forward pass is kQueries rows of one head, of the backward pass (attention_gradient.cpp) one
-// head; keys go by in blocks of kKeys, in ascending order, rescaling what was summed as the row's maximum grows. Scores and weights of one
-// block live in the workspace. ONNX Attention-23 and -24 in their plain forms: no cached keys, no soft cap, Y alone.
+// Saves q, k, v, o and lse. A task is kQueries rows of one head (the backward pass: attention_gradient.cpp); keys go by in blocks of kKeys,
+// in ascending order, rescaling what was summed as the row's maximum grows. Scores and weights of one block live in the workspace. ONNX
+// Attention-23 and -24 in their plain forms: no cached keys, no soft cap, Y alone.
 
 #include "exec/attention.h"
 
@@ -71,16 +72,16 @@ template <typename T> struct Forward {
     const Operand<T> queries(args.in<std::byte>(0), p.depth, 1, q);
     const Scores<T> head{
         .q = queries.from(item * p.rows, 0),
-        .k = keys.from(0, item * p.columns),
+        .k = keys.from(0, p.key_item(item) * p.columns),
         .bias = args.inputs.size() > 3 && args.inputs[3] ? args.in<std::byte>(3) + bias_offset(p, item) * bytes_each<T>(bias) : nullptr,
         .bias_element = bias};
     const Result<T> to = Result<T>(args.out<std::byte>(0), p.width, 1, o).from(item * p.rows + row, 0);
-    attend(head, values.from(item * p.columns, 0), to, args.out<T>(1) + item * p.rows, row, place);
+    attend(head, values.from(p.key_item(item) * p.columns, 0), to, args.out<T>(1) + item * p.rows, row, place);
   }
 
  private:
   void attend(const Scores<T>& head, const Operand<T>& values, const Result<T>& to, T* lse, int64_t row, std::byte* place) const {
-    const int64_t rows = std::min(kQueries, p.rows - row), columns = p.causal ? std::min(p.columns, row + rows) : p.columns;
+    const int64_t rows = std::min(kQueries, p.rows - row), columns = p.columns_before(row + rows);
     T *const largest = at<T>(place, scratch.largest_at), *const sum = at<T>(place, scratch.sum_at);
     T *const scores = at<T>(place, scratch.scores_at), *const sums = is_half(o) ? at<T>(place, sums_at) : to.own();
     for (int64_t column = 0; column < columns; column += kKeys) {
@@ -134,8 +135,8 @@ Workspace workspace(const KernelSpec& spec) {
 std::vector<TensorType> infer_attention(const InferContext& context) {
   const TensorType &q = context.input(0), &k = context.input(1), &v = context.input(2);
   const DType type = result_type(context.attributes, {q.dtype, k.dtype, v.dtype});
-  const bool fit = q.shape.size() == 4 && k.shape.size() == 4 && v.shape.size() == 4 &&
-                   std::equal(q.shape.begin(), q.shape.begin() + 2, k.shape.begin()) &&
+  const bool fit = q.shape.size() == 4 && k.shape.size() == 4 && v.shape.size() == 4 && q.shape[0] == k.shape[0] &&
+                   (q.shape[1] == k.shape[1] || (k.shape[1] > 0 && q.shape[1] % k.shape[1] == 0)) &&
                    std::equal(k.shape.begin(), k.shape.begin() + 3, v.shape.begin()) && q.shape[3] == k.shape[3];
   if (!fit) throw error(ErrorCode::unsupported, "q {}, k {} and v {} don't fit each other", to_string(q), to_string(k), to_string(v));
   if (k.shape[2] == 0) throw error(ErrorCode::unsupported, "there are no keys to attend to: k is {}", to_string(k));
@@ -167,10 +168,12 @@ void gradient(const Node& node, GradientBuilder& g) {
   // A trained bias needs the T x S matrices: p * (dp - delta), in float32 or wider.
   const ValueId lse = node.outputs[1];
   const DType wide = g.dtype(lse);
-  const auto product = [&](ValueId a, ValueId b, float alpha) {
+  const auto product = [&](ValueId a, ValueId b, float alpha) {  // heads of a that share one of b as rows of one matrix
+    const Shape of_a = g.shape(a), of_b = g.shape(b);
     Attributes attributes = with_result({{"trans_b", int64_t{1}}, {"alpha", alpha}}, {g.dtype(a), g.dtype(b)}, wide);
     if (const Attribute* compute = node.attributes.find("compute")) attributes.set("compute", *compute);
-    return g.emit("MatMul", {a, b}, std::move(attributes));
+    if (of_a[1] != of_b[1]) a = g.reshape(a, {of_a[0], of_b[1], of_a[1] / of_b[1] * of_a[2], of_a[3]});
+    return g.reshape(g.emit("MatMul", {a, b}, std::move(attributes)), {of_a[0], of_a[1], of_a[2], of_b[2]});
   };
   Shape column = g.shape(q);
   column[3] = 1;
@@ -189,15 +192,6 @@ ValueId split_heads(Lowering& l, ValueId x, int64_t heads) {
   const Shape shape = l.shape(x);
   if (heads <= 0 || shape[2] % heads != 0) l.fail("q_num_heads and kv_num_heads must divide the last axis of 3-D inputs");
   return l.transpose(l.reshape(x, {shape[0], shape[1], heads, shape[2] / heads}), {0, 2, 1, 3});
-}
-
-// Each head of keys and values serves a group of neighbouring query heads.
-ValueId repeat_heads(Lowering& l, ValueId x, int64_t heads) {
-  const Shape s = l.shape(x);
-  if (s[1] == heads) return x;
-  if (s[1] == 0 || heads % s[1] != 0) l.fail("the number of query heads must be a multiple of that of key and value heads");
-  const Shape grouped{s[0], s[1], heads / s[1], s[2], s[3]};
-  return l.reshape(l.emit("Expand", {l.reshape(x, {s[0], s[1], 1, s[2], s[3]})}, {{"shape", grouped}}), {s[0], heads, s[2], s[3]});
 }
 
 void lower_attention(Lowering& l) {
@@ -220,9 +214,9 @@ void lower_attention(Lowering& l) {
     v = split_heads(l, v, kv_heads);
   }
   if (l.shape(q).size() != 4 || l.shape(k).size() != 4 || l.shape(v).size() != 4) l.fail("q, k and v must have three or four axes");
-  const int64_t heads = l.shape(q)[1], depth = l.shape(q)[3];
-  k = repeat_heads(l, k, heads);
-  v = repeat_heads(l, v, heads);
+  const int64_t heads = l.shape(q)[1], key_heads = l.shape(k)[1], depth = l.shape(q)[3];
+  if (heads != key_heads && (key_heads == 0 || heads % key_heads != 0))
+    l.fail("the number of query heads must be a multiple of that of key and value heads");
   std::vector<ValueId> inputs{q, k, v};
   if (l.has(3)) {
     ValueId mask = l.input(3);

@@ -1,7 +1,14 @@
 // AttentionGrad(dy, q, k, v, o, lse, bias?) -> dq, dk, dv: the gradient of Attention (attention.cpp).
 //
-// Scores are made again block by block, in the order of the forward pass; a task is one head. What dq sums up over blocks of keys, and dk
-// and dv over blocks of rows, lies in the workspace in float32 where the results are of 16 bits.
+// Scores are made again block by block. A task is a block of keys of one head of these: it goes through the rows of all heads that share
+// them, in ascending order, which is the order of dk's and dv's sums. Those of dq are over blocks of keys, so a task adds to a block of
+// rows when the task of the keys before has: how far a block of rows is stands in a counter. Tasks begin in ascending order and wait for
+// earlier ones alone, so some thread always goes on. Where the results are of 16 bits, the sums lie in the workspace in float32.
+
+#include <immintrin.h>
+
+#include <atomic>
+#include <thread>
 
 #include "exec/attention.h"
 #include "exec/math.h"
@@ -25,13 +32,38 @@ template <typename T> void differentiate_row(const Problem& p, T* scores, T* gra
   }
 }
 
+// The order of tasks: `together` heads of keys side by side, the first block of keys of each, then the second of each. So what a task waits
+// for is mostly done.
+struct Order {
+  int64_t heads, blocks, together;
+
+  explicit Order(const Problem& p) : heads(p.key_items()), blocks(p.key_blocks()) {
+    constexpr int64_t kTasks = 32;  // that begin before one of their heads' last
+    const int64_t most = (kTasks + blocks - 1) / blocks, turns = std::max<int64_t>(1, (heads + most - 1) / most);
+    together = (heads + turns - 1) / turns;
+  }
+  struct Task {
+    int64_t head, block;
+  };
+  Task at(int64_t task) const {
+    const int64_t first = task / (together * blocks) * together, n = std::min(together, heads - first);
+    task -= first * blocks;
+    return {first + task % n, task / n};
+  }
+};
+
 template <typename T> struct Backward {
   Problem p;
   Element dy, q, k, v, bias = Element::own, dq, dk, dv;
   Element stored_dy, stored_o;  // as they are, for dy . o
+  Order order;
   Places places;
   Scratch<T> scratch;
-  int64_t gradients_at = 0, dy_row_at = 0, o_row_at = 0, dq_at = 0, dk_at = 0, dv_at = 0;
+  int64_t gradients_at = 0, dy_row_at = 0, o_row_at = 0, dk_at = 0, dv_at = 0;
+  // Shared by all threads: for each block of rows of each head, how many blocks of keys have been added to its dq; dq's sums of the heads
+  // that go side by side, unless there is one block of keys: then they are a thread's.
+  Places shared;
+  int64_t added_at = 0, dq_at = 0;
 
   explicit Backward(const KernelSpec& spec)
       : p(problem_of(spec, 1, 6)),
@@ -44,56 +76,103 @@ template <typename T> struct Backward {
         dv(stored_element(spec.outputs[2])),
         stored_dy(stored_element(spec.inputs[0])),
         stored_o(stored_element(spec.inputs[4])),
+        order(p),
         scratch(p, q == Element::own ? dy : q, places) {
     if (spec.has(6)) bias = stored_element(spec.inputs[6]);
-    const int64_t rows = std::min(p.rows, kQueries);
+    const int64_t rows = std::min(p.rows, kQueries), keys = std::min(p.columns, kKeys);
     gradients_at = places.take<T>(rows * p.stride);
     dy_row_at = places.take<T>(p.width);
     o_row_at = places.take<T>(p.width);
-    if (is_half(dq)) dq_at = places.take<T>(rows * p.depth);
-    if (is_half(dk)) dk_at = places.take<T>(p.columns * p.depth);
-    if (is_half(dv)) dv_at = places.take<T>(p.columns * p.width);
+    if (is_half(dk)) dk_at = places.take<T>(keys * p.depth);
+    if (is_half(dv)) dv_at = places.take<T>(keys * p.width);
+    added_at = shared.take<int32_t>(p.items() * p.query_blocks());
+    if (is_half(dq)) dq_at = order.blocks == 1 ? places.take<T>(rows * p.depth) : shared.take<T>(side_by_side() * p.rows * p.depth);
   }
 
-  // One head.
-  void run(const KernelArgs& args, int64_t item, std::byte* place) const {
-    const auto input = [&](size_t i, int64_t rows, int64_t width, Element element) {
-      return Operand<T>(args.in<std::byte>(i), width, 1, element).from(item * rows, 0);
-    };
-    const auto output = [&](size_t i, int64_t rows, int64_t width, Element element) {
-      return Result<T>(args.out<std::byte>(i), width, 1, element).from(item * rows, 0);
-    };
-    const Result<T> dk_to = output(1, p.columns, p.depth, dk), dv_to = output(2, p.columns, p.width, dv);
-    const Head h{
-        .dy = input(0, p.rows, p.width, dy),
-        .q = input(1, p.rows, p.depth, q),
-        .k = input(2, p.columns, p.depth, k),
-        .v = input(3, p.columns, p.width, v),
-        .stored_dy = input(0, p.rows, p.width, stored_dy),
-        .stored_o = input(4, p.rows, p.width, stored_o),
-        .lse = args.in<T>(5) + item * p.rows,
-        .bias = args.inputs.size() > 6 && args.inputs[6] ? args.in<std::byte>(6) + bias_offset(p, item) * bytes_each<T>(bias) : nullptr,
-        .dq = output(0, p.rows, p.depth, dq),
-        .dk = is_half(dk) ? at<T>(place, dk_at) : dk_to.own(),
-        .dv = is_half(dv) ? at<T>(place, dv_at) : dv_to.own()};
-    std::fill_n(h.dk, p.columns * p.depth, T(0));
-    std::fill_n(h.dv, p.columns * p.width, T(0));
-    for (int64_t row = 0; row < p.rows; row += kQueries) run_rows(h, row, place);
-    if (is_half(dk)) store_elements(h.dk, p.columns * p.depth, dk_to);
-    if (is_half(dv)) store_elements(h.dv, p.columns * p.width, dv_to);
+  Workspace workspace() const { return {.shared = shared.all(), .each = places.all()}; }
+
+  void run(const KernelArgs& args) const {
+    std::fill_n(added(args, 0, 0), p.items() * p.query_blocks(), 0);
+    args.workers().parallel_for(order.heads * order.blocks, [&](int64_t task, int worker) {
+      run_keys(args, order.at(task), args.workspace + shared.all() + worker * places.all());
+    });
   }
 
  private:
-  struct Head {
+  struct Head {  // of queries
+    int64_t item;
     Operand<T> dy, q, k, v, stored_dy, stored_o;
     const T* lse;
     const std::byte* bias;
     Result<T> dq;
-    T *dk, *dv;  // sums
+  };
+  // What the rows see of a block of keys, and what they give to it: sums.
+  struct Keys {
+    int64_t block, column;
+    T *dk, *dv;
   };
 
-  void run_rows(const Head& h, int64_t row, std::byte* place) const {
-    const int64_t rows = std::min(kQueries, p.rows - row), columns = p.causal ? std::min(p.columns, row + rows) : p.columns;
+  int64_t side_by_side() const { return order.together * p.group; }
+  // Of a block of rows.
+  T* dq_sums(const KernelArgs& args, const Head& h, int64_t row, std::byte* place) const {
+    if (!is_half(dq)) return h.dq.from(row, 0).own();
+    if (order.blocks == 1) return at<T>(place, dq_at);
+    return at<T>(args.workspace, dq_at) + (h.item % side_by_side() * p.rows + row) * p.depth;
+  }
+  int32_t* added(const KernelArgs& args, int64_t item, int64_t row) const {
+    return at<int32_t>(args.workspace, added_at) + item * p.query_blocks() + row / kQueries;
+  }
+  static void wait(int32_t* added, int64_t blocks) {
+    for (int turn = 0; std::atomic_ref(*added).load(std::memory_order_acquire) < blocks; ++turn) {
+      if (turn < 1000)
+        _mm_pause();
+      else
+        std::this_thread::yield();
+    }
+  }
+
+  // One block of keys.
+  void run_keys(const KernelArgs& args, const Order::Task& task, std::byte* place) const {
+    const int64_t column = task.block * kKeys, n = std::min(kKeys, p.columns - column);
+    const auto output = [&](size_t i, int64_t width, Element element) {
+      return Result<T>(args.out<std::byte>(i), width, 1, element).from(task.head * p.columns + column, 0);
+    };
+    const Result<T> dk_to = output(1, p.depth, dk), dv_to = output(2, p.width, dv);
+    const Keys keys{.block = task.block,
+                    .column = column,
+                    .dk = is_half(dk) ? at<T>(place, dk_at) : dk_to.own(),
+                    .dv = is_half(dv) ? at<T>(place, dv_at) : dv_to.own()};
+    std::fill_n(keys.dk, n * p.depth, T(0));
+    std::fill_n(keys.dv, n * p.width, T(0));
+    for (int64_t item = task.head * p.group; item < (task.head + 1) * p.group; ++item) {
+      const Head head = head_of(args, item);
+      for (int64_t row = p.causal ? column / kQueries * kQueries : 0; row < p.rows; row += kQueries) run_rows(args, head, keys, row, place);
+    }
+    if (is_half(dk)) store_elements(keys.dk, n * p.depth, dk_to);
+    if (is_half(dv)) store_elements(keys.dv, n * p.width, dv_to);
+  }
+
+  Head head_of(const KernelArgs& args, int64_t item) const {
+    const auto input = [&](size_t i, int64_t row, int64_t width, Element element) {
+      return Operand<T>(args.in<std::byte>(i), width, 1, element).from(row, 0);
+    };
+    const int64_t row = item * p.rows, key = p.key_item(item) * p.columns;
+    return {.item = item,
+            .dy = input(0, row, p.width, dy),
+            .q = input(1, row, p.depth, q),
+            .k = input(2, key, p.depth, k),
+            .v = input(3, key, p.width, v),
+            .stored_dy = input(0, row, p.width, stored_dy),
+            .stored_o = input(4, row, p.width, stored_o),
+            .lse = args.in<T>(5) + row,
+            .bias = args.inputs.size() > 6 && args.inputs[6] ? args.in<std::byte>(6) + bias_offset(p, item) * bytes_each<T>(bias) : nullptr,
+            .dq = Result<T>(args.out<std::byte>(0), p.depth, 1, dq).from(row, 0)};
+  }
+
+  // One block of rows of one head, with one block of keys.
+  void run_rows(const KernelArgs& args, const Head& h, const Keys& keys, int64_t row, std::byte* place) const {
+    const int64_t rows = std::min(kQueries, p.rows - row), column = keys.column;
+    const int64_t n = p.block_columns(column, row + rows), diagonal = row - column;
     T *const scores = at<T>(place, scratch.scores_at), *const gradients = at<T>(place, gradients_at);
     T* const delta = at<T>(place, scratch.sum_at);
     for (int64_t i = 0; i < rows; ++i) {
@@ -101,64 +180,68 @@ template <typename T> struct Backward {
       const T* const of_o = vector_of<T>(h.stored_o.from(row + i, 0).data, stored_o, 0, p.width, place + o_row_at);
       delta[i] = sum_row<T>(p.width, [&](T lane, int64_t e) { return math::fma(of_dy[e], of_o[e], lane); });
     }
-    const Result<T> dq_to = h.dq.from(row, 0);
-    T* const dq_sums = is_half(dq) ? at<T>(place, dq_at) : dq_to.own();
     const Operand<T> k_columns(h.k.data, 1, p.depth, k), v_columns(h.v.data, 1, p.width, v);
-    for (int64_t column = 0; column < columns; column += kKeys) {
-      const int64_t n = p.block_columns(column, row + rows), diagonal = row - column;
-      block_scores<T>(p, {.q = h.q, .k = k_columns, .bias = h.bias, .bias_element = bias}, row, rows, column, n, scratch, place);
-      multiply<T>({.rows = rows,  // dp = dy v^T
-                   .columns = n,
-                   .depth = p.width,
-                   .a = h.dy.from(row, 0),
-                   .b = v_columns.from(0, column),
-                   .c = {gradients, p.stride},
-                   .triangle = p.causal ? Triangle::result : Triangle::none,
-                   .diagonal = diagonal},
+    block_scores<T>(p, {.q = h.q, .k = k_columns, .bias = h.bias, .bias_element = bias}, row, rows, column, n, scratch, place);
+    multiply<T>({.rows = rows,  // dp = dy v^T
+                 .columns = n,
+                 .depth = p.width,
+                 .a = h.dy.from(row, 0),
+                 .b = v_columns.from(0, column),
+                 .c = {gradients, p.stride},
+                 .triangle = p.causal ? Triangle::result : Triangle::none,
+                 .diagonal = diagonal},
+                place);
+    for (int64_t i = 0; i < rows; ++i)
+      differentiate_row(p, scores + i * p.stride, gradients + i * p.stride, seen(p, row + i, column, n), h.lse[row + i], delta[i]);
+    const auto down = [&](const T* weights, const Operand<T>& b, T* c, int64_t width) {  // c += weights^T b
+      multiply<T>({.rows = n,
+                   .columns = width,
+                   .depth = rows,
+                   .a = {weights, 1, p.stride},
+                   .b = b,
+                   .c = {c, width},
+                   .start = {c, width},
+                   .triangle = p.causal ? Triangle::a_upper : Triangle::none,
+                   .diagonal = -diagonal},
                   place);
-      for (int64_t i = 0; i < rows; ++i)
-        differentiate_row(p, scores + i * p.stride, gradients + i * p.stride, seen(p, row + i, column, n), h.lse[row + i], delta[i]);
-      multiply<T>({.rows = rows,  // dq += ds k
-                   .columns = p.depth,
-                   .depth = n,
-                   .a = {gradients, p.stride},
-                   .b = h.k.from(column, 0),
-                   .c = {dq_sums, p.depth},
-                   .start = {column > 0 ? dq_sums : nullptr, p.depth},
-                   .triangle = p.causal ? Triangle::a_lower : Triangle::none,
-                   .diagonal = diagonal},
-                  place);
-      const auto down = [&](const T* weights, const Operand<T>& b, T* c, int64_t width) {  // c += weights^T b
-        multiply<T>({.rows = n,
-                     .columns = width,
-                     .depth = rows,
-                     .a = {weights, 1, p.stride},
-                     .b = b,
-                     .c = {c, width},
-                     .start = {c, width},
-                     .triangle = p.causal ? Triangle::a_upper : Triangle::none,
-                     .diagonal = -diagonal},
-                    place);
-      };
-      down(scores, h.dy.from(row, 0), h.dv + column * p.width, p.width);
-      down(gradients, h.q.from(row, 0), h.dk + column * p.depth, p.depth);
-    }
-    if (is_half(dq)) store_elements(dq_sums, rows * p.depth, dq_to);
+    };
+    down(scores, h.dy.from(row, 0), keys.dv, p.width);
+    down(gradients, h.q.from(row, 0), keys.dk, p.depth);
+    add_to_queries(args, h, keys, row, gradients, place);
+  }
+
+  void add_to_queries(const KernelArgs& args, const Head& h, const Keys& keys, int64_t row, const T* gradients, std::byte* place) const {
+    const int64_t rows = std::min(kQueries, p.rows - row), seen_by_rows = p.columns_before(row + rows);
+    const int64_t blocks = (seen_by_rows + kKeys - 1) / kKeys;
+    int32_t* const count = added(args, h.item, row);
+    if (keys.block > 0)
+      wait(count, keys.block);
+    else if (is_half(dq) && order.blocks > 1 && h.item >= side_by_side())  // whose sums were there before
+      wait(added(args, h.item - side_by_side(), row), blocks);
+    T* const sums = dq_sums(args, h, row, place);
+    multiply<T>({.rows = rows,  // dq += ds k
+                 .columns = p.depth,
+                 .depth = p.block_columns(keys.column, row + rows),
+                 .a = {gradients, p.stride},
+                 .b = h.k.from(keys.column, 0),
+                 .c = {sums, p.depth},
+                 .start = {keys.block > 0 ? sums : nullptr, p.depth},
+                 .triangle = p.causal ? Triangle::a_lower : Triangle::none,
+                 .diagonal = row - keys.column},
+                place);
+    if (is_half(dq) && keys.block + 1 == blocks) store_elements(sums, rows * p.depth, h.dq.from(row, 0));
+    std::atomic_ref(*count).store(static_cast<int32_t>(keys.block + 1), std::memory_order_release);
   }
 };
 
 KernelRun prepare(const KernelSpec& spec) {
   return for_type(Wide{}, compute_type(spec.inputs[0].dtype), [&]<typename T>() -> KernelRun {
-    return [backward = Backward<T>(spec)](const KernelArgs& args) {
-      args.workers().parallel_for(
-          backward.p.items(), [&](int64_t item, int worker) { backward.run(args, item, args.workspace + worker * backward.places.all()); });
-    };
+    return [backward = Backward<T>(spec)](const KernelArgs& args) { backward.run(args); };
   });
 }
 
 Workspace workspace(const KernelSpec& spec) {
-  return for_type(Wide{}, compute_type(spec.inputs[0].dtype),
-                  [&]<typename T>() { return Workspace{.each = Backward<T>(spec).places.all()}; });
+  return for_type(Wide{}, compute_type(spec.inputs[0].dtype), [&]<typename T>() { return Backward<T>(spec).workspace(); });
 }
 
 std::vector<TensorType> infer(const InferContext& context) {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -148,10 +149,11 @@ TEST(GpuCudnn, MakesWhatModelsHave) {
   for (const DType type : {DType::bfloat16, DType::float16}) {
     for (const bool is_backward : {false, true}) {
       for (const bool causal : {false, true}) {
-        for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{512, 512}, {196, 76}}) {
+        for (const auto& [rows, columns, key_heads] : {std::array<int64_t, 3>{512, 512, 12}, {196, 76, 12}, {512, 512, 4}}) {
           const cuda::AttentionProblem problem{.is_backward = is_backward,
                                                .batch = 4,
                                                .heads = 12,
+                                               .key_heads = key_heads,
                                                .rows = rows,
                                                .columns = columns,
                                                .depth = 64,
@@ -160,7 +162,8 @@ TEST(GpuCudnn, MakesWhatModelsHave) {
                                                .causal = causal,
                                                .type = type};
           const cuda::CudnnPlan* const plan = cuda::find_plan(problem);
-          EXPECT_NE(plan, nullptr) << "attention " << rows << " x " << columns << (is_backward ? ", backward" : "");
+          EXPECT_NE(plan, nullptr) << "attention " << rows << " x " << columns << ", " << key_heads << " heads of keys"
+                                   << (is_backward ? ", backward" : "");
           EXPECT_EQ(plan, cuda::find_plan(problem)) << "made twice";
         }
       }

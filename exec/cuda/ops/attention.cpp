@@ -50,7 +50,8 @@ template <typename T, int width, bool deep> struct AttentionKernel {
     const int64_t row = (tiles - 1 - task.tile) * kRows<T>;  // where causal, the last rows have most to do: they begin
     const int64_t end = row + kRows<T> < p.rows ? row + kRows<T> : p.rows;
     const int64_t columns = p.causal && end < p.columns ? end : p.columns;
-    const Rows<T> queries = q.head(task.item), keys = k.head(task.item), values = v.head(task.item);
+    const int64_t shared_keys = p.key_item(task.item);
+    const Rows<T> queries = q.head(task.item), keys = k.head(shared_keys), values = v.head(shared_keys);
     Shared& shared = block.shared;
     typename Block::template Own<Scores<T, kGroups>> scores;
     typename Block::template Own<typename Tile::Sums> sums, chain;

@@ -107,7 +107,8 @@ template <typename T, int width, bool deep> struct QueryGradientKernel {
     const int64_t row = (tiles - 1 - task.tile) * kRows<T>;  // where causal, the last rows have most to do: they begin
     const int64_t end = row + kRows<T> < p.rows ? row + kRows<T> : p.rows;
     const int64_t columns = p.causal && end < p.columns ? end : p.columns;
-    const Rows<T> q = of.q.head(task.item), k = of.k.head(task.item), dy = of.dy.head(task.item), v = of.v.head(task.item);
+    const Rows<T> q = of.q.head(task.item), dy = of.dy.head(task.item);
+    const Rows<T> k = of.k.head(p.key_item(task.item)), v = of.v.head(p.key_item(task.item));
     Shared& shared = block.shared;
     typename Block::template Own<Scores<T, kGroups>> scores;
     typename Block::template Own<typename Tile::Sums> sums, chain;
@@ -181,7 +182,7 @@ template <typename T, int width, bool deep> struct QueryGradientKernel {
 
 // --- dk, dv ---------------------------------------------------------------------------------------------------------------------------
 
-// Rows are keys here, columns are queries.
+// Rows are keys here, columns are the queries of all heads that share them, one head after another.
 template <typename T, int width, bool deep> struct KeyGradientKernel {
   static constexpr int kThreads = attention::kThreads, kResident = deep ? 2 : width > 64 ? 3 : 4, kGroups = kQueries / 32;
   using Scoring = ScoreProduct<T, kGroups, 8, deep>;
@@ -201,35 +202,38 @@ template <typename T, int width, bool deep> struct KeyGradientKernel {
 
   template <class Block> HOST_DEVICE void operator()(Block& block) const {
     const Problem& p = of.p;
-    const Task task(block.index, p.items(), parts);
+    const Task task(block.index, p.key_items(), parts);
     const int64_t key = task.tile * kRows<T>;  // where causal, the first keys have most to do: they begin
     const int64_t first = task.part * width;
-    const Rows<T> q = of.q.head(task.item), k = of.k.head(task.item), dy = of.dy.head(task.item), v = of.v.head(task.item);
+    const Rows<T> k = of.k.head(task.item), v = of.v.head(task.item);
     Shared& shared = block.shared;
     typename Block::template Own<Scores<T, kGroups>> scores;
     typename Block::template Own<typename Tile::Sums> key_sums, value_sums, chain;
     block.each([&](int t) { Tile::clear(key_sums[t]), Tile::clear(value_sums[t]); });
-    for (int64_t row = p.causal ? key / kQueries * kQueries : 0; row < p.rows; row += kQueries) {
-      const int n = static_cast<int>(p.rows - row < kQueries ? p.rows - row : kQueries);
-      // The first row of a block that sees some key of a warp.
-      const auto first_row = [&](int t) {
-        const int64_t begin = p.causal ? key + t / 32 * kWarpRows<T> - row : 0;
-        return static_cast<int>(begin < 0 ? 0 : begin < n ? begin : n);
-      };
-      const auto groups = [&](int t) { return Groups{first_row(t) / 32, (n + 31) / 32}; };
-      const auto range = [&](int t) { return Range{first_row(t), n}; };
-      block.each([&](int t) { load_rows_numbers(t, task.item, row, n, shared); });
-      Scoring{k, q, key, row, n, static_cast<T>(p.scale), of.depth_rows}.run(block, shared.scoring, scores, groups);
-      block.each([&](int t) { weigh(t, task.item, key, row, first_row(t), n, shared, scores[t]); });
-      if (first < p.width) {
-        Summing{dy, row, first, n}.run(block, shared.weights, shared.summing, chain, range);
-        block.each([&](int t) { add_chain<Tile, T>(chain[t], value_sums[t], false); });
+    for (int64_t item = task.item * p.group; item < (task.item + 1) * p.group; ++item) {
+      const Rows<T> q = of.q.head(item), dy = of.dy.head(item);
+      for (int64_t row = p.causal ? key / kQueries * kQueries : 0; row < p.rows; row += kQueries) {
+        const int n = static_cast<int>(p.rows - row < kQueries ? p.rows - row : kQueries);
+        // The first row of a block that sees some key of a warp.
+        const auto first_row = [&](int t) {
+          const int64_t begin = p.causal ? key + t / 32 * kWarpRows<T> - row : 0;
+          return static_cast<int>(begin < 0 ? 0 : begin < n ? begin : n);
+        };
+        const auto groups = [&](int t) { return Groups{first_row(t) / 32, (n + 31) / 32}; };
+        const auto range = [&](int t) { return Range{first_row(t), n}; };
+        block.each([&](int t) { load_rows_numbers(t, item, row, n, shared); });
+        Scoring{k, q, key, row, n, static_cast<T>(p.scale), of.depth_rows}.run(block, shared.scoring, scores, groups);
+        block.each([&](int t) { weigh(t, item, key, row, first_row(t), n, shared, scores[t]); });
+        if (first < p.width) {
+          Summing{dy, row, first, n}.run(block, shared.weights, shared.summing, chain, range);
+          block.each([&](int t) { add_chain<Tile, T>(chain[t], value_sums[t], false); });
+        }
+        if (first >= p.depth) continue;
+        Scoring{v, dy, key, row, n, T(1), of.width_rows}.run(block, shared.scoring, scores, groups);
+        block.each([&](int t) { differentiate(t, key, row, first_row(t), n, shared, scores[t]); });
+        Summing{q, row, first, n}.run(block, shared.weights, shared.summing, chain, range);
+        block.each([&](int t) { add_chain<Tile, T>(chain[t], key_sums[t], false); });
       }
-      if (first >= p.depth) continue;
-      Scoring{v, dy, key, row, n, T(1), of.width_rows}.run(block, shared.scoring, scores, groups);
-      block.each([&](int t) { differentiate(t, key, row, first_row(t), n, shared, scores[t]); });
-      Summing{q, row, first, n}.run(block, shared.weights, shared.summing, chain, range);
-      block.each([&](int t) { add_chain<Tile, T>(chain[t], key_sums[t], false); });
     }
     block.each([&](int t) {
       store_sums<Tile>(t, of.dv.head(task.item), key, first, value_sums[t]);
@@ -318,7 +322,7 @@ KernelRun make(const KernelSpec& spec) {
   for_sizes(compute_type(spec.inputs[0].dtype), p.depth, p.width, [&]<typename T, int width, bool deep>() {
     const auto tiles = [](int64_t rows) { return (rows + kRows<T> - 1) / kRows<T>; };
     const int64_t query_parts = parts_of(p.depth, width), key_parts = parts_of(std::max(p.depth, p.width), width);
-    const int64_t query_blocks = tiles(p.rows) * p.items() * query_parts, key_blocks = tiles(p.columns) * p.items() * key_parts;
+    const int64_t query_blocks = tiles(p.rows) * p.items() * query_parts, key_blocks = tiles(p.columns) * p.key_items() * key_parts;
     const int64_t rows = p.items() * p.rows;
     run = [=, prepared = tensors_of<T>(spec)](const KernelArgs& args) {
       const GradientTensors<T> of = on(prepared, args);

@@ -47,6 +47,7 @@ __attribute__((always_inline)) inline void each_in_lanes(int64_t n, const Visit&
 
 // The lanes joined as a tree: what stands half as far on is taken in, down to one.
 template <typename V, int lanes, typename Join> __attribute__((always_inline)) inline V join_lanes(V (&values)[lanes], const Join& join) {
+#pragma GCC unroll 8  // so that each half is a vector in registers
   for (int half = lanes / 2; half > 0; half /= 2) {
     for (int l = 0; l < half; ++l) values[l] = join(values[l], values[l + half]);
   }

@@ -38,9 +38,7 @@ template <typename T> void weigh_row(const Problem& p, T* scores, int64_t n, T& 
     if (first) sum = 0;
     return;
   }
-#pragma GCC ivdep
-  for (int64_t j = 0; j < end; ++j) scores[j] = math::exp(scores[j] - now);
-  const T block_sum = sum_row<T>(end, [&](T lane, int64_t j) { return lane + scores[j]; });
+  const T block_sum = sum_row<T>(end, [&](T lane, int64_t j) { return lane + (scores[j] = math::exp(scores[j] - now)); });
   const T keep = first ? T(0) : math::exp(largest - now);
   sum = first ? block_sum : sum * keep + block_sum;
   largest = now;

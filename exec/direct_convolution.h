@@ -1,6 +1,11 @@
-// Convolutions of floats and their gradients without columns: x is copied once with its padding (exec/padded_planes.h), and the
-// micro-kernels find each tap's elements there by a table (exec/indexed_product.h). The sums are those of the products with columns
-// (exec/ops/conv.cpp, exec/ops/conv_gradient.cpp), in the same order, so the bits are, too.
+// Convolutions and their gradients without columns: x is copied once with its padding (exec/padded_planes.h), and the micro-kernels find
+// each tap's words there by a table (exec/indexed_product.h).
+//
+// Words are floats, which elements of 16 bits become as they are copied; then the sums are those of the products with columns
+// (exec/ops/conv.cpp, exec/ops/conv_gradient.cpp), in the same order, so the bits are, too. Where the processor multiplies pairs of
+// bfloat16 in vectors, words are pairs: of neighbouring channels, of which each tap's are a word, and in the gradient of the weight of
+// neighbouring samples; an odd last one has zeros beside it. Then, but for the gradient of x, bits are others than with columns; which way
+// applies is therefore chosen by the whole weight.
 
 #pragma once
 
@@ -13,18 +18,26 @@
 ORT_TRAIN_OPS_BEGIN
 namespace convolution {
 
-inline constexpr int64_t kPlaneBytes = 768 << 10;      // of x's copy at most: planes that are larger are made by columns
+inline constexpr int64_t kPlaneBytes = 768 << 10;  // of x's copy at most: planes that are larger are made by columns
+inline constexpr int64_t kSharedBytes = 16 << 20;  // of a weight's copy; ResNets' largest takes 9 MiB. More shows in the smallest budgets
 inline constexpr int64_t kBehind = 16 + gemm::kPanel;  // elements behind it: padding that rows share, and what the last vectors may reach
 inline constexpr double kCopying = 5;                  // what copying takes, as multiply-adds with each element (share_of(); measured)
 
-// y of some channels, and some rows of windows of a sample, is a task. Of a thread's workspace: x's copy, the sums.
+// y of some channels, and some rows of windows of a sample, is a task. First w goes to the shared workspace as words, unless it is of
+// floats. Of a thread's workspace: x's copy, the sums.
 class DirectForward {
  public:
   DirectForward() = default;
-  DirectForward(const Layout& l, int64_t channels) : l_(l), channels_(channels) {
+  DirectForward(const Layout& l, Element x, Element w, Element y)
+      : l_(l), x_{x, gemm::way_of(x, w) == gemm::Way::pairs}, w_(w), y_(y), words_(x_.of(l.in_channels)) {
     constexpr int64_t kColumns = 5 * gemm::kPanel, kMostChannels = 128, kLeastChannels = 32;
     const int64_t taps = l.windows.taps();
-    applies_ = taps > 1 && l.windows.out_size() > 0 && channels * taps <= kDepthBlock && l.out_channels > 1;
+    Layout of_words = l;
+    of_words.in_channels = words_;
+    channels_ = tiles_of(of_words).channels;
+    row_ = words_ * taps;
+    applies_ = taps > 1 && l.windows.out_size() > 0 && channels_ * taps <= kDepthBlock && l.total > l.groups &&
+               gemm::way_of(x, w) != gemm::Way::tiles && (!packs() || l.total * row_ <= kSharedBytes / int64_t{sizeof(float)});
     if (!applies_) return;
     planes_ = PaddedPlanes(l.windows);
     rows_ = std::clamp<int64_t>(kColumns / planes_.width(), 1, l.windows.h.out);
@@ -35,76 +48,97 @@ class DirectForward {
       outputs_ = divided_up(outputs_, 2);
     down_ = divided_up(l.out_channels, outputs_);
     sums_row_ = divided_up(planes_.windows(rows_), gemm::kWidth) * gemm::kWidth;
-    const int64_t copied = channels * planes_.channel(rows_) + kBehind;
+    const int64_t copied = channels_ * planes_.channel(rows_) + kBehind;
     applies_ = copied * int64_t{sizeof(float)} <= kPlaneBytes && sums_row_ <= 4 * kColumns;
     if (!applies_) return;
     Places places;
     places.take(copied * int64_t{sizeof(float)});
     sums_at_ = places.take(outputs_ * sums_row_ * int64_t{sizeof(float)});
     bytes_ = places.all();
-    for (int64_t channel = 0; channel < channels; ++channel) {
+    for (int64_t channel = 0; channel < channels_; ++channel) {
       for (int64_t t = 0; t < taps; ++t) at_.push_back(static_cast<int32_t>(channel * planes_.channel(rows_) + planes_.tap(t, rows_)));
     }
   }
 
   bool applies() const { return applies_; }
   int64_t bytes() const { return bytes_; }
+  int64_t shared_bytes() const { return gemm::whole_lines(blocks() * gemm::kRows * row_ * int64_t{sizeof(float)}); }
+  int64_t blocks() const { return packs() ? divided_up(l_.groups * l_.out_channels, gemm::kRows) : 0; }
   int64_t tasks() const { return l_.batch * l_.groups * bands_ * down_; }
   // What vectors compute that are windows.
   double useful() const { return static_cast<double>(rows_ * l_.windows.w.out) / static_cast<double>(sums_row_); }
 
-  // bias: of a channel of y, by its number; or null
-  void run(const float* x, const float* w, const float* bias, float* y, int64_t task, std::byte* place) const {
+  // Some channels of y: [channel][word of x's channels][tap].
+  void pack(const std::byte* w, int64_t block, float* to) const {
+    const int64_t size = bytes_each<float>(w_), taps = l_.windows.taps(), first = block * gemm::kRows;
+    for (int64_t o = first; o < std::min(first + gemm::kRows, l_.groups * l_.out_channels); ++o) {
+      const std::byte* const from = w + o * l_.depth() * size;
+      gemm::for_element(w_, [&]<Element e>() {
+        if (!x_.pairs) return gemm::widen<e>(from, l_.depth(), to + o * row_);
+        if constexpr (is_bfloat16(e)) gemm::pair_rows<e>({from, taps * size, size}, l_.in_channels, taps, taps, to + o * row_);
+      });
+    }
+  }
+
+  // packed: of all blocks, where there are some; bias: of y's channels, or null
+  void run(const std::byte* x, const std::byte* w, const float* packed, const float* bias, std::byte* y, int64_t task,
+           std::byte* place) const {
     const int64_t down = task % down_, band = task / down_ % bands_, item = task / down_ / bands_, n = item / l_.groups,
                   g = item % l_.groups;
     const int64_t channel_of_y = down * outputs_, outputs = std::min(outputs_, l_.out_channels - channel_of_y);
     const int64_t row = band * rows_, rows = std::min(rows_, l_.windows.h.out - row);
     auto* const copy = reinterpret_cast<float*>(place);
     auto* const sums = reinterpret_cast<float*>(place + sums_at_);
-    if (bias) {
-      for (int64_t r = 0; r < outputs; ++r)
-        std::fill_n(sums + r * sums_row_, sums_row_, bias[l_.first + g * l_.out_channels + channel_of_y + r]);
-    }
-    for (int64_t channel = 0; channel < l_.in_channels; channel += channels_) {
-      const int64_t channels = std::min(channels_, l_.in_channels - channel), each = planes_.channel(rows_);
-      for (int64_t i = 0; i < channels; ++i) planes_.fill(x + l_.x_at(n, g, channel + i), row, rows, rows_, copy + i * each);
+    const float* const weights = (packs() ? packed : reinterpret_cast<const float*>(w)) + (g * l_.out_channels + channel_of_y) * row_;
+    for (int64_t r = 0; bias && r < outputs; ++r)
+      std::fill_n(sums + r * sums_row_, sums_row_, bias[l_.first + g * l_.out_channels + channel_of_y + r]);
+    for (int64_t channel = 0; channel < words_; channel += channels_) {
+      const int64_t channels = std::min(channels_, words_ - channel), each = planes_.channel(rows_);
+      const std::byte* const planes = x + l_.x_at(n, g, 0) * bytes_each<float>(x_.element);
+      for (int64_t i = 0; i < channels; ++i)
+        planes_.fill(x_.plane(planes, channel + i, l_.windows.in_size(), l_.in_channels), row, rows, rows_, copy + i * each);
       std::fill_n(copy + channels * each, kBehind, 0.0f);
-      const float* const weights = w + (g * l_.out_channels + channel_of_y) * l_.depth() + channel * l_.windows.taps();
-      add(weights, channels * l_.windows.taps(), outputs, planes_.windows(rows), copy, sums, bias || channel > 0);
+      add(weights + channel * l_.windows.taps(), channels * l_.windows.taps(), outputs, planes_.windows(rows), copy, sums,
+          bias || channel > 0);
     }
     const int64_t across = l_.windows.w.out;
     for (int64_t r = 0; r < outputs; ++r) {
-      float* to = y + l_.y_at(n, g, channel_of_y + r) + row * across;
-      for (int64_t i = 0; i < rows; ++i) std::copy_n(sums + r * sums_row_ + i * planes_.width(), across, to + i * across);
+      const int64_t to = l_.y_at(n, g, channel_of_y + r) + row * across;
+      store_rows<float>(sums + r * sums_row_, planes_.width(), {y + to * bytes_each<float>(y_), across, 1, y_}, rows, across);
     }
   }
 
  private:
+  bool packs() const { return w_ != Element::own; }
+
   // The products of one chunk of channels.
   void add(const float* weights, int64_t depth, int64_t outputs, int64_t columns, const float* copy, float* sums, bool has_start) const {
     for (int64_t r = 0; r < outputs; r += gemm::kRows) {
       const int64_t rows = std::min<int64_t>(gemm::kRows, outputs - r);
       const float* a[gemm::kRows];
-      for (int64_t i = 0; i < rows; ++i) a[i] = weights + (r + i) * l_.depth();
+      for (int64_t i = 0; i < rows; ++i) a[i] = weights + (r + i) * row_;
       for (int64_t j = 0, width; j < columns; j += width) {
         width = gemm::Fused::panel(columns - j);
         float* const to = sums + r * sums_row_ + j;
-        gemm::indexed_kernel<false>(rows, width)({.depth = depth,
-                                                  .a = a,
-                                                  .at = at_.data(),
-                                                  .step = 1,
-                                                  .b = copy + j,
-                                                  .c = to,
-                                                  .c_row = sums_row_,
-                                                  .start = has_start ? to : nullptr,
-                                                  .start_row = sums_row_});
+        gemm::indexed_kernel<false>(rows, width, x_.pairs)({.depth = depth,
+                                                            .a = a,
+                                                            .at = at_.data(),
+                                                            .step = 1,
+                                                            .b = copy + j,
+                                                            .c = to,
+                                                            .c_row = sums_row_,
+                                                            .start = has_start ? to : nullptr,
+                                                            .start_row = sums_row_});
       }
     }
   }
 
   Layout l_;
+  Words x_;
+  Element w_ = Element::own, y_ = Element::own;
   PaddedPlanes planes_;
-  int64_t channels_ = 0;                                   // of x, in a chunk
+  int64_t words_ = 0, row_ = 0;                            // of x's channels; of w for a channel of y
+  int64_t channels_ = 0;                                   // words of a chunk
   int64_t rows_ = 0, bands_ = 0, outputs_ = 0, down_ = 0;  // of a task: rows of windows, channels of y
   int64_t sums_row_ = 0, sums_at_ = 0, bytes_ = 0;
   bool applies_ = false;
@@ -112,15 +146,21 @@ class DirectForward {
 };
 
 // dx in steps of one: dy is the plane that is copied, and taps are taken from the last to the first place. First w goes to the shared
-// workspace, for each block of rows of dx as the micro-kernels read it: [block][tap][channel of y][row]. Then dx of some channels, and some
-// rows of a sample, is a task. Of a thread's workspace: dy's copy, the sums.
+// workspace, for each block of rows of dx as the micro-kernels read it: [block][tap][word of y's channels][row]. Then dx of some channels,
+// and some rows of a sample, is a task. Of a thread's workspace: dy's copy, the sums.
 //
 // Not where w may be divided (rows_of_input_parts): then products of several nodes have to be added tap by tap.
 class DirectInput {
  public:
   DirectInput() = default;
-  DirectInput(const Layout& l, int64_t block) : l_(l), block_(block) {
-    constexpr int64_t kSharedBytes = 16 << 20;  // ResNets' largest takes 9 MiB; more would show in the smallest budgets
+  // block: of the chains, elements
+  DirectInput(const Layout& l, int64_t block, Element dy, Element weight, Element dx)
+      : l_(l),
+        dy_{dy, gemm::way_of(dy, weight) == gemm::Way::pairs},
+        w_(weight),
+        dx_(dx),
+        words_(dy_.of(l.out_channels)),
+        block_(dy_.of(block)) {
     constexpr int64_t kColumns = 5 * gemm::kPanel, kMostChannels = 128, kLeastChannels = 32, kCopied = 96 << 10;
     const auto turned = [](const WindowAxis& a) {
       const int64_t reach = (a.kernel - 1) * a.dilation, begin = reach - a.begin;
@@ -134,12 +174,12 @@ class DirectInput {
     const auto fits = [](const WindowAxis& a) { return a.begin >= 0 && a.end >= 0; };
     applies_ = taps > 1 && taps <= kDepthBlock && l.windows.in_size() > 0 && h.stride == 1 && w.stride == 1 && fits(windows_.h) &&
                fits(windows_.w) && l.in_channels > 1 && l.windows.out_size() > 0 && l.first == 0 && l.is_last() &&
-               (l.groups > 1 || products > weights);
+               (l.groups > 1 || products > weights) && gemm::way_of(dy, weight) != gemm::Way::tiles;
     if (!applies_) return;
     planes_ = PaddedPlanes(windows_);
     const int64_t more = planes_.channel(1) - planes_.width();  // rows of taps
     const int64_t most =
-        std::clamp<int64_t>((kCopied / l.out_channels - more) / planes_.width(), 1, std::max<int64_t>(1, kColumns / planes_.width()));
+        std::clamp<int64_t>((kCopied / words_ - more) / planes_.width(), 1, std::max<int64_t>(1, kColumns / planes_.width()));
     rows_ = std::min(most, h.in);
     bands_ = divided_up(h.in, rows_);
     rows_ = divided_up(h.in, bands_);
@@ -149,7 +189,7 @@ class DirectInput {
     channels_ = divided_up(channels_, gemm::kRows) * gemm::kRows;
     across_ = divided_up(l.in_channels, channels_);
     sums_row_ = divided_up(planes_.windows(rows_), gemm::kWidth) * gemm::kWidth;
-    const int64_t copied = l.out_channels * planes_.channel(rows_) + kBehind;
+    const int64_t copied = words_ * planes_.channel(rows_) + kBehind;
     const bool is_full = 5 * rows_ * w.in >= 4 * sums_row_;  // of elements of dx
     applies_ = is_full && copied * int64_t{sizeof(float)} <= kPlaneBytes && sums_row_ <= 4 * kColumns && shared_bytes() <= kSharedBytes;
     Places places;
@@ -165,31 +205,37 @@ class DirectInput {
   int64_t blocks() const { return l_.groups * divided_up(l_.in_channels, gemm::kRows); }
   int64_t tasks() const { return l_.batch * l_.groups * bands_ * across_; }
 
-  void pack(const float* w, int64_t block, float* to) const {
+  void pack(const std::byte* w, int64_t block, float* to) const {
     const int64_t each = divided_up(l_.in_channels, gemm::kRows), g = block / each, channel = block % each * gemm::kRows;
     const int64_t rows = std::min<int64_t>(gemm::kRows, l_.in_channels - channel), taps = l_.windows.taps();
-    float* const is_finite = to + blocks() * block_weights() + block;  // 0, else no number
-    *is_finite = 0;
+    bool is_finite = true;
+    float* const place = to + blocks() * block_weights() + block;  // of a flag: 0, else not finite
     to += block * block_weights();
-    for (int64_t o = 0; o < l_.out_channels; ++o) {
-      const float* const from = w + (g * l_.out_channels + o) * l_.depth() + channel * taps;
-      for (int64_t i = 0; i < rows * taps; ++i) *is_finite += from[i] * 0.0f;
+    const Words words{w_, dy_.pairs};
+    const std::byte* const weights = w + (g * l_.out_channels * l_.depth() + channel * taps) * bytes_each<float>(w_);
+    for (int64_t o = 0; o < words_; ++o) {
+      float from[gemm::kRows * kDepthBlock];
+      words.plane(weights, o, l_.depth(), l_.out_channels).read(0, rows * taps, from);
+      is_finite &= !has_infinity(from, rows * taps, dy_.pairs);
       for (int64_t t = 0; t < taps; ++t) {
-        float* const row = to + (t * l_.out_channels + o) * gemm::kRows;
+        float* const row = to + (t * words_ + o) * gemm::kRows;
         for (int64_t r = 0; r < rows; ++r) row[r] = from[r * taps + t];
       }
     }
+    *place = is_finite ? 0.0f : 1.0f;
   }
 
-  void run(const float* dy, const float* packed, float* dx, int64_t task, std::byte* place) const {
+  void run(const std::byte* dy, const float* packed, std::byte* dx, int64_t task, std::byte* place) const {
     const int64_t across = task % across_, band = task / across_ % bands_, item = task / across_ / bands_, n = item / l_.groups,
                   g = item % l_.groups;
     const int64_t channel = across * channels_, channels = std::min(channels_, l_.in_channels - channel), row = band * rows_;
     const int64_t rows = std::min(rows_, windows_.h.out - row), each = planes_.channel(rows_), columns = planes_.windows(rows);
     auto* const copy = reinterpret_cast<float*>(place);
     auto* const sums = reinterpret_cast<float*>(place + sums_at_);
-    for (int64_t o = 0; o < l_.out_channels; ++o) planes_.fill(dy + l_.y_at(n, g, o), row, rows, rows_, copy + o * each);
-    std::fill_n(copy + l_.out_channels * each, kBehind, 0.0f);
+    const std::byte* const planes = dy + l_.y_at(n, g, 0) * bytes_each<float>(dy_.element);
+    for (int64_t o = 0; o < words_; ++o)
+      planes_.fill(dy_.plane(planes, o, l_.windows.out_size(), l_.out_channels), row, rows, rows_, copy + o * each);
+    std::fill_n(copy + words_ * each, kBehind, 0.0f);
     const int64_t first = g * divided_up(l_.in_channels, gemm::kRows) + channel / gemm::kRows;
     for (int64_t r = 0; r < channels; r += gemm::kRows) {
       for (int64_t j = 0, width; j < columns; j += width) {
@@ -200,32 +246,35 @@ class DirectInput {
     }
     const int64_t size = l_.windows.w.in;
     for (int64_t r = 0; r < channels; ++r) {
-      float* to = dx + l_.x_at(n, g, channel + r) + row * size;
-      for (int64_t i = 0; i < rows; ++i) std::copy_n(sums + r * sums_row_ + i * planes_.width(), size, to + i * size);
       const int64_t block = first + r / gemm::kRows;
-      if (packed[blocks() * block_weights() + block] == 0) continue;
-      const float* const weights = packed + block * block_weights() + r % gemm::kRows;
-      const auto weight = [&](int64_t o, int64_t t) { return weights[(t * l_.out_channels + o) * gemm::kRows]; };
-      for (int64_t i = 0; i < rows * size; ++i)
-        to[i] = input_gradient_at(l_, block_, dy + l_.y_at(n, g, 0), row + i / size, i % size, weight);
+      float* const made = sums + r * sums_row_;
+      if (packed[blocks() * block_weights() + block] != 0) {
+        const float* const weights = packed + block * block_weights() + r % gemm::kRows;
+        const auto weight = [&](int64_t o, int64_t t) { return weights[(t * words_ + o) * gemm::kRows]; };
+        for (int64_t i = 0; i < rows; ++i) {
+          for (int64_t j = 0; j < size; ++j) made[i * planes_.width() + j] = input_gradient_at(l_, block_, dy_, planes, row + i, j, weight);
+        }
+      }
+      const int64_t to = l_.x_at(n, g, channel + r) + row * size;
+      store_rows<float>(made, planes_.width(), {dx + to * bytes_each<float>(dx_), size, 1, dx_}, rows, size);
     }
   }
 
  private:
-  int64_t block_weights() const { return gemm::kRows * l_.out_channels * l_.windows.taps(); }
+  int64_t block_weights() const { return gemm::kRows * words_ * l_.windows.taps(); }
 
   // Some rows of dx by one panel: taps upwards, of each the chains over channels of y.
   void add(const float* packed, int64_t rows, int64_t width, const float* copy, float* sums) const {
     const int64_t taps = l_.windows.taps(), each = planes_.channel(rows_);
     float product[gemm::kRows * gemm::kPanel];
     for (int64_t r = 0; r < rows; ++r) std::fill_n(sums + r * sums_row_, width, 0.0f);
-    const gemm::MicroKernel kernel = gemm::Fused::kernel(rows, width);
-    const bool is_one = l_.out_channels <= block_;
+    const gemm::MicroKernel kernel = gemm::vector_kernel(rows, width, dy_.pairs);
+    const bool is_one = words_ <= block_;
     for (int64_t t = 0; t < taps; ++t) {
       gemm::Micro m{.depth = 0,
                     .skipped = 0,
                     .rows = rows,
-                    .a = packed + t * l_.out_channels * gemm::kRows,
+                    .a = packed + t * words_ * gemm::kRows,
                     .a_row = 1,
                     .a_depth = gemm::kRows,
                     .b = nullptr,
@@ -241,8 +290,8 @@ class DirectInput {
                     .start_row = is_one ? sums_row_ : gemm::kPanel,
                     .alpha = 1};
       const float* const from = copy + planes_.tap(taps - 1 - t, rows_);
-      for (int64_t begin = 0; begin < l_.out_channels; begin += block_) {
-        m.depth = std::min(block_, l_.out_channels - begin);
+      for (int64_t begin = 0; begin < words_; begin += block_) {
+        m.depth = std::min(block_, words_ - begin);
         m.b = from + begin * each;
         kernel(m);
         m.a += m.depth * gemm::kRows;
@@ -257,27 +306,34 @@ class DirectInput {
   Layout l_;
   Windows windows_;  // of dx over dy
   PaddedPlanes planes_;
-  int64_t block_ = 0;                                         // of the chains
+  Words dy_;
+  Element w_ = Element::own, dx_ = Element::own;
+  int64_t words_ = 0, block_ = 0;                             // of y's channels; of them in a chain
   int64_t rows_ = 0, bands_ = 0, channels_ = 0, across_ = 0;  // of a task: rows, channels of x
   int64_t sums_row_ = 0, sums_at_ = 0, bytes_ = 0;
   bool applies_ = false;
 };
 
 // dw of one piece of the batch, of some channels of y and some of x, is a task. It is made transposed: what x's taps read is broadcast, and
-// dy's channels lie side by side in a panel. Of a thread's workspace: x's copy, a panel, the sums, dy of several samples, and where a
+// dy's channels lie side by side in a panel. Of a thread's workspace: x's copy, a panel and what it is made of, the sums, and where a
 // tile's windows are in x's copy.
 class DirectWeights {
  public:
   DirectWeights() = default;
-  DirectWeights(const Layout& l, const WeightTiles& tiles) : l_(l), tiles_(tiles) {
+  DirectWeights(const Layout& l, Element dy, Element x, Element dw)
+      : l_(l), x_(words_of_samples(dy, x)), dy_{dy, x_.pairs}, dw_(dw), tiles_(tiles_of_samples(l, x_)) {
+    const WeightTiles& tiles = tiles_;
     constexpr int64_t kCopied = 48 << 10, kSums = 48 << 10, kMostOutputs = 4 * gemm::kPanel, kLeastOutputs = 32;  // in elements
     plane_ = TilePlane(l.windows, tiles.columns);
     const int64_t taps = l.windows.taps(), wide = tiles.samples * tiles.columns;
-    outputs_ = std::min(kMostOutputs, l.out_channels);
+    const int64_t of_whole = l.total / l.groups;
+    outputs_ = std::min(kMostOutputs, of_whole);
     channels_ =
         outputs_ > 0 ? std::min(kCopied / (tiles.samples * plane_.size()), kSums / (taps * std::min(outputs_, kLeastOutputs * 4))) : 0;
-    applies_ = !l.windows.plain() && l.windows.out_size() > 0 && channels_ > 0 && l.out_channels >= gemm::kWidth;
+    applies_ = !l.windows.plain() && l.windows.out_size() > 0 && channels_ > 0 && of_whole >= gemm::kWidth &&
+               gemm::way_of(dy, x) != gemm::Way::tiles;
     if (!applies_) return;
+    outputs_ = std::min(outputs_, l.out_channels);
     channels_ = std::clamp<int64_t>(channels_, 1, l.in_channels);
     const auto tasks = [&] {
       return tiles.pieces * l.groups * divided_up(l.in_channels, channels_) * divided_up(l.out_channels, outputs_);
@@ -293,7 +349,7 @@ class DirectWeights {
     take(channels_ * tiles.samples * plane_.size());
     panel_at_ = take(std::min(wide, kDepthBlock) * gemm::kPanel);
     sums_at_ = take(channels_ * taps * sums_row_);
-    dy_at_ = take(tiles.samples > 1 ? outputs_ * wide : 0);
+    dy_at_ = take(copies_dy() ? gemm::kPanel * kCopyRow : 0);
     table_at_ = take(wide);
     bytes_ = places.all();
     for (int64_t channel = 0; channel < channels_; ++channel) {
@@ -305,92 +361,137 @@ class DirectWeights {
   int64_t bytes() const { return bytes_; }
   int64_t tasks() const { return tiles_.pieces * l_.groups * across_ * down_; }
 
-  // dw: of the whole, or of all pieces, one behind the other.
-  void run(const float* dy, const float* x, float* dw, int64_t task, std::byte* place) const {
+  const WeightTiles& tiles() const { return tiles_; }
+
+  // dw: of the whole; or of all pieces, one behind the other, in float32
+  void run(const std::byte* dy, const std::byte* x, std::byte* dw, int64_t task, std::byte* place) const {
     const int64_t down = task % down_, across = task / down_ % across_, item = task / down_ / across_;
     const int64_t piece = item / l_.groups, g = item % l_.groups, all = l_.windows.out_size();
     const int64_t row = down * outputs_, outputs = std::min(outputs_, l_.out_channels - row);
     const int64_t channel = across * channels_, channels = std::min(channels_, l_.in_channels - channel);
     auto* const sums = reinterpret_cast<float*>(place + sums_at_);
-    const int64_t begin = piece * tiles_.piece_samples, end = std::min(l_.batch, begin + tiles_.piece_samples);
+    const int64_t begin = piece * tiles_.piece_samples, end = std::min(x_.of(l_.batch), begin + tiles_.piece_samples);
     for (int64_t n = begin; n < end; n += tiles_.samples) {
       const int64_t samples = std::min(tiles_.samples, end - n);
       for (int64_t column = 0; column < all; column += tiles_.columns) {
         const int64_t count = std::min(tiles_.columns, all - column);
-        copy_x(x + l_.x_at(n, g, channel), samples, channels, column, count, place);
-        const float* from = dy + l_.y_at(n, g, row) + column;
-        int64_t from_row = all;
-        if (samples > 1) {
-          auto* const together = reinterpret_cast<float*>(place + dy_at_);
-          for (int64_t i = 0; i < samples; ++i)
-            copy_planes(from + i * l_.result(), all, together + i * count, samples * count, outputs, count);
-          from = together;
-          from_row = samples * count;
-        }
-        add(from, from_row, samples * count, outputs, channels, place, n > begin || column > 0);
+        copy_x(x + l_.x_at(0, g, channel) * bytes_each<float>(x_.element), n, samples, channels, column, count, place);
+        const Tile tile{dy + (l_.y_at(0, g, row) + column) * bytes_each<float>(dy_.element), n, count, samples * count, outputs};
+        add(tile, channels, place, n > begin || column > 0);
       }
     }
-    const int64_t depth = l_.depth(), taps = l_.windows.taps();
-    store(sums, channels * taps, outputs, dw + piece * l_.weights() + (g * l_.out_channels + row) * depth + channel * taps);
+    const int64_t depth = l_.depth(), taps = l_.windows.taps(), to = (g * l_.out_channels + row) * depth + channel * taps;
+    if (tiles_.pieces > 1)
+      store(sums, channels * taps, outputs, reinterpret_cast<float*>(dw) + piece * l_.weights() + to, depth);
+    else if (dw_ == Element::own)
+      store(sums, channels * taps, outputs, reinterpret_cast<float*>(dw) + to, depth);
+    else
+      store_rounded(sums, channels * taps, outputs, {dw + to * bytes_each<float>(dw_), depth, 1, dw_});
   }
 
  private:
+  static constexpr int64_t kCopyRow = kDepthBlock + 16;  // no power of two: rows lie in the first-level cache together
+
+  // Windows of samples from the n-th on, `count` of each, in all `wide`; dy: of the first sample and of `outputs` channels.
+  struct Tile {
+    const std::byte* dy;
+    int64_t n, count, wide, outputs;
+  };
+
+  bool copies_dy() const { return tiles_.samples > 1 || dy_.element != Element::own; }
+  Plane plane_of(const Words& words, const std::byte* from, int64_t n, int64_t step) const { return words.plane(from, n, step, l_.batch); }
+
   // What the windows [column, column + count) of some samples read, and where each window's first tap does.
-  void copy_x(const float* x, int64_t samples, int64_t channels, int64_t column, int64_t count, std::byte* place) const {
+  void copy_x(const std::byte* x, int64_t n, int64_t samples, int64_t channels, int64_t column, int64_t count, std::byte* place) const {
+    const int64_t across = l_.windows.w.in, bytes = l_.windows.in_size() * bytes_each<float>(x_.element);
     for (int64_t channel = 0; channel < channels; ++channel) {
       for (int64_t i = 0; i < samples; ++i) {
-        const float* const from = x + i * l_.image() + channel * l_.windows.in_size();
+        const Plane from = plane_of(x_, x + channel * bytes, n + i, l_.image());
         plane_.fill(column, count, 1, reinterpret_cast<float*>(place) + (channel * tiles_.samples + i) * plane_.size(),
-                    [&](int64_t row, float* to) { std::copy_n(from + row * l_.windows.w.in, l_.windows.w.in, to); });
+                    [&](int64_t row, float* to) { from.read(row * across, across, to); });
       }
     }
     plane_.find_windows(samples, column, count, 1, reinterpret_cast<int32_t*>(place + table_at_));
   }
 
+  // A panel of dy: channels from j on, windows [begin, begin + depth).
+  void pack_dy(const Tile& tile, int64_t begin, int64_t depth, int64_t j, int64_t width, std::byte* place) const {
+    const int64_t all = l_.windows.out_size(), columns = std::min(width, tile.outputs - j);
+    const std::byte* const dy = tile.dy + j * all * bytes_each<float>(dy_.element);
+    auto* const panel = reinterpret_cast<float*>(place + panel_at_);
+    if (!copies_dy()) {
+      const float* const from = plane_of(dy_, dy, tile.n, l_.result()).floats();
+      return gemm::pack(from + begin, 1, all, depth, columns, width, panel);
+    }
+    auto* const copy = reinterpret_cast<float*>(place + dy_at_);
+    for (int64_t r = 0; r < columns; ++r) {
+      const std::byte* const from = dy + r * all * bytes_each<float>(dy_.element);
+      for (int64_t k = begin, run; k < begin + depth; k += run) {
+        const int64_t at = k % tile.count;
+        run = std::min(tile.count - at, begin + depth - k);
+        plane_of(dy_, from, tile.n + k / tile.count, l_.result()).read(at, run, copy + r * kCopyRow + k - begin);
+      }
+    }
+    gemm::pack(copy, 1, kCopyRow, depth, columns, width, panel);
+  }
+
   // The products of one tile.
-  void add(const float* dy, int64_t dy_row, int64_t wide, int64_t outputs, int64_t channels, std::byte* place, bool has_start) const {
+  void add(const Tile& tile, int64_t channels, std::byte* place, bool has_start) const {
     const auto* const copy = reinterpret_cast<const float*>(place);
     const auto* const table = reinterpret_cast<const int32_t*>(place + table_at_);
-    auto* const panel = reinterpret_cast<float*>(place + panel_at_);
+    const auto* const panel = reinterpret_cast<const float*>(place + panel_at_);
     auto* const sums = reinterpret_cast<float*>(place + sums_at_);
-    const int64_t block = depth_block(wide), rows_of_sums = channels * l_.windows.taps();
-    for (int64_t begin = 0; begin < wide; begin += block) {
-      const int64_t depth = std::min(block, wide - begin);
-      for (int64_t j = 0, width; j < outputs; j += width) {
-        width = gemm::Fused::panel(outputs - j);
-        gemm::pack(dy + j * dy_row + begin, 1, dy_row, depth, std::min(width, outputs - j), width, panel);
+    const int64_t block = depth_block(tile.wide), rows_of_sums = channels * l_.windows.taps();
+    for (int64_t begin = 0; begin < tile.wide; begin += block) {
+      const int64_t depth = std::min(block, tile.wide - begin);
+      for (int64_t j = 0, width; j < tile.outputs; j += width) {
+        width = gemm::Fused::panel(tile.outputs - j);
+        pack_dy(tile, begin, depth, j, width, place);
         for (int64_t r = 0; r < rows_of_sums; r += gemm::kRows) {
           const int64_t rows = std::min<int64_t>(gemm::kRows, rows_of_sums - r);
           const float* a[gemm::kRows];
           for (int64_t i = 0; i < rows; ++i) a[i] = copy + taps_[static_cast<size_t>(r + i)];
           float* const to = sums + r * sums_row_ + j;
-          gemm::indexed_kernel<true>(rows, width)({.depth = depth,
-                                                   .a = a,
-                                                   .at = table + begin,
-                                                   .step = width,
-                                                   .b = panel,
-                                                   .c = to,
-                                                   .c_row = sums_row_,
-                                                   .start = has_start || begin > 0 ? to : nullptr,
-                                                   .start_row = sums_row_});
+          gemm::indexed_kernel<true>(rows, width, x_.pairs)({.depth = depth,
+                                                             .a = a,
+                                                             .at = table + begin,
+                                                             .step = width,
+                                                             .b = panel,
+                                                             .c = to,
+                                                             .c_row = sums_row_,
+                                                             .start = has_start || begin > 0 ? to : nullptr,
+                                                             .start_row = sums_row_});
         }
       }
     }
   }
 
   // Transposed: rows x outputs of the sums.
-  void store(const float* sums, int64_t rows, int64_t outputs, float* to) const {
-    const int64_t depth = l_.depth();
+  void store(const float* sums, int64_t rows, int64_t outputs, float* to, int64_t to_row) const {
     for (int64_t j = 0; j < outputs; j += 8) {
       int64_t r = 0;
-      for (; r + 8 <= rows && j + 8 <= outputs; r += 8) transpose8(sums + r * sums_row_ + j, sums_row_, to + j * depth + r, depth);
+      for (; r + 8 <= rows && j + 8 <= outputs; r += 8) transpose8(sums + r * sums_row_ + j, sums_row_, to + j * to_row + r, to_row);
       for (; r < rows; ++r) {
-        for (int64_t i = j; i < std::min(j + 8, outputs); ++i) to[i * depth + r] = sums[r * sums_row_ + i];
+        for (int64_t i = j; i < std::min(j + 8, outputs); ++i) to[i * to_row + r] = sums[r * sums_row_ + i];
+      }
+    }
+  }
+  // The same to a result of 16 bits.
+  void store_rounded(const float* sums, int64_t rows, int64_t outputs, const Result<float>& to) const {
+    constexpr int64_t kSome = 64;
+    float some[kSome * kSome];
+    for (int64_t j = 0; j < outputs; j += kSome) {
+      for (int64_t r = 0; r < rows; r += kSome) {
+        const int64_t n = std::min(kSome, outputs - j), width = std::min(kSome, rows - r);
+        store(sums + r * sums_row_ + j, width, n, some, kSome);
+        store_rows(some, kSome, to.from(j, r), n, width);
       }
     }
   }
 
   Layout l_;
+  Words x_, dy_;  // of samples
+  Element dw_ = Element::own;
   WeightTiles tiles_;
   TilePlane plane_;                                             // of x's copy, a sample's part of a channel
   int64_t channels_ = 0, across_ = 0, outputs_ = 0, down_ = 0;  // of a task: channels of x and of y

@@ -167,6 +167,9 @@ inline void narrow16(const float* from, std::byte* to) {
 // The same of n floats.
 template <Element e> void narrow(const float* from, int64_t n, std::byte* to) {
   int64_t i = 0;
+#ifdef __AVX512F__
+  for (; e == Element::bfloat16 && i + 16 <= n; i += 16) narrow16(from + i, to + 2 * i);
+#endif
   for (; i + 8 <= n; i += 8) narrow8<e>(from + i, to + 2 * i);
   for (; i < n; ++i) {
     const uint16_t bits = e == Element::float16 ? to_float16(from[i]).bits : to_bfloat16(from[i]).bits;

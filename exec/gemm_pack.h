@@ -60,25 +60,31 @@ template <Element e> void widen_rows(const Source& from, int64_t rows, int64_t n
   }
 }
 
+// Pairs of n elements of two rows; of one row (second: null) and zeros.
+template <Element e> void pair_row(const std::byte* first, const std::byte* second, int64_t n, float* to, [[maybe_unused]] bool converts) {
+  constexpr int64_t size = bytes_each<float>(e);
+  int64_t i = 0;
+#ifdef __AVX512F__
+  for (; i + 16 <= n; i += 16) _mm512_storeu_si512(to + i, pairs16<e>(first + i * size, second ? second + i * size : nullptr, converts));
+#endif
+  for (; i + 8 <= n; i += 8) {
+    const __m256i upper = second ? _mm256_slli_epi32(bits8<e>(second + i * size), 16) : _mm256_setzero_si256();
+    _mm256_storeu_ps(to + i, _mm256_castsi256_ps(_mm256_or_si256(bits8<e>(first + i * size), upper)));
+  }
+  for (; i < n; ++i) to[i] = as_word(bits<e>(first, i) | (second ? bits<e>(second, i) << 16 : 0));
+}
+
 // Two neighbouring rows of n elements each as a row of pairs; behind an odd last one comes a row of zeros.
 template <Element e> void pair_rows(const Source& from, int64_t rows, int64_t n, int64_t width, float* to) {
   constexpr int64_t size = bytes_each<float>(e), kAhead = 8;
-  [[maybe_unused]] const bool converts = has_pairs();
+  const bool converts = has_pairs();
   for (int64_t r = 0; r < rows; r += 2, to += width) {
     const std::byte *const first = from.data + r * from.row, *const second = r + 1 < rows ? first + from.row : nullptr;
     for (int64_t line = 0; line < n * size; line += 64) {  // of rows to come, from the second-level cache
       __builtin_prefetch(first + kAhead * from.row + line, 0, 3);
       __builtin_prefetch(first + (kAhead + 1) * from.row + line, 0, 3);
     }
-    int64_t i = 0;
-#ifdef __AVX512F__
-    for (; i + 16 <= n; i += 16) _mm512_storeu_si512(to + i, pairs16<e>(first + i * size, second ? second + i * size : nullptr, converts));
-#endif
-    for (; i + 8 <= n; i += 8) {
-      const __m256i upper = second ? _mm256_slli_epi32(bits8<e>(second + i * size), 16) : _mm256_setzero_si256();
-      _mm256_storeu_ps(to + i, _mm256_castsi256_ps(_mm256_or_si256(bits8<e>(first + i * size), upper)));
-    }
-    for (; i < n; ++i) to[i] = as_word(bits<e>(first, i) | (second ? bits<e>(second, i) << 16 : 0));
+    pair_row<e>(first, second, n, to, converts);
     std::fill(to + n, to + width, 0.0f);
   }
 }

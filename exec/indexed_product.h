@@ -1,8 +1,10 @@
-// A micro-kernel of products of floats whose operands lie where a table says: some rows by one panel of columns, in vector registers. It is
-// that of exec/gemm_micro.h, so the sums are the same chains of fused multiply-adds, but an operand isn't copied to where its elements lie
-// side by side: a convolution reads the same element of x for each tap.
+// A micro-kernel of products whose operands lie where a table says: some rows by one panel of columns, in vector registers. It is that of
+// exec/gemm_micro.h, with its words and its sums, but an operand isn't copied to where its words lie side by side: a convolution reads the
+// same element of x for each tap.
 
 #pragma once
+
+#include <cmath>
 
 #include "exec/gemm_micro.h"
 
@@ -23,7 +25,7 @@ struct IndexedMicro {
 };
 using IndexedMicroKernel = void (*)(const IndexedMicro&);
 
-template <bool table_of_a, int rows, int vectors> __attribute__((noinline)) void indexed_micro(const IndexedMicro& m) {
+template <typename Add, bool table_of_a, int rows, int vectors> __attribute__((noinline)) void indexed_micro(const IndexedMicro& m) {
   Vector sum[rows][vectors];
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
@@ -46,7 +48,7 @@ template <bool table_of_a, int rows, int vectors> __attribute__((noinline)) void
     for (int r = 0; r < rows; ++r) {
       const Vector x = broadcast(a[r][in_a]);
 #pragma GCC unroll 3
-      for (int v = 0; v < vectors; ++v) sum[r][v] = multiply_add(x, row[v], sum[r][v]);
+      for (int v = 0; v < vectors; ++v) sum[r][v] = Add::add_product(x, row[v], sum[r][v]);
     }
   }
   for (int r = 0; r < rows; ++r) {
@@ -58,16 +60,37 @@ template <bool table_of_a, int rows, int vectors> __attribute__((noinline)) void
   }
 }
 
-template <bool table_of_a, int vectors, int... r> IndexedMicroKernel indexed_kernel(int64_t rows, std::integer_sequence<int, r...>) {
-  static constexpr IndexedMicroKernel table[] = {indexed_micro<table_of_a, r + 1, vectors>...};
+template <typename Add, bool table_of_a, int vectors, int... r>
+IndexedMicroKernel indexed_kernel(int64_t rows, std::integer_sequence<int, r...>) {
+  static constexpr IndexedMicroKernel table[] = {indexed_micro<Add, table_of_a, r + 1, vectors>...};
   return table[rows - 1];
 }
-// Of at most kRows rows; columns: one, two or kVectors vectors.
-template <bool table_of_a> IndexedMicroKernel indexed_kernel(int64_t rows, int64_t columns) {
+template <typename Add, bool table_of_a> IndexedMicroKernel indexed_kernel(int64_t rows, int64_t columns) {
   using Rows = std::make_integer_sequence<int, kRows>;
-  if (columns == kWidth) return indexed_kernel<table_of_a, 1>(rows, Rows{});
-  if (columns == 2 * kWidth) return indexed_kernel<table_of_a, 2>(rows, Rows{});
-  return indexed_kernel<table_of_a, kVectors>(rows, Rows{});
+  if (columns == kWidth) return indexed_kernel<Add, table_of_a, 1>(rows, Rows{});
+  if (columns == 2 * kWidth) return indexed_kernel<Add, table_of_a, 2>(rows, Rows{});
+  return indexed_kernel<Add, table_of_a, kVectors>(rows, Rows{});
+}
+// Of at most kRows rows; columns: one, two or kVectors vectors. pairs: what words are (has_pairs())
+template <bool table_of_a> IndexedMicroKernel indexed_kernel(int64_t rows, int64_t columns, [[maybe_unused]] bool pairs) {
+#ifdef __AVX512F__
+  if (pairs) return indexed_kernel<AddPairs, table_of_a>(rows, columns);
+#endif
+  return indexed_kernel<AddFused, table_of_a>(rows, columns);
+}
+// The same of exec/gemm_micro.h.
+inline MicroKernel vector_kernel(int64_t rows, int64_t columns, [[maybe_unused]] bool pairs) {
+#ifdef __AVX512F__
+  if (pairs) return DotPairs::kernel(rows, columns);
+#endif
+  return Fused::kernel(rows, columns);
+}
+// A product of two words, added to a sum.
+inline float add_product(float a, float b, float sum, [[maybe_unused]] bool pairs) {
+#ifdef __AVX512F__
+  if (pairs) return AddPairs::add_product(broadcast(a), broadcast(b), broadcast(sum))[0];
+#endif
+  return std::fma(a, b, sum);
 }
 
 }  // namespace gemm

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "exec/window.h"
@@ -47,18 +46,19 @@ class PaddedPlanes {
   }
 
   // `count` rows of windows of a channel of x, from `first` on, where there is room for `rows`. Behind the last channel the caller leaves
-  // zeros, at least so many as a row has padding before it (16 at most, where that matters).
-  template <typename T> void fill(const T* x, int64_t first, int64_t count, int64_t rows, T* to) const {
+  // zeros, at least so many as a row has padding before it (16 at most, where that matters). x.read(at, step, n, to): n elements of the
+  // plane from `at` on.
+  template <typename Plane> void fill(const Plane& x, int64_t first, int64_t count, int64_t rows, float* to) const {
     for (const Phase& phase : phases_) {
-      T* row = to;
+      float* row = to;
       for (int64_t i = 0; i < count + more_rows_; ++i, row += width_) {
         const int64_t at = (first + i) * h_.stride + phase.h - h_.begin;
         if (at < 0 || at >= h_.in)
-          std::fill_n(row, width_, T(0));
+          std::fill_n(row, width_, 0.0f);
         else
-          fill_row(x + at * w_.in, phase.w, row);
+          fill_row(x, at * w_.in, phase.w, row);
       }
-      if (is_shared_ && count < rows) std::fill_n(row, width_, T(0));
+      if (is_shared_ && count < rows) std::fill_n(row, width_, 0.0f);
       to += plane(rows);
     }
   }
@@ -73,21 +73,14 @@ class PaddedPlanes {
 
   int64_t plane(int64_t rows) const { return (rows + more_rows_) * width_; }
 
-  template <typename T> void fill_row(const T* x, int64_t phase, T* to) const {
+  template <typename Plane> void fill_row(const Plane& x, int64_t at, int64_t phase, float* to) const {
     const int64_t before = w_.begin - phase;  // elements of padding that are in no other phase's way
     const int64_t first = std::clamp<int64_t>(before > 0 ? (before + w_.stride - 1) / w_.stride : 0, 0, width_);
     const int64_t room = w_.in + before;
     const int64_t end = std::clamp<int64_t>(room > 0 ? (room + w_.stride - 1) / w_.stride : 0, first, width_);
-    std::fill_n(to, first, T(0));
-    const T* const from = x + first * w_.stride - before;
-    if (w_.stride == 1) {
-      std::memcpy(to + first, from, static_cast<size_t>(end - first) * sizeof(T));
-    } else if (w_.stride == 2) {
-      for (int64_t j = 0; j < end - first; ++j) to[first + j] = from[2 * j];
-    } else {
-      for (int64_t j = 0; j < end - first; ++j) to[first + j] = from[j * w_.stride];
-    }
-    std::fill_n(to + end, width_ - end, T(0));
+    std::fill_n(to, first, 0.0f);
+    x.read(at + first * w_.stride - before, w_.stride, end - first, to + first);
+    std::fill_n(to + end, width_ - end, 0.0f);
   }
 
   WindowAxis h_, w_;

@@ -1,9 +1,13 @@
-// Convolutions whose weights aren't finite: padding isn't multiplied with them in the gradient of x, whatever way that is made.
+// Convolutions and their gradients of random shapes, in every mixture of types: of small whole numbers, whose sums are exact in any order,
+// the results are those in float64. And of weights that aren't finite: padding isn't multiplied with them in the gradient of x, whatever
+// way that is made.
 
 #include <gtest/gtest.h>
+#include <tbb/global_control.h>
 
 #include <cmath>
 #include <limits>
+#include <random>
 
 #include "exec/kernel.h"
 #include "graph/op_def.h"
@@ -11,15 +15,86 @@
 namespace ort_train {
 namespace {
 
-// dx of `groups` groups, from a dy of ones and weights of ones but for the first, which is infinite: in float32, which has ways of its own
-// for planes with padding, and in float64, which hasn't.
-template <typename T> std::vector<double> gradient_with_infinity(DType dtype, int64_t samples, int64_t groups, int64_t stride) {
+int64_t number_of(DType type) { return static_cast<int64_t>(type); }
+
+Tensor cast(const Tensor& tensor, DType to, Workers& workers) {
+  return evaluate(op_named("Cast"), {{"to", number_of(to)}}, {&tensor}, 1, workers)[0];
+}
+
+// A convolution of random shape.
+struct Form {
+  Shape x, w, y;
+  Attributes attributes;
+
+  explicit Form(std::mt19937& random) {
+    const auto some = [&](int64_t from, int64_t to) { return std::uniform_int_distribution<int64_t>(from, to)(random); };
+    const bool is_depthwise = some(0, 3) == 0;
+    const int64_t groups = is_depthwise ? some(1, 37) : some(0, 2) == 0 ? some(2, 3) : 1;
+    const int64_t inputs = is_depthwise ? 1 : some(0, 3) == 0 ? some(60, 100) : some(1, 20);
+    const int64_t outputs = is_depthwise ? 1 : some(0, 3) == 0 ? some(40, 150) : some(1, 40);
+    x = {some(1, 5), groups * inputs};
+    w = {groups * outputs, inputs};
+    y = {x[0], w[0]};
+    std::vector<int64_t> kernel, strides, dilations, begins, ends;
+    for (int axis = 0; axis < 2; ++axis) {
+      const int64_t k = some(0, 1) == 0 ? 3 : some(1, 7), d = some(0, 4) == 0 ? some(2, 3) : 1, s = some(0, 2) == 0 ? some(2, 3) : 1,
+                    reach = (k - 1) * d + 1;
+      const int64_t begin = some(0, reach), end = some(0, reach), size = std::max<int64_t>(some(1, 34), reach - begin - end);
+      kernel.push_back(k), strides.push_back(s), dilations.push_back(d), begins.push_back(begin), ends.push_back(end);
+      x.push_back(size), w.push_back(k), y.push_back((size + begin + end - reach) / s + 1);
+    }
+    begins.insert(begins.end(), ends.begin(), ends.end());
+    attributes = {{"kernel_shape", kernel}, {"strides", strides}, {"dilations", dilations}, {"pads", begins}, {"group", groups}};
+  }
+};
+
+TEST(Convolution, OfRandomShapesAndTypesIsExactForSmallNumbers) {
+  const tbb::global_control allow(tbb::global_control::max_allowed_parallelism, 4);
+  Workers one(1), three(3);
+  std::mt19937 random(7);
+  constexpr DType kTypes[] = {DType::float32, DType::bfloat16, DType::bfloat16, DType::float16};
+  for (int i = 0; i < 120; ++i) {
+    const Form form(random);
+    const auto numbers = [&](const Shape& shape) {
+      Tensor tensor(DType::float64, shape);
+      for (double& x : tensor.data<double>()) x = static_cast<double>(random() % 5) - 2;
+      return tensor;
+    };
+    const auto type = [&] { return kTypes[random() % std::size(kTypes)]; };
+    const DType types[] = {type(), type()}, to = type(), compute = random() % 2 ? DType::bfloat16 : DType::float32;
+    const Tensor x = numbers(form.x), w = numbers(form.w), y = numbers(form.y), bias = numbers({form.w[0]});
+    const auto check = [&](const char* op, const Shape& shape, const std::vector<const Tensor*>& inputs) {
+      Attributes attributes = form.attributes;
+      if (!shape.empty()) attributes.set("shape", shape);
+      const Tensor wide = evaluate(op_named(op), attributes, inputs, 1, one)[0];
+      std::vector<Tensor> narrow;
+      for (size_t input = 0; input < inputs.size(); ++input) narrow.push_back(cast(*inputs[input], input < 2 ? types[input] : to, one));
+      std::vector<const Tensor*> views;
+      for (const Tensor& tensor : narrow) views.push_back(&tensor);
+      attributes.set("to", number_of(to));
+      if (compute != DType::float32) attributes.set("compute", number_of(compute));
+      const Tensor result = evaluate(op_named(op), attributes, views, 1, one)[0];
+      const auto what = fmt::format("{} of {} and {} with {}, {} to {}", op, to_string(narrow[0].type()), to_string(narrow[1].type()),
+                                    to_string(form.w), form.attributes.get("group", int64_t{0}), to_string(to));
+      EXPECT_TRUE(result == cast(wide, to, one)) << what;
+      EXPECT_TRUE(result == evaluate(op_named(op), attributes, views, 1, three)[0]) << what << ", with 3 threads";
+    };
+    check("Conv", {}, i % 2 ? std::vector{&x, &w, &bias} : std::vector{&x, &w});
+    check("ConvInputGrad", form.x, {&y, &w});
+    check("ConvWeightGrad", form.w, {&y, &x});
+    if (testing::Test::HasFailure()) break;
+  }
+}
+
+// dx of `groups` groups, from a dy of ones and weights of ones but for the first, which is infinite: in float32 and in 16 bits, which have
+// ways of their own for planes with padding, and in float64, which hasn't.
+std::vector<double> gradient_with_infinity(DType dtype, int64_t samples, int64_t groups, int64_t stride) {
   const int64_t channels = 4, size = 16, out = (size + 2 - 3) / stride + 1, in_group = channels / groups;
   const Shape x{samples, channels, size, size}, y{samples, channels, out, out}, w{channels, in_group, 3, 3};
-  std::vector<T> ones(static_cast<size_t>(element_count(y)), T(1)), weights(static_cast<size_t>(element_count(w)), T(1));
-  weights[0] = std::numeric_limits<T>::infinity();
-  const Tensor dy = make_tensor<T>(y, ones), of_w = make_tensor<T>(w, weights);
+  std::vector<double> ones(static_cast<size_t>(element_count(y)), 1), weights(static_cast<size_t>(element_count(w)), 1);
+  weights[0] = std::numeric_limits<double>::infinity();
   Workers workers(2);
+  const Tensor dy = cast(make_tensor<double>(y, ones), dtype, workers), of_w = cast(make_tensor<double>(w, weights), dtype, workers);
   const OpDef* const op = find_op("ConvInputGrad");
   const Attributes attributes{{"kernel_shape", std::vector<int64_t>{3, 3}},
                               {"pads", std::vector<int64_t>{1, 1, 1, 1}},
@@ -34,10 +109,10 @@ template <typename T> std::vector<double> gradient_with_infinity(DType dtype, in
 TEST(Convolution, PaddingIsNotMultipliedWithAnInfiniteWeight) {
   for (const int64_t groups : {1, 2, 4}) {
     for (const int64_t stride : {1, 2}) {
-      const std::vector<double> floats = gradient_with_infinity<float>(DType::float32, 3, groups, stride),
-                                doubles = gradient_with_infinity<double>(DType::float64, 3, groups, stride);
-      EXPECT_EQ(floats, doubles) << groups << " groups, steps of " << stride;
-      for (const double element : floats) ASSERT_FALSE(std::isnan(element)) << groups << " groups, steps of " << stride;
+      const std::vector<double> doubles = gradient_with_infinity(DType::float64, 3, groups, stride);
+      for (const double element : doubles) ASSERT_FALSE(std::isnan(element)) << groups << " groups, steps of " << stride;
+      for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16})
+        EXPECT_EQ(gradient_with_infinity(dtype, 3, groups, stride), doubles) << to_string(dtype) << ", " << groups << ", " << stride;
     }
   }
 }

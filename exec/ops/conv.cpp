@@ -106,27 +106,40 @@ template <typename T> struct Forward {
   }
 };
 
-// How floats are convolved where they lie, if one of these applies.
-struct ForwardOfFloats {
+// How it is made without columns, if one of these ways applies.
+struct ForwardWithoutColumns {
   DirectForward direct;
   DepthwiseForward depthwise;
+  Element bias = Element::own;
 
-  template <typename T> static ForwardOfFloats of(const Forward<T>& f) {
-    const auto is_float = [](Element element) { return element == Element::own; };
-    if (!std::is_same_v<T, float> || !is_float(f.x) || !is_float(f.w) || !is_float(f.y) || !is_float(f.bias)) return {};
-    return {DirectForward(f.l, f.tiles.channels), DepthwiseForward(f.l)};
+  template <typename T> static ForwardWithoutColumns of(const Forward<T>& f) {
+    if (!std::is_same_v<T, float>) return {};
+    return {DirectForward(f.l, f.x, f.w, f.y), DepthwiseForward(f.l, f.x, f.w, f.y), f.bias};
   }
   bool applies() const { return direct.applies() || depthwise.applies(); }
-  int64_t bytes() const { return direct.applies() ? direct.bytes() : depthwise.bytes(); }
-  void run(const KernelArgs& args) const {
-    const float *const x = args.in<float>(0), *const w = args.in<float>(1),
-                       *const bias = args.inputs.size() > 2 ? args.in<float>(2) : nullptr;
-    const auto place = [&](int worker) { return args.workspace + worker * bytes(); };
-    float* const y = args.out<float>(0);
-    if (direct.applies())
-      args.workers().parallel_for(direct.tasks(), [&](int64_t task, int worker) { direct.run(x, w, bias, y, task, place(worker)); });
-    else
-      args.workers().parallel_for(depthwise.tasks(), [&](int64_t task, int worker) { depthwise.run(x, w, bias, y, task, place(worker)); });
+  // Shared: w as words, then a bias that isn't of floats.
+  Workspace workspace(int64_t channels) const {
+    const int64_t bytes = bias == Element::own ? 0 : gemm::whole_lines(channels * int64_t{sizeof(float)});
+    if (direct.applies()) return {.shared = direct.shared_bytes() + bytes, .each = direct.bytes()};
+    return {.shared = bytes, .each = depthwise.bytes()};
+  }
+  // channels: of y
+  void run(const KernelArgs& args, int64_t channels) const {
+    const auto *const x = args.in<std::byte>(0), *const w = args.in<std::byte>(1),
+                      *const added = args.inputs.size() > 2 ? args.in<std::byte>(2) : nullptr;
+    auto* const y = args.out<std::byte>(0);
+    auto* const packed = reinterpret_cast<float*>(args.workspace);
+    std::byte* const room = args.workspace + (direct.applies() ? direct.shared_bytes() : 0);
+    const float* const of_channels = added ? vector_of<float>(added, bias, 0, channels, room) : nullptr;
+    const auto place = [&, all = workspace(channels)](int worker) { return args.workspace + all.shared + worker * all.each; };
+    if (direct.applies()) {
+      args.workers().parallel_for(direct.blocks(), [&](int64_t block, int) { direct.pack(w, block, packed); });
+      args.workers().parallel_for(direct.tasks(),
+                                  [&](int64_t task, int worker) { direct.run(x, w, packed, of_channels, y, task, place(worker)); });
+    } else {
+      args.workers().parallel_for(depthwise.tasks(),
+                                  [&](int64_t task, int worker) { depthwise.run(x, w, of_channels, y, task, place(worker)); });
+    }
   }
 };
 
@@ -138,10 +151,10 @@ void copy_before(const KernelArgs& args, int64_t bytes) {
 template <typename T> KernelRun forward(const KernelSpec& spec) {
   const Forward<T> convolution(spec);
   if (convolution.l.batch == 0) return [](const KernelArgs&) {};
-  if (ForwardOfFloats floats = ForwardOfFloats::of(convolution); floats.applies()) {
-    return [floats = std::move(floats), bytes = spec.outputs[0].bytes()](const KernelArgs& args) {
+  if (auto direct = ForwardWithoutColumns::of(convolution); direct.applies()) {
+    return [direct = std::move(direct), channels = convolution.l.total, bytes = spec.outputs[0].bytes()](const KernelArgs& args) {
       copy_before(args, bytes);
-      floats.run(args);
+      direct.run(args, channels);
     };
   }
   return [convolution, bytes = spec.outputs[0].bytes()](const KernelArgs& args) {
@@ -157,16 +170,16 @@ KernelRun prepare(const KernelSpec& spec) {
 Workspace workspace(const KernelSpec& spec) {
   return for_sums(spec, [&]<typename T>() {
     const Forward<T> convolution(spec);
-    const ForwardOfFloats floats = ForwardOfFloats::of(convolution);
-    return Workspace{.each = floats.applies() ? floats.bytes() : convolution.bytes};
+    const auto direct = ForwardWithoutColumns::of(convolution);
+    return direct.applies() ? direct.workspace(convolution.l.total) : Workspace{.each = convolution.bytes};
   });
 }
 
 double efficiency(const KernelSpec& spec, int) {
   const Layout l = layout_of_y(spec);
-  const ForwardOfFloats floats = for_sums(spec, [&]<typename T>() { return ForwardOfFloats::of(Forward<T>(spec)); });
-  if (floats.depthwise.applies()) return kDepthwiseShare;
-  if (floats.direct.applies()) return floats.direct.useful() * share_of(spec, l.out_channels, kCopying);
+  const auto made = for_sums(spec, [&]<typename T>() { return ForwardWithoutColumns::of(Forward<T>(spec)); });
+  if (made.depthwise.applies()) return kDepthwiseShare;
+  if (made.direct.applies()) return made.direct.useful() * share_of(spec, l.out_channels, kCopying);
   const Tiles tiles = tiles_of(l);
   return share_of(spec, tiles.rows, tiles.samples > 1 ? 50 : tiles.gathers(l) ? 16 : 8);
 }

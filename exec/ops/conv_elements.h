@@ -3,12 +3,13 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "exec/columns.h"
 #include "exec/convolution.h"
 #include "exec/gemm.h"
+#include "exec/indexed_product.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace convolution {
@@ -68,23 +69,110 @@ inline double share_of(const KernelSpec& spec, int64_t useful, double more) {
   return static_cast<double>(useful) / (static_cast<double>(useful) / rate + more);
 }
 
+// --- without columns ------------------------------------------------------------------------------------------------------------------
+
+// A plane as words of micro-kernels (exec/gemm_micro.h): of its elements floats, or of its elements and those of a second one pairs.
+class Plane {
+ public:
+  Plane(Element element, const std::byte* plane) : element_(element), first_(plane) {}
+  // second: null: zeros
+  Plane(Element element, const std::byte* first, const std::byte* second)
+      : element_(element), pairs_(true), first_(first), second_(second) {}
+
+  const float* floats() const { return element_ == Element::own ? reinterpret_cast<const float*>(first_) : nullptr; }  // if it has them
+
+  // n words from `at` on.
+  void read(int64_t at, int64_t n, float* to) const {
+    if (const float* const from = floats()) {
+      std::memcpy(to, from + at, static_cast<size_t>(n) * sizeof(float));
+      return;
+    }
+    gemm::for_element(element_, [&]<Element e>() {
+      const int64_t bytes = at * bytes_each<float>(e);
+      if (!pairs_) return gemm::widen<e>(first_ + bytes, n, to);
+      if constexpr (is_bfloat16(e)) gemm::pair_row<e>(first_ + bytes, second_ ? second_ + bytes : nullptr, n, to, gemm::has_pairs());
+    });
+  }
+  // The same of every `step`th.
+  void read(int64_t at, int64_t step, int64_t n, float* to) const {
+    if (step == 1) return read(at, n, to);
+    const auto pick = [&](const float* from, int64_t count) {
+      if (step == 2)
+        for (int64_t i = 0; i < count; ++i) to[i] = from[2 * i];
+      else
+        for (int64_t i = 0; i < count; ++i) to[i] = from[i * step];
+    };
+    if (const float* const from = floats()) return pick(from + at, n);
+    constexpr int64_t kSome = 512;
+    float some[kSome];
+    for (const int64_t most = (kSome - 1) / step + 1; n > 0; n -= most, at += most * step, to += most) {
+      const int64_t count = std::min(n, most);
+      read(at, (count - 1) * step + 1, some);
+      pick(some, count);
+    }
+  }
+
+ private:
+  Element element_;
+  bool pairs_ = false;
+  const std::byte *first_, *second_ = nullptr;
+};
+
+// What an operand's planes are to micro-kernels.
+struct Words {
+  Element element = Element::own;
+  bool pairs = false;  // of neighbouring planes; an odd last one's are zeros
+
+  int64_t of(int64_t planes) const { return pairs ? divided_up(planes, 2) : planes; }
+  // Of so many planes, `step` elements apart.
+  Plane plane(const std::byte* planes, int64_t word, int64_t step, int64_t count) const {
+    const int64_t bytes = step * bytes_each<float>(element);
+    if (!pairs) return {element, planes + word * bytes};
+    const std::byte* const first = planes + 2 * word * bytes;
+    return {element, first, 2 * word + 1 < count ? first + bytes : nullptr};
+  }
+};
+
+// What words of samples are: pairs of two samples, where the processor multiplies them in vectors.
+inline Words words_of_samples(Element dy, Element x) { return {x, gemm::way_of(dy, x) == gemm::Way::pairs}; }
+inline WeightTiles tiles_of_samples(Layout l, const Words& words) {
+  l.batch = words.of(l.batch);
+  return weight_tiles(l, sizeof(float));
+}
+
+// Whether there is a number that is infinite or none.
+inline bool has_infinity(const float* words, int64_t n, bool pairs) {
+  constexpr uint32_t kUpper = 0x7f800000, kLower = 0x7f80;
+  bool has = false;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t word = float_bits::of(words[i]);
+    has |= (word & kUpper) == kUpper;
+    has |= pairs && (word & kLower) == kLower;
+  }
+  return has;
+}
+
 // Of an element of a channel of dx, in row i and column j, the sum by its definition: over the taps that read it upwards, of each the
-// chains over channels of y. weight(o, tap); y: of the sample and group. What has no window isn't multiplied, which shows where a weight is
-// infinite or no number.
+// chains over channels of y. block: of the chains, in words; weight(o, tap): likewise; y: of the sample and group. What has no window isn't
+// multiplied, which shows where a weight is infinite or no number.
 template <typename Weight>
-float input_gradient_at(const Layout& l, int64_t block, const float* y, int64_t i, int64_t j, const Weight& weight) {
+float input_gradient_at(const Layout& l, int64_t block, const Words& words, const std::byte* y, int64_t i, int64_t j,
+                        const Weight& weight) {
   const auto& [h, w] = l.windows;
-  const int64_t plane = l.windows.out_size();
+  const int64_t all = words.of(l.out_channels);
   float sum = 0;
   for (int64_t t = 0; t < l.windows.taps(); ++t) {
     const int64_t down = i + h.begin - t / w.kernel * h.dilation, across = j + w.begin - t % w.kernel * w.dilation;
     if (down < 0 || down % h.stride != 0 || down / h.stride >= h.out) continue;
     if (across < 0 || across % w.stride != 0 || across / w.stride >= w.out) continue;
-    const float* const from = y + down / h.stride * w.out + across / w.stride;
     float product = 0;
-    for (int64_t begin = 0; begin < l.out_channels; begin += block) {
+    for (int64_t begin = 0; begin < all; begin += block) {
       float chain = 0;
-      for (int64_t o = begin; o < std::min(begin + block, l.out_channels); ++o) chain = std::fma(weight(o, t), from[o * plane], chain);
+      for (int64_t o = begin; o < std::min(begin + block, all); ++o) {
+        float word;
+        words.plane(y, o, l.windows.out_size(), l.out_channels).read(down / h.stride * w.out + across / w.stride, 1, &word);
+        chain = gemm::add_product(weight(o, t), word, chain, words.pairs);
+      }
       product = begin == 0 ? chain : product + chain;
     }
     sum += product;

@@ -17,6 +17,7 @@
 //     those rows of dw
 
 #include <cstring>
+#include <tuple>
 
 #include "exec/convolution.h"
 #include "exec/depthwise_convolution.h"
@@ -130,15 +131,15 @@ template <typename T> struct InputGradient {
   }
 };
 
-// How dx of floats is made where they lie, if one of these applies.
-struct InputOfFloats {
+// How dx is made without columns, if one of these ways applies.
+struct InputWithoutColumns {
   DirectInput direct;
   DepthwiseInput depthwise;
 
-  template <typename T> static InputOfFloats of(const InputGradient<T>& gradient) {
-    const bool are_floats = gradient.dy == Element::own && gradient.w == Element::own && gradient.dx == Element::own;
-    if (!std::is_same_v<T, float> || !are_floats) return {};
-    return {DirectInput(gradient.l, gradient.block), DepthwiseInput(gradient.l)};
+  template <typename T> static InputWithoutColumns of(const InputGradient<T>& gradient) {
+    if (!std::is_same_v<T, float>) return {};
+    const auto& [l, dy, w, dx] = std::tie(gradient.l, gradient.dy, gradient.w, gradient.dx);
+    return {DirectInput(l, gradient.block, dy, w, dx), DepthwiseInput(l, dy, w, dx)};
   }
   bool applies() const { return direct.applies() || depthwise.applies(); }
   Workspace workspace() const {
@@ -146,8 +147,8 @@ struct InputOfFloats {
     return {.each = depthwise.bytes()};
   }
   void run(const KernelArgs& args) const {
-    const float *const dy = args.in<float>(0), *const w = args.in<float>(1);
-    float* const dx = args.out<float>(0);
+    const auto *const dy = args.in<std::byte>(0), *const w = args.in<std::byte>(1);
+    auto* const dx = args.out<std::byte>(0);
     const auto place = [&, each = workspace()](int worker) { return args.workspace + each.shared + worker * each.each; };
     if (direct.applies()) {
       auto* const packed = reinterpret_cast<float*>(args.workspace);
@@ -162,8 +163,8 @@ struct InputOfFloats {
 template <typename T> KernelRun input_gradient(const KernelSpec& spec) {
   const InputGradient<T> gradient(spec);
   if (gradient.l.batch == 0) return [](const KernelArgs&) {};
-  if (InputOfFloats floats = InputOfFloats::of(gradient); floats.applies())
-    return [floats = std::move(floats)](const KernelArgs& args) { floats.run(args); };
+  if (auto direct = InputWithoutColumns::of(gradient); direct.applies())
+    return [direct = std::move(direct)](const KernelArgs& args) { direct.run(args); };
   return [gradient](const KernelArgs& args) {
     args.workers().parallel_for(gradient.tasks(),
                                 [&](int64_t task, int worker) { gradient.run(args, task, args.workspace + worker * gradient.bytes); });
@@ -176,15 +177,15 @@ KernelRun prepare_input_gradient(const KernelSpec& spec) {
 Workspace input_workspace(const KernelSpec& spec) {
   return for_sums(spec, [&]<typename T>() {
     const InputGradient<T> gradient(spec);
-    const InputOfFloats floats = InputOfFloats::of(gradient);
-    return floats.applies() ? floats.workspace() : Workspace{.each = gradient.bytes};
+    const auto direct = InputWithoutColumns::of(gradient);
+    return direct.applies() ? direct.workspace() : Workspace{.each = gradient.bytes};
   });
 }
 double input_efficiency(const KernelSpec& spec, int) {
   const Layout l = layout_of_dx(spec);
-  const InputOfFloats floats = for_sums(spec, [&]<typename T>() { return InputOfFloats::of(InputGradient<T>(spec)); });
-  if (floats.depthwise.applies()) return kDepthwiseShare;
-  if (floats.direct.applies()) return floats.direct.useful() * share_of(spec, l.out_channels, kCopying);
+  const auto made = for_sums(spec, [&]<typename T>() { return InputWithoutColumns::of(InputGradient<T>(spec)); });
+  if (made.depthwise.applies()) return kDepthwiseShare;
+  if (made.direct.applies()) return made.direct.useful() * share_of(spec, l.out_channels, kCopying);
   return share_of(spec, l.out_channels, l.windows.plain() ? 8 : 12);
 }
 
@@ -209,23 +210,40 @@ std::vector<TensorType> infer_weight_gradient(const InferContext& context) {
   return {{result_type(context.attributes, {context.input(0).dtype, context.input(1).dtype}), w}};
 }
 
+// How dw is made without columns, if one of these ways applies.
+struct WeightsWithoutColumns {
+  DirectWeights direct;
+  DepthwiseWeights depthwise;
+
+  bool applies() const { return direct.applies() || depthwise.applies(); }
+  int64_t bytes() const { return direct.applies() ? direct.bytes() : depthwise.bytes(); }
+  int64_t tasks() const { return direct.applies() ? direct.tasks() : depthwise.tasks(); }
+  const WeightTiles& tiles() const { return direct.applies() ? direct.tiles() : depthwise.tiles(); }
+  // dw: of the whole, or of all pieces
+  void run(const KernelArgs& args, int64_t task, std::byte* dw, std::byte* place) const {
+    const auto *const dy = args.in<std::byte>(0), *const x = args.in<std::byte>(1);
+    direct.applies() ? direct.run(dy, x, dw, task, place) : depthwise.run(dy, x, dw, task, place);
+  }
+};
+
 // Prepared. At the beginning of the workspace are the sums of all pieces, where there are several; then comes that of the threads, each:
 // what the product takes; columns; dy of several samples; sums of a tile, where dw is of 16 bits and itself can't hold them.
 template <typename T> struct WeightGradient {
   Layout l;
-  WeightTiles tiles;
   Element dy, x, dw;
+  WeightsWithoutColumns direct;  // doubles have none
+  WeightTiles tiles;
   int64_t pieces_bytes = 0;
   int64_t columns_at = 0, dy_at = 0, sums_at = 0, each = 0;
 
   explicit WeightGradient(const KernelSpec& spec)
-      : l(layout_of_dw(spec)),
-        tiles(weight_tiles(l, sizeof(T))),
-        dy(operand_element(spec, 0)),
-        x(operand_element(spec, 1)),
-        dw(result_element(spec)) {
-    const int64_t wide = tiles.samples * tiles.columns, columns = tiles.channels * l.windows.taps();
+      : l(layout_of_dw(spec)), dy(operand_element(spec, 0)), x(operand_element(spec, 1)), dw(result_element(spec)) {
+    if (std::is_same_v<T, float>) direct = {DirectWeights(l, dy, x, dw), DepthwiseWeights(l, dy, x, dw)};
+    tiles = direct.applies() ? direct.tiles() : weight_tiles(l, sizeof(T));
     if (tiles.pieces > 1) pieces_bytes = gemm::whole_lines(tiles.pieces * l.weights() * int64_t{sizeof(T)});
+    each = direct.bytes();
+    if (direct.applies()) return;
+    const int64_t wide = tiles.samples * tiles.columns, columns = tiles.channels * l.windows.taps();
     Places places;
     Product<T> largest{.rows = tiles.rows, .columns = columns, .depth = wide};
     largest.a.element = dy;
@@ -298,36 +316,16 @@ template <typename T> struct WeightGradient {
   }
 };
 
-// How dw of floats is made where they lie, if one of these applies.
-struct WeightsOfFloats {
-  DirectWeights direct;
-  DepthwiseWeights depthwise;
-
-  template <typename T> static WeightsOfFloats of(const WeightGradient<T>& gradient) {
-    const bool are_floats = gradient.dy == Element::own && gradient.x == Element::own && gradient.dw == Element::own;
-    if (!std::is_same_v<T, float> || !are_floats) return {};
-    return {DirectWeights(gradient.l, gradient.tiles), DepthwiseWeights(gradient.l, gradient.tiles)};
-  }
-  bool applies() const { return direct.applies() || depthwise.applies(); }
-  int64_t bytes() const { return direct.applies() ? direct.bytes() : depthwise.bytes(); }
-  int64_t tasks() const { return direct.applies() ? direct.tasks() : depthwise.tasks(); }
-  // dw: of all pieces
-  void run(const KernelArgs& args, int64_t task, float* dw, std::byte* place) const {
-    const float *const dy = args.in<float>(0), *const x = args.in<float>(1);
-    direct.applies() ? direct.run(dy, x, dw, task, place) : depthwise.run(dy, x, dw, task, place);
-  }
-};
-
 template <typename T> KernelRun weight_gradient(const KernelSpec& spec) {
   const WeightGradient<T> gradient(spec);
   if (gradient.l.batch == 0)
     return [bytes = spec.outputs[0].bytes()](const KernelArgs& args) { std::memset(args.outputs[0], 0, static_cast<size_t>(bytes)); };
-  return [gradient, floats = WeightsOfFloats::of(gradient)](const KernelArgs& args) {
+  return [gradient](const KernelArgs& args) {
     std::byte* const place = args.workspace + gradient.pieces_bytes;
-    if (floats.applies()) {
-      auto* const to = gradient.tiles.pieces > 1 ? reinterpret_cast<float*>(args.workspace) : args.out<float>(0);
-      args.workers().parallel_for(floats.tasks(),
-                                  [&](int64_t task, int worker) { floats.run(args, task, to, place + worker * floats.bytes()); });
+    if (gradient.direct.applies()) {
+      std::byte* const to = gradient.tiles.pieces > 1 ? args.workspace : args.out<std::byte>(0);
+      args.workers().parallel_for(gradient.direct.tasks(),
+                                  [&](int64_t task, int worker) { gradient.direct.run(args, task, to, place + worker * gradient.each); });
     } else {
       args.workers().parallel_for(gradient.tasks(),
                                   [&](int64_t task, int worker) { gradient.run(args, task, place + worker * gradient.each); });
@@ -344,16 +342,15 @@ KernelRun prepare_weight_gradient(const KernelSpec& spec) {
 Workspace weight_workspace(const KernelSpec& spec) {
   return for_sums(spec, [&]<typename T>() {
     const WeightGradient<T> gradient(spec);
-    const WeightsOfFloats floats = WeightsOfFloats::of(gradient);
-    return Workspace{.shared = gradient.pieces_bytes, .each = floats.applies() ? floats.bytes() : gradient.each};
+    return Workspace{.shared = gradient.pieces_bytes, .each = gradient.each};
   });
 }
 double weight_efficiency(const KernelSpec& spec, int) {
   const Layout l = layout_of_dw(spec);
   const WeightTiles tiles = weight_tiles(l, sizeof(float));
-  const WeightsOfFloats floats = for_sums(spec, [&]<typename T>() { return WeightsOfFloats::of(WeightGradient<T>(spec)); });
-  if (floats.depthwise.applies()) return kDepthwiseShare;
-  if (floats.direct.applies()) return share_of(spec, l.out_channels, kCopying);
+  const WeightsWithoutColumns made = for_sums(spec, [&]<typename T>() { return WeightGradient<T>(spec).direct; });
+  if (made.depthwise.applies()) return kDepthwiseShare;
+  if (made.direct.applies()) return share_of(spec, l.out_channels, kCopying);
   return share_of(spec, tiles.rows, tiles.gathers(l) ? 32 : 16);
 }
 

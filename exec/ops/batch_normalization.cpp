@@ -23,7 +23,7 @@
 #include <array>
 #include <utility>
 
-#include "exec/lanes.h"
+#include "exec/lane_rows.h"
 #include "exec/normalization.h"
 #include "exec/op_list.h"
 
@@ -175,16 +175,15 @@ KernelRun live(const KernelSpec& spec) {
       const C *const scale = numbers.get(args, 1, at), *const bias = numbers.get(args, 2, at);
       const double count = static_cast<double>(std::max<int64_t>(1, l.count()));
       const auto of_x = [&](int64_t, int64_t begin, int64_t n) {
-        const T* const from = x + begin;
-        return std::array<double, 1>{static_cast<double>(sum_row<T>(n, [&](C lane, int64_t i) { return lane + load(from[i]); }))};
+        return std::array<double, 1>{static_cast<double>(sum_rows<T>(
+            n, [](C lane, C value) { return lane + value; }, x + begin))};
       };
       const auto of_squares = [&](int64_t c, int64_t begin, int64_t n) {
-        const T* const from = x + begin;
-        const C middle = mean[c];
-        return std::array<double, 1>{static_cast<double>(sum_row<T>(n, [&](C lane, int64_t i) {
-          const C d = load(from[i]) - middle;
+        const auto add = [middle = mean[c]](C lane, C value) {
+          const C d = value - middle;
           return math::fma(d, d, lane);
-        }))};
+        };
+        return std::array<double, 1>{static_cast<double>(sum_rows<T>(n, add, x + begin))};
       };
       if (takes_whole_channels(l)) {
         args.workers().parallel_blocks(l.channels, channels_per_task(l), [&](int64_t first, int64_t last) {
@@ -235,12 +234,11 @@ KernelRun backward(const KernelSpec& spec) {
       T* const dx = args.out<T>(0);
       const double count = static_cast<double>(std::max<int64_t>(1, l.count()));
       const auto of_products = [&](int64_t c, int64_t begin, int64_t n) {
-        const T *const d = dy + begin, *const from = x + begin;
-        const C middle = mean[c];
-        const TwoSums<C> two = sum_row_twice<T>(n, [&](C& of_dy, C& of_product, int64_t i) {
-          of_dy += load(d[i]);
-          of_product = math::fma(load(d[i]), load(from[i]) - middle, of_product);
-        });
+        const auto add = [middle = mean[c]](C& of_dy, C& of_product, C d, C value) {
+          of_dy += d;
+          of_product = math::fma(d, value - middle, of_product);
+        };
+        const TwoSums<C> two = sum_rows_twice<T>(n, add, dy + begin, x + begin);
         return std::array<double, 2>{static_cast<double>(two.first), static_cast<double>(two.second)};
       };
       const auto make_plane = [&](int64_t c, int64_t first) {

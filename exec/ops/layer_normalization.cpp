@@ -5,7 +5,7 @@
 // With g = dy * scale and h = (x - mean) * inv_std_dev: dx = inv_std_dev * (g - mean(g) - h * mean(g * h)), dscale = sum over rows of dy *
 // h, dbias = sum over rows of dy.
 
-#include "exec/lanes.h"
+#include "exec/lane_rows.h"
 #include "exec/normalization.h"
 #include "exec/op_list.h"
 
@@ -15,11 +15,14 @@ namespace {
 template <typename C> struct RowMoments { C mean, inv_std_dev; };
 
 template <typename T, typename C = Compute<T>> RowMoments<C> moments(const T* x, int64_t n, C epsilon) {
-  const C mean = sum_row<T>(n, [&](C lane, int64_t i) { return lane + load(x[i]); }) / static_cast<C>(n);
-  const C squares = sum_row<T>(n, [&](C lane, int64_t i) {
-    const C d = load(x[i]) - mean;
+  const C mean = sum_rows<T>(
+                     n, [](C lane, C value) { return lane + value; }, x) /
+                 static_cast<C>(n);
+  const auto add = [&](C lane, C value) {
+    const C d = value - mean;
     return math::fma(d, d, lane);
-  });
+  };
+  const C squares = sum_rows<T>(n, add, x);
   return {mean, C(1) / math::sqrt(squares / static_cast<C>(n) + epsilon)};
 }
 
@@ -61,11 +64,12 @@ KernelRun forward(const KernelSpec& spec) {
 // dx of one row; dscale and dbias (null or n partial sums) take in the row.
 template <bool with_scale, typename Y, typename X, typename S, typename C = Compute<X>>
 void gradient_row(const Y* dy, const X* x, const S* scale, X* dx, C* dscale, C* dbias, int64_t n, RowMoments<C> m) {
-  const TwoSums<C> sums = sum_row_twice<X>(n, [&](C& of_g, C& of_gh, int64_t i) {
-    const C g = load(dy[i]) * load(scale[i]);
+  const auto add = [&](C& of_g, C& of_gh, C d, C factor, C value) {
+    const C g = d * factor;
     of_g += g;
-    of_gh = math::fma(g, (load(x[i]) - m.mean) * m.inv_std_dev, of_gh);
-  });
+    of_gh = math::fma(g, (value - m.mean) * m.inv_std_dev, of_gh);
+  };
+  const TwoSums<C> sums = sum_rows_twice<X>(n, add, dy, scale, x);
   const C mean_g = sums.first / static_cast<C>(n), mean_gh = sums.second / static_cast<C>(n);
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {

@@ -4,7 +4,7 @@
 // Outputs y and inv_rms (one number a row), which is saved beside x. With g = dy * scale and h = x * inv_rms:
 // dx = inv_rms * (g - h * mean(g * h)), dscale = sum over rows of dy * h.
 
-#include "exec/lanes.h"
+#include "exec/lane_rows.h"
 #include "exec/normalization.h"
 #include "exec/op_list.h"
 
@@ -23,7 +23,8 @@ KernelRun forward(const KernelSpec& spec) {
         for (int64_t r = begin; r < end; ++r) {
           const X* x = args.in<X>(0) + r * n;
           Y* y = args.out<Y>(0) + r * n;
-          const C squares = sum_row<X>(n, [&](C lane, int64_t i) { return math::fma(load(x[i]), load(x[i]), lane); });
+          const C squares = sum_rows<X>(
+              n, [](C lane, C value) { return math::fma(value, value, lane); }, x);
           const C inverse = C(1) / math::sqrt(squares / static_cast<C>(n) + epsilon);
 #pragma GCC ivdep
           for (int64_t i = 0; i < n; ++i) y[i] = store<Y>(load(x[i]) * inverse * load(scale[i]));
@@ -37,7 +38,8 @@ KernelRun forward(const KernelSpec& spec) {
 // dx of one row; dscale (null or n partial sums) takes in the row.
 template <bool with_scale, typename Y, typename X, typename S, typename C = Compute<X>>
 void gradient_row(const Y* dy, const X* x, const S* scale, X* dx, C* dscale, int64_t n, C inv_rms) {
-  const C sum = sum_row<X>(n, [&](C lane, int64_t i) { return math::fma(load(dy[i]) * load(scale[i]), load(x[i]) * inv_rms, lane); });
+  const auto add = [&](C lane, C d, C factor, C value) { return math::fma(d * factor, value * inv_rms, lane); };
+  const C sum = sum_rows<X>(n, add, dy, scale, x);
   const C mean = sum / static_cast<C>(n);
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {

@@ -1,5 +1,5 @@
-// Sums over rows in the order of exec/lanes.h, of values that come from some rows in memory. Where these are of 16 bits, neighbours in memory
-// are one lane's; so 256 elements at a time are moved to where the lanes lie beside each other, as floats.
+// Sums over rows in the order of exec/lanes.h, of values that come from some rows in memory. Where these are of 16 bits, neighbours in
+// memory are one lane's; so 256 elements at a time are moved to where the lanes lie beside each other, as floats.
 
 #pragma once
 

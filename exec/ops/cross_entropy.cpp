@@ -69,6 +69,29 @@ template <typename T, typename Of> double row_sum(const T* __restrict x, int64_t
   return sum;
 }
 
+// Largest and sum of e^(x - largest) of kRowsTogether short rows, each in the order of row_sum(): rows side by side in a vector.
+constexpr int64_t kShortRow = 64, kRowsTogether = 16;
+template <typename T> void sum_short_rows(const T* x, int64_t n, float* largest, double* sums) {
+  float values[kShortRow][kRowsTogether], lanes[kClassLanes][kRowsTogether] = {};
+  for (int64_t r = 0; r < kRowsTogether; ++r) {
+    for (int64_t i = 0; i < n; ++i) values[i][r] = load(x[r * n + i]);
+  }
+  std::fill_n(largest, kRowsTogether, -std::numeric_limits<float>::infinity());
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t r = 0; r < kRowsTogether; ++r) largest[r] = values[i][r] > largest[r] ? values[i][r] : largest[r];
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    float* const lane = lanes[(sizeof(T) == 2 ? i / 8 : i) % kClassLanes];
+    for (int64_t r = 0; r < kRowsTogether; ++r) lane[r] += math::exp(values[i][r] - largest[r]);
+  }
+  for (int half = kClassLanes / 2; half > 0; half /= 2) {
+    for (int l = 0; l < half; ++l) {
+      for (int64_t r = 0; r < kRowsTogether; ++r) lanes[l][r] += lanes[l + half][r];
+    }
+  }
+  for (int64_t r = 0; r < kRowsTogether; ++r) sums[r] = static_cast<double>(lanes[0][r]);
+}
+
 // The loss of a row whose classes have weights.
 template <typename T, typename C>
 double weighted_loss(const CrossEntropyTerms& terms, const T* x, int64_t n, const C* weights, int64_t label, double lse) {
@@ -88,10 +111,20 @@ template <typename T> KernelRun forward(const KernelSpec& spec) {
     const C* const weights = has_weights ? args.in<C>(2) : nullptr;
     const int64_t block = rows_per_task(n);
     args.workers().parallel_blocks(rows, block, [&](int64_t begin, int64_t end) {
+      C largest[kRowsTogether];
+      double sums[kRowsTogether];
       for (int64_t row = begin; row < end; ++row) {
         const T* x = args.in<T>(0) + row * n;
-        const Compute<T> max = row_max(x, n);
-        const double lse = static_cast<double>(max) + math::log(row_sum(x, n, [&](C v) { return math::exp(v - max); }));
+        const int64_t at = (row - begin) % kRowsTogether;
+        if (std::is_same_v<C, float> && n <= kShortRow && row - at + kRowsTogether <= end) {
+          if constexpr (std::is_same_v<C, float>) {
+            if (at == 0) sum_short_rows(x, n, largest, sums);
+          }
+        } else {
+          largest[at] = row_max(x, n);
+          sums[at] = row_sum(x, n, [max = largest[at]](C v) { return math::exp(v - max); });
+        }
+        const double lse = static_cast<double>(largest[at]) + math::log(sums[at]);
         args.out<C>(1)[row] = static_cast<C>(lse);
         if (labels[row] == ignore) {
           losses[row] = 0;

@@ -3,13 +3,13 @@
 
 #include "passes/pack.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <numeric>
 #include <utility>
+
+#include "passes/placements.h"
 
 namespace ort_train {
 namespace {
@@ -37,88 +37,10 @@ std::vector<int64_t> live_profile(const std::vector<Block>& blocks) {
 
 using Order = std::vector<uint32_t>;
 
-// What is placed already, by address, in chunks whose times are looked through many at once.
-class Placements {
- public:
-  void clear() { chunks_.clear(); }
-
-  void add(int64_t offset, int64_t end, int32_t first, int32_t last) {
-    // Behind all that begin at or below it.
-    auto at = std::upper_bound(chunks_.begin(), chunks_.end(), offset, [](int64_t o, const Chunk& c) { return o < c.offset[0]; });
-    if (at != chunks_.begin()) --at;
-    if (at == chunks_.end()) at = chunks_.emplace(at);
-    if (at->count == kChunk) at = split(at, offset);
-    Chunk& chunk = *at;
-    const auto i = static_cast<size_t>(std::upper_bound(chunk.offset, chunk.offset + chunk.count, offset) - chunk.offset);
-    const auto insert = [&](auto& of, auto value) {
-      std::copy_backward(of + i, of + chunk.count, of + chunk.count + 1);
-      of[i] = value;
-    };
-    insert(chunk.first, first);
-    insert(chunk.last, last);
-    insert(chunk.offset, offset);
-    insert(chunk.end, end);
-    ++chunk.count;
-  }
-
-  // Calls `body(offset, end)` for each that lives at a time between, by address, until it returns false.
-  template <typename Body> void each_within(int32_t first, int32_t last, Body&& body) const {
-    for (const Chunk& chunk : chunks_) {
-      for (uint64_t mask = chunk.within(first, last); mask != 0; mask &= mask - 1) {
-        const auto i = static_cast<size_t>(std::countr_zero(mask));
-        if (!body(chunk.offset[i], chunk.end[i])) return;
-      }
-    }
-  }
-
- private:
-  static constexpr size_t kChunk = 64;
-  struct Chunk {
-    size_t count = 0;
-    int32_t first[kChunk], last[kChunk];  // of those behind `count`: never
-    int64_t offset[kChunk], end[kChunk];
-
-    Chunk() {
-      std::fill(first, first + kChunk, INT32_MAX);
-      std::fill(last, last + kChunk, INT32_MIN);
-    }
-    // A bit each.
-    uint64_t within(int32_t from, int32_t to) const {
-      const __m256i after = _mm256_set1_epi32(to), before = _mm256_set1_epi32(from);
-      const auto eight = [](const int32_t* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); };
-      uint64_t without = 0;
-      for (size_t i = 0; i < kChunk; i += 8) {
-        const __m256i is = _mm256_or_si256(_mm256_cmpgt_epi32(eight(first + i), after), _mm256_cmpgt_epi32(before, eight(last + i)));
-        without |= static_cast<uint64_t>(static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(is)))) << i;
-      }
-      return ~without;
-    }
-  };
-
-  std::vector<Chunk>::iterator split(std::vector<Chunk>::iterator at, int64_t offset) {
-    constexpr size_t kHalf = kChunk / 2;
-    at = std::prev(chunks_.insert(std::next(at), Chunk()));
-    Chunk& low = *at;
-    Chunk& high = *std::next(at);
-    const auto move = [&](auto& from, auto& to, auto never) {
-      std::copy(from + kHalf, from + kChunk, to);
-      std::fill(from + kHalf, from + kChunk, never);
-    };
-    move(low.first, high.first, INT32_MAX);
-    move(low.last, high.last, INT32_MIN);
-    move(low.offset, high.offset, int64_t{0});
-    move(low.end, high.end, int64_t{0});
-    low.count = high.count = kHalf;
-    return offset < high.offset[0] ? at : std::next(at);
-  }
-
-  std::vector<Chunk> chunks_;
-};
-
 // Places blocks one by one, each at the lowest gap that takes it, or at the tightest one.
 class Placer {
  public:
-  explicit Placer(const std::vector<Block>& blocks) : blocks_(blocks), offsets_(blocks.size()) {}
+  Placer(const std::vector<Block>& blocks, int64_t enough) : blocks_(blocks), enough_(enough), offsets_(blocks.size()) {}
 
   // Gives up where it will be as high as `below`; says whether it is lower.
   bool place(const Order& order, bool tightest, int64_t below) {
@@ -126,11 +48,17 @@ class Placer {
     height_ = 0;
     for (uint32_t index : order) {
       const Block& block = blocks_[index];
-      const int64_t offset = tightest ? find_gap<true>(block) : find_gap<false>(block);
+      const int most = block.spare_before > 0 || block.spare_behind > 0 ? 2 : 0;  // halves
+      Live live{block.first, block.last};
+      int64_t offset = find_gap(block, live, tightest);
+      for (int halves = 1; halves <= most && offset + block.bytes > enough_; ++halves) {
+        live = {block.first + block.spare_before * halves / 2, block.last - block.spare_behind * halves / 2};
+        offset = find_gap(block, live, tightest);
+      }
       offsets_[index] = offset;
       height_ = std::max(height_, offset + block.bytes);
       if (height_ >= below) return false;
-      placed_.add(offset, offset + block.bytes, block.first, block.last);
+      placed_.add(index, {offset, offset + block.bytes}, live.first, live.last);
     }
     return true;
   }
@@ -139,22 +67,27 @@ class Placer {
   const std::vector<int64_t>& offsets() const { return offsets_; }
 
  private:
-  template <bool tightest> int64_t find_gap(const Block& block) const {
+  struct Live {
+    int32_t first, last;
+  };
+
+  int64_t find_gap(const Block& block, const Live& live, bool tightest) const {
     int64_t cursor = 0, chosen = -1, chosen_room = INT64_MAX;
-    placed_.each_within(block.first, block.last, [&](int64_t offset, int64_t end) {
-      const int64_t room = offset - cursor;
+    placed_.each_within(live.first, live.last, [&](uint32_t, const Range& taken) {
+      const int64_t room = taken.begin - cursor;
       if (room >= block.bytes && room < chosen_room) {
         chosen = cursor;
         chosen_room = room;
         if (!tightest || room == block.bytes) return false;
       }
-      cursor = std::max(cursor, align_up(end, block.alignment));
+      cursor = std::max(cursor, align_up(taken.end, block.alignment));
       return true;
     });
     return chosen >= 0 ? chosen : cursor;
   }
 
   const std::vector<Block>& blocks_;
+  const int64_t enough_;
   Placements placed_;
   std::vector<int64_t> offsets_;
   int64_t height_ = 0;
@@ -162,7 +95,9 @@ class Placer {
 
 class Packer {
  public:
-  explicit Packer(std::vector<Block>& blocks) : blocks_(blocks), placer_(blocks), other_(blocks) {}
+  // What is as high as `below` is of no use.
+  Packer(std::vector<Block>& blocks, int64_t enough, int64_t below)
+      : blocks_(blocks), placer_(blocks, enough), other_(blocks, enough), best_(below) {}
 
   // Places the blocks in this order; keeps the result if it is the best so far.
   void place(const Order& order, bool tightest) {
@@ -195,7 +130,7 @@ class Packer {
   const Order& best_order() const { return best_order_; }
   bool best_tightest() const { return best_tightest_; }
   void apply() const {
-    for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i].offset = best_offsets_[i];
+    for (size_t i = 0; i < best_offsets_.size(); ++i) blocks_[i].offset = best_offsets_[i];
   }
 
  private:
@@ -210,7 +145,7 @@ class Packer {
   std::vector<Block>& blocks_;
   Placer placer_, other_;
   std::vector<int64_t> best_offsets_;
-  int64_t best_ = INT64_MAX;
+  int64_t best_;
   Order best_order_;
   bool best_tightest_ = false;
 };
@@ -265,7 +200,8 @@ int64_t max_live_bytes(const std::vector<Block>& blocks, int32_t* when) {
 int64_t pack(std::vector<Block>& blocks, const PackOptions& options) {
   if (blocks.empty()) return 0;
   for (Block& block : blocks) block.bytes = align_up(block.bytes, block.alignment);
-  const int64_t bound = std::max(max_live_bytes(blocks), options.enough);
+  const bool is_given = options.enough > 0;
+  const int64_t bound = is_given ? options.enough : max_live_bytes(blocks);
   const auto lifetime = [](const Block& b) { return static_cast<double>(b.last) - b.first + 1; };
   std::vector<std::vector<Order>> starts{
       {
@@ -284,17 +220,15 @@ int64_t pack(std::vector<Block>& blocks, const PackOptions& options) {
           sorted_by(blocks, [&](const Block& b) { return std::pair(b.bytes, lifetime(b)); }),
       },
   };
-  const bool is_given = bound == options.enough;
   // With many short lives between transfers the second ones mostly do better, and what does well enough ends the search; the first lead to
   // less in the rounds.
   if (is_given) std::swap(starts[0], starts[1]);
-  Packer packer(blocks);
+  Packer packer(blocks, bound, is_given ? static_cast<int64_t>(kHopeless * static_cast<double>(bound)) + 1 : INT64_MAX);
   for (const auto& orders : starts) {
     const int64_t before = packer.best();
     for (const Order& order : orders)
       if (packer.best() > bound) packer.place_both(order, bound);
-    const bool is_hopeless = is_given && static_cast<double>(packer.best()) > kHopeless * static_cast<double>(bound);
-    if (packer.best() < before && !is_hopeless) run_rounds(packer, bound, static_cast<int64_t>(blocks.size()));
+    if (packer.best() < before) run_rounds(packer, bound, static_cast<int64_t>(blocks.size()));
   }
   packer.apply();
   return packer.best();

@@ -14,6 +14,8 @@ namespace ort_train {
 struct Block {
   int64_t bytes = 0;                    // rounded up to the alignment here
   int32_t first = 0, last = 0;          // when it is live, inclusive
+  int32_t spare_before = 0;             // of that, the first steps and the last ones, which are given up, half of them or all,
+  int32_t spare_behind = 0;             // where with them it would lie above PackOptions::enough
   int64_t alignment = kPlaceAlignment;  // a power of two
   int64_t offset = 0;                   // the result, from 0
 };
@@ -22,7 +24,7 @@ struct Block {
 int64_t max_live_bytes(const std::vector<Block>& blocks, int32_t* when = nullptr);
 
 struct PackOptions {
-  int64_t enough = 0;  // no lower end is looked for
+  int64_t enough = 0;  // no lower end is looked for; 0: the lowest is
 };
 
 // Sets every offset, to a multiple of the block's alignment; returns the highest end.

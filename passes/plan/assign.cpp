@@ -142,15 +142,19 @@ class Pass {
   std::vector<double> done_behind_;             // by step so far: when it has computed behind
 };
 
-// Each core with such a share of its flanks.
+// Each core, and such a share of its flanks.
 std::vector<ort_train::Block> blocks_of(const Run& run, const std::vector<Stay>& stays, double share) {
   std::vector<ort_train::Block> blocks;
   const auto part = [&](int32_t steps) { return static_cast<int32_t>(share * steps); };
-  for (const Stay& stay : stays)
+  for (const Stay& stay : stays) {
+    const int32_t before = part(stay.first - stay.issue), behind = part(stay.released - stay.last - 1);
     blocks.push_back({.bytes = run.pieces[stay.piece].bytes,
-                      .first = stay.first - part(stay.first - stay.issue),
-                      .last = stay.last + part(stay.released - stay.last - 1),
+                      .first = stay.first - before,
+                      .last = stay.last + behind,
+                      .spare_before = before,
+                      .spare_behind = behind,
                       .alignment = kSector});
+  }
   for (const Block& block : run.blocks) blocks.push_back({.bytes = block.bytes, .first = block.first, .last = block.last});
   return blocks;
 }
@@ -172,9 +176,8 @@ RunPlan assign_bytes(const Run& run, std::vector<Stay> stays, int64_t bytes, con
 }
 
 std::optional<Cores> place_cores(const Run& run, const RunPlan& wish, int64_t bytes) {
-  for (const double share : {1.0, 0.7, 0.5, 0.3, 0.15, 0.0}) {
+  for (const double share : {0.7, 0.3, 0.0}) {
     std::vector<ort_train::Block> blocks = blocks_of(run, wish.stays, share);
-    if (max_live_bytes(blocks) > bytes) continue;
     const int64_t most = pack(blocks, {.enough = bytes});
     if (most <= bytes) return cores_of(blocks, most);
   }

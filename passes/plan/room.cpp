@@ -12,6 +12,7 @@ Room::Room(const Table& table, int64_t bytes, std::vector<int64_t>* offsets)
   for (const Item& item : table.items) {
     for (int32_t t = item.first; t <= item.last; ++t) load_[static_cast<size_t>(t)] += item.bytes;
   }
+  for (size_t i = 0; offsets && i < table.items.size(); ++i) occupy(i, table.items[i].first, table.items[i].last);
 }
 
 bool Room::take_early(size_t i, int32_t t, const Release& release) {
@@ -29,16 +30,20 @@ void Room::take(size_t i, int32_t t, const Release& release) {
   for (size_t k = writing_.size(); k-- > 0;) {
     if (place(writing_[k]).meets(place(i))) release(writing_[k]);
   }
-  live_.push_back(i);
 }
 
 void Room::begin_write(size_t i) {
   writing_.push_back(i);
   writing_bytes_ += bytes_of(i);
+  if (!offsets_) return;
+  taken_.remove(static_cast<uint32_t>(i), place(i).begin);
+  occupy(i, table_.items[i].first, std::numeric_limits<int32_t>::max());
 }
 
+void Room::occupy(size_t i, int32_t first, int32_t last) { taken_.add(static_cast<uint32_t>(i), place(i), first, last); }
+
 void Room::leave(size_t i) {
-  std::erase(live_, i);
+  if (offsets_) taken_.remove(static_cast<uint32_t>(i), place(i).begin);
   if (std::erase(writing_, i) > 0) writing_bytes_ -= bytes_of(i);
 }
 
@@ -55,42 +60,29 @@ bool Room::has_bytes(size_t i, int32_t t) const {
   return true;
 }
 
-// Calls body(item) for what is in memory before step t, or comes at one of the steps behind it to `last`, until it returns false.
-template <typename Body> bool Room::each_until(size_t besides, int32_t t, int32_t last, Body&& body) const {
-  for (const size_t i : live_) {
-    const bool is_written = table_.items[i].state == State::writing && table_.is_over(i);
-    if (i != besides && !is_written && !body(i)) return false;
-  }
-  for (int32_t s = t + 1; s <= last; ++s) {
-    for (const size_t i : table_.starting[static_cast<size_t>(s)]) {
-      if (i != besides && table_.items[i].state == State::coming && !body(i)) return false;
-    }
-  }
-  return true;
-}
-
-// Whether its place is free from step t to its first, from which it is reserved.
-bool Room::is_free(size_t i, int32_t t) const {
-  return each_until(i, t, table_.items[i].first - 1, [&](size_t other) { return !place(i).meets(place(other)); });
-}
-
-// Its own place, or the tightest gap that is free from step t to its last.
+// Its own place, which is reserved from its first step on, or the tightest gap that is free from step t to its last.
 bool Room::find_address(size_t i, int32_t t) {
-  if (is_free(i, t)) return true;
-  taken_.clear();
-  each_until(i, t, table_.items[i].last, [&](size_t other) {
-    taken_.push_back(place(other));
-    return true;
-  });
-  std::sort(taken_.begin(), taken_.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  taken_.push_back({bytes_, bytes_});
-  int64_t cursor = 0, tightest = std::numeric_limits<int64_t>::max();
-  for (const Range& taken : taken_) {
-    const int64_t gap = taken.begin - cursor;
-    if (gap >= bytes_of(i) && gap < tightest) tightest = gap, (*offsets_)[i] = cursor;
-    cursor = std::max(cursor, whole_sectors(taken.end));
+  const Range own = place(i);
+  const auto self = static_cast<uint32_t>(i);
+  const bool is_free = taken_.each_within(
+      t, table_.items[i].first - 1, [&](uint32_t other, const Range& taken) { return !taken.meets(own) || is_out_of_the_way(other); });
+  if (!is_free) {
+    int64_t cursor = 0, tightest = std::numeric_limits<int64_t>::max();
+    const auto look = [&](const Range& taken) {
+      const int64_t gap = taken.begin - cursor;
+      if (gap >= bytes_of(i) && gap < tightest) tightest = gap, (*offsets_)[i] = cursor;
+      cursor = std::max(cursor, whole_sectors(taken.end));
+    };
+    taken_.each_within(t, table_.items[i].last, [&](uint32_t other, const Range& taken) {
+      if (other != self && !is_out_of_the_way(other)) look(taken);
+      return true;
+    });
+    look({bytes_, bytes_});
+    if (tightest == std::numeric_limits<int64_t>::max()) return false;
   }
-  return tightest < std::numeric_limits<int64_t>::max();
+  taken_.remove(self, own.begin);
+  occupy(i, t, table_.items[i].last);
+  return true;
 }
 
 }  // namespace ort_train::planning

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "passes/placements.h"
 #include "passes/plan/assign.h"
 #include "passes/stream_clock.h"
 
@@ -67,16 +68,13 @@ class Room {
   void leave(size_t i);
 
  private:
-  struct Range {
-    int64_t begin = 0, end = 0;
-    bool meets(const Range& other) const { return begin < other.end && other.begin < end; }
-  };
   int64_t bytes_of(size_t i) const { return table_.items[i].bytes; }
   Range place(size_t i) const { return {(*offsets_)[i], (*offsets_)[i] + bytes_of(i)}; }
   bool has_bytes(size_t i, int32_t t) const;
   bool find_address(size_t i, int32_t t);
   bool is_free(size_t i, int32_t t) const;
-  template <typename Body> bool each_until(size_t besides, int32_t t, int32_t last, Body&& body) const;
+  bool is_out_of_the_way(size_t i) const { return table_.items[i].state == State::writing && table_.is_over(i); }
+  void occupy(size_t i, int32_t first, int32_t last);
 
   const Table& table_;
   const int64_t bytes_;
@@ -84,8 +82,7 @@ class Room {
   std::vector<int64_t> load_;    // by step: cores, and reads ahead of them
   std::vector<size_t> writing_;  // in the order in which the writes were begun
   int64_t writing_bytes_ = 0;
-  std::vector<size_t> live_;    // with addresses: in memory, or being written
-  std::vector<Range> taken_{};  // while an address is looked for
+  Placements taken_;  // with addresses: what is in memory, being written, or comes
 };
 
 }  // namespace ort_train::planning

@@ -34,15 +34,6 @@ int64_t reserve_for(const JobSize& job) {
   return whole(bytes, kMB);
 }
 
-// Measured: a GPT-2 of two layers in small parts, three micro-batches together, 2,642 instructions: 5.6 MB above its reserve. GPT-2 124M,
-// with updates that wait: in parts of 1 MiB, 7,824 instructions, 72 MB in all, of parts of 4 MiB, 4,188, 47 MB.
-int64_t planning_need(JobSize job) {
-  constexpr int64_t kInstruction = 3 << 10;  // pieces, linear programs, a few plans side by side
-  constexpr int64_t kFew = 1000;             // that the reserve's headroom is enough for
-  job.disk = true;
-  return reserve_for(job) + whole(kInstruction * std::max<int64_t>(0, job.instructions - kFew), kMB);
-}
-
 int64_t raised_reserve(int64_t reserve, int64_t resident) {
   constexpr int64_t kHeadroom = 4 * kMB;
   return resident + kHeadroom <= reserve ? reserve : whole(resident + kHeadroom, 4 * kMB);

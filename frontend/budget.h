@@ -26,8 +26,6 @@ struct JobSize {
 };
 
 int64_t reserve_for(const JobSize& job);
-// What planning a job for a disk takes, before the arena is there: of no smaller budget is a plan made.
-int64_t planning_need(JobSize job);
 // The reserve, raised if the process is already larger than it allows. `resident` is without the arena.
 int64_t raised_reserve(int64_t reserve, int64_t resident);
 

@@ -218,12 +218,6 @@ DiskLimits JobPlanner::disk_limits(const Program& resident) const {
   return {
       .budget = made_.budget,
       .reserve = reserve(),
-      .planning =
-          [size = made_.size](int64_t instructions) {
-            JobSize planned = size;
-            planned.instructions = instructions;
-            return planning_need(planned);
-          },
       .disk_bytes = options_.nvme_budget,
       .updates_can_wait_longer = job_.has_weights_used_late(),
       .on_disk = [this, slots](const Program& program) { return most_on_disk(disk_need(program, slots), before_, start_); },

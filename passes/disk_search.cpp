@@ -12,15 +12,23 @@ namespace {
 // Skip candidates whose bound is within 0.2 % of the best plan's seconds, and prefer the plain way within as much.
 constexpr double kClose = 0.998;
 
+// Candidates with their searches, of which each takes about two of a job's graphs, that may be there at a time, and some more: measured on
+// GPT-2-XL, 15 MB of graphs, whose plans were made in 185 MB above the reserve.
+constexpr int64_t kGraphs = 32;
+
 }  // namespace
 
 double DiskSearch::Choice::rank() const { return way.is_plain() ? kClose * seconds : seconds; }
 
 DiskSearch::DiskSearch(PlanSearch& entries, const Placed& resident, const DiskLimits& limits)
-    : entries_(entries), resident_(resident), limits_(limits), search_(least_search()) {
+    : entries_(entries),
+      resident_(resident),
+      limits_(limits),
+      room_(limits.budget - limits.reserve(resident.of.finished.instructions())),
+      careful_(room_ >= kGraphs * graph_bytes(resident.of.finished.instructions())),
+      search_(least_search()) {
   constexpr double kAmple = 1.25;  // a refusal is unlikely
   share_ = static_cast<double>(limits_.budget) / static_cast<double>(search_.candidates.begin()->first);
-  careful_ = is_roomy(search_.planning);
   least_can_wait_ = !fits() && plans_two() && share_ >= kAmple;
   searched_ = std::async(least_can_wait_ ? std::launch::async : std::launch::deferred, [this] { return search_.run(); });
 }
@@ -35,10 +43,10 @@ bool DiskSearch::may_pin() const {
   return share_ >= kRoomy;
 }
 
-// Whether there is memory for more than one plan at a time.
-bool DiskSearch::is_roomy(int64_t planning) const {
-  constexpr int64_t kMuch = 4;
-  return limits_.budget / kMuch >= planning;
+// Where several plans are made at a time, their linear programs share the room.
+Candidate DiskSearch::candidate(const EntrySet& set, const RecomputeChoice& choice, double beat) const {
+  constexpr int64_t kSeveral = 8;
+  return entries_.candidate(set, choice, compute_, beat, careful_, std::max<int64_t>(0, careful_ ? room_ / kSeveral : room_));
 }
 
 const Least& DiskSearch::least() {
@@ -72,7 +80,7 @@ Placed DiskSearch::place(Choice& choice) {
   if (choice.candidate)
     placed.of = std::move(*choice.candidate);
   else
-    placed.of = entries_.candidate(entries_.entries(choice.way, careful_), choice.recompute, compute_, INFINITY, careful_);
+    placed.of = candidate(entries_.entries(choice.way, careful_), choice.recompute);
   const Planner& planner = *placed.of.planner;
   const int64_t most = limit(choice.instructions);
   if (planner.resident_bytes() <= most) placed.made.program = planner.resident();
@@ -86,7 +94,7 @@ Placed DiskSearch::place(Choice& choice) {
 // What the smallest budget was computed from.
 DiskPlan DiskSearch::least_plan() {
   const EntrySet& set = entries_.first();
-  Placed placed{.of = entries_.candidate(set, least().recompute, compute_, INFINITY, careful_)};
+  Placed placed{.of = candidate(set, least().recompute)};
   if (dumps_) problem_ = planning::to_json(placed.of.planner->problem(limit(placed.of.finished.instructions()), compute_, disk_));
   placed.made = placed.of.planner->streamed(0, compute_, disk_);
   placed.of.planner.reset();
@@ -113,7 +121,7 @@ std::vector<Way> DiskSearch::ways() const {
     int64_t instructions = resident_.of.finished.instructions() + most * batch;
     const auto add_deferred = [&](int64_t joined, int64_t batches) {
       instructions += batches * batch;
-      if (limits_.planning(instructions) <= limits_.budget) ways.push_back({Deferral::all, joined});
+      if (2 * graph_bytes(instructions) <= limits_.budget - limits_.reserve(0)) ways.push_back({Deferral::all, joined});
     };
     if (first.way.together == 1) add_deferred(1, 1);
     if (most > 1) add_deferred(most, 1 + 2 * most);
@@ -186,21 +194,21 @@ double DiskSearch::look_at(const EntrySet& set, const std::vector<RecomputeChoic
 // Without addresses. Returns the bound where it needs a disk, else infinity.
 double DiskSearch::look(const EntrySet& set, Choice& choice, bool in_memory) const {
   const double beat = to_beat(choice);
-  Candidate candidate = entries_.candidate(set, choice.recompute, compute_, beat, careful_);
-  choice.instructions = candidate.finished.instructions();
-  if (!candidate.planner) return INFINITY;
+  Candidate made = candidate(set, choice.recompute, beat);
+  choice.instructions = made.finished.instructions();
+  if (!made.planner) return INFINITY;
   const int64_t most = limit(choice.instructions);
   double bound = INFINITY;
-  if (candidate.planner->resident_bytes() <= most) {
-    choice.expected = choice.seconds = candidate.seconds;
+  if (made.planner->resident_bytes() <= most) {
+    choice.expected = choice.seconds = made.seconds;
   } else if (!in_memory) {
-    const StreamOutlook outlook = candidate.planner->outlook(most, compute_, disk_, beat);
+    const StreamOutlook outlook = made.planner->outlook(most, compute_, disk_, beat);
     bound = outlook.bound;
     choice.expected = outlook.seconds;
     choice.disk_bytes = limits_.expected_on_disk(outlook);
     if (disk_has_room(choice.disk_bytes)) choice.seconds = outlook.seconds;
   }
-  if (careful_) choice.candidate = std::move(candidate);
+  if (careful_) choice.candidate = std::move(made);
   return bound;
 }
 
@@ -215,23 +223,13 @@ DiskSearch::LeastSearch DiskSearch::least_search() const {
   if (options.recompute == "auto") choices = {recompute_mode("none"), recompute_mode("all")};
   std::vector<Candidate> tried(choices.size());
   call_both(
-      choices.size() > 1 && options.threads > 1 && is_roomy(limits_.planning(resident_.of.finished.instructions())),
-      [&] { tried.front() = entries_.candidate(set, choices.front()); },
+      choices.size() > 1 && plans_two(), [&] { tried.front() = entries_.candidate(set, choices.front()); },
       [&] {
         if (choices.size() > 1) tried.back() = entries_.candidate(set, choices.back());
       });
-  // With what comes where updates wait, or micro-batches go together.
-  const auto batch = static_cast<int64_t>(set.entries[0].job.graph.order().size());
-  int64_t instructions = tried.front().finished.instructions();
-  if (set.micro_batches == 1)
-    instructions += 2 * batch;
-  else if (options.micro_batches != "horizontal")
-    instructions += most_together(set) * batch;
-  search.planning = limits_.planning(instructions);
-  for (Candidate& candidate : tried) {
-    const int64_t besides = limits_.reserve(candidate.finished.instructions());
-    const int64_t floor = std::max(search.planning, besides + whole_pages(candidate.planner->least_bytes()));
-    search.candidates.emplace(floor, LeastSearch::Of{.candidate = std::move(candidate), .besides = besides});
+  for (Candidate& of : tried) {
+    const int64_t besides = limits_.reserve(of.finished.instructions()), floor = besides + whole_pages(of.planner->least_bytes());
+    search.candidates.emplace(floor, LeastSearch::Of{.candidate = std::move(of), .besides = besides});
   }
   const auto most = static_cast<int64_t>(kNear * static_cast<double>(search.candidates.begin()->first));
   search.candidates.erase(search.candidates.upper_bound(most), search.candidates.end());
@@ -243,10 +241,9 @@ Least DiskSearch::LeastSearch::run() const {
   for (const auto& [floor, of] : candidates) {
     if (floor >= smallest.budget) break;
     const Program made = of.candidate.planner->streamed(0, ComputeRates{}, StreamRates{}).program;
-    const int64_t run = of.besides + whole_pages(made.memory().bytes), budget = std::max(planning, run);
+    const int64_t budget = of.besides + whole_pages(made.memory().bytes);
     if (budget >= smallest.budget) continue;
     smallest = least_of(budget, made, of.candidate.finished.pointers());
-    if (planning > run) smallest.op = "what it takes to make the plan", smallest.entry.clear();
     smallest.recompute = of.candidate.recompute;
   }
   return smallest;

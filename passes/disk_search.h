@@ -16,7 +16,6 @@ namespace ort_train {
 struct DiskLimits {
   int64_t budget = 0;                    // bytes of memory; 0: none
   Reserve reserve{};                     // of these, not the arena's, with a disk
-  Reserve planning{};                    // what it takes to plan so many instructions; no smaller budget is accepted
   int64_t disk_bytes = 0;                // on the disk; 0: no limit
   bool updates_can_wait_longer = false;  // there are weights that a step uses late: see Deferral::most
   // What a plan takes there.
@@ -64,13 +63,12 @@ class DiskSearch {
       Candidate candidate;
       int64_t besides = 0;  // bytes besides the arena
     };
-    int64_t planning = 0;                     // bytes that plans are made in
     std::multimap<int64_t, Of> candidates{};  // by a budget that is not above what they take
     Least run() const;
   };
 
   LeastSearch least_search() const;
-  bool is_roomy(int64_t planning) const;
+  int64_t graph_bytes(int64_t instructions) const { return limits_.reserve(instructions) - limits_.reserve(0); }
   bool plans_two() const { return careful_ && entries_.options().threads > 1; }  // at once
   int64_t limit(int64_t instructions) const { return limits_.budget - pinning_ - limits_.reserve(instructions); }
   bool disk_has_room(int64_t bytes) const { return limits_.disk_bytes == 0 || bytes <= limits_.disk_bytes; }
@@ -79,6 +77,7 @@ class DiskSearch {
   void look_at_ways();
   std::vector<RecomputeChoice> rungs(const EntrySet& set) const;
   double look_at(const EntrySet& set, const std::vector<RecomputeChoice>& rungs, bool in_memory);
+  Candidate candidate(const EntrySet& set, const RecomputeChoice& choice, double beat = INFINITY) const;
   double look(const EntrySet& set, Choice& choice, bool in_memory) const;
   double to_beat(const Choice& choice) const;
   Placed place(Choice& choice);
@@ -87,9 +86,11 @@ class DiskSearch {
   PlanSearch& entries_;
   const Placed& resident_;
   const DiskLimits& limits_;
+  // While plans are made, the arena isn't there: its bytes are what they may take beside the reserve.
+  const int64_t room_;
+  const bool careful_;  // there is room for several plans at a time
   LeastSearch search_;
-  double share_ = 0;      // the budget in smallest budgets, about
-  bool careful_ = false;  // there is memory for several plans at a time
+  double share_ = 0;  // the budget in smallest budgets, about
   bool least_can_wait_ = false;
   std::future<Least> searched_;
   std::optional<Least> least_;

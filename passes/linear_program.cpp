@@ -89,6 +89,15 @@ double LinearProgram::value(int32_t column) const { return impl_->model.primalCo
 
 bool LinearProgram::has_value(int32_t column) const { return column < impl_->model.numberColumns(); }
 
+// Of an element: by row and by column, in the smaller program that is solved first, and in its factors.
+int64_t LinearProgram::bytes() const {
+  constexpr int64_t kElement = 128, kLine = 640;
+  const Impl& my = *impl_;
+  const int64_t handed_over = my.model.matrix() ? my.model.getNumElements() : 0;
+  const int64_t elements = handed_over + static_cast<int64_t>(my.factors.size());
+  return kElement * elements + kLine * (my.columns() + my.model.numberRows() + static_cast<int64_t>(my.row_lower.size()));
+}
+
 double LinearProgram::bound() const {
   const ClpSimplex& model = impl_->model;
   const int rows = model.numberRows(), columns = model.numberColumns();

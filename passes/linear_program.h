@@ -36,6 +36,8 @@ class LinearProgram {
   bool solve(bool is_near = false);
   double value(int32_t column) const;    // of the last solution
   bool has_value(int32_t column) const;  // it was there when that was found
+  // What it takes while it is solved, by its size: no less than was measured (the test has both).
+  int64_t bytes() const;
   // No solution costs less, whatever the tolerances are with which the last one was found: follows from its dual values.
   double bound() const;
 

@@ -29,8 +29,8 @@ struct Planner::Impl {
     std::unique_ptr<planning::Search> search{};
 
     // The memory is at least the floor. `enough`: of a bound; no higher one is looked for.
-    planning::Search& find_search(double enough) {
-      if (!search) search = std::make_unique<planning::Search>(problem, enough);
+    planning::Search& find_search(double enough, int64_t most) {
+      if (!search) search = std::make_unique<planning::Search>(problem, enough, most);
       return *search;
     }
   };
@@ -177,7 +177,7 @@ struct Planner::Impl {
     planning::Problem slower = job.problem;
     slower.disk.read *= kSlower;
     slower.disk.write *= kSlower;
-    planning::Search search(slower, kNear * bound);
+    planning::Search search(slower, kNear * bound, options.search_bytes);
     if (search.bound() >= kNear * bound) return std::nullopt;
     std::optional<planning::Plan> plan = search.best();
     if (plan) set_forecasts(job.problem, *plan);
@@ -186,7 +186,7 @@ struct Planner::Impl {
 
   std::optional<planning::Plan> best(Job& job) const {
     constexpr double kGood = 1.002;  // times the bound, or the fastest plan
-    planning::Search& search = job.find_search(std::numeric_limits<double>::infinity());
+    planning::Search& search = job.find_search(std::numeric_limits<double>::infinity(), options.search_bytes);
     std::optional<planning::Plan> patient;
     if (options.careful) patient = careful(job, search.bound());
     if (patient && patient->seconds <= kGood * search.bound()) return patient;
@@ -274,7 +274,7 @@ StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const
   for (const planning::Run& run : job.problem.runs) seconds.push_back(planning::computing(run));
   result.bound = planning::step_seconds(job.problem, seconds);
   if (result.bound >= kWorth * beat) return result;
-  planning::Search& search = job.find_search(kWorth * beat);
+  planning::Search& search = job.find_search(kWorth * beat, impl_->options.search_bytes);
   result.bound = search.bound();
   if (result.bound >= kWorth * beat) return result;
   const planning::Plan plan = search.outlook();

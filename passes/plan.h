@@ -35,7 +35,9 @@ struct PlanEntry {
 struct PlanOptions {
   int threads = 1;                       // for workspaces per worker
   const KernelTable* kernels = nullptr;  // that most nodes run by; null: the CPU's
-  bool careful = false;                  // takes more memory: of plans that take about the same time, one that a slower disk would do for
+  // What the linear program of a plan may take.
+  int64_t search_bytes = std::numeric_limits<int64_t>::max();
+  bool careful = false;  // takes more memory: of plans that take about the same time, one that a slower disk would do for
 };
 
 struct StreamedProgram {

@@ -31,7 +31,7 @@ std::vector<PlanEntry> plan_entries(const EntrySet& set, FinishedGraphs& finishe
 
 }  // namespace
 
-std::string Least::set_by() const { return entry.empty() ? op : fmt::format("{} in '{}'", op, entry); }
+std::string Least::set_by() const { return fmt::format("{} in '{}'", op, entry); }
 
 Least least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs) {
   const MemoryPeak peak = memory_peak(made, graphs);
@@ -54,8 +54,8 @@ RecomputeChoice PlanSearch::first_choice() const {
   return options_.recompute == "auto" ? RecomputeChoice{} : recompute_mode(options_.recompute);
 }
 
-Candidate PlanSearch::candidate(const EntrySet& set, const RecomputeChoice& choice, const ComputeRates& rates, double beat,
-                                bool careful) const {
+Candidate PlanSearch::candidate(const EntrySet& set, const RecomputeChoice& choice, const ComputeRates& rates, double beat, bool careful,
+                                int64_t search_bytes) const {
   Candidate made{.way = set.way, .recompute = choice, .finished = finish(set, choice, {.skip = options_.passes.skip})};
   const std::vector<PlanEntry> wanted = plan_entries(set, made.finished, options_.keeps_gradients);
   for (const PlanEntry& entry : wanted) {
@@ -64,8 +64,8 @@ Candidate PlanSearch::candidate(const EntrySet& set, const RecomputeChoice& choi
       made.seconds += entry.weight * work_of(*entry.graph, entry.graph->node(id), options_.threads, rates).seconds;
   }
   if (made.seconds < beat)
-    made.planner =
-        std::make_unique<Planner>(wanted, PlanOptions{.threads = options_.threads, .kernels = options_.kernels, .careful = careful});
+    made.planner = std::make_unique<Planner>(
+        wanted, PlanOptions{.threads = options_.threads, .kernels = options_.kernels, .search_bytes = search_bytes, .careful = careful});
   return made;
 }
 

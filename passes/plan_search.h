@@ -46,7 +46,7 @@ struct Placed {
 // The smallest budget.
 struct Least {
   int64_t budget = 0;
-  std::string op{}, entry{};  // that sets it; no entry where it is planning itself
+  std::string op{}, entry{};  // that sets it
   RecomputeChoice recompute{};
   std::string set_by() const;
 };
@@ -79,9 +79,10 @@ class PlanSearch {
   // What is recomputed where nothing asks for another choice.
   RecomputeChoice first_choice() const;
 
-  // `beat`: no planner is made where computing alone takes as many seconds. `careful`: PlanOptions::careful.
+  // `beat`: no planner is made where computing alone takes as many seconds. `careful`, `search_bytes`: as in PlanOptions.
   Candidate candidate(const EntrySet& set, const RecomputeChoice& choice, const ComputeRates& rates = {},
-                      double beat = std::numeric_limits<double>::infinity(), bool careful = false) const;
+                      double beat = std::numeric_limits<double>::infinity(), bool careful = false,
+                      int64_t search_bytes = std::numeric_limits<int64_t>::max()) const;
   // Everything in memory, the first way and choice.
   Placed resident() const;
   // On a device with memory of its own: the fastest choice of what is recomputed.

@@ -5,14 +5,19 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
 #include <limits>
 #include <optional>
 #include <random>
 
 #include "exec/program.h"
+#include "frontend/memory.h"
 #include "passes/linear_program.h"
 #include "passes/plan/search.h"
 #include "passes/plan/timing.h"
+#include "test_paths.h"
+#include "tests/problem_file.h"
+#include "tests/sanitized.h"
 
 namespace ort_train::planning {
 namespace {
@@ -176,6 +181,30 @@ TEST(Bound, NoPlanIsFaster) {
   std::printf("%ld plans, %ld of them bound by the disk, %ld within 1 %% of the bound, %.2f %% above it in the mean\n", plans, waiting,
               close, 100 * gaps / static_cast<double>(plans));
   EXPECT_GE(waiting * 4, plans);
+}
+
+// What the linear program takes is counted, so that it can be held to a limit; the process takes no more than that.
+TEST(Bound, TakesNoMoreThanItMay) {
+  const Problem problem = read_problem(ORT_TRAIN_SOURCE_DIR "/tests/problems/xl-400MB.json.gz");
+  const Problem small = read_problem(ORT_TRAIN_SOURCE_DIR "/tests/problems/char-gpt-47MB.json.gz");
+  EXPECT_GT(Bound(small).seconds(), 0);  // the solver's code is in memory
+  release_free_heap();
+  std::ofstream("/proc/self/clear_refs") << "5";  // the peak begins anew
+  const int64_t before = process_memory().peak;
+  const Bound whole(problem);
+  const int64_t took = process_memory().peak - before;
+  EXPECT_TRUE(kSanitized || took <= whole.bytes()) << took << " of " << whole.bytes();
+  const int64_t rows = whole.bytes() - whole.bytes() / 8;
+  Bound limited(problem, kInfinity, rows);
+  EXPECT_LT(limited.bytes(), whole.bytes());
+  EXPECT_LE(limited.seconds(), whole.seconds());
+  EXPECT_TRUE(limited.settle(0));
+  // Without room for the program, pieces are held by gain.
+  Search coarse(problem, kInfinity, 0);
+  EXPECT_GE(coarse.bound(), computing(problem.runs[0]) * problem.runs[0].weight);
+  const std::optional<Plan> plan = coarse.best();
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_GE(plan->seconds, whole.seconds());
 }
 
 }  // namespace

@@ -20,8 +20,8 @@ constexpr double kTransferCost = 1e-4;  // of a second of transfers, of those th
 
 }  // namespace
 
-Bound::Bound(const Problem& problem, double enough)
-    : problem_(problem), runs_(problem.runs), limit_(problem.memory), resident_(problem.lasting.size(), -1) {
+Bound::Bound(const Problem& problem, double enough, int64_t most)
+    : problem_(problem), runs_(problem.runs), limit_(problem.memory), most_(most), resident_(problem.lasting.size(), -1) {
   const StreamRates& rates = problem.disk;
   const double price = rates.slowed / rates.beside;
   const double hidden = (rates.beside - rates.slowed) / (1 - rates.slowed);  // by a second of computing
@@ -54,6 +54,7 @@ Bound::Bound(const Problem& problem, double enough)
     rows.waited[end] = program_.add_column(0, 0, rows.work);
     add_room(rows, -1, end);
   }
+  too_large_ = is_full();
   set_costs(kRarely, 0);
   find_seconds(enough);
 }
@@ -206,11 +207,12 @@ bool Bound::add_overfull(RunRows& rows) {
 
 // Solves until the memory does for all runs that cost something, or for all.
 bool Bound::solve(bool is_near, double least_weight) {
+  if (too_large_) return false;
   for (int round = 0; round < kMemoryRounds; ++round) {
     if (!program_.solve(is_near || round > 0)) return false;
     bool violated = false;
     for (size_t e = 0; e < runs_.size(); ++e) {
-      if (runs_[e].weight >= least_weight && add_overfull(rows_[e])) violated = true;
+      if (runs_[e].weight >= least_weight && !is_full() && add_overfull(rows_[e])) violated = true;
     }
     if (!violated) return true;
   }
@@ -245,7 +247,7 @@ void Bound::find_seconds(double enough) {
     seconds_ = std::max(seconds_, certain + program_.bound());
     idle = round > 0 && seconds_ < before * (1 + kTolerance) ? idle + 1 : 0;
     bool violated = false;
-    for (size_t e = 0; e < runs_.size() && seconds_ < enough; ++e) {
+    for (size_t e = 0; e < runs_.size() && seconds_ < enough && !is_full(); ++e) {
       if (runs_[e].weight < kRarely) continue;
       if (add_crowded(rows_[e])) violated = true;
     }

@@ -32,11 +32,15 @@ namespace ort_train::planning {
 
 class Bound {
  public:
-  // The memory is at least the floor. The problem must outlive it. No bound above `enough` seconds is looked for.
-  explicit Bound(const Problem& problem, double enough = std::numeric_limits<double>::infinity());
+  // The memory is at least the floor. The problem must outlive it. No bound above `enough` seconds is looked for. The linear program
+  // takes `most` bytes: rows for which there is no room aren't made.
+  explicit Bound(const Problem& problem, double enough = std::numeric_limits<double>::infinity(),
+                 int64_t most = std::numeric_limits<int64_t>::max());
 
   // No plan takes less, for an optimizer step.
   double seconds() const { return seconds_; }
+
+  int64_t bytes() const { return program_.bytes(); }
 
   // Finds the shares of a best solution in the limit less `free` bytes. False where the solver has none.
   bool settle(int64_t free);
@@ -101,10 +105,12 @@ class Bound {
   double value_of(const Transfer& transfer) const;  // in the last solution
   void set_costs(double least_weight, double of_transfers);
   void find_seconds(double enough);
+  bool is_full() const { return bytes() > most_; }
 
   const Problem& problem_;
   const std::vector<Run>& runs_;
   const int64_t limit_;
+  const int64_t most_;
   double price_;    // of a second of what can be waited for
   double rate_[2];  // bytes read, written, in such a second
   LinearProgram program_;
@@ -113,8 +119,9 @@ class Bound {
   std::vector<std::vector<std::vector<int32_t>>> held_;  // by run, piece, use
   std::vector<RunRows> rows_;
   double seconds_ = 0;
-  int64_t free_ = 0;     // bytes of the limit that are left alone
-  bool by_time_ = true;  // what the costs are
+  bool too_large_ = false;  // to be solved
+  int64_t free_ = 0;        // bytes of the limit that are left alone
+  bool by_time_ = true;     // what the costs are
 };
 
 }  // namespace ort_train::planning

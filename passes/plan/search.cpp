@@ -30,8 +30,8 @@ void set_forecasts(const Problem& problem, Plan& plan) {
   plan.seconds = step_seconds(problem, seconds);
 }
 
-Search::Search(const Problem& problem, double enough)
-    : problem_(problem), floor_(floor_bytes(problem)), bound_(problem, enough), holder_(problem) {}
+Search::Search(const Problem& problem, double enough, int64_t most)
+    : problem_(problem), floor_(floor_bytes(problem)), bound_(problem, enough, most), holder_(problem) {}
 
 // Those of the linear program; the last is the holder's own, by gain.
 const HoldOrder* Search::order(size_t number) {

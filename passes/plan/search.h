@@ -26,8 +26,10 @@ void set_forecasts(const Problem& problem, Plan& plan);
 
 class Search {
  public:
-  // The memory is at least the floor. No bound above `enough` seconds is looked for. The problem must outlive it.
-  explicit Search(const Problem& problem, double enough = std::numeric_limits<double>::infinity());
+  // The memory is at least the floor. No bound above `enough` seconds is looked for, with more than `most` bytes. The problem must
+  // outlive it.
+  explicit Search(const Problem& problem, double enough = std::numeric_limits<double>::infinity(),
+                  int64_t most = std::numeric_limits<int64_t>::max());
 
   // Seconds: no plan takes less, for an optimizer step.
   double bound() const { return bound_.seconds(); }

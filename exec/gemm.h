@@ -328,7 +328,7 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
       m.prefetch = reinterpret_cast<const std::byte*>(m.a + 2 * Unit::rows);
       m.prefetch_step = 4 * (m.prefetch_within = a.depth * int64_t{sizeof(float)});
     }
-    const MicroKernel kernel = copying ? packing_kernel<Unit::pairs>(b.element, width) : Unit::kernel(rows, width);
+    const MicroKernel kernel = copying ? Unit::packing_kernel(b.element, width) : Unit::kernel(rows, width);
     if (is_whole) {
       kernel(m);
       if (rounds && p.c.element == Element::bfloat16)

@@ -94,21 +94,24 @@ template <Element e> struct Packing {
     __builtin_prefetch(b + 8 * depth + v * kWidth, 0, 3);
   }
 };
-#ifdef __AVX512F__
-// Of pairs: two rows of B. On processors with AVX512-BF16.
+// Of pairs: two rows of B. On processors with AVX512-BF16, or where the products of pairs are modelled.
 template <Element e> struct PackingPairs {
   static constexpr bool packing = true;
   using Number = std::conditional_t<is_half(e), uint16_t, float>;
   __attribute__((always_inline)) static Vector load(const Number* b, int64_t depth, int v) {
     const auto* const first = reinterpret_cast<const std::byte*>(b + v * kWidth);
-    return _mm512_castsi512_ps(pairs16<e>(first, first + depth / 2 * int64_t{sizeof(Number)}, true));
+    const std::byte* const second = first + depth / 2 * int64_t{sizeof(Number)};
+#ifdef __AVX512F__
+    return _mm512_castsi512_ps(pairs16<e>(first, second, true));
+#else
+    return _mm256_castsi256_ps(_mm256_or_si256(bits8<e>(first), _mm256_slli_epi32(bits8<e>(second), 16)));
+#endif
   }
   __attribute__((always_inline)) static void fetch(const Number* b, int64_t depth, int v) {
     __builtin_prefetch(b + 4 * depth + v * kWidth, 0, 3);
     __builtin_prefetch(b + 4 * depth + depth / 2 + v * kWidth, 0, 3);
   }
 };
-#endif
 
 template <typename Add, int rows, int vectors, typename Source> __attribute__((noinline)) void micro(const Micro& m) {
   Vector sum[rows][vectors];
@@ -196,8 +199,24 @@ template <typename Add> struct Vectors {
     if (columns == 2 * kWidth) return of_rows<2>(Rows{})[rows - 1];
     return of_rows<kVectors>(Rows{})[rows - 1];
   }
+  // That of the first rows, which leaves the packed panel.
+  static MicroKernel packing_kernel(Element element, int64_t columns) {
+    MicroKernel kernel = nullptr;
+    if constexpr (!pairs) kernel = packing<Element::own>(columns);
+    if (element == Element::own) return kernel;
+    for_element(element, [&]<Element e>() {
+      if constexpr (!pairs || is_bfloat16(e)) kernel = packing<e>(columns);
+    });
+    return kernel;
+  }
 
  private:
+  template <Element e> static MicroKernel packing(int64_t columns) {
+    using Source = std::conditional_t<pairs, PackingPairs<e>, Packing<e>>;
+    if (columns == kWidth) return micro<Add, kRows, 1, Source>;
+    if (columns == 2 * kWidth) return micro<Add, kRows, 2, Source>;
+    return micro<Add, kRows, kVectors, Source>;
+  }
   template <int vectors, int... r> static const MicroKernel* of_rows(std::integer_sequence<int, r...>) {
     static constexpr MicroKernel table[] = {micro<Add, r + 1, vectors, Packed>...};
     return table;
@@ -221,24 +240,6 @@ struct AddPairs {
 };
 using DotPairs = Vectors<AddPairs>;
 #endif
-
-// The first rows of a product, which leave the packed panel.
-template <typename Add, typename Source> MicroKernel packing_kernel(int64_t columns) {
-  if (columns == kWidth) return micro<Add, kRows, 1, Source>;
-  if (columns == 2 * kWidth) return micro<Add, kRows, 2, Source>;
-  return micro<Add, kRows, kVectors, Source>;
-}
-template <bool pairs> MicroKernel packing_kernel(Element element, int64_t columns) {
-  if (element == Element::own) return packing_kernel<AddFused, Packing<Element::own>>(columns);
-  MicroKernel kernel = nullptr;
-  for_element(element, [&]<Element e>() {
-    if constexpr (!pairs) kernel = packing_kernel<AddFused, Packing<e>>(columns);
-#ifdef __AVX512F__
-    if constexpr (pairs && is_bfloat16(e)) kernel = packing_kernel<AddPairs, PackingPairs<e>>(columns);
-#endif
-  });
-  return kernel;
-}
 
 }  // namespace gemm
 ORT_TRAIN_OPS_END

@@ -284,7 +284,9 @@ TEST_F(CommandLineTest, OpTimesTellWhatAStepTook) {
     const Json& tasks = node.at("tasks");
     EXPECT_GE(tasks.at("ms").get<double>(), tasks.at("longest_ms")) << node;
     EXPECT_GE(tasks.at("scheduled_ms").get<double>(), tasks.at("longest_ms")) << node;
-    if (node.at("op") == "MatMul") EXPECT_GE(tasks.at("count"), tasks.at("loops").get<int64_t>()) << node;
+    if (node.at("op") == "MatMul") {
+      EXPECT_GE(tasks.at("count"), tasks.at("loops").get<int64_t>()) << node;
+    }
   }
   EXPECT_NEAR(of_nodes, milliseconds, 1e-6 * milliseconds);
   EXPECT_EQ(products, by_name.at("MatMul").at("nodes"));

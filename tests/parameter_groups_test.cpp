@@ -150,7 +150,7 @@ TEST_F(ParameterGroups, StreamAndResumeWithTheSameBits) {
       fs::create_directory(o.nvme_path);
       o.budget = least_budget(o);
       const Run streamed = train(o);
-      EXPECT_EQ(streamed.plan.disk_read_per_step > 0, name == "chain") << "the others' weights are small beside their activations";
+      EXPECT_GT(streamed.plan.disk_read_per_step, 0) << name << ' ' << accumulation;
       EXPECT_EQ(streamed.losses, plain.losses) << name << ' ' << accumulation;
       EXPECT_EQ(streamed.summary.weights_hash, plain.summary.weights_hash) << name << ' ' << accumulation;
       o.output_dir = folder / ("resumed-" + name + std::to_string(accumulation));

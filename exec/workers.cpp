@@ -4,7 +4,6 @@
 #include <tbb/parallel_for.h>
 #include <tbb/partitioner.h>
 #include <tbb/task_arena.h>
-#include <time.h>
 
 #include <algorithm>
 #include <atomic>
@@ -77,16 +76,6 @@ void Workers::share(int64_t tasks, Call call, void* closure) {
   __tsan_acquire(&next);
 }
 
-namespace {
-
-double thread_seconds() {  // of the processor: what other processes take doesn't count
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-}  // namespace
-
 void Workers::run_timed(int64_t tasks, Call call, void* closure) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point begin = Clock::now();
@@ -97,9 +86,9 @@ void Workers::run_timed(int64_t tasks, Call call, void* closure) {
   } timed{call, closure, std::vector<double>(static_cast<size_t>(std::max<int64_t>(tasks, 0)))};
   const auto timed_call = [](void* of, int64_t task, int worker) {
     Timed& loop = *static_cast<Timed*>(of);
-    const double start = thread_seconds();
+    const Clock::time_point start = Clock::now();
     loop.call(loop.closure, task, worker);
-    loop.seconds[static_cast<size_t>(task)] = thread_seconds() - start;
+    loop.seconds[static_cast<size_t>(task)] = std::chrono::duration<double>(Clock::now() - start).count();
   };
   share(tasks, timed_call, &timed);
   ++times_.loops;

@@ -16,7 +16,7 @@ namespace ort_train {
 struct TaskTimes {
   int64_t loops = 0, tasks = 0;
   double loop_seconds = 0;  // of the loops as they ran, with what timing takes
-  double task_seconds = 0;  // of the processor, of all tasks together
+  double task_seconds = 0;  // of all tasks together
   double longest = 0;       // of one task
   double scheduled = 0;     // of the loops if as many threads ran as are asked for, each as fast as those that did run
 };

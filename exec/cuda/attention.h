@@ -86,8 +86,10 @@ template <typename T> struct Rows {
   int64_t rows = 0, width = 0;
 
   Rows on(const void* place) const { return {static_cast<std::byte*>(const_cast<void*>(place)), element, rows, width}; }
-  HOST_DEVICE Rows head(int64_t item) const {
-    return {data + item * rows * width * (is_half(element) ? 2 : int64_t{sizeof(T)}), element, rows, width};
+  HOST_DEVICE Rows head(int64_t item) const { return heads(item, 1); }
+  // The rows of some heads, one behind the other.
+  HOST_DEVICE Rows heads(int64_t first, int64_t count) const {
+    return {data + first * rows * width * (is_half(element) ? 2 : int64_t{sizeof(T)}), element, count * rows, width};
   }
   HOST_DEVICE bool whole_packs() const { return width % kVector<T> == 0; }
 

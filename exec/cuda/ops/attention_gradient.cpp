@@ -210,30 +210,33 @@ template <typename T, int width, bool deep> struct KeyGradientKernel {
     typename Block::template Own<Scores<T, kGroups>> scores;
     typename Block::template Own<typename Tile::Sums> key_sums, value_sums, chain;
     block.each([&](int t) { Tile::clear(key_sums[t]), Tile::clear(value_sums[t]); });
-    for (int64_t item = task.item * p.group; item < (task.item + 1) * p.group; ++item) {
-      const Rows<T> q = of.q.head(item), dy = of.dy.head(item);
-      for (int64_t row = p.causal ? key / kQueries * kQueries : 0; row < p.rows; row += kQueries) {
-        const int n = static_cast<int>(p.rows - row < kQueries ? p.rows - row : kQueries);
-        // The first row of a block that sees some key of a warp.
-        const auto first_row = [&](int t) {
-          const int64_t begin = p.causal ? key + t / 32 * kWarpRows<T> - row : 0;
-          return static_cast<int>(begin < 0 ? 0 : begin < n ? begin : n);
-        };
-        const auto groups = [&](int t) { return Groups{first_row(t) / 32, (n + 31) / 32}; };
-        const auto range = [&](int t) { return Range{first_row(t), n}; };
-        block.each([&](int t) { load_rows_numbers(t, item, row, n, shared); });
-        Scoring{k, q, key, row, n, static_cast<T>(p.scale), of.depth_rows}.run(block, shared.scoring, scores, groups);
-        block.each([&](int t) { weigh(t, item, key, row, first_row(t), n, shared, scores[t]); });
-        if (first < p.width) {
-          Summing{dy, row, first, n}.run(block, shared.weights, shared.summing, chain, range);
-          block.each([&](int t) { add_chain<Tile, T>(chain[t], value_sums[t], false); });
-        }
-        if (first >= p.depth) continue;
-        Scoring{v, dy, key, row, n, T(1), of.width_rows}.run(block, shared.scoring, scores, groups);
+    const int64_t begin = p.causal ? key / kQueries * kQueries : 0, head = task.item * p.group;
+    const Rows<T> q = of.q.heads(head, p.group), dy = of.dy.heads(head, p.group);
+    const int64_t end = begin < p.rows ? p.group * p.rows : 0;
+    for (int64_t all = begin; all < end;) {  // counts the rows of all heads; a second loop takes more registers than there are
+      const int64_t row = all % p.rows;
+      const int n = static_cast<int>(p.rows - row < kQueries ? p.rows - row : kQueries);
+      // The first row of a block that sees some key of a warp.
+      const auto first_row = [&](int t) {
+        const int64_t seeing = p.causal ? key + t / 32 * kWarpRows<T> - row : 0;
+        return static_cast<int>(seeing < 0 ? 0 : seeing < n ? seeing : n);
+      };
+      const auto groups = [&](int t) { return Groups{first_row(t) / 32, (n + 31) / 32}; };
+      const auto range = [&](int t) { return Range{first_row(t), n}; };
+      block.each([&](int t) { load_rows_numbers(t, head * p.rows + all, n, shared); });
+      Scoring{k, q, key, all, n, static_cast<T>(p.scale), of.depth_rows}.run(block, shared.scoring, scores, groups);
+      block.each([&](int t) { weigh(t, head + all / p.rows, key, row, first_row(t), n, shared, scores[t]); });
+      if (first < p.width) {
+        Summing{dy, all, first, n}.run(block, shared.weights, shared.summing, chain, range);
+        block.each([&](int t) { add_chain<Tile, T>(chain[t], value_sums[t], false); });
+      }
+      if (first < p.depth) {
+        Scoring{v, dy, key, all, n, T(1), of.width_rows}.run(block, shared.scoring, scores, groups);
         block.each([&](int t) { differentiate(t, key, row, first_row(t), n, shared, scores[t]); });
-        Summing{q, row, first, n}.run(block, shared.weights, shared.summing, chain, range);
+        Summing{q, all, first, n}.run(block, shared.weights, shared.summing, chain, range);
         block.each([&](int t) { add_chain<Tile, T>(chain[t], key_sums[t], false); });
       }
+      all += row + n < p.rows ? n : n + begin;
     }
     block.each([&](int t) {
       store_sums<Tile>(t, of.dv.head(task.item), key, first, value_sums[t]);
@@ -242,10 +245,10 @@ template <typename T, int width, bool deep> struct KeyGradientKernel {
   }
 
  private:
-  HOST_DEVICE void load_rows_numbers(int t, int64_t item, int64_t row, int n, Shared& shared) const {
+  HOST_DEVICE void load_rows_numbers(int t, int64_t row, int n, Shared& shared) const {
     if (t >= n) return;
-    shared.lse[t] = of.lse[item * of.p.rows + row + t];
-    shared.delta[t] = of.delta[item * of.p.rows + row + t];
+    shared.lse[t] = of.lse[row + t];
+    shared.delta[t] = of.delta[row + t];
   }
   // Which of a block's keys, from `key` on, row `row` sees: the first so many.
   HOST_DEVICE int keys_seen(int64_t row, int64_t key) const {

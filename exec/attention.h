@@ -8,23 +8,12 @@
 #include "exec/attention_problem.h"
 #include "exec/element_types.h"
 #include "exec/gemm.h"
+#include "exec/places.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace attention {
 
 static_assert(gemm::kRows <= kBeyond);
-
-// Places in a thread's workspace, in bytes from its beginning, where products have theirs.
-class Places {
- public:
-  template <typename T> int64_t take(int64_t elements) {
-    return std::exchange(end_, end_ + gemm::whole_lines(elements * int64_t{sizeof(T)}));
-  }
-  int64_t all() const { return end_; }
-
- private:
-  int64_t end_ = 0;
-};
 
 // What both ways have of a thread's workspace: the room of products, a block of scores, numbers of each row, a row of the bias in T.
 template <typename T> struct Scratch {

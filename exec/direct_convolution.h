@@ -62,7 +62,7 @@ class DirectForward {
 
   bool applies() const { return applies_; }
   int64_t bytes() const { return bytes_; }
-  int64_t shared_bytes() const { return gemm::whole_lines(blocks() * gemm::kRows * row_ * int64_t{sizeof(float)}); }
+  int64_t shared_bytes() const { return whole_lines(blocks() * gemm::kRows * row_ * int64_t{sizeof(float)}); }
   int64_t blocks() const { return packs() ? divided_up(l_.groups * l_.out_channels, gemm::kRows) : 0; }
   int64_t tasks() const { return l_.batch * l_.groups * bands_ * down_; }
   // What vectors compute that are windows.
@@ -200,7 +200,7 @@ class DirectInput {
 
   bool applies() const { return applies_; }
   int64_t bytes() const { return bytes_; }
-  int64_t shared_bytes() const { return gemm::whole_lines(blocks() * (block_weights() + 1) * int64_t{sizeof(float)}); }
+  int64_t shared_bytes() const { return whole_lines(blocks() * (block_weights() + 1) * int64_t{sizeof(float)}); }
   double useful() const { return static_cast<double>(rows_ * windows_.w.out) / static_cast<double>(sums_row_); }
   int64_t blocks() const { return l_.groups * divided_up(l_.in_channels, gemm::kRows); }
   int64_t tasks() const { return l_.batch * l_.groups * bands_ * across_; }

@@ -30,6 +30,7 @@
 #include "exec/gemm_micro.h"
 #include "exec/gemm_pack.h"
 #include "exec/gemm_tiles.h"
+#include "exec/places.h"
 
 ORT_TRAIN_OPS_BEGIN
 
@@ -113,8 +114,6 @@ inline double rate_of(Element a, Element b) {
   const Way way = way_of(a, b);
   return way == Way::tiles ? 4 : way == Way::pairs ? 2.05 : 1;
 }
-
-constexpr int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // The room of a product at `place`, and its bytes. Products with smaller sizes take no more.
 inline std::pair<Room, int64_t> room_of(const Product<float>& p, std::byte* place) {
@@ -328,7 +327,10 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
       m.prefetch = reinterpret_cast<const std::byte*>(m.a + 2 * Unit::rows);
       m.prefetch_step = 4 * (m.prefetch_within = a.depth * int64_t{sizeof(float)});
     }
-    const MicroKernel kernel = copying ? Unit::packing_kernel(b.element, width) : Unit::kernel(rows, width);
+    MicroKernel kernel = Unit::kernel(rows, width);
+    if constexpr (Unit::packs) {
+      if (copying) kernel = Unit::packing_kernel(b.element, width);
+    }
     if (is_whole) {
       kernel(m);
       if (rounds && p.c.element == Element::bfloat16)

@@ -33,7 +33,6 @@ template <typename Registers> struct Tiles {
 
   static int64_t panel(int64_t columns_left) { return columns_left > kTileSide ? width : kTileSide; }
   static int64_t aligned(int64_t word) { return word / kTileStep * kTileStep; }
-  static MicroKernel packing_kernel(Element, int64_t) { return nullptr; }
   static MicroKernel kernel(int64_t rows, int64_t columns) {
     if (rows > kTileSide) return columns > kTileSide ? micro<2, 2> : micro<2, 1>;
     return columns > kTileSide ? micro<1, 2> : micro<1, 1>;

@@ -136,7 +136,7 @@ template <typename C> class ChannelNumbers {
   }
 
  private:
-  static int64_t line(int64_t channels) { return (channels * int64_t{sizeof(C)} + 63) / 64 * 64; }
+  static int64_t line(int64_t channels) { return whole_lines(channels * int64_t{sizeof(C)}); }
   int64_t channels_;
   std::vector<DType> types_;
 };

@@ -6,6 +6,7 @@
 
 #include "exec/kernel.h"
 #include "exec/math.h"
+#include "exec/places.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace batch_normalization {
@@ -41,7 +42,7 @@ inline Layout layout_of(const Shape& x) {
 inline constexpr int64_t kSumBlock = 1024;  // elements of a sum in lanes
 
 // Double sums of each channel: K of them a channel and piece, in the workspace.
-template <int K> int64_t sums_bytes(const Layout& l) { return (l.pieces() * l.channels * K * int64_t{sizeof(double)} + 63) / 64 * 64; }
+template <int K> int64_t sums_bytes(const Layout& l) { return whole_lines(l.pieces() * l.channels * K * int64_t{sizeof(double)}); }
 
 template <typename T> HOST_DEVICE inline T inverse_deviation(T variance, T epsilon) { return T(1) / math::sqrt(variance + epsilon); }
 

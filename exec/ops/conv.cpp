@@ -119,7 +119,7 @@ struct ForwardWithoutColumns {
   bool applies() const { return direct.applies() || depthwise.applies(); }
   // Shared: w as words, then a bias that isn't of floats.
   Workspace workspace(int64_t channels) const {
-    const int64_t bytes = bias == Element::own ? 0 : gemm::whole_lines(channels * int64_t{sizeof(float)});
+    const int64_t bytes = bias == Element::own ? 0 : whole_lines(channels * int64_t{sizeof(float)});
     if (direct.applies()) return {.shared = direct.shared_bytes() + bytes, .each = direct.bytes()};
     return {.shared = bytes, .each = depthwise.bytes()};
   }

@@ -10,19 +10,10 @@
 #include "exec/convolution.h"
 #include "exec/gemm.h"
 #include "exec/indexed_product.h"
+#include "exec/places.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace convolution {
-
-// Places one behind another, each in whole lines.
-class Places {
- public:
-  int64_t take(int64_t bytes) { return std::exchange(end_, end_ + gemm::whole_lines(bytes)); }
-  int64_t all() const { return end_; }
-
- private:
-  int64_t end_ = 0;
-};
 
 // A tensor whose elements are moved, not computed with: body.operator()<Word>() for the type that is as large as they are.
 template <typename T, typename Body> void as_words(Element element, Body&& body) {

@@ -240,7 +240,7 @@ template <typename T> struct WeightGradient {
       : l(layout_of_dw(spec)), dy(operand_element(spec, 0)), x(operand_element(spec, 1)), dw(result_element(spec)) {
     if (std::is_same_v<T, float>) direct = {DirectWeights(l, dy, x, dw), DepthwiseWeights(l, dy, x, dw)};
     tiles = direct.applies() ? direct.tiles() : weight_tiles(l, sizeof(T));
-    if (tiles.pieces > 1) pieces_bytes = gemm::whole_lines(tiles.pieces * l.weights() * int64_t{sizeof(T)});
+    if (tiles.pieces > 1) pieces_bytes = whole_lines(tiles.pieces * l.weights() * int64_t{sizeof(T)});
     each = direct.bytes();
     if (direct.applies()) return;
     const int64_t wide = tiles.samples * tiles.columns, columns = tiles.channels * l.windows.taps();

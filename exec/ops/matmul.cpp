@@ -186,7 +186,7 @@ template <typename T> struct ThreadRoom {
       of.rows = tiles.rows;
       of.columns = tiles.columns;
       product = std::max(product, product_workspace(of));
-      if (spec.has(2) && is_half(spec.inputs[2].dtype)) bias = std::max(bias, gemm::whole_lines(of.columns * int64_t{sizeof(T)}));
+      if (spec.has(2) && is_half(spec.inputs[2].dtype)) bias = std::max(bias, whole_lines(of.columns * int64_t{sizeof(T)}));
     }
   }
   int64_t all() const { return product + bias; }

@@ -13,6 +13,7 @@
 
 #include "exec/normalization.h"
 #include "exec/op_list.h"
+#include "exec/places.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -37,7 +38,7 @@ template <typename Body> void for_planes(int64_t planes, const Windows& windows,
 }
 
 // Planes of 16 bits are computed in float32, in copies in a thread's workspace: of an input, and of the output.
-constexpr int64_t copy_bytes(int64_t n) { return (n * int64_t{sizeof(float)} + 63) / 64 * 64; }
+constexpr int64_t copy_bytes(int64_t n) { return whole_lines(n * int64_t{sizeof(float)}); }
 template <typename T> const Compute<T>* input_plane(const T* plane, int64_t n, std::byte* room) {
   if constexpr (std::is_same_v<T, Compute<T>>) return plane;
   auto* const copy = reinterpret_cast<Compute<T>*>(room);
@@ -49,7 +50,9 @@ template <typename T> Compute<T>* output_plane(T* plane, std::byte* room) {
   return reinterpret_cast<Compute<T>*>(room);
 }
 template <typename T> void put_plane(const Compute<T>* from, int64_t n, T* plane) {
-  for (int64_t i = 0; !std::is_same_v<T, Compute<T>> && i < n; ++i) plane[i] = store<T>(from[i]);
+  if constexpr (!std::is_same_v<T, Compute<T>>) {
+    for (int64_t i = 0; i < n; ++i) plane[i] = store<T>(from[i]);
+  }
 }
 // Of the windows on x.
 Workspace max_workspace(const KernelSpec& spec, const Shape& x, int64_t inputs, int64_t outputs) {

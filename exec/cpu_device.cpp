@@ -14,9 +14,15 @@ std::unique_ptr<Memory> CpuDevice::allocate(SpaceKind kind, int64_t bytes) {
 const KernelTable* CpuDevice::kernels(SpaceKind where) const { return cpu_kernels_for(where); }
 
 void CpuDevice::issue(const Work& work) {
+  for (const int32_t earlier : work.waits) wait(earlier);
   if (work.kernel == nullptr) return transfer(work.to, work.from, work.bytes);
   try {
-    (*work.kernel)({.inputs = work.inputs, .outputs = work.outputs, .workspace = work.workspace, .queue = &workers_, .error = &wrong_});
+    (*work.kernel)({.inputs = work.inputs,
+                    .outputs = work.outputs,
+                    .workspace = work.workspace,
+                    .queue = &workers_,
+                    .error = &wrong_,
+                    .put_aside = work.beside && !times_work_ ? work.number : -1});
     wrong_.check();
   } catch (...) {
     failed_ = work.number;

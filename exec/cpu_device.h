@@ -1,4 +1,5 @@
-// CpuDevice: the processor and its memory as a Device. The thread that issues work does it, with the workers.
+// CpuDevice: the processor and its memory as a Device. The thread that issues work does it, with the workers; work beside is put aside for
+// these, who do it during later work. Where tasks are timed, it is done at once.
 
 #pragma once
 
@@ -24,9 +25,12 @@ class CpuDevice : public Device {
   std::unique_ptr<Memory> allocate(SpaceKind kind, int64_t bytes) override;
   const KernelTable* kernels(SpaceKind where) const override;
   void issue(const Work& work) override;
-  void wait(int32_t) override {}
-  void finish() override {}
-  void time_work() override { workers_.time_tasks(); }
+  void wait(int32_t number) override { workers_.finish_aside(number); }
+  void finish() override { workers_.finish_aside(); }
+  void time_work() override {
+    workers_.time_tasks();
+    times_work_ = true;
+  }
   TaskTimes tasks() override { return workers_.times(); }
   void transfer(std::byte* to, const std::byte* from, int64_t bytes) override;
   std::string makes_products(DType type) const override {
@@ -36,6 +40,7 @@ class CpuDevice : public Device {
  private:
   Workers& workers_;
   DataError wrong_;  // of the kernel that runs
+  bool times_work_ = false;
 };
 
 }  // namespace ort_train

@@ -28,7 +28,7 @@ struct Step {
   std::vector<void*> outputs{};
   std::byte* workspace = nullptr;
   std::vector<int32_t> copies{};  // of the file that no step before it waits for
-  std::vector<int32_t> waits{};   // a device's work; of a synchronous device nothing
+  std::vector<int32_t> waits{};   // a device's work; of a synchronous device that on queues beside
   int64_t ticket = 0;             // of the copy of the file that it started
 };
 
@@ -128,6 +128,7 @@ struct Executor::Impl {
   }
 
   SpaceKind where(const Instruction& instruction) const { return program.spaces[program.queues[instruction.queue].from].kind; }
+  bool is_beside(const Instruction& instruction) const { return program.queues[instruction.queue].beside; }
 
   void prepare_all() {
     SpaceKernels specs([this](SpaceKind kind) { return device.kernels(kind); }, program.threads);
@@ -166,7 +167,8 @@ struct Executor::Impl {
                 .inputs = std::vector<const void*>(instruction.inputs.size()),
                 .outputs = std::vector<void*>(instruction.outputs.size())};
       for (const int32_t earlier : instruction.waits) {
-        if (!device.is_synchronous() && !uses_file(code[static_cast<size_t>(earlier)])) step.waits.push_back(earlier);
+        const Instruction& of = code[static_cast<size_t>(earlier)];
+        if (!uses_file(of) && (!device.is_synchronous() || is_beside(of))) step.waits.push_back(earlier);
       }
       steps.push_back(std::move(step));
     }
@@ -362,21 +364,31 @@ struct Executor::Impl {
       if (stop && stop->load(std::memory_order_relaxed)) return false;
       if (i >= reached[entry]) reached[entry] = i + 1;
       const bool is_file = uses_file(*step.instruction);
+      if (is_file) {
+        on_device(entry, [&] { std::for_each(step.waits.begin(), step.waits.end(), [&](int32_t work) { device.wait(work); }); });
+        if (!step.waits.empty()) (device.is_synchronous() ? spent.seconds[static_cast<size_t>(step.waits.back())] : spent.waiting) += lap();
+      }
       for (const int32_t copy : step.copies) wait(steps[static_cast<size_t>(copy)], fence);
-      if (is_file) on_device(entry, [&] { std::for_each(step.waits.begin(), step.waits.end(), [&](int32_t work) { device.wait(work); }); });
-      if (!step.copies.empty() || (is_file && !step.waits.empty())) spent.waiting += lap();
+      if (!step.copies.empty()) spent.waiting += lap();
       if (is_file) {
         begin(step, fence);
-      } else if (step.kernel || is_copy(*step.instruction) || !device.is_synchronous()) {  // or a view, which others may wait for
+      } else if (step.kernel || is_copy(*step.instruction) || !device.is_synchronous() || !step.waits.empty()) {  // or a view that waits
         fence.open(*step.instruction);
         if (watch != nullptr && step.kernel) watch->before(entry, step.instruction->node, step.inputs);
-        on_device(entry, [&] { issue(step, static_cast<int32_t>(i)); });
+        on_device(entry, [&] {
+          issue(step, static_cast<int32_t>(i));
+          if (is_beside(*step.instruction) && (watch != nullptr || ORT_TRAIN_POISON)) device.wait(static_cast<int32_t>(i));
+        });
         if (!spent.tasks.empty()) spent.tasks[i] = device.tasks();
         if (watch != nullptr && step.kernel) watch->behind(entry, step.instruction->node, step.outputs);
         fence.close(*step.instruction);
       }
       spent.seconds[i] = lap();
       if (is_file) spent.waiting += spent.seconds[i];  // until the disk has room for another
+    }
+    if (device.is_synchronous() && !steps.empty()) {  // what was left beside
+      on_device(entry, [&] { device.finish(); });
+      spent.seconds.back() += lap();
     }
     for (const int32_t copy : unwaited[entry]) wait(steps[static_cast<size_t>(copy)], fence);
     on_device(entry, [&] { device.finish(); });
@@ -414,7 +426,12 @@ struct Executor::Impl {
 
   void issue(const Step& step, int32_t number) {
     const Instruction& instruction = *step.instruction;
-    Work work{.number = number, .queue = instruction.queue, .where = where(instruction), .waits = step.waits, .kernel = step.kernel};
+    Work work{.number = number,
+              .queue = instruction.queue,
+              .where = where(instruction),
+              .waits = step.waits,
+              .beside = is_beside(instruction),
+              .kernel = step.kernel};
     if (step.kernel != nullptr) {
       work.inputs = step.inputs;
       work.outputs = step.outputs;

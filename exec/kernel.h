@@ -48,10 +48,21 @@ struct KernelArgs {
   std::byte* workspace = nullptr;       // 64-byte aligned, as many bytes as workspace_bytes() said
   void* queue = nullptr;                // of the device: a CPU's Workers
   DataError* error = nullptr;           // where the device can write it
+  int32_t put_aside = -1;               // a CPU's: not negative: blocks() leaves its loop to the Workers, by this number
 
   template <typename T> const T* in(size_t i) const { return static_cast<const T*>(inputs[i]); }
   template <typename T> T* out(size_t i) const { return static_cast<T*>(outputs[i]); }
   Workers& workers() const { return *static_cast<Workers*>(queue); }
+
+  // Workers::parallel_blocks(), at once or, where Kernel::beside allows it, later: the body has copies of what it needs that ends with the
+  // kernel's run.
+  template <typename Body> void blocks(int64_t n, int64_t block, const Body& body) const {
+    if (put_aside < 0) return workers().parallel_blocks(n, block, body);
+    workers().put_aside(put_aside, (n + block - 1) / block, [n, block, body](int64_t task, int) {
+      const int64_t begin = task * block;
+      body(begin, begin + block < n ? begin + block : n);
+    });
+  }
 };
 
 using KernelRun = std::function<void(const KernelArgs&)>;
@@ -75,6 +86,7 @@ struct Kernel {
   int typed = 0;                   //
   bool halves_by_float32 = false;  // takes float16 and bfloat16, too, by way of float32 copies in its workspace
   bool reads_blocks = false;       // takes matrices that are stored in blocks (graph/weight_blocks.h)
+  bool beside = false;             // all its work is one KernelArgs::blocks(), bound by memory: it may be done beside later nodes
   List<Alias, 4> in_place{};       // output may overwrite input
   Cost (*cost)(const KernelSpec&) = nullptr;
   double (*efficiency)(const KernelSpec&, int workers) = nullptr;  // of large float32 products' rate, that its products reach; null: none

@@ -59,10 +59,13 @@ struct Queue {
   std::string name;
   bool ordered = true;
   SpaceId from = kMemory, to = kMemory;  // one space: it computes there; two: it copies
+  bool beside = false;                   // it computes beside another queue of its space, with what that one leaves of the threads
   bool computes() const { return from == to; }
 };
 // Of every program; read and write are between the file and the host's memory.
 inline constexpr QueueId kCompute = 0, kRead = 1, kWrite = 2;
+// Where the memory that nodes are computed in is the host's: what memory bounds and nobody waits for soon (Kernel::beside).
+inline constexpr QueueId kBeside = 3;
 // Where the memory that most nodes are computed in is a device's: to there from the host's, back, and what the host computes.
 inline constexpr QueueId kUp = 3, kDown = 4, kHostCompute = 5;
 
@@ -145,11 +148,12 @@ struct Entry {
 
 struct Program {
   int threads = 1;  // the workspaces are for so many workers
-  // Those of the CPU, by kMemory and kFile, kCompute, kRead and kWrite. A file of no bytes: there is none.
+  // Those of the CPU, by kMemory and kFile, kCompute, kRead, kWrite and kBeside. A file of no bytes: there is none.
   std::vector<Space> spaces{{.name = "arena"}, {.name = "disk", .kind = SpaceKind::file, .alignment = kSector}};
   std::vector<Queue> queues{{.name = "compute"},
                             {.name = "read", .ordered = false, .from = kFile, .to = kMemory},
-                            {.name = "write", .ordered = false, .from = kMemory, .to = kFile}};
+                            {.name = "write", .ordered = false, .from = kMemory, .to = kFile},
+                            {.name = "beside", .beside = true}};
   std::vector<Persistent> persistent;
   std::vector<Entry> entries;
   // The host's memory that nothing lives in between runs. Where a value that the host can't touch, on the disk or in a device's memory, is

@@ -25,8 +25,43 @@ extern "C" void __tsan_release(void* address);
 
 namespace ort_train {
 
+namespace {
+
+// A loop that was put aside.
+struct Aside {
+  int32_t number = 0;
+  int64_t tasks = 0;
+  void (*call)(void* closure, int64_t task, int worker) = nullptr;
+  std::atomic<int64_t> next{0}, done{0};  // tasks that have begun, that are over; between loops as many
+};
+
+}  // namespace
+
 struct Workers::Impl {
+  static constexpr int64_t kMost = 64;  // loops put aside
+
   tbb::task_arena arena;
+  Aside aside[kMost];  // loop i in aside[i % kMost]
+  alignas(std::max_align_t) std::byte closures[kMost][kAsideBytes];
+  std::atomic<int64_t> oldest{0};  // that isn't over
+  int64_t end = 0;                 // how many were put aside so far; changes between loops only
+  bool is_finishing = false;       // the loop at hand is one of them
+  Aside& at(int64_t i) { return aside[i % kMost]; }
+
+  // A task of the oldest loop that was put aside; false where there is none that hasn't begun.
+  bool do_one(int worker) {
+    const int64_t i = oldest.load(std::memory_order_acquire);
+    if (i == end) return false;
+    Aside& loop = at(i);
+    __tsan_acquire(&loop);
+    const int64_t task = loop.next.load(std::memory_order_relaxed) < loop.tasks ? loop.next.fetch_add(1) : loop.tasks;
+    if (task >= loop.tasks) return false;
+    loop.call(closures[i % kMost], task, worker);
+    __tsan_release(&loop);
+    if (loop.done.fetch_add(1) + 1 == loop.tasks) oldest.store(i + 1, std::memory_order_release);
+    return true;
+  }
+
   // No more than oneTBB allows at the moment: it would print a warning and give as many anyway.
   explicit Impl(int threads)
       : arena(std::min(threads, static_cast<int>(tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism)))) {}
@@ -54,15 +89,23 @@ void Workers::share(int64_t tasks, Call call, void* closure) {
     for (int64_t task = 0; task < tasks; ++task) call(closure, task, 0);
     return;
   }
-  std::atomic<int64_t> next{0};
+  std::atomic<int64_t> next{0}, done{0};
+  const bool has_aside = !impl_->is_finishing && impl_->oldest.load(std::memory_order_relaxed) < impl_->end;
   const auto take = [&](int) {
     const FloatEnvironment environment;
     const int worker = tbb::this_task_arena::current_thread_index();
     __tsan_acquire(&next);
     try {
-      for (int64_t task = next.fetch_add(1); task < tasks; task = next.fetch_add(1)) call(closure, task, worker);
+      if (has_aside && worker >= 1 && worker <= helpers(threads_)) {
+        while (done.load(std::memory_order_relaxed) < tasks && impl_->do_one(worker)) continue;
+      }
+      for (int64_t task = next.fetch_add(1); task < tasks; task = next.fetch_add(1)) {
+        call(closure, task, worker);
+        done.fetch_add(1, std::memory_order_relaxed);
+      }
     } catch (...) {
       next.store(tasks);  // the others stop after the task at hand
+      done.store(tasks);
       __tsan_release(&next);
       throw;
     }
@@ -70,10 +113,48 @@ void Workers::share(int64_t tasks, Call call, void* closure) {
   };
   // Timed tasks share no processor, so that they don't empty each other's caches.
   const int threads = times_tasks_ ? std::min(threads_, static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))) : threads_;
-  const int takers = static_cast<int>(std::min<int64_t>(tasks, threads));
+  const int takers = static_cast<int>(std::min<int64_t>(tasks + (has_aside ? helpers(threads_) : 0), threads));
   __tsan_release(&next);
   impl_->arena.execute([&] { tbb::parallel_for(0, takers, take, tbb::simple_partitioner{}); });
   __tsan_acquire(&next);
+}
+
+void* Workers::aside_closure() {
+  Impl& impl = *impl_;
+  if (impl.end - impl.oldest.load() == Impl::kMost) finish_aside(impl.at(impl.oldest.load()).number);
+  return impl.closures[impl.end % Impl::kMost];
+}
+
+void Workers::put(int32_t number, int64_t tasks, Call call) {
+  if (tasks == 0) return;
+  Aside& loop = impl_->at(impl_->end);
+  loop.number = number;
+  loop.tasks = tasks;
+  loop.call = call;
+  loop.next = loop.done = 0;
+  __tsan_release(&loop);
+  ++impl_->end;
+}
+
+void Workers::finish_aside(int32_t number) {
+  Impl& impl = *impl_;
+  impl.is_finishing = true;
+  for (int64_t i = impl.oldest.load(); i < impl.end && impl.at(i).number <= number; ++i) {
+    Aside& loop = impl.at(i);
+    const int64_t done = loop.done.load();
+    struct Rest {
+      Aside& loop;
+      void* closure;
+      int64_t done;
+    } rest{loop, impl.closures[i % Impl::kMost], done};
+    const auto call = [](void* of, int64_t task, int worker) {
+      const Rest& left = *static_cast<Rest*>(of);
+      left.loop.call(left.closure, left.done + task, worker);
+    };
+    share(loop.tasks - done, call, &rest);
+    impl.oldest.store(i + 1);
+  }
+  impl.is_finishing = false;
 }
 
 void Workers::run_timed(int64_t tasks, Call call, void* closure) {

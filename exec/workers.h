@@ -2,11 +2,16 @@
 //
 // One Workers belongs to one trainer; parallel_for is called from one thread at a time and returns when all tasks are done.
 // The division into tasks never depends on the number of threads, so neither do results.
+//
+// Loops that memory bounds may be put aside: a quarter of the threads, without the caller's, then do their tasks during later loops, one
+// loop after the other, and take part in the loop at hand when there are none. Between loops nothing runs.
 
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
+#include <new>
 #include <type_traits>
 #include <utility>
 
@@ -45,12 +50,28 @@ class Workers {
     });
   }
 
+  // Of so many threads the share that does what was put aside.
+  static double aside_share(int threads) { return threads > 1 ? static_cast<double>(helpers(threads)) / threads : 0; }
+  // Leaves a loop, whose body must not throw, for later. `number` counts up. Where there is one thread, it is done at once.
+  template <typename Body> void put_aside(int32_t number, int64_t tasks, const Body& body) {
+    static_assert(std::is_trivially_destructible_v<Body> && sizeof(Body) <= kAsideBytes && alignof(Body) <= alignof(std::max_align_t));
+    if (threads_ == 1) return parallel_for(tasks, body);
+    new (aside_closure()) Body(body);
+    put(number, tasks, [](void* closure, int64_t task, int worker) { (*static_cast<const Body*>(closure))(task, worker); });
+  }
+  // All of what was put aside up to that number; everything.
+  void finish_aside(int32_t number = std::numeric_limits<int32_t>::max());
+
   // From here on each task is timed: for times(), which tells of the loops since it was asked last. Loops then allocate memory.
   void time_tasks() { times_tasks_ = true; }
   TaskTimes times() { return std::exchange(times_, {}); }
 
  private:
+  static int helpers(int threads) { return threads < 8 ? 1 : threads / 4; }
+  static constexpr size_t kAsideBytes = 256;  // of a closure
   using Call = void (*)(void* closure, int64_t task, int worker);
+  void* aside_closure();  // of the next loop that is put aside; makes room for it
+  void put(int32_t number, int64_t tasks, Call call);
   void run(int64_t tasks, Call call, void* closure);
   void share(int64_t tasks, Call call, void* closure);
   void run_timed(int64_t tasks, Call call, void* closure);

@@ -141,6 +141,7 @@ PlannedJob JobPlanner::on_device() {
 }
 
 PlannedJob JobPlanner::adopt(Placed placed) {
+  if (placed.roomy && (made_.budget == 0 || takes(*placed.roomy) <= made_.budget)) placed.made.program = std::move(*placed.roomy);
   PlannedEntries planned = search_.adopt(std::move(placed));
   made_.set = std::move(planned.set);
   made_.program = std::move(planned.made.program);

@@ -86,6 +86,8 @@ Placed DiskSearch::place(Choice& choice) {
   if (planner.resident_bytes() <= most) placed.made.program = planner.resident();
   if (placed.made.program.entries.empty() || placed.made.program.memory().bytes > most)
     placed.made = planner.streamed(most, compute_, disk_);
+  else
+    placed.roomy = planner.resident(/*roomy=*/true);
   if (dumps_) problem_ = planning::to_json(planner.problem(most, compute_, disk_));
   placed.of.planner.reset();
   return placed;

@@ -140,8 +140,8 @@ struct Planner::Impl {
     program.spare = {.offset = end, .bytes = std::max<int64_t>(0, host.bytes - end) / kSector * kSector, .space = kHost};
   }
 
-  // `layers`: null where everything is in one memory.
-  Program make(const Job* job, const planning::Layers* layers) const {
+  // `layers`: null where everything is in one memory, as resident() has it.
+  Program make(const Job* job, const planning::Layers* layers, bool roomy = false) const {
     Program program = layers && layers->plans.size() > 1 ? program_apart() : Program{};
     program.threads = options.threads;
     std::vector<Persistent> values =
@@ -155,7 +155,9 @@ struct Planner::Impl {
       PlannedRun planned{.draft = layers ? &job->drafts[i] : nullptr};
       for (size_t l = 0; layers && l < layers->plans.size(); ++l)
         planned.layers.push_back({.run = &layers->problem(job->problem, l).runs[i], .plan = &layers->plans[l].runs[i]});
-      program.entries.push_back(make_entry(drafts[i], values, layers ? &planned : nullptr, program));
+      Draft kept;
+      if (roomy) keep_for_beside(kept = drafts[i]);
+      program.entries.push_back(make_entry(roomy ? kept : drafts[i], values, layers ? &planned : nullptr, program));
       for (const Storage& storage : program.entries.back().storages) {
         int64_t& bytes = program.spaces[storage.place.space].bytes;
         bytes = std::max(bytes, aligned(storage.place.end()));
@@ -254,7 +256,7 @@ Planner::Planner(const std::vector<PlanEntry>& entries, const PlanOptions& optio
 }
 Planner::~Planner() = default;
 
-Program Planner::resident() const { return impl_->make(nullptr, nullptr); }
+Program Planner::resident(bool roomy) const { return impl_->make(nullptr, nullptr, roomy); }
 
 int64_t Planner::resident_bytes() const {
   int64_t persistent = 0, most = 0;

@@ -41,6 +41,7 @@ struct Candidate {
 struct Placed {
   Candidate of{};
   StreamedProgram made{};
+  std::optional<Program> roomy{};  // instead, where there is memory for it (Planner::resident)
 };
 
 // The smallest budget.

@@ -37,6 +37,7 @@ constexpr OpDef kAdagrad{
 };
 constexpr Kernel kAdagradKernel{
     .types = kUpdated,
+    .beside = true,
     .cost = element_update_cost<10>,
     .prepare = prepare_element_update<AdagradRule>,
 };

@@ -52,6 +52,7 @@ constexpr OpDef kAdamW{
 };
 constexpr Kernel kAdamWKernel{
     .types = kUpdated,
+    .beside = true,
     .cost = element_update_cost<15>,
     .prepare = prepare_element_update<AdamWRule>,
 };
@@ -64,6 +65,7 @@ constexpr OpDef kAdam{
 };
 constexpr Kernel kAdamKernel{
     .types = kUpdated,
+    .beside = true,
     .cost = element_update_cost<16>,
     .prepare = prepare_element_update<AdamRule>,
 };

@@ -91,11 +91,11 @@ template <template <typename> class Rule, typename P, typename G> KernelRun prep
   return [n = element_count(spec.inputs[kParameterInput].shape), decay = weight_decay_of(spec), stored = stored_states<Rule<float>>(spec),
           step_at = spec.inputs[kNumbersInput].shape[0] - kStepNumbers,
           rounding = StochasticRounding(spec.attributes)](const KernelArgs& args) {
-    const float factor = *args.in<float>(kFactorInput);
-    if (is_skipped(factor)) return;
-    const Rule<float> rule(decay, args.in<float>(kNumbersInput));
-    const Rounding to_parameter{.rounding = rounding, .step = args.in<float>(kNumbersInput) + step_at};
-    args.workers().parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
+    args.blocks(n, kUpdateBlock, [args, decay, &stored, step_at, &rounding](int64_t begin, int64_t end) {
+      const float factor = *args.in<float>(kFactorInput);
+      if (is_skipped(factor)) return;
+      const Rule<float> rule(decay, args.in<float>(kNumbersInput));
+      const Rounding to_parameter{.rounding = rounding, .step = args.in<float>(kNumbersInput) + step_at};
       update_blocks<Rule<float>, P, G>(rule, factor, args, stored, to_parameter, begin, end);
     });
   };
@@ -103,10 +103,10 @@ template <template <typename> class Rule, typename P, typename G> KernelRun prep
 
 template <template <typename> class Rule, typename T> KernelRun prepare_update_of_numbers(const KernelSpec& spec) {
   return [n = element_count(spec.inputs[kParameterInput].shape), decay = weight_decay_of(spec)](const KernelArgs& args) {
-    const float factor = *args.in<float>(kFactorInput);
-    if (is_skipped(factor)) return;
-    const Rule<T> rule(decay, args.in<float>(kNumbersInput));
-    args.workers().parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
+    args.blocks(n, kUpdateBlock, [args, decay](int64_t begin, int64_t end) {
+      const float factor = *args.in<float>(kFactorInput);
+      if (is_skipped(factor)) return;
+      const Rule<T> rule(decay, args.in<float>(kNumbersInput));
       std::array<T*, Rule<T>::kStates> states;
       for (size_t s = 0; s < states.size(); ++s) states[s] = args.out<T>(1 + s) + begin;
       update_elements<T>(rule, factor, args.in<T>(kGradientInput) + begin, args.out<T>(0) + begin, states, end - begin);

@@ -76,6 +76,7 @@ constexpr OpDef kLars{
 };
 constexpr Kernel kLarsKernel{
     .types = kWide,
+    .beside = true,
     .cost = element_update_cost<7>,
     .prepare = prepare_lars,
 };

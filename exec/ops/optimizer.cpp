@@ -50,9 +50,9 @@ template <typename T> double sum_squares(const T* x, int64_t n) {
 KernelRun make_sum_squares(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     const Shape& shape = spec.inputs[0].shape;
-    return [n = element_count(shape), block = norm_block(shape), blocks = norm_blocks(shape)](const KernelArgs& args) {
-      args.workers().parallel_for(blocks, [&](int64_t number, int) {
-        args.out<double>(0)[number] = sum_squares(args.in<T>(0) + number * block, std::min(block, n - number * block));
+    return [n = element_count(shape), block = norm_block(shape)](const KernelArgs& args) {
+      args.blocks(n, block, [x = args.in<T>(0), squares = args.out<double>(0), block](int64_t begin, int64_t end) {
+        squares[begin / block] = sum_squares(x + begin, end - begin);
       });
     };
   });
@@ -104,8 +104,8 @@ template <typename X, typename T> void accumulate_loop(const X* __restrict x, T*
 KernelRun make_accumulate(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[1].dtype, [&]<typename X>() -> KernelRun {
     return [n = element_count(spec.inputs[0].shape)](const KernelArgs& args) {
-      args.workers().parallel_blocks(n, kUpdateBlock, [&](int64_t begin, int64_t end) {
-        accumulate_loop(args.in<X>(1) + begin, args.out<Compute<X>>(0) + begin, end - begin);
+      args.blocks(n, kUpdateBlock, [x = args.in<X>(1), sum = args.out<Compute<X>>(0)](int64_t begin, int64_t end) {
+        accumulate_loop(x + begin, sum + begin, end - begin);
       });
     };
   });
@@ -113,16 +113,16 @@ KernelRun make_accumulate(const KernelSpec& spec) {
 
 KernelRun make_store(const KernelSpec& spec) {
   return [n = spec.inputs[0].bytes()](const KernelArgs& args) {
-    args.workers().parallel_blocks(n, 4 * kUpdateBlock, [&](int64_t begin, int64_t end) {
-      std::memcpy(args.out<std::byte>(0) + begin, args.in<std::byte>(1) + begin, static_cast<size_t>(end - begin));
+    args.blocks(n, 4 * kUpdateBlock, [to = args.out<std::byte>(0), from = args.in<std::byte>(1)](int64_t begin, int64_t end) {
+      std::memcpy(to + begin, from + begin, static_cast<size_t>(end - begin));
     });
   };
 }
 
 KernelRun make_clear(const KernelSpec& spec) {
   return [n = spec.inputs[0].bytes()](const KernelArgs& args) {
-    args.workers().parallel_blocks(n, 4 * kUpdateBlock, [&](int64_t begin, int64_t end) {
-      std::memset(args.out<std::byte>(0) + begin, 0, static_cast<size_t>(end - begin));
+    args.blocks(n, 4 * kUpdateBlock, [to = args.out<std::byte>(0)](int64_t begin, int64_t end) {
+      std::memset(to + begin, 0, static_cast<size_t>(end - begin));
     });
   };
 }
@@ -136,6 +136,7 @@ constexpr OpDef kSumSquares{
 };
 constexpr Kernel kSumSquaresKernel{
     .types = kFloating,
+    .beside = true,
     .cost = per_element<4, 2>,
     .prepare = make_sum_squares,
 };
@@ -167,6 +168,7 @@ constexpr OpDef kAccumulate{
 };
 constexpr Kernel kAccumulateKernel{
     .types = kWide,
+    .beside = true,
     .cost = per_element<12, 1>,
     .prepare = make_accumulate,
 };
@@ -179,6 +181,7 @@ constexpr OpDef kClear{
 };
 constexpr Kernel kClearKernel{
     .types = kAnyType,
+    .beside = true,
     .cost = per_element<4, 0>,
     .prepare = make_clear,
 };
@@ -191,6 +194,7 @@ constexpr OpDef kStore{
 };
 constexpr Kernel kStoreKernel{
     .types = kAnyType,
+    .beside = true,
     .cost = per_element<8, 0>,
     .prepare = make_store,
 };

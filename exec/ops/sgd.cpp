@@ -51,6 +51,7 @@ constexpr OpDef kSGD{
 };
 constexpr Kernel kSGDKernel{
     .types = kUpdated,
+    .beside = true,
     .cost = element_update_cost<8>,
     .prepare = prepare_sgd,
 };

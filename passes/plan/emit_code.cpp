@@ -48,15 +48,18 @@ class CodeMaker {
       }
       if (t >= steps) continue;
       const SpaceId where = kSpaceOf[layer_of_step(planned_, t)];
-      made_.step_at.push_back(add(Action::compute, queue(where, where), draft_.model.steps[draft_.order[static_cast<size_t>(t)]].node));
+      const QueueId on = queue(where, where, draft_.beside[static_cast<size_t>(t)]);
+      made_.step_at.push_back(add(Action::compute, on, draft_.model.steps[draft_.order[static_cast<size_t>(t)]].node));
     }
     return std::move(made_);
   }
 
  private:
-  QueueId queue(SpaceId from, SpaceId to) const {
-    for (QueueId q = 0; q < queues_.size(); ++q) {
-      if (queues_[q].from == from && queues_[q].to == to) return q;
+  QueueId queue(SpaceId from, SpaceId to, bool beside = false) const {
+    for (const bool wanted : {beside, false}) {
+      for (QueueId q = 0; q < queues_.size(); ++q) {
+        if (queues_[q].from == from && queues_[q].to == to && queues_[q].beside == wanted) return q;
+      }
     }
     throw error(ErrorCode::device, "internal error: no queue between spaces {} and {}; please report this", from, to);
   }

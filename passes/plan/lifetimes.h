@@ -73,11 +73,15 @@ struct Draft {
   StepOrder order;
   std::vector<Chain> chains;                // transient storages, by step of the order
   std::vector<int64_t> workspaces;          // by position in the order, as the kernels want them
+  std::vector<bool> beside;                 // by position in the order: Kernel::beside
   std::vector<size_t> persistent_of_class;  // by class; meaningful where the class is persistent
 };
 
 // Gives the graph its planned order.
 Draft make_draft(const PlanEntry& entry, NodeKernels& kernels);
+
+// Keeps what steps beside read until some others of them have come: so what is made meanwhile needn't wait for its place.
+void keep_for_beside(Draft& draft);
 
 // Values by class, in the order in which they come to be.
 std::vector<std::vector<ValueId>> values_by_class(const Graph& graph, const MemoryModel& model);

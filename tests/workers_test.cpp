@@ -1,0 +1,82 @@
+// Workers: loops that were put aside are done during later loops, or when somebody asks for them, each task once, one loop after the other.
+
+#include "exec/workers.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <vector>
+
+namespace ort_train {
+namespace {
+
+constexpr int kTasks = 37, kLoops = 200;
+
+// What each task of each loop that is put aside finds: how often it has run, and whether the loop before it was over.
+struct Done {
+  std::vector<std::atomic<int>> tasks{static_cast<size_t>(kLoops* kTasks)};
+  std::vector<std::atomic<int>> of_loop{static_cast<size_t>(kLoops)};
+  std::atomic<int> early{0};
+
+  void put(Workers& workers, int loop) {
+    workers.put_aside(loop, kTasks, [this, loop](int64_t task, int) {
+      if (loop > 0 && of_loop[static_cast<size_t>(loop - 1)] != kTasks) ++early;
+      ++tasks[static_cast<size_t>(loop * kTasks + task)];
+      ++of_loop[static_cast<size_t>(loop)];
+    });
+  }
+  int over() const {  // loops
+    int count = 0;
+    while (count < kLoops && of_loop[static_cast<size_t>(count)] == kTasks) ++count;
+    return count;
+  }
+};
+
+TEST(Workers, DoWhatWasPutAsideOnceAndInOrder) {
+  for (const int threads : {1, 2, 3, 8}) {
+    SCOPED_TRACE(threads);
+    Workers workers(threads);
+    Done done;
+    std::atomic<int64_t> others{0};
+    int64_t expected = 0;
+    for (int loop = 0; loop < kLoops; ++loop) {
+      done.put(workers, loop);
+      if (loop % 3 == 0) workers.parallel_for(11, [&](int64_t task, int) { others += task; }), expected += 55;
+      if (loop % 7 == 6) {
+        workers.finish_aside(loop - 3);
+        EXPECT_GE(done.over(), loop - 2);
+      }
+      if (threads == 1) EXPECT_EQ(done.over(), loop + 1);
+    }
+    workers.finish_aside();
+    EXPECT_EQ(done.over(), kLoops);
+    EXPECT_EQ(done.early, 0);
+    EXPECT_EQ(others, expected);
+    for (const auto& times : done.tasks) ASSERT_EQ(times, 1);
+  }
+}
+
+// Neither the thread that calls, nor more than a quarter of them.
+TEST(Workers, LeaveTheCallerToTheLoopAtHand) {
+  Workers workers(8);
+  std::atomic<int> wrong{0}, beside{0};
+  std::atomic<bool> finishing{false};
+  for (int loop = 0; loop < 40; ++loop) {
+    workers.put_aside(loop, 50, [&](int64_t, int worker) {
+      if (finishing) return;
+      ++beside;
+      if (worker < 1 || worker > 2) ++wrong;
+    });
+    workers.parallel_for(200, [&](int64_t, int) {
+      for (volatile int i = 0; i < 2000; i = i + 1) continue;
+    });
+    finishing = true;
+    workers.finish_aside();
+    finishing = false;
+  }
+  EXPECT_EQ(wrong, 0);
+  std::printf("%d of 2000 tasks were done beside others\n", beside.load());
+}
+
+}  // namespace
+}  // namespace ort_train

@@ -1,7 +1,7 @@
 // Depthwise convolutions, whose groups have one channel of x and one of y: each plane is copied once with its padding, as floats, and the
 // taps are multiplied there, some windows to a vector. dw has a channel in each lane of a vector, and is made of pairs of samples where the
-// processor multiplies these. But for pairs of bfloat16, the order of the sums is that of the products with columns (exec/ops/conv.cpp,
-// exec/ops/conv_gradient.cpp), so the bits are, too.
+// processor multiplies these. But for pairs of bfloat16, the order of the sums is that of the products with columns (exec/ops/conv*.cpp),
+// so the bits are, too.
 
 #pragma once
 
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "exec/gemm_micro.h"
-#include "exec/ops/conv_elements.h"
+#include "exec/convolution_elements.h"
 #include "exec/padded_planes.h"
 
 ORT_TRAIN_OPS_BEGIN

@@ -1,27 +1,22 @@
-// Convolutions and their gradients without columns: x is copied once with its padding (exec/padded_planes.h), and the micro-kernels find
-// each tap's words there by a table (exec/indexed_product.h).
+// Convolutions and the gradients of their weights without columns: x is copied once with its padding (exec/padded_planes.h), and the micro-kernels find
+// each tap's words there by a table (exec/indexed_product.h). The gradient of x: exec/direct_input_gradient.h.
 //
 // Words are floats, which elements of 16 bits become as they are copied; then the sums are those of the products with columns
-// (exec/ops/conv.cpp, exec/ops/conv_gradient.cpp), in the same order, so the bits are, too. Where the processor multiplies pairs of
+// (exec/ops/conv.cpp, exec/ops/conv_weight_gradient.cpp), in the same order, so the bits are, too. Where the processor multiplies pairs of
 // bfloat16 in vectors, words are pairs: of neighbouring channels, of which each tap's are a word, and in the gradient of the weight of
-// neighbouring samples; an odd last one has zeros beside it. Then, but for the gradient of x, bits are others than with columns; which way
-// applies is therefore chosen by the whole weight.
+// neighbouring samples; an odd last one has zeros beside it. Then bits are others than with columns; which way applies is therefore chosen
+// by the whole weight.
 
 #pragma once
 
 #include <vector>
 
+#include "exec/convolution_elements.h"
 #include "exec/indexed_product.h"
-#include "exec/ops/conv_elements.h"
 #include "exec/padded_planes.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace convolution {
-
-inline constexpr int64_t kPlaneBytes = 768 << 10;  // of x's copy at most: planes that are larger are made by columns
-inline constexpr int64_t kSharedBytes = 16 << 20;  // of a weight's copy; ResNets' largest takes 9 MiB. More shows in the smallest budgets
-inline constexpr int64_t kBehind = 16 + gemm::kPanel;  // elements behind it: padding that rows share, and what the last vectors may reach
-inline constexpr double kCopying = 5;                  // what copying takes, as multiply-adds with each element (share_of(); measured)
 
 // y of some channels, and some rows of windows of a sample, is a task. First w goes to the shared workspace as words, unless it is of
 // floats. Of a thread's workspace: x's copy, the sums.
@@ -30,20 +25,22 @@ class DirectForward {
   DirectForward() = default;
   DirectForward(const Layout& l, Element x, Element w, Element y)
       : l_(l), x_{x, gemm::way_of(x, w) == gemm::Way::pairs}, w_(w), y_(y), words_(x_.of(l.in_channels)) {
-    constexpr int64_t kColumns = 5 * gemm::kPanel, kMostChannels = 128, kLeastChannels = 32;
+    constexpr int64_t kColumns = 5 * gemm::kPanel, kMostChannels = 128, kLeastChannels = 32, kSums = 48 << 10;
     const int64_t taps = l.windows.taps();
     Layout of_words = l;
     of_words.in_channels = words_;
     channels_ = tiles_of(of_words).channels;
     row_ = words_ * taps;
-    applies_ = taps > 1 && l.windows.out_size() > 0 && channels_ * taps <= kDepthBlock && l.total > l.groups &&
+    applies_ = !l.windows.plain() && l.windows.out_size() > 0 && channels_ * taps <= kDepthBlock && l.total > l.groups &&
                gemm::way_of(x, w) != gemm::Way::tiles && (!packs() || l.total * row_ <= kSharedBytes / int64_t{sizeof(float)});
     if (!applies_) return;
     planes_ = PaddedPlanes(l.windows);
-    rows_ = std::clamp<int64_t>(kColumns / planes_.width(), 1, l.windows.h.out);
+    outputs_ = std::min(kMostChannels, l.out_channels);
+    const int64_t of_whole = std::clamp<int64_t>(l.total / l.groups, 1, kMostChannels);
+    const int64_t columns = std::clamp<int64_t>(kSums / of_whole, kColumns, 4 * kColumns);
+    rows_ = std::clamp<int64_t>(columns / planes_.width(), 1, l.windows.h.out);
     bands_ = divided_up(l.windows.h.out, rows_);
     rows_ = divided_up(l.windows.h.out, bands_);  // equally many
-    outputs_ = std::min(kMostChannels, l.out_channels);
     while (l.batch * l.groups * bands_ * divided_up(l.out_channels, outputs_) < kFewTasks && outputs_ >= 2 * kLeastChannels)
       outputs_ = divided_up(outputs_, 2);
     down_ = divided_up(l.out_channels, outputs_);
@@ -145,175 +142,6 @@ class DirectForward {
   std::vector<int32_t> at_;  // where a chunk's taps are
 };
 
-// dx in steps of one: dy is the plane that is copied, and taps are taken from the last to the first place. First w goes to the shared
-// workspace, for each block of rows of dx as the micro-kernels read it: [block][tap][word of y's channels][row]. Then dx of some channels,
-// and some rows of a sample, is a task. Of a thread's workspace: dy's copy, the sums.
-//
-// Not where w may be divided (rows_of_input_parts): then products of several nodes have to be added tap by tap.
-class DirectInput {
- public:
-  DirectInput() = default;
-  // block: of the chains, elements
-  DirectInput(const Layout& l, int64_t block, Element dy, Element weight, Element dx)
-      : l_(l),
-        dy_{dy, gemm::way_of(dy, weight) == gemm::Way::pairs},
-        w_(weight),
-        dx_(dx),
-        words_(dy_.of(l.out_channels)),
-        block_(dy_.of(block)) {
-    constexpr int64_t kColumns = 5 * gemm::kPanel, kMostChannels = 128, kLeastChannels = 32, kCopied = 96 << 10;
-    const auto turned = [](const WindowAxis& a) {
-      const int64_t reach = (a.kernel - 1) * a.dilation, begin = reach - a.begin;
-      return WindowAxis{
-          .in = a.out, .kernel = a.kernel, .begin = begin, .end = a.in - a.out - begin + reach, .dilation = a.dilation, .out = a.in};
-    };
-    const auto& [h, w] = l.windows;
-    windows_ = {turned(h), turned(w)};
-    const int64_t taps = l.windows.taps();
-    const double products = static_cast<double>(l.batch) * static_cast<double>(l.products()), weights = static_cast<double>(l.weights());
-    const auto fits = [](const WindowAxis& a) { return a.begin >= 0 && a.end >= 0; };
-    applies_ = taps > 1 && taps <= kDepthBlock && l.windows.in_size() > 0 && h.stride == 1 && w.stride == 1 && fits(windows_.h) &&
-               fits(windows_.w) && l.in_channels > 1 && l.windows.out_size() > 0 && l.first == 0 && l.is_last() &&
-               (l.groups > 1 || products > weights) && gemm::way_of(dy, weight) != gemm::Way::tiles;
-    if (!applies_) return;
-    planes_ = PaddedPlanes(windows_);
-    const int64_t more = planes_.channel(1) - planes_.width();  // rows of taps
-    const int64_t most =
-        std::clamp<int64_t>((kCopied / words_ - more) / planes_.width(), 1, std::max<int64_t>(1, kColumns / planes_.width()));
-    rows_ = std::min(most, h.in);
-    bands_ = divided_up(h.in, rows_);
-    rows_ = divided_up(h.in, bands_);
-    channels_ = std::min(kMostChannels, l.in_channels);
-    while (l.batch * l.groups * bands_ * divided_up(l.in_channels, channels_) < kFewTasks && channels_ >= 2 * kLeastChannels)
-      channels_ = divided_up(channels_, 2);
-    channels_ = divided_up(channels_, gemm::kRows) * gemm::kRows;
-    across_ = divided_up(l.in_channels, channels_);
-    sums_row_ = divided_up(planes_.windows(rows_), gemm::kWidth) * gemm::kWidth;
-    const int64_t copied = words_ * planes_.channel(rows_) + kBehind;
-    const bool is_full = 5 * rows_ * w.in >= 4 * sums_row_;  // of elements of dx
-    applies_ = is_full && copied * int64_t{sizeof(float)} <= kPlaneBytes && sums_row_ <= 4 * kColumns && shared_bytes() <= kSharedBytes;
-    Places places;
-    places.take(copied * int64_t{sizeof(float)});
-    sums_at_ = places.take(channels_ * sums_row_ * int64_t{sizeof(float)});
-    bytes_ = places.all();
-  }
-
-  bool applies() const { return applies_; }
-  int64_t bytes() const { return bytes_; }
-  int64_t shared_bytes() const { return whole_lines(blocks() * (block_weights() + 1) * int64_t{sizeof(float)}); }
-  double useful() const { return static_cast<double>(rows_ * windows_.w.out) / static_cast<double>(sums_row_); }
-  int64_t blocks() const { return l_.groups * divided_up(l_.in_channels, gemm::kRows); }
-  int64_t tasks() const { return l_.batch * l_.groups * bands_ * across_; }
-
-  void pack(const std::byte* w, int64_t block, float* to) const {
-    const int64_t each = divided_up(l_.in_channels, gemm::kRows), g = block / each, channel = block % each * gemm::kRows;
-    const int64_t rows = std::min<int64_t>(gemm::kRows, l_.in_channels - channel), taps = l_.windows.taps();
-    bool is_finite = true;
-    float* const place = to + blocks() * block_weights() + block;  // of a flag: 0, else not finite
-    to += block * block_weights();
-    const Words words{w_, dy_.pairs};
-    const std::byte* const weights = w + (g * l_.out_channels * l_.depth() + channel * taps) * bytes_each<float>(w_);
-    for (int64_t o = 0; o < words_; ++o) {
-      float from[gemm::kRows * kDepthBlock];
-      words.plane(weights, o, l_.depth(), l_.out_channels).read(0, rows * taps, from);
-      is_finite &= !has_infinity(from, rows * taps, dy_.pairs);
-      for (int64_t t = 0; t < taps; ++t) {
-        float* const row = to + (t * words_ + o) * gemm::kRows;
-        for (int64_t r = 0; r < rows; ++r) row[r] = from[r * taps + t];
-      }
-    }
-    *place = is_finite ? 0.0f : 1.0f;
-  }
-
-  void run(const std::byte* dy, const float* packed, std::byte* dx, int64_t task, std::byte* place) const {
-    const int64_t across = task % across_, band = task / across_ % bands_, item = task / across_ / bands_, n = item / l_.groups,
-                  g = item % l_.groups;
-    const int64_t channel = across * channels_, channels = std::min(channels_, l_.in_channels - channel), row = band * rows_;
-    const int64_t rows = std::min(rows_, windows_.h.out - row), each = planes_.channel(rows_), columns = planes_.windows(rows);
-    auto* const copy = reinterpret_cast<float*>(place);
-    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
-    const std::byte* const planes = dy + l_.y_at(n, g, 0) * bytes_each<float>(dy_.element);
-    for (int64_t o = 0; o < words_; ++o)
-      planes_.fill(dy_.plane(planes, o, l_.windows.out_size(), l_.out_channels), row, rows, rows_, copy + o * each);
-    std::fill_n(copy + words_ * each, kBehind, 0.0f);
-    const int64_t first = g * divided_up(l_.in_channels, gemm::kRows) + channel / gemm::kRows;
-    for (int64_t r = 0; r < channels; r += gemm::kRows) {
-      for (int64_t j = 0, width; j < columns; j += width) {
-        width = gemm::Fused::panel(columns - j);
-        add(packed + (first + r / gemm::kRows) * block_weights(), std::min<int64_t>(gemm::kRows, channels - r), width, copy + j,
-            sums + r * sums_row_ + j);
-      }
-    }
-    const int64_t size = l_.windows.w.in;
-    for (int64_t r = 0; r < channels; ++r) {
-      const int64_t block = first + r / gemm::kRows;
-      float* const made = sums + r * sums_row_;
-      if (packed[blocks() * block_weights() + block] != 0) {
-        const float* const weights = packed + block * block_weights() + r % gemm::kRows;
-        const auto weight = [&](int64_t o, int64_t t) { return weights[(t * words_ + o) * gemm::kRows]; };
-        for (int64_t i = 0; i < rows; ++i) {
-          for (int64_t j = 0; j < size; ++j) made[i * planes_.width() + j] = input_gradient_at(l_, block_, dy_, planes, row + i, j, weight);
-        }
-      }
-      const int64_t to = l_.x_at(n, g, channel + r) + row * size;
-      store_rows<float>(made, planes_.width(), {dx + to * bytes_each<float>(dx_), size, 1, dx_}, rows, size);
-    }
-  }
-
- private:
-  int64_t block_weights() const { return gemm::kRows * words_ * l_.windows.taps(); }
-
-  // Some rows of dx by one panel: taps upwards, of each the chains over channels of y.
-  void add(const float* packed, int64_t rows, int64_t width, const float* copy, float* sums) const {
-    const int64_t taps = l_.windows.taps(), each = planes_.channel(rows_);
-    float product[gemm::kRows * gemm::kPanel];
-    for (int64_t r = 0; r < rows; ++r) std::fill_n(sums + r * sums_row_, width, 0.0f);
-    const gemm::MicroKernel kernel = gemm::vector_kernel(rows, width, dy_.pairs);
-    const bool is_one = words_ <= block_;
-    for (int64_t t = 0; t < taps; ++t) {
-      gemm::Micro m{.depth = 0,
-                    .skipped = 0,
-                    .rows = rows,
-                    .a = packed + t * words_ * gemm::kRows,
-                    .a_row = 1,
-                    .a_depth = gemm::kRows,
-                    .b = nullptr,
-                    .b_depth = each,
-                    .panel = nullptr,
-                    .prefetch = reinterpret_cast<const std::byte*>(packed),
-                    .prefetch_step = 0,
-                    .c = is_one ? sums : product,
-                    .c_row = is_one ? sums_row_ : gemm::kPanel,
-                    .result = reinterpret_cast<const std::byte*>(sums),
-                    .result_row = sums_row_ * int64_t{sizeof(float)},
-                    .start = is_one ? sums : nullptr,
-                    .start_row = is_one ? sums_row_ : gemm::kPanel,
-                    .alpha = 1};
-      const float* const from = copy + planes_.tap(taps - 1 - t, rows_);
-      for (int64_t begin = 0; begin < words_; begin += block_) {
-        m.depth = std::min(block_, words_ - begin);
-        m.b = from + begin * each;
-        kernel(m);
-        m.a += m.depth * gemm::kRows;
-        if (!is_one) m.start = product;
-      }
-      for (int64_t r = 0; !is_one && r < rows; ++r) {
-        for (int64_t j = 0; j < width; ++j) sums[r * sums_row_ + j] += product[r * gemm::kPanel + j];
-      }
-    }
-  }
-
-  Layout l_;
-  Windows windows_;  // of dx over dy
-  PaddedPlanes planes_;
-  Words dy_;
-  Element w_ = Element::own, dx_ = Element::own;
-  int64_t words_ = 0, block_ = 0;                             // of y's channels; of them in a chain
-  int64_t rows_ = 0, bands_ = 0, channels_ = 0, across_ = 0;  // of a task: rows, channels of x
-  int64_t sums_row_ = 0, sums_at_ = 0, bytes_ = 0;
-  bool applies_ = false;
-};
-
 // dw of one piece of the batch, of some channels of y and some of x, is a task. It is made transposed: what x's taps read is broadcast, and
 // dy's channels lie side by side in a panel. Of a thread's workspace: x's copy, a panel and what it is made of, the sums, and where a
 // tile's windows are in x's copy.
@@ -324,7 +152,8 @@ class DirectWeights {
       : l_(l), x_(words_of_samples(dy, x)), dy_{dy, x_.pairs}, dw_(dw), tiles_(tiles_of_samples(l, x_)) {
     const WeightTiles& tiles = tiles_;
     constexpr int64_t kCopied = 48 << 10, kSums = 48 << 10, kMostOutputs = 4 * gemm::kPanel, kLeastOutputs = 32;  // in elements
-    plane_ = TilePlane(l.windows, tiles.columns);
+    read_ = {read_elements(l.windows.h, rows_step_), read_elements(l.windows.w, columns_step_)};
+    plane_ = TilePlane(read_, tiles.columns);
     const int64_t taps = l.windows.taps(), wide = tiles.samples * tiles.columns;
     const int64_t of_whole = l.total / l.groups;
     outputs_ = std::min(kMostOutputs, of_whole);
@@ -403,12 +232,12 @@ class DirectWeights {
 
   // What the windows [column, column + count) of some samples read, and where each window's first tap does.
   void copy_x(const std::byte* x, int64_t n, int64_t samples, int64_t channels, int64_t column, int64_t count, std::byte* place) const {
-    const int64_t across = l_.windows.w.in, bytes = l_.windows.in_size() * bytes_each<float>(x_.element);
+    const int64_t line = rows_step_ * l_.windows.w.in, bytes = l_.windows.in_size() * bytes_each<float>(x_.element);
     for (int64_t channel = 0; channel < channels; ++channel) {
       for (int64_t i = 0; i < samples; ++i) {
         const Plane from = plane_of(x_, x + channel * bytes, n + i, l_.image());
         plane_.fill(column, count, 1, reinterpret_cast<float*>(place) + (channel * tiles_.samples + i) * plane_.size(),
-                    [&](int64_t row, float* to) { from.read(row * across, across, to); });
+                    [&](int64_t row, float* to) { from.read(row * line, columns_step_, read_.w.in, to); });
       }
     }
     plane_.find_windows(samples, column, count, 1, reinterpret_cast<int32_t*>(place + table_at_));
@@ -493,6 +322,8 @@ class DirectWeights {
   Words x_, dy_;  // of samples
   Element dw_ = Element::own;
   WeightTiles tiles_;
+  Windows read_;                                                // over those elements of x that windows read
+  int64_t rows_step_ = 1, columns_step_ = 1;                    // from one of these to the next
   TilePlane plane_;                                             // of x's copy, a sample's part of a channel
   int64_t channels_ = 0, across_ = 0, outputs_ = 0, down_ = 0;  // of a task: channels of x and of y
   int64_t sums_row_ = 0, panel_at_ = 0, sums_at_ = 0, dy_at_ = 0, table_at_ = 0, bytes_ = 0;

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "exec/gemm_micro.h"
@@ -78,12 +79,82 @@ template <bool table_of_a> IndexedMicroKernel indexed_kernel(int64_t rows, int64
 #endif
   return indexed_kernel<AddFused, table_of_a>(rows, columns);
 }
-// The same of exec/gemm_micro.h.
-inline MicroKernel vector_kernel(int64_t rows, int64_t columns, [[maybe_unused]] bool pairs) {
+// The gradient of a convolution's x: of kRows rows by one panel the sum over taps, upwards, of each the product along the depth. A tap's
+// product is that of exec/gemm.h: chains of a block of the depth each.
+struct TapsMicro {
+  int64_t taps = 0, depth = 0, block = 0;
+  const float* a = nullptr;       // [word][kRows]
+  const int32_t* a_at = nullptr;  // where each tap's lies
+  const float* b = nullptr;       // [word][panel]
+  const int32_t* b_at = nullptr;  // likewise
+  int64_t b_depth = 0;
+  float* c = nullptr;  // whole vectors
+  int64_t c_row = 0;
+};
+using TapsMicroKernel = void (*)(const TapsMicro&);
+
+template <typename Add, int vectors> __attribute__((noinline)) void taps_micro(const TapsMicro& m) {
+  const int64_t depth = m.depth, block = m.block, b_depth = m.b_depth, c_row = m.c_row;
+  float* const c = m.c;
+  if (m.taps == 0) {
+    for (int r = 0; r < kRows; ++r) std::fill_n(c + r * c_row, vectors * kWidth, 0.0f);
+    return;
+  }
+  for (int64_t t = 0; t < m.taps; ++t) {
+    const float* a = m.a + m.a_at[t];
+    const float* b = m.b + m.b_at[t];
+    Vector sum[kRows][vectors];
+    const auto add_chain = [&](int64_t k) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 3
+        for (int v = 0; v < vectors; ++v) sum[r][v] = zero();
+      }
+      for (; k > 0; --k, a += kRows, b += b_depth) {
+        Vector row[vectors];
+#pragma GCC unroll 3
+        for (int v = 0; v < vectors; ++v) row[v] = load(b + v * kWidth);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const Vector x = broadcast(a[r]);
+#pragma GCC unroll 3
+          for (int v = 0; v < vectors; ++v) sum[r][v] = Add::add_product(x, row[v], sum[r][v]);
+        }
+      }
+    };
+    add_chain(std::min(block, depth));
+    for (int64_t left = depth - block; left > 0; left -= block) {
+      Vector product[kRows][vectors];
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 3
+        for (int v = 0; v < vectors; ++v) product[r][v] = sum[r][v];
+      }
+      add_chain(std::min(block, left));
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 3
+        for (int v = 0; v < vectors; ++v) sum[r][v] = product[r][v] + sum[r][v];
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 3
+      for (int v = 0; v < vectors; ++v) {
+        float* const to = c + r * c_row + v * kWidth;
+        store(to, (t == 0 ? zero() : load(to)) + sum[r][v]);
+      }
+    }
+  }
+}
+template <typename Add> TapsMicroKernel taps_kernel(int64_t columns) {
+  return columns == kWidth ? taps_micro<Add, 1> : columns == 2 * kWidth ? taps_micro<Add, 2> : taps_micro<Add, kVectors>;
+}
+inline TapsMicroKernel taps_kernel(int64_t columns, [[maybe_unused]] bool pairs) {
 #ifdef __AVX512F__
-  if (pairs) return DotPairs::kernel(rows, columns);
+  if (pairs) return taps_kernel<AddPairs>(columns);
 #endif
-  return Fused::kernel(rows, columns);
+  return taps_kernel<AddFused>(columns);
 }
 // A product of two words, added to a sum.
 inline float add_product(float a, float b, float sum, [[maybe_unused]] bool pairs) {

@@ -90,6 +90,13 @@ class PaddedPlanes {
   std::vector<Tap> taps_;
 };
 
+// An axis whose windows are of one element each, without padding, as steps of one over those that they read: every `step`th of x.
+inline WindowAxis read_elements(const WindowAxis& a, int64_t& step) {
+  const bool skips = a.kernel == 1 && a.stride > 1 && a.begin == 0 && a.end == 0;
+  step = skips ? a.stride : 1;
+  return skips ? WindowAxis{.in = a.out, .out = a.out} : a;
+}
+
 // What tiles of neighbouring windows read of a plane, as the gradient of the weight reads it: the rows from a tile's first row of windows
 // on, with their padding, one behind the other. An element is one number or, with several channels side by side, `lanes`.
 class TilePlane {

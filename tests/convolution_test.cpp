@@ -32,14 +32,16 @@ struct Form {
     const int64_t groups = is_depthwise ? some(1, 37) : some(0, 2) == 0 ? some(2, 3) : 1;
     const int64_t inputs = is_depthwise ? 1 : some(0, 3) == 0 ? some(60, 100) : some(1, 20);
     const int64_t outputs = is_depthwise ? 1 : some(0, 3) == 0 ? some(40, 150) : some(1, 40);
+    const bool is_even = some(0, 3) == 0;  // in steps of one size, of windows that don't overlap, or are of one element
     x = {some(1, 5), groups * inputs};
     w = {groups * outputs, inputs};
     y = {x[0], w[0]};
     std::vector<int64_t> kernel, strides, dilations, begins, ends;
     for (int axis = 0; axis < 2; ++axis) {
-      const int64_t k = some(0, 1) == 0 ? 3 : some(1, 7), d = some(0, 4) == 0 ? some(2, 3) : 1, s = some(0, 2) == 0 ? some(2, 3) : 1,
-                    reach = (k - 1) * d + 1;
-      const int64_t begin = some(0, reach), end = some(0, reach), size = std::max<int64_t>(some(1, 34), reach - begin - end);
+      const int64_t k = is_even ? some(1, 2) : some(0, 1) == 0 ? 3 : some(1, 7), d = is_even || some(0, 4) != 0 ? 1 : some(2, 3),
+                    s = is_even ? 2 : some(0, 2) == 0 ? some(2, 5) : 1, reach = (k - 1) * d + 1;
+      const int64_t begin = is_even ? 0 : some(0, reach), end = is_even ? 0 : some(0, reach),
+                    size = std::max<int64_t>(some(1, 34), reach - begin - end);
       kernel.push_back(k), strides.push_back(s), dilations.push_back(d), begins.push_back(begin), ends.push_back(end);
       x.push_back(size), w.push_back(k), y.push_back((size + begin + end - reach) / s + 1);
     }
@@ -53,7 +55,7 @@ TEST(Convolution, OfRandomShapesAndTypesIsExactForSmallNumbers) {
   Workers one(1), three(3);
   std::mt19937 random(7);
   constexpr DType kTypes[] = {DType::float32, DType::bfloat16, DType::bfloat16, DType::float16};
-  for (int i = 0; i < 120; ++i) {
+  for (int i = 0; i < 200; ++i) {
     const Form form(random);
     const auto numbers = [&](const Shape& shape) {
       Tensor tensor(DType::float64, shape);

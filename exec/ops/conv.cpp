@@ -4,7 +4,8 @@
 //   their types, `to` and `compute`: exec/product_types.h
 //
 // Saves x and w. A window's elements become a column, and a group's output is a product (M / group, depth) x (depth, OH * OW), where depth
-// counts a group's channels times the taps. The gradients are in conv_gradient.cpp.
+// counts a group's channels times the taps. The gradients are in conv_input_gradient.cpp and
+// conv_weight_gradient.cpp.
 //
 // The columns are made tile by tile, right before their product (exec/gemm.h), so that they take some 400 KB of workspace a thread; where a
 // plane has few windows, those of several samples make a tile. An element's bits depend on the shapes alone: channels are added in chunks,
@@ -21,7 +22,7 @@
 #include "exec/depthwise_convolution.h"
 #include "exec/direct_convolution.h"
 #include "exec/op_list.h"
-#include "exec/ops/conv_elements.h"
+#include "exec/convolution_elements.h"
 #include "exec/ops/sampling.h"
 #include "exec/strided.h"
 

@@ -13,7 +13,7 @@
 
 #include "exec/normalization.h"
 #include "exec/op_list.h"
-#include "exec/places.h"
+#include "exec/ops/max_pool_rows.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -37,37 +37,6 @@ template <typename Body> void for_planes(int64_t planes, const Windows& windows,
   });
 }
 
-// Planes of 16 bits are computed in float32, in copies in a thread's workspace: of an input, and of the output.
-constexpr int64_t copy_bytes(int64_t n) { return whole_lines(n * int64_t{sizeof(float)}); }
-template <typename T> const Compute<T>* input_plane(const T* plane, int64_t n, std::byte* room) {
-  if constexpr (std::is_same_v<T, Compute<T>>) return plane;
-  auto* const copy = reinterpret_cast<Compute<T>*>(room);
-  for (int64_t i = 0; i < n; ++i) copy[i] = load(plane[i]);
-  return copy;
-}
-template <typename T> Compute<T>* output_plane(T* plane, std::byte* room) {
-  if constexpr (std::is_same_v<T, Compute<T>>) return plane;
-  return reinterpret_cast<Compute<T>*>(room);
-}
-template <typename T> void put_plane(const Compute<T>* from, int64_t n, T* plane) {
-  if constexpr (!std::is_same_v<T, Compute<T>>) {
-    for (int64_t i = 0; i < n; ++i) plane[i] = store<T>(from[i]);
-  }
-}
-// Of the windows on x.
-Workspace max_workspace(const KernelSpec& spec, const Shape& x, int64_t inputs, int64_t outputs) {
-  const Windows windows = windows_of(spec.attributes, x);
-  if (!is_half(spec.outputs[0].dtype)) return {};
-  return {.each = inputs * copy_bytes(windows.in_size()) + outputs * copy_bytes(windows.out_size())};
-}
-
-// body(the step from window to window), known at compile time where it is small.
-template <typename Body> void for_stride(int64_t stride, const Body& body) {
-  if (stride == 1) return body(std::integral_constant<int64_t, 1>{});
-  if (stride == 2) return body(std::integral_constant<int64_t, 2>{});
-  body(stride);
-}
-
 // body(window, element of x) for each tap of each window that reads no padding: taps in order, for each a row of windows at once.
 template <typename Body> void for_taps(const Windows& windows, const Body& row) {
   const auto& [h, w] = windows;
@@ -83,97 +52,57 @@ template <typename Body> void for_taps(const Windows& windows, const Body& row) 
 
 // --- MaxPool --------------------------------------------------------------------------------------------------------------------------
 
-Workspace forward_workspace(const KernelSpec& spec) { return max_workspace(spec, spec.inputs[0].shape, 1, 1); }
-Workspace backward_workspace(const KernelSpec& spec) { return max_workspace(spec, spec.inputs[1].shape, 2, 1); }
-
-// y of a plane.
-template <typename T> void take_largest(const Windows& windows, const T* x, T* y) {
-  std::fill_n(y, windows.out_size(), -std::numeric_limits<T>::infinity());
-  for_stride(windows.w.stride, [&](auto stride) {
-    for_taps(windows, [&](int64_t window, int64_t element, int64_t n) {
-      T* const best = y + window;
-      const T* const from = x + element;
-      for (int64_t i = 0; i < n; ++i) {
-        const T value = from[i * stride];
-        best[i] = exceeds(value, best[i]) ? value : best[i];
-      }
-    });
-  });
+// How planes of floats and of 16 bits are computed.
+MaxRows rows_of(const KernelSpec& spec, size_t x) {
+  return MaxRows(windows_of(spec.attributes, spec.inputs[x].shape), element_of(spec.inputs[x].dtype));
+}
+template <size_t x> Workspace max_workspace(const KernelSpec& spec) {
+  return {.each = spec.inputs[x].dtype == DType::float64 ? 0 : rows_of(spec, x).bytes()};
 }
 
 KernelRun max_forward(const KernelSpec& spec) {
-  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
-    const Windows windows = windows_of(spec.attributes, spec.inputs[0].shape);
-    return [windows, planes = planes_of(spec.inputs[0].shape), each = forward_workspace(spec).each](const KernelArgs& args) {
-      for_planes(planes, windows, args.workers(), [&](int64_t plane, int worker) {
-        std::byte* const place = args.workspace + worker * each;
-        const int64_t in = windows.in_size(), out = windows.out_size();
-        T* const y = args.out<T>(0) + plane * out;
-        auto* const made = output_plane(y, place + copy_bytes(in));
-        take_largest(windows, input_plane(args.in<T>(0) + plane * in, in, place), made);
-        put_plane(made, out, y);
+  const Windows windows = windows_of(spec.attributes, spec.inputs[0].shape);
+  const int64_t planes = planes_of(spec.inputs[0].shape), in = windows.in_size(), out = windows.out_size();
+  if (spec.inputs[0].dtype == DType::float64) {
+    return [=](const KernelArgs& args) {
+      for_planes(planes, windows, args.workers(), [&](int64_t plane, int) {
+        const double* const x = args.in<double>(0) + plane * in;
+        for (int64_t window = 0; window < out; ++window) {
+          const int64_t element = largest(windows, x, window / windows.w.out, window % windows.w.out);
+          args.out<double>(0)[plane * out + window] = element < 0 ? -std::numeric_limits<double>::infinity() : x[element];
+        }
       });
     };
-  });
-}
-
-// The elements that some windows' gradients belong to, as largest() finds them, of neighbours in row `oh` from `ow` on.
-inline constexpr int64_t kNeighbours = 64;
-template <typename T, typename Stride>
-void find_largest(const Windows& windows, Stride stride, const T* x, int64_t oh, int64_t ow, int64_t n, int32_t* found) {
-  const auto& [h, w] = windows;
-  T best[kNeighbours] = {};
-  std::fill_n(found, n, -1);
-  for (int64_t kh = 0; kh < h.kernel; ++kh) {
-    const int64_t row = h.at(oh, kh);
-    if (row < 0 || row >= h.in) continue;
-    for (int64_t kw = 0; kw < w.kernel; ++kw) {
-      const int64_t first = std::clamp<int64_t>(w.first(kw) - ow, 0, n), last = std::clamp<int64_t>(w.last(kw) - ow, 0, n);
-      const int64_t element = row * w.in + w.at(ow, kw);
-      const auto begin = static_cast<int32_t>(element), step = static_cast<int32_t>(stride);
-      for (int64_t i = first; i < last; ++i) {
-        const T value = x[element + i * stride];
-        const bool is_larger = (found[i] < 0) | exceeds(value, best[i]);
-        best[i] = is_larger ? value : best[i];
-        found[i] = is_larger ? begin + static_cast<int32_t>(i) * step : found[i];
-      }
-    }
   }
-}
-
-// dx of a plane.
-template <typename T> void spread_to_largest(const Windows& windows, const T* dy, const T* x, T* dx) {
-  const bool fits = windows.in_size() <= INT32_MAX;
-  std::fill_n(dx, windows.in_size(), T(0));
-  for_stride(windows.w.stride, [&](auto stride) {
-    for (int64_t oh = 0; oh < windows.h.out; ++oh) {
-      for (int64_t ow = 0, n; ow < windows.w.out; ow += n, dy += n) {
-        n = std::min(kNeighbours, windows.w.out - ow);
-        int32_t found[kNeighbours];
-        if (fits) find_largest(windows, stride, x, oh, ow, n, found);
-        for (int64_t i = 0; i < n; ++i) {
-          if (const int64_t element = fits ? found[i] : largest(windows, x, oh, ow + i); element >= 0) dx[element] += dy[i];
-        }
-      }
-    }
-  });
+  return [=, rows = rows_of(spec, 0), size = int64_t{size_of(spec.inputs[0].dtype)}](const KernelArgs& args) {
+    for_planes(planes, windows, args.workers(), [&](int64_t plane, int worker) {
+      rows.forward(args.in<std::byte>(0) + plane * in * size, args.out<std::byte>(0) + plane * out * size,
+                   args.workspace + worker * rows.bytes());
+    });
+  };
 }
 
 KernelRun max_backward(const KernelSpec& spec) {
-  return for_type(Floats{}, spec.inputs[1].dtype, [&]<typename T>() -> KernelRun {
-    const Windows windows = windows_of(spec.attributes, spec.inputs[1].shape);
-    return [windows, planes = planes_of(spec.inputs[1].shape), each = backward_workspace(spec).each](const KernelArgs& args) {
-      for_planes(planes, windows, args.workers(), [&](int64_t plane, int worker) {
-        std::byte* const place = args.workspace + worker * each;
-        const int64_t in = windows.in_size(), out = windows.out_size();
-        T* const dx = args.out<T>(0) + plane * in;
-        auto* const made = output_plane(dx, place + copy_bytes(in));
-        const auto* const x = input_plane(args.in<T>(1) + plane * in, in, place);
-        spread_to_largest(windows, input_plane(args.in<T>(0) + plane * out, out, place + 2 * copy_bytes(in)), x, made);
-        put_plane(made, in, dx);
+  const Windows windows = windows_of(spec.attributes, spec.inputs[1].shape);
+  const int64_t planes = planes_of(spec.inputs[1].shape), in = windows.in_size(), out = windows.out_size();
+  if (spec.inputs[1].dtype == DType::float64) {
+    return [=](const KernelArgs& args) {
+      for_planes(planes, windows, args.workers(), [&](int64_t plane, int) {
+        double* const dx = args.out<double>(0) + plane * in;
+        std::fill_n(dx, in, 0.0);
+        for (int64_t window = 0; window < out; ++window) {
+          const int64_t element = largest(windows, args.in<double>(1) + plane * in, window / windows.w.out, window % windows.w.out);
+          if (element >= 0) dx[element] += args.in<double>(0)[plane * out + window];
+        }
       });
     };
-  });
+  }
+  return [=, rows = rows_of(spec, 1), size = int64_t{size_of(spec.inputs[1].dtype)}](const KernelArgs& args) {
+    for_planes(planes, windows, args.workers(), [&](int64_t plane, int worker) {
+      rows.backward(args.in<std::byte>(0) + plane * out * size, args.in<std::byte>(1) + plane * in * size,
+                    args.out<std::byte>(0) + plane * in * size, args.workspace + worker * rows.bytes());
+    });
+  };
 }
 
 void max_gradient(const Node& node, GradientBuilder& g) {
@@ -423,7 +352,7 @@ constexpr OpDef kMaxPool{
 constexpr Kernel kMaxPoolKernel{
     .types = kFloating,
     .cost = [](const KernelSpec& spec) { return cost_of<4>(spec, spec.inputs[0].shape); },
-    .workspace = forward_workspace,
+    .workspace = max_workspace<0>,
     .prepare = max_forward,
 };
 
@@ -437,7 +366,7 @@ constexpr Kernel kMaxPoolGradKernel{
     .types = kFloating,
     .typed = 1,
     .cost = [](const KernelSpec& spec) { return cost_of<12>(spec, spec.inputs[1].shape); },
-    .workspace = backward_workspace,
+    .workspace = max_workspace<1>,
     .prepare = max_backward,
 };
 

@@ -1,10 +1,13 @@
-// The convolutions of a ResNet-18 training step, 8 images of 112 x 112: ours, in float32 and in mixed precision (bfloat16, but for float32
-// weights that are rounded as they are read, and their gradients), against oneDNN's own threads, in turns in the same run.
+// The convolutions of a training step of a model (those of peers.py): ours, in float32 and in mixed precision (bfloat16, but for float32
+// weights that are rounded as they are read, and their gradients), against oneDNN's own threads, which have float32 or bfloat16 alone, in
+// turns in the same run.
 //
-//   OMP_WAIT_POLICY=passive bench-conv_bench [threads] [seconds a shape]      (else oneDNN's idle threads take time from ours)
+//   OMP_WAIT_POLICY=passive bench-conv_bench [model] [threads] [seconds a shape]      (else oneDNN's idle threads take time from ours)
 //
-// Prints one JSON line a shape and kind (forward, dx, dw; GFLOP/s, best of the run) and one for the whole step; checks each forward result
-// against oneDNN's, which has the layouts that it wants, as if its neighbours had them too, and each in mixed precision against float32.
+// Prints one JSON line a shape and kind (forward, dx, dw; GFLOP/s, best of the run; ratios are oneDNN's time to ours; efficiency is the
+// share of the rate of large float32 products that plans count with) and one for the whole step; checks each forward result against
+// oneDNN's, which has the layouts that it wants, as if its neighbours had them too, and each in mixed precision against float32. A
+// transposed convolution is listed as the one whose dx it is.
 
 #include <omp.h>
 #include <tbb/global_control.h>
@@ -17,6 +20,7 @@
 #include <cstdlib>
 #include <dnnl.hpp>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "exec/kernel.h"
@@ -26,13 +30,65 @@ namespace ort_train {
 namespace {
 
 struct Layer {
-  int count;  // in the network
-  int64_t channels, outputs, side, taps, stride;
+  int64_t count;  // in the network
+  int64_t channels, outputs, side, taps, stride, groups = 1;
+
+  int64_t pad() const { return taps % 2 == 1 ? taps / 2 : 0; }
+  int64_t out() const { return (side + 2 * pad() - taps) / stride + 1; }
 };
-constexpr int64_t kBatch = 8;
-constexpr Layer kLayers[] = {{1, 3, 64, 112, 7, 2},   {4, 64, 64, 28, 3, 1},  {1, 64, 128, 28, 3, 2},
-                             {3, 128, 128, 14, 3, 1}, {1, 64, 128, 28, 1, 2}, {1, 128, 256, 14, 3, 2},
-                             {3, 256, 256, 7, 3, 1},  {1, 256, 512, 7, 3, 2}, {3, 512, 512, 4, 3, 1}};
+struct Model {
+  int64_t batch;
+  std::vector<Layer> layers;
+};
+const std::map<std::string, Model> kModels = {
+    {"resnet18",
+     {8,
+      {{1, 3, 64, 224, 7, 2},
+       {4, 64, 64, 56, 3, 1},
+       {1, 64, 128, 56, 3, 2},
+       {1, 64, 128, 56, 1, 2},
+       {3, 128, 128, 28, 3, 1},
+       {1, 128, 256, 28, 3, 2},
+       {1, 128, 256, 28, 1, 2},
+       {3, 256, 256, 14, 3, 1},
+       {1, 256, 512, 14, 3, 2},
+       {1, 256, 512, 14, 1, 2},
+       {3, 512, 512, 7, 3, 1}}}},
+    {"resnet50",
+     {8,
+      {{1, 3, 64, 224, 7, 2},    {1, 64, 64, 56, 1, 1},     {3, 64, 64, 56, 3, 1},     {4, 64, 256, 56, 1, 1},   {2, 256, 64, 56, 1, 1},
+       {1, 256, 128, 56, 1, 1},  {1, 128, 128, 56, 3, 2},   {4, 128, 512, 28, 1, 1},   {1, 256, 512, 56, 1, 2},  {3, 512, 128, 28, 1, 1},
+       {3, 128, 128, 28, 3, 1},  {1, 512, 256, 28, 1, 1},   {1, 256, 256, 28, 3, 2},   {6, 256, 1024, 14, 1, 1}, {1, 512, 1024, 28, 1, 2},
+       {5, 1024, 256, 14, 1, 1}, {5, 256, 256, 14, 3, 1},   {1, 1024, 512, 14, 1, 1},  {1, 512, 512, 14, 3, 2},  {3, 512, 2048, 7, 1, 1},
+       {1, 1024, 2048, 14, 1, 2}, {2, 2048, 512, 7, 1, 1},  {2, 512, 512, 7, 3, 1}}}},
+    {"mobilenet",
+     {8,
+      {{1, 3, 16, 224, 3, 2},        {1, 16, 16, 112, 3, 1, 16},   {1, 16, 16, 112, 1, 1},       {1, 16, 64, 112, 1, 1},
+       {1, 64, 64, 112, 3, 2, 64},   {1, 64, 24, 56, 1, 1},        {2, 24, 72, 56, 1, 1},        {1, 72, 72, 56, 3, 1, 72},
+       {1, 72, 24, 56, 1, 1},        {1, 72, 72, 56, 5, 2, 72},    {1, 72, 40, 28, 1, 1},        {2, 40, 120, 28, 1, 1},
+       {2, 120, 120, 28, 5, 1, 120}, {2, 120, 40, 28, 1, 1},       {1, 40, 240, 28, 1, 1},       {1, 240, 240, 28, 3, 2, 240},
+       {1, 240, 80, 14, 1, 1},       {1, 80, 200, 14, 1, 1},       {1, 200, 200, 14, 3, 1, 200}, {1, 200, 80, 14, 1, 1},
+       {2, 80, 184, 14, 1, 1},       {2, 184, 184, 14, 3, 1, 184}, {2, 184, 80, 14, 1, 1},       {1, 80, 480, 14, 1, 1},
+       {1, 480, 480, 14, 3, 1, 480}, {1, 480, 112, 14, 1, 1},      {2, 112, 672, 14, 1, 1},      {1, 672, 672, 14, 3, 1, 672},
+       {1, 672, 112, 14, 1, 1},      {1, 672, 672, 14, 5, 2, 672}, {1, 672, 160, 7, 1, 1},       {3, 160, 960, 7, 1, 1},
+       {2, 960, 960, 7, 5, 1, 960},  {2, 960, 160, 7, 1, 1}}}},
+    {"convnext",
+     {8,
+      {{1, 3, 96, 224, 4, 4},
+       {3, 96, 96, 56, 7, 1, 96},
+       {1, 96, 192, 56, 2, 2},
+       {3, 192, 192, 28, 7, 1, 192},
+       {1, 192, 384, 28, 2, 2},
+       {9, 384, 384, 14, 7, 1, 384},
+       {1, 384, 768, 14, 2, 2},
+       {3, 768, 768, 7, 7, 1, 768}}}},
+    {"unet",
+     {4,
+      {{1, 3, 32, 256, 3, 1},   {2, 32, 32, 256, 3, 1},   {1, 32, 64, 128, 3, 1},  {2, 64, 64, 128, 3, 1},  {1, 64, 128, 64, 3, 1},
+       {2, 128, 128, 64, 3, 1}, {1, 128, 256, 32, 3, 1},  {2, 256, 256, 32, 3, 1}, {1, 256, 512, 16, 3, 1}, {1, 512, 512, 16, 3, 1},
+       {1, 256, 512, 32, 2, 2}, {1, 512, 256, 32, 3, 1},  {1, 128, 256, 64, 2, 2}, {1, 256, 128, 64, 3, 1}, {1, 64, 128, 128, 2, 2},
+       {1, 128, 64, 128, 3, 1}, {1, 32, 64, 256, 2, 2},   {1, 64, 32, 256, 3, 1},  {1, 32, 21, 256, 1, 1}}}},
+};
 
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -51,6 +107,7 @@ struct Ours {
   std::vector<std::vector<float>> in;
   std::vector<float> out, workspace;
   DType result;
+  double efficiency;  // that plans count with
   KernelRun run;
 
   Ours(const char* op, Attributes attributes, const std::vector<Shape>& inputs, const std::vector<DType>& types, const Shape& output,
@@ -74,6 +131,7 @@ struct Ours {
     spec.outputs = {{to, output}};
     out.resize(static_cast<size_t>(element_count(output)));
     const Kernel& kernel = cpu_kernels().at(op_named(op), spec);
+    efficiency = kernel.efficiency(spec, threads);
     run = prepare(kernel, spec);
     workspace.resize(static_cast<size_t>(workspace_bytes(kernel, spec, threads) / 4 + 32));
   }
@@ -97,12 +155,14 @@ struct Ours {
 // oneDNN's three primitives of a layer.
 class Theirs {
  public:
-  Theirs(const Layer& l, int64_t out) {
+  Theirs(const Layer& l, int64_t batch, dnnl::memory::data_type type) {
     using namespace dnnl;
-    const auto any = [](memory::dims dims) { return memory::desc(std::move(dims), memory::data_type::f32, memory::format_tag::any); };
-    const memory::desc x = any({kBatch, l.channels, l.side, l.side}), w = any({l.outputs, l.channels, l.taps, l.taps}),
-                       y = any({kBatch, l.outputs, out, out});
-    const memory::dims strides{l.stride, l.stride}, pads{l.taps / 2, l.taps / 2};
+    const auto any = [&](memory::dims dims) { return memory::desc(std::move(dims), type, memory::format_tag::any); };
+    const memory::desc x = any({batch, l.channels, l.side, l.side}), y = any({batch, l.outputs, l.out(), l.out()});
+    memory::dims of_w{l.outputs / l.groups, l.channels / l.groups, l.taps, l.taps};
+    if (l.groups > 1) of_w.insert(of_w.begin(), l.groups);
+    const memory::desc w = any(of_w);
+    const memory::dims strides{l.stride, l.stride}, pads{l.pad(), l.pad()};
     const auto direct = algorithm::convolution_direct;
     const convolution_forward::primitive_desc forward({prop_kind::forward_training, direct, x, w, y, strides, pads, pads}, engine_);
     const convolution_backward_data::primitive_desc dx({direct, x, w, y, strides, pads, pads}, engine_, forward);
@@ -123,7 +183,7 @@ class Theirs {
     using namespace dnnl;
     const auto plain = [&](const memory& like, float* data) {
       const memory::dims dims = like.get_desc().dims();
-      return memory({dims, memory::data_type::f32, memory::format_tag::nchw}, engine_, data);
+      return memory({dims, memory::data_type::f32, dims.size() == 5 ? memory::format_tag::goihw : memory::format_tag::nchw}, engine_, data);
     };
     const auto copy = [&](memory from, memory to) {
       reorder(from, to).execute(stream_, from, to);
@@ -151,17 +211,29 @@ class Theirs {
   std::vector<std::unordered_map<int, dnnl::memory>> arguments_;
 };
 
-int run(int threads, double limit) {
+int run(const Model& model, int threads, double limit) {
   constexpr const char* kKinds[] = {"forward", "dx", "dw"};
   const tbb::global_control control(tbb::global_control::max_allowed_parallelism, static_cast<size_t>(threads));
   Workers workers(threads);
   omp_set_num_threads(threads);
-  double flops = 0, ours_all = 0, mixed_all = 0, onednn_all = 0;
+  double flops = 0;
+  std::array<double, 2> planned{};  // operations at the rate of large products that take as long
+  std::array<double, 4> all{};  // seconds of a step: ours, ours mixed, oneDNN's, oneDNN's in bfloat16
+  const auto print = [&](const std::string& layer, const char* kind, double operations, const std::array<double, 4>& times,
+                         const std::array<double, 2>& efficiency) {
+    std::printf(
+        "{\"layer\": \"%s\", \"kind\": \"%s\", \"threads\": %d, \"ms\": %.2f, \"mixed_ms\": %.2f, \"gflops\": %.1f, \"mixed_gflops\": %.1f, "
+        "\"onednn_gflops\": %.1f, \"onednn_bfloat16_gflops\": %.1f, \"ratio\": %.3f, \"mixed_ratio\": %.3f, \"efficiency\": %.3f, \"mixed_efficiency\": %.3f}\n",
+        layer.c_str(), kind, threads, 1e3 * times[0], 1e3 * times[1], operations / times[0], operations / times[1], operations / times[2],
+        operations / times[3], times[2] / times[0], times[3] / times[1], efficiency[0], efficiency[1]);
+    std::fflush(stdout);
+  };
   bool right = true;
-  for (const Layer& l : kLayers) {
-    const int64_t out = (l.side + l.taps / 2 * 2 - l.taps) / l.stride + 1;
-    const Shape x{kBatch, l.channels, l.side, l.side}, w{l.outputs, l.channels, l.taps, l.taps}, y{kBatch, l.outputs, out, out};
-    const Attributes plain{{"kernel_shape", Shape{l.taps, l.taps}}, {"strides", Shape{l.stride, l.stride}}, {"pads", Shape(4, l.taps / 2)}};
+  for (const Layer& l : model.layers) {
+    const Shape x{model.batch, l.channels, l.side, l.side}, w{l.outputs, l.channels / l.groups, l.taps, l.taps},
+        y{model.batch, l.outputs, l.out(), l.out()};
+    const Attributes plain{
+        {"kernel_shape", Shape{l.taps, l.taps}}, {"strides", Shape{l.stride, l.stride}}, {"pads", Shape(4, l.pad())}, {"group", l.groups}};
     Attributes of_x = plain, of_w = plain;
     of_x.set("shape", x);
     of_w.set("shape", w);
@@ -172,49 +244,50 @@ int run(int threads, double limit) {
     std::array<Ours, 3> mixed{Ours("Conv", plain, {x, w}, {narrow, wide}, y, narrow, threads),
                               Ours("ConvInputGrad", of_x, {y, w}, {narrow, wide}, x, narrow, threads),
                               Ours("ConvWeightGrad", of_w, {y, x}, {narrow, narrow}, w, wide, threads)};
-    Theirs theirs(l, out);
+    Theirs theirs(l, model.batch, dnnl::memory::data_type::f32), theirs_mixed(l, model.batch, dnnl::memory::data_type::bf16);
     ours[0](workers);
     right &= ours[0].is_near(theirs.forward(ours[0].in[0], ours[0].in[1]));
-    const double one = 2e-9 * static_cast<double>(element_count(y)) * static_cast<double>(l.channels * l.taps * l.taps);
+    const double one = 2e-9 * static_cast<double>(element_count(y)) * static_cast<double>(l.channels / l.groups * l.taps * l.taps);
     for (size_t kind = 0; kind < 3; ++kind) {
       if (kind == 1 && l.channels == 3) continue;  // nobody wants an image's gradient
       ours[kind](workers);
       mixed[kind](workers);
       right &= mixed[kind].is_near(ours[kind].out);
-      double best_ours = 1e9, best_mixed = 1e9, best_theirs = 1e9;
+      std::array<double, 4> best;
+      best.fill(1e9);
+      const auto measure = [&](size_t i, const auto& body) {
+        const double start = seconds();
+        body();
+        best[i] = std::min(best[i], seconds() - start);
+      };
       const double until = seconds() + limit;
       for (int i = 0; i < 3 || seconds() < until; ++i) {
-        double start = seconds();
-        ours[kind](workers);
-        best_ours = std::min(best_ours, seconds() - start);
-        start = seconds();
-        mixed[kind](workers);
-        best_mixed = std::min(best_mixed, seconds() - start);
-        start = seconds();
-        theirs.run(kind);
-        best_theirs = std::min(best_theirs, seconds() - start);
+        measure(0, [&] { ours[kind](workers); });
+        measure(1, [&] { mixed[kind](workers); });
+        measure(2, [&] { theirs.run(kind); });
+        measure(3, [&] { theirs_mixed.run(kind); });
       }
-      std::printf(
-          "{\"layer\": \"%ldx%ld %ld->%ld /%ld, %ldx%ld\", \"kind\": \"%s\", \"threads\": %d, \"gflops\": %.1f, \"mixed_gflops\": %.1f, "
-          "\"onednn_gflops\": %.1f, \"ratio\": %.3f, \"mixed_ratio\": %.3f}\n",
-          l.taps, l.taps, l.channels, l.outputs, l.stride, l.side, l.side, kKinds[kind], threads, one / best_ours, one / best_mixed,
-          one / best_theirs, best_theirs / best_ours, best_ours / best_mixed);
-      std::fflush(stdout);
-      flops += l.count * one;
-      ours_all += l.count * best_ours;
-      mixed_all += l.count * best_mixed;
-      onednn_all += l.count * best_theirs;
+      print(std::to_string(l.count) + " of " + std::to_string(l.taps) + "x" + std::to_string(l.taps) + " " + std::to_string(l.channels) +
+                "->" + std::to_string(l.outputs) + (l.groups > 1 ? " in groups" : "") + " /" + std::to_string(l.stride) + ", " +
+                std::to_string(l.side),
+            kKinds[kind], one, best, {ours[kind].efficiency, mixed[kind].efficiency});
+      const double operations = static_cast<double>(l.count) * one;
+      planned[0] += operations / ours[kind].efficiency;
+      planned[1] += operations / mixed[kind].efficiency;
+      flops += static_cast<double>(l.count) * one;
+      for (size_t i = 0; i < 4; ++i) all[i] += static_cast<double>(l.count) * best[i];
     }
   }
-  std::printf(
-      "{\"layer\": \"step\", \"gflop\": %.1f, \"threads\": %d, \"gflops\": %.1f, \"mixed_gflops\": %.1f, \"onednn_gflops\": %.1f, "
-      "\"ratio\": %.3f, \"mixed_ratio\": %.3f, \"right\": %s}\n",
-      flops, threads, flops / ours_all, flops / mixed_all, flops / onednn_all, onednn_all / ours_all, ours_all / mixed_all,
-      right ? "true" : "false");
+  print("step", "all", flops, all, {flops / planned[0], flops / planned[1]});
+  if (!right) std::puts("a result is wrong");
   return right ? 0 : 1;
 }
 
 }  // namespace
 }  // namespace ort_train
 
-int main(int argc, char** argv) { return ort_train::run(argc > 1 ? std::atoi(argv[1]) : 2, argc > 2 ? std::atof(argv[2]) : 0.5); }
+int main(int argc, char** argv) {
+  const auto model = ort_train::kModels.find(argc > 1 ? argv[1] : "resnet18");
+  if (model == ort_train::kModels.end()) return std::puts("models: resnet18, resnet50, mobilenet, convnext, unet"), 2;
+  return ort_train::run(model->second, argc > 2 ? std::atoi(argv[2]) : 2, argc > 3 ? std::atof(argv[3]) : 0.2);
+}

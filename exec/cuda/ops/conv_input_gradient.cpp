@@ -1,4 +1,4 @@
-// ConvInputGrad and ConvTranspose on CUDA. What they mean is told in exec/ops/conv_gradient.cpp.
+// ConvInputGrad and ConvTranspose on CUDA. What they mean is told in exec/ops/conv_input_gradient.cpp.
 //
 // As on the processor, the products of w' and dy are made first, (channel, tap) by windows, summed over channels of y in blocks of a depth;
 // then each element of dx adds its taps' products, rows of taps upwards. Products of some samples or channels at a time go through the

@@ -1,4 +1,4 @@
-// ConvWeightGrad on CUDA. What it means is told in exec/ops/conv_gradient.cpp, the order of its sums in exec/cuda/weight_chains.h.
+// ConvWeightGrad on CUDA. What it means is told in exec/ops/conv_weight_gradient.cpp, the order of its sums in exec/cuda/weight_chains.h.
 //
 // Products in tiles have a piece of the batch for each item, whose sums go through the workspace where there are several pieces. Where a
 // group has few channels, and in double, a thread has an element of dw and a chain, if there is room for the chains, else a piece.

@@ -62,6 +62,11 @@ inline double share_of(const KernelSpec& spec, int64_t useful, double more) {
 
 // --- without columns ------------------------------------------------------------------------------------------------------------------
 
+inline constexpr int64_t kPlaneBytes = 768 << 10;  // of x's copy at most: planes that are larger are made by columns
+inline constexpr int64_t kSharedBytes = 16 << 20;  // of a weight's copy; ResNets' largest takes 9 MiB. More shows in the smallest budgets
+inline constexpr int64_t kBehind = 16 + gemm::kPanel;  // elements behind it: padding that rows share, and what the last vectors may reach
+inline constexpr double kCopying = 5;                  // what copying takes, as multiply-adds with each element (share_of(); measured)
+
 // A plane as words of micro-kernels (exec/gemm_micro.h): of its elements floats, or of its elements and those of a second one pairs.
 class Plane {
  public:

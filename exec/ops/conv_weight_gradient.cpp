@@ -1,0 +1,198 @@
+// The gradient of Conv's w (conv.cpp), dw, which sums the products dy columns'.
+//
+//   ConvWeightGrad{…, shape}(dy, x) -> dw of that shape
+//
+// Tiles as there; where a plane has few windows, those of several samples make one. An element's bits depend on the shapes alone: tiles of
+// windows are added upwards within pieces of the batch, the pieces upwards.
+//
+// Where w is in parts:
+//
+//   ConvWeightGrad{…, shape, first, rows}(dy, x)
+//     those rows of dw
+
+#include <cstring>
+
+#include "exec/convolution.h"
+#include "exec/convolution_elements.h"
+#include "exec/depthwise_convolution.h"
+#include "exec/direct_convolution.h"
+#include "exec/op_list.h"
+#include "exec/strided.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace {
+
+using namespace convolution;
+
+std::vector<TensorType> infer_weight_gradient(const InferContext& context) {
+  Shape w = shape_of(context.attributes);
+  if (!w.empty()) w[0] = context.attributes.get("rows", w[0]);
+  return {{result_type(context.attributes, {context.input(0).dtype, context.input(1).dtype}), w}};
+}
+
+// How dw is made without columns, if one of these ways applies.
+struct WeightsWithoutColumns {
+  DirectWeights direct;
+  DepthwiseWeights depthwise;
+
+  bool applies() const { return direct.applies() || depthwise.applies(); }
+  int64_t bytes() const { return direct.applies() ? direct.bytes() : depthwise.bytes(); }
+  int64_t tasks() const { return direct.applies() ? direct.tasks() : depthwise.tasks(); }
+  const WeightTiles& tiles() const { return direct.applies() ? direct.tiles() : depthwise.tiles(); }
+  // dw: of the whole, or of all pieces
+  void run(const KernelArgs& args, int64_t task, std::byte* dw, std::byte* place) const {
+    const auto *const dy = args.in<std::byte>(0), *const x = args.in<std::byte>(1);
+    direct.applies() ? direct.run(dy, x, dw, task, place) : depthwise.run(dy, x, dw, task, place);
+  }
+};
+
+// Prepared. At the beginning of the workspace are the sums of all pieces, where there are several; then comes that of the threads, each:
+// what the product takes; columns; dy of several samples; sums of a tile, where dw is of 16 bits and itself can't hold them.
+template <typename T> struct WeightGradient {
+  Layout l;
+  Element dy, x, dw;
+  WeightsWithoutColumns direct;  // doubles have none
+  WeightTiles tiles;
+  int64_t pieces_bytes = 0;
+  int64_t columns_at = 0, dy_at = 0, sums_at = 0, each = 0;
+
+  explicit WeightGradient(const KernelSpec& spec)
+      : l(layout_of_dw(spec)), dy(operand_element(spec, 0)), x(operand_element(spec, 1)), dw(result_element(spec)) {
+    if (std::is_same_v<T, float>) direct = {DirectWeights(l, dy, x, dw), DepthwiseWeights(l, dy, x, dw)};
+    tiles = direct.applies() ? direct.tiles() : weight_tiles(l, sizeof(T));
+    if (tiles.pieces > 1) pieces_bytes = whole_lines(tiles.pieces * l.weights() * int64_t{sizeof(T)});
+    each = direct.bytes();
+    if (direct.applies()) return;
+    const int64_t wide = tiles.samples * tiles.columns, columns = tiles.channels * l.windows.taps();
+    Places places;
+    Product<T> largest{.rows = tiles.rows, .columns = columns, .depth = wide};
+    largest.a.element = dy;
+    largest.b.element = x;
+    largest.c.element = tiles.pieces > 1 ? Element::own : dw;
+    places.take(product_workspace(largest));
+    columns_at = places.take(tiles.gathers(l) ? columns * wide * bytes_each<T>(x) : 0);
+    dy_at = places.take(tiles.samples > 1 ? tiles.rows * wide * bytes_each<T>(dy) : 0);
+    sums_at = places.take(tiles.pieces == 1 && is_half(dw) ? tiles.rows * columns * int64_t{sizeof(T)} : 0);
+    each = places.all();
+  }
+
+  int64_t tasks() const { return tiles.pieces * l.groups * tiles.across * tiles.down; }
+  void run(const KernelArgs& args, int64_t task, std::byte* place) const {
+    const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
+    run_tile(args, item / l.groups, item % l.groups, down * tiles.rows, across * tiles.channels, place);
+  }
+  // Elements [begin, end) of dw from those of the pieces.
+  void join(const KernelArgs& args, int64_t begin, int64_t end) const {
+    constexpr int64_t kSome = 1024;
+    const T* const sums = reinterpret_cast<const T*>(args.workspace);
+    for (T some[kSome]; begin < end; begin += kSome) {
+      const int64_t n = std::min(kSome, end - begin);
+      std::copy_n(sums + begin, n, some);
+      for (int64_t piece = 1; piece < tiles.pieces; ++piece) {
+        const T* const more = sums + piece * l.weights() + begin;
+        for (int64_t i = 0; i < n; ++i) some[i] += more[i];
+      }
+      store_rows(some, n, Result<T>(args.out<std::byte>(0), 0, 1, dw).from(0, begin), 1, n);
+    }
+  }
+
+ private:
+  // The products of one piece's samples, for some channels of y and some of x.
+  void run_tile(const KernelArgs& args, int64_t piece, int64_t g, int64_t row, int64_t channel, std::byte* place) const {
+    const int64_t rows = std::min(tiles.rows, l.out_channels - row), channels = std::min(tiles.channels, l.in_channels - channel);
+    const int64_t all = l.windows.out_size(), columns = channels * l.windows.taps();
+    const int64_t at = (g * l.out_channels + row) * l.depth() + channel * l.windows.taps();
+    const Operand<T> from_dy(args.in<std::byte>(0), all, 1, dy), from_x(args.in<std::byte>(1), 1, all, x);
+    Result<T> to(args.out<std::byte>(0) + at * bytes_each<T>(dw), l.depth(), 1, dw);
+    if (tiles.pieces > 1) to = {reinterpret_cast<T*>(args.workspace) + piece * l.weights() + at, l.depth()};
+    Matrix<T> sums{to.own(), to.row};
+    if (is_half(to.element)) sums = {reinterpret_cast<T*>(place + sums_at), columns};
+    const int64_t begin = piece * tiles.piece_samples, end = std::min(l.batch, begin + tiles.piece_samples);
+    for (int64_t n = begin; n < end; n += tiles.samples) {
+      const int64_t samples = std::min(tiles.samples, end - n);
+      for (int64_t column = 0; column < all; column += tiles.columns) {
+        const int64_t count = std::min(tiles.columns, all - column), wide = samples * count;
+        Product<T> product{.rows = rows, .columns = columns, .depth = wide};
+        product.a = from_dy.from(0, l.y_at(n, g, row) + column);
+        product.b = from_x.from(l.x_at(n, g, channel) + column, 0);
+        if (samples > 1) {
+          for (int64_t i = 0; i < samples; ++i)
+            copy_elements<T>(dy, from_dy.from(0, l.y_at(n + i, g, row) + column).data, all, place + dy_at + i * count * from_dy.size(),
+                             wide, rows, count);
+          product.a = {place + dy_at, wide, 1, dy};
+        }
+        if (tiles.gathers(l)) {
+          for (int64_t i = 0; i < samples; ++i)
+            gather_elements<T>(l.windows, x, from_x.from(l.x_at(n + i, g, channel), 0).data, channels, column, count,
+                               place + columns_at + i * count * from_x.size(), wide);
+          product.b = {place + columns_at, 1, wide, x};
+        }
+        const bool is_first = n == begin && column == 0, is_last = n + samples == end && column + count == all;
+        product.c = is_last ? to : Result<T>(sums);
+        if (!is_first) product.start = {sums.data, sums.row};
+        multiply(product, place);
+      }
+    }
+  }
+};
+
+template <typename T> KernelRun weight_gradient(const KernelSpec& spec) {
+  const WeightGradient<T> gradient(spec);
+  if (gradient.l.batch == 0)
+    return [bytes = spec.outputs[0].bytes()](const KernelArgs& args) { std::memset(args.outputs[0], 0, static_cast<size_t>(bytes)); };
+  return [gradient](const KernelArgs& args) {
+    std::byte* const place = args.workspace + gradient.pieces_bytes;
+    if (gradient.direct.applies()) {
+      std::byte* const to = gradient.tiles.pieces > 1 ? args.workspace : args.out<std::byte>(0);
+      args.workers().parallel_for(gradient.direct.tasks(),
+                                  [&](int64_t task, int worker) { gradient.direct.run(args, task, to, place + worker * gradient.each); });
+    } else {
+      args.workers().parallel_for(gradient.tasks(),
+                                  [&](int64_t task, int worker) { gradient.run(args, task, place + worker * gradient.each); });
+    }
+    if (gradient.tiles.pieces == 1) return;
+    args.workers().parallel_blocks(gradient.l.weights(), kTaskElements,
+                                   [&](int64_t begin, int64_t end) { gradient.join(args, begin, end); });
+  };
+}
+
+KernelRun prepare_weight_gradient(const KernelSpec& spec) {
+  return for_sums(spec, [&]<typename T>() { return weight_gradient<T>(spec); });
+}
+Workspace weight_workspace(const KernelSpec& spec) {
+  return for_sums(spec, [&]<typename T>() {
+    const WeightGradient<T> gradient(spec);
+    return Workspace{.shared = gradient.pieces_bytes, .each = gradient.each};
+  });
+}
+double weight_efficiency(const KernelSpec& spec, int) {
+  const Layout l = layout_of_dw(spec);
+  const WeightTiles tiles = weight_tiles(l, sizeof(float));
+  const WeightsWithoutColumns made = for_sums(spec, [&]<typename T>() { return WeightGradient<T>(spec).direct; });
+  if (made.depthwise.applies()) return kDepthwiseShare;
+  if (made.direct.applies()) return share_of(spec, l.out_channels, kCopying);
+  return share_of(spec, tiles.rows, tiles.gathers(l) ? 32 : 16);
+}
+
+std::optional<PartNode> gradient_rows(const Graph&, const Node& node, const RowRange& rows) {
+  if (node.attributes.get("group", int64_t{1}) != 1) return std::nullopt;
+  return PartNode{"ConvWeightGrad", node.inputs, attributes_of_part(node, rows, "rows", rows.count)};
+}
+
+}  // namespace
+
+constexpr OpDef kConvWeightGrad{
+    .name = "ConvWeightGrad",
+    .infer = infer_weight_gradient,
+    .no_gradient = kNoSecondDerivative,
+    .traits = {.division = {.gradient = gradient_rows}},
+};
+constexpr Kernel kConvWeightGradKernel{
+    .types = kTypes,
+    .cost = cost<layout_of_dw>,
+    .efficiency = weight_efficiency,
+    .workspace = weight_workspace,
+    .prepare = prepare_weight_gradient,
+};
+
+ORT_TRAIN_OPS_END

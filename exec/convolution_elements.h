@@ -148,6 +148,34 @@ inline bool has_infinity(const float* words, int64_t n, bool pairs) {
   return has;
 }
 
+inline constexpr int64_t kMostStride = 4;  // along an axis: more phases than that take columns
+
+// Of an axis of windows: how far from an element, in steps, the windows are that read it; and these steps as windows over dy.
+struct Reach {
+  int64_t first = 0, last = 0;
+
+  explicit Reach(const WindowAxis& a) : a_(a) {
+    for (int64_t phase = 0; phase < phases(); ++phase) {
+      for (int64_t k = 0; k < a.kernel; ++k) {
+        if (!reads(phase, k)) continue;
+        first = std::min(first, distance(phase, k));
+        last = std::max(last, distance(phase, k));
+      }
+    }
+  }
+  int64_t phases() const { return std::min(a_.stride, a_.in); }
+  // Of tap k and the elements of a phase.
+  bool reads(int64_t phase, int64_t k) const { return (phase + a_.begin - k * a_.dilation) % a_.stride == 0; }
+  int64_t distance(int64_t phase, int64_t k) const { return (phase + a_.begin - k * a_.dilation) / a_.stride; }
+  WindowAxis windows() const {
+    const int64_t out = divided_up(a_.in, a_.stride);
+    return {.in = a_.out, .kernel = last - first + 1, .begin = -first, .end = out + last - a_.out, .out = out};
+  }
+
+ private:
+  WindowAxis a_;
+};
+
 // Of an element of a channel of dx, in row i and column j, the sum by its definition: over the taps that read it upwards, of each the
 // chains over channels of y. block: of the chains, in words; weight(o, tap): likewise; y: of the sample and group. What has no window isn't
 // multiplied, which shows where a weight is infinite or no number.

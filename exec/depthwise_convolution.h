@@ -12,6 +12,7 @@
 #include "exec/gemm_micro.h"
 #include "exec/convolution_elements.h"
 #include "exec/padded_planes.h"
+#include "exec/phases.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace convolution {
@@ -114,8 +115,8 @@ class DepthwiseForward {
 };
 
 // dx. The elements of x are divided by the phases of the strides: those of one phase are read by the same taps, each at the same distance
-// among the windows. A plane is a part. Of a thread's workspace: dy's copy, the sums of a phase, its taps and
-// all taps, a plane of dx that is of 16 bits.
+// among the windows. A plane is a part. Of a thread's workspace: dy's copy, the sums of the phases of a row, a phase's taps and all taps, a
+// plane of dx that is of 16 bits.
 class DepthwiseInput {
  public:
   DepthwiseInput() = default;
@@ -124,18 +125,19 @@ class DepthwiseInput {
     applies_ = is_depthwise(l) && h.stride <= kMostStride && w.stride <= kMostStride;
     if (!applies_) return;
     const Reach down(h), across(w);
-    before_h_ = down.before;
-    before_w_ = across.before;
-    rows_ = down.before + h.out + down.behind;
-    width_ = across.before + w.out + across.behind;
+    const auto behind = [](const Reach& reach) { return std::max<int64_t>(0, reach.windows().end); };
+    before_h_ = -down.first;
+    before_w_ = -across.first;
+    rows_ = before_h_ + h.out + behind(down);
+    width_ = before_w_ + w.out + behind(across);
     each_ = std::max<int64_t>(1, kTaskWork / (l.windows.in_size() * l.windows.taps()));
-    for (int64_t a = 0; a < std::min(h.stride, h.in); ++a) {
-      for (int64_t b = 0; b < std::min(w.stride, w.in); ++b) {
-        Phase phase{.h = a, .w = b, .rows = divided_up(h.in - a, h.stride), .columns = divided_up(w.in - b, w.stride)};
+    for (int64_t a = 0; a < down.phases(); ++a) {
+      for (int64_t b = 0; b < across.phases(); ++b) {
+        Phase phase{.h = a, .rows = divided_up(h.in - a, h.stride), .columns = divided_up(w.in - b, w.stride)};
         for (int64_t t = 0; t < l.windows.taps(); ++t) {
-          const int64_t y = a + h.begin - t / w.kernel * h.dilation, z = b + w.begin - t % w.kernel * w.dilation;
-          if (y % h.stride != 0 || z % w.stride != 0) continue;
-          phase.taps.push_back((y / h.stride + before_h_) * width_ + z / w.stride + before_w_);
+          const int64_t kh = t / w.kernel, kw = t % w.kernel;
+          if (!down.reads(a, kh) || !across.reads(b, kw)) continue;
+          phase.taps.push_back((down.distance(a, kh) + before_h_) * width_ + across.distance(b, kw) + before_w_);
           phase.numbers.push_back(t);
         }
         phases_.push_back(std::move(phase));
@@ -145,7 +147,7 @@ class DepthwiseInput {
     copied_ = rows_ * width_ + kPlaneRun;
     applies_ = copied_ * int64_t{sizeof(float)} <= kMostPlaneBytes;
     places.take(copied_ * int64_t{sizeof(float)});
-    sums_at_ = places.take(whole_runs(rows_ * width_) * int64_t{sizeof(float)});
+    sums_at_ = places.take(std::min(w.stride, w.in) * sums_each() * int64_t{sizeof(float)});
     weights_at_ = places.take(2 * l.windows.taps() * int64_t{sizeof(float)});
     dx_at_ = places.take(dx == Element::own ? 0 : l.windows.in_size() * int64_t{sizeof(float)});
     bytes_ = places.all();
@@ -191,39 +193,23 @@ class DepthwiseInput {
         dx[i] = input_gradient_at(l_, 1, dy_, dy, i / v.in, i % v.in, [&](int64_t, int64_t t) { return all_weights[t]; });
       return;
     }
-    for (const Phase& phase : phases_) {
-      for (size_t t = 0; t < phase.taps.size(); ++t) weights[t] = all_weights[phase.numbers[t]];
-      add_taps<false>(weights, phase.taps.data(), static_cast<int64_t>(phase.taps.size()), (phase.rows - 1) * width_ + phase.columns, copy,
-                      sums);
-      for (int64_t i = 0; i < phase.rows; ++i) {
-        float* const to = dx + (i * h.stride + phase.h) * v.in + phase.w;
-        const float* const made = sums + i * width_;
-        if (v.stride == 1)
-          std::copy_n(made, phase.columns, to);
-        else
-          for (int64_t j = 0; j < phase.columns; ++j) to[j * v.stride] = made[j];
+    const int64_t each = sums_each(), beside = std::min(v.stride, v.in);
+    for (size_t first = 0; first < phases_.size(); first += static_cast<size_t>(beside)) {  // those of the same rows
+      for (int64_t b = 0; b < beside; ++b) {
+        const Phase& phase = phases_[first + static_cast<size_t>(b)];
+        for (size_t t = 0; t < phase.taps.size(); ++t) weights[t] = all_weights[phase.numbers[t]];
+        add_taps<false>(weights, phase.taps.data(), static_cast<int64_t>(phase.taps.size()), (phase.rows - 1) * width_ + phase.columns,
+                        copy, sums + b * each);
       }
+      for (int64_t i = 0; i < phases_[first].rows; ++i)
+        join_phases(sums + i * width_, each, v.stride, v.in, dx + (i * h.stride + phases_[first].h) * v.in);
     }
   }
 
-  static constexpr int64_t kMostStride = 4;
+  int64_t sums_each() const { return whole_runs(rows_ * width_); }  // of a phase
 
-  // How many windows before the first and behind the last one would be read, and have no dy.
-  struct Reach {
-    int64_t before = 0, behind = 0;
-    explicit Reach(const WindowAxis& a) {
-      for (int64_t phase = 0; phase < std::min(a.stride, a.in); ++phase) {
-        for (int64_t k = 0; k < a.kernel; ++k) {
-          const int64_t at = phase + a.begin - k * a.dilation;
-          if (at % a.stride != 0) continue;
-          before = std::max(before, -(at / a.stride));
-          behind = std::max(behind, at / a.stride + divided_up(a.in - phase, a.stride) - a.out);
-        }
-      }
-    }
-  };
   struct Phase {
-    int64_t h, w, rows, columns;
+    int64_t h, rows, columns;
     std::vector<int64_t> taps = {}, numbers = {};  // where they are in the copy; their numbers
   };
 

@@ -12,37 +12,10 @@
 #include "exec/convolution_elements.h"
 #include "exec/indexed_product.h"
 #include "exec/padded_planes.h"
+#include "exec/phases.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace convolution {
-
-inline constexpr int64_t kMostStride = 4;  // along an axis: more phases than that take columns
-
-// Of an axis of windows: how far from an element, in steps, the windows are that read it; and these steps as windows over dy.
-struct Reach {
-  int64_t first = 0, last = 0;
-
-  explicit Reach(const WindowAxis& a) : a_(a) {
-    for (int64_t phase = 0; phase < phases(); ++phase) {
-      for (int64_t k = 0; k < a.kernel; ++k) {
-        if (!reads(phase, k)) continue;
-        first = std::min(first, distance(phase, k));
-        last = std::max(last, distance(phase, k));
-      }
-    }
-  }
-  int64_t phases() const { return std::min(a_.stride, a_.in); }
-  // Of tap k and the elements of a phase.
-  bool reads(int64_t phase, int64_t k) const { return (phase + a_.begin - k * a_.dilation) % a_.stride == 0; }
-  int64_t distance(int64_t phase, int64_t k) const { return (phase + a_.begin - k * a_.dilation) / a_.stride; }
-  WindowAxis windows() const {
-    const int64_t out = divided_up(a_.in, a_.stride);
-    return {.in = a_.out, .kernel = last - first + 1, .begin = -first, .end = out + last - a_.out, .out = out};
-  }
-
- private:
-  WindowAxis a_;
-};
 
 // First w goes to the shared workspace, for each block of rows of dx as the micro-kernels read it: [block][tap][word of y's channels][row].
 // Then dx of some channels, and some rows of a sample, is a task. Of a thread's workspace: dy's copy; the sums, of each channel those of a
@@ -213,11 +186,9 @@ class DirectInput {
         store_rows(made + line(i, 0, row), w.in, to.from(i, 0), 1, w.in);
         continue;
       }
-      for (int64_t b = 0; b < phases_w_; ++b) {
-        const float* const from = made + line(i, b, row);
-        for (int64_t j = b; j < w.in; j += w.stride) some[j] = from[j / w.stride];
-      }
-      store_rows(some, w.in, to.from(i, 0), 1, w.in);
+      float* const joined = dx_ == Element::own ? to.from(i, 0).own() : some;
+      join_phases(made + line(i, 0, row), sums_row_, w.stride, w.in, joined);
+      if (joined == some) store_rows(some, w.in, to.from(i, 0), 1, w.in);
     }
   }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "exec/gemm.h"
+#include "exec/phases.h"
 #include "exec/places.h"
 #include "exec/window.h"
 
@@ -156,24 +157,13 @@ class MaxRows {
     std::fill_n(row, w_.begin, kLeast);
     read(x, w_.in, row + w_.begin);
     std::fill(row + w_.begin + w_.in, row + slot(), kLeast);
-    for (int64_t phase = 0; phase < w_.stride; ++phase, to += phase_) {
-      if (w_.stride == 2)
-        for (int64_t i = 0; i < phase_; ++i) to[i] = row[2 * i + phase];
-      else
-        for (int64_t i = 0; i < phase_; ++i) to[i] = row[i * w_.stride + phase];
-    }
+    divide_phases(row, phase_, w_.stride, to);
   }
 
   // Phases as a row of dx; they are zeros then.
   void put(float* sums, std::byte* dx, std::byte* place) const {
     auto* const row = reinterpret_cast<float*>(place + row_at_);
-    const float* from = sums;
-    for (int64_t phase = 0; phase < w_.stride; ++phase, from += phase_) {
-      if (w_.stride == 2)
-        for (int64_t i = 0; i < phase_; ++i) row[2 * i + phase] = from[i];
-      else
-        for (int64_t i = 0; i < phase_; ++i) row[i * w_.stride + phase] = from[i];
-    }
+    join_phases(sums, phase_, w_.stride, w_.begin + w_.in, row);
     write(row + w_.begin, w_.in, dx);
     std::fill_n(sums, slot(), 0.0f);
   }

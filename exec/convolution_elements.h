@@ -65,7 +65,11 @@ inline double share_of(const KernelSpec& spec, int64_t useful, double more) {
 inline constexpr int64_t kPlaneBytes = 768 << 10;  // of x's copy at most: planes that are larger are made by columns
 inline constexpr int64_t kSharedBytes = 16 << 20;  // of a weight's copy; ResNets' largest takes 9 MiB. More shows in the smallest budgets
 inline constexpr int64_t kBehind = 16 + gemm::kPanel;  // elements behind it: padding that rows share, and what the last vectors may reach
-inline constexpr double kCopying = 5;                  // what copying takes, as multiply-adds with each element (share_of(); measured)
+
+// What takes time beside the products, as so many multiply-adds (measured): to copy an element that windows read one after another, or in
+// steps; to begin and end a micro-kernel, along its depth.
+inline constexpr double kCopying = 38, kCopyingInSteps = 88;
+inline double share_of_depth(int64_t words, double ends) { return 0.97 * static_cast<double>(words) / (static_cast<double>(words) + ends); }
 
 // A plane as words of micro-kernels (exec/gemm_micro.h): of its elements floats, or of its elements and those of a second one pairs.
 class Plane {

@@ -53,7 +53,14 @@ template <bool fused> void add_taps(const float* weights, const int64_t* taps, i
 
 constexpr int64_t whole_runs(int64_t n) { return (n + kPlaneRun - 1) / kPlaneRun * kPlaneRun; }
 
-inline constexpr double kDepthwiseShare = 0.3;          // of the rate of large products: each multiply-add reads its operand (measured)
+// Of the rate of large float32 products (measured): each multiply-add reads its operand, and each element of x is copied.
+inline double depthwise_efficiency(const Windows& windows) {
+  constexpr double kShare = 0.3, kCopied = 48;
+  const auto padded = [](const WindowAxis& a) { return static_cast<double>(a.in + a.begin + a.end); };
+  const auto taps = static_cast<double>(windows.taps());
+  return taps / (taps / kShare + kCopied * padded(windows.h) * padded(windows.w) / static_cast<double>(windows.out_size()));
+}
+
 inline constexpr int64_t kTaskWork = int64_t{1} << 18;  // multiply-adds of a task, about
 
 // Some rows of windows of a plane are a part; some parts are a task. Of a thread's workspace: x's copy, the sums, the taps.

@@ -62,8 +62,15 @@ class DirectForward {
   int64_t shared_bytes() const { return whole_lines(blocks() * gemm::kRows * row_ * int64_t{sizeof(float)}); }
   int64_t blocks() const { return packs() ? divided_up(l_.groups * l_.out_channels, gemm::kRows) : 0; }
   int64_t tasks() const { return l_.batch * l_.groups * bands_ * down_; }
-  // What vectors compute that are windows.
-  double useful() const { return static_cast<double>(rows_ * l_.windows.w.out) / static_cast<double>(sums_row_); }
+  // Of the rate of large float32 products. rate: of products of such words
+  double efficiency(double rate) const {
+    const auto windows = static_cast<double>(rows_ * l_.windows.w.out), outputs = static_cast<double>(outputs_);
+    const auto copied = static_cast<double>(planes_.channel(rows_)) / windows / static_cast<double>(l_.windows.taps());
+    const double copying = (l_.windows.w.stride > 1 ? kCopyingInSteps : kCopying) * copied;
+    const double filled = static_cast<double>(l_.in_channels) / static_cast<double>(words_ * (x_.pairs ? 2 : 1));
+    rate *= share_of_depth(std::min(channels_, words_) * l_.windows.taps(), 16) * filled * windows / static_cast<double>(sums_row_);
+    return outputs / (outputs / rate + copying);
+  }
 
   // Some channels of y: [channel][word of x's channels][tap].
   void pack(const std::byte* w, int64_t block, float* to) const {
@@ -191,6 +198,14 @@ class DirectWeights {
   int64_t tasks() const { return tiles_.pieces * l_.groups * across_ * down_; }
 
   const WeightTiles& tiles() const { return tiles_; }
+  // As DirectForward's. Each task packs dy for its channels of x, and copies x for those of y.
+  double efficiency(double rate) const {
+    constexpr double kPacking = 22, kCopyingX = 8, kCopyingXInSteps = 20;
+    const auto taps = static_cast<double>(l_.windows.taps()), stride = static_cast<double>(read_.h.stride * read_.w.stride);
+    const double copying = (stride > 1 ? kCopyingXInSteps : kCopyingX) * stride;
+    return taps / (taps / (rate * (x_.pairs ? 0.85 : 0.93)) + kPacking / static_cast<double>(channels_) +
+                   copying / static_cast<double>(outputs_));
+  }
 
   // dw: of the whole; or of all pieces, one behind the other, in float32
   void run(const std::byte* dy, const std::byte* x, std::byte* dw, int64_t task, std::byte* place) const {

@@ -85,9 +85,14 @@ class DirectInput {
   bool applies() const { return applies_; }
   int64_t bytes() const { return bytes_; }
   int64_t shared_bytes() const { return whole_lines(blocks() * (block_weights() + 1) * int64_t{sizeof(float)}); }
-  // What vectors compute that are elements of dx.
-  double useful() const {
-    return static_cast<double>(l_.windows.in_size()) / static_cast<double>(bands_ * phases() * sums_row_);
+  // As DirectForward's: of the products that an element of dx takes.
+  double efficiency(double rate) const {
+    constexpr double kJoining = 25;  // of phases
+    const auto windows = static_cast<double>(planes_.windows(rows_)), taps = static_cast<double>(l_.windows.taps());
+    const double products = static_cast<double>(l_.out_channels) * taps / static_cast<double>(phases());
+    const double copied = static_cast<double>(planes_.channel(rows_)) / windows / taps;
+    rate *= share_of_depth(words_, 5) * useful();
+    return products / (products / rate + products * kCopying * copied / static_cast<double>(channels_) + (phases() > 1 ? kJoining : 0));
   }
   int64_t blocks() const { return l_.groups * divided_up(l_.in_channels, gemm::kRows); }
   int64_t tasks() const { return l_.batch * l_.groups * bands_ * across_; }
@@ -158,6 +163,8 @@ class DirectInput {
   };
 
   int64_t phases() const { return phases_h_ * phases_w_; }
+  // What vectors compute that are elements of dx.
+  double useful() const { return static_cast<double>(l_.windows.in_size()) / static_cast<double>(bands_ * phases() * sums_row_); }
   int64_t block_weights() const { return gemm::kRows * words_ * l_.windows.taps(); }
   // Row i of dx among a channel's sums that begin with that of row `row` of each phase, in phase b of the columns.
   int64_t line(int64_t i, int64_t b, int64_t row) const {

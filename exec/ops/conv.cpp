@@ -179,10 +179,12 @@ Workspace workspace(const KernelSpec& spec) {
 double efficiency(const KernelSpec& spec, int) {
   const Layout l = layout_of_y(spec);
   const auto made = for_sums(spec, [&]<typename T>() { return ForwardWithoutColumns::of(Forward<T>(spec)); });
-  if (made.depthwise.applies()) return kDepthwiseShare;
-  if (made.direct.applies()) return made.direct.useful() * share_of(spec, l.out_channels, kCopying);
+  if (made.depthwise.applies()) return depthwise_efficiency(l.windows);
+  if (made.direct.applies()) return made.direct.efficiency(gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1)));
   const Tiles tiles = tiles_of(l);
-  return share_of(spec, tiles.rows, tiles.samples > 1 ? 50 : tiles.gathers(l) ? 16 : 8);
+  constexpr double kStoring = 18;  // an element of y
+  const double share = share_of(spec, tiles.rows, tiles.samples > 1 ? 50 : tiles.gathers(l) ? 16 : 8);
+  return 1 / (1 / share + kStoring / static_cast<double>(l.depth()));
 }
 
 // --- parts, gradient, import ----------------------------------------------------------------------------------------------------------

@@ -177,9 +177,9 @@ Workspace input_workspace(const KernelSpec& spec) {
 double input_efficiency(const KernelSpec& spec, int) {
   const Layout l = layout_of_dx(spec);
   const auto made = for_sums(spec, [&]<typename T>() { return InputWithoutColumns::of(InputGradient<T>(spec)); });
-  if (made.depthwise.applies()) return kDepthwiseShare;
-  if (made.direct.applies()) return made.direct.useful() * share_of(spec, l.out_channels, kCopying);
-  return share_of(spec, l.out_channels, l.windows.plain() ? 8 : 12);
+  if (made.depthwise.applies()) return depthwise_efficiency(l.windows);
+  if (made.direct.applies()) return made.direct.efficiency(gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1)));
+  return share_of(spec, l.out_channels, 24);
 }
 
 // Between parts the products are kept. Where they take more memory than the weight, the weight is put together instead.

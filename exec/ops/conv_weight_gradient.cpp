@@ -169,8 +169,8 @@ double weight_efficiency(const KernelSpec& spec, int) {
   const Layout l = layout_of_dw(spec);
   const WeightTiles tiles = weight_tiles(l, sizeof(float));
   const WeightsWithoutColumns made = for_sums(spec, [&]<typename T>() { return WeightGradient<T>(spec).direct; });
-  if (made.depthwise.applies()) return kDepthwiseShare;
-  if (made.direct.applies()) return share_of(spec, l.out_channels, kCopying);
+  if (made.depthwise.applies()) return depthwise_efficiency(l.windows);
+  if (made.direct.applies()) return made.direct.efficiency(gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1)));
   return share_of(spec, tiles.rows, tiles.gathers(l) ? 32 : 16);
 }
 

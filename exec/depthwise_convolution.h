@@ -9,8 +9,8 @@
 #include <array>
 #include <vector>
 
-#include "exec/gemm_micro.h"
 #include "exec/convolution_elements.h"
+#include "exec/gemm_micro.h"
 #include "exec/padded_planes.h"
 #include "exec/phases.h"
 

@@ -1,5 +1,5 @@
-// Convolutions and the gradients of their weights without columns: x is copied once with its padding (exec/padded_planes.h), and the micro-kernels find
-// each tap's words there by a table (exec/indexed_product.h). The gradient of x: exec/direct_input_gradient.h.
+// Convolutions and the gradients of their weights without columns: x is copied once with its padding (exec/padded_planes.h), and the
+// micro-kernels find each tap's words there by a table (exec/indexed_product.h). The gradient of x: exec/direct_input_gradient.h.
 //
 // Words are floats, which elements of 16 bits become as they are copied; then the sums are those of the products with columns
 // (exec/ops/conv.cpp, exec/ops/conv_weight_gradient.cpp), in the same order, so the bits are, too. Where the processor multiplies pairs of
@@ -203,8 +203,8 @@ class DirectWeights {
     constexpr double kPacking = 22, kCopyingX = 8, kCopyingXInSteps = 20;
     const auto taps = static_cast<double>(l_.windows.taps()), stride = static_cast<double>(read_.h.stride * read_.w.stride);
     const double copying = (stride > 1 ? kCopyingXInSteps : kCopyingX) * stride;
-    return taps / (taps / (rate * (x_.pairs ? 0.85 : 0.93)) + kPacking / static_cast<double>(channels_) +
-                   copying / static_cast<double>(outputs_));
+    return taps /
+           (taps / (rate * (x_.pairs ? 0.85 : 0.93)) + kPacking / static_cast<double>(channels_) + copying / static_cast<double>(outputs_));
   }
 
   // dw: of the whole; or of all pieces, one behind the other, in float32

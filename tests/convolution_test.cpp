@@ -38,8 +38,14 @@ struct Form {
     y = {x[0], w[0]};
     std::vector<int64_t> kernel, strides, dilations, begins, ends;
     for (int axis = 0; axis < 2; ++axis) {
-      const int64_t k = is_even ? some(1, 2) : some(0, 1) == 0 ? 3 : some(1, 7), d = is_even || some(0, 4) != 0 ? 1 : some(2, 3),
-                    s = is_even ? 2 : some(0, 2) == 0 ? some(2, 5) : 1, reach = (k - 1) * d + 1;
+      const int64_t k = is_even           ? some(1, 2)
+                        : some(0, 1) == 0 ? 3
+                                          : some(1, 7),
+                    d = is_even || some(0, 4) != 0 ? 1 : some(2, 3),
+                    s = is_even           ? 2
+                        : some(0, 2) == 0 ? some(2, 5)
+                                          : 1,
+                    reach = (k - 1) * d + 1;
       const int64_t begin = is_even ? 0 : some(0, reach), end = is_even ? 0 : some(0, reach),
                     size = std::max<int64_t>(some(1, 34), reach - begin - end);
       kernel.push_back(k), strides.push_back(s), dilations.push_back(d), begins.push_back(begin), ends.push_back(end);

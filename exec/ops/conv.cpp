@@ -19,10 +19,10 @@
 //     of all channels
 
 #include "exec/convolution.h"
+#include "exec/convolution_elements.h"
 #include "exec/depthwise_convolution.h"
 #include "exec/direct_convolution.h"
 #include "exec/op_list.h"
-#include "exec/convolution_elements.h"
 #include "exec/ops/sampling.h"
 #include "exec/strided.h"
 

@@ -1,6 +1,7 @@
-// MaxPool and its gradient over a plane of floats or of 16 bits, rows of windows at a time, some windows to a vector. Of each row of x that a
-// row of windows reads, the elements are divided by the phases of the stride, so that what a tap reads of neighbouring windows lies side by
-// side; padding is -infinity there, which exceeds nothing. So are the rows of dx, which go to the result when no later window reads them.
+// MaxPool and its gradient over a plane of floats or of 16 bits, rows of windows at a time, some windows to a vector. Of each row of x that
+// a row of windows reads, the elements are divided by the phases of the stride, so that what a tap reads of neighbouring windows lies side
+// by side; padding is -infinity there, which exceeds nothing. So are the rows of dx, which go to the result when no later window reads
+// them.
 //
 // The gradient of x is added over windows upwards, as a loop over them would: in a row of windows taps go from last to first.
 

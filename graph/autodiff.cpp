@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "graph/builder.h"
 #include "graph/op_def.h"
@@ -48,6 +49,36 @@ bool on_the_way(const Node& node, const std::vector<bool>& wanted, const std::ve
          std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId v) { return v != kNone && wanted[v]; });
 }
 
+// Addends that can be made as one become one, in the place of the first.
+void join_addends(Builder& builder, std::vector<ValueId>& addends) {
+  const Graph& graph = builder.graph();
+  const auto is_like = [&](const Node& a, const Node& b) {
+    return a.op == b.op && a.attributes == b.attributes &&
+           std::equal(a.inputs.begin(), a.inputs.end(), b.inputs.begin(), b.inputs.end(),
+                      [&](ValueId x, ValueId y) { return x != kNone && y != kNone && graph.value(x).type() == graph.value(y).type(); });
+  };
+  for (size_t i = 0; i < addends.size(); ++i) {
+    const NodeId first = graph.value(addends[i]).producer;
+    if (first == kNone || !graph.node(first).op->traits.sum || graph.node(first).outputs.size() != 1) continue;
+    std::vector<NodeId> nodes;
+    std::vector<ValueId> others;
+    for (size_t j = i; j < addends.size(); ++j) {
+      const NodeId node = graph.value(addends[j]).producer;
+      if (node != kNone && is_like(graph.node(first), graph.node(node)))
+        nodes.push_back(node);
+      else
+        others.push_back(addends[j]);
+    }
+    if (nodes.size() == 1) continue;
+    std::sort(nodes.begin(), nodes.end(), std::greater<>{});  // gradients come into being last use first
+    const ValueId sum = graph.node(first).op->traits.sum(builder, nodes);
+    if (sum == kNone) continue;
+    addends.resize(i);
+    addends.push_back(sum);
+    addends.insert(addends.end(), others.begin(), others.end());
+  }
+}
+
 // The addends of each value's gradient, last use first.
 std::vector<std::vector<ValueId>> go_backward(Graph& graph, const std::vector<Seed>& seeds, const std::vector<bool>& wanted,
                                               const std::vector<bool>& useful, Stage stage) {
@@ -74,6 +105,7 @@ std::vector<std::vector<ValueId>> go_backward(Graph& graph, const std::vector<Se
     for (ValueId output : node.outputs) {
       Builder builder(graph, stage);
       builder.named(node.name, node.ordinal);
+      if (output != kNone && wanted[output]) join_addends(builder, sums[output]);
       output_gradients.push_back(output == kNone || !wanted[output] ? kNone : add_up(builder, sums[output]));
     }
     if (std::all_of(output_gradients.begin(), output_gradients.end(), [](ValueId v) { return v == kNone; })) continue;
@@ -130,7 +162,10 @@ std::map<ValueId, std::vector<ValueId>> differentiate_uses(Graph& graph, const s
   std::map<ValueId, std::vector<ValueId>> gradients;
   for (ValueId id : graph.parameters()) {
     if (!graph.value(id).trainable || sums[id].empty()) continue;
-    gradients[id].assign(sums[id].rbegin(), sums[id].rend());
+    std::vector<ValueId>& uses = gradients[id];
+    uses.assign(sums[id].rbegin(), sums[id].rend());
+    Builder builder(graph, Stage::backward);
+    join_addends(builder.named(graph.value(id).name), uses);
   }
   return gradients;
 }

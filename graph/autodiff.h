@@ -21,8 +21,9 @@ struct Seed {
 // the loss does not depend on is absent. The loss is the sum of gradient * value over the seeds.
 //
 // Sums have a canonical order: a parameter's gradient is summed over its uses in import order, an activation's over its readers from the
-// last to the first; each addition is an explicit Add node.
-// Throws Error(unsupported) naming every node on the way that has no gradient.
+// last to the first; each addition is an explicit Add node. Small products of one matrix's uses, which an unrolled network has at each
+// step, are one product of what they multiply, one behind the other in import order (OpTraits::sum). Throws Error(unsupported) naming every
+// node on the way that has no gradient.
 std::map<ValueId, ValueId> differentiate(Graph& graph, ValueId loss, ValueId seed = kNone);
 // The same without the sums over uses: parameter -> the gradient of each of its uses, in import order.
 std::map<ValueId, std::vector<ValueId>> differentiate_uses(Graph& graph, const std::vector<Seed>& seeds);

@@ -14,6 +14,8 @@
 
 namespace ort_train {
 
+class Builder;
+
 // Rows [first, first + count) of the `total` along the first axis of a parameter that is in parts.
 struct RowRange {
   int64_t first = 0, count = 0, total = 0;
@@ -100,6 +102,9 @@ struct OpTraits {
   // Where `input` of a node is of indices into a parameter: how many rows they choose from. 0: it is something else.
   int64_t (*index_limit)(const Graph&, const Node&, size_t input) = nullptr;
   Division division{};
+  // Emits the sum of the only outputs of these nodes as one node, where that is better: the nodes are of this op, with equal attributes and
+  // inputs of equal types, in the order of what they are gradients of. kNone: it isn't. Null: it never is.
+  ValueId (*sum)(Builder&, const std::vector<NodeId>& nodes) = nullptr;
   PrecisionTraits precision{};
   AxisRule along = nullptr;  // null: unknown
 };

@@ -274,6 +274,35 @@ TEST(Autodiff, AWeightUsedTwiceIsSummedInImportOrder) {
   EXPECT_GT(position(gradients[0]), position(gradients[1])) << "the first use's gradient is the last to be made";
 }
 
+TEST(Autodiff, ShallowProductsOfOneMatrixAreOneProduct) {
+  Graph graph = parse_graph(R"(g (float[2, 16] x) => (float[2, 16] y) <float[16, 16] w> {
+    a = MatMul(x, w)
+    b = Tanh(a)
+    c = MatMul(b, w)
+    d = Tanh(c)
+    y = MatMul(d, w)
+  })");
+  const ValueId loss = Builder(graph).emit("SquaredError", {graph.outputs[0], graph.inputs[0]});
+  const auto uses = differentiate_uses(graph, {{.value = loss}});
+  ASSERT_EQ(uses.begin()->second.size(), 1u);
+  const ValueId gradient = uses.begin()->second[0];
+  const auto producer = [&](ValueId value) { return graph.node(graph.value(value).producer); };
+  const Node product = producer(gradient), rows = producer(product.inputs[0]), others = producer(product.inputs[1]);
+  ASSERT_EQ(rows.inputs.size(), 3u);
+  EXPECT_EQ(rows.inputs[0], graph.inputs[0]) << "in import order";
+  EXPECT_EQ(graph.value(product.inputs[1]).shape, (Shape{6, 16}));
+  ValueId sum = kNone;
+  for (size_t i = 0; i < 3; ++i) {
+    const ValueId one = Builder(graph).emit("MatMul", {rows.inputs[i], others.inputs[i]}, product.attributes);
+    sum = i == 0 ? one : Builder(graph).emit("Add", {sum, one});
+  }
+  graph.outputs = {gradient, sum};
+  graph.remove_dead_nodes();
+  graph.verify("autodiff");
+  const auto results = run(graph);
+  for (size_t i = 0; i < 256; ++i) EXPECT_NEAR(results[0][i], results[1][i], 1e-5);
+}
+
 TEST(Pipeline, OutputsKeepTheirNames) {
   Graph graph = parse_graph(R"(g (float[4, 3] x) => (float[4, 5] y, float[4, 5] z, float[4, 3] w) <float[3, 5] p, float[5] b> {
     m = MatMul(x, p)

@@ -279,6 +279,25 @@ void gradient(const Node& node, GradientBuilder& g) {
   if (g.wants(2)) g.input_gradient(2, g.reduce_like(dy, node.inputs[2]));
 }
 
+// a1' b1 + a2' b2 + … of matrices is one product of the rows of all a and all b. Where products are so shallow that writing and adding up
+// their results takes longer than copying their operands, as the steps of a recurrent network are.
+ValueId sum(Builder& builder, const std::vector<NodeId>& nodes) {
+  constexpr int64_t kMostDepth = 128;
+  const Graph& graph = builder.graph();
+  const Node first = graph.node(nodes[0]);
+  const Shape a = graph.value(first.inputs[0]).shape, b = graph.value(first.inputs[1]).shape;
+  if (first.inputs.size() != 2 || a.size() != 2 || b.size() != 2 || !flag(first.attributes, "trans_a") || flag(first.attributes, "trans_b"))
+    return kNone;
+  if (a[0] > kMostDepth || a[0] * (a[1] + b[1]) > a[1] * b[1]) return kNone;
+  const auto all = [&](size_t input) {
+    std::vector<ValueId> parts;
+    for (const NodeId node : nodes) parts.push_back(graph.node(node).inputs[input]);
+    return builder.emit("Concat", parts, {{"axis", int64_t{0}}});
+  };
+  const ValueId rows = all(0), others = all(1);
+  return builder.emit("MatMul", {rows, others}, first.attributes);
+}
+
 // --- parts of a weight ----------------------------------------------------------------------------------------------------------------
 
 // A matrix on the right, whose rows are columns of the first factor or, transposed, of y. Then products with it that make da sum over its
@@ -380,6 +399,7 @@ constexpr OpDef kMatMul{
     .infer = infer,
     .gradient = gradient,
     .traits = {.division = {.rows = rows_of_parts, .share = share, .gradient = gradient_rows},
+               .sum = sum,
                .precision = {.runs = Precision::low, .keeps_float32 = 0b100, .rounds = true, .chooses_result = true},
                .along = along},
 };

@@ -175,6 +175,7 @@ class Recurrence {
       bias = halves[0];
       recurrent_bias_ = halves[1];
     }
+    if (cell_ != Cell::gru && bias != kNone) bias = add(bias, std::exchange(recurrent_bias_, kNone));  // both are added to the same sums
     if (const ValueId peepholes = of_direction(7, {3 * hidden_}); cell_ == Cell::lstm && peepholes != kNone)
       peepholes_ = split(peepholes, 0, {hidden_, hidden_, hidden_});
     const ValueId projected = product(l_.reshape(x_, {steps_ * batch_, l_.shape(x_)[2]}), w, bias);

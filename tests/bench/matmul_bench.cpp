@@ -12,6 +12,7 @@
 #include <omp.h>
 #include <sys/mman.h>
 #include <tbb/global_control.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -253,4 +254,12 @@ int run(int threads, double limit) {
 }  // namespace
 }  // namespace ort_train
 
-int main(int argc, char** argv) { return ort_train::run(argc > 1 ? std::atoi(argv[1]) : 2, argc > 2 ? std::atof(argv[2]) : 0.5); }
+int main(int argc, char** argv) {
+  // oneDNN's threads would wait for their next product by spinning, on the processors that ours run on meanwhile. OpenMP reads this when it
+  // is loaded.
+  if (!std::getenv("OMP_WAIT_POLICY")) {
+    setenv("OMP_WAIT_POLICY", "passive", 1);
+    execv("/proc/self/exe", argv);
+  }
+  return ort_train::run(argc > 1 ? std::atoi(argv[1]) : 2, argc > 2 ? std::atof(argv[2]) : 0.5);
+}

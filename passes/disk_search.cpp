@@ -81,14 +81,16 @@ Placed DiskSearch::place(Choice& choice) {
     placed.of = std::move(*choice.candidate);
   else
     placed.of = candidate(entries_.entries(choice.way, careful_), choice.recompute);
-  const Planner& planner = *placed.of.planner;
+  Planner& planner = *placed.of.planner;
   const int64_t most = limit(choice.instructions);
   if (planner.resident_bytes() <= most) placed.made.program = planner.resident();
-  if (placed.made.program.entries.empty() || placed.made.program.memory().bytes > most)
-    placed.made = planner.streamed(most, compute_, disk_);
-  else
-    placed.roomy = planner.resident(/*roomy=*/true);
+  const bool fits = !placed.made.program.entries.empty() && placed.made.program.memory().bytes <= most;
+  if (!fits) placed.made = planner.streamed(most, compute_, disk_);
   if (dumps_) problem_ = planning::to_json(planner.problem(most, compute_, disk_));
+  if (fits) {
+    planner.leave_room();
+    placed.roomy = planner.resident();
+  }
   placed.of.planner.reset();
   return placed;
 }

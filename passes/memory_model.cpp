@@ -237,7 +237,8 @@ Peak simulate(const MemoryModel& model, const StepOrder& order, std::vector<Chai
     live += model.classes[c].bytes;
     if (!chains) return;
     chain_of[c] = static_cast<uint32_t>(chains->size());
-    chains->push_back({.classes = {c}, .bytes = model.classes[c].bytes, .first = at, .last = std::max(at, end)});
+    const MemoryClass& of = model.classes[c];
+    chains->push_back({.classes = {c}, .bytes = of.bytes, .first = at, .last = std::max(at, end), .fed = of.fed, .kept = of.kept});
   };
   const auto close = [&](uint32_t c, int32_t at) {
     live -= model.classes[c].bytes;
@@ -265,7 +266,10 @@ Peak simulate(const MemoryModel& model, const StepOrder& order, std::vector<Chai
       taken.push_back(place->second);
       if (chains) {
         chain_of[c] = chain_of[place->second];
-        (*chains)[chain_of[c]].classes.push_back(c);
+        Chain& chain = (*chains)[chain_of[c]];
+        chain.classes.push_back(c);
+        chain.fed |= model.classes[c].fed;
+        chain.kept |= model.classes[c].kept;
       }
     }
     const int64_t now = live + step.workspace;

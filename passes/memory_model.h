@@ -68,6 +68,7 @@ struct Chain {
   std::vector<uint32_t> classes;
   int64_t bytes = 0;
   int32_t first = 0, last = 0;
+  bool fed = false, kept = false;  // one of the classes is
 };
 
 // Transient bytes around a step.

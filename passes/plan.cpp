@@ -25,7 +25,7 @@ struct Planner::Impl {
     std::vector<bool> movable{};     // by persistent value
     planning::Problem problem{};
     int64_t floor = 0;
-    ComputeRates compute{};
+    JobMachine machine{};
     std::unique_ptr<planning::Search> search{};
 
     // The memory is at least the floor. `enough`: of a bound; no higher one is looked for.
@@ -36,17 +36,16 @@ struct Planner::Impl {
   };
   std::unique_ptr<Job> last_job;
 
-  std::unique_ptr<Job> make_job(int64_t limit, const ComputeRates& compute, const StreamRates& disk,
-                                const ComputedBehind& behind = {}) const {
-    auto job = std::make_unique<Job>(Job{.movable = std::vector<bool>(persistents.size()), .compute = compute});
+  std::unique_ptr<Job> make_job(int64_t limit, const JobMachine& machine, const StreamRates& disk) const {
+    auto job = std::make_unique<Job>(Job{.movable = std::vector<bool>(persistents.size()), .machine = machine});
     planning::Problem& problem = job->problem;
     problem.memory = limit;
     problem.disk = disk;
     std::vector<bool> used_behind(persistents.size());
     std::vector<std::vector<bool>> steps;
-    for (const Draft& draft : drafts) steps.push_back(steps_behind(draft, persistents, behind, used_behind));
+    for (const Draft& draft : drafts) steps.push_back(steps_behind(draft, persistents, machine.behind, used_behind));
     for (size_t i = 0; i < drafts.size(); ++i) {
-      job->drafts.push_back(make_run_draft(drafts[i], persistents, options.threads, compute, behind, steps[i], used_behind));
+      job->drafts.push_back(make_run_draft(drafts[i], persistents, machine, steps[i], used_behind));
       problem.runs.push_back(std::move(job->drafts.back().run));
       const planning::Run& run = problem.runs.back();
       for (const planning::Piece& piece : run.pieces) {
@@ -65,8 +64,9 @@ struct Planner::Impl {
   }
 
   Job& job(int64_t limit, const ComputeRates& compute, const StreamRates& disk) {
-    const bool is_last = last_job && last_job->problem.memory == limit && last_job->compute == compute && last_job->problem.disk == disk;
-    if (!is_last) last_job = make_job(limit, compute, disk);
+    const bool is_last =
+        last_job && last_job->problem.memory == limit && last_job->machine.rates == compute && last_job->problem.disk == disk;
+    if (!is_last) last_job = make_job(limit, {.threads = options.threads, .rates = compute}, disk);
     return *last_job;
   }
 
@@ -140,24 +140,18 @@ struct Planner::Impl {
     program.spare = {.offset = end, .bytes = std::max<int64_t>(0, host.bytes - end) / kSector * kSector, .space = kHost};
   }
 
-  // `layers`: null where everything is in one memory, as resident() has it.
-  Program make(const Job* job, const planning::Layers* layers, bool roomy = false) const {
-    Program program = layers && layers->plans.size() > 1 ? program_apart() : Program{};
+  Program make(const Job& job, const planning::Layers& layers) const {
+    Program program = layers.plans.size() > 1 ? program_apart() : Program{};
     program.threads = options.threads;
-    std::vector<Persistent> values =
-        persistents.lay_out(layers ? homes(*job, *layers) : std::vector<SpaceId>(persistents.size(), kMemory), program);
+    std::vector<Persistent> values = persistents.lay_out(homes(job, layers), program);
     for (Space& space : program.spaces) {
       if (space.kind == SpaceKind::file) continue;
-      if (layers) space.persistent_bytes = whole_sectors(space.persistent_bytes);
+      if (job.machine.moves) space.persistent_bytes = whole_sectors(space.persistent_bytes);
       space.bytes = space.persistent_bytes;
     }
     for (size_t i = 0; i < drafts.size(); ++i) {
-      PlannedRun planned{.draft = layers ? &job->drafts[i] : nullptr};
-      for (size_t l = 0; layers && l < layers->plans.size(); ++l)
-        planned.layers.push_back({.run = &layers->problem(job->problem, l).runs[i], .plan = &layers->plans[l].runs[i]});
-      Draft kept;
-      if (roomy) keep_for_beside(kept = drafts[i]);
-      program.entries.push_back(make_entry(roomy ? kept : drafts[i], values, layers ? &planned : nullptr, program));
+      const PlannedRun planned{.draft = &job.drafts[i], .layers = layers.of_run(job.problem, i)};
+      program.entries.push_back(make_entry(drafts[i], values, planned, program));
       for (const Storage& storage : program.entries.back().storages) {
         int64_t& bytes = program.spaces[storage.place.space].bytes;
         bytes = std::max(bytes, aligned(storage.place.end()));
@@ -171,9 +165,16 @@ struct Planner::Impl {
     return program;
   }
 
+  static std::optional<planning::Layers> layers_of(const Job& job, std::optional<planning::Plan> plan) {
+    if (!plan) return std::nullopt;
+    planning::Layers layers{.plans = {std::move(*plan)}};
+    set_forecasts(job.problem, layers);
+    return layers;
+  }
+
   // Many plans take about the least time. Drives pause, and share with others: this is one for a slower disk, where it takes about as long
   // as any while the disk is as fast as it was measured.
-  std::optional<planning::Plan> careful(const Job& job, double bound) const {
+  std::optional<planning::Layers> careful(const Job& job, double bound) const {
     constexpr double kSlower = 0.8;
     constexpr double kNear = 1.01;  // of the bound: a slower disk must make so little of a difference
     planning::Problem slower = job.problem;
@@ -181,18 +182,16 @@ struct Planner::Impl {
     slower.disk.write *= kSlower;
     planning::Search search(slower, kNear * bound, options.search_bytes);
     if (search.bound() >= kNear * bound) return std::nullopt;
-    std::optional<planning::Plan> plan = search.best();
-    if (plan) set_forecasts(job.problem, *plan);
-    return plan;
+    return layers_of(job, search.best());
   }
 
-  std::optional<planning::Plan> best(Job& job) const {
+  std::optional<planning::Layers> best(Job& job) const {
     constexpr double kGood = 1.002;  // times the bound, or the fastest plan
     planning::Search& search = job.find_search(std::numeric_limits<double>::infinity(), options.search_bytes);
-    std::optional<planning::Plan> patient;
+    std::optional<planning::Layers> patient;
     if (options.careful) patient = careful(job, search.bound());
     if (patient && patient->seconds <= kGood * search.bound()) return patient;
-    std::optional<planning::Plan> fastest = search.best();
+    std::optional<planning::Layers> fastest = layers_of(job, search.best());
     return patient && (!fastest || patient->seconds <= kGood * fastest->seconds) ? std::move(patient) : std::move(fastest);
   }
 
@@ -213,7 +212,8 @@ struct Planner::Impl {
   }
 
   std::unique_ptr<Job> make_apart(const DeviceMemories& memories, const ComputedBehind& computed) const {
-    std::unique_ptr<Job> job = make_job(memories.device, memories.compute, memories.link, computed);
+    std::unique_ptr<Job> job =
+        make_job(memories.device, {.threads = options.threads, .rates = memories.compute, .behind = computed}, memories.link);
     job->problem.behind = {{.name = "host", .bytes = memories.host, .between_runs = between_runs(), .store = memories.disk}};
     return job;
   }
@@ -224,7 +224,7 @@ struct Planner::Impl {
     for (const bool least : {false, true}) {
       const std::optional<planning::Layers> layers = least ? planning::least_layers(job->problem) : planning::plan_layers(job->problem);
       if (!layers) continue;
-      StreamedProgram made{.program = make(job.get(), &*layers), .forecasts = layers->forecasts, .bound = layers->bound};
+      StreamedProgram made{.program = make(*job, *layers), .forecasts = layers->forecasts, .bound = layers->bound};
       if (made.program.memory().bytes <= memories.device && made.program.spaces[kHost].bytes <= memories.host) return made;
     }
     return std::nullopt;
@@ -233,7 +233,7 @@ struct Planner::Impl {
   std::pair<int64_t, int64_t> least_apart() const {
     const std::unique_ptr<Job> job = make_apart({}, {});
     const planning::Layers layers = planning::least_layers(job->problem);
-    const Program program = make(job.get(), &layers);
+    const Program program = make(*job, layers);
     return {std::max(program.memory().bytes, planning::bytes_of(job->problem, layers.plans[0])),
             std::max(program.spaces[kHost].bytes, planning::bytes_of(layers.behind[0], layers.plans[1]))};
   }
@@ -256,7 +256,16 @@ Planner::Planner(const std::vector<PlanEntry>& entries, const PlanOptions& optio
 }
 Planner::~Planner() = default;
 
-Program Planner::resident(bool roomy) const { return impl_->make(nullptr, nullptr, roomy); }
+void Planner::leave_room() {
+  for (Draft& draft : impl_->drafts) keep_for_beside(draft);
+}
+
+Program Planner::resident() const {
+  const auto job = impl_->make_job(0, {.threads = impl_->options.threads, .moves = false}, {});
+  planning::Plan plan{.resident = std::vector<bool>(impl_->persistents.size(), true)};
+  for (const planning::Run& run : job->problem.runs) plan.runs.push_back({.stays = {}, .block_offsets = place_tightly(run, {}).offsets});
+  return impl_->make(*job, {.plans = {std::move(plan)}});
+}
 
 int64_t Planner::resident_bytes() const {
   int64_t persistent = 0, most = 0;
@@ -265,16 +274,14 @@ int64_t Planner::resident_bytes() const {
   return persistent + most;
 }
 
-int64_t Planner::least_bytes() const { return impl_->make_job(0, {}, {})->floor; }
+int64_t Planner::least_bytes() const { return impl_->make_job(0, {.threads = impl_->options.threads}, {})->floor; }
 
 StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const StreamRates& disk, double beat) const {
   constexpr double kWorth = 0.998;  // of what is to be beaten
   Impl::Job& job = impl_->job(limit, compute, disk);
   StreamOutlook result;
   if (limit < job.floor) return result;
-  std::vector<double> seconds;
-  for (const planning::Run& run : job.problem.runs) seconds.push_back(planning::computing(run));
-  result.bound = planning::step_seconds(job.problem, seconds);
+  result.bound = planning::step_seconds(job.problem, [&](size_t r) { return planning::computing(job.problem.runs[r]); });
   if (result.bound >= kWorth * beat) return result;
   planning::Search& search = job.find_search(kWorth * beat, impl_->options.search_bytes);
   result.bound = search.bound();
@@ -288,21 +295,17 @@ StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const
 StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
   Impl::Job& job = impl_->job(limit, compute, disk);
   StreamedProgram result;
-  std::optional<planning::Plan> plan;
+  std::optional<planning::Layers> layers;
   if (limit >= job.floor) {
-    plan = impl_->best(job);
+    layers = impl_->best(job);
     result.bound = job.search->bound();
   }
-  const auto make = [&] {
-    const planning::Layers layers{.plans = {*plan}};
-    result.program = impl_->make(&job, &layers);
-  };
-  if (plan) make();
-  if (!plan || result.program.memory().bytes > limit) {
-    plan = planning::least_plan(job.problem);
-    make();
+  if (layers) result.program = impl_->make(job, *layers);
+  if (!layers || result.program.memory().bytes > limit) {
+    layers = Impl::layers_of(job, planning::least_plan(job.problem));
+    result.program = impl_->make(job, *layers);
   }
-  result.forecasts = std::move(plan->forecasts);
+  result.forecasts = std::move(layers->forecasts);
   return result;
 }
 

@@ -72,9 +72,11 @@ class Planner {
   Planner(const std::vector<PlanEntry>& entries, const PlanOptions& options);
   ~Planner();
 
-  // Everything in memory: in the least that it could take, or `roomy`, with room for what is done beside other nodes (Queue::beside).
-  Program resident(bool roomy = false) const;
-  // The least that this could take, and the least with a disk.
+  // Everything in memory.
+  Program resident() const;
+  // What is planned from here on takes more memory, so that less has to wait for what is done beside other nodes (Queue::beside).
+  void leave_room();
+  // The least that it could take, and the least with a disk.
   int64_t resident_bytes() const;
   int64_t least_bytes() const;
   // The fastest that it finds in an arena of `limit` bytes with a disk; the one of least memory where that is larger.

@@ -74,7 +74,8 @@ Placed PlanSearch::resident() const { return in_memory(first_choice()); }
 Placed PlanSearch::in_memory(const RecomputeChoice& choice) const {
   Placed placed{.of = candidate(first(), choice)};
   placed.made.program = placed.of.planner->resident();
-  placed.roomy = placed.of.planner->resident(/*roomy=*/true);
+  placed.of.planner->leave_room();
+  placed.roomy = placed.of.planner->resident();
   placed.of.planner.reset();
   return placed;
 }

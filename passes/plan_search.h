@@ -41,7 +41,7 @@ struct Candidate {
 struct Placed {
   Candidate of{};
   StreamedProgram made{};
-  std::optional<Program> roomy{};  // instead, where there is memory for it (Planner::resident)
+  std::optional<Program> roomy{};  // instead, where there is memory for it (Planner::leave_room)
 };
 
 // The smallest budget.

@@ -98,17 +98,17 @@ TEST(Assign, GivesPlacesAndTimesThatDontMeet) {
     const double computed = computing(run);
     for (const double room : {1.05, 1.3, 2.0}) {
       const auto bytes = static_cast<int64_t>(room * static_cast<double>(most)) / 4096 * 4096;
-      for (const Eagerness& eagerness : {Eagerness{}, Eagerness{.queued = 1e-3, .early = 2e-3}, Eagerness{.queued = 1, .early = 1}}) {
-        const RunPlan wish = assign_bytes(run, stays, bytes, problem.disk, eagerness);
+      for (const double seconds : {0.0, 2e-3, 1.0}) {
+        const RunPlan wish = assign_bytes(run, stays, bytes, problem.disk, seconds);
         expect_fits(run, wish, bytes);
         EXPECT_GE(wish.seconds, computed);
         const std::optional<Cores> cores = place_cores(run, wish, bytes);
         if (!cores) continue;
         ++placed;
-        const RunPlan plan = assign(run, wish.stays, *cores, bytes, problem.disk, eagerness);
+        const RunPlan plan = assign(run, wish.stays, *cores, bytes, problem.disk, seconds);
         expect_sound(run, plan, bytes);
         EXPECT_GE(plan.seconds, computed);
-        EXPECT_NEAR(forecast_of(run, plan.stays, problem.disk).seconds / plan.seconds, 1, 1e-9);
+        EXPECT_NEAR(forecast_of({{.run = &run, .plan = &plan, .store = problem.disk}}).seconds / plan.seconds, 1, 1e-9);
         for (const Stay& stay : plan.stays) {
           early += stay.reads && stay.issue < stay.first;
           late += stay.writes && stay.released > stay.last + 1;

@@ -143,9 +143,7 @@ TEST(Bound, NoPlanIsFaster) {
       problem.disk.slowed = share(0.95 * problem.disk.beside);
     }
     const int64_t floor = floor_bytes(problem);
-    std::vector<double> seconds;
-    for (const auto& run : problem.runs) seconds.push_back(planning::computing(run));
-    const double computed = step_seconds(problem, seconds);
+    const double computed = step_seconds(problem, [&](size_t r) { return planning::computing(problem.runs[r]); });
     double last = kInfinity;
     for (const double more : {0.0, 0.1, 0.25, 0.5, 1.0, 100.0}) {
       problem.memory = whole_sectors(static_cast<int64_t>((1 + more) * static_cast<double>(floor)));
@@ -171,10 +169,10 @@ TEST(Bound, NoPlanIsFaster) {
         holder.choose(order, problem.memory);
         Plan chance{.resident = holder.resident()};
         for (size_t r = 0; r < problem.runs.size(); ++r)
-          chance.runs.push_back(assign_bytes(problem.runs[r], holder.stays(r), problem.memory - holder.resident_bytes(), problem.disk,
-                                             {.queued = random() % 2 ? 1e9 : 0.0}));
-        set_forecasts(problem, chance);
-        EXPECT_GE(chance.seconds, bound * (1 - 1e-9)) << "seed " << seed << ", memory " << problem.memory;
+          chance.runs.push_back(assign_bytes(problem.runs[r], holder.stays(r), problem.memory - resident_bytes(problem, chance.resident),
+                                             problem.disk, random() % 2 ? 1e9 : 0.0));
+        EXPECT_GE(step_seconds(problem, [&](size_t r) { return chance.runs[r].seconds; }), bound * (1 - 1e-9))
+            << "seed " << seed << ", memory " << problem.memory;
       }
     }
   }

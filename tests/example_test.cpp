@@ -53,7 +53,7 @@ TEST(Example, IsWhatTheDocumentationShows) {
   ASSERT_TRUE(plan.has_value());
   stands_there(print(run, plan->runs[0].stays));
   stands_there(print(run, plan->runs[0]));
-  const StreamForecast forecast = forecast_of(run, plan->runs[0].stays, problem.disk);
+  const StreamForecast forecast = forecast_of({{.run = &run, .plan = &plan->runs[0], .store = problem.disk}});
   stands_there(fmt::format("{:.1f} ms: {:.1f} computing, {:.1f} waiting; the disk reads for {:.1f} and writes for {:.1f}\n",
                            1e3 * forecast.seconds, 1e3 * forecast.compute, 1e3 * forecast.stalled, 1e3 * forecast.read,
                            1e3 * forecast.write));

@@ -3,7 +3,7 @@
 // What is held between which uses is chosen before (hold.h). A stay's core reaches from its first use to its last; before it lies
 // the time of its read, behind it that of its write: its flanks. Each core has a place reserved that no other core takes, so that every
 // pass has a plan at its end. The pass goes from step to step with a clock. Writes begin when their stays end, and keep their place until
-// they are over. Reads begin in the order of need, as early as `Eagerness` says and there is room: in the place that is reserved, or in the
+// they are over. Reads begin in the order of need, as early as they may and there is room: in the place that is reserved, or in the
 // tightest gap. What begins at its step takes its place, and waits for the writes that are still in it.
 //
 // The same pass can go by bytes alone, without addresses: that is fast, and says which flanks are worth a place.
@@ -11,7 +11,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <vector>
 
@@ -36,14 +35,9 @@ struct RunPlan {
   double seconds = 0;                  // that the run is expected to take
 };
 
-// How early reads begin.
-struct Eagerness {
-  double queued = 0;                                       // seconds of transfers that may wait for the disk when another read is begun
-  double early = std::numeric_limits<double>::infinity();  // seconds that are computed at most between the beginning of a read and its step
-};
-
-// By bytes alone: no more than `bytes` are taken at any step. Offsets are not set.
-RunPlan assign_bytes(const Run& run, std::vector<Stay> stays, int64_t bytes, const StreamRates& disk, const Eagerness& eagerness);
+// By bytes alone: no more than `bytes` are taken at any step. Offsets are not set. `early`: seconds that are computed at most between the
+// beginning of a read and its step.
+RunPlan assign_bytes(const Run& run, std::vector<Stay> stays, int64_t bytes, const StreamRates& disk, double early);
 
 // Places of cores: the offset of each stay and, behind those, of each block.
 struct Cores {
@@ -56,7 +50,6 @@ std::optional<Cores> place_cores(const Run& run, const RunPlan& wish, int64_t by
 Cores place_tightly(const Run& run, const std::vector<Stay>& stays);
 
 // With addresses below `bytes`.
-RunPlan assign(const Run& run, std::vector<Stay> stays, const Cores& cores, int64_t bytes, const StreamRates& disk,
-               const Eagerness& eagerness);
+RunPlan assign(const Run& run, std::vector<Stay> stays, const Cores& cores, int64_t bytes, const StreamRates& disk, double early);
 
 }  // namespace ort_train::planning

@@ -3,10 +3,6 @@
 #include <algorithm>
 #include <map>
 
-#include "exec/program.h"
-#include "passes/plan/bound.h"
-#include "passes/plan/timing.h"
-
 namespace ort_train::planning {
 namespace {
 
@@ -91,43 +87,39 @@ Problem problem_behind(const Problem& problem, const std::vector<bool>& resident
   return result;
 }
 
-RunPlan with_lead(RunPlan plan, double share) {
-  const auto part = [&](int32_t steps) { return static_cast<int32_t>(share * steps); };
-  for (Stay& stay : plan.stays) {
-    if (stay.reads) stay.issue = stay.first - part(stay.first - stay.issue);
-    if (stay.writes) stay.released = stay.last + 1 + part(stay.released - stay.last - 1);
+std::vector<Layer> Layers::of_run(const Problem& nearest, size_t run) const {
+  std::vector<Layer> result;
+  for (size_t l = 0; l < plans.size(); ++l) {
+    const Problem& problem = l == 0 ? nearest : behind[l - 1];
+    result.push_back({.run = &problem.runs[run], .plan = &plans[l].runs[run], .store = problem.disk});
   }
-  return plan;
+  return result;
+}
+
+void set_forecasts(const Problem& problem, Layers& layers) {
+  layers.forecasts.clear();
+  for (size_t r = 0; r < problem.runs.size(); ++r) layers.forecasts.push_back(forecast_of(layers.of_run(problem, r)));
+  layers.seconds = step_seconds(problem, [&](size_t r) { return layers.forecasts[r].seconds; });
 }
 
 namespace {
 
-void set_forecasts(const Problem& problem, Layers& layers) {
-  std::vector<double> seconds;
-  for (size_t r = 0; r < problem.runs.size(); ++r) {
-    std::vector<Layer> of;
-    for (size_t l = 0; l < layers.plans.size(); ++l) {
-      const Problem& in = layers.problem(problem, l);
-      of.push_back({.run = &in.runs[r], .stays = &layers.plans[l].runs[r].stays, .store = in.disk});
+// Without `ahead` copies begin and end at their steps, so that the memory behind holds as few at a time as it can.
+Layers in_front_of_behind(const Problem& problem, Plan near, bool ahead) {
+  for (RunPlan& run : near.runs) {
+    for (Stay& stay : run.stays) {
+      if (!ahead) stay.issue = stay.first, stay.released = stay.last + 1;
     }
-    layers.forecasts.push_back(forecast_of(of));
-    seconds.push_back(layers.forecasts.back().seconds);
   }
-  layers.seconds = step_seconds(problem, seconds);
-}
-
-// With the lead that is left of the plan for the nearest memory.
-Layers in_front_of_behind(const Problem& problem, Plan near, double lead) {
   Layers layers{.plans = {std::move(near)}};
-  for (RunPlan& run : layers.plans[0].runs) run = with_lead(std::move(run), lead);
   layers.behind = {problem_behind(problem, layers.plans[0].resident, layers.plans[0].runs)};
   return layers;
 }
 
-// Holds in the memory behind what a plan for the nearest one needs there: with as much lead as there is room for.
+// Holds in the memory behind what a plan for the nearest one needs there.
 std::optional<Layers> add_behind(const Problem& problem, const Plan& near) {
-  for (const double lead : {1.0, 0.5, 0.25, 0.1, 0.0}) {
-    Layers layers = in_front_of_behind(problem, near, lead);
+  for (const bool ahead : {true, false}) {
+    Layers layers = in_front_of_behind(problem, near, ahead);
     const Problem& behind = layers.behind[0];
     if (behind.memory < floor_bytes(behind)) continue;
     std::optional<Plan> plan = Search(behind).best();
@@ -162,14 +154,13 @@ double bound_of_all(const Problem& problem) {
 }  // namespace
 
 int64_t bytes_of(const Problem& problem, const Plan& plan) {
-  int64_t resident = problem.always, most = 0;
-  for (size_t i = 0; i < plan.resident.size(); ++i) resident += plan.resident[i] ? problem.lasting[i].held : 0;
+  int64_t most = 0;
   for (size_t r = 0; r < plan.runs.size(); ++r) {
     const Run& run = problem.runs[r];
     for (const Stay& stay : plan.runs[r].stays) most = std::max(most, stay.offset + run.pieces[stay.piece].bytes);
     for (size_t b = 0; b < run.blocks.size(); ++b) most = std::max(most, plan.runs[r].block_offsets[b] + run.blocks[b].bytes);
   }
-  return whole_sectors(resident) + most;
+  return resident_bytes(problem, plan.resident) + most;
 }
 
 std::optional<Layers> plan_layers(const Problem& problem) {
@@ -190,7 +181,7 @@ std::optional<Layers> plan_layers(const Problem& problem) {
 }
 
 Layers least_layers(const Problem& problem) {
-  Layers layers = in_front_of_behind(problem, least_plan(problem), 0);
+  Layers layers = in_front_of_behind(problem, least_plan(problem), /*ahead=*/false);
   layers.plans.push_back(least_plan(layers.behind[0]));
   set_forecasts(problem, layers);
   return layers;

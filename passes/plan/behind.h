@@ -13,15 +13,13 @@
 #include <vector>
 
 #include "passes/plan/search.h"
+#include "passes/plan/timing.h"
 
 namespace ort_train::planning {
 
 // The problem's memory is that of problem.behind[0]. Pieces have the values of those in front. A run's blocks are the fed ones in front, in
 // their order, and its blocks_behind.
 Problem problem_behind(const Problem& problem, const std::vector<bool>& resident, const std::vector<RunPlan>& runs);
-
-// Later reads and sooner waits, so that the memory behind holds fewer copies at a time: `share` of the lead is left.
-RunPlan with_lead(RunPlan plan, double share);
 
 // A plan for each memory, the nearest first.
 struct Layers {
@@ -31,8 +29,11 @@ struct Layers {
   double seconds = 0;                       // of an optimizer step
   double bound = 0;                         // no plan takes less
 
-  const Problem& problem(const Problem& nearest, size_t layer) const { return layer == 0 ? nearest : behind[layer - 1]; }
+  std::vector<Layer> of_run(const Problem& nearest, size_t run) const;
 };
+
+// What the runs are expected to take.
+void set_forecasts(const Problem& problem, Layers& layers);
 
 // What a plan takes of its problem's memory.
 int64_t bytes_of(const Problem& problem, const Plan& plan);

@@ -2,20 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
-
-#include "passes/plan/bound_stretch.h"
 
 namespace ort_train::planning {
 namespace {
 
-constexpr int kRounds = 16;  // of rows of room
-constexpr int kIdleRounds = 3;
-constexpr int kFirstRows = 64;  // of memory, a run
-constexpr size_t kMemoryRowsARound = 32;
-constexpr int kMemoryRounds = 16;
-constexpr double kOverfull = 2e-4;      // of the limit, that a row of memory may be violated
+constexpr int kIdleRounds = 3;          // of rows of room, that changed next to nothing
+constexpr int kFirstRows = 64;          // of memory, a run
+constexpr size_t kRowsARound = 12;      // that are made at a time, a run
 constexpr double kTransferCost = 1e-4;  // of a second of transfers, of those that take the same time
 
 }  // namespace
@@ -192,31 +186,42 @@ std::vector<double> Bound::free_memory(const RunRows& rows) const {
   return free;
 }
 
-// Makes the rows of memory that the solution violates most, some way from each other.
+// Those that are violated most and don't meet.
+std::vector<Bound::Stretch> Bound::worst(std::vector<Stretch> all) {
+  std::stable_sort(all.begin(), all.end(), [](const Stretch& a, const Stretch& b) { return a.violation > b.violation; });
+  std::vector<Stretch> result;
+  for (const Stretch& stretch : all) {
+    const auto meets = [&](const Stretch& other) { return stretch.begin < other.end && other.begin < stretch.end; };
+    if (result.size() < kRowsARound && std::none_of(result.begin(), result.end(), meets)) result.push_back(stretch);
+  }
+  return result;
+}
+
+// Makes the rows of memory that the solution violates most, some way from each other; false if there are none.
 bool Bound::add_overfull(RunRows& rows) {
   const std::vector<double> free = free_memory(rows);
   const auto steps = static_cast<int32_t>(free.size());
   const int32_t apart = steps / kFirstRows / 4;
-  std::vector<Stretch> worst;
+  std::vector<Stretch> overfull;
   for (int32_t t = 0; t < steps; ++t) {
-    const double violation = -free[static_cast<size_t>(t)];
-    if (violation > kOverfull * static_cast<double>(limit_)) worst.push_back({violation, t, t + apart + 1});
+    const double violation = -free[static_cast<size_t>(t)] / static_cast<double>(limit_);
+    if (violation > kTolerance && rows.memory_at.count(t) == 0) overfull.push_back({violation, t, t + apart + 1});
   }
-  return for_worst(worst, kMemoryRowsARound, [&](const Stretch& stretch) { memory_row(rows, stretch.begin); });
+  for (const Stretch& stretch : worst(overfull)) memory_row(rows, stretch.begin);
+  return !overfull.empty();
 }
 
 // Solves until the memory does for all runs that cost something, or for all.
 bool Bound::solve(bool is_near, double least_weight) {
   if (too_large_) return false;
-  for (int round = 0; round < kMemoryRounds; ++round) {
-    if (!program_.solve(is_near || round > 0)) return false;
-    bool violated = false;
+  for (bool violated = true; violated; is_near = true) {
+    if (!program_.solve(is_near)) return false;
+    violated = false;
     for (size_t e = 0; e < runs_.size(); ++e) {
       if (runs_[e].weight >= least_weight && !is_full() && add_overfull(rows_[e])) violated = true;
     }
-    if (!violated) return true;
   }
-  return program_.solve(/*is_near=*/true);
+  return true;
 }
 
 // What is minimised: what is waited for, and what transfers cost, of runs that run often enough.
@@ -242,24 +247,20 @@ void Bound::find_seconds(double enough) {
   }
   certain += seconds_;
   int idle = 0;  // rounds that changed next to nothing
-  for (int round = 0; round < kRounds && idle < kIdleRounds && solve(/*is_near=*/round > 0, kRarely); ++round) {
+  bool violated = true, is_near = false;
+  for (; violated && idle < kIdleRounds && solve(is_near, kRarely); is_near = true) {
     const double before = seconds_;
     seconds_ = std::max(seconds_, certain + program_.bound());
-    idle = round > 0 && seconds_ < before * (1 + kTolerance) ? idle + 1 : 0;
-    bool violated = false;
+    idle = is_near && seconds_ < before * (1 + kTolerance) ? idle + 1 : 0;
+    violated = false;
     for (size_t e = 0; e < runs_.size() && seconds_ < enough && !is_full(); ++e) {
-      if (runs_[e].weight < kRarely) continue;
-      if (add_crowded(rows_[e])) violated = true;
+      if (runs_[e].weight >= kRarely && add_crowded(rows_[e])) violated = true;
     }
-    if (!violated) break;
   }
 }
 
 bool Bound::settle(int64_t free) {
-  if (by_time_) {  // of what takes the same time, what moves least; rare runs too
-    by_time_ = false;
-    set_costs(0, kTransferCost);
-  }
+  set_costs(0, kTransferCost);  // of what takes the same time, what moves least; rare runs too
   free_ = free;
   for (const RunRows& rows : rows_) {
     for (const auto& [step, row] : rows.memory_at) program_.set_upper(row.column, most_load(row.room));

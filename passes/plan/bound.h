@@ -12,8 +12,8 @@
 // computing are lost: its price, that it costs in any case, since waiting for it costs more. The rows are of what remains: the rest of s,
 // that something waits for, unless it is hidden behind computing.
 //
-// Of the rows those are made that a solution violates, until there are none or the rounds are over: each of them is true, so fewer make a
-// lower bound as well. Every plan satisfies all of it, so none is faster. Left out is that a piece takes its memory at once and
+// Of the rows those are made that a solution violates, until there are none or the bound no longer rises: each of them is true, so fewer
+// make a lower bound as well. Every plan satisfies all of it, so none is faster. Left out is that a piece takes its memory at once and
 // a transfer its time: by about the time of one block of fill and drain real plans are slower.
 //
 // The bound is for the given runs: with their order of steps, and what they recompute. Entries that run rarely (kRarely) don't count.
@@ -48,6 +48,10 @@ class Bound {
   double held(size_t run, uint32_t piece, size_t use) const { return share(held_[run][piece][use]); }  // from this use to the next
 
  private:
+  static constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  static constexpr double kUnit = 1e6;        // bytes of a row of memory
+  static constexpr double kTolerance = 3e-4;  // of a run's time or of the limit, that a row of room or of memory may be violated
+
   // Seconds of transfer between two moments, the beginnings of steps, that may be waited for: constant + terms.
   struct Transfer {
     int32_t begin = 0, end = 0;
@@ -55,7 +59,7 @@ class Bound {
     double constant = 0;
     std::vector<LinearTerm> terms{};
     double most() const;
-    int32_t counted() const;  // reads when they are wanted, writes when their memory is
+    int32_t counted() const { return released < 0 ? end : released; }  // reads when they are wanted, writes when their memory is
   };
   struct Row {  // of memory, at a step, with what is under way or without
     int32_t column = 0;
@@ -80,6 +84,11 @@ class Bound {
     bool is_end(int32_t moment) const { return moment == static_cast<int32_t>(room.size()); }
   };
 
+  struct Stretch {  // between two moments
+    double violation = 0;
+    int32_t begin = 0, end = 0;
+  };
+
   double share(int32_t column) const { return column < 0 ? 1 : program_.value(column); }
   void add_pieces(size_t run);
   void add_piece(size_t run, uint32_t piece);
@@ -94,11 +103,13 @@ class Bound {
   Row memory_row(RunRows& rows, int32_t step);
   double most_load(int64_t room) const;
   std::vector<double> free_memory(const RunRows& rows) const;
+  static std::vector<Stretch> worst(std::vector<Stretch> all);
   bool add_overfull(RunRows& rows);
   bool solve(bool is_near, double least_weight);
   int32_t waited_until(RunRows& rows, int32_t moment);
   void sort_transfers(RunRows& rows);
   int32_t sum_until(RunRows& rows, Sum& sum, int32_t moment);
+  int32_t add_sum(RunRows& rows, const std::vector<const Transfer*>& transfers, std::vector<LinearTerm> terms, bool all);
   int32_t add_underway(RunRows& rows, const std::vector<const Transfer*>& transfers, int32_t step, double rate);
   void add_room(RunRows& rows, int32_t begin, int32_t end);
   bool add_crowded(RunRows& rows);
@@ -121,7 +132,6 @@ class Bound {
   double seconds_ = 0;
   bool too_large_ = false;  // to be solved
   int64_t free_ = 0;        // bytes of the limit that are left alone
-  bool by_time_ = true;     // what the costs are
 };
 
 }  // namespace ort_train::planning

@@ -1,24 +1,20 @@
 // Bound's rows of room: see bound.h.
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 
 #include "passes/plan/bound.h"
-#include "passes/plan/bound_stretch.h"
 
 namespace ort_train::planning {
 namespace {
 
-constexpr size_t kRowsARound = 12;  // a run
-
-// Of so many moments all of the first and the last, and evenly of those between.
+// Of so many moments all of the first and the last, and as many, evenly, of all.
 std::vector<int32_t> thinned(size_t moments) {
-  constexpr size_t kEnds = 64, kBetween = 256;
+  constexpr size_t kMoments = 192;
   std::vector<int32_t> result;
-  const size_t stride = moments / kBetween + 1;
+  const size_t stride = moments / kMoments + 1;
   for (size_t m = 0; m < moments; ++m) {
-    if (m < kEnds || m + kEnds >= moments || m % stride == 0) result.push_back(static_cast<int32_t>(m));
+    if (m < kMoments || m + kMoments >= moments || m % stride == 0) result.push_back(static_cast<int32_t>(m));
   }
   return result;
 }
@@ -36,8 +32,6 @@ int32_t Bound::waited_until(RunRows& rows, int32_t moment) {
   return column;
 }
 
-int32_t Bound::Transfer::counted() const { return released < 0 ? end : released; }
-
 double Bound::Transfer::most() const {
   double seconds = constant;
   for (const LinearTerm& term : terms) seconds += std::max(0.0, term.factor);
@@ -50,7 +44,6 @@ double Bound::value_of(const Transfer& transfer) const {
   return seconds;
 }
 
-// Reads count when they are wanted, writes when their memory is.
 void Bound::sort_transfers(RunRows& rows) {
   for (const Transfer& transfer : rows.transfers) (transfer.released < 0 ? rows.reads : rows.writes).transfers.push_back(&transfer);
   for (Sum* sum : {&rows.reads, &rows.writes}) {
@@ -67,21 +60,11 @@ int32_t Bound::sum_until(RunRows& rows, Sum& sum, int32_t moment) {
                                      [](int32_t m, const Transfer* transfer) { return m < transfer->counted(); });
   const auto to = std::upper_bound(sum.transfers.begin(), sum.transfers.end(), moment,
                                    [](int32_t m, const Transfer* transfer) { return m < transfer->counted(); });
-  std::map<int32_t, double> factors;
-  double constant = 0;
-  for (auto transfer = from; transfer != to; ++transfer) {
-    constant += (*transfer)->constant;
-    for (const LinearTerm& term : (*transfer)->terms) factors[term.column] += term.factor;
-  }
-  const int32_t column = program_.add_column(0, 0, rows.work);
-  std::vector<LinearTerm> terms{{column, 1}, {before->second, -1}};
-  for (const auto& [of, factor] : factors) terms.push_back({of, -factor});
-  program_.add_row(constant, constant, terms);
-  return sum.columns[moment] = column;
+  return sum.columns[moment] = add_sum(rows, {from, to}, {{before->second, -1}}, /*all=*/true);
 }
 
-// Seconds of these that may be under way at a step: no more than there are, and bytes that fit beside what is there then.
-int32_t Bound::add_underway(RunRows& rows, const std::vector<const Transfer*>& transfers, int32_t step, double rate) {
+// A column for the seconds of these, or (not `all`) for no more than that, above the terms.
+int32_t Bound::add_sum(RunRows& rows, const std::vector<const Transfer*>& transfers, std::vector<LinearTerm> terms, bool all) {
   std::map<int32_t, double> factors;
   double constant = 0, most = 0;
   for (const Transfer* transfer : transfers) {
@@ -89,10 +72,16 @@ int32_t Bound::add_underway(RunRows& rows, const std::vector<const Transfer*>& t
     most += transfer->most();
     for (const LinearTerm& term : transfer->terms) factors[term.column] += term.factor;
   }
-  const int32_t column = program_.add_column(0, 0, most);
-  std::vector<LinearTerm> terms{{column, 1}};
+  const int32_t column = program_.add_column(0, 0, all ? rows.work : most);
+  terms.insert(terms.begin(), {column, 1});
   for (const auto& [of, factor] : factors) terms.push_back({of, -factor});
-  program_.add_row(-kInfinity, constant, terms);
+  program_.add_row(all ? constant : -kInfinity, constant, terms);
+  return column;
+}
+
+// Seconds of these that may be under way at a step: no more than there are, and bytes that fit beside what is there then.
+int32_t Bound::add_underway(RunRows& rows, const std::vector<const Transfer*>& transfers, int32_t step, double rate) {
+  const int32_t column = add_sum(rows, transfers, {}, /*all=*/false);
   const Row load = memory_row(rows, step);
   const int32_t all = program_.add_column(0, 0, most_load(load.room));
   program_.add_row(0, 0, {{all, 1}, {load.column, -1}, {column, -rate / kUnit}});
@@ -131,7 +120,7 @@ void Bound::add_room(RunRows& rows, int32_t begin, int32_t end) {
   program_.add_row(constant - computing, kInfinity, terms);
 }
 
-// Makes the rows of room that the solution violates most, whatever of the free memory is under way.
+// Makes the rows of room that the solution violates most, whatever of the free memory is under way; false if there are none.
 bool Bound::add_crowded(RunRows& rows) {
   const std::vector<double> free = free_memory(rows);
   const std::vector<int32_t> moments = thinned(rows.begin.size());
@@ -164,7 +153,7 @@ bool Bound::add_crowded(RunRows& rows) {
     waited[i] = program_.value(last->second);
     if (!rows.is_end(moments[i])) room[i] = std::max(0.0, free[static_cast<size_t>(moments[i])]);
   }
-  std::vector<Stretch> worst;
+  std::vector<Stretch> crowded;
   // Of stretches from one moment on: reads that may be ahead when it begins, writes that may have been made before, those that may be
   // pending at each moment.
   std::vector<double> ahead(count + 1), early(count + 1), pending(count + 1);
@@ -196,9 +185,10 @@ bool Bound::add_crowded(RunRows& rows) {
                             std::min(is_pending, room[to] / rate_[true]) - computing;
       if (wanted > most.violation) most = {wanted, begin, moments[to]};
     }
-    if (most.violation > kTolerance * rows.begin.back()) worst.push_back(most);
+    if (most.violation > kTolerance * rows.begin.back()) crowded.push_back(most);
   }
-  return for_worst(worst, kRowsARound, [&](const Stretch& stretch) { add_room(rows, stretch.begin, stretch.end); });
+  for (const Stretch& stretch : worst(crowded)) add_room(rows, stretch.begin, stretch.end);
+  return !crowded.empty();
 }
 
 }  // namespace ort_train::planning

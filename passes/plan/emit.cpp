@@ -16,8 +16,13 @@ using planning::Stay;
 
 class EntryMaker {
  public:
-  EntryMaker(const Draft& draft, const std::vector<Persistent>& persistents, const PlannedRun* planned, Program& program)
-      : draft_(draft), graph_(*draft.graph), persistents_(persistents), planned_(planned), program_(program), layers_(layers_of(planned)) {}
+  EntryMaker(const Draft& draft, const std::vector<Persistent>& persistents, const PlannedRun& planned, Program& program)
+      : draft_(draft),
+        graph_(*draft.graph),
+        persistents_(persistents),
+        planned_(planned),
+        program_(program),
+        layers_(planned.layers.size()) {}
 
   Entry make() {
     entry_ = {.name = draft_.name, .role = draft_.role, .value_places = std::vector<Place>(graph_.value_count()), .keep = draft_.keep};
@@ -74,20 +79,15 @@ class EntryMaker {
     return static_cast<int32_t>(entry_.storages.size()) - 1;
   }
 
-  // Of a layer, in the order of the plan.
+  // Of a layer, in the order of the plan: in the memory behind, what is fed from there, and its own.
   std::vector<RunDraft::BlockOf> blocks_of(size_t layer) const {
-    if (planned_ && layer == 0) return planned_->draft->blocks;
+    const RunDraft& draft = *planned_.draft;
+    if (layer == 0) return draft.blocks;
     std::vector<RunDraft::BlockOf> blocks;
-    for (size_t i = 0; !planned_ && i < draft_.chains.size(); ++i) blocks.push_back({.chain = static_cast<int32_t>(i)});
-    for (size_t t = 0; !planned_ && t < draft_.workspaces.size(); ++t) {
-      if (draft_.workspaces[t] > 0) blocks.push_back({.step = static_cast<int32_t>(t)});
+    for (size_t b = 0; b < draft.blocks.size(); ++b) {
+      if (planned_.layers[0].run->blocks[b].fed) blocks.push_back(draft.blocks[b]);
     }
-    if (!planned_) return blocks;
-    const std::vector<planning::Block>& near = planned_->layers[0].run->blocks;
-    for (size_t b = 0; b < near.size(); ++b) {
-      if (near[b].fed) blocks.push_back(planned_->draft->blocks[b]);
-    }
-    blocks.insert(blocks.end(), planned_->draft->blocks_behind.begin(), planned_->draft->blocks_behind.end());
+    blocks.insert(blocks.end(), draft.blocks_behind.begin(), draft.blocks_behind.end());
     return blocks;
   }
 
@@ -114,8 +114,8 @@ class EntryMaker {
     const std::vector<Stay>& stays = stays_of(planned_, number);
     const size_t first_stay = entry_.storages.size();
     for (size_t i = 0; i < stays.size(); ++i) {
-      const planning::Piece& piece = planned_->layers[number].run->pieces[stays[i].piece];
-      const PieceOf& of = planned_->draft->values[static_cast<size_t>(piece.value)];
+      const planning::Piece& piece = planned_.layers[number].run->pieces[stays[i].piece];
+      const PieceOf& of = planned_.draft->values[static_cast<size_t>(piece.value)];
       layer.stays[piece.value].push_back(i);
       layer.storage_of_stay.push_back(add_storage(of, number, whole_sectors(graph_.value(root_of(of)).bytes())));
       Life& life = lives_.back();
@@ -132,13 +132,13 @@ class EntryMaker {
   void set_block_life(size_t layer, int32_t chain, Life& life) const {
     const Chain& of = draft_.chains[static_cast<size_t>(chain)];
     const auto steps = static_cast<int32_t>(code_.step_at.size()), end = std::max(0, static_cast<int32_t>(entry_.code.size()) - 1);
-    const bool fed_here = layer + 1 == layers_.size() && is_fed(draft_, chain);
+    const bool fed_here = layer + 1 == layers_.size() && of.fed;
     if (fed_here || steps == 0) life.use(0);
     if (layer == 0) {  // else by its copies and the steps that use it there
-      if (of.first < steps && (!is_fed(draft_, chain) || layers_.size() == 1))
+      if (of.first < steps && (!of.fed || layers_.size() == 1))
         life.use(of.first <= 0 ? (layers_.size() == 1 ? 0 : code_.step_at[0]) : code_.step_at[static_cast<size_t>(of.first)]);
       life.use(of.last >= steps - 1 ? end : code_.step_at[static_cast<size_t>(of.last)]);
-    } else if (is_kept(draft_, chain)) {
+    } else if (of.kept) {
       life.use(end);
     }
   }
@@ -146,15 +146,7 @@ class EntryMaker {
   // Addresses above the persistent values. The storages are the plan's blocks and, behind those, its stays.
   void place_storages(size_t number, size_t begin, size_t first_stay) {
     const int64_t persistent_bytes = program_.spaces[kSpaceOf[number]].persistent_bytes;
-    if (!planned_) {  // without copies
-      std::vector<Block> blocks;
-      for (size_t i = begin; i < entry_.storages.size(); ++i)
-        blocks.push_back({.bytes = entry_.storages[i].place.bytes, .first = lives_[i].first, .last = lives_[i].last});
-      pack(blocks);
-      for (size_t i = begin; i < entry_.storages.size(); ++i) entry_.storages[i].place.offset = blocks[i - begin].offset + persistent_bytes;
-      return;
-    }
-    const planning::RunPlan& plan = *planned_->layers[number].plan;
+    const planning::RunPlan& plan = *planned_.layers[number].plan;
     for (size_t i = begin; i < entry_.storages.size(); ++i)
       entry_.storages[i].place.offset =
           persistent_bytes + (i < first_stay ? plan.block_offsets[i - begin] : plan.stays[i - first_stay].offset);
@@ -180,13 +172,15 @@ class EntryMaker {
     const auto in = [&](const Place& whole) { return Place{.offset = whole.offset + inside, .bytes = bytes, .space = whole.space}; };
     const Persistent* const persistent = draft_.model.classes[c].persistent ? &persistents_[draft_.persistent_of_class[c]] : nullptr;
     if (persistent && persistent->home.space == kSpaceOf[layer]) return in(persistent->home);
-    if (value_of_class_[c] >= 0) {
-      if (const int32_t stay = stay_at(layer, value_of_class_[c], step); stay >= 0)
-        return in(storage(layers_[layer].storage_of_stay[stay]).place);
-    }
-    if (persistent) return {};  // elsewhere, and this entry has no use for it here
-    const int32_t block = layers_[layer].storage_of_chain[chain_of_[c]];
-    return block < 0 ? Place{} : in(storage(block).place);
+    const int32_t found = storage_at(c, step, layer);
+    return found < 0 ? Place{} : in(storage(found).place);
+  }
+  // The storage of a class at a step, in a layer; -1: none.
+  int32_t storage_at(uint32_t c, int32_t step, size_t layer) const {
+    if (c == kNone) return -1;
+    const int32_t stay = value_of_class_[c] < 0 ? -1 : stay_at(layer, value_of_class_[c], step);
+    if (stay >= 0) return layers_[layer].storage_of_stay[static_cast<size_t>(stay)];
+    return draft_.model.classes[c].persistent ? -1 : layers_[layer].storage_of_chain[chain_of_[c]];
   }
   const Storage& storage(int32_t number) const { return entry_.storages[static_cast<size_t>(number)]; }
 
@@ -196,8 +190,8 @@ class EntryMaker {
     for (size_t i = 0; i < draft_.chains.size(); ++i) {
       for (uint32_t c : draft_.chains[i].classes) chain_of_[c] = i;
     }
-    for (size_t v = 0; planned_ && v < planned_->draft->values.size(); ++v) {
-      const PieceOf& of = planned_->draft->values[v];
+    for (size_t v = 0; v < planned_.draft->values.size(); ++v) {
+      const PieceOf& of = planned_.draft->values[v];
       for (uint32_t c : classes_of(of)) value_of_class_[c] = static_cast<int32_t>(v);
     }
     const size_t far = layers_.size() - 1;
@@ -216,7 +210,8 @@ class EntryMaker {
       const auto place = [&](ValueId value) {
         const Place found = place_of(value, t, layer);
         if (value != kNone && !(far > 0 && is_input(value))) entry_.value_places[value] = found;
-        if (value != kNone && layer == 1) use_behind(value, t, at);
+        const int32_t behind = value == kNone || layer == 0 ? -1 : storage_at(draft_.model.class_of[value], t, layer);
+        if (behind >= 0) lives_[static_cast<size_t>(behind)].use(at);
         return found;
       };
       for (ValueId value : node.inputs) instruction.inputs.push_back(place(value));
@@ -224,15 +219,6 @@ class EntryMaker {
       if (const auto workspace = layers_[layer].workspace_of.find(t); workspace != layers_[layer].workspace_of.end())
         instruction.workspace = storage(workspace->second).place;
     }
-  }
-
-  // A step that computes behind uses a storage there.
-  void use_behind(ValueId value, int32_t step, int32_t at) {
-    const uint32_t c = draft_.model.class_of[value];
-    if (c == kNone || (draft_.model.classes[c].persistent && persistents_[draft_.persistent_of_class[c]].home.space == kHost)) return;
-    const int32_t stay = value_of_class_[c] < 0 ? -1 : stay_at(1, value_of_class_[c], step);
-    const int32_t used = stay >= 0 ? layers_[1].storage_of_stay[static_cast<size_t>(stay)] : layers_[1].storage_of_chain[chain_of_[c]];
-    if (used >= 0) lives_[static_cast<size_t>(used)].use(at);
   }
 
   // Where copies go from and to: in the memory behind to where the value is then, in the file to its home, or to a place of the entry's
@@ -246,8 +232,8 @@ class EntryMaker {
       for (size_t i = 0; i < stays.size(); ++i) {
         const int32_t read = code_.read_at[l][i], write = code_.write_at[l][i];
         if (read < 0 && write < 0) continue;  // it never leaves
-        const int32_t value = planned_->layers[l].run->pieces[stays[i].piece].value;
-        const PieceOf& of = planned_->draft->values[static_cast<size_t>(value)];
+        const int32_t value = planned_.layers[l].run->pieces[stays[i].piece].value;
+        const PieceOf& of = planned_.draft->values[static_cast<size_t>(value)];
         const int64_t bytes = graph_.value(root_of(of)).bytes();
         const Persistent* const persistent = of.is_chain ? nullptr : &persistents_[draft_.persistent_of_class[of.index]];
         const int32_t here = layers_[l].storage_of_stay[i];
@@ -330,7 +316,7 @@ class EntryMaker {
   const Draft& draft_;
   const Graph& graph_;
   const std::vector<Persistent>& persistents_;
-  const PlannedRun* const planned_;  // null: everything is in memory
+  const PlannedRun& planned_;
   Program& program_;
   std::vector<Layer> layers_;
   Entry entry_;
@@ -343,7 +329,7 @@ class EntryMaker {
 
 }  // namespace
 
-Entry make_entry(const Draft& draft, const std::vector<Persistent>& persistents, const PlannedRun* planned, Program& program) {
+Entry make_entry(const Draft& draft, const std::vector<Persistent>& persistents, const PlannedRun& planned, Program& program) {
   return EntryMaker(draft, persistents, planned, program).make();
 }
 

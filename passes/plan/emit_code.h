@@ -11,17 +11,10 @@ namespace ort_train {
 
 inline constexpr SpaceId kSpaceOf[] = {kMemory, kHost};  // by layer: a memory of the plan, the nearest first
 
-// The stays of a layer; none where there is no plan.
-const std::vector<planning::Stay>& stays_of(const PlannedRun* planned, size_t layer);
-inline size_t layers_of(const PlannedRun* planned) { return planned ? planned->layers.size() : 1; }
+inline const std::vector<planning::Stay>& stays_of(const PlannedRun& planned, size_t layer) { return planned.layers[layer].plan->stays; }
 // What is behind a layer.
-inline SpaceId store_of(const PlannedRun* planned, size_t layer) { return layer + 1 < layers_of(planned) ? kSpaceOf[layer + 1] : kFile; }
-inline size_t layer_of_step(const PlannedRun* planned, int32_t step) {
-  return planned && planned->draft->behind[static_cast<size_t>(step)] ? 1 : 0;
-}
-// Whether a chain holds an input of the graph, or something that is kept.
-bool is_fed(const Draft& draft, int32_t chain);
-bool is_kept(const Draft& draft, int32_t chain);
+inline SpaceId store_of(const PlannedRun& planned, size_t layer) { return layer + 1 < planned.layers.size() ? kSpaceOf[layer + 1] : kFile; }
+inline size_t layer_of_step(const PlannedRun& planned, int32_t step) { return planned.draft->behind[static_cast<size_t>(step)] ? 1 : 0; }
 
 struct EntryCode {
   std::vector<Instruction> code{};
@@ -29,6 +22,6 @@ struct EntryCode {
   std::vector<std::vector<int32_t>> read_at{}, write_at{};  // by layer and stay: that of its copy; -1: none
   std::vector<int32_t> fed_at{};  // by chain: that of the copy which brings an input, fed to the host's memory; -1: none
 };
-EntryCode lay_code(const Draft& draft, const PlannedRun* planned, const std::vector<Queue>& queues);
+EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vector<Queue>& queues);
 
 }  // namespace ort_train

@@ -1,11 +1,16 @@
 #include "passes/plan/hold.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "exec/program.h"
 
 namespace ort_train::planning {
+
+int64_t resident_bytes(const Problem& problem, const std::vector<bool>& resident) {
+  int64_t bytes = problem.always;
+  for (size_t i = 0; i < resident.size(); ++i) bytes += resident[i] ? problem.lasting[i].held : 0;
+  return whole_sectors(bytes);
+}
 
 Holder::Holder(const Problem& problem) : problem_(problem), runs_(problem.runs), owners_(problem.lasting.size()) {
   for (size_t e = 0; e < runs_.size(); ++e) {
@@ -20,11 +25,10 @@ Holder::Holder(const Problem& problem) : problem_(problem), runs_(problem.runs),
 HoldOrder Holder::like(const Bound& bound) const {
   std::vector<std::pair<double, size_t>> shares;
   for (size_t i = 0; i < candidates_.size(); ++i) {
-    const HoldCandidate& candidate = candidates_[i];
-    const Piece& piece = runs_[candidate.run].pieces[candidate.piece];
-    const double share = candidate.use < 0 ? bound.resident(static_cast<size_t>(piece.lasting))
-                                           : bound.held(candidate.run, candidate.piece, static_cast<size_t>(candidate.use));
-    shares.emplace_back(std::round(share * 10), i);
+    const auto& [run, number, use, gain] = candidates_[i];
+    const Piece& piece = runs_[run].pieces[number];
+    const double share = use < 0 ? bound.resident(static_cast<size_t>(piece.lasting)) : bound.held(run, number, static_cast<size_t>(use));
+    shares.emplace_back(share, i);
   }
   std::stable_sort(shares.begin(), shares.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   HoldOrder order;
@@ -42,7 +46,7 @@ void Holder::choose(const HoldOrder& order, int64_t limit) {
   }
   for (const HoldCandidate& candidate : order) {
     if (candidate.use < 0)
-      make_resident(candidate, limit);
+      make_resident(static_cast<size_t>(runs_[candidate.run].pieces[candidate.piece].lasting), limit);
     else
       hold(candidate, limit);
   }
@@ -50,6 +54,9 @@ void Holder::choose(const HoldOrder& order, int64_t limit) {
 
 void Holder::find_candidates() {
   const StreamRates& rates = problem_.disk;
+  const auto add = [&](const Owner& of, int32_t use, double saved, double steps) {
+    candidates_.push_back({of.run, of.piece, use, saved / std::max(steps, 1e-6)});
+  };
   for (size_t e = 0; e < runs_.size(); ++e) {
     for (uint32_t p = 0; p < runs_[e].pieces.size(); ++p) {
       const Piece& piece = runs_[e].pieces[p];
@@ -57,74 +64,73 @@ void Holder::find_candidates() {
       for (size_t u = 0; u + 1 < piece.uses.size(); ++u) {
         changed |= piece.uses[u].changes;
         if (!piece.uses[u + 1].reads) continue;  // nothing would come back
-        const double saved = 1 / rates.read + (changed ? 1 / rates.write : 0);
-        const auto steps = static_cast<double>(piece.uses[u + 1].step - piece.uses[u].last() - 1);
-        candidates_.push_back({e, p, static_cast<int32_t>(u), saved / std::max(steps, 1e-6)});
+        add({e, p}, static_cast<int32_t>(u), 1 / rates.read + (changed ? 1 / rates.write : 0),
+            piece.uses[u + 1].step - piece.uses[u].last() - 1);
       }
     }
   }
-  for (const auto& owners : owners_) {
-    if (owners.empty()) continue;
-    if (!problem_.lasting[static_cast<size_t>(runs_[owners[0].run].pieces[owners[0].piece].lasting)].stays) continue;
+  for (size_t i = 0; i < owners_.size(); ++i) {
+    if (owners_[i].empty() || !problem_.lasting[i].stays) continue;
     double saved = 0, steps = 0;
-    for (const Owner& owner : owners) {
-      const Piece& piece = runs_[owner.run].pieces[owner.piece];
-      const bool changed = std::any_of(piece.uses.begin(), piece.uses.end(), [](const Use& use) { return use.changes; });
-      const bool reads = piece.uses.front().reads;
-      saved += runs_[owner.run].weight * ((reads ? 1 / rates.read : 0) + (changed ? 1 / rates.write : 0));
-      const int32_t between = std::max(0, piece.uses.back().last() - piece.uses.front().step - 1);
-      steps += runs_[owner.run].weight * (static_cast<double>(runs_[owner.run].steps()) - between);
+    for (const Owner& owner : owners_[i]) {
+      const Run& run = runs_[owner.run];
+      const std::vector<Use>& uses = run.pieces[owner.piece].uses;
+      const bool changed = std::any_of(uses.begin(), uses.end(), [](const Use& use) { return use.changes; });
+      saved += run.weight * ((uses.front().reads ? 1 / rates.read : 0) + (changed ? 1 / rates.write : 0));
+      steps += run.weight * (static_cast<double>(run.steps()) - std::max(0, uses.back().last() - uses.front().step - 1));
     }
-    candidates_.push_back({owners[0].run, owners[0].piece, -1, saved / std::max(steps, 1e-6)});
+    add(owners_[i][0], -1, saved, steps);
   }
   std::stable_sort(candidates_.begin(), candidates_.end(), [](const HoldCandidate& a, const HoldCandidate& b) { return a.gain > b.gain; });
 }
 
-void Holder::hold(const HoldCandidate& candidate, int64_t cap) {
+bool Holder::has_room(size_t run, const Span& span, int64_t bytes, int64_t limit) const {
+  const std::vector<int64_t>& load = load_[run];
+  return std::all_of(load.begin() + span.begin, load.begin() + span.end, [&](int64_t taken) { return taken + bytes <= limit; });
+}
+
+void Holder::take(size_t run, const Span& span, int64_t bytes) {
+  for (int32_t t = span.begin; t < span.end; ++t) load_[run][static_cast<size_t>(t)] += bytes;
+}
+
+void Holder::hold(const HoldCandidate& candidate, int64_t limit) {
   const Piece& piece = runs_[candidate.run].pieces[candidate.piece];
-  if (is_resident(piece)) return;
-  auto& load = load_[candidate.run];
   const auto use = static_cast<size_t>(candidate.use);
-  const auto begin = load.begin() + piece.uses[use].last() + 1, end = load.begin() + piece.uses[use + 1].step;
-  if (std::any_of(begin, end, [&](int64_t bytes) { return bytes + piece.bytes > cap; })) return;
-  for (auto at = begin; at != end; ++at) *at += piece.bytes;
+  const Span span{piece.uses[use].last() + 1, piece.uses[use + 1].step};
+  if (is_resident(piece) || !has_room(candidate.run, span, piece.bytes, limit)) return;
+  take(candidate.run, span, piece.bytes);
   held_[candidate.run][candidate.piece][use] = true;
 }
 
 // The steps of a run at which a lasting value is neither used nor held.
-std::vector<Holder::Span> Holder::away(size_t run, const std::vector<Owner>& owners) const {
-  std::vector<Span> there, away;
-  for (const Owner& owner : owners) {
-    if (owner.run != run) continue;
-    const Piece& piece = runs_[run].pieces[owner.piece];
-    for (size_t u = 0; u < piece.uses.size(); ++u)
-      there.push_back({piece.uses[u].step, held(run, owner.piece, u) ? piece.uses[u + 1].step : piece.uses[u].last() + 1});
-  }
-  std::sort(there.begin(), there.end(), [](const Span& x, const Span& y) { return x.begin < y.begin; });
-  there.push_back({static_cast<int32_t>(load_[run].size()), 0});
+std::vector<Holder::Span> Holder::away(size_t run, size_t lasting) const {
+  std::vector<Span> away;
   int32_t until = 0;
-  for (const Span& span : there) {
-    if (until < span.begin) away.push_back({until, span.begin});
-    until = std::max(until, span.end);
+  const auto is_there = [&](int32_t begin, int32_t end) {
+    if (until < begin) away.push_back({until, begin});
+    until = std::max(until, end);
+  };
+  for (const Owner& owner : owners_[lasting]) {
+    if (owner.run != run) continue;
+    const std::vector<Use>& uses = runs_[run].pieces[owner.piece].uses;
+    for (size_t u = 0; u < uses.size(); ++u) is_there(uses[u].step, held(run, owner.piece, u) ? uses[u + 1].step : uses[u].last() + 1);
   }
+  is_there(static_cast<int32_t>(runs_[run].steps()), 0);
   return away;
 }
 
-void Holder::make_resident(const HoldCandidate& candidate, int64_t cap) {
-  const Piece& piece = runs_[candidate.run].pieces[candidate.piece];
-  const auto number = static_cast<size_t>(piece.lasting);
+void Holder::make_resident(size_t lasting, int64_t limit) {
+  const int64_t bytes = problem_.lasting[lasting].bytes;
   std::vector<std::vector<Span>> spans;  // by run
-  for (size_t e = 0; e < load_.size(); ++e) {
-    for (const Span& span : spans.emplace_back(away(e, owners_[number]))) {
-      if (*std::max_element(load_[e].begin() + span.begin, load_[e].begin() + span.end) + piece.bytes > cap) return;
+  for (size_t e = 0; e < runs_.size(); ++e) {
+    for (const Span& span : spans.emplace_back(away(e, lasting))) {
+      if (!has_room(e, span, bytes, limit)) return;
     }
   }
-  for (size_t e = 0; e < load_.size(); ++e) {
-    for (const Span& span : spans[e]) {
-      for (int32_t t = span.begin; t < span.end; ++t) load_[e][static_cast<size_t>(t)] += piece.bytes;
-    }
+  for (size_t e = 0; e < runs_.size(); ++e) {
+    for (const Span& span : spans[e]) take(e, span, bytes);
   }
-  resident_[number] = true;
+  resident_[lasting] = true;
 }
 
 std::vector<Stay> Holder::stays(size_t number) const {
@@ -153,12 +159,6 @@ std::vector<Stay> Holder::stays(size_t number) const {
   }
   std::stable_sort(stays.begin(), stays.end(), [](const Stay& a, const Stay& b) { return a.first < b.first; });
   return stays;
-}
-
-int64_t Holder::resident_bytes() const {
-  int64_t bytes = problem_.always;
-  for (size_t i = 0; i < resident_.size(); ++i) bytes += resident_[i] ? problem_.lasting[i].held : 0;
-  return whole_sectors(bytes);
 }
 
 }  // namespace ort_train::planning

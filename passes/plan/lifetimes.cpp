@@ -1,10 +1,9 @@
 #include "passes/plan/lifetimes.h"
 
 #include <algorithm>
-#include <array>
 #include <deque>
 #include <numeric>
-#include <string_view>
+#include <set>
 #include <utility>
 
 #include "graph/op_def.h"
@@ -13,81 +12,9 @@
 namespace ort_train {
 namespace {
 
-// Bytes: what is smaller always stays in memory. Of what lives across runs that is less: packs of small weights (passes/pack_weights.h) end
-// where the next one would take them beyond 64 KiB.
-constexpr int64_t kMovable = int64_t{64} << 10, kMovableState = int64_t{32} << 10;
+constexpr int64_t kMovable = int64_t{64} << 10;  // bytes: what is smaller always stays in memory
 
 }  // namespace
-
-Purpose purpose_of(ValueKind kind) {
-  switch (kind) {
-    case ValueKind::input:
-      return Purpose::inputs;
-    case ValueKind::parameter:
-      return Purpose::weights;
-    case ValueKind::activation:
-      return Purpose::activations;
-    case ValueKind::gradient:
-    case ValueKind::accumulator:
-      return Purpose::gradients;
-    case ValueKind::optimizer_state:
-      return Purpose::optimizer;
-    case ValueKind::constant:
-      return Purpose::constants;
-  }
-  return Purpose::activations;
-}
-
-size_t PersistentValues::add(const std::string& entry, const Value& value) {
-  if (value.constant) return add_constant(value);
-  const auto [at, is_new] = by_name_.emplace(value.name, values_.size());
-  if (is_new) {
-    values_.push_back({.name = value.name,
-                       .purpose = purpose_of(value.kind),
-                       .type = value.type(),
-                       .fill = value.fill,
-                       .read_only = value.kind == ValueKind::parameter});
-  } else if (const Persistent& known = values_[at->second]; known.type != value.type() || known.purpose != purpose_of(value.kind)) {
-    throw error(ErrorCode::device, "internal error: '{}' is {} ({}) in entry '{}' but {} ({}) in one before it; please report this",
-                value.name, to_string(value.type()), to_string(purpose_of(value.kind)), entry, to_string(known.type),
-                to_string(known.purpose));
-  }
-  return at->second;
-}
-
-bool PersistentValues::movable(size_t i) const { return may_move(i) && values_[i].type.bytes() >= kMovableState; }
-
-std::vector<Persistent> PersistentValues::lay_out(const std::vector<SpaceId>& homes, Program& program) const {
-  std::vector<Persistent> values = values_;
-  const auto rank = [&](size_t i) {  // what survives the process lies at the front of a file (frontend/run_disk.h)
-    constexpr std::array kOrder{Purpose::weights, Purpose::optimizer, Purpose::gradients, Purpose::constants};
-    const auto at = std::find(kOrder.begin(), kOrder.end(), values[i].purpose) - kOrder.begin();
-    return std::pair(!survives(values[i]), at);
-  };
-  std::vector<size_t> order(values.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return rank(a) < rank(b); });
-  for (const size_t i : order) {
-    const int64_t bytes = values[i].type.bytes();
-    Space& space = program.spaces[homes[i]];
-    int64_t& end = homes[i] == kFile ? space.bytes : space.persistent_bytes;
-    values[i].home = {.offset = end, .bytes = bytes, .space = homes[i]};
-    end += homes[i] == kFile ? whole_sectors(bytes) : aligned(bytes);
-  }
-  return values;
-}
-
-size_t PersistentValues::add_constant(const Value& value) {
-  const auto& bytes = value.constant->bytes;
-  const size_t hash = std::hash<std::string_view>{}({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-  const auto [begin, end] = constants_.equal_range(hash);
-  for (auto at = begin; at != end; ++at) {
-    if (*values_[at->second].initial == *value.constant) return at->second;
-  }
-  constants_.emplace(hash, values_.size());
-  values_.push_back({.name = value.name, .purpose = Purpose::constants, .type = value.type(), .initial = value.constant});
-  return values_.size() - 1;
-}
 
 NodeKernels::NodeKernels(const KernelTable& table, int threads) : specs_(table, threads) {
   if (&table != &cpu_kernels()) host_.emplace(cpu_kernels(), threads);
@@ -186,10 +113,6 @@ void add_use(std::vector<ValueUse>& uses, int32_t step, bool reads, bool changes
   uses.back().use.changes |= changes;
 }
 
-bool is_used_behind(const std::vector<ValueUse>& uses) {
-  return std::any_of(uses.begin(), uses.end(), [](const ValueUse& of) { return of.behind; });
-}
-
 // A value as pieces: one, or one between any two steps that use it behind.
 void add_pieces(planning::Run& run, const planning::Piece& like, const std::vector<ValueUse>& uses) {
   planning::Piece piece = like;
@@ -221,10 +144,7 @@ std::vector<bool> steps_behind(const Draft& draft, const PersistentValues& persi
   // What is looked at behind a run stays here, and what is fed is in the memory behind as it was fed, not as it was written over.
   std::vector<bool> stays(model.classes.size());
   for (const Chain& chain : draft.chains) {
-    const auto any = [&](bool MemoryClass::*is) {
-      return std::any_of(chain.classes.begin(), chain.classes.end(), [&](uint32_t c) { return model.classes[c].*is; });
-    };
-    for (uint32_t c : chain.classes) stays[c] = any(&MemoryClass::kept) || (any(&MemoryClass::fed) && chain.classes.size() > 1);
+    for (uint32_t c : chain.classes) stays[c] = chain.kept || (chain.fed && chain.classes.size() > 1);
   }
   for (size_t at = 0; at < result.size(); ++at) {
     const MemoryStep& step = model.steps[draft.order[at]];
@@ -238,8 +158,8 @@ std::vector<bool> steps_behind(const Draft& draft, const PersistentValues& persi
   return result;
 }
 
-RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents, int threads, const ComputeRates& rates,
-                        const ComputedBehind& behind, const std::vector<bool>& steps_of_behind, const std::vector<bool>& used) {
+RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents, const JobMachine& machine,
+                        const std::vector<bool>& steps_of_behind, const std::vector<bool>& used) {
   const MemoryModel& model = draft.model;
   const auto steps = static_cast<int32_t>(draft.order.size());
   RunDraft result{.run = {.name = draft.name, .weight = draft.weight}, .values = {}, .behind = steps_of_behind};
@@ -258,9 +178,9 @@ RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents,
     for (const PersistentUse& u : step.persistents) add_use(class_uses[u.of], at, u.reads, u.changes, is_behind);
     const ValueId source = viewed(node);
     const bool is_view = source != kNone && model.class_of[node.outputs[0]] == model.class_of[source];
-    const auto seconds = [&](const ComputeRates& of) { return is_view ? 0 : work_of(*draft.graph, node, threads, of).seconds; };
-    run.seconds.push_back(is_behind ? 0 : seconds(rates));
-    if (behind.wanted) run.seconds_behind.push_back(is_behind ? seconds(behind.rates) : 0);
+    const auto seconds = [&](const ComputeRates& of) { return is_view ? 0 : work_of(*draft.graph, node, machine.threads, of).seconds; };
+    run.seconds.push_back(is_behind ? 0 : seconds(machine.rates));
+    if (machine.behind.wanted) run.seconds_behind.push_back(is_behind ? seconds(machine.behind.rates) : 0);
   }
   const auto name_of = [&](uint32_t c) { return draft.graph->value(model.classes[c].root).name; };
   const auto new_value = [&](bool is_chain, uint32_t index) {
@@ -270,28 +190,28 @@ RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents,
   for (uint32_t i = 0; i < draft.chains.size(); ++i) {
     const Chain& chain = draft.chains[i];
     std::vector<ValueUse>& uses = chain_uses[i];
-    bool fed = false, kept = false;
-    for (uint32_t c : chain.classes) fed |= model.classes[c].fed, kept |= model.classes[c].kept;
     const bool has_gap =
         std::any_of(uses.begin(), uses.end(), [&](const ValueUse& u) { return &u != uses.data() && u.use.step > (&u - 1)->use.step + 1; });
-    const bool used_behind = is_used_behind(uses);
-    if (used_behind ? !fed : has_gap && chain.bytes >= kMovable && !fed && !kept) {
+    const auto used_here = std::count_if(uses.begin(), uses.end(), [](const ValueUse& u) { return !u.behind; });
+    const bool used_behind = used_here < std::ssize(uses);
+    if (used_behind ? !chain.fed : machine.moves && has_gap && chain.bytes >= kMovable && !chain.fed && !chain.kept) {
       add_pieces(run, {.name = name_of(chain.classes[0]), .bytes = whole_sectors(chain.bytes), .uses = {}, .value = new_value(true, i)},
                  uses);
       continue;
     }
-    const planning::Block block{
-        .bytes = chain.bytes, .first = chain.first, .last = std::min(chain.last, steps - 1), .fed = fed && !used_behind && !kept};
+    const planning::Block block{.bytes = chain.bytes,
+                                .first = chain.first,
+                                .last = std::min(chain.last, steps - 1),
+                                .fed = chain.fed && !used_behind && !chain.kept};
     planning::Block there = block;
     there.fed = false;
-    if (kept) there.last = steps;  // the end of a run behind
-    const auto is_here = [](const ValueUse& u) { return !u.behind; };
-    if (!used_behind || std::any_of(uses.begin(), uses.end(), is_here)) {
+    if (chain.kept) there.last = steps;  // the end of a run behind
+    if (!used_behind || used_here > 0) {
       run.blocks.push_back(block);
       result.blocks.push_back({.chain = static_cast<int32_t>(i)});
     }
     // What is fed is in the memory behind already, where it stays for who uses it there, or looks at it when the run is over.
-    if (used_behind || (fed && kept)) {
+    if (used_behind || (chain.fed && chain.kept)) {
       run.blocks_behind.push_back(there);
       result.blocks_behind.push_back({.chain = static_cast<int32_t>(i)});
     }
@@ -306,7 +226,7 @@ RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents,
   for (uint32_t c = 0; c < model.classes.size(); ++c) {
     if (!model.classes[c].persistent || class_uses[c].empty()) continue;
     const size_t number = draft.persistent_of_class[c];
-    if (!persistents.movable(number) && !used[number]) continue;
+    if (!(machine.moves && persistents.movable(number)) && !used[number]) continue;
     add_pieces(run,
                {.name = name_of(c),
                 .bytes = whole_sectors(persistents[number].type.bytes()),

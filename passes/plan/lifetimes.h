@@ -1,52 +1,19 @@
-// What the planner knows of a job before addresses are: the values that live across runs, each entry's order and memory, and what of it may
-// move. emit.h makes programs of it.
+// What the planner knows of a job before addresses are: each entry's order and memory, and what of it may move. emit.h makes programs of
+// it.
 
 #pragma once
 
 #include <functional>
-#include <map>
 #include <optional>
-#include <set>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "exec/kernel_specs.h"
 #include "passes/memory_model.h"
+#include "passes/persistent_values.h"
 #include "passes/plan.h"
 
 namespace ort_train {
-
-Purpose purpose_of(ValueKind kind);
-
-// What lives across runs, collected from all entries and then laid at the bottom of the arena.
-class PersistentValues {
- public:
-  // The number of the value, known already or new.
-  size_t add(const std::string& entry, const Value& value);
-
-  // Some entry writes it.
-  void change(size_t i) { values_[i].read_only = false; }
-  // What a caller looks at after a run is where the run left it: it never moves.
-  void keep(size_t i) { kept_.insert(i); }
-  bool movable(size_t i) const;
-  // Whatever its size: neither a constant nor kept.
-  bool may_move(size_t i) const { return !values_[i].initial && kept_.count(i) == 0; }
-
-  size_t size() const { return values_.size(); }
-  const Persistent& operator[](size_t i) const { return values_[i]; }
-
-  // Gives each its place, in the space that `homes` says. Sets the bytes that they take there.
-  std::vector<Persistent> lay_out(const std::vector<SpaceId>& homes, Program& program) const;
-
- private:
-  size_t add_constant(const Value& value);
-
-  std::vector<Persistent> values_;
-  std::set<size_t> kept_;
-  std::map<std::string, size_t, std::less<>> by_name_;
-  std::unordered_multimap<size_t, size_t> constants_;
-};
 
 // The kernels that nodes run by: those of the device, and the host's where it may update.
 class NodeKernels {
@@ -98,6 +65,14 @@ struct ComputedBehind {
   ComputeRates rates{};
 };
 
+// Where a job's nodes compute.
+struct JobMachine {
+  int threads = 1;
+  ComputeRates rates{};
+  ComputedBehind behind{};
+  bool moves = true;  // there is more than one memory
+};
+
 // What a draft asks of the memory where some of it may move.
 struct RunDraft {
   planning::Run run;            // pieces that last have the numbers of PersistentValues
@@ -116,7 +91,7 @@ std::vector<bool> steps_behind(const Draft& draft, const PersistentValues& persi
                                std::vector<bool>& used);
 
 // `steps`: those that compute behind. `used`: what lives across runs and is used there by any entry.
-RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents, int threads, const ComputeRates& rates,
-                        const ComputedBehind& behind, const std::vector<bool>& steps, const std::vector<bool>& used);
+RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents, const JobMachine& machine, const std::vector<bool>& steps,
+                        const std::vector<bool>& used);
 
 }  // namespace ort_train

@@ -94,14 +94,19 @@ struct Problem {
   std::vector<Run> runs{};
 };
 
-// Bytes at each step: of what doesn't move; with each piece while it is used.
-std::vector<int64_t> fixed_load(const Problem& problem, const Run& run);
+// Bytes at each step: of what doesn't move, and of each piece while it is used.
 std::vector<int64_t> least_load(const Problem& problem, const Run& run);
 // The least memory that will do: at every step what it uses.
 int64_t floor_bytes(const Problem& problem);
-// Of an optimizer step, from those of each run: runs that run rarely left out.
-double step_seconds(const Problem& problem, const std::vector<double>& seconds);
 // Seconds of computing.
 double computing(const Run& run);
+// Seconds of an optimizer step, where a run takes so many by its number: runs that run rarely are left out.
+template <typename Seconds> double step_seconds(const Problem& problem, Seconds&& seconds) {
+  double sum = 0;
+  for (size_t r = 0; r < problem.runs.size(); ++r) {
+    if (problem.runs[r].weight >= kRarely) sum += problem.runs[r].weight * seconds(r);
+  }
+  return sum;
+}
 
 }  // namespace ort_train::planning

@@ -15,14 +15,10 @@
 namespace ort_train::planning {
 
 struct Plan {
-  std::vector<bool> resident;               // by number in Problem::lasting
-  std::vector<RunPlan> runs{};              // by run
-  std::vector<StreamForecast> forecasts{};  // by run
-  double seconds = 0;                       // of an optimizer step
+  std::vector<bool> resident;   // by number in Problem::lasting
+  std::vector<RunPlan> runs{};  // by run
+  double seconds = 0;           // of an optimizer step
 };
-
-// What the runs of a plan are expected to take.
-void set_forecasts(const Problem& problem, Plan& plan);
 
 class Search {
  public:
@@ -41,17 +37,16 @@ class Search {
  private:
   struct Setting {
     size_t order = 0;
-    double free = 0;     // share of the memory above the floor that holding leaves alone
+    double free = 0;     // share of the memory above the floor, that holding leaves alone
     double early = 0;    // how early reads begin, in the time in which all of the memory could be read
     double seconds = 0;  // of an optimizer step, by bytes alone
   };
 
-  const HoldOrder* order(size_t number);
+  void find_orders(size_t count);
   void hold(const Setting& setting);
-  Eagerness eagerness(size_t run, double early) const;
-  bool counts(size_t run) const;
+  int64_t free_bytes(double share) const { return static_cast<int64_t>(share * static_cast<double>(problem_.memory - floor_)); }
+  bool counts(size_t run) const { return problem_.runs[run].weight >= kRarely; }
   RunPlan wish(size_t run, double early, double share) const;
-  double seconds_of(double early) const;
   std::vector<Setting> ranked();
   std::optional<RunPlan> place(size_t run, double early) const;
   std::optional<Plan> place_all(double early) const;
@@ -60,11 +55,12 @@ class Search {
   const int64_t floor_;
   Bound bound_;
   Holder holder_;
-  std::vector<std::optional<HoldOrder>> orders_;  // empty where the linear program has no solution
+  std::vector<HoldOrder> orders_;  // of preference
+  size_t solved_ = 0;              // of the linear program: with so many amounts of free memory
 };
 
-// A plan whose addresses take little, whatever the problem's memory, and the same whatever the rates. Its seconds are those of the
-// problem's disk.
+// A plan that holds nothing between uses, whose addresses take about the least: the same whatever the problem's memory and rates. Its
+// seconds are those of the problem's disk.
 Plan least_plan(const Problem& problem);
 
 }  // namespace ort_train::planning

@@ -9,10 +9,8 @@ namespace {
 
 // The transfers of a layer, by the step at which something happens to them.
 struct Events {
-  explicit Events(const Layer& layer) : reads(layer.stays->size()), writes(layer.stays->size()) {
-    const size_t steps = layer.run->steps();
-    for (auto* list : {&issued, &first, &ended, &released}) list->resize(steps + 1);
-    const std::vector<Stay>& stays = *layer.stays;
+  explicit Events(const Layer& layer) : stays(layer.plan->stays), reads(stays.size()), writes(stays.size()) {
+    for (auto* list : {&issued, &first, &ended, &released}) list->resize(layer.run->steps() + 1);
     for (size_t i = 0; i < stays.size(); ++i) {
       if (stays[i].reads) {
         issued[static_cast<size_t>(stays[i].issue)].push_back(i);
@@ -24,6 +22,7 @@ struct Events {
       }
     }
   }
+  const std::vector<Stay>& stays;
   std::vector<std::vector<size_t>> issued, first, ended, released;  // stays, by step
   std::vector<size_t> reads, writes;                                // transfers, by stay
 };
@@ -64,11 +63,10 @@ StreamForecast forecast_of(const std::vector<Layer>& layers) {
   for (size_t t = 0; t <= last; ++t) {
     for (size_t l = layers.size(); l-- > 0;) {
       Events& of = events[l];
-      const std::vector<Stay>& stays = *layers[l].stays;
       if (t > layers[l].run->steps()) continue;
-      for (const size_t i : of.ended[t]) of.writes[i] = begin(l, true, stays[i]);
+      for (const size_t i : of.ended[t]) of.writes[i] = begin(l, true, of.stays[i]);
       for (const size_t i : of.released[t]) forecast.stalled += clock.wait(of.writes[i]);
-      for (const size_t i : of.issued[t]) of.reads[i] = begin(l, false, stays[i]);
+      for (const size_t i : of.issued[t]) of.reads[i] = begin(l, false, of.stays[i]);
       for (const size_t i : of.first[t]) forecast.stalled += clock.wait(of.reads[i]);
     }
     if (t >= steps) continue;

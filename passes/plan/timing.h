@@ -11,15 +11,12 @@ namespace ort_train::planning {
 // A run in one memory, as it is planned.
 struct Layer {
   const Run* run = nullptr;
-  const std::vector<Stay>* stays = nullptr;
+  const RunPlan* plan = nullptr;
   StreamRates store{};
 };
 
 // At each step, first in the farthest memory: writes begin, writes are waited for, reads begin, reads are waited for; and then it computes,
 // as emitted programs do. What steps compute in the memory behind goes on beside that. `layers`: the nearest memory first.
 StreamForecast forecast_of(const std::vector<Layer>& layers);
-inline StreamForecast forecast_of(const Run& run, const std::vector<Stay>& stays, const StreamRates& disk) {
-  return forecast_of({{.run = &run, .stays = &stays, .store = disk}});
-}
 
 }  // namespace ort_train::planning

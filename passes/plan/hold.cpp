@@ -1,6 +1,7 @@
 #include "passes/plan/hold.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "exec/program.h"
 
@@ -23,12 +24,13 @@ Holder::Holder(const Problem& problem) : problem_(problem), runs_(problem.runs),
 }
 
 HoldOrder Holder::like(const Bound& bound) const {
+  constexpr double kTenths = 10;
   std::vector<std::pair<double, size_t>> shares;
   for (size_t i = 0; i < candidates_.size(); ++i) {
     const auto& [run, number, use, gain] = candidates_[i];
     const Piece& piece = runs_[run].pieces[number];
     const double share = use < 0 ? bound.resident(static_cast<size_t>(piece.lasting)) : bound.held(run, number, static_cast<size_t>(use));
-    shares.emplace_back(share, i);
+    shares.emplace_back(std::round(kTenths * share), i);
   }
   std::stable_sort(shares.begin(), shares.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   HoldOrder order;

@@ -30,7 +30,7 @@ class Holder {
 
   // By gain.
   const HoldOrder& greedy() const { return candidates_; }
-  // By the shares of a relaxed solution; by gain where these are the same.
+  // By the shares of a relaxed solution, in steps of a tenth; by gain where these are the same.
   HoldOrder like(const Bound& bound) const;
 
   // The choices that take no more than `limit` bytes at each step that they affect.

@@ -257,7 +257,7 @@ Planner::Planner(const std::vector<PlanEntry>& entries, const PlanOptions& optio
 Planner::~Planner() = default;
 
 void Planner::leave_room() {
-  for (Draft& draft : impl_->drafts) keep_for_beside(draft);
+  for (Draft& draft : impl_->drafts) keep_for_beside(draft.model, draft.order, draft.beside, draft.chains);
 }
 
 Program Planner::resident() const {

@@ -1,9 +1,7 @@
 #include "passes/plan/lifetimes.h"
 
 #include <algorithm>
-#include <deque>
 #include <numeric>
-#include <set>
 #include <utility>
 
 #include "graph/op_def.h"
@@ -62,27 +60,6 @@ Draft make_draft(const PlanEntry& entry, NodeKernels& kernels) {
   }
   graph.set_order(std::move(nodes));
   return draft;
-}
-
-void keep_for_beside(Draft& draft) {
-  constexpr size_t kBehind = 4;  // updates that may be under way: with 1, half of GPT-2's were waited for
-  std::vector<Chain*> chain_of(draft.model.classes.size());
-  for (Chain& chain : draft.chains) {
-    for (const uint32_t c : chain.classes) chain_of[c] = &chain;
-  }
-  std::deque<std::set<Chain*>> read;  // by steps one after the other that read the same, the last ones
-  for (size_t at = 0; at < draft.order.size(); ++at) {
-    if (!draft.beside[at]) continue;
-    std::set<Chain*> here;
-    for (const uint32_t c : draft.model.steps[draft.order[at]].reads) here.insert(chain_of[c]);
-    const auto is_read = [&](Chain* chain) { return read.back().count(chain) > 0; };
-    if (read.empty() || std::none_of(here.begin(), here.end(), is_read)) read.emplace_back();
-    read.back().insert(here.begin(), here.end());
-    if (read.size() > kBehind) read.pop_front();
-    for (const std::set<Chain*>& chains : read) {
-      for (Chain* const chain : chains) chain->last = std::max(chain->last, static_cast<int32_t>(at));
-    }
-  }
 }
 
 std::vector<std::vector<ValueId>> values_by_class(const Graph& graph, const MemoryModel& model) {

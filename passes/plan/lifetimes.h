@@ -47,9 +47,6 @@ struct Draft {
 // Gives the graph its planned order.
 Draft make_draft(const PlanEntry& entry, NodeKernels& kernels);
 
-// Keeps what steps beside read until some others of them have come: so what is made meanwhile needn't wait for its place.
-void keep_for_beside(Draft& draft);
-
 // Values by class, in the order in which they come to be.
 std::vector<std::vector<ValueId>> values_by_class(const Graph& graph, const MemoryModel& model);
 

@@ -1,5 +1,5 @@
 // CpuDevice: the processor and its memory as a Device. The thread that issues work does it, with the workers; work beside is put aside for
-// these, who do it during later work. Where tasks are timed, it is done at once.
+// these, who do it during later work.
 
 #pragma once
 
@@ -27,10 +27,7 @@ class CpuDevice : public Device {
   void issue(const Work& work) override;
   void wait(int32_t number) override { workers_.finish_aside(number); }
   void finish() override { workers_.finish_aside(); }
-  void time_work() override {
-    workers_.time_tasks();
-    times_work_ = true;
-  }
+  void time_work() override { workers_.time_tasks(); }
   TaskTimes tasks() override { return workers_.times(); }
   void transfer(std::byte* to, const std::byte* from, int64_t bytes) override;
   std::string makes_products(DType type) const override {
@@ -40,7 +37,6 @@ class CpuDevice : public Device {
  private:
   Workers& workers_;
   DataError wrong_;  // of the kernel that runs
-  bool times_work_ = false;
 };
 
 }  // namespace ort_train

@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "exec/places.h"
+
 namespace ort_train {
 namespace {
 
-constexpr int64_t kLine = 64;
 constexpr int64_t kBlock = 32768;  // elements that a task converts
-
-int64_t whole_lines(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
 // The type that a kernel is chosen by: that of input `typed`, or of the first output.
 DType typed_by(const Kernel& kernel, const KernelSpec& spec) {

@@ -64,8 +64,6 @@ struct Queue {
 };
 // Of every program; read and write are between the file and the host's memory.
 inline constexpr QueueId kCompute = 0, kRead = 1, kWrite = 2;
-// Where the memory that nodes are computed in is the host's: what memory bounds and nobody waits for soon (Kernel::beside).
-inline constexpr QueueId kBeside = 3;
 // Where the memory that most nodes are computed in is a device's: to there from the host's, back, and what the host computes.
 inline constexpr QueueId kUp = 3, kDown = 4, kHostCompute = 5;
 
@@ -148,7 +146,8 @@ struct Entry {
 
 struct Program {
   int threads = 1;  // the workspaces are for so many workers
-  // Those of the CPU, by kMemory and kFile, kCompute, kRead, kWrite and kBeside. A file of no bytes: there is none.
+  // Those of the CPU, by kMemory and kFile, kCompute, kRead and kWrite; the last queue is for what memory bounds (Kernel::beside). A file
+  // of no bytes: there is none.
   std::vector<Space> spaces{{.name = "arena"}, {.name = "disk", .kind = SpaceKind::file, .alignment = kSector}};
   std::vector<Queue> queues{{.name = "compute"},
                             {.name = "read", .ordered = false, .from = kFile, .to = kMemory},

@@ -45,7 +45,6 @@ struct Workers::Impl {
   alignas(std::max_align_t) std::byte closures[kMost][kAsideBytes];
   std::atomic<int64_t> oldest{0};  // that isn't over
   int64_t end = 0;                 // how many were put aside so far; changes between loops only
-  bool is_finishing = false;       // the loop at hand is one of them
   Aside& at(int64_t i) { return aside[i % kMost]; }
 
   // A task of the oldest loop that was put aside; false where there is none that hasn't begun.
@@ -83,14 +82,14 @@ Workers::~Workers() = default;
 void Workers::run(int64_t tasks, Call call, void* closure) { times_tasks_ ? run_timed(tasks, call, closure) : share(tasks, call, closure); }
 
 // Each thread takes the next task when it has done one: tasks begin in ascending order, and unequal ones balance.
-void Workers::share(int64_t tasks, Call call, void* closure) {
+void Workers::share(int64_t tasks, Call call, void* closure, bool beside) {
   if (tasks <= 1 || threads_ == 1) {
     const FloatEnvironment environment;
     for (int64_t task = 0; task < tasks; ++task) call(closure, task, 0);
     return;
   }
   std::atomic<int64_t> next{0}, done{0};
-  const bool has_aside = !impl_->is_finishing && impl_->oldest.load(std::memory_order_relaxed) < impl_->end;
+  const bool has_aside = beside && impl_->oldest.load(std::memory_order_relaxed) < impl_->end;
   const auto take = [&](int) {
     const FloatEnvironment environment;
     const int worker = tbb::this_task_arena::current_thread_index();
@@ -138,7 +137,6 @@ void Workers::put(int32_t number, int64_t tasks, Call call) {
 
 void Workers::finish_aside(int32_t number) {
   Impl& impl = *impl_;
-  impl.is_finishing = true;
   for (int64_t i = impl.oldest.load(); i < impl.end && impl.at(i).number <= number; ++i) {
     Aside& loop = impl.at(i);
     const int64_t done = loop.done.load();
@@ -151,10 +149,9 @@ void Workers::finish_aside(int32_t number) {
       const Rest& left = *static_cast<Rest*>(of);
       left.loop.call(left.closure, left.done + task, worker);
     };
-    share(loop.tasks - done, call, &rest);
+    share(loop.tasks - done, call, &rest, /*beside=*/false);
     impl.oldest.store(i + 1);
   }
-  impl.is_finishing = false;
 }
 
 void Workers::run_timed(int64_t tasks, Call call, void* closure) {

@@ -53,10 +53,11 @@ class Workers {
 
   // Of so many threads the share that does what was put aside.
   static double aside_share(int threads) { return threads > 1 ? static_cast<double>(helpers(threads)) / threads : 0; }
-  // Leaves a loop, whose body must not throw, for later. `number` counts up. Where there is one thread, it is done at once.
+  // Leaves a loop, whose body must not throw, for later. `number` counts up. Where there is one thread, or tasks are timed, it is done at
+  // once.
   template <typename Body> void put_aside(int32_t number, int64_t tasks, const Body& body) {
     static_assert(std::is_trivially_destructible_v<Body> && sizeof(Body) <= kAsideBytes && alignof(Body) <= alignof(std::max_align_t));
-    if (threads_ == 1) return parallel_for(tasks, body);
+    if (threads_ == 1 || times_tasks_) return parallel_for(tasks, body);
     new (aside_closure()) Body(body);
     put(number, tasks, [](void* closure, int64_t task, int worker) { (*static_cast<const Body*>(closure))(task, worker); });
   }
@@ -74,7 +75,7 @@ class Workers {
   void* aside_closure();  // of the next loop that is put aside; makes room for it
   void put(int32_t number, int64_t tasks, Call call);
   void run(int64_t tasks, Call call, void* closure);
-  void share(int64_t tasks, Call call, void* closure);
+  void share(int64_t tasks, Call call, void* closure, bool beside = true);  // beside: what was put aside is done meanwhile
   void run_timed(int64_t tasks, Call call, void* closure);
   struct Impl;
   std::unique_ptr<Impl> impl_;

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kDevicePage = int64_t{2} << 20;
 // Of the device's memory, for what comes beside the slab: error words, events, steps as graphs (3 MB were measured with GPT-2 124M); and of
 // products of 16 bits the kernels of cuBLAS and cuDNN, which these load when they need them (15 MB in all).
-constexpr int64_t kBesideNodes = 8 * kDevicePage, kBesideHalves = 20 * kDevicePage;
+constexpr int64_t kBeside = 8 * kDevicePage, kBesideHalves = 20 * kDevicePage;
 // Bytes a second of a disk that there isn't: a plan that uses it is the last resort, and is refused.
 constexpr double kNoDisk = 1e3;
 // Without a budget, that other processes may take meanwhile.
@@ -42,7 +42,7 @@ DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int threads, 
   const int64_t unused = options.budget > 0 ? options.budget - gpu.taken_bytes() : gpu.free_bytes();
   const int64_t trial = std::max(std::min(unused, gpu.free_bytes() / 2), kLeastTrial);
   const ComputeRates compute = gpu.measure_compute(halves, trial);
-  const int64_t beside = halves ? kBesideHalves : kBesideNodes, reserve = gpu.taken_bytes() + beside;  // now that libraries are loaded
+  const int64_t beside = halves ? kBesideHalves : kBeside, reserve = gpu.taken_bytes() + beside;  // now that libraries are loaded
   const int64_t left = options.budget > 0 ? options.budget - reserve : gpu.free_bytes() - beside - kLeftAlone;
   const Gpu::LinkRates link = gpu.measure_link(trial);
   const GpuFacts& facts = gpu.facts();

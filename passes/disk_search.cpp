@@ -81,16 +81,13 @@ Placed DiskSearch::place(Choice& choice) {
     placed.of = std::move(*choice.candidate);
   else
     placed.of = candidate(entries_.entries(choice.way, careful_), choice.recompute);
-  Planner& planner = *placed.of.planner;
+  const Planner& planner = *placed.of.planner;
   const int64_t most = limit(choice.instructions);
   if (planner.resident_bytes() <= most) placed.made.program = planner.resident();
   const bool fits = !placed.made.program.entries.empty() && placed.made.program.memory().bytes <= most;
   if (!fits) placed.made = planner.streamed(most, compute_, disk_);
   if (dumps_) problem_ = planning::to_json(planner.problem(most, compute_, disk_));
-  if (fits) {
-    planner.leave_room();
-    placed.roomy = planner.resident();
-  }
+  if (fits) add_roomy(placed);
   placed.of.planner.reset();
   return placed;
 }

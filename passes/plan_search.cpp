@@ -69,13 +69,17 @@ Candidate PlanSearch::candidate(const EntrySet& set, const RecomputeChoice& choi
   return made;
 }
 
-Placed PlanSearch::resident() const { return in_memory(first_choice()); }
-
-Placed PlanSearch::in_memory(const RecomputeChoice& choice) const {
-  Placed placed{.of = candidate(first(), choice)};
-  placed.made.program = placed.of.planner->resident();
+void add_roomy(Placed& placed) {
   placed.of.planner->leave_room();
   placed.roomy = placed.of.planner->resident();
+}
+
+Placed PlanSearch::resident() const { return in_memory(first_choice(), /*roomy=*/true); }
+
+Placed PlanSearch::in_memory(const RecomputeChoice& choice, bool roomy) const {
+  Placed placed{.of = candidate(first(), choice)};
+  placed.made.program = placed.of.planner->resident();
+  if (roomy) add_roomy(placed);
   placed.of.planner.reset();
   return placed;
 }
@@ -108,7 +112,7 @@ std::optional<Placed> PlanSearch::recomputing(int64_t budget, const Reserve& res
   std::map<size_t, Least> known{{0, least}};
   const auto budget_of = [&](size_t rung) {
     if (const auto found = known.find(rung); found != known.end()) return found->second.budget;
-    const Placed placed = in_memory(ladder[rung]);
+    const Placed placed = in_memory(ladder[rung], /*roomy=*/false);
     const int64_t takes = reserve(placed.of.finished.instructions()) + whole_pages(placed.made.program.memory().bytes);
     return known.emplace(rung, least_of(takes, placed.made.program, placed.of.finished.pointers())).first->second.budget;
   };
@@ -129,7 +133,7 @@ std::optional<Placed> PlanSearch::recomputing(int64_t budget, const Reserve& res
     const size_t between = below + (chosen - below) / 2;
     (budget_of(between) <= budget ? chosen : below) = between;
   }
-  return in_memory(ladder[chosen]);
+  return in_memory(ladder[chosen], /*roomy=*/true);
 }
 
 PlannedEntries PlanSearch::adopt(Placed placed) {

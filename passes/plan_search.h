@@ -41,8 +41,10 @@ struct Candidate {
 struct Placed {
   Candidate of{};
   StreamedProgram made{};
-  std::optional<Program> roomy{};  // instead, where there is memory for it (Planner::leave_room)
+  std::optional<Program> roomy{};  // instead, where there is memory for it
 };
+// Has the planner, which is asked for nothing else any more, make it (Planner::leave_room).
+void add_roomy(Placed& placed);
 
 // The smallest budget.
 struct Least {
@@ -96,7 +98,7 @@ class PlanSearch {
   PlannedEntries adopt(Placed placed);
 
  private:
-  Placed in_memory(const RecomputeChoice& choice) const;  // the first way
+  Placed in_memory(const RecomputeChoice& choice, bool roomy) const;  // the first way
 
   const Source source_;
   const SearchOptions options_;

@@ -5,6 +5,7 @@
 #include "graph/error.h"
 
 namespace ort_train {
+
 // At each step, first in the farthest memory: writes begin, then reads.
 EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vector<Queue>& queues) {
   EntryCode made;
@@ -41,9 +42,11 @@ EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vec
       for (const size_t i : ends[l][t]) made.write_at[l][i] = add(kSpaceOf[l], store_of(planned, l));
       for (const size_t i : issues[l][t]) made.read_at[l][i] = add(store_of(planned, l), kSpaceOf[l]);
     }
-    for (const RunDraft::BlockOf& block : planned.draft->blocks) {
-      if (t == 0 && layers > 1 && block.chain >= 0 && draft.chains[static_cast<size_t>(block.chain)].fed)
-        made.fed_at[static_cast<size_t>(block.chain)] = add(kHost, kMemory);
+    if (t == 0 && layers > 1) {
+      for (const RunDraft::BlockOf& block : planned.draft->blocks) {
+        if (block.chain >= 0 && draft.chains[static_cast<size_t>(block.chain)].fed)
+          made.fed_at[static_cast<size_t>(block.chain)] = add(kHost, kMemory);
+      }
     }
     if (t >= steps) continue;
     const SpaceId where = kSpaceOf[layer_of_step(planned, static_cast<int32_t>(t))];

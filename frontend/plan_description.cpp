@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <deque>
 #include <map>
 #include <tuple>
 
@@ -11,40 +10,10 @@
 #include "graph/op_def.h"
 #include "passes/cost.h"
 #include "passes/plan_report.h"
+#include "passes/timeline.h"
 
 namespace ort_train {
 namespace {
-
-// One run of an entry, everything in memory. What is beside takes a share of the threads, as long as nothing waits for it.
-NodeWork entry_work(const Graph& graph, const Program& program, const Entry& entry, const ComputeRates& rates) {
-  const double share = Workers::aside_share(program.threads);
-  NodeWork sum;
-  std::deque<std::pair<int32_t, double>> beside;  // instructions that aren't over, and what they still take
-  for (int32_t at = 0; at < static_cast<int32_t>(entry.code.size()); ++at) {
-    const Instruction& instruction = entry.code[static_cast<size_t>(at)];
-    for (const int32_t earlier : instruction.waits) {
-      if (!program.queues[entry.code[static_cast<size_t>(earlier)].queue].beside) continue;
-      for (; !beside.empty() && beside.front().first <= earlier; beside.pop_front()) sum.seconds += beside.front().second;
-    }
-    if (instruction.action != Action::compute || is_view(graph.node(instruction.node), instruction)) continue;
-    const NodeWork work = work_of(graph, graph.node(instruction.node), program.threads, rates);
-    sum.flops += work.flops;
-    if (program.queues[instruction.queue].beside && share > 0) {
-      beside.emplace_back(at, work.seconds);
-      continue;
-    }
-    double left = work.seconds;
-    while (left > 0 && !beside.empty()) {
-      const double both = std::min(beside.front().second, left / (1 - share));
-      sum.seconds += both;
-      left -= both * (1 - share);
-      if ((beside.front().second -= both) <= 0) beside.pop_front();
-    }
-    sum.seconds += left;
-  }
-  for (const auto& [at, seconds] : beside) sum.seconds += seconds;
-  return sum;
-}
 
 class Description {
  public:
@@ -127,7 +96,7 @@ void Description::describe_step() {
   for (size_t index = 0; index < set_.entries.size(); ++index) {
     const double times = set_.runs_per_step(set_.entries[index]);
     if (times == 0) continue;
-    const NodeWork work = entry_work(set_.entries[index].job.graph, planned_.program, planned_.program.entries[index], compute_);
+    const NodeWork work = run_work(planned_.program, planned_.program.entries[index], set_.entries[index].job.graph, compute_);
     report_.flops_per_step += times * work.flops;
     step.compute += times * work.seconds;
     if (planned_.forecasts.empty()) continue;
@@ -236,7 +205,7 @@ size_t main_entry(const PlannedJob& planned, const ComputeRates& compute) {
   std::vector<double> seconds;
   for (size_t i = 0; i < planned.set.entries.size(); ++i)
     seconds.push_back(planned.set.runs_per_step(planned.set.entries[i]) *
-                      entry_work(planned.set.entries[i].job.graph, planned.program, planned.program.entries[i], compute).seconds);
+                      run_work(planned.program, planned.program.entries[i], planned.set.entries[i].job.graph, compute).seconds);
   return static_cast<size_t>(std::max_element(seconds.begin(), seconds.end()) - seconds.begin());
 }
 

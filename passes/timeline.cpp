@@ -1,6 +1,7 @@
 #include "passes/timeline.h"
 
 #include <algorithm>
+#include <deque>
 #include <map>
 
 #include "passes/stream_clock.h"
@@ -43,6 +44,36 @@ Timeline make_timeline(const Program& program, const Entry& entry, const Graph& 
     result.transfers[i].end = clock.ended(i);
   }
   return result;
+}
+
+NodeWork run_work(const Program& program, const Entry& entry, const Graph& graph, const ComputeRates& rates) {
+  const double share = Workers::aside_share(program.threads);
+  NodeWork sum;
+  std::deque<std::pair<int32_t, double>> beside;  // instructions that aren't over, and what they still take
+  for (int32_t at = 0; at < static_cast<int32_t>(entry.code.size()); ++at) {
+    const Instruction& instruction = entry.code[static_cast<size_t>(at)];
+    for (const int32_t earlier : instruction.waits) {
+      if (!program.queues[entry.code[static_cast<size_t>(earlier)].queue].beside) continue;
+      for (; !beside.empty() && beside.front().first <= earlier; beside.pop_front()) sum.seconds += beside.front().second;
+    }
+    if (instruction.action != Action::compute || is_view(graph.node(instruction.node), instruction)) continue;
+    const NodeWork work = work_of(graph, graph.node(instruction.node), program.threads, rates);
+    sum.flops += work.flops;
+    if (program.queues[instruction.queue].beside && share > 0) {
+      beside.emplace_back(at, work.seconds);
+      continue;
+    }
+    double left = work.seconds;
+    while (left > 0 && !beside.empty()) {
+      const double both = std::min(beside.front().second, left / (1 - share));
+      sum.seconds += both;
+      left -= both * (1 - share);
+      if ((beside.front().second -= both) <= 0) beside.pop_front();
+    }
+    sum.seconds += left;
+  }
+  for (const auto& [at, seconds] : beside) sum.seconds += seconds;
+  return sum;
 }
 
 }  // namespace ort_train

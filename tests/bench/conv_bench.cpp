@@ -289,7 +289,7 @@ int run(const Model& model, int threads, double limit) {
       const double operations = static_cast<double>(l.count) * one;
       planned[0] += operations / ours[kind].efficiency;
       planned[1] += operations / mixed[kind].efficiency;
-      flops += static_cast<double>(l.count) * one;
+      flops += operations;
       for (size_t i = 0; i < 4; ++i) all[i] += static_cast<double>(l.count) * best[i];
     }
   }

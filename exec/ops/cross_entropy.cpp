@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "exec/lane_rows.h"
 #include "exec/lanes.h"
 #include "exec/math.h"
 #include "exec/op_list.h"
@@ -53,10 +54,30 @@ template <typename T, typename C = Compute<T>> C row_max(const T* __restrict x, 
       n, -std::numeric_limits<C>::infinity(), [&](C lane, int64_t i) { return load(x[i]) > lane ? load(x[i]) : lane; }, larger);
 }
 
+template <typename T, typename Of> float chunk_sum(const T* __restrict x, int64_t n, Of of) {
+  constexpr int64_t kSome = kClassLanes * kNeighboursInLane;
+  alignas(64) float lanes[kClassLanes] = {}, some[kNeighboursInLane * kLanes];
+  int64_t i = 0;
+  for (; i + kSome <= n; i += kSome) {
+    for (int64_t l = 0; l < kClassLanes; l += lane_rows::kTogether)
+      lane_rows::move<element_of(dtype_of<T>())>(reinterpret_cast<const std::byte*>(x + i + l * kNeighboursInLane), some + l);
+    for (int64_t k = 0; k < kNeighboursInLane; ++k) {
+      for (int64_t l = 0; l < kClassLanes; ++l) lanes[l] += of(some[k * kLanes + l]);
+    }
+  }
+  for (int64_t k = 0; i + k < n; ++k) lanes[k / kNeighboursInLane] += of(load(x[i + k]));
+  return join_lanes(lanes, [](float a, float b) { return a + b; });
+}
+
 // Sum of what `of` makes of each element. A chunk's are made first, in vectors of neighbours, then added: in rows of 16 bits a lane takes
 // eight neighbours (exec/lanes.h), so vectors of lanes aren't vectors of neighbours.
 template <typename T, typename Of> double row_sum(const T* __restrict x, int64_t n, Of of) {
   using C = Compute<T>;
+  if constexpr (sizeof(T) == 2) {
+    double sum = 0;
+    for (int64_t begin = 0; begin < n; begin += kClassChunk) sum += chunk_sum(x + begin, std::min(kClassChunk, n - begin), of);
+    return sum;
+  }
   double sum = 0;
   C made[kClassChunk];
   for (int64_t begin = 0; begin < n; begin += kClassChunk) {

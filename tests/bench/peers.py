@@ -13,7 +13,7 @@ images, torch.compile of model and loss. They take turns of two steps that don't
 live from turn to turn, and wait meanwhile; so those of one model must fit into memory together (GPT-2 4 x 512: 18 GB). Rows of bfloat16 are ours
 with --bf16, and PyTorch's under CPU autocast; fast only on processors that have bfloat16 instructions.
 
-Prints one line of JSON a run; a table of medians and of the peaks of the processes; for each model a table of where our step's time goes by op
+Prints one line of JSON a run; a table of medians, of medians of the turns' ratios and of the peaks of the processes; for each model a table of where our step's time goes by op
 (--op-times), beside what these ops would take at oneDNN's product rate and at the rate of memory, both measured in the same run. --results adds
 the runs to a file, and makes the table of all that are in it. Exits 1 where the losses of a first turn are further apart than 1e-4 (bfloat16: 2e-2).
 """
@@ -139,7 +139,7 @@ def compare(o, name, chosen, modern, peer, keep):
 # --- what is said of them -------------------------------------------------------------------------------------------------------------
 
 def summary(lines):
-    """(model, peer) -> median ms, peak; and problems with losses."""
+    """(model, peer) -> median ms, peak, ms by turn; and problems with losses."""
     found, problems = {}, []
     for line in lines:
         if "error" not in line:
@@ -151,7 +151,13 @@ def summary(lines):
         worst = math.nan if any(map(math.isnan, apart)) else max(apart)
         if not worst <= (2e-2 if who.endswith("bf16") else 1e-4):
             problems.append(f"{name}: the losses of {who} are {worst:.1e} from ort-train's")
-    return {key: (statistics.median(run["ms"] for run in runs), max(run["peak_mb"] for run in runs)) for key, runs in found.items()}, problems
+    return {key: (statistics.median(run["ms"] for run in runs), max(run["peak_mb"] for run in runs), {run["turn"]: run["ms"] for run in runs})
+            for key, runs in found.items()}, problems
+
+
+def ratio(ours, theirs):
+    """Median of the turns' ratios: what slows the machine down for a while slows down all that take that turn."""
+    return statistics.median(ms / theirs[2][turn] for turn, ms in ours[2].items() if turn in theirs[2])
 
 
 def table(results, bf16):
@@ -165,7 +171,7 @@ def table(results, bf16):
         if (name, "ort-train" + suffix) not in results:
             continue
         ours, theirs = results[name, "ort-train" + suffix], [results.get((name, who + suffix)) for who in others]
-        cells = [model.title, f"{ours[0]:.4g}", *(f"{t[0]:.4g}" if t else "-" for t in theirs), *(f"{ours[0] / t[0]:.2f}" if t else "-" for t in theirs), f"{ours[1]:,}",
+        cells = [model.title, f"{ours[0]:.4g}", *(f"{t[0]:.4g}" if t else "-" for t in theirs), *(f"{ratio(ours, t):.2f}" if t else "-" for t in theirs), f"{ours[1]:,}",
                  *(f"{t[1]:,}" if t else "-" for t in theirs), f"{ours[1] / min(t[1] for t in theirs if t):.2f}" if any(theirs) else "-"]
         yield "| " + " | ".join(cells) + " |"
 

@@ -1,14 +1,14 @@
 """What a budget costs: GPT-2 124M within less memory than it takes, against the bound, and the disk against fio.
 
-    python3 tests/bench/streaming.py [--build build] [--work build/streaming] [--nvme FOLDER] [--steps 12] [--rounds 3] [--jobs 1x256,4x512,4x1024]
-                                  [--only disk,budgets,half,xl] [--xl-steps 0]
+    python3 tests/bench/streaming.py [--build build] [--work build/streaming] [--nvme FOLDER] [--steps 12] [--rounds 3] [--turns 1]
+                                  [--jobs 1x256,4x512,4x1024] [--only disk,budgets,half,xl] [--xl-steps 0]
 
 disk      reading and writing through our engine against fio on the same disk, in turns (bench-disk_bench).
 budgets   1 x 256, 4 x 512 and 4 x 1024 tokens (--jobs) at 90 % and 60 % of what the job takes and at the smallest budget + 10 %: the step
           beside its prediction and beside bounds.py's max(compute, channels). Channels are by fio's rates right before and behind the row's
           run, compute is the nodes' time of runs that have everything in memory, one before and one behind: some disks are half as fast a
           minute later, and so are processors that are shared. "nodes" is the nodes' time of the row's own run: with what is computed again,
-          beside transfers. "stolen" is what the machine's host gave to others meanwhile.
+          beside transfers. "stolen" is what the machine's host gave to others meanwhile. With --turns, rows are medians of so many turns.
 half      4 x 512 tokens in half of the memory that PyTorch takes for it, against the same without a budget.
 xl        GPT-2-XL within 4 GB: how long its plan takes to make, and its gap to the planner's bound; with --xl-steps, that many steps of it
           against max(compute, channels). Its model takes 6 GB, the job 47 GB of the disk.
@@ -59,12 +59,6 @@ def forget_machine(o):
     """The next run measures it anew: prediction and measurement are of one minute."""
     if os.path.exists(profile_of(o)):
         os.remove(profile_of(o))
-
-
-def aim_plan(name, line):
-    """That a run was what its plan said."""
-    aim(f"{name}: predicted / step", line["predicted_ms"] / line["ms"], most=1.1, least=0.9)
-    aim(f"{name}: bytes of the arena that no tensor touched", line["planned_arena_bytes"] - line["measured_arena_bytes"], most=63, least=0)
 
 
 class Job:
@@ -134,40 +128,60 @@ def mean_rates(before, behind):
     return tuple(2 / (1 / a + 1 / b) for a, b in zip(before, behind))
 
 
+COLUMNS = {  # of the tables of budgets: of a line's value, what it is printed as
+    "budget": ("GB", gb), "planned_arena_bytes": ("arena", gb), "measured_arena_bytes": ("measured", gb), "read_per_step": ("read", gb),
+    "written_per_step": ("written", gb), "recomputed": ("again", "{:.0f}".format), "compute_ms": ("compute", "{:.0f}".format),
+    "nodes_ms": ("nodes", "{:.0f}".format), "channels_ms": ("channels", "{:.0f}".format), "bound_ms": ("bound", "{:.0f}".format),
+    "ms": ("step ms", "{:.0f}".format), "to_bound": ("/ bound", "{:.3f}".format), "to_own_bound": ("/ own", "{:.3f}".format),
+    "predicted_ms": ("predicted", "{:.0f}".format), "predicted_to_step": ("/ step", "{:.3f}".format), "to_forced_bound": ("forced", "{:.3f}".format),
+    "gap": ("gap %", lambda share: f"{100 * share:.1f}"), "to_plan_bound": ("/ plan's bound", "{:.3f}".format),
+    "stolen": ("stolen %", lambda share: f"{100 * share:.1f}")}
+
+
+def within(o, job, name, budget, before):
+    """One turn of a row; `before`: a run with everything in memory. Returns the row's values, and such a run behind it."""
+    fio_before = fio_rates(o)
+    forget_machine(o)
+    line = job.run(name, budget, "--nvme-path", o.nvme)
+    rates = mean_rates(fio_before, fio_rates(o))
+    behind = job.run("all in memory", 0)
+    compute = (before["compute_ms"] + behind["compute_ms"]) / 2
+    moved = (line["read_per_step"], line["written_per_step"], *rates)
+    bound, own = (1e3 * bounds.bound_seconds(ms / 1e3, *moved) for ms in (compute, line["compute_ms"]))
+    forced = bounds.forced_bytes(line["parameters"], line["planned_arena_bytes"])
+    forced_bound = 1e3 * bounds.bound_seconds(compute / 1e3, forced, forced, *rates)
+    values = {**line, "budget": budget, "compute_ms": compute, "nodes_ms": line["compute_ms"], "channels_ms": 1e3 * bounds.channel_seconds(*moved),
+              "bound_ms": bound, "to_bound": line["ms"] / bound, "to_own_bound": line["ms"] / own, "predicted_to_step": line["predicted_ms"] / line["ms"],
+              "to_forced_bound": line["ms"] / forced_bound, "to_plan_bound": line["ms"] / line["predicted_ms"] * (1 + line["gap"])}
+    values = {of: values[of] for of in COLUMNS}
+    show(bound_of=name, fio_gb_per_second=[round(rate / 1e9, 3) for rate in rates], **{of: round(value, 4) for of, value in values.items()})
+    return values, behind
+
+
 def budgets(o, batch, tokens):
-    job = Job(o, batch, tokens, 1.0)
+    """Medians of the turns, value by value."""
+    job, of_job = Job(o, batch, tokens, 1.0), f"{batch} x {tokens}"
     resident = job.run("all in memory", 0)
-    aim_plan(f"{batch} x {tokens}, all in memory", resident)
+    residents = [resident]
     least = job.plan("--nvme-path", o.nvme)["minimum_budget_bytes"]
-    rows = [[f"{batch} x {tokens} tokens", "GB", "arena", "measured", "read", "written", "again", "compute", "nodes", "channels", "bound", "step ms", "/ bound",
-             "/ own", "predicted", "/ step", "forced", "gap %", "stolen %"]]
-    for name, budget in (("90 %", int(0.9 * resident["takes"])), ("60 %", int(0.6 * resident["takes"])), ("minimum + 10 %", int(1.1 * least))):
-        fio_before = fio_rates(o)
-        forget_machine(o)
-        line = job.run(name, budget, "--nvme-path", o.nvme)
-        rates = mean_rates(fio_before, fio_rates(o))
-        behind = job.run("all in memory", 0)
-        compute = (resident["compute_ms"] + behind["compute_ms"]) / 2
-        resident = behind
-        moved = (line["read_per_step"], line["written_per_step"], *rates)
-        channels = bounds.channel_seconds(*moved)
-        bound, own = (bounds.bound_seconds(ms / 1e3, *moved) for ms in (compute, line["compute_ms"]))
-        forced = bounds.forced_bytes(line["parameters"], line["planned_arena_bytes"])
-        least_bound = bounds.bound_seconds(compute / 1e3, forced, forced, *rates)
-        step = line["ms"] / 1e3
-        to_step = line["predicted_ms"] / line["ms"]
-        show(bound_of=name, compute_ms=round(compute, 1), fio_gb_per_second=[round(rate / 1e9, 3) for rate in rates],
-             channels_ms=round(1e3 * channels, 1), bound_ms=round(1e3 * bound, 1),
-             step_to_bound=round(step / bound, 3), step_to_own_bound=round(step / own, 3), predicted_to_step=round(to_step, 3),
-             forced_bytes=int(forced), step_to_forced_bound=round(step / least_bound, 3))
-        rows.append([name, gb(budget), gb(line["planned_arena_bytes"]), gb(line["measured_arena_bytes"]), gb(line["read_per_step"]),
-                     gb(line["written_per_step"]), str(line["recomputed"]), f"{compute:.0f}", f"{line['compute_ms']:.0f}", f"{1e3 * channels:.0f}",
-                     f"{1e3 * bound:.0f}", f"{line['ms']:.0f}", f"{step / bound:.3f}", f"{step / own:.3f}", f"{line['predicted_ms']:.0f}",
-                     f"{to_step:.3f}", f"{step / least_bound:.3f}", f"{100 * line['gap']:.1f}",
-                     f"{100 * line['stolen']:.1f}"])
-        aim(f"{batch} x {tokens}, {name}: step / max(compute, channels)", step / bound, most=1.1)
-        aim(f"{batch} x {tokens}, {name}: step / max(nodes, channels)", step / own, most=1.1)
-        aim_plan(f"{batch} x {tokens}, {name}", line)
+    limits = {"90 %": int(0.9 * resident["takes"]), "60 %": int(0.6 * resident["takes"]), "minimum + 10 %": int(1.1 * least)}
+    turns = {name: [] for name in limits}
+    for _ in range(o.turns):
+        for name, budget in limits.items():
+            values, resident = within(o, job, name, budget, resident)
+            turns[name].append(values)
+            residents.append(resident)
+    predicted_to_step = statistics.median(line["predicted_ms"] / line["ms"] for line in residents)
+    aim(f"{of_job}, all in memory: predicted / step", predicted_to_step, most=1.1, least=0.9)
+    rows = [[f"{of_job} tokens", *(title for title, _ in COLUMNS.values())]]
+    for name, lines in turns.items():
+        line = {of: statistics.median(values[of] for values in lines) for of in COLUMNS}
+        rows.append([name, *(shown(line[of]) for of, (_, shown) in COLUMNS.items())])
+        aim(f"{of_job}, {name}: step / max(compute, channels)", line["to_bound"], most=1.1)
+        aim(f"{of_job}, {name}: step / max(nodes, channels)", line["to_own_bound"], most=1.1)
+        aim(f"{of_job}, {name}: step / the plan's bound", line["to_plan_bound"], most=1.1)
+        aim(f"{of_job}, {name}: predicted / step", line["predicted_to_step"], most=1.1, least=0.9)
+        aim(f"{of_job}, {name}: bytes of the arena that no tensor touched", line["planned_arena_bytes"] - line["measured_arena_bytes"], most=63, least=0)
     return rows
 
 
@@ -223,6 +237,7 @@ def main():
     parser.add_argument("--python", help="of an environment with PyTorch and transformers, instead of making one")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3, help="of the disk's benchmark")
+    parser.add_argument("--turns", type=int, default=1, help="of each row of budgets")
     parser.add_argument("--gigabytes", type=int, default=4, help="of its file")
     parser.add_argument("--jobs", default="1x256,4x512,4x1024", help="of budgets: samples x tokens, with commas")
     parser.add_argument("--only", default="disk,budgets,half", help="of " + ", ".join(PARTS))

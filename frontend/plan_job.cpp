@@ -63,6 +63,8 @@ class JobPlanner {
   void settle_reserve(const Placed& placed, bool with_disk);
   Reserve reserve() const;
   int64_t takes(const Program& program) const { return made_.reserve + whole_pages(program.memory().bytes); }
+  int64_t budget_of_machine(const Program& program, int64_t available) const;
+  bool has_room_for(const Program& program) const;
   void limit_to_machine(const Program& resident);
   std::optional<Placed> recomputing();
   DiskLimits disk_limits(const Program& resident) const;
@@ -141,7 +143,7 @@ PlannedJob JobPlanner::on_device() {
 }
 
 PlannedJob JobPlanner::adopt(Placed placed) {
-  if (placed.roomy && (made_.budget == 0 || takes(*placed.roomy) <= made_.budget)) placed.made.program = std::move(*placed.roomy);
+  if (placed.roomy && has_room_for(*placed.roomy)) placed.made.program = std::move(*placed.roomy);
   PlannedEntries planned = search_.adopt(std::move(placed));
   made_.set = std::move(planned.set);
   made_.program = std::move(planned.made.program);
@@ -191,10 +193,19 @@ Reserve JobPlanner::reserve() const {
   };
 }
 
+// What there is, where the machine has less left than the program takes; else 0.
+int64_t JobPlanner::budget_of_machine(const Program& program, int64_t available) const {
+  return budget_by_machine(takes(program), options_.budget_is_process ? made_.resident : 0, available);
+}
+
+bool JobPlanner::has_room_for(const Program& program) const {
+  return made_.budget > 0 ? takes(program) <= made_.budget : budget_of_machine(program, available_memory()) == 0;
+}
+
 // Without a budget a job takes what it wants, up to what there is: beyond that it is planned as for a budget of so much.
 void JobPlanner::limit_to_machine(const Program& resident) {
   const int64_t available = available_memory();
-  const int64_t budget = budget_by_machine(takes(resident), options_.budget_is_process ? made_.resident : 0, available);
+  const int64_t budget = budget_of_machine(resident, available);
   if (budget == 0) return;
   made_.budget = budget;
   made_.budget_is_machines = true;
@@ -245,9 +256,9 @@ std::optional<Placed> JobPlanner::with_disk(const Placed& resident) {
   DiskPlan plan = search.best(rates_.compute(), rates_.stream(), made_.pinning, /*dumps=*/!options_.dump_problem.empty());
   if (search.least_can_wait() && is_refused()) return std::nullopt;
   if (!plan.placed) refuse_disk(plan.disk_bytes);
-  if (!plan.problem.empty()) {
+  if (!plan.problems.empty()) {
     make_folders(folder_of(options_.dump_problem));
-    replace_file(options_.dump_problem, plan.problem);
+    replace_file(options_.dump_problem, plan.problems);
   }
   made_.reserve = limits.reserve(plan.placed->of.finished.instructions());
   settle_pinning(plan.placed->made.program);

@@ -1,5 +1,7 @@
 #include "passes/disk_search.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "exec/pages.h"
@@ -9,12 +11,23 @@
 namespace ort_train {
 namespace {
 
-// Skip candidates whose bound is within 0.2 % of the best plan's seconds, and prefer the plain way within as much.
+// Candidates whose bound is within 0.2 % of the best plan's seconds aren't looked at; the plain way is preferred within as much.
 constexpr double kClose = 0.998;
 
 // Candidates with their searches, of which each takes about two of a job's graphs, that may be there at a time, and some more: measured on
 // GPT-2-XL, 15 MB of graphs, whose plans were made in 185 MB above the reserve.
 constexpr int64_t kGraphs = 32;
+
+// Of an alternative.
+std::string name_of(const Way& way, const RecomputeChoice& recompute) {
+  std::string name = way.defer == Deferral::none   ? "updates in their step"
+                     : way.defer == Deferral::most ? "most updates in the next step"
+                                                   : "updates in the next step";
+  if (way.together > 1) name += fmt::format(", {} micro-batches together", way.together);
+  if (recompute.groups < kAllGroups) return name + fmt::format(", {} groups of tensors recomputed", recompute.groups);
+  return name + (recompute.every == 0 ? ", recomputed from about the square root of all boundaries"
+                                      : fmt::format(", recomputed from each {}th boundary", recompute.every));
+}
 
 }  // namespace
 
@@ -25,7 +38,7 @@ DiskSearch::DiskSearch(PlanSearch& entries, const Placed& resident, const DiskLi
       resident_(resident),
       limits_(limits),
       room_(limits.budget - limits.reserve(resident.of.finished.instructions())),
-      careful_(room_ >= kGraphs * graph_bytes(resident.of.finished.instructions())),
+      has_room_for_several_(room_ >= kGraphs * graph_bytes(resident.of.finished.instructions())),
       search_(least_search()) {
   constexpr double kAmple = 1.25;  // a refusal is unlikely
   share_ = static_cast<double>(limits_.budget) / static_cast<double>(search_.candidates.begin()->first);
@@ -46,7 +59,8 @@ bool DiskSearch::may_pin() const {
 // Where several plans are made at a time, their linear programs share the room.
 Candidate DiskSearch::candidate(const EntrySet& set, const RecomputeChoice& choice, double beat) const {
   constexpr int64_t kSeveral = 8;
-  return entries_.candidate(set, choice, compute_, beat, careful_, std::max<int64_t>(0, careful_ ? room_ / kSeveral : room_));
+  return entries_.candidate(set, choice, compute_, beat, has_room_for_several_,
+                            std::max<int64_t>(0, has_room_for_several_ ? room_ / kSeveral : room_));
 }
 
 const Least& DiskSearch::least() {
@@ -61,32 +75,39 @@ DiskPlan DiskSearch::best(const ComputeRates& compute, const StreamRates& disk, 
   compute_ = compute, disk_ = disk, pinning_ = pinning, dumps_ = dumps;
   look_at_ways();
   int64_t disk_bytes = 0;  // of those for which the disk has no room, the least
+  DiskPlan fastest;
+  double rank = INFINITY;  // of that one
   for (Choice& choice : choices_) {
+    if (fastest.placed && (choice.rank() >= rank || !has_room_for_several_)) break;
     if (choice.seconds < INFINITY) {
       Placed placed = place(choice);
       if (placed.made.program.memory().bytes > limit(choice.instructions)) continue;
       choice.disk_bytes = limits_.on_disk(placed.made.program);
-      if (disk_has_room(choice.disk_bytes)) return {.placed = std::move(placed), .problem = std::move(problem_)};
+      if (disk_has_room(choice.disk_bytes)) {
+        if (choice.rank() < rank) rank = choice.rank(), fastest = {.placed = std::move(placed), .problems = std::move(choice.problem)};
+        continue;
+      }
     }
     disk_bytes = disk_bytes > 0 ? std::min(disk_bytes, choice.disk_bytes) : choice.disk_bytes;
   }
+  if (fastest.placed) return fastest;
   if (disk_bytes > 0) return {.disk_bytes = disk_bytes};
   return least_plan();
 }
 
-// With addresses.
+// With addresses, which may make it slower.
 Placed DiskSearch::place(Choice& choice) {
   Placed placed;
   if (choice.candidate)
     placed.of = std::move(*choice.candidate);
   else
-    placed.of = candidate(entries_.entries(choice.way, careful_), choice.recompute);
+    placed.of = candidate(entries_.entries(choice.way, has_room_for_several_), choice.recompute);
   const Planner& planner = *placed.of.planner;
   const int64_t most = limit(choice.instructions);
   if (planner.resident_bytes() <= most) placed.made.program = planner.resident();
   const bool fits = !placed.made.program.entries.empty() && placed.made.program.memory().bytes <= most;
-  if (!fits) placed.made = planner.streamed(most, compute_, disk_);
-  if (dumps_) problem_ = planning::to_json(planner.problem(most, compute_, disk_));
+  if (!fits) placed.made = planner.streamed(most, compute_, disk_), choice.seconds = placed.made.seconds;
+  if (dumps_) choice.problem = dump(placed.of);
   if (fits) add_roomy(placed);
   placed.of.planner.reset();
   return placed;
@@ -96,12 +117,27 @@ Placed DiskSearch::place(Choice& choice) {
 DiskPlan DiskSearch::least_plan() {
   const EntrySet& set = entries_.first();
   Placed placed{.of = candidate(set, least().recompute)};
-  if (dumps_) problem_ = planning::to_json(placed.of.planner->problem(limit(placed.of.finished.instructions()), compute_, disk_));
+  std::string problems;
+  if (dumps_) problems = dump(placed.of);
   placed.made = placed.of.planner->streamed(0, compute_, disk_);
   placed.of.planner.reset();
   const int64_t disk_bytes = limits_.on_disk(placed.made.program);
   if (!disk_has_room(disk_bytes)) return {.disk_bytes = disk_bytes};
-  return {.placed = std::move(placed), .problem = std::move(problem_)};
+  return {.placed = std::move(placed), .problems = std::move(problems)};
+}
+
+planning::Problem DiskSearch::problem(const Candidate& candidate) const {
+  planning::Problem problem = candidate.planner->problem(limit(candidate.finished.instructions()), compute_, disk_);
+  problem.name = name_of(candidate.way, candidate.recompute);
+  return problem;
+}
+
+// This one and the others that were looked at.
+std::string DiskSearch::dump(const Candidate& chosen) const {
+  const planning::Problem first = problem(chosen);
+  std::string lines = planning::to_json(first);
+  for (const auto& [name, line] : alternatives_) lines += name == first.name ? std::string() : line;
+  return lines;
 }
 
 // --- choices ----------------------------------------------------------------------------------------------------------------------------
@@ -131,20 +167,21 @@ std::vector<Way> DiskSearch::ways() const {
   return ways;
 }
 
-// Updates that wait, micro-batches together, each with what is recomputed.
+// Each way with nothing recomputed; then the one with the least bound with more of that, and the first way where that needs no disk.
 void DiskSearch::look_at_ways() {
   const int64_t state = resident_.made.program.memory().persistent_bytes;  // which every plan without a disk holds
   const std::vector<Way> all = ways();
   std::vector<double> bounds;  // with the first rung: on the others of the best one time is spent
   for (const Way& way : all) {
-    const EntrySet& set = entries_.entries(way, careful_);
+    const EntrySet& set = entries_.entries(way, has_room_for_several_);
     bounds.push_back(look_at(set, {rungs(set).front()}, /*in_memory=*/false));
   }
   const auto best = static_cast<size_t>(std::min_element(bounds.begin(), bounds.end()) - bounds.begin());
   for (size_t i = 0; i < all.size(); ++i) {
-    const bool is_best = i == best || bounds[best] == INFINITY, is_last = i + 1 == all.size();
-    if (!is_best && (!is_last || state > limit(resident_.of.finished.instructions()))) continue;
-    const EntrySet& set = entries_.entries(all[i], careful_);
+    const bool is_best = i == best || bounds[best] == INFINITY, is_first_way = i + 1 == all.size();
+    const bool may_fit = is_first_way && state <= limit(resident_.of.finished.instructions());
+    if (!is_best && !may_fit) continue;
+    const EntrySet& set = entries_.entries(all[i], has_room_for_several_);
     std::vector<RecomputeChoice> others = rungs(set);
     others.erase(others.begin());
     look_at(set, others, /*in_memory=*/!is_best);
@@ -186,6 +223,7 @@ double DiskSearch::look_at(const EntrySet& set, const std::vector<RecomputeChoic
         });
     for (size_t of = 0; of < count; ++of) {
       bound = std::min(bound, least[of]);
+      if (!two[of].problem.empty()) alternatives_[name_of(set.way, two[of].recompute)] = std::move(two[of].problem);
       if (two[of].expected < to_beat(two[of])) choices_.push_back(std::move(two[of]));
     }
   }
@@ -195,8 +233,9 @@ double DiskSearch::look_at(const EntrySet& set, const std::vector<RecomputeChoic
 // Without addresses. Returns the bound where it needs a disk, else infinity.
 double DiskSearch::look(const EntrySet& set, Choice& choice, bool in_memory) const {
   const double beat = to_beat(choice);
-  Candidate made = candidate(set, choice.recompute, beat);
+  Candidate made = candidate(set, choice.recompute, dumps_ ? INFINITY : beat);
   choice.instructions = made.finished.instructions();
+  if (dumps_) choice.problem = planning::to_json(problem(made));
   if (!made.planner) return INFINITY;
   const int64_t most = limit(choice.instructions);
   double bound = INFINITY;
@@ -209,7 +248,7 @@ double DiskSearch::look(const EntrySet& set, Choice& choice, bool in_memory) con
     choice.disk_bytes = limits_.expected_on_disk(outlook);
     if (disk_has_room(choice.disk_bytes)) choice.seconds = outlook.seconds;
   }
-  if (careful_) choice.candidate = std::move(made);
+  if (has_room_for_several_) choice.candidate = std::move(made);
   return bound;
 }
 

@@ -27,7 +27,7 @@ struct DiskLimits {
 struct DiskPlan {
   std::optional<Placed> placed{};
   int64_t disk_bytes = 0;
-  std::string problem{};  // planning::to_json(), of the one that was solved
+  std::string problems{};  // passes/problem_dump.h: of the plan, and what else was looked at
 };
 
 class DiskSearch {
@@ -43,7 +43,7 @@ class DiskSearch {
   bool may_pin() const;
   // The smallest budget with a disk. It depends on the job alone, not on budget or machine.
   const Least& least();
-  // `pinning`: bytes of the budget that are set aside. `dumps`: the problem is wanted.
+  // `pinning`: bytes of the budget that are set aside. `dumps`: the problems are wanted.
   DiskPlan best(const ComputeRates& compute, const StreamRates& disk, int64_t pinning, bool dumps);
 
  private:
@@ -55,6 +55,7 @@ class DiskSearch {
     double expected = INFINITY;  // seconds of an optimizer step
     double seconds = INFINITY;   // the same; infinite where it takes too much of the disk
     int64_t disk_bytes = 0;
+    std::string problem{};  // a line of the dump; of the one that is taken the whole
     double rank() const;
   };
   // Refers to nothing that changes.
@@ -69,7 +70,7 @@ class DiskSearch {
 
   LeastSearch least_search() const;
   int64_t graph_bytes(int64_t instructions) const { return limits_.reserve(instructions) - limits_.reserve(0); }
-  bool plans_two() const { return careful_ && entries_.options().threads > 1; }  // at once
+  bool plans_two() const { return has_room_for_several_ && entries_.options().threads > 1; }  // at once
   int64_t limit(int64_t instructions) const { return limits_.budget - pinning_ - limits_.reserve(instructions); }
   bool disk_has_room(int64_t bytes) const { return limits_.disk_bytes == 0 || bytes <= limits_.disk_bytes; }
 
@@ -80,6 +81,8 @@ class DiskSearch {
   Candidate candidate(const EntrySet& set, const RecomputeChoice& choice, double beat = INFINITY) const;
   double look(const EntrySet& set, Choice& choice, bool in_memory) const;
   double to_beat(const Choice& choice) const;
+  planning::Problem problem(const Candidate& candidate) const;
+  std::string dump(const Candidate& chosen) const;
   Placed place(Choice& choice);
   DiskPlan least_plan();
 
@@ -88,7 +91,7 @@ class DiskSearch {
   const DiskLimits& limits_;
   // While plans are made, the arena isn't there: its bytes are what they may take beside the reserve.
   const int64_t room_;
-  const bool careful_;  // there is room for several plans at a time
+  const bool has_room_for_several_;  // there is room for several plans at a time
   LeastSearch search_;
   double share_ = 0;  // the budget in smallest budgets, about
   bool least_can_wait_ = false;
@@ -98,7 +101,7 @@ class DiskSearch {
   StreamRates disk_{};
   int64_t pinning_ = 0;
   bool dumps_ = false;
-  std::string problem_;
+  std::map<std::string, std::string> alternatives_;  // lines of the dump, by name
   std::vector<Choice> choices_;
 };
 

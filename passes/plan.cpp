@@ -149,6 +149,7 @@ struct Planner::Impl {
       if (job.machine.moves) space.persistent_bytes = whole_sectors(space.persistent_bytes);
       space.bytes = space.persistent_bytes;
     }
+    program.spaces[kMemory].bytes += aligned(layers.plans[0].bytes);
     for (size_t i = 0; i < drafts.size(); ++i) {
       const PlannedRun planned{.draft = &job.drafts[i], .layers = layers.of_run(job.problem, i)};
       program.entries.push_back(make_entry(drafts[i], values, planned, program));
@@ -174,7 +175,7 @@ struct Planner::Impl {
 
   // Many plans take about the least time. Drives pause, and share with others: this is one for a slower disk, where it takes about as long
   // as any while the disk is as fast as it was measured.
-  std::optional<planning::Layers> careful(const Job& job, double bound) const {
+  std::optional<planning::Layers> for_slower_disk(const Job& job, double bound) const {
     constexpr double kSlower = 0.8;
     constexpr double kNear = 1.01;  // of the bound: a slower disk must make so little of a difference
     planning::Problem slower = job.problem;
@@ -189,7 +190,7 @@ struct Planner::Impl {
     constexpr double kGood = 1.002;  // times the bound, or the fastest plan
     planning::Search& search = job.find_search(std::numeric_limits<double>::infinity(), options.search_bytes);
     std::optional<planning::Layers> patient;
-    if (options.careful) patient = careful(job, search.bound());
+    if (options.for_slower_disk) patient = for_slower_disk(job, search.bound());
     if (patient && patient->seconds <= kGood * search.bound()) return patient;
     std::optional<planning::Layers> fastest = layers_of(job, search.best());
     return patient && (!fastest || patient->seconds <= kGood * fastest->seconds) ? std::move(patient) : std::move(fastest);
@@ -224,7 +225,8 @@ struct Planner::Impl {
     for (const bool least : {false, true}) {
       const std::optional<planning::Layers> layers = least ? planning::least_layers(job->problem) : planning::plan_layers(job->problem);
       if (!layers) continue;
-      StreamedProgram made{.program = make(*job, *layers), .forecasts = layers->forecasts, .bound = layers->bound};
+      StreamedProgram made{
+          .program = make(*job, *layers), .forecasts = layers->forecasts, .seconds = layers->seconds, .bound = layers->bound};
       if (made.program.memory().bytes <= memories.device && made.program.spaces[kHost].bytes <= memories.host) return made;
     }
     return std::nullopt;
@@ -257,6 +259,7 @@ Planner::Planner(const std::vector<PlanEntry>& entries, const PlanOptions& optio
 Planner::~Planner() = default;
 
 void Planner::leave_room() {
+  impl_->last_job.reset();
   for (Draft& draft : impl_->drafts) keep_for_beside(draft.model, draft.order, draft.beside, draft.chains);
 }
 
@@ -277,15 +280,14 @@ int64_t Planner::resident_bytes() const {
 int64_t Planner::least_bytes() const { return impl_->make_job(0, {.threads = impl_->options.threads}, {})->floor; }
 
 StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const StreamRates& disk, double beat) const {
-  constexpr double kWorth = 0.998;  // of what is to be beaten
   Impl::Job& job = impl_->job(limit, compute, disk);
   StreamOutlook result;
   if (limit < job.floor) return result;
   result.bound = planning::step_seconds(job.problem, [&](size_t r) { return planning::computing(job.problem.runs[r]); });
-  if (result.bound >= kWorth * beat) return result;
-  planning::Search& search = job.find_search(kWorth * beat, impl_->options.search_bytes);
+  if (result.bound >= beat) return result;
+  planning::Search& search = job.find_search(beat, impl_->options.search_bytes);
   result.bound = search.bound();
-  if (result.bound >= kWorth * beat) return result;
+  if (result.bound >= beat) return result;
   const planning::Plan plan = search.outlook();
   result.seconds = plan.seconds;
   impl_->count_disk(job, plan, result);
@@ -306,6 +308,7 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
     result.program = impl_->make(job, *layers);
   }
   result.forecasts = std::move(layers->forecasts);
+  result.seconds = layers->seconds;
   return result;
 }
 
@@ -314,13 +317,7 @@ std::optional<StreamedProgram> Planner::apart(const DeviceMemories& memories) co
   if (memories.host_updates) {
     const auto updates = [](const Graph&, const Node& node) { return updates_state(node); };
     std::optional<StreamedProgram> other = impl_->apart(memories, {.wanted = updates, .rates = memories.host_compute});
-    const auto seconds = [&](const StreamedProgram& made) {
-      double sum = 0;
-      for (size_t r = 0; r < made.forecasts.size(); ++r)
-        sum += impl_->drafts[r].weight < kRarely ? 0 : impl_->drafts[r].weight * made.forecasts[r].seconds;
-      return sum;
-    };
-    if (other && (!best || seconds(*other) < seconds(*best))) best = std::move(other);
+    if (other && (!best || other->seconds < best->seconds)) best = std::move(other);
   }
   return best;
 }

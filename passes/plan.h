@@ -37,12 +37,13 @@ struct PlanOptions {
   const KernelTable* kernels = nullptr;  // that most nodes run by; null: the CPU's
   // What the linear program of a plan may take.
   int64_t search_bytes = std::numeric_limits<int64_t>::max();
-  bool careful = false;  // takes more memory: of plans that take about the same time, one that a slower disk would do for
+  bool for_slower_disk = false;  // takes more memory: of plans that take about the same time, one that a slower disk would do for
 };
 
 struct StreamedProgram {
   Program program;
   std::vector<StreamForecast> forecasts;  // by entry
+  double seconds = 0;                     // of an optimizer step
   double bound = 0;  // seconds: no plan in this memory takes less for an optimizer step; 0: none holds what must be there at once
 };
 
@@ -87,8 +88,7 @@ class Planner {
   std::pair<int64_t, int64_t> least_apart() const;
   // What streamed() solves.
   planning::Problem problem(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const;
-  // What streamed() can be expected to lead to, without addresses. Where nothing takes less than `beat` seconds it says so at once, by the
-  // bound.
+  // What streamed() can be expected to lead to, without addresses. Where the bound is no less than `beat` seconds, that alone.
   StreamOutlook outlook(int64_t limit, const ComputeRates& compute, const StreamRates& disk, double beat) const;
 
  private:

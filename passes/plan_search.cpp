@@ -54,18 +54,20 @@ RecomputeChoice PlanSearch::first_choice() const {
   return options_.recompute == "auto" ? RecomputeChoice{} : recompute_mode(options_.recompute);
 }
 
-Candidate PlanSearch::candidate(const EntrySet& set, const RecomputeChoice& choice, const ComputeRates& rates, double beat, bool careful,
-                                int64_t search_bytes) const {
+Candidate PlanSearch::candidate(const EntrySet& set, const RecomputeChoice& choice, const ComputeRates& rates, double beat,
+                                bool for_slower_disk, int64_t search_bytes) const {
   Candidate made{.way = set.way, .recompute = choice, .finished = finish(set, choice, {.skip = options_.passes.skip})};
   const std::vector<PlanEntry> wanted = plan_entries(set, made.finished, options_.keeps_gradients);
   for (const PlanEntry& entry : wanted) {
-    if (entry.weight < kRarely) continue;
+    if (entry.weight < least_weight(wanted)) continue;
     for (const NodeId id : entry.graph->order())
       made.seconds += entry.weight * work_of(*entry.graph, entry.graph->node(id), options_.threads, rates).seconds;
   }
   if (made.seconds < beat)
     made.planner = std::make_unique<Planner>(
-        wanted, PlanOptions{.threads = options_.threads, .kernels = options_.kernels, .search_bytes = search_bytes, .careful = careful});
+        wanted,
+        PlanOptions{
+            .threads = options_.threads, .kernels = options_.kernels, .search_bytes = search_bytes, .for_slower_disk = for_slower_disk});
   return made;
 }
 
@@ -88,7 +90,6 @@ ApartPlan PlanSearch::apart(const DeviceMemories& memories) const {
   std::vector<std::string> modes{options_.recompute};
   if (options_.recompute == "auto") modes = {"none", "sqrt", "all"};
   ApartPlan best;
-  double best_seconds = 0;
   for (const std::string& mode : modes) {
     Placed placed{.of = candidate(first(), recompute_mode(mode))};
     const auto [device, host] = placed.of.planner->least_apart();
@@ -96,12 +97,9 @@ ApartPlan PlanSearch::apart(const DeviceMemories& memories) const {
     std::optional<StreamedProgram> made = placed.of.planner->apart(memories);
     placed.of.planner.reset();
     if (!made) continue;
-    double seconds = 0;
-    for (size_t i = 0; i < first().entries.size(); ++i) seconds += first().runs_per_step(first().entries[i]) * made->forecasts[i].seconds;
-    if (best.placed && seconds >= best_seconds) continue;
+    if (best.placed && made->seconds >= best.placed->made.seconds) continue;
     placed.made = std::move(*made);
     best.placed = std::move(placed);
-    best_seconds = seconds;
   }
   return best;
 }

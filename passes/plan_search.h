@@ -1,7 +1,7 @@
 // The search for a job's plan: what is recomputed, and with a disk (disk_search.h) which updates wait and how many micro-batches go
 // together.
 //
-// It is a function of the job's entry points, the memory and the machine's rates, and of nothing else.
+// It is a function of the job's entry points, which it asks a Source for, of the memory and of the machine's rates.
 
 #pragma once
 
@@ -82,9 +82,9 @@ class PlanSearch {
   // What is recomputed where nothing asks for another choice.
   RecomputeChoice first_choice() const;
 
-  // `beat`: no planner is made where computing alone takes as many seconds. `careful`, `search_bytes`: as in PlanOptions.
+  // `beat`: no planner is made where computing alone takes as many seconds. `for_slower_disk`, `search_bytes`: as in PlanOptions.
   Candidate candidate(const EntrySet& set, const RecomputeChoice& choice, const ComputeRates& rates = {},
-                      double beat = std::numeric_limits<double>::infinity(), bool careful = false,
+                      double beat = std::numeric_limits<double>::infinity(), bool for_slower_disk = false,
                       int64_t search_bytes = std::numeric_limits<int64_t>::max()) const;
   // Everything in memory, the first way and choice.
   Placed resident() const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "graph/error.h"
 
@@ -112,6 +113,7 @@ void read_behind(const Json& json, Run& run, const Problem& problem) {
     throw error(ErrorCode::data, "seconds of {} steps behind {}", run.seconds_behind.size(), steps);
   for (const Json& of : json.at("uses")) {
     const int64_t bytes = of.at("bytes");
+    if (of.at("value") < 0) throw error(ErrorCode::data, "what a step uses behind has no number");
     run.uses_behind.push_back({.value = of.at("value"),
                                .bytes = bytes,
                                .lasting = lasting_from(of.at("lasting"), bytes, problem),
@@ -146,7 +148,9 @@ Run run_from(const Json& json, const Problem& problem) {
 }  // namespace
 
 std::string to_json(const Problem& problem) {
-  Json json{{"version", kVersion}, {"memory", problem.memory}, {"always", problem.always}, {"disk", to_json(problem.disk)}};
+  Json json{{"version", kVersion}};
+  if (!problem.name.empty()) json["name"] = problem.name;
+  json.update({{"memory", problem.memory}, {"always", problem.always}, {"disk", to_json(problem.disk)}});
   for (const MemoryBehind& memory : problem.behind)
     json["behind"].push_back(
         {{"name", memory.name}, {"bytes", memory.bytes}, {"between_runs", memory.between_runs}, {"store", to_json(memory.store)}});
@@ -164,7 +168,8 @@ Problem problem_from_json(const std::string& text) {
   try {
     const Json json = Json::parse(text);
     if (json.at("version") != kVersion) throw error(ErrorCode::data, "it is of version {}, not {}", json.at("version").dump(), kVersion);
-    Problem problem{.memory = json.at("memory"), .always = json.at("always"), .disk = rates_from(json.at("disk"))};
+    Problem problem{
+        .name = json.value("name", ""), .memory = json.at("memory"), .always = json.at("always"), .disk = rates_from(json.at("disk"))};
     for (const Json& of : json.value("behind", Json::array()))
       problem.behind.push_back(
           {.name = of.at("name"), .bytes = of.at("bytes"), .between_runs = of.at("between_runs"), .store = rates_from(of.at("store"))});
@@ -178,6 +183,14 @@ Problem problem_from_json(const std::string& text) {
   } catch (const std::out_of_range&) {
     throw error(ErrorCode::data, "no problem of a plan: a block that isn't there is fed");
   }
+}
+
+std::vector<Problem> problems_from_json(const std::string& text) {
+  std::vector<Problem> problems;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) problems.push_back(problem_from_json(line));
+  if (problems.empty()) throw error(ErrorCode::data, "no problem of a plan: it is empty");
+  return problems;
 }
 
 }  // namespace ort_train::planning

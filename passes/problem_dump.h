@@ -1,15 +1,20 @@
-// A problem of the planner as JSON: what `ort-train plan --dump-problem` writes, and tests and benchmarks plan again.
+// Problems of the planner as JSON, one on each line: the alternatives of a job (passes/plan/problem.h), the one that was chosen first. What
+// `ort-train plan --dump-problem` writes, and tests and benchmarks plan again.
 
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "passes/plan/problem.h"
 
 namespace ort_train::planning {
 
+// One line.
 std::string to_json(const Problem& problem);
 // Throws Error(data) where it isn't one.
 Problem problem_from_json(const std::string& text);
+// Of all lines; at least one.
+std::vector<Problem> problems_from_json(const std::string& text);
 
 }  // namespace ort_train::planning

@@ -31,7 +31,13 @@ struct StreamForecast {
   int64_t bytes_up = 0, bytes_down = 0;
 };
 
-// Entries that run less often, for an optimizer step, are no part of one.
-inline constexpr double kRarely = 0.1;
+// The least weight, how often it runs for an optimizer step, with which a run is part of one: rare ones (evaluation, the end of an epoch)
+// count only as memory. Of a step that many runs share (lengths of samples) all count.
+template <typename Runs> double least_weight(const Runs& runs) {
+  constexpr double kRarely = 0.1;
+  double most = 0;
+  for (const auto& run : runs) most = run.weight > most ? run.weight : most;
+  return most < 1 ? kRarely * most : kRarely;
+}
 
 }  // namespace ort_train

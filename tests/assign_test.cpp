@@ -9,6 +9,7 @@
 #include <optional>
 #include <random>
 
+#include "passes/plan/search.h"
 #include "passes/plan/timing.h"
 #include "passes/problem_dump.h"
 #include "tests/onnx_models.h"
@@ -119,6 +120,22 @@ TEST(Assign, GivesPlacesAndTimesThatDontMeet) {
   EXPECT_GT(placed, 900);
   EXPECT_GT(early, 1000);
   EXPECT_GT(late, 1000);
+}
+
+// Lengths of samples, each in a twentieth of the steps.
+TEST(Problem, OfManyRunsThatShareAStepIsThatOfAllOfThem) {
+  Problem problem = random_problem(5);
+  problem.memory = 2 * floor_bytes(problem);
+  const double alone = Search(problem).bound();
+  problem.runs[0].weight = 0.05;
+  problem.runs.resize(20, problem.runs[0]);
+  Search search(problem);
+  const std::optional<Plan> plan = search.best();
+  ASSERT_TRUE(plan);
+  EXPECT_NEAR(search.bound() / alone, 1, 0.02);
+  EXPECT_GE(plan->seconds, search.bound() * (1 - 1e-9));
+  problem.runs[0].weight = 4;  // beside which the others are rare
+  EXPECT_NEAR(step_seconds(problem, [](size_t) { return 1.0; }), 4, 1e-9);
 }
 
 TEST(Problem, IsTheSameAfterWritingAndReading) {

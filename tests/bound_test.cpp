@@ -169,7 +169,7 @@ TEST(Bound, NoPlanIsFaster) {
         holder.choose(order, problem.memory);
         Plan chance{.resident = holder.resident()};
         for (size_t r = 0; r < problem.runs.size(); ++r)
-          chance.runs.push_back(assign_bytes(problem.runs[r], holder.stays(r), problem.memory - resident_bytes(problem, chance.resident),
+          chance.runs.push_back(assign_bytes(problem.runs[r], holder.stays(r), problem.memory - bytes_below(problem, chance.resident),
                                              problem.disk, random() % 2 ? 1e9 : 0.0));
         EXPECT_GE(step_seconds(problem, [&](size_t r) { return chance.runs[r].seconds; }), bound * (1 - 1e-9))
             << "seed " << seed << ", memory " << problem.memory;
@@ -183,8 +183,8 @@ TEST(Bound, NoPlanIsFaster) {
 
 // What the linear program takes is counted, so that it can be held to a limit; the process takes no more than that.
 TEST(Bound, TakesNoMoreThanItMay) {
-  const Problem problem = read_problem(ORT_TRAIN_SOURCE_DIR "/tests/problems/xl-400MB.json.gz");
-  const Problem small = read_problem(ORT_TRAIN_SOURCE_DIR "/tests/problems/char-gpt-47MB.json.gz");
+  const Problem problem = read_problems(ORT_TRAIN_SOURCE_DIR "/tests/problems/xl-400MB.json.gz").at(0);
+  const Problem small = read_problems(ORT_TRAIN_SOURCE_DIR "/tests/problems/char-gpt-47MB.json.gz").at(0);
   EXPECT_GT(Bound(small).seconds(), 0);  // the solver's code is in memory
   release_free_heap();
   std::ofstream("/proc/self/clear_refs") << "5";  // the peak begins anew

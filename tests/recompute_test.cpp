@@ -18,6 +18,7 @@
 #include "passes/saved_tensors.h"
 #include "test_paths.h"
 #include "tests/plan_support.h"
+#include "tests/problem_file.h"
 #include "tests/trainer_runs.h"
 
 namespace ort_train {
@@ -335,6 +336,34 @@ TEST_F(RecomputeTraining, TheSmallestBudgetWithADiskIsExact) {
   const std::optional<MachineProfile> measured = load_profile(o.profile);
   ASSERT_TRUE(measured.has_value());
   EXPECT_GT(measured->disks.at(disk_key(o.nvme_path, 2)).read, 0);
+}
+
+// What is recomputed is chosen among problems that hold all that the choice depends on: a program without the model comes to the same plan.
+TEST_F(RecomputeTraining, TheAlternativesOfADiskAreDumped) {
+  Options o = options();
+  o.nvme_path = folder / "disk";
+  std::filesystem::create_directory(o.nvme_path);
+  o.budget = Trainer(o).plan().minimum_budget + (4 << 20);
+  o.dump_problem = folder / "problems.json";
+  const PlanReport plan = Trainer(o).plan();
+  const std::vector<planning::Problem> problems = planning::read_problems(o.dump_problem);
+  std::set<std::string> names;
+  std::set<double> computing;
+  for (const planning::Problem& problem : problems) {
+    names.insert(problem.name);
+    if (problem.memory >= planning::floor_bytes(problem))
+      computing.insert(planning::step_seconds(problem, [&](size_t r) { return planning::computing(problem.runs[r]); }));
+  }
+  EXPECT_EQ(names.size(), problems.size());
+  EXPECT_GE(computing.size(), 3u);  // what is recomputed costs
+  const planning::Fastest chosen = planning::fastest_of({problems[0]});
+  ASSERT_TRUE(chosen.problem);
+  EXPECT_LE(1e3 * chosen.plan.seconds, plan.predicted_milliseconds * (1 + 1e-6));
+  EXPECT_GE(1e3 * chosen.plan.seconds, plan.predicted_milliseconds * 0.998);  // it may be one for a slower disk
+  EXPECT_NEAR(1e3 * chosen.bound, plan.bound_milliseconds, 1e-6 * plan.bound_milliseconds);
+  const planning::Fastest fastest = planning::fastest_of(problems);
+  EXPECT_LE(fastest.plan.seconds, chosen.plan.seconds);
+  EXPECT_GT(fastest.plan.seconds, 0.98 * chosen.plan.seconds);  // they were compared by an estimate, without addresses
 }
 
 TEST_F(RecomputeTraining, UnknownModesAreUsage) {

@@ -24,7 +24,7 @@ struct Known {
 struct Corpus : ::testing::TestWithParam<Known> {};
 
 TEST_P(Corpus, IsPlannedAsWellAsBefore) {
-  const Problem problem = read_problem(ORT_TRAIN_SOURCE_DIR "/tests/problems/" + std::string(GetParam().name) + ".json.gz");
+  const Problem problem = read_problems(ORT_TRAIN_SOURCE_DIR "/tests/problems/" + std::string(GetParam().name) + ".json.gz").at(0);
   Search search(problem);
   const std::optional<Plan> plan = search.best();
   ASSERT_TRUE(plan.has_value());

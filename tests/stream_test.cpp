@@ -497,7 +497,7 @@ TEST(Stream, CarefulPlansBearASlowerDisk) {
       const StreamRates disk{.read = rate, .write = 1.5 * rate}, slower{.read = 0.8 * rate, .write = 1.2 * rate};
       double nominal[2], slowed[2];
       for (const bool careful : {false, true}) {
-        const StreamedProgram made = range.make({.threads = 2, .careful = careful}).streamed(range.at(tenths), {}, disk);
+        const StreamedProgram made = range.make({.threads = 2, .for_slower_disk = careful}).streamed(range.at(tenths), {}, disk);
         verify(made.program, {&range.job.graph});
         const auto seconds = [&](const StreamRates& rates) {
           return make_timeline(made.program, made.program.entries[0], range.job.graph, {}, rates).seconds();

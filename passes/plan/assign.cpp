@@ -15,7 +15,7 @@ namespace {
 
 enum class State : uint8_t { coming, there, writing, gone };
 
-// A stay or, behind those, a block.
+// A stay or, after those, a block.
 struct Item {
   int64_t bytes = 0;
   int32_t first = 0, last = 0;
@@ -59,7 +59,9 @@ class Pass {
     for (int32_t t = 0; t <= steps; ++t) {
       for (const size_t i : ending_[static_cast<size_t>(t)]) end(i);
       if (t == steps) break;
-      compute_behind(t);
+      for (const size_t i : due_[static_cast<size_t>(t)]) {  // what the step uses behind is there by then
+        if (items_[i].state == State::writing) release(i, t);
+      }
       const std::vector<size_t>& starting = starting_[static_cast<size_t>(t)];
       for (const size_t i : starting) {
         if (items_[i].state == State::coming) make_room(i, t);
@@ -71,9 +73,10 @@ class Pass {
       for (const size_t i : starting) {
         if (is_read(i)) clock_.wait(items_[i].transfer);
       }
-      clock_.compute(run_.seconds[static_cast<size_t>(t)]);
+      compute(static_cast<size_t>(t));
     }
     while (!writing_.empty()) release(writing_.front(), steps);
+    if (!done_behind_.empty()) clock_.wait_until(done_behind_.back());
     plan_.seconds = clock_.now();
     for (size_t i = 0; i < offsets_.size(); ++i) {
       if (i < plan_.stays.size())
@@ -120,14 +123,10 @@ class Pass {
     leave(i);
   }
 
-  // What step t uses behind is there by then.
-  void compute_behind(int32_t t) {
-    for (const size_t i : due_[static_cast<size_t>(t)]) {
-      if (items_[i].state == State::writing) release(i, t);
-    }
-    if (run_.seconds_behind.empty()) return;
+  void compute(size_t t) {
     const double before = done_behind_.empty() ? 0 : done_behind_.back();
-    done_behind_.push_back(std::max(before, clock_.now()) + run_.seconds_behind[static_cast<size_t>(t)]);
+    if (!run_.seconds_behind.empty()) done_behind_.push_back(std::max(before, clock_.now()) + run_.seconds_behind[t]);
+    clock_.compute(run_.seconds[t]);
   }
 
   // When what a stay reads has been computed behind.

@@ -1,7 +1,7 @@
 // assign: gives every stay in memory its interval, its place on the disk's time and its address, in one pass through a run's steps.
 //
 // What is held between which uses is chosen before (hold.h). A stay's core reaches from its first use to its last; before it lies
-// the time of its read, behind it that of its write: its flanks. Each core has a place reserved that no other core takes, so that every
+// the time of its read, after it that of its write: its flanks. Each core has a place reserved that no other core takes, so that every
 // pass has a plan at its end. The pass goes from step to step with a clock. Writes begin when their stays end, and keep their place until
 // they are over. Reads begin in the order of need, as early as they may and there is room: in the place that is reserved, or in the
 // tightest gap. What begins at its step takes its place, and waits for the writes that are still in it.
@@ -26,7 +26,7 @@ struct Stay {
   bool writes = false;          // and goes there
   int64_t offset = 0;           // from the beginning of the memory that can be given away
   int32_t issue = 0;            // the step before which its read begins; where it isn't read, its first
-  int32_t released = 0;         // the step before which its write, begun behind `last`, is waited for; without one the step behind its last
+  int32_t released = 0;         // the step before which its write, begun after `last`, is waited for; without one the step after its last
 };
 
 struct RunPlan {
@@ -39,7 +39,7 @@ struct RunPlan {
 // beginning of a read and its step.
 RunPlan assign_bytes(const Run& run, std::vector<Stay> stays, int64_t bytes, const StreamRates& disk, double early);
 
-// Places of cores: the offset of each stay and, behind those, of each block.
+// Places of cores: the offset of each stay and, after those, of each block.
 struct Cores {
   std::vector<int64_t> offsets;
   int64_t bytes = 0;  // the highest end

@@ -154,13 +154,13 @@ double bound_of_all(const Problem& problem) {
 }  // namespace
 
 int64_t bytes_of(const Problem& problem, const Plan& plan) {
-  int64_t most = 0;
+  int64_t most = plan.bytes;
   for (size_t r = 0; r < plan.runs.size(); ++r) {
     const Run& run = problem.runs[r];
     for (const Stay& stay : plan.runs[r].stays) most = std::max(most, stay.offset + run.pieces[stay.piece].bytes);
     for (size_t b = 0; b < run.blocks.size(); ++b) most = std::max(most, plan.runs[r].block_offsets[b] + run.blocks[b].bytes);
   }
-  return resident_bytes(problem, plan.resident) + most;
+  return bytes_below(problem, plan.resident) + most;
 }
 
 std::optional<Layers> plan_layers(const Problem& problem) {

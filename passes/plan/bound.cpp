@@ -15,7 +15,12 @@ constexpr double kTransferCost = 1e-4;  // of a second of transfers, of those th
 }  // namespace
 
 Bound::Bound(const Problem& problem, double enough, int64_t most)
-    : problem_(problem), runs_(problem.runs), limit_(problem.memory), most_(most), resident_(problem.lasting.size(), -1) {
+    : problem_(problem),
+      runs_(problem.runs),
+      limit_(problem.memory),
+      most_(most),
+      least_(least_weight(runs_)),
+      resident_(problem.lasting.size(), -1) {
   const StreamRates& rates = problem.disk;
   const double price = rates.slowed / rates.beside;
   const double hidden = (rates.beside - rates.slowed) / (1 - rates.slowed);  // by a second of computing
@@ -49,7 +54,7 @@ Bound::Bound(const Problem& problem, double enough, int64_t most)
     add_room(rows, -1, end);
   }
   too_large_ = is_full();
-  set_costs(kRarely, 0);
+  set_costs(least_, 0);
   find_seconds(enough);
 }
 
@@ -241,20 +246,20 @@ void Bound::set_costs(double least_weight, double of_transfers) {
 void Bound::find_seconds(double enough) {
   double certain = 0;
   for (size_t e = 0; e < runs_.size(); ++e) {
-    if (runs_[e].weight < kRarely) continue;
+    if (runs_[e].weight < least_) continue;
     seconds_ += runs_[e].weight * rows_[e].computing;
     for (const Transfer& transfer : rows_[e].transfers) certain += runs_[e].weight * price_ * transfer.constant;
   }
   certain += seconds_;
   int idle = 0;  // rounds that changed next to nothing
   bool violated = true, is_near = false;
-  for (; violated && idle < kIdleRounds && solve(is_near, kRarely); is_near = true) {
+  for (; violated && idle < kIdleRounds && solve(is_near, least_); is_near = true) {
     const double before = seconds_;
     seconds_ = std::max(seconds_, certain + program_.bound());
     idle = is_near && seconds_ < before * (1 + kTolerance) ? idle + 1 : 0;
     violated = false;
     for (size_t e = 0; e < runs_.size() && seconds_ < enough && !is_full(); ++e) {
-      if (runs_[e].weight >= kRarely && add_crowded(rows_[e])) violated = true;
+      if (runs_[e].weight >= least_ && add_crowded(rows_[e])) violated = true;
     }
   }
 }

@@ -8,15 +8,15 @@
 //   room       between any two steps as much passes as the transfers take that are wanted between them, less what was read ahead when the
 //              first ended and what is yet to be written when the second begins: either takes memory beside what these steps use
 //
-// Where computing and transfers get in each other's way (StreamRates), beside a transfer that takes s seconds alone slowed / beside * s of
-// computing are lost: its price, that it costs in any case, since waiting for it costs more. The rows are of what remains: the rest of s,
-// that something waits for, unless it is hidden behind computing.
+// Where computing and transfers get in each other's way (StreamRates), beside a transfer that takes s seconds alone, slowed / beside * s of
+// computing are lost, over `together`: its price, that it costs in any case, since waiting for it costs more. The rows are of what remains:
+// the rest of s, that something waits for, unless it is hidden behind computing.
 //
 // Of the rows those are made that a solution violates, until there are none or the bound no longer rises: each of them is true, so fewer
 // make a lower bound as well. Every plan satisfies all of it, so none is faster. Left out is that a piece takes its memory at once and
 // a transfer its time: by about the time of one block of fill and drain real plans are slower.
 //
-// The bound is for the given runs: with their order of steps, and what they recompute. Entries that run rarely (kRarely) don't count.
+// The bound is for the given runs: with their order of steps, and what they recompute. Rare ones (least_weight()) don't count.
 
 #pragma once
 
@@ -42,7 +42,8 @@ class Bound {
 
   int64_t bytes() const { return program_.bytes(); }
 
-  // Finds the shares of a best solution in the limit less `free` bytes. False where the solver has none.
+  // Finds the shares of a best solution in the limit less `free` bytes, with the rows of room that there are. False where the solver has
+  // none.
   bool settle(int64_t free);
   double resident(size_t lasting) const { return share(resident_[lasting]); }
   double held(size_t run, uint32_t piece, size_t use) const { return share(held_[run][piece][use]); }  // from this use to the next
@@ -122,8 +123,9 @@ class Bound {
   const std::vector<Run>& runs_;
   const int64_t limit_;
   const int64_t most_;
-  double price_;    // of a second of what can be waited for
-  double rate_[2];  // bytes read, written, in such a second
+  const double least_;  // weight of runs that count
+  double price_;        // of a second of what can be waited for
+  double rate_[2];      // bytes read, written, in such a second
   LinearProgram program_;
   // Columns of the shares; -1: nothing to choose.
   std::vector<int32_t> resident_;                        // by number in Problem::lasting

@@ -6,7 +6,8 @@
 
 namespace ort_train {
 
-// At each step, first in the farthest memory: writes begin, then reads.
+// At each step, first in the farthest memory: writes begin, then reads. Where something moves, nothing is done beside other steps: what is
+// updated is written at once, which would wait for it.
 EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vector<Queue>& queues) {
   EntryCode made;
   const auto add = [&](SpaceId from, SpaceId to, NodeId node = kNone, bool beside = false) {
@@ -24,6 +25,7 @@ EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vec
   const size_t layers = planned.layers.size(), steps = draft.order.size();
   std::vector<std::vector<std::vector<size_t>>> ends(layers), issues(layers);  // stays, by layer and step
   size_t last = steps;
+  bool moves = false;
   for (size_t l = 0; l < layers; ++l) {
     const std::vector<planning::Stay>& stays = stays_of(planned, l);
     last = std::max(last, planned.layers[l].run->steps());
@@ -31,6 +33,7 @@ EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vec
     made.read_at.emplace_back(stays.size(), -1);
     made.write_at.emplace_back(stays.size(), -1);
     for (size_t i = 0; i < stays.size(); ++i) {
+      moves |= stays[i].reads || stays[i].writes;
       if (stays[i].reads) issues[l][static_cast<size_t>(stays[i].issue)].push_back(i);
       if (stays[i].writes) ends[l][static_cast<size_t>(stays[i].last) + 1].push_back(i);
     }
@@ -50,7 +53,7 @@ EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vec
     }
     if (t >= steps) continue;
     const SpaceId where = kSpaceOf[layer_of_step(planned, static_cast<int32_t>(t))];
-    made.step_at.push_back(add(where, where, draft.model.steps[draft.order[t]].node, draft.beside[t]));
+    made.step_at.push_back(add(where, where, draft.model.steps[draft.order[t]].node, !moves && draft.beside[t]));
   }
   return made;
 }

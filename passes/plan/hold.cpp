@@ -7,7 +7,7 @@
 
 namespace ort_train::planning {
 
-int64_t resident_bytes(const Problem& problem, const std::vector<bool>& resident) {
+int64_t bytes_below(const Problem& problem, const std::vector<bool>& resident) {
   int64_t bytes = problem.always;
   for (size_t i = 0; i < resident.size(); ++i) bytes += resident[i] ? problem.lasting[i].held : 0;
   return whole_sectors(bytes);

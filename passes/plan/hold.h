@@ -22,7 +22,7 @@ struct HoldCandidate {
 using HoldOrder = std::vector<HoldCandidate>;  // the first is tried first
 
 // What lies below the runs: what always stays and what is resident.
-int64_t resident_bytes(const Problem& problem, const std::vector<bool>& resident);
+int64_t bytes_below(const Problem& problem, const std::vector<bool>& resident);
 
 class Holder {
  public:

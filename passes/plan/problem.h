@@ -1,5 +1,7 @@
 // Problem: what the planner solves, as a value: which memory a job's steps want, when, and what there is of it. It knows no graph and no
-// machine; `ort-train plan --dump-problem` writes it (passes/problem_dump.h), tests and benchmarks plan it again.
+// machine; `ort-train plan --dump-problem` writes it (passes/problem_dump.h), tests and benchmarks plan it again. What is recomputed, which
+// updates wait for the next step, and how many micro-batches go together make other problems of one job: its alternatives, of which the
+// fastest plan is wanted.
 //
 // A job is some runs (entry points of a Program) that share one memory. In each, steps compute one after the other. A block is memory that
 // stays where it is. A piece may leave the memory between its uses for a store, and come back: a weight, its optimizer state or
@@ -50,7 +52,7 @@ struct Block {
 
 // What a step that computes in the memory behind uses there.
 struct BehindUse {
-  int32_t value = -1;  // of pieces; -1: memory of its own
+  int32_t value = 0;  // Piece::value
   int64_t bytes = 0;
   int32_t lasting = -1;
   Use use{};
@@ -58,7 +60,7 @@ struct BehindUse {
 
 struct Run {
   std::string name{};
-  double weight = 1;              // how often it runs, for an optimizer step: below kRarely it is no part of one
+  double weight = 1;              // how often it runs, for an optimizer step: below least_weight() it is no part of one
   std::vector<double> seconds{};  // that each step computes
   std::vector<Block> blocks{};
   std::vector<Piece> pieces{};
@@ -86,6 +88,7 @@ struct MemoryBehind {
 };
 
 struct Problem {
+  std::string name{};                  // which alternative of a job this is
   int64_t memory = 0;                  // bytes
   int64_t always = 0;                  // of these, taken by what lives across runs and never moves
   StreamRates disk{};                  // transfers between memory and store
@@ -103,8 +106,9 @@ double computing(const Run& run);
 // Seconds of an optimizer step, where a run takes so many by its number: runs that run rarely are left out.
 template <typename Seconds> double step_seconds(const Problem& problem, Seconds&& seconds) {
   double sum = 0;
+  const double least = least_weight(problem.runs);
   for (size_t r = 0; r < problem.runs.size(); ++r) {
-    if (problem.runs[r].weight >= kRarely) sum += problem.runs[r].weight * seconds(r);
+    if (problem.runs[r].weight >= least) sum += problem.runs[r].weight * seconds(r);
   }
   return sum;
 }

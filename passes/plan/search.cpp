@@ -8,6 +8,7 @@ namespace {
 
 // Each of these lists has the best setting of some problem.
 constexpr double kFree[] = {0, 0.03, 0.06, 0.1, 0.15, 0.22, 0.32, 0.45, 0.6, 0.8, 1};
+constexpr double kOutlookFree[] = {0.06, 0.22}, kOutlookEarly[] = {0.25, 0.5}, kOutlookShare = 0.97;  // of these
 constexpr double kFreeOfOrder[] = {0.06, 0, 0.22};  // for which the linear program is solved
 constexpr double kEarly[] = {0.25, 0.12, 0.5, 1};
 constexpr double kShare[] = {1, 0.97};  // of the memory, that cores are planned for: by less bytes they are packed better
@@ -39,7 +40,7 @@ void Search::hold(const Setting& setting) { holder_.choose(orders_[setting.order
 
 // With what is held, by bytes alone, in such a share of the memory.
 RunPlan Search::wish(size_t run, double early, double share) const {
-  const auto bytes = static_cast<int64_t>(share * static_cast<double>(problem_.memory)) - resident_bytes(problem_, holder_.resident());
+  const auto bytes = static_cast<int64_t>(share * static_cast<double>(problem_.memory)) - bytes_below(problem_, holder_.resident());
   return assign_bytes(problem_.runs[run], holder_.stays(run), bytes, problem_.disk, seconds_early(problem_, early, problem_.memory));
 }
 
@@ -73,7 +74,7 @@ std::vector<Search::Setting> Search::ranked() {
 
 // With what is held.
 std::optional<RunPlan> Search::place(size_t run, double early) const {
-  const int64_t bytes = problem_.memory - resident_bytes(problem_, holder_.resident());
+  const int64_t bytes = problem_.memory - bytes_below(problem_, holder_.resident());
   std::optional<RunPlan> best;
   for (const double share : kShare) {
     const RunPlan wished = wish(run, early, share);
@@ -103,7 +104,7 @@ std::optional<Plan> Search::place_all(double early) const {
 std::optional<Plan> Search::best() {
   std::optional<Plan> best;
   size_t placed = 0;
-  double last = 0;
+  double last = -1;
   for (const Setting& setting : ranked()) {
     if (placed == kPlaced || (best && best->seconds <= std::max(bound() * (1 + kNoGap), setting.seconds))) break;
     if (setting.seconds == last) continue;  // mostly the same is held
@@ -120,11 +121,11 @@ std::optional<Plan> Search::best() {
 Plan Search::outlook() {
   Plan best{.resident = {}, .seconds = std::numeric_limits<double>::infinity()};
   find_orders(1);
-  for (const double free : {kFreeOfOrder[0], kFreeOfOrder[2]}) {
+  for (const double free : kOutlookFree) {
     hold({.free = free});
-    for (const double early : {kEarly[0], kEarly[2]}) {
+    for (const double early : kOutlookEarly) {
       Plan plan{.resident = holder_.resident()};
-      for (size_t r = 0; r < problem_.runs.size(); ++r) plan.runs.push_back(wish(r, early, kShare[1]));
+      for (size_t r = 0; r < problem_.runs.size(); ++r) plan.runs.push_back(wish(r, early, kOutlookShare));
       set_seconds(problem_, plan);
       if (plan.seconds < best.seconds) best = std::move(plan);
     }
@@ -137,15 +138,14 @@ Plan least_plan(const Problem& problem) {
   holder.choose({}, 0);  // nothing
   Plan least{.resident = holder.resident()};
   std::vector<Cores> cores;  // of its runs
-  int64_t bytes = 0;         // that the largest of them takes
   for (size_t r = 0; r < problem.runs.size(); ++r) {
     least.runs.push_back({.stays = holder.stays(r), .block_offsets = {}});
     cores.push_back(place_tightly(problem.runs[r], least.runs[r].stays));
-    bytes = std::max(bytes, cores[r].bytes);
+    least.bytes = std::max(least.bytes, cores[r].bytes);
   }
-  const double early = seconds_early(problem, kEarly[0], resident_bytes(problem, least.resident) + bytes);
+  const double early = seconds_early(problem, kEarly[0], bytes_below(problem, least.resident) + least.bytes);
   for (size_t r = 0; r < problem.runs.size(); ++r)
-    least.runs[r] = assign(problem.runs[r], std::move(least.runs[r].stays), cores[r], bytes, problem.disk, early);
+    least.runs[r] = assign(problem.runs[r], std::move(least.runs[r].stays), cores[r], least.bytes, problem.disk, early);
   set_seconds(problem, least);
   return least;
 }

@@ -1,8 +1,8 @@
 // search: plans for a problem, the fastest that it finds.
 //
 // Pieces are held by an order of preference, that of the linear program (bound.h), until so many bytes are left for transfers ahead of
-// their steps and behind them. How many, and how early reads begin, are settings: each is tried by bytes alone, and the best get addresses
-// (assign.h).
+// their steps and after them. How many, and how early reads begin, are settings: each is tried by bytes alone, and the best get addresses
+// (assign.h), with every earliness.
 
 #pragma once
 
@@ -18,6 +18,7 @@ struct Plan {
   std::vector<bool> resident;   // by number in Problem::lasting
   std::vector<RunPlan> runs{};  // by run
   double seconds = 0;           // of an optimizer step
+  int64_t bytes = 0;            // that the runs are given; 0: as far as their addresses reach
 };
 
 class Search {
@@ -45,7 +46,7 @@ class Search {
   void find_orders(size_t count);
   void hold(const Setting& setting);
   int64_t free_bytes(double share) const { return static_cast<int64_t>(share * static_cast<double>(problem_.memory - floor_)); }
-  bool counts(size_t run) const { return problem_.runs[run].weight >= kRarely; }
+  bool counts(size_t run) const { return problem_.runs[run].weight >= least_weight(problem_.runs); }
   RunPlan wish(size_t run, double early, double share) const;
   std::vector<Setting> ranked();
   std::optional<RunPlan> place(size_t run, double early) const;
@@ -59,8 +60,7 @@ class Search {
   size_t solved_ = 0;              // of the linear program: with so many amounts of free memory
 };
 
-// A plan that holds nothing between uses, whose addresses take about the least: the same whatever the problem's memory and rates. Its
-// seconds are those of the problem's disk.
+// A plan that holds nothing between uses and is given about the least bytes: as many whatever the problem's memory and rates.
 Plan least_plan(const Problem& problem);
 
 }  // namespace ort_train::planning

@@ -1,4 +1,4 @@
-// timing: what a run is expected to take, with its transfers where plans have them. The one simulation of a plan (stream_clock.h).
+// timing: what a run is expected to take, with its transfers where plans have them (stream_clock.h).
 
 #pragma once
 

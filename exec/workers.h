@@ -3,8 +3,8 @@
 // One Workers belongs to one trainer; parallel_for is called from one thread at a time and returns when all tasks are done.
 // The division into tasks never depends on the number of threads, so neither do results.
 //
-// Loops that memory bounds may be put aside: a quarter of the threads, without the caller's, then do their tasks during later loops, one
-// loop after the other, and take part in the loop at hand when there are none. Between loops nothing runs.
+// Loops that memory bounds may be put aside: one thread, of eight and more a quarter, never the caller's, then does their tasks during
+// later loops, one loop after the other, and takes part in the loop at hand when there are none. Between loops nothing runs.
 
 #pragma once
 

@@ -42,7 +42,8 @@ class Boundary {
     try {
       return body();
     } catch (...) {
-      if (const std::exception_ptr theirs = std::exchange(thrown_, nullptr)) std::rethrow_exception(theirs);
+      // A failure since then, such as that of a last checkpoint, is what has to be told.
+      if (const std::exception_ptr theirs = std::exchange(thrown_, nullptr); theirs == std::current_exception()) throw;
       rethrow_as_error();
     }
   }
@@ -64,7 +65,7 @@ class Boundary {
       try {
         callback(report);
       } catch (...) {
-        thrown_ = std::current_exception();
+        if (!thrown_) thrown_ = std::current_exception();
         throw;
       }
     };

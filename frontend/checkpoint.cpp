@@ -85,7 +85,6 @@ Json to_json(const RunState& state) {
           {"step", state.step},
           {"epoch", state.epoch},
           {"index", state.index},
-          {"seed", state.seed},
           {"tokens", state.tokens},
           {"seconds", state.seconds},
           {"first_losses", state.first_losses},
@@ -116,7 +115,6 @@ RunState state_of(const Json& json) {
   json.at("step").get_to(state.step);
   json.at("epoch").get_to(state.epoch);
   json.at("index").get_to(state.index);
-  json.at("seed").get_to(state.seed);
   json.at("tokens").get_to(state.tokens);
   json.at("seconds").get_to(state.seconds);
   json.at("first_losses").get_to(state.first_losses);

@@ -39,10 +39,9 @@ namespace ort_train {
 
 // Everything about a run that isn't a tensor.
 struct RunState {
-  int64_t run = 0;               // when it was begun, in nanoseconds: tells runs apart that share a folder
-  int64_t step = 0;              // optimizer steps done, with skipped ones
-  int64_t epoch = 0, index = 0;  // the next sample: data cursor
-  uint64_t seed = 0;
+  int64_t run = 0;                                // when it was begun, in nanoseconds: tells runs apart that share a folder
+  int64_t step = 0;                               // optimizer steps done, with skipped ones
+  int64_t epoch = 0, index = 0;                   // the next sample: data cursor
   int64_t tokens = 0;                             // trained on so far
   double seconds = 0;                             // of training, earlier pieces of the run included
   std::vector<double> first_losses, last_losses;  // at most 100 each

@@ -49,8 +49,10 @@ class Job {
   // Opens the data and binds the model's inputs. `part_bytes`: PassOptions::part_bytes. Throws Error: usage, data, unsupported.
   Job(const Options& options, int64_t part_bytes, Workers& workers, std::function<void(const std::string&)> note);
 
-  // The graphs of all entry points, which go that way, each before the passes that a plan decides (finish()). The first call reads the
-  // model. Throws Error: unsupported, usage, data.
+  // Sets what is known once the model has been read, below; does nothing a second time. Throws Error: unsupported, usage, data.
+  void read_model() { forward(binding.batch, lengths.empty() ? 0 : lengths.front().length); }
+  // The graphs of all entry points, which go that way, each before the passes that a plan decides (finish()). Reads the model. Throws
+  // Error: unsupported, usage, data.
   EntrySet entries(const Way& way);
   // No more calls of that: frees what they share.
   void end_planning() { forwards_.clear(); }
@@ -75,7 +77,7 @@ class Job {
   std::vector<LengthReport> lengths;     // of batches, the longest first; none: all have one
   int64_t total_steps = 0;
   Schedule schedule;
-  // Once the model has been read:
+  // By read_model():
   ModelInfo info;
   std::vector<Weight> weights;
   NumberTypes types;

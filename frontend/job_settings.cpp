@@ -45,6 +45,16 @@ std::map<std::string, std::string> Job::settings() const {
   if (!options.teacher.empty()) result["teacher"] = std::filesystem::path(options.teacher).filename().string();
   if (!options.loss_model.empty()) result["loss_model"] = std::filesystem::path(options.loss_model).filename().string();
   if (!options.length_buckets.empty()) result["length_buckets"] = fmt::format("{}", fmt::join(options.length_buckets, ","));
+  if (options.token_type != Options{}.token_type) result["token_type"] = options.token_type;
+  if (schedule.follows_loss()) {
+    result["eval_steps"] = text(options.eval_steps);
+    result["eval_batches"] = text(options.eval_batches);
+  }
+  if (scaling.is_on()) {
+    result["loss_scale_growth"] = text(options.loss_scale_growth);
+    result["loss_scale_backoff"] = text(options.loss_scale_backoff);
+    result["loss_scale_window"] = text(options.loss_scale_window);
+  }
   if (options.temperature != 1) result["temperature"] = text(options.temperature);
   if (options.label_smoothing != 0) result["label_smoothing"] = text(options.label_smoothing);
   if (options.z_loss != 0) result["z_loss"] = text(options.z_loss);

@@ -13,6 +13,26 @@
 
 namespace ort_train {
 
+namespace {
+
+// What isn't there is at its default.
+std::string differences(const std::map<std::string, std::string>& now, const std::map<std::string, std::string>& then) {
+  std::map<std::string, std::string> all = then;
+  all.insert(now.begin(), now.end());
+  const auto shown = [](const std::map<std::string, std::string>& settings, const std::string& name) {
+    const auto found = settings.find(name);
+    return found == settings.end() || found->second.empty() ? std::string("none") : found->second;
+  };
+  std::string text;
+  for (const auto& [name, either] : all) {
+    const std::string is = shown(now, name), was = shown(then, name);
+    if (is != was) text += fmt::format("{}{} {} instead of {}", text.empty() ? "" : ", ", name, is, was);
+  }
+  return text;
+}
+
+}  // namespace
+
 Loop::Loop(const Job& job, PlannedJob& planned, Runtime& runtime, const PlanReport& report, const RunStart& start,
            const Callbacks& callbacks, std::atomic<bool>& stop)
     : job_(job),
@@ -56,7 +76,6 @@ void Loop::prepare() {
 void Loop::begin() {
   runtime_.allocate();
   state_.run = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-  state_.seed = options_.seed;
   if (start_.is_resumed()) {
     resume();
   } else {
@@ -84,14 +103,8 @@ void Loop::resume() {
         return in_place;
       },
       start_.is_named ? start_.checkpoint : std::string());
-  std::string changed;
-  for (const auto& [name, now] : content.settings) {
-    const auto then = loaded.settings.find(name);
-    if (then != loaded.settings.end() && then->second != now)
-      changed += fmt::format("{}{} {} instead of {}", changed.empty() ? "" : ", ", name, now.empty() ? "none" : now,
-                             then->second.empty() ? "none" : then->second);
-  }
-  if (!changed.empty()) note(fmt::format("from here on the run differs from the one that was saved: {}", changed));
+  if (const std::string changed = differences(content.settings, loaded.settings); !changed.empty())
+    note(fmt::format("from here on the run differs from the one that was saved: {}", changed));
   const int64_t run = state_.run;
   state_ = loaded.state;
   if (start_.is_branch) state_.run = run;  // the newest from here on, whatever else is in the folder
@@ -146,7 +159,6 @@ void Loop::observe(const EvalReport& evaluated) {
 void Loop::save(bool note_it) {
   runtime_.check_usable();
   steps_.flush();
-  state_.seed = options_.seed;
   StateFile* const slots = runtime_.fill_slots();
   const auto kept = static_cast<size_t>(kept_checkpoints(options_, slots != nullptr));
   checkpoint_ = save_checkpoint(options_.output_dir, state_, runtime_.content(), kept, slots);

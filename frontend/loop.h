@@ -41,6 +41,7 @@ class Loop {
   void begin();
   void resume();
   void settle();  // prepares and makes the update that waits: what only reads then sees the weights behind the last step
+  void check_newest() const;
   void check_space() const;
   void save(bool note_it);
   void observe(const EvalReport& evaluated);

@@ -104,13 +104,14 @@ Summary Loop::train() {
   trained_ = true;
   struct UnderWay {
     Loop& loop;
+    bool goes_on = false;  // with another plan
     ~UnderWay() {
       loop.training_ = false;
-      loop.stop_.store(false, std::memory_order_relaxed);  // it has been seen to
+      if (!goes_on) loop.stop_.store(false, std::memory_order_relaxed);  // it has been seen to
     }
   };
   training_ = true;
-  const UnderWay under_way{*this};
+  UnderWay under_way{*this};
   make_folders(options_.output_dir);
   const FolderLock lock(options_.output_dir);
   if (options_.adapter_only)
@@ -119,11 +120,25 @@ Summary Loop::train() {
     check_output(job_.info, options_.output_dir);
   check_output_dir(options_, start_, job_.total_steps);
   remove_checkpoint_leftovers(options_.output_dir);
-  prepare();
+  check_newest();
+  try {
+    prepare();
+  } catch (const LateMemory&) {
+    under_way.goes_on = true;
+    throw;
+  }
   if (start_.is_resumed() && !start_.is_branch)
     remove_superseded(options_.output_dir, checkpoint_, static_cast<size_t>(kept_checkpoints(options_, /*in_slots=*/true)));
   check_space();
   return Training(*this).run();
+}
+
+// A call before this one may have read the checkpoint while another process went on from it.
+void Loop::check_newest() const {
+  if (memory_ != Memory::ready || !start_.is_resumed() || start_.is_branch) return;
+  if (const std::vector<std::string> newer = checkpoints_newer_than(options_.output_dir, checkpoint_); !newer.empty())
+    throw error(ErrorCode::usage, "{}: another process has trained since {} was read, and left {}: make another trainer",
+                options_.output_dir, checkpoint_, newer.front());
 }
 
 Summary Loop::Training::run() {
@@ -219,13 +234,13 @@ StepResult Loop::Training::run_step(int64_t step, const Window& window, const Up
   if (last_times_.size() < kAveraged)
     last_times_.push_back(last_.seconds * 1e3);
   else
-    last_times_[static_cast<size_t>(step) % kAveraged] = last_.seconds * 1e3;
+    last_times_[static_cast<size_t>(step - first_step_ - 1) % kAveraged] = last_.seconds * 1e3;
   return result;
 }
 
 // Of a skipped step they aren't what was wanted: then those of the next one, in place of these.
 void Loop::Training::note_gradients(int64_t step, bool is_skipped) {
-  if (saves_gradients_ && !is_skipped) loop_.note(fmt::format("wrote the gradients of step {} to {}", step, options_.save_gradients));
+  if (saves_gradients_ && !is_skipped) tell(fmt::format("wrote the gradients of step {} to {}", step, options_.save_gradients));
   saves_gradients_ = saves_gradients_ && is_skipped;
 }
 
@@ -266,8 +281,8 @@ double Loop::Training::evaluate() {
 void Loop::Training::finish() {
   const Job& job = loop_.job_;
   summary_.stopped = state_.step < job.total_steps;
-  tell_of_skipped_steps();
   if (saved_step_ != state_.step) loop_.save(/*note_it=*/!thrown_);
+  tell_of_skipped_steps();
   if (thrown_) std::rethrow_exception(thrown_);
   const auto weight_bytes = [&](const std::string& name, const ByteSink& sink) { return loop_.runtime_.read_parameter(name, sink); };
   if (!summary_.stopped && options_.adapter_only) {
@@ -295,13 +310,13 @@ void Loop::Training::finish() {
 void Loop::Training::tell_of_skipped_steps() {
   const int64_t skipped = state_.loss_scale.skipped;
   if (state_.step > 0 && skipped == state_.step)
-    loop_.note(
+    tell(
         fmt::format("all steps were skipped, so the weights are what they were: their gradients overflow with a loss scale of {:.3g} still",
                     loop_.job_.scaling.is_on() ? static_cast<double>(state_.loss_scale.scale) : 0));
   if (!saves_gradients_ || state_.step == first_step_) return;
   std::error_code ignored;
   std::filesystem::remove(options_.save_gradients, ignored);  // those of a skipped step
-  loop_.note(fmt::format("no step had finite gradients, so {} isn't written", options_.save_gradients));
+  tell(fmt::format("no step had finite gradients, so {} isn't written", options_.save_gradients));
 }
 
 void Loop::Training::summarize() {

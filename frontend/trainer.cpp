@@ -75,6 +75,7 @@ void Trainer::Impl::build() {
   start = choose_start(options);
   if (const int number = gpu_number(options.device); number >= 0 && gpu == nullptr) gpu = open_gpu(number);
   job.emplace(options, on.part_bytes, workers, note);
+  if (gpu) job->read_model();  // of which types its numbers are
   if (gpu) on = on_gpu(*gpu, options, /*halves=*/is_half(job->types.low), workers.threads(), note);
   MachineRates rates(options, device, note);
   planned = plan_job(*job, start, on, device, rates, note);

@@ -53,7 +53,6 @@ struct CheckpointTest : testing::Test {
             .step = step,
             .epoch = 3,
             .index = 17 * step,
-            .seed = ~uint64_t{0},
             .tokens = 99,
             .seconds = 0.1,
             .first_losses = {1.0 / 3},
@@ -102,7 +101,6 @@ TEST_F(CheckpointTest, EverythingComesBack) {
   EXPECT_EQ(got.run, wanted.run);
   EXPECT_EQ(got.epoch, wanted.epoch);
   EXPECT_EQ(got.index, wanted.index);
-  EXPECT_EQ(got.seed, wanted.seed);
   EXPECT_EQ(got.tokens, wanted.tokens);
   EXPECT_EQ(got.seconds, wanted.seconds);
   EXPECT_EQ(got.first_losses, wanted.first_losses);

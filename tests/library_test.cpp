@@ -253,6 +253,38 @@ TEST_F(Library, CallbacksOwnExceptionsPassThrough) {
   EXPECT_THROW(Trainer(o, {.on_note = [](const std::string&) { throw 8; }}), int) << "while the trainer is made, too";
 }
 
+// A checkpoint that isn't there is worse than what the callback had to say.
+TEST_F(Library, AFailedSaveIsToldInsteadOfWhatACallbackThrew) {
+  Options o = options();
+  o.output_dir = folder / "gone";
+  Trainer trainer(o, {.on_step = [&](const StepReport&) {
+                    std::filesystem::remove_all(o.output_dir);
+                    write_file(o.output_dir, "no folder");
+                    throw 7;
+                  }});
+  EXPECT_THAT(error_of(ErrorCode::io, [&] { trainer.train(); }), HasSubstr(o.output_dir));
+}
+
+// Others that are thrown on the way to the end don't take its place.
+TEST_F(Library, TheFirstOfSeveralExceptionsComesOut) {
+  Options o = options();
+  o.save_steps = 1;  // which is noted
+  bool noted = false;
+  Trainer trainer(o, {.on_step = [](const StepReport&) { throw 7; },
+                      .on_note =
+                          [&](const std::string& note) {
+                            noted = note.starts_with("saved");
+                            if (noted) throw 8;
+                          }});
+  try {
+    trainer.train();
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const int thrown) {
+    EXPECT_EQ(thrown, 7);
+    EXPECT_TRUE(noted);
+  }
+}
+
 // What a callback throws that another call gave it.
 TEST_F(Library, AnErrorOfACallInACallbackComesOutOnce) {
   Trainer* self = nullptr;

@@ -289,10 +289,12 @@ TEST_F(ParameterGroups, AResumedRunMayHaveOtherLearningRates) {
   o.max_steps = 5;
   Options other = o;
   other.param_groups[0].lr = 1e-4;
+  other.label_smoothing = 0.125;
   std::string notes;
   Trainer(other, {.on_note = [&](const std::string& text) { notes += text + "\n"; }}).train();
   EXPECT_THAT(notes, HasSubstr("from here on the run differs from the one that was saved"));
   EXPECT_THAT(notes, HasSubstr("param_groups '*.attn.*.bias' lr=0.0001 weight_decay=0.1"));
+  EXPECT_THAT(notes, HasSubstr("label_smoothing 0.125 instead of none"));
   other.param_groups.erase(other.param_groups.begin());
   other.max_steps = 6;
   EXPECT_THAT(error_of(ErrorCode::usage, [&] { Trainer(other).train(); }), HasSubstr("was saved with `param_groups` '*.attn.*.bias'"));

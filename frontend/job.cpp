@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <set>
+#include <utility>
 
 #include "exec/kernel.h"
 #include "frontend/loss_options.h"
@@ -364,7 +365,7 @@ void Job::add_predict(EntrySet& set) {
 
 EntrySet Job::entries(const Way& way) {
   EntrySet set{.way = way, .micro_batches = options.gradient_accumulation_steps};
-  const bool is_first = !model_read_;
+  const bool is_first = !std::exchange(has_entries_, true);
   const std::vector<LengthReport> all = lengths.empty() ? std::vector{LengthReport{.share = 1}} : lengths;
   losses = loss_spec();
   const Graph& main = forward(binding.batch, all.front().length);

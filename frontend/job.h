@@ -110,6 +110,7 @@ class Job {
   PassOptions passes_;                                     // of all graphs
   std::vector<std::string> ran_;                           // names of passes
   bool model_read_ = false;                                // info and weights are there
+  bool has_entries_ = false;                               // some were made
   size_t model_outputs_ = 0;                               // how many outputs the trained model has itself
   std::optional<Packs> packs_;                             // of small weights, chosen for the first batch size
   std::map<std::pair<int64_t, int64_t>, Graph> forwards_;  // by batch and length, ready to be made into entries

@@ -34,7 +34,7 @@ int gpu_number(const std::string& device) {
   throw error(ErrorCode::usage, "`device` {}: is not known: cpu, cuda, or cuda:1 for the second GPU", device);
 }
 
-DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int threads, const Note& note) {
+DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int64_t besides, int threads, const Note& note) {
   if (const std::string lacking = halves ? gpu.start_cudnn() : std::string(); !lacking.empty())
     note(lacking + "; attention and convolutions run on kernels that compute in float32, which are slower and give other last bits");
   // What there is to measure in: of the budget what isn't taken. (Much less than that is refused behind it.)
@@ -42,7 +42,8 @@ DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int threads, 
   const int64_t unused = options.budget > 0 ? options.budget - gpu.taken_bytes() : gpu.free_bytes();
   const int64_t trial = std::max(std::min(unused, gpu.free_bytes() / 2), kLeastTrial);
   const ComputeRates compute = gpu.measure_compute(halves, trial);
-  const int64_t beside = halves ? kBesideHalves : kBeside, reserve = gpu.taken_bytes() + beside;  // now that libraries are loaded
+  const int64_t beside = besides + (halves ? kBesideHalves : kBeside),
+                reserve = gpu.taken_bytes() + beside;  // now that libraries are loaded
   const int64_t left = options.budget > 0 ? options.budget - reserve : gpu.free_bytes() - beside - kLeftAlone;
   const Gpu::LinkRates link = gpu.measure_link(trial);
   const GpuFacts& facts = gpu.facts();

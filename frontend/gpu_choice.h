@@ -13,7 +13,8 @@ namespace ort_train {
 int gpu_number(const std::string& device);
 
 // A device on that GPU, which outlives it. Its memory is that of Options::budget less what the process takes there besides, the host's that
-// of Options::host_budget. halves: numbers of 16 bits are multiplied, for which libraries are loaded. Throws Error(device).
-DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int threads, const Note& note);
+// of Options::host_budget. halves: numbers of 16 bits are multiplied, for which libraries are loaded. besides: bytes that are set aside
+// for these beyond what they mostly take. Throws Error(device).
+DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int64_t besides, int threads, const Note& note);
 
 }  // namespace ort_train

@@ -47,7 +47,7 @@ NumberTypes number_types(const Options& options, DType model) {
   if ((options.bf16 || options.bf16_full) + options.fp16 + options.fp32 > 1)
     throw error(ErrorCode::usage, "`bf16`, `fp16` and `fp32` are choices of one type: give one of them");
   if (options.tf32)
-    throw error(ErrorCode::usage, "`tf32` is a way of computing that some GPUs have; the CPU device hasn't: `bf16` is the nearest");
+    throw error(ErrorCode::usage, "`tf32` is a way of computing that some GPUs have, and that isn't used here: `bf16` is the nearest");
   NumberTypes types{.low = options.fp32 ? DType::float32 : model};
   types.low_weights = options.bf16_full;
   if (options.bf16 || options.bf16_full) types.low = DType::bfloat16;

@@ -173,7 +173,8 @@ void Runtime::check_device_memory() const {
   throw LateMemory(
       fmt::format("the GPU's memory holds {} bytes with all that the libraries have loaded, {} more than `budget` {}: the smallest budget "
                   "that would do is {} bytes (`budget` {}), if no other process takes memory there meanwhile",
-                  grouped(used), grouped(over), budget, grouped(least), least));
+                  grouped(used), grouped(over), budget, grouped(least), least),
+      over);
 }
 
 void Runtime::end_loading() {

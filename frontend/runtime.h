@@ -22,10 +22,14 @@
 namespace ort_train {
 
 // What the libraries of a device with memory of its own keep there, once they have loaded all their kernels, is more than was set aside,
-// and the budget is passed.
+// and the budget is passed by so many bytes.
 class LateMemory : public Error {
  public:
-  explicit LateMemory(const std::string& message) : Error(ErrorCode::budget, message) {}
+  LateMemory(const std::string& message, int64_t over) : Error(ErrorCode::budget, message), over_(over) {}
+  int64_t over() const { return over_; }
+
+ private:
+  int64_t over_;
 };
 
 class Runtime {

@@ -57,7 +57,8 @@ struct Trainer::Impl {
   std::atomic<bool> stop{false};  // asked for, and not seen to yet
   Workers workers;
   CpuDevice device{workers};
-  std::unique_ptr<Gpu> gpu;  // null: the processor
+  std::unique_ptr<Gpu> gpu;       // null: the processor
+  int64_t kept_by_libraries = 0;  // bytes of its memory, beyond what a plan sets aside, as a first one has shown
   RunStart start;
   std::optional<Job> job;
   PlannedJob planned;
@@ -76,7 +77,7 @@ void Trainer::Impl::build() {
   if (const int number = gpu_number(options.device); number >= 0 && gpu == nullptr) gpu = open_gpu(number);
   job.emplace(options, on.part_bytes, workers, note);
   if (gpu) job->read_model();  // of which types its numbers are
-  if (gpu) on = on_gpu(*gpu, options, /*halves=*/is_half(job->types.low), workers.threads(), note);
+  if (gpu) on = on_gpu(*gpu, options, /*halves=*/is_half(job->types.low), kept_by_libraries, workers.threads(), note);
   MachineRates rates(options, device, note);
   planned = plan_job(*job, start, on, device, rates, note);
   report = describe_plan(*job, planned, rates, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
@@ -92,7 +93,8 @@ void Trainer::Impl::build() {
 template <typename Body> auto Trainer::Impl::in_memory(Body&& body) -> decltype(body()) {
   try {
     return body();
-  } catch (const LateMemory&) {
+  } catch (const LateMemory& late) {
+    kept_by_libraries += late.over();
     note("the GPU's libraries keep more memory than was set aside for them: planning once more");
   }
   build();

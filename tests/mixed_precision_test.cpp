@@ -377,7 +377,7 @@ TEST_F(MixedOptions, WhatCannotBeIsASentence) {
     return error_of(code, [&] { Trainer trainer(changed); });
   };
   EXPECT_THAT(refused([](Options& c) { c.bf16 = c.fp16 = true; }), HasSubstr("give one of them"));
-  EXPECT_THAT(refused([](Options& c) { c.tf32 = true; }), HasSubstr("some GPUs have; the CPU device hasn't"));
+  EXPECT_THAT(refused([](Options& c) { c.tf32 = true; }), HasSubstr("some GPUs have, and that isn't used here"));
   const std::string list = write_file(folder / "list", "# ops\nSoftmax  float32\n/h.*/mlp/* low # nodes\n");
   EXPECT_THAT(refused([&](Options& c) { c.autocast_list = list; }), HasSubstr("goes with `bf16` or `fp16`"));
   const auto with_list = [&](const std::string& text) {

@@ -21,8 +21,7 @@ DeviceMemory::DeviceMemory(int64_t bytes) : Memory(bytes) {
     (void)cudaGetLastError();
     size_t left = 0, all = 0;
     (void)cudaMemGetInfo(&left, &all);
-    throw error(ErrorCode::budget, "the GPU has {} bytes of memory left, of which this job's plan takes {}: does another process use it?",
-                left, bytes);
+    throw error(ErrorCode::budget, "the GPU has {} bytes of memory left, and {} are wanted: does another process use it?", left, bytes);
   }
   check(status, "no memory");
   data_ = static_cast<std::byte*>(data);

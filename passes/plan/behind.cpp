@@ -74,36 +74,6 @@ Run run_behind(const Problem& problem, const Run& run, const RunPlan& plan) {
   return result;
 }
 
-}  // namespace
-
-Problem problem_behind(const Problem& problem, const std::vector<bool>& resident, const std::vector<RunPlan>& runs) {
-  const MemoryBehind& memory = problem.behind.at(0);
-  Problem result{.memory = memory.bytes, .disk = memory.store, .behind = {problem.behind.begin() + 1, problem.behind.end()}};
-  result.lasting = problem.lasting;
-  for (size_t i = 0; i < result.lasting.size(); ++i) result.lasting[i].stays = !resident[i];
-  for (size_t r = 0; r < runs.size(); ++r) result.runs.push_back(run_behind(problem, problem.runs[r], runs[r]));
-  result.runs.push_back({.name = "between runs", .weight = 0, .seconds = {0}});
-  result.runs.back().blocks.push_back({.bytes = memory.between_runs});
-  return result;
-}
-
-std::vector<Layer> Layers::of_run(const Problem& nearest, size_t run) const {
-  std::vector<Layer> result;
-  for (size_t l = 0; l < plans.size(); ++l) {
-    const Problem& problem = l == 0 ? nearest : behind[l - 1];
-    result.push_back({.run = &problem.runs[run], .plan = &plans[l].runs[run], .store = problem.disk});
-  }
-  return result;
-}
-
-void set_forecasts(const Problem& problem, Layers& layers) {
-  layers.forecasts.clear();
-  for (size_t r = 0; r < problem.runs.size(); ++r) layers.forecasts.push_back(forecast_of(layers.of_run(problem, r)));
-  layers.seconds = step_seconds(problem, [&](size_t r) { return layers.forecasts[r].seconds; });
-}
-
-namespace {
-
 // Without `ahead` copies begin and end at their steps, so that the memory behind holds as few at a time as it can.
 Layers in_front_of_behind(const Problem& problem, Plan near, bool ahead) {
   for (RunPlan& run : near.runs) {
@@ -152,6 +122,32 @@ double bound_of_all(const Problem& problem) {
 }
 
 }  // namespace
+
+Problem problem_behind(const Problem& problem, const std::vector<bool>& resident, const std::vector<RunPlan>& runs) {
+  const MemoryBehind& memory = problem.behind.at(0);
+  Problem result{.memory = memory.bytes, .disk = memory.store, .behind = {problem.behind.begin() + 1, problem.behind.end()}};
+  result.lasting = problem.lasting;
+  for (size_t i = 0; i < result.lasting.size(); ++i) result.lasting[i].stays = !resident[i];
+  for (size_t r = 0; r < runs.size(); ++r) result.runs.push_back(run_behind(problem, problem.runs[r], runs[r]));
+  result.runs.push_back({.name = "between runs", .weight = 0, .seconds = {0}});
+  result.runs.back().blocks.push_back({.bytes = memory.between_runs});
+  return result;
+}
+
+std::vector<Layer> Layers::of_run(const Problem& nearest, size_t run) const {
+  std::vector<Layer> result;
+  for (size_t l = 0; l < plans.size(); ++l) {
+    const Problem& problem = l == 0 ? nearest : behind[l - 1];
+    result.push_back({.run = &problem.runs[run], .plan = &plans[l].runs[run], .store = problem.disk});
+  }
+  return result;
+}
+
+void set_forecasts(const Problem& problem, Layers& layers) {
+  layers.forecasts.clear();
+  for (size_t r = 0; r < problem.runs.size(); ++r) layers.forecasts.push_back(forecast_of(layers.of_run(problem, r)));
+  layers.seconds = step_seconds(problem, [&](size_t r) { return layers.forecasts[r].seconds; });
+}
 
 int64_t bytes_of(const Problem& problem, const Plan& plan) {
   int64_t most = plan.bytes;

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -73,15 +74,18 @@ class DeviceBytes {
   void* memory_ = nullptr;
 };
 
-// Which input is the place of an output, because the op writes it; -1: none.
-int written(const OpJob& job, size_t output) {
-  for (const Alias& alias : job.op->writes) {
+// Which input is the place of an output, because the op writes it or the kernel shall; -1: none.
+int written(const OpJob& job, size_t output, const std::optional<Alias>& in_place) {
+  std::vector<Alias> aliases(job.op->writes.begin(), job.op->writes.end());
+  if (in_place) aliases.push_back(*in_place);
+  for (const Alias& alias : aliases) {
     if (static_cast<size_t>(alias.output) == output && job.inputs[static_cast<size_t>(alias.input)]) return alias.input;
   }
   return -1;
 }
 
-std::vector<Tensor> run_on_gpu(const OpJob& job) {
+// in_place: one of Kernel::in_place, for an output that goes to where the input is.
+std::vector<Tensor> run_on_gpu(const OpJob& job, const std::optional<Alias>& in_place = {}) {
   const Kernel& kernel = cuda_kernels().at(*job.op, job.spec);
   std::vector<std::unique_ptr<DeviceBytes>> in, out;
   std::vector<const void*> in_places;
@@ -92,7 +96,8 @@ std::vector<Tensor> run_on_gpu(const OpJob& job) {
   }
   for (size_t i = 0; i < job.spec.outputs.size(); ++i) {
     out.push_back(std::make_unique<DeviceBytes>(static_cast<size_t>(job.spec.outputs[i].bytes()), 0xcd));
-    out_places.push_back(written(job, i) >= 0 ? in[static_cast<size_t>(written(job, i))]->data() : out.back()->data());
+    const int input = written(job, i, in_place);
+    out_places.push_back(input >= 0 ? in[static_cast<size_t>(input)]->data() : out.back()->data());
   }
   const DeviceBytes workspace(static_cast<size_t>(workspace_bytes(kernel, job.spec, 1)), 0xff);
   const DeviceBytes wrong(sizeof(DataError), 0);
@@ -115,7 +120,8 @@ std::vector<Tensor> run_on_gpu(const OpJob& job) {
   for (size_t i = 0; i < job.spec.outputs.size(); ++i) {
     results.emplace_back(job.spec.outputs[i].dtype, job.spec.outputs[i].shape);
     std::vector<std::byte> bytes;
-    (written(job, i) >= 0 ? *in[static_cast<size_t>(written(job, i))] : *out[i]).read(bytes);
+    const int input = written(job, i, in_place);
+    (input >= 0 ? *in[static_cast<size_t>(input)] : *out[i]).read(bytes);
     if (!bytes.empty()) std::memcpy(results[i].bytes.data(), bytes.data(), bytes.size());
   }
   return results;
@@ -129,15 +135,20 @@ TEST_P(GpuKernel, HasTheProcessorsBits) {
   for (const auto& job : jobs) {
     SCOPED_TRACE(job->spec.inputs.empty() ? "" : to_string(job->spec.inputs[0]));
     const std::vector<Tensor> wanted = PreparedOp(*job->op, job->spec, /*threads=*/2).run(job->inputs);
-    const std::vector<Tensor> results = run_on_gpu(*job);
-    for (size_t i = 0; i < results.size(); ++i) {
-      SCOPED_TRACE("output " + std::to_string(i));
-      const bool is_wide =
-          results[i].dtype == DType::float64 ||
-          std::any_of(job->inputs.begin(), job->inputs.end(), [](const Tensor* input) { return input && input->dtype == DType::float64; });
-      // float64 has exp, sin … of another C library.
-      const double tolerance = is_wide ? 1e-13 : half_products_tolerance(*job, i, results[i]);
-      tolerance > 0 ? expect_near(results[i], wanted[i], tolerance) : expect_same(results[i], wanted[i]);
+    const auto expect_wanted = [&](const std::vector<Tensor>& results) {
+      for (size_t i = 0; i < results.size(); ++i) {
+        SCOPED_TRACE("output " + std::to_string(i));
+        const auto is_double = [](const Tensor* tensor) { return tensor && tensor->dtype == DType::float64; };
+        const bool is_wide = is_double(&results[i]) || std::any_of(job->inputs.begin(), job->inputs.end(), is_double);
+        // float64 has exp, sin … of another C library.
+        const double tolerance = is_wide ? 1e-13 : half_products_tolerance(*job, i, results[i]);
+        tolerance > 0 ? expect_near(results[i], wanted[i], tolerance) : expect_same(results[i], wanted[i]);
+      }
+    };
+    expect_wanted(run_on_gpu(*job));
+    for (const Alias& alias : PreparedOp(*job->op, job->spec, /*threads=*/2, cuda_kernels()).in_place()) {
+      SCOPED_TRACE("over input " + std::to_string(alias.input));
+      expect_wanted(run_on_gpu(*job, alias));
     }
   }
 }

@@ -14,7 +14,7 @@
 
 ORT_TRAIN_OPS_BEGIN
 
-inline constexpr int64_t kNeighboursInLane = 8, kLaneBlock = kNeighboursInLane * kLanes;  // of 16-bit rows
+inline constexpr int64_t kNeighboursInLane = 8, kLaneBlock = kNeighboursInLane * kLanes;  // of 16-bit rows; lanes are at most kLanes
 
 namespace lane_rows {
 
@@ -91,10 +91,10 @@ template <typename T> void to_lanes(const T* from, int64_t n, float* to) {
 
 // visit(lane, is there, values) with the i-th element of each row, in the order in which each lane takes them; also with some that aren't
 // there, so that vectors are whole. T: of which type the sum is.
-template <typename T, typename Visit, typename... Rows>
+template <typename T, int lanes = kLanes, typename Visit, typename... Rows>
 __attribute__((always_inline)) inline void visit_rows(int64_t n, const Visit& visit, const Rows*... rows) {
   if constexpr (sizeof(T) > 2) {
-    each_in_lanes<T>(
+    each_in_lanes<T, lanes>(
         n, [&](int l, int64_t i) __attribute__((always_inline)) { visit(l, true, load(rows[i])...); });
   } else {
     alignas(64) std::array<std::array<float, kLaneBlock>, sizeof...(Rows)> some;
@@ -102,18 +102,19 @@ __attribute__((always_inline)) inline void visit_rows(int64_t n, const Visit& vi
       visit(l, is_there, some[row][static_cast<size_t>(i + l)]...);
     };
     constexpr std::index_sequence_for<Rows...> kRows{};
-    for (int64_t begin = 0; begin < n; begin += kLaneBlock) {
-      const int64_t count = std::min(kLaneBlock, n - begin);
+    constexpr int64_t kBlock = kNeighboursInLane * lanes;
+    for (int64_t begin = 0; begin < n; begin += kBlock) {
+      const int64_t count = std::min(kBlock, n - begin);
       size_t row = 0;
       (lane_rows::to_lanes(rows + begin, count, some[row++].data()), ...);
-      if (count == kLaneBlock) {
+      if (count == kBlock) {
         for (int64_t i = 0; i < kNeighboursInLane; ++i) {
-          for (int l = 0; l < kLanes; ++l) at(kRows, l, true, i * kLanes);
+          for (int l = 0; l < lanes; ++l) at(kRows, l, true, i * kLanes);
         }
       } else {
         for (int64_t i = 0; i < kNeighboursInLane; ++i) {
-          const auto lanes = static_cast<int>(count / kNeighboursInLane + (i < count % kNeighboursInLane));
-          for (int l = 0; l < kLanes; ++l) at(kRows, l, l < lanes, i * kLanes);
+          const auto there = static_cast<int>(count / kNeighboursInLane + (i < count % kNeighboursInLane));
+          for (int l = 0; l < lanes; ++l) at(kRows, l, l < there, i * kLanes);
         }
       }
     }
@@ -121,15 +122,15 @@ __attribute__((always_inline)) inline void visit_rows(int64_t n, const Visit& vi
 }
 
 // step(sum, values) returns the sum with an element of each row taken in.
-template <typename T, typename Step, typename... Rows>
+template <typename T, int lanes = kLanes, typename Step, typename... Rows>
 __attribute__((always_inline)) inline Compute<T> sum_rows(int64_t n, const Step& step, const Rows*... rows) {
   using C = Compute<T>;
-  C sums[kLanes] = {};
+  C sums[lanes] = {};
   const auto visit = [&](int l, bool is_there, auto... values) __attribute__((always_inline)) {
     const C with = step(sums[l], values...);
     sums[l] = is_there ? with : sums[l];
   };
-  visit_rows<T>(n, visit, rows...);
+  visit_rows<T, lanes>(n, visit, rows...);
   return join_lanes(sums, [](C a, C b) { return a + b; });
 }
 // Two sums in one reading: step(first, second, values) adds to both.

@@ -54,38 +54,23 @@ template <typename T, typename C = Compute<T>> C row_max(const T* __restrict x, 
       n, -std::numeric_limits<C>::infinity(), [&](C lane, int64_t i) { return load(x[i]) > lane ? load(x[i]) : lane; }, larger);
 }
 
-template <typename T, typename Of> float chunk_sum(const T* __restrict x, int64_t n, Of of) {
-  constexpr int64_t kSome = kClassLanes * kNeighboursInLane;
-  alignas(64) float lanes[kClassLanes] = {}, some[kNeighboursInLane * kLanes];
-  int64_t i = 0;
-  for (; i + kSome <= n; i += kSome) {
-    for (int64_t l = 0; l < kClassLanes; l += lane_rows::kTogether)
-      lane_rows::move<element_of(dtype_of<T>())>(reinterpret_cast<const std::byte*>(x + i + l * kNeighboursInLane), some + l);
-    for (int64_t k = 0; k < kNeighboursInLane; ++k) {
-      for (int64_t l = 0; l < kClassLanes; ++l) lanes[l] += of(some[k * kLanes + l]);
-    }
-  }
-  for (int64_t k = 0; i + k < n; ++k) lanes[k / kNeighboursInLane] += of(load(x[i + k]));
-  return join_lanes(lanes, [](float a, float b) { return a + b; });
-}
-
-// Sum of what `of` makes of each element. A chunk's are made first, in vectors of neighbours, then added: in rows of 16 bits a lane takes
-// eight neighbours (exec/lanes.h), so vectors of lanes aren't vectors of neighbours.
+// Sum of what `of` makes of each element, chunk by chunk. In rows of 16 bits neighbours are one lane's (exec/lanes.h): they are moved to
+// where the lanes lie beside each other. Else a chunk's are made first, in vectors, and then added.
 template <typename T, typename Of> double row_sum(const T* __restrict x, int64_t n, Of of) {
   using C = Compute<T>;
-  if constexpr (sizeof(T) == 2) {
-    double sum = 0;
-    for (int64_t begin = 0; begin < n; begin += kClassChunk) sum += chunk_sum(x + begin, std::min(kClassChunk, n - begin), of);
-    return sum;
-  }
   double sum = 0;
-  C made[kClassChunk];
   for (int64_t begin = 0; begin < n; begin += kClassChunk) {
     const int64_t count = std::min(kClassChunk, n - begin);
     const T* chunk = x + begin;
-    for (int64_t i = 0; i < count; ++i) made[i] = of(load(chunk[i]));
-    sum += static_cast<double>(fold_row<T, kClassLanes>(
-        count, C(0), [&](C lane, int64_t i) { return lane + made[i]; }, [](C a, C b) { return a + b; }));
+    if constexpr (sizeof(T) == 2) {
+      sum += static_cast<double>(sum_rows<T, kClassLanes>(
+          count, [&](C lane, C v) { return lane + of(v); }, chunk));
+    } else {
+      C made[kClassChunk];
+      for (int64_t i = 0; i < count; ++i) made[i] = of(load(chunk[i]));
+      sum += static_cast<double>(fold_row<T, kClassLanes>(
+          count, C(0), [&](C lane, int64_t i) { return lane + made[i]; }, [](C a, C b) { return a + b; }));
+    }
   }
   return sum;
 }

@@ -25,8 +25,9 @@ std::string name_of(const Way& way, const RecomputeChoice& recompute) {
                                                    : "updates in the next step";
   if (way.together > 1) name += fmt::format(", {} micro-batches together", way.together);
   if (recompute.groups < kAllGroups) return name + fmt::format(", {} groups of tensors recomputed", recompute.groups);
-  return name + (recompute.every == 0 ? ", recomputed from about the square root of all boundaries"
-                                      : fmt::format(", recomputed from each {}th boundary", recompute.every));
+  if (recompute.every == 0) return name + ", all but about the square root of the boundaries recomputed";
+  return name + (recompute.every == 1 ? ", all but the boundaries recomputed"
+                                      : fmt::format(", all but 1 of {} boundaries recomputed", recompute.every));
 }
 
 }  // namespace

@@ -149,7 +149,7 @@ struct Planner::Impl {
       if (job.machine.moves) space.persistent_bytes = whole_sectors(space.persistent_bytes);
       space.bytes = space.persistent_bytes;
     }
-    program.spaces[kMemory].bytes += aligned(layers.plans[0].bytes);
+    program.spaces[kMemory].bytes += aligned(layers.plans[0].bytes);  // what a plan is given, whether its addresses reach there or not
     for (size_t i = 0; i < drafts.size(); ++i) {
       const PlannedRun planned{.draft = &job.drafts[i], .layers = layers.of_run(job.problem, i)};
       program.entries.push_back(make_entry(drafts[i], values, planned, program));

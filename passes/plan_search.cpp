@@ -58,8 +58,9 @@ Candidate PlanSearch::candidate(const EntrySet& set, const RecomputeChoice& choi
                                 bool for_slower_disk, int64_t search_bytes) const {
   Candidate made{.way = set.way, .recompute = choice, .finished = finish(set, choice, {.skip = options_.passes.skip})};
   const std::vector<PlanEntry> wanted = plan_entries(set, made.finished, options_.keeps_gradients);
+  const double least = least_weight(wanted);
   for (const PlanEntry& entry : wanted) {
-    if (entry.weight < least_weight(wanted)) continue;
+    if (entry.weight < least) continue;
     for (const NodeId id : entry.graph->order())
       made.seconds += entry.weight * work_of(*entry.graph, entry.graph->node(id), options_.threads, rates).seconds;
   }

@@ -11,6 +11,7 @@
 
 #include "graph/error.h"
 #include "passes/plan/behind.h"
+#include "tests/fastest_alternative.h"
 #include "tests/print_plan.h"
 #include "tests/problem_file.h"
 

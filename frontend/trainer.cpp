@@ -76,8 +76,10 @@ void Trainer::Impl::build() {
   start = choose_start(options);
   if (const int number = gpu_number(options.device); number >= 0 && gpu == nullptr) gpu = open_gpu(number);
   job.emplace(options, on.part_bytes, workers, note);
-  if (gpu) job->read_model();  // of which types its numbers are
-  if (gpu) on = on_gpu(*gpu, options, /*halves=*/is_half(job->types.low), kept_by_libraries, workers.threads(), note);
+  if (gpu) {
+    job->read_model();
+    on = on_gpu(*gpu, options, /*halves=*/is_half(job->types.low), kept_by_libraries, workers.threads(), note);
+  }
   MachineRates rates(options, device, note);
   planned = plan_job(*job, start, on, device, rates, note);
   report = describe_plan(*job, planned, rates, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());

@@ -202,6 +202,20 @@ TEST_F(Library, ATrainerWhosePreparationFailedIsOfNoUse) {
   EXPECT_TRUE(std::isfinite(Trainer(o).evaluate()));
 }
 
+// Another run goes on from the checkpoint that a trainer has read, and ends: nothing of it is replaced.
+TEST_F(Library, ATrainerThatAnotherHasOvertakenDoesNotTrain) {
+  Options o = options();
+  o.max_steps = 2;
+  Trainer(o).train();
+  o.resume = true;
+  o.max_steps = 4;
+  Trainer trainer(o);
+  EXPECT_TRUE(std::isfinite(trainer.evaluate()));
+  const std::string saved = Trainer(o).train().checkpoint_path, state = read_file(saved + "/state.json");
+  EXPECT_THAT(error_of(ErrorCode::usage, [&] { trainer.train(); }), HasSubstr("another process has trained since"));
+  EXPECT_EQ(read_file(saved + "/state.json"), state);
+}
+
 TEST_F(Library, ACallbackDuringPreparationCanUseNoWeights) {
   Options o = options();
   o.save_steps = 1;

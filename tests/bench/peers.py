@@ -13,9 +13,10 @@ images, torch.compile of model and loss. They take turns of two steps that don't
 live from turn to turn, and wait meanwhile; so those of one model must fit into memory together (GPT-2 4 x 512: 18 GB). Rows of bfloat16 are ours
 with --bf16, and PyTorch's under CPU autocast; fast only on processors that have bfloat16 instructions.
 
-Prints one line of JSON a run; a table of medians, of medians of the turns' ratios and of the peaks of the processes; for each model a table of where our step's time goes by op
-(--op-times), beside what these ops would take at oneDNN's product rate and at the rate of memory, both measured in the same run. --results adds
-the runs to a file, and makes the table of all that are in it. Exits 1 where the losses of a first turn are further apart than 1e-4 (bfloat16: 2e-2).
+Prints one line of JSON a run; a table of medians, of medians of the turns' ratios and of the peaks of the processes; for each model a table of
+where our step's time goes by op (--op-times), beside what these ops would take at oneDNN's product rate and at the rate of memory, both measured
+in the same run. --results adds the runs to a file, and makes the table of all that are in it. Exits 1 where the losses of a first turn are
+further apart than 1e-4 (bfloat16: 2e-2).
 """
 import argparse
 import json
@@ -139,7 +140,7 @@ def compare(o, name, chosen, modern, peer, keep):
 # --- what is said of them -------------------------------------------------------------------------------------------------------------
 
 def summary(lines):
-    """(model, peer) -> median ms, peak, ms by turn; and problems with losses."""
+    """(model, peer) -> median ms, peak, runs; and problems with losses."""
     found, problems = {}, []
     for line in lines:
         if "error" not in line:
@@ -151,13 +152,13 @@ def summary(lines):
         worst = math.nan if any(map(math.isnan, apart)) else max(apart)
         if not worst <= (2e-2 if who.endswith("bf16") else 1e-4):
             problems.append(f"{name}: the losses of {who} are {worst:.1e} from ort-train's")
-    return {key: (statistics.median(run["ms"] for run in runs), max(run["peak_mb"] for run in runs), {run["turn"]: run["ms"] for run in runs})
+    return {key: (statistics.median(run["ms"] for run in runs), max(run["peak_mb"] for run in runs), runs)
             for key, runs in found.items()}, problems
 
 
 def ratio(ours, theirs):
     """Median of the turns' ratios: what slows the machine down for a while slows down all that take that turn."""
-    return statistics.median(ms / theirs[2][turn] for turn, ms in ours[2].items() if turn in theirs[2])
+    return statistics.median(mine["ms"] / other["ms"] for mine, other in zip(ours[2], theirs[2]))  # one that ends early has none of the last
 
 
 def table(results, bf16):

@@ -128,6 +128,10 @@ def mean_rates(before, behind):
     return tuple(2 / (1 / a + 1 / b) for a, b in zip(before, behind))
 
 
+def aim_arena(name, line):
+    aim(f"{name}: bytes of the arena that no tensor touched", line["planned_arena_bytes"] - line["measured_arena_bytes"], most=63, least=0)
+
+
 COLUMNS = {  # of the tables of budgets: of a line's value, what it is printed as
     "budget": ("GB", gb), "planned_arena_bytes": ("arena", gb), "measured_arena_bytes": ("measured", gb), "read_per_step": ("read", gb),
     "written_per_step": ("written", gb), "recomputed": ("again", "{:.0f}".format), "compute_ms": ("compute", "{:.0f}".format),
@@ -173,6 +177,7 @@ def budgets(o, batch, tokens):
             residents.append(resident)
     predicted_to_step = statistics.median(line["predicted_ms"] / line["ms"] for line in residents)
     aim(f"{of_job}, all in memory: predicted / step", predicted_to_step, most=1.1, least=0.9)
+    aim_arena(f"{of_job}, all in memory", resident)
     rows = [[f"{of_job} tokens", *(title for title, _ in COLUMNS.values())]]
     for name, lines in turns.items():
         line = {of: statistics.median(values[of] for values in lines) for of in COLUMNS}
@@ -181,7 +186,7 @@ def budgets(o, batch, tokens):
         aim(f"{of_job}, {name}: step / max(nodes, channels)", line["to_own_bound"], most=1.1)
         aim(f"{of_job}, {name}: step / the plan's bound", line["to_plan_bound"], most=1.1)
         aim(f"{of_job}, {name}: predicted / step", line["predicted_to_step"], most=1.1, least=0.9)
-        aim(f"{of_job}, {name}: bytes of the arena that no tensor touched", line["planned_arena_bytes"] - line["measured_arena_bytes"], most=63, least=0)
+        aim_arena(f"{of_job}, {name}", line)
     return rows
 
 

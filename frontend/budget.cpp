@@ -34,9 +34,9 @@ int64_t reserve_for(const JobSize& job) {
   return whole(bytes, kMB);
 }
 
-int64_t raised_reserve(int64_t reserve, int64_t resident) {
-  constexpr int64_t kHeadroom = 4 * kMB;
-  return resident + kHeadroom <= reserve ? reserve : whole(resident + kHeadroom, 4 * kMB);
+int64_t raised_reserve(int64_t reserve, int64_t resident, bool is_planned) {
+  const int64_t expected = resident + (is_planned ? 2 : 4) * kMB;
+  return expected <= reserve ? reserve : whole(expected, 4 * kMB);
 }
 
 }  // namespace ort_train

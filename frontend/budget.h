@@ -26,7 +26,9 @@ struct JobSize {
 };
 
 int64_t reserve_for(const JobSize& job);
-// The reserve, raised if the process is already larger than it allows. `resident` is without the arena.
-int64_t raised_reserve(int64_t reserve, int64_t resident);
+// The reserve, raised if the process is already larger than it allows. `resident` is without the arena. What is yet to come is more
+// before there is a plan: pages of code come in pieces of a size that the kernel chooses, so that two runs differ by 1 MB, and a job at
+// the smallest budget that another run has named must still fit.
+int64_t raised_reserve(int64_t reserve, int64_t resident, bool is_planned);
 
 }  // namespace ort_train

@@ -60,7 +60,7 @@ class JobPlanner {
   PlannedJob on_device();
 
  private:
-  void settle_reserve(const Placed& placed, bool with_disk);
+  void settle_reserve(const Placed& placed, bool with_disk, bool is_planned = false);
   Reserve reserve() const;
   int64_t takes(const Program& program) const { return made_.reserve + whole_pages(program.memory().bytes); }
   int64_t budget_of_machine(const Program& program, int64_t available) const;
@@ -159,8 +159,8 @@ PlannedJob JobPlanner::adopt(Placed placed) {
   return std::move(made_);
 }
 
-// What the program itself takes, now that kernels are prepared for a first plan.
-void JobPlanner::settle_reserve(const Placed& placed, bool with_disk) {
+// What the program itself takes, now that kernels are prepared for a first plan, or for the one that is taken.
+void JobPlanner::settle_reserve(const Placed& placed, bool with_disk, bool is_planned) {
   const Program& program = placed.made.program;
   JobSize& job = made_.size;
   job = {.whole_process = options_.budget_is_process,
@@ -181,8 +181,8 @@ void JobPlanner::settle_reserve(const Placed& placed, bool with_disk) {
   release_free_heap();
   const ProcessMemory memory = process_memory();
   made_.resident = memory.resident;
-  made_.reserve =
-      raised_reserve(made_.reserve, std::max(memory.resident + job.data_bytes, memory.peak - whole_pages(program.memory().bytes)));
+  made_.reserve = raised_reserve(made_.reserve,
+                                 std::max(memory.resident + job.data_bytes, memory.peak - whole_pages(program.memory().bytes)), is_planned);
 }
 
 Reserve JobPlanner::reserve() const {
@@ -218,7 +218,7 @@ std::optional<Placed> JobPlanner::recomputing() {
   if (!placed) return placed;
   const Program& program = placed->made.program;
   const int64_t foreseen = reserve()(placed->of.finished.instructions()) + whole_pages(program.memory().bytes);
-  settle_reserve(*placed, /*with_disk=*/false);
+  settle_reserve(*placed, /*with_disk=*/false, /*is_planned=*/true);
   made_.least.budget += std::max<int64_t>(0, takes(program) - foreseen);  // the process has grown beyond what was foreseen
   return placed;
 }

@@ -1,5 +1,7 @@
 #include "frontend/gpu_choice.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 
@@ -34,6 +36,17 @@ int gpu_number(const std::string& device) {
   throw error(ErrorCode::usage, "`device` {}: is not known: cpu, cuda, or cuda:1 for the second GPU", device);
 }
 
+void refuse_other_arithmetic() {
+  constexpr std::string_view kPrefixes[] = {"NVIDIA_TF32_OVERRIDE=", "CUBLAS_EMULAT"};
+  for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable) {
+    const std::string_view text = *variable;
+    for (const std::string_view prefix : kPrefixes) {
+      if (text.starts_with(prefix))
+        throw error(ErrorCode::usage, "the environment's {} changes what GPUs compute: unset it", text.substr(0, text.find('=')));
+    }
+  }
+}
+
 DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int64_t besides, int threads, const Note& note) {
   if (const std::string lacking = halves ? gpu.start_cudnn() : std::string(); !lacking.empty())
     note(lacking + "; attention and convolutions run on kernels that compute in float32, which are slower and give other last bits");
@@ -45,7 +58,7 @@ DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int64_t besid
   const int64_t beside = besides + (halves ? kBesideHalves : kBeside),
                 reserve = gpu.taken_bytes() + beside;  // now that libraries are loaded
   const int64_t left = options.budget > 0 ? options.budget - reserve : gpu.free_bytes() - beside - kLeftAlone;
-  const Gpu::LinkRates link = gpu.measure_link(trial);
+  const Gpu::LinkRates link = gpu.measure_link(options.host_budget > 0 ? std::min(trial, options.host_budget) : trial);
   const GpuFacts& facts = gpu.facts();
   return {.kernels = &gpu.kernels(),
           .make = [&gpu, threads](const Program& program, const std::vector<const Graph*>&) { return gpu.device(program, threads); },

@@ -12,6 +12,10 @@ namespace ort_train {
 // The number of the GPU; -1: the processor. Throws Error(usage) for a name that is neither's.
 int gpu_number(const std::string& device);
 
+// Throws Error(usage) where a variable of the environment has NVIDIA's libraries compute in other ways: what a run gives would depend on
+// it.
+void refuse_other_arithmetic();
+
 // A device on that GPU, which outlives it. Its memory is that of Options::budget less what the process takes there besides, the host's that
 // of Options::host_budget. halves: numbers of 16 bits are multiplied, for which libraries are loaded. besides: bytes that are set aside
 // for these beyond what they mostly take. Throws Error(device).

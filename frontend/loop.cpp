@@ -192,8 +192,8 @@ std::string Loop::why_not_finite(const StepResult& result) const {
   return fmt::format("the loss is {}, the gradient norm {}: {}", result.loss, result.grad_norm, what_to_do);
 }
 
-Error Loop::diverged(int64_t step, const std::string& why) const {
-  return error(ErrorCode::diverged, "step {}: {}; {}", step, why,
+Error Loop::ended(ErrorCode code, int64_t step, const std::string& why) const {
+  return error(code, "step {}: {}; {}", step, why,
                checkpoint_.empty() ? "nothing was saved before" : "the last good state is " + checkpoint_ + " (`resume`)");
 }
 

@@ -46,7 +46,7 @@ class Loop {
   void save(bool note_it);
   void observe(const EvalReport& evaluated);
   void note(const std::string& text) const;
-  Error diverged(int64_t step, const std::string& why) const;
+  Error ended(ErrorCode code, int64_t step, const std::string& why) const;  // says what was saved last
   std::string why_not_finite(const StepResult& result) const;
 
   const Job& job_;

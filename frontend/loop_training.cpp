@@ -147,7 +147,12 @@ Summary Loop::Training::run() {
   // An evaluation that the schedule would have seen, but the run was interrupted before or in it.
   if (schedule.follows_loss() && state_.step < total && state_.step > state_.schedule.step && state_.step % options_.eval_steps == 0)
     evaluate();
-  while (state_.step < total && goes_on()) step();
+  try {
+    while (state_.step < total && goes_on()) step();
+  } catch (const Error& problem) {
+    if (problem.code() != ErrorCode::device) throw;
+    throw loop_.ended(ErrorCode::device, state_.step + 1, problem.what());  // a device that was lost takes the run with it
+  }
   summary_.seconds = seconds_since(begin_);
   finish();
   summarize();
@@ -185,7 +190,7 @@ void Loop::Training::step() {
   if (!is_skipped) wrong = loop_.why_not_finite(result);
   if (!wrong.empty()) {
     log_.step(report, summary_.eval_loss);
-    throw loop_.diverged(step, wrong);
+    throw loop_.ended(ErrorCode::diverged, step, wrong);
   }
   state_.loss_scale = scale;
   state_.step = step;

@@ -49,19 +49,6 @@ void catch_signals() {
   sigaction(SIGPIPE, &action, nullptr);
 }
 
-// Variables of the environment by which NVIDIA's libraries compute in other ways: what a run gives would depend on them.
-void refuse_other_arithmetic() {
-  constexpr std::string_view kPrefixes[] = {"NVIDIA_TF32_OVERRIDE=", "CUBLAS_EMULAT"};
-  for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable) {
-    const std::string_view text = *variable;
-    for (const std::string_view prefix : kPrefixes) {
-      if (text.starts_with(prefix))
-        throw Error(ErrorCode::usage,
-                    fmt::format("the environment's {} changes what GPUs compute: unset it", text.substr(0, text.find('='))));
-    }
-  }
-}
-
 int check_model(const CommandLine& line) {
   const CheckReport report = check(line.options);
   fmt::print("{}", with_options(report.text));
@@ -126,7 +113,6 @@ int stopped_code(const Summary& summary, const Progress& progress) {
 }
 
 int train_model(const CommandLine& line) {
-  if (line.options.device != "cpu") refuse_other_arithmetic();
   Progress progress(line.options.budget, line.logging_steps);
   // oneTBB's number of threads belongs to programs, not to libraries.
   std::optional<tbb::global_control> threads;

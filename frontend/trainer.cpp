@@ -74,7 +74,10 @@ void Trainer::Impl::build() {
   planned = PlannedJob{};
   DeviceChoice on = choice;
   start = choose_start(options);
-  if (const int number = gpu_number(options.device); number >= 0 && gpu == nullptr) gpu = open_gpu(number);
+  if (const int number = gpu_number(options.device); number >= 0 && gpu == nullptr) {
+    refuse_other_arithmetic();
+    gpu = open_gpu(number);
+  }
   job.emplace(options, on.part_bytes, workers, note);
   if (gpu) {
     job->read_model();

@@ -176,6 +176,11 @@ TEST_F(CommandLineTest, ExitCodes) {
   expect(gpt("o", {"--device", "tpu"}), 2, "--device tpu: is not known: cpu, cuda, or cuda:1");
   expect(gpt("o", {"--device", "cuda", "--detect-anomaly"}), 2, "use --device cpu for it");
   expect(gpt("o", {"--device", "cuda:99"}), 9, "--device cuda");
+  for (const char* variable : {"NVIDIA_TF32_OVERRIDE", "CUBLAS_EMULATE_SINGLE_PRECISION"}) {
+    setenv(variable, "0", 1);
+    expect(gpt("o", {"--device", "cuda"}), 2, std::string("the environment's ") + variable + " changes what GPUs compute: unset it");
+    unsetenv(variable);
+  }
   expect(gpt("o", {"--shape", "nothing=3"}), 2, "--shape nothing=3: the model has no free dimension");
   expect(gpt("o", {"--skip-pass", "all"}), 2, "--skip-pass all: no such pass");
   expect({folder / "missing.onnx", "--data", "x.npz"}, 6, "missing.onnx");

@@ -426,6 +426,56 @@ TEST_F(Promises, WhatLibrariesLoadLateIsPlannedFor) {
   }
 }
 
+// A device that is lost in the course of a run.
+struct LostDevice : fixtures::DiscreteDevice {
+  LostDevice(const Program& program, const std::vector<const Graph*>& graphs, int64_t runs_)
+      : DiscreteDevice(program, graphs, /*threads=*/1, /*seed=*/7), runs(runs_) {}
+  void issue(const Work& work) override {
+    if (runs <= 0) throw Error(ErrorCode::device, "the GPU: a step failed on it");
+    DiscreteDevice::issue(work);
+  }
+  void finish() override {
+    --runs;
+    DiscreteDevice::finish();
+  }
+  int64_t runs;
+};
+
+TEST_F(Promises, ARunWhoseDeviceIsLostGoesOnFromItsLastCheckpoint) {
+  Options options = jobs[0].options;
+  options.output_dir = out;
+  const Plain& wanted = plain_of(0);
+  options.threads = 1;
+  options.save_steps = 2;
+  const auto on = [&](int64_t runs) {
+    return DeviceChoice{.make = [runs](const Program& program, const std::vector<const Graph*>& graphs) -> std::unique_ptr<Device> {
+                          return std::make_unique<LostDevice>(program, graphs, runs);
+                        },
+                        .memories = {.device = 500'000'000, .host = 500'000'000},
+                        .page = 4096};
+  };
+  clean();
+  int64_t steps = 0;
+  const auto lose = [&](int64_t runs) {
+    fixtures::TrainerOn trainer(on(runs), options, {.on_step = [&](const StepReport& step) { steps = step.step; }});
+    const Error problem = fixtures::error_of([&] { trainer.train(); });
+    EXPECT_EQ(problem.code(), ErrorCode::device);
+    return std::string(problem.what());
+  };
+  int64_t runs = 1;
+  for (; steps == 0; ++runs) EXPECT_HAS(lose(runs), "a step failed on it; nothing was saved before");
+  for (runs = 3 * (runs - 1); steps < 3; ++runs) {
+    clean();
+    const std::string said = lose(runs);
+    if (steps == 3) {
+      EXPECT_HAS(said, "step 4: the GPU: a step failed on it; the last good state is ");
+    }
+  }
+  options.resume = true;
+  Outcome outcome;
+  EXPECT_EQ(train(on(1'000'000), options, outcome).weights_hash, wanted.outcome.weights_hash);
+}
+
 // Each job on a device with memory of its own (discrete_device.h), in three memories of several sizes; some with CUDA's kernels, run on the
 // host.
 TEST_F(Promises, ADeviceWithMemoryOfItsOwnGivesTheSameBits) {

@@ -133,9 +133,19 @@ template <typename Body> void CudaDevice::on_work(int32_t number, Body body) {
   try {
     body();
   } catch (...) {
+    failed_ = -1;
+    check(fault(), "a step failed on it");
     failed_ = number;
     throw;
   }
+}
+
+// Once a kernel or the GPU itself has failed, whatever is asked says so, of whichever work it was; else cudaSuccess.
+cudaError_t CudaDevice::fault() const {
+  if (mode_ == Mode::recording) return cudaSuccess;  // nothing has run
+  (void)cudaGetLastError();
+  const cudaError_t status = cudaStreamQuery(side_);
+  return status == cudaErrorNotReady ? cudaSuccess : status;
 }
 
 void CudaDevice::begin(size_t entry) {
@@ -346,7 +356,7 @@ void CudaDevice::compute_on_host() {
     lock.lock();
     if (problem != nullptr && failure_ == nullptr) {
       failure_ = problem;
-      failed_on_host_ = item.work.number;
+      failed_on_host_ = cudaStreamQuery(side_) == cudaSuccess ? item.work.number : -1;
     }
     std::atomic_thread_fence(std::memory_order_seq_cst);
     *ticket_ = item.ticket;

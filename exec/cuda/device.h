@@ -74,6 +74,7 @@ class CudaDevice : public Device {
   cudaGraph_t end_recording();
   void launch_recorded();
   template <typename Body> void on_work(int32_t number, Body body);
+  cudaError_t fault() const;
 
   // --- what the host computes
   struct HostWork {

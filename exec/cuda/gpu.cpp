@@ -153,7 +153,7 @@ class CudaGpu : public Gpu {
 Gpu::LinkRates CudaGpu::measure_link(int64_t bytes) {
   constexpr int64_t kMost = int64_t{64} << 20, kPage = 1 << 12;
   constexpr int kTurns = 4;
-  const int64_t each = std::min(kMost, bytes / 2) / kPage * kPage;
+  const int64_t each = std::max(std::min(kMost, bytes / 2) / kPage, int64_t{1}) * kPage;
   const auto size = static_cast<size_t>(each);
   const cuda::DeviceMemory device(2 * each);
   const cuda::PinnedMemory host(2 * each);

@@ -37,7 +37,7 @@ class Gpu {
   struct LinkRates {
     double up = 0, down = 0, both = 0;
   };
-  // In at most so many bytes of the device's memory, which are given back.
+  // In at most so many bytes of the device's memory, and as many of the host's, which are given back.
   virtual LinkRates measure_link(int64_t bytes) = 0;
   // How fast it computes, likewise. halves: products of 16 bits are wanted, too; they are guessed where there is no room for them.
   virtual ComputeRates measure_compute(bool halves, int64_t bytes) = 0;

@@ -21,6 +21,7 @@
 #include "exec/cuda/cudnn_plan.h"
 #include "exec/cuda/gpu.h"
 #include "exec/cuda/status.h"
+#include "exec/program.h"
 #include "graph/error.h"
 #include "tests/op_inputs.h"
 #include "tests/op_jobs.h"
@@ -44,33 +45,34 @@ const std::string& lacking() {
   return reason;
 }
 
-// Device memory between guards.
+// Device memory between guards, the first of which is longer by `shift` bytes.
 class DeviceBytes {
  public:
-  explicit DeviceBytes(std::span<const std::byte> bytes) : bytes_(bytes.size()) {
-    check(cudaMalloc(&memory_, bytes_ + 2 * kGuard), "no memory");
-    check(cudaMemset(memory_, 0xa5, bytes_ + 2 * kGuard), "it failed");
+  explicit DeviceBytes(std::span<const std::byte> bytes, size_t shift = 0) : bytes_(bytes.size()), front_(kGuard + shift) {
+    check(cudaMalloc(&memory_, front_ + bytes_ + kGuard), "no memory");
+    check(cudaMemset(memory_, 0xa5, front_ + bytes_ + kGuard), "it failed");
     check(cudaMemcpy(data(), bytes.data(), bytes_, cudaMemcpyHostToDevice), "it failed");
   }
-  DeviceBytes(size_t bytes, int content) : DeviceBytes(std::vector<std::byte>(bytes, static_cast<std::byte>(content))) {}
+  DeviceBytes(size_t bytes, int content, size_t shift = 0)
+      : DeviceBytes(std::vector<std::byte>(bytes, static_cast<std::byte>(content)), shift) {}
   DeviceBytes(const DeviceBytes&) = delete;
   DeviceBytes& operator=(const DeviceBytes&) = delete;
   ~DeviceBytes() { (void)cudaFree(memory_); }
 
-  std::byte* data() const { return static_cast<std::byte*>(memory_) + kGuard; }
+  std::byte* data() const { return static_cast<std::byte*>(memory_) + front_; }
   void read(std::vector<std::byte>& to) const {
-    std::vector<std::byte> all(bytes_ + 2 * kGuard);
+    std::vector<std::byte> all(front_ + bytes_ + kGuard);
     check(cudaMemcpy(all.data(), memory_, all.size(), cudaMemcpyDeviceToHost), "it failed");
-    for (size_t i = 0; i < kGuard; ++i) {
-      ASSERT_EQ(all[i], std::byte{0xa5}) << "wrote before its output";
-      ASSERT_EQ(all[kGuard + bytes_ + i], std::byte{0xa5}) << "wrote behind its output";
-    }
-    to.assign(all.begin() + kGuard, all.end() - kGuard);
+    const auto begin = all.begin() + static_cast<ptrdiff_t>(front_), end = all.end() - static_cast<ptrdiff_t>(kGuard);
+    const auto is_guard = [](std::byte byte) { return byte == std::byte{0xa5}; };
+    ASSERT_TRUE(std::all_of(all.begin(), begin, is_guard)) << "wrote before its output";
+    ASSERT_TRUE(std::all_of(end, all.end(), is_guard)) << "wrote behind its output";
+    to.assign(begin, end);
   }
 
  private:
   static constexpr size_t kGuard = 256;
-  size_t bytes_;
+  size_t bytes_, front_;
   void* memory_ = nullptr;
 };
 
@@ -84,26 +86,61 @@ int written(const OpJob& job, size_t output, const std::optional<Alias>& in_plac
   return -1;
 }
 
+// What results mustn't depend on.
+struct Surroundings {
+  size_t shift = 0;      // of all addresses: bytes
+  int workspace = 0xff;  // what its bytes are
+  bool is_busy = false;  // copies run meanwhile
+};
+
+// Copies within the GPU's memory, for some milliseconds.
+class BusyGpu {
+ public:
+  explicit BusyGpu(bool is_busy) {
+    if (!is_busy) return;
+    constexpr size_t kBytes = size_t{64} << 20;
+    memory_ = std::make_unique<DeviceBytes>(2 * kBytes, 0x3c);
+    for (cudaStream_t& stream : streams_) {
+      check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "no stream");
+      for (int i = 0; i < 64; ++i)
+        check(cudaMemcpyAsync(memory_->data() + kBytes, memory_->data(), kBytes, cudaMemcpyDeviceToDevice, stream), "it failed");
+    }
+  }
+  BusyGpu(const BusyGpu&) = delete;
+  BusyGpu& operator=(const BusyGpu&) = delete;
+  ~BusyGpu() {
+    for (cudaStream_t stream : streams_) {
+      if (stream != nullptr) (void)cudaStreamSynchronize(stream), (void)cudaStreamDestroy(stream);
+    }
+  }
+
+ private:
+  std::unique_ptr<DeviceBytes> memory_;
+  std::array<cudaStream_t, 2> streams_{};
+};
+
 // in_place: one of Kernel::in_place, for an output that goes to where the input is.
-std::vector<Tensor> run_on_gpu(const OpJob& job, const std::optional<Alias>& in_place = {}) {
+std::vector<Tensor> run_on_gpu(const OpJob& job, const std::optional<Alias>& in_place = {}, const Surroundings& in_them = {}) {
   const Kernel& kernel = cuda_kernels().at(*job.op, job.spec);
   std::vector<std::unique_ptr<DeviceBytes>> in, out;
   std::vector<const void*> in_places;
   std::vector<void*> out_places;
   for (const Tensor* input : job.inputs) {
-    in.push_back(std::make_unique<DeviceBytes>(input ? std::span<const std::byte>(input->bytes) : std::span<const std::byte>()));
+    in.push_back(
+        std::make_unique<DeviceBytes>(input ? std::span<const std::byte>(input->bytes) : std::span<const std::byte>(), in_them.shift));
     in_places.push_back(input ? in.back()->data() : nullptr);
   }
   for (size_t i = 0; i < job.spec.outputs.size(); ++i) {
-    out.push_back(std::make_unique<DeviceBytes>(static_cast<size_t>(job.spec.outputs[i].bytes()), 0xcd));
+    out.push_back(std::make_unique<DeviceBytes>(static_cast<size_t>(job.spec.outputs[i].bytes()), 0xcd, in_them.shift));
     const int input = written(job, i, in_place);
     out_places.push_back(input >= 0 ? in[static_cast<size_t>(input)]->data() : out.back()->data());
   }
-  const DeviceBytes workspace(static_cast<size_t>(workspace_bytes(kernel, job.spec, 1)), 0xff);
+  const DeviceBytes workspace(static_cast<size_t>(workspace_bytes(kernel, job.spec, 1)), in_them.workspace, in_them.shift);
   const DeviceBytes wrong(sizeof(DataError), 0);
   cudaStream_t stream;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "no stream");
   check(cudaDeviceSynchronize(), "it failed");
+  const BusyGpu busy(in_them.is_busy);
   prepare(kernel, job.spec)({.inputs = in_places,
                              .outputs = out_places,
                              .workspace = workspace.data(),
@@ -149,6 +186,39 @@ TEST_P(GpuKernel, HasTheProcessorsBits) {
     for (const Alias& alias : PreparedOp(*job->op, job->spec, /*threads=*/2, cuda_kernels()).in_place()) {
       SCOPED_TRACE("over input " + std::to_string(alias.input));
       expect_wanted(run_on_gpu(*job, alias));
+    }
+  }
+}
+
+// Products are the same bits wherever they lie, whatever the workspace held, and while other streams are busy.
+TEST(GpuProducts, RepeatToTheBit) {
+  if (!lacking().empty()) GTEST_SKIP() << lacking();
+  const std::vector<OpCase> cases{
+      {.name = "product", .op = "MatMul", .inputs = {random({256, 768}), random({768, 2304})}},
+      {.name = "odd", .op = "MatMul", .inputs = {random({256, 768}), random({768, 1003})}},
+      {.name = "turned", .op = "MatMul", .attributes = {{"trans_a", int64_t{1}}}, .inputs = {random({4096, 768}), random({4096, 768})}},
+      {.name = "attention",
+       .op = "Attention",
+       .attributes = {{"scale", 0.125f}, {"causal", int64_t{1}}},
+       .inputs = {random({2, 12, 512, 64}), random({2, 4, 512, 64}), random({2, 4, 512, 64})},
+       .outputs = 2},
+      {.name = "convolution",
+       .op = "Conv",
+       .attributes = {{"pads", std::vector<int64_t>{1, 1, 1, 1}}},
+       .inputs = {random({8, 64, 56, 56}), random({64, 64, 3, 3})}}};
+  for (const OpCase& of : cases) {
+    SCOPED_TRACE(of.name);
+    for (const auto& job : op_jobs(of, cuda_kernels())) {
+      SCOPED_TRACE(to_string(job->spec.inputs[0]));
+      const std::vector<Tensor> once = run_on_gpu(*job);
+      for (const Surroundings& others : {Surroundings{},
+                                         {.shift = kPlaceAlignment},
+                                         {.shift = 7 * kPlaceAlignment, .workspace = 0},
+                                         {.is_busy = true},
+                                         {.shift = 3 * kPlaceAlignment, .workspace = 0x55, .is_busy = true}}) {
+        const std::vector<Tensor> again = run_on_gpu(*job, {}, others);
+        for (size_t i = 0; i < once.size(); ++i) expect_same(again[i], once[i]);
+      }
     }
   }
 }
@@ -204,14 +274,15 @@ TEST(GpuCudnn, MakesWhatModelsHave) {
   }
 }
 
-// The gradient of so much attention that heads go by in groups: each head's is what it is alone.
-TEST(GpuCudnn, DividesGradientsOfAttention) {
-  if (!lacking().empty()) GTEST_SKIP() << lacking();
-  const auto gradients = [](int64_t heads, const std::vector<Tensor>& from) {  // of the first heads
-    const Shape q{1, heads, 4096, 32}, lse{1, heads, 4096};
+// The gradient of so much attention that it is made of some heads at a time: each head's is what it is alone. With keys of their own, or
+// keys that `shared` heads share.
+void check_divided_gradients(int64_t key_heads, int64_t shared, int64_t alone) {
+  const auto gradients = [&](int64_t heads_of_keys, const std::vector<Tensor>& from) {  // of the first heads
+    const int64_t heads = heads_of_keys * shared;
+    const Shape q{1, heads, 4096, 32}, keys{1, heads_of_keys, 4096, 32}, lse{1, heads, 4096};
     std::vector<Tensor> inputs;
     for (size_t i = 0; i < 6; ++i) {
-      inputs.emplace_back(i == 5 ? DType::float32 : DType::bfloat16, i == 5 ? lse : q);
+      inputs.emplace_back(i == 5 ? DType::float32 : DType::bfloat16, i == 5 ? lse : i == 2 || i == 3 ? keys : q);
       std::copy_n(from[i].bytes.begin(), inputs[i].bytes.size(), inputs[i].bytes.begin());
     }
     OpJob job{.op = &op_named("AttentionGrad"), .tensors = std::move(inputs)};
@@ -219,20 +290,28 @@ TEST(GpuCudnn, DividesGradientsOfAttention) {
     job.spec = spec_of(*job.op, {{"scale", 0.2f}, {"causal", int64_t{1}}}, job.inputs, std::vector<bool>(job.inputs.size()), 3);
     return run_on_gpu(job);
   };
-  constexpr int64_t kHeads = 11;  // of 32 MiB: two groups, the last of which has fewer
+  const int64_t heads = key_heads * shared;
+  const auto of_queries = random({heads, 4096, 32}), of_keys = random({key_heads, 4096, 32});
   const std::vector<Tensor> from =
-      inputs_of({.name = "groups",
+      inputs_of({.name = "heads",
                  .op = "AttentionGrad",
-                 .inputs = {random({kHeads, 4096, 32}), random({kHeads, 4096, 32}), random({kHeads, 4096, 32}), random({kHeads, 4096, 32}),
-                            random({kHeads, 4096, 32}), statistic(random({kHeads, 4096}, 5, 6))}},
+                 .inputs = {of_queries, of_queries, of_keys, of_keys, of_queries, statistic(random({heads, 4096}, 5, 6))}},
                 DType::bfloat16);
-  const std::vector<Tensor> all = gradients(kHeads, from), some = gradients(2, from);
+  const std::vector<Tensor> all = gradients(key_heads, from), some = gradients(alone, from);
   for (size_t i = 0; i < all.size(); ++i) {
     Tensor first(some[i].dtype, some[i].shape);
     std::copy_n(all[i].bytes.begin(), first.bytes.size(), first.bytes.begin());
     const auto [apart, norm] = distance(first, some[i], std::numeric_limits<double>::max());
     EXPECT_LE(apart, 0x1p-8 * norm) << "gradient " << i;
   }
+}
+TEST(GpuCudnn, DividesGradientsOfAttention) {
+  if (!lacking().empty()) GTEST_SKIP() << lacking();
+  check_divided_gradients(/*key_heads=*/11, /*shared=*/1, /*alone=*/2);  // of 32 MiB: six at a time, then five
+}
+TEST(GpuCudnn, DividesGradientsOfAttentionWhoseHeadsShareKeys) {
+  if (!lacking().empty()) GTEST_SKIP() << lacking();
+  check_divided_gradients(/*key_heads=*/5, /*shared=*/4, /*alone=*/1);  // of 128 MiB: two at a time, then one
 }
 
 INSTANTIATE_TEST_SUITE_P(Ops, GpuKernel, ::testing::ValuesIn(op_cases_for(cuda_kernels())),

@@ -10,6 +10,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <string_view>
@@ -22,7 +23,7 @@
 #include "graph/error.h"
 #include "graph/op_def.h"
 #ifdef ORT_TRAIN_BLOCKS
-#include "exec/block.h"
+#include "exec/cuda/packs.h"
 #endif
 
 ORT_TRAIN_OPS_BEGIN
@@ -75,23 +76,40 @@ inline StridedLoop<2> broadcast_loop(const Shape& a, const Shape& b, const Shape
   return StridedLoop<2>(to, {broadcast_strides(a, to), broadcast_strides(b, to)});
 }
 
-// --- on CUDA (and as CUDA on the host): a thread an element ---------------------------------------------------------------------------
+// --- on CUDA (and as CUDA on the host): a thread a pack of elements --------------------------------------------------------------------
 
 #ifdef ORT_TRAIN_BLOCKS
 
 template <typename F, typename T, typename R> struct UnaryElement {
+  static constexpr int kPack = pack_of(std::max(sizeof(T), sizeof(R)));
   F f;
   const T* x;
   R* y;
   HOST_DEVICE void operator()(int64_t i) const { y[i] = store<R>(f.value(load(x[i]))); }
+  HOST_DEVICE void pack(int64_t i) const {
+    const auto of_x = load_pack<kPack>(x + i);
+    Pack<R, kPack> of_y;
+    ORT_TRAIN_UNROLL
+    for (int k = 0; k < kPack; ++k) of_y.of[k] = store<R>(f.value(load(of_x.of[k])));
+    store_pack(y + i, of_y);
+  }
 };
 template <typename F, typename T> struct SlopeElement {
+  static constexpr int kPack = pack_of(sizeof(T));
   F f;
   const T *dy, *x;
   T* dx;
   HOST_DEVICE void operator()(int64_t i) const { dx[i] = store<T>(load(dy[i]) * f.slope(load(x[i]))); }
+  HOST_DEVICE void pack(int64_t i) const {
+    const auto of_dy = load_pack<kPack>(dy + i), of_x = load_pack<kPack>(x + i);
+    Pack<T, kPack> of_dx;
+    ORT_TRAIN_UNROLL
+    for (int k = 0; k < kPack; ++k) of_dx.of[k] = store<T>(load(of_dy.of[k]) * f.slope(load(of_x.of[k])));
+    store_pack(dx + i, of_dx);
+  }
 };
 template <typename F, typename T, typename R> struct BinaryElement {
+  static constexpr int kPack = pack_of(std::max(sizeof(T), sizeof(R)));
   F f;
   StridedLoop<2> loop;
   const T *a, *b;
@@ -100,17 +118,47 @@ template <typename F, typename T, typename R> struct BinaryElement {
     const auto at = offsets_at(loop, i);
     y[i] = store<R>(f.value(load(a[at.of[0]]), load(b[at.of[1]])));
   }
+  HOST_DEVICE void pack(int64_t i) const {
+    const auto at = offsets_at(loop, i);
+    const auto of_a = operand(a + at.of[0], 0), of_b = operand(b + at.of[1], 1);
+    Pack<R, kPack> of_y;
+    ORT_TRAIN_UNROLL
+    for (int k = 0; k < kPack; ++k) of_y.of[k] = store<R>(f.value(load(of_a.of[k]), load(of_b.of[k])));
+    store_pack(y + i, of_y);
+  }
+  HOST_DEVICE Pack<T, kPack> operand(const T* x, int which) const {
+    if (loop.strides[loop.rank - 1][which] != 0) return load_pack<kPack>(x);
+    const T one = *x;  // for the whole row
+    Pack<T, kPack> all;
+    ORT_TRAIN_UNROLL
+    for (int k = 0; k < kPack; ++k) all.of[k] = one;
+    return all;
+  }
+  bool is_packed() const {
+    if (loop.rank > 1 && loop.inner() % kPack != 0) return false;
+    const auto may_load = [&](const T* x, int which) {
+      if (loop.inner_stride(which) == 0) return true;
+      for (int axis = 0; axis + 1 < loop.rank; ++axis) {
+        if (loop.strides[axis][which] % kPack != 0) return false;
+      }
+      return is_aligned<kPack>(x);
+    };
+    return may_load(a, 0) && may_load(b, 1) && is_aligned<kPack>(y);
+  }
 };
 
 template <typename F, typename T, typename R> void run_unary(F f, const T* x, R* y, int64_t n, const KernelArgs& args) {
-  launch_elements(UnaryElement<F, T, R>{f, x, y}, n, args);
+  using Element = UnaryElement<F, T, R>;
+  launch_packs(Element{f, x, y}, n, is_aligned<Element::kPack>(x) && is_aligned<Element::kPack>(y), args);
 }
 template <typename F, typename T> void run_slope(F f, const T* dy, const T* x, T* dx, int64_t n, const KernelArgs& args) {
-  launch_elements(SlopeElement<F, T>{f, dy, x, dx}, n, args);
+  constexpr int kPack = SlopeElement<F, T>::kPack;
+  launch_packs(SlopeElement<F, T>{f, dy, x, dx}, n, is_aligned<kPack>(dy) && is_aligned<kPack>(x) && is_aligned<kPack>(dx), args);
 }
 template <typename F, typename T, typename R>
 void run_binary(F f, const StridedLoop<2>& loop, const T* a, const T* b, R* y, const KernelArgs& args) {
-  launch_elements(BinaryElement<F, T, R>{f, loop, a, b, y}, loop.count, args);
+  const BinaryElement<F, T, R> element{f, loop, a, b, y};
+  launch_packs(element, loop.count, element.is_packed(), args);
 }
 
 #else

@@ -152,12 +152,25 @@ void binary_cases(std::vector<OpCase>& cases) {
     Shape a, b;
   };
   const std::vector<Form> forms{
-      {"same_shape", {7, 29}, {7, 29}},     {"tasks", {3, 22003}, {3, 22003}},  {"scalar_right", {7, 29}, {}},
-      {"scalar_left", {}, {7, 29}},         {"bias", {37, 41}, {41}},           {"bias_left", {41}, {37, 41}},
-      {"column", {37, 41}, {37, 1}},        {"outer_product", {5, 1}, {1, 7}},  {"channels", {2, 3, 5, 7}, {3, 1, 1}},
-      {"mask", {2, 3, 5, 7}, {2, 1, 1, 7}}, {"ranks", {4, 1, 3}, {2, 1, 5, 1}}, {"long_rows", {2, 33001}, {33001}},
-      {"one_element", {1, 1}, {1}},         {"none", {2, 0, 3}, {3}},           {"many_rows", {9001, 5}, {5}},
+      {"same_shape", {7, 29}, {7, 29}},
+      {"tasks", {3, 22003}, {3, 22003}},
+      {"scalar_right", {7, 29}, {}},
+      {"scalar_left", {}, {7, 29}},
+      {"bias", {37, 41}, {41}},
+      {"bias_left", {41}, {37, 41}},
+      {"column", {37, 41}, {37, 1}},
+      {"outer_product", {5, 1}, {1, 7}},
+      {"channels", {2, 3, 5, 7}, {3, 1, 1}},
+      {"mask", {2, 3, 5, 7}, {2, 1, 1, 7}},
+      {"ranks", {4, 1, 3}, {2, 1, 5, 1}},
+      {"long_rows", {2, 33001}, {33001}},
+      {"one_element", {1, 1}, {1}},
+      {"none", {2, 0, 3}, {3}},
+      {"many_rows", {9001, 5}, {5}},
       {"middle", {3, 1, 4}, {3, 50, 4}},
+      {"even_bias", {5, 48}, {48}},
+      {"even_column", {5, 48}, {5, 1}},
+      {"even_mask", {2, 3, 5, 8}, {2, 1, 1, 8}},
   };
   for (const char* op : {"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max"}) {
     const bool positive = std::string_view(op) == "Pow", apart = std::string_view(op) == "Div";

@@ -13,6 +13,7 @@
 #include "frontend/parameter_groups.h"
 #include "frontend/shuffle.h"
 #include "graph/error.h"
+#include "passes/cost.h"
 #include "passes/pack_weights.h"
 
 namespace ort_train {
@@ -282,7 +283,8 @@ const Graph& Job::forward(int64_t batch, int64_t length) {
   model_outputs_ = imported.graph.outputs.size();
   for (const Attachment& other : attached_) attach_model(imported, other, shape, import, *data.train, workers_);
   PassOptions passes = passes_;
-  if (!model_read_) {
+  const bool is_first = !model_read_;
+  if (is_first) {
     note_model(imported);
     weights = std::move(imported.weights);
     info = std::move(imported.info);
@@ -290,6 +292,7 @@ const Graph& Job::forward(int64_t batch, int64_t length) {
     model_read_ = true;
   }
   optimize_forward(imported.graph, passes);
+  if (is_first) products = half_products_of(imported.graph);
   for (Weight& weight : weights) {
     if (const ValueId id = imported.graph.find_value(weight.parameter); id != kNone) weight.dtype = imported.graph.value(id).dtype;
   }

@@ -81,6 +81,7 @@ class Job {
   ModelInfo info;
   std::vector<Weight> weights;
   NumberTypes types;
+  DType products = DType::float32;  // the 16-bit type in which the model has products; float32: in none
   LossScaling scaling;
   LossSpec losses;
   const AdapterSettings adapting;

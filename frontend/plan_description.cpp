@@ -50,7 +50,7 @@ PlanReport Description::describe(double seconds) {
   report_.total_steps = job_.total_steps;
   report_.lengths = job_.lengths;
   report_.groups = job_.group_reports;
-  report_.machine_flops = is_half(job_.types.low) && compute_.half_flops > 0 ? compute_.half_flops : compute_.flops;
+  report_.machine_flops = is_half(job_.products) && compute_.half_flops > 0 ? compute_.half_flops : compute_.flops;
   report_.machine_bytes_per_second = compute_.bytes_per_second;
 
   const std::vector<const Graph*> graphs = set_.graphs();

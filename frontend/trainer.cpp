@@ -81,7 +81,7 @@ void Trainer::Impl::build() {
   job.emplace(options, on.part_bytes, workers, note);
   if (gpu) {
     job->read_model();
-    on = on_gpu(*gpu, options, /*halves=*/is_half(job->types.low), kept_by_libraries, workers.threads(), note);
+    on = on_gpu(*gpu, options, /*halves=*/is_half(job->products), kept_by_libraries, workers.threads(), note);
   }
   MachineRates rates(options, device, note);
   planned = plan_job(*job, start, on, device, rates, note);

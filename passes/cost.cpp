@@ -13,7 +13,7 @@ constexpr double kMovement = 2;     // times as long as arithmetic on as many by
 // Whether a product's operands are of 16 bits, or are rounded to these.
 bool is_of_halves(const KernelSpec& spec) {
   const auto is_half_input = [&](size_t i) { return spec.has(i) && is_half(spec.inputs[i].dtype); };
-  return spec.attributes.has("compute") || (is_half_input(0) && is_half_input(1));
+  return spec.attributes.has(kComputeType) || (is_half_input(0) && is_half_input(1));
 }
 
 }  // namespace
@@ -39,6 +39,17 @@ NodeWork work_of(const Graph& graph, const Node& node, int threads, const Comput
   // Products wait for their operands: each tile begins with what isn't there yet, and ends with writing.
   if (efficiency > 0) return {.flops = cost.flops, .seconds = start + cost.flops / (efficiency * rates.flops) + bytes};
   return {.flops = cost.flops, .seconds = start + std::max(cost.flops / rates.element_flops, (cost.flops > 0 ? 1 : kMovement) * bytes)};
+}
+
+DType half_products_of(const Graph& graph) {
+  for (const NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    const Kernel* const kernel = cpu_kernels().find(*node.op);
+    if (kernel == nullptr || kernel->efficiency == nullptr) continue;
+    const KernelSpec spec = make_spec(graph, node);
+    if (is_of_halves(spec)) return get_type(spec.attributes, kComputeType, spec.inputs[0].dtype);
+  }
+  return DType::float32;
 }
 
 double nominal_seconds(const Graph& graph, const Node& node) { return work_of(graph, node, /*threads=*/2, ComputeRates{}).seconds; }

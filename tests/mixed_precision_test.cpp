@@ -17,6 +17,7 @@
 #include "graph/autodiff.h"
 #include "graph/onnx/writer.h"
 #include "graph/op_def.h"
+#include "passes/cost.h"
 #include "passes/pipeline.h"
 #include "tests/failures.h"
 #include "tests/golden_model.h"
@@ -165,6 +166,13 @@ TEST(MixedPrecision, TheListChangesOpsAndNodes) {
   EXPECT_THAT(with({{"Gemm", Precision::float32}, {"thi*", Precision::low}}),
               ElementsAre("MatMul float32", "Exp float32", "Cast float16", "MatMul float16", "Cast float32"));
   EXPECT_THAT(error_of(ErrorCode::usage, [&] { with({{"Sofmax", Precision::low}}); }), HasSubstr("'Sofmax' is no op and no node"));
+}
+
+TEST(MixedPrecision, ProductsAreOfTheTypeThatIsMultiplied) {
+  EXPECT_EQ(half_products_of(parse_graph(kBlock)), DType::float32);
+  EXPECT_EQ(half_products_of(mixed(kBlock)), DType::bfloat16);
+  EXPECT_EQ(half_products_of(mixed(kBlock, DType::float16)), DType::float16);
+  EXPECT_EQ(half_products_of(mixed(kBlock, DType::bfloat16, {{"MatMul", Precision::float32}})), DType::float32);
 }
 
 TEST(MixedPrecision, NormsAndStatisticsOfImages) {

@@ -356,7 +356,7 @@ void CudaDevice::compute_on_host() {
     lock.lock();
     if (problem != nullptr && failure_ == nullptr) {
       failure_ = problem;
-      failed_on_host_ = cudaStreamQuery(side_) == cudaSuccess ? item.work.number : -1;
+      failed_on_host_ = fault() == cudaSuccess ? item.work.number : -1;
     }
     std::atomic_thread_fence(std::memory_order_seq_cst);
     *ticket_ = item.ticket;

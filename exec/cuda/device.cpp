@@ -269,8 +269,8 @@ void CudaDevice::issue(const Work& work) {
 }
 
 void CudaDevice::wait(int32_t number) {
+  if (point(number).computes_on_host) return wait_for_ticket(tickets_[static_cast<size_t>(number)]);  // which knows what failed
   on_work(number, [&] {
-    if (point(number).computes_on_host) return wait_for_ticket(tickets_[static_cast<size_t>(number)]);
     const int32_t event = point(number).event;
     require(event >= 0, "a wait that the program doesn't have");
     check(cudaEventSynchronize(events_[static_cast<size_t>(event)]), "it failed");

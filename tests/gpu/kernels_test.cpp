@@ -164,10 +164,17 @@ std::vector<Tensor> run_on_gpu(const OpJob& job, const std::optional<Alias>& in_
   return results;
 }
 
-struct GpuKernel : ::testing::TestWithParam<OpCase> {};
+// On a GPU; where there is none it is skipped, visibly.
+struct OnGpu : ::testing::Test {
+  void SetUp() override {
+    if (!lacking().empty()) GTEST_SKIP() << lacking();
+  }
+};
+struct GpuKernel : OnGpu, ::testing::WithParamInterface<OpCase> {};
+struct GpuProducts : OnGpu {};
+struct GpuCudnn : OnGpu {};
 
 TEST_P(GpuKernel, HasTheProcessorsBits) {
-  if (!lacking().empty()) GTEST_SKIP() << lacking();
   const auto jobs = op_jobs(GetParam(), cuda_kernels());
   for (const auto& job : jobs) {
     SCOPED_TRACE(job->spec.inputs.empty() ? "" : to_string(job->spec.inputs[0]));
@@ -191,8 +198,7 @@ TEST_P(GpuKernel, HasTheProcessorsBits) {
 }
 
 // Products are the same bits wherever they lie, whatever the workspace held, and while other streams are busy.
-TEST(GpuProducts, RepeatToTheBit) {
-  if (!lacking().empty()) GTEST_SKIP() << lacking();
+TEST_F(GpuProducts, RepeatToTheBit) {
   const std::vector<OpCase> cases{
       {.name = "product", .op = "MatMul", .inputs = {random({256, 768}), random({768, 2304})}},
       {.name = "odd", .op = "MatMul", .inputs = {random({256, 768}), random({768, 1003})}},
@@ -224,8 +230,7 @@ TEST(GpuProducts, RepeatToTheBit) {
 }
 
 // What models have must not fall back to kernels that compute in float32.
-TEST(GpuCudnn, MakesWhatModelsHave) {
-  if (!lacking().empty()) GTEST_SKIP() << lacking();
+TEST_F(GpuCudnn, MakesWhatModelsHave) {
   if (const std::string none = cuda::start_cudnn(); !none.empty()) GTEST_SKIP() << none;
   for (const DType type : {DType::bfloat16, DType::float16}) {
     for (const bool is_backward : {false, true}) {
@@ -305,12 +310,10 @@ void check_divided_gradients(int64_t key_heads, int64_t shared, int64_t alone) {
     EXPECT_LE(apart, 0x1p-8 * norm) << "gradient " << i;
   }
 }
-TEST(GpuCudnn, DividesGradientsOfAttention) {
-  if (!lacking().empty()) GTEST_SKIP() << lacking();
+TEST_F(GpuCudnn, DividesGradientsOfAttention) {
   check_divided_gradients(/*key_heads=*/11, /*shared=*/1, /*alone=*/2);  // of 32 MiB: six at a time, then five
 }
-TEST(GpuCudnn, DividesGradientsOfAttentionWhoseHeadsShareKeys) {
-  if (!lacking().empty()) GTEST_SKIP() << lacking();
+TEST_F(GpuCudnn, DividesGradientsOfAttentionWhoseHeadsShareKeys) {
   check_divided_gradients(/*key_heads=*/5, /*shared=*/4, /*alone=*/1);  // of 128 MiB: two at a time, then one
 }
 

@@ -389,10 +389,23 @@ TEST_F(Promises, ASmallestBudgetIsExact) {
   EXPECT_GE(helped, 4u);  // those with much state; for the others the disk engine takes more memory than it saves
 }
 
-// A device that, once its kernels are loaded, has more than the budget in its memory: the first of its kind.
-struct LateDevice : fixtures::DiscreteDevice {
-  LateDevice(const Program& program, const std::vector<const Graph*>& graphs, int64_t used_)
-      : DiscreteDevice(program, graphs, /*threads=*/1, /*seed=*/7), used(used_) {}
+// A discrete device with something wrong, of which it is told by a number that is asked for when it is made.
+struct FaultyDevice : fixtures::DiscreteDevice {
+  FaultyDevice(const Program& program, const std::vector<const Graph*>& graphs)
+      : DiscreteDevice(program, graphs, /*threads=*/1, /*seed=*/7) {}
+};
+template <typename Faulty> DeviceChoice on_faulty(std::function<int64_t()> number) {
+  constexpr int64_t kBytes = 500'000'000;  // of each memory
+  return {.make = [number = std::move(number)](const Program& program, const std::vector<const Graph*>& graphs) -> std::unique_ptr<Device> {
+            return std::make_unique<Faulty>(program, graphs, number());
+          },
+          .memories = {.device = kBytes, .host = kBytes},
+          .page = 4096};
+}
+
+// Once its kernels are loaded, it has so many bytes in its memory.
+struct LateDevice : FaultyDevice {
+  LateDevice(const Program& program, const std::vector<const Graph*>& graphs, int64_t used_) : FaultyDevice(program, graphs), used(used_) {}
   bool loads_late() const override { return true; }
   int64_t used_bytes() const override { return used; }
   int64_t used;
@@ -406,12 +419,7 @@ TEST_F(Promises, WhatLibrariesLoadLateIsPlannedFor) {
   options.budget = 1'000'000'000;
   for (const int64_t late : {1, 2}) {  // how many devices keep too much
     int64_t made = 0;
-    const DeviceChoice on{.make =
-                              [&](const Program& program, const std::vector<const Graph*>& graphs) {
-                                return std::make_unique<LateDevice>(program, graphs, options.budget + (made++ < late ? 1 : 0));
-                              },
-                          .memories = {.device = options.budget / 2, .host = options.budget / 2},
-                          .page = 4096};
+    const DeviceChoice on = on_faulty<LateDevice>([&] { return options.budget + (made++ < late ? 1 : 0); });
     clean();
     Outcome outcome;
     if (late == 1) {
@@ -426,10 +434,9 @@ TEST_F(Promises, WhatLibrariesLoadLateIsPlannedFor) {
   }
 }
 
-// A device that is lost in the course of a run.
-struct LostDevice : fixtures::DiscreteDevice {
-  LostDevice(const Program& program, const std::vector<const Graph*>& graphs, int64_t runs_)
-      : DiscreteDevice(program, graphs, /*threads=*/1, /*seed=*/7), runs(runs_) {}
+// It is lost behind so many runs.
+struct LostDevice : FaultyDevice {
+  LostDevice(const Program& program, const std::vector<const Graph*>& graphs, int64_t runs_) : FaultyDevice(program, graphs), runs(runs_) {}
   void issue(const Work& work) override {
     if (runs <= 0) throw Error(ErrorCode::device, "the GPU: a step failed on it");
     DiscreteDevice::issue(work);
@@ -447,13 +454,7 @@ TEST_F(Promises, ARunWhoseDeviceIsLostGoesOnFromItsLastCheckpoint) {
   const Plain& wanted = plain_of(0);
   options.threads = 1;
   options.save_steps = 2;
-  const auto on = [&](int64_t runs) {
-    return DeviceChoice{.make = [runs](const Program& program, const std::vector<const Graph*>& graphs) -> std::unique_ptr<Device> {
-                          return std::make_unique<LostDevice>(program, graphs, runs);
-                        },
-                        .memories = {.device = 500'000'000, .host = 500'000'000},
-                        .page = 4096};
-  };
+  const auto on = [](int64_t runs) { return on_faulty<LostDevice>([runs] { return runs; }); };
   clean();
   int64_t steps = 0;
   const auto lose = [&](int64_t runs) {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <deque>
-#include <set>
 
 #include "exec/kernel.h"
 #include "graph/op_def.h"
@@ -291,27 +289,6 @@ Peak simulate(const MemoryModel& model, const StepOrder& order, std::vector<Chai
     }
   }
   return peak;
-}
-
-void keep_for_beside(const MemoryModel& model, const StepOrder& order, const std::vector<bool>& beside, std::vector<Chain>& chains) {
-  constexpr size_t kBehind = 4;  // updates that may be under way: with 2, half of the work of GPT-2's was waited for
-  std::vector<Chain*> chain_of(model.classes.size());
-  for (Chain& chain : chains) {
-    for (const uint32_t c : chain.classes) chain_of[c] = &chain;
-  }
-  std::deque<std::set<Chain*>> read;  // by the last steps, those that follow one another and read the same together
-  for (size_t at = 0; at < order.size(); ++at) {
-    if (!beside[at]) continue;
-    std::set<Chain*> here;
-    for (const uint32_t c : model.steps[order[at]].reads) here.insert(chain_of[c]);
-    const auto is_read = [&](Chain* chain) { return read.back().count(chain) > 0; };
-    if (read.empty() || std::none_of(here.begin(), here.end(), is_read)) read.emplace_back();
-    read.back().insert(here.begin(), here.end());
-    if (read.size() > kBehind) read.pop_front();
-    for (const std::set<Chain*>& group : read) {
-      for (Chain* const chain : group) chain->last = std::max(chain->last, static_cast<int32_t>(at));
-    }
-  }
 }
 
 }  // namespace ort_train

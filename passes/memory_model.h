@@ -80,8 +80,4 @@ struct StepLoad {
 Peak simulate(const MemoryModel& model, const StepOrder& order, std::vector<Chain>* chains = nullptr,
               std::vector<StepLoad>* loads = nullptr);
 
-// `beside`, by position: steps that are done beside others. Keeps what these read until some more of them have come, so that what is made
-// meanwhile needn't wait for its place.
-void keep_for_beside(const MemoryModel& model, const StepOrder& order, const std::vector<bool>& beside, std::vector<Chain>& chains);
-
 }  // namespace ort_train

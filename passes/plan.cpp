@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "passes/beside.h"
 #include "passes/plan/behind.h"
 #include "passes/plan/emit.h"
 #include "passes/plan/search.h"
@@ -260,7 +261,7 @@ Planner::~Planner() = default;
 
 void Planner::leave_room() {
   impl_->last_job.reset();
-  for (Draft& draft : impl_->drafts) keep_for_beside(draft.model, draft.order, draft.beside, draft.chains);
+  for (Draft& draft : impl_->drafts) make_roomy(draft, impl_->options.threads);
 }
 
 Program Planner::resident() const {

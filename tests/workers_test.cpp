@@ -5,7 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
+#include <stdexcept>
+#include <thread>
 #include <vector>
 
 namespace ort_train {
@@ -81,6 +84,38 @@ TEST(Workers, LeaveTheCallerToTheLoopAtHand) {
   }
   EXPECT_EQ(wrong, 0);
   std::printf("%d of 2000 tasks were done beside others\n", beside.load());
+}
+
+// Of a loop, from whatever thread; the next loop knows nothing of it.
+TEST(Workers, RethrowTheFirstException) {
+  Workers workers(3);
+  for (int round = 0; round < 50; ++round) {
+    EXPECT_THROW(workers.parallel_for(20,
+                                      [&](int64_t task, int) {
+                                        if (task >= round % 5) throw std::runtime_error("one of them");
+                                      }),
+                 std::runtime_error);
+    std::atomic<int> done{0};
+    workers.parallel_for(20, [&](int64_t, int) { ++done; });
+    EXPECT_EQ(done, 20);
+  }
+}
+
+// Threads come back after they have gone, and end with the Workers, wherever they are: waiting for a loop, gone, or not yet there.
+TEST(Workers, ComeAndGo) {
+  for (int round = 0; round < 60; ++round) {
+    Workers workers(1 + round % 4);
+    for (const int microseconds : {0, 100, 400}) {
+      std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+      std::atomic<int64_t> sum{0};
+      workers.parallel_for(100, [&](int64_t task, int worker) {
+        sum += task;
+        EXPECT_LT(worker, workers.threads());
+      });
+      EXPECT_EQ(sum, 4950);
+    }
+    if (round % 2 == 0) std::this_thread::sleep_for(std::chrono::microseconds(10 * round));
+  }
 }
 
 }  // namespace

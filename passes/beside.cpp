@@ -1,0 +1,160 @@
+#include "passes/beside.h"
+
+#include <algorithm>
+#include <deque>
+#include <set>
+
+#include "exec/workers.h"
+#include "passes/cost.h"
+
+namespace ort_train {
+namespace {
+
+// A product and the steps beside that wait for it.
+struct Group {
+  std::vector<uint32_t> steps;  // in the order
+  int32_t limit = 0;            // position of the first other step that waits for one of them
+};
+
+class ProductsLast {
+ public:
+  ProductsLast(const MemoryModel& model, const StepOrder& order, const std::vector<bool>& beside, const std::vector<double>& seconds,
+               double share)
+      : model_(model), order_(order), beside_(beside), seconds_(seconds), alone_(1 - share), position_(order.size()) {
+    for (size_t at = 0; at < order.size(); ++at) position_[order[at]] = static_cast<int32_t>(at);
+  }
+
+  StepOrder run() {
+    double lacking = 0;  // seconds of products, beside the updates at the end
+    const int32_t begin = begin_of_end(lacking);
+    std::set<int32_t> moved;  // positions
+    for (int32_t at = begin - 1; at >= 0 && lacking > 0; --at) {
+      const uint32_t step = order_[static_cast<size_t>(at)];
+      if (beside_[step] || seconds_[step] == 0) continue;
+      Group group = group_of(step);
+      const auto is_moved = [&](uint32_t s) { return moved.contains(position_[s]); };  // with another product
+      if (group.steps.size() == 1 || group.limit <= begin || std::any_of(group.steps.begin(), group.steps.end(), is_moved)) continue;
+      double gained = 0;
+      for (const uint32_t s : group.steps) gained += beside_[s] ? (position_[s] < begin ? -alone_ * seconds_[s] : 0) : seconds_[s];
+      if (gained <= 0) continue;
+      lacking -= gained;
+      for (const uint32_t s : group.steps) moved.insert(position_[s]);
+      put_off_.push_front(std::move(group));
+    }
+    return put_off_.empty() ? order_ : ordered(moved);
+  }
+
+ private:
+  // Where the stretch to the end begins whose updates lack most to run beside.
+  int32_t begin_of_end(double& lacking) const {
+    auto begin = static_cast<int32_t>(order_.size());
+    double here = 0;
+    for (int32_t at = begin - 1; at >= 0; --at) {
+      const uint32_t step = order_[static_cast<size_t>(at)];
+      here += beside_[step] ? alone_ * seconds_[step] : -seconds_[step];
+      if (here <= lacking) continue;
+      lacking = here;
+      begin = at;
+    }
+    return begin;
+  }
+
+  Group group_of(uint32_t step) const {
+    Group group{.steps = {step}, .limit = static_cast<int32_t>(order_.size())};
+    for (size_t i = 0; i < group.steps.size(); ++i) {
+      for (const uint32_t next : model_.steps[group.steps[i]].after) {
+        if (!beside_[next]) {
+          group.limit = std::min(group.limit, position_[next]);
+        } else if (std::find(group.steps.begin(), group.steps.end(), next) == group.steps.end()) {
+          group.steps.push_back(next);
+        }
+      }
+    }
+    std::sort(group.steps.begin(), group.steps.end(), [&](uint32_t a, uint32_t b) { return position_[a] < position_[b]; });
+    return group;
+  }
+
+  // A product that was put off comes where it is waited for, or as soon as there is as much to run beside it as it takes.
+  StepOrder ordered(const std::set<int32_t>& moved) {
+    StepOrder result;
+    result.reserve(order_.size());
+    double waiting = 0;  // seconds of work beside
+    const auto put = [&](uint32_t step) {
+      result.push_back(step);
+      waiting = beside_[step] ? waiting + seconds_[step] : std::max(0.0, waiting - seconds_[step] / alone_);
+    };
+    const auto put_group = [&](std::deque<Group>::iterator group) {
+      for (const uint32_t step : group->steps) put(step);
+      return put_off_.erase(group);
+    };
+    for (int32_t at = 0; at < static_cast<int32_t>(order_.size()); ++at) {
+      if (moved.contains(at)) continue;
+      for (auto group = put_off_.begin(); group != put_off_.end();) group = group->limit <= at ? put_group(group) : std::next(group);
+      const bool is_end = at > *moved.rbegin();
+      while (is_end && !put_off_.empty() && waiting >= seconds_[put_off_.front().steps.front()] / alone_) put_group(put_off_.begin());
+      put(order_[static_cast<size_t>(at)]);
+    }
+    while (!put_off_.empty()) put_group(put_off_.begin());
+    return result;
+  }
+
+  const MemoryModel& model_;
+  const StepOrder& order_;
+  const std::vector<bool>& beside_;
+  const std::vector<double>& seconds_;
+  const double alone_;  // of the threads, those that do what isn't beside
+  std::vector<int32_t> position_;
+  std::deque<Group> put_off_;
+};
+
+// `beside`, by position: steps that are done beside others.
+void keep_for_beside(const MemoryModel& model, const StepOrder& order, const std::vector<bool>& beside, std::vector<Chain>& chains) {
+  constexpr size_t kBehind = 4;  // updates that may be under way: with 2, half of the work of GPT-2's was waited for
+  std::vector<Chain*> chain_of(model.classes.size());
+  for (Chain& chain : chains) {
+    for (const uint32_t c : chain.classes) chain_of[c] = &chain;
+  }
+  std::deque<std::set<Chain*>> read;  // by the last steps, those that follow one another and read the same together
+  for (size_t at = 0; at < order.size(); ++at) {
+    if (!beside[at]) continue;
+    std::set<Chain*> here;
+    for (const uint32_t c : model.steps[order[at]].reads) here.insert(chain_of[c]);
+    const auto is_read = [&](Chain* chain) { return read.back().count(chain) > 0; };
+    if (read.empty() || std::none_of(here.begin(), here.end(), is_read)) read.emplace_back();
+    read.back().insert(here.begin(), here.end());
+    if (read.size() > kBehind) read.pop_front();
+    for (const std::set<Chain*>& group : read) {
+      for (Chain* const chain : group) chain->last = std::max(chain->last, static_cast<int32_t>(at));
+    }
+  }
+}
+
+}  // namespace
+
+StepOrder with_products_last(const MemoryModel& model, const StepOrder& order, const std::vector<bool>& beside,
+                             const std::vector<double>& seconds, double share) {
+  return ProductsLast(model, order, beside, seconds, share).run();
+}
+
+void make_roomy(Draft& draft, int threads) {
+  const double share = Workers::aside_share(threads);
+  std::vector<bool> beside(draft.order.size());
+  std::vector<int64_t> workspaces(draft.order.size());
+  std::vector<double> seconds(draft.order.size());
+  for (size_t at = 0; at < draft.order.size(); ++at) {
+    const uint32_t step = draft.order[at];
+    beside[step] = draft.beside[at];
+    workspaces[step] = draft.workspaces[at];
+    seconds[step] = nominal_seconds(*draft.graph, draft.graph->node(draft.model.steps[step].node));
+  }
+  if (share > 0) draft.order = with_products_last(draft.model, draft.order, beside, seconds, share);
+  for (size_t at = 0; at < draft.order.size(); ++at) {
+    draft.beside[at] = beside[draft.order[at]];
+    draft.workspaces[at] = workspaces[draft.order[at]];
+  }
+  draft.chains.clear();
+  simulate(draft.model, draft.order, &draft.chains);
+  keep_for_beside(draft.model, draft.order, draft.beside, draft.chains);
+}
+
+}  // namespace ort_train

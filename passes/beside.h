@@ -1,0 +1,21 @@
+// What a program with memory to spare does so that its updates run beside products (Queue::beside) and nobody waits for them.
+
+#pragma once
+
+#include "passes/plan/lifetimes.h"
+
+namespace ort_train {
+
+// The order with products of weights' gradients put off until the end, where updates would have nothing left to run beside: that of a table
+// that the model both begins and ends with is complete last of all. `beside` and `seconds` are by step. `share`: of the threads, that do
+// what is beside. Products that something else than updates reads stay where they are.
+//
+//   product a, product b, update a, update b, lookup c, update c  ->  product a, update a, lookup c, product b, update c, update b
+StepOrder with_products_last(const MemoryModel& model, const StepOrder& order, const std::vector<bool>& beside,
+                             const std::vector<double>& seconds, double share);
+
+// Puts products last, and keeps what updates read until some more of them have come, so that what is made meanwhile needs not wait for its
+// place.
+void make_roomy(Draft& draft, int threads);
+
+}  // namespace ort_train

@@ -178,30 +178,36 @@ template <typename Unit> Words words_of_a(const Product<float>& p, const Block& 
 class Ahead {
  public:
   // depth x width of it; of depth 0: there is none. This panel has so many kernels, each of so many words.
-  Ahead(const Operand<float>& next, int64_t depth, int64_t width, int64_t kernels, int64_t words) : data_(next.data), each_(words / 4) {
-    if (depth == 0 || each_ == 0) return;
+  Ahead(const Operand<float>& next, int64_t depth, int64_t width, int64_t kernels, int64_t words) : strip_(next.data) {
+    const int64_t each = words / 4;
+    if (depth == 0 || each == 0) return;
     const int64_t size = next.size(), strips = next.column == 1 ? depth : width, length = next.column == 1 ? width : depth;
-    strip_ = (next.column == 1 ? next.row : next.column) * size;
-    const bool is_aligned = reinterpret_cast<uintptr_t>(data_) % 64 == 0 && strip_ % 64 == 0;
-    const int64_t groups = (strips + each_ - 1) / each_, lines = (length * size + 63) / 64 + (is_aligned ? 0 : 1);
-    at_once_ = groups * lines <= kernels ? 1 : 4;
+    step_ = (next.column == 1 ? next.row : next.column) * size;
+    const bool is_aligned = reinterpret_cast<uintptr_t>(next.data) % 64 == 0 && step_ % 64 == 0;
+    const int64_t lines = (length * size + 63) / 64 + (is_aligned ? 0 : 1);
+    groups_ = (strips + each - 1) / each;
+    group_ = each * step_;
+    at_once_ = groups_ * lines <= kernels ? 1 : 4;
     lines_ = (lines + at_once_ - 1) / at_once_;
-    kernels_ = groups * lines_;
   }
-  // Whether kernel `i` has any.
-  bool fetch(int64_t i, Micro& m) const {
-    if (i >= kernels_) return false;
-    m.prefetch = data_ + i / lines_ * each_ * strip_ + i % lines_ * at_once_ * 64;
+  // Of the next kernel: whether it has any.
+  bool fetch(Micro& m) {
+    if (groups_ == 0) return false;
+    m.prefetch = strip_ + line_ * at_once_ * 64;
     m.prefetch_within = at_once_ == 1 ? 0 : 64;
-    m.prefetch_step = strip_;
+    m.prefetch_step = step_;
+    if (++line_ == lines_) {
+      line_ = 0;
+      strip_ += group_;
+      --groups_;
+    }
     return true;
   }
 
  private:
-  const std::byte* data_;
-  int64_t each_, strip_ = 0;         // strips of a kernel; bytes from one to the next
-  int64_t at_once_ = 0, lines_ = 0;  // of a strip
-  int64_t kernels_ = 0;              // that have some
+  const std::byte* strip_;                      // the first of a group
+  int64_t step_ = 0, group_ = 0, groups_ = 0;   // bytes to the next strip, to the next group; groups that are left
+  int64_t at_once_ = 0, lines_ = 0, line_ = 0;  // of a strip
 };
 
 // Rounds what a kernel left in `edge`, whole vectors.
@@ -288,60 +294,70 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
   const bool is_last = j + columns >= p.columns;
   const int64_t next_depth = in_blocks ? 0 : is_last ? std::min(depth, p.depth - block.begin - depth) : depth;
   const int64_t next_width = is_last ? std::min(Unit::width, p.columns) : std::min(width, p.columns - j - columns);
-  const Ahead ahead(is_last ? p.b.from(block.begin + depth, 0) : p.b.from(block.begin, j + columns), next_depth, next_width,
-                    (p.rows + Unit::rows - 1) / Unit::rows, words_of<Unit>(depth));
+  Ahead ahead(is_last ? p.b.from(block.begin + depth, 0) : p.b.from(block.begin, j + columns), next_depth, next_width,
+              (p.rows + Unit::rows - 1) / Unit::rows, words_of<Unit>(depth));
+  const MicroKernel whole = Unit::kernel(Unit::rows, width);
+  const int64_t source_row = Unit::pairs ? 2 * b.row : b.row;
+  const auto* const b_data = few ? static_cast<const void*>(b.data) : room.panel;
+  Micro m{.depth = words_of<Unit>(depth),
+          .skipped = 0,
+          .rows = Unit::rows,
+          .a = a.data,
+          .a_row = a.row,
+          .a_depth = a.depth,
+          .b = b_data,
+          .b_depth = few ? source_row : width,
+          .panel = room.panel,
+          .prefetch = reinterpret_cast<const std::byte*>(a.data),
+          .c = edge,
+          .c_row = rounds || !is_whole ? Unit::width : result.row,
+          .result = nullptr,
+          .result_row = result.row * result.size(),
+          .start = nullptr,
+          .start_row = start.row,
+          .alpha = is_whole ? p.alpha : 1};
   for (int64_t i = 0; i < p.rows; i += Unit::rows) {
-    const int64_t rows = std::min<int64_t>(Unit::rows, p.rows - i);
-    int64_t begin = 0, end = depth;
-    if (p.triangle == Triangle::result && j > i + rows - 1 + p.diagonal) continue;
-    if (p.triangle == Triangle::a_lower) end = std::clamp<int64_t>(i + rows + p.diagonal - block.begin, 0, depth);
-    if (p.triangle == Triangle::a_upper) begin = std::clamp<int64_t>(i + p.diagonal - block.begin, 0, depth);
-    if (begin >= end && !block.first) continue;
-    if (Unit::pairs) begin = begin / 2;
-    end = std::max(begin, words_of<Unit>(end));  // from here on in words
-    const int64_t skipped = begin - Unit::aligned(begin);
-    begin -= skipped;
-    const bool copying = packing && i == 0;
-    const bool source = few || copying;
+    m.rows = std::min<int64_t>(Unit::rows, p.rows - i);
+    m.a = a.data + i * a.row;
+    if (p.triangle != Triangle::none) {
+      int64_t begin = 0, end = depth;
+      if (p.triangle == Triangle::result && j > i + m.rows - 1 + p.diagonal) continue;
+      if (p.triangle == Triangle::a_lower) end = std::clamp<int64_t>(i + m.rows + p.diagonal - block.begin, 0, depth);
+      if (p.triangle == Triangle::a_upper) begin = std::clamp<int64_t>(i + p.diagonal - block.begin, 0, depth);
+      if (begin >= end && !block.first) continue;
+      if (Unit::pairs) begin = begin / 2;
+      end = std::max(begin, words_of<Unit>(end));  // from here on in words
+      m.skipped = begin - Unit::aligned(begin);
+      begin -= m.skipped;
+      m.depth = end - begin;
+      m.a += begin * a.depth;
+      m.b = static_cast<const std::byte*>(b_data) + begin * m.b_depth * (few ? b.size() : int64_t{sizeof(float)});
+    }
     const Result<float> to = result.from(i, j);
-    Micro m{.depth = end - begin,
-            .skipped = skipped,
-            .rows = rows,
-            .a = a.data + i * a.row + begin * a.depth,
-            .a_row = a.row,
-            .a_depth = a.depth,
-            .b = source ? static_cast<const void*>(b.from(begin, 0).data) : room.panel + begin * width,
-            .b_depth = !source       ? width
-                       : Unit::pairs ? 2 * b.row
-                                     : b.row,
-            .panel = room.panel,
-            .prefetch = reinterpret_cast<const std::byte*>(a.data),
-            .c = rounds || !is_whole ? edge : to.own(),
-            .c_row = rounds || !is_whole ? Unit::width : to.row,
-            .result = to.data,
-            .result_row = to.row * to.size(),
-            .start = start.data ? start.data + i * start.row + j : nullptr,
-            .start_row = start.row,
-            .alpha = p.alpha};
-    if (!ahead.fetch(i / Unit::rows, m) && a.row == 1 && j == 0) {  // the next rows of a transposed A
-      m.prefetch = reinterpret_cast<const std::byte*>(m.a + 2 * Unit::rows);
-      m.prefetch_step = 4 * (m.prefetch_within = a.depth * int64_t{sizeof(float)});
+    m.result = to.data;
+    if (!rounds && is_whole) m.c = to.own();
+    if (start.data && is_whole) m.start = start.data + i * start.row + j;
+    if (!ahead.fetch(m)) {
+      const bool is_next = a.row == 1 && j == 0;  // the next rows of a transposed A
+      m.prefetch = reinterpret_cast<const std::byte*>(is_next ? m.a + 2 * Unit::rows : a.data);
+      m.prefetch_step = 4 * (m.prefetch_within = is_next ? a.depth * int64_t{sizeof(float)} : 0);
     }
-    MicroKernel kernel = Unit::kernel(rows, width);
-    if constexpr (Unit::packs) {
-      if (copying) kernel = Unit::packing_kernel(b.element, width);
+    if (packing && i == 0) {
+      if constexpr (Unit::packs) {
+        Micro first = m;
+        first.b = b.data;
+        first.b_depth = source_row;
+        Unit::packing_kernel(b.element, width)(first);
+      }
+    } else {
+      (m.rows == Unit::rows ? whole : Unit::kernel(m.rows, width))(m);
     }
-    if (is_whole) {
-      kernel(m);
-      if (rounds && p.c.element == Element::bfloat16)
-        round_tile<Element::bfloat16>(edge, Unit::width, rows, columns, to.data, m.result_row);
-      if (rounds && p.c.element == Element::float16) round_tile<Element::float16>(edge, Unit::width, rows, columns, to.data, m.result_row);
-      continue;
+    if (!is_whole) {  // not all that a kernel would read of `start` is there
+      finish(p, m.rows, columns, start.data ? start.data + i * start.row + j : nullptr, start.row, edge, Unit::width, to);
+    } else if (rounds) {
+      p.c.element == Element::bfloat16 ? round_tile<Element::bfloat16>(edge, Unit::width, m.rows, columns, to.data, m.result_row)
+                                       : round_tile<Element::float16>(edge, Unit::width, m.rows, columns, to.data, m.result_row);
     }
-    const float* const added = std::exchange(m.start, nullptr);  // not all that a kernel would read is there
-    m.alpha = 1;
-    kernel(m);
-    finish(p, rows, columns, added, m.start_row, edge, Unit::width, to);
   }
 }
 

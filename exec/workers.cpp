@@ -17,7 +17,8 @@
 
 #include "exec/float_environment.h"
 
-#ifdef ORT_TRAIN_TSAN  // neither oneTBB nor this file is instrumented: what they order is told to ThreadSanitizer, which sees mutexes itself
+#ifdef ORT_TRAIN_TSAN  // neither oneTBB nor this file is instrumented: what they order is told to ThreadSanitizer, which sees mutexes
+                       // itself
 extern "C" void __tsan_acquire(void* address);
 extern "C" void __tsan_release(void* address);
 #else

@@ -31,7 +31,7 @@ class ProductsLast {
     for (int32_t at = begin - 1; at >= 0 && lacking > 0; --at) {
       const uint32_t step = order_[static_cast<size_t>(at)];
       if (beside_[step] || seconds_[step] == 0) continue;
-      Group group = group_of(step);
+      Group group = group_of(step, begin);
       const auto is_moved = [&](uint32_t s) { return moved.contains(position_[s]); };  // with another product
       if (group.steps.size() == 1 || group.limit <= begin || std::any_of(group.steps.begin(), group.steps.end(), is_moved)) continue;
       double gained = 0;
@@ -59,15 +59,20 @@ class ProductsLast {
     return begin;
   }
 
-  Group group_of(uint32_t step) const {
+  // Steps beside are of it that wait for nothing else from `begin` on.
+  Group group_of(uint32_t step, int32_t begin) const {
     Group group{.steps = {step}, .limit = static_cast<int32_t>(order_.size())};
+    const auto is_of_group = [&](uint32_t s) { return std::find(group.steps.begin(), group.steps.end(), s) != group.steps.end(); };
     for (size_t i = 0; i < group.steps.size(); ++i) {
       for (const uint32_t next : model_.steps[group.steps[i]].after) {
-        if (!beside_[next]) {
-          group.limit = std::min(group.limit, position_[next]);
-        } else if (std::find(group.steps.begin(), group.steps.end(), next) == group.steps.end()) {
+        if (is_of_group(next)) continue;
+        const std::vector<uint32_t>& before = model_.steps[next].before;
+        const bool goes_along =
+            beside_[next] && std::all_of(before.begin(), before.end(), [&](uint32_t s) { return position_[s] < begin || is_of_group(s); });
+        if (goes_along)
           group.steps.push_back(next);
-        }
+        else
+          group.limit = std::min(group.limit, position_[next]);
       }
     }
     std::sort(group.steps.begin(), group.steps.end(), [&](uint32_t a, uint32_t b) { return position_[a] < position_[b]; });

@@ -148,9 +148,11 @@ struct Workers::Team {
   bool has_work(int worker) const { return open.load() || (pending.load() > 0 && (worker <= asides || all_do_asides.load())); }
 
   void help(int worker) {
-    constexpr auto kStay = std::chrono::microseconds(200);
+    constexpr auto kStay = std::chrono::microseconds(200);  // without work
+    constexpr auto kShift = std::chrono::milliseconds(5);   // then oneTBB may give the thread to others
     __tsan_acquire(this);
     const FloatEnvironment environment;
+    const Clock::time_point began = Clock::now();
     do {
       Patience idle;
       Clock::time_point since{};
@@ -160,12 +162,12 @@ struct Workers::Team {
           idle.restart();
           continue;
         }
-        idle.wait();
-        if (idle.turns() % 64 != 0) continue;
-        if (idle.turns() == 64)
+        if (idle.turns() == 0) {
           since = Clock::now();
-        else if (Clock::now() - since > kStay)
-          break;
+          if (since - began > kShift) break;
+        }
+        idle.wait();
+        if (idle.turns() % 64 == 0 && Clock::now() - since > kStay) break;
       }
       is_here[static_cast<size_t>(worker)].store(false);
     } while (!ends.load() && has_work(worker) && !is_here[static_cast<size_t>(worker)].exchange(true));  // came while it left

@@ -1,24 +1,21 @@
 #include "exec/workers.h"
 
-#include <immintrin.h>
 #include <tbb/global_control.h>
+#include <tbb/parallel_for.h>
+#include <tbb/partitioner.h>
 #include <tbb/task_arena.h>
-#include <tbb/task_group.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <exception>
 #include <functional>
-#include <mutex>
 #include <queue>
 #include <thread>
 #include <vector>
 
 #include "exec/float_environment.h"
 
-#ifdef ORT_TRAIN_TSAN  // neither oneTBB nor this file is instrumented: what they order is told to ThreadSanitizer, which sees mutexes
-                       // itself
+#ifdef ORT_TRAIN_TSAN  // oneTBB is not instrumented: its order of events is told to ThreadSanitizer here
 extern "C" void __tsan_acquire(void* address);
 extern "C" void __tsan_release(void* address);
 #else
@@ -27,241 +24,138 @@ extern "C" void __tsan_release(void* address);
 #endif
 
 namespace ort_train {
+
 namespace {
-
-// Waits for what another thread does soon: first without giving up the processor.
-class Patience {
- public:
-  void wait() {
-    if (++turns_ < kSpins)
-      _mm_pause();
-    else
-      std::this_thread::yield();
-  }
-  int turns() const { return turns_; }
-  void restart() { turns_ = 0; }
-
- private:
-  static constexpr int kSpins = 256;
-  int turns_ = 0;
-};
 
 // A loop that was put aside.
 struct Aside {
   int32_t number = 0;
   int64_t tasks = 0;
   void (*call)(void* closure, int64_t task, int worker) = nullptr;
-  int64_t begun = 0, done = 0;  // of its tasks
+  std::atomic<int64_t> next{0}, done{0};  // tasks that have begun, that are over; between loops as many
 };
 
 }  // namespace
 
-// What the threads share. A helper is a task of oneTBB's that stays for a while when it has nothing to do: the next loop needn't wake a
-// thread.
-struct Workers::Team {
-  using Clock = std::chrono::steady_clock;
+struct Workers::Impl {
   static constexpr int64_t kMost = 64;  // loops put aside
 
-  // No more threads than oneTBB allows at the moment: it would print a warning and give as many anyway.
-  explicit Team(int threads)
-      : asides(helpers(threads)),
-        is_here(static_cast<size_t>(threads)),
-        arena(std::min(threads, static_cast<int>(tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism)))) {}
-
-  // --- the loop at hand: who wants to take part is inside, then looks whether it is open -------------------------------------------------
-
-  Call call = nullptr;
-  void* closure = nullptr;
-  std::atomic<int64_t> tasks{0};
-  std::exception_ptr failed;  // the first one, under `mutex`
-  alignas(64) std::atomic<int64_t> next{0};
-  alignas(64) std::atomic<bool> open{false};
-  alignas(64) std::atomic<int> inside{0};  // helpers
-
-  void take_tasks(int worker) {
-    try {
-      const int64_t all = tasks.load(std::memory_order_relaxed);
-      for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < all;) call(closure, task, worker);
-    } catch (...) {
-      next.store(tasks.load(), std::memory_order_relaxed);  // the others stop after the task at hand
-      const std::lock_guard lock(mutex);
-      if (!failed) failed = std::current_exception();
-    }
-  }
-
-  bool take_part(int worker) {
-    const auto has_tasks = [&] { return open.load() && next.load(std::memory_order_relaxed) < tasks.load(std::memory_order_relaxed); };
-    if (!has_tasks()) return false;
-    inside.fetch_add(1);
-    const bool joins = has_tasks();
-    if (joins) {
-      __tsan_acquire(&open);
-      take_tasks(worker);
-      __tsan_release(&inside);
-    }
-    inside.fetch_sub(1);
-    return joins;
-  }
-
-  // --- loops put aside: loop i in aside[i % kMost] --------------------------------------------------------------------------------------
-
-  const int asides;  // helpers that do their tasks during other loops
-  std::mutex mutex;
-  Aside aside[kMost];
+  tbb::task_arena arena;
+  Aside aside[kMost];  // loop i in aside[i % kMost]
   alignas(std::max_align_t) std::byte closures[kMost][kAsideBytes];
-  int64_t oldest = 0, end = 0;             // of those that aren't over
-  std::atomic<int64_t> pending{0};         // end - oldest
-  std::atomic<bool> all_do_asides{false};  // every helper
+  std::atomic<int64_t> oldest{0};  // that isn't over
+  int64_t end = 0;                 // how many were put aside so far; changes between loops only
+  Aside& at(int64_t i) { return aside[i % kMost]; }
 
-  // A task of the oldest loop, if that has the number, or an earlier one; false where there is none that hasn't begun.
-  bool do_aside(int worker, int32_t number = std::numeric_limits<int32_t>::max()) {
-    if (pending.load(std::memory_order_relaxed) == 0) return false;
-    std::unique_lock lock(mutex);
-    Aside& loop = aside[oldest % kMost];
-    if (oldest == end || loop.number > number || loop.begun == loop.tasks) return false;
-    const int64_t task = loop.begun++;
-    std::byte* const of = closures[oldest % kMost];
-    lock.unlock();
-    loop.call(of, task, worker);
-    lock.lock();
-    __tsan_release(&pending);
-    if (++loop.done == loop.tasks) pending.store(end - ++oldest);
+  // A task of the oldest loop that was put aside; false where there is none that hasn't begun.
+  bool do_one(int worker) {
+    const int64_t i = oldest.load(std::memory_order_acquire);
+    if (i == end) return false;
+    Aside& loop = at(i);
+    __tsan_acquire(&loop);
+    const int64_t task = loop.next.load(std::memory_order_relaxed) < loop.tasks ? loop.next.fetch_add(1) : loop.tasks;
+    if (task >= loop.tasks) return false;
+    loop.call(closures[i % kMost], task, worker);
+    __tsan_release(&loop);
+    if (loop.done.fetch_add(1) + 1 == loop.tasks) oldest.store(i + 1, std::memory_order_release);
     return true;
   }
 
-  bool is_pending(int32_t number) {
-    if (pending.load() > 0) {
-      const std::lock_guard lock(mutex);
-      if (oldest < end && aside[oldest % kMost].number <= number) return true;
-    }
-    __tsan_acquire(&pending);
-    return false;
-  }
-
-  // --- helpers --------------------------------------------------------------------------------------------------------------------------
-
-  std::vector<std::atomic<bool>> is_here;  // by worker: has been asked for and hasn't left
-  std::atomic<bool> ends{false};
-  tbb::task_arena arena;
-  tbb::task_group all_helpers;
-
-  bool has_work(int worker) const { return open.load() || (pending.load() > 0 && (worker <= asides || all_do_asides.load())); }
-
-  void help(int worker) {
-    constexpr auto kStay = std::chrono::microseconds(200);  // without work
-    constexpr auto kShift = std::chrono::milliseconds(5);   // then oneTBB may give the thread to others
-    __tsan_acquire(this);
-    const FloatEnvironment environment;
-    const Clock::time_point began = Clock::now();
-    do {
-      Patience idle;
-      Clock::time_point since{};
-      while (!ends.load(std::memory_order_relaxed)) {
-        const bool may_do_asides = worker <= asides || all_do_asides.load(std::memory_order_relaxed);
-        if ((may_do_asides && do_aside(worker)) || take_part(worker)) {
-          idle.restart();
-          continue;
-        }
-        if (idle.turns() == 0) {
-          since = Clock::now();
-          if (since - began > kShift) break;
-        }
-        idle.wait();
-        if (idle.turns() % 64 == 0 && Clock::now() - since > kStay) break;
-      }
-      is_here[static_cast<size_t>(worker)].store(false);
-    } while (!ends.load() && has_work(worker) && !is_here[static_cast<size_t>(worker)].exchange(true));  // came while it left
-    __tsan_release(&all_helpers);
-  }
+  // No more than oneTBB allows at the moment: it would print a warning and give as many anyway.
+  explicit Impl(int threads)
+      : arena(std::min(threads, static_cast<int>(tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism)))) {}
 };
 
-Workers::Workers(int threads) : team_(std::make_unique<Team>(std::max(threads, 1))), threads_(std::max(threads, 1)) {
+Workers::Workers(int threads) : impl_(std::make_unique<Impl>(std::max(threads, 1))), threads_(std::max(threads, 1)) {
   // Starts the threads now, so that what they cost is there before memory is counted: each task waits for the others, but not for threads
   // that the machine or the program doesn't give.
-  using Clock = Team::Clock;
   std::atomic<int> arrived{0};
-  const auto limit = Clock::now() + std::chrono::milliseconds(20);
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
   parallel_for(threads_, [&](int64_t, int) {
     arrived.fetch_add(1);
-    while (arrived.load() < threads_ && Clock::now() < limit) std::this_thread::yield();
+    while (arrived.load() < threads_ && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
   });
 }
 
-Workers::~Workers() {
-  team_->ends.store(true);
-  team_->arena.execute([&] { team_->all_helpers.wait(); });
-  __tsan_acquire(&team_->all_helpers);
-}
+Workers::~Workers() = default;
 
 void Workers::run(int64_t tasks, Call call, void* closure) { times_tasks_ ? run_timed(tasks, call, closure) : share(tasks, call, closure); }
 
-void Workers::call_helpers(int64_t count) {
-  Team& team = *team_;
-  for (int worker = 1; worker <= std::min<int64_t>(count, threads_ - 1); ++worker) {
-    std::atomic<bool>& is_here = team.is_here[static_cast<size_t>(worker)];
-    if (is_here.load(std::memory_order_relaxed) || is_here.exchange(true)) continue;
-    __tsan_release(&team);
-    team.arena.execute([&] { team.all_helpers.run([&team, worker] { team.help(worker); }); });
-  }
-}
-
 // Each thread takes the next task when it has done one: tasks begin in ascending order, and unequal ones balance.
-void Workers::share(int64_t tasks, Call call, void* closure) {
-  const FloatEnvironment environment;
+void Workers::share(int64_t tasks, Call call, void* closure, bool beside) {
   if (tasks <= 1 || threads_ == 1) {
+    const FloatEnvironment environment;
     for (int64_t task = 0; task < tasks; ++task) call(closure, task, 0);
     return;
   }
-  Team& team = *team_;
-  team.call = call;
-  team.closure = closure;
-  team.tasks.store(tasks, std::memory_order_relaxed);
-  team.next.store(0, std::memory_order_relaxed);
-  __tsan_release(&team.open);
-  team.open.store(true);
+  std::atomic<int64_t> next{0}, done{0};
+  const bool has_aside = beside && impl_->oldest.load(std::memory_order_relaxed) < impl_->end;
+  const auto take = [&](int) {
+    const FloatEnvironment environment;
+    const int worker = tbb::this_task_arena::current_thread_index();
+    __tsan_acquire(&next);
+    try {
+      if (has_aside && worker >= 1 && worker <= helpers(threads_)) {
+        while (done.load(std::memory_order_relaxed) < tasks && impl_->do_one(worker)) continue;
+      }
+      for (int64_t task = next.fetch_add(1); task < tasks; task = next.fetch_add(1)) {
+        call(closure, task, worker);
+        done.fetch_add(1, std::memory_order_relaxed);
+      }
+    } catch (...) {
+      next.store(tasks);  // the others stop after the task at hand
+      done.store(tasks);
+      __tsan_release(&next);
+      throw;
+    }
+    __tsan_release(&next);
+  };
   // Timed tasks share no processor, so that they don't empty each other's caches.
   const int threads = times_tasks_ ? std::min(threads_, static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))) : threads_;
-  call_helpers(std::min<int64_t>(tasks - 1 + (team.pending.load(std::memory_order_relaxed) > 0 ? team.asides : 0), threads - 1));
-  team.take_tasks(0);
-  team.open.store(false);
-  for (Patience others; team.inside.load() > 0;) others.wait();
-  __tsan_acquire(&team.inside);
-  if (team.failed) std::rethrow_exception(std::exchange(team.failed, nullptr));
+  const int takers = static_cast<int>(std::min<int64_t>(tasks + (has_aside ? helpers(threads_) : 0), threads));
+  __tsan_release(&next);
+  impl_->arena.execute([&] { tbb::parallel_for(0, takers, take, tbb::simple_partitioner{}); });
+  __tsan_acquire(&next);
 }
 
 void* Workers::aside_closure() {
-  Team& team = *team_;
-  if (team.pending.load() == Team::kMost) finish_aside(team.aside[team.end % Team::kMost].number);
-  return team.closures[team.end % Team::kMost];
+  Impl& impl = *impl_;
+  if (impl.end - impl.oldest.load() == Impl::kMost) finish_aside(impl.at(impl.oldest.load()).number);
+  return impl.closures[impl.end % Impl::kMost];
 }
 
 void Workers::put(int32_t number, int64_t tasks, Call call) {
   if (tasks == 0) return;
-  {
-    const std::lock_guard lock(team_->mutex);
-    team_->aside[team_->end % Team::kMost] = {.number = number, .tasks = tasks, .call = call};
-    team_->pending.store(++team_->end - team_->oldest);
-  }
-  call_helpers(team_->asides);
+  Aside& loop = impl_->at(impl_->end);
+  loop.number = number;
+  loop.tasks = tasks;
+  loop.call = call;
+  loop.next = loop.done = 0;
+  __tsan_release(&loop);
+  ++impl_->end;
 }
 
 void Workers::finish_aside(int32_t number) {
-  Team& team = *team_;
-  if (!team.is_pending(number)) return;
-  const FloatEnvironment environment;
-  team.all_do_asides.store(true);
-  call_helpers(threads_ - 1);
-  for (Patience others; team.is_pending(number);) {
-    if (team.do_aside(0, number))
-      others.restart();
-    else
-      others.wait();
+  Impl& impl = *impl_;
+  for (int64_t i = impl.oldest.load(); i < impl.end && impl.at(i).number <= number; ++i) {
+    Aside& loop = impl.at(i);
+    const int64_t done = loop.done.load();
+    struct Rest {
+      Aside& loop;
+      void* closure;
+      int64_t done;
+    } rest{loop, impl.closures[i % Impl::kMost], done};
+    const auto call = [](void* of, int64_t task, int worker) {
+      const Rest& left = *static_cast<Rest*>(of);
+      left.loop.call(left.closure, left.done + task, worker);
+    };
+    share(loop.tasks - done, call, &rest, /*beside=*/false);
+    impl.oldest.store(i + 1);
   }
-  team.all_do_asides.store(false);
 }
 
 void Workers::run_timed(int64_t tasks, Call call, void* closure) {
-  using Clock = Team::Clock;
+  using Clock = std::chrono::steady_clock;
   const Clock::time_point begin = Clock::now();
   struct Timed {
     Call call;

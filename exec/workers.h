@@ -1,11 +1,10 @@
 // Workers: the threads of one trainer. oneTBB underneath; the caller's own thread takes part.
 //
-// One Workers belongs to one trainer; parallel_for is called from one thread at a time, never by a task, and returns when all tasks are
-// done. The division into tasks never depends on the number of threads, so neither do results. The threads wait for the next loop for 200
-// microseconds before they go.
+// One Workers belongs to one trainer; parallel_for is called from one thread at a time and returns when all tasks are done.
+// The division into tasks never depends on the number of threads, so neither do results.
 //
-// Loops that memory bounds may be put aside: one thread, of eight and more a quarter, never the caller's, then does their tasks, one loop
-// after the other, and takes part in the loop at hand when there are none.
+// Loops that memory bounds may be put aside: one thread, of eight and more a quarter, never the caller's, then does their tasks during
+// later loops, one loop after the other, and takes part in the loop at hand when there are none. Between loops nothing runs.
 
 #pragma once
 
@@ -76,11 +75,10 @@ class Workers {
   void* aside_closure();  // of the next loop that is put aside; makes room for it
   void put(int32_t number, int64_t tasks, Call call);
   void run(int64_t tasks, Call call, void* closure);
-  void share(int64_t tasks, Call call, void* closure);
+  void share(int64_t tasks, Call call, void* closure, bool beside = true);  // beside: what was put aside is done meanwhile
   void run_timed(int64_t tasks, Call call, void* closure);
-  void call_helpers(int64_t count);
-  struct Team;
-  std::unique_ptr<Team> team_;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
   int threads_;
   bool times_tasks_ = false;
   TaskTimes times_{};

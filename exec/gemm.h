@@ -297,16 +297,15 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
   Ahead ahead(is_last ? p.b.from(block.begin + depth, 0) : p.b.from(block.begin, j + columns), next_depth, next_width,
               (p.rows + Unit::rows - 1) / Unit::rows, words_of<Unit>(depth));
   const MicroKernel whole = Unit::kernel(Unit::rows, width);
-  const int64_t source_row = Unit::pairs ? 2 * b.row : b.row;
-  const auto* const b_data = few ? static_cast<const void*>(b.data) : room.panel;
+  const float* const words = few ? b.own() : room.panel;  // of B
   Micro m{.depth = words_of<Unit>(depth),
           .skipped = 0,
           .rows = Unit::rows,
           .a = a.data,
           .a_row = a.row,
           .a_depth = a.depth,
-          .b = b_data,
-          .b_depth = few ? source_row : width,
+          .b = words,
+          .b_depth = few ? b.row : width,
           .panel = room.panel,
           .prefetch = reinterpret_cast<const std::byte*>(a.data),
           .c = edge,
@@ -331,7 +330,7 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
       begin -= m.skipped;
       m.depth = end - begin;
       m.a += begin * a.depth;
-      m.b = static_cast<const std::byte*>(b_data) + begin * m.b_depth * (few ? b.size() : int64_t{sizeof(float)});
+      m.b = words + begin * m.b_depth;
     }
     const Result<float> to = result.from(i, j);
     m.result = to.data;
@@ -346,7 +345,7 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
       if constexpr (Unit::packs) {
         Micro first = m;
         first.b = b.data;
-        first.b_depth = source_row;
+        first.b_depth = Unit::pairs ? 2 * b.row : b.row;
         Unit::packing_kernel(b.element, width)(first);
       }
     } else {

@@ -112,7 +112,6 @@ class ProductsLast {
   std::deque<Group> put_off_;
 };
 
-// `beside`, by position: steps that are done beside others.
 void keep_for_beside(const MemoryModel& model, const StepOrder& order, const std::vector<bool>& beside, std::vector<Chain>& chains) {
   constexpr size_t kBehind = 4;  // updates that may be under way: with 2, half of the work of GPT-2's was waited for
   std::vector<Chain*> chain_of(model.classes.size());
@@ -121,7 +120,7 @@ void keep_for_beside(const MemoryModel& model, const StepOrder& order, const std
   }
   std::deque<std::set<Chain*>> read;  // by the last steps, those that follow one another and read the same together
   for (size_t at = 0; at < order.size(); ++at) {
-    if (!beside[at]) continue;
+    if (!beside[order[at]]) continue;
     std::set<Chain*> here;
     for (const uint32_t c : model.steps[order[at]].reads) here.insert(chain_of[c]);
     const auto is_read = [&](Chain* chain) { return read.back().count(chain) > 0; };
@@ -142,21 +141,10 @@ StepOrder with_products_last(const MemoryModel& model, const StepOrder& order, c
 }
 
 void make_roomy(Draft& draft, int threads) {
+  std::vector<double> seconds;
+  for (const MemoryStep& step : draft.model.steps) seconds.push_back(nominal_seconds(*draft.graph, draft.graph->node(step.node)));
   const double share = Workers::aside_share(threads);
-  std::vector<bool> beside(draft.order.size());
-  std::vector<int64_t> workspaces(draft.order.size());
-  std::vector<double> seconds(draft.order.size());
-  for (size_t at = 0; at < draft.order.size(); ++at) {
-    const uint32_t step = draft.order[at];
-    beside[step] = draft.beside[at];
-    workspaces[step] = draft.workspaces[at];
-    seconds[step] = nominal_seconds(*draft.graph, draft.graph->node(draft.model.steps[step].node));
-  }
-  if (share > 0) draft.order = with_products_last(draft.model, draft.order, beside, seconds, share);
-  for (size_t at = 0; at < draft.order.size(); ++at) {
-    draft.beside[at] = beside[draft.order[at]];
-    draft.workspaces[at] = workspaces[draft.order[at]];
-  }
+  if (share > 0) draft.order = with_products_last(draft.model, draft.order, draft.beside, seconds, share);
   draft.chains.clear();
   simulate(draft.model, draft.order, &draft.chains);
   keep_for_beside(draft.model, draft.order, draft.beside, draft.chains);

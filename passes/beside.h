@@ -10,7 +10,7 @@ namespace ort_train {
 // that the model both begins and ends with is complete last of all. `beside` and `seconds` are by step. `share`: of the threads, that do
 // what is beside. Products that something else than updates reads stay where they are.
 //
-//   product a, product b, update a, update b, lookup c, update c  ->  product a, update a, lookup c, product b, update c, update b
+//   product a, update a, product b, update b, lookup c, update c  ->  lookup c, update c, product a, update a, product b, update b
 StepOrder with_products_last(const MemoryModel& model, const StepOrder& order, const std::vector<bool>& beside,
                              const std::vector<double>& seconds, double share);
 

@@ -35,7 +35,7 @@ struct Steps {
     model.steps[behind].after.push_back(step);
     model.steps[step].before.push_back(behind);
   }
-  StepOrder products_last(double share = 0.5) const { return with_products_last(model, order, beside, seconds, share); }
+  StepOrder products_last() const { return with_products_last(model, order, beside, seconds, /*share=*/0.5); }
 };
 
 // Product a and its update, product b and its, a lookup and its update, which takes long: 0 to 5.

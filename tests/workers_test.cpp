@@ -86,8 +86,8 @@ TEST(Workers, LeaveTheCallerToTheLoopAtHand) {
   std::printf("%d of 2000 tasks were done beside others\n", beside.load());
 }
 
-// Of a loop, from whatever thread; the next loop knows nothing of it.
-TEST(Workers, RethrowTheFirstException) {
+// Where tasks on several threads throw; the next loop knows nothing of it.
+TEST(Workers, RethrowOneOfSeveralExceptions) {
   Workers workers(3);
   for (int round = 0; round < 50; ++round) {
     EXPECT_THROW(workers.parallel_for(20,
@@ -101,7 +101,7 @@ TEST(Workers, RethrowTheFirstException) {
   }
 }
 
-// Threads come back after they have gone, and end with the Workers, wherever they are: waiting for a loop, gone, or not yet there.
+// After pauses of all lengths, threads take part again; Workers may end at any moment behind a loop.
 TEST(Workers, ComeAndGo) {
   for (int round = 0; round < 60; ++round) {
     Workers workers(1 + round % 4);

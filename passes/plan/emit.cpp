@@ -105,10 +105,11 @@ class EntryMaker {
       }
       const int32_t at = code_.step_at[static_cast<size_t>(block.step)];
       layer.workspace_of[block.step] = static_cast<int32_t>(entry_.storages.size());
-      entry_.storages.push_back({.name = describe(graph_, entry_.code[static_cast<size_t>(at)].node),
-                                 .purpose = Purpose::workspace,
-                                 .place = {.bytes = draft_.workspaces[static_cast<size_t>(block.step)], .space = kSpaceOf[number]},
-                                 .values = {}});
+      entry_.storages.push_back(
+          {.name = describe(graph_, entry_.code[static_cast<size_t>(at)].node),
+           .purpose = Purpose::workspace,
+           .place = {.bytes = draft_.workspaces[draft_.order[static_cast<size_t>(block.step)]], .space = kSpaceOf[number]},
+           .values = {}});
       lives_.emplace_back().use(at);
     }
     const std::vector<Stay>& stays = stays_of(planned_, number);

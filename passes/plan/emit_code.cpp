@@ -53,7 +53,7 @@ EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vec
     }
     if (t >= steps) continue;
     const SpaceId where = kSpaceOf[layer_of_step(planned, static_cast<int32_t>(t))];
-    made.step_at.push_back(add(where, where, draft.model.steps[draft.order[t]].node, !moves && draft.beside[t]));
+    made.step_at.push_back(add(where, where, draft.model.steps[draft.order[t]].node, !moves && draft.beside[draft.order[t]]));
   }
   return made;
 }

@@ -52,12 +52,10 @@ Draft make_draft(const PlanEntry& entry, NodeKernels& kernels) {
     draft.order = schedule(draft.model);
   }
   simulate(draft.model, draft.order, &draft.chains);
+  draft.workspaces = std::move(workspaces);
+  for (const MemoryStep& step : draft.model.steps) draft.beside.push_back(kernels.table().find(*graph.node(step.node).op)->beside);
   std::vector<NodeId> nodes;
-  for (uint32_t step : draft.order) {
-    nodes.push_back(draft.model.steps[step].node);
-    draft.workspaces.push_back(workspaces[step]);
-    draft.beside.push_back(kernels.table().find(*graph.node(nodes.back()).op)->beside);
-  }
+  for (uint32_t step : draft.order) nodes.push_back(draft.model.steps[step].node);
   graph.set_order(std::move(nodes));
   return draft;
 }
@@ -194,7 +192,7 @@ RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents,
     }
   }
   for (int32_t at = 0; at < steps; ++at) {
-    const int64_t bytes = draft.workspaces[static_cast<size_t>(at)];
+    const int64_t bytes = draft.workspaces[draft.order[static_cast<size_t>(at)]];
     if (bytes == 0) continue;
     const bool is_behind = result.behind[static_cast<size_t>(at)];
     (is_behind ? run.blocks_behind : run.blocks).push_back({.bytes = aligned(bytes), .first = at, .last = at});

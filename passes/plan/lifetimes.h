@@ -39,8 +39,8 @@ struct Draft {
   MemoryModel model;
   StepOrder order;
   std::vector<Chain> chains;                // transient storages, by step of the order
-  std::vector<int64_t> workspaces;          // by position in the order, as the kernels want them
-  std::vector<bool> beside;                 // by position in the order: Kernel::beside
+  std::vector<int64_t> workspaces;          // by step, as the kernels want them
+  std::vector<bool> beside;                 // by step: Kernel::beside
   std::vector<size_t> persistent_of_class;  // by class; meaningful where the class is persistent
 };
 

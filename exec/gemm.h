@@ -7,7 +7,8 @@
 // 16 bits: operands of float16, of bfloat16, and of float32 that is rounded to one of these, become float32 block by block: B as it is
 // packed, a block of A once for all panels. Sums are float32, from one block of the depth to the next in the workspace; the last one rounds
 // them to the elements of C. Where both operands are bfloat16 and the processor multiplies pairs of these (AMX-BF16, else AVX512-BF16),
-// they are packed as pairs instead.
+// they are packed as pairs instead; an A of bfloat16 in rows is read in place, and others may be packed once for many products
+// (SharedWords).
 //
 // A B that is stored in blocks (graph/weight_blocks.h) becomes float32 panel by panel, before it is packed.
 //
@@ -88,6 +89,7 @@ template <typename T> struct Product {
   Matrix<const T> start{};             // what the product is added to, columns dense: none: zero; c itself: accumulates; a bias has row 0
   Triangle triangle = Triangle::none;  // where c is of T
   int64_t diagonal = 0;
+  Matrix<const float> words{};  // a's, where they have been made before (gemm::SharedWords): a isn't read then
 };
 
 namespace gemm {
@@ -154,12 +156,40 @@ struct Block {
   bool first, last;
 };
 
+// Where the words of all of A lie that are made once for many products: pairs, for Way::pairs.
+struct SharedWords {
+  bool transposed = false;  // word (i, k) at i + k * row, else at i * row + k
+  int64_t row = 0, bytes = 0;
+
+  SharedWords() = default;  // none
+  SharedWords(bool transposed_, int64_t rows, int64_t depth) : transposed(transposed_) {
+    const int64_t words = (depth + 1) / 2;
+    row = ((transposed ? rows : words) + 15) / 16 * 16 + 16;  // no power of two
+    bytes = (transposed ? words : rows) * row * int64_t{sizeof(float)};
+  }
+  // Makes those of the lines [begin, end) of A, of its rows or, transposed, its columns; begin is even.
+  void make(const Product<float>& p, int64_t begin, int64_t end, float* to) const {
+    const int64_t size = p.a.size();
+    if (transposed) {
+      const std::byte* const from = p.a.from(0, begin).data;
+      pack_elements<true>(p.a.element, {from, p.a.column * size, size}, end - begin, p.rows, row, to + begin / 2 * row);
+    } else {
+      pack_rows<true>(p.a.element, {p.a.from(begin, 0).data, p.a.row * size, size}, end - begin, p.depth, to + begin * row, row);
+    }
+  }
+  Matrix<const float> matrix(const float* data) const { return {data, transposed ? 1 : row, transposed ? row : 1}; }
+};
+
 template <typename Unit> Words words_of_a(const Product<float>& p, const Block& block, const Room& room) {
+  if (p.words.data) {
+    const Matrix<const float> words = p.words.from(0, block.begin / 2);
+    return {words.data, words.row, words.column};
+  }
   const Operand<float> a = p.a.from(0, block.begin);
   if (a.element == Element::own) return {a.own(), a.row, a.column};
   const int64_t size = a.size();
   if (Unit::pairs && !Unit::a_in_rows && a.element == Element::bfloat16 && a.column == 1 && a.row % 2 == 0 && block.depth % 2 == 0 &&
-      a.row % 1024 != 0 && reinterpret_cast<uintptr_t>(a.data) % 4 == 0)  // pairs as they are
+      reinterpret_cast<uintptr_t>(a.data) % 4 == 0)  // pairs as they are
     return {reinterpret_cast<const float*>(a.data), a.row / 2, 1};
   if constexpr (Unit::a_in_rows) {
     pair_rows_of_a(a.element, {a.data, a.row * size, a.column * size}, p.rows, block.depth, room.a, room.pairs_row);

@@ -113,6 +113,9 @@ template <Element e> struct PackingPairs {
   }
 };
 
+// As an instruction: without -mprfchw the compiler takes the one for reading. Processors that lack it do nothing.
+__attribute__((always_inline)) inline void fetch_to_write(const std::byte* p) { asm volatile("prefetchw %0" : : "m"(*p)); }
+
 template <typename Add, int rows, int vectors, typename Source> __attribute__((noinline)) void micro(const Micro& m) {
   Vector sum[rows][vectors];
 #pragma GCC unroll 8
@@ -121,7 +124,7 @@ template <typename Add, int rows, int vectors, typename Source> __attribute__((n
     for (int v = 0; v < vectors; ++v) sum[r][v] = zero();
   }
   for (int r = 0; r < rows; ++r) {
-    for (int v = 0; v < vectors; ++v) __builtin_prefetch(m.result + r * m.result_row + v * kWidth * 4, 1, 3);
+    for (int v = 0; v < vectors; ++v) fetch_to_write(m.result + r * m.result_row + v * kWidth * 4);
   }
   const auto* b = static_cast<const typename Source::Number*>(m.b);
   const std::byte* prefetch = m.prefetch;

@@ -86,6 +86,20 @@ std::vector<TensorType> infer_part(const InferContext& context) {
 
 // --- kernel ---------------------------------------------------------------------------------------------------------------------------
 
+// a's words, where they are made before the tiles are multiplied because each of them would have to make its own: not of small products,
+// which have few tiles and no time for another loop.
+gemm::SharedWords shared_words(const KernelSpec& spec, const Layout& l) {
+  constexpr int64_t kMostBytes = int64_t{8} << 20, kLeastProducts = int64_t{1} << 24;
+  const DType compute = type_from(spec.attributes, "compute", DType::float32);
+  const Element a = element_of(spec.inputs[0].dtype, compute);
+  if (!is_bfloat16(a) || !is_bfloat16(element_of(spec.inputs[1].dtype, compute))) return {};
+  if (l.items > 1 || l.rows * l.columns * l.depth < kLeastProducts) return {};
+  const bool are_there =
+      a == Element::bfloat16 && !l.trans_a && (rows_of(spec, l).a | window_of(spec.attributes).a_from | l.depth) % 2 == 0;
+  const gemm::SharedWords words(l.trans_a, l.rows, l.depth);
+  return are_there || words.bytes > kMostBytes ? gemm::SharedWords{} : words;
+}
+
 struct Tiles {
   int64_t rows = 0, columns = 0;  // of one
   int64_t down = 0, across = 0;   // how many
@@ -105,7 +119,9 @@ Extra extra_of(const KernelSpec& spec, const Layout& l) {
              rounds = b == Element::to_bfloat16 && gemm::way_of(a, b) != gemm::Way::floats;
   if (in_blocks || rounds) extra.copying = 45;                    // before any is multiplied
   if (l.rows * l.depth > (int64_t{2} << 20)) extra.fetching = 8;  // from memory
-  if (is_half(spec.inputs[0].dtype)) extra.fetching += 25;        // becomes floats or pairs
+  const bool are_pairs =
+      gemm::way_of(a, b) == gemm::Way::pairs && (shared_words(spec, l).bytes > 0 || (a == Element::bfloat16 && !l.trans_a));
+  if (a != Element::own && !are_pairs) extra.fetching += 25;  // becomes floats or pairs in each
   return extra;
 }
 
@@ -121,14 +137,21 @@ double cost_of(const Layout& l, const Extra& extra, const Tiles& tiles, int64_t 
   return tile_cost(l, extra, tiles.rows, tiles.columns) * (static_cast<double>(rounds) + (threads > 1 ? 0.25 : 0));
 }
 
+// Equal tiles along one axis, multiples of `each` and no longer than `most`: their length, and how many.
+std::pair<int64_t, int64_t> divide(int64_t length, int64_t most, int64_t each) {
+  const auto divided = [](int64_t n, int64_t by) { return (n + by - 1) / by; };
+  const int64_t tile = std::min(length, divided(divided(length, divided(length, most)), each) * each);
+  return {tile, divided(length, tile)};
+}
+
 // The best ones with so many threads. They differ in time alone.
 Tiles choose_tiles(const Layout& l, const Extra& extra, int64_t threads) {
   Tiles best;
   double best_cost = 0;
   for (const int64_t most_rows : {512, 256, 128, 64, 32}) {
     for (const int64_t most_columns : {768, 384, 192, 96, 48}) {
-      const int64_t rows = std::min(l.rows, most_rows), columns = std::min(l.columns, most_columns);
-      const int64_t down = (l.rows + rows - 1) / rows, across = (l.columns + columns - 1) / columns;
+      const auto [rows, down] = divide(l.rows, most_rows, gemm::kRows);
+      const auto [columns, across] = divide(l.columns, most_columns, gemm::kPanel);
       const Tiles tiles{rows, columns, down, across};
       const double cost = cost_of(l, extra, tiles, threads);
       if (best_cost == 0 || cost < best_cost) {
@@ -178,10 +201,12 @@ template <typename T> Product<T> product_of(const KernelSpec& spec, const Layout
   return product;
 }
 
-// Of a thread: what its products take; a bias of 16 bits in float32.
-template <typename T> struct ThreadRoom {
+// Of all threads together a's words; of each what its products take, a bias of 16 bits in float32.
+template <typename T> struct Rooms {
+  gemm::SharedWords words;
   int64_t product = 0, bias = 0;
-  ThreadRoom(const KernelSpec& spec, Product<T> of, const TileChoice& choice) {
+  Rooms(const KernelSpec& spec, const Layout& l, Product<T> of, const TileChoice& choice) {
+    if constexpr (std::is_same_v<T, float>) words = shared_words(spec, l);
     for (const Tiles& tiles : choice.all()) {
       of.rows = tiles.rows;
       of.columns = tiles.columns;
@@ -189,37 +214,55 @@ template <typename T> struct ThreadRoom {
       if (spec.has(2) && is_half(spec.inputs[2].dtype)) bias = std::max(bias, whole_lines(of.columns * int64_t{sizeof(T)}));
     }
   }
-  int64_t all() const { return product + bias; }
+  Workspace all() const { return {.shared = whole_lines(words.bytes), .each = product + bias}; }
 };
+
+// Makes a's words, in the workspace, if products of pairs read them.
+template <typename T> void make_words(const KernelArgs& args, const gemm::SharedWords& words, Product<T>& whole) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (words.bytes == 0 || gemm::way_of(whole.a.element, whole.b.element) != gemm::Way::pairs) return;
+    constexpr int64_t kLines = 16;
+    auto* const to = reinterpret_cast<float*>(args.workspace);
+    args.workers().parallel_blocks(words.transposed ? whole.depth : whole.rows, kLines,
+                                   [&](int64_t begin, int64_t end) { words.make(whole, begin, end, to); });
+    whole.words = words.matrix(to);
+  }
+}
 
 template <typename T> KernelRun make_for(const KernelSpec& spec) {
   const Window window = window_of(spec.attributes);
   const Layout l = part_layout(spec);
   if (l.is_empty()) return [](const KernelArgs&) {};
   const TileChoice choice(spec, l);
-  const Product<T> whole = product_of<T>(spec, l);
+  const Product<T> prepared = product_of<T>(spec, l);
   const Element bias_element = spec.has(2) ? element_of(spec.inputs[2].dtype) : Element::own;
-  return [whole, l, window, choice, bias_element, y_bytes = spec.outputs[0].bytes(),
-          room = ThreadRoom<T>(spec, whole, choice)](const KernelArgs& args) {
+  return [prepared, l, window, choice, bias_element, y_bytes = spec.outputs[0].bytes(),
+          rooms = Rooms<T>(spec, l, prepared, choice)](const KernelArgs& args) {
     const Tiles& tiles = choice.of(args.workers().threads());
     const std::byte* const bias = args.inputs.size() > 2 ? args.in<std::byte>(2) : nullptr;
     const T* const base = args.inputs.size() > 3 ? args.in<T>(3) : nullptr;
     const bool placed = window.y_columns > 0;
     if (placed && base && args.inputs[3] != args.outputs[0]) copy_parallel(args.workers(), args.outputs[0], args.inputs[3], y_bytes);
-    args.workers().parallel_for(l.items * tiles.down * tiles.across, [&](int64_t task, int worker) {
+    Product<T> whole = prepared;
+    whole.a.data = args.in<std::byte>(0) + window.a_from * whole.a.size();
+    whole.b.data = args.in<std::byte>(1);
+    whole.c.data = args.out<std::byte>(0) + window.y_from * whole.c.size();
+    make_words(args, rooms.words, whole);
+    args.workers().parallel_for(l.items * tiles.down * tiles.across, [&, room = rooms.all()](int64_t task, int worker) {
       const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
       const int64_t row = down * tiles.rows, column = across * tiles.columns;  // neighbours in time share b
-      std::byte* const place = args.workspace + worker * room.all();
+      std::byte* const place = args.workspace + room.shared + worker * room.each;
       Product<T> product = whole;
       product.rows = std::min(tiles.rows, l.rows - row);
       product.columns = std::min(tiles.columns, l.columns - column);
-      product.a.data = args.in<std::byte>(0) + (batch_offset(item, l.batch, l.a_strides) + window.a_from) * whole.a.size();
-      product.b.data = args.in<std::byte>(1) + batch_offset(item, l.batch, l.b_strides) * whole.b.size();
-      product.c.data = args.out<std::byte>(0) + (item * l.rows * l.columns + window.y_from) * whole.c.size();
+      product.a.data += batch_offset(item, l.batch, l.a_strides) * whole.a.size();
+      product.b.data += batch_offset(item, l.batch, l.b_strides) * whole.b.size();
+      product.c.data += item * l.rows * l.columns * whole.c.size();
       product.a = product.a.from(row, 0);
       product.b = product.b.from(0, column);
       product.c = product.c.from(row, column);
-      if (bias) product.start = {vector_of<T>(bias, bias_element, window.y_from + column, product.columns, place + room.product)};
+      if (whole.words.data) product.words = whole.words.from(row, 0);
+      if (bias) product.start = {vector_of<T>(bias, bias_element, window.y_from + column, product.columns, place + rooms.product)};
       if (base && !placed) product.start = Matrix<const T>{base, whole.c.row}.from(row, column);
       multiply(product, place);
     });
@@ -234,7 +277,7 @@ Workspace workspace(const KernelSpec& spec) {
   const Layout l = part_layout(spec);
   if (l.is_empty()) return {};
   return for_type(Numeric{}, compute_type(spec.inputs[0].dtype), [&]<typename T>() {
-    return Workspace{.each = ThreadRoom<T>(spec, product_of<T>(spec, l), {spec, l}).all()};
+    return Rooms<T>(spec, l, product_of<T>(spec, l), {spec, l}).all();
   });
 }
 

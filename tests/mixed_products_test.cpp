@@ -123,6 +123,31 @@ TEST_F(MixedProducts, Matrices) {
   }
 }
 
+// Large products may make the words of their first factor once, for all tiles; small ones never do.
+TEST_F(MixedProducts, LargeOnesHaveTheBitsOfTheirColumns) {
+  constexpr int64_t kRows = 331, kColumns = 600, kEach = 50;
+  for (const bool trans_a : {false, true}) {
+    for (const int64_t depth : {101, 160, 450}) {
+      for (const DType type : {DType::float32, DType::bfloat16}) {
+        SCOPED_TRACE(fmt::format("{}, depth {}{}", to_string(type), depth, trans_a ? ", transposed" : ""));
+        const Attributes attributes{{"trans_a", int64_t{trans_a}}, {"compute", number_of(DType::bfloat16)}};
+        const Tensor a = numbers(trans_a ? Shape{depth, kRows} : Shape{kRows, depth}, 1, type);
+        const Tensor b = numbers({depth, kColumns}, 2, DType::float32);
+        const auto columns_of = [&](const Tensor& tensor, int64_t from) {
+          const Attributes columns{
+              {"starts", std::vector<int64_t>{from}}, {"ends", std::vector<int64_t>{from + kEach}}, {"axes", std::vector<int64_t>{1}}};
+          return run("Slice", columns, {&tensor}, 1, one_)[0];
+        };
+        const Tensor whole = run("MatMul", attributes, {&a, &b}, 1, three_)[0];
+        for (int64_t from = 0; from < kColumns; from += kEach) {
+          const Tensor some = columns_of(b, from);
+          EXPECT_TRUE(run("MatMul", attributes, {&a, &some}, 1, one_)[0] == columns_of(whole, from)) << "from column " << from;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(MixedProducts, Convolutions) {
   struct Form {
     Shape x, w, y;

@@ -2,6 +2,7 @@
 execute_process(COMMAND ${program} --gtest_list_tests OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
 cmake_path(GET list PARENT_PATH folder)
 string(REGEX MATCHALL "(^|\n)[^ \n]+\\.( |\n|$)" suites "${output}")
+list(REVERSE suites)  # those of many cases, which GoogleTest lists last, begin: no processor is left with one of them at the end
 set(entries)
 foreach(suite ${suites})
   string(STRIP "${suite}" suite)

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "frontend/cli_recipes.h"
-#include "graph/names.h"
+#include "frontend/cli_unknown.h"
 
 namespace ort_train {
 namespace {
@@ -29,54 +29,6 @@ constexpr const char* kFooter =
     "8 corrupt checkpoint, 9 no usable GPU, or it failed, 129 / 130 / 143 interrupted (SIGHUP, SIGINT, SIGTERM) and saved.";
 
 Error usage(const std::string& text) { return Error(ErrorCode::usage, text); }
-
-// What options of Hugging Face's Trainer are called here that have other names; empty for all others.
-std::string known_as(const std::string& name) {
-  constexpr std::pair<std::string_view, std::string_view> kNames[] = {
-      {"--per-device-train-batch-size", "--batch-size"},
-      {"--per-device-eval-batch-size", "--batch-size"},
-      {"--train-batch-size", "--batch-size"},
-      {"--block-size", "--seq-length"},
-      {"--max-seq-length", "--seq-length"},
-      {"--max-length", "--seq-length"},
-      {"--lora-r", "--lora-rank"},
-      {"--lora-target-modules", "--lora-target"},
-      {"--target-modules", "--lora-target"},
-      {"--feedforward-modules", "--ia3-feedforward"},
-      {"--gradient-checkpointing", "--recompute"},
-      {"--label-smoothing-factor", "--label-smoothing"},
-      {"--train-file", "--data"},
-      {"--dataset-name", "--data"},
-      {"--validation-file", "--data FOLDER with train and valid"},
-      {"--model-name-or-path", "the first argument, MODEL.onnx"},
-      {"--do-train", "what happens without it"},
-      {"--do-eval", "--eval-steps"},
-      {"--eval-strategy", "--eval-steps"},
-      {"--evaluation-strategy", "--eval-steps"},
-      {"--save-strategy", "--save-steps"},
-      {"--logging-dir", "--log-file"},
-      {"--use-cpu", "what happens without it"},
-  };
-  for (const auto& [theirs, ours] : kNames) {
-    if (theirs == name) return std::string(ours);
-  }
-  return "";
-}
-
-std::string nearest(const CLI::App& app, const std::string& name) {
-  std::string best;
-  size_t least = ~size_t{0};
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& known : option->get_lnames()) {
-      const size_t far = distance(name, "--" + known);
-      if (far < least) {
-        least = far;
-        best = "--" + known;
-      }
-    }
-  }
-  return best;
-}
 
 // "NAME=NUMBER"; false where it is none.
 template <typename Number> bool split_number(const std::string& item, std::string& name, Number& number) {
@@ -517,9 +469,11 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   for (const std::string& extra : app.remaining()) {
     if (!extra.starts_with("-")) continue;
     const std::string name = extra.substr(0, extra.find('='));
-    const std::string known = known_as(name);
-    throw usage(known.empty() ? fmt::format("unknown option {}; did you mean {}?", name, nearest(app, name))
-                              : fmt::format("unknown option {}: here it is {}", name, known));
+    std::vector<std::string> known;
+    for (const CLI::Option* option : app.get_options()) {
+      for (const std::string& word : option->get_lnames()) known.push_back("--" + word);
+    }
+    throw usage(unknown_option(name, known));
   }
   if (!app.remaining().empty())
     throw usage(fmt::format("'{}' is one argument too many: there is one model, '{}'", app.remaining()[0], line.options.model));

@@ -1,0 +1,95 @@
+#include "frontend/cli_unknown.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "graph/names.h"
+
+namespace ort_train {
+namespace {
+
+// What options of other trainers, Hugging Face's above all, are called here that have other names; empty for all others.
+std::string known_as(const std::string& name) {
+  constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+      {"--per-device-train-batch-size", "--batch-size"},
+      {"--per-device-eval-batch-size", "--batch-size"},
+      {"--train-batch-size", "--batch-size"},
+      {"--block-size", "--seq-length"},
+      {"--max-seq-length", "--seq-length"},
+      {"--max-length", "--seq-length"},
+      {"--lora-r", "--lora-rank"},
+      {"--lora-target-modules", "--lora-target"},
+      {"--target-modules", "--lora-target"},
+      {"--feedforward-modules", "--ia3-feedforward"},
+      {"--gradient-checkpointing", "--recompute"},
+      {"--label-smoothing-factor", "--label-smoothing"},
+      {"--train-file", "--data"},
+      {"--dataset-name", "--data"},
+      {"--validation-file", "--data FOLDER with train and valid"},
+      {"--model-name-or-path", "the first argument, MODEL.onnx"},
+      {"--do-train", "what happens without it"},
+      {"--do-eval", "--eval-steps"},
+      {"--eval-strategy", "--eval-steps"},
+      {"--evaluation-strategy", "--eval-steps"},
+      {"--save-strategy", "--save-steps"},
+      {"--logging-dir", "--log-file"},
+      {"--use-cpu", "what happens without it"},
+      {"--lr", "--learning-rate"},
+      {"--precision", "--bf16 or --fp16"},
+      {"--mixed-precision", "--bf16 or --fp16"},
+      {"--memory", "--budget"},
+      {"--gpu", "--device cuda"},
+  };
+  for (const auto& [theirs, ours] : kNames) {
+    if (theirs == name) return std::string(ours);
+  }
+  return "";
+}
+
+std::vector<std::string> words_of(std::string_view option) {
+  std::vector<std::string> words(1);
+  for (const char c : option.substr(option.find_first_not_of('-'))) c == '-' ? words.emplace_back() : words.back() += c;
+  return words;
+}
+
+// Whether each word of `name` is one of `known`, or begins like it: "--grad-accum" and "--gradient-accumulation-steps".
+bool has_words(std::string_view known, std::string_view name) {
+  const std::vector<std::string> there = words_of(known), wanted = words_of(name);
+  return std::all_of(wanted.begin(), wanted.end(), [&](const std::string& word) {
+    return std::any_of(there.begin(), there.end(), [&](const std::string& other) {
+      constexpr size_t kLeast = 3;  // letters that say something
+      return word == other || (std::min(word.size(), other.size()) >= kLeast && (word.starts_with(other) || other.starts_with(word)));
+    });
+  });
+}
+
+// What an unknown option may have been meant to be: the shortest that has its words, else the nearest, of which two thirds are right.
+std::string nearest(const std::vector<std::string>& options, const std::string& name) {
+  std::string best;
+  bool best_has_words = false;
+  size_t least = name.size() / 3 + 1;
+  for (const std::string& known : options) {
+    const bool has = has_words(known, name);
+    const size_t far = has ? known.size() : distance(name, known);
+    if (has > best_has_words || (has == best_has_words && far < least)) {
+      best_has_words = has;
+      least = far;
+      best = known;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+std::string unknown_option(const std::string& name, const std::vector<std::string>& options) {
+  if (const std::string known = known_as(name); !known.empty()) return fmt::format("unknown option {}: here it is {}", name, known);
+  const std::string near = nearest(options, name);
+  return near.empty() ? fmt::format("unknown option {}: --help shows all", name)
+                      : fmt::format("unknown option {}; did you mean {}?", name, near);
+}
+
+}  // namespace ort_train

@@ -156,6 +156,12 @@ struct Block {
   bool first, last;
 };
 
+// Whether A's pairs are read where A lies.
+inline bool lies_in_pairs(const Operand<float>& a, int64_t depth) {
+  return a.element == Element::bfloat16 && a.column == 1 && a.row % 2 == 0 && depth % 2 == 0 &&
+         reinterpret_cast<uintptr_t>(a.data) % 4 == 0;
+}
+
 // Where the words of all of A lie that are made once for many products: pairs, for Way::pairs.
 struct SharedWords {
   bool transposed = false;  // word (i, k) at i + k * row, else at i * row + k
@@ -188,9 +194,7 @@ template <typename Unit> Words words_of_a(const Product<float>& p, const Block& 
   const Operand<float> a = p.a.from(0, block.begin);
   if (a.element == Element::own) return {a.own(), a.row, a.column};
   const int64_t size = a.size();
-  if (Unit::pairs && !Unit::a_in_rows && a.element == Element::bfloat16 && a.column == 1 && a.row % 2 == 0 && block.depth % 2 == 0 &&
-      reinterpret_cast<uintptr_t>(a.data) % 4 == 0)  // pairs as they are
-    return {reinterpret_cast<const float*>(a.data), a.row / 2, 1};
+  if (Unit::pairs && !Unit::a_in_rows && lies_in_pairs(a, block.depth)) return {reinterpret_cast<const float*>(a.data), a.row / 2, 1};
   if constexpr (Unit::a_in_rows) {
     pair_rows_of_a(a.element, {a.data, a.row * size, a.column * size}, p.rows, block.depth, room.a, room.pairs_row);
     return {room.a, room.pairs_row, 1};

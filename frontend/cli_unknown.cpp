@@ -51,7 +51,8 @@ std::string known_as(const std::string& name) {
 
 std::vector<std::string> words_of(std::string_view option) {
   std::vector<std::string> words(1);
-  for (const char c : option.substr(option.find_first_not_of('-'))) c == '-' ? words.emplace_back() : words.back() += c;
+  option.remove_prefix(std::min(option.find_first_not_of('-'), option.size()));
+  for (const char c : option) c == '-' ? words.emplace_back() : words.back() += c;
   return words;
 }
 

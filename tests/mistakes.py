@@ -137,6 +137,7 @@ def test_data_files(tmp_path):
     (["--nvme", "."], "did you mean --nvme-path?"),
     (["--lr", 1], "unknown option --lr: here it is --learning-rate"),
     (["--gpu"], "unknown option --gpu: here it is --device cuda"),
+    (["---"], "unknown option ---: --help shows all"),
     (["--quickly"], "unknown option --quickly: --help shows all"),
     (["--max-steps", "ten"], "--max-steps"),
     (["--learning-rate", -1], "--learning-rate -1"),

@@ -86,18 +86,38 @@ std::vector<TensorType> infer_part(const InferContext& context) {
 
 // --- kernel ---------------------------------------------------------------------------------------------------------------------------
 
+// The whole product; of its operands only where they lie and what their elements are.
+template <typename T> Product<T> product_of(const KernelSpec& spec, const Layout& l) {
+  const DType compute = type_from(spec.attributes, "compute", DType::float32);
+  const Rows row = rows_of(spec, l);
+  Product<T> product{.rows = l.rows, .columns = l.columns, .depth = l.depth};
+  const auto stored = [&](size_t i, bool transposed, int64_t stride) {
+    Operand<T> operand(nullptr, transposed ? 1 : stride, transposed ? stride : 1, element_of(spec.inputs[i].dtype, compute));
+    if (is_weight_blocks(spec.inputs[i].dtype)) operand.blocks = spec.inputs[i].dtype;
+    return operand;
+  };
+  product.a = stored(0, l.trans_a, row.a);
+  product.b = stored(1, l.trans_b, row.b);
+  product.c = {nullptr, row.y, 1, element_of(spec.outputs[0].dtype)};
+  product.block = block_of(spec, l);
+  product.alpha = static_cast<T>(spec.attributes.get("alpha", 1.0f));
+  return product;
+}
+
+// Whether a's pairs are read where a lies. `p`: the product without addresses.
+bool lies_in_pairs(const KernelSpec& spec, const Product<float>& p) {
+  return window_of(spec.attributes).a_from % 2 == 0 && gemm::lies_in_pairs(p.a, p.depth);
+}
+
 // a's words, where they are made before the tiles are multiplied because each of them would have to make its own: not of small products,
 // which have few tiles and no time for another loop.
 gemm::SharedWords shared_words(const KernelSpec& spec, const Layout& l) {
   constexpr int64_t kMostBytes = int64_t{8} << 20, kLeastProducts = int64_t{1} << 24;
-  const DType compute = type_from(spec.attributes, "compute", DType::float32);
-  const Element a = element_of(spec.inputs[0].dtype, compute);
-  if (!is_bfloat16(a) || !is_bfloat16(element_of(spec.inputs[1].dtype, compute))) return {};
+  const auto p = product_of<float>(spec, l);
+  if (!is_bfloat16(p.a.element) || !is_bfloat16(p.b.element) || lies_in_pairs(spec, p)) return {};
   if (l.items > 1 || l.rows * l.columns * l.depth < kLeastProducts) return {};
-  const bool are_there =
-      a == Element::bfloat16 && !l.trans_a && (rows_of(spec, l).a | window_of(spec.attributes).a_from | l.depth) % 2 == 0;
   const gemm::SharedWords words(l.trans_a, l.rows, l.depth);
-  return are_there || words.bytes > kMostBytes ? gemm::SharedWords{} : words;
+  return words.bytes <= kMostBytes ? words : gemm::SharedWords{};
 }
 
 struct Tiles {
@@ -113,15 +133,13 @@ struct Extra {
 
 Extra extra_of(const KernelSpec& spec, const Layout& l) {
   Extra extra;
-  const DType compute = type_from(spec.attributes, "compute", DType::float32);
-  const Element a = element_of(spec.inputs[0].dtype, compute), b = element_of(spec.inputs[1].dtype, compute);
-  const bool in_blocks = is_weight_blocks(spec.inputs[1].dtype),
-             rounds = b == Element::to_bfloat16 && gemm::way_of(a, b) != gemm::Way::floats;
-  if (in_blocks || rounds) extra.copying = 45;                    // before any is multiplied
+  const auto p = product_of<float>(spec, l);
+  const gemm::Way way = gemm::way_of(p.a.element, p.b.element);
+  const bool rounds = p.b.element == Element::to_bfloat16 && way != gemm::Way::floats;
+  if (p.b.is_in_blocks() || rounds) extra.copying = 45;           // before any is multiplied
   if (l.rows * l.depth > (int64_t{2} << 20)) extra.fetching = 8;  // from memory
-  const bool are_pairs =
-      gemm::way_of(a, b) == gemm::Way::pairs && (shared_words(spec, l).bytes > 0 || (a == Element::bfloat16 && !l.trans_a));
-  if (a != Element::own && !are_pairs) extra.fetching += 25;  // becomes floats or pairs in each
+  const bool are_pairs = way == gemm::Way::pairs && (lies_in_pairs(spec, p) || shared_words(spec, l).bytes > 0);
+  if (p.a.element != Element::own && !are_pairs) extra.fetching += 25;  // becomes floats or pairs in each
   return extra;
 }
 
@@ -183,30 +201,11 @@ int64_t batch_offset(int64_t item, const Shape& batch, const std::vector<int64_t
   return offset;
 }
 
-// The whole product; of its operands only where they lie and what their elements are.
-template <typename T> Product<T> product_of(const KernelSpec& spec, const Layout& l) {
-  const DType compute = type_from(spec.attributes, "compute", DType::float32);
-  const Rows row = rows_of(spec, l);
-  Product<T> product{.rows = l.rows, .columns = l.columns, .depth = l.depth};
-  const auto stored = [&](size_t i, bool transposed, int64_t stride) {
-    Operand<T> operand(nullptr, transposed ? 1 : stride, transposed ? stride : 1, element_of(spec.inputs[i].dtype, compute));
-    if (is_weight_blocks(spec.inputs[i].dtype)) operand.blocks = spec.inputs[i].dtype;
-    return operand;
-  };
-  product.a = stored(0, l.trans_a, row.a);
-  product.b = stored(1, l.trans_b, row.b);
-  product.c = {nullptr, row.y, 1, element_of(spec.outputs[0].dtype)};
-  product.block = block_of(spec, l);
-  product.alpha = static_cast<T>(spec.attributes.get("alpha", 1.0f));
-  return product;
-}
-
 // Of all threads together a's words; of each what its products take, a bias of 16 bits in float32.
 template <typename T> struct Rooms {
   gemm::SharedWords words;
   int64_t product = 0, bias = 0;
-  Rooms(const KernelSpec& spec, const Layout& l, Product<T> of, const TileChoice& choice) {
-    if constexpr (std::is_same_v<T, float>) words = shared_words(spec, l);
+  Rooms(const KernelSpec& spec, const Layout& l, Product<T> of, const TileChoice& choice) : words(shared_words(spec, l)) {
     for (const Tiles& tiles : choice.all()) {
       of.rows = tiles.rows;
       of.columns = tiles.columns;

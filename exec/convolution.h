@@ -85,6 +85,18 @@ inline Layout layout_of_dw(const KernelSpec& spec) {
   return part_layout(l, spec.attributes.get("first", int64_t{0}), whole[0]);
 }
 
+// Whether the processor makes it and its gradients, in float32, by Winograd's filtering of tiles of 2 x 2 (exec/winograd.h). Chosen by the
+// whole weight.
+inline bool takes_winograd(const Layout& l) {
+  constexpr int64_t kFewChannels = 16, kFewTiles = 64;  // else transforms take longer than the products that they save
+  constexpr int64_t kMostWeights = int64_t{1} << 18;    // each is transformed to 16 floats: 16 MiB
+  const auto is_plain = [](const WindowAxis& a) { return a.kernel == 3 && a.stride == 1 && a.dilation == 1 && a.out > 0; };
+  if (l.groups != 1 || !is_plain(l.windows.h) || !is_plain(l.windows.w)) return false;
+  const int64_t tiles = (l.windows.h.out + 1) / 2 * ((l.windows.w.out + 1) / 2);
+  return l.in_channels >= kFewChannels && l.total >= kFewChannels && l.in_channels * l.total <= kMostWeights &&
+         l.batch * tiles >= kFewTiles && 10 * l.windows.out_size() >= 7 * 4 * tiles;  // of a small plane tiles may lie beside it
+}
+
 inline Attributes attributes_of_part(const Node& node, const RowRange& rows, const char* size, int64_t value) {
   Attributes attributes = node.attributes;
   attributes.set("first", rows.first);

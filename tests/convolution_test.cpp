@@ -1,10 +1,11 @@
 // Convolutions and their gradients of random shapes, in every mixture of types: of small whole numbers, whose sums are exact in any order,
-// the results are those in float64. And of weights that aren't finite: padding isn't multiplied with them in the gradient of x, whatever
-// way that is made.
+// the results are those in float64. And of numbers that aren't finite: padding isn't multiplied with them in the gradient of x, and no
+// window has a part in what others read, whatever way they are made.
 
 #include <gtest/gtest.h>
 #include <tbb/global_control.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -29,25 +30,26 @@ struct Form {
   explicit Form(std::mt19937& random) {
     const auto some = [&](int64_t from, int64_t to) { return std::uniform_int_distribution<int64_t>(from, to)(random); };
     const bool is_depthwise = some(0, 3) == 0;
-    const int64_t groups = is_depthwise ? some(1, 37) : some(0, 2) == 0 ? some(2, 3) : 1;
-    const int64_t inputs = is_depthwise ? 1 : some(0, 3) == 0 ? some(60, 100) : some(1, 20);
-    const int64_t outputs = is_depthwise ? 1 : some(0, 3) == 0 ? some(40, 150) : some(1, 40);
-    const bool is_even = some(0, 3) == 0;  // in steps of one size, of windows that don't overlap, or are of one element
+    const bool is_usual = !is_depthwise && some(0, 3) == 0;  // windows of 3 x 3 in steps of one, many channels
+    const int64_t groups = is_usual ? 1 : is_depthwise ? some(1, 37) : some(0, 2) == 0 ? some(2, 3) : 1;
+    const int64_t inputs = is_depthwise ? 1 : is_usual || some(0, 3) == 0 ? some(is_usual ? 16 : 60, 150) : some(1, 20);
+    const int64_t outputs = is_depthwise ? 1 : is_usual || some(0, 3) == 0 ? some(is_usual ? 16 : 40, 150) : some(1, 40);
+    const bool is_even = !is_usual && some(0, 3) == 0;  // in steps of one size, of windows that don't overlap, or are of one element
     x = {some(1, 5), groups * inputs};
     w = {groups * outputs, inputs};
     y = {x[0], w[0]};
     std::vector<int64_t> kernel, strides, dilations, begins, ends;
     for (int axis = 0; axis < 2; ++axis) {
-      const int64_t k = is_even           ? some(1, 2)
-                        : some(0, 1) == 0 ? 3
-                                          : some(1, 7),
-                    d = is_even || some(0, 4) != 0 ? 1 : some(2, 3),
-                    s = is_even           ? 2
-                        : some(0, 2) == 0 ? some(2, 5)
-                                          : 1,
+      const int64_t k = is_even                       ? some(1, 2)
+                        : is_usual || some(0, 1) == 0 ? 3
+                                                      : some(1, 7),
+                    d = is_usual || is_even || some(0, 4) != 0 ? 1 : some(2, 3),
+                    s = is_even                        ? 2
+                        : !is_usual && some(0, 2) == 0 ? some(2, 5)
+                                                       : 1,
                     reach = (k - 1) * d + 1;
       const int64_t begin = is_even ? 0 : some(0, reach), end = is_even ? 0 : some(0, reach),
-                    size = std::max<int64_t>(some(1, 34), reach - begin - end);
+                    size = std::max<int64_t>(some(is_usual ? 8 : 1, 34), reach - begin - end);
       kernel.push_back(k), strides.push_back(s), dilations.push_back(d), begins.push_back(begin), ends.push_back(end);
       x.push_back(size), w.push_back(k), y.push_back((size + begin + end - reach) / s + 1);
     }
@@ -121,6 +123,37 @@ TEST(Convolution, PaddingIsNotMultipliedWithAnInfiniteWeight) {
       for (const double element : doubles) ASSERT_FALSE(std::isnan(element)) << groups << " groups, steps of " << stride;
       for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16})
         EXPECT_EQ(gradient_with_infinity(dtype, 3, groups, stride), doubles) << to_string(dtype) << ", " << groups << ", " << stride;
+    }
+  }
+}
+
+// Windows of 3 x 3 in steps of one, with many channels, are made by tiles of 2 x 2: an element that isn't finite shows in the windows that
+// read it alone, as it does in float64. In 16 bits, too.
+TEST(Convolution, AnInfiniteElementShowsWhereItIsRead) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  Workers workers(2);
+  const Shape x{2, 16, 13, 12}, w{20, 16, 3, 3}, y{2, 20, 13, 12};
+  const auto of_ones = [&](const Shape& shape, size_t at) {
+    std::vector<double> ones(static_cast<size_t>(element_count(shape)), 1);
+    if (at < ones.size()) ones[at] = at % 2 ? kInfinity : -kInfinity;
+    return make_tensor<double>(shape, ones);
+  };
+  for (const auto& [op, inputs] : {std::pair{"Conv", std::array{x, w}}, {"ConvInputGrad", {y, w}}, {"ConvTranspose", {y, w}}}) {
+    for (const size_t which : {0, 1}) {
+      if (which == 1 && std::string_view(op) == "Conv") continue;  // where padding may be multiplied with an infinite weight
+      for (const size_t at : {0, 11, 160, 401, 2879}) {
+        Attributes attributes{{"kernel_shape", std::vector<int64_t>{3, 3}}, {"pads", std::vector<int64_t>{1, 1, 1, 1}}};
+        if (std::string_view(op) != "Conv") attributes.set("shape", x);
+        const Tensor a = of_ones(inputs[0], which == 0 ? at : SIZE_MAX), b = of_ones(inputs[1], which == 1 ? at : SIZE_MAX);
+        const std::vector<double> wanted = evaluate(op_named(op), attributes, {&a, &b}, 1, workers)[0].to_double();
+        EXPECT_EQ(std::count_if(wanted.begin(), wanted.end(), [](double v) { return std::isnan(v); }), 0);
+        EXPECT_GT(std::count_if(wanted.begin(), wanted.end(), [](double v) { return std::isinf(v); }), 0);
+        for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
+          const Tensor narrow_a = cast(a, dtype, workers), narrow_b = cast(b, dtype, workers);
+          EXPECT_EQ(evaluate(op_named(op), attributes, {&narrow_a, &narrow_b}, 1, workers)[0].to_double(), wanted)
+              << op << " in " << to_string(dtype) << ", input " << which << ", element " << at;
+        }
+      }
     }
   }
 }

@@ -10,6 +10,7 @@
 #include <set>
 #include <string_view>
 
+#include "exec/convolution.h"
 #include "graph/error.h"
 #include "tests/op_inputs.h"
 #include "tests/prepared_op.h"
@@ -67,15 +68,23 @@ void expect_near(const Tensor& found, const Tensor& wanted, double tolerance) {
   EXPECT_LE(apart, tolerance * norm);
 }
 
-double half_products_tolerance(const OpJob& job, size_t output, const Tensor& result) {
-  constexpr double kSums = 1e-5;
+double own_order_tolerance(const OpJob& job, size_t output, const Tensor& result) {
+  constexpr double kSums = 1e-5, kWinograd = 2e-6;
   const auto rounding = [](DType type) { return type == DType::bfloat16 ? 0x1p-8 : type == DType::float16 ? 0x1p-11 : 0; };
   const std::string_view op = job.op->name;
   const bool is_product = op == "MatMul" || op == "MatMulPart", is_attention = op.starts_with("Attention");
   const DType half = half_of_products(job);
-  if (!is_half(half)) return 0;
+  if (!is_half(half)) return takes_winograd(job) ? kWinograd : 0;
   if (is_product || (op == "Attention" && output == 1)) return std::max(rounding(result.dtype), kSums);
   return (is_attention ? 2 : 1) * std::max(rounding(half), rounding(result.dtype));
+}
+
+bool takes_winograd(const OpJob& job) {
+  const std::string_view op = job.op->name;
+  const bool is_forward = op == "Conv" || op == "ConvPart", of_input = op == "ConvInputGrad" || op == "ConvTranspose";
+  if ((!is_forward && !of_input && op != "ConvWeightGrad") || job.spec.inputs[0].dtype == DType::float64) return false;
+  using namespace convolution;
+  return convolution::takes_winograd(is_forward ? layout_of_y(job.spec) : of_input ? layout_of_dx(job.spec) : layout_of_dw(job.spec));
 }
 
 DType half_of_products(const OpJob& job) {

@@ -27,9 +27,11 @@ void expect_near(const Tensor& found, const Tensor& wanted, double tolerance);
 
 // In which 16-bit type a product, a convolution or attention multiplies; float32: in none, or it is another op.
 DType half_of_products(const OpJob& job);
+// Whether the processor makes a convolution, or a gradient of one, by Winograd's filtering, which the GPU's kernels don't.
+bool takes_winograd(const OpJob& job);
 // How far results may be apart of two devices that make these in orders of their own; 0: not at all. Of attention and convolutions all but
 // lse is rounded to 16 bits, whatever it is stored as, weights of attention are on the way.
-double half_products_tolerance(const OpJob& job, size_t output, const Tensor& result);
+double own_order_tolerance(const OpJob& job, size_t output, const Tensor& result);
 // The cases of ops that the table has a kernel for.
 std::vector<OpCase> op_cases_for(const KernelTable& table);
 // "MatMul_two_batches".

@@ -9,7 +9,7 @@
 //
 // The columns are made tile by tile, right before their product (exec/gemm.h), so that they take some 400 KB of workspace a thread; where a
 // plane has few windows, those of several samples make a tile. An element's bits depend on the shapes alone: channels are added in chunks,
-// upwards.
+// upwards. In float32 most shapes are made without columns: exec/winograd.h, exec/direct_convolution.h, exec/depthwise_convolution.h.
 //
 // Where w is in parts, each a range of its rows and so of y's channels (passes/split_weights.h), a node is told which: `first` of `total`.
 // What could change a bit is chosen by the whole weight. Grouped convolutions are not divided: their weights are small.
@@ -25,6 +25,7 @@
 #include "exec/op_list.h"
 #include "exec/ops/sampling.h"
 #include "exec/strided.h"
+#include "exec/winograd.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -109,20 +110,22 @@ template <typename T> struct Forward {
 
 // How it is made without columns, if one of these ways applies.
 struct ForwardWithoutColumns {
+  WinogradSums winograd;
   DirectForward direct;
   DepthwiseForward depthwise;
   Element bias = Element::own;
 
   template <typename T> static ForwardWithoutColumns of(const Forward<T>& f) {
     if (!std::is_same_v<T, float>) return {};
-    return {DirectForward(f.l, f.x, f.w, f.y), DepthwiseForward(f.l, f.x, f.w, f.y), f.bias};
+    if (WinogradSums winograd(f.l, f.x, f.w, f.y); winograd.applies()) return {.winograd = winograd, .bias = f.bias};
+    return {{}, DirectForward(f.l, f.x, f.w, f.y), DepthwiseForward(f.l, f.x, f.w, f.y), f.bias};
   }
-  bool applies() const { return direct.applies() || depthwise.applies(); }
-  // Shared: w as words, then a bias that isn't of floats.
+  bool applies() const { return winograd.applies() || direct.applies() || depthwise.applies(); }
+  // Shared: w as these ways read it, then a bias that isn't of floats.
   Workspace workspace(int64_t channels) const {
     const int64_t bytes = bias == Element::own ? 0 : whole_lines(channels * int64_t{sizeof(float)});
-    if (direct.applies()) return {.shared = direct.shared_bytes() + bytes, .each = direct.bytes()};
-    return {.shared = bytes, .each = depthwise.bytes()};
+    const int64_t each = winograd.applies() ? winograd.bytes() : direct.applies() ? direct.bytes() : depthwise.bytes();
+    return {.shared = weights_bytes() + bytes, .each = each};
   }
   // channels: of y
   void run(const KernelArgs& args, int64_t channels) const {
@@ -130,10 +133,14 @@ struct ForwardWithoutColumns {
                       *const added = args.inputs.size() > 2 ? args.in<std::byte>(2) : nullptr;
     auto* const y = args.out<std::byte>(0);
     auto* const packed = reinterpret_cast<float*>(args.workspace);
-    std::byte* const room = args.workspace + (direct.applies() ? direct.shared_bytes() : 0);
-    const float* const of_channels = added ? vector_of<float>(added, bias, 0, channels, room) : nullptr;
-    const auto place = [&, all = workspace(channels)](int worker) { return args.workspace + all.shared + worker * all.each; };
-    if (direct.applies()) {
+    const float* const of_channels = added ? vector_of<float>(added, bias, 0, channels, args.workspace + weights_bytes()) : nullptr;
+    const Workspace all = workspace(channels);
+    const auto place = [&](int worker) { return args.workspace + all.shared + worker * all.each; };
+    if (winograd.applies()) {
+      args.workers().parallel_for(winograd.blocks(), [&](int64_t block, int) { winograd.pack(w, block, packed); });
+      args.workers().parallel_for(winograd.tasks(),
+                                  [&](int64_t task, int worker) { winograd.run(x, w, packed, of_channels, y, task, place(worker)); });
+    } else if (direct.applies()) {
       args.workers().parallel_for(direct.blocks(), [&](int64_t block, int) { direct.pack(w, block, packed); });
       args.workers().parallel_for(direct.tasks(),
                                   [&](int64_t task, int worker) { direct.run(x, w, packed, of_channels, y, task, place(worker)); });
@@ -142,6 +149,9 @@ struct ForwardWithoutColumns {
                                   [&](int64_t task, int worker) { depthwise.run(x, w, of_channels, y, task, place(worker)); });
     }
   }
+
+ private:
+  int64_t weights_bytes() const { return winograd.applies() ? winograd.shared_bytes() : direct.applies() ? direct.shared_bytes() : 0; }
 };
 
 void copy_before(const KernelArgs& args, int64_t bytes) {
@@ -179,6 +189,7 @@ Workspace workspace(const KernelSpec& spec) {
 double efficiency(const KernelSpec& spec, int) {
   const Layout l = layout_of_y(spec);
   const auto made = for_sums(spec, [&]<typename T>() { return ForwardWithoutColumns::of(Forward<T>(spec)); });
+  if (made.winograd.applies()) return made.winograd.efficiency();
   if (made.depthwise.applies()) return depthwise_efficiency(l.windows);
   if (made.direct.applies()) return made.direct.efficiency(gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1)));
   const Tiles tiles = tiles_of(l);

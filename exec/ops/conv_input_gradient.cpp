@@ -20,6 +20,7 @@
 #include "exec/direct_input_gradient.h"
 #include "exec/op_list.h"
 #include "exec/strided.h"
+#include "exec/winograd.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -126,16 +127,19 @@ template <typename T> struct InputGradient {
 
 // How dx is made without columns, if one of these ways applies.
 struct InputWithoutColumns {
+  WinogradSums winograd;
   DirectInput direct;
   DepthwiseInput depthwise;
 
   template <typename T> static InputWithoutColumns of(const InputGradient<T>& gradient) {
     if (!std::is_same_v<T, float>) return {};
     const auto& [l, dy, w, dx] = std::tie(gradient.l, gradient.dy, gradient.w, gradient.dx);
-    return {DirectInput(l, gradient.block, dy, w, dx), DepthwiseInput(l, dy, w, dx)};
+    if (const auto winograd = WinogradSums::of_input(l, dy, w, dx); winograd.applies()) return {.winograd = winograd};
+    return {{}, DirectInput(l, gradient.block, dy, w, dx), DepthwiseInput(l, dy, w, dx)};
   }
-  bool applies() const { return direct.applies() || depthwise.applies(); }
+  bool applies() const { return winograd.applies() || direct.applies() || depthwise.applies(); }
   Workspace workspace() const {
+    if (winograd.applies()) return {.shared = winograd.shared_bytes(), .each = winograd.bytes()};
     if (direct.applies()) return {.shared = direct.shared_bytes(), .each = direct.bytes()};
     return {.each = depthwise.bytes()};
   }
@@ -143,8 +147,12 @@ struct InputWithoutColumns {
     const auto *const dy = args.in<std::byte>(0), *const w = args.in<std::byte>(1);
     auto* const dx = args.out<std::byte>(0);
     const auto place = [&, each = workspace()](int worker) { return args.workspace + each.shared + worker * each.each; };
-    if (direct.applies()) {
-      auto* const packed = reinterpret_cast<float*>(args.workspace);
+    auto* const packed = reinterpret_cast<float*>(args.workspace);
+    if (winograd.applies()) {
+      args.workers().parallel_for(winograd.blocks(), [&](int64_t block, int) { winograd.pack(w, block, packed); });
+      args.workers().parallel_for(winograd.tasks(),
+                                  [&](int64_t task, int worker) { winograd.run(dy, w, packed, nullptr, dx, task, place(worker)); });
+    } else if (direct.applies()) {
       args.workers().parallel_for(direct.blocks(), [&](int64_t block, int) { direct.pack(w, block, packed); });
       args.workers().parallel_for(direct.tasks(), [&](int64_t task, int worker) { direct.run(dy, packed, dx, task, place(worker)); });
     } else {
@@ -177,6 +185,7 @@ Workspace input_workspace(const KernelSpec& spec) {
 double input_efficiency(const KernelSpec& spec, int) {
   const Layout l = layout_of_dx(spec);
   const auto made = for_sums(spec, [&]<typename T>() { return InputWithoutColumns::of(InputGradient<T>(spec)); });
+  if (made.winograd.applies()) return made.winograd.efficiency();
   if (made.depthwise.applies()) return depthwise_efficiency(l.windows);
   if (made.direct.applies()) return made.direct.efficiency(gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1)));
   return share_of(spec, l.out_channels, 24);

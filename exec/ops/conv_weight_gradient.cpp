@@ -18,6 +18,7 @@
 #include "exec/direct_convolution.h"
 #include "exec/op_list.h"
 #include "exec/strided.h"
+#include "exec/winograd_weights.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -32,17 +33,30 @@ std::vector<TensorType> infer_weight_gradient(const InferContext& context) {
 
 // How dw is made without columns, if one of these ways applies.
 struct WeightsWithoutColumns {
+  WinogradWeights winograd;
   DirectWeights direct;
   DepthwiseWeights depthwise;
 
-  bool applies() const { return direct.applies() || depthwise.applies(); }
-  int64_t bytes() const { return direct.applies() ? direct.bytes() : depthwise.bytes(); }
-  int64_t tasks() const { return direct.applies() ? direct.tasks() : depthwise.tasks(); }
-  const WeightTiles& tiles() const { return direct.applies() ? direct.tiles() : depthwise.tiles(); }
+  static WeightsWithoutColumns of(const Layout& l, Element dy, Element x, Element dw) {
+    if (const WinogradWeights winograd(l, dy, x, dw); winograd.applies()) return {.winograd = winograd};
+    return {{}, DirectWeights(l, dy, x, dw), DepthwiseWeights(l, dy, x, dw)};
+  }
+  bool applies() const { return winograd.applies() || direct.applies() || depthwise.applies(); }
+  template <typename Body> auto with(Body&& body) const {
+    return winograd.applies() ? body(winograd) : direct.applies() ? body(direct) : body(depthwise);
+  }
+  int64_t bytes() const {
+    return with([](const auto& way) { return way.bytes(); });
+  }
+  int64_t tasks() const {
+    return with([](const auto& way) { return way.tasks(); });
+  }
+  WeightTiles tiles() const {
+    return with([](const auto& way) { return way.tiles(); });
+  }
   // dw: of the whole, or of all pieces
   void run(const KernelArgs& args, int64_t task, std::byte* dw, std::byte* place) const {
-    const auto *const dy = args.in<std::byte>(0), *const x = args.in<std::byte>(1);
-    direct.applies() ? direct.run(dy, x, dw, task, place) : depthwise.run(dy, x, dw, task, place);
+    with([&](const auto& way) { way.run(args.in<std::byte>(0), args.in<std::byte>(1), dw, task, place); });
   }
 };
 
@@ -58,7 +72,7 @@ template <typename T> struct WeightGradient {
 
   explicit WeightGradient(const KernelSpec& spec)
       : l(layout_of_dw(spec)), dy(operand_element(spec, 0)), x(operand_element(spec, 1)), dw(result_element(spec)) {
-    if (std::is_same_v<T, float>) direct = {DirectWeights(l, dy, x, dw), DepthwiseWeights(l, dy, x, dw)};
+    if (std::is_same_v<T, float>) direct = WeightsWithoutColumns::of(l, dy, x, dw);
     tiles = direct.applies() ? direct.tiles() : weight_tiles(l, sizeof(T));
     if (tiles.pieces > 1) pieces_bytes = whole_lines(tiles.pieces * l.weights() * int64_t{sizeof(T)});
     each = direct.bytes();
@@ -169,6 +183,7 @@ double weight_efficiency(const KernelSpec& spec, int) {
   const Layout l = layout_of_dw(spec);
   const WeightTiles tiles = weight_tiles(l, sizeof(float));
   const WeightsWithoutColumns made = for_sums(spec, [&]<typename T>() { return WeightGradient<T>(spec).direct; });
+  if (made.winograd.applies()) return made.winograd.efficiency();
   if (made.depthwise.applies()) return depthwise_efficiency(l.windows);
   if (made.direct.applies()) return made.direct.efficiency(gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1)));
   return share_of(spec, tiles.rows, tiles.gathers(l) ? 32 : 16);

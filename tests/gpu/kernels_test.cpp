@@ -185,7 +185,7 @@ TEST_P(GpuKernel, HasTheProcessorsBits) {
         const auto is_double = [](const Tensor* tensor) { return tensor && tensor->dtype == DType::float64; };
         const bool is_wide = is_double(&results[i]) || std::any_of(job->inputs.begin(), job->inputs.end(), is_double);
         // float64 has exp, sin … of another C library.
-        const double tolerance = is_wide ? 1e-13 : half_products_tolerance(*job, i, results[i]);
+        const double tolerance = is_wide ? 1e-13 : own_order_tolerance(*job, i, results[i]);
         tolerance > 0 ? expect_near(results[i], wanted[i], tolerance) : expect_same(results[i], wanted[i]);
       }
     };

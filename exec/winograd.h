@@ -1,0 +1,461 @@
+// Convolutions with windows of 3 x 3 in steps of one, and the gradients of their operands, by Winograd's minimal filtering F(2 x 2, 3 x 3)
+// (Lavin and Gray, https://arxiv.org/abs/1509.09308): 16 multiplications give the four elements of a tile of y, which take 36 otherwise.
+//
+//   y = A' [(G w G') * (B' x B)] A          per tile of 2 x 2 elements of y and 4 x 4 of x, summed over channels before A
+//   dw = G' [(A dy A') * (B' x B)] G        summed over tiles before G
+//
+// Each of the 16 elements of a transformed tile makes a matrix product over channels, or over tiles, of its own. Tiles are counted through
+// all samples, so that even small planes fill vectors. All is float32; elements of 16 bits become that as they are read. Sums have other
+// bits than those of products with columns, and similar errors: the transforms of x only add, those of w multiply by a half.
+//
+// In a tile that reads an infinite number all elements of y come out as no numbers, which windows that don't read it have no part in.
+// Elements of y or dx that aren't finite are therefore made again by the definition. dw, whose elements sum over all windows, isn't.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "exec/convolution_elements.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace convolution {
+
+inline constexpr int64_t kTileElements = 16, kOutputs = 4;  // of a transformed tile; of a tile of y
+
+// The even elements of two vectors, and the odd ones; and both as one row again.
+#ifdef __AVX512F__
+struct Halves {
+  gemm::Vector even, odd;
+  Halves(gemm::Vector a, gemm::Vector b) {
+    const __m512i first = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    even = _mm512_permutex2var_ps(a, first, b);
+    odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(first, _mm512_set1_epi32(1)), b);
+  }
+};
+inline void store_joined(gemm::Vector even, gemm::Vector odd, float* to) {
+  const __m512i lower = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  gemm::store(to, _mm512_permutex2var_ps(even, lower, odd));
+  gemm::store(to + 16, _mm512_permutex2var_ps(even, _mm512_add_epi32(lower, _mm512_set1_epi32(8)), odd));
+}
+// Those elements of p whose bit is set, zeros for others, which aren't read.
+inline gemm::Vector load_some(const float* p, uint64_t bits) { return _mm512_maskz_loadu_ps(static_cast<__mmask16>(bits), p); }
+#else
+struct Halves {
+  gemm::Vector even, odd;
+  Halves(gemm::Vector a, gemm::Vector b) {
+    const auto in_order = [](__m256 v) { return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xd8)); };
+    even = in_order(_mm256_shuffle_ps(a, b, 0x88));
+    odd = in_order(_mm256_shuffle_ps(a, b, 0xdd));
+  }
+};
+inline void store_joined(gemm::Vector even, gemm::Vector odd, float* to) {
+  const __m256 lower = _mm256_unpacklo_ps(even, odd), upper = _mm256_unpackhi_ps(even, odd);
+  gemm::store(to, _mm256_permute2f128_ps(lower, upper, 0x20));
+  gemm::store(to + 8, _mm256_permute2f128_ps(lower, upper, 0x31));
+}
+inline gemm::Vector load_some(const float* p, uint64_t bits) {
+  const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  return _mm256_maskload_ps(p, _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits & 0xff)), lane), lane));
+}
+#endif
+
+// The tiles of a plane of y, in rows, and what of x they read.
+class WinogradTiles {
+ public:
+  WinogradTiles() = default;
+  explicit WinogradTiles(const Windows& windows) : h_(windows.h), w_(windows.w), across_(divided_up(windows.w.out, 2)) {}
+
+  int64_t across() const { return across_; }
+  int64_t count() const { return divided_up(h_.out, 2) * across_; }
+  // Floats that transform() needs for so many tiles at a time.
+  int64_t room(int64_t tiles) const { return 8 * plane(tiles) + w_.in; }
+
+  // How much of the tiles is y.
+  double share() const { return static_cast<double>(h_.out * w_.out) / static_cast<double>(kOutputs * count()); }
+
+  // Tiles [begin, end) of a plane of x: element i of the first to to[i * step], of the next one beside it. Leaves up to gemm::kWidth
+  // floats behind the last one changed.
+  void transform(const Plane& x, const Plane& next, int64_t begin, int64_t end, float* room, float* to, int64_t step) const {
+    const int64_t first = begin / across_, last = (end - 1) / across_, size = plane(end - begin);
+    for (int64_t pair = first; pair <= last + 1; ++pair) {  // of padded rows: each is read by a row of tiles, and by the one above
+      const auto [from, until] = columns_of(pair, begin, end);
+      for (int64_t parity = 0; parity < 2; ++parity) {
+        float* const to_row = room + parity * size + (pair - first) * across_;
+        const int64_t y = 2 * pair + parity - h_.begin;
+        if (y < 0 || y >= h_.in) {
+          for (int64_t j = 0; j < 4; ++j) std::fill(to_row + 2 * j * size + from, to_row + 2 * j * size + until, 0.0f);
+          continue;
+        }
+        const float* row = x.floats() ? x.floats() + y * w_.in : room + 8 * size;
+        if (!x.floats()) x.read(y * w_.in, w_.in, room + 8 * size);
+        next.fetch(y * w_.in + std::max<int64_t>(0, 2 * from - w_.begin), std::min(2 * (until - from) + 2, w_.in));
+        transform_row(row, from, until, to_row, 2 * size);
+      }
+    }
+    const float* const from = room + begin - first * across_;
+    for (int64_t j = 0; j < 4; ++j) {
+      const float *const upper = from + 2 * j * size, *const lower = upper + size;
+      float* const out = to + j * step;
+      for (int64_t i = 0; i < end - begin; i += gemm::kWidth) {
+        const auto at = [&](const float* p) { return gemm::load(p + i); };
+        const gemm::Vector d0 = at(upper), d1 = at(lower), d2 = at(upper + across_), d3 = at(lower + across_);
+        gemm::store(out + i, d0 - d2);
+        gemm::store(out + 4 * step + i, d1 + d2);
+        gemm::store(out + 8 * step + i, d2 - d1);
+        gemm::store(out + 12 * step + i, d1 - d3);
+      }
+    }
+  }
+
+  // The elements of a row of y that tiles of these columns have, by halves; zeros beyond it.
+  void divide_row(const float* y, int64_t from, int64_t until, float* even, float* odd) const {
+    for (int64_t i = from; i < until; i += gemm::kWidth) {
+      const uint64_t bits = lowest(w_.out - 2 * i);
+      if (2 * i + 2 * gemm::kWidth <= w_.out) {
+        const Halves both(gemm::load(y + 2 * i), gemm::load(y + 2 * i + gemm::kWidth));
+        gemm::store(even + i - from, both.even);
+        gemm::store(odd + i - from, both.odd);
+        continue;
+      }
+      const Halves both(load_some(y + 2 * i, bits), load_some(y + 2 * i + gemm::kWidth, bits >> gemm::kWidth));
+      gemm::store(even + i - from, both.even);
+      gemm::store(odd + i - from, both.odd);
+    }
+  }
+
+  // visit(y, from, until, at): the columns of tiles [from, until) in row y of tiles, of which the first is the at-th of [begin, end).
+  template <typename Visit> void rows(int64_t begin, int64_t end, const Visit& visit) const {
+    for (int64_t tile = begin; tile < end;) {
+      const int64_t y = tile / across_, from = tile % across_, until = std::min(across_, from + end - tile);
+      visit(y, from, until, tile - begin);
+      tile += until - from;
+    }
+  }
+
+ private:
+  struct Columns {
+    int64_t from, until;
+  };
+  // A row of a padded plane goes to four, one for each column of the transformed tile, of those of its parity.
+  int64_t plane(int64_t tiles) const { return (divided_up(tiles - 1, across_) + 2) * across_ + gemm::kWidth; }
+
+  // Which columns the tiles [begin, end) need of a pair of padded rows.
+  Columns columns_of(int64_t pair, int64_t begin, int64_t end) const {
+    const auto of_tiles = [&](int64_t y) {
+      return Columns{std::clamp<int64_t>(begin - y * across_, 0, across_), std::clamp<int64_t>(end - y * across_, 0, across_)};
+    };
+    const Columns here = of_tiles(pair), above = of_tiles(pair - 1);
+    if (here.from >= here.until) return above;
+    if (above.from >= above.until) return here;
+    return {std::min(here.from, above.from), std::max(here.until, above.until)};
+  }
+  // The lowest n bits, of those elements that a vector of tiles reads.
+  static uint64_t lowest(int64_t n) { return n <= 0 ? 0 : n >= 2 * gemm::kWidth + 2 ? kAll : (uint64_t{1} << n) - 1; }
+  static constexpr uint64_t kAll = (uint64_t{1} << (2 * gemm::kWidth + 2)) - 1;
+  // A row of x by B, of the tiles of these columns.
+  void transform_row(const float* x, int64_t from, int64_t until, float* to, int64_t step) const {
+    for (int64_t i = from; i < until; i += gemm::kWidth) {
+      const int64_t first = 2 * i - w_.begin;  // of the elements that they read
+      const uint64_t bits = lowest(w_.in - first) & ~lowest(-first);
+      const auto two = [&](int64_t at) {
+        const float* const from = x + first + at;
+        if (bits == kAll) return Halves(gemm::load(from), gemm::load(from + gemm::kWidth));
+        return Halves(load_some(from, bits >> at), load_some(from + gemm::kWidth, bits >> (at + gemm::kWidth)));
+      };
+      const Halves d01 = two(0), d23 = two(2);
+      gemm::store(to + i, d01.even - d23.even);
+      gemm::store(to + step + i, d01.odd + d23.even);
+      gemm::store(to + 2 * step + i, d23.even - d01.odd);
+      gemm::store(to + 3 * step + i, d01.odd - d23.odd);
+    }
+  }
+
+  WindowAxis h_, w_;
+  int64_t across_ = 1;
+};
+
+// Tiles of all samples one behind the other, of which a task has a block: visit(sample, begin, end, at), tiles [begin, end) of a sample, of
+// which the first is the at-th of the block.
+template <typename Visit> void for_samples(int64_t first, int64_t count, int64_t of_sample, const Visit& visit) {
+  for (int64_t tile = first; tile < first + count;) {
+    const int64_t n = tile / of_sample, begin = tile % of_sample, end = std::min(of_sample, begin + first + count - tile);
+    visit(n, begin, end, tile - first);
+    tile += end - begin;
+  }
+}
+
+inline constexpr int64_t kPiece = gemm::kRows * gemm::kPanel;  // what a micro-kernel makes
+
+// The arguments of one of gemm::Fused's. start: c itself, where it is added to
+inline gemm::Micro micro_of(const float* a, int64_t a_row, int64_t a_depth, const float* b, int64_t b_depth, int64_t depth, float* c,
+                            int64_t c_row, const float* start = nullptr) {
+  return {.depth = depth,
+          .skipped = 0,
+          .rows = gemm::kRows,
+          .a = a,
+          .a_row = a_row,
+          .a_depth = a_depth,
+          .b = b,
+          .b_depth = b_depth,
+          .panel = nullptr,
+          .prefetch = reinterpret_cast<const std::byte*>(a),
+          .c = c,
+          .c_row = c_row,
+          .result = reinterpret_cast<const std::byte*>(c),
+          .result_row = c_row * int64_t{sizeof(float)},
+          .start = start,
+          .start_row = c_row,
+          .alpha = 1};
+}
+
+// y, or dx: the same with the channels of y in place of those of x, and the taps from the last to the first.
+//
+// First w, transformed, goes to the shared workspace: [kRows outputs][element of a tile][channel][output]. Then a block of tiles, of some
+// outputs, is a task. Of a thread's workspace: x of a chunk of channels, transformed; the products of some outputs; the sums of tiles of y,
+// in which chunks are added upwards; and what transforms and rows of y need.
+class WinogradSums {
+ public:
+  WinogradSums() = default;
+  // y's
+  WinogradSums(const Layout& l, Element x, Element w, Element y) : WinogradSums(l, false, x, w, y) {}
+  // dx's
+  static WinogradSums of_input(const Layout& l, Element dy, Element w, Element dx) { return {l, true, dy, w, dx}; }
+
+  bool applies() const { return applies_; }
+  int64_t bytes() const { return bytes_; }
+  int64_t shared_bytes() const { return whole_lines(blocks() * block_weights() * int64_t{sizeof(float)}); }
+  int64_t blocks() const { return divided_up(outputs_, gemm::kRows); }
+  int64_t tasks() const { return divided_up(l_.batch * tiles_.count(), block_) * down_; }
+  // Of the rate of large float32 products, counting the products that the definition takes (measured).
+  double efficiency() const {
+    constexpr double kOfProducts = 0.9, kTransforming = 18, kJoining = 18,
+                     kPacking = 130;  // the latter in products of an element of a tile
+    const auto outputs = static_cast<double>(task_outputs_), channels = static_cast<double>(channels_),
+               tiles = static_cast<double>(l_.batch * tiles_.count());
+    return 2.25 * tiles_.share() / (1 / kOfProducts + kTransforming / outputs + kJoining / channels + kPacking / tiles);
+  }
+
+  void pack(const std::byte* w, int64_t block, float* to) const {
+    const int64_t first = block * gemm::kRows, rows = std::min<int64_t>(gemm::kRows, outputs_ - first);
+    const int64_t row = kTaps * (backwards_ ? 1 : channels_), channel_step = kTaps * (backwards_ ? outputs_ : 1);
+    to += block * block_weights();
+    const Plane weights(w_, w);
+    for (int64_t channel = 0; channel < channels_; ++channel) {
+      const int64_t at = first * row + channel * channel_step;
+      float some[kSide * kTaps] = {}, g[kTaps * kSide];  // [output][tap]; [tap][output]
+      const float* from = weights.floats() ? weights.floats() + at : some;
+      int64_t from_row = row;
+      if (!weights.floats() || first + kSide > outputs_) {
+        for (int64_t r = 0; r < rows; ++r) weights.read(at + r * row, kTaps, some + r * kTaps);
+        from = some;
+        from_row = kTaps;
+      }
+      transpose8(from, from_row, g, kSide);
+      for (int64_t r = 0; r < kSide; ++r) g[8 * kSide + r] = from[r * from_row + 8];
+      transform_weights(g, to + channel * gemm::kRows, channel + 1 == channels_);
+    }
+  }
+
+  // packed: of all blocks; bias: of all channels of y, or null
+  void run(const std::byte* x, const std::byte* w, const float* packed, const float* bias, std::byte* y, int64_t task,
+           std::byte* place) const {
+    const int64_t first = task / down_ * block_, count = std::min(block_, l_.batch * tiles_.count() - first);
+    const int64_t output = task % down_ * task_outputs_, outputs = std::min(task_outputs_, outputs_ - output);
+    auto* const transformed = reinterpret_cast<float*>(place);
+    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+    for (int64_t r = 0; bias && r < outputs; ++r) std::fill_n(sums + r * kOutputs * block_, kOutputs * block_, bias[l_.first + output + r]);
+    for (int64_t channel = 0; channel < channels_; channel += chunk_) {
+      const int64_t channels = std::min(chunk_, channels_ - channel);
+      for (int64_t i = 0; i < channels; ++i) {
+        for_samples(first, count, tiles_.count(), [&](int64_t n, int64_t begin, int64_t end, int64_t at) {
+          const int64_t next = std::min(channel + i + 1, channels_ - 1);
+          tiles_.transform(plane_of(x, n, channel + i), plane_of(x, n, next), begin, end, reinterpret_cast<float*>(place + room_at_),
+                           transformed + i * block_ + at, transformed_each());
+        });
+      }
+      for (int64_t r = 0; r < outputs; r += gemm::kRows) {
+        const float* const weights = packed + (output + r) / gemm::kRows * block_weights() + channel * gemm::kRows;
+        for (int64_t j = 0, width; j < count; j += width) {
+          width = gemm::Fused::panel(count - j);
+          auto* const products = reinterpret_cast<float*>(place + products_at_);
+          multiply_tiles(weights, channels, transformed + j, width, products);
+          join(products, width, std::min<int64_t>(gemm::kRows, outputs - r), bias || channel > 0, sums + r * kOutputs * block_ + j);
+        }
+      }
+    }
+    for (int64_t r = 0; r < outputs; ++r) store(x, w, bias, output + r, first, count, sums + r * kOutputs * block_, y, place);
+  }
+
+ private:
+  WinogradSums(const Layout& l, bool backwards, Element x, Element w, Element y)
+      : l_(l), backwards_(backwards), x_(x), w_(w), y_(y), windows_(l.windows) {
+    constexpr int64_t kChunk = 128, kTransformed = 144 << 10, kMost = 288, kLeastOutputs = 32;
+    const double products = static_cast<double>(l.batch) * static_cast<double>(l.products()), weights = static_cast<double>(l.weights());
+    applies_ =
+        takes_winograd(l) && gemm::way_of(x, w) == gemm::Way::floats && (!backwards || (l.first == 0 && l.is_last() && products > weights));
+    if (!applies_) return;
+    channels_ = l.in_channels;
+    outputs_ = l.out_channels;
+    if (backwards) {
+      std::swap(channels_, outputs_);
+      const auto turned = [](const WindowAxis& a) {
+        const int64_t begin = a.kernel - 1 - a.begin;
+        return WindowAxis{.in = a.out, .kernel = a.kernel, .begin = begin, .end = a.in + a.kernel - 1 - begin - a.out, .out = a.in};
+      };
+      windows_ = {turned(l.windows.h), turned(l.windows.w)};
+    }
+    tiles_ = WinogradTiles(windows_);
+    chunk_ = divided_up(channels_, divided_up(channels_, kChunk));
+    const int64_t all = l.batch * tiles_.count();
+    block_ = std::clamp(kTransformed / (kTileElements * chunk_) / gemm::kPanel * gemm::kPanel, int64_t{gemm::kPanel}, kMost);
+    block_ = std::min(block_, divided_up(all, gemm::kWidth) * gemm::kWidth);
+    const int64_t of_tiles = divided_up(all, block_);
+    const auto divided = [&](int64_t parts) { return divided_up(divided_up(outputs_, parts), gemm::kRows) * gemm::kRows; };
+    down_ = 1;
+    while (of_tiles * down_ < kFewTasks && divided(down_ + 1) >= kLeastOutputs) ++down_;
+    task_outputs_ = divided(down_);
+    down_ = divided_up(outputs_, task_outputs_);
+    Places places;
+    places.take<float>(kTileElements * transformed_each());
+    products_at_ = places.take<float>(kTileElements * kPiece);
+    sums_at_ = places.take<float>(task_outputs_ * kOutputs * block_ + gemm::kWidth);
+    room_at_ = places.take<float>(std::max(tiles_.room(std::min(block_, tiles_.count())), windows_.w.out + 2 * gemm::kWidth));
+    bytes_ = places.all();
+  }
+
+  struct Column {
+    __m256 of[4];
+  };
+  static constexpr int64_t kTaps = 9, kSide = 8;  // what weights are transposed by, at least kRows
+
+  // Of an element of a tile; no power of two: all 16 are written at a time.
+  int64_t weights_each() const { return channels_ * gemm::kRows + gemm::kWidth; }
+  int64_t block_weights() const { return kTileElements * weights_each(); }
+  int64_t transformed_each() const { return chunk_ * block_ + gemm::kPanel; }  // of an element of a tile; the last vectors reach beyond
+  Plane plane_of(const std::byte* x, int64_t n, int64_t channel) const {
+    const int64_t at = backwards_ ? l_.y_at(n, 0, channel) : l_.x_at(n, 0, channel);
+    return {x_, x + at * bytes_each<float>(x_)};
+  }
+
+  // G w G' of some outputs, side by side.
+  void transform_weights(const float* g, float* to, bool is_last) const {
+    const auto tap = [&](int64_t t) { return _mm256_loadu_ps(g + (backwards_ ? kTaps - 1 - t : t) * kSide); };
+    const auto column = [half = _mm256_set1_ps(0.5f)](__m256 g0, __m256 g1, __m256 g2) {
+      const __m256 sum = g0 + g2;
+      return Column{{g0, half * (sum + g1), half * (sum - g1), g2}};
+    };
+    const Column down[] = {column(tap(0), tap(3), tap(6)), column(tap(1), tap(4), tap(7)), column(tap(2), tap(5), tap(8))};
+    for (int i = 0; i < 4; ++i) {
+      const Column row = column(down[0].of[i], down[1].of[i], down[2].of[i]);
+      for (int j = 0; j < 4; ++j, to += weights_each()) {
+        if (gemm::kRows == kSide || !is_last) {  // of fewer rows the rest comes into the place of the next channel, which follows
+          _mm256_storeu_ps(to, row.of[j]);
+        } else {
+          float some[kSide];
+          _mm256_storeu_ps(some, row.of[j]);
+          std::copy_n(some, gemm::kRows, to);
+        }
+      }
+    }
+  }
+
+  // The 16 products of some outputs and a panel of tiles: [element of a tile][output][tile].
+  void multiply_tiles(const float* weights, int64_t channels, const float* transformed, int64_t width, float* products) const {
+    const gemm::MicroKernel kernel = gemm::Fused::kernel(gemm::kRows, width);
+    for (int64_t i = 0; i < kTileElements; ++i, products += kPiece)
+      kernel(micro_of(weights + i * weights_each(), 1, gemm::kRows, transformed + i * transformed_each(), block_, channels, products,
+                      gemm::kPanel));
+  }
+
+  // A' of the products: the tiles of y, each of their four elements in a row.
+  void join(const float* products, int64_t width, int64_t outputs, bool adds, float* sums) const {
+    for (int64_t r = 0; r < outputs; ++r, products += gemm::kPanel, sums += kOutputs * block_) {
+      for (int64_t j = 0; j < width; j += gemm::kWidth) {
+        gemm::Vector upper[4], lower[4];
+#pragma GCC unroll 4
+        for (int64_t i = 0; i < 4; ++i) {
+          const auto at = [&](int64_t row) { return gemm::load(products + (4 * row + i) * kPiece + j); };
+          const gemm::Vector m1 = at(1), m2 = at(2);
+          upper[i] = at(0) + (m1 + m2);
+          lower[i] = (m1 - m2) - at(3);
+        }
+        const auto put = [&](int64_t i, gemm::Vector sum) {
+          float* const to = sums + i * block_ + j;
+          gemm::store(to, adds ? gemm::load(to) + sum : sum);
+        };
+        put(0, upper[0] + (upper[1] + upper[2]));
+        put(1, (upper[1] - upper[2]) - upper[3]);
+        put(2, lower[0] + (lower[1] + lower[2]));
+        put(3, (lower[1] - lower[2]) - lower[3]);
+      }
+    }
+  }
+
+  // The tiles of an output to its planes.
+  void store(const std::byte* x, const std::byte* w, const float* bias, int64_t output, int64_t first, int64_t count, float* sums,
+             std::byte* y, std::byte* place) const {
+    bool is_finite = true;
+    for (int64_t i = 0; i < kOutputs; ++i) is_finite &= !has_infinity(sums + i * block_, count, false);
+    const int64_t across = windows_.w.out;
+    for_samples(first, count, tiles_.count(), [&](int64_t n, int64_t begin, int64_t end, int64_t at) {
+      const int64_t plane = backwards_ ? l_.x_at(n, 0, output) : l_.y_at(n, 0, output);
+      const Result<float> to(y + plane * bytes_each<float>(y_), across, 1, y_);
+      tiles_.rows(begin, end, [&](int64_t row, int64_t from, int64_t until, int64_t tile) {
+        const int64_t columns = std::min(2 * until, across) - 2 * from;
+        for (int64_t i = 2 * row; i < std::min(2 * row + 2, windows_.h.out); ++i) {
+          float* const made = sums + i % 2 * 2 * block_ + at + tile;
+          if (!is_finite) make_by_definition(x, w, bias, n, output, i, 2 * from, columns, made);
+          join_row(made, columns, to.from(i, 2 * from), reinterpret_cast<float*>(place + room_at_));
+        }
+      });
+    });
+  }
+
+  // A row of y of `columns` elements from those of its tiles. some: room for it, and two vectors
+  void join_row(const float* made, int64_t columns, const Result<float>& to, float* some) const {
+    constexpr int64_t kTwo = 2 * gemm::kWidth;
+    const bool is_own = y_ == Element::own;
+    int64_t j = 0;
+    for (; is_own && j + kTwo <= columns; j += kTwo, made += gemm::kWidth)
+      store_joined(gemm::load(made), gemm::load(made + block_), to.own() + j);
+    const int64_t left = columns - j;
+    for (int64_t i = 0; i < left; i += kTwo, made += gemm::kWidth) store_joined(gemm::load(made), gemm::load(made + block_), some + i);
+    if (left > 0) store_rows(some, left, to.from(0, j), 1, left);
+  }
+
+  // Of `columns` elements of a row of y, from column `from` on, those that aren't finite; made: the elements of tiles.
+  void make_by_definition(const std::byte* x, const std::byte* w, const float* bias, int64_t n, int64_t output, int64_t i, int64_t from,
+                          int64_t columns, float* made) const {
+    for (int64_t j = 0; j < columns; ++j) {
+      float& to = made[j % 2 * block_ + j / 2];
+      if (!std::isfinite(to)) to = element_at(x, w, bias ? bias[l_.first + output] : 0, n, output, i, from + j);
+    }
+  }
+  float element_at(const std::byte* x, const std::byte* w, float sum, int64_t n, int64_t output, int64_t i, int64_t j) const {
+    for (int64_t channel = 0; channel < channels_; ++channel) {
+      const Plane plane = plane_of(x, n, channel);
+      const int64_t weights = (backwards_ ? channel * outputs_ + output : output * channels_ + channel) * 9;
+      for (int64_t t = 0; t < 9; ++t) {
+        const int64_t row = windows_.h.at(i, t / 3), column = windows_.w.at(j, t % 3);
+        if (row < 0 || row >= windows_.h.in || column < 0 || column >= windows_.w.in) continue;
+        float element;
+        plane.read(row * windows_.w.in + column, 1, &element);
+        sum = std::fma(number_of<float>(w, w_, weights + (backwards_ ? 8 - t : t)), element, sum);
+      }
+    }
+    return sum;
+  }
+
+  Layout l_;
+  bool backwards_ = false, applies_ = false;
+  Element x_ = Element::own, w_ = Element::own, y_ = Element::own;
+  Windows windows_;  // of y over x; of dx over dy
+  WinogradTiles tiles_;
+  int64_t channels_ = 0, outputs_ = 0, chunk_ = 0;   // those that are summed, those that are made; summed at a time
+  int64_t block_ = 0, task_outputs_ = 0, down_ = 0;  // of a task: tiles, outputs; tasks of the same tiles
+  int64_t products_at_ = 0, sums_at_ = 0, room_at_ = 0, bytes_ = 0;
+};
+
+}  // namespace convolution
+ORT_TRAIN_OPS_END

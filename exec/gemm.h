@@ -117,6 +117,13 @@ inline double rate_of(Element a, Element b) {
   return way == Way::tiles ? 4 : way == Way::pairs ? 2.05 : 1;
 }
 
+// Whether the columns of an A that lies transposed begin at the same place of each page, so that the lines which a micro-kernel reads meet
+// in one set of the first-level cache.
+inline bool lines_meet(const Operand<float>& a) {
+  constexpr int64_t kPage = 4096;
+  return a.row == 1 && a.column > 1 && a.column * a.size() % kPage == 0;
+}
+
 // The room of a product at `place`, and its bytes. Products with smaller sizes take no more.
 inline std::pair<Room, int64_t> room_of(const Product<float>& p, std::byte* place) {
   const int64_t depth = std::clamp<int64_t>(p.depth, 1, kDepthBlock);  // smaller depths may have longer blocks
@@ -135,7 +142,7 @@ inline std::pair<Room, int64_t> room_of(const Product<float>& p, std::byte* plac
   room.pairs_row = up(words) + 16;
   int64_t a = std::max((up(depth) + 16) * p.rows, (up(p.rows) + 16) * depth);
   if (pairs) a = std::max(a, up(p.rows) * room.pairs_row);
-  if (p.a.element != Element::own) room.a = take(a);
+  if (p.a.element != Element::own || lines_meet(p.a)) room.a = take(a);
   if (p.b.is_in_blocks()) room.decoded = take(depth * std::max<int64_t>(kPanel, 2 * kTileSide));
   room.sums_row = (p.columns + kPanel - 1) / kPanel * kPanel;
   if (is_half(p.c.element) && p.depth > (p.block > 0 ? p.block : depth_block(p.depth))) room.sums = take(p.rows * room.sums_row);
@@ -192,7 +199,11 @@ template <typename Unit> Words words_of_a(const Product<float>& p, const Block& 
     return {words.data, words.row, words.column};
   }
   const Operand<float> a = p.a.from(0, block.begin);
-  if (a.element == Element::own) return {a.own(), a.row, a.column};
+  if (a.element == Element::own) {
+    if (!lines_meet(a)) return {a.own(), a.row, a.column};
+    for (int64_t k = 0; k < block.depth; ++k) std::copy_n(a.own() + k * a.column, p.rows, room.a + k * room.a_row);
+    return {room.a, 1, room.a_row};
+  }
   const int64_t size = a.size();
   if (Unit::pairs && !Unit::a_in_rows && lies_in_pairs(a, block.depth)) return {reinterpret_cast<const float*>(a.data), a.row / 2, 1};
   if constexpr (Unit::a_in_rows) {

@@ -140,6 +140,7 @@ Extra extra_of(const KernelSpec& spec, const Layout& l) {
   if (l.rows * l.depth > (int64_t{2} << 20)) extra.fetching = 8;  // from memory
   const bool are_pairs = way == gemm::Way::pairs && (lies_in_pairs(spec, p) || shared_words(spec, l).bytes > 0);
   if (p.a.element != Element::own && !are_pairs) extra.fetching += 25;  // becomes floats or pairs in each
+  if (p.a.element == Element::own && gemm::lines_meet(p.a)) extra.fetching += 25;
   return extra;
 }
 

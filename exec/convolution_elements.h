@@ -9,6 +9,7 @@
 #include "exec/columns.h"
 #include "exec/convolution.h"
 #include "exec/gemm.h"
+#include "exec/halves.h"
 #include "exec/indexed_product.h"
 #include "exec/places.h"
 
@@ -102,10 +103,8 @@ class Plane {
   void read(int64_t at, int64_t step, int64_t n, float* to) const {
     if (step == 1) return read(at, n, to);
     const auto pick = [&](const float* from, int64_t count) {
-      if (step == 2)
-        for (int64_t i = 0; i < count; ++i) to[i] = from[2 * i];
-      else
-        for (int64_t i = 0; i < count; ++i) to[i] = from[i * step];
+      if (step == 2) return gemm::copy_every_second(from, count, to);
+      for (int64_t i = 0; i < count; ++i) to[i] = from[i * step];
     };
     if (const float* const from = floats()) return pick(from + at, n);
     constexpr int64_t kSome = 512;

@@ -17,48 +17,12 @@
 #include <cmath>
 
 #include "exec/convolution_elements.h"
+#include "exec/halves.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace convolution {
 
 inline constexpr int64_t kTileElements = 16, kOutputs = 4;  // of a transformed tile; of a tile of y
-
-// The even elements of two vectors, and the odd ones; and both as one row again.
-#ifdef __AVX512F__
-struct Halves {
-  gemm::Vector even, odd;
-  Halves(gemm::Vector a, gemm::Vector b) {
-    const __m512i first = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    even = _mm512_permutex2var_ps(a, first, b);
-    odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(first, _mm512_set1_epi32(1)), b);
-  }
-};
-inline void store_joined(gemm::Vector even, gemm::Vector odd, float* to) {
-  const __m512i lower = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  gemm::store(to, _mm512_permutex2var_ps(even, lower, odd));
-  gemm::store(to + 16, _mm512_permutex2var_ps(even, _mm512_add_epi32(lower, _mm512_set1_epi32(8)), odd));
-}
-// Those elements of p whose bit is set, zeros for others, which aren't read.
-inline gemm::Vector load_some(const float* p, uint64_t bits) { return _mm512_maskz_loadu_ps(static_cast<__mmask16>(bits), p); }
-#else
-struct Halves {
-  gemm::Vector even, odd;
-  Halves(gemm::Vector a, gemm::Vector b) {
-    const auto in_order = [](__m256 v) { return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xd8)); };
-    even = in_order(_mm256_shuffle_ps(a, b, 0x88));
-    odd = in_order(_mm256_shuffle_ps(a, b, 0xdd));
-  }
-};
-inline void store_joined(gemm::Vector even, gemm::Vector odd, float* to) {
-  const __m256 lower = _mm256_unpacklo_ps(even, odd), upper = _mm256_unpackhi_ps(even, odd);
-  gemm::store(to, _mm256_permute2f128_ps(lower, upper, 0x20));
-  gemm::store(to + 8, _mm256_permute2f128_ps(lower, upper, 0x31));
-}
-inline gemm::Vector load_some(const float* p, uint64_t bits) {
-  const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-  return _mm256_maskload_ps(p, _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits & 0xff)), lane), lane));
-}
-#endif
 
 // The tiles of a plane of y, in rows, and what of x they read.
 class WinogradTiles {
@@ -66,7 +30,6 @@ class WinogradTiles {
   WinogradTiles() = default;
   explicit WinogradTiles(const Windows& windows) : h_(windows.h), w_(windows.w), across_(divided_up(windows.w.out, 2)) {}
 
-  int64_t across() const { return across_; }
   int64_t count() const { return divided_up(h_.out, 2) * across_; }
   // Floats that transform() needs for so many tiles at a time.
   int64_t room(int64_t tiles) const { return 8 * plane(tiles) + w_.in; }
@@ -111,14 +74,7 @@ class WinogradTiles {
   // The elements of a row of y that tiles of these columns have, by halves; zeros beyond it.
   void divide_row(const float* y, int64_t from, int64_t until, float* even, float* odd) const {
     for (int64_t i = from; i < until; i += gemm::kWidth) {
-      const uint64_t bits = lowest(w_.out - 2 * i);
-      if (2 * i + 2 * gemm::kWidth <= w_.out) {
-        const Halves both(gemm::load(y + 2 * i), gemm::load(y + 2 * i + gemm::kWidth));
-        gemm::store(even + i - from, both.even);
-        gemm::store(odd + i - from, both.odd);
-        continue;
-      }
-      const Halves both(load_some(y + 2 * i, bits), load_some(y + 2 * i + gemm::kWidth, bits >> gemm::kWidth));
+      const gemm::Halves both = gemm::halves_of(y + 2 * i, gemm::lowest(w_.out - 2 * i));
       gemm::store(even + i - from, both.even);
       gemm::store(odd + i - from, both.odd);
     }
@@ -150,20 +106,12 @@ class WinogradTiles {
     if (above.from >= above.until) return here;
     return {std::min(here.from, above.from), std::max(here.until, above.until)};
   }
-  // The lowest n bits, of those elements that a vector of tiles reads.
-  static uint64_t lowest(int64_t n) { return n <= 0 ? 0 : n >= 2 * gemm::kWidth + 2 ? kAll : (uint64_t{1} << n) - 1; }
-  static constexpr uint64_t kAll = (uint64_t{1} << (2 * gemm::kWidth + 2)) - 1;
   // A row of x by B, of the tiles of these columns.
   void transform_row(const float* x, int64_t from, int64_t until, float* to, int64_t step) const {
     for (int64_t i = from; i < until; i += gemm::kWidth) {
       const int64_t first = 2 * i - w_.begin;  // of the elements that they read
-      const uint64_t bits = lowest(w_.in - first) & ~lowest(-first);
-      const auto two = [&](int64_t at) {
-        const float* const from = x + first + at;
-        if (bits == kAll) return Halves(gemm::load(from), gemm::load(from + gemm::kWidth));
-        return Halves(load_some(from, bits >> at), load_some(from + gemm::kWidth, bits >> (at + gemm::kWidth)));
-      };
-      const Halves d01 = two(0), d23 = two(2);
+      const uint64_t bits = gemm::lowest(w_.in - first) & ~gemm::lowest(-first);
+      const gemm::Halves d01 = gemm::halves_of(x + first, bits), d23 = gemm::halves_of(x + first + 2, bits >> 2);
       gemm::store(to + i, d01.even - d23.even);
       gemm::store(to + step + i, d01.odd + d23.even);
       gemm::store(to + 2 * step + i, d23.even - d01.odd);
@@ -229,8 +177,7 @@ class WinogradSums {
   int64_t tasks() const { return divided_up(l_.batch * tiles_.count(), block_) * down_; }
   // Of the rate of large float32 products, counting the products that the definition takes (measured).
   double efficiency() const {
-    constexpr double kOfProducts = 0.9, kTransforming = 18, kJoining = 18,
-                     kPacking = 130;  // the latter in products of an element of a tile
+    constexpr double kOfProducts = 0.9, kTransforming = 18, kJoining = 18, kPacking = 130;  // in products of an element of a tile
     const auto outputs = static_cast<double>(task_outputs_), channels = static_cast<double>(channels_),
                tiles = static_cast<double>(l_.batch * tiles_.count());
     return 2.25 * tiles_.share() / (1 / kOfProducts + kTransforming / outputs + kJoining / channels + kPacking / tiles);
@@ -253,7 +200,7 @@ class WinogradSums {
       }
       transpose8(from, from_row, g, kSide);
       for (int64_t r = 0; r < kSide; ++r) g[8 * kSide + r] = from[r * from_row + 8];
-      transform_weights(g, to + channel * gemm::kRows, channel + 1 == channels_);
+      transform_weights(g, to + channel * gemm::kRows);
     }
   }
 
@@ -338,8 +285,8 @@ class WinogradSums {
     return {x_, x + at * bytes_each<float>(x_)};
   }
 
-  // G w G' of some outputs, side by side.
-  void transform_weights(const float* g, float* to, bool is_last) const {
+  // G w G' of kSide outputs, side by side. Where a block has fewer, the rest comes to where the next channel's are made afterwards.
+  void transform_weights(const float* g, float* to) const {
     const auto tap = [&](int64_t t) { return _mm256_loadu_ps(g + (backwards_ ? kTaps - 1 - t : t) * kSide); };
     const auto column = [half = _mm256_set1_ps(0.5f)](__m256 g0, __m256 g1, __m256 g2) {
       const __m256 sum = g0 + g2;
@@ -348,15 +295,7 @@ class WinogradSums {
     const Column down[] = {column(tap(0), tap(3), tap(6)), column(tap(1), tap(4), tap(7)), column(tap(2), tap(5), tap(8))};
     for (int i = 0; i < 4; ++i) {
       const Column row = column(down[0].of[i], down[1].of[i], down[2].of[i]);
-      for (int j = 0; j < 4; ++j, to += weights_each()) {
-        if (gemm::kRows == kSide || !is_last) {  // of fewer rows the rest comes into the place of the next channel, which follows
-          _mm256_storeu_ps(to, row.of[j]);
-        } else {
-          float some[kSide];
-          _mm256_storeu_ps(some, row.of[j]);
-          std::copy_n(some, gemm::kRows, to);
-        }
-      }
+      for (int j = 0; j < 4; ++j, to += weights_each()) _mm256_storeu_ps(to, row.of[j]);
     }
   }
 
@@ -418,9 +357,10 @@ class WinogradSums {
     const bool is_own = y_ == Element::own;
     int64_t j = 0;
     for (; is_own && j + kTwo <= columns; j += kTwo, made += gemm::kWidth)
-      store_joined(gemm::load(made), gemm::load(made + block_), to.own() + j);
+      gemm::store_joined(gemm::load(made), gemm::load(made + block_), to.own() + j);
     const int64_t left = columns - j;
-    for (int64_t i = 0; i < left; i += kTwo, made += gemm::kWidth) store_joined(gemm::load(made), gemm::load(made + block_), some + i);
+    for (int64_t i = 0; i < left; i += kTwo, made += gemm::kWidth)
+      gemm::store_joined(gemm::load(made), gemm::load(made + block_), some + i);
     if (left > 0) store_rows(some, left, to.from(0, j), 1, left);
   }
 

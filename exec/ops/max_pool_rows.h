@@ -38,6 +38,7 @@ class MaxRows {
     held_at_ = places.take<int64_t>(slots_);
     rows_at_ = places.take<Row>(slots_);
     bytes_ = places.all();
+    for (int64_t kw = 0; kw < w_.kernel; ++kw) taps_.push_back(kw * w_.dilation % w_.stride * phase_ + kw * w_.dilation / w_.stride);
     for (int64_t ow = 0; ow < width_; ++ow) {  // the first tap that is no padding
       int32_t kw = 0;
       while (kw < w_.kernel && (w_.at(ow, kw) < 0 || w_.at(ow, kw) >= w_.in)) ++kw;
@@ -120,7 +121,7 @@ class MaxRows {
 
   int64_t size() const { return bytes_each<float>(element_); }
   int64_t slot() const { return phase_ * w_.stride; }
-  int64_t tap(int64_t kw) const { return kw * w_.dilation % w_.stride * phase_ + kw * w_.dilation / w_.stride; }
+  int64_t tap(int64_t kw) const { return taps_[static_cast<size_t>(kw)]; }
   // Of each slot its row of x.
   int64_t* held(std::byte* place) const { return reinterpret_cast<int64_t*>(place + held_at_); }
   void hold_none(std::byte* place) const { std::fill_n(held(place), slots_, kNone); }
@@ -192,6 +193,7 @@ class MaxRows {
   Element element_ = Element::own;
   int64_t slots_ = 0, phase_ = 0, width_ = 0;  // rows at a time; elements of a phase of a row; windows of a row, in whole vectors
   int64_t row_at_ = 0, x_at_ = 0, dx_at_ = 0, y_at_ = 0, found_at_ = 0, held_at_ = 0, rows_at_ = 0, bytes_ = 0;
+  std::vector<int64_t> taps_;  // where a row's are among its phases
   std::vector<int32_t> firsts_;
 };
 

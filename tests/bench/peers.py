@@ -1,7 +1,7 @@
 """A training step of models of all kinds in ort-train, PyTorch (eager and compiled) and ONNX Runtime Training, side by side, in float32 and bfloat16.
 
     python3 tests/bench/peers.py [--build build] [--work build/peers] [--models gpt2-1x256,bert-8x128,resnet18,…] [--rounds 3] [--steps 5]
-                                 [--only ort-train,eager,compile,ort-training,ort-train-bf16,eager-bf16,compile-bf16]
+                                 [--only ort-train,eager,compile,ort-training,ort-train-60,ort-train-bf16,eager-bf16,compile-bf16,ort-train-60-bf16]
                                  [--results FILE.jsonl] [--no-ops]
 
 The models are those of peer_models.py: GPT-2, BERT, a character GPT, an LSTM, ViT, ResNets, MobileNetV3, ConvNeXt, a U-Net. Says at once what it
@@ -11,7 +11,8 @@ which takes some minutes and 8 GB.
 All train the same weights on the same batch, with AdamW; PyTorch as fast as it goes: fused AdamW, scaled_dot_product_attention, channels_last for
 images, torch.compile of model and loss. They take turns of two steps that don't count and --steps that do, --rounds times. PyTorch's processes
 live from turn to turn, and wait meanwhile; so those of one model must fit into memory together (GPT-2 4 x 512: 18 GB). Rows of bfloat16 are ours
-with --bf16, and PyTorch's under CPU autocast; fast only on processors that have bfloat16 instructions.
+with --bf16, and PyTorch's under CPU autocast; fast only on processors that have bfloat16 instructions. ort-train-60 is ours with a budget: 60 % of
+the smaller peak of PyTorch's processes, and a disk, if that isn't enough.
 
 Prints one line of JSON a run; a table of medians, of medians of the turns' ratios and of the peaks of the processes; for each model a table of
 where our step's time goes by op (--op-times), beside what these ops would take at oneDNN's product rate and at the rate of memory, both measured
@@ -32,8 +33,9 @@ from peer_models import MODELS
 from runs import HERE, ROOT, environment, modern_environment, sh, train
 
 WARM = 2  # steps of a turn that don't count
-OURS, TORCH = ("ort-train", "ort-train-bf16"), ("eager", "compile", "eager-bf16", "compile-bf16")
-PEERS = ("ort-train", "eager", "compile", "ort-training", "ort-train-bf16", "eager-bf16", "compile-bf16")
+SHARE = 0.6  # of PyTorch's memory
+TORCH = ("eager", "compile", "eager-bf16", "compile-bf16")
+PEERS = ("ort-train", "eager", "compile", "ort-training", "ort-train-60", "ort-train-bf16", "eager-bf16", "compile-bf16", "ort-train-60-bf16")
 NAMES = {"eager": "PyTorch", "compile": "compiled", "ort-training": "ORT Training"}
 
 
@@ -47,19 +49,30 @@ def inside(python, action, name, work, *more):
 
 
 class Ours:
-    """A process a turn."""
+    """A process a turn. peaks: of the others' processes, in MiB"""
 
-    def __init__(self, o, name, work, peer):
+    def __init__(self, o, name, work, peer, peaks):
         model = MODELS[name]
         bf16 = ["--bf16"] if peer.endswith("bf16") else []
         self.command, self.work = peer_ops.command(o, model, work, WARM + o.steps) + bf16, work
+        self.peaks = peaks if "-60" in peer else None
 
     def turn(self):
-        rows, summary, _, _ = train(self.command, self.work)
+        budget = []
+        if self.peaks is not None:
+            least = min((peak for who, peak in self.peaks.items() if who in TORCH), default=None)
+            if least is None:
+                raise NoTurn("--only names no run of PyTorch's that would say how much memory it is")
+            budget = ["--budget", f"{int(SHARE * least)}MiB", "--nvme-path", self.work]
+        rows, summary, _, _ = train(self.command + budget, self.work)
         return dict(losses=[row["loss"] for row in rows], ms=[row["ms"] for row in rows], peak_mb=summary["rss_peak_bytes"] >> 20)
 
     def end(self):
         pass
+
+
+class NoTurn(Exception):
+    """Why."""
 
 
 class Theirs:
@@ -79,11 +92,11 @@ class Theirs:
             self.process.stdin.write("\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            return None
+            raise NoTurn(last_line(self.log.name))
         for line in self.process.stdout:  # an environment may print other lines first
             if line.startswith("{"):
                 return json.loads(line)
-        return None
+        raise NoTurn(last_line(self.log.name))
 
     def end(self):
         try:
@@ -120,17 +133,20 @@ def compare(o, name, chosen, modern, peer, keep):
     """Its runs, in turns."""
     work = exported(o, name, modern, peer)
     for precision in (False, True):  # one after the other: half as many processes
-        trainers = {}
+        trainers, peaks = {}, {}
         for who in chosen:
             if who.endswith("bf16") == precision:
-                trainers[who] = Ours(o, name, work, who) if who in OURS else Theirs(o, modern if who in TORCH else peer, name, work, who)
+                is_ours = who.startswith("ort-train-") or who == "ort-train"
+                trainers[who] = Ours(o, name, work, who, peaks) if is_ours else Theirs(o, modern if who in TORCH else peer, name, work, who)
         for turn in range(o.rounds):
             for who, trainer in list(trainers.items()):
-                result = trainer.turn()
-                if result is None:
+                try:
+                    result = trainer.turn()
+                except NoTurn as reason:
                     trainers.pop(who).end()
-                    keep(dict(model=name, peer=who, error=last_line(os.path.join(work, who + ".log"))))
+                    keep(dict(model=name, peer=who, error=str(reason)))
                     continue
+                peaks[who] = max(peaks.get(who, 0), result["peak_mb"]) if turn == 0 else peaks[who]
                 ms = result["ms"][WARM:]
                 keep(dict(model=name, peer=who, turn=turn, ms=round(statistics.median(ms), 2), best_ms=round(min(ms), 2), peak_mb=result["peak_mb"], losses=result["losses"]))
         for trainer in trainers.values():
@@ -164,16 +180,20 @@ def ratio(ours, theirs):
 def table(results, bf16):
     """Markdown."""
     suffix = "-bf16" if bf16 else ""
+    has_less = any(peer == "ort-train-60" + suffix for _, peer in results)
     others = [who for who in NAMES if any(peer == who + suffix for _, peer in results)]
     yield "| ms a step | ort-train | " + " | ".join(f"{NAMES[who]}" for who in others) + " | " + " | ".join(f"ours / {NAMES[who]}" for who in others) + " | MB: ort-train | " + \
-        " | ".join(NAMES[who] for who in others) + " | ours / the least |"
-    yield "|" + "---|" * (4 + 3 * len(others))
+        " | ".join(NAMES[who] for who in others) + " | ours / the least |" + (" in 0.6 of the least: ms | / the faster PyTorch |" if has_less else "")
+    yield "|" + "---|" * (4 + 3 * len(others) + 2 * has_less)
     for name, model in MODELS.items():
         if (name, "ort-train" + suffix) not in results:
             continue
         ours, theirs = results[name, "ort-train" + suffix], [results.get((name, who + suffix)) for who in others]
         cells = [model.title, f"{ours[0]:.4g}", *(f"{t[0]:.4g}" if t else "-" for t in theirs), *(f"{ratio(ours, t):.2f}" if t else "-" for t in theirs), f"{ours[1]:,}",
                  *(f"{t[1]:,}" if t else "-" for t in theirs), f"{ours[1] / min(t[1] for t in theirs if t):.2f}" if any(theirs) else "-"]
+        if has_less:
+            less, torch = results.get((name, "ort-train-60" + suffix)), [results[name, who] for who in TORCH if who.endswith("bf16") == bf16 and (name, who) in results]
+            cells += [f"{less[0]:.4g}" if less else "-", f"{max(ratio(less, t) for t in torch):.2f}" if less and torch else "-"]
         yield "| " + " | ".join(cells) + " |"
 
 

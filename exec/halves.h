@@ -1,0 +1,68 @@
+// Rows of floats divided into their even and odd elements, in vectors, whatever their length: what steps of two read.
+
+#pragma once
+
+#include <cstdint>
+
+#include "exec/gemm_micro.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace gemm {
+
+// The even elements of two vectors, and the odd ones; and both as one row again.
+#ifdef __AVX512F__
+struct Halves {
+  Vector even, odd;
+  Halves(Vector a, Vector b) {
+    const __m512i first = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    even = _mm512_permutex2var_ps(a, first, b);
+    odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(first, _mm512_set1_epi32(1)), b);
+  }
+};
+inline void store_joined(Vector even, Vector odd, float* to) {
+  const __m512i lower = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  store(to, _mm512_permutex2var_ps(even, lower, odd));
+  store(to + 16, _mm512_permutex2var_ps(even, _mm512_add_epi32(lower, _mm512_set1_epi32(8)), odd));
+}
+// Those elements of p whose bit is set: zeros for others, which aren't read; nothing else is written.
+inline Vector load_some(const float* p, uint64_t bits) { return _mm512_maskz_loadu_ps(static_cast<__mmask16>(bits), p); }
+inline void store_some(float* p, uint64_t bits, Vector v) { _mm512_mask_storeu_ps(p, static_cast<__mmask16>(bits), v); }
+#else
+struct Halves {
+  Vector even, odd;
+  Halves(Vector a, Vector b) {
+    const auto in_order = [](__m256 v) { return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xd8)); };
+    even = in_order(_mm256_shuffle_ps(a, b, 0x88));
+    odd = in_order(_mm256_shuffle_ps(a, b, 0xdd));
+  }
+};
+inline void store_joined(Vector even, Vector odd, float* to) {
+  const __m256 lower = _mm256_unpacklo_ps(even, odd), upper = _mm256_unpackhi_ps(even, odd);
+  store(to, _mm256_permute2f128_ps(lower, upper, 0x20));
+  store(to + 8, _mm256_permute2f128_ps(lower, upper, 0x31));
+}
+inline __m256i lanes_of(uint64_t bits) {
+  const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits & 0xff)), lane), lane);
+}
+inline Vector load_some(const float* p, uint64_t bits) { return _mm256_maskload_ps(p, lanes_of(bits)); }
+inline void store_some(float* p, uint64_t bits, Vector v) { _mm256_maskstore_ps(p, lanes_of(bits), v); }
+#endif
+
+// The lowest n bits of 64.
+inline uint64_t lowest(int64_t n) { return n <= 0 ? 0 : n >= 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
+
+// Of those elements of two vectors whose bit is set.
+inline Halves halves_of(const float* p, uint64_t bits) {
+  constexpr uint64_t kAll = (uint64_t{1} << (2 * kWidth)) - 1;
+  if ((bits & kAll) == kAll) return {load(p), load(p + kWidth)};
+  return {load_some(p, bits), load_some(p + kWidth, bits >> kWidth)};
+}
+
+// n elements, of which every second one is taken.
+inline void copy_every_second(const float* from, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; i += kWidth) store_some(to + i, lowest(n - i), halves_of(from + 2 * i, lowest(2 * (n - i) - 1)).even);
+}
+
+}  // namespace gemm
+ORT_TRAIN_OPS_END

@@ -151,12 +151,18 @@ struct InputTiles {
   int64_t channels = 0, count = 0;  // of x
 };
 
+// Channels of equal tiles of about `most`, in multiples of `each`.
+inline int64_t equal_channels(int64_t channels, int64_t most, int64_t each) {
+  const int64_t count = divided_up(channels, std::min(most, channels));
+  return std::min(channels, divided_up(divided_up(channels, count), each) * each);
+}
+
 inline InputTiles input_tiles(const Layout& l, int64_t size) {
-  constexpr int64_t kColumns = 192, kPlainChannels = 96;
+  constexpr int64_t kColumns = 192, kPlainChannels = 192, kRows = 8;
   InputTiles tiles{.samples = samples_together(l, kColumns)};
   tiles.groups_of_samples = divided_up(l.batch, tiles.samples);
   const int64_t bytes = l.windows.taps() * tiles.samples * l.windows.out_size() * size;
-  tiles.channels = l.windows.plain() ? kPlainChannels : std::max<int64_t>(1, kColumnBytes / bytes);
+  tiles.channels = l.windows.plain() ? equal_channels(l.in_channels, kPlainChannels, kRows) : std::max<int64_t>(1, kColumnBytes / bytes);
   tiles.channels = std::min(tiles.channels, l.in_channels);
   while (tiles.groups_of_samples * l.groups * divided_up(l.in_channels, tiles.channels) < kFewTasks && tiles.channels > 1)
     tiles.channels = divided_up(tiles.channels, 2);
@@ -176,18 +182,20 @@ struct WeightTiles {
 };
 
 inline WeightTiles weight_tiles(const Layout& l, int64_t size) {
-  constexpr int64_t kPieces = 8, kPartials = int64_t{1} << 19, kColumns = 768, kMostRows = 128, kLeastRows = 32, kPlainChannels = 192;
+  constexpr int64_t kPieces = 8, kPartials = int64_t{1} << 19, kColumns = 768, kMostRows = 128, kLeastRows = 32;
+  constexpr int64_t kPlainColumns = 384, kPlainChannels = 96, kPlainRows = 512, kLanes = 16;
+  const bool plain = l.windows.plain();
   WeightTiles tiles;
   const int64_t weights = l.total * l.depth();  // of the whole
   tiles.piece_samples = std::max<int64_t>(1, divided_up(l.batch, std::clamp<int64_t>(kPartials / weights, 1, kPieces)));
   tiles.pieces = std::max<int64_t>(1, divided_up(l.batch, tiles.piece_samples));
-  tiles.samples = std::min(samples_together(l, kColumns), tiles.piece_samples);
+  tiles.samples = std::min(samples_together(l, plain ? kPlainColumns : kColumns), tiles.piece_samples);
   tiles.columns = std::min(kColumns, l.windows.out_size());
   const int64_t bytes = l.windows.taps() * tiles.samples * tiles.columns * size;
-  tiles.channels = tiles.gathers(l) ? std::max<int64_t>(1, kColumnBytes / bytes) : kPlainChannels;
-  tiles.channels = std::min(tiles.channels, l.in_channels);
+  tiles.channels =
+      plain ? equal_channels(l.in_channels, kPlainChannels, kLanes) : std::min(std::max<int64_t>(1, kColumnBytes / bytes), l.in_channels);
   tiles.across = divided_up(l.in_channels, tiles.channels);
-  tiles.rows = tiles.samples > 1 ? std::min(kMostRows, l.out_channels) : l.out_channels;
+  tiles.rows = tiles.samples > 1 ? std::min(plain ? kPlainRows : kMostRows, l.out_channels) : l.out_channels;
   while (tiles.pieces * l.groups * tiles.across * divided_up(l.out_channels, tiles.rows) < kFewTasks && tiles.rows >= 2 * kLeastRows)
     tiles.rows = divided_up(tiles.rows, 2);
   tiles.down = divided_up(l.out_channels, tiles.rows);

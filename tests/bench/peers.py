@@ -178,23 +178,31 @@ def ratio(ours, theirs):
 
 
 def table(results, bf16):
-    """Markdown."""
+    """Markdown: times, then peaks, then the runs in less memory, if there are any."""
     suffix = "-bf16" if bf16 else ""
-    has_less = any(peer == "ort-train-60" + suffix for _, peer in results)
     others = [who for who in NAMES if any(peer == who + suffix for _, peer in results)]
-    yield "| ms a step | ort-train | " + " | ".join(f"{NAMES[who]}" for who in others) + " | " + " | ".join(f"ours / {NAMES[who]}" for who in others) + " | MB: ort-train | " + \
-        " | ".join(NAMES[who] for who in others) + " | ours / the least |" + (" in 0.6 of the least: ms | / the faster PyTorch |" if has_less else "")
-    yield "|" + "---|" * (4 + 3 * len(others) + 2 * has_less)
-    for name, model in MODELS.items():
-        if (name, "ort-train" + suffix) not in results:
-            continue
-        ours, theirs = results[name, "ort-train" + suffix], [results.get((name, who + suffix)) for who in others]
-        cells = [model.title, f"{ours[0]:.4g}", *(f"{t[0]:.4g}" if t else "-" for t in theirs), *(f"{ratio(ours, t):.2f}" if t else "-" for t in theirs), f"{ours[1]:,}",
-                 *(f"{t[1]:,}" if t else "-" for t in theirs), f"{ours[1] / min(t[1] for t in theirs if t):.2f}" if any(theirs) else "-"]
-        if has_less:
-            less, torch = results.get((name, "ort-train-60" + suffix)), [results[name, who] for who in TORCH if who.endswith("bf16") == bf16 and (name, who) in results]
-            cells += [f"{less[0]:.4g}" if less else "-", f"{max(ratio(less, t) for t in torch):.2f}" if less and torch else "-"]
-        yield "| " + " | ".join(cells) + " |"
+    names = [NAMES[who] for who in others]
+    rows = [(model.title, results[name, "ort-train" + suffix], [results.get((name, who + suffix)) for who in others], name)
+            for name, model in MODELS.items() if (name, "ort-train" + suffix) in results]
+    line = lambda cells: "| " + " | ".join(cells) + " |"
+    rule = lambda columns: "|" + "---|" * columns
+    yield line(["ms a step", "ort-train", *names, *(f"ours / {name}" for name in names)])
+    yield rule(2 + 2 * len(others))
+    for title, ours, theirs, _ in rows:
+        yield line([title, f"{ours[0]:.4g}", *(f"{t[0]:.4g}" if t else "-" for t in theirs), *(f"{ratio(ours, t):.2f}" if t else "-" for t in theirs)])
+    yield ""
+    yield line(["MB", "ort-train", *names, "ours / the least"])
+    yield rule(3 + len(others))
+    for title, ours, theirs, _ in rows:
+        yield line([title, f"{ours[1]:,}", *(f"{t[1]:,}" if t else "-" for t in theirs), f"{ours[1] / min(t[1] for t in theirs if t):.2f}" if any(theirs) else "-"])
+    less = [(title, results[name, "ort-train-60" + suffix], [results[name, who] for who in TORCH if who.endswith("bf16") == bf16 and (name, who) in results])
+            for title, _, _, name in rows if (name, "ort-train-60" + suffix) in results]
+    if less:
+        yield ""
+        yield line([f"in {SHARE} of PyTorch's memory", "MB", "ms a step", "/ the faster PyTorch"])
+        yield rule(4)
+    for title, ours, torch in less:
+        yield line([title, f"{ours[1]:,}", f"{ours[0]:.4g}", f"{max(ratio(ours, t) for t in torch):.2f}" if torch else "-"])
 
 
 def main():

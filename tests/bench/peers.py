@@ -185,11 +185,12 @@ def table(results, bf16):
     rows = [(model.title, results[name, "ort-train" + suffix], [results.get((name, who + suffix)) for who in others], name)
             for name, model in MODELS.items() if (name, "ort-train" + suffix) in results]
     line = lambda cells: "| " + " | ".join(cells) + " |"
+    milliseconds = lambda x: f"{x:,.0f}" if x >= 1000 else f"{x:.4g}"
     rule = lambda columns: "|" + "---|" * columns
     yield line(["ms a step", "ort-train", *names, *(f"ours / {name}" for name in names)])
     yield rule(2 + 2 * len(others))
     for title, ours, theirs, _ in rows:
-        yield line([title, f"{ours[0]:.4g}", *(f"{t[0]:.4g}" if t else "-" for t in theirs), *(f"{ratio(ours, t):.2f}" if t else "-" for t in theirs)])
+        yield line([title, milliseconds(ours[0]), *(milliseconds(t[0]) if t else "-" for t in theirs), *(f"{ratio(ours, t):.2f}" if t else "-" for t in theirs)])
     yield ""
     yield line(["MB", "ort-train", *names, "ours / the least"])
     yield rule(3 + len(others))
@@ -202,7 +203,7 @@ def table(results, bf16):
         yield line([f"in {SHARE} of PyTorch's memory", "MB", "ms a step", "/ the faster PyTorch"])
         yield rule(4)
     for title, ours, torch in less:
-        yield line([title, f"{ours[1]:,}", f"{ours[0]:.4g}", f"{max(ratio(ours, t) for t in torch):.2f}" if torch else "-"])
+        yield line([title, f"{ours[1]:,}", milliseconds(ours[0]), f"{max(ratio(ours, t) for t in torch):.2f}" if torch else "-"])
 
 
 def main():

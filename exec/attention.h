@@ -14,6 +14,8 @@ ORT_TRAIN_OPS_BEGIN
 namespace attention {
 
 static_assert(gemm::kRows <= kBeyond);
+static_assert(kKeys * sizeof(float) <
+              gemm::kPage);  // so columns of scores never meet (gemm::lines_meet), and products need no room for them
 
 // What both ways have of a thread's workspace: the room of products, a block of scores, numbers of each row, a row of the bias in T.
 template <typename T> struct Scratch {

@@ -118,6 +118,8 @@ inline int64_t samples_together(const Layout& l, int64_t columns) {
 }
 
 inline int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// The size of so many equal parts, a multiple of `each`.
+inline int64_t equal_part(int64_t size, int64_t parts, int64_t each) { return divided_up(divided_up(size, parts), each) * each; }
 
 // Of the convolution.
 struct Tiles {
@@ -151,18 +153,13 @@ struct InputTiles {
   int64_t channels = 0, count = 0;  // of x
 };
 
-// Channels of equal tiles of about `most`, in multiples of `each`.
-inline int64_t equal_channels(int64_t channels, int64_t most, int64_t each) {
-  const int64_t count = divided_up(channels, std::min(most, channels));
-  return std::min(channels, divided_up(divided_up(channels, count), each) * each);
-}
-
 inline InputTiles input_tiles(const Layout& l, int64_t size) {
   constexpr int64_t kColumns = 192, kPlainChannels = 192, kRows = 8;
   InputTiles tiles{.samples = samples_together(l, kColumns)};
   tiles.groups_of_samples = divided_up(l.batch, tiles.samples);
   const int64_t bytes = l.windows.taps() * tiles.samples * l.windows.out_size() * size;
-  tiles.channels = l.windows.plain() ? equal_channels(l.in_channels, kPlainChannels, kRows) : std::max<int64_t>(1, kColumnBytes / bytes);
+  tiles.channels = l.windows.plain() ? equal_part(l.in_channels, divided_up(l.in_channels, kPlainChannels), kRows)
+                                     : std::max<int64_t>(1, kColumnBytes / bytes);
   tiles.channels = std::min(tiles.channels, l.in_channels);
   while (tiles.groups_of_samples * l.groups * divided_up(l.in_channels, tiles.channels) < kFewTasks && tiles.channels > 1)
     tiles.channels = divided_up(tiles.channels, 2);
@@ -193,7 +190,8 @@ inline WeightTiles weight_tiles(const Layout& l, int64_t size) {
   tiles.columns = std::min(kColumns, l.windows.out_size());
   const int64_t bytes = l.windows.taps() * tiles.samples * tiles.columns * size;
   tiles.channels =
-      plain ? equal_channels(l.in_channels, kPlainChannels, kLanes) : std::min(std::max<int64_t>(1, kColumnBytes / bytes), l.in_channels);
+      plain ? equal_part(l.in_channels, divided_up(l.in_channels, kPlainChannels), kLanes) : std::max<int64_t>(1, kColumnBytes / bytes);
+  tiles.channels = std::min(tiles.channels, l.in_channels);
   tiles.across = divided_up(l.in_channels, tiles.channels);
   tiles.rows = tiles.samples > 1 ? std::min(plain ? kPlainRows : kMostRows, l.out_channels) : l.out_channels;
   while (tiles.pieces * l.groups * tiles.across * divided_up(l.out_channels, tiles.rows) < kFewTasks && tiles.rows >= 2 * kLeastRows)

@@ -156,6 +156,13 @@ inline bool has_infinity(const float* words, int64_t n, bool pairs) {
   return has;
 }
 
+// Whether dx is made of the whole weight by one node: of larger ones, whose products take less memory, it may be made in parts
+// (exec/ops/conv_input_gradient.cpp), which have to be added tap by tap.
+inline bool is_undivided(const Layout& l) {
+  const double products = static_cast<double>(l.batch) * static_cast<double>(l.products()), weights = static_cast<double>(l.weights());
+  return l.first == 0 && l.is_last() && (l.groups > 1 || products > weights);
+}
+
 inline constexpr int64_t kMostStride = 4;  // along an axis: more phases than that take columns
 
 // Of an axis of windows: how far from an element, in steps, the windows are that read it; and these steps as windows over dy.

@@ -37,10 +37,8 @@ class DirectInput {
     constexpr int64_t kCopied = 96 << 10, kSums = 48 << 10;  // elements of a thread's, about
     const auto& [h, w] = l.windows;
     const int64_t taps = l.windows.taps();
-    const double products = static_cast<double>(l.batch) * static_cast<double>(l.products()), weights = static_cast<double>(l.weights());
     applies_ = !l.windows.plain() && taps <= kDepthBlock && l.windows.in_size() > 0 && h.stride <= kMostStride && w.stride <= kMostStride &&
-               l.in_channels > 1 && l.windows.out_size() > 0 && l.first == 0 && l.is_last() && (l.groups > 1 || products > weights) &&
-               gemm::way_of(dy, weight) != gemm::Way::tiles;
+               l.in_channels > 1 && l.windows.out_size() > 0 && is_undivided(l) && gemm::way_of(dy, weight) != gemm::Way::tiles;
     if (!applies_) return;
     const Reach down(h), across(w);
     windows_ = {down.windows(), across.windows()};

@@ -119,12 +119,10 @@ inline double rate_of(Element a, Element b) {
 
 // Whether the columns of an A that lies transposed begin at the same place of each page, so that the lines which a micro-kernel reads meet
 // in one set of the first-level cache.
-inline bool lines_meet(const Operand<float>& a) {
-  constexpr int64_t kPage = 4096;
-  return a.row == 1 && a.column > 1 && a.column * a.size() % kPage == 0;
-}
+inline constexpr int64_t kPage = 4096;
+inline bool lines_meet(const Operand<float>& a) { return a.row == 1 && a.column > 1 && a.column * a.size() % kPage == 0; }
 
-// The room of a product at `place`, and its bytes. Products with smaller sizes take no more.
+// The room of a product at `place`, and its bytes. Products with smaller sizes take no more; of A the strides count, too.
 inline std::pair<Room, int64_t> room_of(const Product<float>& p, std::byte* place) {
   const int64_t depth = std::clamp<int64_t>(p.depth, 1, kDepthBlock);  // smaller depths may have longer blocks
   const auto up = [](int64_t n) { return (n + 15) / 16 * 16; };

@@ -9,7 +9,7 @@
 ORT_TRAIN_OPS_BEGIN
 namespace gemm {
 
-// The even elements of two vectors, and the odd ones; and both as one row again.
+// The even elements of two vectors, and the odd ones.
 #ifdef __AVX512F__
 struct Halves {
   Vector even, odd;
@@ -19,11 +19,15 @@ struct Halves {
     odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(first, _mm512_set1_epi32(1)), b);
   }
 };
-inline void store_joined(Vector even, Vector odd, float* to) {
-  const __m512i lower = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  store(to, _mm512_permutex2var_ps(even, lower, odd));
-  store(to + 16, _mm512_permutex2var_ps(even, _mm512_add_epi32(lower, _mm512_set1_epi32(8)), odd));
-}
+// Both as one row again: its first vector, and the second one.
+struct Joined {
+  Vector first, second;
+  Joined(Vector even, Vector odd) {
+    const __m512i lower = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    first = _mm512_permutex2var_ps(even, lower, odd);
+    second = _mm512_permutex2var_ps(even, _mm512_add_epi32(lower, _mm512_set1_epi32(8)), odd);
+  }
+};
 // Those elements of p whose bit is set: zeros for others, which aren't read; nothing else is written.
 inline Vector load_some(const float* p, uint64_t bits) { return _mm512_maskz_loadu_ps(static_cast<__mmask16>(bits), p); }
 inline void store_some(float* p, uint64_t bits, Vector v) { _mm512_mask_storeu_ps(p, static_cast<__mmask16>(bits), v); }
@@ -36,11 +40,14 @@ struct Halves {
     odd = in_order(_mm256_shuffle_ps(a, b, 0xdd));
   }
 };
-inline void store_joined(Vector even, Vector odd, float* to) {
-  const __m256 lower = _mm256_unpacklo_ps(even, odd), upper = _mm256_unpackhi_ps(even, odd);
-  store(to, _mm256_permute2f128_ps(lower, upper, 0x20));
-  store(to + 8, _mm256_permute2f128_ps(lower, upper, 0x31));
-}
+struct Joined {
+  Vector first, second;
+  Joined(Vector even, Vector odd) {
+    const __m256 lower = _mm256_unpacklo_ps(even, odd), upper = _mm256_unpackhi_ps(even, odd);
+    first = _mm256_permute2f128_ps(lower, upper, 0x20);
+    second = _mm256_permute2f128_ps(lower, upper, 0x31);
+  }
+};
 inline __m256i lanes_of(uint64_t bits) {
   const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
   return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits & 0xff)), lane), lane);
@@ -59,9 +66,41 @@ inline Halves halves_of(const float* p, uint64_t bits) {
   return {load_some(p, bits), load_some(p + kWidth, bits >> kWidth)};
 }
 
+// Of n elements those whose number is even, and the others; each half is written as far as it goes.
+inline void divide_halves(const float* from, int64_t n, float* even, float* odd) {
+  constexpr int64_t kTwo = 2 * kWidth;
+  int64_t i = 0;
+  for (; i + kTwo <= n; i += kTwo) {
+    const Halves both(load(from + i), load(from + i + kWidth));
+    store(even + i / 2, both.even);
+    store(odd + i / 2, both.odd);
+  }
+  if (i == n) return;
+  const Halves both = halves_of(from + i, lowest(n - i));
+  store_some(even + i / 2, lowest((n - i + 1) / 2), both.even);
+  store_some(odd + i / 2, lowest((n - i) / 2), both.odd);
+}
+
+// The reverse: a row of n elements.
+inline void join_halves(const float* even, const float* odd, int64_t n, float* to) {
+  constexpr int64_t kTwo = 2 * kWidth;
+  int64_t i = 0;
+  for (; i + kTwo <= n; i += kTwo) {
+    const Joined row(load(even + i / 2), load(odd + i / 2));
+    store(to + i, row.first);
+    store(to + i + kWidth, row.second);
+  }
+  if (i == n) return;
+  const Joined row(load_some(even + i / 2, lowest((n - i + 1) / 2)), load_some(odd + i / 2, lowest((n - i) / 2)));
+  store_some(to + i, lowest(n - i), row.first);
+  store_some(to + i + kWidth, lowest(n - i - kWidth), row.second);
+}
+
 // n elements, of which every second one is taken.
 inline void copy_every_second(const float* from, int64_t n, float* to) {
-  for (int64_t i = 0; i < n; i += kWidth) store_some(to + i, lowest(n - i), halves_of(from + 2 * i, lowest(2 * (n - i) - 1)).even);
+  int64_t i = 0;
+  for (; i + kWidth < n; i += kWidth) store(to + i, Halves(load(from + 2 * i), load(from + 2 * i + kWidth)).even);
+  if (i < n) store_some(to + i, lowest(n - i), halves_of(from + 2 * i, lowest(2 * (n - i) - 1)).even);
 }
 
 }  // namespace gemm

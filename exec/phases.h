@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "exec/kernel.h"
+#include "exec/halves.h"
 
 ORT_TRAIN_OPS_BEGIN
 
@@ -13,12 +13,7 @@ inline void join_phases(const float* from, int64_t phase, int64_t stride, int64_
   if (stride == 1) {
     std::copy_n(from, n, to);
   } else if (stride == 2) {
-    const float* const odd = from + phase;
-    for (int64_t i = 0; i < n / 2; ++i) {
-      to[2 * i] = from[i];
-      to[2 * i + 1] = odd[i];
-    }
-    if (n % 2 == 1) to[n - 1] = from[n / 2];
+    gemm::join_halves(from, from + phase, n, to);
   } else {
     for (int64_t p = 0; p < std::min(stride, n); ++p, from += phase) {
       for (int64_t i = 0, j = p; j < n; ++i, j += stride) to[j] = from[i];
@@ -31,11 +26,7 @@ inline void divide_phases(const float* from, int64_t phase, int64_t stride, floa
   if (stride == 1) {
     std::copy_n(from, phase, to);
   } else if (stride == 2) {
-    float* const odd = to + phase;
-    for (int64_t i = 0; i < phase; ++i) {
-      to[i] = from[2 * i];
-      odd[i] = from[2 * i + 1];
-    }
+    gemm::divide_halves(from, 2 * phase, to, to + phase);
   } else {
     for (int64_t p = 0; p < stride; ++p, to += phase) {
       for (int64_t i = 0; i < phase; ++i) to[i] = from[i * stride + p];

@@ -22,7 +22,9 @@
 ORT_TRAIN_OPS_BEGIN
 namespace convolution {
 
-inline constexpr int64_t kTileElements = 16, kOutputs = 4;  // of a transformed tile; of a tile of y
+inline constexpr int64_t kTaps = 9, kTileElements = 16, kOutputs = 4;  // of a window; of a transformed tile; of a tile of y
+inline constexpr int64_t kSide = 8;                                    // channels of y whose weights are transposed at a time
+static_assert(gemm::kRows <= kSide);
 
 // The tiles of a plane of y, in rows, and what of x they read.
 class WinogradTiles {
@@ -238,9 +240,7 @@ class WinogradSums {
   WinogradSums(const Layout& l, bool backwards, Element x, Element w, Element y)
       : l_(l), backwards_(backwards), x_(x), w_(w), y_(y), windows_(l.windows) {
     constexpr int64_t kChunk = 128, kTransformed = 144 << 10, kMost = 288, kLeastOutputs = 32;
-    const double products = static_cast<double>(l.batch) * static_cast<double>(l.products()), weights = static_cast<double>(l.weights());
-    applies_ =
-        takes_winograd(l) && gemm::way_of(x, w) == gemm::Way::floats && (!backwards || (l.first == 0 && l.is_last() && products > weights));
+    applies_ = takes_winograd(l) && gemm::way_of(x, w) == gemm::Way::floats && (!backwards || is_undivided(l));
     if (!applies_) return;
     channels_ = l.in_channels;
     outputs_ = l.out_channels;
@@ -258,7 +258,7 @@ class WinogradSums {
     block_ = std::clamp(kTransformed / (kTileElements * chunk_) / gemm::kPanel * gemm::kPanel, int64_t{gemm::kPanel}, kMost);
     block_ = std::min(block_, divided_up(all, gemm::kWidth) * gemm::kWidth);
     const int64_t of_tiles = divided_up(all, block_);
-    const auto divided = [&](int64_t parts) { return divided_up(divided_up(outputs_, parts), gemm::kRows) * gemm::kRows; };
+    const auto divided = [&](int64_t parts) { return equal_part(outputs_, parts, gemm::kRows); };
     down_ = 1;
     while (of_tiles * down_ < kFewTasks && divided(down_ + 1) >= kLeastOutputs) ++down_;
     task_outputs_ = divided(down_);
@@ -266,15 +266,14 @@ class WinogradSums {
     Places places;
     places.take<float>(kTileElements * transformed_each());
     products_at_ = places.take<float>(kTileElements * kPiece);
-    sums_at_ = places.take<float>(task_outputs_ * kOutputs * block_ + gemm::kWidth);
-    room_at_ = places.take<float>(std::max(tiles_.room(std::min(block_, tiles_.count())), windows_.w.out + 2 * gemm::kWidth));
+    sums_at_ = places.take<float>(task_outputs_ * kOutputs * block_);
+    room_at_ = places.take<float>(std::max(tiles_.room(std::min(block_, tiles_.count())), windows_.w.out));
     bytes_ = places.all();
   }
 
   struct Column {
     __m256 of[4];
   };
-  static constexpr int64_t kTaps = 9, kSide = 8;  // what weights are transposed by, at least kRows
 
   // Of an element of a tile; no power of two: all 16 are written at a time.
   int64_t weights_each() const { return channels_ * gemm::kRows + gemm::kWidth; }
@@ -351,17 +350,11 @@ class WinogradSums {
     });
   }
 
-  // A row of y of `columns` elements from those of its tiles. some: room for it, and two vectors
+  // A row of y of `columns` elements from those of its tiles. some: room for it
   void join_row(const float* made, int64_t columns, const Result<float>& to, float* some) const {
-    constexpr int64_t kTwo = 2 * gemm::kWidth;
     const bool is_own = y_ == Element::own;
-    int64_t j = 0;
-    for (; is_own && j + kTwo <= columns; j += kTwo, made += gemm::kWidth)
-      gemm::store_joined(gemm::load(made), gemm::load(made + block_), to.own() + j);
-    const int64_t left = columns - j;
-    for (int64_t i = 0; i < left; i += kTwo, made += gemm::kWidth)
-      gemm::store_joined(gemm::load(made), gemm::load(made + block_), some + i);
-    if (left > 0) store_rows(some, left, to.from(0, j), 1, left);
+    gemm::join_halves(made, made + block_, columns, is_own ? to.own() : some);
+    if (!is_own) store_rows(some, columns, to, 1, columns);
   }
 
   // Of `columns` elements of a row of y, from column `from` on, those that aren't finite; made: the elements of tiles.
@@ -375,13 +368,13 @@ class WinogradSums {
   float element_at(const std::byte* x, const std::byte* w, float sum, int64_t n, int64_t output, int64_t i, int64_t j) const {
     for (int64_t channel = 0; channel < channels_; ++channel) {
       const Plane plane = plane_of(x, n, channel);
-      const int64_t weights = (backwards_ ? channel * outputs_ + output : output * channels_ + channel) * 9;
-      for (int64_t t = 0; t < 9; ++t) {
+      const int64_t weights = (backwards_ ? channel * outputs_ + output : output * channels_ + channel) * kTaps;
+      for (int64_t t = 0; t < kTaps; ++t) {
         const int64_t row = windows_.h.at(i, t / 3), column = windows_.w.at(j, t % 3);
         if (row < 0 || row >= windows_.h.in || column < 0 || column >= windows_.w.in) continue;
         float element;
         plane.read(row * windows_.w.in + column, 1, &element);
-        sum = std::fma(number_of<float>(w, w_, weights + (backwards_ ? 8 - t : t)), element, sum);
+        sum = std::fma(number_of<float>(w, w_, weights + (backwards_ ? kTaps - 1 - t : t)), element, sum);
       }
     }
     return sum;

@@ -23,7 +23,7 @@ class WinogradWeights {
     block_ = std::min(kBlock, divided_up(l.batch * tiles_.count(), 16) * 16);
     outputs_ = std::min(kMostOutputs, divided_up(l.out_channels, gemm::kWidth) * gemm::kWidth);
     channels_ = std::min(kMostChannels, l.in_channels);
-    const auto equal = [&](int64_t parts) { return divided_up(divided_up(l.in_channels, parts), gemm::kRows) * gemm::kRows; };
+    const auto equal = [&](int64_t parts) { return equal_part(l.in_channels, parts, gemm::kRows); };
     across_ = divided_up(l.in_channels, channels_);
     down_ = divided_up(l.out_channels, outputs_);
     while (pieces_.pieces * across_ * down_ < kFewTasks && equal(across_ + 1) >= kLeastChannels) ++across_;
@@ -67,27 +67,24 @@ class WinogradWeights {
         multiply_tiles(channels, j, width, count, first > begin, place);
       }
     }
-    const bool is_float = pieces_.pieces > 1 || dw_ == Element::own;
-    auto* const room = reinterpret_cast<float*>(place + room_at_);
     const int64_t row = l_.depth(), made_row = channels * kTaps;
+    Result<float> result(dw, row, 1, dw_);
+    if (pieces_.pieces > 1) result = {reinterpret_cast<float*>(dw) + piece * l_.weights(), row};
     for (int64_t r = 0; r < outputs; r += kSide) {
       const float* const sums = reinterpret_cast<const float*>(place + sums_at_) + r;
-      const int64_t rows = std::min(kSide, outputs - r), to = ((output + r) * l_.in_channels + channel) * kTaps;
-      float* const own = reinterpret_cast<float*>(dw) + (pieces_.pieces > 1 ? piece * l_.weights() : 0) + to;
-      if (is_float && rows == kSide) {
-        join(sums, channels, own, row);
-        continue;
+      const Result<float> to = result.from(output + r, channel * kTaps);
+      if (to.element == Element::own && r + kSide <= outputs) {
+        join(sums, channels, to.own(), row);
+      } else {
+        auto* const room = reinterpret_cast<float*>(place + room_at_);
+        join(sums, channels, room, made_row);
+        store_rows(room, made_row, to, std::min(kSide, outputs - r), made_row);
       }
-      join(sums, channels, room, made_row);
-      if (is_float)
-        store_rows(room, made_row, Result<float>(own, row), rows, made_row);
-      else
-        store_rows(room, made_row, Result<float>(dw + to * bytes_each<float>(dw_), row, 1, dw_), rows, made_row);
     }
   }
 
  private:
-  static constexpr int64_t kTaps = 9, kSomeTiles = 16, kSide = 8;
+  static constexpr int64_t kSomeTiles = 16;
 
   int64_t transformed_each() const { return divided_up(channels_, gemm::kRows) * gemm::kRows * block_ + gemm::kPanel; }
   int64_t dy_row() const { return block_ + gemm::kWidth; }  // no power of two

@@ -136,14 +136,15 @@ struct ForwardWithoutColumns {
     const float* const of_channels = added ? vector_of<float>(added, bias, 0, channels, args.workspace + weights_bytes()) : nullptr;
     const Workspace all = workspace(channels);
     const auto place = [&](int worker) { return args.workspace + all.shared + worker * all.each; };
+    const auto pack_and_run = [&](const auto& way) {
+      args.workers().parallel_for(way.blocks(), [&](int64_t block, int) { way.pack(w, block, packed); });
+      args.workers().parallel_for(way.tasks(),
+                                  [&](int64_t task, int worker) { way.run(x, w, packed, of_channels, y, task, place(worker)); });
+    };
     if (winograd.applies()) {
-      args.workers().parallel_for(winograd.blocks(), [&](int64_t block, int) { winograd.pack(w, block, packed); });
-      args.workers().parallel_for(winograd.tasks(),
-                                  [&](int64_t task, int worker) { winograd.run(x, w, packed, of_channels, y, task, place(worker)); });
+      pack_and_run(winograd);
     } else if (direct.applies()) {
-      args.workers().parallel_for(direct.blocks(), [&](int64_t block, int) { direct.pack(w, block, packed); });
-      args.workers().parallel_for(direct.tasks(),
-                                  [&](int64_t task, int worker) { direct.run(x, w, packed, of_channels, y, task, place(worker)); });
+      pack_and_run(direct);
     } else {
       args.workers().parallel_for(depthwise.tasks(),
                                   [&](int64_t task, int worker) { depthwise.run(x, w, of_channels, y, task, place(worker)); });

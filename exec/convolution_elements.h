@@ -61,6 +61,15 @@ inline double share_of(const KernelSpec& spec, int64_t useful, double more) {
   return static_cast<double>(useful) / (static_cast<double>(useful) / rate + more);
 }
 
+// Where elements of some planes will be stored, of planes [begin, end): lines come into the cache meanwhile, since another core may have
+// them.
+inline void fetch_planes(int64_t count, int64_t begin, int64_t end, const Result<float>& to) {
+  for (int64_t plane = begin; plane < end; ++plane) {
+    const std::byte* const from = to.from(plane, 0).data;
+    for (int64_t line = 0; line < count * to.size(); line += 64) gemm::fetch_to_write(from + line);
+  }
+}
+
 // --- without columns ------------------------------------------------------------------------------------------------------------------
 
 inline constexpr int64_t kPlaneBytes = 768 << 10;  // of x's copy at most: planes that are larger are made by columns

@@ -94,6 +94,8 @@ class DirectForward {
     auto* const copy = reinterpret_cast<float*>(place);
     auto* const sums = reinterpret_cast<float*>(place + sums_at_);
     const float* const weights = (packs() ? packed : reinterpret_cast<const float*>(w)) + (g * l_.out_channels + channel_of_y) * row_;
+    const int64_t across = l_.windows.w.out, first = l_.y_at(n, g, channel_of_y) + row * across;
+    const Result<float> to(y + first * bytes_each<float>(y_), l_.windows.out_size(), 1, y_);
     for (int64_t r = 0; bias && r < outputs; ++r)
       std::fill_n(sums + r * sums_row_, sums_row_, bias[l_.first + g * l_.out_channels + channel_of_y + r]);
     for (int64_t channel = 0; channel < words_; channel += channels_) {
@@ -102,21 +104,21 @@ class DirectForward {
       for (int64_t i = 0; i < channels; ++i)
         planes_.fill(x_.plane(planes, channel + i, l_.windows.in_size(), l_.in_channels), row, rows, rows_, copy + i * each);
       std::fill_n(copy + channels * each, kBehind, 0.0f);
+      const bool is_last = channel + channels == words_;
       add(weights + channel * l_.windows.taps(), channels * l_.windows.taps(), outputs, planes_.windows(rows), copy, sums,
-          bias || channel > 0);
+          bias || channel > 0, is_last ? &to : nullptr);
     }
-    const int64_t across = l_.windows.w.out;
-    for (int64_t r = 0; r < outputs; ++r) {
-      const int64_t to = l_.y_at(n, g, channel_of_y + r) + row * across;
-      store_rows<float>(sums + r * sums_row_, planes_.width(), {y + to * bytes_each<float>(y_), across, 1, y_}, rows, across);
-    }
+    for (int64_t r = 0; r < outputs; ++r)
+      store_rows<float>(sums + r * sums_row_, planes_.width(), {to.from(r, 0).data, across, 1, y_}, rows, across);
   }
 
  private:
   bool packs() const { return w_ != Element::own; }
 
-  // The products of one chunk of channels.
-  void add(const float* weights, int64_t depth, int64_t outputs, int64_t columns, const float* copy, float* sums, bool has_start) const {
+  // The products of one chunk of channels. y: where the last one's sums end up, else null
+  void add(const float* weights, int64_t depth, int64_t outputs, int64_t columns, const float* copy, float* sums, bool has_start,
+           const Result<float>* y) const {
+    const int64_t across = l_.windows.w.out;
     for (int64_t r = 0; r < outputs; r += gemm::kRows) {
       const int64_t rows = std::min<int64_t>(gemm::kRows, outputs - r);
       const float* a[gemm::kRows];
@@ -124,6 +126,7 @@ class DirectForward {
       for (int64_t j = 0, width; j < columns; j += width) {
         width = gemm::Fused::panel(columns - j);
         float* const to = sums + r * sums_row_ + j;
+        if (y) fetch_planes(width, r, r + rows, y->from(0, j / planes_.width() * across + std::min(j % planes_.width(), across)));
         gemm::indexed_kernel<false>(rows, width, x_.pairs)({.depth = depth,
                                                             .a = a,
                                                             .at = at_.data(),
@@ -163,7 +166,7 @@ class DirectWeights {
     plane_ = TilePlane(read_, tiles.columns);
     const int64_t taps = l.windows.taps(), wide = tiles.samples * tiles.columns;
     const int64_t of_whole = l.total / l.groups;
-    outputs_ = std::min(kMostOutputs, of_whole);
+    outputs_ = std::min(taps == 1 ? kMostOutputs * 3 : kMostOutputs, of_whole);
     channels_ =
         outputs_ > 0 ? std::min(kCopied / (tiles.samples * plane_.size()), kSums / (taps * std::min(outputs_, kLeastOutputs * 4))) : 0;
     applies_ = !l.windows.plain() && l.windows.out_size() > 0 && channels_ > 0 && of_whole >= gemm::kWidth &&

@@ -115,7 +115,7 @@ class DirectInput {
     *place = is_finite ? 0.0f : 1.0f;
   }
 
-  void run(const std::byte* dy, const float* packed, std::byte* dx, int64_t task, std::byte* place) const {
+  void run(const std::byte* dy, const std::byte*, const float* packed, const float*, std::byte* dx, int64_t task, std::byte* place) const {
     const int64_t across = task % across_, band = task / across_ % bands_, item = task / across_ / bands_, n = item / l_.groups,
                   g = item % l_.groups;
     const int64_t channel = across * channels_, channels = std::min(channels_, l_.in_channels - channel), row = band * rows_;
@@ -127,7 +127,10 @@ class DirectInput {
       planes_.fill(dy_.plane(planes, o, l_.windows.out_size(), l_.out_channels), row, rows, rows_, copy + o * each);
     std::fill_n(copy + words_ * each, kBehind, 0.0f);
     const int64_t first = g * divided_up(l_.in_channels, gemm::kRows) + channel / gemm::kRows, channel_sums = phases() * sums_row_;
+    const Result<float> to(dx + l_.x_at(n, g, channel) * bytes_each<float>(dx_), l_.windows.in_size(), 1, dx_);
+    const int64_t begin = row * l_.windows.h.stride * l_.windows.w.in, end = end_of(row, rows) * l_.windows.w.in;
     for (int64_t r = 0; r < channels; r += gemm::kRows) {
+      fetch_planes(end - begin, r, std::min(r + gemm::kRows, channels), to.from(0, begin));
       for (int64_t j = 0, width; j < columns; j += width) {
         width = gemm::Fused::panel(columns - j);
         for (size_t p = 0; p < phases_.size(); ++p) {
@@ -149,7 +152,7 @@ class DirectInput {
       float* const made = sums + r * channel_sums;
       if (packed[blocks() * block_weights() + block] != 0)
         make_by_definition(planes, packed + block * block_weights() + r % gemm::kRows, row, rows, made);
-      store(made, row, rows, dx + l_.x_at(n, g, channel + r) * bytes_each<float>(dx_), reinterpret_cast<float*>(place + row_at_));
+      store(made, row, rows, to.from(r, 0).data, reinterpret_cast<float*>(place + row_at_));
     }
   }
 

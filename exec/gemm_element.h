@@ -90,17 +90,31 @@ inline __m512i rounded32(__m512 lower, __m512 upper, bool converts) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(halves(lower)), halves(upper), 1);
 }
 
-// Sixteen pairs, of elements of one row and of the next; null: zeros.
-template <Element e> __m512i pairs16(const std::byte* first, const std::byte* second, bool converts) {
-  __m512i halves;
-  if constexpr (e == Element::bfloat16)
-    halves = _mm512_inserti64x4(_mm512_castsi256_si512(load_sixteen(first)), second ? load_sixteen(second) : _mm256_setzero_si256(), 1);
-  else
-    halves = rounded32(load16(first), second ? load16(second) : _mm512_setzero_ps(), converts);
+// Of sixteen halves and sixteen more, one behind the other, the pairs.
+inline __m512i paired(__m512i halves) {
   alignas(64) static constexpr uint16_t kOrder[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                     8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), halves);
 }
+inline __m512i paired(__m256i first, __m256i second) { return paired(_mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1)); }
+
+// Sixteen pairs, of elements of one row and of the next; null: zeros.
+template <Element e> __m512i pairs16(const std::byte* first, const std::byte* second, bool converts) {
+  if constexpr (e == Element::bfloat16)
+    return paired(load_sixteen(first), second ? load_sixteen(second) : _mm256_setzero_si256());
+  else
+    return paired(rounded32(load16(first), second ? load16(second) : _mm512_setzero_ps(), converts));
+}
+// The same of the elements of a mask; nothing else is read.
+template <Element e> __m512i some_pairs16(__mmask16 some, const std::byte* first, const std::byte* second, bool converts) {
+  const __mmask16 of_second = second ? some : 0;
+  if constexpr (e == Element::bfloat16)
+    return paired(_mm256_maskz_loadu_epi16(some, first), _mm256_maskz_loadu_epi16(of_second, second));
+  else
+    return paired(rounded32(_mm512_maskz_loadu_ps(some, first), _mm512_maskz_loadu_ps(of_second, second), converts));
+}
+// Of the first n of sixteen.
+inline __mmask16 first_of16(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
 #else
 inline bool has_pairs() { return false; }
 #endif
@@ -168,7 +182,14 @@ inline void narrow16(const float* from, std::byte* to) {
 template <Element e> void narrow(const float* from, int64_t n, std::byte* to) {
   int64_t i = 0;
 #ifdef __AVX512F__
-  for (; e == Element::bfloat16 && i + 16 <= n; i += 16) narrow16(from + i, to + 2 * i);
+  if constexpr (e == Element::bfloat16) {
+    for (; i + 16 <= n; i += 16) narrow16(from + i, to + 2 * i);
+    if (i < n) {
+      const __mmask16 some = first_of16(n - i);
+      _mm256_mask_storeu_epi16(to + 2 * i, some, rounded16(_mm512_maskz_loadu_ps(some, from + i)));
+    }
+    return;
+  }
 #endif
   for (; i + 8 <= n; i += 8) narrow8<e>(from + i, to + 2 * i);
   for (; i < n; ++i) {

@@ -66,12 +66,17 @@ template <Element e> void pair_row(const std::byte* first, const std::byte* seco
   int64_t i = 0;
 #ifdef __AVX512F__
   for (; i + 16 <= n; i += 16) _mm512_storeu_si512(to + i, pairs16<e>(first + i * size, second ? second + i * size : nullptr, converts));
-#endif
+  if (i < n) {
+    const __mmask16 some = first_of16(n - i);
+    _mm512_mask_storeu_epi32(to + i, some, some_pairs16<e>(some, first + i * size, second ? second + i * size : nullptr, converts));
+  }
+#else
   for (; i + 8 <= n; i += 8) {
     const __m256i upper = second ? _mm256_slli_epi32(bits8<e>(second + i * size), 16) : _mm256_setzero_si256();
     _mm256_storeu_ps(to + i, _mm256_castsi256_ps(_mm256_or_si256(bits8<e>(first + i * size), upper)));
   }
   for (; i < n; ++i) to[i] = as_word(bits<e>(first, i) | (second ? bits<e>(second, i) << 16 : 0));
+#endif
 }
 
 // Two neighbouring rows of n elements each as a row of pairs; behind an odd last one comes a row of zeros.

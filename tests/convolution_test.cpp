@@ -30,10 +30,11 @@ struct Form {
   explicit Form(std::mt19937& random) {
     const auto some = [&](int64_t from, int64_t to) { return std::uniform_int_distribution<int64_t>(from, to)(random); };
     const bool is_depthwise = some(0, 3) == 0;
-    const bool is_usual = !is_depthwise && some(0, 3) == 0;  // windows of 3 x 3 in steps of one, many channels
+    const bool is_usual = !is_depthwise && some(0, 3) == 0;               // windows of 3 x 3 in steps of one, many channels
+    const bool has_many = !is_depthwise && !is_usual && some(0, 2) == 0;  // channels, in any windows
     const int64_t groups = is_usual ? 1 : is_depthwise ? some(1, 37) : some(0, 2) == 0 ? some(2, 3) : 1;
-    const int64_t inputs = is_depthwise ? 1 : is_usual || some(0, 3) == 0 ? some(is_usual ? 16 : 60, 150) : some(1, 20);
-    const int64_t outputs = is_depthwise ? 1 : is_usual || some(0, 3) == 0 ? some(is_usual ? 16 : 40, 150) : some(1, 40);
+    const auto channels = [&](int64_t least) { return is_usual || has_many || some(0, 3) == 0 ? some(least, 150) : some(1, 40); };
+    const int64_t inputs = is_depthwise ? 1 : channels(is_usual ? 16 : 32), outputs = is_depthwise ? 1 : channels(is_usual ? 16 : 32);
     const bool is_even = !is_usual && some(0, 3) == 0;  // in steps of one size, of windows that don't overlap, or are of one element
     x = {some(1, 5), groups * inputs};
     w = {groups * outputs, inputs};
@@ -63,7 +64,7 @@ TEST(Convolution, OfRandomShapesAndTypesIsExactForSmallNumbers) {
   Workers one(1), three(3);
   std::mt19937 random(7);
   constexpr DType kTypes[] = {DType::float32, DType::bfloat16, DType::bfloat16, DType::float16};
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < 250; ++i) {
     const Form form(random);
     const auto numbers = [&](const Shape& shape) {
       Tensor tensor(DType::float64, shape);
@@ -98,8 +99,8 @@ TEST(Convolution, OfRandomShapesAndTypesIsExactForSmallNumbers) {
 
 // dx of `groups` groups, from a dy of ones and weights of ones but for the first, which is infinite: in float32 and in 16 bits, which have
 // ways of their own for planes with padding, and in float64, which hasn't.
-std::vector<double> gradient_with_infinity(DType dtype, int64_t samples, int64_t groups, int64_t stride) {
-  const int64_t channels = 4, size = 16, out = (size + 2 - 3) / stride + 1, in_group = channels / groups;
+std::vector<double> gradient_with_infinity(DType dtype, int64_t channels, int64_t groups, int64_t stride) {
+  const int64_t samples = 3, size = 16, out = (size + 2 - 3) / stride + 1, in_group = channels / groups;
   const Shape x{samples, channels, size, size}, y{samples, channels, out, out}, w{channels, in_group, 3, 3};
   std::vector<double> ones(static_cast<size_t>(element_count(y)), 1), weights(static_cast<size_t>(element_count(w)), 1);
   weights[0] = std::numeric_limits<double>::infinity();
@@ -117,12 +118,14 @@ std::vector<double> gradient_with_infinity(DType dtype, int64_t samples, int64_t
 }
 
 TEST(Convolution, PaddingIsNotMultipliedWithAnInfiniteWeight) {
-  for (const int64_t groups : {1, 2, 4}) {
+  for (const auto& [channels, groups] : {std::pair{4, 1}, {4, 2}, {4, 4}, {64, 1}, {64, 2}}) {
     for (const int64_t stride : {1, 2}) {
-      const std::vector<double> doubles = gradient_with_infinity(DType::float64, 3, groups, stride);
-      for (const double element : doubles) ASSERT_FALSE(std::isnan(element)) << groups << " groups, steps of " << stride;
+      const std::vector<double> doubles = gradient_with_infinity(DType::float64, channels, groups, stride);
+      for (const double element : doubles)
+        ASSERT_FALSE(std::isnan(element)) << channels << ", " << groups << " groups, steps of " << stride;
       for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16})
-        EXPECT_EQ(gradient_with_infinity(dtype, 3, groups, stride), doubles) << to_string(dtype) << ", " << groups << ", " << stride;
+        EXPECT_EQ(gradient_with_infinity(dtype, channels, groups, stride), doubles)
+            << to_string(dtype) << ", " << channels << ", " << groups << ", " << stride;
     }
   }
 }

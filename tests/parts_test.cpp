@@ -297,6 +297,8 @@ TEST(Parts, OfConvolutionsHaveTheBitsOfTheWhole) {
   const std::vector<Convolution> cases{
       {.why = "taps", .x = {3, 16, 6, 7}, .w = {512, 16, 3, 3}, .pads = {1, 1, 1, 1}, .bias = true},
       {.why = "one tap, samples together", .x = {2, 64, 5, 5}, .w = {512, 64, 1, 1}},
+      {.why = "one tap, more samples", .x = {4, 64, 7, 6}, .w = {512, 64, 1, 1}, .bias = true},
+      {.why = "one tap in steps", .x = {4, 80, 13, 12}, .w = {600, 80, 1, 1}, .strides = {2, 2}},
       {.why = "one tap, dx made in its place", .x = {1, 64, 10, 20}, .w = {1000, 64, 1, 1}, .bias = true},
       {.why = "products as large as dx", .x = {1, 32, 8, 8}, .w = {520, 32, 2, 2}, .strides = {2, 2}},
       {.why = "large planes", .x = {2, 16, 30, 30}, .w = {512, 16, 3, 3}, .put_together = true},

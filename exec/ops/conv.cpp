@@ -18,6 +18,7 @@
 //     the part's channels of y; the others are those of `before`, in place, or are left to the nodes that fill them next; the bias is that
 //     of all channels
 
+#include "exec/channel_vectors.h"
 #include "exec/convolution.h"
 #include "exec/convolution_elements.h"
 #include "exec/depthwise_convolution.h"
@@ -111,6 +112,7 @@ template <typename T> struct Forward {
 // How it is made without columns, if one of these ways applies.
 struct ForwardWithoutColumns {
   WinogradSums winograd;
+  ChannelForward channels;
   DirectForward direct;
   DepthwiseForward depthwise;
   Element bias = Element::own;
@@ -118,33 +120,35 @@ struct ForwardWithoutColumns {
   template <typename T> static ForwardWithoutColumns of(const Forward<T>& f) {
     if (!std::is_same_v<T, float>) return {};
     if (WinogradSums winograd(f.l, f.x, f.w, f.y); winograd.applies()) return {.winograd = winograd, .bias = f.bias};
-    return {{}, DirectForward(f.l, f.x, f.w, f.y), DepthwiseForward(f.l, f.x, f.w, f.y), f.bias};
+    if (ChannelForward channels(f.l, f.x, f.w, f.y); channels.applies()) return {.channels = std::move(channels), .bias = f.bias};
+    return {{}, {}, DirectForward(f.l, f.x, f.w, f.y), DepthwiseForward(f.l, f.x, f.w, f.y), f.bias};
   }
-  bool applies() const { return winograd.applies() || direct.applies() || depthwise.applies(); }
+  bool applies() const { return winograd.applies() || channels.applies() || direct.applies() || depthwise.applies(); }
+  // body(way) for the one that packs the weight, if one does.
+  template <typename Body> auto with_packed(Body&& body) const {
+    return winograd.applies() ? body(winograd) : channels.applies() ? body(channels) : body(direct);
+  }
   // Shared: w as these ways read it, then a bias that isn't of floats.
-  Workspace workspace(int64_t channels) const {
-    const int64_t bytes = bias == Element::own ? 0 : whole_lines(channels * int64_t{sizeof(float)});
-    const int64_t each = winograd.applies() ? winograd.bytes() : direct.applies() ? direct.bytes() : depthwise.bytes();
+  Workspace workspace(int64_t outputs) const {
+    const int64_t bytes = bias == Element::own ? 0 : whole_lines(outputs * int64_t{sizeof(float)});
+    const int64_t each = packs() ? with_packed([](const auto& way) { return way.bytes(); }) : depthwise.bytes();
     return {.shared = weights_bytes() + bytes, .each = each};
   }
-  // channels: of y
-  void run(const KernelArgs& args, int64_t channels) const {
+  // outputs: channels of y
+  void run(const KernelArgs& args, int64_t outputs) const {
     const auto *const x = args.in<std::byte>(0), *const w = args.in<std::byte>(1),
                       *const added = args.inputs.size() > 2 ? args.in<std::byte>(2) : nullptr;
     auto* const y = args.out<std::byte>(0);
     auto* const packed = reinterpret_cast<float*>(args.workspace);
-    const float* const of_channels = added ? vector_of<float>(added, bias, 0, channels, args.workspace + weights_bytes()) : nullptr;
-    const Workspace all = workspace(channels);
+    const float* const of_channels = added ? vector_of<float>(added, bias, 0, outputs, args.workspace + weights_bytes()) : nullptr;
+    const Workspace all = workspace(outputs);
     const auto place = [&](int worker) { return args.workspace + all.shared + worker * all.each; };
-    const auto pack_and_run = [&](const auto& way) {
-      args.workers().parallel_for(way.blocks(), [&](int64_t block, int) { way.pack(w, block, packed); });
-      args.workers().parallel_for(way.tasks(),
-                                  [&](int64_t task, int worker) { way.run(x, w, packed, of_channels, y, task, place(worker)); });
-    };
-    if (winograd.applies()) {
-      pack_and_run(winograd);
-    } else if (direct.applies()) {
-      pack_and_run(direct);
+    if (packs()) {
+      with_packed([&](const auto& way) {
+        args.workers().parallel_for(way.blocks(), [&](int64_t block, int) { way.pack(w, block, packed); });
+        args.workers().parallel_for(way.tasks(),
+                                    [&](int64_t task, int worker) { way.run(x, w, packed, of_channels, y, task, place(worker)); });
+      });
     } else {
       args.workers().parallel_for(depthwise.tasks(),
                                   [&](int64_t task, int worker) { depthwise.run(x, w, of_channels, y, task, place(worker)); });
@@ -152,7 +156,10 @@ struct ForwardWithoutColumns {
   }
 
  private:
-  int64_t weights_bytes() const { return winograd.applies() ? winograd.shared_bytes() : direct.applies() ? direct.shared_bytes() : 0; }
+  bool packs() const { return !depthwise.applies(); }
+  int64_t weights_bytes() const {
+    return packs() ? with_packed([](const auto& way) { return way.shared_bytes(); }) : 0;
+  }
 };
 
 void copy_before(const KernelArgs& args, int64_t bytes) {
@@ -192,6 +199,7 @@ double efficiency(const KernelSpec& spec, int) {
   const auto made = for_sums(spec, [&]<typename T>() { return ForwardWithoutColumns::of(Forward<T>(spec)); });
   if (made.winograd.applies()) return made.winograd.efficiency();
   if (made.depthwise.applies()) return depthwise_efficiency(l.windows);
+  if (made.channels.applies()) return made.channels.efficiency(gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1)));
   if (made.direct.applies()) return made.direct.efficiency(gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1)));
   const Tiles tiles = tiles_of(l);
   constexpr double kStoring = 18;  // an element of y

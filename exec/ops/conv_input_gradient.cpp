@@ -14,6 +14,7 @@
 
 #include <tuple>
 
+#include "exec/channel_vectors.h"
 #include "exec/convolution.h"
 #include "exec/convolution_elements.h"
 #include "exec/depthwise_convolution.h"
@@ -128,6 +129,7 @@ template <typename T> struct InputGradient {
 // How dx is made without columns, if one of these ways applies.
 struct InputWithoutColumns {
   WinogradSums winograd;
+  ChannelInput channels;
   DirectInput direct;
   DepthwiseInput depthwise;
 
@@ -135,29 +137,31 @@ struct InputWithoutColumns {
     if (!std::is_same_v<T, float>) return {};
     const auto& [l, dy, w, dx] = std::tie(gradient.l, gradient.dy, gradient.w, gradient.dx);
     if (const auto winograd = WinogradSums::of_input(l, dy, w, dx); winograd.applies()) return {.winograd = winograd};
-    return {{}, DirectInput(l, gradient.block, dy, w, dx), DepthwiseInput(l, dy, w, dx)};
+    if (ChannelInput channels(l, gradient.block, dy, w, dx); channels.applies()) return {.channels = std::move(channels)};
+    return {{}, {}, DirectInput(l, gradient.block, dy, w, dx), DepthwiseInput(l, dy, w, dx)};
   }
-  bool applies() const { return winograd.applies() || direct.applies() || depthwise.applies(); }
+  bool applies() const { return winograd.applies() || channels.applies() || direct.applies() || depthwise.applies(); }
+  // body(way) for the one that packs the weight.
+  template <typename Body> auto with_packed(Body&& body) const {
+    return winograd.applies() ? body(winograd) : channels.applies() ? body(channels) : body(direct);
+  }
   Workspace workspace() const {
-    if (winograd.applies()) return {.shared = winograd.shared_bytes(), .each = winograd.bytes()};
-    if (direct.applies()) return {.shared = direct.shared_bytes(), .each = direct.bytes()};
-    return {.each = depthwise.bytes()};
+    if (depthwise.applies()) return {.each = depthwise.bytes()};
+    return with_packed([](const auto& way) { return Workspace{.shared = way.shared_bytes(), .each = way.bytes()}; });
   }
   void run(const KernelArgs& args) const {
     const auto *const dy = args.in<std::byte>(0), *const w = args.in<std::byte>(1);
     auto* const dx = args.out<std::byte>(0);
     const auto place = [&, each = workspace()](int worker) { return args.workspace + each.shared + worker * each.each; };
     auto* const packed = reinterpret_cast<float*>(args.workspace);
-    if (winograd.applies()) {
-      args.workers().parallel_for(winograd.blocks(), [&](int64_t block, int) { winograd.pack(w, block, packed); });
-      args.workers().parallel_for(winograd.tasks(),
-                                  [&](int64_t task, int worker) { winograd.run(dy, w, packed, nullptr, dx, task, place(worker)); });
-    } else if (direct.applies()) {
-      args.workers().parallel_for(direct.blocks(), [&](int64_t block, int) { direct.pack(w, block, packed); });
-      args.workers().parallel_for(direct.tasks(), [&](int64_t task, int worker) { direct.run(dy, packed, dx, task, place(worker)); });
-    } else {
+    if (depthwise.applies()) {
       args.workers().parallel_for(depthwise.tasks(), [&](int64_t task, int worker) { depthwise.run(dy, w, dx, task, place(worker)); });
+      return;
     }
+    with_packed([&](const auto& way) {
+      args.workers().parallel_for(way.blocks(), [&](int64_t block, int) { way.pack(w, block, packed); });
+      args.workers().parallel_for(way.tasks(), [&](int64_t task, int worker) { way.run(dy, w, packed, nullptr, dx, task, place(worker)); });
+    });
   }
 };
 
@@ -187,6 +191,7 @@ double input_efficiency(const KernelSpec& spec, int) {
   const auto made = for_sums(spec, [&]<typename T>() { return InputWithoutColumns::of(InputGradient<T>(spec)); });
   if (made.winograd.applies()) return made.winograd.efficiency();
   if (made.depthwise.applies()) return depthwise_efficiency(l.windows);
+  if (made.channels.applies()) return made.channels.efficiency(gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1)));
   if (made.direct.applies()) return made.direct.efficiency(gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1)));
   return share_of(spec, l.out_channels, 24);
 }

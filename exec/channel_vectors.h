@@ -1,0 +1,521 @@
+// Convolutions whose windows don't fill vectors: in steps of more than one, or in small planes. Channels of the result lie side by side in
+// a panel instead, and what windows read is broadcast, wherever it is: nothing is computed between or behind the windows, and a row of x is
+// copied as it is. The weight goes to the shared workspace as panels; the sums are transposed when they are stored.
+//
+// The bits are those of exec/direct_convolution.h, exec/direct_input_gradient.h and the products with columns: the same chains.
+
+#pragma once
+
+#include <vector>
+
+#include "exec/convolution_elements.h"
+#include "exec/indexed_product.h"
+#include "exec/padded_planes.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace convolution {
+
+// Whether it is made so, rather than with windows in vectors (measured). Chosen by the whole weight; channels: in a group, of what is read
+// and of the result.
+inline bool fills_channels(const Windows& windows, int64_t batch, int64_t read, int64_t made) {
+  constexpr int64_t kSmall = 14 * 14, kFewWindows = 64;  // with fewer, panels of the weight take longer than what they save
+  return read >= 16 && made >= 2 * gemm::kWidth && batch * windows.out_size() >= kFewWindows &&
+         (windows.w.stride > 1 || windows.h.stride > 1 || windows.out_size() <= kSmall);
+}
+
+// What takes time beside the products, as so many multiply-adds (measured): to transpose and store an element of the result; to pack the
+// weight, of each multiply-add.
+inline constexpr double kStoring = 20;
+inline double packing_panels(const Layout& l) { return 30 / static_cast<double>(std::max<int64_t>(1, l.batch * l.windows.out_size())); }
+
+// The result's channels, of a group, divided into panels.
+class ChannelPanels {
+ public:
+  struct Panel {
+    int64_t first, columns, width;  // channels; with what fills the last vector
+  };
+
+  ChannelPanels() = default;
+  explicit ChannelPanels(int64_t channels) {
+    for (int64_t first = 0; first < channels; first += panels_.back().width) {
+      const int64_t width = gemm::Fused::panel(channels - first);
+      panels_.push_back({first, std::min(width, channels - first), width});
+      all_ = first + width;
+    }
+  }
+  int64_t size() const { return static_cast<int64_t>(panels_.size()); }
+  const Panel& operator[](int64_t i) const { return panels_[static_cast<size_t>(i)]; }
+  int64_t all() const { return all_; }  // with what fills the last vector
+
+ private:
+  std::vector<Panel> panels_;
+  int64_t all_ = 0;
+};
+
+// Sums [element][panel] as elements of some channels' planes; to.row: from one plane to the next.
+inline void store_channels(const float* sums, int64_t count, int64_t channels, const Result<float>& to) {
+  constexpr int64_t kEach = 8, kSome = 64;
+  float some[kEach * kSome];
+  const bool is_own = to.element == Element::own;
+  for (int64_t o = 0; o < channels; o += kEach) {
+    const int64_t rows = std::min(kEach, channels - o);
+    for (int64_t begin = 0; begin < count; begin += kSome) {
+      const int64_t n = std::min(kSome, count - begin), row = is_own ? to.row : kSome;
+      const Result<float> there = to.from(o, begin);
+      float* const made = is_own ? there.own() : some;
+      const float* const from = sums + begin * gemm::kPanel + o;
+      int64_t i = 0;
+      for (; rows == kEach && i + kEach <= n; i += kEach) transpose8(from + i * gemm::kPanel, gemm::kPanel, made + i, row);
+      for (; i < n; ++i) {
+        for (int64_t r = 0; r < rows; ++r) made[r * row + i] = from[i * gemm::kPanel + r];
+      }
+      if (!is_own) store_rows<float>(some, kSome, there, rows, n);
+    }
+  }
+}
+
+// What some rows of windows read, of some samples: a copy, [word of channels][sample][row]; or x itself, of floats, where each window is
+// one element. And where each window's first tap is.
+class ChannelWindows {
+ public:
+  ChannelWindows() = default;
+  // most: windows, about; one_row: all of a plane are taken as one
+  ChannelWindows(Windows windows, const Words& words, int64_t channels, int64_t batch, int64_t most, bool one_row)
+      : words_(words), batch_(batch), channels_(channels), in_size_(windows.in_size()) {
+    in_place_ = windows.plain() && words.element == Element::own && !words.pairs;
+    if (one_row) windows = {{}, {.in = in_size_, .out = in_size_}};
+    in_row_ = windows.w.in;
+    read_ = {read_elements(windows.h, rows_step_), read_elements(windows.w, columns_step_)};
+    const int64_t all = windows.out_size();
+    samples_ = std::clamp<int64_t>(most / all, 1, std::max<int64_t>(1, batch));
+    rows_ = 2 * most >= all ? windows.h.out : std::clamp<int64_t>(most / windows.w.out, 1, windows.h.out);
+    for (;; samples_ > 1 ? --samples_ : rows_ = divided_up(rows_, 2)) {
+      bands_ = divided_up(windows.h.out, rows_);
+      rows_ = divided_up(windows.h.out, bands_);  // equally many
+      plane_ = TilePlane(read_, rows_ * windows.w.out);
+      if (fits() || (samples_ == 1 && rows_ == 1)) break;
+    }
+    samples_ = divided_up(std::max<int64_t>(1, batch), groups_of_samples());
+  }
+
+  int64_t samples() const { return samples_; }
+  int64_t rows() const { return rows_; }  // of windows
+  int64_t bands() const { return bands_; }
+  int64_t across() const { return read_.w.out; }
+  int64_t down() const { return read_.h.out; }
+  int64_t groups_of_samples() const { return divided_up(batch_, samples_); }
+  int64_t count() const { return samples_ * rows_ * across(); }
+  int64_t word() const { return in_place_ ? in_size_ : samples_ * plane_.size(); }  // from one to the next
+  int64_t copied() const { return in_place_ ? 0 : words_.of(channels_) * word(); }  // elements
+  int64_t tap(int64_t t) const { return plane_.tap(t); }
+  double copying() const { return columns_step_ > 1 ? 70 : 24; }  // takes as long as so many multiply-adds with each word (measured)
+  bool fits() const { return copied() * int64_t{sizeof(float)} <= kPlaneBytes; }
+
+  // The first word. x: of the group's first channel, of the first of these samples, which lie `image` elements apart
+  const float* make(const std::byte* x, int64_t image, int64_t samples, int64_t row, int64_t rows, float* copy, int32_t* table) const {
+    const int64_t size = bytes_each<float>(words_.element), line = rows_step_ * in_row_;
+    if (in_place_) {
+      for (int64_t i = 0; i < samples; ++i) {
+        for (int64_t k = 0; k < rows * across(); ++k) *table++ = static_cast<int32_t>(i * image + row * across() + k);
+      }
+      return reinterpret_cast<const float*>(x);
+    }
+    for (int64_t word = 0; word < words_.of(channels_); ++word) {
+      for (int64_t i = 0; i < samples; ++i) {
+        const Plane from = words_.plane(x + i * image * size, word, in_size_, channels_);
+        plane_.fill(row * across(), rows * across(), 1, copy + word * this->word() + i * plane_.size(),
+                    [&](int64_t r, float* to) { from.read(r * line, columns_step_, read_.w.in, to); });
+      }
+    }
+    plane_.find_windows(samples, row * across(), rows * across(), 1, table);
+    return copy;
+  }
+
+ private:
+  Words words_;
+  int64_t batch_ = 0, channels_ = 0, in_row_ = 0, in_size_ = 0;
+  bool in_place_ = false;
+  Windows read_;  // over those elements that windows read
+  int64_t rows_step_ = 1, columns_step_ = 1;
+  int64_t samples_ = 1, rows_ = 1, bands_ = 1;
+  TilePlane plane_;
+};
+
+// y of some samples, or some rows of windows of one, and of some panels of its channels, is a task. Of a thread's workspace: x's copy,
+// where windows are in it, the sums of a panel.
+class ChannelForward {
+ public:
+  ChannelForward() = default;
+  ChannelForward(const Layout& l, Element x, Element w, Element y)
+      : l_(l), x_{x, gemm::way_of(x, w) == gemm::Way::pairs}, w_(w), y_(y), words_(x_.of(l.in_channels)) {
+    constexpr int64_t kWindows = 112;
+    const int64_t taps = l.windows.taps(), of_whole = l.total / l.groups;
+    applies_ = fills_channels(l.windows, l.batch, l.in_channels, of_whole) && taps <= kDepthBlock &&
+               gemm::way_of(x, w) != gemm::Way::tiles &&
+               l.groups * (of_whole + gemm::kPanel) * words_ * taps <= kSharedBytes / int64_t{sizeof(float)};
+    if (!applies_) return;
+    windows_ = ChannelWindows(l.windows, x_, l.in_channels, l.batch, kWindows, l.windows.plain());
+    applies_ = windows_.fits();
+    if (!applies_) return;
+    panels_ = ChannelPanels(l.out_channels);
+    chain_ = words_of_chain();
+    each_ = std::max<int64_t>(1, panels_.size());
+    while (tasks() < kFewTasks && each_ > 1) each_ = divided_up(each_, 2);
+    for (int64_t word = 0; word < std::min(chain_, words_); ++word) {
+      for (int64_t t = 0; t < taps; ++t) at_.push_back(static_cast<int32_t>(word * windows_.word() + windows_.tap(t)));
+    }
+    Places places;
+    places.take<float>(windows_.copied());
+    table_at_ = places.take<int32_t>(windows_.count());
+    sums_at_ = places.take<float>(windows_.count() * gemm::kPanel);
+    bytes_ = places.all();
+  }
+
+  bool applies() const { return applies_; }
+  int64_t bytes() const { return bytes_; }
+  int64_t shared_bytes() const { return whole_lines(l_.groups * panels_.all() * depth() * int64_t{sizeof(float)}); }
+  int64_t blocks() const { return l_.groups * panels_.size(); }
+  int64_t tasks() const { return windows_.groups_of_samples() * windows_.bands() * l_.groups * divided_up(panels_.size(), each_); }
+  // Of the rate of large float32 products. rate: of products of such words
+  double efficiency(double rate) const {
+    const auto windows = static_cast<double>(windows_.count()), outputs = static_cast<double>(each_ * gemm::kPanel);
+    const double copying = static_cast<double>(windows_.copied()) / windows / static_cast<double>(depth());
+    const double products = static_cast<double>(l_.in_channels * l_.windows.taps());
+    rate *= share_of_depth(std::min(chain_, words_) * l_.windows.taps(), 16);
+    return products / (products / rate + kStoring + products * (packing_panels(l_) + windows_.copying() * copying / outputs));
+  }
+
+  // A panel: [word of x's channels][tap][channel of y].
+  void pack(const std::byte* w, int64_t block, float* to) const {
+    const int64_t g = block / panels_.size(), taps = l_.windows.taps(), size = bytes_each<float>(w_);
+    const auto& [first, columns, width] = panels_[block % panels_.size()];
+    to += (g * panels_.all() + first) * depth();
+    w += (g * l_.out_channels + first) * l_.depth() * size;
+    if (w_ == Element::own && !x_.pairs) return gemm::pack(reinterpret_cast<const float*>(w), 1, l_.depth(), depth(), columns, width, to);
+    if (taps == 1 || !x_.pairs) {
+      const gemm::Source source{w, size, l_.depth() * size};
+      return x_.pairs ? gemm::pack_elements<true>(w_, source, l_.depth(), columns, width, to)
+                      : gemm::pack_elements<false>(w_, source, l_.depth(), columns, width, to);
+    }
+    float some[gemm::kPanel * kDepthBlock];  // of each channel of y some words of x's
+    const int64_t channels = 2 * std::max<int64_t>(1, 128 / taps);
+    for (int64_t channel = 0; channel < l_.in_channels; channel += channels) {
+      const int64_t count = std::min(channels, l_.in_channels - channel), row = divided_up(count, 2) * taps;
+      for (int64_t o = 0; o < columns; ++o) {
+        gemm::for_element(w_, [&]<Element e>() {
+          if constexpr (is_bfloat16(e))
+            gemm::pair_rows<e>({w + (o * l_.depth() + channel * taps) * size, taps * size, size}, count, taps, taps, some + o * row);
+        });
+      }
+      gemm::pack(some, 1, row, row, columns, width, to + channel / 2 * taps * width);
+    }
+  }
+
+  // bias: of y's channels, or null
+  void run(const std::byte* x, const std::byte*, const float* packed, const float* bias, std::byte* y, int64_t task,
+           std::byte* place) const {
+    const int64_t down = divided_up(panels_.size(), each_), band = task / down % windows_.bands(), item = task / down / windows_.bands();
+    const int64_t g = item % l_.groups, n = item / l_.groups * windows_.samples(), samples = std::min(windows_.samples(), l_.batch - n);
+    const int64_t across = windows_.across(), row = band * windows_.rows();
+    const int64_t count = std::min(windows_.rows(), windows_.down() - row) * across;
+    auto* const table = reinterpret_cast<int32_t*>(place + table_at_);
+    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+    const float* const words = windows_.make(x + l_.x_at(n, g, 0) * bytes_each<float>(x_.element), l_.image(), samples, row, count / across,
+                                             reinterpret_cast<float*>(place), table);
+    const int64_t begin = task % down * each_, end = std::min(begin + each_, panels_.size());
+    for (int64_t p = begin; p < end; ++p) {
+      const auto& panel = panels_[p];
+      for (int64_t i = 0; bias && i < samples * count; ++i)
+        std::copy_n(bias + l_.first + g * l_.out_channels + panel.first, panel.columns, sums + i * gemm::kPanel);
+      const auto part = [&](int64_t i) {  // of y
+        const int64_t at = l_.y_at(n + i, g, panel.first) + row * across;
+        return Result<float>(y + at * bytes_each<float>(y_), l_.windows.out_size(), 1, y_);
+      };
+      add(packed + (g * panels_.all() + panel.first) * depth(), panel, words, table, samples, count, sums, bias != nullptr, part);
+      for (int64_t i = 0; i < samples; ++i) store_channels(sums + i * count * gemm::kPanel, count, panel.columns, part(i));
+    }
+  }
+
+ private:
+  int64_t depth() const { return words_ * l_.windows.taps(); }
+
+  // Words of x's channels whose products are one chain: as those with columns have it.
+  int64_t words_of_chain() const {
+    Layout l = l_;
+    if (!l.windows.plain()) {
+      l.in_channels = words_;
+      return tiles_of(l).channels;
+    }
+    const int64_t channels = depth_block(tiles_of(l).channels);
+    return x_.pairs ? channels / 2 : channels;
+  }
+
+  // A panel's sums over `count` windows of each sample. part(i): of y, sample i
+  template <typename Part>
+  void add(const float* weights, const ChannelPanels::Panel& panel, const float* words, const int32_t* table, int64_t samples,
+           int64_t count, float* sums, bool has_start, const Part& part) const {
+    const int64_t taps = l_.windows.taps(), all = samples * count;
+    for (int64_t word = 0; word < words_; word += chain_) {
+      const int64_t deep = std::min(chain_, words_ - word) * taps;
+      for (int64_t r = 0; r < all; r += gemm::kRows) {
+        const int64_t rows = std::min<int64_t>(gemm::kRows, all - r);
+        const float* a[gemm::kRows];
+        for (int64_t i = 0; i < rows; ++i) a[i] = words + word * windows_.word() + table[r + i];
+        float* const to = sums + r * gemm::kPanel;
+        if (word + chain_ >= words_) {
+          for (int64_t i = 0; i < samples; ++i)
+            fetch_planes(count, panel.columns * r / all, panel.columns * std::min(r + gemm::kRows, all) / all, part(i));
+        }
+        gemm::indexed_kernel<true>(rows, panel.width, x_.pairs)({.depth = deep,
+                                                                 .a = a,
+                                                                 .at = at_.data(),
+                                                                 .step = panel.width,
+                                                                 .b = weights + word * taps * panel.width,
+                                                                 .c = to,
+                                                                 .c_row = gemm::kPanel,
+                                                                 .start = has_start || word > 0 ? to : nullptr,
+                                                                 .start_row = gemm::kPanel});
+      }
+    }
+  }
+
+  Layout l_;
+  Words x_;
+  Element w_ = Element::own, y_ = Element::own;
+  int64_t words_ = 0, chain_ = 0;  // of x's channels
+  ChannelWindows windows_;
+  ChannelPanels panels_;
+  int64_t each_ = 1;  // panels of a task
+  int64_t table_at_ = 0, sums_at_ = 0, bytes_ = 0;
+  bool applies_ = false;
+  std::vector<int32_t> at_;  // where a chain's words are
+};
+
+// dx of some samples, or some rows of a phase of one, and of some panels of its channels, is a task. Phases, and where taps find their
+// words in dy: exec/direct_input_gradient.h. Of a thread's workspace: dy's copy, where windows are in it, the sums of a panel.
+class ChannelInput {
+ public:
+  ChannelInput() = default;
+  // block: of the chains, elements
+  ChannelInput(const Layout& l, int64_t block, Element dy, Element weight, Element dx)
+      : l_(l),
+        dy_{dy, gemm::way_of(dy, weight) == gemm::Way::pairs},
+        w_(weight),
+        dx_(dx),
+        words_(dy_.of(l.out_channels)),
+        block_(dy_.of(block)) {
+    constexpr int64_t kElements = 112;
+    const auto& [h, w] = l.windows;
+    const int64_t taps = l.windows.taps();
+    const bool is_faster = taps == 1 || (dy_.pairs && is_undivided(l));  // (measured)
+    applies_ = is_faster && fills_channels(l.windows, l.batch, l.out_channels, l.in_channels) && taps <= kDepthBlock &&
+               l.windows.in_size() > 0 && h.stride <= kMostStride && w.stride <= kMostStride && l.first == 0 && l.is_last() &&
+               gemm::way_of(dy, weight) != gemm::Way::tiles &&
+               l.groups * (l.in_channels + gemm::kPanel) * words_ * taps <= kSharedBytes / int64_t{sizeof(float)};
+    if (!applies_) return;
+    const Reach down(h), across(w);
+    const Windows windows{down.windows(), across.windows()};
+    steps_ = h.stride * w.stride > 1;
+    windows_ = ChannelWindows(windows, dy_, l.out_channels, l.batch, kElements, l.windows.plain());
+    applies_ = windows_.fits();
+    if (!applies_) return;
+    panels_ = ChannelPanels(l.in_channels);
+    each_ = std::max<int64_t>(1, panels_.size());
+    while (tasks() < kFewTasks && each_ > 1) each_ = divided_up(each_, 2);
+    for (int64_t word = 0; word < std::min(block_, words_); ++word) at_.push_back(static_cast<int32_t>(word * windows_.word()));
+    for (int64_t a = 0; a < down.phases(); ++a) {
+      for (int64_t b = 0; b < across.phases(); ++b) {
+        Phase phase{a, b, {}};
+        for (int64_t t = 0; t < taps; ++t) {
+          const int64_t kh = t / w.kernel, kw = t % w.kernel;
+          if (!down.reads(a, kh) || !across.reads(b, kw)) continue;
+          const int64_t place = (down.distance(a, kh) - down.first) * windows.w.kernel + across.distance(b, kw) - across.first;
+          phase.taps.push_back({t, windows_.tap(place)});
+        }
+        phases_.push_back(std::move(phase));
+      }
+    }
+    Places places;
+    places.take<float>(windows_.copied());
+    table_at_ = places.take<int32_t>(windows_.count());
+    sums_at_ = places.take<float>(windows_.samples() * rows_of_dx() * row_of_dx() * gemm::kPanel);
+    bytes_ = places.all();
+  }
+
+  bool applies() const { return applies_; }
+  int64_t bytes() const { return bytes_; }
+  int64_t shared_bytes() const { return whole_lines((l_.groups * panels_.all() * depth() + blocks()) * int64_t{sizeof(float)}); }
+  int64_t blocks() const { return l_.groups * panels_.size(); }
+  int64_t tasks() const { return windows_.groups_of_samples() * windows_.bands() * l_.groups * divided_up(panels_.size(), each_); }
+  // As ChannelForward's: of the products that an element of dx takes.
+  double efficiency(double rate) const {
+    const auto windows = static_cast<double>(windows_.count()), outputs = static_cast<double>(each_ * gemm::kPanel);
+    const double copying = static_cast<double>(windows_.copied()) / windows / static_cast<double>(words_);
+    const double taps = static_cast<double>(l_.windows.taps()) / static_cast<double>(phases_.size());
+    const double products = static_cast<double>(l_.out_channels) * taps;
+    rate *= share_of_depth(std::min(block_, words_), 8);
+    return products / (products / rate + kStoring + products * (packing_panels(l_) + windows_.copying() * copying / taps / outputs));
+  }
+
+  // A panel: [tap][word of y's channels][channel of x]; behind all, whether it has an infinity or what is no number.
+  void pack(const std::byte* w, int64_t block, float* to) const {
+    const int64_t g = block / panels_.size(), taps = l_.windows.taps(), size = bytes_each<float>(w_);
+    const auto& [first, columns, width] = panels_[block % panels_.size()];
+    float& is_infinite = to[l_.groups * panels_.all() * depth() + block];
+    is_infinite = 0;
+    to += (g * panels_.all() + first) * depth();
+    const Words words{w_, dy_.pairs};
+    const std::byte* const from = w + (g * l_.out_channels * l_.depth() + first * taps) * size;
+    for (int64_t o = 0; o < words_; ++o) {
+      const Plane row = words.plane(from, o, l_.depth(), l_.out_channels);
+      float* const panel = to + o * width;
+      if (taps == 1) {
+        row.read(0, columns, panel);
+        std::fill(panel + columns, panel + width, 0.0f);
+      } else {
+        float some[gemm::kPanel * kDepthBlock + 8];
+        row.read(0, columns * taps, some);
+        if (has_infinity(some, columns * taps, dy_.pairs)) is_infinite = 1;
+        std::fill(some + columns * taps, some + width * taps, 0.0f);
+        int64_t t = 0;
+        for (; t + 8 <= taps; t += 8) {
+          for (int64_t c = 0; c < width; c += 8) transpose8(some + c * taps + t, taps, panel + t * words_ * width + c, words_ * width);
+        }
+        for (; t < taps; ++t) {
+          for (int64_t c = 0; c < width; ++c) panel[t * words_ * width + c] = some[c * taps + t];
+        }
+      }
+    }
+  }
+
+  void run(const std::byte* dy, const std::byte*, const float* packed, const float*, std::byte* dx, int64_t task, std::byte* place) const {
+    const int64_t down = divided_up(panels_.size(), each_), band = task / down % windows_.bands(), item = task / down / windows_.bands();
+    const int64_t g = item % l_.groups, n = item / l_.groups * windows_.samples(), samples = std::min(windows_.samples(), l_.batch - n);
+    Tile tile{.samples = samples, .row = band * windows_.rows()};
+    tile.rows = std::min(windows_.rows(), windows_.down() - tile.row);
+    tile.first = tile.row * stride_down();
+    tile.lines = std::min((tile.row + tile.rows) * stride_down(), lines()) - tile.first;
+    tile.table = reinterpret_cast<int32_t*>(place + table_at_);
+    tile.sums = reinterpret_cast<float*>(place + sums_at_);
+    const std::byte* const from = dy + l_.y_at(n, g, 0) * bytes_each<float>(dy_.element);
+    tile.words = windows_.make(from, l_.result(), samples, tile.row, tile.rows, reinterpret_cast<float*>(place),
+                               reinterpret_cast<int32_t*>(place + table_at_));
+    const int64_t begin = task % down * each_, end = std::min(begin + each_, panels_.size()), count = tile.lines * row_of_dx();
+    for (int64_t p = begin; p < end; ++p) {
+      const auto& panel = panels_[p];
+      const auto part = [&](int64_t i) {  // of dx
+        const int64_t at = l_.x_at(n + i, g, panel.first) + tile.first * row_of_dx();
+        return Result<float>(dx + at * bytes_each<float>(dx_), l_.windows.in_size(), 1, dx_);
+      };
+      for (int64_t i = 0; i < samples; ++i) fetch_planes(count, 0, panel.columns, part(i));
+      const float* const weights = packed + (g * panels_.all() + panel.first) * depth();
+      add(tile, weights, panel.width);
+      if (packed[l_.groups * panels_.all() * depth() + g * panels_.size() + p] != 0) make_by_definition(tile, weights, panel, from);
+      for (int64_t i = 0; i < samples; ++i) store_channels(tile.sums + i * count * gemm::kPanel, count, panel.columns, part(i));
+    }
+  }
+
+ private:
+  struct Tap {
+    int64_t weight, offset;  // which tap; where it finds its words
+  };
+  struct Phase {
+    int64_t down, across;
+    std::vector<Tap> taps;
+  };
+  // Rows of windows of a phase, in some samples; `lines` of dx from `first` on. Sums: [sample][line][element][panel].
+  struct Tile {
+    int64_t samples, row, rows, first, lines;
+    const float* words;
+    const int32_t* table;
+    float* sums;
+  };
+
+  int64_t depth() const { return words_ * l_.windows.taps(); }
+  // dx, whose planes are one line where each window is one element.
+  bool plain() const { return l_.windows.plain(); }
+  int64_t row_of_dx() const { return plain() ? l_.windows.in_size() : l_.windows.w.in; }
+  int64_t lines() const { return plain() ? 1 : l_.windows.h.in; }
+  int64_t stride_down() const { return l_.windows.h.stride; }
+  int64_t rows_of_dx() const { return windows_.rows() * stride_down(); }
+
+  void add(const Tile& tile, const float* weights, int64_t width) const {
+    const int64_t across = windows_.across(), line = row_of_dx(), step = l_.windows.w.stride;
+    if (!plain()) std::fill_n(tile.sums, tile.samples * tile.lines * line * gemm::kPanel, 0.0f);
+    for (const Phase& phase : phases_) {
+      for (const Tap& tap : phase.taps) {
+        const float* const of_tap = weights + tap.weight * words_ * width;
+        if (!steps_) {
+          add_row(tile, of_tap, width, tap.offset, 0, tile.samples * tile.rows * across, 0, 1);
+          continue;
+        }
+        for (int64_t i = 0; i < tile.samples; ++i) {
+          for (int64_t r = 0; r < tile.rows; ++r) {
+            const int64_t to = r * stride_down() + phase.down, columns = divided_up(line - phase.across, step);
+            if (to >= tile.lines) continue;
+            add_row(tile, of_tap, width, tap.offset, (i * tile.rows + r) * across, columns, (i * tile.lines + to) * line + phase.across,
+                    step);
+          }
+        }
+      }
+    }
+  }
+
+  // A tap's products of `count` windows from one on, whose sums lie `step` elements apart.
+  void add_row(const Tile& tile, const float* weights, int64_t width, int64_t offset, int64_t window, int64_t count, int64_t to,
+               int64_t step) const {
+    const int64_t each = divided_up(count, divided_up(count, gemm::kRows));  // equally many
+    for (int64_t r = 0; r < count; r += each) {
+      const int64_t rows = std::min(each, count - r);
+      const float* a[gemm::kRows];
+      float products[gemm::kRows * gemm::kPanel];  // of several chains
+      float* const sums = tile.sums + (to + r * step) * gemm::kPanel;
+      const bool is_one = words_ <= block_ || plain();
+      for (int64_t word = 0; word < words_; word += block_) {
+        for (int64_t i = 0; i < rows; ++i) a[i] = tile.words + word * windows_.word() + tile.table[window + r + i] + offset;
+        float* const made = is_one ? sums : products;
+        const int64_t row = (is_one ? step : 1) * gemm::kPanel;
+        gemm::indexed_kernel<true>(rows, width, dy_.pairs)({.depth = std::min(block_, words_ - word),
+                                                            .a = a,
+                                                            .at = at_.data(),
+                                                            .step = width,
+                                                            .b = weights + word * width,
+                                                            .c = made,
+                                                            .c_row = row,
+                                                            .start = word > 0 || (is_one && !plain()) ? made : nullptr,
+                                                            .start_row = row});
+      }
+      for (int64_t i = 0; !is_one && i < rows; ++i) {
+        for (int64_t c = 0; c < width; ++c) sums[i * step * gemm::kPanel + c] += products[i * gemm::kPanel + c];
+      }
+    }
+  }
+
+  // dy: of the first sample and the group
+  void make_by_definition(const Tile& tile, const float* weights, const ChannelPanels::Panel& panel, const std::byte* dy) const {
+    const int64_t line = row_of_dx();
+    for (int64_t i = 0; i < tile.samples * tile.lines * line; ++i) {
+      const std::byte* const from = dy + i / (tile.lines * line) * l_.result() * bytes_each<float>(dy_.element);
+      for (int64_t c = 0; c < panel.columns; ++c) {
+        const auto weight = [&](int64_t o, int64_t t) { return weights[(t * words_ + o) * panel.width + c]; };
+        tile.sums[i * gemm::kPanel + c] = input_gradient_at(l_, block_, dy_, from, tile.first + i / line % tile.lines, i % line, weight);
+      }
+    }
+  }
+
+  Layout l_;
+  Words dy_;
+  Element w_ = Element::own, dx_ = Element::own;
+  int64_t words_ = 0, block_ = 0;  // of y's channels; of them in a chain
+  bool steps_ = false;             // of more than one
+  ChannelWindows windows_;         // of a phase of dx, over dy
+  ChannelPanels panels_;
+  int64_t each_ = 1;  // panels of a task
+  int64_t table_at_ = 0, sums_at_ = 0, bytes_ = 0;
+  bool applies_ = false;
+  std::vector<int32_t> at_;  // where a chain's words are
+  std::vector<Phase> phases_;
+};
+
+}  // namespace convolution
+ORT_TRAIN_OPS_END

@@ -227,6 +227,57 @@ template <typename F, typename Supported = Floats> KernelRun binary(const Kernel
   });
 }
 
+// --- as steps of a chain ----------------------------------------------------------------------------------------------------------------
+
+using PrepareElements = Elements (*)(const KernelSpec&);
+
+#ifdef ORT_TRAIN_BLOCKS
+
+template <typename F, typename Supported = Floats> inline constexpr PrepareElements unary_elements = nullptr;
+template <typename F, typename Supported = Floats> inline constexpr PrepareElements slope_elements = nullptr;
+template <typename F, typename Supported = Floats> inline constexpr PrepareElements binary_elements = nullptr;
+template <bool (*choose)(const Attributes&), PrepareElements yes, PrepareElements no> inline constexpr PrepareElements pick_elements = nullptr;
+
+#else
+
+template <typename F, typename Supported = Floats> Elements unary_elements(const KernelSpec& spec) {
+  return for_type(Supported{}, spec.inputs[0].dtype, [&]<typename T>() -> Elements {
+    const F f = make_functor<F>(spec.attributes);
+    using R = ResultOf<T, decltype(f.value(Compute<T>{}))>;
+    return [f](const void* const* in, void* out, int64_t n) { unary_loop(f, static_cast<const T*>(in[0]), static_cast<R*>(out), n); };
+  });
+}
+template <typename F, typename Supported = Floats> Elements slope_elements(const KernelSpec& spec) {
+  return for_type(Supported{}, spec.inputs[0].dtype, [&]<typename T>() -> Elements {
+    const F f = make_functor<F>(spec.attributes);
+    return [f](const void* const* in, void* out, int64_t n) {
+      slope_loop(f, static_cast<const T*>(in[0]), static_cast<const T*>(in[1]), static_cast<T*>(out), n);
+    };
+  });
+}
+template <typename F, typename Supported = Floats> Elements binary_elements(const KernelSpec& spec) {
+  return for_type(Supported{}, spec.inputs[0].dtype, [&]<typename T>() -> Elements {
+    const F f = make_functor<F>(spec.attributes);
+    using R = ResultOf<T, decltype(f.value(Compute<T>{}, Compute<T>{}))>;
+    const auto make = [&](auto stride_a, auto stride_b) -> Elements {
+      return [f](const void* const* in, void* out, int64_t n) {
+        binary_loop<decltype(stride_a)::value, decltype(stride_b)::value>(f, static_cast<const T*>(in[0]), static_cast<const T*>(in[1]),
+                                                                          static_cast<R*>(out), n);
+      };
+    };
+    const std::integral_constant<int, 0> same{};
+    const std::integral_constant<int, 1> each{};
+    const int64_t all = element_count(spec.outputs[0].shape);
+    const bool a = element_count(spec.inputs[0].shape) == all, b = element_count(spec.inputs[1].shape) == all;
+    return a && b ? make(each, each) : a ? make(each, same) : b ? make(same, each) : make(same, same);
+  });
+}
+template <bool (*choose)(const Attributes&), PrepareElements yes, PrepareElements no> Elements pick_elements(const KernelSpec& spec) {
+  return choose(spec.attributes) ? yes(spec) : no(spec);
+}
+
+#endif
+
 // --- definitions -----------------------------------------------------------------------------------------------------------------------
 
 // The helper "NAMEGrad"(dy, x) -> dx of a unary op, and its kernel.
@@ -234,12 +285,25 @@ constexpr OpDef slope_op(std::string_view name) { return {.name = name, .infer =
 constexpr Kernel slope_kernel(Prepare prepare, Cost (*cost)(const KernelSpec&), DTypes types = kFloating) {
   return {.types = types, .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}}, .cost = cost, .prepare = prepare};
 }
+// Of functors.
+template <typename F> constexpr Kernel slope_kernel_of(Cost (*cost)(const KernelSpec&)) {
+  Kernel kernel = slope_kernel(unary_slope<F>, cost);
+  kernel.elements = slope_elements<F>;
+  return kernel;
+}
 // Where the output may overwrite either of two inputs.
 inline constexpr List<Alias, 4> kOverEither{{.output = 0, .input = 0}, {.output = 0, .input = 1}};
 
 // The kernel of an op whose only output may overwrite its only input.
 constexpr Kernel unary_kernel_of(Prepare prepare, Cost (*cost)(const KernelSpec&), DTypes types = kFloating) {
   return {.types = types, .in_place = {{.output = 0, .input = 0}}, .cost = cost, .prepare = prepare};
+}
+
+template <typename F, typename Supported = Floats>
+constexpr Kernel unary_functor_kernel(Cost (*cost)(const KernelSpec&), DTypes types = kFloating) {
+  Kernel kernel = unary_kernel_of(unary<F, Supported>, cost, types);
+  kernel.elements = unary_elements<F, Supported>;
+  return kernel;
 }
 
 // dx = NAMEGrad(dy, x), with the node's attributes.

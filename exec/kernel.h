@@ -78,6 +78,10 @@ struct Workspace {
   int64_t each = 0;  // for each worker, behind it
 };
 
+// An elementwise kernel on n elements that lie one behind another: of each input those, or one for all where it has one element and the
+// result has more. The result may lie where an input does. Serves several threads at once.
+using Elements = std::function<void(const void* const* inputs, void* result, int64_t n)>;
+
 inline constexpr int kResult = -1;  // Kernel::typed: the first output
 
 // A constant, as an OpDef is.
@@ -93,6 +97,7 @@ struct Kernel {
   Workspace (*workspace)(const KernelSpec&) = nullptr;             // null: none
   // Chooses tiles, creates library primitives: everything slow. A fixed function of the spec; never of the budget.
   KernelRun (*prepare)(const KernelSpec&) = nullptr;
+  Elements (*elements)(const KernelSpec&) = nullptr;  // of one that may be a step of a chain (graph/chain.h)
 };
 
 // The kernels of one kind of device. Constant once made.

@@ -37,6 +37,7 @@
     op(SwishGrad) \
   /* gelu.cpp */ op(Gelu) op(GeluGrad) \
   /* clip.cpp */ op(Clip) op(ClipGrad) \
+  /* chain.cpp */ op(Chain) \
   /* dropout.cpp */ op(Dropout) \
   /* softmax.cpp */ op(Softmax) op(SoftmaxGrad) op(LogSoftmax) op(LogSoftmaxGrad) \
   /* layer_normalization.cpp */ op(LayerNormalization) op(LayerNormalizationGrad) \

@@ -79,7 +79,7 @@ std::string named(const std::string& name, const JobEntry& like) {
 
 }  // namespace
 
-Job::Job(const Options& options_, int64_t part_bytes, Workers& workers, std::function<void(const std::string&)> note)
+Job::Job(const Options& options_, int64_t part_bytes, const KernelTable* kernels, Workers& workers, std::function<void(const std::string&)> note)
     : options(options_),
       optimizer(make_optimizer(options.optim, options.optim_args)),
       adapting(adapter_settings(options)),
@@ -95,6 +95,7 @@ Job::Job(const Options& options_, int64_t part_bytes, Workers& workers, std::fun
              .part_bytes = part_bytes,
              .optimizer = optimizer,
              .base = base_type(options),
+             .kernels = kernels,
              .folder = make_folder(workers_)};
   divide_samples();
   settle_lengths();

@@ -37,4 +37,7 @@ using UpdatePlaces = std::function<NodeId(ValueId parameter)>;
 std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec, const std::map<ValueId, ValueId>& gradients,
                                         const StepNumbers& step, const UpdatePlaces& before = nullptr);
 
+// The last pass of each job's graph.
+bool fuse_elementwise(JobGraph& job, const PassOptions& options);
+
 }  // namespace ort_train

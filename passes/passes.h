@@ -17,6 +17,8 @@
 
 namespace ort_train {
 
+class KernelTable;
+
 // The parameters that go together, by name (passes/pack_weights.h).
 using Packs = std::vector<std::vector<std::string>>;
 
@@ -44,6 +46,7 @@ struct PassOptions {
   std::set<std::string> own{};             // the trained model's own parameters; those of attached models are stored as they are
   std::map<std::string, DType> in_file{};  // parameters that the model's file has in 16 bits: in which
   std::set<size_t> read{};                 // places of the outputs that losses read
+  const KernelTable* kernels = nullptr;    // of the device that will compute; null: the processor's
   Folder folder{};                         // folds what passes emit on constants; null: nothing is folded
 };
 

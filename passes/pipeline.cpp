@@ -61,6 +61,10 @@ void optimize_forward(Graph& forward, const PassOptions& options) {
 
 namespace {
 
+void chain(JobGraph& job, const PassOptions& options) {  // behind all that looks for nodes, or makes gradients
+  run_pass("fuse_elementwise", job.graph, options, [&] { return fuse_elementwise(job, options); });
+}
+
 // Behind all that makes or changes nodes by what they mean.
 void divide(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients, const PassOptions& options) {
   run_pass("split_weights", job.graph, options, [&] { return split_weights(job, gradients); });
@@ -128,6 +132,7 @@ JobGraph build_predict_graph(const Graph& forward, size_t outputs, const PassOpt
     return job.graph.remove_dead_nodes() || left;
   });
   divide(job, options);
+  chain(job, options);
   return job;
 }
 
@@ -142,6 +147,7 @@ JobGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const 
     return job.graph.remove_dead_nodes() || true;
   });
   divide(job, options);
+  chain(job, options);
   return job;
 }
 
@@ -289,6 +295,7 @@ JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const Opt
   divide(job, uses, options);
   if (optimizer.accumulate) {
     run("accumulate", [&] { accumulate(job, uses, optimizer.deferred); });
+    chain(job, options);
     return job;
   }
   run("update", [&] {  // last: clipping needs every gradient
@@ -307,6 +314,7 @@ JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const Opt
     job.graph.outputs.push_back(job.grad_norm);
     job.graph.remove_dead_nodes();  // lookups whose gradients are added elsewhere
   });
+  chain(job, options);
   return job;
 }
 

@@ -128,34 +128,34 @@ constexpr OpDef activation(std::string_view name, int standard, void (*gradient)
 }  // namespace
 
 constexpr OpDef kTanh = activation("Tanh", 13, gradient_from_output, {{.domain = "", .name = "Tanh", .since = 6}});
-constexpr Kernel kTanhKernel = unary_kernel_of(unary<TanhOf>, elementwise_cost<20>);
+constexpr Kernel kTanhKernel = unary_functor_kernel<TanhOf>(elementwise_cost<20>);
 constexpr OpDef kTanhGrad = slope_op("TanhGrad");
-constexpr Kernel kTanhGradKernel = slope_kernel(unary_slope<TanhOf>, elementwise_cost<3>);
+constexpr Kernel kTanhGradKernel = slope_kernel_of<TanhOf>(elementwise_cost<3>);
 
 constexpr OpDef kSigmoid = activation("Sigmoid", 13, gradient_from_output, {{.domain = "", .name = "Sigmoid", .since = 6}});
-constexpr Kernel kSigmoidKernel = unary_kernel_of(unary<SigmoidOf>, elementwise_cost<22>);
+constexpr Kernel kSigmoidKernel = unary_functor_kernel<SigmoidOf>(elementwise_cost<22>);
 constexpr OpDef kSigmoidGrad = slope_op("SigmoidGrad");
-constexpr Kernel kSigmoidGradKernel = slope_kernel(unary_slope<SigmoidOf>, elementwise_cost<3>);
+constexpr Kernel kSigmoidGradKernel = slope_kernel_of<SigmoidOf>(elementwise_cost<3>);
 
 constexpr OpDef kRelu =
     activation("Relu", 14, gradient_from_output,
                {{.domain = "", .name = "Relu", .since = 6}, {.domain = "", .name = "PRelu", .since = 7, .lower = lower_prelu}});
-constexpr Kernel kReluKernel = unary_kernel_of(unary<ReluOf, Numbers>, elementwise_cost<1>, kNumbers);
+constexpr Kernel kReluKernel = unary_functor_kernel<ReluOf, Numbers>(elementwise_cost<1>, kNumbers);
 constexpr OpDef kReluGrad = slope_op("ReluGrad");
-constexpr Kernel kReluGradKernel = slope_kernel(unary_slope<ReluOf>, elementwise_cost<2>);
+constexpr Kernel kReluGradKernel = slope_kernel_of<ReluOf>(elementwise_cost<2>);
 
 constexpr OpDef kLeakyRelu = activation("LeakyRelu", 16, leaky_relu_gradient, {{.domain = "", .name = "LeakyRelu", .since = 6}});
-constexpr Kernel kLeakyReluKernel = unary_kernel_of(unary<LeakyReluOf>, elementwise_cost<2>);
+constexpr Kernel kLeakyReluKernel = unary_functor_kernel<LeakyReluOf>(elementwise_cost<2>);
 constexpr OpDef kLeakyReluGrad = slope_op("LeakyReluGrad");
-constexpr Kernel kLeakyReluGradKernel = slope_kernel(unary_slope<LeakyReluOf>, elementwise_cost<2>);
+constexpr Kernel kLeakyReluGradKernel = slope_kernel_of<LeakyReluOf>(elementwise_cost<2>);
 
 constexpr OpDef kElu = activation("Elu", 22, gradient_from_input,
                                   {{.domain = "", .name = "Elu", .since = 6},
                                    {.domain = "", .name = "Selu", .since = 6, .lower = lower_selu},
                                    {.domain = "", .name = "Celu", .since = 12, .lower = lower_celu}});
-constexpr Kernel kEluKernel = unary_kernel_of(unary<EluOf>, elementwise_cost<20>);
+constexpr Kernel kEluKernel = unary_functor_kernel<EluOf>(elementwise_cost<20>);
 constexpr OpDef kEluGrad = slope_op("EluGrad");
-constexpr Kernel kEluGradKernel = slope_kernel(unary_slope<EluOf>, elementwise_cost<20>);
+constexpr Kernel kEluGradKernel = slope_kernel_of<EluOf>(elementwise_cost<20>);
 
 constexpr OpDef kSoftplus = activation("Softplus", 22, gradient_from_input,
                                        {{.domain = "", .name = "Softplus", .since = 1},
@@ -164,26 +164,26 @@ constexpr OpDef kSoftplus = activation("Softplus", 22, gradient_from_input,
                                         {.domain = "", .name = "ThresholdedRelu", .since = 10, .lower = lower_thresholded_relu},
                                         {.domain = "", .name = "Shrink", .since = 9, .lower = lower_shrink}},
                                        kInFloat32);
-constexpr Kernel kSoftplusKernel = unary_kernel_of(unary<SoftplusOf>, elementwise_cost<45>);
+constexpr Kernel kSoftplusKernel = unary_functor_kernel<SoftplusOf>(elementwise_cost<45>);
 constexpr OpDef kSoftplusGrad = slope_op("SoftplusGrad");
-constexpr Kernel kSoftplusGradKernel = slope_kernel(unary_slope<SoftplusOf>, elementwise_cost<23>);
+constexpr Kernel kSoftplusGradKernel = slope_kernel_of<SoftplusOf>(elementwise_cost<23>);
 
 constexpr OpDef kHardSigmoid = activation("HardSigmoid", 22, gradient_from_output, {{.domain = "", .name = "HardSigmoid", .since = 6}});
-constexpr Kernel kHardSigmoidKernel = unary_kernel_of(unary<HardSigmoidOf>, elementwise_cost<4>);
+constexpr Kernel kHardSigmoidKernel = unary_functor_kernel<HardSigmoidOf>(elementwise_cost<4>);
 constexpr OpDef kHardSigmoidGrad = slope_op("HardSigmoidGrad");
-constexpr Kernel kHardSigmoidGradKernel = slope_kernel(unary_slope<HardSigmoidOf>, elementwise_cost<3>);
+constexpr Kernel kHardSigmoidGradKernel = slope_kernel_of<HardSigmoidOf>(elementwise_cost<3>);
 
 constexpr OpDef kHardSwish = activation("HardSwish", 22, gradient_from_input, {{.domain = "", .name = "HardSwish", .since = 14}});
-constexpr Kernel kHardSwishKernel = unary_kernel_of(unary<HardSwishOf>, elementwise_cost<5>);
+constexpr Kernel kHardSwishKernel = unary_functor_kernel<HardSwishOf>(elementwise_cost<5>);
 constexpr OpDef kHardSwishGrad = slope_op("HardSwishGrad");
-constexpr Kernel kHardSwishGradKernel = slope_kernel(unary_slope<HardSwishOf>, elementwise_cost<5>);
+constexpr Kernel kHardSwishGradKernel = slope_kernel_of<HardSwishOf>(elementwise_cost<5>);
 
 constexpr OpDef kSwish =
     activation("Swish", 24, gradient_from_input,
                {{.domain = "", .name = "Swish", .since = 24},
                 {.domain = "com.microsoft", .name = "QuickGelu", .lower = lower_quick_gelu, .inputs = 1, .outputs = 1}});
-constexpr Kernel kSwishKernel = unary_kernel_of(unary<SwishOf>, elementwise_cost<24>);
+constexpr Kernel kSwishKernel = unary_functor_kernel<SwishOf>(elementwise_cost<24>);
 constexpr OpDef kSwishGrad = slope_op("SwishGrad");
-constexpr Kernel kSwishGradKernel = slope_kernel(unary_slope<SwishOf>, elementwise_cost<28>);
+constexpr Kernel kSwishGradKernel = slope_kernel_of<SwishOf>(elementwise_cost<28>);
 
 ORT_TRAIN_OPS_END

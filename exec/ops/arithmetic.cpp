@@ -142,6 +142,7 @@ constexpr Kernel kAddKernel{
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<1>,
     .prepare = binary<AddOf, AllNumbers>,
+    .elements = binary_elements<AddOf, AllNumbers>,
 };
 
 constexpr OpDef kSub{
@@ -157,6 +158,7 @@ constexpr Kernel kSubKernel{
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<1>,
     .prepare = binary<SubOf, AllNumbers>,
+    .elements = binary_elements<SubOf, AllNumbers>,
 };
 
 constexpr OpDef kMul{
@@ -172,6 +174,7 @@ constexpr Kernel kMulKernel{
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<1>,
     .prepare = binary<MulOf, AllNumbers>,
+    .elements = binary_elements<MulOf, AllNumbers>,
 };
 
 constexpr OpDef kDiv{
@@ -187,6 +190,7 @@ constexpr Kernel kDivKernel{
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<1>,
     .prepare = binary<DivOf, AllNumbers>,
+    .elements = binary_elements<DivOf, AllNumbers>,
 };
 
 constexpr OpDef kMin{
@@ -202,6 +206,7 @@ constexpr Kernel kMinKernel{
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<1>,
     .prepare = binary<MinOf, AllNumbers>,
+    .elements = binary_elements<MinOf, AllNumbers>,
 };
 
 constexpr OpDef kMax{
@@ -217,6 +222,7 @@ constexpr Kernel kMaxKernel{
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<1>,
     .prepare = binary<MaxOf, AllNumbers>,
+    .elements = binary_elements<MaxOf, AllNumbers>,
 };
 
 // 1 where a > b, 1/2 where they are equal, else 0
@@ -230,6 +236,7 @@ constexpr Kernel kMaxSlopeKernel{
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
     .cost = elementwise_cost<2>,
     .prepare = binary<MaxSlopeOf>,
+    .elements = binary_elements<MaxSlopeOf>,
 };
 
 ORT_TRAIN_OPS_END

@@ -66,7 +66,7 @@ constexpr Kernel kBitwiseOrKernel = bitwise_kernel(binary<BitsOfEither, Integers
 constexpr OpDef kBitwiseXor = bitwise("BitwiseXor");
 constexpr Kernel kBitwiseXorKernel = bitwise_kernel(binary<BitsOfOne, Integers>);
 constexpr OpDef kBitwiseNot = bitwise("BitwiseNot");
-constexpr Kernel kBitwiseNotKernel = unary_kernel_of(unary<BitsTurned, Integers>, elementwise_cost<1>, dtypes_of(Integers{}));
+constexpr Kernel kBitwiseNotKernel = unary_functor_kernel<BitsTurned, Integers>(elementwise_cost<1>, dtypes_of(Integers{}));
 
 constexpr OpDef kBitShift{
     .name = "BitShift",

@@ -64,6 +64,7 @@ constexpr Kernel kGeluKernel{
     .in_place = {{.output = 0, .input = 0}},
     .cost = cost<30, 20>,
     .prepare = pick<tanh_form, unary<GeluTanh>, unary<GeluErf>>,
+    .elements = pick_elements<tanh_form, unary_elements<GeluTanh>, unary_elements<GeluErf>>,
 };
 
 // dx = dy * gelu'(x)

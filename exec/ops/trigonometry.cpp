@@ -76,26 +76,26 @@ constexpr OpDef function(std::string_view name, int standard, void (*gradient)(c
 }  // namespace
 
 constexpr OpDef kSin = function("Sin", 7, sin_gradient);
-constexpr Kernel kSinKernel = unary_kernel_of(unary<SinOf>, elementwise_cost<30>);
+constexpr Kernel kSinKernel = unary_functor_kernel<SinOf>(elementwise_cost<30>);
 constexpr OpDef kCos = function("Cos", 7, cos_gradient);
-constexpr Kernel kCosKernel = unary_kernel_of(unary<CosOf>, elementwise_cost<30>);
+constexpr Kernel kCosKernel = unary_functor_kernel<CosOf>(elementwise_cost<30>);
 constexpr OpDef kTan = function("Tan", 7, tan_gradient, kInFloat32);
-constexpr Kernel kTanKernel = unary_kernel_of(unary<TanOf>, elementwise_cost<30>);
+constexpr Kernel kTanKernel = unary_functor_kernel<TanOf>(elementwise_cost<30>);
 constexpr OpDef kAsin = function("Asin", 7, asin_gradient, kInFloat32);
-constexpr Kernel kAsinKernel = unary_kernel_of(unary<AsinOf>, elementwise_cost<30>);
+constexpr Kernel kAsinKernel = unary_functor_kernel<AsinOf>(elementwise_cost<30>);
 constexpr OpDef kAcos = function("Acos", 7, acos_gradient, kInFloat32);
-constexpr Kernel kAcosKernel = unary_kernel_of(unary<AcosOf>, elementwise_cost<30>);
+constexpr Kernel kAcosKernel = unary_functor_kernel<AcosOf>(elementwise_cost<30>);
 constexpr OpDef kAtan = function("Atan", 7, atan_gradient);
-constexpr Kernel kAtanKernel = unary_kernel_of(unary<AtanOf>, elementwise_cost<30>);
+constexpr Kernel kAtanKernel = unary_functor_kernel<AtanOf>(elementwise_cost<30>);
 constexpr OpDef kSinh = function("Sinh", 9, sinh_gradient, kInFloat32);
-constexpr Kernel kSinhKernel = unary_kernel_of(unary<SinhOf>, elementwise_cost<30>);
+constexpr Kernel kSinhKernel = unary_functor_kernel<SinhOf>(elementwise_cost<30>);
 constexpr OpDef kCosh = function("Cosh", 9, cosh_gradient, kInFloat32);
-constexpr Kernel kCoshKernel = unary_kernel_of(unary<CoshOf>, elementwise_cost<30>);
+constexpr Kernel kCoshKernel = unary_functor_kernel<CoshOf>(elementwise_cost<30>);
 constexpr OpDef kAsinh = function("Asinh", 9, asinh_gradient);
-constexpr Kernel kAsinhKernel = unary_kernel_of(unary<AsinhOf>, elementwise_cost<30>);
+constexpr Kernel kAsinhKernel = unary_functor_kernel<AsinhOf>(elementwise_cost<30>);
 constexpr OpDef kAcosh = function("Acosh", 9, acosh_gradient, kInFloat32);
-constexpr Kernel kAcoshKernel = unary_kernel_of(unary<AcoshOf>, elementwise_cost<30>);
+constexpr Kernel kAcoshKernel = unary_functor_kernel<AcoshOf>(elementwise_cost<30>);
 constexpr OpDef kAtanh = function("Atanh", 9, atanh_gradient, kInFloat32);
-constexpr Kernel kAtanhKernel = unary_kernel_of(unary<AtanhOf>, elementwise_cost<30>);
+constexpr Kernel kAtanhKernel = unary_functor_kernel<AtanhOf>(elementwise_cost<30>);
 
 ORT_TRAIN_OPS_END

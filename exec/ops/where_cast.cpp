@@ -91,21 +91,28 @@ void cast_gradient(const Node& node, GradientBuilder& g) {
   g.input_gradient(0, g.emit("Cast", {g.output_gradient(0)}, {{"to", static_cast<int64_t>(g.dtype(node.inputs[0]))}}));
 }
 
-KernelRun prepare_cast(const KernelSpec& spec) {
-  const int64_t count = element_count(spec.outputs[0].shape);
+Elements cast_elements(const KernelSpec& spec) {
   return for_type(Castable{}, spec.inputs[0].dtype, [&]<typename From>() {
-    return for_type(Castable{}, spec.outputs[0].dtype, [&]<typename To>() -> KernelRun {
-      return [count](const KernelArgs& args) {
-        args.workers().parallel_blocks(count, kElementBlock, [&](int64_t begin, int64_t end) {
-          if constexpr (std::is_same_v<From, To>) {
-            if (args.inputs[0] != args.outputs[0]) std::copy_n(args.in<From>(0) + begin, end - begin, args.out<To>(0) + begin);
-          } else {
-            cast_loop(args.in<From>(0) + begin, args.out<To>(0) + begin, end - begin);
-          }
-        });
+    return for_type(Castable{}, spec.outputs[0].dtype, [&]<typename To>() -> Elements {
+      return [](const void* const* in, void* out, int64_t n) {
+        if constexpr (std::is_same_v<From, To>) {
+          if (in[0] != out) std::copy_n(static_cast<const From*>(in[0]), n, static_cast<To*>(out));
+        } else {
+          cast_loop(static_cast<const From*>(in[0]), static_cast<To*>(out), n);
+        }
       };
     });
   });
+}
+
+KernelRun prepare_cast(const KernelSpec& spec) {
+  return [cast = cast_elements(spec), count = element_count(spec.outputs[0].shape), from = size_of(spec.inputs[0].dtype),
+          to = size_of(spec.outputs[0].dtype)](const KernelArgs& args) {
+    args.workers().parallel_blocks(count, kElementBlock, [&](int64_t begin, int64_t end) {
+      const void* const in = args.in<std::byte>(0) + begin * from;
+      cast(&in, args.out<std::byte>(0) + begin * to, end - begin);
+    });
+  };
 }
 
 }  // namespace
@@ -170,6 +177,7 @@ constexpr Kernel kCastKernel{
     .types = kAnyType,
     .cost = elementwise_cost<1>,
     .prepare = prepare_cast,
+    .elements = cast_elements,
 };
 
 ORT_TRAIN_OPS_END

@@ -1,0 +1,93 @@
+// A chain of elementwise ops (graph/chain.h) on the processor: tile by tile, each of a size that stays in the first-level cache. What a step
+// makes lies in a buffer as long as the tile, so that an element is computed, and rounded to each step's type, as by the ops one by one.
+
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "exec/places.h"
+#include "exec/strided.h"
+#include "graph/chain.h"
+
+ORT_TRAIN_OPS_BEGIN
+
+class ChainLoop {
+ public:
+  ChainLoop() = default;
+  // inputs: of the node, as its steps' operands count them
+  ChainLoop(const std::vector<ChainStep>& steps, std::vector<TensorType> inputs) : inputs_(std::move(inputs)) {
+    const std::vector<TensorType> made = chain_types(steps, inputs_);
+    const Shape& shape = made.back().shape;
+    Places places;
+    for (const TensorType& input : inputs_) {  // those that are broadcast, but not as one number, are written out
+      const bool is_spread = input.shape != shape && element_count(input.shape) != 1;
+      spread_.push_back(is_spread ? StridedLoop<1>(shape, {broadcast_strides(input.shape, shape)}) : StridedLoop<1>{});
+      spread_at_.push_back(is_spread ? places.take(kTile * size_of(input.dtype)) : -1);
+    }
+    for (size_t i = 0; i < steps.size(); ++i) {
+      KernelSpec spec{.attributes = steps[i].attributes, .outputs = {made[i]}};
+      for (const int64_t operand : steps[i].operands) {
+        spec.inputs.push_back(operand >= 0 ? inputs_[static_cast<size_t>(operand)] : made[static_cast<size_t>(-1 - operand)]);
+        if (operand < 0 || spread_at_[static_cast<size_t>(operand)] >= 0) spec.inputs.back().shape = shape;
+        spec.present.push_back(true);
+        spec.constants.push_back(nullptr);
+      }
+      steps_.push_back({cpu_kernels().at(*steps[i].op, spec).elements(spec), steps[i].operands,
+                        i + 1 < steps.size() ? places.take(kTile * size_of(made[i].dtype)) : -1});
+    }
+    result_size_ = size_of(made.back().dtype);
+    bytes_ = places.all();
+  }
+
+  int64_t bytes() const { return bytes_; }  // of a thread's workspace
+
+  // Elements [begin, end) of the result, whose tensor begins at `out`, as those of the inputs do at theirs. The result may lie where an
+  // input of its type does that is as large.
+  void run(int64_t begin, int64_t end, const void* const* inputs, void* out, std::byte* place) const {
+    for (int64_t at = begin; at < end; at += kTile) {
+      const int64_t n = std::min(kTile, end - at);
+      const void* operands[kMostChainInputs];
+      for (size_t i = 0; i < inputs_.size(); ++i) operands[i] = input_at(i, inputs[i], at, n, place);
+      for (const Step& step : steps_) {
+        const void* of_step[kMostStepOperands];
+        size_t count = 0;
+        for (const int64_t operand : step.operands)
+          of_step[count++] = operand >= 0 ? operands[operand] : place + steps_[static_cast<size_t>(-1 - operand)].place;
+        step.run(of_step, step.place >= 0 ? place + step.place : static_cast<std::byte*>(out) + at * result_size_, n);
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kTile = 2048;
+  struct Step {
+    Elements run;
+    std::vector<int64_t> operands;
+    int64_t place = -1;  // of what it makes; -1: the result
+  };
+
+  const void* input_at(size_t i, const void* input, int64_t at, int64_t n, std::byte* place) const {
+    const auto* const from = static_cast<const std::byte*>(input);
+    const int64_t size = size_of(inputs_[i].dtype);
+    if (spread_at_[i] < 0) return element_count(inputs_[i].shape) == 1 ? from : from + at * size;
+    std::byte* const to = place + spread_at_[i];
+    const auto spread = [&]<typename Word>(Word) {
+      walk(spread_[i], at, at + n, [&](const std::array<int64_t, 1>& offsets, int64_t first, int64_t run) {
+        const Word* const row = reinterpret_cast<const Word*>(from) + offsets[0];
+        Word* const there = reinterpret_cast<Word*>(to) + first - at;
+        spread_[i].inner_stride(0) == 0 ? std::fill_n(there, run, *row) : std::copy_n(row, run, there);
+      });
+    };
+    size == 1 ? spread(uint8_t{}) : size == 2 ? spread(uint16_t{}) : size == 4 ? spread(uint32_t{}) : spread(uint64_t{});
+    return to;
+  }
+
+  std::vector<TensorType> inputs_;
+  std::vector<StridedLoop<1>> spread_;
+  std::vector<int64_t> spread_at_;  // -1: it is read where it is
+  std::vector<Step> steps_;
+  int64_t result_size_ = 0, bytes_ = 0;
+};
+
+ORT_TRAIN_OPS_END

@@ -1,0 +1,60 @@
+// Chain{ops, operands, ...}(inputs) -> y: elementwise ops one behind another (graph/chain.h), in one pass over memory
+// (passes/fuse_elementwise.cpp). Its bits are those of its ops.
+
+#include "exec/chain.h"
+
+#include "exec/elementwise.h"
+#include "exec/op_list.h"
+
+ORT_TRAIN_OPS_BEGIN
+namespace {
+
+std::vector<TensorType> infer(const InferContext& context) {
+  std::vector<TensorType> inputs;
+  for (size_t i = 0; i < context.inputs.size(); ++i) inputs.push_back(context.input(i));
+  return {chain_types(chain_of(context.attributes), inputs).back()};
+}
+
+ChainLoop loop_of(const KernelSpec& spec) { return ChainLoop(chain_of(spec.attributes), spec.inputs); }
+
+KernelRun prepare(const KernelSpec& spec) {
+  return [loop = loop_of(spec), count = element_count(spec.outputs[0].shape)](const KernelArgs& args) {
+    const int64_t tasks = (count + kElementBlock - 1) / kElementBlock;
+    args.workers().parallel_for(tasks, [&](int64_t task, int worker) {
+      loop.run(task * kElementBlock, std::min(count, (task + 1) * kElementBlock), args.inputs.data(), args.outputs[0],
+               args.workspace + worker * loop.bytes());
+    });
+  };
+}
+Workspace workspace(const KernelSpec& spec) { return {.each = loop_of(spec).bytes()}; }
+
+Cost cost(const KernelSpec& spec) {
+  Cost all = elementwise_cost<0>(spec);
+  const std::vector<ChainStep> steps = chain_of(spec.attributes);
+  const std::vector<TensorType> made = chain_types(steps, spec.inputs);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    KernelSpec step{.attributes = steps[i].attributes, .outputs = {made[i]}};
+    for (const int64_t operand : steps[i].operands)
+      step.inputs.push_back(operand >= 0 ? spec.inputs[static_cast<size_t>(operand)] : made[static_cast<size_t>(-1 - operand)]);
+    step.present.assign(step.inputs.size(), true);
+    all.flops += cpu_kernels().find(*steps[i].op)->cost(step).flops;
+  }
+  return all;
+}
+
+}  // namespace
+
+constexpr OpDef kChain{
+    .name = "Chain",
+    .infer = infer,
+    .no_gradient = "ops are chained behind the gradients",
+};
+constexpr Kernel kChainKernel{
+    .types = kAnyType,
+    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}, {.output = 0, .input = 2}, {.output = 0, .input = 3}},
+    .cost = cost,
+    .workspace = workspace,
+    .prepare = prepare,
+};
+
+ORT_TRAIN_OPS_END

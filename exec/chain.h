@@ -1,5 +1,6 @@
-// A chain of elementwise ops (graph/chain.h) on the processor: tile by tile, each of a size that stays in the first-level cache. What a step
-// makes lies in a buffer as long as the tile, so that an element is computed, and rounded to each step's type, as by the ops one by one.
+// A chain of elementwise ops (graph/chain.h) on the processor: tile by tile, each of a size that stays in the first-level cache. What a
+// step makes lies in a buffer as long as the tile, so that an element is computed, and rounded to each step's type, as by the ops one by
+// one.
 
 #pragma once
 
@@ -88,6 +89,32 @@ class ChainLoop {
   std::vector<int64_t> spread_at_;  // -1: it is read where it is
   std::vector<Step> steps_;
   int64_t result_size_ = 0, bytes_ = 0;
+};
+
+// The chain of a node that has one in its pass (OpTraits::chained), if it has one.
+class ChainOfNode {
+ public:
+  ChainOfNode() = default;
+  // first: the chain's input 0
+  ChainOfNode(const KernelSpec& spec, const TensorType& first) {
+    const int64_t own = spec.attributes.get(kOwnInputs, int64_t{0});
+    if (own == 0) return;
+    own_ = static_cast<size_t>(own);
+    std::vector<TensorType> inputs{first};
+    inputs.insert(inputs.end(), spec.inputs.begin() + own, spec.inputs.end());
+    loop_ = ChainLoop(chain_of(spec.attributes), std::move(inputs));
+  }
+  explicit operator bool() const { return own_ > 0; }
+  int64_t bytes() const { return loop_.bytes(); }  // of a thread's workspace
+  void run(int64_t begin, int64_t end, const void* first, const KernelArgs& args, void* out, std::byte* place) const {
+    const void* inputs[kMostChainInputs] = {first};
+    std::copy(args.inputs.begin() + static_cast<std::ptrdiff_t>(own_), args.inputs.end(), inputs + 1);
+    loop_.run(begin, end, inputs, out, place);
+  }
+
+ private:
+  size_t own_ = 0;
+  ChainLoop loop_;
 };
 
 ORT_TRAIN_OPS_END

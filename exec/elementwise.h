@@ -236,7 +236,8 @@ using PrepareElements = Elements (*)(const KernelSpec&);
 template <typename F, typename Supported = Floats> inline constexpr PrepareElements unary_elements = nullptr;
 template <typename F, typename Supported = Floats> inline constexpr PrepareElements slope_elements = nullptr;
 template <typename F, typename Supported = Floats> inline constexpr PrepareElements binary_elements = nullptr;
-template <bool (*choose)(const Attributes&), PrepareElements yes, PrepareElements no> inline constexpr PrepareElements pick_elements = nullptr;
+template <bool (*choose)(const Attributes&), PrepareElements yes, PrepareElements no>
+inline constexpr PrepareElements pick_elements = nullptr;
 
 #else
 

@@ -43,6 +43,7 @@
   /* layer_normalization.cpp */ op(LayerNormalization) op(LayerNormalizationGrad) \
   /* rms_normalization.cpp */ op(RMSNormalization) op(RMSNormalizationGrad) \
   /* batch_normalization.cpp */ op(BatchNormalization) op(LiveBatchNormalization) op(BatchNormalizationGrad) op(RunningStatistics) \
+    op(ChainedBatchNormalization) op(ChainedLiveBatchNormalization) \
   /* conv*.cpp, pool.cpp */ op(Conv) op(ConvPart) op(ConvTranspose) op(ConvInputGrad) op(ConvWeightGrad) op(MaxPool) op(MaxPoolGrad) op(AveragePool) \
     op(AveragePoolGrad) \
   /* matmul.cpp, det.cpp */ op(MatMul) op(MatMulPart) op(Det) op(DetGrad) \

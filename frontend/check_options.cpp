@@ -100,9 +100,8 @@ void check_options(const Options& options) {
   if (options.threads > kMostThreads) throw refuse("threads", options.threads, "is more than 1,024");
   constexpr int64_t kMostSteps = int64_t{1} << 53;  // counted in double too
   if (options.max_steps > kMostSteps) throw refuse("max_steps", options.max_steps, "is more than can be counted");
-  constexpr std::string_view kOptional[] = {"simplify",       "fuse_normalization", "fuse_gelu",     "fuse_attention",
-                                            "simplify_again", "backward_simplify",  "early_updates", "join_adapters",
-                                            "fuse_elementwise"};
+  constexpr std::string_view kOptional[] = {"simplify",          "fuse_normalization", "fuse_gelu",     "fuse_attention",  "simplify_again",
+                                            "backward_simplify", "early_updates",      "join_adapters", "fuse_elementwise"};
   for (const std::string& pass : options.skip_passes) {
     if (std::find(std::begin(kOptional), std::end(kOptional), pass) == std::end(kOptional))
       throw error(ErrorCode::usage, "`skip_passes` {}: no such pass can be left out; these can: {}", pass, fmt::join(kOptional, ", "));

@@ -79,7 +79,8 @@ std::string named(const std::string& name, const JobEntry& like) {
 
 }  // namespace
 
-Job::Job(const Options& options_, int64_t part_bytes, const KernelTable* kernels, Workers& workers, std::function<void(const std::string&)> note)
+Job::Job(const Options& options_, int64_t part_bytes, const KernelTable* kernels, Workers& workers,
+         std::function<void(const std::string&)> note)
     : options(options_),
       optimizer(make_optimizer(options.optim, options.optim_args)),
       adapting(adapter_settings(options)),

@@ -47,7 +47,8 @@ struct Window {
 class Job {
  public:
   // Opens the data and binds the model's inputs. `part_bytes`: PassOptions::part_bytes. Throws Error: usage, data, unsupported.
-  Job(const Options& options, int64_t part_bytes, const KernelTable* kernels, Workers& workers, std::function<void(const std::string&)> note);
+  Job(const Options& options, int64_t part_bytes, const KernelTable* kernels, Workers& workers,
+      std::function<void(const std::string&)> note);
 
   // Sets what is known once the model has been read, below; does nothing a second time. Throws Error: unsupported, usage, data.
   void read_model() { forward(binding.batch, lengths.empty() ? 0 : lengths.front().length); }

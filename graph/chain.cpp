@@ -32,7 +32,8 @@ std::vector<ChainStep> chain_of(const Attributes& attributes) {
     const auto made = static_cast<int64_t>(steps.size());
     if (!step.op) throw wrong(name);
     const int64_t count = at < operands.size() ? operands[at++] : 0;
-    if (count < 1 || count > static_cast<int64_t>(std::min(kMostStepOperands, operands.size() - at))) throw wrong("its operands don't fit its ops");
+    if (count < 1 || count > static_cast<int64_t>(std::min(kMostStepOperands, operands.size() - at)))
+      throw wrong("its operands don't fit its ops");
     for (int64_t i = 0; i < count; ++i) {
       step.operands.push_back(operands[at++]);
       if (step.operands.back() < -made) throw wrong("an operand is made later");
@@ -48,12 +49,14 @@ std::vector<ChainStep> chain_of(const Attributes& attributes) {
 }
 
 std::vector<TensorType> chain_types(const std::vector<ChainStep>& steps, const std::vector<TensorType>& inputs) {
-  if (inputs.size() > kMostChainInputs) throw error(ErrorCode::unsupported, "a chain of ops has {} inputs, more than {}", inputs.size(), kMostChainInputs);
+  if (inputs.size() > kMostChainInputs)
+    throw error(ErrorCode::unsupported, "a chain of ops has {} inputs, more than {}", inputs.size(), kMostChainInputs);
   std::vector<TensorType> made;
   for (const ChainStep& step : steps) {
     InferContext context{.attributes = step.attributes};
     for (const int64_t operand : step.operands) {
-      if (operand >= static_cast<int64_t>(inputs.size())) throw error(ErrorCode::unsupported, "a chain of ops reads input {}, which it hasn't", operand);
+      if (operand >= static_cast<int64_t>(inputs.size()))
+        throw error(ErrorCode::unsupported, "a chain of ops reads input {}, which it hasn't", operand);
       context.inputs.push_back(operand >= 0 ? &inputs[static_cast<size_t>(operand)] : &made[static_cast<size_t>(-1 - operand)]);
       context.constants.push_back(nullptr);
     }
@@ -61,7 +64,8 @@ std::vector<TensorType> chain_types(const std::vector<ChainStep>& steps, const s
     made.push_back(type);
   }
   for (const TensorType& type : made) {
-    if (type.shape != made.back().shape) throw error(ErrorCode::unsupported, "a chain of ops makes {} on the way to {}", to_string(type), to_string(made.back()));
+    if (type.shape != made.back().shape)
+      throw error(ErrorCode::unsupported, "a chain of ops makes {} on the way to {}", to_string(type), to_string(made.back()));
   }
   return made;
 }

@@ -93,6 +93,9 @@ AxisPath along_axes_before(const Graph& graph, const Node& node, size_t input, s
 // Of ops whose inputs and outputs all have the batch as their first axis, where these samples don't meet.
 AxisPath along_batch(const Graph& graph, const Node& node, size_t input, size_t axis);
 
+// How many of a node's inputs are those of its op, where it has a chain (OpTraits::chained).
+inline constexpr const char* kOwnInputs = "own_inputs";
+
 struct OpTraits {
   // Output 0 has the numbers of input 0, under another shape or in another type: with input 0's own type it is input 0.
   bool same_numbers = false;
@@ -107,6 +110,9 @@ struct OpTraits {
   ValueId (*sum)(Builder&, const std::vector<NodeId>& nodes) = nullptr;
   PrecisionTraits precision{};
   AxisRule along = nullptr;  // null: unknown
+  // The op that does the same with a chain of elementwise ops (graph/chain.h) in its own pass over memory: the chain's input 0 is what the
+  // op would make, and its result, of the same type, is output 0. Behind the op's own inputs come the chain's others.
+  std::string_view chained{};
 };
 
 }  // namespace ort_train

@@ -4,8 +4,13 @@
 //   before   s = Add(a, b) ; y = Relu(s)
 //   after    y = Chain(a, b) {ops = "Add Relu"}      graph/chain.h
 //
+//   before   z, mean, variance = LiveBatchNormalization(x, scale, bias) ; y = Relu(z)
+//   after    y, mean, variance = ChainedLiveBatchNormalization(x, scale, bias) {ops = "Relu"}      OpTraits::chained
+//
 // Nodes are taken together where the device has kernels of them that can be steps of a chain, and no other node stands between them: what
-// they read would have to be kept until that is done. The bits are those of the nodes.
+// they read would have to be kept until that is done (small ones don't count). A chain needs no more large tensors at once than one of its
+// nodes did, so that the smallest budgets stay what they are: Add and ReluGrad, which read three together, remain two. The bits are those
+// of the nodes.
 //
 // Needs: gradients made, weights divided: a Chain has no gradient, and nobody looks into it. Leaves: updates as they are.
 
@@ -29,19 +34,38 @@ class Chains {
   bool make() {
     int64_t others = 0;  // nodes so far that are no steps
     for (const NodeId id : graph_.order()) {
+      places_[id] = static_cast<int64_t>(places_.size());
       if (can_be_step(id)) {
         chains_[id] = {.nodes = {id}, .behind = others};
         for (const ValueId input : graph_.node(id).inputs) take_in(id, input);
-      } else if (viewed(graph_.node(id)) == kNone) {
+      } else if (is_large(id)) {
         ++others;
       }
+      behind_[id] = others;
+    }
+    bool changed = false;
+    for (const NodeId id : std::vector<NodeId>(graph_.order())) {
+      const OpDef* const op = graph_.node(id).op;
+      if (op && !op->traits.chained.empty() && kernels_.find(op_named(op->traits.chained))) changed |= join_behind(id, op->traits.chained);
     }
     std::erase_if(chains_, [](const auto& chain) { return chain.second.nodes.size() < 2; });
-    for (const auto& [last, chain] : chains_) become_chain(last, chain.nodes);
-    return !chains_.empty() && graph_.remove_dead_nodes();
+    for (const auto& [last, chain] : chains_) {
+      const std::vector<ValueId> inputs = inputs_of(chain.nodes);
+      Node& node = graph_.node(last);
+      Attributes attributes;
+      set_chain(attributes, steps_of(chain.nodes, inputs));
+      node.op = &op_named("Chain");
+      node.inputs = inputs;
+      node.attributes = std::move(attributes);
+    }
+    changed |= !chains_.empty();
+    if (changed) graph_.remove_dead_nodes();
+    return changed;
   }
 
  private:
+  static constexpr int64_t kSmall = 64 << 10;  // bytes
+
   struct Chain {
     std::vector<NodeId> nodes;  // in the order of the graph
     int64_t behind = 0;         // how many other nodes stand before it
@@ -50,8 +74,8 @@ class Chains {
   bool can_be_step(NodeId id) const {
     const Node& node = graph_.node(id);
     const Kernel* const kernel = kernels_.find(*node.op);
-    return kernel && kernel->elements && node.stage != Stage::update && node.outputs.size() == 1 && node.inputs.size() <= kMostStepOperands &&
-           std::find(node.inputs.begin(), node.inputs.end(), kNone) == node.inputs.end();
+    return kernel && kernel->elements && node.stage != Stage::update && node.outputs.size() == 1 &&
+           node.inputs.size() <= kMostStepOperands && std::find(node.inputs.begin(), node.inputs.end(), kNone) == node.inputs.end();
   }
 
   // The chain that makes `input` becomes a part of that which ends with the node, if nobody else reads what it makes.
@@ -60,16 +84,28 @@ class Chains {
     const auto before = chains_.find(made.producer);
     if (made.producer == kNone || before == chains_.end() || made.producer == last) return;
     const Node& node = graph_.node(last);
-    const std::vector<NodeId>& readers = readers_[input];
-    const bool is_inside = std::all_of(readers.begin(), readers.end(), [&](NodeId reader) { return reader == last; }) &&
-                           !kept_.contains(input) && made.shape == graph_.value(node.outputs[0]).shape;
+    const bool is_inside = is_read_by({last}, input) && made.shape == graph_.value(node.outputs[0]).shape;
     Chain& chain = chains_.at(last);
     if (!is_inside || before->second.behind != chain.behind || graph_.node(made.producer).stage != node.stage) return;
     std::vector<NodeId> all = before->second.nodes;
     all.insert(all.end(), chain.nodes.begin(), chain.nodes.end());
-    if (all.size() > kMostChainSteps || inputs_of(all).size() > kMostChainInputs) return;
+    std::sort(all.begin(), all.end(), [&](NodeId a, NodeId b) { return place_of(a) < place_of(b); });
+    if (all.size() > kMostChainSteps || inputs_of(all).size() > kMostChainInputs || !fits(all)) return;
     chain.nodes = std::move(all);
     chains_.erase(before);
+  }
+
+  // Whether the chain needs no more large tensors at once than one of its nodes does.
+  bool fits(const std::vector<NodeId>& nodes) const {
+    int64_t most = 0;
+    for (const NodeId id : nodes) most = std::max(most, large_inputs({id}, kNone));
+    return large_inputs(nodes, kNone) <= most;
+  }
+  // How many of them nodes read, with `but` left out.
+  int64_t large_inputs(const std::vector<NodeId>& nodes, ValueId but) const {
+    const std::vector<ValueId> inputs = inputs_of(nodes);
+    return std::count_if(inputs.begin(), inputs.end(),
+                         [&](ValueId input) { return input != but && graph_.value(input).type().bytes() > kSmall; });
   }
 
   // What nodes read that none of them makes, each once.
@@ -84,8 +120,7 @@ class Chains {
     return inputs;
   }
 
-  void become_chain(NodeId last, const std::vector<NodeId>& nodes) {
-    const std::vector<ValueId> inputs = inputs_of(nodes);
+  std::vector<ChainStep> steps_of(const std::vector<NodeId>& nodes, const std::vector<ValueId>& inputs) const {
     std::vector<ChainStep> steps;
     for (const NodeId id : nodes) {
       const Node& node = graph_.node(id);
@@ -97,18 +132,71 @@ class Chains {
       }
       steps.push_back(std::move(step));
     }
-    Node& node = graph_.node(last);
-    node.op = &op_named("Chain");
-    node.inputs = inputs;
-    node.attributes = {};
-    set_chain(node.attributes, steps);
+    return steps;
   }
+
+  bool is_large(NodeId id) const {
+    const Node& node = graph_.node(id);
+    if (viewed(node) != kNone) return false;
+    int64_t bytes = 0;
+    for (const auto* values : {&node.inputs, &node.outputs}) {
+      for (const ValueId value : *values) bytes += value == kNone ? 0 : graph_.value(value).type().bytes();
+    }
+    return bytes > kSmall;
+  }
+
+  // Whether nodes read what the others make of `value`, and nobody else reads it.
+  bool is_read_by(const std::vector<NodeId>& nodes, ValueId value) const {
+    const std::vector<NodeId>& readers = readers_[value];
+    return !kept_.contains(value) && !readers.empty() && std::all_of(readers.begin(), readers.end(), [&](NodeId reader) {
+      return std::find(nodes.begin(), nodes.end(), reader) != nodes.end();
+    });
+  }
+
+  // Gives a node the chain, whose input 0 is `first`.
+  void give_chain(Node& node, std::string_view op, const std::vector<NodeId>& nodes, ValueId first) {
+    std::vector<ValueId> inputs = inputs_of(nodes);
+    std::rotate(inputs.begin(), std::find(inputs.begin(), inputs.end(), first), std::find(inputs.begin(), inputs.end(), first) + 1);
+    set_chain(node.attributes, steps_of(nodes, inputs));
+    node.attributes.set(kOwnInputs, static_cast<int64_t>(node.inputs.size()));
+    node.inputs.insert(node.inputs.end(), inputs.begin() + 1, inputs.end());
+    node.op = &op_named(op);
+  }
+
+  // The chain that goes on from output 0 becomes a part of the node.
+  bool join_behind(NodeId id, std::string_view op) {
+    const ValueId made = graph_.node(id).outputs[0];
+    const auto found =
+        std::find_if(chains_.begin(), chains_.end(), [&](const auto& chain) { return is_read_by(chain.second.nodes, made); });
+    if (found == chains_.end()) return false;
+    const auto& [last, chain] = *found;
+    const ValueId result = graph_.node(last).outputs[0];
+    const std::vector<ValueId> inputs = inputs_of(chain.nodes);
+    const bool is_near = behind_.at(id) == chain.behind && graph_.node(id).stage == graph_.node(last).stage;
+    const bool are_there = std::all_of(inputs.begin(), inputs.end(), [&](ValueId input) {  // where the node stands
+      const NodeId by = graph_.value(input).producer;
+      return input == made || by == kNone || place_of(by) < place_of(id);
+    });
+    if (!is_near || !are_there || large_inputs(chain.nodes, made) > 0 || graph_.value(result).type() != graph_.value(made).type())
+      return false;
+    give_chain(graph_.node(id), op, chain.nodes, made);
+    graph_.remove_node(last);
+    graph_.node(id).outputs[0] = result;
+    graph_.value(result).producer = id;
+    graph_.value(made).producer = kNone;
+    chains_.erase(found);
+    return true;
+  }
+
+  int64_t place_of(NodeId id) const { return places_.at(id); }
 
   Graph& graph_;
   const std::set<ValueId>& kept_;
   const KernelTable& kernels_;
   std::vector<std::vector<NodeId>> readers_;
-  std::map<NodeId, Chain> chains_;  // by the last node
+  std::map<NodeId, Chain> chains_;    // by the last node
+  std::map<NodeId, int64_t> behind_;  // how many large nodes stand before a node, with itself
+  std::map<NodeId, int64_t> places_;  // in the order
 };
 
 }  // namespace

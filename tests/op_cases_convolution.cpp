@@ -251,6 +251,23 @@ void batch_normalization_cases(std::vector<OpCase>& cases) {
                      .inputs = {random(f.x, -1, 3), random(channels), random(channels)},
                      .outputs = 3,
                      .gradient = is_small});
+    if (f.x.size() == 4) {  // y * a number of each channel, then what of it isn't negative
+      Attributes chained = attributes;
+      chained.set("ops", text("Mul Relu"));
+      chained.set("operands", std::vector<int64_t>{2, 0, 1, 1, -1});
+      const OpInput factors = random({f.x[1], 1, 1});
+      chained.set("own_inputs", int64_t{5});
+      cases.push_back({.name = f.name,
+                       .op = "ChainedBatchNormalization",
+                       .attributes = chained,
+                       .inputs = {random(f.x), random(channels), random(channels), random(channels), random(channels, 0.2, 2), factors}});
+      chained.set("own_inputs", int64_t{3});
+      cases.push_back({.name = f.name,
+                       .op = "ChainedLiveBatchNormalization",
+                       .attributes = chained,
+                       .inputs = {random(f.x, -1, 3), random(channels), random(channels), factors},
+                       .outputs = 3});
+    }
     for (const int64_t live : {0, 1}) {
       attributes.set("live", live);
       for (const size_t outputs : {1, 2, 3}) {

@@ -13,6 +13,7 @@
 #include "graph/autodiff.h"
 #include "graph/onnx/writer.h"
 #include "graph/op_def.h"
+#include "passes/build.h"
 #include "passes/pipeline.h"
 
 namespace ort_train {
@@ -318,6 +319,90 @@ TEST(Pipeline, OutputsKeepTheirNames) {
   for (ValueId output : graph.outputs) names.push_back(graph.value(output).name);
   EXPECT_EQ(names, (std::vector<std::string>{"y", "z", "w"}));
   EXPECT_EQ(only(graph, "MatMul").inputs.size(), 3u);
+}
+
+// Chains have the bits of their ops.
+Graph chained(std::string_view text) {
+  JobGraph job{.graph = parse_graph(text)};
+  const auto before = run(job.graph);
+  fuse_elementwise(job, {});
+  job.graph.verify("the pass");
+  EXPECT_EQ(run(job.graph), before) << job.graph.to_text();
+  EXPECT_FALSE(fuse_elementwise(job, {})) << "not idempotent:\n" << job.graph.to_text();
+  return job.graph;
+}
+using Ops = std::vector<std::string>;
+
+TEST(FuseElementwise, WhatOneReadsOfAnotherIsMadeOnTheWay) {
+  const Graph graph = chained(R"(g (float[3, 5000] a, float[5000] b) => (float[3, 5000] y) <float three = {3}> {
+    s = Add(a, b)
+    r = Relu(s)
+    p = Mul(r, three)
+    t = Tanh(a)
+    y = Sub(p, t)
+  })");
+  EXPECT_EQ(ops(graph), Ops{"Chain"});
+  EXPECT_EQ(only(graph, "Chain").attributes.get("ops", ""), "Add Relu Mul Tanh Sub");
+}
+
+TEST(FuseElementwise, NumbersOfSixteenBitsAreRoundedBetweenOps) {
+  const Graph graph =
+      chained(fmt::sprintf(R"(g (float[4000] a, float[4000] b) => (float[4000] y) {
+    h = Cast <to = %d> (a)
+    i = Cast <to = %d> (b)
+    s = Add(h, i)
+    t = Tanh(s)
+    y = Cast <to = %d> (t)
+  })",
+                           static_cast<int>(DType::bfloat16), static_cast<int>(DType::bfloat16), static_cast<int>(DType::float32)));
+  EXPECT_EQ(ops(graph), Ops{"Chain"});
+}
+
+TEST(FuseElementwise, WhatOthersReadStays) {
+  const Graph graph = chained(R"(g (float[9] a, float[9] b) => (float[9] s, float[9] z, float[1] u) {
+    s = Add(a, b)
+    z = Relu(s)
+    t = Mul(a, b)
+    u = ReduceSum <axes = [0]> (t)
+  })");
+  EXPECT_EQ(ops(graph), (Ops{"Add", "Relu", "Mul", "ReduceSum"}));
+}
+
+TEST(FuseElementwise, NoMoreLargeTensorsAtOnceThanOneOpTakes) {
+  const Graph graph = chained(R"(g (float[200, 300] a, float[200, 300] b, float[200, 300] c, float[300] d) => (float[200, 300] y) {
+    s = Add(a, b)
+    t = Mul(s, d)
+    u = Sub(t, c)
+    y = Exp(u)
+  })");
+  EXPECT_EQ(ops(graph), (Ops{"Chain", "Chain"}));
+}
+
+TEST(FuseElementwise, NothingLargeStandsBetween) {
+  const Graph graph = chained(R"(g (float[200, 300] a, float[300, 300] w) => (float[200, 300] y) {
+    s = Neg(a)
+    m = MatMul(a, w)
+    r = Relu(m)
+    t = Tanh(s)
+    y = Mul(r, t)
+  })");
+  EXPECT_EQ(ops(graph), (Ops{"Neg", "MatMul", "Chain"}));
+  EXPECT_EQ(only(graph, "Chain").attributes.get("ops", ""), "Relu Tanh Mul");
+}
+
+TEST(FuseElementwise, ANormalisationTakesWhatFollows) {
+  const char* const model = R"(g (float[2, 40, 20, 20] x, float[2, 40, 20, 20] r) => (float[2, 40, 20, 20] y)
+     <float[40] scale, float[40] bias, float[40] mean, float[40] variance, float[40, 1, 1] f> {
+    m = Exp(variance)
+    n = BatchNormalization(x, scale, bias, mean, m)
+    k = Mul(n, f)
+    %s
+  })";
+  const Graph graph = chained(fmt::sprintf(model, "y = Relu(k)"));
+  EXPECT_EQ(ops(graph), (Ops{"Exp", "ChainedBatchNormalization"}));
+  EXPECT_EQ(only(graph, "ChainedBatchNormalization").inputs.size(), 6u);
+  // With a residual it would need a third large tensor.
+  EXPECT_EQ(ops(chained(fmt::sprintf(model, "y = Add(k, r)"))), (Ops{"Exp", "BatchNormalization", "Chain"}));
 }
 
 TEST(LeaveTraining, NothingIsDropped) {

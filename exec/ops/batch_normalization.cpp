@@ -23,6 +23,7 @@
 #include <array>
 #include <utility>
 
+#include "exec/chain.h"
 #include "exec/lane_rows.h"
 #include "exec/normalization.h"
 #include "exec/op_list.h"
@@ -43,24 +44,38 @@ void require_channels(const InferContext& context, const TensorType& x, size_t f
   }
 }
 
+std::vector<TensorType> infer_frozen(const InferContext& context) {
+  require_channels(context, context.input(0), 1, 5);
+  return {context.input(0)};
+}
+std::vector<TensorType> infer_live(const InferContext& context) {
+  require_channels(context, context.input(0), 1, 3);
+  const TensorType& x = context.input(0);
+  const TensorType statistics{compute_type(x.dtype), {x.shape[1]}};
+  return {x, statistics, statistics};
+}
+
 // --- sums -----------------------------------------------------------------------------------------------------------------------------
 
-// of_run(channel, first element, elements) -> the K sums of a block.
-template <int K, typename OfRun> void sum_channels(const Layout& l, Workers& workers, double* sums, const OfRun& of_run) {
-  workers.parallel_for(l.pieces() * l.bands(), [&](int64_t task, int) {
-    const int64_t piece = task / l.bands(), first = task % l.bands() * l.width(), last = std::min(l.channels, first + l.width());
-    double* const totals = sums + (piece * l.channels + first) * K;
-    std::fill(totals, totals + (last - first) * K, 0.0);
-    const int64_t end = std::min(l.samples, (piece + 1) * l.piece_samples());
-    for (int64_t n = piece * l.piece_samples(); n < end; ++n) {
-      for (int64_t c = first; c < last; ++c) {
-        const int64_t at = (n * l.channels + c) * l.size;
-        for (int64_t begin = 0; begin < l.size; begin += kSumBlock) {
-          const std::array<double, K> block = of_run(c, at + begin, std::min(kSumBlock, l.size - begin));
-          for (int k = 0; k < K; ++k) totals[(c - first) * K + k] += block[static_cast<size_t>(k)];
-        }
+// Of channels [begin, end), over a piece of the batch. of_run(channel, first element, elements) -> the K sums of a block.
+template <int K, typename OfRun>
+void sum_band(const Layout& l, int64_t piece, int64_t begin, int64_t end, double* sums, const OfRun& of_run) {
+  double* const totals = sums + (piece * l.channels + begin) * K;
+  std::fill(totals, totals + (end - begin) * K, 0.0);
+  for (int64_t n = piece * l.piece_samples(); n < std::min(l.samples, (piece + 1) * l.piece_samples()); ++n) {
+    for (int64_t c = begin; c < end; ++c) {
+      const int64_t at = (n * l.channels + c) * l.size;
+      for (int64_t first = 0; first < l.size; first += kSumBlock) {
+        const std::array<double, K> block = of_run(c, at + first, std::min(kSumBlock, l.size - first));
+        for (int k = 0; k < K; ++k) totals[(c - begin) * K + k] += block[static_cast<size_t>(k)];
       }
     }
+  }
+}
+template <int K, typename OfRun> void sum_channels(const Layout& l, Workers& workers, double* sums, const OfRun& of_run) {
+  workers.parallel_for(l.pieces() * l.bands(), [&](int64_t task, int) {
+    const int64_t first = task % l.bands() * l.width();
+    sum_band<K>(l, task / l.bands(), first, std::min(l.channels, first + l.width()), sums, of_run);
   });
 }
 
@@ -70,29 +85,13 @@ template <int K> double total(const Layout& l, const double* sums, int64_t chann
   return sum;
 }
 
-// Where there are channels enough for all threads, and none is large, each is one task's from its sums to its results, and in the cache
-// meanwhile. Sums are those of sum_channels().
+// Where there are channels enough for all threads, and none is large, some neighbours are one task's from their sums to their results, and
+// in the cache meanwhile.
 bool takes_whole_channels(const Layout& l) {
   constexpr int64_t kLeast = 16, kLargest = int64_t{1} << 19;
   return l.width() == 1 && l.channels >= kLeast && l.count() <= kLargest;
 }
 int64_t channels_per_task(const Layout& l) { return std::max<int64_t>(1, 32768 / std::max<int64_t>(1, l.count())); }
-
-template <int K, typename OfRun> std::array<double, K> sum_channel(const Layout& l, int64_t c, const OfRun& of_run) {
-  std::array<double, K> sums{};
-  for (int64_t piece = 0; piece < l.pieces(); ++piece) {
-    std::array<double, K> totals{};
-    const int64_t end = std::min(l.samples, (piece + 1) * l.piece_samples());
-    for (int64_t n = piece * l.piece_samples(); n < end; ++n) {
-      for (int64_t begin = 0; begin < l.size; begin += kSumBlock) {
-        const std::array<double, K> block = of_run(c, (n * l.channels + c) * l.size + begin, std::min(kSumBlock, l.size - begin));
-        for (size_t k = 0; k < K; ++k) totals[k] += block[k];
-      }
-    }
-    for (size_t k = 0; k < K; ++k) sums[k] += totals[k];
-  }
-  return sums;
-}
 
 // --- y --------------------------------------------------------------------------------------------------------------------------------
 
@@ -101,14 +100,46 @@ template <typename T, typename C = Compute<T>> void normalize_plane(const T* x, 
   for (int64_t i = 0; i < n; ++i) y[i] = store<T>(math::fma(load(x[i]) - mean, factor, bias));
 }
 
+// body(begin, end, worker)
+template <typename Body> void in_blocks(Workers& workers, int64_t n, int64_t block, const Body& body) {
+  workers.parallel_for((n + block - 1) / block,
+                       [&](int64_t task, int worker) { body(task * block, std::min(n, (task + 1) * block), worker); });
+}
+
+// What becomes of y, and where each thread has room for that.
+struct Behind {
+  const ChainOfNode& chain;
+  const KernelArgs& args;
+  std::byte* places;
+
+  // Of elements [begin, end) of y.
+  template <typename T> void run(T* y, int64_t begin, int64_t end, int worker) const {
+    if (chain) chain.run(begin, end, y, args, y, places + worker * chain.bytes());
+  }
+};
+
+// Channels [begin, end) of all samples.
+template <typename T, typename C = Compute<T>>
+void normalize(const Layout& l, const T* x, const C* scale, const C* bias, const C* mean, const C* variance, C epsilon, T* y, int64_t begin,
+               int64_t end, const Behind& behind, int worker) {
+  for (int64_t n = 0; n < l.samples; ++n) {
+    for (int64_t c = begin; c < end; ++c) {
+      const int64_t at = (n * l.channels + c) * l.size;
+      normalize_plane(x + at, y + at, l.size, mean[c], inverse_deviation(variance[c], epsilon) * scale[c], bias[c]);
+    }
+    behind.run(y, (n * l.channels + begin) * l.size, (n * l.channels + end) * l.size, worker);
+  }
+}
+// Of all channels.
 template <typename T, typename C = Compute<T>>
 void normalize(const Layout& l, const T* x, const C* scale, const C* bias, const C* mean, const C* variance, C epsilon, T* y,
-               Workers& workers) {
-  workers.parallel_blocks(l.samples * l.channels, l.planes_per_task(), [&](int64_t begin, int64_t end) {
+               const Behind& behind) {
+  in_blocks(behind.args.workers(), l.samples * l.channels, l.planes_per_task(), [&](int64_t begin, int64_t end, int worker) {
     for (int64_t plane = begin; plane < end; ++plane) {
-      const int64_t c = plane % l.channels;
-      normalize_plane(x + plane * l.size, y + plane * l.size, l.size, mean[c], inverse_deviation(variance[c], epsilon) * scale[c], bias[c]);
+      const int64_t c = plane % l.channels, at = plane * l.size;
+      normalize_plane(x + at, y + at, l.size, mean[c], inverse_deviation(variance[c], epsilon) * scale[c], bias[c]);
     }
+    behind.run(y, begin * l.size, end * l.size, worker);
   });
 }
 
@@ -148,16 +179,26 @@ template <typename Of> void put_channels(const KernelArgs& args, size_t output, 
   });
 }
 
+// Shared by the threads: K sums a channel and piece, numbers of channels.
+template <int K> int64_t workspace_of(const KernelSpec& spec, bool summed) {
+  const Layout l = layout_of(spec.outputs[0].shape);
+  return (summed ? sums_bytes<K>(l) : 0) + ChannelNumbers<float>::bytes(spec, l.channels);
+}
+
+template <int K, bool summed> Workspace workspace(const KernelSpec& spec) {
+  return {.shared = workspace_of<K>(spec, summed), .each = ChainOfNode(spec, spec.outputs[0]).bytes()};
+}
+
 KernelRun frozen(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     using C = Compute<T>;
     const Layout l = layout_of(spec.inputs[0].shape);
-    return [l, numbers = ChannelNumbers<C>(spec, l.channels),
-            epsilon = C(spec.attributes.get("epsilon", kUsualEpsilon))](const KernelArgs& args) {
+    return [l, numbers = ChannelNumbers<C>(spec, l.channels), chain = ChainOfNode(spec, spec.inputs[0]),
+            epsilon = C(spec.attributes.get("epsilon", kUsualEpsilon)), places = workspace_of<1>(spec, false)](const KernelArgs& args) {
       std::byte* at = args.workspace;
       const C *const scale = numbers.get(args, 1, at), *const bias = numbers.get(args, 2, at), *const mean = numbers.get(args, 3, at),
                      *const variance = numbers.get(args, 4, at);
-      normalize(l, args.in<T>(0), scale, bias, mean, variance, epsilon, args.out<T>(0), args.workers());
+      normalize(l, args.in<T>(0), scale, bias, mean, variance, epsilon, args.out<T>(0), Behind{chain, args, args.workspace + places});
     };
   });
 }
@@ -166,8 +207,9 @@ KernelRun live(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     using C = Compute<T>;
     const Layout l = layout_of(spec.inputs[0].shape);
-    return [l, numbers = ChannelNumbers<C>(spec, l.channels),
-            epsilon = C(spec.attributes.get("epsilon", kUsualEpsilon))](const KernelArgs& args) {
+    return [l, numbers = ChannelNumbers<C>(spec, l.channels), chain = ChainOfNode(spec, spec.inputs[0]),
+            epsilon = C(spec.attributes.get("epsilon", kUsualEpsilon)), places = workspace_of<1>(spec, true)](const KernelArgs& args) {
+      const Behind behind{chain, args, args.workspace + places};
       const T* const x = args.in<T>(0);
       C *const mean = args.out<C>(1), *const variance = args.out<C>(2);
       auto* const sums = reinterpret_cast<double*>(args.workspace);
@@ -186,16 +228,15 @@ KernelRun live(const KernelSpec& spec) {
         return std::array<double, 1>{static_cast<double>(sum_rows<T>(n, add, x + begin))};
       };
       if (takes_whole_channels(l)) {
-        args.workers().parallel_blocks(l.channels, channels_per_task(l), [&](int64_t first, int64_t last) {
-          for (int64_t c = first; c < last; ++c) {
-            mean[c] = static_cast<C>(sum_channel<1>(l, c, of_x)[0] / count);
-            variance[c] = static_cast<C>(sum_channel<1>(l, c, of_squares)[0] / count);
-            const C factor = inverse_deviation(variance[c], epsilon) * scale[c];
-            for (int64_t n = 0; n < l.samples; ++n) {
-              const int64_t at = (n * l.channels + c) * l.size;
-              normalize_plane(x + at, args.out<T>(0) + at, l.size, mean[c], factor, bias[c]);
-            }
-          }
+        in_blocks(args.workers(), l.channels, channels_per_task(l), [&](int64_t first, int64_t last, int worker) {
+          const auto sum = [&](const auto& of_run) {
+            for (int64_t piece = 0; piece < l.pieces(); ++piece) sum_band<1>(l, piece, first, last, sums, of_run);
+          };
+          sum(of_x);
+          for (int64_t c = first; c < last; ++c) mean[c] = static_cast<C>(total<1>(l, sums, c, 0) / count);
+          sum(of_squares);
+          for (int64_t c = first; c < last; ++c) variance[c] = static_cast<C>(total<1>(l, sums, c, 0) / count);
+          normalize(l, x, scale, bias, mean, variance, epsilon, args.out<T>(0), first, last, behind, worker);
         });
         return;
       }
@@ -203,7 +244,7 @@ KernelRun live(const KernelSpec& spec) {
       for (int64_t c = 0; c < l.channels; ++c) mean[c] = static_cast<C>(total<1>(l, sums, c, 0) / count);
       sum_channels<1>(l, args.workers(), sums, of_squares);
       for (int64_t c = 0; c < l.channels; ++c) variance[c] = static_cast<C>(total<1>(l, sums, c, 0) / count);
-      normalize(l, x, scale, bias, mean, variance, epsilon, args.out<T>(0), args.workers());
+      normalize(l, x, scale, bias, mean, variance, epsilon, args.out<T>(0), behind);
     };
   });
 }
@@ -248,21 +289,24 @@ KernelRun backward(const KernelSpec& spec) {
         gradient_plane(dy + first, x + first, dx + first, l.size, mean[c], factor, static_cast<C>(sums[2 * c] / count),
                        static_cast<C>(of_deviation));
       };
+      const auto add_pieces = [&](int64_t begin, int64_t end) {  // in the first one's place
+        for (int64_t c = begin; c < end; ++c) {
+          sums[2 * c] = total<2>(l, sums, c, 0);
+          sums[2 * c + 1] = total<2>(l, sums, c, 1);
+        }
+      };
       const bool by_channels = summed && takes_whole_channels(l);
       if (by_channels) {
         args.workers().parallel_blocks(l.channels, channels_per_task(l), [&](int64_t first, int64_t last) {
-          for (int64_t c = first; c < last; ++c) {
-            const std::array<double, 2> of_channel = sum_channel<2>(l, c, of_products);
-            std::copy(of_channel.begin(), of_channel.end(), sums + 2 * c);
-            for (int64_t n = 0; n < l.samples; ++n) make_plane(c, (n * l.channels + c) * l.size);
+          for (int64_t piece = 0; piece < l.pieces(); ++piece) sum_band<2>(l, piece, first, last, sums, of_products);
+          add_pieces(first, last);
+          for (int64_t n = 0; n < l.samples; ++n) {
+            for (int64_t c = first; c < last; ++c) make_plane(c, (n * l.channels + c) * l.size);
           }
         });
       } else if (summed) {
         sum_channels<2>(l, args.workers(), sums, of_products);
-        for (int64_t c = 0; c < l.channels; ++c) {  // added up in the first piece's place
-          sums[2 * c] = total<2>(l, sums, c, 0);
-          sums[2 * c + 1] = total<2>(l, sums, c, 1);
-        }
+        add_pieces(0, l.channels);
       }
       if (outputs > 1) {
         put_channels(args, 1, of_scale, l.channels,
@@ -275,11 +319,6 @@ KernelRun backward(const KernelSpec& spec) {
       });
     };
   });
-}
-
-template <int K> int64_t workspace_of(const KernelSpec& spec, bool summed) {
-  const Layout l = layout_of(spec.outputs[0].shape);
-  return (summed ? sums_bytes<K>(l) : 0) + ChannelNumbers<float>::bytes(spec, l.channels);
 }
 
 ValueId by_channel(GradientBuilder& g, ValueId value, const Shape& x) {  // (C) -> (C, 1, 1)
@@ -403,39 +442,34 @@ void lower(Lowering& l) {
 constexpr OpDef kBatchNormalization{
     .name = "BatchNormalization",
     .onnx = {{.domain = "", .name = "BatchNormalization", .since = 7, .lower = lower}},
-    .infer = [](const InferContext& context) -> std::vector<TensorType> {
-      require_channels(context, context.input(0), 1, 5);
-      return {context.input(0)};
-    },
+    .infer = infer_frozen,
     .gradient = frozen_gradient,
     .hint = "`untie` gives each use of a merged tensor one of its own; `batch_norm` chooses what is live",
-    .traits = {.statistics = Statistics::running, .precision = {.keeps_float32 = 0b11110}, .along = along_batch},
+    .traits = {.statistics = Statistics::running,
+               .precision = {.keeps_float32 = 0b11110},
+               .along = along_batch,
+               .chained = "ChainedBatchNormalization"},
     .standard = 15,
 };
 constexpr Kernel kBatchNormalizationKernel{
     .types = kFloating,
     .in_place = {{.output = 0, .input = 0}},
     .cost = elementwise_cost<3>,
-    .workspace = [](const KernelSpec& spec) { return Workspace{.shared = workspace_of<1>(spec, false)}; },
+    .workspace = workspace<1, false>,
     .prepare = frozen,
 };
 
 constexpr OpDef kLiveBatchNormalization{
     .name = "LiveBatchNormalization",
-    .infer = [](const InferContext& context) -> std::vector<TensorType> {
-      require_channels(context, context.input(0), 1, 3);
-      const TensorType& x = context.input(0);
-      const TensorType statistics{compute_type(x.dtype), {x.shape[1]}};
-      return {x, statistics, statistics};
-    },
+    .infer = infer_live,
     .gradient = live_gradient,
-    .traits = {.statistics = Statistics::batch, .precision = {.keeps_float32 = 0b110}},
+    .traits = {.statistics = Statistics::batch, .precision = {.keeps_float32 = 0b110}, .chained = "ChainedLiveBatchNormalization"},
 };
 constexpr Kernel kLiveBatchNormalizationKernel{
     .types = kFloating,
     .in_place = {{.output = 0, .input = 0}},
     .cost = elementwise_cost<8>,
-    .workspace = [](const KernelSpec& spec) { return Workspace{.shared = workspace_of<1>(spec, true)}; },
+    .workspace = workspace<1, true>,
     .prepare = live,
 };
 
@@ -452,6 +486,16 @@ constexpr Kernel kBatchNormalizationGradKernel{
     .workspace = [](const KernelSpec& spec) { return Workspace{.shared = workspace_of<2>(spec, needs_sums(spec))}; },
     .prepare = backward,
 };
+
+// With a chain of elementwise ops behind y (OpTraits::chained), made where y lies.
+
+inline constexpr std::string_view kChainedLast = "ops are chained behind the gradients";
+
+constexpr OpDef kChainedBatchNormalization{.name = "ChainedBatchNormalization", .infer = infer_frozen, .no_gradient = kChainedLast};
+constexpr Kernel kChainedBatchNormalizationKernel = kBatchNormalizationKernel;
+
+constexpr OpDef kChainedLiveBatchNormalization{.name = "ChainedLiveBatchNormalization", .infer = infer_live, .no_gradient = kChainedLast};
+constexpr Kernel kChainedLiveBatchNormalizationKernel = kLiveBatchNormalizationKernel;
 
 constexpr OpDef kRunningStatistics{
     .name = "RunningStatistics",

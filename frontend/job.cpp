@@ -98,6 +98,7 @@ Job::Job(const Options& options_, int64_t part_bytes, const KernelTable* kernels
              .base = base_type(options),
              .kernels = kernels,
              .folder = make_folder(workers_)};
+  if (options.detect_anomaly) passes_.skip.emplace_back("fuse_elementwise");  // each op is looked at by itself
   divide_samples();
   settle_lengths();
   settle_schedule();

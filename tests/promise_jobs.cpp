@@ -76,7 +76,7 @@ std::string write_perceptron(const TestFolder& folder, Numbers& numbers) {
   const std::string hidden = text.node("MatMul", {"x", text.weight({kWidth, kInner}, -0.05f, 0.05f)});
   const std::string active = text.node("Relu", {text.node("Add", {hidden, text.weight({kInner}, -0.05f, 0.05f)})});
   const std::string last = text.weight({kInner, kWidth}, -0.05f, 0.05f);
-  text.body += fmt::format("out = MatMul ({}, {})\n", active, last);
+  text.body += fmt::format("out = Tanh ({})\n", text.node("MatMul", {active, last}));
   return text.write(folder / "perceptron.onnx", fmt::format("(float[batch, {0}] x) => (float[batch, {0}] out)", kWidth));
 }
 

@@ -16,11 +16,11 @@ ORT_TRAIN_OPS_BEGIN
 namespace convolution {
 
 // Whether it is made so, rather than with windows in vectors (measured). Chosen by the whole weight; channels: in a group, of what is read
-// and of the result.
-inline bool fills_channels(const Windows& windows, int64_t batch, int64_t read, int64_t made) {
-  constexpr int64_t kSmall = 14 * 14, kFewWindows = 64;  // with fewer, panels of the weight take longer than what they save
+// and of the result; small: windows of a plane, at most, in steps of one.
+inline bool fills_channels(const Windows& windows, int64_t batch, int64_t read, int64_t made, int64_t small) {
+  constexpr int64_t kFewWindows = 64;  // with fewer, panels of the weight take longer than what they save
   return read >= 16 && made >= 2 * gemm::kWidth && batch * windows.out_size() >= kFewWindows &&
-         (windows.w.stride > 1 || windows.h.stride > 1 || windows.out_size() <= kSmall);
+         (windows.w.stride > 1 || windows.h.stride > 1 || windows.out_size() <= small);
 }
 
 // What takes time beside the products, as so many multiply-adds (measured): to transpose and store an element of the result; to pack the
@@ -148,10 +148,10 @@ class ChannelForward {
   ChannelForward() = default;
   ChannelForward(const Layout& l, Element x, Element w, Element y)
       : l_(l), x_{x, gemm::way_of(x, w) == gemm::Way::pairs}, w_(w), y_(y), words_(x_.of(l.in_channels)) {
-    constexpr int64_t kWindows = 112;
+    constexpr int64_t kWindows = 112, kSmall = 28 * 28, kPlainSmall = 14 * 14;
     const int64_t taps = l.windows.taps(), of_whole = l.total / l.groups;
-    applies_ = fills_channels(l.windows, l.batch, l.in_channels, of_whole) && taps <= kDepthBlock &&
-               gemm::way_of(x, w) != gemm::Way::tiles &&
+    applies_ = fills_channels(l.windows, l.batch, l.in_channels, of_whole, l.windows.plain() ? kPlainSmall : kSmall) &&
+               taps <= kDepthBlock && gemm::way_of(x, w) != gemm::Way::tiles &&
                l.groups * (of_whole + gemm::kPanel) * words_ * taps <= kSharedBytes / int64_t{sizeof(float)};
     if (!applies_) return;
     windows_ = ChannelWindows(l.windows, x_, l.in_channels, l.batch, kWindows, l.windows.plain());
@@ -304,11 +304,11 @@ class ChannelInput {
         dx_(dx),
         words_(dy_.of(l.out_channels)),
         block_(dy_.of(block)) {
-    constexpr int64_t kElements = 112;
+    constexpr int64_t kElements = 112, kSmall = 14 * 14;
     const auto& [h, w] = l.windows;
     const int64_t taps = l.windows.taps();
     const bool is_faster = taps == 1 || (dy_.pairs && is_undivided(l));  // (measured)
-    applies_ = is_faster && fills_channels(l.windows, l.batch, l.out_channels, l.in_channels) && taps <= kDepthBlock &&
+    applies_ = is_faster && fills_channels(l.windows, l.batch, l.out_channels, l.in_channels, kSmall) && taps <= kDepthBlock &&
                l.windows.in_size() > 0 && h.stride <= kMostStride && w.stride <= kMostStride && l.first == 0 && l.is_last() &&
                gemm::way_of(dy, weight) != gemm::Way::tiles &&
                l.groups * (l.in_channels + gemm::kPanel) * words_ * taps <= kSharedBytes / int64_t{sizeof(float)};
@@ -326,12 +326,7 @@ class ChannelInput {
     for (int64_t a = 0; a < down.phases(); ++a) {
       for (int64_t b = 0; b < across.phases(); ++b) {
         Phase phase{a, b, {}};
-        for (int64_t t = 0; t < taps; ++t) {
-          const int64_t kh = t / w.kernel, kw = t % w.kernel;
-          if (!down.reads(a, kh) || !across.reads(b, kw)) continue;
-          const int64_t place = (down.distance(a, kh) - down.first) * windows.w.kernel + across.distance(b, kw) - across.first;
-          phase.taps.push_back({t, windows_.tap(place)});
-        }
+        for (const auto& [t, place] : taps_of_phase(l.windows, a, b)) phase.taps.push_back({t, windows_.tap(place)});
         phases_.push_back(std::move(phase));
       }
     }

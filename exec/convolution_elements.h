@@ -200,6 +200,22 @@ struct Reach {
   WindowAxis a_;
 };
 
+// Of the elements of dx in phase (down, across) of the strides: which taps read them, upwards, and where these find their words among the
+// windows over dy (Reach::windows).
+struct TapOfPhase {
+  int64_t tap, place;
+};
+inline std::vector<TapOfPhase> taps_of_phase(const Windows& windows, int64_t down, int64_t across) {
+  const Reach h(windows.h), w(windows.w);
+  std::vector<TapOfPhase> taps;
+  for (int64_t t = 0; t < windows.taps(); ++t) {
+    const int64_t kh = t / windows.w.kernel, kw = t % windows.w.kernel;
+    if (!h.reads(down, kh) || !w.reads(across, kw)) continue;
+    taps.push_back({t, (h.distance(down, kh) - h.first) * (w.last - w.first + 1) + w.distance(across, kw) - w.first});
+  }
+  return taps;
+}
+
 // Of an element of a channel of dx, in row i and column j, the sum by its definition: over the taps that read it upwards, of each the
 // chains over channels of y. block: of the chains, in words; weight(o, tap): likewise; y: of the sample and group. What has no window isn't
 // multiplied, which shows where a weight is infinite or no number.

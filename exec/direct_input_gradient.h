@@ -68,10 +68,7 @@ class DirectInput {
     for (int64_t a = 0; a < phases_h_; ++a) {
       for (int64_t b = 0; b < phases_w_; ++b) {
         Phase phase;
-        for (int64_t t = 0; t < taps; ++t) {
-          const int64_t kh = t / w.kernel, kw = t % w.kernel;
-          if (!down.reads(a, kh) || !across.reads(b, kw)) continue;
-          const int64_t place = (down.distance(a, kh) - down.first) * windows_.w.kernel + across.distance(b, kw) - across.first;
+        for (const auto& [t, place] : taps_of_phase(l.windows, a, b)) {
           phase.weights.push_back(static_cast<int32_t>(t * words_ * gemm::kRows));
           phase.windows.push_back(static_cast<int32_t>(planes_.tap(place, rows_)));
         }

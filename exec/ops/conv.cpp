@@ -9,7 +9,8 @@
 //
 // The columns are made tile by tile, right before their product (exec/gemm.h), so that they take some 400 KB of workspace a thread; where a
 // plane has few windows, those of several samples make a tile. An element's bits depend on the shapes alone: channels are added in chunks,
-// upwards. In float32 most shapes are made without columns: exec/winograd.h, exec/direct_convolution.h, exec/depthwise_convolution.h.
+// upwards. Most shapes are made without columns: exec/winograd.h, exec/channel_vectors.h, exec/direct_convolution.h,
+// exec/depthwise_convolution.h.
 //
 // Where w is in parts, each a range of its rows and so of y's channels (passes/split_weights.h), a node is told which: `first` of `total`.
 // What could change a bit is chosen by the whole weight. Grouped convolutions are not divided: their weights are small.

@@ -20,11 +20,12 @@ class ChainLoop {
   ChainLoop(const std::vector<ChainStep>& steps, std::vector<TensorType> inputs) : inputs_(std::move(inputs)) {
     const std::vector<TensorType> made = chain_types(steps, inputs_);
     const Shape& shape = made.back().shape;
+    tile_ = std::clamp<int64_t>(element_count(shape), 1, kMostTile);
     Places places;
     for (const TensorType& input : inputs_) {  // those that are broadcast, but not as one number, are written out
       const bool is_spread = input.shape != shape && element_count(input.shape) != 1;
       spread_.push_back(is_spread ? StridedLoop<1>(shape, {broadcast_strides(input.shape, shape)}) : StridedLoop<1>{});
-      spread_at_.push_back(is_spread ? places.take(kTile * size_of(input.dtype)) : -1);
+      spread_at_.push_back(is_spread ? places.take(tile_ * size_of(input.dtype)) : -1);
     }
     for (size_t i = 0; i < steps.size(); ++i) {
       KernelSpec spec{.attributes = steps[i].attributes, .outputs = {made[i]}};
@@ -34,8 +35,9 @@ class ChainLoop {
         spec.present.push_back(true);
         spec.constants.push_back(nullptr);
       }
-      steps_.push_back({cpu_kernels().at(*steps[i].op, spec).elements(spec), steps[i].operands,
-                        i + 1 < steps.size() ? places.take(kTile * size_of(made[i].dtype)) : -1});
+      const Kernel& kernel = cpu_kernels().at(*steps[i].op, spec);
+      require(kernel.elements != nullptr, "a step of a chain that can't be one");
+      steps_.push_back({kernel.elements(spec), steps[i].operands, i + 1 < steps.size() ? places.take(tile_ * size_of(made[i].dtype)) : -1});
     }
     result_size_ = size_of(made.back().dtype);
     bytes_ = places.all();
@@ -46,8 +48,8 @@ class ChainLoop {
   // Elements [begin, end) of the result, whose tensor begins at `out`, as those of the inputs do at theirs. The result may lie where an
   // input of its type does that is as large.
   void run(int64_t begin, int64_t end, const void* const* inputs, void* out, std::byte* place) const {
-    for (int64_t at = begin; at < end; at += kTile) {
-      const int64_t n = std::min(kTile, end - at);
+    for (int64_t at = begin; at < end; at += tile_) {
+      const int64_t n = std::min(tile_, end - at);
       const void* operands[kMostChainInputs];
       for (size_t i = 0; i < inputs_.size(); ++i) operands[i] = input_at(i, inputs[i], at, n, place);
       for (const Step& step : steps_) {
@@ -61,7 +63,7 @@ class ChainLoop {
   }
 
  private:
-  static constexpr int64_t kTile = 2048;
+  static constexpr int64_t kMostTile = 2048;  // elements
   struct Step {
     Elements run;
     std::vector<int64_t> operands;
@@ -88,7 +90,7 @@ class ChainLoop {
   std::vector<StridedLoop<1>> spread_;
   std::vector<int64_t> spread_at_;  // -1: it is read where it is
   std::vector<Step> steps_;
-  int64_t result_size_ = 0, bytes_ = 0;
+  int64_t tile_ = 1, result_size_ = 0, bytes_ = 0;
 };
 
 // The chain of a node that has one in its pass (OpTraits::chained), if it has one.

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <limits>
 #include <vector>
 
 #include "exec/convolution_elements.h"
@@ -91,8 +92,8 @@ class ChannelWindows {
     rows_ = 2 * most >= all ? windows.h.out : std::clamp<int64_t>(most / windows.w.out, 1, windows.h.out);
     for (;; samples_ > 1 ? --samples_ : rows_ = divided_up(rows_, 2)) {
       bands_ = divided_up(windows.h.out, rows_);
-      rows_ = divided_up(windows.h.out, bands_);  // equally many
-      plane_ = TilePlane(read_, rows_ * windows.w.out);
+      rows_ = divided_up(windows.h.out, bands_);                   // equally many
+      plane_ = TilePlane(read_, (rows_ - 1) * windows.w.out + 1);  // they begin with a row
       if (fits() || (samples_ == 1 && rows_ == 1)) break;
     }
     samples_ = divided_up(std::max<int64_t>(1, batch), groups_of_samples());
@@ -109,7 +110,9 @@ class ChannelWindows {
   int64_t copied() const { return in_place_ ? 0 : words_.of(channels_) * word(); }  // elements
   int64_t tap(int64_t t) const { return plane_.tap(t); }
   double copying() const { return columns_step_ > 1 ? 70 : 24; }  // takes as long as so many multiply-adds with each word (measured)
-  bool fits() const { return copied() * int64_t{sizeof(float)} <= kPlaneBytes; }
+  bool fits() const {
+    return copied() * int64_t{sizeof(float)} <= kPlaneBytes && words_.of(channels_) * word() <= std::numeric_limits<int32_t>::max();
+  }
 
   // The first word. x: of the group's first channel, of the first of these samples, which lie `image` elements apart
   const float* make(const std::byte* x, int64_t image, int64_t samples, int64_t row, int64_t rows, float* copy, int32_t* table) const {
@@ -155,7 +158,8 @@ class ChannelForward {
                l.groups * (of_whole + gemm::kPanel) * words_ * taps <= kSharedBytes / int64_t{sizeof(float)};
     if (!applies_) return;
     windows_ = ChannelWindows(l.windows, x_, l.in_channels, l.batch, kWindows, l.windows.plain());
-    applies_ = windows_.fits();
+    const int64_t sums = windows_.count() * gemm::kPanel;
+    applies_ = windows_.fits() && sums * int64_t{sizeof(float)} <= kPlaneBytes;
     if (!applies_) return;
     panels_ = ChannelPanels(l.out_channels);
     chain_ = words_of_chain();
@@ -167,7 +171,7 @@ class ChannelForward {
     Places places;
     places.take<float>(windows_.copied());
     table_at_ = places.take<int32_t>(windows_.count());
-    sums_at_ = places.take<float>(windows_.count() * gemm::kPanel);
+    sums_at_ = places.take<float>(sums);
     bytes_ = places.all();
   }
 
@@ -317,7 +321,8 @@ class ChannelInput {
     const Windows windows{down.windows(), across.windows()};
     steps_ = h.stride * w.stride > 1;
     windows_ = ChannelWindows(windows, dy_, l.out_channels, l.batch, kElements, l.windows.plain());
-    applies_ = windows_.fits();
+    const int64_t sums = windows_.samples() * rows_of_dx() * row_of_dx() * gemm::kPanel;
+    applies_ = windows_.fits() && sums * int64_t{sizeof(float)} <= kPlaneBytes;
     if (!applies_) return;
     panels_ = ChannelPanels(l.in_channels);
     each_ = std::max<int64_t>(1, panels_.size());
@@ -333,7 +338,7 @@ class ChannelInput {
     Places places;
     places.take<float>(windows_.copied());
     table_at_ = places.take<int32_t>(windows_.count());
-    sums_at_ = places.take<float>(windows_.samples() * rows_of_dx() * row_of_dx() * gemm::kPanel);
+    sums_at_ = places.take<float>(sums);
     bytes_ = places.all();
   }
 

@@ -104,7 +104,7 @@ class TilePlane {
   TilePlane() = default;
   // columns: windows of a tile, at most
   TilePlane(const Windows& windows, int64_t columns) : h_(windows.h), w_(windows.w) {
-    width_ = std::max(w_.begin + w_.in + w_.end, (w_.out - 1) * w_.stride + (w_.kernel - 1) * w_.dilation + 1);
+    width_ = std::max(w_.begin + w_.in + std::max<int64_t>(0, w_.end), (w_.out - 1) * w_.stride + (w_.kernel - 1) * w_.dilation + 1);
     const int64_t rows = std::min((columns - 1 + w_.out - 1) / w_.out + 1, h_.out);  // of windows, of which a tile may have a part
     size_ = lines(rows) * width_;
   }

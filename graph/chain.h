@@ -16,6 +16,9 @@ namespace ort_train {
 
 inline constexpr size_t kMostChainSteps = 8, kMostChainInputs = 8, kMostStepOperands = 3;
 
+// How many of a node's inputs are those of its op, where it has a chain besides (OpTraits::chained).
+inline constexpr const char* kOwnInputs = "own_inputs";
+
 struct ChainStep {
   const OpDef* op = nullptr;
   Attributes attributes{};

@@ -93,9 +93,6 @@ AxisPath along_axes_before(const Graph& graph, const Node& node, size_t input, s
 // Of ops whose inputs and outputs all have the batch as their first axis, where these samples don't meet.
 AxisPath along_batch(const Graph& graph, const Node& node, size_t input, size_t axis);
 
-// How many of a node's inputs are those of its op, where it has a chain (OpTraits::chained).
-inline constexpr const char* kOwnInputs = "own_inputs";
-
 struct OpTraits {
   // Output 0 has the numbers of input 0, under another shape or in another type: with input 0's own type it is input 0.
   bool same_numbers = false;

@@ -32,9 +32,13 @@ class Chains {
       : graph_(graph), kept_(kept), kernels_(kernels), readers_(graph.readers()) {}
 
   bool make() {
-    int64_t others = 0;  // nodes so far that are no steps
+    int64_t others = 0;  // large nodes so far that are no steps
     for (const NodeId id : graph_.order()) {
       places_[id] = static_cast<int64_t>(places_.size());
+      for (const Alias& write : graph_.node(id).op->writes) {
+        if (static_cast<size_t>(write.input) < graph_.node(id).inputs.size())
+          changed_at_.emplace(graph_.node(id).inputs[static_cast<size_t>(write.input)], places_[id]);
+      }
       if (can_be_step(id)) {
         chains_[id] = {.nodes = {id}, .behind = others};
         for (const ValueId input : graph_.node(id).inputs) take_in(id, input);
@@ -68,7 +72,7 @@ class Chains {
 
   struct Chain {
     std::vector<NodeId> nodes;  // in the order of the graph
-    int64_t behind = 0;         // how many other nodes stand before it
+    int64_t behind = 0;         // how many large nodes that are no steps stand before it
   };
 
   bool can_be_step(NodeId id) const {
@@ -90,7 +94,8 @@ class Chains {
     std::vector<NodeId> all = before->second.nodes;
     all.insert(all.end(), chain.nodes.begin(), chain.nodes.end());
     std::sort(all.begin(), all.end(), [&](NodeId a, NodeId b) { return place_of(a) < place_of(b); });
-    if (all.size() > kMostChainSteps || inputs_of(all).size() > kMostChainInputs || !fits(all)) return;
+    if (all.size() > kMostChainSteps || inputs_of(all).size() > kMostChainInputs || !fits(all) || is_changed(all, all.front(), last))
+      return;
     chain.nodes = std::move(all);
     chains_.erase(before);
   }
@@ -177,7 +182,8 @@ class Chains {
       const NodeId by = graph_.value(input).producer;
       return input == made || by == kNone || place_of(by) < place_of(id);
     });
-    if (!is_near || !are_there || large_inputs(chain.nodes, made) > 0 || graph_.value(result).type() != graph_.value(made).type())
+    if (!is_near || !are_there || large_inputs(chain.nodes, made) > 0 || is_changed(chain.nodes, id, last) ||
+        graph_.value(result).type() != graph_.value(made).type())
       return false;
     give_chain(graph_.node(id), op, chain.nodes, made);
     graph_.remove_node(last);
@@ -186,6 +192,17 @@ class Chains {
     graph_.value(made).producer = kNone;
     chains_.erase(found);
     return true;
+  }
+
+  // Whether a node between two others changes what these nodes read (op_def.h, `writes`).
+  bool is_changed(const std::vector<NodeId>& nodes, NodeId first, NodeId last) const {
+    const std::vector<ValueId> inputs = inputs_of(nodes);
+    return std::any_of(inputs.begin(), inputs.end(), [&](ValueId input) {
+      while (graph_.value(input).producer != kNone && viewed(graph_.node(graph_.value(input).producer)) != kNone)
+        input = viewed(graph_.node(graph_.value(input).producer));
+      const auto [begin, end] = changed_at_.equal_range(input);
+      return std::any_of(begin, end, [&](const auto& change) { return change.second > place_of(first) && change.second < place_of(last); });
+    });
   }
 
   int64_t place_of(NodeId id) const { return places_.at(id); }
@@ -197,6 +214,7 @@ class Chains {
   std::map<NodeId, Chain> chains_;    // by the last node
   std::map<NodeId, int64_t> behind_;  // how many large nodes stand before a node, with itself
   std::map<NodeId, int64_t> places_;  // in the order
+  std::multimap<ValueId, int64_t> changed_at_;
 };
 
 }  // namespace

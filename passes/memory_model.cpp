@@ -185,6 +185,8 @@ class ModelMaker {
     const int64_t bytes = graph_.value(model_.classes[c].root).bytes();
     if (model_.classes[c].persistent || bytes == 0 || graph_.value(input).bytes() != bytes || graph_.value(output).bytes() != bytes)
       return false;
+    if (element_count(graph_.value(input).shape) != element_count(graph_.value(output).shape))
+      return false;  // broadcast, of wider elements
     for (size_t j = 0; j < node.inputs.size(); ++j) {
       if (j != static_cast<size_t>(alias.input) && node.inputs[j] != kNone && model_.class_of[node.inputs[j]] == c) return false;
     }

@@ -130,6 +130,30 @@ TEST(Convolution, PaddingIsNotMultipliedWithAnInfiniteWeight) {
   }
 }
 
+// Of one tap, far more padding than elements.
+TEST(Convolution, WidePaddingTakesNoMoreThanItsRoom) {
+  Workers workers(2);
+  for (const auto& [size, stride, pad] : {std::array<int64_t, 3>{1, 1, 90}, {8, 2, 3000}, {5, 3, 70}}) {
+    const int64_t out = (size + 2 * pad - 1) / stride + 1;
+    const Shape x{3, 32, size}, w{40, 32, 1}, y{3, 40, out};
+    const Attributes attributes{{"kernel_shape", std::vector<int64_t>{1}},
+                                {"pads", std::vector<int64_t>{pad, pad}},
+                                {"strides", std::vector<int64_t>{stride}},
+                                {"shape", x}};
+    const auto numbers = [](const Shape& shape) {
+      Tensor tensor(DType::float64, shape);
+      for (size_t i = 0; double& number : tensor.data<double>()) number = static_cast<double>(i++ % 5) - 2;
+      return tensor;
+    };
+    const Tensor dy = numbers(y), of_w = numbers(w), wide = evaluate(op_named("ConvInputGrad"), attributes, {&dy, &of_w}, 1, workers)[0];
+    for (const DType dtype : {DType::float32, DType::bfloat16}) {
+      const Tensor narrow_dy = cast(dy, dtype, workers), narrow_w = cast(of_w, dtype, workers);
+      EXPECT_TRUE(evaluate(op_named("ConvInputGrad"), attributes, {&narrow_dy, &narrow_w}, 1, workers)[0] == cast(wide, dtype, workers))
+          << to_string(dtype) << ", " << pad;
+    }
+  }
+}
+
 // Windows of 3 x 3 in steps of one, with many channels, are made by tiles of 2 x 2: an element that isn't finite shows in the windows that
 // read it alone, as it does in float64. In 16 bits, too.
 TEST(Convolution, AnInfiniteElementShowsWhereItIsRead) {

@@ -274,6 +274,16 @@ void chain_cases(std::vector<OpCase>& cases) {
   chain("all_is_broadcast", "Add Sub", {2, 0, 1, 2, -1, 0}, {random({40, 1}), random({1, 60})});
   chain("no_elements", "Add Relu", {2, 0, 1, 1, -1}, {random({0, 3}), random({3})});
   chain("slopes", "Add ReluGrad", {2, 0, 1, 2, -1, 2}, {random({4, 1000}), random({4, 1000}), random({4, 1000})});
+  // The result has as many bytes as what is broadcast.
+  const auto to = [](DType type) {
+    return Attributes{{"ops", text("Add Cast")}, {"operands", std::vector<int64_t>{2, 0, 1, 1, -1}}, {"1.to", static_cast<int64_t>(type)}};
+  };
+  cases.push_back({.name = "broadcast_to_narrower",
+                   .op = "Chain",
+                   .attributes = to(DType::float16),
+                   .inputs = {random({2, 4096}), random({1, 4096})},
+                   .tolerance = 1e-3,
+                   .attributes64 = to(DType::float64)});
 }
 
 }  // namespace

@@ -390,6 +390,17 @@ TEST(FuseElementwise, NothingLargeStandsBetween) {
   EXPECT_EQ(only(graph, "Chain").attributes.get("ops", ""), "Relu Tanh Mul");
 }
 
+TEST(FuseElementwise, WhatIsChangedMeanwhileIsReadBefore) {
+  JobGraph job{.graph = parse_graph(R"(g (float[2, 3] x, float[3] mean, float[3] variance) => (float[3] y)
+     <float[3] m, float[3] v, float half = {0.5}> {
+    a = Mul(m, half)
+    r, s = ort_train.RunningStatistics <momentum = 0.5> (m, v, mean, variance)
+    y = Add(a, mean)
+  })")};
+  fuse_elementwise(job, {});
+  EXPECT_EQ(ops(job.graph), (Ops{"Mul", "RunningStatistics", "Add"}));
+}
+
 TEST(FuseElementwise, ANormalisationTakesWhatFollows) {
   const char* const model = R"(g (float[2, 40, 20, 20] x, float[2, 40, 20, 20] r) => (float[2, 40, 20, 20] y)
      <float[40] scale, float[40] bias, float[40] mean, float[40] variance, float[40, 1, 1] f> {

@@ -75,7 +75,8 @@ std::vector<Alias> PreparedOp::in_place() const {
   for (const Alias& alias : kernel_.in_place) {
     const size_t input = static_cast<size_t>(alias.input), output = static_cast<size_t>(alias.output);
     if (!spec_.has(input) || output >= spec_.outputs.size()) continue;
-    if (spec_.inputs[input].bytes() == spec_.outputs[output].bytes()) fitting.push_back(alias);
+    const TensorType &from = spec_.inputs[input], &to = spec_.outputs[output];
+    if (from.bytes() == to.bytes() && element_count(from.shape) == element_count(to.shape)) fitting.push_back(alias);
   }
   return fitting;
 }

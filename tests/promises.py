@@ -46,7 +46,7 @@ def write_perceptron(folder, name, width, inner, samples, numbers):
     weights = [helper.make_tensor(name, TensorProto.FLOAT, shape, numbers.standard_normal(shape, np.float32) / 30, raw=True)
                for name, shape in shapes.items()]
     nodes = [helper.make_node("MatMul", ["x", "w1"], ["h"]), helper.make_node("Add", ["h", "b1"], ["a"]), helper.make_node("Relu", ["a"], ["r"]),
-             helper.make_node("MatMul", ["r", "w2"], ["out"])]
+             helper.make_node("MatMul", ["r", "w2"], ["o"]), helper.make_node("Tanh", ["o"], ["out"])]
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", width]) for name in ("x", "out")]
     model = helper.make_model(helper.make_graph(nodes, name, ends[:1], ends[1:], weights), opset_imports=[helper.make_opsetid("", 18)])
     model.ir_version = 10

@@ -218,9 +218,12 @@ def test_it_resumes_under_other_budgets_folders_and_threads(tmp_path, job, out):
     a.mkdir()
     b.mkdir()
     disk = lambda folder, budget=least: ["--budget", budget, "--nvme-path", folder]
+    alone = ["--threads", 1]  # takes less: all of it fits in what two threads need with a disk
+    run(tmp_path, "plan", *own, *alone, "--nvme-path", a, "--output-dir", out, "--plan-json", "alone.json")
+    least_alone = json.loads((tmp_path / "alone.json").read_text())["minimum_budget_bytes"]
     stages = [  # the job, options, folder to move before, what lies in the folders afterwards
         (own, disk(a), None, {a: 1}),
-        (own, disk(a) + ["--threads", 1], None, {a: 1}),
+        (own, disk(a, least_alone) + alone, None, {a: 1}),
         (own, disk(b, least + 300_000), None, {a: 0, b: 1}),
         (own, [], None, {b: 0}),  # everything in memory: two checkpoints later nobody needs the state file
         (own, disk(a), None, {a: 1}),

@@ -13,6 +13,17 @@
 
 ORT_TRAIN_OPS_BEGIN
 
+// What a step is, of inputs of these types and what the steps before it have made; no constants.
+inline KernelSpec spec_of_step(const ChainStep& step, const std::vector<TensorType>& inputs, const std::vector<TensorType>& made,
+                               const TensorType& result) {
+  KernelSpec spec{.attributes = step.attributes, .outputs = {result}};
+  for (const int64_t operand : step.operands)
+    spec.inputs.push_back(operand >= 0 ? inputs[static_cast<size_t>(operand)] : made[static_cast<size_t>(-1 - operand)]);
+  spec.present.assign(spec.inputs.size(), true);
+  spec.constants.assign(spec.inputs.size(), nullptr);
+  return spec;
+}
+
 class ChainLoop {
  public:
   ChainLoop() = default;
@@ -22,19 +33,15 @@ class ChainLoop {
     const Shape& shape = made.back().shape;
     tile_ = std::clamp<int64_t>(element_count(shape), 1, kMostTile);
     Places places;
-    for (const TensorType& input : inputs_) {  // those that are broadcast, but not as one number, are written out
+    std::vector<TensorType> read = inputs_;  // as the steps read them
+    for (TensorType& input : read) {         // those that are broadcast, but not as one number, are written out
       const bool is_spread = input.shape != shape && element_count(input.shape) != 1;
       spread_.push_back(is_spread ? StridedLoop<1>(shape, {broadcast_strides(input.shape, shape)}) : StridedLoop<1>{});
       spread_at_.push_back(is_spread ? places.take(tile_ * size_of(input.dtype)) : -1);
+      if (is_spread) input.shape = shape;
     }
     for (size_t i = 0; i < steps.size(); ++i) {
-      KernelSpec spec{.attributes = steps[i].attributes, .outputs = {made[i]}};
-      for (const int64_t operand : steps[i].operands) {
-        spec.inputs.push_back(operand >= 0 ? inputs_[static_cast<size_t>(operand)] : made[static_cast<size_t>(-1 - operand)]);
-        if (operand < 0 || spread_at_[static_cast<size_t>(operand)] >= 0) spec.inputs.back().shape = shape;
-        spec.present.push_back(true);
-        spec.constants.push_back(nullptr);
-      }
+      const KernelSpec spec = spec_of_step(steps[i], read, made, made[i]);
       const Kernel& kernel = cpu_kernels().at(*steps[i].op, spec);
       require(kernel.elements != nullptr, "a step of a chain that can't be one");
       steps_.push_back({kernel.elements(spec), steps[i].operands, i + 1 < steps.size() ? places.take(tile_ * size_of(made[i].dtype)) : -1});

@@ -43,11 +43,14 @@ class Workers {
         tasks, [](void* closure, int64_t task, int worker) { (*static_cast<Plain*>(closure))(task, worker); },
         const_cast<void*>(static_cast<const void*>(&body)));
   }
-  // body(begin, end) over [0, n) in blocks of `block` elements, fixed by the caller.
+  // body(begin, end), or body(begin, end, worker), over [0, n) in blocks of `block` elements, fixed by the caller.
   template <typename Body> void parallel_blocks(int64_t n, int64_t block, Body&& body) {
-    parallel_for((n + block - 1) / block, [&](int64_t task, int) {
-      const int64_t begin = task * block;
-      body(begin, begin + block < n ? begin + block : n);
+    parallel_for((n + block - 1) / block, [&](int64_t task, int worker) {
+      const int64_t begin = task * block, end = begin + block < n ? begin + block : n;
+      if constexpr (std::is_invocable_v<Body&, int64_t, int64_t, int>)
+        body(begin, end, worker);
+      else
+        body(begin, end);
     });
   }
 

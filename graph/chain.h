@@ -19,6 +19,8 @@ inline constexpr size_t kMostChainSteps = 8, kMostChainInputs = 8, kMostStepOper
 // How many of a node's inputs are those of its op, where it has a chain besides (OpTraits::chained).
 inline constexpr const char* kOwnInputs = "own_inputs";
 
+inline constexpr std::string_view kNoGradientOfChains = "ops are chained behind the gradients";
+
 struct ChainStep {
   const OpDef* op = nullptr;
   Attributes attributes{};

@@ -100,12 +100,6 @@ template <typename T, typename C = Compute<T>> void normalize_plane(const T* x, 
   for (int64_t i = 0; i < n; ++i) y[i] = store<T>(math::fma(load(x[i]) - mean, factor, bias));
 }
 
-// body(begin, end, worker)
-template <typename Body> void in_blocks(Workers& workers, int64_t n, int64_t block, const Body& body) {
-  workers.parallel_for((n + block - 1) / block,
-                       [&](int64_t task, int worker) { body(task * block, std::min(n, (task + 1) * block), worker); });
-}
-
 // What becomes of y, and where each thread has room for that.
 struct Behind {
   const ChainOfNode& chain;
@@ -134,7 +128,7 @@ void normalize(const Layout& l, const T* x, const C* scale, const C* bias, const
 template <typename T, typename C = Compute<T>>
 void normalize(const Layout& l, const T* x, const C* scale, const C* bias, const C* mean, const C* variance, C epsilon, T* y,
                const Behind& behind) {
-  in_blocks(behind.args.workers(), l.samples * l.channels, l.planes_per_task(), [&](int64_t begin, int64_t end, int worker) {
+  behind.args.workers().parallel_blocks(l.samples * l.channels, l.planes_per_task(), [&](int64_t begin, int64_t end, int worker) {
     for (int64_t plane = begin; plane < end; ++plane) {
       const int64_t c = plane % l.channels, at = plane * l.size;
       normalize_plane(x + at, y + at, l.size, mean[c], inverse_deviation(variance[c], epsilon) * scale[c], bias[c]);
@@ -228,7 +222,7 @@ KernelRun live(const KernelSpec& spec) {
         return std::array<double, 1>{static_cast<double>(sum_rows<T>(n, add, x + begin))};
       };
       if (takes_whole_channels(l)) {
-        in_blocks(args.workers(), l.channels, channels_per_task(l), [&](int64_t first, int64_t last, int worker) {
+        args.workers().parallel_blocks(l.channels, channels_per_task(l), [&](int64_t first, int64_t last, int worker) {
           const auto sum = [&](const auto& of_run) {
             for (int64_t piece = 0; piece < l.pieces(); ++piece) sum_band<1>(l, piece, first, last, sums, of_run);
           };
@@ -489,12 +483,11 @@ constexpr Kernel kBatchNormalizationGradKernel{
 
 // With a chain of elementwise ops behind y (OpTraits::chained), made where y lies.
 
-inline constexpr std::string_view kChainedLast = "ops are chained behind the gradients";
-
-constexpr OpDef kChainedBatchNormalization{.name = "ChainedBatchNormalization", .infer = infer_frozen, .no_gradient = kChainedLast};
+constexpr OpDef kChainedBatchNormalization{.name = "ChainedBatchNormalization", .infer = infer_frozen, .no_gradient = kNoGradientOfChains};
 constexpr Kernel kChainedBatchNormalizationKernel = kBatchNormalizationKernel;
 
-constexpr OpDef kChainedLiveBatchNormalization{.name = "ChainedLiveBatchNormalization", .infer = infer_live, .no_gradient = kChainedLast};
+constexpr OpDef kChainedLiveBatchNormalization{
+    .name = "ChainedLiveBatchNormalization", .infer = infer_live, .no_gradient = kNoGradientOfChains};
 constexpr Kernel kChainedLiveBatchNormalizationKernel = kLiveBatchNormalizationKernel;
 
 constexpr OpDef kRunningStatistics{

@@ -19,10 +19,8 @@ ChainLoop loop_of(const KernelSpec& spec) { return ChainLoop(chain_of(spec.attri
 
 KernelRun prepare(const KernelSpec& spec) {
   return [loop = loop_of(spec), count = element_count(spec.outputs[0].shape)](const KernelArgs& args) {
-    const int64_t tasks = (count + kElementBlock - 1) / kElementBlock;
-    args.workers().parallel_for(tasks, [&](int64_t task, int worker) {
-      loop.run(task * kElementBlock, std::min(count, (task + 1) * kElementBlock), args.inputs.data(), args.outputs[0],
-               args.workspace + worker * loop.bytes());
+    args.workers().parallel_blocks(count, kElementBlock, [&](int64_t begin, int64_t end, int worker) {
+      loop.run(begin, end, args.inputs.data(), args.outputs[0], args.workspace + worker * loop.bytes());
     });
   };
 }
@@ -33,10 +31,7 @@ Cost cost(const KernelSpec& spec) {
   const std::vector<ChainStep> steps = chain_of(spec.attributes);
   const std::vector<TensorType> made = chain_types(steps, spec.inputs);
   for (size_t i = 0; i < steps.size(); ++i) {
-    KernelSpec step{.attributes = steps[i].attributes, .outputs = {made[i]}};
-    for (const int64_t operand : steps[i].operands)
-      step.inputs.push_back(operand >= 0 ? spec.inputs[static_cast<size_t>(operand)] : made[static_cast<size_t>(-1 - operand)]);
-    step.present.assign(step.inputs.size(), true);
+    const KernelSpec step = spec_of_step(steps[i], spec.inputs, made, made[i]);
     all.flops += cpu_kernels().find(*steps[i].op)->cost(step).flops;
   }
   return all;
@@ -47,7 +42,7 @@ Cost cost(const KernelSpec& spec) {
 constexpr OpDef kChain{
     .name = "Chain",
     .infer = infer,
-    .no_gradient = "ops are chained behind the gradients",
+    .no_gradient = kNoGradientOfChains,
 };
 constexpr Kernel kChainKernel{
     .types = kAnyType,

@@ -14,7 +14,7 @@
 
 #include <tuple>
 
-#include "exec/channel_vectors.h"
+#include "exec/channel_input_gradient.h"
 #include "exec/convolution.h"
 #include "exec/convolution_elements.h"
 #include "exec/depthwise_convolution.h"

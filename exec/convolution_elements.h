@@ -11,6 +11,7 @@
 #include "exec/gemm.h"
 #include "exec/halves.h"
 #include "exec/indexed_product.h"
+#include "exec/phases.h"
 #include "exec/places.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -215,6 +216,45 @@ inline std::vector<TapOfPhase> taps_of_phase(const Windows& windows, int64_t dow
   }
   return taps;
 }
+
+// A channel of a result as sums: those of each phase of its steps in rows of windows, phase behind phase. Without phases a phase is all.
+class PhasedRows {
+ public:
+  struct Axis {
+    int64_t size = 1, stride = 1;
+    int64_t phases() const { return std::min(stride, size); }
+  };
+
+  PhasedRows() = default;
+  // h, w: of the result; phase, row: elements from the sums of a phase to those of the next one, and from a row of windows to the next
+  PhasedRows(Axis h, Axis w, int64_t phase, int64_t row) : h_(h), w_(w), phase_(phase), row_(row) {}
+
+  int64_t phases() const { return h_.phases() * w_.phases(); }
+  // Line i of the result, phase b of its columns, where the sums begin with row `row` of each phase.
+  int64_t line(int64_t i, int64_t b, int64_t row) const {
+    return (i % h_.stride * w_.phases() + b) * phase_ + (i / h_.stride - row) * row_;
+  }
+  // The line behind the last one of so many rows.
+  int64_t end(int64_t row, int64_t rows) const { return std::min((row + rows) * h_.stride, h_.size); }
+  // Those lines. to: the channel's first element; some: room for a line
+  void store(const float* sums, int64_t row, int64_t rows, const Result<float>& to, float* some) const {
+    const Result<float> lines(to.data, w_.size, 1, to.element);
+    if (phases() == 1) return store_rows(sums, row_, lines.from(row, 0), rows, w_.size);
+    for (int64_t i = row * h_.stride; i < end(row, rows); ++i) {
+      if (w_.stride == 1) {
+        store_rows(sums + line(i, 0, row), w_.size, lines.from(i, 0), 1, w_.size);
+        continue;
+      }
+      float* const joined = to.element == Element::own ? lines.from(i, 0).own() : some;
+      join_phases(sums + line(i, 0, row), phase_, w_.stride, w_.size, joined);
+      if (joined == some) store_rows(some, w_.size, lines.from(i, 0), 1, w_.size);
+    }
+  }
+
+ private:
+  Axis h_, w_;
+  int64_t phase_ = 0, row_ = 0;
+};
 
 // Of an element of a channel of dx, in row i and column j, the sum by its definition: over the taps that read it upwards, of each the
 // chains over channels of y. block: of the chains, in words; weight(o, tap): likewise; y: of the sample and group. What has no window isn't

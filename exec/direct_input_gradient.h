@@ -56,6 +56,7 @@ class DirectInput {
     channels_ = divided_up(channels_, gemm::kRows) * gemm::kRows;
     across_ = divided_up(l.in_channels, channels_);
     sums_row_ = divided_up(planes_.windows(rows_), gemm::kWidth) * gemm::kWidth;
+    result_ = {{h.in, h.stride}, {w.in, w.stride}, sums_row_, planes_.width()};
     const int64_t copied = words_ * planes_.channel(rows_) + kBehind;
     applies_ = useful() >= kLeastUseful && copied * int64_t{sizeof(float)} <= kPlaneBytes && sums_row_ <= 4 * kColumns &&
                shared_bytes() <= kSharedBytes;
@@ -125,7 +126,7 @@ class DirectInput {
     std::fill_n(copy + words_ * each, kBehind, 0.0f);
     const int64_t first = g * divided_up(l_.in_channels, gemm::kRows) + channel / gemm::kRows, channel_sums = phases() * sums_row_;
     const Result<float> to(dx + l_.x_at(n, g, channel) * bytes_each<float>(dx_), l_.windows.in_size(), 1, dx_);
-    const int64_t begin = row * l_.windows.h.stride * l_.windows.w.in, end = end_of(row, rows) * l_.windows.w.in;
+    const int64_t begin = row * l_.windows.h.stride * l_.windows.w.in, end = result_.end(row, rows) * l_.windows.w.in;
     for (int64_t r = 0; r < channels; r += gemm::kRows) {
       fetch_planes(end - begin, r, std::min(r + gemm::kRows, channels), to.from(0, begin));
       for (int64_t j = 0, width; j < columns; j += width) {
@@ -149,7 +150,7 @@ class DirectInput {
       float* const made = sums + r * channel_sums;
       if (packed[blocks() * block_weights() + block] != 0)
         make_by_definition(planes, packed + block * block_weights() + r % gemm::kRows, row, rows, made);
-      store(made, row, rows, to.from(r, 0).data, reinterpret_cast<float*>(place + row_at_));
+      result_.store(made, row, rows, to.from(r, 0), reinterpret_cast<float*>(place + row_at_));
     }
   }
 
@@ -164,42 +165,21 @@ class DirectInput {
   // What vectors compute that are elements of dx.
   double useful() const { return static_cast<double>(l_.windows.in_size()) / static_cast<double>(bands_ * phases() * sums_row_); }
   int64_t block_weights() const { return gemm::kRows * words_ * l_.windows.taps(); }
-  // Row i of dx among a channel's sums that begin with that of row `row` of each phase, in phase b of the columns.
-  int64_t line(int64_t i, int64_t b, int64_t row) const {
-    const int64_t stride = l_.windows.h.stride;
-    return (i % stride * phases_w_ + b) * sums_row_ + (i / stride - row) * planes_.width();
-  }
-  int64_t end_of(int64_t row, int64_t rows) const { return std::min((row + rows) * l_.windows.h.stride, l_.windows.h.in); }
 
   // A channel's sums. dy: of the sample and group
   void make_by_definition(const std::byte* dy, const float* weights, int64_t row, int64_t rows, float* made) const {
     const auto& [h, w] = l_.windows;
     const auto weight = [&](int64_t o, int64_t t) { return weights[(t * words_ + o) * gemm::kRows]; };
-    for (int64_t i = row * h.stride; i < end_of(row, rows); ++i) {
+    for (int64_t i = row * h.stride; i < result_.end(row, rows); ++i) {
       for (int64_t j = 0; j < w.in; ++j)
-        made[line(i, j % w.stride, row) + j / w.stride] = input_gradient_at(l_, block_, dy_, dy, i, j, weight);
-    }
-  }
-
-  // A channel's rows of dx. some: room for one
-  void store(const float* made, int64_t row, int64_t rows, std::byte* dx, float* some) const {
-    const auto& [h, w] = l_.windows;
-    const Result<float> to(dx, w.in, 1, dx_);
-    if (phases() == 1) return store_rows(made, planes_.width(), to.from(row, 0), rows, w.in);
-    for (int64_t i = row * h.stride; i < end_of(row, rows); ++i) {
-      if (w.stride == 1) {
-        store_rows(made + line(i, 0, row), w.in, to.from(i, 0), 1, w.in);
-        continue;
-      }
-      float* const joined = dx_ == Element::own ? to.from(i, 0).own() : some;
-      join_phases(made + line(i, 0, row), sums_row_, w.stride, w.in, joined);
-      if (joined == some) store_rows(some, w.in, to.from(i, 0), 1, w.in);
+        made[result_.line(i, j % w.stride, row) + j / w.stride] = input_gradient_at(l_, block_, dy_, dy, i, j, weight);
     }
   }
 
   Layout l_;
   Windows windows_;  // of dx, a phase, over dy
   PaddedPlanes planes_;
+  PhasedRows result_;
   Words dy_;
   Element w_ = Element::own, dx_ = Element::own;
   int64_t words_ = 0, block_ = 0;                             // of y's channels; of them in a chain

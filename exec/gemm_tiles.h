@@ -87,8 +87,65 @@ template <typename Registers> struct Tiles {
   }
 };
 
+// Blocks of C whose operands lie in tiles already: of A of 16 rows of 16 words each, one behind the other; of B in rows of words that begin
+// where a table says (exec/tile_convolution.h).
+struct TileMicro {
+  int64_t steps = 0;                   // of the depth, kTileStep words each
+  const float* a = nullptr;            //
+  int64_t a_step = 0, a_second = 0;    // to the tile of the next step; to that of the next 16 rows
+  const float* b = nullptr;            //
+  const int32_t* at = nullptr;         // where each step's first row begins
+  int64_t b_row = 0, b_second = 0;     // to the next row; to the next 16 columns
+  float* c = nullptr;                  // whole tiles
+  int64_t c_row = 0;                   //
+  bool starts = false;                 // from what C holds; else from zero
+};
+using TileMicroKernel = void (*)(const TileMicro&);
+
+template <typename Registers, int down, int across> __attribute__((noinline)) void tile_micro(const TileMicro& m) {
+  constexpr bool lower = down == 2, right = across == 2;
+  float* const c = m.c;
+  float* const below = c + kTileSide * m.c_row;
+  if (m.starts) {
+    Registers::template load<0>(c, m.c_row);
+    if constexpr (right) Registers::template load<1>(c + kTileSide, m.c_row);
+    if constexpr (lower) Registers::template load<2>(below, m.c_row);
+    if constexpr (lower && right) Registers::template load<3>(below + kTileSide, m.c_row);
+  } else {
+    Registers::template zero<0>();
+    Registers::template zero<1>();
+    Registers::template zero<2>();
+    Registers::template zero<3>();
+  }
+  const float* a = m.a;
+  const int64_t a_step = m.a_step, a_second = m.a_second, b_row = m.b_row, b_second = m.b_second;
+  for (int64_t step = 0; step < m.steps; ++step, a += a_step) {
+    const float* const b = m.b + m.at[step];
+    Registers::template load<4>(a, kTileStep);
+    Registers::template load<6>(b, b_row);
+    if constexpr (right) Registers::template load<7>(b + b_second, b_row);
+    if constexpr (lower) Registers::template load<5>(a + a_second, kTileStep);
+    Registers::template add_products<0, 4, 6>();
+    if constexpr (right) Registers::template add_products<1, 4, 7>();
+    if constexpr (lower) Registers::template add_products<2, 5, 6>();
+    if constexpr (lower && right) Registers::template add_products<3, 5, 7>();
+  }
+  Registers::template store<0>(c, m.c_row);
+  if constexpr (right) Registers::template store<1>(c + kTileSide, m.c_row);
+  if constexpr (lower) Registers::template store<2>(below, m.c_row);
+  if constexpr (lower && right) Registers::template store<3>(below + kTileSide, m.c_row);
+}
+// Of up to 32 rows and columns.
+template <typename Registers> TileMicroKernel tile_kernel(int64_t rows, int64_t columns) {
+  if (rows > kTileSide) return columns > kTileSide ? tile_micro<Registers, 2, 2> : tile_micro<Registers, 2, 1>;
+  return columns > kTileSide ? tile_micro<Registers, 1, 2> : tile_micro<Registers, 1, 1>;
+}
+
 // The processor's own. Instructions as text: the rest of the file is compiled for processors that lack them.
+inline bool has_tiles();
 struct TileRegisters {
+  static bool can_multiply(Element a, Element b) { return is_bfloat16(a) && is_bfloat16(b) && has_tiles(); }
+
   // All eight registers with 16 rows of 64 bytes, until it ends.
   class Session {
    public:

@@ -157,11 +157,14 @@ inline TapsMicroKernel taps_kernel(int64_t columns, [[maybe_unused]] bool pairs)
   return taps_kernel<AddFused>(columns);
 }
 // A product of two words, added to a sum.
-inline float add_product(float a, float b, float sum, [[maybe_unused]] bool pairs) {
+inline float add_product(float a, float b, float sum, bool pairs) {
 #ifdef __AVX512F__
-  if (pairs) return AddPairs::add_product(broadcast(a), broadcast(b), broadcast(sum))[0];
+  if (pairs && has_pairs()) return AddPairs::add_product(broadcast(a), broadcast(b), broadcast(sum))[0];
 #endif
-  return std::fma(a, b, sum);
+  if (!pairs) return std::fma(a, b, sum);
+  const auto upper = [](float word) { return float_bits::as_float(float_bits::of(word) & 0xffff0000); };
+  const auto lower = [](float word) { return float_bits::as_float(float_bits::of(word) << 16); };
+  return std::fma(lower(a), lower(b), std::fma(upper(a), upper(b), sum));
 }
 
 }  // namespace gemm

@@ -5,6 +5,7 @@
 #define ORT_TRAIN_ISA isa_of_gemm_test  // copies of its own of what the library compiles, too
 
 #include "exec/gemm.h"
+#include "tests/tile_model.h"
 
 #include <gtest/gtest.h>
 
@@ -14,10 +15,6 @@
 namespace ort_train {
 inline namespace ORT_TRAIN_ISA {
 namespace {
-
-float without_denormals(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
-
-float half(uint32_t word, int shift) { return without_denormals(float_bits::as_float(word >> shift << 16)); }
 
 // What vdpbf16ps does to one lane: the upper halves of the words first (Intel's manual, volume 2, VDPBF16PS).
 float add_pair(uint32_t a, uint32_t b, float sum) {
@@ -34,44 +31,6 @@ struct ModelOfPairs {
     gemm::store(z, sum);
     for (int i = 0; i < gemm::kWidth; ++i) z[i] = add_pair(float_bits::of(x[i]), float_bits::of(y[i]), z[i]);
     return gemm::load(z);
-  }
-};
-
-// What tdpbf16ps does to one element (volume 2, TDPBF16PS), with `pairs` words a(k) and b(k).
-template <typename A, typename B> float add_pairs_of_tiles(size_t pairs, A a, B b, float sum) {
-  float first = 0, second = 0;
-  for (size_t k = 0; k < pairs; ++k) {
-    first = without_denormals(std::fma(half(a(k), 0), half(b(k), 0), first));
-    second = without_denormals(std::fma(half(a(k), 16), half(b(k), 16), second));
-  }
-  return without_denormals(without_denormals(sum) + without_denormals(first + second));
-}
-
-struct ModelOfTiles {
-  static inline bool ready = false;
-  static inline float registers[8][16][16];
-  struct Session {
-    Session() { ready = true; }
-    ~Session() { ready = false; }
-  };
-  template <int t> static void zero() {
-    EXPECT_TRUE(ready);
-    for (auto& row : registers[t]) std::fill(std::begin(row), std::end(row), 0.0f);
-  }
-  template <int t> static void load(const float* from, int64_t row) {
-    for (int64_t r = 0; r < 16; ++r) std::copy_n(from + r * row, 16, registers[t][r]);
-  }
-  template <int t> static void store(float* to, int64_t row) {
-    for (int64_t r = 0; r < 16; ++r) std::copy_n(registers[t][r], 16, to + r * row);
-  }
-  template <int c, int a, int b> static void add_products() {
-    for (int64_t i = 0; i < 16; ++i) {
-      for (int64_t j = 0; j < 16; ++j) {
-        registers[c][i][j] = add_pairs_of_tiles(
-            16, [&](size_t k) { return float_bits::of(registers[a][i][k]); }, [&](size_t k) { return float_bits::of(registers[b][k][j]); },
-            registers[c][i][j]);
-      }
-    }
   }
 };
 

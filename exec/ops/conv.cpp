@@ -9,8 +9,8 @@
 //
 // The columns are made tile by tile, right before their product (exec/gemm.h), so that they take some 400 KB of workspace a thread; where a
 // plane has few windows, those of several samples make a tile. An element's bits depend on the shapes alone: channels are added in chunks,
-// upwards. Most shapes are made without columns: exec/winograd.h, exec/channel_vectors.h, exec/direct_convolution.h,
-// exec/depthwise_convolution.h.
+// upwards. Most shapes are made without columns: exec/winograd.h, exec/tile_convolution.h, exec/channel_vectors.h,
+// exec/direct_convolution.h, exec/depthwise_convolution.h.
 //
 // Where w is in parts, each a range of its rows and so of y's channels (passes/split_weights.h), a node is told which: `first` of `total`.
 // What could change a bit is chosen by the whole weight. Grouped convolutions are not divided: their weights are small.
@@ -27,6 +27,7 @@
 #include "exec/op_list.h"
 #include "exec/ops/sampling.h"
 #include "exec/strided.h"
+#include "exec/tile_convolution.h"
 #include "exec/winograd.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -113,6 +114,7 @@ template <typename T> struct Forward {
 // How it is made without columns, if one of these ways applies.
 struct ForwardWithoutColumns {
   WinogradSums winograd;
+  TileSums<gemm::TileRegisters> tiles;
   ChannelForward channels;
   DirectForward direct;
   DepthwiseForward depthwise;
@@ -121,13 +123,17 @@ struct ForwardWithoutColumns {
   template <typename T> static ForwardWithoutColumns of(const Forward<T>& f) {
     if (!std::is_same_v<T, float>) return {};
     if (WinogradSums winograd(f.l, f.x, f.w, f.y); winograd.applies()) return {.winograd = winograd, .bias = f.bias};
+    if (auto tiles = TileSums<gemm::TileRegisters>::of_output(f.l, f.x, f.w, f.y); tiles.applies())
+      return {.tiles = std::move(tiles), .bias = f.bias};
     if (ChannelForward channels(f.l, f.x, f.w, f.y); channels.applies()) return {.channels = std::move(channels), .bias = f.bias};
-    return {{}, {}, DirectForward(f.l, f.x, f.w, f.y), DepthwiseForward(f.l, f.x, f.w, f.y), f.bias};
+    return {{}, {}, {}, DirectForward(f.l, f.x, f.w, f.y), DepthwiseForward(f.l, f.x, f.w, f.y), f.bias};
   }
-  bool applies() const { return winograd.applies() || channels.applies() || direct.applies() || depthwise.applies(); }
+  bool applies() const { return packs() || depthwise.applies(); }
   // body(way) for the one that packs the weight, if one does.
   template <typename Body> auto with_packed(Body&& body) const {
-    return winograd.applies() ? body(winograd) : channels.applies() ? body(channels) : body(direct);
+    if (winograd.applies()) return body(winograd);
+    if (tiles.applies()) return body(tiles);
+    return channels.applies() ? body(channels) : body(direct);
   }
   // Shared: w as these ways read it, then a bias that isn't of floats.
   Workspace workspace(int64_t outputs) const {
@@ -157,7 +163,7 @@ struct ForwardWithoutColumns {
   }
 
  private:
-  bool packs() const { return !depthwise.applies(); }
+  bool packs() const { return winograd.applies() || tiles.applies() || channels.applies() || direct.applies(); }
   int64_t weights_bytes() const {
     return packs() ? with_packed([](const auto& way) { return way.shared_bytes(); }) : 0;
   }
@@ -200,8 +206,10 @@ double efficiency(const KernelSpec& spec, int) {
   const auto made = for_sums(spec, [&]<typename T>() { return ForwardWithoutColumns::of(Forward<T>(spec)); });
   if (made.winograd.applies()) return made.winograd.efficiency();
   if (made.depthwise.applies()) return depthwise_efficiency(l.windows);
-  if (made.channels.applies()) return made.channels.efficiency(gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1)));
-  if (made.direct.applies()) return made.direct.efficiency(gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1)));
+  const double rate = gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1));
+  if (made.tiles.applies()) return made.tiles.efficiency(rate);
+  if (made.channels.applies()) return made.channels.efficiency(rate);
+  if (made.direct.applies()) return made.direct.efficiency(rate);
   const Tiles tiles = tiles_of(l);
   constexpr double kStoring = 18;  // an element of y
   const double share = share_of(spec, tiles.rows, tiles.samples > 1 ? 50 : tiles.gathers(l) ? 16 : 8);

@@ -21,6 +21,7 @@
 #include "exec/direct_input_gradient.h"
 #include "exec/op_list.h"
 #include "exec/strided.h"
+#include "exec/tile_convolution.h"
 #include "exec/winograd.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -129,6 +130,7 @@ template <typename T> struct InputGradient {
 // How dx is made without columns, if one of these ways applies.
 struct InputWithoutColumns {
   WinogradSums winograd;
+  TileSums<gemm::TileRegisters> tiles;
   ChannelInput channels;
   DirectInput direct;
   DepthwiseInput depthwise;
@@ -137,13 +139,16 @@ struct InputWithoutColumns {
     if (!std::is_same_v<T, float>) return {};
     const auto& [l, dy, w, dx] = std::tie(gradient.l, gradient.dy, gradient.w, gradient.dx);
     if (const auto winograd = WinogradSums::of_input(l, dy, w, dx); winograd.applies()) return {.winograd = winograd};
+    if (auto tiles = TileSums<gemm::TileRegisters>::of_input(l, dy, w, dx); tiles.applies()) return {.tiles = std::move(tiles)};
     if (ChannelInput channels(l, gradient.block, dy, w, dx); channels.applies()) return {.channels = std::move(channels)};
-    return {{}, {}, DirectInput(l, gradient.block, dy, w, dx), DepthwiseInput(l, dy, w, dx)};
+    return {{}, {}, {}, DirectInput(l, gradient.block, dy, w, dx), DepthwiseInput(l, dy, w, dx)};
   }
-  bool applies() const { return winograd.applies() || channels.applies() || direct.applies() || depthwise.applies(); }
+  bool applies() const { return winograd.applies() || tiles.applies() || channels.applies() || direct.applies() || depthwise.applies(); }
   // body(way) for the one that packs the weight.
   template <typename Body> auto with_packed(Body&& body) const {
-    return winograd.applies() ? body(winograd) : channels.applies() ? body(channels) : body(direct);
+    if (winograd.applies()) return body(winograd);
+    if (tiles.applies()) return body(tiles);
+    return channels.applies() ? body(channels) : body(direct);
   }
   Workspace workspace() const {
     if (depthwise.applies()) return {.each = depthwise.bytes()};
@@ -160,7 +165,13 @@ struct InputWithoutColumns {
     }
     with_packed([&](const auto& way) {
       args.workers().parallel_for(way.blocks(), [&](int64_t block, int) { way.pack(w, block, packed); });
-      args.workers().parallel_for(way.tasks(), [&](int64_t task, int worker) { way.run(dy, w, packed, nullptr, dx, task, place(worker)); });
+      const auto run = [&](int64_t task, int worker) {
+        if constexpr (std::is_same_v<decltype(way), const TileSums<gemm::TileRegisters>&>)
+          way.run(dy, w, packed, nullptr, dx, task, place(worker), args.inputs.size() > 2 ? args.in<float>(2) : nullptr);
+        else
+          way.run(dy, w, packed, nullptr, dx, task, place(worker));
+      };
+      args.workers().parallel_for(way.tasks(), run);
     });
   }
 };
@@ -191,8 +202,10 @@ double input_efficiency(const KernelSpec& spec, int) {
   const auto made = for_sums(spec, [&]<typename T>() { return InputWithoutColumns::of(InputGradient<T>(spec)); });
   if (made.winograd.applies()) return made.winograd.efficiency();
   if (made.depthwise.applies()) return depthwise_efficiency(l.windows);
-  if (made.channels.applies()) return made.channels.efficiency(gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1)));
-  if (made.direct.applies()) return made.direct.efficiency(gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1)));
+  const double rate = gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1));
+  if (made.tiles.applies()) return made.tiles.efficiency(rate);
+  if (made.channels.applies()) return made.channels.efficiency(rate);
+  if (made.direct.applies()) return made.direct.efficiency(rate);
   return share_of(spec, l.out_channels, 24);
 }
 

@@ -18,6 +18,7 @@
 #include "exec/direct_convolution.h"
 #include "exec/op_list.h"
 #include "exec/strided.h"
+#include "exec/tile_weight_gradient.h"
 #include "exec/winograd_weights.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -34,16 +35,20 @@ std::vector<TensorType> infer_weight_gradient(const InferContext& context) {
 // How dw is made without columns, if one of these ways applies.
 struct WeightsWithoutColumns {
   WinogradWeights winograd;
+  TileWeights<gemm::TileRegisters> in_tiles;
   DirectWeights direct;
   DepthwiseWeights depthwise;
 
   static WeightsWithoutColumns of(const Layout& l, Element dy, Element x, Element dw) {
     if (const WinogradWeights winograd(l, dy, x, dw); winograd.applies()) return {.winograd = winograd};
-    return {{}, DirectWeights(l, dy, x, dw), DepthwiseWeights(l, dy, x, dw)};
+    if (TileWeights<gemm::TileRegisters> in_tiles(l, dy, x, dw); in_tiles.applies()) return {.in_tiles = std::move(in_tiles)};
+    return {{}, {}, DirectWeights(l, dy, x, dw), DepthwiseWeights(l, dy, x, dw)};
   }
-  bool applies() const { return winograd.applies() || direct.applies() || depthwise.applies(); }
+  bool applies() const { return winograd.applies() || in_tiles.applies() || direct.applies() || depthwise.applies(); }
   template <typename Body> auto with(Body&& body) const {
-    return winograd.applies() ? body(winograd) : direct.applies() ? body(direct) : body(depthwise);
+    if (winograd.applies()) return body(winograd);
+    if (in_tiles.applies()) return body(in_tiles);
+    return direct.applies() ? body(direct) : body(depthwise);
   }
   int64_t bytes() const {
     return with([](const auto& way) { return way.bytes(); });
@@ -185,7 +190,9 @@ double weight_efficiency(const KernelSpec& spec, int) {
   const WeightsWithoutColumns made = for_sums(spec, [&]<typename T>() { return WeightGradient<T>(spec).direct; });
   if (made.winograd.applies()) return made.winograd.efficiency();
   if (made.depthwise.applies()) return depthwise_efficiency(l.windows);
-  if (made.direct.applies()) return made.direct.efficiency(gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1)));
+  const double rate = gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1));
+  if (made.in_tiles.applies()) return made.in_tiles.efficiency(rate);
+  if (made.direct.applies()) return made.direct.efficiency(rate);
   return share_of(spec, tiles.rows, tiles.gathers(l) ? 32 : 16);
 }
 

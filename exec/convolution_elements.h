@@ -96,6 +96,7 @@ class Plane {
   void fetch(int64_t at, int64_t n) const {
     const int64_t size = bytes_each<float>(element_);
     for (int64_t line = 0; line < n * size; line += 64) __builtin_prefetch(first_ + at * size + line, 0, 3);
+    for (int64_t line = 0; second_ && line < n * size; line += 64) __builtin_prefetch(second_ + at * size + line, 0, 3);
   }
   // n words from `at` on.
   void read(int64_t at, int64_t n, float* to) const {
@@ -230,11 +231,13 @@ class PhasedRows {
   PhasedRows(Axis h, Axis w, int64_t phase, int64_t row) : h_(h), w_(w), phase_(phase), row_(row) {}
 
   int64_t phases() const { return h_.phases() * w_.phases(); }
+  int64_t width() const { return w_.size; }
   // Line i of the result, phase b of its columns, where the sums begin with row `row` of each phase.
   int64_t line(int64_t i, int64_t b, int64_t row) const {
     return (i % h_.stride * w_.phases() + b) * phase_ + (i / h_.stride - row) * row_;
   }
-  // The line behind the last one of so many rows.
+  // The first line of a row of windows, and the one behind the last one of so many.
+  int64_t begin(int64_t row) const { return row * h_.stride; }
   int64_t end(int64_t row, int64_t rows) const { return std::min((row + rows) * h_.stride, h_.size); }
   // Those lines. to: the channel's first element; some: room for a line
   void store(const float* sums, int64_t row, int64_t rows, const Result<float>& to, float* some) const {

@@ -339,7 +339,8 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
   const int64_t next_width = is_last ? std::min(Unit::width, p.columns) : std::min(width, p.columns - j - columns);
   Ahead ahead(is_last ? p.b.from(block.begin + depth, 0) : p.b.from(block.begin, j + columns), next_depth, next_width,
               (p.rows + Unit::rows - 1) / Unit::rows, words_of<Unit>(depth));
-  const MicroKernel whole = Unit::kernel(Unit::rows, width);
+  const bool in_rows = a.depth == 1;
+  const MicroKernel whole = Unit::kernel(Unit::rows, width, in_rows);
   const float* const words = few ? b.own() : room.panel;  // of B
   Micro m{.depth = words_of<Unit>(depth),
           .skipped = 0,
@@ -358,8 +359,8 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
           .start = nullptr,
           .start_row = start.row,
           .alpha = is_whole ? p.alpha : 1};
-  for (int64_t i = 0; i < p.rows; i += Unit::rows) {
-    m.rows = std::min<int64_t>(Unit::rows, p.rows - i);
+  for (int64_t i = 0; i < p.rows; i += m.rows) {
+    m.rows = std::min<int64_t>(packing && i == 0 ? Unit::packing_rows : Unit::rows, p.rows - i);
     m.a = a.data + i * a.row;
     if (p.triangle != Triangle::none) {
       int64_t begin = 0, end = depth;
@@ -392,7 +393,7 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
         Unit::packing_kernel(b.element, width)(first);
       }
     } else {
-      (m.rows == Unit::rows ? whole : Unit::kernel(m.rows, width))(m);
+      (m.rows == Unit::rows ? whole : Unit::kernel(m.rows, width, in_rows))(m);
     }
     if (!is_whole) {  // not all that a kernel would read of `start` is there
       finish(p, m.rows, columns, start.data ? start.data + i * start.row + j : nullptr, start.row, edge, Unit::width, to);
@@ -464,6 +465,9 @@ template <typename T> void multiply(const Product<T>& product, std::byte* worksp
         return gemm::multiply<gemm::DotPairs>(product, workspace);
 #endif
       default:
+#ifdef __AVX512F__
+        if (gemm::prefers_tall() && product.rows > gemm::kRows) return gemm::multiply<gemm::TallFused>(product, workspace);
+#endif
         return gemm::multiply<gemm::Fused>(product, workspace);
     }
   }

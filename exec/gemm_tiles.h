@@ -28,12 +28,12 @@ inline constexpr int64_t kTileSide = 16, kTileStep = 16;  // rows or columns, an
 // How products in tile registers are made. Registers: how they are reached (TileRegisters; a model of them in tests).
 template <typename Registers> struct Tiles {
   static constexpr bool pairs = true, a_in_rows = true, packs = false;
-  static constexpr int64_t rows = 2 * kTileSide, width = 2 * kTileSide;
+  static constexpr int64_t rows = 2 * kTileSide, width = 2 * kTileSide, packing_rows = rows;
   using Session = typename Registers::Session;  // its life is that of a product on this thread
 
   static int64_t panel(int64_t columns_left) { return columns_left > kTileSide ? width : kTileSide; }
   static int64_t aligned(int64_t word) { return word / kTileStep * kTileStep; }
-  static MicroKernel kernel(int64_t rows, int64_t columns) {
+  static MicroKernel kernel(int64_t rows, int64_t columns, bool = true) {
     if (rows > kTileSide) return columns > kTileSide ? micro<2, 2> : micro<2, 1>;
     return columns > kTileSide ? micro<1, 2> : micro<1, 1>;
   }

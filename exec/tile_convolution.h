@@ -129,7 +129,11 @@ template <typename Registers> class TileSums {
         for (int64_t r = 0; bias && r < channels; ++r)
           std::fill_n(sums + r * channel_sums(), channel_sums(), bias[l_.first + g * l_.out_channels + channel + r]);
         for (int64_t r = 0; before && r < channels; ++r) std::copy_n(before + at + r * all + row, count, sums + r * channel_sums());
-        add(weights, words + i * sample_, channels, rows, bias || before, sums);
+        const int64_t begin = is_line_ ? row : rows_of_result_.begin(row) * rows_of_result_.width(), size = is_line_ ? rows : (rows_of_result_.end(row, rows) - rows_of_result_.begin(row)) * rows_of_result_.width();
+        const auto fetch = [&](int64_t part, int64_t parts) {  // lines of the result, which another core may have
+          fetch_planes(divided_up(size, parts), 0, channels, to.from(0, begin + size * part / parts));
+        };
+        add(weights, words + i * sample_, channels, rows, bias || before, sums, fetch);
         if (backwards_ && !is_line_ && packed[blocks() * block_ + g * blocks_ + block] != 0)
           make_by_definition(read + l_.y_at(n + i, g, 0) * bytes_each<float>(element_), weights, channels, row, rows, sums);
         for (int64_t r = 0; r < channels; ++r) {
@@ -306,10 +310,15 @@ template <typename Registers> class TileSums {
   // Of a sample and group.
   void make_copy(const std::byte* planes, int64_t row, int64_t rows, float* copy) const {
     const Words words{element_, true};
+    constexpr int64_t kAhead = 2;
     const int64_t size = backwards_ ? l_.windows.out_size() : l_.windows.in_size(), used = is_line_ ? rows : planes_.channel(rows_);
+    const int64_t line = windows_.w.in, first = std::max<int64_t>(0, row * windows_.h.stride - windows_.h.begin);
+    const int64_t begin = is_line_ ? row : first * line;
+    const int64_t count = is_line_ ? rows : std::max<int64_t>(0, std::min(rows * windows_.h.stride, windows_.h.in - first)) * line;
     for (int64_t word = 0; word < words_; ++word) {
       const Plane plane = words.plane(planes, word, size, read_);
       float* const to = copy + word * plane_;
+      if (word + kAhead < words_) words.plane(planes, word + kAhead, size, read_).fetch(begin, count);
       if (is_line_)
         plane.read(row, rows, to);
       else
@@ -332,12 +341,14 @@ template <typename Registers> class TileSums {
     }
   }
 
-  // The sums of a block of channels, of a sample.
-  void add(const float* weights, const float* words, int64_t channels, int64_t rows, bool starts, float* sums) const {
+  // The sums of a block of channels, of a sample. fetch(part, parts): what comes into the cache meanwhile
+  template <typename Fetch>
+  void add(const float* weights, const float* words, int64_t channels, int64_t rows, bool starts, float* sums, const Fetch& fetch) const {
     const int64_t columns = gathers_ ? rows * result_w_ : is_line_ ? rows : planes_.windows(rows);
     for (size_t p = 0; p < phases_.size(); ++p) {
       const Phase& phase = phases_[p];
       for (int64_t j = 0; j < columns; j += 2 * kSide) {
+        if (p == 0) fetch(j / (2 * kSide), divided_up(columns, 2 * kSide));
         gemm::tile_kernel<Registers>(channels, columns - j)({.steps = phase.steps,
                                                              .a = weights + phase.first * kRows * kStep,
                                                              .a_step = kRows * kStep,

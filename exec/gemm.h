@@ -151,6 +151,7 @@ inline std::pair<Room, int64_t> room_of(const Product<float>& p, std::byte* plac
 struct Words {
   const float* data;
   int64_t row, depth;
+  bool is_padded = false;  // with rows up to a whole block
 };
 
 template <typename Unit> constexpr int64_t words_of(int64_t elements) { return Unit::pairs ? (elements + 1) / 2 : elements; }
@@ -167,21 +168,25 @@ inline bool lies_in_pairs(const Operand<float>& a, int64_t depth) {
          reinterpret_cast<uintptr_t>(a.data) % 4 == 0;
 }
 
-// Where the words of all of A lie that are made once for many products: pairs, for Way::pairs.
+// Where the words of all of A lie that are made once for many products: pairs, for Way::pairs and Way::tiles.
 struct SharedWords {
-  bool transposed = false;  // word (i, k) at i + k * row, else at i * row + k
+  bool transposed = false, in_rows = false;  // transposed: word (i, k) at i + k * row, else at i * row + k
   int64_t row = 0, bytes = 0;
 
   SharedWords() = default;  // none
-  SharedWords(bool transposed_, int64_t rows, int64_t depth) : transposed(transposed_) {
+  // in_rows: not transposed even where A is, and with whole blocks of rows
+  SharedWords(bool is_transposed, bool in_rows_, int64_t rows, int64_t depth) : transposed(is_transposed && !in_rows_), in_rows(in_rows_) {
     const int64_t words = (depth + 1) / 2;
     row = ((transposed ? rows : words) + 15) / 16 * 16 + 16;  // no power of two
+    if (in_rows) rows = (rows + 2 * kTileSide - 1) / (2 * kTileSide) * 2 * kTileSide;
     bytes = (transposed ? words : rows) * row * int64_t{sizeof(float)};
   }
   // Makes those of the lines [begin, end) of A, of its rows or, transposed, its columns; begin is even.
   void make(const Product<float>& p, int64_t begin, int64_t end, float* to) const {
     const int64_t size = p.a.size();
-    if (transposed) {
+    if (in_rows) {
+      pair_rows_of_a(p.a.element, {p.a.from(begin, 0).data, p.a.row * size, p.a.column * size}, end - begin, p.depth, to + begin * row, row);
+    } else if (transposed) {
       const std::byte* const from = p.a.from(0, begin).data;
       pack_elements<true>(p.a.element, {from, p.a.column * size, size}, end - begin, p.rows, row, to + begin / 2 * row);
     } else {
@@ -194,7 +199,7 @@ struct SharedWords {
 template <typename Unit> Words words_of_a(const Product<float>& p, const Block& block, const Room& room) {
   if (p.words.data) {
     const Matrix<const float> words = p.words.from(0, block.begin / 2);
-    return {words.data, words.row, words.column};
+    return {words.data, words.row, words.column, Unit::a_in_rows};
   }
   const Operand<float> a = p.a.from(0, block.begin);
   if (a.element == Element::own) {
@@ -203,10 +208,10 @@ template <typename Unit> Words words_of_a(const Product<float>& p, const Block& 
     return {room.a, 1, room.a_row};
   }
   const int64_t size = a.size();
-  if (Unit::pairs && !Unit::a_in_rows && lies_in_pairs(a, block.depth)) return {reinterpret_cast<const float*>(a.data), a.row / 2, 1};
+  if (Unit::pairs && lies_in_pairs(a, block.depth)) return {reinterpret_cast<const float*>(a.data), a.row / 2, 1};
   if constexpr (Unit::a_in_rows) {
     pair_rows_of_a(a.element, {a.data, a.row * size, a.column * size}, p.rows, block.depth, room.a, room.pairs_row);
-    return {room.a, room.pairs_row, 1};
+    return {room.a, room.pairs_row, 1, true};
   }
   if (a.column == 1) {
     pack_rows<Unit::pairs>(a.element, {a.data, a.row * size, size}, p.rows, block.depth, room.a, room.a_row);
@@ -333,6 +338,9 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
   const Result<float> result = rounds ? p.c : Result<float>(sums);
   const Matrix<const float> start = block.first ? p.start : Matrix<const float>{sums.data, sums.row};
   float edge[Unit::rows * Unit::width];
+  // Of a panel that isn't whole, what sums that go on begin with.
+  const bool goes_on = Unit::goes_on && p.alpha == 1;
+  float begin_with[Unit::goes_on ? Unit::rows * Unit::width : 1];
   // Behind the last panel comes the first of the next block.
   const bool is_last = j + columns >= p.columns;
   const int64_t next_depth = in_blocks ? 0 : is_last ? std::min(depth, p.depth - block.begin - depth) : depth;
@@ -348,6 +356,7 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
           .a = a.data,
           .a_row = a.row,
           .a_depth = a.depth,
+          .a_is_padded = a.is_padded,
           .b = words,
           .b_depth = few ? b.row : width,
           .panel = room.panel,
@@ -380,6 +389,12 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
     m.result = to.data;
     if (!rounds && is_whole) m.c = to.own();
     if (start.data && is_whole) m.start = start.data + i * start.row + j;
+    if (start.data && !is_whole && goes_on) {
+      std::fill(std::begin(begin_with), std::end(begin_with), 0.0f);
+      for (int64_t r = 0; r < m.rows; ++r) std::copy_n(start.data + (i + r) * start.row + j, columns, begin_with + r * Unit::width);
+      m.start = begin_with;
+      m.start_row = Unit::width;
+    }
     if (!ahead.fetch(m)) {
       const bool is_next = a.row == 1 && j == 0;  // the next rows of a transposed A
       m.prefetch = reinterpret_cast<const std::byte*>(is_next ? m.a + 2 * Unit::rows : a.data);
@@ -396,7 +411,7 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
       (m.rows == Unit::rows ? whole : Unit::kernel(m.rows, width, in_rows))(m);
     }
     if (!is_whole) {  // not all that a kernel would read of `start` is there
-      finish(p, m.rows, columns, start.data ? start.data + i * start.row + j : nullptr, start.row, edge, Unit::width, to);
+      finish(p, m.rows, columns, start.data && !goes_on ? start.data + i * start.row + j : nullptr, start.row, edge, Unit::width, to);
     } else if (rounds) {
       p.c.element == Element::bfloat16 ? round_tile<Element::bfloat16>(edge, Unit::width, m.rows, columns, to.data, m.result_row)
                                        : round_tile<Element::float16>(edge, Unit::width, m.rows, columns, to.data, m.result_row);

@@ -51,6 +51,7 @@ struct Micro {
   int64_t rows;
   const float* a;
   int64_t a_row, a_depth;
+  bool a_is_padded;  // behind its last row are others, up to a whole block
   const void* b;    // a packed panel, or B itself
   int64_t b_depth;  // in its elements, from a word to the next
   float* panel;     // where a packing kernel leaves the panel
@@ -186,7 +187,7 @@ using MicroKernel = void (*)(const Micro&);
 
 // How products in vector registers are made. Add: how a product of words is added.
 template <typename Add> struct Vectors {
-  static constexpr bool pairs = Add::pairs, a_in_rows = false, packs = true;  // packs: its first kernel can
+  static constexpr bool pairs = Add::pairs, a_in_rows = false, packs = true, goes_on = false;  // packs: its first kernel can; goes_on: sums begin with `start`
   static constexpr int64_t rows = kRows, width = kPanel, packing_rows = kRows;  // of C; of its first kernel, if that packs
   struct Session {};  // nothing to prepare
 
@@ -309,7 +310,7 @@ template <int rows, int vectors, bool in_rows> __attribute__((noinline)) void ta
 }
 
 struct TallFused {
-  static constexpr bool pairs = false, a_in_rows = false, packs = true;
+  static constexpr bool pairs = false, a_in_rows = false, packs = true, goes_on = false;
   static constexpr int64_t rows = 14, width = 2 * kWidth, packing_rows = Fused::packing_rows;
   using Session = Fused::Session;
 

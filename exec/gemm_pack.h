@@ -204,6 +204,21 @@ template <Element e> void pair_across_columns(const Source& from, int64_t rows, 
     return _mm256_castsi256_ps(_mm256_or_si256(bits8<e>(first), _mm256_slli_epi32(second, 16)));
   };
   int64_t i = 0;
+#ifdef __AVX512F__
+  const bool converts = has_pairs();
+  for (; i + 16 <= rows; i += 16) {
+    for (int64_t k = 0; k < depth; k += 32) {
+      __m512 words[16];
+#pragma GCC unroll 16
+      for (int64_t w = 0; w < 16; ++w) {
+        const std::byte* const first = from.data + (k + 2 * w) * from.column + i * size;
+        words[w] = k + 2 * w >= depth ? _mm512_setzero_ps()
+                                      : _mm512_castsi512_ps(pairs16<e>(first, k + 2 * w + 1 < depth ? first + from.column : nullptr, converts));
+      }
+      transpose16(words, to + i * to_row + k / 2, to_row);
+    }
+  }
+#endif
   for (; i + 8 <= rows; i += 8) {
     for (int64_t k = 0; k < depth; k += 16) {
       __m256 words[8];
@@ -220,7 +235,7 @@ template <Element e> void pair_across_columns(const Source& from, int64_t rows, 
   }
 }
 
-// Of A a block of rows x depth, whatever its layout, as rows of pairs. `to_row`: a multiple of 8, and room for whole eights of words.
+// Of A a block of rows x depth, whatever its layout, as rows of pairs. `to_row`: a multiple of 16, and room for whole sixteens of words.
 inline void pair_rows_of_a(Element element, const Source& a, int64_t rows, int64_t depth, float* to, int64_t to_row) {
   for_element(element, [&]<Element e>() {
     if constexpr (is_bfloat16(e)) {

@@ -7,7 +7,8 @@
 // The bits (Intel's manual, volume 2, TDPBF16PS): of the 16 pairs that one instruction multiplies, the products of the first numbers are
 // one chain of additions from zero, those of the second numbers another, in ascending order; then the two are added to each other and to C.
 // Denormal numbers are taken as zero. So bits depend on which pairs one instruction takes: always 16 of the depth block, from its first
-// pair on. Pairs that aren't there or aren't wanted are zeros on both sides.
+// pair on. Pairs that aren't there or aren't wanted are zeros on both sides. With a factor (alpha) of one, C's sums begin with what they are
+// added to, so those of a depth are one chain through all blocks; with another one each block has a chain of its own.
 
 #pragma once
 
@@ -27,7 +28,7 @@ inline constexpr int64_t kTileSide = 16, kTileStep = 16;  // rows or columns, an
 
 // How products in tile registers are made. Registers: how they are reached (TileRegisters; a model of them in tests).
 template <typename Registers> struct Tiles {
-  static constexpr bool pairs = true, a_in_rows = true, packs = false;
+  static constexpr bool pairs = true, a_in_rows = true, packs = false, goes_on = true;
   static constexpr int64_t rows = 2 * kTileSide, width = 2 * kTileSide, packing_rows = rows;
   using Session = typename Registers::Session;  // its life is that of a product on this thread
 
@@ -53,15 +54,63 @@ template <typename Registers> struct Tiles {
     if constexpr (down == 2 && across == 2) Registers::template add_products<3, kA + 1, kB + 1>();
   }
 
+  // What comes into the cache while a step is multiplied: lines of the next panel, one a word, as Micro has it, and some of C.
+  class Fetches {
+   public:
+    explicit Fetches(const Micro& m)
+        : next_(m.prefetch), within_(m.prefetch_within), step_(m.prefetch_step), result_(m.result), row_(m.result_row), rows_(m.rows) {}
+    __attribute__((always_inline)) void fetch() {
+      constexpr int kRowsOfStep = 4;
+      for (int64_t i = 0; step_ > 0 && i < kTileStep; i += 4, next_ += step_) {
+        for (int64_t j = 0; j < 4; ++j) __builtin_prefetch(next_ + j * within_, 0, 2);
+      }
+      for (int i = 0; i < kRowsOfStep && rows_ > 0; ++i, --rows_, result_ += row_) {
+        fetch_to_write(result_);
+        fetch_to_write(result_ + 64);
+      }
+    }
+
+   private:
+    const std::byte* next_;
+    int64_t within_, step_;
+    const std::byte* result_;
+    int64_t row_, rows_;
+  };
+
   template <int down, int across> __attribute__((noinline)) static void micro(const Micro& m) {
-    Registers::template zero<0>();
-    Registers::template zero<1>();
-    Registers::template zero<2>();
-    Registers::template zero<3>();
+    constexpr int64_t kBelow = kTileSide;
+    constexpr bool lower = down == 2, right = across == 2;
+    // With a factor of one a sum goes on from what it is added to, and stays in C.
+    const bool goes_on = m.alpha == 1, is_whole = m.rows == down * kTileSide;
+    alignas(64) float sums[rows * width];
+    const float* start = nullptr;
+    int64_t start_row = m.start_row;
+    if (goes_on && m.start) {
+      start = m.start;
+      if (!is_whole) {
+        for (int64_t r = 0; r < m.rows; ++r) std::copy_n(m.start + r * m.start_row, across * kTileSide, sums + r * width);
+        std::fill(sums + m.rows * width, std::end(sums), 0.0f);
+        start = sums;
+        start_row = width;
+      }
+    }
+    if (start) {
+      Registers::template load<0>(start, start_row);
+      if constexpr (right) Registers::template load<1>(start + kTileSide, start_row);
+      if constexpr (lower) Registers::template load<2>(start + kBelow * start_row, start_row);
+      if constexpr (lower && right) Registers::template load<3>(start + kBelow * start_row + kTileSide, start_row);
+    } else {
+      Registers::template zero<0>();
+      Registers::template zero<1>();
+      Registers::template zero<2>();
+      Registers::template zero<3>();
+    }
     const auto* b = static_cast<const float*>(m.b);
+    Fetches fetches(m);
     for (int64_t word = 0; word < m.depth; word += kTileStep) {
       const int64_t from = std::max<int64_t>(0, m.skipped - word), to = std::min(kTileStep, m.depth - word);
-      if (from == 0 && to == kTileStep) {
+      fetches.fetch();
+      if (from == 0 && to == kTileStep && (is_whole || m.a_is_padded)) {
         add_products<down, across>(m.a + word, m.a_row, b + word * m.b_depth, m.b_depth);
         continue;
       }
@@ -72,16 +121,20 @@ template <typename Registers> struct Tiles {
       for (int64_t k = from; k < to; ++k) std::copy_n(b + (word + k) * m.b_depth, across * kTileSide, some_b + k * width);
       add_products<down, across>(some_a, kTileStep, some_b, width);
     }
-    alignas(64) float sums[rows * width];
-    Registers::template store<0>(sums, width);
-    if constexpr (across == 2) Registers::template store<1>(sums + kTileSide, width);
-    if constexpr (down == 2) Registers::template store<2>(sums + kTileSide * width, width);
-    if constexpr (down == 2 && across == 2) Registers::template store<3>(sums + kTileSide * width + kTileSide, width);
+    const bool stays = goes_on && is_whole;
+    float* const to = stays ? m.c : sums;
+    const int64_t to_row = stays ? m.c_row : width;
+    Registers::template store<0>(to, to_row);
+    if constexpr (right) Registers::template store<1>(to + kTileSide, to_row);
+    if constexpr (lower) Registers::template store<2>(to + kBelow * to_row, to_row);
+    if constexpr (lower && right) Registers::template store<3>(to + kBelow * to_row + kTileSide, to_row);
+    if (stays) return;
     const Vector alpha = broadcast(m.alpha);
     for (int64_t r = 0; r < m.rows; ++r) {
       for (int64_t j = 0; j < across * kTileSide; j += kWidth) {
         const Vector sum = load(sums + r * width + j);
-        store(m.c + r * m.c_row + j, m.start ? multiply_add(alpha, sum, load(m.start + r * m.start_row + j)) : gemm::multiply(alpha, sum));
+        const bool adds = m.start && !goes_on;
+        store(m.c + r * m.c_row + j, adds ? multiply_add(alpha, sum, load(m.start + r * m.start_row + j)) : gemm::multiply(alpha, sum));
       }
     }
   }

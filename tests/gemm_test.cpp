@@ -37,16 +37,16 @@ struct ModelOfPairs {
 // Ways of multiplying: how, and what a chain of words of the depth adds up to.
 struct InPairs {
   using Unit = gemm::Vectors<ModelOfPairs>;
-  static float chain(const std::vector<uint32_t>& a, const std::vector<uint32_t>& b) {
-    float sum = 0;
+  static constexpr bool goes_on = false;  // a sum begins with what it is added to
+  static float chain(const std::vector<uint32_t>& a, const std::vector<uint32_t>& b, float sum) {
     for (size_t k = 0; k < a.size(); ++k) sum = add_pair(a[k], b[k], sum);
     return sum;
   }
 };
 struct InTiles {
   using Unit = gemm::Tiles<ModelOfTiles>;
-  static float chain(const std::vector<uint32_t>& a, const std::vector<uint32_t>& b) {
-    float sum = 0;
+  static constexpr bool goes_on = true;
+  static float chain(const std::vector<uint32_t>& a, const std::vector<uint32_t>& b, float sum) {
     for (size_t k = 0; k < a.size(); k += 16) {
       sum = add_pairs_of_tiles(
           std::min<size_t>(16, a.size() - k), [&](size_t i) { return a[k + i]; }, [&](size_t i) { return b[k + i]; }, sum);
@@ -113,15 +113,15 @@ template <typename In> void check(const Case& c, bool trans_a, bool trans_b, boo
           x.push_back(a.bits(i, k) | (two ? a.bits(i, k + 1) << 16 : 0));
           y.push_back(b.bits(k, j) | (two ? b.bits(k + 1, j) << 16 : 0));
         }
-        const float sum = In::chain(x, y);
+        const bool starts_sum = starts || begin > 0;
+        const float before = begin > 0 ? chain : starts ? start.numbers[static_cast<size_t>(j)] : 0;
+        const bool goes_on = In::goes_on && c.alpha == 1;
+        const float sum = In::chain(x, y, goes_on ? before : 0);
         for (int64_t k = begin; k < end; ++k) {
           exact += a.number(i, k) * b.number(k, j);
           size += std::abs(a.number(i, k) * b.number(k, j));
         }
-        if (begin > 0)
-          chain = std::fma(c.alpha, sum, chain);
-        else
-          chain = starts ? std::fma(c.alpha, sum, start.numbers[static_cast<size_t>(j)]) : c.alpha * sum;
+        chain = goes_on ? sum : starts_sum ? std::fma(c.alpha, sum, before) : c.alpha * sum;
       }
       exact = double{c.alpha} * exact + (starts ? start.numbers[static_cast<size_t>(j)] : 0);
       ASSERT_NEAR(chain, exact, 1e-6 * (std::abs(c.alpha) * size + 1)) << i << ", " << j;

@@ -116,7 +116,7 @@ gemm::SharedWords shared_words(const KernelSpec& spec, const Layout& l) {
   const auto p = product_of<float>(spec, l);
   if (!is_bfloat16(p.a.element) || !is_bfloat16(p.b.element) || lies_in_pairs(spec, p)) return {};
   if (l.items > 1 || l.rows * l.columns * l.depth < kLeastProducts) return {};
-  const gemm::SharedWords words(l.trans_a, l.rows, l.depth);
+  const gemm::SharedWords words(l.trans_a, gemm::way_of(p.a.element, p.b.element) == gemm::Way::tiles, l.rows, l.depth);
   return words.bytes <= kMostBytes ? words : gemm::SharedWords{};
 }
 
@@ -137,8 +137,9 @@ Extra extra_of(const KernelSpec& spec, const Layout& l) {
   const gemm::Way way = gemm::way_of(p.a.element, p.b.element);
   const bool rounds = p.b.element == Element::to_bfloat16 && way != gemm::Way::floats;
   if (p.b.is_in_blocks() || rounds) extra.copying = 45;           // before any is multiplied
+  if (way == gemm::Way::tiles) extra.copying = 100;
   if (l.rows * l.depth > (int64_t{2} << 20)) extra.fetching = 8;  // from memory
-  const bool are_pairs = way == gemm::Way::pairs && (lies_in_pairs(spec, p) || shared_words(spec, l).bytes > 0);
+  const bool are_pairs = way != gemm::Way::floats && (lies_in_pairs(spec, p) || shared_words(spec, l).bytes > 0);
   if (p.a.element != Element::own && !are_pairs) extra.fetching += 25;  // becomes floats or pairs in each
   if (p.a.element == Element::own && gemm::lines_meet(p.a)) extra.fetching += 25;
   return extra;
@@ -220,7 +221,7 @@ template <typename T> struct Rooms {
 // Makes a's words, in the workspace, if products of pairs read them.
 template <typename T> void make_words(const KernelArgs& args, const gemm::SharedWords& words, Product<T>& whole) {
   if constexpr (std::is_same_v<T, float>) {
-    if (words.bytes == 0 || gemm::way_of(whole.a.element, whole.b.element) != gemm::Way::pairs) return;
+    if (words.bytes == 0 || gemm::way_of(whole.a.element, whole.b.element) == gemm::Way::floats) return;
     constexpr int64_t kLines = 16;
     auto* const to = reinterpret_cast<float*>(args.workspace);
     args.workers().parallel_blocks(words.transposed ? whole.depth : whole.rows, kLines,

@@ -122,6 +122,9 @@ inline double rate_of(Element a, Element b) {
 inline constexpr int64_t kPage = 4096;
 inline bool lines_meet(const Operand<float>& a) { return a.row == 1 && a.column > 1 && a.column * a.size() % kPage == 0; }
 
+// Blocks of the depth are joined up to this one where sums go on: C is written less often, and a panel of 32 columns takes 96 KiB.
+inline constexpr int64_t kJoinedDepth = 4 * kDepthBlock;
+
 // The room of a product at `place`, and its bytes. Products with smaller sizes take no more; of A the strides count, too.
 inline std::pair<Room, int64_t> room_of(const Product<float>& p, std::byte* place) {
   const int64_t depth = std::clamp<int64_t>(p.depth, 1, kDepthBlock);  // smaller depths may have longer blocks
@@ -132,9 +135,10 @@ inline std::pair<Room, int64_t> room_of(const Product<float>& p, std::byte* plac
     const int64_t at = std::exchange(bytes, bytes + whole_lines(floats * int64_t{sizeof(float)}));
     return place ? reinterpret_cast<float*>(place + at) : nullptr;
   };
-  const int64_t words = (depth + 1) / 2;        // of pairs
-  const bool pairs = is_bfloat16(p.a.element);  // perhaps
-  room.panel = take(pairs ? std::max(depth * kPanel, words * 2 * kTileSide) : depth * kPanel);
+  const int64_t words = (depth + 1) / 2;                                               // of pairs
+  const bool pairs = is_bfloat16(p.a.element);                                         // perhaps
+  const int64_t joined = (std::clamp<int64_t>(p.depth, depth, kJoinedDepth) + 1) / 2;  // words
+  room.panel = take(pairs ? std::max(depth * kPanel, joined * 2 * kTileSide) : depth * kPanel);
   // No power of two: its rows lie in the first-level cache together.
   room.a_row = up(p.a.column == 1 ? depth : p.rows) + 16;
   room.pairs_row = up(words) + 16;
@@ -185,7 +189,8 @@ struct SharedWords {
   void make(const Product<float>& p, int64_t begin, int64_t end, float* to) const {
     const int64_t size = p.a.size();
     if (in_rows) {
-      pair_rows_of_a(p.a.element, {p.a.from(begin, 0).data, p.a.row * size, p.a.column * size}, end - begin, p.depth, to + begin * row, row);
+      pair_rows_of_a(p.a.element, {p.a.from(begin, 0).data, p.a.row * size, p.a.column * size}, end - begin, p.depth, to + begin * row,
+                     row);
     } else if (transposed) {
       const std::byte* const from = p.a.from(0, begin).data;
       pack_elements<true>(p.a.element, {from, p.a.column * size, size}, end - begin, p.rows, row, to + begin / 2 * row);
@@ -422,7 +427,11 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
 template <typename Unit> void multiply(const Product<float>& p, std::byte* workspace) {
   [[maybe_unused]] const typename Unit::Session session;
   const Room room = room_of(p, workspace).first;
-  const int64_t size = p.block > 0 ? p.block : depth_block(p.depth);
+  int64_t size = p.block > 0 ? p.block : depth_block(p.depth);
+  if constexpr (Unit::goes_on) {
+    const bool is_there = p.words.data || lies_in_pairs(p.a, p.depth);  // a: else its room is that of a block
+    if (p.alpha == 1 && size % (2 * kTileStep) == 0 && is_there && !p.b.is_in_blocks()) size = std::max(size, kJoinedDepth / size * size);
+  }
   int64_t begin = 0;
   do {
     const Block block{begin, std::min(size, p.depth - begin), begin == 0, begin + size >= p.depth};
@@ -481,7 +490,8 @@ template <typename T> void multiply(const Product<T>& product, std::byte* worksp
 #endif
       default:
 #ifdef __AVX512F__
-        if (gemm::prefers_tall() && product.rows > gemm::kRows) return gemm::multiply<gemm::TallFused>(product, workspace);
+        if (gemm::prefers_tall() && product.rows > gemm::kRows && product.triangle == Triangle::none)
+          return gemm::multiply<gemm::TallFused>(product, workspace);
 #endif
         return gemm::multiply<gemm::Fused>(product, workspace);
     }

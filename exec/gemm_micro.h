@@ -52,9 +52,9 @@ struct Micro {
   const float* a;
   int64_t a_row, a_depth;
   bool a_is_padded;  // behind its last row are others, up to a whole block
-  const void* b;    // a packed panel, or B itself
-  int64_t b_depth;  // in its elements, from a word to the next
-  float* panel;     // where a packing kernel leaves the panel
+  const void* b;     // a packed panel, or B itself
+  int64_t b_depth;   // in its elements, from a word to the next
+  float* panel;      // where a packing kernel leaves the panel
   // Lines that come into the second-level cache, one an iteration, four iterations at a time: each so many bytes on from the last, the
   // first of the next four so many. Equal ones cost nothing; none faults.
   const std::byte* prefetch;
@@ -187,9 +187,10 @@ using MicroKernel = void (*)(const Micro&);
 
 // How products in vector registers are made. Add: how a product of words is added.
 template <typename Add> struct Vectors {
-  static constexpr bool pairs = Add::pairs, a_in_rows = false, packs = true, goes_on = false;  // packs: its first kernel can; goes_on: sums begin with `start`
+  static constexpr bool pairs = Add::pairs, a_in_rows = false, packs = true,
+                        goes_on = false;  // packs: its first kernel can; goes_on: sums begin with `start`
   static constexpr int64_t rows = kRows, width = kPanel, packing_rows = kRows;  // of C; of its first kernel, if that packs
-  struct Session {};  // nothing to prepare
+  struct Session {};                                                            // nothing to prepare
 
   // How wide the next panel is: three vectors, but four that remain are two and two.
   static int64_t panel(int64_t columns_left) {

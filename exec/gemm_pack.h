@@ -212,8 +212,9 @@ template <Element e> void pair_across_columns(const Source& from, int64_t rows, 
 #pragma GCC unroll 16
       for (int64_t w = 0; w < 16; ++w) {
         const std::byte* const first = from.data + (k + 2 * w) * from.column + i * size;
-        words[w] = k + 2 * w >= depth ? _mm512_setzero_ps()
-                                      : _mm512_castsi512_ps(pairs16<e>(first, k + 2 * w + 1 < depth ? first + from.column : nullptr, converts));
+        words[w] = k + 2 * w >= depth
+                       ? _mm512_setzero_ps()
+                       : _mm512_castsi512_ps(pairs16<e>(first, k + 2 * w + 1 < depth ? first + from.column : nullptr, converts));
       }
       transpose16(words, to + i * to_row + k / 2, to_row);
     }

@@ -7,8 +7,8 @@
 // The bits (Intel's manual, volume 2, TDPBF16PS): of the 16 pairs that one instruction multiplies, the products of the first numbers are
 // one chain of additions from zero, those of the second numbers another, in ascending order; then the two are added to each other and to C.
 // Denormal numbers are taken as zero. So bits depend on which pairs one instruction takes: always 16 of the depth block, from its first
-// pair on. Pairs that aren't there or aren't wanted are zeros on both sides. With a factor (alpha) of one, C's sums begin with what they are
-// added to, so those of a depth are one chain through all blocks; with another one each block has a chain of its own.
+// pair on. Pairs that aren't there or aren't wanted are zeros on both sides. With a factor (alpha) of one, C's sums begin with what they
+// are added to, so those of a depth are one chain through all blocks; with another one each block has a chain of its own.
 
 #pragma once
 
@@ -143,15 +143,15 @@ template <typename Registers> struct Tiles {
 // Blocks of C whose operands lie in tiles already: of A of 16 rows of 16 words each, one behind the other; of B in rows of words that begin
 // where a table says (exec/tile_convolution.h).
 struct TileMicro {
-  int64_t steps = 0;                   // of the depth, kTileStep words each
-  const float* a = nullptr;            //
-  int64_t a_step = 0, a_second = 0;    // to the tile of the next step; to that of the next 16 rows
-  const float* b = nullptr;            //
-  const int32_t* at = nullptr;         // where each step's first row begins
-  int64_t b_row = 0, b_second = 0;     // to the next row; to the next 16 columns
-  float* c = nullptr;                  // whole tiles
-  int64_t c_row = 0;                   //
-  bool starts = false;                 // from what C holds; else from zero
+  int64_t steps = 0;                 // of the depth, kTileStep words each
+  const float* a = nullptr;          //
+  int64_t a_step = 0, a_second = 0;  // to the tile of the next step; to that of the next 16 rows
+  const float* b = nullptr;          //
+  const int32_t* at = nullptr;       // where each step's first row begins
+  int64_t b_row = 0, b_second = 0;   // to the next row; to the next 16 columns
+  float* c = nullptr;                // whole tiles
+  int64_t c_row = 0;                 //
+  bool starts = false;               // from what C holds; else from zero
 };
 using TileMicroKernel = void (*)(const TileMicro&);
 

@@ -24,8 +24,8 @@ namespace convolution {
 // Sixteen words, every `step`th.
 inline void gather_words(const float* from, int64_t step, float* to) {
 #ifdef __AVX512F__
-  const __m512i at = _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
-                                        _mm512_set1_epi32(static_cast<int>(step)));
+  const __m512i at =
+      _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32(static_cast<int>(step)));
   _mm512_storeu_ps(to, _mm512_i32gather_ps(at, from, 4));
 #else
   for (int64_t i = 0; i < gemm::kTileStep; ++i) to[i] = from[i * step];
@@ -38,8 +38,8 @@ template <typename Registers> class TileSums {
  public:
   TileSums() = default;
   static TileSums of_output(const Layout& l, Element x, Element w, Element y) { return {l, x, w, y, false}; }
-  // Not where w may be divided (rows_of_input_parts), unless each window is one element: then products of several nodes have to be added tap
-  // by tap.
+  // Not where w may be divided (rows_of_input_parts), unless each window is one element: then products of several nodes have to be added
+  // tap by tap.
   static TileSums of_input(const Layout& l, Element dy, Element w, Element dx) {
     if (!l.windows.plain() && !is_undivided(l)) return {};
     return {l, dy, w, dx, true};
@@ -129,7 +129,8 @@ template <typename Registers> class TileSums {
         for (int64_t r = 0; bias && r < channels; ++r)
           std::fill_n(sums + r * channel_sums(), channel_sums(), bias[l_.first + g * l_.out_channels + channel + r]);
         for (int64_t r = 0; before && r < channels; ++r) std::copy_n(before + at + r * all + row, count, sums + r * channel_sums());
-        const int64_t begin = is_line_ ? row : rows_of_result_.begin(row) * rows_of_result_.width(), size = is_line_ ? rows : (rows_of_result_.end(row, rows) - rows_of_result_.begin(row)) * rows_of_result_.width();
+        const int64_t begin = is_line_ ? row : rows_of_result_.begin(row) * rows_of_result_.width(),
+                      size = is_line_ ? rows : (rows_of_result_.end(row, rows) - rows_of_result_.begin(row)) * rows_of_result_.width();
         const auto fetch = [&](int64_t part, int64_t parts) {  // lines of the result, which another core may have
           fetch_planes(divided_up(size, parts), 0, channels, to.from(0, begin + size * part / parts));
         };
@@ -150,9 +151,9 @@ template <typename Registers> class TileSums {
   static constexpr int64_t kSide = gemm::kTileSide, kStep = gemm::kTileStep, kRows = 2 * kSide, kMostTaps = 64;
 
   struct Phase {
-    std::vector<int64_t> taps;   // which ones
-    std::vector<int64_t> reads;  // where they read in the copy, beside the first window
-    std::vector<int32_t> at;     // where the rows of each step begin
+    std::vector<int64_t> taps;                   // which ones
+    std::vector<int64_t> reads;                  // where they read in the copy, beside the first window
+    std::vector<int32_t> at;                     // where the rows of each step begin
     int64_t first = 0, steps = 0, gathered = 0;  // where its steps begin in a block of weights; rows of what is gathered before its own
   };
 
@@ -259,8 +260,9 @@ template <typename Registers> class TileSums {
     plane_ = odd_lines((is_line_ ? rows_ : planes_.channel(rows_)) + kBehind);
     gathered_row_ = odd_lines(sums_row_);
     sample_ = (gathers_ ? words_ : deep) * plane_;
-    applies_ = samples_ * sample_ * int64_t{sizeof(float)} <= 2 * kPlaneBytes && channel_sums() * kRows * int64_t{sizeof(float)} <= kPlaneBytes &&
-               shared_bytes() <= kSharedBytes && (!gathers_ || gathered_rows_ * gathered_row_ * int64_t{sizeof(float)} <= kPlaneBytes);
+    applies_ = samples_ * sample_ * int64_t{sizeof(float)} <= 2 * kPlaneBytes &&
+               channel_sums() * kRows * int64_t{sizeof(float)} <= kPlaneBytes && shared_bytes() <= kSharedBytes &&
+               (!gathers_ || gathered_rows_ * gathered_row_ * int64_t{sizeof(float)} <= kPlaneBytes);
     const auto& [h, v] = l_.windows;
     const int64_t row = gathers_ ? result_w_ : is_line_ ? 1 : planes_.width();
     if (backwards_)
@@ -334,7 +336,8 @@ template <typename Registers> class TileSums {
       for (const int64_t read : phase.reads) {
         for (int64_t word = 0; word < words_; ++word, row += gathered_row_) {
           for (int64_t i = 0; i < rows; ++i)
-            std::memcpy(row + i * result_w_, copy + word * plane_ + read + i * planes_.width(), static_cast<size_t>(result_w_) * sizeof(float));
+            std::memcpy(row + i * result_w_, copy + word * plane_ + read + i * planes_.width(),
+                        static_cast<size_t>(result_w_) * sizeof(float));
         }
       }
       std::fill(row, to + (phase.gathered + phase.steps * kStep) * gathered_row_, 0.0f);

@@ -2,8 +2,8 @@
 //
 // It sums over windows, whose words are pairs of neighbouring samples; an odd last one has zeros beside it. x is copied with its padding
 // (exec/padded_planes.h) and transposed, [16 channels][place][channel], so that a tile is 16 neighbouring places, wherever a tap begins. dy
-// is copied as tiles, 16 channels by 16 windows, with zeros at the places between two rows of windows: there x is multiplied by zero, and an
-// infinity in x makes all taps of its channel no numbers.
+// is copied as tiles, 16 channels by 16 windows, with zeros at the places between two rows of windows: there x is multiplied by zero, and
+// an infinity in x makes all taps of its channel no numbers.
 //
 // A sum is one chain over tiles: over samples, bands of windows and windows upwards, within a piece of the batch.
 
@@ -59,7 +59,8 @@ template <typename Registers> class TileWeights {
     steps_ = steps(rows_);
     plane_ = divided_up((is_line_ ? rows_ : planes_.channel(rows_)) + 2 * kSide, kSide) * kSide;
     sums_row_ = channels_ + kSide;  // no power of two
-    applies_ = plane_ * channels_ * int64_t{sizeof(float)} <= 2 * kPlaneBytes && steps_ * kTile * (outputs_ / kSide) * int64_t{sizeof(float)} <= 2 * kPlaneBytes;
+    applies_ = plane_ * channels_ * int64_t{sizeof(float)} <= 2 * kPlaneBytes &&
+               steps_ * kTile * (outputs_ / kSide) * int64_t{sizeof(float)} <= 2 * kPlaneBytes;
     if (!applies_) return;
     for (int64_t t = 0; t < taps; ++t) taps_.push_back(is_line_ ? 0 : planes_.tap(t, rows_));
     for (int64_t step = 0; step < kStepsTogether; ++step) at_.push_back(static_cast<int32_t>(step * kTile));
@@ -82,7 +83,8 @@ template <typename Registers> class TileWeights {
     const double useful = static_cast<double>(windows_.h.out * windows_.w.out) / static_cast<double>(bands_ * steps_ * kSide);
     const auto x = static_cast<double>(channels_), y = static_cast<double>(outputs_), taps = static_cast<double>(l_.windows.taps());
     const double copies = kCopiesX * x * static_cast<double>(plane_) / static_cast<double>(steps_ * kSide) + kCopiesDy * y;
-    const double products = static_cast<double>(std::min(channels_, l_.in_channels)) * static_cast<double>(std::min(outputs_, l_.out_channels)) * taps * useful;
+    const double products =
+        static_cast<double>(std::min(channels_, l_.in_channels)) * static_cast<double>(std::min(outputs_, l_.out_channels)) * taps * useful;
     return products / (x * y * taps / (0.6 * rate) + copies);
   }
 
@@ -184,18 +186,18 @@ template <typename Registers> class TileWeights {
       for (int64_t channel = 0; channel < channels; channel += 2 * kSide) {
         for (int64_t step = 0; step < steps; step += kStepsTogether) {
           for (int64_t t = 0; t < taps; ++t) {
-            gemm::tile_kernel<Registers>(outputs - o, channels - channel)(
-                {.steps = std::min(kStepsTogether, steps - step),
-                 .a = dy + o / kSide * steps_ * kTile + step * kTile,
-                 .a_step = kTile,
-                 .a_second = steps_ * kTile,
-                 .b = x + channel * plane_ + (step * kSide + taps_[static_cast<size_t>(t)]) * kSide,
-                 .at = at_.data(),
-                 .b_row = kSide,
-                 .b_second = kSide * plane_,
-                 .c = sums + (t * outputs_ + o) * sums_row_ + channel,
-                 .c_row = sums_row_,
-                 .starts = starts || step > 0});
+            gemm::tile_kernel<Registers>(
+                outputs - o, channels - channel)({.steps = std::min(kStepsTogether, steps - step),
+                                                  .a = dy + o / kSide * steps_ * kTile + step * kTile,
+                                                  .a_step = kTile,
+                                                  .a_second = steps_ * kTile,
+                                                  .b = x + channel * plane_ + (step * kSide + taps_[static_cast<size_t>(t)]) * kSide,
+                                                  .at = at_.data(),
+                                                  .b_row = kSide,
+                                                  .b_second = kSide * plane_,
+                                                  .c = sums + (t * outputs_ + o) * sums_row_ + channel,
+                                                  .c_row = sums_row_,
+                                                  .starts = starts || step > 0});
           }
         }
       }

@@ -5,12 +5,13 @@
 #define ORT_TRAIN_ISA isa_of_gemm_test  // copies of its own of what the library compiles, too
 
 #include "exec/gemm.h"
-#include "tests/tile_model.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <vector>
+
+#include "tests/tile_model.h"
 
 namespace ort_train {
 inline namespace ORT_TRAIN_ISA {

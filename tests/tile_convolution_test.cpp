@@ -38,7 +38,8 @@ struct Numbers {
   }
   double at(int64_t i) const { return double{floats[static_cast<size_t>(i)]}; }
   const std::byte* bytes(Element element) const {
-    return element == Element::bfloat16 ? reinterpret_cast<const std::byte*>(halves.data()) : reinterpret_cast<const std::byte*>(floats.data());
+    return element == Element::bfloat16 ? reinterpret_cast<const std::byte*>(halves.data())
+                                        : reinterpret_cast<const std::byte*>(floats.data());
   }
 };
 
@@ -80,7 +81,8 @@ void expect_near(const std::vector<float>& made, const std::vector<double>& exac
 }
 
 // All tasks, with a workspace in which nothing is zero.
-template <typename Way> void run(const Way& way, const std::byte* read, const std::byte* w, const float* bias, std::byte* made, const float* before = nullptr) {
+template <typename Way>
+void run(const Way& way, const std::byte* read, const std::byte* w, const float* bias, std::byte* made, const float* before = nullptr) {
   std::vector<float> shared(static_cast<size_t>(way.shared_bytes() / 4), NAN), place(static_cast<size_t>(way.bytes() / 4), NAN);
   for (int64_t block = 0; block < way.blocks(); ++block) way.pack(w, block, shared.data());
   for (int64_t task = way.tasks() - 1; task >= 0; --task)
@@ -92,10 +94,28 @@ constexpr Case kCases[] = {
     {"small planes", 5, 1, 70, 33, {.in = 7, .kernel = 3, .begin = 1, .end = 1}, {.in = 7, .kernel = 3, .begin = 1, .end = 1}},
     {"1 x 1", 3, 1, 40, 70, {.in = 9}, {.in = 11}},
     {"1 x 1 in steps", 2, 1, 34, 20, {.in = 8, .stride = 2}, {.in = 9, .stride = 2}},
-    {"in steps", 2, 1, 33, 34, {.in = 12, .kernel = 3, .stride = 2, .begin = 1, .end = 1}, {.in = 15, .kernel = 3, .stride = 2, .begin = 1}},
+    {"in steps",
+     2,
+     1,
+     33,
+     34,
+     {.in = 12, .kernel = 3, .stride = 2, .begin = 1, .end = 1},
+     {.in = 15, .kernel = 3, .stride = 2, .begin = 1}},
     {"in steps of 3 and 1", 1, 1, 32, 17, {.in = 20, .kernel = 2, .stride = 3}, {.in = 9, .kernel = 4, .begin = 2, .end = 1}},
-    {"three channels", 3, 1, 3, 40, {.in = 30, .kernel = 7, .stride = 2, .begin = 3, .end = 3}, {.in = 34, .kernel = 7, .stride = 2, .begin = 3, .end = 3}},
-    {"dilated", 2, 1, 36, 16, {.in = 16, .kernel = 3, .begin = 2, .end = 2, .dilation = 2}, {.in = 17, .kernel = 3, .begin = 3, .end = 3, .dilation = 3}},
+    {"three channels",
+     3,
+     1,
+     3,
+     40,
+     {.in = 30, .kernel = 7, .stride = 2, .begin = 3, .end = 3},
+     {.in = 34, .kernel = 7, .stride = 2, .begin = 3, .end = 3}},
+    {"dilated",
+     2,
+     1,
+     36,
+     16,
+     {.in = 16, .kernel = 3, .begin = 2, .end = 2, .dilation = 2},
+     {.in = 17, .kernel = 3, .begin = 3, .end = 3, .dilation = 3}},
     {"groups", 2, 3, 20, 24, {.in = 10, .kernel = 3, .begin = 1, .end = 1}, {.in = 12, .kernel = 3, .begin = 1, .end = 1}},
     {"one axis", 2, 1, 48, 32, {}, {.in = 50, .kernel = 5, .begin = 2, .end = 2}},
 };
@@ -198,9 +218,11 @@ TEST_P(InTileRegisters, TheGradientOfTheWeightIsItsDefinition) {
       const int64_t pieces = way.tiles().pieces;
       std::vector<float> made(static_cast<size_t>(pieces * of.weights()), NAN), place(static_cast<size_t>(way.bytes() / 4), NAN);
       for (int64_t task = way.tasks() - 1; task >= 0; --task)
-        way.run(dy.bytes(element), x.bytes(element), reinterpret_cast<std::byte*>(made.data()), task, reinterpret_cast<std::byte*>(place.data()));
+        way.run(dy.bytes(element), x.bytes(element), reinterpret_cast<std::byte*>(made.data()), task,
+                reinterpret_cast<std::byte*>(place.data()));
       for (int64_t i = 0; i < of.weights(); ++i) {
-        for (int64_t piece = 1; piece < pieces; ++piece) made[static_cast<size_t>(i)] += made[static_cast<size_t>(piece * of.weights() + i)];
+        for (int64_t piece = 1; piece < pieces; ++piece)
+          made[static_cast<size_t>(i)] += made[static_cast<size_t>(piece * of.weights() + i)];
       }
       made.resize(static_cast<size_t>(of.weights()));
       return made;

@@ -136,7 +136,7 @@ Extra extra_of(const KernelSpec& spec, const Layout& l) {
   const auto p = product_of<float>(spec, l);
   const gemm::Way way = gemm::way_of(p.a.element, p.b.element);
   const bool rounds = p.b.element == Element::to_bfloat16 && way != gemm::Way::floats;
-  if (p.b.is_in_blocks() || rounds) extra.copying = 45;           // before any is multiplied
+  if (p.b.is_in_blocks() || rounds) extra.copying = 45;  // before any is multiplied
   if (way == gemm::Way::tiles) extra.copying = 100;
   if (l.rows * l.depth > (int64_t{2} << 20)) extra.fetching = 8;  // from memory
   const bool are_pairs = way != gemm::Way::floats && (lies_in_pairs(spec, p) || shared_words(spec, l).bytes > 0);

@@ -52,13 +52,13 @@ template <typename Registers> class TileSums {
   int64_t tasks() const { return groups_of_samples_ * l_.groups * bands_ * down_; }
   // Of the rate of large float32 products.
   double efficiency(double rate) const {
-    constexpr double kCopies = 20, kGathers = 20, kStores = 40, kPacks = 60;
+    constexpr double kCopies = 10, kGathers = 10, kStores = 22, kPacks = 25;  // as so many multiply-adds (measured)
     double steps = 0, words = 0;
     for (const Phase& phase : phases_) steps += static_cast<double>(phase.steps), words += static_cast<double>(gathered_words(phase));
     const double windows = static_cast<double>(rows_ * windows_.w.out), useful = windows / static_cast<double>(sums_row_);
     const auto made = static_cast<double>(made_), all = static_cast<double>(l_.batch * windows_.out_size());
     const double products = static_cast<double>(read_ * l_.windows.taps());  // of a window and a channel of the result
-    const double time = steps * 2 * gemm::kTileStep / (rate * 0.7 * useful) +
+    const double time = steps * 2 * gemm::kTileStep / (1.5 * rate * useful) +
                         kCopies * static_cast<double>(words_ * plane_ * down_) / windows / made +
                         (gathers_ ? kGathers * words * static_cast<double>(down_) / made : 0) +
                         kStores * static_cast<double>(phases_.size()) + kPacks * products / all;
@@ -93,9 +93,15 @@ template <typename Registers> class TileSums {
         }
       } else {
         for (int64_t r = 0; r < rows; ++r) {  // [word][tap]
-          const gemm::Source source{from + (r * l_.depth() + 2 * word * taps) * size, taps * size, size};
+          const std::byte* const row = from + (r * l_.depth() + 2 * word * taps) * size;
+          const int64_t elements = std::min(2 * kStep, read_ - 2 * word);
           gemm::for_element(w_, [&]<Element e>() {
-            if constexpr (is_bfloat16(e)) gemm::pair_rows<e>(source, std::min(2 * kStep, read_ - 2 * word), taps, taps, some);
+            if constexpr (is_bfloat16(e)) {
+              if (taps == 1)
+                gemm::pair_along_rows<e>({row, 0, size}, 1, elements, some, kStep);
+              else
+                gemm::pair_rows<e>({row, taps * size, size}, elements, taps, taps, some);
+            }
           });
           std::fill(some + count * taps, some + kStep * taps, 0.0f);
           for (int64_t t = 0; t < taps; ++t) put(some + t, taps, r, t, word, to);

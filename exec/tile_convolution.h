@@ -229,46 +229,50 @@ template <typename Registers> class TileSums {
     block_ = steps * kRows * kStep;
   }
 
+  // Whether it applies doesn't depend on which part of the weight this is, as sums would.
   void divide() {
-    constexpr int64_t kColumns = 1024, kFewColumns = 96, kCopied = 160 << 10, kSums = 32 << 10, kLeastRows = 8;  // in elements
+    constexpr int64_t kColumns = 1024, kFewColumns = 96, kCopied = 160 << 10, kSums = 4 << 10, kLeastRows = 8;  // in elements
     const int64_t width = is_line_ ? 1 : planes_.width(), deep = divided_up(words_, kStep) * kStep;
     const auto phases = static_cast<int64_t>(phases_.size());
-    const int64_t more = is_line_ ? 0 : planes_.channel(1) - width;  // rows of taps
-    int64_t columns = std::min({kColumns, kSums / phases, gathers_ ? kCopied / gathered_rows_ : kCopied / deep - more});
-    rows_ = std::clamp<int64_t>(columns / width, 1, windows_.h.out);
-    blocks_ = divided_up(made_, kRows);
-    const auto set_bands = [&](int64_t bands) {
-      bands_ = divided_up(windows_.h.out, divided_up(windows_.h.out, bands));
+    const auto odd_lines = [](int64_t elements) { return divided_up(elements, 2 * kSide) * 2 * kSide + kSide; };  // no power of two
+    const auto set_rows = [&](int64_t rows) {
+      bands_ = divided_up(windows_.h.out, rows);
       rows_ = divided_up(windows_.h.out, bands_);
       if (is_line_) rows_ = std::min(divided_up(rows_, kSide) * kSide, windows_.h.out);
       bands_ = divided_up(windows_.h.out, rows_);
+      const int64_t windows = gathers_ ? rows_ * result_w_ : is_line_ ? rows_ : planes_.windows(rows_);
+      sums_row_ = divided_up(windows, kSide) * kSide;
+      plane_ = odd_lines((is_line_ ? rows_ : planes_.channel(rows_)) + kBehind);
+      gathered_row_ = odd_lines(sums_row_);
+      sample_ = (gathers_ ? words_ : deep) * plane_;
     };
-    set_bands(divided_up(windows_.h.out, rows_));
-    samples_ = 1;
-    if (bands_ == 1 && !gathers_) {
-      const int64_t each = rows_ * width;
-      samples_ = std::clamp<int64_t>(kFewColumns / each, 1, std::max<int64_t>(1, std::min(l_.batch, kCopied / (deep * (each + more)))));
-    }
+    constexpr int64_t kMostCopied = 2 * kPlaneBytes / int64_t{sizeof(float)}, kMostSums = kPlaneBytes / int64_t{sizeof(float)} / kRows;
+    const auto fits = [&] {
+      return sample_ <= kMostCopied && channel_sums() <= kMostSums && (!gathers_ || gathered_rows_ * gathered_row_ <= kMostCopied);
+    };
+    result_w_ = is_line_ ? 1 : windows_.w.out;
+    const int64_t columns = std::min({kColumns, kSums / phases, kCopied / (gathers_ ? gathered_rows_ : deep)});
+    set_rows(std::clamp<int64_t>(columns / width, 1, windows_.h.out));
+    while (!fits() && rows_ > (is_line_ ? kSide : 1)) set_rows(divided_up(rows_, 2));
+    const int64_t whole = l_.total / l_.groups, read = backwards_ ? whole : l_.in_channels, made = backwards_ ? l_.in_channels : whole;
+    const int64_t words = divided_up(read, 2 * kStep) * kStep;  // of the whole weight, where that may be in parts
+    const int64_t weights = l_.groups * divided_up(made, kRows) * kRows * (is_line_ ? words : block_ / kRows);
+    applies_ =
+        fits() && (!is_line_ || words * odd_lines(kSide + kBehind) <= kMostCopied) && weights <= kSharedBytes / int64_t{sizeof(float)};
+    if (!applies_) return;
+    blocks_ = divided_up(made_, kRows);
+    if (bands_ == 1 && !gathers_)
+      samples_ = std::clamp<int64_t>(kFewColumns / (rows_ * width), 1, std::max<int64_t>(1, std::min(l_.batch, kCopied / sample_)));
     groups_of_samples_ = divided_up(l_.batch, samples_);
     while (tasks() < kFewTasks) {
       if (rows_ * width >= 192 && rows_ >= kLeastRows)
-        set_bands(bands_ * 2);
+        set_rows(divided_up(rows_, 2));
       else if (down_ < blocks_)
         down_ = std::min(down_ * 2, blocks_);
       else
         break;
     }
     down_ = divided_up(blocks_, divided_up(blocks_, down_));
-    result_w_ = is_line_ ? 1 : windows_.w.out;
-    const int64_t windows = gathers_ ? rows_ * result_w_ : is_line_ ? rows_ : planes_.windows(rows_);
-    sums_row_ = divided_up(windows, kSide) * kSide;
-    const auto odd_lines = [](int64_t elements) { return divided_up(elements, 2 * kSide) * 2 * kSide + kSide; };  // no power of two
-    plane_ = odd_lines((is_line_ ? rows_ : planes_.channel(rows_)) + kBehind);
-    gathered_row_ = odd_lines(sums_row_);
-    sample_ = (gathers_ ? words_ : deep) * plane_;
-    applies_ = samples_ * sample_ * int64_t{sizeof(float)} <= 2 * kPlaneBytes &&
-               channel_sums() * kRows * int64_t{sizeof(float)} <= kPlaneBytes && shared_bytes() <= kSharedBytes &&
-               (!gathers_ || gathered_rows_ * gathered_row_ * int64_t{sizeof(float)} <= kPlaneBytes);
     const auto& [h, v] = l_.windows;
     const int64_t row = gathers_ ? result_w_ : is_line_ ? 1 : planes_.width();
     if (backwards_)

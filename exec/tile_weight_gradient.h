@@ -31,11 +31,22 @@ template <typename Registers> class TileWeights {
     applies_ = Registers::can_multiply(dy, x) && taps <= kMostTaps && l.windows.out_size() > 0 && l.in_channels > 1 && whole > 1 &&
                l.out_channels > 0 && l.windows.h.stride <= kMostStride && l.windows.w.stride <= kMostStride;
     if (!applies_) return;
-    // Equal ranges of channels, of whole blocks, as few as the tasks allow.
+    windows_ = l.windows;
+    if (is_line_)
+      windows_ = {{.in = l.windows.in_size(), .out = l.windows.in_size()}, {}};  // as rows of one window: any number of them is a band
+    else
+      planes_ = PaddedPlanes(windows_);
+    // Whether it applies doesn't depend on which part of the weight this is, as sums would.
+    constexpr int64_t kMostCopied = 2 * kPlaneBytes / int64_t{sizeof(float)};
+    const int64_t least = is_line_ ? kSide : 1;  // rows
+    applies_ = place_of(least) * kSide <= kMostCopied && steps(least) * kTile <= kMostCopied;
+    if (!applies_) return;
+    // Equal ranges of channels, of whole blocks, as few as the tasks and the copies of a row allow.
     const auto range = [](int64_t channels, int64_t ranges) { return divided_up(divided_up(channels, ranges), kSide) * kSide; };
     const auto tasks = [&](int64_t across, int64_t down) { return tiles_.pieces * l.groups * across * down; };
-    across_ = divided_up(l.in_channels, std::min(kMost, std::max<int64_t>(kSide, kSums / (taps * kMost) / kSide * kSide)));
-    down_ = divided_up(l.out_channels, kMost);
+    across_ = divided_up(l.in_channels, std::min({kMost, std::max<int64_t>(1, kMostCopied / place_of(least) / kSide) * kSide,
+                                                  std::max<int64_t>(1, kSums / (taps * kMost) / kSide) * kSide}));
+    down_ = divided_up(l.out_channels, std::min(kMost, std::max<int64_t>(1, kMostCopied / (steps(least) * kTile)) * kSide));
     while (tasks(across_, down_) < kTasks) {
       const int64_t x_each = range(l.in_channels, across_), y_each = range(l.out_channels, down_);
       if (std::max(x_each, y_each) <= 2 * kSide) break;
@@ -45,23 +56,17 @@ template <typename Registers> class TileWeights {
     outputs_ = range(l.out_channels, down_);
     across_ = divided_up(l.in_channels, channels_);
     down_ = divided_up(l.out_channels, outputs_);
-    windows_ = l.windows;
-    if (is_line_)
-      windows_ = {{.in = l.windows.in_size(), .out = l.windows.in_size()}, {}};  // as rows of one window: any number of them is a band
-    else
-      planes_ = PaddedPlanes(windows_);
-    const int64_t width = row_of_windows();
-    rows_ = std::clamp<int64_t>(kCopied / (channels_ + outputs_) / width, 1, windows_.h.out);
-    bands_ = divided_up(windows_.h.out, rows_);
-    rows_ = divided_up(windows_.h.out, bands_);
-    if (is_line_) rows_ = std::min(divided_up(rows_, kSide) * kSide, windows_.h.out);
+    rows_ = std::clamp<int64_t>(kCopied / (channels_ + outputs_) / row_of_windows(), 1, windows_.h.out);
+    for (;; rows_ = divided_up(rows_, 2)) {
+      bands_ = divided_up(windows_.h.out, rows_);
+      rows_ = divided_up(windows_.h.out, bands_);
+      if (is_line_) rows_ = std::min(divided_up(rows_, kSide) * kSide, windows_.h.out);
+      if (rows_ <= least || (place_of(rows_) * channels_ <= kMostCopied && steps(rows_) * kTile * outputs_ / kSide <= kMostCopied)) break;
+    }
     bands_ = divided_up(windows_.h.out, rows_);
     steps_ = steps(rows_);
-    plane_ = divided_up((is_line_ ? rows_ : planes_.channel(rows_)) + 2 * kSide, kSide) * kSide;
+    plane_ = place_of(rows_);
     sums_row_ = channels_ + kSide;  // no power of two
-    applies_ = plane_ * channels_ * int64_t{sizeof(float)} <= 2 * kPlaneBytes &&
-               steps_ * kTile * (outputs_ / kSide) * int64_t{sizeof(float)} <= 2 * kPlaneBytes;
-    if (!applies_) return;
     for (int64_t t = 0; t < taps; ++t) taps_.push_back(is_line_ ? 0 : planes_.tap(t, rows_));
     for (int64_t step = 0; step < kStepsTogether; ++step) at_.push_back(static_cast<int32_t>(step * kTile));
     Places places;
@@ -122,6 +127,8 @@ template <typename Registers> class TileWeights {
     l.batch = divided_up(l.batch, 2);
     return l;
   }
+  // Elements of a channel's copy, and some behind it.
+  int64_t place_of(int64_t rows) const { return divided_up((is_line_ ? rows : planes_.channel(rows)) + 2 * kSide, kSide) * kSide; }
   int64_t row_of_windows() const { return is_line_ ? 1 : planes_.width(); }
   int64_t steps(int64_t rows) const { return divided_up(is_line_ ? rows : planes_.windows(rows), kSide); }
 

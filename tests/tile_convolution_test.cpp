@@ -240,6 +240,44 @@ TEST_P(InTileRegisters, TheGradientOfTheWeightIsItsDefinition) {
   }
 }
 
+// A part is made as the whole is, whatever is larger than its copies may be: else it would have other bits.
+TEST(InTileRegistersByParts, AreMadeAsTheWholeIs) {
+  const Element element = Element::bfloat16;
+  int64_t made = 0, all = 0;
+  for (const int64_t in : {3, 64, 700, 2048, 9000}) {
+    for (const int64_t out : {40, 512, 2048, 9000}) {
+      for (const int64_t side : {7, 60, 300, 5000, 40000}) {
+        for (const int64_t kernel : {1, 3, 7}) {
+          for (const int64_t stride : {1, 2, 4}) {
+            const WindowAxis axis{.in = side, .kernel = kernel, .stride = stride, .begin = kernel / 2, .end = kernel / 2};
+            const Layout whole = layout_of({"", 4, 1, in, out, side > 1000 ? WindowAxis{} : axis, axis});
+            Layout part = whole, last = whole;
+            part.out_channels = 32;
+            last.out_channels = out % 64 + 64 <= out ? out % 64 + 64 : out;
+            last.first = out - last.out_channels;
+            for (const Layout& of : {part, last}) {
+              const auto alike = [&](bool whole_applies, bool applies) {
+                EXPECT_EQ(whole_applies, applies) << in << " -> " << out << ", " << kernel << " /" << stride << " at " << side;
+                made += applies;
+                ++all;
+              };
+              alike(TileSums<ModelOfTiles>::of_output(whole, element, element, element).applies(),
+                    TileSums<ModelOfTiles>::of_output(of, element, element, element).applies());
+              alike(TileWeights<ModelOfTiles>(whole, element, element, element).applies(),
+                    TileWeights<ModelOfTiles>(of, element, element, element).applies());
+              if (whole.windows.plain())
+                alike(TileSums<ModelOfTiles>::of_input(whole, element, element, element).applies(),
+                      TileSums<ModelOfTiles>::of_input(of, element, element, element).applies());
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(made, all / 2);
+  EXPECT_LT(made, all);
+}
+
 INSTANTIATE_TEST_SUITE_P(Shapes, InTileRegisters, ::testing::ValuesIn(kCases), [](const auto& info) {
   std::string name = info.param.name;
   std::erase_if(name, [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); });

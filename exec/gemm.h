@@ -1,8 +1,8 @@
 // Products of strided matrices on one thread: C = start + alpha * A B. What MatMul, Conv and Attention are made of.
 //
-// float: register-blocked micro-kernels in vectors (AVX-512: 8 x 48, AVX2: 6 x 16 elements of C), fused multiply-adds along the depth. A is
-// read in place; B goes panel by panel through a packed copy in the workspace, made while the first rows are multiplied. double: plain
-// loops.
+// float: register-blocked micro-kernels in vectors (of C, with AVX-512 8 x 48 elements, on Intel's processors 14 x 32; with AVX2 6 x 16),
+// fused multiply-adds along the depth. A is read in place; B goes panel by panel through a packed copy in the workspace, made while the
+// first rows are multiplied. double: plain loops.
 //
 // 16 bits: operands of float16, of bfloat16, and of float32 that is rounded to one of these, become float32 block by block: B as it is
 // packed, a block of A once for all panels. Sums are float32, from one block of the depth to the next in the workspace; the last one rounds
@@ -13,9 +13,9 @@
 // A B that is stored in blocks (graph/weight_blocks.h) becomes float32 panel by panel, before it is packed.
 //
 // The bits of an element depend on the depth and its blocks alone (exec/depth_block.h): each is one chain of fused multiply-adds in
-// ascending order (of pairs: exec/gemm_micro.h, exec/gemm_tiles.h), the blocks in ascending order. How C is divided among tiles, tasks and
-// threads, where it lies and which vectors the processor has never shows; whether and how it multiplies pairs does. Nothing is allocated:
-// the workspace is the caller's, one for each thread.
+// ascending order (of pairs: exec/gemm_micro.h, exec/gemm_tiles.h), the blocks in ascending order; in tile registers one chain goes on
+// through all blocks. How C is divided among tiles, tasks and threads, where it lies and which vectors the processor has never shows;
+// whether and how it multiplies pairs does. Nothing is allocated: the workspace is the caller's, one for each thread.
 
 #pragma once
 

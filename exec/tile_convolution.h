@@ -33,7 +33,7 @@ inline void gather_words(const float* from, int64_t step, float* to) {
 }
 
 // Some rows of windows, of some samples, for some channels of the result, are a task. Of a thread's workspace: the copy; what is gathered
-// from it; the sums of 32 channels; a row of the result. Registers: gemm::Tiles
+// from it; the sums of 32 channels; a row of the result. Registers: gemm::TileRegisters
 template <typename Registers> class TileSums {
  public:
   TileSums() = default;
@@ -251,7 +251,7 @@ template <typename Registers> class TileSums {
       return sample_ <= kMostCopied && channel_sums() <= kMostSums && (!gathers_ || gathered_rows_ * gathered_row_ <= kMostCopied);
     };
     result_w_ = is_line_ ? 1 : windows_.w.out;
-    const int64_t columns = std::min({kColumns, kSums / phases, kCopied / (gathers_ ? gathered_rows_ : deep)});
+    const int64_t columns = std::min({kColumns, kSums / phases, kCopied / (gathers_ ? std::max<int64_t>(1, gathered_rows_) : deep)});
     set_rows(std::clamp<int64_t>(columns / width, 1, windows_.h.out));
     while (!fits() && rows_ > (is_line_ ? kSide : 1)) set_rows(divided_up(rows_, 2));
     const int64_t whole = l_.total / l_.groups, read = backwards_ ? whole : l_.in_channels, made = backwards_ ? l_.in_channels : whole;

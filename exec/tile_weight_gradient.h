@@ -5,7 +5,8 @@
 // is copied as tiles, 16 channels by 16 windows, with zeros at the places between two rows of windows: there x is multiplied by zero, and
 // an infinity in x makes all taps of its channel no numbers.
 //
-// A sum is one chain over tiles: over samples, bands of windows and windows upwards, within a piece of the batch.
+// A sum is one chain over tiles: over samples, bands of windows and windows upwards, within a piece of the batch. A band's tiles begin with
+// its first window.
 
 #pragma once
 
@@ -20,7 +21,7 @@ ORT_TRAIN_OPS_BEGIN
 namespace convolution {
 
 // dw of one piece of the batch, of some channels of y and some of x, is a task. Of a thread's workspace: x's copy, before it that of 16
-// channels in planes; dy's copy, and a row of it; the sums, [tap][channel of y][channel of x]. Registers: gemm::Tiles
+// channels in planes; dy's copy, and a row of it; the sums, [tap][channel of y][channel of x]. Registers: gemm::TileRegisters
 template <typename Registers> class TileWeights {
  public:
   TileWeights() = default;
@@ -41,13 +42,26 @@ template <typename Registers> class TileWeights {
     const int64_t least = is_line_ ? kSide : 1;  // rows
     applies_ = place_of(least) * kSide <= kMostCopied && steps(least) * kTile <= kMostCopied;
     if (!applies_) return;
-    // Equal ranges of channels, of whole blocks, as few as the tasks and the copies of a row allow.
+    // Channels of a task, at most.
+    const auto whole_blocks = [](int64_t channels) { return std::max<int64_t>(1, channels / kSide) * kSide; };
+    const int64_t most_channels = std::min({kMost, divided_up(l.in_channels, kSide) * kSide, whole_blocks(kMostCopied / place_of(least)),
+                                            whole_blocks(kSums / (taps * kMost))});
+    const int64_t most_outputs =
+        std::min({kMost, divided_up(whole, kSide) * kSide, whole_blocks(kMostCopied / (steps(least) * kTile) * kSide)});
+    // A band's windows are divided into tiles from its first one on: bands, too, are those of the whole.
+    rows_ = std::clamp<int64_t>(kCopied / (most_channels + most_outputs) / row_of_windows(), 1, windows_.h.out);
+    for (;; rows_ = divided_up(rows_, 2)) {
+      bands_ = divided_up(windows_.h.out, rows_);
+      rows_ = divided_up(windows_.h.out, bands_);
+      if (is_line_) rows_ = std::min(divided_up(rows_, kSide) * kSide, windows_.h.out);
+      const bool fits = place_of(rows_) * most_channels <= kMostCopied && steps(rows_) * kTile * most_outputs / kSide <= kMostCopied;
+      if (rows_ <= least || fits) break;
+    }
+    // Equal ranges of channels, of whole blocks, as few as the tasks allow.
     const auto range = [](int64_t channels, int64_t ranges) { return divided_up(divided_up(channels, ranges), kSide) * kSide; };
-    const auto tasks = [&](int64_t across, int64_t down) { return tiles_.pieces * l.groups * across * down; };
-    across_ = divided_up(l.in_channels, std::min({kMost, std::max<int64_t>(1, kMostCopied / place_of(least) / kSide) * kSide,
-                                                  std::max<int64_t>(1, kSums / (taps * kMost) / kSide) * kSide}));
-    down_ = divided_up(l.out_channels, std::min(kMost, std::max<int64_t>(1, kMostCopied / (steps(least) * kTile)) * kSide));
-    while (tasks(across_, down_) < kTasks) {
+    across_ = divided_up(l.in_channels, most_channels);
+    down_ = divided_up(l.out_channels, most_outputs);
+    while (tiles_.pieces * l.groups * across_ * down_ < kTasks) {
       const int64_t x_each = range(l.in_channels, across_), y_each = range(l.out_channels, down_);
       if (std::max(x_each, y_each) <= 2 * kSide) break;
       y_each >= x_each ? ++down_ : ++across_;
@@ -56,13 +70,6 @@ template <typename Registers> class TileWeights {
     outputs_ = range(l.out_channels, down_);
     across_ = divided_up(l.in_channels, channels_);
     down_ = divided_up(l.out_channels, outputs_);
-    rows_ = std::clamp<int64_t>(kCopied / (channels_ + outputs_) / row_of_windows(), 1, windows_.h.out);
-    for (;; rows_ = divided_up(rows_, 2)) {
-      bands_ = divided_up(windows_.h.out, rows_);
-      rows_ = divided_up(windows_.h.out, bands_);
-      if (is_line_) rows_ = std::min(divided_up(rows_, kSide) * kSide, windows_.h.out);
-      if (rows_ <= least || (place_of(rows_) * channels_ <= kMostCopied && steps(rows_) * kTile * outputs_ / kSide <= kMostCopied)) break;
-    }
     bands_ = divided_up(windows_.h.out, rows_);
     steps_ = steps(rows_);
     plane_ = place_of(rows_);

@@ -117,6 +117,8 @@ constexpr Case kCases[] = {
      {.in = 16, .kernel = 3, .begin = 2, .end = 2, .dilation = 2},
      {.in = 17, .kernel = 3, .begin = 3, .end = 3, .dilation = 3}},
     {"groups", 2, 3, 20, 24, {.in = 10, .kernel = 3, .begin = 1, .end = 1}, {.in = 12, .kernel = 3, .begin = 1, .end = 1}},
+    {"several bands", 16, 1, 16, 128, {.in = 134}, {.in = 6, .kernel = 3, .begin = 1, .end = 1}},
+    {"steps beyond x", 16, 1, 8, 8, {.in = 1, .kernel = 1, .stride = 4, .begin = 1}, {.in = 16, .kernel = 5, .begin = 2, .end = 2}},
     {"one axis", 2, 1, 48, 32, {}, {.in = 50, .kernel = 5, .begin = 2, .end = 2}},
 };
 

@@ -125,10 +125,12 @@ struct Tiles {
   int64_t down = 0, across = 0;   // how many
 };
 
-// What a tile takes beside its multiply-adds, as measured on AMD's Zen 4 and 5: copying a panel of b as long as so many more rows, fetching
-// its rows of a as so many more columns.
+// What a tile takes beside its multiply-adds, as measured on AMD's Zen 4 and 5 (in tile registers: on an Intel Xeon): copying a panel of b
+// as long as so many more rows, fetching its rows of a as so many more columns. And of how many rows the blocks are that it should be made
+// of.
 struct Extra {
   double copying = 15, fetching = 3;
+  int64_t rows = gemm::kRows;
 };
 
 Extra extra_of(const KernelSpec& spec, const Layout& l) {
@@ -137,7 +139,10 @@ Extra extra_of(const KernelSpec& spec, const Layout& l) {
   const gemm::Way way = gemm::way_of(p.a.element, p.b.element);
   const bool rounds = p.b.element == Element::to_bfloat16 && way != gemm::Way::floats;
   if (p.b.is_in_blocks() || rounds) extra.copying = 45;  // before any is multiplied
-  if (way == gemm::Way::tiles) extra.copying = 100;
+  if (way == gemm::Way::tiles) {
+    extra.copying = 100;
+    extra.rows = 2 * gemm::kTileSide;  // also those of a's shared words, so that no tile reads beyond these
+  }
   if (l.rows * l.depth > (int64_t{2} << 20)) extra.fetching = 8;  // from memory
   const bool are_pairs = way != gemm::Way::floats && (lies_in_pairs(spec, p) || shared_words(spec, l).bytes > 0);
   if (p.a.element != Element::own && !are_pairs) extra.fetching += 25;  // becomes floats or pairs in each
@@ -170,7 +175,7 @@ Tiles choose_tiles(const Layout& l, const Extra& extra, int64_t threads) {
   double best_cost = 0;
   for (const int64_t most_rows : {512, 256, 128, 64, 32}) {
     for (const int64_t most_columns : {768, 384, 192, 96, 48}) {
-      const auto [rows, down] = divide(l.rows, most_rows, gemm::kRows);
+      const auto [rows, down] = divide(l.rows, most_rows, extra.rows);
       const auto [columns, across] = divide(l.columns, most_columns, gemm::kPanel);
       const Tiles tiles{rows, columns, down, across};
       const double cost = cost_of(l, extra, tiles, threads);

@@ -343,7 +343,7 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
   const Result<float> result = rounds ? p.c : Result<float>(sums);
   const Matrix<const float> start = block.first ? p.start : Matrix<const float>{sums.data, sums.row};
   float edge[Unit::rows * Unit::width];
-  // Of a panel that isn't whole, what sums that go on begin with.
+  // Of a block that isn't whole: what sums that go on begin with, and zeros behind it.
   const bool goes_on = Unit::goes_on && p.alpha == 1;
   float begin_with[Unit::goes_on ? Unit::rows * Unit::width : 1];
   // Behind the last panel comes the first of the next block.
@@ -394,7 +394,7 @@ void multiply_panel(const Product<float>& p, const Words& a, const Block& block,
     m.result = to.data;
     if (!rounds && is_whole) m.c = to.own();
     if (start.data && is_whole) m.start = start.data + i * start.row + j;
-    if (start.data && !is_whole && goes_on) {
+    if (start.data && goes_on && (!is_whole || m.rows < Unit::rows)) {
       std::fill(std::begin(begin_with), std::end(begin_with), 0.0f);
       for (int64_t r = 0; r < m.rows; ++r) std::copy_n(start.data + (i + r) * start.row + j, columns, begin_with + r * Unit::width);
       m.start = begin_with;

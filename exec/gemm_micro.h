@@ -63,7 +63,7 @@ struct Micro {
   int64_t c_row;
   const std::byte* result;  // where the elements of C end up, which come into the first-level cache
   int64_t result_row;       // bytes
-  const float* start;       // null: zero
+  const float* start;       // null: zero; where a Unit goes on, a whole block of it
   int64_t start_row;
   float alpha;
 };
@@ -187,10 +187,13 @@ using MicroKernel = void (*)(const Micro&);
 
 // How products in vector registers are made. Add: how a product of words is added.
 template <typename Add> struct Vectors {
-  static constexpr bool pairs = Add::pairs, a_in_rows = false, packs = true,
-                        goes_on = false;  // packs: its first kernel can; goes_on: sums begin with `start`
-  static constexpr int64_t rows = kRows, width = kPanel, packing_rows = kRows;  // of C; of its first kernel, if that packs
-  struct Session {};                                                            // nothing to prepare
+  static constexpr bool pairs = Add::pairs;
+  static constexpr bool a_in_rows = false;                // A's words have to lie in rows
+  static constexpr bool packs = true;                     // its first kernel can, of packing_rows
+  static constexpr bool goes_on = false;                  // sums begin with what they are added to
+  static constexpr int64_t rows = kRows, width = kPanel;  // of a block of C
+  static constexpr int64_t packing_rows = kRows;
+  struct Session {};  // nothing to prepare
 
   // How wide the next panel is: three vectors, but four that remain are two and two.
   static int64_t panel(int64_t columns_left) {
@@ -318,7 +321,7 @@ struct TallFused {
   static int64_t panel(int64_t columns_left) { return columns_left > kWidth ? width : kWidth; }
   static int64_t aligned(int64_t word) { return word; }
   static MicroKernel kernel(int64_t rows, int64_t columns, bool in_rows) {
-    using Rows = std::make_integer_sequence<int, 14>;
+    using Rows = std::make_integer_sequence<int, int{TallFused::rows}>;
     if (columns == kWidth) return (in_rows ? of_rows<1, true>(Rows{}) : of_rows<1, false>(Rows{}))[rows - 1];
     return (in_rows ? of_rows<2, true>(Rows{}) : of_rows<2, false>(Rows{}))[rows - 1];
   }
@@ -334,9 +337,7 @@ inline bool prefers_tall() {
   static const bool prefers = __builtin_cpu_is("intel");
   return prefers;
 }
-#endif
 
-#ifdef __AVX512F__
 struct AddPairs {
   static constexpr bool pairs = true;
   // The instruction as it is: the rest of the file is compiled for processors that may lack it.

@@ -2,7 +2,8 @@
 // depth (exec/gemm.h).
 //
 // A tile register holds 16 rows of 64 bytes. A's hold 16 rows of 16 words, each a pair of bfloat16; B's hold 16 words of the depth of 16
-// columns, which is how a packed panel lies in memory; C's hold 16 x 16 floats. C takes four registers, A and B two each.
+// columns, which is how a packed panel lies in memory; C's hold 16 x 16 floats. C takes four registers (0 to 3), A and B two each (4 and
+// 5, 6 and 7).
 //
 // The bits (Intel's manual, volume 2, TDPBF16PS): of the 16 pairs that one instruction multiplies, the products of the first numbers are
 // one chain of additions from zero, those of the second numbers another, in ascending order; then the two are added to each other and to C.
@@ -26,6 +27,44 @@ namespace gemm {
 
 inline constexpr int64_t kTileSide = 16, kTileStep = 16;  // rows or columns, and words of the depth
 
+// A block of C in tile registers, down x across of them, each one or two, and what is added to it. Steps in floats.
+template <typename Registers, int down, int across> struct TileBlock {
+  static constexpr bool lower = down == 2, right = across == 2;
+
+  static void zero() {
+    Registers::template zero<0>();
+    if constexpr (right) Registers::template zero<1>();
+    if constexpr (lower) Registers::template zero<2>();
+    if constexpr (lower && right) Registers::template zero<3>();
+  }
+  static void load(const float* from, int64_t row) {
+    const float* const below = from + kTileSide * row;
+    Registers::template load<0>(from, row);
+    if constexpr (right) Registers::template load<1>(from + kTileSide, row);
+    if constexpr (lower) Registers::template load<2>(below, row);
+    if constexpr (lower && right) Registers::template load<3>(below + kTileSide, row);
+  }
+  static void store(float* to, int64_t row) {
+    float* const below = to + kTileSide * row;
+    Registers::template store<0>(to, row);
+    if constexpr (right) Registers::template store<1>(to + kTileSide, row);
+    if constexpr (lower) Registers::template store<2>(below, row);
+    if constexpr (lower && right) Registers::template store<3>(below + kTileSide, row);
+  }
+  // C += A B for 16 words of the depth. second: where A's lower tile begins, and B's right one
+  __attribute__((always_inline)) static void add_products(const float* a, int64_t a_row, int64_t a_second, const float* b, int64_t b_row,
+                                                          int64_t b_second) {
+    Registers::template load<4>(a, a_row);
+    Registers::template load<6>(b, b_row);
+    if constexpr (right) Registers::template load<7>(b + b_second, b_row);
+    if constexpr (lower) Registers::template load<5>(a + a_second, a_row);
+    Registers::template add_products<0, 4, 6>();
+    if constexpr (right) Registers::template add_products<1, 4, 7>();
+    if constexpr (lower) Registers::template add_products<2, 5, 6>();
+    if constexpr (lower && right) Registers::template add_products<3, 5, 7>();
+  }
+};
+
 // How products in tile registers are made. Registers: how they are reached (TileRegisters; a model of them in tests).
 template <typename Registers> struct Tiles {
   static constexpr bool pairs = true, a_in_rows = true, packs = false, goes_on = true;
@@ -40,20 +79,6 @@ template <typename Registers> struct Tiles {
   }
 
  private:
-  static constexpr int kA = 4, kB = 6;  // the first registers of A and of B
-
-  // C += A B for 16 words of the depth. Steps in floats.
-  template <int down, int across> static void add_products(const float* a, int64_t a_row, const float* b, int64_t b_row) {
-    Registers::template load<kA>(a, a_row);
-    if constexpr (down == 2) Registers::template load<kA + 1>(a + kTileSide * a_row, a_row);
-    Registers::template load<kB>(b, b_row);
-    if constexpr (across == 2) Registers::template load<kB + 1>(b + kTileSide, b_row);
-    Registers::template add_products<0, kA, kB>();
-    if constexpr (across == 2) Registers::template add_products<1, kA, kB + 1>();
-    if constexpr (down == 2) Registers::template add_products<2, kA + 1, kB>();
-    if constexpr (down == 2 && across == 2) Registers::template add_products<3, kA + 1, kB + 1>();
-  }
-
   // What comes into the cache while a step is multiplied: lines of the next panel, one a word, as Micro has it, and some of C.
   class Fetches {
    public:
@@ -78,40 +103,20 @@ template <typename Registers> struct Tiles {
   };
 
   template <int down, int across> __attribute__((noinline)) static void micro(const Micro& m) {
-    constexpr int64_t kBelow = kTileSide;
-    constexpr bool lower = down == 2, right = across == 2;
+    using Sums = TileBlock<Registers, down, across>;
     // With a factor of one a sum goes on from what it is added to, and stays in C.
     const bool goes_on = m.alpha == 1, is_whole = m.rows == down * kTileSide;
-    alignas(64) float sums[rows * width];
-    const float* start = nullptr;
-    int64_t start_row = m.start_row;
-    if (goes_on && m.start) {
-      start = m.start;
-      if (!is_whole) {
-        for (int64_t r = 0; r < m.rows; ++r) std::copy_n(m.start + r * m.start_row, across * kTileSide, sums + r * width);
-        std::fill(sums + m.rows * width, std::end(sums), 0.0f);
-        start = sums;
-        start_row = width;
-      }
-    }
-    if (start) {
-      Registers::template load<0>(start, start_row);
-      if constexpr (right) Registers::template load<1>(start + kTileSide, start_row);
-      if constexpr (lower) Registers::template load<2>(start + kBelow * start_row, start_row);
-      if constexpr (lower && right) Registers::template load<3>(start + kBelow * start_row + kTileSide, start_row);
-    } else {
-      Registers::template zero<0>();
-      Registers::template zero<1>();
-      Registers::template zero<2>();
-      Registers::template zero<3>();
-    }
+    if (goes_on && m.start)
+      Sums::load(m.start, m.start_row);
+    else
+      Sums::zero();
     const auto* b = static_cast<const float*>(m.b);
     Fetches fetches(m);
     for (int64_t word = 0; word < m.depth; word += kTileStep) {
       const int64_t from = std::max<int64_t>(0, m.skipped - word), to = std::min(kTileStep, m.depth - word);
       fetches.fetch();
       if (from == 0 && to == kTileStep && (is_whole || m.a_is_padded)) {
-        add_products<down, across>(m.a + word, m.a_row, b + word * m.b_depth, m.b_depth);
+        Sums::add_products(m.a + word, m.a_row, kTileSide * m.a_row, b + word * m.b_depth, m.b_depth, kTileSide);
         continue;
       }
       // Copies with zeros where there are no words, or none that are wanted.
@@ -119,16 +124,11 @@ template <typename Registers> struct Tiles {
       for (int64_t r = 0; r < m.rows; ++r)
         std::copy(m.a + r * m.a_row + word + from, m.a + r * m.a_row + word + to, some_a + r * kTileStep + from);
       for (int64_t k = from; k < to; ++k) std::copy_n(b + (word + k) * m.b_depth, across * kTileSide, some_b + k * width);
-      add_products<down, across>(some_a, kTileStep, some_b, width);
+      Sums::add_products(some_a, kTileStep, kTileSide * kTileStep, some_b, width, kTileSide);
     }
-    const bool stays = goes_on && is_whole;
-    float* const to = stays ? m.c : sums;
-    const int64_t to_row = stays ? m.c_row : width;
-    Registers::template store<0>(to, to_row);
-    if constexpr (right) Registers::template store<1>(to + kTileSide, to_row);
-    if constexpr (lower) Registers::template store<2>(to + kBelow * to_row, to_row);
-    if constexpr (lower && right) Registers::template store<3>(to + kBelow * to_row + kTileSide, to_row);
-    if (stays) return;
+    if (goes_on && is_whole) return Sums::store(m.c, m.c_row);
+    alignas(64) float sums[rows * width];
+    Sums::store(sums, width);
     const Vector alpha = broadcast(m.alpha);
     for (int64_t r = 0; r < m.rows; ++r) {
       for (int64_t j = 0; j < across * kTileSide; j += kWidth) {
@@ -143,50 +143,28 @@ template <typename Registers> struct Tiles {
 // Blocks of C whose operands lie in tiles already: of A of 16 rows of 16 words each, one behind the other; of B in rows of words that begin
 // where a table says (exec/tile_convolution.h).
 struct TileMicro {
-  int64_t steps = 0;                 // of the depth, kTileStep words each
-  const float* a = nullptr;          //
+  int64_t steps = 0;  // of the depth, kTileStep words each
+  const float* a = nullptr;
   int64_t a_step = 0, a_second = 0;  // to the tile of the next step; to that of the next 16 rows
-  const float* b = nullptr;          //
-  const int32_t* at = nullptr;       // where each step's first row begins
-  int64_t b_row = 0, b_second = 0;   // to the next row; to the next 16 columns
-  float* c = nullptr;                // whole tiles
-  int64_t c_row = 0;                 //
-  bool starts = false;               // from what C holds; else from zero
+  const float* b = nullptr;
+  const int32_t* at = nullptr;      // where each step's first row begins
+  int64_t b_row = 0, b_second = 0;  // to the next row; to the next 16 columns
+  float* c = nullptr;               // whole tiles
+  int64_t c_row = 0;
+  bool starts = false;  // from what C holds; else from zero
 };
 using TileMicroKernel = void (*)(const TileMicro&);
 
 template <typename Registers, int down, int across> __attribute__((noinline)) void tile_micro(const TileMicro& m) {
-  constexpr bool lower = down == 2, right = across == 2;
-  float* const c = m.c;
-  float* const below = c + kTileSide * m.c_row;
-  if (m.starts) {
-    Registers::template load<0>(c, m.c_row);
-    if constexpr (right) Registers::template load<1>(c + kTileSide, m.c_row);
-    if constexpr (lower) Registers::template load<2>(below, m.c_row);
-    if constexpr (lower && right) Registers::template load<3>(below + kTileSide, m.c_row);
-  } else {
-    Registers::template zero<0>();
-    Registers::template zero<1>();
-    Registers::template zero<2>();
-    Registers::template zero<3>();
-  }
+  using Sums = TileBlock<Registers, down, across>;
+  if (m.starts)
+    Sums::load(m.c, m.c_row);
+  else
+    Sums::zero();
   const float* a = m.a;
   const int64_t a_step = m.a_step, a_second = m.a_second, b_row = m.b_row, b_second = m.b_second;
-  for (int64_t step = 0; step < m.steps; ++step, a += a_step) {
-    const float* const b = m.b + m.at[step];
-    Registers::template load<4>(a, kTileStep);
-    Registers::template load<6>(b, b_row);
-    if constexpr (right) Registers::template load<7>(b + b_second, b_row);
-    if constexpr (lower) Registers::template load<5>(a + a_second, kTileStep);
-    Registers::template add_products<0, 4, 6>();
-    if constexpr (right) Registers::template add_products<1, 4, 7>();
-    if constexpr (lower) Registers::template add_products<2, 5, 6>();
-    if constexpr (lower && right) Registers::template add_products<3, 5, 7>();
-  }
-  Registers::template store<0>(c, m.c_row);
-  if constexpr (right) Registers::template store<1>(c + kTileSide, m.c_row);
-  if constexpr (lower) Registers::template store<2>(below, m.c_row);
-  if constexpr (lower && right) Registers::template store<3>(below + kTileSide, m.c_row);
+  for (int64_t step = 0; step < m.steps; ++step, a += a_step) Sums::add_products(a, kTileStep, a_second, m.b + m.at[step], b_row, b_second);
+  Sums::store(m.c, m.c_row);
 }
 // Of up to 32 rows and columns.
 template <typename Registers> TileMicroKernel tile_kernel(int64_t rows, int64_t columns) {

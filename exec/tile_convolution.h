@@ -54,7 +54,8 @@ template <typename Registers> class TileSums {
   double efficiency(double rate) const {
     constexpr double kCopies = 10, kGathers = 10, kStores = 22, kPacks = 25;  // as so many multiply-adds (measured)
     double steps = 0, words = 0;
-    for (const Phase& phase : phases_) steps += static_cast<double>(phase.steps), words += static_cast<double>(gathered_words(phase));
+    for (const Phase& phase : phases_)
+      steps += static_cast<double>(phase.steps), words += static_cast<double>(words_ * static_cast<int64_t>(phase.taps.size()));
     const double windows = static_cast<double>(rows_ * windows_.w.out), useful = windows / static_cast<double>(sums_row_);
     const auto made = static_cast<double>(made_), all = static_cast<double>(l_.batch * windows_.out_size());
     const double products = static_cast<double>(read_ * l_.windows.taps());  // of a window and a channel of the result
@@ -125,8 +126,11 @@ template <typename Registers> class TileSums {
     }
     if (gathers_) gather(copy, rows, reinterpret_cast<float*>(place + gathered_at_));
     const float* const words = gathers_ ? reinterpret_cast<const float*>(place + gathered_at_) : copy;
-    const int64_t count = is_line_ ? rows : rows * result_w_, all = backwards_ ? l_.windows.in_size() : l_.windows.out_size();
-    for (int64_t block = divided_up(blocks_, down_) * down; block < std::min(divided_up(blocks_, down_) * (down + 1), blocks_); ++block) {
+    const int64_t count = rows * windows_.w.out, all = backwards_ ? l_.windows.in_size() : l_.windows.out_size();
+    const int64_t begin = rows_of_result_.begin(row) * rows_of_result_.width(),
+                  size = rows_of_result_.end(row, rows) * rows_of_result_.width() - begin;  // of a channel of the result
+    const int64_t each = divided_up(blocks_, down_);
+    for (int64_t block = each * down; block < std::min(each * (down + 1), blocks_); ++block) {
       const float* const weights = packed + (g * blocks_ + block) * block_;
       const int64_t channel = block * kRows, channels = std::min(kRows, made_ - channel);
       for (int64_t i = 0; i < samples; ++i) {
@@ -135,16 +139,14 @@ template <typename Registers> class TileSums {
         for (int64_t r = 0; bias && r < channels; ++r)
           std::fill_n(sums + r * channel_sums(), channel_sums(), bias[l_.first + g * l_.out_channels + channel + r]);
         for (int64_t r = 0; before && r < channels; ++r) std::copy_n(before + at + r * all + row, count, sums + r * channel_sums());
-        const int64_t begin = is_line_ ? row : rows_of_result_.begin(row) * rows_of_result_.width(),
-                      size = is_line_ ? rows : (rows_of_result_.end(row, rows) - rows_of_result_.begin(row)) * rows_of_result_.width();
         const auto fetch = [&](int64_t part, int64_t parts) {  // lines of the result, which another core may have
           fetch_planes(divided_up(size, parts), 0, channels, to.from(0, begin + size * part / parts));
         };
         add(weights, words + i * sample_, channels, rows, bias || before, sums, fetch);
-        if (backwards_ && !is_line_ && packed[blocks() * block_ + g * blocks_ + block] != 0)
+        if (backwards_ && !is_pointwise_ && packed[blocks() * block_ + g * blocks_ + block] != 0)
           make_by_definition(read + l_.y_at(n + i, g, 0) * bytes_each<float>(element_), weights, channels, row, rows, sums);
         for (int64_t r = 0; r < channels; ++r) {
-          if (is_line_)
+          if (is_pointwise_)
             store_rows(sums + r * channel_sums(), count, to.from(r, row), 1, count);
           else
             rows_of_result_.store(sums + r * channel_sums(), row, rows, to.from(r, 0), reinterpret_cast<float*>(place + row_at_));
@@ -164,7 +166,7 @@ template <typename Registers> class TileSums {
   };
 
   TileSums(const Layout& l, Element element, Element w, Element result, bool backwards)
-      : l_(l), element_(element), w_(w), result_(result), backwards_(backwards), is_line_(l.windows.plain()) {
+      : l_(l), element_(element), w_(w), result_(result), backwards_(backwards), is_pointwise_(l.windows.plain()) {
     const auto& [h, v] = l.windows;
     const int64_t taps = l.windows.taps(), whole = l.total / l.groups;  // not of a part
     read_ = backwards ? l.out_channels : l.in_channels;
@@ -172,15 +174,15 @@ template <typename Registers> class TileSums {
     words_ = divided_up(read_, 2);
     applies_ = Registers::can_multiply(element, w) && taps <= kMostTaps && l.windows.out_size() > 0 && l.windows.in_size() > 0 &&
                h.stride <= kMostStride && v.stride <= kMostStride && l.in_channels > 1 && whole > 1 &&
-               (is_line_ || !backwards || (l.first == 0 && l.is_last()));
+               (is_pointwise_ || !backwards || (l.first == 0 && l.is_last()));
     if (!applies_) return;
-    if (is_line_)
+    if (is_pointwise_)
       windows_ = {{.in = h.in * v.in, .out = h.in * v.in}, {}};  // as rows of one window: any number of them is a band
     else if (backwards)
       windows_ = {Reach(h).windows(), Reach(v).windows()};
     else
       windows_ = l.windows;
-    if (!is_line_) planes_ = PaddedPlanes(windows_);
+    if (!is_pointwise_) planes_ = PaddedPlanes(windows_);
     find_phases();
     divide();
     if (applies_) lay_out();
@@ -208,7 +210,7 @@ template <typename Registers> class TileSums {
     }
     const int64_t taps = l_.windows.taps();
     const auto whole = backwards_ ? divided_up(l_.total / l_.groups, 2) : words_;
-    gathers_ = !is_line_ && 4 * divided_up(whole, kStep) * taps > 5 * divided_up(whole * taps, kStep);
+    gathers_ = !is_pointwise_ && 4 * divided_up(whole, kStep) * taps > 5 * divided_up(whole * taps, kStep);
     phase_of_.assign(static_cast<size_t>(taps), -1);
     index_of_.assign(static_cast<size_t>(taps), -1);
     int64_t steps = 0, gathered = 0;
@@ -232,17 +234,15 @@ template <typename Registers> class TileSums {
   // Whether it applies doesn't depend on which part of the weight this is, as sums would.
   void divide() {
     constexpr int64_t kColumns = 1024, kFewColumns = 96, kCopied = 160 << 10, kSums = 4 << 10, kLeastRows = 8;  // in elements
-    const int64_t width = is_line_ ? 1 : planes_.width(), deep = divided_up(words_, kStep) * kStep;
+    const int64_t width = is_pointwise_ ? 1 : planes_.width(), deep = divided_up(words_, kStep) * kStep;
     const auto phases = static_cast<int64_t>(phases_.size());
     const auto odd_lines = [](int64_t elements) { return divided_up(elements, 2 * kSide) * 2 * kSide + kSide; };  // no power of two
     const auto set_rows = [&](int64_t rows) {
-      bands_ = divided_up(windows_.h.out, rows);
-      rows_ = divided_up(windows_.h.out, bands_);
-      if (is_line_) rows_ = std::min(divided_up(rows_, kSide) * kSide, windows_.h.out);
-      bands_ = divided_up(windows_.h.out, rows_);
-      const int64_t windows = gathers_ ? rows_ * result_w_ : is_line_ ? rows_ : planes_.windows(rows_);
-      sums_row_ = divided_up(windows, kSide) * kSide;
-      plane_ = odd_lines((is_line_ ? rows_ : planes_.channel(rows_)) + kBehind);
+      const int64_t all = windows_.h.out;
+      rows_ = std::min(all, equal_part(all, divided_up(all, rows), is_pointwise_ ? kSide : 1));
+      bands_ = divided_up(all, rows_);
+      sums_row_ = divided_up(columns(rows_), kSide) * kSide;
+      plane_ = odd_lines((is_pointwise_ ? rows_ : planes_.channel(rows_)) + kBehind);
       gathered_row_ = odd_lines(sums_row_);
       sample_ = (gathers_ ? words_ : deep) * plane_;
     };
@@ -250,15 +250,14 @@ template <typename Registers> class TileSums {
     const auto fits = [&] {
       return sample_ <= kMostCopied && channel_sums() <= kMostSums && (!gathers_ || gathered_rows_ * gathered_row_ <= kMostCopied);
     };
-    result_w_ = is_line_ ? 1 : windows_.w.out;
     const int64_t columns = std::min({kColumns, kSums / phases, kCopied / (gathers_ ? std::max<int64_t>(1, gathered_rows_) : deep)});
     set_rows(std::clamp<int64_t>(columns / width, 1, windows_.h.out));
-    while (!fits() && rows_ > (is_line_ ? kSide : 1)) set_rows(divided_up(rows_, 2));
+    while (!fits() && rows_ > (is_pointwise_ ? kSide : 1)) set_rows(divided_up(rows_, 2));
     const int64_t whole = l_.total / l_.groups, read = backwards_ ? whole : l_.in_channels, made = backwards_ ? l_.in_channels : whole;
     const int64_t words = divided_up(read, 2 * kStep) * kStep;  // of the whole weight, where that may be in parts
-    const int64_t weights = l_.groups * divided_up(made, kRows) * kRows * (is_line_ ? words : block_ / kRows);
+    const int64_t weights = l_.groups * divided_up(made, kRows) * kRows * (is_pointwise_ ? words : block_ / kRows);
     applies_ =
-        fits() && (!is_line_ || words * odd_lines(kSide + kBehind) <= kMostCopied) && weights <= kSharedBytes / int64_t{sizeof(float)};
+        fits() && (!is_pointwise_ || words * odd_lines(kSide + kBehind) <= kMostCopied) && weights <= kSharedBytes / int64_t{sizeof(float)};
     if (!applies_) return;
     blocks_ = divided_up(made_, kRows);
     if (bands_ == 1 && !gathers_)
@@ -274,16 +273,16 @@ template <typename Registers> class TileSums {
     }
     down_ = divided_up(blocks_, divided_up(blocks_, down_));
     const auto& [h, v] = l_.windows;
-    const int64_t row = gathers_ ? result_w_ : is_line_ ? 1 : planes_.width();
-    if (backwards_)
+    const int64_t row = gathers_ || is_pointwise_ ? windows_.w.out : planes_.width();
+    if (backwards_ && !is_pointwise_)
       rows_of_result_ = {{h.in, h.stride}, {v.in, v.stride}, sums_row_, row};
     else
-      rows_of_result_ = {{h.out, 1}, {v.out, 1}, sums_row_, row};
+      rows_of_result_ = {{windows_.h.out, 1}, {windows_.w.out, 1}, sums_row_, row};
   }
 
   void lay_out() {
     for (Phase& phase : phases_) {
-      if (!is_line_) {
+      if (!is_pointwise_) {
         for (int64_t& read : phase.reads) read = planes_.tap(read, rows_);
       }
       const auto count = static_cast<int64_t>(phase.taps.size());
@@ -298,12 +297,13 @@ template <typename Registers> class TileSums {
     places.take<float>(samples_ * sample_ + kBehind);
     gathered_at_ = places.take<float>(gathers_ ? gathered_rows_ * gathered_row_ : 0);
     sums_at_ = places.take<float>(kRows * channel_sums());
-    row_at_ = places.take<float>(is_line_ ? 0 : l_.windows.w.in);
+    row_at_ = places.take<float>(is_pointwise_ ? 0 : l_.windows.w.in);
     bytes_ = places.all();
   }
 
+  // Of the sums of so many rows of windows: with what lies between rows, where the copy has padding there.
+  int64_t columns(int64_t rows) const { return gathers_ || is_pointwise_ ? rows * windows_.w.out : planes_.windows(rows); }
   int64_t channel_sums() const { return static_cast<int64_t>(phases_.size()) * sums_row_; }
-  int64_t gathered_words(const Phase& phase) const { return words_ * static_cast<int64_t>(phase.taps.size()); }
 
   // Where a pair's weight of a row of a block lies.
   int64_t weight_at(int64_t row, int64_t tap, int64_t word) const {
@@ -323,15 +323,15 @@ template <typename Registers> class TileSums {
   void make_copy(const std::byte* planes, int64_t row, int64_t rows, float* copy) const {
     const Words words{element_, true};
     constexpr int64_t kAhead = 2;
-    const int64_t size = backwards_ ? l_.windows.out_size() : l_.windows.in_size(), used = is_line_ ? rows : planes_.channel(rows_);
+    const int64_t size = backwards_ ? l_.windows.out_size() : l_.windows.in_size(), used = is_pointwise_ ? rows : planes_.channel(rows_);
     const int64_t line = windows_.w.in, first = std::max<int64_t>(0, row * windows_.h.stride - windows_.h.begin);
-    const int64_t begin = is_line_ ? row : first * line;
-    const int64_t count = is_line_ ? rows : std::max<int64_t>(0, std::min(rows * windows_.h.stride, windows_.h.in - first)) * line;
+    const int64_t begin = is_pointwise_ ? row : first * line;
+    const int64_t count = is_pointwise_ ? rows : std::max<int64_t>(0, std::min(rows * windows_.h.stride, windows_.h.in - first)) * line;
     for (int64_t word = 0; word < words_; ++word) {
       const Plane plane = words.plane(planes, word, size, read_);
       float* const to = copy + word * plane_;
       if (word + kAhead < words_) words.plane(planes, word + kAhead, size, read_).fetch(begin, count);
-      if (is_line_)
+      if (is_pointwise_)
         plane.read(row, rows, to);
       else
         planes_.fill(plane, row, rows, rows_, to);
@@ -346,8 +346,8 @@ template <typename Registers> class TileSums {
       for (const int64_t read : phase.reads) {
         for (int64_t word = 0; word < words_; ++word, row += gathered_row_) {
           for (int64_t i = 0; i < rows; ++i)
-            std::memcpy(row + i * result_w_, copy + word * plane_ + read + i * planes_.width(),
-                        static_cast<size_t>(result_w_) * sizeof(float));
+            std::memcpy(row + i * windows_.w.out, copy + word * plane_ + read + i * planes_.width(),
+                        static_cast<size_t>(windows_.w.out) * sizeof(float));
         }
       }
       std::fill(row, to + (phase.gathered + phase.steps * kStep) * gathered_row_, 0.0f);
@@ -357,22 +357,22 @@ template <typename Registers> class TileSums {
   // The sums of a block of channels, of a sample. fetch(part, parts): what comes into the cache meanwhile
   template <typename Fetch>
   void add(const float* weights, const float* words, int64_t channels, int64_t rows, bool starts, float* sums, const Fetch& fetch) const {
-    const int64_t columns = gathers_ ? rows * result_w_ : is_line_ ? rows : planes_.windows(rows);
+    const int64_t all = columns(rows), blocks = divided_up(all, 2 * kSide);
     for (size_t p = 0; p < phases_.size(); ++p) {
       const Phase& phase = phases_[p];
-      for (int64_t j = 0; j < columns; j += 2 * kSide) {
-        if (p == 0) fetch(j / (2 * kSide), divided_up(columns, 2 * kSide));
-        gemm::tile_kernel<Registers>(channels, columns - j)({.steps = phase.steps,
-                                                             .a = weights + phase.first * kRows * kStep,
-                                                             .a_step = kRows * kStep,
-                                                             .a_second = kSide * kStep,
-                                                             .b = words + j,
-                                                             .at = phase.at.data(),
-                                                             .b_row = gathers_ ? gathered_row_ : plane_,
-                                                             .b_second = kSide,
-                                                             .c = sums + static_cast<int64_t>(p) * sums_row_ + j,
-                                                             .c_row = channel_sums(),
-                                                             .starts = starts});
+      for (int64_t j = 0; j < all; j += 2 * kSide) {
+        if (p == 0) fetch(j / (2 * kSide), blocks);
+        gemm::tile_kernel<Registers>(channels, all - j)({.steps = phase.steps,
+                                                         .a = weights + phase.first * kRows * kStep,
+                                                         .a_step = kRows * kStep,
+                                                         .a_second = kSide * kStep,
+                                                         .b = words + j,
+                                                         .at = phase.at.data(),
+                                                         .b_row = gathers_ ? gathered_row_ : plane_,
+                                                         .b_second = kSide,
+                                                         .c = sums + static_cast<int64_t>(p) * sums_row_ + j,
+                                                         .c_row = channel_sums(),
+                                                         .starts = starts});
       }
     }
   }
@@ -392,16 +392,16 @@ template <typename Registers> class TileSums {
 
   Layout l_;
   Element element_ = Element::own, w_ = Element::own, result_ = Element::own;
-  bool backwards_ = false, is_line_ = false, gathers_ = false, applies_ = false;  // is_line: each window is one element
-  int64_t read_ = 0, made_ = 0, words_ = 0;                                       // channels of a group; pairs of those that are read
-  Windows windows_;                                                               // of a phase of the result
+  bool backwards_ = false, is_pointwise_ = false, gathers_ = false, applies_ = false;  // pointwise: each window is one element
+  int64_t read_ = 0, made_ = 0, words_ = 0;                                            // channels of a group; pairs of those that are read
+  Windows windows_;                                                                    // of a phase of the result
   PaddedPlanes planes_;
   PhasedRows rows_of_result_;
   std::vector<Phase> phases_;
   std::vector<int64_t> phase_of_, index_of_;  // of each tap
   int64_t blocks_ = 0, block_ = 0;            // of 32 channels of the result; words of a block's weights
   int64_t rows_ = 0, bands_ = 1, samples_ = 1, groups_of_samples_ = 0, down_ = 1;  // of a task; down: tasks by channels
-  int64_t result_w_ = 0, sums_row_ = 0, plane_ = 0, sample_ = 0, gathered_rows_ = 0, gathered_row_ = 0;
+  int64_t sums_row_ = 0, plane_ = 0, sample_ = 0, gathered_rows_ = 0, gathered_row_ = 0;
   int64_t gathered_at_ = 0, sums_at_ = 0, row_at_ = 0, bytes_ = 0;
 };
 

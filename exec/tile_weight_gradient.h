@@ -26,20 +26,20 @@ template <typename Registers> class TileWeights {
  public:
   TileWeights() = default;
   TileWeights(const Layout& l, Element dy, Element x, Element dw)
-      : l_(l), x_{x, true}, dy_{dy, true}, dw_(dw), tiles_(weight_tiles(of_pairs(l), sizeof(float))), is_line_(l.windows.plain()) {
+      : l_(l), x_{x, true}, dy_{dy, true}, dw_(dw), tiles_(weight_tiles(of_pairs(l), sizeof(float))), is_pointwise_(l.windows.plain()) {
     constexpr int64_t kCopied = 128 << 10, kSums = 160 << 10, kTasks = 8, kMost = 128, kMostTaps = 64;  // in elements
     const int64_t taps = l.windows.taps(), whole = l.total / l.groups;
     applies_ = Registers::can_multiply(dy, x) && taps <= kMostTaps && l.windows.out_size() > 0 && l.in_channels > 1 && whole > 1 &&
                l.out_channels > 0 && l.windows.h.stride <= kMostStride && l.windows.w.stride <= kMostStride;
     if (!applies_) return;
     windows_ = l.windows;
-    if (is_line_)
+    if (is_pointwise_)
       windows_ = {{.in = l.windows.in_size(), .out = l.windows.in_size()}, {}};  // as rows of one window: any number of them is a band
     else
       planes_ = PaddedPlanes(windows_);
     // Whether it applies doesn't depend on which part of the weight this is, as sums would.
     constexpr int64_t kMostCopied = 2 * kPlaneBytes / int64_t{sizeof(float)};
-    const int64_t least = is_line_ ? kSide : 1;  // rows
+    const int64_t least = is_pointwise_ ? kSide : 1;  // rows
     applies_ = place_of(least) * kSide <= kMostCopied && steps(least) * kTile <= kMostCopied;
     if (!applies_) return;
     // Channels of a task, at most.
@@ -49,32 +49,30 @@ template <typename Registers> class TileWeights {
     const int64_t most_outputs =
         std::min({kMost, divided_up(whole, kSide) * kSide, whole_blocks(kMostCopied / (steps(least) * kTile) * kSide)});
     // A band's windows are divided into tiles from its first one on: bands, too, are those of the whole.
-    rows_ = std::clamp<int64_t>(kCopied / (most_channels + most_outputs) / row_of_windows(), 1, windows_.h.out);
+    const int64_t all = windows_.h.out;
+    rows_ = std::clamp<int64_t>(kCopied / (most_channels + most_outputs) / row_of_windows(), 1, all);
     for (;; rows_ = divided_up(rows_, 2)) {
-      bands_ = divided_up(windows_.h.out, rows_);
-      rows_ = divided_up(windows_.h.out, bands_);
-      if (is_line_) rows_ = std::min(divided_up(rows_, kSide) * kSide, windows_.h.out);
+      rows_ = std::min(all, equal_part(all, divided_up(all, rows_), least));
       const bool fits = place_of(rows_) * most_channels <= kMostCopied && steps(rows_) * kTile * most_outputs / kSide <= kMostCopied;
       if (rows_ <= least || fits) break;
     }
     // Equal ranges of channels, of whole blocks, as few as the tasks allow.
-    const auto range = [](int64_t channels, int64_t ranges) { return divided_up(divided_up(channels, ranges), kSide) * kSide; };
     across_ = divided_up(l.in_channels, most_channels);
     down_ = divided_up(l.out_channels, most_outputs);
     while (tiles_.pieces * l.groups * across_ * down_ < kTasks) {
-      const int64_t x_each = range(l.in_channels, across_), y_each = range(l.out_channels, down_);
+      const int64_t x_each = equal_part(l.in_channels, across_, kSide), y_each = equal_part(l.out_channels, down_, kSide);
       if (std::max(x_each, y_each) <= 2 * kSide) break;
       y_each >= x_each ? ++down_ : ++across_;
     }
-    channels_ = range(l.in_channels, across_);
-    outputs_ = range(l.out_channels, down_);
+    channels_ = equal_part(l.in_channels, across_, kSide);
+    outputs_ = equal_part(l.out_channels, down_, kSide);
     across_ = divided_up(l.in_channels, channels_);
     down_ = divided_up(l.out_channels, outputs_);
-    bands_ = divided_up(windows_.h.out, rows_);
+    bands_ = divided_up(all, rows_);
     steps_ = steps(rows_);
     plane_ = place_of(rows_);
     sums_row_ = channels_ + kSide;  // no power of two
-    for (int64_t t = 0; t < taps; ++t) taps_.push_back(is_line_ ? 0 : planes_.tap(t, rows_));
+    for (int64_t t = 0; t < taps; ++t) taps_.push_back(is_pointwise_ ? 0 : planes_.tap(t, rows_));
     for (int64_t step = 0; step < kStepsTogether; ++step) at_.push_back(static_cast<int32_t>(step * kTile));
     Places places;
     places.take<float>(plane_ * channels_);
@@ -135,14 +133,14 @@ template <typename Registers> class TileWeights {
     return l;
   }
   // Elements of a channel's copy, and some behind it.
-  int64_t place_of(int64_t rows) const { return divided_up((is_line_ ? rows : planes_.channel(rows)) + 2 * kSide, kSide) * kSide; }
-  int64_t row_of_windows() const { return is_line_ ? 1 : planes_.width(); }
-  int64_t steps(int64_t rows) const { return divided_up(is_line_ ? rows : planes_.windows(rows), kSide); }
+  int64_t place_of(int64_t rows) const { return divided_up((is_pointwise_ ? rows : planes_.channel(rows)) + 2 * kSide, kSide) * kSide; }
+  int64_t row_of_windows() const { return is_pointwise_ ? 1 : planes_.width(); }
+  int64_t steps(int64_t rows) const { return divided_up(is_pointwise_ ? rows : planes_.windows(rows), kSide); }
 
   void copy_x(const std::byte* x, int64_t n, int64_t channels, int64_t row, int64_t rows, std::byte* place) const {
     auto* const copy = reinterpret_cast<float*>(place);
     auto* const planes = reinterpret_cast<float*>(place + planes_at_);
-    const int64_t size = l_.windows.in_size(), used = is_line_ ? rows : rows < rows_ ? 0 : planes_.channel(rows_);
+    const int64_t size = l_.windows.in_size(), used = is_pointwise_ ? rows : rows < rows_ ? 0 : planes_.channel(rows_);
     for (int64_t channel = 0; channel < channels; channel += kSide) {
       for (int64_t c = 0; c < kSide; ++c) {
         float* const to = planes + c * plane_;
@@ -152,7 +150,7 @@ template <typename Registers> class TileWeights {
         }
         std::fill(to + used, to + plane_, 0.0f);
         const Plane plane = x_.plane(x + (channel + c) * size * bytes_each<float>(x_.element), n, l_.image(), l_.batch);
-        if (is_line_)
+        if (is_pointwise_)
           plane.read(row, rows, to);
         else
           planes_.fill(plane, row, rows, rows_, to);
@@ -180,7 +178,7 @@ template <typename Registers> class TileWeights {
     std::fill_n(line, all * kSide, 0.0f);
     for (int64_t o = 0; o < outputs; ++o) {
       const Plane plane = dy_.plane(dy + o * size * bytes_each<float>(dy_.element), n, l_.result(), l_.batch);
-      if (is_line_) {
+      if (is_pointwise_) {
         plane.read(row, rows, line);
       } else {
         for (int64_t r = 0; r < rows; ++r) plane.read((row + r) * across, across, line + r * width);
@@ -243,7 +241,7 @@ template <typename Registers> class TileWeights {
   Words x_, dy_;  // of samples
   Element dw_ = Element::own;
   WeightTiles tiles_;
-  bool is_line_ = false, applies_ = false;  // is_line: each window is one element
+  bool is_pointwise_ = false, applies_ = false;  // pointwise: each window is one element
   Windows windows_;
   PaddedPlanes planes_;
   int64_t channels_ = 0, across_ = 1, outputs_ = 0, down_ = 1;  // of a task: channels of x and of y

@@ -155,7 +155,7 @@ TYPED_TEST(PairsOfBfloat16, GiveTheirChainInEveryLayout) {
   }
 }
 
-// Tiles change no bit.
+// Tiles change no bit, nor does it whether a's words have been made before.
 TYPED_TEST(PairsOfBfloat16, TheBitsAreTheSameInTiles) {
   constexpr int64_t kRows = 40, kColumns = 130, kDepth = 333;
   const Stored a(kRows, kDepth, false, false, 1), b(kDepth, kColumns, true, true, 2);
@@ -164,38 +164,43 @@ TYPED_TEST(PairsOfBfloat16, TheBitsAreTheSameInTiles) {
   std::vector<std::byte> workspace(static_cast<size_t>(product_workspace(whole)) + 64);
   whole.c = {one.data(), kColumns};
   gemm::multiply<typename TypeParam::Unit>(whole, workspace.data());
-  for (int64_t i = 0; i < kRows; i += 11) {
-    for (int64_t j = 0; j < kColumns; j += 37) {
-      Product<float> tile = whole;
-      tile.rows = std::min<int64_t>(11, kRows - i);
-      tile.columns = std::min<int64_t>(37, kColumns - j);
-      tile.a = whole.a.from(i, 0);
-      tile.b = whole.b.from(0, j);
-      tile.c = {tiled.data() + i * kColumns + j, kColumns};
-      gemm::multiply<typename TypeParam::Unit>(tile, workspace.data());
+  const gemm::SharedWords words(false, TypeParam::Unit::a_in_rows, kRows, kDepth);
+  std::vector<float> made(static_cast<size_t>(words.bytes / 4));
+  words.make(whole, 0, kRows, made.data());
+  for (const bool shares : {false, true}) {
+    for (int64_t i = 0; i < kRows; i += 11) {
+      for (int64_t j = 0; j < kColumns; j += 37) {
+        Product<float> tile = whole;
+        tile.rows = std::min<int64_t>(11, kRows - i);
+        tile.columns = std::min<int64_t>(37, kColumns - j);
+        tile.a = whole.a.from(i, 0);
+        tile.b = whole.b.from(0, j);
+        tile.c = {tiled.data() + i * kColumns + j, kColumns};
+        if (shares) tile.words = words.matrix(made.data()).from(i, 0);
+        gemm::multiply<typename TypeParam::Unit>(tile, workspace.data());
+      }
     }
+    EXPECT_EQ(tiled, one) << shares;
   }
-  EXPECT_EQ(tiled, one);
 }
 
 // What a triangle leaves out is zero: with zeros in its place the whole product has the same bits.
 TYPED_TEST(PairsOfBfloat16, TrianglesOfAAreThoseOfZeros) {
-  constexpr int64_t kSide = 77, kColumns = 40;
-  for (const bool transposed : {false, true}) {
+  constexpr int64_t kColumns = 40;
+  for (const auto& [side, transposed] : {std::pair<int64_t, bool>{77, false}, {77, true}, {96, false}}) {
     for (const Triangle triangle : {Triangle::a_lower, Triangle::a_upper}) {
       for (const int64_t diagonal : {-9, 0, 20}) {
         SCOPED_TRACE(::testing::Message() << transposed << static_cast<int>(triangle) << " " << diagonal);
-        Stored a(kSide, kSide, transposed, false, 1);
-        const Stored b(kSide, kColumns, false, false, 2);
-        for (int64_t i = 0; i < kSide; ++i) {
-          for (int64_t k = 0; k < kSide; ++k) {
+        Stored a(side, side, transposed, false, 1);
+        const Stored b(side, kColumns, false, false, 2);
+        for (int64_t i = 0; i < side; ++i) {
+          for (int64_t k = 0; k < side; ++k) {
             const bool there = triangle == Triangle::a_lower ? k <= i + diagonal : k >= i + diagonal;
-            if (!there) a.words[static_cast<size_t>(transposed ? k * kSide + i : i * kSide + k)] = {};
+            if (!there) a.words[static_cast<size_t>(transposed ? k * side + i : i * side + k)] = {};
           }
         }
-        Product<float> product{
-            .rows = kSide, .columns = kColumns, .depth = kSide, .a = a.operand(), .b = b.operand(), .c = {}, .block = 64};
-        std::vector<float> whole(kSide * kColumns), part(kSide * kColumns);
+        Product<float> product{.rows = side, .columns = kColumns, .depth = side, .a = a.operand(), .b = b.operand(), .c = {}, .block = 64};
+        std::vector<float> whole(side * kColumns), part(side * kColumns);
         std::vector<std::byte> workspace(static_cast<size_t>(product_workspace(product)) + 64);
         product.c = {whole.data(), kColumns};
         gemm::multiply<typename TypeParam::Unit>(product, workspace.data());

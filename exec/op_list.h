@@ -15,7 +15,7 @@
   /* slice_pad.cpp */ op(Slice) op(SliceGrad) op(Pad) op(PadGrad) \
   /* expand_tile.cpp */ op(Expand) op(Tile) \
   /* quantization.cpp */ op(Dequantize) \
-  /* gather.cpp */ op(Gather) op(GatherPart) op(GatherGrad) op(GatherElements) op(GatherND) op(GatherNDGrad) \
+  /* gather.cpp */ op(Gather) op(GatherPart) op(GatherGrad) op(AccumulateGatherGrad) op(GatherElements) op(GatherND) op(GatherNDGrad) \
   /* scatter.cpp */ op(ScatterElements) op(ScatterElementsReduce) op(ScatterND) op(ScatterNDReduce) \
   /* pack.cpp */ op(PackMember) op(Pack) \
   /* selection.cpp, cumprod.cpp */ op(Unique) op(NonMaxSuppression) op(CumProd) op(CumProdGrad) \
@@ -46,7 +46,7 @@
     op(ChainedBatchNormalization) op(ChainedLiveBatchNormalization) \
   /* conv*.cpp, pool.cpp */ op(Conv) op(ConvPart) op(ConvTranspose) op(ConvInputGrad) op(ConvWeightGrad) op(MaxPool) op(MaxPoolGrad) op(AveragePool) \
     op(AveragePoolGrad) \
-  /* matmul.cpp, det.cpp */ op(MatMul) op(MatMulPart) op(Det) op(DetGrad) \
+  /* matmul.cpp, det.cpp */ op(MatMul) op(MatMulPart) op(AccumulateMatMul) op(Det) op(DetGrad) \
   /* dora.cpp */ op(DoraScale) \
   /* attention.cpp, attention_gradient.cpp */ op(Attention) op(AttentionGrad) \
   /* cross_entropy.cpp, mean_squared_error.cpp, ctc.cpp */ op(SoftmaxCrossEntropy) op(SoftmaxCrossEntropyGrad) op(CountLabels) \

@@ -153,54 +153,70 @@ JobGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const 
 
 namespace {
 
-// A persistent value, as a graph finds it and as one node leaves it.
-struct State {
-  ValueId before = kNone, after = kNone;
-};
-
-// Hands `value` to a persistent value, by one node of the op.
-State add_to_state(Builder& builder, const char* op, const std::string& name, const std::string& owner, ValueId value) {
-  Graph& graph = builder.graph();
-  const TensorType from = graph.value(value).type();
-  const bool adds = !op_named(op).overwrites;  // many numbers of 16 bits are added up in float32
-  const ValueId place = graph.add_value({.name = name,
-                                         .dtype = adds ? compute_type(from.dtype) : from.dtype,
-                                         .shape = from.shape,
-                                         .kind = ValueKind::accumulator,
-                                         .owner = owner});
-  const ValueId after = builder.emit(op, {place, value});
-  graph.value(after).kind = ValueKind::accumulator;
-  return {.before = place, .after = after};
+// A tensor that lives across runs, of the type of `like` or of another one. The same name in every entry's graph: memory is matched by it.
+ValueId add_state(Graph& graph, const std::string& name, const std::string& owner, ValueId like, DType dtype) {
+  return graph.add_value({.name = name, .dtype = dtype, .shape = graph.value(like).shape, .kind = ValueKind::accumulator, .owner = owner});
 }
 
-ValueId clear(Builder& builder, ValueId accumulator) {
-  const ValueId cleared = builder.emit("Clear", {accumulator});
-  builder.graph().value(cleared).kind = ValueKind::accumulator;
-  return cleared;
+// Emits a node that writes such a tensor.
+ValueId emit_to_state(Builder& builder, std::string_view op, std::vector<ValueId> inputs, Attributes attributes = {}) {
+  const ValueId after = builder.emit(op, std::move(inputs), std::move(attributes));
+  builder.graph().value(after).kind = ValueKind::accumulator;
+  return after;
 }
+
+// Keeps `value` across runs; returns where.
+ValueId keep(Builder& builder, const std::string& name, const std::string& owner, ValueId value) {
+  const ValueId place = add_state(builder.graph(), name, owner, value, builder.dtype(value));
+  emit_to_state(builder, "Store", {place, value});
+  return place;
+}
+
+ValueId clear(Builder& builder, ValueId accumulator) { return emit_to_state(builder, "Clear", {accumulator}); }
 
 void store_norm(JobGraph& job, Stage stage) {
   Builder builder(job.graph, stage);
   emit_behind(builder, job.grad_norm);
   const char* const norm = "ort_train.grad_norm";
-  job.stored_norm = add_to_state(builder.named(norm), "Store", norm, /*owner=*/{}, job.grad_norm).before;
+  job.stored_norm = keep(builder.named(norm), norm, /*owner=*/{}, job.grad_norm);
+}
+
+// Adds a gradient to a sum; returns that. Where the node that makes it can add it itself, it never lies in memory.
+ValueId add_to_sum(Graph& graph, const std::string& parameter, ValueId sum, ValueId gradient, bool is_read) {
+  Builder builder(graph, Stage::backward);
+  const NodeId maker = graph.value(gradient).producer;
+  const Node node = maker == kNone ? Node{} : graph.node(maker);
+  if (node.op && node.op->traits.accumulated && !is_read) {
+    if (std::optional<PartNode> adds = node.op->traits.accumulated(graph, node, sum)) {
+      builder.named(node.name, node.ordinal).before(maker);
+      const ValueId after = emit_to_state(builder, adds->op, std::move(adds->inputs), std::move(adds->attributes));
+      graph.remove_node(maker);
+      return after;
+    }
+  }
+  emit_behind(builder.named(parameter), gradient);
+  return emit_to_state(builder, "Accumulate", {sum, gradient});
 }
 
 // Each use's gradient is added to accumulators of its own, so that the order of the sums is fixed: over micro-batches, then over uses.
 // Deferred: the norm of the sums so far is stored; that of the last micro-batch is the step's.
 void accumulate(JobGraph& job, const std::map<ValueId, std::vector<ValueId>>& uses, bool deferred) {
-  Builder builder(job.graph, Stage::backward);
+  Graph& graph = job.graph;
+  std::map<ValueId, int> times;  // a gradient may be that of several uses
+  for (const auto& [parameter, gradients] : uses) {
+    for (const ValueId gradient : gradients) ++times[gradient];
+  }
+  const auto readers = graph.readers();
   std::map<ValueId, std::vector<ValueId>> sums;
   for (const auto& [parameter, gradients] : uses) {
-    builder.named(job.graph.value(parameter).name);
+    const std::string owner = graph.value(parameter).name;
     for (size_t use = 0; use < gradients.size(); ++use) {
-      // The same name in every entry's graph: memory is matched by it.
-      const std::string owner = job.graph.value(parameter).name;
+      const ValueId gradient = gradients[use];
       const std::string name = owner + (use == 0 ? ".grad" : fmt::format(".grad.use{}", use + 1));
-      emit_behind(builder, gradients[use]);
-      const State state = add_to_state(builder, "Accumulate", name, owner, gradients[use]);
-      job.accumulators[parameter].push_back(state.before);
-      sums[parameter].push_back(state.after);
+      // Many numbers of 16 bits are added up in float32.
+      const ValueId sum = add_state(graph, name, owner, gradient, compute_type(graph.value(gradient).dtype));
+      job.accumulators[parameter].push_back(sum);
+      sums[parameter].push_back(add_to_sum(graph, owner, sum, gradient, times.at(gradient) > 1 || !readers[gradient].empty()));
     }
   }
   if (!deferred) return;
@@ -253,7 +269,7 @@ void store(JobGraph& job, const OptimizerSpec& optimizer) {
     }
     const std::string owner = job.graph.value(parameter).name, name = owner + ".grad";
     emit_behind(builder, gradient);
-    job.accumulators[parameter] = {add_to_state(builder.named(name), "Store", name, owner, gradient).before};
+    job.accumulators[parameter] = {keep(builder.named(name), name, owner, gradient)};
   }
   store_norm(job, Stage::backward);
   if (now.empty()) return;
@@ -360,7 +376,8 @@ JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimiz
       for (const ValueId sum : uses) {
         const NodeId adds = readers[sum].front();
         const ValueId cleared = clear(builder.named(graph.value(parameter).name).before(adds), sum);
-        graph.node(adds).inputs[0] = cleared;
+        std::vector<ValueId>& inputs = graph.node(adds).inputs;
+        std::replace(inputs.begin(), inputs.end(), sum, cleared);
       }
     }
     return true;

@@ -155,6 +155,13 @@ void matmul_part_cases(std::vector<OpCase>& cases) {
                                   {"y_columns", form.y_columns}},
                    .inputs = {random(form.a), random(form.b), form.bias ? random({columns}) : absent()}};
     if (!form.base.empty()) op_case.inputs.push_back(form.y_columns > 0 ? random(form.base) : statistic(random(form.base)));
+    if (!form.base.empty() && form.y_columns == 0) {  // the sum is float32, or float64
+      OpCase accumulates = op_case;
+      accumulates.op = "AccumulateMatMul";
+      accumulates.attributes64 = op_case.attributes;
+      accumulates.attributes.set("to", static_cast<int64_t>(DType::float32));
+      cases.push_back(std::move(accumulates));
+    }
     cases.push_back(std::move(op_case));
   }
 }

@@ -472,5 +472,27 @@ TEST(Pipeline, AnAccumulatedStepComputesTheGradientsOfThePlainOne) {
             3);
 }
 
+TEST(Pipeline, AGradientIsAddedToItsSumAsItIsMade) {
+  const char* text = R"(g (int64[4] i, float[4, 3] z) => (float[4, 2] y) <float[5, 3] table, float[3, 2] v, float[3, 2] w, float[3, 3] u> {
+    x = Gather(table, i)
+    a = MatMul(x, u)
+    both = Add(v, w)
+    s = Add(a, z)
+    y = MatMul(s, both)
+  })";
+  const JobGraph micro = build_train_graph(parse_graph(text), {.terms = {{.kind = "mse"}}}, {.max_grad_norm = 0, .accumulate = true}, {});
+  micro.graph.verify("train");
+  std::map<std::string, std::vector<std::string>> adds;  // by the parameter
+  for (const NodeId id : micro.graph.order()) {
+    const Node& node = micro.graph.node(id);
+    for (const Alias& write : node.op->writes) adds[micro.graph.value(node.inputs[write.input]).owner].emplace_back(node.op->name);
+  }
+  using Ops = std::vector<std::string>;
+  EXPECT_EQ(adds["table"], Ops{"AccumulateGatherGrad"});
+  EXPECT_EQ(adds["u"], Ops{"AccumulateMatMul"});
+  EXPECT_EQ(adds["v"], Ops{"Accumulate"}) << "the gradient is that of w, too";
+  EXPECT_EQ(adds["w"], Ops{"Accumulate"});
+}
+
 }  // namespace
 }  // namespace ort_train

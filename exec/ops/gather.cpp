@@ -7,7 +7,8 @@
 // Where a table is in parts, each a range of its rows (passes/split_weights.h), GatherPart{first, total}(part, indices, base?) puts the
 // rows that lie in it into the base, in place; without one, what other parts hold is left to the nodes that fill it next.
 // GatherGrad{axis, shape, first, rows} makes the gradient of rows [first, first + rows) of a table of that shape: how it adds is chosen by
-// the whole table. GatherGrad(dy, indices, base) adds to the base, what other uses of a table leave, in place instead of to zeros.
+// the whole table. GatherGrad(dy, indices, base) adds to the base, what other uses of a table leave, in place instead of to zeros, and
+// AccumulateGatherGrad(dy, indices, sum), with its attributes, to a sum of gradients.
 //
 // Rows of a table that is stored in blocks (graph/weight_blocks.h) are decoded as they are read, to float32.
 //
@@ -196,6 +197,11 @@ std::vector<TensorType> infer_gather_grad(const InferContext& context) {
   return {result};
 }
 
+std::vector<TensorType> infer_accumulated(const InferContext& context) {
+  if (!context.has(2)) throw error(ErrorCode::unsupported, "rows are added to no sum");
+  return infer_gather_grad(context);
+}
+
 // `shape` stays that of the whole table.
 std::optional<PartNode> gradient_rows(const Graph&, const Node& node, const RowRange& rows) {
   if (indexed_axis(node.attributes, table_of(node.attributes)) != 0) return std::nullopt;
@@ -203,6 +209,12 @@ std::optional<PartNode> gradient_rows(const Graph&, const Node& node, const RowR
   attributes.set("first", rows.first);
   attributes.set("rows", rows.count);
   return PartNode{"GatherGrad", node.inputs, attributes};
+}
+
+std::optional<PartNode> accumulated(const Graph& graph, const Node& node, ValueId sum) {
+  const bool in_rows = indexed_axis(node.attributes, table_of(node.attributes)) == 0;  // or parts couldn't be made by themselves
+  if (!in_rows || node.inputs.size() != 2 || graph.value(node.inputs[0]).dtype != graph.value(sum).dtype) return std::nullopt;
+  return PartNode{"AccumulateGatherGrad", {node.inputs[0], node.inputs[1], sum}, node.attributes};
 }
 
 Workspace gather_grad_workspace(const KernelSpec& spec) { return {.shared = gather_grad_scatter(spec).workspace()}; }
@@ -417,12 +429,25 @@ constexpr OpDef kGatherGrad{
     .name = "GatherGrad",
     .infer = infer_gather_grad,
     .no_gradient = kNoSecondDerivative,
-    .traits = {.division = {.gradient = gradient_rows}},
+    .traits = {.division = {.gradient = gradient_rows}, .accumulated = accumulated},
 };
 constexpr Kernel kGatherGradKernel{
     .types = kWide,
     .halves_by_float32 = true,
     .in_place = {{.output = 0, .input = 2}},
+    .cost = gather_grad_cost,
+    .workspace = gather_grad_workspace,
+    .prepare = prepare_gather_grad,
+};
+
+constexpr OpDef kAccumulateGatherGrad{
+    .name = "AccumulateGatherGrad",
+    .infer = infer_accumulated,
+    .no_gradient = kNoSecondDerivative,
+    .writes = {{.output = 0, .input = 2}},
+};
+constexpr Kernel kAccumulateGatherGradKernel{
+    .types = kWide,
     .cost = gather_grad_cost,
     .workspace = gather_grad_workspace,
     .prepare = prepare_gather_grad,

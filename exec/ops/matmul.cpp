@@ -11,6 +11,8 @@
 //                  nodes that fill them next; the bias is that of all columns
 //   else           y = base + product; the base of a y of 16 bits is float32
 //
+// AccumulateMatMul, with the inputs and attributes of a MatMulPart whose base is a sum of gradients: adds the product to that.
+//
 // Saves a and b. Where b is a matrix, the batch axes of a count as rows, so y, da and db are each one product.
 // The work is cut into tiles of y, each over the whole depth and made by one thread (exec/gemm.h): an element's bits depend on the depth
 // and its blocks alone. Those are of the whole depth in a part, too: with parts that begin where blocks do, the chain has the bits of the
@@ -82,6 +84,13 @@ std::vector<TensorType> infer_part(const InferContext& context) {
   if (context.has(3) && (context.input(3) != base || (context.has(2) && window.y_columns == 0)))
     throw error(ErrorCode::unsupported, "{} is no base for {}", to_string(context.input(3)), to_string(y));
   return {y};
+}
+
+std::vector<TensorType> infer_accumulated(const InferContext& context) {
+  const std::vector<TensorType> sum = infer_part(context);
+  if (!context.has(3) || context.input(3) != sum[0])
+    throw error(ErrorCode::unsupported, "{} is added to no sum of its type", to_string(sum[0]));
+  return sum;
 }
 
 // --- kernel ---------------------------------------------------------------------------------------------------------------------------
@@ -370,14 +379,27 @@ PartNode share(const Graph& graph, const Node& node, size_t, ValueId part, const
   return {"MatMulPart", {node.inputs[0], part, across || before == kNone ? bias : kNone, before}, attributes};
 }
 
-// db or its transpose is a' b of matrices: of a some columns.
-std::optional<PartNode> gradient_rows(const Graph& graph, const Node& node, const RowRange& rows) {
+// Whether db or its transpose is a' b of matrices.
+bool is_of_matrices(const Graph& graph, const Node& node) {
   const auto is_matrix = [&](size_t input) { return graph.value(node.inputs[input]).shape.size() == 2; };
-  if (!flag(node.attributes, "trans_a") || node.inputs.size() != 2 || !is_matrix(0) || !is_matrix(1)) return std::nullopt;
+  return flag(node.attributes, "trans_a") && node.inputs.size() == 2 && is_matrix(0) && is_matrix(1);
+}
+
+// Of a some columns.
+std::optional<PartNode> gradient_rows(const Graph& graph, const Node& node, const RowRange& rows) {
+  if (!is_of_matrices(graph, node)) return std::nullopt;
   Attributes attributes = node.attributes;
   attributes.set("a_from", rows.first);
   attributes.set("a_width", rows.count);
   return PartNode{"MatMulPart", node.inputs, attributes};
+}
+
+// What can be made in parts, and parts of it: these have the bits of the whole.
+std::optional<PartNode> accumulated(const Graph& graph, const Node& node, ValueId sum) {
+  if (!is_of_matrices(graph, node)) return std::nullopt;
+  const DType a = graph.value(node.inputs[0]).dtype, b = graph.value(node.inputs[1]).dtype;
+  return PartNode{
+      "AccumulateMatMul", {node.inputs[0], node.inputs[1], kNone, sum}, with_result(node.attributes, {a, b}, graph.value(sum).dtype)};
 }
 
 // --- ONNX forms -----------------------------------------------------------------------------------------------------------------------
@@ -449,6 +471,7 @@ constexpr OpDef kMatMul{
     .gradient = gradient,
     .traits = {.division = {.rows = rows_of_parts, .share = share, .gradient = gradient_rows},
                .sum = sum,
+               .accumulated = accumulated,
                .precision = {.runs = Precision::low, .keeps_float32 = 0b100, .rounds = true, .chooses_result = true},
                .along = along},
 };
@@ -465,11 +488,26 @@ constexpr OpDef kMatMulPart{
     .name = "MatMulPart",
     .infer = infer_part,
     .no_gradient = "products are divided behind the gradients",
+    .traits = {.accumulated = accumulated},
 };
 constexpr Kernel kMatMulPartKernel{
     .types = dtypes_of(Numeric{}) | kMixed,
     .reads_blocks = true,
     .in_place = {{.output = 0, .input = 3}},
+    .cost = cost,
+    .efficiency = efficiency,
+    .workspace = workspace,
+    .prepare = make,
+};
+
+constexpr OpDef kAccumulateMatMul{
+    .name = "AccumulateMatMul",
+    .infer = infer_accumulated,
+    .no_gradient = "products are divided behind the gradients",
+    .writes = {{.output = 0, .input = 3}},
+};
+constexpr Kernel kAccumulateMatMulKernel{
+    .types = dtypes_of(Numeric{}) | kMixed,
     .cost = cost,
     .efficiency = efficiency,
     .workspace = workspace,

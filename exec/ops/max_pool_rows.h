@@ -1,16 +1,17 @@
 // MaxPool and its gradient over a plane of floats or of 16 bits, rows of windows at a time, some windows to a vector. Of each row of x that
 // a row of windows reads, the elements are divided by the phases of the stride, so that what a tap reads of neighbouring windows lies side
-// by side; padding is -infinity there, which exceeds nothing. So are the rows of dx, which go to the result when no later window reads
-// them.
+// by side; padding is -infinity there, which exceeds nothing.
 //
-// The gradient of x is added over windows upwards, as a loop over them would: in a row of windows taps go from last to first.
+// The gradient: of the rows of windows that read a row of x, which element of each window is the largest is kept beside dy until that row
+// of dx is made, a phase of it at once. It is added over windows upwards, as a loop over them would: in a row of windows taps go from last
+// to first.
 
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <limits>
-#include <utility>
 #include <vector>
 
 #include "exec/gemm.h"
@@ -25,20 +26,29 @@ class MaxRows {
  public:
   MaxRows() = default;
   MaxRows(const Windows& windows, Element element) : h_(windows.h), w_(windows.w), element_(element) {
-    slots_ = std::min((h_.kernel - 1) * h_.dilation + 1, h_.in);
+    slots_ = power_of_two(std::min((h_.kernel - 1) * h_.dilation + 1, h_.in));
     const auto whole = [](int64_t n) { return (n + gemm::kWidth - 1) / gemm::kWidth * gemm::kWidth; };
     width_ = whole(w_.out);
-    phase_ = whole(std::max(width_ + (w_.kernel - 1) * w_.dilation / w_.stride, (w_.in + w_.begin + w_.stride - 1) / w_.stride));
+    used_ = whole((w_.in + w_.begin + w_.stride - 1) / w_.stride);
+    phase_ = std::max(whole(width_ + (w_.kernel - 1) * w_.dilation / w_.stride), used_);
+    lines_ = power_of_two(std::min((h_.kernel - 1) * h_.dilation / h_.stride + 1, h_.out));
+    margin_ = whole((w_.kernel - 1) * w_.dilation / w_.stride);
     Places places;
-    row_at_ = places.take<float>(phase_ * w_.stride);
+    row_at_ = places.take<float>(slot());
     x_at_ = places.take<float>(slots_ * slot());
-    dx_at_ = places.take<float>(slots_ * slot());
-    y_at_ = places.take<float>(width_);
-    found_at_ = places.take<int32_t>(width_);
-    held_at_ = places.take<int64_t>(slots_);
-    rows_at_ = places.take<Row>(slots_);
+    dx_at_ = places.take<float>(slot());
+    y_at_ = places.take<float>(lines_ * line());
+    found_at_ = places.take<int32_t>(lines_ * line());
+    readers_at_ = places.take<Reader>(lines_);
+    read_at_ = places.take<Row>(slots_);
     bytes_ = places.all();
-    for (int64_t kw = 0; kw < w_.kernel; ++kw) taps_.push_back(kw * w_.dilation % w_.stride * phase_ + kw * w_.dilation / w_.stride);
+    taps_of_phase_.resize(static_cast<size_t>(w_.stride));
+    for (int64_t kw = 0; kw < w_.kernel; ++kw) {
+      const int64_t phase = kw * w_.dilation % w_.stride, back = kw * w_.dilation / w_.stride;
+      taps_.push_back(phase * phase_ + back);
+      auto& of_phase = taps_of_phase_[static_cast<size_t>(phase)];
+      of_phase.insert(of_phase.begin(), {static_cast<int32_t>(kw), back});
+    }
     for (int64_t ow = 0; ow < width_; ++ow) {  // the first tap that is no padding
       int32_t kw = 0;
       while (kw < w_.kernel && (w_.at(ow, kw) < 0 || w_.at(ow, kw) >= w_.in)) ++kw;
@@ -50,19 +60,23 @@ class MaxRows {
 
   void forward(const std::byte* x, std::byte* y, std::byte* place) const {
     auto* const best = reinterpret_cast<float*>(place + y_at_);
-    hold_none(place);
+    int64_t divided = 0;  // rows of x
     for (int64_t oh = 0; oh < h_.out; ++oh) {
-      const Rows rows = rows_of(oh, x, place);
-      for (int64_t i = 0; i < width_; i += gemm::kWidth) {
-        gemm::Vector largest = gemm::broadcast(kLeast);
+      const Rows rows = rows_of(oh, x, divided, place);
+      for_vectors(width_, [&]<int n>(int64_t i) {
+        gemm::Vector largest[n];
+        std::fill_n(largest, n, gemm::broadcast(kLeast));
         for (const Row& row : rows) {
           for (int64_t kw = 0; kw < w_.kernel; ++kw) {
-            const gemm::Vector value = gemm::load(row.x + tap(kw) + i);
-            largest = exceeds(value, largest) ? value : largest;
+            const float* const from = row.x + tap(kw) + i;
+            for (int v = 0; v < n; ++v) {
+              const gemm::Vector value = gemm::load(from + v * gemm::kWidth);
+              largest[v] = exceeds(value, largest[v]) ? value : largest[v];
+            }
           }
         }
-        gemm::store(best + i, largest);
-      }
+        for (int v = 0; v < n; ++v) gemm::store(best + i + v * gemm::kWidth, largest[v]);
+      });
       write(best, w_.out, y + oh * w_.out * size());
     }
   }
@@ -70,27 +84,15 @@ class MaxRows {
   void backward(const std::byte* dy, const std::byte* x, std::byte* dx, std::byte* place) const {
     auto* const of_windows = reinterpret_cast<float*>(place + y_at_);
     auto* const found = reinterpret_cast<int32_t*>(place + found_at_);
-    auto* const sums = reinterpret_cast<float*>(place + dx_at_);
-    std::fill_n(sums, slots_ * slot(), 0.0f);
-    std::fill_n(of_windows, width_, 0.0f);
-    hold_none(place);
-    int64_t done = 0;  // rows of dx
+    std::fill_n(of_windows, lines_ * line(), 0.0f);
+    std::fill_n(found, lines_ * line(), kNone);
+    int64_t divided = 0, done = 0;  // rows of x, rows of dx
     for (int64_t oh = 0; oh < h_.out; ++oh) {
-      const Rows rows = rows_of(oh, x, place);
-      if (rows.count > 0) find(rows, found);
-      read(dy + oh * w_.out * size(), w_.out, of_windows);
-      for (const Row& row : rows) {
-        for (int64_t kw = w_.kernel - 1; kw >= 0; --kw) {
-          float* const to = sums + row.slot * slot() + tap(kw);
-          const Ints which = Ints{} + static_cast<int32_t>(row.tap + kw);
-          for (int64_t i = 0; i < width_; i += gemm::kWidth) {
-            const gemm::Vector added = load(found + i) == which ? gemm::load(of_windows + i) : gemm::zero();
-            gemm::store(to + i, gemm::load(to + i) + added);
-          }
-        }
-      }
+      const Rows rows = rows_of(oh, x, divided, place);
+      find(rows, found + first_of_line(oh));
+      read(dy + oh * w_.out * size(), w_.out, of_windows + first_of_line(oh));
       const int64_t end = oh + 1 < h_.out ? std::clamp<int64_t>(h_.at(oh + 1, 0), done, h_.in) : h_.in;
-      for (; done < end; ++done) put(sums + done % slots_ * slot(), dx + done * w_.in * size(), place);
+      for (; done < end; ++done) put(done, oh, dx + done * w_.in * size(), place);
     }
   }
 
@@ -99,10 +101,10 @@ class MaxRows {
   static constexpr float kLeast = -std::numeric_limits<float>::infinity();
   static constexpr int32_t kNone = -1;
 
-  // A row that windows read: where it is in x's slots, and the number of its first tap.
+  // A row that windows read, as phases, and the number of its first tap.
   struct Row {
     const float* x;
-    int64_t slot, tap;
+    int64_t tap;
   };
   struct Rows {
     int64_t count = 0;
@@ -112,6 +114,17 @@ class MaxRows {
     const Row* end() const { return row + count; }
   };
 
+  // A row of windows that reads a row of dx: where it is kept, and the number of the first tap of those that do.
+  struct Reader {
+    int64_t line;
+    int32_t tap;
+  };
+  // A tap of a phase: its windows begin so many elements of the phase before what it reads.
+  struct PhaseTap {
+    int32_t kw;
+    int64_t back;
+  };
+
   static Ints exceeds(gemm::Vector a, gemm::Vector b) { return (a > b) | (a != a); }
   static Ints load(const int32_t* from) {
     Ints ints;
@@ -119,12 +132,21 @@ class MaxRows {
     return ints;
   }
 
+  // body<n>(i) for n vectors from element i on, of all that `elements` fill: several at once don't wait for each other.
+  template <typename Body> static void for_vectors(int64_t elements, const Body& body) {
+    constexpr int kTogether = 4;
+    int64_t i = 0;
+    for (; i + kTogether * gemm::kWidth <= elements; i += kTogether * gemm::kWidth) body.template operator()<kTogether>(i);
+    for (; i < elements; i += gemm::kWidth) body.template operator()<1>(i);
+  }
+
   int64_t size() const { return bytes_each<float>(element_); }
   int64_t slot() const { return phase_ * w_.stride; }
+  // Of a row of windows: where it is among those that are kept.
+  int64_t line() const { return margin_ + phase_; }
+  int64_t first_of_line(int64_t oh) const { return (oh & (lines_ - 1)) * line() + margin_; }
   int64_t tap(int64_t kw) const { return taps_[static_cast<size_t>(kw)]; }
-  // Of each slot its row of x.
-  int64_t* held(std::byte* place) const { return reinterpret_cast<int64_t*>(place + held_at_); }
-  void hold_none(std::byte* place) const { std::fill_n(held(place), slots_, kNone); }
+  static int64_t power_of_two(int64_t n) { return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(1, n)))); }
 
   void read(const std::byte* from, int64_t n, float* to) const {
     if (element_ == Element::own)
@@ -139,16 +161,16 @@ class MaxRows {
       gemm::narrow(element_, from, n, to);
   }
 
-  // Those of x that row `oh` of windows reads, each copied to its slot if it isn't there.
-  Rows rows_of(int64_t oh, const std::byte* x, std::byte* place) const {
-    Rows rows{.row = reinterpret_cast<Row*>(place + rows_at_)};
+  // Those of x that row `oh` of windows reads. `divided`: how many rows are in their slots, or have been.
+  Rows rows_of(int64_t oh, const std::byte* x, int64_t& divided, std::byte* place) const {
+    Rows rows{.row = reinterpret_cast<Row*>(place + read_at_)};
+    auto* const slots = reinterpret_cast<float*>(place + x_at_);
+    divided = std::max(divided, std::min(h_.at(oh, 0), h_.in));  // no later window reads those before
     for (int64_t kh = 0; kh < h_.kernel; ++kh) {
       const int64_t row = h_.at(oh, kh);
       if (row < 0 || row >= h_.in) continue;
-      const int64_t which = row % slots_;
-      float* const to = reinterpret_cast<float*>(place + x_at_) + which * slot();
-      if (std::exchange(held(place)[which], row) != row) divide(x + row * w_.in * size(), to, place);
-      rows.row[rows.count++] = {to, which, kh * w_.kernel};
+      for (; divided <= row; ++divided) divide(x + divided * w_.in * size(), slots + (divided & (slots_ - 1)) * slot(), place);
+      rows.row[rows.count++] = {slots + (row & (slots_ - 1)) * slot(), kh * w_.kernel};
     }
     return rows;
   }
@@ -162,38 +184,80 @@ class MaxRows {
     divide_phases(row, phase_, w_.stride, to);
   }
 
-  // Phases as a row of dx; they are zeros then.
-  void put(float* sums, std::byte* dx, std::byte* place) const {
+  // A row of dx, of which `last` is the last row of windows that may have read it.
+  void put(int64_t row_of_x, int64_t last, std::byte* dx, std::byte* place) const {
+    const auto* const of_windows = reinterpret_cast<const float*>(place + y_at_);
+    const auto* const found = reinterpret_cast<const int32_t*>(place + found_at_);
+    auto* const sums = reinterpret_cast<float*>(place + dx_at_);
     auto* const row = reinterpret_cast<float*>(place + row_at_);
+    auto* const readers = reinterpret_cast<Reader*>(place + readers_at_);
+    int64_t count = 0;
+    for (int64_t oh = std::max<int64_t>(0, last - lines_ + 1); oh <= last; ++oh) {
+      int64_t kh = 0;
+      while (kh < h_.kernel && h_.at(oh, kh) != row_of_x) ++kh;
+      if (kh < h_.kernel) readers[count++] = {first_of_line(oh), static_cast<int32_t>(kh * w_.kernel)};
+    }
+    for (size_t phase = 0; phase < taps_of_phase_.size(); ++phase) {
+      float* const of_phase = sums + static_cast<int64_t>(phase) * phase_;
+      for_vectors(used_, [&]<int n>(int64_t i) {
+        gemm::Vector sum[n];
+        std::fill_n(sum, n, gemm::zero());
+        for (const Reader* reader = readers; reader < readers + count; ++reader) {
+          for (const PhaseTap& tap : taps_of_phase_[phase]) {
+            const int64_t window = reader->line + i - tap.back;
+            const Ints which = Ints{} + (reader->tap + tap.kw);
+            for (int v = 0; v < n; ++v) {
+              const int64_t at = window + v * gemm::kWidth;
+              sum[v] = sum[v] + (load(found + at) == which ? gemm::load(of_windows + at) : gemm::zero());
+            }
+          }
+        }
+        for (int v = 0; v < n; ++v) gemm::store(of_phase + i + v * gemm::kWidth, sum[v]);
+      });
+    }
     join_phases(sums, phase_, w_.stride, w_.begin + w_.in, row);
     write(row + w_.begin, w_.in, dx);
-    std::fill_n(sums, slot(), 0.0f);
   }
 
   // Of each window the tap whose element is the first of the largest, or kNone.
   void find(const Rows& rows, int32_t* found) const {
-    for (int64_t i = 0; i < width_; i += gemm::kWidth) {
-      const Ints first = load(firsts_.data() + i);
-      Ints taps = first < 0 ? first : first + static_cast<int32_t>(rows.row[0].tap);
-      gemm::Vector largest = gemm::broadcast(kLeast);
+    if (rows.count == 0) {
+      std::fill_n(found, width_, kNone);
+      return;
+    }
+    for_vectors(width_, [&]<int n>(int64_t i) {
+      gemm::Vector largest[n];
+      Ints taps[n];
+      std::fill_n(largest, n, gemm::broadcast(kLeast));
+      for (int v = 0; v < n; ++v) {
+        const Ints first = load(firsts_.data() + i + v * gemm::kWidth);
+        taps[v] = first < 0 ? first : first + static_cast<int32_t>(rows.row[0].tap);
+      }
       for (const Row& row : rows) {
         for (int64_t kw = 0; kw < w_.kernel; ++kw) {
-          const gemm::Vector value = gemm::load(row.x + tap(kw) + i);
-          const Ints is_larger = exceeds(value, largest);
-          largest = is_larger ? value : largest;
-          taps = is_larger ? Ints{} + static_cast<int32_t>(row.tap + kw) : taps;
+          const float* const from = row.x + tap(kw) + i;
+          const Ints which = Ints{} + static_cast<int32_t>(row.tap + kw);
+          for (int v = 0; v < n; ++v) {
+            const gemm::Vector value = gemm::load(from + v * gemm::kWidth);
+            const Ints is_larger = exceeds(value, largest[v]);
+            largest[v] = is_larger ? value : largest[v];
+            taps[v] = is_larger ? which : taps[v];
+          }
         }
       }
-      std::memcpy(found + i, &taps, sizeof(taps));
-    }
+      std::memcpy(found + i, taps, sizeof(taps));
+    });
     std::fill(found + w_.out, found + width_, kNone);
   }
 
   WindowAxis h_, w_;
   Element element_ = Element::own;
   int64_t slots_ = 0, phase_ = 0, width_ = 0;  // rows at a time; elements of a phase of a row; windows of a row, in whole vectors
-  int64_t row_at_ = 0, x_at_ = 0, dx_at_ = 0, y_at_ = 0, found_at_ = 0, held_at_ = 0, rows_at_ = 0, bytes_ = 0;
-  std::vector<int64_t> taps_;  // where a row's are among its phases
+  int64_t used_ = 0;                           // of a phase, what belongs to x
+  int64_t lines_ = 0, margin_ = 0;             // rows of windows that are kept; elements before each
+  int64_t row_at_ = 0, read_at_ = 0, x_at_ = 0, dx_at_ = 0, y_at_ = 0, found_at_ = 0, readers_at_ = 0, bytes_ = 0;
+  std::vector<int64_t> taps_;                         // where a row's are among its phases
+  std::vector<std::vector<PhaseTap>> taps_of_phase_;  // from the last to the first
   std::vector<int32_t> firsts_;
 };
 

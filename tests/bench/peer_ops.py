@@ -5,7 +5,7 @@ import os
 
 from runs import sh, train
 
-PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvInputGrad", "ConvWeightGrad", "ConvTranspose", "Attention", "AttentionGrad", "Recurrent", "RecurrentGrad")
+PRODUCTS = ("MatMul", "AccumulateMatMul", "Gemm", "Conv", "ConvInputGrad", "ConvWeightGrad", "ConvTranspose", "Attention", "AttentionGrad", "Recurrent", "RecurrentGrad")
 LEAST_SHARE = 0.01  # of a step: ops with less are one row
 
 

@@ -1,6 +1,6 @@
-// GatherGrad and GatherNDGrad on CUDA. Their meaning: exec/ops/gather.cpp. What is read twice gets its contributions one after another, in
-// the order of the indices, as RowScatter (exec/scatter.h) adds them: in double where that does, of 16-bit numbers in float32. The updates
-// are sorted (exec/cuda/sorted_updates.h) while the table is cleared; then rows that no index names are done.
+// GatherGrad, AccumulateGatherGrad and GatherNDGrad on CUDA. Their meaning: exec/ops/gather.cpp. What is read twice gets its contributions
+// one after another, in the order of the indices, as RowScatter (exec/scatter.h) adds them: in double where that does, of 16-bit numbers in
+// float32. The updates are sorted (exec/cuda/sorted_updates.h) while the table is cleared; then rows that no index names are done.
 
 #include "exec/cuda/sorted_updates.h"
 #include "exec/cuda/tuple_axes.h"
@@ -82,6 +82,12 @@ KernelRun prepare_gather_nd_grad(const KernelSpec& spec) {
 constexpr Kernel kGatherGradKernel{
     .types = kFloating,
     .in_place = {{.output = 0, .input = 2}},
+    .cost = gather_grad_cost,
+    .workspace = gather_grad_workspace,
+    .prepare = prepare_gather_grad,
+};
+constexpr Kernel kAccumulateGatherGradKernel{
+    .types = kFloating,
     .cost = gather_grad_cost,
     .workspace = gather_grad_workspace,
     .prepare = prepare_gather_grad,

@@ -1,4 +1,4 @@
-// MatMul and MatMulPart: their meaning and the CPU's kernels are in exec/ops/matmul.cpp.
+// MatMul, MatMulPart and AccumulateMatMul: their meaning and the CPU's kernels are in exec/ops/matmul.cpp.
 //
 // On a device, products of 16 bits are made on tensor cores (exec/cuda/half_products.h). Products of float32, and on the host those of 16
 // bits, too, are those of exec/cuda/gemm.h, whose sums are in the CPU's order: blocks of the
@@ -231,5 +231,7 @@ constexpr Kernel kMatMulPartKernel{
     .workspace = workspace,
     .prepare = make,
 };
+
+constexpr Kernel kAccumulateMatMulKernel{.types = dtypes_of(Numeric{}) | kMixed, .cost = cost, .workspace = workspace, .prepare = make};
 
 ORT_TRAIN_OPS_END

@@ -34,7 +34,7 @@ class ChannelInput {
     const Reach down(h), across(w);
     const Windows windows{down.windows(), across.windows()};
     steps_ = h.stride * w.stride > 1;
-    windows_ = ChannelWindows(windows, dy_, l.out_channels, l.batch, kElements, l.windows.plain());
+    windows_ = ChannelWindows(windows, dy_, l.out_channels, l.batch, l.result(), kElements, l.windows.plain());
     const int64_t sums = windows_.samples() * rows_of_dx() * row_of_dx() * gemm::kPanel;
     applies_ = windows_.fits() && sums * int64_t{sizeof(float)} <= kPlaneBytes;
     if (!applies_) return;
@@ -48,7 +48,7 @@ class ChannelInput {
       }
     }
     Places places;
-    places.take<float>(windows_.copied());
+    places.take<float>(tasks_.shares() ? 0 : windows_.copied());
     table_at_ = places.take<int32_t>(windows_.count());
     sums_at_ = places.take<float>(sums);
     bytes_ = places.all();
@@ -56,12 +56,13 @@ class ChannelInput {
 
   bool applies() const { return applies_; }
   int64_t bytes() const { return bytes_; }
-  int64_t shared_bytes() const { return whole_lines((tasks_.packed() + blocks()) * int64_t{sizeof(float)}); }
-  int64_t blocks() const { return tasks_.blocks(); }
+  int64_t shared_bytes() const { return whole_lines((copies_at() + tasks_.copied()) * int64_t{sizeof(float)}); }
+  int64_t blocks() const { return tasks_.blocks() + tasks_.copies(); }
   int64_t tasks() const { return tasks_.size(); }
   // As ChannelForward's: of the products that an element of dx takes.
   double efficiency(double rate) const {
-    const auto windows = static_cast<double>(windows_.count()), outputs = static_cast<double>(tasks_.outputs());
+    const auto windows = static_cast<double>(windows_.count());
+    const auto outputs = static_cast<double>(tasks_.shares() ? l_.in_channels : tasks_.outputs());
     const double copying = static_cast<double>(windows_.copied()) / windows / static_cast<double>(words_);
     const double taps = static_cast<double>(l_.windows.taps()) / static_cast<double>(phases_.size());
     const double products = static_cast<double>(l_.out_channels) * taps;
@@ -69,8 +70,10 @@ class ChannelInput {
     return products / (products / rate + kStoring + products * (packing_panels(l_) + windows_.copying() * copying / taps / outputs));
   }
 
-  // A panel: [tap][word of y's channels][channel of x]; behind all, whether it has an infinity or what is no number.
-  void pack(const std::byte* w, int64_t block, float* to) const {
+  // A panel: [tap][word of y's channels][channel of x]; behind all, whether it has an infinity or what is no number. Behind that, what
+  // tasks share of dy.
+  void pack(const std::byte* dy, const std::byte* w, int64_t block, float* to) const {
+    if (block >= tasks_.blocks()) return tasks_.copy(dy, block - tasks_.blocks(), to + copies_at());
     const ChannelPanels& panels = tasks_.panels();
     const int64_t g = block / panels.size(), taps = l_.windows.taps(), size = bytes_each<float>(w_);
     const auto& [first, columns, width] = panels[block % panels.size()];
@@ -109,8 +112,8 @@ class ChannelInput {
     tile.table = reinterpret_cast<int32_t*>(place + table_at_);
     tile.sums = reinterpret_cast<float*>(place + sums_at_);
     const std::byte* const from = dy + l_.y_at(n, g, 0) * bytes_each<float>(dy_.element);
-    tile.words = windows_.make(from, l_.result(), samples, tile.row, tile.rows, reinterpret_cast<float*>(place),
-                               reinterpret_cast<int32_t*>(place + table_at_));
+    tile.words = tasks_.words(dy, task, packed + copies_at(), reinterpret_cast<float*>(place));
+    windows_.find(samples, tile.row, tile.rows, reinterpret_cast<int32_t*>(place + table_at_));
     const int64_t count = tile.lines * row_of_dx();
     for (int64_t p = begin; p < end; ++p) {
       const auto& panel = tasks_.panels()[p];
@@ -143,6 +146,7 @@ class ChannelInput {
   };
 
   int64_t depth() const { return words_ * l_.windows.taps(); }
+  int64_t copies_at() const { return divided_up(tasks_.packed() + tasks_.blocks(), 16) * 16; }  // whole lines
   // dx, whose planes are one line where each window is one element.
   bool plain() const { return l_.windows.plain(); }
   int64_t row_of_dx() const { return plain() ? l_.windows.in_size() : l_.windows.w.in; }

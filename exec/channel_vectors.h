@@ -80,9 +80,9 @@ inline void store_channels(const float* sums, int64_t count, int64_t channels, c
 class ChannelWindows {
  public:
   ChannelWindows() = default;
-  // most: windows, about; one_row: all of a plane are taken as one
-  ChannelWindows(Windows windows, const Words& words, int64_t channels, int64_t batch, int64_t most, bool one_row)
-      : words_(words), batch_(batch), channels_(channels), in_size_(windows.in_size()) {
+  // image: elements of a sample; most: windows, about; one_row: all of a plane are taken as one
+  ChannelWindows(Windows windows, const Words& words, int64_t channels, int64_t batch, int64_t image, int64_t most, bool one_row)
+      : words_(words), batch_(batch), image_(image), channels_(channels), in_size_(windows.in_size()) {
     in_place_ = windows.plain() && words.element == Element::own && !words.pairs;
     if (one_row) windows = {{}, {.in = in_size_, .out = in_size_}};
     in_row_ = windows.w.in;
@@ -114,29 +114,34 @@ class ChannelWindows {
     return copied() * int64_t{sizeof(float)} <= kPlaneBytes && words_.of(channels_) * word() <= std::numeric_limits<int32_t>::max();
   }
 
-  // The first word. x: of the group's first channel, of the first of these samples, which lie `image` elements apart
-  const float* make(const std::byte* x, int64_t image, int64_t samples, int64_t row, int64_t rows, float* copy, int32_t* table) const {
+  int64_t words() const { return words_.of(channels_); }  // of channels
+  // A group's first word, of a sample.
+  const std::byte* group(const std::byte* x, int64_t n, int64_t g) const {
+    return x + (n * image_ + g * channels_ * in_size_) * bytes_each<float>(words_.element);
+  }
+
+  // Copies words [begin, end) of channels. x: of the first of these samples, the group's
+  void copy(const std::byte* x, int64_t samples, int64_t row, int64_t rows, int64_t begin, int64_t end, float* to) const {
     const int64_t size = bytes_each<float>(words_.element), line = rows_step_ * in_row_;
-    if (in_place_) {
+    for (int64_t word = begin; word < end; ++word) {
       for (int64_t i = 0; i < samples; ++i) {
-        for (int64_t k = 0; k < rows * across(); ++k) *table++ = static_cast<int32_t>(i * image + row * across() + k);
-      }
-      return reinterpret_cast<const float*>(x);
-    }
-    for (int64_t word = 0; word < words_.of(channels_); ++word) {
-      for (int64_t i = 0; i < samples; ++i) {
-        const Plane from = words_.plane(x + i * image * size, word, in_size_, channels_);
-        plane_.fill(row * across(), rows * across(), 1, copy + word * this->word() + i * plane_.size(),
-                    [&](int64_t r, float* to) { from.read(r * line, columns_step_, read_.w.in, to); });
+        const Plane from = words_.plane(x + i * image_ * size, word, in_size_, channels_);
+        plane_.fill(row * across(), rows * across(), 1, to + word * this->word() + i * plane_.size(),
+                    [&](int64_t r, float* there) { from.read(r * line, columns_step_, read_.w.in, there); });
       }
     }
-    plane_.find_windows(samples, row * across(), rows * across(), 1, table);
-    return copy;
+  }
+  // Where the first tap of each window is, from the first word of x or of the copy on.
+  void find(int64_t samples, int64_t row, int64_t rows, int32_t* table) const {
+    if (!in_place_) return plane_.find_windows(samples, row * across(), rows * across(), 1, table);
+    for (int64_t i = 0; i < samples; ++i) {
+      for (int64_t k = 0; k < rows * across(); ++k) *table++ = static_cast<int32_t>(i * image_ + row * across() + k);
+    }
   }
 
  private:
   Words words_;
-  int64_t batch_ = 0, channels_ = 0, in_row_ = 0, in_size_ = 0;
+  int64_t batch_ = 0, image_ = 0, channels_ = 0, in_row_ = 0, in_size_ = 0;
   bool in_place_ = false;
   Windows read_;  // over those elements that windows read
   int64_t rows_step_ = 1, columns_step_ = 1;
@@ -149,6 +154,7 @@ struct ChannelTask {
   int64_t group, n, samples, row, rows, begin, end;  // end: behind the last panel
 };
 
+// Where several have the same windows, what these read is copied once, to the shared workspace, in `copies` pieces.
 class ChannelTasks {
  public:
   ChannelTasks() = default;
@@ -156,6 +162,7 @@ class ChannelTasks {
   ChannelTasks(const ChannelWindows& windows, int64_t batch, int64_t groups, int64_t channels, int64_t depth)
       : windows_(windows), panels_(channels), batch_(batch), groups_(groups), depth_(depth), each_(std::max<int64_t>(1, panels_.size())) {
     while (size() < kFewTasks && each_ > 1) each_ = divided_up(each_, 2);
+    shares_ = down() > 1 && shared() * int64_t{sizeof(float)} <= kSharedBytes;
   }
 
   int64_t size() const { return windows_.groups_of_samples() * windows_.bands() * groups_ * down(); }
@@ -177,12 +184,35 @@ class ChannelTasks {
   int64_t packed_at(int64_t group, const ChannelPanels::Panel& panel) const { return (group * panels_.all() + panel.first) * depth_; }
   int64_t packed() const { return groups_ * panels_.all() * depth_; }
 
+  bool shares() const { return shares_; }
+  int64_t copied() const { return shares_ ? shared() : 0; }  // words, of all tasks
+  int64_t copies() const { return copied() > 0 ? size() / down() * kPieces : 0; }
+  void copy(const std::byte* x, int64_t copy, float* shared) const {
+    const int64_t item = copy / kPieces, piece = copy % kPieces, words = windows_.words();
+    const ChannelTask task = (*this)[item * down()];
+    windows_.copy(windows_.group(x, task.n, task.group), task.samples, task.row, task.rows, piece * words / kPieces,
+                  (piece + 1) * words / kPieces, shared + item * windows_.copied());
+  }
+  // The first word that a task reads: of x, of what is shared, or of its own copy.
+  const float* words(const std::byte* x, int64_t task, const float* shared, float* own) const {
+    const ChannelTask t = (*this)[task];
+    const std::byte* const from = windows_.group(x, t.n, t.group);
+    if (windows_.copied() == 0) return reinterpret_cast<const float*>(from);
+    if (shares_) return shared + task / down() * windows_.copied();
+    windows_.copy(from, t.samples, t.row, t.rows, 0, windows_.words(), own);
+    return own;
+  }
+
  private:
+  static constexpr int64_t kPieces = 4;
+
   int64_t down() const { return divided_up(panels_.size(), each_); }
+  int64_t shared() const { return size() / down() * windows_.copied(); }
 
   ChannelWindows windows_;
   ChannelPanels panels_;
   int64_t batch_ = 0, groups_ = 1, depth_ = 0, each_ = 1;  // each: panels of a task
+  bool shares_ = false;
 };
 
 // y of a ChannelTask. Of a thread's workspace: x's copy, where windows are in it, the sums of a panel.
@@ -197,7 +227,7 @@ class ChannelForward {
                taps <= kDepthBlock && gemm::way_of(x, w) != gemm::Way::tiles &&
                l.groups * (of_whole + gemm::kPanel) * words_ * taps <= kSharedBytes / int64_t{sizeof(float)};
     if (!applies_) return;
-    windows_ = ChannelWindows(l.windows, x_, l.in_channels, l.batch, kWindows, l.windows.plain());
+    windows_ = ChannelWindows(l.windows, x_, l.in_channels, l.batch, l.image(), kWindows, l.windows.plain());
     const int64_t sums = windows_.count() * gemm::kPanel;
     applies_ = windows_.fits() && sums * int64_t{sizeof(float)} <= kPlaneBytes;
     if (!applies_) return;
@@ -207,7 +237,7 @@ class ChannelForward {
       for (int64_t t = 0; t < taps; ++t) at_.push_back(static_cast<int32_t>(word * windows_.word() + windows_.tap(t)));
     }
     Places places;
-    places.take<float>(windows_.copied());
+    places.take<float>(tasks_.shares() ? 0 : windows_.copied());
     table_at_ = places.take<int32_t>(windows_.count());
     sums_at_ = places.take<float>(sums);
     bytes_ = places.all();
@@ -215,20 +245,22 @@ class ChannelForward {
 
   bool applies() const { return applies_; }
   int64_t bytes() const { return bytes_; }
-  int64_t shared_bytes() const { return whole_lines(tasks_.packed() * int64_t{sizeof(float)}); }
-  int64_t blocks() const { return tasks_.blocks(); }
+  int64_t shared_bytes() const { return whole_lines((copies_at() + tasks_.copied()) * int64_t{sizeof(float)}); }
+  int64_t blocks() const { return tasks_.blocks() + tasks_.copies(); }
   int64_t tasks() const { return tasks_.size(); }
   // Of the rate of large float32 products. rate: of products of such words
   double efficiency(double rate) const {
-    const auto windows = static_cast<double>(windows_.count()), outputs = static_cast<double>(tasks_.outputs());
+    const auto windows = static_cast<double>(windows_.count());
+    const auto outputs = static_cast<double>(tasks_.shares() ? l_.out_channels : tasks_.outputs());
     const double copying = static_cast<double>(windows_.copied()) / windows / static_cast<double>(depth());
     const double products = static_cast<double>(l_.in_channels * l_.windows.taps());
     rate *= share_of_depth(std::min(chain_, words_) * l_.windows.taps(), 16);
     return products / (products / rate + kStoring + products * (packing_panels(l_) + windows_.copying() * copying / outputs));
   }
 
-  // A panel: [word of x's channels][tap][channel of y].
-  void pack(const std::byte* w, int64_t block, float* to) const {
+  // A panel: [word of x's channels][tap][channel of y]. Behind the panels, what tasks share of x.
+  void pack(const std::byte* x, const std::byte* w, int64_t block, float* to) const {
+    if (block >= tasks_.blocks()) return tasks_.copy(x, block - tasks_.blocks(), to + copies_at());
     const ChannelPanels& panels = tasks_.panels();
     const int64_t g = block / panels.size(), taps = l_.windows.taps(), size = bytes_each<float>(w_);
     const auto& [first, columns, width] = panels[block % panels.size()];
@@ -261,8 +293,8 @@ class ChannelForward {
     const int64_t across = windows_.across(), count = rows * across;
     auto* const table = reinterpret_cast<int32_t*>(place + table_at_);
     auto* const sums = reinterpret_cast<float*>(place + sums_at_);
-    const float* const words = windows_.make(x + l_.x_at(n, g, 0) * bytes_each<float>(x_.element), l_.image(), samples, row, rows,
-                                             reinterpret_cast<float*>(place), table);
+    const float* const words = tasks_.words(x, task, packed + copies_at(), reinterpret_cast<float*>(place));
+    windows_.find(samples, row, rows, table);
     for (int64_t p = begin; p < end; ++p) {
       const auto& panel = tasks_.panels()[p];
       for (int64_t i = 0; bias && i < samples * count; ++i)
@@ -278,6 +310,7 @@ class ChannelForward {
 
  private:
   int64_t depth() const { return words_ * l_.windows.taps(); }
+  int64_t copies_at() const { return divided_up(tasks_.packed(), 16) * 16; }  // whole lines
 
   // Words of x's channels whose products are one chain: as those with columns have it.
   int64_t words_of_chain() const {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "exec/halves.h"
 #include "exec/window.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -28,6 +29,13 @@ void gather_columns(const Windows& windows, const T* x, int64_t channels, int64_
         for (int64_t at = first, end = first + count; at < end;) {
           const int64_t oh = at / w.out, ow = at % w.out, run = std::min(w.out - ow, end - at), row = h.at(oh, kh);
           at += run;
+          if constexpr (std::is_same_v<T, float>) {
+            if (w.stride == 2 && row >= 0 && row < h.in && inside_from <= ow && ow + run <= inside_to) {
+              gemm::copy_every_second(x + row * w.in + w.at(ow, kw), run, to);
+              to += run;
+              continue;
+            }
+          }
           if (run <= kShortRun) {  // calls would take longer than the copy
             const T* const source = x + (row < 0 || row >= h.in ? 0 : row) * w.in;
             const uint64_t width = row < 0 || row >= h.in ? 0 : static_cast<uint64_t>(w.in);

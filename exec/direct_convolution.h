@@ -73,7 +73,7 @@ class DirectForward {
   }
 
   // Some channels of y: [channel][word of x's channels][tap].
-  void pack(const std::byte* w, int64_t block, float* to) const {
+  void pack(const std::byte*, const std::byte* w, int64_t block, float* to) const {
     const int64_t size = bytes_each<float>(w_), taps = l_.windows.taps(), first = block * gemm::kRows;
     for (int64_t o = first; o < std::min(first + gemm::kRows, l_.groups * l_.out_channels); ++o) {
       const std::byte* const from = w + o * l_.depth() * size;
@@ -162,6 +162,7 @@ class DirectWeights {
       : l_(l), x_(words_of_samples(dy, x)), dy_{dy, x_.pairs}, dw_(dw), tiles_(tiles_of_samples(l, x_)) {
     const WeightTiles& tiles = tiles_;
     constexpr int64_t kCopied = 48 << 10, kSums = 48 << 10, kMostOutputs = 4 * gemm::kPanel, kLeastOutputs = 32;  // in elements
+    constexpr int64_t kSmall = 14 * 14;
     read_ = {read_elements(l.windows.h, rows_step_), read_elements(l.windows.w, columns_step_)};
     plane_ = TilePlane(read_, tiles.columns);
     const int64_t taps = l.windows.taps(), wide = tiles.samples * tiles.columns;
@@ -169,7 +170,8 @@ class DirectWeights {
     outputs_ = std::min(taps == 1 ? kMostOutputs * 3 : kMostOutputs, of_whole);
     channels_ =
         outputs_ > 0 ? std::min(kCopied / (tiles.samples * plane_.size()), kSums / (taps * std::min(outputs_, kLeastOutputs * 4))) : 0;
-    applies_ = !l.windows.plain() && l.windows.out_size() > 0 && channels_ > 0 && of_whole >= gemm::kWidth &&
+    const bool by_columns = taps == 1 && l.windows.out_size() > kSmall;  // what is copied is no more than the product reads
+    applies_ = !l.windows.plain() && !by_columns && l.windows.out_size() > 0 && channels_ > 0 && of_whole >= gemm::kWidth &&
                gemm::way_of(dy, x) != gemm::Way::tiles;
     if (!applies_) return;
     outputs_ = std::min(outputs_, l.out_channels);

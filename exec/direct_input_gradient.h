@@ -93,7 +93,7 @@ class DirectInput {
   int64_t blocks() const { return l_.groups * divided_up(l_.in_channels, gemm::kRows); }
   int64_t tasks() const { return l_.batch * l_.groups * bands_ * across_; }
 
-  void pack(const std::byte* w, int64_t block, float* to) const {
+  void pack(const std::byte*, const std::byte* w, int64_t block, float* to) const {
     const int64_t each = divided_up(l_.in_channels, gemm::kRows), g = block / each, channel = block % each * gemm::kRows;
     const int64_t rows = std::min<int64_t>(gemm::kRows, l_.in_channels - channel), taps = l_.windows.taps();
     bool is_finite = true;

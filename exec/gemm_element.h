@@ -105,6 +105,18 @@ template <Element e> __m512i pairs16(const std::byte* first, const std::byte* se
   else
     return paired(rounded32(load16(first), second ? load16(second) : _mm512_setzero_ps(), converts));
 }
+// The same of eight.
+template <Element e> __m256i pairs_of8(const std::byte* first, const std::byte* second, bool converts) {
+  __m512i pairs;
+  if constexpr (e == Element::bfloat16) {
+    const auto load = [](const std::byte* from) { return _mm256_castsi128_si256(load_halves(from)); };
+    pairs = paired(load(first), second ? load(second) : _mm256_setzero_si256());
+  } else {
+    const auto load = [](const std::byte* from) { return _mm512_castps256_ps512(load_floats(from)); };
+    pairs = paired(rounded32(load(first), second ? load(second) : _mm512_setzero_ps(), converts));
+  }
+  return _mm512_castsi512_si256(pairs);
+}
 // The same of the elements of a mask; nothing else is read.
 template <Element e> __m512i some_pairs16(__mmask16 some, const std::byte* first, const std::byte* second, bool converts) {
   const __mmask16 of_second = second ? some : 0;

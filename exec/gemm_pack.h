@@ -65,11 +65,23 @@ template <Element e> void pair_row(const std::byte* first, const std::byte* seco
   constexpr int64_t size = bytes_each<float>(e);
   int64_t i = 0;
 #ifdef __AVX512F__
-  for (; i + 16 <= n; i += 16) _mm512_storeu_si512(to + i, pairs16<e>(first + i * size, second ? second + i * size : nullptr, converts));
-  if (i < n) {
-    const __mmask16 some = first_of16(n - i);
-    _mm512_mask_storeu_epi32(to + i, some, some_pairs16<e>(some, first + i * size, second ? second + i * size : nullptr, converts));
+  const auto sixteen = [&](int64_t at) {
+    _mm512_storeu_si512(to + at, pairs16<e>(first + at * size, second ? second + at * size : nullptr, converts));
+  };
+  const auto eight = [&](int64_t at) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + at),
+                        pairs_of8<e>(first + at * size, second ? second + at * size : nullptr, converts));
+  };
+  for (; i + 16 <= n; i += 16) sixteen(i);
+  if (i == n) return;
+  // Some of them once more: masked loads hold up all that follows where they wait for memory (on Zen 5).
+  if (n >= 16) return sixteen(n - 16);
+  if (n >= 8) {
+    eight(0);
+    return eight(n - 8);
   }
+  const __mmask16 some = first_of16(n);
+  _mm512_mask_storeu_epi32(to, some, some_pairs16<e>(some, first, second, converts));
 #else
   for (; i + 8 <= n; i += 8) {
     const __m256i upper = second ? _mm256_slli_epi32(bits8<e>(second + i * size), 16) : _mm256_setzero_si256();

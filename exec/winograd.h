@@ -185,7 +185,7 @@ class WinogradSums {
     return 2.25 * tiles_.share() / (1 / kOfProducts + kTransforming / outputs + kJoining / channels + kPacking / tiles);
   }
 
-  void pack(const std::byte* w, int64_t block, float* to) const {
+  void pack(const std::byte*, const std::byte* w, int64_t block, float* to) const {
     const int64_t first = block * gemm::kRows, rows = std::min<int64_t>(gemm::kRows, outputs_ - first);
     const int64_t row = kTaps * (backwards_ ? 1 : channels_), channel_step = kTaps * (backwards_ ? outputs_ : 1);
     to += block * block_weights();

@@ -34,13 +34,13 @@ Shape windowed(const Window& window, Shape shape) {
 
 void conv_cases(std::vector<OpCase>& cases) {
   struct Form {
-    const char* name;
+    std::string name;
     int64_t batch, channels, outputs, groups;
     Shape size;
     Window window;
     bool bias = false;
   };
-  const std::vector<Form> forms{
+  std::vector<Form> forms{
       {"plain", 2, 3, 4, 1, {5, 6}, {{3, 2}}, true},
       {"same", 2, 3, 5, 1, {6, 5}, {{3, 3}, {}, {1, 1, 1, 1}}},
       {"strides", 2, 3, 4, 1, {7, 9}, {{3, 3}, {2, 3}, {1, 1, 1, 1}}, true},
@@ -53,6 +53,7 @@ void conv_cases(std::vector<OpCase>& cases) {
       {"depthwise_twice", 1, 3, 6, 3, {5, 7}, {{3, 3}, {2, 2}, {1, 1, 1, 1}}},
       {"one_tap", 2, 7, 5, 1, {4, 6}, {{1, 1}}, true},
       {"one_tap_strides", 2, 5, 4, 1, {6, 7}, {{1, 1}, {2, 2}}},
+      {"one_tap_strides_large", 3, 18, 34, 1, {29, 31}, {{1, 1}, {2, 2}}, true},
       {"one_tap_groups", 2, 6, 4, 2, {3, 5}, {{1, 1}}, true},
       {"one_axis", 2, 3, 4, 1, {11}, {{3}, {2}, {1, 2}}, true},
       {"one_axis_dilations", 2, 4, 4, 2, {13}, {{3}, {1}, {2, 2}, {2}}},
@@ -83,6 +84,9 @@ void conv_cases(std::vector<OpCase>& cases) {
       {"images_plain", 3, 96, 80, 2, {14, 14}, {{1, 1}}, true},
       {"many_taps", 3, 9, 8, 1, {23, 24}, {{21, 20}, {}, {1, 0, 1, 2}}, true},  // a channel's taps are several blocks
   };
+  // Rows of windows that end inside a vector, and with the last element of x.
+  for (const int64_t windows : {5, 9, 12, 16, 17, 23, 33})
+    forms.push_back({fmt::format("one_tap_strides_{}", windows), 8, 18, 34, 1, {3, 2 * windows - 1}, {{1, 1}, {2, 2}}, true});
   for (const Form& f : forms) {
     Shape x{f.batch, f.channels}, w{f.outputs, f.channels / f.groups}, y{f.batch, f.outputs};
     x.insert(x.end(), f.size.begin(), f.size.end());
@@ -108,8 +112,7 @@ void conv_cases(std::vector<OpCase>& cases) {
     part[0] = count;
     attributes.set("first", first);
     attributes.set("rows", count);
-    cases.push_back(
-        {.name = std::string(f.name) + "_part", .op = "ConvWeightGrad", .attributes = attributes, .inputs = {random(y), random(x)}});
+    cases.push_back({.name = f.name + "_part", .op = "ConvWeightGrad", .attributes = attributes, .inputs = {random(y), random(x)}});
     attributes.set("total", f.outputs);
     cases.push_back({.name = f.name,
                      .op = "ConvPart",

@@ -84,7 +84,7 @@ void expect_near(const std::vector<float>& made, const std::vector<double>& exac
 template <typename Way>
 void run(const Way& way, const std::byte* read, const std::byte* w, const float* bias, std::byte* made, const float* before = nullptr) {
   std::vector<float> shared(static_cast<size_t>(way.shared_bytes() / 4), NAN), place(static_cast<size_t>(way.bytes() / 4), NAN);
-  for (int64_t block = 0; block < way.blocks(); ++block) way.pack(w, block, shared.data());
+  for (int64_t block = 0; block < way.blocks(); ++block) way.pack(nullptr, w, block, shared.data());
   for (int64_t task = way.tasks() - 1; task >= 0; --task)
     way.run(read, w, shared.data(), bias, made, task, reinterpret_cast<std::byte*>(place.data()), before);
 }

@@ -152,7 +152,7 @@ struct ForwardWithoutColumns {
     const auto place = [&](int worker) { return args.workspace + all.shared + worker * all.each; };
     if (packs()) {
       with_packed([&](const auto& way) {
-        args.workers().parallel_for(way.blocks(), [&](int64_t block, int) { way.pack(w, block, packed); });
+        args.workers().parallel_for(way.blocks(), [&](int64_t block, int) { way.pack(x, w, block, packed); });
         args.workers().parallel_for(way.tasks(),
                                     [&](int64_t task, int worker) { way.run(x, w, packed, of_channels, y, task, place(worker)); });
       });

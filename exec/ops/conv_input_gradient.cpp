@@ -164,7 +164,7 @@ struct InputWithoutColumns {
       return;
     }
     with_packed([&](const auto& way) {
-      args.workers().parallel_for(way.blocks(), [&](int64_t block, int) { way.pack(w, block, packed); });
+      args.workers().parallel_for(way.blocks(), [&](int64_t block, int) { way.pack(dy, w, block, packed); });
       const auto run = [&](int64_t task, int worker) {
         if constexpr (std::is_same_v<decltype(way), const TileSums<gemm::TileRegisters>&>)
           way.run(dy, w, packed, nullptr, dx, task, place(worker), args.inputs.size() > 2 ? args.in<float>(2) : nullptr);

@@ -158,13 +158,13 @@ inline WeightTiles tiles_of_samples(Layout l, const Words& words) {
 // Whether there is a number that is infinite or none.
 inline bool has_infinity(const float* words, int64_t n, bool pairs) {
   constexpr uint32_t kUpper = 0x7f800000, kLower = 0x7f80;
-  bool has = false;
+  uint32_t upper = 0, lower = 0;  // the largest exponents: a loop that the compiler vectorises
   for (int64_t i = 0; i < n; ++i) {
     const uint32_t word = float_bits::of(words[i]);
-    has |= (word & kUpper) == kUpper;
-    has |= pairs && (word & kLower) == kLower;
+    upper = std::max(upper, word & kUpper);
+    lower = std::max(lower, word & kLower);
   }
-  return has;
+  return upper == kUpper || (pairs && lower == kLower);
 }
 
 // Whether dx is made of the whole weight by one node: of larger ones, whose products take less memory, it may be made in parts

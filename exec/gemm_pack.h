@@ -74,7 +74,7 @@ template <Element e> void pair_row(const std::byte* first, const std::byte* seco
   };
   for (; i + 16 <= n; i += 16) sixteen(i);
   if (i == n) return;
-  // Some of them once more: masked loads hold up all that follows where they wait for memory (on Zen 5).
+  // Some of them once more: see copy_every_second().
   if (n >= 16) return sixteen(n - 16);
   if (n >= 8) {
     eight(0);

@@ -10,7 +10,8 @@
 ORT_TRAIN_OPS_BEGIN
 namespace convolution {
 
-// dx of a ChannelTask, whose rows are those of a phase. Of a thread's workspace: dy's copy, where windows are in it, the sums of a panel.
+// dx of a ChannelTask, whose rows are those of a phase. Of a thread's workspace: dy's copy, unless tasks share it, where windows are in it,
+// the sums of a panel.
 class ChannelInput {
  public:
   ChannelInput() = default;

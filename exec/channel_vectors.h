@@ -162,7 +162,7 @@ class ChannelTasks {
   ChannelTasks(const ChannelWindows& windows, int64_t batch, int64_t groups, int64_t channels, int64_t depth)
       : windows_(windows), panels_(channels), batch_(batch), groups_(groups), depth_(depth), each_(std::max<int64_t>(1, panels_.size())) {
     while (size() < kFewTasks && each_ > 1) each_ = divided_up(each_, 2);
-    shares_ = down() > 1 && shared() * int64_t{sizeof(float)} <= kSharedBytes;
+    shares_ = down() > 1 && (packed() + shared()) * int64_t{sizeof(float)} <= kSharedBytes;
   }
 
   int64_t size() const { return windows_.groups_of_samples() * windows_.bands() * groups_ * down(); }
@@ -187,11 +187,11 @@ class ChannelTasks {
   bool shares() const { return shares_; }
   int64_t copied() const { return shares_ ? shared() : 0; }  // words, of all tasks
   int64_t copies() const { return copied() > 0 ? size() / down() * kPieces : 0; }
-  void copy(const std::byte* x, int64_t copy, float* shared) const {
-    const int64_t item = copy / kPieces, piece = copy % kPieces, words = windows_.words();
+  void copy(const std::byte* x, int64_t number, float* to) const {
+    const int64_t item = number / kPieces, piece = number % kPieces, count = windows_.words();
     const ChannelTask task = (*this)[item * down()];
-    windows_.copy(windows_.group(x, task.n, task.group), task.samples, task.row, task.rows, piece * words / kPieces,
-                  (piece + 1) * words / kPieces, shared + item * windows_.copied());
+    windows_.copy(windows_.group(x, task.n, task.group), task.samples, task.row, task.rows, piece * count / kPieces,
+                  (piece + 1) * count / kPieces, to + item * windows_.copied());
   }
   // The first word that a task reads: of x, of what is shared, or of its own copy.
   const float* words(const std::byte* x, int64_t task, const float* shared, float* own) const {
@@ -215,7 +215,7 @@ class ChannelTasks {
   bool shares_ = false;
 };
 
-// y of a ChannelTask. Of a thread's workspace: x's copy, where windows are in it, the sums of a panel.
+// y of a ChannelTask. Of a thread's workspace: x's copy, unless tasks share it, where windows are in it, the sums of a panel.
 class ChannelForward {
  public:
   ChannelForward() = default;

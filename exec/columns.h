@@ -30,7 +30,7 @@ void gather_columns(const Windows& windows, const T* x, int64_t channels, int64_
           const int64_t oh = at / w.out, ow = at % w.out, run = std::min(w.out - ow, end - at), row = h.at(oh, kh);
           at += run;
           if constexpr (std::is_same_v<T, float>) {
-            if (w.stride == 2 && row >= 0 && row < h.in && inside_from <= ow && ow + run <= inside_to) {
+            if (w.stride == 2 && run > 8 && row >= 0 && row < h.in && inside_from <= ow && ow + run <= inside_to) {
               gemm::copy_every_second(x + row * w.in + w.at(ow, kw), run, to);
               to += run;
               continue;

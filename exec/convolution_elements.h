@@ -74,7 +74,8 @@ inline void fetch_planes(int64_t count, int64_t begin, int64_t end, const Result
 // --- without columns ------------------------------------------------------------------------------------------------------------------
 
 inline constexpr int64_t kPlaneBytes = 768 << 10;  // of x's copy at most: planes that are larger are made by columns
-inline constexpr int64_t kSharedBytes = 16 << 20;  // of a weight's copy; ResNets' largest takes 9 MiB. More shows in the smallest budgets
+inline constexpr int64_t kSharedBytes =
+    16 << 20;  // of copies of a weight, ResNets' largest taking 9 MiB, and of x. More shows in the smallest budgets
 inline constexpr int64_t kBehind = 16 + gemm::kPanel;  // elements behind it: padding that rows share, and what the last vectors may reach
 
 // What takes time beside the products, as so many multiply-adds (measured): to copy an element that windows read one after another, or in

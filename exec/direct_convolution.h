@@ -170,7 +170,7 @@ class DirectWeights {
     outputs_ = std::min(taps == 1 ? kMostOutputs * 3 : kMostOutputs, of_whole);
     channels_ =
         outputs_ > 0 ? std::min(kCopied / (tiles.samples * plane_.size()), kSums / (taps * std::min(outputs_, kLeastOutputs * 4))) : 0;
-    const bool by_columns = taps == 1 && l.windows.out_size() > kSmall;  // what is copied is no more than the product reads
+    const bool by_columns = taps == 1 && l.windows.out_size() > kSmall;  // (measured)
     applies_ = !l.windows.plain() && !by_columns && l.windows.out_size() > 0 && channels_ > 0 && of_whole >= gemm::kWidth &&
                gemm::way_of(dy, x) != gemm::Way::tiles;
     if (!applies_) return;

@@ -101,8 +101,8 @@ inline void join_halves(const float* even, const float* odd, int64_t n, float* t
   store_some(to + i + kWidth, lowest(n - i - kWidth), row.second);
 }
 
-// n elements, of which every second one is taken. What would end in a part of a vector ends with a whole one, some of which has been copied
-// before: with masked loads, copies of planes that aren't in the cache took four times as long (on Zen 5).
+// n elements, every second one of `from`, of which the first 2n - 1 are read. What would end in a part of a vector ends with a whole one,
+// some of which has been copied before: with masked loads, copies of planes that aren't in the cache took four times as long (on Zen 5).
 inline void copy_every_second(const float* from, int64_t n, float* to) {
   int64_t i = 0;
   for (; i + kWidth < n; i += kWidth) store(to + i, Halves(load(from + 2 * i), load(from + 2 * i + kWidth)).even);

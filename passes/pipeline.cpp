@@ -198,7 +198,8 @@ ValueId add_to_sum(Graph& graph, const std::string& parameter, ValueId sum, Valu
   return emit_to_state(builder, "Accumulate", {sum, gradient});
 }
 
-// Each use's gradient is added to accumulators of its own, so that the order of the sums is fixed: over micro-batches, then over uses.
+// Each use's gradient is added to accumulators of its own, so that the order of the sums is fixed: over micro-batches (of a product, within
+// each, over the blocks of its depth), then over uses.
 // Deferred: the norm of the sums so far is stored; that of the last micro-batch is the step's.
 void accumulate(JobGraph& job, const std::map<ValueId, std::vector<ValueId>>& uses, bool deferred) {
   Graph& graph = job.graph;

@@ -247,6 +247,26 @@ class PartsOfMixedProducts : public MixedProducts {
       EXPECT_TRUE(tensors_.at(emit(made->op, made->inputs, made->attributes)) == rows_of(tensors_.at(whole), rows)) << op << " " << first;
     }
   }
+  // The same of a gradient that is added to what there is of it.
+  void expect_sums_like_whole(std::string_view op, std::vector<ValueId> inputs, const Attributes& attributes) {
+    const auto added = [&](ValueId gradient, ValueId sum) {
+      const Node node = graph_.node(graph_.value(gradient).producer);
+      const std::optional<PartNode> made = node.op->traits.accumulated(graph_, node, sum);
+      return made ? emit(made->op, made->inputs, made->attributes) : kNone;
+    };
+    const ValueId whole = emit(op, inputs, attributes);
+    const Node node = graph_.node(graph_.value(whole).producer);
+    const Shape shape = graph_.value(whole).shape;
+    const ValueId sum = add("sum", numbers(shape, 11, DType::float32)), all = added(whole, sum);
+    ASSERT_NE(all, kNone);
+    for (const RowRange& rows : {RowRange{0, 13, shape[0]}, {13, 7, shape[0]}, {20, shape[0] - 20, shape[0]}}) {
+      const std::optional<PartNode> part = op_named(op).traits.division.gradient(graph_, node, rows);
+      ASSERT_TRUE(part);
+      const ValueId of_part = added(emit(part->op, part->inputs, part->attributes), add("rows", rows_of(tensors_.at(sum), rows)));
+      ASSERT_NE(of_part, kNone);
+      EXPECT_TRUE(tensors_.at(of_part) == rows_of(tensors_.at(all), rows)) << op << " " << rows.first;
+    }
+  }
 };
 
 TEST_F(PartsOfMixedProducts, GiveTheBitsOfTheWhole) {
@@ -265,6 +285,10 @@ TEST_F(PartsOfMixedProducts, GiveTheBitsOfTheWhole) {
     Attributes down = types;
     down.set("trans_a", int64_t{1});
     expect_gradient_rows_like_whole("MatMul", {x, add("dy", numbers({37, 70}, 6, b))}, down);
+    for (const float alpha : {1.0f, 0.7f}) {  // several blocks of the depth
+      down.set("alpha", alpha);
+      expect_sums_like_whole("MatMul", {add("tokens", numbers({1000, 53}, 12, a)), add("dy", numbers({1000, 70}, 13, b))}, down);
+    }
 
     const Shape image{1, 60, 3, 3}, kernel{900, 60, 3, 3}, result{1, 900, 3, 3};
     Attributes windows = types;

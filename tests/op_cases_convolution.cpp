@@ -53,7 +53,7 @@ void conv_cases(std::vector<OpCase>& cases) {
       {"depthwise_twice", 1, 3, 6, 3, {5, 7}, {{3, 3}, {2, 2}, {1, 1, 1, 1}}},
       {"one_tap", 2, 7, 5, 1, {4, 6}, {{1, 1}}, true},
       {"one_tap_strides", 2, 5, 4, 1, {6, 7}, {{1, 1}, {2, 2}}},
-      {"one_tap_strides_large", 3, 18, 34, 1, {29, 31}, {{1, 1}, {2, 2}}, true},
+      {"one_tap_strides_large", 3, 18, 34, 1, {29, 43}, {{1, 1}, {2, 2}}, true},
       {"one_tap_groups", 2, 6, 4, 2, {3, 5}, {{1, 1}}, true},
       {"one_axis", 2, 3, 4, 1, {11}, {{3}, {2}, {1, 2}}, true},
       {"one_axis_dilations", 2, 4, 4, 2, {13}, {{3}, {1}, {2, 2}, {2}}},
@@ -74,6 +74,9 @@ void conv_cases(std::vector<OpCase>& cases) {
       {"images_depthwise", 5, 40, 40, 40, {29, 28}, {{5, 5}, {2, 2}, {2, 2, 2, 2}}, true},
       {"images_dilations", 2, 18, 24, 1, {17, 19}, {{3, 3}, {2, 1}, {2, 4, 1, 3}, {2, 3}}, true},
       {"images_wide_pads", 2, 17, 33, 1, {6, 9}, {{3, 2}, {}, {4, 3, 3, 5}}},
+      {"images_shared", 1, 20, 100, 1, {40, 41}, {{3, 5}, {1, 2}, {1, 2, 1, 2}}},  // several tasks have a band's windows
+      {"images_shared_groups", 2, 96, 200, 2, {9, 7}, {{3, 3}, {2, 1}, {1, 1, 1, 1}}, true},
+      {"images_shared_plain", 3, 100, 100, 1, {7, 7}, {{1, 1}}, true},
       {"images_windows", 3, 20, 50, 1, {40, 41}, {{3, 5}, {1, 2}, {1, 2, 1, 2}}},
       {"depthwise_lanes", 3, 37, 37, 37, {30, 31}, {{7, 7}, {}, {3, 3, 3, 3}}, true},
       {"depthwise_strides", 2, 19, 19, 19, {12, 17}, {{3, 5}, {2, 3}, {0, 2, 1, 1}}},

@@ -153,6 +153,7 @@ struct LeftBySplit {
 LeftBySplit left_by(const GptShape& shape, const OptimizerSpec& optimizer, int64_t part_bytes) {
   const JobGraph train = gpt_training(shape, optimizer, part_bytes);
   std::vector<JobGraph> jobs{train};
+  if (optimizer.accumulate) jobs.push_back(train);  // adds to what the first micro-batch left
   if (optimizer.deferred) jobs.push_back(build_pending_graph(train, optimizer, {}));
   if (optimizer.accumulate || optimizer.deferred) jobs.push_back(build_update_graph(train, optimizer, {}));
   Workers workers(1);

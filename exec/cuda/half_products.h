@@ -1,5 +1,5 @@
-// Matrix products whose operands are of 16 bits, or are rounded to these, on tensor cores (exec/cuda/tensor_product.h): MatMul and
-// MatMulPart of devices. On the host (exec/block.h) they are those of exec/cuda/gemm.h.
+// Matrix products whose operands are of 16 bits, or are rounded to these, on tensor cores (exec/cuda/tensor_product.h): MatMul,
+// MatMulPart and AccumulateMatMul of devices. On the host (exec/block.h) they are those of exec/cuda/gemm.h.
 //
 // Operands of float32 are rounded (exec/cuda/half_tensors.h), and sums added to where the library can't, in the workspace. A bias is
 // rounded to the result's type. Tensor cores want rows that begin at multiples of 16 bytes, which those of 50,257 columns don't: large

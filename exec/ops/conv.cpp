@@ -135,11 +135,11 @@ struct ForwardWithoutColumns {
     if (tiles.applies()) return body(tiles);
     return channels.applies() ? body(channels) : body(direct);
   }
-  // Shared: w as these ways read it, then a bias that isn't of floats.
+  // Shared: w as these ways read it, and what their tasks share of x; then a bias that isn't of floats.
   Workspace workspace(int64_t outputs) const {
     const int64_t bytes = bias == Element::own ? 0 : whole_lines(outputs * int64_t{sizeof(float)});
     const int64_t each = packs() ? with_packed([](const auto& way) { return way.bytes(); }) : depthwise.bytes();
-    return {.shared = weights_bytes() + bytes, .each = each};
+    return {.shared = packed_bytes() + bytes, .each = each};
   }
   // outputs: channels of y
   void run(const KernelArgs& args, int64_t outputs) const {
@@ -147,7 +147,7 @@ struct ForwardWithoutColumns {
                       *const added = args.inputs.size() > 2 ? args.in<std::byte>(2) : nullptr;
     auto* const y = args.out<std::byte>(0);
     auto* const packed = reinterpret_cast<float*>(args.workspace);
-    const float* const of_channels = added ? vector_of<float>(added, bias, 0, outputs, args.workspace + weights_bytes()) : nullptr;
+    const float* const of_channels = added ? vector_of<float>(added, bias, 0, outputs, args.workspace + packed_bytes()) : nullptr;
     const Workspace all = workspace(outputs);
     const auto place = [&](int worker) { return args.workspace + all.shared + worker * all.each; };
     if (packs()) {
@@ -164,7 +164,7 @@ struct ForwardWithoutColumns {
 
  private:
   bool packs() const { return winograd.applies() || tiles.applies() || channels.applies() || direct.applies(); }
-  int64_t weights_bytes() const {
+  int64_t packed_bytes() const {
     return packs() ? with_packed([](const auto& way) { return way.shared_bytes(); }) : 0;
   }
 };

@@ -88,6 +88,7 @@ std::vector<TensorType> infer_part(const InferContext& context) {
 
 std::vector<TensorType> infer_accumulated(const InferContext& context) {
   const std::vector<TensorType> sum = infer_part(context);
+  if (window_of(context.attributes).y_columns > 0) throw error(ErrorCode::unsupported, "a sum has the columns of its product alone");
   if (!context.has(3) || context.input(3) != sum[0])
     throw error(ErrorCode::unsupported, "{} is added to no sum of its type", to_string(sum[0]));
   return sum;

@@ -44,10 +44,10 @@ class MaxRows {
     bytes_ = places.all();
     taps_of_phase_.resize(static_cast<size_t>(w_.stride));
     for (int64_t kw = 0; kw < w_.kernel; ++kw) {
-      const int64_t phase = kw * w_.dilation % w_.stride, back = kw * w_.dilation / w_.stride;
-      taps_.push_back(phase * phase_ + back);
-      auto& of_phase = taps_of_phase_[static_cast<size_t>(phase)];
-      of_phase.insert(of_phase.begin(), {static_cast<int32_t>(kw), back});
+      taps_.push_back(kw * w_.dilation % w_.stride * phase_ + kw * w_.dilation / w_.stride);
+    }
+    for (int64_t kw = w_.kernel; kw-- > 0;) {
+      taps_of_phase_[static_cast<size_t>(kw * w_.dilation % w_.stride)].push_back({static_cast<int32_t>(kw), kw * w_.dilation / w_.stride});
     }
     for (int64_t ow = 0; ow < width_; ++ow) {  // the first tap that is no padding
       int32_t kw = 0;

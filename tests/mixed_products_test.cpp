@@ -352,6 +352,12 @@ TEST_F(MixedProducts, WhatDoesNotGoTogetherIsRefused) {
   refused({{"to", number_of(DType::float32)}}, wide, wide);
   refused({{"to", int64_t{99}}}, half, half);
   refused({{"compute", number_of(DType::int64)}}, half, half);
+  const auto adds_to_none = [&](const Attributes& attributes, const Tensor* sum) {
+    EXPECT_THROW(run("AccumulateMatMul", attributes, {&single, &single, nullptr, sum}, 1, one_), Error);
+  };
+  adds_to_none({}, nullptr);
+  adds_to_none({}, &half);
+  adds_to_none({{"y_columns", int64_t{2}}}, &single);
   refused({{"compute", number_of(DType::bfloat16)}}, wide, wide);
   refused({{"compute", number_of(DType::float64)}}, single, single);
 }

@@ -105,8 +105,9 @@ struct OpTraits {
   // Emits the sum of the only outputs of these nodes as one node, where that is better: the nodes are of this op, with equal attributes and
   // inputs of equal types, in the order of what they are gradients of. kNone: it isn't. Null: it never is.
   ValueId (*sum)(Builder&, const std::vector<NodeId>& nodes) = nullptr;
-  // For a node whose only output is a gradient: one that adds it to `sum` instead, which it writes, in float32 or wider. None where this
-  // node can't, or could not be divided (Division::gradient): a gradient in parts has the bits of the whole. Null: none can.
+  // For a node whose only output is a gradient: one that adds it to `sum` instead, in place, which is float32 or wider. None where this
+  // node can't, or where the gradient can't be made in parts (Division::gradient): then whole and parts would add differently. Null: none
+  // can.
   std::optional<PartNode> (*accumulated)(const Graph&, const Node&, ValueId sum) = nullptr;
   PrecisionTraits precision{};
   AxisRule along = nullptr;  // null: unknown

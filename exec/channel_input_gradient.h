@@ -49,7 +49,7 @@ class ChannelInput {
       }
     }
     Places places;
-    places.take<float>(tasks_.shares() ? 0 : windows_.copied());
+    places.take<float>(tasks_.copied_by_each());
     table_at_ = places.take<int32_t>(windows_.count());
     sums_at_ = places.take<float>(sums);
     bytes_ = places.all();
@@ -62,8 +62,7 @@ class ChannelInput {
   int64_t tasks() const { return tasks_.size(); }
   // As ChannelForward's: of the products that an element of dx takes.
   double efficiency(double rate) const {
-    const auto windows = static_cast<double>(windows_.count());
-    const auto outputs = static_cast<double>(tasks_.shares() ? l_.in_channels : tasks_.outputs());
+    const auto windows = static_cast<double>(windows_.count()), outputs = static_cast<double>(tasks_.outputs());
     const double copying = static_cast<double>(windows_.copied()) / windows / static_cast<double>(words_);
     const double taps = static_cast<double>(l_.windows.taps()) / static_cast<double>(phases_.size());
     const double products = static_cast<double>(l_.out_channels) * taps;

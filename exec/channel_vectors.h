@@ -160,7 +160,13 @@ class ChannelTasks {
   ChannelTasks() = default;
   // channels: of the result, in a group; depth: words of the weight for each
   ChannelTasks(const ChannelWindows& windows, int64_t batch, int64_t groups, int64_t channels, int64_t depth)
-      : windows_(windows), panels_(channels), batch_(batch), groups_(groups), depth_(depth), each_(std::max<int64_t>(1, panels_.size())) {
+      : windows_(windows),
+        panels_(channels),
+        batch_(batch),
+        groups_(groups),
+        channels_(channels),
+        depth_(depth),
+        each_(std::max<int64_t>(1, panels_.size())) {
     while (size() < kFewTasks && each_ > 1) each_ = divided_up(each_, 2);
     shares_ = down() > 1 && (packed() + shared()) * int64_t{sizeof(float)} <= kSharedBytes;
   }
@@ -178,14 +184,14 @@ class ChannelTasks {
             .end = std::min(begin + each_, panels_.size())};
   }
   const ChannelPanels& panels() const { return panels_; }
-  int64_t outputs() const { return each_ * gemm::kPanel; }  // of a task, about
+  int64_t outputs() const { return shares_ ? channels_ : each_ * gemm::kPanel; }  // that read a copy of windows, about
   // The weight's panels, of all groups one behind the other: how many, where one begins, and all of them end.
   int64_t blocks() const { return groups_ * panels_.size(); }
   int64_t packed_at(int64_t group, const ChannelPanels::Panel& panel) const { return (group * panels_.all() + panel.first) * depth_; }
   int64_t packed() const { return groups_ * panels_.all() * depth_; }
 
-  bool shares() const { return shares_; }
-  int64_t copied() const { return shares_ ? shared() : 0; }  // words, of all tasks
+  int64_t copied() const { return shares_ ? shared() : 0; }                   // words, for all tasks
+  int64_t copied_by_each() const { return shares_ ? 0 : windows_.copied(); }  // and in the room of each thread
   int64_t copies() const { return copied() > 0 ? size() / down() * kPieces : 0; }
   void copy(const std::byte* x, int64_t number, float* to) const {
     const int64_t item = number / kPieces, piece = number % kPieces, count = windows_.words();
@@ -211,7 +217,7 @@ class ChannelTasks {
 
   ChannelWindows windows_;
   ChannelPanels panels_;
-  int64_t batch_ = 0, groups_ = 1, depth_ = 0, each_ = 1;  // each: panels of a task
+  int64_t batch_ = 0, groups_ = 1, channels_ = 0, depth_ = 0, each_ = 1;  // each: panels of a task
   bool shares_ = false;
 };
 
@@ -237,7 +243,7 @@ class ChannelForward {
       for (int64_t t = 0; t < taps; ++t) at_.push_back(static_cast<int32_t>(word * windows_.word() + windows_.tap(t)));
     }
     Places places;
-    places.take<float>(tasks_.shares() ? 0 : windows_.copied());
+    places.take<float>(tasks_.copied_by_each());
     table_at_ = places.take<int32_t>(windows_.count());
     sums_at_ = places.take<float>(sums);
     bytes_ = places.all();
@@ -250,8 +256,7 @@ class ChannelForward {
   int64_t tasks() const { return tasks_.size(); }
   // Of the rate of large float32 products. rate: of products of such words
   double efficiency(double rate) const {
-    const auto windows = static_cast<double>(windows_.count());
-    const auto outputs = static_cast<double>(tasks_.shares() ? l_.out_channels : tasks_.outputs());
+    const auto windows = static_cast<double>(windows_.count()), outputs = static_cast<double>(tasks_.outputs());
     const double copying = static_cast<double>(windows_.copied()) / windows / static_cast<double>(depth());
     const double products = static_cast<double>(l_.in_channels * l_.windows.taps());
     rate *= share_of_depth(std::min(chain_, words_) * l_.windows.taps(), 16);

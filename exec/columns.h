@@ -3,7 +3,7 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
+#include <type_traits>
 
 #include "exec/halves.h"
 #include "exec/window.h"
@@ -21,6 +21,7 @@ void gather_columns(const Windows& windows, const T* x, int64_t channels, int64_
       std::copy_n(x + channel * windows.in_size() + first, count, columns + channel * stride);
     return;
   }
+  const int64_t short_run = std::is_same_v<T, float> && w.stride == 2 ? kShortRun / 2 : kShortRun;  // those of floats are vectors
   for (int64_t channel = 0; channel < channels; ++channel, x += windows.in_size()) {
     for (int64_t kh = 0; kh < h.kernel; ++kh) {
       for (int64_t kw = 0; kw < w.kernel; ++kw, columns += stride) {
@@ -29,14 +30,7 @@ void gather_columns(const Windows& windows, const T* x, int64_t channels, int64_
         for (int64_t at = first, end = first + count; at < end;) {
           const int64_t oh = at / w.out, ow = at % w.out, run = std::min(w.out - ow, end - at), row = h.at(oh, kh);
           at += run;
-          if constexpr (std::is_same_v<T, float>) {
-            if (w.stride == 2 && run > 8 && row >= 0 && row < h.in && inside_from <= ow && ow + run <= inside_to) {
-              gemm::copy_every_second(x + row * w.in + w.at(ow, kw), run, to);
-              to += run;
-              continue;
-            }
-          }
-          if (run <= kShortRun) {  // calls would take longer than the copy
+          if (run <= short_run) {  // calls would take longer than the copy
             const T* const source = x + (row < 0 || row >= h.in ? 0 : row) * w.in;
             const uint64_t width = row < 0 || row >= h.in ? 0 : static_cast<uint64_t>(w.in);
             int64_t column = w.at(ow, kw);
@@ -47,15 +41,7 @@ void gather_columns(const Windows& windows, const T* x, int64_t channels, int64_
           int64_t from = std::clamp(inside_from, ow, ow + run), until = std::clamp(inside_to, from, ow + run);
           if (row < 0 || row >= h.in) from = until = ow + run;
           std::fill(to, to + (from - ow), T(0));
-          if (from < until) {
-            const T* const source = x + row * w.in + w.at(from, kw);
-            T* const target = to + (from - ow);
-            if (w.stride == 1) {
-              std::memcpy(target, source, static_cast<size_t>(until - from) * sizeof(T));
-            } else {
-              for (int64_t i = 0; i < until - from; ++i) target[i] = source[i * w.stride];
-            }
-          }
+          if (from < until) gemm::copy_in_steps(x + row * w.in + w.at(from, kw), w.stride, until - from, to + (from - ow));
           std::fill(to + (until - ow), to + run, T(0));
           to += run;
         }

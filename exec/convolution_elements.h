@@ -74,8 +74,7 @@ inline void fetch_planes(int64_t count, int64_t begin, int64_t end, const Result
 // --- without columns ------------------------------------------------------------------------------------------------------------------
 
 inline constexpr int64_t kPlaneBytes = 768 << 10;  // of x's copy at most: planes that are larger are made by columns
-inline constexpr int64_t kSharedBytes =
-    16 << 20;  // of copies of a weight, ResNets' largest taking 9 MiB, and of x. More shows in the smallest budgets
+inline constexpr int64_t kSharedBytes = 16 << 20;  // of copies of a weight (ResNets': 9 MiB) and of x. More shows in the smallest budgets
 inline constexpr int64_t kBehind = 16 + gemm::kPanel;  // elements behind it: padding that rows share, and what the last vectors may reach
 
 // What takes time beside the products, as so many multiply-adds (measured): to copy an element that windows read one after another, or in
@@ -114,17 +113,13 @@ class Plane {
   // The same of every `step`th.
   void read(int64_t at, int64_t step, int64_t n, float* to) const {
     if (step == 1) return read(at, n, to);
-    const auto pick = [&](const float* from, int64_t count) {
-      if (step == 2) return gemm::copy_every_second(from, count, to);
-      for (int64_t i = 0; i < count; ++i) to[i] = from[i * step];
-    };
-    if (const float* const from = floats()) return pick(from + at, n);
+    if (const float* const from = floats()) return gemm::copy_in_steps(from + at, step, n, to);
     constexpr int64_t kSome = 512;
     float some[kSome];
     for (const int64_t most = (kSome - 1) / step + 1; n > 0; n -= most, at += most * step, to += most) {
       const int64_t count = std::min(n, most);
       read(at, (count - 1) * step + 1, some);
-      pick(some, count);
+      gemm::copy_in_steps(some, step, count, to);
     }
   }
 

@@ -2,7 +2,9 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "exec/gemm_micro.h"
 
@@ -119,6 +121,18 @@ inline void copy_every_second(const float* from, int64_t n, float* to) {
   }
 #endif
   if (n > 0) store_some(to, lowest(n), halves_of(from, lowest(2 * n - 1)).even);
+}
+
+// n elements, every `step`th of `from`.
+template <typename T> void copy_in_steps(const T* from, int64_t step, int64_t n, T* to) {
+  if (step == 1) {
+    std::copy_n(from, n, to);
+    return;
+  }
+  if constexpr (std::is_same_v<T, float>) {
+    if (step == 2) return copy_every_second(from, n, to);
+  }
+  for (int64_t i = 0; i < n; ++i) to[i] = from[i * step];
 }
 
 }  // namespace gemm

@@ -68,14 +68,18 @@ void expect_near(const Tensor& found, const Tensor& wanted, double tolerance) {
   EXPECT_LE(apart, tolerance * norm);
 }
 
+namespace {
+bool is_product(std::string_view op) { return op.find("MatMul") != op.npos; }
+}  // namespace
+
 double own_order_tolerance(const OpJob& job, size_t output, const Tensor& result) {
   constexpr double kSums = 1e-5, kWinograd = 2e-6;
   const auto rounding = [](DType type) { return type == DType::bfloat16 ? 0x1p-8 : type == DType::float16 ? 0x1p-11 : 0; };
   const std::string_view op = job.op->name;
-  const bool is_product = op.find("MatMul") != op.npos, is_attention = op.starts_with("Attention");
+  const bool is_attention = op.starts_with("Attention");
   const DType half = half_of_products(job);
   if (!is_half(half)) return takes_winograd(job) ? kWinograd : 0;
-  if (is_product || (op == "Attention" && output == 1)) return std::max(rounding(result.dtype), kSums);
+  if (is_product(op) || (op == "Attention" && output == 1)) return std::max(rounding(result.dtype), kSums);
   return (is_attention ? 2 : 1) * std::max(rounding(half), rounding(result.dtype));
 }
 
@@ -89,7 +93,7 @@ bool takes_winograd(const OpJob& job) {
 
 DType half_of_products(const OpJob& job) {
   const std::string_view op = job.op->name;
-  if (op.find("MatMul") == op.npos && !op.starts_with("Attention") && !op.starts_with("Conv")) return DType::float32;
+  if (!is_product(op) && !op.starts_with("Attention") && !op.starts_with("Conv")) return DType::float32;
   const auto has = [&](DType type) {
     return std::any_of(job.inputs.begin(), job.inputs.end(), [&](const Tensor* input) { return input && input->dtype == type; });
   };

@@ -160,5 +160,50 @@ TEST(Math, PowersAreAccurate) {
   check_powers(a, b);
 }
 
+// x * P(x) and its slope P(x) + x * P'(x): to 2^-22, and y in the left tail, where 1 + erf(x) would be 0, to 2^-16 of itself.
+void check_gelu(const char* approximate, double (*probability)(double), double (*density)(double)) {
+  std::vector<float> numbers;
+  for (float x = -12; x < 12; x += 0x1p-13f) numbers.push_back(x);
+  const int64_t n = static_cast<int64_t>(numbers.size());
+  const Tensor x = make_tensor<float>({n}, numbers), ones = make_tensor<float>({n}, std::vector<float>(numbers.size(), 1));
+  const Attributes attributes{{"approximate", approximate}};
+  const Tensor y = evaluate(op_named("Gelu"), attributes, {&x}, 1, worker())[0];
+  const Tensor slopes = evaluate(op_named("GeluGrad"), attributes, {&ones, &x}, 1, worker())[0];
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const double at = numbers[i], p = probability(at), slope = p + at * density(at);
+    const double value = at * p, size = std::max(1.0, std::abs(at));
+    ASSERT_NEAR(y.data<float>()[i], value, 4 * size * 0x1p-24) << at;
+    ASSERT_NEAR(slopes.data<float>()[i], slope, 4 * 0x1p-24) << at;
+    if (value < -1e-37) {
+      ASSERT_NEAR(y.data<float>()[i] / value, 1, 0x1p-16) << at;
+    }
+  }
+
+  const Tensor edges = make_tensor<float>({6}, {-HUGE_VALF, -1e30f, -15, 1e30f, HUGE_VALF, std::nanf("")});
+  const Tensor six = make_tensor<float>({6}, std::vector<float>(6, 1));
+  const Tensor limits = evaluate(op_named("Gelu"), attributes, {&edges}, 1, worker())[0];
+  const Tensor limit_slopes = evaluate(op_named("GeluGrad"), attributes, {&six, &edges}, 1, worker())[0];
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(limits.data<float>()[i], 0);
+    EXPECT_EQ(limit_slopes.data<float>()[i], 0);
+  }
+  for (size_t i = 3; i < 5; ++i) {
+    EXPECT_EQ(limits.data<float>()[i], edges.data<float>()[i]);
+    EXPECT_EQ(limit_slopes.data<float>()[i], 1);
+  }
+  EXPECT_TRUE(std::isnan(limits.data<float>()[5]));
+  EXPECT_TRUE(std::isnan(limit_slopes.data<float>()[5]));
+}
+
+TEST(Math, GeluIsAccurateInBothTails) {
+  check_gelu(
+      "none", [](double x) { return 0.5 * std::erfc(-x * M_SQRT1_2); },
+      [](double x) { return std::exp(-0.5 * x * x) * 0.3989422804014327; });
+  static constexpr auto kW = [](double x) { return 2 * 0.7978845608028654 * (x + 0.044715 * x * x * x); };
+  check_gelu(
+      "tanh", [](double x) { return 1 / (1 + std::exp(-kW(x))); },
+      [](double x) { return 2 * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x) / (2 + std::exp(kW(x)) + std::exp(-kW(x))); });
+}
+
 }  // namespace
 }  // namespace ort_train

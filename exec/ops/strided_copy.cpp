@@ -11,29 +11,73 @@ ORT_TRAIN_OPS_BEGIN
 
 namespace {
 
-constexpr int64_t kTile = 64;  // a transposed tile of 4-byte elements takes 16 KB on its way
 constexpr int64_t kSquare = 256;
 
-// out[r * out_pitch + c] = in[r + c * in_pitch]
-template <typename T> void transpose_tile(T* out, int64_t out_pitch, const T* in, int64_t in_pitch, int64_t rows, int64_t columns) {
+// out[r * out_pitch + c] = in[r + c * in_pitch], element by element.
+template <typename T> void transpose_elements(T* out, int64_t out_pitch, const T* in, int64_t in_pitch, int64_t rows, int64_t columns) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < columns; ++c) out[r * out_pitch + c] = in[r + c * in_pitch];
   }
 }
 
-// By way of a buffer: pitches are often multiples of 4 KB, where the lines of a tile push each other out of the cache.
-void transpose_tile(uint32_t* out, int64_t out_pitch, const uint32_t* in, int64_t in_pitch, int64_t rows, int64_t columns) {
-  constexpr int64_t kPitch = kTile + 8;
-  uint32_t buffer[kTile * kPitch];
-  const int64_t whole_rows = rows & ~int64_t{7}, whole_columns = columns & ~int64_t{7};
-  for (int64_t c = 0; c < whole_columns; c += 8) {
-    for (int64_t r = 0; r < whole_rows; r += 8)
-      transpose8(reinterpret_cast<const float*>(in + r + c * in_pitch), in_pitch, reinterpret_cast<float*>(buffer + r * kPitch + c),
-                 kPitch);
+// Blocks in registers: kSide vectors of words of 4 bytes. A word is one element, or two that are neighbours in `out`.
+
+#ifdef __AVX512F__
+constexpr int64_t kSide = 16;
+using Words = __m512;
+Words words_at(const uint32_t* from) { return _mm512_loadu_ps(from); }
+Words pairs_of(const uint16_t* first, const uint16_t* second) {
+  const auto widened = [](const uint16_t* from) {
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  };
+  return _mm512_castsi512_ps(_mm512_or_si512(widened(first), _mm512_slli_epi32(widened(second), 16)));
+}
+void transpose_words(Words (&words)[kSide], float* to, int64_t to_row) { transpose16(words, to, to_row); }
+#else
+constexpr int64_t kSide = 8;
+using Words = __m256;
+Words words_at(const uint32_t* from) { return _mm256_loadu_ps(reinterpret_cast<const float*>(from)); }
+Words pairs_of(const uint16_t* first, const uint16_t* second) {
+  const auto widened = [](const uint16_t* from) { return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))); };
+  return _mm256_castsi256_ps(_mm256_or_si256(widened(first), _mm256_slli_epi32(widened(second), 16)));
+}
+void transpose_words(Words (&words)[kSide], float* to, int64_t to_row) { transpose8(words, to, to_row); }
+#endif
+
+template <typename T> constexpr int64_t kBlockColumns = kSide* static_cast<int64_t>(sizeof(float) / sizeof(T));
+
+// kSide rows of kBlockColumns elements.
+void transpose_block(uint32_t* out, int64_t out_pitch, const uint32_t* in, int64_t in_pitch) {
+  Words words[kSide];
+#pragma GCC unroll 16
+  for (int64_t c = 0; c < kSide; ++c) words[c] = words_at(in + c * in_pitch);
+  transpose_words(words, reinterpret_cast<float*>(out), out_pitch);
+}
+void transpose_block(uint16_t* out, int64_t out_pitch, const uint16_t* in, int64_t in_pitch) {
+  Words words[kSide];
+#pragma GCC unroll 16
+  for (int64_t c = 0; c < kSide; ++c) words[c] = pairs_of(in + 2 * c * in_pitch, in + (2 * c + 1) * in_pitch);
+  float rows[kSide * kSide];  // on the way: out_pitch may be odd
+  transpose_words(words, rows, kSide);
+  for (int64_t r = 0; r < kSide; ++r) std::memcpy(out + r * out_pitch, rows + r * kSide, kSide * sizeof(float));
+}
+
+// The last blocks begin earlier, so that they are whole. Rows of blocks: `out` is written in lines, which costs more than reading them.
+template <typename T> void transpose_square(T* out, int64_t out_pitch, const T* in, int64_t in_pitch, int64_t rows, int64_t columns) {
+  if constexpr (sizeof(T) == 2 || sizeof(T) == 4) {
+    constexpr int64_t kColumns = kBlockColumns<T>;
+    if (rows >= kSide && columns >= kColumns) {
+      for (int64_t r = 0; r < rows; r += kSide) {
+        const int64_t top = std::min(r, rows - kSide);
+        for (int64_t c = 0; c < columns; c += kColumns) {
+          const int64_t left = std::min(c, columns - kColumns);
+          transpose_block(out + top * out_pitch + left, out_pitch, in + top + left * in_pitch, in_pitch);
+        }
+      }
+      return;
+    }
   }
-  transpose_tile<uint32_t>(buffer + whole_columns, kPitch, in + whole_columns * in_pitch, in_pitch, whole_rows, columns - whole_columns);
-  transpose_tile<uint32_t>(buffer + whole_rows * kPitch, kPitch, in + whole_rows, in_pitch, rows - whole_rows, columns);
-  for (int64_t r = 0; r < rows; ++r) std::memcpy(out + r * out_pitch, buffer + r * kPitch, static_cast<size_t>(columns) * sizeof(uint32_t));
+  transpose_elements(out, out_pitch, in, in_pitch, rows, columns);
 }
 
 int64_t blocks_of(int64_t n, int64_t block) { return (n + block - 1) / block; }
@@ -84,12 +128,7 @@ template <typename T> void StridedCopy::run_transpose(Workers& workers, T* out, 
         for (int64_t unit = std::max(begin, matrix) - matrix; unit < std::min(end - matrix, squares); ++unit) {
           const int64_t top = unit / across * kSquare, left = unit % across * kSquare;
           const int64_t bottom = std::min(rows_, top + kSquare), right = std::min(columns_, left + kSquare);
-          for (int64_t r = top; r < bottom; r += kTile) {
-            for (int64_t c = left; c < right; c += kTile) {
-              transpose_tile(to + r * out_pitch_ + c, out_pitch_, from + r + c * in_pitch_, in_pitch_, std::min(kTile, bottom - r),
-                             std::min(kTile, right - c));
-            }
-          }
+          transpose_square(to + top * out_pitch_ + left, out_pitch_, from + top + left * in_pitch_, in_pitch_, bottom - top, right - left);
         }
       }
     });

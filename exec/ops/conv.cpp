@@ -10,7 +10,7 @@
 // The columns are made tile by tile, right before their product (exec/gemm.h), so that they take some 400 KB of workspace a thread; where a
 // plane has few windows, those of several samples make a tile. An element's bits depend on the shapes alone: channels are added in chunks,
 // upwards. Most shapes are made without columns: exec/winograd.h, exec/tile_convolution.h, exec/channel_vectors.h,
-// exec/direct_convolution.h, exec/depthwise_convolution.h.
+// exec/direct_convolution.h, exec/depthwise_sums.h.
 //
 // Where w is in parts, each a range of its rows and so of y's channels (passes/split_weights.h), a node is told which: `first` of `total`.
 // What could change a bit is chosen by the whole weight. Grouped convolutions are not divided: their weights are small.
@@ -22,7 +22,7 @@
 #include "exec/channel_vectors.h"
 #include "exec/convolution.h"
 #include "exec/convolution_elements.h"
-#include "exec/depthwise_convolution.h"
+#include "exec/depthwise_sums.h"
 #include "exec/direct_convolution.h"
 #include "exec/op_list.h"
 #include "exec/ops/sampling.h"
@@ -117,7 +117,7 @@ struct ForwardWithoutColumns {
   TileSums<gemm::TileRegisters> tiles;
   ChannelForward channels;
   DirectForward direct;
-  DepthwiseForward depthwise;
+  DepthwiseSums depthwise;
   Element bias = Element::own;
 
   template <typename T> static ForwardWithoutColumns of(const Forward<T>& f) {
@@ -126,7 +126,7 @@ struct ForwardWithoutColumns {
     if (auto tiles = TileSums<gemm::TileRegisters>::of_output(f.l, f.x, f.w, f.y); tiles.applies())
       return {.tiles = std::move(tiles), .bias = f.bias};
     if (ChannelForward channels(f.l, f.x, f.w, f.y); channels.applies()) return {.channels = std::move(channels), .bias = f.bias};
-    return {{}, {}, {}, DirectForward(f.l, f.x, f.w, f.y), DepthwiseForward(f.l, f.x, f.w, f.y), f.bias};
+    return {{}, {}, {}, DirectForward(f.l, f.x, f.w, f.y), DepthwiseSums::of_output(f.l, f.x, f.w, f.y), f.bias};
   }
   bool applies() const { return packs() || depthwise.applies(); }
   // body(way) for the one that packs the weight, if one does.

@@ -17,7 +17,7 @@
 #include "exec/channel_input_gradient.h"
 #include "exec/convolution.h"
 #include "exec/convolution_elements.h"
-#include "exec/depthwise_convolution.h"
+#include "exec/depthwise_sums.h"
 #include "exec/direct_input_gradient.h"
 #include "exec/op_list.h"
 #include "exec/strided.h"
@@ -133,7 +133,7 @@ struct InputWithoutColumns {
   TileSums<gemm::TileRegisters> tiles;
   ChannelInput channels;
   DirectInput direct;
-  DepthwiseInput depthwise;
+  DepthwiseSums depthwise;
 
   template <typename T> static InputWithoutColumns of(const InputGradient<T>& gradient) {
     if (!std::is_same_v<T, float>) return {};
@@ -141,7 +141,7 @@ struct InputWithoutColumns {
     if (const auto winograd = WinogradSums::of_input(l, dy, w, dx); winograd.applies()) return {.winograd = winograd};
     if (auto tiles = TileSums<gemm::TileRegisters>::of_input(l, dy, w, dx); tiles.applies()) return {.tiles = std::move(tiles)};
     if (ChannelInput channels(l, gradient.block, dy, w, dx); channels.applies()) return {.channels = std::move(channels)};
-    return {{}, {}, {}, DirectInput(l, gradient.block, dy, w, dx), DepthwiseInput(l, dy, w, dx)};
+    return {{}, {}, {}, DirectInput(l, gradient.block, dy, w, dx), DepthwiseSums::of_input(l, dy, w, dx)};
   }
   bool applies() const { return winograd.applies() || tiles.applies() || channels.applies() || direct.applies() || depthwise.applies(); }
   // body(way) for the one that packs the weight.
@@ -160,7 +160,8 @@ struct InputWithoutColumns {
     const auto place = [&, each = workspace()](int worker) { return args.workspace + each.shared + worker * each.each; };
     auto* const packed = reinterpret_cast<float*>(args.workspace);
     if (depthwise.applies()) {
-      args.workers().parallel_for(depthwise.tasks(), [&](int64_t task, int worker) { depthwise.run(dy, w, dx, task, place(worker)); });
+      args.workers().parallel_for(depthwise.tasks(),
+                                  [&](int64_t task, int worker) { depthwise.run(dy, w, nullptr, dx, task, place(worker)); });
       return;
     }
     with_packed([&](const auto& way) {

@@ -14,7 +14,7 @@
 
 #include "exec/convolution.h"
 #include "exec/convolution_elements.h"
-#include "exec/depthwise_convolution.h"
+#include "exec/depthwise_weights.h"
 #include "exec/direct_convolution.h"
 #include "exec/op_list.h"
 #include "exec/strided.h"

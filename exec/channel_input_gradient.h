@@ -26,7 +26,7 @@ class ChannelInput {
     constexpr int64_t kElements = 112, kSmall = 14 * 14;
     const auto& [h, w] = l.windows;
     const int64_t taps = l.windows.taps();
-    const bool is_faster = taps == 1 || (dy_.pairs && is_undivided(l));  // (measured)
+    const bool is_faster = taps == 1 || dy_.pairs || !is_undivided(l);  // than planes in vectors, or columns (measured)
     applies_ = is_faster && fills_channels(l.windows, l.batch, l.out_channels, l.in_channels, kSmall) && taps <= kDepthBlock &&
                l.windows.in_size() > 0 && h.stride <= kMostStride && w.stride <= kMostStride && l.first == 0 && l.is_last() &&
                gemm::way_of(dy, weight) != gemm::Way::tiles &&

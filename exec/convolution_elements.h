@@ -163,7 +163,7 @@ inline bool has_infinity(const float* words, int64_t n, bool pairs) {
   return upper == kUpper || (pairs && lower == kLower);
 }
 
-// Whether dx is made of the whole weight by one node: of larger ones, whose products take less memory, it may be made in parts
+// Whether dx is always made of the whole weight by one node: of larger ones, whose products take less memory, it may be made in parts
 // (exec/ops/conv_input_gradient.cpp), which have to be added tap by tap.
 inline bool is_undivided(const Layout& l) {
   const double products = static_cast<double>(l.batch) * static_cast<double>(l.products()), weights = static_cast<double>(l.weights());

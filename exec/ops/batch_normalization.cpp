@@ -24,6 +24,7 @@
 #include <utility>
 
 #include "exec/chain.h"
+#include "exec/gemm_micro.h"
 #include "exec/lane_rows.h"
 #include "exec/normalization.h"
 #include "exec/op_list.h"
@@ -98,6 +99,11 @@ int64_t channels_per_task(const Layout& l) { return std::max<int64_t>(1, 32768 /
 template <typename T, typename C = Compute<T>> void normalize_plane(const T* x, T* y, int64_t n, C mean, C factor, C bias) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) y[i] = store<T>(math::fma(load(x[i]) - mean, factor, bias));
+}
+
+// Brings n elements, which will be written, into the cache meanwhile.
+template <typename T> void fetch_to_write(const T* y, int64_t n) {
+  for (int64_t i = 0; i < n; i += 64 / static_cast<int64_t>(sizeof(T))) gemm::fetch_to_write(reinterpret_cast<const std::byte*>(y + i));
 }
 
 // What becomes of y, and where each thread has room for that.
@@ -228,7 +234,10 @@ KernelRun live(const KernelSpec& spec) {
           };
           sum(of_x);
           for (int64_t c = first; c < last; ++c) mean[c] = static_cast<C>(total<1>(l, sums, c, 0) / count);
-          sum(of_squares);
+          sum([&](int64_t c, int64_t begin, int64_t n) {
+            fetch_to_write(args.out<T>(0) + begin, n);
+            return of_squares(c, begin, n);
+          });
           for (int64_t c = first; c < last; ++c) variance[c] = static_cast<C>(total<1>(l, sums, c, 0) / count);
           normalize(l, x, scale, bias, mean, variance, epsilon, args.out<T>(0), first, last, behind, worker);
         });

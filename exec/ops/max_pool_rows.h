@@ -22,6 +22,45 @@
 ORT_TRAIN_OPS_BEGIN
 namespace pool {
 
+// Vectors of numbers of taps, and which lanes a condition holds in.
+#ifdef __AVX512F__
+using Ints = __m512i;
+using Lanes = __mmask16;
+inline Ints load_ints(const int32_t* from) { return _mm512_loadu_si512(from); }
+inline void store_ints(int32_t* to, Ints ints) { _mm512_storeu_si512(to, ints); }
+inline Ints broadcast_int(int32_t x) { return _mm512_set1_epi32(x); }
+// To all that aren't negative.
+inline Ints add_to_taps(Ints taps, int32_t x) {
+  return _mm512_mask_add_epi32(taps, _mm512_movepi32_mask(taps) ^ 0xffff, taps, broadcast_int(x));
+}
+// Larger, or no number.
+inline Lanes exceeds(gemm::Vector a, gemm::Vector b) {
+  return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) | _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+}
+inline Lanes lanes_of(uint64_t bits) { return static_cast<Lanes>(bits); }
+inline Lanes equal(Ints a, Ints b) { return _mm512_cmpeq_epi32_mask(a, b); }
+inline gemm::Vector chosen(Lanes lanes, gemm::Vector a, gemm::Vector b) { return _mm512_mask_mov_ps(b, lanes, a); }
+inline Ints chosen(Lanes lanes, Ints a, Ints b) { return _mm512_mask_mov_epi32(b, lanes, a); }
+inline gemm::Vector add_in(Lanes lanes, gemm::Vector sum, gemm::Vector x) { return _mm512_mask_add_ps(sum, lanes, sum, x); }
+#else
+using Ints = __m256i;
+using Lanes = __m256;
+inline Ints load_ints(const int32_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+inline void store_ints(int32_t* to, Ints ints) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), ints); }
+inline Ints broadcast_int(int32_t x) { return _mm256_set1_epi32(x); }
+inline Ints add_to_taps(Ints taps, int32_t x) {
+  return _mm256_blendv_epi8(_mm256_add_epi32(taps, broadcast_int(x)), taps, _mm256_srai_epi32(taps, 31));
+}
+inline Lanes exceeds(gemm::Vector a, gemm::Vector b) {
+  return _mm256_or_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ), _mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+}
+inline Lanes lanes_of(uint64_t bits) { return _mm256_castsi256_ps(gemm::lanes_of(bits)); }
+inline Lanes equal(Ints a, Ints b) { return _mm256_castsi256_ps(_mm256_cmpeq_epi32(a, b)); }
+inline gemm::Vector chosen(Lanes lanes, gemm::Vector a, gemm::Vector b) { return _mm256_blendv_ps(b, a, lanes); }
+inline Ints chosen(Lanes lanes, Ints a, Ints b) { return _mm256_blendv_epi8(b, a, _mm256_castps_si256(lanes)); }
+inline gemm::Vector add_in(Lanes lanes, gemm::Vector sum, gemm::Vector x) { return _mm256_add_ps(sum, _mm256_and_ps(lanes, x)); }
+#endif
+
 class MaxRows {
  public:
   MaxRows() = default;
@@ -71,7 +110,7 @@ class MaxRows {
             const float* const from = row.x + tap(kw) + i;
             for (int v = 0; v < n; ++v) {
               const gemm::Vector value = gemm::load(from + v * gemm::kWidth);
-              largest[v] = exceeds(value, largest[v]) ? value : largest[v];
+              largest[v] = chosen(exceeds(value, largest[v]), value, largest[v]);
             }
           }
         }
@@ -89,17 +128,19 @@ class MaxRows {
     int64_t divided = 0, done = 0;  // rows of x, rows of dx
     for (int64_t oh = 0; oh < h_.out; ++oh) {
       const Rows rows = rows_of(oh, x, divided, place);
+      const int64_t end = oh + 1 < h_.out ? std::clamp<int64_t>(h_.at(oh + 1, 0), done, h_.in) : h_.in;  // of rows of dx
+      fetch(x, divided, std::min(divided + h_.stride, h_.in), [](const std::byte* line) { __builtin_prefetch(line, 0, 3); });
+      fetch(dx, done, end, gemm::fetch_to_write);
       find(rows, found + first_of_line(oh));
       read(dy + oh * w_.out * size(), w_.out, of_windows + first_of_line(oh));
-      const int64_t end = oh + 1 < h_.out ? std::clamp<int64_t>(h_.at(oh + 1, 0), done, h_.in) : h_.in;
       for (; done < end; ++done) put(done, oh, dx + done * w_.in * size(), place);
     }
   }
 
  private:
-  using Ints = decltype(gemm::Vector{} > gemm::Vector{});
   static constexpr float kLeast = -std::numeric_limits<float>::infinity();
   static constexpr int32_t kNone = -1;
+  static constexpr uint64_t kAllLanes = (uint64_t{1} << gemm::kWidth) - 1;
 
   // A row that windows read, as phases, and the number of its first tap.
   struct Row {
@@ -125,19 +166,12 @@ class MaxRows {
     int64_t back;
   };
 
-  static Ints exceeds(gemm::Vector a, gemm::Vector b) { return (a > b) | (a != a); }
-  static Ints load(const int32_t* from) {
-    Ints ints;
-    std::memcpy(&ints, from, sizeof(ints));
-    return ints;
-  }
-
   // body<n>(i) for n vectors from element i on, of all that `elements` fill: several at once don't wait for each other.
   template <typename Body> static void for_vectors(int64_t elements, const Body& body) {
-    constexpr int kTogether = 4;
     int64_t i = 0;
-    for (; i + kTogether * gemm::kWidth <= elements; i += kTogether * gemm::kWidth) body.template operator()<kTogether>(i);
-    for (; i < elements; i += gemm::kWidth) body.template operator()<1>(i);
+    for (; i + 4 * gemm::kWidth <= elements; i += 4 * gemm::kWidth) body.template operator()<4>(i);
+    for (; i + 2 * gemm::kWidth <= elements; i += 2 * gemm::kWidth) body.template operator()<2>(i);
+    if (i < elements) body.template operator()<1>(i);
   }
 
   int64_t size() const { return bytes_each<float>(element_); }
@@ -161,6 +195,11 @@ class MaxRows {
       gemm::narrow(element_, from, n, to);
   }
 
+  // Rows [begin, end) of a plane come into the cache meanwhile.
+  template <typename Fetch> void fetch(const std::byte* plane, int64_t begin, int64_t end, const Fetch& fetch_line) const {
+    for (int64_t at = begin * w_.in * size(); at < end * w_.in * size(); at += 64) fetch_line(plane + at);
+  }
+
   // Those of x that row `oh` of windows reads. `divided`: how many rows are in their slots, or have been.
   Rows rows_of(int64_t oh, const std::byte* x, int64_t& divided, std::byte* place) const {
     Rows rows{.row = reinterpret_cast<Row*>(place + read_at_)};
@@ -175,8 +214,30 @@ class MaxRows {
     return rows;
   }
 
+  // Vectors of a row, `first` its element that is a vector's first one: of the lanes beyond its ends kLeast is read, nothing written.
+  uint64_t lanes_of_row(int64_t first) const { return gemm::lowest(w_.in - first) & ~gemm::lowest(-first) & kAllLanes; }
+  gemm::Vector load_of_row(const float* row, int64_t first) const {
+    const uint64_t lanes = lanes_of_row(first);
+    if (lanes == kAllLanes) return gemm::load(row + first);
+    return chosen(lanes_of(lanes), gemm::load_some(row + first, lanes), gemm::broadcast(kLeast));
+  }
+  void store_to_row(float* row, int64_t first, gemm::Vector v) const {
+    const uint64_t lanes = lanes_of_row(first);
+    lanes == kAllLanes ? gemm::store(row + first, v) : gemm::store_some(row + first, lanes, v);
+  }
+  bool by_halves() const { return element_ == Element::own && w_.stride == 2; }
+
   // A row of x as phases.
   void divide(const std::byte* x, float* to, std::byte* place) const {
+    if (by_halves()) {
+      const auto* const own = reinterpret_cast<const float*>(x);
+      for (int64_t i = 0, first = -w_.begin; i < phase_; i += gemm::kWidth, first += 2 * gemm::kWidth) {
+        const gemm::Halves both(load_of_row(own, first), load_of_row(own, first + gemm::kWidth));
+        gemm::store(to + i, both.even);
+        gemm::store(to + phase_ + i, both.odd);
+      }
+      return;
+    }
     auto* const row = reinterpret_cast<float*>(place + row_at_);
     std::fill_n(row, w_.begin, kLeast);
     read(x, w_.in, row + w_.begin);
@@ -205,15 +266,24 @@ class MaxRows {
         for (const Reader* reader = readers; reader < readers + count; ++reader) {
           for (const PhaseTap& tap : taps_of_phase_[phase]) {
             const int64_t window = reader->line + i - tap.back;
-            const Ints which = Ints{} + (reader->tap + tap.kw);
+            const Ints which = broadcast_int(reader->tap + tap.kw);
             for (int v = 0; v < n; ++v) {
               const int64_t at = window + v * gemm::kWidth;
-              sum[v] = sum[v] + (load(found + at) == which ? gemm::load(of_windows + at) : gemm::zero());
+              sum[v] = add_in(equal(load_ints(found + at), which), sum[v], gemm::load(of_windows + at));
             }
           }
         }
         for (int v = 0; v < n; ++v) gemm::store(of_phase + i + v * gemm::kWidth, sum[v]);
       });
+    }
+    if (by_halves()) {
+      auto* const to = reinterpret_cast<float*>(dx);
+      for (int64_t i = 0, first = -w_.begin; first < w_.in; i += gemm::kWidth, first += 2 * gemm::kWidth) {
+        const gemm::Joined joined(gemm::load(sums + i), gemm::load(sums + phase_ + i));
+        store_to_row(to, first, joined.first);
+        store_to_row(to, first + gemm::kWidth, joined.second);
+      }
+      return;
     }
     join_phases(sums, phase_, w_.stride, w_.begin + w_.in, row);
     write(row + w_.begin, w_.in, dx);
@@ -230,22 +300,21 @@ class MaxRows {
       Ints taps[n];
       std::fill_n(largest, n, gemm::broadcast(kLeast));
       for (int v = 0; v < n; ++v) {
-        const Ints first = load(firsts_.data() + i + v * gemm::kWidth);
-        taps[v] = first < 0 ? first : first + static_cast<int32_t>(rows.row[0].tap);
+        taps[v] = add_to_taps(load_ints(firsts_.data() + i + v * gemm::kWidth), static_cast<int32_t>(rows.row[0].tap));
       }
       for (const Row& row : rows) {
         for (int64_t kw = 0; kw < w_.kernel; ++kw) {
           const float* const from = row.x + tap(kw) + i;
-          const Ints which = Ints{} + static_cast<int32_t>(row.tap + kw);
+          const Ints which = broadcast_int(static_cast<int32_t>(row.tap + kw));
           for (int v = 0; v < n; ++v) {
             const gemm::Vector value = gemm::load(from + v * gemm::kWidth);
-            const Ints is_larger = exceeds(value, largest[v]);
-            largest[v] = is_larger ? value : largest[v];
-            taps[v] = is_larger ? which : taps[v];
+            const Lanes is_larger = exceeds(value, largest[v]);
+            largest[v] = chosen(is_larger, value, largest[v]);
+            taps[v] = chosen(is_larger, which, taps[v]);
           }
         }
       }
-      std::memcpy(found + i, taps, sizeof(taps));
+      for (int v = 0; v < n; ++v) store_ints(found + i + v * gemm::kWidth, taps[v]);
     });
     std::fill(found + w_.out, found + width_, kNone);
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <initializer_list>
 #include <limits>
 
 #include "exec/attention_problem.h"
@@ -17,15 +18,25 @@ static_assert(gemm::kRows <= kBeyond);
 static_assert(kKeys * sizeof(float) <
               gemm::kPage);  // so columns of scores never meet (gemm::lines_meet), and products need no room for them
 
+// What weights, and the gradients of scores, are as operands of products: where all others are bfloat16 or become that, they are rounded to
+// it, too. Such products take half the time.
+inline Element weights_beside(std::initializer_list<Element> others) {
+  return std::all_of(others.begin(), others.end(), is_bfloat16) ? Element::to_bfloat16 : Element::own;
+}
+
 // What both ways have of a thread's workspace: the room of products, a block of scores, numbers of each row, a row of the bias in T.
 template <typename T> struct Scratch {
   int64_t scores_at = 0, largest_at = 0, sum_at = 0, bias_at = 0;
 
-  Scratch(const Problem& p, Element left, Places& places) {  // left: of q, dy: of what stands on the left of products
+  // left: of q, dy: of what stands on the left of products; weights: what they are as operands
+  Scratch(const Problem& p, Element left, Element weights, Places& places) {
     const int64_t rows = std::min(p.rows, kQueries);
-    Product<T> scores{.rows = rows, .columns = kKeys, .depth = p.depth}, values{.rows = rows, .depth = p.width}, others{.depth = kKeys};
+    Product<T> scores{.rows = rows, .columns = kKeys, .depth = p.depth}, values{.rows = rows, .depth = p.width},
+        weighted{.rows = rows, .depth = kKeys}, down{.rows = kKeys, .depth = rows};
     scores.a.element = values.a.element = left;
-    places.take<std::byte>(std::max({product_workspace(scores), product_workspace(values), product_workspace(others)}));
+    weighted.a.element = down.a.element = weights;
+    places.take<std::byte>(
+        std::max({product_workspace(scores), product_workspace(values), product_workspace(weighted), product_workspace(down)}));
     scores_at = places.take<T>(rows * p.stride);
     largest_at = places.take<T>(kQueries);
     sum_at = places.take<T>(kQueries);
@@ -87,8 +98,10 @@ template <size_t first, size_t bias, int products> double efficiency(const Kerne
     computed += (end - begin) * (p.causal ? std::min(end, p.columns) : p.columns);
   }
   if (computed == 0) return 0;
-  const double product = product_of<products>(p);
-  return scores_of(p) * (product + kExponential) / (static_cast<double>(computed) * (product + kSlower * kExponential));
+  const bool rounds = weights_beside({operand_element(spec, 0), operand_element(spec, first), operand_element(spec, first + 1),
+                                      operand_element(spec, first + 2)}) != Element::own;
+  const double product = product_of<products>(p), rate = rounds ? gemm::rate_of(Element::bfloat16, Element::bfloat16) : 1;
+  return scores_of(p) * (product + kExponential) / (static_cast<double>(computed) * (product / rate + kSlower * kExponential));
 }
 
 }  // namespace attention

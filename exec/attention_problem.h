@@ -74,8 +74,8 @@ HOST_DEVICE inline int64_t bias_offset(const Problem& p, int64_t item) { return 
 // A row's largest score and the sum of its weights relative to that, as lse. Not libm's logarithm: each device's has bits of its own.
 template <typename T> HOST_DEVICE inline T log_of_sum(T largest, T sum) { return largest + math::log(sum); }
 
-// What a score takes besides the products: flops, each of which takes as long as three of a product.
-inline constexpr double kExponential = 25, kSlower = 3;
+// What a score takes besides the products: flops, each of which takes as long as four of a product (measured).
+inline constexpr double kExponential = 25, kSlower = 4;
 
 inline double scores_of(const Problem& p) { return static_cast<double>(p.rows * p.columns) * (p.causal ? 0.5 : 1); }  // of an item
 template <int products> double product_of(const Problem& p) { return static_cast<double>(products * (p.depth + p.width)); }

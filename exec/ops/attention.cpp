@@ -6,7 +6,8 @@
 //     bias broadcasts to (B, H, T, S); a row that hides everything gives NaN, or 0 where safe
 //   AttentionGrad(dy, q, k, v, o, lse, bias?) -> dq, dk, dv, with p = exp(s - lse) computed again
 //
-// q, k, v and o: exec/product_types.h; lse is float32 where they are, or of 16 bits. The gradients have the types of q, k and v.
+// q, k, v and o: exec/product_types.h; lse is float32 where they are, or of 16 bits. The gradients have the types of q, k and v. Where all
+// operands are bfloat16, or are rounded to it, so are p in its products and the gradients of s, as FlashAttention has them.
 //
 // Saves q, k, v, o and lse. A task is kQueries rows of one head (the backward pass: attention_gradient.cpp); keys go by in blocks of kKeys,
 // in ascending order, rescaling what was summed as the row's maximum grows. Scores and weights of one block live in the workspace. ONNX
@@ -38,8 +39,8 @@ template <typename T> void weigh_row(const Problem& p, T* scores, int64_t n, T& 
     if (first) sum = 0;
     return;
   }
-  const T block_sum = sum_row<T>(end, [&](T lane, int64_t j) { return lane + (scores[j] = math::exp(scores[j] - now)); });
-  const T keep = first ? T(0) : math::exp(largest - now);
+  const T block_sum = sum_row<T>(end, [&](T lane, int64_t j) { return lane + (scores[j] = math::exp_of_weight(scores[j] - now)); });
+  const T keep = first ? T(0) : math::exp_of_weight(largest - now);
   sum = first ? block_sum : sum * keep + block_sum;
   largest = now;
   if (first || keep == T(1)) return;
@@ -49,7 +50,7 @@ template <typename T> void weigh_row(const Problem& p, T* scores, int64_t n, T& 
 // Prepared. Where o is of 16 bits, what a block of rows sums up lies in the workspace.
 template <typename T> struct Forward {
   Problem p;
-  Element q, k, v, bias = Element::own, o;
+  Element q, k, v, bias = Element::own, o, weights;
   Places places;
   Scratch<T> scratch;
   int64_t sums_at = 0;
@@ -60,7 +61,8 @@ template <typename T> struct Forward {
         k(operand_element(spec, 1)),
         v(operand_element(spec, 2)),
         o(stored_element(spec.outputs[0])),
-        scratch(p, q, places) {
+        weights(weights_beside({q, k, v})),
+        scratch(p, q, weights, places) {
     if (spec.has(3)) bias = stored_element(spec.inputs[3]);
     if (is_half(o)) sums_at = places.take<T>(std::min(p.rows, kQueries) * p.width);
   }
@@ -90,7 +92,7 @@ template <typename T> struct Forward {
       multiply<T>({.rows = rows,
                    .columns = p.width,
                    .depth = n,
-                   .a = {scores, p.stride},
+                   .a = {reinterpret_cast<const std::byte*>(scores), p.stride, 1, weights},
                    .b = values.from(column, 0),
                    .c = {sums, p.width},
                    .start = {column > 0 ? sums : nullptr, p.width},

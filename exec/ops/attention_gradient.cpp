@@ -27,7 +27,7 @@ template <typename T> void differentiate_row(const Problem& p, T* scores, T* gra
   const T scale = static_cast<T>(p.scale);
 #pragma GCC ivdep
   for (int64_t j = 0; j < end; ++j) {
-    scores[j] = math::exp(scores[j] - lse);
+    scores[j] = math::exp_of_weight(scores[j] - lse);
     gradients[j] = scale * scores[j] * (gradients[j] - delta);
   }
 }
@@ -55,6 +55,7 @@ struct Order {
 template <typename T> struct Backward {
   Problem p;
   Element dy, q, k, v, bias = Element::own, dq, dk, dv;
+  Element weights;              // and the gradients of scores
   Element stored_dy, stored_o;  // as they are, for dy . o
   Order order;
   Places places;
@@ -74,10 +75,12 @@ template <typename T> struct Backward {
         dq(stored_element(spec.outputs[0])),
         dk(stored_element(spec.outputs[1])),
         dv(stored_element(spec.outputs[2])),
+        weights(weights_beside({dy, q, k, v})),
         stored_dy(stored_element(spec.inputs[0])),
         stored_o(stored_element(spec.inputs[4])),
         order(p),
-        scratch(p, q == Element::own ? dy : q, places) {
+        scratch(p, q == Element::own ? dy : q, is_bfloat16(q) || is_bfloat16(k) || is_bfloat16(dy) ? Element::to_bfloat16 : Element::own,
+                places) {
     if (spec.has(6)) bias = stored_element(spec.inputs[6]);
     const int64_t rows = std::min(p.rows, kQueries), keys = std::min(p.columns, kKeys);
     gradients_at = places.take<T>(rows * p.stride);
@@ -193,11 +196,11 @@ template <typename T> struct Backward {
                 place);
     for (int64_t i = 0; i < rows; ++i)
       differentiate_row(p, scores + i * p.stride, gradients + i * p.stride, seen(p, row + i, column, n), h.lse[row + i], delta[i]);
-    const auto down = [&](const T* weights, const Operand<T>& b, T* c, int64_t width) {  // c += weights^T b
+    const auto down = [&](const T* of_scores, const Operand<T>& b, T* c, int64_t width) {  // c += of_scores^T b
       multiply<T>({.rows = n,
                    .columns = width,
                    .depth = rows,
-                   .a = {weights, 1, p.stride},
+                   .a = {reinterpret_cast<const std::byte*>(of_scores), 1, p.stride, weights},
                    .b = b,
                    .c = {c, width},
                    .start = {c, width},
@@ -222,7 +225,7 @@ template <typename T> struct Backward {
     multiply<T>({.rows = rows,  // dq += ds k
                  .columns = p.depth,
                  .depth = p.block_columns(keys.column, row + rows),
-                 .a = {gradients, p.stride},
+                 .a = {reinterpret_cast<const std::byte*>(gradients), p.stride, 1, weights},
                  .b = h.k.from(keys.column, 0),
                  .c = {sums, p.depth},
                  .start = {keys.block > 0 ? sums : nullptr, p.depth},

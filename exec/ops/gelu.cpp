@@ -10,21 +10,6 @@
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
-// 2^(a * b) for -127.49 < a * b < 127.49, 0 below -126.5. Of a * b only the fraction is rounded.
-HOST_DEVICE inline float exp2_of_product(float a, float b) {
-  constexpr float kShift = 12582912.0f + 127.0f;  // added, it rounds to an integer, whose last bits are then those of the exponent
-  const float n = math::fma(a, b, kShift);
-  const float r = math::fma(a, b, kShift - n);
-  float p = 0x1.5bba10p-10f;
-  p = math::fma(p, r, 0x1.3cea88p-7f);
-  p = math::fma(p, r, 0x1.c6b752p-5f);
-  p = math::fma(p, r, 0x1.ebf9bcp-3f);
-  p = math::fma(p, r, 0x1.62e42ap-1f);
-  p = math::fma(p, r, 1.0f);
-  return p * math::float_of(static_cast<int32_t>(static_cast<uint32_t>(math::bits_of(n)) << 23));
-}
-HOST_DEVICE inline double exp2_of_product(double a, double b) { return ::exp2(a * b); }
-
 // P(-a) of a distribution function P with P(-a) = 1 - P(a), and its density P'(a).
 template <typename T> struct Tail { T below, density; };
 
@@ -43,7 +28,7 @@ struct Normal {
     r = math::fma(r, u, 0x1.85865cp-4f);
     r = math::fma(r, u, 0x1.9a6672p-4f);
     r = math::fma(r, u, -0x1.4d1ad4p-16f);
-    const float bell = exp2_of_product(a * a, float(-0.5 * math::kLog2E));
+    const float bell = math::exp2_of_product(a * a, float(-0.5 * math::kLog2E));
     return {r * bell, float(math::kInvSqrt2Pi) * bell};
   }
   HOST_DEVICE static Tail<double> at(double a) { return {0.5 * ::erfc(a * math::kInvSqrt2), math::kInvSqrt2Pi * ::exp(-0.5 * a * a)}; }
@@ -55,7 +40,7 @@ struct NearlyNormal {
   template <typename T> HOST_DEVICE static Tail<T> at(T a) {
     constexpr double k = 2 * math::kSqrt2OverPi, kCubic = 0.044715 * k;
     const T square = a * a;
-    const T e = exp2_of_product(a, math::fma(square, T(-kCubic * math::kLog2E), T(-k * math::kLog2E)));
+    const T e = math::exp2_of_product(a, math::fma(square, T(-kCubic * math::kLog2E), T(-k * math::kLog2E)));
     const T above = T(1) / (T(1) + e), below = e * above;
     return {below, below * above * math::fma(square, T(3 * kCubic), T(k))};
   }

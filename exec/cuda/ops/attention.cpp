@@ -136,7 +136,7 @@ template <typename T, int width, bool deep> struct AttentionKernel {
         if (32 * m >= end) continue;  // of a warp; nothing reads them
         ORT_TRAIN_UNROLL
         for (int r = 0; r < kEach; ++r) {
-          const T weight = math::exp(scores[t].of[r][m] - now[r]);
+          const T weight = math::exp_of_weight(scores[t].of[r][m] - now[r]);
           shared.summed.weights.at(t / 32 * kEach + r, t % 32 + 32 * m) = weight;
           lanes[r] += weight;
         }
@@ -167,7 +167,7 @@ template <typename T, int width, bool deep> struct AttentionKernel {
   HOST_DEVICE static void take_in(Shared& shared, int row, int64_t column, T in_block, T sum) {
     const T now = largest_now(shared, row, column, in_block);
     const bool hidden = now == -infinity<T>();  // everything up to here
-    const T keep = column == 0 ? T(0) : hidden ? T(1) : math::exp(shared.largest[row] - now);
+    const T keep = column == 0 ? T(0) : hidden ? T(1) : math::exp_of_weight(shared.largest[row] - now);
     if (column == 0)
       shared.sum[row] = hidden ? T(0) : sum;
     else if (!hidden)

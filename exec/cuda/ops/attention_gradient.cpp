@@ -32,7 +32,7 @@ template <typename T> struct GradientTensors {
   HOST_DEVICE BiasTile<T> bias_at(int64_t item, int64_t row, int64_t column, int64_t row_step, int64_t column_step) const {
     return {bias.data, bias.element, bias_offset(p, item) + row * p.bias[2] + column * p.bias[3], row_step, column_step};
   }
-  HOST_DEVICE T weight(T score, T lse_of_row) const { return math::exp(score - lse_of_row); }
+  HOST_DEVICE T weight(T score, T lse_of_row) const { return math::exp_of_weight(score - lse_of_row); }
   HOST_DEVICE T slope(T weight, T gradient, T delta_of_row) const { return static_cast<T>(p.scale) * weight * (gradient - delta_of_row); }
 };
 

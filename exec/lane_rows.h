@@ -18,73 +18,71 @@ inline constexpr int64_t kNeighboursInLane = 8, kLaneBlock = kNeighboursInLane *
 
 namespace lane_rows {
 
-template <Element e> __m256 eight(const std::byte* from) {
-  if constexpr (e == Element::own)
-    return gemm::load_floats(from);
-  else
-    return gemm::widened8<e>(from);
-}
-
+// The first n elements of kTogether lanes, zeros behind them: to[i * kLanes + l] = from[8 * l + i].
 #ifdef __AVX512F__
-inline constexpr int64_t kTogether = 16;  // lanes
-// The first kTogether lanes: to[i * kLanes + l] = from[8 * l + i].
-template <Element e> void move(const std::byte* from, float* to) {
-  constexpr int64_t bytes = 8 * bytes_each<float>(e);
-  __m512 r[8], t[8];
-#pragma GCC unroll 8
-  for (int64_t l = 0; l < 8; ++l) {
-    const std::byte *const one = from + l * bytes, *const other = one + 8 * bytes;
-    if constexpr (e == Element::bfloat16) {
-      const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(gemm::load_halves(one)), gemm::load_halves(other), 1);
-      r[l] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(both), 16));
-    } else {
-      r[l] = _mm512_insertf32x8(_mm512_castps256_ps512(eight<e>(one)), eight<e>(other), 1);
-    }
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 8; i += 2) {
-    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-  }
-#pragma GCC unroll 2
-  for (int i = 0; i < 8; i += 4) {  // elements i and i + 4 of four lanes, and of the four that are eight lanes on
-    r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
-    r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
-    r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-    r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-  }
-  const __m512i lower = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13), upper = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
-  const auto joined = [&](int i, __m512i order) {
-    return _mm512_castpd_ps(_mm512_permutex2var_pd(_mm512_castps_pd(r[i]), order, _mm512_castps_pd(r[i + 4])));
+inline constexpr int64_t kTogether = 16;
+template <Element e> __attribute__((always_inline)) inline void move(const uint16_t* from, int64_t n, float* to) {
+  const auto four = [&](int64_t first) __attribute__((always_inline)) {  // lanes, in words of two neighbours
+    if (first + 32 <= n) return _mm512_loadu_si512(from + first);
+    return _mm512_maskz_loadu_epi16(n <= first ? 0 : ~uint32_t{0} >> (32 - (n - first)), from + first);
   };
+  const __m512i a = four(0), b = four(32), c = four(64), d = four(96);
+  const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);  // words 0 of eight lanes, words 1
+  const __m512i third = _mm512_add_epi32(first, _mm512_set1_epi32(2));
+  const __m512i lower01 = _mm512_permutex2var_epi32(a, first, b), lower23 = _mm512_permutex2var_epi32(a, third, b),
+                upper01 = _mm512_permutex2var_epi32(c, first, d), upper23 = _mm512_permutex2var_epi32(c, third, d);
+  const __m512i words[4] = {_mm512_shuffle_i32x4(lower01, upper01, 0x44), _mm512_shuffle_i32x4(lower01, upper01, 0xee),
+                            _mm512_shuffle_i32x4(lower23, upper23, 0x44), _mm512_shuffle_i32x4(lower23, upper23, 0xee)};
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    _mm512_storeu_ps(to + i * kLanes, joined(i, lower));
-    _mm512_storeu_ps(to + (i + 4) * kLanes, joined(i, upper));
+  for (int k = 0; k < 4; ++k) {
+    float* const at = to + 2 * k * kLanes;
+    if constexpr (e == Element::bfloat16) {
+      _mm512_storeu_ps(at, _mm512_castsi512_ps(_mm512_slli_epi32(words[k], 16)));
+      _mm512_storeu_ps(at + kLanes, _mm512_castsi512_ps(_mm512_and_si512(words[k], _mm512_set1_epi32(-65536))));
+    } else {
+      _mm512_storeu_ps(at, _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words[k])));
+      _mm512_storeu_ps(at + kLanes, _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(words[k], 16))));
+    }
   }
 }
 #else
 inline constexpr int64_t kTogether = 8;
-template <Element e> void move(const std::byte* from, float* to) {
+template <Element e> void move(const uint16_t* from, int64_t n, float* to) {
+  constexpr int64_t kAll = kTogether * kNeighboursInLane;
+  uint16_t some[kAll];
+  if (n < kAll) {
+    std::fill(std::copy_n(from, n, some), some + kAll, uint16_t{0});
+    from = some;
+  }
   __m256 r[8];
 #pragma GCC unroll 8
-  for (int64_t l = 0; l < 8; ++l) r[l] = eight<e>(from + l * 8 * bytes_each<float>(e));
+  for (int64_t l = 0; l < 8; ++l) r[l] = gemm::widened8<e>(reinterpret_cast<const std::byte*>(from + 8 * l));
   transpose8(r, to, kLanes);
 }
 #endif
+template <Element e> void move(const float* from, int64_t n, float* to) {
+  constexpr int64_t kAll = kTogether * kNeighboursInLane;
+  float some[kAll];
+  if (n < kAll) {
+    std::fill(std::copy_n(from, n, some), some + kAll, 0.0f);
+    from = some;
+  }
+  for (int64_t l = 0; l < kTogether; l += 8) transpose8(from + 8 * l, kNeighboursInLane, to + l, kLanes);
+}
 
-// Of at most kLaneBlock elements; lanes that have none become zeros.
-template <typename T> void to_lanes(const T* from, int64_t n, float* to) {
+template <Element e, typename Word> __attribute__((noinline)) void move_last(const Word* from, int64_t n, float* to) {
+  move<e>(from, n, to);
+}
+
+// Of at most kLaneBlock elements, in whole groups of kTogether lanes.
+template <typename T> __attribute__((always_inline)) inline void to_lanes(const T* from, int64_t n, float* to) {
   constexpr Element e = element_of(dtype_of<T>());
-  constexpr int64_t kSome = kTogether * kNeighboursInLane;
+  constexpr int64_t kAll = kTogether * kNeighboursInLane;
+  const auto* const words = reinterpret_cast<const std::conditional_t<is_half(e), uint16_t, float>*>(from);
   int64_t at = 0;
-  for (; at + kSome <= n; at += kSome) move<e>(reinterpret_cast<const std::byte*>(from + at), to + at / kNeighboursInLane);
-  if (at == n) return;
-  T last[kSome] = {};
-  std::copy_n(from + at, n - at, last);
-  move<e>(reinterpret_cast<const std::byte*>(last), to + at / kNeighboursInLane);
-  const int64_t end = at / kNeighboursInLane + kTogether;
-  for (int64_t i = 0; i < kNeighboursInLane && end < kLanes; ++i) std::fill(to + i * kLanes + end, to + (i + 1) * kLanes, 0.0f);
+#pragma GCC unroll 4
+  for (; at + kAll <= n; at += kAll) move<e>(words + at, kAll, to + at / kNeighboursInLane);
+  if (at < n) move_last<e>(words + at, n - at, to + at / kNeighboursInLane);
 }
 
 }  // namespace lane_rows
@@ -106,16 +104,27 @@ __attribute__((always_inline)) inline void visit_rows(int64_t n, const Visit& vi
     for (int64_t begin = 0; begin < n; begin += kBlock) {
       const int64_t count = std::min(kBlock, n - begin);
       size_t row = 0;
-      (lane_rows::to_lanes(rows + begin, count, some[row++].data()), ...);
       if (count == kBlock) {
+        (lane_rows::to_lanes(rows + begin, kBlock, some[row++].data()), ...);
         for (int64_t i = 0; i < kNeighboursInLane; ++i) {
           for (int l = 0; l < lanes; ++l) at(kRows, l, true, i * kLanes);
         }
       } else {
-        for (int64_t i = 0; i < kNeighboursInLane; ++i) {
-          const auto there = static_cast<int>(count / kNeighboursInLane + (i < count % kNeighboursInLane));
-          for (int l = 0; l < lanes; ++l) at(kRows, l, l < there, i * kLanes);
+        (lane_rows::to_lanes(rows + begin, count, some[row++].data()), ...);
+        // Groups of lanes that have something, each by a loop of its own: so their vectors stay in registers.
+        const auto group = [&]<int first>(std::integral_constant<int, first>) __attribute__((always_inline)) {
+          constexpr int end = std::min(lanes, first + static_cast<int>(lane_rows::kTogether));
+          if (count <= first * kNeighboursInLane) return;
+          for (int64_t i = 0; i < kNeighboursInLane; ++i) {
+            const auto there = static_cast<int>(count / kNeighboursInLane + (i < count % kNeighboursInLane));
+#pragma GCC unroll 1
+            for (int l = first; l < end; ++l) at(kRows, l, l < there, i * kLanes);
+          }
+        };
+        [&]<int... g>(std::integer_sequence<int, g...>) __attribute__((always_inline)) {
+          (group(std::integral_constant<int, g* static_cast<int>(lane_rows::kTogether)>{}), ...);
         }
+        (std::make_integer_sequence<int, (lanes + static_cast<int>(lane_rows::kTogether) - 1) / static_cast<int>(lane_rows::kTogether)>{});
       }
     }
   }

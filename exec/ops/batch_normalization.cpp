@@ -101,7 +101,13 @@ template <typename T, typename C = Compute<T>> void normalize_plane(const T* x, 
   for (int64_t i = 0; i < n; ++i) y[i] = store<T>(math::fma(load(x[i]) - mean, factor, bias));
 }
 
-// Brings n elements, which will be written, into the cache meanwhile.
+// Brings n elements into the cache meanwhile: the same channel's of the next sample. Planes of 16 bits are short for the processor to
+// notice by itself (measured).
+template <typename T> void fetch_next(const Layout& l, const T* x, int64_t n) {
+  if (sizeof(T) > 2) return;
+  for (int64_t i = 0; i < n; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(x + l.channels * l.size + i, 0, 2);
+}
+// Those that will be written.
 template <typename T> void fetch_to_write(const T* y, int64_t n) {
   for (int64_t i = 0; i < n; i += 64 / static_cast<int64_t>(sizeof(T))) gemm::fetch_to_write(reinterpret_cast<const std::byte*>(y + i));
 }
@@ -217,6 +223,7 @@ KernelRun live(const KernelSpec& spec) {
       const C *const scale = numbers.get(args, 1, at), *const bias = numbers.get(args, 2, at);
       const double count = static_cast<double>(std::max<int64_t>(1, l.count()));
       const auto of_x = [&](int64_t, int64_t begin, int64_t n) {
+        fetch_next(l, x + begin, n);
         return std::array<double, 1>{static_cast<double>(sum_rows<T>(
             n, [](C lane, C value) { return lane + value; }, x + begin))};
       };
@@ -282,6 +289,8 @@ KernelRun backward(const KernelSpec& spec) {
           of_dy += d;
           of_product = math::fma(d, value - middle, of_product);
         };
+        fetch_next(l, dy + begin, n);
+        fetch_next(l, x + begin, n);
         const TwoSums<C> two = sum_rows_twice<T>(n, add, dy + begin, x + begin);
         return std::array<double, 2>{static_cast<double>(two.first), static_cast<double>(two.second)};
       };

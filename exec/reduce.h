@@ -13,7 +13,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "exec/lanes.h"
+#include "exec/lane_rows.h"
 #include "exec/reduce_plan.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -36,6 +36,10 @@ template <typename Kind, typename T, int64_t kLanes> void extreme_lanes(const T*
   std::memcpy(lanes, best, sizeof best);
 }
 
+// The same kind of floats, as which elements of 16 bits are read.
+template <typename Kind> struct OfFloats;
+template <template <typename> class Kind, typename T> struct OfFloats<Kind<T>> { using Type = Kind<float>; };
+
 template <typename Kind, typename T> typename Kind::Total reduce_run(const T* x, int64_t n) {
   using Block = typename Kind::Block;
   using Total = typename Kind::Total;
@@ -55,7 +59,17 @@ template <typename Kind, typename T> typename Kind::Total reduce_run(const T* x,
       done = length / kLanes * kLanes;
       extreme_lanes<Kind, T, kLanes>(x + begin, done, lanes);
     }
-    each_in_lanes<T, kLanes>(length - done, [&](int l, int64_t i) { lanes[l] = Kind::combine(lanes[l], Kind::take(x[begin + done + i])); });
+    if constexpr (std::is_same_v<T, float16> || std::is_same_v<T, bfloat16>) {
+      using Floats = typename OfFloats<Kind>::Type;
+      const auto visit = [&](int l, bool is_there, float value) __attribute__((always_inline)) {
+        const Block with = Floats::combine(lanes[l], Floats::take(value));
+        lanes[l] = is_there ? with : lanes[l];
+      };
+      visit_rows<T, kLanes>(length, visit, x + begin);
+    } else {
+      each_in_lanes<T, kLanes>(length - done,
+                               [&](int l, int64_t i) { lanes[l] = Kind::combine(lanes[l], Kind::take(x[begin + done + i])); });
+    }
     Total tree[kLanes];
     for (int64_t l = 0; l < kLanes; ++l) tree[l] = static_cast<Total>(lanes[l]);
     join_lanes(tree, [](Total a, Total b) { return Kind::combine(a, b); });

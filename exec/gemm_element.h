@@ -189,12 +189,25 @@ template <Element e> void narrow8(const float* from, std::byte* to) {
 inline void narrow16(const float* from, std::byte* to) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), rounded16(_mm512_loadu_ps(from)));
 }
+// Thirty-two. converts: has_pairs(), whose instruction is right but for denormal numbers
+inline void narrow32(const float* from, std::byte* to, bool converts) {
+  constexpr int kDenormal = 0x20;
+  const __m512 lower = _mm512_loadu_ps(from), upper = _mm512_loadu_ps(from + 16);
+  if (converts && (_mm512_fpclass_ps_mask(lower, kDenormal) | _mm512_fpclass_ps_mask(upper, kDenormal)) == 0) {
+    _mm512_storeu_si512(to, rounded32(lower, upper, true));
+  } else {
+    narrow16(from, to);
+    narrow16(from + 16, to + 32);
+  }
+}
 #endif
 // The same of n floats.
 template <Element e> void narrow(const float* from, int64_t n, std::byte* to) {
   int64_t i = 0;
 #ifdef __AVX512F__
   if constexpr (e == Element::bfloat16) {
+    const bool converts = has_pairs();
+    for (; i + 32 <= n; i += 32) narrow32(from + i, to + 2 * i, converts);
     for (; i + 16 <= n; i += 16) narrow16(from + i, to + 2 * i);
     if (i < n) {
       const __mmask16 some = first_of16(n - i);
@@ -216,6 +229,16 @@ inline void narrow(Element e, const float* from, int64_t n, std::byte* to) {
 // Of n elements the floats. `e` isn't own.
 template <Element e> void widen(const std::byte* from, int64_t n, float* to) {
   int64_t i = 0;
+#ifdef __AVX512F__
+  if constexpr (is_half(e)) {
+    for (; i + 16 <= n; i += 16) {
+      const __m256i halves = load_sixteen(from + 2 * i);
+      const __m512 floats =
+          e == Element::float16 ? _mm512_cvtph_ps(halves) : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+      _mm512_storeu_ps(to + i, floats);
+    }
+  }
+#endif
   for (; i + 8 <= n; i += 8) _mm256_storeu_ps(to + i, widened8<e>(from + i * bytes_each<float>(e)));
   for (; i < n; ++i) to[i] = widened<e>(from, i);
 }

@@ -97,8 +97,13 @@ int64_t channels_per_task(const Layout& l) { return std::max<int64_t>(1, 32768 /
 // --- y --------------------------------------------------------------------------------------------------------------------------------
 
 template <typename T, typename C = Compute<T>> void normalize_plane(const T* x, T* y, int64_t n, C mean, C factor, C bias) {
+  if constexpr (is_half_type<T>) {
+    by_floats(
+        y, n, [&](float* made, int64_t count, const float* of_x) { normalize_plane(of_x, made, count, mean, factor, bias); }, x);
+  } else {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) y[i] = store<T>(math::fma(load(x[i]) - mean, factor, bias));
+    for (int64_t i = 0; i < n; ++i) y[i] = math::fma(x[i] - mean, factor, bias);
+  }
 }
 
 // Brings n elements into the cache meanwhile: the same channel's of the next sample. Planes of 16 bits are short for the processor to
@@ -263,12 +268,24 @@ KernelRun live(const KernelSpec& spec) {
 
 template <typename T, typename C = Compute<T>>
 void gradient_plane(const T* dy, const T* x, T* dx, int64_t n, C mean, C factor, C of_one, C of_deviation) {
+  if constexpr (is_half_type<T>) {
+    const auto run = [&](float* made, int64_t count, const float* of_dy, const float* of_x) {
+      gradient_plane(of_dy, of_x, made, count, mean, factor, of_one, of_deviation);
+    };
+    by_floats(dx, n, run, dy, x);
+  } else {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) dx[i] = store<T>(factor * (load(dy[i]) - math::fma(load(x[i]) - mean, of_deviation, of_one)));
+    for (int64_t i = 0; i < n; ++i) dx[i] = factor * (dy[i] - math::fma(x[i] - mean, of_deviation, of_one));
+  }
 }
 template <typename T> void scaled_plane(const T* dy, T* dx, int64_t n, Compute<T> factor) {
+  if constexpr (is_half_type<T>) {
+    by_floats(
+        dx, n, [&](float* made, int64_t count, const float* of_dy) { scaled_plane(of_dy, made, count, factor); }, dy);
+  } else {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) dx[i] = store<T>(factor * load(dy[i]));
+    for (int64_t i = 0; i < n; ++i) dx[i] = factor * dy[i];
+  }
 }
 
 KernelRun backward(const KernelSpec& spec) {

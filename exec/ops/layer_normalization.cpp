@@ -28,7 +28,15 @@ template <typename T, typename C = Compute<T>> RowMoments<C> moments(const T* x,
 
 template <typename X, typename S, typename Y>
 void normalize_row(const X* x, const S* scale, const S* bias, Y* y, int64_t n, RowMoments<Compute<X>> m) {
-  if (bias) {
+  if constexpr (is_half_type<Y>) {
+    const auto with_bias = [&](float* made, int64_t count, const float* of_x, const float* of_scale, const float* of_bias) {
+      normalize_row(of_x, of_scale, of_bias, made, count, m);
+    };
+    const auto without = [&](float* made, int64_t count, const float* of_x, const float* of_scale) {
+      normalize_row<float, float, float>(of_x, of_scale, nullptr, made, count, m);
+    };
+    bias ? by_floats(y, n, with_bias, x, scale, bias) : by_floats(y, n, without, x, scale);
+  } else if (bias) {
 #pragma GCC ivdep
     for (int64_t i = 0; i < n; ++i) y[i] = store<Y>(math::fma((load(x[i]) - m.mean) * m.inv_std_dev, load(scale[i]), load(bias[i])));
   } else {

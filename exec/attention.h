@@ -18,10 +18,11 @@ static_assert(gemm::kRows <= kBeyond);
 static_assert(kKeys * sizeof(float) <
               gemm::kPage);  // so columns of scores never meet (gemm::lines_meet), and products need no room for them
 
-// What weights, and the gradients of scores, are as operands of products: where all others are bfloat16 or become that, they are rounded to
-// it, too. Such products take half the time.
+// What weights, and the gradients of scores, are as operands of products. Where all others are bfloat16, or become that, and the processor
+// multiplies pairs of these, they are rounded to it, too: such products take half the time.
 inline Element weights_beside(std::initializer_list<Element> others) {
-  return std::all_of(others.begin(), others.end(), is_bfloat16) ? Element::to_bfloat16 : Element::own;
+  const bool multiplies = gemm::way_of(Element::bfloat16, Element::bfloat16) != gemm::Way::floats;
+  return multiplies && std::all_of(others.begin(), others.end(), is_bfloat16) ? Element::to_bfloat16 : Element::own;
 }
 
 // What both ways have of a thread's workspace: the room of products, a block of scores, numbers of each row, a row of the bias in T.

@@ -1,7 +1,8 @@
-// Depthwise convolutions, whose groups have one channel of x and one of y, and their dx: a channel in each lane of a vector
-// (exec/channel_lanes.h). What some rows of the result read is copied with its padding; sums of several elements of a row are then made
-// together, tap by tap. An element's sum goes over the taps upwards, as that of the products with columns does (exec/ops/conv*.cpp): of y
-// by fused multiply-adds, of dx of products that were rounded.
+// Depthwise convolutions, whose groups have one channel of x and one of y, and their dx: a plane in each lane of a vector, of neighbouring
+// channels and samples (exec/channel_lanes.h). What some rows of the result read is copied with its padding; sums of several elements of a
+// row are then made together, tap by tap. An element's sum goes over the taps upwards: of y by fused multiply-adds, of dx of products that
+// were rounded. With finite weights it has the bits of the products with columns (exec/ops/conv*.cpp); padding above and below isn't
+// multiplied.
 
 #pragma once
 
@@ -17,20 +18,40 @@
 ORT_TRAIN_OPS_BEGIN
 namespace convolution {
 
-inline constexpr int64_t kMostPlaneBytes = 512 << 10;  // larger planes are made by columns
+inline constexpr int64_t kMostPlane = 512 << 10;  // elements: larger planes are made by columns
 
 inline bool is_depthwise(const Layout& l) {
   return l.in_channels == 1 && l.total == l.groups && l.windows.taps() > 1 && l.windows.taps() <= kDepthBlock && l.windows.in_size() > 0 &&
-         l.windows.out_size() > 0 && l.windows.in_size() <= kMostPlaneBytes && l.windows.out_size() <= kMostPlaneBytes;
+         l.windows.out_size() > 0 && l.windows.in_size() <= kMostPlane && l.windows.out_size() <= kMostPlane;
 }
 
 // Of the rate of large float32 products (measured): each multiply-add reads its operand, each element of x and y becomes one of a vector's.
-inline double depthwise_efficiency(const Windows& windows) {
+inline double depthwise_efficiency(const Layout& l) {
   constexpr double kShare = 0.75, kMoved = 15;
+  const Windows& windows = l.windows;
   const auto padded = [](const WindowAxis& a) { return static_cast<double>(a.in + a.begin + a.end); };
   const auto taps = static_cast<double>(windows.taps()),
              moved = padded(windows.h) * padded(windows.w) / static_cast<double>(windows.out_size());
-  return taps / (taps / kShare + kMoved * (1 + moved));
+  const int64_t planes = l.batch * l.groups;
+  const double filled = static_cast<double>(planes) / static_cast<double>(divided_up(planes, kLanesOfVector) * kLanesOfVector);
+  return filled * taps / (taps / kShare + kMoved * (1 + moved));
+}
+
+// n words of some channels from `at` on, as vectors. plane(channel): its Plane, `row` elements behind that of the channel before
+template <typename PlaneOf> void vectors_of(const PlaneOf& plane, int64_t row, int64_t channels, int64_t at, int64_t n, float* to) {
+  if (const float* const from = plane(0).floats()) return to_lanes(from + at, row, channels, n, to);
+  constexpr int64_t kSome = 64;
+  for (int64_t i = 0; i < n; i += kSome) {
+    float some[kLanesOfVector * kSome];
+    const int64_t count = std::min(kSome, n - i);
+    for (int64_t channel = 0; channel < channels; ++channel) plane(channel).read(at + i, count, some + channel * kSome);
+    to_lanes(some, kSome, channels, count, to + i * kLanesOfVector);
+  }
+}
+// Of the planes of one tensor, one behind the other.
+inline void vectors_of(Element element, const std::byte* planes, int64_t row, int64_t channels, int64_t at, int64_t n, float* to) {
+  const auto plane = [&](int64_t channel) { return Plane(element, planes + channel * row * bytes_each<float>(element)); };
+  vectors_of(plane, row, channels, at, n, to);
 }
 
 // Which elements of the source (x, or dy) an element of the result (y, or dx) reads along an axis. Result o = q * phases() + b reads, of
@@ -105,7 +126,7 @@ template <bool fused, bool is_dense> AddTaps add_taps_of(int64_t count) {
   (std::make_integer_sequence<int, kMostNeighbours>{}, count);
 }
 
-// Some rows and columns of the result of as many channels as a vector has lanes are a task. Of a thread's workspace: the source's copy,
+// Some rows and columns of as many planes of the result as a vector has lanes are a task. Of a thread's workspace: the source's copy,
 // the weights, sums, what becomes 16 bits.
 class DepthwiseSums {
  public:
@@ -115,15 +136,13 @@ class DepthwiseSums {
 
   bool applies() const { return applies_; }
   int64_t bytes() const { return bytes_; }
-  int64_t tasks() const { return l_.batch * divided_up(l_.groups, kLanesOfVector) * bands_ * strips_; }
+  int64_t tasks() const { return divided_up(planes(), kLanesOfVector) * bands_ * strips_; }
 
   // bias: of y's channels, or null
   void run(const std::byte* source, const std::byte* w, const float* bias, std::byte* result, int64_t task, std::byte* place) const {
-    const int64_t strip = task % strips_, band = task / strips_ % bands_, item = task / strips_ / bands_;
-    const int64_t some = divided_up(l_.groups, kLanesOfVector), g = item % some * kLanesOfVector;
-    const Part part{.sample = item / some,
-                    .channel = g,
-                    .channels = std::min(kLanesOfVector, l_.groups - g),
+    const int64_t strip = task % strips_, band = task / strips_ % bands_, plane = task / strips_ / bands_ * kLanesOfVector;
+    const Part part{.plane = plane,
+                    .planes = std::min(kLanesOfVector, planes() - plane),
                     .row = band * rows_,
                     .rows = std::min(rows_, h_.result() - band * rows_),
                     .column = strip * columns_,
@@ -136,12 +155,13 @@ class DepthwiseSums {
                            kLeastRows = 8;
 
   struct Part {
-    int64_t sample, channel, channels, row, rows, column, columns;
+    int64_t plane, planes, row, rows, column, columns;  // of the result
   };
 
   DepthwiseSums(const Layout& l, bool is_gradient, Element source, Element w, Element result)
       : l_(l), is_gradient_(is_gradient), source_(source), weight_(w), result_(result) {
-    applies_ = is_depthwise(l);
+    constexpr int64_t kMostPhases = kLanesOfVector;  // so a row is no longer than its copy
+    applies_ = is_depthwise(l) && (!is_gradient || std::max(l.windows.h.stride, l.windows.w.stride) <= kMostPhases);
     if (!applies_) return;
     h_ = DepthwiseAxis(l.windows.h, is_gradient);
     w_ = DepthwiseAxis(l.windows.w, is_gradient);
@@ -178,11 +198,11 @@ class DepthwiseSums {
     auto* const weights = reinterpret_cast<float*>(place + weights_at_);
     auto* const sums = reinterpret_cast<float*>(place + sums_at_);
     const int64_t taps = l_.windows.taps();
-    vectors_of(weight_, w + part.channel * taps * bytes_each<float>(weight_), taps, part.channels, 0, taps, weights);
+    find_weights(w, part, weights);
     if (is_gradient_ && has_infinity(weights, taps * kLanesOfVector, false)) return run_by_definition(source, w, result, part, place);
     const int64_t first = copy_source(source, part, place);
     float added[kLanesOfVector] = {};
-    if (bias) std::copy_n(bias + part.channel, part.channels, added);
+    for (int64_t lane = 0; bias && lane < part.planes; ++lane) added[lane] = bias[channel_of(part.plane + lane)];
 
     std::array<DepthwiseRow, kDepthBlock> rows;
     for (int64_t i = 0; i < part.rows; i += together_) {
@@ -198,6 +218,20 @@ class DepthwiseSums {
       }
       store(sums, part, part.row + i, count, result, place);
     }
+  }
+
+  int64_t planes() const { return l_.batch * l_.groups; }
+  int64_t channel_of(int64_t plane) const { return plane % l_.groups; }
+
+  // A vector a tap.
+  void find_weights(const std::byte* w, const Part& part, float* to) const {
+    const int64_t taps = l_.windows.taps(), first = channel_of(part.plane);
+    if (first + part.planes <= l_.groups)
+      return vectors_of(weight_, w + first * taps * bytes_each<float>(weight_), taps, part.planes, 0, taps, to);
+    float some[kLanesOfVector * kDepthBlock];
+    for (int64_t lane = 0; lane < part.planes; ++lane)
+      Plane(weight_, w).read(channel_of(part.plane + lane) * taps, taps, some + lane * taps);
+    to_lanes(some, taps, part.planes, taps, to);
   }
 
   // A row of the result, of which the part has some columns.
@@ -223,7 +257,7 @@ class DepthwiseSums {
     const int64_t first = std::max<int64_t>(0, h_.origin(part.row)), end = std::min(h_.source(), h_.origin(part.row) + h_.span(part.rows));
     const int64_t begin = std::max<int64_t>(0, origin), n = std::max<int64_t>(0, std::min(across, origin + width_) - begin);
     const int64_t left = std::min(begin - origin, width_), right = width_ - left - n;
-    const std::byte* const planes = source + (part.sample * l_.groups + part.channel) * size * bytes_each<float>(source_);
+    const std::byte* const planes = source + part.plane * size * bytes_each<float>(source_);
     auto* to = reinterpret_cast<float*>(place);
     auto* const some = reinterpret_cast<float*>(place + some_at_);
     const auto pad = [&](float* row) {
@@ -232,7 +266,7 @@ class DepthwiseSums {
     };
     if (n < across || n >= kLanesOfVector) {
       for (int64_t row = first; row < end; ++row, to += width_ * kLanesOfVector) {
-        vectors_of(source_, planes, size, part.channels, row * across + begin, n, to + left * kLanesOfVector);
+        vectors_of(source_, planes, size, part.planes, row * across + begin, n, to + left * kLanesOfVector);
         pad(to);
       }
       return first;
@@ -240,7 +274,7 @@ class DepthwiseSums {
     const int64_t together = kSome / n;  // narrow rows, which become vectors together
     for (int64_t row = first; row < end; row += together) {
       const int64_t count = std::min(together, end - row);
-      vectors_of(source_, planes, size, part.channels, row * across, count * n, some);
+      vectors_of(source_, planes, size, part.planes, row * across, count * n, some);
       for (int64_t r = 0; r < count; ++r, to += width_ * kLanesOfVector) {
         std::copy_n(some + r * n * kLanesOfVector, n * kLanesOfVector, to + left * kLanesOfVector);
         pad(to);
@@ -249,34 +283,21 @@ class DepthwiseSums {
     return first;
   }
 
-  // n elements of some channels' planes from `at` on.
-  static void vectors_of(Element element, const std::byte* planes, int64_t size, int64_t channels, int64_t at, int64_t n, float* to) {
-    const Plane all(element, planes);
-    if (const float* const from = all.floats()) return to_lanes(from + at, size, channels, n, to);
-    constexpr int64_t kWide = 64;
-    float wide[kLanesOfVector * kWide];
-    for (int64_t i = 0; i < n; i += kWide) {
-      const int64_t count = std::min(kWide, n - i);
-      for (int64_t channel = 0; channel < channels; ++channel) all.read(channel * size + at + i, count, wide + channel * kWide);
-      to_lanes(wide, kWide, channels, count, to + i * kLanesOfVector);
-    }
-  }
-
   // Rows [row, row + count) of the part.
   void store(const float* sums, const Part& part, int64_t row, int64_t count, std::byte* result, std::byte* place) const {
     const int64_t size = h_.result() * w_.result(), across = w_.result();
-    const int64_t plane = (part.sample * l_.groups + part.channel) * size;
     const bool is_whole = part.columns == across;
     const int64_t lines = is_whole ? 1 : count, n = is_whole ? count * across : part.columns;
     for (int64_t line = 0; line < lines; ++line, sums += n * kLanesOfVector) {
-      const Result<float> to(result + (plane + (row + line) * across + part.column) * bytes_each<float>(result_), size, 1, result_);
+      const Result<float> to(result + (part.plane * size + (row + line) * across + part.column) * bytes_each<float>(result_), size, 1,
+                             result_);
       if (result_ == Element::own) {
-        from_lanes(sums, part.channels, n, to.own(), size);
+        from_lanes(sums, part.planes, n, to.own(), size);
         continue;
       }
       auto* const some = reinterpret_cast<float*>(place + some_at_);
-      from_lanes(sums, part.channels, n, some, n);
-      store_rows(some, n, to, part.channels, n);
+      from_lanes(sums, part.planes, n, some, n);
+      store_rows(some, n, to, part.planes, n);
     }
   }
 
@@ -285,13 +306,13 @@ class DepthwiseSums {
     const int64_t size = h_.result() * w_.result(), taps = l_.windows.taps();
     auto* const line = reinterpret_cast<float*>(place);
     float weights[kDepthBlock];
-    for (int64_t channel = part.channel; channel < part.channel + part.channels; ++channel) {
-      Plane(weight_, w).read(channel * taps, taps, weights);
-      const std::byte* const from = dy + l_.y_at(part.sample, channel, 0) * bytes_each<float>(source_);
+    for (int64_t plane = part.plane; plane < part.plane + part.planes; ++plane) {
+      Plane(weight_, w).read(channel_of(plane) * taps, taps, weights);
+      const std::byte* const from = dy + plane * l_.windows.out_size() * bytes_each<float>(source_);
       for (int64_t i = part.row; i < part.row + part.rows; ++i) {
         for (int64_t j = 0; j < part.columns; ++j)
           line[j] = input_gradient_at(l_, 1, {source_}, from, i, part.column + j, [&](int64_t, int64_t t) { return weights[t]; });
-        const int64_t at = (part.sample * l_.groups + channel) * size + i * w_.result() + part.column;
+        const int64_t at = plane * size + i * w_.result() + part.column;
         store_rows<float>(line, part.columns, {dx + at * bytes_each<float>(result_), size, 1, result_}, 1, part.columns);
       }
     }

@@ -58,7 +58,7 @@ class DepthwiseWeights {
             return dy_.plane(dy + l_.y_at(0, g, 0) * bytes_each<float>(dy_.element) + channel * all * bytes_each<float>(dy_.element), n + i,
                              l_.result(), l_.batch);
           };
-          beside(plane, column, all, channels, count, dy_copy + i * count * gemm::kWidth);
+          vectors_of(plane, all, channels, column, count, dy_copy + i * count * gemm::kWidth);
         }
         copy_x(x, n, samples, g, channels, column, count, place);
         const int64_t block = depth_block(wide);
@@ -84,18 +84,6 @@ class DepthwiseWeights {
     }
   }
 
-  // n words of some channels' planes from `at` on, as n vectors. row: elements from plane to plane
-  template <typename PlaneOf> static void beside(const PlaneOf& plane, int64_t at, int64_t row, int64_t channels, int64_t n, float* to) {
-    if (const float* const from = plane(0).floats()) return to_lanes(from + at, row, channels, n, to);
-    constexpr int64_t kSome = 64;
-    for (int64_t i = 0; i < n; i += kSome) {
-      float some[kLanesOfVector * kSome];
-      const int64_t count = std::min(kSome, n - i);
-      for (int64_t channel = 0; channel < channels; ++channel) plane(channel).read(at + i, count, some + channel * kSome);
-      to_lanes(some, kSome, channels, count, to + i * kLanesOfVector);
-    }
-  }
-
   // What the windows [column, column + count) of some samples read, and where each window's first tap does.
   void copy_x(const std::byte* x, int64_t n, int64_t samples, int64_t g, int64_t channels, int64_t column, int64_t count,
               std::byte* place) const {
@@ -103,7 +91,7 @@ class DepthwiseWeights {
     for (int64_t i = 0; i < samples; ++i) {
       const auto plane = [&](int64_t channel) { return x_.plane(x + (g + channel) * size * bytes, n + i, l_.image(), l_.batch); };
       plane_.fill(column, count, gemm::kWidth, reinterpret_cast<float*>(place) + i * plane_.size() * gemm::kWidth,
-                  [&](int64_t row, float* to) { beside(plane, row * across, size, channels, across, to); });
+                  [&](int64_t row, float* to) { vectors_of(plane, size, channels, row * across, across, to); });
     }
     plane_.find_windows(samples, column, count, gemm::kWidth, reinterpret_cast<int32_t*>(place + table_at_));
   }

@@ -3,9 +3,9 @@
 // bits in a vector body, in its tail, at any address and on any device.
 //
 // float: polynomials, at most 0.51 (sin and what follows it), 1.01 (exp, log, erf), 2 (softplus) and 2.6 (tanh, sigmoid, expm1) units in
-// the last place from the true value over all floats (tests/math_test.cpp); NaN, infinities and denormals as in libm. double: libm itself,
-// the device's own on a GPU. Every fused multiply-add is written as one. The polynomials are minimax fits of the functions named beside
-// them, the coefficients of those in float rounded one after another.
+// the last place from the true value over all floats (tests/math_test.cpp); NaN, infinities and denormals as in libm, but for
+// exp2_of_product() and exp_of_weight(). double: libm itself, the device's own on a GPU. Every fused multiply-add is written as one. The
+// polynomials are minimax fits of the functions named beside them, the coefficients of those in float rounded one after another.
 
 #pragma once
 
@@ -73,8 +73,8 @@ HOST_DEVICE inline float exp(float x) {
 }
 HOST_DEVICE inline double exp(double x) { return ::exp(x); }
 
-// 2^(a * b) for -127.49 < a * b < 127.49, where it would be denormal 0: half the operations of exp(). Of the product only the fraction is
-// rounded; 1.8 units in the last place besides what b is off.
+// 2^(a * b) for -127.49 < a * b < 127.49; 0 below -126.5, NaN for NaN. Half the operations of exp(): of the product only the fraction is
+// rounded, and the result is 1.8 units in the last place off, besides what b is.
 HOST_DEVICE inline float exp2_of_product(float a, float b) {
   constexpr float kShift = 12582912.0f + 127.0f;  // added, it rounds to an integer, whose last bits are then those of the exponent
   const float n = fma(a, b, kShift);
@@ -89,7 +89,7 @@ HOST_DEVICE inline float exp2_of_product(float a, float b) {
 }
 HOST_DEVICE inline double exp2_of_product(double a, double b) { return ::exp2(a * b); }
 
-// e^x for x < 88, to 2^-23 + 2^-25 |x| of itself; 0 from -87.7 on. For weights that are added up, whose largest is about 1.
+// e^x for x < 88, to 2^-23 + 2^-25 |x| of itself; 0 below -87.69. For weights that are added up, whose largest is about 1.
 HOST_DEVICE inline float exp_of_weight(float x) { return exp2_of_product(x < -87.7f ? -87.7f : x, 0x1.715476p+0f); }
 HOST_DEVICE inline double exp_of_weight(double x) { return ::exp(x); }
 

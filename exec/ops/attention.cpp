@@ -7,7 +7,8 @@
 //   AttentionGrad(dy, q, k, v, o, lse, bias?) -> dq, dk, dv, with p = exp(s - lse) computed again
 //
 // q, k, v and o: exec/product_types.h; lse is float32 where they are, or of 16 bits. The gradients have the types of q, k and v. Where all
-// operands are bfloat16, or are rounded to it, so are p in its products and the gradients of s, as FlashAttention has them.
+// operands are bfloat16, or are rounded to it, and the processor multiplies these, p is rounded, too, before it is multiplied by v, and so
+// are p and the gradients of s in the backward pass, as in FlashAttention.
 //
 // Saves q, k, v, o and lse. A task is kQueries rows of one head (the backward pass: attention_gradient.cpp); keys go by in blocks of kKeys,
 // in ascending order, rescaling what was summed as the row's maximum grows. Scores and weights of one block live in the workspace. ONNX

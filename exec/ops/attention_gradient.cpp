@@ -19,7 +19,7 @@ namespace {
 
 using namespace attention;
 
-// Scores become weights p, their gradients dp become ds = scale * p * (dp - delta), delta = dy . o of the row.
+// Scores, of which none exceeds lse, become weights p, their gradients dp become ds = scale * p * (dp - delta), delta = dy . o of the row.
 template <typename T> void differentiate_row(const Problem& p, T* scores, T* gradients, int64_t n, T lse, T delta) {
   const int64_t end = padded(p, n);
   std::fill(scores + n, scores + end, -std::numeric_limits<T>::infinity());
@@ -79,8 +79,7 @@ template <typename T> struct Backward {
         stored_dy(stored_element(spec.inputs[0])),
         stored_o(stored_element(spec.inputs[4])),
         order(p),
-        scratch(p, q == Element::own ? dy : q, is_bfloat16(q) || is_bfloat16(k) || is_bfloat16(dy) ? Element::to_bfloat16 : Element::own,
-                places) {
+        scratch(p, q == Element::own ? dy : q, weights, places) {
     if (spec.has(6)) bias = stored_element(spec.inputs[6]);
     const int64_t rows = std::min(p.rows, kQueries), keys = std::min(p.columns, kKeys);
     gradients_at = places.take<T>(rows * p.stride);

@@ -205,7 +205,7 @@ double efficiency(const KernelSpec& spec, int) {
   const Layout l = layout_of_y(spec);
   const auto made = for_sums(spec, [&]<typename T>() { return ForwardWithoutColumns::of(Forward<T>(spec)); });
   if (made.winograd.applies()) return made.winograd.efficiency();
-  if (made.depthwise.applies()) return depthwise_efficiency(l.windows);
+  if (made.depthwise.applies()) return depthwise_efficiency(l);
   const double rate = gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1));
   if (made.tiles.applies()) return made.tiles.efficiency(rate);
   if (made.channels.applies()) return made.channels.efficiency(rate);

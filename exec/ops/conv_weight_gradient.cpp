@@ -189,7 +189,7 @@ double weight_efficiency(const KernelSpec& spec, int) {
   const WeightTiles tiles = weight_tiles(l, sizeof(float));
   const WeightsWithoutColumns made = for_sums(spec, [&]<typename T>() { return WeightGradient<T>(spec).direct; });
   if (made.winograd.applies()) return made.winograd.efficiency();
-  if (made.depthwise.applies()) return depthwise_efficiency(l.windows);
+  if (made.depthwise.applies()) return depthwise_efficiency(l);
   const double rate = gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1));
   if (made.in_tiles.applies()) return made.in_tiles.efficiency(rate);
   if (made.direct.applies()) return made.direct.efficiency(rate);

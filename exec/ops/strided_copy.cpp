@@ -62,19 +62,28 @@ void transpose_block(uint16_t* out, int64_t out_pitch, const uint16_t* in, int64
   for (int64_t r = 0; r < kSide; ++r) std::memcpy(out + r * out_pitch, rows + r * kSide, kSide * sizeof(float));
 }
 
-// The last blocks begin earlier, so that they are whole. Rows of blocks: `out` is written in lines, which costs more than reading them.
+// block(top, left) of so many rows and columns each; the last ones begin earlier, so that they are whole. Rows of blocks: `out` is written
+// in lines, which costs more than reading them.
+template <typename Block> void for_blocks(int64_t rows, int64_t columns, int64_t of_rows, int64_t of_columns, const Block& block) {
+  for (int64_t r = 0; r < rows; r += of_rows) {
+    for (int64_t c = 0; c < columns; c += of_columns) block(std::min(r, rows - of_rows), std::min(c, columns - of_columns));
+  }
+}
+
 template <typename T> void transpose_square(T* out, int64_t out_pitch, const T* in, int64_t in_pitch, int64_t rows, int64_t columns) {
   if constexpr (sizeof(T) == 2 || sizeof(T) == 4) {
-    constexpr int64_t kColumns = kBlockColumns<T>;
-    if (rows >= kSide && columns >= kColumns) {
-      for (int64_t r = 0; r < rows; r += kSide) {
-        const int64_t top = std::min(r, rows - kSide);
-        for (int64_t c = 0; c < columns; c += kColumns) {
-          const int64_t left = std::min(c, columns - kColumns);
-          transpose_block(out + top * out_pitch + left, out_pitch, in + top + left * in_pitch, in_pitch);
-        }
-      }
-      return;
+    if (rows >= kSide && columns >= kBlockColumns<T>) {
+      return for_blocks(rows, columns, kSide, kBlockColumns<T>, [&](int64_t top, int64_t left) {
+        transpose_block(out + top * out_pitch + left, out_pitch, in + top + left * in_pitch, in_pitch);
+      });
+    }
+  }
+  if constexpr (sizeof(T) == 4) {
+    if (rows >= 8 && columns >= 8) {
+      return for_blocks(rows, columns, 8, 8, [&](int64_t top, int64_t left) {
+        transpose8(reinterpret_cast<const float*>(in + top + left * in_pitch), in_pitch,
+                   reinterpret_cast<float*>(out + top * out_pitch + left), out_pitch);
+      });
     }
   }
   transpose_elements(out, out_pitch, in, in_pitch, rows, columns);

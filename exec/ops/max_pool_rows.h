@@ -130,7 +130,7 @@ class MaxRows {
       const Rows rows = rows_of(oh, x, divided, place);
       const int64_t end = oh + 1 < h_.out ? std::clamp<int64_t>(h_.at(oh + 1, 0), done, h_.in) : h_.in;  // of rows of dx
       fetch(x, divided, std::min(divided + h_.stride, h_.in), [](const std::byte* line) { __builtin_prefetch(line, 0, 3); });
-      fetch(dx, done, end, gemm::fetch_to_write);
+      fetch(dx, done, end, [](const std::byte* line) { gemm::fetch_to_write(line); });
       find(rows, found + first_of_line(oh));
       read(dy + oh * w_.out * size(), w_.out, of_windows + first_of_line(oh));
       for (; done < end; ++done) put(done, oh, dx + done * w_.in * size(), place);

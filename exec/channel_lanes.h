@@ -20,11 +20,7 @@ inline void transpose_rows(const float* from, int64_t from_row, int64_t rows, fl
   gemm::Vector words[kLanesOfVector];
 #pragma GCC unroll 16
   for (int64_t i = 0; i < kLanesOfVector; ++i) words[i] = i < rows ? gemm::load(from + i * from_row) : gemm::zero();
-#ifdef __AVX512F__
-  transpose16(words, to, to_row);
-#else
-  transpose8(words, to, to_row);
-#endif
+  transpose_square(words, to, to_row);
 }
 
 // n elements of some channels, whose planes are `row` elements apart, as n vectors; lanes without a channel are zero.

@@ -26,12 +26,12 @@ class DepthwiseWeights {
     if (!applies_) return;
     plane_ = TilePlane(l.windows, tiles.columns);
     const int64_t wide = tiles.samples * tiles.columns;
-    applies_ = plane_.size() <= kMostBytes / kLane / tiles.samples;
+    applies_ = plane_.size() <= kMostBytes / kVectorBytes / tiles.samples;
     if (!applies_) return;
     Places places;
-    places.take(tiles.samples * plane_.size() * kLane);
-    dy_at_ = places.take(wide * kLane);
-    sums_at_ = places.take(l.windows.taps() * kLane);
+    places.take(tiles.samples * plane_.size() * kVectorBytes);
+    dy_at_ = places.take(wide * kVectorBytes);
+    sums_at_ = places.take(l.windows.taps() * kVectorBytes);
     table_at_ = places.take(wide * int64_t{sizeof(int32_t)});
     bytes_ = places.all();
     for (int64_t t = 0; t < l.windows.taps(); ++t) taps_.push_back(plane_.tap(t) * gemm::kWidth);
@@ -69,7 +69,7 @@ class DepthwiseWeights {
   }
 
  private:
-  static constexpr int64_t kLane = gemm::kWidth * int64_t{sizeof(float)}, kMostBytes = 1 << 20;
+  static constexpr int64_t kMostBytes = 1 << 20;
   static constexpr int kTogether = 9;  // taps
 
   void store(const float* sums, int64_t channels, std::byte* dw, int64_t piece, int64_t g) const {

@@ -57,8 +57,6 @@ template <int flops_per_element> Cost elementwise_cost(const KernelSpec& spec) {
 
 // --- loops; `ivdep`: an output that aliases an input does so exactly ------------------------------------------------------------------
 
-template <typename T> inline constexpr bool is_half_type = std::is_same_v<T, float16> || std::is_same_v<T, bfloat16>;
-
 // n elements as floats, where they are or at `room`.
 template <typename T> const float* as_floats(const T* from, int64_t n, float* room) {
   if constexpr (std::is_same_v<T, float>) {

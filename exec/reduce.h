@@ -59,7 +59,7 @@ template <typename Kind, typename T> typename Kind::Total reduce_run(const T* x,
       done = length / kLanes * kLanes;
       extreme_lanes<Kind, T, kLanes>(x + begin, done, lanes);
     }
-    if constexpr (std::is_same_v<T, float16> || std::is_same_v<T, bfloat16>) {
+    if constexpr (is_half(dtype_of<T>())) {
       using Floats = typename OfFloats<Kind>::Type;
       const auto visit = [&](int l, bool is_there, float value) __attribute__((always_inline)) {
         const Block with = Floats::combine(lanes[l], Floats::take(value));

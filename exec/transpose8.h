@@ -69,4 +69,10 @@ inline void transpose8(const float* from, int64_t from_row, float* to, int64_t t
   transpose8(r, to, to_row);
 }
 
+// Of as many vectors as one has elements of 4 bytes.
+inline void transpose_square(__m256 (&r)[8], float* to, int64_t to_row) { transpose8(r, to, to_row); }
+#ifdef __AVX512F__
+inline void transpose_square(__m512 (&r)[16], float* to, int64_t to_row) { transpose16(r, to, to_row); }
+#endif
+
 ORT_TRAIN_OPS_END

@@ -97,7 +97,7 @@ int64_t channels_per_task(const Layout& l) { return std::max<int64_t>(1, 32768 /
 // --- y --------------------------------------------------------------------------------------------------------------------------------
 
 template <typename T, typename C = Compute<T>> void normalize_plane(const T* x, T* y, int64_t n, C mean, C factor, C bias) {
-  if constexpr (is_half_type<T>) {
+  if constexpr (is_half(dtype_of<T>())) {
     by_floats(
         y, n, [&](float* made, int64_t count, const float* of_x) { normalize_plane(of_x, made, count, mean, factor, bias); }, x);
   } else {
@@ -268,7 +268,7 @@ KernelRun live(const KernelSpec& spec) {
 
 template <typename T, typename C = Compute<T>>
 void gradient_plane(const T* dy, const T* x, T* dx, int64_t n, C mean, C factor, C of_one, C of_deviation) {
-  if constexpr (is_half_type<T>) {
+  if constexpr (is_half(dtype_of<T>())) {
     const auto run = [&](float* made, int64_t count, const float* of_dy, const float* of_x) {
       gradient_plane(of_dy, of_x, made, count, mean, factor, of_one, of_deviation);
     };
@@ -279,7 +279,7 @@ void gradient_plane(const T* dy, const T* x, T* dx, int64_t n, C mean, C factor,
   }
 }
 template <typename T> void scaled_plane(const T* dy, T* dx, int64_t n, Compute<T> factor) {
-  if constexpr (is_half_type<T>) {
+  if constexpr (is_half(dtype_of<T>())) {
     by_floats(
         dx, n, [&](float* made, int64_t count, const float* of_dy) { scaled_plane(of_dy, made, count, factor); }, dy);
   } else {

@@ -28,7 +28,7 @@ template <typename T, typename C = Compute<T>> RowMoments<C> moments(const T* x,
 
 template <typename X, typename S, typename Y>
 void normalize_row(const X* x, const S* scale, const S* bias, Y* y, int64_t n, RowMoments<Compute<X>> m) {
-  if constexpr (is_half_type<Y>) {
+  if constexpr (is_half(dtype_of<Y>())) {
     const auto with_bias = [&](float* made, int64_t count, const float* of_x, const float* of_scale, const float* of_bias) {
       normalize_row(of_x, of_scale, of_bias, made, count, m);
     };

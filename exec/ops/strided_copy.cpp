@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "exec/gemm_micro.h"
 #include "exec/strided.h"
 #include "exec/transpose8.h"
 
@@ -20,45 +21,23 @@ template <typename T> void transpose_elements(T* out, int64_t out_pitch, const T
   }
 }
 
-// Blocks in registers: kSide vectors of words of 4 bytes. A word is one element, or two that are neighbours in `out`.
-
-#ifdef __AVX512F__
-constexpr int64_t kSide = 16;
-using Words = __m512;
-Words words_at(const uint32_t* from) { return _mm512_loadu_ps(from); }
-Words pairs_of(const uint16_t* first, const uint16_t* second) {
-  const auto widened = [](const uint16_t* from) {
-    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-  };
-  return _mm512_castsi512_ps(_mm512_or_si512(widened(first), _mm512_slli_epi32(widened(second), 16)));
-}
-void transpose_words(Words (&words)[kSide], float* to, int64_t to_row) { transpose16(words, to, to_row); }
-#else
-constexpr int64_t kSide = 8;
-using Words = __m256;
-Words words_at(const uint32_t* from) { return _mm256_loadu_ps(reinterpret_cast<const float*>(from)); }
-Words pairs_of(const uint16_t* first, const uint16_t* second) {
-  const auto widened = [](const uint16_t* from) { return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))); };
-  return _mm256_castsi256_ps(_mm256_or_si256(widened(first), _mm256_slli_epi32(widened(second), 16)));
-}
-void transpose_words(Words (&words)[kSide], float* to, int64_t to_row) { transpose8(words, to, to_row); }
-#endif
-
+// Squares in registers: kSide vectors of words of 4 bytes. A word is one element, or two that are neighbours in `out`.
+constexpr int64_t kSide = gemm::kWidth;
 template <typename T> constexpr int64_t kBlockColumns = kSide* static_cast<int64_t>(sizeof(float) / sizeof(T));
 
 // kSide rows of kBlockColumns elements.
 void transpose_block(uint32_t* out, int64_t out_pitch, const uint32_t* in, int64_t in_pitch) {
-  Words words[kSide];
+  gemm::Vector words[kSide];
 #pragma GCC unroll 16
-  for (int64_t c = 0; c < kSide; ++c) words[c] = words_at(in + c * in_pitch);
-  transpose_words(words, reinterpret_cast<float*>(out), out_pitch);
+  for (int64_t c = 0; c < kSide; ++c) words[c] = gemm::load(reinterpret_cast<const float*>(in + c * in_pitch));
+  transpose_square(words, reinterpret_cast<float*>(out), out_pitch);
 }
 void transpose_block(uint16_t* out, int64_t out_pitch, const uint16_t* in, int64_t in_pitch) {
-  Words words[kSide];
+  gemm::Vector words[kSide];
 #pragma GCC unroll 16
-  for (int64_t c = 0; c < kSide; ++c) words[c] = pairs_of(in + 2 * c * in_pitch, in + (2 * c + 1) * in_pitch);
+  for (int64_t c = 0; c < kSide; ++c) words[c] = gemm::PackingPairs<Element::bfloat16>::load(in + 2 * c * in_pitch, 2 * in_pitch, 0);
   float rows[kSide * kSide];  // on the way: out_pitch may be odd
-  transpose_words(words, rows, kSide);
+  transpose_square(words, rows, kSide);
   for (int64_t r = 0; r < kSide; ++r) std::memcpy(out + r * out_pitch, rows + r * kSide, kSide * sizeof(float));
 }
 
@@ -70,7 +49,7 @@ template <typename Block> void for_blocks(int64_t rows, int64_t columns, int64_t
   }
 }
 
-template <typename T> void transpose_square(T* out, int64_t out_pitch, const T* in, int64_t in_pitch, int64_t rows, int64_t columns) {
+template <typename T> void transpose_blocks(T* out, int64_t out_pitch, const T* in, int64_t in_pitch, int64_t rows, int64_t columns) {
   if constexpr (sizeof(T) == 2 || sizeof(T) == 4) {
     if (rows >= kSide && columns >= kBlockColumns<T>) {
       return for_blocks(rows, columns, kSide, kBlockColumns<T>, [&](int64_t top, int64_t left) {
@@ -137,7 +116,7 @@ template <typename T> void StridedCopy::run_transpose(Workers& workers, T* out, 
         for (int64_t unit = std::max(begin, matrix) - matrix; unit < std::min(end - matrix, squares); ++unit) {
           const int64_t top = unit / across * kSquare, left = unit % across * kSquare;
           const int64_t bottom = std::min(rows_, top + kSquare), right = std::min(columns_, left + kSquare);
-          transpose_square(to + top * out_pitch_ + left, out_pitch_, from + top + left * in_pitch_, in_pitch_, bottom - top, right - left);
+          transpose_blocks(to + top * out_pitch_ + left, out_pitch_, from + top + left * in_pitch_, in_pitch_, bottom - top, right - left);
         }
       }
     });

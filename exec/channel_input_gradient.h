@@ -23,7 +23,7 @@ class ChannelInput {
         dx_(dx),
         words_(dy_.of(l.out_channels)),
         block_(dy_.of(block)) {
-    constexpr int64_t kElements = 112, kSmall = 14 * 14;
+    constexpr int64_t kElements = 112, kSmall = 16 * 16;
     const auto& [h, w] = l.windows;
     const int64_t taps = l.windows.taps();
     const bool is_faster = taps == 1 || dy_.pairs || !is_undivided(l);  // than planes in vectors, or columns (measured)
@@ -58,7 +58,7 @@ class ChannelInput {
   bool applies() const { return applies_; }
   int64_t bytes() const { return bytes_; }
   int64_t shared_bytes() const { return whole_lines((copies_at() + tasks_.copied()) * int64_t{sizeof(float)}); }
-  int64_t blocks() const { return tasks_.blocks() + tasks_.copies(); }
+  int64_t preparations() const { return tasks_.blocks() + tasks_.copies(); }
   int64_t tasks() const { return tasks_.size(); }
   // As ChannelForward's: of the products that an element of dx takes.
   double efficiency(double rate) const {
@@ -72,16 +72,16 @@ class ChannelInput {
 
   // A panel: [tap][word of y's channels][channel of x]; behind all, whether it has an infinity or what is no number. Behind that, what
   // tasks share of dy.
-  void pack(const std::byte* dy, const std::byte* w, int64_t block, float* to) const {
-    if (block >= tasks_.blocks()) return tasks_.copy(dy, block - tasks_.blocks(), to + copies_at());
+  void prepare(const Operands& operands, int64_t block) const {
+    if (block >= tasks_.blocks()) return tasks_.copy(operands.from, block - tasks_.blocks(), operands.shared + copies_at());
     const ChannelPanels& panels = tasks_.panels();
     const int64_t g = block / panels.size(), taps = l_.windows.taps(), size = bytes_each<float>(w_);
     const auto& [first, columns, width] = panels[block % panels.size()];
-    float& is_infinite = to[tasks_.packed() + block];
+    float& is_infinite = operands.shared[tasks_.packed() + block];
     is_infinite = 0;
-    to += tasks_.packed_at(g, panels[block % panels.size()]);
+    float* const to = operands.shared + tasks_.packed_at(g, panels[block % panels.size()]);
     const Words words{w_, dy_.pairs};
-    const std::byte* const from = w + (g * l_.out_channels * l_.depth() + first * taps) * size;
+    const std::byte* const from = operands.w + (g * l_.out_channels * l_.depth() + first * taps) * size;
     for (int64_t o = 0; o < words_; ++o) {
       const Plane row = words.plane(from, o, l_.depth(), l_.out_channels);
       float* const panel = to + o * width;
@@ -104,7 +104,8 @@ class ChannelInput {
     }
   }
 
-  void run(const std::byte* dy, const std::byte*, const float* packed, const float*, std::byte* dx, int64_t task, std::byte* place) const {
+  void run(const Operands& operands, int64_t task, std::byte* place) const {
+    const auto [dy, w, dx, packed, bias, before] = operands;
     const auto& [g, n, samples, row, rows, begin, end] = tasks_[task];
     Tile tile{.samples = samples, .row = row, .rows = rows};
     tile.first = tile.row * stride_down();

@@ -227,7 +227,7 @@ class ChannelForward {
   ChannelForward() = default;
   ChannelForward(const Layout& l, Element x, Element w, Element y)
       : l_(l), x_{x, gemm::way_of(x, w) == gemm::Way::pairs}, w_(w), y_(y), words_(x_.of(l.in_channels)) {
-    constexpr int64_t kWindows = 112, kSmall = 28 * 28, kPlainSmall = 14 * 14;
+    constexpr int64_t kWindows = 112, kSmall = 32 * 32, kPlainSmall = 14 * 14;
     const int64_t taps = l.windows.taps(), of_whole = l.total / l.groups;
     applies_ = fills_channels(l.windows, l.batch, l.in_channels, of_whole, l.windows.plain() ? kPlainSmall : kSmall) &&
                taps <= kDepthBlock && gemm::way_of(x, w) != gemm::Way::tiles &&
@@ -252,7 +252,7 @@ class ChannelForward {
   bool applies() const { return applies_; }
   int64_t bytes() const { return bytes_; }
   int64_t shared_bytes() const { return whole_lines((copies_at() + tasks_.copied()) * int64_t{sizeof(float)}); }
-  int64_t blocks() const { return tasks_.blocks() + tasks_.copies(); }
+  int64_t preparations() const { return tasks_.blocks() + tasks_.copies(); }
   int64_t tasks() const { return tasks_.size(); }
   // Of the rate of large float32 products. rate: of products of such words
   double efficiency(double rate) const {
@@ -264,13 +264,13 @@ class ChannelForward {
   }
 
   // A panel: [word of x's channels][tap][channel of y]. Behind the panels, what tasks share of x.
-  void pack(const std::byte* x, const std::byte* w, int64_t block, float* to) const {
-    if (block >= tasks_.blocks()) return tasks_.copy(x, block - tasks_.blocks(), to + copies_at());
+  void prepare(const Operands& operands, int64_t block) const {
+    if (block >= tasks_.blocks()) return tasks_.copy(operands.from, block - tasks_.blocks(), operands.shared + copies_at());
     const ChannelPanels& panels = tasks_.panels();
     const int64_t g = block / panels.size(), taps = l_.windows.taps(), size = bytes_each<float>(w_);
     const auto& [first, columns, width] = panels[block % panels.size()];
-    to += tasks_.packed_at(g, panels[block % panels.size()]);
-    w += (g * l_.out_channels + first) * l_.depth() * size;
+    float* const to = operands.shared + tasks_.packed_at(g, panels[block % panels.size()]);
+    const std::byte* const w = operands.w + (g * l_.out_channels + first) * l_.depth() * size;
     if (w_ == Element::own && !x_.pairs) return gemm::pack(reinterpret_cast<const float*>(w), 1, l_.depth(), depth(), columns, width, to);
     if (taps == 1 || !x_.pairs) {
       const gemm::Source source{w, size, l_.depth() * size};
@@ -291,9 +291,8 @@ class ChannelForward {
     }
   }
 
-  // bias: of y's channels, or null
-  void run(const std::byte* x, const std::byte*, const float* packed, const float* bias, std::byte* y, int64_t task,
-           std::byte* place) const {
+  void run(const Operands& operands, int64_t task, std::byte* place) const {
+    const auto [x, w, y, packed, bias, before] = operands;
     const auto& [g, n, samples, row, rows, begin, end] = tasks_[task];
     const int64_t across = windows_.across(), count = rows * across;
     auto* const table = reinterpret_cast<int32_t*>(place + table_at_);

@@ -10,6 +10,7 @@
 #include "exec/element_types.h"
 #include "exec/product_types.h"
 #include "exec/window.h"
+#include "graph/rounding.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace convolution {
@@ -117,7 +118,6 @@ inline int64_t samples_together(const Layout& l, int64_t columns) {
   return std::clamp<int64_t>(columns / l.windows.out_size(), 1, std::max<int64_t>(1, l.batch));
 }
 
-inline int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // The size of so many equal parts, a multiple of `each`.
 inline int64_t equal_part(int64_t size, int64_t parts, int64_t each) { return divided_up(divided_up(size, parts), each) * each; }
 

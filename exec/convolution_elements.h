@@ -71,6 +71,15 @@ inline void fetch_planes(int64_t count, int64_t begin, int64_t end, const Result
   }
 }
 
+// What y, or dx, is made of without columns (exec/convolution_algorithms.h).
+struct Operands {
+  const std::byte *from = nullptr, *w = nullptr;  // x or dy; the weight
+  std::byte* to = nullptr;
+  float* shared = nullptr;        // room for what the tasks share
+  const float* bias = nullptr;    // of all channels of y, or null
+  const float* before = nullptr;  // what dx's sums go on from, of each sample and channel, or null
+};
+
 // --- without columns ------------------------------------------------------------------------------------------------------------------
 
 inline constexpr int64_t kPlaneBytes = 768 << 10;  // of x's copy at most: planes that are larger are made by columns
@@ -179,16 +188,13 @@ struct Reach {
   explicit Reach(const WindowAxis& a) : a_(a) {
     for (int64_t phase = 0; phase < phases(); ++phase) {
       for (int64_t k = 0; k < a.kernel; ++k) {
-        if (!reads(phase, k)) continue;
-        first = std::min(first, distance(phase, k));
-        last = std::max(last, distance(phase, k));
+        if (!a.reads(phase, k)) continue;
+        first = std::min(first, a.window(phase, k));
+        last = std::max(last, a.window(phase, k));
       }
     }
   }
   int64_t phases() const { return std::min(a_.stride, a_.in); }
-  // Of tap k and the elements of a phase.
-  bool reads(int64_t phase, int64_t k) const { return (phase + a_.begin - k * a_.dilation) % a_.stride == 0; }
-  int64_t distance(int64_t phase, int64_t k) const { return (phase + a_.begin - k * a_.dilation) / a_.stride; }
   WindowAxis windows() const {
     const int64_t out = divided_up(a_.in, a_.stride);
     return {.in = a_.out, .kernel = last - first + 1, .begin = -first, .end = out + last - a_.out, .out = out};
@@ -208,8 +214,8 @@ inline std::vector<TapOfPhase> taps_of_phase(const Windows& windows, int64_t dow
   std::vector<TapOfPhase> taps;
   for (int64_t t = 0; t < windows.taps(); ++t) {
     const int64_t kh = t / windows.w.kernel, kw = t % windows.w.kernel;
-    if (!h.reads(down, kh) || !w.reads(across, kw)) continue;
-    taps.push_back({t, (h.distance(down, kh) - h.first) * (w.last - w.first + 1) + w.distance(across, kw) - w.first});
+    if (!windows.h.reads(down, kh) || !windows.w.reads(across, kw)) continue;
+    taps.push_back({t, (windows.h.window(down, kh) - h.first) * (w.last - w.first + 1) + windows.w.window(across, kw) - w.first});
   }
   return taps;
 }
@@ -256,31 +262,30 @@ class PhasedRows {
 };
 
 // Of an element of a channel of dx, in row i and column j, the sum by its definition: over the taps that read it upwards, of each the
-// chains over channels of y. block: of the chains, in words; weight(o, tap): likewise; y: of the sample and group. What has no window isn't
-// multiplied, which shows where a weight is infinite or no number.
+// chains over channels of y, or of `together` taps one. block: of the chains, in words; weight(o, tap): likewise; y: of the sample and
+// group. What has no window isn't multiplied, which shows where a weight is infinite or no number.
 template <typename Weight>
-float input_gradient_at(const Layout& l, int64_t block, const Words& words, const std::byte* y, int64_t i, int64_t j,
-                        const Weight& weight) {
+float input_gradient_at(const Layout& l, int64_t block, const Words& words, const std::byte* y, int64_t i, int64_t j, const Weight& weight,
+                        int64_t together = 1) {
   const auto& [h, w] = l.windows;
   const int64_t all = words.of(l.out_channels);
-  float sum = 0;
-  for (int64_t t = 0; t < l.windows.taps(); ++t) {
-    const int64_t down = i + h.begin - t / w.kernel * h.dilation, across = j + w.begin - t % w.kernel * w.dilation;
-    if (down < 0 || down % h.stride != 0 || down / h.stride >= h.out) continue;
-    if (across < 0 || across % w.stride != 0 || across / w.stride >= w.out) continue;
-    float product = 0;
+  float sum = 0, product = 0;
+  for (int64_t t = 0, tap = 0; t < l.windows.taps(); ++t) {
+    const int64_t kh = t / w.kernel, kw = t % w.kernel, down = h.window(i, kh), across = w.window(j, kw);
+    if (!h.reads(i, kh) || !w.reads(j, kw)) continue;
+    if (tap++ % together == 0) sum += std::exchange(product, 0.0f);
+    if (down < 0 || down >= h.out || across < 0 || across >= w.out) continue;
     for (int64_t begin = 0; begin < all; begin += block) {
-      float chain = 0;
+      float chain = begin == 0 ? product : 0.0f;
       for (int64_t o = begin; o < std::min(begin + block, all); ++o) {
         float word;
-        words.plane(y, o, l.windows.out_size(), l.out_channels).read(down / h.stride * w.out + across / w.stride, 1, &word);
+        words.plane(y, o, l.windows.out_size(), l.out_channels).read(down * w.out + across, 1, &word);
         chain = gemm::add_product(weight(o, t), word, chain, words.pairs);
       }
       product = begin == 0 ? chain : product + chain;
     }
-    sum += product;
   }
-  return sum;
+  return sum + product;
 }
 
 }  // namespace convolution

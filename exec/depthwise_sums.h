@@ -26,13 +26,13 @@ inline bool is_depthwise(const Layout& l) {
 }
 
 // Of the rate of large float32 products (measured): each multiply-add reads its operand, each element of x and y becomes one of a vector's.
-inline double depthwise_efficiency(const Layout& l) {
+// planes: that lanes are given to
+inline double depthwise_efficiency(const Layout& l, int64_t planes) {
   constexpr double kShare = 0.75, kMoved = 15;
   const Windows& windows = l.windows;
   const auto padded = [](const WindowAxis& a) { return static_cast<double>(a.in + a.begin + a.end); };
   const auto taps = static_cast<double>(windows.taps()),
              moved = padded(windows.h) * padded(windows.w) / static_cast<double>(windows.out_size());
-  const int64_t planes = l.batch * l.groups;
   const double filled = static_cast<double>(planes) / static_cast<double>(divided_up(planes, kLanesOfVector) * kLanesOfVector);
   return filled * taps / (taps / kShare + kMoved * (1 + moved));
 }
@@ -59,31 +59,25 @@ inline void vectors_of(Element element, const std::byte* planes, int64_t row, in
 class DepthwiseAxis {
  public:
   DepthwiseAxis() = default;
-  DepthwiseAxis(const WindowAxis& a, bool is_gradient) : a_(a), is_gradient_(is_gradient) {
-    for (int64_t b = 0; b < phases(); ++b) {
-      for (int64_t k = 0; k < a.kernel; ++k) {
-        if (!reads(b, k)) continue;
-        before_ = std::max(before_, -at(b, k));
-        behind_ = std::max(behind_, at(b, k));
-      }
-    }
-  }
+  DepthwiseAxis(const WindowAxis& a, bool is_gradient)
+      : a_(a), is_gradient_(is_gradient), windows_(is_gradient ? Reach(a).windows() : a), phases_(is_gradient ? Reach(a).phases() : 1) {}
 
-  int64_t source() const { return is_gradient_ ? a_.out : a_.in; }
+  int64_t source() const { return windows_.in; }
   int64_t result() const { return is_gradient_ ? a_.in : a_.out; }
   int64_t taps() const { return a_.kernel; }
-  int64_t phases() const { return is_gradient_ ? std::min(a_.stride, a_.in) : 1; }
-  int64_t step() const { return is_gradient_ ? 1 : a_.stride; }
-  bool reads(int64_t o, int64_t k) const { return !is_gradient_ || (o + a_.begin - k * a_.dilation) % a_.stride == 0; }
-  int64_t at(int64_t o, int64_t k) const { return is_gradient_ ? (o + a_.begin - k * a_.dilation) / a_.stride : a_.at(o, k); }
-  int64_t origin(int64_t o) const { return o / phases() * step() - before_; }
-  int64_t offset(int64_t b, int64_t k) const { return at(b, k) + before_; }
-  int64_t span(int64_t count) const { return (divided_up(count, phases()) - 1) * step() + before_ + behind_ + 1; }
+  int64_t phases() const { return phases_; }
+  int64_t step() const { return windows_.stride; }
+  bool reads(int64_t o, int64_t k) const { return !is_gradient_ || a_.reads(o, k); }
+  int64_t at(int64_t o, int64_t k) const { return is_gradient_ ? a_.window(o, k) : a_.at(o, k); }
+  int64_t origin(int64_t o) const { return windows_.at(o / phases_, 0); }
+  int64_t offset(int64_t b, int64_t k) const { return at(b, k) + windows_.begin; }
+  int64_t span(int64_t count) const { return windows_.at(divided_up(count, phases_) - 1, windows_.kernel - 1) + windows_.begin + 1; }
 
  private:
   WindowAxis a_;
   bool is_gradient_ = false;
-  int64_t before_ = 0, behind_ = 0;
+  WindowAxis windows_;  // of the result over the source: of dx, a phase
+  int64_t phases_ = 1;
 };
 
 // What the taps of one row of a window read, and their weights: vectors.
@@ -136,10 +130,13 @@ class DepthwiseSums {
 
   bool applies() const { return applies_; }
   int64_t bytes() const { return bytes_; }
+  int64_t shared_bytes() const { return 0; }
+  int64_t preparations() const { return 0; }
   int64_t tasks() const { return divided_up(planes(), kLanesOfVector) * bands_ * strips_; }
+  double efficiency(double) const { return depthwise_efficiency(l_, planes()); }
 
-  // bias: of y's channels, or null
-  void run(const std::byte* source, const std::byte* w, const float* bias, std::byte* result, int64_t task, std::byte* place) const {
+  void prepare(const Operands&, int64_t) const {}
+  void run(const Operands& operands, int64_t task, std::byte* place) const {
     const int64_t strip = task % strips_, band = task / strips_ % bands_, plane = task / strips_ / bands_ * kLanesOfVector;
     const Part part{.plane = plane,
                     .planes = std::min(kLanesOfVector, planes() - plane),
@@ -147,7 +144,7 @@ class DepthwiseSums {
                     .rows = std::min(rows_, h_.result() - band * rows_),
                     .column = strip * columns_,
                     .columns = std::min(columns_, w_.result() - strip * columns_)};
-    run_part(source, w, bias, result, part, place);
+    run_part(operands.from, operands.w, operands.bias, operands.to, part, place);
   }
 
  private:

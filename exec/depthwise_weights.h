@@ -41,6 +41,7 @@ class DepthwiseWeights {
   int64_t bytes() const { return bytes_; }
   int64_t tasks() const { return tiles_.pieces * divided_up(l_.groups, gemm::kWidth); }
   const WeightTiles& tiles() const { return tiles_; }
+  double efficiency(double) const { return depthwise_efficiency(l_, l_.groups); }
 
   // dw: of the whole; or of all pieces, one behind the other, in float32
   void run(const std::byte* dy, const std::byte* x, std::byte* dw, int64_t task, std::byte* place) const {

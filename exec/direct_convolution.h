@@ -25,7 +25,7 @@ class DirectForward {
   DirectForward() = default;
   DirectForward(const Layout& l, Element x, Element w, Element y)
       : l_(l), x_{x, gemm::way_of(x, w) == gemm::Way::pairs}, w_(w), y_(y), words_(x_.of(l.in_channels)) {
-    constexpr int64_t kColumns = 5 * gemm::kPanel, kMostChannels = 128, kLeastChannels = 32, kSums = 48 << 10;
+    constexpr int64_t kColumns = 5 * gemm::kPanel, kMostChannels = 128, kLeastChannels = 32, kSums = 96 << 10;
     const int64_t taps = l.windows.taps();
     Layout of_words = l;
     of_words.in_channels = words_;
@@ -37,7 +37,7 @@ class DirectForward {
     planes_ = PaddedPlanes(l.windows);
     outputs_ = std::min(kMostChannels, l.out_channels);
     const int64_t of_whole = std::clamp<int64_t>(l.total / l.groups, 1, kMostChannels);
-    const int64_t columns = std::clamp<int64_t>(kSums / of_whole, kColumns, 4 * kColumns);
+    const int64_t columns = std::clamp<int64_t>(kSums / of_whole, kColumns, 8 * kColumns);
     rows_ = std::clamp<int64_t>(columns / planes_.width(), 1, l.windows.h.out);
     bands_ = divided_up(l.windows.h.out, rows_);
     rows_ = divided_up(l.windows.h.out, bands_);  // equally many
@@ -46,7 +46,7 @@ class DirectForward {
     down_ = divided_up(l.out_channels, outputs_);
     sums_row_ = divided_up(planes_.windows(rows_), gemm::kWidth) * gemm::kWidth;
     const int64_t copied = channels_ * planes_.channel(rows_) + kBehind;
-    applies_ = copied * int64_t{sizeof(float)} <= kPlaneBytes && sums_row_ <= 4 * kColumns;
+    applies_ = copied * int64_t{sizeof(float)} <= kPlaneBytes && sums_row_ <= 8 * kColumns;
     if (!applies_) return;
     Places places;
     places.take(copied * int64_t{sizeof(float)});
@@ -59,8 +59,8 @@ class DirectForward {
 
   bool applies() const { return applies_; }
   int64_t bytes() const { return bytes_; }
-  int64_t shared_bytes() const { return whole_lines(blocks() * gemm::kRows * row_ * int64_t{sizeof(float)}); }
-  int64_t blocks() const { return packs() ? divided_up(l_.groups * l_.out_channels, gemm::kRows) : 0; }
+  int64_t shared_bytes() const { return whole_lines(preparations() * gemm::kRows * row_ * int64_t{sizeof(float)}); }
+  int64_t preparations() const { return packs() ? divided_up(l_.groups * l_.out_channels, gemm::kRows) : 0; }
   int64_t tasks() const { return l_.batch * l_.groups * bands_ * down_; }
   // Of the rate of large float32 products. rate: of products of such words
   double efficiency(double rate) const {
@@ -73,20 +73,20 @@ class DirectForward {
   }
 
   // Some channels of y: [channel][word of x's channels][tap].
-  void pack(const std::byte*, const std::byte* w, int64_t block, float* to) const {
+  void prepare(const Operands& operands, int64_t block) const {
     const int64_t size = bytes_each<float>(w_), taps = l_.windows.taps(), first = block * gemm::kRows;
     for (int64_t o = first; o < std::min(first + gemm::kRows, l_.groups * l_.out_channels); ++o) {
-      const std::byte* const from = w + o * l_.depth() * size;
+      const std::byte* const from = operands.w + o * l_.depth() * size;
+      float* const to = operands.shared + o * row_;
       gemm::for_element(w_, [&]<Element e>() {
-        if (!x_.pairs) return gemm::widen<e>(from, l_.depth(), to + o * row_);
-        if constexpr (is_bfloat16(e)) gemm::pair_rows<e>({from, taps * size, size}, l_.in_channels, taps, taps, to + o * row_);
+        if (!x_.pairs) return gemm::widen<e>(from, l_.depth(), to);
+        if constexpr (is_bfloat16(e)) gemm::pair_rows<e>({from, taps * size, size}, l_.in_channels, taps, taps, to);
       });
     }
   }
 
-  // packed: of all blocks, where there are some; bias: of y's channels, or null
-  void run(const std::byte* x, const std::byte* w, const float* packed, const float* bias, std::byte* y, int64_t task,
-           std::byte* place) const {
+  void run(const Operands& operands, int64_t task, std::byte* place) const {
+    const auto [x, w, y, packed, bias, before] = operands;
     const int64_t down = task % down_, band = task / down_ % bands_, item = task / down_ / bands_, n = item / l_.groups,
                   g = item % l_.groups;
     const int64_t channel_of_y = down * outputs_, outputs = std::min(outputs_, l_.out_channels - channel_of_y);

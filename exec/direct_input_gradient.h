@@ -3,7 +3,8 @@
 // In steps of more than one, the elements of x are divided by the phases of the strides: those of one phase are read by the same taps, each
 // at the same distance among the windows.
 //
-// The bits are those of the products with columns (exec/ops/conv_input_gradient.cpp): taps upwards, of each the chains over channels of y.
+// The sum goes over the taps upwards, of each over channels of y. Of floats, each tap has a chain of its own, and the bits are those of the
+// products with columns (exec/ops/conv_input_gradient.cpp); of pairs, as many taps as a block of the depth holds are one chain.
 
 #pragma once
 
@@ -32,9 +33,10 @@ class DirectInput {
         w_(weight),
         dx_(dx),
         words_(dy_.of(l.out_channels)),
-        block_(dy_.of(block)) {
+        block_(dy_.of(block)),
+        together_(dy_.pairs ? std::max<int64_t>(1, kDepthBlock / std::max<int64_t>(1, words_)) : 1) {
     constexpr int64_t kColumns = 5 * gemm::kPanel, kMostChannels = 128, kLeastChannels = 32;
-    constexpr int64_t kCopied = 96 << 10, kSums = 48 << 10;  // elements of a thread's, about
+    constexpr int64_t kCopied = 192 << 10, kSums = 96 << 10;  // elements of a thread's, about
     const auto& [h, w] = l.windows;
     const int64_t taps = l.windows.taps();
     applies_ = !l.windows.plain() && taps <= kDepthBlock && l.windows.in_size() > 0 && h.stride <= kMostStride && w.stride <= kMostStride &&
@@ -47,7 +49,7 @@ class DirectInput {
     phases_w_ = across.phases();
     channels_ = std::min(kMostChannels / (phases() > 1 ? 2 : 1), l.in_channels);
     const int64_t more = planes_.channel(1) - planes_.width();  // rows of taps
-    const int64_t columns = std::clamp<int64_t>(kSums / (channels_ * phases()), kColumns / 2, 4 * kColumns);
+    const int64_t columns = std::clamp<int64_t>(kSums / (channels_ * phases()), kColumns / 2, 8 * kColumns);
     rows_ = std::clamp<int64_t>((kCopied / words_ - more) / planes_.width(), 1, std::max<int64_t>(1, columns / planes_.width()));
     bands_ = divided_up(windows_.h.out, std::min(rows_, windows_.h.out));
     rows_ = divided_up(windows_.h.out, bands_);
@@ -58,7 +60,7 @@ class DirectInput {
     sums_row_ = divided_up(planes_.windows(rows_), gemm::kWidth) * gemm::kWidth;
     result_ = {{h.in, h.stride}, {w.in, w.stride}, sums_row_, planes_.width()};
     const int64_t copied = words_ * planes_.channel(rows_) + kBehind;
-    applies_ = useful() >= kLeastUseful && copied * int64_t{sizeof(float)} <= kPlaneBytes && sums_row_ <= 4 * kColumns &&
+    applies_ = useful() >= kLeastUseful && copied * int64_t{sizeof(float)} <= kPlaneBytes && sums_row_ <= 8 * kColumns &&
                shared_bytes() <= kSharedBytes;
     if (!applies_) return;
     Places places;
@@ -80,40 +82,40 @@ class DirectInput {
 
   bool applies() const { return applies_; }
   int64_t bytes() const { return bytes_; }
-  int64_t shared_bytes() const { return whole_lines(blocks() * (block_weights() + 1) * int64_t{sizeof(float)}); }
+  int64_t shared_bytes() const { return whole_lines(preparations() * (block_weights() + 1) * int64_t{sizeof(float)}); }
   // As DirectForward's: of the products that an element of dx takes.
   double efficiency(double rate) const {
     constexpr double kJoining = 25;  // of phases
     const auto windows = static_cast<double>(planes_.windows(rows_)), taps = static_cast<double>(l_.windows.taps());
     const double products = static_cast<double>(l_.out_channels) * taps / static_cast<double>(phases());
     const double copied = static_cast<double>(planes_.channel(rows_)) / windows / taps;
-    rate *= share_of_depth(words_, 5) * useful();
+    rate *= share_of_depth(words_ * std::min(together_, divided_up(l_.windows.taps(), phases())), 5) * useful();
     return products / (products / rate + products * kCopying * copied / static_cast<double>(channels_) + (phases() > 1 ? kJoining : 0));
   }
-  int64_t blocks() const { return l_.groups * divided_up(l_.in_channels, gemm::kRows); }
+  int64_t preparations() const { return l_.groups * divided_up(l_.in_channels, gemm::kRows); }
   int64_t tasks() const { return l_.batch * l_.groups * bands_ * across_; }
 
-  void pack(const std::byte*, const std::byte* w, int64_t block, float* to) const {
+  void prepare(const Operands& operands, int64_t block) const {
     const int64_t each = divided_up(l_.in_channels, gemm::kRows), g = block / each, channel = block % each * gemm::kRows;
     const int64_t rows = std::min<int64_t>(gemm::kRows, l_.in_channels - channel), taps = l_.windows.taps();
-    bool is_finite = true;
-    float* const place = to + blocks() * block_weights() + block;  // of a flag: 0, else not finite
-    to += block * block_weights();
+    float& is_infinite = operands.shared[preparations() * block_weights() + block];
+    is_infinite = 0;
+    float* const to = operands.shared + block * block_weights();
     const Words words{w_, dy_.pairs};
-    const std::byte* const weights = w + (g * l_.out_channels * l_.depth() + channel * taps) * bytes_each<float>(w_);
+    const std::byte* const weights = operands.w + (g * l_.out_channels * l_.depth() + channel * taps) * bytes_each<float>(w_);
     for (int64_t o = 0; o < words_; ++o) {
       float from[gemm::kRows * kDepthBlock];
       words.plane(weights, o, l_.depth(), l_.out_channels).read(0, rows * taps, from);
-      is_finite &= !has_infinity(from, rows * taps, dy_.pairs);
+      if (has_infinity(from, rows * taps, dy_.pairs)) is_infinite = 1;
       for (int64_t t = 0; t < taps; ++t) {
         float* const row = to + (t * words_ + o) * gemm::kRows;
         for (int64_t r = 0; r < gemm::kRows; ++r) row[r] = r < rows ? from[r * taps + t] : 0.0f;
       }
     }
-    *place = is_finite ? 0.0f : 1.0f;
   }
 
-  void run(const std::byte* dy, const std::byte*, const float* packed, const float*, std::byte* dx, int64_t task, std::byte* place) const {
+  void run(const Operands& operands, int64_t task, std::byte* place) const {
+    const auto [dy, w, dx, packed, bias, before] = operands;
     const int64_t across = task % across_, band = task / across_ % bands_, item = task / across_ / bands_, n = item / l_.groups,
                   g = item % l_.groups;
     const int64_t channel = across * channels_, channels = std::min(channels_, l_.in_channels - channel), row = band * rows_;
@@ -135,6 +137,7 @@ class DirectInput {
           gemm::taps_kernel(width, dy_.pairs)({.taps = static_cast<int64_t>(phases_[p].weights.size()),
                                                .depth = words_,
                                                .block = block_,
+                                               .together = together_,
                                                .a = packed + (first + r / gemm::kRows) * block_weights(),
                                                .a_at = phases_[p].weights.data(),
                                                .b = copy + j,
@@ -148,7 +151,7 @@ class DirectInput {
     for (int64_t r = 0; r < channels; ++r) {
       const int64_t block = first + r / gemm::kRows;
       float* const made = sums + r * channel_sums;
-      if (packed[blocks() * block_weights() + block] != 0)
+      if (packed[preparations() * block_weights() + block] != 0)
         make_by_definition(planes, packed + block * block_weights() + r % gemm::kRows, row, rows, made);
       result_.store(made, row, rows, to.from(r, 0), reinterpret_cast<float*>(place + row_at_));
     }
@@ -172,7 +175,7 @@ class DirectInput {
     const auto weight = [&](int64_t o, int64_t t) { return weights[(t * words_ + o) * gemm::kRows]; };
     for (int64_t i = row * h.stride; i < result_.end(row, rows); ++i) {
       for (int64_t j = 0; j < w.in; ++j)
-        made[result_.line(i, j % w.stride, row) + j / w.stride] = input_gradient_at(l_, block_, dy_, dy, i, j, weight);
+        made[result_.line(i, j % w.stride, row) + j / w.stride] = input_gradient_at(l_, block_, dy_, dy, i, j, weight, together_);
     }
   }
 
@@ -183,6 +186,7 @@ class DirectInput {
   Words dy_;
   Element w_ = Element::own, dx_ = Element::own;
   int64_t words_ = 0, block_ = 0;                             // of y's channels; of them in a chain
+  int64_t together_ = 1;                                      // taps of a chain
   int64_t phases_h_ = 0, phases_w_ = 0;                       // of the elements of dx
   int64_t rows_ = 0, bands_ = 0, channels_ = 0, across_ = 0;  // of a task: rows of a phase, channels of x
   int64_t sums_row_ = 0, sums_at_ = 0, row_at_ = 0, bytes_ = 0;

@@ -79,10 +79,11 @@ template <bool table_of_a> IndexedMicroKernel indexed_kernel(int64_t rows, int64
 #endif
   return indexed_kernel<AddFused, table_of_a>(rows, columns);
 }
-// The gradient of a convolution's x: of kRows rows by one panel the sum over taps, upwards, of each the product along the depth. A tap's
-// product is that of exec/gemm.h: chains of a block of the depth each.
+// The gradient of a convolution's x: of kRows rows by one panel the sum over taps, upwards. So many taps that follow one another are one
+// chain along the depth; or the product of one is that of exec/gemm.h: chains of a block of the depth each.
 struct TapsMicro {
   int64_t taps = 0, depth = 0, block = 0;
+  int64_t together = 1;           // taps of a chain; more than one where a block holds the depth
   const float* a = nullptr;       // [word][kRows]
   const int32_t* a_at = nullptr;  // where each tap's lies
   const float* b = nullptr;       // [word][panel]
@@ -100,16 +101,18 @@ template <typename Add, int vectors> __attribute__((noinline)) void taps_micro(c
     for (int r = 0; r < kRows; ++r) std::fill_n(c + r * c_row, vectors * kWidth, 0.0f);
     return;
   }
-  for (int64_t t = 0; t < m.taps; ++t) {
-    const float* a = m.a + m.a_at[t];
-    const float* b = m.b + m.b_at[t];
+  for (int64_t t = 0; t < m.taps;) {
+    const bool is_first = t == 0;
+    const float *a = nullptr, *b = nullptr;
     Vector sum[kRows][vectors];
-    const auto add_chain = [&](int64_t k) __attribute__((always_inline)) {
+    const auto begin_chain = [&]() __attribute__((always_inline)) {
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 3
         for (int v = 0; v < vectors; ++v) sum[r][v] = zero();
       }
+    };
+    const auto add_words = [&](int64_t k) __attribute__((always_inline)) {
       for (; k > 0; --k, a += kRows, b += b_depth) {
         Vector row[vectors];
 #pragma GCC unroll 3
@@ -122,7 +125,12 @@ template <typename Add, int vectors> __attribute__((noinline)) void taps_micro(c
         }
       }
     };
-    add_chain(std::min(block, depth));
+    begin_chain();
+    for (const int64_t end = std::min(t + m.together, m.taps); t < end; ++t) {
+      a = m.a + m.a_at[t];
+      b = m.b + m.b_at[t];
+      add_words(std::min(block, depth));
+    }
     for (int64_t left = depth - block; left > 0; left -= block) {
       Vector product[kRows][vectors];
 #pragma GCC unroll 8
@@ -130,7 +138,8 @@ template <typename Add, int vectors> __attribute__((noinline)) void taps_micro(c
 #pragma GCC unroll 3
         for (int v = 0; v < vectors; ++v) product[r][v] = sum[r][v];
       }
-      add_chain(std::min(block, left));
+      begin_chain();
+      add_words(std::min(block, left));
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 3
@@ -142,7 +151,7 @@ template <typename Add, int vectors> __attribute__((noinline)) void taps_micro(c
 #pragma GCC unroll 3
       for (int v = 0; v < vectors; ++v) {
         float* const to = c + r * c_row + v * kWidth;
-        store(to, (t == 0 ? zero() : load(to)) + sum[r][v]);
+        store(to, (is_first ? zero() : load(to)) + sum[r][v]);
       }
     }
   }

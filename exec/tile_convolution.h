@@ -47,8 +47,8 @@ template <typename Registers> class TileSums {
 
   bool applies() const { return applies_; }
   int64_t bytes() const { return bytes_; }
-  int64_t shared_bytes() const { return whole_lines((blocks() * block_ + blocks()) * int64_t{sizeof(float)}); }
-  int64_t blocks() const { return l_.groups * blocks_; }
+  int64_t shared_bytes() const { return whole_lines((preparations() * block_ + preparations()) * int64_t{sizeof(float)}); }
+  int64_t preparations() const { return l_.groups * blocks_; }
   int64_t tasks() const { return groups_of_samples_ * l_.groups * bands_ * down_; }
   // Of the rate of large float32 products.
   double efficiency(double rate) const {
@@ -68,14 +68,14 @@ template <typename Registers> class TileSums {
 
   // Some of the result's channels, a group's: [phase][step][two tiles]; behind all blocks, whether each has an infinity or what is no
   // number.
-  void pack(const std::byte*, const std::byte* w, int64_t block, float* to) const {
+  void prepare(const Operands& operands, int64_t block) const {
     const int64_t g = block / blocks_, first = block % blocks_ * kRows, rows = std::min(kRows, made_ - first), taps = l_.windows.taps();
-    float& is_infinite = to[blocks() * block_ + block];
+    float& is_infinite = operands.shared[preparations() * block_ + block];
     is_infinite = 0;
-    to += block * block_;
+    float* const to = operands.shared + block * block_;
     std::fill_n(to, block_, 0.0f);
     const int64_t size = bytes_each<float>(w_), channel = backwards_ ? first : 0, o = backwards_ ? 0 : first;
-    const std::byte* const from = w + ((g * l_.out_channels + o) * l_.depth() + channel * taps) * size;
+    const std::byte* const from = operands.w + ((g * l_.out_channels + o) * l_.depth() + channel * taps) * size;
     for (int64_t word = 0; word < words_; word += kStep) {
       float some[kStep * kStep * kMostTaps];
       const int64_t count = std::min(kStep, words_ - word);
@@ -111,9 +111,8 @@ template <typename Registers> class TileSums {
     }
   }
 
-  // bias: of y's channels, or null; before: what each window's sum goes on from, of each sample and channel, or null
-  void run(const std::byte* read, const std::byte*, const float* packed, const float* bias, std::byte* made, int64_t task, std::byte* place,
-           const float* before = nullptr) const {
+  void run(const Operands& operands, int64_t task, std::byte* place) const {
+    const auto [read, w, made, packed, bias, before] = operands;
     [[maybe_unused]] const typename Registers::Session session;
     const int64_t down = task % down_, band = task / down_ % bands_, item = task / down_ / bands_, g = item % l_.groups;
     const int64_t n = item / l_.groups * samples_, samples = std::min(samples_, l_.batch - n);
@@ -143,7 +142,7 @@ template <typename Registers> class TileSums {
           fetch_planes(divided_up(size, parts), 0, channels, to.from(0, begin + size * part / parts));
         };
         add(weights, words + i * sample_, channels, rows, bias || before, sums, fetch);
-        if (backwards_ && !is_pointwise_ && packed[blocks() * block_ + g * blocks_ + block] != 0)
+        if (backwards_ && !is_pointwise_ && packed[preparations() * block_ + g * blocks_ + block] != 0)
           make_by_definition(read + l_.y_at(n + i, g, 0) * bytes_each<float>(element_), weights, channels, row, rows, sums);
         for (int64_t r = 0; r < channels; ++r) {
           if (is_pointwise_)

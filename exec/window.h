@@ -19,8 +19,11 @@ ORT_TRAIN_OPS_BEGIN
 struct WindowAxis {
   int64_t in = 1, kernel = 1, stride = 1, begin = 0, end = 0, dilation = 1, out = 1;
 
-  // Where tap k of window o begins to read; outside [0, in) is padding.
+  // The element that tap k of window o reads; outside [0, in) is padding.
   HOST_DEVICE int64_t at(int64_t o, int64_t k) const { return o * stride - begin + k * dilation; }
+  // Whether tap k of a window reads element i, if there are enough windows; and of which one. Outside [0, out) is none.
+  HOST_DEVICE bool reads(int64_t i, int64_t k) const { return (i + begin - k * dilation) % stride == 0; }
+  HOST_DEVICE int64_t window(int64_t i, int64_t k) const { return (i + begin - k * dilation) / stride; }
   // The windows [first, last) whose tap k reads no padding.
   HOST_DEVICE int64_t first(int64_t k) const {
     const int64_t before = begin - k * dilation;

@@ -174,22 +174,22 @@ class WinogradSums {
 
   bool applies() const { return applies_; }
   int64_t bytes() const { return bytes_; }
-  int64_t shared_bytes() const { return whole_lines(blocks() * block_weights() * int64_t{sizeof(float)}); }
-  int64_t blocks() const { return divided_up(outputs_, gemm::kRows); }
+  int64_t shared_bytes() const { return whole_lines(preparations() * block_weights() * int64_t{sizeof(float)}); }
+  int64_t preparations() const { return divided_up(outputs_, gemm::kRows); }
   int64_t tasks() const { return divided_up(l_.batch * tiles_.count(), block_) * down_; }
   // Of the rate of large float32 products, counting the products that the definition takes (measured).
-  double efficiency() const {
+  double efficiency(double) const {
     constexpr double kOfProducts = 0.9, kTransforming = 18, kJoining = 18, kPacking = 130;  // in products of an element of a tile
     const auto outputs = static_cast<double>(task_outputs_), channels = static_cast<double>(channels_),
                tiles = static_cast<double>(l_.batch * tiles_.count());
     return 2.25 * tiles_.share() / (1 / kOfProducts + kTransforming / outputs + kJoining / channels + kPacking / tiles);
   }
 
-  void pack(const std::byte*, const std::byte* w, int64_t block, float* to) const {
+  void prepare(const Operands& operands, int64_t block) const {
     const int64_t first = block * gemm::kRows, rows = std::min<int64_t>(gemm::kRows, outputs_ - first);
     const int64_t row = kTaps * (backwards_ ? 1 : channels_), channel_step = kTaps * (backwards_ ? outputs_ : 1);
-    to += block * block_weights();
-    const Plane weights(w_, w);
+    float* const to = operands.shared + block * block_weights();
+    const Plane weights(w_, operands.w);
     for (int64_t channel = 0; channel < channels_; ++channel) {
       const int64_t at = first * row + channel * channel_step;
       float some[kSide * kTaps] = {}, g[kTaps * kSide];  // [output][tap]; [tap][output]
@@ -206,9 +206,8 @@ class WinogradSums {
     }
   }
 
-  // packed: of all blocks; bias: of all channels of y, or null
-  void run(const std::byte* x, const std::byte* w, const float* packed, const float* bias, std::byte* y, int64_t task,
-           std::byte* place) const {
+  void run(const Operands& operands, int64_t task, std::byte* place) const {
+    const float* const bias = operands.bias;
     const int64_t first = task / down_ * block_, count = std::min(block_, l_.batch * tiles_.count() - first);
     const int64_t output = task % down_ * task_outputs_, outputs = std::min(task_outputs_, outputs_ - output);
     auto* const transformed = reinterpret_cast<float*>(place);
@@ -219,12 +218,12 @@ class WinogradSums {
       for (int64_t i = 0; i < channels; ++i) {
         for_samples(first, count, tiles_.count(), [&](int64_t n, int64_t begin, int64_t end, int64_t at) {
           const int64_t next = std::min(channel + i + 1, channels_ - 1);
-          tiles_.transform(plane_of(x, n, channel + i), plane_of(x, n, next), begin, end, reinterpret_cast<float*>(place + room_at_),
-                           transformed + i * block_ + at, transformed_each());
+          tiles_.transform(plane_of(operands.from, n, channel + i), plane_of(operands.from, n, next), begin, end,
+                           reinterpret_cast<float*>(place + room_at_), transformed + i * block_ + at, transformed_each());
         });
       }
       for (int64_t r = 0; r < outputs; r += gemm::kRows) {
-        const float* const weights = packed + (output + r) / gemm::kRows * block_weights() + channel * gemm::kRows;
+        const float* const weights = operands.shared + (output + r) / gemm::kRows * block_weights() + channel * gemm::kRows;
         for (int64_t j = 0, width; j < count; j += width) {
           width = gemm::Fused::panel(count - j);
           auto* const products = reinterpret_cast<float*>(place + products_at_);
@@ -233,7 +232,7 @@ class WinogradSums {
         }
       }
     }
-    for (int64_t r = 0; r < outputs; ++r) store(x, w, bias, output + r, first, count, sums + r * kOutputs * block_, y, place);
+    for (int64_t r = 0; r < outputs; ++r) store(operands, output + r, first, count, sums + r * kOutputs * block_, place);
   }
 
  private:
@@ -331,19 +330,18 @@ class WinogradSums {
   }
 
   // The tiles of an output to its planes.
-  void store(const std::byte* x, const std::byte* w, const float* bias, int64_t output, int64_t first, int64_t count, float* sums,
-             std::byte* y, std::byte* place) const {
+  void store(const Operands& operands, int64_t output, int64_t first, int64_t count, float* sums, std::byte* place) const {
     bool is_finite = true;
     for (int64_t i = 0; i < kOutputs; ++i) is_finite &= !has_infinity(sums + i * block_, count, false);
     const int64_t across = windows_.w.out;
     for_samples(first, count, tiles_.count(), [&](int64_t n, int64_t begin, int64_t end, int64_t at) {
       const int64_t plane = backwards_ ? l_.x_at(n, 0, output) : l_.y_at(n, 0, output);
-      const Result<float> to(y + plane * bytes_each<float>(y_), across, 1, y_);
+      const Result<float> to(operands.to + plane * bytes_each<float>(y_), across, 1, y_);
       tiles_.rows(begin, end, [&](int64_t row, int64_t from, int64_t until, int64_t tile) {
         const int64_t columns = std::min(2 * until, across) - 2 * from;
         for (int64_t i = 2 * row; i < std::min(2 * row + 2, windows_.h.out); ++i) {
           float* const made = sums + i % 2 * 2 * block_ + at + tile;
-          if (!is_finite) make_by_definition(x, w, bias, n, output, i, 2 * from, columns, made);
+          if (!is_finite) make_by_definition(operands, n, output, i, 2 * from, columns, made);
           join_row(made, columns, to.from(i, 2 * from), reinterpret_cast<float*>(place + room_at_));
         }
       });
@@ -358,11 +356,12 @@ class WinogradSums {
   }
 
   // Of `columns` elements of a row of y, from column `from` on, those that aren't finite; made: the elements of tiles.
-  void make_by_definition(const std::byte* x, const std::byte* w, const float* bias, int64_t n, int64_t output, int64_t i, int64_t from,
-                          int64_t columns, float* made) const {
+  void make_by_definition(const Operands& operands, int64_t n, int64_t output, int64_t i, int64_t from, int64_t columns,
+                          float* made) const {
+    const float bias = operands.bias ? operands.bias[l_.first + output] : 0;
     for (int64_t j = 0; j < columns; ++j) {
       float& to = made[j % 2 * block_ + j / 2];
-      if (!std::isfinite(to)) to = element_at(x, w, bias ? bias[l_.first + output] : 0, n, output, i, from + j);
+      if (!std::isfinite(to)) to = element_at(operands.from, operands.w, bias, n, output, i, from + j);
     }
   }
   float element_at(const std::byte* x, const std::byte* w, float sum, int64_t n, int64_t output, int64_t i, int64_t j) const {

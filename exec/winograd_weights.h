@@ -44,7 +44,7 @@ class WinogradWeights {
   int64_t tasks() const { return pieces_.pieces * across_ * down_; }
   const WeightTiles& tiles() const { return pieces_; }
   // As WinogradSums'.
-  double efficiency() const {
+  double efficiency(double) const {
     constexpr double kOfProducts = 0.85, kTransforming = 19, kTurning = 13, kJoining = 90;
     const auto outputs = static_cast<double>(std::min(outputs_, l_.out_channels)), channels = static_cast<double>(channels_),
                tiles = static_cast<double>(pieces_.piece_samples * tiles_.count());

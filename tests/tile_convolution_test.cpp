@@ -84,9 +84,9 @@ void expect_near(const std::vector<float>& made, const std::vector<double>& exac
 template <typename Way>
 void run(const Way& way, const std::byte* read, const std::byte* w, const float* bias, std::byte* made, const float* before = nullptr) {
   std::vector<float> shared(static_cast<size_t>(way.shared_bytes() / 4), NAN), place(static_cast<size_t>(way.bytes() / 4), NAN);
-  for (int64_t block = 0; block < way.blocks(); ++block) way.pack(nullptr, w, block, shared.data());
-  for (int64_t task = way.tasks() - 1; task >= 0; --task)
-    way.run(read, w, shared.data(), bias, made, task, reinterpret_cast<std::byte*>(place.data()), before);
+  const Operands operands{.from = read, .w = w, .to = made, .shared = shared.data(), .bias = bias, .before = before};
+  for (int64_t i = 0; i < way.preparations(); ++i) way.prepare(operands, i);
+  for (int64_t task = way.tasks() - 1; task >= 0; --task) way.run(operands, task, reinterpret_cast<std::byte*>(place.data()));
 }
 
 constexpr Case kCases[] = {

@@ -4,13 +4,11 @@
 //   their types, `to` and `compute`: exec/product_types.h
 //
 // Saves x and w. A window's elements become a column, and a group's output is a product (M / group, depth) x (depth, OH * OW), where depth
-// counts a group's channels times the taps. The gradients are in conv_input_gradient.cpp and
-// conv_weight_gradient.cpp.
+// counts a group's channels times the taps. The gradients: conv_input_gradient.cpp, conv_weight_gradient.cpp.
 //
 // The columns are made tile by tile, right before their product (exec/gemm.h), so that they take some 400 KB of workspace a thread; where a
 // plane has few windows, those of several samples make a tile. An element's bits depend on the shapes alone: channels are added in chunks,
-// upwards. Most shapes are made without columns: exec/winograd.h, exec/tile_convolution.h, exec/channel_vectors.h,
-// exec/direct_convolution.h, exec/depthwise_sums.h.
+// upwards. Most shapes are made without columns: exec/convolution_algorithms.h.
 //
 // Where w is in parts, each a range of its rows and so of y's channels (passes/split_weights.h), a node is told which: `first` of `total`.
 // What could change a bit is chosen by the whole weight. Grouped convolutions are not divided: their weights are small.
@@ -19,16 +17,10 @@
 //     the part's channels of y; the others are those of `before`, in place, or are left to the nodes that fill them next; the bias is that
 //     of all channels
 
-#include "exec/channel_vectors.h"
-#include "exec/convolution.h"
-#include "exec/convolution_elements.h"
-#include "exec/depthwise_sums.h"
-#include "exec/direct_convolution.h"
+#include "exec/convolution_algorithms.h"
 #include "exec/op_list.h"
 #include "exec/ops/sampling.h"
 #include "exec/strided.h"
-#include "exec/tile_convolution.h"
-#include "exec/winograd.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -111,76 +103,32 @@ template <typename T> struct Forward {
   }
 };
 
-// How it is made without columns, if one of these ways applies.
-struct ForwardWithoutColumns {
-  WinogradSums winograd;
-  TileSums<gemm::TileRegisters> tiles;
-  ChannelForward channels;
-  DirectForward direct;
-  DepthwiseSums depthwise;
-  Element bias = Element::own;
-
-  template <typename T> static ForwardWithoutColumns of(const Forward<T>& f) {
-    if (!std::is_same_v<T, float>) return {};
-    if (WinogradSums winograd(f.l, f.x, f.w, f.y); winograd.applies()) return {.winograd = winograd, .bias = f.bias};
-    if (auto tiles = TileSums<gemm::TileRegisters>::of_output(f.l, f.x, f.w, f.y); tiles.applies())
-      return {.tiles = std::move(tiles), .bias = f.bias};
-    if (ChannelForward channels(f.l, f.x, f.w, f.y); channels.applies()) return {.channels = std::move(channels), .bias = f.bias};
-    return {{}, {}, {}, DirectForward(f.l, f.x, f.w, f.y), DepthwiseSums::of_output(f.l, f.x, f.w, f.y), f.bias};
-  }
-  bool applies() const { return packs() || depthwise.applies(); }
-  // body(way) for the one that packs the weight, if one does.
-  template <typename Body> auto with_packed(Body&& body) const {
-    if (winograd.applies()) return body(winograd);
-    if (tiles.applies()) return body(tiles);
-    return channels.applies() ? body(channels) : body(direct);
-  }
-  // Shared: w as these ways read it, and what their tasks share of x; then a bias that isn't of floats.
-  Workspace workspace(int64_t outputs) const {
-    const int64_t bytes = bias == Element::own ? 0 : whole_lines(outputs * int64_t{sizeof(float)});
-    const int64_t each = packs() ? with_packed([](const auto& way) { return way.bytes(); }) : depthwise.bytes();
-    return {.shared = packed_bytes() + bytes, .each = each};
-  }
-  // outputs: channels of y
-  void run(const KernelArgs& args, int64_t outputs) const {
-    const auto *const x = args.in<std::byte>(0), *const w = args.in<std::byte>(1),
-                      *const added = args.inputs.size() > 2 ? args.in<std::byte>(2) : nullptr;
-    auto* const y = args.out<std::byte>(0);
-    auto* const packed = reinterpret_cast<float*>(args.workspace);
-    const float* const of_channels = added ? vector_of<float>(added, bias, 0, outputs, args.workspace + packed_bytes()) : nullptr;
-    const Workspace all = workspace(outputs);
-    const auto place = [&](int worker) { return args.workspace + all.shared + worker * all.each; };
-    if (packs()) {
-      with_packed([&](const auto& way) {
-        args.workers().parallel_for(way.blocks(), [&](int64_t block, int) { way.pack(x, w, block, packed); });
-        args.workers().parallel_for(way.tasks(),
-                                    [&](int64_t task, int worker) { way.run(x, w, packed, of_channels, y, task, place(worker)); });
-      });
-    } else {
-      args.workers().parallel_for(depthwise.tasks(),
-                                  [&](int64_t task, int worker) { depthwise.run(x, w, of_channels, y, task, place(worker)); });
-    }
-  }
-
- private:
-  bool packs() const { return winograd.applies() || tiles.applies() || channels.applies() || direct.applies(); }
-  int64_t packed_bytes() const {
-    return packs() ? with_packed([](const auto& way) { return way.shared_bytes(); }) : 0;
-  }
-};
-
 void copy_before(const KernelArgs& args, int64_t bytes) {
   if (args.inputs.size() > 3 && args.inputs[3] && args.inputs[3] != args.outputs[0])
     copy_parallel(args.workers(), args.outputs[0], args.inputs[3], bytes);
 }
 
+template <typename T> std::optional<OutputAlgorithm> algorithm_of(const Forward<T>& f) {
+  return std::is_same_v<T, float> ? output_algorithm(f.l, f.x, f.w, f.y) : std::nullopt;
+}
+// Of a bias that isn't of floats, which it becomes behind what the algorithm's tasks share.
+int64_t bias_bytes(Element bias, int64_t channels) { return bias == Element::own ? 0 : whole_lines(channels * int64_t{sizeof(float)}); }
+
 template <typename T> KernelRun forward(const KernelSpec& spec) {
   const Forward<T> convolution(spec);
   if (convolution.l.batch == 0) return [](const KernelArgs&) {};
-  if (auto direct = ForwardWithoutColumns::of(convolution); direct.applies()) {
-    return [direct = std::move(direct), channels = convolution.l.total, bytes = spec.outputs[0].bytes()](const KernelArgs& args) {
+  if (auto algorithm = algorithm_of(convolution)) {
+    return [algorithm = std::move(*algorithm), channels = convolution.l.total, bias = convolution.bias,
+            bytes = spec.outputs[0].bytes()](const KernelArgs& args) {
       copy_before(args, bytes);
-      direct.run(args, channels);
+      std::byte* const behind = args.workspace + workspace_of(algorithm).shared;
+      const auto* const added = args.inputs.size() > 2 ? args.in<std::byte>(2) : nullptr;
+      const Operands operands{.from = args.in<std::byte>(0),
+                              .w = args.in<std::byte>(1),
+                              .to = args.out<std::byte>(0),
+                              .shared = reinterpret_cast<float*>(args.workspace),
+                              .bias = added ? vector_of<float>(added, bias, 0, channels, behind) : nullptr};
+      make_sums(algorithm, operands, args.workers(), behind + bias_bytes(bias, channels));
     };
   }
   return [convolution, bytes = spec.outputs[0].bytes()](const KernelArgs& args) {
@@ -196,20 +144,18 @@ KernelRun prepare(const KernelSpec& spec) {
 Workspace workspace(const KernelSpec& spec) {
   return for_sums(spec, [&]<typename T>() {
     const Forward<T> convolution(spec);
-    const auto direct = ForwardWithoutColumns::of(convolution);
-    return direct.applies() ? direct.workspace(convolution.l.total) : Workspace{.each = convolution.bytes};
+    const auto algorithm = algorithm_of(convolution);
+    if (!algorithm) return Workspace{.each = convolution.bytes};
+    Workspace workspace = workspace_of(*algorithm);
+    workspace.shared += bias_bytes(convolution.bias, convolution.l.total);
+    return workspace;
   });
 }
 
 double efficiency(const KernelSpec& spec, int) {
   const Layout l = layout_of_y(spec);
-  const auto made = for_sums(spec, [&]<typename T>() { return ForwardWithoutColumns::of(Forward<T>(spec)); });
-  if (made.winograd.applies()) return made.winograd.efficiency();
-  if (made.depthwise.applies()) return depthwise_efficiency(l);
-  const double rate = gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1));
-  if (made.tiles.applies()) return made.tiles.efficiency(rate);
-  if (made.channels.applies()) return made.channels.efficiency(rate);
-  if (made.direct.applies()) return made.direct.efficiency(rate);
+  const auto algorithm = for_sums(spec, [&]<typename T>() { return algorithm_of(Forward<T>(spec)); });
+  if (algorithm) return efficiency_of(*algorithm, gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1)));
   const Tiles tiles = tiles_of(l);
   constexpr double kStoring = 18;  // an element of y
   const double share = share_of(spec, tiles.rows, tiles.samples > 1 ? 50 : tiles.gathers(l) ? 16 : 8);

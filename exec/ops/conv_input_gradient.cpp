@@ -12,17 +12,9 @@
 //     the sums over channels of y go on from part to part, in blocks of a depth (exec/depth_block.h): all nodes but the last leave the
 //     products (N, C * taps, OH * OW), in float32 where dx is of 16 bits; the last one adds up their taps
 
-#include <tuple>
-
-#include "exec/channel_input_gradient.h"
-#include "exec/convolution.h"
-#include "exec/convolution_elements.h"
-#include "exec/depthwise_sums.h"
-#include "exec/direct_input_gradient.h"
+#include "exec/convolution_algorithms.h"
 #include "exec/op_list.h"
 #include "exec/strided.h"
-#include "exec/tile_convolution.h"
-#include "exec/winograd.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -54,7 +46,7 @@ template <typename T> struct InputGradient {
   InputTiles tiles;
   Element dy, w, dx;
   int64_t block = 0;
-  bool is_direct = false;  // the products are dx
+  bool products_are_dx = false;  // the products are dx
   int64_t dy_at = 0, products_at = 0, plane_at = 0, bytes = 0;
 
   explicit InputGradient(const KernelSpec& spec)
@@ -64,17 +56,17 @@ template <typename T> struct InputGradient {
         w(operand_element(spec, 1)),
         dx(result_element(spec)),
         block(depth_block(l.total / l.groups)),
-        is_direct(tiles.samples == 1 && l.windows.plain()) {
+        products_are_dx(tiles.samples == 1 && l.windows.plain()) {
     const int64_t wide = tiles.samples * l.windows.out_size(), rows = tiles.channels * l.windows.taps();
     Places places;
     Product<T> largest{.rows = rows, .columns = wide, .depth = l.out_channels, .block = block};
     largest.a = {nullptr, 1, l.depth(), w};
     largest.b.element = dy;
-    largest.c.element = is_direct ? dx : Element::own;
+    largest.c.element = products_are_dx ? dx : Element::own;
     places.take(product_workspace(largest));
     dy_at = places.take(tiles.samples > 1 ? l.out_channels * wide * bytes_each<T>(dy) : 0);
-    products_at = places.take(is_direct ? 0 : rows * wide * int64_t{sizeof(T)});
-    plane_at = places.take(is_half(dx) && !is_direct ? l.windows.in_size() * int64_t{sizeof(T)} : 0);
+    products_at = places.take(products_are_dx ? 0 : rows * wide * int64_t{sizeof(T)});
+    plane_at = places.take(is_half(dx) && !products_are_dx ? l.windows.in_size() * int64_t{sizeof(T)} : 0);
     bytes = places.all();
   }
 
@@ -95,17 +87,17 @@ template <typename T> struct InputGradient {
         copy_elements<T>(dy, from.from(0, l.y_at(n + i, g, 0)).data, all, place + dy_at + i * all * from.size(), wide, l.out_channels, all);
       product.b = {place + dy_at, wide, 1, dy};
     }
-    product.c = is_direct ? out : Result<T>(made, wide);
+    product.c = products_are_dx ? out : Result<T>(made, wide);
     if (const T* const before = args.inputs.size() > 2 ? args.in<T>(2) : nullptr) {
       const T* const sums = before + l.products_at(n, g, channel);
       product.start = {sums, all};
-      if (!is_direct) {
+      if (!products_are_dx) {
         for (int64_t i = 0; i < samples; ++i) copy_planes(sums + i * l.products(), all, made + i * all, wide, product.rows, all);
         product.start = {made, wide};
       }
     }
     multiply(product, place);
-    if (is_direct) return;
+    if (products_are_dx) return;
     for (int64_t i = 0; i < samples; ++i) {
       if (!l.is_last())
         store_rows(made + i * all, wide, out.from(0, i * l.products()), product.rows, all);
@@ -127,61 +119,23 @@ template <typename T> struct InputGradient {
   }
 };
 
-// How dx is made without columns, if one of these ways applies.
-struct InputWithoutColumns {
-  WinogradSums winograd;
-  TileSums<gemm::TileRegisters> tiles;
-  ChannelInput channels;
-  DirectInput direct;
-  DepthwiseSums depthwise;
-
-  template <typename T> static InputWithoutColumns of(const InputGradient<T>& gradient) {
-    if (!std::is_same_v<T, float>) return {};
-    const auto& [l, dy, w, dx] = std::tie(gradient.l, gradient.dy, gradient.w, gradient.dx);
-    if (const auto winograd = WinogradSums::of_input(l, dy, w, dx); winograd.applies()) return {.winograd = winograd};
-    if (auto tiles = TileSums<gemm::TileRegisters>::of_input(l, dy, w, dx); tiles.applies()) return {.tiles = std::move(tiles)};
-    if (ChannelInput channels(l, gradient.block, dy, w, dx); channels.applies()) return {.channels = std::move(channels)};
-    return {{}, {}, {}, DirectInput(l, gradient.block, dy, w, dx), DepthwiseSums::of_input(l, dy, w, dx)};
-  }
-  bool applies() const { return winograd.applies() || tiles.applies() || channels.applies() || direct.applies() || depthwise.applies(); }
-  // body(way) for the one that packs the weight.
-  template <typename Body> auto with_packed(Body&& body) const {
-    if (winograd.applies()) return body(winograd);
-    if (tiles.applies()) return body(tiles);
-    return channels.applies() ? body(channels) : body(direct);
-  }
-  Workspace workspace() const {
-    if (depthwise.applies()) return {.each = depthwise.bytes()};
-    return with_packed([](const auto& way) { return Workspace{.shared = way.shared_bytes(), .each = way.bytes()}; });
-  }
-  void run(const KernelArgs& args) const {
-    const auto *const dy = args.in<std::byte>(0), *const w = args.in<std::byte>(1);
-    auto* const dx = args.out<std::byte>(0);
-    const auto place = [&, each = workspace()](int worker) { return args.workspace + each.shared + worker * each.each; };
-    auto* const packed = reinterpret_cast<float*>(args.workspace);
-    if (depthwise.applies()) {
-      args.workers().parallel_for(depthwise.tasks(),
-                                  [&](int64_t task, int worker) { depthwise.run(dy, w, nullptr, dx, task, place(worker)); });
-      return;
-    }
-    with_packed([&](const auto& way) {
-      args.workers().parallel_for(way.blocks(), [&](int64_t block, int) { way.pack(dy, w, block, packed); });
-      const auto run = [&](int64_t task, int worker) {
-        if constexpr (std::is_same_v<decltype(way), const TileSums<gemm::TileRegisters>&>)
-          way.run(dy, w, packed, nullptr, dx, task, place(worker), args.inputs.size() > 2 ? args.in<float>(2) : nullptr);
-        else
-          way.run(dy, w, packed, nullptr, dx, task, place(worker));
-      };
-      args.workers().parallel_for(way.tasks(), run);
-    });
-  }
-};
+template <typename T> std::optional<InputAlgorithm> algorithm_of(const InputGradient<T>& g) {
+  return std::is_same_v<T, float> ? input_algorithm(g.l, g.block, g.dy, g.w, g.dx) : std::nullopt;
+}
 
 template <typename T> KernelRun input_gradient(const KernelSpec& spec) {
   const InputGradient<T> gradient(spec);
   if (gradient.l.batch == 0) return [](const KernelArgs&) {};
-  if (auto direct = InputWithoutColumns::of(gradient); direct.applies())
-    return [direct = std::move(direct)](const KernelArgs& args) { direct.run(args); };
+  if (auto algorithm = algorithm_of(gradient)) {
+    return [algorithm = std::move(*algorithm)](const KernelArgs& args) {
+      const Operands operands{.from = args.in<std::byte>(0),
+                              .w = args.in<std::byte>(1),
+                              .to = args.out<std::byte>(0),
+                              .shared = reinterpret_cast<float*>(args.workspace),
+                              .before = args.inputs.size() > 2 ? args.in<float>(2) : nullptr};
+      make_sums(algorithm, operands, args.workers(), args.workspace + workspace_of(algorithm).shared);
+    };
+  }
   return [gradient](const KernelArgs& args) {
     args.workers().parallel_for(gradient.tasks(),
                                 [&](int64_t task, int worker) { gradient.run(args, task, args.workspace + worker * gradient.bytes); });
@@ -194,19 +148,14 @@ KernelRun prepare_input_gradient(const KernelSpec& spec) {
 Workspace input_workspace(const KernelSpec& spec) {
   return for_sums(spec, [&]<typename T>() {
     const InputGradient<T> gradient(spec);
-    const auto direct = InputWithoutColumns::of(gradient);
-    return direct.applies() ? direct.workspace() : Workspace{.each = gradient.bytes};
+    const auto algorithm = algorithm_of(gradient);
+    return algorithm ? workspace_of(*algorithm) : Workspace{.each = gradient.bytes};
   });
 }
 double input_efficiency(const KernelSpec& spec, int) {
   const Layout l = layout_of_dx(spec);
-  const auto made = for_sums(spec, [&]<typename T>() { return InputWithoutColumns::of(InputGradient<T>(spec)); });
-  if (made.winograd.applies()) return made.winograd.efficiency();
-  if (made.depthwise.applies()) return depthwise_efficiency(l);
-  const double rate = gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1));
-  if (made.tiles.applies()) return made.tiles.efficiency(rate);
-  if (made.channels.applies()) return made.channels.efficiency(rate);
-  if (made.direct.applies()) return made.direct.efficiency(rate);
+  const auto algorithm = for_sums(spec, [&]<typename T>() { return algorithm_of(InputGradient<T>(spec)); });
+  if (algorithm) return efficiency_of(*algorithm, gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1)));
   return share_of(spec, l.out_channels, 24);
 }
 

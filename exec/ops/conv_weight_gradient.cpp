@@ -12,14 +12,9 @@
 
 #include <cstring>
 
-#include "exec/convolution.h"
-#include "exec/convolution_elements.h"
-#include "exec/depthwise_weights.h"
-#include "exec/direct_convolution.h"
+#include "exec/convolution_algorithms.h"
 #include "exec/op_list.h"
 #include "exec/strided.h"
-#include "exec/tile_weight_gradient.h"
-#include "exec/winograd_weights.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -32,56 +27,25 @@ std::vector<TensorType> infer_weight_gradient(const InferContext& context) {
   return {{result_type(context.attributes, {context.input(0).dtype, context.input(1).dtype}), w}};
 }
 
-// How dw is made without columns, if one of these ways applies.
-struct WeightsWithoutColumns {
-  WinogradWeights winograd;
-  TileWeights<gemm::TileRegisters> in_tiles;
-  DirectWeights direct;
-  DepthwiseWeights depthwise;
-
-  static WeightsWithoutColumns of(const Layout& l, Element dy, Element x, Element dw) {
-    if (const WinogradWeights winograd(l, dy, x, dw); winograd.applies()) return {.winograd = winograd};
-    if (TileWeights<gemm::TileRegisters> in_tiles(l, dy, x, dw); in_tiles.applies()) return {.in_tiles = std::move(in_tiles)};
-    return {{}, {}, DirectWeights(l, dy, x, dw), DepthwiseWeights(l, dy, x, dw)};
-  }
-  bool applies() const { return winograd.applies() || in_tiles.applies() || direct.applies() || depthwise.applies(); }
-  template <typename Body> auto with(Body&& body) const {
-    if (winograd.applies()) return body(winograd);
-    if (in_tiles.applies()) return body(in_tiles);
-    return direct.applies() ? body(direct) : body(depthwise);
-  }
-  int64_t bytes() const {
-    return with([](const auto& way) { return way.bytes(); });
-  }
-  int64_t tasks() const {
-    return with([](const auto& way) { return way.tasks(); });
-  }
-  WeightTiles tiles() const {
-    return with([](const auto& way) { return way.tiles(); });
-  }
-  // dw: of the whole, or of all pieces
-  void run(const KernelArgs& args, int64_t task, std::byte* dw, std::byte* place) const {
-    with([&](const auto& way) { way.run(args.in<std::byte>(0), args.in<std::byte>(1), dw, task, place); });
-  }
-};
-
 // Prepared. At the beginning of the workspace are the sums of all pieces, where there are several; then comes that of the threads, each:
 // what the product takes; columns; dy of several samples; sums of a tile, where dw is of 16 bits and itself can't hold them.
 template <typename T> struct WeightGradient {
   Layout l;
   Element dy, x, dw;
-  WeightsWithoutColumns direct;  // doubles have none
+  std::optional<WeightAlgorithm> algorithm;  // none: columns
   WeightTiles tiles;
   int64_t pieces_bytes = 0;
   int64_t columns_at = 0, dy_at = 0, sums_at = 0, each = 0;
 
   explicit WeightGradient(const KernelSpec& spec)
       : l(layout_of_dw(spec)), dy(operand_element(spec, 0)), x(operand_element(spec, 1)), dw(result_element(spec)) {
-    if (std::is_same_v<T, float>) direct = WeightsWithoutColumns::of(l, dy, x, dw);
-    tiles = direct.applies() ? direct.tiles() : weight_tiles(l, sizeof(T));
+    if (std::is_same_v<T, float>) algorithm = weight_algorithm(l, dy, x, dw);
+    tiles = algorithm ? std::visit([](const auto& a) { return a.tiles(); }, *algorithm) : weight_tiles(l, sizeof(T));
     if (tiles.pieces > 1) pieces_bytes = whole_lines(tiles.pieces * l.weights() * int64_t{sizeof(T)});
-    each = direct.bytes();
-    if (direct.applies()) return;
+    if (algorithm) {
+      each = std::visit([](const auto& a) { return a.bytes(); }, *algorithm);
+      return;
+    }
     const int64_t wide = tiles.samples * tiles.columns, columns = tiles.channels * l.windows.taps();
     Places places;
     Product<T> largest{.rows = tiles.rows, .columns = columns, .depth = wide};
@@ -161,10 +125,15 @@ template <typename T> KernelRun weight_gradient(const KernelSpec& spec) {
     return [bytes = spec.outputs[0].bytes()](const KernelArgs& args) { std::memset(args.outputs[0], 0, static_cast<size_t>(bytes)); };
   return [gradient](const KernelArgs& args) {
     std::byte* const place = args.workspace + gradient.pieces_bytes;
-    if (gradient.direct.applies()) {
+    if (gradient.algorithm) {
       std::byte* const to = gradient.tiles.pieces > 1 ? args.workspace : args.out<std::byte>(0);
-      args.workers().parallel_for(gradient.direct.tasks(),
-                                  [&](int64_t task, int worker) { gradient.direct.run(args, task, to, place + worker * gradient.each); });
+      std::visit(
+          [&](const auto& a) {
+            args.workers().parallel_for(a.tasks(), [&](int64_t task, int worker) {
+              a.run(args.in<std::byte>(0), args.in<std::byte>(1), to, task, place + worker * gradient.each);
+            });
+          },
+          *gradient.algorithm);
     } else {
       args.workers().parallel_for(gradient.tasks(),
                                   [&](int64_t task, int worker) { gradient.run(args, task, place + worker * gradient.each); });
@@ -187,12 +156,8 @@ Workspace weight_workspace(const KernelSpec& spec) {
 double weight_efficiency(const KernelSpec& spec, int) {
   const Layout l = layout_of_dw(spec);
   const WeightTiles tiles = weight_tiles(l, sizeof(float));
-  const WeightsWithoutColumns made = for_sums(spec, [&]<typename T>() { return WeightGradient<T>(spec).direct; });
-  if (made.winograd.applies()) return made.winograd.efficiency();
-  if (made.depthwise.applies()) return depthwise_efficiency(l);
-  const double rate = gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1));
-  if (made.in_tiles.applies()) return made.in_tiles.efficiency(rate);
-  if (made.direct.applies()) return made.direct.efficiency(rate);
+  const auto algorithm = for_sums(spec, [&]<typename T>() { return WeightGradient<T>(spec).algorithm; });
+  if (algorithm) return efficiency_of(*algorithm, gemm::rate_of(operand_element(spec, 0), operand_element(spec, 1)));
   return share_of(spec, tiles.rows, tiles.gathers(l) ? 32 : 16);
 }
 

@@ -2,7 +2,9 @@
 // weights that are rounded as they are read, and their gradients), against oneDNN's own threads, which have float32 or bfloat16 alone, in
 // turns in the same run.
 //
-//   OMP_WAIT_POLICY=passive bench-conv_bench [model] [threads] [seconds a shape]      (else oneDNN's idle threads take time from ours)
+//   OMP_WAIT_POLICY=passive bench-conv_bench [model] [threads] [seconds a shape] [part of a layer's name]
+//
+// Without OMP_WAIT_POLICY oneDNN's idle threads take time from ours.
 //
 // Prints one JSON line a shape and kind (forward, dx, dw; GFLOP/s, best of the run; ratios are oneDNN's time to ours; efficiency is the
 // share of the rate of large float32 products that plans count with) and one for the whole step; checks each forward result against
@@ -37,6 +39,9 @@ struct Layer {
 
   int64_t pad() const { return taps % 2 == 1 ? taps / 2 : 0; }
   int64_t out() const { return (side + 2 * pad() - taps) / stride + 1; }
+  std::string name() const {
+    return fmt::format("{} of {}x{} {}->{}{} /{}, {}", count, taps, taps, channels, outputs, groups > 1 ? " in groups" : "", stride, side);
+  }
 };
 struct Model {
   int64_t batch;
@@ -226,7 +231,7 @@ class Theirs {
   std::vector<std::unordered_map<int, dnnl::memory>> arguments_;
 };
 
-int run(const Model& model, int threads, double limit) {
+int run(const Model& model, int threads, double limit, const std::string& wanted) {
   constexpr double kNone = 1e9;  // seconds
   constexpr const char* kKinds[] = {"forward", "dx", "dw"};
   const tbb::global_control control(tbb::global_control::max_allowed_parallelism, static_cast<size_t>(threads));
@@ -250,6 +255,7 @@ int run(const Model& model, int threads, double limit) {
   };
   bool right = true;
   for (const Layer& l : model.layers) {
+    if (l.name().find(wanted) == std::string::npos) continue;
     const Shape x{model.batch, l.channels, l.side, l.side}, w{l.outputs, l.channels / l.groups, l.taps, l.taps},
         y{model.batch, l.outputs, l.out(), l.out()};
     const Attributes plain{
@@ -292,10 +298,7 @@ int run(const Model& model, int threads, double limit) {
         measure(2, [&] { theirs.run(kind); });
         if (theirs_mixed) measure(3, [&] { theirs_mixed->run(kind); });
       }
-      print(std::to_string(l.count) + " of " + std::to_string(l.taps) + "x" + std::to_string(l.taps) + " " + std::to_string(l.channels) +
-                "->" + std::to_string(l.outputs) + (l.groups > 1 ? " in groups" : "") + " /" + std::to_string(l.stride) + ", " +
-                std::to_string(l.side),
-            kKinds[kind], one, best, {ours[kind].efficiency, mixed[kind].efficiency});
+      print(l.name(), kKinds[kind], one, best, {ours[kind].efficiency, mixed[kind].efficiency});
       const double operations = static_cast<double>(l.count) * one;
       planned[0] += operations / ours[kind].efficiency;
       planned[1] += operations / mixed[kind].efficiency;
@@ -314,5 +317,5 @@ int run(const Model& model, int threads, double limit) {
 int main(int argc, char** argv) {
   const auto model = ort_train::kModels.find(argc > 1 ? argv[1] : "resnet18");
   if (model == ort_train::kModels.end()) return std::puts("models: resnet18, resnet50, mobilenet, convnext, unet"), 2;
-  return ort_train::run(model->second, argc > 2 ? std::atoi(argv[2]) : 2, argc > 3 ? std::atof(argv[3]) : 0.2);
+  return ort_train::run(model->second, argc > 2 ? std::atoi(argv[2]) : 2, argc > 3 ? std::atof(argv[3]) : 0.2, argc > 4 ? argv[4] : "");
 }

@@ -15,12 +15,13 @@ ORT_TRAIN_OPS_BEGIN
 namespace attention {
 
 static_assert(gemm::kRows <= kBeyond);
+static_assert(kLanes % (2 * gemm::kTileSide) == 0 && kQueries % (2 * gemm::kTileSide) == 0 && kKeys % (2 * gemm::kTileSide) == 0);
 static_assert(kKeys * sizeof(float) <
               gemm::kPage);  // so columns of scores never meet (gemm::lines_meet), and products need no room for them
 
 // What weights, and the gradients of scores, are as operands of products. Where all others are bfloat16, or become that, and the processor
 // multiplies pairs of these, they are rounded to it, too: such products take half the time.
-inline Element weights_beside(std::initializer_list<Element> others) {
+inline Element rounded_weights(std::initializer_list<Element> others) {
   const bool multiplies = gemm::way_of(Element::bfloat16, Element::bfloat16) != gemm::Way::floats;
   return multiplies && std::all_of(others.begin(), others.end(), is_bfloat16) ? Element::to_bfloat16 : Element::own;
 }
@@ -29,12 +30,13 @@ inline Element weights_beside(std::initializer_list<Element> others) {
 template <typename T> struct Scratch {
   int64_t scores_at = 0, largest_at = 0, sum_at = 0, bias_at = 0;
 
-  // left: of q, dy: of what stands on the left of products; weights: what they are as operands
-  Scratch(const Problem& p, Element left, Element weights, Places& places) {
+  // q, dy: of what stands on the left of q k' and of dy v'; weights: what they are as operands
+  Scratch(const Problem& p, Element q, Element dy, Element weights, Places& places) {
     const int64_t rows = std::min(p.rows, kQueries);
     Product<T> scores{.rows = rows, .columns = kKeys, .depth = p.depth}, values{.rows = rows, .depth = p.width},
         weighted{.rows = rows, .depth = kKeys}, down{.rows = kKeys, .depth = rows};
-    scores.a.element = values.a.element = left;
+    scores.a.element = q;
+    values.a.element = dy;
     weighted.a.element = down.a.element = weights;
     places.take<std::byte>(
         std::max({product_workspace(scores), product_workspace(values), product_workspace(weighted), product_workspace(down)}));
@@ -99,8 +101,8 @@ template <size_t first, size_t bias, int products> double efficiency(const Kerne
     computed += (end - begin) * (p.causal ? std::min(end, p.columns) : p.columns);
   }
   if (computed == 0) return 0;
-  const bool rounds = weights_beside({operand_element(spec, 0), operand_element(spec, first), operand_element(spec, first + 1),
-                                      operand_element(spec, first + 2)}) != Element::own;
+  const bool rounds = rounded_weights({operand_element(spec, 0), operand_element(spec, first), operand_element(spec, first + 1),
+                                       operand_element(spec, first + 2)}) != Element::own;
   const double product = product_of<products>(p), rate = rounds ? gemm::rate_of(Element::bfloat16, Element::bfloat16) : 1;
   return scores_of(p) * (product + kExponential) / (static_cast<double>(computed) * (product / rate + kSlower * kExponential));
 }

@@ -15,7 +15,9 @@ ORT_TRAIN_OPS_BEGIN
 namespace attention {
 
 inline constexpr int64_t kQueries = 128, kKeys = 256;
-inline constexpr int64_t kBeyond = 8;  // rows of a product's tile, at most: where causal, so far behind a row's last column is read
+// Where causal, products read weights so far behind a row's last column at least, which are zeros: rows of a block in vector registers.
+// Those of tile registers have more rows, but begin at multiples of these, as zeros end at a multiple of kLanes.
+inline constexpr int64_t kBeyond = 8;
 
 struct Problem {
   int64_t batch = 0, heads = 0, rows = 0, columns = 0, depth = 0, width = 0;  // B, H, T, S, D, E

@@ -14,8 +14,9 @@
 //
 // The bits of an element depend on the depth and its blocks alone (exec/depth_block.h): each is one chain of fused multiply-adds in
 // ascending order (of pairs: exec/gemm_micro.h, exec/gemm_tiles.h), the blocks in ascending order; in tile registers one chain goes on
-// through all blocks. How C is divided among tiles, tasks and threads, where it lies and which vectors the processor has never shows;
-// whether and how it multiplies pairs does. Nothing is allocated: the workspace is the caller's, one for each thread.
+// through all blocks. How C is divided among tiles, tasks and threads, where it lies and which vectors the processor has never shows (but
+// for a Triangle of numbers that aren't finite: how far behind its diagonal zeros are multiplied is the block's); whether and how it
+// multiplies pairs does. Nothing is allocated: the workspace is the caller's, one for each thread.
 
 #pragma once
 

@@ -142,6 +142,7 @@ __attribute__((always_inline)) inline Compute<T> sum_rows(int64_t n, const Step&
   visit_rows<T, lanes>(n, visit, rows...);
   return join_lanes(sums, [](C a, C b) { return a + b; });
 }
+template <typename T> struct TwoSums { T first, second; };
 // Two sums in one reading: step(first, second, values) adds to both.
 template <typename T, typename Step, typename... Rows>
 __attribute__((always_inline)) inline TwoSums<Compute<T>> sum_rows_twice(int64_t n, const Step& step, const Rows*... rows) {

@@ -75,16 +75,6 @@ template <typename T, typename Of> __attribute__((always_inline)) inline double 
       n, 0.0, [&](double lane, int64_t i) { return lane + of(i); }, [](double a, double b) { return a + b; });
 }
 
-template <typename T> struct TwoSums { T first, second; };
-// Two sums in one reading: step(first, second, i) adds element i to both.
-template <typename T, typename Step> __attribute__((always_inline)) inline TwoSums<Compute<T>> sum_row_twice(int64_t n, const Step& step) {
-  Compute<T> first[kLanes] = {}, second[kLanes] = {};
-  each_in_lanes<T>(
-      n, [&](int l, int64_t i) __attribute__((always_inline)) { step(first[l], second[l], i); });
-  const auto add = [](Compute<T> a, Compute<T> b) { return a + b; };
-  return {join_lanes(first, add), join_lanes(second, add)};
-}
-
 template <typename T> __attribute__((always_inline)) inline Compute<T> max_row(const T* x, int64_t n) {
   const auto larger = [](Compute<T> a, Compute<T> b) { return a > b ? a : b; };
   return fold_row<T>(

@@ -445,6 +445,11 @@ void index_cases(std::vector<OpCase>& cases) {
            .attributes = {{"axis", int64_t{1}}},
            .inputs = {floats({1, 3}, {1, 1, 1}), floats({1, 3}, {2, 3, 5})},
            .expected = {{19, 12, 6}}},  // of x + x y + x y z
+          {.name = "large_products",
+           .op = "CumProdGrad",
+           .attributes = {{"axis", int64_t{1}}},
+           .inputs = {floats({2, 4}, {1, 1, 1, 1, 1, 1, 1, 1}), floats({2, 4}, {1e-30, 1e-30, 1e30, 1e30, 0, 1e-30, 1e30, 1e30})},
+           .expected = {{1e30, 1e30, 1e-30, 1e-30, 1e30, 0, 0, 0}}},
 
           {.name = "elements",
            .op = "Unique",

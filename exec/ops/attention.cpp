@@ -62,8 +62,8 @@ template <typename T> struct Forward {
         k(operand_element(spec, 1)),
         v(operand_element(spec, 2)),
         o(stored_element(spec.outputs[0])),
-        weights(weights_beside({q, k, v})),
-        scratch(p, q, weights, places) {
+        weights(rounded_weights({q, k, v})),
+        scratch(p, q, q, weights, places) {
     if (spec.has(3)) bias = stored_element(spec.inputs[3]);
     if (is_half(o)) sums_at = places.take<T>(std::min(p.rows, kQueries) * p.width);
   }

@@ -75,11 +75,11 @@ template <typename T> struct Backward {
         dq(stored_element(spec.outputs[0])),
         dk(stored_element(spec.outputs[1])),
         dv(stored_element(spec.outputs[2])),
-        weights(weights_beside({dy, q, k, v})),
+        weights(rounded_weights({dy, q, k, v})),
         stored_dy(stored_element(spec.inputs[0])),
         stored_o(stored_element(spec.inputs[4])),
         order(p),
-        scratch(p, q == Element::own ? dy : q, weights, places) {
+        scratch(p, q, dy, weights, places) {
     if (spec.has(6)) bias = stored_element(spec.inputs[6]);
     const int64_t rows = std::min(p.rows, kQueries), keys = std::min(p.columns, kKeys);
     gradients_at = places.take<T>(rows * p.stride);

@@ -49,13 +49,8 @@ constexpr OpDef kClip{
     .traits = {.along = along_elements},
     .standard = 6,
 };
-constexpr Kernel kClipKernel{
-    .types = kFloating,
-    .in_place = {{.output = 0, .input = 0}},
-    .cost = elementwise_cost<2>,
-    .prepare = unary<ClipTo>,
-};
+constexpr Kernel kClipKernel = unary_functor_kernel<ClipTo>(elementwise_cost<2>);
 constexpr OpDef kClipGrad = slope_op("ClipGrad");
-constexpr Kernel kClipGradKernel = slope_kernel(unary_slope<ClipTo>, elementwise_cost<3>);
+constexpr Kernel kClipGradKernel = slope_kernel_of<ClipTo>(elementwise_cost<3>);
 
 ORT_TRAIN_OPS_END

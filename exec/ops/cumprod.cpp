@@ -11,6 +11,7 @@
 
 #include "exec/op_list.h"
 #include "exec/ops/cumulative.h"
+#include "exec/places.h"
 #include "exec/scatter.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -60,9 +61,13 @@ template <typename T> KernelRun cumprod_of(const KernelSpec& spec) {
   };
 }
 
+int64_t sums_of_line(const AxisLines& lines) { return whole_lines(lines.length * int64_t{sizeof(double)}); }
+Workspace cumprod_grad_workspace(const KernelSpec& spec) { return {.each = sums_of_line(AxisLines(spec))}; }
+
 template <typename T> KernelRun cumprod_grad_of(const KernelSpec& spec) {
   return [lines = AxisLines(spec)](const KernelArgs& args) {
-    args.workers().parallel_blocks(lines.count(), per_task(kTaskElements, lines.length), [&](int64_t begin, int64_t end) {
+    args.workers().parallel_blocks(lines.count(), per_task(kTaskElements, lines.length), [&](int64_t begin, int64_t end, int worker) {
+      auto* const sums = reinterpret_cast<double*>(args.workspace + worker * sums_of_line(lines));  // S_i
       for (int64_t line = begin; line < end; ++line) {
         const int64_t base = lines.base(line), step = lines.step(), n = lines.length;
         const T* const dy = args.in<T>(0) + base;
@@ -74,11 +79,11 @@ template <typename T> KernelRun cumprod_grad_of(const KernelSpec& spec) {
           const double next = i + 1 < n ? static_cast<double>(x[(i + 1) * step]) : 0;
           // Exclusive, S_i begins with dy_(i + 1), whose product ends before x_(i + 1).
           sum = (from < n ? static_cast<double>(dy[from * step]) : 0) + next * sum;
-          dx[i * step] = static_cast<T>(sum);
+          sums[i] = sum;
         }
         double before = 1;
         for (int64_t i = 0; i < n; ++i) {
-          dx[i * step] = static_cast<T>(static_cast<double>(dx[i * step]) * before);
+          dx[i * step] = static_cast<T>(sums[i] * before);
           before *= static_cast<double>(x[i * step]);
         }
       }
@@ -119,6 +124,7 @@ constexpr Kernel kCumProdGradKernel{
     .types = kWide,
     .halves_by_float32 = true,
     .cost = comparison_cost,
+    .workspace = cumprod_grad_workspace,
     .prepare = prepare_cumprod_grad,
 };
 

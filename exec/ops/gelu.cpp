@@ -110,6 +110,12 @@ constexpr Kernel kGeluKernel{
 
 // dx = dy * gelu'(x)
 constexpr OpDef kGeluGrad = slope_op("GeluGrad");
-constexpr Kernel kGeluGradKernel = slope_kernel(pick<tanh_form, unary_slope<GeluTanh>, unary_slope<GeluErf>>, cost<15, 13>);
+constexpr Kernel kGeluGradKernel{
+    .types = kFloating,
+    .in_place = kOverEither,
+    .cost = cost<15, 13>,
+    .prepare = pick<tanh_form, unary_slope<GeluTanh>, unary_slope<GeluErf>>,
+    .elements = pick_elements<tanh_form, slope_elements<GeluTanh>, slope_elements<GeluErf>>,
+};
 
 ORT_TRAIN_OPS_END

@@ -31,20 +31,20 @@ std::vector<TensorType> infer_mean_gradient(const InferContext& context) {
 
 // body(plane, worker) for all samples' channels.
 template <typename Body> void for_planes(int64_t planes, const Windows& windows, Workers& workers, const Body& body) {
-  const auto each = static_cast<int64_t>(std::max(1.0, 16384 / windows.work()));
+  const auto each = static_cast<int64_t>(std::max(1.0, 16384 / std::max(1.0, windows.work())));
   workers.parallel_for((planes + each - 1) / each, [&](int64_t task, int worker) {
     for (int64_t plane = task * each; plane < std::min(planes, (task + 1) * each); ++plane) body(plane, worker);
   });
 }
 
-// body(window, element of x) for each tap of each window that reads no padding: taps in order, for each a row of windows at once.
-template <typename Body> void for_taps(const Windows& windows, const Body& row) {
+// visit(first window, first element of x, n): for each tap, upwards, and each row of windows the n windows whose tap reads no padding.
+template <typename Visit> void for_taps(const Windows& windows, const Visit& visit) {
   const auto& [h, w] = windows;
   for (int64_t kh = 0; kh < h.kernel; ++kh) {
     for (int64_t oh = h.first(kh); oh < h.last(kh); ++oh) {
       for (int64_t kw = 0; kw < w.kernel; ++kw) {
         const int64_t first = w.first(kw), last = w.last(kw);
-        if (first < last) row(oh * w.out + first, h.at(oh, kh) * w.in + w.at(first, kw), last - first);
+        if (first < last) visit(oh * w.out + first, h.at(oh, kh) * w.in + w.at(first, kw), last - first);
       }
     }
   }

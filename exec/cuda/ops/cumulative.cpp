@@ -100,14 +100,14 @@ template <typename Op> KernelRun prepare(const KernelSpec& spec) {
   });
 }
 
-// S_i of exec/ops/cumprod.cpp from the last element to the first, kept as the processor keeps it; then, from the first on, times before_i.
+// S_i of exec/ops/cumprod.cpp from the last element to the first; then, from the first on, times before_i.
 template <typename T> struct ProductGradientLines {
   static constexpr int kThreads = 64;
   using Shared = NoShared;
   AxisLines lines;
   const T *dy, *x;
   T* dx;
-  Compute<T>* kept;  // S_i; may be dx itself
+  double* sums;  // S_i
 
   template <class Block> HOST_DEVICE void operator()(Block& block) const {
     block.each([&](int t) {
@@ -119,11 +119,11 @@ template <typename T> struct ProductGradientLines {
         const int64_t from = lines.exclusive ? i + 1 : i;
         const double next = i + 1 < n ? static_cast<double>(load(x[base + (i + 1) * step])) : 0;
         sum = (from < n ? static_cast<double>(load(dy[base + from * step])) : 0) + next * sum;
-        kept[base + i * step] = static_cast<Compute<T>>(sum);
+        sums[base + i * step] = sum;
       }
       double before = 1;
       for (int64_t i = 0; i < n; ++i) {
-        dx[base + i * step] = store<T>(static_cast<Compute<T>>(static_cast<double>(kept[base + i * step]) * before));
+        dx[base + i * step] = store<T>(static_cast<Compute<T>>(sums[base + i * step] * before));
         before *= static_cast<double>(load(x[base + i * step]));
       }
     });
@@ -131,15 +131,14 @@ template <typename T> struct ProductGradientLines {
 };
 
 Workspace gradient_workspace(const KernelSpec& spec) {
-  return {.shared = is_half(spec.outputs[0].dtype) ? element_count(spec.outputs[0].shape) * static_cast<int64_t>(sizeof(float)) : 0};
+  return {.shared = element_count(spec.outputs[0].shape) * static_cast<int64_t>(sizeof(double))};
 }
 
 KernelRun prepare_gradient(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     return [lines = AxisLines(spec)](const KernelArgs& args) {
       using Lines = ProductGradientLines<T>;
-      void* const kept = std::is_same_v<T, Compute<T>> ? args.outputs[0] : static_cast<void*>(args.workspace);
-      launch(Lines{lines, args.in<T>(0), args.in<T>(1), args.out<T>(0), static_cast<Compute<T>*>(kept)},
+      launch(Lines{lines, args.in<T>(0), args.in<T>(1), args.out<T>(0), reinterpret_cast<double*>(args.workspace)},
              (lines.count() + Lines::kThreads - 1) / Lines::kThreads, args);
     };
   });
